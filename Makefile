@@ -1,0 +1,163 @@
+# spdl.h itself needs no building; this builds and runs its tests, examples and benches.
+# There is nothing to configure. `make` runs the tests, `make help` lists the targets.
+#
+#   make test T="ring pool.stop"     only tests with such a part in their name
+#   make test ARGS="--repeat 100"    options of the runner: --list --no-fork --repeat N --seed N
+#   make test CC=clang CFLAGS=-O3    another compiler, other flags
+#   make bench JSON=1                one JSON object per line
+#   make V=1                         shows the commands
+
+CFLAGS = -O1 -g
+CXXFLAGS = -O1 -g
+MODE =
+T = $(SPDL_IN_README)
+ARGS =
+WERROR =
+JSON =
+V =
+
+# The commands of README.md are run by check-readme with SPDL_IN_README set to the few tests that are
+# run there: all of them have been run before.
+
+# What headers, tests, examples and benches have to pass, under gcc and clang.
+WARN = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wundef -Wcast-qual \
+       -Wcast-align -Wvla -Wpointer-arith -Wwrite-strings
+WARN_C = $(WARN) -Wstrict-prototypes -Wmissing-prototypes
+export WARN WARN_C
+
+MODE_FLAGS_asan = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+MODE_FLAGS_tsan = -fsanitize=thread
+MODE_FLAGS_portable = -DSPDL_NO_FUTEX -DSPDL_NO_MEMBARRIER
+MODE_FLAGS = $(MODE_FLAGS_$(MODE))
+
+# One folder for each compiler and mode, so that their objects never mix; the file `flags` in it
+# changes when the flags do, and everything depends on it.
+B = build/$(notdir $(firstword $(CC)))$(MODE:%=-%)
+TEST_FLAGS = -std=gnu11 $(WARN_C) $(WERROR:%=-Werror) $(CFLAGS) $(MODE_FLAGS) -pthread
+# check-cuda has its own; test_ring.c tests both kinds of waits in every mode.
+TESTS = $(filter-out tests/test_cuda.c $(if $(filter portable,$(MODE)),tests/test_ring%),\
+        $(wildcard tests/test_*.c))
+TEST_OBJECTS = $(patsubst tests/%.c,$(B)/%.o,tests/main.c $(TESTS))
+BENCHES = $(patsubst bench/bench_%.c,%,$(wildcard bench/bench_*.c))
+BENCH_FLAGS = -O2
+
+Q = $(if $(V),,@)
+JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS)) # unless told otherwise
+SUB = $(MAKE) --no-print-directory
+
+.PHONY: test
+test: ## build and run the tests (the default)
+	@$(SUB) $(PARALLEL) $(B)/runner
+	@tests/run.sh $(B)/runner $(ARGS) $(T)
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: demo
+demo: build/demo/train_digits ## train a small network on real data, with statistics
+	@build/demo/train_digits
+
+.PHONY: examples
+examples: ## build every example by its own build line, and run it
+	@tests/check_examples.sh
+
+.PHONY: bench
+bench: $(BENCHES:%=bench-%) ## run all benches
+
+.PHONY: bench-ring
+bench-ring: ## the queues
+
+.PHONY: bench-pipeline
+bench-pipeline: ## the engine
+
+.PHONY: asan
+asan: ## the tests under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer
+	@$(SUB) test MODE=asan
+
+.PHONY: tsan
+tsan: ## the tests under ThreadSanitizer
+	@$(SUB) test MODE=tsan
+
+.PHONY: portable
+portable: ## the tests on the waits and barriers of systems that are not Linux
+	@$(SUB) test MODE=portable T="core alloc pool pipeline stats cache npz"
+
+.PHONY: selftest
+selftest: ## does the test runner report what goes wrong?
+	@$(SUB) $(B)/selftest
+	@tests/selftest/run.sh $(B)/selftest
+
+.PHONY: check
+check: ## everything that CI runs, and the sum of it
+	@if [ -n "$$SPDL_IN_README" ]; then $(SUB) test; else tests/check.sh; fi
+
+.PHONY: check-compilers
+check-compilers: ## the tests under gcc and clang, warnings being errors
+	@$(SUB) test CC=gcc WERROR=1
+	@$(SUB) test CC=clang WERROR=1
+
+.PHONY: check-warnings
+check-warnings: ## C11 C17 C++17 C++20, gcc and clang, every mode of the headers
+	@tests/check_warnings.sh
+
+.PHONY: check-headers
+check-headers: ## includes, macros, symbols, linking, licence and version
+	@tests/check_headers.sh
+
+.PHONY: check-docs
+check-docs: ## the five lines above every public function
+	@tests/check_docs.sh
+
+.PHONY: check-readme
+check-readme: ## the commands, the program and the links of README.md
+	@tests/check_readme.sh
+
+.PHONY: check-cuda
+check-cuda: ## spdl_cuda.h against a CUDA toolkit, where there is one
+	@tests/check_cuda.sh
+
+.PHONY: lint
+lint: ## tabs, trailing space, lines over 100 columns, final newlines
+	@tests/check_lint.sh
+
+.PHONY: toc
+toc: ## the sections of the headers, with their lines
+	@awk '/^\/\* >>/ { print FILENAME ":" FNR ": " substr($$2, 3) }' $(wildcard spdl*.h)
+
+.PHONY: clean
+clean: ## remove build/
+	rm -rf build
+
+# Rules ------------------------------------------------------------------------------------------
+
+.PHONY: FORCE
+FORCE:
+
+$(B)/flags: FORCE
+	@mkdir -p $(B)
+	@echo '$(CC) $(TEST_FLAGS)' | cmp -s - $@ || echo '$(CC) $(TEST_FLAGS)' >$@
+
+$(B)/%.o: tests/%.c $(B)/flags
+	$(if $(V),,@echo "  $(CC) $<")
+	$(Q)$(CC) $(TEST_FLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/runner: $(TEST_OBJECTS)
+	$(Q)$(CC) $(CFLAGS) $(MODE_FLAGS) -o $@ $^ $(LDFLAGS) -lpthread -lm
+
+$(B)/selftest: tests/selftest/selftest.c tests/test.h $(B)/flags
+	$(Q)$(CC) $(TEST_FLAGS) -o $@ $< $(LDFLAGS) -lpthread
+
+build/demo/%: examples/%.c $(wildcard examples/*.h) spdl.h
+	@mkdir -p $(@D)
+	$(CC) -O2 -I. $< -o $@ -lpthread -lm
+
+build/bench/%: bench/%.c $(wildcard bench/*.h) spdl.h
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -I. $< -o $@ -lpthread -lm
+
+$(BENCHES:%=bench-%): bench-%: build/bench/bench_%
+	@$< $(JSON:%=--json)
+
+-include $(TEST_OBJECTS:.o=.d)

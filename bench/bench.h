@@ -1,0 +1,344 @@
+/* bench.h - what the benchmarks share: clock, options, medians, interleaved rounds, rows.
+
+   A row compares us with a peer from the same run. Each round runs both, in turns who goes first;
+   what is printed is the median of each side over the rounds, and a ratio that says how many times
+   better we are, whichever way the unit runs. Every run checks the number and the order of its
+   items; a wrong one ends the program with status 1. A missed goal does not: machines differ.
+
+   Options of every benchmark:
+       --json     one JSON object per line (the line about the machine goes to stderr)
+       --quick    about a third of the time
+       --list     the names of the rows
+       TEXT       only the rows with TEXT in their name */
+#ifndef BENCH_H_INCLUDED
+#define BENCH_H_INCLUDED
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+/* The Makefile passes what it compiled with; alone, only this much is known. */
+#ifndef BENCH_FLAGS
+#ifdef __OPTIMIZE__
+#define BENCH_FLAGS "optimised, flags not told"
+#else
+#define BENCH_FLAGS "NOT OPTIMISED"
+#endif
+#endif
+
+#define BENCH_MAX_ROUNDS 64
+#define BENCH_HANG_SECONDS 60
+
+typedef struct bench_options {
+    const char *bench; /* the first field of a JSON row */
+    const char *filter;
+    bool json;
+    bool quick;
+    bool list;
+} bench_options;
+
+/* One line of output. Zero goals are not there. */
+typedef struct bench_row {
+    const char *name;
+    const char *unit;
+    const char *peer_name; /* NULL: no peer */
+    bool more_is_better;
+    double goal;       /* at most this much, or at least when more is better */
+    bool goal_is_zero; /* nothing at all */
+    double goal_ratio; /* at least this much better than the peer */
+} bench_row;
+
+/* One measurement of one side; `arg` describes the case. */
+typedef double (*bench_side_fn)(const void *arg);
+
+static bench_options bench_opt;
+static char bench_now_running[64];
+
+/* ---- clock and load ---- */
+
+static inline uint64_t bench_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static inline void bench_sleep_until(uint64_t ns) {
+    struct timespec t;
+    t.tv_sec = (time_t)(ns / 1000000000u);
+    t.tv_nsec = (long)(ns % 1000000000u);
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) != 0) {
+    }
+}
+
+static inline void bench_sleep_ms(int ms) {
+    bench_sleep_until(bench_ns() + (uint64_t)ms * 1000000u);
+}
+
+static inline double bench_timeval_ns(struct timeval t) {
+    return (double)t.tv_sec * 1e9 + (double)t.tv_usec * 1e3;
+}
+
+/* CPU time of the whole process so far. */
+static inline double bench_cpu_ns(void) {
+    struct rusage use;
+    getrusage(RUSAGE_SELF, &use);
+    return bench_timeval_ns(use.ru_utime) + bench_timeval_ns(use.ru_stime);
+}
+
+/* CPU time the process uses per second while the caller sleeps: 1.0 is one core. */
+static inline double bench_idle_cores(void) {
+    const double cpu = bench_cpu_ns();
+    const uint64_t start = bench_ns();
+    bench_sleep_ms(bench_opt.quick ? 300 : 1000);
+    return (bench_cpu_ns() - cpu) / (double)(bench_ns() - start);
+}
+
+static inline int bench_cores(void) {
+    const long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : (int)n;
+}
+
+static inline void bench_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory");
+#else
+    __asm__ __volatile__("" ::: "memory");
+#endif
+}
+
+/* ---- failing ---- */
+
+static inline void bench_fail(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "bench: row %s: ", bench_now_running);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    exit(1);
+}
+
+#define BENCH_CHECK(what)                                                                          \
+    do {                                                                                           \
+        if (!(what)) bench_fail("%s:%d: %s", __FILE__, __LINE__, #what);                           \
+    } while (0)
+
+/* A hang names its row instead of holding up whoever waits for the table. */
+static inline void bench_on_alarm(int signal_number) {
+    static const char text[] = "bench: no end in sight in row ";
+    ssize_t told = write(2, text, sizeof text - 1);
+    told += write(2, bench_now_running, strlen(bench_now_running));
+    told += write(2, "\n", 1);
+    _exit(told > 0 ? signal_number : 1);
+}
+
+/* ---- numbers ---- */
+
+static inline int bench_compare(const void *a, const void *b) {
+    const double x = *(const double *)a;
+    const double y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorts the values. */
+static inline double bench_quantile(double *values, size_t count, double q) {
+    qsort(values, count, sizeof *values, bench_compare);
+    return values[(size_t)(q * (double)(count - 1) + 0.5)];
+}
+
+static inline double bench_ratio(const bench_row *row, double ours, double peer) {
+    const double least = 1e-3; /* an idle process can measure as exactly nothing */
+    if (ours < least) ours = least;
+    if (peer < least) peer = least;
+    return row->more_is_better ? ours / peer : peer / ours;
+}
+
+/* Enough digits to compare, few enough to read. */
+static inline const char *bench_number(char *buffer, size_t bytes, double value) {
+    const int decimals = value >= 1000 ? 0 : value >= 100 ? 1 : value >= 1 ? 2 : 4;
+    snprintf(buffer, bytes, "%.*f", decimals, value);
+    return buffer;
+}
+
+/* ---- rows ---- */
+
+static inline void bench_goal_text(const bench_row *row, char *buffer, size_t bytes) {
+    const char *sign = row->more_is_better ? ">=" : "<=";
+    buffer[0] = '\0';
+    if (row->goal_is_zero) {
+        snprintf(buffer, bytes, "0 %s", row->unit);
+    } else if (row->goal > 0 && row->goal_ratio > 0) {
+        snprintf(buffer, bytes, "%s %g %s, ratio >= %g", sign, row->goal, row->unit,
+                 row->goal_ratio);
+    } else if (row->goal > 0) {
+        snprintf(buffer, bytes, "%s %g %s", sign, row->goal, row->unit);
+    } else if (row->goal_ratio > 0) {
+        snprintf(buffer, bytes, "ratio >= %g", row->goal_ratio);
+    }
+}
+
+static inline bool bench_goal_met(const bench_row *row, double ours, double ratio) {
+    if (row->goal_is_zero && ours > 0) return false;
+    if (row->goal > 0 && (row->more_is_better ? ours < row->goal : ours > row->goal)) return false;
+    return row->goal_ratio <= 0 || ratio >= row->goal_ratio;
+}
+
+static inline void bench_print_json(const bench_row *row, double ours, double peer,
+                                    const char *goal) {
+    printf("{\"bench\":\"%s\",\"case\":\"%s\",\"ours\":%.6g,\"unit\":\"%s\"", bench_opt.bench,
+           row->name, ours, row->unit);
+    if (row->peer_name != NULL) {
+        printf(",\"peer\":%.6g,\"peer_name\":\"%s\",\"ratio\":%.4g", peer, row->peer_name,
+               bench_ratio(row, ours, peer));
+    }
+    if (goal[0] != '\0') printf(",\"goal\":\"%s\"", goal);
+    puts("}");
+}
+
+static inline void bench_print_table(const bench_row *row, double ours, double peer,
+                                     const char *goal) {
+    char a[32];
+    char b[32];
+    const double ratio = row->peer_name != NULL ? bench_ratio(row, ours, peer) : 0;
+    printf("%-22s %10s %-6s", row->name, bench_number(a, sizeof a, ours), row->unit);
+    if (row->peer_name != NULL) {
+        printf(" %10s %8.2f  %-24s", bench_number(b, sizeof b, peer), ratio, row->peer_name);
+    } else if (goal[0] != '\0') {
+        printf(" %10s %8s  %-24s", "", "", "");
+    }
+    if (goal[0] != '\0') {
+        printf(" %s: %s", goal, bench_goal_met(row, ours, ratio) ? "met" : "MISSED");
+    }
+    putchar('\n');
+}
+
+static inline void bench_print(const bench_row *row, double ours, double peer) {
+    char goal[64];
+    bench_goal_text(row, goal, sizeof goal);
+    if (bench_opt.json) {
+        bench_print_json(row, ours, peer, goal);
+    } else {
+        bench_print_table(row, ours, peer, goal);
+    }
+    fflush(stdout);
+}
+
+/* Whether the row is wanted; arms the alarm for it. */
+static inline bool bench_wanted(const char *name) {
+    if (bench_opt.filter != NULL && strstr(name, bench_opt.filter) == NULL) return false;
+    if (bench_opt.list) {
+        puts(name);
+        return false;
+    }
+    snprintf(bench_now_running, sizeof bench_now_running, "%s", name);
+    alarm(BENCH_HANG_SECONDS);
+    return true;
+}
+
+static inline int bench_rounds(int rounds) {
+    return bench_opt.quick ? (rounds + 2) / 3 : rounds;
+}
+
+/* Runs and prints a row. `peer` is NULL when row->peer_name is. */
+static inline void bench_compare_sides(const bench_row *row, int rounds, bench_side_fn ours,
+                                       const void *ours_arg, bench_side_fn peer,
+                                       const void *peer_arg) {
+    double a[BENCH_MAX_ROUNDS];
+    double b[BENCH_MAX_ROUNDS] = { 0 };
+    int i;
+    rounds = bench_rounds(rounds);
+    for (i = 0; i < rounds; ++i) {
+        if (peer != NULL && i % 2 == 1) b[i] = peer(peer_arg);
+        a[i] = ours(ours_arg);
+        if (peer != NULL && i % 2 == 0) b[i] = peer(peer_arg);
+    }
+    bench_print(row, bench_quantile(a, (size_t)rounds, 0.5),
+                bench_quantile(b, (size_t)rounds, 0.5));
+}
+
+/* Elapsed nanoseconds of a run of `items` items. */
+typedef double (*bench_run_fn)(const void *arg, uint64_t items);
+
+/* How many items a run needs to take target_ms; grows from a short run, so that a slow side costs
+   no more than a fast one. */
+static inline uint64_t bench_calibrate(bench_run_fn run, const void *arg, uint64_t least,
+                                       double target_ms) {
+    const double target = target_ms * 1e6 * (bench_opt.quick ? 0.5 : 1.0);
+    uint64_t items = least;
+    double took = run(arg, items);
+    while (took < target / 8) {
+        items *= 4;
+        took = run(arg, items);
+    }
+    items = (uint64_t)((double)items * target / took);
+    return items < least ? least : items;
+}
+
+/* ---- start ---- */
+
+static inline void bench_cpu_name(char *buffer, size_t bytes) {
+    char line[256];
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    snprintf(buffer, bytes, "unknown CPU");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        const char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || colon == NULL) continue;
+        line[strcspn(line, "\n")] = '\0';
+        snprintf(buffer, bytes, "%.100s", colon + 2);
+        break;
+    }
+    if (file != NULL) fclose(file);
+}
+
+static inline void bench_print_machine(FILE *to) {
+    char cpu[128];
+    double load = 0;
+    bench_cpu_name(cpu, sizeof cpu);
+    if (getloadavg(&load, 1) != 1) load = 0;
+#if defined(__clang__)
+    fprintf(to, "machine: %s, %d cores, load %.1f; clang %s; %s\n", cpu, bench_cores(), load,
+            __clang_version__, BENCH_FLAGS);
+#else
+    fprintf(to, "machine: %s, %d cores, load %.1f; gcc %s; %s\n", cpu, bench_cores(), load,
+            __VERSION__, BENCH_FLAGS);
+#endif
+}
+
+static inline void bench_start(const char *bench, int argc, char **argv) {
+    int i;
+    bench_opt.bench = bench;
+    for (i = 1; i < argc; ++i) {
+        if (strcmp(argv[i], "--json") == 0) {
+            bench_opt.json = true;
+        } else if (strcmp(argv[i], "--quick") == 0) {
+            bench_opt.quick = true;
+        } else if (strcmp(argv[i], "--list") == 0) {
+            bench_opt.list = true;
+        } else if (argv[i][0] == '-') {
+            fprintf(stderr, "usage: bench_%s [--json] [--quick] [--list] [TEXT]\n", bench);
+            exit(2);
+        } else {
+            bench_opt.filter = argv[i];
+        }
+    }
+    signal(SIGALRM, bench_on_alarm);
+    if (bench_opt.list) return;
+    bench_print_machine(bench_opt.json ? stderr : stdout);
+    if (bench_opt.json) return;
+    printf("%-22s %10s %-6s %10s %8s  %-24s %s\n", bench, "ours", "unit", "peer", "ratio",
+           "peer is", "goal");
+    fflush(stdout);
+}
+
+#endif /* BENCH_H_INCLUDED */

@@ -1,0 +1,10 @@
+/* The C++ half of two_units: see a.c. */
+
+#include "b.h"
+
+long sum_of_ints(spdl_pipeline *p) {
+    void *item = nullptr;
+    long sum = 0;
+    while (spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK) sum += *static_cast<int *>(item);
+    return spdl_pipeline_failed(p) ? -1 : sum;
+}

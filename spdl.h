@@ -1,0 +1,6144 @@
+/* spdl.h - v0.1.0 - data loading pipelines in C, one file - SPDX-License-Identifier: MIT
+
+   DO THIS: in exactly one C or C++ file of your program,
+
+       #define SPDL_IMPLEMENTATION
+       #include "spdl.h"
+
+   and in every other file include it without the define. Link with -lpthread. There is nothing
+   else to build. Define SPDL_STATIC as well to keep every function private to that one file.
+
+   THE SMALLEST COMPLETE PROGRAM
+
+       #define SPDL_IMPLEMENTATION
+       #include "spdl.h"
+       #include <stdio.h>
+       #include <stdlib.h>
+
+       SPDL_FN(count, void, int) {
+           if (spdl_sequence(task) == 10) return SPDL_END;
+           *out = (int *)malloc(sizeof(int));
+           **out = (int)spdl_sequence(task);
+           return SPDL_OK;
+       }
+
+       int main(void) {
+           spdl_pipeline *p;
+           spdl_pipeline_desc desc = { 0 };
+           int *n;
+           desc.workers = 2;
+           if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                   SPDL_SOURCE(count, .free_item = free),
+                   SPDL_SINK(3))) != SPDL_OK) return 1;
+           while (spdl_pipeline_next(p, (void **)&n, SPDL_FOREVER) == SPDL_OK) {
+               printf("%d\n", *n);
+               free(n);
+           }
+           spdl_pipeline_destroy(p);
+           return 0;
+       }
+
+   CONTENTS (search for the tag; `make toc` prints them with line numbers)
+       >>config  >>version  >>result  >>error  >>alloc  >>log  >>ring  >>pool  >>pipeline
+       >>stats  >>cache  >>npz  >>cpp                                        declarations
+       >>platform-impl  >>atomics-impl  >>os-impl  >>core-impl  >>ring-impl  >>pool-impl
+       >>pipeline-impl  >>stats-impl  >>cache-impl  >>crc-impl  >>inflate-impl  >>zip-impl
+       >>npz-impl  >>license                                                 implementation
+
+   WORDS
+       item          a void * that moves through the pipeline; NULL is an item like any other
+       stage         a user function with a concurrency
+       edge          the bounded ring between two stages
+       worker        a thread of the pool
+       task          one call of a stage function on one item
+       batch         items grouped by SPDL_BATCH
+       sink          the last edge, read by the trainer
+       trainer       whoever calls spdl_pipeline_next
+       buffer_size   how many finished items may wait on an edge
+       readiness     the share of time an edge had something to take
+       headspace     the gain if loading cost nothing
+
+   THREADS
+       Every doc block says who may call: "any" thread, the "owner" (one thread at a time), the
+       "producer" or the "consumer" of a ring, or "a stage" (inside a stage function). Workers
+       sleep in the kernel when there is nothing to do; nothing polls and no timer runs. Workers
+       block every signal but those a fault raises. A process that forks may use the library in
+       the child only for objects made there: the workers stay behind in the parent.
+
+   MEMORY
+       Allocation happens in create and open calls only, through spdl_allocator, and in two places
+       that say so (batches kept by the trainer, an npz member that is inflated to be described).
+       A running pipeline allocates nothing. An item belongs to the library from the moment a stage
+       hands it out until spdl_pipeline_next hands it to the trainer; see >>pipeline for the rules.
+
+   ERRORS
+       Zero is success, positive results are ordinary outcomes (end, timeout, full, empty, closed),
+       negative ones are errors. Text for an error is in an spdl_error. The library never aborts
+       the program, never uses errno as an interface, and has no global state.
+
+   LIMITS
+       Linux, and POSIX systems with a monotonic condition variable clock (Windows: not yet).
+       32 stages in a pipeline, 64 pipelines on a pool, 256 workers in a pool.
+
+   License (MIT) at the end of the file. */
+
+#ifndef SPDL_H_INCLUDED
+#define SPDL_H_INCLUDED
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ============================================================================================= */
+/* >>config */
+
+#if defined(__GNUC__) || defined(__clang__)
+#define SPDL__UNUSED __attribute__((unused))
+#define SPDL__PRINTF(text, args) __attribute__((format(printf, text, args)))
+#else
+#define SPDL__UNUSED
+#define SPDL__PRINTF(text, args)
+#endif
+
+#ifndef SPDL_API
+#ifdef SPDL_STATIC
+#define SPDL_API SPDL__UNUSED static
+#else
+#define SPDL_API extern
+#endif
+#endif
+
+#ifdef __cplusplus
+#define SPDL__CAST(type, value) static_cast<type>(value)
+#define SPDL__ZERO = {} /* so that C++20 rows, which leave fields out, compile without warnings */
+extern "C" {
+#else
+#define SPDL__CAST(type, value) ((type)(value))
+#define SPDL__ZERO
+#endif
+
+/* Timeouts are in nanoseconds on the monotonic clock: 0 tries once and never waits. */
+#define SPDL_FOREVER ((int64_t)-1)
+#define SPDL_SECONDS(s) ((int64_t)((s) * 1e9))
+
+/* Limits that size plain structs. */
+#define SPDL_MAX_STAGES 32
+#define SPDL_NAME_BYTES 32
+#define SPDL_TEXT_BYTES 512
+
+/* ============================================================================================= */
+/* >>version */
+
+#define SPDL_VERSION_MAJOR 0
+#define SPDL_VERSION_MINOR 1
+#define SPDL_VERSION_PATCH 0
+#define SPDL_VERSION (SPDL_VERSION_MAJOR * 10000 + SPDL_VERSION_MINOR * 100 + SPDL_VERSION_PATCH)
+
+/* The version of the implementation that was linked, as "major.minor.patch".
+   Returns: a string literal.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the library. */
+SPDL_API const char *spdl_version(void);
+
+/* Nanoseconds on the monotonic clock that all timeouts and statistics use.
+   Returns: a time that never goes backwards; the origin is arbitrary.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_time_ns(void);
+
+/* ============================================================================================= */
+/* >>result */
+
+#define SPDL_RESULT_LIST(X)                                                                        \
+    X(SPDL_OK, 0, "ok")                                                                            \
+    X(SPDL_END, 1, "end of data")                                                                  \
+    X(SPDL_SKIP, 2, "item skipped")                                                                \
+    X(SPDL_TIMEOUT, 3, "timed out")                                                                \
+    X(SPDL_FULL, 4, "full")                                                                        \
+    X(SPDL_EMPTY, 5, "empty")                                                                      \
+    X(SPDL_CLOSED, 6, "closed")                                                                    \
+    X(SPDL_E_INVALID, -1, "invalid argument")                                                      \
+    X(SPDL_E_NOMEM, -2, "out of memory")                                                           \
+    X(SPDL_E_THREAD, -3, "a thread could not be created")                                          \
+    X(SPDL_E_TYPE, -4, "the types of two stages do not fit")                                       \
+    X(SPDL_E_STAGE, -5, "a stage function failed")                                                 \
+    X(SPDL_E_IO, -6, "input or output error")                                                      \
+    X(SPDL_E_FORMAT, -7, "malformed data")                                                         \
+    X(SPDL_E_UNSUPPORTED, -8, "not supported")                                                     \
+    X(SPDL_E_NOT_FOUND, -9, "not found")                                                           \
+    X(SPDL_E_CHECKSUM, -10, "checksum mismatch")                                                   \
+    X(SPDL_E_LIMIT, -11, "limit exceeded")
+
+typedef enum spdl_result {
+#define SPDL__ENUM(name, value, text) name = value,
+    SPDL_RESULT_LIST(SPDL__ENUM)
+#undef SPDL__ENUM
+        SPDL__RESULT_INT = 0x7fffffff /* the enum is as wide as an int everywhere */
+} spdl_result;
+
+/* What a result means, in a few words.
+   Returns: a string literal; "unknown result" for a value outside the list.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the library. */
+SPDL_API const char *spdl_result_text(spdl_result result);
+
+/* ============================================================================================= */
+/* >>error */
+
+/* What went wrong and where. `text` is a whole sentence that names the file, array, stage or
+   argument. `stage` is the row of the stage from 0 (the source), or -1; `item` is the number of
+   the item, counted by its source from 0, and means something only when stage >= 0. */
+typedef struct spdl_error {
+    spdl_result result;
+    int stage;
+    uint64_t item;
+    char stage_name[SPDL_NAME_BYTES];
+    char text[SPDL_TEXT_BYTES];
+} spdl_error;
+
+/* ============================================================================================= */
+/* >>alloc */
+
+/* Where memory comes from. Zero means malloc and free; otherwise set both functions. alloc_fn
+   returns NULL when there is none; `align` is a power of two. free_fn gets the size that was asked
+   for. Both are called on the threads that create, open, destroy and close. */
+typedef struct spdl_allocator {
+    void *(*alloc_fn)(size_t bytes, size_t align, void *user);
+    void (*free_fn)(void *memory, size_t bytes, void *user);
+    void *user;
+} spdl_allocator;
+
+/* ============================================================================================= */
+/* >>log */
+
+typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spdl_log_level;
+
+/* Where messages go. Zero means stderr for errors and warnings, nothing for the rest. `text` is one
+   line without a newline. Called from any thread, workers included. */
+typedef struct spdl_logger {
+    void (*log_fn)(spdl_log_level level, const char *text, void *user);
+    void *user;
+} spdl_logger;
+
+/* ============================================================================================= */
+/* >>ring
+   A bounded queue of fixed-size items (a pointer unless told otherwise) that holds exactly
+   `capacity` of them. SPSC: one producer thread and one consumer thread, wait-free. MPMC: any
+   number of each; its try operations never wait, but a thread that stops between claiming a slot
+   and filling it holds back those behind it. Order is first in, first out; for MPMC by claim, so
+   each consumer sees the items of one producer in order. Waits spin a little, yield a little, and
+   then sleep in the kernel. */
+
+typedef enum spdl_ring_mode { SPDL_RING_MPMC, SPDL_RING_SPSC } spdl_ring_mode;
+
+typedef struct spdl_ring_desc {
+    uint64_t capacity;        /* items, at least 1, at most 2^30 */
+    size_t item_bytes;        /* 0: sizeof(void *); at most 4096 */
+    spdl_ring_mode mode;      /* default MPMC */
+    spdl_allocator allocator; /* default malloc */
+} spdl_ring_desc;
+
+typedef struct spdl_ring spdl_ring;
+
+/* Makes a ring.
+   Returns: SPDL_OK, SPDL_E_INVALID (a field out of range), SPDL_E_NOMEM.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the caller destroys *ring; on failure *ring is NULL. */
+SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc);
+
+/* Frees the ring and calls free_item (may be NULL) once with the address of each item left inside.
+   Returns: nothing; NULL is allowed.
+   Threads: owner; no other call on the ring may be running.
+   Blocks:  never.
+   Owns:    items left inside go to free_item. */
+SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, void *user),
+                                void *user);
+
+/* Copies one item of item_bytes from `item` to the tail.
+   Returns: SPDL_OK, SPDL_FULL, SPDL_CLOSED.
+   Threads: MPMC any; SPSC the producer.
+   Blocks:  never.
+   Owns:    the ring has the item after SPDL_OK, the caller otherwise. */
+SPDL_API spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item);
+
+/* Copies one item from the head to `item`.
+   Returns: SPDL_OK, SPDL_EMPTY, SPDL_CLOSED (closed and drained).
+   Threads: MPMC any; SPSC the consumer.
+   Blocks:  never.
+   Owns:    the caller has the item after SPDL_OK. */
+SPDL_API spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item);
+
+/* As spdl_ring_try_push, but waits for room.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED.
+   Threads: MPMC any; SPSC the producer.
+   Blocks:  until there is room, the ring is closed, or timeout_ns has passed.
+   Owns:    the ring has the item after SPDL_OK, the caller otherwise. */
+SPDL_API spdl_result spdl_ring_push(spdl_ring *ring, const void *item, int64_t timeout_ns);
+
+/* As spdl_ring_try_pop, but waits for an item. A timeout takes nothing.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED (closed and drained).
+   Threads: MPMC any; SPSC the consumer.
+   Blocks:  until there is an item, the ring is closed, or timeout_ns has passed.
+   Owns:    the caller has the item after SPDL_OK. */
+SPDL_API spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns);
+
+/* Ends the flow: later pushes return SPDL_CLOSED, pops drain what is inside and then return
+   SPDL_CLOSED, and every waiter wakes. Closing twice is fine. On an SPSC ring a push that runs
+   at the same time on another thread may still be accepted; it is drained or freed like any item.
+   Returns: nothing.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing changes hands. */
+SPDL_API void spdl_ring_close(spdl_ring *ring);
+
+/* Items inside right now; exact when nobody else is pushing or popping.
+   Returns: 0 to capacity.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
+
+/* The capacity the ring was made with.
+   Returns: at least 1.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring);
+
+/* ============================================================================================= */
+/* >>pool
+   A fixed set of worker threads. It runs jobs that are submitted to it, and the stages of the
+   pipelines that are attached to it. */
+
+/* Per-worker state: init stores it, fini gets it back. */
+typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
+typedef void (*spdl_fini_fn)(void *ctx, int worker, void *local);
+
+typedef struct spdl_pool_desc {
+    int workers;            /* 1 to 256 */
+    const char *name;       /* thread names are name-0, name-1, ... (default "spdl") */
+    size_t stack_bytes;     /* 0: the system's default */
+    int queue_size;         /* jobs that may wait, default 256 */
+    spdl_init_fn init;      /* on each worker, before any job */
+    spdl_fini_fn fini;      /* on each worker that ran init */
+    void *ctx;              /* handed to init and fini */
+    spdl_allocator allocator;
+    spdl_logger logger;
+    spdl_error *error;      /* optional: says why create failed */
+} spdl_pool_desc;
+
+typedef struct spdl_pool spdl_pool;
+
+/* A job: `local` is what init stored for this worker. */
+typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
+
+/* Starts the workers and waits until each has run `init`. If one init or one thread fails, all
+   are ended again.
+   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_NOMEM, SPDL_E_THREAD, or what init returned.
+   Threads: any.
+   Blocks:  until every init has returned.
+   Owns:    the caller destroys *pool; on failure *pool is NULL. */
+SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *desc);
+
+/* Stops the pool, runs `fini` on every worker and joins them. Pipelines on the pool must have been
+   destroyed before: else nothing happens but a logged error.
+   Returns: nothing; NULL is allowed.
+   Threads: owner; not a worker of this pool.
+   Blocks:  until the jobs that were accepted have run.
+   Owns:    the pool's memory is freed. */
+SPDL_API void spdl_pool_destroy(spdl_pool *pool);
+
+/* Queues fn(arg). Jobs start in the order of submission.
+   Returns: SPDL_OK, SPDL_TIMEOUT (the queue stayed full), SPDL_CLOSED (after stop), SPDL_E_INVALID.
+   Threads: any; a job that submits should use a timeout of 0, or it may wait for itself.
+   Blocks:  while the queue is full, up to timeout_ns.
+   Owns:    `arg` stays the caller's; a job that was accepted is run exactly once. */
+SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
+                                      int64_t timeout_ns);
+
+/* Waits until every job submitted so far, and every job those submit, has ended.
+   Returns: SPDL_OK, SPDL_TIMEOUT.
+   Threads: any but a worker of this pool.
+   Blocks:  until then, or up to timeout_ns.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns);
+
+/* Accepts no more jobs and waits for those accepted. Pipelines on the pool go on.
+   Returns: SPDL_OK, SPDL_TIMEOUT.
+   Threads: any but a worker of this pool.
+   Blocks:  until the jobs have run, or up to timeout_ns.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns);
+
+/* How many workers the pool has.
+   Returns: at least 1.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API int spdl_pool_workers(const spdl_pool *pool);
+
+/* ============================================================================================= */
+/* >>pipeline
+   A source, stages and a sink, declared as rows of a table and run by a pool: any worker runs any
+   stage, the stage furthest downstream first. A stage is called only when it has an input, is
+   under its concurrency and has room for its output, so no worker ever waits on a full edge.
+
+   Stage functions. SPDL_FN(decode, Path, Image) { ... } defines
+       spdl_result decode(spdl_task *task, Path *in, Image **out)
+   and records the type names, so that a pipeline whose stages do not fit is refused when it is
+   created; void fits anything. A source has void as its input type. The function returns
+       SPDL_OK    with an item in *out (for a stage: *out may be `in`, changed in place)
+       SPDL_SKIP  drops the item
+       SPDL_END   from a source: there is no more
+       negative   this item failed; `return spdl_fail(task, "...")` records why
+
+   Ownership. A stage borrows its input. After the call the library destroys it, exactly once, with
+   the free_item of the stage that made it, unless the stage passed it on (*out == in) or took it
+   with spdl_take. So stage functions never free their input, whatever happens. What
+   spdl_pipeline_next hands out is the trainer's. NULL items are never passed to free_item.
+   Invariant: items of the source = delivered + skipped + failed + freed at stop.
+
+   Groups of tiny items. A worker takes several items at once when the stage has been quick (about
+   10 microseconds of work, 32 items at most); each is still published as soon as it is done. */
+
+typedef struct spdl_task spdl_task;
+typedef spdl_result (*spdl_fn)(spdl_task *task, void *in, void **out);
+
+/* A stage function with what is known about it; made by SPDL_FN. */
+typedef struct spdl_function {
+    spdl_fn call;
+    const char *name;
+    const char *in_type;
+    const char *out_type;
+} spdl_function;
+
+typedef enum spdl_kind {
+    SPDL_KIND_NONE,
+    SPDL_KIND_SOURCE,
+    SPDL_KIND_PIPE,
+    SPDL_KIND_BATCH,
+    SPDL_KIND_SINK
+} spdl_kind;
+
+/* The order in which a stage hands on its results. */
+typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
+
+/* One row. Make rows with SPDL_SOURCE, SPDL_PIPE, SPDL_BATCH and SPDL_SINK; zero is the default. */
+typedef void (*spdl_free_fn)(void *item);
+
+typedef struct spdl_stage {
+    spdl_kind kind SPDL__ZERO;
+    const spdl_function *fn SPDL__ZERO;
+    const char *file SPDL__ZERO;        /* with line: where the row was written */
+    int size SPDL__ZERO;                /* batch: items in a batch */
+    const char *name SPDL__ZERO;        /* default: the name of the function, "batch" or "sink" */
+    void *ctx SPDL__ZERO;               /* spdl_ctx(task) */
+    int concurrency SPDL__ZERO;         /* pipe: calls at the same time, a hard bound; default 1 */
+    int buffer_size SPDL__ZERO;         /* finished items that may wait behind; default 2, sink 3 */
+    spdl_order output_order SPDL__ZERO; /* pipe: default input order */
+    bool drop_last SPDL__ZERO;          /* batch: drop the last one when it is not full */
+    int max_failures SPDL__ZERO;        /* 0: the first one is fatal; n: n are tolerated; -1: any */
+    double max_failure_rate SPDL__ZERO; /* instead: a share in (0,1], judged from 100 calls on */
+    spdl_free_fn free_item SPDL__ZERO;  /* destroys what this stage makes; default: nothing to do */
+    spdl_init_fn init SPDL__ZERO;       /* on each worker, before any call of any stage */
+    spdl_fini_fn fini SPDL__ZERO;       /* on each worker that ran init */
+    int line SPDL__ZERO;
+#ifdef __cplusplus
+    /* For C++ before C++20, which has no designated initialisers:
+       SPDL_PIPE(decode).with_concurrency(4).with_free_item(image_free) */
+#define SPDL__WITH(type, field)                                                                    \
+    spdl_stage with_##field(type value) const {                                                    \
+        spdl_stage copy = *this;                                                                   \
+        copy.field = value;                                                                        \
+        return copy;                                                                               \
+    }
+    SPDL__WITH(const char *, name)
+    SPDL__WITH(void *, ctx)
+    SPDL__WITH(int, concurrency)
+    SPDL__WITH(int, buffer_size)
+    SPDL__WITH(spdl_order, output_order)
+    SPDL__WITH(bool, drop_last)
+    SPDL__WITH(int, max_failures)
+    SPDL__WITH(double, max_failure_rate)
+    SPDL__WITH(spdl_free_fn, free_item)
+    SPDL__WITH(spdl_init_fn, init)
+    SPDL__WITH(spdl_fini_fn, fini)
+#undef SPDL__WITH
+#endif
+} spdl_stage;
+
+/* Items grouped by SPDL_BATCH; the input type of the next stage is spdl_batch. Set items[i] to NULL
+   to take an item out of a batch you borrow. */
+typedef struct spdl_batch {
+    void **items;
+    size_t count;
+    uint64_t sequence; /* number of the batch, from 0 */
+} spdl_batch;
+
+typedef struct spdl_pipeline spdl_pipeline;
+
+typedef struct spdl_pipeline_desc {
+    int workers;              /* threads of its own pool; 0: the thread in next does all the work */
+    spdl_pool *pool;          /* or a pool that is shared; then leave workers 0 */
+    const char *name;         /* names the threads; default "spdl" */
+    spdl_allocator allocator;
+    spdl_logger logger;
+    spdl_error *error;        /* optional: says why create failed */
+} spdl_pipeline_desc;
+
+/* clang-format off */
+#define SPDL_FN(name, In, Out)                                                                     \
+    static spdl_result name(spdl_task *task, In *in, Out **out);                                   \
+    SPDL__UNUSED static spdl_result name##_spdl_call(spdl_task *task, void *in, void **out) {      \
+        Out *made = NULL;                                                                          \
+        const spdl_result result = name(task, SPDL__CAST(In *, in), &made);                        \
+        *out = (void *)(uintptr_t)made;                                                            \
+        return result;                                                                             \
+    }                                                                                              \
+    SPDL__UNUSED static const spdl_function name##_spdl = { name##_spdl_call, #name, #In, #Out };  \
+    static spdl_result name(spdl_task *task SPDL__UNUSED, In *in SPDL__UNUSED,                     \
+                            Out **out SPDL__UNUSED)
+
+/* Rows, as data: SPDL_SOURCE(fn, fields...), SPDL_PIPE(fn, fields...), SPDL_BATCH(size, fields...)
+   and SPDL_SINK(buffer_size), the fields written as .concurrency = 4 and so on. */
+#define SPDL_SOURCE(...) SPDL__FN_ROW(SPDL_KIND_SOURCE, __VA_ARGS__, SPDL__LINE)
+#define SPDL_PIPE(...)   SPDL__FN_ROW(SPDL_KIND_PIPE, __VA_ARGS__, SPDL__LINE)
+#define SPDL_BATCH(...)  SPDL__BATCH_ROW(__VA_ARGS__, SPDL__LINE)
+
+#if !defined(__cplusplus) || __cplusplus >= 202002L
+#define SPDL__LINE .line = __LINE__
+#define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
+    SPDL__STAGE { .kind = kind_, .fn = &fn_##_spdl, .file = __FILE__, __VA_ARGS__ }
+#define SPDL__BATCH_ROW(size_, ...)                                                                \
+    SPDL__STAGE { .kind = SPDL_KIND_BATCH, .file = __FILE__, .size = size_, __VA_ARGS__ }
+#define SPDL_SINK(buffer_size_)                                                                    \
+    SPDL__STAGE { .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,           \
+                  .line = __LINE__ }
+#else
+#define SPDL__LINE __LINE__
+#define SPDL__FN_ROW(kind_, fn_, line_) spdl__row(kind_, &fn_##_spdl, __FILE__, line_, 0, 0)
+#define SPDL__BATCH_ROW(size_, line_)                                                              \
+    spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, line_, size_, 0)
+#define SPDL_SINK(buffer_size_)                                                                    \
+    spdl__row(SPDL_KIND_SINK, NULL, __FILE__, __LINE__, 0, buffer_size_)
+#endif
+
+/* The rows of a pipeline, written in place; SPDL_TABLE(rows) is for an array that has a name. Both
+   stand for the last arguments of spdl_pipeline_create. */
+#ifdef __cplusplus
+#define SPDL__STAGE spdl_stage
+#define SPDL_STAGES(...) { __VA_ARGS__ }
+#else
+#define SPDL__STAGE
+#define SPDL_STAGES(...)                                                                           \
+    (const spdl_stage[]){ __VA_ARGS__ },                                                           \
+        sizeof((const spdl_stage[]){ __VA_ARGS__ }) / sizeof(spdl_stage)
+#endif
+#define SPDL_TABLE(rows) (rows), sizeof(rows) / sizeof((rows)[0])
+/* clang-format on */
+
+/* Checks the rows, allocates everything the pipeline will use, and starts it. The rows are copied;
+   ctx pointers must outlive the pipeline. Whatever is wrong is told in desc->error and to the log,
+   with file and line of the row, the row's number and the field.
+   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_TYPE, SPDL_E_NOMEM, SPDL_E_THREAD.
+   Threads: any.
+   Blocks:  until the workers of its own pool have started.
+   Owns:    the caller destroys *pipeline; on failure *pipeline is NULL. */
+SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
+                                          const spdl_stage *stages, size_t stage_count);
+
+/* Stops the pipeline if it runs, waits for the calls in flight, and frees every item that was not
+   handed out. Batches that were handed out stay valid.
+   Returns: nothing; NULL is allowed.
+   Threads: owner; no other call on the pipeline may be running; not on a worker of its pool.
+   Blocks:  until the stage functions that are running have returned.
+   Owns:    the pipeline and every item still inside are freed. */
+SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
+
+/* Takes the next item out of the sink. A timeout takes nothing and loses nothing. After the last
+   item the end is told by every call: SPDL_END, or the error that ended the pipeline early (items
+   made before it are delivered first), or SPDL_CLOSED after a stop.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, a negative result (see
+            spdl_pipeline_error), SPDL_E_INVALID when another thread is inside.
+   Threads: one at a time (the trainer). Wait-free when an item is ready.
+   Blocks:  until there is an item or the end, or up to timeout_ns. With workers = 0 the stages run
+            inside this call, and the timeout is looked at between their calls.
+   Owns:    the caller has *item after SPDL_OK; otherwise *item is untouched. */
+SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, int64_t timeout_ns);
+
+/* Ends the flow early: no stage function is called again; those running are waited for. Items in
+   the sink can still be taken, then next returns SPDL_CLOSED; all others are freed. Stopping twice,
+   or after the end, is fine. On a worker of the pipeline's pool it does not wait.
+   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions are still running; the stop goes on).
+   Threads: any, also inside a stage.
+   Blocks:  until the stage functions that are running have returned, or up to timeout_ns.
+   Owns:    the library frees the items that are not in the sink. */
+SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
+
+/* Whether a stage has failed more often than it may.
+   Returns: true once the pipeline has failed, for good.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
+
+/* The failure that ended the pipeline: stage, item and text.
+   Returns: never NULL; result is SPDL_OK when there was no failure.
+   Threads: the trainer, after next has returned the failure; any after a stop.
+   Blocks:  never.
+   Owns:    the pipeline; valid until it is destroyed. */
+SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
+
+/* Frees a batch and the items in it that are not NULL, with the free_item of their stage.
+   Returns: nothing; NULL is allowed. Fits free_item.
+   Threads: any.
+   Blocks:  never.
+   Owns:    batch and items are gone. May be called after the pipeline was destroyed. */
+SPDL_API void spdl_batch_free(void *batch);
+
+/* Records why this call fails, as printf would write it.
+   Returns: SPDL_E_STAGE, to be returned by the stage function.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    the text is copied, up to SPDL_TEXT_BYTES. */
+SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3);
+
+/* The ctx of this stage's row.
+   Returns: what the row says.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    the caller of create. */
+SPDL_API void *spdl_ctx(const spdl_task *task);
+
+/* What this stage's init stored for this worker.
+   Returns: NULL when the row has no init.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    the stage; fini frees it. */
+SPDL_API void *spdl_local(const spdl_task *task);
+
+/* The number of this item: in a source the number of items made so far, elsewhere the number its
+   source gave it; behind SPDL_BATCH the number of the batch. From 0.
+   Returns: the number.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_sequence(const spdl_task *task);
+
+/* The worker that runs this call, from 0; 0 with workers = 0.
+   Returns: less than the workers of the pool.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API int spdl_worker(const spdl_task *task);
+
+/* Whether the pipeline is being stopped; a stage function that takes long should return early.
+   Returns: true once it is.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API bool spdl_stopping(const spdl_task *task);
+
+/* Takes the input away from the library: it will not be freed after this call.
+   Returns: nothing.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    the caller has the input (a batch: free it with spdl_batch_free). */
+SPDL_API void spdl_take(spdl_task *task);
+
+/* Ends the pipeline early from inside a stage, as spdl_pipeline_stop does, without waiting.
+   Returns: nothing.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_stop(spdl_task *task);
+
+/* ============================================================================================= */
+/* >>stats
+   Numbers that say which stage is slow. Stage times come from one clock reading per call (per group
+   of calls when they take a few microseconds); percentiles from histograms whose buckets are at
+   most 1/8 wide, so they are within 6.25 %. Edge k lies behind stage k; the last is the sink. */
+
+typedef struct spdl_stage_stats {
+    char name[SPDL_NAME_BYTES];
+    spdl_kind kind;
+    int concurrency;   /* the bound */
+    int in_flight;     /* calls running now */
+    uint64_t tasks;    /* calls that have ended; for a batch row: batches made */
+    uint64_t failures; /* of them, calls that failed; not in the times */
+    uint64_t skips;    /* of them, calls that dropped their item; batch: items of drop_last */
+    uint64_t freed;    /* items this stage had made or taken that a stop or failure freed */
+    uint64_t busy_ns;  /* time spent in calls that did not fail, over all workers */
+    uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns; /* of one call */
+} spdl_stage_stats;
+
+typedef struct spdl_edge_stats {
+    int buffer_size;
+    int depth;              /* items that can be taken now */
+    uint64_t items;         /* items taken so far */
+    uint64_t put_wait_ns;   /* time finished items waited for a place among the buffer_size */
+    uint64_t get_wait_ns;   /* time the reader was idle for want of an item, open waits too */
+    uint64_t empty_ns;      /* time the edge had nothing to take, the open gap too */
+    uint64_t elapsed_ns;    /* from the start to now, or to the end of the edge */
+    double readiness;       /* 1 - empty_ns / elapsed_ns; 0 before any time has passed */
+} spdl_edge_stats;
+
+typedef struct spdl_stats {
+    uint64_t elapsed_ns;    /* from the start to now, or to the end */
+    int workers;
+    int stage_count;        /* rows but the sink: stage[i] feeds edge[i] */
+    uint64_t delivered;     /* items handed to the trainer */
+    uint64_t first_item_ns; /* from the start to the first of them; 0 before */
+    uint64_t wait_ns;       /* time the trainer waited in next, a running wait included */
+    spdl_stage_stats stage[SPDL_MAX_STAGES];
+    spdl_edge_stats edge[SPDL_MAX_STAGES];
+} spdl_stats;
+
+/* Copies the counters as they stand. No count goes backwards from one snapshot to the next.
+   Returns: nothing.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
+
+/* One sentence: who waited for whom, and which stage to look at.
+   Returns: the length of the whole sentence, as snprintf does; buffer holds what fits.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes);
+
+/* The verdict and a table with a line for each stage and the edge behind it, aligned, with units.
+   Returns: the length of the whole text, as snprintf does; buffer holds what fits.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
+
+/* ============================================================================================= */
+/* >>cache
+   An iterator in front of anything with a next function, a pipeline for one. It hands on items from
+   the source, keeps the first num_caches of them, and after return_caches_after items forgets the
+   source and hands out the kept ones, over and over. A trainer that runs on it runs as if loading
+   cost nothing: the difference is the headspace. */
+
+/* Anything that yields items; spdl_pipeline_next is one, behind spdl_pipeline_next_fn. */
+typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
+
+typedef struct spdl_cache_desc {
+    spdl_next_fn next;
+    void *source;
+    uint64_t num_caches;          /* at least 1 */
+    uint64_t return_caches_after; /* default num_caches, and at least that */
+    uint64_t stop_after;          /* end after so many items in all; 0: never */
+    void (*delete_source)(void *source); /* optional: called once, when the source is done with */
+    void (*free_item)(void *item);       /* destroys an item of the source */
+    void *(*copy_item)(const void *item); /* optional: see spdl_cache_next; NULL means no memory */
+    spdl_allocator allocator;
+} spdl_cache_desc;
+
+typedef struct spdl_cache spdl_cache;
+
+/* Makes a caching iterator.
+   Returns: SPDL_OK, SPDL_E_INVALID (no next function, num_caches 0, return_caches_after less than
+            num_caches, stop_after set and less than return_caches_after), SPDL_E_NOMEM.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the caller destroys *cache, and keeps the source unless delete_source is set. */
+SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc *desc);
+
+/* Frees the kept items, and the source when delete_source is set and was not called yet.
+   Returns: nothing; NULL is allowed.
+   Threads: owner.
+   Blocks:  as delete_source does.
+   Owns:    everything the cache held is freed. */
+SPDL_API void spdl_cache_destroy(spdl_cache *cache);
+
+/* The next item. A source that ends before return_caches_after items is replaced by the cache at
+   once; one that ends without an item ends the cache too.
+   Returns: SPDL_OK, SPDL_END (stop_after reached, or an empty source), SPDL_E_NOMEM (copy_item), or
+            what the source returned: a timeout or an error is passed on and can be retried.
+   Threads: owner.
+   Blocks:  as the source does; never once the cache is used.
+   Owns:    without copy_item the item stays the cache's: valid until the next call if it was not
+            kept, until destroy if it was, and must not be changed. With copy_item each item handed
+            out is the caller's own. */
+SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t timeout_ns);
+
+/* Whether items now come from the cache.
+   Returns: true once the source is no longer used.
+   Threads: owner.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API bool spdl_cache_warm(const spdl_cache *cache);
+
+/* spdl_pipeline_next with the type of spdl_cache_desc.next; the source is the spdl_pipeline.
+   Returns: as spdl_pipeline_next.
+   Threads: one at a time.
+   Blocks:  as spdl_pipeline_next.
+   Owns:    as spdl_pipeline_next. */
+SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t timeout_ns);
+
+/* spdl_cache_next with the same type, so that one training loop runs on either.
+   Returns: as spdl_cache_next.
+   Threads: owner.
+   Blocks:  as spdl_cache_next.
+   Owns:    as spdl_cache_next. */
+SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeout_ns);
+
+/* ============================================================================================= */
+/* >>npz
+   Arrays as NumPy writes them: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members, ZIP64).
+   Every length is compared with the bytes that are there before it is used, every product is
+   checked, and every CRC is verified when a member is read. An archive may be read by several
+   threads at the same time. A .npy file is an archive of one array named "arr_0". */
+
+#define SPDL_NPY_MAX_DIMS 64
+
+typedef struct spdl_npy_info {
+    char kind;             /* as NumPy's dtype.kind: b i u f c S U V M m; 'V' if structured */
+    char byte_order;       /* '<', '>', or '|' where it does not matter */
+    bool fortran_order;    /* column-major: the first index varies fastest */
+    bool structured;       /* fields: see descr */
+    int ndim;              /* 0 to SPDL_NPY_MAX_DIMS */
+    uint64_t itemsize;     /* bytes of one element */
+    uint64_t shape[SPDL_NPY_MAX_DIMS];
+    uint64_t count;        /* elements: the product of shape, 1 for ndim 0 */
+    uint64_t bytes;        /* count * itemsize */
+    char descr[256];       /* as in the header, "<f4" or "[('x', '<f4'), ...]"; cut if longer */
+} spdl_npy_info;
+
+typedef struct spdl_npz_desc {
+    uint64_t max_bytes;    /* refuse an array larger than this; default 2^40 */
+    uint64_t max_members;  /* refuse an archive of more; default 2^20 */
+    bool skip_crc;         /* do not verify CRC-32 */
+    spdl_allocator allocator;
+    spdl_error *error;     /* optional: why open failed */
+} spdl_npz_desc;
+
+typedef struct spdl_npz spdl_npz;
+
+/* Opens an .npz or .npy file and reads its directory. desc may be NULL.
+   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_IO, SPDL_E_FORMAT, SPDL_E_UNSUPPORTED, SPDL_E_LIMIT,
+            SPDL_E_NOMEM; desc->error says which file, member and byte.
+   Threads: any.
+   Blocks:  on the file system.
+   Owns:    the caller closes *npz; on failure *npz is NULL. */
+SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
+                                        const spdl_npz_desc *desc);
+
+/* The same from memory, which must stay unchanged until close. `name` is used in messages.
+   Returns: as spdl_npz_open_file, but never SPDL_E_IO.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the caller closes *npz and keeps `data`. */
+SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size_t bytes,
+                                          const char *name, const spdl_npz_desc *desc);
+
+/* Closes the archive. Views of it end.
+   Returns: nothing; NULL is allowed.
+   Threads: owner; no other call on it may be running.
+   Blocks:  never.
+   Owns:    the archive is freed. */
+SPDL_API void spdl_npz_close(spdl_npz *npz);
+
+/* How many arrays there are. Of several with one name only the last is told, as NumPy does.
+   Returns: the number of arrays.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API size_t spdl_npz_count(const spdl_npz *npz);
+
+/* The name of array `index`, without ".npy".
+   Returns: a string, or NULL when there is no such array.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the archive; valid until close. */
+SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index);
+
+/* Finds an array by name, with or without ".npy".
+   Returns: SPDL_OK with *index, SPDL_E_NOT_FOUND.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t *index);
+
+/* Whether array `index` is stored rather than deflated.
+   Returns: true when spdl_npz_view can work.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API bool spdl_npz_stored(const spdl_npz *npz, size_t index);
+
+/* Type, shape and order of array `index`; of a deflated member only the head is inflated.
+   error may be NULL.
+   Returns: SPDL_OK, SPDL_E_NOT_FOUND, SPDL_E_FORMAT, SPDL_E_UNSUPPORTED, SPDL_E_LIMIT,
+            SPDL_E_NOMEM.
+   Threads: any.
+   Blocks:  never (a file was read when it was opened).
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
+                                   spdl_error *error);
+
+/* Copies the data of array `index`, info.bytes of them, to `data` (`bytes` large), as stored: no
+   byte or index order is changed. error may be NULL.
+   Returns: as spdl_npz_info, or SPDL_E_INVALID (the buffer is too small), SPDL_E_CHECKSUM.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the caller has `data`; after a failure its content is undefined. */
+SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data, size_t bytes,
+                                   spdl_error *error);
+
+/* The data of a stored array without a copy. NumPy's own files are not aligned in an .npz: look at
+   *aligned (to 64 bytes) before using it as anything but bytes. The CRC is verified unless skip_crc
+   is set. error may be NULL.
+   Returns: as spdl_npz_read, or SPDL_E_UNSUPPORTED for a deflated array.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the archive; valid until close. */
+SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
+                                   bool *aligned, spdl_error *error);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+/* ============================================================================================= */
+/* >>cpp
+   Thin C++ forms of what C does with compound literals. */
+
+#ifdef __cplusplus
+inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char *file, int line,
+                            int size, int buffer_size) {
+    spdl_stage row = spdl_stage();
+    row.kind = kind;
+    row.fn = fn;
+    row.file = file;
+    row.line = line;
+    row.size = size;
+    row.buffer_size = buffer_size;
+    return row;
+}
+
+/* As the C function, with SPDL_STAGES(...) as the last argument. */
+template <size_t count>
+inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
+                                        const spdl_stage (&stages)[count]) {
+    return spdl_pipeline_create(pipeline, desc, stages, count);
+}
+#endif
+
+#endif /* SPDL_H_INCLUDED */
+
+/* ============================================================================================= */
+/* IMPLEMENTATION                                                                                */
+/* ============================================================================================= */
+
+#if defined(SPDL_IMPLEMENTATION) && !defined(SPDL_IMPLEMENTATION_INCLUDED)
+#define SPDL_IMPLEMENTATION_INCLUDED
+
+/* ============================================================================================= */
+/* >>platform-impl
+   The only section, with >>os-impl, that knows operating systems. Everything here may be defined
+   before the include. SPDL_TEST_POINT(id) marks the places where timing decides, for tests that
+   want to yield or fail there. */
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(_WIN32)
+#error "spdl.h: Windows is not supported yet"
+#endif
+
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#if defined(__linux__) && !defined(SPDL_NO_FUTEX)
+#define SPDL__FUTEX 1
+#else
+#define SPDL__FUTEX 0
+#endif
+
+#if defined(__SANITIZE_THREAD__)
+#define SPDL__TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SPDL__TSAN 1
+#endif
+#endif
+#ifndef SPDL__TSAN
+#define SPDL__TSAN 0
+#endif
+
+#if defined(__linux__) && !defined(SPDL_NO_MEMBARRIER) && !SPDL__TSAN
+#define SPDL__MEMBARRIER 1
+#else
+#define SPDL__MEMBARRIER 0
+#endif
+
+#ifndef SPDL_MALLOC
+#define SPDL_MALLOC(bytes) malloc(bytes)
+#define SPDL_FREE(memory) free(memory)
+#endif
+#ifndef SPDL_PTHREAD_CREATE
+#define SPDL_PTHREAD_CREATE pthread_create
+#endif
+#ifndef SPDL_ASSERT
+#define SPDL_ASSERT(condition) ((void)0)
+#endif
+#ifndef SPDL_TEST_POINT
+#define SPDL_TEST_POINT(id) ((void)0)
+#endif
+
+/* Two lines: the prefetcher of x86 fetches pairs, and arm64 has lines of 128 bytes. */
+#ifndef SPDL_CACHE_LINE
+#define SPDL_CACHE_LINE 128
+#endif
+
+#define SPDL__PRIVATE SPDL__UNUSED static
+
+/* ============================================================================================= */
+/* >>atomics-impl
+   Plain integers behind these helpers: _Atomic does not compile in every C++, and a reader should
+   see at each access what it orders. load = acquire, store = release, add, exchange and cas =
+   acquire and release; relaxed ones say so. `32` is for uint32_t, the others are for uint64_t. */
+
+#define SPDL__ATOMICS(type, suffix)                                                                \
+    SPDL__PRIVATE type spdl__load##suffix(const type *p) {                                         \
+        return __atomic_load_n(p, __ATOMIC_ACQUIRE);                                               \
+    }                                                                                              \
+    SPDL__PRIVATE type spdl__load_relaxed##suffix(const type *p) {                                 \
+        return __atomic_load_n(p, __ATOMIC_RELAXED);                                               \
+    }                                                                                              \
+    SPDL__PRIVATE void spdl__store##suffix(type *p, type value) {                                  \
+        __atomic_store_n(p, value, __ATOMIC_RELEASE);                                              \
+    }                                                                                              \
+    SPDL__PRIVATE void spdl__store_relaxed##suffix(type *p, type value) {                          \
+        __atomic_store_n(p, value, __ATOMIC_RELAXED);                                              \
+    }                                                                                              \
+    SPDL__PRIVATE type spdl__exchange##suffix(type *p, type value) {                               \
+        return __atomic_exchange_n(p, value, __ATOMIC_ACQ_REL);                                    \
+    }                                                                                              \
+    SPDL__PRIVATE type spdl__add##suffix(type *p, type value) {                                    \
+        return __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL);                                     \
+    }                                                                                              \
+    SPDL__PRIVATE type spdl__sub##suffix(type *p, type value) {                                    \
+        return __atomic_fetch_sub(p, value, __ATOMIC_ACQ_REL);                                     \
+    }                                                                                              \
+    SPDL__PRIVATE bool spdl__cas##suffix(type *p, type *expected, type desired) {                  \
+        return __atomic_compare_exchange_n(p, expected, desired, false, __ATOMIC_ACQ_REL,          \
+                                           __ATOMIC_ACQUIRE);                                      \
+    }
+SPDL__ATOMICS(uint32_t, 32)
+SPDL__ATOMICS(uint64_t, )
+#undef SPDL__ATOMICS
+
+SPDL__PRIVATE uint64_t spdl__or(uint64_t *p, uint64_t bits) {
+    return __atomic_fetch_or(p, bits, __ATOMIC_ACQ_REL);
+}
+
+/* Sequentially consistent, for the few places where two threads write one word each and then read
+   the other's. */
+SPDL__PRIVATE uint32_t spdl__load_ordered32(const uint32_t *p) {
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);
+}
+SPDL__PRIVATE void spdl__add_ordered32(uint32_t *p, uint32_t value) {
+    (void)__atomic_fetch_add(p, value, __ATOMIC_SEQ_CST);
+}
+SPDL__PRIVATE void spdl__sub_ordered32(uint32_t *p, uint32_t value) {
+    (void)__atomic_fetch_sub(p, value, __ATOMIC_SEQ_CST);
+}
+SPDL__PRIVATE void spdl__store_ordered32(uint32_t *p, uint32_t value) {
+    __atomic_store_n(p, value, __ATOMIC_SEQ_CST);
+}
+typedef struct spdl__client spdl__client;
+SPDL__PRIVATE const spdl__client *spdl__client_load(const spdl__client *const *p) {
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);
+}
+SPDL__PRIVATE void spdl__client_store(const spdl__client **p, const spdl__client *value) {
+    __atomic_store_n(p, value, __ATOMIC_SEQ_CST);
+}
+
+/* For counters that one thread writes and others read: no read-modify-write is needed. */
+SPDL__PRIVATE void spdl__count(uint64_t *counter, uint64_t more) {
+    spdl__store_relaxed(counter, spdl__load_relaxed(counter) + more);
+}
+
+/* Orders earlier stores before later loads. ThreadSanitizer does not model fences, so under it a
+   read-modify-write does the same work (it is a full barrier on every target TSan runs on). */
+SPDL__PRIVATE void spdl__full_barrier(void) {
+#if SPDL__TSAN
+    uint32_t word = 0;
+    uint32_t *volatile escape = &word;
+    (void)__atomic_fetch_add(escape, 1, __ATOMIC_SEQ_CST);
+#else
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
+SPDL__PRIVATE void spdl__compiler_barrier(void) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+
+SPDL__PRIVATE void spdl__pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
+}
+
+/* ============================================================================================= */
+/* >>os-impl
+   POSIX, with futexes on Linux and a mutex and condition variable per event elsewhere. Windows will
+   be a twin of this section with the same function names. In strict ISO mode glibc hides a few
+   declarations we need; the functions are always there. */
+
+#if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus) &&                     \
+    !defined(_GNU_SOURCE) && !defined(_DEFAULT_SOURCE)
+extern long syscall(long number, ...);
+#ifndef _POSIX_C_SOURCE
+extern int clock_gettime(int clock, struct timespec *now);
+extern int pthread_condattr_setclock(pthread_condattr_t *attributes, int clock);
+#endif
+#endif
+#ifndef CLOCK_MONOTONIC
+#define SPDL__CLOCK 1 /* Linux, in strict ISO mode */
+#else
+#define SPDL__CLOCK CLOCK_MONOTONIC
+#endif
+
+SPDL_API uint64_t spdl_time_ns(void) {
+    struct timespec now;
+    clock_gettime(SPDL__CLOCK, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+#define SPDL__NEVER UINT64_MAX
+
+/* When a wait that starts now has to end. */
+SPDL__PRIVATE uint64_t spdl__deadline(int64_t timeout_ns) {
+    return timeout_ns < 0 ? SPDL__NEVER : spdl_time_ns() + (uint64_t)timeout_ns;
+}
+
+/* Asymmetric barriers. Whoever publishes something does a light barrier and then looks whether
+   somebody sleeps; whoever is about to sleep says so, does a heavy barrier and then looks again.
+   One of the two sees the other. With membarrier(2) the light one costs nothing and the heavy one
+   about a microsecond, which only the sleeper pays. Without it both are full barriers. */
+SPDL__PRIVATE bool spdl__barrier_init(void) {
+#if SPDL__MEMBARRIER
+    const long query = 0, registration = 1 << 4, expedited = 1 << 3;
+    const long commands = syscall(SYS_membarrier, query, 0L, 0L);
+    return commands > 0 && (commands & expedited) != 0 &&
+           syscall(SYS_membarrier, registration, 0L, 0L) == 0;
+#else
+    return false;
+#endif
+}
+
+SPDL__PRIVATE void spdl__barrier_light(bool asymmetric) {
+    if (asymmetric)
+        spdl__compiler_barrier();
+    else
+        spdl__full_barrier();
+}
+
+SPDL__PRIVATE void spdl__barrier_heavy(bool asymmetric) {
+#if SPDL__MEMBARRIER
+    if (asymmetric) {
+        (void)syscall(SYS_membarrier, 1L << 3, 0L, 0L);
+        return;
+    }
+#endif
+    (void)asymmetric;
+    spdl__full_barrier();
+}
+
+/* An event: sleepers wait for `word` to change. Any thread may signal. */
+typedef struct spdl__event {
+    uint32_t word;
+    uint32_t waiters;
+#if !SPDL__FUTEX
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+#endif
+} spdl__event;
+
+#if SPDL__FUTEX
+SPDL__PRIVATE bool spdl__event_init(spdl__event *event) {
+    event->word = event->waiters = 0;
+    return true;
+}
+
+SPDL__PRIVATE void spdl__event_fini(spdl__event *event) { (void)event; }
+
+/* Sleeps while `word` is unchanged. SPDL_OK may be spurious. */
+SPDL__PRIVATE spdl_result spdl__event_sleep(spdl__event *event, uint32_t word, uint64_t deadline) {
+    const long wait_bitset_private = 9 | 128;
+    struct {
+        long seconds, nanoseconds; /* what this system call takes on every Linux */
+    } at;
+    at.seconds = (long)(deadline / 1000000000u);
+    at.nanoseconds = (long)(deadline % 1000000000u);
+    if (syscall(SYS_futex, &event->word, wait_bitset_private, (long)word,
+                deadline == SPDL__NEVER ? NULL : &at, NULL, 0xffffffffL) == 0)
+        return SPDL_OK;
+    return errno == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
+}
+
+SPDL__PRIVATE void spdl__event_wake(spdl__event *event, int count) {
+    const long wake_private = 1 | 128;
+    spdl__add32(&event->word, 1);
+    (void)syscall(SYS_futex, &event->word, wake_private, (long)count, NULL, NULL, 0L);
+}
+#else
+SPDL__PRIVATE bool spdl__event_init(spdl__event *event) {
+    pthread_condattr_t attributes;
+    bool made;
+    event->word = event->waiters = 0;
+    if (pthread_condattr_init(&attributes) != 0) return false;
+#if !defined(__APPLE__)
+    (void)pthread_condattr_setclock(&attributes, SPDL__CLOCK);
+#endif
+    made = pthread_cond_init(&event->changed, &attributes) == 0;
+    pthread_condattr_destroy(&attributes);
+    if (!made) return false;
+    if (pthread_mutex_init(&event->mutex, NULL) == 0) return true;
+    pthread_cond_destroy(&event->changed);
+    return false;
+}
+
+SPDL__PRIVATE void spdl__event_fini(spdl__event *event) {
+    pthread_cond_destroy(&event->changed);
+    pthread_mutex_destroy(&event->mutex);
+}
+
+SPDL__PRIVATE int spdl__event_timedwait(spdl__event *event, uint64_t deadline) {
+    struct timespec at;
+#if defined(__APPLE__) /* no monotonic condition variables, but a relative wait */
+    const uint64_t now = spdl_time_ns();
+    const uint64_t left = deadline > now ? deadline - now : 0;
+    at.tv_sec = (time_t)(left / 1000000000u);
+    at.tv_nsec = (long)(left % 1000000000u);
+    return pthread_cond_timedwait_relative_np(&event->changed, &event->mutex, &at);
+#else
+    at.tv_sec = (time_t)(deadline / 1000000000u);
+    at.tv_nsec = (long)(deadline % 1000000000u);
+    return pthread_cond_timedwait(&event->changed, &event->mutex, &at);
+#endif
+}
+
+SPDL__PRIVATE spdl_result spdl__event_sleep(spdl__event *event, uint32_t word, uint64_t deadline) {
+    int error = 0;
+    pthread_mutex_lock(&event->mutex);
+    while (spdl__load_relaxed32(&event->word) == word && error == 0)
+        error = deadline == SPDL__NEVER ? pthread_cond_wait(&event->changed, &event->mutex)
+                                        : spdl__event_timedwait(event, deadline);
+    if (spdl__load_relaxed32(&event->word) != word) error = 0; /* a wake-up is never lost */
+    pthread_mutex_unlock(&event->mutex);
+    return error == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
+}
+
+SPDL__PRIVATE void spdl__event_wake(spdl__event *event, int count) {
+    pthread_mutex_lock(&event->mutex);
+    spdl__add32(&event->word, 1);
+    pthread_mutex_unlock(&event->mutex);
+    if (count == 1)
+        pthread_cond_signal(&event->changed);
+    else
+        pthread_cond_broadcast(&event->changed);
+}
+#endif
+
+#define SPDL__ALL 0x7fffffff
+
+/* The waiting side of an event count: prepare, look again, then commit or cancel. */
+SPDL__PRIVATE uint32_t spdl__event_prepare(spdl__event *event, bool asymmetric) {
+    const uint32_t word = spdl__load32(&event->word);
+    spdl__add32(&event->waiters, 1);
+    spdl__barrier_heavy(asymmetric);
+    return word;
+}
+
+SPDL__PRIVATE void spdl__event_cancel(spdl__event *event) { spdl__sub32(&event->waiters, 1); }
+
+SPDL__PRIVATE spdl_result spdl__event_commit(spdl__event *event, uint32_t word, uint64_t deadline) {
+    const spdl_result result = spdl__event_sleep(event, word, deadline);
+    spdl__event_cancel(event);
+    return result;
+}
+
+/* The other side: call it after publishing what the waiters wait for. */
+SPDL__PRIVATE void spdl__event_notify(spdl__event *event, bool asymmetric, int count) {
+    spdl__barrier_light(asymmetric);
+    if (spdl__load_relaxed32(&event->waiters) != 0) spdl__event_wake(event, count);
+}
+
+/* Blocks the signals that may be delivered to any thread, so that the program's handlers run on its
+   own threads. Faults stay, and so do profilers and what libc keeps for itself (32 to 34). */
+#if defined(__linux__)
+typedef struct spdl__signals {
+    uint64_t bits[2];
+} spdl__signals;
+
+SPDL__PRIVATE void spdl__signals_swap(const spdl__signals *set, spdl__signals *old) {
+#if defined(__mips__)
+    const long bytes = 16;
+#else
+    const long bytes = 8;
+#endif
+    const long set_mask =
+#if defined(__mips__)
+        3;
+#else
+        2;
+#endif
+    (void)syscall(SYS_rt_sigprocmask, set_mask, set, old, bytes);
+}
+
+SPDL__PRIVATE void spdl__signals_block(spdl__signals *old) {
+    const int keep[] = { 4, 5, 6, 7, 8, 10, 11, 27, 32, 33, 34 }; /* 7, 10: SIGBUS; 27: SIGPROF */
+    spdl__signals set = { { UINT64_MAX, UINT64_MAX } };
+    size_t i;
+    for (i = 0; i < sizeof(keep) / sizeof(keep[0]); ++i)
+        set.bits[0] &= ~((uint64_t)1 << (keep[i] - 1));
+    spdl__signals_swap(&set, old);
+}
+
+SPDL__PRIVATE void spdl__signals_restore(const spdl__signals *old) {
+    spdl__signals_swap(old, NULL);
+}
+#else
+#include <signal.h>
+typedef sigset_t spdl__signals;
+
+SPDL__PRIVATE void spdl__signals_block(spdl__signals *old) {
+    const int keep[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGPROF };
+    sigset_t set;
+    size_t i;
+    sigfillset(&set);
+    for (i = 0; i < sizeof(keep) / sizeof(keep[0]); ++i) sigdelset(&set, keep[i]);
+    pthread_sigmask(SIG_SETMASK, &set, old);
+}
+
+SPDL__PRIVATE void spdl__signals_restore(const spdl__signals *old) {
+    pthread_sigmask(SIG_SETMASK, old, NULL);
+}
+#endif
+
+typedef pthread_t spdl__thread;
+
+SPDL__PRIVATE bool spdl__thread_start(spdl__thread *thread, size_t stack_bytes,
+                                      void *(*entry)(void *), void *arg) {
+    pthread_attr_t attributes;
+    spdl__signals old;
+    int error;
+    if (pthread_attr_init(&attributes) != 0) return false;
+    error = stack_bytes ? pthread_attr_setstacksize(&attributes, stack_bytes) : 0;
+    if (error == 0) {
+        spdl__signals_block(&old);
+        error = SPDL_PTHREAD_CREATE(thread, &attributes, entry, arg);
+        spdl__signals_restore(&old);
+    }
+    pthread_attr_destroy(&attributes);
+    return error == 0;
+}
+
+SPDL__PRIVATE void spdl__thread_join(spdl__thread thread) { pthread_join(thread, NULL); }
+
+/* A number for the calling thread: an integer or a pointer on every POSIX system we know. */
+SPDL__PRIVATE uint64_t spdl__thread_id(void) { return (uint64_t)(uintptr_t)pthread_self(); }
+
+/* Names the calling thread; Linux shows 15 characters. */
+SPDL__PRIVATE void spdl__thread_name(const char *name) {
+#if defined(__linux__)
+    const long pr_set_name = 15;
+    (void)syscall(SYS_prctl, pr_set_name, name, 0L, 0L, 0L);
+#elif defined(__APPLE__)
+    (void)pthread_setname_np(name);
+#else
+    (void)name;
+#endif
+}
+
+SPDL__PRIVATE void spdl__yield(void) { (void)sched_yield(); }
+
+/* ============================================================================================= */
+/* >>core-impl
+   Results, memory, errors and messages. No state of its own. */
+
+#define SPDL__STRING(x) #x
+#define SPDL__EXPAND(x) SPDL__STRING(x)
+
+SPDL_API const char *spdl_version(void) {
+    return SPDL__EXPAND(SPDL_VERSION_MAJOR) "." SPDL__EXPAND(SPDL_VERSION_MINOR) "." SPDL__EXPAND(
+        SPDL_VERSION_PATCH);
+}
+
+SPDL_API const char *spdl_result_text(spdl_result result) {
+    switch ((int)result) {
+#define SPDL__CASE(name, value, text)                                                              \
+    case value: return text;
+        SPDL_RESULT_LIST(SPDL__CASE)
+#undef SPDL__CASE
+    default: return "unknown result";
+    }
+}
+
+SPDL__PRIVATE uint64_t spdl__min(uint64_t a, uint64_t b) { return a < b ? a : b; }
+SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* malloc with an alignment: the start of the block is kept in front of what is handed out. */
+SPDL__PRIVATE void *spdl__default_alloc(size_t bytes, size_t align) {
+    char *block;
+    uintptr_t at;
+    if (bytes > SIZE_MAX - align - sizeof(void *)) return NULL;
+    block = (char *)SPDL_MALLOC(bytes + align + sizeof(void *));
+    if (block == NULL) return NULL;
+    at = ((uintptr_t)block + sizeof(void *) + align - 1) & ~(uintptr_t)(align - 1);
+    memcpy((void *)(at - sizeof(void *)), &block, sizeof(block));
+    return (void *)at;
+}
+
+/* Memory for `bytes`, at least as aligned as a pointer; NULL when there is none. */
+SPDL__PRIVATE void *spdl__alloc(const spdl_allocator *allocator, size_t bytes, size_t align) {
+    if (align < sizeof(void *)) align = sizeof(void *);
+    if (allocator->alloc_fn != NULL) return allocator->alloc_fn(bytes, align, allocator->user);
+    return spdl__default_alloc(bytes, align);
+}
+
+SPDL__PRIVATE void spdl__free(const spdl_allocator *allocator, void *memory, size_t bytes) {
+    void *block;
+    if (memory == NULL) return;
+    if (allocator->free_fn != NULL) {
+        allocator->free_fn(memory, bytes, allocator->user);
+        return;
+    }
+    memcpy(&block, (char *)memory - sizeof(block), sizeof(block));
+    SPDL_FREE(block);
+}
+
+/* `count` zeroed elements; NULL for no memory, and for a product that does not fit. */
+SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t count, size_t bytes,
+                                       size_t align) {
+    void *memory;
+    if (bytes != 0 && count > SIZE_MAX / bytes) return NULL;
+    memory = spdl__alloc(allocator, count * bytes, align);
+    if (memory != NULL) memset(memory, 0, count * bytes);
+    return memory;
+}
+
+SPDL__PRIVATE bool spdl__allocator_valid(const spdl_allocator *allocator) {
+    return (allocator->alloc_fn == NULL) == (allocator->free_fn == NULL);
+}
+
+SPDL__PRIVATE void spdl__error_clear(spdl_error *error) {
+    if (error == NULL) return;
+    memset(error, 0, sizeof(*error));
+    error->stage = -1;
+}
+
+/* Fills in an error that belongs to no stage, and returns its result. error may be NULL. */
+SPDL__PRIVATE spdl_result spdl__error_set(spdl_error *error, spdl_result result, const char *format,
+                                          ...) SPDL__PRINTF(3, 4);
+SPDL__PRIVATE spdl_result spdl__error_set(spdl_error *error, spdl_result result, const char *format,
+                                          ...) {
+    va_list args;
+    if (error == NULL) return result;
+    spdl__error_clear(error);
+    error->result = result;
+    va_start(args, format);
+    (void)vsnprintf(error->text, sizeof(error->text), format, args);
+    va_end(args);
+    return result;
+}
+
+SPDL__PRIVATE void spdl__log(const spdl_logger *logger, spdl_log_level level, const char *text) {
+    if (logger->log_fn != NULL)
+        logger->log_fn(level, text, logger->user);
+    else if (level <= SPDL_LOG_WARN)
+        (void)fprintf(stderr, "%s\n", text);
+}
+
+/* Copies a name, cut to what fits. */
+SPDL__PRIVATE void spdl__name_copy(char name[SPDL_NAME_BYTES], const char *from) {
+    size_t length = strlen(from);
+    if (length >= SPDL_NAME_BYTES) length = SPDL_NAME_BYTES - 1;
+    memcpy(name, from, length);
+    name[length] = '\0';
+}
+
+/* The smallest power of two that is at least `n`. */
+SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
+    uint64_t power = 1;
+    while (power < n) power <<= 1;
+    return power;
+}
+
+/* How long to look for work before sleeping: about a microsecond of spinning, then a few turns for
+   other threads. On more threads than cores the turns are what keeps queues moving. */
+#ifndef SPDL_SPINS
+#define SPDL_SPINS 64
+#endif
+#ifndef SPDL_YIELDS
+#define SPDL_YIELDS 8
+#endif
+
+/* One breath of a wait loop; false when it is time to sleep. */
+SPDL__PRIVATE bool spdl__backoff(int *round) {
+    if (*round >= SPDL_SPINS + SPDL_YIELDS) return false;
+    if ((*round)++ < SPDL_SPINS)
+        spdl__pause();
+    else
+        spdl__yield();
+    return true;
+}
+
+/* ============================================================================================= */
+/* >>ring-impl
+   SPSC: two monotonic indices, each written by one side; the other side keeps a copy and looks at
+   the original only when its copy says full or empty. Slots are a power of two, the limit is the
+   exact capacity.
+
+   MPMC: a slot carries a stamp, and tail, head and stamps count in the same units: an index into
+   the slots plus a lap. A slot may be filled by the push whose tail equals its stamp, and emptied
+   by the pop whose head + 1 equals it. This is exact at any capacity, 1 included. A mark bit in
+   tail closes the ring: the compare-and-swap of every later push fails. (Dmitry Vyukov's bounded
+   queue, with the lap and mark of crossbeam's array channel.)
+
+   Threads: producers touch `tail`, consumers `head`; slots are handed over by their stamp (MPMC) or
+   by the indices (SPSC). The ring owns the bytes in its slots. */
+
+#define SPDL__RING_MAX_CAPACITY ((uint64_t)1 << 30)
+#define SPDL__RING_MAX_ITEM 4096
+
+struct spdl_ring {
+    /* written by create */
+    spdl_ring_mode mode;
+    bool asymmetric;
+    uint64_t capacity;
+    size_t item_bytes;
+    size_t stride;
+    size_t slot_count;
+    unsigned char *slots;
+    uint64_t mark; /* MPMC: the closed bit; index bits are below, lap bits above */
+    spdl_allocator allocator;
+    char pad0[SPDL_CACHE_LINE];
+    /* written by producers */
+    uint64_t tail;
+    char pad1[SPDL_CACHE_LINE];
+    uint64_t head_seen; /* SPSC: the producer's copy of head */
+    char pad2[SPDL_CACHE_LINE];
+    /* written by consumers */
+    uint64_t head;
+    char pad3[SPDL_CACHE_LINE];
+    uint64_t tail_seen; /* SPSC: the consumer's copy of tail */
+    char pad4[SPDL_CACHE_LINE];
+    /* written by whoever is about to sleep, and by close; read by all */
+    uint32_t closed; /* SPSC */
+    spdl__event not_empty;
+    spdl__event not_full;
+    char pad5[SPDL_CACHE_LINE];
+};
+
+SPDL__PRIVATE void spdl__copy_item(void *to, const void *from, size_t bytes) {
+    if (bytes == sizeof(void *))
+        memcpy(to, from, sizeof(void *));
+    else
+        memcpy(to, from, bytes);
+}
+
+SPDL__PRIVATE unsigned char *spdl__ring_slot(const spdl_ring *ring, uint64_t index) {
+    return ring->slots + (size_t)index * ring->stride;
+}
+
+SPDL__PRIVATE spdl_result spdl__spsc_push(spdl_ring *ring, const void *item) {
+    const uint64_t tail = spdl__load_relaxed(&ring->tail);
+    if (spdl__load_relaxed32(&ring->closed)) return SPDL_CLOSED;
+    if (tail - ring->head_seen >= ring->capacity) {
+        /* pairs with the store of head in pop: the slot has been read before it is reused */
+        ring->head_seen = spdl__load(&ring->head);
+        if (tail - ring->head_seen >= ring->capacity) return SPDL_FULL;
+    }
+    spdl__copy_item(spdl__ring_slot(ring, tail & (ring->slot_count - 1)), item, ring->item_bytes);
+    /* pairs with the load of tail in pop: the item is there before its index */
+    spdl__store(&ring->tail, tail + 1);
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__spsc_pop(spdl_ring *ring, void *item) {
+    const uint64_t head = spdl__load_relaxed(&ring->head);
+    if (head == ring->tail_seen) {
+        /* pairs with the store in close: a tail published before closing is seen after it */
+        const bool closed = spdl__load32(&ring->closed) != 0;
+        ring->tail_seen = spdl__load(&ring->tail); /* pairs with the store of tail in push */
+        if (head == ring->tail_seen) return closed ? SPDL_CLOSED : SPDL_EMPTY;
+    }
+    spdl__copy_item(item, spdl__ring_slot(ring, head & (ring->slot_count - 1)), ring->item_bytes);
+    spdl__store(&ring->head, head + 1); /* pairs with the load of head in push */
+    return SPDL_OK;
+}
+
+/* The position after `at`: the next slot, or slot 0 of the next lap. */
+SPDL__PRIVATE uint64_t spdl__mpmc_next(const spdl_ring *ring, uint64_t at) {
+    const uint64_t lap_mask = ~(2 * ring->mark - 1);
+    if ((at & (ring->mark - 1)) + 1 < ring->capacity) return at + 1;
+    return (at & lap_mask) + 2 * ring->mark;
+}
+
+SPDL__PRIVATE spdl_result spdl__mpmc_push(spdl_ring *ring, const void *item) {
+    uint64_t tail = spdl__load_relaxed(&ring->tail);
+    for (;;) {
+        unsigned char *slot;
+        uint64_t stamp;
+        if (tail & ring->mark) return SPDL_CLOSED;
+        slot = spdl__ring_slot(ring, tail & (ring->mark - 1));
+        /* pairs with the store of the stamp in pop: the old item has been read */
+        stamp = spdl__load((uint64_t *)(void *)slot);
+        if (stamp == tail) {
+            /* only a claim: the stamps carry the order. Fails when the ring was closed. */
+            if (spdl__cas(&ring->tail, &tail, spdl__mpmc_next(ring, tail))) {
+                SPDL_TEST_POINT("ring claimed for push");
+                spdl__copy_item(slot + sizeof(uint64_t), item, ring->item_bytes);
+                /* pairs with the load of the stamp in pop: the item is there */
+                spdl__store((uint64_t *)(void *)slot, tail + 1);
+                return SPDL_OK;
+            }
+        } else if ((int64_t)(stamp - tail) < 0) {
+            const uint64_t seen = spdl__load(&ring->tail);
+            if (seen == tail) return SPDL_FULL; /* the slot still holds an item of the last lap */
+            tail = seen;
+        } else {
+            tail = spdl__load_relaxed(&ring->tail); /* another producer was faster */
+        }
+    }
+}
+
+SPDL__PRIVATE spdl_result spdl__mpmc_pop(spdl_ring *ring, void *item) {
+    uint64_t head = spdl__load_relaxed(&ring->head);
+    for (;;) {
+        unsigned char *slot = spdl__ring_slot(ring, head & (ring->mark - 1));
+        /* pairs with the store of the stamp in push: the item is there */
+        const uint64_t stamp = spdl__load((uint64_t *)(void *)slot);
+        if (stamp == head + 1) {
+            if (spdl__cas(&ring->head, &head, spdl__mpmc_next(ring, head))) {
+                const uint64_t lap = 2 * ring->mark;
+                spdl__copy_item(item, slot + sizeof(uint64_t), ring->item_bytes);
+                /* pairs with the load of the stamp in push: free in the next lap */
+                spdl__store((uint64_t *)(void *)slot, head + lap);
+                return SPDL_OK;
+            }
+        } else if ((int64_t)(stamp - head) <= 0) {
+            const uint64_t tail = spdl__load(&ring->tail);
+            const uint64_t seen = spdl__load(&ring->head);
+            if (seen == head)
+                return tail == (head | ring->mark) ? SPDL_CLOSED : SPDL_EMPTY;
+            head = seen;
+        } else {
+            head = spdl__load_relaxed(&ring->head); /* another consumer was faster */
+        }
+    }
+}
+
+/* Whom a finished push wakes: one pop. After a close the pops that sleep wait only for the pushes
+   that were under way, and all of them for the last: so each of those wakes all. */
+SPDL__PRIVATE int spdl__ring_push_wakes(const spdl_ring *ring) {
+    const bool closed = ring->mode == SPDL_RING_MPMC &&
+                        (spdl__load_relaxed(&ring->tail) & ring->mark) != 0;
+    return closed ? SPDL__ALL : 1;
+}
+
+/* Any thread of the right side. Publishing is followed by a look at who sleeps. */
+SPDL_API spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item) {
+    const spdl_result result = ring->mode == SPDL_RING_SPSC ? spdl__spsc_push(ring, item)
+                                                            : spdl__mpmc_push(ring, item);
+    if (result != SPDL_OK) return result;
+    spdl__barrier_light(ring->asymmetric);
+    if (spdl__load_relaxed32(&ring->not_empty.waiters) != 0)
+        spdl__event_wake(&ring->not_empty, spdl__ring_push_wakes(ring));
+    return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
+    const spdl_result result = ring->mode == SPDL_RING_SPSC ? spdl__spsc_pop(ring, item)
+                                                            : spdl__mpmc_pop(ring, item);
+    if (result == SPDL_OK) spdl__event_notify(&ring->not_full, ring->asymmetric, 1);
+    return result;
+}
+
+/* One try of either side: a push when `from` is set, else a pop. */
+SPDL__PRIVATE spdl_result spdl__ring_try(spdl_ring *ring, const void *from, void *to) {
+    return from != NULL ? spdl_ring_try_push(ring, from) : spdl_ring_try_pop(ring, to);
+}
+
+SPDL__PRIVATE bool spdl__ring_must_wait(spdl_result result) {
+    return result == SPDL_FULL || result == SPDL_EMPTY;
+}
+
+/* A wake-up may have come too early: while the push (or pop) in front was still under way, so that
+   the one that was woken found nothing and slept again. So whoever was woken and succeeded wakes
+   the next if there is more. */
+SPDL__PRIVATE void spdl__ring_pass_on(spdl_ring *ring, spdl__event *event) {
+    const uint64_t count = spdl_ring_count(ring);
+    if (event == &ring->not_empty ? count > 0 : count < ring->capacity)
+        spdl__event_notify(event, ring->asymmetric, 1);
+}
+
+/* Spins, yields, then sleeps until a try succeeds. A wake-up that comes with the deadline is still
+   used: the ring is tried once more before giving up. */
+SPDL__PRIVATE spdl_result spdl__ring_wait(spdl_ring *ring, const void *from, void *to,
+                                          int64_t timeout_ns) {
+    spdl__event *event = from != NULL ? &ring->not_full : &ring->not_empty;
+    spdl_result result = spdl__ring_try(ring, from, to);
+    spdl_result slept = SPDL_OK;
+    uint64_t deadline;
+    int round = 0;
+    if (!spdl__ring_must_wait(result)) return result;
+    if (timeout_ns == 0) return SPDL_TIMEOUT;
+    deadline = spdl__deadline(timeout_ns);
+    while (spdl__backoff(&round)) {
+        result = spdl__ring_try(ring, from, to);
+        if (!spdl__ring_must_wait(result)) return result;
+    }
+    while (slept != SPDL_TIMEOUT) {
+        const uint32_t word = spdl__event_prepare(event, ring->asymmetric);
+        result = spdl__ring_try(ring, from, to);
+        if (!spdl__ring_must_wait(result)) {
+            spdl__event_cancel(event);
+            return result;
+        }
+        SPDL_TEST_POINT("ring about to sleep");
+        slept = spdl__event_commit(event, word, deadline);
+        result = spdl__ring_try(ring, from, to);
+        if (result == SPDL_OK) spdl__ring_pass_on(ring, event);
+        if (!spdl__ring_must_wait(result)) return result;
+    }
+    return SPDL_TIMEOUT;
+}
+
+SPDL_API spdl_result spdl_ring_push(spdl_ring *ring, const void *item, int64_t timeout_ns) {
+    return spdl__ring_wait(ring, item, NULL, timeout_ns);
+}
+
+SPDL_API spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns) {
+    return spdl__ring_wait(ring, NULL, item, timeout_ns);
+}
+
+SPDL_API void spdl_ring_close(spdl_ring *ring) {
+    if (ring->mode == SPDL_RING_SPSC)
+        spdl__store32(&ring->closed, 1); /* pairs with the load of closed in pop */
+    else
+        spdl__or(&ring->tail, ring->mark); /* no later push can claim */
+    spdl__event_notify(&ring->not_empty, ring->asymmetric, SPDL__ALL);
+    spdl__event_notify(&ring->not_full, ring->asymmetric, SPDL__ALL);
+}
+
+/* Items between two positions of an MPMC ring. */
+SPDL__PRIVATE uint64_t spdl__mpmc_distance(const spdl_ring *ring, uint64_t head, uint64_t tail) {
+    const uint64_t index = ring->mark - 1, lap = 2 * ring->mark;
+    const uint64_t laps = (tail & ~(lap - 1)) - (head & ~(lap - 1));
+    return laps / lap * ring->capacity + (tail & index) - (head & index);
+}
+
+SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring) {
+    uint64_t head, tail, count;
+    do { /* a head that stood still around the tail makes the pair consistent */
+        head = spdl__load(&ring->head);
+        tail = spdl__load(&ring->tail);
+    } while (head != spdl__load(&ring->head));
+    count = ring->mode == SPDL_RING_SPSC ? tail - head : spdl__mpmc_distance(ring, head, tail);
+    return spdl__min(count, ring->capacity);
+}
+
+SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring) { return ring->capacity; }
+
+SPDL__PRIVATE bool spdl__ring_desc_valid(const spdl_ring_desc *desc) {
+    return desc != NULL && desc->capacity >= 1 && desc->capacity <= SPDL__RING_MAX_CAPACITY &&
+           desc->item_bytes <= SPDL__RING_MAX_ITEM &&
+           (desc->mode == SPDL_RING_MPMC || desc->mode == SPDL_RING_SPSC) &&
+           spdl__allocator_valid(&desc->allocator);
+}
+
+/* Sizes and first stamps; `ring` is zeroed. */
+SPDL__PRIVATE void spdl__ring_shape(spdl_ring *ring, const spdl_ring_desc *desc) {
+    const bool spsc = desc->mode == SPDL_RING_SPSC;
+    ring->mode = desc->mode;
+    ring->asymmetric = spdl__barrier_init();
+    ring->capacity = desc->capacity;
+    ring->allocator = desc->allocator;
+    ring->item_bytes = desc->item_bytes ? desc->item_bytes : sizeof(void *);
+    ring->stride = spsc ? ring->item_bytes
+                        : sizeof(uint64_t) + ((ring->item_bytes + 7) & ~(size_t)7);
+    ring->slot_count = (size_t)(spsc ? spdl__pow2(desc->capacity) : desc->capacity);
+    ring->mark = spdl__pow2(desc->capacity + 1);
+}
+
+SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc) {
+    spdl_ring *made;
+    uint64_t i;
+    if (ring == NULL) return SPDL_E_INVALID;
+    *ring = NULL;
+    if (!spdl__ring_desc_valid(desc)) return SPDL_E_INVALID;
+    made = (spdl_ring *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), SPDL_CACHE_LINE);
+    if (made == NULL) return SPDL_E_NOMEM;
+    spdl__ring_shape(made, desc);
+    made->slots = (unsigned char *)spdl__alloc_zeroed(&desc->allocator, made->slot_count,
+                                                      made->stride, SPDL_CACHE_LINE);
+    if (made->slots == NULL) goto no_slots;
+    if (!spdl__event_init(&made->not_empty)) goto no_event;
+    if (!spdl__event_init(&made->not_full)) goto no_second_event;
+    if (made->mode == SPDL_RING_MPMC)
+        for (i = 0; i < made->capacity; ++i) memcpy(spdl__ring_slot(made, i), &i, sizeof(i));
+    *ring = made;
+    return SPDL_OK;
+no_second_event:
+    spdl__event_fini(&made->not_empty);
+no_event:
+    spdl__free(&desc->allocator, made->slots, made->slot_count * made->stride);
+no_slots:
+    spdl__free(&desc->allocator, made, sizeof(*made));
+    return SPDL_E_NOMEM;
+}
+
+/* Hands what is left to free_item, in order; no other thread is inside any more. */
+SPDL__PRIVATE void spdl__ring_drain(spdl_ring *ring, void (*free_item)(void *, void *),
+                                    void *user) {
+    uint64_t head = ring->head;
+    uint64_t left = spdl_ring_count(ring);
+    for (; left > 0; --left) {
+        if (ring->mode == SPDL_RING_SPSC) {
+            free_item(spdl__ring_slot(ring, head++ & (ring->slot_count - 1)), user);
+        } else {
+            free_item(spdl__ring_slot(ring, head & (ring->mark - 1)) + sizeof(uint64_t), user);
+            head = spdl__mpmc_next(ring, head);
+        }
+    }
+}
+
+SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, void *user),
+                                void *user) {
+    spdl_allocator allocator;
+    if (ring == NULL) return;
+    allocator = ring->allocator;
+    if (free_item != NULL) spdl__ring_drain(ring, free_item, user);
+    spdl__event_fini(&ring->not_full);
+    spdl__event_fini(&ring->not_empty);
+    spdl__free(&allocator, ring->slots, ring->slot_count * ring->stride);
+    spdl__free(&allocator, ring, sizeof(*ring));
+}
+
+/* ============================================================================================= */
+/* >>pool-impl
+   Workers look for something to do: a job, or a step of an attached pipeline ("client"). A worker
+   that finds nothing sleeps on `bell`.
+
+   Who wakes whom. A worker may sleep only after it has said so (`sleepers`), done a heavy barrier
+   and found nothing once more. Whoever makes something runnable, and does not look for work itself
+   next, calls spdl__pool_hint: light barrier, look at `sleepers`, ring the bell. At most one wake
+   is under way at a time: `waking` is set by the one who rings and cleared by every worker that is
+   about to sleep or has stopped sleeping, always before a heavy barrier and another look. So
+   whoever finds `waking` set may rely on a look that is still to come, and a worker that finds work
+   passes the wake on with its own hint before it runs the work. Order of a sleeper: read the bell,
+   announce, clear waking, barrier, look, sleep. (tests/model/park.pml checks this exhaustively.)
+
+   Threads: workers run worker_main; clients come and go from any thread; `slot.users` counts the
+   workers inside a client, and detach waits for it to be 0. The pool owns threads, queue and
+   locals; jobs own their args. */
+
+#define SPDL__MAX_WORKERS 256
+#define SPDL__MAX_CLIENTS 64
+#define SPDL__BURST 256 /* steps in one client before a worker looks at the others */
+
+struct spdl__client {
+    bool (*step)(void *self, int worker);     /* runs one piece of work; false: there is none */
+    bool (*runnable)(void *self, int worker); /* whether step would find some; worker may be -1 */
+    void *self;
+};
+
+typedef struct spdl__client_slot {
+    const spdl__client *client;
+    uint32_t taken; /* from attach until detach has returned */
+    uint32_t users; /* workers inside the client */
+    char pad[SPDL_CACHE_LINE];
+} spdl__client_slot;
+
+typedef struct spdl__job {
+    spdl_job_fn fn;
+    void *arg;
+} spdl__job;
+
+typedef struct spdl__worker {
+    spdl_pool *pool;
+    int index;
+    bool initialised;
+    uint64_t id; /* written by the worker */
+    spdl__thread thread;
+    void *local;
+} spdl__worker;
+
+struct spdl_pool {
+    /* written by create */
+    spdl_pool_desc desc;
+    char name[SPDL_NAME_BYTES];
+    bool asymmetric;
+    spdl__worker *worker;
+    spdl_ring *jobs;
+    /* start-up: written by workers */
+    uint32_t started;
+    uint32_t init_result; /* the first result of init that was not SPDL_OK, as bits */
+    /* jobs accepted and not ended; idle: signalled at 0, by a worker that has started, and when a
+       client is left */
+    uint64_t pending;
+    spdl__event idle;
+    uint32_t quit;
+    char pad0[SPDL_CACHE_LINE];
+    /* read by all; written by those who sleep and those who wake them */
+    uint32_t sleepers;
+    uint32_t waking;
+    spdl__event bell;
+    char pad1[SPDL_CACHE_LINE];
+    uint32_t slots_used; /* slots from here on were never taken */
+    spdl__client_slot slot[SPDL__MAX_CLIENTS];
+};
+
+SPDL__PRIVATE void spdl__client_leave(spdl_pool *pool, spdl__client_slot *slot) {
+    spdl__sub_ordered32(&slot->users, 1);
+    if (spdl__client_load(&slot->client) == NULL) spdl__event_wake(&pool->idle, SPDL__ALL);
+}
+
+/* A worker that enters counts itself first and looks at the client then; detach clears the client
+   first and looks at the count then. All four accesses are sequentially consistent, so one of them
+   sees the other. NULL: there is no client, and nothing to leave. */
+SPDL__PRIVATE const spdl__client *spdl__client_enter(spdl_pool *pool, spdl__client_slot *slot) {
+    const spdl__client *client;
+    if (spdl__client_load(&slot->client) == NULL) return NULL;
+    spdl__add_ordered32(&slot->users, 1);
+    client = spdl__client_load(&slot->client);
+    if (client == NULL) spdl__client_leave(pool, slot);
+    return client;
+}
+
+/* Any thread. Whether a worker would find something now. */
+SPDL__PRIVATE bool spdl__pool_runnable(spdl_pool *pool, int worker) {
+    const uint32_t used = spdl__load32(&pool->slots_used);
+    uint32_t i;
+    if (spdl_ring_count(pool->jobs) > 0) return true;
+    for (i = 0; i < used; ++i) {
+        const spdl__client *client = spdl__client_enter(pool, &pool->slot[i]);
+        const bool found = client != NULL && client->runnable(client->self, worker);
+        if (client != NULL) spdl__client_leave(pool, &pool->slot[i]);
+        if (found) return true;
+    }
+    return false;
+}
+
+SPDL__PRIVATE void spdl__pool_wake_one(spdl_pool *pool) {
+    uint32_t none = 0;
+    if (spdl__cas32(&pool->waking, &none, 1)) spdl__event_wake(&pool->bell, 1);
+}
+
+SPDL__PRIVATE void spdl__pool_wake_all(spdl_pool *pool) {
+    spdl__event_wake(&pool->bell, SPDL__ALL);
+}
+
+/* Whether a wake could be needed: after the caller has published something. */
+SPDL__PRIVATE bool spdl__pool_sleepy(spdl_pool *pool) {
+    spdl__barrier_light(pool->asymmetric);
+    return spdl__load_relaxed32(&pool->sleepers) != 0 && spdl__load_relaxed32(&pool->waking) == 0;
+}
+
+/* Call after making something runnable, unless the same worker looks for work next. */
+SPDL__PRIVATE void spdl__pool_hint(spdl_pool *pool) {
+    if (spdl__pool_sleepy(pool) && spdl__pool_runnable(pool, -1)) spdl__pool_wake_one(pool);
+}
+
+/* Runs one job. */
+SPDL__PRIVATE bool spdl__pool_job(spdl_pool *pool, spdl__worker *worker) {
+    spdl__job job;
+    if (spdl_ring_try_pop(pool->jobs, &job) != SPDL_OK) return false;
+    spdl__pool_hint(pool);
+    job.fn(job.arg, worker->index, worker->local);
+    if (spdl__sub(&pool->pending, 1) == 1) spdl__event_wake(&pool->idle, SPDL__ALL);
+    return true;
+}
+
+/* Works for one client until it has nothing to do, or others should have a turn. */
+SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__client_slot *slot, int worker) {
+    const spdl__client *client = spdl__client_enter(pool, slot);
+    int steps = 0;
+    if (client == NULL) return false;
+    while (steps < SPDL__BURST && client->step(client->self, worker)) ++steps;
+    spdl__client_leave(pool, slot);
+    if (steps == SPDL__BURST) spdl__pool_hint(pool); /* it may have more, and we look elsewhere */
+    return steps > 0;
+}
+
+SPDL__PRIVATE bool spdl__pool_step(spdl_pool *pool, spdl__worker *worker, uint32_t *turn) {
+    const uint32_t used = spdl__load32(&pool->slots_used);
+    uint32_t i;
+    bool found = spdl__pool_job(pool, worker);
+    for (i = 0; i < used; ++i) {
+        const uint32_t at = (*turn + i) % used;
+        if (spdl__pool_visit(pool, &pool->slot[at], worker->index)) found = true;
+    }
+    *turn += 1;
+    return found;
+}
+
+/* Sleeps, unless there is something to do after all. Returns at any wake-up. */
+SPDL__PRIVATE void spdl__pool_sleep(spdl_pool *pool, int worker) {
+    const uint32_t word = spdl__load32(&pool->bell.word);
+    spdl__add32(&pool->sleepers, 1);
+    spdl__store32(&pool->waking, 0);
+    spdl__barrier_heavy(pool->asymmetric);
+    SPDL_TEST_POINT("pool about to sleep");
+    if (!spdl__load32(&pool->quit) && !spdl__pool_runnable(pool, worker))
+        (void)spdl__event_sleep(&pool->bell, word, SPDL__NEVER);
+    spdl__sub32(&pool->sleepers, 1);
+    spdl__store32(&pool->waking, 0);
+    spdl__barrier_heavy(pool->asymmetric);
+}
+
+SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
+    spdl_pool *pool = worker->pool;
+    uint32_t turn = (uint32_t)worker->index;
+    int round = 0;
+    while (!spdl__load32(&pool->quit)) {
+        if (spdl__pool_step(pool, worker, &turn)) {
+            round = 0;
+        } else if (!spdl__backoff(&round)) {
+            spdl__pool_sleep(pool, worker->index);
+            round = 0;
+        }
+    }
+}
+
+SPDL__PRIVATE void spdl__worker_init(spdl__worker *worker) {
+    spdl_pool *pool = worker->pool;
+    spdl_result result = SPDL_OK;
+    if (pool->desc.init != NULL)
+        result = pool->desc.init(pool->desc.ctx, worker->index, &worker->local);
+    worker->initialised = result == SPDL_OK;
+    if (result != SPDL_OK) {
+        uint32_t none = 0;
+        (void)spdl__cas32(&pool->init_result, &none, (uint32_t)(int)result);
+    }
+    spdl__add32(&pool->started, 1);
+    spdl__event_wake(&pool->idle, SPDL__ALL);
+}
+
+SPDL__PRIVATE void *spdl__worker_main(void *arg) {
+    spdl__worker *worker = (spdl__worker *)arg;
+    spdl_pool *pool = worker->pool;
+    char name[SPDL_NAME_BYTES + 16];
+    (void)snprintf(name, sizeof(name), "%.11s-%d", pool->name, worker->index);
+    spdl__thread_name(name);
+    spdl__store(&worker->id, spdl__thread_id());
+    spdl__worker_init(worker);
+    spdl__worker_run(worker);
+    if (worker->initialised && pool->desc.fini != NULL)
+        pool->desc.fini(pool->desc.ctx, worker->index, worker->local);
+    return NULL;
+}
+
+/* Waits on pool->idle until *word is `value`. */
+SPDL__PRIVATE spdl_result spdl__pool_await32(spdl_pool *pool, const uint32_t *word,
+                                             uint32_t value) {
+    for (;;) {
+        const uint32_t ticket = spdl__load32(&pool->idle.word);
+        if (spdl__load_ordered32(word) == value) return SPDL_OK;
+        (void)spdl__event_sleep(&pool->idle, ticket, SPDL__NEVER);
+    }
+}
+
+/* Lets a client's steps be run by the workers. `client` stays the caller's. */
+SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__client *client) {
+    uint32_t i;
+    for (i = 0; i < SPDL__MAX_CLIENTS; ++i) {
+        spdl__client_slot *slot = &pool->slot[i];
+        uint32_t no = 0;
+        uint32_t used = spdl__load32(&pool->slots_used);
+        if (!spdl__cas32(&slot->taken, &no, 1)) continue;
+        while (used < i + 1 && !spdl__cas32(&pool->slots_used, &used, i + 1)) {}
+        spdl__client_store(&slot->client, client);
+        spdl__barrier_light(pool->asymmetric);
+        spdl__pool_wake_all(pool); /* each worker has a look: there may be an init to run */
+        return slot;
+    }
+    return NULL;
+}
+
+/* When it returns no worker is inside the client, nor will be. */
+SPDL__PRIVATE void spdl__pool_detach(spdl_pool *pool, spdl__client_slot *slot) {
+    spdl__client_store(&slot->client, NULL);
+    (void)spdl__pool_await32(pool, &slot->users, 0);
+    spdl__store32(&slot->taken, 0);
+}
+
+SPDL__PRIVATE bool spdl__pool_is_worker(const spdl_pool *pool) {
+    int i;
+    for (i = 0; i < pool->desc.workers; ++i)
+        if (spdl__load(&pool->worker[i].id) == spdl__thread_id()) return true;
+    return false;
+}
+
+SPDL_API int spdl_pool_workers(const spdl_pool *pool) { return pool->desc.workers; }
+
+SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
+                                      int64_t timeout_ns) {
+    spdl_result result;
+    spdl__job job;
+    if (fn == NULL) return SPDL_E_INVALID;
+    job.fn = fn;
+    job.arg = arg;
+    spdl__add(&pool->pending, 1);
+    result = spdl_ring_push(pool->jobs, &job, timeout_ns);
+    if (result == SPDL_OK)
+        spdl__pool_hint(pool);
+    else if (spdl__sub(&pool->pending, 1) == 1)
+        spdl__event_wake(&pool->idle, SPDL__ALL);
+    return result;
+}
+
+SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns) {
+    const uint64_t deadline = spdl__deadline(timeout_ns);
+    spdl_result slept = SPDL_OK;
+    for (;;) {
+        const uint32_t ticket = spdl__load32(&pool->idle.word);
+        if (spdl__load(&pool->pending) == 0) return SPDL_OK;
+        if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
+        slept = spdl__event_sleep(&pool->idle, ticket, deadline);
+    }
+}
+
+SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns) {
+    spdl_ring_close(pool->jobs);
+    return spdl_pool_drain(pool, timeout_ns);
+}
+
+SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
+    if (desc->workers < 1 || desc->workers > SPDL__MAX_WORKERS)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pool: workers is %d, must be 1 to %d", desc->workers,
+                               SPDL__MAX_WORKERS);
+    if (desc->queue_size < 0)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pool: queue_size is %d, must not be negative",
+                               desc->queue_size);
+    if (!spdl__allocator_valid(&desc->allocator))
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pool: set both functions of the allocator or none");
+    return SPDL_OK;
+}
+
+/* Everything but the threads. On failure spdl__pool_release frees what is there. */
+SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
+    spdl_ring_desc jobs;
+    memset(&jobs, 0, sizeof(jobs));
+    jobs.capacity = (uint64_t)(pool->desc.queue_size ? pool->desc.queue_size : 256);
+    jobs.item_bytes = sizeof(spdl__job);
+    jobs.allocator = pool->desc.allocator;
+    pool->asymmetric = spdl__barrier_init();
+    spdl__name_copy(pool->name, pool->desc.name ? pool->desc.name : "spdl");
+    pool->worker = (spdl__worker *)spdl__alloc_zeroed(
+        &pool->desc.allocator, (size_t)pool->desc.workers, sizeof(*pool->worker), sizeof(void *));
+    if (pool->worker == NULL) return SPDL_E_NOMEM;
+    return spdl_ring_create(&pool->jobs, &jobs);
+}
+
+SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
+    const spdl_allocator allocator = pool->desc.allocator;
+    spdl_ring_destroy(pool->jobs, NULL, NULL);
+    spdl__free(&allocator, pool->worker, (size_t)pool->desc.workers * sizeof(*pool->worker));
+    spdl__event_fini(&pool->bell);
+    spdl__event_fini(&pool->idle);
+    spdl__free(&allocator, pool, sizeof(*pool));
+}
+
+/* Ends and joins the first `count` workers. */
+SPDL__PRIVATE void spdl__pool_join(spdl_pool *pool, int count) {
+    int i;
+    spdl__store32(&pool->quit, 1);
+    spdl__barrier_heavy(pool->asymmetric);
+    spdl__pool_wake_all(pool);
+    for (i = 0; i < count; ++i) spdl__thread_join(pool->worker[i].thread);
+}
+
+/* Starts the workers and waits for their init; all or none. */
+SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
+    spdl_result result = SPDL_OK;
+    int count = 0;
+    for (; count < pool->desc.workers && result == SPDL_OK; ++count) {
+        spdl__worker *worker = &pool->worker[count];
+        worker->pool = pool;
+        worker->index = count;
+        if (!spdl__thread_start(&worker->thread, pool->desc.stack_bytes, spdl__worker_main, worker))
+            result = spdl__error_set(pool->desc.error, SPDL_E_THREAD,
+                                     "spdl: pool '%s': thread %d of %d could not be created",
+                                     pool->name, count, pool->desc.workers);
+    }
+    if (result == SPDL_OK) {
+        spdl__pool_await32(pool, &pool->started, (uint32_t)count);
+        result = (spdl_result)(int)spdl__load32(&pool->init_result);
+        if (result != SPDL_OK)
+            spdl__error_set(pool->desc.error, result,
+                            "spdl: pool '%s': init of a worker failed: %s", pool->name,
+                            spdl_result_text(result));
+    } else {
+        --count; /* the one that did not start */
+    }
+    if (result != SPDL_OK) spdl__pool_join(pool, count);
+    return result;
+}
+
+SPDL__PRIVATE spdl_result spdl__pool_new(spdl_pool **pool, const spdl_pool_desc *desc) {
+    spdl_pool *made =
+        (spdl_pool *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), SPDL_CACHE_LINE);
+    spdl_result result = SPDL_E_NOMEM;
+    if (made == NULL) return result;
+    made->desc = *desc;
+    if (!spdl__event_init(&made->idle)) goto no_event;
+    if (!spdl__event_init(&made->bell)) goto no_second_event;
+    result = spdl__pool_build(made);
+    if (result == SPDL_OK) result = spdl__pool_start(made);
+    made->desc.error = NULL; /* the caller's, for this call only */
+    if (result == SPDL_OK)
+        *pool = made;
+    else
+        spdl__pool_release(made);
+    return result;
+no_second_event:
+    spdl__event_fini(&made->idle);
+no_event:
+    spdl__free(&desc->allocator, made, sizeof(*made));
+    return result;
+}
+
+SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *desc) {
+    spdl_result result;
+    if (pool == NULL) return SPDL_E_INVALID;
+    *pool = NULL;
+    if (desc == NULL) return SPDL_E_INVALID;
+    spdl__error_clear(desc->error);
+    result = spdl__pool_check(desc);
+    if (result == SPDL_OK) result = spdl__pool_new(pool, desc);
+    if (result == SPDL_E_NOMEM) spdl__error_set(desc->error, result, "spdl: pool: out of memory");
+    return result;
+}
+
+SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
+    uint32_t i;
+    if (pool == NULL) return;
+    for (i = 0; i < SPDL__MAX_CLIENTS; ++i) {
+        if (!spdl__load32(&pool->slot[i].taken)) continue;
+        spdl__log(&pool->desc.logger, SPDL_LOG_ERROR,
+                  "spdl: spdl_pool_destroy: a pipeline is still on the pool, nothing was done");
+        return;
+    }
+    spdl_pool_stop(pool, SPDL_FOREVER);
+    spdl__pool_join(pool, pool->desc.workers);
+    spdl__pool_release(pool);
+}
+
+/* ============================================================================================= */
+/* >>pipeline-impl
+   Edges. An edge is a ring of slots addressed by tickets, the number of an item on this edge. A
+   slot is ready when its stamp is its ticket + 1. The reader (a stage under its lock, or the
+   trainer) goes through the tickets in order; `head` is the next one. A writer may put a result at
+   any ticket that was reserved for it, so the ring is also the reorder buffer: a stage with input
+   order puts the result of input ticket t at output ticket t, and a dropped item leaves a hole
+   there. With completion order the ticket is taken when the call has ended. Room is reserved before
+   the call, so no result ever waits for room: used tickets - head <= capacity, which is buffer_size
+   and one more for each call the writer may have in flight.
+
+   Stages. A claim (under the stage's lock, a few dozen instructions, never while user code runs)
+   takes ready inputs, reserves room and counts itself in `active`, which is what bounds the
+   concurrency. The calls then run without the lock, each result is put at once, and `active` goes
+   down. When the input has ended and nothing is active the stage finishes: it writes the end of its
+   output. A lock that is taken means "look elsewhere", never "wait".
+
+   Who looks again. After a claim, work may be left over or room may have come free upstream: the
+   worker hints before it runs the calls. After the calls it looks for work itself, downstream
+   first. While it still has calls of its group to run, it hints after each put. The trainer hints
+   after each take. These are all the events that can make a stage runnable.
+
+   Failures. The first failure that exceeds a budget is recorded and cuts the flow: with input order
+   at its ticket, which stays unfilled, so that exactly the items before it are delivered; with
+   completion order behind what was in flight. Stages before the failed one are not looked at again.
+
+   Threads: each field says who writes it. The pipeline owns rows, edges and every item on them. */
+
+#define SPDL__HOLE 0xffu          /* owner of a slot whose item was dropped */
+#define SPDL__CLAIM_MAX 32        /* items in one claim */
+#define SPDL__CLAIM_NS 10000      /* time one claim of tiny items should take */
+#define SPDL__OPEN UINT64_MAX     /* end of an edge that has not ended */
+#define SPDL__MAX_CONCURRENCY 4096
+#define SPDL__MAX_BUFFER (1 << 20)
+#define SPDL__RATE_CALLS 100      /* a failure rate is judged from this many calls on */
+
+typedef struct spdl__slot {
+    uint32_t stamp;  /* low bits of ticket + 1 when ready */
+    uint32_t done;   /* when it was put, in units of 1024 ns */
+    void *item;
+    uint64_t origin; /* sequence << 8 | row of the stage that made it, or SPDL__HOLE */
+} spdl__slot;
+
+typedef struct spdl__edge {
+    /* written by create */
+    spdl__slot *slots;
+    uint64_t mask;
+    uint64_t capacity;
+    uint64_t buffer_size;
+    char pad0[SPDL_CACHE_LINE];
+    /* written by the stage that writes the edge: calls in flight */
+    uint64_t tail;    /* completion order: the next ticket to put */
+    uint64_t refunds; /* completion order: tickets reserved and not used */
+    uint64_t end;     /* one past the last ticket, once it is known */
+    char pad1[SPDL_CACHE_LINE];
+    /* written by the reader */
+    uint64_t head;
+    uint64_t items;       /* taken, holes not counted */
+    uint64_t put_wait_ns;
+    uint64_t ended_ns;    /* when the reader met the end */
+    char pad2[SPDL_CACHE_LINE];
+    /* open gaps: set by the reader, closed by whoever exchanges them for 0 */
+    uint64_t gap_since;   /* nothing to take since then */
+    uint64_t wait_since;  /* and the reader was free to take it */
+    uint64_t empty_ns;
+    uint64_t get_wait_ns;
+    char pad3[SPDL_CACHE_LINE];
+} spdl__edge;
+
+/* Buckets of the histogram: exact below 8, then 8 to each power of two, up to 2^43 ns (2.4 h). */
+#define SPDL__SUB_BITS 3
+#define SPDL__BUCKETS ((44 - SPDL__SUB_BITS) << SPDL__SUB_BITS)
+
+/* What one worker counted for one stage: one writer, read by snapshots. */
+typedef struct spdl__counters {
+    uint64_t tasks, failures, skips, freed;
+    uint64_t timed_ns; /* of the calls in the histogram */
+    uint64_t max_ns;
+    uint64_t bucket[SPDL__BUCKETS];
+    char pad[SPDL_CACHE_LINE];
+} spdl__counters;
+
+typedef struct spdl__batch_pool spdl__batch_pool;
+typedef struct spdl__batch spdl__batch;
+
+typedef struct spdl__node {
+    /* written by create */
+    spdl_stage row;
+    int index;
+    char name[SPDL_NAME_BYTES];
+    bool ordered;
+    spdl__edge *in; /* NULL for the source */
+    spdl__edge out;
+    spdl__counters *counters; /* one per worker, and one for the owner's thread */
+    spdl__batch_pool *batches;
+    char pad0[SPDL_CACHE_LINE];
+    uint32_t lock; /* a claim, or a step of a batch row, is under way */
+    /* written under the lock */
+    uint64_t reserved; /* completion order: tickets promised */
+    uint32_t finished;
+    spdl__batch *open_batch;
+    char pad1[SPDL_CACHE_LINE];
+    /* written by calls that end */
+    uint32_t active; /* claims whose calls are running; goes up under the lock */
+    uint32_t failed; /* over its budget: no more claims */
+    uint32_t ended;  /* source: SPDL_END was returned */
+    uint64_t made;   /* source and batch: items made so far, also the next ticket */
+    uint64_t cut;    /* input order: the ticket of the failure that ended the pipeline */
+    uint64_t calls;  /* for max_failure_rate */
+    uint64_t failures;
+    uint64_t item_ns; /* moving average of a call */
+    char pad2[SPDL_CACHE_LINE];
+} spdl__node;
+
+struct spdl_pipeline {
+    /* written by create */
+    spdl_allocator allocator;
+    spdl_logger logger;
+    spdl_pool *pool; /* NULL with workers = 0 */
+    bool own_pool;
+    bool asymmetric;
+    bool has_hooks; /* some row has init or fini */
+    int workers;    /* at least 1: the caller's thread counts as worker 0 when there is no pool */
+    int count;      /* rows but the sink */
+    spdl__node *node;
+    spdl__edge *sink;
+    spdl__client client;
+    spdl__client_slot *client_slot;
+    uint64_t start_ns;
+    void **local;          /* [worker * count + row] */
+    uint8_t *inits;        /* [worker]: 0 to come; 1 + rows whose init has succeeded */
+    char pad0[SPDL_CACHE_LINE];
+    /* control: written rarely, by any thread */
+    uint32_t stopping;
+    uint32_t leaving;      /* destroy asks the workers to run fini */
+    uint32_t left;         /* workers that have */
+    uint32_t joined;       /* workers that ran every init */
+    uint32_t open;         /* all of them did: calls may begin */
+    uint32_t failed;
+    uint32_t first_live;   /* rows before this one are not looked at any more */
+    uint32_t error_lock;
+    spdl_error error;
+    uint32_t purge_lock;
+    spdl__event quiet;     /* a call has ended while stopping, or a worker has left */
+    char pad1[SPDL_CACHE_LINE];
+    /* the trainer */
+    uint32_t trainer_inside;
+    uint64_t trainer;      /* with workers = 0: the thread that is inside next, or 0 */
+    bool told_closed;
+    uint64_t delivered;
+    uint64_t first_item_ns;
+    uint64_t ended_ns;
+    uint64_t wait_since;   /* 0, or when the wait in next began */
+    uint64_t wait_ns;
+    spdl__event fed;       /* the sink got what the trainer waits for, or an end */
+    char pad2[SPDL_CACHE_LINE];
+};
+
+/* One call, or a group of calls, of a stage on a worker. */
+struct spdl_task {
+    spdl_pipeline *pipeline;
+    spdl__node *node;
+    int worker;
+    bool taken;
+    uint64_t sequence;
+    char text[SPDL_TEXT_BYTES];
+};
+
+/* --- edges --- */
+
+SPDL__PRIVATE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket) {
+    return &edge->slots[ticket & edge->mask];
+}
+
+/* The acquire pairs with the release in edge_put: the item is there. */
+SPDL__PRIVATE bool spdl__edge_ready(const spdl__edge *edge, uint64_t ticket) {
+    return spdl__load32(&spdl__edge_slot(edge, ticket)->stamp) == (uint32_t)(ticket + 1);
+}
+
+SPDL__PRIVATE uint64_t spdl__origin(uint64_t sequence, unsigned owner) {
+    return sequence << 8 | owner;
+}
+
+SPDL__PRIVATE unsigned spdl__owner(uint64_t origin) { return (unsigned)(origin & 0xff); }
+
+SPDL__PRIVATE uint32_t spdl__ticks(uint64_t ns) { return (uint32_t)(ns >> 10); }
+
+/* Ends an open gap, if it is still open, and adds its length to *sum. */
+SPDL__PRIVATE void spdl__gap_close(uint64_t *since, uint64_t *sum, uint64_t now) {
+    const uint64_t opened = spdl__exchange(since, 0);
+    if (opened != 0 && now > opened) spdl__add(sum, now - opened);
+}
+
+SPDL__PRIVATE void spdl__edge_gap_close(spdl__edge *edge, uint64_t now) {
+    spdl__gap_close(&edge->gap_since, &edge->empty_ns, now);
+    spdl__gap_close(&edge->wait_since, &edge->get_wait_ns, now);
+}
+
+/* Writers. The ticket was reserved, so the slot is free. */
+SPDL__PRIVATE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item, uint64_t origin,
+                                  uint64_t now) {
+    spdl__slot *slot = spdl__edge_slot(edge, ticket);
+    slot->item = item;
+    slot->origin = origin;
+    slot->done = spdl__ticks(now);
+    /* pairs with edge_ready: item, origin and time are there before the stamp */
+    spdl__store32(&slot->stamp, (uint32_t)(ticket + 1));
+    if (spdl__load_relaxed(&edge->gap_since) != 0 && spdl__load_relaxed(&edge->head) == ticket)
+        spdl__edge_gap_close(edge, now);
+}
+
+/* The reader: how long the items that enter the buffer now, because those before `head` have left
+   it, had waited for that. */
+SPDL__PRIVATE void spdl__edge_put_waits(spdl__edge *edge, uint64_t head, uint64_t now) {
+    uint64_t ticket, waited = 0;
+    for (ticket = edge->head + edge->buffer_size; ticket < head + edge->buffer_size; ++ticket) {
+        int32_t ticks;
+        if (!spdl__edge_ready(edge, ticket)) break;
+        ticks = (int32_t)(spdl__ticks(now) - spdl__edge_slot(edge, ticket)->done);
+        if (ticks > 0) waited += (uint64_t)ticks << 10;
+    }
+    if (waited) spdl__count(&edge->put_wait_ns, waited);
+}
+
+/* The reader: everything before `head` has been read. */
+SPDL__PRIVATE void spdl__edge_advance(spdl__edge *edge, uint64_t head, uint64_t items,
+                                      uint64_t now) {
+    if (spdl__load_relaxed(&edge->gap_since) != 0) spdl__edge_gap_close(edge, now);
+    spdl__edge_put_waits(edge, head, now);
+    spdl__count(&edge->items, items);
+    /* pairs with the load in node_room: the slots have been read before they are reused */
+    spdl__store(&edge->head, head);
+    if (spdl__edge_ready(edge, head)) return;
+    spdl__store_relaxed(&edge->gap_since, now);
+    if (spdl__edge_ready(edge, head)) spdl__exchange(&edge->gap_since, 0); /* put just then */
+}
+
+/* The reader has become free, or not: from now on an empty edge is a wait. */
+SPDL__PRIVATE void spdl__edge_hungry(spdl__edge *edge, uint64_t now) {
+    if (spdl__load_relaxed(&edge->gap_since) == 0) return;
+    if (spdl__load_relaxed(&edge->wait_since) != 0) return;
+    spdl__store_relaxed(&edge->wait_since, now);
+    if (spdl__load_relaxed(&edge->gap_since) == 0) spdl__exchange(&edge->wait_since, 0);
+}
+
+/* The reader has met the end. */
+SPDL__PRIVATE void spdl__edge_ended(spdl__edge *edge, uint64_t now) {
+    if (edge->ended_ns != 0) return;
+    spdl__edge_gap_close(edge, now);
+    spdl__store_relaxed(&edge->ended_ns, now);
+}
+
+/* --- batches --- */
+
+/* Batches are made with the pipeline and come back to its pool; a trainer that keeps many makes the
+   pool grow. The pool lives until the pipeline and every batch are gone. */
+struct spdl__batch_pool {
+    spdl_allocator allocator;
+    size_t size;
+    spdl_ring *spare;
+    uint64_t references; /* the pipeline, and every batch outside of `spare` */
+    int owners;
+    spdl_free_fn free_item[SPDL_MAX_STAGES];
+};
+
+struct spdl__batch {
+    spdl_batch shown; /* first: what users see */
+    spdl__batch_pool *pool;
+    uint8_t *owner;   /* row of the stage that made each item */
+};
+
+SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
+    return sizeof(spdl__batch) + pool->size * (sizeof(void *) + 1);
+}
+
+SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
+    spdl__batch *batch =
+        (spdl__batch *)spdl__alloc(&pool->allocator, spdl__batch_bytes(pool), sizeof(void *));
+    if (batch == NULL) return NULL;
+    batch->pool = pool;
+    batch->shown.items = (void **)(void *)(batch + 1);
+    batch->owner = (uint8_t *)(batch->shown.items + pool->size);
+    return batch;
+}
+
+SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool) {
+    const spdl_allocator allocator = pool->allocator;
+    void *batch;
+    if (spdl__sub(&pool->references, 1) != 1) return;
+    while (pool->spare != NULL && spdl_ring_try_pop(pool->spare, &batch) == SPDL_OK)
+        spdl__free(&allocator, batch, spdl__batch_bytes(pool));
+    spdl_ring_destroy(pool->spare, NULL, NULL);
+    spdl__free(&allocator, pool, sizeof(*pool));
+}
+
+/* An empty batch; NULL when there is no memory for one more. */
+SPDL__PRIVATE spdl__batch *spdl__batch_get(spdl__batch_pool *pool) {
+    void *spare = NULL;
+    spdl__batch *batch;
+    if (spdl_ring_try_pop(pool->spare, &spare) == SPDL_OK)
+        batch = (spdl__batch *)spare;
+    else
+        batch = spdl__batch_make(pool);
+    if (batch == NULL) return NULL;
+    batch->shown.count = 0;
+    spdl__add(&pool->references, 1);
+    return batch;
+}
+
+SPDL__PRIVATE void spdl__batch_free_items(spdl__batch *batch) {
+    size_t i;
+    for (i = 0; i < batch->shown.count; ++i) {
+        const spdl_free_fn free_item = batch->pool->free_item[batch->owner[i]];
+        if (batch->shown.items[i] != NULL && free_item != NULL) free_item(batch->shown.items[i]);
+    }
+}
+
+SPDL_API void spdl_batch_free(void *batch) {
+    spdl__batch *whole = (spdl__batch *)batch;
+    spdl__batch_pool *pool;
+    if (whole == NULL) return;
+    pool = whole->pool;
+    spdl__batch_free_items(whole);
+    if (spdl_ring_try_push(pool->spare, &batch) != SPDL_OK)
+        spdl__free(&pool->allocator, whole, spdl__batch_bytes(pool));
+    spdl__batch_pool_drop(pool);
+}
+
+/* `ahead` batches are made now: as many as the pipeline itself can hold. */
+SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allocator, size_t size,
+                                                      size_t ahead) {
+    spdl__batch_pool *pool =
+        (spdl__batch_pool *)spdl__alloc_zeroed(allocator, 1, sizeof(*pool), sizeof(void *));
+    spdl_ring_desc spare;
+    size_t i;
+    if (pool == NULL) return NULL;
+    pool->allocator = *allocator;
+    pool->size = size;
+    pool->references = 1;
+    memset(&spare, 0, sizeof(spare));
+    spare.capacity = ahead;
+    spare.allocator = *allocator;
+    if (spdl_ring_create(&pool->spare, &spare) != SPDL_OK) {
+        spdl__batch_pool_drop(pool);
+        return NULL;
+    }
+    for (i = 0; i < ahead; ++i) {
+        spdl__batch *batch = spdl__batch_make(pool);
+        if (batch == NULL || spdl_ring_try_push(pool->spare, &batch) != SPDL_OK) {
+            spdl__batch_pool_drop(pool);
+            return NULL;
+        }
+    }
+    return pool;
+}
+
+/* --- counters --- */
+
+SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
+    unsigned power = 0;
+    if (ns < (1u << SPDL__SUB_BITS)) return (unsigned)ns;
+    while (power < 43 && (ns >> power) > 1) ++power;
+    if ((ns >> power) > 1) return SPDL__BUCKETS - 1;
+    return ((power - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS) |
+           (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
+}
+
+/* `calls` calls took `ns` together. */
+SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t calls, uint64_t ns) {
+    const uint64_t each = calls ? ns / calls : 0;
+    if (calls == 0) return;
+    spdl__count(&counters->timed_ns, ns);
+    spdl__count(&counters->bucket[spdl__bucket(each)], calls);
+    if (each > spdl__load_relaxed(&counters->max_ns))
+        spdl__store_relaxed(&counters->max_ns, each);
+}
+
+/* --- items --- */
+
+/* Destroys an item with the free_item of the stage that made it. */
+SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
+    const unsigned owner = spdl__owner(origin);
+    if (item == NULL || owner == SPDL__HOLE) return;
+    if (p->node[owner].row.free_item != NULL) p->node[owner].row.free_item(item);
+}
+
+/* --- failure --- */
+
+SPDL__PRIVATE void spdl__spin_lock(uint32_t *lock) {
+    while (spdl__exchange32(lock, 1) != 0) spdl__yield();
+}
+
+SPDL__PRIVATE void spdl__spin_unlock(uint32_t *lock) { spdl__store32(lock, 0); }
+
+SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
+    return spdl__load_relaxed32(lock) == 0 && spdl__exchange32(lock, 1) == 0;
+}
+
+/* The first failure is kept; of two in one ordered stage the one with the smaller item is, so that
+   a pipeline fails the same way at any number of workers. */
+SPDL__PRIVATE void spdl__pipeline_record(spdl_pipeline *p, const spdl__node *node,
+                                         uint64_t item, spdl_result result, const char *text) {
+    spdl__spin_lock(&p->error_lock);
+    if (!p->failed || (p->error.stage == node->index && node->ordered && item < p->error.item)) {
+        spdl__error_set(&p->error, result, "spdl: stage %d '%s', item %llu: %s", node->index,
+                        node->name, (unsigned long long)item, text);
+        p->error.stage = node->index;
+        p->error.item = item;
+        spdl__name_copy(p->error.stage_name, node->name);
+        spdl__log(&p->logger, SPDL_LOG_INFO, p->error.text);
+    }
+    spdl__store32(&p->failed, 1); /* pairs with the loads in next and failed: the text is there */
+    spdl__spin_unlock(&p->error_lock);
+}
+
+SPDL__PRIVATE void spdl__node_fail(spdl_pipeline *p, spdl__node *node, uint64_t ticket,
+                                   uint64_t item, spdl_result result, const char *text) {
+    const uint32_t first = (uint32_t)node->index;
+    uint32_t live = spdl__load32(&p->first_live);
+    uint64_t cut = spdl__load(&node->cut);
+    spdl__pipeline_record(p, node, item, result, text);
+    while (ticket < cut && !spdl__cas(&node->cut, &cut, ticket)) {}
+    spdl__store32(&node->failed, 1);
+    while (live < first && !spdl__cas32(&p->first_live, &live, first)) {}
+}
+
+/* Whether one more failure is more than this stage may have. */
+SPDL__PRIVATE bool spdl__node_over_budget(spdl__node *node) {
+    const uint64_t failures = spdl__add(&node->failures, 1) + 1;
+    if (node->row.max_failure_rate > 0) {
+        const uint64_t calls = spdl__load_relaxed(&node->calls);
+        return calls >= SPDL__RATE_CALLS &&
+               (double)failures > node->row.max_failure_rate * (double)calls;
+    }
+    return node->row.max_failures >= 0 && failures > (uint64_t)node->row.max_failures;
+}
+
+/* --- what can run --- */
+
+/* Tickets of the output that may still be reserved. Exact under the lock, a guess outside it. */
+SPDL__PRIVATE uint64_t spdl__node_room(const spdl__node *node) {
+    const spdl__edge *out = &node->out;
+    const uint64_t head = spdl__load(&out->head); /* pairs with the store in edge_advance */
+    uint64_t used;
+    if (node->row.kind != SPDL_KIND_PIPE)
+        used = spdl__load_relaxed(&node->made);
+    else if (node->ordered)
+        used = spdl__load_relaxed(&node->in->head); /* input and output share their tickets */
+    else
+        used = spdl__load_relaxed(&node->reserved) - spdl__load(&out->refunds);
+    return used - head < out->capacity ? out->capacity - (used - head) : 0;
+}
+
+/* Whether the input has ended and all of it was taken. The end is looked at before the head. */
+SPDL__PRIVATE bool spdl__node_exhausted(const spdl__node *node) {
+    if (node->in == NULL) return spdl__load32(&node->ended) != 0;
+    return spdl__load(&node->in->end) <= spdl__load_relaxed(&node->in->head);
+}
+
+/* Any thread, without the lock: whether a step of this stage would do something. */
+SPDL__PRIVATE bool spdl__node_runnable(const spdl__node *node) {
+    const uint32_t active = spdl__load32(&node->active);
+    if (spdl__load_relaxed32(&node->lock) || spdl__load_relaxed32(&node->finished)) return false;
+    if (node->row.kind == SPDL_KIND_BATCH && spdl__node_room(node) == 0) return false;
+    if (spdl__load32(&node->failed)) return active == 0;
+    if (spdl__node_exhausted(node)) return active == 0;
+    if (active >= (uint32_t)node->row.concurrency || spdl__node_room(node) == 0) return false;
+    return node->in == NULL || spdl__edge_ready(node->in, spdl__load_relaxed(&node->in->head));
+}
+
+SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
+    const spdl_pipeline *p = (const spdl_pipeline *)self;
+    const int first = (int)spdl__load32(&p->first_live);
+    int i;
+    if (p->has_hooks && worker >= 0) {
+        const uint8_t inits = p->inits[worker]; /* written by this worker only */
+        if (inits == 0 || (inits != UINT8_MAX && spdl__load32(&p->leaving))) return true;
+    }
+    if (spdl__load32(&p->stopping) || !spdl__load32(&p->open)) return false;
+    for (i = p->count - 1; i >= first; --i)
+        if (spdl__node_runnable(&p->node[i])) return true;
+    return false;
+}
+
+/* After something of this pipeline became runnable, unless the same thread looks for work next. */
+SPDL__PRIVATE void spdl__pipeline_hint(spdl_pipeline *p) {
+    if (p->pool != NULL && spdl__pool_sleepy(p->pool) && spdl__pipeline_runnable(p, -1))
+        spdl__pool_wake_one(p->pool);
+}
+
+SPDL__PRIVATE bool spdl__pipeline_halted(const spdl_pipeline *p) {
+    return spdl__load32(&p->stopping) != 0;
+}
+
+/* --- putting results --- */
+
+/* Puts one result, and tells who may be waiting for it: the trainer, or, when the worker has more
+   calls of its group to run first, another worker. */
+SPDL__PRIVATE void spdl__node_put(spdl_pipeline *p, spdl__node *node, uint64_t ticket, void *item,
+                                  uint64_t origin, uint64_t now) {
+    if (!node->ordered) ticket = spdl__add(&node->out.tail, 1);
+    spdl__edge_put(&node->out, ticket, item, origin, now);
+    SPDL_TEST_POINT("pipeline put");
+    if (&node->out != p->sink) return;
+    spdl__barrier_light(p->asymmetric);
+    if (spdl__load32(&p->fed.waiters) != 0 && spdl__load(&p->sink->head) == ticket)
+        spdl__event_wake(&p->fed, 1);
+}
+
+/* The ticket of an item that was dropped. */
+SPDL__PRIVATE void spdl__node_put_hole(spdl_pipeline *p, spdl__node *node, uint64_t ticket,
+                                       uint64_t now) {
+    if (node->ordered)
+        spdl__node_put(p, node, ticket, NULL, spdl__origin(0, SPDL__HOLE), now);
+    else
+        spdl__add(&node->out.refunds, 1);
+}
+
+/* Under the lock: nothing more will come out of this stage. */
+SPDL__PRIVATE void spdl__node_finish(spdl_pipeline *p, spdl__node *node) {
+    uint64_t end;
+    if (node->row.kind != SPDL_KIND_PIPE)
+        end = node->made;
+    else if (!node->ordered)
+        end = spdl__load(&node->out.tail);
+    else
+        end = spdl__load32(&node->failed) ? spdl__load(&node->cut) : spdl__load(&node->in->end);
+    if (node->in != NULL) spdl__edge_ended(node->in, spdl_time_ns());
+    spdl__store_relaxed32(&node->finished, 1);
+    spdl__store(&node->out.end, end); /* pairs with the loads in exhausted and in sink_take */
+    if (&node->out == p->sink) spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL);
+}
+
+/* A claim's calls have ended. The release of `active` pairs with its load in node_finish's callers:
+   whoever sees 0 sees everything that was put. */
+SPDL__PRIVATE void spdl__node_leave(spdl_pipeline *p, spdl__node *node, uint64_t now) {
+    if (node->in != NULL) spdl__edge_hungry(node->in, now);
+    spdl__sub_ordered32(&node->active, 1); /* pairs with the stop: one of the two sees the other */
+    if (spdl__load_ordered32(&p->stopping)) spdl__event_wake(&p->quiet, SPDL__ALL);
+}
+
+/* --- claims --- */
+
+typedef struct spdl__claim {
+    uint64_t now;     /* when it was made: also the start of its first call */
+    uint32_t count;
+    bool progress;    /* the claim changed something even without an item */
+    uint64_t ticket[SPDL__CLAIM_MAX];
+    spdl__slot slot[SPDL__CLAIM_MAX];
+} spdl__claim;
+
+/* How many items to take at once: about SPDL__CLAIM_NS of work. */
+SPDL__PRIVATE uint64_t spdl__node_group(const spdl__node *node) {
+    const uint64_t each = spdl__load_relaxed(&node->item_ns);
+    if (each == 0) return 1; /* not known yet */
+    return spdl__max(1, spdl__min(SPDL__CLAIM_MAX, SPDL__CLAIM_NS / each));
+}
+
+/* Under the lock: takes ready inputs as long as there is room for their results. Holes are handed
+   on at once. */
+SPDL__PRIVATE void spdl__pipe_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim) {
+    spdl__edge *in = node->in;
+    const uint64_t end = spdl__load(&in->end);
+    const uint64_t want = spdl__node_group(node);
+    uint64_t room = spdl__node_room(node);
+    uint64_t head = in->head;
+    for (; room > 0 && claim->count < want && head < end && spdl__edge_ready(in, head); ++head) {
+        const spdl__slot *slot = spdl__edge_slot(in, head);
+        if (spdl__owner(slot->origin) == SPDL__HOLE) {
+            if (!node->ordered) continue;
+            spdl__node_put_hole(p, node, head, claim->now);
+        } else {
+            claim->ticket[claim->count] = head;
+            claim->slot[claim->count++] = *slot;
+        }
+        --room;
+    }
+    if (head == in->head) return;
+    claim->progress = true;
+    if (!node->ordered) spdl__store_relaxed(&node->reserved, node->reserved + claim->count);
+    spdl__edge_advance(in, head, claim->count, claim->now);
+}
+
+/* Under the lock: a source is called for as many items as there is room for. */
+SPDL__PRIVATE void spdl__source_claim(spdl__node *node, spdl__claim *claim) {
+    claim->count = (uint32_t)spdl__min(spdl__node_group(node), spdl__node_room(node));
+}
+
+/* Takes what this stage can run now, or finishes the stage. Whether anything was done. */
+SPDL__PRIVATE bool spdl__node_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim) {
+    uint32_t active;
+    claim->count = 0;
+    claim->progress = false;
+    claim->now = spdl_time_ns();
+    if (!spdl__try_lock(&node->lock)) return false;
+    active = spdl__load32(&node->active);
+    if (!spdl__pipeline_halted(p) && !node->finished) {
+        if (spdl__load32(&node->failed) || spdl__node_exhausted(node)) {
+            claim->progress = active == 0;
+            if (active == 0) spdl__node_finish(p, node);
+        } else if (active < (uint32_t)node->row.concurrency) {
+            if (node->in != NULL)
+                spdl__pipe_claim(p, node, claim);
+            else
+                spdl__source_claim(node, claim);
+        }
+    }
+    if (claim->count > 0) {
+        spdl__add32(&node->active, 1);
+        if (node->in != NULL && active + 1 < (uint32_t)node->row.concurrency)
+            spdl__edge_hungry(node->in, claim->now);
+    }
+    spdl__spin_unlock(&node->lock);
+    return claim->count > 0 || claim->progress;
+}
+
+/* --- calls --- */
+
+SPDL__PRIVATE void spdl__task_init(spdl_task *task, spdl_pipeline *p, spdl__node *node,
+                                   int worker) {
+    task->pipeline = p;
+    task->node = node;
+    task->worker = worker;
+}
+
+SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, void *in, uint64_t sequence,
+                                          void **out) {
+    task->taken = false;
+    task->sequence = sequence;
+    task->text[0] = '\0';
+    return task->node->row.fn->call(task, in, out);
+}
+
+/* A call failed: counted, told, and over the budget the end of the pipeline. Whether it is that. */
+SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters, uint64_t ticket,
+                                     spdl_result result) {
+    spdl__node *node = task->node;
+    if (result >= 0) {
+        (void)snprintf(task->text, sizeof(task->text),
+                       "returned %d, which is not a result of a stage function", (int)result);
+        result = SPDL_E_STAGE;
+    }
+    spdl__count(&counters->failures, 1);
+    if (!spdl__node_over_budget(node)) return false;
+    spdl__node_fail(task->pipeline, node, ticket, task->sequence, result,
+                    task->text[0] ? task->text : spdl_result_text(result));
+    return true;
+}
+
+/* After a call of a stage: the input is destroyed or handed on, the result is put. */
+SPDL__PRIVATE void spdl__pipe_settle(spdl_task *task, spdl__counters *counters, uint64_t ticket,
+                                     const spdl__slot *in, spdl_result result, void *out,
+                                     uint64_t now) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__node *node = task->node;
+    const bool passed_on = result == SPDL_OK && out == in->item;
+    uint64_t origin = in->origin;
+    if (!passed_on) {
+        origin = spdl__origin(task->sequence, (unsigned)node->index);
+        if (!task->taken) spdl__item_free(p, in->item, in->origin);
+    }
+    if (result == SPDL_OK) {
+        spdl__node_put(p, node, ticket, out, origin, now);
+        return;
+    }
+    if (result == SPDL_SKIP)
+        spdl__count(&counters->skips, 1);
+    else if (spdl__task_failed(task, counters, ticket, result))
+        return; /* its ticket stays unfilled: nothing behind it is delivered */
+    spdl__node_put_hole(p, node, ticket, now);
+}
+
+/* A claim was interrupted by a stop: what was not called is freed. */
+SPDL__PRIVATE void spdl__pipe_abandon(spdl_pipeline *p, spdl__counters *counters,
+                                      const spdl__claim *claim, uint32_t from) {
+    for (; from < claim->count; ++from) {
+        spdl__item_free(p, claim->slot[from].item, claim->slot[from].origin);
+        spdl__count(&counters->freed, 1);
+    }
+}
+
+/* A moving average that a few slow calls lift fast and many quick ones lower slowly. */
+SPDL__PRIVATE void spdl__node_learn(spdl__node *node, uint64_t calls, uint64_t ns) {
+    const uint64_t each = ns / calls + 1;
+    const uint64_t old = spdl__load_relaxed(&node->item_ns);
+    if (old == 0)
+        spdl__store_relaxed(&node->item_ns, each);
+    else
+        spdl__store_relaxed(&node->item_ns, each > old ? old + (each - old) / 4 + 1
+                                                       : old - (old - each) / 8);
+}
+
+/* Books `calls` calls that ended between `since` and `now`, `failed` of them without success. */
+SPDL__PRIVATE void spdl__node_book(spdl__node *node, spdl__counters *counters, uint64_t calls,
+                                   uint64_t failed, uint64_t since, uint64_t now) {
+    if (calls == 0) return;
+    spdl__count(&counters->tasks, calls);
+    spdl__counters_time(counters, calls - failed, (now - since) * (calls - failed) / calls);
+    spdl__node_learn(node, calls, now - since);
+    if (node->row.max_failure_rate > 0) spdl__add(&node->calls, calls);
+}
+
+SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
+                                  int worker) {
+    spdl__counters *counters = &node->counters[worker];
+    const uint64_t failures = spdl__load_relaxed(&counters->failures);
+    uint64_t now = claim->now;
+    spdl_task task;
+    uint32_t i;
+    spdl__task_init(&task, p, node, worker);
+    for (i = 0; i < claim->count && !(i > 0 && spdl__pipeline_halted(p)); ++i) {
+        const spdl__slot *in = &claim->slot[i];
+        void *out = NULL;
+        const spdl_result result = spdl__task_call(&task, in->item, in->origin >> 8, &out);
+        if (claim->count == 1) now = spdl_time_ns();
+        spdl__pipe_settle(&task, counters, claim->ticket[i], in, result, out, now);
+        if (i + 1 < claim->count) spdl__pipeline_hint(p);
+    }
+    spdl__pipe_abandon(p, counters, claim, i);
+    if (claim->count > 1) now = spdl_time_ns();
+    spdl__node_book(node, counters, i, spdl__load_relaxed(&counters->failures) - failures,
+                    claim->now, now);
+    spdl__node_leave(p, node, now);
+}
+
+/* After a call of the source; whether to call it again. */
+SPDL__PRIVATE bool spdl__source_settle(spdl_task *task, spdl__counters *counters,
+                                       spdl_result result, void *out, uint64_t now) {
+    spdl__node *node = task->node;
+    if (result == SPDL_OK) {
+        const uint64_t made = node->made;
+        spdl__node_put(task->pipeline, node, made, out,
+                       spdl__origin(made, (unsigned)node->index), now);
+        spdl__store_relaxed(&node->made, made + 1);
+        return true;
+    }
+    if (result == SPDL_END) {
+        spdl__store32(&node->ended, 1);
+        return false;
+    }
+    if (result == SPDL_SKIP) {
+        spdl__count(&counters->skips, 1);
+        return true;
+    }
+    return !spdl__task_failed(task, counters, node->made, result);
+}
+
+SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
+                                    int worker) {
+    spdl__counters *counters = &node->counters[worker];
+    const uint64_t failures = spdl__load_relaxed(&counters->failures);
+    uint64_t now = claim->now;
+    bool again = true;
+    spdl_task task;
+    uint32_t i;
+    spdl__task_init(&task, p, node, worker);
+    for (i = 0; i < claim->count && again; ++i) {
+        void *out = NULL;
+        const spdl_result result = spdl__task_call(&task, NULL, node->made, &out);
+        if (claim->count == 1) now = spdl_time_ns();
+        again = spdl__source_settle(&task, counters, result, out, now) && !spdl__pipeline_halted(p);
+        if (again && i + 1 < claim->count) spdl__pipeline_hint(p);
+    }
+    if (claim->count > 1) now = spdl_time_ns();
+    if (spdl__load32(&node->ended)) --i; /* the call that told the end is not a task */
+    spdl__node_book(node, counters, i, spdl__load_relaxed(&counters->failures) - failures,
+                    claim->now, now);
+    spdl__node_leave(p, node, now);
+}
+
+/* --- batch rows: no calls, all of it under the lock --- */
+
+SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                   uint64_t now) {
+    spdl__batch *batch = node->open_batch;
+    const uint64_t made = node->made;
+    node->open_batch = NULL;
+    batch->shown.sequence = made;
+    spdl__count(&counters->tasks, 1);
+    spdl__store_relaxed(&node->made, made + 1);
+    spdl__node_put(p, node, made, batch, spdl__origin(made, (unsigned)node->index), now);
+}
+
+/* Moves ready items into the open batch. Returns the new head; puts batches that are full. */
+SPDL__PRIVATE uint64_t spdl__batch_fill(spdl_pipeline *p, spdl__node *node,
+                                        spdl__counters *counters, uint64_t *items, uint64_t now) {
+    spdl__edge *in = node->in;
+    const uint64_t end = spdl__load(&in->end);
+    uint64_t head = in->head;
+    for (; head < end && spdl__edge_ready(in, head); ++head) {
+        const spdl__slot *slot = spdl__edge_slot(in, head);
+        spdl__batch *batch = node->open_batch;
+        if (spdl__owner(slot->origin) == SPDL__HOLE) continue;
+        if (batch == NULL) {
+            if (spdl__node_room(node) == 0) break;
+            batch = node->open_batch = spdl__batch_get(node->batches);
+            if (batch == NULL) {
+                spdl__node_fail(p, node, node->made, node->made, SPDL_E_NOMEM,
+                                "no memory for another batch");
+                break;
+            }
+        }
+        batch->owner[batch->shown.count] = (uint8_t)spdl__owner(slot->origin);
+        batch->shown.items[batch->shown.count++] = slot->item;
+        *items += 1;
+        if (batch->shown.count == (size_t)node->row.size) spdl__batch_put(p, node, counters, now);
+    }
+    return head;
+}
+
+/* The input has ended: what is left goes on or is dropped. */
+SPDL__PRIVATE void spdl__batch_flush(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                     uint64_t now) {
+    spdl__batch *batch = node->open_batch;
+    const bool failed = spdl__load32(&node->failed) != 0;
+    if (batch != NULL && !node->row.drop_last && !failed) {
+        spdl__batch_put(p, node, counters, now);
+    } else if (batch != NULL) {
+        spdl__count(failed ? &counters->freed : &counters->skips, batch->shown.count);
+        node->open_batch = NULL;
+        spdl_batch_free(batch);
+    }
+    spdl__node_finish(p, node);
+}
+
+/* One step of a batch row. Whether anything was done. */
+SPDL__PRIVATE bool spdl__batch_step(spdl_pipeline *p, spdl__node *node, int worker) {
+    spdl__counters *counters = &node->counters[worker];
+    uint64_t head, items = 0, now;
+    bool progress = false;
+    if (!spdl__try_lock(&node->lock)) return false;
+    if (!spdl__pipeline_halted(p) && !node->finished && spdl__node_room(node) > 0) {
+        now = spdl_time_ns();
+        head = spdl__load32(&node->failed) ? node->in->head
+                                           : spdl__batch_fill(p, node, counters, &items, now);
+        progress = head != node->in->head;
+        if (progress) {
+            spdl__edge_advance(node->in, head, items, now);
+            spdl__edge_hungry(node->in, now);
+        }
+        if (spdl__load32(&node->failed) ||
+            (spdl__node_exhausted(node) && spdl__node_room(node) > 0)) {
+            spdl__batch_flush(p, node, counters, now);
+            progress = true;
+        }
+    }
+    spdl__spin_unlock(&node->lock);
+    return progress;
+}
+
+/* --- workers --- */
+
+SPDL__PRIVATE bool spdl__node_step(spdl_pipeline *p, spdl__node *node, int worker) {
+    spdl__claim claim;
+    if (node->row.kind == SPDL_KIND_BATCH) return spdl__batch_step(p, node, worker);
+    if (!spdl__node_claim(p, node, &claim)) return false;
+    if (claim.count == 0) return true;
+    SPDL_TEST_POINT("pipeline claimed");
+    spdl__pipeline_hint(p);
+    if (node->in != NULL)
+        spdl__pipe_run(p, node, &claim, worker);
+    else
+        spdl__source_run(p, node, &claim, worker);
+    return true;
+}
+
+/* Runs every init on this worker; the last worker to succeed opens the pipeline. */
+SPDL__PRIVATE void spdl__pipeline_join(spdl_pipeline *p, int worker) {
+    int i;
+    p->inits[worker] = 1;
+    for (i = 0; i < p->count; ++i) {
+        const spdl_stage *row = &p->node[i].row;
+        void **local = &p->local[worker * p->count + i];
+        const spdl_result result =
+            row->init != NULL ? row->init(row->ctx, worker, local) : SPDL_OK;
+        if (result != SPDL_OK) {
+            char text[SPDL_NAME_BYTES + 64];
+            (void)snprintf(text, sizeof(text), "init on worker %d failed: %s", worker,
+                           spdl_result_text(result));
+            spdl__pipeline_record(p, &p->node[i], 0, result < 0 ? result : SPDL_E_STAGE, text);
+            spdl__store(&p->sink->end, 0); /* nothing was processed, nothing will be */
+            spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL);
+            return;
+        }
+        p->inits[worker]++;
+    }
+    if (spdl__add32(&p->joined, 1) + 1 < (uint32_t)p->workers) return;
+    spdl__store32(&p->open, 1); /* every other worker may be asleep: this one starts the flow */
+}
+
+/* Runs the fini of every init that succeeded on this worker. */
+SPDL__PRIVATE void spdl__pipeline_part(spdl_pipeline *p, int worker) {
+    int i;
+    for (i = (int)p->inits[worker] - 2; i >= 0; --i) {
+        const spdl_stage *row = &p->node[i].row;
+        if (row->fini != NULL) row->fini(row->ctx, worker, p->local[worker * p->count + i]);
+    }
+    p->inits[worker] = UINT8_MAX;
+    spdl__add32(&p->left, 1);
+    spdl__event_wake(&p->quiet, SPDL__ALL);
+}
+
+/* The first and last visit of a worker. Whether it was one. */
+SPDL__PRIVATE bool spdl__pipeline_hooks(spdl_pipeline *p, int worker) {
+    const uint8_t inits = p->inits[worker];
+    if (inits == UINT8_MAX) return false;
+    if (spdl__load32(&p->leaving))
+        spdl__pipeline_part(p, worker);
+    else if (inits == 0)
+        spdl__pipeline_join(p, worker);
+    else
+        return false;
+    return true;
+}
+
+/* One piece of work, as far downstream as possible. */
+SPDL__PRIVATE bool spdl__pipeline_step(void *self, int worker) {
+    spdl_pipeline *p = (spdl_pipeline *)self;
+    const int first = (int)spdl__load32(&p->first_live);
+    int i;
+    if (p->has_hooks && spdl__pipeline_hooks(p, worker)) return true;
+    if (spdl__pipeline_halted(p) || !spdl__load32(&p->open)) return false;
+    for (i = p->count - 1; i >= first; --i)
+        if (spdl__node_runnable(&p->node[i]) && spdl__node_step(p, &p->node[i], worker))
+            return true;
+    return false;
+}
+
+/* --- the trainer --- */
+
+/* What next says at the end of the sink. */
+SPDL__PRIVATE spdl_result spdl__pipeline_end(spdl_pipeline *p) {
+    const uint64_t now = spdl_time_ns();
+    spdl__edge_ended(p->sink, now);
+    if (p->ended_ns == 0) spdl__store_relaxed(&p->ended_ns, now);
+    return spdl__load32(&p->failed) ? p->error.result : SPDL_END;
+}
+
+/* Takes the next item if there is one: SPDL_OK, SPDL_EMPTY, or how it ended. */
+SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
+    spdl__edge *sink = p->sink;
+    /* the stop is looked at before the items: what was put before it is still handed out */
+    const bool halted = spdl__pipeline_halted(p);
+    const uint64_t end = spdl__load(&sink->end);
+    uint64_t head = sink->head;
+    spdl_result result = SPDL_EMPTY;
+    if (p->told_closed) return SPDL_CLOSED;
+    for (; head < end && result == SPDL_EMPTY && spdl__edge_ready(sink, head); ++head) {
+        const spdl__slot *slot = spdl__edge_slot(sink, head);
+        if (spdl__owner(slot->origin) == SPDL__HOLE) continue;
+        memcpy(item, &slot->item, sizeof(*item)); /* *item may be any object pointer */
+        result = SPDL_OK;
+    }
+    if (head != sink->head) {
+        const uint64_t now = spdl_time_ns();
+        spdl__edge_advance(sink, head, result == SPDL_OK, now);
+        if (p->first_item_ns == 0) spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
+        spdl__count(&p->delivered, result == SPDL_OK);
+        spdl__pipeline_hint(p);
+    }
+    if (result == SPDL_OK) return SPDL_OK;
+    if (head >= end) return spdl__pipeline_end(p);
+    p->told_closed = halted;
+    return halted ? SPDL_CLOSED : SPDL_EMPTY;
+}
+
+/* With workers = 0: runs stages on this thread until there is something to say. */
+SPDL__PRIVATE spdl_result spdl__next_inline(spdl_pipeline *p, void **item, uint64_t deadline) {
+    spdl_result result = SPDL_EMPTY;
+    spdl__store(&p->trainer, spdl__thread_id());
+    while (result == SPDL_EMPTY) {
+        (void)spdl__pipeline_step(p, 0);
+        result = spdl__sink_take(p, item);
+        if (result == SPDL_EMPTY && deadline != SPDL__NEVER && spdl_time_ns() >= deadline)
+            result = SPDL_TIMEOUT;
+    }
+    spdl__store(&p->trainer, 0);
+    return result;
+}
+
+/* Spins, yields, then sleeps until there is something to say. */
+SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_t deadline) {
+    spdl_result result = SPDL_EMPTY, slept = SPDL_OK;
+    int round = 0;
+    while (result == SPDL_EMPTY && spdl__backoff(&round)) result = spdl__sink_take(p, item);
+    while (result == SPDL_EMPTY) {
+        const uint32_t word = spdl__event_prepare(&p->fed, p->asymmetric);
+        result = spdl__sink_take(p, item);
+        SPDL_TEST_POINT("trainer about to sleep");
+        if (result != SPDL_EMPTY || slept == SPDL_TIMEOUT) {
+            spdl__event_cancel(&p->fed);
+            return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
+        }
+        slept = spdl__event_commit(&p->fed, word, deadline);
+    }
+    return result;
+}
+
+SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t timeout_ns) {
+    spdl_result result;
+    if (p == NULL || item == NULL) return SPDL_E_INVALID;
+    if (spdl__exchange32(&p->trainer_inside, 1) != 0) return SPDL_E_INVALID;
+    result = spdl__sink_take(p, item);
+    if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
+        result = SPDL_TIMEOUT;
+    } else if (result == SPDL_EMPTY) {
+        const uint64_t deadline = spdl__deadline(timeout_ns);
+        spdl__store_relaxed(&p->wait_since, spdl_time_ns());
+        result = p->pool == NULL ? spdl__next_inline(p, item, deadline)
+                                 : spdl__next_wait(p, item, deadline);
+        spdl__gap_close(&p->wait_since, &p->wait_ns, spdl_time_ns());
+    }
+    spdl__store32(&p->trainer_inside, 0);
+    return result;
+}
+
+SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t timeout_ns) {
+    return spdl_pipeline_next((spdl_pipeline *)pipeline, item, timeout_ns);
+}
+
+SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *p) { return spdl__load32(&p->failed) != 0; }
+
+SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) { return &p->error; }
+
+/* --- stop --- */
+
+SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
+    if (p->pool != NULL) return spdl__pool_is_worker(p->pool);
+    return spdl__load(&p->trainer) == spdl__thread_id();
+}
+
+/* After `stopping` was set: waits until no claim is under way and no call is in flight. */
+SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline) {
+    spdl_result slept = SPDL_OK;
+    int i = 0;
+    while (i < p->count) {
+        const uint32_t word = spdl__load32(&p->quiet.word);
+        spdl__spin_lock(&p->node[i].lock); /* a claim that did not see the stop has ended */
+        spdl__spin_unlock(&p->node[i].lock);
+        if (spdl__load_ordered32(&p->node[i].active) == 0) {
+            ++i;
+        } else {
+            if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
+            slept = spdl__event_sleep(&p->quiet, word, deadline);
+        }
+    }
+    return SPDL_OK;
+}
+
+/* Frees the items that are ready on the edge behind `node`. */
+SPDL__PRIVATE void spdl__node_purge(spdl_pipeline *p, spdl__node *node) {
+    spdl__counters *counters = &node->counters[p->workers];
+    const uint64_t head = spdl__load(&node->out.head);
+    uint64_t ticket;
+    for (ticket = head; ticket < head + node->out.capacity; ++ticket) {
+        spdl__slot *slot = spdl__edge_slot(&node->out, ticket);
+        if (!spdl__edge_ready(&node->out, ticket)) continue;
+        if (spdl__owner(slot->origin) == SPDL__HOLE) continue;
+        spdl__item_free(p, slot->item, slot->origin);
+        slot->origin = spdl__origin(0, SPDL__HOLE);
+        spdl__count(&counters->freed, 1);
+    }
+    if (node->open_batch != NULL) {
+        spdl__count(&counters->freed, node->open_batch->shown.count);
+        spdl_batch_free(node->open_batch);
+        node->open_batch = NULL;
+    }
+}
+
+/* The pipeline is quiet: frees what nobody can take any more, all edges but the last `keep`. */
+SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
+    int i;
+    spdl__spin_lock(&p->purge_lock);
+    for (i = 0; i < p->count - keep; ++i) spdl__node_purge(p, &p->node[i]);
+    spdl__spin_unlock(&p->purge_lock);
+}
+
+SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
+    spdl__store_ordered32(&p->stopping, 1); /* pairs with node_leave */
+    spdl__event_notify(&p->fed, false, SPDL__ALL);
+}
+
+SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
+    spdl_result result;
+    if (p == NULL) return SPDL_E_INVALID;
+    spdl__pipeline_halt(p);
+    if (spdl__pipeline_inside(p)) return SPDL_OK;
+    result = spdl__pipeline_await_quiet(p, spdl__deadline(timeout_ns));
+    if (result == SPDL_OK) spdl__pipeline_purge(p, 1);
+    return result;
+}
+
+/* Each worker runs its fini on its own thread. */
+SPDL__PRIVATE void spdl__pipeline_part_all(spdl_pipeline *p) {
+    spdl__store32(&p->leaving, 1);
+    if (p->pool == NULL) {
+        if (p->inits != NULL && p->inits[0] != UINT8_MAX) spdl__pipeline_part(p, 0);
+        return;
+    }
+    spdl__pool_wake_all(p->pool);
+    for (;;) {
+        const uint32_t word = spdl__load32(&p->quiet.word);
+        if (spdl__load32(&p->left) == (uint32_t)p->workers) return;
+        (void)spdl__event_sleep(&p->quiet, word, SPDL__NEVER);
+    }
+}
+
+/* Frees whatever create has made so far. */
+SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
+    const spdl_allocator allocator = p->allocator;
+    const size_t cells = (size_t)p->count * (size_t)p->workers;
+    int i;
+    if (p->own_pool) spdl_pool_destroy(p->pool);
+    for (i = 0; p->node != NULL && i < p->count; ++i) {
+        spdl__node *node = &p->node[i];
+        if (node->batches != NULL) spdl__batch_pool_drop(node->batches);
+        spdl__free(&allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
+        spdl__free(&allocator, node->counters,
+                   ((size_t)p->workers + 1) * sizeof(*node->counters));
+    }
+    spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
+    spdl__free(&allocator, p->local, cells * sizeof(*p->local));
+    spdl__free(&allocator, p->inits, (size_t)p->workers);
+    spdl__event_fini(&p->fed);
+    spdl__event_fini(&p->quiet);
+    spdl__free(&allocator, p, sizeof(*p));
+}
+
+SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
+    if (p == NULL) return;
+    if (spdl__pipeline_inside(p)) {
+        spdl__log(&p->logger, SPDL_LOG_ERROR,
+                  "spdl: spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
+        return;
+    }
+    (void)spdl_pipeline_stop(p, SPDL_FOREVER);
+    if (p->has_hooks) spdl__pipeline_part_all(p);
+    if (p->client_slot != NULL) spdl__pool_detach(p->pool, p->client_slot);
+    spdl__pipeline_purge(p, 0);
+    spdl__pipeline_release(p);
+}
+
+/* --- what a stage function may ask --- */
+
+SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(task->text, sizeof(task->text), format, args);
+    va_end(args);
+    return SPDL_E_STAGE;
+}
+
+SPDL_API void *spdl_ctx(const spdl_task *task) { return task->node->row.ctx; }
+
+SPDL_API void *spdl_local(const spdl_task *task) {
+    const spdl_pipeline *p = task->pipeline;
+    return p->local != NULL ? p->local[task->worker * p->count + task->node->index] : NULL;
+}
+
+SPDL_API uint64_t spdl_sequence(const spdl_task *task) { return task->sequence; }
+
+SPDL_API int spdl_worker(const spdl_task *task) { return task->worker; }
+
+SPDL_API bool spdl_stopping(const spdl_task *task) { return spdl__pipeline_halted(task->pipeline); }
+
+SPDL_API void spdl_take(spdl_task *task) { task->taken = true; }
+
+SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
+
+/* --- create --- */
+
+/* What create works on. */
+typedef struct spdl__plan {
+    const spdl_pipeline_desc *desc;
+    const spdl_stage *rows;
+    int count; /* rows, with the sink */
+} spdl__plan;
+
+SPDL__PRIVATE const char *spdl__row_name(const spdl_stage *row) {
+    static const char *const kinds[] = { "(none)", "source", "pipe", "batch", "sink" };
+    if (row->name != NULL) return row->name;
+    if (row->fn != NULL && row->fn->name != NULL) return row->fn->name;
+    return (unsigned)row->kind < 5 ? kinds[row->kind] : "(unknown)";
+}
+
+SPDL__PRIVATE const char *spdl__row_file(const spdl_stage *row) {
+    return row->file != NULL ? row->file : "(unknown file)";
+}
+
+/* "spdl: file:line: stage 2 'decode': ..." */
+SPDL__PRIVATE spdl_result spdl__row_error(const spdl__plan *plan, int index, const char *format,
+                                          ...) SPDL__PRINTF(3, 4);
+SPDL__PRIVATE spdl_result spdl__row_error(const spdl__plan *plan, int index, const char *format,
+                                          ...) {
+    const spdl_stage *row = &plan->rows[index];
+    char text[SPDL_TEXT_BYTES / 2];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    spdl__error_set(plan->desc->error, SPDL_E_INVALID, "spdl: %s:%d: stage %d '%s': %s",
+                    spdl__row_file(row), row->line, index, spdl__row_name(row), text);
+    if (plan->desc->error != NULL) {
+        plan->desc->error->stage = index;
+        spdl__name_copy(plan->desc->error->stage_name, spdl__row_name(row));
+    }
+    return SPDL_E_INVALID;
+}
+
+SPDL__PRIVATE spdl_result spdl__check_kind(const spdl__plan *plan, int i) {
+    const spdl_kind kind = plan->rows[i].kind;
+    if (i == 0 && kind != SPDL_KIND_SOURCE)
+        return spdl__row_error(plan, i, "the first row must be SPDL_SOURCE");
+    if (i > 0 && kind == SPDL_KIND_SOURCE)
+        return spdl__row_error(plan, i, "only the first row may be SPDL_SOURCE");
+    if (i == plan->count - 1 && kind != SPDL_KIND_SINK)
+        return spdl__row_error(plan, i, "the last row must be SPDL_SINK");
+    if (i < plan->count - 1 && kind == SPDL_KIND_SINK)
+        return spdl__row_error(plan, i, "only the last row may be SPDL_SINK");
+    if (kind < SPDL_KIND_SOURCE || kind > SPDL_KIND_SINK)
+        return spdl__row_error(plan, i, "kind is %d, which is no kind of row", (int)kind);
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__check_numbers(const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i];
+    if (row->concurrency < 0 || row->concurrency > SPDL__MAX_CONCURRENCY)
+        return spdl__row_error(plan, i, "concurrency is %d, must be 1 to %d", row->concurrency,
+                               SPDL__MAX_CONCURRENCY);
+    if (row->concurrency > 1 && row->kind != SPDL_KIND_PIPE)
+        return spdl__row_error(plan, i, "concurrency is %d, but only SPDL_PIPE rows have one",
+                               row->concurrency);
+    if (row->buffer_size < 0 || row->buffer_size > SPDL__MAX_BUFFER)
+        return spdl__row_error(plan, i, "buffer_size is %d, must be 1 to %d", row->buffer_size,
+                               SPDL__MAX_BUFFER);
+    if (row->buffer_size != 0 && i == plan->count - 2)
+        return spdl__row_error(plan, i, "buffer_size is set, but SPDL_SINK sets that of the edge "
+                                        "behind the last stage");
+    if (row->max_failures < -1)
+        return spdl__row_error(plan, i, "max_failures is %d, must be at least -1",
+                               row->max_failures);
+    if (!(row->max_failure_rate >= 0 && row->max_failure_rate <= 1))
+        return spdl__row_error(plan, i, "max_failure_rate is %g, must be in (0, 1]",
+                               row->max_failure_rate);
+    if (row->max_failure_rate > 0 && row->max_failures != 0)
+        return spdl__row_error(plan, i, "max_failures and max_failure_rate are both set");
+    if (row->output_order != SPDL_ORDER_INPUT && row->output_order != SPDL_ORDER_COMPLETION)
+        return spdl__row_error(plan, i, "output_order is %d, which is no order",
+                               (int)row->output_order);
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__check_functions(const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i];
+    const bool calls = row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE;
+    if (calls && (row->fn == NULL || row->fn->call == NULL))
+        return spdl__row_error(plan, i, "fn is NULL");
+    if (!calls && row->fn != NULL)
+        return spdl__row_error(plan, i, "fn is set, but this kind of row calls nothing");
+    if (row->kind == SPDL_KIND_BATCH && row->size < 1)
+        return spdl__row_error(plan, i, "size is %d, must be at least 1", row->size);
+    if (row->kind == SPDL_KIND_BATCH && row->size > (1 << 24))
+        return spdl__row_error(plan, i, "size is %d, must be at most %d", row->size, 1 << 24);
+    if (!calls && row->free_item != NULL)
+        return spdl__row_error(plan, i, "free_item is set, but a batch frees itself and its items");
+    if (!calls && (row->init != NULL || row->fini != NULL))
+        return spdl__row_error(plan, i, "init and fini are for rows that call a function");
+    if (row->fini != NULL && row->init == NULL)
+        return spdl__row_error(plan, i, "fini is set without init");
+    return SPDL_OK;
+}
+
+/* What a row hands on, or takes, as a type name; "void" fits anything. */
+SPDL__PRIVATE const char *spdl__row_type(const spdl_stage *row, bool out) {
+    const char *type;
+    if (row->kind == SPDL_KIND_BATCH) return out ? "spdl_batch" : "void";
+    if (row->fn == NULL) return "void";
+    type = out ? row->fn->out_type : row->fn->in_type;
+    return type != NULL ? type : "void";
+}
+
+SPDL__PRIVATE spdl_result spdl__check_types(const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i], *before = row - 1;
+    const char *takes, *yields;
+    if (i == 0) return SPDL_OK;
+    takes = spdl__row_type(row, false);
+    yields = spdl__row_type(before, true);
+    if (strcmp(takes, "void") == 0 || strcmp(yields, "void") == 0 || strcmp(takes, yields) == 0)
+        return SPDL_OK;
+    spdl__error_set(plan->desc->error, SPDL_E_TYPE,
+                    "spdl: %s:%d: stage %d '%s' takes '%s *' but stage %d '%s' (%s:%d) "
+                    "yields '%s *'",
+                    spdl__row_file(row), row->line, i, spdl__row_name(row), takes, i - 1,
+                    spdl__row_name(before), spdl__row_file(before), before->line, yields);
+    if (plan->desc->error != NULL) {
+        plan->desc->error->stage = i;
+        spdl__name_copy(plan->desc->error->stage_name, spdl__row_name(row));
+    }
+    return SPDL_E_TYPE;
+}
+
+SPDL__PRIVATE spdl_result spdl__check_desc(const spdl_pipeline_desc *desc) {
+    if (desc->workers < 0 || desc->workers > SPDL__MAX_WORKERS)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pipeline: workers is %d, must be 0 to %d", desc->workers,
+                               SPDL__MAX_WORKERS);
+    if (desc->pool != NULL && desc->workers != 0)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pipeline: workers is %d, but pool is set: leave it 0",
+                               desc->workers);
+    if (!spdl__allocator_valid(&desc->allocator))
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pipeline: set both functions of the allocator or none");
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__check_plan(const spdl__plan *plan) {
+    spdl_result result = spdl__check_desc(plan->desc);
+    int i;
+    if (result != SPDL_OK) return result;
+    if (plan->rows == NULL || plan->count < 2)
+        return spdl__error_set(plan->desc->error, SPDL_E_INVALID,
+                               "spdl: pipeline: %d rows; a source and a sink are the least",
+                               plan->rows == NULL ? 0 : plan->count);
+    if (plan->count > SPDL_MAX_STAGES + 1)
+        return spdl__error_set(plan->desc->error, SPDL_E_INVALID,
+                               "spdl: pipeline: too many stages: %d rows, at most %d and a sink",
+                               plan->count, SPDL_MAX_STAGES);
+    for (i = 0; i < plan->count; ++i) {
+        if ((result = spdl__check_kind(plan, i)) != SPDL_OK ||
+            (result = spdl__check_functions(plan, i)) != SPDL_OK ||
+            (result = spdl__check_numbers(plan, i)) != SPDL_OK ||
+            (result = spdl__check_types(plan, i)) != SPDL_OK)
+            return result;
+    }
+    return SPDL_OK;
+}
+
+/* Defaults in place of zeros. */
+SPDL__PRIVATE void spdl__node_defaults(spdl__node *node, const spdl__plan *plan, int i) {
+    const spdl_stage *sink = &plan->rows[plan->count - 1];
+    const bool last = i == plan->count - 2;
+    spdl_stage *row = &node->row;
+    *row = plan->rows[i];
+    if (row->concurrency == 0) row->concurrency = 1;
+    if (last) row->buffer_size = sink->buffer_size ? sink->buffer_size : 3;
+    if (row->buffer_size == 0) row->buffer_size = 2;
+    if (row->kind == SPDL_KIND_BATCH) row->free_item = spdl_batch_free;
+    node->index = i;
+    node->ordered = row->kind != SPDL_KIND_PIPE || row->output_order == SPDL_ORDER_INPUT;
+    node->cut = SPDL__OPEN;
+    spdl__name_copy(node->name, spdl__row_name(&plan->rows[i]));
+}
+
+SPDL__PRIVATE spdl_result spdl__edge_build(spdl_pipeline *p, spdl__node *node) {
+    spdl__edge *edge = &node->out;
+    uint64_t slots;
+    edge->buffer_size = (uint64_t)node->row.buffer_size;
+    edge->capacity = edge->buffer_size + (uint64_t)node->row.concurrency;
+    edge->end = SPDL__OPEN;
+    slots = spdl__pow2(edge->capacity);
+    edge->mask = slots - 1;
+    edge->slots = (spdl__slot *)spdl__alloc_zeroed(&p->allocator, (size_t)slots,
+                                                   sizeof(spdl__slot), SPDL_CACHE_LINE);
+    return edge->slots != NULL ? SPDL_OK : SPDL_E_NOMEM;
+}
+
+/* Batches that can be alive inside the pipeline, and a few in the trainer's hands. */
+SPDL__PRIVATE spdl_result spdl__batches_build(spdl_pipeline *p, spdl__node *node) {
+    const spdl__node *reader = node->index + 1 < p->count ? node + 1 : NULL;
+    uint64_t ahead = node->out.capacity + 4;
+    int i;
+    if (reader != NULL)
+        ahead += (uint64_t)reader->row.concurrency *
+                 spdl__min(SPDL__CLAIM_MAX, node->out.capacity);
+    node->batches = spdl__batch_pool_make(&p->allocator, (size_t)node->row.size, (size_t)ahead);
+    if (node->batches == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i <= node->index; ++i) node->batches->free_item[i] = p->node[i].row.free_item;
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
+    spdl_result result = spdl__edge_build(p, node);
+    if (result != SPDL_OK) return result;
+    node->counters = (spdl__counters *)spdl__alloc_zeroed(
+        &p->allocator, (size_t)p->workers + 1, sizeof(*node->counters), SPDL_CACHE_LINE);
+    if (node->counters == NULL) return SPDL_E_NOMEM;
+    if (node->index > 0) node->in = &p->node[node->index - 1].out;
+    if (node->row.init != NULL) p->has_hooks = true;
+    return node->row.kind == SPDL_KIND_BATCH ? spdl__batches_build(p, node) : SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__hooks_build(spdl_pipeline *p) {
+    if (!p->has_hooks) {
+        p->open = 1;
+        return SPDL_OK;
+    }
+    p->local = (void **)spdl__alloc_zeroed(&p->allocator, (size_t)p->count * (size_t)p->workers,
+                                           sizeof(*p->local), sizeof(void *));
+    p->inits = (uint8_t *)spdl__alloc_zeroed(&p->allocator, (size_t)p->workers, 1, sizeof(void *));
+    return p->local != NULL && p->inits != NULL ? SPDL_OK : SPDL_E_NOMEM;
+}
+
+/* Everything but the start. On failure spdl__pipeline_release frees what is there. */
+SPDL__PRIVATE spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *plan) {
+    spdl_result result = SPDL_OK;
+    int i;
+    p->node = (spdl__node *)spdl__alloc_zeroed(&p->allocator, (size_t)p->count, sizeof(*p->node),
+                                               SPDL_CACHE_LINE);
+    if (p->node == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i < p->count; ++i) spdl__node_defaults(&p->node[i], plan, i);
+    for (i = 0; i < p->count && result == SPDL_OK; ++i) result = spdl__node_build(p, &p->node[i]);
+    if (result != SPDL_OK) return result;
+    p->sink = &p->node[p->count - 1].out;
+    return spdl__hooks_build(p);
+}
+
+SPDL__PRIVATE spdl_result spdl__pipeline_own_pool(spdl_pipeline *p,
+                                                  const spdl_pipeline_desc *desc) {
+    spdl_pool_desc pool;
+    spdl_result result;
+    if (desc->workers == 0) return SPDL_OK;
+    memset(&pool, 0, sizeof(pool));
+    pool.workers = desc->workers;
+    pool.name = desc->name;
+    pool.queue_size = 1;
+    pool.allocator = desc->allocator;
+    pool.logger = desc->logger;
+    pool.error = desc->error;
+    result = spdl_pool_create(&p->pool, &pool);
+    p->own_pool = result == SPDL_OK;
+    return result;
+}
+
+/* The clock starts, every edge is empty and every reader hungry. */
+SPDL__PRIVATE spdl_result spdl__pipeline_start(spdl_pipeline *p) {
+    int i;
+    p->start_ns = spdl_time_ns();
+    for (i = 0; i < p->count; ++i) {
+        p->node[i].out.gap_since = p->start_ns;
+        if (i + 1 < p->count) p->node[i].out.wait_since = p->start_ns;
+    }
+    p->client.step = spdl__pipeline_step;
+    p->client.runnable = spdl__pipeline_runnable;
+    p->client.self = p;
+    if (p->pool == NULL) return SPDL_OK;
+    p->client_slot = spdl__pool_attach(p->pool, &p->client);
+    return p->client_slot != NULL ? SPDL_OK : SPDL_E_LIMIT;
+}
+
+/* Allocates and starts; `p` is zeroed and has its allocator. */
+SPDL__PRIVATE spdl_result spdl__pipeline_make(spdl_pipeline *p, const spdl__plan *plan) {
+    const spdl_pipeline_desc *desc = plan->desc;
+    spdl_result result;
+    p->logger = desc->logger;
+    p->count = plan->count - 1;
+    p->pool = desc->pool;
+    p->workers = desc->pool ? spdl_pool_workers(desc->pool) : desc->workers ? desc->workers : 1;
+    p->asymmetric = spdl__barrier_init();
+    spdl__error_clear(&p->error);
+    result = spdl__pipeline_build(p, plan);
+    if (result == SPDL_E_NOMEM)
+        return spdl__error_set(desc->error, result, "spdl: pipeline: out of memory");
+    if (desc->pool == NULL && result == SPDL_OK) result = spdl__pipeline_own_pool(p, desc);
+    if (result == SPDL_OK) {
+        result = spdl__pipeline_start(p);
+        if (result == SPDL_E_LIMIT)
+            spdl__error_set(desc->error, result,
+                            "spdl: pipeline: the pool has %d pipelines already", SPDL__MAX_CLIENTS);
+    }
+    return result;
+}
+
+SPDL__PRIVATE spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__plan *plan) {
+    spdl_pipeline *p = (spdl_pipeline *)spdl__alloc_zeroed(&plan->desc->allocator, 1, sizeof(*p),
+                                                           SPDL_CACHE_LINE);
+    spdl_result result = SPDL_E_NOMEM;
+    if (p == NULL)
+        return spdl__error_set(plan->desc->error, result, "spdl: pipeline: out of memory");
+    p->allocator = plan->desc->allocator;
+    if (!spdl__event_init(&p->fed)) goto no_event;
+    if (!spdl__event_init(&p->quiet)) goto no_second_event;
+    result = spdl__pipeline_make(p, plan);
+    if (result == SPDL_OK)
+        *pipeline = p;
+    else
+        spdl__pipeline_release(p);
+    return result;
+no_second_event:
+    spdl__event_fini(&p->fed);
+no_event:
+    spdl__free(&plan->desc->allocator, p, sizeof(*p));
+    return result;
+}
+
+SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
+                                          const spdl_stage *stages, size_t stage_count) {
+    spdl_pipeline_desc told;
+    spdl_error error;
+    spdl__plan plan;
+    spdl_result result;
+    if (pipeline == NULL) return SPDL_E_INVALID;
+    *pipeline = NULL;
+    if (desc != NULL)
+        told = *desc;
+    else
+        memset(&told, 0, sizeof(told));
+    if (told.error == NULL) told.error = &error; /* the log needs a text in any case */
+    spdl__error_clear(told.error);
+    plan.desc = &told;
+    plan.rows = stages;
+    plan.count = stage_count > INT16_MAX ? INT16_MAX : (int)stage_count;
+    result = spdl__check_plan(&plan);
+    if (result == SPDL_OK) result = spdl__pipeline_new(pipeline, &plan);
+    if (result != SPDL_OK) spdl__log(&told.logger, SPDL_LOG_ERROR, told.error->text);
+    return result;
+}
+
+/* ============================================================================================= */
+/* >>stats-impl
+   Workers count into cells of their own, so counting needs no lock and no shared line; a snapshot
+   adds the cells up. Waits are kept as sums of closed gaps and the start of the open one. Any
+   thread may take a snapshot; nothing is owned. */
+
+typedef struct spdl__sums {
+    uint64_t tasks, failures, skips, freed, timed_ns, max_ns, timed;
+    uint64_t bucket[SPDL__BUCKETS];
+} spdl__sums;
+
+SPDL__PRIVATE void spdl__sums_add(spdl__sums *sums, const spdl__counters *counters) {
+    unsigned i;
+    sums->tasks += spdl__load_relaxed(&counters->tasks);
+    sums->failures += spdl__load_relaxed(&counters->failures);
+    sums->skips += spdl__load_relaxed(&counters->skips);
+    sums->freed += spdl__load_relaxed(&counters->freed);
+    sums->timed_ns += spdl__load_relaxed(&counters->timed_ns);
+    sums->max_ns = spdl__max(sums->max_ns, spdl__load_relaxed(&counters->max_ns));
+    for (i = 0; i < SPDL__BUCKETS; ++i) {
+        const uint64_t calls = spdl__load_relaxed(&counters->bucket[i]);
+        sums->bucket[i] += calls;
+        sums->timed += calls;
+    }
+}
+
+/* The smallest time that falls into a bucket. */
+SPDL__PRIVATE uint64_t spdl__bucket_start(unsigned bucket) {
+    const unsigned sub = 1u << SPDL__SUB_BITS;
+    const unsigned power = bucket >> SPDL__SUB_BITS;
+    if (bucket < sub) return bucket;
+    return (uint64_t)(sub + (bucket & (sub - 1))) << (power - 1);
+}
+
+/* The time that `share` of the calls did not exceed, in the middle of its bucket: a bucket is at
+   most 1/8 of its start wide, so this is within 6.25 %. */
+SPDL__PRIVATE uint64_t spdl__sums_percentile(const spdl__sums *sums, double share) {
+    const uint64_t rank = (uint64_t)(share * (double)sums->timed);
+    uint64_t seen = 0;
+    unsigned i;
+    for (i = 0; i < SPDL__BUCKETS; ++i) {
+        seen += sums->bucket[i];
+        if (seen > rank || (seen == sums->timed && seen > 0))
+            return spdl__min(sums->max_ns,
+                             (spdl__bucket_start(i) + spdl__bucket_start(i + 1)) / 2);
+    }
+    return 0;
+}
+
+SPDL__PRIVATE void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *node,
+                                        spdl_stage_stats *stats) {
+    spdl__sums sums;
+    int i;
+    memset(&sums, 0, sizeof(sums));
+    for (i = 0; i <= p->workers; ++i) spdl__sums_add(&sums, &node->counters[i]);
+    memcpy(stats->name, node->name, sizeof(stats->name));
+    stats->kind = node->row.kind;
+    stats->concurrency = node->row.concurrency;
+    stats->in_flight = (int)spdl__load32(&node->active);
+    stats->tasks = sums.tasks;
+    stats->failures = sums.failures;
+    stats->skips = sums.skips;
+    stats->freed = sums.freed;
+    stats->busy_ns = sums.timed_ns;
+    stats->mean_ns = sums.timed ? sums.timed_ns / sums.timed : 0;
+    stats->p50_ns = spdl__sums_percentile(&sums, 0.50);
+    stats->p90_ns = spdl__sums_percentile(&sums, 0.90);
+    stats->p99_ns = spdl__sums_percentile(&sums, 0.99);
+    stats->max_ns = sums.max_ns;
+}
+
+/* A sum of closed gaps and the open one. */
+SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum, uint64_t now) {
+    const uint64_t opened = spdl__load_relaxed(since);
+    return spdl__load_relaxed(sum) + (opened != 0 && now > opened ? now - opened : 0);
+}
+
+SPDL__PRIVATE int spdl__edge_depth(const spdl__edge *edge, uint64_t head) {
+    uint64_t ticket = head;
+    int depth = 0;
+    while (ticket < head + edge->capacity && spdl__edge_ready(edge, ticket)) {
+        ++ticket;
+        ++depth;
+    }
+    return depth;
+}
+
+/* Finished items that are still waiting for a place in the buffer. */
+SPDL__PRIVATE uint64_t spdl__edge_open_put_waits(const spdl__edge *edge, uint64_t head,
+                                                 uint64_t now) {
+    uint64_t ticket, waited = 0;
+    for (ticket = head + edge->buffer_size; ticket < head + edge->capacity; ++ticket) {
+        int32_t ticks;
+        if (!spdl__edge_ready(edge, ticket)) continue;
+        ticks = (int32_t)(spdl__ticks(now) -
+                          spdl__load_relaxed32(&spdl__edge_slot(edge, ticket)->done));
+        if (ticks > 0) waited += (uint64_t)ticks << 10;
+    }
+    return waited;
+}
+
+SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, const spdl__edge *edge, uint64_t now,
+                                       spdl_edge_stats *stats) {
+    const bool sink = edge == p->sink;
+    const uint64_t head = spdl__load(&edge->head);
+    const uint64_t ended = spdl__load_relaxed(&edge->ended_ns);
+    if (ended != 0) now = ended;
+    stats->buffer_size = (int)edge->buffer_size;
+    stats->depth = spdl__edge_depth(edge, head);
+    stats->items = spdl__load_relaxed(&edge->items);
+    stats->elapsed_ns = now - p->start_ns;
+    stats->put_wait_ns = spdl__load_relaxed(&edge->put_wait_ns);
+    if (ended == 0) stats->put_wait_ns += spdl__edge_open_put_waits(edge, head, now);
+    if (stats->depth > 0) /* something is there: a gap that looks open was just closed */
+        stats->empty_ns = spdl__load_relaxed(&edge->empty_ns);
+    else
+        stats->empty_ns = spdl__gap_sum(&edge->gap_since, &edge->empty_ns, now);
+    stats->empty_ns = spdl__min(stats->empty_ns, stats->elapsed_ns);
+    stats->get_wait_ns = sink ? spdl__gap_sum(&p->wait_since, &p->wait_ns, now)
+                              : spdl__gap_sum(&edge->wait_since, &edge->get_wait_ns, now);
+    if (stats->elapsed_ns > 0)
+        stats->readiness = 1.0 - (double)stats->empty_ns / (double)stats->elapsed_ns;
+}
+
+SPDL_API void spdl_pipeline_stats(const spdl_pipeline *p, spdl_stats *stats) {
+    const uint64_t ended = spdl__load_relaxed(&p->ended_ns);
+    const uint64_t now = ended ? ended : spdl_time_ns();
+    int i;
+    memset(stats, 0, sizeof(*stats));
+    stats->elapsed_ns = now - p->start_ns;
+    stats->workers = p->pool != NULL ? p->workers : 0;
+    stats->stage_count = p->count;
+    stats->delivered = spdl__load_relaxed(&p->delivered);
+    stats->first_item_ns = spdl__load_relaxed(&p->first_item_ns);
+    for (i = 0; i < p->count; ++i) {
+        spdl__stage_snapshot(p, &p->node[i], &stats->stage[i]);
+        spdl__edge_snapshot(p, &p->node[i].out, now, &stats->edge[i]);
+    }
+    stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
+}
+
+/* --- text --- */
+
+typedef struct spdl__text {
+    char *buffer;
+    size_t bytes;
+    size_t length; /* of the whole text, also the part that does not fit */
+} spdl__text;
+
+SPDL__PRIVATE void spdl__text_add(spdl__text *text, const char *format, ...) SPDL__PRINTF(2, 3);
+SPDL__PRIVATE void spdl__text_add(spdl__text *text, const char *format, ...) {
+    const size_t left = text->length < text->bytes ? text->bytes - text->length : 0;
+    char none[1];
+    va_list args;
+    int length;
+    va_start(args, format);
+    length = vsnprintf(left ? text->buffer + text->length : none, left ? left : 1, format, args);
+    va_end(args);
+    if (length > 0) text->length += (size_t)length;
+}
+
+typedef struct spdl__cell {
+    char text[16];
+} spdl__cell;
+
+/* A duration in three digits and a unit. */
+SPDL__PRIVATE const char *spdl__duration(spdl__cell *cell, double ns) {
+    static const char *const units[] = { "ns", "us", "ms", "s" };
+    int unit = 0;
+    while (ns >= 999.5 && unit < 3) {
+        ns /= 1000;
+        ++unit;
+    }
+    (void)snprintf(cell->text, sizeof(cell->text), "%.*f %s",
+                   ns < 9.995 && unit > 0 ? 2 : ns < 99.95 && unit > 0 ? 1 : 0, ns, units[unit]);
+    return cell->text;
+}
+
+SPDL__PRIVATE double spdl__share(uint64_t part, uint64_t whole) {
+    return whole > 0 ? (double)part / (double)whole : 0;
+}
+
+/* How busy a stage was: 1 when all the calls it may have were running all the time. */
+SPDL__PRIVATE double spdl__stage_load(const spdl_stats *stats, int i) {
+    return spdl__share(stats->stage[i].busy_ns, stats->elapsed_ns) / stats->stage[i].concurrency;
+}
+
+SPDL__PRIVATE int spdl__stats_busiest(const spdl_stats *stats) {
+    int i, busiest = 0;
+    for (i = 1; i < stats->stage_count; ++i)
+        if (spdl__stage_load(stats, i) > spdl__stage_load(stats, busiest)) busiest = i;
+    return busiest;
+}
+
+/* The share of time the trainer waited, the wait for the first item left out. */
+SPDL__PRIVATE double spdl__stats_waiting(const spdl_stats *stats) {
+    const uint64_t first = spdl__min(stats->first_item_ns, stats->wait_ns);
+    return spdl__share(stats->wait_ns - first,
+                       stats->elapsed_ns - spdl__min(stats->first_item_ns, stats->elapsed_ns));
+}
+
+#define SPDL__WAITING_TOLD 0.05 /* a trainer that waits less is told to be fed well */
+#define SPDL__BUSY_TOLD 0.5     /* a stage that is busy less is not told to be the limit */
+
+/* The row of the stage that holds the trainer back, or -1 when nothing does. */
+SPDL__PRIVATE int spdl__stats_limit(const spdl_stats *stats) {
+    if (stats->delivered == 0 || spdl__stats_waiting(stats) < SPDL__WAITING_TOLD) return -1;
+    return spdl__stats_busiest(stats);
+}
+
+SPDL__PRIVATE void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
+    const double waiting = 100 * spdl__stats_waiting(stats);
+    const int limit = spdl__stats_limit(stats);
+    uint64_t busy = 0;
+    int i;
+    for (i = 0; i < stats->stage_count; ++i) busy += stats->stage[i].busy_ns;
+    if (stats->delivered == 0) {
+        spdl__text_add(text, "Nothing has been delivered yet.");
+    } else if (limit < 0) {
+        spdl__text_add(text, "The stages waited for the trainer: it spent %.1f %% of its time "
+                             "waiting for data.", waiting);
+    } else if (stats->workers > 0 &&
+               spdl__share(busy, stats->elapsed_ns) > 0.9 * stats->workers) {
+        spdl__text_add(text, "The trainer waited %.0f %% of its time for data: all %d workers were "
+                             "busy, most of all with stage %d '%s'.", waiting, stats->workers,
+                       limit, stats->stage[limit].name);
+    } else if (spdl__stage_load(stats, limit) < SPDL__BUSY_TOLD) {
+        spdl__text_add(text, "The trainer waited %.0f %% of its time for data, though no stage was "
+                             "busy for more than %.0f %%: the workers lacked processor time, or "
+                             "buffer_size is small for items this short.", waiting,
+                       100 * spdl__stage_load(stats, limit));
+    } else {
+        spdl__text_add(text, "The trainer waited %.0f %% of its time for data: stage %d '%s' is "
+                             "the busiest, %.0f %% of what its concurrency of %d allows.", waiting,
+                       limit, stats->stage[limit].name, 100 * spdl__stage_load(stats, limit),
+                       stats->stage[limit].concurrency);
+    }
+}
+
+SPDL__PRIVATE double spdl__per_item(uint64_t ns, uint64_t items) {
+    return items > 0 ? (double)ns / (double)items : (double)ns;
+}
+
+SPDL__PRIVATE void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i, bool limit) {
+    const spdl_stage_stats *stage = &stats->stage[i];
+    const spdl_edge_stats *edge = &stats->edge[i];
+    spdl__cell cell[6];
+    spdl__text_add(text, "%c %-16.16s %4d %9llu %6llu %6llu ", limit ? '>' : ' ', stage->name,
+                   stage->concurrency, (unsigned long long)stage->tasks,
+                   (unsigned long long)stage->failures, (unsigned long long)stage->skips);
+    if (stage->kind == SPDL_KIND_BATCH)
+        spdl__text_add(text, "%8s %8s %8s %8s %5s", "-", "-", "-", "-", "-");
+    else
+        spdl__text_add(text, "%8s %8s %8s %8s %4.0f%%",
+                       spdl__duration(&cell[0], (double)stage->mean_ns),
+                       spdl__duration(&cell[1], (double)stage->p50_ns),
+                       spdl__duration(&cell[2], (double)stage->p99_ns),
+                       spdl__duration(&cell[3], (double)stage->max_ns),
+                       100 * spdl__stage_load(stats, i));
+    spdl__text_add(text, " | %4d/%-4d %8s %8s %5.1f%%\n", edge->depth, edge->buffer_size,
+                   spdl__duration(&cell[4], spdl__per_item(edge->put_wait_ns, edge->items)),
+                   spdl__duration(&cell[5], spdl__per_item(edge->get_wait_ns, edge->items)),
+                   100 * edge->readiness);
+}
+
+SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes) {
+    spdl__text text;
+    text.buffer = buffer;
+    text.bytes = bytes;
+    text.length = 0;
+    if (bytes > 0) buffer[0] = '\0';
+    spdl__verdict(&text, stats);
+    return (int)text.length;
+}
+
+SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes) {
+    int i, limit = spdl__stats_limit(stats);
+    spdl__cell cell[2];
+    spdl__text text;
+    text.buffer = buffer;
+    text.bytes = bytes;
+    text.length = 0;
+    if (bytes > 0) buffer[0] = '\0';
+    if (limit >= 0 && spdl__stage_load(stats, limit) < SPDL__BUSY_TOLD) limit = -1;
+    spdl__verdict(&text, stats);
+    spdl__text_add(&text, "\n%llu items in %s, the first after %s, %d worker%s\n\n",
+                   (unsigned long long)stats->delivered,
+                   spdl__duration(&cell[0], (double)stats->elapsed_ns),
+                   spdl__duration(&cell[1], (double)stats->first_item_ns), stats->workers,
+                   stats->workers == 1 ? "" : "s");
+    spdl__text_add(&text, "  %-16s %4s %9s %6s %6s %8s %8s %8s %8s %5s | %9s %8s %8s %6s\n",
+                   "stage", "conc", "tasks", "failed", "skip", "mean", "p50", "p99", "max", "busy",
+                   "waiting", "put wait", "get wait", "ready");
+    for (i = 0; i < stats->stage_count; ++i) spdl__stats_row(&text, stats, i, i == limit);
+    return (int)text.length;
+}
+
+/* ============================================================================================= */
+/* >>cache-impl
+   Owner only, no locks. `item` holds what is kept; without copy_item an item that was handed out
+   and not kept is `loan` until the next call. */
+
+struct spdl_cache {
+    spdl_cache_desc desc;
+    void **item;
+    uint64_t kept;
+    uint64_t position; /* next one to hand out of the cache */
+    uint64_t taken;    /* from the source */
+    uint64_t given;    /* to the caller */
+    void *loan;
+    bool warm;
+    bool source_deleted;
+};
+
+SPDL__PRIVATE bool spdl__cache_desc_valid(const spdl_cache_desc *desc) {
+    return desc != NULL && desc->next != NULL && desc->num_caches >= 1 &&
+           (desc->return_caches_after == 0 || desc->return_caches_after >= desc->num_caches) &&
+           (desc->stop_after == 0 ||
+            desc->stop_after >= spdl__max(desc->num_caches, desc->return_caches_after)) &&
+           desc->num_caches <= SIZE_MAX / sizeof(void *) &&
+           spdl__allocator_valid(&desc->allocator);
+}
+
+SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc *desc) {
+    spdl_cache *made;
+    if (cache == NULL) return SPDL_E_INVALID;
+    *cache = NULL;
+    if (!spdl__cache_desc_valid(desc)) return SPDL_E_INVALID;
+    made = (spdl_cache *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), sizeof(void *));
+    if (made == NULL) return SPDL_E_NOMEM;
+    made->desc = *desc;
+    if (made->desc.return_caches_after == 0) made->desc.return_caches_after = desc->num_caches;
+    made->item = (void **)spdl__alloc(&desc->allocator, (size_t)desc->num_caches * sizeof(void *),
+                                      sizeof(void *));
+    if (made->item == NULL) {
+        spdl__free(&desc->allocator, made, sizeof(*made));
+        return SPDL_E_NOMEM;
+    }
+    *cache = made;
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE void spdl__cache_free_item(const spdl_cache *cache, void *item) {
+    if (item != NULL && cache->desc.free_item != NULL) cache->desc.free_item(item);
+}
+
+SPDL__PRIVATE void spdl__cache_delete_source(spdl_cache *cache) {
+    if (cache->source_deleted) return;
+    cache->source_deleted = true;
+    if (cache->desc.delete_source != NULL) cache->desc.delete_source(cache->desc.source);
+}
+
+SPDL_API void spdl_cache_destroy(spdl_cache *cache) {
+    spdl_allocator allocator;
+    uint64_t i;
+    if (cache == NULL) return;
+    allocator = cache->desc.allocator;
+    spdl__cache_free_item(cache, cache->loan);
+    for (i = 0; i < cache->kept; ++i) spdl__cache_free_item(cache, cache->item[i]);
+    spdl__cache_delete_source(cache);
+    spdl__free(&allocator, cache->item, (size_t)cache->desc.num_caches * sizeof(void *));
+    spdl__free(&allocator, cache, sizeof(*cache));
+}
+
+SPDL_API bool spdl_cache_warm(const spdl_cache *cache) { return cache->warm; }
+
+/* Hands out an item that is kept: itself, or a copy that is the caller's. */
+SPDL__PRIVATE spdl_result spdl__cache_give(spdl_cache *cache, void *kept, void **item) {
+    void *given = kept;
+    if (cache->desc.copy_item != NULL && kept != NULL) {
+        given = cache->desc.copy_item(kept);
+        if (given == NULL) return SPDL_E_NOMEM;
+    }
+    memcpy(item, &given, sizeof(given)); /* *item may be any object pointer */
+    cache->given++;
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__cache_from_source(spdl_cache *cache, void **item,
+                                                  int64_t timeout_ns) {
+    void *fresh = NULL;
+    const spdl_result result = cache->desc.next(cache->desc.source, &fresh, timeout_ns);
+    if (result != SPDL_OK) return result;
+    if (++cache->taken >= cache->desc.return_caches_after) cache->warm = true;
+    if (cache->kept < cache->desc.num_caches) {
+        cache->item[cache->kept++] = fresh;
+        return spdl__cache_give(cache, fresh, item);
+    }
+    if (cache->desc.copy_item == NULL) cache->loan = fresh;
+    memcpy(item, &fresh, sizeof(fresh));
+    cache->given++;
+    return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t timeout_ns) {
+    void *kept;
+    spdl_result result;
+    if (cache == NULL || item == NULL) return SPDL_E_INVALID;
+    if (cache->desc.stop_after != 0 && cache->given >= cache->desc.stop_after) return SPDL_END;
+    spdl__cache_free_item(cache, cache->loan);
+    cache->loan = NULL;
+    if (!cache->warm) {
+        result = spdl__cache_from_source(cache, item, timeout_ns);
+        if (result != SPDL_END) return result;
+        cache->warm = true; /* the source was short: the cache takes over at once */
+    }
+    spdl__cache_delete_source(cache);
+    if (cache->kept == 0) return SPDL_END;
+    kept = cache->item[cache->position];
+    cache->position = (cache->position + 1) % cache->kept;
+    return spdl__cache_give(cache, kept, item);
+}
+
+SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeout_ns) {
+    return spdl_cache_next((spdl_cache *)cache, item, timeout_ns);
+}
+
+/* ============================================================================================= */
+/* >>crc-impl
+   CRC-32 as ZIP has it, eight bytes a step out of eight tables. An archive fills the tables while
+   it is opened, before any other thread can see it, and owns them; from then on they are only read,
+   so any number of threads may use them at once. Also the loads of little-endian numbers, which are
+   right at any alignment and on any host. */
+
+typedef unsigned long long spdl__llu; /* what "%llu" takes */
+
+SPDL__PRIVATE uint16_t spdl__le16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
+
+SPDL__PRIVATE uint32_t spdl__le32(const uint8_t *p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+SPDL__PRIVATE uint64_t spdl__le64(const uint8_t *p) {
+    return (uint64_t)spdl__le32(p) | (uint64_t)spdl__le32(p + 4) << 32;
+}
+
+/* table[k][b]: what byte b does to the remainder when k zero bytes follow it. */
+typedef struct spdl__crc {
+    uint32_t table[8][256];
+} spdl__crc;
+
+SPDL__PRIVATE void spdl__crc_init(spdl__crc *crc) {
+    uint32_t byte, value;
+    int bit, k;
+    for (byte = 0; byte < 256; byte++) {
+        value = byte;
+        for (bit = 0; bit < 8; bit++) value = (value >> 1) ^ (value & 1 ? 0xedb88320u : 0u);
+        crc->table[0][byte] = value;
+    }
+    for (k = 1; k < 8; k++) {
+        for (byte = 0; byte < 256; byte++) {
+            value = crc->table[k - 1][byte];
+            crc->table[k][byte] = (value >> 8) ^ crc->table[0][value & 255];
+        }
+    }
+}
+
+/* The CRC of what `value` is the CRC of, followed by these bytes; start with 0. */
+SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const uint8_t *data,
+                                     size_t bytes) {
+    uint32_t low, high;
+    value = ~value;
+    for (; bytes >= 8; bytes -= 8, data += 8) {
+        low = spdl__le32(data) ^ value;
+        high = spdl__le32(data + 4);
+        value = crc->table[7][low & 255] ^ crc->table[6][low >> 8 & 255] ^
+                crc->table[5][low >> 16 & 255] ^ crc->table[4][low >> 24] ^
+                crc->table[3][high & 255] ^ crc->table[2][high >> 8 & 255] ^
+                crc->table[1][high >> 16 & 255] ^ crc->table[0][high >> 24];
+    }
+    for (; bytes > 0; bytes--, data++) value = crc->table[0][(value ^ *data) & 255] ^ value >> 8;
+    return ~value;
+}
+
+/* ============================================================================================= */
+/* >>inflate-impl
+   Deflate (RFC 1951) from memory to memory. The state belongs to the thread that decodes and lives
+   on its stack; nothing is allocated, nothing is shared. It stops before any byte of output and
+   goes on from there, so that the head of a member can be had without the rest and the rest can go
+   straight to the caller's memory. Never is a byte read outside the input or before the output, nor
+   written past the limit of the call; the time is linear in input plus output. It refuses what zlib
+   refuses: codes that are over-subscribed, or incomplete except for a lone code of one bit; no code
+   for the end of a block; lengths 286 and 287, distances 30 and 31; distances that reach back too
+   far; stored blocks whose two lengths disagree; input that ends early. */
+
+/* An entry of a decoding table.
+     bits 0-7    how many bits the code and its extra bits take; in a link: bits of the subtable
+     bits 8-11   how many of them are the code
+     bits 12-15  what it is; none of the flags: a length or a distance
+     bits 16-31  the literal, the base to which the extra bits are added, or where the subtable is */
+#define SPDL__INFLATE_LITERAL 0x8000u
+#define SPDL__INFLATE_LINK 0x4000u
+#define SPDL__INFLATE_END 0x2000u
+#define SPDL__INFLATE_BAD 0x1000u
+
+/* Most entries a table of so many first-level bits can need: zlib's examples/enough.c computes
+   them, for 286 and 30 symbols of at most 15 bits. The fixed codes need 512 and 32. */
+#define SPDL__INFLATE_LITLEN_BITS 11
+#define SPDL__INFLATE_LITLEN_ENTRIES 2342
+#define SPDL__INFLATE_DIST_BITS 8
+#define SPDL__INFLATE_DIST_ENTRIES 402
+#define SPDL__INFLATE_PRECODE_BITS 7
+#define SPDL__INFLATE_PRECODE_ENTRIES 128
+
+#define SPDL__INFLATE_WINDOW 32768 /* the longest distance */
+#define SPDL__INFLATE_FAST_IN 16   /* input the fast loop may look at in one round: two loads */
+#define SPDL__INFLATE_FAST_OUT 272 /* output it may write in one: 2 literals, 258 bytes, 7 over */
+
+/* What a run ended with; also, with the first four, what it is in the middle of. */
+typedef enum spdl__inflate_mode {
+    SPDL__INFLATE_BLOCK,  /* before the header of a block */
+    SPDL__INFLATE_STORED, /* in a stored block */
+    SPDL__INFLATE_CODES,  /* in a compressed block */
+    SPDL__INFLATE_DONE,   /* after the last block */
+    SPDL__INFLATE_FAILED, /* `reason` says why */
+    SPDL__INFLATE_FULL    /* the next byte is at the limit */
+} spdl__inflate_mode;
+
+typedef enum spdl__inflate_alphabet {
+    SPDL__INFLATE_LITLEN,
+    SPDL__INFLATE_DIST,
+    SPDL__INFLATE_PRECODE
+} spdl__inflate_alphabet;
+
+typedef struct spdl__inflate {
+    const uint8_t *in, *in_begin, *in_end;
+    uint64_t bits;  /* input that was loaded and not used yet, the next bit lowest */
+    unsigned count; /* how many */
+
+    uint8_t *base, *out, *limit; /* output so far, and where this run must stop */
+    const uint8_t *before;       /* the output that came before `base` and lies elsewhere */
+    size_t before_bytes;
+
+    spdl__inflate_mode mode;
+    const char *reason;
+    bool last_block, fixed_ready; /* the tables hold the fixed codes */
+    unsigned stored_left;
+    size_t match_left, match_distance;
+    unsigned litlen_bits, dist_bits;
+    uint32_t litlen[SPDL__INFLATE_LITLEN_ENTRIES];
+    uint32_t dist[SPDL__INFLATE_DIST_ENTRIES];
+} spdl__inflate;
+
+SPDL__PRIVATE void spdl__inflate_init(spdl__inflate *s, const uint8_t *in, size_t bytes,
+                                      uint8_t *out) {
+    s->in = s->in_begin = in;
+    s->in_end = in + bytes;
+    s->bits = 0;
+    s->count = 0;
+    s->base = s->out = s->limit = out;
+    s->before = NULL;
+    s->before_bytes = 0;
+    s->mode = SPDL__INFLATE_BLOCK;
+    s->reason = NULL;
+    s->last_block = s->fixed_ready = false;
+    s->stored_left = 0;
+    s->match_left = s->match_distance = 0;
+    s->litlen_bits = s->dist_bits = 0;
+}
+
+SPDL__PRIVATE bool spdl__inflate_fail(spdl__inflate *s, const char *reason) {
+    s->mode = SPDL__INFLATE_FAILED;
+    s->reason = reason;
+    return false;
+}
+
+/* Loads whole bytes while they fit: afterwards there are 56 bits or more, or all that are left. */
+SPDL__PRIVATE void spdl__inflate_refill(spdl__inflate *s) {
+    while (s->count < 56 && s->in != s->in_end) {
+        s->bits |= (uint64_t)*s->in++ << s->count;
+        s->count += 8;
+    }
+}
+
+SPDL__PRIVATE void spdl__inflate_drop(spdl__inflate *s, unsigned count) {
+    s->bits >>= count;
+    s->count -= count;
+}
+
+/* Takes up to 16 bits. */
+SPDL__PRIVATE bool spdl__inflate_take(spdl__inflate *s, unsigned count, unsigned *value) {
+    spdl__inflate_refill(s);
+    if (s->count < count) return spdl__inflate_fail(s, "the deflate stream is cut off");
+    *value = (unsigned)(s->bits & ((1u << count) - 1));
+    spdl__inflate_drop(s, count);
+    return true;
+}
+
+/* What a symbol means: an entry without the bits of its code. */
+SPDL__PRIVATE uint32_t spdl__inflate_meaning(spdl__inflate_alphabet alphabet, unsigned symbol) {
+    static const uint16_t length_base[29] = { 3,  4,  5,  6,   7,   8,   9,   10,  11, 13,
+                                              15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
+                                              67, 83, 99, 115, 131, 163, 195, 227, 258 };
+    uint32_t base, extra;
+    if (alphabet == SPDL__INFLATE_PRECODE) return symbol << 16;
+    if (alphabet == SPDL__INFLATE_DIST) {
+        if (symbol >= 30) return SPDL__INFLATE_BAD;
+        extra = symbol < 4 ? 0 : symbol / 2 - 1;
+        base = symbol < 4 ? symbol + 1 : ((2 + symbol % 2) << extra) + 1;
+        return base << 16 | extra;
+    }
+    if (symbol < 256) return symbol << 16 | SPDL__INFLATE_LITERAL;
+    if (symbol == 256) return SPDL__INFLATE_END;
+    if (symbol >= 286) return SPDL__INFLATE_BAD;
+    extra = symbol < 265 || symbol == 285 ? 0 : (symbol - 261) / 4;
+    return (uint32_t)length_base[symbol - 257] << 16 | extra;
+}
+
+/* Whether the lengths make a prefix code: each code of `length` bits takes 2^-length of the space,
+   and all of it must be used, but for the lone code of one bit and the code without symbols. */
+SPDL__PRIVATE bool spdl__inflate_complete(const unsigned *count, unsigned longest,
+                                          spdl__inflate_alphabet alphabet) {
+    unsigned length, left = 1;
+    for (length = 1; length <= longest; length++) {
+        left *= 2;
+        if (count[length] > left) return false;
+        left -= count[length];
+    }
+    return left == 0 || (longest <= 1 && alphabet != SPDL__INFLATE_PRECODE);
+}
+
+/* The bits of a subtable that begins with a code of `length` bits: so many that all codes which
+   share its first `root` bits fit. count[] tells the codes that have no place yet. */
+SPDL__PRIVATE unsigned spdl__inflate_sub_bits(const unsigned *count, unsigned length, unsigned root,
+                                              unsigned longest) {
+    unsigned bits = length - root, left = 1u << bits;
+    while (bits + root < longest && count[bits + root] < left) {
+        left = (left - count[bits + root]) * 2;
+        bits++;
+    }
+    return bits;
+}
+
+/* The next code of the same length, or the first of a greater one, as deflate stores it: the first
+   bit lowest. */
+SPDL__PRIVATE unsigned spdl__inflate_next_code(unsigned code, unsigned length) {
+    unsigned bit = 1u << (length - 1);
+    while (code & bit) {
+        code ^= bit;
+        bit >>= 1;
+    }
+    return code | bit;
+}
+
+/* Symbols with a code, shorter codes first; counts the codes of each length. */
+SPDL__PRIVATE unsigned spdl__inflate_order(const uint8_t *lengths, unsigned symbols,
+                                           unsigned *count, uint16_t *order) {
+    unsigned place[17], symbol, length;
+    memset(count, 0, 16 * sizeof *count);
+    for (symbol = 0; symbol < symbols; symbol++) count[lengths[symbol]]++;
+    count[0] = 0;
+    place[1] = 0;
+    for (length = 1; length < 16; length++) place[length + 1] = place[length] + count[length];
+    for (symbol = 0; symbol < symbols; symbol++) {
+        if (lengths[symbol] > 0) order[place[lengths[symbol]]++] = (uint16_t)symbol;
+    }
+    return place[16];
+}
+
+/* Fills a decoding table and returns the bits of its first level, or 0 when there is no such code.
+   Its cost follows the longest code, so that many tiny blocks cannot make it slow. */
+SPDL__PRIVATE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
+                                           spdl__inflate_alphabet alphabet, const uint8_t *lengths,
+                                           unsigned symbols) {
+    unsigned count[16], longest = 15, used, i, at, length, code = 0;
+    unsigned sub = 0, sub_bits = 0, sub_prefix = ~0u, end;
+    uint16_t order[288];
+    uint32_t entry;
+    used = spdl__inflate_order(lengths, symbols, count, order);
+    while (longest > 0 && count[longest] == 0) longest--;
+    if (!spdl__inflate_complete(count, longest, alphabet)) return 0;
+    if (root > longest) root = longest > 0 ? longest : 1;
+    end = 1u << root;
+    if (longest <= 1) table[0] = table[1] = SPDL__INFLATE_BAD | 1;
+    for (i = 0; i < used; i++) {
+        length = lengths[order[i]];
+        entry = spdl__inflate_meaning(alphabet, order[i]) + (length << 8 | length);
+        if (length <= root) {
+            for (at = code; at < 1u << root; at += 1u << length) table[at] = entry;
+        } else {
+            if ((code & ((1u << root) - 1)) != sub_prefix) {
+                sub_prefix = code & ((1u << root) - 1);
+                sub_bits = spdl__inflate_sub_bits(count, length, root, longest);
+                sub = end;
+                end += 1u << sub_bits;
+                table[sub_prefix] = sub << 16 | SPDL__INFLATE_LINK | sub_bits;
+            }
+            at = code >> root;
+            for (; at < 1u << sub_bits; at += 1u << (length - root)) table[sub + at] = entry;
+        }
+        count[length]--;
+        code = spdl__inflate_next_code(code, length);
+    }
+    return root;
+}
+
+SPDL__PRIVATE uint32_t spdl__inflate_find(const uint32_t *table, unsigned root, uint64_t bits) {
+    uint32_t entry = table[bits & ((1u << root) - 1)];
+    if (entry & SPDL__INFLATE_LINK) {
+        entry = table[(entry >> 16) + ((bits >> root) & ((1u << (entry & 255)) - 1))];
+    }
+    return entry;
+}
+
+/* The base of a length or distance plus its extra bits, which follow the code in `bits`. */
+SPDL__PRIVATE size_t spdl__inflate_value(uint32_t entry, uint64_t bits) {
+    unsigned code = entry >> 8 & 15, all = entry & 255;
+    return (entry >> 16) + (size_t)((bits & (((uint64_t)1 << all) - 1)) >> code);
+}
+
+SPDL__PRIVATE bool spdl__inflate_stored_block(spdl__inflate *s) {
+    unsigned length, check;
+    spdl__inflate_drop(s, s->count & 7);
+    if (!spdl__inflate_take(s, 16, &length) || !spdl__inflate_take(s, 16, &check)) return false;
+    if (length != (check ^ 0xffff)) {
+        return spdl__inflate_fail(s, "the two lengths of a stored block disagree");
+    }
+    s->in -= s->count / 8; /* the bytes are copied from the input itself */
+    s->bits = 0;
+    s->count = 0;
+    s->stored_left = length;
+    s->mode = SPDL__INFLATE_STORED;
+    return true;
+}
+
+SPDL__PRIVATE bool spdl__inflate_fixed_block(spdl__inflate *s) {
+    uint8_t lengths[288];
+    s->mode = SPDL__INFLATE_CODES;
+    if (s->fixed_ready) return true;
+    memset(lengths, 8, 144);
+    memset(lengths + 144, 9, 112);
+    memset(lengths + 256, 7, 24);
+    memset(lengths + 280, 8, 8);
+    s->litlen_bits = spdl__inflate_build(s->litlen, SPDL__INFLATE_LITLEN_BITS, SPDL__INFLATE_LITLEN,
+                                         lengths, 288);
+    memset(lengths, 5, 32);
+    s->dist_bits =
+        spdl__inflate_build(s->dist, SPDL__INFLATE_DIST_BITS, SPDL__INFLATE_DIST, lengths, 32);
+    s->fixed_ready = true;
+    return true;
+}
+
+/* Reads the code lengths of both codes; they are themselves coded, with runs. */
+SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode, unsigned root,
+                                         uint8_t *lengths, unsigned total) {
+    static const uint8_t extra[3] = { 2, 3, 7 }, least[3] = { 3, 3, 11 };
+    unsigned have = 0, symbol, run;
+    uint32_t entry;
+    while (have < total) {
+        spdl__inflate_refill(s);
+        entry = spdl__inflate_find(precode, root, s->bits);
+        if ((entry & 255) > s->count) {
+            return spdl__inflate_fail(s, "the deflate stream is cut off");
+        }
+        spdl__inflate_drop(s, entry & 255);
+        symbol = entry >> 16;
+        if (symbol < 16) {
+            lengths[have++] = (uint8_t)symbol;
+            continue;
+        }
+        if (!spdl__inflate_take(s, extra[symbol - 16], &run)) return false;
+        run += least[symbol - 16];
+        if (run > total - have || (symbol == 16 && have == 0)) {
+            return spdl__inflate_fail(s, "a run of code lengths does not fit");
+        }
+        memset(lengths + have, symbol == 16 ? lengths[have - 1] : 0, run);
+        have += run;
+    }
+    return true;
+}
+
+SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
+    static const uint8_t place[19] = { 16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
+                                       11, 4,  12, 3, 13, 2, 14, 1, 15 };
+    uint32_t precode[SPDL__INFLATE_PRECODE_ENTRIES];
+    uint8_t lengths[286 + 30], of_lengths[19] = { 0 };
+    unsigned litlens, dists, precodes, i, value, root;
+    s->fixed_ready = false;
+    if (!spdl__inflate_take(s, 5, &litlens) || !spdl__inflate_take(s, 5, &dists) ||
+        !spdl__inflate_take(s, 4, &precodes)) {
+        return false;
+    }
+    litlens += 257;
+    dists += 1;
+    if (litlens > 286 || dists > 30) {
+        return spdl__inflate_fail(s, "too many length or distance codes");
+    }
+    for (i = 0; i < precodes + 4; i++) {
+        if (!spdl__inflate_take(s, 3, &value)) return false;
+        of_lengths[place[i]] = (uint8_t)value;
+    }
+    root = spdl__inflate_build(precode, SPDL__INFLATE_PRECODE_BITS, SPDL__INFLATE_PRECODE,
+                               of_lengths, 19);
+    if (root == 0) return spdl__inflate_fail(s, "the code of the code lengths is no code");
+    if (!spdl__inflate_lengths(s, precode, root, lengths, litlens + dists)) return false;
+    if (lengths[256] == 0) return spdl__inflate_fail(s, "a block has no code for its end");
+    s->litlen_bits = spdl__inflate_build(s->litlen, SPDL__INFLATE_LITLEN_BITS, SPDL__INFLATE_LITLEN,
+                                         lengths, litlens);
+    if (s->litlen_bits == 0) return spdl__inflate_fail(s, "the literal code is no code");
+    s->dist_bits = spdl__inflate_build(s->dist, SPDL__INFLATE_DIST_BITS, SPDL__INFLATE_DIST,
+                                       lengths + litlens, dists);
+    if (s->dist_bits == 0) return spdl__inflate_fail(s, "the distance code is no code");
+    s->mode = SPDL__INFLATE_CODES;
+    return true;
+}
+
+SPDL__PRIVATE bool spdl__inflate_block(spdl__inflate *s) {
+    unsigned header;
+    if (s->last_block) {
+        s->mode = SPDL__INFLATE_DONE;
+        return true;
+    }
+    if (!spdl__inflate_take(s, 3, &header)) return false;
+    s->last_block = header & 1;
+    if (header >> 1 == 0) return spdl__inflate_stored_block(s);
+    if (header >> 1 == 1) return spdl__inflate_fixed_block(s);
+    if (header >> 1 == 2) return spdl__inflate_dynamic_block(s);
+    return spdl__inflate_fail(s, "a block is of no known kind");
+}
+
+/* Copies from a stored block; false when the output is full. */
+SPDL__PRIVATE bool spdl__inflate_stored(spdl__inflate *s) {
+    size_t bytes = s->stored_left, room = (size_t)(s->limit - s->out);
+    size_t left = (size_t)(s->in_end - s->in);
+    if (bytes == 0) {
+        s->mode = SPDL__INFLATE_BLOCK;
+        return true;
+    }
+    if (room == 0) return false;
+    if (left == 0) {
+        spdl__inflate_fail(s, "the deflate stream is cut off");
+        return true;
+    }
+    if (bytes > room) bytes = room;
+    if (bytes > left) bytes = left;
+    memcpy(s->out, s->in, bytes);
+    s->out += bytes;
+    s->in += bytes;
+    s->stored_left -= (unsigned)bytes;
+    return true;
+}
+
+/* Copies what is left of a match, byte by byte since source and destination may overlap; false when
+   the output is full. */
+SPDL__PRIVATE bool spdl__inflate_match(spdl__inflate *s) {
+    size_t here, i, bytes = (size_t)(s->limit - s->out);
+    const uint8_t *from;
+    if (bytes == 0) return false;
+    if (bytes > s->match_left) bytes = s->match_left;
+    here = (size_t)(s->out - s->base);
+    if (s->match_distance > here) {
+        from = s->before + (s->before_bytes - (s->match_distance - here));
+        if (bytes > s->match_distance - here) bytes = s->match_distance - here;
+    } else {
+        from = s->out - s->match_distance;
+    }
+    for (i = 0; i < bytes; i++) s->out[i] = from[i];
+    s->out += bytes;
+    s->match_left -= bytes;
+    return true;
+}
+
+/* Begins a match, after which only spdl__inflate_match may write. */
+SPDL__PRIVATE void spdl__inflate_begin_match(spdl__inflate *s, size_t length, size_t distance) {
+    if (distance > (size_t)(s->out - s->base) + s->before_bytes) {
+        spdl__inflate_fail(s, "a distance reaches back before the first byte");
+        return;
+    }
+    s->match_left = length;
+    s->match_distance = distance;
+}
+
+/* What stands in a table but is neither literal nor length: the end, or an unused code. */
+SPDL__PRIVATE void spdl__inflate_end_block(spdl__inflate *s, uint32_t entry) {
+    if (entry & SPDL__INFLATE_BAD) {
+        spdl__inflate_fail(s, "a code is not in use");
+    } else {
+        s->mode = SPDL__INFLATE_BLOCK;
+    }
+}
+
+/* Decodes one symbol, with every check; false when the output is full. */
+SPDL__PRIVATE bool spdl__inflate_symbol(spdl__inflate *s) {
+    uint32_t entry;
+    size_t length;
+    spdl__inflate_refill(s); /* 48 bits are the most a length and a distance take */
+    entry = spdl__inflate_find(s->litlen, s->litlen_bits, s->bits);
+    if ((entry & 255) > s->count) {
+        spdl__inflate_fail(s, "the deflate stream is cut off");
+        return true;
+    }
+    if (entry & SPDL__INFLATE_LITERAL) {
+        if (s->out == s->limit) return false;
+        *s->out++ = (uint8_t)(entry >> 16);
+        spdl__inflate_drop(s, entry & 255);
+        return true;
+    }
+    length = spdl__inflate_value(entry, s->bits);
+    spdl__inflate_drop(s, entry & 255);
+    if (entry & (SPDL__INFLATE_END | SPDL__INFLATE_BAD)) {
+        spdl__inflate_end_block(s, entry);
+        return true;
+    }
+    entry = spdl__inflate_find(s->dist, s->dist_bits, s->bits);
+    if ((entry & 255) > s->count) {
+        spdl__inflate_fail(s, "the deflate stream is cut off");
+    } else if (entry & SPDL__INFLATE_BAD) {
+        spdl__inflate_fail(s, "a code is not in use");
+    } else {
+        spdl__inflate_begin_match(s, length, spdl__inflate_value(entry, s->bits));
+        spdl__inflate_drop(s, entry & 255);
+    }
+    return true;
+}
+
+/* A match that lies in the output whole. May write up to 7 bytes past its end. */
+SPDL__PRIVATE uint8_t *spdl__inflate_copy(uint8_t *out, size_t distance, size_t length) {
+    const uint8_t *from = out - distance;
+    uint8_t *end = out + length;
+    if (distance >= 8) {
+        for (; out < end; out += 8, from += 8) memcpy(out, from, 8);
+    } else if (distance == 1) {
+        memset(out, *from, length);
+    } else {
+        while (out < end) *out++ = *from++;
+    }
+    return end;
+}
+
+/* Decodes while neither end is near, so that no read and no write of a round needs a check. What is
+   used in every round is kept in locals, which the stores through `out` cannot be thought to
+   change. */
+SPDL__PRIVATE void spdl__inflate_fast(spdl__inflate *s) {
+    const uint8_t *in = s->in, *const in_end = s->in_end, *const base = s->base;
+    uint8_t *out = s->out, *const limit = s->limit;
+    const unsigned litlen_bits = s->litlen_bits, dist_bits = s->dist_bits;
+    unsigned count = s->count;
+    uint64_t bits = s->bits;
+    uint32_t entry, no_match = 0;
+    size_t length, distance = 0, far_length = 0;
+    while (in_end - in >= SPDL__INFLATE_FAST_IN && limit - out >= SPDL__INFLATE_FAST_OUT) {
+        /* Makes it 56 bits or more. Those above `count` are the next bytes already, and the next
+           load puts the same ones over them. */
+        bits |= spdl__le64(in) << count;
+        in += (63 - count) >> 3;
+        count |= 56;
+        entry = spdl__inflate_find(s->litlen, litlen_bits, bits);
+        if (entry & SPDL__INFLATE_LITERAL) {
+            *out++ = (uint8_t)(entry >> 16);
+            bits >>= entry & 255;
+            count -= entry & 255;
+            entry = spdl__inflate_find(s->litlen, litlen_bits, bits);
+            if (entry & SPDL__INFLATE_LITERAL) {
+                *out++ = (uint8_t)(entry >> 16);
+                bits >>= entry & 255;
+                count -= entry & 255;
+                continue;
+            }
+            bits |= spdl__le64(in) << count;
+            in += (63 - count) >> 3;
+            count |= 56;
+        }
+        length = spdl__inflate_value(entry, bits);
+        bits >>= entry & 255;
+        count -= entry & 255;
+        no_match = entry & (SPDL__INFLATE_END | SPDL__INFLATE_BAD);
+        if (no_match != 0) break;
+        entry = spdl__inflate_find(s->dist, dist_bits, bits);
+        distance = spdl__inflate_value(entry, bits);
+        bits >>= entry & 255;
+        count -= entry & 255;
+        no_match = entry & SPDL__INFLATE_BAD;
+        if (no_match != 0) break;
+        if (distance > (size_t)(out - base)) {
+            far_length = length;
+            break;
+        }
+        out = spdl__inflate_copy(out, distance, length);
+    }
+    s->in = in;
+    s->out = out;
+    s->bits = bits & (((uint64_t)1 << count) - 1);
+    s->count = count;
+    if (no_match != 0) spdl__inflate_end_block(s, no_match);
+    if (far_length > 0) spdl__inflate_begin_match(s, far_length, distance);
+}
+
+/* Goes on in a compressed block; false when the output is full. */
+SPDL__PRIVATE bool spdl__inflate_codes(spdl__inflate *s) {
+    if (s->match_left > 0) return spdl__inflate_match(s);
+    spdl__inflate_fast(s);
+    if (s->mode != SPDL__INFLATE_CODES || s->match_left > 0) return true;
+    return spdl__inflate_symbol(s);
+}
+
+/* Decodes until the next byte of output would be at `limit`, the stream ends or is found to be bad.
+   A later run may go on with a new limit, and with new memory if `before` tells the old. */
+SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *limit) {
+    s->limit = limit;
+    for (;;) {
+        switch (s->mode) {
+        case SPDL__INFLATE_BLOCK: spdl__inflate_block(s); break;
+        case SPDL__INFLATE_STORED:
+            if (!spdl__inflate_stored(s)) return SPDL__INFLATE_FULL;
+            break;
+        case SPDL__INFLATE_CODES:
+            if (!spdl__inflate_codes(s)) return SPDL__INFLATE_FULL;
+            break;
+        default: return s->mode;
+        }
+    }
+}
+
+/* ============================================================================================= */
+/* >>zip-impl
+   The directory of a ZIP archive in memory. Opening reads the end record and the central directory,
+   in time that grows with their length (names out of order: with n log n), and nothing of the
+   members; a member's own header is checked each time the member is used, so that a broken member
+   does not take the others with it. After opening nothing is written, so any thread may ask. The
+   archive bytes stay the caller's; the directory made from them is one allocation of the zip.
+   Sizes, CRC and method are those of the central directory: the local header of a current NumPy
+   file says 0xffffffff. A member ends where the next one begins, at the latest. */
+
+#define SPDL__ZIP_STORED 0
+#define SPDL__ZIP_DEFLATED 8
+#define SPDL__ZIP_LOCAL_BYTES 30
+#define SPDL__ZIP_ENTRY_BYTES 46
+#define SPDL__ZIP_END_BYTES 22
+#define SPDL__ZIP_END64_BYTES 56
+#define SPDL__ZIP_LOCATOR_BYTES 20
+
+typedef struct spdl__zip_member {
+    const uint8_t *key; /* the whole name, where the directory has it */
+    char *name;         /* without ".npy", zero at the end; NULL: hidden by a later one */
+    uint64_t offset;    /* of the local header, from the first byte in memory */
+    uint64_t limit;     /* where the next member or the directory begins */
+    uint64_t csize, usize;
+    uint32_t crc;
+    uint16_t key_bytes, method, flags;
+    bool overlaps;
+} spdl__zip_member;
+
+typedef struct spdl__zip {
+    const uint8_t *data;
+    size_t size;
+    char label[208]; /* the file, for messages; a long path loses its head */
+    spdl_allocator allocator;
+    spdl__zip_member *members;
+    uint32_t *by_name; /* members in the order of spdl__zip_name_before */
+    size_t count;
+    void *block; /* holds members, by_name and the names */
+    size_t block_bytes;
+    size_t directory; /* where the central directory begins */
+    uint64_t prefix;  /* bytes in front of the archive, which its offsets do not count */
+} spdl__zip;
+
+/* What the end records say. */
+typedef struct spdl__zip_end {
+    uint64_t entries, bytes, offset;
+    uint64_t stop; /* where the central directory must end */
+    bool wide;     /* a ZIP64 record was there: `entries` is the whole number */
+} spdl__zip_end;
+
+/* Copies a name for a message: nothing in it can steer a terminal, and it does not fill it. */
+SPDL__PRIVATE void spdl__zip_printable(char *to, size_t bytes, const char *name) {
+    size_t i, length = strlen(name);
+    for (i = 0; i < length && i + 1 < bytes; i++) {
+        to[i] = (unsigned char)name[i] < 32 || name[i] == 127 ? '?' : name[i];
+    }
+    to[i] = 0;
+    if (i < length) memcpy(to + bytes - 4, "...", 3);
+}
+
+SPDL__PRIVATE void spdl__zip_set_label(spdl__zip *zip, const char *path) {
+    size_t length = strlen(path), room = sizeof zip->label - 1;
+    if (length > room) path += length - room;
+    spdl__zip_printable(zip->label, sizeof zip->label, path);
+    if (length > room) memcpy(zip->label, "...", 3);
+}
+
+/* What is being looked at, and who wants to know what is wrong with it. */
+typedef struct spdl__zip_where {
+    const spdl__zip *zip;
+    const spdl__zip_member *member; /* NULL: the archive as a whole */
+    spdl_error *error;              /* may be NULL */
+} spdl__zip_where;
+
+/* Records "file: member 'name': reason" and returns the result. */
+SPDL__PRIVATE spdl_result spdl__zip_fail(const spdl__zip_where *where, spdl_result result,
+                                         const char *format, ...) SPDL__PRINTF(3, 4);
+
+SPDL__PRIVATE spdl_result spdl__zip_fail(const spdl__zip_where *where, spdl_result result,
+                                         const char *format, ...) {
+    char reason[192], name[80];
+    const char *label = where->zip->label;
+    va_list args;
+    if (where->error == NULL) return result;
+    va_start(args, format);
+    vsnprintf(reason, sizeof reason, format, args);
+    va_end(args);
+    if (where->member == NULL)
+        return spdl__error_set(where->error, result, "%s: %s", label, reason);
+    spdl__zip_printable(name, sizeof name, where->member->name);
+    return spdl__error_set(where->error, result, "%s: member '%s': %s", label, name, reason);
+}
+
+/* The end record is the last thing in the file but for its comment. The first that ends with the
+   file, seen from the back, is it; otherwise the last there is, as Python takes it. */
+SPDL__PRIVATE bool spdl__zip_find_end(const spdl__zip *zip, size_t *end) {
+    const size_t reach = SPDL__ZIP_END_BYTES + 65535;
+    size_t at, first = zip->size > reach ? zip->size - reach : 0;
+    bool found = false;
+    if (zip->size < SPDL__ZIP_END_BYTES) return false;
+    for (at = zip->size - SPDL__ZIP_END_BYTES + 1; at-- > first;) {
+        if (spdl__le32(zip->data + at) != 0x06054b50) continue;
+        if (at + SPDL__ZIP_END_BYTES + spdl__le16(zip->data + at + 20) == zip->size) {
+            *end = at;
+            return true;
+        }
+        if (!found) *end = at;
+        found = true;
+    }
+    return found;
+}
+
+/* Takes the ZIP64 value of a field that is all ones in the older record; the two must not differ
+   otherwise. */
+SPDL__PRIVATE bool spdl__zip_widen(uint64_t *field, uint64_t ones, uint64_t wide) {
+    bool fits = *field == ones || *field == wide;
+    *field = wide;
+    return fits;
+}
+
+/* Reads the ZIP64 end record when there is a locator for it in front of the end record at `at`. */
+SPDL__PRIVATE spdl_result spdl__zip_read_end64(const spdl__zip_where *where, size_t at,
+                                               spdl__zip_end *end) {
+    const spdl__zip *zip = where->zip;
+    const uint8_t *record;
+    uint64_t position, latest;
+    if (at < SPDL__ZIP_LOCATOR_BYTES) return SPDL_OK;
+    at -= SPDL__ZIP_LOCATOR_BYTES;
+    if (spdl__le32(zip->data + at) != 0x07064b50) return SPDL_OK;
+    if (spdl__le32(zip->data + at + 16) > 1) {
+        return spdl__zip_fail(where, SPDL_E_UNSUPPORTED, "archive of several disks");
+    }
+    position = spdl__le64(zip->data + at + 8);
+    latest = at >= SPDL__ZIP_END64_BYTES ? at - SPDL__ZIP_END64_BYTES : 0;
+    if (position > latest || spdl__le32(zip->data + position) != 0x06064b50) {
+        position = latest; /* bytes in front of the archive: then it is the 56 before the locator */
+    }
+    record = zip->data + position;
+    if (at < SPDL__ZIP_END64_BYTES || spdl__le32(record) != 0x06064b50 ||
+        spdl__le64(record + 4) > at - position - 12) {
+        return spdl__zip_fail(where, SPDL_E_FORMAT,
+                              "the ZIP64 locator at byte %llu leads to no ZIP64 end record",
+                              (spdl__llu)at);
+    }
+    end->wide = true;
+    end->stop = position;
+    if (!spdl__zip_widen(&end->entries, 0xffff, spdl__le64(record + 32)) ||
+        !spdl__zip_widen(&end->bytes, 0xffffffff, spdl__le64(record + 40)) ||
+        !spdl__zip_widen(&end->offset, 0xffffffff, spdl__le64(record + 48))) {
+        return spdl__zip_fail(where, SPDL_E_FORMAT,
+                              "the end record at byte %llu and its ZIP64 record disagree",
+                              (spdl__llu)at + SPDL__ZIP_LOCATOR_BYTES);
+    }
+    return SPDL_OK;
+}
+
+/* Finds out where the central directory is, and proves that it is there. */
+SPDL__PRIVATE spdl_result spdl__zip_read_end(const spdl__zip_where *where, spdl__zip *zip,
+                                             spdl__zip_end *end) {
+    const uint8_t *record;
+    spdl_result result;
+    size_t at = 0;
+    if (!spdl__zip_find_end(zip, &at)) {
+        return spdl__zip_fail(where, SPDL_E_FORMAT,
+                              "neither .npy nor .npz, or cut off: no end of a ZIP archive in "
+                              "%llu bytes",
+                              (spdl__llu)zip->size);
+    }
+    record = zip->data + at;
+    end->entries = spdl__le16(record + 10);
+    end->bytes = spdl__le32(record + 12);
+    end->offset = spdl__le32(record + 16);
+    end->stop = at;
+    end->wide = false;
+    result = spdl__zip_read_end64(where, at, end);
+    if (result != SPDL_OK) return result;
+    if (spdl__le16(record + 4) != 0 && !(end->wide && spdl__le16(record + 4) == 0xffff)) {
+        return spdl__zip_fail(where, SPDL_E_UNSUPPORTED, "archive of several disks");
+    }
+    if (end->bytes > end->stop || end->offset > end->stop - end->bytes) {
+        return spdl__zip_fail(where, SPDL_E_FORMAT,
+                              "a central directory of %llu bytes at byte %llu does not fit before "
+                              "its end record at byte %llu",
+                              (spdl__llu)end->bytes, (spdl__llu)end->offset, (spdl__llu)end->stop);
+    }
+    zip->directory = (size_t)(end->stop - end->bytes);
+    zip->prefix = zip->directory - end->offset;
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE size_t spdl__zip_entry_bytes(const uint8_t *entry) {
+    return (size_t)SPDL__ZIP_ENTRY_BYTES + spdl__le16(entry + 28) + spdl__le16(entry + 30) +
+           spdl__le16(entry + 32);
+}
+
+/* Walks over the directory: counts the entries and the bytes of their names, and proves that each
+   entry is there as a whole. */
+SPDL__PRIVATE spdl_result spdl__zip_measure(const spdl__zip_where *where, spdl__zip *zip,
+                                            const spdl__zip_end *end, uint64_t max_members,
+                                            size_t *names) {
+    size_t at = zip->directory, stop = (size_t)end->stop;
+    const uint8_t *entry;
+    *names = 0;
+    for (zip->count = 0; at < stop; zip->count++, at += spdl__zip_entry_bytes(entry)) {
+        entry = zip->data + at;
+        if (stop - at < SPDL__ZIP_ENTRY_BYTES || spdl__le32(entry) != 0x02014b50 ||
+            stop - at < spdl__zip_entry_bytes(entry) ||
+            memchr(entry + SPDL__ZIP_ENTRY_BYTES, 0, spdl__le16(entry + 28)) != NULL) {
+            return spdl__zip_fail(where, SPDL_E_FORMAT,
+                                  "entry %llu of the central directory, at byte %llu, is damaged",
+                                  (spdl__llu)zip->count, (spdl__llu)at);
+        }
+        if (zip->count >= max_members) {
+            return spdl__zip_fail(where, SPDL_E_LIMIT,
+                                  "more members than max_members, which is %llu",
+                                  (spdl__llu)max_members);
+        }
+        *names += (size_t)spdl__le16(entry + 28) + 1;
+    }
+    if (zip->count != end->entries && (end->wide || (zip->count & 0xffff) != end->entries)) {
+        return spdl__zip_fail(where, SPDL_E_FORMAT,
+                              "the central directory has %llu entries, its end record says %llu",
+                              (spdl__llu)zip->count, (spdl__llu)end->entries);
+    }
+    return SPDL_OK;
+}
+
+/* Takes the next 8 bytes of the ZIP64 extra field for a size that is all ones in the entry. */
+SPDL__PRIVATE bool spdl__zip_take_wide(uint64_t *field, const uint8_t **extra, size_t *bytes) {
+    if (*field != 0xffffffff) return true;
+    if (*bytes < 8) return false;
+    *field = spdl__le64(*extra);
+    *extra += 8;
+    *bytes -= 8;
+    return true;
+}
+
+/* Looks for the ZIP64 field, which need not be the first. Up to three bytes that are no field may
+   follow the last. */
+SPDL__PRIVATE bool spdl__zip_read_extra(spdl__zip_member *member, const uint8_t *extra,
+                                        size_t bytes) {
+    size_t id, length;
+    while (bytes >= 4) {
+        id = spdl__le16(extra);
+        length = spdl__le16(extra + 2);
+        extra += 4;
+        bytes -= 4;
+        if (length > bytes) return false;
+        if (id == 1) {
+            return spdl__zip_take_wide(&member->usize, &extra, &length) &&
+                   spdl__zip_take_wide(&member->csize, &extra, &length) &&
+                   spdl__zip_take_wide(&member->offset, &extra, &length);
+        }
+        extra += length;
+        bytes -= length;
+    }
+    return true;
+}
+
+/* Keys end in ".npy" in NumPy's files; one such ending is left out of the name. */
+SPDL__PRIVATE void spdl__zip_copy_name(spdl__zip_member *member, char *name) {
+    size_t bytes = member->key_bytes;
+    if (bytes >= 4 && memcmp(member->key + bytes - 4, ".npy", 4) == 0) bytes -= 4;
+    memcpy(name, member->key, bytes);
+    name[bytes] = 0;
+    member->name = name;
+}
+
+SPDL__PRIVATE spdl_result spdl__zip_read_entries(spdl__zip_where *where, spdl__zip *zip,
+                                                 char *names) {
+    const uint8_t *entry = zip->data + zip->directory;
+    spdl__zip_member *member;
+    size_t i;
+    for (i = 0; i < zip->count; i++, entry += spdl__zip_entry_bytes(entry)) {
+        member = &zip->members[i];
+        member->flags = spdl__le16(entry + 8);
+        member->method = spdl__le16(entry + 10);
+        member->crc = spdl__le32(entry + 16);
+        member->csize = spdl__le32(entry + 20);
+        member->usize = spdl__le32(entry + 24);
+        member->key_bytes = spdl__le16(entry + 28);
+        member->offset = spdl__le32(entry + 42);
+        member->key = entry + SPDL__ZIP_ENTRY_BYTES;
+        member->overlaps = false;
+        spdl__zip_copy_name(member, names);
+        names += (size_t)member->key_bytes + 1;
+        if (!spdl__zip_read_extra(member, member->key + member->key_bytes,
+                                  spdl__le16(entry + 30))) {
+            where->member = member;
+            return spdl__zip_fail(where, SPDL_E_FORMAT,
+                                  "the extra field of its directory entry is damaged");
+        }
+        if (member->offset > UINT64_MAX - zip->prefix)
+            member->offset = UINT64_MAX;
+        else
+            member->offset += zip->prefix;
+    }
+    return SPDL_OK;
+}
+
+/* Orders of members. Equal ones keep the order of the directory. */
+typedef bool (*spdl__zip_before)(const spdl__zip_member *a, const spdl__zip_member *b);
+
+SPDL__PRIVATE bool spdl__zip_offset_before(const spdl__zip_member *a, const spdl__zip_member *b) {
+    return a->offset != b->offset ? a->offset < b->offset : a < b;
+}
+
+/* Below zero when the name of the member comes before `name` with `suffix`. Shorter names come
+   first: arr_0 to arr_10 as NumPy writes them are in this order already. */
+SPDL__PRIVATE int spdl__zip_compare(const spdl__zip_member *member, const uint8_t *name,
+                                    size_t bytes, const char *suffix) {
+    size_t more = strlen(suffix);
+    int order;
+    if (member->key_bytes != bytes + more) return member->key_bytes < bytes + more ? -1 : 1;
+    order = memcmp(member->key, name, bytes);
+    return order != 0 ? order : memcmp(member->key + bytes, suffix, more);
+}
+
+SPDL__PRIVATE bool spdl__zip_name_before(const spdl__zip_member *a, const spdl__zip_member *b) {
+    int order = spdl__zip_compare(a, b->key, b->key_bytes, "");
+    return order != 0 ? order < 0 : a < b;
+}
+
+/* Lets order[root] sink to its place in a heap whose top is the last in order. */
+SPDL__PRIVATE void spdl__zip_sift(const spdl__zip *zip, spdl__zip_before before, size_t root,
+                                  size_t count) {
+    uint32_t *order = zip->by_name, moved = order[root];
+    size_t child;
+    for (; (child = 2 * root + 1) < count; root = child) {
+        if (child + 1 < count &&
+            before(&zip->members[order[child]], &zip->members[order[child + 1]])) {
+            child++;
+        }
+        if (!before(&zip->members[moved], &zip->members[order[child]])) break;
+        order[root] = order[child];
+    }
+    order[root] = moved;
+}
+
+/* Fills by_name with the members in an order: a look when they are sorted already, a heap sort
+   otherwise, which needs no memory, no recursion and never more than n log n. */
+SPDL__PRIVATE void spdl__zip_sort(spdl__zip *zip, spdl__zip_before before) {
+    size_t i, count = zip->count;
+    uint32_t last;
+    bool sorted = true;
+    for (i = 0; i < count; i++) {
+        zip->by_name[i] = (uint32_t)i;
+        if (i > 0 && !before(&zip->members[i - 1], &zip->members[i])) sorted = false;
+    }
+    if (sorted) return;
+    for (i = count / 2; i-- > 0;) spdl__zip_sift(zip, before, i, count);
+    for (i = count; i-- > 1;) {
+        last = zip->by_name[0];
+        zip->by_name[0] = zip->by_name[i];
+        zip->by_name[i] = last;
+        spdl__zip_sift(zip, before, 0, i);
+    }
+}
+
+/* Marks members that share bytes with another, and tells each where it must end. Two entries with
+   one offset are two names for one place, of which the local header will confirm one at most. */
+SPDL__PRIVATE void spdl__zip_find_limits(spdl__zip *zip) {
+    spdl__zip_member *member, *other = NULL;
+    uint64_t limit = zip->directory, start = limit, end = 0, bytes;
+    size_t i;
+    spdl__zip_sort(zip, spdl__zip_offset_before);
+    for (i = zip->count; i-- > 0;) {
+        member = &zip->members[zip->by_name[i]];
+        if (member->offset < start) {
+            limit = start;
+            start = member->offset;
+        }
+        member->limit = limit;
+    }
+    for (i = 0; i < zip->count; i++) {
+        member = &zip->members[zip->by_name[i]];
+        if (other != NULL && member->offset < end && member->offset != other->offset) {
+            member->overlaps = other->overlaps = true;
+        }
+        bytes = (uint64_t)SPDL__ZIP_LOCAL_BYTES + member->key_bytes;
+        if (member->offset > zip->directory || bytes > zip->directory - member->offset ||
+            member->csize > zip->directory - member->offset - bytes) {
+            continue; /* not in the file as a whole: refused when it is used */
+        }
+        if (member->offset + bytes + member->csize > end) {
+            end = member->offset + bytes + member->csize;
+            other = member;
+        }
+    }
+}
+
+/* Of members with one name only the last stays. Returns whether any had to go. */
+SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
+    spdl__zip_member *member, *next;
+    size_t i, kept = 0, count = zip->count;
+    for (i = 0; i + 1 < count; i++) {
+        member = &zip->members[zip->by_name[i]];
+        next = &zip->members[zip->by_name[i + 1]];
+        if (spdl__zip_compare(member, next->key, next->key_bytes, "") == 0) member->name = NULL;
+    }
+    for (i = 0; i < count; i++) {
+        if (zip->members[i].name != NULL) zip->members[kept++] = zip->members[i];
+    }
+    zip->count = kept;
+    return kept != count;
+}
+
+SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
+    spdl__free(&zip->allocator, zip->block, zip->block_bytes);
+    zip->block = NULL;
+}
+
+/* Needs data, size, label and allocator. After a failure nothing is left to close. */
+SPDL__PRIVATE spdl_result spdl__zip_open(spdl__zip *zip, uint64_t max_members, spdl_error *error) {
+    size_t names = 0, each = sizeof(spdl__zip_member) + sizeof(uint32_t);
+    spdl__zip_where where = { zip, NULL, error };
+    spdl__zip_end end = { 0, 0, 0, 0, false };
+    spdl_result result;
+    if (max_members > 0x7fffffff) max_members = 0x7fffffff; /* they are numbered with 32 bits */
+    result = spdl__zip_read_end(&where, zip, &end);
+    if (result == SPDL_OK) result = spdl__zip_measure(&where, zip, &end, max_members, &names);
+    if (result != SPDL_OK || zip->count == 0) return result;
+    if (zip->count > (SIZE_MAX - names) / each) {
+        return spdl__zip_fail(&where, SPDL_E_NOMEM, "no memory for the directory");
+    }
+    zip->block_bytes = zip->count * each + names;
+    zip->block = spdl__alloc(&zip->allocator, zip->block_bytes, 64);
+    if (zip->block == NULL) {
+        return spdl__zip_fail(&where, SPDL_E_NOMEM, "no memory for the directory (%llu bytes)",
+                              (spdl__llu)zip->block_bytes);
+    }
+    zip->members = (spdl__zip_member *)zip->block;
+    zip->by_name = (uint32_t *)(void *)(zip->members + zip->count);
+    result = spdl__zip_read_entries(&where, zip, (char *)(zip->by_name + zip->count));
+    if (result != SPDL_OK) {
+        spdl__zip_close(zip);
+        return result;
+    }
+    spdl__zip_find_limits(zip);
+    spdl__zip_sort(zip, spdl__zip_name_before);
+    if (spdl__zip_drop_hidden(zip)) spdl__zip_sort(zip, spdl__zip_name_before);
+    return SPDL_OK;
+}
+
+/* The member whose whole name is `name` with `suffix`, or NULL. */
+SPDL__PRIVATE const spdl__zip_member *spdl__zip_find(const spdl__zip *zip, const char *name,
+                                                     const char *suffix) {
+    size_t low = 0, high = zip->count, middle, bytes = strlen(name);
+    const spdl__zip_member *member;
+    int order;
+    while (low < high) {
+        middle = low + (high - low) / 2;
+        member = &zip->members[zip->by_name[middle]];
+        order = spdl__zip_compare(member, (const uint8_t *)name, bytes, suffix);
+        if (order == 0) return member;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+/* Whether the member is one that can be read at all. */
+SPDL__PRIVATE spdl_result spdl__zip_check_kind(const spdl__zip_where *where) {
+    const spdl__zip_member *member = where->member;
+    if (member->flags & (0x0001 | 0x0040 | 0x2000)) {
+        return spdl__zip_fail(where, SPDL_E_UNSUPPORTED, "encrypted");
+    }
+    if (member->flags & 0x0020) {
+        return spdl__zip_fail(where, SPDL_E_UNSUPPORTED, "holds patched data");
+    }
+    if (member->method == SPDL__ZIP_STORED || member->method == SPDL__ZIP_DEFLATED) return SPDL_OK;
+    return spdl__zip_fail(where, SPDL_E_UNSUPPORTED,
+                          "compressed by method %u%s; only 0 (stored) and 8 (deflate) can be read",
+                          (unsigned)member->method,
+                          member->method == 12   ? " (bzip2)"
+                          : member->method == 14 ? " (LZMA)"
+                          : member->method == 93 ? " (Zstandard)"
+                                                 : "");
+}
+
+/* Whether the directory's sizes can be true. Deflate makes at most 258 bytes of 2 bits. */
+SPDL__PRIVATE spdl_result spdl__zip_check_sizes(const spdl__zip_where *where) {
+    const spdl__zip_member *member = where->member;
+    if (member->method == SPDL__ZIP_STORED && member->csize != member->usize) {
+        return spdl__zip_fail(where, SPDL_E_FORMAT,
+                              "stored, but the directory says %llu bytes and %llu in the file",
+                              (spdl__llu)member->usize, (spdl__llu)member->csize);
+    }
+    if (member->method == SPDL__ZIP_DEFLATED && member->usize / 1032 > member->csize) {
+        return spdl__zip_fail(where, SPDL_E_FORMAT, "%llu deflated bytes cannot become %llu",
+                              (spdl__llu)member->csize, (spdl__llu)member->usize);
+    }
+    return SPDL_OK;
+}
+
+/* Finds the bytes of a member: csize of them, all before its limit. */
+SPDL__PRIVATE spdl_result spdl__zip_locate(const spdl__zip_where *where, const uint8_t **payload) {
+    const spdl__zip_member *member = where->member;
+    const uint8_t *local;
+    uint64_t at = member->offset, left;
+    spdl_result result = spdl__zip_check_kind(where);
+    if (result == SPDL_OK) result = spdl__zip_check_sizes(where);
+    if (result != SPDL_OK) return result;
+    if (at > member->limit || member->limit - at < SPDL__ZIP_LOCAL_BYTES) {
+        return spdl__zip_fail(where, SPDL_E_FORMAT,
+                              "its header would be at byte %llu, past byte %llu where it must end",
+                              (spdl__llu)at, (spdl__llu)member->limit);
+    }
+    if (member->overlaps) {
+        return spdl__zip_fail(where, SPDL_E_FORMAT, "at byte %llu, overlaps another member",
+                              (spdl__llu)at);
+    }
+    local = where->zip->data + at;
+    if (spdl__le32(local) != 0x04034b50) {
+        return spdl__zip_fail(where, SPDL_E_FORMAT, "no header at byte %llu", (spdl__llu)at);
+    }
+    left = member->limit - at - SPDL__ZIP_LOCAL_BYTES;
+    if (spdl__le16(local + 26) != member->key_bytes || member->key_bytes > left ||
+        memcmp(local + SPDL__ZIP_LOCAL_BYTES, member->key, member->key_bytes) != 0) {
+        return spdl__zip_fail(where, SPDL_E_FORMAT, "the header at byte %llu has another name",
+                              (spdl__llu)at);
+    }
+    left -= member->key_bytes;
+    if (spdl__le16(local + 28) > left || member->csize > left - spdl__le16(local + 28)) {
+        return spdl__zip_fail(where, SPDL_E_FORMAT,
+                              "%llu bytes at byte %llu reach past byte %llu where it must end",
+                              (spdl__llu)member->csize, (spdl__llu)at, (spdl__llu)member->limit);
+    }
+    *payload = local + SPDL__ZIP_LOCAL_BYTES + member->key_bytes + spdl__le16(local + 28);
+    return SPDL_OK;
+}
+
+/* ============================================================================================= */
+/* >>npz-impl
+   Arrays out of files. Opening a file reads all of it into one allocation, which belongs to the
+   archive; memory given to spdl_npz_open_memory stays the caller's. Nothing in a spdl_npz changes
+   between open and close, so the other calls may run on any threads at once: each keeps its decoder
+   (about 12 KB) on its own stack. They allocate only for a deflated header of more than 512 bytes
+   and for what follows the array in a deflated member, and free it before they return.
+   The header is a Python literal, read by a tokenizer that knows just the forms it can have. Sizes
+   that come out of it are products, each checked before it is formed, and are compared with the
+   bytes of the member before anybody allocates by them. */
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#if defined(O_CLOEXEC)
+#define SPDL__O_CLOEXEC O_CLOEXEC
+#elif defined(__O_CLOEXEC)
+#define SPDL__O_CLOEXEC __O_CLOEXEC /* glibc in strict ISO mode */
+#else
+#define SPDL__O_CLOEXEC 0
+#endif
+
+#define SPDL__NPY_HEAD_BYTES 65536           /* longest header text */
+#define SPDL__NPY_NESTING 16                 /* structured types inside structured types */
+#define SPDL__NPY_MOST ((uint64_t)INT64_MAX) /* NumPy's own bound for the bytes of an array */
+#define SPDL__NPZ_PIECE 131072 /* bytes whose CRC is taken while they are in the cache */
+
+/* Where the tokenizer is, and what went wrong first. */
+typedef struct spdl__npy_text {
+    const char *begin, *at, *end;
+    spdl_result result;
+    char reason[160];
+} spdl__npy_text;
+
+/* Records why, with the place in the header text; returns false. */
+SPDL__PRIVATE bool spdl__npy_fail(spdl__npy_text *t, spdl_result result, const char *format, ...)
+    SPDL__PRINTF(3, 4);
+
+SPDL__PRIVATE bool spdl__npy_fail(spdl__npy_text *t, spdl_result result, const char *format, ...) {
+    char what[120];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    t->result = result;
+    snprintf(t->reason, sizeof t->reason, "%s, at byte %u of its header", what,
+             (unsigned)(t->at - t->begin));
+    return false;
+}
+
+SPDL__PRIVATE void spdl__npy_skip_blanks(spdl__npy_text *t) {
+    while (t->at != t->end && (*t->at == ' ' || *t->at == '\n' || *t->at == '\t' ||
+                               *t->at == '\r' || *t->at == '\f')) {
+        t->at++;
+    }
+}
+
+/* Takes the character if it comes next. */
+SPDL__PRIVATE bool spdl__npy_take(spdl__npy_text *t, char c) {
+    spdl__npy_skip_blanks(t);
+    if (t->at == t->end || *t->at != c) return false;
+    t->at++;
+    return true;
+}
+
+SPDL__PRIVATE bool spdl__npy_need(spdl__npy_text *t, char c) {
+    return spdl__npy_take(t, c) || spdl__npy_fail(t, SPDL_E_FORMAT, "'%c' is missing", c);
+}
+
+/* Takes what stands between quotes of either kind. A backslash hides the character behind it. */
+SPDL__PRIVATE bool spdl__npy_string(spdl__npy_text *t, const char **string, size_t *bytes) {
+    char quote = '\'';
+    if (!spdl__npy_take(t, quote)) {
+        quote = '"';
+        if (!spdl__npy_take(t, quote)) return spdl__npy_fail(t, SPDL_E_FORMAT, "no string");
+    }
+    *string = t->at;
+    for (; t->at != t->end && *t->at != quote; t->at++) {
+        if (*t->at == '\\' && t->at + 1 != t->end) t->at++;
+    }
+    *bytes = (size_t)(t->at - *string);
+    return spdl__npy_need(t, quote);
+}
+
+SPDL__PRIVATE bool spdl__npy_is(const char *string, size_t bytes, const char *word) {
+    return bytes == strlen(word) && memcmp(string, word, bytes) == 0;
+}
+
+/* Takes digits. False without an error when there are none or the number is beyond 64 bits. */
+SPDL__PRIVATE bool spdl__npy_digits(const char **at, const char *end, uint64_t *value) {
+    const char *first = *at;
+    uint64_t digit;
+    for (*value = 0; *at != end && **at >= '0' && **at <= '9'; (*at)++) {
+        digit = (uint64_t)(**at - '0');
+        if (*value > (UINT64_MAX - digit) / 10) return false;
+        *value = *value * 10 + digit;
+    }
+    return *at != first;
+}
+
+SPDL__PRIVATE bool spdl__npy_multiply(uint64_t *product, uint64_t factor) {
+    if (factor != 0 && *product > SPDL__NPY_MOST / factor) return false;
+    *product *= factor;
+    return true;
+}
+
+/* One dimension; Python 2 wrote some with an L. */
+SPDL__PRIVATE bool spdl__npy_dimension(spdl__npy_text *t, uint64_t *value) {
+    spdl__npy_skip_blanks(t);
+    if (t->at != t->end && *t->at == '-') {
+        return spdl__npy_fail(t, SPDL_E_FORMAT, "the shape has a negative dimension");
+    }
+    if (!spdl__npy_digits(&t->at, t->end, value)) {
+        return spdl__npy_fail(t, SPDL_E_FORMAT, "the shape has a dimension that is no number");
+    }
+    if (t->at != t->end && *t->at == 'L') t->at++;
+    return true;
+}
+
+/* A tuple: (), (n,), (n, m) and so on; one number alone needs its comma. */
+SPDL__PRIVATE bool spdl__npy_shape(spdl__npy_text *t, uint64_t *shape, int *ndim) {
+    bool comma = true;
+    if (!spdl__npy_need(t, '(')) return false;
+    for (*ndim = 0; !spdl__npy_take(t, ')'); ++*ndim) {
+        if (!comma) return spdl__npy_need(t, ',');
+        if (*ndim == SPDL_NPY_MAX_DIMS) {
+            return spdl__npy_fail(t, SPDL_E_LIMIT, "more than %d dimensions", SPDL_NPY_MAX_DIMS);
+        }
+        if (!spdl__npy_dimension(t, &shape[*ndim])) return false;
+        comma = spdl__npy_take(t, ',');
+    }
+    if (*ndim == 1 && !comma) return spdl__npy_fail(t, SPDL_E_FORMAT, "the shape is no tuple");
+    return true;
+}
+
+/* The product of the dimensions and of the size of an element, which must not pass NumPy's bound
+   even when a dimension of zero makes the array empty. */
+SPDL__PRIVATE bool spdl__npy_product(const uint64_t *shape, int ndim, uint64_t itemsize,
+                                     uint64_t *count) {
+    uint64_t product = itemsize > 0 ? itemsize : 1;
+    int i;
+    *count = 1;
+    for (i = 0; i < ndim; i++) {
+        if (shape[i] > 0 && !spdl__npy_multiply(&product, shape[i])) return false;
+        *count *= shape[i]; /* no more than product */
+    }
+    return true;
+}
+
+/* Bytes of an element of this kind and number, or false when there is no such type. */
+SPDL__PRIVATE bool spdl__npy_itemsize(char kind, uint64_t number, uint64_t *itemsize) {
+    *itemsize = number;
+    switch (kind) {
+    case 'b': return number == 1;
+    case 'i':
+    case 'u': return number == 1 || number == 2 || number == 4 || number == 8;
+    case 'f': return number == 2 || number == 4 || number == 8 || number == 12 || number == 16;
+    case 'c': return number == 8 || number == 16 || number == 24 || number == 32;
+    case 'M':
+    case 'm': return number == 8;
+    case 'S':
+    case 'V': return number <= SPDL__NPY_MOST;
+    case 'U': *itemsize = 4; return spdl__npy_multiply(itemsize, number);
+    default: return false;
+    }
+}
+
+SPDL__PRIVATE char spdl__npy_host_order(void) {
+    const uint16_t one = 1;
+    uint8_t first;
+    memcpy(&first, &one, 1);
+    return first == 1 ? '<' : '>';
+}
+
+/* A simple type, such as '<f4', '|S12' or '>M8[ns]'. */
+SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, char *kind, char *order,
+                                    uint64_t *itemsize) {
+    const char *at, *end, *string;
+    uint64_t number = 0;
+    size_t bytes;
+    bool known;
+    if (!spdl__npy_string(t, &string, &bytes)) return false;
+    at = string;
+    end = string + bytes;
+    *order = '=';
+    if (at != end && (*at == '<' || *at == '>' || *at == '=' || *at == '|')) *order = *at++;
+    *kind = at != end ? *at++ : 0;
+    if (*kind == 'O') {
+        return spdl__npy_fail(t, SPDL_E_UNSUPPORTED,
+                              "object arrays (dtype '|O') hold Python pickles and are not "
+                              "supported");
+    }
+    if (*kind == '?' && at == end) {
+        *kind = 'b';
+        *itemsize = 1;
+        known = true;
+    } else {
+        if (*kind == 'a') *kind = 'S';
+        known = spdl__npy_digits(&at, end, &number) && spdl__npy_itemsize(*kind, number, itemsize);
+        if (at != end && (*kind == 'M' || *kind == 'm')) { /* the unit, as in [25us] */
+            known = known && *at == '[' && end[-1] == ']' && end - at > 2;
+        } else {
+            known = known && at == end;
+        }
+    }
+    if (!known) {
+        return spdl__npy_fail(t, SPDL_E_UNSUPPORTED, "dtype '%.*s' is not known",
+                              (int)(bytes < 40 ? bytes : 40), string);
+    }
+    if (*order == '=' || *order == '|') *order = spdl__npy_host_order();
+    if (*kind == 'S' || *kind == 'V' || (*kind != 'U' && *itemsize == 1)) *order = '|';
+    return true;
+}
+
+/* The beginning of a field up to its type: ('name', or (('title', 'name'), */
+SPDL__PRIVATE bool spdl__npy_field_begin(spdl__npy_text *t) {
+    const char *string;
+    size_t bytes;
+    if (!spdl__npy_need(t, '(')) return false;
+    if (spdl__npy_take(t, '(')) {
+        if (!spdl__npy_string(t, &string, &bytes) || !spdl__npy_need(t, ',') ||
+            !spdl__npy_string(t, &string, &bytes) || !spdl__npy_need(t, ')')) {
+            return false;
+        }
+    } else if (!spdl__npy_string(t, &string, &bytes)) {
+        return false;
+    }
+    return spdl__npy_need(t, ',');
+}
+
+/* The end of a field behind its type: an optional shape. Adds the field to its struct. */
+SPDL__PRIVATE bool spdl__npy_field_end(spdl__npy_text *t, uint64_t itemsize, uint64_t *total) {
+    uint64_t shape[SPDL_NPY_MAX_DIMS], count = 1;
+    int ndim = 0;
+    if (spdl__npy_take(t, ',') && !spdl__npy_take(t, ')')) {
+        if (!spdl__npy_shape(t, shape, &ndim)) return false;
+        spdl__npy_take(t, ',');
+        if (!spdl__npy_need(t, ')')) return false;
+    } else if (t->at[-1] != ')' && !spdl__npy_need(t, ')')) {
+        return false;
+    }
+    if (!spdl__npy_product(shape, ndim, itemsize, &count) ||
+        itemsize * count > SPDL__NPY_MOST - *total) {
+        return spdl__npy_fail(t, SPDL_E_FORMAT, "the size of an element overflows");
+    }
+    *total += itemsize * count;
+    return true;
+}
+
+/* A structured type behind its '[': fields, whose types may be structured in turn. total[] is the
+   stack: the size so far of each struct that is open. */
+SPDL__PRIVATE bool spdl__npy_structured(spdl__npy_text *t, uint64_t *itemsize) {
+    uint64_t total[SPDL__NPY_NESTING] = { 0 };
+    char kind, order;
+    int depth = 0;
+    for (;;) {
+        if (spdl__npy_take(t, ']')) {
+            *itemsize = total[depth];
+            if (depth-- == 0) return true;
+        } else {
+            if (!spdl__npy_field_begin(t)) return false;
+            if (spdl__npy_take(t, '[')) {
+                if (++depth == SPDL__NPY_NESTING) {
+                    return spdl__npy_fail(t, SPDL_E_LIMIT, "types nested more than %d deep",
+                                          SPDL__NPY_NESTING);
+                }
+                total[depth] = 0;
+                continue;
+            }
+            if (!spdl__npy_simple(t, &kind, &order, itemsize)) return false;
+        }
+        if (!spdl__npy_field_end(t, *itemsize, &total[depth])) return false;
+        if (!spdl__npy_take(t, ',') && (t->at == t->end || *t->at != ']')) {
+            return spdl__npy_need(t, ']');
+        }
+    }
+}
+
+/* The type, and its text as the header has it, cut between characters when it is too long. */
+SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
+    const char *first, *last;
+    size_t bytes;
+    spdl__npy_skip_blanks(t);
+    first = t->at;
+    if (spdl__npy_take(t, '[')) {
+        info->structured = true;
+        info->kind = 'V';
+        info->byte_order = '|';
+        if (!spdl__npy_structured(t, &info->itemsize)) return false;
+        last = t->at;
+    } else {
+        if (!spdl__npy_simple(t, &info->kind, &info->byte_order, &info->itemsize)) return false;
+        first++; /* without its quotes */
+        last = t->at - 1;
+    }
+    bytes = (size_t)(last - first);
+    if (bytes >= sizeof info->descr) {
+        bytes = sizeof info->descr - 1;
+        while (bytes > 0 && ((unsigned char)first[bytes] & 0xc0) == 0x80) bytes--;
+    }
+    memcpy(info->descr, first, bytes);
+    return true;
+}
+
+SPDL__PRIVATE bool spdl__npy_bool(spdl__npy_text *t, bool *value) {
+    size_t left;
+    spdl__npy_skip_blanks(t);
+    left = (size_t)(t->end - t->at);
+    *value = left >= 4 && memcmp(t->at, "True", 4) == 0;
+    if (!*value && (left < 5 || memcmp(t->at, "False", 5) != 0)) {
+        return spdl__npy_fail(t, SPDL_E_FORMAT, "fortran_order is neither True nor False");
+    }
+    t->at += *value ? 4 : 5;
+    return true;
+}
+
+/* {'descr': ..., 'fortran_order': ..., 'shape': ...}, each once, in any order. */
+SPDL__PRIVATE bool spdl__npy_dictionary(spdl__npy_text *t, spdl_npy_info *info) {
+    const char *key;
+    size_t bytes;
+    bool good, comma = true, have_descr = false, have_order = false, have_shape = false;
+    if (!spdl__npy_need(t, '{')) return false;
+    while (!spdl__npy_take(t, '}')) {
+        if (!comma) return spdl__npy_need(t, ',');
+        if (!spdl__npy_string(t, &key, &bytes) || !spdl__npy_need(t, ':')) return false;
+        if (spdl__npy_is(key, bytes, "descr") && !have_descr) {
+            good = have_descr = spdl__npy_descr(t, info);
+        } else if (spdl__npy_is(key, bytes, "fortran_order") && !have_order) {
+            good = have_order = spdl__npy_bool(t, &info->fortran_order);
+        } else if (spdl__npy_is(key, bytes, "shape") && !have_shape) {
+            good = have_shape = spdl__npy_shape(t, info->shape, &info->ndim);
+        } else {
+            good = spdl__npy_fail(t, SPDL_E_FORMAT, "an unknown key, or one for the second time");
+        }
+        if (!good) return false;
+        comma = spdl__npy_take(t, ',');
+    }
+    if (!have_descr || !have_order || !have_shape) {
+        return spdl__npy_fail(t, SPDL_E_FORMAT, "descr, fortran_order or shape is missing");
+    }
+    spdl__npy_skip_blanks(t);
+    return t->at == t->end || spdl__npy_fail(t, SPDL_E_FORMAT, "text after the dictionary");
+}
+
+/* Reads the text of a header into info, with the products. */
+SPDL__PRIVATE bool spdl__npy_parse(spdl__npy_text *t, const uint8_t *text, size_t bytes,
+                                   spdl_npy_info *info) {
+    t->begin = t->at = (const char *)text;
+    t->end = t->begin + bytes;
+    memset(info, 0, sizeof *info);
+    if (!spdl__npy_dictionary(t, info)) return false;
+    if (!spdl__npy_product(info->shape, info->ndim, info->itemsize, &info->count)) {
+        return spdl__npy_fail(t, SPDL_E_FORMAT, "the product of the shape overflows");
+    }
+    info->bytes = info->count * info->itemsize;
+    return true;
+}
+
+struct spdl_npz {
+    spdl__zip zip;         /* of a .npy file: one member, made up */
+    spdl__zip_member only; /* that member */
+    char only_name[8];
+    uint32_t only_order;
+    bool is_npy;
+    bool verify; /* there are CRCs and they are to be checked */
+    uint64_t max_bytes;
+    void *file; /* the bytes, when they were read here */
+    size_t file_bytes;
+    spdl__crc crc;
+};
+
+/* A member in use, on the stack of the call that uses it. */
+typedef struct spdl__npz_reader {
+    const spdl_npz *npz;
+    const spdl__zip_member *member;
+    spdl__zip_where where;
+    const uint8_t *head;   /* what comes before the data: in the archive, in small, or in large */
+    const uint8_t *stored; /* the whole member, or NULL when it is deflated */
+    size_t head_bytes;
+    uint8_t *large; /* a deflated header that `small` cannot hold */
+    size_t large_bytes;
+    uint8_t *trailer; /* room to inflate what follows the array */
+    uint8_t small[512];
+    spdl__inflate inflate;
+} spdl__npz_reader;
+
+/* Says why a deflated member did not give the bytes it should. */
+SPDL__PRIVATE spdl_result spdl__npz_inflate_error(const spdl__npz_reader *r,
+                                                  spdl__inflate_mode ended) {
+    const spdl__llu at = (spdl__llu)(r->inflate.in - r->inflate.in_begin);
+    if (ended == SPDL__INFLATE_FAILED) {
+        return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "damaged near byte %llu of %llu: %s", at,
+                              (spdl__llu)r->member->csize, r->inflate.reason);
+    }
+    return spdl__zip_fail(
+        &r->where, SPDL_E_FORMAT, "inflates to %s than the %llu bytes the directory says",
+        ended == SPDL__INFLATE_DONE ? "less" : "more", (spdl__llu)r->member->usize);
+}
+
+/* Moves the head to memory that holds `bytes`. */
+SPDL__PRIVATE spdl_result spdl__npz_grow_head(spdl__npz_reader *r, size_t bytes) {
+    size_t have = (size_t)(r->inflate.out - r->inflate.base);
+    r->large = (uint8_t *)spdl__alloc(&r->npz->zip.allocator, bytes, 64);
+    if (r->large == NULL) {
+        return spdl__zip_fail(&r->where, SPDL_E_NOMEM, "no memory for its header (%u bytes)",
+                              (unsigned)bytes);
+    }
+    r->large_bytes = bytes;
+    memcpy(r->large, r->small, have);
+    r->head = r->inflate.base = r->large;
+    r->inflate.out = r->large + have;
+    return SPDL_OK;
+}
+
+/* Makes the first `bytes` of the member be at r->head. */
+SPDL__PRIVATE spdl_result spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
+    spdl_result result;
+    spdl__inflate_mode ended;
+    if (bytes > r->member->usize) {
+        return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "no .npy array: %llu bytes, a header of %u",
+                              (spdl__llu)r->member->usize, (unsigned)bytes);
+    }
+    r->head_bytes = bytes;
+    if (r->stored != NULL) return SPDL_OK;
+    if (bytes > sizeof r->small) {
+        result = spdl__npz_grow_head(r, bytes);
+        if (result != SPDL_OK) return result;
+    }
+    ended = spdl__inflate_run(&r->inflate, r->inflate.base + bytes);
+    if (r->inflate.out == r->inflate.limit) return SPDL_OK;
+    return spdl__npz_inflate_error(r, ended);
+}
+
+/* Magic, version and length; then r->head is the whole header and its text begins at *text. */
+SPDL__PRIVATE spdl_result spdl__npz_read_head(spdl__npz_reader *r, size_t *text) {
+    uint32_t length;
+    spdl_result result = spdl__npz_need_head(r, 10);
+    if (result != SPDL_OK) return result;
+    if (memcmp(r->head, "\x93NUMPY", 6) != 0) {
+        return spdl__zip_fail(&r->where, SPDL_E_FORMAT,
+                              "no .npy array: it does not begin with \\x93NUMPY");
+    }
+    if (r->head[6] < 1 || r->head[6] > 3 || r->head[7] != 0) {
+        return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
+                              ".npy version %u.%u; only 1.0, 2.0 and 3.0 can be read",
+                              (unsigned)r->head[6], (unsigned)r->head[7]);
+    }
+    *text = r->head[6] == 1 ? 10 : 12;
+    result = spdl__npz_need_head(r, *text);
+    if (result != SPDL_OK) return result;
+    length = r->head[6] == 1 ? spdl__le16(r->head + 8) : spdl__le32(r->head + 8);
+    if (length > SPDL__NPY_HEAD_BYTES) {
+        return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "a header of %lu bytes; at most %d",
+                              (unsigned long)length, SPDL__NPY_HEAD_BYTES);
+    }
+    return spdl__npz_need_head(r, *text + length);
+}
+
+/* Frees what begin allocated; also after it failed. */
+SPDL__PRIVATE void spdl__npz_end(spdl__npz_reader *r) {
+    spdl__free(&r->npz->zip.allocator, r->large, r->large_bytes);
+    spdl__free(&r->npz->zip.allocator, r->trailer, (size_t)2 * SPDL__INFLATE_WINDOW);
+}
+
+/* Finds a member and reads its header. After SPDL_OK its data are known to fit, and inflate stands
+   at their first byte. */
+SPDL__PRIVATE spdl_result spdl__npz_begin(spdl__npz_reader *r, const spdl_npz *npz, size_t index,
+                                          spdl_npy_info *info, spdl_error *error) {
+    const uint8_t *payload;
+    spdl__npy_text t;
+    spdl_result result;
+    size_t text = 0;
+    r->large = r->trailer = NULL;
+    r->npz = npz;
+    r->where.zip = &npz->zip;
+    r->where.member = NULL;
+    r->where.error = error;
+    if (index >= npz->zip.count) {
+        return spdl__zip_fail(&r->where, SPDL_E_NOT_FOUND, "no array %llu; there are %llu",
+                              (spdl__llu)index, (spdl__llu)npz->zip.count);
+    }
+    r->member = r->where.member = &npz->zip.members[index];
+    payload = npz->zip.data;
+    result = npz->is_npy ? SPDL_OK : spdl__zip_locate(&r->where, &payload);
+    if (result != SPDL_OK) return result;
+    r->stored = r->member->method == SPDL__ZIP_STORED ? payload : NULL;
+    r->head = r->stored != NULL ? r->stored : r->small;
+    if (r->stored == NULL) {
+        spdl__inflate_init(&r->inflate, payload, (size_t)r->member->csize, r->small);
+    }
+    result = spdl__npz_read_head(r, &text);
+    if (result != SPDL_OK) return result;
+    if (!spdl__npy_parse(&t, r->head + text, r->head_bytes - text, info)) {
+        return spdl__zip_fail(&r->where, t.result, "%s", t.reason);
+    }
+    if (info->bytes > r->member->usize - r->head_bytes) {
+        return spdl__zip_fail(
+            &r->where, SPDL_E_FORMAT, "the shape needs %llu bytes, but %llu follow the header",
+            (spdl__llu)info->bytes, (spdl__llu)(r->member->usize - r->head_bytes));
+    }
+    if (info->bytes > r->npz->max_bytes) {
+        return spdl__zip_fail(&r->where, SPDL_E_LIMIT,
+                              "%llu bytes, more than max_bytes, which is %llu",
+                              (spdl__llu)info->bytes, (spdl__llu)r->npz->max_bytes);
+    }
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__npz_check_crc(const spdl__npz_reader *r, uint32_t crc) {
+    if (!r->npz->verify || crc == r->member->crc) return SPDL_OK;
+    return spdl__zip_fail(&r->where, SPDL_E_CHECKSUM, "CRC-32 is %08lx, the directory says %08lx",
+                          (unsigned long)crc, (unsigned long)r->member->crc);
+}
+
+/* Inflates `bytes` more to where the output stands, and takes their CRC. */
+SPDL__PRIVATE spdl_result spdl__npz_inflate_some(spdl__npz_reader *r, size_t bytes, uint32_t *crc) {
+    uint8_t *from = r->inflate.out;
+    spdl__inflate_mode ended = spdl__inflate_run(&r->inflate, from + bytes);
+    if (r->inflate.out != from + bytes) return spdl__npz_inflate_error(r, ended);
+    if (r->npz->verify) *crc = spdl__crc_add(&r->npz->crc, *crc, from, bytes);
+    return SPDL_OK;
+}
+
+/* Inflates what follows an array, only to see its CRC and its end. r->trailer is the window of the
+   decoder, which holds the end of the data already, and as much room again. */
+SPDL__PRIVATE spdl_result spdl__npz_inflate_trailer(spdl__npz_reader *r, const uint8_t *data,
+                                                    size_t bytes, uint32_t *crc) {
+    const size_t window = SPDL__INFLATE_WINDOW;
+    uint64_t left = r->member->usize - r->head_bytes - bytes;
+    size_t have = bytes < window ? bytes : window, more = 0, piece;
+    spdl_result result = SPDL_OK;
+    if (left > r->npz->max_bytes) {
+        return spdl__zip_fail(&r->where, SPDL_E_LIMIT,
+                              "%llu bytes follow the array, max_bytes is %llu", (spdl__llu)left,
+                              (spdl__llu)r->npz->max_bytes);
+    }
+    r->trailer = (uint8_t *)spdl__alloc(&r->npz->zip.allocator, 2 * window, 64);
+    if (r->trailer == NULL) {
+        return spdl__zip_fail(&r->where, SPDL_E_NOMEM,
+                              "no memory for what follows the array (%u bytes)",
+                              (unsigned)(2 * window));
+    }
+    memcpy(r->trailer + window - have, data + bytes - have, have);
+    if (have < window) more = window - have < r->head_bytes ? window - have : r->head_bytes;
+    memcpy(r->trailer + window - have - more, r->head + r->head_bytes - more, more);
+    r->inflate.before_bytes = 0;
+    for (have += more; left > 0 && result == SPDL_OK; left -= piece) {
+        piece = left < window ? (size_t)left : window;
+        r->inflate.base = r->trailer + window - have;
+        r->inflate.out = r->trailer + window;
+        result = spdl__npz_inflate_some(r, piece, crc);
+        have = have + piece < window ? have + piece : window;
+        memmove(r->trailer, r->trailer + piece, window);
+    }
+    return result;
+}
+
+/* Inflates the data to the caller's memory, then goes on to the end of the stream. */
+SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, size_t bytes) {
+    spdl_result result = SPDL_OK;
+    spdl__inflate_mode ended;
+    uint32_t crc = 0;
+    size_t left, piece;
+    if (r->npz->verify) crc = spdl__crc_add(&r->npz->crc, 0, r->head, r->head_bytes);
+    r->inflate.before = r->head;
+    r->inflate.before_bytes = r->head_bytes;
+    r->inflate.base = r->inflate.out = data;
+    for (left = bytes; left > 0 && result == SPDL_OK; left -= piece) {
+        piece = left < SPDL__NPZ_PIECE ? left : SPDL__NPZ_PIECE;
+        result = spdl__npz_inflate_some(r, piece, &crc);
+    }
+    if (result == SPDL_OK && r->member->usize - r->head_bytes > bytes) {
+        result = spdl__npz_inflate_trailer(r, data, bytes, &crc);
+    }
+    if (result != SPDL_OK) return result;
+    ended = spdl__inflate_run(&r->inflate, r->inflate.out);
+    if (ended != SPDL__INFLATE_DONE) return spdl__npz_inflate_error(r, ended);
+    return spdl__npz_check_crc(r, crc);
+}
+
+/* The CRC of a stored member, header and what follows the data included. */
+SPDL__PRIVATE spdl_result spdl__npz_check_stored(const spdl__npz_reader *r) {
+    if (!r->npz->verify) return SPDL_OK;
+    return spdl__npz_check_crc(r,
+                               spdl__crc_add(&r->npz->crc, 0, r->stored, (size_t)r->member->csize));
+}
+
+/* Makes a .npy file look like an archive of one stored member. */
+SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
+    memset(&npz->only, 0, sizeof npz->only);
+    memcpy(npz->only_name, "arr_0", 6);
+    npz->only.key = (const uint8_t *)"arr_0.npy";
+    npz->only.key_bytes = 9;
+    npz->only.name = npz->only_name;
+    npz->only.limit = npz->only.csize = npz->only.usize = npz->zip.size;
+    npz->only_order = 0;
+    npz->zip.members = &npz->only;
+    npz->zip.by_name = &npz->only_order;
+    npz->zip.count = 1;
+    npz->is_npy = true;
+}
+
+/* Makes an archive that holds no bytes yet; `from` is its file, for messages. */
+SPDL__PRIVATE spdl_result spdl__npz_create(spdl_npz **npz, const char *from,
+                                           const spdl_npz_desc *desc, spdl_error *error) {
+    spdl_allocator allocator;
+    memset(&allocator, 0, sizeof allocator);
+    if (desc != NULL) allocator = desc->allocator;
+    if (!spdl__allocator_valid(&allocator)) {
+        return spdl__error_set(error, SPDL_E_INVALID, "allocator: set both functions or none");
+    }
+    *npz = (spdl_npz *)spdl__alloc(&allocator, sizeof **npz, 64);
+    if (*npz == NULL) {
+        return spdl__error_set(error, SPDL_E_NOMEM, "%.200s: no memory for the archive", from);
+    }
+    memset(*npz, 0, sizeof **npz);
+    (*npz)->zip.allocator = allocator;
+    (*npz)->max_bytes = desc != NULL && desc->max_bytes > 0 ? desc->max_bytes : (uint64_t)1 << 40;
+    (*npz)->verify = desc == NULL || !desc->skip_crc;
+    spdl__zip_set_label(&(*npz)->zip, from);
+    return SPDL_OK;
+}
+
+/* Reads the directory of the bytes that are there now. */
+SPDL__PRIVATE spdl_result spdl__npz_open(spdl_npz *npz, const spdl_npz_desc *desc,
+                                         spdl_error *error) {
+    const spdl__zip_where where = { &npz->zip, NULL, error };
+    uint64_t max_members = (uint64_t)1 << 20;
+    if (desc != NULL && desc->max_members > 0) max_members = desc->max_members;
+    if (npz->zip.size == 0) {
+        return spdl__zip_fail(&where, SPDL_E_FORMAT, "empty, 0 bytes");
+    }
+    if (npz->zip.size >= 6 && memcmp(npz->zip.data, "\x93NUMPY", 6) == 0) {
+        spdl__npz_open_npy(npz);
+        npz->verify = false;
+        return SPDL_OK;
+    }
+    if (npz->verify) spdl__crc_init(&npz->crc);
+    return spdl__zip_open(&npz->zip, max_members, error);
+}
+
+/* Reads an open file into memory of the archive. Only plain files: a device or a pipe has no size
+   that could be trusted, and might make the caller wait. */
+SPDL__PRIVATE spdl_result spdl__npz_read_file(spdl_npz *npz, int file, spdl_error *error) {
+    const spdl__zip_where where = { &npz->zip, NULL, error };
+    struct stat status;
+    size_t have = 0;
+    ssize_t got;
+    if (fstat(file, &status) != 0) {
+        return spdl__zip_fail(&where, SPDL_E_IO, "%s", strerror(errno));
+    }
+    if (!S_ISREG(status.st_mode)) {
+        return spdl__zip_fail(&where, SPDL_E_IO, "%s, not a file",
+                              S_ISDIR(status.st_mode) ? "a directory" : "a pipe or a device");
+    }
+    if ((uint64_t)status.st_size > SIZE_MAX / 2) {
+        return spdl__zip_fail(&where, SPDL_E_LIMIT, "larger than the memory");
+    }
+    npz->zip.size = npz->file_bytes = (size_t)status.st_size;
+    if (npz->file_bytes == 0) return SPDL_OK;
+    npz->file = spdl__alloc(&npz->zip.allocator, npz->file_bytes, 64);
+    if (npz->file == NULL) {
+        return spdl__zip_fail(&where, SPDL_E_NOMEM, "no memory for its %llu bytes",
+                              (spdl__llu)npz->file_bytes);
+    }
+    npz->zip.data = (const uint8_t *)npz->file;
+    while (have < npz->file_bytes) {
+        got = read(file, (char *)npz->file + have, npz->file_bytes - have);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+            return spdl__zip_fail(&where, SPDL_E_IO, "at byte %llu: %s", (spdl__llu)have,
+                                  strerror(errno));
+        }
+        if (got == 0) {
+            return spdl__zip_fail(&where, SPDL_E_IO, "ended at byte %llu of %llu while it was read",
+                                  (spdl__llu)have, (spdl__llu)npz->file_bytes);
+        }
+        have += (size_t)got;
+    }
+    return SPDL_OK;
+}
+
+/* Opens what is there: a file that is read here, or with file = -1 the bytes of the caller. */
+SPDL__PRIVATE spdl_result spdl__npz_open_any(spdl_npz **npz, int file, const void *data,
+                                             size_t bytes, const char *from,
+                                             const spdl_npz_desc *desc) {
+    spdl_error *error = desc != NULL ? desc->error : NULL;
+    spdl_result result = spdl__npz_create(npz, from, desc, error);
+    if (result != SPDL_OK) return result;
+    (*npz)->zip.data = (const uint8_t *)data;
+    (*npz)->zip.size = bytes;
+    if (file >= 0) result = spdl__npz_read_file(*npz, file, error);
+    if (result == SPDL_OK) result = spdl__npz_open(*npz, desc, error);
+    if (result == SPDL_OK) return SPDL_OK;
+    spdl_npz_close(*npz);
+    *npz = NULL;
+    return result;
+}
+
+SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
+                                        const spdl_npz_desc *desc) {
+    spdl_error *error = desc != NULL ? desc->error : NULL;
+    spdl_result result;
+    int file;
+    if (npz != NULL) *npz = NULL;
+    if (npz == NULL || path == NULL) {
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_open_file: npz or path is NULL");
+    }
+    file = open(path, O_RDONLY | O_NONBLOCK | SPDL__O_CLOEXEC); /* a FIFO must not block */
+    if (file < 0) return spdl__error_set(error, SPDL_E_IO, "%.200s: %s", path, strerror(errno));
+    result = spdl__npz_open_any(npz, file, NULL, 0, path, desc);
+    close(file);
+    return result;
+}
+
+SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size_t bytes,
+                                          const char *name, const spdl_npz_desc *desc) {
+    if (npz != NULL) *npz = NULL;
+    if (npz == NULL || (data == NULL && bytes > 0)) {
+        return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
+                               "spdl_npz_open_memory: npz or data is NULL");
+    }
+    return spdl__npz_open_any(npz, -1, data, bytes, name != NULL ? name : "memory", desc);
+}
+
+SPDL_API void spdl_npz_close(spdl_npz *npz) {
+    spdl_allocator allocator;
+    if (npz == NULL) return;
+    allocator = npz->zip.allocator;
+    spdl__zip_close(&npz->zip);
+    spdl__free(&allocator, npz->file, npz->file_bytes);
+    spdl__free(&allocator, npz, sizeof *npz);
+}
+
+SPDL_API size_t spdl_npz_count(const spdl_npz *npz) { return npz->zip.count; }
+
+SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index) {
+    return index < npz->zip.count ? npz->zip.members[index].name : NULL;
+}
+
+/* A name that fits as it is comes before one that lacks its ".npy". */
+SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t *index) {
+    const spdl__zip_member *member = spdl__zip_find(&npz->zip, name, "");
+    if (member == NULL) member = spdl__zip_find(&npz->zip, name, ".npy");
+    if (member == NULL) return SPDL_E_NOT_FOUND;
+    *index = (size_t)(member - npz->zip.members);
+    return SPDL_OK;
+}
+
+SPDL_API bool spdl_npz_stored(const spdl_npz *npz, size_t index) {
+    return index < npz->zip.count && npz->zip.members[index].method == SPDL__ZIP_STORED;
+}
+
+SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
+                                   spdl_error *error) {
+    spdl__npz_reader r;
+    spdl_result result = spdl__npz_begin(&r, npz, index, info, error);
+    spdl__npz_end(&r);
+    return result;
+}
+
+SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data, size_t bytes,
+                                   spdl_error *error) {
+    spdl__npz_reader r;
+    spdl_npy_info info;
+    spdl_result result = spdl__npz_begin(&r, npz, index, &info, error);
+    if (result == SPDL_OK && info.bytes > bytes) {
+        result = spdl__zip_fail(&r.where, SPDL_E_INVALID,
+                                "the array has %llu bytes, the memory for it %llu",
+                                (spdl__llu)info.bytes, (spdl__llu)bytes);
+    }
+    if (result == SPDL_OK && info.bytes == 0) data = r.small; /* may be NULL; is not written */
+    if (result == SPDL_OK && r.stored != NULL) {
+        result = spdl__npz_check_stored(&r);
+        if (result == SPDL_OK) memcpy(data, r.stored + r.head_bytes, (size_t)info.bytes);
+    } else if (result == SPDL_OK) {
+        result = spdl__npz_inflate(&r, (uint8_t *)data, (size_t)info.bytes);
+    }
+    spdl__npz_end(&r);
+    return result;
+}
+
+SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
+                                   bool *aligned, spdl_error *error) {
+    spdl__npz_reader r;
+    spdl_npy_info info;
+    spdl_result result = spdl__npz_begin(&r, npz, index, &info, error);
+    if (result == SPDL_OK && r.stored == NULL) {
+        result = spdl__zip_fail(&r.where, SPDL_E_UNSUPPORTED,
+                                "deflated: it has no bytes to look at; read it");
+    }
+    if (result == SPDL_OK) result = spdl__npz_check_stored(&r);
+    if (result == SPDL_OK) {
+        *data = r.stored + r.head_bytes;
+        *aligned = ((uintptr_t)*data & 63) == 0;
+    }
+    spdl__npz_end(&r);
+    return result;
+}
+
+#endif /* SPDL_IMPLEMENTATION */
+
+/* ============================================================================================= */
+/* >>license
+   MIT License
+
+   Copyright (c) 2026 the spdl.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy
+   of this software and associated documentation files (the "Software"), to deal
+   in the Software without restriction, including without limitation the rights
+   to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+   copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all
+   copies or substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+   IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+   FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+   AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+   LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+   SOFTWARE. */

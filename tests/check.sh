@@ -1,0 +1,65 @@
+#!/bin/sh
+# Everything that CI runs: each part, what it took, and the sum of all tests in the last line. A
+# part goes on after another has failed. The output of each part stays in build/check/.
+# usage: tests/check.sh [PART ...]
+cd "$(dirname "$0")/.." || exit 1
+mkdir -p build/check
+passed=0
+failed=0
+skipped=0
+selected=" $* "
+
+# sum LOG STATUS: adds the closing line of a part; one that broke off counts as one failure
+sum() {
+    closing=$(tail -n 1 "$1" | grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$')
+    # shellcheck disable=SC2086 # the words of the closing line
+    set -- "$1" "$2" ${closing:-0 passed, 0 failed}
+    part_passed=$3
+    part_failed=$5
+    part_skipped=${7:-0}
+    if [ "$2" -ne 0 ] && [ "$part_failed" -eq 0 ]; then part_failed=1; fi
+    if [ "$2" -eq 0 ] && [ -z "$closing" ]; then part_failed=1; fi
+    passed=$((passed + part_passed))
+    failed=$((failed + part_failed))
+    skipped=$((skipped + part_skipped))
+}
+
+# part NAME COMMAND ...
+part() {
+    name=$1
+    log=build/check/$name.log
+    shift
+    case $selected in
+    "  " | *" $name "*) ;;
+    *) return ;;
+    esac
+    start=$(date +%s)
+    "$@" >"$log" 2>&1 </dev/null
+    sum "$log" $?
+    printf '%-12s %4d passed, %d failed, %d skipped  %4d s\n' \
+        "$name" "$part_passed" "$part_failed" "$part_skipped" $(($(date +%s) - start))
+    if [ "$part_failed" -gt 0 ]; then
+        sed 's/^/    /' "$log" | grep -v '^    ok ' | tail -n 60
+    fi
+}
+
+make=${MAKE:-make}
+part lint "$make" -s lint
+part docs "$make" -s check-docs
+part headers "$make" -s check-headers
+part warnings "$make" -s check-warnings
+part selftest "$make" -s selftest
+part gcc "$make" -s test CC=gcc WERROR=1
+part clang "$make" -s test CC=clang WERROR=1
+part portable "$make" -s portable CC=gcc
+part asan "$make" -s asan CC=gcc
+part asan-clang "$make" -s asan CC=clang
+part tsan "$make" -s tsan CC=gcc
+part tsan-clang "$make" -s tsan CC=clang
+part examples "$make" -s examples
+part cuda "$make" -s check-cuda
+part readme "$make" -s check-readme
+
+if [ "$skipped" -gt 0 ]; then echo "$skipped skipped: grep -h ^skip build/check/*.log"; fi
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

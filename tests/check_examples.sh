@@ -1,0 +1,69 @@
+#!/bin/sh
+# Builds each example by the commands in its own head comment, as they are written, and runs it. An
+# example has at most 120 lines (the trainer 160), so that it stays one idea.
+. "$(dirname "$0")/tally.sh"
+
+# The commands run in a folder of their own, which looks like the top of the tree to them.
+root=$PWD
+cd "$scratch" || exit 1
+for name in spdl.h spdl_cuda.h examples; do ln -s "$root/$name" "$name"; done
+
+# The commands of the first comment of a file; quickstart.c has none, README.md has its command.
+build_lines() {
+    if [ "$1" = examples/quickstart.c ]; then
+        echo "cc -O2 -I. examples/quickstart.c -o quickstart -lpthread"
+    else
+        awk '/^(#|int|static)/ { exit }
+            { sub(/\*\/.*/, ""); sub(/^(\/\*)? *(Build: *)?/, "") }
+            /^(cc|c\+\+) / { print }
+            /\*\// { exit }' "$1"
+    fi
+}
+
+short() {
+    [ "$(wc -l <"$1")" -le "$2" ]
+}
+
+run() {
+    timeout 120 "$@" </dev/null
+}
+
+# fails_with STATUS TEXT COMMAND ...: this status, and the text in what it prints
+fails_with() {
+    expected=$1
+    text=$2
+    shift 2
+    run "$@" >report 2>&1
+    [ $? -eq "$expected" ] && grep -qF "$text" report || { cat report; false; }
+}
+
+run_example() {
+    case $1 in
+    npz_info)
+        head -c 3000 examples/data/digits_test.npz >cut.npz
+        check "npz_info on a good file" run ./npz_info examples/data/digits_test.npz
+        check "npz_info on a cut file" fails_with 1 cut.npz ./npz_info cut.npz
+        check "npz_info on no file" fails_with 1 none.npz ./npz_info none.npz
+        ;;
+    *) check "run $1" run "./$1" ;;
+    esac
+}
+
+for file in examples/*.c examples/*.cpp examples/*/*.c examples/*/*.cpp; do
+    [ -f "$file" ] || continue
+    limit=120
+    [ "$file" = examples/train_digits.c ] && limit=160
+    check "$file has at most $limit lines" short "$file" $limit
+    build_lines "$file" >commands
+    if [ -s commands ]; then
+        name=$(sed -n '$ s/.* -o \([a-z_]*\).*/\1/p' commands)
+        check "build $file" sh -e commands
+        if [ -x "$name" ]; then run_example "$name"; else not_ok "$file: no program '$name'"; fi
+    else
+        case $file in
+        examples/*/*) ;; # one file of a folder tells for all
+        *) not_ok "$file: no build line in its head comment" ;;
+        esac
+    fi
+done
+finish

@@ -1,0 +1,135 @@
+#!/bin/sh
+# What the headers bring into a program besides what they promise: includes, macros, symbols. And
+# that their parts fit together: C with C++, licence, version, tags.
+. "$(dirname "$0")/tally.sh"
+compilers="gcc:c:c11 clang:c:c17 g++:c++:c++17 clang++:c++:c++20"
+headers="spdl.h spdl_cuda.h"
+declare_all='#include "spdl.h"
+#include "spdl_cuda.h"'
+implement='#define SPDL_IMPLEMENTATION
+#include "spdl.h"'
+
+# compile SOURCE OPTION ...: with the compiler of this round; fixed addresses, so that a constant
+# table of pointers counts as constant
+compile() {
+    echo "$1" >"$scratch/source"
+    shift
+    $cc -x "$language" -std="$std" -I. -O1 -fno-pie "$@" "$scratch/source"
+}
+
+# names of the macros that are defined after SOURCE
+macros() {
+    compile "$1" -dM -E | awk '{ sub(/\(.*/, "", $2); print $2 }' | sort -u
+}
+
+# strangers WHAT SOURCE PLAIN: macros of SOURCE that PLAIN has not, and that lack our prefix
+strangers() {
+    macros "$3" >"$scratch/plain"
+    macros "$2" | comm -13 "$scratch/plain" - | grep -vE '^(SPDL_|spdl_)' >"$scratch/strangers"
+    empty "$what: $1 defines macros without the prefix" "$scratch/strangers"
+}
+
+# symbols SOURCE NM-OPTION ...
+symbols() {
+    source=$1
+    shift
+    compile "$source" -c -o "$scratch/object.o" && nm "$@" "$scratch/object.o"
+}
+
+# The includes of the implementation, without those of the declarations.
+system_headers=$(grep -h '^#include <' spdl.h | sort -u)
+
+for compiler in $compilers; do
+    IFS=: read -r cc language std <<EOF
+$compiler
+EOF
+    what="$cc -std=$std"
+
+    # Declarations: three headers, no symbol, nothing but our names.
+    compile "$declare_all" -H -fsyntax-only 2>&1 | sed -n 's/^\.\. .*\///p' | sort -u |
+        grep -vxE 'stdbool\.h|stddef\.h|stdint\.h' >"$scratch/includes"
+    empty "$what: the declarations include more than three headers" "$scratch/includes"
+    symbols "$declare_all" >"$scratch/symbols"
+    empty "$what: the declarations emit symbols" "$scratch/symbols"
+    strangers "the declaration half" "$declare_all" '#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>'
+    check "$what: declarations twice" compile "$declare_all
+$declare_all" -fsyntax-only -Wall -Wextra -Werror
+
+    # Implementation: our names, no globals that change.
+    strangers "the implementation" "$implement" "$system_headers"
+    symbols "$implement" -g --defined-only | awk '$NF !~ /^spdl_/ { print $NF }' \
+        >"$scratch/symbols"
+    empty "$what: the implementation exports names without the prefix" "$scratch/symbols"
+    symbols "$implement" --defined-only | awk '$2 ~ /^[bBdDC]$/ { print $NF }' >"$scratch/symbols"
+    empty "$what: the implementation has globals that can change" "$scratch/symbols"
+    symbols "#define SPDL_STATIC
+$implement" -g --defined-only >"$scratch/symbols"
+    empty "$what: static mode exports" "$scratch/symbols"
+    check "$what: implementation after declarations" compile "#include \"spdl.h\"
+$implement
+$declare_all" -fsyntax-only
+    check "$what: implementation twice in a file" compile "$implement
+$implement" -c -o "$scratch/twice.o"
+done
+
+# What the text defines, whatever the compiler and the mode.
+for header in $headers; do
+    grep -nE '^[ ]*#[ ]*define' "$header" | grep -vE 'define[ ]+(SPDL_|spdl_)' >"$scratch/strangers"
+    empty "$header defines macros without the prefix" "$scratch/strangers"
+done
+grep -oh 'SPDL_NO_[A-Z_]*' $headers | sort -u | tail -n +4 >"$scratch/switches"
+empty "more than three SPDL_NO_ switches" "$scratch/switches"
+
+# One unit implements, the other uses; either may be C++.
+echo '#define SPDL_IMPLEMENTATION
+#include "spdl.h"' >"$scratch/implement"
+echo '#include "spdl.h"
+int main(void) { return spdl_version()[0] != 48 + SPDL_VERSION_MAJOR; }' >"$scratch/use"
+
+two_units() {
+    cp "$scratch/implement" "$scratch/implement.$1"
+    cp "$scratch/use" "$scratch/use.$2"
+    gcc -I. -c "$scratch/implement.$1" -o "$scratch/implement.o" &&
+        gcc -I. -c "$scratch/use.$2" -o "$scratch/use.o" &&
+        g++ "$scratch/implement.o" "$scratch/use.o" -o "$scratch/linked" -lpthread &&
+        "$scratch/linked"
+}
+check "implemented in C, used in C++" two_units c cpp
+check "implemented in C++, used in C" two_units cpp c
+
+# Licence: the text at the end of a header is that of LICENSE, but for spacing.
+words() {
+    tr -s ' \n' '\n\n' | grep -v '^$'
+}
+for header in $headers; do
+    words <LICENSE >"$scratch/licence"
+    awk '/MIT License$/ { text = ""; on = 1 }
+        on { text = text $0 "\n" }
+        END { printf "%s", text }' "$header" |
+        sed -e 's/^.*MIT License$/MIT License/' -e 's/\*\/.*//' | words >"$scratch/at_the_end"
+    check "$header: its licence is not that of LICENSE" \
+        diff "$scratch/licence" "$scratch/at_the_end"
+done
+
+# Version: first line of the headers, macros, and the top entry of the change log.
+version=$(awk '/^#define SPDL_VERSION_(MAJOR|MINOR|PATCH) / { v = v "." $3 }
+    END { print substr(v, 2) }' spdl.h)
+for header in $headers; do
+    check "line 1 of $header does not say v$version" \
+        grep -q "^1:/\* $header - v$version - " <<EOF
+$(grep -n '' "$header" | head -n 1)
+EOF
+done
+changed=$(sed -n 's/^## \[\([^]]*\)\].*/\1/p' CHANGELOG.md | head -n 1)
+check "CHANGELOG.md starts with $changed, the header is $version" [ "$changed" = "$version" ]
+
+# Tags: the contents list is what there is, in order.
+for header in $headers; do
+    awk '/CONTENTS/ { on = 1 } on && !/>>/ && !/CONTENTS/ { exit } on' "$header" |
+        grep -oE '>>[a-z-]+' >"$scratch/contents"
+    grep -oE '^/\* >>[a-z-]+' "$header" | cut -c 4- >"$scratch/tags"
+    check "$header: its contents are not its sections" diff "$scratch/contents" "$scratch/tags"
+done
+finish

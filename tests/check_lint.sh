@@ -1,0 +1,36 @@
+#!/bin/sh
+# Tabs, trailing blanks, lines of more than 100 columns (but in Markdown), and files that do not end
+# in exactly one newline. One test per text file.
+. "$(dirname "$0")/tally.sh"
+
+files() {
+    git ls-files --cached --others --exclude-standard 2>/dev/null ||
+        find . -type f -not -path './build/*' -not -path './.git/*' | sed 's:^\./::'
+}
+
+tab=$(printf '\t')
+LC_ALL=C.UTF-8
+export LC_ALL
+
+lint() {
+    case $1 in
+    Makefile) ;;
+    *) grep -n "$tab" "$1" | sed 's/:.*/: tab/' ;;
+    esac
+    grep -nE '[[:space:]]+$' "$1" | sed 's/:.*/: trailing blank/'
+    case $1 in
+    *.md) ;;
+    *) grep -nE '^.{101,}$' "$1" | sed 's/:.*/: over 100 columns/' ;;
+    esac
+    [ -z "$(tail -c 1 "$1")" ] || echo "end: no newline at the end"
+    [ -n "$(tail -n 1 "$1")" ] || echo "end: blank line at the end"
+}
+
+files | sort -u >"$scratch/files"
+while IFS= read -r file; do
+    if [ -s "$file" ] && grep -Iq . "$file"; then
+        lint "$file" | sed "s:^:$file\::" >"$scratch/offences"
+        empty "$file" "$scratch/offences"
+    fi
+done <"$scratch/files"
+finish

@@ -1,0 +1,59 @@
+#!/bin/sh
+# README.md is true: its ```sh blocks run as written, in a fresh copy of the tree; its first ```c
+# block is examples/quickstart.c; and the local links of every page lead somewhere.
+. "$(dirname "$0")/tally.sh"
+root=$PWD
+
+files() {
+    { git ls-files --cached --others --exclude-standard 2>/dev/null ||
+        find . -type f -not -path './build/*' -not -path './.git/*'; } | sort -u |
+        while IFS= read -r file; do [ -f "$file" ] && echo "$file"; done
+}
+
+files >"$scratch/files"
+mkdir "$scratch/copy"
+tar -cf - -T "$scratch/files" | tar -xf - -C "$scratch/copy"
+
+# block.N.LANGUAGE for each fenced block
+awk -v prefix="$scratch/block." '
+    /^```/ && inside { inside = 0; close(name); next }
+    /^```/ { inside = 1; name = sprintf("%s%02d.%s", prefix, ++n, substr($0, 4)); next }
+    inside { print >name }' README.md
+
+# Whoever reads has cloned already. SPDL_IN_README keeps `make check` from running itself, and tests
+# that ran before from running again.
+run_block() {
+    cd "$scratch/copy" || return 1
+    sed -e 's/^git clone [^&]*&& *//' -e 's/^cd spdl *&& *//' -e 's/^git clone .*/:/' \
+        -e 's/^cd spdl *$/:/' "$1" >"$scratch/script"
+    unset MAKEFLAGS MFLAGS MAKELEVEL
+    SPDL_IN_README=core timeout 300 sh -e "$scratch/script" </dev/null
+}
+
+count=0
+for block in "$scratch"/block.*.sh; do
+    [ -f "$block" ] || continue
+    count=$((count + 1))
+    if (run_block "$block") >"$scratch/output" 2>&1; then
+        ok
+    else
+        not_ok "README.md: this block fails:"
+        sed 's/^/     $ /' "$block"
+        tail -n 20 "$scratch/output" | sed 's/^/     /'
+    fi
+    cd "$root" || exit 1
+done
+check "README.md has commands to run" [ "$count" -gt 0 ]
+
+for block in "$scratch"/block.*.c; do break; done
+check "the first C program of README.md is not examples/quickstart.c" \
+    diff "$block" examples/quickstart.c
+
+grep '\.md$' "$scratch/files" | while IFS= read -r page; do
+    grep -oE '\]\([^)]+\)' "$page" | sed -e 's/^](//' -e 's/)$//' -e 's/#.*//' |
+        grep -vE '^(https?:|mailto:|$)' | while IFS= read -r link; do
+        [ -e "$(dirname "$page")/$link" ] || echo "$page: $link"
+    done
+done >"$scratch/dead"
+empty "links that lead nowhere" "$scratch/dead"
+finish

@@ -1,0 +1,66 @@
+#!/bin/sh
+# Compiles the headers in every mode, and everything that includes them, with the whole set of
+# warnings as errors: C11 C17 C++17 C++20, gcc and clang. `make check-warnings` sets WARN, WARN_C.
+. "$(dirname "$0")/tally.sh"
+: "${WARN:?run this by make check-warnings}"
+
+compiler() {
+    case $1 in
+    gcc-c) echo gcc ;;
+    gcc-c++) echo g++ ;;
+    clang-c) echo clang ;;
+    clang-c++) echo clang++ ;;
+    esac
+}
+
+# One job: FAMILY LANGUAGE STANDARD FILE DEFINES
+if [ "$1" = --one ]; then
+    warn=$WARN_C
+    [ "$3" = c++ ] && warn=$WARN
+    what="$2 $3 -std=$4 $5 $6"
+    log=$scratch/log
+    # shellcheck disable=SC2086 # lists of options
+    if "$(compiler "$2-$3")" -x "$3" -std="$4" -O2 $warn -Werror $6 -I. -pthread -S -o /dev/null \
+        "$5" >"$log" 2>&1; then
+        echo "ok   $what"
+    else
+        { echo "FAIL $what"; head -n 30 "$log" | sed 's/^/     /'; } >"$scratch/report"
+        cat "$scratch/report"
+    fi
+    exit 0
+fi
+
+# The modes of the headers, as files. (The implementation of spdl_cuda.h needs the CUDA headers:
+# check_cuda.sh.)
+modes=$scratch/modes
+mkdir "$modes"
+printf '#include "%s"\n' spdl.h spdl_cuda.h >"$modes/declaration"
+printf '#define SPDL_IMPLEMENTATION\n#include "spdl.h"\n' >"$modes/implementation"
+printf '#define SPDL_STATIC\n' | cat - "$modes/implementation" >"$modes/static"
+
+{
+    for family in gcc clang; do
+        for mode in declaration implementation static; do
+            for std in c11 c17; do echo "$family c $std $modes/$mode"; done
+            for std in c++17 c++20; do echo "$family c++ $std $modes/$mode"; done
+        done
+        for switch in $(grep -o 'SPDL_NO_[A-Z_]*' spdl.h | sort -u); do
+            echo "$family c c11 $modes/implementation -D$switch"
+            echo "$family c++ c++17 $modes/implementation -D$switch"
+        done
+        for file in examples/*.c examples/*/*.c bench/*.c tests/*/*.c; do
+            [ -f "$file" ] && echo "$family c gnu17 $file"
+        done
+        for file in examples/*.cpp examples/*/*.cpp; do
+            [ -f "$file" ] && echo "$family c++ c++17 $file"
+            [ -f "$file" ] && echo "$family c++ c++20 $file"
+        done
+        echo "$family c++ gnu++17 tests/main.c"
+    done
+} >"$scratch/jobs"
+
+xargs -P "$(getconf _NPROCESSORS_ONLN)" -L 1 "$0" --one <"$scratch/jobs" >"$scratch/results"
+grep -v '^ok ' "$scratch/results" | sed "s:$modes/::"
+passed=$(grep -c '^ok ' "$scratch/results")
+failed=$(($(wc -l <"$scratch/jobs") - passed))
+finish

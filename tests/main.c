@@ -1,0 +1,17 @@
+/* The tests of every module in one program; --help tells its options. */
+#define TEST_MAIN
+#include "test.h"
+
+/* One word per module. The tables are weak, so that a module can be linked and tested alone; one
+   that is missing is reported as a failure. */
+#define MODULES(X) X(core) X(alloc) X(ring) X(pool) X(pipeline) X(stats) X(cache) X(npz)
+
+#define DECLARE(module) extern const test_case test_##module[] __attribute__((weak));
+#define ROW(module) { #module, test_##module },
+
+MODULES(DECLARE)
+
+int main(int argc, char **argv) {
+    const test_module modules[] = { MODULES(ROW) };
+    return test_main(argc, argv, modules, sizeof modules / sizeof modules[0]);
+}

@@ -1,0 +1,336 @@
+/* How workers sleep and who wakes them: >>pool-impl and "Who looks again" of >>pipeline-impl.
+
+   WORKERS workers and one outside publisher (the trainer, whose takes make room). Two stages:
+     default       stage 0 is a source of ITEMS, stage 1 reads what it puts, the trainer makes room
+                   behind stage 1. Both belong to one pipeline.
+     -DTWO_CLIENTS one stage in each of two pipelines that share the pool; the trainer makes room
+                   behind the one, then behind the other.
+   A call may end, or never end. "Never" stands for every call that waits for something which only
+   another call would bring about (calls that wait for each other): if such a call waits for ever
+   because nobody looks, this model finds the same state with a call that does not end.
+
+   Checked: when nothing moves any more, no stage is runnable while a worker is asleep.
+
+   Left out: stages that end or fail (their last call is followed by a look of the same worker),
+   jobs, attach and quit (they ring for all).
+
+   Switches that take out one part of the protocol, and must fail:
+     NO_HEAVY        a sleeper does a full barrier of its own instead of a heavy one
+     NO_CLEAR        `waking` is not cleared before the second look
+     NO_CLEAR_AFTER  nor after the sleep
+     LATE_WORD       the bell is read after announcing and clearing
+     NO_CLAIM_HINT   no hint between claim and call
+     NO_LOOK_FENCE   no full barrier between seeing a sleeper and looking for something runnable
+     OWN_HINT        (with TWO_CLIENTS) the hint of a claim looks at its own pipeline only
+     NO_RECHECK      no second look before the sleep */
+
+#ifndef WORKERS
+#define WORKERS 2
+#endif
+#ifndef ITEMS
+#define ITEMS 2
+#endif
+#ifndef ROOMS
+#define ROOMS 2 /* takes of the trainer */
+#endif
+#ifndef CONCURRENCY
+#define CONCURRENCY 2 /* of stage 1 */
+#endif
+
+#define PROCS (WORKERS + 1)
+#define TRAINER WORKERS
+#define STAGES 2
+
+/* memory */
+#define LOCK(n) (n)
+#define HEAD(n) (2 + (n)) /* of the edge into stage n; HEAD(2): tickets the trainer has freed */
+#define PUT 5             /* default: results of stage 0. TWO_CLIENTS: room behind stage 0 */
+#define WAKING 6
+#define ADDRESSES 7
+
+/* only ever changed by read-modify-writes */
+byte sleepers;
+byte bell;
+byte active_calls[STAGES];
+
+bool asleep[WORKERS];
+
+#include "tso.pml"
+
+#ifdef TWO_CLIENTS
+#define LIMIT(n) 1
+#define ROOM(p, n) ((n) == 0 -> LOAD(p, PUT) : LOAD(p, HEAD(2)))
+#define INPUT(p, n) ITEMS
+#else
+#define LIMIT(n) ((n) == 0 -> 1 : CONCURRENCY)
+#define ROOM(p, n) ((n) == 0 -> LOAD(p, HEAD(1)) + 1 : LOAD(p, HEAD(2)))
+#define INPUT(p, n) ((n) == 0 -> ITEMS : LOAD(p, PUT))
+#endif
+
+/* the stages a hint looks at */
+#ifdef OWN_HINT
+#define FIRST(n) (n)
+#define LAST(n) (n)
+#else
+#define FIRST(n) 0
+#define LAST(n) (STAGES - 1)
+#endif
+
+/* spdl__node_runnable: one load in each step */
+inline runnable(p, n, found) {
+    found = false;
+    if
+    :: active_calls[n] >= LIMIT(n)
+    :: else ->
+        if
+        :: LOAD(p, LOCK(n)) != 0
+        :: else ->
+            seen = ROOM(p, n);
+            if
+            :: seen <= LOAD(p, HEAD(n)) -> seen = 0
+            :: else ->
+                seen = LOAD(p, HEAD(n));
+                atomic { found = INPUT(p, n) > seen; seen = 0 }
+            fi
+        fi
+    fi
+}
+
+inline heavy(p) {
+#ifdef NO_HEAVY
+    FENCED(p);
+#else
+    membarrier(p);
+#endif
+}
+
+inline futex_wake_one() {
+    if
+    :: asleep[0] -> asleep[0] = false
+    :: asleep[1] -> asleep[1] = false
+#if WORKERS > 2
+    :: asleep[2] -> asleep[2] = false
+#endif
+    :: else
+    fi
+}
+
+/* spdl__pool_sleepy, the look, spdl__pool_wake_one. `first` to `last`: the stages to look at */
+inline hint(p, first, last) {
+    if
+    :: sleepers == 0
+    :: else ->
+        if
+        :: LOAD(p, WAKING) != 0
+        :: else ->
+#ifndef NO_LOOK_FENCE
+            FENCED(p);
+#endif
+            look = last + 1;
+            do
+            :: look == first -> break
+            :: else ->
+                look--;
+                runnable(p, look, found);
+                if
+                :: found -> break
+                :: else
+                fi
+            od;
+            look = 0;
+            if
+            :: found ->
+                atomic { /* the compare-and-swap */
+                    FENCED(p);
+                    found = mem[WAKING] == 0;
+                    mem[WAKING] = 1
+                }
+                if
+                :: found -> bell++; atomic { found = false; futex_wake_one() }
+                :: else
+                fi
+            :: else
+            fi
+        fi
+    fi
+}
+
+/* spdl__node_claim: `taken` tells whether there is a call to run */
+inline claim(p, n, taken) {
+    taken = false;
+    if
+    :: LOAD(p, LOCK(n)) != 0
+    :: else ->
+        atomic { FENCED(p); found = mem[LOCK(n)] == 0; mem[LOCK(n)] = 1 }
+        if
+        :: !found
+        :: else ->
+            found = false;
+            if
+            :: active_calls[n] >= LIMIT(n)
+            :: else ->
+                seen = ROOM(p, n);
+                atomic { taken = seen > LOAD(p, HEAD(n)); seen = 0 }
+                if
+                :: taken && INPUT(p, n) > LOAD(p, HEAD(n)) ->
+                    store(p, HEAD(n), LOAD(p, HEAD(n)) + 1);
+                    atomic { FENCED(p); active_calls[n]++ }
+                :: else -> taken = false
+                fi
+            fi;
+            store(p, LOCK(n), 0)
+        fi
+    fi
+}
+
+/* what follows a claim: hint, call, put, spdl__node_leave */
+inline perform(p, n) {
+#ifndef NO_CLAIM_HINT
+    hint(p, FIRST(n), LAST(n));
+#endif
+    if
+    :: true -> skip
+    :: true ->
+end_in_call:
+        false
+    fi;
+#ifndef TWO_CLIENTS
+    if
+    :: n == 0 -> store(p, PUT, LOAD(p, PUT) + 1)
+    :: else
+    fi;
+#endif
+    atomic { FENCED(p); active_calls[n]-- }
+}
+
+proctype Worker(byte me) {
+    byte word, seen, look, stage;
+    bool found, taken;
+step: /* spdl__pool_step: downstream first; clients in any order */
+    atomic {
+        taken = false;
+#ifdef TWO_CLIENTS
+        if
+        :: stage = 0
+        :: stage = 1
+        fi;
+        look = 0
+#else
+        stage = STAGES - 1
+#endif
+    }
+    do
+    :: true ->
+        runnable(me, stage, found);
+        if
+        :: found -> found = false; claim(me, stage, taken)
+        :: else
+        fi;
+        if
+        :: taken -> break
+        :: else
+        fi;
+#ifdef TWO_CLIENTS
+        if
+        :: look == 1 -> look = 0; break
+        :: else -> look = 1; stage = 1 - stage
+        fi
+#else
+        if
+        :: stage == 0 -> break
+        :: else -> stage--
+        fi
+#endif
+    od;
+    look = 0;
+    if
+    :: taken -> taken = false; perform(me, stage); stage = 0; goto step
+    :: else -> stage = 0
+    fi;
+
+    /* spdl__pool_sleep */
+#ifndef LATE_WORD
+    word = bell;
+#endif
+    atomic { FENCED(me); sleepers++ };
+#ifndef NO_CLEAR
+    store(me, WAKING, 0);
+#endif
+#ifdef LATE_WORD
+    word = bell;
+#endif
+    heavy(me);
+#ifndef NO_RECHECK
+    look = STAGES;
+    do
+    :: look == 0 -> break
+    :: else ->
+        look--;
+        runnable(me, look, found);
+        if
+        :: found -> break
+        :: else
+        fi
+    od;
+    look = 0;
+#endif
+    if
+    :: found -> found = false
+    :: else ->
+        atomic { FENCED(me); asleep[me] = bell == word } /* FUTEX_WAIT */
+end_asleep:
+        !asleep[me]
+    fi;
+    word = 0;
+    atomic { FENCED(me); sleepers-- };
+#ifndef NO_CLEAR_AFTER
+    store(me, WAKING, 0);
+#endif
+    heavy(me);
+    goto step
+}
+
+/* spdl__sink_take: makes room, then hints */
+proctype Trainer() {
+    byte seen, look, takes;
+    bool found;
+    do
+    :: takes == ROOMS -> break
+    :: else ->
+        takes++;
+#ifdef TWO_CLIENTS
+        if
+        :: takes & 1 -> store(TRAINER, PUT, (takes + 1) / 2); hint(TRAINER, FIRST(0), LAST(0))
+        :: else -> store(TRAINER, HEAD(2), takes / 2); hint(TRAINER, FIRST(1), LAST(1))
+        fi
+#else
+        store(TRAINER, HEAD(2), takes);
+        hint(TRAINER, 0, STAGES - 1)
+#endif
+    od
+}
+
+byte at_end;
+
+#define ASLEEP (asleep[0] + asleep[1] SLEEPER_2)
+#if WORKERS > 2
+#define SLEEPER_2 + asleep[2]
+#else
+#define SLEEPER_2
+#endif
+#define RUNNABLE(n) (mem[LOCK(n)] == 0 && active_calls[n] < LIMIT(n) &&                            \
+                     ROOM(0, n) > mem[HEAD(n)] && INPUT(0, n) > mem[HEAD(n)])
+
+init {
+    atomic {
+        run Worker(0);
+        run Worker(1);
+#if WORKERS > 2
+        run Worker(2);
+#endif
+        run Trainer()
+    }
+    timeout;
+    assert(mem[LOCK(0)] == 0 && mem[LOCK(1)] == 0);
+    assert(!(ASLEEP > 0 && (RUNNABLE(0) || RUNNABLE(1))))
+}

@@ -1,0 +1,103 @@
+#!/bin/sh
+# Runs the deliberately failing tests and checks that the runner reports each for what it is.
+# usage: tests/selftest/run.sh RUNNER
+runner=$1
+passed=0
+failed=0
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+
+ok() {
+    passed=$((passed + 1))
+}
+
+not_ok() {
+    failed=$((failed + 1))
+    echo "selftest: $1; the runner said:"
+    cat "$output"
+}
+
+# ThreadSanitizer waits a second at the end of a process that has threads: as long as the timeout.
+export TSAN_OPTIONS="$TSAN_OPTIONS atexit_sleep_ms=0"
+
+# run ARGUMENT ...: what the runner prints is in $output, its exit status in $status
+run() {
+    TEST_TIMEOUT=1 "$runner" "$@" >"$output" 2>&1
+    status=$?
+}
+
+# says WHAT PATTERN: a whole line has to match
+says() {
+    if grep -qx -- "$2" "$output"; then ok; else not_ok "$1: no line '$2'"; fi
+}
+
+exits() {
+    if [ "$status" -eq "$2" ]; then ok; else not_ok "$1: exit status $status, not $2"; fi
+}
+
+# ends WHAT LINE: the last line is exactly this
+ends() {
+    if [ "$(tail -n 1 "$output")" = "$2" ]; then ok; else not_ok "$1: last line is not '$2'"; fi
+}
+
+counts() {
+    n=$(grep -c -- "$3" "$output")
+    if [ "$n" -eq "$2" ]; then ok; else not_ok "$1: $n lines with '$3', not $2"; fi
+}
+
+run
+says "a pass" 'ok   self.passes (.*)'
+says "a check on a thread" 'FAIL self.check_on_a_thread: 1 failed checks, seed .*'
+says "a check on a thread" '.*selftest.c:[0-9]*: CHECK(arg == NULL && 1 > 2) failed'
+says "a requirement on a thread" 'FAIL self.require_on_a_thread: 1 failed checks, .*'
+says "a check in a forked process" 'FAIL self.check_in_a_fork: 1 failed checks, .*'
+says "checks go on" 'FAIL self.check_goes_on: 3 failed checks, .*'
+says "both integers" '.*: CHECK_EQ(6 \* 7 == 41), 42 and 41, failed'
+says "both strings" '.*: CHECK_STR("one" == "two"), "one" and "two", failed'
+says "a string that is NULL" '.*: CHECK_STR(NULL == "two"), "(NULL)" and "two", failed'
+says "a requirement leaves" 'FAIL self.require_leaves: 1 failed checks, .*'
+says "a million failures" 'FAIL self.check_a_million_times: 1000000 failed checks, .*'
+counts "a million failures" 20 'CHECK(i < 0) failed'
+says "a sleeping hang" 'FAIL self.hangs: timeout after 1 s, .*'
+says "a spinning hang" 'FAIL self.spins: timeout after 1 s, .*'
+says "an abort" 'FAIL self.aborts: signal 6 (Aborted), .*'
+says "an early exit" 'FAIL self.exits_early: the process ended before the test did, .*'
+says "an exit status" 'FAIL self.exits_with_66: exit status 66, .*'
+says "a skip" 'skip self.skips: because it is told to'
+says "a skip after a failure" 'FAIL self.skips_after_a_failure: 1 failed checks, .*'
+says "a table that was not linked" 'FAIL gone: tests/test_gone.c was not linked'
+says "the seed" 'seed [0-9]* (--seed sets it)'
+exits "failures" 1
+ends "all" '2 passed, 13 failed, 1 skipped'
+
+run --no-fork check_goes_on require_leaves skips passes
+exits "without fork" 1
+ends "without fork" '1 passed, 3 failed, 1 skipped'
+
+run self.passes
+exits "a pass" 0
+ends "a pass" '1 passed, 0 failed'
+
+run --repeat 3 self.passes
+ends "three rounds" '3 passed, 0 failed'
+
+run --list hang spin
+exits "a list" 0
+ends "a list" 'self.spins'
+counts "a list" 2 ''
+
+run no_such_test
+exits "nothing selected" 1
+
+run --no-such-option
+exits "an unknown option" 2
+
+run --seed 5 shows_its_seed
+first=$(grep 'seed of the test' "$output")
+TEST_SEED=5 run shows_its_seed
+if [ "$first" = "$(grep 'seed of the test' "$output")" ]; then ok; else not_ok "same seed"; fi
+run --seed 6 shows_its_seed
+if [ "$first" != "$(grep 'seed of the test' "$output")" ]; then ok; else not_ok "other seed"; fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,96 @@
+/* Tests that fail on purpose, in every way a test can; run.sh looks at what the runner says. */
+#define TEST_MAIN
+#include "../test.h"
+
+static void *check_fails(void *arg) {
+    CHECK(arg == NULL && 1 > 2);
+    return NULL;
+}
+
+static void *require_fails(void *arg) {
+    REQUIRE(arg != NULL);
+    abort(); /* not reached */
+}
+
+static void on_a_thread(void *(*run)(void *)) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, run, NULL) == 0) pthread_join(thread, NULL);
+}
+
+static void passes(void) { CHECK(true); }
+static void check_on_a_thread(void) { on_a_thread(check_fails); }
+static void require_on_a_thread(void) { on_a_thread(require_fails); }
+
+static void check_in_a_fork(void) {
+    const pid_t child = fork();
+    if (child == 0) {
+        CHECK(false);
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+}
+
+static void check_goes_on(void) {
+    CHECK_EQ(6 * 7, 41);
+    CHECK_STR("one", "two");
+    CHECK_STR(NULL, "two");
+}
+
+static void require_leaves(void) {
+    REQUIRE(1 > 2);
+    CHECK(false); /* not reached */
+}
+
+static void check_a_million_times(void) {
+    for (int i = 0; i < 1000000; ++i) CHECK(i < 0);
+}
+
+static void hangs(void) {
+    sigset_t all;
+    sigfillset(&all);
+    sigdelset(&all, SIGALRM);
+    for (;;) sigsuspend(&all);
+}
+
+static void spins(void) {
+    volatile int forever = 1;
+    while (forever) {}
+}
+
+static void aborts(void) { abort(); }
+static void exits_early(void) { exit(0); }
+static void exits_with_66(void) { exit(66); }
+static void skips(void) { TEST_SKIP("because it is told to"); }
+
+static void skips_after_a_failure(void) {
+    CHECK(false);
+    TEST_SKIP("too late");
+}
+
+static void shows_its_seed(void) {
+    printf("seed of the test %llu\n", (unsigned long long)test_seed());
+}
+
+TEST_TABLE(self) {
+    TEST_CASE(passes),
+    TEST_CASE(check_on_a_thread),
+    TEST_CASE(require_on_a_thread),
+    TEST_CASE(check_in_a_fork),
+    TEST_CASE(check_goes_on),
+    TEST_CASE(require_leaves),
+    TEST_CASE(check_a_million_times),
+    TEST_CASE(hangs),
+    TEST_CASE(spins),
+    TEST_CASE(aborts),
+    TEST_CASE(exits_early),
+    TEST_CASE(exits_with_66),
+    TEST_CASE(skips),
+    TEST_CASE(skips_after_a_failure),
+    TEST_CASE(shows_its_seed),
+    TEST_END,
+};
+
+int main(int argc, char **argv) {
+    const test_module modules[] = { { "self", test_self }, { "gone", NULL } };
+    return test_main(argc, argv, modules, 2);
+}

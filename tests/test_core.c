@@ -1,0 +1,115 @@
+/* Result texts, the version and the clock. */
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#include "test.h"
+
+#include <pthread.h>
+#include <time.h>
+
+static void result_texts_are_told(void) {
+#define SAME(name, value, text)                                                                    \
+    CHECK_EQ(name, value);                                                                         \
+    CHECK_STR(spdl_result_text(name), text);
+    SPDL_RESULT_LIST(SAME)
+#undef SAME
+}
+
+/* Errors are negative and outcomes are not: callers test with `< 0`. */
+static void result_signs_tell_errors(void) {
+    CHECK_EQ(SPDL_OK, 0);
+#define SIGN(name, value, text) CHECK((strncmp(#name, "SPDL_E_", 7) == 0) == (name < 0));
+    SPDL_RESULT_LIST(SIGN)
+#undef SIGN
+}
+
+static void result_texts_differ(void) {
+#define TEXT(name, value, text) text,
+    static const char *const texts[] = { SPDL_RESULT_LIST(TEXT) };
+#undef TEXT
+    const size_t count = sizeof texts / sizeof texts[0];
+    for (size_t i = 0; i < count; ++i) {
+        CHECK(strlen(texts[i]) > 0 && strlen(texts[i]) < 64);
+        for (size_t k = i + 1; k < count; ++k) CHECK(strcmp(texts[i], texts[k]) != 0);
+    }
+}
+
+static void result_text_of_an_unknown_value(void) {
+    static const int values[] = { 1000, -1000, 77, INT32_MAX, INT32_MIN };
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; ++i)
+        CHECK_STR(spdl_result_text((spdl_result)values[i]), "unknown result");
+}
+
+static void result_is_an_int_wide(void) { CHECK_EQ(sizeof(spdl_result), sizeof(int)); }
+
+static void version_is_its_three_numbers(void) {
+    char text[64];
+    snprintf(text, sizeof text, "%d.%d.%d", SPDL_VERSION_MAJOR, SPDL_VERSION_MINOR,
+             SPDL_VERSION_PATCH);
+    CHECK_STR(spdl_version(), text);
+    CHECK_EQ(SPDL_VERSION,
+             SPDL_VERSION_MAJOR * 10000 + SPDL_VERSION_MINOR * 100 + SPDL_VERSION_PATCH);
+    CHECK(SPDL_VERSION_MINOR < 100 && SPDL_VERSION_PATCH < 100);
+}
+
+static void time_is_the_monotonic_clock(void) {
+    struct timespec now;
+    uint64_t before, between, after;
+    before = spdl_time_ns();
+    REQUIRE(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
+    after = spdl_time_ns();
+    between = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    CHECK(before <= between && between <= after);
+}
+
+static void time_measures_a_sleep(void) {
+    const struct timespec pause = { 0, 20 * 1000 * 1000 };
+    const uint64_t start = spdl_time_ns();
+    REQUIRE(nanosleep(&pause, NULL) == 0);
+    CHECK(spdl_time_ns() - start >= 20 * 1000 * 1000);
+}
+
+/* A time that one thread has published is never later than one another thread reads after it. */
+typedef struct published {
+    uint64_t latest;
+    int rounds;
+} published;
+
+static void *publish(void *arg) {
+    published *p = (published *)arg;
+    for (int i = 0; i < p->rounds; ++i) {
+        const uint64_t seen = __atomic_load_n(&p->latest, __ATOMIC_SEQ_CST);
+        const uint64_t now = spdl_time_ns();
+        if (!CHECK(now >= seen)) break;
+        __atomic_store_n(&p->latest, now, __ATOMIC_SEQ_CST);
+    }
+    return NULL;
+}
+
+static void time_never_goes_backwards(void) {
+    published shared = { 0, TEST_SANITIZED ? 10000 : 100000 };
+    pthread_t threads[4];
+    for (int i = 0; i < 4; ++i) REQUIRE(pthread_create(&threads[i], NULL, publish, &shared) == 0);
+    for (int i = 0; i < 4; ++i) pthread_join(threads[i], NULL);
+}
+
+static void timeouts_are_nanoseconds(void) {
+    CHECK(SPDL_FOREVER < 0);
+    CHECK_EQ(SPDL_SECONDS(2), 2000000000);
+    CHECK_EQ(SPDL_SECONDS(0.25), 250000000);
+    CHECK_EQ(SPDL_SECONDS(0), 0);
+}
+
+TEST_TABLE(core) {
+    TEST_CASE(result_texts_are_told),
+    TEST_CASE(result_signs_tell_errors),
+    TEST_CASE(result_texts_differ),
+    TEST_CASE(result_text_of_an_unknown_value),
+    TEST_CASE(result_is_an_int_wide),
+    TEST_CASE(version_is_its_three_numbers),
+    TEST_CASE(time_is_the_monotonic_clock),
+    TEST_CASE(time_measures_a_sleep),
+    TEST_CASE(time_never_goes_backwards),
+    TEST_CASE(timeouts_are_nanoseconds),
+    TEST_END,
+};

@@ -1,0 +1,1669 @@
+/* .npy and .npz: what NumPy writes is read right, and anything else is refused with a reason. The
+   files in tests/data are made by make_fixtures.py there; broken ones are made here, byte by byte.
+   All bytes that are opened lie in blocks of exactly their size, so that AddressSanitizer sees a
+   read beyond them. */
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#include "test.h"
+
+#include <pthread.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ============================================================================================= */
+/* Bytes */
+
+typedef struct bytes {
+    uint8_t *at;
+    size_t count, room;
+} bytes;
+
+static void put(bytes *to, const void *from, size_t count) {
+    if (count == 0) return;
+    if (to->count + count > to->room) {
+        to->room = 2 * (to->count + count);
+        to->at = (uint8_t *)realloc(to->at, to->room);
+        if (to->at == NULL) abort();
+    }
+    memcpy(to->at + to->count, from, count);
+    to->count += count;
+}
+
+/* Appends a little-endian number of 1 to 8 bytes. */
+static void put_le(bytes *to, uint64_t value, int count) {
+    for (; count > 0; --count, value >>= 8) {
+        const uint8_t byte = (uint8_t)value;
+        put(to, &byte, 1);
+    }
+}
+
+static void put_text(bytes *to, const char *text) { put(to, text, strlen(text)); }
+
+static void set_le(bytes *in, size_t at, uint64_t value, int count) {
+    for (; count > 0; --count, value >>= 8) in->at[at++] = (uint8_t)value;
+}
+
+static void *block(size_t count) {
+    void *memory = malloc(count > 0 ? count : 1);
+    if (memory == NULL) abort();
+    return memory;
+}
+
+/* The same bytes in a block without any room behind them. */
+static uint8_t *exact(const void *from, size_t count) {
+    uint8_t *copy = (uint8_t *)block(count);
+    if (count > 0) memcpy(copy, from, count);
+    return copy;
+}
+
+static const char *fixture_path(const char *name) {
+    static char path[512];
+    const char *end = strrchr(__FILE__, '/');
+    const int length = end != NULL ? (int)(end - __FILE__ + 1) : 0;
+    snprintf(path, sizeof path, "%.*sdata/%s", length, __FILE__, name);
+    return path;
+}
+
+static bytes fixture(const char *name) {
+    bytes file = { NULL, 0, 0 };
+    char buffer[4096];
+    size_t got;
+    FILE *in = fopen(fixture_path(name), "rb");
+    if (!CHECK(in != NULL)) test_leave();
+    while ((got = fread(buffer, 1, sizeof buffer, in)) > 0) put(&file, buffer, got);
+    fclose(in);
+    return file;
+}
+
+/* ============================================================================================= */
+/* What arrays hold: as pattern() in make_fixtures.py */
+
+static void noise(uint8_t *to, size_t count) {
+    uint32_t state = 12345;
+    for (size_t i = 0; i < count; ++i) {
+        state = state * 1664525 + 1013904223;
+        to[i] = (uint8_t)(state >> 24);
+    }
+}
+
+static uint8_t *pattern(const char *name, size_t count) {
+    uint8_t *to = (uint8_t *)calloc(count + 1, 1);
+    size_t period = 0;
+    if (to == NULL) abort();
+    if (strncmp(name, "far", 3) == 0) period = (size_t)atoi(name + 3);
+    if (strncmp(name, "near", 4) == 0) period = (size_t)atoi(name + 4);
+    if (strncmp(name, "zeros", 5) == 0) return to;
+    if (strncmp(name, "lcg", 3) == 0) period = count;
+    if (strncmp(name, "skew", 4) == 0) {
+        noise(to, count);
+        for (size_t i = 0; i < count; ++i) to[i] = (uint8_t)(((to[i] & 15) * (to[i] >> 4)) >> 4);
+    } else if (period > 0) {
+        noise(to, period < count ? period : count);
+        for (size_t i = period; i < count; ++i) to[i] = to[i - period];
+    } else {
+        for (size_t i = 0; i < count; ++i) to[i] = (uint8_t)(7 * i + (i >> 8));
+    }
+    if (strcmp(name, "b1") == 0)
+        for (size_t i = 0; i < count; ++i) to[i] &= 1;
+    if (strcmp(name, "U3") == 0)
+        for (size_t i = 0; i < count; ++i) to[i] = i % 4 == 0 ? to[i] : 0;
+    return to;
+}
+
+/* ============================================================================================= */
+/* Opening and reading */
+
+static spdl_npz *open_bytes(const void *data, size_t count, spdl_error *error) {
+    spdl_npz *npz = NULL;
+    spdl_npz_desc desc = { 0 };
+    desc.error = error;
+    spdl_npz_open_memory(&npz, data, count, "a.npz", &desc);
+    return npz;
+}
+
+static spdl_npz *open_fixture(const char *name) {
+    spdl_error error = { 0 };
+    spdl_npz *npz = NULL;
+    spdl_npz_desc desc = { 0 };
+    desc.error = &error;
+    if (!CHECK_EQ(spdl_npz_open_file(&npz, fixture_path(name), &desc), SPDL_OK)) {
+        fprintf(stderr, "%s\n", error.text);
+        test_leave();
+    }
+    return npz;
+}
+
+static size_t index_of(const spdl_npz *npz, const char *name) {
+    size_t index = 0;
+    if (!CHECK(spdl_npz_find(npz, name, &index) == SPDL_OK)) fprintf(stderr, "%s\n", name);
+    return index;
+}
+
+static spdl_npy_info info_of(const spdl_npz *npz, const char *name) {
+    spdl_error error = { 0 };
+    spdl_npy_info info;
+    memset(&info, 0, sizeof info);
+    if (!CHECK_EQ(spdl_npz_info(npz, index_of(npz, name), &info, &error), SPDL_OK))
+        fprintf(stderr, "%s\n", error.text);
+    return info;
+}
+
+/* Reads an array to a block of its size; NULL with the error otherwise. */
+static uint8_t *read_array(const spdl_npz *npz, size_t index, spdl_npy_info *info,
+                           spdl_error *error) {
+    uint8_t *data;
+    memset(error, 0, sizeof *error);
+    if (spdl_npz_info(npz, index, info, error) != SPDL_OK) return NULL;
+    data = (uint8_t *)block((size_t)info->bytes);
+    if (spdl_npz_read(npz, index, data, (size_t)info->bytes, error) == SPDL_OK) return data;
+    free(data);
+    return NULL;
+}
+
+/* All arrays of a file hold what their names say, by read and by view. */
+static void check_patterns(const spdl_npz *npz) {
+    for (size_t i = 0; i < spdl_npz_count(npz); ++i) {
+        const char *name = spdl_npz_name(npz, i);
+        const void *view = NULL;
+        bool aligned = false;
+        spdl_npy_info info;
+        spdl_error error;
+        uint8_t *data = read_array(npz, i, &info, &error), *expected;
+        if (!CHECK(data != NULL)) {
+            fprintf(stderr, "%s\n", error.text);
+            continue;
+        }
+        expected = pattern(name, (size_t)info.bytes);
+        if (!CHECK(memcmp(data, expected, (size_t)info.bytes) == 0)) fprintf(stderr, "%s\n", name);
+        if (spdl_npz_stored(npz, i)) {
+            CHECK_EQ(spdl_npz_view(npz, i, &view, &aligned, &error), SPDL_OK);
+            CHECK(memcmp(view, expected, (size_t)info.bytes) == 0);
+            CHECK_EQ(aligned, (uintptr_t)view % 64 == 0);
+        } else {
+            CHECK_EQ(spdl_npz_view(npz, i, &view, &aligned, &error), SPDL_E_UNSUPPORTED);
+        }
+        free(expected);
+        free(data);
+    }
+}
+
+/* Opening these bytes fails with this result and a text that contains `part`. */
+static void refuses(const void *data, size_t count, spdl_result result, const char *part) {
+    spdl_error error = { 0 };
+    uint8_t *copy = exact(data, count);
+    spdl_npz *npz = open_bytes(copy, count, &error);
+    if (!CHECK(npz == NULL && error.result == result && strstr(error.text, part) != NULL))
+        fprintf(stderr, "expected \"%s\" (%d), got \"%s\" (%d)\n", part, (int)result, error.text,
+                (int)error.result);
+    CHECK(strncmp(error.text, "a.npz: ", 7) == 0 && error.stage == -1);
+    spdl_npz_close(npz);
+    free(copy);
+}
+
+/* The archive opens, but the array fails so when it is described or read. */
+static void refuses_array(const void *data, size_t count, const char *name, spdl_result result,
+                          const char *part) {
+    spdl_error error = { 0 };
+    spdl_npy_info info;
+    uint8_t *copy = exact(data, count), *array;
+    spdl_npz *npz = open_bytes(copy, count, &error);
+    if (!CHECK(npz != NULL)) {
+        fprintf(stderr, "expected \"%s\", got \"%s\"\n", part, error.text);
+        free(copy);
+        return;
+    }
+    array = read_array(npz, index_of(npz, name), &info, &error);
+    if (!CHECK(array == NULL && error.result == result && strstr(error.text, part) != NULL))
+        fprintf(stderr, "expected \"%s\" (%d), got \"%s\" (%d)\n", part, (int)result,
+                array ? "no error" : error.text, (int)error.result);
+    CHECK(array != NULL || strncmp(error.text, "a.npz: member '", 15) == 0);
+    free(array);
+    spdl_npz_close(npz);
+    free(copy);
+}
+
+/* ============================================================================================= */
+/* Making .npy */
+
+static bytes make_npy(int version, const char *header, const void *data, size_t count) {
+    bytes npy = { NULL, 0, 0 };
+    put(&npy, "\x93NUMPY", 6);
+    put_le(&npy, (uint64_t)version, 1);
+    put_le(&npy, 0, 1);
+    put_le(&npy, strlen(header), version == 1 ? 2 : 4);
+    put_text(&npy, header);
+    put(&npy, data, count);
+    return npy;
+}
+
+static spdl_result npy_result(const char *header, size_t data_bytes, spdl_npy_info *info,
+                              spdl_error *error) {
+    uint8_t *zeros = (uint8_t *)calloc(data_bytes + 1, 1);
+    bytes npy = make_npy(1, header, zeros, data_bytes);
+    uint8_t *copy = exact(npy.at, npy.count);
+    spdl_npz *npz = open_bytes(copy, npy.count, error);
+    const spdl_result result = npz ? spdl_npz_info(npz, 0, info, error) : SPDL_E_INVALID;
+    spdl_npz_close(npz);
+    free(copy);
+    free(npy.at);
+    free(zeros);
+    return result;
+}
+
+static void header_refused(const char *header, spdl_result result, const char *part) {
+    spdl_npy_info info;
+    spdl_error error = { 0 };
+    const spdl_result got = npy_result(header, 64, &info, &error);
+    if (!CHECK(got == result && strstr(error.text, part) != NULL))
+        fprintf(stderr, "%s\n  expected \"%s\", got \"%s\"\n", header, part,
+                got == SPDL_OK ? "no error" : error.text);
+}
+
+static void header_read(const char *header, size_t data_bytes, char kind, uint64_t itemsize,
+                        int ndim, uint64_t count) {
+    spdl_npy_info info;
+    spdl_error error = { 0 };
+    const spdl_result got = npy_result(header, data_bytes, &info, &error);
+    if (!CHECK(got == SPDL_OK && info.kind == kind && info.itemsize == itemsize &&
+               info.ndim == ndim && info.count == count && info.bytes == count * itemsize))
+        fprintf(stderr, "%s\n  %s\n", header, error.text);
+}
+
+/* ============================================================================================= */
+/* Making .npz */
+
+enum { ZIP_PARTS = 8 };
+
+typedef struct zip {
+    bytes file, directory;
+    size_t local_at[ZIP_PARTS], data_at[ZIP_PARTS]; /* in file */
+    size_t entry_at[ZIP_PARTS], end_at;             /* in file, once it is finished */
+    unsigned count;
+} zip;
+
+typedef struct zip_part {
+    const char *name;
+    unsigned method, flags;
+    uint64_t usize; /* 0: the bytes of the payload */
+    uint32_t crc;   /* 0: that of the payload */
+    const char *extra; /* "L8": a local extra field of 8 bytes, "D8": in the directory */
+} zip_part;
+
+static uint32_t crc_of(const void *data, size_t count) {
+    spdl__crc crc;
+    spdl__crc_init(&crc);
+    return spdl__crc_add(&crc, 0, (const uint8_t *)data, count);
+}
+
+static unsigned extra_bytes(const char *extra, char where) {
+    return extra && extra[0] == where ? (unsigned)atoi(extra + 1) : 0;
+}
+
+static void put_extra(bytes *to, const char *extra, char where) {
+    const unsigned count = extra_bytes(extra, where);
+    for (unsigned i = 0; i < count; ++i) put_le(to, i == 0 ? 0x35 : i == 2 ? count - 4 : 0, 1);
+}
+
+static void zip_add(zip *z, const zip_part *part, const bytes *payload) {
+    const uint64_t usize = part->usize ? part->usize : payload->count;
+    const uint32_t crc = part->crc ? part->crc : crc_of(payload->at, payload->count);
+    bytes common = { NULL, 0, 0 };
+    put_le(&common, 20, 2);
+    put_le(&common, part->flags, 2);
+    put_le(&common, part->method, 2);
+    put_le(&common, 0x00210000, 4);
+    put_le(&common, crc, 4);
+    put_le(&common, payload->count, 4);
+    put_le(&common, usize, 4);
+    put_le(&common, strlen(part->name), 2);
+    z->local_at[z->count % ZIP_PARTS] = z->file.count;
+    z->entry_at[z->count % ZIP_PARTS] = z->directory.count;
+    put_text(&z->directory, "PK\1\2");
+    put_le(&z->directory, 20, 2);
+    put(&z->directory, common.at, common.count);
+    put_le(&z->directory, extra_bytes(part->extra, 'D'), 2);
+    put_le(&z->directory, 0, 2 + 2 + 2);
+    put_le(&z->directory, 0, 4);
+    put_le(&z->directory, z->file.count, 4);
+    put_text(&z->directory, part->name);
+    put_extra(&z->directory, part->extra, 'D');
+    put_text(&z->file, "PK\3\4");
+    put(&z->file, common.at, common.count);
+    put_le(&z->file, extra_bytes(part->extra, 'L'), 2);
+    put_text(&z->file, part->name);
+    put_extra(&z->file, part->extra, 'L');
+    z->data_at[z->count % ZIP_PARTS] = z->file.count;
+    put(&z->file, payload->at, payload->count);
+    z->count++;
+    free(common.at);
+}
+
+static void zip_end(zip *z, size_t comment) {
+    const size_t start = z->file.count;
+    for (unsigned i = 0; i < z->count && i < ZIP_PARTS; ++i) z->entry_at[i] += start;
+    put(&z->file, z->directory.at, z->directory.count);
+    z->end_at = z->file.count;
+    put(&z->file, "PK\5\6\0\0\0", 8);
+    put_le(&z->file, z->count, 2);
+    put_le(&z->file, z->count, 2);
+    put_le(&z->file, z->directory.count, 4);
+    put_le(&z->file, start, 4);
+    put_le(&z->file, comment, 2);
+    for (size_t i = 0; i < comment; ++i) put_le(&z->file, '#', 1);
+}
+
+static void zip_free(zip *z) {
+    free(z->file.at);
+    free(z->directory.at);
+    memset(z, 0, sizeof *z);
+}
+
+static bytes small_array(unsigned first) {
+    const uint8_t data[4] = { (uint8_t)first, 2, 3, 4 };
+    return make_npy(1, "{'descr': '|u1', 'fortran_order': False, 'shape': (4,), }\n", data, 4);
+}
+
+/* A deflate stream of one stored block. */
+static bytes deflate_stored(const bytes *data) {
+    bytes out = { NULL, 0, 0 };
+    put_le(&out, 1, 1);
+    put_le(&out, data->count, 2);
+    put_le(&out, data->count ^ 0xffff, 2);
+    put(&out, data->at, data->count);
+    return out;
+}
+
+/* An archive of "one", stored, and "two", deflated, which hold 1 2 3 4 and 2 2 3 4. */
+static zip two_arrays(size_t comment) {
+    zip z;
+    const zip_part one = { "one.npy", 0, 0, 0, 0, NULL };
+    zip_part two = { "two.npy", 8, 0, 0, 0, NULL };
+    bytes first = small_array(1), second = small_array(2), packed = deflate_stored(&second);
+    memset(&z, 0, sizeof z);
+    two.usize = second.count;
+    two.crc = crc_of(second.at, second.count);
+    zip_add(&z, &one, &first);
+    zip_add(&z, &two, &packed);
+    zip_end(&z, comment);
+    free(first.at);
+    free(second.at);
+    free(packed.at);
+    return z;
+}
+
+static void check_array(const spdl_npz *npz, const char *name, unsigned first) {
+    spdl_npy_info info;
+    spdl_error error;
+    uint8_t *data = read_array(npz, index_of(npz, name), &info, &error);
+    if (!CHECK(data != NULL && info.bytes == 4 && data[0] == first && data[3] == 4))
+        fprintf(stderr, "%s: %s\n", name, error.text);
+    free(data);
+}
+
+static void check_two_arrays(const void *data, size_t count) {
+    spdl_error error = { 0 };
+    uint8_t *copy = exact(data, count);
+    spdl_npz *npz = open_bytes(copy, count, &error);
+    if (CHECK(npz != NULL)) {
+        CHECK_EQ(spdl_npz_count(npz), 2);
+        check_array(npz, "one", 1);
+        check_array(npz, "two", 2);
+    } else {
+        fprintf(stderr, "%s\n", error.text);
+    }
+    spdl_npz_close(npz);
+    free(copy);
+}
+
+/* ============================================================================================= */
+/* Files that NumPy wrote */
+
+static const char *const dtype_names[] = { "b1", "i1", "i2", "i4",  "i8", "u1", "u2",
+                                           "u4", "u8", "f2", "f4",  "f8", "f16", "c8",
+                                           "c16", "c32", "S5", "U3", "V3", "M8", "m8" };
+enum { DTYPES = sizeof dtype_names / sizeof dtype_names[0] };
+
+static void check_dtypes(const char *file, bool stored) {
+    spdl_npz *npz = open_fixture(file);
+    CHECK_EQ(spdl_npz_count(npz), DTYPES);
+    for (size_t i = 0; i < DTYPES; ++i) {
+        const char *name = dtype_names[i];
+        const spdl_npy_info info = info_of(npz, name);
+        const uint64_t number = (uint64_t)atoi(name + 1);
+        CHECK_STR(spdl_npz_name(npz, i), name);
+        CHECK_EQ(spdl_npz_stored(npz, i), stored);
+        CHECK_EQ(info.kind, name[0]);
+        CHECK_EQ(info.itemsize, name[0] == 'U' ? 4 * number : number);
+        CHECK_EQ(info.byte_order,
+                 info.itemsize == 1 || name[0] == 'S' || name[0] == 'V' ? '|' : '<');
+        CHECK(strncmp(info.descr + 1, name, strlen(name)) == 0);
+        CHECK(info.ndim == 2 && info.shape[0] == 5 && info.shape[1] == 3 && info.count == 15);
+        CHECK(!info.fortran_order && !info.structured);
+    }
+    CHECK_STR(info_of(npz, "m8").descr, "<m8[25s]");
+    check_patterns(npz);
+    spdl_npz_close(npz);
+}
+
+static void dtypes_stored(void) { check_dtypes("dtypes_stored.npz", true); }
+static void dtypes_deflated(void) { check_dtypes("dtypes_deflated.npz", false); }
+
+static void byte_order_is_told(void) {
+    spdl_npz *npz = open_fixture("big_endian.npz");
+    for (size_t i = 0; i < spdl_npz_count(npz); ++i)
+        CHECK_EQ(info_of(npz, spdl_npz_name(npz, i)).byte_order, '>');
+    check_patterns(npz);
+    spdl_npz_close(npz);
+}
+
+static void check_shapes(const char *file) {
+    spdl_npz *npz = open_fixture(file);
+    spdl_npy_info info = info_of(npz, "zero_d");
+    CHECK(info.ndim == 0 && info.count == 1 && info.bytes == 8);
+    info = info_of(npz, "empty");
+    CHECK(info.ndim == 1 && info.count == 0 && info.bytes == 0);
+    info = info_of(npz, "empty_middle");
+    CHECK(info.ndim == 3 && info.shape[0] == 3 && info.shape[1] == 0 && info.shape[2] == 2);
+    CHECK_EQ(info.count, 0);
+    info = info_of(npz, "dims24");
+    CHECK(info.ndim == 24 && info.shape[0] == 2 && info.shape[22] == 1 && info.shape[23] == 3);
+    info = info_of(npz, "most_dims");
+    CHECK(info.ndim == 64 && info.shape[0] == 2 && info.shape[63] == 3 && info.count == 6);
+    info = info_of(npz, "fortran");
+    CHECK(info.fortran_order && info.shape[0] == 3 && info.shape[1] == 4);
+    CHECK(info_of(npz, "fortran3").fortran_order && !info_of(npz, "vector").fortran_order);
+    check_patterns(npz);
+    spdl_npz_close(npz);
+}
+
+static void shapes_stored(void) { check_shapes("shapes_stored.npz"); }
+static void shapes_deflated(void) { check_shapes("shapes_deflated.npz"); }
+
+/* numpy.arange(12) as a table of 3 rows and 4 columns. */
+static void check_counting(const char *file, char order, bool fortran) {
+    spdl_npz *npz = open_fixture(file);
+    spdl_npy_info info = info_of(npz, "arr_0");
+    const void *view = NULL;
+    bool aligned = false;
+    CHECK_EQ(spdl_npz_count(npz), 1);
+    CHECK_STR(spdl_npz_name(npz, 0), "arr_0");
+    CHECK_EQ(index_of(npz, "arr_0.npy"), 0);
+    CHECK(info.kind == 'i' && info.itemsize == 4 && info.byte_order == order);
+    CHECK(info.ndim == 2 && info.shape[0] == 3 && info.shape[1] == 4);
+    CHECK_EQ(info.fortran_order, fortran);
+    CHECK_STR(info.descr, order == '<' ? "<i4" : ">i4");
+    REQUIRE(spdl_npz_view(npz, 0, &view, &aligned, NULL) == SPDL_OK);
+    CHECK(aligned); /* NumPy aligns .npy to 64 bytes, and the file was read to such memory */
+    for (unsigned row = 0; row < 3; ++row) {
+        for (unsigned column = 0; column < 4; ++column) {
+            const unsigned at = fortran ? column * 3 + row : row * 4 + column;
+            const uint8_t *p = (const uint8_t *)view + 4 * at;
+            CHECK_EQ(order == '<' ? p[0] : p[3], row * 4 + column);
+        }
+    }
+    spdl_npz_close(npz);
+}
+
+static void npy_versions(void) {
+    check_counting("version1.npy", '<', false);
+    check_counting("version2.npy", '<', false);
+    check_counting("version3.npy", '<', false);
+}
+
+static void npy_orders(void) {
+    check_counting("fortran.npy", '<', true);
+    check_counting("big_endian.npy", '>', false);
+}
+
+static void npy_unicode_fields(void) {
+    spdl_npz *npz = open_fixture("unicode_fields.npy");
+    const spdl_npy_info info = info_of(npz, "arr_0");
+    CHECK(info.structured && info.kind == 'V' && info.itemsize == 6 && info.count == 4);
+    CHECK_STR(info.descr, "[('gr\xc3\xb6\xc3\x9f" "e', '<f4'), ('\xe6\x95\xb0', '<i2')]");
+    spdl_npz_close(npz);
+}
+
+static void check_structured(const char *file) {
+    static const struct {
+        const char *name;
+        uint64_t itemsize;
+    } rows[] = { { "simple", 11 }, { "nested", 158 }, { "aligned", 24 },
+                 { "titles", 8 },  { "mixed", 20 },   { "many", 360 } };
+    spdl_npz *npz = open_fixture(file);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        const spdl_npy_info info = info_of(npz, rows[i].name);
+        CHECK(info.structured && info.kind == 'V' && info.byte_order == '|');
+        CHECK_EQ(info.itemsize, rows[i].itemsize);
+        CHECK_EQ(info.bytes, 3 * rows[i].itemsize);
+    }
+    CHECK_STR(info_of(npz, "simple").descr, "[('x', '<f4'), ('y', '<f4'), ('label', '|S3')]");
+    CHECK_EQ(strlen(info_of(npz, "many").descr), 255); /* cut */
+    check_patterns(npz);
+    spdl_npz_close(npz);
+}
+
+static void structured(void) {
+    check_structured("structured_stored.npz");
+    check_structured("structured_deflated.npz");
+}
+
+static void objects_are_refused_by_name(void) {
+    bytes file = fixture("object.npy");
+    refuses_array(file.at, file.count, "arr_0", SPDL_E_UNSUPPORTED,
+                  "member 'arr_0': object arrays (dtype '|O') hold Python pickles");
+    free(file.at);
+    file = fixture("object.npz");
+    refuses_array(file.at, file.count, "object", SPDL_E_UNSUPPORTED, "object arrays (dtype '|O')");
+    free(file.at);
+    spdl_npz *npz = open_fixture("object.npz");
+    CHECK_EQ(info_of(npz, "good").count, 2); /* the others are not its hostages */
+    spdl_npz_close(npz);
+    header_refused("{'descr': [('a', '<f4'), ('b', [('c', 'O')])], 'fortran_order': False, "
+                   "'shape': (1,)}", SPDL_E_UNSUPPORTED, "object arrays");
+    header_refused("{'descr': 'O8', 'fortran_order': False, 'shape': (1,)}", SPDL_E_UNSUPPORTED,
+                   "object arrays");
+}
+
+static void check_value(const spdl_npz *npz, const char *name, const char *told, unsigned value) {
+    spdl_npy_info info;
+    spdl_error error;
+    const size_t index = index_of(npz, name);
+    uint8_t *data = read_array(npz, index, &info, &error);
+    CHECK_STR(spdl_npz_name(npz, index), told);
+    if (CHECK(data != NULL && info.bytes == 4)) CHECK_EQ(data[0], value);
+    free(data);
+}
+
+static void names(void) {
+    spdl_npz *npz = open_fixture("names.npz");
+    size_t index = 0;
+    spdl_npy_info info;
+    spdl_error error = { 0 };
+    CHECK_EQ(spdl_npz_count(npz), 9);
+    check_value(npz, "x.npy", "x", 1); /* a name that fits exactly comes first */
+    check_value(npz, "x", "x", 2);
+    check_value(npz, "y.npy", "y.npy", 3); /* one suffix is left out */
+    check_value(npz, "y.npy.npy", "y.npy", 3);
+    check_value(npz, "dir/z", "dir/z", 4);
+    check_value(npz, "\xc3\xa4", "\xc3\xa4", 5);
+    check_value(npz, "", "", 6);
+    CHECK_EQ(spdl_npz_find(npz, "y", &index), SPDL_E_NOT_FOUND);
+    CHECK_EQ(spdl_npz_find(npz, "z", &index), SPDL_E_NOT_FOUND);
+    CHECK(spdl_npz_name(npz, 9) == NULL && spdl_npz_name(npz, SIZE_MAX) == NULL);
+    CHECK_EQ(spdl_npz_info(npz, 9, &info, &error), SPDL_E_NOT_FOUND);
+    CHECK(strstr(error.text, "no array 9; there are 9") != NULL);
+    CHECK_EQ(spdl_npz_info(npz, index_of(npz, "readme.txt"), &info, &error), SPDL_E_FORMAT);
+    CHECK(strstr(error.text, "member 'readme.txt': no .npy array") != NULL);
+    CHECK_EQ(spdl_npz_info(npz, index_of(npz, "nothing"), &info, &error), SPDL_E_FORMAT);
+    CHECK_EQ(spdl_npz_info(npz, index_of(npz, "folder/"), &info, &error), SPDL_E_FORMAT);
+    CHECK(!spdl_npz_stored(npz, 9));
+    spdl_npz_close(npz);
+}
+
+static void data_descriptors(void) {
+    spdl_npz *npz = open_fixture("descriptors.npz");
+    CHECK_EQ(spdl_npz_count(npz), 2);
+    check_patterns(npz);
+    spdl_npz_close(npz);
+}
+
+static void no_members(void) {
+    spdl_npz *npz = open_fixture("none.npz");
+    size_t index;
+    CHECK_EQ(spdl_npz_count(npz), 0);
+    CHECK_EQ(spdl_npz_find(npz, "x", &index), SPDL_E_NOT_FOUND);
+    spdl_npz_close(npz);
+}
+
+static void other_methods_are_refused_by_name(void) {
+    bytes file = fixture("methods.npz");
+    spdl_npz *npz = open_fixture("methods.npz");
+    refuses_array(file.at, file.count, "bzip2", SPDL_E_UNSUPPORTED, "method 12 (bzip2)");
+    refuses_array(file.at, file.count, "lzma", SPDL_E_UNSUPPORTED, "method 14 (LZMA)");
+    CHECK_EQ(info_of(npz, "first").count, 10);
+    spdl_npz_close(npz);
+    free(file.at);
+}
+
+/* ============================================================================================= */
+/* Inflate */
+
+static void streams(void) {
+    spdl_npz *npz = open_fixture("streams.npz");
+    CHECK(spdl_npz_count(npz) > 25);
+    check_patterns(npz);
+    spdl_npz_close(npz);
+}
+
+/* Any stops on the way and any change of memory give the same bytes. */
+static void inflate_in_pieces(void) {
+    static const size_t steps[] = { 1, 2, 7, 258, 259, 300, 1000, 4093, 40000 };
+    bytes file = fixture("streams.npz");
+    spdl_npz *npz = open_bytes(file.at, file.count, NULL);
+    REQUIRE(npz != NULL);
+    for (size_t i = 0; i < spdl_npz_count(npz); ++i) {
+        const spdl__zip_member *member = &npz->zip.members[i];
+        const spdl__zip_where where = { &npz->zip, member, NULL };
+        const size_t usize = (size_t)member->usize;
+        const uint8_t *payload = NULL;
+        REQUIRE(spdl__zip_locate(&where, &payload) == SPDL_OK);
+        for (size_t k = 0; k < sizeof steps / sizeof steps[0]; ++k) {
+            const size_t head = steps[k] < usize ? steps[k] : usize;
+            spdl__inflate *s = (spdl__inflate *)block(sizeof *s);
+            uint8_t *out = (uint8_t *)block(usize), *rest = (uint8_t *)block(usize - head);
+            spdl__inflate_init(s, payload, (size_t)member->csize, out);
+            spdl__inflate_run(s, out + head);
+            CHECK(s->out == out + head);
+            s->before = out; /* the rest goes elsewhere, and looks back to the head */
+            s->before_bytes = head;
+            s->base = s->out = rest;
+            for (size_t at = 0; at < usize - head; at += steps[k]) {
+                const size_t left = usize - head - at;
+                spdl__inflate_run(s, s->out + (left < steps[k] ? left : steps[k]));
+            }
+            CHECK(spdl__inflate_run(s, s->out) == SPDL__INFLATE_DONE);
+            CHECK(s->out == rest + (usize - head) && s->in == s->in_end);
+            memcpy(out + head, rest, usize - head);
+            CHECK_EQ(crc_of(out, usize), member->crc);
+            free(rest);
+            free(out);
+            free(s);
+        }
+    }
+    spdl_npz_close(npz);
+    free(file.at);
+}
+
+/* Deflate streams written out bit by bit: "110" are three bits in the order of the stream, "=5:3"
+   is the number 3 in five bits, lowest first. Blanks mean nothing. */
+static bytes bits(const char *text) {
+    bytes out = { NULL, 0, 0 };
+    unsigned held = 0, count = 0;
+    while (*text != 0) {
+        unsigned value = 0, width = 0;
+        if (*text == '=') {
+            width = (unsigned)strtoul(text + 1, (char **)(uintptr_t)&text, 10);
+            value = (unsigned)strtoul(text + 1, (char **)(uintptr_t)&text, 10);
+        } else if (*text == '0' || *text == '1') {
+            width = 1;
+            value = (unsigned)(*text++ - '0');
+        } else {
+            text++;
+        }
+        for (; width > 0; --width, value >>= 1) {
+            held |= (value & 1) << count++;
+            if (count < 8) continue;
+            put_le(&out, held, 1);
+            held = count = 0;
+        }
+    }
+    if (count > 0) put_le(&out, held, 1);
+    return out;
+}
+
+/* What inflating a stream yields, in memory of exactly `room`. */
+static spdl__inflate_mode inflate_bits(const char *text, size_t room, size_t *made,
+                                       const char **reason) {
+    bytes stream = bits(text);
+    uint8_t *in = exact(stream.at, stream.count), *out = (uint8_t *)block(room);
+    spdl__inflate *s = (spdl__inflate *)block(sizeof *s);
+    spdl__inflate_mode mode;
+    spdl__inflate_init(s, in, stream.count, out);
+    mode = spdl__inflate_run(s, out + room);
+    *made = (size_t)(s->out - out);
+    *reason = s->reason;
+    free(s);
+    free(out);
+    free(in);
+    free(stream.at);
+    return mode;
+}
+
+static void stream_refused(const char *text, const char *part) {
+    size_t made;
+    const char *reason = NULL;
+    const spdl__inflate_mode mode = inflate_bits(text, 1000, &made, &reason);
+    if (!CHECK(mode == SPDL__INFLATE_FAILED && reason != NULL && strstr(reason, part) != NULL))
+        fprintf(stderr, "expected \"%s\", got \"%s\"\n", part, reason ? reason : "no error");
+}
+
+static void stream_read(const char *text, size_t bytes_made) {
+    size_t made;
+    const char *reason = NULL;
+    CHECK_EQ(inflate_bits(text, bytes_made, &made, &reason), SPDL__INFLATE_DONE);
+    CHECK_EQ(made, bytes_made);
+    if (reason != NULL) fprintf(stderr, "%s: %s\n", text, reason);
+    if (bytes_made > 0) /* one byte less: it stops there, and says so */
+        CHECK_EQ(inflate_bits(text, bytes_made - 1, &made, &reason), SPDL__INFLATE_FULL);
+}
+
+/* A dynamic block: 257 + a literal codes, 1 + b distance codes, the lengths of the code of code
+   lengths in their order: 16 17 18 0 8 7 9 6 10 5 11 4 12 3 13 2 14 1 15. */
+#define DYNAMIC "1 =2:2 "
+/* Lengths: 18 and 1 with one bit each ("1" is 18, "0" is 1). */
+#define LENGTHS_1_18 "=4:14 =3:0 =3:0 =3:1 =3:0 =3:0 =3:0 =3:0 =3:0 =3:0 =3:0 =3:0 =3:0 =3:0 " \
+                     "=3:0 =3:0 =3:0 =3:0 =3:1 "
+
+static void inflate_accepts(void) {
+    stream_read("1 =2:1 0000000", 0);                                   /* fixed, empty */
+    stream_read("1 =2:1 00110000 0000000", 1);                          /* a zero */
+    stream_read("1 =2:1 00110000 0000001 00000 0000000", 4);            /* length 3, distance 1 */
+    stream_read("1 =2:1 00110000 11000101 00000 0000000", 259);         /* length 258 */
+    stream_read("0 =2:1 0000000 0 =2:0 000 =16:0 =16:65535 1 =2:1 0000000", 0);
+    stream_read("1 =2:0 =5:0 =16:2 =16:65533 =8:7 =8:8", 2);            /* stored */
+    /* 256 alone, with one bit, and no distance code: zlib takes it, so do we */
+    stream_read(DYNAMIC "=5:0 =5:10 " LENGTHS_1_18 "1 =7:127 1 =7:107 0 1 =7:0 0", 0);
+}
+
+static void inflate_refuses(void) {
+    stream_refused("1 =2:3 =5:0", "no known kind");
+    stream_refused("1 =2:0 =5:0 =16:2 =16:2 =16:0", "two lengths");
+    stream_refused("1 =2:0 =5:0 =16:2 =16:65533 =8:7", "cut off");
+    stream_refused("1 =2:0 =5:0 =16:2", "cut off");
+    stream_refused("1 =2:1", "cut off");
+    stream_refused("0 =2:1 0000000", "cut off"); /* no last block */
+    stream_refused("", "cut off");
+    stream_refused("1 =2:1 0000001 00000 0000000", "reaches back"); /* a match with nothing there */
+    stream_refused("1 =2:1 00110000 0000001 00001 0000000", "reaches back"); /* distance 2 of 1 */
+    stream_refused("1 =2:1 00110000 11000110 00000 0000000", "not in use");  /* length 286 */
+    stream_refused("1 =2:1 00110000 11000111 00000 0000000", "not in use");  /* length 287 */
+    stream_refused("1 =2:1 00110000 0000001 11110 0000000", "not in use");   /* distance 30 */
+    stream_refused("1 =2:1 00110000 0000001 11111 0000000", "not in use");   /* distance 31 */
+    stream_refused(DYNAMIC "=5:30 =5:0 =4:0", "too many");
+    stream_refused(DYNAMIC "=5:29 =5:30 =4:0", "too many");
+    stream_refused(DYNAMIC "=5:0 =5:0 =4:0 =12:0", "code lengths is no code");      /* empty */
+    stream_refused(DYNAMIC "=5:0 =5:0 =4:0 =3:1 =9:0", "code lengths is no code");  /* incomplete */
+    stream_refused(DYNAMIC "=5:0 =5:0 =4:0 =3:1 =3:1 =3:1 =3:0", "code lengths is no code");
+    stream_refused(DYNAMIC "=5:0 =5:0 =4:0 =3:1 =3:1 =6:0 0 =2:0", "run of code lengths"); /* 16 */
+    stream_refused(DYNAMIC "=5:0 =5:0 " LENGTHS_1_18 "1 =7:127 1 =7:127", "run of code lengths");
+    stream_refused(DYNAMIC "=5:0 =5:0 " LENGTHS_1_18 "1 =7:127 1 =7:109", "no code for its end");
+    stream_refused(DYNAMIC "=5:0 =5:0 " LENGTHS_1_18 "0 0 0 1 =7:127 1 =7:104 0 0",
+                   "literal code is no code"); /* four codes of one bit */
+    stream_refused(DYNAMIC "=5:0 =5:2 " LENGTHS_1_18 "1 =7:127 1 =7:107 0 0 0 0",
+                   "distance code is no code"); /* three of them */
+    stream_refused(DYNAMIC "=5:0 =5:10 " LENGTHS_1_18 "1 =7:127 1 =7:107 0 1 =7:0 1", "not in use");
+    stream_refused(DYNAMIC "=5:0 =5:0 " LENGTHS_1_18 "1 =7:127", "cut off");
+    stream_refused(DYNAMIC "=5:0 =5:0 =4:15 =3:0", "cut off");
+}
+
+/* ============================================================================================= */
+/* Headers */
+
+#define HEADER(descr, shape) "{'descr': " descr ", 'fortran_order': False, 'shape': " shape ", }"
+
+static void headers_that_are_fine(void) {
+    header_read(HEADER("'<f4'", "(4, 4)"), 64, 'f', 4, 2, 16);
+    header_read(HEADER("'<f4'", "(4, 4)") "   \n", 64, 'f', 4, 2, 16);
+    header_read("{\"shape\":(16,),\"fortran_order\":True,\"descr\":\"<f4\"}", 64, 'f', 4, 1, 16);
+    header_read(" { 'shape' : ( 2 , 8 ) , \n'fortran_order'\t: False,'descr':'=i4',\r\n} ", 64, 'i',
+                4, 2, 16);
+    header_read(HEADER("'f8'", "()"), 8, 'f', 8, 0, 1);
+    header_read(HEADER("'?'", "(3L, 2L)"), 6, 'b', 1, 2, 6);
+    header_read(HEADER("'|S7'", "(2,)"), 14, 'S', 7, 1, 2);
+    header_read(HEADER("'|a7'", "(2,)"), 14, 'S', 7, 1, 2);
+    header_read(HEADER("'<U0'", "(9,)"), 0, 'U', 0, 1, 9);
+    header_read(HEADER("'<f12'", "(2,)"), 24, 'f', 12, 1, 2);
+    header_read(HEADER("'<c24'", "(2,)"), 48, 'c', 24, 1, 2);
+    header_read(HEADER("'<m8'", "(2,)"), 16, 'm', 8, 1, 2);
+    header_read(HEADER("'<M8[25us]'", "(2,)"), 16, 'M', 8, 1, 2);
+    header_read(HEADER("'<f4'", "(2, 0, 4000000000)"), 0, 'f', 4, 3, 0);
+    header_read(HEADER("[]", "(5,)"), 0, 'V', 0, 1, 5);
+    header_read(HEADER("[('a', '<f4')]", "(5,)"), 20, 'V', 4, 1, 5);
+    header_read(HEADER("[('a', '<f4', (2, 3)), ('', '|V3'), ('b', [('c', '<i2'), ('d', 'u1', ()),"
+                       "], (2,)),]", "(2,)"), 66, 'V', 33, 1, 2);
+    header_read(HEADER("[(('it\\'s', \"a ]\"), '<f4')]", "(5,)"), 20, 'V', 4, 1, 5);
+    header_read(HEADER("'<f4'", "(4,)"), 100, 'f', 4, 1, 4); /* more may follow the array */
+}
+
+static void headers_that_are_not(void) {
+    const spdl_result format = SPDL_E_FORMAT, unsupported = SPDL_E_UNSUPPORTED;
+    header_refused("", format, "'{' is missing");
+    header_refused("{", format, "no string");
+    header_refused("{}", format, "is missing");
+    header_refused("{'descr'}", format, "':' is missing");
+    header_refused("{'descr': '<f4', 'fortran_order': False}", format, "shape is missing");
+    header_refused("{'descr': '<f4', 'descr': '<f4'}", format, "second time");
+    header_refused("{'descr': '<f4', 'colour': 'red'}", format, "unknown key");
+    header_refused("{'descr': '<f4' 'shape': ()}", format, "',' is missing");
+    header_refused("{'descr': '<f4", format, "''' is missing");
+    header_refused("{'descr': '<f4\\", format, "''' is missing");
+    header_refused(HEADER("'<f4'", "()") "x", format, "text after");
+    header_refused("{'descr': '<f4', 'fortran_order': 1, 'shape': ()}", format, "neither True");
+    header_refused("{'descr': '<f4', 'fortran_order': Fals", format, "neither True");
+    header_refused(HEADER("'<f4'", "(-1,)"), format, "negative dimension");
+    header_refused(HEADER("'<f4'", "(3)"), format, "no tuple");
+    header_refused(HEADER("'<f4'", "[3]"), format, "'(' is missing");
+    header_refused(HEADER("'<f4'", "(3 4)"), format, "',' is missing");
+    header_refused(HEADER("'<f4'", "(3,,4)"), format, "no number");
+    header_refused(HEADER("'<f4'", "(1.5,)"), format, "missing");
+    header_refused(HEADER("'<f4'", "(99999999999999999999999,)"), format, "no number");
+    header_refused(HEADER("'<f4'", "(17,)"), format, "the shape needs 68 bytes, but 64 follow");
+    header_refused(HEADER("'<f4'", "(1000000000,)"), format, "the shape needs 4000000000 bytes");
+    header_refused(HEADER("'<f4'", "(4294967296, 4294967296)"), format, "overflows");
+    header_refused(HEADER("'<f8'", "(1152921504606846976,)"), format, "overflows");
+    header_refused(HEADER("'<f4'", "(4294967296, 4294967296, 0)"), format, "overflows");
+    header_refused(HEADER("'<U0'", "(4294967296, 4294967296)"), format, "overflows");
+    header_refused(HEADER("'<f3'", "(1,)"), unsupported, "dtype '<f3' is not known");
+    header_refused(HEADER("''", "(1,)"), unsupported, "dtype ''");
+    header_refused(HEADER("'<'", "(1,)"), unsupported, "dtype '<'");
+    header_refused(HEADER("'<i'", "(1,)"), unsupported, "dtype '<i'");
+    header_refused(HEADER("'float32'", "(1,)"), unsupported, "dtype 'float32'");
+    header_refused(HEADER("'<i4x'", "(1,)"), unsupported, "dtype '<i4x'");
+    header_refused(HEADER("'<M8[]'", "(1,)"), unsupported, "dtype '<M8[]'");
+    header_refused(HEADER("'<M8[s'", "(1,)"), unsupported, "dtype '<M8[s'");
+    header_refused(HEADER("'<U9223372036854775807'", "(1,)"), unsupported, "is not known");
+    header_refused(HEADER("'|S99999999999999999999'", "(1,)"), unsupported, "is not known");
+    header_refused(HEADER("None", "(1,)"), format, "no string");
+    header_refused(HEADER("[('a', '<f4'", "(1,)"), format, "missing");
+    header_refused(HEADER("['a']", "(1,)"), format, "'(' is missing");
+    header_refused(HEADER("[('a')]", "(1,)"), format, "',' is missing");
+    header_refused(HEADER("[('a', '<f4') ('b', '<f4')]", "(1,)"), format, "']' is missing");
+    header_refused(HEADER("[('a', '<f4', 3)]", "(1,)"), format, "'(' is missing");
+    header_refused(HEADER("[('a', '<f4', (4294967296, 4294967296))]", "(1,)"), format, "overflows");
+    header_refused(HEADER("[('a', '|V9223372036854775807'), ('b', 'u1')]", "(1,)"), format,
+                   "overflows");
+}
+
+/* Deep nesting and many dimensions end in an error, not in a deep stack. */
+static void headers_without_end(void) {
+    bytes text = { NULL, 0, 0 };
+    put_text(&text, "{'descr': ");
+    for (int i = 0; i < 5000; ++i) put_text(&text, "[('a', ");
+    put_le(&text, 0, 1);
+    header_refused((const char *)text.at, SPDL_E_LIMIT, "nested more than 16");
+    text.count = 0;
+    put_text(&text, "{'shape': ");
+    for (int i = 0; i < 5000; ++i) put_text(&text, "(");
+    put_le(&text, 0, 1);
+    header_refused((const char *)text.at, SPDL_E_FORMAT, "no number");
+    text.count = 0;
+    put_text(&text, "{'shape': (");
+    for (int i = 0; i < 65; ++i) put_text(&text, "1,");
+    put_le(&text, 0, 1);
+    header_refused((const char *)text.at, SPDL_E_LIMIT, "more than 64 dimensions");
+    free(text.at);
+}
+
+static void npy_frames(void) {
+    bytes npy = small_array(1);
+    for (size_t count = 6; count < npy.count; ++count)
+        refuses_array(npy.at, count, "arr_0", SPDL_E_FORMAT, count < npy.count - 4 ? "no .npy array"
+                                                                                  : "shape needs");
+    npy.at[6] = 4;
+    refuses_array(npy.at, npy.count, "arr_0", SPDL_E_UNSUPPORTED, ".npy version 4.0");
+    npy.at[6] = 0;
+    refuses_array(npy.at, npy.count, "arr_0", SPDL_E_UNSUPPORTED, ".npy version 0.0");
+    npy.at[6] = 1;
+    npy.at[7] = 1;
+    refuses_array(npy.at, npy.count, "arr_0", SPDL_E_UNSUPPORTED, ".npy version 1.1");
+    free(npy.at);
+    npy = make_npy(2, HEADER("'|u1'", "(4,)"), "1234", 4);
+    set_le(&npy, 8, 65537, 4);
+    refuses_array(npy.at, npy.count, "arr_0", SPDL_E_LIMIT, "a header of 65537 bytes");
+    set_le(&npy, 8, 0xffffffff, 4);
+    refuses_array(npy.at, npy.count, "arr_0", SPDL_E_LIMIT, "a header of 4294967295 bytes");
+    free(npy.at);
+    refuses("\x93NUMP", 5, SPDL_E_FORMAT, "neither .npy nor .npz");
+}
+
+/* Header lengths of 128 to 65535 are read as what they are. */
+static void npy_long_headers(void) {
+    static const size_t lengths[] = { 118, 127, 128, 182, 255, 256, 4086, 32768, 40000, 65535 };
+    char *text = (char *)block(65536);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; ++i) {
+        memset(text, ' ', lengths[i]);
+        text[lengths[i]] = 0;
+        memcpy(text, HEADER("'|u1'", "(4,)"), strlen(HEADER("'|u1'", "(4,)")));
+        header_read(text, 4, 'u', 1, 1, 4);
+    }
+    free(text);
+}
+
+/* ============================================================================================= */
+/* Archives */
+
+static void comments_of_any_length(void) {
+    static const size_t lengths[] = { 0, 1, 2, 3, 4, 5, 21, 22, 23, 1000, 65534, 65535 };
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; ++i) {
+        zip z = two_arrays(lengths[i]);
+        check_two_arrays(z.file.at, z.file.count);
+        zip_free(&z);
+    }
+}
+
+/* A comment may look like an end record; bytes may follow the end, or lack. */
+static void comments_that_mislead(void) {
+    zip z = two_arrays(100);
+    set_le(&z.file, z.end_at + 40, 0x06054b50, 4);
+    check_two_arrays(z.file.at, z.file.count);
+    zip_free(&z);
+    z = two_arrays(0);
+    put_text(&z.file, "something that was appended");
+    check_two_arrays(z.file.at, z.file.count);
+    zip_free(&z);
+    z = two_arrays(0);
+    for (int i = 0; i < 70000; ++i) put_le(&z.file, 0, 1);
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "no end of a ZIP archive in");
+    zip_free(&z);
+}
+
+static void bytes_in_front(void) {
+    static const size_t lengths[] = { 1, 2, 3, 63, 64, 100000 };
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; ++i) {
+        zip z = two_arrays(3);
+        bytes file = { NULL, 0, 0 };
+        for (size_t k = 0; k < lengths[i]; ++k) put_le(&file, 'x', 1);
+        put(&file, z.file.at, z.file.count);
+        check_two_arrays(file.at, file.count);
+        free(file.at);
+        zip_free(&z);
+    }
+}
+
+static void extra_fields(void) {
+    static const char *const extras[] = { "L1", "L3", "L4", "L20", "D1", "D3", "D4", "D20" };
+    for (size_t i = 0; i < sizeof extras / sizeof extras[0]; ++i) {
+        zip z;
+        zip_part part = { "one.npy", 0, 0, 0, 0, NULL };
+        bytes one = small_array(1), copy;
+        spdl_error error = { 0 };
+        spdl_npz *npz;
+        memset(&z, 0, sizeof z);
+        part.extra = extras[i];
+        zip_add(&z, &part, &one);
+        zip_end(&z, 0);
+        copy.at = exact(z.file.at, z.file.count);
+        npz = open_bytes(copy.at, z.file.count, &error);
+        if (CHECK(npz != NULL)) check_array(npz, "one", 1);
+        spdl_npz_close(npz);
+        free(copy.at);
+        free(one.at);
+        zip_free(&z);
+    }
+    zip z;
+    const zip_part part = { "one.npy", 0, 0, 0, 0, "D20" };
+    bytes one = small_array(1);
+    memset(&z, 0, sizeof z);
+    zip_add(&z, &part, &one);
+    zip_end(&z, 0);
+    set_le(&z.file, z.entry_at[0] + 46 + 7 + 2, 17, 2);
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "member 'one': the extra field");
+    free(one.at);
+    zip_free(&z);
+}
+
+/* Appends the ZIP64 end records and an end record that refers to them. */
+static void zip_end64(zip *z, uint64_t prefix) {
+    const size_t start = z->file.count;
+    size_t at;
+    put(&z->file, z->directory.at, z->directory.count);
+    at = z->file.count;
+    put_text(&z->file, "PK\6\6");
+    put_le(&z->file, 44, 8);
+    put_le(&z->file, 45, 2);
+    put_le(&z->file, 45, 2);
+    put_le(&z->file, 0, 8);
+    put_le(&z->file, z->count, 8);
+    put_le(&z->file, z->count, 8);
+    put_le(&z->file, z->directory.count, 8);
+    put_le(&z->file, start - prefix, 8);
+    put_text(&z->file, "PK\6\7");
+    put_le(&z->file, 0, 4);
+    put_le(&z->file, at - prefix, 8);
+    put_le(&z->file, 1, 4);
+    z->end_at = z->file.count;
+    put(&z->file, "PK\5\6\0\0\0", 8);
+    put_le(&z->file, UINT64_MAX, 8);
+    put_le(&z->file, UINT64_MAX, 4);
+    put_le(&z->file, 0, 2);
+}
+
+/* One member whose sizes and offset, by `which` bits 1 2 4, are in its ZIP64 field. */
+static zip zip64_array(unsigned which, size_t prefix) {
+    zip z;
+    bytes one = small_array(1);
+    zip_part part = { "one.npy", 0, 0, 0, 0, NULL };
+    size_t at = 46 + 7 + 4, field;
+    memset(&z, 0, sizeof z);
+    for (size_t i = 0; i < prefix; ++i) put_le(&z.file, 0, 1);
+    part.extra = "D30"; /* a foreign field of 2 bytes, then ours of up to 24 */
+    zip_add(&z, &part, &one);
+    set_le(&z.directory, 46 + 7 + 2, 2, 2);
+    set_le(&z.directory, 42, 0, 4);
+    at = 46 + 7 + 6;
+    field = at + 4;
+    set_le(&z.directory, at, 1, 2);
+    set_le(&z.directory, at + 2, 20, 2);
+    if (which & 1) set_le(&z.directory, 24, 0xffffffff, 4);
+    if (which & 1) set_le(&z.directory, field, one.count, 8);
+    if (which & 1) field += 8;
+    if (which & 2) set_le(&z.directory, 20, 0xffffffff, 4);
+    if (which & 2) set_le(&z.directory, field, one.count, 8);
+    if (which & 2) field += 8;
+    if (which & 4) set_le(&z.directory, 42, 0xffffffff, 4);
+    if ((which & 4) && field + 8 <= z.directory.count) set_le(&z.directory, field, 0, 8);
+    free(one.at);
+    return z;
+}
+
+static void zip64(void) {
+    for (unsigned which = 0; which < 7; ++which) {
+        for (size_t prefix = 0; prefix < 200; prefix += 111) {
+            zip z = zip64_array(which, prefix);
+            spdl_error error = { 0 };
+            uint8_t *copy;
+            spdl_npz *npz;
+            zip_end64(&z, prefix);
+            copy = exact(z.file.at, z.file.count);
+            npz = open_bytes(copy, z.file.count, &error);
+            if (CHECK(npz != NULL)) check_array(npz, "one", 1);
+            else fprintf(stderr, "%u %zu: %s\n", which, prefix, error.text);
+            spdl_npz_close(npz);
+            free(copy);
+            zip_free(&z);
+        }
+    }
+    zip z = zip64_array(7, 0); /* its field of 20 bytes has no room for all three */
+    zip_end64(&z, 0);
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "member 'one': the extra field");
+    zip_free(&z);
+}
+
+static void zip64_that_is_broken(void) {
+    zip z = zip64_array(3, 0);
+    zip_end64(&z, 0);
+    set_le(&z.file, z.end_at - 20 + 16, 2, 4);
+    refuses(z.file.at, z.file.count, SPDL_E_UNSUPPORTED, "several disks");
+    set_le(&z.file, z.end_at - 20 + 16, 1, 4);
+    set_le(&z.file, z.end_at + 10, 2, 2); /* entries: not 0xffff, and another number */
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "disagree");
+    set_le(&z.file, z.end_at + 10, 0xffff, 2);
+    set_le(&z.file, z.end_at - 76, 0, 4); /* no record where the locator points */
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "leads to no ZIP64 end record");
+    zip_free(&z);
+    z = zip64_array(3, 0);
+    zip_end64(&z, 0);
+    set_le(&z.file, z.end_at - 76 + 40, UINT64_MAX - 3, 8); /* directory of nearly 2^64 bytes */
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "does not fit");
+    set_le(&z.file, z.end_at - 76 + 40, 0, 8);
+    set_le(&z.file, z.end_at - 76 + 48, UINT64_MAX - 3, 8);
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "does not fit");
+    set_le(&z.file, z.end_at - 76 + 48, 0, 8);
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "has 0 entries, its end record says 1");
+    set_le(&z.file, z.end_at - 76 + 4, UINT64_MAX, 8); /* its own length */
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "leads to no ZIP64 end record");
+    zip_free(&z);
+}
+
+static void directory_that_is_broken(void) {
+    zip z = two_arrays(0);
+    set_le(&z.file, z.end_at + 16, 0xffffffff, 4);
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "does not fit before its end record");
+    zip_free(&z);
+    z = two_arrays(0);
+    set_le(&z.file, z.end_at + 10, 3, 2);
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "has 2 entries, its end record says 3");
+    set_le(&z.file, z.end_at + 10, 2, 2);
+    set_le(&z.file, z.end_at + 4, 1, 2);
+    refuses(z.file.at, z.file.count, SPDL_E_UNSUPPORTED, "several disks");
+    zip_free(&z);
+    z = two_arrays(0);
+    set_le(&z.file, z.entry_at[1], 0, 4);
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "entry 1 of the central directory");
+    zip_free(&z);
+    z = two_arrays(0);
+    set_le(&z.file, z.entry_at[1] + 28, 8, 2); /* a name that does not fit */
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "entry 1 of the central directory");
+    zip_free(&z);
+    z = two_arrays(0);
+    z.file.at[z.entry_at[0] + 47] = 0; /* a zero in a name */
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "entry 0 of the central directory");
+    zip_free(&z);
+    refuses("PK\3\4 and so on and so on and so on", 35, SPDL_E_FORMAT, "no end of a ZIP archive");
+    refuses("", 0, SPDL_E_FORMAT, "empty");
+}
+
+/* Each refuses one member; the other is read. */
+static void member_broken(size_t entry_field, uint64_t value, int count, spdl_result result,
+                          const char *part) {
+    zip z = two_arrays(0);
+    uint8_t *copy;
+    spdl_npz *npz;
+    set_le(&z.file, z.entry_at[1] + entry_field, value, count);
+    refuses_array(z.file.at, z.file.count, "two", result, part);
+    copy = exact(z.file.at, z.file.count);
+    npz = open_bytes(copy, z.file.count, NULL);
+    if (CHECK(npz != NULL)) check_array(npz, "one", 1);
+    spdl_npz_close(npz);
+    free(copy);
+    zip_free(&z);
+}
+
+static void members_that_are_broken(void) {
+    const spdl_result format = SPDL_E_FORMAT, unsupported = SPDL_E_UNSUPPORTED;
+    member_broken(8, 1, 2, unsupported, "member 'two': encrypted");
+    member_broken(8, 0x40, 2, unsupported, "encrypted");
+    member_broken(8, 0x2000, 2, unsupported, "encrypted");
+    member_broken(8, 0x20, 2, unsupported, "patched data");
+    member_broken(10, 12, 2, unsupported, "method 12 (bzip2)");
+    member_broken(10, 14, 2, unsupported, "method 14 (LZMA)");
+    member_broken(10, 93, 2, unsupported, "method 93 (Zstandard)");
+    member_broken(10, 99, 2, unsupported, "method 99;");
+    member_broken(10, 0, 2, format, "stored, but the directory says");
+    member_broken(16, 0x12345678, 4, SPDL_E_CHECKSUM, "the directory says 12345678");
+    member_broken(20, 0xffffffff, 4, format, "reach past byte");
+    member_broken(20, 0x7fffffff, 4, format, "reach past byte");
+    member_broken(20, 80, 4, format, "reach past byte");
+    member_broken(20, 20, 4, format, "cut off");
+    member_broken(24, 0xffffffff, 4, format, "cannot become 4294967295");
+    member_broken(24, 20, 4, format, "no .npy array: 20 bytes, a header of");
+    member_broken(24, 10000, 4, format, "inflates to less than the 10000 bytes");
+    member_broken(24, 71, 4, format, "but 3 follow the header");
+    member_broken(42, 0xffffffff, 4, format, "its header would be at byte 4294967295");
+    member_broken(42, 0x7fffffff, 4, format, "its header would be at byte 2147483647");
+    zip z = two_arrays(0);
+    set_le(&z.file, z.local_at[1], 0, 4);
+    refuses_array(z.file.at, z.file.count, "two", format, "no header at byte 109");
+    zip_free(&z);
+    z = two_arrays(0);
+    z.file.at[z.local_at[1] + 30] = 'T';
+    refuses_array(z.file.at, z.file.count, "two", format, "byte 109 has another name");
+    zip_free(&z);
+    z = two_arrays(0);
+    set_le(&z.file, z.local_at[1] + 28, 2, 2); /* an extra field into the directory */
+    refuses_array(z.file.at, z.file.count, "two", format, "reach past byte");
+    zip_free(&z);
+    z = two_arrays(0);
+    z.file.at[z.data_at[0] + 70] ^= 1;
+    refuses_array(z.file.at, z.file.count, "one", SPDL_E_CHECKSUM, "member 'one': CRC-32 is ");
+    zip_free(&z);
+}
+
+/* Local headers of current NumPy say 0xffffffff; whatever they say does not matter. */
+static void local_sizes_do_not_matter(void) {
+    zip z = two_arrays(0);
+    for (int i = 0; i < 2; ++i) set_le(&z.file, z.local_at[i] + 14, UINT64_MAX, 8);
+    for (int i = 0; i < 2; ++i) set_le(&z.file, z.local_at[i] + 22, UINT64_MAX, 4);
+    check_two_arrays(z.file.at, z.file.count);
+    zip_free(&z);
+}
+
+static void members_that_overlap(void) {
+    zip z = two_arrays(0);
+    size_t inside = z.data_at[0] + 10; /* "two" moves into the data of "one" */
+    memcpy(z.file.at + inside, z.file.at + z.local_at[1], 37);
+    set_le(&z.file, z.entry_at[1] + 42, inside, 4);
+    set_le(&z.file, z.entry_at[1] + 20, 20, 4);
+    refuses_array(z.file.at, z.file.count, "one", SPDL_E_FORMAT, "overlaps another member");
+    refuses_array(z.file.at, z.file.count, "two", SPDL_E_FORMAT, "overlaps another member");
+    zip_free(&z);
+    z = two_arrays(0);
+    set_le(&z.file, z.entry_at[0] + 20, 80, 4); /* "one" reaches into the header of "two" */
+    set_le(&z.file, z.entry_at[0] + 24, 80, 4);
+    refuses_array(z.file.at, z.file.count, "one", SPDL_E_FORMAT, "overlaps another member");
+    zip_free(&z);
+    z = two_arrays(0);
+    set_le(&z.file, z.entry_at[1] + 42, 0, 4); /* both at one place: the name decides */
+    refuses_array(z.file.at, z.file.count, "two", SPDL_E_FORMAT, "has another name");
+    zip_free(&z);
+}
+
+/* The last of one name counts, wherever it lies. */
+static void duplicate_names(void) {
+    static const char *const written[] = { "b.npy", "a.npy", "b.npy", "c.npy", "a.npy", "b.npy" };
+    spdl_error error = { 0 };
+    uint8_t *copy;
+    spdl_npz *npz;
+    zip z;
+    memset(&z, 0, sizeof z);
+    for (unsigned i = 0; i < 6; ++i) {
+        zip_part part = { NULL, 0, 0, 0, 0, NULL };
+        bytes data = small_array(10 + i);
+        part.name = written[i];
+        zip_add(&z, &part, &data);
+        free(data.at);
+    }
+    zip_end(&z, 0);
+    copy = exact(z.file.at, z.file.count);
+    npz = open_bytes(copy, z.file.count, &error);
+    REQUIRE(npz != NULL);
+    CHECK_EQ(spdl_npz_count(npz), 3);
+    CHECK_STR(spdl_npz_name(npz, 0), "c");
+    CHECK_STR(spdl_npz_name(npz, 1), "a");
+    CHECK_STR(spdl_npz_name(npz, 2), "b");
+    check_array(npz, "c", 13);
+    check_array(npz, "a", 14);
+    check_array(npz, "b", 15);
+    spdl_npz_close(npz);
+    free(copy);
+    zip_free(&z);
+}
+
+/* 70,000 members, with names and places in no order; without ZIP64 the end record says 4,464. */
+static void many_members(void) {
+    enum { COUNT = 70000 };
+    bytes data = small_array(0);
+    uint64_t state = test_seed();
+    char name[32];
+    size_t index = 0;
+    uint8_t *copy, *swapped;
+    spdl_npz *npz;
+    zip z;
+    memset(&z, 0, sizeof z);
+    for (unsigned i = 0; i < COUNT; ++i) {
+        const zip_part part = { name, 0, 0, 0, 1, NULL };
+        snprintf(name, sizeof name, "m%06u.npy", (i * 7919) % COUNT);
+        set_le(&data, data.count - 4, i, 4);
+        zip_add(&z, &part, &data);
+    }
+    swapped = exact(z.directory.at, z.directory.count); /* entries in another order */
+    for (size_t i = 0, size = 46 + 11; i < COUNT; ++i)
+        memcpy(z.directory.at + i * size, swapped + (i * 6007 % COUNT) * size, size);
+    free(swapped);
+    zip_end(&z, 0);
+    copy = exact(z.file.at, z.file.count);
+    npz = open_bytes(copy, z.file.count, NULL);
+    REQUIRE(npz != NULL);
+    CHECK_EQ(spdl_npz_count(npz), COUNT);
+    npz->verify = false;
+    for (unsigned i = 0; i < 1000; ++i) {
+        const unsigned which = (unsigned)(test_random(&state) % COUNT);
+        uint8_t got[4] = { 0 };
+        snprintf(name, sizeof name, "m%06u", (unsigned)((uint64_t)which * 7919 % COUNT));
+        REQUIRE(spdl_npz_find(npz, name, &index) == SPDL_OK);
+        CHECK_EQ(spdl_npz_read(npz, index, got, 4, NULL), SPDL_OK);
+        CHECK_EQ(got[0] | got[1] << 8 | got[2] << 16, which);
+    }
+    spdl_npz_close(npz);
+    free(copy);
+    free(data.at);
+    zip_free(&z);
+}
+
+/* ============================================================================================= */
+/* Options, buffers and what follows an array */
+
+static void limits(void) {
+    zip z = two_arrays(0);
+    spdl_npz_desc desc = { 0 };
+    spdl_error error = { 0 };
+    spdl_npy_info info;
+    spdl_npz *npz = NULL;
+    desc.error = &error;
+    desc.max_members = 1;
+    CHECK_EQ(spdl_npz_open_memory(&npz, z.file.at, z.file.count, NULL, &desc), SPDL_E_LIMIT);
+    CHECK_STR(error.text, "memory: more members than max_members, which is 1");
+    desc.max_members = 2;
+    desc.max_bytes = 3;
+    REQUIRE(spdl_npz_open_memory(&npz, z.file.at, z.file.count, "m", &desc) == SPDL_OK);
+    CHECK_EQ(spdl_npz_info(npz, 0, &info, &error), SPDL_E_LIMIT);
+    CHECK_STR(error.text, "m: member 'one': 4 bytes, more than max_bytes, which is 3");
+    spdl_npz_close(npz);
+    desc.max_bytes = 4;
+    REQUIRE(spdl_npz_open_memory(&npz, z.file.at, z.file.count, "m", &desc) == SPDL_OK);
+    CHECK_EQ(spdl_npz_info(npz, 0, &info, &error), SPDL_OK);
+    spdl_npz_close(npz);
+    zip_free(&z);
+}
+
+static void crc_can_be_skipped(void) {
+    zip z = two_arrays(0);
+    spdl_npz_desc desc = { 0 };
+    spdl_npz *npz = NULL;
+    for (int i = 0; i < 2; ++i) z.file.at[z.entry_at[i] + 16] ^= 1;
+    refuses_array(z.file.at, z.file.count, "one", SPDL_E_CHECKSUM, "CRC-32");
+    refuses_array(z.file.at, z.file.count, "two", SPDL_E_CHECKSUM, "CRC-32");
+    desc.skip_crc = true;
+    REQUIRE(spdl_npz_open_memory(&npz, z.file.at, z.file.count, NULL, &desc) == SPDL_OK);
+    check_array(npz, "one", 1);
+    check_array(npz, "two", 2);
+    spdl_npz_close(npz);
+    zip_free(&z);
+}
+
+static void buffers_that_are_too_small(void) {
+    zip z = two_arrays(0);
+    spdl_error error = { 0 };
+    spdl_npz *npz = open_bytes(z.file.at, z.file.count, &error);
+    uint8_t data[5] = { 9, 9, 9, 9, 9 };
+    REQUIRE(npz != NULL);
+    for (size_t i = 0; i < 2; ++i) {
+        CHECK_EQ(spdl_npz_read(npz, i, data, 3, &error), SPDL_E_INVALID);
+        CHECK(strstr(error.text, "has 4 bytes, the memory for it 3") != NULL);
+        CHECK_EQ(spdl_npz_read(npz, i, NULL, 0, &error), SPDL_E_INVALID);
+        CHECK_EQ(spdl_npz_read(npz, i, data, 5, NULL), SPDL_OK); /* and a larger one is fine */
+        CHECK(data[3] == 4 && data[4] == 9);
+    }
+    spdl_npz_close(npz);
+    zip_free(&z);
+    npz = open_fixture("shapes_deflated.npz");
+    CHECK_EQ(spdl_npz_read(npz, index_of(npz, "empty"), NULL, 0, NULL), SPDL_OK);
+    spdl_npz_close(npz);
+}
+
+static void arguments_that_are_wrong(void) {
+    spdl_npz *npz = NULL;
+    spdl_error error = { 0 };
+    spdl_npz_desc desc = { 0 };
+    desc.error = &error;
+    CHECK_EQ(spdl_npz_open_file(NULL, "x", &desc), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_open_file(&npz, NULL, &desc), SPDL_E_INVALID);
+    CHECK(strlen(error.text) > 0);
+    CHECK_EQ(spdl_npz_open_memory(NULL, "x", 1, NULL, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_open_memory(&npz, NULL, 1, NULL, &desc), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_open_memory(&npz, NULL, 0, NULL, &desc), SPDL_E_FORMAT);
+    CHECK(npz == NULL);
+    spdl_npz_close(NULL);
+}
+
+/* A deflated member may go on after its array, as files to which NumPy saved twice do; the window
+   of the decoder then reaches over header, data and what follows. */
+static void bytes_after_the_array(void) {
+    bytes file = fixture("streams.npz");
+    spdl_npz *npz = open_bytes(file.at, file.count, NULL);
+    REQUIRE(npz != NULL);
+    for (size_t i = 0; i < spdl_npz_count(npz); ++i) {
+        spdl__zip_member *member = &npz->zip.members[i];
+        static const uint64_t sizes[] = { 0, 1, 100, 2999, 32768, 32769, 39999, 65535 };
+        uint8_t *head = (uint8_t *)block((size_t)member->usize), *data;
+        spdl__npz_reader *r = (spdl__npz_reader *)block(sizeof *r);
+        spdl_npy_info info;
+        spdl_error error = { 0 };
+        for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; ++k) {
+            REQUIRE(spdl__npz_begin(r, npz, i, &info, &error) == SPDL_OK);
+            if (sizes[k] <= info.bytes) { /* as if the header had told of a smaller array */
+                data = pattern(spdl_npz_name(npz, i), (size_t)info.bytes);
+                CHECK_EQ(spdl__npz_inflate(r, head, (size_t)sizes[k]), SPDL_OK);
+                CHECK(memcmp(head, data, (size_t)sizes[k]) == 0);
+                free(data);
+            }
+            spdl__npz_end(r);
+        }
+        free(r);
+        free(head);
+    }
+    spdl_npz_close(npz);
+    free(file.at);
+}
+
+/* ============================================================================================= */
+/* Files */
+
+static void files_that_are_missing(void) {
+    char folder[] = "/tmp/spdl_npz_XXXXXX", path[64];
+    spdl_npz *npz = NULL;
+    spdl_error error = { 0 };
+    spdl_npz_desc desc = { 0 };
+    desc.error = &error;
+    REQUIRE(mkdtemp(folder) != NULL);
+    CHECK_EQ(spdl_npz_open_file(&npz, folder, &desc), SPDL_E_IO);
+    CHECK(strstr(error.text, folder) != NULL && strstr(error.text, "a directory") != NULL);
+    snprintf(path, sizeof path, "%s/missing.npz", folder);
+    CHECK_EQ(spdl_npz_open_file(&npz, path, &desc), SPDL_E_IO);
+    CHECK(strstr(error.text, "missing.npz: No such file") != NULL);
+    snprintf(path, sizeof path, "%s/fifo", folder);
+    REQUIRE(mkfifo(path, 0600) == 0);
+    CHECK_EQ(spdl_npz_open_file(&npz, path, &desc), SPDL_E_IO);
+    CHECK(strstr(error.text, "a pipe or a device") != NULL);
+    remove(path);
+    snprintf(path, sizeof path, "%s/empty.npz", folder);
+    fclose(fopen(path, "wb"));
+    CHECK_EQ(spdl_npz_open_file(&npz, path, &desc), SPDL_E_FORMAT);
+    CHECK(strstr(error.text, "empty.npz: empty") != NULL);
+    remove(path);
+    CHECK_EQ(spdl_npz_open_file(&npz, "/dev/zero", &desc), SPDL_E_IO);
+    CHECK(npz == NULL);
+    rmdir(folder);
+}
+
+/* The end of a long path is what tells, and control characters stay out of messages. */
+static void messages_stay_readable(void) {
+    char path[1000];
+    spdl_npz *npz = NULL;
+    spdl_error error = { 0 };
+    spdl_npz_desc desc = { 0 };
+    desc.error = &error;
+    memset(path, 'p', sizeof path);
+    strcpy(path + 900, "/the end.npz");
+    CHECK_EQ(spdl_npz_open_memory(&npz, "", 0, path, &desc), SPDL_E_FORMAT);
+    CHECK(strstr(error.text, "/the end.npz: empty") != NULL && strncmp(error.text, "...p", 4) == 0);
+    CHECK_EQ(spdl_npz_open_memory(&npz, "", 0, "a\033[2Jb\n", &desc), SPDL_E_FORMAT);
+    CHECK_STR(error.text, "a?[2Jb?: empty, 0 bytes");
+    zip z = two_arrays(0);
+    z.file.at[z.entry_at[0] + 47] = 7;
+    refuses_array(z.file.at, z.file.count, "o\ae", SPDL_E_FORMAT, "member 'o?e': the header");
+    zip_free(&z);
+}
+
+/* ============================================================================================= */
+/* Every length, every bit, every allocation */
+
+/* Opens bytes that may be broken and uses all of them. Returns a number that tells what was read:
+   the same for the same arrays. Where there is an error, there is a text. */
+static uint32_t use_all(const uint8_t *data, size_t count, const char **failed) {
+    spdl_error error = { 0 };
+    spdl_npz *npz = open_bytes(data, count, &error);
+    uint32_t sum = 0;
+    *failed = NULL;
+    if (npz == NULL) {
+        CHECK(error.result < 0 && strlen(error.text) > 10);
+        *failed = "open";
+        return 0;
+    }
+    for (size_t i = 0; i < spdl_npz_count(npz); ++i) {
+        spdl_npy_info info;
+        const void *view = NULL;
+        bool aligned;
+        uint8_t *array = read_array(npz, i, &info, &error);
+        const bool viewed = spdl_npz_view(npz, i, &view, &aligned, NULL) == SPDL_OK;
+        CHECK(array != NULL || (error.result < 0 && strstr(error.text, "member '") != NULL));
+        CHECK_EQ(viewed, array != NULL && spdl_npz_stored(npz, i));
+        if (viewed) CHECK(memcmp(view, array, (size_t)info.bytes) == 0);
+        if (array == NULL) *failed = "read";
+        else sum = sum * 31 + crc_of(array, (size_t)info.bytes) + (uint32_t)info.count;
+        free(array);
+    }
+    spdl_npz_close(npz);
+    return sum;
+}
+
+static const char *const small_files[] = {
+    "version1.npy",     "version2.npy",         "unicode_fields.npy",     "fortran.npy",
+    "object.npy",       "descriptors.npz",      "shapes_deflated.npz",    "names.npz",
+    "methods.npz",      "none.npz",             "structured_deflated.npz", "shapes_stored.npz"
+};
+enum { SMALL_FILES = sizeof small_files / sizeof small_files[0] };
+
+static void truncated_at_every_length(void) {
+    for (size_t i = 0; i < SMALL_FILES; ++i) {
+        bytes file = fixture(small_files[i]);
+        const char *failed;
+        for (size_t count = 0; count < file.count; ++count) {
+            uint8_t *copy = exact(file.at, count);
+            use_all(copy, count, &failed);
+            if (!CHECK(failed != NULL)) fprintf(stderr, "%s, %zu bytes\n", small_files[i], count);
+            free(copy);
+        }
+        free(file.at);
+    }
+}
+
+/* An archive with a flipped bit is refused or read as it was; CRCs are what makes that so, hence a
+   .npy file is only not to do harm. */
+static void every_bit_flipped(void) {
+    for (size_t i = 0; i < SMALL_FILES; ++i) {
+        bytes file = fixture(small_files[i]);
+        const char *failed;
+        const uint32_t sum = use_all(file.at, file.count, &failed);
+        const bool archive = strstr(small_files[i], ".npz") != NULL;
+        uint8_t *copy = exact(file.at, file.count);
+        for (size_t bit = 0; bit < 8 * file.count; ++bit) {
+            uint32_t flipped;
+            copy[bit / 8] ^= (uint8_t)(1u << bit % 8);
+            flipped = use_all(copy, file.count, &failed);
+            if (!CHECK(failed != NULL || flipped == sum || !archive))
+                fprintf(stderr, "%s, bit %zu of byte %zu\n", small_files[i], bit % 8, bit / 8);
+            copy[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        }
+        free(copy);
+        free(file.at);
+    }
+}
+
+/* Bytes replaced at random, more of them at a time. */
+static void random_damage(void) {
+    const char *failed;
+    uint64_t state = test_seed();
+    for (size_t i = 0; i < SMALL_FILES; ++i) {
+        bytes file = fixture(small_files[i]);
+        for (int round = 0; round < (TEST_SANITIZED ? 200 : 2000); ++round) {
+            uint8_t *copy = exact(file.at, file.count);
+            for (uint64_t n = test_random(&state) % 8; n < 8; ++n)
+                copy[test_random(&state) % file.count] = (uint8_t)test_random(&state);
+            use_all(copy, file.count, &failed);
+            free(copy);
+        }
+        free(file.at);
+    }
+}
+
+/* An allocator that fails once, and knows what is out. */
+typedef struct counting {
+    long calls, fail_at, blocks;
+    size_t out;
+} counting;
+
+static void *counting_alloc(size_t count, size_t align, void *user) {
+    counting *c = (counting *)user;
+    void *memory = NULL;
+    if (++c->calls == c->fail_at) return NULL;
+    if (posix_memalign(&memory, align, count) != 0) return NULL;
+    c->blocks++;
+    c->out += count;
+    return memory;
+}
+
+static void counting_free(void *memory, size_t count, void *user) {
+    counting *c = (counting *)user;
+    c->blocks--;
+    c->out -= count;
+    free(memory);
+}
+
+/* Opens the file and reads its arrays; returns whether no allocation was asked to fail. */
+static bool with_failing_allocation(const char *name, long fail_at) {
+    counting c = { 0, 0, 0, 0 };
+    spdl_error error = { 0 };
+    spdl_npz_desc desc = { 0 };
+    spdl_npz *npz = NULL;
+    spdl_result result;
+    c.fail_at = fail_at;
+    desc.error = &error;
+    desc.allocator.alloc_fn = counting_alloc;
+    desc.allocator.free_fn = counting_free;
+    desc.allocator.user = &c;
+    result = spdl_npz_open_file(&npz, fixture_path(name), &desc);
+    for (size_t i = 0; result == SPDL_OK && i < spdl_npz_count(npz); ++i) {
+        uint8_t data[4096];
+        result = spdl_npz_read(npz, i, data, sizeof data, &error);
+    }
+    spdl_npz_close(npz);
+    CHECK_EQ(c.blocks, 0);
+    CHECK_EQ(c.out, 0);
+    CHECK_EQ(result, c.calls >= fail_at ? SPDL_E_NOMEM : SPDL_OK);
+    CHECK(result == SPDL_OK || strstr(error.text, "no memory for") != NULL);
+    return c.calls < fail_at;
+}
+
+static void every_allocation_fails(void) {
+    static const char *const files[] = { "version1.npy", "structured_deflated.npz",
+                                         "structured_stored.npz", "descriptors.npz" };
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; ++i) {
+        long k = 1;
+        while (!with_failing_allocation(files[i], k)) REQUIRE(++k < 50);
+        CHECK(k >= 3);
+    }
+    counting c = { 0, 4, 0, 0 }; /* what follows an array needs memory as well */
+    bytes twice = small_array(1), packed;
+    spdl_error error = { 0 };
+    zip_part part = { "a", 8, 0, 0, 0, NULL };
+    spdl_npz_desc desc = { 0 };
+    spdl_npz *npz = NULL;
+    uint8_t data[4];
+    zip z;
+    memset(&z, 0, sizeof z);
+    put_text(&twice, "more");
+    packed = deflate_stored(&twice);
+    part.usize = twice.count;
+    part.crc = crc_of(twice.at, twice.count);
+    zip_add(&z, &part, &packed);
+    zip_end(&z, 0);
+    desc.error = &error;
+    desc.allocator.alloc_fn = counting_alloc;
+    desc.allocator.free_fn = counting_free;
+    desc.allocator.user = &c;
+    REQUIRE(spdl_npz_open_memory(&npz, z.file.at, z.file.count, "m", &desc) == SPDL_OK);
+    CHECK_EQ(spdl_npz_read(npz, 0, data, 4, &error), SPDL_OK);
+    CHECK_EQ(spdl_npz_read(npz, 0, data, 4, &error), SPDL_E_NOMEM);
+    CHECK_STR(error.text, "m: member 'a': no memory for what follows the array (65536 bytes)");
+    spdl_npz_close(npz);
+    CHECK_EQ(c.blocks, 0);
+    desc.allocator.free_fn = NULL;
+    CHECK_EQ(spdl_npz_open_memory(&npz, z.file.at, z.file.count, "m", &desc), SPDL_E_INVALID);
+    free(twice.at);
+    free(packed.at);
+    zip_free(&z);
+}
+
+/* ============================================================================================= */
+/* Threads */
+
+static void *read_everything(void *npz) {
+    for (int round = 0; round < 20; ++round) check_patterns((const spdl_npz *)npz);
+    return NULL;
+}
+
+static void read_by_several_threads(void) {
+    spdl_npz *npz = open_fixture("dtypes_deflated.npz");
+    pthread_t thread[4];
+    for (int i = 0; i < 4; ++i)
+        REQUIRE(pthread_create(&thread[i], NULL, read_everything, npz) == 0);
+    for (int i = 0; i < 4; ++i) pthread_join(thread[i], NULL);
+    spdl_npz_close(npz);
+}
+
+/* The check value of this CRC, and pieces of any length. */
+static void crc_is_the_one_of_zip(void) {
+    uint8_t data[300];
+    spdl__crc crc;
+    spdl__crc_init(&crc);
+    noise(data, sizeof data);
+    CHECK_EQ(crc_of("123456789", 9), 0xcbf43926);
+    CHECK_EQ(crc_of("", 0), 0);
+    for (size_t cut = 0; cut <= sizeof data; ++cut)
+        CHECK_EQ(spdl__crc_add(&crc, spdl__crc_add(&crc, 0, data, cut), data + cut,
+                               sizeof data - cut), crc_of(data, sizeof data));
+}
+
+TEST_TABLE(npz) {
+    TEST_CASE(dtypes_stored), TEST_CASE(dtypes_deflated), TEST_CASE(byte_order_is_told),
+    TEST_CASE(shapes_stored), TEST_CASE(shapes_deflated), TEST_CASE(npy_versions),
+    TEST_CASE(npy_orders), TEST_CASE(npy_unicode_fields), TEST_CASE(structured),
+    TEST_CASE(objects_are_refused_by_name), TEST_CASE(names), TEST_CASE(data_descriptors),
+    TEST_CASE(no_members), TEST_CASE(other_methods_are_refused_by_name), TEST_CASE(streams),
+    TEST_CASE(inflate_in_pieces), TEST_CASE(inflate_accepts), TEST_CASE(inflate_refuses),
+    TEST_CASE(headers_that_are_fine), TEST_CASE(headers_that_are_not),
+    TEST_CASE(headers_without_end), TEST_CASE(npy_frames), TEST_CASE(npy_long_headers),
+    TEST_CASE(comments_of_any_length), TEST_CASE(comments_that_mislead), TEST_CASE(bytes_in_front),
+    TEST_CASE(extra_fields), TEST_CASE(zip64), TEST_CASE(zip64_that_is_broken),
+    TEST_CASE(directory_that_is_broken), TEST_CASE(members_that_are_broken),
+    TEST_CASE(local_sizes_do_not_matter), TEST_CASE(members_that_overlap),
+    TEST_CASE(duplicate_names), TEST_CASE(many_members), TEST_CASE(limits),
+    TEST_CASE(crc_can_be_skipped), TEST_CASE(buffers_that_are_too_small),
+    TEST_CASE(arguments_that_are_wrong), TEST_CASE(bytes_after_the_array),
+    TEST_CASE(files_that_are_missing), TEST_CASE(messages_stay_readable),
+    TEST_CASE(truncated_at_every_length), TEST_CASE(every_bit_flipped), TEST_CASE(random_damage),
+    TEST_CASE(every_allocation_fails), TEST_CASE(read_by_several_threads),
+    TEST_CASE(crc_is_the_one_of_zip), TEST_END
+};

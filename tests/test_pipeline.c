@@ -1,0 +1,940 @@
+/* Pipelines: flow and order, concurrency, batches, ownership, failures, and what create refuses.
+   Their life cycle (stop, timeouts, shared pools, random ones) is in test_lifetime.c. */
+#include "items.h"
+
+#define FOLLOW(...) SPDL_PIPE(follow, SCRIPT(__VA_ARGS__), .free_item = item_free)
+
+/* --- flow and order --- */
+
+static void items_arrive_in_order(void) {
+    for (int w = 0; w < 4; ++w) {
+        spdl_pipeline *p = START(w, COUNT_TO(1000), SPDL_SINK(3));
+        CHECK_EQ(take_in_order(p, 10000, SPDL_END), 1000);
+        DONE(p);
+    }
+}
+
+static void functions_are_composed(void) {
+    for (int w = 0; w < 4; ++w) {
+        spdl_pipeline *p = START(w, COUNT_TO(5), FOLLOW(.times = 2),
+                                 FOLLOW(.plus = 1, .fresh = true), SPDL_SINK(3));
+        RUN(p, "1 3 5 7 9", SPDL_END);
+    }
+}
+
+static void an_empty_source_ends(void) {
+    for (int w = 0; w < 4; ++w) {
+        RUN(START(w, COUNT_TO(0), SPDL_SINK(1)), "", SPDL_END);
+        RUN(START(w, COUNT_TO(0), FOLLOW(.fresh = true), SPDL_SINK(1)), "", SPDL_END);
+        RUN_BATCHES(START(w, COUNT_TO(0), SPDL_BATCH(2), SPDL_SINK(1)), "", SPDL_END);
+    }
+}
+
+static void skipped_items_are_gone(void) {
+    for (int w = 0; w < 4; ++w) {
+        spdl_pipeline *p = START(w, COUNT_TO(10),
+                                 FOLLOW(.every = 2, .rest = 1, .result = SPDL_SKIP), SPDL_SINK(3));
+        TAKE_ALL(p, "0 2 4 6 8", SPDL_END);
+        CHECK_EQ(stats_of(p, 1).skips, 5);
+        DONE(p);
+        p = START(w, COUNT_TO(100), FOLLOW(.every = 1, .result = SPDL_SKIP), SPDL_SINK(3));
+        RUN(p, "", SPDL_END);
+    }
+}
+
+/* A source that skips makes nothing in that call; its items are numbered without gaps. */
+static void a_source_may_skip(void) {
+    spdl_pipeline *p = START(2, SOURCE(.count = 5, .every = 2, .result = SPDL_SKIP), SPDL_SINK(3));
+    TAKE_ALL(p, "0 1 2 3 4", SPDL_END);
+    CHECK_EQ(stats_of(p, 0).skips, 5);
+    DONE(p);
+}
+
+SPDL_FN(from_nine, void, item) {
+    if (spdl_sequence(task) == 10) return SPDL_END;
+    *out = item_make(9 - (long)spdl_sequence(task));
+    return SPDL_OK;
+}
+
+static void sleepers(spdl_order order, const char *text) {
+    spdl_pipeline *p = START(10, SPDL_SOURCE(from_nine, .free_item = item_free, .buffer_size = 10),
+                             SPDL_PIPE(follow, SCRIPT(.sleep_us_each = 40000), .concurrency = 10,
+                                       .output_order = order),
+                             SPDL_SINK(10));
+    RUN(p, text, SPDL_END);
+}
+
+static void completion_order_is_by_time(void) {
+    sleepers(SPDL_ORDER_COMPLETION, "0 1 2 3 4 5 6 7 8 9");
+}
+
+static void input_order_is_kept(void) { sleepers(SPDL_ORDER_INPUT, "9 8 7 6 5 4 3 2 1 0"); }
+
+static void order_is_kept_among_survivors(void) {
+    chaos = test_seed();
+    for (int w = 0; w < 8; ++w) {
+        spdl_pipeline *p = START(
+            w, COUNT_TO(40),
+            SPDL_PIPE(follow, SCRIPT(.every = 3, .result = SPDL_SKIP), .concurrency = 4),
+            SPDL_PIPE(follow, SCRIPT(.every = 4, .result = SPDL_E_IO), .concurrency = 3,
+                      .max_failures = -1),
+            SPDL_PIPE(follow, SCRIPT(.every = 5, .result = SPDL_SKIP), .concurrency = 8),
+            SPDL_SINK(2));
+        RUN(p, "1 2 7 11 13 14 17 19 22 23 26 29 31 34 37 38", SPDL_END);
+    }
+}
+
+SPDL_FN(tells_number, item, item) {
+    CHECK_EQ(spdl_sequence(task), in->value);
+    CHECK(spdl_worker(task) >= 0 && spdl_worker(task) < 3);
+    CHECK(spdl_local(task) == NULL && !spdl_stopping(task));
+    *out = in;
+    return SPDL_OK;
+}
+
+static void items_keep_their_number(void) {
+    spdl_pipeline *p = START(3, COUNT_TO(100), FOLLOW(.every = 3, .result = SPDL_SKIP),
+                             SPDL_PIPE(follow, SCRIPT(.fresh = true), .concurrency = 3,
+                                       .output_order = SPDL_ORDER_COMPLETION,
+                                       .free_item = item_free),
+                             SPDL_PIPE(tells_number), SPDL_SINK(3));
+    notes n = { .length = 0 };
+    CHECK_EQ(take(p, &n, 1000, " ", note_item), SPDL_END);
+    CHECK_EQ(n.taken, 66);
+    DONE(p);
+}
+
+SPDL_FN(same_for_null, item, item) {
+    *out = in;
+    return in == NULL ? SPDL_OK : SPDL_SKIP;
+}
+
+SPDL_FN(nothings, void, item) { return spdl_sequence(task) == 3 ? SPDL_END : SPDL_OK; }
+
+static void null_is_an_item(void) {
+    for (int w = 0; w < 3; ++w) {
+        RUN(START(w, SPDL_SOURCE(nothings, .free_item = item_free),
+                  SPDL_PIPE(same_for_null, .free_item = item_free), SPDL_SINK(3)),
+            "- - -", SPDL_END);
+        RUN_BATCHES(START(w, SPDL_SOURCE(nothings, .free_item = item_free), SPDL_BATCH(2),
+                          SPDL_SINK(3)),
+                    "- -|-", SPDL_END);
+        DONE(START(w, SPDL_SOURCE(nothings, .free_item = item_free), SPDL_SINK(3)));
+    }
+}
+
+static void many_stages_with_little_room(void) {
+    spdl_stage rows[SPDL_MAX_STAGES + 1] = { SPDL_SOURCE(count_up, .free_item = item_free) };
+    script source = { .count = 200 }, pass = { .count = 0 };
+    rows[0].ctx = &source;
+    for (int i = 1; i < SPDL_MAX_STAGES; ++i) {
+        rows[i] = (spdl_stage)SPDL_PIPE(follow, .ctx = &pass, .concurrency = i % 3 + 1);
+        rows[i].buffer_size = i + 1 < SPDL_MAX_STAGES;
+    }
+    rows[SPDL_MAX_STAGES] = (spdl_stage)SPDL_SINK(1);
+    for (int w = 0; w < 4; ++w) {
+        spdl_pipeline *p = start(w, NULL, SPDL_TABLE(rows));
+        CHECK_EQ(take_in_order(p, 1000, SPDL_END), 200);
+        DONE(p);
+    }
+}
+
+/* --- concurrency --- */
+
+typedef struct meeting {
+    int size, arrived;
+} meeting;
+
+/* Nobody leaves before `size` calls are inside. The sleep shows that a call is worth a worker. */
+SPDL_FN(meet, item, item) {
+    meeting *m = (meeting *)spdl_ctx(task);
+    const int number = __atomic_fetch_add(&m->arrived, 1, __ATOMIC_ACQ_REL);
+    await(&m->arrived, number / m->size * m->size + m->size);
+    sleep_us(100);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void calls_run_at_the_same_time(void) {
+    for (int order = 0; order < 2; ++order) {
+        meeting m = { .size = 4 };
+        notes n = { .length = 0 };
+        spdl_pipeline *p = START(4, COUNT_TO(20),
+                                 SPDL_PIPE(meet, .ctx = &m, .concurrency = 4,
+                                           .output_order = (spdl_order)order),
+                                 SPDL_SINK(3));
+        CHECK_EQ(take(p, &n, 100, " ", note_item), SPDL_END);
+        CHECK_EQ(n.taken, 20);
+        DONE(p);
+    }
+}
+
+static int most_inside(int concurrency, spdl_order order, long items, long us) {
+    script s = { .sleep_us = us };
+    notes n = { .length = 0 };
+    spdl_pipeline *p = START(9, COUNT_TO(items),
+                             SPDL_PIPE(follow, .ctx = &s, .concurrency = concurrency,
+                                       .output_order = order),
+                             SPDL_SINK(16));
+    CHECK_EQ(take(p, &n, items + 1, " ", note_item), SPDL_END);
+    CHECK_EQ(n.taken, items);
+    DONE(p);
+    return s.most;
+}
+
+static void concurrency_is_reached_and_never_exceeded(void) {
+    for (int concurrency = 1; concurrency <= 8; concurrency *= 2) {
+        CHECK_EQ(most_inside(concurrency, SPDL_ORDER_INPUT, 48, 3000), concurrency);
+        CHECK_EQ(most_inside(concurrency, SPDL_ORDER_COMPLETION, 48, 3000), concurrency);
+    }
+}
+
+static void concurrency_bounds_tiny_items_too(void) {
+    chaos = test_seed();
+    for (int concurrency = 1; concurrency <= 8; concurrency *= 2) {
+        CHECK(most_inside(concurrency, SPDL_ORDER_INPUT, 3000, 0) <= concurrency);
+        CHECK(most_inside(concurrency, SPDL_ORDER_COMPLETION, 3000, 0) <= concurrency);
+    }
+}
+
+/* Tiny items are claimed in groups. The call of item 300 is held up until all before it are here. */
+static void a_slow_item_holds_back_none_before_it(void) {
+    int gate = 0;
+    spdl_pipeline *p = START(
+        3, SPDL_SOURCE(count_up, SCRIPT(.count = 400), .free_item = item_free, .buffer_size = 64),
+        SPDL_PIPE(follow, SCRIPT(.gate = &gate, .gate_at = 300), .buffer_size = 64),
+        SPDL_PIPE(follow, SCRIPT(.fresh = true), .free_item = item_free), SPDL_SINK(64));
+    CHECK_EQ(take_in_order(p, 300, SPDL_OK), 300);
+    __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+    notes n = { .length = 0 };
+    CHECK_EQ(take(p, &n, 1000, " ", note_item), SPDL_END);
+    CHECK_EQ(n.taken, 100);
+    DONE(p);
+}
+
+static char turns[200];
+static int turn;
+
+/* Who was called, one letter a call. Long enough to be claimed one by one. */
+SPDL_FN(writes_letter, item, item) {
+    turns[turn++] = *(const char *)spdl_ctx(task);
+    sleep_us(50);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void one_worker_runs_downstream_first(void) {
+    static char a[] = "a", b[] = "b";
+    for (int w = 0; w < 2; ++w) {
+        spdl_pipeline *p = START(w, COUNT_TO(50), SPDL_PIPE(writes_letter, .ctx = a),
+                                 SPDL_PIPE(writes_letter, .ctx = b), SPDL_SINK(100));
+        turn = 0;
+        memset(turns, 0, sizeof turns);
+        CHECK_EQ(take_in_order(p, 1000, SPDL_END), 50);
+        DONE(p);
+        CHECK_EQ(strlen(turns), 100);
+        CHECK(strstr(turns, "aaa") == NULL);
+    }
+}
+
+/* The room behind a stage is its buffer and a place for each call in flight, never more. */
+static void a_trainer_that_sleeps_stops_the_flow(void) {
+    script source = { .count = -1 }, pass = { .count = 0 };
+    spdl_pipeline *p = START(4, SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free),
+                             SPDL_PIPE(follow, .ctx = &pass, .concurrency = 2), SPDL_SINK(3));
+    await(&source.calls, 8);
+    sleep_us(20000);
+    CHECK_EQ(source.calls, 8); /* 2 + 1 behind the source, 3 + 2 in the sink */
+    DONE(p);
+}
+
+/* --- batches --- */
+
+static void batches_are_cut_by_size(void) {
+    for (int w = 0; w < 3; ++w) {
+        RUN_BATCHES(START(w, COUNT_TO(10), SPDL_BATCH(3), SPDL_SINK(3)), "0 1 2|3 4 5|6 7 8|9",
+                    SPDL_END);
+        RUN_BATCHES(START(w, COUNT_TO(9), SPDL_BATCH(3), SPDL_SINK(3)), "0 1 2|3 4 5|6 7 8",
+                    SPDL_END);
+        RUN_BATCHES(START(w, COUNT_TO(3), SPDL_BATCH(1), SPDL_SINK(3)), "0|1|2", SPDL_END);
+        RUN_BATCHES(START(w, COUNT_TO(2), SPDL_BATCH(100), SPDL_SINK(1)), "0 1", SPDL_END);
+    }
+}
+
+static void the_last_batch_may_be_dropped(void) {
+    for (int w = 0; w < 3; ++w) {
+        spdl_pipeline *p = START(w, COUNT_TO(10), SPDL_BATCH(3, .drop_last = true), SPDL_SINK(3));
+        TAKE_BATCHES(p, "0 1 2|3 4 5|6 7 8", SPDL_END);
+        CHECK_EQ(stats_of(p, 1).skips, 1);
+        DONE(p);
+        RUN_BATCHES(START(w, COUNT_TO(9), SPDL_BATCH(3, .drop_last = true), SPDL_SINK(3)),
+                    "0 1 2|3 4 5|6 7 8", SPDL_END);
+        RUN_BATCHES(START(w, COUNT_TO(2), SPDL_BATCH(3, .drop_last = true), SPDL_SINK(3)), "",
+                    SPDL_END);
+    }
+}
+
+static void skipped_items_leave_no_hole_in_a_batch(void) {
+    for (int w = 0; w < 3; ++w)
+        RUN_BATCHES(START(w, COUNT_TO(10),
+                          SPDL_PIPE(follow, SCRIPT(.every = 3, .result = SPDL_SKIP),
+                                    .concurrency = 3),
+                          SPDL_BATCH(2), SPDL_SINK(3)),
+                    "1 2|4 5|7 8", SPDL_END);
+}
+
+/* Takes the first item out, makes an item of its own of the sum. */
+SPDL_FN(sum, spdl_batch, item) {
+    long total = 0;
+    CHECK_EQ(spdl_sequence(task), in->sequence);
+    for (size_t i = 0; i < in->count; ++i) total += ((const item *)in->items[i])->value;
+    *out = (item *)in->items[0];
+    (*out)->value = total;
+    in->items[0] = NULL;
+    return SPDL_OK;
+}
+
+static void a_stage_may_empty_a_batch(void) {
+    for (int w = 0; w < 3; ++w)
+        RUN(START(w, COUNT_TO(7), SPDL_BATCH(2),
+                  SPDL_PIPE(sum, .concurrency = 2, .free_item = item_free), SPDL_SINK(3)),
+            "1 5 9 6", SPDL_END);
+}
+
+static void note_batches(notes *n, void *taken) {
+    spdl_batch *outer = (spdl_batch *)taken;
+    for (size_t i = 0; i < outer->count; ++i) {
+        const spdl_batch *inner = (const spdl_batch *)outer->items[i];
+        note(n, "(");
+        for (size_t k = 0; k < inner->count; ++k)
+            note(n, "%ld", ((const item *)inner->items[k])->value);
+        note(n, ")");
+    }
+    spdl_batch_free(outer);
+}
+
+static void batches_can_be_batched(void) {
+    for (int w = 0; w < 3; ++w) {
+        notes n = { .length = 0 };
+        spdl_pipeline *p =
+            START(w, COUNT_TO(9), SPDL_BATCH(2), SPDL_BATCH(2), SPDL_SINK(3));
+        CHECK_EQ(take(p, &n, 10, "|", note_batches), SPDL_END);
+        CHECK_STR(n.text, "(01)(23)|(45)(67)|(8)");
+        DONE(p);
+        p = START(w, COUNT_TO(90), SPDL_BATCH(2), SPDL_BATCH(2, .drop_last = true), SPDL_SINK(3));
+        CHECK_EQ(take(p, &n, 3, "|", note_batches), SPDL_OK);
+        DONE(p);
+    }
+}
+
+static void batches_outlive_their_pipeline(void) {
+    spdl_batch *kept[30];
+    spdl_pipeline *p = START(2, COUNT_TO(100), SPDL_BATCH(3), SPDL_SINK(3));
+    for (int i = 0; i < 30; ++i)
+        CHECK_EQ(spdl_pipeline_next(p, (void **)&kept[i], SPDL_FOREVER), SPDL_OK);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(items_alive(), 90);
+    for (int i = 0; i < 30; ++i) {
+        CHECK_EQ(((const item *)kept[i]->items[2])->value, 3 * i + 2);
+        spdl_batch_free(kept[i]);
+    }
+    CHECK_EQ(items_alive(), 0);
+    spdl_batch_free(NULL);
+}
+
+SPDL_FN(pass_batch, spdl_batch, spdl_batch) {
+    *out = in;
+    return in->sequence % 3 == 1 ? SPDL_SKIP : SPDL_OK;
+}
+
+static void a_batch_can_be_passed_on(void) {
+    for (int w = 0; w < 3; ++w) {
+        notes n = { .length = 0 };
+        spdl_pipeline *p = START(w, COUNT_TO(30), SPDL_BATCH(2), SPDL_PIPE(pass_batch),
+                                 SPDL_BATCH(5), SPDL_SINK(1));
+        CHECK_EQ(take(p, &n, 9, "|", note_batches), SPDL_END);
+        CHECK_STR(n.text, "(01)(45)(67)(1011)(1213)|(1617)(1819)(2223)(2425)(2829)");
+        DONE(p);
+    }
+}
+
+/* --- ownership --- */
+
+/* Takes every input; what to do with it depends on the value. */
+SPDL_FN(takes, item, item) {
+    spdl_take(task);
+    if (in->value % 3 == 1) {
+        *out = in;
+        return SPDL_OK;
+    }
+    item_free(in);
+    return *(const spdl_result *)spdl_ctx(task);
+}
+
+static void a_stage_may_take_its_input(void) {
+    static spdl_result skip = SPDL_SKIP, fail = SPDL_E_FORMAT;
+    for (int w = 0; w < 3; ++w) {
+        RUN(START(w, COUNT_TO(9), SPDL_PIPE(takes, .ctx = &skip), SPDL_SINK(3)), "1 4 7", SPDL_END);
+        RUN(START(w, COUNT_TO(9), SPDL_PIPE(takes, .ctx = &fail, .max_failures = -1),
+                  SPDL_SINK(3)),
+            "1 4 7", SPDL_END);
+    }
+}
+
+/* Input is freed by its maker's free_item whatever becomes of the call. */
+static void inputs_are_freed_once(void) {
+    static const spdl_result results[] = { SPDL_OK, SPDL_SKIP, SPDL_E_STAGE, SPDL_TIMEOUT };
+    for (int i = 0; i < 16; ++i) {
+        const bool fresh = i % 2 != 0;
+        spdl_pipeline *p = START(
+            i / 4, COUNT_TO(10),
+            SPDL_PIPE(follow, SCRIPT(.fresh = fresh, .every = 3, .result = results[i % 4]),
+                      .max_failures = -1, .concurrency = 2, .free_item = item_free),
+            SPDL_SINK(3));
+        RUN(p, results[i % 4] == SPDL_OK ? "0 1 2 3 4 5 6 7 8 9" : "1 2 4 5 7 8", SPDL_END);
+    }
+}
+
+static int freed_by[2];
+
+static void free_as_0(void *it) {
+    __atomic_add_fetch(&freed_by[0], 1, __ATOMIC_RELAXED);
+    item_free(it);
+}
+
+static void free_as_1(void *it) {
+    __atomic_add_fetch(&freed_by[1], 1, __ATOMIC_RELAXED);
+    item_free(it);
+}
+
+/* Each item by the stage that made it: those passed on still belong to the source. */
+static void items_are_freed_by_their_maker(void) {
+    spdl_pipeline *p =
+        START(2, SPDL_SOURCE(count_up, SCRIPT(.count = 10), .free_item = free_as_0),
+              SPDL_PIPE(follow, SCRIPT(.plus = 0), .free_item = free_as_1),
+              SPDL_PIPE(follow, SCRIPT(.fresh = true), .free_item = free_as_1),
+              SPDL_PIPE(follow, SCRIPT(.every = 1, .result = SPDL_SKIP)), SPDL_SINK(3));
+    RUN(p, "", SPDL_END);
+    CHECK_EQ(freed_by[0], 10);
+    CHECK_EQ(freed_by[1], 10);
+}
+
+/* --- failures --- */
+
+#define FAIL_AT(every_, rest_) SCRIPT(.every = (every_), .rest = (rest_), .result = SPDL_E_STAGE)
+
+static void any_number_of_failures_can_be_allowed(void) {
+    for (int w = 0; w < 4; ++w) {
+        spdl_pipeline *p = START(w, COUNT_TO(10),
+                                 SPDL_PIPE(follow, FAIL_AT(3, 0), .max_failures = -1),
+                                 SPDL_SINK(3));
+        TAKE_ALL(p, "1 2 4 5 7 8", SPDL_END);
+        CHECK(!spdl_pipeline_failed(p));
+        CHECK_EQ(spdl_pipeline_error(p)->result, SPDL_OK);
+        CHECK_EQ(stats_of(p, 1).failures, 4);
+        DONE(p);
+    }
+}
+
+/* What a pipeline that has failed tells. */
+static void failed_with(const spdl_pipeline *p, spdl_result result, int stage, uint64_t number,
+                        const char *name, const char *text) {
+    const spdl_error *error = spdl_pipeline_error(p);
+    CHECK(spdl_pipeline_failed(p));
+    CHECK_STR(spdl_result_text(error->result), spdl_result_text(result));
+    CHECK_EQ(error->stage, stage);
+    CHECK_EQ(error->item, number);
+    CHECK_STR(error->stage_name, name);
+    CHECK_STR(error->text, text);
+}
+
+static void one_failure_more_than_allowed_ends_it(void) {
+    for (int w = 0; w < 4; ++w) {
+        spdl_pipeline *p = START(w, COUNT_TO(20),
+                                 SPDL_PIPE(follow, FAIL_AT(2, 1), .max_failures = 3),
+                                 SPDL_SINK(3));
+        TAKE_ALL(p, "0 2 4 6", SPDL_E_STAGE);
+        failed_with(p, SPDL_E_STAGE, 1, 7, "follow",
+                    "spdl: stage 1 'follow', item 7: value 7 is bad");
+        DONE(p);
+        p = START(w, COUNT_TO(7), SPDL_PIPE(follow, FAIL_AT(2, 1), .max_failures = 3),
+                  SPDL_SINK(3));
+        RUN(p, "0 2 4 6", SPDL_END);
+    }
+}
+
+static void the_first_failure_ends_it_by_default(void) {
+    for (int w = 0; w < 4; ++w) {
+        spdl_pipeline *p = START(w, COUNT_TO(20), FOLLOW(.fresh = true),
+                                 SPDL_PIPE(follow, FAIL_AT(8, 5), .name = "decode"),
+                                 FOLLOW(.fresh = true), SPDL_SINK(3));
+        TAKE_ALL(p, "0 1 2 3 4", SPDL_E_STAGE);
+        failed_with(p, SPDL_E_STAGE, 2, 5, "decode",
+                    "spdl: stage 2 'decode', item 5: value 5 is bad");
+        DONE(p);
+    }
+}
+
+static void budgets_belong_to_their_stage(void) {
+    for (int w = 0; w < 4; ++w) {
+        spdl_pipeline *p = START(w, COUNT_TO(10),
+                                 SPDL_PIPE(follow, FAIL_AT(5, 0), .max_failures = 3),
+                                 SPDL_PIPE(follow, FAIL_AT(5, 1), .max_failures = 3),
+                                 SPDL_SINK(3));
+        RUN(p, "2 3 4 7 8 9", SPDL_END);
+    }
+}
+
+/* Items before the failed one are delivered at any concurrency, those behind it are not. */
+static void a_failure_cuts_the_input_order(void) {
+    const int rounds = TEST_SANITIZED ? 10 : 60;
+    chaos = test_seed();
+    for (int i = 0; i < rounds; ++i) {
+        spdl_pipeline *p = START(
+            i % 9, COUNT_TO(300), SPDL_PIPE(follow, SCRIPT(.fresh = true), .concurrency = 3,
+                                            .free_item = item_free, .buffer_size = 16),
+            SPDL_PIPE(follow, FAIL_AT(50, 49), .concurrency = 8, .buffer_size = 16),
+            SPDL_PIPE(follow, SCRIPT(.fresh = true), .concurrency = 2, .free_item = item_free),
+            SPDL_SINK(3));
+        CHECK_EQ(take_in_order(p, 1000, SPDL_E_STAGE), 49);
+        failed_with(p, SPDL_E_STAGE, 2, 49, "follow",
+                    "spdl: stage 2 'follow', item 49: value 49 is bad");
+        DONE(p);
+    }
+}
+
+/* The stage in front runs ahead and fails first, at a later item: the trainer never gets there. */
+static void the_failure_that_is_told_is_the_one_that_is_met(void) {
+    for (int w = 0; w < 4; ++w) {
+        int gate = 0;
+        script ahead = { .every = 8, .rest = 7, .result = SPDL_E_STAGE };
+        spdl_pipeline *p = START(w, COUNT_TO(20),
+                                 SPDL_PIPE(follow, .ctx = &ahead, .buffer_size = 16),
+                                 SPDL_PIPE(follow, SCRIPT(.every = 8, .rest = 4,
+                                                          .result = SPDL_E_STAGE,
+                                                          .gate = w > 1 ? &gate : NULL,
+                                                          .gate_at = 2)),
+                                 SPDL_SINK(3));
+        if (w > 1) await(&ahead.calls, 8);
+        __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+        TAKE_ALL(p, "0 1 2 3", SPDL_E_STAGE);
+        failed_with(p, SPDL_E_STAGE, 2, 4, "follow",
+                    "spdl: stage 2 'follow', item 4: value 4 is bad");
+        DONE(p);
+    }
+}
+
+static void a_failure_with_completion_order_ends_it_too(void) {
+    for (int w = 0; w < 6; ++w) {
+        notes n = { .length = 0 };
+        spdl_pipeline *p = START(w, COUNT_TO(-1),
+                                 SPDL_PIPE(follow, FAIL_AT(50, 49), .concurrency = 4,
+                                           .output_order = SPDL_ORDER_COMPLETION),
+                                 SPDL_SINK(3));
+        CHECK_EQ(take(p, &n, 100000, " ", note_item), SPDL_E_STAGE);
+        CHECK(n.taken >= 49 - 3 && spdl_pipeline_error(p)->item % 50 == 49);
+        DONE(p);
+    }
+}
+
+/* A share of exactly the limit is fine. */
+static spdl_result rate_of(int workers, double rate, long items, int every, int rest) {
+    notes n = { .length = 0 };
+    spdl_pipeline *p = START(workers, COUNT_TO(items),
+                             SPDL_PIPE(follow, FAIL_AT(every, rest), .max_failure_rate = rate),
+                             SPDL_SINK(3));
+    const spdl_result result = take(p, &n, 1000000, " ", note_item);
+    DONE(p);
+    return result;
+}
+
+static void a_failure_rate_is_a_limit(void) {
+    for (int w = 0; w < 3; ++w) {
+        CHECK_EQ(rate_of(w, 0.1, 1000, 10, 9), SPDL_END);
+        CHECK_EQ(rate_of(w, 0.5, 1000, 2, 1), SPDL_END);
+        CHECK_EQ(rate_of(w, 1, 1000, 1, 0), SPDL_END);
+        CHECK_EQ(rate_of(w, 0.09, 1000, 10, 9), SPDL_E_STAGE);
+        CHECK_EQ(rate_of(w, 0.4, 1000, 2, 1), SPDL_E_STAGE);
+    }
+}
+
+static void a_failure_rate_is_judged_from_100_calls_on(void) {
+    for (int w = 0; w < 3; ++w) {
+        CHECK_EQ(rate_of(w, 0.01, 99, 1, 0), SPDL_END);
+        CHECK_EQ(rate_of(w, 0.01, 100, 1, 0), SPDL_E_STAGE);
+        CHECK_EQ(rate_of(w, 0.01, 100, 50, 49), SPDL_E_STAGE);
+        CHECK_EQ(rate_of(w, 0.02, 100, 50, 49), SPDL_END);
+    }
+}
+
+/* Told also when only `next` is ever called. */
+static void a_source_that_fails_is_no_silent_end(void) {
+    for (int w = 0; w < 4; ++w) {
+        spdl_pipeline *p = START(w, SOURCE(.count = 10, .last = SPDL_E_IO), FOLLOW(.fresh = true),
+                                 SPDL_SINK(3));
+        TAKE_ALL(p, "0 1 2 3 4 5 6 7 8 9", SPDL_E_IO);
+        failed_with(p, SPDL_E_IO, 0, 10, "count_up",
+                    "spdl: stage 0 'count_up', item 10: input or output error");
+        DONE(p);
+    }
+}
+
+static void a_source_has_a_budget(void) {
+    for (int w = 0; w < 3; ++w) {
+        RUN(START(w, SPDL_SOURCE(count_up, SCRIPT(.count = 6, .every = 3, .result = SPDL_E_IO),
+                                 .free_item = item_free, .max_failures = 3),
+                  SPDL_SINK(3)),
+            "0 1 2 3 4 5", SPDL_END);
+        RUN(START(w, SPDL_SOURCE(count_up, SCRIPT(.count = -1, .every = 3, .result = SPDL_E_IO),
+                                 .free_item = item_free, .max_failures = 2),
+                  SPDL_SINK(3)),
+            "0 1 2 3", SPDL_E_IO);
+    }
+}
+
+/* What is behind the failed stage finishes its items, what is in front is not called any more. */
+static void a_failure_stops_what_is_in_front(void) {
+    script source = { .count = -1 }, behind = { .count = 0 };
+    spdl_pipeline *p = START(2, SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free),
+                             SPDL_PIPE(follow, FAIL_AT(10, 9)), SPDL_PIPE(follow, .ctx = &behind),
+                             SPDL_SINK(3));
+    TAKE_ALL(p, "0 1 2 3 4 5 6 7 8", SPDL_E_STAGE);
+    CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(behind.calls, 9);
+    CHECK(source.calls <= 9 + 1 + 3);
+    TAKE_ALL(p, "", SPDL_E_STAGE);
+    DONE(p);
+}
+
+static void a_batch_that_a_failure_cuts_is_delivered(void) {
+    for (int w = 0; w < 3; ++w) {
+        RUN_BATCHES(START(w, COUNT_TO(20), SPDL_PIPE(follow, FAIL_AT(20, 7)), SPDL_BATCH(3),
+                          SPDL_SINK(3)),
+                    "0 1 2|3 4 5|6", SPDL_E_STAGE);
+        RUN_BATCHES(START(w, COUNT_TO(20), SPDL_PIPE(follow, FAIL_AT(20, 7)),
+                          SPDL_BATCH(3, .drop_last = true), SPDL_SINK(3)),
+                    "0 1 2|3 4 5", SPDL_E_STAGE);
+    }
+}
+
+static void results_that_are_none_are_failures(void) {
+    static const spdl_result results[] = { SPDL_END, SPDL_TIMEOUT, SPDL_CLOSED, (spdl_result)77 };
+    for (int i = 0; i < 4; ++i) {
+        char text[100];
+        spdl_pipeline *p = START(
+            1, COUNT_TO(9),
+            SPDL_PIPE(follow, SCRIPT(.every = 3, .rest = 2, .result = results[i])), SPDL_SINK(3));
+        TAKE_ALL(p, "0 1", SPDL_E_STAGE);
+        snprintf(text, sizeof text,
+                 "spdl: stage 1 'follow', item 2: returned %d, which is not a result of a stage "
+                 "function",
+                 (int)results[i]);
+        failed_with(p, SPDL_E_STAGE, 1, 2, "follow", text);
+        DONE(p);
+    }
+}
+
+SPDL_FN(fails_at_length, item, item) { return spdl_fail(task, "%600d", (int)in->value); }
+
+static void long_texts_and_names_are_cut(void) {
+    spdl_pipeline *p = START(1, COUNT_TO(9),
+                             SPDL_PIPE(fails_at_length,
+                                       .name = "a name of more than thirty-one characters"),
+                             SPDL_SINK(3));
+    TAKE_ALL(p, "", SPDL_E_STAGE);
+    CHECK_EQ(strlen(spdl_pipeline_error(p)->text), SPDL_TEXT_BYTES - 1);
+    CHECK_STR(spdl_pipeline_error(p)->stage_name, "a name of more than thirty-one ");
+    DONE(p);
+}
+
+/* --- what create refuses --- */
+
+static char logged[SPDL_TEXT_BYTES];
+
+static void log_keeps(spdl_log_level level, const char *text, void *user) {
+    (void)user;
+    CHECK_EQ(level, SPDL_LOG_ERROR);
+    snprintf(logged, sizeof logged, "%s", text);
+}
+
+static void refused(spdl_pipeline_desc desc, const spdl_stage *rows, size_t count,
+                    spdl_result result, const char *text) {
+    spdl_error error;
+    spdl_pipeline *p = (spdl_pipeline *)(uintptr_t)1;
+    desc.error = &error;
+    desc.logger.log_fn = log_keeps;
+    CHECK_EQ(spdl_pipeline_create(&p, &desc, rows, count), result);
+    CHECK(p == NULL);
+    CHECK_EQ(error.result, result);
+    CHECK_STR(error.text, text);
+    CHECK_STR(logged, text);
+}
+
+static const spdl_pipeline_desc plain;
+
+/* The row'th row is refused, with its place, its name and this reason. */
+static void row_refused(const spdl_stage *rows, size_t count, int row, const char *name,
+                        const char *why) {
+    char text[SPDL_TEXT_BYTES];
+    spdl_error error;
+    spdl_pipeline *p = NULL;
+    spdl_pipeline_desc desc = plain;
+    const spdl_stage *at = &rows[row];
+    snprintf(text, sizeof text, "spdl: %s:%d: stage %d '%s': %s", at->file ? at->file : __FILE__,
+             at->line, row, name, why);
+    refused(plain, rows, count, SPDL_E_INVALID, text);
+    desc.error = &error;
+    desc.logger.log_fn = log_keeps;
+    CHECK_EQ(spdl_pipeline_create(&p, &desc, rows, count), SPDL_E_INVALID);
+    CHECK_EQ(error.stage, row);
+    CHECK_STR(error.stage_name, name);
+}
+
+#define ROW_REFUSED(row, name, why, ...) row_refused(SPDL_STAGES(__VA_ARGS__), (row), (name), (why))
+
+static void rows_stand_in_order(void) {
+    const spdl_stage pipe = SPDL_PIPE(follow);
+    const spdl_stage source = SPDL_SOURCE(count_up), sink = SPDL_SINK(3);
+    ROW_REFUSED(0, "follow", "the first row must be SPDL_SOURCE", pipe, sink);
+    ROW_REFUSED(0, "sink", "the first row must be SPDL_SOURCE", sink, source);
+    ROW_REFUSED(1, "count_up", "only the first row may be SPDL_SOURCE", source, source, sink);
+    ROW_REFUSED(1, "follow", "the last row must be SPDL_SINK", source, pipe);
+    ROW_REFUSED(1, "sink", "only the last row may be SPDL_SINK", source, sink, sink);
+    ROW_REFUSED(1, "sink", "only the last row may be SPDL_SINK", source, sink, pipe, sink);
+}
+
+static void the_number_of_rows_has_limits(void) {
+    spdl_stage rows[SPDL_MAX_STAGES + 2] = { SPDL_SOURCE(count_up) };
+    for (int i = 1; i < SPDL_MAX_STAGES + 1; ++i) rows[i] = (spdl_stage)SPDL_PIPE(follow);
+    rows[SPDL_MAX_STAGES + 1] = (spdl_stage)SPDL_SINK(3);
+    refused(plain, SPDL_TABLE(rows), SPDL_E_INVALID,
+            "spdl: pipeline: too many stages: 34 rows, at most 32 and a sink");
+    refused(plain, rows, SIZE_MAX, SPDL_E_INVALID,
+            "spdl: pipeline: too many stages: 32767 rows, at most 32 and a sink");
+    refused(plain, rows, 1, SPDL_E_INVALID,
+            "spdl: pipeline: 1 rows; a source and a sink are the least");
+    refused(plain, rows, 0, SPDL_E_INVALID,
+            "spdl: pipeline: 0 rows; a source and a sink are the least");
+    refused(plain, NULL, 5, SPDL_E_INVALID,
+            "spdl: pipeline: 0 rows; a source and a sink are the least");
+}
+
+/* One field of one row, changed. */
+static void field_refused(spdl_stage row, const char *why) {
+    const spdl_stage rows[] = { SPDL_SOURCE(count_up), row, SPDL_PIPE(follow), SPDL_SINK(3) };
+    const char *const name = row.kind == SPDL_KIND_BATCH ? "batch" : row.fn ? "follow" : "pipe";
+    row_refused(SPDL_TABLE(rows), 1, name, why);
+}
+
+#define PIPE_REFUSED(why, ...) field_refused((spdl_stage)SPDL_PIPE(follow, __VA_ARGS__), why)
+#define BATCH_REFUSED(why, ...) field_refused((spdl_stage)SPDL_BATCH(__VA_ARGS__), why)
+
+static spdl_result init_nothing(void *ctx, int worker, void **local) {
+    (void)ctx;
+    (void)worker;
+    (void)local;
+    return SPDL_OK;
+}
+
+static void fini_nothing(void *ctx, int worker, void *local) {
+    (void)ctx;
+    (void)worker;
+    (void)local;
+}
+
+static void free_nothing(void *memory, size_t bytes, void *user) {
+    (void)memory;
+    (void)bytes;
+    (void)user;
+}
+
+static void numbers_have_limits(void) {
+    PIPE_REFUSED("concurrency is -1, must be 1 to 4096", .concurrency = -1);
+    PIPE_REFUSED("concurrency is 4097, must be 1 to 4096", .concurrency = 4097);
+    PIPE_REFUSED("buffer_size is -1, must be 1 to 1048576", .buffer_size = -1);
+    PIPE_REFUSED("buffer_size is 1048577, must be 1 to 1048576", .buffer_size = 1048577);
+    PIPE_REFUSED("max_failures is -2, must be at least -1", .max_failures = -2);
+    PIPE_REFUSED("max_failure_rate is -0.1, must be in (0, 1]", .max_failure_rate = -0.1);
+    PIPE_REFUSED("max_failure_rate is 1.5, must be in (0, 1]", .max_failure_rate = 1.5);
+    PIPE_REFUSED("max_failures and max_failure_rate are both set", .max_failures = 1,
+                 .max_failure_rate = 0.5);
+    PIPE_REFUSED("output_order is 2, which is no order", .output_order = (spdl_order)2);
+    BATCH_REFUSED("size is 0, must be at least 1", 0);
+    BATCH_REFUSED("size is -3, must be at least 1", -3);
+    BATCH_REFUSED("size is 16777217, must be at most 16777216", (1 << 24) + 1);
+    BATCH_REFUSED("concurrency is 2, but only SPDL_PIPE rows have one", 3, .concurrency = 2);
+}
+
+static void a_rate_that_is_no_number_is_refused(void) {
+    const spdl_stage rows[] = {
+        SPDL_SOURCE(count_up),
+        SPDL_PIPE(follow, .max_failure_rate = strtod("nan", NULL)),
+        SPDL_SINK(3),
+    };
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p = NULL;
+    desc.logger.log_fn = log_keeps;
+    CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)), SPDL_E_INVALID);
+    CHECK(strstr(logged, "max_failure_rate") != NULL);
+}
+
+static void functions_have_to_fit_their_row(void) {
+    static const spdl_function empty = { NULL, "follow", "item", "item" };
+    spdl_stage row = SPDL_PIPE(follow);
+    row.fn = &empty;
+    field_refused(row, "fn is NULL");
+    row.fn = NULL;
+    field_refused(row, "fn is NULL");
+    row = (spdl_stage)SPDL_BATCH(3, .name = "batch");
+    row.fn = &empty;
+    field_refused(row, "fn is set, but this kind of row calls nothing");
+    PIPE_REFUSED("fini is set without init", .fini = fini_nothing);
+    BATCH_REFUSED("free_item is set, but a batch frees itself and its items", 3,
+                  .free_item = item_free);
+    BATCH_REFUSED("init and fini are for rows that call a function", 3, .init = init_nothing);
+    row = (spdl_stage)SPDL_PIPE(follow);
+    row.kind = (spdl_kind)9;
+    field_refused(row, "kind is 9, which is no kind of row");
+    row.kind = SPDL_KIND_NONE;
+    field_refused(row, "kind is 0, which is no kind of row");
+}
+
+/* The edge behind the last stage is the sink's. */
+static void the_sink_has_its_own_buffer_size(void) {
+    ROW_REFUSED(1, "follow",
+                "buffer_size is set, but SPDL_SINK sets that of the edge behind the last stage",
+                SPDL_SOURCE(count_up), SPDL_PIPE(follow, .buffer_size = 3), SPDL_SINK(3));
+    ROW_REFUSED(1, "sink", "buffer_size is -1, must be 1 to 1048576", SPDL_SOURCE(count_up),
+                SPDL_SINK(-1));
+}
+
+static void the_desc_is_checked(void) {
+    const spdl_stage rows[] = { SPDL_SOURCE(count_up), SPDL_SINK(3) };
+    spdl_pipeline_desc desc = { .workers = -1 };
+    spdl_pipeline *p = NULL;
+    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
+            "spdl: pipeline: workers is -1, must be 0 to 256");
+    desc.workers = 257;
+    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
+            "spdl: pipeline: workers is 257, must be 0 to 256");
+    desc.workers = 1;
+    desc.pool = pool_of(1);
+    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
+            "spdl: pipeline: workers is 1, but pool is set: leave it 0");
+    spdl_pool_destroy(desc.pool);
+    desc = plain;
+    desc.allocator.free_fn = free_nothing;
+    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
+            "spdl: pipeline: set both functions of the allocator or none");
+    CHECK_EQ(spdl_pipeline_create(NULL, &plain, SPDL_TABLE(rows)), SPDL_E_INVALID);
+    REQUIRE(spdl_pipeline_create(&p, NULL, SPDL_TABLE(rows)) == SPDL_OK);
+    DONE(p);
+}
+
+/* --- types --- */
+
+typedef struct photo photo;
+
+SPDL_FN(to_photo, item, photo) { return SPDL_SKIP; }
+SPDL_FN(count_photos, photo, void) { return SPDL_SKIP; }
+SPDL_FN(from_any, void, item) { return SPDL_SKIP; }
+
+static void types_have_to_fit(void) {
+    const spdl_stage rows[] = {
+        SPDL_SOURCE(count_up),
+        SPDL_PIPE(to_photo, .name = "decode"),
+        SPDL_PIPE(follow),
+        SPDL_SINK(3),
+    };
+    char text[SPDL_TEXT_BYTES];
+    const int line = rows[2].line;
+    CHECK_EQ(rows[1].line, line - 1);
+    snprintf(text, sizeof text,
+             "spdl: %s:%d: stage 2 'follow' takes 'item *' but stage 1 'decode' (%s:%d) yields "
+             "'photo *'",
+             __FILE__, line, __FILE__, line - 1);
+    refused(plain, SPDL_TABLE(rows), SPDL_E_TYPE, text);
+}
+
+static void rows_in_place_have_lines_too(void) {
+    spdl_error error;
+    spdl_pipeline_desc desc = { .error = &error };
+    spdl_pipeline *p;
+    char text[SPDL_TEXT_BYTES];
+    const int line = __LINE__ + 4;
+    desc.logger.log_fn = log_nothing;
+    CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                 SPDL_SOURCE(count_up),
+                 SPDL_BATCH(3),
+                 SPDL_PIPE(follow),
+                 SPDL_SINK(3))), SPDL_E_TYPE);
+    snprintf(text, sizeof text,
+             "spdl: %s:%d: stage 2 'follow' takes 'item *' but stage 1 'batch' (%s:%d) yields "
+             "'spdl_batch *'",
+             __FILE__, line + 1, __FILE__, line);
+    CHECK_STR(error.text, text);
+    CHECK_EQ(error.stage, 2);
+    CHECK_STR(error.stage_name, "follow");
+}
+
+static void void_fits_anything(void) {
+    RUN(START(1, COUNT_TO(3), SPDL_PIPE(to_photo), SPDL_PIPE(count_photos), SPDL_PIPE(follow),
+              SPDL_BATCH(2), SPDL_PIPE(from_any), SPDL_SINK(1)),
+        "", SPDL_END);
+}
+
+TEST_TABLE(pipeline) {
+    TEST_CASE(items_arrive_in_order),
+    TEST_CASE(functions_are_composed),
+    TEST_CASE(an_empty_source_ends),
+    TEST_CASE(skipped_items_are_gone),
+    TEST_CASE(a_source_may_skip),
+    TEST_CASE(completion_order_is_by_time),
+    TEST_CASE(input_order_is_kept),
+    TEST_CASE(order_is_kept_among_survivors),
+    TEST_CASE(items_keep_their_number),
+    TEST_CASE(null_is_an_item),
+    TEST_CASE(many_stages_with_little_room),
+    TEST_CASE(calls_run_at_the_same_time),
+    TEST_CASE(concurrency_is_reached_and_never_exceeded),
+    TEST_CASE(concurrency_bounds_tiny_items_too),
+    TEST_CASE(a_slow_item_holds_back_none_before_it),
+    TEST_CASE(one_worker_runs_downstream_first),
+    TEST_CASE(a_trainer_that_sleeps_stops_the_flow),
+    TEST_CASE(batches_are_cut_by_size),
+    TEST_CASE(the_last_batch_may_be_dropped),
+    TEST_CASE(skipped_items_leave_no_hole_in_a_batch),
+    TEST_CASE(a_stage_may_empty_a_batch),
+    TEST_CASE(batches_can_be_batched),
+    TEST_CASE(batches_outlive_their_pipeline),
+    TEST_CASE(a_batch_can_be_passed_on),
+    TEST_CASE(a_stage_may_take_its_input),
+    TEST_CASE(inputs_are_freed_once),
+    TEST_CASE(items_are_freed_by_their_maker),
+    TEST_CASE(any_number_of_failures_can_be_allowed),
+    TEST_CASE(one_failure_more_than_allowed_ends_it),
+    TEST_CASE(the_first_failure_ends_it_by_default),
+    TEST_CASE(budgets_belong_to_their_stage),
+    TEST_CASE(a_failure_cuts_the_input_order),
+    TEST_CASE(the_failure_that_is_told_is_the_one_that_is_met),
+    TEST_CASE(a_failure_with_completion_order_ends_it_too),
+    TEST_CASE(a_failure_rate_is_a_limit),
+    TEST_CASE(a_failure_rate_is_judged_from_100_calls_on),
+    TEST_CASE(a_source_that_fails_is_no_silent_end),
+    TEST_CASE(a_source_has_a_budget),
+    TEST_CASE(a_failure_stops_what_is_in_front),
+    TEST_CASE(a_batch_that_a_failure_cuts_is_delivered),
+    TEST_CASE(results_that_are_none_are_failures),
+    TEST_CASE(long_texts_and_names_are_cut),
+    TEST_CASE(rows_stand_in_order),
+    TEST_CASE(the_number_of_rows_has_limits),
+    TEST_CASE(numbers_have_limits),
+    TEST_CASE(a_rate_that_is_no_number_is_refused),
+    TEST_CASE(functions_have_to_fit_their_row),
+    TEST_CASE(the_sink_has_its_own_buffer_size),
+    TEST_CASE(the_desc_is_checked),
+    TEST_CASE(types_have_to_fit),
+    TEST_CASE(rows_in_place_have_lines_too),
+    TEST_CASE(void_fits_anything),
+    TEST_END,
+};

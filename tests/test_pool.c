@@ -1,0 +1,744 @@
+/* Pools: jobs, drain and stop, init and fini, failures at the start, and what the threads are. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <pthread.h>
+#include <stddef.h>
+
+/* Fails the thread with the number in `thread_to_fail`, counted from 0; -1: none. */
+static int thread_to_fail = -1, threads_made;
+static int pool_thread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                              void *(*entry)(void *), void *arg);
+static void pool_point(const char *id);
+
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#define SPDL_PTHREAD_CREATE pool_thread_create
+#define SPDL_TEST_POINT(id) pool_point(id)
+#include "../spdl.h"
+#include "test.h"
+
+#include <dirent.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static int pool_thread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                              void *(*entry)(void *), void *arg) {
+    if (threads_made++ == thread_to_fail) return EAGAIN;
+    return pthread_create(thread, attributes, entry, arg);
+}
+
+static __thread uint64_t chaos; /* 0: none, else a random state */
+static uint64_t chaos_seed;     /* the start of it on threads that have none */
+
+static void pool_point(const char *id) {
+    (void)id;
+    if (chaos_seed == 0) return;
+    if (chaos == 0) chaos = (chaos_seed ^ (uint64_t)(uintptr_t)&chaos) | 1;
+    switch (test_random(&chaos) % 16) {
+    case 0: usleep(30); break;
+    case 1: case 2: case 3: sched_yield(); break;
+    default: break;
+    }
+}
+
+/* --- helpers --- */
+
+static spdl_pool *pool_of(int workers, int queue_size) {
+    spdl_pool_desc desc = { 0 };
+    spdl_pool *pool;
+    desc.workers = workers;
+    desc.queue_size = queue_size;
+    REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+    return pool;
+}
+
+static int64_t ms(double n) { return (int64_t)(n * 1e6); }
+
+static int get(const int *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static void set(int *p, int value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+static int add(int *p, int more) { return __atomic_fetch_add(p, more, __ATOMIC_ACQ_REL); }
+
+static void await(const int *p, int value) {
+    const uint64_t start = spdl_time_ns();
+    while (get(p) != value) {
+        REQUIRE(spdl_time_ns() - start < 10000000000u);
+        usleep(100);
+    }
+}
+
+static void count_job(void *arg, int worker, void *local) {
+    (void)worker;
+    (void)local;
+    add((int *)arg, 1);
+}
+
+/* A job that says it runs and then waits to be let go. */
+typedef struct hold {
+    int running, go;
+} hold;
+
+static void hold_job(void *arg, int worker, void *local) {
+    hold *h = (hold *)arg;
+    (void)worker;
+    (void)local;
+    add(&h->running, 1);
+    while (!get(&h->go)) usleep(100);
+}
+
+/* The threads of this process, and how many of them carry a name. */
+static int threads_named(const char *name) {
+    DIR *tasks = opendir("/proc/self/task");
+    struct dirent *entry;
+    int count = 0;
+    REQUIRE(tasks != NULL);
+    while ((entry = readdir(tasks)) != NULL) {
+        char path[300], comm[64] = "";
+        FILE *file;
+        snprintf(path, sizeof path, "/proc/self/task/%.200s/comm", entry->d_name);
+        if (entry->d_name[0] == '.' || (file = fopen(path, "r")) == NULL) continue;
+        if (fgets(comm, sizeof comm, file) != NULL) comm[strcspn(comm, "\n")] = '\0';
+        fclose(file);
+        count += name == NULL || strcmp(comm, name) == 0;
+    }
+    closedir(tasks);
+    return count;
+}
+
+/* --- jobs --- */
+
+static void jobs_run_once_each(void) {
+    static const int workers[] = { 1, 2, 4, 64 };
+    enum { JOBS = 3000 };
+    for (size_t w = 0; w < 4; ++w) {
+        spdl_pool *pool = pool_of(workers[w], 16);
+        int *runs = (int *)calloc(JOBS, sizeof *runs);
+        CHECK_EQ(spdl_pool_workers(pool), workers[w]);
+        for (int i = 0; i < JOBS; ++i)
+            CHECK_EQ(spdl_pool_submit(pool, count_job, &runs[i], SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_pool_drain(pool, SPDL_FOREVER), SPDL_OK);
+        for (int i = 0; i < JOBS; ++i)
+            if (!CHECK_EQ(runs[i], 1)) break;
+        spdl_pool_destroy(pool);
+        free(runs);
+    }
+}
+
+typedef struct ordered_job {
+    int number;
+    int *next;
+} ordered_job;
+
+static void in_order(void *arg, int worker, void *local) {
+    const ordered_job *job = (const ordered_job *)arg;
+    (void)local;
+    CHECK_EQ(worker, 0);
+    CHECK_EQ(add(job->next, 1), job->number);
+}
+
+static void jobs_start_in_order(void) {
+    enum { JOBS = 2000 };
+    spdl_pool *pool = pool_of(1, 8);
+    ordered_job *jobs = (ordered_job *)calloc(JOBS, sizeof *jobs);
+    int next = 0;
+    for (int i = 0; i < JOBS; ++i) {
+        jobs[i].number = i;
+        jobs[i].next = &next;
+        CHECK_EQ(spdl_pool_submit(pool, in_order, &jobs[i], SPDL_FOREVER), SPDL_OK);
+    }
+    spdl_pool_destroy(pool);
+    CHECK_EQ(next, JOBS);
+    free(jobs);
+}
+
+static void full_queue_is_a_timeout(void) {
+    spdl_pool *pool = pool_of(1, 2);
+    hold h = { 0, 0 };
+    int ran = 0;
+    uint64_t start;
+    CHECK_EQ(spdl_pool_submit(pool, hold_job, &h, 0), SPDL_OK);
+    await(&h.running, 1);
+    CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, 0), SPDL_OK);
+    CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, 0), SPDL_OK);
+    CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, 0), SPDL_TIMEOUT);
+    start = spdl_time_ns();
+    CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, ms(10)), SPDL_TIMEOUT);
+    CHECK(spdl_time_ns() - start >= (uint64_t)ms(10));
+    CHECK_EQ(spdl_pool_submit(pool, NULL, &ran, 0), SPDL_E_INVALID);
+    set(&h.go, 1);
+    CHECK_EQ(spdl_pool_drain(pool, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(ran, 2); /* what was not accepted never runs */
+    spdl_pool_destroy(pool);
+}
+
+typedef struct submitter {
+    spdl_pool *pool;
+    int *ran;
+    int accepted;
+    spdl_result last;
+    int jobs;
+} submitter;
+
+static void *submit_many(void *arg) {
+    submitter *s = (submitter *)arg;
+    for (int i = 0; i < s->jobs; ++i) {
+        s->last = spdl_pool_submit(s->pool, count_job, s->ran, SPDL_FOREVER);
+        if (s->last != SPDL_OK) break;
+        s->accepted++;
+    }
+    return NULL;
+}
+
+static void many_threads_submit(void) {
+    spdl_pool *pool = pool_of(3, 3);
+    submitter s[4];
+    pthread_t threads[4];
+    int ran = 0;
+    chaos_seed = test_seed() | 1;
+    for (int i = 0; i < 4; ++i) {
+        const submitter one = { pool, &ran, 0, SPDL_OK, TEST_SANITIZED ? 300 : 1000 };
+        s[i] = one;
+        REQUIRE(pthread_create(&threads[i], NULL, submit_many, &s[i]) == 0);
+    }
+    for (int i = 0; i < 4; ++i) pthread_join(threads[i], NULL);
+    CHECK_EQ(spdl_pool_drain(pool, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(ran, 4 * s[0].jobs);
+    spdl_pool_destroy(pool);
+}
+
+/* A job that submits two more, down to a depth. */
+typedef struct tree {
+    spdl_pool *pool;
+    int ran;
+    struct {
+        struct tree *tree;
+        int depth;
+    } level[9];
+} tree;
+
+static void tree_job(void *arg, int worker, void *local) {
+    tree *t = *(tree **)arg; /* the first member of the level */
+    const int depth = (int)(((char *)arg - (char *)t->level) / (ptrdiff_t)sizeof t->level[0]);
+    (void)worker;
+    (void)local;
+    for (int i = 0; i < 2 && depth < 8; ++i)
+        CHECK_EQ(spdl_pool_submit(t->pool, tree_job, &t->level[depth + 1], 0), SPDL_OK);
+    usleep(10);
+    add(&t->ran, 1);
+}
+
+static void jobs_submit_jobs(void) {
+    for (int workers = 1; workers <= 4; workers += 3) {
+        tree t = { 0 };
+        t.pool = pool_of(workers, 1024);
+        for (int i = 0; i < 9; ++i) t.level[i].tree = &t;
+        CHECK_EQ(spdl_pool_submit(t.pool, tree_job, &t.level[0], 0), SPDL_OK);
+        CHECK_EQ(spdl_pool_drain(t.pool, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(t.ran, 511); /* drain waited for the jobs of jobs as well */
+        spdl_pool_destroy(t.pool);
+    }
+}
+
+/* One job at a time: each has to wake a worker that sleeps or is about to. */
+static void jobs_wake_workers(void) {
+    const int rounds = TEST_SANITIZED ? 500 : 3000;
+    spdl_pool *pool;
+    uint64_t state = test_seed();
+    int ran = 0;
+    chaos_seed = test_seed() | 1;
+    pool = pool_of(3, 1);
+    for (int i = 0; i < rounds; ++i) {
+        REQUIRE(spdl_pool_submit(pool, count_job, &ran, SPDL_SECONDS(5)) == SPDL_OK);
+        if (i % 2) REQUIRE(spdl_pool_drain(pool, SPDL_SECONDS(5)) == SPDL_OK);
+        if (test_random(&state) % 16 == 0) usleep(100);
+    }
+    spdl_pool_destroy(pool);
+    CHECK_EQ(ran, rounds);
+}
+
+/* --- drain, stop, destroy --- */
+
+static void drain_waits(void) {
+    spdl_pool *pool = pool_of(2, 0);
+    hold h = { 0, 0 };
+    uint64_t start;
+    CHECK_EQ(spdl_pool_drain(pool, 0), SPDL_OK);
+    CHECK_EQ(spdl_pool_drain(pool, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_pool_submit(pool, hold_job, &h, 0), SPDL_OK);
+    CHECK_EQ(spdl_pool_drain(pool, 0), SPDL_TIMEOUT);
+    start = spdl_time_ns();
+    CHECK_EQ(spdl_pool_drain(pool, ms(10)), SPDL_TIMEOUT);
+    CHECK(spdl_time_ns() - start >= (uint64_t)ms(10));
+    set(&h.go, 1);
+    CHECK_EQ(spdl_pool_drain(pool, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(h.running, 1);
+    CHECK_EQ(spdl_pool_submit(pool, hold_job, &h, 0), SPDL_OK); /* a drain closes nothing */
+    CHECK_EQ(spdl_pool_drain(pool, SPDL_FOREVER), SPDL_OK);
+    spdl_pool_destroy(pool);
+}
+
+static void stop_refuses_later_jobs(void) {
+    spdl_pool *pool = pool_of(1, 8);
+    hold h = { 0, 0 };
+    int ran = 0;
+    CHECK_EQ(spdl_pool_submit(pool, hold_job, &h, 0), SPDL_OK);
+    for (int i = 0; i < 5; ++i)
+        CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, 0), SPDL_OK);
+    CHECK_EQ(spdl_pool_stop(pool, ms(5)), SPDL_TIMEOUT);
+    CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, 0), SPDL_CLOSED);
+    set(&h.go, 1);
+    CHECK_EQ(spdl_pool_stop(pool, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(ran, 5);
+    CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, SPDL_FOREVER), SPDL_CLOSED);
+    CHECK_EQ(spdl_pool_stop(pool, 0), SPDL_OK);
+    CHECK_EQ(spdl_pool_drain(pool, 0), SPDL_OK);
+    spdl_pool_destroy(pool);
+    CHECK_EQ(ran, 5);
+}
+
+static void stop_wakes_who_submits(void) {
+    spdl_pool *pool = pool_of(1, 1);
+    hold h = { 0, 0 };
+    submitter s[3];
+    pthread_t threads[3];
+    int ran = 0, accepted = 0;
+    CHECK_EQ(spdl_pool_submit(pool, hold_job, &h, 0), SPDL_OK);
+    await(&h.running, 1);
+    for (int i = 0; i < 3; ++i) {
+        const submitter one = { pool, &ran, 0, SPDL_OK, 10 };
+        s[i] = one;
+        REQUIRE(pthread_create(&threads[i], NULL, submit_many, &s[i]) == 0);
+    }
+    usleep(20000); /* one job is in the queue, the rest wait for room */
+    CHECK_EQ(spdl_pool_stop(pool, 0), SPDL_TIMEOUT);
+    for (int i = 0; i < 3; ++i) {
+        pthread_join(threads[i], NULL);
+        CHECK_EQ(s[i].last, SPDL_CLOSED);
+        accepted += s[i].accepted;
+    }
+    CHECK_EQ(accepted, 1);
+    set(&h.go, 1);
+    CHECK_EQ(spdl_pool_stop(pool, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(ran, accepted);
+    spdl_pool_destroy(pool);
+}
+
+static void destroy_runs_what_was_accepted(void) {
+    for (int round = 0; round < 20; ++round) {
+        spdl_pool *pool = pool_of(1 + round % 4, 200);
+        int ran = 0;
+        for (int i = 0; i < 200; ++i)
+            CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, 0), SPDL_OK);
+        spdl_pool_destroy(pool);
+        CHECK_EQ(ran, 200);
+    }
+    spdl_pool_destroy(NULL);
+}
+
+SPDL_FN(endless, void, int) {
+    *out = NULL;
+    return SPDL_OK;
+}
+
+static void keep_text(spdl_log_level level, const char *text, void *user) {
+    CHECK_EQ(level, SPDL_LOG_ERROR);
+    snprintf((char *)user, 200, "%s", text);
+}
+
+static void destroy_leaves_a_pool_that_is_in_use(void) {
+    spdl_pool_desc desc = { 0 };
+    spdl_pipeline_desc on = { 0 };
+    spdl_pipeline *pipeline;
+    char text[200] = "";
+    int ran = 0;
+    desc.workers = 2;
+    desc.logger.log_fn = keep_text;
+    desc.logger.user = text;
+    REQUIRE(spdl_pool_create(&on.pool, &desc) == SPDL_OK);
+    REQUIRE(spdl_pipeline_create(&pipeline, &on, SPDL_STAGES(SPDL_SOURCE(endless), SPDL_SINK(2))) ==
+            SPDL_OK);
+    spdl_pool_destroy(on.pool);
+    CHECK(strstr(text, "pipeline") != NULL);
+    CHECK_EQ(spdl_pool_submit(on.pool, count_job, &ran, 0), SPDL_OK);
+    CHECK_EQ(spdl_pool_drain(on.pool, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(ran, 1);
+    spdl_pipeline_destroy(pipeline);
+    spdl_pool_destroy(on.pool);
+}
+
+/* --- init and fini --- */
+
+typedef struct hooks {
+    int inits, finis, fail_at; /* fail_at: the worker whose init fails, or -1 */
+    pthread_t thread[64];
+    int initialised[64], finished[64], local[64];
+} hooks;
+
+static spdl_result hooks_init(void *ctx, int worker, void **local) {
+    hooks *h = (hooks *)ctx;
+    if (worker == h->fail_at) return SPDL_E_IO;
+    if (h->fail_at >= 0) usleep(2000); /* the failure comes first */
+    h->thread[worker] = pthread_self();
+    h->local[worker] = 100 + worker;
+    *local = &h->local[worker];
+    h->initialised[worker]++;
+    add(&h->inits, 1);
+    return SPDL_OK;
+}
+
+static void hooks_fini(void *ctx, int worker, void *local) {
+    hooks *h = (hooks *)ctx;
+    CHECK(local == &h->local[worker]);
+    CHECK(pthread_equal(h->thread[worker], pthread_self()));
+    h->finished[worker]++;
+    add(&h->finis, 1);
+}
+
+static void hooks_job(void *arg, int worker, void *local) {
+    hooks *h = (hooks *)arg;
+    CHECK_EQ(h->initialised[worker], 1);
+    CHECK_EQ(h->finished[worker], 0);
+    CHECK(pthread_equal(h->thread[worker], pthread_self()));
+    CHECK(local == &h->local[worker] && *(int *)local == 100 + worker);
+}
+
+static void hooks_run_once_on_each_worker(void) {
+    static const int workers[] = { 1, 5, 64 };
+    for (int w = 0; w < 3; ++w) {
+        hooks h = { .fail_at = -1 };
+        spdl_pool_desc desc = { 0 };
+        spdl_pool *pool;
+        desc.workers = workers[w];
+        desc.init = hooks_init;
+        desc.fini = hooks_fini;
+        desc.ctx = &h;
+        REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+        CHECK_EQ(h.inits, workers[w]); /* all of them, before create returned */
+        for (int i = 0; i < 200; ++i)
+            CHECK_EQ(spdl_pool_submit(pool, hooks_job, &h, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_pool_drain(pool, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(get(&h.finis), 0);
+        spdl_pool_destroy(pool);
+        CHECK_EQ(h.finis, workers[w]);
+        for (int i = 0; i < workers[w]; ++i) {
+            CHECK_EQ(h.initialised[i], 1);
+            CHECK_EQ(h.finished[i], 1);
+        }
+    }
+}
+
+static void init_that_fails_ends_all_workers(void) {
+    for (int at = 0; at < 5; ++at) {
+        hooks h = { .fail_at = at };
+        spdl_pool_desc desc = { 0 };
+        spdl_error error;
+        spdl_pool *pool = (spdl_pool *)&h;
+        desc.workers = 5;
+        desc.name = "loader";
+        desc.init = hooks_init;
+        desc.fini = hooks_fini;
+        desc.ctx = &h;
+        desc.error = &error;
+        CHECK_EQ(spdl_pool_create(&pool, &desc), SPDL_E_IO);
+        CHECK(pool == NULL);
+        CHECK_EQ(error.result, SPDL_E_IO);
+        CHECK_EQ(error.stage, -1);
+        CHECK(strstr(error.text, "loader") != NULL && strstr(error.text, "init") != NULL);
+        CHECK_EQ(h.inits, 4);
+        for (int i = 0; i < 5; ++i) CHECK_EQ(h.finished[i], i != at);
+        CHECK_EQ(threads_named("loader-0") + threads_named("loader-4"), 0);
+    }
+}
+
+static void thread_that_fails_ends_all_workers(void) {
+    for (int at = 0; at < 5; ++at) {
+        hooks h = { .fail_at = -1 };
+        spdl_pool_desc desc = { 0 };
+        spdl_error error;
+        spdl_pool *pool = (spdl_pool *)&h;
+        char number[32];
+        desc.workers = 5;
+        desc.name = "loader";
+        desc.init = hooks_init;
+        desc.fini = hooks_fini;
+        desc.ctx = &h;
+        desc.error = &error;
+        threads_made = 0;
+        thread_to_fail = at;
+        CHECK_EQ(spdl_pool_create(&pool, &desc), SPDL_E_THREAD);
+        CHECK(pool == NULL);
+        CHECK_EQ(error.result, SPDL_E_THREAD);
+        snprintf(number, sizeof number, "thread %d of 5", at);
+        CHECK(strstr(error.text, number) != NULL && strstr(error.text, "loader") != NULL);
+        CHECK_EQ(h.inits, at);
+        CHECK_EQ(h.finis, at);
+        for (int i = 0; i < 5; ++i) CHECK_EQ(h.finished[i], i < at);
+        CHECK_EQ(threads_named("loader-0") + threads_named("loader-3"), 0);
+    }
+    thread_to_fail = -1;
+}
+
+/* --- desc --- */
+
+static void desc_is_checked(void) {
+    spdl_pool_desc good = { 0 }, desc;
+    spdl_error error;
+    spdl_pool *pool;
+    good.workers = 1;
+    good.error = &error;
+    CHECK_EQ(spdl_pool_create(NULL, &good), SPDL_E_INVALID);
+    pool = (spdl_pool *)&good;
+    CHECK_EQ(spdl_pool_create(&pool, NULL), SPDL_E_INVALID);
+    CHECK(pool == NULL);
+#define REFUSED(change, expected, word)                                                            \
+    desc = good;                                                                                   \
+    change;                                                                                        \
+    pool = (spdl_pool *)&good;                                                                     \
+    CHECK_EQ(spdl_pool_create(&pool, &desc), expected);                                            \
+    CHECK(pool == NULL);                                                                           \
+    CHECK_EQ(error.result, expected);                                                              \
+    CHECK_EQ(error.stage, -1);                                                                     \
+    CHECK(strstr(error.text, word) != NULL);                                                       \
+    desc.error = NULL; /* a place for the text is optional */                                      \
+    CHECK_EQ(spdl_pool_create(&pool, &desc), expected)
+    REFUSED(desc.workers = 0, SPDL_E_INVALID, "workers is 0");
+    REFUSED(desc.workers = -1, SPDL_E_INVALID, "workers is -1");
+    REFUSED(desc.workers = 257, SPDL_E_INVALID, "workers is 257");
+    REFUSED(desc.queue_size = -1, SPDL_E_INVALID, "queue_size is -1");
+    REFUSED(desc.queue_size = INT32_MAX, SPDL_E_INVALID, "queue_size is 2147483647");
+    REFUSED(desc.allocator.alloc_fn = (void *(*)(size_t, size_t, void *))(uintptr_t)1,
+            SPDL_E_INVALID, "allocator");
+    REFUSED(desc.allocator.free_fn = (void (*)(void *, size_t, void *))(uintptr_t)1,
+            SPDL_E_INVALID, "allocator");
+    REFUSED(desc.stack_bytes = 1, SPDL_E_THREAD, "thread 0 of 1"); /* less than a thread needs */
+#undef REFUSED
+    desc = good;
+    error.result = SPDL_E_IO;
+    REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+    CHECK_EQ(error.result, SPDL_OK); /* an old error does not stay */
+    spdl_pool_destroy(pool);
+}
+
+/* The caller's error may be gone once create has returned. */
+static void error_is_used_by_create_only(void) {
+    spdl_pool_desc desc = { 0 };
+    spdl_error *error = (spdl_error *)calloc(1, sizeof *error);
+    spdl_pool *pool;
+    int ran = 0;
+    desc.workers = 2;
+    desc.error = error;
+    REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+    free(error);
+    CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, 0), SPDL_OK);
+    spdl_pool_destroy(pool);
+    CHECK_EQ(ran, 1);
+}
+
+/* --- threads --- */
+
+static void threads_are_named(void) {
+    static const struct {
+        const char *name, *first, *third;
+    } rows[] = {
+        { NULL, "spdl-0", "spdl-2" },
+        { "decode", "decode-0", "decode-2" },
+        { "a_name_that_is_far_too_long_for_a_thread_or_a_pool", "a_name_that-0", "a_name_that-2" },
+    };
+    for (size_t i = 0; i < 3; ++i) {
+        spdl_pool_desc desc = { 0 };
+        spdl_pool *pool;
+        char name[80];
+        desc.workers = 3;
+        if (rows[i].name != NULL) {
+            snprintf(name, sizeof name, "%s", rows[i].name);
+            desc.name = name;
+        }
+        REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+        memset(name, 'x', sizeof name - 1); /* the name was copied */
+        CHECK_EQ(threads_named(rows[i].first), 1);
+        CHECK_EQ(threads_named(rows[i].third), 1);
+        spdl_pool_destroy(pool);
+        CHECK_EQ(threads_named(rows[i].first), 0);
+    }
+}
+
+static void stack_job(void *arg, int worker, void *local) {
+    pthread_attr_t attributes;
+    (void)worker;
+    (void)local;
+    if (!CHECK(pthread_getattr_np(pthread_self(), &attributes) == 0)) return;
+    CHECK(pthread_attr_getstacksize(&attributes, (size_t *)arg) == 0);
+    pthread_attr_destroy(&attributes);
+}
+
+static void stack_size_is_as_asked(void) {
+    spdl_pool_desc desc = { 0 };
+    spdl_pool *pool;
+    size_t bytes = 0;
+    desc.workers = 1;
+    desc.stack_bytes = (size_t)3 << 20;
+    REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+    CHECK_EQ(spdl_pool_submit(pool, stack_job, &bytes, 0), SPDL_OK);
+    spdl_pool_destroy(pool);
+    CHECK(bytes >= (size_t)3 << 20 && bytes < (size_t)4 << 20);
+}
+
+static pthread_t signal_owner;
+static int signals_seen, signals_elsewhere;
+
+static void on_signal(int number) {
+    (void)number;
+    __atomic_fetch_add(&signals_seen, 1, __ATOMIC_RELAXED);
+    if (!pthread_equal(pthread_self(), signal_owner))
+        __atomic_fetch_add(&signals_elsewhere, 1, __ATOMIC_RELAXED);
+}
+
+static void mask_job(void *arg, int worker, void *local) {
+    static const int blocked[] = { SIGHUP,  SIGINT,  SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE,
+                                   SIGALRM, SIGTERM, SIGCHLD, SIGWINCH };
+    static const int open[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGPROF };
+    sigset_t mask;
+    (void)arg;
+    (void)worker;
+    (void)local;
+    sigemptyset(&mask);
+    CHECK(pthread_sigmask(SIG_BLOCK, NULL, &mask) == 0);
+    for (size_t i = 0; i < sizeof blocked / sizeof blocked[0]; ++i)
+        CHECK_EQ(sigismember(&mask, blocked[i]), 1);
+    for (size_t i = 0; i < sizeof open / sizeof open[0]; ++i)
+        CHECK_EQ(sigismember(&mask, open[i]), 0);
+}
+
+static void signals_go_to_the_programs_threads(void) {
+    struct sigaction action;
+    sigset_t usr1, before, after;
+    spdl_pool *pool;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    REQUIRE(sigaction(SIGUSR1, &action, NULL) == 0);
+    signal_owner = pthread_self();
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    sigemptyset(&before);
+    sigemptyset(&after);
+    pthread_sigmask(SIG_BLOCK, NULL, &before);
+    pool = pool_of(4, 0);
+    pthread_sigmask(SIG_BLOCK, NULL, &after); /* create restored the mask of its caller */
+    for (int number = 1; number < 32; ++number)
+        CHECK_EQ(sigismember(&before, number), sigismember(&after, number));
+    for (int i = 0; i < 16; ++i)
+        CHECK_EQ(spdl_pool_submit(pool, mask_job, NULL, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_pool_drain(pool, SPDL_FOREVER), SPDL_OK);
+    /* while the only thread of the program blocks it, nobody takes the signal */
+    pthread_sigmask(SIG_BLOCK, &usr1, NULL);
+    kill(getpid(), SIGUSR1);
+    usleep(10000);
+    CHECK_EQ(__atomic_load_n(&signals_seen, __ATOMIC_RELAXED), 0);
+    pthread_sigmask(SIG_UNBLOCK, &usr1, NULL);
+    for (int i = 0; i < 50; ++i) {
+        kill(getpid(), SIGUSR1);
+        usleep(50);
+    }
+    spdl_pool_destroy(pool);
+    CHECK(__atomic_load_n(&signals_seen, __ATOMIC_RELAXED) > 1);
+    CHECK_EQ(__atomic_load_n(&signals_elsewhere, __ATOMIC_RELAXED), 0);
+}
+
+static void as_many_workers_as_allowed(void) {
+    spdl_pool *pool = pool_of(256, 0);
+    int ran = 0;
+    CHECK_EQ(spdl_pool_workers(pool), 256);
+    CHECK_EQ(threads_named("spdl-255"), 1);
+    for (int i = 0; i < 500; ++i)
+        CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, SPDL_FOREVER), SPDL_OK);
+    spdl_pool_destroy(pool);
+    CHECK_EQ(ran, 500);
+}
+
+/* --- idle --- */
+
+static double cpu_ms(void) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e3 +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-3;
+}
+
+static void *drain_thread(void *arg) {
+    CHECK_EQ(spdl_pool_drain((spdl_pool *)arg, SPDL_FOREVER), SPDL_OK);
+    return NULL;
+}
+
+static void *take_thread(void *arg) {
+    void *item;
+    CHECK_EQ(spdl_pipeline_next((spdl_pipeline *)arg, &item, SPDL_FOREVER), SPDL_CLOSED);
+    return NULL;
+}
+
+SPDL_FN(never, void, int) {
+    while (!spdl_stopping(task)) usleep(100000);
+    return SPDL_SKIP;
+}
+
+/* Everybody sleeps: workers of a pool, a drain, a pipeline whose sink is full, a trainer. */
+static void idle_burns_nothing(void) {
+    const double allowed = TEST_SANITIZED ? 20 : 2;
+    spdl_pool *pool = pool_of(8, 0);
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *full, *empty;
+    pthread_t drainer, trainer;
+    hold h = { 0, 0 };
+    double start, used;
+    desc.workers = 4;
+    REQUIRE(spdl_pipeline_create(&full, &desc, SPDL_STAGES(SPDL_SOURCE(endless), SPDL_SINK(2))) ==
+            SPDL_OK);
+    REQUIRE(spdl_pipeline_create(&empty, &desc, SPDL_STAGES(SPDL_SOURCE(never), SPDL_SINK(2))) ==
+            SPDL_OK);
+    REQUIRE(pthread_create(&trainer, NULL, take_thread, empty) == 0);
+    spdl__add(&pool->pending, 1); /* as if a job ran, so that a drain has to wait */
+    REQUIRE(pthread_create(&drainer, NULL, drain_thread, pool) == 0);
+    usleep(100000);
+    start = cpu_ms();
+    usleep(200000);
+    used = cpu_ms() - start;
+    if (!CHECK(used < allowed)) fprintf(stderr, "    %.2f ms of CPU time in 200 ms\n", used);
+    CHECK_EQ(spdl_pool_submit(pool, hold_job, &h, 0), SPDL_OK); /* and all of them wake again */
+    await(&h.running, 1);
+    set(&h.go, 1);
+    spdl__sub(&pool->pending, 1);
+    CHECK_EQ(spdl_pool_drain(pool, SPDL_SECONDS(5)), SPDL_OK);
+    spdl__event_wake(&pool->idle, SPDL__ALL);
+    pthread_join(drainer, NULL);
+    CHECK_EQ(spdl_pipeline_stop(empty, SPDL_FOREVER), SPDL_OK);
+    pthread_join(trainer, NULL);
+    spdl_pipeline_destroy(full);
+    spdl_pipeline_destroy(empty);
+    spdl_pool_destroy(pool);
+}
+
+TEST_TABLE(pool) {
+    TEST_CASE(jobs_run_once_each),
+    TEST_CASE(jobs_start_in_order),
+    TEST_CASE(full_queue_is_a_timeout),
+    TEST_CASE(many_threads_submit),
+    TEST_CASE(jobs_submit_jobs),
+    TEST_CASE(jobs_wake_workers),
+    TEST_CASE(drain_waits),
+    TEST_CASE(stop_refuses_later_jobs),
+    TEST_CASE(stop_wakes_who_submits),
+    TEST_CASE(destroy_runs_what_was_accepted),
+    TEST_CASE(destroy_leaves_a_pool_that_is_in_use),
+    TEST_CASE(hooks_run_once_on_each_worker),
+    TEST_CASE(init_that_fails_ends_all_workers),
+    TEST_CASE(thread_that_fails_ends_all_workers),
+    TEST_CASE(desc_is_checked),
+    TEST_CASE(error_is_used_by_create_only),
+    TEST_CASE(threads_are_named),
+    TEST_CASE(stack_size_is_as_asked),
+    TEST_CASE(signals_go_to_the_programs_threads),
+    TEST_CASE(as_many_workers_as_allowed),
+    TEST_CASE(idle_burns_nothing),
+    TEST_END,
+};
