@@ -3,21 +3,25 @@
 #
 #   make test T="ring pool.stop"     only tests with such a part in their name
 #   make test ARGS="--repeat 100"    options of the runner: --list --no-fork --repeat N --seed N
-#   make test CC=clang CFLAGS=-O3    another compiler, other flags
+#   make CC=clang CFLAGS=-O3         another compiler, other flags; CXX is for the examples
 #   make bench JSON=1                one JSON object per line
 #   make V=1                         shows the commands
 
-CFLAGS = -O1 -g
-CXXFLAGS = -O1 -g
+CFLAGS ?= -O1 -g
+ifeq ($(origin CXX),default)
+CXX = c++
+endif
+export CC CXX
 MODE =
 T = $(SPDL_IN_README)
 ARGS =
 WERROR =
 JSON =
+FUZZ_TIME = 60
 V =
 
-# The commands of README.md are run by check-readme with SPDL_IN_README set to the few tests that are
-# run there: all of them have been run before.
+# check-readme runs the commands of README.md with SPDL_IN_README set to the few tests it wants: all
+# of them have been run before.
 
 # What headers, tests, examples and benches have to pass, under gcc and clang.
 WARN = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wundef -Wcast-qual \
@@ -44,11 +48,11 @@ BENCH_FLAGS = -O2
 Q = $(if $(V),,@)
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS)) # unless told otherwise
-SUB = $(MAKE) --no-print-directory
+MAKEFLAGS += --no-print-directory
 
 .PHONY: test
 test: ## build and run the tests (the default)
-	@$(SUB) $(PARALLEL) $(B)/runner
+	@$(MAKE) $(PARALLEL) $(B)/runner
 	@tests/run.sh $(B)/runner $(ARGS) $(T)
 
 .PHONY: help
@@ -64,7 +68,8 @@ examples: ## build every example by its own build line, and run it
 	@tests/check_examples.sh
 
 .PHONY: bench
-bench: $(BENCHES:%=bench-%) ## run all benches
+bench: ## run all benches, one after the other
+	@for name in $(BENCHES); do $(MAKE) bench-$$name || exit 1; done
 
 .PHONY: bench-ring
 bench-ring: ## the queues
@@ -74,29 +79,36 @@ bench-pipeline: ## the engine
 
 .PHONY: asan
 asan: ## the tests under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer
-	@$(SUB) test MODE=asan
+	@$(MAKE) test MODE=asan
 
 .PHONY: tsan
 tsan: ## the tests under ThreadSanitizer
-	@$(SUB) test MODE=tsan
+	@$(MAKE) test MODE=tsan
 
 .PHONY: portable
 portable: ## the tests on the waits and barriers of systems that are not Linux
-	@$(SUB) test MODE=portable T="core alloc pool pipeline stats cache npz"
+	@$(MAKE) test MODE=portable \
+	    T="$(filter-out cuda ring%,$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))"
 
 .PHONY: selftest
 selftest: ## does the test runner report what goes wrong?
-	@$(SUB) $(B)/selftest
+	@$(MAKE) $(B)/selftest
 	@tests/selftest/run.sh $(B)/selftest
+
+.PHONY: fuzz
+fuzz: ## hostile .npy and .npz files for FUZZ_TIME seconds (60); needs clang
+	@mkdir -p build/fuzz
+	$(Q)clang -g -O1 -fsanitize=fuzzer,address,undefined tests/fuzz_npz.c -o build/fuzz_npz
+	@build/fuzz_npz -max_total_time=$(FUZZ_TIME) -artifact_prefix=build/ build/fuzz tests/data
 
 .PHONY: check
 check: ## everything that CI runs, and the sum of it
-	@if [ -n "$$SPDL_IN_README" ]; then $(SUB) test; else tests/check.sh; fi
+	@if [ -n "$$SPDL_IN_README" ]; then $(MAKE) test; else tests/check.sh; fi
 
 .PHONY: check-compilers
 check-compilers: ## the tests under gcc and clang, warnings being errors
-	@$(SUB) test CC=gcc WERROR=1
-	@$(SUB) test CC=clang WERROR=1
+	@$(MAKE) test CC=gcc WERROR=1
+	@$(MAKE) test CC=clang WERROR=1
 
 .PHONY: check-warnings
 check-warnings: ## C11 C17 C++17 C++20, gcc and clang, every mode of the headers

@@ -66,8 +66,8 @@
        the child only for objects made there: the workers stay behind in the parent.
 
    MEMORY
-       Allocation happens in create and open calls only, through spdl_allocator, and in two places
-       that say so (batches kept by the trainer, an npz member that is inflated to be described).
+       Allocation happens in create and open calls only, through spdl_allocator, but for two cases:
+       batches that the trainer keeps, and reading deflated npz members with long headers or tails.
        A running pipeline allocates nothing. An item belongs to the library from the moment a stage
        hands it out until spdl_pipeline_next hands it to the trainer; see >>pipeline for the rules.
 
@@ -698,7 +698,8 @@ typedef struct spdl_stats {
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
 
-/* Copies the counters as they stand. No count goes backwards from one snapshot to the next.
+/* Copies the counters as they stand. No count goes backwards from one snapshot to the next; a time
+   that includes an open wait may, by a little, when that wait has just ended.
    Returns: nothing.
    Threads: any.
    Blocks:  never.
@@ -761,7 +762,8 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache);
 /* The next item. A source that ends before return_caches_after items is replaced by the cache at
    once; one that ends without an item ends the cache too.
    Returns: SPDL_OK, SPDL_END (stop_after reached, or an empty source), SPDL_E_NOMEM (copy_item), or
-            what the source returned: a timeout or an error is passed on and can be retried.
+            what the source returned. After a timeout or an error the call can be repeated; nothing
+            is lost.
    Threads: owner.
    Blocks:  as the source does; never once the cache is used.
    Owns:    without copy_item the item stays the cache's: valid until the next call if it was not
@@ -813,7 +815,7 @@ typedef struct spdl_npy_info {
 } spdl_npy_info;
 
 typedef struct spdl_npz_desc {
-    uint64_t max_bytes;    /* refuse an array larger than this; default 2^40 */
+    uint64_t max_bytes;    /* refuse an array, or what follows it, over this; default 2^40 */
     uint64_t max_members;  /* refuse an archive of more; default 2^20 */
     bool skip_crc;         /* do not verify CRC-32 */
     spdl_allocator allocator;
@@ -957,13 +959,16 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #error "spdl.h: Windows is not supported yet"
 #endif
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #if defined(__linux__)
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 #if defined(__linux__) && !defined(SPDL_NO_FUTEX)
@@ -1308,7 +1313,12 @@ SPDL__PRIVATE void spdl__signals_swap(const spdl__signals *set, spdl__signals *o
 }
 
 SPDL__PRIVATE void spdl__signals_block(spdl__signals *old) {
-    const int keep[] = { 4, 5, 6, 7, 8, 10, 11, 27, 32, 33, 34 }; /* 7, 10: SIGBUS; 27: SIGPROF */
+#if defined(__mips__) || defined(__sparc__) || defined(__alpha__)
+    const int bus = 10, profile = 29;
+#else
+    const int bus = 7, profile = 27;
+#endif
+    const int keep[] = { 4, 5, 6, bus, 8, 11, profile, 32, 33, 34 }; /* ILL TRAP ABRT FPE SEGV */
     spdl__signals set = { { UINT64_MAX, UINT64_MAX } };
     size_t i;
     for (i = 0; i < sizeof(keep) / sizeof(keep[0]); ++i)
@@ -1320,7 +1330,6 @@ SPDL__PRIVATE void spdl__signals_restore(const spdl__signals *old) {
     spdl__signals_swap(old, NULL);
 }
 #else
-#include <signal.h>
 typedef sigset_t spdl__signals;
 
 SPDL__PRIVATE void spdl__signals_block(spdl__signals *old) {
@@ -1373,6 +1382,50 @@ SPDL__PRIVATE void spdl__thread_name(const char *name) {
 }
 
 SPDL__PRIVATE void spdl__yield(void) { (void)sched_yield(); }
+
+typedef int spdl__file;
+
+#if defined(O_CLOEXEC)
+#define SPDL__O_CLOEXEC O_CLOEXEC
+#elif defined(__O_CLOEXEC)
+#define SPDL__O_CLOEXEC __O_CLOEXEC /* glibc in strict ISO mode */
+#else
+#define SPDL__O_CLOEXEC 0
+#endif
+
+/* Opens a plain file to read. A device or a pipe has no size that could be trusted, and might make
+   the caller wait: they are refused, and opening does not wait for them. NULL, or why not. */
+SPDL__PRIVATE const char *spdl__file_open(spdl__file *file, const char *path, uint64_t *bytes) {
+    struct stat status;
+    const char *reason = NULL;
+    *file = open(path, O_RDONLY | O_NONBLOCK | SPDL__O_CLOEXEC);
+    if (*file < 0) return strerror(errno);
+    if (fstat(*file, &status) != 0)
+        reason = strerror(errno);
+    else if (!S_ISREG(status.st_mode))
+        reason = S_ISDIR(status.st_mode) ? "a directory, not a file"
+                                         : "a pipe or a device, not a file";
+    if (reason != NULL)
+        (void)close(*file);
+    else
+        *bytes = (uint64_t)status.st_size;
+    return reason;
+}
+
+/* Reads `bytes` bytes; *have says how many there were. NULL, or why not all. */
+SPDL__PRIVATE const char *spdl__file_read(spdl__file file, void *to, size_t bytes, size_t *have) {
+    for (*have = 0; *have < bytes;) {
+        const ssize_t got = read(file, (char *)to + *have, bytes - *have);
+        if (got == 0) return "it ended while it was read";
+        if (got > 0)
+            *have += (size_t)got;
+        else if (errno != EINTR)
+            return strerror(errno);
+    }
+    return NULL;
+}
+
+SPDL__PRIVATE void spdl__file_close(spdl__file file) { (void)close(file); }
 
 /* ============================================================================================= */
 /* >>core-impl
@@ -1858,6 +1911,7 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 
 #define SPDL__MAX_WORKERS 256
 #define SPDL__MAX_CLIENTS 64
+#define SPDL__MAX_QUEUE (1 << 24)
 #define SPDL__BURST 256 /* steps in one client before a worker looks at the others */
 
 struct spdl__client {
@@ -2132,10 +2186,10 @@ SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: pool: workers is %d, must be 1 to %d", desc->workers,
                                SPDL__MAX_WORKERS);
-    if (desc->queue_size < 0)
+    if (desc->queue_size < 0 || desc->queue_size > SPDL__MAX_QUEUE)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: queue_size is %d, must not be negative",
-                               desc->queue_size);
+                               "spdl: pool: queue_size is %d, must be 1 to %d", desc->queue_size,
+                               SPDL__MAX_QUEUE);
     if (!spdl__allocator_valid(&desc->allocator))
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: pool: set both functions of the allocator or none");
@@ -2285,6 +2339,7 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 #define SPDL__OPEN UINT64_MAX     /* end of an edge that has not ended */
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
+#define SPDL__MAX_SPARE 65536     /* batches of one row that are made ahead */
 #define SPDL__RATE_CALLS 100      /* a failure rate is judged from this many calls on */
 
 typedef struct spdl__slot {
@@ -2322,7 +2377,8 @@ typedef struct spdl__edge {
 
 /* Buckets of the histogram: exact below 8, then 8 to each power of two, up to 2^43 ns (2.4 h). */
 #define SPDL__SUB_BITS 3
-#define SPDL__BUCKETS ((44 - SPDL__SUB_BITS) << SPDL__SUB_BITS)
+#define SPDL__TOP_BITS 43
+#define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
 
 /* What one worker counted for one stage: one writer, read by snapshots. */
 typedef struct spdl__counters {
@@ -2455,7 +2511,7 @@ SPDL__PRIVATE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item,
     spdl__slot *slot = spdl__edge_slot(edge, ticket);
     slot->item = item;
     slot->origin = origin;
-    slot->done = spdl__ticks(now);
+    spdl__store_relaxed32(&slot->done, spdl__ticks(now)); /* snapshots look at it, too */
     /* pairs with edge_ready: item, origin and time are there before the stamp */
     spdl__store32(&slot->stamp, (uint32_t)(ticket + 1));
     if (spdl__load_relaxed(&edge->gap_since) != 0 && spdl__load_relaxed(&edge->head) == ticket)
@@ -2610,10 +2666,10 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 /* --- counters --- */
 
 SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
-    unsigned power = 0;
+    unsigned power = SPDL__SUB_BITS;
     if (ns < (1u << SPDL__SUB_BITS)) return (unsigned)ns;
-    while (power < 43 && (ns >> power) > 1) ++power;
-    if ((ns >> power) > 1) return SPDL__BUCKETS - 1;
+    if (ns >> SPDL__TOP_BITS != 0) return SPDL__BUCKETS - 1;
+    while ((ns >> power) > 1) ++power;
     return ((power - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS) |
            (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
 }
@@ -2649,12 +2705,22 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
     return spdl__load_relaxed32(lock) == 0 && spdl__exchange32(lock, 1) == 0;
 }
 
-/* The first failure is kept; of two in one ordered stage the one with the smaller item is, so that
-   a pipeline fails the same way at any number of workers. */
+/* Whether a new failure is the one to tell: the one that ends what is delivered. That is the one
+   furthest downstream, and in one ordered stage the one with the smallest item: so an ordered
+   pipeline without a budget fails the same way at any number of workers. The trainer reads the
+   error when every stage from there on has finished, so it does not change any more. */
+SPDL__PRIVATE bool spdl__error_precedes(const spdl_pipeline *p, const spdl__node *node,
+                                        uint64_t item) {
+    if (!p->failed) return true;
+    if (!spdl__load32(&p->open)) return false; /* of several init the first is told */
+    if (node->index > p->error.stage) return true;
+    return node->index == p->error.stage && node->ordered && item < p->error.item;
+}
+
 SPDL__PRIVATE void spdl__pipeline_record(spdl_pipeline *p, const spdl__node *node,
                                          uint64_t item, spdl_result result, const char *text) {
     spdl__spin_lock(&p->error_lock);
-    if (!p->failed || (p->error.stage == node->index && node->ordered && item < p->error.item)) {
+    if (spdl__error_precedes(p, node, item)) {
         spdl__error_set(&p->error, result, "spdl: stage %d '%s', item %llu: %s", node->index,
                         node->name, (unsigned long long)item, text);
         p->error.stage = node->index;
@@ -2878,10 +2944,13 @@ SPDL__PRIVATE void spdl__task_init(spdl_task *task, spdl_pipeline *p, spdl__node
 
 SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, void *in, uint64_t sequence,
                                           void **out) {
+    spdl_result result;
     task->taken = false;
     task->sequence = sequence;
     task->text[0] = '\0';
-    return task->node->row.fn->call(task, in, out);
+    result = task->node->row.fn->call(task, in, out);
+    if (task->node->row.max_failure_rate > 0) spdl__add(&task->node->calls, 1);
+    return result;
 }
 
 /* A call failed: counted, told, and over the budget the end of the pipeline. Whether it is that. */
@@ -2950,7 +3019,6 @@ SPDL__PRIVATE void spdl__node_book(spdl__node *node, spdl__counters *counters, u
     spdl__count(&counters->tasks, calls);
     spdl__counters_time(counters, calls - failed, (now - since) * (calls - failed) / calls);
     spdl__node_learn(node, calls, now - since);
-    if (node->row.max_failure_rate > 0) spdl__add(&node->calls, calls);
 }
 
 SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
@@ -3207,7 +3275,8 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
     if (head != sink->head) {
         const uint64_t now = spdl_time_ns();
         spdl__edge_advance(sink, head, result == SPDL_OK, now);
-        if (p->first_item_ns == 0) spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
+        if (result == SPDL_OK && p->delivered == 0)
+            spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
         spdl__count(&p->delivered, result == SPDL_OK);
         spdl__pipeline_hint(p);
     }
@@ -3236,17 +3305,21 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     spdl_result result = SPDL_EMPTY, slept = SPDL_OK;
     int round = 0;
     while (result == SPDL_EMPTY && spdl__backoff(&round)) result = spdl__sink_take(p, item);
-    while (result == SPDL_EMPTY) {
+    while (result == SPDL_EMPTY && slept != SPDL_TIMEOUT) {
+        const uint64_t head = p->sink->head;
         const uint32_t word = spdl__event_prepare(&p->fed, p->asymmetric);
         result = spdl__sink_take(p, item);
         SPDL_TEST_POINT("trainer about to sleep");
-        if (result != SPDL_EMPTY || slept == SPDL_TIMEOUT) {
+        /* The writer of slot `head` wakes us. If holes were passed it is another slot now, whose
+           writer may not know yet: announce again. */
+        if (result != SPDL_EMPTY || p->sink->head != head) {
             spdl__event_cancel(&p->fed);
-            return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
+            continue;
         }
         slept = spdl__event_commit(&p->fed, word, deadline);
+        result = spdl__sink_take(p, item);
     }
-    return result;
+    return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
 SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t timeout_ns) {
@@ -3618,15 +3691,26 @@ SPDL__PRIVATE spdl_result spdl__edge_build(spdl_pipeline *p, spdl__node *node) {
     return edge->slots != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
-/* Batches that can be alive inside the pipeline, and a few in the trainer's hands. */
-SPDL__PRIVATE spdl_result spdl__batches_build(spdl_pipeline *p, spdl__node *node) {
-    const spdl__node *reader = node->index + 1 < p->count ? node + 1 : NULL;
-    uint64_t ahead = node->out.capacity + 4;
+/* How many batches of row `first` can be alive: on the edges they may travel, if later stages pass
+   them on, in calls, in batches of batches, and a few in the trainer's hands. */
+SPDL__PRIVATE uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
+    uint64_t alive = 4, calls = 0;
     int i;
-    if (reader != NULL)
-        ahead += (uint64_t)reader->row.concurrency *
-                 spdl__min(SPDL__CLAIM_MAX, node->out.capacity);
-    node->batches = spdl__batch_pool_make(&p->allocator, (size_t)node->row.size, (size_t)ahead);
+    for (i = p->count - 1; i >= first; --i) { /* from the sink up: what lies behind is known */
+        const spdl_stage *row = &p->node[i].row;
+        const uint64_t room = (uint64_t)row->buffer_size + (uint64_t)row->concurrency;
+        alive += room + calls * spdl__min(SPDL__CLAIM_MAX, room);
+        calls = row->kind == SPDL_KIND_PIPE ? (uint64_t)row->concurrency : 0;
+        if (row->kind == SPDL_KIND_BATCH && i > first)
+            alive = spdl__min((alive + 1) * (uint64_t)row->size, SPDL__MAX_SPARE);
+    }
+    return spdl__min(alive, SPDL__MAX_SPARE);
+}
+
+SPDL__PRIVATE spdl_result spdl__batches_build(spdl_pipeline *p, spdl__node *node) {
+    const size_t ahead = (size_t)spdl__batches_alive(p, node->index);
+    int i;
+    node->batches = spdl__batch_pool_make(&p->allocator, (size_t)node->row.size, ahead);
     if (node->batches == NULL) return SPDL_E_NOMEM;
     for (i = 0; i <= node->index; ++i) node->batches->free_item[i] = p->node[i].row.free_item;
     return SPDL_OK;
@@ -4080,6 +4164,7 @@ struct spdl_cache {
     uint64_t given;    /* to the caller */
     void *loan;
     bool warm;
+    bool owed; /* the item that was kept last is still to be handed out: its copy failed */
     bool source_deleted;
 };
 
@@ -4147,6 +4232,12 @@ SPDL__PRIVATE spdl_result spdl__cache_give(spdl_cache *cache, void *kept, void *
     return SPDL_OK;
 }
 
+SPDL__PRIVATE spdl_result spdl__cache_give_last(spdl_cache *cache, void **item) {
+    const spdl_result result = spdl__cache_give(cache, cache->item[cache->kept - 1], item);
+    cache->owed = result != SPDL_OK;
+    return result;
+}
+
 SPDL__PRIVATE spdl_result spdl__cache_from_source(spdl_cache *cache, void **item,
                                                   int64_t timeout_ns) {
     void *fresh = NULL;
@@ -4155,7 +4246,7 @@ SPDL__PRIVATE spdl_result spdl__cache_from_source(spdl_cache *cache, void **item
     if (++cache->taken >= cache->desc.return_caches_after) cache->warm = true;
     if (cache->kept < cache->desc.num_caches) {
         cache->item[cache->kept++] = fresh;
-        return spdl__cache_give(cache, fresh, item);
+        return spdl__cache_give_last(cache, item);
     }
     if (cache->desc.copy_item == NULL) cache->loan = fresh;
     memcpy(item, &fresh, sizeof(fresh));
@@ -4164,12 +4255,12 @@ SPDL__PRIVATE spdl_result spdl__cache_from_source(spdl_cache *cache, void **item
 }
 
 SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t timeout_ns) {
-    void *kept;
     spdl_result result;
     if (cache == NULL || item == NULL) return SPDL_E_INVALID;
     if (cache->desc.stop_after != 0 && cache->given >= cache->desc.stop_after) return SPDL_END;
     spdl__cache_free_item(cache, cache->loan);
     cache->loan = NULL;
+    if (cache->owed) return spdl__cache_give_last(cache, item);
     if (!cache->warm) {
         result = spdl__cache_from_source(cache, item, timeout_ns);
         if (result != SPDL_END) return result;
@@ -4177,9 +4268,9 @@ SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t tim
     }
     spdl__cache_delete_source(cache);
     if (cache->kept == 0) return SPDL_END;
-    kept = cache->item[cache->position];
-    cache->position = (cache->position + 1) % cache->kept;
-    return spdl__cache_give(cache, kept, item);
+    result = spdl__cache_give(cache, cache->item[cache->position], item);
+    if (result == SPDL_OK) cache->position = (cache->position + 1) % cache->kept;
+    return result;
 }
 
 SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeout_ns) {
@@ -4258,7 +4349,7 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
      bits 0-7    how many bits the code and its extra bits take; in a link: bits of the subtable
      bits 8-11   how many of them are the code
      bits 12-15  what it is; none of the flags: a length or a distance
-     bits 16-31  the literal, the base to which the extra bits are added, or where the subtable is */
+     bits 16-31  the literal, the base to which the extra bits are added, or a subtable begins */
 #define SPDL__INFLATE_LITERAL 0x8000u
 #define SPDL__INFLATE_LINK 0x4000u
 #define SPDL__INFLATE_END 0x2000u
@@ -4314,19 +4405,10 @@ typedef struct spdl__inflate {
 
 SPDL__PRIVATE void spdl__inflate_init(spdl__inflate *s, const uint8_t *in, size_t bytes,
                                       uint8_t *out) {
+    memset(s, 0, offsetof(spdl__inflate, litlen)); /* the tables are filled before they are used */
     s->in = s->in_begin = in;
     s->in_end = in + bytes;
-    s->bits = 0;
-    s->count = 0;
     s->base = s->out = s->limit = out;
-    s->before = NULL;
-    s->before_bytes = 0;
-    s->mode = SPDL__INFLATE_BLOCK;
-    s->reason = NULL;
-    s->last_block = s->fixed_ready = false;
-    s->stored_left = 0;
-    s->match_left = s->match_distance = 0;
-    s->litlen_bits = s->dist_bits = 0;
 }
 
 SPDL__PRIVATE bool spdl__inflate_fail(spdl__inflate *s, const char *reason) {
@@ -4417,7 +4499,7 @@ SPDL__PRIVATE unsigned spdl__inflate_next_code(unsigned code, unsigned length) {
 SPDL__PRIVATE unsigned spdl__inflate_order(const uint8_t *lengths, unsigned symbols,
                                            unsigned *count, uint16_t *order) {
     unsigned place[17], symbol, length;
-    memset(count, 0, 16 * sizeof *count);
+    memset(count, 0, 16 * sizeof(*count));
     for (symbol = 0; symbol < symbols; symbol++) count[lengths[symbol]]++;
     count[0] = 0;
     place[1] = 0;
@@ -4467,9 +4549,8 @@ SPDL__PRIVATE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
 
 SPDL__PRIVATE uint32_t spdl__inflate_find(const uint32_t *table, unsigned root, uint64_t bits) {
     uint32_t entry = table[bits & ((1u << root) - 1)];
-    if (entry & SPDL__INFLATE_LINK) {
+    if (entry & SPDL__INFLATE_LINK)
         entry = table[(entry >> 16) + ((bits >> root) & ((1u << (entry & 255)) - 1))];
-    }
     return entry;
 }
 
@@ -4483,9 +4564,8 @@ SPDL__PRIVATE bool spdl__inflate_stored_block(spdl__inflate *s) {
     unsigned length, check;
     spdl__inflate_drop(s, s->count & 7);
     if (!spdl__inflate_take(s, 16, &length) || !spdl__inflate_take(s, 16, &check)) return false;
-    if (length != (check ^ 0xffff)) {
+    if (length != (check ^ 0xffff))
         return spdl__inflate_fail(s, "the two lengths of a stored block disagree");
-    }
     s->in -= s->count / 8; /* the bytes are copied from the input itself */
     s->bits = 0;
     s->count = 0;
@@ -4520,9 +4600,7 @@ SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *preco
     while (have < total) {
         spdl__inflate_refill(s);
         entry = spdl__inflate_find(precode, root, s->bits);
-        if ((entry & 255) > s->count) {
-            return spdl__inflate_fail(s, "the deflate stream is cut off");
-        }
+        if ((entry & 255) > s->count) return spdl__inflate_fail(s, "the deflate stream is cut off");
         spdl__inflate_drop(s, entry & 255);
         symbol = entry >> 16;
         if (symbol < 16) {
@@ -4531,9 +4609,8 @@ SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *preco
         }
         if (!spdl__inflate_take(s, extra[symbol - 16], &run)) return false;
         run += least[symbol - 16];
-        if (run > total - have || (symbol == 16 && have == 0)) {
+        if (run > total - have || (symbol == 16 && have == 0))
             return spdl__inflate_fail(s, "a run of code lengths does not fit");
-        }
         memset(lengths + have, symbol == 16 ? lengths[have - 1] : 0, run);
         have += run;
     }
@@ -4548,14 +4625,12 @@ SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
     unsigned litlens, dists, precodes, i, value, root;
     s->fixed_ready = false;
     if (!spdl__inflate_take(s, 5, &litlens) || !spdl__inflate_take(s, 5, &dists) ||
-        !spdl__inflate_take(s, 4, &precodes)) {
+        !spdl__inflate_take(s, 4, &precodes))
         return false;
-    }
     litlens += 257;
     dists += 1;
-    if (litlens > 286 || dists > 30) {
+    if (litlens > 286 || dists > 30)
         return spdl__inflate_fail(s, "too many length or distance codes");
-    }
     for (i = 0; i < precodes + 4; i++) {
         if (!spdl__inflate_take(s, 3, &value)) return false;
         of_lengths[place[i]] = (uint8_t)value;
@@ -4835,17 +4910,16 @@ typedef struct spdl__zip_end {
 /* Copies a name for a message: nothing in it can steer a terminal, and it does not fill it. */
 SPDL__PRIVATE void spdl__zip_printable(char *to, size_t bytes, const char *name) {
     size_t i, length = strlen(name);
-    for (i = 0; i < length && i + 1 < bytes; i++) {
+    for (i = 0; i < length && i + 1 < bytes; i++)
         to[i] = (unsigned char)name[i] < 32 || name[i] == 127 ? '?' : name[i];
-    }
     to[i] = 0;
     if (i < length) memcpy(to + bytes - 4, "...", 3);
 }
 
 SPDL__PRIVATE void spdl__zip_set_label(spdl__zip *zip, const char *path) {
-    size_t length = strlen(path), room = sizeof zip->label - 1;
+    size_t length = strlen(path), room = sizeof(zip->label) - 1;
     if (length > room) path += length - room;
-    spdl__zip_printable(zip->label, sizeof zip->label, path);
+    spdl__zip_printable(zip->label, sizeof(zip->label), path);
     if (length > room) memcpy(zip->label, "...", 3);
 }
 
@@ -4867,11 +4941,11 @@ SPDL__PRIVATE spdl_result spdl__zip_fail(const spdl__zip_where *where, spdl_resu
     va_list args;
     if (where->error == NULL) return result;
     va_start(args, format);
-    vsnprintf(reason, sizeof reason, format, args);
+    vsnprintf(reason, sizeof(reason), format, args);
     va_end(args);
     if (where->member == NULL)
         return spdl__error_set(where->error, result, "%s: %s", label, reason);
-    spdl__zip_printable(name, sizeof name, where->member->name);
+    spdl__zip_printable(name, sizeof(name), where->member->name);
     return spdl__error_set(where->error, result, "%s: member '%s': %s", label, name, reason);
 }
 
@@ -4911,9 +4985,8 @@ SPDL__PRIVATE spdl_result spdl__zip_read_end64(const spdl__zip_where *where, siz
     if (at < SPDL__ZIP_LOCATOR_BYTES) return SPDL_OK;
     at -= SPDL__ZIP_LOCATOR_BYTES;
     if (spdl__le32(zip->data + at) != 0x07064b50) return SPDL_OK;
-    if (spdl__le32(zip->data + at + 16) > 1) {
+    if (spdl__le32(zip->data + at + 16) > 1)
         return spdl__zip_fail(where, SPDL_E_UNSUPPORTED, "archive of several disks");
-    }
     position = spdl__le64(zip->data + at + 8);
     latest = at >= SPDL__ZIP_END64_BYTES ? at - SPDL__ZIP_END64_BYTES : 0;
     if (position > latest || spdl__le32(zip->data + position) != 0x06064b50) {
@@ -4921,20 +4994,18 @@ SPDL__PRIVATE spdl_result spdl__zip_read_end64(const spdl__zip_where *where, siz
     }
     record = zip->data + position;
     if (at < SPDL__ZIP_END64_BYTES || spdl__le32(record) != 0x06064b50 ||
-        spdl__le64(record + 4) > at - position - 12) {
+        spdl__le64(record + 4) > at - position - 12)
         return spdl__zip_fail(where, SPDL_E_FORMAT,
                               "the ZIP64 locator at byte %llu leads to no ZIP64 end record",
                               (spdl__llu)at);
-    }
     end->wide = true;
     end->stop = position;
     if (!spdl__zip_widen(&end->entries, 0xffff, spdl__le64(record + 32)) ||
         !spdl__zip_widen(&end->bytes, 0xffffffff, spdl__le64(record + 40)) ||
-        !spdl__zip_widen(&end->offset, 0xffffffff, spdl__le64(record + 48))) {
+        !spdl__zip_widen(&end->offset, 0xffffffff, spdl__le64(record + 48)))
         return spdl__zip_fail(where, SPDL_E_FORMAT,
                               "the end record at byte %llu and its ZIP64 record disagree",
                               (spdl__llu)at + SPDL__ZIP_LOCATOR_BYTES);
-    }
     return SPDL_OK;
 }
 
@@ -4944,12 +5015,11 @@ SPDL__PRIVATE spdl_result spdl__zip_read_end(const spdl__zip_where *where, spdl_
     const uint8_t *record;
     spdl_result result;
     size_t at = 0;
-    if (!spdl__zip_find_end(zip, &at)) {
+    if (!spdl__zip_find_end(zip, &at))
         return spdl__zip_fail(where, SPDL_E_FORMAT,
                               "neither .npy nor .npz, or cut off: no end of a ZIP archive in "
                               "%llu bytes",
                               (spdl__llu)zip->size);
-    }
     record = zip->data + at;
     end->entries = spdl__le16(record + 10);
     end->bytes = spdl__le32(record + 12);
@@ -4958,15 +5028,13 @@ SPDL__PRIVATE spdl_result spdl__zip_read_end(const spdl__zip_where *where, spdl_
     end->wide = false;
     result = spdl__zip_read_end64(where, at, end);
     if (result != SPDL_OK) return result;
-    if (spdl__le16(record + 4) != 0 && !(end->wide && spdl__le16(record + 4) == 0xffff)) {
+    if (spdl__le16(record + 4) != 0 && !(end->wide && spdl__le16(record + 4) == 0xffff))
         return spdl__zip_fail(where, SPDL_E_UNSUPPORTED, "archive of several disks");
-    }
-    if (end->bytes > end->stop || end->offset > end->stop - end->bytes) {
+    if (end->bytes > end->stop || end->offset > end->stop - end->bytes)
         return spdl__zip_fail(where, SPDL_E_FORMAT,
                               "a central directory of %llu bytes at byte %llu does not fit before "
                               "its end record at byte %llu",
                               (spdl__llu)end->bytes, (spdl__llu)end->offset, (spdl__llu)end->stop);
-    }
     zip->directory = (size_t)(end->stop - end->bytes);
     zip->prefix = zip->directory - end->offset;
     return SPDL_OK;
@@ -4989,23 +5057,20 @@ SPDL__PRIVATE spdl_result spdl__zip_measure(const spdl__zip_where *where, spdl__
         entry = zip->data + at;
         if (stop - at < SPDL__ZIP_ENTRY_BYTES || spdl__le32(entry) != 0x02014b50 ||
             stop - at < spdl__zip_entry_bytes(entry) ||
-            memchr(entry + SPDL__ZIP_ENTRY_BYTES, 0, spdl__le16(entry + 28)) != NULL) {
+            memchr(entry + SPDL__ZIP_ENTRY_BYTES, 0, spdl__le16(entry + 28)) != NULL)
             return spdl__zip_fail(where, SPDL_E_FORMAT,
                                   "entry %llu of the central directory, at byte %llu, is damaged",
                                   (spdl__llu)zip->count, (spdl__llu)at);
-        }
-        if (zip->count >= max_members) {
+        if (zip->count >= max_members)
             return spdl__zip_fail(where, SPDL_E_LIMIT,
                                   "more members than max_members, which is %llu",
                                   (spdl__llu)max_members);
-        }
         *names += (size_t)spdl__le16(entry + 28) + 1;
     }
-    if (zip->count != end->entries && (end->wide || (zip->count & 0xffff) != end->entries)) {
+    if (zip->count != end->entries && (end->wide || (zip->count & 0xffff) != end->entries))
         return spdl__zip_fail(where, SPDL_E_FORMAT,
                               "the central directory has %llu entries, its end record says %llu",
                               (spdl__llu)zip->count, (spdl__llu)end->entries);
-    }
     return SPDL_OK;
 }
 
@@ -5030,11 +5095,10 @@ SPDL__PRIVATE bool spdl__zip_read_extra(spdl__zip_member *member, const uint8_t 
         extra += 4;
         bytes -= 4;
         if (length > bytes) return false;
-        if (id == 1) {
+        if (id == 1)
             return spdl__zip_take_wide(&member->usize, &extra, &length) &&
                    spdl__zip_take_wide(&member->csize, &extra, &length) &&
                    spdl__zip_take_wide(&member->offset, &extra, &length);
-        }
         extra += length;
         bytes -= length;
     }
@@ -5074,10 +5138,8 @@ SPDL__PRIVATE spdl_result spdl__zip_read_entries(spdl__zip_where *where, spdl__z
             return spdl__zip_fail(where, SPDL_E_FORMAT,
                                   "the extra field of its directory entry is damaged");
         }
-        if (member->offset > UINT64_MAX - zip->prefix)
-            member->offset = UINT64_MAX;
-        else
-            member->offset += zip->prefix;
+        if (member->offset > UINT64_MAX - zip->prefix) member->offset = UINT64_MAX;
+        else member->offset += zip->prefix;
     }
     return SPDL_OK;
 }
@@ -5112,9 +5174,8 @@ SPDL__PRIVATE void spdl__zip_sift(const spdl__zip *zip, spdl__zip_before before,
     size_t child;
     for (; (child = 2 * root + 1) < count; root = child) {
         if (child + 1 < count &&
-            before(&zip->members[order[child]], &zip->members[order[child + 1]])) {
+            before(&zip->members[order[child]], &zip->members[order[child + 1]]))
             child++;
-        }
         if (!before(&zip->members[moved], &zip->members[order[child]])) break;
         order[root] = order[child];
     }
@@ -5158,9 +5219,8 @@ SPDL__PRIVATE void spdl__zip_find_limits(spdl__zip *zip) {
     }
     for (i = 0; i < zip->count; i++) {
         member = &zip->members[zip->by_name[i]];
-        if (other != NULL && member->offset < end && member->offset != other->offset) {
+        if (other != NULL && member->offset < end && member->offset != other->offset)
             member->overlaps = other->overlaps = true;
-        }
         bytes = (uint64_t)SPDL__ZIP_LOCAL_BYTES + member->key_bytes;
         if (member->offset > zip->directory || bytes > zip->directory - member->offset ||
             member->csize > zip->directory - member->offset - bytes) {
@@ -5204,15 +5264,13 @@ SPDL__PRIVATE spdl_result spdl__zip_open(spdl__zip *zip, uint64_t max_members, s
     result = spdl__zip_read_end(&where, zip, &end);
     if (result == SPDL_OK) result = spdl__zip_measure(&where, zip, &end, max_members, &names);
     if (result != SPDL_OK || zip->count == 0) return result;
-    if (zip->count > (SIZE_MAX - names) / each) {
+    if (zip->count > (SIZE_MAX - names) / each)
         return spdl__zip_fail(&where, SPDL_E_NOMEM, "no memory for the directory");
-    }
     zip->block_bytes = zip->count * each + names;
     zip->block = spdl__alloc(&zip->allocator, zip->block_bytes, 64);
-    if (zip->block == NULL) {
+    if (zip->block == NULL)
         return spdl__zip_fail(&where, SPDL_E_NOMEM, "no memory for the directory (%llu bytes)",
                               (spdl__llu)zip->block_bytes);
-    }
     zip->members = (spdl__zip_member *)zip->block;
     zip->by_name = (uint32_t *)(void *)(zip->members + zip->count);
     result = spdl__zip_read_entries(&where, zip, (char *)(zip->by_name + zip->count));
@@ -5237,10 +5295,8 @@ SPDL__PRIVATE const spdl__zip_member *spdl__zip_find(const spdl__zip *zip, const
         member = &zip->members[zip->by_name[middle]];
         order = spdl__zip_compare(member, (const uint8_t *)name, bytes, suffix);
         if (order == 0) return member;
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
+        if (order < 0) low = middle + 1;
+        else high = middle;
     }
     return NULL;
 }
@@ -5248,12 +5304,10 @@ SPDL__PRIVATE const spdl__zip_member *spdl__zip_find(const spdl__zip *zip, const
 /* Whether the member is one that can be read at all. */
 SPDL__PRIVATE spdl_result spdl__zip_check_kind(const spdl__zip_where *where) {
     const spdl__zip_member *member = where->member;
-    if (member->flags & (0x0001 | 0x0040 | 0x2000)) {
+    if (member->flags & (0x0001 | 0x0040 | 0x2000))
         return spdl__zip_fail(where, SPDL_E_UNSUPPORTED, "encrypted");
-    }
-    if (member->flags & 0x0020) {
+    if (member->flags & 0x0020)
         return spdl__zip_fail(where, SPDL_E_UNSUPPORTED, "holds patched data");
-    }
     if (member->method == SPDL__ZIP_STORED || member->method == SPDL__ZIP_DEFLATED) return SPDL_OK;
     return spdl__zip_fail(where, SPDL_E_UNSUPPORTED,
                           "compressed by method %u%s; only 0 (stored) and 8 (deflate) can be read",
@@ -5267,15 +5321,13 @@ SPDL__PRIVATE spdl_result spdl__zip_check_kind(const spdl__zip_where *where) {
 /* Whether the directory's sizes can be true. Deflate makes at most 258 bytes of 2 bits. */
 SPDL__PRIVATE spdl_result spdl__zip_check_sizes(const spdl__zip_where *where) {
     const spdl__zip_member *member = where->member;
-    if (member->method == SPDL__ZIP_STORED && member->csize != member->usize) {
+    if (member->method == SPDL__ZIP_STORED && member->csize != member->usize)
         return spdl__zip_fail(where, SPDL_E_FORMAT,
                               "stored, but the directory says %llu bytes and %llu in the file",
                               (spdl__llu)member->usize, (spdl__llu)member->csize);
-    }
-    if (member->method == SPDL__ZIP_DEFLATED && member->usize / 1032 > member->csize) {
+    if (member->method == SPDL__ZIP_DEFLATED && member->usize / 1032 > member->csize)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "%llu deflated bytes cannot become %llu",
                               (spdl__llu)member->csize, (spdl__llu)member->usize);
-    }
     return SPDL_OK;
 }
 
@@ -5287,31 +5339,26 @@ SPDL__PRIVATE spdl_result spdl__zip_locate(const spdl__zip_where *where, const u
     spdl_result result = spdl__zip_check_kind(where);
     if (result == SPDL_OK) result = spdl__zip_check_sizes(where);
     if (result != SPDL_OK) return result;
-    if (at > member->limit || member->limit - at < SPDL__ZIP_LOCAL_BYTES) {
+    if (at > member->limit || member->limit - at < SPDL__ZIP_LOCAL_BYTES)
         return spdl__zip_fail(where, SPDL_E_FORMAT,
                               "its header would be at byte %llu, past byte %llu where it must end",
                               (spdl__llu)at, (spdl__llu)member->limit);
-    }
-    if (member->overlaps) {
+    if (member->overlaps)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "at byte %llu, overlaps another member",
                               (spdl__llu)at);
-    }
     local = where->zip->data + at;
-    if (spdl__le32(local) != 0x04034b50) {
+    if (spdl__le32(local) != 0x04034b50)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "no header at byte %llu", (spdl__llu)at);
-    }
     left = member->limit - at - SPDL__ZIP_LOCAL_BYTES;
     if (spdl__le16(local + 26) != member->key_bytes || member->key_bytes > left ||
-        memcmp(local + SPDL__ZIP_LOCAL_BYTES, member->key, member->key_bytes) != 0) {
+        memcmp(local + SPDL__ZIP_LOCAL_BYTES, member->key, member->key_bytes) != 0)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "the header at byte %llu has another name",
                               (spdl__llu)at);
-    }
     left -= member->key_bytes;
-    if (spdl__le16(local + 28) > left || member->csize > left - spdl__le16(local + 28)) {
+    if (spdl__le16(local + 28) > left || member->csize > left - spdl__le16(local + 28))
         return spdl__zip_fail(where, SPDL_E_FORMAT,
                               "%llu bytes at byte %llu reach past byte %llu where it must end",
                               (spdl__llu)member->csize, (spdl__llu)at, (spdl__llu)member->limit);
-    }
     *payload = local + SPDL__ZIP_LOCAL_BYTES + member->key_bytes + spdl__le16(local + 28);
     return SPDL_OK;
 }
@@ -5326,18 +5373,6 @@ SPDL__PRIVATE spdl_result spdl__zip_locate(const spdl__zip_where *where, const u
    The header is a Python literal, read by a tokenizer that knows just the forms it can have. Sizes
    that come out of it are products, each checked before it is formed, and are compared with the
    bytes of the member before anybody allocates by them. */
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#if defined(O_CLOEXEC)
-#define SPDL__O_CLOEXEC O_CLOEXEC
-#elif defined(__O_CLOEXEC)
-#define SPDL__O_CLOEXEC __O_CLOEXEC /* glibc in strict ISO mode */
-#else
-#define SPDL__O_CLOEXEC 0
-#endif
 
 #define SPDL__NPY_HEAD_BYTES 65536           /* longest header text */
 #define SPDL__NPY_NESTING 16                 /* structured types inside structured types */
@@ -5359,19 +5394,18 @@ SPDL__PRIVATE bool spdl__npy_fail(spdl__npy_text *t, spdl_result result, const c
     char what[120];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
+    vsnprintf(what, sizeof(what), format, args);
     va_end(args);
     t->result = result;
-    snprintf(t->reason, sizeof t->reason, "%s, at byte %u of its header", what,
+    snprintf(t->reason, sizeof(t->reason), "%s, at byte %u of its header", what,
              (unsigned)(t->at - t->begin));
     return false;
 }
 
 SPDL__PRIVATE void spdl__npy_skip_blanks(spdl__npy_text *t) {
-    while (t->at != t->end && (*t->at == ' ' || *t->at == '\n' || *t->at == '\t' ||
-                               *t->at == '\r' || *t->at == '\f')) {
+    while (t->at != t->end &&
+           (*t->at == ' ' || *t->at == '\n' || *t->at == '\t' || *t->at == '\r' || *t->at == '\f'))
         t->at++;
-    }
 }
 
 /* Takes the character if it comes next. */
@@ -5423,15 +5457,15 @@ SPDL__PRIVATE bool spdl__npy_multiply(uint64_t *product, uint64_t factor) {
     return true;
 }
 
-/* One dimension; Python 2 wrote some with an L. */
+/* One dimension, as Python writes numbers; Python 2 put an L behind some. */
 SPDL__PRIVATE bool spdl__npy_dimension(spdl__npy_text *t, uint64_t *value) {
+    const char *first;
     spdl__npy_skip_blanks(t);
-    if (t->at != t->end && *t->at == '-') {
+    first = t->at;
+    if (first != t->end && *first == '-')
         return spdl__npy_fail(t, SPDL_E_FORMAT, "the shape has a negative dimension");
-    }
-    if (!spdl__npy_digits(&t->at, t->end, value)) {
+    if (!spdl__npy_digits(&t->at, t->end, value) || (*first == '0' && t->at != first + 1))
         return spdl__npy_fail(t, SPDL_E_FORMAT, "the shape has a dimension that is no number");
-    }
     if (t->at != t->end && *t->at == 'L') t->at++;
     return true;
 }
@@ -5442,9 +5476,8 @@ SPDL__PRIVATE bool spdl__npy_shape(spdl__npy_text *t, uint64_t *shape, int *ndim
     if (!spdl__npy_need(t, '(')) return false;
     for (*ndim = 0; !spdl__npy_take(t, ')'); ++*ndim) {
         if (!comma) return spdl__npy_need(t, ',');
-        if (*ndim == SPDL_NPY_MAX_DIMS) {
+        if (*ndim == SPDL_NPY_MAX_DIMS)
             return spdl__npy_fail(t, SPDL_E_LIMIT, "more than %d dimensions", SPDL_NPY_MAX_DIMS);
-        }
         if (!spdl__npy_dimension(t, &shape[*ndim])) return false;
         comma = spdl__npy_take(t, ',');
     }
@@ -5504,11 +5537,10 @@ SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, char *kind, char *order,
     *order = '=';
     if (at != end && (*at == '<' || *at == '>' || *at == '=' || *at == '|')) *order = *at++;
     *kind = at != end ? *at++ : 0;
-    if (*kind == 'O') {
+    if (*kind == 'O')
         return spdl__npy_fail(t, SPDL_E_UNSUPPORTED,
                               "object arrays (dtype '|O') hold Python pickles and are not "
                               "supported");
-    }
     if (*kind == '?' && at == end) {
         *kind = 'b';
         *itemsize = 1;
@@ -5522,10 +5554,9 @@ SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, char *kind, char *order,
             known = known && at == end;
         }
     }
-    if (!known) {
+    if (!known)
         return spdl__npy_fail(t, SPDL_E_UNSUPPORTED, "dtype '%.*s' is not known",
                               (int)(bytes < 40 ? bytes : 40), string);
-    }
     if (*order == '=' || *order == '|') *order = spdl__npy_host_order();
     if (*kind == 'S' || *kind == 'V' || (*kind != 'U' && *itemsize == 1)) *order = '|';
     return true;
@@ -5538,9 +5569,8 @@ SPDL__PRIVATE bool spdl__npy_field_begin(spdl__npy_text *t) {
     if (!spdl__npy_need(t, '(')) return false;
     if (spdl__npy_take(t, '(')) {
         if (!spdl__npy_string(t, &string, &bytes) || !spdl__npy_need(t, ',') ||
-            !spdl__npy_string(t, &string, &bytes) || !spdl__npy_need(t, ')')) {
+            !spdl__npy_string(t, &string, &bytes) || !spdl__npy_need(t, ')'))
             return false;
-        }
     } else if (!spdl__npy_string(t, &string, &bytes)) {
         return false;
     }
@@ -5559,9 +5589,8 @@ SPDL__PRIVATE bool spdl__npy_field_end(spdl__npy_text *t, uint64_t itemsize, uin
         return false;
     }
     if (!spdl__npy_product(shape, ndim, itemsize, &count) ||
-        itemsize * count > SPDL__NPY_MOST - *total) {
+        itemsize * count > SPDL__NPY_MOST - *total)
         return spdl__npy_fail(t, SPDL_E_FORMAT, "the size of an element overflows");
-    }
     *total += itemsize * count;
     return true;
 }
@@ -5579,19 +5608,17 @@ SPDL__PRIVATE bool spdl__npy_structured(spdl__npy_text *t, uint64_t *itemsize) {
         } else {
             if (!spdl__npy_field_begin(t)) return false;
             if (spdl__npy_take(t, '[')) {
-                if (++depth == SPDL__NPY_NESTING) {
+                if (++depth == SPDL__NPY_NESTING)
                     return spdl__npy_fail(t, SPDL_E_LIMIT, "types nested more than %d deep",
                                           SPDL__NPY_NESTING);
-                }
                 total[depth] = 0;
                 continue;
             }
             if (!spdl__npy_simple(t, &kind, &order, itemsize)) return false;
         }
         if (!spdl__npy_field_end(t, *itemsize, &total[depth])) return false;
-        if (!spdl__npy_take(t, ',') && (t->at == t->end || *t->at != ']')) {
+        if (!spdl__npy_take(t, ',') && (t->at == t->end || *t->at != ']'))
             return spdl__npy_need(t, ']');
-        }
     }
 }
 
@@ -5613,8 +5640,8 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
         last = t->at - 1;
     }
     bytes = (size_t)(last - first);
-    if (bytes >= sizeof info->descr) {
-        bytes = sizeof info->descr - 1;
+    if (bytes >= sizeof(info->descr)) {
+        bytes = sizeof(info->descr) - 1;
         while (bytes > 0 && ((unsigned char)first[bytes] & 0xc0) == 0x80) bytes--;
     }
     memcpy(info->descr, first, bytes);
@@ -5626,9 +5653,8 @@ SPDL__PRIVATE bool spdl__npy_bool(spdl__npy_text *t, bool *value) {
     spdl__npy_skip_blanks(t);
     left = (size_t)(t->end - t->at);
     *value = left >= 4 && memcmp(t->at, "True", 4) == 0;
-    if (!*value && (left < 5 || memcmp(t->at, "False", 5) != 0)) {
+    if (!*value && (left < 5 || memcmp(t->at, "False", 5) != 0))
         return spdl__npy_fail(t, SPDL_E_FORMAT, "fortran_order is neither True nor False");
-    }
     t->at += *value ? 4 : 5;
     return true;
 }
@@ -5654,9 +5680,8 @@ SPDL__PRIVATE bool spdl__npy_dictionary(spdl__npy_text *t, spdl_npy_info *info) 
         if (!good) return false;
         comma = spdl__npy_take(t, ',');
     }
-    if (!have_descr || !have_order || !have_shape) {
+    if (!have_descr || !have_order || !have_shape)
         return spdl__npy_fail(t, SPDL_E_FORMAT, "descr, fortran_order or shape is missing");
-    }
     spdl__npy_skip_blanks(t);
     return t->at == t->end || spdl__npy_fail(t, SPDL_E_FORMAT, "text after the dictionary");
 }
@@ -5666,11 +5691,10 @@ SPDL__PRIVATE bool spdl__npy_parse(spdl__npy_text *t, const uint8_t *text, size_
                                    spdl_npy_info *info) {
     t->begin = t->at = (const char *)text;
     t->end = t->begin + bytes;
-    memset(info, 0, sizeof *info);
+    memset(info, 0, sizeof(*info));
     if (!spdl__npy_dictionary(t, info)) return false;
-    if (!spdl__npy_product(info->shape, info->ndim, info->itemsize, &info->count)) {
+    if (!spdl__npy_product(info->shape, info->ndim, info->itemsize, &info->count))
         return spdl__npy_fail(t, SPDL_E_FORMAT, "the product of the shape overflows");
-    }
     info->bytes = info->count * info->itemsize;
     return true;
 }
@@ -5707,10 +5731,9 @@ typedef struct spdl__npz_reader {
 SPDL__PRIVATE spdl_result spdl__npz_inflate_error(const spdl__npz_reader *r,
                                                   spdl__inflate_mode ended) {
     const spdl__llu at = (spdl__llu)(r->inflate.in - r->inflate.in_begin);
-    if (ended == SPDL__INFLATE_FAILED) {
+    if (ended == SPDL__INFLATE_FAILED)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "damaged near byte %llu of %llu: %s", at,
                               (spdl__llu)r->member->csize, r->inflate.reason);
-    }
     return spdl__zip_fail(
         &r->where, SPDL_E_FORMAT, "inflates to %s than the %llu bytes the directory says",
         ended == SPDL__INFLATE_DONE ? "less" : "more", (spdl__llu)r->member->usize);
@@ -5720,10 +5743,9 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_error(const spdl__npz_reader *r,
 SPDL__PRIVATE spdl_result spdl__npz_grow_head(spdl__npz_reader *r, size_t bytes) {
     size_t have = (size_t)(r->inflate.out - r->inflate.base);
     r->large = (uint8_t *)spdl__alloc(&r->npz->zip.allocator, bytes, 64);
-    if (r->large == NULL) {
+    if (r->large == NULL)
         return spdl__zip_fail(&r->where, SPDL_E_NOMEM, "no memory for its header (%u bytes)",
                               (unsigned)bytes);
-    }
     r->large_bytes = bytes;
     memcpy(r->large, r->small, have);
     r->head = r->inflate.base = r->large;
@@ -5735,13 +5757,12 @@ SPDL__PRIVATE spdl_result spdl__npz_grow_head(spdl__npz_reader *r, size_t bytes)
 SPDL__PRIVATE spdl_result spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
     spdl_result result;
     spdl__inflate_mode ended;
-    if (bytes > r->member->usize) {
+    if (bytes > r->member->usize)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "no .npy array: %llu bytes, a header of %u",
                               (spdl__llu)r->member->usize, (unsigned)bytes);
-    }
     r->head_bytes = bytes;
     if (r->stored != NULL) return SPDL_OK;
-    if (bytes > sizeof r->small) {
+    if (bytes > sizeof(r->small)) {
         result = spdl__npz_grow_head(r, bytes);
         if (result != SPDL_OK) return result;
     }
@@ -5755,28 +5776,26 @@ SPDL__PRIVATE spdl_result spdl__npz_read_head(spdl__npz_reader *r, size_t *text)
     uint32_t length;
     spdl_result result = spdl__npz_need_head(r, 10);
     if (result != SPDL_OK) return result;
-    if (memcmp(r->head, "\x93NUMPY", 6) != 0) {
+    if (memcmp(r->head, "\x93NUMPY", 6) != 0)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT,
                               "no .npy array: it does not begin with \\x93NUMPY");
-    }
-    if (r->head[6] < 1 || r->head[6] > 3 || r->head[7] != 0) {
+    if (r->head[6] < 1 || r->head[6] > 3 || r->head[7] != 0)
         return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
                               ".npy version %u.%u; only 1.0, 2.0 and 3.0 can be read",
                               (unsigned)r->head[6], (unsigned)r->head[7]);
-    }
     *text = r->head[6] == 1 ? 10 : 12;
     result = spdl__npz_need_head(r, *text);
     if (result != SPDL_OK) return result;
     length = r->head[6] == 1 ? spdl__le16(r->head + 8) : spdl__le32(r->head + 8);
-    if (length > SPDL__NPY_HEAD_BYTES) {
+    if (length > SPDL__NPY_HEAD_BYTES)
         return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "a header of %lu bytes; at most %d",
                               (unsigned long)length, SPDL__NPY_HEAD_BYTES);
-    }
     return spdl__npz_need_head(r, *text + length);
 }
 
 /* Frees what begin allocated; also after it failed. */
 SPDL__PRIVATE void spdl__npz_end(spdl__npz_reader *r) {
+    if (r->npz == NULL) return;
     spdl__free(&r->npz->zip.allocator, r->large, r->large_bytes);
     spdl__free(&r->npz->zip.allocator, r->trailer, (size_t)2 * SPDL__INFLATE_WINDOW);
 }
@@ -5791,37 +5810,33 @@ SPDL__PRIVATE spdl_result spdl__npz_begin(spdl__npz_reader *r, const spdl_npz *n
     size_t text = 0;
     r->large = r->trailer = NULL;
     r->npz = npz;
+    if (npz == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz: npz is NULL");
     r->where.zip = &npz->zip;
     r->where.member = NULL;
     r->where.error = error;
-    if (index >= npz->zip.count) {
+    if (index >= npz->zip.count)
         return spdl__zip_fail(&r->where, SPDL_E_NOT_FOUND, "no array %llu; there are %llu",
                               (spdl__llu)index, (spdl__llu)npz->zip.count);
-    }
     r->member = r->where.member = &npz->zip.members[index];
     payload = npz->zip.data;
     result = npz->is_npy ? SPDL_OK : spdl__zip_locate(&r->where, &payload);
     if (result != SPDL_OK) return result;
     r->stored = r->member->method == SPDL__ZIP_STORED ? payload : NULL;
     r->head = r->stored != NULL ? r->stored : r->small;
-    if (r->stored == NULL) {
+    if (r->stored == NULL)
         spdl__inflate_init(&r->inflate, payload, (size_t)r->member->csize, r->small);
-    }
     result = spdl__npz_read_head(r, &text);
     if (result != SPDL_OK) return result;
-    if (!spdl__npy_parse(&t, r->head + text, r->head_bytes - text, info)) {
+    if (!spdl__npy_parse(&t, r->head + text, r->head_bytes - text, info))
         return spdl__zip_fail(&r->where, t.result, "%s", t.reason);
-    }
-    if (info->bytes > r->member->usize - r->head_bytes) {
+    if (info->bytes > r->member->usize - r->head_bytes)
         return spdl__zip_fail(
             &r->where, SPDL_E_FORMAT, "the shape needs %llu bytes, but %llu follow the header",
             (spdl__llu)info->bytes, (spdl__llu)(r->member->usize - r->head_bytes));
-    }
-    if (info->bytes > r->npz->max_bytes) {
+    if (info->bytes > r->npz->max_bytes)
         return spdl__zip_fail(&r->where, SPDL_E_LIMIT,
                               "%llu bytes, more than max_bytes, which is %llu",
                               (spdl__llu)info->bytes, (spdl__llu)r->npz->max_bytes);
-    }
     return SPDL_OK;
 }
 
@@ -5848,17 +5863,15 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_trailer(spdl__npz_reader *r, const u
     uint64_t left = r->member->usize - r->head_bytes - bytes;
     size_t have = bytes < window ? bytes : window, more = 0, piece;
     spdl_result result = SPDL_OK;
-    if (left > r->npz->max_bytes) {
+    if (left > r->npz->max_bytes)
         return spdl__zip_fail(&r->where, SPDL_E_LIMIT,
                               "%llu bytes follow the array, max_bytes is %llu", (spdl__llu)left,
                               (spdl__llu)r->npz->max_bytes);
-    }
     r->trailer = (uint8_t *)spdl__alloc(&r->npz->zip.allocator, 2 * window, 64);
-    if (r->trailer == NULL) {
+    if (r->trailer == NULL)
         return spdl__zip_fail(&r->where, SPDL_E_NOMEM,
                               "no memory for what follows the array (%u bytes)",
                               (unsigned)(2 * window));
-    }
     memcpy(r->trailer + window - have, data + bytes - have, have);
     if (have < window) more = window - have < r->head_bytes ? window - have : r->head_bytes;
     memcpy(r->trailer + window - have - more, r->head + r->head_bytes - more, more);
@@ -5888,9 +5901,8 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, 
         piece = left < SPDL__NPZ_PIECE ? left : SPDL__NPZ_PIECE;
         result = spdl__npz_inflate_some(r, piece, &crc);
     }
-    if (result == SPDL_OK && r->member->usize - r->head_bytes > bytes) {
+    if (result == SPDL_OK && r->member->usize - r->head_bytes > bytes)
         result = spdl__npz_inflate_trailer(r, data, bytes, &crc);
-    }
     if (result != SPDL_OK) return result;
     ended = spdl__inflate_run(&r->inflate, r->inflate.out);
     if (ended != SPDL__INFLATE_DONE) return spdl__npz_inflate_error(r, ended);
@@ -5906,7 +5918,7 @@ SPDL__PRIVATE spdl_result spdl__npz_check_stored(const spdl__npz_reader *r) {
 
 /* Makes a .npy file look like an archive of one stored member. */
 SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
-    memset(&npz->only, 0, sizeof npz->only);
+    memset(&npz->only, 0, sizeof(npz->only));
     memcpy(npz->only_name, "arr_0", 6);
     npz->only.key = (const uint8_t *)"arr_0.npy";
     npz->only.key_bytes = 9;
@@ -5923,16 +5935,14 @@ SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
 SPDL__PRIVATE spdl_result spdl__npz_create(spdl_npz **npz, const char *from,
                                            const spdl_npz_desc *desc, spdl_error *error) {
     spdl_allocator allocator;
-    memset(&allocator, 0, sizeof allocator);
+    memset(&allocator, 0, sizeof(allocator));
     if (desc != NULL) allocator = desc->allocator;
-    if (!spdl__allocator_valid(&allocator)) {
+    if (!spdl__allocator_valid(&allocator))
         return spdl__error_set(error, SPDL_E_INVALID, "allocator: set both functions or none");
-    }
-    *npz = (spdl_npz *)spdl__alloc(&allocator, sizeof **npz, 64);
-    if (*npz == NULL) {
+    *npz = (spdl_npz *)spdl__alloc(&allocator, sizeof(**npz), 64);
+    if (*npz == NULL)
         return spdl__error_set(error, SPDL_E_NOMEM, "%.200s: no memory for the archive", from);
-    }
-    memset(*npz, 0, sizeof **npz);
+    memset(*npz, 0, sizeof(**npz));
     (*npz)->zip.allocator = allocator;
     (*npz)->max_bytes = desc != NULL && desc->max_bytes > 0 ? desc->max_bytes : (uint64_t)1 << 40;
     (*npz)->verify = desc == NULL || !desc->skip_crc;
@@ -5946,9 +5956,7 @@ SPDL__PRIVATE spdl_result spdl__npz_open(spdl_npz *npz, const spdl_npz_desc *des
     const spdl__zip_where where = { &npz->zip, NULL, error };
     uint64_t max_members = (uint64_t)1 << 20;
     if (desc != NULL && desc->max_members > 0) max_members = desc->max_members;
-    if (npz->zip.size == 0) {
-        return spdl__zip_fail(&where, SPDL_E_FORMAT, "empty, 0 bytes");
-    }
+    if (npz->zip.size == 0) return spdl__zip_fail(&where, SPDL_E_FORMAT, "empty, 0 bytes");
     if (npz->zip.size >= 6 && memcmp(npz->zip.data, "\x93NUMPY", 6) == 0) {
         spdl__npz_open_npy(npz);
         npz->verify = false;
@@ -5958,49 +5966,40 @@ SPDL__PRIVATE spdl_result spdl__npz_open(spdl_npz *npz, const spdl_npz_desc *des
     return spdl__zip_open(&npz->zip, max_members, error);
 }
 
-/* Reads an open file into memory of the archive. Only plain files: a device or a pipe has no size
-   that could be trusted, and might make the caller wait. */
-SPDL__PRIVATE spdl_result spdl__npz_read_file(spdl_npz *npz, int file, spdl_error *error) {
-    const spdl__zip_where where = { &npz->zip, NULL, error };
-    struct stat status;
+/* Reads an open file of `bytes` bytes into memory of the archive. */
+SPDL__PRIVATE spdl_result spdl__npz_load(spdl_npz *npz, spdl__file file, uint64_t bytes,
+                                         const spdl__zip_where *where) {
+    const char *reason;
     size_t have = 0;
-    ssize_t got;
-    if (fstat(file, &status) != 0) {
-        return spdl__zip_fail(&where, SPDL_E_IO, "%s", strerror(errno));
-    }
-    if (!S_ISREG(status.st_mode)) {
-        return spdl__zip_fail(&where, SPDL_E_IO, "%s, not a file",
-                              S_ISDIR(status.st_mode) ? "a directory" : "a pipe or a device");
-    }
-    if ((uint64_t)status.st_size > SIZE_MAX / 2) {
-        return spdl__zip_fail(&where, SPDL_E_LIMIT, "larger than the memory");
-    }
-    npz->zip.size = npz->file_bytes = (size_t)status.st_size;
-    if (npz->file_bytes == 0) return SPDL_OK;
+    if (bytes > SIZE_MAX / 2)
+        return spdl__zip_fail(where, SPDL_E_LIMIT, "larger than the memory");
+    npz->zip.size = npz->file_bytes = (size_t)bytes;
+    if (bytes == 0) return SPDL_OK;
     npz->file = spdl__alloc(&npz->zip.allocator, npz->file_bytes, 64);
-    if (npz->file == NULL) {
-        return spdl__zip_fail(&where, SPDL_E_NOMEM, "no memory for its %llu bytes",
-                              (spdl__llu)npz->file_bytes);
-    }
+    if (npz->file == NULL)
+        return spdl__zip_fail(where, SPDL_E_NOMEM, "no memory for its %llu bytes",
+                              (spdl__llu)bytes);
     npz->zip.data = (const uint8_t *)npz->file;
-    while (have < npz->file_bytes) {
-        got = read(file, (char *)npz->file + have, npz->file_bytes - have);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) {
-            return spdl__zip_fail(&where, SPDL_E_IO, "at byte %llu: %s", (spdl__llu)have,
-                                  strerror(errno));
-        }
-        if (got == 0) {
-            return spdl__zip_fail(&where, SPDL_E_IO, "ended at byte %llu of %llu while it was read",
-                                  (spdl__llu)have, (spdl__llu)npz->file_bytes);
-        }
-        have += (size_t)got;
-    }
-    return SPDL_OK;
+    reason = spdl__file_read(file, npz->file, npz->file_bytes, &have);
+    if (reason == NULL) return SPDL_OK;
+    return spdl__zip_fail(where, SPDL_E_IO, "at byte %llu of %llu: %s", (spdl__llu)have,
+                          (spdl__llu)bytes, reason);
 }
 
-/* Opens what is there: a file that is read here, or with file = -1 the bytes of the caller. */
-SPDL__PRIVATE spdl_result spdl__npz_open_any(spdl_npz **npz, int file, const void *data,
+SPDL__PRIVATE spdl_result spdl__npz_load_path(spdl_npz *npz, const char *path, spdl_error *error) {
+    const spdl__zip_where where = { &npz->zip, NULL, error };
+    uint64_t bytes = 0;
+    spdl__file file;
+    spdl_result result;
+    const char *reason = spdl__file_open(&file, path, &bytes);
+    if (reason != NULL) return spdl__zip_fail(&where, SPDL_E_IO, "%s", reason);
+    result = spdl__npz_load(npz, file, bytes, &where);
+    spdl__file_close(file);
+    return result;
+}
+
+/* Opens a file, or with path = NULL the bytes of the caller. */
+SPDL__PRIVATE spdl_result spdl__npz_open_any(spdl_npz **npz, const char *path, const void *data,
                                              size_t bytes, const char *from,
                                              const spdl_npz_desc *desc) {
     spdl_error *error = desc != NULL ? desc->error : NULL;
@@ -6008,7 +6007,7 @@ SPDL__PRIVATE spdl_result spdl__npz_open_any(spdl_npz **npz, int file, const voi
     if (result != SPDL_OK) return result;
     (*npz)->zip.data = (const uint8_t *)data;
     (*npz)->zip.size = bytes;
-    if (file >= 0) result = spdl__npz_read_file(*npz, file, error);
+    if (path != NULL) result = spdl__npz_load_path(*npz, path, error);
     if (result == SPDL_OK) result = spdl__npz_open(*npz, desc, error);
     if (result == SPDL_OK) return SPDL_OK;
     spdl_npz_close(*npz);
@@ -6018,28 +6017,20 @@ SPDL__PRIVATE spdl_result spdl__npz_open_any(spdl_npz **npz, int file, const voi
 
 SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
                                         const spdl_npz_desc *desc) {
-    spdl_error *error = desc != NULL ? desc->error : NULL;
-    spdl_result result;
-    int file;
     if (npz != NULL) *npz = NULL;
-    if (npz == NULL || path == NULL) {
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_open_file: npz or path is NULL");
-    }
-    file = open(path, O_RDONLY | O_NONBLOCK | SPDL__O_CLOEXEC); /* a FIFO must not block */
-    if (file < 0) return spdl__error_set(error, SPDL_E_IO, "%.200s: %s", path, strerror(errno));
-    result = spdl__npz_open_any(npz, file, NULL, 0, path, desc);
-    close(file);
-    return result;
+    if (npz == NULL || path == NULL)
+        return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
+                               "spdl_npz_open_file: npz or path is NULL");
+    return spdl__npz_open_any(npz, path, NULL, 0, path, desc);
 }
 
 SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc) {
     if (npz != NULL) *npz = NULL;
-    if (npz == NULL || (data == NULL && bytes > 0)) {
+    if (npz == NULL || (data == NULL && bytes > 0))
         return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
                                "spdl_npz_open_memory: npz or data is NULL");
-    }
-    return spdl__npz_open_any(npz, -1, data, bytes, name != NULL ? name : "memory", desc);
+    return spdl__npz_open_any(npz, NULL, data, bytes, name != NULL ? name : "memory", desc);
 }
 
 SPDL_API void spdl_npz_close(spdl_npz *npz) {
@@ -6048,18 +6039,20 @@ SPDL_API void spdl_npz_close(spdl_npz *npz) {
     allocator = npz->zip.allocator;
     spdl__zip_close(&npz->zip);
     spdl__free(&allocator, npz->file, npz->file_bytes);
-    spdl__free(&allocator, npz, sizeof *npz);
+    spdl__free(&allocator, npz, sizeof(*npz));
 }
 
-SPDL_API size_t spdl_npz_count(const spdl_npz *npz) { return npz->zip.count; }
+SPDL_API size_t spdl_npz_count(const spdl_npz *npz) { return npz != NULL ? npz->zip.count : 0; }
 
 SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index) {
-    return index < npz->zip.count ? npz->zip.members[index].name : NULL;
+    return index < spdl_npz_count(npz) ? npz->zip.members[index].name : NULL;
 }
 
 /* A name that fits as it is comes before one that lacks its ".npy". */
 SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t *index) {
-    const spdl__zip_member *member = spdl__zip_find(&npz->zip, name, "");
+    const spdl__zip_member *member;
+    if (npz == NULL || name == NULL) return SPDL_E_NOT_FOUND;
+    member = spdl__zip_find(&npz->zip, name, "");
     if (member == NULL) member = spdl__zip_find(&npz->zip, name, ".npy");
     if (member == NULL) return SPDL_E_NOT_FOUND;
     *index = (size_t)(member - npz->zip.members);
@@ -6067,7 +6060,7 @@ SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t
 }
 
 SPDL_API bool spdl_npz_stored(const spdl_npz *npz, size_t index) {
-    return index < npz->zip.count && npz->zip.members[index].method == SPDL__ZIP_STORED;
+    return index < spdl_npz_count(npz) && npz->zip.members[index].method == SPDL__ZIP_STORED;
 }
 
 SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
@@ -6083,11 +6076,10 @@ SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data
     spdl__npz_reader r;
     spdl_npy_info info;
     spdl_result result = spdl__npz_begin(&r, npz, index, &info, error);
-    if (result == SPDL_OK && info.bytes > bytes) {
+    if (result == SPDL_OK && info.bytes > bytes)
         result = spdl__zip_fail(&r.where, SPDL_E_INVALID,
                                 "the array has %llu bytes, the memory for it %llu",
                                 (spdl__llu)info.bytes, (spdl__llu)bytes);
-    }
     if (result == SPDL_OK && info.bytes == 0) data = r.small; /* may be NULL; is not written */
     if (result == SPDL_OK && r.stored != NULL) {
         result = spdl__npz_check_stored(&r);
@@ -6104,14 +6096,13 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
     spdl__npz_reader r;
     spdl_npy_info info;
     spdl_result result = spdl__npz_begin(&r, npz, index, &info, error);
-    if (result == SPDL_OK && r.stored == NULL) {
+    if (result == SPDL_OK && r.stored == NULL)
         result = spdl__zip_fail(&r.where, SPDL_E_UNSUPPORTED,
                                 "deflated: it has no bytes to look at; read it");
-    }
     if (result == SPDL_OK) result = spdl__npz_check_stored(&r);
     if (result == SPDL_OK) {
         *data = r.stored + r.head_bytes;
-        *aligned = ((uintptr_t)*data & 63) == 0;
+        if (aligned != NULL) *aligned = ((uintptr_t)*data & 63) == 0;
     }
     spdl__npz_end(&r);
     return result;

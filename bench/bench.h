@@ -107,6 +107,26 @@ static inline int bench_cores(void) {
     return n < 1 ? 1 : (int)n;
 }
 
+/* Ties the calling thread to a CPU, where that can be done: 0 is the first this process may use,
+   and with fewer CPUs than asked for nothing is done. */
+static inline void bench_pin(int cpu) {
+#ifdef CPU_SETSIZE
+    cpu_set_t allowed;
+    cpu_set_t one;
+    size_t i;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) <= cpu) return;
+    for (i = 0; i < CPU_SETSIZE; ++i) {
+        if (!CPU_ISSET(i, &allowed) || cpu-- > 0) continue;
+        CPU_ZERO(&one);
+        CPU_SET(i, &one);
+        pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+        return;
+    }
+#else
+    (void)cpu;
+#endif
+}
+
 static inline void bench_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();

@@ -9,7 +9,10 @@
    spsc_block_vs_try   our blocking calls against our try calls, capacity 1024
    mpmc_block_PpCc_N   blocking calls, P producers and C consumers
    pingpong_*          one item there and back over two rings of 16, blocking calls
-   idle_ms_per_s       CPU time of four consumers that wait on an empty ring */
+   idle_ms_per_s       CPU time of four consumers that wait on an empty ring
+
+   With one producer and one consumer each is tied to a CPU of its own. Left alone, Linux now and
+   then keeps both on one CPU for a whole run, and the figure is then one of the scheduler. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -43,6 +46,7 @@ typedef struct flow {
     peer_queue queue;
     uint64_t each; /* items per producer */
     int producers_left;
+    bool pinned;
     pthread_barrier_t gate;
 } flow;
 
@@ -131,12 +135,17 @@ static void close_both(flow *f) {
     }
 }
 
+static void thread_ready(flow_thread *t) {
+    if (t->flow->pinned) bench_pin(t->index);
+    pthread_barrier_wait(&t->flow->gate);
+}
+
 /* The producer that ends last closes, so the end is part of the run. */
 ALWAYS_INLINE void produce(flow_thread *t, push_fn push) {
     flow *f = t->flow;
     const uint64_t base = (uint64_t)t->index << PRODUCER_SHIFT;
     uint64_t i;
-    pthread_barrier_wait(&f->gate);
+    thread_ready(t);
     t->started = bench_ns();
     for (i = 0; i < f->each; ++i) {
         if (!push(f, base + i)) break;
@@ -154,7 +163,7 @@ ALWAYS_INLINE void consume(flow_thread *t, pop_fn pop) {
     uint64_t sum = 0;
     uint64_t item;
     bool in_order = true;
-    pthread_barrier_wait(&f->gate);
+    thread_ready(t);
     t->started = bench_ns();
     while (pop(f, &item)) {
         const uint64_t number = item & (((uint64_t)1 << PRODUCER_SHIFT) - 1);
@@ -211,6 +220,7 @@ static void flow_open(flow *f, const flow_case *c, uint64_t items) {
     memset(f, 0, sizeof *f);
     f->each = items / (uint64_t)c->producers;
     f->producers_left = c->producers;
+    f->pinned = c->producers == 1 && c->consumers == 1;
     pthread_barrier_init(&f->gate, NULL, (unsigned)(c->producers + c->consumers));
     if (c->side == OURS) {
         f->ring = ring_make(c->capacity, c->mode);
@@ -343,6 +353,7 @@ typedef struct pingpong {
     flow there;
     flow back;
     uint64_t items;
+    double elapsed;
 } pingpong;
 
 ALWAYS_INLINE void pong(pingpong *p, push_fn push, pop_fn pop) {
@@ -351,16 +362,18 @@ ALWAYS_INLINE void pong(pingpong *p, push_fn push, pop_fn pop) {
 }
 
 static void *ours_pong(void *arg) {
+    bench_pin(1);
     pong((pingpong *)arg, ours_push, ours_pop);
     return NULL;
 }
 
 static void *peer_pong(void *arg) {
+    bench_pin(1);
     pong((pingpong *)arg, peer_push, peer_pop);
     return NULL;
 }
 
-ALWAYS_INLINE double ping(pingpong *p, push_fn push, pop_fn pop) {
+ALWAYS_INLINE void ping(pingpong *p, push_fn push, pop_fn pop) {
     const uint64_t start = bench_ns();
     uint64_t i;
     for (i = 0; i < p->items; ++i) {
@@ -368,24 +381,37 @@ ALWAYS_INLINE double ping(pingpong *p, push_fn push, pop_fn pop) {
         BENCH_CHECK(push(&p->there, i));
         BENCH_CHECK(pop(&p->back, &item) && item == i);
     }
-    return (double)(bench_ns() - start);
+    p->elapsed = (double)(bench_ns() - start);
+}
+
+static void *ours_ping(void *arg) {
+    bench_pin(0);
+    ping((pingpong *)arg, ours_push, ours_pop);
+    return NULL;
+}
+
+static void *peer_ping(void *arg) {
+    bench_pin(0);
+    ping((pingpong *)arg, peer_push, peer_pop);
+    return NULL;
 }
 
 static double pingpong_run(const void *arg, uint64_t items) {
     const flow_case *c = (const flow_case *)arg;
-    pthread_t thread;
+    pthread_t one;
+    pthread_t other;
     pingpong p;
-    double elapsed;
     flow_open(&p.there, c, 0);
     flow_open(&p.back, c, 0);
     p.items = items;
-    BENCH_CHECK(pthread_create(&thread, NULL, c->side == OURS ? ours_pong : peer_pong, &p) == 0);
-    elapsed = c->side == OURS ? ping(&p, ours_push, ours_pop) : ping(&p, peer_push, peer_pop);
+    BENCH_CHECK(pthread_create(&other, NULL, c->side == OURS ? ours_pong : peer_pong, &p) == 0);
+    BENCH_CHECK(pthread_create(&one, NULL, c->side == OURS ? ours_ping : peer_ping, &p) == 0);
+    pthread_join(one, NULL);
     close_both(&p.there);
-    pthread_join(thread, NULL);
+    pthread_join(other, NULL);
     flow_close(&p.there);
     flow_close(&p.back);
-    return elapsed;
+    return p.elapsed;
 }
 
 static double pingpong_ns(const void *arg) {

@@ -9,9 +9,9 @@ failed=0
 skipped=0
 selected=" $* "
 
-# sum LOG STATUS: adds the closing line of a part; one that broke off counts as one failure
+# sum LOG STATUS: adds the closing line of a part; one that broke off counts as a failure
 sum() {
-    closing=$(tail -n 1 "$1" | grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$')
+    closing=$(grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$1" | tail -n 1)
     # shellcheck disable=SC2086 # the words of the closing line
     set -- "$1" "$2" ${closing:-0 passed, 0 failed}
     part_passed=$3
@@ -39,10 +39,13 @@ part() {
     printf '%-12s %4d passed, %d failed, %d skipped  %4d s\n' \
         "$name" "$part_passed" "$part_failed" "$part_skipped" $(($(date +%s) - start))
     if [ "$part_failed" -gt 0 ]; then
-        sed 's/^/    /' "$log" | grep -v '^    ok ' | tail -n 60
+        grep -vE '^ok |^make' "$log" | sed 's/^/    /' | tail -n 60
     fi
 }
 
+# The parts run one after the other, each with a job for every core.
+MAKEFLAGS=$(printf '%s' "$MAKEFLAGS" | sed -e 's/ *-j[0-9]*//' -e 's/ *--jobserver-[a-z]*=[^ ]*//')
+export MAKEFLAGS
 make=${MAKE:-make}
 part lint "$make" -s lint
 part docs "$make" -s check-docs

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Builds each example by the commands in its own head comment, as they are written, and runs it. An
-# example has at most 120 lines (the trainer 160), so that it stays one idea.
+# Builds each example by the commands in its own head comment, as they are written (but CC and CXX
+# stand for cc and c++), and runs it. An example has at most 120 lines (the trainer 160), so that it
+# stays one idea.
 . "$(dirname "$0")/tally.sh"
 
 # The commands run in a folder of their own, which looks like the top of the tree to them.
@@ -14,10 +15,10 @@ build_lines() {
         echo "cc -O2 -I. examples/quickstart.c -o quickstart -lpthread"
     else
         awk '/^(#|int|static)/ { exit }
-            { sub(/\*\/.*/, ""); sub(/^(\/\*)? *(Build: *)?/, "") }
+            { last = /\*\//; sub(/\*\/.*/, ""); sub(/^(\/\*)? *(Build: *)?/, "") }
             /^(cc|c\+\+) / { print }
-            /\*\// { exit }' "$1"
-    fi
+            last { exit }' "$1"
+    fi | sed -e "s:^cc :${CC:-cc} :" -e "s:^c++ :${CXX:-c++} :"
 }
 
 short() {

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Tabs, trailing blanks, lines of more than 100 columns (but in Markdown), and files that do not end
-# in exactly one newline. One test per text file.
+# in exactly one newline. One test per text file. And no table of tests is left out.
 . "$(dirname "$0")/tally.sh"
 
 files() {
@@ -33,4 +33,9 @@ while IFS= read -r file; do
         empty "$file" "$scratch/offences"
     fi
 done <"$scratch/files"
+
+sed -n 's/^TEST_TABLE(\([a-z_]*\)).*/\1/p' tests/test_*.c | while IFS= read -r module; do
+    grep -q "X($module)" tests/main.c || echo "$module"
+done >"$scratch/unlisted"
+empty "tables that tests/main.c does not list" "$scratch/unlisted"
 finish

@@ -48,7 +48,7 @@ printf '#define SPDL_STATIC\n' | cat - "$modes/implementation" >"$modes/static"
             echo "$family c c11 $modes/implementation -D$switch"
             echo "$family c++ c++17 $modes/implementation -D$switch"
         done
-        for file in examples/*.c examples/*/*.c bench/*.c tests/*/*.c; do
+        for file in examples/*.c examples/*/*.c bench/*.c tests/selftest/*.c tests/fuzz_*.c; do
             [ -f "$file" ] && echo "$family c gnu17 $file"
         done
         for file in examples/*.cpp examples/*/*.cpp; do

@@ -28,7 +28,7 @@ static inline int thread_create(pthread_t *thread, const pthread_attr_t *attribu
 
 /* --- yields where timing decides; threads that cannot be had --- */
 
-static uint64_t chaos; /* 0: none; else the seed of every thread's yields */
+static uint64_t chaos;        /* 0: none; else the seed of every thread's yields */
 static int threads_left = -1; /* pthread_create fails from then on; -1: never */
 
 static inline void chaos_point(void) {
@@ -37,6 +37,10 @@ static inline void chaos_point(void) {
     if (seed == 0) return;
     if (state == 0) state = seed ^ (uint64_t)(uintptr_t)&state;
     if (test_random(&state) % 8 == 0) sched_yield();
+}
+
+static inline void chaos_on(void) {
+    __atomic_store_n(&chaos, test_seed() | 1, __ATOMIC_RELAXED);
 }
 
 static inline int thread_create(pthread_t *thread, const pthread_attr_t *attributes,
@@ -264,22 +268,28 @@ static inline void done(spdl_pipeline *p, const char *file, int line) {
     test_check_eq(items_alive(), 0, file, line, "items that are left");
 }
 
+static inline void run(spdl_pipeline *p, bool batches, const char *text, spdl_result end,
+                       const char *file, int line) {
+    took(p, 1000000, batches, text, end, file, line);
+    done(p, file, line);
+}
+
 #define TAKE(p, most, text) took((p), (most), false, (text), SPDL_OK, __FILE__, __LINE__)
 #define TAKE_ALL(p, text, end) took((p), 1000000, false, (text), (end), __FILE__, __LINE__)
 #define TAKE_BATCHES(p, text, end) took((p), 1000000, true, (text), (end), __FILE__, __LINE__)
 #define DONE(p) done((p), __FILE__, __LINE__)
-#define RUN(p, text, end) (TAKE_ALL(p, text, end), DONE(p))
-#define RUN_BATCHES(p, text, end) (TAKE_BATCHES(p, text, end), DONE(p))
+#define RUN(p, text, end) run((p), false, (text), (end), __FILE__, __LINE__)
+#define RUN_BATCHES(p, text, end) run((p), true, (text), (end), __FILE__, __LINE__)
 
-/* Takes items that are 0, 1, 2 ... in this order; how many. */
-static inline long take_in_order(spdl_pipeline *p, long most, spdl_result end) {
+/* Takes up to `most` items, which are to be first, first + 1 and so on; how many there were. */
+static inline long take_from(spdl_pipeline *p, long first, long most, spdl_result end) {
     spdl_result result = SPDL_OK;
     long count = 0;
     for (; count < most; ++count) {
         item *it = NULL;
         result = spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15));
         if (result != SPDL_OK) break;
-        CHECK_EQ(it->value, count);
+        CHECK_EQ(it->value, first + count);
         item_free(it);
     }
     CHECK_STR(spdl_result_text(result), spdl_result_text(end));

@@ -192,11 +192,12 @@ static void *submit_many(void *arg) {
 }
 
 static void many_threads_submit(void) {
-    spdl_pool *pool = pool_of(3, 3);
+    spdl_pool *pool;
     submitter s[4];
     pthread_t threads[4];
     int ran = 0;
     chaos_seed = test_seed() | 1;
+    pool = pool_of(3, 3);
     for (int i = 0; i < 4; ++i) {
         const submitter one = { pool, &ran, 0, SPDL_OK, TEST_SANITIZED ? 300 : 1000 };
         s[i] = one;
@@ -256,6 +257,36 @@ static void jobs_wake_workers(void) {
     }
     spdl_pool_destroy(pool);
     CHECK_EQ(ran, rounds);
+}
+
+/* Jobs that end only when all of them run: none may wait in the queue while a worker sleeps. */
+enum { TOGETHER = 4 };
+
+static void together_job(void *arg, int worker, void *local) {
+    int *running = (int *)arg;
+    const uint64_t start = spdl_time_ns();
+    (void)worker;
+    (void)local;
+    add(running, 1);
+    while (get(running) < TOGETHER) {
+        REQUIRE(spdl_time_ns() - start < 5000000000u);
+        sched_yield();
+    }
+}
+
+static void jobs_run_at_the_same_time(void) {
+    const int rounds = TEST_SANITIZED ? 100 : 400;
+    spdl_pool *pool;
+    chaos_seed = test_seed() | 1;
+    pool = pool_of(TOGETHER, TOGETHER);
+    for (int round = 0; round < rounds; ++round) {
+        int running = 0;
+        for (int i = 0; i < TOGETHER; ++i)
+            CHECK_EQ(spdl_pool_submit(pool, together_job, &running, SPDL_FOREVER), SPDL_OK);
+        REQUIRE(spdl_pool_drain(pool, SPDL_FOREVER) == SPDL_OK);
+        if (round % 4 == 0) usleep(300); /* until the workers sleep */
+    }
+    spdl_pool_destroy(pool);
 }
 
 /* --- drain, stop, destroy --- */
@@ -725,6 +756,7 @@ TEST_TABLE(pool) {
     TEST_CASE(many_threads_submit),
     TEST_CASE(jobs_submit_jobs),
     TEST_CASE(jobs_wake_workers),
+    TEST_CASE(jobs_run_at_the_same_time),
     TEST_CASE(drain_waits),
     TEST_CASE(stop_refuses_later_jobs),
     TEST_CASE(stop_wakes_who_submits),

@@ -120,6 +120,7 @@ static spdl_result flow_push(flow_thread *self, const void *item) {
                                                         flow_timeout(self->flow));
         if (result == SPDL_OK || result == SPDL_CLOSED) return result;
         CHECK_EQ(result, self->flow->how == FLOW_TRY ? SPDL_FULL : SPDL_TIMEOUT);
+        CHECK(self->flow->how != FLOW_BLOCKING);
         if (self->flow->how == FLOW_TRY) sched_yield();
         self->timeouts++;
     }
@@ -133,6 +134,7 @@ static spdl_result flow_pop(flow_thread *self, void *item) {
                                                        flow_timeout(self->flow));
         if (result == SPDL_OK || result == SPDL_CLOSED) return result;
         CHECK_EQ(result, self->flow->how == FLOW_TRY ? SPDL_EMPTY : SPDL_TIMEOUT);
+        CHECK(self->flow->how != FLOW_BLOCKING);
         if (self->flow->how == FLOW_TRY) sched_yield();
         self->timeouts++;
     }
@@ -214,7 +216,7 @@ static void flows(spdl_ring_mode mode, flow_how how) {
     static const uint64_t capacities[] = { 1, 2, 3, 16, 1024 };
     static const int shapes[][2] = { { 1, 1 }, { 4, 1 }, { 1, 4 }, { 4, 4 } };
     const size_t shape_count = mode == SPDL_RING_SPSC ? 1 : 4;
-    const uint64_t items = TEST_SANITIZED ? 800 : 4000;
+    const uint64_t items = TEST_SANITIZED ? 800 : 2000;
     for (size_t c = 0; c < 5; ++c)
         for (size_t s = 0; s < shape_count; ++s)
             flow_with(mode, capacities[c], sizeof(void *), shapes[s][0], shapes[s][1], how,
@@ -240,7 +242,7 @@ static void flow_of_every_item_size(void) {
 
 /* Laps: two threads and the smallest rings. */
 static void flow_of_many_laps(void) {
-    const uint64_t items = TEST_SANITIZED ? 4500 : 20000;
+    const uint64_t items = TEST_SANITIZED ? 4500 : 8000;
     for (uint64_t capacity = 1; capacity <= 3; ++capacity) {
         flow_with(SPDL_RING_SPSC, capacity, 8, 1, 1, FLOW_BLOCKING, items);
         flow_with(SPDL_RING_MPMC, capacity, 8, 1, 1, FLOW_BLOCKING, items);

@@ -8,6 +8,9 @@
    A call may end, or never end. "Never" stands for every call that waits for something which only
    another call would bring about (calls that wait for each other): if such a call waits for ever
    because nobody looks, this model finds the same state with a call that does not end.
+     -DMEET        instead, each call of stage 1 waits until two of them are inside, and at the end
+                   all of them have been
+     -DPARKED      begins with every worker asleep
 
    Checked: when nothing moves any more, no stage is runnable while a worker is asleep.
 
@@ -54,6 +57,7 @@ byte bell;
 byte active_calls[STAGES];
 
 bool asleep[WORKERS];
+byte inside; /* MEET: calls of stage 1 that have begun */
 
 #include "tso.pml"
 
@@ -67,18 +71,8 @@ bool asleep[WORKERS];
 #define INPUT(p, n) ((n) == 0 -> ITEMS : LOAD(p, PUT))
 #endif
 
-/* the stages a hint looks at */
-#ifdef OWN_HINT
-#define FIRST(n) (n)
-#define LAST(n) (n)
-#else
-#define FIRST(n) 0
-#define LAST(n) (STAGES - 1)
-#endif
-
 /* spdl__node_runnable: one load in each step */
-inline runnable(p, n, found) {
-    found = false;
+inline runnable(p, n) {
     if
     :: active_calls[n] >= LIMIT(n)
     :: else ->
@@ -87,12 +81,20 @@ inline runnable(p, n, found) {
         :: else ->
             seen = ROOM(p, n);
             if
-            :: seen <= LOAD(p, HEAD(n)) -> seen = 0
-            :: else ->
-                seen = LOAD(p, HEAD(n));
-                atomic { found = INPUT(p, n) > seen; seen = 0 }
+            :: d_step { seen <= LOAD(p, HEAD(n)) -> seen = 0 }
+            :: d_step { seen > LOAD(p, HEAD(n)) -> seen = LOAD(p, HEAD(n)) };
+                d_step { found = INPUT(p, n) > seen; seen = 0 }
             fi
         fi
+    fi
+}
+
+/* spdl__pipeline_runnable, spdl__pool_runnable */
+inline any_runnable(p) {
+    runnable(p, 1);
+    if
+    :: !found -> runnable(p, 0)
+    :: else
     fi
 }
 
@@ -104,19 +106,27 @@ inline heavy(p) {
 #endif
 }
 
+/* Sleepers differ in nothing but their number, so waking the first stands for waking any. */
 inline futex_wake_one() {
-    if
-    :: asleep[0] -> asleep[0] = false
-    :: asleep[1] -> asleep[1] = false
+    d_step {
+        if
+        :: asleep[0] -> asleep[0] = false
+        :: else ->
+            if
+            :: asleep[1] -> asleep[1] = false
+            :: else ->
 #if WORKERS > 2
-    :: asleep[2] -> asleep[2] = false
+                asleep[2] = false
+#else
+                skip
 #endif
-    :: else
-    fi
+            fi
+        fi
+    }
 }
 
-/* spdl__pool_sleepy, the look, spdl__pool_wake_one. `first` to `last`: the stages to look at */
-inline hint(p, first, last) {
+/* spdl__pool_sleepy, the look, spdl__pool_wake_one. `own`: the stage whose pipeline hints */
+inline hint(p, own) {
     if
     :: sleepers == 0
     :: else ->
@@ -126,27 +136,20 @@ inline hint(p, first, last) {
 #ifndef NO_LOOK_FENCE
             FENCED(p);
 #endif
-            look = last + 1;
-            do
-            :: look == first -> break
-            :: else ->
-                look--;
-                runnable(p, look, found);
-                if
-                :: found -> break
-                :: else
-                fi
-            od;
-            look = 0;
+#ifdef OWN_HINT
+            runnable(p, own);
+#else
+            any_runnable(p);
+#endif
             if
             :: found ->
-                atomic { /* the compare-and-swap */
+                d_step { /* the compare-and-swap */
                     FENCED(p);
                     found = mem[WAKING] == 0;
                     mem[WAKING] = 1
                 }
                 if
-                :: found -> bell++; atomic { found = false; futex_wake_one() }
+                :: found -> d_step { bell++; found = false }; futex_wake_one()
                 :: else
                 fi
             :: else
@@ -155,26 +158,31 @@ inline hint(p, first, last) {
     fi
 }
 
+/* A store without a load between it and the next full barrier of its process, or one while the
+   buffer is empty and a read-modify-write follows: the moment it reaches the memory is all that
+   matters, so it needs no buffer. */
+inline store_now(p, a, v) {
+    d_step { FENCED(p); mem[a] = v }
+}
+
 /* spdl__node_claim: `taken` tells whether there is a call to run */
-inline claim(p, n, taken) {
-    taken = false;
+inline claim(p, n) {
     if
     :: LOAD(p, LOCK(n)) != 0
     :: else ->
-        atomic { FENCED(p); found = mem[LOCK(n)] == 0; mem[LOCK(n)] = 1 }
+        d_step { FENCED(p); found = mem[LOCK(n)] == 0; mem[LOCK(n)] = 1 }
         if
         :: !found
         :: else ->
             found = false;
             if
             :: active_calls[n] >= LIMIT(n)
-            :: else ->
-                seen = ROOM(p, n);
-                atomic { taken = seen > LOAD(p, HEAD(n)); seen = 0 }
+            :: else -> /* HEAD(n) is written under this lock only */
+                taken = ROOM(p, n) > mem[HEAD(n)];
                 if
-                :: taken && INPUT(p, n) > LOAD(p, HEAD(n)) ->
-                    store(p, HEAD(n), LOAD(p, HEAD(n)) + 1);
-                    atomic { FENCED(p); active_calls[n]++ }
+                :: taken && INPUT(p, n) > mem[HEAD(n)] ->
+                    mem[HEAD(n)] = mem[HEAD(n)] + 1;
+                    active_calls[n]++
                 :: else -> taken = false
                 fi
             fi;
@@ -186,65 +194,72 @@ inline claim(p, n, taken) {
 /* what follows a claim: hint, call, put, spdl__node_leave */
 inline perform(p, n) {
 #ifndef NO_CLAIM_HINT
-    hint(p, FIRST(n), LAST(n));
+    hint(p, n);
 #endif
+#ifdef MEET
+    if
+    :: n == 1 ->
+        inside++;
+end_in_call:
+        inside >= 2
+    :: else
+    fi;
+#else
     if
     :: true -> skip
     :: true ->
 end_in_call:
         false
     fi;
+#endif
 #ifndef TWO_CLIENTS
     if
-    :: n == 0 -> store(p, PUT, LOAD(p, PUT) + 1)
+    :: n == 0 -> store_now(p, PUT, mem[PUT] + 1)
     :: else
     fi;
 #endif
-    atomic { FENCED(p); active_calls[n]-- }
+    d_step { FENCED(p); active_calls[n]-- }
 }
 
 proctype Worker(byte me) {
-    byte word, seen, look, stage;
+    byte word, seen, stage;
     bool found, taken;
-step: /* spdl__pool_step: downstream first; clients in any order */
-    atomic {
-        taken = false;
 #ifdef TWO_CLIENTS
-        if
-        :: stage = 0
-        :: stage = 1
-        fi;
-        look = 0
-#else
-        stage = STAGES - 1
+    bool other;
 #endif
-    }
+#ifdef PARKED
+    goto end_asleep;
+#endif
+step: /* spdl__pool_step: downstream first; clients in any order */
+#ifdef TWO_CLIENTS
+    if
+    :: stage = 0
+    :: stage = 1
+    fi;
+#else
+    stage = 1;
+#endif
     do
     :: true ->
-        runnable(me, stage, found);
+        runnable(me, stage);
         if
-        :: found -> found = false; claim(me, stage, taken)
-        :: else
-        fi;
-        if
-        :: taken -> break
+        :: found -> found = false; claim(me, stage)
         :: else
         fi;
 #ifdef TWO_CLIENTS
         if
-        :: look == 1 -> look = 0; break
-        :: else -> look = 1; stage = 1 - stage
+        :: taken || other -> other = false; break
+        :: else -> other = true; stage = 1 - stage
         fi
 #else
         if
-        :: stage == 0 -> break
-        :: else -> stage--
+        :: taken || stage == 0 -> break
+        :: else -> stage = 0
         fi
 #endif
     od;
-    look = 0;
     if
-    :: taken -> taken = false; perform(me, stage); stage = 0; goto step
+    :: taken -> taken = false; perform(me, stage); goto step
     :: else -> stage = 0
     fi;
 
@@ -252,39 +267,27 @@ step: /* spdl__pool_step: downstream first; clients in any order */
 #ifndef LATE_WORD
     word = bell;
 #endif
-    atomic { FENCED(me); sleepers++ };
+    d_step { FENCED(me); sleepers++ };
 #ifndef NO_CLEAR
-    store(me, WAKING, 0);
+    store_now(me, WAKING, 0);
 #endif
 #ifdef LATE_WORD
     word = bell;
 #endif
     heavy(me);
 #ifndef NO_RECHECK
-    look = STAGES;
-    do
-    :: look == 0 -> break
-    :: else ->
-        look--;
-        runnable(me, look, found);
-        if
-        :: found -> break
-        :: else
-        fi
-    od;
-    look = 0;
+    any_runnable(me);
 #endif
     if
-    :: found -> found = false
+    :: found -> d_step { found = false; word = 0 }
     :: else ->
-        atomic { FENCED(me); asleep[me] = bell == word } /* FUTEX_WAIT */
+        d_step { FENCED(me); asleep[me] = bell == word; word = 0 } /* FUTEX_WAIT */
 end_asleep:
         !asleep[me]
     fi;
-    word = 0;
-    atomic { FENCED(me); sleepers-- };
+    d_step { FENCED(me); sleepers-- };
 #ifndef NO_CLEAR_AFTER
-    store(me, WAKING, 0);
+    store_now(me, WAKING, 0);
 #endif
     heavy(me);
     goto step
@@ -292,7 +295,7 @@ end_asleep:
 
 /* spdl__sink_take: makes room, then hints */
 proctype Trainer() {
-    byte seen, look, takes;
+    byte seen, takes;
     bool found;
     do
     :: takes == ROOMS -> break
@@ -300,17 +303,15 @@ proctype Trainer() {
         takes++;
 #ifdef TWO_CLIENTS
         if
-        :: takes & 1 -> store(TRAINER, PUT, (takes + 1) / 2); hint(TRAINER, FIRST(0), LAST(0))
-        :: else -> store(TRAINER, HEAD(2), takes / 2); hint(TRAINER, FIRST(1), LAST(1))
+        :: takes & 1 -> store(TRAINER, PUT, (takes + 1) / 2); hint(TRAINER, 0)
+        :: else -> store(TRAINER, HEAD(2), takes / 2); hint(TRAINER, 1)
         fi
 #else
         store(TRAINER, HEAD(2), takes);
-        hint(TRAINER, 0, STAGES - 1)
+        hint(TRAINER, 1)
 #endif
     od
 }
-
-byte at_end;
 
 #define ASLEEP (asleep[0] + asleep[1] SLEEPER_2)
 #if WORKERS > 2
@@ -323,6 +324,18 @@ byte at_end;
 
 init {
     atomic {
+#ifdef PARKED
+        sleepers = WORKERS;
+        asleep[0] = true;
+        asleep[1] = true;
+#if WORKERS > 2
+        asleep[2] = true;
+#endif
+#ifndef TWO_CLIENTS
+        mem[HEAD(0)] = 1; /* stage 0 has put one item, and there is no room for another */
+        mem[PUT] = 1;
+#endif
+#endif
         run Worker(0);
         run Worker(1);
 #if WORKERS > 2
@@ -332,5 +345,8 @@ init {
     }
     timeout;
     assert(mem[LOCK(0)] == 0 && mem[LOCK(1)] == 0);
+#ifdef MEET
+    assert(inside == ITEMS);
+#endif
     assert(!(ASLEEP > 0 && (RUNNABLE(0) || RUNNABLE(1))))
 }

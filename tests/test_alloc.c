@@ -1,0 +1,544 @@
+/* Allocators: every allocation may fail, everything is freed with the size and the alignment it was
+   asked for, and what runs allocates nothing. */
+#include <stddef.h>
+
+static void *alloc_malloc(size_t bytes);
+static void alloc_free(void *memory);
+
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#define SPDL_MALLOC(bytes) alloc_malloc(bytes)
+#define SPDL_FREE(memory) alloc_free(memory)
+#include "../spdl.h"
+#include "test.h"
+
+#include <unistd.h>
+
+/* What stands behind the default allocator in this file. */
+static int default_mallocs, default_frees;
+
+static void *alloc_malloc(size_t bytes) {
+    __atomic_fetch_add(&default_mallocs, 1, __ATOMIC_RELAXED);
+    return malloc(bytes);
+}
+
+static void alloc_free(void *memory) {
+    __atomic_fetch_add(&default_frees, 1, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+/* --- an allocator that counts, checks and fails --- */
+
+typedef struct counting {
+    int allocs, frees; /* atomic */
+    int64_t live;      /* bytes, atomic */
+    int fail_at;       /* the number of the allocation that fails, from 0; -1: none */
+    bool fail_all;     /* from now on */
+} counting;
+
+/* In front of every block. A block lies on an odd multiple of its alignment, never on an even one,
+   so that nobody can rely on more than was asked for. */
+typedef struct block {
+    void *start;
+    size_t bytes, align;
+    counting *owner;
+} block;
+
+static void *counting_alloc(size_t bytes, size_t align, void *user) {
+    counting *c = (counting *)user;
+    const int number = __atomic_fetch_add(&c->allocs, 1, __ATOMIC_RELAXED);
+    block *head;
+    char *start;
+    uintptr_t at;
+    CHECK(bytes > 0);
+    CHECK(align >= sizeof(void *) && (align & (align - 1)) == 0);
+    if (number == c->fail_at || __atomic_load_n(&c->fail_all, __ATOMIC_RELAXED)) {
+        __atomic_fetch_add(&c->frees, 1, __ATOMIC_RELAXED); /* nothing to free */
+        return NULL;
+    }
+    start = (char *)malloc(bytes + sizeof(block) + 3 * align);
+    REQUIRE(start != NULL);
+    at = ((uintptr_t)start + sizeof(block) + align - 1) & ~(uintptr_t)(align - 1);
+    if ((at & align) == 0) at += align;
+    head = (block *)(void *)(start + (at - (uintptr_t)start) - sizeof(block));
+    head->start = start;
+    head->bytes = bytes;
+    head->align = align;
+    head->owner = c;
+    __atomic_fetch_add(&c->live, (int64_t)bytes, __ATOMIC_RELAXED);
+    memset(head + 1, 0xa5, bytes);
+    return head + 1;
+}
+
+static void counting_free(void *memory, size_t bytes, void *user) {
+    counting *c = (counting *)user;
+    block *head = (block *)memory - 1;
+    REQUIRE(memory != NULL && head->owner == c);
+    CHECK_EQ(bytes, head->bytes);
+    head->owner = NULL;
+    memset(memory, 0x5a, bytes);
+    __atomic_fetch_add(&c->frees, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&c->live, (int64_t)bytes, __ATOMIC_RELAXED);
+    free(head->start);
+}
+
+static spdl_allocator allocator_of(counting *c) {
+    const spdl_allocator allocator = { counting_alloc, counting_free, c };
+    return allocator;
+}
+
+/* Every block is back, and nothing came from elsewhere. */
+static void all_is_back(const counting *c) {
+    CHECK_EQ(c->live, 0);
+    CHECK_EQ(c->frees, c->allocs);
+    CHECK_EQ(default_mallocs, 0);
+}
+
+/* Creates, uses and destroys something; c->fail_at says what fails. */
+typedef spdl_result (*attempt)(counting *c);
+
+/* Lets the first, second, ... allocation fail until one attempt gets through. */
+static void every_allocation_may_fail(attempt attempt_one, int at_least) {
+    for (int k = 0;; ++k) {
+        counting c = { 0 };
+        spdl_result result;
+        c.fail_at = k;
+        result = attempt_one(&c);
+        all_is_back(&c);
+        if (result == SPDL_OK) {
+            CHECK(c.allocs <= k); /* it did not need that many */
+            CHECK(k >= at_least);
+            return;
+        }
+        CHECK_EQ(result, SPDL_E_NOMEM);
+        CHECK(c.allocs > k);
+        REQUIRE(k < 200);
+    }
+}
+
+static int logged;
+
+static void log_count(spdl_log_level level, const char *text, void *user) {
+    (void)level;
+    (void)user;
+    CHECK(strstr(text, "out of memory") != NULL);
+    ++logged;
+}
+
+static void told_out_of_memory(spdl_result result, const spdl_error *error) {
+    CHECK_EQ(error->result, result);
+    if (result == SPDL_OK) return;
+    CHECK_EQ(error->stage, -1);
+    CHECK(strstr(error->text, "spdl: ") == error->text);
+    CHECK(strstr(error->text, "out of memory") != NULL);
+}
+
+/* --- rings --- */
+
+static spdl_result attempt_ring(counting *c, spdl_ring_mode mode) {
+    spdl_ring_desc desc = { 0 };
+    spdl_ring *ring = (spdl_ring *)c;
+    spdl_result result;
+    desc.capacity = 5;
+    desc.item_bytes = 56;
+    desc.mode = mode;
+    desc.allocator = allocator_of(c);
+    result = spdl_ring_create(&ring, &desc);
+    CHECK((ring == NULL) == (result != SPDL_OK));
+    spdl_ring_destroy(ring, NULL, NULL);
+    return result;
+}
+
+static spdl_result attempt_mpmc(counting *c) { return attempt_ring(c, SPDL_RING_MPMC); }
+static spdl_result attempt_spsc(counting *c) { return attempt_ring(c, SPDL_RING_SPSC); }
+
+static void ring_without_memory(void) {
+    every_allocation_may_fail(attempt_mpmc, 2);
+    every_allocation_may_fail(attempt_spsc, 2);
+}
+
+/* --- pools --- */
+
+static spdl_result attempt_pool(counting *c) {
+    spdl_pool_desc desc = { 0 };
+    spdl_pool *pool = (spdl_pool *)c;
+    spdl_error error;
+    spdl_result result;
+    desc.workers = 3;
+    desc.allocator = allocator_of(c);
+    desc.error = &error;
+    result = spdl_pool_create(&pool, &desc);
+    CHECK((pool == NULL) == (result != SPDL_OK));
+    told_out_of_memory(result, &error);
+    spdl_pool_destroy(pool);
+    return result;
+}
+
+static void pool_without_memory(void) { every_allocation_may_fail(attempt_pool, 4); }
+
+/* --- pipelines --- */
+
+static uint64_t source_count;
+
+SPDL_FN(numbers, void, void) {
+    if (spdl_sequence(task) == source_count) return SPDL_END;
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+SPDL_FN(pass, void, void) {
+    *out = in;
+    return SPDL_OK;
+}
+
+SPDL_FN(look, spdl_batch, void) {
+    CHECK(in->count >= 1);
+    *out = (void *)(uintptr_t)(in->sequence + 1);
+    return SPDL_OK;
+}
+
+SPDL_FN(pass_batch, spdl_batch, spdl_batch) {
+    *out = in;
+    return SPDL_OK;
+}
+
+static spdl_result init_ok(void *ctx, int worker, void **local) {
+    (void)worker;
+    *local = ctx;
+    return SPDL_OK;
+}
+
+static void fini_ok(void *ctx, int worker, void *local) {
+    (void)worker;
+    CHECK(ctx == local);
+}
+
+static const spdl_stage shortest[] = { SPDL_SOURCE(numbers), SPDL_SINK(3) };
+
+static const spdl_stage shape_of_pipes[] = {
+    SPDL_SOURCE(numbers),
+    SPDL_PIPE(pass, .concurrency = 4, .buffer_size = 7),
+    SPDL_PIPE(pass, .concurrency = 2, .output_order = SPDL_ORDER_COMPLETION),
+    SPDL_SINK(3),
+};
+
+static const spdl_stage shape_with_batches[] = {
+    SPDL_SOURCE(numbers, .init = init_ok, .fini = fini_ok),
+    SPDL_BATCH(4),
+    SPDL_PIPE(look, .init = init_ok, .fini = fini_ok, .concurrency = 3),
+    SPDL_BATCH(2, .drop_last = true),
+    SPDL_SINK(2),
+};
+
+typedef struct shape {
+    const spdl_stage *rows;
+    size_t count;
+    bool batches; /* are what comes out */
+} shape;
+
+#define SHAPE(rows, batches) { rows, sizeof(rows) / sizeof(rows[0]), batches }
+
+static const shape shapes[] = {
+    SHAPE(shortest, false),
+    SHAPE(shape_of_pipes, false),
+    SHAPE(shape_with_batches, true),
+};
+
+static const shape *shape_tried;
+static int workers_tried;
+static spdl_pool *pool_tried;
+
+static void run_to_the_end(spdl_pipeline *p, bool batches) {
+    void *item;
+    spdl_result result;
+    while ((result = spdl_pipeline_next(p, &item, SPDL_FOREVER)) == SPDL_OK)
+        if (batches) spdl_batch_free(item);
+    CHECK_EQ(result, SPDL_END);
+}
+
+static spdl_result attempt_pipeline(counting *c) {
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p = (spdl_pipeline *)c;
+    spdl_error error;
+    spdl_result result;
+    const int before = logged;
+    desc.workers = workers_tried;
+    desc.pool = pool_tried;
+    desc.allocator = allocator_of(c);
+    desc.logger.log_fn = log_count;
+    desc.error = &error;
+    result = spdl_pipeline_create(&p, &desc, shape_tried->rows, shape_tried->count);
+    CHECK((p == NULL) == (result != SPDL_OK));
+    CHECK_EQ(logged - before, result != SPDL_OK);
+    told_out_of_memory(result, &error);
+    if (p != NULL) run_to_the_end(p, shape_tried->batches);
+    spdl_pipeline_destroy(p);
+    return result;
+}
+
+static void pipelines_without_memory(int workers) {
+    workers_tried = workers;
+    source_count = 20;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
+        shape_tried = &shapes[i];
+        every_allocation_may_fail(attempt_pipeline, 4);
+    }
+}
+
+static void pipeline_of_the_caller_without_memory(void) { pipelines_without_memory(0); }
+static void pipeline_of_workers_without_memory(void) { pipelines_without_memory(3); }
+
+static void pipeline_on_a_pool_without_memory(void) {
+    counting c = { 0 };
+    spdl_pool_desc desc = { 0 };
+    c.fail_at = -1;
+    desc.workers = 2;
+    desc.allocator = allocator_of(&c);
+    REQUIRE(spdl_pool_create(&pool_tried, &desc) == SPDL_OK);
+    pipelines_without_memory(0);
+    spdl_pool_destroy(pool_tried);
+    all_is_back(&c);
+}
+
+/* --- caches --- */
+
+static spdl_result next_nothing(void *source, void **item, int64_t timeout_ns) {
+    (void)source;
+    (void)timeout_ns;
+    *item = NULL;
+    return SPDL_OK;
+}
+
+static spdl_result attempt_cache(counting *c) {
+    spdl_cache_desc desc = { 0 };
+    spdl_cache *cache = (spdl_cache *)c;
+    spdl_result result;
+    void *item;
+    desc.next = next_nothing;
+    desc.num_caches = 5;
+    desc.allocator = allocator_of(c);
+    result = spdl_cache_create(&cache, &desc);
+    CHECK((cache == NULL) == (result != SPDL_OK));
+    for (int i = 0; i < 20 && cache != NULL; ++i)
+        CHECK_EQ(spdl_cache_next(cache, &item, 0), SPDL_OK);
+    if (cache != NULL) CHECK_EQ(c->allocs, 2); /* all of them were made by create */
+    spdl_cache_destroy(cache);
+    return result;
+}
+
+static void cache_without_memory(void) { every_allocation_may_fail(attempt_cache, 2); }
+
+/* --- steady state --- */
+
+static void running_allocates_nothing(const spdl_stage *rows, size_t count, int workers,
+                                      bool batches, uint64_t items) {
+    counting c = { 0 };
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p;
+    int made;
+    c.fail_at = -1;
+    desc.workers = workers;
+    desc.allocator = allocator_of(&c);
+    source_count = items;
+    REQUIRE(spdl_pipeline_create(&p, &desc, rows, count) == SPDL_OK);
+    made = __atomic_load_n(&c.allocs, __ATOMIC_RELAXED);
+    run_to_the_end(p, batches);
+    CHECK_EQ(c.allocs, made);
+    CHECK_EQ(c.frees, 0);
+    spdl_pipeline_destroy(p);
+    all_is_back(&c);
+}
+
+static const uint64_t many = TEST_SANITIZED ? 5000 : 100000;
+
+static void pipes_allocate_nothing(void) {
+    running_allocates_nothing(SPDL_TABLE(shape_of_pipes), 0, false, many);
+    running_allocates_nothing(SPDL_TABLE(shape_of_pipes), 3, false, many);
+}
+
+static void batches_allocate_nothing(void) {
+    running_allocates_nothing(SPDL_TABLE(shape_with_batches), 0, true, many);
+    running_allocates_nothing(SPDL_TABLE(shape_with_batches), 3, true, many);
+}
+
+/* Batches that a stage passes on wait on the edges behind it as well. */
+static void batches_passed_on_allocate_nothing(void) {
+    static const spdl_stage rows[] = {
+        SPDL_SOURCE(numbers),
+        SPDL_BATCH(2),
+        SPDL_PIPE(pass_batch, .concurrency = 4, .buffer_size = 20),
+        SPDL_PIPE(pass_batch, .buffer_size = 10),
+        SPDL_PIPE(pass_batch),
+        SPDL_SINK(20),
+    };
+    running_allocates_nothing(SPDL_TABLE(rows), 0, true, many / 5);
+    running_allocates_nothing(SPDL_TABLE(rows), 3, true, many / 5);
+}
+
+static void batches_of_batches_allocate_nothing(void) {
+    static const spdl_stage rows[] = {
+        SPDL_SOURCE(numbers),
+        SPDL_BATCH(2),
+        SPDL_PIPE(pass_batch, .concurrency = 2),
+        SPDL_BATCH(3),
+        SPDL_SINK(4),
+    };
+    running_allocates_nothing(SPDL_TABLE(rows), 0, true, many / 5);
+    running_allocates_nothing(SPDL_TABLE(rows), 3, true, many / 5);
+}
+
+static void rings_and_jobs_allocate_nothing(void) {
+    counting c = { 0 };
+    spdl_ring_desc ring_desc = { 0 };
+    spdl_pool_desc pool_desc = { 0 };
+    spdl_ring *ring;
+    spdl_pool *pool;
+    uint64_t item = 1;
+    int made;
+    c.fail_at = -1;
+    ring_desc.capacity = 3;
+    ring_desc.allocator = pool_desc.allocator = allocator_of(&c);
+    pool_desc.workers = 2;
+    REQUIRE(spdl_ring_create(&ring, &ring_desc) == SPDL_OK);
+    REQUIRE(spdl_pool_create(&pool, &pool_desc) == SPDL_OK);
+    made = c.allocs;
+    for (uint64_t i = 0; i < many; ++i) {
+        CHECK_EQ(spdl_ring_push(ring, &item, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_ring_pop(ring, &item, SPDL_FOREVER), SPDL_OK);
+    }
+    for (int i = 0; i < 1000; ++i) CHECK_EQ(spdl_pool_drain(pool, 0), SPDL_OK);
+    CHECK_EQ(c.allocs, made);
+    spdl_pool_destroy(pool);
+    spdl_ring_destroy(ring, NULL, NULL);
+    all_is_back(&c);
+}
+
+/* --- batches that the trainer keeps: the one place where a running pipeline allocates --- */
+
+enum { KEPT = 60 };
+
+static void kept_batches_are_allocated(void) {
+    for (int order = 0; order < 2; ++order) {
+        static const spdl_stage rows[] = { SPDL_SOURCE(numbers), SPDL_BATCH(3), SPDL_SINK(2) };
+        counting c = { 0 };
+        spdl_pipeline_desc desc = { 0 };
+        spdl_pipeline *p;
+        spdl_batch *kept[KEPT];
+        c.fail_at = -1;
+        desc.workers = 2;
+        desc.allocator = allocator_of(&c);
+        source_count = 3 * KEPT;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
+        for (int i = 0; i < KEPT; ++i)
+            REQUIRE(spdl_pipeline_next(p, (void **)&kept[i], SPDL_FOREVER) == SPDL_OK);
+        if (order) spdl_pipeline_destroy(p); /* the batches outlive the pipeline */
+        for (int i = 0; i < KEPT; ++i) {
+            CHECK_EQ(kept[i]->count, 3);
+            CHECK_EQ(kept[i]->sequence, i);
+            CHECK_EQ((uintptr_t)kept[i]->items[1], 3 * i + 2);
+            spdl_batch_free(kept[i]);
+        }
+        if (!order) spdl_pipeline_destroy(p);
+        all_is_back(&c);
+    }
+}
+
+/* Without memory for one more batch the pipeline fails, names the batch row, and loses nothing. */
+static void kept_batches_may_fail(void) {
+    static const spdl_stage rows[] = { SPDL_SOURCE(numbers), SPDL_BATCH(3), SPDL_SINK(2) };
+    for (int workers = 0; workers < 3; ++workers) {
+        counting c = { 0 };
+        spdl_pipeline_desc desc = { 0 };
+        spdl_pipeline *p;
+        spdl_batch *kept[KEPT];
+        spdl_result result = SPDL_OK;
+        const spdl_error *error;
+        int count = 0;
+        c.fail_at = -1;
+        desc.workers = workers;
+        desc.allocator = allocator_of(&c);
+        source_count = 3 * KEPT;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
+        __atomic_store_n(&c.fail_all, true, __ATOMIC_RELAXED);
+        while (count < KEPT && result == SPDL_OK) {
+            result = spdl_pipeline_next(p, (void **)&kept[count], SPDL_FOREVER);
+            count += result == SPDL_OK;
+        }
+        CHECK_EQ(result, SPDL_E_NOMEM);
+        CHECK(count > 0 && count < KEPT);
+        error = spdl_pipeline_error(p);
+        CHECK_EQ(error->result, SPDL_E_NOMEM);
+        CHECK_EQ(error->stage, 1);
+        CHECK_STR(error->stage_name, "batch");
+        CHECK(strstr(error->text, "memory") != NULL);
+        for (int i = 0; i < count; ++i) {
+            CHECK_EQ(kept[i]->sequence, i);
+            spdl_batch_free(kept[i]);
+        }
+        spdl_pipeline_destroy(p);
+        all_is_back(&c);
+    }
+}
+
+/* --- the default allocator --- */
+
+static void default_memory_is_aligned(void) {
+    spdl_allocator none;
+    memset(&none, 0, sizeof none);
+    for (size_t align = 1; align <= 4096; align *= 2) {
+        for (size_t bytes = 1; bytes < 300; bytes += 37) {
+            void *memory = spdl__alloc(&none, bytes, align);
+            REQUIRE(memory != NULL);
+            CHECK_EQ((uintptr_t)memory % align, 0);
+            CHECK_EQ((uintptr_t)memory % sizeof(void *), 0);
+            memset(memory, 1, bytes);
+            spdl__free(&none, memory, bytes);
+        }
+    }
+    CHECK_EQ(default_mallocs, default_frees);
+    CHECK(default_mallocs > 0);
+    spdl__free(&none, NULL, 0);
+    CHECK_EQ(default_mallocs, default_frees);
+}
+
+static void sizes_that_overflow_are_refused(void) {
+    spdl_allocator none;
+    memset(&none, 0, sizeof none);
+    CHECK(spdl__alloc(&none, SIZE_MAX, 64) == NULL);
+    CHECK(spdl__alloc(&none, SIZE_MAX - 64, 64) == NULL);
+    CHECK(spdl__alloc_zeroed(&none, SIZE_MAX / 2, 3, 8) == NULL);
+    CHECK(spdl__alloc_zeroed(&none, (size_t)1 << 33, (size_t)1 << 33, 8) == NULL);
+    CHECK_EQ(default_mallocs, 0);
+}
+
+static void default_memory_comes_back(void) {
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p;
+    desc.workers = 2;
+    source_count = 100;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(shape_with_batches)) == SPDL_OK);
+    CHECK(default_mallocs > 0);
+    run_to_the_end(p, true);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(default_mallocs, default_frees);
+}
+
+TEST_TABLE(alloc) {
+    TEST_CASE(ring_without_memory),
+    TEST_CASE(pool_without_memory),
+    TEST_CASE(pipeline_of_the_caller_without_memory),
+    TEST_CASE(pipeline_of_workers_without_memory),
+    TEST_CASE(pipeline_on_a_pool_without_memory),
+    TEST_CASE(cache_without_memory),
+    TEST_CASE(pipes_allocate_nothing),
+    TEST_CASE(batches_allocate_nothing),
+    TEST_CASE(batches_passed_on_allocate_nothing),
+    TEST_CASE(batches_of_batches_allocate_nothing),
+    TEST_CASE(rings_and_jobs_allocate_nothing),
+    TEST_CASE(kept_batches_are_allocated),
+    TEST_CASE(kept_batches_may_fail),
+    TEST_CASE(default_memory_is_aligned),
+    TEST_CASE(sizes_that_overflow_are_refused),
+    TEST_CASE(default_memory_comes_back),
+    TEST_END,
+};

@@ -1,0 +1,1021 @@
+/* Pipelines from create to destroy: stops, timeouts, init and fini, shared pools, exit and fork,
+   threads and memory that cannot be had, and thousands of random ones. */
+#include "items.h"
+
+#include <errno.h>
+#include <sys/wait.h>
+
+static void open_gate(int *gate) { __atomic_store_n(gate, 1, __ATOMIC_RELEASE); }
+
+/* --- taking --- */
+
+static void timeouts_lose_nothing(void) {
+    for (int w = 0; w < 3; ++w) {
+        spdl_pipeline *p = START(w, SOURCE(.count = 5, .sleep_us = 60000), SPDL_SINK(3));
+        spdl_result result = SPDL_OK;
+        notes n = { .length = 0 };
+        int timeouts = 0;
+        while (result != SPDL_END) {
+            void *taken;
+            result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(0.025));
+            if (result == SPDL_OK) note_item(&n, taken);
+            timeouts += result == SPDL_TIMEOUT;
+            if (!CHECK(result >= 0)) break;
+        }
+        CHECK_STR(n.text, "01234");
+        CHECK(timeouts > 0 || w == 0); /* without workers a call of the source is waited for */
+        DONE(p);
+    }
+}
+
+static void next_can_be_polled(void) {
+    for (int w = 0; w <= 4; w += 4) {
+        spdl_pipeline *p = START(w, COUNT_TO(1000),
+                                 SPDL_PIPE(follow, SCRIPT(.fresh = true), .concurrency = 2,
+                                           .free_item = item_free),
+                                 SPDL_SINK(3));
+        spdl_result result = SPDL_OK;
+        long count = 0;
+        while (result == SPDL_OK || result == SPDL_TIMEOUT) {
+            item *it = NULL;
+            result = spdl_pipeline_next(p, (void **)&it, 0);
+            if (result == SPDL_TIMEOUT) sched_yield();
+            if (result != SPDL_OK) continue;
+            CHECK_EQ(it->value, count++);
+            item_free(it);
+        }
+        CHECK_EQ(result, SPDL_END);
+        CHECK_EQ(count, 1000);
+        DONE(p);
+    }
+}
+
+static void a_loop_goes_on_where_the_last_one_stopped(void) {
+    for (int w = 0; w < 3; ++w) {
+        spdl_pipeline *p = START(w, COUNT_TO(10), SPDL_SINK(3));
+        TAKE(p, 3, "0 1 2");
+        TAKE(p, 4, "3 4 5 6");
+        RUN(p, "7 8 9", SPDL_END);
+    }
+}
+
+static void an_endless_source_can_be_left_at_any_time(void) {
+    const int rounds = TEST_SANITIZED ? 40 : 300;
+    uint64_t state = test_seed();
+    chaos_on();
+    for (int i = 0; i < rounds; ++i) {
+        spdl_pipeline *p = START(i % 5, COUNT_TO(-1),
+                                 SPDL_PIPE(follow, SCRIPT(.fresh = true), .concurrency = 4,
+                                           .free_item = item_free),
+                                 SPDL_SINK(3));
+        const long first = (long)(test_random(&state) % 20);
+        const long second = (long)(test_random(&state) % 20);
+        CHECK_EQ(take_from(p, 0, first, SPDL_OK), first);
+        CHECK_EQ(take_from(p, first, second, SPDL_OK), second);
+        DONE(p);
+    }
+}
+
+static void a_pipeline_can_be_destroyed_at_any_item(void) {
+    for (int w = 0; w < 4; ++w) {
+        for (long k = 0; k <= 20; ++k) {
+            spdl_pipeline *p = START(w, COUNT_TO(20),
+                                     SPDL_PIPE(follow, SCRIPT(.fresh = true), .concurrency = 3,
+                                               .free_item = item_free),
+                                     SPDL_SINK(3));
+            CHECK_EQ(take_from(p, 0, k, SPDL_OK), k);
+            DONE(p);
+        }
+        DONE(START(w, COUNT_TO(20), SPDL_BATCH(7), SPDL_BATCH(2), SPDL_SINK(1)));
+    }
+    spdl_pipeline_destroy(NULL);
+}
+
+/* --- two trainers --- */
+
+typedef struct trainer {
+    spdl_pipeline *p;
+    spdl_result result;
+    int taken, refused;
+} trainer;
+
+static void *train(void *arg) {
+    trainer *t = (trainer *)arg;
+    do {
+        void *taken;
+        t->result = spdl_pipeline_next(t->p, &taken, SPDL_SECONDS(15));
+        __atomic_add_fetch(&t->taken, t->result == SPDL_OK, __ATOMIC_RELEASE);
+        t->refused += t->result == SPDL_E_INVALID;
+        if (t->result == SPDL_OK) item_free(taken);
+        else sched_yield();
+    } while (t->result == SPDL_OK || t->result == SPDL_E_INVALID);
+    return NULL;
+}
+
+static void a_second_trainer_is_refused(void) {
+    for (int w = 0; w < 3; ++w) {
+        int gate = 0;
+        script source = { .count = 1, .gate = &gate };
+        trainer t = { .p = START(w, SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free),
+                                 SPDL_SINK(3)) };
+        const pthread_t thread = thread_of(train, &t);
+        void *untouched = &t;
+        await(&source.calls, 1);
+        await((const int *)&t.p->trainer_inside, 1);
+        CHECK_EQ(spdl_pipeline_next(t.p, &untouched, SPDL_FOREVER), SPDL_E_INVALID);
+        CHECK_EQ(spdl_pipeline_next(t.p, &untouched, 0), SPDL_E_INVALID);
+        CHECK(untouched == &t);
+        open_gate(&gate);
+        pthread_join(thread, NULL);
+        CHECK(t.taken == 1 && t.result == SPDL_END);
+        DONE(t.p);
+    }
+}
+
+static void two_trainers_break_nothing(void) {
+    chaos_on();
+    for (int w = 0; w < 3; ++w) {
+        const int items = TEST_SANITIZED ? 500 : 5000;
+        trainer one = { .p = START(w, COUNT_TO(items), SPDL_SINK(3)) }, two = one;
+        const pthread_t first = thread_of(train, &one), second = thread_of(train, &two);
+        pthread_join(first, NULL);
+        pthread_join(second, NULL);
+        CHECK_EQ(one.taken + two.taken, items);
+        CHECK(one.result == SPDL_END && two.result == SPDL_END);
+        DONE(one.p);
+    }
+}
+
+static void next_checks_its_arguments(void) {
+    spdl_pipeline *p = START(1, COUNT_TO(1), SPDL_SINK(3));
+    void *taken;
+    CHECK_EQ(spdl_pipeline_next(NULL, &taken, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_next(p, NULL, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_stop(NULL, 0), SPDL_E_INVALID);
+    RUN(p, "0", SPDL_END);
+}
+
+/* --- stop --- */
+
+/* What is in the sink is still handed out, in order, and then the end by a stop is told. */
+static void the_trainer_can_stop(void) {
+    for (int w = 0; w < 4; ++w) {
+        spdl_pipeline *p = START(w, COUNT_TO(-1),
+                                 SPDL_PIPE(follow, SCRIPT(.fresh = true), .concurrency = 2,
+                                           .free_item = item_free),
+                                 SPDL_SINK(3));
+        CHECK_EQ(take_from(p, 0, 10, SPDL_OK), 10);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_pipeline_stop(p, 0), SPDL_OK);
+        CHECK(items_alive() <= 3 + 2);
+        CHECK(take_from(p, 10, 1000, SPDL_CLOSED) <= 3 + 2);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        TAKE_ALL(p, "", SPDL_CLOSED);
+        CHECK(!spdl_pipeline_failed(p));
+        DONE(p);
+    }
+}
+
+static void stop_comes_before_the_first_item(void) {
+    for (int w = 0; w < 4; ++w) {
+        int gate = 0;
+        script source = { .count = -1, .gate = &gate };
+        spdl_pipeline *p = START(w, SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free),
+                                 SPDL_SINK(1));
+        if (w > 0) {
+            await(&source.inside, 1);
+            CHECK_EQ(spdl_pipeline_stop(p, 0), SPDL_TIMEOUT);
+        }
+        open_gate(&gate);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(source.inside, 0);
+        RUN(p, w ? "0" : "", SPDL_CLOSED);
+        CHECK_EQ(source.calls, w > 0);
+    }
+}
+
+static void stop_after_the_end_changes_nothing(void) {
+    for (int w = 0; w < 3; ++w) {
+        spdl_pipeline *p = START(w, COUNT_TO(3), SPDL_SINK(3));
+        TAKE_ALL(p, "0 1 2", SPDL_END);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        RUN(p, "", SPDL_END);
+        p = START(w, SOURCE(.count = 2, .last = SPDL_E_IO), SPDL_SINK(3));
+        TAKE_ALL(p, "0 1", SPDL_E_IO);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        CHECK(spdl_pipeline_failed(p));
+        RUN(p, "", SPDL_E_IO);
+    }
+}
+
+/* The stop times out while a call is held up, and goes on; the trainer is let go at once. */
+static void another_thread_can_stop(void) {
+    for (int w = 1; w < 4; ++w) {
+        int gate = 0;
+        script slow = { .gate = &gate, .gate_at = 2, .fresh = true };
+        trainer t = { .p = START(w, COUNT_TO(-1),
+                                 SPDL_PIPE(follow, .ctx = &slow, .free_item = item_free),
+                                 SPDL_SINK(1)) };
+        const pthread_t thread = thread_of(train, &t);
+        await(&slow.calls, 3);
+        await(&t.taken, 2);
+        CHECK_EQ(spdl_pipeline_stop(t.p, 0), SPDL_TIMEOUT);
+        CHECK_EQ(spdl_pipeline_stop(t.p, SPDL_SECONDS(0.02)), SPDL_TIMEOUT);
+        pthread_join(thread, NULL);
+        CHECK_EQ(t.result, SPDL_CLOSED);
+        open_gate(&gate);
+        CHECK_EQ(spdl_pipeline_stop(t.p, SPDL_SECONDS(15)), SPDL_OK);
+        CHECK_EQ(slow.inside, 0);
+        DONE(t.p);
+    }
+}
+
+/* With workers = 0 the stages run on the trainer's thread, and another one stops them. */
+static void another_thread_can_stop_the_trainers_work(void) {
+    for (int i = 0; i < 20; ++i) {
+        trainer t = { .p = START(0, COUNT_TO(-1),
+                                 SPDL_PIPE(follow, SCRIPT(.every = i % 2, .result = SPDL_SKIP)),
+                                 SPDL_SINK(3)) };
+        const pthread_t thread = thread_of(train, &t);
+        sleep_us(i * 50);
+        CHECK_EQ(spdl_pipeline_stop(t.p, SPDL_SECONDS(15)), SPDL_OK);
+        pthread_join(thread, NULL);
+        CHECK_EQ(t.result, SPDL_CLOSED);
+        DONE(t.p);
+    }
+}
+
+static spdl_pipeline *stopped_inside;
+
+SPDL_FN(stops_itself, item, item) {
+    *out = in;
+    if (in->value < 5) return SPDL_OK;
+    CHECK_EQ(spdl_pipeline_stop(stopped_inside, SPDL_FOREVER), SPDL_OK);
+    CHECK(spdl_stopping(task));
+    return SPDL_OK;
+}
+
+static void a_stage_can_stop(void) {
+    for (int w = 0; w < 4; ++w) {
+        script after = { .fresh = false };
+        spdl_pipeline *p = START(w, COUNT_TO(-1), SPDL_PIPE(follow, SCRIPT(.stop_at = 5)),
+                                 SPDL_PIPE(follow, .ctx = &after), SPDL_SINK(1));
+        CHECK(take_from(p, 0, 1000, SPDL_CLOSED) <= 5);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        CHECK(after.calls <= 5);
+        DONE(p);
+    }
+}
+
+static void stop_inside_a_stage_does_not_wait(void) {
+    int gate = 0;
+    script source = { .count = -1, .gate = &gate };
+    stopped_inside = START(0, COUNT_TO(-1), SPDL_PIPE(stops_itself), SPDL_SINK(3));
+    TAKE(stopped_inside, 1, "0");
+    CHECK_EQ(take_from(stopped_inside, 1, 1000, SPDL_CLOSED), 5);
+    DONE(stopped_inside);
+    stopped_inside = START(3, SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free),
+                           SPDL_PIPE(stops_itself), SPDL_SINK(3));
+    open_gate(&gate);
+    CHECK(take_from(stopped_inside, 0, 1000, SPDL_CLOSED) <= 6);
+    DONE(stopped_inside);
+}
+
+/* The best of a few: what else runs on the machine is not our matter. */
+static void an_idle_pipeline_stops_at_once(void) {
+    uint64_t best = UINT64_MAX;
+    for (int i = 0; i < 5; ++i) {
+        script source = { .count = -1 };
+        spdl_pipeline *p = START(4, SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free),
+                                 SPDL_SINK(3));
+        uint64_t start_ns;
+        await(&source.calls, 4);
+        sleep_us(3000);
+        start_ns = spdl_time_ns();
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        best = spdl__min(best, spdl_time_ns() - start_ns);
+        DONE(p);
+    }
+    CHECK(best < 50000000);
+}
+
+static int destroyed_inside;
+
+static void log_of_destroy(spdl_log_level level, const char *text, void *user) {
+    (void)user;
+    CHECK_EQ(level, SPDL_LOG_ERROR);
+    CHECK_STR(text, "spdl: spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
+    __atomic_add_fetch(&destroyed_inside, 1, __ATOMIC_RELAXED);
+}
+
+SPDL_FN(destroys_itself, item, item) {
+    spdl_pipeline_destroy(*(spdl_pipeline **)spdl_ctx(task));
+    *out = in;
+    return SPDL_OK;
+}
+
+static void destroy_inside_a_stage_is_refused(void) {
+    for (int w = 0; w < 3; ++w) {
+        int gate = 0;
+        spdl_pipeline *p = NULL;
+        spdl_pipeline_desc desc = { .workers = w };
+        desc.logger.log_fn = log_of_destroy;
+        REQUIRE(spdl_pipeline_create(
+                    &p, &desc,
+                    SPDL_STAGES(SOURCE(.count = 3, .gate = &gate),
+                                SPDL_PIPE(destroys_itself, .ctx = &p), SPDL_SINK(3))) == SPDL_OK);
+        open_gate(&gate);
+        RUN(p, "0 1 2", SPDL_END);
+        CHECK_EQ(destroyed_inside, 3 * (w + 1));
+    }
+}
+
+/* --- init and fini --- */
+
+enum { MOST_WORKERS = 8 };
+
+typedef struct hooks {
+    int fail_on; /* the worker whose init fails, or -1 */
+    spdl_result failure;
+    int inits[MOST_WORKERS], finis[MOST_WORKERS], total, ended, calls;
+} hooks;
+
+static spdl_result hooks_init(void *ctx, int worker, void **local) {
+    hooks *h = (hooks *)ctx;
+    CHECK_EQ(__atomic_load_n(&h->calls, __ATOMIC_RELAXED), 0);
+    if (worker == h->fail_on) return h->failure;
+    CHECK_EQ(h->inits[worker]++, 0);
+    *local = &h->inits[worker];
+    __atomic_add_fetch(&h->total, 1, __ATOMIC_RELEASE);
+    return SPDL_OK;
+}
+
+static void hooks_fini(void *ctx, int worker, void *local) {
+    hooks *h = (hooks *)ctx;
+    CHECK(local == &h->inits[worker]);
+    CHECK_EQ(h->finis[worker]++, 0);
+    __atomic_add_fetch(&h->ended, 1, __ATOMIC_RELEASE);
+}
+
+SPDL_FN(with_local, item, item) {
+    hooks *h = (hooks *)spdl_ctx(task);
+    CHECK(spdl_local(task) == &h->inits[spdl_worker(task)]);
+    __atomic_add_fetch(&h->calls, 1, __ATOMIC_RELAXED);
+    *out = in;
+    return SPDL_OK;
+}
+
+#define HOOKED(hooks_, ...)                                                                        \
+    SPDL_PIPE(with_local, .ctx = (hooks_), .init = hooks_init, .fini = hooks_fini, __VA_ARGS__)
+
+static void hooks_run_on(spdl_pool *pool, int workers, long items) {
+    hooks one = { .fail_on = -1 }, two = one;
+    const int expected = workers ? workers : 1;
+    spdl_pipeline *p = start(pool ? 0 : workers, pool,
+                             SPDL_STAGES(COUNT_TO(items), HOOKED(&one, .concurrency = 3),
+                                         SPDL_PIPE(follow, SCRIPT(.fresh = false)),
+                                         HOOKED(&two, .concurrency = 2), SPDL_SINK(3)));
+    CHECK_EQ(take_from(p, 0, items + 1, SPDL_END), items);
+    CHECK(one.calls == items && two.calls == items);
+    spdl_pipeline_destroy(p);
+    CHECK(one.total == expected && two.total == expected);
+    CHECK(one.ended == expected && two.ended == expected);
+}
+
+static void init_and_fini_run_once_on_each_worker(void) {
+    for (int w = 0; w <= MOST_WORKERS; ++w) {
+        hooks_run_on(NULL, w, 50);
+        hooks_run_on(NULL, w, 0);
+    }
+    CHECK_EQ(items_alive(), 0);
+}
+
+static void init_and_fini_run_on_shared_workers(void) {
+    spdl_pool *pool = pool_of(3);
+    spdl_pipeline *other = START_ON(pool, COUNT_TO(-1), SPDL_SINK(3));
+    for (int i = 0; i < 20; ++i) hooks_run_on(pool, 3, 30);
+    DONE(other);
+    hooks_run_on(pool, 3, 30);
+    CHECK_EQ(items_alive(), 0);
+    spdl_pool_destroy(pool);
+}
+
+/* A pipeline that is destroyed before its workers had a look: as many finis as inits. */
+static void init_and_fini_balance_in_a_short_life(void) {
+    chaos_on();
+    for (int i = 0; i < 100; ++i) {
+        hooks h = { .fail_on = i % 7 - 1, .failure = SPDL_E_IO };
+        DONE(START(i % 5, COUNT_TO(9), HOOKED(&h, .concurrency = 2), SPDL_SINK(3)));
+        CHECK_EQ(h.total, h.ended);
+    }
+}
+
+static void an_init_that_fails_ends_it(void) {
+    static const spdl_result failures[] = { SPDL_E_IO, SPDL_SKIP };
+    for (int i = 0; i < 16; ++i) {
+        const int w = i / 4, failing = w ? i % w : 0;
+        hooks good = { .fail_on = -1 }, bad = { .fail_on = failing, .failure = failures[i % 2] };
+        const spdl_result told = i % 2 ? SPDL_E_STAGE : SPDL_E_IO;
+        script source = { .count = 10 };
+        char text[200];
+        spdl_pipeline *p = START(w, SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free),
+                                 HOOKED(&good, .name = "good"), HOOKED(&bad, .name = "bad"),
+                                 SPDL_SINK(3));
+        TAKE_ALL(p, "", told);
+        CHECK(spdl_pipeline_failed(p));
+        CHECK_EQ(spdl_pipeline_error(p)->stage, 2);
+        CHECK_STR(spdl_pipeline_error(p)->stage_name, "bad");
+        snprintf(text, sizeof text, "spdl: stage 2 'bad', item 0: init on worker %d failed: %s",
+                 failing, spdl_result_text(failures[i % 2]));
+        CHECK_STR(spdl_pipeline_error(p)->text, text);
+        DONE(p);
+        CHECK_EQ(source.calls, 0);
+        CHECK(good.total == good.ended && bad.total == bad.ended);
+        CHECK(good.total >= 1 && bad.inits[failing] == 0);
+    }
+}
+
+/* Two workers fail in different rows; what was told once stays. */
+static void an_error_that_was_told_stays(void) {
+    for (int i = 0; i < (TEST_SANITIZED ? 50 : 300); ++i) {
+        hooks one = { .fail_on = 0, .failure = SPDL_E_IO };
+        hooks two = { .fail_on = 1, .failure = SPDL_E_FORMAT };
+        spdl_error told;
+        spdl_pipeline *p = START(2, COUNT_TO(10), HOOKED(&one, .name = "one"),
+                                 HOOKED(&two, .name = "two"), SPDL_SINK(3));
+        void *taken;
+        const spdl_result result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15));
+        told = *spdl_pipeline_error(p);
+        CHECK_EQ(told.result, result);
+        sleep_us(i % 3 * 200);
+        CHECK_EQ(spdl_pipeline_next(p, &taken, SPDL_FOREVER), result);
+        CHECK_STR(spdl_pipeline_error(p)->text, told.text);
+        DONE(p);
+    }
+}
+
+/* --- shared pools --- */
+
+typedef struct tenant {
+    spdl_pool *pool;
+    uint64_t seed;
+} tenant;
+
+/* One after another, each to the end or left in the middle. */
+static void *live(void *arg) {
+    tenant *t = (tenant *)arg;
+    for (int i = 0; i < (TEST_SANITIZED ? 6 : 30); ++i) {
+        const long items = (long)(test_random(&t->seed) % 200);
+        const long most = (long)(test_random(&t->seed) % 200);
+        spdl_pipeline *p = START_ON(t->pool, COUNT_TO(items),
+                                    SPDL_PIPE(follow, SCRIPT(.fresh = true), .concurrency = 3,
+                                              .free_item = item_free),
+                                    SPDL_PIPE(follow, SCRIPT(.plus = 0)), SPDL_SINK(3));
+        CHECK_EQ(take_from(p, 0, most, most > items ? SPDL_END : SPDL_OK),
+                 most > items ? items : most);
+        spdl_pipeline_destroy(p);
+    }
+    return NULL;
+}
+
+static int jobs_run;
+
+static void count_job(void *arg, int worker, void *local) {
+    (void)arg;
+    (void)worker;
+    (void)local;
+    __atomic_add_fetch(&jobs_run, 1, __ATOMIC_RELAXED);
+}
+
+static void share_a_pool(int workers, int tenants) {
+    spdl_pool *pool = pool_of(workers);
+    tenant t[8];
+    pthread_t threads[8];
+    const int jobs = 200;
+    chaos_on();
+    jobs_run = 0;
+    for (int i = 0; i < tenants; ++i) {
+        t[i] = (tenant){ pool, test_seed() + (uint64_t)i };
+        threads[i] = thread_of(live, &t[i]);
+    }
+    for (int i = 0; i < jobs; ++i) {
+        CHECK_EQ(spdl_pool_submit(pool, count_job, NULL, SPDL_FOREVER), SPDL_OK);
+        if (i % 10 == 0) sleep_us(100);
+    }
+    for (int i = 0; i < tenants; ++i) pthread_join(threads[i], NULL);
+    CHECK_EQ(spdl_pool_drain(pool, SPDL_SECONDS(15)), SPDL_OK);
+    CHECK_EQ(jobs_run, jobs);
+    CHECK_EQ(items_alive(), 0);
+    spdl_pool_destroy(pool);
+}
+
+static void two_pipelines_share_a_pool(void) { share_a_pool(2, 2); }
+static void eight_pipelines_share_a_pool(void) { share_a_pool(3, 8); }
+static void eight_pipelines_share_a_worker(void) { share_a_pool(1, 8); }
+
+/* One trainer takes from two pipelines in turn: neither starves, one worker or more. */
+static void a_trainer_alternates(void) {
+    for (int w = 1; w < 4; ++w) {
+        spdl_pool *pool = pool_of(w);
+        spdl_pipeline *a = START_ON(pool, COUNT_TO(-1), SPDL_SINK(3));
+        spdl_pipeline *b = START_ON(pool, COUNT_TO(100), SPDL_SINK(1));
+        for (long i = 0; i < 100; ++i)
+            CHECK(take_from(a, i, 1, SPDL_OK) == 1 && take_from(b, i, 1, SPDL_OK) == 1);
+        TAKE_ALL(b, "", SPDL_END);
+        spdl_pipeline_destroy(a);
+        DONE(b);
+        spdl_pool_destroy(pool);
+    }
+}
+
+static void a_pool_has_a_limit_of_pipelines(void) {
+    spdl_pool *pool = pool_of(1);
+    spdl_pipeline *p[SPDL__MAX_CLIENTS], *more = NULL;
+    spdl_error error;
+    script source = { .count = 3 };
+    const spdl_stage three = SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free);
+    spdl_pipeline_desc desc = { .pool = pool, .error = &error };
+    desc.logger.log_fn = log_nothing;
+    for (int i = 0; i < SPDL__MAX_CLIENTS; ++i) p[i] = START_ON(pool, three, SPDL_SINK(3));
+    CHECK_EQ(spdl_pipeline_create(&more, &desc, SPDL_STAGES(three, SPDL_SINK(3))),
+             SPDL_E_LIMIT);
+    CHECK_STR(error.text, "spdl: pipeline: the pool has 64 pipelines already");
+    CHECK(more == NULL);
+    spdl_pipeline_destroy(p[7]);
+    p[7] = START_ON(pool, three, SPDL_SINK(3));
+    for (int i = 0; i < SPDL__MAX_CLIENTS; ++i) {
+        TAKE_ALL(p[i], "0 1 2", SPDL_END);
+        spdl_pipeline_destroy(p[i]);
+    }
+    CHECK_EQ(items_alive(), 0);
+    spdl_pool_destroy(pool);
+}
+
+/* --- exit and fork --- */
+
+/* Waits up to 10 seconds for the process to end, and for it to end well. */
+static void ends_well(pid_t child) {
+    int status = 0;
+    pid_t ended = 0;
+    for (int i = 0; i < 1000 && ended == 0; ++i) {
+        ended = waitpid(child, &status, WNOHANG);
+        if (ended == 0) sleep_us(10000);
+    }
+    if (ended == 0) kill(child, SIGKILL);
+    CHECK_EQ(ended, child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static spdl_pipeline *running; /* reachable: what exit leaves behind is no leak */
+
+static void a_process_can_exit_while_one_runs(void) {
+    for (int i = 0; i < 4; i += SPDL__TSAN ? 3 : 1) {
+        const pid_t child = fork();
+        if (child == 0) {
+            running = START(4, COUNT_TO(-1),
+                            SPDL_PIPE(follow, SCRIPT(.sleep_us = i % 2 * 1000), .concurrency = 2),
+                            SPDL_SINK(i < 2 ? 3 : 3000));
+            CHECK_EQ(take_from(running, 0, 10, SPDL_OK), 10);
+            exit(0);
+        }
+        ends_well(child);
+    }
+}
+
+static void a_forked_child_may_have_its_own(void) {
+    spdl_pipeline *p;
+    pid_t child;
+    if (SPDL__TSAN) TEST_SKIP("ThreadSanitizer starts no threads after such a fork");
+    p = START(3, COUNT_TO(-1), SPDL_SINK(3));
+    CHECK_EQ(take_from(p, 0, 10, SPDL_OK), 10);
+    child = fork();
+    if (child == 0) {
+        spdl_pipeline *own = START(2, COUNT_TO(100), SPDL_SINK(3));
+        CHECK_EQ(take_from(own, 0, 1000, SPDL_END), 100);
+        spdl_pipeline_destroy(own);
+        _exit(0);
+    }
+    ends_well(child);
+    CHECK_EQ(take_from(p, 10, 1000, SPDL_OK), 1000);
+    DONE(p);
+}
+
+/* --- threads and memory that cannot be had --- */
+
+typedef struct heap {
+    long left; /* allocations that still succeed, -1: all */
+    long blocks, calls;
+} heap;
+
+typedef struct heap_head {
+    void *base;
+    size_t bytes;
+} heap_head;
+
+static void *heap_alloc(size_t bytes, size_t align, void *user) {
+    heap *h = (heap *)user;
+    const size_t before = align > sizeof(heap_head) ? align : sizeof(heap_head);
+    heap_head head = { NULL, bytes };
+    char *memory;
+    __atomic_add_fetch(&h->calls, 1, __ATOMIC_RELAXED);
+    if (h->left == 0) return NULL;
+    if (h->left > 0) --h->left;
+    if (posix_memalign(&head.base, before, before + bytes) != 0) return NULL;
+    __atomic_add_fetch(&h->blocks, 1, __ATOMIC_RELAXED);
+    memory = (char *)head.base + before;
+    memcpy(memory - sizeof head, &head, sizeof head);
+    memset(memory, 0x5a, bytes);
+    return memory;
+}
+
+static void heap_free(void *memory, size_t bytes, void *user) {
+    heap *h = (heap *)user;
+    heap_head head;
+    memcpy(&head, (char *)memory - sizeof head, sizeof head);
+    CHECK_EQ(head.bytes, bytes);
+    __atomic_sub_fetch(&h->blocks, 1, __ATOMIC_RELAXED);
+    free(head.base);
+}
+
+/* A pipeline that has everything which is allocated. */
+static spdl_result make_full(spdl_pipeline **p, heap *h, int workers, spdl_error *error) {
+    static hooks hook;
+    static script source, pass;
+    spdl_pipeline_desc desc = { .workers = workers, .error = error };
+    hook = (hooks){ .fail_on = -1 };
+    source = (script){ .count = 1000 };
+    pass = (script){ .fresh = true };
+    desc.allocator.alloc_fn = heap_alloc;
+    desc.allocator.free_fn = heap_free;
+    desc.allocator.user = h;
+    desc.logger.log_fn = log_nothing;
+    return spdl_pipeline_create(
+        p, &desc,
+        SPDL_STAGES(SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free),
+                    SPDL_PIPE(follow, .ctx = &pass, .concurrency = 2, .free_item = item_free),
+                    HOOKED(&hook, .buffer_size = 4), SPDL_BATCH(4), SPDL_BATCH(2), SPDL_SINK(3)));
+}
+
+static void an_allocation_that_fails_is_told(void) {
+    for (int w = 0; w < 3; ++w) {
+        spdl_result result = SPDL_E_NOMEM;
+        long k = 0;
+        for (; result != SPDL_OK && k < 1000; ++k) {
+            heap h = { .left = k };
+            spdl_error error;
+            spdl_pipeline *p = (spdl_pipeline *)(uintptr_t)1;
+            result = make_full(&p, &h, w, &error);
+            if (result == SPDL_OK) {
+                spdl_pipeline_destroy(p);
+            } else {
+                CHECK(p == NULL);
+                CHECK_EQ(result, SPDL_E_NOMEM);
+                CHECK_EQ(error.result, SPDL_E_NOMEM);
+                CHECK(strstr(error.text, "out of memory") != NULL);
+            }
+            CHECK_EQ(h.blocks, 0);
+        }
+        CHECK(result == SPDL_OK && k > 10);
+        CHECK_EQ(items_alive(), 0);
+    }
+}
+
+static void a_thread_that_cannot_be_had_is_told(void) {
+    for (int k = 0; k < 5; ++k) {
+        heap h = { .left = -1 };
+        spdl_error error;
+        spdl_pipeline *p = (spdl_pipeline *)(uintptr_t)1;
+        char text[100];
+        threads_left = k;
+        CHECK_EQ(make_full(&p, &h, 5, &error), SPDL_E_THREAD);
+        threads_left = -1;
+        CHECK(p == NULL);
+        CHECK_EQ(h.blocks, 0);
+        CHECK_EQ(error.result, SPDL_E_THREAD);
+        snprintf(text, sizeof text, "spdl: pool 'spdl': thread %d of 5 could not be created", k);
+        CHECK_STR(error.text, text);
+    }
+}
+
+static void a_running_pipeline_allocates_nothing(void) {
+    for (int w = 0; w < 4; ++w) {
+        heap h = { .left = -1 };
+        spdl_pipeline *p = NULL;
+        spdl_batch *batch;
+        long calls, batches = 0;
+        REQUIRE(make_full(&p, &h, w, NULL) == SPDL_OK);
+        calls = h.calls;
+        while (spdl_pipeline_next(p, (void **)&batch, SPDL_FOREVER) == SPDL_OK) {
+            ++batches;
+            spdl_batch_free(batch);
+        }
+        CHECK_EQ(batches, 125);
+        CHECK_EQ(h.calls, calls);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        DONE(p);
+        CHECK_EQ(h.calls, calls);
+        CHECK_EQ(h.blocks, 0);
+    }
+}
+
+/* Batches the trainer keeps are the exception that the header names. */
+static void a_batch_there_is_no_memory_for_is_a_failure(void) {
+    for (int w = 0; w < 3; ++w) {
+        heap h = { .left = -1 };
+        spdl_pipeline *p = NULL;
+        spdl_batch *kept[125];
+        spdl_result result = SPDL_OK;
+        int count = 0;
+        REQUIRE(make_full(&p, &h, w, NULL) == SPDL_OK);
+        __atomic_store_n(&h.left, 0, __ATOMIC_RELAXED);
+        while (result == SPDL_OK && count < 125) {
+            result = spdl_pipeline_next(p, (void **)&kept[count], SPDL_FOREVER);
+            count += result == SPDL_OK;
+        }
+        CHECK_EQ(result, SPDL_E_NOMEM);
+        CHECK(strstr(spdl_pipeline_error(p)->text, "no memory for another batch") != NULL);
+        CHECK(count > 3);
+        spdl_pipeline_destroy(p);
+        while (count > 0) spdl_batch_free(kept[--count]);
+        CHECK_EQ(items_alive(), 0);
+        CHECK_EQ(h.blocks, 0);
+    }
+}
+
+/* --- random pipelines --- */
+
+enum { WILD_ITEMS = 200, WILD_STAGES = 6 };
+
+/* What a stage does with an item is drawn from its number, so that it can be foretold. */
+typedef struct dice {
+    uint64_t seed;
+    unsigned skips, fails; /* percent */
+    bool fresh;
+    long stop_at; /* the number at which the stage stops the pipeline, or -1 */
+    long calls, count;
+} dice;
+
+typedef enum wild_end { TO_THE_END, STOP, DESTROY, STOP_INSIDE, STOP_BY_THREAD } wild_end;
+
+typedef struct wild {
+    uint64_t state;
+    dice dice[WILD_STAGES];
+    spdl_stage rows[WILD_STAGES + 1];
+    size_t count;
+    int batches; /* rows of batches, and the row of the first of them */
+    bool ordered, lossy; /* lossy: items may get lost behind a batch */
+    wild_end end;
+    long leave_after;
+    /* what the trainer saw */
+    bool seen[WILD_ITEMS];
+    long last, delivered;
+} wild;
+
+static unsigned draw(wild *w, unsigned below) {
+    return (unsigned)(test_random(&w->state) % below);
+}
+
+static spdl_result dice_result(const dice *d, uint64_t number) {
+    uint64_t state = d->seed ^ number;
+    const unsigned percent = (unsigned)(test_random(&state) % 100);
+    if (percent < d->skips) return SPDL_SKIP;
+    return percent < d->skips + d->fails ? SPDL_E_FORMAT : SPDL_OK;
+}
+
+static spdl_result dice_act(const dice *d, spdl_task *task) {
+    if (d->stop_at == (long)spdl_sequence(task)) spdl_stop(task);
+    return dice_result(d, spdl_sequence(task));
+}
+
+SPDL_FN(wild_source, void, item) {
+    dice *d = (dice *)spdl_ctx(task);
+    const long value = (long)spdl_sequence(task);
+    spdl_result result;
+    if (value >= d->count) return SPDL_END;
+    result = dice_result(d, (uint64_t)d->calls++);
+    if (result == SPDL_OK) *out = item_make(value);
+    return result;
+}
+
+SPDL_FN(wild_stage, item, item) {
+    const dice *d = (const dice *)spdl_ctx(task);
+    const spdl_result result = dice_act(d, task);
+    CHECK_EQ(in->magic, ALIVE);
+    CHECK_EQ(in->value, spdl_sequence(task));
+    if (result == SPDL_OK) *out = d->fresh ? item_make(in->value) : in;
+    return result;
+}
+
+SPDL_FN(wild_batch_stage, spdl_batch, spdl_batch) {
+    CHECK_EQ(in->sequence, spdl_sequence(task));
+    *out = in;
+    return dice_act((const dice *)spdl_ctx(task), task);
+}
+
+static void wild_budget(wild *w, spdl_stage *row) {
+    static const int budgets[] = { -1, -1, 0, 3, 20 };
+    if (draw(w, 6) == 0) row->max_failure_rate = draw(w, 2) ? 1 : 0.2;
+    else row->max_failures = budgets[draw(w, 5)];
+}
+
+static void wild_pipe(wild *w, spdl_stage *row, dice *d) {
+    const spdl_stage items = SPDL_PIPE(wild_stage, .free_item = item_free);
+    const spdl_stage batches = SPDL_PIPE(wild_batch_stage);
+    *row = w->batches ? batches : items;
+    *d = (dice){ .seed = test_random(&w->state), .stop_at = -1 };
+    d->fresh = draw(w, 2);
+    if (draw(w, 2)) d->skips = draw(w, 30);
+    if (draw(w, 3) == 0) d->fails = draw(w, 10);
+    if (w->batches && d->skips + d->fails > 0) w->lossy = true;
+    row->ctx = d;
+    row->concurrency = (int)draw(w, 6);
+    row->output_order = draw(w, 4) ? SPDL_ORDER_INPUT : SPDL_ORDER_COMPLETION;
+    w->ordered = w->ordered && row->output_order == SPDL_ORDER_INPUT;
+    if (w->end == STOP_INSIDE && draw(w, 2)) d->stop_at = (long)draw(w, WILD_ITEMS);
+    wild_budget(w, row);
+}
+
+static void wild_row(wild *w, spdl_stage *row, dice *d) {
+    if (draw(w, 6) != 0) {
+        wild_pipe(w, row, d);
+    } else {
+        *row = (spdl_stage)SPDL_BATCH((int)draw(w, 5) + 1, .drop_last = draw(w, 3) == 0);
+        w->lossy = w->lossy || row->drop_last;
+        ++w->batches;
+    }
+}
+
+static void wild_make(wild *w, uint64_t seed) {
+    spdl_stage *row = w->rows;
+    unsigned stages;
+    memset(w, 0, sizeof *w);
+    w->state = seed;
+    stages = draw(w, WILD_STAGES);
+    w->ordered = true;
+    w->last = -1;
+    w->end = (wild_end)(draw(w, 3) ? TO_THE_END : draw(w, 5));
+    w->leave_after = (long)draw(w, 60);
+    *row = (spdl_stage)SPDL_SOURCE(wild_source, .ctx = &w->dice[0], .free_item = item_free);
+    w->dice[0] = (dice){ .seed = seed, .count = (long)draw(w, WILD_ITEMS) };
+    if (draw(w, 4) == 0) w->dice[0].skips = draw(w, 30);
+    if (draw(w, 8) == 0) w->dice[0].fails = draw(w, 4);
+    wild_budget(w, row);
+    for (unsigned i = 1; i <= stages; ++i) {
+        row->buffer_size = (int)draw(w, 6);
+        wild_row(w, ++row, &w->dice[i]);
+    }
+    *++row = (spdl_stage)SPDL_SINK((int)draw(w, 5));
+    w->count = (size_t)(row - w->rows) + 1;
+}
+
+/* Whether every stage before a batch lets this one through. */
+static bool wild_survives(const wild *w, long value) {
+    for (size_t i = 1; i + 1 < w->count && w->rows[i].kind == SPDL_KIND_PIPE; ++i)
+        if (dice_result(&w->dice[i], (uint64_t)value) != SPDL_OK) return false;
+    return true;
+}
+
+static void wild_see(wild *w, void *taken, int depth) {
+    if (depth > 0) {
+        const spdl_batch *batch = (const spdl_batch *)taken;
+        CHECK(batch->count > 0);
+        for (size_t i = 0; i < batch->count; ++i) wild_see(w, batch->items[i], depth - 1);
+    } else {
+        const item *it = (const item *)taken;
+        CHECK_EQ(it->magic, ALIVE);
+        CHECK(!w->seen[it->value] && wild_survives(w, it->value));
+        CHECK(!w->ordered || it->value > w->last);
+        w->seen[it->value] = true;
+        w->last = it->value;
+        ++w->delivered;
+    }
+}
+
+static spdl_result wild_take(wild *w, spdl_pipeline *p, long most) {
+    static const int64_t timeouts[] = { 0, 20000, SPDL_FOREVER, SPDL_FOREVER };
+    spdl_result result = SPDL_OK;
+    while (most > 0 && (result == SPDL_OK || result == SPDL_TIMEOUT)) {
+        void *taken;
+        result = spdl_pipeline_next(p, &taken, timeouts[draw(w, 4)]);
+        if (result != SPDL_OK) continue;
+        wild_see(w, taken, w->batches);
+        if (w->batches) spdl_batch_free(taken);
+        else item_free(taken);
+        --most;
+    }
+    return result;
+}
+
+static void *stop_soon(void *arg) {
+    sleep_us(100);
+    CHECK_EQ(spdl_pipeline_stop((spdl_pipeline *)arg, SPDL_SECONDS(15)), SPDL_OK);
+    return NULL;
+}
+
+static long wild_survivors(const wild *w, long below) {
+    long count = 0;
+    for (long i = 0; i < below; ++i) count += wild_survives(w, i);
+    return count;
+}
+
+/* How it ended tells exactly what must have been delivered. */
+static void wild_judge(const wild *w, const spdl_pipeline *p, spdl_result result) {
+    const spdl_error *error = spdl_pipeline_error(p);
+    if (result == SPDL_CLOSED) {
+        CHECK(w->end != TO_THE_END);
+    } else if (result == SPDL_END) {
+        if (w->batches == 0 || !w->lossy)
+            CHECK_EQ(w->delivered, wild_survivors(w, w->dice[0].count));
+    } else {
+        CHECK(spdl_pipeline_failed(p) && error->result == result && result == SPDL_E_FORMAT);
+        if (w->batches == 0 && w->ordered)
+            CHECK_EQ(w->delivered, wild_survivors(w, (long)error->item));
+    }
+}
+
+/* The pipeline is at rest: what the source made is delivered, skipped, failed, freed or inside. */
+static void wild_balance(const wild *w, const spdl_pipeline *p) {
+    static spdl_stats stats;
+    uint64_t gone;
+    if (w->batches > 0) return;
+    spdl_pipeline_stats(p, &stats);
+    gone = stats.delivered + stats.stage[0].freed;
+    for (int i = 1; i < stats.stage_count; ++i)
+        gone += stats.stage[i].skips + stats.stage[i].failures + stats.stage[i].freed;
+    CHECK_EQ(stats.delivered, w->delivered);
+    CHECK_EQ(stats.stage[0].tasks - stats.stage[0].skips - stats.stage[0].failures,
+             gone + (uint64_t)items_alive());
+}
+
+static void wild_run(wild *w, spdl_pipeline *p) {
+    pthread_t stopper = pthread_self();
+    spdl_result result = SPDL_OK;
+    if (w->end == STOP_BY_THREAD) stopper = thread_of(stop_soon, p);
+    if (w->end == STOP || w->end == DESTROY) result = wild_take(w, p, w->leave_after);
+    if (w->end == STOP) CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+    if (w->end != DESTROY) result = wild_take(w, p, WILD_ITEMS + 1);
+    if (w->end == STOP_BY_THREAD) pthread_join(stopper, NULL);
+    if (w->end != DESTROY) wild_judge(w, p, result);
+    if (w->end != DESTROY || draw(w, 2)) {
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        wild_balance(w, p);
+    }
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(items_alive(), 0);
+}
+
+static void random_pipelines_keep_their_promises(void) {
+    const int rounds = SPDL__TSAN ? 150 : TEST_SANITIZED ? 500 : 3000;
+    spdl_pool *pool = pool_of(3);
+    uint64_t seed = test_seed();
+    static wild w;
+    chaos_on();
+    for (int i = 0; i < rounds; ++i) {
+        const uint64_t this_one = test_random(&seed);
+        const long before = items_alive();
+        const bool shared = this_one % 4 == 0;
+        wild_make(&w, this_one);
+        wild_run(&w, start(shared ? 0 : (int)(this_one >> 8) & 7, shared ? pool : NULL, w.rows,
+                           w.count));
+        if (items_alive() != before) break;
+    }
+    spdl_pool_destroy(pool);
+}
+
+TEST_TABLE(lifetime) {
+    TEST_CASE(timeouts_lose_nothing),
+    TEST_CASE(next_can_be_polled),
+    TEST_CASE(a_loop_goes_on_where_the_last_one_stopped),
+    TEST_CASE(an_endless_source_can_be_left_at_any_time),
+    TEST_CASE(a_pipeline_can_be_destroyed_at_any_item),
+    TEST_CASE(a_second_trainer_is_refused),
+    TEST_CASE(two_trainers_break_nothing),
+    TEST_CASE(next_checks_its_arguments),
+    TEST_CASE(the_trainer_can_stop),
+    TEST_CASE(stop_comes_before_the_first_item),
+    TEST_CASE(stop_after_the_end_changes_nothing),
+    TEST_CASE(another_thread_can_stop),
+    TEST_CASE(another_thread_can_stop_the_trainers_work),
+    TEST_CASE(a_stage_can_stop),
+    TEST_CASE(stop_inside_a_stage_does_not_wait),
+    TEST_CASE(an_idle_pipeline_stops_at_once),
+    TEST_CASE(destroy_inside_a_stage_is_refused),
+    TEST_CASE(init_and_fini_run_once_on_each_worker),
+    TEST_CASE(init_and_fini_run_on_shared_workers),
+    TEST_CASE(init_and_fini_balance_in_a_short_life),
+    TEST_CASE(an_init_that_fails_ends_it),
+    TEST_CASE(an_error_that_was_told_stays),
+    TEST_CASE(two_pipelines_share_a_pool),
+    TEST_CASE(eight_pipelines_share_a_pool),
+    TEST_CASE(eight_pipelines_share_a_worker),
+    TEST_CASE(a_trainer_alternates),
+    TEST_CASE(a_pool_has_a_limit_of_pipelines),
+    TEST_CASE(a_process_can_exit_while_one_runs),
+    TEST_CASE(a_forked_child_may_have_its_own),
+    TEST_CASE(an_allocation_that_fails_is_told),
+    TEST_CASE(a_thread_that_cannot_be_had_is_told),
+    TEST_CASE(a_running_pipeline_allocates_nothing),
+    TEST_CASE(a_batch_there_is_no_memory_for_is_a_failure),
+    TEST_CASE(random_pipelines_keep_their_promises),
+    TEST_END,
+};

@@ -1,0 +1,954 @@
+/* Statistics: the reference pipelines, open gaps, percentiles, exact counts, texts. */
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#include "test.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <time.h>
+
+static void sleep_ns(double ns) {
+    struct timespec t;
+    t.tv_sec = (time_t)(ns / 1e9);
+    t.tv_nsec = (long)(ns - 1e9 * (double)t.tv_sec);
+    nanosleep(&t, NULL);
+}
+
+static void sleep_ms(double ms) { sleep_ns(ms * 1e6); }
+
+static spdl_pipeline *pipeline_of(int workers, const spdl_stage *rows, size_t count) {
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p;
+    desc.workers = workers;
+    REQUIRE(spdl_pipeline_create(&p, &desc, rows, count) == SPDL_OK);
+    return p;
+}
+
+/* Items are numbers in disguise: nothing has to be freed. */
+static uintptr_t count_of(const spdl_task *task) { return *(const uintptr_t *)spdl_ctx(task); }
+
+SPDL_FN(numbers, void, void) {
+    if (spdl_sequence(task) == count_of(task)) return SPDL_END;
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+SPDL_FN(endless, void, void) {
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+SPDL_FN(pass, void, void) {
+    *out = in;
+    return SPDL_OK;
+}
+
+SPDL_FN(nap, void, void) {
+    sleep_ms(*(const double *)spdl_ctx(task));
+    *out = in;
+    return SPDL_OK;
+}
+
+static bool is_odd(const void *in) { return ((uintptr_t)in - 1) & 1; }
+
+SPDL_FN(skip_odd, void, void) {
+    *out = in;
+    return is_odd(in) ? SPDL_SKIP : SPDL_OK;
+}
+
+SPDL_FN(fail_odd, void, void) {
+    *out = in;
+    return is_odd(in) ? spdl_fail(task, "odd") : SPDL_OK;
+}
+
+static spdl_result next_of(spdl_pipeline *p) {
+    void *item;
+    return spdl_pipeline_next(p, &item, SPDL_FOREVER);
+}
+
+/* --- the reference pipelines --- */
+
+/* SPDL's simulated pipelines: an instantaneous source, up to three stages that sleep, and a trainer
+   that needs 30 ms. Its table has a put wait for each of source, s1, s2, s3 and sink, because SPDL
+   has a task of its own that moves items from the last stage's queue to the sink's. Here the edge
+   behind the last stage is the sink, so edge k has the put wait of s(k) (k = 0: the source) and the
+   get wait of the stage that reads it; the last edge has the put wait of the last stage and the get
+   wait of the sink column, which is the trainer's. Readiness likewise. In the row with a batch the
+   stage of 6 ms is given the 6.7 ms that it took in SPDL's measurement (149 items/s). */
+enum { EDGES = 4 };
+
+typedef struct reference {
+    double stage_ms[3]; /* 0: there is none */
+    int concurrency;    /* of the last stage */
+    int batch;          /* of a batch behind it; 0: none */
+    bool full;          /* the buffers are full in the steady state: let them fill first */
+    double per_second;  /* out of the last edge */
+    double put_ms[EDGES], get_ms[EDGES], ready[EDGES];
+} reference;
+
+static const double trainer_ms = 30;
+static const double scale = 0.4; /* the same pipelines, faster */
+
+static int reference_rows(const reference *r, double *ms, spdl_stage rows[6]) {
+    const spdl_stage source = SPDL_SOURCE(endless);
+    const spdl_stage batch = SPDL_BATCH(1);
+    const spdl_stage sink = SPDL_SINK(3);
+    int count = 0;
+    rows[count++] = source;
+    for (int i = 0; i < 3 && r->stage_ms[i] > 0; ++i) {
+        const spdl_stage stage = SPDL_PIPE(nap);
+        ms[i] = r->stage_ms[i] * scale;
+        rows[count] = stage;
+        rows[count++].ctx = &ms[i];
+    }
+    rows[count - 1].concurrency = r->concurrency;
+    if (r->batch) {
+        rows[count] = batch;
+        rows[count++].size = r->batch;
+    }
+    rows[count++] = sink;
+    return count;
+}
+
+static void reference_take(spdl_pipeline *p, const reference *r, int items) {
+    for (int i = 0; i < items; ++i) {
+        void *item;
+        REQUIRE(spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK);
+        if (r->batch) spdl_batch_free(item);
+        sleep_ms(trainer_ms * scale);
+    }
+}
+
+/* Within 15 %, and a little that a machine with other things to do may add. */
+static bool is_near(const char *what, int edge, double is, double expected, double slack,
+                    bool tell) {
+    const bool near = fabs(is - expected) <= 0.15 * expected + slack;
+    if (!near && tell)
+        fprintf(stderr, "    %s of edge %d is %.2f, not %.2f\n", what, edge, is, expected);
+    return near;
+}
+
+static bool reference_holds(const reference *r, const spdl_stats *from, const spdl_stats *to,
+                            bool tell) {
+    const double slack_ms = 0.7;
+    const int last = to->stage_count - 1;
+    const double seconds = (double)(to->elapsed_ns - from->elapsed_ns) * 1e-9;
+    const double taken = (double)(to->delivered - from->delivered);
+    bool held = is_near("rate", last, taken / seconds, r->per_second / scale, 0, tell);
+    for (int i = 0; i <= last; ++i) {
+        const spdl_edge_stats *a = &from->edge[i], *b = &to->edge[i];
+        const double items = (double)(b->items - a->items), ns = items * scale * 1e6;
+        const double put = (double)(b->put_wait_ns - a->put_wait_ns) / ns;
+        const double get = (double)(b->get_wait_ns - a->get_wait_ns) / ns;
+        const double ready = 1 - (double)(b->empty_ns - a->empty_ns) /
+                                     (double)(b->elapsed_ns - a->elapsed_ns);
+        held &= is_near("put wait (ms)", i, put, r->put_ms[i], slack_ms / scale, tell);
+        held &= is_near("get wait (ms)", i, get, r->get_ms[i], slack_ms / scale, tell);
+        held &= is_near("readiness", i, ready, r->ready[i], r->ready[i] > 0 ? 0 : 0.15, tell);
+    }
+    return held;
+}
+
+static bool reference_try(const reference *r, bool tell) {
+    double ms[3];
+    spdl_stage rows[6];
+    const int count = reference_rows(r, ms, rows);
+    spdl_pipeline *p = pipeline_of(8, rows, (size_t)count);
+    spdl_stats from, to;
+    if (r->full) sleep_ms(500 * scale);
+    reference_take(p, r, 9); /* until every buffer has the level it stays at */
+    spdl_pipeline_stats(p, &from);
+    reference_take(p, r, 18);
+    spdl_pipeline_stats(p, &to);
+    spdl_pipeline_destroy(p);
+    return reference_holds(r, &from, &to, tell);
+}
+
+static void reference_check(const reference *r) {
+    bool as_in_the_table = false;
+    for (int attempt = 0; attempt < 3 && !as_in_the_table; ++attempt)
+        as_in_the_table = reference_try(r, attempt == 2);
+    CHECK(as_in_the_table);
+}
+
+static void reference_one_fast_stage(void) {
+    static const reference r = { { 25 }, 1, 0, true, 33, { 30.2, 4.3 }, { 0 }, { 1, 1 } };
+    reference_check(&r);
+}
+
+static void reference_one_slow_stage(void) {
+    static const reference r = { { 35 }, 1, 0, false, 28, { 35.7, 0 }, { 0, 5.6 }, { 1, 0 } };
+    reference_check(&r);
+}
+
+static void reference_slower_and_slower(void) {
+    static const reference r = { { 10, 25, 40 }, 1, 0, false, 25, { 40.4, 29.8, 14.5, 0 },
+                                 { 0, 0, 0, 10.1 }, { 1, 1, 1, 0 } };
+    reference_check(&r);
+}
+
+static void reference_faster_and_faster(void) {
+    static const reference r = { { 40, 25, 10 }, 1, 0, false, 24, { 40.9, 0, 0, 0 },
+                                 { 0, 15.4, 30.3, 11.0 }, { 1, 0, 0, 0 } };
+    reference_check(&r);
+}
+
+static void reference_concurrency(void) {
+    static const reference r = { { 10, 25, 40 }, 2, 0, true, 33, { 30.3, 19.7, 4.5, 19.6 },
+                                 { 0 }, { 1, 1, 1, 1 } };
+    reference_check(&r);
+}
+
+static void reference_batch(void) {
+    static const reference r = { { 6.7 }, 1, 6, false, 25, { 6.6, 0, 0 }, { 0, 6.5, 10.2 },
+                                 { 1, 0, 0 } };
+    reference_check(&r);
+}
+
+/* --- open gaps and waits --- */
+
+typedef struct gate {
+    uintptr_t items; /* how many items may pass now */
+} gate;
+
+SPDL_FN(gated, void, void) {
+    gate *g = (gate *)spdl_ctx(task);
+    while (spdl_sequence(task) >= __atomic_load_n(&g->items, __ATOMIC_ACQUIRE)) {
+        if (spdl_stopping(task)) return SPDL_END;
+        sleep_ms(0.3);
+    }
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+static void *take_all(void *arg) {
+    while (next_of((spdl_pipeline *)arg) == SPDL_OK) {}
+    return NULL;
+}
+
+static double share(uint64_t part, uint64_t whole) { return (double)part / (double)whole; }
+
+/* Nothing has come, or nothing comes any more: gaps and waits that are still open count. */
+static void open_gaps_and_waits_are_counted(void) {
+    gate g = { 0 };
+    spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(SPDL_SOURCE(gated, .ctx = &g), SPDL_PIPE(pass),
+                                                  SPDL_SINK(2)));
+    spdl_stats a, b;
+    pthread_t trainer;
+    REQUIRE(pthread_create(&trainer, NULL, take_all, p) == 0);
+    sleep_ms(60);
+    spdl_pipeline_stats(p, &a);
+    for (int i = 0; i < 2; ++i) {
+        CHECK_EQ(a.edge[i].depth, 0);
+        CHECK_EQ(a.edge[i].items, 0);
+        CHECK_EQ(a.edge[i].put_wait_ns, 0);
+        CHECK(a.edge[i].readiness <= 0);
+        CHECK_EQ(a.edge[i].empty_ns, a.edge[i].elapsed_ns);
+        CHECK(share(a.edge[i].get_wait_ns, a.elapsed_ns) > 0.7);
+    }
+    CHECK_EQ(a.edge[0].get_wait_ns, a.edge[0].elapsed_ns);
+    CHECK_EQ(a.wait_ns, a.edge[1].get_wait_ns);
+    CHECK_EQ(a.first_item_ns, 0);
+    __atomic_store_n(&g.items, 5, __ATOMIC_RELEASE);
+    do {
+        sleep_ms(1);
+        spdl_pipeline_stats(p, &a);
+    } while (a.delivered < 5);
+    sleep_ms(5);
+    spdl_pipeline_stats(p, &a);
+    sleep_ms(50);
+    spdl_pipeline_stats(p, &b);
+    for (int i = 0; i < 2; ++i) { /* the edge was empty for the whole interval */
+        const uint64_t elapsed = b.edge[i].elapsed_ns - a.edge[i].elapsed_ns;
+        CHECK(elapsed >= 50000000);
+        CHECK_EQ(b.edge[i].empty_ns - a.edge[i].empty_ns, elapsed);
+        CHECK_EQ(b.edge[i].get_wait_ns - a.edge[i].get_wait_ns, elapsed);
+    }
+    CHECK_EQ(b.wait_ns - a.wait_ns, b.elapsed_ns - a.elapsed_ns);
+    CHECK(b.first_item_ns >= 60000000);
+    spdl_pipeline_stop(p, SPDL_FOREVER);
+    pthread_join(trainer, NULL);
+    spdl_pipeline_destroy(p);
+}
+
+/* A trainer that never comes: finished items wait, the edges are full, and readiness says so. */
+static void open_put_waits_are_counted(void) {
+    spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(SPDL_SOURCE(endless), SPDL_PIPE(pass),
+                                                  SPDL_SINK(4)));
+    spdl_stats a, b;
+    sleep_ms(20);
+    spdl_pipeline_stats(p, &a);
+    sleep_ms(50);
+    spdl_pipeline_stats(p, &b);
+    CHECK_EQ(b.edge[0].buffer_size, 2);
+    CHECK_EQ(b.edge[1].buffer_size, 4);
+    for (int i = 0; i < 2; ++i) {
+        const double waited = (double)(b.edge[i].put_wait_ns - a.edge[i].put_wait_ns);
+        const double elapsed = (double)(b.edge[i].elapsed_ns - a.edge[i].elapsed_ns);
+        CHECK(fabs(waited / elapsed - 1) < 0.01); /* one item waits behind each */
+        CHECK_EQ(b.edge[i].empty_ns, a.edge[i].empty_ns);
+        CHECK_EQ(b.edge[i].get_wait_ns, a.edge[i].get_wait_ns);
+        CHECK_EQ(b.edge[i].depth, b.edge[i].buffer_size + 1);
+        CHECK(b.edge[i].readiness > 0.5);
+    }
+    CHECK_EQ(b.delivered, 0);
+    CHECK_EQ(b.wait_ns, 0);
+    spdl_pipeline_destroy(p);
+}
+
+/* The first item is the first that is delivered, not the first that was dropped. */
+SPDL_FN(drop_two_then_nap, void, void) {
+    *out = in;
+    if ((uintptr_t)in <= 2) return SPDL_SKIP;
+    sleep_ms(40);
+    return SPDL_OK;
+}
+
+static void first_item_is_a_delivered_one(void) {
+    static uintptr_t count = 4;
+    spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(SPDL_SOURCE(numbers, .ctx = &count),
+                                                  SPDL_PIPE(drop_two_then_nap), SPDL_SINK(2)));
+    spdl_stats stats;
+    void *item = NULL;
+    CHECK_EQ(spdl_pipeline_next(p, &item, SPDL_SECONDS(0.01)), SPDL_TIMEOUT);
+    spdl_pipeline_stats(p, &stats);
+    CHECK_EQ(stats.delivered, 0);
+    CHECK_EQ(stats.first_item_ns, 0);
+    CHECK_EQ(next_of(p), SPDL_OK);
+    spdl_pipeline_stats(p, &stats);
+    CHECK_EQ(stats.delivered, 1);
+    CHECK(stats.first_item_ns >= 40000000 && stats.first_item_ns <= stats.elapsed_ns);
+    spdl_pipeline_destroy(p);
+}
+
+/* After the end nothing grows any more. */
+static void end_stops_the_clock(void) {
+    uintptr_t count = 5;
+    spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(SPDL_SOURCE(numbers, .ctx = &count),
+                                                  SPDL_PIPE(pass), SPDL_SINK(2)));
+    spdl_stats a, b;
+    while (next_of(p) == SPDL_OK) {}
+    spdl_pipeline_stats(p, &a);
+    sleep_ms(5);
+    CHECK_EQ(next_of(p), SPDL_END);
+    spdl_pipeline_stats(p, &b);
+    CHECK_EQ(a.elapsed_ns, b.elapsed_ns);
+    for (int i = 0; i < 2; ++i) {
+        CHECK_EQ(a.edge[i].elapsed_ns, b.edge[i].elapsed_ns);
+        CHECK_EQ(a.edge[i].empty_ns, b.edge[i].empty_ns);
+        CHECK_EQ(a.edge[i].get_wait_ns, b.edge[i].get_wait_ns);
+        CHECK_EQ(a.edge[i].put_wait_ns, b.edge[i].put_wait_ns);
+        CHECK(a.edge[i].readiness >= 0 && a.edge[i].readiness <= 1);
+    }
+    spdl_pipeline_destroy(p);
+}
+
+/* --- percentiles --- */
+
+static int by_size(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static spdl__sums sums_of(const spdl__counters *counters, int count) {
+    spdl__sums sums;
+    memset(&sums, 0, sizeof sums);
+    for (int i = 0; i < count; ++i) spdl__sums_add(&sums, &counters[i]);
+    return sums;
+}
+
+/* Books the times on four workers and on one: both agree to the last bit, and every percentile is
+   within a bucket of the true one. `times` is sorted. */
+static void percentiles_hold(uint64_t *times, size_t count) {
+    static const double shares[] = { 0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1 };
+    spdl__counters *four = (spdl__counters *)calloc(5, sizeof *four), *one = four + 4;
+    spdl__sums merged, single;
+    uint64_t state = test_seed(), last = 0, sum = 0;
+    REQUIRE(four != NULL);
+    for (size_t i = 0; i < count; ++i) {
+        spdl__counters_time(&four[test_random(&state) % 4], 1, times[i]);
+        spdl__counters_time(one, 1, times[i]);
+        sum += times[i];
+    }
+    merged = sums_of(four, 4);
+    single = sums_of(one, 1);
+    CHECK(memcmp(&merged, &single, sizeof merged) == 0);
+    CHECK_EQ(single.timed, count);
+    CHECK_EQ(single.timed_ns, sum);
+    qsort(times, count, sizeof *times, by_size);
+    CHECK_EQ(single.max_ns, times[count - 1]);
+    for (size_t i = 0; i < sizeof shares / sizeof shares[0]; ++i) {
+        const size_t rank = (size_t)(shares[i] * (double)count);
+        const double exact = (double)times[rank < count ? rank : count - 1];
+        const uint64_t told = spdl__sums_percentile(&single, shares[i]);
+        CHECK(fabs((double)told - exact) <= exact / 16);
+        CHECK(told >= last && told <= single.max_ns);
+        last = told;
+    }
+    free(four);
+}
+
+static void percentiles_of_uniform_times(void) {
+    for (uint64_t unit = 1; unit <= 1000000; unit *= 1000) {
+        uint64_t times[100];
+        spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
+        spdl__sums sums;
+        REQUIRE(counters != NULL);
+        for (uint64_t i = 0; i < 100; ++i) {
+            times[i] = i * unit;
+            spdl__counters_time(counters, 1, times[i]);
+        }
+        sums = sums_of(counters, 1);
+        if (unit == 1) {
+            CHECK(fabs((double)spdl__sums_percentile(&sums, 0.50) - 50) <= 3);
+            CHECK(fabs((double)spdl__sums_percentile(&sums, 0.90) - 90) <= 3);
+            CHECK(fabs((double)spdl__sums_percentile(&sums, 0.99) - 99) <= 3);
+        }
+        percentiles_hold(times, 100);
+        free(counters);
+    }
+}
+
+/* Every bucket and both of its borders, as a constant: the percentiles are within 1/16 of it. */
+static void percentiles_of_constants(void) {
+    for (unsigned power = 0; power < 43; ++power) {
+        for (unsigned eighth = 8; eighth < 16; ++eighth) {
+            const uint64_t start = power < 3 ? eighth - 8 : (uint64_t)eighth << (power - 3);
+            for (uint64_t time = start > 0 ? start - 1 : 0; time <= start + 1; ++time) {
+                uint64_t times[3] = { time, time, time };
+                if (!CHECK(spdl__bucket(time) < SPDL__BUCKETS)) return;
+                percentiles_hold(times, 3);
+            }
+        }
+    }
+}
+
+/* Times too long for the histogram are in its last bucket; count, sum and maximum stay exact. */
+static void percentiles_of_ages(void) {
+    static const uint64_t ages[] = { (uint64_t)1 << 43, ((uint64_t)1 << 44) - 1, (uint64_t)1 << 44,
+                                     (uint64_t)1 << 60 };
+    for (size_t i = 0; i < sizeof ages / sizeof ages[0]; ++i) {
+        spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
+        spdl__sums sums;
+        REQUIRE(counters != NULL);
+        if (CHECK(spdl__bucket(ages[i]) < SPDL__BUCKETS)) {
+            spdl__counters_time(counters, 1, ages[i]);
+            sums = sums_of(counters, 1);
+            CHECK_EQ(sums.timed, 1);
+            CHECK_EQ(sums.max_ns, ages[i]);
+            CHECK_EQ(sums.timed_ns, ages[i]);
+            CHECK(spdl__sums_percentile(&sums, 0.5) >= (uint64_t)1 << 42);
+        }
+        free(counters);
+    }
+}
+
+static void percentiles_of_two_kinds(void) {
+    enum { COUNT = 1000 };
+    uint64_t times[COUNT];
+    spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
+    spdl__sums sums;
+    REQUIRE(counters != NULL);
+    for (size_t i = 0; i < COUNT; ++i) {
+        times[i] = i % 10 == 9 ? 10000000 : 100000;
+        spdl__counters_time(counters, 1, times[i]);
+    }
+    sums = sums_of(counters, 1);
+    CHECK(fabs((double)spdl__sums_percentile(&sums, 0.50) / 1e5 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl__sums_percentile(&sums, 0.89) / 1e5 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl__sums_percentile(&sums, 0.91) / 1e7 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl__sums_percentile(&sums, 0.99) / 1e7 - 1) <= 1.0 / 16);
+    percentiles_hold(times, COUNT);
+    free(counters);
+}
+
+static void percentiles_of_lognormal_times(void) {
+    enum { COUNT = 5000 };
+    uint64_t times[COUNT], state = test_seed();
+    for (double sigma = 0.1; sigma < 3; sigma *= 2) {
+        for (size_t i = 0; i < COUNT; ++i) {
+            const double u = ((double)(test_random(&state) >> 11) + 1) * 0x1p-53;
+            const double v = (double)(test_random(&state) >> 11) * 0x1p-53;
+            const double normal = sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
+            times[i] = (uint64_t)(2e5 * exp(sigma * normal));
+        }
+        percentiles_hold(times, COUNT);
+    }
+}
+
+static void percentiles_of_nothing(void) {
+    spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
+    spdl__sums sums;
+    REQUIRE(counters != NULL);
+    spdl__counters_time(counters, 0, 1000); /* no calls took no time */
+    sums = sums_of(counters, 1);
+    CHECK_EQ(sums.timed, 0);
+    CHECK_EQ(sums.timed_ns, 0);
+    CHECK_EQ(spdl__sums_percentile(&sums, 0.5), 0);
+    spdl__counters_time(counters, 10, 1000); /* a group counts as its calls */
+    sums = sums_of(counters, 1);
+    CHECK_EQ(sums.timed, 10);
+    CHECK_EQ(sums.timed_ns, 1000);
+    CHECK_EQ(sums.max_ns, 100);
+    CHECK_EQ(spdl__sums_percentile(&sums, 0.99), 100);
+    free(counters);
+}
+
+/* --- counts --- */
+
+static const int workers_tried[] = { 0, 1, 4 };
+static const uintptr_t counts_tried[] = { 0, 1, 2, 10, 1000 };
+
+static void counts_are_exact(void) {
+    for (size_t w = 0; w < 3; ++w) {
+        for (size_t c = 0; c < 5; ++c) {
+            uintptr_t count = counts_tried[c];
+            spdl_pipeline *p = pipeline_of(workers_tried[w], SPDL_STAGES(
+                SPDL_SOURCE(numbers, .ctx = &count),
+                SPDL_PIPE(pass, .concurrency = 3),
+                SPDL_PIPE(pass, .name = "any order", .concurrency = 2,
+                          .output_order = SPDL_ORDER_COMPLETION),
+                SPDL_SINK(3)));
+            spdl_stats stats;
+            uint64_t taken = 0;
+            while (next_of(p) == SPDL_OK) ++taken;
+            CHECK_EQ(taken, count);
+            spdl_pipeline_stats(p, &stats);
+            CHECK_EQ(stats.stage_count, 3);
+            CHECK_EQ(stats.workers, workers_tried[w]);
+            CHECK_EQ(stats.delivered, count);
+            CHECK_STR(stats.stage[0].name, "numbers");
+            CHECK_STR(stats.stage[2].name, "any order");
+            CHECK_EQ(stats.stage[0].kind, SPDL_KIND_SOURCE);
+            CHECK_EQ(stats.stage[1].kind, SPDL_KIND_PIPE);
+            CHECK_EQ(stats.stage[1].concurrency, 3);
+            for (int i = 0; i < 3; ++i) {
+                CHECK_EQ(stats.stage[i].tasks, count);
+                CHECK_EQ(stats.stage[i].failures + stats.stage[i].skips + stats.stage[i].freed, 0);
+                CHECK_EQ(stats.stage[i].in_flight, 0);
+                CHECK_EQ(stats.edge[i].items, count);
+                CHECK_EQ(stats.edge[i].depth, 0);
+                CHECK((stats.stage[i].max_ns > 0) == (count > 0));
+            }
+            spdl_pipeline_destroy(p);
+        }
+    }
+}
+
+static void counts_of_skips_and_failures(void) {
+    for (size_t w = 0; w < 3; ++w) {
+        for (size_t c = 0; c < 5; ++c) {
+            uintptr_t count = counts_tried[c], half = (count + 1) / 2;
+            for (int fail = 0; fail < 2; ++fail) {
+                spdl_stage rows[] = {
+                    SPDL_SOURCE(numbers, .ctx = &count),
+                    SPDL_PIPE(skip_odd, .concurrency = 2),
+                    SPDL_PIPE(pass),
+                    SPDL_SINK(3),
+                };
+                const spdl_stage failing = SPDL_PIPE(fail_odd, .concurrency = 2,
+                                                     .max_failures = -1);
+                spdl_pipeline *p;
+                spdl_stats stats;
+                if (fail) rows[1] = failing;
+                p = pipeline_of(workers_tried[w], SPDL_TABLE(rows));
+                while (next_of(p) == SPDL_OK) {}
+                spdl_pipeline_stats(p, &stats);
+                CHECK_EQ(stats.delivered, half);
+                CHECK_EQ(stats.stage[0].tasks, count);
+                CHECK_EQ(stats.stage[1].tasks, count);
+                CHECK_EQ(stats.stage[1].skips, fail ? 0 : count - half);
+                CHECK_EQ(stats.stage[1].failures, fail ? count - half : 0);
+                CHECK_EQ(stats.stage[2].tasks, half);
+                CHECK_EQ(stats.edge[0].items, count);
+                CHECK_EQ(stats.edge[1].items, half);
+                CHECK_EQ(stats.edge[2].items, half);
+                spdl_pipeline_destroy(p);
+            }
+        }
+    }
+}
+
+static void counts_of_batches(void) {
+    for (size_t w = 0; w < 3; ++w) {
+        for (uintptr_t count = 0; count < 14; ++count) {
+            for (int drop = 0; drop < 2; ++drop) {
+                const uintptr_t full = count / 3, rest = count % 3;
+                const uintptr_t batches = full + (rest > 0 && !drop);
+                spdl_pipeline *p = pipeline_of(workers_tried[w], SPDL_STAGES(
+                    SPDL_SOURCE(numbers, .ctx = &count),
+                    SPDL_BATCH(3, .drop_last = drop != 0),
+                    SPDL_PIPE(pass),
+                    SPDL_SINK(3)));
+                spdl_stats stats;
+                void *batch;
+                while (spdl_pipeline_next(p, &batch, SPDL_FOREVER) == SPDL_OK)
+                    spdl_batch_free(batch);
+                spdl_pipeline_stats(p, &stats);
+                CHECK_STR(stats.stage[1].name, "batch");
+                CHECK_EQ(stats.stage[1].kind, SPDL_KIND_BATCH);
+                CHECK_EQ(stats.stage[1].tasks, batches);
+                CHECK_EQ(stats.stage[1].skips, drop ? rest : 0);
+                CHECK_EQ(stats.stage[2].tasks, batches);
+                CHECK_EQ(stats.edge[0].items, count);
+                CHECK_EQ(stats.edge[1].items, batches);
+                CHECK_EQ(stats.delivered, batches);
+                spdl_pipeline_destroy(p);
+            }
+        }
+    }
+}
+
+/* Whatever a stop finds is freed, and told: nothing is unaccounted for. */
+static void counts_after_a_stop(void) {
+    for (int taken = 0; taken < 20; ++taken) {
+        spdl_pipeline *p = pipeline_of(3, SPDL_STAGES(SPDL_SOURCE(endless),
+                                                      SPDL_PIPE(skip_odd, .concurrency = 2),
+                                                      SPDL_PIPE(pass, .concurrency = 3),
+                                                      SPDL_SINK(3)));
+        spdl_stats stats;
+        uint64_t freed = 0;
+        for (int i = 0; i < taken; ++i) CHECK_EQ(next_of(p), SPDL_OK);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        while (next_of(p) == SPDL_OK) {}
+        spdl_pipeline_stats(p, &stats);
+        for (int i = 0; i < 3; ++i) {
+            freed += stats.stage[i].freed;
+            CHECK_EQ(stats.stage[i].in_flight, 0);
+        }
+        CHECK_EQ(stats.stage[0].tasks, stats.delivered + stats.stage[1].skips + freed);
+        spdl_pipeline_destroy(p);
+    }
+}
+
+/* --- times --- */
+
+SPDL_FN(slow_failures, void, void) {
+    *out = in;
+    sleep_ms(is_odd(in) ? 8 : 1);
+    return is_odd(in) ? spdl_fail(task, "slow") : SPDL_OK;
+}
+
+static void failures_are_not_in_the_times(void) {
+    uintptr_t count = 20;
+    spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(SPDL_SOURCE(numbers, .ctx = &count),
+                                                  SPDL_PIPE(slow_failures, .max_failures = -1),
+                                                  SPDL_SINK(3)));
+    spdl_stats stats;
+    while (next_of(p) == SPDL_OK) {}
+    spdl_pipeline_stats(p, &stats);
+    CHECK_EQ(stats.stage[1].tasks, 20);
+    CHECK_EQ(stats.stage[1].failures, 10);
+    CHECK(stats.stage[1].busy_ns >= 10 * 1000000 && stats.stage[1].busy_ns < 10 * 4000000);
+    CHECK(stats.stage[1].mean_ns >= 1000000 && stats.stage[1].mean_ns < 4000000);
+    CHECK(stats.stage[1].p50_ns < 4000000);
+    CHECK(stats.elapsed_ns >= 90000000);
+    spdl_pipeline_destroy(p);
+}
+
+static void times_are_those_of_the_calls(void) {
+    static double naps[] = { 3 };
+    uintptr_t count = 20;
+    spdl_pipeline *p = pipeline_of(4, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &count),
+        SPDL_PIPE(nap, .ctx = naps, .concurrency = 2),
+        SPDL_SINK(3)));
+    spdl_stats stats;
+    const spdl_stage_stats *stage = &stats.stage[1];
+    while (next_of(p) == SPDL_OK) {}
+    spdl_pipeline_stats(p, &stats);
+    CHECK(stage->p50_ns >= 2800000 && stage->p50_ns < 4500000); /* 3 ms and a bucket below */
+    CHECK(stage->mean_ns >= 3000000);
+    CHECK(stage->p50_ns <= stage->p90_ns && stage->p90_ns <= stage->p99_ns);
+    CHECK(stage->p99_ns <= stage->max_ns && stage->mean_ns <= stage->max_ns);
+    CHECK(stage->busy_ns >= 60000000);
+    CHECK(stats.elapsed_ns < stage->busy_ns); /* two calls at a time */
+    spdl_pipeline_destroy(p);
+}
+
+/* --- snapshots of a running pipeline --- */
+
+typedef struct watch {
+    spdl_pipeline *pipeline;
+    uint32_t done;
+    uint64_t snapshots;
+} watch;
+
+static void *watch_stats(void *arg) {
+    watch *w = (watch *)arg;
+    spdl_stats *last = (spdl_stats *)calloc(2, sizeof *last), *now = last + 1;
+    while (!__atomic_load_n(&w->done, __ATOMIC_ACQUIRE)) {
+        bool held = true;
+        char text[64];
+        spdl_pipeline_stats(w->pipeline, now);
+        for (int i = 0; i < now->stage_count; ++i) {
+            const spdl_stage_stats *a = &last->stage[i], *b = &now->stage[i];
+            const spdl_edge_stats *edge = &now->edge[i];
+            held = held && b->tasks >= a->tasks && b->failures >= a->failures;
+            held = held && b->skips >= a->skips && b->busy_ns >= a->busy_ns;
+            held = held && b->max_ns >= a->max_ns && b->p99_ns <= b->max_ns;
+            held = held && b->in_flight >= 0 && b->in_flight <= b->concurrency;
+            held = held && edge->items >= last->edge[i].items;
+            held = held && edge->readiness >= 0 && edge->readiness <= 1;
+            held = held && edge->depth >= 0 && edge->depth <= edge->buffer_size + b->concurrency;
+        }
+        held = held && now->delivered >= last->delivered && now->elapsed_ns >= last->elapsed_ns;
+        if (!CHECK(held)) break;
+        spdl_stats_text(now, text, sizeof text);
+        *last = *now;
+        w->snapshots++;
+        if (w->snapshots % 8 == 0) sleep_ms(0.05);
+    }
+    free(last);
+    return NULL;
+}
+
+static void snapshots_of_a_running_pipeline(void) {
+    uintptr_t count = TEST_SANITIZED ? 4000 : 20000;
+    spdl_pipeline *p = pipeline_of(3, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &count),
+        SPDL_PIPE(fail_odd, .concurrency = 2, .max_failures = -1),
+        SPDL_PIPE(pass, .concurrency = 2, .output_order = SPDL_ORDER_COMPLETION),
+        SPDL_BATCH(4),
+        SPDL_SINK(3)));
+    watch w[2] = { { p, 0, 0 }, { p, 0, 0 } };
+    pthread_t threads[2];
+    void *batch;
+    for (int i = 0; i < 2; ++i)
+        REQUIRE(pthread_create(&threads[i], NULL, watch_stats, &w[i]) == 0);
+    while (spdl_pipeline_next(p, &batch, SPDL_FOREVER) == SPDL_OK) spdl_batch_free(batch);
+    for (int i = 0; i < 2; ++i) {
+        __atomic_store_n(&w[i].done, 1, __ATOMIC_RELEASE);
+        pthread_join(threads[i], NULL);
+        CHECK(w[i].snapshots > 0);
+    }
+    spdl_pipeline_destroy(p);
+}
+
+/* --- texts --- */
+
+static bool says(const char *text, const char *words) { return strstr(text, words) != NULL; }
+
+static void verdict_names_the_slow_stage(void) {
+    static double slow[] = { 4 }, quick[] = { 0.3 };
+    uintptr_t count = 25;
+    spdl_pipeline *p = pipeline_of(4, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &count),
+        SPDL_PIPE(nap, .name = "read", .ctx = quick),
+        SPDL_PIPE(nap, .name = "decode", .ctx = slow),
+        SPDL_PIPE(nap, .name = "scale", .ctx = quick, .concurrency = 2),
+        SPDL_SINK(3)));
+    char text[400];
+    spdl_stats stats;
+    while (next_of(p) == SPDL_OK) {}
+    spdl_pipeline_stats(p, &stats);
+    spdl_stats_verdict(&stats, text, sizeof text);
+    if (!CHECK(says(text, "The trainer waited") && says(text, "stage 2 'decode'") &&
+               !says(text, "read") && !says(text, "scale")))
+        fprintf(stderr, "    %s\n", text);
+    spdl_pipeline_destroy(p);
+}
+
+static void verdict_of_a_slow_trainer(void) {
+    static double quick[] = { 0.3 };
+    spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(SPDL_SOURCE(endless),
+                                                  SPDL_PIPE(nap, .name = "decode", .ctx = quick),
+                                                  SPDL_SINK(3)));
+    char text[400];
+    spdl_stats stats;
+    spdl_pipeline_stats(p, &stats);
+    spdl_stats_verdict(&stats, text, sizeof text);
+    CHECK_STR(text, "Nothing has been delivered yet.");
+    for (int i = 0; i < 25; ++i) {
+        CHECK_EQ(next_of(p), SPDL_OK);
+        sleep_ms(3);
+    }
+    spdl_pipeline_stats(p, &stats);
+    spdl_stats_verdict(&stats, text, sizeof text);
+    if (!CHECK(says(text, "The stages waited for the trainer")))
+        fprintf(stderr, "    %s\n", text);
+    spdl_pipeline_destroy(p);
+}
+
+/* With one worker, two stages of the same kind share it: it is the workers that are too few. */
+static void verdict_of_too_few_workers(void) {
+    static double slow[] = { 3 }, quick[] = { 1 };
+    uintptr_t count = 20;
+    spdl_pipeline *p = pipeline_of(1, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &count),
+        SPDL_PIPE(nap, .name = "read", .ctx = quick),
+        SPDL_PIPE(nap, .name = "decode", .ctx = slow, .concurrency = 4),
+        SPDL_SINK(3)));
+    char text[400];
+    spdl_stats stats;
+    while (next_of(p) == SPDL_OK) {}
+    spdl_pipeline_stats(p, &stats);
+    spdl_stats_verdict(&stats, text, sizeof text);
+    if (!CHECK(says(text, "all 1 workers were busy")))
+        fprintf(stderr, "    %s\n", text);
+    spdl_pipeline_destroy(p);
+}
+
+/* Numbers that every text of the tests below is made of. */
+static spdl_stats stats_made_up(void) {
+    static const char *const names[] = { "list_files", "decode_jpeg", "a_name_longer_than_a_column",
+                                         "batch", "collate" };
+    spdl_stats stats;
+    memset(&stats, 0, sizeof stats);
+    stats.elapsed_ns = 10000000000u;
+    stats.workers = 8;
+    stats.stage_count = 5;
+    stats.delivered = 250;
+    stats.first_item_ns = 123000000;
+    stats.wait_ns = 4000000000u;
+    for (int i = 0; i < 5; ++i) {
+        spdl_stage_stats *stage = &stats.stage[i];
+        spdl_edge_stats *edge = &stats.edge[i];
+        snprintf(stage->name, sizeof stage->name, "%s", names[i]);
+        stage->kind = i == 0 ? SPDL_KIND_SOURCE : i == 3 ? SPDL_KIND_BATCH : SPDL_KIND_PIPE;
+        stage->concurrency = i == 1 ? 4 : 1;
+        stage->tasks = i < 3 ? 1000 : 250;
+        stage->failures = i == 1 ? 12 : 0;
+        stage->busy_ns = i == 1 ? 36000000000u : i == 3 ? 0 : 1000000000u;
+        stage->mean_ns = stage->p50_ns = stage->busy_ns / stage->tasks;
+        stage->p99_ns = stage->max_ns = 3 * stage->mean_ns;
+        edge->buffer_size = i == 4 ? 3 : 2;
+        edge->items = stage->tasks;
+        edge->put_wait_ns = i == 0 ? 8000000000u : 0;
+        edge->get_wait_ns = i > 0 ? 5000000000u : 0;
+        edge->elapsed_ns = stats.elapsed_ns;
+        edge->empty_ns = i > 0 ? 9000000000u : 0;
+        edge->readiness = i > 0 ? 0.1 : 1;
+    }
+    return stats;
+}
+
+static void text_tells_the_verdict_first(void) {
+    const spdl_stats stats = stats_made_up();
+    char text[4000], verdict[400];
+    const int length = spdl_stats_text(&stats, text, sizeof text);
+    const int told = spdl_stats_verdict(&stats, verdict, sizeof verdict);
+    CHECK_EQ(length, strlen(text));
+    CHECK_EQ(told, strlen(verdict));
+    CHECK(strncmp(text, verdict, strlen(verdict)) == 0 && text[strlen(verdict)] == '\n');
+    CHECK(says(verdict, "stage 1 'decode_jpeg'") && says(verdict, "90 %"));
+    CHECK_EQ(text[length - 1], '\n');
+    CHECK(says(text, "250 items"));
+}
+
+/* A line for each stage; its columns stand below their titles, the slow one is marked. */
+static void text_is_a_table(void) {
+    const spdl_stats stats = stats_made_up();
+    char text[4000], *line;
+    ptrdiff_t bar = 0;
+    int rows = 0, marks = 0;
+    spdl_stats_text(&stats, text, sizeof text);
+    for (int i = 0; i < 5; ++i) {
+        char name[17];
+        snprintf(name, sizeof name, "%.16s", stats.stage[i].name);
+        CHECK(says(text, name));
+    }
+    for (line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        const char *at = strchr(line, '|');
+        if (at == NULL) continue;
+        if (rows++ == 0) bar = at - line;
+        CHECK_EQ(at - line, bar);
+        if (line[0] == '>') {
+            ++marks;
+            CHECK(says(line, "decode_jpeg"));
+        }
+    }
+    CHECK_EQ(rows, 6);
+    CHECK_EQ(marks, 1);
+}
+
+static void texts_are_cut_to_the_buffer(void) {
+    const spdl_stats stats = stats_made_up();
+    int (*const writers[])(const spdl_stats *, char *, size_t) = { spdl_stats_text,
+                                                                   spdl_stats_verdict };
+    for (int w = 0; w < 2; ++w) {
+        char whole[4000], cut[4000];
+        const int length = writers[w](&stats, whole, sizeof whole);
+        CHECK_EQ(writers[w](&stats, NULL, 0), length);
+        for (size_t bytes = 0; bytes <= (size_t)length + 2; ++bytes) {
+            memset(cut, '#', sizeof cut);
+            CHECK_EQ(writers[w](&stats, cut, bytes), length);
+            CHECK_EQ(cut[bytes], '#');
+            if (bytes == 0) continue;
+            CHECK(memcmp(cut, whole, bytes <= (size_t)length ? bytes - 1 : (size_t)length) == 0);
+            CHECK_EQ(cut[bytes <= (size_t)length ? bytes - 1 : (size_t)length], '\0');
+        }
+    }
+}
+
+/* Stages at the limits: all of them, names and numbers as long as they get. */
+static void text_of_the_largest_pipeline(void) {
+    spdl_stats stats;
+    char text[16000];
+    int rows = 0;
+    memset(&stats, 0xff, sizeof stats);
+    stats.stage_count = SPDL_MAX_STAGES;
+    for (int i = 0; i < SPDL_MAX_STAGES; ++i) {
+        memset(stats.stage[i].name, 'n', SPDL_NAME_BYTES);
+        stats.stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
+        stats.stage[i].kind = SPDL_KIND_PIPE;
+        stats.stage[i].concurrency = 4096;
+        stats.edge[i].buffer_size = stats.edge[i].depth = 1 << 20;
+        stats.edge[i].readiness = 1;
+    }
+    CHECK((size_t)spdl_stats_text(&stats, text, sizeof text) < sizeof text);
+    for (const char *c = text; *c; ++c) rows += *c == '|';
+    CHECK_EQ(rows, SPDL_MAX_STAGES + 1);
+}
+
+static void durations_have_three_digits(void) {
+    static const struct {
+        double ns;
+        const char *text;
+    } rows[] = {
+        { 0, "0 ns" },         { 7, "7 ns" },         { 999, "999 ns" },    { 1000, "1.00 us" },
+        { 9994, "9.99 us" },   { 9996, "10.0 us" },   { 99940, "99.9 us" }, { 99960, "100 us" },
+        { 999400, "999 us" },  { 999600, "1.00 ms" }, { 25e6, "25.0 ms" },  { 1e9, "1.00 s" },
+        { 999.7e6, "1.00 s" }, { 61e9, "61.0 s" },    { 3600e9, "3600 s" },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        spdl__cell cell;
+        CHECK_STR(spdl__duration(&cell, rows[i].ns), rows[i].text);
+    }
+}
+
+TEST_TABLE(stats) {
+    TEST_CASE(reference_one_fast_stage),
+    TEST_CASE(reference_one_slow_stage),
+    TEST_CASE(reference_slower_and_slower),
+    TEST_CASE(reference_faster_and_faster),
+    TEST_CASE(reference_concurrency),
+    TEST_CASE(reference_batch),
+    TEST_CASE(open_gaps_and_waits_are_counted),
+    TEST_CASE(open_put_waits_are_counted),
+    TEST_CASE(first_item_is_a_delivered_one),
+    TEST_CASE(end_stops_the_clock),
+    TEST_CASE(percentiles_of_uniform_times),
+    TEST_CASE(percentiles_of_constants),
+    TEST_CASE(percentiles_of_ages),
+    TEST_CASE(percentiles_of_two_kinds),
+    TEST_CASE(percentiles_of_lognormal_times),
+    TEST_CASE(percentiles_of_nothing),
+    TEST_CASE(counts_are_exact),
+    TEST_CASE(counts_of_skips_and_failures),
+    TEST_CASE(counts_of_batches),
+    TEST_CASE(counts_after_a_stop),
+    TEST_CASE(failures_are_not_in_the_times),
+    TEST_CASE(times_are_those_of_the_calls),
+    TEST_CASE(snapshots_of_a_running_pipeline),
+    TEST_CASE(verdict_names_the_slow_stage),
+    TEST_CASE(verdict_of_a_slow_trainer),
+    TEST_CASE(verdict_of_too_few_workers),
+    TEST_CASE(text_tells_the_verdict_first),
+    TEST_CASE(text_is_a_table),
+    TEST_CASE(texts_are_cut_to_the_buffer),
+    TEST_CASE(text_of_the_largest_pipeline),
+    TEST_CASE(durations_have_three_digits),
+    TEST_END,
+};
