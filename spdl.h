@@ -2801,10 +2801,10 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
     return false;
 }
 
-/* After something of this pipeline became runnable, unless the same thread looks for work next. */
+/* After something of this pipeline became runnable, unless the same thread looks for work next. It
+   looks at the whole pool, since it may be passing on a wake that was meant for another pipeline. */
 SPDL__PRIVATE void spdl__pipeline_hint(spdl_pipeline *p) {
-    if (p->pool != NULL && spdl__pool_sleepy(p->pool) && spdl__pipeline_runnable(p, -1))
-        spdl__pool_wake_one(p->pool);
+    if (p->pool != NULL) spdl__pool_hint(p->pool);
 }
 
 SPDL__PRIVATE bool spdl__pipeline_halted(const spdl_pipeline *p) {

@@ -41,7 +41,7 @@ typedef struct spdl_cuda_device {
 } spdl_cuda_device;
 
 typedef struct spdl_cuda_info {
-    int device_count;    /* devices that can be used; the first SPDL_CUDA_MAX_DEVICES are described */
+    int device_count;    /* that can be used; the first SPDL_CUDA_MAX_DEVICES are described */
     int driver_version;  /* the CUDA version the driver supports, 12040 for 12.4; 0: no driver */
     int runtime_version; /* of the runtime that is linked */
     char reason[160];    /* why there is no device; empty when there is one */

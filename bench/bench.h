@@ -266,9 +266,7 @@ static inline bool bench_wanted(const char *name) {
     return true;
 }
 
-static inline int bench_rounds(int rounds) {
-    return bench_opt.quick ? (rounds + 2) / 3 : rounds;
-}
+static inline int bench_rounds(int rounds) { return bench_opt.quick ? (rounds + 2) / 3 : rounds; }
 
 /* Runs and prints a row. `peer` is NULL when row->peer_name is. */
 static inline void bench_compare_sides(const bench_row *row, int rounds, bench_side_fn ours,

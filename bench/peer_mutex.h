@@ -424,8 +424,7 @@ static inline peer_result peer_edge_push(peer_pipeline *p, int edge, uint64_t nu
     return peer_queue_push(&p->edges[edge].queue, item);
 }
 
-static inline peer_result peer_edge_pop(peer_pipeline *p, int edge, uint64_t *number,
-                                        void **item) {
+static inline peer_result peer_edge_pop(peer_pipeline *p, int edge, uint64_t *number, void **item) {
     if (p->ordered) return peer_order_pop(&p->edges[edge].order, number, item);
     *number = 0;
     return peer_queue_pop(&p->edges[edge].queue, item);

@@ -107,8 +107,10 @@ static double train_cached(model *m, file_list *files, spdl_error *error) {
     double rate = 0;
     desc.source = open_pipeline(files, error);
     if (!desc.source) return 0;
-    if (spdl_cache_create(&cache, &desc) == SPDL_OK) rate = train(m, spdl_cache_next_fn, cache, NULL);
-    else destroy(desc.source);
+    if (spdl_cache_create(&cache, &desc) == SPDL_OK)
+        rate = train(m, spdl_cache_next_fn, cache, NULL);
+    else
+        destroy(desc.source);
     spdl_cache_destroy(cache);
     return rate;
 }

@@ -6,7 +6,7 @@ root=$PWD
 
 files() {
     { git ls-files --cached --others --exclude-standard 2>/dev/null ||
-        find . -type f -not -path './build/*' -not -path './.git/*'; } | sort -u |
+        find . -type f -not -path './build/*' -not -path './.git/*' | sed 's:^\./::'; } | sort -u |
         while IFS= read -r file; do [ -f "$file" ] && echo "$file"; done
 }
 

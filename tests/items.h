@@ -110,7 +110,6 @@ typedef struct script {
     long times, plus;   /* the value is multiplied, if not by 0, and added to */
     bool fresh;         /* hands on a new item in place of its input */
     long sleep_us;      /* in each call */
-    long sleep_us_each; /* and this for each unit of the value */
     const int *gate;    /* the call with gate_at waits until this is not 0 */
     long gate_at;
     long stop_at;       /* calls spdl_stop at this value, unless 0 */
@@ -133,7 +132,7 @@ static inline void script_enter(script *s) {
 static inline void script_leave(script *s) { __atomic_sub_fetch(&s->inside, 1, __ATOMIC_SEQ_CST); }
 
 static inline spdl_result script_act(const script *s, spdl_task *task, long value) {
-    sleep_us(s->sleep_us + s->sleep_us_each * value);
+    sleep_us(s->sleep_us);
     if (s->gate != NULL && value == s->gate_at) await(s->gate, 1);
     if (s->stop_at != 0 && value == s->stop_at) spdl_stop(task);
     if (s->every == 0 || value % s->every != s->rest) return SPDL_OK;

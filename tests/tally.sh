@@ -19,12 +19,12 @@ not_ok() {
 
 # check WHAT COMMAND ...: the command has to succeed; what it prints is shown when it does not
 check() {
-    what=$1
+    checked=$1
     shift
     if "$@" >"$scratch/output" 2>&1; then
         ok
     else
-        not_ok "$what"
+        not_ok "$checked"
         head -n 20 "$scratch/output" | sed 's/^/     /'
     fi
 }

@@ -1,5 +1,5 @@
-/* Pipelines: flow and order, concurrency, batches, ownership, failures, and what create refuses.
-   Their life cycle (stop, timeouts, shared pools, random ones) is in test_lifetime.c. */
+/* Pipelines: flow and order, concurrency, batches, ownership and failures. What create refuses is in
+   test_rows.c, their life cycle in test_lifetime.c, thousands of them in test_random.c. */
 #include "items.h"
 
 #define FOLLOW(...) SPDL_PIPE(follow, SCRIPT(__VA_ARGS__), .free_item = item_free)
@@ -42,7 +42,7 @@ static void skipped_items_are_gone(void) {
     }
 }
 
-/* Nothing but gaps comes out, and little room for them: the trainer has to be woken to skip them. */
+/* Nothing but gaps comes out, and there is little room for them: the trainer has to be woken. */
 static void gaps_wake_the_trainer(void) {
     const int rounds = TEST_SANITIZED ? 300 : 3000;
     spdl_pool *pool = pool_of(3);
@@ -71,19 +71,39 @@ SPDL_FN(from_nine, void, item) {
     return SPDL_OK;
 }
 
-static void sleepers(spdl_order order, const char *text) {
-    spdl_pipeline *p = START(10, SPDL_SOURCE(from_nine, .free_item = item_free, .buffer_size = 10),
-                             SPDL_PIPE(follow, SCRIPT(.sleep_us_each = 40000), .concurrency = 10,
-                                       .output_order = order),
-                             SPDL_SINK(10));
-    RUN(p, text, SPDL_END);
+typedef struct countdown {
+    int done;      /* the call with value n ends when so many are done: all ten run at once */
+    bool by_taker; /* done means that the trainer has it */
+} countdown;
+
+SPDL_FN(smallest_first, item, item) {
+    countdown *c = (countdown *)spdl_ctx(task);
+    await(&c->done, (int)in->value);
+    if (!c->by_taker) __atomic_add_fetch(&c->done, 1, __ATOMIC_RELEASE);
+    *out = in;
+    return SPDL_OK;
+}
+
+static spdl_pipeline *count_down(countdown *c, spdl_order order) {
+    return START(10, SPDL_SOURCE(from_nine, .free_item = item_free, .buffer_size = 10),
+                 SPDL_PIPE(smallest_first, .ctx = c, .concurrency = 10, .output_order = order),
+                 SPDL_SINK(10));
 }
 
 static void completion_order_is_by_time(void) {
-    sleepers(SPDL_ORDER_COMPLETION, "0 1 2 3 4 5 6 7 8 9");
+    countdown c = { .by_taker = true };
+    spdl_pipeline *p = count_down(&c, SPDL_ORDER_COMPLETION);
+    for (long i = 0; i < 10; ++i) {
+        CHECK_EQ(take_from(p, i, 1, SPDL_OK), 1);
+        __atomic_add_fetch(&c.done, 1, __ATOMIC_RELEASE);
+    }
+    RUN(p, "", SPDL_END);
 }
 
-static void input_order_is_kept(void) { sleepers(SPDL_ORDER_INPUT, "9 8 7 6 5 4 3 2 1 0"); }
+static void input_order_is_kept(void) {
+    countdown c = { .by_taker = false };
+    RUN(count_down(&c, SPDL_ORDER_INPUT), "9 8 7 6 5 4 3 2 1 0", SPDL_END);
+}
 
 static void order_is_kept_among_survivors(void) {
     chaos_on();
@@ -212,19 +232,28 @@ static void concurrency_bounds_tiny_items_too(void) {
     }
 }
 
-/* Tiny items are claimed in groups. The call of item 300 is held up until all before it are here. */
+/* In a group of tiny items 290 takes its time, so that the other workers fall asleep, and 300 is
+   held up until everything before it has arrived. */
+SPDL_FN(stumbles, item, item) {
+    if (in->value == 290) sleep_us(20000);
+    if (in->value == 300) await((const int *)spdl_ctx(task), 1);
+    *out = in;
+    return SPDL_OK;
+}
+
 static void a_slow_item_holds_back_none_before_it(void) {
-    int gate = 0;
-    spdl_pipeline *p = START(
-        3, SPDL_SOURCE(count_up, SCRIPT(.count = 400), .free_item = item_free, .buffer_size = 64),
-        SPDL_PIPE(follow, SCRIPT(.gate = &gate, .gate_at = 300), .buffer_size = 64),
-        SPDL_PIPE(follow, SCRIPT(.fresh = true), .free_item = item_free), SPDL_SINK(64));
-    CHECK_EQ(take_from(p, 0, 300, SPDL_OK), 300);
-    __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
-    notes n = { .length = 0 };
-    CHECK_EQ(take(p, &n, 1000, " ", note_item), SPDL_END);
-    CHECK_EQ(n.taken, 100);
-    DONE(p);
+    for (int i = 0; i < 10; ++i) {
+        int gate = 0;
+        spdl_pipeline *p = START(
+            3, SPDL_SOURCE(count_up, SCRIPT(.count = 400), .free_item = item_free,
+                           .buffer_size = 64),
+            SPDL_PIPE(stumbles, .ctx = &gate, .buffer_size = 64),
+            SPDL_PIPE(follow, SCRIPT(.fresh = true), .free_item = item_free), SPDL_SINK(64));
+        CHECK_EQ(take_from(p, 0, 300, SPDL_OK), 300);
+        __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+        CHECK_EQ(take_from(p, 300, 1000, SPDL_END), 100);
+        DONE(p);
+    }
 }
 
 static char turns[200];
@@ -663,242 +692,6 @@ static void long_texts_and_names_are_cut(void) {
     DONE(p);
 }
 
-/* --- what create refuses --- */
-
-static char logged[SPDL_TEXT_BYTES];
-
-static void log_keeps(spdl_log_level level, const char *text, void *user) {
-    (void)user;
-    CHECK_EQ(level, SPDL_LOG_ERROR);
-    snprintf(logged, sizeof logged, "%s", text);
-}
-
-static void refused(spdl_pipeline_desc desc, const spdl_stage *rows, size_t count,
-                    spdl_result result, const char *text) {
-    spdl_error error;
-    spdl_pipeline *p = (spdl_pipeline *)(uintptr_t)1;
-    desc.error = &error;
-    desc.logger.log_fn = log_keeps;
-    CHECK_EQ(spdl_pipeline_create(&p, &desc, rows, count), result);
-    CHECK(p == NULL);
-    CHECK_EQ(error.result, result);
-    CHECK_STR(error.text, text);
-    CHECK_STR(logged, text);
-}
-
-static const spdl_pipeline_desc plain;
-
-/* The row'th row is refused, with its place, its name and this reason. */
-static void row_refused(const spdl_stage *rows, size_t count, int row, const char *name,
-                        const char *why) {
-    char text[SPDL_TEXT_BYTES];
-    spdl_error error;
-    spdl_pipeline *p = NULL;
-    spdl_pipeline_desc desc = plain;
-    const spdl_stage *at = &rows[row];
-    snprintf(text, sizeof text, "spdl: %s:%d: stage %d '%s': %s", at->file ? at->file : __FILE__,
-             at->line, row, name, why);
-    refused(plain, rows, count, SPDL_E_INVALID, text);
-    desc.error = &error;
-    desc.logger.log_fn = log_keeps;
-    CHECK_EQ(spdl_pipeline_create(&p, &desc, rows, count), SPDL_E_INVALID);
-    CHECK_EQ(error.stage, row);
-    CHECK_STR(error.stage_name, name);
-}
-
-#define ROW_REFUSED(row, name, why, ...) row_refused(SPDL_STAGES(__VA_ARGS__), (row), (name), (why))
-
-static void rows_stand_in_order(void) {
-    const spdl_stage pipe = SPDL_PIPE(follow);
-    const spdl_stage source = SPDL_SOURCE(count_up), sink = SPDL_SINK(3);
-    ROW_REFUSED(0, "follow", "the first row must be SPDL_SOURCE", pipe, sink);
-    ROW_REFUSED(0, "sink", "the first row must be SPDL_SOURCE", sink, source);
-    ROW_REFUSED(1, "count_up", "only the first row may be SPDL_SOURCE", source, source, sink);
-    ROW_REFUSED(1, "follow", "the last row must be SPDL_SINK", source, pipe);
-    ROW_REFUSED(1, "sink", "only the last row may be SPDL_SINK", source, sink, sink);
-    ROW_REFUSED(1, "sink", "only the last row may be SPDL_SINK", source, sink, pipe, sink);
-}
-
-static void the_number_of_rows_has_limits(void) {
-    spdl_stage rows[SPDL_MAX_STAGES + 2] = { SPDL_SOURCE(count_up) };
-    for (int i = 1; i < SPDL_MAX_STAGES + 1; ++i) rows[i] = (spdl_stage)SPDL_PIPE(follow);
-    rows[SPDL_MAX_STAGES + 1] = (spdl_stage)SPDL_SINK(3);
-    refused(plain, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: too many stages: 34 rows, at most 32 and a sink");
-    refused(plain, rows, SIZE_MAX, SPDL_E_INVALID,
-            "spdl: pipeline: too many stages: 32767 rows, at most 32 and a sink");
-    refused(plain, rows, 1, SPDL_E_INVALID,
-            "spdl: pipeline: 1 rows; a source and a sink are the least");
-    refused(plain, rows, 0, SPDL_E_INVALID,
-            "spdl: pipeline: 0 rows; a source and a sink are the least");
-    refused(plain, NULL, 5, SPDL_E_INVALID,
-            "spdl: pipeline: 0 rows; a source and a sink are the least");
-}
-
-/* One field of one row, changed. */
-static void field_refused(spdl_stage row, const char *why) {
-    const spdl_stage rows[] = { SPDL_SOURCE(count_up), row, SPDL_PIPE(follow), SPDL_SINK(3) };
-    const char *const name = row.kind == SPDL_KIND_BATCH ? "batch" : row.fn ? "follow" : "pipe";
-    row_refused(SPDL_TABLE(rows), 1, name, why);
-}
-
-#define PIPE_REFUSED(why, ...) field_refused((spdl_stage)SPDL_PIPE(follow, __VA_ARGS__), why)
-#define BATCH_REFUSED(why, ...) field_refused((spdl_stage)SPDL_BATCH(__VA_ARGS__), why)
-
-static spdl_result init_nothing(void *ctx, int worker, void **local) {
-    (void)ctx;
-    (void)worker;
-    (void)local;
-    return SPDL_OK;
-}
-
-static void fini_nothing(void *ctx, int worker, void *local) {
-    (void)ctx;
-    (void)worker;
-    (void)local;
-}
-
-static void free_nothing(void *memory, size_t bytes, void *user) {
-    (void)memory;
-    (void)bytes;
-    (void)user;
-}
-
-static void numbers_have_limits(void) {
-    PIPE_REFUSED("concurrency is -1, must be 1 to 4096", .concurrency = -1);
-    PIPE_REFUSED("concurrency is 4097, must be 1 to 4096", .concurrency = 4097);
-    PIPE_REFUSED("buffer_size is -1, must be 1 to 1048576", .buffer_size = -1);
-    PIPE_REFUSED("buffer_size is 1048577, must be 1 to 1048576", .buffer_size = 1048577);
-    PIPE_REFUSED("max_failures is -2, must be at least -1", .max_failures = -2);
-    PIPE_REFUSED("max_failure_rate is -0.1, must be in (0, 1]", .max_failure_rate = -0.1);
-    PIPE_REFUSED("max_failure_rate is 1.5, must be in (0, 1]", .max_failure_rate = 1.5);
-    PIPE_REFUSED("max_failures and max_failure_rate are both set", .max_failures = 1,
-                 .max_failure_rate = 0.5);
-    PIPE_REFUSED("output_order is 2, which is no order", .output_order = (spdl_order)2);
-    BATCH_REFUSED("size is 0, must be at least 1", 0);
-    BATCH_REFUSED("size is -3, must be at least 1", -3);
-    BATCH_REFUSED("size is 16777217, must be at most 16777216", (1 << 24) + 1);
-    BATCH_REFUSED("concurrency is 2, but only SPDL_PIPE rows have one", 3, .concurrency = 2);
-}
-
-static void a_rate_that_is_no_number_is_refused(void) {
-    const spdl_stage rows[] = {
-        SPDL_SOURCE(count_up),
-        SPDL_PIPE(follow, .max_failure_rate = strtod("nan", NULL)),
-        SPDL_SINK(3),
-    };
-    spdl_pipeline_desc desc = { 0 };
-    spdl_pipeline *p = NULL;
-    desc.logger.log_fn = log_keeps;
-    CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)), SPDL_E_INVALID);
-    CHECK(strstr(logged, "max_failure_rate") != NULL);
-}
-
-static void functions_have_to_fit_their_row(void) {
-    static const spdl_function empty = { NULL, "follow", "item", "item" };
-    spdl_stage row = SPDL_PIPE(follow);
-    row.fn = &empty;
-    field_refused(row, "fn is NULL");
-    row.fn = NULL;
-    field_refused(row, "fn is NULL");
-    row = (spdl_stage)SPDL_BATCH(3, .name = "batch");
-    row.fn = &empty;
-    field_refused(row, "fn is set, but this kind of row calls nothing");
-    PIPE_REFUSED("fini is set without init", .fini = fini_nothing);
-    BATCH_REFUSED("free_item is set, but a batch frees itself and its items", 3,
-                  .free_item = item_free);
-    BATCH_REFUSED("init and fini are for rows that call a function", 3, .init = init_nothing);
-    row = (spdl_stage)SPDL_PIPE(follow);
-    row.kind = (spdl_kind)9;
-    field_refused(row, "kind is 9, which is no kind of row");
-    row.kind = SPDL_KIND_NONE;
-    field_refused(row, "kind is 0, which is no kind of row");
-}
-
-/* The edge behind the last stage is the sink's. */
-static void the_sink_has_its_own_buffer_size(void) {
-    ROW_REFUSED(1, "follow",
-                "buffer_size is set, but SPDL_SINK sets that of the edge behind the last stage",
-                SPDL_SOURCE(count_up), SPDL_PIPE(follow, .buffer_size = 3), SPDL_SINK(3));
-    ROW_REFUSED(1, "sink", "buffer_size is -1, must be 1 to 1048576", SPDL_SOURCE(count_up),
-                SPDL_SINK(-1));
-}
-
-static void the_desc_is_checked(void) {
-    const spdl_stage rows[] = { SPDL_SOURCE(count_up), SPDL_SINK(3) };
-    spdl_pipeline_desc desc = { .workers = -1 };
-    spdl_pipeline *p = NULL;
-    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: workers is -1, must be 0 to 256");
-    desc.workers = 257;
-    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: workers is 257, must be 0 to 256");
-    desc.workers = 1;
-    desc.pool = pool_of(1);
-    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: workers is 1, but pool is set: leave it 0");
-    spdl_pool_destroy(desc.pool);
-    desc = plain;
-    desc.allocator.free_fn = free_nothing;
-    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: set both functions of the allocator or none");
-    CHECK_EQ(spdl_pipeline_create(NULL, &plain, SPDL_TABLE(rows)), SPDL_E_INVALID);
-    REQUIRE(spdl_pipeline_create(&p, NULL, SPDL_TABLE(rows)) == SPDL_OK);
-    DONE(p);
-}
-
-/* --- types --- */
-
-typedef struct photo photo;
-
-SPDL_FN(to_photo, item, photo) { return SPDL_SKIP; }
-SPDL_FN(count_photos, photo, void) { return SPDL_SKIP; }
-SPDL_FN(from_any, void, item) { return SPDL_SKIP; }
-
-static void types_have_to_fit(void) {
-    const spdl_stage rows[] = {
-        SPDL_SOURCE(count_up),
-        SPDL_PIPE(to_photo, .name = "decode"),
-        SPDL_PIPE(follow),
-        SPDL_SINK(3),
-    };
-    char text[SPDL_TEXT_BYTES];
-    const int line = rows[2].line;
-    CHECK_EQ(rows[1].line, line - 1);
-    snprintf(text, sizeof text,
-             "spdl: %s:%d: stage 2 'follow' takes 'item *' but stage 1 'decode' (%s:%d) yields "
-             "'photo *'",
-             __FILE__, line, __FILE__, line - 1);
-    refused(plain, SPDL_TABLE(rows), SPDL_E_TYPE, text);
-}
-
-static void rows_in_place_have_lines_too(void) {
-    spdl_error error;
-    spdl_pipeline_desc desc = { .error = &error };
-    spdl_pipeline *p;
-    char text[SPDL_TEXT_BYTES];
-    const int line = __LINE__ + 4;
-    desc.logger.log_fn = log_nothing;
-    CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-                 SPDL_SOURCE(count_up),
-                 SPDL_BATCH(3),
-                 SPDL_PIPE(follow),
-                 SPDL_SINK(3))), SPDL_E_TYPE);
-    snprintf(text, sizeof text,
-             "spdl: %s:%d: stage 2 'follow' takes 'item *' but stage 1 'batch' (%s:%d) yields "
-             "'spdl_batch *'",
-             __FILE__, line + 1, __FILE__, line);
-    CHECK_STR(error.text, text);
-    CHECK_EQ(error.stage, 2);
-    CHECK_STR(error.stage_name, "follow");
-}
-
-static void void_fits_anything(void) {
-    RUN(START(1, COUNT_TO(3), SPDL_PIPE(to_photo), SPDL_PIPE(count_photos), SPDL_PIPE(follow),
-              SPDL_BATCH(2), SPDL_PIPE(from_any), SPDL_SINK(1)),
-        "", SPDL_END);
-}
-
 TEST_TABLE(pipeline) {
     TEST_CASE(items_arrive_in_order),
     TEST_CASE(functions_are_composed),
@@ -943,15 +736,5 @@ TEST_TABLE(pipeline) {
     TEST_CASE(a_batch_that_a_failure_cuts_is_delivered),
     TEST_CASE(results_that_are_none_are_failures),
     TEST_CASE(long_texts_and_names_are_cut),
-    TEST_CASE(rows_stand_in_order),
-    TEST_CASE(the_number_of_rows_has_limits),
-    TEST_CASE(numbers_have_limits),
-    TEST_CASE(a_rate_that_is_no_number_is_refused),
-    TEST_CASE(functions_have_to_fit_their_row),
-    TEST_CASE(the_sink_has_its_own_buffer_size),
-    TEST_CASE(the_desc_is_checked),
-    TEST_CASE(types_have_to_fit),
-    TEST_CASE(rows_in_place_have_lines_too),
-    TEST_CASE(void_fits_anything),
     TEST_END,
 };

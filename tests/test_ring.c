@@ -558,6 +558,7 @@ static void close_wakes_sleepers_behind_a_slow_push(void) {
         calls[i] = c;
         threads[i] = thread_of(call_once, &calls[i]);
     }
+    while (spdl_ring_count(ring) == 0) usleep(100); /* the slot is claimed */
     await_sleepers(&ring->not_empty, 3);
     spdl_ring_close(ring);
     usleep(20000);

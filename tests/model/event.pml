@@ -3,18 +3,21 @@
    spdl_ring_try_push, and one that may close the ring.
 
    A push claims the next ticket and stamps its slot a little later, so a later slot may be ready
-   before an earlier one; until the earlier one is stamped a pop finds the ring empty. A waiter may
-   wait for ever or have a timeout; one that timed out tries once more.
+   before an earlier one; until the earlier one is stamped a pop finds the ring empty. Each sleep
+   may last for ever or end with a timeout; who timed out tries once more.
 
    Checked: when nothing moves any more, nobody sleeps while the first item is there to be taken, or
    while the ring is closed and drained.
 
    Switches that take out one part of the protocol, and must fail:
-     NO_HEAVY     a waiter does a full barrier of its own instead of a heavy one
-     NO_RECHECK   no second look after prepare
-     LATE_WORD    the word is read after the second look
-     NO_PASS_ON   a waiter that was woken, and leaves something behind, wakes nobody
-     CLOSE_ONE    close wakes one waiter instead of all; see also NO_PASS_ON */
+     NO_HEAVY       a waiter does a full barrier of its own instead of a heavy one
+     NO_RECHECK     no second look after prepare
+     LATE_WORD      the word is read after the second look
+     NO_PASS_ON     a waiter that was woken, and leaves something behind, wakes nobody
+     NO_PUSH_WAKES  a push that ends after a close wakes one waiter instead of all
+   and two that make the model smaller:
+     NO_CLOSE       nobody closes the ring
+     NO_FIRST_TRY   no try before the first sleep is prepared */
 
 #ifndef WAITERS
 #define WAITERS 2
@@ -57,15 +60,26 @@ inline futex_wake_all() {
     }
 }
 
-/* spdl__event_notify: only a compiler barrier before the look */
-inline notify(p) {
+/* spdl__event_notify: only a compiler barrier before the look. `all` is looked at when there are
+   waiters. */
+inline notify(p, all) {
     if
     :: event_waiters == 0
     :: else ->
+        to_all = all;
         d_step { FENCED(p); event_word++ };
-        atomic { futex_wake_one() }
+        if
+        :: to_all -> to_all = false; futex_wake_all()
+        :: else -> atomic { futex_wake_one() }
+        fi
     fi
 }
+
+#ifdef NO_PUSH_WAKES
+#define WAKES_ALL false
+#else
+#define WAKES_ALL closed
+#endif
 
 #define EMPTY 0
 #define TAKEN 1
@@ -98,16 +112,14 @@ inline try_pop(p) {
 /* spdl__ring_wait */
 proctype Waiter(byte me) {
     byte word, at, result;
-    bool has_timeout, timed_out;
-    if
-    :: has_timeout = false
-    :: has_timeout = true
-    fi;
+    bool timed_out, to_all;
+#ifndef NO_FIRST_TRY
     try_pop(me);
     if
     :: result != EMPTY -> goto done
     :: else
     fi;
+#endif
     do
     :: timed_out -> break
     :: else ->
@@ -134,14 +146,10 @@ proctype Waiter(byte me) {
         /* spdl__event_commit */
         d_step { FENCED(me); asleep[me] = event_word == word; word = 0 };
         if
-        :: !has_timeout ->
+        :: true ->
 end_asleep:
             !asleep[me]
-        :: else ->
-            if
-            :: !asleep[me]
-            :: d_step { asleep[me] -> asleep[me] = false; timed_out = true }
-            fi
+        :: true -> d_step { timed_out = asleep[me]; asleep[me] = false }
         fi;
         d_step { FENCED(me); event_waiters-- };
         try_pop(me);
@@ -150,21 +158,23 @@ end_asleep:
         :: else ->
 #ifndef NO_PASS_ON
             if
-            :: head < tail || closed -> notify(me)
+            :: result == TAKEN && head < tail -> notify(me, false)
             :: else
             fi;
 #endif
             break
         fi
     od;
+#ifndef NO_FIRST_TRY
 done:
-    d_step { result = 0; timed_out = false; has_timeout = false; word = 0 }
+#endif
+    atomic { result = 0; word = 0; timed_out = false }
 }
 
 /* spdl__mpmc_push and the notify after it */
 proctype Pusher(byte me) {
     byte ticket;
-    bool refused;
+    bool refused, to_all;
     d_step {
         FENCED(me);
         refused = closed;
@@ -175,7 +185,7 @@ proctype Pusher(byte me) {
     :: refused
     :: else ->
         store(me, STAMP(ticket), 1);
-        notify(me)
+        notify(me, WAKES_ALL)
     fi
 }
 
@@ -188,11 +198,7 @@ proctype Closer() {
         :: event_waiters == 0
         :: else ->
             event_word++;
-#ifdef CLOSE_ONE
-            atomic { futex_wake_one() }
-#else
             futex_wake_all()
-#endif
         fi
     fi
 }
