@@ -1,5 +1,5 @@
-/* Pipelines: flow and order, concurrency, batches, ownership and failures. What create refuses is in
-   test_rows.c, their life cycle in test_lifetime.c, thousands of them in test_random.c. */
+/* Pipelines: flow and order, concurrency, batches, ownership and failures. What create refuses is
+   in test_rows.c, the life cycle in test_lifetime.c, and thousands by chance in test_chance.c. */
 #include "items.h"
 
 #define FOLLOW(...) SPDL_PIPE(follow, SCRIPT(__VA_ARGS__), .free_item = item_free)

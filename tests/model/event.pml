@@ -1,6 +1,6 @@
 /* The event count of >>os-impl (prepare, look again, commit or cancel; notify), used as the MPMC
    ring of >>ring-impl uses it: WAITERS threads in spdl_ring_pop, PUSHERS threads in
-   spdl_ring_try_push, and one that may close the ring.
+   spdl_ring_try_push, and one that closes the ring.
 
    A push claims the next ticket and stamps its slot a little later, so a later slot may be ready
    before an earlier one; until the earlier one is stamped a pop finds the ring empty. Each sleep
@@ -189,17 +189,12 @@ proctype Pusher(byte me) {
     fi
 }
 
-/* spdl_ring_close, or nothing. It stores nothing that waits in a buffer. */
+/* spdl_ring_close. It stores nothing that waits in a buffer. */
 proctype Closer() {
+    closed = true;
     if
-    :: true
-    :: closed = true;
-        if
-        :: event_waiters == 0
-        :: else ->
-            event_word++;
-            futex_wake_all()
-        fi
+    :: event_waiters == 0
+    :: else -> event_word++; futex_wake_all()
     fi
 }
 

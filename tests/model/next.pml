@@ -1,11 +1,10 @@
 /* The trainer and the sink: spdl__next_wait, spdl__sink_take, spdl__node_put, spdl__node_finish and
    spdl__pipeline_halt of >>pipeline-impl.
 
-   Two workers put TICKETS results of an ordered stage, each an item or a hole (a dropped item); the
-   trainer takes items in the order of their tickets and steps over holes. A worker wakes the trainer
-   only for the ticket the trainer has come to. The input may end or never end; a stop may come at
-   any moment. Each sleep may last for ever or end with a timeout, after which the trainer asks
-   again.
+   Two workers put TICKETS results of an ordered stage, each an item or a hole (a dropped item). The
+   trainer takes items in the order of their tickets and steps over holes; a worker wakes it only
+   for the ticket it has come to. The input may end or never end; a stop comes at some moment. Each
+   sleep may last for ever or end with a timeout, after which the trainer asks again.
 
    Checked: when nothing moves any more, the trainer does not sleep while the ticket it waits for is
    there, while there is an end to be told, or after a stop; and without a stop it got every item.
@@ -159,15 +158,12 @@ done:
     skip
 }
 
-/* spdl__pipeline_halt, or nothing */
+/* spdl__pipeline_halt */
 proctype Stopper() {
+    stopping = true;
     if
-    :: true
-    :: stopping = true;
-        if
-        :: waiters == 0
-        :: else -> word_now++; asleep = false
-        fi
+    :: waiters == 0
+    :: else -> word_now++; asleep = false
     fi
 }
 

@@ -86,14 +86,14 @@ model breaks park -DMEET -DNO_CLAIM_HINT
 model breaks park -DPARKED -DNO_RECHECK
 model breaks park -DNO_LOOK_FENCE
 model breaks park -DTWO_CLIENTS -DPARKED -DOWN_HINT
-model breaks event -DNO_HEAVY
-model breaks event -DNO_RECHECK
-model breaks event -DLATE_WORD
-model breaks event -DNO_PASS_ON
+model breaks event -DNO_CLOSE -DNO_HEAVY
+model breaks event -DNO_CLOSE -DNO_RECHECK
+model breaks event -DNO_CLOSE -DLATE_WORD
+model breaks event -DNO_CLOSE -DNO_PASS_ON
 model breaks event -DNO_PUSH_WAKES
-model breaks next -DTICKETS=2 -DNO_HEAVY
-model breaks next -DTICKETS=2 -DNO_RECHECK
-model breaks next -DTICKETS=2 -DNO_RELOOK
+model breaks next -DTICKETS=2 -DNO_STOP -DNO_HEAVY
+model breaks next -DTICKETS=2 -DNO_STOP -DNO_RECHECK
+model breaks next -DTICKETS=2 -DNO_STOP -DNO_RELOOK
 model breaks stop -DNO_LOCK
 model breaks stop -DEARLY_LOOK
 model breaks stop -DLATE_WORD

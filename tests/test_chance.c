@@ -1,4 +1,4 @@
-/* Pipelines drawn at random: rows, orders, budgets, failures, workers, and how they end. What a stage
+/* Pipelines drawn by chance: rows, orders, budgets, workers, and how they end. What a stage
    does with an item is drawn from its number, so what must be delivered is known in advance. */
 #include "items.h"
 
@@ -239,7 +239,7 @@ static void pipelines_keep_their_promises(void) {
     spdl_pool_destroy(pool);
 }
 
-TEST_TABLE(random) {
+TEST_TABLE(chance) {
     TEST_CASE(pipelines_keep_their_promises),
     TEST_END,
 };
