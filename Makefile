@@ -111,7 +111,7 @@ check-compilers: ## the tests under gcc and clang, warnings being errors
 	@$(MAKE) test CC=clang WERROR=1
 
 .PHONY: check-warnings
-check-warnings: ## C11 C17 C++17 C++20, gcc and clang, every mode of the headers
+check-warnings: ## C99 to C17, C++11 to C++20, gcc and clang, every mode of the headers
 	@tests/check_warnings.sh
 
 .PHONY: check-headers

@@ -544,7 +544,8 @@ typedef struct spdl_pipeline_desc {
 /* Checks the rows, allocates everything the pipeline will use, and starts it. The rows are copied;
    ctx pointers must outlive the pipeline. Whatever is wrong is told in desc->error and to the log,
    with file and line of the row, the row's number and the field.
-   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_TYPE, SPDL_E_NOMEM, SPDL_E_THREAD.
+   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_TYPE, SPDL_E_NOMEM, SPDL_E_THREAD, SPDL_E_LIMIT (the
+            pool has 64 pipelines already).
    Threads: any.
    Blocks:  until the workers of its own pool have started.
    Owns:    the caller destroys *pipeline; on failure *pipeline is NULL. */
@@ -2012,9 +2013,13 @@ SPDL__PRIVATE bool spdl__pool_sleepy(spdl_pool *pool) {
     return spdl__load_relaxed32(&pool->sleepers) != 0 && spdl__load_relaxed32(&pool->waking) == 0;
 }
 
-/* Call after making something runnable, unless the same worker looks for work next. */
+/* Call after making something runnable, unless the same worker looks for work next. What is
+   runnable may take two: one who gives up a lock and one who makes room. Each looks behind a full
+   barrier before deciding that no wake is needed, so one of the two sees both. */
 SPDL__PRIVATE void spdl__pool_hint(spdl_pool *pool) {
-    if (spdl__pool_sleepy(pool) && spdl__pool_runnable(pool, -1)) spdl__pool_wake_one(pool);
+    if (!spdl__pool_sleepy(pool)) return;
+    spdl__full_barrier();
+    if (spdl__pool_runnable(pool, -1)) spdl__pool_wake_one(pool);
 }
 
 /* Runs one job. */
@@ -2801,8 +2806,8 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
     return false;
 }
 
-/* After something of this pipeline became runnable, unless the same thread looks for work next. It
-   looks at the whole pool, since it may be passing on a wake that was meant for another pipeline. */
+/* After something of this pipeline became runnable, unless the same thread looks for work next.
+   The whole pool is looked at: it may be passing on a wake that was meant for another pipeline. */
 SPDL__PRIVATE void spdl__pipeline_hint(spdl_pipeline *p) {
     if (p->pool != NULL) spdl__pool_hint(p->pool);
 }
@@ -3596,6 +3601,21 @@ SPDL__PRIVATE spdl_result spdl__check_functions(const spdl__plan *plan, int i) {
     return SPDL_OK;
 }
 
+/* Fields that would be without effect on this kind of row are mistakes, too. */
+SPDL__PRIVATE spdl_result spdl__check_strays(const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i];
+    const bool calls = row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE;
+    const char *stray = NULL;
+    if (!calls && row->max_failures != 0) stray = "max_failures";
+    if (!calls && row->max_failure_rate != 0) stray = "max_failure_rate";
+    if (row->kind != SPDL_KIND_PIPE && row->output_order != SPDL_ORDER_INPUT)
+        stray = "output_order";
+    if (row->kind != SPDL_KIND_BATCH && row->size != 0) stray = "size";
+    if (row->kind != SPDL_KIND_BATCH && row->drop_last) stray = "drop_last";
+    if (stray == NULL) return SPDL_OK;
+    return spdl__row_error(plan, i, "%s is set, but has no meaning on this kind of row", stray);
+}
+
 /* What a row hands on, or takes, as a type name; "void" fits anything. */
 SPDL__PRIVATE const char *spdl__row_type(const spdl_stage *row, bool out) {
     const char *type;
@@ -3656,6 +3676,7 @@ SPDL__PRIVATE spdl_result spdl__check_plan(const spdl__plan *plan) {
         if ((result = spdl__check_kind(plan, i)) != SPDL_OK ||
             (result = spdl__check_functions(plan, i)) != SPDL_OK ||
             (result = spdl__check_numbers(plan, i)) != SPDL_OK ||
+            (result = spdl__check_strays(plan, i)) != SPDL_OK ||
             (result = spdl__check_types(plan, i)) != SPDL_OK)
             return result;
     }

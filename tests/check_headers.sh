@@ -14,7 +14,7 @@ implement='#define SPDL_IMPLEMENTATION
 compile() {
     echo "$1" >"$scratch/source"
     shift
-    $cc -x "$language" -std="$std" -I. -O1 -fno-pie "$@" "$scratch/source"
+    $cc -x "$language" -std="$std" -I. -fno-pie "$@" "$scratch/source"
 }
 
 # names of the macros that are defined after SOURCE

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Compiles the headers in every mode, and everything that includes them, with the whole set of
-# warnings as errors: C11 C17 C++17 C++20, gcc and clang. `make check-warnings` sets WARN, WARN_C.
+# warnings as errors: C99 to C17, C++11 to C++20, gcc and clang. `make check-warnings` sets WARN and
+# WARN_C.
 . "$(dirname "$0")/tally.sh"
 : "${WARN:?run this by make check-warnings}"
 
@@ -19,9 +20,14 @@ if [ "$1" = --one ]; then
     [ "$3" = c++ ] && warn=$WARN
     what="$2 $3 -std=$4 $5 $6"
     log=$scratch/log
+    # Some warnings of gcc come only when it optimises; that does not depend on the standard.
+    case $2$4 in
+    gcc*17 | gcc*20) how="-O2 -S -o /dev/null" ;;
+    *) how=-fsyntax-only ;;
+    esac
     # shellcheck disable=SC2086 # lists of options
-    if "$(compiler "$2-$3")" -x "$3" -std="$4" -O2 $warn -Werror $6 -I. -pthread -S -o /dev/null \
-        "$5" >"$log" 2>&1; then
+    if "$(compiler "$2-$3")" -x "$3" -std="$4" $how $warn -Werror $6 -I. -pthread "$5" \
+        >"$log" 2>&1; then
         echo "ok   $what"
     else
         { echo "FAIL $what"; head -n 30 "$log" | sed 's/^/     /'; } >"$scratch/report"
@@ -41,8 +47,8 @@ printf '#define SPDL_STATIC\n' | cat - "$modes/implementation" >"$modes/static"
 {
     for family in gcc clang; do
         for mode in declaration implementation static; do
-            for std in c11 c17; do echo "$family c $std $modes/$mode"; done
-            for std in c++17 c++20; do echo "$family c++ $std $modes/$mode"; done
+            for std in c99 c11 c17; do echo "$family c $std $modes/$mode"; done
+            for std in c++11 c++14 c++17 c++20; do echo "$family c++ $std $modes/$mode"; done
         done
         for switch in $(grep -o 'SPDL_NO_[A-Z_]*' spdl.h | sort -u); do
             echo "$family c c11 $modes/implementation -D$switch"

@@ -8,8 +8,8 @@
     X(core) X(alloc) X(ring) X(pool) X(pipeline) X(rows) X(lifetime) X(chance) X(stats) X(cache)   \
     X(npz)
 
-#define DECLARE(module) extern const test_case test_##module[] __attribute__((weak));
-#define ROW(module) { #module, test_##module },
+#define DECLARE(module) extern const test_case test_table_##module[] __attribute__((weak));
+#define ROW(module) { #module, test_table_##module },
 
 MODULES(DECLARE)
 

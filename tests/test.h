@@ -41,8 +41,8 @@ typedef struct test_module {
 
 /* clang-format off */
 #define TEST_TABLE(module)                                                                         \
-    extern const test_case test_##module[];                                                        \
-    const test_case test_##module[] =
+    extern const test_case test_table_##module[];                                                  \
+    const test_case test_table_##module[] =
 #define TEST_CASE(function) { #function, function }
 #define TEST_END { NULL, NULL }
 /* clang-format on */

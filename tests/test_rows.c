@@ -110,6 +110,8 @@ static void numbers_have_limits(void) {
     PIPE_REFUSED("max_failures is -2, must be at least -1", .max_failures = -2);
     PIPE_REFUSED("max_failure_rate is -0.1, must be in (0, 1]", .max_failure_rate = -0.1);
     PIPE_REFUSED("max_failure_rate is 1.5, must be in (0, 1]", .max_failure_rate = 1.5);
+    PIPE_REFUSED("size is set, but has no meaning on this kind of row", .size = 3);
+    PIPE_REFUSED("drop_last is set, but has no meaning on this kind of row", .drop_last = true);
     PIPE_REFUSED("max_failures and max_failure_rate are both set", .max_failures = 1,
                  .max_failure_rate = 0.5);
     PIPE_REFUSED("output_order is 2, which is no order", .output_order = (spdl_order)2);
@@ -117,6 +119,10 @@ static void numbers_have_limits(void) {
     BATCH_REFUSED("size is -3, must be at least 1", -3);
     BATCH_REFUSED("size is 16777217, must be at most 16777216", (1 << 24) + 1);
     BATCH_REFUSED("concurrency is 2, but only SPDL_PIPE rows have one", 3, .concurrency = 2);
+    BATCH_REFUSED("max_failures is set, but has no meaning on this kind of row", 3,
+                  .max_failures = 1);
+    BATCH_REFUSED("output_order is set, but has no meaning on this kind of row", 3,
+                  .output_order = SPDL_ORDER_COMPLETION);
 }
 
 static void a_rate_that_is_no_number_is_refused(void) {

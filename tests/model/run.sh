@@ -40,16 +40,16 @@ model() {
         cd "$work" &&
             spin "$@" -a "$name.pml" &&
             gcc "$optimise" -w -DSAFETY -DCOLLAPSE -DMEMLIM=3500 -o pan pan.c &&
-            ./pan -E -m100000
+            ./pan -m100000
     ) >"$work/log" 2>&1
     errors=$(sed -n 's/.*errors: \([0-9]*\).*/\1/p' "$work/log")
     states=$(sed -n 's/ *\([0-9e.+]*\) states, stored.*/\1/p' "$work/log")
     seconds=$(sed -n 's/.*elapsed time \([0-9.]*\) seconds/\1/p' "$work/log")
-    if grep -Eq 'max search depth too small|MEMLIM|out of memory|^error:' "$work/log"; then
+    if grep -Eq 'max search depth too small|MEMLIM|out of memory' "$work/log"; then
         verdict="not searched"
     elif [ "$errors" = 0 ]; then
         verdict=holds
-    elif grep -q 'assertion violated' "$work/log"; then
+    elif grep -Eq 'assertion violated.*(asleep|inside|returned|taken)' "$work/log"; then
         verdict=breaks
     else
         verdict="not searched"

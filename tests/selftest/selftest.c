@@ -91,6 +91,6 @@ TEST_TABLE(self) {
 };
 
 int main(int argc, char **argv) {
-    const test_module modules[] = { { "self", test_self }, { "gone", NULL } };
+    const test_module modules[] = { { "self", test_table_self }, { "gone", NULL } };
     return test_main(argc, argv, modules, 2);
 }
