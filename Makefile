@@ -90,6 +90,10 @@ portable: ## the tests on the waits and barriers of systems that are not Linux
 	@$(MAKE) test MODE=portable \
 	    T="$(filter-out cuda ring%,$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))"
 
+.PHONY: model
+model: ## check the models of who sleeps and who wakes (needs spin)
+	@tests/model/run.sh
+
 .PHONY: selftest
 selftest: ## does the test runner report what goes wrong?
 	@$(MAKE) $(B)/selftest

@@ -8,7 +8,7 @@
    and in every other file include it without the define. Link with -lpthread. There is nothing
    else to build. Define SPDL_STATIC as well to keep every function private to that one file.
 
-   THE SMALLEST COMPLETE PROGRAM
+   THE SMALLEST COMPLETE PROGRAM (in C)
 
        #define SPDL_IMPLEMENTATION
        #include "spdl.h"
@@ -17,7 +17,7 @@
 
        SPDL_FN(count, void, int) {
            if (spdl_sequence(task) == 10) return SPDL_END;
-           *out = (int *)malloc(sizeof(int));
+           if ((*out = malloc(sizeof(int))) == NULL) return SPDL_E_NOMEM;
            **out = (int)spdl_sequence(task);
            return SPDL_OK;
        }
@@ -77,7 +77,8 @@
        the program, never uses errno as an interface, and has no global state.
 
    LIMITS
-       Linux, and POSIX systems with a monotonic condition variable clock (Windows: not yet).
+       Linux on 64-bit processors. The code for other POSIX systems is there, but was only run on
+       Linux; MIPS, SPARC, Alpha and Windows: not yet.
        32 stages in a pipeline, 64 pipelines on a pool, 256 workers in a pool.
 
    License (MIT) at the end of the file. */
@@ -204,7 +205,9 @@ typedef struct spdl_error {
 
 /* Where memory comes from. Zero means malloc and free; otherwise set both functions. alloc_fn
    returns NULL when there is none; `align` is a power of two. free_fn gets the size that was asked
-   for. Both are called on the threads that create, open, destroy and close. */
+   for. Both may be called on any thread and at the same time: workers make batches when the trainer
+   keeps many, spdl_batch_free and spdl_npz_read run where they are called. The allocator must
+   outlive the last batch. */
 typedef struct spdl_allocator {
     void *(*alloc_fn)(size_t bytes, size_t align, void *user);
     void (*free_fn)(void *memory, size_t bytes, void *user);
@@ -239,6 +242,7 @@ typedef struct spdl_ring_desc {
     size_t item_bytes;        /* 0: sizeof(void *); at most 4096 */
     spdl_ring_mode mode;      /* default MPMC */
     spdl_allocator allocator; /* default malloc */
+    spdl_error *error;        /* optional: says why create failed */
 } spdl_ring_desc;
 
 typedef struct spdl_ring spdl_ring;
@@ -253,7 +257,7 @@ SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *de
 /* Frees the ring and calls free_item (may be NULL) once with the address of each item left inside.
    Returns: nothing; NULL is allowed.
    Threads: owner; no other call on the ring may be running.
-   Blocks:  never.
+   Blocks:  never, but for free_item.
    Owns:    items left inside go to free_item. */
 SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, void *user),
                                 void *user);
@@ -273,14 +277,15 @@ SPDL_API spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item);
 SPDL_API spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item);
 
 /* As spdl_ring_try_push, but waits for room.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument).
    Threads: MPMC any; SPSC the producer.
    Blocks:  until there is room, the ring is closed, or timeout_ns has passed.
    Owns:    the ring has the item after SPDL_OK, the caller otherwise. */
 SPDL_API spdl_result spdl_ring_push(spdl_ring *ring, const void *item, int64_t timeout_ns);
 
 /* As spdl_ring_try_pop, but waits for an item. A timeout takes nothing.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED (closed and drained).
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED (closed and drained), SPDL_E_INVALID (a NULL
+            argument).
    Threads: MPMC any; SPSC the consumer.
    Blocks:  until there is an item, the ring is closed, or timeout_ns has passed.
    Owns:    the caller has the item after SPDL_OK. */
@@ -360,15 +365,16 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool);
 SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
                                       int64_t timeout_ns);
 
-/* Waits until every job submitted so far, and every job those submit, has ended.
-   Returns: SPDL_OK, SPDL_TIMEOUT.
+/* Waits until no job is queued or running. Jobs that others submit meanwhile count too: beside
+   steady submitters it may never return.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool.
    Threads: any but a worker of this pool.
    Blocks:  until then, or up to timeout_ns.
    Owns:    nothing. */
 SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns);
 
 /* Accepts no more jobs and waits for those accepted. Pipelines on the pool go on.
-   Returns: SPDL_OK, SPDL_TIMEOUT.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool.
    Threads: any but a worker of this pool.
    Blocks:  until the jobs have run, or up to timeout_ns.
    Owns:    nothing. */
@@ -395,6 +401,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
        SPDL_SKIP  drops the item
        SPDL_END   from a source: there is no more
        negative   this item failed; `return spdl_fail(task, "...")` records why
+   *out counts only with SPDL_OK; with any other result what it points to stays the function's.
 
    Ownership. A stage borrows its input. After the call the library destroys it, exactly once, with
    the free_item of the stage that made it, unless the stage passed it on (*out == in) or took it
@@ -418,6 +425,8 @@ typedef struct spdl_function {
     const char *out_type;
 } spdl_function;
 
+typedef void (*spdl_free_fn)(void *item); /* destroys an item; never gets NULL */
+
 typedef enum spdl_kind {
     SPDL_KIND_NONE,
     SPDL_KIND_SOURCE,
@@ -430,8 +439,6 @@ typedef enum spdl_kind {
 typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
 
 /* One row. Make rows with SPDL_SOURCE, SPDL_PIPE, SPDL_BATCH and SPDL_SINK; zero is the default. */
-typedef void (*spdl_free_fn)(void *item);
-
 typedef struct spdl_stage {
     spdl_kind kind SPDL__ZERO;
     const spdl_function *fn SPDL__ZERO;
@@ -474,7 +481,8 @@ typedef struct spdl_stage {
 } spdl_stage;
 
 /* Items grouped by SPDL_BATCH; the input type of the next stage is spdl_batch. Set items[i] to NULL
-   to take an item out of a batch you borrow. */
+   to take an item out of a batch you borrow; an item put in its place is destroyed with the same
+   free_item. */
 typedef struct spdl_batch {
     void **items;
     size_t count;
@@ -558,7 +566,8 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
    handed out. Batches that were handed out stay valid.
    Returns: nothing; NULL is allowed.
    Threads: owner; no other call on the pipeline may be running; not on a worker of its pool.
-   Blocks:  until the stage functions that are running have returned.
+   Blocks:  until the stage functions that are running have returned; with init rows on a shared
+            pool also until each worker has been free once.
    Owns:    the pipeline and every item still inside are freed. */
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
 
@@ -574,8 +583,9 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
 SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, int64_t timeout_ns);
 
 /* Ends the flow early: no stage function is called again; those running are waited for. Items in
-   the sink can still be taken, then next returns SPDL_CLOSED; all others are freed. Stopping twice,
-   or after the end, is fine. On a worker of the pipeline's pool it does not wait.
+   the sink can still be taken, then next returns SPDL_CLOSED; all others are freed, by a stop that
+   has waited or else by destroy. Stopping twice, or after the end, is fine. On a worker of the
+   pipeline's pool it does not wait.
    Returns: SPDL_OK, SPDL_TIMEOUT (stage functions are still running; the stop goes on).
    Threads: any, also inside a stage.
    Blocks:  until the stage functions that are running have returned, or up to timeout_ns.
@@ -591,7 +601,8 @@ SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
 
 /* The failure that ended the pipeline: stage, item and text.
    Returns: never NULL; result is SPDL_OK when there was no failure.
-   Threads: the trainer, after next has returned the failure; any after a stop.
+   Threads: the trainer, after next has returned the failure; any, after a stop outside of stages
+            that returned SPDL_OK.
    Blocks:  never.
    Owns:    the pipeline; valid until it is destroyed. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
@@ -599,7 +610,7 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 /* Frees a batch and the items in it that are not NULL, with the free_item of their stage.
    Returns: nothing; NULL is allowed. Fits free_item.
    Threads: any.
-   Blocks:  never.
+   Blocks:  never, but for free_item.
    Owns:    batch and items are gone. May be called after the pipeline was destroyed. */
 SPDL_API void spdl_batch_free(void *batch);
 
@@ -740,9 +751,10 @@ typedef struct spdl_cache_desc {
     uint64_t return_caches_after; /* default num_caches, and at least that */
     uint64_t stop_after;          /* end after so many items in all; 0: never */
     void (*delete_source)(void *source); /* optional: called once, when the source is done with */
-    void (*free_item)(void *item);       /* destroys an item of the source */
+    spdl_free_fn free_item;       /* destroys an item of the source */
     void *(*copy_item)(const void *item); /* optional: see spdl_cache_next; NULL means no memory */
     spdl_allocator allocator;
+    spdl_error *error; /* optional: says why create failed */
 } spdl_cache_desc;
 
 typedef struct spdl_cache spdl_cache;
@@ -1004,9 +1016,6 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #ifndef SPDL_PTHREAD_CREATE
 #define SPDL_PTHREAD_CREATE pthread_create
 #endif
-#ifndef SPDL_ASSERT
-#define SPDL_ASSERT(condition) ((void)0)
-#endif
 #ifndef SPDL_TEST_POINT
 #define SPDL_TEST_POINT(id) ((void)0)
 #endif
@@ -1063,20 +1072,19 @@ SPDL__PRIVATE uint64_t spdl__or(uint64_t *p, uint64_t bits) {
 SPDL__PRIVATE uint32_t spdl__load_ordered32(const uint32_t *p) {
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
+SPDL__PRIVATE void spdl__store_ordered32(uint32_t *p, uint32_t value) {
+    __atomic_store_n(p, value, __ATOMIC_SEQ_CST);
+}
 SPDL__PRIVATE void spdl__add_ordered32(uint32_t *p, uint32_t value) {
     (void)__atomic_fetch_add(p, value, __ATOMIC_SEQ_CST);
 }
 SPDL__PRIVATE void spdl__sub_ordered32(uint32_t *p, uint32_t value) {
     (void)__atomic_fetch_sub(p, value, __ATOMIC_SEQ_CST);
 }
-SPDL__PRIVATE void spdl__store_ordered32(uint32_t *p, uint32_t value) {
-    __atomic_store_n(p, value, __ATOMIC_SEQ_CST);
-}
-typedef struct spdl__client spdl__client;
-SPDL__PRIVATE const spdl__client *spdl__client_load(const spdl__client *const *p) {
+SPDL__PRIVATE uint64_t spdl__load_ordered(const uint64_t *p) {
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
-SPDL__PRIVATE void spdl__client_store(const spdl__client **p, const spdl__client *value) {
+SPDL__PRIVATE void spdl__store_ordered(uint64_t *p, uint64_t value) {
     __atomic_store_n(p, value, __ATOMIC_SEQ_CST);
 }
 
@@ -1110,13 +1118,13 @@ SPDL__PRIVATE void spdl__pause(void) {
 /* ============================================================================================= */
 /* >>os-impl
    POSIX, with futexes on Linux and a mutex and condition variable per event elsewhere. Windows will
-   be a twin of this section with the same function names. In strict ISO mode glibc hides a few
+   be a twin of this section with the same function names. In strict modes glibc hides a few
    declarations we need; the functions are always there. */
 
-#if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus) &&                     \
-    !defined(_GNU_SOURCE) && !defined(_DEFAULT_SOURCE)
+#if defined(__linux__) && !defined(__cplusplus) && !defined(_GNU_SOURCE) &&                        \
+    !defined(_DEFAULT_SOURCE)
 extern long syscall(long number, ...);
-#ifndef _POSIX_C_SOURCE
+#if !defined(_POSIX_C_SOURCE) && !defined(_XOPEN_SOURCE)
 extern int clock_gettime(int clock, struct timespec *now);
 extern int pthread_condattr_setclock(pthread_condattr_t *attributes, int clock);
 #endif
@@ -1297,35 +1305,20 @@ SPDL__PRIVATE void spdl__event_notify(spdl__event *event, bool asymmetric, int c
    own threads. Faults stay, and so do profilers and what libc keeps for itself (32 to 34). */
 #if defined(__linux__)
 typedef struct spdl__signals {
-    uint64_t bits[2];
+    uint64_t bits; /* as the kernel has them */
 } spdl__signals;
 
 SPDL__PRIVATE void spdl__signals_swap(const spdl__signals *set, spdl__signals *old) {
-#if defined(__mips__)
-    const long bytes = 16;
-#else
-    const long bytes = 8;
-#endif
-    const long set_mask =
-#if defined(__mips__)
-        3;
-#else
-        2;
-#endif
+    const long set_mask = 2, bytes = 8;
     (void)syscall(SYS_rt_sigprocmask, set_mask, set, old, bytes);
 }
 
 SPDL__PRIVATE void spdl__signals_block(spdl__signals *old) {
-#if defined(__mips__) || defined(__sparc__) || defined(__alpha__)
-    const int bus = 10, profile = 29;
-#else
-    const int bus = 7, profile = 27;
-#endif
-    const int keep[] = { 4, 5, 6, bus, 8, 11, profile, 32, 33, 34 }; /* ILL TRAP ABRT FPE SEGV */
-    spdl__signals set = { { UINT64_MAX, UINT64_MAX } };
+    const int keep[] = { 4, 5, 6, 7, 8, 11, 27, 32, 33, 34 }; /* ILL TRAP ABRT BUS FPE SEGV PROF */
+    spdl__signals set = { UINT64_MAX };
     size_t i;
     for (i = 0; i < sizeof(keep) / sizeof(keep[0]); ++i)
-        set.bits[0] &= ~((uint64_t)1 << (keep[i] - 1));
+        set.bits &= ~((uint64_t)1 << (keep[i] - 1));
     spdl__signals_swap(&set, old);
 }
 
@@ -1434,6 +1427,8 @@ SPDL__PRIVATE void spdl__file_close(spdl__file file) { (void)close(file); }
 /* >>core-impl
    Results, memory, errors and messages. No state of its own. */
 
+typedef unsigned long long spdl__llu; /* what "%llu" takes */
+
 #define SPDL__STRING(x) #x
 #define SPDL__EXPAND(x) SPDL__STRING(x)
 
@@ -1495,10 +1490,6 @@ SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t c
     return memory;
 }
 
-SPDL__PRIVATE bool spdl__allocator_valid(const spdl_allocator *allocator) {
-    return (allocator->alloc_fn == NULL) == (allocator->free_fn == NULL);
-}
-
 SPDL__PRIVATE void spdl__error_clear(spdl_error *error) {
     if (error == NULL) return;
     memset(error, 0, sizeof(*error));
@@ -1518,6 +1509,13 @@ SPDL__PRIVATE spdl_result spdl__error_set(spdl_error *error, spdl_result result,
     (void)vsnprintf(error->text, sizeof(error->text), format, args);
     va_end(args);
     return result;
+}
+
+SPDL__PRIVATE spdl_result spdl__allocator_check(const spdl_allocator *allocator, const char *what,
+                                                spdl_error *error) {
+    if ((allocator->alloc_fn == NULL) == (allocator->free_fn == NULL)) return SPDL_OK;
+    return spdl__error_set(error, SPDL_E_INVALID,
+                           "spdl: %s: set both functions of the allocator or none", what);
 }
 
 SPDL__PRIVATE void spdl__log(const spdl_logger *logger, spdl_log_level level, const char *text) {
@@ -1785,10 +1783,12 @@ SPDL__PRIVATE spdl_result spdl__ring_wait(spdl_ring *ring, const void *from, voi
 }
 
 SPDL_API spdl_result spdl_ring_push(spdl_ring *ring, const void *item, int64_t timeout_ns) {
+    if (ring == NULL || item == NULL) return SPDL_E_INVALID;
     return spdl__ring_wait(ring, item, NULL, timeout_ns);
 }
 
 SPDL_API spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns) {
+    if (ring == NULL || item == NULL) return SPDL_E_INVALID;
     return spdl__ring_wait(ring, NULL, item, timeout_ns);
 }
 
@@ -1820,11 +1820,19 @@ SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring) {
 
 SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring) { return ring->capacity; }
 
-SPDL__PRIVATE bool spdl__ring_desc_valid(const spdl_ring_desc *desc) {
-    return desc != NULL && desc->capacity >= 1 && desc->capacity <= SPDL__RING_MAX_CAPACITY &&
-           desc->item_bytes <= SPDL__RING_MAX_ITEM &&
-           (desc->mode == SPDL_RING_MPMC || desc->mode == SPDL_RING_SPSC) &&
-           spdl__allocator_valid(&desc->allocator);
+SPDL__PRIVATE spdl_result spdl__ring_check(const spdl_ring_desc *desc) {
+    if (desc->capacity < 1 || desc->capacity > SPDL__RING_MAX_CAPACITY)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: ring: capacity is %llu, must be 1 to %llu",
+                               (spdl__llu)desc->capacity, (spdl__llu)SPDL__RING_MAX_CAPACITY);
+    if (desc->item_bytes > SPDL__RING_MAX_ITEM)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: ring: item_bytes is %llu, must be at most %d",
+                               (spdl__llu)desc->item_bytes, SPDL__RING_MAX_ITEM);
+    if (desc->mode != SPDL_RING_MPMC && desc->mode != SPDL_RING_SPSC)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: ring: mode is %d, which is no mode", (int)desc->mode);
+    return spdl__allocator_check(&desc->allocator, "ring", desc->error);
 }
 
 /* Sizes and first stamps; `ring` is zeroed. */
@@ -1841,13 +1849,10 @@ SPDL__PRIVATE void spdl__ring_shape(spdl_ring *ring, const spdl_ring_desc *desc)
     ring->mark = spdl__pow2(desc->capacity + 1);
 }
 
-SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc) {
-    spdl_ring *made;
+SPDL__PRIVATE spdl_result spdl__ring_new(spdl_ring **ring, const spdl_ring_desc *desc) {
+    spdl_ring *made =
+        (spdl_ring *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), SPDL_CACHE_LINE);
     uint64_t i;
-    if (ring == NULL) return SPDL_E_INVALID;
-    *ring = NULL;
-    if (!spdl__ring_desc_valid(desc)) return SPDL_E_INVALID;
-    made = (spdl_ring *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), SPDL_CACHE_LINE);
     if (made == NULL) return SPDL_E_NOMEM;
     spdl__ring_shape(made, desc);
     made->slots = (unsigned char *)spdl__alloc_zeroed(&desc->allocator, made->slot_count,
@@ -1866,6 +1871,18 @@ no_event:
 no_slots:
     spdl__free(&desc->allocator, made, sizeof(*made));
     return SPDL_E_NOMEM;
+}
+
+SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc) {
+    spdl_result result;
+    if (ring == NULL) return SPDL_E_INVALID;
+    *ring = NULL;
+    if (desc == NULL) return SPDL_E_INVALID;
+    spdl__error_clear(desc->error);
+    result = spdl__ring_check(desc);
+    if (result == SPDL_OK) result = spdl__ring_new(ring, desc);
+    if (result == SPDL_E_NOMEM) spdl__error_set(desc->error, result, "spdl: ring: out of memory");
+    return result;
 }
 
 /* Hands what is left to free_item, in order; no other thread is inside any more. */
@@ -1916,16 +1933,17 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 #define SPDL__MAX_WORKERS 256
 #define SPDL__MAX_CLIENTS 64
 #define SPDL__MAX_QUEUE (1 << 24)
-#define SPDL__BURST 256 /* steps in one client before a worker looks at the others */
+#define SPDL__BURST 64        /* steps in one client before a worker looks at the clock */
+#define SPDL__TURN_NS 1000000 /* how long a worker stays with one client when there are others */
 
-struct spdl__client {
+typedef struct spdl__client {
     bool (*step)(void *self, int worker);     /* runs one piece of work; false: there is none */
     bool (*runnable)(void *self, int worker); /* whether step would find some; worker may be -1 */
     void *self;
-};
+} spdl__client;
 
 typedef struct spdl__client_slot {
-    const spdl__client *client;
+    uint64_t client; /* a spdl__client *, or 0 */
     uint32_t taken; /* from attach until detach has returned */
     uint32_t users; /* workers inside the client */
     char pad[SPDL_CACHE_LINE];
@@ -1970,9 +1988,13 @@ struct spdl_pool {
     spdl__client_slot slot[SPDL__MAX_CLIENTS];
 };
 
+SPDL__PRIVATE const spdl__client *spdl__slot_client(const spdl__client_slot *slot) {
+    return (const spdl__client *)(uintptr_t)spdl__load_ordered(&slot->client);
+}
+
 SPDL__PRIVATE void spdl__client_leave(spdl_pool *pool, spdl__client_slot *slot) {
     spdl__sub_ordered32(&slot->users, 1);
-    if (spdl__client_load(&slot->client) == NULL) spdl__event_wake(&pool->idle, SPDL__ALL);
+    if (spdl__slot_client(slot) == NULL) spdl__event_wake(&pool->idle, SPDL__ALL);
 }
 
 /* A worker that enters counts itself first and looks at the client then; detach clears the client
@@ -1980,9 +2002,9 @@ SPDL__PRIVATE void spdl__client_leave(spdl_pool *pool, spdl__client_slot *slot) 
    sees the other. NULL: there is no client, and nothing to leave. */
 SPDL__PRIVATE const spdl__client *spdl__client_enter(spdl_pool *pool, spdl__client_slot *slot) {
     const spdl__client *client;
-    if (spdl__client_load(&slot->client) == NULL) return NULL;
+    if (spdl__slot_client(slot) == NULL) return NULL;
     spdl__add_ordered32(&slot->users, 1);
-    client = spdl__client_load(&slot->client);
+    client = spdl__slot_client(slot);
     if (client == NULL) spdl__client_leave(pool, slot);
     return client;
 }
@@ -2035,14 +2057,24 @@ SPDL__PRIVATE bool spdl__pool_job(spdl_pool *pool, spdl__worker *worker) {
     return true;
 }
 
+/* Whether others wait for a turn of the worker that has been with one client since `since`. */
+SPDL__PRIVATE bool spdl__pool_turn_over(spdl_pool *pool, int steps, uint64_t since) {
+    if (spdl_ring_count(pool->jobs) > 0) return true;
+    if (spdl__load32(&pool->slots_used) < 2) return steps >= SPDL__BURST;
+    return spdl_time_ns() - since > SPDL__TURN_NS;
+}
+
 /* Works for one client until it has nothing to do, or others should have a turn. */
 SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__client_slot *slot, int worker) {
     const spdl__client *client = spdl__client_enter(pool, slot);
+    const uint64_t since = spdl__load32(&pool->slots_used) < 2 ? 0 : spdl_time_ns();
+    bool over = false;
     int steps = 0;
     if (client == NULL) return false;
-    while (steps < SPDL__BURST && client->step(client->self, worker)) ++steps;
+    while (!over && client->step(client->self, worker))
+        over = spdl__pool_turn_over(pool, ++steps, since);
     spdl__client_leave(pool, slot);
-    if (steps == SPDL__BURST) spdl__pool_hint(pool); /* it may have more, and we look elsewhere */
+    if (over) spdl__pool_hint(pool); /* it may have more, and we look elsewhere */
     return steps > 0;
 }
 
@@ -2115,11 +2147,10 @@ SPDL__PRIVATE void *spdl__worker_main(void *arg) {
 }
 
 /* Waits on pool->idle until *word is `value`. */
-SPDL__PRIVATE spdl_result spdl__pool_await32(spdl_pool *pool, const uint32_t *word,
-                                             uint32_t value) {
+SPDL__PRIVATE void spdl__pool_await32(spdl_pool *pool, const uint32_t *word, uint32_t value) {
     for (;;) {
         const uint32_t ticket = spdl__load32(&pool->idle.word);
-        if (spdl__load_ordered32(word) == value) return SPDL_OK;
+        if (spdl__load_ordered32(word) == value) return;
         (void)spdl__event_sleep(&pool->idle, ticket, SPDL__NEVER);
     }
 }
@@ -2133,7 +2164,7 @@ SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__
         uint32_t used = spdl__load32(&pool->slots_used);
         if (!spdl__cas32(&slot->taken, &no, 1)) continue;
         while (used < i + 1 && !spdl__cas32(&pool->slots_used, &used, i + 1)) {}
-        spdl__client_store(&slot->client, client);
+        spdl__store_ordered(&slot->client, (uint64_t)(uintptr_t)client);
         spdl__barrier_light(pool->asymmetric);
         spdl__pool_wake_all(pool); /* each worker has a look: there may be an init to run */
         return slot;
@@ -2143,8 +2174,8 @@ SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__
 
 /* When it returns no worker is inside the client, nor will be. */
 SPDL__PRIVATE void spdl__pool_detach(spdl_pool *pool, spdl__client_slot *slot) {
-    spdl__client_store(&slot->client, NULL);
-    (void)spdl__pool_await32(pool, &slot->users, 0);
+    spdl__store_ordered(&slot->client, 0);
+    spdl__pool_await32(pool, &slot->users, 0);
     spdl__store32(&slot->taken, 0);
 }
 
@@ -2176,6 +2207,7 @@ SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg
 SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns) {
     const uint64_t deadline = spdl__deadline(timeout_ns);
     spdl_result slept = SPDL_OK;
+    if (spdl__pool_is_worker(pool)) return SPDL_E_INVALID; /* it would wait for itself */
     for (;;) {
         const uint32_t ticket = spdl__load32(&pool->idle.word);
         if (spdl__load(&pool->pending) == 0) return SPDL_OK;
@@ -2185,6 +2217,7 @@ SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns) {
 }
 
 SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns) {
+    if (spdl__pool_is_worker(pool)) return SPDL_E_INVALID;
     spdl_ring_close(pool->jobs);
     return spdl_pool_drain(pool, timeout_ns);
 }
@@ -2198,10 +2231,7 @@ SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: pool: queue_size is %d, must be 1 to %d", desc->queue_size,
                                SPDL__MAX_QUEUE);
-    if (!spdl__allocator_valid(&desc->allocator))
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: set both functions of the allocator or none");
-    return SPDL_OK;
+    return spdl__allocator_check(&desc->allocator, "pool", desc->error);
 }
 
 /* Everything but the threads. On failure spdl__pool_release frees what is there. */
@@ -2302,6 +2332,11 @@ SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *de
 SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
     uint32_t i;
     if (pool == NULL) return;
+    if (spdl__pool_is_worker(pool)) {
+        spdl__log(&pool->desc.logger, SPDL_LOG_ERROR,
+                  "spdl: spdl_pool_destroy: called on a worker of the pool, nothing was done");
+        return;
+    }
     for (i = 0; i < SPDL__MAX_CLIENTS; ++i) {
         if (!spdl__load32(&pool->slot[i].taken)) continue;
         spdl__log(&pool->desc.logger, SPDL_LOG_ERROR,
@@ -2526,15 +2561,19 @@ SPDL__PRIVATE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item,
         spdl__edge_gap_close(edge, now);
 }
 
+/* How long ago a ready slot was put, in whole units of 1024 ns. */
+SPDL__PRIVATE uint64_t spdl__slot_age(const spdl__slot *slot, uint64_t now) {
+    const int32_t ticks = (int32_t)(spdl__ticks(now) - spdl__load_relaxed32(&slot->done));
+    return ticks > 0 ? (uint64_t)ticks << 10 : 0;
+}
+
 /* The reader: how long the items that enter the buffer now, because those before `head` have left
    it, had waited for that. */
 SPDL__PRIVATE void spdl__edge_put_waits(spdl__edge *edge, uint64_t head, uint64_t now) {
     uint64_t ticket, waited = 0;
     for (ticket = edge->head + edge->buffer_size; ticket < head + edge->buffer_size; ++ticket) {
-        int32_t ticks;
         if (!spdl__edge_ready(edge, ticket)) break;
-        ticks = (int32_t)(spdl__ticks(now) - spdl__edge_slot(edge, ticket)->done);
-        if (ticks > 0) waited += (uint64_t)ticks << 10;
+        waited += spdl__slot_age(spdl__edge_slot(edge, ticket), now);
     }
     if (waited) spdl__count(&edge->put_wait_ns, waited);
 }
@@ -2542,7 +2581,9 @@ SPDL__PRIVATE void spdl__edge_put_waits(spdl__edge *edge, uint64_t head, uint64_
 /* The reader: everything before `head` has been read. */
 SPDL__PRIVATE void spdl__edge_advance(spdl__edge *edge, uint64_t head, uint64_t items,
                                       uint64_t now) {
-    if (spdl__load_relaxed(&edge->gap_since) != 0) spdl__edge_gap_close(edge, now);
+    /* Writer and reader may have missed each other: the slot's own time says when the gap ended. */
+    if (spdl__load_relaxed(&edge->gap_since) != 0 || spdl__load_relaxed(&edge->wait_since) != 0)
+        spdl__edge_gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now));
     spdl__edge_put_waits(edge, head, now);
     spdl__count(&edge->items, items);
     /* pairs with the load in node_room: the slots have been read before they are reused */
@@ -2727,17 +2768,20 @@ SPDL__PRIVATE bool spdl__error_precedes(const spdl_pipeline *p, const spdl__node
 
 SPDL__PRIVATE void spdl__pipeline_record(spdl_pipeline *p, const spdl__node *node,
                                          uint64_t item, spdl_result result, const char *text) {
+    char line[SPDL_TEXT_BYTES];
+    line[0] = '\0';
     spdl__spin_lock(&p->error_lock);
     if (spdl__error_precedes(p, node, item)) {
         spdl__error_set(&p->error, result, "spdl: stage %d '%s', item %llu: %s", node->index,
-                        node->name, (unsigned long long)item, text);
+                        node->name, (spdl__llu)item, text);
         p->error.stage = node->index;
         p->error.item = item;
         spdl__name_copy(p->error.stage_name, node->name);
-        spdl__log(&p->logger, SPDL_LOG_INFO, p->error.text);
+        memcpy(line, p->error.text, sizeof(line));
     }
     spdl__store32(&p->failed, 1); /* pairs with the loads in next and failed: the text is there */
     spdl__spin_unlock(&p->error_lock);
+    if (line[0] != '\0') spdl__log(&p->logger, SPDL_LOG_INFO, line); /* not under the lock */
 }
 
 SPDL__PRIVATE void spdl__node_fail(spdl_pipeline *p, spdl__node *node, uint64_t ticket,
@@ -2821,8 +2865,7 @@ SPDL__PRIVATE bool spdl__pipeline_halted(const spdl_pipeline *p) {
 
 /* --- putting results --- */
 
-/* Puts one result, and tells who may be waiting for it: the trainer, or, when the worker has more
-   calls of its group to run first, another worker. */
+/* Puts one result, and wakes the trainer if it waits for just this one. */
 SPDL__PRIVATE void spdl__node_put(spdl_pipeline *p, spdl__node *node, uint64_t ticket, void *item,
                                   uint64_t origin, uint64_t now) {
     if (!node->ordered) ticket = spdl__add(&node->out.tail, 1);
@@ -2977,8 +3020,9 @@ SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters, 
     return true;
 }
 
-/* After a call of a stage: the input is destroyed or handed on, the result is put. */
-SPDL__PRIVATE void spdl__pipe_settle(spdl_task *task, spdl__counters *counters, uint64_t ticket,
+/* After a call of a stage: the input is destroyed or handed on, the result is put. False when the
+   call was the failure that ends the pipeline: nothing more is to be called. */
+SPDL__PRIVATE bool spdl__pipe_settle(spdl_task *task, spdl__counters *counters, uint64_t ticket,
                                      const spdl__slot *in, spdl_result result, void *out,
                                      uint64_t now) {
     spdl_pipeline *p = task->pipeline;
@@ -2991,16 +3035,17 @@ SPDL__PRIVATE void spdl__pipe_settle(spdl_task *task, spdl__counters *counters, 
     }
     if (result == SPDL_OK) {
         spdl__node_put(p, node, ticket, out, origin, now);
-        return;
+        return true;
     }
     if (result == SPDL_SKIP)
         spdl__count(&counters->skips, 1);
     else if (spdl__task_failed(task, counters, ticket, result))
-        return; /* its ticket stays unfilled: nothing behind it is delivered */
+        return false; /* its ticket stays unfilled: nothing behind it is delivered */
     spdl__node_put_hole(p, node, ticket, now);
+    return true;
 }
 
-/* A claim was interrupted by a stop: what was not called is freed. */
+/* A claim was interrupted by a stop or a failure: what was not called is freed. */
 SPDL__PRIVATE void spdl__pipe_abandon(spdl_pipeline *p, spdl__counters *counters,
                                       const spdl__claim *claim, uint32_t from) {
     for (; from < claim->count; ++from) {
@@ -3034,16 +3079,18 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
     spdl__counters *counters = &node->counters[worker];
     const uint64_t failures = spdl__load_relaxed(&counters->failures);
     uint64_t now = claim->now;
+    bool again = true;
     spdl_task task;
     uint32_t i;
     spdl__task_init(&task, p, node, worker);
-    for (i = 0; i < claim->count && !(i > 0 && spdl__pipeline_halted(p)); ++i) {
+    for (i = 0; i < claim->count && again; ++i) {
         const spdl__slot *in = &claim->slot[i];
         void *out = NULL;
         const spdl_result result = spdl__task_call(&task, in->item, in->origin >> 8, &out);
         if (claim->count == 1) now = spdl_time_ns();
-        spdl__pipe_settle(&task, counters, claim->ticket[i], in, result, out, now);
-        if (i + 1 < claim->count) spdl__pipeline_hint(p);
+        again = spdl__pipe_settle(&task, counters, claim->ticket[i], in, result, out, now) &&
+                !spdl__pipeline_halted(p);
+        if (again && i + 1 < claim->count) spdl__pipeline_hint(p);
     }
     spdl__pipe_abandon(p, counters, claim, i);
     if (claim->count > 1) now = spdl_time_ns();
@@ -3137,25 +3184,27 @@ SPDL__PRIVATE uint64_t spdl__batch_fill(spdl_pipeline *p, spdl__node *node,
     return head;
 }
 
-/* The input has ended: what is left goes on or is dropped. */
-SPDL__PRIVATE void spdl__batch_flush(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                     uint64_t now) {
+/* The input has ended: what is left goes on, or is returned to be freed without the lock. */
+SPDL__PRIVATE spdl__batch *spdl__batch_flush(spdl_pipeline *p, spdl__node *node,
+                                             spdl__counters *counters, uint64_t now) {
     spdl__batch *batch = node->open_batch;
     const bool failed = spdl__load32(&node->failed) != 0;
     if (batch != NULL && !node->row.drop_last && !failed) {
         spdl__batch_put(p, node, counters, now);
+        batch = NULL;
     } else if (batch != NULL) {
         spdl__count(failed ? &counters->freed : &counters->skips, batch->shown.count);
         node->open_batch = NULL;
-        spdl_batch_free(batch);
     }
     spdl__node_finish(p, node);
+    return batch;
 }
 
 /* One step of a batch row. Whether anything was done. */
 SPDL__PRIVATE bool spdl__batch_step(spdl_pipeline *p, spdl__node *node, int worker) {
     spdl__counters *counters = &node->counters[worker];
     uint64_t head, items = 0, now;
+    spdl__batch *dropped = NULL;
     bool progress = false;
     if (!spdl__try_lock(&node->lock)) return false;
     if (!spdl__pipeline_halted(p) && !node->finished && spdl__node_room(node) > 0) {
@@ -3169,11 +3218,12 @@ SPDL__PRIVATE bool spdl__batch_step(spdl_pipeline *p, spdl__node *node, int work
         }
         if (spdl__load32(&node->failed) ||
             (spdl__node_exhausted(node) && spdl__node_room(node) > 0)) {
-            spdl__batch_flush(p, node, counters, now);
+            dropped = spdl__batch_flush(p, node, counters, now);
             progress = true;
         }
     }
     spdl__spin_unlock(&node->lock);
+    spdl_batch_free(dropped); /* user code: not under the lock */
     return progress;
 }
 
@@ -3290,8 +3340,10 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
     }
     if (result == SPDL_OK) return SPDL_OK;
     if (head >= end) return spdl__pipeline_end(p);
-    p->told_closed = halted;
-    return halted ? SPDL_CLOSED : SPDL_EMPTY;
+    if (!halted) return SPDL_EMPTY;
+    p->told_closed = true;
+    (void)spdl__pipeline_end(p);
+    return SPDL_CLOSED;
 }
 
 /* With workers = 0: runs stages on this thread until there is something to say. */
@@ -3369,8 +3421,8 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t 
     int i = 0;
     while (i < p->count) {
         const uint32_t word = spdl__load32(&p->quiet.word);
-        spdl__spin_lock(&p->node[i].lock); /* a claim that did not see the stop has ended */
-        spdl__spin_unlock(&p->node[i].lock);
+        spdl__spin_lock(&p->node[i].lock); /* a claim that did not see the stop has ended: it is */
+        spdl__spin_unlock(&p->node[i].lock); /* short, and runs no user code but the allocator's */
         if (spdl__load_ordered32(&p->node[i].active) == 0) {
             ++i;
         } else {
@@ -3379,6 +3431,14 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t 
         }
     }
     return SPDL_OK;
+}
+
+/* Frees the batch that `node` was filling. */
+SPDL__PRIVATE void spdl__node_purge_batch(spdl_pipeline *p, spdl__node *node) {
+    if (node->open_batch == NULL) return;
+    spdl__count(&node->counters[p->workers].freed, node->open_batch->shown.count);
+    spdl_batch_free(node->open_batch);
+    node->open_batch = NULL;
 }
 
 /* Frees the items that are ready on the edge behind `node`. */
@@ -3394,17 +3454,13 @@ SPDL__PRIVATE void spdl__node_purge(spdl_pipeline *p, spdl__node *node) {
         slot->origin = spdl__origin(0, SPDL__HOLE);
         spdl__count(&counters->freed, 1);
     }
-    if (node->open_batch != NULL) {
-        spdl__count(&counters->freed, node->open_batch->shown.count);
-        spdl_batch_free(node->open_batch);
-        node->open_batch = NULL;
-    }
 }
 
 /* The pipeline is quiet: frees what nobody can take any more, all edges but the last `keep`. */
 SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
     int i;
     spdl__spin_lock(&p->purge_lock);
+    for (i = 0; i < p->count; ++i) spdl__node_purge_batch(p, &p->node[i]);
     for (i = 0; i < p->count - keep; ++i) spdl__node_purge(p, &p->node[i]);
     spdl__spin_unlock(&p->purge_lock);
 }
@@ -3505,7 +3561,7 @@ SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); 
 
 /* What create works on. */
 typedef struct spdl__plan {
-    const spdl_pipeline_desc *desc;
+    const spdl_pipeline_desc *desc; /* its error is always set */
     const spdl_stage *rows;
     int count; /* rows, with the sink */
 } spdl__plan;
@@ -3521,6 +3577,13 @@ SPDL__PRIVATE const char *spdl__row_file(const spdl_stage *row) {
     return row->file != NULL ? row->file : "(unknown file)";
 }
 
+/* Says in the error which row it is about. */
+SPDL__PRIVATE spdl_result spdl__row_blame(const spdl__plan *plan, int index, spdl_result result) {
+    plan->desc->error->stage = index;
+    spdl__name_copy(plan->desc->error->stage_name, spdl__row_name(&plan->rows[index]));
+    return result;
+}
+
 /* "spdl: file:line: stage 2 'decode': ..." */
 SPDL__PRIVATE spdl_result spdl__row_error(const spdl__plan *plan, int index, const char *format,
                                           ...) SPDL__PRINTF(3, 4);
@@ -3534,11 +3597,7 @@ SPDL__PRIVATE spdl_result spdl__row_error(const spdl__plan *plan, int index, con
     va_end(args);
     spdl__error_set(plan->desc->error, SPDL_E_INVALID, "spdl: %s:%d: stage %d '%s': %s",
                     spdl__row_file(row), row->line, index, spdl__row_name(row), text);
-    if (plan->desc->error != NULL) {
-        plan->desc->error->stage = index;
-        spdl__name_copy(plan->desc->error->stage_name, spdl__row_name(row));
-    }
-    return SPDL_E_INVALID;
+    return spdl__row_blame(plan, index, SPDL_E_INVALID);
 }
 
 SPDL__PRIVATE spdl_result spdl__check_kind(const spdl__plan *plan, int i) {
@@ -3628,24 +3687,25 @@ SPDL__PRIVATE const char *spdl__row_type(const spdl_stage *row, bool out) {
     return type != NULL ? type : "void";
 }
 
+/* Whether a stage may take what another yields; it may promise not to change it. */
+SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
+    if (strncmp(takes, "const ", 6) == 0 && strncmp(yields, "const ", 6) != 0) takes += 6;
+    return strcmp(takes, "void") == 0 || strcmp(yields, "void") == 0 || strcmp(takes, yields) == 0;
+}
+
 SPDL__PRIVATE spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i], *before = row - 1;
     const char *takes, *yields;
     if (i == 0) return SPDL_OK;
     takes = spdl__row_type(row, false);
     yields = spdl__row_type(before, true);
-    if (strcmp(takes, "void") == 0 || strcmp(yields, "void") == 0 || strcmp(takes, yields) == 0)
-        return SPDL_OK;
+    if (spdl__types_fit(takes, yields)) return SPDL_OK;
     spdl__error_set(plan->desc->error, SPDL_E_TYPE,
                     "spdl: %s:%d: stage %d '%s' takes '%s *' but stage %d '%s' (%s:%d) "
                     "yields '%s *'",
                     spdl__row_file(row), row->line, i, spdl__row_name(row), takes, i - 1,
                     spdl__row_name(before), spdl__row_file(before), before->line, yields);
-    if (plan->desc->error != NULL) {
-        plan->desc->error->stage = i;
-        spdl__name_copy(plan->desc->error->stage_name, spdl__row_name(row));
-    }
-    return SPDL_E_TYPE;
+    return spdl__row_blame(plan, i, SPDL_E_TYPE);
 }
 
 SPDL__PRIVATE spdl_result spdl__check_desc(const spdl_pipeline_desc *desc) {
@@ -3657,20 +3717,18 @@ SPDL__PRIVATE spdl_result spdl__check_desc(const spdl_pipeline_desc *desc) {
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: pipeline: workers is %d, but pool is set: leave it 0",
                                desc->workers);
-    if (!spdl__allocator_valid(&desc->allocator))
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pipeline: set both functions of the allocator or none");
-    return SPDL_OK;
+    return spdl__allocator_check(&desc->allocator, "pipeline", desc->error);
 }
 
 SPDL__PRIVATE spdl_result spdl__check_plan(const spdl__plan *plan) {
     spdl_result result = spdl__check_desc(plan->desc);
     int i;
     if (result != SPDL_OK) return result;
-    if (plan->rows == NULL || plan->count < 2)
+    if (plan->rows == NULL || plan->count < 1)
         return spdl__error_set(plan->desc->error, SPDL_E_INVALID,
-                               "spdl: pipeline: %d rows; a source and a sink are the least",
-                               plan->rows == NULL ? 0 : plan->count);
+                               "spdl: pipeline: no rows; a source and a sink are the least");
+    if (plan->count == 1)
+        return spdl__row_error(plan, 0, "the only row; a source and a sink are the least");
     if (plan->count > SPDL_MAX_STAGES + 1)
         return spdl__error_set(plan->desc->error, SPDL_E_INVALID,
                                "spdl: pipeline: too many stages: %d rows, at most %d and a sink",
@@ -3968,13 +4026,9 @@ SPDL__PRIVATE int spdl__edge_depth(const spdl__edge *edge, uint64_t head) {
 SPDL__PRIVATE uint64_t spdl__edge_open_put_waits(const spdl__edge *edge, uint64_t head,
                                                  uint64_t now) {
     uint64_t ticket, waited = 0;
-    for (ticket = head + edge->buffer_size; ticket < head + edge->capacity; ++ticket) {
-        int32_t ticks;
-        if (!spdl__edge_ready(edge, ticket)) continue;
-        ticks = (int32_t)(spdl__ticks(now) -
-                          spdl__load_relaxed32(&spdl__edge_slot(edge, ticket)->done));
-        if (ticks > 0) waited += (uint64_t)ticks << 10;
-    }
+    for (ticket = head + edge->buffer_size; ticket < head + edge->capacity; ++ticket)
+        if (spdl__edge_ready(edge, ticket))
+            waited += spdl__slot_age(spdl__edge_slot(edge, ticket), now);
     return waited;
 }
 
@@ -3990,13 +4044,15 @@ SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, const spdl__edge 
     stats->elapsed_ns = now - p->start_ns;
     stats->put_wait_ns = spdl__load_relaxed(&edge->put_wait_ns);
     if (ended == 0) stats->put_wait_ns += spdl__edge_open_put_waits(edge, head, now);
-    if (stats->depth > 0) /* something is there: a gap that looks open was just closed */
+    if (stats->depth > 0) { /* something is there: what looks open has just ended */
         stats->empty_ns = spdl__load_relaxed(&edge->empty_ns);
-    else
+        stats->get_wait_ns = spdl__load_relaxed(&edge->get_wait_ns);
+    } else {
         stats->empty_ns = spdl__gap_sum(&edge->gap_since, &edge->empty_ns, now);
+        stats->get_wait_ns = spdl__gap_sum(&edge->wait_since, &edge->get_wait_ns, now);
+    }
+    if (sink) stats->get_wait_ns = spdl__gap_sum(&p->wait_since, &p->wait_ns, now);
     stats->empty_ns = spdl__min(stats->empty_ns, stats->elapsed_ns);
-    stats->get_wait_ns = sink ? spdl__gap_sum(&p->wait_since, &p->wait_ns, now)
-                              : spdl__gap_sum(&edge->wait_since, &edge->get_wait_ns, now);
     if (stats->elapsed_ns > 0)
         stats->readiness = 1.0 - (double)stats->empty_ns / (double)stats->elapsed_ns;
 }
@@ -4038,6 +4094,15 @@ SPDL__PRIVATE void spdl__text_add(spdl__text *text, const char *format, ...) {
     if (length > 0) text->length += (size_t)length;
 }
 
+SPDL__PRIVATE spdl__text spdl__text_start(char *buffer, size_t bytes) {
+    spdl__text text;
+    text.buffer = buffer;
+    text.bytes = bytes;
+    text.length = 0;
+    if (bytes > 0) buffer[0] = '\0';
+    return text;
+}
+
 typedef struct spdl__cell {
     char text[16];
 } spdl__cell;
@@ -4059,9 +4124,16 @@ SPDL__PRIVATE double spdl__share(uint64_t part, uint64_t whole) {
     return whole > 0 ? (double)part / (double)whole : 0;
 }
 
+/* Threads that run stages: with workers = 0 the trainer's. */
+SPDL__PRIVATE int spdl__stats_threads(const spdl_stats *stats) {
+    return stats->workers > 0 ? stats->workers : 1;
+}
+
 /* How busy a stage was: 1 when all the calls it may have were running all the time. */
 SPDL__PRIVATE double spdl__stage_load(const spdl_stats *stats, int i) {
-    return spdl__share(stats->stage[i].busy_ns, stats->elapsed_ns) / stats->stage[i].concurrency;
+    const int threads = spdl__stats_threads(stats), bound = stats->stage[i].concurrency;
+    return spdl__share(stats->stage[i].busy_ns, stats->elapsed_ns) /
+           (bound < threads ? bound : threads);
 }
 
 SPDL__PRIVATE int spdl__stats_busiest(const spdl_stats *stats) {
@@ -4098,11 +4170,13 @@ SPDL__PRIVATE void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
     } else if (limit < 0) {
         spdl__text_add(text, "The stages waited for the trainer: it spent %.1f %% of its time "
                              "waiting for data.", waiting);
-    } else if (stats->workers > 0 &&
-               spdl__share(busy, stats->elapsed_ns) > 0.9 * stats->workers) {
-        spdl__text_add(text, "The trainer waited %.0f %% of its time for data: all %d workers were "
-                             "busy, most of all with stage %d '%s'.", waiting, stats->workers,
-                       limit, stats->stage[limit].name);
+    } else if (spdl__share(busy, stats->elapsed_ns) > 0.9 * spdl__stats_threads(stats)) {
+        spdl__text_add(text, "The trainer waited %.0f %% of its time for data: ", waiting);
+        if (stats->workers > 1)
+            spdl__text_add(text, "all %d workers were busy", stats->workers);
+        else
+            spdl__text_add(text, "the only %s was busy", stats->workers ? "worker" : "thread");
+        spdl__text_add(text, ", most of all with stage %d '%s'.", limit, stats->stage[limit].name);
     } else if (spdl__stage_load(stats, limit) < SPDL__BUSY_TOLD) {
         spdl__text_add(text, "The trainer waited %.0f %% of its time for data, though no stage was "
                              "busy for more than %.0f %%: the workers lacked processor time, or "
@@ -4125,8 +4199,8 @@ SPDL__PRIVATE void spdl__stats_row(spdl__text *text, const spdl_stats *stats, in
     const spdl_edge_stats *edge = &stats->edge[i];
     spdl__cell cell[6];
     spdl__text_add(text, "%c %-16.16s %4d %9llu %6llu %6llu ", limit ? '>' : ' ', stage->name,
-                   stage->concurrency, (unsigned long long)stage->tasks,
-                   (unsigned long long)stage->failures, (unsigned long long)stage->skips);
+                   stage->concurrency, (spdl__llu)stage->tasks,
+                   (spdl__llu)stage->failures, (spdl__llu)stage->skips);
     if (stage->kind == SPDL_KIND_BATCH)
         spdl__text_add(text, "%8s %8s %8s %8s %5s", "-", "-", "-", "-", "-");
     else
@@ -4143,27 +4217,19 @@ SPDL__PRIVATE void spdl__stats_row(spdl__text *text, const spdl_stats *stats, in
 }
 
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes) {
-    spdl__text text;
-    text.buffer = buffer;
-    text.bytes = bytes;
-    text.length = 0;
-    if (bytes > 0) buffer[0] = '\0';
+    spdl__text text = spdl__text_start(buffer, bytes);
     spdl__verdict(&text, stats);
     return (int)text.length;
 }
 
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes) {
     int i, limit = spdl__stats_limit(stats);
+    spdl__text text = spdl__text_start(buffer, bytes);
     spdl__cell cell[2];
-    spdl__text text;
-    text.buffer = buffer;
-    text.bytes = bytes;
-    text.length = 0;
-    if (bytes > 0) buffer[0] = '\0';
     if (limit >= 0 && spdl__stage_load(stats, limit) < SPDL__BUSY_TOLD) limit = -1;
     spdl__verdict(&text, stats);
     spdl__text_add(&text, "\n%llu items in %s, the first after %s, %d worker%s\n\n",
-                   (unsigned long long)stats->delivered,
+                   (spdl__llu)stats->delivered,
                    spdl__duration(&cell[0], (double)stats->elapsed_ns),
                    spdl__duration(&cell[1], (double)stats->first_item_ns), stats->workers,
                    stats->workers == 1 ? "" : "s");
@@ -4192,23 +4258,33 @@ struct spdl_cache {
     bool source_deleted;
 };
 
-SPDL__PRIVATE bool spdl__cache_desc_valid(const spdl_cache_desc *desc) {
-    return desc != NULL && desc->next != NULL && desc->num_caches >= 1 &&
-           (desc->return_caches_after == 0 || desc->return_caches_after >= desc->num_caches) &&
-           (desc->stop_after == 0 ||
-            desc->stop_after >= spdl__max(desc->num_caches, desc->return_caches_after)) &&
-           desc->num_caches <= SIZE_MAX / sizeof(void *) &&
-           spdl__allocator_valid(&desc->allocator);
+SPDL__PRIVATE spdl_result spdl__cache_check(const spdl_cache_desc *desc) {
+    const uint64_t after = spdl__max(desc->num_caches, desc->return_caches_after);
+    if (desc->next == NULL)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: cache: next is NULL");
+    if (desc->num_caches < 1 || desc->num_caches > SIZE_MAX / sizeof(void *))
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: cache: num_caches is %llu, must be at least 1 and fit memory",
+                               (spdl__llu)desc->num_caches);
+    if (desc->return_caches_after != 0 && desc->return_caches_after < desc->num_caches)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: cache: return_caches_after is %llu, must be at least "
+                               "num_caches, %llu", (spdl__llu)desc->return_caches_after,
+                               (spdl__llu)desc->num_caches);
+    if (desc->stop_after != 0 && desc->stop_after < after)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: cache: stop_after is %llu, must be at least "
+                               "return_caches_after, %llu", (spdl__llu)desc->stop_after,
+                               (spdl__llu)after);
+    return spdl__allocator_check(&desc->allocator, "cache", desc->error);
 }
 
-SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc *desc) {
-    spdl_cache *made;
-    if (cache == NULL) return SPDL_E_INVALID;
-    *cache = NULL;
-    if (!spdl__cache_desc_valid(desc)) return SPDL_E_INVALID;
-    made = (spdl_cache *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), sizeof(void *));
+SPDL__PRIVATE spdl_result spdl__cache_new(spdl_cache **cache, const spdl_cache_desc *desc) {
+    spdl_cache *made =
+        (spdl_cache *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), sizeof(void *));
     if (made == NULL) return SPDL_E_NOMEM;
     made->desc = *desc;
+    made->desc.error = NULL; /* the caller's, for this call only */
     if (made->desc.return_caches_after == 0) made->desc.return_caches_after = desc->num_caches;
     made->item = (void **)spdl__alloc(&desc->allocator, (size_t)desc->num_caches * sizeof(void *),
                                       sizeof(void *));
@@ -4218,6 +4294,18 @@ SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc
     }
     *cache = made;
     return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc *desc) {
+    spdl_result result;
+    if (cache == NULL) return SPDL_E_INVALID;
+    *cache = NULL;
+    if (desc == NULL) return SPDL_E_INVALID;
+    spdl__error_clear(desc->error);
+    result = spdl__cache_check(desc);
+    if (result == SPDL_OK) result = spdl__cache_new(cache, desc);
+    if (result == SPDL_E_NOMEM) spdl__error_set(desc->error, result, "spdl: cache: out of memory");
+    return result;
 }
 
 SPDL__PRIVATE void spdl__cache_free_item(const spdl_cache *cache, void *item) {
@@ -4307,8 +4395,6 @@ SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeou
    it is opened, before any other thread can see it, and owns them; from then on they are only read,
    so any number of threads may use them at once. Also the loads of little-endian numbers, which are
    right at any alignment and on any host. */
-
-typedef unsigned long long spdl__llu; /* what "%llu" takes */
 
 SPDL__PRIVATE uint16_t spdl__le16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 
@@ -5961,8 +6047,7 @@ SPDL__PRIVATE spdl_result spdl__npz_create(spdl_npz **npz, const char *from,
     spdl_allocator allocator;
     memset(&allocator, 0, sizeof(allocator));
     if (desc != NULL) allocator = desc->allocator;
-    if (!spdl__allocator_valid(&allocator))
-        return spdl__error_set(error, SPDL_E_INVALID, "allocator: set both functions or none");
+    if (spdl__allocator_check(&allocator, "npz", error) != SPDL_OK) return SPDL_E_INVALID;
     *npz = (spdl_npz *)spdl__alloc(&allocator, sizeof(**npz), 64);
     if (*npz == NULL)
         return spdl__error_set(error, SPDL_E_NOMEM, "%.200s: no memory for the archive", from);

@@ -39,7 +39,7 @@ static spdl_pipeline *open_pipeline(void) {
     const spdl_pipeline_desc desc = { .workers = LOADERS };
     spdl_pipeline_create(&pipeline, &desc, SPDL_STAGES(
         SPDL_SOURCE(next_number, .free_item = free),
-        SPDL_PIPE(slow_load, .concurrency = LOADERS, .free_item = free),
+        SPDL_PIPE(slow_load, .concurrency = LOADERS),
         SPDL_SINK(3)));
     return pipeline;
 }

@@ -1,3 +1,4 @@
+/* cc -O2 -I. examples/quickstart.c -o quickstart -lpthread */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
 #include <stdio.h>

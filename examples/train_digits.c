@@ -69,7 +69,7 @@ static spdl_pipeline *open_pipeline(file_list *files, spdl_error *error) {
     spdl_pipeline_create(&p, &desc, SPDL_STAGES(
         SPDL_SOURCE(next_path, .ctx = files),
         SPDL_PIPE(load, .concurrency = 2, .free_item = free),
-        SPDL_PIPE(augment, .concurrency = 2, .free_item = free),
+        SPDL_PIPE(augment, .concurrency = 2),
         SPDL_BATCH(BATCH),
         SPDL_SINK(3)));
     return p;

@@ -59,10 +59,11 @@ part asan "$make" -s asan CC=gcc
 part asan-clang "$make" -s asan CC=clang
 part tsan "$make" -s tsan CC=gcc
 part tsan-clang "$make" -s tsan CC=clang
+part model "$make" -s model
 part examples "$make" -s examples
 part cuda "$make" -s check-cuda
 part readme "$make" -s check-readme
 
 if [ "$skipped" -gt 0 ]; then echo "$skipped skipped: grep -h ^skip build/check/*.log"; fi
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed" | tee build/check/sum
 [ "$failed" -eq 0 ]

@@ -208,6 +208,7 @@ static void desc_is_checked(void) {
     const spdl_cache_desc good = desc_of(&s, 3, 5);
     spdl_cache_desc desc;
     spdl_cache *cache = NULL;
+    spdl_error error;
     void *out = NULL;
     CHECK_EQ(spdl_cache_create(NULL, &good), SPDL_E_INVALID);
     cache = (spdl_cache *)&s;
@@ -217,13 +218,18 @@ static void desc_is_checked(void) {
     desc = good;                                                                                   \
     change;                                                                                        \
     cache = (spdl_cache *)&s;                                                                      \
+    desc.error = &error;                                                                           \
     CHECK_EQ(spdl_cache_create(&cache, &desc), SPDL_E_INVALID);                                    \
+    CHECK_EQ(error.result, SPDL_E_INVALID);                                                        \
     CHECK(cache == NULL)
+    REFUSED(desc.return_caches_after = 2);
+    CHECK_STR(error.text,
+              "spdl: cache: return_caches_after is 2, must be at least num_caches, 3");
     REFUSED(desc.next = NULL);
+    CHECK_STR(error.text, "spdl: cache: next is NULL");
     REFUSED(desc.num_caches = 0);
     REFUSED(desc.num_caches = 0; desc.return_caches_after = 0);
     REFUSED(desc.num_caches = 6);
-    REFUSED(desc.return_caches_after = 2);
     REFUSED(desc.stop_after = 4);
     REFUSED(desc.stop_after = 2; desc.return_caches_after = 0);
     REFUSED(desc.num_caches = UINT64_MAX; desc.return_caches_after = 0);

@@ -774,6 +774,60 @@ static void a_batch_there_is_no_memory_for_is_a_failure(void) {
     }
 }
 
+/* Quick calls go in groups; a failure that ends the pipeline ends its group, too. */
+static void no_call_follows_the_failure_that_ends_it(void) {
+    for (int order = 0; order < 2; ++order) {
+        script fails = { .every = 1000000, .rest = 2000, .result = SPDL_E_STAGE };
+        spdl_pipeline *p = START(0, SOURCE(.count = 5000, .result = SPDL_OK, .every = 0),
+                                 SPDL_PIPE(follow, .ctx = &fails,
+                                           .output_order = (spdl_order)order),
+                                 SPDL_SINK(64));
+        CHECK_EQ(take_from(p, 0, 5000, SPDL_E_STAGE), 2000);
+        CHECK_EQ(fails.calls, 2001);
+        DONE(p);
+    }
+}
+
+static void a_stop_frees_the_batch_that_is_filled(void) {
+    for (int w = 0; w < 3; ++w) {
+        spdl_pipeline *p = START(w, SOURCE(.count = -1, .sleep_us = 1000), SPDL_BATCH(100000),
+                                 SPDL_SINK(1));
+        void *taken;
+        CHECK_EQ(spdl_pipeline_next(p, &taken, 20000000), SPDL_TIMEOUT);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(items_alive(), 0);
+        DONE(p);
+    }
+}
+
+/* After a stop has been told the clock of the statistics stands still. */
+static void the_clock_stops_with_the_flow(void) {
+    spdl_pipeline *p = START(2, COUNT_TO(-1), SPDL_SINK(2));
+    static spdl_stats before, after;
+    TAKE(p, 2, "0 1");
+    CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+    take_from(p, 2, 100, SPDL_CLOSED);
+    spdl_pipeline_stats(p, &before);
+    sleep_us(20000);
+    spdl_pipeline_stats(p, &after);
+    CHECK_EQ(after.elapsed_ns, before.elapsed_ns);
+    CHECK_EQ(after.edge[0].empty_ns, before.edge[0].empty_ns);
+    DONE(p);
+}
+
+/* A pipeline that never rests leaves its turn to the others on the pool: long before 256 calls. */
+static void a_busy_pipeline_shares_its_pool(void) {
+    spdl_pool *pool = pool_of(1);
+    spdl_pipeline *busy = START_ON(pool, COUNT_TO(-1),
+                                   SPDL_PIPE(follow, SCRIPT(.sleep_us = 5000)), SPDL_SINK(1000));
+    spdl_pipeline *other = START_ON(pool, COUNT_TO(3), SPDL_SINK(3));
+    TAKE_ALL(other, "0 1 2", SPDL_END);
+    spdl_pipeline_destroy(other);
+    CHECK(stats_of(busy, 1).tasks < 100);
+    DONE(busy);
+    spdl_pool_destroy(pool);
+}
+
 TEST_TABLE(lifetime) {
     TEST_CASE(timeouts_lose_nothing),
     TEST_CASE(next_can_be_polled),
@@ -807,6 +861,10 @@ TEST_TABLE(lifetime) {
     TEST_CASE(a_forked_child_may_have_its_own),
     TEST_CASE(an_allocation_that_fails_is_told),
     TEST_CASE(a_thread_that_cannot_be_had_is_told),
+    TEST_CASE(no_call_follows_the_failure_that_ends_it),
+    TEST_CASE(a_stop_frees_the_batch_that_is_filled),
+    TEST_CASE(the_clock_stops_with_the_flow),
+    TEST_CASE(a_busy_pipeline_shares_its_pool),
     TEST_CASE(a_running_pipeline_allocates_nothing),
     TEST_CASE(a_batch_there_is_no_memory_for_is_a_failure),
     TEST_END,

@@ -378,6 +378,36 @@ static void keep_text(spdl_log_level level, const char *text, void *user) {
     snprintf((char *)user, 200, "%s", text);
 }
 
+typedef struct inside {
+    spdl_pool *pool;
+    spdl_result drained, stopped;
+} inside;
+
+static void waits_for_itself(void *arg, int worker, void *local) {
+    inside *in = (inside *)arg;
+    (void)worker;
+    (void)local;
+    in->drained = spdl_pool_drain(in->pool, SPDL_FOREVER);
+    in->stopped = spdl_pool_stop(in->pool, SPDL_FOREVER);
+    spdl_pool_destroy(in->pool);
+}
+
+static void a_worker_does_not_wait_for_itself(void) {
+    spdl_pool_desc desc = { 0 };
+    char text[200] = "";
+    inside in = { NULL, SPDL_OK, SPDL_OK };
+    desc.workers = 2;
+    desc.logger.log_fn = keep_text;
+    desc.logger.user = text;
+    REQUIRE(spdl_pool_create(&in.pool, &desc) == SPDL_OK);
+    CHECK_EQ(spdl_pool_submit(in.pool, waits_for_itself, &in, 0), SPDL_OK);
+    CHECK_EQ(spdl_pool_drain(in.pool, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(in.drained, SPDL_E_INVALID);
+    CHECK_EQ(in.stopped, SPDL_E_INVALID);
+    CHECK(strstr(text, "spdl_pool_destroy") != NULL);
+    spdl_pool_destroy(in.pool);
+}
+
 static void destroy_leaves_a_pool_that_is_in_use(void) {
     spdl_pool_desc desc = { 0 };
     spdl_pipeline_desc on = { 0 };
@@ -762,6 +792,7 @@ TEST_TABLE(pool) {
     TEST_CASE(stop_wakes_who_submits),
     TEST_CASE(destroy_runs_what_was_accepted),
     TEST_CASE(destroy_leaves_a_pool_that_is_in_use),
+    TEST_CASE(a_worker_does_not_wait_for_itself),
     TEST_CASE(hooks_run_once_on_each_worker),
     TEST_CASE(init_that_fails_ends_all_workers),
     TEST_CASE(thread_that_fails_ends_all_workers),

@@ -348,18 +348,24 @@ static void pop_writes_the_item_only(void) {
 static void desc_is_checked(void) {
     spdl_ring_desc good = { 0 }, desc;
     spdl_ring *ring = (spdl_ring *)&good;
+    spdl_error error;
+    void *item = NULL;
     good.capacity = 4;
     CHECK_EQ(spdl_ring_create(NULL, &good), SPDL_E_INVALID);
 #define REFUSED(change)                                                                            \
     desc = good;                                                                                   \
     change;                                                                                        \
     ring = (spdl_ring *)&good;                                                                     \
+    desc.error = &error;                                                                           \
     CHECK_EQ(spdl_ring_create(&ring, &desc), SPDL_E_INVALID);                                      \
+    CHECK_EQ(error.result, SPDL_E_INVALID);                                                        \
     CHECK(ring == NULL)
+    REFUSED(desc.item_bytes = 4097);
+    CHECK_STR(error.text, "spdl: ring: item_bytes is 4097, must be at most 4096");
     REFUSED(desc.capacity = 0);
+    CHECK_STR(error.text, "spdl: ring: capacity is 0, must be 1 to 1073741824");
     REFUSED(desc.capacity = ((uint64_t)1 << 30) + 1);
     REFUSED(desc.capacity = UINT64_MAX);
-    REFUSED(desc.item_bytes = 4097);
     REFUSED(desc.item_bytes = SIZE_MAX);
     REFUSED(desc.mode = (spdl_ring_mode)2);
     REFUSED(desc.mode = (spdl_ring_mode)-1);
@@ -369,6 +375,12 @@ static void desc_is_checked(void) {
     ring = (spdl_ring *)&good;
     CHECK_EQ(spdl_ring_create(&ring, NULL), SPDL_E_INVALID);
     CHECK(ring == NULL);
+    REQUIRE(spdl_ring_create(&ring, &good) == SPDL_OK);
+    CHECK_EQ(spdl_ring_push(ring, NULL, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_ring_pop(ring, NULL, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_ring_push(NULL, &item, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_ring_pop(NULL, &item, 0), SPDL_E_INVALID);
+    spdl_ring_destroy(ring, NULL, NULL);
     spdl_ring_destroy(NULL, NULL, NULL);
 }
 

@@ -65,12 +65,11 @@ static void the_number_of_rows_has_limits(void) {
             "spdl: pipeline: too many stages: 34 rows, at most 32 and a sink");
     refused(plain, rows, SIZE_MAX, SPDL_E_INVALID,
             "spdl: pipeline: too many stages: 32767 rows, at most 32 and a sink");
-    refused(plain, rows, 1, SPDL_E_INVALID,
-            "spdl: pipeline: 1 rows; a source and a sink are the least");
+    row_refused(rows, 1, 0, "count_up", "the only row; a source and a sink are the least");
     refused(plain, rows, 0, SPDL_E_INVALID,
-            "spdl: pipeline: 0 rows; a source and a sink are the least");
+            "spdl: pipeline: no rows; a source and a sink are the least");
     refused(plain, NULL, 5, SPDL_E_INVALID,
-            "spdl: pipeline: 0 rows; a source and a sink are the least");
+            "spdl: pipeline: no rows; a source and a sink are the least");
 }
 
 /* One field of one row, changed. */
@@ -237,6 +236,12 @@ static void rows_in_place_have_lines_too(void) {
     CHECK_STR(error.stage_name, "follow");
 }
 
+SPDL_FN(only_looks, const item, item) { return in->value >= 0 ? SPDL_SKIP : SPDL_OK; }
+
+static void a_stage_may_promise_not_to_change_its_input(void) {
+    RUN(START(1, COUNT_TO(3), SPDL_PIPE(only_looks), SPDL_SINK(1)), "", SPDL_END);
+}
+
 static void void_fits_anything(void) {
     RUN(START(1, COUNT_TO(3), SPDL_PIPE(to_photo), SPDL_PIPE(count_photos), SPDL_PIPE(follow),
               SPDL_BATCH(2), SPDL_PIPE(from_any), SPDL_SINK(1)),
@@ -253,6 +258,7 @@ TEST_TABLE(rows) {
     TEST_CASE(the_desc_is_checked),
     TEST_CASE(types_have_to_fit),
     TEST_CASE(rows_in_place_have_lines_too),
+    TEST_CASE(a_stage_may_promise_not_to_change_its_input),
     TEST_CASE(void_fits_anything),
     TEST_END,
 };

@@ -814,7 +814,7 @@ static bool too_few_workers_are_told(bool tell) {
     spdl_pipeline_stats(p, &stats);
     spdl_stats_verdict(&stats, text, sizeof text);
     spdl_pipeline_destroy(p);
-    return told(says(text, "all 1 workers were busy"), text, tell);
+    return told(says(text, "the only worker was busy"), text, tell);
 }
 
 static void verdict_of_too_few_workers(void) { verdict_check(too_few_workers_are_told); }
