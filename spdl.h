@@ -1124,10 +1124,8 @@ SPDL__PRIVATE void spdl__pause(void) {
 #if defined(__linux__) && !defined(__cplusplus) && !defined(_GNU_SOURCE) &&                        \
     !defined(_DEFAULT_SOURCE)
 extern long syscall(long number, ...);
-#if !defined(_POSIX_C_SOURCE) && !defined(_XOPEN_SOURCE)
 extern int clock_gettime(int clock, struct timespec *now);
 extern int pthread_condattr_setclock(pthread_condattr_t *attributes, int clock);
-#endif
 #endif
 #ifndef CLOCK_MONOTONIC
 #define SPDL__CLOCK 1 /* Linux, in strict ISO mode */

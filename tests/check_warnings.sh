@@ -54,6 +54,10 @@ printf '#define SPDL_STATIC\n' | cat - "$modes/implementation" >"$modes/static"
             echo "$family c c11 $modes/implementation -D$switch"
             echo "$family c++ c++17 $modes/implementation -D$switch"
         done
+        for define in _POSIX_C_SOURCE=200809L _XOPEN_SOURCE=700 _GNU_SOURCE; do
+            echo "$family c gnu17 $modes/implementation -D$define"
+            echo "$family c c99 $modes/implementation -D$define"
+        done
         for file in examples/*.c examples/*/*.c bench/*.c tests/selftest/*.c tests/fuzz_*.c; do
             [ -f "$file" ] && echo "$family c gnu17 $file"
         done
