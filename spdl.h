@@ -73,7 +73,8 @@
 
    ERRORS
        Zero is success, positive results are ordinary outcomes (end, timeout, full, empty, closed),
-       negative ones are errors. Text for an error is in an spdl_error. The library never aborts
+       negative ones are errors. Text for an error is in an spdl_error. Pointers must not be NULL
+       unless a block says so. The library never aborts
        the program, never uses errno as an interface, and has no global state.
 
    LIMITS
@@ -111,16 +112,20 @@
 
 #ifdef __cplusplus
 #define SPDL__CAST(type, value) static_cast<type>(value)
+#define SPDL__UNCONST(pointer) const_cast<void *>(static_cast<const void *>(pointer))
+#define SPDL__INT_ENUM : int /* as in C, where the negative values see to it */
 #define SPDL__ZERO = {} /* so that C++20 rows, which leave fields out, compile without warnings */
 extern "C" {
 #else
 #define SPDL__CAST(type, value) ((type)(value))
+#define SPDL__UNCONST(pointer) ((void *)(uintptr_t)(pointer))
+#define SPDL__INT_ENUM
 #define SPDL__ZERO
 #endif
 
 /* Timeouts are in nanoseconds on the monotonic clock: 0 tries once and never waits. */
-#define SPDL_FOREVER ((int64_t)-1)
-#define SPDL_SECONDS(s) ((int64_t)((s) * 1e9))
+#define SPDL_FOREVER SPDL__CAST(int64_t, -1)
+#define SPDL_SECONDS(s) SPDL__CAST(int64_t, (s) * 1e9)
 
 /* Limits that size plain structs. */
 #define SPDL_MAX_STAGES 32
@@ -172,11 +177,10 @@ SPDL_API uint64_t spdl_time_ns(void);
     X(SPDL_E_CHECKSUM, -10, "checksum mismatch")                                                   \
     X(SPDL_E_LIMIT, -11, "limit exceeded")
 
-typedef enum spdl_result {
+typedef enum spdl_result SPDL__INT_ENUM {
 #define SPDL__ENUM(name, value, text) name = value,
     SPDL_RESULT_LIST(SPDL__ENUM)
 #undef SPDL__ENUM
-        SPDL__RESULT_INT = 0x7fffffff /* the enum is as wide as an int everywhere */
 } spdl_result;
 
 /* What a result means, in a few words.
@@ -398,7 +402,9 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    and records the type names, so that a pipeline whose stages do not fit is refused when it is
    created; void fits anything. A source has void as its input type. The function returns
        SPDL_OK    with an item in *out (for a stage: *out may be `in`, changed in place)
-       SPDL_SKIP  drops the item
+       SPDL_SKIP  drops the item (with input order its place on the edge stays taken until the
+                  reader passes it: give a filter that drops most a large buffer_size, or
+                  completion order)
        SPDL_END   from a source: there is no more
        negative   this item failed; `return spdl_fail(task, "...")` records why
    *out counts only with SPDL_OK; with any other result what it points to stays the function's.
@@ -506,7 +512,7 @@ typedef struct spdl_pipeline_desc {
     SPDL__UNUSED static spdl_result name##_spdl_call(spdl_task *task, void *in, void **out) {      \
         Out *made = NULL;                                                                          \
         const spdl_result result = name(task, SPDL__CAST(In *, in), &made);                        \
-        *out = (void *)(uintptr_t)made;                                                            \
+        *out = SPDL__UNCONST(made);                                                                \
         return result;                                                                             \
     }                                                                                              \
     SPDL__UNUSED static const spdl_function name##_spdl = { name##_spdl_call, #name, #In, #Out };  \
@@ -588,7 +594,8 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, in
    pipeline's pool it does not wait.
    Returns: SPDL_OK, SPDL_TIMEOUT (stage functions are still running; the stop goes on).
    Threads: any, also inside a stage.
-   Blocks:  until the stage functions that are running have returned, or up to timeout_ns.
+   Blocks:  until the stage functions that are running have returned, or up to timeout_ns; what
+            free_item takes comes on top.
    Owns:    the library frees the items that are not in the sink. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
@@ -692,7 +699,7 @@ typedef struct spdl_stage_stats {
 
 typedef struct spdl_edge_stats {
     int buffer_size;
-    int depth;              /* items that can be taken now */
+    int depth;              /* items that can be taken now: up to buffer_size + concurrency */
     uint64_t items;         /* items taken so far */
     uint64_t put_wait_ns;   /* time finished items waited for a place among the buffer_size */
     uint64_t get_wait_ns;   /* time the reader was idle for want of an item, open waits too */
@@ -877,7 +884,7 @@ SPDL_API size_t spdl_npz_count(const spdl_npz *npz);
    Owns:    the archive; valid until close. */
 SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index);
 
-/* Finds an array by name, with or without ".npy".
+/* Finds an array by name, with or without ".npy". index may be NULL.
    Returns: SPDL_OK with *index, SPDL_E_NOT_FOUND.
    Threads: any.
    Blocks:  never.
@@ -894,7 +901,7 @@ SPDL_API bool spdl_npz_stored(const spdl_npz *npz, size_t index);
 /* Type, shape and order of array `index`; of a deflated member only the head is inflated.
    error may be NULL.
    Returns: SPDL_OK, SPDL_E_NOT_FOUND, SPDL_E_FORMAT, SPDL_E_UNSUPPORTED, SPDL_E_LIMIT,
-            SPDL_E_NOMEM.
+            SPDL_E_NOMEM, SPDL_E_INVALID (info is NULL).
    Threads: any.
    Blocks:  never (a file was read when it was opened).
    Owns:    nothing. */
@@ -903,7 +910,8 @@ SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_i
 
 /* Copies the data of array `index`, info.bytes of them, to `data` (`bytes` large), as stored: no
    byte or index order is changed. error may be NULL.
-   Returns: as spdl_npz_info, or SPDL_E_INVALID (the buffer is too small), SPDL_E_CHECKSUM.
+   Returns: as spdl_npz_info, or SPDL_E_INVALID (the buffer is too small, or NULL),
+            SPDL_E_CHECKSUM.
    Threads: any.
    Blocks:  never.
    Owns:    the caller has `data`; after a failure its content is undefined. */
@@ -2190,7 +2198,7 @@ SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg
                                       int64_t timeout_ns) {
     spdl_result result;
     spdl__job job;
-    if (fn == NULL) return SPDL_E_INVALID;
+    if (pool == NULL || fn == NULL) return SPDL_E_INVALID;
     job.fn = fn;
     job.arg = arg;
     spdl__add(&pool->pending, 1);
@@ -2205,7 +2213,7 @@ SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg
 SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns) {
     const uint64_t deadline = spdl__deadline(timeout_ns);
     spdl_result slept = SPDL_OK;
-    if (spdl__pool_is_worker(pool)) return SPDL_E_INVALID; /* it would wait for itself */
+    if (pool == NULL || spdl__pool_is_worker(pool)) return SPDL_E_INVALID; /* waits for itself */
     for (;;) {
         const uint32_t ticket = spdl__load32(&pool->idle.word);
         if (spdl__load(&pool->pending) == 0) return SPDL_OK;
@@ -2215,7 +2223,7 @@ SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns) {
 }
 
 SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns) {
-    if (spdl__pool_is_worker(pool)) return SPDL_E_INVALID;
+    if (pool == NULL || spdl__pool_is_worker(pool)) return SPDL_E_INVALID;
     spdl_ring_close(pool->jobs);
     return spdl_pool_drain(pool, timeout_ns);
 }
@@ -2551,12 +2559,17 @@ SPDL__PRIVATE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item,
                                   uint64_t now) {
     spdl__slot *slot = spdl__edge_slot(edge, ticket);
     slot->item = item;
-    slot->origin = origin;
+    spdl__store_relaxed(&slot->origin, origin);
     spdl__store_relaxed32(&slot->done, spdl__ticks(now)); /* snapshots look at it, too */
     /* pairs with edge_ready: item, origin and time are there before the stamp */
     spdl__store32(&slot->stamp, (uint32_t)(ticket + 1));
     if (spdl__load_relaxed(&edge->gap_since) != 0 && spdl__load_relaxed(&edge->head) == ticket)
         spdl__edge_gap_close(edge, now);
+}
+
+/* Whether a ready slot holds no item. */
+SPDL__PRIVATE bool spdl__slot_hole(const spdl__slot *slot) {
+    return spdl__owner(spdl__load_relaxed(&slot->origin)) == SPDL__HOLE;
 }
 
 /* How long ago a ready slot was put, in whole units of 1024 ns. */
@@ -2571,6 +2584,7 @@ SPDL__PRIVATE void spdl__edge_put_waits(spdl__edge *edge, uint64_t head, uint64_
     uint64_t ticket, waited = 0;
     for (ticket = edge->head + edge->buffer_size; ticket < head + edge->buffer_size; ++ticket) {
         if (!spdl__edge_ready(edge, ticket)) break;
+        if (spdl__slot_hole(spdl__edge_slot(edge, ticket))) continue;
         waited += spdl__slot_age(spdl__edge_slot(edge, ticket), now);
     }
     if (waited) spdl__count(&edge->put_wait_ns, waited);
@@ -3449,15 +3463,16 @@ SPDL__PRIVATE void spdl__node_purge(spdl_pipeline *p, spdl__node *node) {
         if (!spdl__edge_ready(&node->out, ticket)) continue;
         if (spdl__owner(slot->origin) == SPDL__HOLE) continue;
         spdl__item_free(p, slot->item, slot->origin);
-        slot->origin = spdl__origin(0, SPDL__HOLE);
+        spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
         spdl__count(&counters->freed, 1);
     }
 }
 
-/* The pipeline is quiet: frees what nobody can take any more, all edges but the last `keep`. */
+/* The pipeline is quiet: frees what nobody can take any more, all edges but the last `keep`. If
+   another stop is at it, or this is a stop inside a free_item, that one does it. */
 SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
     int i;
-    spdl__spin_lock(&p->purge_lock);
+    if (!spdl__try_lock(&p->purge_lock)) return;
     for (i = 0; i < p->count; ++i) spdl__node_purge_batch(p, &p->node[i]);
     for (i = 0; i < p->count - keep; ++i) spdl__node_purge(p, &p->node[i]);
     spdl__spin_unlock(&p->purge_lock);
@@ -4013,10 +4028,8 @@ SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum,
 SPDL__PRIVATE int spdl__edge_depth(const spdl__edge *edge, uint64_t head) {
     uint64_t ticket = head;
     int depth = 0;
-    while (ticket < head + edge->capacity && spdl__edge_ready(edge, ticket)) {
-        ++ticket;
-        ++depth;
-    }
+    for (; ticket < head + edge->capacity && spdl__edge_ready(edge, ticket); ++ticket)
+        if (!spdl__slot_hole(spdl__edge_slot(edge, ticket))) ++depth;
     return depth;
 }
 
@@ -4025,7 +4038,7 @@ SPDL__PRIVATE uint64_t spdl__edge_open_put_waits(const spdl__edge *edge, uint64_
                                                  uint64_t now) {
     uint64_t ticket, waited = 0;
     for (ticket = head + edge->buffer_size; ticket < head + edge->capacity; ++ticket)
-        if (spdl__edge_ready(edge, ticket))
+        if (spdl__edge_ready(edge, ticket) && !spdl__slot_hole(spdl__edge_slot(edge, ticket)))
             waited += spdl__slot_age(spdl__edge_slot(edge, ticket), now);
     return waited;
 }
@@ -4960,6 +4973,9 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
         case SPDL__INFLATE_CODES:
             if (!spdl__inflate_codes(s)) return SPDL__INFLATE_FULL;
             break;
+        case SPDL__INFLATE_DONE:
+        case SPDL__INFLATE_FAILED:
+        case SPDL__INFLATE_FULL:
         default: return s->mode;
         }
     }
@@ -6162,7 +6178,7 @@ SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t
     member = spdl__zip_find(&npz->zip, name, "");
     if (member == NULL) member = spdl__zip_find(&npz->zip, name, ".npy");
     if (member == NULL) return SPDL_E_NOT_FOUND;
-    *index = (size_t)(member - npz->zip.members);
+    if (index != NULL) *index = (size_t)(member - npz->zip.members);
     return SPDL_OK;
 }
 
@@ -6173,7 +6189,9 @@ SPDL_API bool spdl_npz_stored(const spdl_npz *npz, size_t index) {
 SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
                                    spdl_error *error) {
     spdl__npz_reader r;
-    spdl_result result = spdl__npz_begin(&r, npz, index, info, error);
+    spdl_result result;
+    if (info == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: info is NULL");
+    result = spdl__npz_begin(&r, npz, index, info, error);
     spdl__npz_end(&r);
     return result;
 }
@@ -6188,6 +6206,8 @@ SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data
                                 "the array has %llu bytes, the memory for it %llu",
                                 (spdl__llu)info.bytes, (spdl__llu)bytes);
     if (result == SPDL_OK && info.bytes == 0) data = r.small; /* may be NULL; is not written */
+    if (result == SPDL_OK && data == NULL)
+        result = spdl__zip_fail(&r.where, SPDL_E_INVALID, "the memory for it is NULL");
     if (result == SPDL_OK && r.stored != NULL) {
         result = spdl__npz_check_stored(&r);
         if (result == SPDL_OK) memcpy(data, r.stored + r.head_bytes, (size_t)info.bytes);
@@ -6202,7 +6222,9 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
                                    bool *aligned, spdl_error *error) {
     spdl__npz_reader r;
     spdl_npy_info info;
-    spdl_result result = spdl__npz_begin(&r, npz, index, &info, error);
+    spdl_result result;
+    if (data == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: data is NULL");
+    result = spdl__npz_begin(&r, npz, index, &info, error);
     if (result == SPDL_OK && r.stored == NULL)
         result = spdl__zip_fail(&r.where, SPDL_E_UNSUPPORTED,
                                 "deflated: it has no bytes to look at; read it");

@@ -800,6 +800,38 @@ static void a_stop_frees_the_batch_that_is_filled(void) {
     }
 }
 
+static spdl_pipeline *stopped_by_free;
+
+static void stop_and_free(void *it) {
+    CHECK_EQ(spdl_pipeline_stop(stopped_by_free, SPDL_FOREVER), SPDL_OK);
+    item_free(it);
+}
+
+static void a_free_item_may_stop(void) {
+    spdl_pipeline *p = START(2, SPDL_SOURCE(count_up, SCRIPT(.count = -1),
+                                            .free_item = stop_and_free, .buffer_size = 8),
+                             SPDL_PIPE(follow, SCRIPT(.sleep_us = 2000)), SPDL_SINK(1));
+    stopped_by_free = p;
+    sleep_us(20000);
+    CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+    DONE(p);
+}
+
+/* Dropped items take room, but are no items that could be taken. */
+static void gaps_are_not_told_as_depth(void) {
+    spdl_pipeline *p = START(2, COUNT_TO(-1),
+                             SPDL_PIPE(follow, SCRIPT(.every = 4, .result = SPDL_SKIP)),
+                             SPDL_SINK(15));
+    static spdl_stats stats;
+    sleep_us(20000);
+    spdl_pipeline_stats(p, &stats);
+    CHECK_EQ(stats.edge[1].depth, 12);
+    CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+    spdl_pipeline_stats(p, &stats);
+    CHECK_EQ(stats.edge[0].depth, 0);
+    DONE(p);
+}
+
 /* After a stop has been told the clock of the statistics stands still. */
 static void the_clock_stops_with_the_flow(void) {
     spdl_pipeline *p = START(2, COUNT_TO(-1), SPDL_SINK(2));
@@ -863,6 +895,8 @@ TEST_TABLE(lifetime) {
     TEST_CASE(a_thread_that_cannot_be_had_is_told),
     TEST_CASE(no_call_follows_the_failure_that_ends_it),
     TEST_CASE(a_stop_frees_the_batch_that_is_filled),
+    TEST_CASE(a_free_item_may_stop),
+    TEST_CASE(gaps_are_not_told_as_depth),
     TEST_CASE(the_clock_stops_with_the_flow),
     TEST_CASE(a_busy_pipeline_shares_its_pool),
     TEST_CASE(a_running_pipeline_allocates_nothing),
