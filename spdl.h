@@ -39,8 +39,8 @@
        }
 
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
-       >>config  >>version  >>result  >>error  >>alloc  >>log  >>ring  >>pool  >>pipeline
-       >>stats  >>cache  >>npz  >>cpp                                        declarations
+       >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
+       >>pipeline  >>stats  >>cache  >>npz  >>cpp                            declarations
        >>platform-impl  >>atomics-impl  >>os-impl  >>core-impl  >>ring-impl  >>pool-impl
        >>pipeline-impl  >>stats-impl  >>cache-impl  >>crc-impl  >>inflate-impl  >>zip-impl
        >>npz-impl  >>license                                                 implementation
@@ -74,8 +74,8 @@
    ERRORS
        Zero is success, positive results are ordinary outcomes (end, timeout, full, empty, closed),
        negative ones are errors. Text for an error is in an spdl_error. Pointers must not be NULL
-       unless a block says so. The library never aborts
-       the program, never uses errno as an interface, and has no global state.
+       unless a block says so. The library never aborts the program, never uses errno as an
+       interface, and has no global state.
 
    LIMITS
        Linux on 64-bit processors. The code for other POSIX systems is there, but was only run on
@@ -123,10 +123,6 @@ extern "C" {
 #define SPDL__ZERO
 #endif
 
-/* Timeouts are in nanoseconds on the monotonic clock: 0 tries once and never waits. */
-#define SPDL_FOREVER SPDL__CAST(int64_t, -1)
-#define SPDL_SECONDS(s) SPDL__CAST(int64_t, (s) * 1e9)
-
 /* Limits that size plain structs. */
 #define SPDL_MAX_STAGES 32
 #define SPDL_NAME_BYTES 32
@@ -146,6 +142,13 @@ extern "C" {
    Blocks:  never.
    Owns:    the library. */
 SPDL_API const char *spdl_version(void);
+
+/* ============================================================================================= */
+/* >>time */
+
+/* Timeouts are in nanoseconds on the monotonic clock: 0 tries once and never waits. */
+#define SPDL_FOREVER SPDL__CAST(int64_t, -1)
+#define SPDL_SECONDS(s) SPDL__CAST(int64_t, (s) * 1e9)
 
 /* Nanoseconds on the monotonic clock that all timeouts and statistics use.
    Returns: a time that never goes backwards; the origin is arbitrary.
@@ -2365,11 +2368,12 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
    the call, so no result ever waits for room: used tickets - head <= capacity, which is buffer_size
    and one more for each call the writer may have in flight.
 
-   Stages. A claim (under the stage's lock, a few dozen instructions, never while user code runs)
-   takes ready inputs, reserves room and counts itself in `active`, which is what bounds the
-   concurrency. The calls then run without the lock, each result is put at once, and `active` goes
-   down. When the input has ended and nothing is active the stage finishes: it writes the end of its
-   output. A lock that is taken means "look elsewhere", never "wait".
+   Stages. A claim (under the stage's lock, a few dozen instructions, no user code but an
+   allocator's when a batch more is needed than were made ahead) takes ready inputs, reserves room
+   and counts itself in `active`, which is what bounds the concurrency. The calls then run without
+   the lock, each result is put at once, and `active` goes down. When the input has ended and
+   nothing is active the stage finishes: it writes the end of its output. A lock that is taken
+   means "look elsewhere", never "wait".
 
    Who looks again. After a claim, work may be left over or room may have come free upstream: the
    worker hints before it runs the calls. After the calls it looks for work itself, downstream
@@ -2884,7 +2888,8 @@ SPDL__PRIVATE void spdl__node_put(spdl_pipeline *p, spdl__node *node, uint64_t t
     spdl__edge_put(&node->out, ticket, item, origin, now);
     SPDL_TEST_POINT("pipeline put");
     if (&node->out != p->sink) return;
-    spdl__barrier_light(p->asymmetric);
+    spdl__barrier_light(p->asymmetric); /* pairs with the heavy one in event_prepare */
+    /* acquire: a trainer that is seen waiting has stored, before, the head it waits at */
     if (spdl__load32(&p->fed.waiters) != 0 && spdl__load(&p->sink->head) == ticket)
         spdl__event_wake(&p->fed, 1);
 }
