@@ -41,9 +41,9 @@
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
        >>pipeline  >>stats  >>cache  >>npz  >>cpp                            declarations
-       >>platform-impl  >>atomics-impl  >>os-impl  >>core-impl  >>ring-impl  >>pool-impl
-       >>pipeline-impl  >>stats-impl  >>cache-impl  >>crc-impl  >>inflate-impl  >>zip-impl
-       >>npz-impl  >>license                                                 implementation
+       >>platform-impl  >>atomics-impl  >>os-impl  >>core-impl  >>ring-core  >>ring-impl
+       >>pool-impl  >>pipeline-impl  >>stats-impl  >>cache-impl  >>crc-impl  >>inflate-impl
+       >>zip-impl  >>npz-impl  >>license                                     implementation
 
    WORDS
        item          a void * that moves through the pipeline; NULL is an item like any other
@@ -236,13 +236,26 @@ typedef struct spdl_logger {
 /* ============================================================================================= */
 /* >>ring
    A bounded queue of fixed-size items (a pointer unless told otherwise) that holds exactly
-   `capacity` of them. SPSC: one producer thread and one consumer thread, wait-free. MPMC: any
-   number of each; its try operations never wait, but a thread that stops between claiming a slot
-   and filling it holds back those behind it. Order is first in, first out; for MPMC by claim, so
-   each consumer sees the items of one producer in order. Waits spin a little, yield a little, and
-   then sleep in the kernel. */
+   `capacity` of them. The mode says how many threads there may be on each side; a side with one
+   thread is cheaper. Items of 8 bytes are quickest.
 
-typedef enum spdl_ring_mode { SPDL_RING_MPMC, SPDL_RING_SPSC } spdl_ring_mode;
+   SPSC is wait-free. The other modes' try operations never wait, but a thread that stops between
+   claiming a slot and filling (or emptying) it holds back those behind it: try_pop may say
+   SPDL_EMPTY although later items are inside. Order is first in, first out; with several producers
+   by claim, so each consumer sees the items of one producer in order. Waits spin a little, yield a
+   little, and then sleep in the kernel.
+
+   Misuse: the one thread of a side may be another thread later, when the program orders the two.
+   Two at the same time corrupt the ring; with SPDL_DEBUG defined in the implementation file that is
+   an assert and SPDL_E_INVALID wherever the two meet. Nothing may be called during or after
+   spdl_ring_destroy. */
+
+typedef enum spdl_ring_mode {
+    SPDL_RING_MPMC, /* any number of producers and consumers */
+    SPDL_RING_SPSC, /* one producer and one consumer */
+    SPDL_RING_MPSC, /* any number of producers, one consumer */
+    SPDL_RING_SPMC  /* one producer, any number of consumers */
+} spdl_ring_mode;
 
 typedef struct spdl_ring_desc {
     uint64_t capacity;        /* items, at least 1, at most 2^30 */
@@ -253,6 +266,16 @@ typedef struct spdl_ring_desc {
 } spdl_ring_desc;
 
 typedef struct spdl_ring spdl_ring;
+
+/* What a ring has seen since it was made. A wait is a blocking call that outlasted the spinning, a
+   sleep one that went to the kernel; shorter ones cost too little to be counted. */
+typedef struct spdl_ring_counters {
+    uint64_t pushed, popped, count; /* items: in, out, and inside now */
+    uint64_t push_waits, pop_waits;
+    uint64_t push_wait_ns, pop_wait_ns;
+    uint64_t push_sleeps, pop_sleeps;
+    uint64_t wakes; /* calls into the kernel to wake somebody */
+} spdl_ring_counters;
 
 /* Makes a ring.
    Returns: SPDL_OK, SPDL_E_INVALID (a field out of range), SPDL_E_NOMEM.
@@ -271,21 +294,21 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 
 /* Copies one item of item_bytes from `item` to the tail.
    Returns: SPDL_OK, SPDL_FULL, SPDL_CLOSED.
-   Threads: MPMC any; SPSC the producer.
+   Threads: producers.
    Blocks:  never.
    Owns:    the ring has the item after SPDL_OK, the caller otherwise. */
 SPDL_API spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item);
 
 /* Copies one item from the head to `item`.
    Returns: SPDL_OK, SPDL_EMPTY, SPDL_CLOSED (closed and drained).
-   Threads: MPMC any; SPSC the consumer.
+   Threads: consumers.
    Blocks:  never.
    Owns:    the caller has the item after SPDL_OK. */
 SPDL_API spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item);
 
 /* As spdl_ring_try_push, but waits for room.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument).
-   Threads: MPMC any; SPSC the producer.
+   Threads: producers.
    Blocks:  until there is room, the ring is closed, or timeout_ns has passed.
    Owns:    the ring has the item after SPDL_OK, the caller otherwise. */
 SPDL_API spdl_result spdl_ring_push(spdl_ring *ring, const void *item, int64_t timeout_ns);
@@ -293,14 +316,85 @@ SPDL_API spdl_result spdl_ring_push(spdl_ring *ring, const void *item, int64_t t
 /* As spdl_ring_try_pop, but waits for an item. A timeout takes nothing.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED (closed and drained), SPDL_E_INVALID (a NULL
             argument).
-   Threads: MPMC any; SPSC the consumer.
+   Threads: consumers.
    Blocks:  until there is an item, the ring is closed, or timeout_ns has passed.
    Owns:    the caller has the item after SPDL_OK. */
 SPDL_API spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns);
 
-/* Ends the flow: later pushes return SPDL_CLOSED, pops drain what is inside and then return
-   SPDL_CLOSED, and every waiter wakes. Closing twice is fine. On an SPSC ring a push that runs
-   at the same time on another thread may still be accepted; it is drained or freed like any item.
+/* Pushes up to n items that lie one after the other; *moved says how many went in.
+   Returns: SPDL_OK (at least one, or n is 0), SPDL_FULL, SPDL_CLOSED.
+   Threads: producers.
+   Blocks:  never.
+   Owns:    the ring has the first *moved items, the caller the rest. */
+SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
+                                          uint64_t *moved);
+
+/* Pops up to n items to `items`, one after the other; *moved says how many.
+   Returns: SPDL_OK (at least one, or n is 0), SPDL_EMPTY, SPDL_CLOSED (closed and drained).
+   Threads: consumers.
+   Blocks:  never.
+   Owns:    the caller has the *moved items. */
+SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
+                                         uint64_t *moved);
+
+/* Pushes n items, waiting for room as often as it must. *moved says how many went in, also when
+   it is not all of them. Other producers' items may come in between.
+   Returns: SPDL_OK (all n), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument).
+   Threads: producers.
+   Blocks:  until all are in, the ring is closed, or timeout_ns has passed.
+   Owns:    the ring has the first *moved items, the caller the rest. */
+SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
+                                      uint64_t *moved, int64_t timeout_ns);
+
+/* Waits for at least one item, then pops up to n that are there; *moved says how many.
+   Returns: SPDL_OK (at least one, or n is 0), SPDL_TIMEOUT, SPDL_CLOSED (closed and drained),
+            SPDL_E_INVALID (a NULL argument).
+   Threads: consumers.
+   Blocks:  until there is an item, the ring is closed, or timeout_ns has passed.
+   Owns:    the caller has the *moved items. */
+SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, uint64_t *moved,
+                                     int64_t timeout_ns);
+
+/* SPSC: gives the producer up to n free slots to write into, side by side, at *slots. *have says
+   how many: at least one, fewer than n when less is free or the slots wrap around. Nothing is
+   pushed before spdl_ring_commit; reserving again gives the same slots.
+   Returns: SPDL_OK, SPDL_TIMEOUT (also when timeout_ns is 0 and the ring is full), SPDL_CLOSED,
+            SPDL_E_INVALID (another mode, n is 0, a NULL argument).
+   Threads: the producer.
+   Blocks:  until there is room, the ring is closed, or timeout_ns has passed.
+   Owns:    the slots stay the ring's; they are the producer's to write until commit. */
+SPDL_API spdl_result spdl_ring_reserve(spdl_ring *ring, uint64_t n, void **slots, uint64_t *have,
+                                       int64_t timeout_ns);
+
+/* SPSC: pushes the first n of the reserved slots.
+   Returns: SPDL_OK, SPDL_CLOSED (nothing was pushed), SPDL_E_INVALID (another mode, or more than
+            there is room for).
+   Threads: the producer.
+   Blocks:  never.
+   Owns:    the ring has the items after SPDL_OK, the caller otherwise. */
+SPDL_API spdl_result spdl_ring_commit(spdl_ring *ring, uint64_t n);
+
+/* SPSC: gives the consumer up to n items to read in place, side by side, at *items. *have says how
+   many: at least one, fewer than n when fewer are there or they wrap around. Nothing is popped
+   before spdl_ring_release; peeking again gives the same items.
+   Returns: SPDL_OK, SPDL_TIMEOUT (also when timeout_ns is 0 and the ring is empty), SPDL_CLOSED
+            (closed and drained), SPDL_E_INVALID (another mode, n is 0, a NULL argument).
+   Threads: the consumer.
+   Blocks:  until there is an item, the ring is closed, or timeout_ns has passed.
+   Owns:    the items stay the ring's; they are the consumer's to use until release. */
+SPDL_API spdl_result spdl_ring_peek(spdl_ring *ring, uint64_t n, void **items, uint64_t *have,
+                                    int64_t timeout_ns);
+
+/* SPSC: pops the first n of the peeked items, whose slots may be written again.
+   Returns: SPDL_OK, SPDL_E_INVALID (another mode, or more than there are).
+   Threads: the consumer.
+   Blocks:  never.
+   Owns:    what the items own is the caller's. */
+SPDL_API spdl_result spdl_ring_release(spdl_ring *ring, uint64_t n);
+
+/* Ends the flow: a push that starts after close has returned is refused with SPDL_CLOSED, pops
+   drain what was accepted and then return SPDL_CLOSED, and every waiter wakes. A push that runs at
+   the same time is either refused or drained. Closing twice is fine.
    Returns: nothing.
    Threads: any.
    Blocks:  never.
@@ -320,6 +414,14 @@ SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
    Blocks:  never.
    Owns:    nothing. */
 SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring);
+
+/* Fills *counters. They cost the quick calls nothing: items are read off the ring's indices, and
+   only calls that wait count.
+   Returns: nothing.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_ring_stats(const spdl_ring *ring, spdl_ring_counters *counters);
 
 /* ============================================================================================= */
 /* >>pool
@@ -973,7 +1075,7 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 /* >>platform-impl
    The only section, with >>os-impl, that knows operating systems. Everything here may be defined
    before the include. SPDL_TEST_POINT(id) marks the places where timing decides, for tests that
-   want to yield or fail there. */
+   want to yield or fail there. SPDL_DEBUG turns on what finds misuse at run time. */
 
 #include <errno.h>
 #include <stdarg.h>
@@ -1037,6 +1139,21 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #endif
 
 #define SPDL__PRIVATE SPDL__UNUSED static
+#define SPDL__COLD __attribute__((noinline)) SPDL__PRIVATE
+
+/* Before the body of a public function that is worth inlining where the body is seen. It is there
+   for other files all the same: C sees to it when the declaration does not say inline. */
+#ifdef __cplusplus
+#define SPDL__HOT inline __attribute__((used))
+#elif defined(__clang__) /* which decides by size alone, and warns of static functions inside */
+#define SPDL__HOT
+#else
+#define SPDL__HOT inline
+#endif
+
+#ifdef SPDL_DEBUG
+#include <assert.h>
+#endif
 
 /* ============================================================================================= */
 /* >>atomics-impl
@@ -1076,6 +1193,15 @@ SPDL__ATOMICS(uint64_t, )
 
 SPDL__PRIVATE uint64_t spdl__or(uint64_t *p, uint64_t bits) {
     return __atomic_fetch_or(p, bits, __ATOMIC_ACQ_REL);
+}
+SPDL__PRIVATE uint32_t spdl__or32(uint32_t *p, uint32_t bits) {
+    return __atomic_fetch_or(p, bits, __ATOMIC_ACQ_REL);
+}
+
+/* For claims whose order is carried by something else. */
+SPDL__PRIVATE bool spdl__cas_relaxed(uint64_t *p, uint64_t *expected, uint64_t desired) {
+    return __atomic_compare_exchange_n(p, expected, desired, false, __ATOMIC_RELAXED,
+                                       __ATOMIC_RELAXED);
 }
 
 /* Sequentially consistent, for the few places where two threads write one word each and then read
@@ -1117,6 +1243,15 @@ SPDL__PRIVATE void spdl__full_barrier(void) {
 }
 
 SPDL__PRIVATE void spdl__compiler_barrier(void) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+
+/* Asks for the line at p, to write to it. x86 compilers emit prefetchw only where it is told that
+   there is one; every 64-bit x86 has it or ignores it. */
+#if defined(__x86_64__)
+__attribute__((target("prfchw")))
+#endif
+SPDL__PRIVATE void spdl__prefetch_write(const void *p) {
+    __builtin_prefetch(p, 1);
+}
 
 SPDL__PRIVATE void spdl__pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -1188,6 +1323,16 @@ SPDL__PRIVATE void spdl__barrier_heavy(bool asymmetric) {
 #endif
     (void)asymmetric;
     spdl__full_barrier();
+}
+
+/* The light barrier for code that does not ask which kind it is: where membarrier may be missing,
+   it is not run without it. */
+SPDL__PRIVATE void spdl__barrier_quick(void) {
+#if SPDL__MEMBARRIER
+    spdl__compiler_barrier();
+#else
+    spdl__full_barrier();
+#endif
 }
 
 /* An event: sleepers wait for `word` to change. Any thread may signal. */
@@ -1570,180 +1715,679 @@ SPDL__PRIVATE bool spdl__backoff(int *round) {
 }
 
 /* ============================================================================================= */
-/* >>ring-impl
-   SPSC: two monotonic indices, each written by one side; the other side keeps a copy and looks at
-   the original only when its copy says full or empty. Slots are a power of two, the limit is the
-   exact capacity.
+/* >>ring-core
+   The lock-free part of the rings: positions, slots and the words that sleepers and closers leave
+   for the other side. It never sleeps and calls nothing of an operating system, so it can be cut
+   out between its tag and the next one and given to a model checker: it needs the integer types,
+   the ring's declarations, memcpy and the helpers of >>atomics-impl, spdl__min among them.
 
-   MPMC: a slot carries a stamp, and tail, head and stamps count in the same units: an index into
-   the slots plus a lap. A slot may be filled by the push whose tail equals its stamp, and emptied
-   by the pop whose head + 1 equals it. This is exact at any capacity, 1 included. A mark bit in
-   tail closes the ring: the compare-and-swap of every later push fails. (Dmitry Vyukov's bounded
-   queue, with the lap and mark of crossbeam's array channel.)
+   SPSC, an index ring: tail and head count items. Each side keeps what it last saw of the other
+   side's index and looks again only when that runs out. Wait-free.
 
-   Threads: producers touch `tail`, consumers `head`; slots are handed over by their stamp (MPMC) or
-   by the indices (SPSC). The ring owns the bytes in its slots. */
+   Stamped rings, the other modes: a position is an index into the slots (low bits) and a lap (the
+   bits above). Each slot has a stamp: a push may fill the slot whose stamp equals tail, a pop may
+   empty the slot whose stamp equals head + 1. That is exact at any capacity, 1 included. With a
+   capacity that is no power of two the index `capacity` has no slot: the position after the last
+   slot is the first of the next lap. A side with one thread on it (the producer of SPMC, the
+   consumer of MPSC) stores its index, the others compare and swap. (Dmitry Vyukov's bounded queue
+   with the laps of crossbeam's array channel.)
 
-#define SPDL__RING_MAX_CAPACITY ((uint64_t)1 << 30)
-#define SPDL__RING_MAX_ITEM 4096
+   Closing must refuse every push that starts later, and let pops drain every push that was
+   accepted before one of them says SPDL_CLOSED.
+   - Many producers: a mark in tail, so that every later claim fails.
+   - One producer, which stores tail and so cannot see a mark: `end` is the position where the ring
+     ends, SPDL__RING_OPEN until it is decided by one compare-and-swap. The closer sets CLOSING,
+     does a heavy barrier and sets CLOSED. A producer looks at CLOSING after it has stored tail,
+     behind a light barrier: it sees CLOSING, or the closer and everyone who sees CLOSED see its
+     tail. If it does, it must win `end` for its push or take tail back. In SPSC the consumer is the
+     other one who may decide: when it sees CLOSED and an empty ring. In SPMC the closer decides,
+     and only then sets CLOSED, so that consumers never look at a tail that may be taken back.
 
-struct spdl_ring {
+   Threads: each field says who writes it. Slots are handed over by their stamp or by the index. */
+
+#define SPDL__RING_OPEN UINT64_MAX
+#define SPDL__RING_MARK ((uint64_t)1 << 63)
+#define SPDL__RING_CLOSING 0x80000000u /* in pops_waiting, above the number of waiting pops */
+#define SPDL__RING_CLOSED 0x40000000u
+#define SPDL__RING_WAITING 0x3fffffffu
+#define SPDL__RING_AHEAD 64 /* items of credit, and how far ahead lines are fetched */
+#define SPDL__RING_FETCHED (256 * 1024)
+
+/* A slot of a stamped ring of 8-byte items. */
+typedef struct spdl__ring_cell {
+    uint64_t stamp;
+    uint64_t item;
+} spdl__ring_cell;
+
+typedef struct spdl__ring_core {
     /* written by create */
     spdl_ring_mode mode;
     bool asymmetric;
+    bool quick; /* items of 8 bytes and cheap barriers: the quick paths may be taken */
     uint64_t capacity;
+    uint64_t index_mask; /* one lap of positions is index_mask + 1 */
+    uint64_t push_mask, pop_mask; /* index_mask, or 0 when there is no quick path */
+    spdl__ring_cell *push_cells, *pop_cells; /* the slots, or a cell that never fits */
+    unsigned char *slots;
     size_t item_bytes;
     size_t stride;
-    size_t slot_count;
-    unsigned char *slots;
-    uint64_t mark; /* MPMC: the closed bit; index bits are below, lap bits above */
-    spdl_allocator allocator;
+    spdl__ring_cell no_cell;
     char pad0[SPDL_CACHE_LINE];
     /* written by producers */
     uint64_t tail;
     char pad1[SPDL_CACHE_LINE];
+    uint64_t limit;     /* SPSC: the producer may push up to here unasked; close sets it to 0 */
     uint64_t head_seen; /* SPSC: the producer's copy of head */
     char pad2[SPDL_CACHE_LINE];
     /* written by consumers */
     uint64_t head;
     char pad3[SPDL_CACHE_LINE];
+    uint64_t ready;     /* SPSC: tail_seen for the quick path, 0 when there is none */
     uint64_t tail_seen; /* SPSC: the consumer's copy of tail */
     char pad4[SPDL_CACHE_LINE];
     /* written by whoever is about to sleep, and by close; read by all */
-    uint32_t closed; /* SPSC */
-    spdl__event not_empty;
-    spdl__event not_full;
+    uint32_t pops_waiting;
+    uint32_t pushes_waiting;
+    uint64_t end; /* SPSC and SPMC */
     char pad5[SPDL_CACHE_LINE];
-};
+} spdl__ring_core;
 
 SPDL__PRIVATE void spdl__copy_item(void *to, const void *from, size_t bytes) {
-    if (bytes == sizeof(void *))
-        memcpy(to, from, sizeof(void *));
+    if (bytes == sizeof(uint64_t))
+        memcpy(to, from, sizeof(uint64_t));
     else
         memcpy(to, from, bytes);
 }
 
-SPDL__PRIVATE unsigned char *spdl__ring_slot(const spdl_ring *ring, uint64_t index) {
-    return ring->slots + (size_t)index * ring->stride;
+SPDL__PRIVATE bool spdl__ring_closing(const spdl__ring_core *ring) {
+    return (spdl__load_relaxed32(&ring->pops_waiting) & SPDL__RING_CLOSING) != 0;
 }
 
-SPDL__PRIVATE spdl_result spdl__spsc_push(spdl_ring *ring, const void *item) {
+/* ---- SPSC ---- */
+
+SPDL__PRIVATE unsigned char *spdl__spsc_slot(const spdl__ring_core *ring, uint64_t at) {
+    return ring->slots + (size_t)(at & ring->index_mask) * ring->stride;
+}
+
+/* How many of `n` items from `at` on lie side by side. */
+SPDL__PRIVATE uint64_t spdl__spsc_run(const spdl__ring_core *ring, uint64_t at, uint64_t n) {
+    return spdl__min(n, ring->index_mask + 1 - (at & ring->index_mask));
+}
+
+/* Producer. How many of `n` items there is room for. */
+SPDL__PRIVATE uint64_t spdl__spsc_room(spdl__ring_core *ring, uint64_t tail, uint64_t n) {
+    if (ring->head_seen + ring->capacity - tail < n)
+        ring->head_seen = spdl__load(&ring->head); /* pairs with its store in spdl__spsc_release:
+                                                      the slot was read before it is reused */
+    return spdl__min(n, ring->head_seen + ring->capacity - tail);
+}
+
+/* Producer. CLOSING was seen behind the store of tail + n: is the push inside the ring? It is when
+   its `end` is the one that counts; otherwise the consumer was told the end before it and never
+   looks at tail again. In both cases nothing is pushed any more. */
+SPDL__PRIVATE spdl_result spdl__spsc_settle(spdl__ring_core *ring, uint64_t tail, uint64_t n) {
+    uint64_t end = SPDL__RING_OPEN;
+    spdl__store_relaxed(&ring->limit, 0);
+    SPDL_TEST_POINT("ring about to settle");
+    if (spdl__cas(&ring->end, &end, tail + n) || end > tail) return SPDL_OK;
+    spdl__store_relaxed(&ring->tail, tail);
+    return SPDL_CLOSED;
+}
+
+/* Producer. Hands over n items that were written from tail on. */
+SPDL__PRIVATE spdl_result spdl__spsc_publish(spdl__ring_core *ring, uint64_t tail, uint64_t n) {
+    /* pairs with the load of tail in spdl__spsc_look: the items are there before their index */
+    spdl__store(&ring->tail, tail + n);
+    spdl__barrier_light(ring->asymmetric); /* pairs with the heavy one in close */
+    return spdl__ring_closing(ring) ? spdl__spsc_settle(ring, tail, n) : SPDL_OK;
+}
+
+/* Producer. Fetches the lines of free slots from `from` to `to` for writing: they were last read by
+   the other core. Rings that are larger than a cache near the core lose by it. */
+SPDL__PRIVATE void spdl__spsc_fetch(const spdl__ring_core *ring, uint64_t from, uint64_t to) {
+    const uint64_t step = 1 + 63 / ring->stride;
+    if (ring->index_mask * ring->stride > SPDL__RING_FETCHED) return;
+    for (; from < to; from += step) spdl__prefetch_write(spdl__spsc_slot(ring, from));
+}
+
+/* Producer. How far the quick path may go after a push of one item: not beyond what is known to be
+   free, nor beyond what was fetched. This comes before publish, whose look at CLOSING undoes it
+   unless the closer's store of 0 is still to come. */
+SPDL__PRIVATE void spdl__spsc_credit(spdl__ring_core *ring, uint64_t from) {
+    const uint64_t room = spdl__spsc_room(ring, from, 2 * SPDL__RING_AHEAD);
+    if (!ring->quick) return;
+    spdl__store_relaxed(&ring->limit, from + spdl__min(room, SPDL__RING_AHEAD));
+    spdl__spsc_fetch(ring, from + SPDL__RING_AHEAD, from + room);
+}
+
+SPDL__PRIVATE spdl_result spdl__spsc_push_n(spdl__ring_core *ring, const void *items, uint64_t n,
+                                            uint64_t *moved) {
     const uint64_t tail = spdl__load_relaxed(&ring->tail);
-    if (spdl__load_relaxed32(&ring->closed)) return SPDL_CLOSED;
-    if (tail - ring->head_seen >= ring->capacity) {
-        /* pairs with the store of head in pop: the slot has been read before it is reused */
-        ring->head_seen = spdl__load(&ring->head);
-        if (tail - ring->head_seen >= ring->capacity) return SPDL_FULL;
-    }
-    spdl__copy_item(spdl__ring_slot(ring, tail & (ring->slot_count - 1)), item, ring->item_bytes);
-    /* pairs with the load of tail in pop: the item is there before its index */
-    spdl__store(&ring->tail, tail + 1);
-    return SPDL_OK;
+    uint64_t run, free_to;
+    if (spdl__ring_closing(ring)) return SPDL_CLOSED;
+    n = spdl__spsc_room(ring, tail, n);
+    if (n == 0) return SPDL_FULL;
+    run = spdl__spsc_run(ring, tail, n);
+    memcpy(spdl__spsc_slot(ring, tail), items, (size_t)run * ring->stride);
+    if (run < n)
+        memcpy(ring->slots, (const char *)items + run * ring->stride,
+               (size_t)(n - run) * ring->stride);
+    free_to = ring->head_seen + ring->capacity;
+    if (n == 1)
+        spdl__spsc_credit(ring, tail + 1);
+    else
+        spdl__spsc_fetch(ring, tail + n + SPDL__RING_AHEAD,
+                         spdl__min(tail + 2 * n + SPDL__RING_AHEAD, free_to));
+    *moved = n;
+    return spdl__spsc_publish(ring, tail, n);
 }
 
-SPDL__PRIVATE spdl_result spdl__spsc_pop(spdl_ring *ring, void *item) {
+/* Producer. Up to `want` free slots that lie side by side. */
+SPDL__PRIVATE spdl_result spdl__spsc_reserve(spdl__ring_core *ring, uint64_t want, void **items,
+                                             uint64_t *have) {
+    const uint64_t tail = spdl__load_relaxed(&ring->tail);
+    if (spdl__ring_closing(ring)) return SPDL_CLOSED;
+    *items = spdl__spsc_slot(ring, tail);
+    *have = spdl__spsc_run(ring, tail, spdl__spsc_room(ring, tail, want));
+    return *have > 0 ? SPDL_OK : SPDL_FULL;
+}
+
+SPDL__PRIVATE spdl_result spdl__spsc_commit(spdl__ring_core *ring, uint64_t n) {
+    const uint64_t tail = spdl__load_relaxed(&ring->tail);
+    if (spdl__ring_closing(ring)) return SPDL_CLOSED;
+    if (n > spdl__spsc_room(ring, tail, n)) return SPDL_E_INVALID;
+    return spdl__spsc_publish(ring, tail, n);
+}
+
+/* Consumer. Looks for items beyond what it has seen. `end` is looked at before tail: once it is
+   decided, tail may be about to be taken back. */
+SPDL__PRIVATE spdl_result spdl__spsc_look(spdl__ring_core *ring, uint64_t head) {
+    for (;;) {
+        /* pairs with the store of CLOSED in close */
+        const bool closed = (spdl__load32(&ring->pops_waiting) & SPDL__RING_CLOSED) != 0;
+        uint64_t end = SPDL__RING_OPEN;
+        if (closed && head >= spdl__load(&ring->end)) return SPDL_CLOSED;
+        ring->tail_seen = spdl__load(&ring->tail); /* pairs with its store in spdl__spsc_publish */
+        if (ring->tail_seen != head) return SPDL_OK;
+        if (!closed) return SPDL_EMPTY;
+        SPDL_TEST_POINT("ring about to end");
+        if (spdl__cas(&ring->end, &end, head)) return SPDL_CLOSED;
+    }
+}
+
+/* Consumer. How many of `n` items are there; `result` says why when there are none. */
+SPDL__PRIVATE uint64_t spdl__spsc_there(spdl__ring_core *ring, uint64_t head, uint64_t n,
+                                        spdl_result *result) {
+    *result = ring->tail_seen - head < n ? spdl__spsc_look(ring, head) : SPDL_OK;
+    if (ring->quick) ring->ready = ring->tail_seen;
+    return spdl__min(n, ring->tail_seen - head);
+}
+
+/* Consumer. n items were read from head on. */
+SPDL__PRIVATE void spdl__spsc_release(spdl__ring_core *ring, uint64_t head, uint64_t n) {
+    spdl__store(&ring->head, head + n); /* pairs with the load of head in spdl__spsc_room */
+}
+
+SPDL__PRIVATE spdl_result spdl__spsc_pop_n(spdl__ring_core *ring, void *items, uint64_t n,
+                                           uint64_t *moved) {
     const uint64_t head = spdl__load_relaxed(&ring->head);
-    if (head == ring->tail_seen) {
-        /* pairs with the store in close: a tail published before closing is seen after it */
-        const bool closed = spdl__load32(&ring->closed) != 0;
-        ring->tail_seen = spdl__load(&ring->tail); /* pairs with the store of tail in push */
-        if (head == ring->tail_seen) return closed ? SPDL_CLOSED : SPDL_EMPTY;
-    }
-    spdl__copy_item(item, spdl__ring_slot(ring, head & (ring->slot_count - 1)), ring->item_bytes);
-    spdl__store(&ring->head, head + 1); /* pairs with the load of head in push */
+    spdl_result result;
+    uint64_t run;
+    n = spdl__spsc_there(ring, head, n, &result);
+    if (n == 0) return result;
+    run = spdl__spsc_run(ring, head, n);
+    memcpy(items, spdl__spsc_slot(ring, head), (size_t)run * ring->stride);
+    if (run < n)
+        memcpy((char *)items + run * ring->stride, ring->slots,
+               (size_t)(n - run) * ring->stride);
+    spdl__spsc_release(ring, head, n);
+    *moved = n;
     return SPDL_OK;
 }
 
-/* The position after `at`: the next slot, or slot 0 of the next lap. */
-SPDL__PRIVATE uint64_t spdl__mpmc_next(const spdl_ring *ring, uint64_t at) {
-    const uint64_t lap_mask = ~(2 * ring->mark - 1);
-    if ((at & (ring->mark - 1)) + 1 < ring->capacity) return at + 1;
-    return (at & lap_mask) + 2 * ring->mark;
+SPDL__PRIVATE spdl_result spdl__spsc_peek(spdl__ring_core *ring, uint64_t want, void **items,
+                                          uint64_t *have) {
+    const uint64_t head = spdl__load_relaxed(&ring->head);
+    spdl_result result;
+    *items = spdl__spsc_slot(ring, head);
+    *have = spdl__spsc_run(ring, head, spdl__spsc_there(ring, head, want, &result));
+    return *have > 0 ? SPDL_OK : result;
 }
 
-SPDL__PRIVATE spdl_result spdl__mpmc_push(spdl_ring *ring, const void *item) {
-    uint64_t tail = spdl__load_relaxed(&ring->tail);
-    for (;;) {
-        unsigned char *slot;
-        uint64_t stamp;
-        if (tail & ring->mark) return SPDL_CLOSED;
-        slot = spdl__ring_slot(ring, tail & (ring->mark - 1));
-        /* pairs with the store of the stamp in pop: the old item has been read */
-        stamp = spdl__load((uint64_t *)(void *)slot);
-        if (stamp == tail) {
-            /* only a claim: the stamps carry the order. Fails when the ring was closed. */
-            if (spdl__cas(&ring->tail, &tail, spdl__mpmc_next(ring, tail))) {
-                SPDL_TEST_POINT("ring claimed for push");
-                spdl__copy_item(slot + sizeof(uint64_t), item, ring->item_bytes);
-                /* pairs with the load of the stamp in pop: the item is there */
-                spdl__store((uint64_t *)(void *)slot, tail + 1);
-                return SPDL_OK;
-            }
-        } else if ((int64_t)(stamp - tail) < 0) {
+/* ---- stamped rings ---- */
+
+/* A position that may stand behind the last slot is the first of the next lap. */
+SPDL__PRIVATE uint64_t spdl__ring_at(const spdl__ring_core *ring, uint64_t at) {
+    if ((at & ring->index_mask) < ring->capacity) return at;
+    return (at | ring->index_mask) + 1;
+}
+
+SPDL__PRIVATE uint64_t spdl__ring_next(const spdl__ring_core *ring, uint64_t at) {
+    return spdl__ring_at(ring, at + 1);
+}
+
+SPDL__PRIVATE uint64_t *spdl__ring_stamp(const spdl__ring_core *ring, uint64_t at) {
+    return (uint64_t *)(void *)(ring->slots + (size_t)(at & ring->index_mask) * ring->stride);
+}
+
+/* How many of up to n slots from *at on have the stamp of their position plus `full`; *at becomes
+   the position after them. The loads pair with the stores of the stamps: a push sees that the old
+   item has been read, a pop that the new one is there. */
+SPDL__PRIVATE uint64_t spdl__ring_count_fit(const spdl__ring_core *ring, uint64_t *at, uint64_t n,
+                                            uint64_t full) {
+    uint64_t fit = 0;
+    while (fit < n && spdl__load(spdl__ring_stamp(ring, *at)) == *at + full) {
+        *at = spdl__ring_next(ring, *at);
+        ++fit;
+    }
+    return fit;
+}
+
+/* SPMC producer. Claims up to `next` and finds out whether close was faster. */
+SPDL__PRIVATE bool spdl__spmc_claim(spdl__ring_core *ring, uint64_t tail, uint64_t next) {
+    uint64_t end = SPDL__RING_OPEN;
+    spdl__store(&ring->tail, next);        /* pairs with its load in close */
+    spdl__barrier_light(ring->asymmetric); /* pairs with the heavy one in close */
+    if (!spdl__ring_closing(ring)) return true;
+    SPDL_TEST_POINT("ring about to settle");
+    if (spdl__cas(&ring->end, &end, next) || end > tail) return true;
+    spdl__store_relaxed(&ring->tail, tail);
+    return false;
+}
+
+/* Fills claimed slots. */
+SPDL__PRIVATE void spdl__ring_fill(const spdl__ring_core *ring, uint64_t at, const void *items,
+                                   uint64_t n) {
+    const char *from = (const char *)items;
+    SPDL_TEST_POINT("ring claimed for push");
+    for (; n > 0; --n) {
+        uint64_t *stamp = spdl__ring_stamp(ring, at);
+        spdl__copy_item(stamp + 1, from, ring->item_bytes);
+        spdl__store(stamp, at + 1); /* pairs with its load in a pop: the item is there */
+        at = spdl__ring_next(ring, at);
+        from += ring->item_bytes;
+    }
+}
+
+/* Empties claimed slots. */
+SPDL__PRIVATE void spdl__ring_empty(const spdl__ring_core *ring, uint64_t at, void *items,
+                                    uint64_t n) {
+    char *to = (char *)items;
+    SPDL_TEST_POINT("ring claimed for pop");
+    for (; n > 0; --n) {
+        uint64_t *stamp = spdl__ring_stamp(ring, at);
+        spdl__copy_item(to, stamp + 1, ring->item_bytes);
+        /* pairs with its load in a push: the item was read; free in the next lap */
+        spdl__store(stamp, at + ring->index_mask + 1);
+        at = spdl__ring_next(ring, at);
+        to += ring->item_bytes;
+    }
+}
+
+/* SPMC. The closing word is looked at first: a push that starts after close must not claim. */
+SPDL__PRIVATE spdl_result spdl__spmc_push_n(spdl__ring_core *ring, const void *items, uint64_t n,
+                                            uint64_t *moved) {
+    const uint64_t tail = spdl__load_relaxed(&ring->tail);
+    uint64_t next = tail;
+    if (spdl__ring_closing(ring)) return SPDL_CLOSED;
+    n = spdl__ring_count_fit(ring, &next, n, 0);
+    if (n == 0) return SPDL_FULL;
+    if (!spdl__spmc_claim(ring, tail, next)) return SPDL_CLOSED;
+    spdl__ring_fill(ring, tail, items, n);
+    *moved = n;
+    return SPDL_OK;
+}
+
+/* MPMC and MPSC. The claim is relaxed: stamps carry the order. It fails when the ring is closed. */
+SPDL__PRIVATE spdl_result spdl__mp_push_n(spdl__ring_core *ring, const void *items, uint64_t n,
+                                          uint64_t *moved) {
+    uint64_t raw = spdl__load_relaxed(&ring->tail);
+    while ((raw & SPDL__RING_MARK) == 0) {
+        const uint64_t tail = spdl__ring_at(ring, raw);
+        uint64_t next = tail;
+        const uint64_t fit = spdl__ring_count_fit(ring, &next, n, 0);
+        if (fit > 0) {
+            if (!spdl__cas_relaxed(&ring->tail, &raw, next)) continue;
+            spdl__ring_fill(ring, tail, items, fit);
+            *moved = fit;
+            return SPDL_OK;
+        }
+        if ((int64_t)(spdl__load(spdl__ring_stamp(ring, tail)) - tail) < 0) {
+            /* the slot still holds an item of the last lap, unless others have moved on */
             const uint64_t seen = spdl__load(&ring->tail);
-            if (seen == tail) return SPDL_FULL; /* the slot still holds an item of the last lap */
-            tail = seen;
+            if (seen == raw) return SPDL_FULL;
+            raw = seen;
         } else {
-            tail = spdl__load_relaxed(&ring->tail); /* another producer was faster */
+            raw = spdl__load_relaxed(&ring->tail); /* another producer was faster */
         }
     }
+    return SPDL_CLOSED;
 }
 
-SPDL__PRIVATE spdl_result spdl__mpmc_pop(spdl_ring *ring, void *item) {
-    uint64_t head = spdl__load_relaxed(&ring->head);
+/* Nothing is at `head`: for now, or for good? */
+SPDL__PRIVATE spdl_result spdl__ring_ended(const spdl__ring_core *ring, uint64_t head) {
+    uint64_t tail;
+    if (ring->mode == SPDL_RING_SPMC) {
+        /* pairs with the store of CLOSED in close, which comes after the decision about end */
+        if ((spdl__load32(&ring->pops_waiting) & SPDL__RING_CLOSED) == 0) return SPDL_EMPTY;
+        return head >= spdl__load(&ring->end) ? SPDL_CLOSED : SPDL_EMPTY;
+    }
+    tail = spdl__load(&ring->tail);
+    if ((tail & SPDL__RING_MARK) == 0) return SPDL_EMPTY;
+    return spdl__ring_at(ring, tail & ~SPDL__RING_MARK) == head ? SPDL_CLOSED : SPDL_EMPTY;
+}
+
+/* MPMC and SPMC. As spdl__mp_push_n, at the other end. */
+SPDL__PRIVATE spdl_result spdl__mc_pop_n(spdl__ring_core *ring, void *items, uint64_t n,
+                                         uint64_t *moved) {
+    uint64_t raw = spdl__load_relaxed(&ring->head);
     for (;;) {
-        unsigned char *slot = spdl__ring_slot(ring, head & (ring->mark - 1));
-        /* pairs with the store of the stamp in push: the item is there */
-        const uint64_t stamp = spdl__load((uint64_t *)(void *)slot);
-        if (stamp == head + 1) {
-            if (spdl__cas(&ring->head, &head, spdl__mpmc_next(ring, head))) {
-                const uint64_t lap = 2 * ring->mark;
-                spdl__copy_item(item, slot + sizeof(uint64_t), ring->item_bytes);
-                /* pairs with the load of the stamp in push: free in the next lap */
-                spdl__store((uint64_t *)(void *)slot, head + lap);
-                return SPDL_OK;
-            }
-        } else if ((int64_t)(stamp - head) <= 0) {
-            const uint64_t tail = spdl__load(&ring->tail);
+        const uint64_t head = spdl__ring_at(ring, raw);
+        uint64_t next = head;
+        const uint64_t fit = spdl__ring_count_fit(ring, &next, n, 1);
+        if (fit > 0) {
+            if (!spdl__cas_relaxed(&ring->head, &raw, next)) continue;
+            spdl__ring_empty(ring, head, items, fit);
+            *moved = fit;
+            return SPDL_OK;
+        }
+        if ((int64_t)(spdl__load(spdl__ring_stamp(ring, head)) - head) <= 0) {
+            const spdl_result result = spdl__ring_ended(ring, head);
             const uint64_t seen = spdl__load(&ring->head);
-            if (seen == head)
-                return tail == (head | ring->mark) ? SPDL_CLOSED : SPDL_EMPTY;
-            head = seen;
+            if (seen == raw) return result;
+            raw = seen;
         } else {
-            head = spdl__load_relaxed(&ring->head); /* another consumer was faster */
+            raw = spdl__load_relaxed(&ring->head); /* another consumer was faster */
         }
     }
 }
 
-/* Whom a finished push wakes: one pop. After a close the pops that sleep wait only for the pushes
-   that were under way, and all of them for the last: so each of those wakes all. */
-SPDL__PRIVATE int spdl__ring_push_wakes(const spdl_ring *ring) {
-    const bool closed = ring->mode == SPDL_RING_MPMC &&
-                        (spdl__load_relaxed(&ring->tail) & ring->mark) != 0;
-    return closed ? SPDL__ALL : 1;
-}
-
-/* Any thread of the right side. Publishing is followed by a look at who sleeps. */
-SPDL_API spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item) {
-    const spdl_result result = ring->mode == SPDL_RING_SPSC ? spdl__spsc_push(ring, item)
-                                                            : spdl__mpmc_push(ring, item);
-    if (result != SPDL_OK) return result;
-    spdl__barrier_light(ring->asymmetric);
-    if (spdl__load_relaxed32(&ring->not_empty.waiters) != 0)
-        spdl__event_wake(&ring->not_empty, spdl__ring_push_wakes(ring));
+/* MPSC. Nobody else moves head. */
+SPDL__PRIVATE spdl_result spdl__mpsc_pop_n(spdl__ring_core *ring, void *items, uint64_t n,
+                                           uint64_t *moved) {
+    const uint64_t head = spdl__load_relaxed(&ring->head);
+    uint64_t next = head;
+    n = spdl__ring_count_fit(ring, &next, n, 1);
+    if (n == 0) return spdl__ring_ended(ring, head);
+    spdl__store(&ring->head, next); /* read by spdl_ring_count only */
+    spdl__ring_empty(ring, head, items, n);
+    *moved = n;
     return SPDL_OK;
 }
 
-SPDL_API spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
-    const spdl_result result = ring->mode == SPDL_RING_SPSC ? spdl__spsc_pop(ring, item)
-                                                            : spdl__mpmc_pop(ring, item);
-    if (result == SPDL_OK) spdl__event_notify(&ring->not_full, ring->asymmetric, 1);
+/* ---- the quick paths: one item of 8 bytes, nothing unusual ---- */
+
+/* False: take the long way. True: done, and *waiting is what stands in pops_waiting; when it is not
+   0 there is somebody to wake or, in SPSC, a close to settle. An SPSC ring has a limit above tail,
+   an MPMC or MPSC ring has cells whose stamp may equal tail; nothing else has either. */
+SPDL__PRIVATE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
+                                         uint32_t *waiting) {
+    uint64_t tail = spdl__load_relaxed(&ring->tail);
+    spdl__ring_cell *cell;
+    if (tail < spdl__load_relaxed(&ring->limit)) {
+        memcpy(ring->slots + (tail & ring->index_mask) * sizeof(uint64_t), item, sizeof(uint64_t));
+        SPDL_TEST_POINT("ring filled");
+        spdl__store(&ring->tail, tail + 1); /* pairs with its load in spdl__spsc_look */
+        spdl__barrier_quick(); /* pairs with the heavy ones of a sleeper and of close */
+        *waiting = spdl__load_relaxed32(&ring->pops_waiting);
+        return true;
+    }
+    cell = ring->push_cells + (tail & ring->push_mask);
+    /* pairs with the store of the stamp in a pop: the old item was read */
+    if (spdl__load(&cell->stamp) != tail) return false;
+    if (!spdl__cas_relaxed(&ring->tail, &tail, tail + 1)) return false;
+    SPDL_TEST_POINT("ring claimed for push");
+    memcpy(&cell->item, item, sizeof(uint64_t));
+    spdl__store(&cell->stamp, tail + 1); /* pairs with its load in a pop: the item is there */
+    spdl__barrier_quick();               /* pairs with the heavy one of a sleeper */
+    *waiting = spdl__load_relaxed32(&ring->pops_waiting);
+    return true;
+}
+
+/* As spdl__ring_quick_push, at the other end. */
+SPDL__PRIVATE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32_t *waiting) {
+    uint64_t head = spdl__load_relaxed(&ring->head);
+    spdl__ring_cell *cell;
+    if (head < ring->ready) {
+        memcpy(item, ring->slots + (head & ring->index_mask) * sizeof(uint64_t), sizeof(uint64_t));
+        SPDL_TEST_POINT("ring emptied");
+        spdl__store(&ring->head, head + 1); /* pairs with its load in spdl__spsc_room */
+        spdl__barrier_quick();              /* pairs with the heavy one of a sleeper */
+        *waiting = spdl__load_relaxed32(&ring->pushes_waiting);
+        return true;
+    }
+    cell = ring->pop_cells + (head & ring->pop_mask);
+    /* pairs with the store of the stamp in a push: the item is there */
+    if (spdl__load(&cell->stamp) != head + 1) return false;
+    if (!spdl__cas_relaxed(&ring->head, &head, head + 1)) return false;
+    SPDL_TEST_POINT("ring claimed for pop");
+    memcpy(item, &cell->item, sizeof(uint64_t));
+    /* pairs with its load in a push: the item was read */
+    spdl__store(&cell->stamp, head + ring->index_mask + 1);
+    spdl__barrier_quick(); /* pairs with the heavy one of a sleeper */
+    *waiting = spdl__load_relaxed32(&ring->pushes_waiting);
+    return true;
+}
+
+/* ---- all modes ---- */
+
+SPDL__PRIVATE spdl_result spdl__ring_core_push(spdl__ring_core *ring, const void *items,
+                                               uint64_t n, uint64_t *moved) {
+    if (ring->mode == SPDL_RING_SPSC) return spdl__spsc_push_n(ring, items, n, moved);
+    if (ring->mode == SPDL_RING_SPMC) return spdl__spmc_push_n(ring, items, n, moved);
+    return spdl__mp_push_n(ring, items, n, moved);
+}
+
+SPDL__PRIVATE spdl_result spdl__ring_core_pop(spdl__ring_core *ring, void *items, uint64_t n,
+                                              uint64_t *moved) {
+    if (ring->mode == SPDL_RING_SPSC) return spdl__spsc_pop_n(ring, items, n, moved);
+    if (ring->mode == SPDL_RING_MPSC) return spdl__mpsc_pop_n(ring, items, n, moved);
+    return spdl__mc_pop_n(ring, items, n, moved);
+}
+
+/* Everything that close does but for waking. Any thread, any number of times. */
+SPDL__PRIVATE void spdl__ring_core_close(spdl__ring_core *ring) {
+    const bool spsc = ring->mode == SPDL_RING_SPSC, spmc = ring->mode == SPDL_RING_SPMC;
+    uint64_t end = SPDL__RING_OPEN;
+    if (!spsc && !spmc) (void)spdl__or(&ring->tail, SPDL__RING_MARK);
+    (void)spdl__or32(&ring->pops_waiting, SPDL__RING_CLOSING);
+    SPDL_TEST_POINT("ring closing");
+    spdl__barrier_heavy(ring->asymmetric); /* pairs with the light ones after tail is stored */
+    if (spmc) (void)spdl__cas(&ring->end, &end, spdl__load(&ring->tail));
+    if (spsc) spdl__store_relaxed(&ring->limit, 0);
+    SPDL_TEST_POINT("ring about to be closed");
+    (void)spdl__or32(&ring->pops_waiting, SPDL__RING_CLOSED); /* pairs with its loads in pops */
+}
+
+/* Items pushed before position `at` was reached. */
+SPDL__PRIVATE uint64_t spdl__ring_items(const spdl__ring_core *ring, uint64_t at) {
+    const uint64_t lap = ring->index_mask + 1;
+    if (ring->mode == SPDL_RING_SPSC) return at;
+    return at / lap * ring->capacity + (at & ring->index_mask);
+}
+
+/* Items that were pushed and popped so far; the pair is consistent. */
+SPDL__PRIVATE void spdl__ring_totals(const spdl__ring_core *ring, uint64_t *pushed,
+                                     uint64_t *popped) {
+    uint64_t head, tail;
+    do { /* a head that stood still around the tail */
+        head = spdl__load(&ring->head);
+        tail = spdl__load(&ring->tail) & ~SPDL__RING_MARK;
+    } while (head != spdl__load(&ring->head));
+    tail = spdl__min(tail, spdl__load(&ring->end)); /* a push that is about to be taken back */
+    *popped = spdl__ring_items(ring, head);
+    *pushed = spdl__min(spdl__ring_items(ring, tail), *popped + ring->capacity);
+}
+
+/* ============================================================================================= */
+/* >>ring-impl
+   What is around the core: making, waiting, waking, the calls. Whoever sleeps says so in
+   pops_waiting or pushes_waiting, does a heavy barrier and tries once more; whoever pushes or pops
+   does a light barrier afterwards and looks there. One of the two sees the other. */
+
+#define SPDL__RING_MAX_CAPACITY ((uint64_t)1 << 30)
+#define SPDL__RING_MAX_ITEM 4096
+
+/* Those who wait on one side, and what it cost them. */
+typedef struct spdl__ring_side {
+    spdl__event event;
+    uint64_t waits, wait_ns, sleeps;
+} spdl__ring_side;
+
+struct spdl_ring {
+    spdl__ring_core core;
+    spdl__ring_side pushes; /* wait for room */
+    spdl__ring_side pops;   /* wait for items */
+    uint64_t wakes;
+#ifdef SPDL_DEBUG
+    uint32_t pushing, popping; /* somebody is inside */
+#endif
+    spdl_allocator allocator; /* written by create */
+};
+
+/* A side with one thread on it notices a second one, in debug builds. */
+#ifdef SPDL_DEBUG
+SPDL__PRIVATE bool spdl__ring_enter(uint32_t *inside, bool alone) {
+    const bool entered = !alone || spdl__exchange32(inside, 1) == 0;
+    assert(entered && "spdl: two threads on a side of a ring that is for one");
+    return entered;
+}
+#define SPDL__RING_ENTER(ring, side, alone)                                                        \
+    if (!spdl__ring_enter(&(ring)->side, alone)) return SPDL_E_INVALID
+#define SPDL__RING_LEAVE(ring, side) spdl__store32(&(ring)->side, 0)
+#else
+#define SPDL__RING_ENTER(ring, side, alone) ((void)0)
+#define SPDL__RING_LEAVE(ring, side) ((void)0)
+#endif
+
+SPDL__PRIVATE bool spdl__ring_one_producer(const spdl_ring *ring) {
+    return ring->core.mode == SPDL_RING_SPSC || ring->core.mode == SPDL_RING_SPMC;
+}
+
+SPDL__PRIVATE bool spdl__ring_one_consumer(const spdl_ring *ring) {
+    return ring->core.mode == SPDL_RING_SPSC || ring->core.mode == SPDL_RING_MPSC;
+}
+
+/* n items or slots have come for those who wait: as many of them wake. After a close the pops that
+   sleep wait only for the pushes that were under way, and all of them for the last: then each of
+   these wakes all. `waiting` is what stands in the word of that side. */
+SPDL__PRIVATE void spdl__ring_wake(spdl_ring *ring, spdl__event *event, uint32_t waiting,
+                                   uint64_t n) {
+    const uint64_t count = spdl__min(n, waiting & SPDL__RING_WAITING);
+    if ((waiting & SPDL__RING_WAITING) == 0) return;
+    spdl__add(&ring->wakes, 1);
+    spdl__event_wake(event, waiting & SPDL__RING_CLOSING ? SPDL__ALL : (int)count);
+}
+
+/* Producer: n items were pushed. The barrier pairs with the heavy one in spdl__ring_announce. */
+SPDL__PRIVATE void spdl__ring_pushed(spdl_ring *ring, uint64_t n) {
+    spdl__barrier_light(ring->core.asymmetric);
+    spdl__ring_wake(ring, &ring->pops.event, spdl__load_relaxed32(&ring->core.pops_waiting), n);
+}
+
+/* Consumer: n items were popped. */
+SPDL__PRIVATE void spdl__ring_popped(spdl_ring *ring, uint64_t n) {
+    spdl__barrier_light(ring->core.asymmetric);
+    spdl__ring_wake(ring, &ring->pushes.event, spdl__load_relaxed32(&ring->core.pushes_waiting), n);
+}
+
+/* What is left to do after a quick push that found `waiting`. */
+SPDL__PRIVATE spdl_result spdl__ring_quick_pushed(spdl_ring *ring, uint32_t waiting) {
+    spdl__ring_core *core = &ring->core;
+    spdl_result result = SPDL_OK;
+    if ((waiting & SPDL__RING_CLOSING) != 0 && core->mode == SPDL_RING_SPSC)
+        result = spdl__spsc_settle(core, spdl__load_relaxed(&core->tail) - 1, 1);
+    if (result == SPDL_OK) spdl__ring_wake(ring, &ring->pops.event, waiting, 1);
     return result;
 }
 
-/* One try of either side: a push when `from` is set, else a pop. */
-SPDL__PRIVATE spdl_result spdl__ring_try(spdl_ring *ring, const void *from, void *to) {
-    return from != NULL ? spdl_ring_try_push(ring, from) : spdl_ring_try_pop(ring, to);
+SPDL__PRIVATE spdl_result spdl__ring_quick_popped(spdl_ring *ring, uint32_t waiting) {
+    spdl__ring_wake(ring, &ring->pushes.event, waiting, 1);
+    return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
+                                          uint64_t *moved) {
+    spdl_result result;
+    *moved = 0;
+    if (n == 0) return SPDL_OK;
+    SPDL__RING_ENTER(ring, pushing, spdl__ring_one_producer(ring));
+    result = spdl__ring_core_push(&ring->core, items, n, moved);
+    if (result == SPDL_OK)
+        spdl__ring_pushed(ring, *moved);
+    else
+        *moved = 0;
+    SPDL__RING_LEAVE(ring, pushing);
+    return result;
+}
+
+SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
+                                         uint64_t *moved) {
+    spdl_result result;
+    *moved = 0;
+    if (n == 0) return SPDL_OK;
+    SPDL__RING_ENTER(ring, popping, spdl__ring_one_consumer(ring));
+    result = spdl__ring_core_pop(&ring->core, items, n, moved);
+    if (result == SPDL_OK) spdl__ring_popped(ring, *moved);
+    SPDL__RING_LEAVE(ring, popping);
+    return result;
+}
+
+/* Out of line, so that the quick paths stay small. */
+SPDL__COLD spdl_result spdl__ring_push_long(spdl_ring *ring, const void *item) {
+    uint64_t moved;
+    return spdl_ring_try_push_n(ring, item, 1, &moved);
+}
+
+SPDL__COLD spdl_result spdl__ring_pop_long(spdl_ring *ring, void *item) {
+    uint64_t moved;
+    return spdl_ring_try_pop_n(ring, item, 1, &moved);
+}
+
+SPDL_API SPDL__HOT spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item) {
+    uint32_t waiting;
+    if (!spdl__ring_quick_push(&ring->core, item, &waiting))
+        return spdl__ring_push_long(ring, item);
+    return waiting == 0 ? SPDL_OK : spdl__ring_quick_pushed(ring, waiting);
+}
+
+SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
+    uint32_t waiting;
+    if (!spdl__ring_quick_pop(&ring->core, item, &waiting)) return spdl__ring_pop_long(ring, item);
+    return waiting == 0 ? SPDL_OK : spdl__ring_quick_popped(ring, waiting);
+}
+
+/* A call that may wait. `attempt` does what it can, counts it in `moved`, and says SPDL_FULL or
+   SPDL_EMPTY while it has to go on. */
+typedef struct spdl__ring_call {
+    spdl_ring *ring;
+    spdl_result (*attempt)(struct spdl__ring_call *call);
+    const void *from;
+    void *to;
+    uint64_t n;
+    uint64_t moved;
+    uint64_t since; /* when it began to wait in earnest */
+} spdl__ring_call;
+
+SPDL__PRIVATE spdl_result spdl__ring_attempt_push(spdl__ring_call *call) {
+    const char *from = (const char *)call->from + call->moved * call->ring->core.item_bytes;
+    uint64_t moved;
+    const spdl_result result =
+        spdl_ring_try_push_n(call->ring, from, call->n - call->moved, &moved);
+    call->moved += moved;
+    return result == SPDL_OK && call->moved < call->n ? SPDL_FULL : result;
+}
+
+SPDL__PRIVATE spdl_result spdl__ring_attempt_pop(spdl__ring_call *call) {
+    return spdl_ring_try_pop_n(call->ring, call->to, call->n, &call->moved);
+}
+
+SPDL__PRIVATE spdl_result spdl__ring_attempt_reserve(spdl__ring_call *call) {
+    return spdl__spsc_reserve(&call->ring->core, call->n, (void **)call->to, &call->moved);
+}
+
+SPDL__PRIVATE spdl_result spdl__ring_attempt_peek(spdl__ring_call *call) {
+    return spdl__spsc_peek(&call->ring->core, call->n, (void **)call->to, &call->moved);
 }
 
 SPDL__PRIVATE bool spdl__ring_must_wait(spdl_result result) {
@@ -1753,81 +2397,220 @@ SPDL__PRIVATE bool spdl__ring_must_wait(spdl_result result) {
 /* A wake-up may have come too early: while the push (or pop) in front was still under way, so that
    the one that was woken found nothing and slept again. So whoever was woken and succeeded wakes
    the next if there is more. */
-SPDL__PRIVATE void spdl__ring_pass_on(spdl_ring *ring, spdl__event *event) {
+SPDL__PRIVATE void spdl__ring_pass_on(spdl_ring *ring, const uint32_t *waiting) {
     const uint64_t count = spdl_ring_count(ring);
-    if (event == &ring->not_empty ? count > 0 : count < ring->capacity)
-        spdl__event_notify(event, ring->asymmetric, 1);
+    if (waiting == &ring->core.pops_waiting) {
+        if (count > 0) spdl__ring_pushed(ring, 1);
+    } else if (count < ring->core.capacity) {
+        spdl__ring_popped(ring, 1);
+    }
 }
 
-/* Spins, yields, then sleeps until a try succeeds. A wake-up that comes with the deadline is still
-   used: the ring is tried once more before giving up. */
-SPDL__PRIVATE spdl_result spdl__ring_wait(spdl_ring *ring, const void *from, void *to,
-                                          int64_t timeout_ns) {
-    spdl__event *event = from != NULL ? &ring->not_full : &ring->not_empty;
-    spdl_result result = spdl__ring_try(ring, from, to);
-    spdl_result slept = SPDL_OK;
-    uint64_t deadline;
+SPDL__PRIVATE spdl_result spdl__ring_spin(spdl__ring_call *call) {
+    spdl_result result = SPDL_FULL;
+    uint64_t moved = call->moved;
     int round = 0;
-    if (!spdl__ring_must_wait(result)) return result;
-    if (timeout_ns == 0) return SPDL_TIMEOUT;
-    deadline = spdl__deadline(timeout_ns);
-    while (spdl__backoff(&round)) {
-        result = spdl__ring_try(ring, from, to);
-        if (!spdl__ring_must_wait(result)) return result;
+    while (spdl__ring_must_wait(result) && spdl__backoff(&round)) {
+        if (round == SPDL_SPINS) call->since = spdl_time_ns();
+        result = call->attempt(call);
+        if (call->moved != moved) round = 0;
+        moved = call->moved;
     }
+    return result;
+}
+
+/* Says that the caller is about to sleep. The barrier pairs with the light ones after a push or a
+   pop. Returns the word to sleep on. */
+SPDL__PRIVATE uint32_t spdl__ring_announce(const spdl_ring *ring, const spdl__event *event,
+                                           uint32_t *waiting) {
+    const uint32_t word = spdl__load32(&event->word);
+    spdl__add32(waiting, 1);
+    spdl__barrier_heavy(ring->core.asymmetric);
+    return word;
+}
+
+/* Sleeps until an attempt succeeds. A wake-up that comes with the deadline is still used: there is
+   one more attempt before giving up. */
+SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, spdl__ring_side *side,
+                                           uint32_t *waiting, uint64_t deadline) {
+    spdl_result slept = SPDL_OK;
+    spdl_result result;
     while (slept != SPDL_TIMEOUT) {
-        const uint32_t word = spdl__event_prepare(event, ring->asymmetric);
-        result = spdl__ring_try(ring, from, to);
+        const uint32_t word = spdl__ring_announce(call->ring, &side->event, waiting);
+        result = call->attempt(call);
         if (!spdl__ring_must_wait(result)) {
-            spdl__event_cancel(event);
+            spdl__sub32(waiting, 1);
             return result;
         }
         SPDL_TEST_POINT("ring about to sleep");
-        slept = spdl__event_commit(event, word, deadline);
-        result = spdl__ring_try(ring, from, to);
-        if (result == SPDL_OK) spdl__ring_pass_on(ring, event);
-        if (!spdl__ring_must_wait(result)) return result;
+        spdl__add(&side->sleeps, 1);
+        slept = spdl__event_sleep(&side->event, word, deadline);
+        spdl__sub32(waiting, 1);
+        result = call->attempt(call);
+        if (!spdl__ring_must_wait(result)) {
+            if (result == SPDL_OK) spdl__ring_pass_on(call->ring, waiting);
+            return result;
+        }
     }
     return SPDL_TIMEOUT;
 }
 
-SPDL_API spdl_result spdl_ring_push(spdl_ring *ring, const void *item, int64_t timeout_ns) {
-    if (ring == NULL || item == NULL) return SPDL_E_INVALID;
-    return spdl__ring_wait(ring, item, NULL, timeout_ns);
+/* Spins, yields, then sleeps until an attempt succeeds. */
+SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, spdl__ring_side *side,
+                                          uint32_t *waiting, int64_t timeout_ns) {
+    spdl_result result = call->attempt(call);
+    uint64_t deadline;
+    if (!spdl__ring_must_wait(result)) return result;
+    if (timeout_ns == 0) return SPDL_TIMEOUT;
+    deadline = spdl__deadline(timeout_ns);
+    result = spdl__ring_spin(call);
+    if (spdl__ring_must_wait(result)) result = spdl__ring_sleep(call, side, waiting, deadline);
+    if (call->since != 0) {
+        spdl__add(&side->waits, 1);
+        spdl__add(&side->wait_ns, spdl_time_ns() - call->since);
+    }
+    return result;
 }
 
-SPDL_API spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns) {
+SPDL__COLD spdl_result spdl__ring_push_wait(spdl_ring *ring, const void *items, uint64_t n,
+                                            uint64_t *moved, int64_t timeout_ns) {
+    spdl__ring_call call = { ring, spdl__ring_attempt_push, items, NULL, n, 0, 0 };
+    const spdl_result result =
+        spdl__ring_wait(&call, &ring->pushes, &ring->core.pushes_waiting, timeout_ns);
+    *moved = call.moved;
+    return result;
+}
+
+SPDL__COLD spdl_result spdl__ring_pop_wait(spdl_ring *ring, void *items, uint64_t n,
+                                           uint64_t *moved, int64_t timeout_ns) {
+    spdl__ring_call call = { ring, spdl__ring_attempt_pop, NULL, items, n, 0, 0 };
+    const spdl_result result =
+        spdl__ring_wait(&call, &ring->pops, &ring->core.pops_waiting, timeout_ns);
+    *moved = call.moved;
+    return result;
+}
+
+SPDL_API SPDL__HOT spdl_result spdl_ring_push(spdl_ring *ring, const void *item,
+                                              int64_t timeout_ns) {
+    uint32_t waiting;
+    uint64_t moved;
     if (ring == NULL || item == NULL) return SPDL_E_INVALID;
-    return spdl__ring_wait(ring, NULL, item, timeout_ns);
+    if (!spdl__ring_quick_push(&ring->core, item, &waiting))
+        return spdl__ring_push_wait(ring, item, 1, &moved, timeout_ns);
+    return waiting == 0 ? SPDL_OK : spdl__ring_quick_pushed(ring, waiting);
+}
+
+SPDL_API SPDL__HOT spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns) {
+    uint32_t waiting;
+    uint64_t moved;
+    if (ring == NULL || item == NULL) return SPDL_E_INVALID;
+    if (!spdl__ring_quick_pop(&ring->core, item, &waiting))
+        return spdl__ring_pop_wait(ring, item, 1, &moved, timeout_ns);
+    return waiting == 0 ? SPDL_OK : spdl__ring_quick_popped(ring, waiting);
+}
+
+SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
+                                      uint64_t *moved, int64_t timeout_ns) {
+    if (moved != NULL) *moved = 0;
+    if (ring == NULL || moved == NULL || (items == NULL && n > 0)) return SPDL_E_INVALID;
+    return spdl__ring_push_wait(ring, items, n, moved, timeout_ns);
+}
+
+SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, uint64_t *moved,
+                                     int64_t timeout_ns) {
+    if (moved != NULL) *moved = 0;
+    if (ring == NULL || moved == NULL || (items == NULL && n > 0)) return SPDL_E_INVALID;
+    return spdl__ring_pop_wait(ring, items, n, moved, timeout_ns);
+}
+
+/* Whether a call that works in place makes sense; clears what it gives back. */
+SPDL__PRIVATE bool spdl__ring_in_place(const spdl_ring *ring, uint64_t n, void **slots,
+                                       uint64_t *have) {
+    if (slots != NULL) *slots = NULL;
+    if (have != NULL) *have = 0;
+    return ring != NULL && slots != NULL && have != NULL && n > 0 &&
+           ring->core.mode == SPDL_RING_SPSC;
+}
+
+/* The end of a call in place: nothing is given back but with SPDL_OK. */
+SPDL__PRIVATE spdl_result spdl__ring_given(const spdl__ring_call *call, spdl_result result,
+                                           void **slots, uint64_t *have) {
+    if (result == SPDL_OK)
+        *have = call->moved;
+    else
+        *slots = NULL;
+    return result;
+}
+
+SPDL_API spdl_result spdl_ring_reserve(spdl_ring *ring, uint64_t n, void **slots, uint64_t *have,
+                                       int64_t timeout_ns) {
+    spdl__ring_call call = { ring, spdl__ring_attempt_reserve, NULL, slots, n, 0, 0 };
+    if (!spdl__ring_in_place(ring, n, slots, have)) return SPDL_E_INVALID;
+    return spdl__ring_given(
+        &call, spdl__ring_wait(&call, &ring->pushes, &ring->core.pushes_waiting, timeout_ns),
+        slots, have);
+}
+
+SPDL_API spdl_result spdl_ring_peek(spdl_ring *ring, uint64_t n, void **items, uint64_t *have,
+                                    int64_t timeout_ns) {
+    spdl__ring_call call = { ring, spdl__ring_attempt_peek, NULL, items, n, 0, 0 };
+    if (!spdl__ring_in_place(ring, n, items, have)) return SPDL_E_INVALID;
+    return spdl__ring_given(
+        &call, spdl__ring_wait(&call, &ring->pops, &ring->core.pops_waiting, timeout_ns), items,
+        have);
+}
+
+SPDL_API spdl_result spdl_ring_commit(spdl_ring *ring, uint64_t n) {
+    spdl_result result;
+    if (ring == NULL || ring->core.mode != SPDL_RING_SPSC) return SPDL_E_INVALID;
+    SPDL__RING_ENTER(ring, pushing, true);
+    result = spdl__spsc_commit(&ring->core, n);
+    if (result == SPDL_OK) spdl__ring_pushed(ring, n);
+    SPDL__RING_LEAVE(ring, pushing);
+    return result;
+}
+
+SPDL_API spdl_result spdl_ring_release(spdl_ring *ring, uint64_t n) {
+    spdl__ring_core *core;
+    uint64_t head;
+    if (ring == NULL || ring->core.mode != SPDL_RING_SPSC) return SPDL_E_INVALID;
+    core = &ring->core;
+    head = spdl__load_relaxed(&core->head);
+    if (n > core->tail_seen - head) return SPDL_E_INVALID;
+    SPDL__RING_ENTER(ring, popping, true);
+    spdl__spsc_release(core, head, n);
+    spdl__ring_popped(ring, n);
+    SPDL__RING_LEAVE(ring, popping);
+    return SPDL_OK;
 }
 
 SPDL_API void spdl_ring_close(spdl_ring *ring) {
-    if (ring->mode == SPDL_RING_SPSC)
-        spdl__store32(&ring->closed, 1); /* pairs with the load of closed in pop */
-    else
-        spdl__or(&ring->tail, ring->mark); /* no later push can claim */
-    spdl__event_notify(&ring->not_empty, ring->asymmetric, SPDL__ALL);
-    spdl__event_notify(&ring->not_full, ring->asymmetric, SPDL__ALL);
-}
-
-/* Items between two positions of an MPMC ring. */
-SPDL__PRIVATE uint64_t spdl__mpmc_distance(const spdl_ring *ring, uint64_t head, uint64_t tail) {
-    const uint64_t index = ring->mark - 1, lap = 2 * ring->mark;
-    const uint64_t laps = (tail & ~(lap - 1)) - (head & ~(lap - 1));
-    return laps / lap * ring->capacity + (tail & index) - (head & index);
+    spdl__ring_core_close(&ring->core);
+    spdl__barrier_light(ring->core.asymmetric); /* pairs with the heavy one of a sleeper */
+    spdl__ring_wake(ring, &ring->pops.event, spdl__load_relaxed32(&ring->core.pops_waiting), 1);
+    spdl__ring_wake(ring, &ring->pushes.event,
+                    spdl__load_relaxed32(&ring->core.pushes_waiting) | SPDL__RING_CLOSING, 1);
 }
 
 SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring) {
-    uint64_t head, tail, count;
-    do { /* a head that stood still around the tail makes the pair consistent */
-        head = spdl__load(&ring->head);
-        tail = spdl__load(&ring->tail);
-    } while (head != spdl__load(&ring->head));
-    count = ring->mode == SPDL_RING_SPSC ? tail - head : spdl__mpmc_distance(ring, head, tail);
-    return spdl__min(count, ring->capacity);
+    uint64_t pushed, popped;
+    spdl__ring_totals(&ring->core, &pushed, &popped);
+    return pushed - popped;
 }
 
-SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring) { return ring->capacity; }
+SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring) { return ring->core.capacity; }
+
+SPDL_API void spdl_ring_stats(const spdl_ring *ring, spdl_ring_counters *counters) {
+    spdl__ring_totals(&ring->core, &counters->pushed, &counters->popped);
+    counters->count = counters->pushed - counters->popped;
+    counters->push_waits = spdl__load_relaxed(&ring->pushes.waits);
+    counters->pop_waits = spdl__load_relaxed(&ring->pops.waits);
+    counters->push_wait_ns = spdl__load_relaxed(&ring->pushes.wait_ns);
+    counters->pop_wait_ns = spdl__load_relaxed(&ring->pops.wait_ns);
+    counters->push_sleeps = spdl__load_relaxed(&ring->pushes.sleeps);
+    counters->pop_sleeps = spdl__load_relaxed(&ring->pops.sleeps);
+    counters->wakes = spdl__load_relaxed(&ring->wakes);
+}
 
 SPDL__PRIVATE spdl_result spdl__ring_check(const spdl_ring_desc *desc) {
     if (desc->capacity < 1 || desc->capacity > SPDL__RING_MAX_CAPACITY)
@@ -1838,45 +2621,70 @@ SPDL__PRIVATE spdl_result spdl__ring_check(const spdl_ring_desc *desc) {
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: ring: item_bytes is %llu, must be at most %d",
                                (spdl__llu)desc->item_bytes, SPDL__RING_MAX_ITEM);
-    if (desc->mode != SPDL_RING_MPMC && desc->mode != SPDL_RING_SPSC)
+    if (desc->mode < SPDL_RING_MPMC || desc->mode > SPDL_RING_SPMC)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: ring: mode is %d, which is no mode", (int)desc->mode);
     return spdl__allocator_check(&desc->allocator, "ring", desc->error);
 }
 
-/* Sizes and first stamps; `ring` is zeroed. */
-SPDL__PRIVATE void spdl__ring_shape(spdl_ring *ring, const spdl_ring_desc *desc) {
+/* How many slots: a stamped ring has one more that never fits where an index has no slot. */
+SPDL__PRIVATE size_t spdl__ring_slot_count(const spdl__ring_core *core) {
+    if (core->mode == SPDL_RING_SPSC) return (size_t)core->index_mask + 1;
+    return (size_t)(core->capacity + (core->capacity <= core->index_mask));
+}
+
+/* Sizes; `core` is zeroed. */
+SPDL__PRIVATE void spdl__ring_shape(spdl__ring_core *core, const spdl_ring_desc *desc) {
     const bool spsc = desc->mode == SPDL_RING_SPSC;
-    ring->mode = desc->mode;
-    ring->asymmetric = spdl__barrier_init();
-    ring->capacity = desc->capacity;
-    ring->allocator = desc->allocator;
-    ring->item_bytes = desc->item_bytes ? desc->item_bytes : sizeof(void *);
-    ring->stride = spsc ? ring->item_bytes
-                        : sizeof(uint64_t) + ((ring->item_bytes + 7) & ~(size_t)7);
-    ring->slot_count = (size_t)(spsc ? spdl__pow2(desc->capacity) : desc->capacity);
-    ring->mark = spdl__pow2(desc->capacity + 1);
+    core->mode = desc->mode;
+    core->asymmetric = spdl__barrier_init();
+    core->capacity = desc->capacity;
+    core->item_bytes = desc->item_bytes ? desc->item_bytes : sizeof(void *);
+    core->stride = spsc ? core->item_bytes
+                        : sizeof(uint64_t) + ((core->item_bytes + 7) & ~(size_t)7);
+    core->index_mask = spdl__pow2(spsc ? desc->capacity : spdl__max(desc->capacity, 2)) - 1;
+    core->end = SPDL__RING_OPEN;
+#ifndef SPDL_DEBUG
+    core->quick = core->item_bytes == sizeof(uint64_t) && (core->asymmetric || !SPDL__MEMBARRIER);
+#endif
+}
+
+/* First stamps, and the quick paths of stamped rings. */
+SPDL__PRIVATE void spdl__ring_stamps(spdl__ring_core *core) {
+    const size_t count = spdl__ring_slot_count(core);
+    const bool stamped = core->mode != SPDL_RING_SPSC;
+    const bool push = stamped && core->quick && core->mode != SPDL_RING_SPMC;
+    const bool pop = stamped && core->quick && core->mode != SPDL_RING_MPSC;
+    uint64_t i;
+    for (i = 0; stamped && i < count; ++i)
+        *spdl__ring_stamp(core, i) = i < core->capacity ? i : UINT64_MAX;
+    core->no_cell.stamp = UINT64_MAX;
+    core->push_cells = push ? (spdl__ring_cell *)(void *)core->slots : &core->no_cell;
+    core->push_mask = push ? core->index_mask : 0;
+    core->pop_cells = pop ? (spdl__ring_cell *)(void *)core->slots : &core->no_cell;
+    core->pop_mask = pop ? core->index_mask : 0;
 }
 
 SPDL__PRIVATE spdl_result spdl__ring_new(spdl_ring **ring, const spdl_ring_desc *desc) {
     spdl_ring *made =
         (spdl_ring *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), SPDL_CACHE_LINE);
-    uint64_t i;
+    size_t slots;
     if (made == NULL) return SPDL_E_NOMEM;
-    spdl__ring_shape(made, desc);
-    made->slots = (unsigned char *)spdl__alloc_zeroed(&desc->allocator, made->slot_count,
-                                                      made->stride, SPDL_CACHE_LINE);
-    if (made->slots == NULL) goto no_slots;
-    if (!spdl__event_init(&made->not_empty)) goto no_event;
-    if (!spdl__event_init(&made->not_full)) goto no_second_event;
-    if (made->mode == SPDL_RING_MPMC)
-        for (i = 0; i < made->capacity; ++i) memcpy(spdl__ring_slot(made, i), &i, sizeof(i));
+    made->allocator = desc->allocator;
+    spdl__ring_shape(&made->core, desc);
+    slots = spdl__ring_slot_count(&made->core);
+    made->core.slots = (unsigned char *)spdl__alloc_zeroed(&desc->allocator, slots,
+                                                           made->core.stride, SPDL_CACHE_LINE);
+    if (made->core.slots == NULL) goto no_slots;
+    if (!spdl__event_init(&made->pushes.event)) goto no_event;
+    if (!spdl__event_init(&made->pops.event)) goto no_second_event;
+    spdl__ring_stamps(&made->core);
     *ring = made;
     return SPDL_OK;
 no_second_event:
-    spdl__event_fini(&made->not_empty);
+    spdl__event_fini(&made->pushes.event);
 no_event:
-    spdl__free(&desc->allocator, made->slots, made->slot_count * made->stride);
+    spdl__free(&desc->allocator, made->core.slots, slots * made->core.stride);
 no_slots:
     spdl__free(&desc->allocator, made, sizeof(*made));
     return SPDL_E_NOMEM;
@@ -1895,16 +2703,16 @@ SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *de
 }
 
 /* Hands what is left to free_item, in order; no other thread is inside any more. */
-SPDL__PRIVATE void spdl__ring_drain(spdl_ring *ring, void (*free_item)(void *, void *),
+SPDL__PRIVATE void spdl__ring_drain(spdl__ring_core *core, void (*free_item)(void *, void *),
                                     void *user) {
-    uint64_t head = ring->head;
-    uint64_t left = spdl_ring_count(ring);
-    for (; left > 0; --left) {
-        if (ring->mode == SPDL_RING_SPSC) {
-            free_item(spdl__ring_slot(ring, head++ & (ring->slot_count - 1)), user);
+    uint64_t pushed, popped, at = core->head;
+    spdl__ring_totals(core, &pushed, &popped);
+    for (; popped < pushed; ++popped) {
+        if (core->mode == SPDL_RING_SPSC) {
+            free_item(spdl__spsc_slot(core, at++), user);
         } else {
-            free_item(spdl__ring_slot(ring, head & (ring->mark - 1)) + sizeof(uint64_t), user);
-            head = spdl__mpmc_next(ring, head);
+            at = spdl__ring_at(core, at);
+            free_item(spdl__ring_stamp(core, at++) + 1, user);
         }
     }
 }
@@ -1912,12 +2720,14 @@ SPDL__PRIVATE void spdl__ring_drain(spdl_ring *ring, void (*free_item)(void *, v
 SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, void *user),
                                 void *user) {
     spdl_allocator allocator;
+    spdl__ring_core *core;
     if (ring == NULL) return;
+    core = &ring->core;
     allocator = ring->allocator;
-    if (free_item != NULL) spdl__ring_drain(ring, free_item, user);
-    spdl__event_fini(&ring->not_full);
-    spdl__event_fini(&ring->not_empty);
-    spdl__free(&allocator, ring->slots, ring->slot_count * ring->stride);
+    if (free_item != NULL) spdl__ring_drain(core, free_item, user);
+    spdl__event_fini(&ring->pops.event);
+    spdl__event_fini(&ring->pushes.event);
+    spdl__free(&allocator, core->slots, spdl__ring_slot_count(core) * core->stride);
     spdl__free(&allocator, ring, sizeof(*ring));
 }
 

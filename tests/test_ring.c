@@ -51,17 +51,34 @@ static pthread_t thread_of(void *(*entry)(void *), void *arg) {
 
 static int64_t ms(double n) { return (int64_t)(n * 1e6); }
 
+/* Makes a new ring one of a system without membarrier: full barriers, and no quick paths. */
+static void without_membarrier(spdl_ring *ring) {
+    ring->core.asymmetric = ring->core.quick = false;
+    ring->core.push_cells = ring->core.pop_cells = &ring->core.no_cell;
+    ring->core.push_mask = ring->core.pop_mask = 0;
+}
+
 /* Until `count` threads have announced that they are going to sleep, and had time to do it. */
-static void await_sleepers(const spdl__event *event, uint32_t count) {
+static void await_sleepers(const uint32_t *waiting, uint32_t count) {
     const uint64_t start = spdl_time_ns();
-    while (__atomic_load_n(&event->waiters, __ATOMIC_ACQUIRE) != count) {
+    while ((__atomic_load_n(waiting, __ATOMIC_ACQUIRE) & SPDL__RING_WAITING) != count) {
         REQUIRE(spdl_time_ns() - start < 5000000000u);
         usleep(200);
     }
     usleep(5000);
 }
 
-static const spdl_ring_mode modes[] = { SPDL_RING_MPMC, SPDL_RING_SPSC };
+enum { MODES = 4 };
+static const spdl_ring_mode modes[MODES] = { SPDL_RING_MPMC, SPDL_RING_SPSC, SPDL_RING_MPSC,
+                                             SPDL_RING_SPMC };
+
+static bool one_producer(spdl_ring_mode mode) {
+    return mode == SPDL_RING_SPSC || mode == SPDL_RING_SPMC;
+}
+
+static bool one_consumer(spdl_ring_mode mode) {
+    return mode == SPDL_RING_SPSC || mode == SPDL_RING_MPSC;
+}
 
 /* --- flows: producers and consumers, every item accounted for --- */
 
@@ -145,7 +162,7 @@ static void *flow_produce(void *arg) {
     unsigned char item[FLOW_ITEM_BYTES];
     chaos = self->flow->calm ? 0 : self->flow->seed + (uint64_t)self->index + 1;
     for (uint64_t i = 0; i < self->flow->items; ++i) {
-        item_write(item, self->flow->ring->item_bytes, (uint64_t)self->index, i);
+        item_write(item, self->flow->ring->core.item_bytes, (uint64_t)self->index, i);
         CHECK_EQ(flow_push(self, item), SPDL_OK);
     }
     return NULL;
@@ -154,7 +171,7 @@ static void *flow_produce(void *arg) {
 static void *flow_consume(void *arg) {
     flow_thread *self = (flow_thread *)arg;
     flow *f = self->flow;
-    const size_t bytes = f->ring->item_bytes;
+    const size_t bytes = f->ring->core.item_bytes;
     unsigned char item[FLOW_ITEM_BYTES];
     chaos = f->calm ? 0 : f->seed + 100 + (uint64_t)self->index;
     while (flow_pop(self, item) == SPDL_OK) {
@@ -180,7 +197,7 @@ static void flow_run(flow *f) {
     const uint64_t items = f->items * (uint64_t)f->producers;
     memset(thread, 0, sizeof thread);
     f->arrivals = (uint32_t *)calloc(items, sizeof(uint32_t));
-    if (f->seed & 1) f->ring->asymmetric = false; /* the barriers of systems without membarrier */
+    if (f->seed & 1) without_membarrier(f->ring);
     for (int i = threads - 1; i >= 0; --i) {
         const bool producer = i < f->producers;
         thread[i].flow = f;
@@ -215,12 +232,13 @@ static void flow_with(spdl_ring_mode mode, uint64_t capacity, size_t item_bytes,
 static void flows(spdl_ring_mode mode, flow_how how) {
     static const uint64_t capacities[] = { 1, 2, 3, 16, 1024 };
     static const int shapes[][2] = { { 1, 1 }, { 4, 1 }, { 1, 4 }, { 4, 4 } };
-    const size_t shape_count = mode == SPDL_RING_SPSC ? 1 : 4;
     const uint64_t items = TEST_SANITIZED ? 800 : 2000;
     for (size_t c = 0; c < 5; ++c)
-        for (size_t s = 0; s < shape_count; ++s)
-            flow_with(mode, capacities[c], sizeof(void *), shapes[s][0], shapes[s][1], how,
-                      items / (uint64_t)shapes[s][0]);
+        for (size_t s = 0; s < 4; ++s)
+            if ((shapes[s][0] == 1 || !one_producer(mode)) &&
+                (shapes[s][1] == 1 || !one_consumer(mode)))
+                flow_with(mode, capacities[c], sizeof(void *), shapes[s][0], shapes[s][1], how,
+                          items / (uint64_t)shapes[s][0]);
 }
 
 static void flow_spsc_try(void) { flows(SPDL_RING_SPSC, FLOW_TRY); }
@@ -229,13 +247,17 @@ static void flow_spsc_timed(void) { flows(SPDL_RING_SPSC, FLOW_TIMED); }
 static void flow_mpmc_try(void) { flows(SPDL_RING_MPMC, FLOW_TRY); }
 static void flow_mpmc_blocking(void) { flows(SPDL_RING_MPMC, FLOW_BLOCKING); }
 static void flow_mpmc_timed(void) { flows(SPDL_RING_MPMC, FLOW_TIMED); }
+static void flow_mpsc_try(void) { flows(SPDL_RING_MPSC, FLOW_TRY); }
+static void flow_mpsc_blocking(void) { flows(SPDL_RING_MPSC, FLOW_BLOCKING); }
+static void flow_spmc_try(void) { flows(SPDL_RING_SPMC, FLOW_TRY); }
+static void flow_spmc_blocking(void) { flows(SPDL_RING_SPMC, FLOW_BLOCKING); }
 
 static void flow_of_every_item_size(void) {
     static const size_t sizes[] = { 1, 8, 16, 56, 4096 };
     const uint64_t items = TEST_SANITIZED ? 400 : 2000;
     for (size_t i = 0; i < 5; ++i) {
-        flow_with(SPDL_RING_SPSC, 3, sizes[i], 1, 1, FLOW_BLOCKING, items);
-        flow_with(SPDL_RING_MPMC, 3, sizes[i], 1, 1, FLOW_BLOCKING, items);
+        for (size_t m = 0; m < MODES; ++m)
+            flow_with(modes[m], 3, sizes[i], 1, 1, FLOW_BLOCKING, items);
         if (sizes[i] >= 8) flow_with(SPDL_RING_MPMC, 5, sizes[i], 4, 4, FLOW_BLOCKING, items / 4);
     }
 }
@@ -244,15 +266,15 @@ static void flow_of_every_item_size(void) {
 static void flow_of_many_laps(void) {
     const uint64_t items = TEST_SANITIZED ? 4500 : 8000;
     for (uint64_t capacity = 1; capacity <= 3; ++capacity) {
-        flow_with(SPDL_RING_SPSC, capacity, 8, 1, 1, FLOW_BLOCKING, items);
-        flow_with(SPDL_RING_MPMC, capacity, 8, 1, 1, FLOW_BLOCKING, items);
+        for (size_t m = 0; m < MODES; ++m)
+            flow_with(modes[m], capacity, 8, 1, 1, FLOW_BLOCKING, items);
     }
 }
 
 /* More than two million items by one thread, where every result is known: all fill levels. */
 static void laps_keep_the_order(void) {
     const uint64_t items = TEST_SANITIZED ? 30000 : 400000;
-    for (size_t m = 0; m < 2; ++m) {
+    for (size_t m = 0; m < MODES; ++m) {
         for (uint64_t capacity = 1; capacity <= 3; ++capacity) {
             spdl_ring *ring = ring_of(capacity, 8, modes[m]);
             uint64_t in = 0, out = 0, item, state = test_seed();
@@ -280,7 +302,7 @@ static void laps_keep_the_order(void) {
 static void capacity_is_exact(void) {
     static const uint64_t capacities[] = { 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 1000, 1023, 1024,
                                            1025 };
-    for (size_t m = 0; m < 2; ++m) {
+    for (size_t m = 0; m < MODES; ++m) {
         for (size_t c = 0; c < sizeof capacities / sizeof capacities[0]; ++c) {
             const uint64_t capacity = capacities[c];
             spdl_ring *ring = ring_of(capacity, 8, modes[m]);
@@ -313,7 +335,7 @@ static void capacity_is_exact(void) {
 static void items_are_pointers_by_default(void) {
     int number = 7;
     int *in = &number, *out = NULL;
-    for (size_t m = 0; m < 2; ++m) {
+    for (size_t m = 0; m < MODES; ++m) {
         spdl_ring *ring = ring_of(2, 0, modes[m]);
         CHECK_EQ(spdl_ring_try_push(ring, &in), SPDL_OK);
         CHECK_EQ(spdl_ring_try_pop(ring, &out), SPDL_OK);
@@ -325,7 +347,7 @@ static void items_are_pointers_by_default(void) {
 /* A pop writes its item and nothing behind it; one that fails writes nothing. */
 static void pop_writes_the_item_only(void) {
     static const size_t sizes[] = { 1, 3, 8, 13, 16, 56, 4096 };
-    for (size_t m = 0; m < 2; ++m) {
+    for (size_t m = 0; m < MODES; ++m) {
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
             spdl_ring *ring = ring_of(3, sizes[i], modes[m]);
             unsigned char in[4100], out[4100];
@@ -367,7 +389,7 @@ static void desc_is_checked(void) {
     REFUSED(desc.capacity = ((uint64_t)1 << 30) + 1);
     REFUSED(desc.capacity = UINT64_MAX);
     REFUSED(desc.item_bytes = SIZE_MAX);
-    REFUSED(desc.mode = (spdl_ring_mode)2);
+    REFUSED(desc.mode = (spdl_ring_mode)4);
     REFUSED(desc.mode = (spdl_ring_mode)-1);
     REFUSED(desc.allocator.alloc_fn = (void *(*)(size_t, size_t, void *))(uintptr_t)1);
     REFUSED(desc.allocator.free_fn = (void (*)(void *, size_t, void *))(uintptr_t)1);
@@ -387,7 +409,7 @@ static void desc_is_checked(void) {
 /* --- timeouts --- */
 
 static void timeouts_are_not_early(void) {
-    for (size_t m = 0; m < 2; ++m) {
+    for (size_t m = 0; m < MODES; ++m) {
         spdl_ring *ring = ring_of(1, 8, modes[m]);
         static const double waits[] = { 0.05, 1, 7, 20 };
         uint64_t item = 1, start;
@@ -402,7 +424,7 @@ static void timeouts_are_not_early(void) {
             CHECK_EQ(spdl_ring_push(ring, &item, ms(waits[i])), SPDL_TIMEOUT);
             CHECK(spdl_time_ns() - start >= (uint64_t)ms(waits[i]));
         }
-        CHECK_EQ(ring->not_empty.waiters + ring->not_full.waiters, 0);
+        CHECK_EQ((ring->core.pops_waiting & SPDL__RING_WAITING) + ring->core.pushes_waiting, 0);
         spdl_ring_destroy(ring, NULL, NULL);
     }
 }
@@ -418,7 +440,7 @@ static void *push_slowly(void *arg) {
 }
 
 static void timeout_of_a_pop_takes_nothing(void) {
-    for (size_t m = 0; m < 2; ++m) {
+    for (size_t m = 0; m < MODES; ++m) {
         spdl_ring *ring = ring_of(2, 8, modes[m]);
         pthread_t producer = thread_of(push_slowly, ring);
         uint64_t item = 99;
@@ -446,7 +468,7 @@ static void *pop_slowly(void *arg) {
 }
 
 static void timeout_of_a_push_leaves_nothing(void) {
-    for (size_t m = 0; m < 2; ++m) {
+    for (size_t m = 0; m < MODES; ++m) {
         spdl_ring *ring = ring_of(1, 8, modes[m]);
         pthread_t consumer = thread_of(pop_slowly, ring);
         int timeouts = 0;
@@ -483,7 +505,7 @@ static void timeout_may_be_huge(void) {
 /* --- close --- */
 
 static void close_drains_then_tells(void) {
-    for (size_t m = 0; m < 2; ++m) {
+    for (size_t m = 0; m < MODES; ++m) {
         for (uint64_t inside = 0; inside <= 3; ++inside) {
             spdl_ring *ring = ring_of(3, 8, modes[m]);
             uint64_t item;
@@ -528,9 +550,10 @@ static void *call_once(void *arg) {
 }
 
 static void close_wakes_sleepers(void) {
-    for (size_t m = 0; m < 2; ++m) {
-        const uint32_t sleepers = modes[m] == SPDL_RING_MPMC ? 4 : 1;
+    for (size_t m = 0; m < MODES; ++m) {
         for (int push = 0; push < 2; ++push) {
+            const bool one = push ? one_producer(modes[m]) : one_consumer(modes[m]);
+            const uint32_t sleepers = one ? 1 : 4;
             spdl_ring *ring = ring_of(1, 8, modes[m]);
             call calls[4];
             pthread_t threads[4];
@@ -542,7 +565,7 @@ static void close_wakes_sleepers(void) {
                 calls[i] = c;
                 threads[i] = thread_of(call_once, &calls[i]);
             }
-            await_sleepers(push ? &ring->not_full : &ring->not_empty, sleepers);
+            await_sleepers(push ? &ring->core.pushes_waiting : &ring->core.pops_waiting, sleepers);
             spdl_ring_close(ring);
             for (uint32_t i = 0; i < sleepers; ++i) {
                 pthread_join(threads[i], NULL);
@@ -571,7 +594,7 @@ static void close_wakes_sleepers_behind_a_slow_push(void) {
         threads[i] = thread_of(call_once, &calls[i]);
     }
     while (spdl_ring_count(ring) == 0) usleep(100); /* the slot is claimed */
-    await_sleepers(&ring->not_empty, 3);
+    await_sleepers(&ring->core.pops_waiting, 3);
     spdl_ring_close(ring);
     usleep(20000);
     start = spdl_time_ns();
@@ -604,7 +627,7 @@ static void wake_ups_pass_a_slow_push(void) {
         threads[i] = thread_of(call_once, &calls[i]);
     }
     while (spdl_ring_count(ring) == 0) usleep(100); /* the first slot is claimed */
-    await_sleepers(&ring->not_empty, 2);
+    await_sleepers(&ring->core.pops_waiting, 2);
     CHECK_EQ(spdl_ring_try_push(ring, &second), SPDL_OK);
     usleep(20000);
     start = spdl_time_ns();
@@ -665,7 +688,7 @@ static void close_in_the_middle_loses_nothing(void) {
         uint64_t start;
         r.ring = ring_of(1 + (uint64_t)round % 3, 8, SPDL_RING_MPMC);
         r.seed = test_random(&state) | 1;
-        if (round & 1) r.ring->asymmetric = false;
+        if (round & 1) without_membarrier(r.ring);
         for (int i = 0; i < 6; ++i)
             threads[i] = thread_of(i < 3 ? race_produce : race_consume, &r);
         usleep((useconds_t)(test_random(&state) % 500));
@@ -680,15 +703,17 @@ static void close_in_the_middle_loses_nothing(void) {
     }
 }
 
-/* On an SPSC ring a push at the same time may get in: it is drained like any item. */
-static void close_of_an_spsc_ring_loses_nothing(void) {
-    const int rounds = TEST_SANITIZED ? 40 : 150;
+/* One producer and one consumer: a push at the same time is either refused or drained. */
+static void close_of_a_ring_for_one_loses_nothing(void) {
+    const int rounds = TEST_SANITIZED ? 60 : 300;
     uint64_t state = test_seed();
     for (int round = 0; round < rounds; ++round) {
         race r = { 0 };
         pthread_t producer, consumer;
         uint64_t left, start;
-        r.ring = ring_of(1 + (uint64_t)round % 3, 8, SPDL_RING_SPSC);
+        r.ring = ring_of(1 + (uint64_t)round % 3, 8,
+                         round & 4 ? SPDL_RING_SPMC : SPDL_RING_SPSC);
+        if (round & 8) without_membarrier(r.ring);
         r.seed = test_random(&state) | 1;
         producer = thread_of(race_produce, &r);
         consumer = thread_of(race_consume, &r);
@@ -698,10 +723,288 @@ static void close_of_an_spsc_ring_loses_nothing(void) {
         pthread_join(producer, NULL);
         pthread_join(consumer, NULL);
         REQUIRE(spdl_time_ns() - start < (uint64_t)ms(2000));
-        left = spdl_ring_count(r.ring); /* accepted after the consumer was told the end */
-        CHECK(left <= 1);
-        CHECK_EQ(r.accepted, r.arrived + left);
+        left = spdl_ring_count(r.ring);
+        CHECK_EQ(left, 0);
+        CHECK_EQ(r.accepted, r.arrived);
         spdl_ring_destroy(r.ring, NULL, NULL);
+    }
+}
+
+/* --- batches --- */
+
+/* Random batches by one thread, where every result is known. */
+static void batches_of_every_size(void) {
+    const int rounds = TEST_SANITIZED ? 400 : 4000;
+    for (size_t m = 0; m < MODES; ++m) {
+        for (uint64_t capacity = 1; capacity <= 9; ++capacity) {
+            spdl_ring *ring = ring_of(capacity, 8, modes[m]);
+            uint64_t in = 0, out = 0, state = test_seed(), moved, items[12];
+            for (int round = 0; round < rounds; ++round) {
+                const uint64_t push = test_random(&state) % 12, pop = test_random(&state) % 12;
+                const uint64_t room = capacity - (in - out);
+                spdl_result result;
+                for (uint64_t i = 0; i < push; ++i) items[i] = in + i;
+                result = spdl_ring_try_push_n(ring, items, push, &moved);
+                CHECK_EQ(result, push > 0 && room == 0 ? SPDL_FULL : SPDL_OK);
+                CHECK_EQ(moved, push < room ? push : room);
+                in += moved;
+                if (push == 1 && in - out < capacity) /* and now and then the quick path */
+                    CHECK_EQ(spdl_ring_try_push(ring, &in), SPDL_OK), ++in;
+                CHECK_EQ(spdl_ring_count(ring), in - out);
+                result = spdl_ring_try_pop_n(ring, items, pop, &moved);
+                CHECK_EQ(result, pop > 0 && in == out ? SPDL_EMPTY : SPDL_OK);
+                REQUIRE(moved == (pop < in - out ? pop : in - out));
+                for (uint64_t i = 0; i < moved; ++i) CHECK_EQ(items[i], out++);
+            }
+            spdl_ring_destroy(ring, NULL, NULL);
+        }
+    }
+}
+
+static void batches_stop_at_what_there_is(void) {
+    for (size_t m = 0; m < MODES; ++m) {
+        spdl_ring *ring = ring_of(3, 4, modes[m]);
+        const uint32_t in[5] = { 1, 2, 3, 4, 5 };
+        uint32_t out[5] = { 0, 0, 0, 77, 77 };
+        uint64_t moved = 9;
+        CHECK_EQ(spdl_ring_push_n(ring, in, 5, &moved, ms(2)), SPDL_TIMEOUT);
+        CHECK_EQ(moved, 3);
+        CHECK_EQ(spdl_ring_pop_n(ring, out, 5, &moved, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(moved, 3);
+        CHECK(memcmp(in, out, 3 * sizeof in[0]) == 0 && out[3] == 77);
+        CHECK_EQ(spdl_ring_pop_n(ring, out, 5, &moved, ms(2)), SPDL_TIMEOUT);
+        CHECK_EQ(moved, 0);
+        CHECK_EQ(spdl_ring_push_n(ring, NULL, 0, &moved, 0), SPDL_OK);
+        CHECK_EQ(spdl_ring_pop_n(ring, NULL, 0, &moved, 0), SPDL_OK);
+        CHECK_EQ(spdl_ring_push_n(ring, NULL, 1, &moved, 0), SPDL_E_INVALID);
+        CHECK_EQ(spdl_ring_pop_n(ring, out, 1, NULL, 0), SPDL_E_INVALID);
+        CHECK_EQ(spdl_ring_push_n(NULL, in, 1, &moved, 0), SPDL_E_INVALID);
+        CHECK_EQ(spdl_ring_try_push_n(ring, in, 2, &moved), SPDL_OK);
+        spdl_ring_close(ring);
+        CHECK_EQ(spdl_ring_push_n(ring, in, 2, &moved, SPDL_FOREVER), SPDL_CLOSED);
+        CHECK_EQ(moved, 0);
+        CHECK_EQ(spdl_ring_try_push_n(ring, in, 1, &moved), SPDL_CLOSED);
+        CHECK_EQ(spdl_ring_pop_n(ring, out, 5, &moved, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(moved, 2);
+        CHECK_EQ(spdl_ring_pop_n(ring, out, 5, &moved, SPDL_FOREVER), SPDL_CLOSED);
+        CHECK_EQ(moved, 0);
+        spdl_ring_destroy(ring, NULL, NULL);
+    }
+}
+
+enum { BATCH_ITEMS = 3000 };
+
+typedef struct batch_side {
+    spdl_ring *ring;
+    uint64_t seed;
+    uint64_t index;
+    uint64_t sum, count;
+} batch_side;
+
+static void *batch_produce(void *arg) {
+    batch_side *b = (batch_side *)arg;
+    uint64_t items[16], moved, state = b->seed;
+    for (uint64_t done = 0; done < BATCH_ITEMS; done += moved) {
+        uint64_t n = 1 + test_random(&state) % 16;
+        if (n > BATCH_ITEMS - done) n = BATCH_ITEMS - done;
+        for (uint64_t i = 0; i < n; ++i) items[i] = b->index << 32 | (done + i);
+        CHECK_EQ(spdl_ring_push_n(b->ring, items, n, &moved, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(moved, n);
+    }
+    return NULL;
+}
+
+static void *batch_consume(void *arg) {
+    batch_side *b = (batch_side *)arg;
+    uint64_t items[16], last[4] = { 0 }, moved, state = b->seed;
+    while (spdl_ring_pop_n(b->ring, items, 1 + test_random(&state) % 16, &moved, SPDL_FOREVER) ==
+           SPDL_OK) {
+        for (uint64_t i = 0; i < moved; ++i) {
+            const uint64_t producer = items[i] >> 32, number = items[i] & 0xffffffff;
+            REQUIRE(producer < 4 && number >= last[producer]);
+            last[producer] = number + 1;
+            b->sum += number;
+        }
+        b->count += moved;
+    }
+    return NULL;
+}
+
+static void batch_flow(spdl_ring_mode mode, uint64_t capacity) {
+    batch_side sides[8];
+    pthread_t threads[8];
+    const int producers = one_producer(mode) ? 1 : 4, consumers = one_consumer(mode) ? 1 : 4;
+    uint64_t sum = 0, count = 0;
+    spdl_ring *ring = ring_of(capacity, 8, mode);
+    memset(sides, 0, sizeof sides);
+    for (int i = 0; i < producers + consumers; ++i) {
+        sides[i].ring = ring;
+        sides[i].seed = test_seed() + (uint64_t)i;
+        sides[i].index = (uint64_t)i;
+        threads[i] = thread_of(i < producers ? batch_produce : batch_consume, &sides[i]);
+    }
+    for (int i = 0; i < producers; ++i) pthread_join(threads[i], NULL);
+    spdl_ring_close(ring);
+    for (int i = producers; i < producers + consumers; ++i) {
+        pthread_join(threads[i], NULL);
+        sum += sides[i].sum;
+        count += sides[i].count;
+    }
+    CHECK_EQ(count, (uint64_t)producers * BATCH_ITEMS);
+    CHECK_EQ(sum, (uint64_t)producers * BATCH_ITEMS * (BATCH_ITEMS - 1) / 2);
+    spdl_ring_destroy(ring, NULL, NULL);
+}
+
+static void batches_of_many_threads(void) {
+    static const uint64_t capacities[] = { 1, 2, 3, 16, 100 };
+    for (size_t m = 0; m < MODES; ++m)
+        for (size_t c = 0; c < 5; ++c) batch_flow(modes[m], capacities[c]);
+}
+
+/* A batch that comes for several sleepers wakes as many as it has items for. */
+static void batches_wait(void) {
+    spdl_ring *ring = ring_of(8, 8, SPDL_RING_SPMC);
+    const uint64_t items[4] = { 0, 1, 2, 3 };
+    uint64_t moved, seen = 0;
+    call calls[4];
+    pthread_t threads[4];
+    for (int i = 0; i < 4; ++i) {
+        const call c = { ring, false, NULL, 0, SPDL_SECONDS(5), SPDL_OK };
+        calls[i] = c;
+        threads[i] = thread_of(call_once, &calls[i]);
+    }
+    await_sleepers(&ring->core.pops_waiting, 4);
+    CHECK_EQ(spdl_ring_try_push_n(ring, items, 4, &moved), SPDL_OK);
+    CHECK_EQ(moved, 4);
+    for (int i = 0; i < 4; ++i) {
+        pthread_join(threads[i], NULL);
+        CHECK_EQ(calls[i].result, SPDL_OK);
+        seen |= (uint64_t)1 << calls[i].item;
+    }
+    CHECK_EQ(seen, 15);
+    spdl_ring_destroy(ring, NULL, NULL);
+}
+
+/* --- in place --- */
+
+static void slots_in_place(void) {
+    for (uint64_t capacity = 1; capacity <= 7; ++capacity) {
+        spdl_ring *ring = ring_of(capacity, 12, SPDL_RING_SPSC);
+        uint64_t in = 0, out = 0, have, state = test_seed();
+        void *slots;
+        for (int round = 0; round < 500; ++round) {
+            const uint64_t want = 1 + test_random(&state) % 8;
+            const uint64_t room = capacity - (in - out);
+            if (room == 0) {
+                CHECK_EQ(spdl_ring_reserve(ring, want, &slots, &have, 0), SPDL_TIMEOUT);
+                CHECK(have == 0 && slots == NULL);
+            } else {
+                REQUIRE(spdl_ring_reserve(ring, want, &slots, &have, 0) == SPDL_OK);
+                REQUIRE(have >= 1 && have <= want && have <= room);
+                for (uint64_t i = 0; i < have; ++i)
+                    memset((char *)slots + i * 12, (int)(in + i), 12);
+                CHECK_EQ(spdl_ring_count(ring), in - out);
+                have = 1 + test_random(&state) % have; /* not always all of them */
+                CHECK_EQ(spdl_ring_commit(ring, have), SPDL_OK);
+                in += have;
+            }
+            CHECK_EQ(spdl_ring_count(ring), in - out);
+            if (test_random(&state) % 3 == 0 || in == out) continue;
+            REQUIRE(spdl_ring_peek(ring, want, &slots, &have, SPDL_FOREVER) == SPDL_OK);
+            REQUIRE(have >= 1 && have <= want && have <= in - out);
+            for (uint64_t i = 0; i < have * 12; ++i)
+                CHECK_EQ(((unsigned char *)slots)[i], (out + i / 12) & 0xff);
+            CHECK_EQ(spdl_ring_release(ring, have), SPDL_OK);
+            out += have;
+        }
+        spdl_ring_destroy(ring, NULL, NULL);
+    }
+}
+
+static void *produce_in_place(void *arg) {
+    spdl_ring *ring = (spdl_ring *)arg;
+    uint64_t have;
+    void *slots;
+    for (uint64_t i = 0; i < 5000; i += have) {
+        REQUIRE(spdl_ring_reserve(ring, 1 + i % 5, &slots, &have, SPDL_FOREVER) == SPDL_OK);
+        if (have > 5000 - i) have = 5000 - i;
+        for (uint64_t k = 0; k < have; ++k) ((uint64_t *)slots)[k] = i + k;
+        CHECK_EQ(spdl_ring_commit(ring, have), SPDL_OK);
+    }
+    return NULL;
+}
+
+static void slots_in_place_wait(void) {
+    for (uint64_t capacity = 1; capacity <= 4; ++capacity) {
+        spdl_ring *ring = ring_of(capacity, 8, SPDL_RING_SPSC);
+        pthread_t producer = thread_of(produce_in_place, ring);
+        uint64_t out = 0, have;
+        void *items;
+        while (out < 5000) {
+            REQUIRE(spdl_ring_peek(ring, 1 + out % 3, &items, &have, SPDL_FOREVER) == SPDL_OK);
+            for (uint64_t k = 0; k < have; ++k) CHECK_EQ(((uint64_t *)items)[k], out++);
+            CHECK_EQ(spdl_ring_release(ring, have), SPDL_OK);
+        }
+        pthread_join(producer, NULL);
+        CHECK_EQ(spdl_ring_peek(ring, 1, &items, &have, ms(1)), SPDL_TIMEOUT);
+        spdl_ring_close(ring);
+        CHECK_EQ(spdl_ring_peek(ring, 1, &items, &have, SPDL_FOREVER), SPDL_CLOSED);
+        CHECK_EQ(spdl_ring_reserve(ring, 1, &items, &have, SPDL_FOREVER), SPDL_CLOSED);
+        spdl_ring_destroy(ring, NULL, NULL);
+    }
+}
+
+static void slots_in_place_are_checked(void) {
+    spdl_ring *ring = ring_of(4, 8, SPDL_RING_SPSC);
+    uint64_t have;
+    void *slots;
+    CHECK_EQ(spdl_ring_reserve(ring, 0, &slots, &have, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_ring_reserve(ring, 1, NULL, &have, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_ring_peek(ring, 1, &slots, NULL, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_ring_reserve(NULL, 1, &slots, &have, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_ring_commit(ring, 5), SPDL_E_INVALID);
+    CHECK_EQ(spdl_ring_release(ring, 1), SPDL_E_INVALID);
+    CHECK_EQ(spdl_ring_count(ring), 0);
+    CHECK_EQ(spdl_ring_reserve(ring, 2, &slots, &have, 0), SPDL_OK);
+    spdl_ring_close(ring); /* what was reserved before can no longer be pushed */
+    CHECK_EQ(spdl_ring_commit(ring, 2), SPDL_CLOSED);
+    CHECK_EQ(spdl_ring_count(ring), 0);
+    CHECK_EQ(spdl_ring_peek(ring, 1, &slots, &have, SPDL_FOREVER), SPDL_CLOSED);
+    spdl_ring_destroy(ring, NULL, NULL);
+    for (size_t m = 0; m < MODES; ++m) {
+        if (modes[m] == SPDL_RING_SPSC) continue;
+        ring = ring_of(4, 8, modes[m]);
+        CHECK_EQ(spdl_ring_reserve(ring, 1, &slots, &have, 0), SPDL_E_INVALID);
+        CHECK_EQ(spdl_ring_peek(ring, 1, &slots, &have, 0), SPDL_E_INVALID);
+        CHECK_EQ(spdl_ring_commit(ring, 1), SPDL_E_INVALID);
+        CHECK_EQ(spdl_ring_release(ring, 1), SPDL_E_INVALID);
+        spdl_ring_destroy(ring, NULL, NULL);
+    }
+}
+
+/* --- counters --- */
+
+static void counters_tell(void) {
+    for (size_t m = 0; m < MODES; ++m) {
+        spdl_ring *ring = ring_of(3, 8, modes[m]);
+        spdl_ring_counters c;
+        uint64_t item = 0;
+        for (int i = 0; i < 10; ++i) {
+            CHECK_EQ(spdl_ring_try_push(ring, &item), SPDL_OK);
+            if (i < 8) CHECK_EQ(spdl_ring_try_pop(ring, &item), SPDL_OK);
+        }
+        spdl_ring_stats(ring, &c);
+        CHECK_EQ(c.pushed, 10);
+        CHECK_EQ(c.popped, 8);
+        CHECK_EQ(c.count, 2);
+        CHECK_EQ(c.push_waits + c.pop_waits + c.push_sleeps + c.pop_sleeps + c.wakes, 0);
+        CHECK_EQ(spdl_ring_try_push(ring, &item), SPDL_OK);
+        CHECK_EQ(spdl_ring_push(ring, &item, ms(5)), SPDL_TIMEOUT);
+        spdl_ring_stats(ring, &c);
+        CHECK_EQ(c.pushed, 11);
+        CHECK(c.push_waits == 1 && c.push_sleeps >= 1);
+        CHECK(c.push_wait_ns >= (uint64_t)ms(4) && c.pop_waits == 0 && c.pop_wait_ns == 0);
+        spdl_ring_destroy(ring, NULL, NULL);
     }
 }
 
@@ -721,7 +1024,7 @@ static void left_item(void *item, void *user) {
 }
 
 static void destroy_frees_what_is_left_in_order(void) {
-    for (size_t m = 0; m < 2; ++m) {
+    for (size_t m = 0; m < MODES; ++m) {
         for (uint64_t capacity = 1; capacity <= 5; ++capacity) {
             for (uint64_t shift = 0; shift < 2 * capacity + 1; ++shift) {
                 for (uint64_t inside = 0; inside <= capacity; ++inside) {
@@ -760,13 +1063,14 @@ static void *watch_count(void *arg) {
 }
 
 static void count_stays_in_bounds_under_contention(void) {
-    for (size_t m = 0; m < 2; ++m) {
+    for (size_t m = 0; m < MODES; ++m) {
         flow f = { 0 };
         watch w = { 0 };
         pthread_t watcher;
         f.ring = w.ring = ring_of(3, 8, modes[m]);
         f.how = FLOW_BLOCKING;
-        f.producers = f.consumers = modes[m] == SPDL_RING_SPSC ? 1 : 3;
+        f.producers = one_producer(modes[m]) ? 1 : 3;
+        f.consumers = one_consumer(modes[m]) ? 1 : 3;
         f.items = TEST_SANITIZED ? 500 : 4000;
         watcher = thread_of(watch_count, &w);
         flow_run(&f);
@@ -809,7 +1113,7 @@ static void signals_are_handled(void) {
 }
 
 static void signals_do_not_shorten_waits(void) {
-    for (size_t m = 0; m < 2; ++m) {
+    for (size_t m = 0; m < MODES; ++m) {
         spdl_ring *ring = ring_of(1, 8, modes[m]);
         storm s = { 0 };
         pthread_t thread;
@@ -832,7 +1136,7 @@ static void signals_do_not_shorten_waits(void) {
 }
 
 static void signals_lose_no_item(void) {
-    for (size_t m = 0; m < 2; ++m) {
+    for (size_t m = 0; m < MODES; ++m) {
         flow f = { 0 };
         flow_thread ends[2];
         storm s = { 0 };
@@ -876,7 +1180,7 @@ static void sleepers_burn_nothing(void) {
         calls[i] = c;
         threads[i] = thread_of(call_once, &calls[i]);
     }
-    await_sleepers(&ring->not_empty, 4);
+    await_sleepers(&ring->core.pops_waiting, 4);
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
     usleep(100000);
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
@@ -897,6 +1201,10 @@ static void sleepers_burn_nothing(void) {
     X(flow_mpmc_try)                                                                               \
     X(flow_mpmc_blocking)                                                                          \
     X(flow_mpmc_timed)                                                                             \
+    X(flow_mpsc_try)                                                                               \
+    X(flow_mpsc_blocking)                                                                          \
+    X(flow_spmc_try)                                                                               \
+    X(flow_spmc_blocking)                                                                          \
     X(flow_of_every_item_size)                                                                     \
     X(flow_of_many_laps)                                                                           \
     X(laps_keep_the_order)                                                                         \
@@ -913,7 +1221,15 @@ static void sleepers_burn_nothing(void) {
     X(close_wakes_sleepers_behind_a_slow_push)                                                     \
     X(wake_ups_pass_a_slow_push)                                                                   \
     X(close_in_the_middle_loses_nothing)                                                           \
-    X(close_of_an_spsc_ring_loses_nothing)                                                         \
+    X(close_of_a_ring_for_one_loses_nothing)                                                       \
+    X(batches_of_every_size)                                                                       \
+    X(batches_stop_at_what_there_is)                                                               \
+    X(batches_wait)                                                                                \
+    X(batches_of_many_threads)                                                                     \
+    X(slots_in_place)                                                                              \
+    X(slots_in_place_wait)                                                                         \
+    X(slots_in_place_are_checked)                                                                  \
+    X(counters_tell)                                                                               \
     X(destroy_frees_what_is_left_in_order)                                                         \
     X(count_stays_in_bounds_under_contention)                                                      \
     X(signals_do_not_shorten_waits)                                                                \
