@@ -1140,6 +1140,7 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 
 #define SPDL__PRIVATE SPDL__UNUSED static
 #define SPDL__COLD __attribute__((noinline)) SPDL__PRIVATE
+#define SPDL__INLINE __attribute__((always_inline)) static inline
 
 /* Before the body of a public function that is worth inlining where the body is seen. It is there
    for other files all the same: C sees to it when the declaration does not say inline. */
@@ -1782,8 +1783,8 @@ typedef struct spdl__ring_core {
     /* written by consumers */
     uint64_t head;
     char pad3[SPDL_CACHE_LINE];
-    uint64_t ready;     /* SPSC: tail_seen for the quick path, 0 when there is none */
     uint64_t tail_seen; /* SPSC: the consumer's copy of tail */
+    bool quick_pops;    /* SPSC: until the consumer has decided the end */
     char pad4[SPDL_CACHE_LINE];
     /* written by whoever is about to sleep, and by close; read by all */
     uint32_t pops_waiting;
@@ -1911,7 +1912,9 @@ SPDL__PRIVATE spdl_result spdl__spsc_look(spdl__ring_core *ring, uint64_t head) 
         if (ring->tail_seen != head) return SPDL_OK;
         if (!closed) return SPDL_EMPTY;
         SPDL_TEST_POINT("ring about to end");
-        if (spdl__cas(&ring->end, &end, head)) return SPDL_CLOSED;
+        if (!spdl__cas(&ring->end, &end, head)) continue;
+        ring->quick_pops = false; /* they look at tail only */
+        return SPDL_CLOSED;
     }
 }
 
@@ -1919,7 +1922,6 @@ SPDL__PRIVATE spdl_result spdl__spsc_look(spdl__ring_core *ring, uint64_t head) 
 SPDL__PRIVATE uint64_t spdl__spsc_there(spdl__ring_core *ring, uint64_t head, uint64_t n,
                                         spdl_result *result) {
     *result = ring->tail_seen - head < n ? spdl__spsc_look(ring, head) : SPDL_OK;
-    if (ring->quick) ring->ready = ring->tail_seen;
     return spdl__min(n, ring->tail_seen - head);
 }
 
@@ -2064,17 +2066,17 @@ SPDL__PRIVATE spdl_result spdl__mp_push_n(spdl__ring_core *ring, const void *ite
     return SPDL_CLOSED;
 }
 
-/* Nothing is at `head`: for now, or for good? */
+/* Nothing is at `head`: for now, or for good? An open ring is told from one word that is seldom
+   written: looking at tail would take it from the producers. */
 SPDL__PRIVATE spdl_result spdl__ring_ended(const spdl__ring_core *ring, uint64_t head) {
-    uint64_t tail;
-    if (ring->mode == SPDL_RING_SPMC) {
-        /* pairs with the store of CLOSED in close, which comes after the decision about end */
-        if ((spdl__load32(&ring->pops_waiting) & SPDL__RING_CLOSED) == 0) return SPDL_EMPTY;
-        return head >= spdl__load(&ring->end) ? SPDL_CLOSED : SPDL_EMPTY;
-    }
-    tail = spdl__load(&ring->tail);
-    if ((tail & SPDL__RING_MARK) == 0) return SPDL_EMPTY;
-    return spdl__ring_at(ring, tail & ~SPDL__RING_MARK) == head ? SPDL_CLOSED : SPDL_EMPTY;
+    uint64_t end;
+    /* pairs with the store of CLOSED in close, which comes after the mark or the decision on end */
+    if ((spdl__load32(&ring->pops_waiting) & SPDL__RING_CLOSED) == 0) return SPDL_EMPTY;
+    if (ring->mode == SPDL_RING_SPMC)
+        end = spdl__load(&ring->end);
+    else
+        end = spdl__ring_at(ring, spdl__load(&ring->tail) & ~SPDL__RING_MARK);
+    return head >= end ? SPDL_CLOSED : SPDL_EMPTY;
 }
 
 /* MPMC and SPMC. As spdl__mp_push_n, at the other end. */
@@ -2120,11 +2122,11 @@ SPDL__PRIVATE spdl_result spdl__mpsc_pop_n(spdl__ring_core *ring, void *items, u
 /* False: take the long way. True: done, and *waiting is what stands in pops_waiting; when it is not
    0 there is somebody to wake or, in SPSC, a close to settle. An SPSC ring has a limit above tail,
    an MPMC or MPSC ring has cells whose stamp may equal tail; nothing else has either. */
-SPDL__PRIVATE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
+SPDL__INLINE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
                                          uint32_t *waiting) {
     uint64_t tail = spdl__load_relaxed(&ring->tail);
     spdl__ring_cell *cell;
-    if (tail < spdl__load_relaxed(&ring->limit)) {
+    if (__builtin_expect(tail < spdl__load_relaxed(&ring->limit), 1)) {
         memcpy(ring->slots + (tail & ring->index_mask) * sizeof(uint64_t), item, sizeof(uint64_t));
         SPDL_TEST_POINT("ring filled");
         spdl__store(&ring->tail, tail + 1); /* pairs with its load in spdl__spsc_look */
@@ -2145,10 +2147,14 @@ SPDL__PRIVATE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item
 }
 
 /* As spdl__ring_quick_push, at the other end. */
-SPDL__PRIVATE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32_t *waiting) {
+SPDL__INLINE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32_t *waiting) {
     uint64_t head = spdl__load_relaxed(&ring->head);
     spdl__ring_cell *cell;
-    if (head < ring->ready) {
+    if (__builtin_expect(ring->quick_pops, 1)) {
+        if (head == ring->tail_seen) {
+            ring->tail_seen = spdl__load(&ring->tail); /* pairs with its store in a push */
+            if (head == ring->tail_seen) return false;
+        }
         memcpy(item, ring->slots + (head & ring->index_mask) * sizeof(uint64_t), sizeof(uint64_t));
         SPDL_TEST_POINT("ring emptied");
         spdl__store(&ring->head, head + 1); /* pairs with its load in spdl__spsc_room */
@@ -2292,7 +2298,7 @@ SPDL__PRIVATE void spdl__ring_popped(spdl_ring *ring, uint64_t n) {
 }
 
 /* What is left to do after a quick push that found `waiting`. */
-SPDL__PRIVATE spdl_result spdl__ring_quick_pushed(spdl_ring *ring, uint32_t waiting) {
+SPDL__COLD spdl_result spdl__ring_quick_pushed(spdl_ring *ring, uint32_t waiting) {
     spdl__ring_core *core = &ring->core;
     spdl_result result = SPDL_OK;
     if ((waiting & SPDL__RING_CLOSING) != 0 && core->mode == SPDL_RING_SPSC)
@@ -2301,7 +2307,7 @@ SPDL__PRIVATE spdl_result spdl__ring_quick_pushed(spdl_ring *ring, uint32_t wait
     return result;
 }
 
-SPDL__PRIVATE spdl_result spdl__ring_quick_popped(spdl_ring *ring, uint32_t waiting) {
+SPDL__COLD spdl_result spdl__ring_quick_popped(spdl_ring *ring, uint32_t waiting) {
     spdl__ring_wake(ring, &ring->pushes.event, waiting, 1);
     return SPDL_OK;
 }
@@ -2659,6 +2665,7 @@ SPDL__PRIVATE void spdl__ring_stamps(spdl__ring_core *core) {
     for (i = 0; stamped && i < count; ++i)
         *spdl__ring_stamp(core, i) = i < core->capacity ? i : UINT64_MAX;
     core->no_cell.stamp = UINT64_MAX;
+    core->quick_pops = core->quick && !stamped;
     core->push_cells = push ? (spdl__ring_cell *)(void *)core->slots : &core->no_cell;
     core->push_mask = push ? core->index_mask : 0;
     core->pop_cells = pop ? (spdl__ring_cell *)(void *)core->slots : &core->no_cell;

@@ -53,7 +53,7 @@ static int64_t ms(double n) { return (int64_t)(n * 1e6); }
 
 /* Makes a new ring one of a system without membarrier: full barriers, and no quick paths. */
 static void without_membarrier(spdl_ring *ring) {
-    ring->core.asymmetric = ring->core.quick = false;
+    ring->core.asymmetric = ring->core.quick = ring->core.quick_pops = false;
     ring->core.push_cells = ring->core.pop_cells = &ring->core.no_cell;
     ring->core.push_mask = ring->core.pop_mask = 0;
 }
