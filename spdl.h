@@ -1142,14 +1142,14 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #define SPDL__COLD __attribute__((noinline)) SPDL__PRIVATE
 #define SPDL__INLINE __attribute__((always_inline)) static inline
 
-/* Before the body of a public function that is worth inlining where the body is seen. It is there
-   for other files all the same: C sees to it when the declaration does not say inline. */
+/* Before the body of a public function that is inlined where the body is seen. It is there for
+   other files all the same: C sees to it when the declaration does not say inline. */
 #ifdef __cplusplus
-#define SPDL__HOT inline __attribute__((used))
-#elif defined(__clang__) /* which decides by size alone, and warns of static functions inside */
-#define SPDL__HOT
+#define SPDL__HOT inline __attribute__((used, always_inline))
+#elif defined(__clang__) /* which warns of static functions in an inline one */
+#define SPDL__HOT __attribute__((always_inline))
 #else
-#define SPDL__HOT inline
+#define SPDL__HOT inline __attribute__((always_inline))
 #endif
 
 #ifdef SPDL_DEBUG
@@ -1772,6 +1772,7 @@ typedef struct spdl__ring_core {
     unsigned char *slots;
     size_t item_bytes;
     size_t stride;
+    uint64_t line_items; /* how many begin in a line of 64 bytes, at least 1 */
     spdl__ring_cell no_cell;
     char pad0[SPDL_CACHE_LINE];
     /* written by producers */
@@ -1846,9 +1847,8 @@ SPDL__PRIVATE spdl_result spdl__spsc_publish(spdl__ring_core *ring, uint64_t tai
 /* Producer. Fetches the lines of free slots from `from` to `to` for writing: they were last read by
    the other core. Rings that are larger than a cache near the core lose by it. */
 SPDL__PRIVATE void spdl__spsc_fetch(const spdl__ring_core *ring, uint64_t from, uint64_t to) {
-    const uint64_t step = 1 + 63 / ring->stride;
     if (ring->index_mask * ring->stride > SPDL__RING_FETCHED) return;
-    for (; from < to; from += step) spdl__prefetch_write(spdl__spsc_slot(ring, from));
+    for (; from < to; from += ring->line_items) spdl__prefetch_write(spdl__spsc_slot(ring, from));
 }
 
 /* Producer. How far the quick path may go after a push of one item: not beyond what is known to be
@@ -1868,18 +1868,20 @@ SPDL__PRIVATE spdl_result spdl__spsc_push_n(spdl__ring_core *ring, const void *i
     if (spdl__ring_closing(ring)) return SPDL_CLOSED;
     n = spdl__spsc_room(ring, tail, n);
     if (n == 0) return SPDL_FULL;
+    *moved = n;
+    if (n == 1) {
+        spdl__copy_item(spdl__spsc_slot(ring, tail), items, ring->stride);
+        spdl__spsc_credit(ring, tail + 1);
+        return spdl__spsc_publish(ring, tail, 1);
+    }
     run = spdl__spsc_run(ring, tail, n);
     memcpy(spdl__spsc_slot(ring, tail), items, (size_t)run * ring->stride);
     if (run < n)
         memcpy(ring->slots, (const char *)items + run * ring->stride,
                (size_t)(n - run) * ring->stride);
     free_to = ring->head_seen + ring->capacity;
-    if (n == 1)
-        spdl__spsc_credit(ring, tail + 1);
-    else
-        spdl__spsc_fetch(ring, tail + n + SPDL__RING_AHEAD,
-                         spdl__min(tail + 2 * n + SPDL__RING_AHEAD, free_to));
-    *moved = n;
+    spdl__spsc_fetch(ring, tail + n + SPDL__RING_AHEAD,
+                     spdl__min(tail + 2 * n + SPDL__RING_AHEAD, free_to));
     return spdl__spsc_publish(ring, tail, n);
 }
 
@@ -1937,13 +1939,18 @@ SPDL__PRIVATE spdl_result spdl__spsc_pop_n(spdl__ring_core *ring, void *items, u
     uint64_t run;
     n = spdl__spsc_there(ring, head, n, &result);
     if (n == 0) return result;
+    *moved = n;
+    if (n == 1) {
+        spdl__copy_item(items, spdl__spsc_slot(ring, head), ring->stride);
+        spdl__spsc_release(ring, head, 1);
+        return SPDL_OK;
+    }
     run = spdl__spsc_run(ring, head, n);
     memcpy(items, spdl__spsc_slot(ring, head), (size_t)run * ring->stride);
     if (run < n)
         memcpy((char *)items + run * ring->stride, ring->slots,
                (size_t)(n - run) * ring->stride);
     spdl__spsc_release(ring, head, n);
-    *moved = n;
     return SPDL_OK;
 }
 
@@ -2648,6 +2655,7 @@ SPDL__PRIVATE void spdl__ring_shape(spdl__ring_core *core, const spdl_ring_desc 
     core->item_bytes = desc->item_bytes ? desc->item_bytes : sizeof(void *);
     core->stride = spsc ? core->item_bytes
                         : sizeof(uint64_t) + ((core->item_bytes + 7) & ~(size_t)7);
+    core->line_items = 1 + 63 / core->stride;
     core->index_mask = spdl__pow2(spsc ? desc->capacity : spdl__max(desc->capacity, 2)) - 1;
     core->end = SPDL__RING_OPEN;
 #ifndef SPDL_DEBUG
