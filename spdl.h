@@ -1163,28 +1163,28 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
    acquire and release; relaxed ones say so. `32` is for uint32_t, the others are for uint64_t. */
 
 #define SPDL__ATOMICS(type, suffix)                                                                \
-    SPDL__PRIVATE type spdl__load##suffix(const type *p) {                                         \
+    SPDL__INLINE type spdl__load##suffix(const type *p) {                                         \
         return __atomic_load_n(p, __ATOMIC_ACQUIRE);                                               \
     }                                                                                              \
-    SPDL__PRIVATE type spdl__load_relaxed##suffix(const type *p) {                                 \
+    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) {                                 \
         return __atomic_load_n(p, __ATOMIC_RELAXED);                                               \
     }                                                                                              \
-    SPDL__PRIVATE void spdl__store##suffix(type *p, type value) {                                  \
+    SPDL__INLINE void spdl__store##suffix(type *p, type value) {                                  \
         __atomic_store_n(p, value, __ATOMIC_RELEASE);                                              \
     }                                                                                              \
-    SPDL__PRIVATE void spdl__store_relaxed##suffix(type *p, type value) {                          \
+    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) {                          \
         __atomic_store_n(p, value, __ATOMIC_RELAXED);                                              \
     }                                                                                              \
-    SPDL__PRIVATE type spdl__exchange##suffix(type *p, type value) {                               \
+    SPDL__INLINE type spdl__exchange##suffix(type *p, type value) {                               \
         return __atomic_exchange_n(p, value, __ATOMIC_ACQ_REL);                                    \
     }                                                                                              \
-    SPDL__PRIVATE type spdl__add##suffix(type *p, type value) {                                    \
+    SPDL__INLINE type spdl__add##suffix(type *p, type value) {                                    \
         return __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL);                                     \
     }                                                                                              \
-    SPDL__PRIVATE type spdl__sub##suffix(type *p, type value) {                                    \
+    SPDL__INLINE type spdl__sub##suffix(type *p, type value) {                                    \
         return __atomic_fetch_sub(p, value, __ATOMIC_ACQ_REL);                                     \
     }                                                                                              \
-    SPDL__PRIVATE bool spdl__cas##suffix(type *p, type *expected, type desired) {                  \
+    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                  \
         return __atomic_compare_exchange_n(p, expected, desired, false, __ATOMIC_ACQ_REL,          \
                                            __ATOMIC_ACQUIRE);                                      \
     }
@@ -1192,48 +1192,48 @@ SPDL__ATOMICS(uint32_t, 32)
 SPDL__ATOMICS(uint64_t, )
 #undef SPDL__ATOMICS
 
-SPDL__PRIVATE uint64_t spdl__or(uint64_t *p, uint64_t bits) {
+SPDL__INLINE uint64_t spdl__or(uint64_t *p, uint64_t bits) {
     return __atomic_fetch_or(p, bits, __ATOMIC_ACQ_REL);
 }
-SPDL__PRIVATE uint32_t spdl__or32(uint32_t *p, uint32_t bits) {
+SPDL__INLINE uint32_t spdl__or32(uint32_t *p, uint32_t bits) {
     return __atomic_fetch_or(p, bits, __ATOMIC_ACQ_REL);
 }
 
 /* For claims whose order is carried by something else. */
-SPDL__PRIVATE bool spdl__cas_relaxed(uint64_t *p, uint64_t *expected, uint64_t desired) {
+SPDL__INLINE bool spdl__cas_relaxed(uint64_t *p, uint64_t *expected, uint64_t desired) {
     return __atomic_compare_exchange_n(p, expected, desired, false, __ATOMIC_RELAXED,
                                        __ATOMIC_RELAXED);
 }
 
 /* Sequentially consistent, for the few places where two threads write one word each and then read
    the other's. */
-SPDL__PRIVATE uint32_t spdl__load_ordered32(const uint32_t *p) {
+SPDL__INLINE uint32_t spdl__load_ordered32(const uint32_t *p) {
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
-SPDL__PRIVATE void spdl__store_ordered32(uint32_t *p, uint32_t value) {
+SPDL__INLINE void spdl__store_ordered32(uint32_t *p, uint32_t value) {
     __atomic_store_n(p, value, __ATOMIC_SEQ_CST);
 }
-SPDL__PRIVATE void spdl__add_ordered32(uint32_t *p, uint32_t value) {
+SPDL__INLINE void spdl__add_ordered32(uint32_t *p, uint32_t value) {
     (void)__atomic_fetch_add(p, value, __ATOMIC_SEQ_CST);
 }
-SPDL__PRIVATE void spdl__sub_ordered32(uint32_t *p, uint32_t value) {
+SPDL__INLINE void spdl__sub_ordered32(uint32_t *p, uint32_t value) {
     (void)__atomic_fetch_sub(p, value, __ATOMIC_SEQ_CST);
 }
-SPDL__PRIVATE uint64_t spdl__load_ordered(const uint64_t *p) {
+SPDL__INLINE uint64_t spdl__load_ordered(const uint64_t *p) {
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
-SPDL__PRIVATE void spdl__store_ordered(uint64_t *p, uint64_t value) {
+SPDL__INLINE void spdl__store_ordered(uint64_t *p, uint64_t value) {
     __atomic_store_n(p, value, __ATOMIC_SEQ_CST);
 }
 
 /* For counters that one thread writes and others read: no read-modify-write is needed. */
-SPDL__PRIVATE void spdl__count(uint64_t *counter, uint64_t more) {
+SPDL__INLINE void spdl__count(uint64_t *counter, uint64_t more) {
     spdl__store_relaxed(counter, spdl__load_relaxed(counter) + more);
 }
 
 /* Orders earlier stores before later loads. ThreadSanitizer does not model fences, so under it a
    read-modify-write does the same work (it is a full barrier on every target TSan runs on). */
-SPDL__PRIVATE void spdl__full_barrier(void) {
+SPDL__INLINE void spdl__full_barrier(void) {
 #if SPDL__TSAN
     uint32_t word = 0;
     uint32_t *volatile escape = &word;
@@ -1243,18 +1243,18 @@ SPDL__PRIVATE void spdl__full_barrier(void) {
 #endif
 }
 
-SPDL__PRIVATE void spdl__compiler_barrier(void) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+SPDL__INLINE void spdl__compiler_barrier(void) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 
-/* Asks for the line at p, to write to it. x86 compilers emit prefetchw only where it is told that
-   there is one; every 64-bit x86 has it or ignores it. */
+/* Asks for the line at p, to write to it. x86 compilers emit prefetchw only in functions that are
+   told there is one; every 64-bit x86 has it or ignores it. */
 #if defined(__x86_64__)
-__attribute__((target("prfchw")))
+#define SPDL__PREFETCHES __attribute__((target("prfchw")))
+#else
+#define SPDL__PREFETCHES
 #endif
-SPDL__PRIVATE void spdl__prefetch_write(const void *p) {
-    __builtin_prefetch(p, 1);
-}
+SPDL__INLINE void spdl__prefetch_write(const void *p) { __builtin_prefetch(p, 1); }
 
-SPDL__PRIVATE void spdl__pause(void) {
+SPDL__INLINE void spdl__pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -1308,7 +1308,7 @@ SPDL__PRIVATE bool spdl__barrier_init(void) {
 #endif
 }
 
-SPDL__PRIVATE void spdl__barrier_light(bool asymmetric) {
+SPDL__INLINE void spdl__barrier_light(bool asymmetric) {
     if (asymmetric)
         spdl__compiler_barrier();
     else
@@ -1328,7 +1328,7 @@ SPDL__PRIVATE void spdl__barrier_heavy(bool asymmetric) {
 
 /* The light barrier for code that does not ask which kind it is: where membarrier may be missing,
    it is not run without it. */
-SPDL__PRIVATE void spdl__barrier_quick(void) {
+SPDL__INLINE void spdl__barrier_quick(void) {
 #if SPDL__MEMBARRIER
     spdl__compiler_barrier();
 #else
@@ -1846,7 +1846,8 @@ SPDL__PRIVATE spdl_result spdl__spsc_publish(spdl__ring_core *ring, uint64_t tai
 
 /* Producer. Fetches the lines of free slots from `from` to `to` for writing: they were last read by
    the other core. Rings that are larger than a cache near the core lose by it. */
-SPDL__PRIVATE void spdl__spsc_fetch(const spdl__ring_core *ring, uint64_t from, uint64_t to) {
+SPDL__PREFETCHES
+SPDL__COLD void spdl__spsc_fetch(const spdl__ring_core *ring, uint64_t from, uint64_t to) {
     if (ring->index_mask * ring->stride > SPDL__RING_FETCHED) return;
     for (; from < to; from += ring->line_items) spdl__prefetch_write(spdl__spsc_slot(ring, from));
 }
