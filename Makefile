@@ -5,6 +5,7 @@
 #   make test ARGS="--repeat 100"    options of the runner: --list --no-fork --repeat N --seed N
 #   make CC=clang CFLAGS=-O3         another compiler, other flags; CXX is for the examples
 #   make bench JSON=1                one JSON object per line
+#   make bench-ring ARGS="--all 4p4c"   options of a bench: --quick --all --list TEXT
 #   make V=1                         shows the commands
 
 CFLAGS ?= -O1 -g
@@ -171,9 +172,25 @@ build/demo/%: examples/%.c $(wildcard examples/*.h) spdl.h
 
 build/bench/%: bench/%.c $(wildcard bench/*.h) spdl.h
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -I. $< -o $@ -lpthread -lm
+	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -I. $< -o $@ -lpthread -lm -ldl
+
+# A peer that cannot be built leaves no file, and is tried again the next time.
+PEER = @mkdir -p $(@D); BENCH_FLAGS='$(BENCH_FLAGS)' bench/peers/build.sh $< $@
+PEER_NEEDS = $(wildcard bench/*.h bench/peers/*.hpp bench/peers/*.sh)
+build/bench/peers/%.so: bench/peers/%.cpp $(PEER_NEEDS)
+	$(PEER)
+build/bench/peers/%.so: bench/peers/%.c $(PEER_NEEDS)
+	$(PEER)
+build/bench/peers/%: bench/peers/%.go $(PEER_NEEDS)
+	$(PEER)
+build/bench/peers/%: bench/peers/%.rs $(PEER_NEEDS)
+	$(PEER)
+
+PEERS = $(patsubst %.c,%.so,$(patsubst %.cpp,%.so,$(wildcard bench/peers/*.c bench/peers/*.cpp))) \
+        $(basename $(wildcard bench/peers/*.go bench/peers/*.rs))
+bench-ring: $(PEERS:%=build/%)
 
 $(BENCHES:%=bench-%): bench-%: build/bench/bench_%
-	@$< $(JSON:%=--json)
+	@build/bench/bench_$* $(JSON:%=--json) $(ARGS)
 
 -include $(TEST_OBJECTS:.o=.d)

@@ -8,6 +8,7 @@
    Options of every benchmark:
        --json     one JSON object per line (the line about the machine goes to stderr)
        --quick    about a third of the time
+       --all      every peer of a row, where there are several
        --list     the names of the rows
        TEXT       only the rows with TEXT in their name */
 #ifndef BENCH_H_INCLUDED
@@ -43,6 +44,7 @@ typedef struct bench_options {
     const char *filter;
     bool json;
     bool quick;
+    bool all;
     bool list;
 } bench_options;
 
@@ -57,11 +59,19 @@ typedef struct bench_row {
     double goal_ratio; /* at least this much better than the peer */
 } bench_row;
 
+/* What some rows add; a NULL is not there. */
+typedef struct bench_note {
+    const char *text; /* a column of the table, before the goal */
+    const char *more; /* further lines of the table, each with its newline */
+    const char *json; /* further members of the object, each with a comma before it */
+} bench_note;
+
 /* One measurement of one side; `arg` describes the case. */
 typedef double (*bench_side_fn)(const void *arg);
 
 static bench_options bench_opt;
 static char bench_now_running[64];
+static char bench_now_beside[64];
 
 /* ---- clock and load ---- */
 
@@ -159,6 +169,8 @@ static inline void bench_on_alarm(int signal_number) {
     static const char text[] = "bench: no end in sight in row ";
     ssize_t told = write(2, text, sizeof text - 1);
     told += write(2, bench_now_running, strlen(bench_now_running));
+    told += write(2, ", ", bench_now_beside[0] != '\0' ? 2 : 0);
+    told += write(2, bench_now_beside, strlen(bench_now_beside));
     told += write(2, "\n", 1);
     _exit(told > 0 ? signal_number : 1);
 }
@@ -215,7 +227,7 @@ static inline bool bench_goal_met(const bench_row *row, double ours, double rati
 }
 
 static inline void bench_print_json(const bench_row *row, double ours, double peer,
-                                    const char *goal) {
+                                    const char *goal, const bench_note *note) {
     printf("{\"bench\":\"%s\",\"case\":\"%s\",\"ours\":%.6g,\"unit\":\"%s\"", bench_opt.bench,
            row->name, ours, row->unit);
     if (row->peer_name != NULL) {
@@ -223,35 +235,43 @@ static inline void bench_print_json(const bench_row *row, double ours, double pe
                bench_ratio(row, ours, peer));
     }
     if (goal[0] != '\0') printf(",\"goal\":\"%s\"", goal);
+    if (note != NULL && note->json != NULL) fputs(note->json, stdout);
     puts("}");
 }
 
 static inline void bench_print_table(const bench_row *row, double ours, double peer,
-                                     const char *goal) {
+                                     const char *goal, const bench_note *note) {
     char a[32];
     char b[32];
     const double ratio = row->peer_name != NULL ? bench_ratio(row, ours, peer) : 0;
     printf("%-22s %10s %-6s", row->name, bench_number(a, sizeof a, ours), row->unit);
     if (row->peer_name != NULL) {
         printf(" %10s %8.2f  %-24s", bench_number(b, sizeof b, peer), ratio, row->peer_name);
-    } else if (goal[0] != '\0') {
+    } else if (goal[0] != '\0' || note != NULL) {
         printf(" %10s %8s  %-24s", "", "", "");
     }
+    if (note != NULL && note->text != NULL) printf(" %-20s", note->text);
     if (goal[0] != '\0') {
         printf(" %s: %s", goal, bench_goal_met(row, ours, ratio) ? "met" : "MISSED");
     }
     putchar('\n');
+    if (note != NULL && note->more != NULL) fputs(note->more, stdout);
 }
 
-static inline void bench_print(const bench_row *row, double ours, double peer) {
+static inline void bench_print_noted(const bench_row *row, double ours, double peer,
+                                     const bench_note *note) {
     char goal[64];
     bench_goal_text(row, goal, sizeof goal);
     if (bench_opt.json) {
-        bench_print_json(row, ours, peer, goal);
+        bench_print_json(row, ours, peer, goal, note);
     } else {
-        bench_print_table(row, ours, peer, goal);
+        bench_print_table(row, ours, peer, goal, note);
     }
     fflush(stdout);
+}
+
+static inline void bench_print(const bench_row *row, double ours, double peer) {
+    bench_print_noted(row, ours, peer, NULL);
 }
 
 /* Whether the row is wanted; arms the alarm for it. */
@@ -264,6 +284,12 @@ static inline bool bench_wanted(const char *name) {
     snprintf(bench_now_running, sizeof bench_now_running, "%s", name);
     alarm(BENCH_HANG_SECONDS);
     return true;
+}
+
+/* The side of the row that runs now, for whoever reads of a hang; the alarm is its own. */
+static inline void bench_now_with(const char *side) {
+    snprintf(bench_now_beside, sizeof bench_now_beside, "%s", side);
+    alarm(BENCH_HANG_SECONDS);
 }
 
 static inline int bench_rounds(int rounds) { return bench_opt.quick ? (rounds + 2) / 3 : rounds; }
@@ -341,10 +367,13 @@ static inline void bench_start(const char *bench, int argc, char **argv) {
             bench_opt.json = true;
         } else if (strcmp(argv[i], "--quick") == 0) {
             bench_opt.quick = true;
+        } else if (strcmp(argv[i], "--all") == 0) {
+            bench_opt.all = true;
         } else if (strcmp(argv[i], "--list") == 0) {
             bench_opt.list = true;
         } else if (argv[i][0] == '-') {
-            fprintf(stderr, "usage: bench_%s [--json] [--quick] [--list] [TEXT]\n", bench);
+            fprintf(stderr, "usage: bench_%s [--json] [--quick] [--all] [--list] [TEXT]\n",
+                    bench);
             exit(2);
         } else {
             bench_opt.filter = argv[i];
