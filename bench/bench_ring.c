@@ -996,6 +996,7 @@ static void row_efficiency(const char *name, int producers, double produce_us, i
     int count = 0;
     int i;
     snprintf(cpu_name, sizeof cpu_name, "%s_cpu", name);
+    if (bench_opt.list) bench_wanted(name);
     if (!bench_wanted(cpu_name)) return;
     c.spec.produce_work = (uint32_t)(produce_us * 1e3 / turn);
     c.spec.consume_work = (uint32_t)(consume_us * 1e3 / turn);
