@@ -41,7 +41,7 @@ B = build/$(notdir $(firstword $(CC)))$(MODE:%=-%)
 TEST_FLAGS = -std=gnu11 $(WARN_C) $(WERROR:%=-Werror) $(CFLAGS) $(MODE_FLAGS) -pthread
 # check-cuda has its own; test_ring.c tests both kinds of waits in every mode.
 TESTS = $(filter-out tests/test_cuda.c $(if $(filter portable,$(MODE)),tests/test_ring%),\
-        $(wildcard tests/test_*.c))
+        $(wildcard tests/test_*.c)) tests/stress_ring.c
 TEST_OBJECTS = $(patsubst tests/%.c,$(B)/%.o,tests/main.c $(TESTS))
 BENCHES = $(patsubst bench/bench_%.c,%,$(wildcard bench/bench_*.c))
 BENCH_FLAGS = -O2
@@ -89,7 +89,12 @@ tsan: ## the tests under ThreadSanitizer
 .PHONY: portable
 portable: ## the tests on the waits and barriers of systems that are not Linux
 	@$(MAKE) test MODE=portable \
-	    T="$(filter-out cuda ring%,$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))"
+	    T="$(filter-out cuda ring%,$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))) stress"
+
+.PHONY: stress
+stress: ## the rings under stress at length: 1e9 items through SPSC rings, 1e8 in each other mode
+	@$(MAKE) $(PARALLEL) $(B)/runner
+	@STRESS=long TEST_TIMEOUT=0 tests/run.sh $(B)/runner $(ARGS) stress.
 
 .PHONY: model
 model: ## check the models of who sleeps and who wakes (needs spin)
