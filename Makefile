@@ -128,6 +128,10 @@ check-warnings: ## C99 to C17, C++11 to C++20, gcc and clang, every mode of the 
 check-headers: ## includes, macros, symbols, linking, licence and version
 	@tests/check_headers.sh
 
+.PHONY: check-budget
+check-budget: ## instructions of a push and a pop (needs valgrind)
+	@tests/check_budget.sh
+
 .PHONY: check-core-alone
 check-core-alone: ## the lock-free part of the rings compiles without the rest
 	@tests/check_core_alone.sh
