@@ -136,6 +136,10 @@ check-budget: ## instructions of a push and a pop (needs valgrind)
 check-core-alone: ## the lock-free part of the rings compiles without the rest
 	@tests/check_core_alone.sh
 
+.PHONY: cross
+cross: ## the tests on other processors (needs cross compilers and qemu-user)
+	@tests/check_cross.sh
+
 .PHONY: check-docs
 check-docs: ## the five lines above every public function
 	@tests/check_docs.sh

@@ -62,6 +62,7 @@ part tsan-clang "$make" -s tsan CC=clang
 part model "$make" -s model
 part core-alone "$make" -s check-core-alone
 part budget "$make" -s check-budget
+part cross "$make" -s cross
 part examples "$make" -s examples
 part cuda "$make" -s check-cuda
 part readme "$make" -s check-readme
