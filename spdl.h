@@ -2125,6 +2125,48 @@ SPDL__PRIVATE spdl_result spdl__mpsc_pop_n(spdl__ring_core *ring, void *items, u
     return SPDL_OK;
 }
 
+/* ---- beginning ---- */
+
+/* How many slots: a stamped ring has one more that never fits where an index has no slot. */
+SPDL__PRIVATE size_t spdl__ring_slot_count(const spdl__ring_core *ring) {
+    if (ring->mode == SPDL_RING_SPSC) return (size_t)ring->index_mask + 1;
+    return (size_t)(ring->capacity + (ring->capacity <= ring->index_mask));
+}
+
+/* Sizes, of a ring that is all zeros; `quick` says whether spdl__barrier_quick is a barrier. Then
+   `slots` must be set to spdl__ring_slot_count slots of `stride` bytes, and the ring started. */
+SPDL__PRIVATE void spdl__ring_core_shape(spdl__ring_core *ring, spdl_ring_mode mode,
+                                         uint64_t capacity, size_t item_bytes, bool quick) {
+    const bool spsc = mode == SPDL_RING_SPSC;
+    uint64_t lap = spsc ? 1 : 2;
+    while (lap < capacity) lap *= 2;
+    ring->mode = mode;
+    ring->capacity = capacity;
+    ring->item_bytes = item_bytes;
+    ring->stride = spsc ? item_bytes : sizeof(uint64_t) + ((item_bytes + 7) & ~(size_t)7);
+    ring->line_items = 1 + 63 / ring->stride;
+    ring->index_mask = lap - 1;
+    ring->end = SPDL__RING_OPEN;
+    ring->quick = quick && item_bytes == sizeof(uint64_t);
+}
+
+/* First stamps, and which quick paths there are. */
+SPDL__PRIVATE void spdl__ring_core_start(spdl__ring_core *ring) {
+    const size_t count = spdl__ring_slot_count(ring);
+    const bool stamped = ring->mode != SPDL_RING_SPSC;
+    const bool push = stamped && ring->quick && ring->mode != SPDL_RING_SPMC;
+    const bool pop = stamped && ring->quick && ring->mode != SPDL_RING_MPSC;
+    uint64_t i;
+    for (i = 0; stamped && i < count; ++i)
+        *spdl__ring_stamp(ring, i) = i < ring->capacity ? i : UINT64_MAX;
+    ring->no_cell.stamp = UINT64_MAX;
+    ring->quick_pops = ring->quick && !stamped;
+    ring->push_cells = push ? (spdl__ring_cell *)(void *)ring->slots : &ring->no_cell;
+    ring->push_mask = push ? ring->index_mask : 0;
+    ring->pop_cells = pop ? (spdl__ring_cell *)(void *)ring->slots : &ring->no_cell;
+    ring->pop_mask = pop ? ring->index_mask : 0;
+}
+
 /* ---- the quick paths: one item of 8 bytes, nothing unusual ---- */
 
 /* False: take the long way. True: done, and *waiting is what stands in pops_waiting; when it is not
@@ -2266,10 +2308,12 @@ SPDL__PRIVATE bool spdl__ring_enter(uint32_t *inside, bool alone) {
     assert(entered && "spdl: two threads on a side of a ring that is for one");
     return entered;
 }
+#define SPDL__QUICK false /* they do not look */
 #define SPDL__RING_ENTER(ring, side, alone)                                                        \
     if (!spdl__ring_enter(&(ring)->side, alone)) return SPDL_E_INVALID
 #define SPDL__RING_LEAVE(ring, side) spdl__store32(&(ring)->side, 0)
 #else
+#define SPDL__QUICK true
 #define SPDL__RING_ENTER(ring, side, alone) ((void)0)
 #define SPDL__RING_LEAVE(ring, side) ((void)0)
 #endif
@@ -2641,60 +2685,23 @@ SPDL__PRIVATE spdl_result spdl__ring_check(const spdl_ring_desc *desc) {
     return spdl__allocator_check(&desc->allocator, "ring", desc->error);
 }
 
-/* How many slots: a stamped ring has one more that never fits where an index has no slot. */
-SPDL__PRIVATE size_t spdl__ring_slot_count(const spdl__ring_core *core) {
-    if (core->mode == SPDL_RING_SPSC) return (size_t)core->index_mask + 1;
-    return (size_t)(core->capacity + (core->capacity <= core->index_mask));
-}
-
-/* Sizes; `core` is zeroed. */
-SPDL__PRIVATE void spdl__ring_shape(spdl__ring_core *core, const spdl_ring_desc *desc) {
-    const bool spsc = desc->mode == SPDL_RING_SPSC;
-    core->mode = desc->mode;
-    core->asymmetric = spdl__barrier_init();
-    core->capacity = desc->capacity;
-    core->item_bytes = desc->item_bytes ? desc->item_bytes : sizeof(void *);
-    core->stride = spsc ? core->item_bytes
-                        : sizeof(uint64_t) + ((core->item_bytes + 7) & ~(size_t)7);
-    core->line_items = 1 + 63 / core->stride;
-    core->index_mask = spdl__pow2(spsc ? desc->capacity : spdl__max(desc->capacity, 2)) - 1;
-    core->end = SPDL__RING_OPEN;
-#ifndef SPDL_DEBUG
-    core->quick = core->item_bytes == sizeof(uint64_t) && (core->asymmetric || !SPDL__MEMBARRIER);
-#endif
-}
-
-/* First stamps, and the quick paths of stamped rings. */
-SPDL__PRIVATE void spdl__ring_stamps(spdl__ring_core *core) {
-    const size_t count = spdl__ring_slot_count(core);
-    const bool stamped = core->mode != SPDL_RING_SPSC;
-    const bool push = stamped && core->quick && core->mode != SPDL_RING_SPMC;
-    const bool pop = stamped && core->quick && core->mode != SPDL_RING_MPSC;
-    uint64_t i;
-    for (i = 0; stamped && i < count; ++i)
-        *spdl__ring_stamp(core, i) = i < core->capacity ? i : UINT64_MAX;
-    core->no_cell.stamp = UINT64_MAX;
-    core->quick_pops = core->quick && !stamped;
-    core->push_cells = push ? (spdl__ring_cell *)(void *)core->slots : &core->no_cell;
-    core->push_mask = push ? core->index_mask : 0;
-    core->pop_cells = pop ? (spdl__ring_cell *)(void *)core->slots : &core->no_cell;
-    core->pop_mask = pop ? core->index_mask : 0;
-}
-
 SPDL__PRIVATE spdl_result spdl__ring_new(spdl_ring **ring, const spdl_ring_desc *desc) {
     spdl_ring *made =
         (spdl_ring *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), SPDL_CACHE_LINE);
     size_t slots;
     if (made == NULL) return SPDL_E_NOMEM;
     made->allocator = desc->allocator;
-    spdl__ring_shape(&made->core, desc);
+    made->core.asymmetric = spdl__barrier_init();
+    spdl__ring_core_shape(&made->core, desc->mode, desc->capacity,
+                          desc->item_bytes ? desc->item_bytes : sizeof(void *),
+                          SPDL__QUICK && (made->core.asymmetric || !SPDL__MEMBARRIER));
     slots = spdl__ring_slot_count(&made->core);
     made->core.slots = (unsigned char *)spdl__alloc_zeroed(&desc->allocator, slots,
                                                            made->core.stride, SPDL_CACHE_LINE);
     if (made->core.slots == NULL) goto no_slots;
     if (!spdl__event_init(&made->pushes.event)) goto no_event;
     if (!spdl__event_init(&made->pops.event)) goto no_second_event;
-    spdl__ring_stamps(&made->core);
+    spdl__ring_core_start(&made->core);
     *ring = made;
     return SPDL_OK;
 no_second_event:

@@ -5,6 +5,8 @@
 
 #define SPDL__PRIVATE SPDL__UNUSED static
 #define SPDL__INLINE SPDL__UNUSED static inline
+#define SPDL__COLD SPDL__UNUSED static
+#define SPDL__PREFETCHES
 #define SPDL_CACHE_LINE 64
 #define SPDL_TEST_POINT(id) ((void)(id))
 
@@ -56,37 +58,14 @@ typedef struct driver {
     uint64_t in, out;
 } driver;
 
-/* What spdl_ring_create does. The slots take an extra one, which no position fits. */
 static void driver_start(driver *d, spdl_ring_mode mode, uint64_t capacity, uint64_t words,
                          bool quick) {
     static const driver zero;
-    spdl__ring_core *ring = &d->ring;
-    const bool spsc = mode == SPDL_RING_SPSC;
-    uint64_t i;
     *d = zero;
     d->words = words;
-    ring->mode = mode;
-    ring->quick = quick && words == 1;
-    ring->capacity = capacity;
-    ring->item_bytes = (size_t)words * sizeof(uint64_t);
-    ring->stride = ring->item_bytes + (spsc ? 0 : sizeof(uint64_t));
-    ring->index_mask = capacity > 4 ? 7 : capacity > 2 ? 3 : capacity > 1 || !spsc ? 1 : 0;
-    ring->slots = (unsigned char *)d->slots;
-    ring->end = SPDL__RING_OPEN;
-    ring->no_cell.stamp = UINT64_MAX;
-    ring->quick_pops = ring->quick && spsc;
-    ring->push_cells = ring->pop_cells = &ring->no_cell;
-    if (spsc) return;
-    for (i = 0; i <= ring->index_mask; ++i)
-        *spdl__ring_stamp(ring, i) = i < capacity ? i : UINT64_MAX;
-    if (ring->quick && mode != SPDL_RING_SPMC) {
-        ring->push_cells = (spdl__ring_cell *)(void *)ring->slots;
-        ring->push_mask = ring->index_mask;
-    }
-    if (ring->quick && mode != SPDL_RING_MPSC) {
-        ring->pop_cells = (spdl__ring_cell *)(void *)ring->slots;
-        ring->pop_mask = ring->index_mask;
-    }
+    d->ring.slots = (unsigned char *)d->slots;
+    spdl__ring_core_shape(&d->ring, mode, capacity, (size_t)words * sizeof(uint64_t), quick);
+    spdl__ring_core_start(&d->ring);
 }
 
 static spdl_result push_one(driver *d) {

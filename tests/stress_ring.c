@@ -473,7 +473,7 @@ static void round_check(round *r) {
 /* Makes a new ring one of a system without membarrier: full barriers, and no quick paths. */
 static void without_membarrier(spdl_ring *ring) {
     ring->core.asymmetric = ring->core.quick = false;
-    spdl__ring_stamps(&ring->core);
+    spdl__ring_core_start(&ring->core);
 }
 
 /* Up to `items` items of each producer; returns how many went in. */
