@@ -1,0 +1,20 @@
+/* The tests of spdl_cuda.h in one program, linked with a CUDA runtime or the stand-in for it;
+   built and run by tests/check_cuda.sh. */
+#define TEST_MAIN
+#include "test.h"
+
+#ifdef CUDA_REAL /* on a device: without the stand-in, what needs its strings is left out */
+#define MODULES(X) X(cuda)
+#else
+#define MODULES(X) X(cuda_sim) X(cuda) X(cuda_fault)
+#endif
+
+#define DECLARE(module) extern const test_case test_table_##module[] __attribute__((weak));
+#define ROW(module) { #module, test_table_##module },
+
+MODULES(DECLARE)
+
+int main(int argc, char **argv) {
+    const test_module modules[] = { MODULES(ROW) };
+    return test_main(argc, argv, modules, sizeof modules / sizeof modules[0]);
+}
