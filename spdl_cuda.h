@@ -50,7 +50,8 @@
        Any thread may fill and send slots. A process that forks may not use an open spdl_cuda in the
        child: every call there returns SPDL_E_CUDA_FORKED and touches nothing.
        The CUDA device that is current for the calling thread stays what it is; errors of earlier
-       CUDA calls of the caller stay where they are unless a call of the library fails as well.
+       CUDA calls of the caller stay where they are, unless a call of the library fails as well or
+       has to poll (spdl_cuda_host_get and spdl_cuda_reap with a timeout that ends).
        Captures of CUDA graphs on other threads and streams are not disturbed; a stream that is
        being captured is refused.
 
@@ -277,7 +278,7 @@ SPDL_API spdl_result spdl_cuda_host_get(spdl_cuda *cuda, spdl_cuda_host **host, 
 
 /* Adds an array to a slot and hands out where to write it: C order, aligned to 256 bytes.
    Returns: SPDL_OK, SPDL_E_LIMIT (the slot is full, or has 16 arrays), SPDL_E_INVALID (type, shape,
-            or the slot is not being filled).
+            or the slot is not being filled), SPDL_E_CUDA_FORKED.
    Threads: whoever has the slot.
    Blocks:  never.
    Owns:    *data is part of the slot. */
@@ -308,9 +309,21 @@ SPDL_API spdl_result spdl_cuda_send(spdl_cuda_host *host, spdl_cuda_batch *batch
    Threads: any.
    Blocks:  until a device slot (and, outside of arenas, a host slot) is free, or up to timeout_ns.
    Owns:    after SPDL_OK release(item) will be called once, when the memory has been read: at once,
-            in a later call, or in spdl_cuda_close. Otherwise it stays the caller's. */
+            in a call that finds no free slot, in spdl_cuda_reap or spdl_cuda_close. Otherwise it
+            stays the caller's. */
 SPDL_API spdl_result spdl_cuda_send_view(spdl_cuda *cuda, const spdl_cuda_view *view,
                                          spdl_cuda_batch *batch, int64_t timeout_ns);
+
+/* Gives back what has been read: host slots, and the items of views. spdl_cuda_host_get does so
+   when it finds no free slot, and an iterator now and then; this is for a loader that waits for
+   items of views to be released. On the CPU backend they are when their batches are done with.
+   Returns: SPDL_OK (at least one came back), SPDL_EMPTY (no copy is in flight), SPDL_TIMEOUT,
+            SPDL_E_INVALID (an iterator is open, which does that), SPDL_E_CUDA, SPDL_E_CUDA_LOST,
+            SPDL_E_CUDA_FORKED.
+   Threads: any.
+   Blocks:  until a copy is done, or up to timeout_ns.
+   Owns:    release(item) is called for items that were read. */
+SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns);
 
 /* Makes a batch ready on a stream: work put on it from now on sees the data. Up to 4 streams may
    read a batch; each has to be done with it.
@@ -731,7 +744,7 @@ SPDL__PRIVATE void spdl__cuda_reason(const spdl__cuda_api *api, spdl_cuda_info *
 /* How many devices there are; with none info->reason says why. */
 SPDL__PRIVATE int spdl__cuda_count(const spdl__cuda_api *api, spdl_cuda_info *info) {
     int error, count = 0;
-    (void)api->RuntimeGetVersion(&info->runtime_version);
+    if (api->RuntimeGetVersion(&info->runtime_version) != 0) (void)api->GetLastError();
     error = api->DriverGetVersion(&info->driver_version);
     if (error != 0 || info->driver_version == 0) {
         info->driver_version = 0;
@@ -908,6 +921,7 @@ struct spdl_cuda {
     /* written by any thread */
     spdl__event host_changed; /* a host slot is free, or there is a copy to wait for */
     uint32_t lost;
+    uint32_t unloading;       /* the runtime is gone: no more calls, leave everything as it is */
     uint32_t iterating;       /* an iterator is open: it alone sends and reaps */
     uint64_t fetcher;         /* the thread that is fetching for it; 0: none */
     uint64_t calls, checks, batches, bytes, copied_bytes, adopted_bytes;
@@ -924,8 +938,10 @@ struct spdl_cuda {
 #define SPDL__CUDA(cuda, call) (spdl__add(&(cuda)->calls, 1), (cuda)->api.call)
 #define SPDL__CUDA_CHECK(cuda, call) (spdl__add(&(cuda)->checks, 1), (cuda)->api.call)
 /* A call that ends something. It is tried twice: there is nobody to tell. */
+#define SPDL__CUDA_TRY(cuda, call)                                                                 \
+    (SPDL__CUDA(cuda, call) == 0 || (SPDL__CUDA_CHECK(cuda, GetLastError()), false))
 #define SPDL__CUDA_END(cuda, name, what)                                                           \
-    (SPDL__CUDA(cuda, name(what)) == 0 || SPDL__CUDA(cuda, name(what)) == 0)
+    (SPDL__CUDA_TRY(cuda, name(what)) || SPDL__CUDA_TRY(cuda, name(what)))
 
 #ifdef SPDL_CUDA_NVTX
 SPDL__PRIVATE void spdl__range_begin(spdl_cuda *cuda, const char *name) {
@@ -966,8 +982,11 @@ SPDL__PRIVATE void spdl__cuda_lose(spdl_cuda *cuda) {
 SPDL__PRIVATE spdl_result spdl__cuda_fail(spdl_cuda *cuda, const char *call, int code) {
     const char *text = cuda->api.GetErrorString(code);
     bool lost = spdl__cuda_sticky(code);
-    (void)cuda->api.GetLastError(); /* ours; the caller's next check is about the caller's calls */
-    lost = cuda->api.PeekAtLastError() == code || lost; /* it cannot be cleared */
+    if (code == SPDL__CU_UNLOADING)
+        spdl__store32(&cuda->unloading, 1);
+    else
+        (void)cuda->api.GetLastError(); /* ours; the caller's next check is about its own calls */
+    if (!lost) lost = cuda->api.PeekAtLastError() == code; /* it cannot be cleared */
     pthread_mutex_lock(&cuda->error_lock);
     if (spdl__load_relaxed32(&cuda->lost) == 0)
         (void)spdl__error_set(&cuda->error, lost ? SPDL_E_CUDA_LOST : SPDL_E_CUDA,
@@ -1050,6 +1069,12 @@ SPDL__PRIVATE spdl_result spdl__cuda_enter(spdl_cuda *cuda, spdl__cuda_scope *sc
     result = spdl__cuda_relax(cuda, &scope->mode);
     if (result != SPDL_OK) spdl__cuda_switch_back(cuda, scope->device);
     return result;
+}
+
+/* For what has to be freed whatever happens. */
+SPDL__PRIVATE bool spdl__cuda_enter_twice(spdl_cuda *cuda, spdl__cuda_scope *scope) {
+    return spdl__cuda_enter(cuda, scope) == SPDL_OK ||
+           (spdl__load32(&cuda->unloading) == 0 && spdl__cuda_enter(cuda, scope) == SPDL_OK);
 }
 
 SPDL__PRIVATE void spdl__cuda_leave(spdl_cuda *cuda, const spdl__cuda_scope *scope) {
@@ -1361,50 +1386,61 @@ SPDL__PRIVATE void spdl__cuda_reap(spdl_cuda *cuda, uint64_t until) {
     pthread_mutex_unlock(&cuda->lock);
 }
 
-/* Whether an event is done. "Not ready" is an answer and not an error: the thread's last error is
-   left as it was found. */
-SPDL__PRIVATE spdl_result spdl__event_ask(spdl_cuda *cuda, void *event, bool *done) {
-    spdl_result result;
-    int mode, code;
+/* Whether an event is done; the thread is in relaxed mode. "Not ready" is an answer and not an
+   error, but CUDA records it as one, over one of the caller's that is pending: then this is not
+   asked unless it `must` be. */
+SPDL__PRIVATE spdl_result spdl__event_query(spdl_cuda *cuda, void *event, bool must, bool *done) {
+    const int pending = SPDL__CUDA_CHECK(cuda, PeekAtLastError());
+    int code;
     *done = false;
-    result = spdl__cuda_relax(cuda, &mode);
-    if (result != SPDL_OK) return result;
+    if (pending != 0 && pending != SPDL__CU_NOT_READY && !must) return SPDL_OK;
     code = SPDL__CUDA(cuda, EventQuery(event));
-    spdl__cuda_unrelax(cuda, mode);
     *done = code == 0;
-    if (code != 0 && code != SPDL__CU_NOT_READY)
-        return spdl__cuda_fail(cuda, "cudaEventQuery", code);
-    if (code != 0 && SPDL__CUDA_CHECK(cuda, PeekAtLastError()) == SPDL__CU_NOT_READY)
-        (void)SPDL__CUDA_CHECK(cuda, GetLastError());
+    if (code == 0) return SPDL_OK;
+    if (code != SPDL__CU_NOT_READY) return spdl__cuda_fail(cuda, "cudaEventQuery", code);
+    (void)SPDL__CUDA_CHECK(cuda, GetLastError());
     return SPDL_OK;
 }
 
+SPDL__PRIVATE spdl_result spdl__event_ask(spdl_cuda *cuda, void *event, bool must, bool *done) {
+    int mode;
+    spdl_result result = spdl__cuda_relax(cuda, &mode);
+    *done = false;
+    if (result != SPDL_OK) return result;
+    result = spdl__event_query(cuda, event, must, done);
+    spdl__cuda_unrelax(cuda, mode);
+    return result;
+}
+
 /* Asks whether the copies before `until` are done, and reaps them if so. */
-SPDL__PRIVATE spdl_result spdl__cuda_reap_if_done(spdl_cuda *cuda, uint64_t until, bool *done) {
-    const spdl_result result =
-        spdl__event_ask(cuda, spdl__cuda_transfer_of(cuda, until - 1)->event, done);
+SPDL__PRIVATE spdl_result spdl__cuda_reap_if_done(spdl_cuda *cuda, uint64_t until, bool must,
+                                                  bool *done) {
+    void *event = spdl__cuda_transfer_of(cuda, until - 1)->event;
+    const spdl_result result = spdl__event_ask(cuda, event, must, done);
     if (result == SPDL_OK && *done) spdl__cuda_reap(cuda, until);
     return result;
 }
 
 /* Whether a copy that is waited for waits itself, for readers of the batch that was in its slot: it
-   is the device then that is slow, not the bus. */
+   is the device then that is slow, not the bus. The thread is in relaxed mode. */
 SPDL__PRIVATE bool spdl__cuda_held_up(spdl_cuda *cuda, uint64_t number) {
     void *behind;
     bool done = true;
     pthread_mutex_lock(&cuda->lock);
     behind = spdl__cuda_transfer_of(cuda, number)->behind;
     pthread_mutex_unlock(&cuda->lock);
-    if (behind != NULL) (void)spdl__event_ask(cuda, behind, &done);
+    if (behind != NULL && spdl__event_query(cuda, behind, false, &done) != SPDL_OK) return false;
     return !done;
 }
 
-/* Sleeps until the copies before `until` are done; reaps them. */
-SPDL__PRIVATE spdl_result spdl__cuda_reap_wait(spdl_cuda *cuda, uint64_t until) {
+/* Sleeps until the copies before `until` are done; reaps them. `device`, when it is wanted, says
+   whether they waited for the device rather than the bus. */
+SPDL__PRIVATE spdl_result spdl__cuda_reap_wait(spdl_cuda *cuda, uint64_t until, bool *device) {
     spdl_result result;
     int mode, code;
     result = spdl__cuda_relax(cuda, &mode);
     if (result != SPDL_OK) return result;
+    if (device != NULL) *device = spdl__cuda_held_up(cuda, until - 1);
     code = SPDL__CUDA(cuda, EventSynchronize(spdl__cuda_transfer_of(cuda, until - 1)->event));
     spdl__cuda_unrelax(cuda, mode);
     if (code != 0) return spdl__cuda_fail(cuda, "cudaEventSynchronize", code);
@@ -1412,17 +1448,16 @@ SPDL__PRIVATE spdl_result spdl__cuda_reap_wait(spdl_cuda *cuda, uint64_t until) 
     return SPDL_OK;
 }
 
-/* Waits until a copy or two have been reaped; there must be one. Two when three are in flight: half
-   the calls, and there is still one to go on with. */
+/* Waits until a copy or two have been reaped. Two when three are in flight: half the calls, and
+   there is still one to go on with. */
 SPDL__PRIVATE spdl_result spdl__cuda_wait_copy(spdl_cuda *cuda) {
     const uint64_t first = spdl__load(&cuda->reclaimed), in_flight = spdl__cuda_in_flight(cuda);
     const uint64_t start = spdl_time_ns();
     spdl_result result;
-    bool device;
+    bool device = false;
     if (in_flight == 0) return SPDL_OK;
     spdl__range_begin(cuda, "wait for a copy");
-    device = spdl__cuda_held_up(cuda, first);
-    result = spdl__cuda_reap_wait(cuda, first + (in_flight >= 3 ? 2 : 1));
+    result = spdl__cuda_reap_wait(cuda, first + (in_flight >= 3 ? 2 : 1), &device);
     spdl__range_end(cuda);
     spdl__add(device ? &cuda->wait_device_ns : &cuda->wait_bus_ns, spdl_time_ns() - start);
     return result;
@@ -1435,13 +1470,12 @@ SPDL__PRIVATE spdl_result spdl__cuda_poll_copy(spdl_cuda *cuda, uint64_t deadlin
     spdl_result result = SPDL_OK;
     int round = 0;
     bool done = false;
-    while (result == SPDL_OK && !done && spdl__cuda_in_flight(cuda) > 0) {
-        result = spdl__cuda_reap_if_done(cuda, spdl__load(&cuda->reclaimed) + 1, &done);
+    while (spdl__cuda_in_flight(cuda) > 0) {
+        result = spdl__cuda_reap_if_done(cuda, spdl__load(&cuda->reclaimed) + 1, true, &done);
         now = spdl_time_ns();
+        if (result == SPDL_OK && !done && now >= deadline) result = SPDL_TIMEOUT;
         if (result != SPDL_OK || done) break;
-        if (now >= deadline)
-            result = SPDL_TIMEOUT;
-        else if (++round > 16) /* a copy of 256 KiB takes about as long as so many questions */
+        if (++round > 16) /* a copy of 256 KiB takes about as long as so many questions */
             (void)spdl__event_sleep(&cuda->host_changed, spdl__load32(&cuda->host_changed.word),
                                     spdl__min(now + nap_ns, deadline));
     }
@@ -1453,7 +1487,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_poll_copy(spdl_cuda *cuda, uint64_t deadlin
 SPDL__PRIVATE spdl_result spdl__cuda_drain(spdl_cuda *cuda) {
     spdl_result result = SPDL_OK;
     while (result == SPDL_OK && spdl__cuda_in_flight(cuda) > 0)
-        result = spdl__cuda_reap_wait(cuda, spdl__load(&cuda->sent));
+        result = spdl__cuda_reap_wait(cuda, spdl__load(&cuda->sent), NULL);
     return result;
 }
 
@@ -1608,23 +1642,20 @@ SPDL_API const char *spdl_cuda_result_text(spdl_result result) {
     return spdl_result_text(result);
 }
 
-/* Sleeps until a host slot may be free, or there is a copy to wait for. */
+/* Sleeps until a host slot may be free, or there is a copy to wait for. This is no wait for the
+   bus: slots that were filled have not been sent yet, so the loader is ahead. */
 SPDL__PRIVATE spdl_result spdl__host_sleep(spdl_cuda *cuda, bool reaps, uint64_t deadline) {
-    const uint64_t start = spdl_time_ns();
     const uint32_t word = spdl__event_prepare(&cuda->host_changed, cuda->asymmetric);
-    spdl_result result = SPDL_OK;
     if (spdl_ring_count(cuda->free_hosts) > 0 || (reaps && spdl__cuda_in_flight(cuda) > 0) ||
         spdl__load32(&cuda->lost) != 0) {
         spdl__event_cancel(&cuda->host_changed);
         return SPDL_OK;
     }
-    if (start >= deadline) {
+    if (deadline != SPDL__NEVER && spdl_time_ns() >= deadline) {
         spdl__event_cancel(&cuda->host_changed);
         return SPDL_TIMEOUT;
     }
-    result = spdl__event_commit(&cuda->host_changed, word, deadline);
-    spdl__add(&cuda->wait_bus_ns, spdl_time_ns() - start);
-    return result;
+    return spdl__event_commit(&cuda->host_changed, word, deadline);
 }
 
 /* Waits for a host slot. `reaps`: the caller may make the CUDA calls that get one back. */
@@ -1717,6 +1748,7 @@ SPDL_API spdl_result spdl_cuda_host_add(spdl_cuda_host *host, const char *name, 
     size_t offset, bytes;
     if (host == NULL || name == NULL || data == NULL) return SPDL_E_INVALID;
     *data = NULL;
+    if (host->cuda->process != (long)getpid()) return SPDL_E_CUDA_FORKED; /* it is not mapped */
     if (spdl__load32(&((spdl__cuda_host *)(void *)host)->state) != SPDL__HOST_FILLING)
         return spdl__cuda_refuse(host->cuda, SPDL_E_INVALID, "host_add: the slot is not being "
                                                              "filled; it was sent or freed");
@@ -1907,6 +1939,23 @@ SPDL_API spdl_result spdl_cuda_send_view(spdl_cuda *cuda, const spdl_cuda_view *
     return result;
 }
 
+SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns) {
+    const uint64_t deadline = spdl__deadline(timeout_ns);
+    spdl_result result = spdl__cuda_usable(cuda);
+    bool done = true;
+    if (result == SPDL_OK && spdl__load32(&cuda->iterating) != 0)
+        return spdl__cuda_refuse(cuda, SPDL_E_INVALID, "reap: an iterator is open, it does that");
+    if (result != SPDL_OK) return result;
+    if (spdl__cuda_in_flight(cuda) == 0) return SPDL_EMPTY;
+    result = deadline == SPDL__NEVER ? spdl__cuda_wait_copy(cuda)
+                                     : spdl__cuda_poll_copy(cuda, deadline);
+    while (result == SPDL_OK && done && spdl__cuda_in_flight(cuda) > 0) /* those behind it */
+        if (spdl__cuda_reap_if_done(cuda, spdl__load(&cuda->reclaimed) + 1, false, &done) !=
+            SPDL_OK)
+            break; /* the next call will say so */
+    return result;
+}
+
 /* The slot of a batch that is not done with, or NULL. */
 SPDL__PRIVATE spdl__cuda_slot *spdl__slot_of(const spdl_cuda_batch *batch) {
     spdl__cuda_slot *slot = batch == NULL ? NULL : (spdl__cuda_slot *)batch->slot_;
@@ -1927,12 +1976,13 @@ SPDL__PRIVATE spdl_result spdl__slot_wait(spdl_cuda *cuda, spdl__cuda_slot *slot
                                           spdl_cuda_stream stream, bool checked) {
     spdl_result result = SPDL_OK;
     void *event = spdl__cuda_transfer_of(cuda, slot->transfer)->event;
-    int before, code;
     /* pairs with the store in reap: the copy comes before what this thread does from here on */
-    if (slot->transfer < spdl__load(&cuda->reclaimed)) return SPDL_OK;
+    const bool done = slot->transfer < spdl__load(&cuda->reclaimed);
+    int before, code;
+    if (done && checked) return SPDL_OK;
     result = spdl__stream_enter(cuda, stream, &before);
     if (result == SPDL_OK && !checked) result = spdl__stream_check(cuda, stream);
-    if (result == SPDL_OK) {
+    if (result == SPDL_OK && !done) {
         code = SPDL__CUDA(cuda, StreamWaitEvent(stream, event, 0));
         if (code != 0) result = spdl__cuda_fail(cuda, "cudaStreamWaitEvent", code);
     }
@@ -2097,7 +2147,12 @@ SPDL_API bool spdl_cuda_on_cpu(const spdl_cuda *cuda) { return cuda != NULL && c
 SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error) {
     if (error == NULL) return;
     spdl__error_clear(error);
-    if (cuda == NULL || cuda->process != (long)getpid()) return;
+    if (cuda == NULL) return;
+    if (cuda->process != (long)getpid()) { /* its locks may be held by threads of the parent */
+        (void)spdl__error_set(error, SPDL_E_CUDA_FORKED,
+                              "spdl: cuda: opened before a fork: the child has to open its own");
+        return;
+    }
     pthread_mutex_lock(&cuda->error_lock);
     *error = cuda->error;
     pthread_mutex_unlock(&cuda->error_lock);
@@ -2369,24 +2424,27 @@ SPDL__PRIVATE void spdl__cuda_end_events(spdl_cuda *cuda) {
                 (void)SPDL__CUDA_END(cuda, EventDestroy, cuda->slot[i].reader[k].event);
 }
 
+/* Frees what CUDA gave, on the device. Not once the runtime is unloading: then the process ends,
+   and memory that may still be registered stays mapped. */
+SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
+    spdl__cuda_scope scope;
+    const bool entered = spdl__cuda_enter_twice(cuda, &scope);
+    int i;
+    spdl__cuda_end_events(cuda);
+    if (cuda->stream != NULL) (void)SPDL__CUDA_END(cuda, StreamDestroy, cuda->stream);
+    if (cuda->memory != NULL) (void)SPDL__CUDA_END(cuda, Free, cuda->memory);
+    for (i = 0; i < SPDL_CUDA_MAX_ARENAS; ++i)
+        if (cuda->arena[i].pinned) (void)spdl__cuda_unpin(cuda, &cuda->arena[i].pin);
+    spdl__slab_end(cuda, &cuda->slab);
+    if (entered) spdl__cuda_leave(cuda, &scope);
+}
+
 /* Frees whatever there is; nothing is in flight. */
 SPDL__PRIVATE void spdl__cuda_release(spdl_cuda *cuda) {
     const spdl_allocator allocator = cuda->desc.allocator;
     const size_t hosts = (size_t)cuda->desc.host_slots, slots = (size_t)cuda->desc.device_slots;
-    spdl__cuda_scope scope;
-    bool entered = false;
-    int i;
     if (cuda->locks_made) {
-        entered = spdl__cuda_enter(cuda, &scope) == SPDL_OK ||
-                  spdl__cuda_enter(cuda, &scope) == SPDL_OK; /* as tried as what follows */
-        spdl__cuda_end_events(cuda);
-        if (cuda->stream != NULL) (void)SPDL__CUDA_END(cuda, StreamDestroy, cuda->stream);
-        if (cuda->memory != NULL) (void)SPDL__CUDA_END(cuda, Free, cuda->memory);
-        for (i = 0; i < SPDL_CUDA_MAX_ARENAS; ++i)
-            if (cuda->arena[i].pinned) (void)spdl__cuda_unpin(cuda, &cuda->arena[i].pin);
-        spdl__slab_end(cuda, &cuda->slab);
-        (void)SPDL__CUDA_CHECK(cuda, GetLastError());
-        if (entered) spdl__cuda_leave(cuda, &scope);
+        if (spdl__load32(&cuda->unloading) == 0) spdl__cuda_release_device(cuda);
         pthread_mutex_destroy(&cuda->error_lock);
         pthread_mutex_destroy(&cuda->lock);
     }
@@ -2439,13 +2497,10 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
 SPDL__PRIVATE void spdl__cuda_idle(spdl_cuda *cuda) {
     spdl__cuda_scope scope;
     int code;
-    if (spdl__cuda_enter(cuda, &scope) != SPDL_OK && spdl__cuda_enter(cuda, &scope) != SPDL_OK)
-        return;
+    if (spdl__load32(&cuda->unloading) != 0 || !spdl__cuda_enter_twice(cuda, &scope)) return;
     code = SPDL__CUDA(cuda, DeviceSynchronize());
-    if (code != 0) {
-        (void)spdl__cuda_fail(cuda, "cudaDeviceSynchronize", code);
+    if (code != 0 && spdl__cuda_fail(cuda, "cudaDeviceSynchronize", code) == SPDL_E_CUDA)
         code = SPDL__CUDA(cuda, DeviceSynchronize());
-    }
     if (code != 0) (void)spdl__cuda_give_up(cuda, "cudaDeviceSynchronize", code);
     spdl__cuda_leave(cuda, &scope);
 }
@@ -2680,14 +2735,22 @@ SPDL__PRIVATE void spdl__job_of_kept(spdl__cuda_job *job, const spdl_cuda_iter *
     job->own_memory = true;
 }
 
+/* Enough was sent ahead: while it waits for a device slot the thread sees to it that the loader has
+   slots. What is sent next would come behind these copies anyway. */
+SPDL__PRIVATE spdl_result spdl__iter_idle(spdl_cuda_iter *iter) {
+    spdl_cuda *cuda = iter->cuda;
+    if (!iter->threaded || spdl_ring_count(cuda->free_slots) > 0) return SPDL_OK;
+    return spdl__cuda_drain(cuda);
+}
+
 /* Sends a job to a slot that circulates. The job's source is given back even when that fails. */
 SPDL__PRIVATE spdl_result spdl__iter_send(spdl_cuda_iter *iter, spdl__cuda_job *job,
                                           spdl__cuda_slot **slot) {
-    spdl_result result;
-    do {
-        result = spdl__cuda_send(iter->cuda, job, slot,
-                                 iter->threaded ? SPDL__ITER_SLICE_NS : SPDL_FOREVER);
-    } while (result == SPDL_TIMEOUT && !spdl__iter_stopped(iter));
+    const int64_t timeout_ns = iter->threaded ? SPDL__ITER_SLICE_NS : SPDL_FOREVER;
+    spdl_result result = spdl__iter_idle(iter);
+    if (result == SPDL_OK) result = spdl__cuda_send(iter->cuda, job, slot, timeout_ns);
+    while (result == SPDL_TIMEOUT && !spdl__iter_stopped(iter))
+        result = spdl__cuda_send(iter->cuda, job, slot, timeout_ns);
     if (result != SPDL_OK) spdl__held_release(&job->held);
     return result == SPDL_TIMEOUT ? SPDL_CLOSED : result;
 }
@@ -2819,8 +2882,7 @@ SPDL__PRIVATE void *spdl__iter_run(void *arg) {
 /* ---- the trainer's side ---- */
 
 /* Asks now and then whether copies are done that nobody had to wait for: every second call, about
-   the newest that was sent before this call, unless copies were reaped anyway. Leaves it if the
-   caller has an error pending, which asking could hide. */
+   the newest that was sent before this call, unless copies were reaped anyway. */
 SPDL__PRIVATE spdl_result spdl__iter_reap(spdl_cuda_iter *iter, uint64_t sent_before) {
     spdl_cuda *cuda = iter->cuda;
     const uint64_t reclaimed = spdl__load(&cuda->reclaimed);
@@ -2829,8 +2891,7 @@ SPDL__PRIVATE spdl_result spdl__iter_reap(spdl_cuda_iter *iter, uint64_t sent_be
     iter->reclaimed_before = reclaimed;
     if (reclaimed >= sent_before || ++iter->calls_since < 2) return SPDL_OK;
     iter->calls_since = 0;
-    if (SPDL__CUDA_CHECK(cuda, PeekAtLastError()) != 0) return SPDL_OK;
-    return spdl__cuda_reap_if_done(cuda, sent_before, &done);
+    return spdl__cuda_reap_if_done(cuda, sent_before, false, &done);
 }
 
 /* Fills the queue, waiting only when it is empty. */
@@ -2961,9 +3022,9 @@ SPDL__PRIVATE void spdl__iter_release(spdl_cuda_iter *iter) {
     spdl_cuda *cuda = iter->cuda;
     const spdl_allocator *allocator = &cuda->desc.allocator;
     spdl__cuda_scope scope;
-    if (iter->kept_memory != NULL || iter->slab.pin.base != NULL) {
-        const bool entered = spdl__cuda_enter(cuda, &scope) == SPDL_OK ||
-                             spdl__cuda_enter(cuda, &scope) == SPDL_OK;
+    if (spdl__load32(&cuda->unloading) == 0 &&
+        (iter->kept_memory != NULL || iter->slab.pin.base != NULL)) {
+        const bool entered = spdl__cuda_enter_twice(cuda, &scope);
         if (iter->kept_memory != NULL) (void)SPDL__CUDA_END(cuda, Free, iter->kept_memory);
         spdl__slab_end(cuda, &iter->slab);
         if (entered) spdl__cuda_leave(cuda, &scope);
