@@ -18,6 +18,7 @@ T = $(SPDL_IN_README)
 ARGS =
 WERROR =
 JSON =
+ROWS =
 FUZZ_TIME = 60
 V =
 
@@ -39,8 +40,8 @@ MODE_FLAGS = $(MODE_FLAGS_$(MODE))
 # changes when the flags do, and everything depends on it.
 B = build/$(notdir $(firstword $(CC)))$(MODE:%=-%)
 TEST_FLAGS = -std=gnu11 $(WARN_C) $(WERROR:%=-Werror) $(CFLAGS) $(MODE_FLAGS) -pthread
-# check-cuda has its own; test_ring.c tests both kinds of waits in every mode.
-TESTS = $(filter-out tests/test_cuda.c $(if $(filter portable,$(MODE)),tests/test_ring%),\
+# test-cuda has its own; test_ring.c tests both kinds of waits in every mode.
+TESTS = $(filter-out tests/test_cuda% $(if $(filter portable,$(MODE)),tests/test_ring%),\
         $(wildcard tests/test_*.c)) tests/stress_ring.c
 TEST_OBJECTS = $(patsubst tests/%.c,$(B)/%.o,tests/main.c $(TESTS))
 BENCHES = $(patsubst bench/bench_%.c,%,$(wildcard bench/bench_*.c))
@@ -78,6 +79,9 @@ bench-ring: ## the queues
 .PHONY: bench-pipeline
 bench-pipeline: ## the engine
 
+.PHONY: bench-cuda
+bench-cuda: ## copies to a GPU; without one on a stand-in, for show
+
 .PHONY: asan
 asan: ## the tests under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer
 	@$(MAKE) test MODE=asan
@@ -89,7 +93,7 @@ tsan: ## the tests under ThreadSanitizer
 .PHONY: portable
 portable: ## the tests on the waits and barriers of systems that are not Linux
 	@$(MAKE) test MODE=portable \
-	    T="$(filter-out cuda ring%,$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))) stress"
+	    T="$(filter-out cuda% ring%,$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))) stress"
 
 .PHONY: stress
 stress: ## the rings under stress at length: 1e9 items through SPSC rings, 1e8 in each other mode
@@ -148,9 +152,9 @@ check-docs: ## the five lines above every public function
 check-readme: ## the commands, the program and the links of README.md
 	@tests/check_readme.sh
 
-.PHONY: check-cuda
-check-cuda: ## spdl_cuda.h against a CUDA toolkit, where there is one
-	@tests/check_cuda.sh
+.PHONY: test-cuda
+test-cuda: ## spdl_cuda.h with the CUDA toolkit, and on a stand-in for the runtime (no GPU needed)
+	@CUDA_ARGS="$(ARGS) $(T)" tests/check_cuda.sh
 
 .PHONY: lint
 lint: ## tabs, trailing space, lines over 100 columns, final newlines
@@ -207,7 +211,26 @@ PEERS = $(patsubst %.c,%.so,$(patsubst %.cpp,%.so,$(wildcard bench/peers/*.c ben
         $(basename $(wildcard bench/peers/*.go bench/peers/*.rs))
 bench-ring: $(PEERS:%=build/%)
 
+# On a device where there is one with a toolkit, else on the stand-in for the CUDA runtime.
+CUDA_HOME ?= /usr/local/cuda
+GPU = $(and $(wildcard $(CUDA_HOME)/bin/nvcc),$(wildcard /dev/nvidia[0-9]*))
+CUDA_LIBRARY = $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib))
+CUDA_BENCH_FILES = bench/bench_cuda.c bench/bench.h spdl.h spdl_cuda.h \
+                   $(wildcard tests/cuda_kit* tests/cudart_sim.* tests/cudart_min/*)
+
+build/bench/bench_cuda: $(CUDA_BENCH_FILES)
+	@mkdir -p $(@D)
+ifneq ($(GPU),)
+	$(Q)$(CUDA_HOME)/bin/nvcc -O2 -arch=native -Itests -c -o build/bench/cuda_kit.o tests/cuda_kit.cu
+	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -isystem $(CUDA_HOME)/include $< \
+	    build/bench/cuda_kit.o -o $@ -L$(CUDA_LIBRARY) -lcudart_static -lstdc++ -ldl -lrt \
+	    -lpthread -lm
+else
+	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -DBENCH_SIMULATED \
+	    -Itests/cudart_min $< tests/cudart_sim.c tests/cuda_kit_sim.c -o $@ -lpthread -lm
+endif
+
 $(BENCHES:%=bench-%): bench-%: build/bench/bench_%
-	@build/bench/bench_$* $(JSON:%=--json) $(ARGS)
+	@$< $(JSON:%=--json) $(ARGS)
 
 -include $(TEST_OBJECTS:.o=.d)

@@ -64,7 +64,7 @@ part core-alone "$make" -s check-core-alone
 part budget "$make" -s check-budget
 part cross "$make" -s cross
 part examples "$make" -s examples
-part cuda "$make" -s check-cuda
+part cuda "$make" -s test-cuda
 part readme "$make" -s check-readme
 
 if [ "$skipped" -gt 0 ]; then echo "$skipped skipped: grep -h ^skip build/check/*.log"; fi

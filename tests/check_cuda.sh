@@ -1,48 +1,182 @@
 #!/bin/sh
-# spdl_cuda.h with the headers and the runtime of a CUDA toolkit: compiles it without a warning in
-# every language, and runs tests/test_cuda.c, which has to work with and without a GPU. Without a
-# toolkit there is nothing to check. CUDA_HOME says where it is.
+# spdl_cuda.h without a GPU, and with one: it compiles in every language with every way to reach
+# CUDA; it runs with the real runtime, which has to do with and without a driver; and its tests run
+# on tests/cudart_sim.c, a stand-in for the runtime, under the sanitizers and valgrind. Where there
+# is no CUDA toolkit, tests/cudart_min/ stands in for its headers, and what needs more is skipped
+# with a line that says so. CUDA_HOME says where it is, CUDA_TESTS picks builds of the last part.
 . "$(dirname "$0")/tally.sh"
+: "${WARN:?run this by make test-cuda}"
 
 home=${CUDA_HOME:-/usr/local/cuda}
-include=
+toolkit=
 for folder in "$home/include" /usr/include; do
-    if [ -z "$include" ] && [ -f "$folder/cuda_runtime_api.h" ]; then include=$folder; fi
+    if [ -z "$toolkit" ] && [ -f "$folder/cuda_runtime_api.h" ]; then toolkit=$folder; fi
 done
-if [ -z "$include" ]; then
-    skip "cuda: no CUDA toolkit here (looked in $home and /usr/include)"
-    finish
-fi
-
 library=$home/lib64
 [ -d "$library" ] || library=$home/lib
+min=-Itests/cudart_min
+[ -n "$toolkit" ] || skip "cuda: no CUDA toolkit here (looked in $home and /usr/include)"
 
+# ---- it compiles -----------------------------------------------------------------------------
+
+# Some warnings come only with -O2, and do not depend on the standard.
 compile() {
+    case $* in
+    *17*) how="-O2 -c -o $scratch/cuda.o" ;;
+    *) how=-fsyntax-only ;;
+    esac
     # shellcheck disable=SC2086 # lists of options
-    "$@" -Werror -O2 -I. -isystem "$include" -c -o "$scratch/cuda.o" tests/test_cuda.c
+    "$@" -Werror $how -I. -pthread tests/cuda_link.c
 }
 
-: "${WARN:?run this by make check-cuda}"
+fillings() {
+    what=$1
+    shift
+    if [ -n "$toolkit" ]; then check "$what linked" compile "$@" -isystem "$toolkit"; fi
+    check "$what linked, without the toolkit" compile "$@" $min
+    check "$what SPDL_CUDA_DLOPEN" compile "$@" -DSPDL_CUDA_DLOPEN
+    check "$what SPDL_CUDA_NONE" compile "$@" -DSPDL_CUDA_NONE
+}
+
 for cc in gcc clang; do
     # shellcheck disable=SC2086
-    for std in c11 c17; do check "$cc $std" compile $cc -x c -std=$std $WARN_C; done
+    for std in c11 c17; do fillings "$cc $std" $cc -x c -std=$std $WARN_C; done
 done
 for cxx in g++ clang++; do
     # shellcheck disable=SC2086
-    for std in c++17 c++20; do check "$cxx $std" compile $cxx -x c++ -std=$std $WARN; done
+    for std in c++17 c++20; do fillings "$cxx $std" $cxx -x c++ -std=$std $WARN; done
 done
+
 if [ -x "$home/bin/nvcc" ]; then
-    check "nvcc" "$home/bin/nvcc" -x cu -Werror all-warnings -I. -c -o "$scratch/cu.o" \
-        tests/test_cuda.c
+    for define in -DLINKED -DSPDL_CUDA_DLOPEN -DSPDL_CUDA_NONE; do
+        check "nvcc $define" "$home/bin/nvcc" -x cu -Werror all-warnings -I. $define -c \
+            -o "$scratch/cu.o" tests/cuda_link.c
+    done
+    check "nvcc cuda_kit.cu" "$home/bin/nvcc" -Werror all-warnings -Itests -c -o "$scratch/kit.o" \
+        tests/cuda_kit.cu
+    # what bench/gpu.sh runs on a device
+    for_device() {
+        # shellcheck disable=SC2086
+        gcc -std=gnu17 $WARN_C -Werror -DCUDA_REAL -O2 -isystem "$home/include" -o "$scratch/$1" \
+            $2 "$scratch/kit.o" -L"$library" -lcudart -lstdc++ -lpthread -lm
+    }
+    check "tests for a device" for_device tests "tests/main_cuda.c tests/test_cuda.c"
+    check "bench for a device" for_device bench bench/bench_cuda.c
+else
+    skip "cuda: no nvcc here (looked in $home/bin)"
 fi
 
+# ---- it runs with the real runtime ------------------------------------------------------------
+
 link() {
-    gcc -O2 -g -I. -isystem "$include" -o "$scratch/test_cuda" tests/test_cuda.c -L"$library" \
-        -lcudart_static -ldl -lrt -lpthread
+    output=$1
+    shift
+    gcc -O2 -g -I. -o "$scratch/$output" tests/cuda_link.c "$@" -ldl -lrt -lpthread
 }
-check "link" link
-if [ -x "$scratch/test_cuda" ]; then
-    check "run" "$scratch/test_cuda"
-    grep device "$scratch/output"
+
+runs() {
+    env "$@"
+}
+
+if [ -n "$toolkit" ] && [ -d "$library" ]; then
+    check "link static" link static -isystem "$toolkit" -L"$library" -lcudart_static
+    check "link shared" link shared -isystem "$toolkit" -L"$library" -lcudart \
+        -Wl,-rpath,"$library"
+    for how in static shared; do
+        if [ -x "$scratch/$how" ]; then check "run $how" "$scratch/$how"; fi
+    done
+    grep -E '^(no )?device' "$scratch/output"
+fi
+check "link dlopen" link dlopen -DSPDL_CUDA_DLOPEN
+check "link none" link none -DSPDL_CUDA_NONE
+if [ -x "$scratch/dlopen" ] && [ -n "$toolkit" ]; then
+    for so in "$library"/libcudart.so.1?; do
+        if [ -e "$so" ]; then check "dlopen $so" runs SPDL_CUDART="$so" "$scratch/dlopen"; fi
+    done
+fi
+[ -x "$scratch/dlopen" ] &&
+    check "dlopen, no runtime" runs SPDL_CUDART="$scratch/nothing.so" "$scratch/dlopen"
+[ -x "$scratch/none" ] && check "run none" "$scratch/none"
+
+# ---- its tests run on the stand-in ------------------------------------------------------------
+
+wrap=
+for name in malloc calloc realloc aligned_alloc posix_memalign mmap pthread_create; do
+    wrap="$wrap -Wl,--wrap=$name"
+done
+asan="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+
+# build NAME COMPILER OPTIONS ...: build/cuda/NAME/tests, and the stand-in beside it
+build() {
+    folder=build/cuda/$1
+    cc=$2
+    shift 2
+    mkdir -p "$folder"
+    flags="-std=gnu11 $WARN_C -Werror -O1 -g -pthread"
+    # shellcheck disable=SC2086
+    $cc $flags "$@" -fPIC -shared -o "$folder/libcudart_sim.so" tests/cudart_sim.c &&
+        $cc $flags "$@" -o "$folder/tests" tests/main_cuda.c tests/cuda_kit_sim.c \
+            tests/test_cuda*.c $wrap -L"$folder" -lcudart_sim -Wl,-rpath,"$PWD/$folder" -ldl -lm
+}
+
+# suite NAME COMMAND ...: runs a build, counts its tests
+suite() {
+    log=build/cuda/$1.log
+    what=$1
+    shift
+    "$@" >"$log" 2>&1
+    status=$?
+    grep -E '^(FAIL|skip)' "$log" | sed "s/^/$what: /"
+    closing=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
+    # shellcheck disable=SC2086
+    set -- ${closing:-0 passed, 0 failed}
+    passed=$((passed + $1))
+    failed=$((failed + $3))
+    skipped=$((skipped + ${5:-0}))
+    if [ "$status" -ne 0 ] && [ "$3" -eq 0 ]; then not_ok "$what: ended with $status"; fi
+    if [ "$1" -eq 0 ]; then not_ok "$what: no test has run"; fi
+    if [ "$status" -ne 0 ]; then grep -v '^ok ' "$log" | tail -n 40 | sed 's/^/     /'; fi
+}
+
+wanted() {
+    case " ${CUDA_TESTS:-all} " in
+    *" all "* | *" $1 "*) true ;;
+    *) false ;;
+    esac
+}
+
+# stand_in NAME COMPILER OPTIONS ...
+stand_in() {
+    name=$1
+    wanted "$name" || return
+    failures=$failed
+    check "$name: build" build "$@"
+    [ "$failed" -eq "$failures" ] || return
+    # the loader finds the stand-in when the program asks for a runtime
+    SPDL_CUDART=$PWD/build/cuda/$name/libcudart_sim.so \
+        suite "$name" tests/run.sh "build/cuda/$name/tests" $CUDA_ARGS
+}
+
+headers=$min
+if [ -n "$toolkit" ]; then headers="-isystem $toolkit"; fi
+# shellcheck disable=SC2086
+{
+    stand_in gcc gcc $headers
+    stand_in gcc-min gcc $min -O2
+    stand_in clang clang $headers -O2
+    stand_in gcc-dlopen gcc $min -DSPDL_CUDA_DLOPEN
+    stand_in gcc-asan gcc $headers $asan
+    stand_in clang-asan clang $min $asan
+    stand_in gcc-tsan gcc $headers -fsanitize=thread
+    stand_in clang-tsan clang $min -fsanitize=thread
+}
+if ! wanted valgrind; then
+    :
+elif ! command -v valgrind >/dev/null 2>&1; then
+    skip "cuda: no valgrind here"
+elif [ -x build/cuda/gcc-min/tests ]; then
+    TEST_TIMEOUT=300 suite valgrind valgrind -q --error-exitcode=99 --leak-check=full \
+        --show-leak-kinds=definite --errors-for-leak-kinds=definite --fair-sched=yes \
+        build/cuda/gcc-min/tests cuda. cuda_sim. cuda_fault.wi
 fi
 finish

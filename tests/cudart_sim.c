@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,11 +107,12 @@ struct CUstream_st {
 static struct sim_state {
     int pid, devices; /* devices is the count + 1, so that zero can be the first state */
     int unloaded, sticky, numa;
+    int touching; /* streams that are inside of memory just now */
     int ending, hold;
     uint32_t hold_bell;
     int permits;
     uint64_t fail_in;
-    int fail_with, failed_call;
+    int fail_with, failed_call, fail_for_ever;
     cudaStream_t drop[SIM_CALLS];  /* 0: none */
     cudaStream_t spare[SIM_CALLS]; /* of SIM_ANY_STREAM, all but this one */
     uint64_t delay_us, delay_seed;
@@ -133,7 +135,7 @@ static char sim_heap[SIM_HEAP] __attribute__((aligned(64)));
 static size_t sim_heap_used;
 static uint64_t sim_generation = 1; /* of resets: what a thread remembers of an older one is void */
 
-static __thread struct {
+static __thread struct sim_thread_state {
     uint64_t generation;
     int device, last_error, mode, local_captures;
     cudaStream_t own[SIM_DEVICES];
@@ -206,11 +208,20 @@ static void sim_misuse(const char *what) {
     if (ADD(&sim.stats.violations, 1) == 0) STORE(&sim.violation, what);
 }
 
+/* A thread that ends takes its capture mode with it. */
+static pthread_key_t sim_key;
+
+static void sim_thread_ends(void *state) {
+    const struct sim_thread_state *me = (const struct sim_thread_state *)state;
+    if (me->generation == LOAD(&sim_generation) && me->mode != 0) SUB(&sim.stats.mode_depth, 1);
+}
+
 /* What this thread remembers from before a reset is forgotten at its first call after it. */
 static void sim_remember(void) {
     if (sim_me.generation == LOAD(&sim_generation)) return;
     memset(&sim_me, 0, sizeof sim_me);
     sim_me.generation = LOAD(&sim_generation);
+    pthread_setspecific(sim_key, &sim_me);
 }
 
 /* Success does not clear the last error. */
@@ -221,9 +232,18 @@ static cudaError_t sim_error(int error) {
 
 /* ---- what every call goes through ---- */
 
+/* When the device is lost nothing runs on it any more, and the program may unmap what it likes; the
+   driver would hold on to pinned pages, this stand-in cannot. (Both sides change one word and then
+   look at the other; relaxed, so that it orders nothing for ThreadSanitizer.) */
+static void sim_stop_device(int *why, int value) {
+    STORE(why, value);
+    while (LOAD(&sim.pid) == (int)getpid() && LOAD(&sim.touching) > 0) sched_yield();
+}
+
 static bool sim_fails_now(sim_call call) {
     if (LOAD(&sim.fail_in) == 0 || SUB(&sim.fail_in, 1) != 1) return false;
     STORE(&sim.failed_call, (int)call + 1);
+    if (LOAD(&sim.fail_for_ever)) sim_stop_device(&sim.sticky, LOAD(&sim.fail_with));
     return true;
 }
 
@@ -358,15 +378,22 @@ static void sim_be_late(cudaStream_t s) {
     if (r & 1) sim_sleep_until(sim_clock() + (r >> 1) % (most * 1000));
 }
 
+static void sim_touch(sim_op *op) {
+    ADD(&sim.touching, 1);
+    if (!LOAD(&sim.ending) && !LOAD(&sim.sticky) && !LOAD(&sim.unloaded)) {
+        if (op->kind == SIM_OP_COPY) memcpy(op->to, op->from, op->bytes);
+        if (op->kind == SIM_OP_SET) memset(op->to, op->value, op->bytes);
+        if (op->kind == SIM_OP_KERNEL) op->kernel(op->arg);
+    }
+    SUB(&sim.touching, 1);
+}
+
 static void sim_work(cudaStream_t s, sim_op *op) {
     if (op->kind == SIM_OP_COPY) sim_pass_gate();
     sim_be_late(s);
     sim_spend(s, op);
-    if (LOAD(&sim.ending) || LOAD(&sim.sticky)) return;
-    if (op->kind == SIM_OP_COPY) memcpy(op->to, op->from, op->bytes);
-    if (op->kind == SIM_OP_SET) memset(op->to, op->value, op->bytes);
-    if (op->kind == SIM_OP_KERNEL) op->kernel(op->arg);
-    if (op->kind == SIM_OP_FAIL) STORE(&sim.sticky, op->value);
+    if (op->kind != SIM_OP_FAIL) sim_touch(op);
+    else if (!LOAD(&sim.ending)) sim_stop_device(&sim.sticky, op->value);
 }
 
 static void sim_run(cudaStream_t s, sim_op *op) {
@@ -662,20 +689,32 @@ void sim_reset(void) {
     STORE(&sim_generation, sim_generation + 1);
 }
 
-__attribute__((constructor)) static void sim_first(void) { sim.numa = -1; }
+__attribute__((constructor)) static void sim_first(void) {
+    sim.numa = -1;
+    pthread_key_create(&sim_key, sim_thread_ends);
+}
+
+cudaError_t sim_standing(void) { return (cudaError_t)sim_broken(); }
+
 
 void sim_set_devices(int count) { STORE(&sim.devices, count + 2); }
 void sim_set_device_memory(size_t bytes) { STORE(&sim.device_limit, bytes); }
 void sim_set_pin_limit(size_t bytes) { STORE(&sim.pin_limit, bytes); }
 void sim_set_numa_node(int node) { STORE(&sim.numa, node); }
-void sim_poison(cudaError_t error) { STORE(&sim.sticky, (int)error); }
-void sim_unload(void) { STORE(&sim.unloaded, 1); }
+void sim_poison(cudaError_t error) { sim_stop_device(&sim.sticky, (int)error); }
+void sim_unload(void) { sim_stop_device(&sim.unloaded, 1); }
 void sim_pageable_late(bool late) { STORE(&sim.late, late ? 1 : 0); }
 
 void sim_fail_nth(uint64_t n, cudaError_t error) {
     STORE(&sim.failed_call, 0);
     STORE(&sim.fail_with, (int)error);
+    STORE(&sim.fail_for_ever, 0);
     STORE(&sim.fail_in, n);
+}
+
+void sim_poison_nth(uint64_t n, cudaError_t error) {
+    sim_fail_nth(n, error);
+    STORE(&sim.fail_for_ever, 1);
 }
 
 bool sim_failed(void) { return LOAD(&sim.failed_call) != 0; }

@@ -66,7 +66,11 @@ bool sim_failed(void); /* that call has been made */
 const char *sim_failed_call(void);
 /* From now on every call, but those that read the last error, fails with this one for ever. */
 void sim_poison(cudaError_t error);
+/* The n-th call from now and all that follow. */
+void sim_poison_nth(uint64_t n, cudaError_t error);
 void sim_unload(void); /* every call: cudaErrorCudartUnloading, as when the process exits */
+
+cudaError_t sim_standing(void); /* the error that every call returns; counts as no call */
 
 #define SIM_ANY_STREAM ((cudaStream_t)(intptr_t)-1)
 /* Calls of this kind on this stream are counted, say cudaSuccess and do nothing: an edge is
@@ -107,7 +111,7 @@ typedef struct sim_stats {
     int streams, events, pins, blocks; /* alive; pins: registrations and pinned memory */
     uint64_t violations; /* misuse that CUDA leaves undefined: freed in use, used when destroyed */
     int captures;        /* begun and not ended */
-    int mode_depth;      /* of all threads: capture modes that are not the one they began with */
+    int mode_depth;      /* threads that are not in the capture mode they began with */
     uint64_t first_ns, last_ns; /* device clock: the first operation began, the last one ended */
     uint64_t copy_ns, kernel_ns; /* device time of copies and kernels, summed */
 } sim_stats;

@@ -1,25 +1,891 @@
-/* The probe of spdl_cuda.h, linked with the real CUDA runtime; run by `make check-cuda`. */
-
+/* spdl_cuda.h: slots, the iterator, streams, devices. All of it runs on the stand-in for the CUDA
+   runtime and, built with CUDA_REAL, on a device; failures are in test_cuda_fault.c. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #define SPDL_CUDA_IMPLEMENTATION
 #include "../spdl_cuda.h"
 
-int main(void) {
-    spdl_cuda_info info;
-    bool ok;
-    int i;
-    memset(&info, 0xff, sizeof(info));
-    spdl_cuda_probe(&info);
-    ok = info.device_count >= 0 && info.runtime_version > 0 &&
-         (info.device_count > 0) == (info.reason[0] == '\0');
-    for (i = 0; i < info.device_count && i < SPDL_CUDA_MAX_DEVICES; ++i) {
-        printf("device %d: %s, compute capability %d.%d, %.1f GiB\n", i, info.device[i].name,
-               info.device[i].major, info.device[i].minor,
-               (double)info.device[i].memory_bytes / (1024.0 * 1024.0 * 1024.0));
-        ok = ok && info.device[i].name[0] != '\0' && info.device[i].memory_bytes > 0;
-    }
-    if (info.device_count == 0) printf("no device: %s\n", info.reason);
-    printf(ok ? "1 passed, 0 failed\n" : "0 passed, 1 failed\n");
-    return ok ? 0 : 1;
+#include "cuda_flow.h"
+
+#ifdef CUDA_REAL
+#define SIM(statement)
+#else
+#include "cudart_sim.h"
+#define SIM(statement) statement
+#endif
+
+enum { ROUNDS = TEST_SANITIZED ? 60 : 300 };
+
+static spdl_cuda_backend backend = SPDL_CUDA_GPU;
+
+/* What every test ends with: nothing is left, nothing went wrong. */
+static void finish(void) {
+    SIM(sim_stats stats);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(cudaGetLastError(), cudaSuccess);
+    SIM(sim_get_stats(&stats));
+    SIM(CHECK_EQ(stats.violations, 0));
+    SIM(CHECK_STR(sim_violation(), ""));
+    SIM(CHECK_EQ(stats.mode_depth, 0));
+    SIM(CHECK_EQ(sim_leaks(), 0));
+    SIM(sim_reset());
 }
+
+static spdl_cuda *open_small(int host_slots, int device_slots) {
+    spdl_cuda_desc desc = flow_desc(backend, FLOW_SLOT);
+    desc.host_slots = host_slots;
+    desc.device_slots = device_slots;
+    return flow_open(&desc);
+}
+
+static spdl_cuda_stats stats_of(const spdl_cuda *cuda) {
+    spdl_cuda_stats stats;
+    spdl_cuda_get_stats(cuda, &stats);
+    return stats;
+}
+
+static spdl_cuda_host *filled(spdl_cuda *cuda, uint64_t seed) {
+    spdl_cuda_host *host = NULL;
+    REQUIRE(flow_fill(cuda, &host, 1000, seed) == SPDL_OK);
+    return host;
+}
+
+/* ---- slots ---- */
+
+static void probe_tells_what_there_is(void) {
+    spdl_cuda_info info;
+    int i;
+    memset(&info, 0xff, sizeof info);
+    spdl_cuda_probe(&info);
+    CHECK(info.device_count > 0 && info.runtime_version > 0 && info.driver_version > 0);
+    CHECK_STR(info.reason, "");
+    for (i = 0; i < info.device_count && i < SPDL_CUDA_MAX_DEVICES; ++i) {
+        CHECK(info.device[i].name[0] != '\0');
+        CHECK(info.device[i].memory_bytes > 0);
+        CHECK(info.device[i].major > 0);
+    }
+    CHECK_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+static void every_size_arrives(void) {
+    static const size_t sizes[] = { 0, 1, 2, 255, 256, 257, 4095, 4096, 9999, FLOW_SLOT - 1,
+                                    FLOW_SLOT };
+    spdl_cuda *cuda = open_small(0, 0);
+    void *stream = kit_stream(false);
+    size_t i;
+    for (i = 0; i < sizeof sizes / sizeof sizes[0]; ++i)
+        CHECK_EQ(flow_batch(cuda, stream, sizes[i], i), SPDL_OK);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(stats_of(cuda).batches, sizeof sizes / sizeof sizes[0]);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    finish();
+}
+
+static void arrays_are_packed(void) {
+    spdl_cuda *cuda = open_small(0, 0);
+    void *stream = kit_stream(false), *data[3];
+    const uint64_t image[3] = { 4, 5, 6 }, label[1] = { 4 };
+    unsigned char back[480];
+    spdl_cuda_host *host = NULL;
+    spdl_cuda_batch batch;
+    REQUIRE(spdl_cuda_host_get(cuda, &host, SPDL_FOREVER) == SPDL_OK);
+    CHECK(host->capacity >= FLOW_SLOT && host->bytes == 0 && host->array_count == 0);
+    CHECK_EQ(spdl_cuda_host_add(host, "image", "<f4", 3, image, &data[0]), SPDL_OK);
+    CHECK_EQ(spdl_cuda_host_add(host, "label", "i8", 1, label, &data[1]), SPDL_OK);
+    CHECK_EQ(spdl_cuda_host_add(host, "one", "u1", 0, NULL, &data[2]), SPDL_OK);
+    kit_fill(data[0], 480, 1);
+    kit_fill(data[1], 32, 2);
+    kit_fill(data[2], 1, 3);
+    CHECK_EQ(spdl_cuda_send(host, &batch, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(batch.array_count, 3);
+    CHECK_EQ(batch.bytes, 512 + 256 + 1);
+    CHECK_STR(batch.array[0].name, "image");
+    CHECK_EQ(batch.array[0].bytes, 480);
+    CHECK_EQ(batch.array[0].shape[2], 6);
+    CHECK_EQ(batch.array[1].offset, 512);
+    CHECK_EQ(batch.array[1].bytes, 32);
+    CHECK_EQ(batch.array[2].offset, 768);
+    CHECK_EQ(batch.array[2].bytes, 1);
+    CHECK_EQ((char *)spdl_cuda_batch_array(&batch, "label") - (char *)batch.dev, 512);
+    CHECK(spdl_cuda_batch_array(&batch, "labels") == NULL);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_peek(&batch, 0, back, 480, stream), SPDL_OK);
+    CHECK_EQ(kit_differ(back, 480, 1), 0);
+    CHECK_EQ(spdl_cuda_peek(&batch, 512, back, 32, stream), SPDL_OK);
+    CHECK_EQ(kit_differ(back, 32, 2), 0);
+    CHECK_EQ(spdl_cuda_peek(&batch, 768, back, 2, stream), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_peek(&batch, SIZE_MAX, back, 2, stream), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    finish();
+}
+
+static void what_does_not_fit_is_refused(void) {
+    spdl_cuda *cuda = open_small(0, 0);
+    spdl_cuda_host *host = NULL;
+    void *data = NULL;
+    uint64_t shape[2] = { FLOW_SLOT + 1, 1 };
+    int i;
+    REQUIRE(spdl_cuda_host_get(cuda, &host, SPDL_FOREVER) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_host_add(host, "x", "u1", 1, shape, &data), SPDL_E_LIMIT);
+    shape[0] = FLOW_SLOT / 4 + 1;
+    CHECK_EQ(spdl_cuda_host_add(host, "x", "f4", 1, shape, &data), SPDL_E_LIMIT);
+    shape[0] = shape[1] = (uint64_t)1 << 33; /* the product is too large for 64 bits */
+    CHECK(spdl_cuda_host_add(host, "x", "f8", 2, shape, &data) < 0);
+    shape[0] = shape[1] = 2;
+    CHECK_EQ(spdl_cuda_host_add(host, "x", "", 1, shape, &data), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_host_add(host, "x", "f", 1, shape, &data), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_host_add(host, "x", "f4", 9, shape, &data), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_host_add(host, "x", "f4", -1, shape, &data), SPDL_E_INVALID);
+    CHECK_EQ(host->array_count, 0);
+    for (i = 0; i < SPDL_CUDA_MAX_ARRAYS; ++i)
+        CHECK_EQ(spdl_cuda_host_add(host, "x", "u1", 1, shape, &data), SPDL_OK);
+    CHECK_EQ(spdl_cuda_host_add(host, "x", "u1", 1, shape, &data), SPDL_E_LIMIT);
+    spdl_cuda_host_free(host);
+    CHECK_EQ(spdl_cuda_host_add(host, "x", "u1", 1, shape, &data), SPDL_E_INVALID);
+    spdl_cuda_host_free(NULL);
+    CHECK_EQ(stats_of(cuda).host_free, stats_of(cuda).host_slots);
+    spdl_cuda_close(cuda);
+    finish();
+}
+
+static void any_other_order_is_refused(void) {
+    spdl_cuda *cuda = open_small(4, 4);
+    void *stream = kit_stream(false), *other = kit_stream(false);
+    spdl_cuda_host *host = filled(cuda, 1);
+    spdl_cuda_batch batch, stale, next;
+    CHECK_EQ(spdl_cuda_send(host, &batch, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_cuda_send(host, &next, 0), SPDL_E_INVALID); /* sent already */
+    spdl_cuda_host_free(host);                                /* ignored */
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_E_INVALID); /* not ready there */
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_done(&batch, other), SPDL_E_INVALID);
+    stale = batch;
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_done(&stale, stream), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_ready(&stale, stream), SPDL_E_INVALID);
+    spdl_cuda_batch_free(&stale); /* ignored */
+    CHECK_EQ(spdl_cuda_send(filled(cuda, 2), &next, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_cuda_done(&stale, stream), SPDL_E_INVALID); /* not even if the slot is the same */
+    spdl_cuda_batch_free(&next);
+    spdl_cuda_batch_free(NULL);
+    CHECK_EQ(stats_of(cuda).device_free, stats_of(cuda).device_slots);
+    spdl_cuda_close(cuda);
+    spdl_cuda_close(NULL);
+    kit_stream_free(stream);
+    kit_stream_free(other);
+    finish();
+}
+
+static void several_streams_read_a_batch(void) {
+    spdl_cuda *cuda = open_small(3, 2);
+    void *streams[SPDL_CUDA_MAX_READERS + 1];
+    spdl_cuda_batch batch;
+    uint64_t round;
+    int i;
+    kit_disorder(test_seed());
+    for (i = 0; i <= SPDL_CUDA_MAX_READERS; ++i) streams[i] = kit_stream(i % 2 == 0);
+    for (round = 0; round < ROUNDS / 4; ++round) {
+        const int readers = 1 + (int)(round % SPDL_CUDA_MAX_READERS);
+        REQUIRE(spdl_cuda_send(filled(cuda, round), &batch, SPDL_FOREVER) == SPDL_OK);
+        for (i = 0; i < readers; ++i) {
+            CHECK_EQ(spdl_cuda_ready(&batch, streams[i]), SPDL_OK);
+            flow_read(&batch, streams[i], round);
+        }
+        if (readers == SPDL_CUDA_MAX_READERS)
+            CHECK_EQ(spdl_cuda_ready(&batch, streams[readers]), SPDL_E_LIMIT);
+        for (i = readers - 1; i >= 0; --i) CHECK_EQ(spdl_cuda_done(&batch, streams[i]), SPDL_OK);
+        CHECK_EQ(spdl_cuda_done(&batch, streams[0]), SPDL_E_INVALID);
+    }
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    for (i = 0; i <= SPDL_CUDA_MAX_READERS; ++i) kit_stream_free(streams[i]);
+    finish();
+}
+
+static void full_slots_are_back_pressure(void) {
+    spdl_cuda *cuda = open_small(3, 2);
+    void *stream = kit_stream(false);
+    spdl_cuda_host *host[3], *none = NULL;
+    spdl_cuda_batch batch[2], third;
+    int i;
+    for (i = 0; i < 3; ++i) host[i] = filled(cuda, (uint64_t)i);
+    CHECK_EQ(spdl_cuda_host_get(cuda, &none, 0), SPDL_TIMEOUT);
+    CHECK_EQ(spdl_cuda_host_get(cuda, &none, SPDL_SECONDS(0.01)), SPDL_TIMEOUT);
+    for (i = 0; i < 2; ++i) CHECK_EQ(spdl_cuda_send(host[i], &batch[i], 0), SPDL_OK);
+    CHECK_EQ(spdl_cuda_send(host[2], &third, 0), SPDL_TIMEOUT);
+    CHECK_EQ(spdl_cuda_send(host[2], &third, SPDL_SECONDS(0.01)), SPDL_TIMEOUT);
+    CHECK_EQ(stats_of(cuda).device_free, 0);
+    spdl_cuda_batch_free(&batch[0]); /* read by nobody */
+    CHECK_EQ(spdl_cuda_send(host[2], &third, SPDL_SECONDS(5)), SPDL_OK);
+    CHECK_EQ(spdl_cuda_ready(&third, stream), SPDL_OK);
+    flow_read(&third, stream, 2);
+    spdl_cuda_batch_free(&third); /* done with on its stream */
+    spdl_cuda_batch_free(&batch[1]);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    finish();
+}
+
+#ifndef CUDA_REAL
+/* While copies are held, host slots run out; one copy that is done brings one back. */
+static void a_host_slot_comes_back_with_its_copy(void) {
+    spdl_cuda *cuda = open_small(2, 4);
+    spdl_cuda_host *host = NULL;
+    spdl_cuda_batch batch[3];
+    sim_hold();
+    CHECK_EQ(spdl_cuda_send(filled(cuda, 0), &batch[0], 0), SPDL_OK);
+    CHECK_EQ(spdl_cuda_send(filled(cuda, 1), &batch[1], 0), SPDL_OK);
+    CHECK_EQ(spdl_cuda_host_get(cuda, &host, SPDL_SECONDS(0.02)), SPDL_TIMEOUT);
+    sim_step(1);
+    CHECK_EQ(spdl_cuda_host_get(cuda, &host, SPDL_SECONDS(5)), SPDL_OK);
+    spdl_cuda_host_free(host);
+    sim_release();
+    CHECK(stats_of(cuda).wait_bus_ns > 0);
+    spdl_cuda_batch_free(&batch[0]);
+    spdl_cuda_batch_free(&batch[1]);
+    spdl_cuda_close(cuda);
+    finish();
+}
+#endif
+
+/* ---- order ---- */
+
+/* Every kind of stream, in any mixture, with everything late. */
+static void order_holds_on_any_stream(void) {
+    spdl_cuda *cuda = open_small(2, 2);
+    void *mine = kit_stream(false), *blocking = kit_stream(true);
+    void *const streams[] = { mine, blocking, NULL, cudaStreamLegacy, cudaStreamPerThread };
+    uint64_t state = test_seed(), i;
+    kit_disorder(state);
+    for (i = 0; i < ROUNDS; ++i) {
+        const size_t which = test_random(&state) % (sizeof streams / sizeof streams[0]);
+        REQUIRE(flow_batch(cuda, streams[which], FLOW_SLOT - 8 * (i % 3), i) == SPDL_OK);
+    }
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    kit_stream_free(mine);
+    kit_stream_free(blocking);
+    finish();
+}
+
+typedef struct sender {
+    spdl_cuda *cuda;
+    uint64_t first;
+    pthread_t thread;
+} sender;
+
+static void *sends(void *arg) {
+    sender *s = (sender *)arg;
+    void *stream = kit_stream(false);
+    uint64_t i;
+    for (i = 0; i < ROUNDS / 4; ++i)
+        CHECK_EQ(flow_batch(s->cuda, stream, FLOW_SLOT, s->first + i), SPDL_OK);
+    SIM(cudaStreamSynchronize((cudaStream_t)stream));
+    kit_stream_free(stream);
+    return NULL;
+}
+
+static void any_thread_may_send(void) {
+    spdl_cuda *cuda = open_small(3, 3);
+    sender senders[4];
+    int i;
+    kit_disorder(test_seed());
+    CHECK_EQ(kit_wrong(), 0);
+    for (i = 0; i < 4; ++i) {
+        senders[i].cuda = cuda;
+        senders[i].first = (uint64_t)i * 100000;
+        REQUIRE(pthread_create(&senders[i].thread, NULL, sends, &senders[i]) == 0);
+    }
+    for (i = 0; i < 4; ++i) pthread_join(senders[i].thread, NULL);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(stats_of(cuda).batches, (uint64_t)ROUNDS / 4 * 4);
+    spdl_cuda_close(cuda);
+    finish();
+}
+
+static void errors_of_the_caller_stay(void) {
+    spdl_cuda *cuda = open_small(2, 2);
+    void *stream = kit_stream(false);
+    uint64_t i;
+    int device = 0;
+    kit_disorder(test_seed());
+    CHECK(cudaSetDevice(1000) != cudaSuccess);
+    for (i = 0; i < 20; ++i) CHECK_EQ(flow_batch(cuda, stream, 5000, i), SPDL_OK);
+    CHECK_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+    for (i = 0; i < 20; ++i) {
+        CHECK_EQ(flow_batch(cuda, stream, 5000, i), SPDL_OK);
+        CHECK_EQ(cudaGetLastError(), cudaSuccess); /* nothing of ours, such as "not ready" */
+    }
+    CHECK_EQ(cudaGetDevice(&device), cudaSuccess);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    finish();
+}
+
+static void captures_go_on_undisturbed(void) {
+    spdl_cuda *cuda = open_small(2, 2);
+    cudaStream_t captured = (cudaStream_t)kit_stream(false);
+    cudaGraph_t graph = NULL;
+    spdl_cuda_batch batch;
+    void *stream = kit_stream(false);
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    uint64_t i;
+    CHECK_EQ(flow_batch(cuda, stream, 1000, 0), SPDL_OK);
+    REQUIRE(spdl_cuda_send(filled(cuda, 1), &batch, SPDL_FOREVER) == SPDL_OK);
+    REQUIRE(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    for (i = 2; i < 12; ++i) {
+        spdl_cuda_host *host = NULL;
+        spdl_cuda_batch other;
+        CHECK_EQ(flow_fill(cuda, &host, 1000, i), SPDL_OK);
+        CHECK_EQ(spdl_cuda_send(host, &other, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_cuda_ready(&other, stream), SPDL_OK);
+        CHECK_EQ(spdl_cuda_done(&other, stream), SPDL_OK);
+    }
+    CHECK_EQ(spdl_cuda_ready(&batch, captured), SPDL_E_INVALID);
+    CHECK_EQ(cudaStreamIsCapturing(captured, &status), cudaSuccess);
+    CHECK_EQ(status, cudaStreamCaptureStatusActive);
+    CHECK_EQ(cudaStreamEndCapture(captured, &graph), cudaSuccess);
+    CHECK_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    CHECK_EQ(spdl_cuda_ready(&batch, captured), SPDL_OK);
+    CHECK_EQ(spdl_cuda_done(&batch, captured), SPDL_OK);
+    spdl_cuda_close(cuda);
+    kit_stream_free(captured);
+    kit_stream_free(stream);
+    finish();
+}
+
+/* ---- arenas ---- */
+
+static void arenas_are_read_where_they_are(void) {
+    flow_source s;
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda = open_small(-1, 3);
+    spdl_cuda_batch batch;
+    spdl_cuda_view view;
+    void *item = NULL;
+    kit_disorder(test_seed());
+    flow_source_open(&s, 5, ROUNDS);
+    REQUIRE(spdl_cuda_adopt(cuda, s.seen, 5 * FLOW_SLOT, FLOW_SLOT) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_reap(cuda, SPDL_FOREVER), SPDL_EMPTY);
+    while (s.next < s.count) {
+        while (flow_next(&s, &item, 0) == SPDL_TIMEOUT)
+            CHECK_EQ(spdl_cuda_reap(cuda, SPDL_FOREVER), SPDL_OK);
+        memset(&view, 0, sizeof view);
+        CHECK_EQ(flow_view(item, &view), SPDL_OK);
+        view.release = flow_item_free;
+        view.item = item;
+        REQUIRE(spdl_cuda_send_view(cuda, &view, &batch, SPDL_FOREVER) == SPDL_OK);
+        CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+        flow_read(&batch, stream, (uint64_t)(uintptr_t)batch.user);
+        CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    }
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(stats_of(cuda).copied_bytes, 0);
+    if (backend == SPDL_CUDA_GPU) CHECK_EQ(stats_of(cuda).adopted_bytes, 5 * FLOW_SLOT);
+    CHECK_EQ(spdl_cuda_disown(cuda, s.seen + 1), SPDL_E_NOT_FOUND);
+    CHECK_EQ(spdl_cuda_disown(cuda, s.seen), SPDL_OK);
+    CHECK_EQ(spdl_cuda_disown(cuda, s.seen), SPDL_E_NOT_FOUND);
+    CHECK_EQ(s.released, s.next);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    finish();
+}
+
+static void count_release(void *item) { ++*(int *)item; }
+
+static void other_memory_is_copied_first(void) {
+    unsigned char *data = (unsigned char *)malloc(FLOW_SLOT + 1);
+    int released = 0;
+    spdl_cuda *cuda = open_small(2, 2);
+    void *stream = kit_stream(false);
+    spdl_cuda_view view;
+    spdl_cuda_batch batch;
+    memset(&view, 0, sizeof view);
+    kit_fill(data, FLOW_SLOT, 9);
+    view.data = data;
+    view.bytes = FLOW_SLOT;
+    view.release = count_release;
+    view.item = &released;
+    CHECK_EQ(spdl_cuda_send_view(cuda, &view, &batch, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(released, backend == SPDL_CUDA_GPU); /* on the CPU the batch is this memory */
+    if (released) memset(data, 0, FLOW_SLOT);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    flow_read(&batch, stream, 9);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(released, 1);
+    CHECK_EQ(stats_of(cuda).copied_bytes, backend == SPDL_CUDA_GPU ? FLOW_SLOT : 0);
+    view.bytes = FLOW_SLOT + 1;
+    CHECK_EQ(spdl_cuda_send_view(cuda, &view, &batch, SPDL_FOREVER), SPDL_E_LIMIT);
+    spdl_cuda_close(cuda);
+    free(data);
+    kit_stream_free(stream);
+    finish();
+}
+
+static void adopt_refuses_what_it_cannot_use(void) {
+    flow_source s;
+    spdl_cuda *cuda = open_small(0, 0);
+    flow_source_open(&s, SPDL_CUDA_MAX_ARENAS + 2, 0);
+    CHECK_EQ(spdl_cuda_adopt(cuda, NULL, FLOW_SLOT, FLOW_SLOT), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, 0, FLOW_SLOT), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, FLOW_SLOT, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_adopt(cuda, s.seen + 1, FLOW_SLOT, FLOW_SLOT), SPDL_E_INVALID);
+    int i;
+    for (i = 0; i < SPDL_CUDA_MAX_ARENAS; ++i)
+        CHECK_EQ(spdl_cuda_adopt(cuda, s.seen + i * FLOW_SLOT, FLOW_SLOT, FLOW_SLOT), SPDL_OK);
+    CHECK_EQ(spdl_cuda_adopt(cuda, s.seen + i * FLOW_SLOT, FLOW_SLOT, FLOW_SLOT), SPDL_E_LIMIT);
+    spdl_cuda_close(cuda); /* unpins them */
+    flow_source_close(&s);
+    finish();
+}
+
+/* ---- the iterator ---- */
+
+static void delete_flow(void *source) { ++((flow_source *)source)->deleted; }
+
+typedef struct iter_case {
+    spdl_cuda_mode mode;
+    spdl_cuda_cache cache;
+    int depth, outside;
+    uint64_t count, num_caches, return_after, stop_after, expected;
+} iter_case;
+
+static void iterate(const iter_case *c) {
+    flow_source s;
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda = open_small(2, 3);
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc desc;
+    uint64_t count = 0;
+    kit_disorder(test_seed());
+    flow_source_open(&s, 5, c->count);
+    s.outside = c->outside;
+    REQUIRE(spdl_cuda_adopt(cuda, s.seen, 5 * FLOW_SLOT, FLOW_SLOT) == SPDL_OK);
+    desc = flow_iter_desc(&s);
+    desc.mode = c->mode;
+    desc.cache = c->cache;
+    desc.depth = c->depth;
+    desc.num_caches = c->num_caches;
+    desc.return_caches_after = c->return_after;
+    desc.stop_after = c->stop_after;
+    desc.delete_source = delete_flow;
+    REQUIRE(spdl_cuda_iter_open(&it, cuda, &desc) == SPDL_OK);
+    CHECK_EQ(flow_train(it, stream, &count), SPDL_END);
+    CHECK_EQ(flow_train(it, stream, &count), SPDL_END); /* told again */
+    CHECK_EQ(count, 0);
+    CHECK_EQ(stats_of(cuda).batches >= 1, true);
+    spdl_cuda_iter_close(it);
+    CHECK_EQ(s.deleted, 1);
+    CHECK_EQ(s.viewed, s.next);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    finish();
+}
+
+/* The seeds come in order, every one of them, then the kept ones again. */
+static void expect_sequence(const iter_case *c) {
+    flow_source s;
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda = open_small(3, 4);
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_batch batch;
+    spdl_cuda_iter_desc desc;
+    const uint64_t after = c->return_after > c->num_caches ? c->return_after : c->num_caches;
+    uint64_t i, fresh = c->cache == SPDL_CUDA_CACHE_NONE ? c->count : after;
+    if (fresh > c->count) fresh = c->count;
+    flow_source_open(&s, 6, c->count);
+    REQUIRE(spdl_cuda_adopt(cuda, s.seen, 6 * FLOW_SLOT, FLOW_SLOT) == SPDL_OK);
+    desc = flow_iter_desc(&s);
+    desc.mode = c->mode;
+    desc.cache = c->cache;
+    desc.depth = c->depth;
+    desc.num_caches = c->num_caches;
+    desc.return_caches_after = c->return_after;
+    desc.stop_after = c->stop_after;
+    REQUIRE(spdl_cuda_iter_open(&it, cuda, &desc) == SPDL_OK);
+    if (c->mode == SPDL_CUDA_INLINE) CHECK(!spdl_cuda_iter_warm(it)); /* a thread is ahead */
+    for (i = 0; i < c->expected; ++i) {
+        const uint64_t seed = i < fresh ? i : (i - fresh) % c->num_caches;
+        REQUIRE(spdl_cuda_next(it, stream, &batch) == SPDL_OK);
+        CHECK_EQ((uintptr_t)batch.user, seed);
+        CHECK_EQ(batch.bytes, s.bytes);
+        flow_read(&batch, stream, seed);
+    }
+    CHECK_EQ(spdl_cuda_next(it, stream, &batch), SPDL_END);
+    CHECK_EQ(spdl_cuda_iter_warm(it), c->cache != SPDL_CUDA_CACHE_NONE && c->expected > fresh);
+    spdl_cuda_iter_close(it);
+    CHECK_EQ(s.deleted, 0);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    finish();
+}
+
+static void iterates_inline(void) {
+    const iter_case c = { SPDL_CUDA_INLINE, SPDL_CUDA_CACHE_NONE, 0, 3, ROUNDS, 0, 0, 0, ROUNDS };
+    const iter_case one = { SPDL_CUDA_INLINE, SPDL_CUDA_CACHE_NONE, 1, 0, 40, 0, 0, 0, 40 };
+    iterate(&c);
+    expect_sequence(&one);
+}
+
+static void iterates_on_a_thread(void) {
+    const iter_case c = { SPDL_CUDA_THREAD, SPDL_CUDA_CACHE_NONE, 0, 3, ROUNDS, 0, 0, 0, ROUNDS };
+    const iter_case one = { SPDL_CUDA_THREAD, SPDL_CUDA_CACHE_NONE, 1, 0, 40, 0, 0, 0, 40 };
+    iterate(&c);
+    expect_sequence(&one);
+}
+
+static void caches_on_the_device(void) {
+    const iter_case c = { SPDL_CUDA_INLINE, SPDL_CUDA_CACHE_DEVICE, 0, 0, 90, 3, 0, 23, 23 };
+    const iter_case later = { SPDL_CUDA_THREAD, SPDL_CUDA_CACHE_DEVICE, 0, 0, 90, 3, 7, 23, 23 };
+    const iter_case brief = { SPDL_CUDA_INLINE, SPDL_CUDA_CACHE_DEVICE, 0, 0, 3, 3, 7, 23, 23 };
+    expect_sequence(&c);
+    expect_sequence(&later);
+    expect_sequence(&brief); /* the source ends before return_caches_after */
+}
+
+static void caches_on_the_host(void) {
+    const iter_case c = { SPDL_CUDA_INLINE, SPDL_CUDA_CACHE_HOST, 0, 0, 90, 3, 0, 23, 23 };
+    const iter_case later = { SPDL_CUDA_THREAD, SPDL_CUDA_CACHE_HOST, 0, 0, 90, 3, 7, 23, 23 };
+    const iter_case brief = { SPDL_CUDA_THREAD, SPDL_CUDA_CACHE_HOST, 0, 0, 3, 3, 7, 23, 23 };
+    expect_sequence(&c);
+    expect_sequence(&later);
+    expect_sequence(&brief);
+}
+
+static void a_source_that_fails_is_told(void) {
+    int mode;
+    for (mode = SPDL_CUDA_INLINE; mode <= SPDL_CUDA_THREAD; ++mode) {
+        flow_source s;
+        void *stream = kit_stream(false);
+        spdl_cuda *cuda = open_small(2, 3);
+        spdl_cuda_iter *it = NULL, *second = NULL;
+        spdl_cuda_iter_desc desc;
+        uint64_t count = 0;
+        flow_source_open(&s, 5, 100);
+        s.fails_at = 11;
+        desc = flow_iter_desc(&s);
+        desc.mode = (spdl_cuda_mode)mode;
+        REQUIRE(spdl_cuda_iter_open(&it, cuda, &desc) == SPDL_OK);
+        CHECK_EQ(spdl_cuda_iter_open(&second, cuda, &desc), SPDL_E_INVALID);
+        CHECK_EQ(flow_train(it, stream, &count), SPDL_E_IO);
+        CHECK_EQ(count, 10); /* those before it come first */
+        CHECK_EQ(flow_train(it, stream, &count), SPDL_E_IO);
+        spdl_cuda_iter_close(it);
+        spdl_cuda_iter_close(NULL);
+        CHECK_EQ(kit_wrong(), 0);
+        spdl_cuda_close(cuda);
+        flow_source_close(&s);
+        kit_stream_free(stream);
+        finish();
+    }
+}
+
+static void iterators_end_in_the_middle(void) {
+    int mode, taken;
+    for (mode = SPDL_CUDA_INLINE; mode <= SPDL_CUDA_THREAD; ++mode)
+        for (taken = 0; taken < 7; ++taken) {
+            flow_source s;
+            void *stream = kit_stream(false);
+            spdl_cuda *cuda = open_small(2, 3);
+            spdl_cuda_iter *it = NULL;
+            spdl_cuda_iter_desc desc;
+            spdl_cuda_batch batch;
+            int i;
+            flow_source_open(&s, 3, 1000);
+            s.outside = 2;
+            REQUIRE(spdl_cuda_adopt(cuda, s.seen, 3 * FLOW_SLOT, FLOW_SLOT) == SPDL_OK);
+            desc = flow_iter_desc(&s);
+            desc.mode = (spdl_cuda_mode)mode;
+            desc.delete_source = delete_flow;
+            REQUIRE(spdl_cuda_iter_open(&it, cuda, &desc) == SPDL_OK);
+            for (i = 0; i < taken; ++i) {
+                CHECK_EQ(spdl_cuda_next(it, stream, &batch), SPDL_OK);
+                flow_read(&batch, stream, (uint64_t)i);
+            }
+            spdl_cuda_iter_close(it);
+            CHECK_EQ(s.deleted, 1);
+            CHECK_EQ(kit_wrong(), 0);
+            spdl_cuda_close(cuda);
+            flow_source_close(&s);
+            kit_stream_free(stream);
+            finish();
+        }
+}
+
+/* ---- a pipeline that fills slots, and a row of it that sends them ---- */
+
+static spdl_cuda *line_cuda; /* of the one pipeline at a time */
+static int line_made;
+
+SPDL_FN(line_source, void, spdl_cuda_host) {
+    if (line_made == 50) return SPDL_END;
+    if (flow_fill(line_cuda, out, 3000, (uint64_t)line_made) != SPDL_OK)
+        return spdl_fail(task, "no slot");
+    ++line_made;
+    return SPDL_OK;
+}
+
+static void a_pipeline_sends(void) {
+    void *stream = kit_stream(false);
+    spdl_pipeline *pipeline = NULL;
+    const spdl_pipeline_desc desc = { .workers = 2 };
+    spdl_cuda_batch *batch = NULL;
+    uint64_t count = 0;
+    kit_disorder(test_seed());
+    line_cuda = open_small(4, 7);
+    line_made = 0;
+    REQUIRE(spdl_pipeline_create(&pipeline, &desc,
+                                 SPDL_STAGES(SPDL_SOURCE(line_source,
+                                                         .free_item = spdl_cuda_host_free),
+                                             SPDL_CUDA_TRANSFER(line_cuda), SPDL_SINK(2))) ==
+            SPDL_OK);
+    while (spdl_pipeline_next(pipeline, (void **)&batch, SPDL_FOREVER) == SPDL_OK) {
+        CHECK_EQ((uintptr_t)batch->user, count);
+        CHECK_EQ(spdl_cuda_ready(batch, stream), SPDL_OK);
+        flow_read(batch, stream, count++);
+        CHECK_EQ(spdl_cuda_done(batch, stream), SPDL_OK);
+    }
+    CHECK_EQ(count, 50);
+    spdl_pipeline_destroy(pipeline);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(stats_of(line_cuda).device_free, 7);
+    spdl_cuda_close(line_cuda);
+    kit_stream_free(stream);
+    finish();
+}
+
+/* The other way: the pipeline makes slots, the iterator sends them. */
+static void a_pipeline_feeds_the_iterator(void) {
+    int mode;
+    for (mode = SPDL_CUDA_INLINE; mode <= SPDL_CUDA_THREAD; ++mode) {
+        void *stream = kit_stream(false);
+        spdl_pipeline *pipeline = NULL;
+        const spdl_pipeline_desc desc = { .workers = 2 };
+        spdl_cuda_iter_desc iter_desc;
+        spdl_cuda_iter *it = NULL;
+        uint64_t count = 0;
+        kit_disorder(test_seed());
+        line_cuda = open_small(6, 3);
+        line_made = 0;
+        REQUIRE(spdl_pipeline_create(&pipeline, &desc,
+                                     SPDL_STAGES(SPDL_SOURCE(line_source,
+                                                             .free_item = spdl_cuda_host_free),
+                                                 SPDL_SINK(2))) == SPDL_OK);
+        memset(&iter_desc, 0, sizeof iter_desc);
+        iter_desc.next = spdl_pipeline_next_fn;
+        iter_desc.source = pipeline;
+        iter_desc.mode = (spdl_cuda_mode)mode;
+        REQUIRE(spdl_cuda_iter_open(&it, line_cuda, &iter_desc) == SPDL_OK);
+        CHECK_EQ(flow_train(it, stream, &count), SPDL_END);
+        CHECK_EQ(count, 50);
+        spdl_cuda_iter_close(it);
+        spdl_pipeline_destroy(pipeline);
+        CHECK_EQ(kit_wrong(), 0);
+        spdl_cuda_close(line_cuda);
+        kit_stream_free(stream);
+        finish();
+    }
+}
+
+/* ---- processes ---- */
+
+#ifndef CUDA_REAL
+static uint64_t work_calls(void) {
+    sim_stats stats;
+    sim_get_stats(&stats);
+    return stats.work_calls;
+}
+#endif
+
+typedef struct forked {
+    spdl_cuda *cuda;
+    spdl_cuda_iter *it;
+    spdl_cuda_host *host;
+    spdl_cuda_batch batch;
+    flow_source source;
+} forked;
+
+static int uses_it_in_a_child(void *arg) {
+    forked *f = (forked *)arg;
+    SIM(const uint64_t before = work_calls());
+    spdl_cuda_host *host = NULL;
+    spdl_cuda_batch batch;
+    spdl_error error;
+    char byte;
+    CHECK_EQ(spdl_cuda_host_get(f->cuda, &host, SPDL_FOREVER), SPDL_E_CUDA_FORKED);
+    CHECK_EQ(spdl_cuda_send(f->host, &batch, SPDL_FOREVER), SPDL_E_CUDA_FORKED);
+    CHECK_EQ(spdl_cuda_ready(&f->batch, NULL), SPDL_E_CUDA_FORKED);
+    CHECK_EQ(spdl_cuda_done(&f->batch, NULL), SPDL_E_CUDA_FORKED);
+    CHECK_EQ(spdl_cuda_peek(&f->batch, 0, &byte, 1, NULL), SPDL_E_CUDA_FORKED);
+    CHECK_EQ(spdl_cuda_adopt(f->cuda, f->source.seen, FLOW_SLOT, FLOW_SLOT), SPDL_E_CUDA_FORKED);
+    CHECK_EQ(spdl_cuda_disown(f->cuda, f->source.seen), SPDL_E_CUDA_FORKED);
+    CHECK_EQ(spdl_cuda_next(f->it, NULL, &batch), SPDL_E_CUDA_FORKED);
+    spdl_cuda_error(f->cuda, &error);
+    CHECK_EQ(error.result, SPDL_E_CUDA_FORKED);
+    CHECK(strstr(error.text, "fork") != NULL);
+    spdl_cuda_host_free(f->host);
+    spdl_cuda_batch_free(&f->batch);
+    spdl_cuda_iter_close(f->it);
+    spdl_cuda_close(f->cuda);
+    SIM(CHECK_EQ(work_calls(), before)); /* CUDA was left alone */
+    return 7;
+}
+
+static void a_child_is_refused(void) {
+    static forked f;
+    spdl_cuda_iter_desc iter_desc;
+    void *stream = kit_stream(false);
+    flow_source_open(&f.source, 4, 10);
+    f.cuda = open_small(2, 2);
+    REQUIRE(flow_fill(f.cuda, &f.host, 10, 1) == SPDL_OK);
+    REQUIRE(spdl_cuda_send(f.host, &f.batch, SPDL_FOREVER) == SPDL_OK);
+    REQUIRE(flow_fill(f.cuda, &f.host, 10, 2) == SPDL_OK);
+    iter_desc = flow_iter_desc(&f.source);
+    REQUIRE(spdl_cuda_iter_open(&f.it, f.cuda, &iter_desc) == SPDL_OK);
+    CHECK_EQ(flow_child(uses_it_in_a_child, &f, 10, true), 7);
+    CHECK_EQ(spdl_cuda_ready(&f.batch, stream), SPDL_OK); /* the parent goes on */
+    flow_read(&f.batch, stream, 1);
+    CHECK_EQ(spdl_cuda_done(&f.batch, stream), SPDL_OK);
+    spdl_cuda_host_free(f.host);
+    spdl_cuda_iter_close(f.it);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(f.cuda);
+    flow_source_close(&f.source);
+    kit_stream_free(stream);
+    finish();
+}
+
+static spdl_cuda *exit_cuda; /* so that LeakSanitizer finds it */
+
+static int leaves_without_closing(void *arg) {
+    (void)arg;
+    exit_cuda = open_small(2, 2);
+    CHECK_EQ(flow_batch(exit_cuda, NULL, 1000, 1), SPDL_OK);
+    return 8;
+}
+
+static void closes_at_exit(void) { spdl_cuda_close(exit_cuda); }
+
+static int closes_while_it_exits(void *arg) {
+    atexit(closes_at_exit);
+    return leaves_without_closing(arg);
+}
+
+static void leaving_is_quiet(void) {
+    CHECK_EQ(flow_child(leaves_without_closing, NULL, 10, true), 8);
+    CHECK_EQ(flow_child(closes_while_it_exits, NULL, 10, true), 8);
+}
+
+static void a_device_that_is_not_there_is_told(void) {
+    spdl_cuda_desc desc = flow_desc(backend, FLOW_SLOT);
+    spdl_cuda *cuda = (spdl_cuda *)&desc;
+    spdl_error error;
+    desc.error = &error;
+    desc.device = 99;
+    CHECK_EQ(spdl_cuda_open(&cuda, &desc), SPDL_E_NOT_FOUND);
+    CHECK(cuda == NULL && strstr(error.text, "99") != NULL);
+    finish();
+}
+
+/* ---- the same program without a device ---- */
+
+static void the_cpu_does_it_too(void) {
+    backend = SPDL_CUDA_CPU;
+    every_size_arrives();
+    arrays_are_packed();
+    what_does_not_fit_is_refused();
+    any_other_order_is_refused();
+    full_slots_are_back_pressure();
+    order_holds_on_any_stream();
+    any_thread_may_send();
+    arenas_are_read_where_they_are();
+    other_memory_is_copied_first();
+    adopt_refuses_what_it_cannot_use();
+    several_streams_read_a_batch();
+}
+
+static void the_cpu_iterates_too(void) {
+    backend = SPDL_CUDA_CPU;
+    iterates_inline();
+    iterates_on_a_thread();
+    caches_on_the_device();
+    caches_on_the_host();
+    a_source_that_fails_is_told();
+    iterators_end_in_the_middle();
+    a_pipeline_sends();
+    a_pipeline_feeds_the_iterator();
+}
+
+static void arguments_are_checked(void) {
+    spdl_cuda_desc desc = flow_desc(backend, FLOW_SLOT);
+    spdl_cuda *cuda = (spdl_cuda *)&desc;
+    spdl_error error;
+    desc.error = &error;
+    desc.slot_bytes = 0;
+    CHECK_EQ(spdl_cuda_open(&cuda, &desc), SPDL_E_INVALID);
+    CHECK(cuda == NULL);
+    CHECK_EQ(error.result, SPDL_E_INVALID);
+    CHECK(strstr(error.text, "slot_bytes") != NULL);
+    desc = flow_desc(backend, FLOW_SLOT);
+    desc.host_slots = SPDL_CUDA_MAX_SLOTS + 1;
+    CHECK_EQ(spdl_cuda_open(&cuda, &desc), SPDL_E_INVALID);
+    desc.host_slots = -2;
+    CHECK_EQ(spdl_cuda_open(&cuda, &desc), SPDL_E_INVALID);
+    desc = flow_desc(backend, FLOW_SLOT);
+    desc.device_slots = -1;
+    CHECK_EQ(spdl_cuda_open(&cuda, &desc), SPDL_E_INVALID);
+    desc = flow_desc(backend, SIZE_MAX - 5);
+    CHECK(spdl_cuda_open(&cuda, &desc) < 0);
+    CHECK(cuda == NULL);
+    finish();
+}
+
+TEST_TABLE(cuda) {
+    TEST_CASE(probe_tells_what_there_is),
+    TEST_CASE(arguments_are_checked),
+    TEST_CASE(every_size_arrives),
+    TEST_CASE(arrays_are_packed),
+    TEST_CASE(what_does_not_fit_is_refused),
+    TEST_CASE(any_other_order_is_refused),
+    TEST_CASE(several_streams_read_a_batch),
+    TEST_CASE(full_slots_are_back_pressure),
+#ifndef CUDA_REAL
+    TEST_CASE(a_host_slot_comes_back_with_its_copy),
+#endif
+    TEST_CASE(order_holds_on_any_stream),
+    TEST_CASE(any_thread_may_send),
+    TEST_CASE(errors_of_the_caller_stay),
+    TEST_CASE(captures_go_on_undisturbed),
+    TEST_CASE(arenas_are_read_where_they_are),
+    TEST_CASE(other_memory_is_copied_first),
+    TEST_CASE(adopt_refuses_what_it_cannot_use),
+    TEST_CASE(iterates_inline),
+    TEST_CASE(iterates_on_a_thread),
+    TEST_CASE(caches_on_the_device),
+    TEST_CASE(caches_on_the_host),
+    TEST_CASE(a_source_that_fails_is_told),
+    TEST_CASE(iterators_end_in_the_middle),
+    TEST_CASE(a_pipeline_sends),
+    TEST_CASE(a_pipeline_feeds_the_iterator),
+    TEST_CASE(a_child_is_refused),
+    TEST_CASE(leaving_is_quiet),
+    TEST_CASE(a_device_that_is_not_there_is_told),
+    TEST_CASE(the_cpu_does_it_too),
+    TEST_CASE(the_cpu_iterates_too),
+    TEST_END
+};

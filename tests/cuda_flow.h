@@ -1,0 +1,245 @@
+/* cuda_flow.h - batches with known bytes on their way through spdl_cuda.h: what test_cuda.c and
+   test_cuda_fault.c share. Include it behind spdl_cuda.h with the implementation. */
+#ifndef CUDA_FLOW_INCLUDED
+#define CUDA_FLOW_INCLUDED
+
+#include "cuda_kit.h"
+#include "test.h"
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { FLOW_SLOT = 16 << 10 };
+
+/* ---- what the library says ---- */
+
+static int flow_lines;
+static char flow_line[SPDL_TEXT_BYTES + 64];
+
+static void flow_log(spdl_log_level level, const char *text, void *user) {
+    (void)user;
+    if (level == SPDL_LOG_INFO) return;
+    ++flow_lines;
+    snprintf(flow_line, sizeof flow_line, "%s", text);
+}
+
+static spdl_cuda_desc flow_desc(spdl_cuda_backend backend, size_t slot_bytes) {
+    spdl_cuda_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.backend = backend;
+    desc.slot_bytes = slot_bytes;
+    desc.touch_threads = 1;
+    desc.logger.log_fn = flow_log;
+    return desc;
+}
+
+static spdl_cuda *flow_open(const spdl_cuda_desc *desc) {
+    spdl_cuda *cuda = NULL;
+    spdl_error error;
+    spdl_cuda_desc copy = *desc;
+    memset(&error, 0, sizeof error);
+    copy.error = &error;
+    if (spdl_cuda_open(&cuda, &copy) != SPDL_OK) CHECK_STR(error.text, "");
+    REQUIRE(cuda != NULL);
+    return cuda;
+}
+
+/* ---- one batch ---- */
+
+/* Work that reads the batch: a kernel, or on the CPU the caller itself. */
+static void flow_read(const spdl_cuda_batch *batch, spdl_cuda_stream stream, uint64_t seed) {
+    if (spdl_cuda_on_cpu(batch->cuda))
+        CHECK_EQ(kit_differ(batch->dev, batch->bytes, seed), 0);
+    else kit_check(stream, batch->dev, batch->bytes, seed);
+}
+
+static spdl_result flow_fill(spdl_cuda *cuda, spdl_cuda_host **host, size_t bytes, uint64_t seed) {
+    const uint64_t shape = bytes;
+    void *data = NULL;
+    spdl_result result = spdl_cuda_host_get(cuda, host, SPDL_FOREVER);
+    if (result != SPDL_OK) return result;
+    result = spdl_cuda_host_add(*host, "bytes", "u1", 1, &shape, &data);
+    CHECK_EQ(result, SPDL_OK);
+    if (result != SPDL_OK) return result;
+    kit_fill(data, bytes, seed);
+    (*host)->user = (void *)(uintptr_t)seed;
+    return SPDL_OK;
+}
+
+/* A batch through a slot, read on one stream. */
+static spdl_result flow_batch(spdl_cuda *cuda, spdl_cuda_stream stream, size_t bytes,
+                              uint64_t seed) {
+    spdl_cuda_host *host = NULL;
+    spdl_cuda_batch batch;
+    spdl_result result = flow_fill(cuda, &host, bytes, seed);
+    if (result != SPDL_OK) return result;
+    result = spdl_cuda_send(host, &batch, SPDL_FOREVER);
+    if (result != SPDL_OK) {
+        spdl_cuda_host_free(host);
+        return result;
+    }
+    CHECK_EQ((uintptr_t)batch.user, seed);
+    result = spdl_cuda_ready(&batch, stream);
+    if (result == SPDL_OK) {
+        flow_read(&batch, stream, seed);
+        result = spdl_cuda_done(&batch, stream);
+    }
+    if (result != SPDL_OK) spdl_cuda_batch_free(&batch);
+    return result;
+}
+
+/* ---- an arena, and a source that makes batches in it ---- */
+
+typedef struct flow_item {
+    struct flow_source *source;
+    uint64_t seed;
+    int slot; /* -1: outside of the arena */
+    unsigned char *data;
+} flow_item;
+
+/* Makes nothing by malloc but items outside of the arena, so that allocations can be counted. */
+typedef struct flow_source {
+    unsigned char *seen, *written; /* the same memory, as given to the library and to the loader */
+    flow_item items[64];
+    size_t slot_bytes;
+    int slots;
+    int busy[64];              /* atomic: 1 while a batch lies in the slot */
+    uint64_t next, count;      /* items made, items in all */
+    uint64_t fails_at;         /* this call returns SPDL_E_IO; 0: none */
+    uint64_t released, viewed; /* released: atomic */
+    int deleted, outside;      /* outside: every so many batches lie in malloc'd memory; 0: none */
+    size_t bytes;
+} flow_source;
+
+/* The sources are the test's own: an allocation that is made to fail is tried again. */
+static void *flow_alloc(size_t bytes) {
+    void *memory = malloc(bytes);
+    if (memory == NULL) memory = malloc(bytes);
+    REQUIRE(memory != NULL);
+    return memory;
+}
+
+static void *flow_map(size_t bytes) {
+    int tries;
+    void *memory = MAP_FAILED;
+    for (tries = 0; tries < 2 && memory == MAP_FAILED; ++tries)
+        memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(memory != MAP_FAILED);
+    return memory;
+}
+
+static void flow_source_open(flow_source *s, int slots, uint64_t count) {
+    memset(s, 0, sizeof *s);
+    s->slot_bytes = FLOW_SLOT;
+    s->slots = slots;
+    s->count = count;
+    s->bytes = FLOW_SLOT - 100;
+    s->written = (unsigned char *)flow_map((size_t)slots * FLOW_SLOT);
+    s->seen = s->written;
+}
+
+static void flow_source_close(flow_source *s) {
+    CHECK_EQ(__atomic_load_n(&s->released, __ATOMIC_ACQUIRE), s->next);
+    munmap(s->written, (size_t)s->slots * FLOW_SLOT);
+}
+
+static void flow_item_free(void *memory) {
+    flow_item *item = (flow_item *)memory;
+    flow_source *s = item->source;
+    if (item->slot < 0) {
+        free(item->data);
+        free(item);
+    } else {
+        CHECK_EQ(__atomic_exchange_n(&s->busy[item->slot], 0, __ATOMIC_RELEASE), 1);
+    }
+    __atomic_add_fetch(&s->released, 1, __ATOMIC_RELEASE);
+}
+
+static int flow_free_slot(flow_source *s) {
+    int i;
+    for (i = 0; i < s->slots; ++i)
+        if (__atomic_load_n(&s->busy[i], __ATOMIC_ACQUIRE) == 0) return i;
+    return -1;
+}
+
+static flow_item *flow_item_new(flow_source *s, int slot) {
+    flow_item *item = slot < 0 ? (flow_item *)flow_alloc(sizeof *item) : &s->items[slot];
+    item->source = s;
+    item->seed = s->next++;
+    item->slot = slot;
+    item->data = slot < 0 ? (unsigned char *)flow_alloc(s->bytes)
+                          : s->written + (size_t)slot * s->slot_bytes;
+    kit_fill(item->data, s->bytes, item->seed);
+    return item;
+}
+
+static spdl_result flow_next(void *source, void **out, int64_t timeout_ns) {
+    flow_source *s = (flow_source *)source;
+    const uint64_t until = spdl_time_ns() + (uint64_t)timeout_ns;
+    int slot;
+    CHECK_EQ(s->deleted, 0);
+    if (s->fails_at > 0 && s->next + 1 == s->fails_at) return SPDL_E_IO;
+    if (s->next == s->count) return SPDL_END;
+    while ((slot = flow_free_slot(s)) < 0) {
+        if (timeout_ns >= 0 && spdl_time_ns() >= until) return SPDL_TIMEOUT;
+        usleep(50);
+    }
+    if (s->outside > 0 && s->next % (uint64_t)s->outside == 1) slot = -1;
+    else __atomic_store_n(&s->busy[slot], 1, __ATOMIC_RELAXED);
+    *out = flow_item_new(s, slot);
+    return SPDL_OK;
+}
+
+static spdl_result flow_view(void *memory, spdl_cuda_view *view) {
+    flow_item *item = (flow_item *)memory;
+    flow_source *s = item->source;
+    ++s->viewed;
+    view->data = item->slot < 0 ? item->data : s->seen + (item->data - s->written);
+    view->bytes = s->bytes;
+    view->user = (void *)(uintptr_t)item->seed;
+    return SPDL_OK;
+}
+
+static spdl_cuda_iter_desc flow_iter_desc(flow_source *s) {
+    spdl_cuda_iter_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.next = flow_next;
+    desc.source = s;
+    desc.view = flow_view;
+    desc.free_item = flow_item_free;
+    return desc;
+}
+
+/* Trains on all there is. The result that ended it; *count is how many batches came. */
+static spdl_result flow_train(spdl_cuda_iter *it, spdl_cuda_stream stream, uint64_t *count) {
+    spdl_cuda_batch batch;
+    spdl_result result;
+    *count = 0;
+    while ((result = spdl_cuda_next(it, stream, &batch)) == SPDL_OK) {
+        flow_read(&batch, stream, (uint64_t)(uintptr_t)batch.user);
+        ++*count;
+    }
+    return result;
+}
+
+/* ---- a child process ---- */
+
+/* The status run ended with in a child; -1: a signal, with -2 for the alarm. Its stderr is shown
+   when `loud`. */
+static inline int flow_child(int (*run)(void *), void *arg, unsigned seconds, bool loud) {
+    int status = 0;
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(seconds);
+        if (!loud && freopen("/dev/null", "w", stderr) == NULL) _exit(1);
+        exit(run(arg));
+    }
+    REQUIRE(child > 0 && waitpid(child, &status, 0) == child);
+    if (WIFEXITED(status)) return WEXITSTATUS(status);
+    return WTERMSIG(status) == SIGALRM ? -2 : -1;
+}
+
+#endif /* CUDA_FLOW_INCLUDED */

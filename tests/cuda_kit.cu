@@ -1,0 +1,77 @@
+// cuda_kit.h on a device; built by nvcc.
+#include "cuda_kit.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cuda_runtime.h>
+
+static unsigned long long *kit_count; // wrong bytes; pinned, device and host write it
+
+static void kit_must(cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return;
+    fprintf(stderr, "cuda_kit: %s: %s\n", what, cudaGetErrorString(error));
+    abort();
+}
+
+__device__ static unsigned char kit_device_byte(uint64_t seed, size_t i) {
+    uint64_t z = (seed + 1) * 0x9e3779b97f4a7c15u + i / 8 * 0xbf58476d1ce4e5b9u;
+    z ^= z >> 29;
+    return (unsigned char)(z >> (i % 8 * 8));
+}
+
+__global__ static void kit_compare(const unsigned char *bytes, size_t count, uint64_t seed,
+                                   unsigned long long *wrong) {
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    for (; i < count; i += (size_t)gridDim.x * blockDim.x)
+        if (bytes[i] != kit_device_byte(seed, i)) atomicAdd_system(wrong, 1ull);
+}
+
+__global__ static void kit_wait(unsigned long long ns) {
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - start < ns);
+}
+
+static unsigned long long *kit_counter() {
+    if (kit_count == nullptr) {
+        kit_must(cudaHostAlloc((void **)&kit_count, sizeof *kit_count, cudaHostAllocPortable),
+                 "cudaHostAlloc");
+        *kit_count = 0;
+    }
+    return kit_count;
+}
+
+extern "C" void kit_check(void *stream, const void *device, size_t bytes, uint64_t seed) {
+    if (bytes == 0) return;
+    kit_compare<<<64, 256, 0, (cudaStream_t)stream>>>((const unsigned char *)device, bytes, seed,
+                                                      kit_counter());
+    kit_must(cudaGetLastError(), "kit_compare");
+}
+
+extern "C" long kit_wrong(void) {
+    unsigned long long *count = kit_counter();
+    kit_must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    const long wrong = (long)*count;
+    *count = 0;
+    return wrong;
+}
+
+extern "C" void kit_spin(void *stream, uint64_t ns) {
+    kit_wait<<<1, 1, 0, (cudaStream_t)stream>>>(ns);
+    kit_must(cudaGetLastError(), "kit_wait");
+}
+
+extern "C" void kit_disorder(uint64_t seed) { (void)seed; }
+
+extern "C" void *kit_stream(bool blocking) {
+    cudaStream_t s;
+    kit_must(cudaStreamCreateWithFlags(&s, blocking ? cudaStreamDefault : cudaStreamNonBlocking),
+             "cudaStreamCreateWithFlags");
+    return s;
+}
+
+extern "C" void kit_stream_free(void *stream) {
+    kit_must(cudaStreamDestroy((cudaStream_t)stream), "cudaStreamDestroy");
+}

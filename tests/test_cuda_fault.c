@@ -1,0 +1,994 @@
+/* spdl_cuda.h where things go wrong: on the stand-in for the CUDA runtime, which can be told to
+   fail, to leave out an edge, to have no device, and which counts. Allocations of this program are
+   counted, and made to fail, by the linker's --wrap. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#define SPDL_CUDA_IMPLEMENTATION
+#include "../spdl_cuda.h"
+
+#include "cuda_flow.h"
+#include "cudart_sim.h"
+
+#include <errno.h>
+
+/* ---- what the program asks the system for ---- */
+
+static long wrap_calls;   /* atomic, since wrap_start */
+static long wrap_fail_in; /* atomic: that call fails; 0: none */
+
+static bool wrapped(void) {
+    __atomic_add_fetch(&wrap_calls, 1, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&wrap_fail_in, __ATOMIC_RELAXED) == 0) return false;
+    return __atomic_sub_fetch(&wrap_fail_in, 1, __ATOMIC_RELAXED) == 0;
+}
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__real_realloc(void *memory, size_t bytes);
+void *__real_aligned_alloc(size_t align, size_t bytes);
+int __real_posix_memalign(void **memory, size_t align, size_t bytes);
+void *__real_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset);
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*run)(void *), void *arg);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_realloc(void *memory, size_t bytes);
+void *__wrap_aligned_alloc(size_t align, size_t bytes);
+int __wrap_posix_memalign(void **memory, size_t align, size_t bytes);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*run)(void *), void *arg);
+
+void *__wrap_malloc(size_t bytes) { return wrapped() ? NULL : __real_malloc(bytes); }
+
+void *__wrap_calloc(size_t count, size_t bytes) {
+    return wrapped() ? NULL : __real_calloc(count, bytes);
+}
+
+void *__wrap_realloc(void *memory, size_t bytes) {
+    return wrapped() ? NULL : __real_realloc(memory, bytes);
+}
+
+void *__wrap_aligned_alloc(size_t align, size_t bytes) {
+    return wrapped() ? NULL : __real_aligned_alloc(align, bytes);
+}
+
+int __wrap_posix_memalign(void **memory, size_t align, size_t bytes) {
+    return wrapped() ? ENOMEM : __real_posix_memalign(memory, align, bytes);
+}
+
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset) {
+    if (!wrapped()) return __real_mmap(at, bytes, protection, flags, file, offset);
+    errno = ENOMEM;
+    return MAP_FAILED;
+}
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*run)(void *), void *arg) {
+    return wrapped() ? EAGAIN : __real_pthread_create(thread, attributes, run, arg);
+}
+
+/* ---- shared ---- */
+
+static spdl_cuda_desc small(void) {
+    spdl_cuda_desc desc = flow_desc(SPDL_CUDA_GPU, FLOW_SLOT);
+    desc.host_slots = 2;
+    desc.device_slots = 2;
+    return desc;
+}
+
+static void nothing_is_left(void) {
+    sim_stats stats;
+    sim_get_stats(&stats);
+    CHECK_EQ(stats.violations, 0);
+    CHECK_STR(sim_violation(), "");
+    CHECK_EQ(stats.mode_depth, 0);
+    CHECK_EQ(sim_leaks(), 0);
+}
+
+static spdl_cuda_stats stats_of(const spdl_cuda *cuda) {
+    spdl_cuda_stats stats;
+    spdl_cuda_get_stats(cuda, &stats);
+    return stats;
+}
+
+static sim_stats sim_now(void) {
+    sim_stats stats;
+    sim_get_stats(&stats);
+    return stats;
+}
+
+/* Opens what cannot be opened: the result is the one expected, with a text, and nothing is left. */
+static void refuses(const spdl_cuda_desc *desc, spdl_result expected, const char *word) {
+    spdl_cuda_desc copy = *desc;
+    spdl_cuda *cuda = (spdl_cuda *)&copy;
+    spdl_error error;
+    memset(&error, 0, sizeof error);
+    copy.error = &error;
+    CHECK_EQ(spdl_cuda_open(&cuda, &copy), expected);
+    CHECK(cuda == NULL);
+    CHECK_EQ(error.result, expected);
+    if (strstr(error.text, word) == NULL) CHECK_STR(error.text, word);
+    nothing_is_left();
+}
+
+/* ---- devices ---- */
+
+static void without_a_device_the_cpu_takes_over(void) {
+    int devices;
+    for (devices = -1; devices <= 0; ++devices) {
+        spdl_cuda_desc desc = small();
+        spdl_cuda_info info;
+        spdl_cuda *cuda;
+        uint64_t i;
+        sim_set_devices(devices);
+        spdl_cuda_probe(&info);
+        CHECK_EQ(info.device_count, 0);
+        CHECK(info.reason[0] != '\0');
+        CHECK_EQ(info.driver_version == 0, devices < 0);
+        refuses(&desc, SPDL_E_NOT_FOUND, "device");
+        desc.backend = SPDL_CUDA_AUTO;
+        flow_lines = 0;
+        cuda = flow_open(&desc);
+        CHECK_EQ(flow_lines, 1);
+        CHECK(spdl_cuda_on_cpu(cuda) && stats_of(cuda).on_cpu);
+        for (i = 0; i < 5; ++i) CHECK_EQ(flow_batch(cuda, NULL, 1000, i), SPDL_OK);
+        CHECK_EQ(flow_lines, 1);
+        spdl_cuda_close(cuda);
+        nothing_is_left();
+        sim_reset();
+    }
+}
+
+static void a_device_that_is_not_there_is_told(void) {
+    spdl_cuda_desc desc = small();
+    sim_set_devices(2);
+    desc.device = 2;
+    refuses(&desc, SPDL_E_NOT_FOUND, "2");
+    desc.backend = SPDL_CUDA_AUTO;
+    refuses(&desc, SPDL_E_NOT_FOUND, "2");
+    desc.device = -2;
+    refuses(&desc, SPDL_E_INVALID, "device");
+    CHECK_EQ(cudaGetLastError(), cudaSuccess);
+    sim_reset();
+}
+
+static void the_rank_chooses_a_device(void) {
+    static const char *const ranks[] = { "0", "1", "3", "", "-1", "x" };
+    static const int expected[] = { 0, 1, 1, 0, 0, 0 };
+    size_t i;
+    for (i = 0; i < sizeof ranks / sizeof ranks[0]; ++i) {
+        spdl_cuda_desc desc = small();
+        spdl_cuda *cuda;
+        sim_set_devices(2);
+        desc.device = -1;
+        setenv("LOCAL_RANK", ranks[i], 1);
+        cuda = flow_open(&desc);
+        CHECK_EQ(stats_of(cuda).device, expected[i]);
+        spdl_cuda_close(cuda);
+        nothing_is_left();
+        sim_reset();
+    }
+}
+
+static void on_device(int device, spdl_cuda_stream *stream, spdl_cuda **cuda) {
+    spdl_cuda_desc desc = small();
+    desc.device = device;
+    *cuda = flow_open(&desc);
+    CHECK_EQ(cudaSetDevice(device), cudaSuccess);
+    *stream = kit_stream(false);
+    CHECK_EQ(cudaSetDevice(0), cudaSuccess);
+}
+
+/* Batches go to both devices in turns, and device 0 stays the current one. Streams without a name
+   of their own are those of the batch's device. */
+static void devices_stand_side_by_side(void) {
+    spdl_cuda_stream stream[2];
+    spdl_cuda *cuda[2];
+    uint64_t i;
+    int current = -1;
+    sim_set_devices(2);
+    kit_disorder(test_seed());
+    on_device(0, &stream[0], &cuda[0]);
+    on_device(1, &stream[1], &cuda[1]);
+    CHECK_EQ(stats_of(cuda[1]).device, 1);
+    for (i = 0; i < 60; ++i) {
+        CHECK_EQ(flow_batch(cuda[i % 2], stream[i % 2], FLOW_SLOT, i), SPDL_OK);
+        CHECK_EQ(cudaGetDevice(&current), cudaSuccess);
+        CHECK_EQ(current, 0);
+    }
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda[1]);
+    spdl_cuda_close(cuda[0]);
+    CHECK_EQ(cudaGetDevice(&current), cudaSuccess);
+    CHECK_EQ(current, 0);
+    kit_stream_free(stream[0]);
+    kit_stream_free(stream[1]);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* NULL means the stream of the device that is current, as it does for CUDA: the trainer's. */
+static void the_legacy_stream_of_another_device(void) {
+    spdl_cuda_stream stream, none[] = { NULL, cudaStreamLegacy, cudaStreamPerThread };
+    spdl_cuda *cuda;
+    uint64_t i;
+    int current = -1;
+    sim_set_devices(2);
+    kit_disorder(test_seed());
+    on_device(1, &stream, &cuda);
+    for (i = 0; i < 30; ++i) {
+        spdl_cuda_host *host = NULL;
+        spdl_cuda_batch batch;
+        CHECK_EQ(flow_fill(cuda, &host, 3000, i), SPDL_OK);
+        CHECK_EQ(spdl_cuda_send(host, &batch, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_cuda_ready(&batch, none[i % 3]), SPDL_OK);
+        CHECK_EQ(cudaSetDevice(1), cudaSuccess);
+        kit_check(none[i % 3], batch.dev, batch.bytes, i);
+        CHECK_EQ(cudaSetDevice(0), cudaSuccess);
+        CHECK_EQ(spdl_cuda_done(&batch, none[i % 3]), SPDL_OK);
+        CHECK_EQ(cudaGetDevice(&current), cudaSuccess);
+        CHECK_EQ(current, 0);
+    }
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
+static void too_little_device_memory_is_told(void) {
+    spdl_cuda_desc desc = small();
+    sim_set_device_memory(2 * FLOW_SLOT - 1);
+    refuses(&desc, SPDL_E_NOMEM, "cudaMalloc");
+    sim_reset();
+}
+
+/* ---- pinning ---- */
+
+static void what_cannot_be_pinned_is_used_as_it_is(void) {
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda;
+    uint64_t i;
+    kit_disorder(test_seed());
+    sim_set_pin_limit(100);
+    sim_pageable_late(true);
+    flow_lines = 0;
+    cuda = flow_open(&desc);
+    CHECK_EQ(flow_lines, 1);
+    CHECK(strstr(flow_line, "pin") != NULL);
+    CHECK_EQ(stats_of(cuda).pinned_bytes, 0);
+    CHECK(stats_of(cuda).requested_bytes >= 2 * FLOW_SLOT);
+    for (i = 0; i < 40; ++i) CHECK_EQ(flow_batch(cuda, stream, FLOW_SLOT, i), SPDL_OK);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(sim_now().pageable_copies, 40);
+    CHECK_EQ(cudaGetLastError(), cudaSuccess);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    desc.must_pin = true;
+    refuses(&desc, SPDL_E_CUDA, "cudaHostRegister");
+    sim_reset();
+}
+
+static void an_arena_that_cannot_be_pinned_is_copied(void) {
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    flow_source s;
+    spdl_cuda *cuda = flow_open(&desc);
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc iter_desc;
+    uint64_t count = 0;
+    kit_disorder(test_seed());
+    flow_source_open(&s, 4, 30);
+    sim_set_pin_limit(1);
+    flow_lines = 0;
+    CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, 4 * FLOW_SLOT, FLOW_SLOT), SPDL_OK);
+    CHECK_EQ(flow_lines, 1);
+    CHECK_EQ(stats_of(cuda).adopted_bytes, 0);
+    iter_desc = flow_iter_desc(&s);
+    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
+    CHECK_EQ(flow_train(it, stream, &count), SPDL_END);
+    CHECK_EQ(count, 30);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(stats_of(cuda).copied_bytes, 30 * s.bytes);
+    spdl_cuda_iter_close(it);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* Two of them, on two devices, adopt one arena: pinned once, for as long as one needs it. */
+static void an_arena_is_shared(void) {
+    spdl_cuda_stream stream[2];
+    spdl_cuda *cuda[2];
+    flow_source s;
+    int i;
+    sim_set_devices(2);
+    on_device(0, &stream[0], &cuda[0]);
+    on_device(1, &stream[1], &cuda[1]);
+    flow_source_open(&s, 4, 40);
+    for (i = 0; i < 2; ++i)
+        CHECK_EQ(spdl_cuda_adopt(cuda[i], s.seen, 4 * FLOW_SLOT, FLOW_SLOT), SPDL_OK);
+    for (i = 0; i < 40; ++i) {
+        spdl_cuda_view view;
+        spdl_cuda_batch batch;
+        void *item = NULL;
+        memset(&view, 0, sizeof view);
+        while (flow_next(&s, &item, 0) == SPDL_TIMEOUT) { /* both may have what it waits for */
+            CHECK(spdl_cuda_reap(cuda[0], SPDL_SECONDS(0.001)) >= 0);
+            CHECK(spdl_cuda_reap(cuda[1], SPDL_SECONDS(0.001)) >= 0);
+        }
+        CHECK_EQ(flow_view(item, &view), SPDL_OK);
+        view.release = flow_item_free;
+        view.item = item;
+        REQUIRE(spdl_cuda_send_view(cuda[i % 2], &view, &batch, SPDL_FOREVER) == SPDL_OK);
+        CHECK_EQ(spdl_cuda_ready(&batch, stream[i % 2]), SPDL_OK);
+        flow_read(&batch, stream[i % 2], (uint64_t)(uintptr_t)batch.user);
+        CHECK_EQ(spdl_cuda_done(&batch, stream[i % 2]), SPDL_OK);
+    }
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(stats_of(cuda[0]).copied_bytes + stats_of(cuda[1]).copied_bytes, 0);
+    spdl_cuda_close(cuda[1]);
+    spdl_cuda_close(cuda[0]);
+    flow_source_close(&s);
+    kit_stream_free(stream[0]);
+    kit_stream_free(stream[1]);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* ---- processes ---- */
+
+static spdl_cuda *exit_cuda;
+
+static int leaves_without_closing(void *arg) {
+    spdl_cuda_desc desc = small();
+    exit_cuda = flow_open(&desc);
+    CHECK_EQ(flow_batch(exit_cuda, NULL, 1000, 1), SPDL_OK);
+    if (arg != NULL) return 8;
+    sim_unload();
+    return 8;
+}
+
+static void closes_late(void) {
+    sim_unload();
+    spdl_cuda_close(exit_cuda);
+}
+
+static int closes_while_it_unloads(void *arg) {
+    atexit(closes_late);
+    return leaves_without_closing(arg);
+}
+
+/* LeakSanitizer would find what the first one leaves: it is still held by exit_cuda. */
+static void leaving_is_quiet(void) {
+    int arg = 0;
+    CHECK_EQ(flow_child(leaves_without_closing, NULL, 10, true), 8);
+    CHECK_EQ(flow_child(leaves_without_closing, &arg, 10, true), 8);
+    CHECK_EQ(flow_child(closes_while_it_unloads, &arg, 10, true), 8);
+}
+
+static void a_runtime_that_unloads_is_let_go(void) {
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda = flow_open(&desc);
+    spdl_error error;
+    uint64_t before;
+    CHECK_EQ(flow_batch(cuda, stream, 1000, 1), SPDL_OK);
+    sim_unload();
+    CHECK(flow_batch(cuda, stream, 1000, 1) < 0);
+    spdl_cuda_error(cuda, &error);
+    CHECK(error.result < 0);
+    CHECK(strstr(error.text, "cuda") != NULL);
+    before = sim_now().work_calls;
+    spdl_cuda_close(cuda);
+    CHECK(sim_now().work_calls - before <= 2); /* one, to find out */
+    sim_reset();
+}
+
+/* ---- errors that stay ---- */
+
+static void a_lost_device_stays_lost(void) {
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda = flow_open(&desc);
+    spdl_cuda_host *host = NULL;
+    spdl_error first, last;
+    uint64_t i;
+    CHECK_EQ(flow_batch(cuda, stream, 1000, 1), SPDL_OK);
+    CHECK_EQ(sim_launch_failing((cudaStream_t)stream, cudaErrorIllegalAddress), cudaSuccess);
+    CHECK_EQ(cudaStreamSynchronize((cudaStream_t)stream), cudaErrorIllegalAddress);
+    CHECK_EQ(flow_batch(cuda, stream, 1000, 2), SPDL_E_CUDA_LOST);
+    spdl_cuda_error(cuda, &first);
+    CHECK_EQ(first.result, SPDL_E_CUDA_LOST);
+    CHECK(strstr(first.text, "cuda") != NULL);
+    CHECK(strstr(first.text, "cudaErrorIllegalAddress") != NULL); /* what CUDA says */
+    for (i = 0; i < 10; ++i) CHECK_EQ(flow_batch(cuda, stream, 1000, i), SPDL_E_CUDA_LOST);
+    CHECK_EQ(spdl_cuda_host_get(cuda, &host, SPDL_FOREVER), SPDL_E_CUDA_LOST);
+    CHECK_EQ(spdl_cuda_adopt(cuda, &first, FLOW_SLOT, FLOW_SLOT) < 0, true);
+    spdl_cuda_error(cuda, &last);
+    CHECK_STR(last.text, first.text);
+    CHECK(stats_of(cuda).lost);
+    spdl_cuda_close(cuda);
+    sim_reset();
+}
+
+/* Somebody else resets the device: everything is gone, and every call says so. */
+static void a_reset_device_is_an_error(void) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda = flow_open(&desc);
+    void *stream;
+    uint64_t i;
+    CHECK_EQ(flow_batch(cuda, NULL, 1000, 1), SPDL_OK);
+    CHECK_EQ(cudaDeviceReset(), cudaSuccess);
+    stream = kit_stream(false);
+    for (i = 0; i < 10; ++i) CHECK(flow_batch(cuda, stream, 1000, i) < 0);
+    spdl_cuda_close(cuda);
+    sim_reset();
+}
+
+/* ---- the n-th call fails ---- */
+
+typedef struct path {
+    const char *name;
+    spdl_result (*run)(void *stream);
+} path;
+
+/* A call that failed once can be repeated. */
+static spdl_result repeat_batch(spdl_cuda *cuda, void *stream, uint64_t seed) {
+    spdl_result result = SPDL_OK;
+    int tries;
+    for (tries = 0; tries < 3; ++tries) {
+        result = flow_batch(cuda, stream, 2000, seed);
+        if (result != SPDL_E_CUDA) break;
+    }
+    return result;
+}
+
+static spdl_result path_slots(void *stream) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda = NULL;
+    spdl_result result = spdl_cuda_open(&cuda, &desc);
+    uint64_t i;
+    for (i = 0; i < 7 && result == SPDL_OK; ++i) result = repeat_batch(cuda, stream, i);
+    for (i = 0; i < 3 && result == SPDL_OK; ++i) result = repeat_batch(cuda, NULL, i);
+    spdl_cuda_close(cuda);
+    return result;
+}
+
+static spdl_result path_pageable(void *stream) {
+    sim_set_pin_limit(1);
+    sim_pageable_late(true);
+    return path_slots(stream);
+}
+
+static spdl_result path_second_device(void *stream) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda = NULL;
+    spdl_result result;
+    uint64_t i;
+    (void)stream;
+    desc.device = 1;
+    desc.time_copies = true;
+    result = spdl_cuda_open(&cuda, &desc);
+    for (i = 0; i < 5 && result == SPDL_OK; ++i) {
+        spdl_cuda_host *host = NULL;
+        spdl_cuda_batch batch;
+        result = flow_fill(cuda, &host, 2000, i);
+        if (result == SPDL_OK) result = spdl_cuda_send(host, &batch, SPDL_FOREVER);
+        if (result != SPDL_OK) {
+            spdl_cuda_host_free(host);
+            break;
+        }
+        result = spdl_cuda_ready(&batch, NULL);
+        spdl_cuda_batch_free(&batch);
+    }
+    spdl_cuda_close(cuda);
+    return result;
+}
+
+static spdl_result view_and_peek(spdl_cuda *cuda, flow_source *s, void *stream) {
+    unsigned char back[100];
+    spdl_cuda_batch batch;
+    spdl_cuda_view view;
+    void *item = NULL;
+    spdl_result result = flow_next(s, &item, SPDL_SECONDS(2));
+    if (result != SPDL_OK) return result;
+    memset(&view, 0, sizeof view);
+    CHECK_EQ(flow_view(item, &view), SPDL_OK);
+    view.release = flow_item_free;
+    view.item = item;
+    result = spdl_cuda_send_view(cuda, &view, &batch, SPDL_FOREVER);
+    if (result != SPDL_OK) {
+        flow_item_free(item);
+        return result;
+    }
+    result = spdl_cuda_ready(&batch, stream);
+    if (result == SPDL_OK) result = spdl_cuda_peek(&batch, 0, back, sizeof back, stream);
+    if (result == SPDL_OK)
+        CHECK_EQ(kit_differ(back, sizeof back, (uint64_t)(uintptr_t)batch.user), 0);
+    if (result == SPDL_OK) result = spdl_cuda_done(&batch, stream);
+    if (result != SPDL_OK) spdl_cuda_batch_free(&batch);
+    return result;
+}
+
+static spdl_result path_arena(void *stream) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda = NULL;
+    flow_source s;
+    spdl_result result = spdl_cuda_open(&cuda, &desc);
+    if (result != SPDL_OK) return result;
+    flow_source_open(&s, 8, 8);
+    s.outside = 3;
+    result = spdl_cuda_adopt(cuda, s.seen, 8 * FLOW_SLOT, FLOW_SLOT);
+    while (result == SPDL_OK) result = view_and_peek(cuda, &s, stream);
+    if (result == SPDL_END) result = spdl_cuda_disown(cuda, s.seen);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    return result;
+}
+
+static spdl_result iterate(void *stream, spdl_cuda_mode mode, spdl_cuda_cache cache) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda = NULL;
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc iter_desc;
+    flow_source s;
+    uint64_t count;
+    spdl_result result = spdl_cuda_open(&cuda, &desc);
+    if (result != SPDL_OK) return result;
+    flow_source_open(&s, 4, 9);
+    s.outside = 4;
+    iter_desc = flow_iter_desc(&s);
+    iter_desc.mode = mode;
+    iter_desc.cache = cache;
+    iter_desc.num_caches = cache == SPDL_CUDA_CACHE_NONE ? 0 : 2;
+    iter_desc.return_caches_after = cache == SPDL_CUDA_CACHE_NONE ? 0 : 5;
+    iter_desc.stop_after = 12;
+    result = spdl_cuda_adopt(cuda, s.seen, 4 * FLOW_SLOT, FLOW_SLOT);
+    if (result == SPDL_OK) result = spdl_cuda_iter_open(&it, cuda, &iter_desc);
+    if (result == SPDL_OK) result = flow_train(it, stream, &count);
+    spdl_cuda_iter_close(it);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    return result == SPDL_END ? SPDL_OK : result;
+}
+
+static spdl_result path_inline(void *stream) {
+    return iterate(stream, SPDL_CUDA_INLINE, SPDL_CUDA_CACHE_NONE);
+}
+
+static spdl_result path_thread(void *stream) {
+    return iterate(stream, SPDL_CUDA_THREAD, SPDL_CUDA_CACHE_NONE);
+}
+
+static spdl_result path_device_cache(void *stream) {
+    return iterate(stream, SPDL_CUDA_INLINE, SPDL_CUDA_CACHE_DEVICE);
+}
+
+static spdl_result path_host_cache(void *stream) {
+    return iterate(stream, SPDL_CUDA_INLINE, SPDL_CUDA_CACHE_HOST);
+}
+
+static spdl_result path_host_cache_thread(void *stream) {
+    return iterate(stream, SPDL_CUDA_THREAD, SPDL_CUDA_CACHE_HOST);
+}
+
+static const path paths[] = {
+    { "slots", path_slots },
+    { "pageable", path_pageable },
+    { "second device", path_second_device },
+    { "arena", path_arena },
+    { "inline", path_inline },
+    { "thread", path_thread },
+    { "device cache", path_device_cache },
+    { "host cache", path_host_cache },
+    { "host cache, thread", path_host_cache_thread },
+};
+
+enum { PATHS = sizeof paths / sizeof paths[0], SWEEP_MOST = 3000 };
+
+/* Runs a path with the n-th call failing, once or for ever. False: it makes fewer calls. */
+static bool run_failing(const path *p, uint64_t n, cudaError_t error, bool for_ever) {
+    spdl_result result;
+    bool failed;
+    void *stream;
+    char call[64];
+    sim_set_devices(2);
+    stream = kit_stream(false);
+    if (for_ever) sim_poison_nth(n, error);
+    else sim_fail_nth(n, error);
+    result = p->run(stream);
+    failed = sim_failed();
+    snprintf(call, sizeof call, "%s", sim_failed_call());
+    if (!for_ever || !failed) {
+        bool fine;
+        sim_fail_nth(0, cudaSuccess);
+        fine = CHECK_EQ(kit_wrong(), 0);
+        kit_stream_free(stream);
+        nothing_is_left();
+        fine = fine && sim_leaks() == 0;
+        if (!failed) CHECK_EQ(result, SPDL_OK);
+        else fine = CHECK(result == SPDL_OK || result == SPDL_E_CUDA || result == SPDL_E_NOMEM ||
+                          result == SPDL_E_NOT_FOUND) && fine;
+        if (!fine) fprintf(stderr, "   in path %s, call %d, %s\n", p->name, (int)n, call);
+    } else if (!CHECK(result == SPDL_E_CUDA_LOST || result == SPDL_E_CUDA || result == SPDL_OK ||
+                      result == SPDL_E_NOT_FOUND || result == SPDL_E_NOMEM)) {
+        fprintf(stderr, "   %d in path %s, call %d, %s\n", result, p->name, (int)n, call);
+    }
+    sim_reset();
+    return failed;
+}
+
+static void sweep(cudaError_t error, bool for_ever) {
+    size_t i;
+    uint64_t n;
+    for (i = 0; i < PATHS; ++i) {
+        for (n = 1; n < SWEEP_MOST; ++n)
+            if (!run_failing(&paths[i], n, error, for_ever)) break;
+        CHECK(n > 20 && n < SWEEP_MOST);
+    }
+}
+
+static void each_call_may_fail_once(void) { sweep(cudaErrorInvalidValue, false); }
+static void each_call_may_run_out_of_memory(void) { sweep(cudaErrorMemoryAllocation, false); }
+static void the_device_may_be_lost_at_each_call(void) { sweep(cudaErrorIllegalAddress, true); }
+static void the_runtime_may_unload_at_each_call(void) { sweep(cudaErrorCudartUnloading, true); }
+
+static void probe_survives_everything(void) {
+    spdl_cuda_info info;
+    uint64_t n;
+    for (n = 1; n < 50; ++n) {
+        sim_set_devices(2);
+        sim_fail_nth(n, cudaErrorUnknown);
+        spdl_cuda_probe(&info);
+        CHECK_EQ(info.device_count > 0, info.reason[0] == '\0');
+        CHECK_EQ(cudaPeekAtLastError(), cudaSuccess);
+        if (!sim_failed()) break;
+        sim_reset();
+    }
+    CHECK(n > 3 && n < 50);
+    sim_reset();
+}
+
+/* Each request to the system fails once: memory, mappings, threads. */
+static void each_allocation_may_fail(void) {
+    size_t i;
+    long n;
+    for (i = 0; i < PATHS; ++i) {
+        for (n = 1; n < SWEEP_MOST; ++n) {
+            void *stream;
+            spdl_result result;
+            bool failed;
+            sim_set_devices(2);
+            stream = kit_stream(false);
+            /* those of the source are the test's own */
+            __atomic_store_n(&wrap_fail_in, n, __ATOMIC_RELAXED);
+            result = paths[i].run(stream);
+            failed = __atomic_exchange_n(&wrap_fail_in, 0, __ATOMIC_RELAXED) <= 0;
+            CHECK_EQ(kit_wrong(), 0);
+            kit_stream_free(stream);
+            nothing_is_left();
+            sim_reset();
+            if (!CHECK(result == SPDL_OK || result == SPDL_E_NOMEM || result == SPDL_E_THREAD ||
+                       result == SPDL_E_CUDA))
+                fprintf(stderr, "   %d in path %s, allocation %ld\n", result, paths[i].name, n);
+            if (!failed) break;
+        }
+        CHECK(n > 1 && n < SWEEP_MOST);
+    }
+}
+
+/* ---- gates ---- */
+
+enum { GATE_WARM = 20, GATE_BATCHES = 200 };
+
+typedef struct gate {
+    sim_stats sim;
+    spdl_cuda_stats cuda;
+    long allocations;
+} gate;
+
+static gate gate_now(const spdl_cuda *cuda) {
+    gate g;
+    g.sim = sim_now();
+    g.cuda = stats_of(cuda);
+    g.allocations = __atomic_load_n(&wrap_calls, __ATOMIC_RELAXED);
+    return g;
+}
+
+/* Calls are whole numbers per run, so a little more than 6 a batch cannot hide. */
+static void gate_check(const char *what, const gate *a, const gate *b) {
+    const double work = (double)(b->sim.work_calls - a->sim.work_calls) / GATE_BATCHES;
+    const double checks = (double)(b->sim.thread_calls - a->sim.thread_calls) / GATE_BATCHES;
+    printf("   %s: %.2f CUDA calls a batch, %.2f looks at state\n", what, work, checks);
+    CHECK(work <= 6.0);
+    CHECK(checks <= 6.0);
+    CHECK_EQ(b->sim.creations - a->sim.creations, 0);
+    CHECK_EQ(b->sim.calls[SIM_LaunchHostFunc], 0);
+    CHECK_EQ(b->allocations - a->allocations, 0);
+    CHECK_EQ(b->sim.copies - a->sim.copies, GATE_BATCHES); /* one for each batch */
+    CHECK_EQ(b->cuda.cuda_calls - a->cuda.cuda_calls, b->sim.work_calls - a->sim.work_calls);
+    CHECK_EQ(b->cuda.cuda_checks - a->cuda.cuda_checks, b->sim.thread_calls - a->sim.thread_calls);
+}
+
+static void slots_cost_no_more_than_they_may(void) {
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda;
+    gate before, after;
+    uint64_t i;
+    desc.host_slots = 4;
+    desc.device_slots = 3;
+    cuda = flow_open(&desc);
+    for (i = 0; i < GATE_WARM; ++i) CHECK_EQ(flow_batch(cuda, stream, FLOW_SLOT, i), SPDL_OK);
+    before = gate_now(cuda);
+    for (i = 0; i < GATE_BATCHES; ++i) CHECK_EQ(flow_batch(cuda, stream, FLOW_SLOT, i), SPDL_OK);
+    after = gate_now(cuda);
+    gate_check("slots", &before, &after);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK(after.cuda.pinned_bytes <= after.cuda.requested_bytes * 101 / 100);
+    CHECK(after.sim.pinned_bytes <= after.cuda.requested_bytes * 101 / 100);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* The memory of the arena is shut to the host where the library sees it: a copy by the CPU would be
+   a fault. The loader writes, and the device reads, through another mapping of it. */
+static void shut_arena_open(flow_source *s, int slots, uint64_t count) {
+    const size_t bytes = (size_t)slots * FLOW_SLOT;
+    const int file = memfd_create("arena", MFD_CLOEXEC);
+    flow_source_open(s, slots, count);
+    munmap(s->written, bytes);
+    REQUIRE(file >= 0 && ftruncate(file, (off_t)bytes) == 0);
+    s->written = (unsigned char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    s->seen = (unsigned char *)mmap(NULL, bytes, PROT_NONE, MAP_SHARED, file, 0);
+    REQUIRE(s->written != MAP_FAILED && s->seen != MAP_FAILED);
+    close(file);
+    sim_alias(s->seen, bytes, s->written);
+}
+
+static void arena_gate(spdl_cuda_mode mode, const char *what) {
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda;
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc iter_desc;
+    spdl_cuda_batch batch;
+    flow_source s;
+    gate before, after;
+    uint64_t i;
+    desc.host_slots = -1;
+    desc.device_slots = 3;
+    cuda = flow_open(&desc);
+    shut_arena_open(&s, 8, GATE_WARM + GATE_BATCHES + 4);
+    REQUIRE(spdl_cuda_adopt(cuda, s.seen, 8 * FLOW_SLOT, FLOW_SLOT) == SPDL_OK);
+    iter_desc = flow_iter_desc(&s);
+    iter_desc.mode = mode;
+    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
+    for (i = 0; i < GATE_WARM + GATE_BATCHES; ++i) {
+        if (i == GATE_WARM) before = gate_now(cuda);
+        REQUIRE(spdl_cuda_next(it, stream, &batch) == SPDL_OK);
+        flow_read(&batch, stream, i);
+    }
+    after = gate_now(cuda);
+    if (mode == SPDL_CUDA_INLINE) gate_check(what, &before, &after);
+    CHECK_EQ(after.allocations - before.allocations, 0);
+    CHECK_EQ(after.sim.creations - before.sim.creations, 0);
+    CHECK_EQ(after.cuda.copied_bytes, 0);
+    CHECK_EQ(after.sim.pageable_copies, 0);
+    CHECK_EQ(after.cuda.adopted_bytes, 8 * FLOW_SLOT);
+    spdl_cuda_iter_close(it);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    munmap(s.seen, 8 * FLOW_SLOT);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
+static void the_arena_costs_no_more_than_it_may(void) {
+    arena_gate(SPDL_CUDA_INLINE, "arena, inline");
+    arena_gate(SPDL_CUDA_THREAD, "arena, thread");
+}
+
+/* How much of the longer of the two, copies and kernels, is left of the whole time: by the clock of
+   the simulated device. */
+static double overlap(spdl_cuda_mode mode, uint64_t copy_ns, uint64_t kernel_ns) {
+    enum { BATCHES = 24 };
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda;
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc iter_desc;
+    spdl_cuda_batch batch;
+    flow_source s;
+    sim_stats stats;
+    double longer;
+    desc.device_slots = 3;
+    cuda = flow_open(&desc);
+    flow_source_open(&s, 8, BATCHES);
+    sim_model((double)s.bytes / ((double)copy_ns * 1e-9), 0);
+    REQUIRE(spdl_cuda_adopt(cuda, s.seen, 8 * FLOW_SLOT, FLOW_SLOT) == SPDL_OK);
+    iter_desc = flow_iter_desc(&s);
+    iter_desc.mode = mode;
+    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
+    while (spdl_cuda_next(it, stream, &batch) == SPDL_OK) kit_spin(stream, kernel_ns);
+    spdl_cuda_iter_close(it);
+    CHECK_EQ(kit_wrong(), 0);
+    sim_get_stats(&stats);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    sim_reset();
+    longer = (double)(stats.copy_ns > stats.kernel_ns ? stats.copy_ns : stats.kernel_ns);
+    return longer / (double)(stats.last_ns - stats.first_ns);
+}
+
+static void copies_hide_behind_kernels(void) {
+    static const uint64_t ms[3][2] = { { 4, 4 }, { 2, 6 }, { 6, 2 } };
+    int mode, i, tries;
+    for (mode = SPDL_CUDA_INLINE; mode <= SPDL_CUDA_THREAD; ++mode)
+        for (i = 0; i < 3; ++i) {
+            double best = 0, e;
+            for (tries = 0; tries < 5 && best < 0.85; ++tries) {
+                e = overlap((spdl_cuda_mode)mode, ms[i][0] * 1000000, ms[i][1] * 1000000);
+                if (e > best) best = e;
+            }
+            printf("   overlap %.3f: copy %d ms, kernel %d ms, %s\n", best, (int)ms[i][0],
+                   (int)ms[i][1], mode == SPDL_CUDA_INLINE ? "inline" : "thread");
+            CHECK(best >= 0.85);
+        }
+}
+
+/* ---- an edge is missing ---- */
+
+typedef enum edge { EVERY_EDGE, NO_E1, NO_E2, NO_E3, NO_E4 } edge;
+typedef enum way { BY_SLOTS, BY_INLINE, BY_THREAD, WAYS } way;
+
+typedef struct broken {
+    edge missing;
+    way way;
+    bool pageable;
+} broken;
+
+/* The stand-in leaves out the calls that make the edge. */
+static void leave_out(edge missing, void *stream) {
+    switch (missing) {
+    case NO_E1:
+        sim_drop(SIM_EventQuery, SIM_ANY_STREAM);
+        sim_drop(SIM_EventSynchronize, SIM_ANY_STREAM);
+        break;
+    case NO_E2: sim_drop(SIM_StreamWaitEvent, (cudaStream_t)stream); break;
+    case NO_E3: sim_drop_but(SIM_StreamWaitEvent, (cudaStream_t)stream); break;
+    case NO_E4:
+        sim_drop(SIM_StreamSynchronize, SIM_ANY_STREAM);
+        sim_drop(SIM_EventSynchronize, SIM_ANY_STREAM);
+        break;
+    default: break;
+    }
+}
+
+static void flow_of(way by, spdl_cuda *cuda, void *stream, flow_source *s) {
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc desc = flow_iter_desc(s);
+    uint64_t i, count;
+    desc.mode = by == BY_THREAD ? SPDL_CUDA_THREAD : SPDL_CUDA_INLINE;
+    if (by == BY_SLOTS) {
+        for (i = 0; i < 40; ++i) CHECK_EQ(flow_batch(cuda, stream, FLOW_SLOT, i), SPDL_OK);
+        return;
+    }
+    CHECK_EQ(spdl_cuda_adopt(cuda, s->seen, 3 * FLOW_SLOT, FLOW_SLOT), SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_open(&it, cuda, &desc), SPDL_OK);
+    CHECK_EQ(flow_train(it, stream, &count), SPDL_END);
+    sim_drop_none();
+    CHECK_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    spdl_cuda_iter_close(it);
+}
+
+static int run_broken(void *arg) {
+    const broken b = *(const broken *)arg;
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    flow_source s;
+    spdl_cuda *cuda;
+    kit_disorder(test_seed() + (uint64_t)getpid());
+    if (b.pageable) {
+        sim_set_pin_limit(1);
+        sim_pageable_late(true);
+    }
+    cuda = flow_open(&desc);
+    flow_source_open(&s, 3, 60);
+    leave_out(b.missing, stream);
+    flow_of(b.way, cuda, stream, &s);
+    sim_drop_none();
+    if (kit_wrong() != 0) _exit(65);
+    spdl_cuda_close(cuda);
+    sim_reset();
+    return 0;
+}
+
+/* Caught: by ThreadSanitizer (66) or by wrong bytes (65). */
+static bool is_caught(edge missing, way by) {
+    broken b;
+    int tries;
+    b.missing = missing;
+    b.way = by;
+    b.pageable = missing == NO_E4;
+    for (tries = 0; tries < 12; ++tries) {
+        const int status = flow_child(run_broken, &b, 30, false);
+        if (status == 65 || status == 66) return true;
+        if (!CHECK_EQ(status, 0)) return false;
+    }
+    return false;
+}
+
+static void all_edges_are_enough(void) {
+    broken b;
+    int by, pageable;
+    for (by = 0; by < WAYS; ++by)
+        for (pageable = 0; pageable < 2; ++pageable) {
+            b.missing = EVERY_EDGE;
+            b.way = (way)by;
+            b.pageable = pageable != 0;
+            CHECK_EQ(flow_child(run_broken, &b, 30, true), 0);
+        }
+}
+
+static void without_e1_it_is_caught(void) {
+    int by;
+    for (by = 0; by < WAYS; ++by) CHECK(is_caught(NO_E1, (way)by));
+}
+
+static void without_e2_it_is_caught(void) {
+    int by;
+    for (by = 0; by < WAYS; ++by) CHECK(is_caught(NO_E2, (way)by));
+}
+
+static void without_e3_it_is_caught(void) {
+    int by;
+    for (by = 0; by < WAYS; ++by) CHECK(is_caught(NO_E3, (way)by));
+}
+
+static void without_e4_it_is_caught(void) { CHECK(is_caught(NO_E4, BY_SLOTS)); }
+
+TEST_TABLE(cuda_fault) {
+    TEST_CASE(without_a_device_the_cpu_takes_over),
+    TEST_CASE(a_device_that_is_not_there_is_told),
+    TEST_CASE(the_rank_chooses_a_device),
+    TEST_CASE(devices_stand_side_by_side),
+    TEST_CASE(the_legacy_stream_of_another_device),
+    TEST_CASE(too_little_device_memory_is_told),
+    TEST_CASE(what_cannot_be_pinned_is_used_as_it_is),
+    TEST_CASE(an_arena_that_cannot_be_pinned_is_copied),
+    TEST_CASE(an_arena_is_shared),
+    TEST_CASE(leaving_is_quiet),
+    TEST_CASE(a_runtime_that_unloads_is_let_go),
+    TEST_CASE(a_lost_device_stays_lost),
+    TEST_CASE(a_reset_device_is_an_error),
+    TEST_CASE(probe_survives_everything),
+    TEST_CASE(each_call_may_fail_once),
+    TEST_CASE(each_call_may_run_out_of_memory),
+    TEST_CASE(the_device_may_be_lost_at_each_call),
+    TEST_CASE(the_runtime_may_unload_at_each_call),
+    TEST_CASE(each_allocation_may_fail),
+    TEST_CASE(slots_cost_no_more_than_they_may),
+    TEST_CASE(the_arena_costs_no_more_than_it_may),
+    TEST_CASE(copies_hide_behind_kernels),
+    TEST_CASE(all_edges_are_enough),
+    TEST_CASE(without_e1_it_is_caught),
+    TEST_CASE(without_e2_it_is_caught),
+    TEST_CASE(without_e3_it_is_caught),
+    TEST_CASE(without_e4_it_is_caught),
+    TEST_END
+};
