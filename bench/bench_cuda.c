@@ -1,0 +1,731 @@
+/* bench_cuda.c - spdl_cuda.h on a device, against what the CUDA runtime does by itself.
+
+       make bench-cuda        on a device where there is one with a toolkit; else, plainly said, on
+                              the stand-in of tests/cudart_sim.c: then the figures mean nothing
+
+   slots_N           batches of N bytes through pinned slots; the peer is a bare loop of
+                     cudaMemcpyAsync out of pinned memory
+   arena_N           the same out of a registered arena, by the iterator, inline
+   pageable_4M       slots against cudaMemcpy out of memory that is not pinned
+   overlap_*         max(C, X) / T: kernels of C, copies of X, T for both, the iterator inline
+   launch_p99_us     launching kernels while a loader process fills an arena and the iterator sends
+                     it, inline; the peer launches kernels and nothing else
+   packed_64x4K      64 arrays of 4 KiB in one batch; the peer copies them one by one
+   cached_step       a step of a kernel of 300 us with batches kept on the device; the peer is the
+                     kernel alone
+   pin               mapping, faulting in and registering slots; the peer is cudaHostAlloc
+   pinned_bytes      that are pinned for each byte of slots
+   calls_per_batch   CUDA calls that reach the device
+   trainer_cpu       CPU time of the trainer's process per GiB out of an arena */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#if defined(__has_include)
+#if !__has_include(<cuda_runtime_api.h>)
+#define SPDL_CUDA_DLOPEN /* only to be compiled: `make bench-cuda` has a header */
+#include "../tests/cudart_min/cuda_runtime_api.h"
+#endif
+#endif
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#define SPDL_CUDA_IMPLEMENTATION
+#include "../spdl_cuda.h"
+
+#include "../tests/cuda_kit.h"
+#include "bench.h"
+
+#include <cuda_runtime_api.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#ifdef BENCH_SIMULATED
+#include "../tests/cudart_sim.h"
+#endif
+
+enum { KIB = 1 << 10, MIB = 1 << 20, SLOTS = 4, ARENA_SLOTS = 8 };
+
+/* What a real device does and the stand-in only goes through. */
+#ifdef BENCH_SIMULATED
+enum { SIMULATED = 1, MOST_BYTES = 8 * MIB, PIN_BYTES = 64 * MIB, LAUNCHES = 1000 };
+#else
+enum { SIMULATED = 0, MOST_BYTES = 256 * MIB, PIN_BYTES = 1024 * MIB, LAUNCHES = 20000 };
+#endif
+
+static const double row_ms = SIMULATED ? 20 : 60; /* of one measurement, about */
+
+/* A goal means nothing on the stand-in, but where calls or bytes are counted. */
+static double timed_goal(double goal) { return SIMULATED ? 0 : goal; }
+
+static void must(cudaError_t error, const char *what) {
+    if (error != cudaSuccess) bench_fail("%s: %s", what, cudaGetErrorString(error));
+}
+
+#define CUDA(call) must(call, #call)
+
+static void begin(void) {
+#ifdef BENCH_SIMULATED
+    sim_reset();
+    sim_model(8e9, 3000);
+#endif
+}
+
+/* What was sent has arrived; called outside of what is timed. */
+static void end(void) { BENCH_CHECK(kit_wrong() == 0); }
+
+/* ---- a loader in a process of its own, made before CUDA is used ---- */
+
+/* One slot is filled while others are sent; both sides keep count, slots are used in turns. */
+typedef struct loader {
+    uint64_t made, taken; /* atomic; made by the child, taken by the parent */
+    uint64_t bytes;       /* of a batch; 0: be idle */
+    uint64_t quit;
+    unsigned char arena[]; /* from a page border on */
+} loader;
+
+static loader *child;
+static pid_t child_pid;
+
+static unsigned char *loader_arena(void) { return (unsigned char *)child + 4096; }
+
+static void loader_run(void) {
+    for (;;) {
+        const uint64_t made = __atomic_load_n(&child->made, __ATOMIC_RELAXED);
+        const uint64_t bytes = __atomic_load_n(&child->bytes, __ATOMIC_ACQUIRE);
+        if (__atomic_load_n(&child->quit, __ATOMIC_ACQUIRE)) _exit(0);
+        if (bytes == 0 || made - __atomic_load_n(&child->taken, __ATOMIC_ACQUIRE) >= ARENA_SLOTS) {
+            usleep(bytes == 0 ? 1000 : 20);
+            continue;
+        }
+        memset(loader_arena() + made % ARENA_SLOTS * bytes, (int)made, (size_t)bytes);
+        __atomic_store_n(&child->made, made + 1, __ATOMIC_RELEASE);
+    }
+}
+
+static void loader_open(void) {
+    const size_t bytes = 4096 + (size_t)ARENA_SLOTS * MOST_BYTES / 4;
+    child = (loader *)mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                           MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    BENCH_CHECK(child != MAP_FAILED);
+    child_pid = fork();
+    BENCH_CHECK(child_pid >= 0);
+    if (child_pid != 0) return;
+    loader_run();
+}
+
+static void loader_close(void) {
+    __atomic_store_n(&child->quit, 1, __ATOMIC_RELEASE);
+    waitpid(child_pid, NULL, 0);
+}
+
+/* ---- a source: batches out of an arena, filled beforehand or by the loader ---- */
+
+typedef struct source {
+    unsigned char *arena;
+    size_t bytes;
+    bool live;            /* the loader fills it */
+    uint64_t next, count; /* 0: no end */
+    uint64_t released;    /* atomic */
+} source;
+
+static void source_release(void *item) {
+    source *s = (source *)item;
+    __atomic_add_fetch(&s->released, 1, __ATOMIC_RELEASE);
+    if (s->live) __atomic_add_fetch(&child->taken, 1, __ATOMIC_RELEASE);
+}
+
+/* Slots come back in order, so a count of them is enough. */
+static bool source_has_one(source *s) {
+    if (s->live) return s->next < __atomic_load_n(&child->made, __ATOMIC_ACQUIRE);
+    return s->next - __atomic_load_n(&s->released, __ATOMIC_ACQUIRE) < ARENA_SLOTS;
+}
+
+static spdl_result source_next(void *arg, void **item, int64_t timeout_ns) {
+    source *s = (source *)arg;
+    const uint64_t start = bench_ns();
+    if (s->count > 0 && s->next == s->count) return SPDL_END;
+    while (!source_has_one(s)) {
+        if (timeout_ns >= 0 && bench_ns() - start >= (uint64_t)timeout_ns) return SPDL_TIMEOUT;
+        usleep(5);
+    }
+    ++s->next;
+    *item = s;
+    return SPDL_OK;
+}
+
+static spdl_result source_view(void *item, spdl_cuda_view *view) {
+    source *s = (source *)item;
+    const uint64_t n = s->next - 1;
+    view->data = s->arena + n % ARENA_SLOTS * s->bytes;
+    view->bytes = s->bytes;
+    view->user = (void *)(uintptr_t)(n % ARENA_SLOTS);
+    return SPDL_OK;
+}
+
+/* ---- what rows are made of ---- */
+
+typedef struct rig {
+    spdl_cuda *cuda;
+    spdl_cuda_iter *it;
+    spdl_cuda_stream stream;
+    source source;
+    size_t bytes;
+} rig;
+
+static spdl_cuda *open_slots(size_t bytes, int host_slots, int device_slots) {
+    spdl_cuda_desc desc;
+    spdl_cuda *cuda = NULL;
+    spdl_error error;
+    memset(&desc, 0, sizeof desc);
+    desc.slot_bytes = bytes;
+    desc.host_slots = host_slots;
+    desc.device_slots = device_slots;
+    desc.backend = SPDL_CUDA_GPU;
+    desc.error = &error;
+    if (spdl_cuda_open(&cuda, &desc) != SPDL_OK) bench_fail("%s", error.text);
+    return cuda;
+}
+
+static void rig_open(rig *r, size_t bytes, bool live, spdl_cuda_cache cache) {
+    spdl_cuda_iter_desc desc;
+    size_t i;
+    memset(r, 0, sizeof *r);
+    r->bytes = bytes;
+    r->cuda = open_slots(bytes, -1, 4);
+    r->stream = kit_stream(false);
+    r->source.arena = loader_arena();
+    r->source.bytes = bytes;
+    r->source.live = live;
+    for (i = 0; i < ARENA_SLOTS && !live; ++i) kit_fill(r->source.arena + i * bytes, bytes, i);
+    BENCH_CHECK(spdl_cuda_adopt(r->cuda, r->source.arena, ARENA_SLOTS * bytes, bytes) == SPDL_OK);
+    memset(&desc, 0, sizeof desc);
+    desc.next = source_next;
+    desc.source = &r->source;
+    desc.view = source_view;
+    desc.free_item = source_release;
+    desc.cache = cache;
+    desc.num_caches = cache == SPDL_CUDA_CACHE_NONE ? 0 : 3;
+    BENCH_CHECK(spdl_cuda_iter_open(&r->it, r->cuda, &desc) == SPDL_OK);
+}
+
+static void rig_close(rig *r) {
+    spdl_cuda_iter_close(r->it);
+    spdl_cuda_close(r->cuda);
+    kit_stream_free(r->stream);
+}
+
+static void rig_next(rig *r, spdl_cuda_batch *batch) {
+    const spdl_result result = spdl_cuda_next(r->it, r->stream, batch);
+    if (result != SPDL_OK) bench_fail("spdl_cuda_next: %s", spdl_cuda_result_text(result));
+}
+
+static double gb_per_s(size_t bytes, uint64_t count, uint64_t ns) {
+    return (double)bytes * (double)count / (double)ns;
+}
+
+static uint64_t count_for(size_t bytes) {
+    const double per_ns = SIMULATED ? 1.0 : 40.0; /* bytes, about */
+    const double count = row_ms * 1e6 * per_ns / (double)(bytes + 100 * KIB);
+    return count < 8 ? 8 : (uint64_t)count;
+}
+
+/* ---- copies ---- */
+
+/* A slot with one array that fills it; what it holds was written by the first rounds. */
+static void slot_send(spdl_cuda *cuda, size_t bytes, spdl_cuda_stream stream, bool fill,
+                      bool look) {
+    const uint64_t shape = bytes;
+    spdl_cuda_host *host = NULL;
+    spdl_cuda_batch batch;
+    void *data = NULL;
+    BENCH_CHECK(spdl_cuda_host_get(cuda, &host, SPDL_FOREVER) == SPDL_OK);
+    BENCH_CHECK(spdl_cuda_host_add(host, "x", "u1", 1, &shape, &data) == SPDL_OK);
+    if (fill) kit_fill(data, bytes, 5);
+    BENCH_CHECK(spdl_cuda_send(host, &batch, SPDL_FOREVER) == SPDL_OK);
+    BENCH_CHECK(spdl_cuda_ready(&batch, stream) == SPDL_OK);
+    if (look) kit_check(stream, batch.dev, bytes, 5);
+    BENCH_CHECK(spdl_cuda_done(&batch, stream) == SPDL_OK);
+}
+
+static double slots_rate(const void *arg) {
+    const size_t bytes = *(const size_t *)arg;
+    const uint64_t count = count_for(bytes);
+    spdl_cuda_stream stream;
+    spdl_cuda *cuda;
+    uint64_t start, took, i;
+    begin();
+    cuda = open_slots(bytes, SLOTS, 3);
+    stream = kit_stream(false);
+    for (i = 0; i < SLOTS; ++i) slot_send(cuda, bytes, stream, true, true);
+    CUDA(cudaDeviceSynchronize());
+    start = bench_ns();
+    for (i = 0; i < count; ++i) slot_send(cuda, bytes, stream, false, false);
+    CUDA(cudaDeviceSynchronize());
+    took = bench_ns() - start;
+    for (i = 0; i < SLOTS; ++i) slot_send(cuda, bytes, stream, false, true);
+    end();
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    return gb_per_s(bytes, count, took);
+}
+
+static double arena_rate(const void *arg) {
+    const size_t bytes = *(const size_t *)arg;
+    const uint64_t count = count_for(bytes);
+    spdl_cuda_batch batch;
+    uint64_t start, took, i;
+    rig r;
+    begin();
+    rig_open(&r, bytes, false, SPDL_CUDA_CACHE_NONE);
+    for (i = 0; i < ARENA_SLOTS; ++i) {
+        rig_next(&r, &batch);
+        kit_check(r.stream, batch.dev, bytes, (uint64_t)(uintptr_t)batch.user);
+    }
+    CUDA(cudaDeviceSynchronize());
+    start = bench_ns();
+    for (i = 0; i < count; ++i) rig_next(&r, &batch);
+    CUDA(cudaDeviceSynchronize());
+    took = bench_ns() - start;
+    end();
+    rig_close(&r);
+    return gb_per_s(bytes, count, took);
+}
+
+/* The bare loop: as many slots on both sides, nothing else. */
+typedef struct bare {
+    void *host[SLOTS], *device[SLOTS];
+    cudaStream_t stream;
+} bare;
+
+static void bare_open(bare *b, size_t bytes) {
+    int i;
+    b->stream = (cudaStream_t)kit_stream(false);
+    for (i = 0; i < SLOTS; ++i) {
+        CUDA(cudaHostAlloc(&b->host[i], bytes, cudaHostAllocDefault));
+        CUDA(cudaMalloc(&b->device[i], bytes));
+        kit_fill(b->host[i], bytes, 5);
+    }
+}
+
+static void bare_close(bare *b) {
+    int i;
+    for (i = 0; i < SLOTS; ++i) {
+        CUDA(cudaFreeHost(b->host[i]));
+        CUDA(cudaFree(b->device[i]));
+    }
+    kit_stream_free(b->stream);
+}
+
+static double bare_rate(const void *arg) {
+    const size_t bytes = *(const size_t *)arg;
+    const uint64_t count = count_for(bytes);
+    uint64_t start, took, i;
+    bare b;
+    begin();
+    bare_open(&b, bytes);
+    for (i = 0; i < SLOTS; ++i)
+        CUDA(cudaMemcpyAsync(b.device[i], b.host[i], bytes, cudaMemcpyHostToDevice, b.stream));
+    CUDA(cudaDeviceSynchronize());
+    start = bench_ns();
+    for (i = 0; i < count; ++i)
+        CUDA(cudaMemcpyAsync(b.device[i % SLOTS], b.host[i % SLOTS], bytes, cudaMemcpyHostToDevice,
+                             b.stream));
+    CUDA(cudaDeviceSynchronize());
+    took = bench_ns() - start;
+    kit_check(b.stream, b.device[0], bytes, 5);
+    end();
+    bare_close(&b);
+    return gb_per_s(bytes, count, took);
+}
+
+static double pageable_rate(const void *arg) {
+    const size_t bytes = *(const size_t *)arg;
+    const uint64_t count = count_for(bytes) / 4 + 1;
+    void *host = malloc(bytes), *device = NULL;
+    uint64_t start, took, i;
+    begin();
+    BENCH_CHECK(host != NULL);
+    kit_fill(host, bytes, 5);
+    CUDA(cudaMalloc(&device, bytes));
+    CUDA(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
+    start = bench_ns();
+    for (i = 0; i < count; ++i) CUDA(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());
+    took = bench_ns() - start;
+    kit_check(NULL, device, bytes, 5);
+    end();
+    CUDA(cudaFree(device));
+    free(host);
+    return gb_per_s(bytes, count, took);
+}
+
+static void row_rate(const char *kind, size_t bytes, double goal, bench_side_fn ours,
+                     bench_side_fn peer, const char *peer_name) {
+    char name[40];
+    bench_row row = { name, "GB/s", NULL, true, 0, false, 0 };
+    if (bytes >= MIB) snprintf(name, sizeof name, "%s_%zuM", kind, bytes / MIB);
+    else snprintf(name, sizeof name, "%s_%zuK", kind, bytes / KIB);
+    row.peer_name = peer_name;
+    row.goal_ratio = timed_goal(goal);
+    if (bytes > MOST_BYTES / 4 || !bench_wanted(name)) return;
+    bench_compare_sides(&row, 7, ours, &bytes, peer, &bytes);
+}
+
+/* ---- overlap ---- */
+
+typedef struct overlap {
+    size_t bytes;
+    double copy_ns, ratio; /* kernel = ratio * copy */
+} overlap;
+
+static double overlap_share(const void *arg) {
+    const overlap *o = (const overlap *)arg;
+    enum { STEPS = SIMULATED ? 24 : 100 };
+    const double kernel_ns = o->copy_ns * o->ratio;
+    spdl_cuda_batch batch;
+    uint64_t start, took;
+    rig r;
+    int i;
+    begin();
+    rig_open(&r, o->bytes, false, SPDL_CUDA_CACHE_NONE);
+    for (i = 0; i < ARENA_SLOTS; ++i) rig_next(&r, &batch);
+    CUDA(cudaDeviceSynchronize());
+    start = bench_ns();
+    for (i = 0; i < STEPS; ++i) {
+        rig_next(&r, &batch);
+        kit_spin(r.stream, (uint64_t)kernel_ns);
+    }
+    CUDA(cudaStreamSynchronize((cudaStream_t)r.stream));
+    took = bench_ns() - start;
+    end();
+    rig_close(&r);
+    return STEPS * (kernel_ns > o->copy_ns ? kernel_ns : o->copy_ns) / (double)took;
+}
+
+static void row_overlap(double ratio, double goal) {
+    char name[40];
+    bench_row row = { name, "of 1", NULL, true, 0, false, 0 };
+    overlap o;
+    snprintf(name, sizeof name, "overlap_%g", ratio);
+    row.goal = timed_goal(goal);
+    if (!bench_wanted(name)) return;
+    o.bytes = SIMULATED ? 2 * MIB : 32 * MIB;
+    o.ratio = ratio;
+    o.copy_ns = (double)o.bytes / bare_rate(&o.bytes);
+    bench_compare_sides(&row, 5, overlap_share, &o, NULL, NULL);
+}
+
+/* ---- kernel launches beside the loader ---- */
+
+enum { LAUNCH_GROUP = 100, LAUNCH_BYTES = MIB };
+
+static double launch_p99(rig *r, spdl_cuda_stream stream) {
+    static double us[LAUNCHES];
+    spdl_cuda_batch batch;
+    int i;
+    for (i = 0; i < LAUNCHES; ++i) {
+        uint64_t start;
+        if (i % LAUNCH_GROUP == 0) CUDA(cudaStreamSynchronize((cudaStream_t)stream));
+        if (i % LAUNCH_GROUP == 0 && r != NULL) rig_next(r, &batch);
+        start = bench_ns();
+        kit_spin(stream, 0);
+        us[i] = (double)(bench_ns() - start) * 1e-3;
+    }
+    CUDA(cudaDeviceSynchronize());
+    return bench_quantile(us, LAUNCHES, 0.99);
+}
+
+static double launch_beside_loader(const void *arg) {
+    double us;
+    rig r;
+    (void)arg;
+    begin();
+    __atomic_store_n(&child->made, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&child->taken, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&child->bytes, LAUNCH_BYTES, __ATOMIC_RELEASE);
+    rig_open(&r, LAUNCH_BYTES, true, SPDL_CUDA_CACHE_NONE);
+    us = launch_p99(&r, r.stream);
+    rig_close(&r);
+    __atomic_store_n(&child->bytes, 0, __ATOMIC_RELEASE);
+    bench_sleep_ms(5); /* the loader may be writing still */
+    return us;
+}
+
+static double launch_alone(const void *arg) {
+    spdl_cuda_stream stream;
+    double us;
+    (void)arg;
+    begin();
+    stream = kit_stream(false);
+    us = launch_p99(NULL, stream);
+    kit_stream_free(stream);
+    return us;
+}
+
+static void row_launch(void) {
+    bench_row row = { "launch_p99_us", "us", "kernels alone", false, 0, false, 0 };
+    row.goal_ratio = timed_goal(1 / 1.10);
+    if (!bench_wanted(row.name)) return;
+    bench_compare_sides(&row, 7, launch_beside_loader, NULL, launch_alone, NULL);
+}
+
+/* ---- many small arrays ---- */
+
+enum { ARRAYS = 64, ARRAY_BYTES = 4 * KIB, PACK_ROUNDS = SIMULATED ? 20 : 1000 };
+
+/* A batch has 16 arrays at most: 64 of one kind are one array of 64 rows, filled row by row. */
+static double packed_us(const void *arg) {
+    const uint64_t shape[2] = { ARRAYS, ARRAY_BYTES };
+    static unsigned char rows[ARRAYS][ARRAY_BYTES];
+    spdl_cuda_stream stream;
+    spdl_cuda *cuda;
+    uint64_t start, took;
+    int i, k;
+    (void)arg;
+    begin();
+    cuda = open_slots(ARRAYS * ARRAY_BYTES, SLOTS, 3);
+    stream = kit_stream(false);
+    start = bench_ns();
+    for (i = 0; i < PACK_ROUNDS; ++i) {
+        spdl_cuda_host *host = NULL;
+        spdl_cuda_batch batch;
+        void *data = NULL;
+        BENCH_CHECK(spdl_cuda_host_get(cuda, &host, SPDL_FOREVER) == SPDL_OK);
+        BENCH_CHECK(spdl_cuda_host_add(host, "x", "u1", 2, shape, &data) == SPDL_OK);
+        for (k = 0; k < ARRAYS; ++k)
+            memcpy((char *)data + k * ARRAY_BYTES, rows[k], ARRAY_BYTES);
+        BENCH_CHECK(spdl_cuda_send(host, &batch, SPDL_FOREVER) == SPDL_OK);
+        BENCH_CHECK(spdl_cuda_ready(&batch, stream) == SPDL_OK);
+        BENCH_CHECK(spdl_cuda_done(&batch, stream) == SPDL_OK);
+    }
+    CUDA(cudaDeviceSynchronize());
+    took = bench_ns() - start;
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    return (double)took * 1e-3 / PACK_ROUNDS;
+}
+
+static double one_by_one_us(const void *arg) {
+    const size_t bytes = (size_t)ARRAYS * ARRAY_BYTES;
+    uint64_t start, took;
+    bare b;
+    int i, k;
+    (void)arg;
+    begin();
+    bare_open(&b, bytes);
+    CUDA(cudaDeviceSynchronize());
+    start = bench_ns();
+    for (i = 0; i < PACK_ROUNDS; ++i)
+        for (k = 0; k < ARRAYS; ++k)
+            CUDA(cudaMemcpyAsync((char *)b.device[i % SLOTS] + k * ARRAY_BYTES,
+                                 (char *)b.host[i % SLOTS] + k * ARRAY_BYTES, ARRAY_BYTES,
+                                 cudaMemcpyHostToDevice, b.stream));
+    CUDA(cudaDeviceSynchronize());
+    took = bench_ns() - start;
+    bare_close(&b);
+    return (double)took * 1e-3 / PACK_ROUNDS;
+}
+
+static void row_packed(void) {
+    bench_row row = { "packed_64x4K", "us", "64 cudaMemcpyAsync", false, 0, false, 0 };
+    row.goal_ratio = timed_goal(10);
+    if (!bench_wanted(row.name)) return;
+    bench_compare_sides(&row, 7, packed_us, NULL, one_by_one_us, NULL);
+}
+
+/* ---- the rest ---- */
+
+enum { STEP_NS = 300000, CACHED_STEPS = SIMULATED ? 30 : 200 };
+
+static double cached_step_us(const void *arg) {
+    spdl_cuda_batch batch;
+    uint64_t start, took;
+    rig r;
+    int i;
+    (void)arg;
+    begin();
+    rig_open(&r, MIB, false, SPDL_CUDA_CACHE_DEVICE);
+    for (i = 0; i < 2 * ARENA_SLOTS; ++i) rig_next(&r, &batch);
+    CUDA(cudaDeviceSynchronize());
+    BENCH_CHECK(spdl_cuda_iter_warm(r.it));
+    start = bench_ns();
+    for (i = 0; i < CACHED_STEPS; ++i) {
+        rig_next(&r, &batch);
+        kit_spin(r.stream, STEP_NS);
+    }
+    CUDA(cudaStreamSynchronize((cudaStream_t)r.stream));
+    took = bench_ns() - start;
+    rig_close(&r);
+    return (double)took * 1e-3 / CACHED_STEPS;
+}
+
+static double bare_step_us(const void *arg) {
+    spdl_cuda_stream stream;
+    uint64_t start, took;
+    int i;
+    (void)arg;
+    begin();
+    stream = kit_stream(false);
+    CUDA(cudaDeviceSynchronize());
+    start = bench_ns();
+    for (i = 0; i < CACHED_STEPS; ++i) kit_spin(stream, STEP_NS);
+    CUDA(cudaStreamSynchronize((cudaStream_t)stream));
+    took = bench_ns() - start;
+    kit_stream_free(stream);
+    return (double)took * 1e-3 / CACHED_STEPS;
+}
+
+static void row_cached(void) {
+    bench_row row = { "cached_step", "us", "kernels alone", false, 0, false, 0 };
+    row.goal_ratio = timed_goal(1 / 1.01);
+    if (!bench_wanted(row.name)) return;
+    bench_compare_sides(&row, 7, cached_step_us, NULL, bare_step_us, NULL);
+}
+
+static double per_gib(uint64_t ns, double bytes) {
+    return (double)ns * 1e-6 * 1024.0 * MIB / bytes;
+}
+
+/* Device memory is left out of it: its slots are as small as can be beside the host's. */
+static double pin_ms(const void *arg) {
+    const size_t slot = 16 * MIB;
+    uint64_t start, took;
+    spdl_cuda *cuda;
+    (void)arg;
+    begin();
+    CUDA(cudaDeviceSynchronize());
+    start = bench_ns();
+    cuda = open_slots(slot, PIN_BYTES / (16 * MIB), 1);
+    took = bench_ns() - start;
+    spdl_cuda_close(cuda);
+    return per_gib(took, PIN_BYTES);
+}
+
+static double host_alloc_ms(const void *arg) {
+    void *memory = NULL;
+    uint64_t start, took;
+    (void)arg;
+    begin();
+    CUDA(cudaDeviceSynchronize());
+    start = bench_ns();
+    CUDA(cudaHostAlloc(&memory, PIN_BYTES, cudaHostAllocDefault));
+    took = bench_ns() - start;
+    CUDA(cudaFreeHost(memory));
+    return per_gib(took, PIN_BYTES);
+}
+
+static void row_pin(void) {
+    bench_row row = { "pin", "ms/GiB", "cudaHostAlloc", false, 0, false, 0 };
+    row.goal_ratio = timed_goal(3);
+    if (!bench_wanted(row.name)) return;
+    bench_compare_sides(&row, 5, pin_ms, NULL, host_alloc_ms, NULL);
+}
+
+static double pinned_share(const void *arg) {
+    spdl_cuda_stats stats;
+    spdl_cuda *cuda;
+    (void)arg;
+    begin();
+    cuda = open_slots(3 * MIB + 17 * KIB, 21, 1);
+    spdl_cuda_get_stats(cuda, &stats);
+    spdl_cuda_close(cuda);
+    return (double)stats.pinned_bytes / (double)stats.requested_bytes;
+}
+
+static void row_pinned_bytes(void) {
+    const bench_row row = { "pinned_bytes", "of 1", NULL, false, 1.01, false, 0 };
+    if (!bench_wanted(row.name)) return;
+    bench_compare_sides(&row, 1, pinned_share, NULL, NULL, NULL);
+}
+
+static double calls_of_a_batch(const void *arg) {
+    enum { BATCHES = 200 };
+    spdl_cuda_stats before, after;
+    spdl_cuda_batch batch;
+    rig r;
+    int i;
+    (void)arg;
+    begin();
+    rig_open(&r, 256 * KIB, false, SPDL_CUDA_CACHE_NONE);
+    for (i = 0; i < 20; ++i) rig_next(&r, &batch);
+    spdl_cuda_get_stats(r.cuda, &before);
+    for (i = 0; i < BATCHES; ++i) rig_next(&r, &batch);
+    spdl_cuda_get_stats(r.cuda, &after);
+    rig_close(&r);
+    return (double)(after.cuda_calls - before.cuda_calls) / BATCHES;
+}
+
+static void row_calls(void) {
+    const bench_row row = { "calls_per_batch", "calls", NULL, false, 6, false, 0 };
+    if (!bench_wanted(row.name)) return;
+    bench_compare_sides(&row, 3, calls_of_a_batch, NULL, NULL, NULL);
+}
+
+static double trainer_cpu_ms(const void *arg) {
+    const size_t bytes = *(const size_t *)arg;
+    const uint64_t count = count_for(bytes) * 4;
+    spdl_cuda_batch batch;
+    double cpu;
+    uint64_t i;
+    rig r;
+    begin();
+    rig_open(&r, bytes, false, SPDL_CUDA_CACHE_NONE);
+    for (i = 0; i < ARENA_SLOTS; ++i) rig_next(&r, &batch);
+    CUDA(cudaDeviceSynchronize());
+    cpu = bench_cpu_ns();
+    for (i = 0; i < count; ++i) rig_next(&r, &batch);
+    cpu = bench_cpu_ns() - cpu;
+    rig_close(&r);
+    return per_gib((uint64_t)cpu, (double)bytes * (double)count);
+}
+
+static void row_trainer_cpu(void) {
+    bench_row row = { "trainer_cpu", "ms/GiB", NULL, false, 0, false, 0 };
+    const size_t bytes = SIMULATED ? MIB : 8 * MIB;
+    row.goal = timed_goal(10);
+    if (!bench_wanted(row.name)) return;
+    bench_compare_sides(&row, 5, trainer_cpu_ms, &bytes, NULL, NULL);
+}
+
+static void print_device(void) {
+    spdl_cuda_info info;
+    FILE *to = bench_opt.json ? stderr : stdout;
+    spdl_cuda_probe(&info);
+    if (SIMULATED)
+        fputs("SIMULATION: there is no GPU here. The rows show that the bench runs; the figures\n"
+              "say nothing about any device.\n", to);
+    else if (info.device_count == 0) bench_fail("no device: %s", info.reason);
+    else
+        fprintf(to, "device: %s, compute capability %d.%d; driver for CUDA %d.%d, runtime %d.%d\n",
+                info.device[0].name, info.device[0].major, info.device[0].minor,
+                info.driver_version / 1000, info.driver_version % 1000 / 10,
+                info.runtime_version / 1000, info.runtime_version % 1000 / 10);
+}
+
+int main(int argc, char **argv) {
+    static const size_t sizes[] = { 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB };
+    const char *const bare_name = "bare cudaMemcpyAsync";
+    size_t i;
+    loader_open(); /* before there are threads, and before CUDA is used */
+    bench_start("cuda", argc, argv);
+    if (!bench_opt.list) print_device();
+    for (i = 0; i < sizeof sizes / sizeof sizes[0]; ++i)
+        row_rate("slots", sizes[i], sizes[i] >= MIB ? 0.99 : sizes[i] >= 256 * KIB ? 0.95 : 0.90,
+                 slots_rate, bare_rate, bare_name);
+    for (i = 2; i < sizeof sizes / sizeof sizes[0]; ++i)
+        row_rate("arena", sizes[i], 0.98, arena_rate, bare_rate, bare_name);
+    row_rate("pageable", 4 * MIB, 0, slots_rate, pageable_rate, "cudaMemcpy, not pinned");
+    row_overlap(0.25, 0);
+    row_overlap(0.5, 0);
+    row_overlap(1, 0.97);
+    row_overlap(2, 0);
+    row_overlap(4, 0.99);
+    row_launch();
+    row_packed();
+    row_cached();
+    row_pin();
+    row_pinned_bytes();
+    row_calls();
+    row_trainer_cpu();
+    loader_close();
+    return 0;
+}
