@@ -1329,8 +1329,15 @@ SPDL__PRIVATE void spdl__slab_end(spdl_cuda *cuda, spdl__cuda_slab *slab) {
 
 /* Copies that were sent and not yet reclaimed. Loads pair with the stores in submit and reap. */
 SPDL__PRIVATE uint64_t spdl__cuda_in_flight(const spdl_cuda *cuda) {
-    const uint64_t reclaimed = spdl__load(&cuda->reclaimed); /* first: it never passes `sent` */
+    const uint64_t reclaimed = spdl__load(&cuda->reclaimed);
     return spdl__load(&cuda->sent) - reclaimed;
+}
+
+/* The oldest copy in flight; false when there is none. Both numbers are looked at once: a number
+   that was reclaimed in between has been sent all the same, one beyond `sent` has not. */
+SPDL__PRIVATE bool spdl__cuda_oldest(const spdl_cuda *cuda, uint64_t *number) {
+    *number = spdl__load(&cuda->reclaimed); /* first: it never passes `sent` */
+    return *number < spdl__load(&cuda->sent);
 }
 
 SPDL__PRIVATE spdl__cuda_transfer *spdl__cuda_transfer_of(const spdl_cuda *cuda, uint64_t number) {
@@ -1451,13 +1458,14 @@ SPDL__PRIVATE spdl_result spdl__cuda_reap_wait(spdl_cuda *cuda, uint64_t until, 
 /* Waits until a copy or two have been reaped. Two when three are in flight: half the calls, and
    there is still one to go on with. */
 SPDL__PRIVATE spdl_result spdl__cuda_wait_copy(spdl_cuda *cuda) {
-    const uint64_t first = spdl__load(&cuda->reclaimed), in_flight = spdl__cuda_in_flight(cuda);
     const uint64_t start = spdl_time_ns();
+    uint64_t oldest;
     spdl_result result;
     bool device = false;
-    if (in_flight == 0) return SPDL_OK;
+    if (!spdl__cuda_oldest(cuda, &oldest)) return SPDL_OK;
     spdl__range_begin(cuda, "wait for a copy");
-    result = spdl__cuda_reap_wait(cuda, first + (in_flight >= 3 ? 2 : 1), &device);
+    result = spdl__cuda_reap_wait(
+        cuda, oldest + (spdl__load(&cuda->sent) - oldest >= 3 ? 2 : 1), &device);
     spdl__range_end(cuda);
     spdl__add(device ? &cuda->wait_device_ns : &cuda->wait_bus_ns, spdl_time_ns() - start);
     return result;
@@ -1466,12 +1474,12 @@ SPDL__PRIVATE spdl_result spdl__cuda_wait_copy(spdl_cuda *cuda) {
 /* The same with an end, for which CUDA has no call: asks, and sleeps in between. */
 SPDL__PRIVATE spdl_result spdl__cuda_poll_copy(spdl_cuda *cuda, uint64_t deadline) {
     const uint64_t start = spdl_time_ns(), nap_ns = 50000;
-    uint64_t now = start;
+    uint64_t now = start, oldest;
     spdl_result result = SPDL_OK;
     int round = 0;
     bool done = false;
-    while (spdl__cuda_in_flight(cuda) > 0) {
-        result = spdl__cuda_reap_if_done(cuda, spdl__load(&cuda->reclaimed) + 1, true, &done);
+    while (spdl__cuda_oldest(cuda, &oldest)) {
+        result = spdl__cuda_reap_if_done(cuda, oldest + 1, true, &done);
         now = spdl_time_ns();
         if (result == SPDL_OK && !done && now >= deadline) result = SPDL_TIMEOUT;
         if (result != SPDL_OK || done) break;
@@ -1942,6 +1950,7 @@ SPDL_API spdl_result spdl_cuda_send_view(spdl_cuda *cuda, const spdl_cuda_view *
 SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns) {
     const uint64_t deadline = spdl__deadline(timeout_ns);
     spdl_result result = spdl__cuda_usable(cuda);
+    uint64_t oldest;
     bool done = true;
     if (result == SPDL_OK && spdl__load32(&cuda->iterating) != 0)
         return spdl__cuda_refuse(cuda, SPDL_E_INVALID, "reap: an iterator is open, it does that");
@@ -1949,9 +1958,8 @@ SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns) {
     if (spdl__cuda_in_flight(cuda) == 0) return SPDL_EMPTY;
     result = deadline == SPDL__NEVER ? spdl__cuda_wait_copy(cuda)
                                      : spdl__cuda_poll_copy(cuda, deadline);
-    while (result == SPDL_OK && done && spdl__cuda_in_flight(cuda) > 0) /* those behind it */
-        if (spdl__cuda_reap_if_done(cuda, spdl__load(&cuda->reclaimed) + 1, false, &done) !=
-            SPDL_OK)
+    while (result == SPDL_OK && done && spdl__cuda_oldest(cuda, &oldest)) /* those behind it */
+        if (spdl__cuda_reap_if_done(cuda, oldest + 1, false, &done) != SPDL_OK)
             break; /* the next call will say so */
     return result;
 }
