@@ -34,6 +34,9 @@ fillings() {
     shift
     if [ -n "$toolkit" ]; then check "$what linked" compile "$@" -isystem "$toolkit"; fi
     check "$what linked, without the toolkit" compile "$@" $min
+    if [ -e "$toolkit/nvtx3/nvToolsExt.h" ]; then
+        check "$what linked, ranges" compile "$@" -isystem "$toolkit" -DSPDL_CUDA_NVTX
+    fi
     check "$what SPDL_CUDA_DLOPEN" compile "$@" -DSPDL_CUDA_DLOPEN
     check "$what SPDL_CUDA_NONE" compile "$@" -DSPDL_CUDA_NONE
 }
@@ -80,6 +83,11 @@ runs() {
 
 if [ -n "$toolkit" ] && [ -d "$library" ]; then
     check "link static" link static -isystem "$toolkit" -L"$library" -lcudart_static
+    if [ -e "$toolkit/nvtx3/nvToolsExt.h" ]; then
+        check "link with ranges" link nvtx -DSPDL_CUDA_NVTX -isystem "$toolkit" -L"$library" \
+            -lcudart_static
+        check "run with ranges" "$scratch/nvtx"
+    fi
     check "link shared" link shared -isystem "$toolkit" -L"$library" -lcudart \
         -Wl,-rpath,"$library"
     for how in static shared; do
@@ -164,6 +172,7 @@ if [ -n "$toolkit" ]; then headers="-isystem $toolkit"; fi
     stand_in gcc gcc $headers
     stand_in gcc-min gcc $min -O2
     stand_in clang clang $headers -O2
+    stand_in gcc-per-thread gcc $headers -DCUDA_API_PER_THREAD_DEFAULT_STREAM
     stand_in gcc-dlopen gcc $min -DSPDL_CUDA_DLOPEN
     stand_in gcc-asan gcc $headers $asan
     stand_in clang-asan clang $min $asan
@@ -177,6 +186,6 @@ elif ! command -v valgrind >/dev/null 2>&1; then
 elif [ -x build/cuda/gcc-min/tests ]; then
     TEST_TIMEOUT=300 suite valgrind valgrind -q --error-exitcode=99 --leak-check=full \
         --show-leak-kinds=definite --errors-for-leak-kinds=definite --fair-sched=yes \
-        build/cuda/gcc-min/tests cuda. cuda_sim. cuda_fault.wi
+        build/cuda/gcc-min/tests cuda. cuda_sim. cuda_fault.a_ cuda_fault.an_
 fi
 finish

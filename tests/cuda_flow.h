@@ -110,6 +110,8 @@ typedef struct flow_source {
     uint64_t next, count;      /* items made, items in all */
     uint64_t fails_at;         /* this call returns SPDL_E_IO; 0: none */
     uint64_t released, viewed; /* released: atomic */
+    uint64_t takes_us;         /* to make one: the next is there at ready_at */
+    uint64_t ready_at;
     int deleted, outside;      /* outside: every so many batches lie in malloc'd memory; 0: none */
     size_t bytes;
 } flow_source;
@@ -183,6 +185,11 @@ static spdl_result flow_next(void *source, void **out, int64_t timeout_ns) {
     CHECK_EQ(s->deleted, 0);
     if (s->fails_at > 0 && s->next + 1 == s->fails_at) return SPDL_E_IO;
     if (s->next == s->count) return SPDL_END;
+    if (s->takes_us > 0 && spdl_time_ns() < s->ready_at) {
+        const uint64_t wait = s->ready_at - spdl_time_ns();
+        if (timeout_ns >= 0 && wait > (uint64_t)timeout_ns) return SPDL_TIMEOUT;
+        usleep((useconds_t)(wait / 1000));
+    }
     while ((slot = flow_free_slot(s)) < 0) {
         if (timeout_ns >= 0 && spdl_time_ns() >= until) return SPDL_TIMEOUT;
         usleep(50);
@@ -190,6 +197,7 @@ static spdl_result flow_next(void *source, void **out, int64_t timeout_ns) {
     if (s->outside > 0 && s->next % (uint64_t)s->outside == 1) slot = -1;
     else __atomic_store_n(&s->busy[slot], 1, __ATOMIC_RELAXED);
     *out = flow_item_new(s, slot);
+    s->ready_at = spdl_time_ns() + s->takes_us * 1000;
     return SPDL_OK;
 }
 

@@ -25,7 +25,11 @@ static void kit_must(cudaError_t error, const char *what) {
 
 /* Nothing is launched on a device that is lost. */
 static void kit_launch(void *stream, sim_kernel kernel, void *arg, uint64_t ns) {
-    const cudaError_t error = sim_launch((cudaStream_t)stream, kernel, arg, ns);
+    cudaError_t error;
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+    if (stream == NULL) stream = cudaStreamPerThread;
+#endif
+    error = sim_launch((cudaStream_t)stream, kernel, arg, ns);
     if (error != sim_standing()) kit_must(error, "launch");
 }
 

@@ -11,6 +11,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#undef CUDA_API_PER_THREAD_DEFAULT_STREAM /* both names of every function are in here */
 #include "cudart_sim.h"
 
 #include <errno.h>
@@ -106,7 +107,7 @@ struct CUstream_st {
 
 static struct sim_state {
     int pid, devices; /* devices is the count + 1, so that zero can be the first state */
-    int unloaded, sticky, numa;
+    int unloaded, sticky, numa, driver;
     int touching; /* streams that are inside of memory just now */
     int ending, hold;
     uint32_t hold_bell;
@@ -268,14 +269,19 @@ static int sim_device_count(void) {
     return told == 0 ? 1 : told - 2;
 }
 
-/* Without a driver only cudaDriverGetVersion works. */
+static bool sim_no_driver(void) {
+    const int driver = LOAD(&sim.driver);
+    return sim_device_count() < 0 || (driver > 0 && driver / 1000 < CUDART_VERSION / 1000);
+}
+
+/* Without a driver, or with one that is too old, only cudaDriverGetVersion works. */
 static int sim_enter(sim_call call, bool needs_driver) {
     int error;
     sim_remember();
     sim_count(call);
     error = sim_broken();
     if (error) return error;
-    if (needs_driver && sim_device_count() < 0) return cudaErrorInsufficientDriver;
+    if (needs_driver && sim_no_driver()) return cudaErrorInsufficientDriver;
     if (sim_fails_now(call)) return LOAD(&sim.fail_with);
     if (needs_driver && call != SIM_GetDeviceCount && sim_device_count() == 0)
         return cudaErrorNoDevice;
@@ -642,6 +648,7 @@ static int sim_pinned(void *memory, size_t bytes, bool registered) {
     if (b == NULL) return cudaErrorMemoryAllocation;
     STORE(&b->registered, registered);
     ADD(&sim.stats.pinned_bytes, bytes);
+    sim_max(&sim.stats.largest_pin, bytes);
     ADD(&sim.stats.pins, 1);
     ADD(&sim.stats.creations, 1u);
     return 0;
@@ -698,6 +705,7 @@ cudaError_t sim_standing(void) { return (cudaError_t)sim_broken(); }
 
 
 void sim_set_devices(int count) { STORE(&sim.devices, count + 2); }
+void sim_set_driver(int version) { STORE(&sim.driver, version); }
 void sim_set_device_memory(size_t bytes) { STORE(&sim.device_limit, bytes); }
 void sim_set_pin_limit(size_t bytes) { STORE(&sim.pin_limit, bytes); }
 void sim_set_numa_node(int node) { STORE(&sim.numa, node); }
@@ -833,7 +841,7 @@ cudaError_t sim_launch_failing(cudaStream_t stream, cudaError_t error) {
 
 cudaError_t cudaDriverGetVersion(int *version) {
     ENTER_IF(DriverGetVersion, false);
-    *version = sim_device_count() < 0 ? 0 : CUDART_VERSION;
+    *version = sim_device_count() < 0 ? 0 : LOAD(&sim.driver) ? LOAD(&sim.driver) : CUDART_VERSION;
     return cudaSuccess;
 }
 
@@ -914,7 +922,7 @@ static int sim_standing_error(void) {
     const int broken = sim_broken();
     sim_remember();
     if (broken) return broken;
-    return sim_device_count() < 0 ? cudaErrorInsufficientDriver : sim_me.last_error;
+    return sim_no_driver() ? cudaErrorInsufficientDriver : sim_me.last_error;
 }
 
 cudaError_t cudaGetLastError(void) {
@@ -1493,42 +1501,39 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 
 /* ---- names that programs built with CUDA_API_PER_THREAD_DEFAULT_STREAM use ---- */
 
-#define PER_THREAD(stream) ((stream) ? (stream) : cudaStreamPerThread)
+/* clang-format off */
+#define PER_THREAD(name, parameters, arguments)                                                    \
+    cudaError_t name##_ptsz parameters;                                                            \
+    cudaError_t name##_ptsz parameters {                                                           \
+        if (stream == NULL) stream = cudaStreamPerThread;                                          \
+        return name arguments;                                                                     \
+    }
+PER_THREAD(cudaMemcpyAsync, (void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                             cudaStream_t stream), (to, from, bytes, kind, stream))
+PER_THREAD(cudaMemsetAsync, (void *memory, int value, size_t bytes, cudaStream_t stream),
+           (memory, value, bytes, stream))
+PER_THREAD(cudaStreamSynchronize, (cudaStream_t stream), (stream))
+PER_THREAD(cudaStreamQuery, (cudaStream_t stream), (stream))
+PER_THREAD(cudaStreamWaitEvent, (cudaStream_t stream, cudaEvent_t event, unsigned flags),
+           (stream, event, flags))
+PER_THREAD(cudaStreamIsCapturing, (cudaStream_t stream, enum cudaStreamCaptureStatus *status),
+           (stream, status))
+PER_THREAD(cudaStreamBeginCapture, (cudaStream_t stream, enum cudaStreamCaptureMode mode),
+           (stream, mode))
+PER_THREAD(cudaStreamEndCapture, (cudaStream_t stream, cudaGraph_t *graph), (stream, graph))
+PER_THREAD(cudaGraphLaunch, (cudaGraphExec_t exec, cudaStream_t stream), (exec, stream))
+PER_THREAD(cudaEventRecord, (cudaEvent_t event, cudaStream_t stream), (event, stream))
+PER_THREAD(cudaLaunchHostFunc, (cudaStream_t stream, cudaHostFn_t function, void *data),
+           (stream, function, data))
+/* clang-format on */
 
 cudaError_t cudaMemcpy_ptds(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
-cudaError_t cudaMemcpyAsync_ptsz(void *to, const void *from, size_t bytes,
-                                 enum cudaMemcpyKind kind, cudaStream_t stream);
-cudaError_t cudaMemsetAsync_ptsz(void *memory, int value, size_t bytes, cudaStream_t stream);
-cudaError_t cudaStreamWaitEvent_ptsz(cudaStream_t stream, cudaEvent_t event, unsigned flags);
-cudaError_t cudaStreamSynchronize_ptsz(cudaStream_t stream);
-cudaError_t cudaStreamQuery_ptsz(cudaStream_t stream);
-cudaError_t cudaEventRecord_ptsz(cudaEvent_t event, cudaStream_t stream);
-
 cudaError_t cudaMemcpy_ptds(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
     return sim_memcpy(to, from, bytes, kind, cudaStreamPerThread);
 }
 
-cudaError_t cudaMemcpyAsync_ptsz(void *to, const void *from, size_t bytes,
-                                 enum cudaMemcpyKind kind, cudaStream_t stream) {
-    return cudaMemcpyAsync(to, from, bytes, kind, PER_THREAD(stream));
-}
-
-cudaError_t cudaMemsetAsync_ptsz(void *memory, int value, size_t bytes, cudaStream_t stream) {
-    return cudaMemsetAsync(memory, value, bytes, PER_THREAD(stream));
-}
-
-cudaError_t cudaStreamWaitEvent_ptsz(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-    return cudaStreamWaitEvent(PER_THREAD(stream), event, flags);
-}
-
-cudaError_t cudaStreamSynchronize_ptsz(cudaStream_t stream) {
-    return cudaStreamSynchronize(PER_THREAD(stream));
-}
-
-cudaError_t cudaStreamQuery_ptsz(cudaStream_t stream) {
-    return cudaStreamQuery(PER_THREAD(stream));
-}
-
-cudaError_t cudaEventRecord_ptsz(cudaEvent_t event, cudaStream_t stream) {
-    return cudaEventRecord(event, PER_THREAD(stream));
+cudaError_t cudaMemset_ptds(void *memory, int value, size_t bytes);
+cudaError_t cudaMemset_ptds(void *memory, int value, size_t bytes) {
+    ENTER_UNSAFE(Memset);
+    return sim_memset(memory, value, bytes, cudaStreamPerThread);
 }

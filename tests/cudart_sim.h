@@ -55,6 +55,7 @@ void sim_reset(void);
 
 /* -1: no driver; 0: a driver without a device; at most SIM_DEVICES. */
 void sim_set_devices(int count);
+void sim_set_driver(int version); /* 12040 for 12.4; one older than the runtime does not work */
 void sim_set_device_memory(size_t bytes); /* of each device; 0 is no limit */
 void sim_set_pin_limit(size_t bytes);     /* HostRegister and HostAlloc fail beyond; 0 is none */
 void sim_set_numa_node(int node);         /* what cudaDevAttrHostNumaId says, -1 at first */
@@ -108,6 +109,7 @@ typedef struct sim_stats {
     uint64_t pageable_copies;
     uint64_t creations;            /* of streams, events, memory, registrations: ever */
     size_t pinned_bytes, device_bytes;
+    uint64_t largest_pin; /* bytes of the largest piece */
     int streams, events, pins, blocks; /* alive; pins: registrations and pinned memory */
     uint64_t violations; /* misuse that CUDA leaves undefined: freed in use, used when destroyed */
     int captures;        /* begun and not ended */

@@ -293,10 +293,24 @@ static void *sends(void *arg) {
     return NULL;
 }
 
+/* Reaps beside the senders, and waits for slots with timeouts that end. */
+static void *reaps(void *arg) {
+    sender *s = (sender *)arg;
+    while (!__atomic_load_n(&s->first, __ATOMIC_RELAXED)) {
+        spdl_cuda_host *host = NULL;
+        CHECK(spdl_cuda_reap(s->cuda, SPDL_SECONDS(0.0001)) >= 0);
+        if (spdl_cuda_host_get(s->cuda, &host, SPDL_SECONDS(0.0001)) == SPDL_OK)
+            spdl_cuda_host_free(host);
+        CHECK(stats_of(s->cuda).host_free <= 3);
+    }
+    return NULL;
+}
+
 static void any_thread_may_send(void) {
     spdl_cuda *cuda = open_small(3, 3);
-    sender senders[4];
+    sender senders[4], reaper = { 0 };
     int i;
+    reaper.cuda = cuda;
     kit_disorder(test_seed());
     CHECK_EQ(kit_wrong(), 0);
     for (i = 0; i < 4; ++i) {
@@ -304,7 +318,10 @@ static void any_thread_may_send(void) {
         senders[i].first = (uint64_t)i * 100000;
         REQUIRE(pthread_create(&senders[i].thread, NULL, sends, &senders[i]) == 0);
     }
+    REQUIRE(pthread_create(&reaper.thread, NULL, reaps, &reaper) == 0);
     for (i = 0; i < 4; ++i) pthread_join(senders[i].thread, NULL);
+    __atomic_store_n(&reaper.first, 1, __ATOMIC_RELAXED);
+    pthread_join(reaper.thread, NULL);
     CHECK_EQ(kit_wrong(), 0);
     CHECK_EQ(stats_of(cuda).batches, (uint64_t)ROUNDS / 4 * 4);
     spdl_cuda_close(cuda);

@@ -144,6 +144,18 @@ static void without_a_device_the_cpu_takes_over(void) {
     }
 }
 
+static void an_old_driver_is_told(void) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda_info info;
+    sim_set_driver(11040);
+    spdl_cuda_probe(&info);
+    CHECK_EQ(info.device_count, 0);
+    CHECK_EQ(info.driver_version, 11040);
+    CHECK(strstr(info.reason, "11.4") != NULL);
+    refuses(&desc, SPDL_E_NOT_FOUND, "11.4");
+    sim_reset();
+}
+
 static void a_device_that_is_not_there_is_told(void) {
     spdl_cuda_desc desc = small();
     sim_set_devices(2);
@@ -342,6 +354,146 @@ static void an_arena_is_shared(void) {
     kit_stream_free(stream[1]);
     nothing_is_left();
     sim_reset();
+}
+
+static void send_slot(spdl_cuda *cuda, void *stream, char *base, size_t slot, size_t n) {
+    spdl_cuda_view view;
+    spdl_cuda_batch batch;
+    memset(&view, 0, sizeof view);
+    view.data = base + n * slot;
+    view.bytes = slot;
+    kit_fill(base + n * slot, 64, n);
+    kit_fill(base + (n + 1) * slot - 64, 64, n);
+    CHECK_EQ(spdl_cuda_send_view(cuda, &view, &batch, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    kit_check(stream, batch.dev, 64, n);
+    kit_check(stream, (char *)batch.dev + slot - 64, 64, n);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+}
+
+/* Pieces of at most 1 GiB that end on slot borders: each slot is read in one copy, those at the
+   borders too. */
+static void large_arenas_are_pinned_in_pieces(void) {
+    const size_t slot = ((size_t)3 << 20) + 4096, count = 900; /* 2.6 GiB, nearly all untouched */
+    const size_t piece = ((size_t)1 << 30) / slot;
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda;
+    size_t n;
+    char *base = (char *)mmap(NULL, slot * count, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    REQUIRE(base != MAP_FAILED);
+    desc.slot_bytes = slot;
+    desc.host_slots = 1;
+    cuda = flow_open(&desc);
+    CHECK_EQ(spdl_cuda_adopt(cuda, base, slot * count, slot), SPDL_OK);
+    CHECK(sim_now().largest_pin <= (size_t)1 << 30);
+    CHECK_EQ(stats_of(cuda).adopted_bytes, slot * count);
+    for (n = 0; n < count; ++n)
+        if (n % piece <= 1 || n % piece == piece - 1) send_slot(cuda, stream, base, slot, n);
+    send_slot(cuda, stream, base, slot, count - 1);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(stats_of(cuda).copied_bytes, 0);
+    spdl_cuda_close(cuda);
+    munmap(base, slot * count);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
+static void a_node_is_asked_for(void) {
+    static const int nodes[] = { -1, 0, 63, 64, 1000 };
+    size_t i;
+    for (i = 0; i < sizeof nodes / sizeof nodes[0]; ++i) {
+        spdl_cuda_desc desc = small();
+        spdl_cuda *cuda;
+        sim_set_numa_node(nodes[i]);
+        cuda = flow_open(&desc);
+        CHECK(stats_of(cuda).numa_node == nodes[i] || stats_of(cuda).numa_node == -1);
+        CHECK_EQ(flow_batch(cuda, NULL, 1000, i), SPDL_OK);
+        CHECK_EQ(kit_wrong(), 0);
+        spdl_cuda_close(cuda);
+        desc.any_node = true;
+        cuda = flow_open(&desc);
+        CHECK_EQ(stats_of(cuda).numa_node, -1);
+        spdl_cuda_close(cuda);
+        nothing_is_left();
+        sim_reset();
+    }
+}
+
+/* ---- statistics ---- */
+
+static void copies_are_timed(void) {
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda;
+    uint64_t i, sum = 0, slow = 0;
+    sim_model((double)FLOW_SLOT / 3e-3, 0); /* 3 ms for each, on the clock of the device */
+    desc.time_copies = true;
+    cuda = flow_open(&desc);
+    for (i = 0; i < 10; ++i) CHECK_EQ(flow_batch(cuda, stream, FLOW_SLOT, i), SPDL_OK);
+    CHECK_EQ(kit_wrong(), 0);
+    while (spdl_cuda_reap(cuda, SPDL_FOREVER) == SPDL_OK) {
+    }
+    for (i = 0; i < 32; ++i) sum += stats_of(cuda).copy_us[i];
+    for (i = 11; i < 32; ++i) slow += stats_of(cuda).copy_us[i]; /* 2048 us and more */
+    CHECK_EQ(sum, 10);
+    CHECK_EQ(slow, 10);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
+static spdl_cuda_stats waits_of(uint64_t source_ms, uint64_t copy_ms, uint64_t kernel_ms) {
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda;
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc iter_desc;
+    spdl_cuda_batch batch;
+    spdl_cuda_stats stats;
+    flow_source s;
+    cuda = flow_open(&desc);
+    flow_source_open(&s, 3, 15);
+    s.takes_us = source_ms * 1000;
+    sim_model((double)s.bytes / ((double)copy_ms * 1e-3), 0);
+    REQUIRE(spdl_cuda_adopt(cuda, s.seen, 3 * FLOW_SLOT, FLOW_SLOT) == SPDL_OK);
+    iter_desc = flow_iter_desc(&s);
+    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
+    while (spdl_cuda_next(it, stream, &batch) == SPDL_OK) kit_spin(stream, kernel_ms * 1000000);
+    stats = stats_of(cuda);
+    spdl_cuda_iter_close(it);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+    return stats;
+}
+
+/* The largest wait names what limits: 0 the source, 1 the bus, 2 the device. Times are of a loaded
+   machine: a second and a third try. */
+static bool largest_is(int which, uint64_t source_ms, uint64_t copy_ms, uint64_t kernel_ms) {
+    const spdl_cuda_stats s = waits_of(source_ms, copy_ms, kernel_ms);
+    const uint64_t waits[3] = { s.wait_source_ns, s.wait_bus_ns, s.wait_device_ns };
+    printf("   source %d, copy %d, kernel %d ms: waited %.1f, %.1f, %.1f ms for them\n",
+           (int)source_ms, (int)copy_ms, (int)kernel_ms, (double)waits[0] * 1e-6,
+           (double)waits[1] * 1e-6, (double)waits[2] * 1e-6);
+    return waits[which] > waits[(which + 1) % 3] && waits[which] > waits[(which + 2) % 3];
+}
+
+static void waits_name_what_limits(void) {
+    bool source = false, device = false;
+    int tries;
+    for (tries = 0; tries < 3; ++tries) {
+        source = source || largest_is(0, 8, 1, 1);
+        device = device || largest_is(2, 0, 1, 8);
+    }
+    CHECK(source);
+    CHECK(device);
 }
 
 /* ---- processes ---- */
@@ -964,6 +1116,7 @@ static void without_e4_it_is_caught(void) { CHECK(is_caught(NO_E4, BY_SLOTS)); }
 
 TEST_TABLE(cuda_fault) {
     TEST_CASE(without_a_device_the_cpu_takes_over),
+    TEST_CASE(an_old_driver_is_told),
     TEST_CASE(a_device_that_is_not_there_is_told),
     TEST_CASE(the_rank_chooses_a_device),
     TEST_CASE(devices_stand_side_by_side),
@@ -972,6 +1125,10 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(what_cannot_be_pinned_is_used_as_it_is),
     TEST_CASE(an_arena_that_cannot_be_pinned_is_copied),
     TEST_CASE(an_arena_is_shared),
+    TEST_CASE(large_arenas_are_pinned_in_pieces),
+    TEST_CASE(a_node_is_asked_for),
+    TEST_CASE(copies_are_timed),
+    TEST_CASE(waits_name_what_limits),
     TEST_CASE(leaving_is_quiet),
     TEST_CASE(a_runtime_that_unloads_is_let_go),
     TEST_CASE(a_lost_device_stays_lost),

@@ -4,6 +4,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#undef CUDA_API_PER_THREAD_DEFAULT_STREAM /* stream 0 is the legacy stream in here */
 #include "cudart_sim.h"
 #include "test.h"
 

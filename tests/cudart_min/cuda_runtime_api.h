@@ -91,6 +91,23 @@ struct cudaDeviceProp {
     int major, minor;
 };
 
+/* As the real one: stream 0 is that of the calling thread, by other names of the functions. */
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+#define cudaMemcpy cudaMemcpy_ptds
+#define cudaMemcpyAsync cudaMemcpyAsync_ptsz
+#define cudaMemset cudaMemset_ptds
+#define cudaMemsetAsync cudaMemsetAsync_ptsz
+#define cudaStreamSynchronize cudaStreamSynchronize_ptsz
+#define cudaStreamQuery cudaStreamQuery_ptsz
+#define cudaStreamWaitEvent cudaStreamWaitEvent_ptsz
+#define cudaStreamIsCapturing cudaStreamIsCapturing_ptsz
+#define cudaStreamBeginCapture cudaStreamBeginCapture_ptsz
+#define cudaStreamEndCapture cudaStreamEndCapture_ptsz
+#define cudaGraphLaunch cudaGraphLaunch_ptsz
+#define cudaEventRecord cudaEventRecord_ptsz
+#define cudaLaunchHostFunc cudaLaunchHostFunc_ptsz
+#endif
+
 cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaRuntimeGetVersion(int *version);
 cudaError_t cudaGetDeviceCount(int *count);
