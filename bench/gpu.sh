@@ -113,15 +113,12 @@ run() {
     echo "ended with $?"
 }
 
-start=$(date +%s)
-(run) >"$results/gpu-$name.txt" 2>&1 &
-job=$!
-while kill -0 "$job" 2>/dev/null && [ $(($(date +%s) - start)) -lt "$limit" ]; do sleep 1; done
-if kill -0 "$job" 2>/dev/null; then
-    kill "$job"
-    echo "stopped after $limit s" >>"$results/gpu-$name.txt"
+if [ -n "$SPDL_GPU_INSIDE" ]; then
+    run
+    exit
 fi
-wait "$job" 2>/dev/null
+SPDL_GPU_INSIDE=1 timeout "$limit" "$0" "$what" "$name" >"$results/gpu-$name.txt" 2>&1 </dev/null ||
+    echo "stopped after $limit s" >>"$results/gpu-$name.txt"
 cat "$results/gpu-$name.txt"
 echo "written to $results/gpu-$name.txt"
 tail -n 1 "$results/gpu-$name.txt" | grep -q '^ended with 0$'
