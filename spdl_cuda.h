@@ -222,7 +222,8 @@ typedef struct spdl_cuda_stats {
     uint64_t cuda_checks;        /* that only look at the thread's own state: errors, captures */
     uint64_t wait_source_ns;     /* iterator: for the source */
     uint64_t wait_bus_ns;        /* for copies, to have a host slot */
-    uint64_t wait_device_ns;     /* for batches to be done with, to have a device slot */
+    uint64_t wait_device_ns;     /* for batches to be done with; part of a slow bus' when the host
+                                    is far ahead */
     uint64_t wait_next_ns;       /* iterator: the trainer in spdl_cuda_next, all causes */
     uint64_t copy_us[32];        /* copies that took [2^k, 2^(k+1)) us; [0]: less than 2 */
 } spdl_cuda_stats;
@@ -1429,7 +1430,8 @@ SPDL__PRIVATE spdl_result spdl__cuda_reap_if_done(spdl_cuda *cuda, uint64_t unti
 }
 
 /* Whether a copy that is waited for waits itself, for readers of the batch that was in its slot: it
-   is the device then that is slow, not the bus. The thread is in relaxed mode. */
+   is the device then that is slow, not the bus. A host that is a whole lap ahead has recorded that
+   event again meanwhile: then a slow bus may count as the device. The thread is in relaxed mode. */
 SPDL__PRIVATE bool spdl__cuda_held_up(spdl_cuda *cuda, uint64_t number) {
     void *behind;
     bool done = true;
@@ -3013,6 +3015,7 @@ SPDL__PRIVATE spdl_result spdl__iter_make_cache(spdl_cuda_iter *iter) {
     else
         result = spdl__cuda_pin(cuda, &iter->slab, "the host cache");
     spdl__cuda_leave(cuda, &scope);
+    if (result != SPDL_OK) return result;
     for (i = 0; i < count; ++i) {
         spdl__cuda_slot *slot = &iter->kept_slot[i];
         slot->memory = (device ? (char *)iter->kept_memory : iter->slab.pin.base) +
