@@ -18,7 +18,6 @@ T = $(SPDL_IN_README)
 ARGS =
 WERROR =
 JSON =
-ROWS =
 FUZZ_TIME = 60
 V =
 

@@ -100,7 +100,7 @@ run_bench() {
 
 # One table: ours out of JSON, torch's beside it.
 run_peers() {
-    make -s bench-cuda JSON=1 ROWS=slots_ >build/gpu-ours.json || return 1
+    make -s bench-cuda JSON=1 ARGS=slots_ >build/gpu-ours.json || return 1
     if ! python3 -c 'import torch' 2>/dev/null; then
         echo "no torch here (pip install torch): its rows are missing"
     fi

@@ -1,7 +1,7 @@
 """What torch needs for the copies of bench_cuda.c: GB/s of pin_memory().to(device) and of .to()
 from memory that stays pinned, printed beside our rows.
 
-usage: peer_torch_cuda.py OURS.json    (lines of `make bench-cuda JSON=1 ROWS=slots_`)
+usage: peer_torch_cuda.py OURS.json    (lines of `make bench-cuda JSON=1 ARGS=slots_`)
 
 Each batch is new memory, as it is when a loader hands it over; the median of 7 runs counts."""
 
