@@ -41,9 +41,10 @@
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
        >>pipeline  >>stats  >>cache  >>npz  >>cpp                            declarations
-       >>platform-impl  >>atomics-impl  >>os-impl  >>core-impl  >>ring-core  >>ring-impl
-       >>pool-impl  >>pipeline-impl  >>stats-impl  >>cache-impl  >>crc-impl  >>inflate-impl
-       >>zip-impl  >>npz-impl  >>license                                     implementation
+       >>platform-impl  >>atomics-impl  >>os-impl  >>core-impl  >>ring-core  >>ring-impl  >>pool-impl
+       >>pipeline-impl  >>stats-impl  >>cache-impl  >>crc-impl  >>inflate-impl  >>file-impl
+       >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl  >>license
+                                                                             implementation
 
    WORDS
        item          a void * that moves through the pipeline; NULL is an item like any other
@@ -67,7 +68,7 @@
 
    MEMORY
        Allocation happens in create and open calls only, through spdl_allocator, but for two cases:
-       batches that the trainer keeps, and reading deflated npz members with long headers or tails.
+       batches that the trainer keeps, and reading and writing npz (see >>npz-impl).
        A running pipeline allocates nothing. An item belongs to the library from the moment a stage
        hands it out until spdl_pipeline_next hands it to the trainer; see >>pipeline for the rules.
 
@@ -921,32 +922,73 @@ SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeou
 
 /* ============================================================================================= */
 /* >>npz
-   Arrays as NumPy writes them: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members, ZIP64).
-   Every length is compared with the bytes that are there before it is used, every product is
-   checked, and every CRC is verified when a member is read. An archive may be read by several
-   threads at the same time. A .npy file is an archive of one array named "arr_0". */
+   Arrays as NumPy writes them: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members, ZIP64),
+   read and written. Every length is compared with the bytes that are there before it is used or
+   allocated for, every product is checked. An archive may be read by several threads at the same
+   time. A .npy file is an archive of one array named "arr_0".
+
+   What a file costs. One of at most 256 KB is read when it is opened, and closed. Of a larger one
+   only the directory is read; the file stays open, reading copies straight to the caller's memory,
+   and the first view of a stored array maps the file. The library itself never touches such a
+   mapping: if somebody truncates the file, reading fails with SPDL_E_IO, and only a program that
+   looks at bytes of a view that are gone gets SIGBUS. Who can rule that out may map a file and give
+   it to spdl_npz_open_memory, which copies nothing.
+
+   CRC-32. Reading verifies it in the same pass; a view does not, so that it costs nothing. Either
+   can be changed by desc.verify; spdl_npz_check verifies when it suits, spdl_npz_stat tells what is
+   known so far. A .npy file has none, and a range of rows is not verified. */
 
 #define SPDL_NPY_MAX_DIMS 64
 
 typedef struct spdl_npy_info {
     char kind;             /* as NumPy's dtype.kind: b i u f c S U V M m; 'V' if structured */
-    char byte_order;       /* '<', '>', or '|' where it does not matter */
+    char byte_order;       /* '<', '>', or '|' where it does not matter or is told by fields */
     bool fortran_order;    /* column-major: the first index varies fastest */
-    bool structured;       /* fields: see descr */
+    bool structured;       /* spdl_npz_fields tells the fields */
+    int version;           /* of the header: 1, 2 or 3 */
     int ndim;              /* 0 to SPDL_NPY_MAX_DIMS */
     uint64_t itemsize;     /* bytes of one element */
     uint64_t shape[SPDL_NPY_MAX_DIMS];
     uint64_t count;        /* elements: the product of shape, 1 for ndim 0 */
     uint64_t bytes;        /* count * itemsize */
+    uint64_t header_bytes; /* in front of the data */
     char descr[256];       /* as in the header, "<f4" or "[('x', '<f4'), ...]"; cut if longer */
 } spdl_npy_info;
 
+/* A field of a structured type, in the order of the header. The fields of a field that is
+   structured itself follow it, one deeper. Padding is a field without a name. */
+typedef struct spdl_npy_field {
+    char name[64];         /* UTF-8; cut if longer */
+    char descr[32];        /* "<f4", "<M8[us]"; empty if structured; cut if longer */
+    char kind, byte_order; /* as in spdl_npy_info */
+    bool structured;
+    int depth;             /* 0: a field of the element itself */
+    int ndim;              /* of a field that is an array; else 0 */
+    uint64_t shape[SPDL_NPY_MAX_DIMS];
+    uint64_t offset;       /* from the start of the element; in an array of structs, of the first */
+    uint64_t itemsize;     /* bytes of one */
+    uint64_t count;        /* the product of shape */
+} spdl_npy_field;
+
+typedef enum spdl_npz_verify {
+    SPDL_NPZ_VERIFY_READS, /* what is read as a whole */
+    SPDL_NPZ_VERIFY_ALL,   /* views as well, when they are made */
+    SPDL_NPZ_VERIFY_NONE
+} spdl_npz_verify;
+
+/* What reading changes; added up. spdl_npz_info then tells the array as it is read. */
+#define SPDL_NPZ_NATIVE_BYTES 1u /* the byte order of this machine, in fields too */
+#define SPDL_NPZ_C_ORDER 2u      /* row-major: the last index varies fastest */
+
 typedef struct spdl_npz_desc {
-    uint64_t max_bytes;    /* refuse an array, or what follows it, over this; default 2^40 */
-    uint64_t max_members;  /* refuse an archive of more; default 2^20 */
-    bool skip_crc;         /* do not verify CRC-32 */
+    uint64_t max_bytes;        /* refuse an array, or what follows it, over this; default 2^40 */
+    uint64_t max_members;      /* refuse an archive of more; default 2^20 */
+    uint64_t max_header_bytes; /* refuse an array whose header is longer; default 65536 */
+    uint64_t max_ratio;        /* refuse a member that grows more when inflated; default 1032 */
+    spdl_npz_verify verify;
+    unsigned convert;          /* SPDL_NPZ_NATIVE_BYTES and SPDL_NPZ_C_ORDER; default neither */
     spdl_allocator allocator;
-    spdl_error *error;     /* optional: why open failed */
+    spdl_error *error;         /* optional: why open failed */
 } spdl_npz_desc;
 
 typedef struct spdl_npz spdl_npz;
@@ -959,6 +1001,14 @@ typedef struct spdl_npz spdl_npz;
    Owns:    the caller closes *npz; on failure *npz is NULL. */
 SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
                                         const spdl_npz_desc *desc);
+
+/* The same for an open file, whose position is neither used nor moved. `name` is used in messages.
+   Returns: as spdl_npz_open_file.
+   Threads: any.
+   Blocks:  on the file system.
+   Owns:    the caller closes *npz, and `fd` when it likes: the archive has a duplicate. */
+SPDL_API spdl_result spdl_npz_open_fd(spdl_npz **npz, int fd, const char *name,
+                                      const spdl_npz_desc *desc);
 
 /* The same from memory, which must stay unchanged until close. `name` is used in messages.
    Returns: as spdl_npz_open_file, but never SPDL_E_IO.
@@ -1003,35 +1053,262 @@ SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t
    Owns:    nothing. */
 SPDL_API bool spdl_npz_stored(const spdl_npz *npz, size_t index);
 
+/* What is known of a CRC-32. */
+typedef enum spdl_npz_crc {
+    SPDL_NPZ_CRC_NONE,      /* a .npy file has none */
+    SPDL_NPZ_CRC_UNCHECKED, /* nobody looked so far */
+    SPDL_NPZ_CRC_GOOD,
+    SPDL_NPZ_CRC_BAD
+} spdl_npz_crc;
+
+/* What the directory tells about a member. */
+typedef struct spdl_npz_member {
+    bool stored;
+    uint64_t bytes;         /* the array with its header, inflated */
+    uint64_t file_bytes;    /* what it takes in the file */
+    uint64_t file_offset;   /* of its local header; 0 for .npy */
+    uint32_t crc;           /* 0 for .npy */
+    spdl_npz_crc crc_state; /* from all reads and checks so far, on any thread */
+    uint32_t duplicates;    /* members of the same name before it, which nobody can read */
+} spdl_npz_member;
+
+/* Tells about array `index` without looking at it.
+   Returns: SPDL_OK, SPDL_E_NOT_FOUND.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_npz_stat(const spdl_npz *npz, size_t index, spdl_npz_member *member);
+
 /* Type, shape and order of array `index`; of a deflated member only the head is inflated.
    error may be NULL.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND, SPDL_E_FORMAT, SPDL_E_UNSUPPORTED, SPDL_E_LIMIT,
+   Returns: SPDL_OK, SPDL_E_NOT_FOUND, SPDL_E_IO, SPDL_E_FORMAT, SPDL_E_UNSUPPORTED, SPDL_E_LIMIT,
             SPDL_E_NOMEM, SPDL_E_INVALID (info is NULL).
    Threads: any.
-   Blocks:  never (a file was read when it was opened).
+   Blocks:  on the file system, when the file is over 256 KB.
    Owns:    nothing. */
 SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
                                    spdl_error *error);
 
-/* Copies the data of array `index`, info.bytes of them, to `data` (`bytes` large), as stored: no
-   byte or index order is changed. error may be NULL.
+/* The fields of a structured array: the first `room` of them to `fields`, and to *count how many
+   there are, 0 when the array is not structured. error may be NULL.
+   Returns: as spdl_npz_info.
+   Threads: any.
+   Blocks:  as spdl_npz_info.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_npz_fields(const spdl_npz *npz, size_t index, spdl_npy_field *fields,
+                                     size_t room, size_t *count, spdl_error *error);
+
+/* Copies the data of array `index`, info.bytes of them, to `data` (`bytes` large), as they are but
+   for desc.convert. error may be NULL.
    Returns: as spdl_npz_info, or SPDL_E_INVALID (the buffer is too small, or NULL),
             SPDL_E_CHECKSUM.
    Threads: any.
-   Blocks:  never.
+   Blocks:  as spdl_npz_info.
    Owns:    the caller has `data`; after a failure its content is undefined. */
 SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data, size_t bytes,
                                    spdl_error *error);
 
-/* The data of a stored array without a copy. NumPy's own files are not aligned in an .npz: look at
-   *aligned (to 64 bytes) before using it as anything but bytes. The CRC is verified unless skip_crc
-   is set. error may be NULL.
-   Returns: as spdl_npz_read, or SPDL_E_UNSUPPORTED for a deflated array.
+/* Copies the rows `first` to `first + count - 1` of a stored array: the elements with these first
+   indices, each bytes / shape[0] large. Nothing else of the member is read, so its CRC is not
+   verified. error may be NULL.
+   Returns: as spdl_npz_read, or SPDL_E_UNSUPPORTED for a deflated or a Fortran-ordered array,
+            SPDL_E_INVALID for rows that are not there.
    Threads: any.
-   Blocks:  never.
-   Owns:    the archive; valid until close. */
+   Blocks:  as spdl_npz_info.
+   Owns:    as spdl_npz_read. */
+SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint64_t first,
+                                        uint64_t count, void *data, size_t bytes,
+                                        spdl_error *error);
+
+/* One array of many to read. */
+typedef struct spdl_npz_request {
+    size_t index;
+    void *data;         /* `bytes` large */
+    size_t bytes;
+    spdl_result result; /* written by spdl_npz_read_many: as spdl_npz_read */
+} spdl_npz_request;
+
+/* Reads many arrays, faster than one call for each: deflated ones are decoded two or three at a
+   time, large ones in parts, and with a pool its workers help. pool and error may be NULL.
+   Returns: SPDL_OK, or the result of the first request that failed, which `error` describes; the
+            others are read all the same. SPDL_E_NOMEM, SPDL_E_INVALID.
+   Threads: any, also a worker of the pool.
+   Blocks:  until all are read.
+   Owns:    as spdl_npz_read. Requests must not share memory. */
+SPDL_API spdl_result spdl_npz_read_many(const spdl_npz *npz, spdl_npz_request *requests,
+                                        size_t count, spdl_pool *pool, spdl_error *error);
+
+/* The data of a stored array without a copy. NumPy's own files are not aligned in an .npz: look at
+   *aligned (to 64 bytes) before using it as anything but bytes; spdl.h writes aligned ones. Arrays
+   that desc.convert would change are refused. error may be NULL.
+   Returns: as spdl_npz_info, SPDL_E_UNSUPPORTED for a deflated array or one to convert, with
+            SPDL_NPZ_VERIFY_ALL also SPDL_E_CHECKSUM.
+   Threads: any.
+   Blocks:  as spdl_npz_info.
+   Owns:    the archive; valid until close. A file over 256 KB is mapped, see above. */
 SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
                                    bool *aligned, spdl_error *error);
+
+/* Verifies the CRC-32 of array `index` whatever desc.verify says; of a .npy file there is none to
+   verify. error may be NULL.
+   Returns: as spdl_npz_info, or SPDL_E_CHECKSUM.
+   Threads: any.
+   Blocks:  as spdl_npz_info.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_npz_check(const spdl_npz *npz, size_t index, spdl_error *error);
+
+/* Reads the header of a .npy file in memory; allocates nothing. error may be NULL.
+   Returns: as spdl_npz_info.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. The data are at info->header_bytes. */
+SPDL_API spdl_result spdl_npy_parse(const void *data, size_t bytes, spdl_npy_info *info,
+                                    spdl_error *error);
+
+/* Loading whole files: all arrays of one, in one allocation. */
+typedef struct spdl_npz_array {
+    const char *name;
+    void *data; /* aligned to 64 bytes */
+    spdl_npy_info info;
+} spdl_npz_array;
+
+typedef struct spdl_npz_bundle {
+    spdl_npz_array *arrays;
+    size_t count;
+    size_t bytes; /* of the whole allocation */
+    spdl_allocator allocator;
+} spdl_npz_bundle;
+
+/* Reads all arrays of a file. desc may be NULL; its max_bytes bounds their sum.
+   Returns: as spdl_npz_open_file and spdl_npz_read.
+   Threads: any.
+   Blocks:  on the file system.
+   Owns:    the caller frees *bundle; on failure it is NULL. */
+SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
+                                   const spdl_npz_desc *desc);
+
+/* The array of this name, with or without ".npy".
+   Returns: the array, or NULL.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the bundle. */
+SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, const char *name);
+
+/* Frees a bundle with all its arrays.
+   Returns: nothing; NULL is allowed. Fits free_item.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the bundle is gone. */
+SPDL_API void spdl_npz_bundle_free(void *bundle);
+
+/* A row of a pipeline that loads files: it takes a path (char, a C string) and makes a
+   spdl_npz_bundle, as spdl_npz_load does; its free_item is spdl_npz_bundle_free.
+       SPDL_NPZ(NULL, .concurrency = 4)
+   The first argument may be the address of a spdl_npz_desc, which must outlive the pipeline, and
+   whose error is not used. Before C++20: SPDL_NPZ(NULL).with_concurrency(4). */
+/* clang-format off */
+#define SPDL_NPZ(...) SPDL__NPZ_ROW(__VA_ARGS__, SPDL__LINE)
+#if !defined(__cplusplus)
+#define SPDL__NPZ_ROW(desc_, ...)                                                                  \
+    { .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_spdl, .file = __FILE__,                         \
+      .ctx = SPDL__UNCONST((const spdl_npz_desc *)(desc_)), .free_item = spdl_npz_bundle_free,     \
+      __VA_ARGS__ }
+#elif __cplusplus >= 202002L
+#define SPDL__NPZ_ROW(desc_, ...)                                                                  \
+    spdl__npz_row(spdl_stage{ .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_spdl,                   \
+                              .file = __FILE__, __VA_ARGS__ }, desc_)
+#else
+#define SPDL__NPZ_ROW(desc_, line_)                                                                \
+    spdl__npz_row(spdl__row(SPDL_KIND_PIPE, &spdl_npz_load_spdl, __FILE__, line_, 0, 0), desc_)
+#endif
+/* clang-format on */
+
+#if !defined(SPDL_STATIC)
+extern const spdl_function spdl_npz_load_spdl;
+#elif !defined(__cplusplus)
+SPDL__UNUSED static const spdl_function spdl_npz_load_spdl;
+#endif
+
+/* Writing. The arrays go to a file beside `path`, which takes its place when everything is written:
+   whoever opens `path` sees the old file or the whole new one. Members are stored, not compressed,
+   and their data aligned, so that they can be viewed; NumPy reads them. */
+
+/* Compresses `bytes` bytes to one raw deflate stream of at most `room` bytes.
+   Returns its length, or 0 when it does not fit or is not worth it: then they are stored. */
+typedef size_t (*spdl_deflate_fn)(void *to, size_t room, const void *from, size_t bytes,
+                                  void *user);
+
+typedef struct spdl_npz_write_desc {
+    bool npy;                /* a .npy file, of exactly one array */
+    bool sync;               /* have it on the disk before it takes its place */
+    size_t align;            /* of the data in the file, a power of two up to 32768; default 64 */
+    spdl_deflate_fn deflate; /* optional: compresses what spdl_npz_write gets */
+    void *deflate_user;
+    spdl_allocator allocator;
+    spdl_error *error;       /* optional: why create failed */
+} spdl_npz_write_desc;
+
+typedef struct spdl_npz_writer spdl_npz_writer;
+
+/* Begins a file. desc may be NULL.
+   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_IO, SPDL_E_NOMEM.
+   Threads: any.
+   Blocks:  on the file system.
+   Owns:    the caller closes *writer; on failure it is NULL. */
+SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
+                                     const spdl_npz_write_desc *desc);
+
+/* Writes an array. Of info count: shape, ndim, fortran_order, and the type: descr, or if that is
+   empty kind, itemsize and byte_order (0: this machine's). The name is given without ".npy".
+   error may be NULL.
+   Returns: SPDL_OK, SPDL_E_INVALID (also for a name that was there), SPDL_E_UNSUPPORTED (objects),
+            SPDL_E_LIMIT, SPDL_E_IO, SPDL_E_NOMEM; after the last two it can only be closed.
+   Threads: owner.
+   Blocks:  on the file system.
+   Owns:    `data`, of info's bytes, stay the caller's. */
+SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *writer, const char *name,
+                                    const spdl_npy_info *info, const void *data,
+                                    spdl_error *error);
+
+/* Begins an array whose data come in pieces, by spdl_npz_append; the next array, or finish, ends
+   it. error may be NULL.
+   Returns: as spdl_npz_write.
+   Threads: owner.
+   Blocks:  on the file system.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_npz_begin(spdl_npz_writer *writer, const char *name,
+                                    const spdl_npy_info *info, spdl_error *error);
+
+/* Writes the next `bytes` bytes of the array that was begun. error may be NULL.
+   Returns: as spdl_npz_write; SPDL_E_INVALID when it gets more than its shape says.
+   Threads: owner.
+   Blocks:  on the file system.
+   Owns:    `data` stay the caller's. */
+SPDL_API spdl_result spdl_npz_append(spdl_npz_writer *writer, const void *data, size_t bytes,
+                                     spdl_error *error);
+
+/* Writes array `index` of an archive as it is there, header and all, but stored and aligned; takes
+   memory for the array meanwhile. error may be NULL.
+   Returns: as spdl_npz_write and spdl_npz_read.
+   Threads: owner.
+   Blocks:  on the file system.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_npz_copy(spdl_npz_writer *writer, const spdl_npz *npz, size_t index,
+                                   spdl_error *error);
+
+/* Writes the directory and puts the file in its place. error may be NULL.
+   Returns: as spdl_npz_write; SPDL_E_INVALID when an array lacks data.
+   Threads: owner.
+   Blocks:  on the file system.
+   Owns:    as before: the caller closes the writer. */
+SPDL_API spdl_result spdl_npz_finish(spdl_npz_writer *writer, spdl_error *error);
+
+/* Frees the writer. Without a finish that succeeded nothing of the file remains.
+   Returns: nothing; NULL is allowed.
+   Threads: owner.
+   Blocks:  on the file system.
+   Owns:    the writer is freed. */
+SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -1051,6 +1328,19 @@ inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char 
     row.line = line;
     row.size = size;
     row.buffer_size = buffer_size;
+    return row;
+}
+
+#ifdef SPDL_STATIC
+namespace {
+extern SPDL__UNUSED const spdl_function spdl_npz_load_spdl;
+}
+#endif
+
+/* What SPDL_NPZ stands for. */
+inline spdl_stage spdl__npz_row(spdl_stage row, const spdl_npz_desc *desc) {
+    row.ctx = SPDL__UNCONST(desc);
+    if (row.free_item == NULL) row.free_item = spdl_npz_bundle_free;
     return row;
 }
 
@@ -1091,6 +1381,7 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -1533,50 +1824,6 @@ SPDL__PRIVATE void spdl__thread_name(const char *name) {
 }
 
 SPDL__PRIVATE void spdl__yield(void) { (void)sched_yield(); }
-
-typedef int spdl__file;
-
-#if defined(O_CLOEXEC)
-#define SPDL__O_CLOEXEC O_CLOEXEC
-#elif defined(__O_CLOEXEC)
-#define SPDL__O_CLOEXEC __O_CLOEXEC /* glibc in strict ISO mode */
-#else
-#define SPDL__O_CLOEXEC 0
-#endif
-
-/* Opens a plain file to read. A device or a pipe has no size that could be trusted, and might make
-   the caller wait: they are refused, and opening does not wait for them. NULL, or why not. */
-SPDL__PRIVATE const char *spdl__file_open(spdl__file *file, const char *path, uint64_t *bytes) {
-    struct stat status;
-    const char *reason = NULL;
-    *file = open(path, O_RDONLY | O_NONBLOCK | SPDL__O_CLOEXEC);
-    if (*file < 0) return strerror(errno);
-    if (fstat(*file, &status) != 0)
-        reason = strerror(errno);
-    else if (!S_ISREG(status.st_mode))
-        reason = S_ISDIR(status.st_mode) ? "a directory, not a file"
-                                         : "a pipe or a device, not a file";
-    if (reason != NULL)
-        (void)close(*file);
-    else
-        *bytes = (uint64_t)status.st_size;
-    return reason;
-}
-
-/* Reads `bytes` bytes; *have says how many there were. NULL, or why not all. */
-SPDL__PRIVATE const char *spdl__file_read(spdl__file file, void *to, size_t bytes, size_t *have) {
-    for (*have = 0; *have < bytes;) {
-        const ssize_t got = read(file, (char *)to + *have, bytes - *have);
-        if (got == 0) return "it ended while it was read";
-        if (got > 0)
-            *have += (size_t)got;
-        else if (errno != EINTR)
-            return strerror(errno);
-    }
-    return NULL;
-}
-
-SPDL__PRIVATE void spdl__file_close(spdl__file file) { (void)close(file); }
 
 /* ============================================================================================= */
 /* >>core-impl
@@ -5820,12 +6067,142 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
 }
 
 /* ============================================================================================= */
+/* >>file-impl
+   Plain files by position, so that any number of threads may read one at once. Functions return
+   NULL, or a text that says why not. POSIX; Windows will be a twin of this section. */
+
+#if defined(__linux__) && !defined(__cplusplus) && !defined(_GNU_SOURCE) &&                        \
+    !defined(_DEFAULT_SOURCE)
+extern ssize_t pread(int file, void *to, size_t bytes, off_t at);
+extern ssize_t pwrite(int file, const void *from, size_t bytes, off_t at);
+extern int fsync(int file);
+#endif
+
+typedef int spdl__file;
+#define SPDL__NO_FILE (-1)
+
+#if defined(O_CLOEXEC)
+#define SPDL__O_CLOEXEC O_CLOEXEC
+#elif defined(__O_CLOEXEC)
+#define SPDL__O_CLOEXEC __O_CLOEXEC /* glibc in strict ISO mode */
+#else
+#define SPDL__O_CLOEXEC 0
+#endif
+#if defined(F_DUPFD_CLOEXEC)
+#define SPDL__F_DUPFD F_DUPFD_CLOEXEC
+#elif defined(__linux__)
+#define SPDL__F_DUPFD 1030 /* glibc in strict ISO mode */
+#else
+#define SPDL__F_DUPFD F_DUPFD
+#endif
+
+/* The size of a plain file. A device or a pipe has none that could be trusted, and might make the
+   caller wait: they are refused. */
+SPDL__PRIVATE const char *spdl__file_size(spdl__file file, uint64_t *bytes) {
+    struct stat status;
+    if (fstat(file, &status) != 0) return strerror(errno);
+    *bytes = (uint64_t)status.st_size;
+    if (S_ISREG(status.st_mode)) return NULL;
+    return S_ISDIR(status.st_mode) ? "a directory, not a file" : "a pipe or a device, not a file";
+}
+
+SPDL__PRIVATE void spdl__file_close(spdl__file file) {
+    if (file != SPDL__NO_FILE) (void)close(file);
+}
+
+/* Opens a plain file to read; opening does not wait for a pipe either. */
+SPDL__PRIVATE const char *spdl__file_open(spdl__file *file, const char *path, uint64_t *bytes) {
+    const char *reason;
+    *file = open(path, O_RDONLY | O_NONBLOCK | SPDL__O_CLOEXEC);
+    if (*file < 0) return strerror(errno);
+    reason = spdl__file_size(*file, bytes);
+    if (reason == NULL) return NULL;
+    (void)close(*file);
+    *file = SPDL__NO_FILE;
+    return reason;
+}
+
+/* Another descriptor for an open file, which lives on when the first is closed. */
+SPDL__PRIVATE const char *spdl__file_duplicate(spdl__file *file, int from, uint64_t *bytes) {
+    const char *reason = spdl__file_size(from, bytes);
+    *file = SPDL__NO_FILE;
+    if (reason != NULL) return reason;
+    *file = fcntl(from, SPDL__F_DUPFD, 0);
+    return *file < 0 ? strerror(errno) : NULL;
+}
+
+/* Reads `bytes` bytes at a place; *have says how many there were. */
+SPDL__PRIVATE const char *spdl__file_read(spdl__file file, void *to, size_t bytes, uint64_t at,
+                                          size_t *have) {
+    for (*have = 0; *have < bytes;) {
+        const ssize_t got = pread(file, (char *)to + *have, bytes - *have, (off_t)(at + *have));
+        if (got == 0) return "it ended while it was read";
+        if (got > 0)
+            *have += (size_t)got;
+        else if (errno != EINTR)
+            return strerror(errno);
+    }
+    return NULL;
+}
+
+SPDL__PRIVATE const char *spdl__file_write(spdl__file file, const void *from, size_t bytes,
+                                           uint64_t at) {
+    size_t done = 0;
+    while (done < bytes) {
+        const ssize_t put =
+            pwrite(file, (const char *)from + done, bytes - done, (off_t)(at + done));
+        if (put == 0) return "nothing more can be written";
+        if (put > 0)
+            done += (size_t)put;
+        else if (errno != EINTR)
+            return strerror(errno);
+    }
+    return NULL;
+}
+
+/* NULL when it cannot be mapped. */
+SPDL__PRIVATE const uint8_t *spdl__file_map(spdl__file file, uint64_t bytes) {
+    void *memory = MAP_FAILED;
+    if (bytes > 0 && bytes <= SIZE_MAX)
+        memory = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, file, 0);
+    return memory != MAP_FAILED ? (const uint8_t *)memory : NULL;
+}
+
+SPDL__PRIVATE void spdl__file_unmap(const uint8_t *memory, uint64_t bytes) {
+    if (memory != NULL) (void)munmap((void *)(uintptr_t)memory, (size_t)bytes);
+}
+
+/* Makes a file that was not there; false in *taken when there was one. */
+SPDL__PRIVATE const char *spdl__file_create(spdl__file *file, const char *path, bool *taken) {
+    *file = open(path, O_RDWR | O_CREAT | O_EXCL | SPDL__O_CLOEXEC, 0666);
+    *taken = *file < 0 && errno == EEXIST;
+    return *file < 0 ? strerror(errno) : NULL;
+}
+
+SPDL__PRIVATE const char *spdl__file_sync(spdl__file file) {
+    return fsync(file) == 0 ? NULL : strerror(errno);
+}
+
+/* One file takes the place of another in one step. */
+SPDL__PRIVATE const char *spdl__file_rename(const char *from, const char *to) {
+    return rename(from, to) == 0 ? NULL : strerror(errno);
+}
+
+SPDL__PRIVATE void spdl__file_remove(const char *path) { (void)unlink(path); }
+
+/* A number that the next call, and other processes, hardly have again. */
+SPDL__PRIVATE uint64_t spdl__file_chance(void) {
+    return ((uint64_t)getpid() << 32) ^ (spdl_time_ns() * 0x9e3779b97f4a7c15u);
+}
+
+/* ============================================================================================= */
 /* >>zip-impl
-   The directory of a ZIP archive in memory. Opening reads the end record and the central directory,
-   in time that grows with their length (names out of order: with n log n), and nothing of the
-   members; a member's own header is checked each time the member is used, so that a broken member
-   does not take the others with it. After opening nothing is written, so any thread may ask. The
-   archive bytes stay the caller's; the directory made from them is one allocation of the zip.
+   The directory of a ZIP archive, in memory or in a file. Opening reads the end record and the
+   central directory, in time that grows with their length (names out of order: with n log n), and
+   nothing of the members; a member's own header is checked each time the member is used, so that a
+   broken member does not take the others with it. After opening only crc_state is written, so any
+   thread may ask. Of a file the zip keeps a copy of its tail, in which the directory lies; archive
+   bytes in memory stay the caller's; the directory made from them is one allocation of the zip.
    Sizes, CRC and method are those of the central directory: the local header of a current NumPy
    file says 0xffffffff. A member ends where the next one begins, at the latest. */
 
@@ -5836,6 +6213,9 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
 #define SPDL__ZIP_END_BYTES 22
 #define SPDL__ZIP_END64_BYTES 56
 #define SPDL__ZIP_LOCATOR_BYTES 20
+#ifndef SPDL__ZIP_TAIL_BYTES
+#define SPDL__ZIP_TAIL_BYTES 4096 /* of a file that are looked at first */
+#endif
 
 typedef struct spdl__zip_member {
     const uint8_t *key; /* the whole name, where the directory has it */
@@ -5844,21 +6224,27 @@ typedef struct spdl__zip_member {
     uint64_t limit;     /* where the next member or the directory begins */
     uint64_t csize, usize;
     uint32_t crc;
+    uint32_t hidden;    /* earlier members of the same name */
+    uint32_t *state;    /* of the CRC, a spdl_npz_crc: written by any thread, whole and relaxed */
     uint16_t key_bytes, method, flags;
     bool overlaps;
 } spdl__zip_member;
 
 typedef struct spdl__zip {
-    const uint8_t *data;
-    size_t size;
-    char label[208]; /* the file, for messages; a long path loses its head */
+    const uint8_t *data; /* all of it, or NULL when it is in the file */
+    uint64_t size;
+    spdl__file file;
+    const uint8_t *tail; /* its bytes from tail_at on: all, or a block of the zip */
+    uint64_t tail_at;
+    size_t tail_bytes; /* of the block */
+    char label[208];   /* the file, for messages; a long path loses its head */
     spdl_allocator allocator;
     spdl__zip_member *members;
     uint32_t *by_name; /* members in the order of spdl__zip_name_before */
     size_t count;
     void *block; /* holds members, by_name and the names */
     size_t block_bytes;
-    size_t directory; /* where the central directory begins */
+    uint64_t directory; /* where the central directory begins */
     uint64_t prefix;  /* bytes in front of the archive, which its offsets do not count */
 } spdl__zip;
 
@@ -5911,23 +6297,79 @@ SPDL__PRIVATE spdl_result spdl__zip_fail(const spdl__zip_where *where, spdl_resu
     return spdl__error_set(where->error, result, "%s: member '%s': %s", label, name, reason);
 }
 
-/* The end record is the last thing in the file but for its comment. The first that ends with the
-   file, seen from the back, is it; otherwise the last there is, as Python takes it. */
-SPDL__PRIVATE bool spdl__zip_find_end(const spdl__zip *zip, size_t *end) {
-    const size_t reach = SPDL__ZIP_END_BYTES + 65535;
-    size_t at, first = zip->size > reach ? zip->size - reach : 0;
+/* The byte at a place of the tail. */
+SPDL__PRIVATE const uint8_t *spdl__zip_at(const spdl__zip *zip, uint64_t at) {
+    return zip->tail + (at - zip->tail_at);
+}
+
+SPDL__PRIVATE void spdl__zip_drop_tail(spdl__zip *zip) {
+    if (zip->data == NULL) spdl__free(&zip->allocator, SPDL__UNCONST(zip->tail), zip->tail_bytes);
+    zip->tail = zip->data;
+    zip->tail_at = 0;
+}
+
+/* Makes the tail begin at `at`, at the latest. */
+SPDL__PRIVATE spdl_result spdl__zip_need_tail(const spdl__zip_where *where, spdl__zip *zip,
+                                              uint64_t at) {
+    const char *reason;
+    uint8_t *block;
+    size_t have = 0;
+    if (zip->tail != NULL && at >= zip->tail_at) return SPDL_OK;
+    spdl__zip_drop_tail(zip);
+    if (zip->size - at > SIZE_MAX / 2)
+        return spdl__zip_fail(where, SPDL_E_LIMIT, "a directory larger than the memory");
+    zip->tail_bytes = (size_t)(zip->size - at);
+    block = (uint8_t *)spdl__alloc(&zip->allocator, zip->tail_bytes, 64);
+    if (block == NULL)
+        return spdl__zip_fail(where, SPDL_E_NOMEM, "no memory for the directory (%llu bytes)",
+                              (spdl__llu)zip->tail_bytes);
+    zip->tail = block;
+    zip->tail_at = at;
+    reason = spdl__file_read(zip->file, block, zip->tail_bytes, at, &have);
+    if (reason == NULL) return SPDL_OK;
+    return spdl__zip_fail(where, SPDL_E_IO, "at byte %llu of %llu: %s", (spdl__llu)(at + have),
+                          (spdl__llu)zip->size, reason);
+}
+
+/* The end record is the last thing in the file but for its comment. The first in the tail that ends
+   with the file, seen from the back, is it; otherwise the last there is, as Python takes it. */
+SPDL__PRIVATE bool spdl__zip_find_end(const spdl__zip *zip, uint64_t *end, bool *exact) {
+    const uint64_t reach = SPDL__ZIP_END_BYTES + 65535;
+    uint64_t at, first = zip->size > reach ? zip->size - reach : 0;
     bool found = false;
+    *exact = false;
     if (zip->size < SPDL__ZIP_END_BYTES) return false;
+    if (first < zip->tail_at) first = zip->tail_at;
     for (at = zip->size - SPDL__ZIP_END_BYTES + 1; at-- > first;) {
-        if (spdl__le32(zip->data + at) != 0x06054b50) continue;
-        if (at + SPDL__ZIP_END_BYTES + spdl__le16(zip->data + at + 20) == zip->size) {
+        if (spdl__le32(spdl__zip_at(zip, at)) != 0x06054b50) continue;
+        if (at + SPDL__ZIP_END_BYTES + spdl__le16(spdl__zip_at(zip, at) + 20) == zip->size) {
             *end = at;
+            *exact = true;
             return true;
         }
         if (!found) *end = at;
         found = true;
     }
     return found;
+}
+
+/* Looks in the last bytes of a file first, and in all that a comment can take then. */
+SPDL__PRIVATE spdl_result spdl__zip_seek_end(const spdl__zip_where *where, spdl__zip *zip,
+                                             uint64_t *end) {
+    uint64_t reach = SPDL__ZIP_TAIL_BYTES;
+    bool found, exact;
+    for (;; reach = SPDL__ZIP_END_BYTES + 65535 + SPDL__ZIP_TAIL_BYTES) {
+        spdl_result result =
+            spdl__zip_need_tail(where, zip, zip->size > reach ? zip->size - reach : 0);
+        if (result != SPDL_OK) return result;
+        found = spdl__zip_find_end(zip, end, &exact);
+        if (exact || zip->tail_at == 0 || reach > SPDL__ZIP_TAIL_BYTES) break;
+    }
+    if (found) return SPDL_OK;
+    return spdl__zip_fail(where, SPDL_E_FORMAT,
+                          "neither .npy nor .npz, or cut off: no end of a ZIP archive in "
+                          "%llu bytes",
+                          (spdl__llu)zip->size);
 }
 
 /* Takes the ZIP64 value of a field that is all ones in the older record; the two must not differ
@@ -5939,23 +6381,29 @@ SPDL__PRIVATE bool spdl__zip_widen(uint64_t *field, uint64_t ones, uint64_t wide
 }
 
 /* Reads the ZIP64 end record when there is a locator for it in front of the end record at `at`. */
-SPDL__PRIVATE spdl_result spdl__zip_read_end64(const spdl__zip_where *where, size_t at,
-                                               spdl__zip_end *end) {
-    const spdl__zip *zip = where->zip;
+SPDL__PRIVATE spdl_result spdl__zip_read_end64(const spdl__zip_where *where, spdl__zip *zip,
+                                               uint64_t at, spdl__zip_end *end) {
     const uint8_t *record;
     uint64_t position, latest;
-    if (at < SPDL__ZIP_LOCATOR_BYTES) return SPDL_OK;
+    spdl_result result;
+    if (at < zip->tail_at + SPDL__ZIP_LOCATOR_BYTES) return SPDL_OK;
     at -= SPDL__ZIP_LOCATOR_BYTES;
-    if (spdl__le32(zip->data + at) != 0x07064b50) return SPDL_OK;
-    if (spdl__le32(zip->data + at + 16) > 1)
+    if (spdl__le32(spdl__zip_at(zip, at)) != 0x07064b50) return SPDL_OK;
+    if (spdl__le32(spdl__zip_at(zip, at) + 16) > 1)
         return spdl__zip_fail(where, SPDL_E_UNSUPPORTED, "archive of several disks");
-    position = spdl__le64(zip->data + at + 8);
+    position = spdl__le64(spdl__zip_at(zip, at) + 8);
     latest = at >= SPDL__ZIP_END64_BYTES ? at - SPDL__ZIP_END64_BYTES : 0;
-    if (position > latest || spdl__le32(zip->data + position) != 0x06064b50) {
+    if (position <= latest && latest - position < 65536) { /* what may be in it besides numbers */
+        result = spdl__zip_need_tail(where, zip, position);
+        if (result != SPDL_OK) return result;
+    }
+    if (position > latest || position < zip->tail_at ||
+        spdl__le32(spdl__zip_at(zip, position)) != 0x06064b50) {
         position = latest; /* bytes in front of the archive: then it is the 56 before the locator */
     }
-    record = zip->data + position;
-    if (at < SPDL__ZIP_END64_BYTES || spdl__le32(record) != 0x06064b50 ||
+    record = spdl__zip_at(zip, position);
+    if (at < SPDL__ZIP_END64_BYTES || position < zip->tail_at ||
+        spdl__le32(record) != 0x06064b50 ||
         spdl__le64(record + 4) > at - position - 12)
         return spdl__zip_fail(where, SPDL_E_FORMAT,
                               "the ZIP64 locator at byte %llu leads to no ZIP64 end record",
@@ -5973,23 +6421,22 @@ SPDL__PRIVATE spdl_result spdl__zip_read_end64(const spdl__zip_where *where, siz
 
 /* Finds out where the central directory is, and proves that it is there. */
 SPDL__PRIVATE spdl_result spdl__zip_read_end(const spdl__zip_where *where, spdl__zip *zip,
-                                             spdl__zip_end *end) {
+                                             uint64_t max_members, spdl__zip_end *end) {
     const uint8_t *record;
-    spdl_result result;
-    size_t at = 0;
-    if (!spdl__zip_find_end(zip, &at))
-        return spdl__zip_fail(where, SPDL_E_FORMAT,
-                              "neither .npy nor .npz, or cut off: no end of a ZIP archive in "
-                              "%llu bytes",
-                              (spdl__llu)zip->size);
-    record = zip->data + at;
+    uint64_t at = 0;
+    spdl_result result = spdl__zip_seek_end(where, zip, &at);
+    if (result == SPDL_OK) /* with the ZIP64 records before it */
+        result = spdl__zip_need_tail(where, zip, at > 128 ? at - 128 : 0);
+    if (result != SPDL_OK) return result;
+    record = spdl__zip_at(zip, at);
     end->entries = spdl__le16(record + 10);
     end->bytes = spdl__le32(record + 12);
     end->offset = spdl__le32(record + 16);
     end->stop = at;
     end->wide = false;
-    result = spdl__zip_read_end64(where, at, end);
+    result = spdl__zip_read_end64(where, zip, at, end);
     if (result != SPDL_OK) return result;
+    record = spdl__zip_at(zip, at); /* the tail may lie elsewhere now */
     if (spdl__le16(record + 4) != 0 && !(end->wide && spdl__le16(record + 4) == 0xffff))
         return spdl__zip_fail(where, SPDL_E_UNSUPPORTED, "archive of several disks");
     if (end->bytes > end->stop || end->offset > end->stop - end->bytes)
@@ -5997,9 +6444,14 @@ SPDL__PRIVATE spdl_result spdl__zip_read_end(const spdl__zip_where *where, spdl_
                               "a central directory of %llu bytes at byte %llu does not fit before "
                               "its end record at byte %llu",
                               (spdl__llu)end->bytes, (spdl__llu)end->offset, (spdl__llu)end->stop);
-    zip->directory = (size_t)(end->stop - end->bytes);
+    zip->directory = end->stop - end->bytes;
     zip->prefix = zip->directory - end->offset;
-    return SPDL_OK;
+    if (end->bytes >> 10 > max_members + 64)
+        return spdl__zip_fail(where, SPDL_E_LIMIT,
+                              "a central directory of %llu bytes, too many for max_members, which "
+                              "is %llu",
+                              (spdl__llu)end->bytes, (spdl__llu)max_members);
+    return spdl__zip_need_tail(where, zip, zip->directory);
 }
 
 SPDL__PRIVATE size_t spdl__zip_entry_bytes(const uint8_t *entry) {
@@ -6012,11 +6464,11 @@ SPDL__PRIVATE size_t spdl__zip_entry_bytes(const uint8_t *entry) {
 SPDL__PRIVATE spdl_result spdl__zip_measure(const spdl__zip_where *where, spdl__zip *zip,
                                             const spdl__zip_end *end, uint64_t max_members,
                                             size_t *names) {
-    size_t at = zip->directory, stop = (size_t)end->stop;
+    uint64_t at = zip->directory, stop = end->stop;
     const uint8_t *entry;
     *names = 0;
     for (zip->count = 0; at < stop; zip->count++, at += spdl__zip_entry_bytes(entry)) {
-        entry = zip->data + at;
+        entry = spdl__zip_at(zip, at);
         if (stop - at < SPDL__ZIP_ENTRY_BYTES || spdl__le32(entry) != 0x02014b50 ||
             stop - at < spdl__zip_entry_bytes(entry) ||
             memchr(entry + SPDL__ZIP_ENTRY_BYTES, 0, spdl__le16(entry + 28)) != NULL)
@@ -6078,7 +6530,7 @@ SPDL__PRIVATE void spdl__zip_copy_name(spdl__zip_member *member, char *name) {
 
 SPDL__PRIVATE spdl_result spdl__zip_read_entries(spdl__zip_where *where, spdl__zip *zip,
                                                  char *names) {
-    const uint8_t *entry = zip->data + zip->directory;
+    const uint8_t *entry = spdl__zip_at(zip, zip->directory);
     spdl__zip_member *member;
     size_t i;
     for (i = 0; i < zip->count; i++, entry += spdl__zip_entry_bytes(entry)) {
@@ -6092,6 +6544,9 @@ SPDL__PRIVATE spdl_result spdl__zip_read_entries(spdl__zip_where *where, spdl__z
         member->offset = spdl__le32(entry + 42);
         member->key = entry + SPDL__ZIP_ENTRY_BYTES;
         member->overlaps = false;
+        member->hidden = 0;
+        member->state = &zip->by_name[zip->count + i];
+        *member->state = SPDL_NPZ_CRC_UNCHECKED;
         spdl__zip_copy_name(member, names);
         names += (size_t)member->key_bytes + 1;
         if (!spdl__zip_read_extra(member, member->key + member->key_bytes,
@@ -6202,7 +6657,9 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     for (i = 0; i + 1 < count; i++) {
         member = &zip->members[zip->by_name[i]];
         next = &zip->members[zip->by_name[i + 1]];
-        if (spdl__zip_compare(member, next->key, next->key_bytes, "") == 0) member->name = NULL;
+        if (spdl__zip_compare(member, next->key, next->key_bytes, "") != 0) continue;
+        member->name = NULL;
+        next->hidden = member->hidden + 1;
     }
     for (i = 0; i < count; i++) {
         if (zip->members[i].name != NULL) zip->members[kept++] = zip->members[i];
@@ -6212,18 +6669,20 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
 }
 
 SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
+    spdl__zip_drop_tail(zip);
     spdl__free(&zip->allocator, zip->block, zip->block_bytes);
     zip->block = NULL;
 }
 
-/* Needs data, size, label and allocator. After a failure nothing is left to close. */
+/* Needs data or file, size, label and allocator. To be closed also after a failure. */
 SPDL__PRIVATE spdl_result spdl__zip_open(spdl__zip *zip, uint64_t max_members, spdl_error *error) {
-    size_t names = 0, each = sizeof(spdl__zip_member) + sizeof(uint32_t);
+    size_t names = 0, each = sizeof(spdl__zip_member) + 2 * sizeof(uint32_t);
     spdl__zip_where where = { zip, NULL, error };
     spdl__zip_end end = { 0, 0, 0, 0, false };
     spdl_result result;
     if (max_members > 0x7fffffff) max_members = 0x7fffffff; /* they are numbered with 32 bits */
-    result = spdl__zip_read_end(&where, zip, &end);
+    zip->tail = zip->data;
+    result = spdl__zip_read_end(&where, zip, max_members, &end);
     if (result == SPDL_OK) result = spdl__zip_measure(&where, zip, &end, max_members, &names);
     if (result != SPDL_OK || zip->count == 0) return result;
     if (zip->count > (SIZE_MAX - names) / each)
@@ -6235,11 +6694,8 @@ SPDL__PRIVATE spdl_result spdl__zip_open(spdl__zip *zip, uint64_t max_members, s
                               (spdl__llu)zip->block_bytes);
     zip->members = (spdl__zip_member *)zip->block;
     zip->by_name = (uint32_t *)(void *)(zip->members + zip->count);
-    result = spdl__zip_read_entries(&where, zip, (char *)(zip->by_name + zip->count));
-    if (result != SPDL_OK) {
-        spdl__zip_close(zip);
-        return result;
-    }
+    result = spdl__zip_read_entries(&where, zip, (char *)(zip->by_name + 2 * zip->count));
+    if (result != SPDL_OK) return result;
     spdl__zip_find_limits(zip);
     spdl__zip_sort(zip, spdl__zip_name_before);
     if (spdl__zip_drop_hidden(zip)) spdl__zip_sort(zip, spdl__zip_name_before);
@@ -6281,26 +6737,28 @@ SPDL__PRIVATE spdl_result spdl__zip_check_kind(const spdl__zip_where *where) {
 }
 
 /* Whether the directory's sizes can be true. Deflate makes at most 258 bytes of 2 bits. */
-SPDL__PRIVATE spdl_result spdl__zip_check_sizes(const spdl__zip_where *where) {
+SPDL__PRIVATE spdl_result spdl__zip_check_sizes(const spdl__zip_where *where, uint64_t max_ratio) {
     const spdl__zip_member *member = where->member;
     if (member->method == SPDL__ZIP_STORED && member->csize != member->usize)
         return spdl__zip_fail(where, SPDL_E_FORMAT,
                               "stored, but the directory says %llu bytes and %llu in the file",
                               (spdl__llu)member->usize, (spdl__llu)member->csize);
-    if (member->method == SPDL__ZIP_DEFLATED && member->usize / 1032 > member->csize)
+    if (member->method == SPDL__ZIP_STORED) return SPDL_OK;
+    if (member->usize / 1032 > member->csize)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "%llu deflated bytes cannot become %llu",
                               (spdl__llu)member->csize, (spdl__llu)member->usize);
+    if (member->usize / max_ratio > member->csize)
+        return spdl__zip_fail(where, SPDL_E_LIMIT,
+                              "grows from %llu to %llu bytes, more than max_ratio, which is %llu",
+                              (spdl__llu)member->csize, (spdl__llu)member->usize,
+                              (spdl__llu)max_ratio);
     return SPDL_OK;
 }
 
-/* Finds the bytes of a member: csize of them, all before its limit. */
-SPDL__PRIVATE spdl_result spdl__zip_locate(const spdl__zip_where *where, const uint8_t **payload) {
+/* Whether a member can be where the directory says, before its header is looked at. */
+SPDL__PRIVATE spdl_result spdl__zip_check_place(const spdl__zip_where *where) {
     const spdl__zip_member *member = where->member;
-    const uint8_t *local;
-    uint64_t at = member->offset, left;
-    spdl_result result = spdl__zip_check_kind(where);
-    if (result == SPDL_OK) result = spdl__zip_check_sizes(where);
-    if (result != SPDL_OK) return result;
+    const uint64_t at = member->offset;
     if (at > member->limit || member->limit - at < SPDL__ZIP_LOCAL_BYTES)
         return spdl__zip_fail(where, SPDL_E_FORMAT,
                               "its header would be at byte %llu, past byte %llu where it must end",
@@ -6308,10 +6766,19 @@ SPDL__PRIVATE spdl_result spdl__zip_locate(const spdl__zip_where *where, const u
     if (member->overlaps)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "at byte %llu, overlaps another member",
                               (spdl__llu)at);
-    local = where->zip->data + at;
+    return SPDL_OK;
+}
+
+/* Compares a member's header with the directory, and finds where its bytes begin: csize of them,
+   all before its limit. `local` is the header with as many bytes of the name as fit before the
+   limit. */
+SPDL__PRIVATE spdl_result spdl__zip_check_local(const spdl__zip_where *where, const uint8_t *local,
+                                                uint64_t *payload) {
+    const spdl__zip_member *member = where->member;
+    const uint64_t at = member->offset;
+    uint64_t left = member->limit - at - SPDL__ZIP_LOCAL_BYTES;
     if (spdl__le32(local) != 0x04034b50)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "no header at byte %llu", (spdl__llu)at);
-    left = member->limit - at - SPDL__ZIP_LOCAL_BYTES;
     if (spdl__le16(local + 26) != member->key_bytes || member->key_bytes > left ||
         memcmp(local + SPDL__ZIP_LOCAL_BYTES, member->key, member->key_bytes) != 0)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "the header at byte %llu has another name",
@@ -6321,29 +6788,27 @@ SPDL__PRIVATE spdl_result spdl__zip_locate(const spdl__zip_where *where, const u
         return spdl__zip_fail(where, SPDL_E_FORMAT,
                               "%llu bytes at byte %llu reach past byte %llu where it must end",
                               (spdl__llu)member->csize, (spdl__llu)at, (spdl__llu)member->limit);
-    *payload = local + SPDL__ZIP_LOCAL_BYTES + member->key_bytes + spdl__le16(local + 28);
+    *payload = at + SPDL__ZIP_LOCAL_BYTES + member->key_bytes + spdl__le16(local + 28);
     return SPDL_OK;
 }
 
 /* ============================================================================================= */
-/* >>npz-impl
-   Arrays out of files. Opening a file reads all of it into one allocation, which belongs to the
-   archive; memory given to spdl_npz_open_memory stays the caller's. Nothing in a spdl_npz changes
-   between open and close, so the other calls may run on any threads at once: each keeps its decoder
-   (about 12 KB) on its own stack. They allocate only for a deflated header of more than 512 bytes
-   and for what follows the array in a deflated member, and free it before they return.
-   The header is a Python literal, read by a tokenizer that knows just the forms it can have. Sizes
-   that come out of it are products, each checked before it is formed, and are compared with the
-   bytes of the member before anybody allocates by them. */
+/* >>npy-impl
+   The header of an array: a Python literal, read by a tokenizer that knows just the forms it can
+   have. Sizes that come out of it are products, each checked before it is formed. Then what reading
+   can change about the data: byte order and index order. Everything here works in the caller's
+   memory and keeps nothing. */
 
-#define SPDL__NPY_HEAD_BYTES 65536           /* longest header text */
+#define SPDL__NPY_HEAD_BYTES 65536           /* longest header text, unless the desc says other */
 #define SPDL__NPY_NESTING 16                 /* structured types inside structured types */
 #define SPDL__NPY_MOST ((uint64_t)INT64_MAX) /* NumPy's own bound for the bytes of an array */
-#define SPDL__NPZ_PIECE 131072 /* bytes whose CRC is taken while they are in the cache */
 
 /* Where the tokenizer is, and what went wrong first. */
 typedef struct spdl__npy_text {
     const char *begin, *at, *end;
+    spdl_npy_field *fields; /* where fields are put, as far as there is room */
+    size_t room, field_count;
+    bool foreign; /* a number is not in the byte order of this machine */
     spdl_result result;
     char reason[160];
 } spdl__npy_text;
@@ -6489,7 +6954,7 @@ SPDL__PRIVATE char spdl__npy_host_order(void) {
 /* A simple type, such as '<f4', '|S12' or '>M8[ns]'. */
 SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, char *kind, char *order,
                                     uint64_t *itemsize) {
-    const char *at, *end, *string;
+    const char *at, *end, *string, host = spdl__npy_host_order();
     uint64_t number = 0;
     size_t bytes;
     bool known;
@@ -6519,13 +6984,32 @@ SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, char *kind, char *order,
     if (!known)
         return spdl__npy_fail(t, SPDL_E_UNSUPPORTED, "dtype '%.*s' is not known",
                               (int)(bytes < 40 ? bytes : 40), string);
-    if (*order == '=' || *order == '|') *order = spdl__npy_host_order();
+    if (*order == '=' || *order == '|') *order = host;
     if (*kind == 'S' || *kind == 'V' || (*kind != 'U' && *itemsize == 1)) *order = '|';
+    t->foreign = t->foreign || (*order != '|' && *order != host);
     return true;
 }
 
+/* Copies a text that may be too long, cut between characters. */
+SPDL__PRIVATE void spdl__npy_copy(char *to, size_t room, const char *from, size_t bytes) {
+    if (bytes >= room) {
+        bytes = room - 1;
+        while (bytes > 0 && ((unsigned char)from[bytes] & 0xc0) == 0x80) bytes--;
+    }
+    memcpy(to, from, bytes);
+    to[bytes] = 0;
+}
+
+/* Where the tokenizer is in a structured type. */
+typedef struct spdl__npy_level {
+    uint64_t total;        /* bytes of the fields so far */
+    uint64_t start;        /* where in the element the struct lies */
+    spdl_npy_field *field; /* that is this struct; NULL: the element, or there was no room */
+} spdl__npy_level;
+
 /* The beginning of a field up to its type: ('name', or (('title', 'name'), */
-SPDL__PRIVATE bool spdl__npy_field_begin(spdl__npy_text *t) {
+SPDL__PRIVATE bool spdl__npy_field_begin(spdl__npy_text *t, const spdl__npy_level *level, int depth,
+                                         spdl_npy_field **field) {
     const char *string;
     size_t bytes;
     if (!spdl__npy_need(t, '(')) return false;
@@ -6536,11 +7020,20 @@ SPDL__PRIVATE bool spdl__npy_field_begin(spdl__npy_text *t) {
     } else if (!spdl__npy_string(t, &string, &bytes)) {
         return false;
     }
+    *field = t->field_count < t->room ? &t->fields[t->field_count] : NULL;
+    t->field_count++;
+    if (*field != NULL) {
+        memset(*field, 0, sizeof(**field));
+        spdl__npy_copy((*field)->name, sizeof((*field)->name), string, bytes);
+        (*field)->offset = level->start + level->total;
+        (*field)->depth = depth;
+    }
     return spdl__npy_need(t, ',');
 }
 
 /* The end of a field behind its type: an optional shape. Adds the field to its struct. */
-SPDL__PRIVATE bool spdl__npy_field_end(spdl__npy_text *t, uint64_t itemsize, uint64_t *total) {
+SPDL__PRIVATE bool spdl__npy_field_end(spdl__npy_text *t, spdl_npy_field *field, uint64_t itemsize,
+                                       uint64_t *total) {
     uint64_t shape[SPDL_NPY_MAX_DIMS], count = 1;
     int ndim = 0;
     if (spdl__npy_take(t, ',') && !spdl__npy_take(t, ')')) {
@@ -6554,31 +7047,65 @@ SPDL__PRIVATE bool spdl__npy_field_end(spdl__npy_text *t, uint64_t itemsize, uin
         itemsize * count > SPDL__NPY_MOST - *total)
         return spdl__npy_fail(t, SPDL_E_FORMAT, "the size of an element overflows");
     *total += itemsize * count;
+    if (field == NULL) return true;
+    memcpy(field->shape, shape, (size_t)ndim * sizeof(*shape));
+    field->ndim = ndim;
+    field->count = count;
+    field->itemsize = itemsize;
     return true;
 }
 
-/* A structured type behind its '[': fields, whose types may be structured in turn. total[] is the
-   stack: the size so far of each struct that is open. */
-SPDL__PRIVATE bool spdl__npy_structured(spdl__npy_text *t, uint64_t *itemsize) {
-    uint64_t total[SPDL__NPY_NESTING] = { 0 };
+/* A simple type as that of a field. */
+SPDL__PRIVATE bool spdl__npy_field_type(spdl__npy_text *t, spdl_npy_field *field,
+                                        uint64_t *itemsize) {
+    const char *first;
     char kind, order;
+    spdl__npy_skip_blanks(t);
+    first = t->at + 1;
+    if (!spdl__npy_simple(t, &kind, &order, itemsize)) return false;
+    if (field == NULL) return true;
+    field->kind = kind;
+    field->byte_order = order;
+    spdl__npy_copy(field->descr, sizeof(field->descr), first, (size_t)(t->at - 1 - first));
+    return true;
+}
+
+/* Goes down into a field that is structured itself. */
+SPDL__PRIVATE bool spdl__npy_deeper(spdl__npy_text *t, spdl__npy_level *level, int *depth,
+                                    spdl_npy_field *field) {
+    if (*depth + 1 == SPDL__NPY_NESTING)
+        return spdl__npy_fail(t, SPDL_E_LIMIT, "types nested more than %d deep", SPDL__NPY_NESTING);
+    level[*depth + 1].start = level[*depth].start + level[*depth].total;
+    level[*depth + 1].total = 0;
+    level[*depth + 1].field = field;
+    ++*depth;
+    if (field == NULL) return true;
+    field->structured = true;
+    field->kind = 'V';
+    field->byte_order = '|';
+    return true;
+}
+
+/* A structured type behind its '[': fields, whose types may be structured in turn. */
+SPDL__PRIVATE bool spdl__npy_structured(spdl__npy_text *t, uint64_t *itemsize) {
+    spdl__npy_level level[SPDL__NPY_NESTING];
+    spdl_npy_field *field;
     int depth = 0;
+    memset(&level[0], 0, sizeof(level[0]));
     for (;;) {
         if (spdl__npy_take(t, ']')) {
-            *itemsize = total[depth];
+            *itemsize = level[depth].total;
+            field = level[depth].field;
             if (depth-- == 0) return true;
         } else {
-            if (!spdl__npy_field_begin(t)) return false;
+            if (!spdl__npy_field_begin(t, &level[depth], depth, &field)) return false;
             if (spdl__npy_take(t, '[')) {
-                if (++depth == SPDL__NPY_NESTING)
-                    return spdl__npy_fail(t, SPDL_E_LIMIT, "types nested more than %d deep",
-                                          SPDL__NPY_NESTING);
-                total[depth] = 0;
+                if (!spdl__npy_deeper(t, level, &depth, field)) return false;
                 continue;
             }
-            if (!spdl__npy_simple(t, &kind, &order, itemsize)) return false;
+            if (!spdl__npy_field_type(t, field, itemsize)) return false;
         }
-        if (!spdl__npy_field_end(t, *itemsize, &total[depth])) return false;
+        if (!spdl__npy_field_end(t, field, *itemsize, &level[depth].total)) return false;
         if (!spdl__npy_take(t, ',') && (t->at == t->end || *t->at != ']'))
             return spdl__npy_need(t, ']');
     }
@@ -6587,7 +7114,6 @@ SPDL__PRIVATE bool spdl__npy_structured(spdl__npy_text *t, uint64_t *itemsize) {
 /* The type, and its text as the header has it, cut between characters when it is too long. */
 SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
     const char *first, *last;
-    size_t bytes;
     spdl__npy_skip_blanks(t);
     first = t->at;
     if (spdl__npy_take(t, '[')) {
@@ -6601,12 +7127,7 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
         first++; /* without its quotes */
         last = t->at - 1;
     }
-    bytes = (size_t)(last - first);
-    if (bytes >= sizeof(info->descr)) {
-        bytes = sizeof(info->descr) - 1;
-        while (bytes > 0 && ((unsigned char)first[bytes] & 0xc0) == 0x80) bytes--;
-    }
-    memcpy(info->descr, first, bytes);
+    spdl__npy_copy(info->descr, sizeof(info->descr), first, (size_t)(last - first));
     return true;
 }
 
@@ -6648,29 +7169,216 @@ SPDL__PRIVATE bool spdl__npy_dictionary(spdl__npy_text *t, spdl_npy_info *info) 
     return t->at == t->end || spdl__npy_fail(t, SPDL_E_FORMAT, "text after the dictionary");
 }
 
-/* Reads the text of a header into info, with the products. */
-SPDL__PRIVATE bool spdl__npy_parse(spdl__npy_text *t, const uint8_t *text, size_t bytes,
-                                   spdl_npy_info *info) {
+/* Goes over a word if it comes next, blanks and all. */
+SPDL__PRIVATE bool spdl__npy_word(const char **at, const char *end, const char *word) {
+    const size_t bytes = strlen(word);
+    if ((size_t)(end - *at) < bytes || memcmp(*at, word, bytes) != 0) return false;
+    *at += bytes;
+    return true;
+}
+
+/* The inside of a shape as NumPy writes it, without the comma of a lone number. */
+SPDL__PRIVATE bool spdl__npy_usual_shape(const char **at, const char *end, spdl_npy_info *info) {
+    int ndim = 0;
+    while (*at != end && **at != ')') {
+        if (ndim == SPDL_NPY_MAX_DIMS || (ndim > 0 && !spdl__npy_word(at, end, ", "))) return false;
+        if (end - *at < 2 || (**at == '0' && (*at)[1] >= '0' && (*at)[1] <= '9')) return false;
+        if (!spdl__npy_digits(at, end, &info->shape[ndim++])) return false;
+        if (ndim == 1 && spdl__npy_word(at, end, ",)")) --*at; /* now at the bracket */
+        else if (ndim == 1 && *at != end && **at == ')') return false;
+    }
+    info->ndim = ndim;
+    return true;
+}
+
+/* The text as NumPy writes it, which is nearly all there is: a simple type, the keys in order,
+   blanks at the end. False when it is written in any other way, right or wrong; then the tokenizer
+   reads it from the beginning. */
+SPDL__PRIVATE bool spdl__npy_usual(spdl__npy_text *t, spdl_npy_info *info) {
+    const char *at = t->at, *descr, *const end = t->end;
+    if (!spdl__npy_word(&at, end, "{'descr': ") || at == end || *at != '\'') return false;
+    t->at = descr = at;
+    if (!spdl__npy_simple(t, &info->kind, &info->byte_order, &info->itemsize)) return false;
+    spdl__npy_copy(info->descr, sizeof(info->descr), descr + 1, (size_t)(t->at - descr) - 2);
+    at = t->at;
+    if (spdl__npy_word(&at, end, ", 'fortran_order': True, 'shape': ("))
+        info->fortran_order = true;
+    else if (!spdl__npy_word(&at, end, ", 'fortran_order': False, 'shape': ("))
+        return false;
+    if (!spdl__npy_usual_shape(&at, end, info) || !spdl__npy_word(&at, end, "), }")) return false;
+    while (spdl__npy_word(&at, end, "        ")) continue;
+    while (at != end && (*at == ' ' || *at == '\n')) at++;
+    return at == end;
+}
+
+/* Reads the text of a header into info, with the products. `fields` has room for so many. */
+SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t bytes,
+                                  spdl_npy_info *info, spdl_npy_field *fields, size_t room) {
     t->begin = t->at = (const char *)text;
     t->end = t->begin + bytes;
+    t->fields = fields;
+    t->room = room;
+    t->field_count = 0;
+    t->foreign = false;
     memset(info, 0, sizeof(*info));
-    if (!spdl__npy_dictionary(t, info)) return false;
+    if (!spdl__npy_usual(t, info)) {
+        t->at = t->begin;
+        t->foreign = false;
+        memset(info, 0, sizeof(*info));
+        if (!spdl__npy_dictionary(t, info)) return false;
+    }
     if (!spdl__npy_product(info->shape, info->ndim, info->itemsize, &info->count))
         return spdl__npy_fail(t, SPDL_E_FORMAT, "the product of the shape overflows");
     info->bytes = info->count * info->itemsize;
     return true;
 }
 
+/* Reverses the bytes of each of `count` numbers. */
+SPDL__PRIVATE void spdl__npy_swap(uint8_t *data, uint64_t count, size_t bytes) {
+    size_t low, high;
+    uint8_t held;
+    for (; count > 0; count--, data += bytes) {
+        for (low = 0, high = bytes - 1; low < high; low++, high--) {
+            held = data[low];
+            data[low] = data[high];
+            data[high] = held;
+        }
+    }
+}
+
+/* The same for a type: characters have four bytes, complex numbers two parts. */
+SPDL__PRIVATE void spdl__npy_swap_kind(uint8_t *data, uint64_t bytes, char kind,
+                                       uint64_t itemsize) {
+    const uint64_t unit = kind == 'U' ? 4 : kind == 'c' ? itemsize / 2 : itemsize;
+    if (bytes == 0) return;
+    if (unit == 2) spdl__npy_swap(data, bytes / 2, 2); /* constants let the compiler do better */
+    else if (unit == 4) spdl__npy_swap(data, bytes / 4, 4);
+    else if (unit == 8) spdl__npy_swap(data, bytes / 8, 8);
+    else spdl__npy_swap(data, bytes / unit, (size_t)unit);
+}
+
+/* Swaps field `which` in one element: as often as the fields around it are repeated. */
+SPDL__PRIVATE void spdl__npy_swap_field(uint8_t *element, const spdl_npy_field *fields,
+                                        size_t which) {
+    const spdl_npy_field *leaf = &fields[which], *around[SPDL__NPY_NESTING];
+    uint64_t times = 1, n, rest, at;
+    int depth = leaf->depth, i;
+    size_t k;
+    for (k = which, i = depth; i > 0; k--) {
+        if (fields[k].depth >= i) continue;
+        around[--i] = &fields[k];
+        times *= fields[k].count;
+    }
+    for (n = 0; n < times; n++) {
+        at = leaf->offset;
+        for (i = depth, rest = n; i-- > 0; rest /= around[i]->count)
+            at += rest % around[i]->count * around[i]->itemsize;
+        spdl__npy_swap_kind(element + at, leaf->count * leaf->itemsize, leaf->kind,
+                            leaf->itemsize);
+    }
+}
+
+SPDL__PRIVATE void spdl__npy_swap_fields(uint8_t *data, uint64_t count, uint64_t itemsize,
+                                         const spdl_npy_field *fields, size_t field_count) {
+    const char host = spdl__npy_host_order();
+    uint64_t element;
+    size_t i;
+    for (i = 0; i < field_count; i++) {
+        if (fields[i].structured || fields[i].byte_order == '|' || fields[i].byte_order == host ||
+            fields[i].itemsize == 0 || fields[i].count == 0)
+            continue;
+        for (element = 0; element < count; element++)
+            spdl__npy_swap_field(data + element * itemsize, fields, i);
+    }
+}
+
+/* Copies rows x columns elements so that rows become columns, in tiles that the cache holds.
+   `from` steps by one element along a column, `to` by one along a row. */
+SPDL__PRIVATE void spdl__npy_turn(uint8_t *to, uint64_t to_row, const uint8_t *from,
+                                  uint64_t from_column, uint64_t rows, uint64_t columns,
+                                  size_t bytes) {
+    const uint64_t tile = 32;
+    uint64_t row, column, i, k, last_row, last_column;
+    for (row = 0; row < rows; row += tile) {
+        last_row = spdl__min(row + tile, rows);
+        for (column = 0; column < columns; column += tile) {
+            last_column = spdl__min(column + tile, columns);
+            for (i = row; i < last_row; i++) {
+                uint8_t *at = to + (i * to_row + column) * bytes;
+                const uint8_t *source = from + (column * from_column + i) * bytes;
+                for (k = column; k < last_column; k++, at += bytes, source += from_column * bytes) {
+                    if (bytes == 4) memcpy(at, source, 4); /* constants become single moves */
+                    else if (bytes == 8) memcpy(at, source, 8);
+                    else memcpy(at, source, bytes);
+                }
+            }
+        }
+    }
+}
+
+/* Column-major to row-major. The first and the last index are turned together, since those are
+   neighbours in memory; the ones between are counted through. */
+SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
+                                        const spdl_npy_info *info) {
+    uint64_t index[SPDL_NPY_MAX_DIMS] = { 0 }, to_step[SPDL_NPY_MAX_DIMS],
+             from_step[SPDL_NPY_MAX_DIMS], to_at = 0, from_at = 0;
+    const int last = info->ndim - 1;
+    int i;
+    from_step[0] = to_step[last] = 1;
+    for (i = 1; i <= last; i++) from_step[i] = from_step[i - 1] * info->shape[i - 1];
+    for (i = last; i > 0; i--) to_step[i - 1] = to_step[i] * info->shape[i];
+    for (;;) {
+        spdl__npy_turn(to + to_at * info->itemsize, to_step[0], from + from_at * info->itemsize,
+                       from_step[last], info->shape[0], info->shape[last], (size_t)info->itemsize);
+        for (i = last - 1; i > 0; i--) {
+            to_at += to_step[i];
+            from_at += from_step[i];
+            if (++index[i] < info->shape[i]) break;
+            to_at -= to_step[i] * index[i];
+            from_at -= from_step[i] * index[i];
+            index[i] = 0;
+        }
+        if (i <= 0) return;
+    }
+}
+
+/* ============================================================================================= */
+/* >>npz-impl
+   Arrays out of archives. A small file is read into the allocation of its archive, memory given to
+   spdl_npz_open_memory stays the caller's, and of a larger file only the directory is kept. Between
+   open and close three things change, each a word that is exchanged as a whole, so the other calls
+   may run on any threads at once: what is known of the CRCs, the mapping that the first view makes,
+   and one spare buffer. A call keeps its decoder (about 12 KB) and a window on a file on its own
+   stack; for a deflated member of a large file, a long header, or what follows an array it takes
+   the spare buffer, or allocates one. Sizes are proven plausible first: a deflated member is at
+   most 1032 times its bytes in the file, an array at most its member. */
+
+#ifndef SPDL__NPZ_SMALL_FILE
+#define SPDL__NPZ_SMALL_FILE 262144 /* read at once up to here; measured against mapping it */
+#endif
+#define SPDL__NPZ_PIECE 131072      /* bytes whose CRC is taken while they are in the cache */
+#define SPDL__NPZ_WINDOW 2048       /* of a file, on the stack */
+
+/* A buffer that can be kept; its bytes follow. */
+typedef struct spdl__npz_buffer {
+    size_t bytes; /* with this head, which takes 64 */
+} spdl__npz_buffer;
+
+#define SPDL__NPZ_BUFFER_HEAD 64
+
 struct spdl_npz {
     spdl__zip zip;         /* of a .npy file: one member, made up */
     spdl__zip_member only; /* that member */
     char only_name[8];
-    uint32_t only_order;
+    uint32_t only_order, only_state;
     bool is_npy;
-    bool verify; /* there are CRCs and they are to be checked */
-    uint64_t max_bytes;
-    void *file; /* the bytes, when they were read here */
-    size_t file_bytes;
+    spdl_npz_verify verify; /* NONE when there are no CRCs */
+    unsigned convert;
+    uint64_t max_bytes, max_header, max_ratio;
+    size_t block_bytes; /* of this, with the bytes of a small file behind it */
+    uint64_t *shared;   /* mapping and spare, which calls on a const archive change */
+    uint64_t mapping;   /* a const uint8_t *, or 0: set once by whoever needs it first */
+    uint64_t spare;     /* a spdl__npz_buffer *, or 0: taken and put back by exchange */
     spdl__crc crc;
 };
 
@@ -6679,15 +7387,116 @@ typedef struct spdl__npz_reader {
     const spdl_npz *npz;
     const spdl__zip_member *member;
     spdl__zip_where where;
-    const uint8_t *head;   /* what comes before the data: in the archive, in small, or in large */
-    const uint8_t *stored; /* the whole member, or NULL when it is deflated */
+    uint8_t *window; /* what is there of the file: local, or the bytes of `buffer` */
+    size_t room, have;
+    size_t ahead; /* how much of a file to read at once, at least */
+    uint64_t window_at;
+    spdl__npz_buffer *buffer;
+    uint64_t payload;    /* where the member's bytes begin */
+    const uint8_t *head; /* what comes before the data: in memory, in the window, or inflated */
     size_t head_bytes;
-    uint8_t *large; /* a deflated header that `small` cannot hold */
+    size_t in_bytes;     /* of the compressed bytes, how many inflate can see */
+    bool stored;
+    bool swap, turn;     /* what is to be converted */
+    size_t field_count;
+    uint8_t *large;      /* a deflated header that `small` cannot hold */
     size_t large_bytes;
-    uint8_t *trailer; /* room to inflate what follows the array */
+    uint8_t *trailer;    /* room to inflate what follows the array */
     uint8_t small[512];
+    uint8_t local[SPDL__NPZ_WINDOW];
     spdl__inflate inflate;
 } spdl__npz_reader;
+
+SPDL__PRIVATE void spdl__npz_free_buffer(const spdl_npz *npz, uint64_t buffer) {
+    spdl__npz_buffer *memory = (spdl__npz_buffer *)(uintptr_t)buffer;
+    if (memory != NULL) spdl__free(&npz->zip.allocator, memory, memory->bytes);
+}
+
+/* A buffer for so many bytes: the spare one if it is large enough. */
+SPDL__PRIVATE spdl__npz_buffer *spdl__npz_take_buffer(const spdl_npz *npz, size_t bytes) {
+    uint64_t spare = spdl__exchange(&npz->shared[1], 0); /* whoever put it there has released it */
+    spdl__npz_buffer *buffer = (spdl__npz_buffer *)(uintptr_t)spare;
+    if (buffer != NULL && buffer->bytes - SPDL__NPZ_BUFFER_HEAD >= bytes) return buffer;
+    spdl__npz_free_buffer(npz, spare);
+    if (bytes > SIZE_MAX / 2) return NULL;
+    buffer = (spdl__npz_buffer *)spdl__alloc(&npz->zip.allocator, bytes + SPDL__NPZ_BUFFER_HEAD,
+                                             64);
+    if (buffer != NULL) buffer->bytes = bytes + SPDL__NPZ_BUFFER_HEAD;
+    return buffer;
+}
+
+SPDL__PRIVATE void spdl__npz_put_buffer(const spdl_npz *npz, spdl__npz_buffer *buffer) {
+    if (buffer == NULL) return;
+    spdl__npz_free_buffer(npz, spdl__exchange(&npz->shared[1], (uint64_t)(uintptr_t)buffer));
+}
+
+/* Makes the window hold `bytes`. What was in it is lost. */
+SPDL__PRIVATE spdl_result spdl__npz_widen(spdl__npz_reader *r, size_t bytes) {
+    if (bytes < r->ahead) bytes = r->ahead;
+    if (bytes <= r->room) return SPDL_OK;
+    r->have = r->room = 0;
+    spdl__npz_put_buffer(r->npz, r->buffer);
+    r->buffer = spdl__npz_take_buffer(r->npz, bytes);
+    if (r->buffer == NULL)
+        return spdl__zip_fail(&r->where, SPDL_E_NOMEM, "no memory for %llu of its bytes",
+                              (spdl__llu)bytes);
+    r->window = (uint8_t *)r->buffer + SPDL__NPZ_BUFFER_HEAD;
+    r->room = r->buffer->bytes - SPDL__NPZ_BUFFER_HEAD;
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__npz_read_at(const spdl__npz_reader *r, void *to, size_t bytes,
+                                            uint64_t at, size_t *have) {
+    const char *reason = spdl__file_read(r->npz->zip.file, to, bytes, at, have);
+    if (reason == NULL) return SPDL_OK;
+    return spdl__zip_fail(&r->where, SPDL_E_IO, "at byte %llu: %s", (spdl__llu)(at + *have),
+                          reason);
+}
+
+/* Makes `bytes` bytes of the archive be at *from: in its memory, or in the window. They are known
+   to be in the archive. */
+SPDL__PRIVATE spdl_result spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes,
+                                          const uint8_t **from) {
+    spdl_result result;
+    size_t want;
+    if (r->npz->zip.data != NULL) {
+        *from = r->npz->zip.data + at;
+        return SPDL_OK;
+    }
+    if (at < r->window_at || at - r->window_at > r->have ||
+        bytes > r->have - (size_t)(at - r->window_at)) {
+        result = spdl__npz_widen(r, bytes);
+        if (result != SPDL_OK) return result;
+        want = (size_t)spdl__min(r->room, r->npz->zip.size - at);
+        if (r->buffer != NULL && bytes > SPDL__NPZ_PIECE) want = bytes; /* all that was asked for */
+        r->window_at = at;
+        result = spdl__npz_read_at(r, r->window, want, at, &r->have);
+        if (result != SPDL_OK && r->have < bytes) return result;
+    }
+    *from = r->window + (size_t)(at - r->window_at);
+    return SPDL_OK;
+}
+
+/* Copies bytes of the archive, those in the window from there. */
+SPDL__PRIVATE spdl_result spdl__npz_copy_out(spdl__npz_reader *r, uint64_t at, uint8_t *to,
+                                             size_t bytes) {
+    const uint8_t *from = r->npz->zip.data;
+    size_t have = 0;
+    if (from != NULL) {
+        memcpy(to, from + at, bytes);
+        return SPDL_OK;
+    }
+    if (at >= r->window_at && at - r->window_at < r->have)
+        have = (size_t)spdl__min(r->have - (at - r->window_at), bytes);
+    if (have < bytes && bytes <= r->room / 2) { /* look ahead for what comes next */
+        spdl_result result = spdl__npz_fetch(r, at, bytes, &from);
+        if (result == SPDL_OK) memcpy(to, from, bytes);
+        return result;
+    }
+    memcpy(to, r->window + (have > 0 ? (size_t)(at - r->window_at) : 0), have);
+    return have == bytes ? SPDL_OK
+                         : spdl__npz_read_at(r, to + have, bytes - have, at + have, &have);
+}
 
 /* Says why a deflated member did not give the bytes it should. */
 SPDL__PRIVATE spdl_result spdl__npz_inflate_error(const spdl__npz_reader *r,
@@ -6715,6 +7524,23 @@ SPDL__PRIVATE spdl_result spdl__npz_grow_head(spdl__npz_reader *r, size_t bytes)
     return SPDL_OK;
 }
 
+SPDL__PRIVATE void spdl__npz_drop_large(spdl__npz_reader *r) {
+    spdl__free(&r->npz->zip.allocator, r->large, r->large_bytes);
+    r->large = NULL;
+}
+
+/* Lets inflate begin with so many of the compressed bytes in sight. */
+SPDL__PRIVATE spdl_result spdl__npz_start_inflate(spdl__npz_reader *r, size_t bytes) {
+    const uint8_t *in = NULL;
+    spdl_result result = spdl__npz_fetch(r, r->payload, bytes, &in);
+    if (result != SPDL_OK) return result;
+    spdl__npz_drop_large(r);
+    r->head = r->small;
+    r->in_bytes = bytes;
+    spdl__inflate_init(&r->inflate, in, bytes, r->small);
+    return SPDL_OK;
+}
+
 /* Makes the first `bytes` of the member be at r->head. */
 SPDL__PRIVATE spdl_result spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
     spdl_result result;
@@ -6723,7 +7549,7 @@ SPDL__PRIVATE spdl_result spdl__npz_need_head(spdl__npz_reader *r, size_t bytes)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "no .npy array: %llu bytes, a header of %u",
                               (spdl__llu)r->member->usize, (unsigned)bytes);
     r->head_bytes = bytes;
-    if (r->stored != NULL) return SPDL_OK;
+    if (r->stored) return spdl__npz_fetch(r, r->payload, bytes, &r->head);
     if (bytes > sizeof(r->small)) {
         result = spdl__npz_grow_head(r, bytes);
         if (result != SPDL_OK) return result;
@@ -6749,48 +7575,109 @@ SPDL__PRIVATE spdl_result spdl__npz_read_head(spdl__npz_reader *r, size_t *text)
     result = spdl__npz_need_head(r, *text);
     if (result != SPDL_OK) return result;
     length = r->head[6] == 1 ? spdl__le16(r->head + 8) : spdl__le32(r->head + 8);
-    if (length > SPDL__NPY_HEAD_BYTES)
-        return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "a header of %lu bytes; at most %d",
-                              (unsigned long)length, SPDL__NPY_HEAD_BYTES);
+    if (length > r->npz->max_header)
+        return spdl__zip_fail(&r->where, SPDL_E_LIMIT,
+                              "a header of %lu bytes; max_header_bytes is %llu",
+                              (unsigned long)length, (spdl__llu)r->npz->max_header);
     return spdl__npz_need_head(r, *text + length);
 }
 
-/* Frees what begin allocated; also after it failed. */
-SPDL__PRIVATE void spdl__npz_end(spdl__npz_reader *r) {
-    if (r->npz == NULL) return;
-    spdl__free(&r->npz->zip.allocator, r->large, r->large_bytes);
-    spdl__free(&r->npz->zip.allocator, r->trailer, (size_t)2 * SPDL__INFLATE_WINDOW);
+/* The same for a deflated member, of which the first bytes are inflated. Of one in a file the call
+   sees all compressed bytes when it goes on to read it, otherwise only as many as it takes. */
+SPDL__PRIVATE spdl_result spdl__npz_inflate_head(spdl__npz_reader *r, bool whole, size_t *text) {
+    const size_t all = (size_t)r->member->csize;
+    spdl_error *const error = r->where.error;
+    size_t bytes = SPDL__NPZ_WINDOW / 2;
+    spdl_result result = SPDL_OK;
+    for (;; bytes = bytes < SPDL__NPZ_PIECE ? SPDL__NPZ_PIECE : all) {
+        if (whole || r->npz->zip.data != NULL || bytes > all) bytes = all;
+        r->where.error = bytes == all ? error : NULL;
+        result = spdl__npz_start_inflate(r, bytes);
+        if (result == SPDL_OK) result = spdl__npz_read_head(r, text);
+        r->where.error = error;
+        if (result == SPDL_OK || bytes == all) return result;
+        whole = result != SPDL_E_FORMAT; /* not for lack of input: once more, for its text */
+    }
 }
 
-/* Finds a member and reads its header. After SPDL_OK its data are known to fit, and inflate stands
-   at their first byte. */
-SPDL__PRIVATE spdl_result spdl__npz_begin(spdl__npz_reader *r, const spdl_npz *npz, size_t index,
-                                          spdl_npy_info *info, spdl_error *error) {
-    const uint8_t *payload;
-    spdl__npy_text t;
-    spdl_result result;
-    size_t text = 0;
-    r->large = r->trailer = NULL;
+/* Frees what begin took; also after it failed. */
+SPDL__PRIVATE void spdl__npz_end(spdl__npz_reader *r) {
+    if (r->npz == NULL) return;
+    spdl__npz_drop_large(r);
+    spdl__free(&r->npz->zip.allocator, r->trailer, (size_t)2 * SPDL__INFLATE_WINDOW);
+    r->trailer = NULL;
+}
+
+/* Makes a reader that can be used for one member after the other. */
+SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *npz,
+                                         spdl_error *error) {
     r->npz = npz;
-    if (npz == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz: npz is NULL");
-    r->where.zip = &npz->zip;
-    r->where.member = NULL;
+    r->where.zip = npz != NULL ? &npz->zip : NULL;
     r->where.error = error;
+    r->large = r->trailer = NULL;
+    r->buffer = NULL;
+    r->window = r->local;
+    r->room = sizeof(r->local);
+    r->have = r->ahead = 0;
+    r->window_at = 0;
+}
+
+SPDL__PRIVATE void spdl__npz_fini_reader(spdl__npz_reader *r) {
+    if (r->npz != NULL) spdl__npz_put_buffer(r->npz, r->buffer);
+}
+
+/* Finds a member, and its bytes. */
+SPDL__PRIVATE spdl_result spdl__npz_locate(spdl__npz_reader *r, size_t index) {
+    const spdl_npz *npz = r->npz;
+    const uint8_t *local = NULL;
+    spdl_result result;
+    r->where.member = NULL;
+    if (npz == NULL)
+        return spdl__error_set(r->where.error, SPDL_E_INVALID, "spdl_npz: npz is NULL");
     if (index >= npz->zip.count)
         return spdl__zip_fail(&r->where, SPDL_E_NOT_FOUND, "no array %llu; there are %llu",
                               (spdl__llu)index, (spdl__llu)npz->zip.count);
     r->member = r->where.member = &npz->zip.members[index];
-    payload = npz->zip.data;
-    result = npz->is_npy ? SPDL_OK : spdl__zip_locate(&r->where, &payload);
+    r->stored = r->member->method == SPDL__ZIP_STORED;
+    r->payload = 0;
+    if (npz->is_npy) return SPDL_OK;
+    result = spdl__zip_check_kind(&r->where);
+    if (result == SPDL_OK) result = spdl__zip_check_sizes(&r->where, npz->max_ratio);
+    if (result == SPDL_OK) result = spdl__zip_check_place(&r->where);
+    if (result == SPDL_OK)
+        result = spdl__npz_fetch(
+            r, r->member->offset,
+            (size_t)spdl__min((uint64_t)SPDL__ZIP_LOCAL_BYTES + r->member->key_bytes,
+                              r->member->limit - r->member->offset),
+            &local);
+    return result == SPDL_OK ? spdl__zip_check_local(&r->where, local, &r->payload) : result;
+}
+
+/* What desc.convert makes of an array: info tells it as it will be. */
+SPDL__PRIVATE void spdl__npz_plan(spdl__npz_reader *r, bool foreign, spdl_npy_info *info) {
+    r->swap = foreign && (r->npz->convert & SPDL_NPZ_NATIVE_BYTES) != 0;
+    r->turn = info->fortran_order && (r->npz->convert & SPDL_NPZ_C_ORDER) != 0;
+    if (r->turn) info->fortran_order = false;
+    if (info->ndim < 2) r->turn = false;
+    if (r->swap && !info->structured) info->byte_order = spdl__npy_host_order();
+}
+
+/* Finds a member and reads its header. After SPDL_OK its data are known to fit, and inflate stands
+   at their first byte, with `whole` so that it can go on to the end. */
+SPDL__PRIVATE spdl_result spdl__npz_start(spdl__npz_reader *r, size_t index, bool whole,
+                                          spdl_npy_info *info, spdl_npy_field *fields,
+                                          size_t room) {
+    spdl__npy_text t;
+    size_t text = 0;
+    spdl_result result = spdl__npz_locate(r, index);
     if (result != SPDL_OK) return result;
-    r->stored = r->member->method == SPDL__ZIP_STORED ? payload : NULL;
-    r->head = r->stored != NULL ? r->stored : r->small;
-    if (r->stored == NULL)
-        spdl__inflate_init(&r->inflate, payload, (size_t)r->member->csize, r->small);
-    result = spdl__npz_read_head(r, &text);
+    result = r->stored ? spdl__npz_read_head(r, &text) : spdl__npz_inflate_head(r, whole, &text);
     if (result != SPDL_OK) return result;
-    if (!spdl__npy_parse(&t, r->head + text, r->head_bytes - text, info))
+    if (!spdl__npy_read(&t, r->head + text, r->head_bytes - text, info, fields, room))
         return spdl__zip_fail(&r->where, t.result, "%s", t.reason);
+    info->version = r->head[6];
+    info->header_bytes = r->head_bytes;
+    r->field_count = t.field_count;
     if (info->bytes > r->member->usize - r->head_bytes)
         return spdl__zip_fail(
             &r->where, SPDL_E_FORMAT, "the shape needs %llu bytes, but %llu follow the header",
@@ -6799,21 +7686,26 @@ SPDL__PRIVATE spdl_result spdl__npz_begin(spdl__npz_reader *r, const spdl_npz *n
         return spdl__zip_fail(&r->where, SPDL_E_LIMIT,
                               "%llu bytes, more than max_bytes, which is %llu",
                               (spdl__llu)info->bytes, (spdl__llu)r->npz->max_bytes);
+    spdl__npz_plan(r, t.foreign, info);
     return SPDL_OK;
 }
 
+/* Compares a CRC with the directory's, and remembers what came of it. */
 SPDL__PRIVATE spdl_result spdl__npz_check_crc(const spdl__npz_reader *r, uint32_t crc) {
-    if (!r->npz->verify || crc == r->member->crc) return SPDL_OK;
+    const bool good = crc == r->member->crc;
+    spdl__store_relaxed32(r->member->state,
+                          (uint32_t)(good ? SPDL_NPZ_CRC_GOOD : SPDL_NPZ_CRC_BAD));
+    if (good) return SPDL_OK;
     return spdl__zip_fail(&r->where, SPDL_E_CHECKSUM, "CRC-32 is %08lx, the directory says %08lx",
                           (unsigned long)crc, (unsigned long)r->member->crc);
 }
 
-/* Inflates `bytes` more to where the output stands, and takes their CRC. */
+/* Inflates `bytes` more to where the output stands, and takes their CRC if crc is not NULL. */
 SPDL__PRIVATE spdl_result spdl__npz_inflate_some(spdl__npz_reader *r, size_t bytes, uint32_t *crc) {
     uint8_t *from = r->inflate.out;
     spdl__inflate_mode ended = spdl__inflate_run(&r->inflate, from + bytes);
     if (r->inflate.out != from + bytes) return spdl__npz_inflate_error(r, ended);
-    if (r->npz->verify) *crc = spdl__crc_add(&r->npz->crc, *crc, from, bytes);
+    if (crc != NULL) *crc = spdl__crc_add(&r->npz->crc, *crc, from, bytes);
     return SPDL_OK;
 }
 
@@ -6834,7 +7726,7 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_trailer(spdl__npz_reader *r, const u
         return spdl__zip_fail(&r->where, SPDL_E_NOMEM,
                               "no memory for what follows the array (%u bytes)",
                               (unsigned)(2 * window));
-    memcpy(r->trailer + window - have, data + bytes - have, have);
+    if (have > 0) memcpy(r->trailer + window - have, data + bytes - have, have);
     if (have < window) more = window - have < r->head_bytes ? window - have : r->head_bytes;
     memcpy(r->trailer + window - have - more, r->head + r->head_bytes - more, more);
     r->inflate.before_bytes = 0;
@@ -6849,33 +7741,153 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_trailer(spdl__npz_reader *r, const u
     return result;
 }
 
-/* Inflates the data to the caller's memory, then goes on to the end of the stream. */
-SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, size_t bytes) {
+/* Inflates the first `bytes` of the data to the caller's memory, then goes on to the end of the
+   stream. */
+SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, size_t bytes,
+                                            bool verify) {
     spdl_result result = SPDL_OK;
     spdl__inflate_mode ended;
-    uint32_t crc = 0;
+    uint32_t value = 0, *const crc = verify ? &value : NULL;
     size_t left, piece;
-    if (r->npz->verify) crc = spdl__crc_add(&r->npz->crc, 0, r->head, r->head_bytes);
+    if (verify) value = spdl__crc_add(&r->npz->crc, 0, r->head, r->head_bytes);
     r->inflate.before = r->head;
     r->inflate.before_bytes = r->head_bytes;
     r->inflate.base = r->inflate.out = data;
     for (left = bytes; left > 0 && result == SPDL_OK; left -= piece) {
         piece = left < SPDL__NPZ_PIECE ? left : SPDL__NPZ_PIECE;
-        result = spdl__npz_inflate_some(r, piece, &crc);
+        result = spdl__npz_inflate_some(r, piece, crc);
     }
     if (result == SPDL_OK && r->member->usize - r->head_bytes > bytes)
-        result = spdl__npz_inflate_trailer(r, data, bytes, &crc);
+        result = spdl__npz_inflate_trailer(r, data, bytes, crc);
     if (result != SPDL_OK) return result;
     ended = spdl__inflate_run(&r->inflate, r->inflate.out);
     if (ended != SPDL__INFLATE_DONE) return spdl__npz_inflate_error(r, ended);
-    return spdl__npz_check_crc(r, crc);
+    return verify ? spdl__npz_check_crc(r, value) : SPDL_OK;
 }
 
-/* The CRC of a stored member, header and what follows the data included. */
-SPDL__PRIVATE spdl_result spdl__npz_check_stored(const spdl__npz_reader *r) {
-    if (!r->npz->verify) return SPDL_OK;
-    return spdl__npz_check_crc(r,
-                               spdl__crc_add(&r->npz->crc, 0, r->stored, (size_t)r->member->csize));
+/* Takes the CRC of bytes of a stored member that nobody wants otherwise. */
+SPDL__PRIVATE spdl_result spdl__npz_crc_over(spdl__npz_reader *r, uint64_t at, uint64_t bytes,
+                                             uint32_t *crc) {
+    const uint8_t *from = NULL;
+    spdl_result result;
+    size_t piece;
+    for (; bytes > 0; bytes -= piece, at += piece) {
+        piece = (size_t)spdl__min(bytes, SPDL__NPZ_PIECE);
+        result = spdl__npz_fetch(r, at, piece, &from);
+        if (result != SPDL_OK) return result;
+        *crc = spdl__crc_add(&r->npz->crc, *crc, from, piece);
+    }
+    return SPDL_OK;
+}
+
+/* Copies the data of a stored member, and takes the CRC of all of it on the way. */
+SPDL__PRIVATE spdl_result spdl__npz_copy_stored(spdl__npz_reader *r, uint8_t *data, size_t bytes,
+                                                bool verify) {
+    const uint64_t end = r->payload + r->member->usize;
+    uint64_t at = r->payload + r->head_bytes;
+    spdl_result result = SPDL_OK;
+    uint32_t crc = 0;
+    size_t piece;
+    if (!verify) return spdl__npz_copy_out(r, at, data, bytes);
+    crc = spdl__crc_add(&r->npz->crc, 0, r->head, r->head_bytes);
+    for (; bytes > 0 && result == SPDL_OK; bytes -= piece, data += piece, at += piece) {
+        piece = (size_t)spdl__min(bytes, SPDL__NPZ_PIECE);
+        result = spdl__npz_copy_out(r, at, data, piece);
+        if (result == SPDL_OK) crc = spdl__crc_add(&r->npz->crc, crc, data, piece);
+    }
+    if (result == SPDL_OK) result = spdl__npz_crc_over(r, at, end - at, &crc);
+    return result == SPDL_OK ? spdl__npz_check_crc(r, crc) : result;
+}
+
+/* The member as it is to the caller's memory. */
+SPDL__PRIVATE spdl_result spdl__npz_read_plain(spdl__npz_reader *r, void *data, size_t bytes) {
+    const bool verify = r->npz->verify != SPDL_NPZ_VERIFY_NONE;
+    uint8_t *to = bytes > 0 ? (uint8_t *)data : r->small; /* may be NULL; is not written */
+    return r->stored ? spdl__npz_copy_stored(r, to, bytes, verify)
+                     : spdl__npz_inflate(r, to, bytes, verify);
+}
+
+/* Column-major to row-major on the way, by way of memory of the same size. */
+SPDL__PRIVATE spdl_result spdl__npz_read_turned(spdl__npz_reader *r, void *data,
+                                                const spdl_npy_info *info) {
+    const size_t bytes = (size_t)info->bytes;
+    spdl_result result;
+    uint8_t *held = (uint8_t *)spdl__alloc(&r->npz->zip.allocator, bytes, 64);
+    if (held == NULL)
+        return spdl__zip_fail(&r->where, SPDL_E_NOMEM, "no memory to change its order (%llu bytes)",
+                              (spdl__llu)bytes);
+    result = spdl__npz_read_plain(r, held, bytes);
+    if (result == SPDL_OK) spdl__npy_to_c_order((uint8_t *)data, held, info);
+    spdl__free(&r->npz->zip.allocator, held, bytes);
+    return result;
+}
+
+/* To the byte order of this machine, in place. The fields of a struct are in the header, which is
+   read again for them. */
+SPDL__PRIVATE spdl_result spdl__npz_swap(spdl__npz_reader *r, size_t index, uint8_t *data,
+                                         uint64_t count, const spdl_npy_info *info) {
+    const size_t fields = r->field_count, bytes = fields * sizeof(spdl_npy_field);
+    spdl_npy_field *field;
+    spdl_npy_info again;
+    spdl_result result;
+    if (!info->structured) {
+        spdl__npy_swap_kind(data, count * info->itemsize, info->kind, info->itemsize);
+        return SPDL_OK;
+    }
+    field = (spdl_npy_field *)spdl__alloc(&r->npz->zip.allocator, bytes, 64);
+    if (field == NULL)
+        return spdl__zip_fail(&r->where, SPDL_E_NOMEM, "no memory for its fields (%llu bytes)",
+                              (spdl__llu)bytes);
+    spdl__npz_end(r);
+    result = spdl__npz_start(r, index, false, &again, field, fields);
+    if (result == SPDL_OK && (again.bytes != info->bytes || r->field_count != fields))
+        result = spdl__zip_fail(&r->where, SPDL_E_IO, "its header changed while it was read");
+    if (result == SPDL_OK)
+        spdl__npy_swap_fields(data, count, info->itemsize, field, fields);
+    spdl__free(&r->npz->zip.allocator, field, bytes);
+    return result;
+}
+
+/* Reads one array with a reader that is ready. */
+SPDL__PRIVATE spdl_result spdl__npz_read_array(spdl__npz_reader *r, size_t index, void *data,
+                                               size_t bytes) {
+    spdl_npy_info info;
+    spdl_result result = spdl__npz_start(r, index, true, &info, NULL, 0);
+    if (result == SPDL_OK && info.bytes > bytes)
+        result = spdl__zip_fail(&r->where, SPDL_E_INVALID,
+                                "the array has %llu bytes, the memory for it %llu",
+                                (spdl__llu)info.bytes, (spdl__llu)bytes);
+    if (result == SPDL_OK && data == NULL && info.bytes > 0)
+        result = spdl__zip_fail(&r->where, SPDL_E_INVALID, "the memory for it is NULL");
+    if (result == SPDL_OK && r->turn && info.bytes > 0)
+        result = spdl__npz_read_turned(r, data, &info);
+    else if (result == SPDL_OK)
+        result = spdl__npz_read_plain(r, data, (size_t)info.bytes);
+    if (result == SPDL_OK && r->swap && info.bytes > 0)
+        result = spdl__npz_swap(r, index, (uint8_t *)data, info.count, &info);
+    spdl__npz_end(r);
+    return result;
+}
+
+/* The whole file as one mapping, made by the first who needs it. */
+SPDL__PRIVATE const uint8_t *spdl__npz_map(const spdl_npz *npz) {
+    uint64_t mapping = spdl__load(&npz->shared[0]), none = 0;
+    const uint8_t *made;
+    if (mapping != 0) return (const uint8_t *)(uintptr_t)mapping;
+    made = spdl__file_map(npz->zip.file, npz->zip.size);
+    if (made == NULL) return NULL;
+    if (spdl__cas(&npz->shared[0], &none, (uint64_t)(uintptr_t)made)) return made;
+    spdl__file_unmap(made, npz->zip.size); /* another thread was faster */
+    return (const uint8_t *)(uintptr_t)none;
+}
+
+/* Reads a member only to see whether its CRC is right. */
+SPDL__PRIVATE spdl_result spdl__npz_verify_member(spdl__npz_reader *r) {
+    uint32_t crc = 0;
+    spdl_result result;
+    if (!r->stored) return spdl__npz_inflate(r, r->small, 0, true);
+    result = spdl__npz_crc_over(r, r->payload, r->member->csize, &crc);
+    return result == SPDL_OK ? spdl__npz_check_crc(r, crc) : result;
 }
 
 /* Makes a .npy file look like an archive of one stored member. */
@@ -6887,120 +7899,169 @@ SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
     npz->only.name = npz->only_name;
     npz->only.limit = npz->only.csize = npz->only.usize = npz->zip.size;
     npz->only_order = 0;
+    npz->only_state = SPDL_NPZ_CRC_NONE;
+    npz->only.state = &npz->only_state;
     npz->zip.members = &npz->only;
     npz->zip.by_name = &npz->only_order;
     npz->zip.count = 1;
     npz->is_npy = true;
+    npz->verify = SPDL_NPZ_VERIFY_NONE;
 }
 
-/* Makes an archive that holds no bytes yet; `from` is its file, for messages. */
-SPDL__PRIVATE spdl_result spdl__npz_create(spdl_npz **npz, const char *from,
-                                           const spdl_npz_desc *desc, spdl_error *error) {
-    spdl_allocator allocator;
-    memset(&allocator, 0, sizeof(allocator));
-    if (desc != NULL) allocator = desc->allocator;
-    if (spdl__allocator_check(&allocator, "npz", error) != SPDL_OK) return SPDL_E_INVALID;
-    *npz = (spdl_npz *)spdl__alloc(&allocator, sizeof(**npz), 64);
-    if (*npz == NULL)
-        return spdl__error_set(error, SPDL_E_NOMEM, "%.200s: no memory for the archive", from);
-    memset(*npz, 0, sizeof(**npz));
-    (*npz)->zip.allocator = allocator;
-    (*npz)->max_bytes = desc != NULL && desc->max_bytes > 0 ? desc->max_bytes : (uint64_t)1 << 40;
-    (*npz)->verify = desc == NULL || !desc->skip_crc;
-    spdl__zip_set_label(&(*npz)->zip, from);
+/* What an archive is made of. */
+typedef struct spdl__npz_from {
+    const char *name; /* for messages */
+    const void *data; /* NULL: a file */
+    uint64_t bytes;
+    spdl__file file;
+} spdl__npz_from;
+
+SPDL__PRIVATE uint64_t spdl__npz_default(uint64_t value, uint64_t otherwise) {
+    return value > 0 ? value : otherwise;
+}
+
+/* Makes an archive that holds no bytes yet but has room for those of a small file. */
+SPDL__PRIVATE spdl_result spdl__npz_create(spdl_npz **npz, const spdl__npz_from *from,
+                                           const spdl_npz_desc *desc) {
+    const bool small = from->data == NULL && from->bytes <= SPDL__NPZ_SMALL_FILE;
+    const size_t head = (sizeof(**npz) + 63) & ~(size_t)63;
+    const size_t bytes = head + (small ? (size_t)from->bytes : 0);
+    spdl_npz *made;
+    if (spdl__allocator_check(&desc->allocator, "npz", desc->error) != SPDL_OK)
+        return SPDL_E_INVALID;
+    made = *npz = (spdl_npz *)spdl__alloc(&desc->allocator, bytes, 64);
+    if (made == NULL)
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "%.200s: no memory for the archive",
+                               from->name);
+    memset(made, 0, offsetof(spdl_npz, crc));
+    made->block_bytes = bytes;
+    made->shared = &made->mapping;
+    made->zip.allocator = desc->allocator;
+    made->zip.size = from->bytes;
+    made->zip.file = SPDL__NO_FILE;
+    made->zip.data = small ? (const uint8_t *)made + head : (const uint8_t *)from->data;
+    made->verify = desc->verify;
+    made->convert = desc->convert;
+    made->max_bytes = spdl__npz_default(desc->max_bytes, (uint64_t)1 << 40);
+    made->max_header = spdl__npz_default(desc->max_header_bytes, SPDL__NPY_HEAD_BYTES);
+    made->max_ratio = spdl__npz_default(desc->max_ratio, 1032);
+    spdl__zip_set_label(&made->zip, from->name);
     return SPDL_OK;
 }
 
-/* Reads the directory of the bytes that are there now. */
-SPDL__PRIVATE spdl_result spdl__npz_open(spdl_npz *npz, const spdl_npz_desc *desc,
-                                         spdl_error *error) {
+/* Gets the bytes of a small file, or the first of a large one, which tell what it is. */
+SPDL__PRIVATE spdl_result spdl__npz_load_start(spdl_npz *npz, spdl__npz_from *from,
+                                               uint8_t magic[6], spdl_error *error) {
     const spdl__zip_where where = { &npz->zip, NULL, error };
-    uint64_t max_members = (uint64_t)1 << 20;
-    if (desc != NULL && desc->max_members > 0) max_members = desc->max_members;
+    const char *reason = NULL;
+    size_t have = 0;
+    if (from->data != NULL) return SPDL_OK;
+    if (npz->zip.data != NULL) {
+        reason = spdl__file_read(from->file, (uint8_t *)npz + (npz->block_bytes - from->bytes),
+                                 (size_t)from->bytes, 0, &have);
+    } else {
+        npz->zip.file = from->file; /* from here on the archive closes it */
+        from->file = SPDL__NO_FILE;
+        reason = spdl__file_read(npz->zip.file, magic, 6, 0, &have);
+    }
+    if (reason == NULL) return SPDL_OK;
+    return spdl__zip_fail(&where, SPDL_E_IO, "at byte %llu of %llu: %s", (spdl__llu)have,
+                          (spdl__llu)from->bytes, reason);
+}
+
+/* Reads the directory. */
+SPDL__PRIVATE spdl_result spdl__npz_open(spdl_npz *npz, spdl__npz_from *from,
+                                         const spdl_npz_desc *desc) {
+    const spdl__zip_where where = { &npz->zip, NULL, desc->error };
+    uint8_t magic[6] = { 0 };
+    spdl_result result = spdl__npz_load_start(npz, from, magic, desc->error);
+    if (result != SPDL_OK) return result;
     if (npz->zip.size == 0) return spdl__zip_fail(&where, SPDL_E_FORMAT, "empty, 0 bytes");
-    if (npz->zip.size >= 6 && memcmp(npz->zip.data, "\x93NUMPY", 6) == 0) {
+    if (npz->zip.data != NULL && npz->zip.size >= 6) memcpy(magic, npz->zip.data, 6);
+    if (memcmp(magic, "\x93NUMPY", 6) == 0) {
         spdl__npz_open_npy(npz);
-        npz->verify = false;
         return SPDL_OK;
     }
-    if (npz->verify) spdl__crc_init(&npz->crc);
-    return spdl__zip_open(&npz->zip, max_members, error);
+    spdl__crc_init(&npz->crc);
+    return spdl__zip_open(&npz->zip, spdl__npz_default(desc->max_members, (uint64_t)1 << 20),
+                          desc->error);
 }
 
-/* Reads an open file of `bytes` bytes into memory of the archive. */
-SPDL__PRIVATE spdl_result spdl__npz_load(spdl_npz *npz, spdl__file file, uint64_t bytes,
-                                         const spdl__zip_where *where) {
-    const char *reason;
-    size_t have = 0;
-    if (bytes > SIZE_MAX / 2)
-        return spdl__zip_fail(where, SPDL_E_LIMIT, "larger than the memory");
-    npz->zip.size = npz->file_bytes = (size_t)bytes;
-    if (bytes == 0) return SPDL_OK;
-    npz->file = spdl__alloc(&npz->zip.allocator, npz->file_bytes, 64);
-    if (npz->file == NULL)
-        return spdl__zip_fail(where, SPDL_E_NOMEM, "no memory for its %llu bytes",
-                              (spdl__llu)bytes);
-    npz->zip.data = (const uint8_t *)npz->file;
-    reason = spdl__file_read(file, npz->file, npz->file_bytes, &have);
-    if (reason == NULL) return SPDL_OK;
-    return spdl__zip_fail(where, SPDL_E_IO, "at byte %llu of %llu: %s", (spdl__llu)have,
-                          (spdl__llu)bytes, reason);
-}
-
-SPDL__PRIVATE spdl_result spdl__npz_load_path(spdl_npz *npz, const char *path, spdl_error *error) {
-    const spdl__zip_where where = { &npz->zip, NULL, error };
-    uint64_t bytes = 0;
-    spdl__file file;
+/* Opens what there is; takes the file in any case. */
+SPDL__PRIVATE spdl_result spdl__npz_open_from(spdl_npz **npz, spdl__npz_from *from,
+                                              const spdl_npz_desc *desc) {
+    spdl_npz_desc none;
     spdl_result result;
-    const char *reason = spdl__file_open(&file, path, &bytes);
-    if (reason != NULL) return spdl__zip_fail(&where, SPDL_E_IO, "%s", reason);
-    result = spdl__npz_load(npz, file, bytes, &where);
-    spdl__file_close(file);
+    memset(&none, 0, sizeof(none));
+    if (desc == NULL) desc = &none;
+    result = spdl__npz_create(npz, from, desc);
+    if (result == SPDL_OK) {
+        result = spdl__npz_open(*npz, from, desc);
+        if (result != SPDL_OK) {
+            spdl_npz_close(*npz);
+            *npz = NULL;
+        }
+    }
+    spdl__file_close(from->file);
     return result;
 }
 
-/* Opens a file, or with path = NULL the bytes of the caller. */
-SPDL__PRIVATE spdl_result spdl__npz_open_any(spdl_npz **npz, const char *path, const void *data,
-                                             size_t bytes, const char *from,
-                                             const spdl_npz_desc *desc) {
-    spdl_error *error = desc != NULL ? desc->error : NULL;
-    spdl_result result = spdl__npz_create(npz, from, desc, error);
-    if (result != SPDL_OK) return result;
-    (*npz)->zip.data = (const uint8_t *)data;
-    (*npz)->zip.size = bytes;
-    if (path != NULL) result = spdl__npz_load_path(*npz, path, error);
-    if (result == SPDL_OK) result = spdl__npz_open(*npz, desc, error);
-    if (result == SPDL_OK) return SPDL_OK;
-    spdl_npz_close(*npz);
-    *npz = NULL;
-    return result;
+/* Whether there is what an open function needs; clears *npz. */
+SPDL__PRIVATE bool spdl__npz_can_open(spdl_npz **npz, bool there, const char *function,
+                                      const spdl_npz_desc *desc) {
+    if (npz != NULL) *npz = NULL;
+    if (npz != NULL && there) return true;
+    spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID, "%s: an argument is NULL",
+                    function);
+    return false;
+}
+
+SPDL__PRIVATE spdl_result spdl__npz_no_file(const char *name, const char *reason,
+                                            const spdl_npz_desc *desc) {
+    spdl__zip zip; /* only its label, for the message */
+    const spdl__zip_where where = { &zip, NULL, desc != NULL ? desc->error : NULL };
+    spdl__zip_set_label(&zip, name);
+    return spdl__zip_fail(&where, SPDL_E_IO, "%s", reason);
 }
 
 SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
                                         const spdl_npz_desc *desc) {
-    if (npz != NULL) *npz = NULL;
-    if (npz == NULL || path == NULL)
-        return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
-                               "spdl_npz_open_file: npz or path is NULL");
-    return spdl__npz_open_any(npz, path, NULL, 0, path, desc);
+    spdl__npz_from from = { path, NULL, 0, SPDL__NO_FILE };
+    const char *reason;
+    if (!spdl__npz_can_open(npz, path != NULL, "spdl_npz_open_file", desc)) return SPDL_E_INVALID;
+    reason = spdl__file_open(&from.file, path, &from.bytes);
+    if (reason != NULL) return spdl__npz_no_file(path, reason, desc);
+    return spdl__npz_open_from(npz, &from, desc);
+}
+
+SPDL_API spdl_result spdl_npz_open_fd(spdl_npz **npz, int fd, const char *name,
+                                      const spdl_npz_desc *desc) {
+    spdl__npz_from from = { name != NULL ? name : "file", NULL, 0, SPDL__NO_FILE };
+    const char *reason;
+    if (!spdl__npz_can_open(npz, true, "spdl_npz_open_fd", desc)) return SPDL_E_INVALID;
+    reason = spdl__file_duplicate(&from.file, fd, &from.bytes);
+    if (reason != NULL) return spdl__npz_no_file(from.name, reason, desc);
+    return spdl__npz_open_from(npz, &from, desc);
 }
 
 SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc) {
-    if (npz != NULL) *npz = NULL;
-    if (npz == NULL || (data == NULL && bytes > 0))
-        return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
-                               "spdl_npz_open_memory: npz or data is NULL");
-    return spdl__npz_open_any(npz, NULL, data, bytes, name != NULL ? name : "memory", desc);
+    spdl__npz_from from = { name != NULL ? name : "memory", data, bytes, SPDL__NO_FILE };
+    if (!spdl__npz_can_open(npz, data != NULL || bytes == 0, "spdl_npz_open_memory", desc))
+        return SPDL_E_INVALID;
+    if (data == NULL) from.data = "";
+    return spdl__npz_open_from(npz, &from, desc);
 }
 
 SPDL_API void spdl_npz_close(spdl_npz *npz) {
     spdl_allocator allocator;
     if (npz == NULL) return;
     allocator = npz->zip.allocator;
+    spdl__npz_free_buffer(npz, npz->spare);
+    spdl__file_unmap((const uint8_t *)(uintptr_t)npz->mapping, npz->zip.size);
+    spdl__file_close(npz->zip.file);
     spdl__zip_close(&npz->zip);
-    spdl__free(&allocator, npz->file, npz->file_bytes);
-    spdl__free(&allocator, npz, sizeof(*npz));
+    spdl__free(&allocator, npz, npz->block_bytes);
 }
 
 SPDL_API size_t spdl_npz_count(const spdl_npz *npz) { return npz != NULL ? npz->zip.count : 0; }
@@ -7024,54 +8085,1138 @@ SPDL_API bool spdl_npz_stored(const spdl_npz *npz, size_t index) {
     return index < spdl_npz_count(npz) && npz->zip.members[index].method == SPDL__ZIP_STORED;
 }
 
-SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
-                                   spdl_error *error) {
+SPDL_API spdl_result spdl_npz_stat(const spdl_npz *npz, size_t index, spdl_npz_member *member) {
+    const spdl__zip_member *from;
+    if (member == NULL || index >= spdl_npz_count(npz)) return SPDL_E_NOT_FOUND;
+    from = &npz->zip.members[index];
+    member->stored = from->method == SPDL__ZIP_STORED;
+    member->bytes = from->usize;
+    member->file_bytes = from->csize;
+    member->file_offset = from->offset;
+    member->crc = from->crc;
+    member->crc_state = (spdl_npz_crc)spdl__load_relaxed32(from->state);
+    member->duplicates = from->hidden;
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__npz_describe(const spdl_npz *npz, size_t index, spdl_npy_info *info,
+                                             spdl_npy_field *fields, size_t room, size_t *count,
+                                             spdl_error *error) {
     spdl__npz_reader r;
     spdl_result result;
-    if (info == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: info is NULL");
-    result = spdl__npz_begin(&r, npz, index, info, error);
+    spdl__npz_init_reader(&r, npz, error);
+    result = spdl__npz_start(&r, index, false, info, fields, room);
+    if (result == SPDL_OK) *count = r.field_count;
     spdl__npz_end(&r);
+    spdl__npz_fini_reader(&r);
     return result;
+}
+
+SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
+                                   spdl_error *error) {
+    size_t fields = 0;
+    if (info == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: info is NULL");
+    return spdl__npz_describe(npz, index, info, NULL, 0, &fields, error);
+}
+
+SPDL_API spdl_result spdl_npz_fields(const spdl_npz *npz, size_t index, spdl_npy_field *fields,
+                                     size_t room, size_t *count, spdl_error *error) {
+    spdl_npy_info info;
+    if (count == NULL || (fields == NULL && room > 0))
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_fields: an argument is NULL");
+    *count = 0;
+    return spdl__npz_describe(npz, index, &info, fields, room, count, error);
 }
 
 SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data, size_t bytes,
                                    spdl_error *error) {
     spdl__npz_reader r;
+    spdl_result result;
+    spdl__npz_init_reader(&r, npz, error);
+    result = spdl__npz_read_array(&r, index, data, bytes);
+    spdl__npz_fini_reader(&r);
+    return result;
+}
+
+/* Whether rows can be had, and where they are. */
+SPDL__PRIVATE spdl_result spdl__npz_rows(const spdl__npz_reader *r, const spdl_npy_info *info,
+                                         uint64_t first, uint64_t count, uint64_t *row_bytes) {
+    if (!r->stored)
+        return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED, "deflated: it has no rows to pick");
+    if ((info->fortran_order || r->turn) && info->ndim > 1)
+        return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
+                              "in Fortran order: its rows are not together");
+    if (info->ndim == 0 || first > info->shape[0] || count > info->shape[0] - first)
+        return spdl__zip_fail(&r->where, SPDL_E_INVALID, "no %llu rows from row %llu; it has %llu",
+                              (spdl__llu)count, (spdl__llu)first,
+                              (spdl__llu)(info->ndim == 0 ? 0 : info->shape[0]));
+    *row_bytes = info->shape[0] > 0 ? info->bytes / info->shape[0] : 0;
+    return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint64_t first,
+                                        uint64_t count, void *data, size_t bytes,
+                                        spdl_error *error) {
+    spdl__npz_reader r;
     spdl_npy_info info;
-    spdl_result result = spdl__npz_begin(&r, npz, index, &info, error);
-    if (result == SPDL_OK && info.bytes > bytes)
+    uint64_t row = 0;
+    spdl_result result;
+    spdl__npz_init_reader(&r, npz, error);
+    result = spdl__npz_start(&r, index, false, &info, NULL, 0);
+    if (result == SPDL_OK) result = spdl__npz_rows(&r, &info, first, count, &row);
+    if (result == SPDL_OK && (row * count > bytes || (data == NULL && row * count > 0)))
         result = spdl__zip_fail(&r.where, SPDL_E_INVALID,
-                                "the array has %llu bytes, the memory for it %llu",
-                                (spdl__llu)info.bytes, (spdl__llu)bytes);
-    if (result == SPDL_OK && info.bytes == 0) data = r.small; /* may be NULL; is not written */
-    if (result == SPDL_OK && data == NULL)
-        result = spdl__zip_fail(&r.where, SPDL_E_INVALID, "the memory for it is NULL");
-    if (result == SPDL_OK && r.stored != NULL) {
-        result = spdl__npz_check_stored(&r);
-        if (result == SPDL_OK) memcpy(data, r.stored + r.head_bytes, (size_t)info.bytes);
-    } else if (result == SPDL_OK) {
-        result = spdl__npz_inflate(&r, (uint8_t *)data, (size_t)info.bytes);
+                                "the rows have %llu bytes, the memory for them %llu",
+                                (spdl__llu)(row * count), (spdl__llu)(data != NULL ? bytes : 0));
+    if (result == SPDL_OK && row * count > 0) {
+        result = spdl__npz_copy_out(&r, r.payload + r.head_bytes + first * row, (uint8_t *)data,
+                                    (size_t)(row * count));
+        if (result == SPDL_OK && r.swap)
+            result = spdl__npz_swap(&r, index, (uint8_t *)data, row * count / info.itemsize, &info);
     }
     spdl__npz_end(&r);
+    spdl__npz_fini_reader(&r);
     return result;
+}
+
+/* Whether the bytes in the file are those that the caller wants to see. */
+SPDL__PRIVATE spdl_result spdl__npz_can_view(const spdl__npz_reader *r) {
+    if (!r->stored)
+        return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
+                              "deflated: it has no bytes to look at; read it");
+    if (r->swap || r->turn)
+        return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
+                              "not in the order that convert asks for; read it");
+    return SPDL_OK;
 }
 
 SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
                                    bool *aligned, spdl_error *error) {
+    const uint8_t *base = NULL;
     spdl__npz_reader r;
     spdl_npy_info info;
     spdl_result result;
     if (data == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: data is NULL");
-    result = spdl__npz_begin(&r, npz, index, &info, error);
-    if (result == SPDL_OK && r.stored == NULL)
-        result = spdl__zip_fail(&r.where, SPDL_E_UNSUPPORTED,
-                                "deflated: it has no bytes to look at; read it");
-    if (result == SPDL_OK) result = spdl__npz_check_stored(&r);
+    spdl__npz_init_reader(&r, npz, error);
+    result = spdl__npz_start(&r, index, false, &info, NULL, 0);
+    if (result == SPDL_OK) result = spdl__npz_can_view(&r);
+    if (result == SPDL_OK && npz->verify == SPDL_NPZ_VERIFY_ALL)
+        result = spdl__npz_verify_member(&r);
+    if (result == SPDL_OK) base = npz->zip.data != NULL ? npz->zip.data : spdl__npz_map(npz);
+    if (result == SPDL_OK && base == NULL)
+        result = spdl__zip_fail(&r.where, SPDL_E_IO, "the file cannot be mapped");
     if (result == SPDL_OK) {
-        *data = r.stored + r.head_bytes;
+        *data = base + r.payload + r.head_bytes;
         if (aligned != NULL) *aligned = ((uintptr_t)*data & 63) == 0;
     }
     spdl__npz_end(&r);
+    spdl__npz_fini_reader(&r);
+    return result;
+}
+
+SPDL_API spdl_result spdl_npz_check(const spdl_npz *npz, size_t index, spdl_error *error) {
+    spdl__npz_reader r;
+    spdl_npy_info info;
+    spdl_result result;
+    spdl__npz_init_reader(&r, npz, error);
+    result = spdl__npz_start(&r, index, true, &info, NULL, 0);
+    if (result == SPDL_OK && !npz->is_npy) result = spdl__npz_verify_member(&r);
+    spdl__npz_end(&r);
+    spdl__npz_fini_reader(&r);
+    return result;
+}
+
+SPDL_API spdl_result spdl_npy_parse(const void *data, size_t bytes, spdl_npy_info *info,
+                                    spdl_error *error) {
+    spdl__npz_reader r; /* only what a stored member in memory needs */
+    spdl_npz npz;
+    memset(&npz, 0, offsetof(spdl_npz, crc));
+    if (data == NULL || info == NULL)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npy_parse: an argument is NULL");
+    npz.zip.data = (const uint8_t *)data;
+    npz.zip.size = bytes;
+    memcpy(npz.zip.label, "memory", 7);
+    npz.max_bytes = UINT64_MAX;
+    npz.max_header = SPDL__NPY_HEAD_BYTES;
+    spdl__npz_open_npy(&npz);
+    spdl__npz_init_reader(&r, &npz, error);
+    return spdl__npz_start(&r, 0, false, info, NULL, 0);
+}
+
+/* ============================================================================================= */
+/* >>many-impl
+   Many arrays at once, and whole files. The requests are handed out by one counter, several small
+   ones at a time; the caller takes its share, so that it works without a pool, and on a worker of
+   the pool itself. What the threads share is freed by the last of them, since a job may get its
+   turn only when all is done; such a job finds nothing to take and looks at nothing else. */
+
+#define SPDL__MANY_AHEAD 262144 /* bytes that are read from a file at once */
+#define SPDL__MANY_BYTES 65536  /* requests are handed out together up to about so many bytes */
+
+typedef struct spdl__npz_many {
+    const spdl_npz *npz;
+    spdl_npz_request *requests;
+    size_t count;
+    bool asymmetric;
+    uint64_t next;   /* the first request that nobody has taken: all take, by cas */
+    uint64_t left;   /* not read yet */
+    uint64_t active; /* workers that may be inside the archive; the last wakes the caller */
+    uint64_t users;  /* who may look at this: the last one frees it */
+    spdl_allocator allocator;
+    uint32_t locked; /* guards the two below; taken only by those who fail */
+    size_t failed;   /* the first request that did, and why */
+    spdl_error error;
+    spdl__event done;
+} spdl__npz_many;
+
+/* Keeps the failure of the first of all requests. */
+SPDL__PRIVATE void spdl__many_fail(spdl__npz_many *many, size_t which, const spdl_error *error) {
+    uint32_t open = 0;
+    while (!spdl__cas32(&many->locked, &open, 1)) { /* sees what the one before wrote */
+        open = 0;
+        spdl__yield();
+    }
+    if (which < many->failed) {
+        many->failed = which;
+        many->error = *error;
+    }
+    spdl__store32(&many->locked, 0);
+}
+
+SPDL__PRIVATE void spdl__many_read(spdl__npz_many *many, spdl__npz_reader *r, size_t which) {
+    spdl_npz_request *request = &many->requests[which];
+    request->result = spdl__npz_read_array(r, request->index, request->data, request->bytes);
+    if (request->result != SPDL_OK) spdl__many_fail(many, which, r->where.error);
+}
+
+/* How many requests from `first` on are handed out together. */
+SPDL__PRIVATE size_t spdl__many_share(const spdl__npz_many *many, size_t first) {
+    uint64_t bytes = 0;
+    size_t n = 0;
+    while (first + n < many->count && n < 256 && bytes < SPDL__MANY_BYTES)
+        bytes += 256 + many->requests[first + n++].bytes;
+    return n;
+}
+
+SPDL__PRIVATE bool spdl__many_take(spdl__npz_many *many, size_t *first, size_t *count) {
+    uint64_t next = spdl__load_relaxed(&many->next);
+    do {
+        if (next >= many->count) return false;
+        *first = (size_t)next;
+        *count = spdl__many_share(many, *first);
+    } while (!spdl__cas(&many->next, &next, next + *count));
+    return true;
+}
+
+/* Reads from these requests on until nothing is left to take. */
+SPDL__PRIVATE void spdl__many_work(spdl__npz_many *many, size_t first, size_t count) {
+    spdl__npz_reader r;
+    spdl_error error;
+    size_t i;
+    spdl__npz_init_reader(&r, many->npz, &error);
+    r.ahead = SPDL__MANY_AHEAD;
+    do {
+        for (i = 0; i < count; i++) spdl__many_read(many, &r, first + i);
+        spdl__sub(&many->left, count); /* releases what was read to the caller, who sees 0 */
+    } while (spdl__many_take(many, &first, &count));
+    spdl__npz_fini_reader(&r);
+}
+
+SPDL__PRIVATE void spdl__many_leave(spdl__npz_many *many) {
+    const spdl_allocator allocator = many->allocator;
+    if (spdl__sub(&many->users, 1) != 1) return;
+    spdl__event_fini(&many->done);
+    spdl__free(&allocator, many, sizeof(*many));
+}
+
+SPDL__PRIVATE void spdl__many_job(void *arg, int worker, void *local) {
+    spdl__npz_many *many = (spdl__npz_many *)arg;
+    size_t first = 0, count = 0;
+    (void)worker;
+    (void)local;
+    spdl__add(&many->active, 1); /* before it takes: whoever sees the work done sees this too */
+    if (spdl__many_take(many, &first, &count)) spdl__many_work(many, first, count);
+    if (spdl__sub(&many->active, 1) == 1)
+        spdl__event_notify(&many->done, many->asymmetric, SPDL__ALL);
+    spdl__many_leave(many);
+}
+
+/* Asks workers of the pool to help: one less than there are, since the caller is one too. */
+SPDL__PRIVATE void spdl__many_ask(spdl__npz_many *many, spdl_pool *pool) {
+    uint64_t helpers = (uint64_t)spdl_pool_workers(pool), i;
+    if (helpers > 1) helpers--;
+    if (helpers > many->count - 1) helpers = many->count - 1;
+    for (i = 0; i < helpers; i++) {
+        spdl__add(&many->users, 1);
+        if (spdl_pool_submit(pool, spdl__many_job, many, 0) == SPDL_OK) continue;
+        spdl__sub(&many->users, 1); /* the queue is full: it goes without */
+        return;
+    }
+}
+
+/* Whether all is read and every worker out of the archive. */
+SPDL__PRIVATE bool spdl__many_over(const spdl__npz_many *many) {
+    return spdl__load(&many->left) == 0 && spdl__load(&many->active) == 0;
+}
+
+SPDL__PRIVATE void spdl__many_wait(spdl__npz_many *many) {
+    uint32_t word;
+    while (!spdl__many_over(many)) {
+        word = spdl__event_prepare(&many->done, many->asymmetric);
+        if (spdl__many_over(many))
+            spdl__event_cancel(&many->done);
+        else
+            (void)spdl__event_commit(&many->done, word, SPDL__NEVER);
+    }
+}
+
+SPDL_API spdl_result spdl_npz_read_many(const spdl_npz *npz, spdl_npz_request *requests,
+                                        size_t count, spdl_pool *pool, spdl_error *error) {
+    spdl__npz_many *many;
+    spdl_result result = SPDL_OK;
+    size_t first = 0, taken = 0;
+    if (npz == NULL || (requests == NULL && count > 0))
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_read_many: an argument is NULL");
+    if (count == 0) return SPDL_OK;
+    many = (spdl__npz_many *)spdl__alloc_zeroed(&npz->zip.allocator, 1, sizeof(*many), 64);
+    if (many == NULL || !spdl__event_init(&many->done)) {
+        spdl__free(&npz->zip.allocator, many, sizeof(*many));
+        return spdl__error_set(error, SPDL_E_NOMEM, "%s: no memory for reading many",
+                               npz->zip.label);
+    }
+    many->npz = npz;
+    many->allocator = npz->zip.allocator;
+    many->requests = requests;
+    many->count = many->failed = count;
+    many->left = count;
+    many->users = 1;
+    many->asymmetric = pool != NULL && pool->asymmetric;
+    if (pool != NULL && count > 1) spdl__many_ask(many, pool);
+    if (spdl__many_take(many, &first, &taken)) spdl__many_work(many, first, taken);
+    spdl__many_wait(many);
+    if (many->failed < count) { /* nobody writes it any more: all is over */
+        result = many->error.result;
+        if (error != NULL) *error = many->error;
+    }
+    spdl__many_leave(many);
+    return result;
+}
+
+/* Puts the arrays one behind the other; returns the bytes of the whole, 0 when that is too many. */
+SPDL__PRIVATE uint64_t spdl__bundle_layout(const spdl_npz *npz, spdl_npz_bundle *bundle,
+                                           uint64_t max_bytes) {
+    const size_t count = spdl_npz_count(npz);
+    uint64_t at = sizeof(*bundle) + count * sizeof(*bundle->arrays), data = 0, bytes;
+    size_t i;
+    for (i = 0; i < count; i++) at += strlen(npz->zip.members[i].name) + 1;
+    at = (at + 63) & ~(uint64_t)63;
+    for (i = 0; i < count; i++) {
+        bytes = bundle->arrays[i].info.bytes;
+        if (bytes > max_bytes - data) return 0;
+        data += bytes;
+        bytes = (bytes + 63) & ~(uint64_t)63;
+        if (bytes > SIZE_MAX / 2 - at) return 0;
+        at += bytes;
+    }
+    return at;
+}
+
+/* Reads all headers; the names follow the arrays. */
+SPDL__PRIVATE spdl_result spdl__bundle_infos(const spdl_npz *npz, spdl_npz_bundle *bundle,
+                                             spdl_error *error) {
+    spdl__npz_reader r;
+    spdl_result result = SPDL_OK;
+    size_t i;
+    spdl__npz_init_reader(&r, npz, error);
+    for (i = 0; i < bundle->count && result == SPDL_OK; i++) {
+        result = spdl__npz_start(&r, i, false, &bundle->arrays[i].info, NULL, 0);
+        spdl__npz_end(&r);
+    }
+    spdl__npz_fini_reader(&r);
+    return result;
+}
+
+SPDL__PRIVATE spdl_npz_bundle *spdl__bundle_alloc(const spdl_npz *npz, uint64_t bytes) {
+    const size_t count = spdl_npz_count(npz);
+    spdl_npz_bundle *bundle = NULL;
+    if (bytes > 0 && bytes <= SIZE_MAX / 2)
+        bundle = (spdl_npz_bundle *)spdl__alloc(&npz->zip.allocator, (size_t)bytes, 64);
+    if (bundle == NULL) return NULL;
+    bundle->arrays = (spdl_npz_array *)(void *)(bundle + 1);
+    bundle->count = count;
+    bundle->bytes = (size_t)bytes;
+    bundle->allocator = npz->zip.allocator;
+    return bundle;
+}
+
+/* Copies the names and says where the data go. */
+SPDL__PRIVATE void spdl__bundle_place(const spdl_npz *npz, spdl_npz_bundle *bundle,
+                                      spdl_npz_request *requests) {
+    char *at = (char *)(bundle->arrays + bundle->count);
+    size_t i, bytes;
+    for (i = 0; i < bundle->count; i++) {
+        bytes = strlen(npz->zip.members[i].name) + 1;
+        memcpy(at, npz->zip.members[i].name, bytes);
+        bundle->arrays[i].name = at;
+        at += bytes;
+    }
+    at = (char *)bundle + (((size_t)(at - (char *)bundle) + 63) & ~(size_t)63);
+    for (i = 0; i < bundle->count; i++) {
+        bundle->arrays[i].data = at;
+        requests[i].index = i;
+        requests[i].data = at;
+        requests[i].bytes = (size_t)bundle->arrays[i].info.bytes;
+        at += (requests[i].bytes + 63) & ~(size_t)63;
+    }
+}
+
+/* Fills *bundle, which on failure may be there as well. */
+SPDL__PRIVATE spdl_result spdl__bundle_fill(const spdl_npz *npz, spdl_npz_bundle **bundle,
+                                            spdl_error *error) {
+    const size_t count = spdl_npz_count(npz);
+    const spdl_allocator *allocator = &npz->zip.allocator;
+    spdl_npz_request *requests;
+    spdl_npz_bundle *heads = spdl__bundle_alloc(npz, sizeof(**bundle) +
+                                                         count * sizeof(spdl_npz_array));
+    uint64_t bytes;
+    spdl_result result = SPDL_E_NOMEM;
+    requests = (spdl_npz_request *)spdl__alloc_zeroed(allocator, count + 1, sizeof(*requests), 64);
+    if (heads != NULL && requests != NULL) result = spdl__bundle_infos(npz, heads, error);
+    if (result == SPDL_OK) {
+        bytes = spdl__bundle_layout(npz, heads, npz->max_bytes);
+        if (bytes == 0) {
+            result = spdl__error_set(error, SPDL_E_LIMIT,
+                                     "%s: its arrays are larger than max_bytes, which is %llu",
+                                     npz->zip.label, (spdl__llu)npz->max_bytes);
+        } else {
+            *bundle = spdl__bundle_alloc(npz, bytes);
+            if (*bundle == NULL) result = SPDL_E_NOMEM;
+        }
+    }
+    if (result == SPDL_OK) {
+        memcpy((*bundle)->arrays, heads->arrays, count * sizeof(spdl_npz_array));
+        spdl__bundle_place(npz, *bundle, requests);
+        result = spdl_npz_read_many(npz, requests, count, NULL, error);
+    } else if (result == SPDL_E_NOMEM) {
+        spdl__error_set(error, result, "%s: no memory for its arrays", npz->zip.label);
+    }
+    spdl__free(allocator, requests, (count + 1) * sizeof(*requests));
+    if (heads != NULL) spdl_npz_bundle_free(heads);
+    return result;
+}
+
+SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
+                                   const spdl_npz_desc *desc) {
+    spdl_npz *npz = NULL;
+    spdl_result result;
+    if (bundle != NULL) *bundle = NULL;
+    if (!spdl__npz_can_open(&npz, bundle != NULL, "spdl_npz_load", desc)) return SPDL_E_INVALID;
+    result = spdl_npz_open_file(&npz, path, desc);
+    if (result != SPDL_OK) return result;
+    result = spdl__bundle_fill(npz, bundle, desc != NULL ? desc->error : NULL);
+    spdl_npz_close(npz);
+    if (result == SPDL_OK) return SPDL_OK;
+    spdl_npz_bundle_free(*bundle);
+    *bundle = NULL;
+    return result;
+}
+
+SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, const char *name) {
+    size_t i, bytes;
+    if (bundle == NULL || name == NULL) return NULL;
+    for (i = 0; i < bundle->count; i++)
+        if (strcmp(bundle->arrays[i].name, name) == 0) return &bundle->arrays[i];
+    bytes = strlen(name);
+    if (bytes < 4 || strcmp(name + bytes - 4, ".npy") != 0) return NULL;
+    for (i = 0; i < bundle->count; i++)
+        if (strlen(bundle->arrays[i].name) == bytes - 4 &&
+            memcmp(bundle->arrays[i].name, name, bytes - 4) == 0)
+            return &bundle->arrays[i];
+    return NULL;
+}
+
+SPDL_API void spdl_npz_bundle_free(void *bundle) {
+    spdl_npz_bundle *freed = (spdl_npz_bundle *)bundle;
+    spdl_allocator allocator;
+    if (freed == NULL) return;
+    allocator = freed->allocator;
+    spdl__free(&allocator, freed, freed->bytes);
+}
+
+/* The stage of SPDL_NPZ. */
+SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out) {
+    const spdl_npz_desc *given = (const spdl_npz_desc *)spdl_ctx(task);
+    spdl_npz_bundle *bundle = NULL;
+    spdl_npz_desc desc;
+    spdl_error error;
+    spdl_result result;
+    memset(&desc, 0, sizeof(desc));
+    if (given != NULL) desc = *given;
+    desc.error = &error;
+    result = spdl_npz_load(&bundle, (const char *)in, &desc);
+    *out = bundle;
+    if (result == SPDL_OK) return SPDL_OK;
+    spdl_fail(task, "%s", error.text);
+    return result;
+}
+
+#if defined(SPDL_STATIC) && defined(__cplusplus)
+namespace {
+SPDL__UNUSED const spdl_function spdl_npz_load_spdl = { spdl__npz_stage, "spdl_npz_load", "char",
+                                                        "spdl_npz_bundle" };
+}
+#else
+#if defined(SPDL_STATIC)
+SPDL__UNUSED static
+#endif
+const spdl_function spdl_npz_load_spdl = { spdl__npz_stage, "spdl_npz_load", "char",
+                                           "spdl_npz_bundle" };
+#endif
+
+/* ============================================================================================= */
+/* >>write-impl
+   Writing .npz and .npy. One thread at a time has the writer, which owns an open file beside its
+   target until finish gives it that name. Sizes are known before the data, so each local header is
+   written twice at most: the CRC is put in when the data are through. ZIP64 fields are there only
+   where a number needs them. Data are aligned by an extra field of padding, of the form that
+   zipalign made known (id 0xd935: two bytes of alignment, then zeros). */
+
+#define SPDL__WRITE_DATE 0x00210000u /* the first of January 1980, as NumPy has it */
+#define SPDL__WRITE_BYTES 131072     /* holds an array's header, or an entry with any name */
+
+typedef struct spdl__write_entry {
+    uint64_t offset, csize, usize;
+    uint32_t crc;
+    uint16_t method, key_bytes;
+    size_t key; /* where the name begins in names */
+} spdl__write_entry;
+
+struct spdl_npz_writer {
+    spdl_npz_write_desc desc;
+    spdl__zip label; /* only for messages */
+    spdl__file file;
+    char *path, *temporary; /* one allocation */
+    size_t path_bytes;
+    uint64_t at; /* where the next byte goes */
+    bool open;   /* an array was begun and lacks `left` bytes */
+    bool failed, finished;
+    uint64_t left;
+    spdl__write_entry *entries;
+    size_t count, room;
+    char *names; /* keys, one behind the other, without zeros */
+    size_t names_bytes, names_room;
+    uint32_t *seen; /* open addressing: number of an entry + 1, twice as many as entries */
+    size_t seen_room;
+    uint8_t *scratch; /* of SPDL__WRITE_BYTES */
+    spdl__crc crc;
+};
+
+/* Records why. When a file or the memory ended, nothing more can be written. */
+SPDL__PRIVATE spdl_result spdl__write_fail(spdl_npz_writer *w, spdl_error *error,
+                                           spdl_result result, const char *name,
+                                           const char *reason) {
+    char told[80];
+    if (result == SPDL_E_IO || result == SPDL_E_NOMEM) w->failed = true;
+    if (name == NULL)
+        return spdl__error_set(error, result, "%s: %s", w->label.label, reason);
+    spdl__zip_printable(told, sizeof(told), name);
+    return spdl__error_set(error, result, "%s: member '%s': %s", w->label.label, told, reason);
+}
+
+SPDL__PRIVATE spdl_result spdl__write_bytes(spdl_npz_writer *w, spdl_error *error, const void *from,
+                                            size_t bytes) {
+    const char *reason = spdl__file_write(w->file, from, bytes, w->at);
+    if (reason != NULL) return spdl__write_fail(w, error, SPDL_E_IO, NULL, reason);
+    w->at += bytes;
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE uint8_t *spdl__put16(uint8_t *to, uint64_t value) {
+    to[0] = (uint8_t)value;
+    to[1] = (uint8_t)(value >> 8);
+    return to + 2;
+}
+
+SPDL__PRIVATE uint8_t *spdl__put32(uint8_t *to, uint64_t value) {
+    return spdl__put16(spdl__put16(to, value), value >> 16);
+}
+
+SPDL__PRIVATE uint8_t *spdl__put64(uint8_t *to, uint64_t value) {
+    return spdl__put32(spdl__put32(to, value), value >> 32);
+}
+
+/* What the older fields say of a number, that has 8 bytes elsewhere if it does not fit. */
+SPDL__PRIVATE uint64_t spdl__write_narrow(uint64_t value) {
+    return value >= 0xffffffffu ? 0xffffffffu : value;
+}
+
+/* The fields that a local header and a directory entry have in common, from "version needed". */
+SPDL__PRIVATE uint8_t *spdl__write_common(uint8_t *to, const spdl__write_entry *entry,
+                                          const char *key) {
+    const bool wide = entry->usize >= 0xffffffffu || entry->csize >= 0xffffffffu ||
+                      entry->offset >= 0xffffffffu;
+    uint16_t flags = 0;
+    size_t i;
+    for (i = 0; i < entry->key_bytes; i++)
+        if ((unsigned char)key[i] >= 128) flags = 0x0800; /* the name is UTF-8 */
+    to = spdl__put16(to, wide ? 45 : 20);
+    to = spdl__put16(to, flags);
+    to = spdl__put16(to, entry->method);
+    to = spdl__put32(to, SPDL__WRITE_DATE);
+    to = spdl__put32(to, entry->crc);
+    return to;
+}
+
+/* Makes the local header, whose extra fields end where `payload` bytes more bring the data to a
+   multiple of the alignment. */
+SPDL__PRIVATE size_t spdl__write_local(const spdl_npz_writer *w, uint8_t *to,
+                                       const spdl__write_entry *entry, uint64_t payload) {
+    const bool wide = entry->usize >= 0xffffffffu || entry->csize >= 0xffffffffu;
+    const size_t align = w->desc.align;
+    uint8_t *at = spdl__put32(to, 0x04034b50);
+    size_t extra = (wide ? 20 : 0) + 6, pad;
+    uint64_t data = entry->offset + SPDL__ZIP_LOCAL_BYTES + entry->key_bytes + extra + payload;
+    pad = (size_t)((align - data % align) % align);
+    at = spdl__write_common(at, entry, w->names + entry->key);
+    at = spdl__put32(at, wide ? 0xffffffffu : entry->csize);
+    at = spdl__put32(at, wide ? 0xffffffffu : entry->usize);
+    at = spdl__put16(at, entry->key_bytes);
+    at = spdl__put16(at, extra + pad);
+    memcpy(at, w->names + entry->key, entry->key_bytes);
+    at += entry->key_bytes;
+    if (wide) at = spdl__put64(spdl__put64(spdl__put16(spdl__put16(at, 1), 16), entry->usize),
+                               entry->csize);
+    at = spdl__put16(spdl__put16(spdl__put16(at, 0xd935), 2 + pad), align);
+    memset(at, 0, pad);
+    return (size_t)(at + pad - to);
+}
+
+SPDL__PRIVATE size_t spdl__write_central(const spdl_npz_writer *w, uint8_t *to,
+                                         const spdl__write_entry *entry) {
+    const uint64_t all[3] = { entry->usize, entry->csize, entry->offset };
+    uint8_t *at = spdl__put16(spdl__put32(to, 0x02014b50), 45), *extra;
+    size_t i, wide = 0;
+    for (i = 0; i < 3; i++) wide += all[i] >= 0xffffffffu;
+    at = spdl__write_common(at, entry, w->names + entry->key);
+    at = spdl__put32(at, spdl__write_narrow(entry->csize));
+    at = spdl__put32(at, spdl__write_narrow(entry->usize));
+    at = spdl__put16(at, entry->key_bytes);
+    at = spdl__put16(at, wide > 0 ? 4 + 8 * wide : 0);
+    memset(at, 0, 10); /* comment, disk, attributes */
+    at = spdl__put32(at + 10, spdl__write_narrow(entry->offset));
+    memcpy(at, w->names + entry->key, entry->key_bytes);
+    extra = at += entry->key_bytes;
+    if (wide > 0) at = spdl__put16(spdl__put16(extra, 1), 8 * wide);
+    for (i = 0; i < 3; i++)
+        if (all[i] >= 0xffffffffu) at = spdl__put64(at, all[i]);
+    return (size_t)(at - to);
+}
+
+/* Makes an array of `each`-byte elements hold one more than `count`. */
+SPDL__PRIVATE bool spdl__write_grow(const spdl_allocator *allocator, void **array, size_t *room,
+                                    size_t count, size_t each) {
+    const size_t wanted = count + 1, next = wanted > 32 ? 2 * wanted : 64;
+    void *larger;
+    if (wanted <= *room) return true;
+    larger = spdl__alloc(allocator, next * each, 64);
+    if (larger == NULL) return false;
+    if (*room > 0) memcpy(larger, *array, *room * each);
+    spdl__free(allocator, *array, *room * each);
+    *array = larger;
+    *room = next;
+    return true;
+}
+
+SPDL__PRIVATE uint64_t spdl__write_hash(const char *key, size_t bytes) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (; bytes > 0; bytes--, key++) hash = (hash ^ (unsigned char)*key) * 0x100000001b3u;
+    return hash ^ hash >> 29;
+}
+
+/* The place in `seen` for a key: that of an entry of this name, or a free one. */
+SPDL__PRIVATE uint32_t *spdl__write_place(const spdl_npz_writer *w, const char *key, size_t bytes) {
+    size_t at = (size_t)spdl__write_hash(key, bytes) & (w->seen_room - 1);
+    const spdl__write_entry *entry;
+    for (; w->seen[at] != 0; at = (at + 1) & (w->seen_room - 1)) {
+        entry = &w->entries[w->seen[at] - 1];
+        if (entry->key_bytes == bytes && memcmp(w->names + entry->key, key, bytes) == 0) break;
+    }
+    return &w->seen[at];
+}
+
+/* Makes `seen` at least twice as large as the entries that it will hold. */
+SPDL__PRIVATE bool spdl__write_spread(spdl_npz_writer *w) {
+    const size_t old_room = w->seen_room;
+    uint32_t *old = w->seen;
+    const spdl__write_entry *entry;
+    size_t i;
+    if (2 * (w->count + 1) <= w->seen_room) return true;
+    w->seen_room = old_room > 0 ? 2 * old_room : 128;
+    w->seen = (uint32_t *)spdl__alloc_zeroed(&w->desc.allocator, w->seen_room, sizeof(*old), 64);
+    if (w->seen == NULL) {
+        w->seen = old;
+        w->seen_room = old_room;
+        return false;
+    }
+    for (i = 0; i < w->count; i++) {
+        entry = &w->entries[i];
+        *spdl__write_place(w, w->names + entry->key, entry->key_bytes) = (uint32_t)i + 1;
+    }
+    spdl__free(&w->desc.allocator, old, old_room * sizeof(*old));
+    return true;
+}
+
+/* Adds an entry for the name; its key has ".npy" behind it. */
+SPDL__PRIVATE spdl_result spdl__write_name(spdl_npz_writer *w, const char *name,
+                                           spdl_error *error) {
+    const size_t bytes = strlen(name), key_bytes = bytes + 4;
+    const spdl_allocator *allocator = &w->desc.allocator;
+    spdl__write_entry *entry;
+    uint32_t *place;
+    void *entries = w->entries, *names = w->names;
+    bool grown;
+    if (key_bytes > 65535 || w->count >= 0x7ffffffe)
+        return spdl__write_fail(w, error, SPDL_E_LIMIT, NULL, "a name too long, or one too many");
+    grown = spdl__write_grow(allocator, &entries, &w->room, w->count, sizeof(*entry));
+    w->entries = (spdl__write_entry *)entries;
+    grown = grown && spdl__write_grow(allocator, &names, &w->names_room,
+                                      w->names_bytes + key_bytes, 1);
+    w->names = (char *)names;
+    if (!grown || !spdl__write_spread(w))
+        return spdl__write_fail(w, error, SPDL_E_NOMEM, name, "no memory for the directory");
+    memcpy(w->names + w->names_bytes, name, bytes);
+    memcpy(w->names + w->names_bytes + bytes, ".npy", 4);
+    place = spdl__write_place(w, w->names + w->names_bytes, key_bytes);
+    if (*place != 0)
+        return spdl__write_fail(w, error, SPDL_E_INVALID, name, "there is one of this name");
+    entry = &w->entries[w->count++];
+    memset(entry, 0, sizeof(*entry));
+    entry->key = w->names_bytes;
+    entry->key_bytes = (uint16_t)key_bytes;
+    w->names_bytes += key_bytes;
+    *place = (uint32_t)w->count;
+    return SPDL_OK;
+}
+
+/* The text of a type that is told by kind, size and order. */
+SPDL__PRIVATE void spdl__write_descr(const spdl_npy_info *info, char *to, size_t room) {
+    const char order = info->byte_order == '<' || info->byte_order == '>' ? info->byte_order
+                                                                          : spdl__npy_host_order();
+    const bool plain = info->kind == 'S' || info->kind == 'V' ||
+                       (info->kind != 'U' && info->itemsize == 1);
+    const uint64_t number = info->kind == 'U' ? info->itemsize / 4 : info->itemsize;
+    snprintf(to, room, "%c%c%llu", plain ? '|' : order, info->kind, (spdl__llu)number);
+}
+
+/* Appends to a text as printf does; false when it does not fit. */
+SPDL__PRIVATE bool spdl__write_text(char *to, size_t room, size_t *used, const char *format, ...)
+    SPDL__PRINTF(4, 5);
+
+SPDL__PRIVATE bool spdl__write_text(char *to, size_t room, size_t *used, const char *format, ...) {
+    va_list args;
+    int length;
+    va_start(args, format);
+    length = vsnprintf(to + *used, room - *used, format, args);
+    va_end(args);
+    if (length < 0 || (size_t)length >= room - *used) return false;
+    *used += (size_t)length;
+    return true;
+}
+
+/* The dictionary of a header; 0 when there is no room for it. */
+SPDL__PRIVATE size_t spdl__write_dictionary(const spdl_npy_info *info, char *to, size_t room) {
+    char made[32];
+    const char *descr = info->descr, *quote;
+    size_t used = 0;
+    bool fits;
+    int i;
+    if (descr[0] == 0) {
+        spdl__write_descr(info, made, sizeof(made));
+        descr = made;
+    }
+    quote = descr[0] == '[' ? "" : "'";
+    fits = spdl__write_text(to, room, &used,
+                            "{'descr': %s%.255s%s, 'fortran_order': %s, 'shape': (", quote, descr,
+                            quote, info->fortran_order ? "True" : "False");
+    for (i = 0; i < info->ndim; i++)
+        fits = fits && spdl__write_text(to, room, &used, i > 0 ? ", %llu" : "%llu",
+                                        (spdl__llu)info->shape[i]);
+    fits = fits && spdl__write_text(to, room, &used, info->ndim == 1 ? ",), }" : "), }");
+    return fits ? used : 0;
+}
+
+/* Completes the header whose text of `used` bytes is at w->scratch + 12; returns its length. */
+SPDL__PRIVATE size_t spdl__write_frame(const spdl_npz_writer *w, size_t used, int version) {
+    uint8_t *to = w->scratch;
+    const size_t start = version == 1 ? 10 : 12;
+    const size_t total = (start + used + 1 + 63) & ~(size_t)63; /* as NumPy, whatever the align */
+    memmove(to + start, to + 12, used);
+    memset(to + start + used, ' ', total - start - used - 1);
+    to[total - 1] = '\n';
+    memcpy(to, "\x93NUMPY", 6);
+    to[6] = (uint8_t)version;
+    to[7] = 0;
+    if (version == 1) spdl__put16(to + 8, total - start);
+    else spdl__put32(to + 8, total - start);
+    return total;
+}
+
+/* Makes a whole header, and reads it back to see whether it is one: what is wrong with info is then
+   wrong with the text. */
+SPDL__PRIVATE spdl_result spdl__write_header(spdl_npz_writer *w, const char *name,
+                                             const spdl_npy_info *info, spdl_npy_info *real,
+                                             spdl_error *error) {
+    char *text = (char *)w->scratch + 12;
+    size_t used = 0, i;
+    spdl__npy_text t;
+    if (info->ndim >= 0 && info->ndim <= SPDL_NPY_MAX_DIMS &&
+        memchr(info->descr, 0, sizeof(info->descr)) != NULL)
+        used = spdl__write_dictionary(info, text, 8192); /* 64 dimensions and a descr take 2 KB */
+    if (used == 0)
+        return spdl__write_fail(w, error, SPDL_E_INVALID, name, "ndim or descr is not valid");
+    if (!spdl__npy_read(&t, (const uint8_t *)text, used, real, NULL, 0))
+        return spdl__write_fail(w, error,
+                                t.result == SPDL_E_UNSUPPORTED ? t.result : SPDL_E_INVALID, name,
+                                t.reason);
+    real->version = 1;
+    for (i = 0; i < used; i++)
+        if ((unsigned char)text[i] >= 128) real->version = 3; /* UTF-8 in names of fields */
+    real->header_bytes = spdl__write_frame(w, used, real->version);
+    return SPDL_OK;
+}
+
+/* Writes the local header of the last entry where it belongs; the second time with its CRC. */
+SPDL__PRIVATE spdl_result spdl__write_begin_member(spdl_npz_writer *w, uint64_t before_data,
+                                                   spdl_error *error) {
+    const spdl__write_entry *entry = &w->entries[w->count - 1];
+    const size_t room = SPDL__ZIP_LOCAL_BYTES + (size_t)entry->key_bytes + 26 + w->desc.align;
+    uint8_t *local = (uint8_t *)spdl__alloc(&w->desc.allocator, room, 64);
+    spdl_result result;
+    if (local == NULL)
+        return spdl__write_fail(w, error, SPDL_E_NOMEM, NULL, "no memory for a local header");
+    result = spdl__write_bytes(w, error, local, spdl__write_local(w, local, entry, before_data));
+    spdl__free(&w->desc.allocator, local, room);
+    return result;
+}
+
+/* Puts the CRC of the last entry into its local header. */
+SPDL__PRIVATE spdl_result spdl__write_end_member(spdl_npz_writer *w, spdl_error *error) {
+    const spdl__write_entry *entry = &w->entries[w->count - 1];
+    const char *reason;
+    uint8_t crc[4];
+    w->open = false;
+    if (w->desc.npy) return SPDL_OK;
+    spdl__put32(crc, entry->crc);
+    reason = spdl__file_write(w->file, crc, 4, entry->offset + 14);
+    return reason == NULL ? SPDL_OK : spdl__write_fail(w, error, SPDL_E_IO, NULL, reason);
+}
+
+/* Ends the array that is being written, if it has all its data, and looks whether another may
+   follow. */
+SPDL__PRIVATE spdl_result spdl__write_ready(spdl_npz_writer *w, const char *name,
+                                            spdl_error *error) {
+    if (w->failed || w->finished)
+        return spdl__error_set(error, SPDL_E_INVALID, "%s: the writer has %s", w->label.label,
+                               w->failed ? "failed before" : "finished");
+    if (w->open && w->left > 0)
+        return spdl__write_fail(w, error, SPDL_E_INVALID, NULL, "the last array lacks data");
+    if (name != NULL && w->desc.npy && w->count > 0)
+        return spdl__write_fail(w, error, SPDL_E_INVALID, name, "a .npy file holds one array");
+    return w->open ? spdl__write_end_member(w, error) : SPDL_OK;
+}
+
+/* Writes the headers of a stored member, `head` being the array's own; `bytes` of data follow. */
+SPDL__PRIVATE spdl_result spdl__write_start(spdl_npz_writer *w, const char *name,
+                                            const uint8_t *head, size_t head_bytes, uint64_t bytes,
+                                            spdl_error *error) {
+    spdl__write_entry *entry;
+    spdl_result result = spdl__write_name(w, name, error);
+    if (result != SPDL_OK) return result;
+    entry = &w->entries[w->count - 1];
+    entry->method = SPDL__ZIP_STORED;
+    entry->offset = w->at;
+    entry->csize = entry->usize = head_bytes + bytes;
+    entry->crc = spdl__crc_add(&w->crc, 0, head, head_bytes);
+    if (!w->desc.npy) result = spdl__write_begin_member(w, head_bytes, error);
+    if (result == SPDL_OK) result = spdl__write_bytes(w, error, head, head_bytes);
+    w->open = true;
+    w->left = bytes;
+    return result;
+}
+
+SPDL_API spdl_result spdl_npz_begin(spdl_npz_writer *writer, const char *name,
+                                    const spdl_npy_info *info, spdl_error *error) {
+    spdl_npy_info real;
+    spdl_result result;
+    if (writer == NULL || name == NULL || info == NULL)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_begin: an argument is NULL");
+    result = spdl__write_ready(writer, name, error);
+    if (result != SPDL_OK) return result;
+    result = spdl__write_header(writer, name, info, &real, error);
+    if (result != SPDL_OK) return result;
+    return spdl__write_start(writer, name, writer->scratch, (size_t)real.header_bytes, real.bytes,
+                             error);
+}
+
+SPDL_API spdl_result spdl_npz_append(spdl_npz_writer *writer, const void *data, size_t bytes,
+                                     spdl_error *error) {
+    const uint8_t *from = (const uint8_t *)data;
+    spdl__write_entry *entry;
+    spdl_result result = SPDL_OK;
+    size_t piece;
+    if (writer == NULL || (data == NULL && bytes > 0))
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_append: an argument is NULL");
+    if (writer->failed || !writer->open || bytes > writer->left)
+        return spdl__write_fail(writer, error, SPDL_E_INVALID, NULL,
+                                "more data than the shape says, or no array begun");
+    entry = &writer->entries[writer->count - 1];
+    for (; bytes > 0 && result == SPDL_OK; bytes -= piece, from += piece) {
+        piece = (size_t)spdl__min(bytes, SPDL__NPZ_PIECE);
+        entry->crc = spdl__crc_add(&writer->crc, entry->crc, from, piece);
+        result = spdl__write_bytes(writer, error, from, piece);
+        writer->left -= piece;
+    }
+    return result;
+}
+
+/* Writes a member whose data are one deflate stream of `packed` bytes. The header comes in front of
+   it as a stored block, so that the two need not be together in memory. */
+SPDL__PRIVATE spdl_result spdl__write_deflated(spdl_npz_writer *w, const char *name,
+                                               const spdl_npy_info *real, const void *data,
+                                               const uint8_t *packed, size_t packed_bytes,
+                                               spdl_error *error) {
+    const size_t head = (size_t)real->header_bytes;
+    uint8_t block[5] = { 0 }; /* not the last, stored */
+    spdl__write_entry *entry;
+    spdl_result result = spdl__write_name(w, name, error);
+    if (result != SPDL_OK) return result;
+    entry = &w->entries[w->count - 1];
+    entry->method = SPDL__ZIP_DEFLATED;
+    entry->offset = w->at;
+    entry->csize = 5 + (uint64_t)head + packed_bytes;
+    entry->usize = head + real->bytes;
+    entry->crc = spdl__crc_add(&w->crc, 0, w->scratch, head);
+    entry->crc = spdl__crc_add(&w->crc, entry->crc, (const uint8_t *)data, (size_t)real->bytes);
+    spdl__put16(spdl__put16(block + 1, head), ~head);
+    result = spdl__write_begin_member(w, 0, error);
+    if (result == SPDL_OK) result = spdl__write_bytes(w, error, block, 5);
+    if (result == SPDL_OK) result = spdl__write_bytes(w, error, w->scratch, head);
+    return result == SPDL_OK ? spdl__write_bytes(w, error, packed, packed_bytes) : result;
+}
+
+/* Lets the hook compress; SPDL_SKIP when the array is to be stored. */
+SPDL__PRIVATE spdl_result spdl__write_packed(spdl_npz_writer *w, const char *name,
+                                             const spdl_npy_info *info, const void *data,
+                                             spdl_error *error) {
+    spdl_npy_info real;
+    size_t bytes, packed_bytes;
+    uint8_t *packed;
+    spdl_result result = spdl__write_header(w, name, info, &real, error);
+    if (result != SPDL_OK) return result;
+    if (real.bytes < 32 || real.bytes > SIZE_MAX / 2) return SPDL_SKIP;
+    bytes = (size_t)real.bytes;
+    packed = (uint8_t *)spdl__alloc(&w->desc.allocator, bytes, 64);
+    if (packed == NULL)
+        return spdl__write_fail(w, error, SPDL_E_NOMEM, name, "no memory to compress it");
+    packed_bytes = w->desc.deflate(packed, bytes, data, bytes, w->desc.deflate_user);
+    result = SPDL_SKIP;
+    if (packed_bytes > 0 && packed_bytes <= bytes)
+        result = spdl__write_deflated(w, name, &real, data, packed, packed_bytes, error);
+    spdl__free(&w->desc.allocator, packed, bytes);
+    return result;
+}
+
+SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *writer, const char *name,
+                                    const spdl_npy_info *info, const void *data,
+                                    spdl_error *error) {
+    spdl_result result;
+    if (writer == NULL || name == NULL || info == NULL)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_write: an argument is NULL");
+    result = spdl__write_ready(writer, name, error);
+    if (result != SPDL_OK) return result;
+    if (writer->desc.deflate != NULL && !writer->desc.npy && data != NULL) {
+        result = spdl__write_packed(writer, name, info, data, error);
+        if (result != SPDL_SKIP) return result;
+    }
+    result = spdl_npz_begin(writer, name, info, error);
+    if (result != SPDL_OK) return result;
+    if (data == NULL && writer->left > 0)
+        return spdl__write_fail(writer, error, SPDL_E_INVALID, name, "its data is NULL");
+    return spdl_npz_append(writer, data, (size_t)writer->left, error);
+}
+
+/* Writes a header and data that are in memory. */
+SPDL__PRIVATE spdl_result spdl__write_whole(spdl_npz_writer *w, const char *name,
+                                            const spdl__npz_reader *r, const uint8_t *data,
+                                            size_t bytes, spdl_error *error) {
+    spdl_result result = spdl__write_start(w, name, r->head, r->head_bytes, bytes, error);
+    return result == SPDL_OK ? spdl_npz_append(w, data, bytes, error) : result;
+}
+
+SPDL_API spdl_result spdl_npz_copy(spdl_npz_writer *writer, const spdl_npz *npz, size_t index,
+                                   spdl_error *error) {
+    spdl__npz_reader r;
+    spdl_npy_info info;
+    uint8_t *block = NULL;
+    size_t bytes = 0, head = 0;
+    spdl_result result;
+    if (writer == NULL)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_copy: writer is NULL");
+    spdl__npz_init_reader(&r, npz, error);
+    result = spdl__npz_start(&r, index, true, &info, NULL, 0);
+    if (result == SPDL_OK) result = spdl__write_ready(writer, npz->zip.members[index].name, error);
+    if (result == SPDL_OK) {
+        head = (r.head_bytes + 63) & ~(size_t)63;
+        bytes = head + (size_t)info.bytes;
+        block = (uint8_t *)spdl__alloc(&writer->desc.allocator, bytes, 64);
+        if (block == NULL)
+            result = spdl__zip_fail(&r.where, SPDL_E_NOMEM, "no memory to copy it (%llu bytes)",
+                                    (spdl__llu)bytes);
+    }
+    if (result == SPDL_OK) { /* the header may be in the window, which reading changes */
+        memcpy(block, r.head, r.head_bytes);
+        result = spdl__npz_read_plain(&r, block + head, (size_t)info.bytes);
+        r.head = block;
+    }
+    if (result == SPDL_OK)
+        result = spdl__write_whole(writer, npz->zip.members[index].name, &r, block + head,
+                                   (size_t)info.bytes, error);
+    spdl__free(&writer->desc.allocator, block, bytes);
+    spdl__npz_end(&r);
+    spdl__npz_fini_reader(&r);
+    return result;
+}
+
+/* The directory, entry by entry, through the scratch. */
+SPDL__PRIVATE spdl_result spdl__write_directory(spdl_npz_writer *w, spdl_error *error) {
+    size_t i, used = 0;
+    spdl_result result = SPDL_OK;
+    for (i = 0; i < w->count && result == SPDL_OK; i++) {
+        if (used + SPDL__ZIP_ENTRY_BYTES + w->entries[i].key_bytes + 28 > SPDL__WRITE_BYTES) {
+            result = spdl__write_bytes(w, error, w->scratch, used);
+            used = 0;
+        }
+        used += spdl__write_central(w, w->scratch + used, &w->entries[i]);
+    }
+    return result == SPDL_OK ? spdl__write_bytes(w, error, w->scratch, used) : result;
+}
+
+/* The end records, with ZIP64 ones where a number needs them. */
+SPDL__PRIVATE spdl_result spdl__write_end(spdl_npz_writer *w, uint64_t start, spdl_error *error) {
+    const uint64_t bytes = w->at - start, end = w->at;
+    const bool wide = w->count >= 0xffff || bytes >= 0xffffffffu || start >= 0xffffffffu;
+    uint8_t *to = w->scratch, *at = to;
+    if (wide) {
+        at = spdl__put64(spdl__put32(at, 0x06064b50), SPDL__ZIP_END64_BYTES - 12);
+        at = spdl__put64(spdl__put16(spdl__put16(at, 45), 45), 0);
+        at = spdl__put64(spdl__put64(at, w->count), w->count);
+        at = spdl__put64(spdl__put64(at, bytes), start);
+        at = spdl__put32(spdl__put32(at, 0x07064b50), 0);
+        at = spdl__put32(spdl__put64(at, end), 1);
+    }
+    at = spdl__put32(spdl__put32(at, 0x06054b50), 0);
+    at = spdl__put16(at, spdl__min(w->count, 0xffff));
+    at = spdl__put16(at, spdl__min(w->count, 0xffff));
+    at = spdl__put32(at, spdl__write_narrow(bytes));
+    at = spdl__put16(spdl__put32(at, spdl__write_narrow(start)), 0);
+    return spdl__write_bytes(w, error, to, (size_t)(at - to));
+}
+
+SPDL_API spdl_result spdl_npz_finish(spdl_npz_writer *writer, spdl_error *error) {
+    const char *reason = NULL;
+    spdl_result result;
+    uint64_t start;
+    if (writer == NULL)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_finish: writer is NULL");
+    result = spdl__write_ready(writer, NULL, error);
+    if (result != SPDL_OK) return result;
+    if (writer->desc.npy && writer->count == 0)
+        return spdl__write_fail(writer, error, SPDL_E_INVALID, NULL, "no array was written");
+    start = writer->at;
+    if (!writer->desc.npy) {
+        result = spdl__write_directory(writer, error);
+        if (result == SPDL_OK) result = spdl__write_end(writer, start, error);
+        if (result != SPDL_OK) return result;
+    }
+    if (writer->desc.sync) reason = spdl__file_sync(writer->file);
+    if (reason == NULL) reason = spdl__file_rename(writer->temporary, writer->path);
+    if (reason != NULL) return spdl__write_fail(writer, error, SPDL_E_IO, NULL, reason);
+    writer->finished = true;
+    return SPDL_OK;
+}
+
+SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer) {
+    spdl_allocator allocator;
+    if (writer == NULL) return;
+    allocator = writer->desc.allocator;
+    if (writer->file != SPDL__NO_FILE && !writer->finished) spdl__file_remove(writer->temporary);
+    spdl__file_close(writer->file);
+    spdl__free(&allocator, writer->entries, writer->room * sizeof(*writer->entries));
+    spdl__free(&allocator, writer->names, writer->names_room);
+    spdl__free(&allocator, writer->seen, writer->seen_room * sizeof(*writer->seen));
+    spdl__free(&allocator, writer->scratch, SPDL__WRITE_BYTES);
+    spdl__free(&allocator, writer->path, writer->path_bytes);
+    spdl__free(&allocator, writer, sizeof(*writer));
+}
+
+/* Makes a file beside the target that nobody else has. */
+SPDL__PRIVATE spdl_result spdl__write_open(spdl_npz_writer *w, spdl_error *error) {
+    const size_t length = strlen(w->path);
+    const char *reason = NULL;
+    bool taken = true;
+    int tries;
+    for (tries = 0; taken && tries < 100; tries++) {
+        memcpy(w->temporary, w->path, length);
+        snprintf(w->temporary + length, w->path_bytes - 2 * length - 1, ".%016llx.tmp",
+                 (spdl__llu)spdl__file_chance());
+        reason = spdl__file_create(&w->file, w->temporary, &taken);
+    }
+    if (reason == NULL) return SPDL_OK;
+    w->file = SPDL__NO_FILE;
+    return spdl__write_fail(w, error, SPDL_E_IO, NULL, reason);
+}
+
+/* Everything that create allocates. */
+SPDL__PRIVATE spdl_result spdl__write_build(spdl_npz_writer *w, const char *path,
+                                            spdl_error *error) {
+    const size_t length = strlen(path);
+    w->path_bytes = 2 * length + 32;
+    w->path = (char *)spdl__alloc(&w->desc.allocator, w->path_bytes, 64);
+    w->scratch = (uint8_t *)spdl__alloc(&w->desc.allocator, SPDL__WRITE_BYTES, 64);
+    if (w->path == NULL || w->scratch == NULL)
+        return spdl__write_fail(w, error, SPDL_E_NOMEM, NULL, "no memory for the writer");
+    memcpy(w->path, path, length + 1);
+    w->temporary = w->path + length + 1;
+    spdl__crc_init(&w->crc);
+    return spdl__write_open(w, error);
+}
+
+SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
+                                     const spdl_npz_write_desc *desc) {
+    spdl_npz_write_desc full;
+    spdl_npz_writer *w;
+    spdl_result result;
+    memset(&full, 0, sizeof(full));
+    if (desc != NULL) full = *desc;
+    if (full.align == 0) full.align = 64;
+    if (writer != NULL) *writer = NULL;
+    if (writer == NULL || path == NULL || (full.align & (full.align - 1)) != 0 ||
+        full.align > 32768)
+        return spdl__error_set(full.error, SPDL_E_INVALID,
+                               "spdl_npz_create: an argument is NULL, or align no power of two up "
+                               "to 32768");
+    if (spdl__allocator_check(&full.allocator, "npz writer", full.error) != SPDL_OK)
+        return SPDL_E_INVALID;
+    w = (spdl_npz_writer *)spdl__alloc_zeroed(&full.allocator, 1, sizeof(*w), 64);
+    if (w == NULL)
+        return spdl__error_set(full.error, SPDL_E_NOMEM, "%.200s: no memory for the writer", path);
+    w->desc = full;
+    w->file = SPDL__NO_FILE;
+    spdl__zip_set_label(&w->label, path);
+    result = spdl__write_build(w, path, full.error);
+    w->desc.error = NULL; /* was for create only */
+    if (result == SPDL_OK) *writer = w;
+    else spdl_npz_writer_close(w);
     return result;
 }
 
