@@ -75,6 +75,9 @@ bench: ## run all benches, one after the other
 .PHONY: bench-ring
 bench-ring: ## the queues
 
+.PHONY: bench-npz
+bench-npz: ## reading arrays, against libdeflate, ISA-L, zlib, NumPy and SPDL
+
 .PHONY: bench-pipeline
 bench-pipeline: ## the engine
 
@@ -192,7 +195,7 @@ build/demo/%: examples/%.c $(wildcard examples/*.h) spdl.h
 
 build/bench/%: bench/%.c $(wildcard bench/*.h) spdl.h
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -I. $< -o $@ -lpthread -lm -ldl
+	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -I. $< -o $@ -lpthread -lm -ldl $(BENCH_LIBS)
 
 # A peer that cannot be built leaves no file, and is tried again the next time.
 PEER = @mkdir -p $(@D); BENCH_FLAGS='$(BENCH_FLAGS)' bench/peers/build.sh $< $@
@@ -229,7 +232,21 @@ else
 	    -Itests/cudart_min $< tests/cudart_sim.c tests/cuda_kit_sim.c -o $@ -lpthread -lm
 endif
 
-$(BENCHES:%=bench-%): bench-%: build/bench/bench_%
+$(filter-out bench-npz,$(BENCHES:%=bench-%)): bench-%: build/bench/bench_%
 	@$< $(JSON:%=--json) $(ARGS)
+
+# Which of the peers of bench_npz are there: HEADER:LIBRARY.
+NPZ_PEERS = libdeflate.h:deflate isa-l.h:isal zlib.h:z
+has_header = $(shell printf '\043include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo yes)
+peer_header = $(firstword $(subst :, ,$(1)))
+build/bench/bench_npz: BENCH_LIBS = $(foreach peer,$(NPZ_PEERS),$(if \
+    $(call has_header,$(call peer_header,$(peer))),-l$(lastword $(subst :, ,$(peer)))))
+
+build/bench/npz/made: bench/make_npz_data.py
+	@mkdir -p $(@D)
+	@python=$$(bench/npz_python.sh) && $$python $< $(@D) && touch $@
+
+bench-npz: build/bench/bench_npz build/bench/npz/made
+	@BENCH_NPZ_PYTHON=$$(bench/npz_python.sh) $< $(JSON:%=--json) $(ARGS)
 
 -include $(TEST_OBJECTS:.o=.d)

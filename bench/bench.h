@@ -281,7 +281,7 @@ static inline bool bench_wanted(const char *name) {
         puts(name);
         return false;
     }
-    snprintf(bench_now_running, sizeof bench_now_running, "%s", name);
+    snprintf(bench_now_running, sizeof bench_now_running, "%.63s", name);
     alarm(BENCH_HANG_SECONDS);
     return true;
 }
