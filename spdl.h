@@ -7962,7 +7962,7 @@ SPDL__PRIVATE spdl_result spdl__npz_load_start(spdl_npz *npz, spdl__npz_from *fr
     } else {
         npz->zip.file = from->file; /* from here on the archive closes it */
         from->file = SPDL__NO_FILE;
-        reason = spdl__file_read(npz->zip.file, magic, 6, 0, &have);
+        reason = spdl__file_read(npz->zip.file, magic, (size_t)spdl__min(from->bytes, 6), 0, &have);
     }
     if (reason == NULL) return SPDL_OK;
     return spdl__zip_fail(&where, SPDL_E_IO, "at byte %llu of %llu: %s", (spdl__llu)have,

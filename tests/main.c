@@ -5,8 +5,8 @@
 /* One word per module. The tables are weak, so that a module can be linked and tested alone; one
    that is missing is reported as a failure. (`make lint` looks whether one is not in this list.) */
 #define MODULES(X)                                                                                 \
-    X(core) X(alloc) X(ring) X(debug) X(pool) X(pipeline) X(rows) X(lifetime) X(chance) X(stats)   \
-    X(cache) X(npz) X(stress)
+    X(core) X(alloc) X(ring) X(debug) X(pool) X(pipeline) X(rows) X(lifetime) X(chance)            \
+    X(stats) X(cache) X(npz) X(npz_file) X(stress)
 
 #define DECLARE(module) extern const test_case test_table_##module[] __attribute__((weak));
 #define ROW(module) { #module, test_table_##module },
