@@ -1431,7 +1431,7 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 
 #define SPDL__PRIVATE SPDL__UNUSED static
 #define SPDL__COLD __attribute__((noinline)) SPDL__PRIVATE
-#define SPDL__INLINE __attribute__((always_inline)) static inline
+#define SPDL__INLINE SPDL__UNUSED static inline __attribute__((always_inline))
 
 /* Before the body of a public function that is inlined where the body is seen. It is there for
    other files all the same: C sees to it when the declaration does not say inline. */
@@ -1441,6 +1441,23 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #define SPDL__HOT __attribute__((always_inline))
 #else
 #define SPDL__HOT inline __attribute__((always_inline))
+#endif
+
+#define SPDL__LIKELY(condition) __builtin_expect(!!(condition), 1)
+#define SPDL__UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+
+/* Instructions that not every processor has stand in functions of their own, which say so, and are
+   called where __builtin_cpu_supports has said yes. */
+#define SPDL__TARGET(features) __attribute__((target(features)))
+#if defined(__x86_64__)
+#define SPDL__X86 1
+#else
+#define SPDL__X86 0
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+#define SPDL__BIG_ENDIAN 1
+#else
+#define SPDL__BIG_ENDIAN 0
 #endif
 
 #ifdef SPDL_DEBUG
@@ -5498,8 +5515,10 @@ SPDL__PRIVATE uint32_t spdl__le32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-SPDL__PRIVATE uint64_t spdl__le64(const uint8_t *p) {
-    return (uint64_t)spdl__le32(p) | (uint64_t)spdl__le32(p + 4) << 32;
+SPDL__INLINE uint64_t spdl__le64(const uint8_t *p) {
+    uint64_t value;
+    memcpy(&value, p, 8);
+    return SPDL__BIG_ENDIAN ? __builtin_bswap64(value) : value;
 }
 
 /* table[k][b]: what byte b does to the remainder when k zero bytes follow it. */
@@ -5543,23 +5562,32 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
 /* ============================================================================================= */
 /* >>inflate-impl
    Deflate (RFC 1951) from memory to memory. The state belongs to the thread that decodes and lives
-   on its stack; nothing is allocated, nothing is shared. It stops before any byte of output and
-   goes on from there, so that the head of a member can be had without the rest and the rest can go
-   straight to the caller's memory. Never is a byte read outside the input or before the output, nor
-   written past the limit of the call; the time is linear in input plus output. It refuses what zlib
-   refuses: codes that are over-subscribed, or incomplete except for a lone code of one bit; no code
-   for the end of a block; lengths 286 and 287, distances 30 and 31; distances that reach back too
-   far; stored blocks whose two lengths disagree; input that ends early. */
+   on its stack; nothing is allocated, nothing is shared but the tables of the fixed codes, which
+   are only read. It stops before any byte of output and goes on from there, so that the head of a
+   member can be had without the rest and the rest can go straight to the caller's memory.
+   Two decoders share the tables: a careful one, symbol by symbol with every check, and a fast one,
+   which runs while neither end is near and leaves whatever is not plain to the careful one, at the
+   bit where it stands. The fast one runs up to three streams side by side. Decoding is one long
+   chain: the next code begins where the last one ended, so a processor that could do six things at
+   once waits for one. A second and a third stream fill the gaps.
+   Never is a byte read outside the input (or the room the caller tells behind it) or before the
+   output, nor written past the limit of the call; the time is linear in input plus output. It
+   refuses what zlib refuses: codes that are over-subscribed, or incomplete except for a lone code
+   of one bit; no code for the end of a block; lengths 286 and 287, distances 30 and 31; distances
+   that reach back too far; stored blocks whose two lengths disagree; input that ends early. */
 
-/* An entry of a decoding table.
+/* An entry of a decoding table. The bits to drop stand alone in the lowest byte, so that an entry
+   can be subtracted from a count, and shifted by, as it is.
      bits 0-7    how many bits the code and its extra bits take; in a link: bits of the subtable
      bits 8-11   how many of them are the code
-     bits 12-15  what it is; none of the flags: a length or a distance
-     bits 16-31  the literal, the base to which the extra bits are added, or a subtable begins */
-#define SPDL__INFLATE_LITERAL 0x8000u
+     bits 12-14  a link to a subtable, the end of the block, or a code that is not in use
+     bits 16-30  the literal, the base to which the extra bits are added, or a subtable begins
+     bit 31      a literal; without any flag: a length or a distance */
+#define SPDL__INFLATE_LITERAL 0x80000000u
 #define SPDL__INFLATE_LINK 0x4000u
 #define SPDL__INFLATE_END 0x2000u
 #define SPDL__INFLATE_BAD 0x1000u
+#define SPDL__INFLATE_ODD (SPDL__INFLATE_LINK | SPDL__INFLATE_END | SPDL__INFLATE_BAD)
 
 /* Most entries a table of so many first-level bits can need: zlib's examples/enough.c computes
    them, for 286 and 30 symbols of at most 15 bits. The fixed codes need 512 and 32. */
@@ -5571,8 +5599,9 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
 #define SPDL__INFLATE_PRECODE_ENTRIES 128
 
 #define SPDL__INFLATE_WINDOW 32768 /* the longest distance */
-#define SPDL__INFLATE_FAST_IN 16   /* input the fast loop may look at in one round: two loads */
-#define SPDL__INFLATE_FAST_OUT 272 /* output it may write in one: 2 literals, 258 bytes, 7 over */
+#define SPDL__INFLATE_FAST_IN 16   /* input a fast round may look at: two loads */
+#define SPDL__INFLATE_FAST_OUT 40  /* output it may write beyond what it makes: one copy */
+#define SPDL__INFLATE_LANES 3      /* streams side by side; more do not fit the registers */
 
 /* What a run ended with; also, with the first four, what it is in the middle of. */
 typedef enum spdl__inflate_mode {
@@ -5590,10 +5619,20 @@ typedef enum spdl__inflate_alphabet {
     SPDL__INFLATE_PRECODE
 } spdl__inflate_alphabet;
 
+/* The tables of a block. Once filled they are only read, so those of the fixed codes may serve any
+   number of decoders. */
+typedef struct spdl__inflate_tables {
+    uint32_t dist[SPDL__INFLATE_DIST_ENTRIES];
+    uint32_t litlen[SPDL__INFLATE_LITLEN_ENTRIES];
+    unsigned litlen_bits; /* of the first level; distances always have DIST_BITS */
+} spdl__inflate_tables;
+
 typedef struct spdl__inflate {
     const uint8_t *in, *in_begin, *in_end;
-    uint64_t bits;  /* input that was loaded and not used yet, the next bit lowest */
-    unsigned count; /* how many */
+    const uint8_t *in_room; /* bytes up to here may be looked at; in_end when nothing is known */
+    uint64_t bits;          /* input that was loaded and not used yet, the next bit lowest; those
+                               above `count` are zero or what comes next */
+    unsigned count;         /* how many */
 
     uint8_t *base, *out, *limit; /* output so far, and where this run must stop */
     const uint8_t *before;       /* the output that came before `base` and lies elsewhere */
@@ -5601,19 +5640,21 @@ typedef struct spdl__inflate {
 
     spdl__inflate_mode mode;
     const char *reason;
-    bool last_block, fixed_ready; /* the tables hold the fixed codes */
+    bool last_block, fixed_ready; /* own tables hold the fixed codes */
+    bool odd;                     /* the fast loop left a symbol that it cannot decode */
     unsigned stored_left;
     size_t match_left, match_distance;
-    unsigned litlen_bits, dist_bits;
-    uint32_t litlen[SPDL__INFLATE_LITLEN_ENTRIES];
-    uint32_t dist[SPDL__INFLATE_DIST_ENTRIES];
+    const spdl__inflate_tables *fixed;  /* NULL: they are made when they are needed */
+    const spdl__inflate_tables *tables; /* of this block */
+    spdl__inflate_tables own;
 } spdl__inflate;
 
+/* Afterwards the caller may set `fixed`, and `in_room` if memory behind the input can be read. */
 SPDL__PRIVATE void spdl__inflate_init(spdl__inflate *s, const uint8_t *in, size_t bytes,
                                       uint8_t *out) {
-    memset(s, 0, offsetof(spdl__inflate, litlen)); /* the tables are filled before they are used */
+    memset(s, 0, offsetof(spdl__inflate, own)); /* tables are filled before they are used */
     s->in = s->in_begin = in;
-    s->in_end = in + bytes;
+    s->in_end = s->in_room = in + bytes;
     s->base = s->out = s->limit = out;
 }
 
@@ -5623,8 +5664,15 @@ SPDL__PRIVATE bool spdl__inflate_fail(spdl__inflate *s, const char *reason) {
     return false;
 }
 
-/* Loads whole bytes while they fit: afterwards there are 56 bits or more, or all that are left. */
+/* Afterwards there are 56 bits or more, or all that are left. A load of 8 bytes puts the bits above
+   `count` where a later load will put them again. */
 SPDL__PRIVATE void spdl__inflate_refill(spdl__inflate *s) {
+    if (s->in_end - s->in >= 8) {
+        s->bits |= spdl__le64(s->in) << s->count;
+        s->in += (63 - s->count) >> 3;
+        s->count |= 56;
+        return;
+    }
     while (s->count < 56 && s->in != s->in_end) {
         s->bits |= (uint64_t)*s->in++ << s->count;
         s->count += 8;
@@ -5638,7 +5686,7 @@ SPDL__PRIVATE void spdl__inflate_drop(spdl__inflate *s, unsigned count) {
 
 /* Takes up to 16 bits. */
 SPDL__PRIVATE bool spdl__inflate_take(spdl__inflate *s, unsigned count, unsigned *value) {
-    spdl__inflate_refill(s);
+    if (s->count < count) spdl__inflate_refill(s);
     if (s->count < count) return spdl__inflate_fail(s, "the deflate stream is cut off");
     *value = (unsigned)(s->bits & ((1u << count) - 1));
     spdl__inflate_drop(s, count);
@@ -5690,80 +5738,115 @@ SPDL__PRIVATE unsigned spdl__inflate_sub_bits(const unsigned *count, unsigned le
     return bits;
 }
 
-/* The next code of the same length, or the first of a greater one, as deflate stores it: the first
-   bit lowest. */
-SPDL__PRIVATE unsigned spdl__inflate_next_code(unsigned code, unsigned length) {
-    unsigned bit = 1u << (length - 1);
-    while (code & bit) {
-        code ^= bit;
-        bit >>= 1;
+/* Counts the codes of each length; two counts side by side, since adding to one that was just added
+   to has to wait for it. */
+SPDL__PRIVATE void spdl__inflate_count(const uint8_t *lengths, unsigned symbols, unsigned *count) {
+    unsigned twin[16] = { 0 }, i;
+    memset(count, 0, 16 * sizeof(*count));
+    for (i = 0; i + 1 < symbols; i += 2) {
+        count[lengths[i]]++;
+        twin[lengths[i + 1]]++;
     }
-    return code | bit;
+    if (i < symbols) count[lengths[i]]++;
+    for (i = 0; i < 16; i++) count[i] += twin[i];
 }
 
-/* Symbols with a code, shorter codes first; counts the codes of each length. */
-SPDL__PRIVATE unsigned spdl__inflate_order(const uint8_t *lengths, unsigned symbols,
-                                           unsigned *count, uint16_t *order) {
-    unsigned place[17], symbol, length;
-    memset(count, 0, 16 * sizeof(*count));
-    for (symbol = 0; symbol < symbols; symbol++) count[lengths[symbol]]++;
-    count[0] = 0;
+/* The entries of all symbols, shorter codes first; those without a code go behind, unseen. Returns
+   how many have one. */
+SPDL__PRIVATE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabet alphabet,
+                                          const uint8_t *lengths, unsigned symbols,
+                                          const unsigned *count) {
+    unsigned place[17], symbol = 0, length;
+    place[0] = symbols - count[0];
     place[1] = 0;
     for (length = 1; length < 16; length++) place[length + 1] = place[length] + count[length];
-    for (symbol = 0; symbol < symbols; symbol++) {
-        if (lengths[symbol] > 0) order[place[lengths[symbol]]++] = (uint16_t)symbol;
+    if (alphabet == SPDL__INFLATE_LITLEN) {
+        for (; symbol < 256; symbol++) {
+            length = lengths[symbol];
+            sorted[place[length]++] = symbol << 16 | SPDL__INFLATE_LITERAL | length * 0x101;
+        }
     }
-    return place[16];
+    for (; symbol < symbols; symbol++) {
+        length = lengths[symbol];
+        sorted[place[length]++] = spdl__inflate_meaning(alphabet, symbol) + length * 0x101;
+    }
+    return symbols - count[0];
+}
+
+/* Codes of one length follow each other as numbers, but deflate stores the first bit lowest, so
+   they are needed reversed. From the reverse of number - 1 to that of number as many bits change as
+   from the lowest up to the lowest 1 of number, seen from the other end. */
+SPDL__INLINE unsigned spdl__inflate_next_code(unsigned code, unsigned number, unsigned length) {
+    return code ^ ((1u << length) - ((1u << length) >> (__builtin_ctz(number) + 1)));
+}
+
+/* Fills the subtables with the codes longer than `root`, of which `code` is the first. */
+SPDL__PRIVATE void spdl__inflate_build_subs(uint32_t *table, unsigned root, unsigned longest,
+                                            const uint32_t *sorted, unsigned used, unsigned *count,
+                                            unsigned code, unsigned number) {
+    unsigned i, at, length = root, next, bits = 0, sub = 0, end = 1u << root, prefix = ~0u;
+    for (i = 0; i < used; i++) {
+        next = sorted[i] >> 8 & 15;
+        number <<= next - length;
+        length = next;
+        if ((code & ((1u << root) - 1)) != prefix) {
+            prefix = code & ((1u << root) - 1);
+            bits = spdl__inflate_sub_bits(count, length, root, longest);
+            sub = end;
+            end += 1u << bits;
+            table[prefix] = sub << 16 | SPDL__INFLATE_LINK | bits;
+        }
+        for (at = code >> root; at < 1u << bits; at += 1u << (length - root))
+            table[sub + at] = sorted[i];
+        count[length]--;
+        code = spdl__inflate_next_code(code, ++number, length);
+    }
 }
 
 /* Fills a decoding table and returns the bits of its first level, or 0 when there is no such code.
-   Its cost follows the longest code, so that many tiny blocks cannot make it slow. */
+   It is filled for codes of one bit, then doubled by a copy for those of two bits, and so on: every
+   code is written once. The size of the large table follows the longest code, so that many tiny
+   blocks cannot make it slow. */
 SPDL__PRIVATE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
                                            spdl__inflate_alphabet alphabet, const uint8_t *lengths,
                                            unsigned symbols) {
-    unsigned count[16], longest = 15, used, i, at, length, code = 0;
-    unsigned sub = 0, sub_bits = 0, sub_prefix = ~0u, end;
-    uint16_t order[288];
-    uint32_t entry;
-    used = spdl__inflate_order(lengths, symbols, count, order);
+    unsigned count[16], longest = 15, used, i = 0, end = 0, length, code = 0, number = 0;
+    uint32_t sorted[288];
+    spdl__inflate_count(lengths, symbols, count);
     while (longest > 0 && count[longest] == 0) longest--;
     if (!spdl__inflate_complete(count, longest, alphabet)) return 0;
-    if (root > longest) root = longest > 0 ? longest : 1;
-    end = 1u << root;
+    used = spdl__inflate_sort(sorted, alphabet, lengths, symbols, count);
+    if (root > longest && alphabet == SPDL__INFLATE_LITLEN) root = longest;
     if (longest <= 1) table[0] = table[1] = SPDL__INFLATE_BAD | 1;
-    for (i = 0; i < used; i++) {
-        length = lengths[order[i]];
-        entry = spdl__inflate_meaning(alphabet, order[i]) + (length << 8 | length);
-        if (length <= root) {
-            for (at = code; at < 1u << root; at += 1u << length) table[at] = entry;
-        } else {
-            if ((code & ((1u << root) - 1)) != sub_prefix) {
-                sub_prefix = code & ((1u << root) - 1);
-                sub_bits = spdl__inflate_sub_bits(count, length, root, longest);
-                sub = end;
-                end += 1u << sub_bits;
-                table[sub_prefix] = sub << 16 | SPDL__INFLATE_LINK | sub_bits;
-            }
-            at = code >> root;
-            for (; at < 1u << sub_bits; at += 1u << (length - root)) table[sub + at] = entry;
+    for (length = 1; length <= root; length++) {
+        number *= 2;
+        for (end += count[length]; i < end; i++) {
+            table[code] = sorted[i];
+            code = spdl__inflate_next_code(code, ++number, length);
         }
-        count[length]--;
-        code = spdl__inflate_next_code(code, length);
+        if (length < root && (i > 0 || longest <= 1))
+            memcpy(table + (1u << length), table, sizeof(*table) << length);
     }
+    if (i < used)
+        spdl__inflate_build_subs(table, root, longest, sorted + i, used - i, count, code, number);
     return root;
+}
+
+/* The entry for the code in the lowest bits. */
+SPDL__INLINE uint32_t spdl__inflate_follow(const uint32_t *table, unsigned root, uint64_t bits,
+                                           uint32_t link) {
+    return table[(link >> 16) + (bits >> root & ((1u << (link & 15)) - 1))];
 }
 
 SPDL__PRIVATE uint32_t spdl__inflate_find(const uint32_t *table, unsigned root, uint64_t bits) {
     uint32_t entry = table[bits & ((1u << root) - 1)];
-    if (entry & SPDL__INFLATE_LINK)
-        entry = table[(entry >> 16) + ((bits >> root) & ((1u << (entry & 255)) - 1))];
-    return entry;
+    return entry & SPDL__INFLATE_LINK ? spdl__inflate_follow(table, root, bits, entry) : entry;
 }
 
 /* The base of a length or distance plus its extra bits, which follow the code in `bits`. */
-SPDL__PRIVATE size_t spdl__inflate_value(uint32_t entry, uint64_t bits) {
-    unsigned code = entry >> 8 & 15, all = entry & 255;
-    return (entry >> 16) + (size_t)((bits & (((uint64_t)1 << all) - 1)) >> code);
+SPDL__INLINE size_t spdl__inflate_value(uint32_t entry, uint64_t bits) {
+    return (entry >> 16) +
+           (size_t)((bits & (((uint64_t)1 << (entry & 63)) - 1)) >> (entry >> 8 & 63));
 }
 
 SPDL__PRIVATE bool spdl__inflate_stored_block(spdl__inflate *s) {
@@ -5780,32 +5863,38 @@ SPDL__PRIVATE bool spdl__inflate_stored_block(spdl__inflate *s) {
     return true;
 }
 
-SPDL__PRIVATE bool spdl__inflate_fixed_block(spdl__inflate *s) {
+SPDL__PRIVATE void spdl__inflate_build_fixed(spdl__inflate_tables *tables) {
     uint8_t lengths[288];
-    s->mode = SPDL__INFLATE_CODES;
-    if (s->fixed_ready) return true;
     memset(lengths, 8, 144);
     memset(lengths + 144, 9, 112);
     memset(lengths + 256, 7, 24);
     memset(lengths + 280, 8, 8);
-    s->litlen_bits = spdl__inflate_build(s->litlen, SPDL__INFLATE_LITLEN_BITS, SPDL__INFLATE_LITLEN,
-                                         lengths, 288);
+    tables->litlen_bits = spdl__inflate_build(tables->litlen, SPDL__INFLATE_LITLEN_BITS,
+                                              SPDL__INFLATE_LITLEN, lengths, 288);
     memset(lengths, 5, 32);
-    s->dist_bits =
-        spdl__inflate_build(s->dist, SPDL__INFLATE_DIST_BITS, SPDL__INFLATE_DIST, lengths, 32);
+    spdl__inflate_build(tables->dist, SPDL__INFLATE_DIST_BITS, SPDL__INFLATE_DIST, lengths, 32);
+}
+
+SPDL__PRIVATE bool spdl__inflate_fixed_block(spdl__inflate *s) {
+    s->mode = SPDL__INFLATE_CODES;
+    s->tables = s->fixed;
+    if (s->fixed != NULL) return true;
+    if (!s->fixed_ready) spdl__inflate_build_fixed(&s->own);
     s->fixed_ready = true;
+    s->tables = &s->own;
     return true;
 }
 
-/* Reads the code lengths of both codes; they are themselves coded, with runs. */
-SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode, unsigned root,
+/* Reads the code lengths of both codes; they are themselves coded, with runs. lengths[] has room
+   for `total` and one run more. */
+SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode,
                                          uint8_t *lengths, unsigned total) {
     static const uint8_t extra[3] = { 2, 3, 7 }, least[3] = { 3, 3, 11 };
     unsigned have = 0, symbol, run;
     uint32_t entry;
     while (have < total) {
-        spdl__inflate_refill(s);
-        entry = spdl__inflate_find(precode, root, s->bits);
+        if (s->count < 7 + 7) spdl__inflate_refill(s);
+        entry = precode[s->bits & ((1u << SPDL__INFLATE_PRECODE_BITS) - 1)];
         if ((entry & 255) > s->count) return spdl__inflate_fail(s, "the deflate stream is cut off");
         spdl__inflate_drop(s, entry & 255);
         symbol = entry >> 16;
@@ -5828,7 +5917,7 @@ SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
                                        11, 4,  12, 3, 13, 2, 14, 1, 15 };
     uint32_t precode[SPDL__INFLATE_PRECODE_ENTRIES];
     uint8_t lengths[286 + 30], of_lengths[19] = { 0 };
-    unsigned litlens, dists, precodes, i, value, root;
+    unsigned litlens, dists, precodes, i, value, good;
     s->fixed_ready = false;
     if (!spdl__inflate_take(s, 5, &litlens) || !spdl__inflate_take(s, 5, &dists) ||
         !spdl__inflate_take(s, 4, &precodes))
@@ -5841,17 +5930,18 @@ SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
         if (!spdl__inflate_take(s, 3, &value)) return false;
         of_lengths[place[i]] = (uint8_t)value;
     }
-    root = spdl__inflate_build(precode, SPDL__INFLATE_PRECODE_BITS, SPDL__INFLATE_PRECODE,
+    good = spdl__inflate_build(precode, SPDL__INFLATE_PRECODE_BITS, SPDL__INFLATE_PRECODE,
                                of_lengths, 19);
-    if (root == 0) return spdl__inflate_fail(s, "the code of the code lengths is no code");
-    if (!spdl__inflate_lengths(s, precode, root, lengths, litlens + dists)) return false;
+    if (!good) return spdl__inflate_fail(s, "the code of the code lengths is no code");
+    if (!spdl__inflate_lengths(s, precode, lengths, litlens + dists)) return false;
     if (lengths[256] == 0) return spdl__inflate_fail(s, "a block has no code for its end");
-    s->litlen_bits = spdl__inflate_build(s->litlen, SPDL__INFLATE_LITLEN_BITS, SPDL__INFLATE_LITLEN,
-                                         lengths, litlens);
-    if (s->litlen_bits == 0) return spdl__inflate_fail(s, "the literal code is no code");
-    s->dist_bits = spdl__inflate_build(s->dist, SPDL__INFLATE_DIST_BITS, SPDL__INFLATE_DIST,
-                                       lengths + litlens, dists);
-    if (s->dist_bits == 0) return spdl__inflate_fail(s, "the distance code is no code");
+    s->own.litlen_bits = spdl__inflate_build(s->own.litlen, SPDL__INFLATE_LITLEN_BITS,
+                                             SPDL__INFLATE_LITLEN, lengths, litlens);
+    if (s->own.litlen_bits == 0) return spdl__inflate_fail(s, "the literal code is no code");
+    if (spdl__inflate_build(s->own.dist, SPDL__INFLATE_DIST_BITS, SPDL__INFLATE_DIST,
+                            lengths + litlens, dists) == 0)
+        return spdl__inflate_fail(s, "the distance code is no code");
+    s->tables = &s->own;
     s->mode = SPDL__INFLATE_CODES;
     return true;
 }
@@ -5935,8 +6025,8 @@ SPDL__PRIVATE void spdl__inflate_end_block(spdl__inflate *s, uint32_t entry) {
 SPDL__PRIVATE bool spdl__inflate_symbol(spdl__inflate *s) {
     uint32_t entry;
     size_t length;
-    spdl__inflate_refill(s); /* 48 bits are the most a length and a distance take */
-    entry = spdl__inflate_find(s->litlen, s->litlen_bits, s->bits);
+    if (s->count < 48) spdl__inflate_refill(s); /* the most a length and a distance take */
+    entry = spdl__inflate_find(s->tables->litlen, s->tables->litlen_bits, s->bits);
     if ((entry & 255) > s->count) {
         spdl__inflate_fail(s, "the deflate stream is cut off");
         return true;
@@ -5949,11 +6039,11 @@ SPDL__PRIVATE bool spdl__inflate_symbol(spdl__inflate *s) {
     }
     length = spdl__inflate_value(entry, s->bits);
     spdl__inflate_drop(s, entry & 255);
-    if (entry & (SPDL__INFLATE_END | SPDL__INFLATE_BAD)) {
+    if (entry & SPDL__INFLATE_ODD) {
         spdl__inflate_end_block(s, entry);
         return true;
     }
-    entry = spdl__inflate_find(s->dist, s->dist_bits, s->bits);
+    entry = spdl__inflate_find(s->tables->dist, SPDL__INFLATE_DIST_BITS, s->bits);
     if ((entry & 255) > s->count) {
         spdl__inflate_fail(s, "the deflate stream is cut off");
     } else if (entry & SPDL__INFLATE_BAD) {
@@ -5965,105 +6055,305 @@ SPDL__PRIVATE bool spdl__inflate_symbol(spdl__inflate *s) {
     return true;
 }
 
-/* A match that lies in the output whole. May write up to 7 bytes past its end. */
-SPDL__PRIVATE uint8_t *spdl__inflate_copy(uint8_t *out, size_t distance, size_t length) {
+/* The part of the state that the fast loop keeps in registers: a local copy, which no store through
+   `out` can be thought to change. */
+typedef struct spdl__inflate_lane {
+    const uint8_t *in, *in_stop; /* a round may begin while `in` is before in_stop */
+    uint8_t *out, *out_stop;     /* and `out` before out_stop; more than FAST_OUT bytes follow it */
+    const uint8_t *base;
+    uint64_t bits;
+    uint32_t count; /* in its lowest byte; whole entries are subtracted from it */
+    uint32_t entry; /* of the next code */
+    uint32_t undo;  /* lowest byte: bits that were dropped but are to be decoded again */
+    bool odd;       /* what comes next is for the careful decoder */
+    const spdl__inflate_tables *tables;
+    uint64_t litlen_mask;
+} spdl__inflate_lane;
+
+/* Whether there is room on both ends for a fast round. */
+SPDL__PRIVATE bool spdl__inflate_can_run(const spdl__inflate *s) {
+    return s->in_room - s->in >= SPDL__INFLATE_FAST_IN + 8 &&
+           s->limit - s->out > SPDL__INFLATE_FAST_OUT;
+}
+
+/* Without a branch, to 56 bits or more (variant 4 of Fabian Giesen's "Reading bits in far too many
+   ways"). */
+SPDL__INLINE void spdl__inflate_lane_refill(spdl__inflate_lane *l) {
+    l->bits |= spdl__le64(l->in) << (l->count & 63);
+    l->in += 7;
+    l->in -= l->count >> 3 & 7;
+    l->count |= 56;
+}
+
+SPDL__INLINE uint32_t spdl__inflate_lane_next(const spdl__inflate_lane *l) {
+    return l->tables->litlen[l->bits & l->litlen_mask];
+}
+
+SPDL__INLINE void spdl__inflate_lane_drop(spdl__inflate_lane *l, uint32_t entry) {
+    l->bits >>= entry & 63;
+    l->count -= entry;
+}
+
+/* Writes a literal and returns the entry of what comes next. */
+SPDL__INLINE uint32_t spdl__inflate_lane_literal(spdl__inflate_lane *l, uint32_t entry) {
+    *l->out++ = (uint8_t)(entry >> 16);
+    spdl__inflate_lane_drop(l, entry);
+    return spdl__inflate_lane_next(l);
+}
+
+/* The next entry is looked up from what is left, and more is loaded while that is under way. */
+SPDL__INLINE bool spdl__inflate_lane_go_on(spdl__inflate_lane *l, uint32_t next) {
+    l->entry = next;
+    spdl__inflate_lane_refill(l);
+    return true;
+}
+
+SPDL__INLINE bool spdl__inflate_lane_leave(spdl__inflate_lane *l, uint32_t undo) {
+    l->undo = undo;
+    l->odd = true;
+    return false;
+}
+
+SPDL__INLINE void spdl__inflate_copy_8(uint8_t *out, const uint8_t *from) {
+    uint64_t word;
+    memcpy(&word, from, 8);
+    memcpy(out, &word, 8);
+}
+
+SPDL__INLINE void spdl__inflate_copy_4x8(uint8_t *out, const uint8_t *from) {
+    spdl__inflate_copy_8(out, from);
+    spdl__inflate_copy_8(out + 8, from + 8);
+    spdl__inflate_copy_8(out + 16, from + 16);
+    spdl__inflate_copy_8(out + 24, from + 24);
+}
+
+SPDL__INLINE void spdl__inflate_copy_32(uint8_t *out, const uint8_t *from) {
+    uint64_t words[4];
+    memcpy(words, from, 32);
+    memcpy(out, words, 32);
+}
+
+SPDL__INLINE void spdl__inflate_fill(uint8_t *out, const uint8_t *end, uint64_t word) {
+    do {
+        memcpy(out, &word, 8);
+        memcpy(out + 8, &word, 8);
+        memcpy(out + 16, &word, 8);
+        memcpy(out + 24, &word, 8);
+        out += 32;
+    } while (out < end);
+}
+
+/* A match that lies in the output whole; what is written ends FAST_OUT bytes after it at the
+   latest. Most matches are short: five words that need no decision cost less than one wrong guess.
+   Distances of 1 and 4 are runs of one byte or one float, so frequent that they have a path. */
+SPDL__INLINE void spdl__inflate_copy(uint8_t *out, size_t distance, size_t length) {
     const uint8_t *from = out - distance;
-    uint8_t *end = out + length;
-    if (distance >= 8) {
-        for (; out < end; out += 8, from += 8) memcpy(out, from, 8);
+    const uint8_t *const end = out + length;
+    if (SPDL__LIKELY(distance >= 8)) {
+        spdl__inflate_copy_4x8(out, from);
+        spdl__inflate_copy_8(out + 32, from + 32);
+        if (SPDL__LIKELY(length <= 40)) return;
+        out += 40;
+        from += 40;
+        if (distance >= 32)
+            for (; out < end; out += 32, from += 32) spdl__inflate_copy_32(out, from);
+        else
+            for (; out < end; out += 32, from += 32) spdl__inflate_copy_4x8(out, from);
     } else if (distance == 1) {
-        memset(out, *from, length);
-    } else {
-        while (out < end) *out++ = *from++;
+        spdl__inflate_fill(out, end, *from * UINT64_C(0x0101010101010101));
+    } else if (distance == 4) {
+        uint32_t four;
+        memcpy(&four, from, 4);
+        spdl__inflate_fill(out, end, four * UINT64_C(0x0000000100000001));
+    } else { /* the first `distance` bytes of every word are right */
+        for (; out < end; out += distance, from += distance) spdl__inflate_copy_8(out, from);
     }
-    return end;
 }
 
-/* Decodes while neither end is near, so that no read and no write of a round needs a check. What is
-   used in every round is kept in locals, which the stores through `out` cannot be thought to
-   change. */
-SPDL__PRIVATE void spdl__inflate_fast(spdl__inflate *s) {
-    const uint8_t *in = s->in, *const in_end = s->in_end, *const base = s->base;
-    uint8_t *out = s->out, *const limit = s->limit;
-    const unsigned litlen_bits = s->litlen_bits, dist_bits = s->dist_bits;
-    unsigned count = s->count;
-    uint64_t bits = s->bits;
-    uint32_t entry, no_match = 0;
-    size_t length, distance = 0, far_length = 0;
-    while (in_end - in >= SPDL__INFLATE_FAST_IN && limit - out >= SPDL__INFLATE_FAST_OUT) {
-        /* Makes it 56 bits or more. Those above `count` are the next bytes already, and the next
-           load puts the same ones over them. */
-        bits |= spdl__le64(in) << count;
-        in += (63 - count) >> 3;
-        count |= 56;
-        entry = spdl__inflate_find(s->litlen, litlen_bits, bits);
+/* Decodes the distance that belongs to the length which was just dropped, and copies. */
+SPDL__INLINE bool spdl__inflate_lane_match(spdl__inflate_lane *l, uint32_t before, size_t length) {
+    uint32_t entry = l->tables->dist[l->bits & ((1u << SPDL__INFLATE_DIST_BITS) - 1)];
+    size_t distance;
+    /* 8 bits, 13 extra bits, and 11 to look up what comes next; a longer code takes 28 and 11 */
+    if (SPDL__UNLIKELY((l->count & 255) < 21 + 11)) spdl__inflate_lane_refill(l);
+    if (SPDL__UNLIKELY(entry & SPDL__INFLATE_ODD)) {
+        if (!(entry & SPDL__INFLATE_LINK)) return spdl__inflate_lane_leave(l, before);
+        spdl__inflate_lane_refill(l);
+        entry = spdl__inflate_follow(l->tables->dist, SPDL__INFLATE_DIST_BITS, l->bits, entry);
+        if (entry & SPDL__INFLATE_ODD) return spdl__inflate_lane_leave(l, before);
+    }
+    distance = spdl__inflate_value(entry, l->bits);
+    spdl__inflate_lane_drop(l, entry);
+    if (SPDL__UNLIKELY(distance > (size_t)(l->out - l->base) ||
+                       (ptrdiff_t)length > l->out_stop - l->out))
+        return spdl__inflate_lane_leave(l, before + entry);
+    l->out += length;
+    entry = spdl__inflate_lane_next(l);
+    spdl__inflate_lane_go_on(l, entry);
+    spdl__inflate_copy(l->out - length, distance, length);
+    return true;
+}
+
+/* Decodes three literals, or up to two and a match or a literal with a long code. At its beginning
+   there are 56 bits: two codes of the first level, 22, and a length, 20, need no more loaded.
+   False: what comes next is to be done with care. */
+SPDL__INLINE bool spdl__inflate_round(spdl__inflate_lane *l) {
+    uint32_t entry = l->entry;
+    size_t length;
+    if (entry & SPDL__INFLATE_LITERAL) {
+        entry = spdl__inflate_lane_literal(l, entry);
         if (entry & SPDL__INFLATE_LITERAL) {
-            *out++ = (uint8_t)(entry >> 16);
-            bits >>= entry & 255;
-            count -= entry & 255;
-            entry = spdl__inflate_find(s->litlen, litlen_bits, bits);
-            if (entry & SPDL__INFLATE_LITERAL) {
-                *out++ = (uint8_t)(entry >> 16);
-                bits >>= entry & 255;
-                count -= entry & 255;
-                continue;
-            }
-            bits |= spdl__le64(in) << count;
-            in += (63 - count) >> 3;
-            count |= 56;
+            entry = spdl__inflate_lane_literal(l, entry);
+            if (entry & SPDL__INFLATE_LITERAL)
+                return spdl__inflate_lane_go_on(l, spdl__inflate_lane_literal(l, entry));
         }
-        length = spdl__inflate_value(entry, bits);
-        bits >>= entry & 255;
-        count -= entry & 255;
-        no_match = entry & (SPDL__INFLATE_END | SPDL__INFLATE_BAD);
-        if (no_match != 0) break;
-        entry = spdl__inflate_find(s->dist, dist_bits, bits);
-        distance = spdl__inflate_value(entry, bits);
-        bits >>= entry & 255;
-        count -= entry & 255;
-        no_match = entry & SPDL__INFLATE_BAD;
-        if (no_match != 0) break;
-        if (distance > (size_t)(out - base)) {
-            far_length = length;
-            break;
-        }
-        out = spdl__inflate_copy(out, distance, length);
     }
-    s->in = in;
-    s->out = out;
-    s->bits = bits & (((uint64_t)1 << count) - 1);
-    s->count = count;
-    if (no_match != 0) spdl__inflate_end_block(s, no_match);
-    if (far_length > 0) spdl__inflate_begin_match(s, far_length, distance);
+    if (SPDL__UNLIKELY(entry & SPDL__INFLATE_ODD)) {
+        if (!(entry & SPDL__INFLATE_LINK)) return spdl__inflate_lane_leave(l, 0);
+        entry = spdl__inflate_follow(l->tables->litlen, l->tables->litlen_bits, l->bits, entry);
+        if (entry & SPDL__INFLATE_LITERAL)
+            return spdl__inflate_lane_go_on(l, spdl__inflate_lane_literal(l, entry));
+        if (entry & SPDL__INFLATE_ODD) return spdl__inflate_lane_leave(l, 0);
+    }
+    length = spdl__inflate_value(entry, l->bits);
+    spdl__inflate_lane_drop(l, entry);
+    return spdl__inflate_lane_match(l, entry, length);
 }
 
-/* Goes on in a compressed block; false when the output is full. */
-SPDL__PRIVATE bool spdl__inflate_codes(spdl__inflate *s) {
-    if (s->match_left > 0) return spdl__inflate_match(s);
-    spdl__inflate_fast(s);
-    if (s->mode != SPDL__INFLATE_CODES || s->match_left > 0) return true;
-    return spdl__inflate_symbol(s);
+SPDL__INLINE spdl__inflate_lane spdl__inflate_lane_load(const spdl__inflate *s) {
+    spdl__inflate_lane l;
+    l.in = s->in;
+    l.in_stop = s->in_room - (SPDL__INFLATE_FAST_IN - 1);
+    l.out = s->out;
+    l.out_stop = s->limit - SPDL__INFLATE_FAST_OUT;
+    l.base = s->base;
+    l.bits = s->bits;
+    l.count = s->count;
+    l.undo = 0;
+    l.odd = false;
+    l.tables = s->tables;
+    l.litlen_mask = ((uint64_t)1 << s->tables->litlen_bits) - 1;
+    spdl__inflate_lane_refill(&l);
+    l.entry = spdl__inflate_lane_next(&l);
+    return l;
+}
+
+/* Gives back all whole bytes that were loaded but not used. With room behind the input a lane may
+   have decoded what is no input. */
+SPDL__INLINE void spdl__inflate_lane_store(const spdl__inflate_lane *l, spdl__inflate *s) {
+    const unsigned count = (l->count & 255) + (l->undo & 255);
+    s->in = l->in - count / 8;
+    s->count = count % 8;
+    s->bits = s->count > 0 ? (uint64_t)(s->in[-1] >> (8 - s->count)) : 0;
+    s->out = l->out;
+    s->odd = l->odd;
+    if (s->in > s->in_end) spdl__inflate_fail(s, "the deflate stream is cut off");
+}
+
+/* One round, if there is room for it. */
+SPDL__INLINE bool spdl__inflate_step(spdl__inflate_lane *l) {
+    return l->in < l->in_stop && l->out < l->out_stop && spdl__inflate_round(l);
+}
+
+/* One, two or three streams, until one of them cannot go on fast. */
+SPDL__INLINE void spdl__inflate_loop_1(spdl__inflate *const *s) {
+    spdl__inflate_lane a = spdl__inflate_lane_load(s[0]);
+    while (spdl__inflate_step(&a)) continue;
+    spdl__inflate_lane_store(&a, s[0]);
+}
+
+SPDL__INLINE void spdl__inflate_loop_2(spdl__inflate *const *s) {
+    spdl__inflate_lane a = spdl__inflate_lane_load(s[0]), b = spdl__inflate_lane_load(s[1]);
+    while (spdl__inflate_step(&a) && spdl__inflate_step(&b)) continue;
+    spdl__inflate_lane_store(&a, s[0]);
+    spdl__inflate_lane_store(&b, s[1]);
+}
+
+SPDL__INLINE void spdl__inflate_loop_3(spdl__inflate *const *s) {
+    spdl__inflate_lane a = spdl__inflate_lane_load(s[0]), b = spdl__inflate_lane_load(s[1]);
+    spdl__inflate_lane c = spdl__inflate_lane_load(s[2]);
+    while (spdl__inflate_step(&a) && spdl__inflate_step(&b) && spdl__inflate_step(&c)) continue;
+    spdl__inflate_lane_store(&a, s[0]);
+    spdl__inflate_lane_store(&b, s[1]);
+    spdl__inflate_lane_store(&c, s[2]);
+}
+
+SPDL__INLINE void spdl__inflate_loop(spdl__inflate *const *s, unsigned count) {
+    if (count == 1) spdl__inflate_loop_1(s);
+    if (count == 2) spdl__inflate_loop_2(s);
+    if (count == 3) spdl__inflate_loop_3(s);
+}
+
+/* The same code twice: BMI2 shifts by any register and needs fewer moves for it. */
+SPDL__PRIVATE void spdl__inflate_fast(spdl__inflate *const *s, unsigned count) {
+    spdl__inflate_loop(s, count);
+}
+
+#if SPDL__X86
+SPDL__TARGET("bmi,bmi2")
+SPDL__PRIVATE void spdl__inflate_fast_bmi2(spdl__inflate *const *s, unsigned count) {
+    spdl__inflate_loop(s, count);
+}
+#endif
+
+SPDL__PRIVATE void spdl__inflate_fast_any(spdl__inflate *const *s, unsigned count) {
+#if SPDL__X86
+    if (__builtin_cpu_supports("bmi2")) {
+        spdl__inflate_fast_bmi2(s, count);
+        return;
+    }
+#endif
+    spdl__inflate_fast(s, count);
+}
+
+/* Does one thing that needs care; false when the output is full. */
+SPDL__PRIVATE bool spdl__inflate_careful_step(spdl__inflate *s) {
+    if (s->mode == SPDL__INFLATE_STORED) return spdl__inflate_stored(s);
+    if (s->mode == SPDL__INFLATE_CODES && s->match_left > 0) return spdl__inflate_match(s);
+    s->odd = false;
+    if (s->mode == SPDL__INFLATE_CODES) return spdl__inflate_symbol(s);
+    spdl__inflate_block(s);
+    return true;
+}
+
+/* Goes on with care until the fast loop can: CODES; otherwise what the run ended with. */
+SPDL__PRIVATE spdl__inflate_mode spdl__inflate_careful(spdl__inflate *s) {
+    for (;;) {
+        if (s->mode == SPDL__INFLATE_DONE || s->mode == SPDL__INFLATE_FAILED) return s->mode;
+        if (s->mode == SPDL__INFLATE_CODES && s->match_left == 0 && !s->odd &&
+            spdl__inflate_can_run(s))
+            return SPDL__INFLATE_CODES;
+        if (!spdl__inflate_careful_step(s)) return SPDL__INFLATE_FULL;
+    }
+}
+
+/* Decodes up to LANES streams side by side, each up to its limit, until one of them has ended as a
+   run of it alone would end. Returns which one, and in *ended how. */
+SPDL__PRIVATE unsigned spdl__inflate_run_lanes(spdl__inflate *const *lanes, unsigned count,
+                                               spdl__inflate_mode *ended) {
+    unsigned i;
+    for (;;) {
+        for (i = 0; i < count; i++) {
+            *ended = spdl__inflate_careful(lanes[i]);
+            if (*ended != SPDL__INFLATE_CODES) return i;
+        }
+        spdl__inflate_fast_any(lanes, count);
+    }
 }
 
 /* Decodes until the next byte of output would be at `limit`, the stream ends or is found to be bad.
    A later run may go on with a new limit, and with new memory if `before` tells the old. */
 SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *limit) {
+    spdl__inflate_mode ended;
     s->limit = limit;
-    for (;;) {
-        switch (s->mode) {
-        case SPDL__INFLATE_BLOCK: spdl__inflate_block(s); break;
-        case SPDL__INFLATE_STORED:
-            if (!spdl__inflate_stored(s)) return SPDL__INFLATE_FULL;
-            break;
-        case SPDL__INFLATE_CODES:
-            if (!spdl__inflate_codes(s)) return SPDL__INFLATE_FULL;
-            break;
-        case SPDL__INFLATE_DONE:
-        case SPDL__INFLATE_FAILED:
-        case SPDL__INFLATE_FULL:
-        default: return s->mode;
-        }
-    }
+    (void)spdl__inflate_run_lanes(&s, 1, &ended);
+    return ended;
+}
+
+/* Whether streams of such sizes gain from lanes: those with long matches are copies more than
+   decoding, and a second one only takes the registers away. */
+SPDL__PRIVATE bool spdl__inflate_gains(uint64_t csize, uint64_t usize) {
+    return csize > usize / 10;
 }
 
 /* ============================================================================================= */
