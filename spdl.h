@@ -7648,6 +7648,7 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
 #endif
 #define SPDL__NPZ_PIECE 131072      /* bytes whose CRC is taken while they are in the cache */
 #define SPDL__NPZ_WINDOW 2048       /* of a file, on the stack */
+#define SPDL__NPZ_BEHIND 64         /* bytes that follow what is deflated, for inflate to look at */
 
 /* A buffer that can be kept; its bytes follow. */
 typedef struct spdl__npz_buffer {
@@ -7670,6 +7671,7 @@ struct spdl_npz {
     uint64_t mapping;   /* a const uint8_t *, or 0: set once by whoever needs it first */
     uint64_t spare;     /* a spdl__npz_buffer *, or 0: taken and put back by exchange */
     spdl__crc crc;
+    spdl__inflate_tables fixed; /* filled when there are deflated members */
 };
 
 /* A member in use, on the stack of the call that uses it. */
@@ -7681,6 +7683,7 @@ typedef struct spdl__npz_reader {
     size_t room, have;
     size_t ahead; /* how much of a file to read at once, at least */
     uint64_t window_at;
+    const uint8_t *readable; /* the end of the memory in which the last bytes fetched lie */
     spdl__npz_buffer *buffer;
     uint64_t payload;    /* where the member's bytes begin */
     const uint8_t *head; /* what comes before the data: in memory, in the window, or inflated */
@@ -7751,19 +7754,22 @@ SPDL__PRIVATE spdl_result spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size
     size_t want;
     if (r->npz->zip.data != NULL) {
         *from = r->npz->zip.data + at;
+        r->readable = r->npz->zip.data + r->npz->zip.size;
         return SPDL_OK;
     }
     if (at < r->window_at || at - r->window_at > r->have ||
         bytes > r->have - (size_t)(at - r->window_at)) {
-        result = spdl__npz_widen(r, bytes);
+        result = spdl__npz_widen(r, bytes > SPDL__NPZ_WINDOW ? bytes + SPDL__NPZ_BEHIND : bytes);
         if (result != SPDL_OK) return result;
         want = (size_t)spdl__min(r->room, r->npz->zip.size - at);
-        if (r->buffer != NULL && bytes > SPDL__NPZ_PIECE) want = bytes; /* all that was asked for */
+        if (bytes > SPDL__NPZ_PIECE) /* all that was asked for, and what inflate likes to see */
+            want = (size_t)spdl__min(want, bytes + SPDL__NPZ_BEHIND);
         r->window_at = at;
         result = spdl__npz_read_at(r, r->window, want, at, &r->have);
         if (result != SPDL_OK && r->have < bytes) return result;
     }
     *from = r->window + (size_t)(at - r->window_at);
+    r->readable = r->window + r->have;
     return SPDL_OK;
 }
 
@@ -7828,6 +7834,8 @@ SPDL__PRIVATE spdl_result spdl__npz_start_inflate(spdl__npz_reader *r, size_t by
     r->head = r->small;
     r->in_bytes = bytes;
     spdl__inflate_init(&r->inflate, in, bytes, r->small);
+    r->inflate.in_room = r->readable;
+    r->inflate.fixed = &r->npz->fixed;
     return SPDL_OK;
 }
 
@@ -8031,29 +8039,62 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_trailer(spdl__npz_reader *r, const u
     return result;
 }
 
+/* Turns the decoder, which stands behind the header, to the caller's memory. */
+SPDL__PRIVATE uint32_t spdl__npz_inflate_to(spdl__npz_reader *r, uint8_t *data, bool verify) {
+    r->inflate.before = r->head;
+    r->inflate.before_bytes = r->head_bytes;
+    r->inflate.base = r->inflate.out = data;
+    return verify ? spdl__crc_add(&r->npz->crc, 0, r->head, r->head_bytes) : 0;
+}
+
+/* Proves that the stream ends where its last byte of output was. */
+SPDL__PRIVATE spdl_result spdl__npz_inflate_end(spdl__npz_reader *r, uint32_t crc, bool verify) {
+    spdl__inflate_mode ended = spdl__inflate_run(&r->inflate, r->inflate.out);
+    if (ended != SPDL__INFLATE_DONE) return spdl__npz_inflate_error(r, ended);
+    return verify ? spdl__npz_check_crc(r, crc) : SPDL_OK;
+}
+
+#ifdef SPDL_INFLATE
+/* By way of memory for the whole member, since that is how others decode. */
+SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, size_t bytes,
+                                            bool verify) {
+    const uint64_t usize = r->member->usize;
+    spdl_result result = SPDL_OK;
+    uint8_t *all = NULL;
+    if (usize - r->head_bytes - bytes > r->npz->max_bytes)
+        return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "more than max_bytes follow the array");
+    if (usize <= SIZE_MAX / 2)
+        all = (uint8_t *)spdl__alloc(&r->npz->zip.allocator, (size_t)usize, 64);
+    if (all == NULL)
+        return spdl__zip_fail(&r->where, SPDL_E_NOMEM, "no memory to inflate it (%llu bytes)",
+                              (spdl__llu)usize);
+    if (!SPDL_INFLATE(all, (size_t)usize, r->inflate.in_begin, (size_t)r->member->csize))
+        result = spdl__zip_fail(&r->where, SPDL_E_FORMAT,
+                                "%llu bytes do not inflate to the %llu the directory says",
+                                (spdl__llu)r->member->csize, (spdl__llu)usize);
+    if (result == SPDL_OK && verify)
+        result = spdl__npz_check_crc(r, spdl__crc_add(&r->npz->crc, 0, all, (size_t)usize));
+    if (result == SPDL_OK) memcpy(data, all + r->head_bytes, bytes);
+    spdl__free(&r->npz->zip.allocator, all, (size_t)usize);
+    return result;
+}
+#else
 /* Inflates the first `bytes` of the data to the caller's memory, then goes on to the end of the
    stream. */
 SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, size_t bytes,
                                             bool verify) {
     spdl_result result = SPDL_OK;
-    spdl__inflate_mode ended;
-    uint32_t value = 0, *const crc = verify ? &value : NULL;
+    uint32_t crc = spdl__npz_inflate_to(r, data, verify);
     size_t left, piece;
-    if (verify) value = spdl__crc_add(&r->npz->crc, 0, r->head, r->head_bytes);
-    r->inflate.before = r->head;
-    r->inflate.before_bytes = r->head_bytes;
-    r->inflate.base = r->inflate.out = data;
     for (left = bytes; left > 0 && result == SPDL_OK; left -= piece) {
         piece = left < SPDL__NPZ_PIECE ? left : SPDL__NPZ_PIECE;
-        result = spdl__npz_inflate_some(r, piece, crc);
+        result = spdl__npz_inflate_some(r, piece, verify ? &crc : NULL);
     }
     if (result == SPDL_OK && r->member->usize - r->head_bytes > bytes)
-        result = spdl__npz_inflate_trailer(r, data, bytes, crc);
-    if (result != SPDL_OK) return result;
-    ended = spdl__inflate_run(&r->inflate, r->inflate.out);
-    if (ended != SPDL__INFLATE_DONE) return spdl__npz_inflate_error(r, ended);
-    return verify ? spdl__npz_check_crc(r, value) : SPDL_OK;
+        result = spdl__npz_inflate_trailer(r, data, bytes, verify ? &crc : NULL);
+    return result == SPDL_OK ? spdl__npz_inflate_end(r, crc, verify) : result;
 }
+#endif
 
 /* Takes the CRC of bytes of a stored member that nobody wants otherwise. */
 SPDL__PRIVATE spdl_result spdl__npz_crc_over(spdl__npz_reader *r, uint64_t at, uint64_t bytes,
@@ -8138,24 +8179,30 @@ SPDL__PRIVATE spdl_result spdl__npz_swap(spdl__npz_reader *r, size_t index, uint
     return result;
 }
 
-/* Reads one array with a reader that is ready. */
-SPDL__PRIVATE spdl_result spdl__npz_read_array(spdl__npz_reader *r, size_t index, void *data,
-                                               size_t bytes) {
-    spdl_npy_info info;
-    spdl_result result = spdl__npz_start(r, index, true, &info, NULL, 0);
-    if (result == SPDL_OK && info.bytes > bytes)
-        result = spdl__zip_fail(&r->where, SPDL_E_INVALID,
-                                "the array has %llu bytes, the memory for it %llu",
-                                (spdl__llu)info.bytes, (spdl__llu)bytes);
-    if (result == SPDL_OK && data == NULL && info.bytes > 0)
-        result = spdl__zip_fail(&r->where, SPDL_E_INVALID, "the memory for it is NULL");
-    if (result == SPDL_OK && r->turn && info.bytes > 0)
-        result = spdl__npz_read_turned(r, data, &info);
-    else if (result == SPDL_OK)
-        result = spdl__npz_read_plain(r, data, (size_t)info.bytes);
-    if (result == SPDL_OK && r->swap && info.bytes > 0)
-        result = spdl__npz_swap(r, index, (uint8_t *)data, info.count, &info);
-    spdl__npz_end(r);
+/* Finds an array that is to be read to this memory. */
+SPDL__PRIVATE spdl_result spdl__npz_start_read(spdl__npz_reader *r, size_t index, const void *data,
+                                               size_t bytes, spdl_npy_info *info) {
+    spdl_result result = spdl__npz_start(r, index, true, info, NULL, 0);
+    if (result != SPDL_OK) return result;
+    if (info->bytes > bytes)
+        return spdl__zip_fail(&r->where, SPDL_E_INVALID,
+                              "the array has %llu bytes, the memory for it %llu",
+                              (spdl__llu)info->bytes, (spdl__llu)bytes);
+    if (data == NULL && info->bytes > 0)
+        return spdl__zip_fail(&r->where, SPDL_E_INVALID, "the memory for it is NULL");
+    return SPDL_OK;
+}
+
+/* Reads the array that was found. */
+SPDL__PRIVATE spdl_result spdl__npz_finish_read(spdl__npz_reader *r, size_t index, void *data,
+                                                const spdl_npy_info *info) {
+    spdl_result result;
+    if (r->turn && info->bytes > 0)
+        result = spdl__npz_read_turned(r, data, info);
+    else
+        result = spdl__npz_read_plain(r, data, (size_t)info->bytes);
+    if (result == SPDL_OK && r->swap && info->bytes > 0)
+        result = spdl__npz_swap(r, index, (uint8_t *)data, info->count, info);
     return result;
 }
 
@@ -8259,6 +8306,16 @@ SPDL__PRIVATE spdl_result spdl__npz_load_start(spdl_npz *npz, spdl__npz_from *fr
                           (spdl__llu)from->bytes, reason);
 }
 
+/* Fills the tables that deflated members need. */
+SPDL__PRIVATE void spdl__npz_build_tables(spdl_npz *npz) {
+    size_t i;
+    for (i = 0; i < npz->zip.count; i++) {
+        if (npz->zip.members[i].method != SPDL__ZIP_DEFLATED) continue;
+        spdl__inflate_build_fixed(&npz->fixed);
+        return;
+    }
+}
+
 /* Reads the directory. */
 SPDL__PRIVATE spdl_result spdl__npz_open(spdl_npz *npz, spdl__npz_from *from,
                                          const spdl_npz_desc *desc) {
@@ -8273,8 +8330,10 @@ SPDL__PRIVATE spdl_result spdl__npz_open(spdl_npz *npz, spdl__npz_from *from,
         return SPDL_OK;
     }
     spdl__crc_init(&npz->crc);
-    return spdl__zip_open(&npz->zip, spdl__npz_default(desc->max_members, (uint64_t)1 << 20),
-                          desc->error);
+    result = spdl__zip_open(&npz->zip, spdl__npz_default(desc->max_members, (uint64_t)1 << 20),
+                            desc->error);
+    if (result == SPDL_OK) spdl__npz_build_tables(npz);
+    return result;
 }
 
 /* Opens what there is; takes the file in any case. */
@@ -8421,9 +8480,12 @@ SPDL_API spdl_result spdl_npz_fields(const spdl_npz *npz, size_t index, spdl_npy
 SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data, size_t bytes,
                                    spdl_error *error) {
     spdl__npz_reader r;
+    spdl_npy_info info;
     spdl_result result;
     spdl__npz_init_reader(&r, npz, error);
-    result = spdl__npz_read_array(&r, index, data, bytes);
+    result = spdl__npz_start_read(&r, index, data, bytes, &info);
+    if (result == SPDL_OK) result = spdl__npz_finish_read(&r, index, data, &info);
+    spdl__npz_end(&r);
     spdl__npz_fini_reader(&r);
     return result;
 }
@@ -8540,6 +8602,7 @@ SPDL_API spdl_result spdl_npy_parse(const void *data, size_t bytes, spdl_npy_inf
    the pool itself. What the threads share is freed by the last of them, since a job may get its
    turn only when all is done; such a job finds nothing to take and looks at nothing else. */
 
+#define SPDL__MANY_LANES 2      /* arrays side by side in a thread; a third gained nothing */
 #define SPDL__MANY_AHEAD 262144 /* bytes that are read from a file at once */
 #define SPDL__MANY_BYTES 65536  /* requests are handed out together up to about so many bytes */
 
@@ -8573,14 +8636,8 @@ SPDL__PRIVATE void spdl__many_fail(spdl__npz_many *many, size_t which, const spd
     spdl__store32(&many->locked, 0);
 }
 
-SPDL__PRIVATE void spdl__many_read(spdl__npz_many *many, spdl__npz_reader *r, size_t which) {
-    spdl_npz_request *request = &many->requests[which];
-    request->result = spdl__npz_read_array(r, request->index, request->data, request->bytes);
-    if (request->result != SPDL_OK) spdl__many_fail(many, which, r->where.error);
-}
-
 /* How many requests from `first` on are handed out together. */
-SPDL__PRIVATE size_t spdl__many_share(const spdl__npz_many *many, size_t first) {
+SPDL__PRIVATE size_t spdl__many_count(const spdl__npz_many *many, size_t first) {
     uint64_t bytes = 0;
     size_t n = 0;
     while (first + n < many->count && n < 256 && bytes < SPDL__MANY_BYTES)
@@ -8593,23 +8650,146 @@ SPDL__PRIVATE bool spdl__many_take(spdl__npz_many *many, size_t *first, size_t *
     do {
         if (next >= many->count) return false;
         *first = (size_t)next;
-        *count = spdl__many_share(many, *first);
+        *count = spdl__many_count(many, *first);
     } while (!spdl__cas(&many->next, &next, next + *count));
     return true;
 }
 
+/* One of the arrays that a thread decodes side by side. */
+typedef struct spdl__many_lane {
+    bool busy;
+    size_t which; /* request */
+    size_t left;  /* bytes that are not decoded yet */
+    uint8_t *piece;
+    uint32_t crc;
+    spdl_npy_info info;
+    spdl_error error;
+    spdl__npz_reader r;
+} spdl__many_lane;
+
+/* What a thread does: the requests it has taken but not begun, and its lanes. */
+typedef struct spdl__many_share {
+    spdl__npz_many *many;
+    size_t first, count;
+    size_t done;
+    bool verify;
+    spdl__many_lane lane[SPDL__MANY_LANES];
+} spdl__many_share;
+
+SPDL__PRIVATE void spdl__many_result(spdl__many_share *share, spdl__many_lane *lane,
+                                     spdl_result result) {
+    spdl__npz_end(&lane->r);
+    lane->busy = false;
+    share->done++;
+    share->many->requests[lane->which].result = result;
+    if (result != SPDL_OK) spdl__many_fail(share->many, lane->which, &lane->error);
+}
+
+/* Whether an array is one that gains by company: all deflated data, compressed so little that the
+   chain from code to code is what takes the time. */
+SPDL__PRIVATE bool spdl__many_suits(const spdl__many_lane *lane) {
+#ifdef SPDL_INFLATE
+    (void)lane;
+    return false;
+#else
+    const spdl__zip_member *member = lane->r.member;
+    return !lane->r.stored && !lane->r.turn && lane->info.bytes > 0 &&
+           member->usize - lane->r.head_bytes == lane->info.bytes &&
+           spdl__inflate_gains(member->csize, member->usize);
+#endif
+}
+
+SPDL__PRIVATE void spdl__many_next_piece(spdl__many_lane *lane) {
+    const size_t bytes = lane->left < SPDL__NPZ_PIECE ? lane->left : SPDL__NPZ_PIECE;
+    lane->piece = lane->r.inflate.out;
+    lane->r.inflate.limit = lane->piece + bytes;
+    lane->left -= bytes;
+}
+
+/* Begins with a request. What suits no lane is read at once; then the lane is not busy. */
+SPDL__PRIVATE void spdl__many_begin(spdl__many_share *share, spdl__many_lane *lane) {
+    const spdl_npz_request *request = &share->many->requests[share->first];
+    spdl_result result;
+    lane->which = share->first++;
+    share->count--;
+    result = spdl__npz_start_read(&lane->r, request->index, request->data, request->bytes,
+                                  &lane->info);
+    if (result != SPDL_OK || !spdl__many_suits(lane)) {
+        if (result == SPDL_OK)
+            result = spdl__npz_finish_read(&lane->r, request->index, request->data, &lane->info);
+        spdl__many_result(share, lane, result);
+        return;
+    }
+    lane->crc = spdl__npz_inflate_to(&lane->r, (uint8_t *)request->data, share->verify);
+    lane->left = (size_t)lane->info.bytes;
+    lane->busy = true;
+    spdl__many_next_piece(lane);
+}
+
+/* A lane stopped: at the end of a piece, or because of an error. */
+SPDL__PRIVATE void spdl__many_stopped(spdl__many_share *share, spdl__many_lane *lane,
+                                      spdl__inflate_mode ended) {
+    spdl__npz_reader *r = &lane->r;
+    const spdl_npz_request *request = &share->many->requests[lane->which];
+    spdl_result result;
+    if (r->inflate.out != r->inflate.limit) {
+        spdl__many_result(share, lane, spdl__npz_inflate_error(r, ended));
+        return;
+    }
+    if (share->verify)
+        lane->crc = spdl__crc_add(&r->npz->crc, lane->crc, lane->piece,
+                                  (size_t)(r->inflate.out - lane->piece));
+    if (lane->left > 0 && ended == SPDL__INFLATE_FULL) {
+        spdl__many_next_piece(lane);
+        return;
+    }
+    result = lane->left == 0 ? spdl__npz_inflate_end(r, lane->crc, share->verify)
+                             : spdl__npz_inflate_error(r, ended);
+    if (result == SPDL_OK && r->swap)
+        result = spdl__npz_swap(r, request->index, (uint8_t *)request->data, lane->info.count,
+                                &lane->info);
+    spdl__many_result(share, lane, result);
+}
+
+/* Keeps the lanes busy until nothing is left to take. */
+SPDL__PRIVATE void spdl__many_run(spdl__many_share *share) {
+    spdl__inflate *states[SPDL__MANY_LANES];
+    spdl__many_lane *lanes[SPDL__MANY_LANES], *lane;
+    spdl__inflate_mode ended = SPDL__INFLATE_FULL;
+    unsigned busy, i;
+    for (;;) {
+        for (busy = i = 0; i < SPDL__MANY_LANES; i++) {
+            lane = &share->lane[i];
+            while (!lane->busy && (share->count > 0 || spdl__many_take(share->many, &share->first,
+                                                                       &share->count)))
+                spdl__many_begin(share, lane);
+            if (!lane->busy) continue;
+            lanes[busy] = lane;
+            states[busy++] = &lane->r.inflate;
+        }
+        if (busy == 0) return;
+        i = spdl__inflate_run_lanes(states, busy, &ended);
+        spdl__many_stopped(share, lanes[i], ended);
+    }
+}
+
 /* Reads from these requests on until nothing is left to take. */
 SPDL__PRIVATE void spdl__many_work(spdl__npz_many *many, size_t first, size_t count) {
-    spdl__npz_reader r;
-    spdl_error error;
-    size_t i;
-    spdl__npz_init_reader(&r, many->npz, &error);
-    r.ahead = SPDL__MANY_AHEAD;
-    do {
-        for (i = 0; i < count; i++) spdl__many_read(many, &r, first + i);
-        spdl__sub(&many->left, count); /* releases what was read to the caller, who sees 0 */
-    } while (spdl__many_take(many, &first, &count));
-    spdl__npz_fini_reader(&r);
+    spdl__many_share share;
+    unsigned i;
+    share.many = many;
+    share.first = first;
+    share.count = count;
+    share.done = 0;
+    share.verify = many->npz->verify != SPDL_NPZ_VERIFY_NONE;
+    for (i = 0; i < SPDL__MANY_LANES; i++) {
+        spdl__npz_init_reader(&share.lane[i].r, many->npz, &share.lane[i].error);
+        share.lane[i].r.ahead = SPDL__MANY_AHEAD;
+        share.lane[i].busy = false;
+    }
+    spdl__many_run(&share);
+    for (i = 0; i < SPDL__MANY_LANES; i++) spdl__npz_fini_reader(&share.lane[i].r);
+    spdl__sub(&many->left, share.done); /* releases what was read to the caller, who sees 0 */
 }
 
 SPDL__PRIVATE void spdl__many_leave(spdl__npz_many *many) {
