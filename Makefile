@@ -18,7 +18,9 @@ T = $(SPDL_IN_README)
 ARGS =
 WERROR =
 JSON =
+FUZZ = $(patsubst tests/fuzz_%.c,%,$(wildcard tests/fuzz_*.c))
 FUZZ_TIME = 60
+FUZZ_RUNS = 20000
 V =
 
 # check-readme runs the commands of README.md with SPDL_IN_README set to the few tests it wants: all
@@ -112,10 +114,21 @@ selftest: ## does the test runner report what goes wrong?
 	@tests/selftest/run.sh $(B)/selftest
 
 .PHONY: fuzz
-fuzz: ## hostile .npy and .npz files for FUZZ_TIME seconds (60); needs clang
-	@mkdir -p build/fuzz
-	$(Q)clang -g -O1 -fsanitize=fuzzer,address,undefined tests/fuzz_npz.c -o build/fuzz_npz
-	@build/fuzz_npz -max_total_time=$(FUZZ_TIME) -artifact_prefix=build/ build/fuzz tests/data
+fuzz: ## hostile files and streams, FUZZ_TIME seconds (60) for each target; needs clang
+	@for name in $(FUZZ); do $(MAKE) fuzz-$$name || exit 1; done
+
+.PHONY: check-fuzz
+check-fuzz: ## the same for FUZZ_RUNS inputs (20000), always the same ones; any compiler
+	@$(MAKE) $(PARALLEL) $(FUZZ:%=build/fuzz/driver_%)
+	@tests/check_fuzz.sh $(FUZZ_RUNS) $(FUZZ)
+
+.PHONY: check-bigendian
+check-bigendian: ## the npz tests on s390x (needs gcc-s390x-linux-gnu and qemu-user)
+	@tests/check_bigendian.sh
+
+.PHONY: coverage-npz
+coverage-npz: ## branches of the sections crc to npz that no test takes (needs gcc and python3)
+	@tests/coverage_npz.sh
 
 .PHONY: check
 check: ## everything that CI runs, and the sum of it
@@ -235,12 +248,11 @@ endif
 $(filter-out bench-npz,$(BENCHES:%=bench-%)): bench-%: build/bench/bench_%
 	@$< $(JSON:%=--json) $(ARGS)
 
-# Which of the peers of bench_npz are there: HEADER:LIBRARY.
-NPZ_PEERS = libdeflate.h:deflate isa-l.h:isal zlib.h:z
+# -lLIBRARY for each HEADER:LIBRARY whose header is there.
 has_header = $(shell printf '\043include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo yes)
-peer_header = $(firstword $(subst :, ,$(1)))
-build/bench/bench_npz: BENCH_LIBS = $(foreach peer,$(NPZ_PEERS),$(if \
-    $(call has_header,$(call peer_header,$(peer))),-l$(lastword $(subst :, ,$(peer)))))
+libraries = $(foreach pair,$(1),$(if $(call has_header,$(firstword $(subst :, ,$(pair)))),\
+            -l$(lastword $(subst :, ,$(pair)))))
+build/bench/bench_npz: BENCH_LIBS = $(call libraries,libdeflate.h:deflate isa-l.h:isal zlib.h:z)
 
 build/bench/npz/made: bench/make_npz_data.py
 	@mkdir -p $(@D)
@@ -248,5 +260,20 @@ build/bench/npz/made: bench/make_npz_data.py
 
 bench-npz: build/bench/bench_npz build/bench/npz/made
 	@BENCH_NPZ_PYTHON=$$(bench/npz_python.sh) $< $(JSON:%=--json) $(ARGS)
+
+FUZZ_FLAGS = -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -pthread
+
+build/fuzz/driver_%: tests/fuzz_%.c tests/fuzz.h spdl.h
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(FUZZ_FLAGS) -DFUZZ_DRIVER $< -o $@ $(call libraries,zlib.h:z)
+
+build/fuzz/fuzz_%: tests/fuzz_%.c tests/fuzz.h spdl.h
+	@mkdir -p $(@D)
+	$(Q)clang $(FUZZ_FLAGS) -fsanitize=fuzzer $< -o $@ $(call libraries,zlib.h:z)
+
+$(FUZZ:%=fuzz-%): fuzz-%: build/fuzz/fuzz_%
+	@mkdir -p build/fuzz/$*
+	@$< -max_total_time=$(FUZZ_TIME) -artifact_prefix=build/fuzz/ -print_final_stats=1 -max_len=16384 \
+	    build/fuzz/$* tests/corpus/$* $(if $(filter npz,$*),tests/data)
 
 -include $(TEST_OBJECTS:.o=.d)

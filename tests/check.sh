@@ -59,6 +59,8 @@ part asan "$make" -s asan CC=gcc
 part asan-clang "$make" -s asan CC=clang
 part tsan "$make" -s tsan CC=gcc
 part tsan-clang "$make" -s tsan CC=clang
+part fuzz "$make" -s check-fuzz CC=gcc FUZZ_RUNS=5000
+part bigendian "$make" -s check-bigendian
 part model "$make" -s model
 part core-alone "$make" -s check-core-alone
 part budget "$make" -s check-budget

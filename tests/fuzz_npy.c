@@ -1,0 +1,132 @@
+/* Feeds any bytes to what reads .npy: the header alone, and the file as an archive of one array.
+   Both must agree. The first byte picks the side of the guard page and whether the input is a whole
+   file or only the text of a header, which a frame of the right length is put around. */
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#include "fuzz.h"
+
+#define DATA_BYTES 64 /* behind a framed header */
+
+enum { BLOCK_FILE, BLOCK_OUT };
+
+/* What is told of an array must be possible. */
+static void check_info(const spdl_npy_info *info, size_t bytes) {
+    uint64_t count = 1;
+    int i;
+    FUZZ_CHECK(info->ndim >= 0 && info->ndim <= SPDL_NPY_MAX_DIMS);
+    FUZZ_CHECK(info->header_bytes <= bytes && info->bytes <= bytes - info->header_bytes);
+    for (i = 0; i < info->ndim; ++i) count *= info->shape[i];
+    FUZZ_CHECK(count == info->count && info->bytes == info->count * info->itemsize);
+    FUZZ_CHECK(strchr("biufcSUVMm", info->kind) != NULL && info->kind != '\0');
+    FUZZ_CHECK(strchr("<>|", info->byte_order) != NULL && info->byte_order != '\0');
+    FUZZ_CHECK(info->version >= 1 && info->version <= 3);
+    FUZZ_CHECK(memchr(info->descr, 0, sizeof info->descr) != NULL);
+    FUZZ_CHECK(!info->structured || info->kind == 'V');
+}
+
+/* Fields lie one behind the other, and those of the element fill it. */
+static void check_fields(const spdl_npz *npz, const spdl_npy_info *info) {
+    static spdl_npy_field fields[64];
+    const size_t room = sizeof fields / sizeof fields[0];
+    uint64_t at = 0;
+    size_t count = 99;
+    size_t i;
+    if (spdl_npz_fields(npz, 0, fields, room, &count, NULL) != SPDL_OK) return;
+    FUZZ_CHECK((count > 0) <= info->structured);
+    for (i = 0; i < count && i < room; ++i) {
+        if (fields[i].depth > 0) continue;
+        FUZZ_CHECK(fields[i].offset == at);
+        at += fields[i].itemsize * fields[i].count;
+    }
+    FUZZ_CHECK(count == 0 || count > room || at == info->itemsize);
+}
+
+static void check_data(const spdl_npz *npz, const spdl_npy_info *info, const uint8_t *file,
+                       bool at_end) {
+    const size_t bytes = (size_t)info->bytes;
+    uint8_t *out = fuzz_out(BLOCK_OUT, bytes, at_end);
+    const void *view = NULL;
+    const uint64_t rows = info->ndim > 0 ? info->shape[0] : 0;
+    FUZZ_CHECK(spdl_npz_read(npz, 0, out, bytes, NULL) == SPDL_OK);
+    FUZZ_CHECK(bytes == 0 || memcmp(out, file + info->header_bytes, bytes) == 0);
+    FUZZ_CHECK(spdl_npz_view(npz, 0, &view, NULL, NULL) == SPDL_OK);
+    FUZZ_CHECK(view == file + info->header_bytes);
+    FUZZ_CHECK(bytes == 0 || spdl_npz_read(npz, 0, out, bytes - 1, NULL) == SPDL_E_INVALID);
+    if (rows == 0 || info->fortran_order) return;
+    out = fuzz_out(BLOCK_OUT, (size_t)(info->bytes / rows), at_end);
+    FUZZ_CHECK(spdl_npz_read_rows(npz, 0, rows - 1, 1, out, (size_t)(info->bytes / rows), NULL) ==
+               SPDL_OK);
+    FUZZ_CHECK(spdl_npz_read_rows(npz, 0, rows, 1, out, 0, NULL) != SPDL_OK);
+}
+
+/* As the machine has it, row by row: the size stays, and doing it twice is doing it once. */
+static void check_converted(const uint8_t *file, size_t size, const spdl_npy_info *plain,
+                            bool at_end) {
+    const size_t bytes = (size_t)plain->bytes;
+    spdl_npz_desc desc = { 0 };
+    spdl_npz *npz = NULL;
+    spdl_npy_info info;
+    spdl_result result;
+    desc.convert = SPDL_NPZ_NATIVE_BYTES | SPDL_NPZ_C_ORDER;
+    FUZZ_CHECK(spdl_npz_open_memory(&npz, file, size, "fuzz", &desc) == SPDL_OK);
+    result = spdl_npz_info(npz, 0, &info, NULL);
+    if (result == SPDL_OK) {
+        FUZZ_CHECK(!info.fortran_order && info.bytes == plain->bytes);
+        result = spdl_npz_read(npz, 0, fuzz_out(BLOCK_OUT, bytes, at_end), bytes, NULL);
+    }
+    FUZZ_CHECK(result == SPDL_OK || result == SPDL_E_UNSUPPORTED || result == SPDL_E_NOMEM ||
+               result == SPDL_E_LIMIT);
+    spdl_npz_close(npz);
+}
+
+static void try_file(const uint8_t *file, size_t size, bool at_end) {
+    spdl_npy_info info;
+    spdl_npy_info again;
+    spdl_error error;
+    spdl_npz_desc desc = { 0 };
+    spdl_npz *npz = NULL;
+    spdl_result parsed;
+    spdl_result opened;
+    memset(&error, 0, sizeof error);
+    parsed = spdl_npy_parse(file, size, &info, &error);
+    FUZZ_CHECK(parsed <= SPDL_OK && (parsed == SPDL_OK) == (error.text[0] == '\0'));
+    if (parsed == SPDL_OK) check_info(&info, size);
+    opened = spdl_npz_open_memory(&npz, file, size, "fuzz", &desc);
+    if (opened == SPDL_OK) opened = spdl_npz_info(npz, 0, &again, NULL);
+    if (size >= 6 && memcmp(file, "\x93NUMPY", 6) == 0) FUZZ_CHECK(parsed == opened);
+    if (parsed == SPDL_OK) {
+        FUZZ_CHECK(opened == SPDL_OK && info.bytes == again.bytes);
+        check_fields(npz, &info);
+        check_data(npz, &info, file, at_end);
+        check_converted(file, size, &info, at_end);
+    }
+    spdl_npz_close(npz);
+}
+
+/* A frame of version 1, 2 or 3 around the text. */
+static size_t frame(uint8_t *to, const uint8_t *text, size_t bytes, int version) {
+    fuzz_bytes file = { to, 0, FUZZ_ROOM };
+    static const uint8_t data[DATA_BYTES] = { 1, 2, 3, 4, 5, 6, 7, 8, 9 };
+    fuzz_put(&file, "\x93NUMPY", 6);
+    fuzz_put_le(&file, (uint64_t)version, 2);
+    fuzz_put_le(&file, bytes, version == 1 ? 2 : 4);
+    fuzz_put(&file, text, bytes);
+    fuzz_put(&file, data, DATA_BYTES);
+    return file.count;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
+    static uint8_t framed[FUZZ_ROOM];
+    const unsigned how = bytes > 0 ? data[0] : 0;
+    const bool at_end = (how & 1) == 0;
+    if (bytes == 0 || bytes > 60000) return 0;
+    if (how == 0x93) {
+        try_file(fuzz_copy(BLOCK_FILE, data, bytes, at_end), bytes, at_end);
+    } else {
+        const int version = 1 + (int)(how >> 1) % 3;
+        const size_t size = frame(framed, data + 1, bytes - 1, version);
+        try_file(fuzz_copy(BLOCK_FILE, framed, size, at_end), size, at_end);
+    }
+    return 0;
+}
