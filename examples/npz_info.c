@@ -1,8 +1,9 @@
-/* npz_info.c - prints name, type, shape, order and size of every array in .npz and .npy files,
-   after reading each one to its end, checksum included.
+/* npz_info.c - prints name, type, shape, order and size of every array in .npz and .npy files, and
+   the fields of structured ones, after reading each to its end, checksum included. With --json one
+   object per array, one per line.
 
    Build:  cc -O2 -I. examples/npz_info.c -o npz_info -lpthread
-   Run:    ./npz_info FILE... */
+   Run:    ./npz_info [--json] FILE... */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
 
@@ -10,14 +11,40 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static void shape_text(const spdl_npy_info *info, char *text, size_t bytes) {
-    size_t used = (size_t)snprintf(text, bytes, "(");
-    for (int i = 0; i < info->ndim && used < bytes; i++)
-        used += (size_t)snprintf(text + used, bytes - used, "%s%" PRIu64, i ? ", " : "",
-                                 info->shape[i]);
-    if (used < bytes) snprintf(text + used, bytes - used, info->ndim == 1 ? ",)" : ")");
+static void print_shape(const uint64_t *shape, int ndim, const char *open, const char *close) {
+    printf("%s", open);
+    for (int i = 0; i < ndim; i++) printf("%s%" PRIu64, i ? ", " : "", shape[i]);
+    printf("%s", close);
 }
 
+/* A string as JSON has it; names are UTF-8 already. */
+static void print_json_string(const char *text) {
+    putchar('"');
+    for (; *text; text++) {
+        if ((unsigned char)*text < 32) printf("\\u%04x", (unsigned)*text);
+        else if (*text == '"' || *text == '\\') printf("\\%c", *text);
+        else putchar(*text);
+    }
+    putchar('"');
+}
+
+static void print_field_json(const spdl_npy_field *field, const char *before) {
+    printf("%s{\"name\": ", before);
+    print_json_string(field->name);
+    printf(", \"depth\": %d, \"offset\": %" PRIu64 ", \"kind\": \"%c\", \"descr\": ", field->depth,
+           field->offset, field->kind);
+    print_json_string(field->descr);
+    print_shape(field->shape, field->ndim, ", \"shape\": [", "]}");
+}
+
+static void print_field(const spdl_npy_field *field) {
+    printf("    %*s%-*s %-8s", 2 * field->depth, "", 14 - 2 * field->depth, field->name,
+           field->structured ? "fields" : field->descr);
+    if (field->ndim > 0) print_shape(field->shape, field->ndim, " (", ")");
+    printf(" at %" PRIu64 "\n", field->offset);
+}
+
+/* Reads an array as a whole, which verifies it. */
 static spdl_result read_array(const spdl_npz *npz, size_t index, const spdl_npy_info *info,
                               spdl_error *error) {
     void *data = malloc(info->bytes ? (size_t)info->bytes : 1);
@@ -28,30 +55,55 @@ static spdl_result read_array(const spdl_npz *npz, size_t index, const spdl_npy_
     return result;
 }
 
-static spdl_result print_array(const spdl_npz *npz, size_t index, spdl_error *error) {
+static void print_json(const char *path, const char *name, const spdl_npy_info *info,
+                       const spdl_npz_member *member, const spdl_npy_field *fields, size_t count) {
+    static const char *const crc[] = { "none", "unchecked", "good", "bad" };
+    printf("{\"file\": ");
+    print_json_string(path);
+    printf(", \"name\": ");
+    print_json_string(name);
+    printf(", \"kind\": \"%c\", \"byte_order\": \"%c\", \"itemsize\": %" PRIu64 ", \"descr\": ",
+           info->kind, info->byte_order, info->itemsize);
+    print_json_string(info->descr);
+    print_shape(info->shape, info->ndim, ", \"shape\": [", "], ");
+    printf("\"fortran_order\": %s, \"bytes\": %" PRIu64 ", \"stored\": %s, \"file_bytes\": %" PRIu64
+           ", \"crc\": \"%s\", \"duplicates\": %u, \"fields\": [",
+           info->fortran_order ? "true" : "false", info->bytes, member->stored ? "true" : "false",
+           member->file_bytes, crc[member->crc_state], (unsigned)member->duplicates);
+    for (size_t i = 0; i < count; i++) print_field_json(&fields[i], i ? ", " : "");
+    printf("]}\n");
+}
+
+static spdl_result print_array(const spdl_npz *npz, const char *path, size_t index, bool json,
+                               spdl_error *error) {
+    static spdl_npy_field fields[100];
+    size_t count = 0;
+    spdl_npz_member member;
     spdl_npy_info info;
-    char shape[256];
     spdl_result result = spdl_npz_info(npz, index, &info, error);
+    if (result == SPDL_OK) result = spdl_npz_fields(npz, index, fields, 100, &count, error);
     if (result == SPDL_OK) result = read_array(npz, index, &info, error);
+    if (result == SPDL_OK) result = spdl_npz_stat(npz, index, &member);
     if (result != SPDL_OK) return result;
-    shape_text(&info, shape, sizeof shape);
-    printf("  %-16s %-8s %-20s %-8s %-8s %12" PRIu64 " bytes\n", spdl_npz_name(npz, index),
-           info.descr, shape, info.fortran_order ? "Fortran" : "C",
-           spdl_npz_stored(npz, index) ? "stored" : "deflated", info.bytes);
+    if (count > 100) count = 100;
+    if (json) print_json(path, spdl_npz_name(npz, index), &info, &member, fields, count);
+    if (json) return SPDL_OK;
+    printf("  %-16s %-8s ", spdl_npz_name(npz, index), count ? "fields" : info.descr);
+    print_shape(info.shape, info.ndim, "(", info.ndim == 1 ? ",)" : ")");
+    printf(" %s %s %" PRIu64 " bytes\n", info.fortran_order ? "Fortran" : "C",
+           member.stored ? "stored" : "deflated", info.bytes);
+    for (size_t i = 0; i < count; i++) print_field(&fields[i]);
     return SPDL_OK;
 }
 
-static spdl_result print_file(const char *path) {
+static spdl_result print_file(const char *path, bool json) {
     spdl_error error = { .text = "" };
     const spdl_npz_desc desc = { .error = &error };
     spdl_npz *npz;
     spdl_result result = spdl_npz_open_file(&npz, path, &desc);
-    if (result == SPDL_OK) {
-        const size_t count = spdl_npz_count(npz);
-        printf("%s: %zu array%s\n", path, count, count == 1 ? "" : "s");
-        for (size_t i = 0; i < count && result == SPDL_OK; i++)
-            result = print_array(npz, i, &error);
-    }
+    if (result == SPDL_OK && !json) printf("%s: %zu arrays\n", path, spdl_npz_count(npz));
+    for (size_t i = 0; result == SPDL_OK && i < spdl_npz_count(npz); i++)
+        result = print_array(npz, path, i, json, &error);
     spdl_npz_close(npz);
     if (result != SPDL_OK)
         fprintf(stderr, "npz_info: %s (%s)\n", error.text, spdl_result_text(result));
@@ -59,11 +111,9 @@ static spdl_result print_file(const char *path) {
 }
 
 int main(int argc, char **argv) {
+    const bool json = argc > 1 && strcmp(argv[1], "--json") == 0;
     int bad = 0;
-    if (argc < 2) {
-        fprintf(stderr, "usage: npz_info FILE...\n");
-        return 2;
-    }
-    for (int i = 1; i < argc; i++) bad += print_file(argv[i]) != SPDL_OK;
-    return bad ? 1 : 0;
+    if (argc < 2 + json) fprintf(stderr, "usage: npz_info [--json] FILE...\n");
+    for (int i = 1 + json; i < argc; i++) bad += print_file(argv[i], json) != SPDL_OK;
+    return argc < 2 + json ? 2 : bad ? 1 : 0;
 }

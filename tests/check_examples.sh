@@ -45,6 +45,15 @@ run_example() {
         check "npz_info on a good file" run ./npz_info examples/data/digits_test.npz
         check "npz_info on a cut file" fails_with 1 cut.npz ./npz_info cut.npz
         check "npz_info on no file" fails_with 1 none.npz ./npz_info none.npz
+        check "npz_info --json" fails_with 0 '"name": "images", "kind": "u"' \
+            ./npz_info --json examples/data/digits_test.npz
+        ;;
+    npz_convert)
+        check "npz_convert" fails_with 0 "times as fast" \
+            ./npz_convert examples/data/digits_test.npz stored.npz
+        check "npz_info on what npz_convert made" fails_with 0 "stored 23040 bytes" \
+            ./npz_info stored.npz
+        check "npz_convert on no file" fails_with 1 none.npz ./npz_convert none.npz to.npz
         ;;
     *) check "run $1" run "./$1" ;;
     esac
