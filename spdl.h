@@ -1389,6 +1389,9 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #if defined(__linux__)
 #include <sys/syscall.h>
 #endif
+#if defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 #if defined(__linux__) && !defined(SPDL_NO_FUTEX)
 #define SPDL__FUTEX 1
@@ -1447,7 +1450,7 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #define SPDL__UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
 /* Instructions that not every processor has stand in functions of their own, which say so, and are
-   called where __builtin_cpu_supports has said yes. */
+   called where the processor has been asked. */
 #define SPDL__TARGET(features) __attribute__((target(features)))
 #if defined(__x86_64__)
 #define SPDL__X86 1
@@ -5504,10 +5507,16 @@ SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeou
 
 /* ============================================================================================= */
 /* >>crc-impl
-   CRC-32 as ZIP has it, eight bytes a step out of eight tables. An archive fills the tables while
-   it is opened, before any other thread can see it, and owns them; from then on they are only read,
-   so any number of threads may use them at once. Also the loads of little-endian numbers, which are
-   right at any alignment and on any host. */
+   CRC-32 as ZIP has it. An archive fills the tables while it is opened, before any other thread can
+   see it, and owns them; from then on they are only read, so any number of threads may use them at
+   once. What the processor can do is asked then, too. Also the loads of little-endian numbers,
+   which are right at any alignment and on any host.
+   A CRC is the remainder of a division, in which the bytes are the digits of a long polynomial over
+   GF(2). It stays the same when leading digits are replaced by others with the same remainder:
+   so the fast ways multiply 128 bits (without carries) by what x^n is modulo the divisor and add
+   them n digits further on, with many products under way at once. What is left of everything, 16
+   bytes, goes through the tables. (V. Gopal and others, "Fast CRC Computation for Generic
+   Polynomials Using PCLMULQDQ Instruction", 2009.) */
 
 SPDL__PRIVATE uint16_t spdl__le16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 
@@ -5521,17 +5530,137 @@ SPDL__INLINE uint64_t spdl__le64(const uint8_t *p) {
     return SPDL__BIG_ENDIAN ? __builtin_bswap64(value) : value;
 }
 
-/* table[k][b]: what byte b does to the remainder when k zero bytes follow it. */
+/* What the processor has; each one includes those before it. */
+typedef enum spdl__crc_way {
+    SPDL__CRC_TABLES,
+    SPDL__CRC_BYTES,   /* arm64: instructions for the CRC of 8 bytes */
+    SPDL__CRC_FOLD,    /* products of 64 bits: PCLMULQDQ, PMULL */
+    SPDL__CRC_FOLD_512 /* four at once: VPCLMULQDQ on 512 bits */
+} spdl__crc_way;
+
 typedef struct spdl__crc {
-    uint32_t table[8][256];
+    uint32_t table[8][256]; /* table[k][b]: what byte b does when k zero bytes follow it */
+    uint64_t by_16[2], by_64[2],
+        by_256[2]; /* what folds the low half over so many bytes, the high */
+    spdl__crc_way way;
 } spdl__crc;
+
+/* The fast ways are twins: for x86-64, for arm64, and none for the others. */
+#if defined(__x86_64__)
+typedef long long spdl__v128 __attribute__((vector_size(16)));
+typedef long long spdl__v512 __attribute__((vector_size(64)));
+#define SPDL__CRC_FOLDS 1
+#define SPDL__CRC_TARGET SPDL__TARGET("pclmul,sse4.1")
+#define SPDL__CRC_TARGET_512 SPDL__TARGET("pclmul,avx512f,vpclmulqdq")
+
+SPDL__PRIVATE spdl__crc_way spdl__crc_best(void) {
+    if (!__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("sse4.1"))
+        return SPDL__CRC_TABLES;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("vpclmulqdq"))
+        return SPDL__CRC_FOLD;
+    return SPDL__CRC_FOLD_512;
+}
+
+SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128 by) {
+    return __builtin_ia32_pclmulqdq128(x, by, 0x00) ^ __builtin_ia32_pclmulqdq128(x, by, 0x11);
+}
+
+#if defined(__clang__)
+#define SPDL__CRC_CLMUL_512 __builtin_ia32_pclmulqdq512
+#else
+#define SPDL__CRC_CLMUL_512 __builtin_ia32_vpclmulqdq_v8di
+#endif
+
+/* Folds, and adds to what stands there. */
+SPDL__CRC_TARGET_512 SPDL__INLINE void spdl__crc_fold_512(spdl__v512 *x, const spdl__v512 *by,
+                                                          const void *there) {
+    spdl__v512 next;
+    memcpy(&next, there, 64);
+    *x = SPDL__CRC_CLMUL_512(*x, *by, 0x00) ^ SPDL__CRC_CLMUL_512(*x, *by, 0x11) ^ next;
+}
+
+/* Folds whole 256 bytes into one, and this into the 64 of `state`. Returns how many bytes that
+   were; there must be 256. */
+SPDL__CRC_TARGET_512 SPDL__PRIVATE size_t spdl__crc_fold_wide(const spdl__crc *crc, uint32_t value,
+                                                              const uint8_t *data, size_t bytes,
+                                                              uint8_t *state) {
+    const long long far_low = (long long)crc->by_256[0], far_high = (long long)crc->by_256[1];
+    const long long low = (long long)crc->by_64[0], high = (long long)crc->by_64[1];
+    const spdl__v512 by_256 = { far_low, far_high, far_low, far_high,
+                                far_low, far_high, far_low, far_high };
+    const spdl__v512 by_64 = { low, high, low, high, low, high, low, high };
+    spdl__v512 x[4];
+    size_t used = 256;
+    memcpy(x, data, 256);
+    x[0][0] ^= value;
+    for (; bytes - used >= 256; used += 256) {
+        spdl__crc_fold_512(&x[0], &by_256, data + used);
+        spdl__crc_fold_512(&x[1], &by_256, data + used + 64);
+        spdl__crc_fold_512(&x[2], &by_256, data + used + 128);
+        spdl__crc_fold_512(&x[3], &by_256, data + used + 192);
+    }
+    spdl__crc_fold_512(&x[0], &by_64, &x[1]);
+    spdl__crc_fold_512(&x[0], &by_64, &x[2]);
+    spdl__crc_fold_512(&x[0], &by_64, &x[3]);
+    memcpy(state, x, 64);
+    return used;
+}
+
+#elif defined(__aarch64__) && !SPDL__BIG_ENDIAN
+typedef long long spdl__v128 __attribute__((vector_size(16)));
+#define SPDL__CRC_FOLDS 1
+#define SPDL__CRC_TARGET
+
+SPDL__PRIVATE spdl__crc_way spdl__crc_best(void) {
+#if defined(__APPLE__)
+    return SPDL__CRC_FOLD;
+#elif defined(__linux__)
+    const unsigned long has = getauxval(16); /* AT_HWCAP: bit 7 is CRC32, bit 4 is PMULL */
+    if ((has >> 7 & 1) == 0) return SPDL__CRC_TABLES;
+    return (has >> 4 & 1) != 0 ? SPDL__CRC_FOLD : SPDL__CRC_BYTES;
+#else
+    return SPDL__CRC_TABLES;
+#endif
+}
+
+SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128 by) {
+    spdl__v128 low, high;
+    __asm__(".arch_extension crypto\n\tpmull %0.1q, %1.1d, %2.1d" : "=w"(low) : "w"(x), "w"(by));
+    __asm__(".arch_extension crypto\n\tpmull2 %0.1q, %1.2d, %2.2d" : "=w"(high) : "w"(x), "w"(by));
+    return low ^ high;
+}
+
+SPDL__PRIVATE uint32_t spdl__crc_words(uint32_t value, const uint8_t *data, size_t bytes) {
+    for (; bytes >= 8; bytes -= 8, data += 8)
+        __asm__(".arch_extension crc\n\tcrc32x %w0, %w0, %1" : "+r"(value) : "r"(spdl__le64(data)));
+    return value;
+}
+#else
+#define SPDL__CRC_FOLDS 0
+SPDL__PRIVATE spdl__crc_way spdl__crc_best(void) { return SPDL__CRC_TABLES; }
+#endif
+
+/* The remainder of x^(8 * bytes). Digits are stored with the highest power lowest, so 1 is the
+   highest bit; and a product of two such numbers comes out one bit too low, so it is shifted. */
+SPDL__PRIVATE uint64_t spdl__crc_power(const spdl__crc *crc, unsigned bytes) {
+    uint32_t value = 0x80000000u;
+    for (; bytes > 0; bytes--) value = (value >> 8) ^ crc->table[0][value & 255];
+    return (uint64_t)value << 1;
+}
+
+/* The low half of 16 bytes is 4 bytes further from its place than the distance, the high half 4
+   bytes nearer: a product of 32 and 64 bits fills 96 of 128. */
+SPDL__PRIVATE void spdl__crc_fold_by(const spdl__crc *crc, uint64_t *by, unsigned bytes) {
+    by[0] = spdl__crc_power(crc, bytes + 4);
+    by[1] = spdl__crc_power(crc, bytes - 4);
+}
 
 SPDL__PRIVATE void spdl__crc_init(spdl__crc *crc) {
     uint32_t byte, value;
-    int bit, k;
+    int k;
     for (byte = 0; byte < 256; byte++) {
         value = byte;
-        for (bit = 0; bit < 8; bit++) value = (value >> 1) ^ (value & 1 ? 0xedb88320u : 0u);
+        for (k = 0; k < 8; k++) value = (value >> 1) ^ (value & 1 ? 0xedb88320u : 0u);
         crc->table[0][byte] = value;
     }
     for (k = 1; k < 8; k++) {
@@ -5540,13 +5669,23 @@ SPDL__PRIVATE void spdl__crc_init(spdl__crc *crc) {
             crc->table[k][byte] = (value >> 8) ^ crc->table[0][value & 255];
         }
     }
+    spdl__crc_fold_by(crc, crc->by_16, 16);
+    spdl__crc_fold_by(crc, crc->by_64, 64);
+    spdl__crc_fold_by(crc, crc->by_256, 256);
+    crc->way = spdl__crc_best();
 }
 
-/* The CRC of what `value` is the CRC of, followed by these bytes; start with 0. */
-SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const uint8_t *data,
-                                     size_t bytes) {
+/* Eight bytes a step, each through its own table. */
+SPDL__PRIVATE uint32_t spdl__crc_tables(const spdl__crc *crc, uint32_t value, const uint8_t *data,
+                                        size_t bytes) {
     uint32_t low, high;
-    value = ~value;
+#if defined(__aarch64__) && !SPDL__BIG_ENDIAN
+    if (crc->way >= SPDL__CRC_BYTES) {
+        value = spdl__crc_words(value, data, bytes);
+        data += bytes & ~(size_t)7;
+        bytes &= 7;
+    }
+#endif
     for (; bytes >= 8; bytes -= 8, data += 8) {
         low = spdl__le32(data) ^ value;
         high = spdl__le32(data + 4);
@@ -5556,7 +5695,67 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
                 crc->table[1][high >> 16 & 255] ^ crc->table[0][high >> 24];
     }
     for (; bytes > 0; bytes--, data++) value = crc->table[0][(value ^ *data) & 255] ^ value >> 8;
-    return ~value;
+    return value;
+}
+
+#if SPDL__CRC_FOLDS
+SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_load(const void *from) {
+    spdl__v128 x;
+    memcpy(&x, from, 16);
+    return x;
+}
+
+/* Folds whole 64 bytes into the 64 of `state`, those into the last 16 of them, and whole 16 bytes
+   into these. Returns how many bytes that were. */
+SPDL__CRC_TARGET SPDL__PRIVATE size_t spdl__crc_fold_all(const spdl__crc *crc, uint8_t *state,
+                                                         const uint8_t *data, size_t bytes) {
+    const spdl__v128 by_64 = spdl__crc_load(crc->by_64), by_16 = spdl__crc_load(crc->by_16);
+    spdl__v128 a = spdl__crc_load(state), b = spdl__crc_load(state + 16);
+    spdl__v128 c = spdl__crc_load(state + 32), d = spdl__crc_load(state + 48);
+    size_t used = 0;
+    for (; bytes - used >= 64; used += 64) {
+        a = spdl__crc_fold(a, by_64) ^ spdl__crc_load(data + used);
+        b = spdl__crc_fold(b, by_64) ^ spdl__crc_load(data + used + 16);
+        c = spdl__crc_fold(c, by_64) ^ spdl__crc_load(data + used + 32);
+        d = spdl__crc_fold(d, by_64) ^ spdl__crc_load(data + used + 48);
+    }
+    b ^= spdl__crc_fold(a, by_16);
+    c ^= spdl__crc_fold(b, by_16);
+    d ^= spdl__crc_fold(c, by_16);
+    for (; bytes - used >= 16; used += 16)
+        d = spdl__crc_fold(d, by_16) ^ spdl__crc_load(data + used);
+    memcpy(state + 48, &d, 16);
+    return used;
+}
+
+/* For 64 bytes or more. The remainder so far is added to the first four of them. */
+SPDL__PRIVATE uint32_t spdl__crc_folded(const spdl__crc *crc, uint32_t value, const uint8_t *data,
+                                        size_t bytes) {
+    uint8_t state[64];
+    size_t used = 64;
+    memcpy(state, data, 64);
+    state[0] ^= (uint8_t)value;
+    state[1] ^= (uint8_t)(value >> 8);
+    state[2] ^= (uint8_t)(value >> 16);
+    state[3] ^= (uint8_t)(value >> 24);
+#if defined(__x86_64__)
+    if (crc->way == SPDL__CRC_FOLD_512 && bytes >= 256)
+        used = spdl__crc_fold_wide(crc, value, data, bytes, state);
+#endif
+    used += spdl__crc_fold_all(crc, state, data + used, bytes - used);
+    return spdl__crc_tables(crc, spdl__crc_tables(crc, 0, state + 48, 16), data + used,
+                            bytes - used);
+}
+#endif
+
+/* The CRC of what `value` is the CRC of, followed by these bytes; start with 0. */
+SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const uint8_t *data,
+                                     size_t bytes) {
+#if SPDL__CRC_FOLDS
+    if (bytes >= 64 && crc->way >= SPDL__CRC_FOLD)
+        return ~spdl__crc_folded(crc, ~value, data, bytes);
+#endif
+    return ~spdl__crc_tables(crc, ~value, data, bytes);
 }
 
 /* ============================================================================================= */
