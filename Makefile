@@ -127,7 +127,7 @@ check-bigendian: ## the npz tests on s390x (needs gcc-s390x-linux-gnu and qemu-u
 	@tests/check_bigendian.sh
 
 .PHONY: coverage-npz
-coverage-npz: ## branches of the sections crc to npz that no test takes (needs gcc and python3)
+coverage-npz: ## branches of the sections crc to npz that no test takes (needs clang, llvm, python3)
 	@tests/coverage_npz.sh
 
 .PHONY: check

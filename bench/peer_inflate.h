@@ -45,7 +45,7 @@ typedef uint32_t (*peer_crc_fn)(const uint8_t *data, size_t bytes);
 #if PEER_LIBDEFLATE
 static inline bool peer_libdeflate(const uint8_t *in, size_t in_bytes, uint8_t *out,
                                    size_t bytes) {
-    static struct libdeflate_decompressor *decoder;
+    static __thread struct libdeflate_decompressor *decoder; /* a few, kept to the end */
     if (decoder == NULL) decoder = libdeflate_alloc_decompressor();
     return decoder != NULL && libdeflate_deflate_decompress(decoder, in, in_bytes, out, bytes,
                                                             NULL) == LIBDEFLATE_SUCCESS;

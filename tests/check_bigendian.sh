@@ -8,7 +8,8 @@ cc=s390x-linux-gnu-gcc
 qemu=qemu-s390x
 for tool in $cc $qemu; do
     if ! command -v $tool >/dev/null 2>&1; then
-        skip "npz on s390x: no $tool (apt-get install gcc-s390x-linux-gnu libc6-dev-s390x-cross qemu-user)"
+        packages="gcc-s390x-linux-gnu libc6-dev-s390x-cross qemu-user"
+        skip "npz on s390x: no $tool (apt-get install $packages)"
         finish
     fi
 done

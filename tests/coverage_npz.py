@@ -1,6 +1,6 @@
-"""Adds up what gcov saw of spdl.h in several programs: the branches of the sections crc to npz.
+"""Adds up what llvm-cov saw of spdl.h in several programs: the branches of the sections crc to npz.
 
-    python3 tests/coverage_npz.py spdl.h FILE      (the JSON of gcov, one object per line)
+    python3 tests/coverage_npz.py spdl.h FILE      (the JSON of llvm-cov export)
 """
 
 import collections
@@ -23,16 +23,16 @@ def sections(lines):
 
 
 def branches(path):
-    """How often each branch was taken: {(line, number): count}."""
+    """How often each condition was true, and false: {(line, column, which): count}. A function is
+    there once for every program that includes it, and its copies are added up."""
     taken = collections.Counter()
     with open(path) as file:
-        for text in file:
-            for source in json.loads(text)["files"]:
-                if not source["file"].endswith("spdl.h"):
-                    continue
-                for line in source["lines"]:
-                    for number, branch in enumerate(line["branches"]):
-                        taken[line["line_number"], number] += branch["count"]
+        functions = json.load(file)["data"][0]["functions"]
+    for function in functions:
+        for line, column, _, _, true, false, at, *_ in function["branches"]:
+            if function["filenames"][at].endswith("spdl.h"):
+                taken[line, column, "true"] += true
+                taken[line, column, "false"] += false
     return taken
 
 
@@ -41,16 +41,13 @@ def main():
         lines = file.read().split("\n")
     where = sections(lines)
     total, hit = collections.Counter(), collections.Counter()
-    missed = collections.defaultdict(list)
-    for (line, number), count in sorted(branches(sys.argv[2]).items()):
+    for (line, column, which), count in sorted(branches(sys.argv[2]).items()):
         if where[line] is None:
             continue
         total[where[line]] += 1
         hit[where[line]] += count > 0
         if count == 0:
-            missed[line].append(number)
-    for line, numbers in missed.items():
-        print(f"spdl.h:{line}: {len(numbers)} never taken: {lines[line - 1].strip()}")
+            print(f"spdl.h:{line}:{column}: never {which}: {lines[line - 1][column - 1 :]}")
     for name in total:
         print(f"{name:16} {hit[name]:5} of {total[name]:5} branches  {hit[name] / total[name]:.1%}")
     share = sum(hit.values()) / max(1, sum(total.values()))

@@ -275,8 +275,8 @@ static uint8_t *fuzz_resize(size_t at, size_t less, size_t more) {
 
 /* A number that somebody may have forgotten. */
 static void fuzz_odd_number(size_t at) {
-    static const uint64_t odd[] = { 0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fffffff, 0xffffffff,
-                                    0x7fffffffffffffff, 0xffffffffffffffff, 22, 46, 30, 258, 32768 };
+    static const uint64_t odd[] = { 0, 1, 22, 30, 46, 0x7f, 0x80, 0xff, 258, 0x7fff, 0x8000, 0xffff,
+                                    0x7fffffff, 0xffffffff, INT64_MAX, UINT64_MAX };
     uint64_t value = odd[fuzz_random(sizeof odd / sizeof odd[0])];
     size_t bytes = (size_t)1 << fuzz_random(4);
     if (fuzz_random(4) == 0) value = fuzz_driver.now_bytes - fuzz_random(64);
@@ -355,10 +355,11 @@ int main(int argc, char **argv) {
              name != NULL ? (int)(name + 1 - argv[0]) : 0, argv[0],
              name != NULL ? name + 1 : argv[0]);
     for (i = 1; i < argc; ++i) {
-        if (strncmp(argv[i], "-runs=", 6) == 0) runs = atol(argv[i] + 6);
-        else if (strncmp(argv[i], "-seconds=", 9) == 0) seconds = atol(argv[i] + 9);
-        else if (strncmp(argv[i], "-seed=", 6) == 0) fuzz_driver.random = (uint64_t)atoll(argv[i] + 6);
-        else fuzz_add(argv[i]);
+        const char *arg = argv[i];
+        if (strncmp(arg, "-runs=", 6) == 0) runs = atol(arg + 6);
+        else if (strncmp(arg, "-seconds=", 9) == 0) seconds = atol(arg + 9);
+        else if (strncmp(arg, "-seed=", 6) == 0) fuzz_driver.random = (uint64_t)atoll(arg + 6);
+        else fuzz_add(arg);
     }
     if (fuzz_driver.count == 0) fuzz_add_file("/dev/null");
     signal(SIGSEGV, fuzz_on_signal);

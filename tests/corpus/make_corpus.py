@@ -67,7 +67,7 @@ def npy():
                   "('q', '<f8')], 'fortran_order': False, 'shape': (1,), }",
         "negative": "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }",
         "huge": "{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296), }",
-        "zero_huge": "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 9223372036854775807), }",
+        "zero_huge": "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 9223372036854775807)}",
         "deep": "{'descr': " + "[('a', " * 18 + "'<f4'" + ")]" * 18 + ", 'fortran_order': False}",
         "twice": "{'descr': '<f4', 'descr': '<f8', 'fortran_order': False, 'shape': (1,), }",
         "many_dims": "{'descr': '|u1', 'fortran_order': False, 'shape': (" + "1, " * 64 + "), }",
@@ -102,7 +102,8 @@ def directory():
     write("directory", "prefix", b"\xce" + all_three)
     write("directory", "twice", b"\x80" + good[0] + good[0])
     write("directory", "comment", b"\x40" + entry(b"x.npy", 0, crc=member(0), comment=b"hello"))
-    write("directory", "extra", b"\x40" + entry(b"x.npy", 0, crc=member(0), extra=b"\x35\xd9\x01\x00a"))
+    extra = b"\x35\xd9\x01\x00a"
+    write("directory", "extra", b"\x40" + entry(b"x.npy", 0, crc=member(0), extra=extra))
     write("directory", "wide", b"\x40" + saturated)
     write("directory", "overlap", b"\x80" + good[0] + entry(b"y.npy", 1))
     write("directory", "deflated", b"\x40" + entry(b"x.npy", 0, method=8))
