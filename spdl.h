@@ -5640,38 +5640,37 @@ SPDL__PRIVATE uint32_t spdl__crc_words(uint32_t value, const uint8_t *data, size
 SPDL__PRIVATE spdl__crc_way spdl__crc_best(void) { return SPDL__CRC_TABLES; }
 #endif
 
-/* The remainder of x^(8 * bytes). Digits are stored with the highest power lowest, so 1 is the
-   highest bit; and a product of two such numbers comes out one bit too low, so it is shifted. */
-SPDL__PRIVATE uint64_t spdl__crc_power(const spdl__crc *crc, unsigned bytes) {
-    uint32_t value = 0x80000000u;
-    for (; bytes > 0; bytes--) value = (value >> 8) ^ crc->table[0][value & 255];
-    return (uint64_t)value << 1;
+/* What folds over so many bytes: the remainders of x^(8 bytes + 32) and of x^(8 bytes - 32). Digits
+   are stored with the highest power lowest, and a product of two such numbers comes out one bit too
+   low, so they are shifted by one. (The first four are in Gopal and others, "Fast CRC Computation
+   for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009.) */
+SPDL__PRIVATE void spdl__crc_folds(spdl__crc *crc) {
+    crc->by_16[0] = 0x1751997d0u;
+    crc->by_16[1] = 0x0ccaa009eu;
+    crc->by_64[0] = 0x154442bd4u;
+    crc->by_64[1] = 0x1c6e41596u;
+    crc->by_256[0] = 0x11542778au;
+    crc->by_256[1] = 0x1322d1430u;
 }
 
-/* The low half of 16 bytes is 4 bytes further from its place than the distance, the high half 4
-   bytes nearer: a product of 32 and 64 bits fills 96 of 128. */
-SPDL__PRIVATE void spdl__crc_fold_by(const spdl__crc *crc, uint64_t *by, unsigned bytes) {
-    by[0] = spdl__crc_power(crc, bytes + 4);
-    by[1] = spdl__crc_power(crc, bytes - 4);
-}
-
+/* The remainder of a byte is the sum of those of its bits, so each bit doubles what is known. */
 SPDL__PRIVATE void spdl__crc_init(spdl__crc *crc) {
-    uint32_t byte, value;
-    int k;
-    for (byte = 0; byte < 256; byte++) {
-        value = byte;
-        for (k = 0; k < 8; k++) value = (value >> 1) ^ (value & 1 ? 0xedb88320u : 0u);
-        crc->table[0][byte] = value;
+    uint32_t value, i, k, bit;
+    for (k = 0; k < 8; k++) crc->table[k][0] = 0;
+    for (bit = 0; bit < 8; bit++) {
+        for (value = 1u << bit, i = 0; i < 8; i++)
+            value = (value >> 1) ^ (value & 1 ? 0xedb88320u : 0u);
+        for (i = 0; i < 1u << bit; i++) crc->table[0][(1u << bit) + i] = crc->table[0][i] ^ value;
     }
     for (k = 1; k < 8; k++) {
-        for (byte = 0; byte < 256; byte++) {
-            value = crc->table[k - 1][byte];
-            crc->table[k][byte] = (value >> 8) ^ crc->table[0][value & 255];
+        for (bit = 0; bit < 8; bit++) {
+            value = crc->table[k - 1][1u << bit];
+            value = (value >> 8) ^ crc->table[0][value & 255];
+            for (i = 0; i < 1u << bit; i++)
+                crc->table[k][(1u << bit) + i] = crc->table[k][i] ^ value;
         }
     }
-    spdl__crc_fold_by(crc, crc->by_16, 16);
-    spdl__crc_fold_by(crc, crc->by_64, 64);
-    spdl__crc_fold_by(crc, crc->by_256, 256);
+    spdl__crc_folds(crc);
     crc->way = spdl__crc_best();
 }
 
@@ -8844,13 +8843,16 @@ SPDL__PRIVATE size_t spdl__many_count(const spdl__npz_many *many, size_t first) 
     return n;
 }
 
+/* Changes nothing when there is nothing to take. */
 SPDL__PRIVATE bool spdl__many_take(spdl__npz_many *many, size_t *first, size_t *count) {
     uint64_t next = spdl__load_relaxed(&many->next);
+    size_t taken;
     do {
         if (next >= many->count) return false;
-        *first = (size_t)next;
-        *count = spdl__many_count(many, *first);
-    } while (!spdl__cas(&many->next, &next, next + *count));
+        taken = spdl__many_count(many, (size_t)next);
+    } while (!spdl__cas(&many->next, &next, next + taken));
+    *first = (size_t)next;
+    *count = taken;
     return true;
 }
 
