@@ -1,0 +1,647 @@
+/* What npz does when the system does not do what it was asked: every call that reads, writes, maps
+   or allocates fails once, is interrupted, or does less than it should. Beside it, what only large
+   members and wrong arguments reach. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ============================================================================================= */
+/* Calls that fail when they are told to */
+
+typedef enum call { NONE, PREAD, PWRITE, OPEN, FCNTL, MMAP, FSYNC, RENAME, FSTAT, ALLOC } call;
+typedef enum manner { FAILS, INTERRUPTED, SHORT, NOTHING } manner;
+
+static struct {
+    call call;
+    manner manner;
+    int error;
+    long at, count; /* it happens at call number `at`, from 1 */
+    long times;     /* so often */
+    long blocks;    /* allocated and not freed */
+} fault;
+
+static bool hit(call which) {
+    if (which != fault.call) return false;
+    ++fault.count;
+    return fault.count >= fault.at && fault.count < fault.at + fault.times;
+}
+
+static ssize_t faulty_pread(int file, void *to, size_t bytes, off_t at) {
+    if (!hit(PREAD)) return pread(file, to, bytes, at);
+    if (fault.manner == NOTHING) return 0;
+    if (fault.manner == SHORT) return pread(file, to, bytes / 2 + 1, at);
+    errno = fault.manner == INTERRUPTED ? EINTR : fault.error;
+    return -1;
+}
+
+static ssize_t faulty_pwrite(int file, const void *from, size_t bytes, off_t at) {
+    if (!hit(PWRITE)) return pwrite(file, from, bytes, at);
+    if (fault.manner == NOTHING) return 0;
+    if (fault.manner == SHORT) return pwrite(file, from, bytes / 2 + 1, at);
+    errno = fault.manner == INTERRUPTED ? EINTR : fault.error;
+    return -1;
+}
+
+static bool fails(call which) {
+    if (!hit(which)) return false;
+    errno = fault.error;
+    return true;
+}
+
+static int faulty_open(const char *path, int flags, ...) {
+    va_list args;
+    int mode;
+    va_start(args, flags);
+    mode = va_arg(args, int);
+    va_end(args);
+    return fails(OPEN) ? -1 : open(path, flags, mode);
+}
+
+static int faulty_fcntl(int file, int command, int arg) {
+    return fails(FCNTL) ? -1 : fcntl(file, command, arg);
+}
+
+static void *faulty_mmap(void *at, size_t bytes, int may, int flags, int file, off_t from) {
+    return fails(MMAP) ? MAP_FAILED : mmap(at, bytes, may, flags, file, from);
+}
+
+static int faulty_fsync(int file) { return fails(FSYNC) ? -1 : fsync(file); }
+static int faulty_rename(const char *from, const char *to) {
+    return fails(RENAME) ? -1 : rename(from, to);
+}
+static int faulty_fstat(int file, struct stat *status) {
+    return fails(FSTAT) ? -1 : fstat(file, status);
+}
+
+#define pread(...) faulty_pread(__VA_ARGS__)
+#define pwrite(...) faulty_pwrite(__VA_ARGS__)
+#define open(...) faulty_open(__VA_ARGS__, 0)
+#define fcntl(...) faulty_fcntl(__VA_ARGS__)
+#define mmap(...) faulty_mmap(__VA_ARGS__)
+#define fsync(...) faulty_fsync(__VA_ARGS__)
+#define rename(...) faulty_rename(__VA_ARGS__)
+#define fstat(...) faulty_fstat(__VA_ARGS__)
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#undef pread
+#undef pwrite
+#undef open
+#undef fcntl
+#undef mmap
+#undef fsync
+#undef rename
+#undef fstat
+#include "test.h"
+
+static void *faulty_alloc(size_t bytes, size_t align, void *user) {
+    void *memory = NULL;
+    (void)user;
+    if (hit(ALLOC) || posix_memalign(&memory, align, bytes) != 0) return NULL;
+    __atomic_fetch_add(&fault.blocks, 1, __ATOMIC_RELAXED);
+    return memory;
+}
+
+static void faulty_free(void *memory, size_t bytes, void *user) {
+    (void)bytes;
+    (void)user;
+    __atomic_fetch_sub(&fault.blocks, 1, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+static const spdl_allocator allocator = { faulty_alloc, faulty_free, NULL };
+
+static void fault_set(call which, manner how, long at, long times) {
+    fault.call = which;
+    fault.manner = how;
+    fault.error = EIO;
+    fault.at = at;
+    fault.times = times;
+    fault.count = 0;
+}
+
+/* ============================================================================================= */
+/* An archive of every kind of member, large enough to be read in pieces */
+
+#define ARRAYS 6
+#define LARGE 300000
+
+typedef struct array {
+    const char *name, *descr;
+    uint64_t itemsize;
+    int ndim;
+    uint64_t shape[2];
+    bool fortran, deflated;
+    uint8_t *data;
+} array;
+
+static array arrays[ARRAYS] = {
+    { "deflated", "|u1", 1, 1, { LARGE, 0 }, false, true, NULL },
+    { "swapped", ">i4", 4, 1, { LARGE / 4, 0 }, false, true, NULL },
+    { "turned", "<f4", 4, 2, { 300, 250 }, true, false, NULL },
+    { "fields", "[('a', '>i2'), ('b', '<f4')]", 6, 1, { 7, 0 }, false, false, NULL },
+    { "more", "|u1", 1, 1, { LARGE - 1, 0 }, false, true, NULL },
+    { "stored", "|u1", 1, 2, { 100, LARGE / 100 }, false, false, NULL },
+};
+
+static size_t bytes_of(const array *a) {
+    return (size_t)(a->itemsize * a->shape[0] * (a->ndim > 1 ? a->shape[1] : 1));
+}
+
+/* Noise and zeros in turns of 300 bytes. */
+static void arrays_make(void) {
+    uint64_t state = 7;
+    for (int i = 0; i < ARRAYS; ++i) {
+        array *a = &arrays[i];
+        if (a->data == NULL) a->data = (uint8_t *)calloc(bytes_of(a), 1);
+        REQUIRE(a->data != NULL);
+        for (size_t k = 0; k < bytes_of(a); ++k)
+            a->data[k] = k / 300 % 2 == 0 ? (uint8_t)test_random(&state) : 0;
+    }
+}
+
+static void arrays_free(void) {
+    for (int i = 0; i < ARRAYS; ++i) {
+        free(arrays[i].data);
+        arrays[i].data = NULL;
+    }
+}
+
+typedef struct packer {
+    uint8_t *to;
+    size_t room, used;
+    uint64_t bits;
+    unsigned count;
+} packer;
+
+static void pack(packer *p, unsigned value, unsigned count) {
+    p->bits |= (uint64_t)value << p->count;
+    for (p->count += count; p->count >= 8; p->count -= 8, p->bits >>= 8)
+        if (p->used < p->room) p->to[p->used++] = (uint8_t)p->bits;
+}
+
+/* A code of Huffman's goes the other way round. */
+static void pack_code(packer *p, unsigned code, unsigned count) {
+    unsigned reversed = 0;
+    for (unsigned i = 0; i < count; ++i) reversed |= (code >> i & 1) << (count - 1 - i);
+    pack(p, reversed, count);
+}
+
+/* A compressor of its own: fixed codes, literals, and runs of zeros in steps of 258. */
+static size_t deflate_zeros(void *to, size_t room, const void *from, size_t bytes, void *user) {
+    packer p = { (uint8_t *)to, room, 0, 0, 0 };
+    const uint8_t *data = (const uint8_t *)from;
+    size_t zeros = 0;
+    (void)user;
+    pack(&p, 3, 3); /* the last block, fixed codes */
+    for (size_t i = 0; i < bytes;) {
+        for (zeros = 0; i > 0 && data[i - 1] == 0 && zeros < 258 && i + zeros < bytes; ++zeros)
+            if (data[i + zeros] != 0) break;
+        if (zeros == 258) {
+            pack_code(&p, 0xc5, 8); /* symbol 285: 258 bytes */
+            pack_code(&p, 0, 5);    /* at distance 1 */
+            i += 258;
+        } else {
+            pack_code(&p, data[i] < 144 ? 0x30u + data[i] : 0x190u - 144 + data[i],
+                      data[i] < 144 ? 8 : 9);
+            ++i;
+        }
+    }
+    pack_code(&p, 0, 7);
+    pack(&p, 0, 7);
+    return p.used < room ? p.used : 0;
+}
+
+static char folder[] = "/tmp/spdl_cover_XXXXXX";
+
+static const char *path_of(const char *name) {
+    static char path[2][64];
+    static int turn;
+    turn = 1 - turn;
+    snprintf(path[turn], sizeof path[turn], "%s/%s", folder, name);
+    return path[turn];
+}
+
+static void folder_make(void) {
+    memset(folder + sizeof folder - 7, 'X', 6);
+    REQUIRE(mkdtemp(folder) != NULL);
+}
+
+static void folder_remove(void) {
+    remove(path_of("a.npz"));
+    remove(path_of("b.npz"));
+    CHECK(rmdir(folder) == 0); /* nothing else was left in it */
+}
+
+static spdl_npy_info info_of(const array *a) {
+    spdl_npy_info info;
+    memset(&info, 0, sizeof info);
+    snprintf(info.descr, sizeof info.descr, "%s", a->descr);
+    info.ndim = a->ndim;
+    memcpy(info.shape, a->shape, sizeof a->shape);
+    info.fortran_order = a->fortran;
+    return info;
+}
+
+/* Every second array in pieces. */
+static spdl_result write_array(spdl_npz_writer *w, const array *a, bool pieces, spdl_error *error) {
+    const spdl_npy_info info = info_of(a);
+    const size_t bytes = bytes_of(a);
+    spdl_result result;
+    if (!pieces) return spdl_npz_write(w, a->name, &info, a->data, error);
+    result = spdl_npz_begin(w, a->name, &info, error);
+    for (size_t at = 0; at < bytes && result == SPDL_OK; at += 99999)
+        result = spdl_npz_append(w, a->data + at, bytes - at < 99999 ? bytes - at : 99999, error);
+    return result;
+}
+
+static spdl_result write_all(const char *path, bool deflates, spdl_error *error) {
+    spdl_npz_write_desc desc = { 0 };
+    spdl_npz_writer *w = NULL;
+    spdl_result result;
+    desc.allocator = allocator;
+    desc.error = error;
+    desc.sync = true;
+    if (deflates) desc.deflate = deflate_zeros;
+    result = spdl_npz_create(&w, path, &desc);
+    for (int i = 0; i < ARRAYS && result == SPDL_OK; ++i)
+        result = write_array(w, &arrays[i], !arrays[i].deflated, error);
+    if (result == SPDL_OK) result = spdl_npz_finish(w, error);
+    if (w != NULL && result != SPDL_OK)
+        CHECK(spdl_npz_write(w, "x", &(spdl_npy_info){ 0 }, NULL, NULL) != SPDL_OK);
+    spdl_npz_writer_close(w);
+    return result;
+}
+
+/* ============================================================================================= */
+/* Everything that can be done with it; the first failure */
+
+static uint8_t *outs[ARRAYS];
+
+static void outs_make(void) {
+    for (int i = 0; i < ARRAYS; ++i) {
+        if (outs[i] == NULL) outs[i] = (uint8_t *)malloc(bytes_of(&arrays[i]));
+        REQUIRE(outs[i] != NULL);
+        memset(outs[i], 0xa5, bytes_of(&arrays[i]));
+    }
+}
+
+static void outs_free(void) {
+    for (int i = 0; i < ARRAYS; ++i) {
+        free(outs[i]);
+        outs[i] = NULL;
+    }
+}
+
+static void outs_compare(bool converted) {
+    for (int i = 0; i < ARRAYS; ++i)
+        if (!converted || arrays[i].itemsize == 1)
+            CHECK(memcmp(outs[i], arrays[i].data, bytes_of(&arrays[i])) == 0);
+}
+
+static void keep(spdl_result *first, spdl_result result) {
+    if (*first == SPDL_OK && result != SPDL_E_UNSUPPORTED) *first = result;
+}
+
+static void use_one(const spdl_npz *npz, size_t i, spdl_result *first) {
+    const size_t bytes = bytes_of(&arrays[i]);
+    spdl_npy_info info;
+    spdl_npy_field fields[4];
+    spdl_npz_member member;
+    size_t count;
+    const void *view = NULL;
+    keep(first, spdl_npz_info(npz, i, &info, NULL));
+    keep(first, spdl_npz_fields(npz, i, fields, 4, &count, NULL));
+    keep(first, spdl_npz_read(npz, i, outs[i], bytes, NULL));
+    keep(first, spdl_npz_check(npz, i, NULL));
+    keep(first, spdl_npz_read_rows(npz, i, 2, 3, outs[i], bytes, NULL));
+    keep(first, spdl_npz_view(npz, i, &view, NULL, NULL));
+    CHECK_EQ(spdl_npz_stat(npz, i, &member), SPDL_OK);
+}
+
+static void read_together(const spdl_npz *npz, spdl_pool *pool, spdl_result *first) {
+    spdl_npz_request requests[ARRAYS];
+    spdl_error error = { 0 };
+    spdl_result result, one = SPDL_OK;
+    memset(requests, 0, sizeof requests);
+    outs_make();
+    for (size_t i = 0; i < ARRAYS; ++i) {
+        requests[i].index = i;
+        requests[i].data = outs[i];
+        requests[i].bytes = bytes_of(&arrays[i]);
+    }
+    result = spdl_npz_read_many(npz, requests, ARRAYS, pool, &error);
+    for (int i = ARRAYS - 1; i >= 0; --i)
+        if (requests[i].result != SPDL_OK) one = requests[i].result;
+    if (result != SPDL_E_NOMEM) CHECK_EQ(result, one);
+    CHECK((result == SPDL_OK) == (error.text[0] == 0));
+    keep(first, result);
+}
+
+static spdl_result use_all(const char *path, unsigned convert, spdl_npz_verify verify) {
+    spdl_npz_desc desc = { 0 };
+    spdl_npz *npz = NULL;
+    spdl_npz_bundle *bundle = NULL;
+    spdl_result first = SPDL_OK;
+    const int file = open(path, O_RDONLY);
+    REQUIRE(file >= 0);
+    desc.allocator = allocator;
+    desc.convert = convert;
+    desc.verify = verify;
+    keep(&first, spdl_npz_open_fd(&npz, file, "a.npz", &desc));
+    close(file);
+    spdl_npz_close(npz);
+    keep(&first, spdl_npz_open_file(&npz, path, &desc));
+    if (npz == NULL) return first;
+    for (size_t i = 0; i < ARRAYS; ++i) use_one(npz, i, &first);
+    read_together(npz, NULL, &first);
+    spdl_npz_close(npz);
+    keep(&first, spdl_npz_load(&bundle, path, &desc));
+    if (bundle != NULL) CHECK(spdl_npz_bundle_find(bundle, "stored.npy") != NULL);
+    spdl_npz_bundle_free(bundle);
+    return first;
+}
+
+/* ============================================================================================= */
+/* Tests */
+
+static void setup(void) {
+    spdl_error error = { 0 };
+    folder_make();
+    arrays_make();
+    outs_make();
+    fault_set(NONE, FAILS, 0, 0);
+    if (!CHECK_EQ(write_all(path_of("a.npz"), true, &error), SPDL_OK))
+        fprintf(stderr, "%s\n", error.text);
+}
+
+static void teardown(void) {
+    CHECK_EQ(fault.blocks, 0);
+    folder_remove();
+    arrays_free();
+    outs_free();
+}
+
+/* Lets the call fail at its first, second, ... time until it is not reached any more. */
+static void reading_survives(call which, manner how, unsigned convert, bool harmless) {
+    const long step = TEST_SANITIZED ? 5 : 1;
+    for (long at = 1;; at += step) {
+        fault_set(which, how, at, 1);
+        const spdl_result result = use_all(path_of("a.npz"), convert, SPDL_NPZ_VERIFY_ALL);
+        const bool reached = fault.count >= at;
+        fault.call = NONE;
+        if (harmless || !reached) CHECK_EQ(result, SPDL_OK);
+        if (!harmless && reached) CHECK(result < 0);
+        if (result == SPDL_OK) outs_compare(convert != 0);
+        CHECK_EQ(fault.blocks, 0);
+        if (!reached) return;
+        REQUIRE(at < 2000);
+    }
+}
+
+static void reads_that_fail(void) {
+    setup();
+    reading_survives(PREAD, FAILS, 0, false);
+    reading_survives(PREAD, FAILS, SPDL_NPZ_NATIVE_BYTES | SPDL_NPZ_C_ORDER, false);
+    teardown();
+}
+
+static void reads_that_end(void) {
+    setup();
+    reading_survives(PREAD, NOTHING, 0, false);
+    teardown();
+}
+
+static void reads_that_are_interrupted(void) {
+    setup();
+    reading_survives(PREAD, INTERRUPTED, 0, true);
+    reading_survives(PREAD, SHORT, SPDL_NPZ_C_ORDER, true);
+    teardown();
+}
+
+static void memory_that_is_not_there(void) {
+    setup();
+    reading_survives(ALLOC, FAILS, 0, false);
+    reading_survives(ALLOC, FAILS, SPDL_NPZ_NATIVE_BYTES | SPDL_NPZ_C_ORDER, false);
+    teardown();
+}
+
+static void other_calls_that_fail(void) {
+    setup();
+    reading_survives(MMAP, FAILS, 0, false);
+    reading_survives(FCNTL, FAILS, 0, false);
+    reading_survives(OPEN, FAILS, 0, false);
+    reading_survives(FSTAT, FAILS, 0, false);
+    teardown();
+}
+
+/* Of a file that could not be written nothing is left, and what was there stays. */
+static void writing_survives(call which, manner how, bool harmless) {
+    const long step = TEST_SANITIZED ? 5 : 1;
+    for (long at = 1;; at += step) {
+        spdl_error error = { 0 };
+        fault_set(which, how, at, 1);
+        const spdl_result result = write_all(path_of("b.npz"), at % 2 == 0, &error);
+        const bool reached = fault.count >= at;
+        fault.call = NONE;
+        if (harmless || !reached) CHECK_EQ(result, SPDL_OK);
+        if (!harmless && reached) CHECK(result < 0 && error.text[0] != 0);
+        CHECK((access(path_of("b.npz"), F_OK) == 0) == (result == SPDL_OK));
+        if (result == SPDL_OK)
+            CHECK_EQ(use_all(path_of("b.npz"), 0, SPDL_NPZ_VERIFY_ALL), SPDL_OK);
+        if (result == SPDL_OK) outs_compare(false);
+        remove(path_of("b.npz"));
+        CHECK_EQ(fault.blocks, 0);
+        if (!reached) return;
+        REQUIRE(at < 2000);
+    }
+}
+
+static void writes_that_fail(void) {
+    setup();
+    writing_survives(PWRITE, FAILS, false);
+    writing_survives(PWRITE, NOTHING, false);
+    writing_survives(FSYNC, FAILS, false);
+    writing_survives(RENAME, FAILS, false);
+    writing_survives(OPEN, FAILS, false);
+    teardown();
+}
+
+static void writes_that_are_interrupted(void) {
+    setup();
+    writing_survives(PWRITE, INTERRUPTED, true);
+    writing_survives(PWRITE, SHORT, true);
+    teardown();
+}
+
+/* A name for the new file may be taken; all of them are not. */
+static void names_that_are_taken(void) {
+    spdl_error error = { 0 };
+    setup();
+    fault_set(OPEN, FAILS, 1, 3);
+    fault.error = EEXIST;
+    CHECK_EQ(write_all(path_of("b.npz"), false, &error), SPDL_OK);
+    fault_set(OPEN, FAILS, 1, 1000000);
+    fault.error = EEXIST;
+    CHECK_EQ(write_all(path_of("b.npz"), false, &error), SPDL_E_IO);
+    fault_set(NONE, FAILS, 0, 0);
+    teardown();
+}
+
+static void *wait_for_gate(void *gate) {
+    while (__atomic_load_n((int *)gate, __ATOMIC_ACQUIRE) == 0) usleep(1000);
+    return NULL;
+}
+
+static void wait_job(void *gate, int worker, void *local) {
+    (void)worker;
+    (void)local;
+    wait_for_gate(gate);
+}
+
+/* Members of several pieces, side by side and by several workers; also when none can help. */
+static void large_members_together(void) {
+    spdl_npz *npz = NULL;
+    spdl_pool *pool = NULL;
+    spdl_pool_desc desc = { 0 };
+    spdl_npz_desc open_desc = { 0 };
+    int gate = 0;
+    setup();
+    desc.workers = 2;
+    desc.queue_size = 2;
+    REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+    open_desc.allocator = allocator;
+    for (int round = 0; round < 8; ++round) {
+        spdl_result first = SPDL_OK;
+        open_desc.verify = round % 4 == 3 ? SPDL_NPZ_VERIFY_NONE : SPDL_NPZ_VERIFY_READS;
+        open_desc.convert = round % 4 == 2 ? SPDL_NPZ_NATIVE_BYTES : 0;
+        REQUIRE(spdl_npz_open_file(&npz, path_of("a.npz"), &open_desc) == SPDL_OK);
+        if (round == 4)
+            while (spdl_pool_submit(pool, wait_job, &gate, 0) == SPDL_OK) usleep(1000);
+        read_together(npz, round % 2 == 0 ? pool : NULL, &first);
+        if (round == 4) __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+        CHECK_EQ(first, SPDL_OK);
+        outs_compare(open_desc.convert != 0);
+        spdl_npz_close(npz);
+    }
+    spdl_pool_destroy(pool);
+    teardown();
+}
+
+/* The byte in the middle of a member is another: its neighbours do not mind. */
+static void damage(const char *path, off_t at) {
+    const int file = open(path, O_RDWR);
+    uint8_t byte = 0;
+    REQUIRE(file >= 0 && pread(file, &byte, 1, at) == 1);
+    byte ^= 0x11;
+    REQUIRE(pwrite(file, &byte, 1, at) == 1);
+    close(file);
+}
+
+static void damaged_members_together(void) {
+    spdl_npz *npz = NULL;
+    spdl_npz_member member;
+    setup();
+    for (int k = 0; k < 40; ++k) {
+        spdl_result first = SPDL_OK;
+        REQUIRE(spdl_npz_open_file(&npz, path_of("a.npz"), NULL) == SPDL_OK);
+        REQUIRE(spdl_npz_stat(npz, 4, &member) == SPDL_OK && !member.stored);
+        const off_t at = (off_t)(member.file_offset + 200 + (uint64_t)k * 3449 %
+                                                                (member.file_bytes - 300));
+        damage(path_of("a.npz"), at);
+        read_together(npz, NULL, &first);
+        CHECK(first == SPDL_E_CHECKSUM || first == SPDL_E_FORMAT);
+        CHECK(memcmp(outs[0], arrays[0].data, bytes_of(&arrays[0])) == 0);
+        CHECK(memcmp(outs[1], arrays[1].data, bytes_of(&arrays[1])) == 0);
+        CHECK(memcmp(outs[5], arrays[5].data, bytes_of(&arrays[5])) == 0);
+        CHECK(spdl_npz_check(npz, 4, NULL) == first);
+        spdl_npz_close(npz);
+        damage(path_of("a.npz"), at);
+    }
+    teardown();
+}
+
+static void reading_arguments(void) {
+    spdl_npz *npz = NULL;
+    spdl_npz_bundle *bundle = NULL;
+    spdl_npz_desc desc = { 0 };
+    spdl_npz_member member;
+    spdl_npz_request request = { 0, NULL, 0, SPDL_OK };
+    setup();
+    CHECK_EQ(spdl_npz_open_fd(NULL, 0, "x", NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_open_fd(&npz, -1, NULL, NULL), SPDL_E_IO);
+    CHECK_EQ(spdl_npz_load(&bundle, path_of("none"), NULL), SPDL_E_IO);
+    CHECK_EQ(spdl_npz_load(NULL, path_of("a.npz"), NULL), SPDL_E_INVALID);
+    CHECK(bundle == NULL && spdl_npz_bundle_find(bundle, "x") == NULL);
+    desc.max_bytes = 2 * LARGE;
+    CHECK_EQ(spdl_npz_load(&bundle, path_of("a.npz"), &desc), SPDL_E_LIMIT);
+    CHECK_EQ(spdl_npz_load(&bundle, path_of("a.npz"), NULL), SPDL_OK);
+    CHECK(spdl_npz_bundle_find(bundle, NULL) == NULL);
+    CHECK(spdl_npz_bundle_find(bundle, "st") == NULL);
+    CHECK(spdl_npz_bundle_find(bundle, "stored") != NULL);
+    CHECK(spdl_npz_bundle_find(bundle, "not stored.npy") == NULL);
+    spdl_npz_bundle_free(bundle);
+    desc.max_bytes = 0;
+    desc.max_members = UINT64_MAX;
+    REQUIRE(spdl_npz_open_file(&npz, path_of("a.npz"), &desc) == SPDL_OK);
+    CHECK_EQ(spdl_npz_find(npz, NULL, NULL), SPDL_E_NOT_FOUND);
+    CHECK_EQ(spdl_npz_find(NULL, "stored", NULL), SPDL_E_NOT_FOUND);
+    CHECK_EQ(spdl_npz_find(npz, "stored", NULL), SPDL_OK);
+    CHECK_EQ(spdl_npz_stat(npz, 0, NULL), SPDL_E_NOT_FOUND);
+    CHECK_EQ(spdl_npz_stat(npz, 99, &member), SPDL_E_NOT_FOUND);
+    CHECK_EQ(spdl_npz_info(npz, 0, NULL, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_view(npz, 5, NULL, NULL, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_read_many(npz, NULL, 1, NULL, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_read_many(NULL, &request, 1, NULL, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_read_many(npz, NULL, 0, NULL, NULL), SPDL_OK);
+    CHECK_EQ(spdl_npz_read_many(npz, &request, 1, NULL, NULL), SPDL_E_INVALID);
+    spdl_npz_close(npz);
+    teardown();
+}
+
+static void writing_arguments(void) {
+    const spdl_npy_info info = info_of(&arrays[0]);
+    spdl_npz_write_desc desc = { 0 };
+    spdl_npz_writer *w = NULL;
+    setup();
+    CHECK_EQ(spdl_npz_create(NULL, path_of("b.npz"), NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_create(&w, NULL, NULL), SPDL_E_INVALID);
+    desc.align = 3;
+    CHECK_EQ(spdl_npz_create(&w, path_of("b.npz"), &desc), SPDL_E_INVALID);
+    desc.align = 65536;
+    CHECK_EQ(spdl_npz_create(&w, path_of("b.npz"), &desc), SPDL_E_INVALID);
+    desc.align = 0;
+    desc.allocator.alloc_fn = faulty_alloc;
+    CHECK_EQ(spdl_npz_create(&w, path_of("b.npz"), &desc), SPDL_E_INVALID);
+    CHECK(w == NULL);
+    CHECK_EQ(spdl_npz_write(w, "x", &info, arrays[0].data, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_append(w, arrays[0].data, 1, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_finish(w, NULL), SPDL_E_INVALID);
+    REQUIRE(spdl_npz_create(&w, path_of("b.npz"), NULL) == SPDL_OK);
+    CHECK_EQ(spdl_npz_write(w, NULL, &info, arrays[0].data, NULL), SPDL_E_INVALID);
+    spdl_npz_writer_close(w);
+    REQUIRE(spdl_npz_create(&w, path_of("b.npz"), NULL) == SPDL_OK);
+    CHECK_EQ(spdl_npz_begin(w, "x", NULL, NULL), SPDL_E_INVALID);
+    spdl_npz_writer_close(w);
+    spdl_npz_writer_close(NULL);
+    teardown();
+}
+
+TEST_TABLE(npz_cover) {
+    TEST_CASE(reads_that_fail), TEST_CASE(reads_that_end), TEST_CASE(reads_that_are_interrupted),
+    TEST_CASE(memory_that_is_not_there), TEST_CASE(other_calls_that_fail),
+    TEST_CASE(writes_that_fail), TEST_CASE(writes_that_are_interrupted),
+    TEST_CASE(names_that_are_taken), TEST_CASE(large_members_together),
+    TEST_CASE(damaged_members_together), TEST_CASE(reading_arguments),
+    TEST_CASE(writing_arguments), TEST_END
+};
