@@ -7834,10 +7834,10 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
 /* >>npz-impl
    Arrays out of archives. A small file is read into the allocation of its archive, memory given to
    spdl_npz_open_memory stays the caller's, and of a larger file only the directory is kept. Between
-   open and close three things change, each a word that is exchanged as a whole, so the other calls
+   open and close four things change, each a word that is exchanged as a whole, so the other calls
    may run on any threads at once: what is known of the CRCs, the mapping that the first view makes,
-   and one spare buffer. A call keeps its decoder (about 12 KB) and a window on a file on its own
-   stack; for a deflated member of a large file, a long header, or what follows an array it takes
+   the tables that the first to verify or inflate makes, and one spare buffer. A call keeps its
+   decoder (about 12 KB) and a window on a file on its own stack; for a deflated member of a large file, a long header, or what follows an array it takes
    the spare buffer, or allocates one. Sizes are proven plausible first: a deflated member is at
    most 1032 times its bytes in the file, an array at most its member. */
 
@@ -7855,6 +7855,12 @@ typedef struct spdl__npz_buffer {
 
 #define SPDL__NPZ_BUFFER_HEAD 64
 
+/* What verifying and inflating need, made when one of them is first asked for. */
+typedef struct spdl__npz_tables {
+    spdl__crc crc;
+    spdl__inflate_tables fixed;
+} spdl__npz_tables;
+
 struct spdl_npz {
     spdl__zip zip;         /* of a .npy file: one member, made up */
     spdl__zip_member only; /* that member */
@@ -7865,11 +7871,10 @@ struct spdl_npz {
     unsigned convert;
     uint64_t max_bytes, max_header, max_ratio;
     size_t block_bytes; /* of this, with the bytes of a small file behind it */
-    uint64_t *shared;   /* mapping and spare, which calls on a const archive change */
+    uint64_t *shared;   /* the next three, which calls on a const archive change */
     uint64_t mapping;   /* a const uint8_t *, or 0: set once by whoever needs it first */
     uint64_t spare;     /* a spdl__npz_buffer *, or 0: taken and put back by exchange */
-    spdl__crc crc;
-    spdl__inflate_tables fixed; /* filled when there are deflated members */
+    uint64_t tables;    /* a const spdl__npz_tables *, or 0: as the mapping */
 };
 
 /* A member in use, on the stack of the call that uses it. */
@@ -7883,6 +7888,7 @@ typedef struct spdl__npz_reader {
     uint64_t window_at;
     const uint8_t *readable; /* the end of the memory in which the last bytes fetched lie */
     spdl__npz_buffer *buffer;
+    const spdl__npz_tables *tables; /* NULL until they are needed */
     uint64_t payload;    /* where the member's bytes begin */
     const uint8_t *head; /* what comes before the data: in memory, in the window, or inflated */
     size_t head_bytes;
@@ -7919,6 +7925,27 @@ SPDL__PRIVATE spdl__npz_buffer *spdl__npz_take_buffer(const spdl_npz *npz, size_
 SPDL__PRIVATE void spdl__npz_put_buffer(const spdl_npz *npz, spdl__npz_buffer *buffer) {
     if (buffer == NULL) return;
     spdl__npz_free_buffer(npz, spdl__exchange(&npz->shared[1], (uint64_t)(uintptr_t)buffer));
+}
+
+/* Makes the tables, or finds those that another call made. */
+SPDL__PRIVATE spdl_result spdl__npz_need_tables(spdl__npz_reader *r) {
+    const spdl_npz *npz = r->npz;
+    uint64_t found = spdl__load(&npz->shared[2]); /* as the cas below released it */
+    spdl__npz_tables *made;
+    if (found == 0) {
+        made = (spdl__npz_tables *)spdl__alloc(&npz->zip.allocator, sizeof(*made), 64);
+        if (made == NULL)
+            return spdl__zip_fail(&r->where, SPDL_E_NOMEM, "no memory for tables (%u bytes)",
+                                  (unsigned)sizeof(*made));
+        spdl__crc_init(&made->crc);
+        spdl__inflate_build_fixed(&made->fixed);
+        if (spdl__cas(&npz->shared[2], &found, (uint64_t)(uintptr_t)made))
+            found = (uint64_t)(uintptr_t)made;
+        else
+            spdl__free(&npz->zip.allocator, made, sizeof(*made)); /* another was faster */
+    }
+    r->tables = (const spdl__npz_tables *)(uintptr_t)found;
+    return SPDL_OK;
 }
 
 /* Makes the window hold `bytes`. What was in it is lost. */
@@ -8027,13 +8054,14 @@ SPDL__PRIVATE void spdl__npz_drop_large(spdl__npz_reader *r) {
 SPDL__PRIVATE spdl_result spdl__npz_start_inflate(spdl__npz_reader *r, size_t bytes) {
     const uint8_t *in = NULL;
     spdl_result result = spdl__npz_fetch(r, r->payload, bytes, &in);
+    if (result == SPDL_OK) result = spdl__npz_need_tables(r);
     if (result != SPDL_OK) return result;
     spdl__npz_drop_large(r);
     r->head = r->small;
     r->in_bytes = bytes;
     spdl__inflate_init(&r->inflate, in, bytes, r->small);
     r->inflate.in_room = r->readable;
-    r->inflate.fixed = &r->npz->fixed;
+    r->inflate.fixed = &r->tables->fixed;
     return SPDL_OK;
 }
 
@@ -8112,6 +8140,7 @@ SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *np
     r->where.error = error;
     r->large = r->trailer = NULL;
     r->buffer = NULL;
+    r->tables = NULL;
     r->window = r->local;
     r->room = sizeof(r->local);
     r->have = r->ahead = 0;
@@ -8201,7 +8230,7 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_some(spdl__npz_reader *r, size_t byt
     uint8_t *from = r->inflate.out;
     spdl__inflate_mode ended = spdl__inflate_run(&r->inflate, from + bytes);
     if (r->inflate.out != from + bytes) return spdl__npz_inflate_error(r, ended);
-    if (crc != NULL) *crc = spdl__crc_add(&r->npz->crc, *crc, from, bytes);
+    if (crc != NULL) *crc = spdl__crc_add(&r->tables->crc, *crc, from, bytes);
     return SPDL_OK;
 }
 
@@ -8242,7 +8271,7 @@ SPDL__PRIVATE uint32_t spdl__npz_inflate_to(spdl__npz_reader *r, uint8_t *data, 
     r->inflate.before = r->head;
     r->inflate.before_bytes = r->head_bytes;
     r->inflate.base = r->inflate.out = data;
-    return verify ? spdl__crc_add(&r->npz->crc, 0, r->head, r->head_bytes) : 0;
+    return verify ? spdl__crc_add(&r->tables->crc, 0, r->head, r->head_bytes) : 0;
 }
 
 /* Proves that the stream ends where its last byte of output was. */
@@ -8271,7 +8300,7 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, 
                                 "%llu bytes do not inflate to the %llu the directory says",
                                 (spdl__llu)r->member->csize, (spdl__llu)usize);
     if (result == SPDL_OK && verify)
-        result = spdl__npz_check_crc(r, spdl__crc_add(&r->npz->crc, 0, all, (size_t)usize));
+        result = spdl__npz_check_crc(r, spdl__crc_add(&r->tables->crc, 0, all, (size_t)usize));
     if (result == SPDL_OK) memcpy(data, all + r->head_bytes, bytes);
     spdl__free(&r->npz->zip.allocator, all, (size_t)usize);
     return result;
@@ -8304,7 +8333,7 @@ SPDL__PRIVATE spdl_result spdl__npz_crc_over(spdl__npz_reader *r, uint64_t at, u
         piece = (size_t)spdl__min(bytes, SPDL__NPZ_PIECE);
         result = spdl__npz_fetch(r, at, piece, &from);
         if (result != SPDL_OK) return result;
-        *crc = spdl__crc_add(&r->npz->crc, *crc, from, piece);
+        *crc = spdl__crc_add(&r->tables->crc, *crc, from, piece);
     }
     return SPDL_OK;
 }
@@ -8318,11 +8347,13 @@ SPDL__PRIVATE spdl_result spdl__npz_copy_stored(spdl__npz_reader *r, uint8_t *da
     uint32_t crc = 0;
     size_t piece;
     if (!verify) return spdl__npz_copy_out(r, at, data, bytes);
-    crc = spdl__crc_add(&r->npz->crc, 0, r->head, r->head_bytes);
+    result = spdl__npz_need_tables(r);
+    if (result != SPDL_OK) return result;
+    crc = spdl__crc_add(&r->tables->crc, 0, r->head, r->head_bytes);
     for (; bytes > 0 && result == SPDL_OK; bytes -= piece, data += piece, at += piece) {
         piece = (size_t)spdl__min(bytes, SPDL__NPZ_PIECE);
         result = spdl__npz_copy_out(r, at, data, piece);
-        if (result == SPDL_OK) crc = spdl__crc_add(&r->npz->crc, crc, data, piece);
+        if (result == SPDL_OK) crc = spdl__crc_add(&r->tables->crc, crc, data, piece);
     }
     if (result == SPDL_OK) result = spdl__npz_crc_over(r, at, end - at, &crc);
     return result == SPDL_OK ? spdl__npz_check_crc(r, crc) : result;
@@ -8421,7 +8452,8 @@ SPDL__PRIVATE spdl_result spdl__npz_verify_member(spdl__npz_reader *r) {
     uint32_t crc = 0;
     spdl_result result;
     if (!r->stored) return spdl__npz_inflate(r, r->small, 0, true);
-    result = spdl__npz_crc_over(r, r->payload, r->member->csize, &crc);
+    result = spdl__npz_need_tables(r);
+    if (result == SPDL_OK) result = spdl__npz_crc_over(r, r->payload, r->member->csize, &crc);
     return result == SPDL_OK ? spdl__npz_check_crc(r, crc) : result;
 }
 
@@ -8468,7 +8500,7 @@ SPDL__PRIVATE spdl_result spdl__npz_create(spdl_npz **npz, const spdl__npz_from 
     if (made == NULL)
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "%.200s: no memory for the archive",
                                from->name);
-    memset(made, 0, offsetof(spdl_npz, crc));
+    memset(made, 0, sizeof(*made));
     made->block_bytes = bytes;
     made->shared = &made->mapping;
     made->zip.allocator = desc->allocator;
@@ -8504,16 +8536,6 @@ SPDL__PRIVATE spdl_result spdl__npz_load_start(spdl_npz *npz, spdl__npz_from *fr
                           (spdl__llu)from->bytes, reason);
 }
 
-/* Fills the tables that deflated members need. */
-SPDL__PRIVATE void spdl__npz_build_tables(spdl_npz *npz) {
-    size_t i;
-    for (i = 0; i < npz->zip.count; i++) {
-        if (npz->zip.members[i].method != SPDL__ZIP_DEFLATED) continue;
-        spdl__inflate_build_fixed(&npz->fixed);
-        return;
-    }
-}
-
 /* Reads the directory. */
 SPDL__PRIVATE spdl_result spdl__npz_open(spdl_npz *npz, spdl__npz_from *from,
                                          const spdl_npz_desc *desc) {
@@ -8527,11 +8549,8 @@ SPDL__PRIVATE spdl_result spdl__npz_open(spdl_npz *npz, spdl__npz_from *from,
         spdl__npz_open_npy(npz);
         return SPDL_OK;
     }
-    spdl__crc_init(&npz->crc);
-    result = spdl__zip_open(&npz->zip, spdl__npz_default(desc->max_members, (uint64_t)1 << 20),
-                            desc->error);
-    if (result == SPDL_OK) spdl__npz_build_tables(npz);
-    return result;
+    return spdl__zip_open(&npz->zip, spdl__npz_default(desc->max_members, (uint64_t)1 << 20),
+                          desc->error);
 }
 
 /* Opens what there is; takes the file in any case. */
@@ -8605,6 +8624,7 @@ SPDL_API void spdl_npz_close(spdl_npz *npz) {
     if (npz == NULL) return;
     allocator = npz->zip.allocator;
     spdl__npz_free_buffer(npz, npz->spare);
+    spdl__free(&allocator, (void *)(uintptr_t)npz->tables, sizeof(spdl__npz_tables));
     spdl__file_unmap((const uint8_t *)(uintptr_t)npz->mapping, npz->zip.size);
     spdl__file_close(npz->zip.file);
     spdl__zip_close(&npz->zip);
@@ -8780,7 +8800,7 @@ SPDL_API spdl_result spdl_npy_parse(const void *data, size_t bytes, spdl_npy_inf
                                     spdl_error *error) {
     spdl__npz_reader r; /* only what a stored member in memory needs */
     spdl_npz npz;
-    memset(&npz, 0, offsetof(spdl_npz, crc));
+    memset(&npz, 0, sizeof(npz));
     if (data == NULL || info == NULL)
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npy_parse: an argument is NULL");
     npz.zip.data = (const uint8_t *)data;
@@ -8938,7 +8958,7 @@ SPDL__PRIVATE void spdl__many_stopped(spdl__many_share *share, spdl__many_lane *
         return;
     }
     if (share->verify)
-        lane->crc = spdl__crc_add(&r->npz->crc, lane->crc, lane->piece,
+        lane->crc = spdl__crc_add(&r->tables->crc, lane->crc, lane->piece,
                                   (size_t)(r->inflate.out - lane->piece));
     if (lane->left > 0 && ended == SPDL__INFLATE_FULL) {
         spdl__many_next_piece(lane);
