@@ -7837,9 +7837,10 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
    open and close four things change, each a word that is exchanged as a whole, so the other calls
    may run on any threads at once: what is known of the CRCs, the mapping that the first view makes,
    the tables that the first to verify or inflate makes, and one spare buffer. A call keeps its
-   decoder (about 12 KB) and a window on a file on its own stack; for a deflated member of a large file, a long header, or what follows an array it takes
-   the spare buffer, or allocates one. Sizes are proven plausible first: a deflated member is at
-   most 1032 times its bytes in the file, an array at most its member. */
+   decoder (about 12 KB) and a window on a file on its own stack; for a deflated member of a large
+   file, a long header, or what follows an array it takes the spare buffer, or allocates one. Sizes
+   are proven plausible first: a deflated member is at most 1032 times its bytes in the file, an
+   array at most its member. */
 
 #ifndef SPDL__NPZ_SMALL_FILE
 #define SPDL__NPZ_SMALL_FILE 262144 /* read at once up to here; measured against mapping it */
@@ -8054,7 +8055,6 @@ SPDL__PRIVATE void spdl__npz_drop_large(spdl__npz_reader *r) {
 SPDL__PRIVATE spdl_result spdl__npz_start_inflate(spdl__npz_reader *r, size_t bytes) {
     const uint8_t *in = NULL;
     spdl_result result = spdl__npz_fetch(r, r->payload, bytes, &in);
-    if (result == SPDL_OK) result = spdl__npz_need_tables(r);
     if (result != SPDL_OK) return result;
     spdl__npz_drop_large(r);
     r->head = r->small;
@@ -8112,7 +8112,8 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_head(spdl__npz_reader *r, bool whole
     const size_t all = (size_t)r->member->csize;
     spdl_error *const error = r->where.error;
     size_t bytes = SPDL__NPZ_WINDOW / 2;
-    spdl_result result = SPDL_OK;
+    spdl_result result = spdl__npz_need_tables(r);
+    if (result != SPDL_OK) return result;
     for (;; bytes = bytes < SPDL__NPZ_PIECE ? SPDL__NPZ_PIECE : all) {
         if (whole || r->npz->zip.data != NULL || bytes > all) bytes = all;
         r->where.error = bytes == all ? error : NULL;
