@@ -41,9 +41,10 @@
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
        >>pipeline  >>stats  >>cache  >>npz  >>cpp                            declarations
-       >>platform-impl  >>atomics-impl  >>os-impl  >>core-impl  >>ring-core  >>ring-impl  >>pool-impl
-       >>pipeline-impl  >>stats-impl  >>cache-impl  >>crc-impl  >>inflate-impl  >>file-impl
-       >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl  >>license
+       >>platform-impl  >>atomics-impl  >>os-impl  >>core-impl  >>ring-core  >>ring-impl
+       >>pool-impl  >>pipeline-impl  >>stats-impl  >>cache-impl  >>crc-impl  >>inflate-impl
+       >>split-impl  >>file-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
+       >>license
                                                                              implementation
 
    WORDS
@@ -5840,6 +5841,7 @@ typedef struct spdl__inflate {
     const char *reason;
     bool last_block, fixed_ready; /* own tables hold the fixed codes */
     bool odd;                     /* the fast loop left a symbol that it cannot decode */
+    bool by_block;                /* a run ends before every block, with BLOCK */
     unsigned stored_left;
     size_t match_left, match_distance;
     const spdl__inflate_tables *fixed;  /* NULL: they are made when they are needed */
@@ -6517,7 +6519,9 @@ SPDL__PRIVATE bool spdl__inflate_careful_step(spdl__inflate *s) {
 /* Goes on with care until the fast loop can: CODES; otherwise what the run ended with. */
 SPDL__PRIVATE spdl__inflate_mode spdl__inflate_careful(spdl__inflate *s) {
     for (;;) {
-        if (s->mode == SPDL__INFLATE_DONE || s->mode == SPDL__INFLATE_FAILED) return s->mode;
+        if (s->mode == SPDL__INFLATE_DONE || s->mode == SPDL__INFLATE_FAILED ||
+            (s->mode == SPDL__INFLATE_BLOCK && s->by_block))
+            return s->mode;
         if (s->mode == SPDL__INFLATE_CODES && s->match_left == 0 && !s->odd &&
             spdl__inflate_can_run(s))
             return SPDL__INFLATE_CODES;
@@ -6552,6 +6556,384 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
    decoding, and a second one only takes the registers away. */
 SPDL__PRIVATE bool spdl__inflate_gains(uint64_t csize, uint64_t usize) {
     return csize > usize / 10;
+}
+
+/* ============================================================================================= */
+/* >>split-impl
+   One large deflate stream decoded by several threads. It is cut into chunks of equal length. One
+   thread, the front, decodes from the first byte on, to the caller's memory. Helpers take chunks
+   further on: they look for a place where a block begins, and decode from there. What a match finds
+   before that place they cannot know, so they write 16 bits for a byte: 32768 + n for byte n of the
+   32 KB in front of the chunk. From where 32 KB without such marks have been made, they go on with
+   bytes. The front, when it comes to a block that a chunk begins with, puts in what the marks stand
+   for, copies the rest and goes on behind it. (The idea is that of pugz and rapidgzip.)
+   The result is always the one of a single thread: a chunk counts only if the front arrives at its
+   very first bit with 32 KB made, and only as far as its last block that is whole; everything else,
+   errors included, the front decodes itself.
+   Chunks are handed out in order and each has the buffer of its number modulo their count, so that
+   memory is bounded: a chunk is begun when the front has done with the one whose buffer it gets.
+   The front never waits for a chunk nobody has begun, and rather decodes one than waits. */
+
+#define SPDL__SPLIT_CHUNK (1024 * 1024) /* of input; less for streams of less than 8 of them */
+#define SPDL__SPLIT_LEAST (2 * 1024 * 1024)
+#define SPDL__SPLIT_MARK 0x8000u
+#define SPDL__SPLIT_MARKS UINT64_C(0x8000800080008000)
+
+/* A chunk, by the thread that decodes it until `done` says its number, then by the front. */
+typedef struct spdl__split_chunk {
+    uint32_t done;       /* atomic: 1 + the number of the chunk that is here */
+    uint16_t *buffer;    /* WINDOW marks, then what was decoded as 16 bits, then as bytes */
+    uint64_t begin, end; /* bits of input: whole blocks */
+    size_t wide, bytes;  /* how many of either */
+    const uint8_t *tail; /* the bytes */
+    spdl__inflate inflate;
+} spdl__split_chunk;
+
+typedef struct spdl__split {
+    spdl__inflate *inflate; /* the front's */
+    size_t chunk_bytes, buffer_bytes;
+    uint32_t chunks, slots;
+    spdl_allocator allocator;
+    void *memory; /* holds the table, slots and buffers */
+    size_t memory_bytes;
+    spdl__split_chunk *slot;
+    uint8_t *lookup; /* the front's: what a 16-bit number stands for */
+    uint32_t front;  /* atomic: the chunk the front is in */
+    uint32_t next;   /* atomic: the first that nobody has begun */
+    uint32_t closed; /* atomic: no chunk is wanted any more */
+    spdl__event event;
+} spdl__split;
+
+/* Whether a stream of such sizes is worth it: marks cost too much where most is matches. */
+SPDL__PRIVATE bool spdl__split_gains(uint64_t csize, uint64_t usize) {
+    return csize >= SPDL__SPLIT_LEAST && csize / 3 > usize / 10;
+}
+
+/* Prepares to go on with a stream, in `threads` threads, the front included. Its limit must be set
+   and nothing of it decoded but its head. False: there is no memory; then nothing needs closing. */
+SPDL__PRIVATE bool spdl__split_open(spdl__split *split, spdl__inflate *inflate, unsigned threads,
+                                    const spdl_allocator *allocator) {
+    const size_t csize = (size_t)(inflate->in_end - inflate->in_begin);
+    const size_t usize = (size_t)(inflate->limit - inflate->out);
+    size_t i, header;
+    uint8_t *memory;
+    memset(split, 0, sizeof(*split));
+    split->inflate = inflate;
+    split->allocator = *allocator;
+    split->chunk_bytes = csize / 8 < SPDL__SPLIT_CHUNK ? csize / 8 + 1 : SPDL__SPLIT_CHUNK;
+    split->chunks = (uint32_t)((csize + split->chunk_bytes - 1) / split->chunk_bytes);
+    split->slots = threads + 1;
+    /* A quarter more than a chunk becomes on average, 16 bits each, and two windows. */
+    split->buffer_bytes =
+        (size_t)((double)split->chunk_bytes / (double)csize * (double)usize * 2.5);
+    split->buffer_bytes = (split->buffer_bytes + 6 * SPDL__INFLATE_WINDOW) & ~(size_t)63;
+    header = 2 * SPDL__SPLIT_MARK + ((split->slots * sizeof(*split->slot) + 63) & ~(size_t)63);
+    split->memory_bytes = header + split->slots * split->buffer_bytes;
+    memory = (uint8_t *)spdl__alloc(allocator, split->memory_bytes, 64);
+    if (memory == NULL) return false;
+    if (!spdl__event_init(&split->event)) {
+        spdl__free(allocator, memory, split->memory_bytes);
+        return false;
+    }
+    split->memory = memory;
+    split->lookup = memory;
+    split->slot = (spdl__split_chunk *)(void *)(memory + 2 * SPDL__SPLIT_MARK);
+    for (i = 0; i < split->slots; i++) {
+        split->slot[i].done = 0;
+        split->slot[i].buffer = (uint16_t *)(void *)(memory + header + i * split->buffer_bytes);
+    }
+    split->next = 1;
+    return true;
+}
+
+/* Where the next bit stands that is to be decoded. */
+SPDL__PRIVATE uint64_t spdl__split_at(const spdl__inflate *s) {
+    return (uint64_t)(s->in - s->in_begin) * 8 - s->count;
+}
+
+/* Goes on with a block that begins at this bit. */
+SPDL__PRIVATE void spdl__split_seek(spdl__inflate *s, uint64_t bit) {
+    s->in = s->in_begin + bit / 8;
+    s->bits = 0;
+    s->count = 0;
+    s->mode = SPDL__INFLATE_BLOCK;
+    s->last_block = false;
+    if (bit % 8 == 0) return;
+    s->bits = (uint64_t)*s->in++ >> bit % 8;
+    s->count = 8 - (unsigned)(bit % 8);
+}
+
+/* Whether a block of dynamic codes that is not the last may begin with these bits: not too many
+   codes, and the code of the code lengths is complete. One place in thousands passes by chance. */
+SPDL__PRIVATE bool spdl__split_likely(const uint8_t *in, uint64_t bit) {
+    const uint64_t first = spdl__le64(in + bit / 8) >> bit % 8;
+    uint64_t lengths;
+    unsigned left, space = 0, length;
+    if ((first & 7) != 4 || (first >> 3 & 31) > 29 || (first >> 8 & 31) > 29) return false;
+    bit += 17;
+    lengths = spdl__le64(in + bit / 8) >> bit % 8;
+    for (left = (unsigned)(first >> 13 & 15) + 4; left > 0; left--, lengths >>= 3) {
+        length = lengths & 7;
+        space += length > 0 ? 128u >> length : 0; /* at most 19 * 3 = 57 bits are looked at */
+    }
+    return space == 128;
+}
+
+/* Finds the first block from a bit on and reads its codes. Only dynamic blocks are looked for:
+   others have no header that could be told from data, and are rare where this is worth it. */
+SPDL__PRIVATE bool spdl__split_find(spdl__inflate *s, uint64_t bit, uint64_t end) {
+    for (; bit < end; bit++) {
+        if (!spdl__split_likely(s->in_begin, bit)) continue;
+        spdl__split_seek(s, bit);
+        if (spdl__inflate_block(s)) {
+            spdl__split_seek(s, bit);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Copies a match of 16-bit numbers, at most 3 too many; returns all bits that were set in them. */
+SPDL__INLINE uint64_t spdl__split_copy(uint16_t *out, size_t distance, size_t length) {
+    const uint16_t *from = out - distance, *const end = out + length;
+    uint64_t four, seen = 0;
+    if (distance < 4) {
+        for (; out < end; out++, from++) seen |= *out = *from;
+        return seen | seen << 16;
+    }
+    for (; out < end; out += 4, from += 4) {
+        memcpy(&four, from, 8);
+        memcpy(out, &four, 8);
+        seen |= four;
+    }
+    return seen;
+}
+
+/* Writes a literal as 16 bits and returns the entry of what comes next. */
+SPDL__INLINE uint32_t spdl__split_literal(spdl__inflate_lane *l, uint16_t **out, uint32_t entry) {
+    *(*out)++ = (uint16_t)(entry >> 16 & 255);
+    spdl__inflate_lane_drop(l, entry);
+    return spdl__inflate_lane_next(l);
+}
+
+/* Decodes a block to 16 bits while there is room: any distance is one, since marks stand in front.
+   *clean is moved to where no marks have been since. True at the end of the block. A round is as
+   in spdl__inflate_round. */
+SPDL__PRIVATE bool spdl__split_wide(spdl__inflate *s, uint16_t **to, const uint16_t *limit,
+                                    uint16_t **clean) {
+    spdl__inflate_lane l;
+    uint32_t entry = 0;
+    uint16_t *out = *to;
+    size_t length, distance;
+    int literals;
+    if (s->in_room - s->in < SPDL__INFLATE_FAST_IN + 8) return false;
+    l = spdl__inflate_lane_load(s);
+    while (l.in < l.in_stop && limit - out > 300) {
+        spdl__inflate_lane_refill(&l);
+        entry = spdl__inflate_lane_next(&l);
+        for (literals = 0; literals < 2 && (entry & SPDL__INFLATE_LITERAL); literals++)
+            entry = spdl__split_literal(&l, &out, entry);
+        if (entry & SPDL__INFLATE_LINK)
+            entry = spdl__inflate_follow(l.tables->litlen, l.tables->litlen_bits, l.bits, entry);
+        if (entry & SPDL__INFLATE_LITERAL) {
+            (void)spdl__split_literal(&l, &out, entry);
+            continue;
+        }
+        length = spdl__inflate_value(entry, l.bits);
+        spdl__inflate_lane_drop(&l, entry);
+        if (entry & SPDL__INFLATE_ODD) break;
+        spdl__inflate_lane_refill(&l);
+        entry = spdl__inflate_find(l.tables->dist, SPDL__INFLATE_DIST_BITS, l.bits);
+        distance = spdl__inflate_value(entry, l.bits);
+        spdl__inflate_lane_drop(&l, entry);
+        if (entry & SPDL__INFLATE_ODD) break;
+        if (spdl__split_copy(out, distance, length) & SPDL__SPLIT_MARKS) *clean = out + length;
+        out += length;
+    }
+    *to = out;
+    if (entry & SPDL__INFLATE_END) s->mode = SPDL__INFLATE_BLOCK;
+    spdl__inflate_lane_store(&l, s);
+    return s->mode == SPDL__INFLATE_BLOCK;
+}
+
+/* Copies a stored block to 16 bits; as the others, true at its end. */
+SPDL__PRIVATE bool spdl__split_wide_stored(spdl__inflate *s, uint16_t **to, const uint16_t *limit) {
+    if (s->stored_left > (size_t)(s->in_end - s->in)) return false;
+    if ((ptrdiff_t)s->stored_left > limit - *to) return false;
+    for (; s->stored_left > 0; s->stored_left--) *(*to)++ = *s->in++;
+    s->mode = SPDL__INFLATE_BLOCK;
+    return true;
+}
+
+/* Decodes blocks to 16 bits until `stop`, or until 32 KB without marks have been made, which makes
+   it true. */
+SPDL__PRIVATE bool spdl__split_marked(spdl__split_chunk *chunk, const uint16_t *limit,
+                                      uint64_t stop) {
+    spdl__inflate *s = &chunk->inflate;
+    uint16_t *const first = chunk->buffer + SPDL__INFLATE_WINDOW, *out = first, *clean = first;
+    bool whole = true;
+    size_t i;
+    for (i = 0; i < SPDL__INFLATE_WINDOW; i++) chunk->buffer[i] = (uint16_t)(SPDL__SPLIT_MARK + i);
+    while (whole && !s->last_block) {
+        chunk->wide = (size_t)(out - first);
+        chunk->end = spdl__split_at(s);
+        if (chunk->end >= stop) return false;
+        if (out - clean >= SPDL__INFLATE_WINDOW) return true;
+        if (!spdl__inflate_block(s)) return false;
+        whole = s->mode == SPDL__INFLATE_STORED ? spdl__split_wide_stored(s, &out, limit)
+                                                : spdl__split_wide(s, &out, limit, &clean);
+    }
+    return false;
+}
+
+/* Decodes blocks to bytes until `stop`, with the last 32 KB in front of them. */
+SPDL__PRIVATE void spdl__split_plain(spdl__split_chunk *chunk, uint8_t *limit, uint64_t stop) {
+    spdl__inflate *s = &chunk->inflate;
+    const uint16_t *from = chunk->buffer + chunk->wide; /* a window before the end */
+    uint8_t *to = (uint8_t *)(chunk->buffer + SPDL__INFLATE_WINDOW + chunk->wide);
+    size_t i;
+    if (limit - to < 2 * SPDL__INFLATE_WINDOW) return;
+    for (i = 0; i < SPDL__INFLATE_WINDOW; i++) to[i] = (uint8_t)from[i];
+    s->base = to;
+    s->out = to + SPDL__INFLATE_WINDOW;
+    s->by_block = true;
+    chunk->tail = s->out;
+    while (!s->last_block) {
+        chunk->bytes = (size_t)(s->out - chunk->tail);
+        chunk->end = spdl__split_at(s);
+        if (chunk->end >= stop || !spdl__inflate_block(s)) return;
+        if (spdl__inflate_run(s, limit) != SPDL__INFLATE_BLOCK) return;
+    }
+}
+
+SPDL__PRIVATE void spdl__split_decode(const spdl__split *split, spdl__split_chunk *chunk,
+                                      uint32_t number) {
+    const spdl__inflate *front = split->inflate;
+    const uint64_t bits = (uint64_t)split->chunk_bytes * 8, start = number * bits;
+    const uint64_t input = (uint64_t)(front->in_end - front->in_begin) * 8;
+    uint64_t stop = start + bits, last = stop;
+    uint8_t *limit = (uint8_t *)chunk->buffer + split->buffer_bytes;
+    spdl__inflate_init(&chunk->inflate, front->in_begin, (size_t)(input / 8),
+                       (uint8_t *)chunk->buffer);
+    chunk->inflate.limit = limit;
+    chunk->inflate.in_room = front->in_room;
+    chunk->inflate.fixed = front->fixed;
+    chunk->wide = chunk->bytes = 0;
+    chunk->tail = NULL;
+    chunk->begin = chunk->end = UINT64_MAX;
+    if (input < 256 + start) return;
+    if (last > input - 256) last = input - 256; /* so far a header can be looked at */
+    if (!spdl__split_find(&chunk->inflate, start, last)) return;
+    chunk->begin = spdl__split_at(&chunk->inflate);
+    if (spdl__split_marked(chunk, (const uint16_t *)(const void *)limit, stop))
+        spdl__split_plain(chunk, limit, stop);
+}
+
+/* Decodes a chunk that nobody has begun. False: there is none to be had now, because all are begun
+   or because their buffers are in use. */
+SPDL__PRIVATE bool spdl__split_try_help(spdl__split *split) {
+    uint32_t number = spdl__load32(&split->next);
+    spdl__split_chunk *chunk;
+    do {
+        /* acquire, pairs with the release in spdl__split_step: the front has read that buffer */
+        if (spdl__load32(&split->closed) != 0 || number >= split->chunks ||
+            number - spdl__load32(&split->front) >= split->slots)
+            return false;
+    } while (!spdl__cas32(&split->next, &number, number + 1));
+    chunk = &split->slot[number % split->slots];
+    spdl__split_decode(split, chunk, number);
+    spdl__store32(&chunk->done, number + 1); /* pairs with the acquire in spdl__split_wait */
+    spdl__event_notify(&split->event, false, SPDL__ALL);
+    return true;
+}
+
+/* What a helper does: decodes chunks until there are no more. It may be called at any time between
+   open and close; it returns when all chunks are begun, or the front has come to its end. */
+SPDL__PRIVATE void spdl__split_help(spdl__split *split) {
+    uint32_t word;
+    for (;;) {
+        while (spdl__split_try_help(split)) continue;
+        word = spdl__event_prepare(&split->event, false);
+        if (spdl__load32(&split->closed) != 0 || spdl__load32(&split->next) >= split->chunks) {
+            spdl__event_cancel(&split->event);
+            return;
+        }
+        if (spdl__load32(&split->next) - spdl__load32(&split->front) < split->slots)
+            spdl__event_cancel(&split->event);
+        else (void)spdl__event_commit(&split->event, word, SPDL__NEVER);
+    }
+}
+
+/* Puts a chunk behind what the front has made, if it can be used. */
+SPDL__PRIVATE void spdl__split_append(spdl__inflate *s, const spdl__split_chunk *chunk,
+                                      uint8_t *lookup) {
+    const size_t window = SPDL__INFLATE_WINDOW, made = (size_t)(s->out - s->base);
+    const uint16_t *wide = chunk->buffer + window;
+    size_t i;
+    if (chunk->begin != spdl__split_at(s) || made < window) return;
+    if (chunk->wide + chunk->bytes > (size_t)(s->limit - s->out)) return;
+    for (i = 0; i < 256; i++) lookup[i] = (uint8_t)i;
+    memcpy(lookup + SPDL__SPLIT_MARK, s->out - window, window);
+    for (i = 0; i < chunk->wide; i++) s->out[i] = lookup[wide[i]];
+    s->out += chunk->wide;
+    if (chunk->bytes > 0) memcpy(s->out, chunk->tail, chunk->bytes);
+    s->out += chunk->bytes;
+    spdl__split_seek(s, chunk->end);
+}
+
+/* Decodes whole blocks up to the first that begins at `stop` or behind it. BLOCK: it is there. */
+SPDL__PRIVATE spdl__inflate_mode spdl__split_advance(spdl__inflate *s, uint64_t stop) {
+    spdl__inflate_mode mode = SPDL__INFLATE_BLOCK;
+    s->by_block = true;
+    if (s->mode != SPDL__INFLATE_BLOCK) mode = spdl__inflate_run(s, s->limit);
+    while (mode == SPDL__INFLATE_BLOCK && spdl__split_at(s) < stop) {
+        (void)spdl__inflate_block(s);
+        mode = spdl__inflate_run(s, s->limit);
+    }
+    s->by_block = false;
+    return mode;
+}
+
+/* Waits for a chunk, and decodes others meanwhile. */
+SPDL__PRIVATE void spdl__split_wait(spdl__split *split, const uint32_t *done, uint32_t number) {
+    uint32_t word;
+    while (spdl__load32(done) != number) { /* pairs with the release in spdl__split_try_help */
+        if (spdl__split_try_help(split)) continue;
+        word = spdl__event_prepare(&split->event, false);
+        if (spdl__load32(done) == number) spdl__event_cancel(&split->event);
+        else (void)spdl__event_commit(&split->event, word, SPDL__NEVER);
+    }
+}
+
+/* What the front does: a chunk further. BLOCK: there is more; otherwise as a run to the limit. What
+   was made so far is behind the `base` of its decoder, up to `out`. */
+SPDL__PRIVATE spdl__inflate_mode spdl__split_step(spdl__split *split) {
+    spdl__inflate *s = split->inflate;
+    uint32_t number = split->front + 1, unbegun = number;
+    const spdl__split_chunk *chunk = &split->slot[number % split->slots];
+    spdl__inflate_mode mode;
+    if (number >= split->chunks) return spdl__split_advance(s, UINT64_MAX);
+    mode = spdl__split_advance(s, (uint64_t)number * split->chunk_bytes * 8);
+    if (mode == SPDL__INFLATE_BLOCK && !spdl__cas32(&split->next, &unbegun, number + 1)) {
+        spdl__split_wait(split, &chunk->done, number + 1); /* somebody has begun it */
+        if (chunk->begin != UINT64_MAX) mode = spdl__split_advance(s, chunk->begin);
+        if (mode == SPDL__INFLATE_BLOCK) spdl__split_append(s, chunk, split->lookup);
+    }
+    spdl__store32(&split->front, number); /* pairs with the acquire in spdl__split_try_help */
+    spdl__event_notify(&split->event, false, SPDL__ALL);
+    return mode;
+}
+
+/* Makes the helpers return, each with the chunk it is in. */
+SPDL__PRIVATE void spdl__split_stop(spdl__split *split) {
+    spdl__store32(&split->closed, 1);
+    spdl__event_notify(&split->event, false, SPDL__ALL);
+}
+
+/* When all helpers have returned. */
+SPDL__PRIVATE void spdl__split_close(spdl__split *split) {
+    spdl__event_fini(&split->event);
+    spdl__free(&split->allocator, split->memory, split->memory_bytes);
 }
 
 /* ============================================================================================= */

@@ -6,6 +6,7 @@
 #include "../spdl.h"
 #include "test.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -53,7 +54,7 @@ static uint8_t *guarded_tail(const guarded *g, const void *from, size_t bytes) {
 /* ============================================================================================= */
 /* An encoder: any tokens, any codes */
 
-#define MOST 400000
+#define MOST 2000000 /* of either; a block of 3000 tokens makes less than half of it */
 
 typedef struct stream {
     uint8_t *in, *out; /* deflated, and what that becomes */
@@ -250,6 +251,7 @@ static void stream_make(stream *s, uint64_t seed, unsigned blocks, unsigned toke
     s->held = s->held_bits = 0;
     for (; blocks > 0; --blocks) {
         const unsigned kind = below(8), some = below(tokens + 1);
+        if (s->out_bytes > MOST / 2) blocks = 1;
         put_bits(s, blocks == 1, 1);
         if (kind == 0) put_stored(s, some);
         else if (kind == 1) put_fixed(s, some);
@@ -459,6 +461,128 @@ static void lanes_of_any_number(void) {
 }
 
 /* ============================================================================================= */
+/* One stream by several threads */
+
+#define HELPERS 3
+
+static void *helper(void *split) {
+    spdl__split_help((spdl__split *)split);
+    return NULL;
+}
+
+/* Decodes with helpers. `head` bytes are decoded before, to where a header would be. */
+static outcome decode_split(const stream *s, uint8_t *out, size_t limit, size_t head) {
+    pthread_t threads[HELPERS];
+    spdl_allocator allocator;
+    spdl__split split;
+    spdl__inflate inflate;
+    spdl__inflate_mode mode;
+    outcome o;
+    memset(&allocator, 0, sizeof allocator);
+    memset(&o, 0, sizeof o);
+    spdl__inflate_init(&inflate, s->in, s->in_bytes, out);
+    spdl__inflate_run(&inflate, out + head);
+    inflate.limit = out + limit;
+    if (!CHECK(spdl__split_open(&split, &inflate, HELPERS + 1, &allocator))) return o;
+    for (int i = 0; i < HELPERS; ++i)
+        if (pthread_create(&threads[i], NULL, helper, &split) != 0) abort();
+    do mode = spdl__split_step(&split);
+    while (mode == SPDL__INFLATE_BLOCK);
+    spdl__split_stop(&split);
+    for (int i = 0; i < HELPERS; ++i) pthread_join(threads[i], NULL);
+    o = outcome_of(&inflate, mode);
+    spdl__split_close(&split);
+    return o;
+}
+
+/* Chunks are found, used, and make no difference; nor do those that cannot be used. */
+static void split_yields_the_same(void) {
+    stream *s = stream_new();
+    uint8_t *out = (uint8_t *)malloc(MOST);
+    if (out == NULL) abort();
+    for (unsigned seed = 0; seed < (TEST_SANITIZED ? 10 : 60); ++seed) {
+        do stream_make(s, test_seed() + seed * 1000 + s->out_bytes, 40, 3000);
+        while (s->out_bytes < 60000);
+        becomes(s, decode_split(s, out, s->out_bytes, seed % 2 == 0 ? 0 : 128));
+    }
+    free(out);
+    stream_free(s);
+}
+
+/* A stream of which chunks are known to be of use: literals only, so that nothing looks back. */
+static void split_uses_chunks(void) {
+    stream *s = stream_new();
+    uint8_t *out = (uint8_t *)malloc(MOST);
+    spdl_allocator allocator;
+    spdl__inflate inflate;
+    spdl__split split;
+    unsigned used = 0;
+    code litlen, dist;
+    uint8_t lengths[286 + 30];
+    if (out == NULL) abort();
+    memset(&allocator, 0, sizeof allocator);
+    memset(&litlen, 0, sizeof litlen);
+    memset(&dist, 0, sizeof dist);
+    memset(litlen.length, 8, 255);
+    litlen.length[255] = litlen.length[256] = 9; /* a complete code of 257 symbols */
+    dist.length[0] = dist.length[1] = 1;
+    code_assign(&litlen, 286);
+    code_assign(&dist, 30);
+    memcpy(lengths, litlen.length, 286);
+    memcpy(lengths + 286, dist.length, 30);
+    for (int block = 0; block < 30; ++block) {
+        put_bits(s, block == 29, 1);
+        put_bits(s, 2, 2);
+        put_bits(s, 29, 5);
+        put_bits(s, 29, 5);
+        put_bits(s, 15, 4);
+        put_lengths(s, lengths, 286 + 30);
+        for (int i = 0; i < 12000; ++i) put_literal(s, &litlen, 256);
+        put_symbol(s, &litlen, 256);
+    }
+    put_bits(s, 0, 7);
+    spdl__inflate_init(&inflate, s->in, s->in_bytes, out);
+    inflate.limit = out + s->out_bytes;
+    REQUIRE(spdl__split_open(&split, &inflate, 2, &allocator));
+    for (;;) { /* the helper's work is done in between, by this thread */
+        const uint32_t number = split.front + 1;
+        spdl__inflate_mode mode;
+        while (spdl__split_try_help(&split)) continue;
+        if (number < split.chunks) {
+            const spdl__split_chunk *chunk = &split.slot[number % split.slots];
+            used += chunk->done == number + 1 && chunk->wide + chunk->bytes > 12000;
+        }
+        mode = spdl__split_step(&split);
+        if (mode == SPDL__INFLATE_BLOCK) continue;
+        becomes(s, outcome_of(&inflate, mode));
+        break;
+    }
+    CHECK(used >= split.chunks - 2);
+    spdl__split_stop(&split);
+    spdl__split_close(&split);
+    free(out);
+    stream_free(s);
+}
+
+/* Damage is told as one thread tells it. */
+static void split_of_damaged(void) {
+    stream *s = stream_new();
+    uint8_t *out = (uint8_t *)malloc(MOST);
+    if (out == NULL) abort();
+    for (unsigned round = 0; round < (TEST_SANITIZED ? 10 : 100); ++round) {
+        do stream_make(s, test_seed() + round * 1000 + s->out_bytes, 30, 3000);
+        while (s->out_bytes < 60000);
+        if (round % 4 == 0) s->in_bytes -= 1 + below((unsigned)s->in_bytes / 2);
+        else s->in[below((unsigned)s->in_bytes)] ^= (uint8_t)(1u << below(8));
+        if (!same(decode_split(s, out, s->out_bytes, 0),
+                  decode(s->in, s->in_bytes, out, s->out_bytes, 0)))
+            break;
+    }
+    free(out);
+    stream_free(s);
+}
+
+/* ============================================================================================= */
 /* CRC */
 
 /* Bit by bit, as the definition has it. */
@@ -492,6 +616,8 @@ static void crc_in_every_way(void) {
     guarded_free(data);
 }
 
-TEST_TABLE(inflate){ TEST_CASE(random_streams),   TEST_CASE(truncated_anywhere),
-                     TEST_CASE(damaged_anyhow),   TEST_CASE(lanes_of_any_number),
-                     TEST_CASE(crc_in_every_way), TEST_END };
+TEST_TABLE(inflate) {
+    TEST_CASE(random_streams), TEST_CASE(truncated_anywhere), TEST_CASE(damaged_anyhow),
+    TEST_CASE(lanes_of_any_number), TEST_CASE(split_yields_the_same), TEST_CASE(split_uses_chunks),
+    TEST_CASE(split_of_damaged), TEST_CASE(crc_in_every_way), TEST_END
+};
