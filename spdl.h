@@ -125,6 +125,11 @@ extern "C" {
 #define SPDL__ZERO
 #endif
 
+/* SPDL_INFLATE(out, out_bytes, in, in_bytes) may be defined before the implementation, to have
+   whole deflate streams (RFC 1951, without a frame) decoded by another library: an expression, true
+   when the stream at `in` was decoded and made exactly out_bytes bytes at `out`. When it is false
+   the decoder here takes its turn, and tells what is wrong. Any threads may be in it at once. */
+
 /* Limits that size plain structs. */
 #define SPDL_MAX_STAGES 32
 #define SPDL_NAME_BYTES 32
@@ -6550,6 +6555,22 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
     s->limit = limit;
     (void)spdl__inflate_run_lanes(&s, 1, &ended);
     return ended;
+}
+
+/* Decodes a whole stream, of which nothing has been decoded yet, to memory that it has to fill:
+   then it ends with DONE and `out` is at the limit. */
+SPDL__PRIVATE spdl__inflate_mode spdl__inflate_whole(spdl__inflate *s, uint8_t *limit) {
+    spdl__inflate_mode mode;
+#if defined(SPDL_INFLATE)
+    if (SPDL_INFLATE(s->out, (size_t)(limit - s->out), s->in, (size_t)(s->in_end - s->in))) {
+        s->out = limit;
+        s->in = s->in_end;
+        s->mode = SPDL__INFLATE_DONE;
+        return s->mode;
+    }
+#endif
+    mode = spdl__inflate_run(s, limit);
+    return mode == SPDL__INFLATE_FULL ? spdl__inflate_run(s, limit) : mode;
 }
 
 /* Whether streams of such sizes gain from lanes: those with long matches are copies more than

@@ -18,7 +18,7 @@
    member_parse_us     4,096 stored arrays of 1 KB in memory: opened, each looked at, closed
    npy_*               a .npy file of 1 KB: from its path to memory; its header alone
    crc32*              1 MB, GB/s
-   compile_ms, code_kb what the sections crc, inflate, zip and npz add to a program at -O2
+   compile_ms, code_kb what the sections from crc to write add to a program at -O2
 
    Peers get the compressed bytes and the sizes as they are, we get the archive. Every output is
    compared with what was read first with its CRC verified. Photos and tokens are synthetic. */

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the sections crc to npz of spdl.h cost a program at -O2, as one number.
+# What the sections of spdl.h from crc to write cost a program at -O2, as one number.
 # usage: bench/npz_size.sh compile_ms | code_kb
 cd "$(dirname "$0")/.." || exit 1
 scratch=$(mktemp -d) || exit 1
@@ -10,7 +10,7 @@ trap 'rm -rf "$scratch"' EXIT
 printf '#define SPDL_IMPLEMENTATION\n#include "all.h"\n' >"$scratch/all.c"
 printf '#define SPDL_IMPLEMENTATION\n#include "without.h"\n' >"$scratch/without.c"
 cp spdl.h "$scratch/all.h"
-awk '/^\/\* >>/ { skip = /^\/\* >>(crc|inflate|lanes|zip|npy|npz)-impl/ }
+awk '/^\/\* >>/ { skip = /^\/\* >>(crc|inflate|lanes|file|zip|npy|npz|many|write)-impl/ }
      /^#endif \/\* SPDL_IMPLEMENTATION/ { skip = 0 }
      !skip' spdl.h >"$scratch/without.h"
 
@@ -18,10 +18,11 @@ compile() {
     $CC -O2 -w -c "$scratch/$1.c" -o "$scratch/$1.o" || exit 1
 }
 
+# Of CPU time: others may be at work.
 milliseconds() {
-    start=$(date +%s%N)
-    compile "$1"
-    echo $((($(date +%s%N) - start) / 1000000))
+    (compile "$1" && times) | awk -F '[ms ]+' 'NR == 2 {
+        printf "%.0f\n", ($1 + $3) * 60000 + ($2 + $4) * 1000
+    }'
 }
 
 bytes() {
