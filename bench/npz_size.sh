@@ -10,7 +10,7 @@ trap 'rm -rf "$scratch"' EXIT
 printf '#define SPDL_IMPLEMENTATION\n#include "all.h"\n' >"$scratch/all.c"
 printf '#define SPDL_IMPLEMENTATION\n#include "without.h"\n' >"$scratch/without.c"
 cp spdl.h "$scratch/all.h"
-awk '/^\/\* >>/ { skip = /^\/\* >>(crc|inflate|lanes|file|zip|npy|npz|many|write)-impl/ }
+awk '/^\/\* >>/ { skip = /^\/\* >>(crc|inflate|lanes|split|file|zip|npy|npz|many|write)-impl/ }
      /^#endif \/\* SPDL_IMPLEMENTATION/ { skip = 0 }
      !skip' spdl.h >"$scratch/without.h"
 
