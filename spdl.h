@@ -8690,6 +8690,7 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_end(spdl__npz_reader *r, uint32_t cr
 SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, size_t bytes,
                                             bool verify) {
     const uint64_t usize = r->member->usize;
+    spdl__inflate_mode ended;
     spdl_result result = SPDL_OK;
     uint8_t *all = NULL;
     if (usize - r->head_bytes - bytes > r->npz->max_bytes)
@@ -8699,10 +8700,10 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, 
     if (all == NULL)
         return spdl__zip_fail(&r->where, SPDL_E_NOMEM, "no memory to inflate it (%llu bytes)",
                               (spdl__llu)usize);
-    if (!SPDL_INFLATE(all, (size_t)usize, r->inflate.in_begin, (size_t)r->member->csize))
-        result = spdl__zip_fail(&r->where, SPDL_E_FORMAT,
-                                "%llu bytes do not inflate to the %llu the directory says",
-                                (spdl__llu)r->member->csize, (spdl__llu)usize);
+    spdl__inflate_init(&r->inflate, r->inflate.in_begin, (size_t)r->member->csize, all);
+    ended = spdl__inflate_whole(&r->inflate, all + usize);
+    if (ended != SPDL__INFLATE_DONE || r->inflate.out != all + usize)
+        result = spdl__npz_inflate_error(r, ended);
     if (result == SPDL_OK && verify)
         result = spdl__npz_check_crc(r, spdl__crc_add(&r->tables->crc, 0, all, (size_t)usize));
     if (result == SPDL_OK) memcpy(data, all + r->head_bytes, bytes);
@@ -9232,6 +9233,7 @@ typedef struct spdl__npz_many {
     const spdl_npz *npz;
     spdl_npz_request *requests;
     size_t count;
+    spdl_pool *pool;   /* may be NULL */
     bool asymmetric;
     uint64_t next;   /* the first request that nobody has taken: all take, by cas */
     uint64_t left;   /* not read yet */
@@ -9278,6 +9280,79 @@ SPDL__PRIVATE bool spdl__many_take(spdl__npz_many *many, size_t *first, size_t *
     *first = (size_t)next;
     *count = taken;
     return true;
+}
+
+#define SPDL__PARTS_CLOSED ((uint64_t)1 << 63)
+
+/* A large member that several workers decode; the last who knows of it frees it. */
+typedef struct spdl__many_parts {
+    uint64_t state; /* helpers that are inside, and CLOSED: then nobody goes in any more */
+    uint64_t users;
+    bool asymmetric;
+    spdl_allocator allocator;
+    spdl__event gone;
+    spdl__split split;
+} spdl__many_parts;
+
+SPDL__PRIVATE void spdl__parts_leave(spdl__many_parts *parts) {
+    const spdl_allocator allocator = parts->allocator;
+    if (spdl__sub(&parts->users, 1) != 1) return;
+    spdl__event_fini(&parts->gone);
+    spdl__free(&allocator, parts, sizeof(*parts));
+}
+
+/* One word says who is inside and whether it is closed, so a helper that comes late cannot miss it:
+   either the front sees it inside, or it sees the mark. */
+SPDL__PRIVATE void spdl__parts_job(void *arg, int worker, void *local) {
+    spdl__many_parts *parts = (spdl__many_parts *)arg;
+    (void)worker;
+    (void)local;
+    if ((spdl__add(&parts->state, 1) & SPDL__PARTS_CLOSED) == 0) spdl__split_help(&parts->split);
+    spdl__sub(&parts->state, 1);
+    spdl__event_notify(&parts->gone, parts->asymmetric, SPDL__ALL);
+    spdl__parts_leave(parts);
+}
+
+/* Waits until no helper is inside, and none can come. */
+SPDL__PRIVATE void spdl__parts_close(spdl__many_parts *parts) {
+    uint32_t word;
+    spdl__split_stop(&parts->split);
+    (void)spdl__or(&parts->state, SPDL__PARTS_CLOSED);
+    while (spdl__load(&parts->state) != SPDL__PARTS_CLOSED) {
+        word = spdl__event_prepare(&parts->gone, parts->asymmetric);
+        if (spdl__load(&parts->state) == SPDL__PARTS_CLOSED)
+            spdl__event_cancel(&parts->gone);
+        else
+            (void)spdl__event_commit(&parts->gone, word, SPDL__NEVER);
+    }
+    spdl__split_close(&parts->split);
+}
+
+/* Prepares to decode a member, whose state stands at its data, in parts; NULL: no memory for it. */
+SPDL__PRIVATE spdl__many_parts *spdl__parts_open(spdl__npz_many *many, spdl__inflate *inflate) {
+    unsigned threads = (unsigned)spdl_pool_workers(many->pool), i;
+    spdl__many_parts *parts = (spdl__many_parts *)spdl__alloc_zeroed(&many->allocator, 1,
+                                                                     sizeof(*parts), 64);
+    if (threads < 2) threads = 2;
+    if (threads > 8) threads = 8; /* the front cannot resolve faster than so many decode */
+    if (parts == NULL || !spdl__event_init(&parts->gone)) {
+        spdl__free(&many->allocator, parts, sizeof(*parts));
+        return NULL;
+    }
+    parts->users = 1;
+    parts->asymmetric = many->asymmetric;
+    parts->allocator = many->allocator;
+    if (!spdl__split_open(&parts->split, inflate, threads, &many->allocator)) {
+        spdl__parts_leave(parts);
+        return NULL;
+    }
+    for (i = 1; i < threads; i++) {
+        spdl__add(&parts->users, 1);
+        if (spdl_pool_submit(many->pool, spdl__parts_job, parts, 0) == SPDL_OK) continue;
+        spdl__sub(&parts->users, 1); /* the queue is full: fewer help */
+        break;
+    }
+    return parts;
 }
 
 /* One of the arrays that a thread decodes side by side. */
@@ -9331,6 +9406,53 @@ SPDL__PRIVATE void spdl__many_next_piece(spdl__many_lane *lane) {
     lane->left -= bytes;
 }
 
+/* Whether an array is to be decoded in parts: there are too few to keep all workers busy. */
+SPDL__PRIVATE bool spdl__many_splits(const spdl__many_share *share, const spdl__many_lane *lane) {
+    const spdl__zip_member *member = lane->r.member;
+    return share->many->pool != NULL && spdl__many_suits(lane) &&
+           (share->many->count == 1 ||
+            share->many->count < (size_t)spdl_pool_workers(share->many->pool)) &&
+           spdl__split_gains(member->csize, member->usize);
+}
+
+/* Decodes an array in parts; the CRC follows what is there already. */
+SPDL__PRIVATE spdl_result spdl__many_read_parts(spdl__many_share *share, spdl__many_lane *lane,
+                                                uint8_t *data) {
+    spdl__inflate *inflate = &lane->r.inflate;
+    spdl__inflate_mode mode;
+    const uint8_t *seen = data;
+    uint32_t crc = spdl__npz_inflate_to(&lane->r, data, share->verify);
+    spdl__many_parts *parts;
+    inflate->limit = data + lane->info.bytes;
+    parts = spdl__parts_open(share->many, inflate);
+    do {
+        mode = parts != NULL ? spdl__split_step(&parts->split)
+                             : spdl__inflate_run(inflate, inflate->limit);
+        if (share->verify)
+            crc = spdl__crc_add(&lane->r.tables->crc, crc, seen, (size_t)(inflate->out - seen));
+        seen = inflate->out;
+    } while (mode == SPDL__INFLATE_BLOCK);
+    if (parts != NULL) {
+        spdl__parts_close(parts);
+        spdl__parts_leave(parts);
+    }
+    if (inflate->out != data + lane->info.bytes) return spdl__npz_inflate_error(&lane->r, mode);
+    return spdl__npz_inflate_end(&lane->r, crc, share->verify);
+}
+
+/* Reads what suits no lane. */
+SPDL__PRIVATE spdl_result spdl__many_read_alone(spdl__many_share *share, spdl__many_lane *lane,
+                                                const spdl_npz_request *request) {
+    spdl_result result;
+    if (!spdl__many_splits(share, lane))
+        return spdl__npz_finish_read(&lane->r, request->index, request->data, &lane->info);
+    result = spdl__many_read_parts(share, lane, (uint8_t *)request->data);
+    if (result == SPDL_OK && lane->r.swap)
+        result = spdl__npz_swap(&lane->r, request->index, (uint8_t *)request->data,
+                                lane->info.count, &lane->info);
+    return result;
+}
+
 /* Begins with a request. What suits no lane is read at once; then the lane is not busy. */
 SPDL__PRIVATE void spdl__many_begin(spdl__many_share *share, spdl__many_lane *lane) {
     const spdl_npz_request *request = &share->many->requests[share->first];
@@ -9339,9 +9461,8 @@ SPDL__PRIVATE void spdl__many_begin(spdl__many_share *share, spdl__many_lane *la
     share->count--;
     result = spdl__npz_start_read(&lane->r, request->index, request->data, request->bytes,
                                   &lane->info);
-    if (result != SPDL_OK || !spdl__many_suits(lane)) {
-        if (result == SPDL_OK)
-            result = spdl__npz_finish_read(&lane->r, request->index, request->data, &lane->info);
+    if (result != SPDL_OK || !spdl__many_suits(lane) || spdl__many_splits(share, lane)) {
+        if (result == SPDL_OK) result = spdl__many_read_alone(share, lane, request);
         spdl__many_result(share, lane, result);
         return;
     }
@@ -9485,6 +9606,7 @@ SPDL_API spdl_result spdl_npz_read_many(const spdl_npz *npz, spdl_npz_request *r
     many->count = many->failed = count;
     many->left = count;
     many->users = 1;
+    many->pool = pool;
     many->asymmetric = pool != NULL && pool->asymmetric;
     if (pool != NULL && count > 1) spdl__many_ask(many, pool);
     if (spdl__many_take(many, &first, &taken)) spdl__many_work(many, first, taken);

@@ -501,6 +501,81 @@ static void hook_that_deflates(void) {
     remove_last("hook.npz");
 }
 
+/* A deflate hook that takes bytes below 144 as they are, in one block of the fixed code, whose
+   literals have 8 bits; the zeros at the beginning pay for the rest. */
+static size_t deflate_literals(void *to, size_t room, const void *from, size_t bytes, void *user) {
+    uint8_t *out = (uint8_t *)to;
+    const uint8_t *in = (const uint8_t *)from;
+    size_t used = deflate_zeros(to, room, from, 1 + 258 * 10, user);
+    uint32_t held = 0;
+    unsigned count = 0;
+    if (used == 0 || bytes < 4000) return 0;
+    out[0] &= 0xfe;                       /* not the last block */
+    used = (11 + 13 * 10 + 7) / 8;        /* which ends in this byte */
+    count = (11 + 13 * 10 + 7) % 8;
+    held = out[used] & ((1u << count) - 1);
+    held |= 3u << count;                  /* the last block, fixed */
+    count += 3;
+    for (size_t i = 1 + 258 * 10; i <= bytes; ++i) {
+        unsigned code = i < bytes ? 0x30u + in[i] : 0, bit;
+        for (bit = 0; bit < (i < bytes ? 8u : 7u); ++bit) {
+            if (count == 8) {
+                if (used == room) return 0;
+                out[used++] = (uint8_t)held;
+                held = count = 0;
+            }
+            held |= (i < bytes ? code >> (7 - bit) & 1 : 0) << count++;
+        }
+    }
+    out[used++] = (uint8_t)held;
+    return used;
+}
+
+/* A member large enough to be decoded in parts, with workers that help and find no place to begin,
+   and one that is cut off in the middle. */
+static void large_member_on_a_pool(void) {
+    enum { BYTES = 3000000 };
+    uint8_t *data = (uint8_t *)calloc(BYTES, 1), *got = (uint8_t *)calloc(BYTES, 1);
+    spdl_npz_write_desc desc = { 0 };
+    const spdl_npy_info info = type('u', 1, 1, BYTES, 0);
+    spdl_npz_request request = { 0, got, BYTES, SPDL_SKIP };
+    spdl_pool_desc pool_desc = { 0 };
+    spdl_pool *pool = NULL;
+    spdl_npz_member member;
+    spdl_npz_writer *w;
+    spdl_error error = { 0 };
+    spdl_npz *npz;
+    int calls = 0;
+    REQUIRE(data != NULL && got != NULL);
+    for (size_t i = 3000; i < BYTES; ++i) data[i] = (uint8_t)((i * 2654435761u >> 13) % 144);
+    desc.deflate = deflate_literals;
+    desc.deflate_user = &calls;
+    w = create(make_path("parts.npz"), &desc);
+    write_one(w, "a", &info, data);
+    finish(w);
+    pool_desc.workers = 3;
+    REQUIRE(spdl_pool_create(&pool, &pool_desc) == SPDL_OK);
+    npz = reopen(make_path("parts.npz"), 1);
+    REQUIRE(spdl_npz_stat(npz, 0, &member) == SPDL_OK);
+    CHECK(!member.stored && member.file_bytes > 2500000);
+    for (int round = 0; round < 10; ++round) {
+        memset(got, 0, BYTES);
+        if (!CHECK_EQ(spdl_npz_read_many(npz, &request, 1, pool, &error), SPDL_OK))
+            fprintf(stderr, "%s\n", error.text);
+        CHECK(memcmp(got, data, BYTES) == 0);
+    }
+    npz->zip.members[0].crc ^= 1;
+    CHECK_EQ(spdl_npz_read_many(npz, &request, 1, pool, &error), SPDL_E_CHECKSUM);
+    npz->zip.members[0].csize -= 1000;
+    CHECK_EQ(spdl_npz_read_many(npz, &request, 1, pool, &error), SPDL_E_FORMAT);
+    CHECK(strstr(error.text, "cut off") != NULL);
+    spdl_npz_close(npz);
+    spdl_pool_destroy(pool);
+    free(data);
+    free(got);
+    remove_last("parts.npz");
+}
+
 static const char *fixture_path(const char *name) {
     static char path[512];
     const char *end = strrchr(__FILE__, '/');
@@ -720,7 +795,8 @@ TEST_TABLE(npz_write) {
     TEST_CASE(alignments), TEST_CASE(in_pieces), TEST_CASE(one_npy),
     TEST_CASE(takes_its_place_at_once), TEST_CASE(what_cannot_be_written),
     TEST_CASE(arguments_that_are_wrong), TEST_CASE(disk_that_is_full),
-    TEST_CASE(hook_that_deflates), TEST_CASE(copies), TEST_CASE(many_members),
+    TEST_CASE(hook_that_deflates), TEST_CASE(large_member_on_a_pool), TEST_CASE(copies),
+    TEST_CASE(many_members),
     TEST_CASE(array_over_4_gib), TEST_CASE(every_allocation_fails), TEST_CASE(numpy_reads_it),
     TEST_END
 };
