@@ -208,7 +208,8 @@ build/demo/%: examples/%.c $(wildcard examples/*.h) spdl.h
 
 build/bench/%: bench/%.c $(wildcard bench/*.h) spdl.h
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -I. $< -o $@ -lpthread -lm -ldl $(BENCH_LIBS)
+	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -I. $< -o $@ \
+	    -lpthread -lm -ldl $(BENCH_LIBS)
 
 # A peer that cannot be built leaves no file, and is tried again the next time.
 PEER = @mkdir -p $(@D); BENCH_FLAGS='$(BENCH_FLAGS)' bench/peers/build.sh $< $@

@@ -18,8 +18,8 @@ build=build/s390x
 mkdir -p $build
 flags="-std=gnu11 -O1 -g -static -pthread"
 # shellcheck disable=SC2086 # a list of options
-$cc $flags tests/main.c tests/test_npz*.c -o $build/runner -lm || exit 1
-modules=$(sed -n 's/^TEST_TABLE(\(npz[a-z_]*\)).*/\1./p' tests/test_npz*.c)
+$cc $flags tests/main.c tests/test_npz*.c tests/test_inflate.c -o $build/runner -lm || exit 1
+modules="inflate. $(sed -n 's/^TEST_TABLE(\(npz[a-z_]*\)).*/\1./p' tests/test_npz*.c)"
 # shellcheck disable=SC2086 # a list of modules
 TEST_TIMEOUT=${TEST_TIMEOUT:-120} $qemu $build/runner $modules >"$scratch/log" 2>&1
 status=$?
