@@ -185,7 +185,10 @@ SPDL_API uint64_t spdl_time_ns(void);
     X(SPDL_E_UNSUPPORTED, -8, "not supported")                                                     \
     X(SPDL_E_NOT_FOUND, -9, "not found")                                                           \
     X(SPDL_E_CHECKSUM, -10, "checksum mismatch")                                                   \
-    X(SPDL_E_LIMIT, -11, "limit exceeded")
+    X(SPDL_E_LIMIT, -11, "limit exceeded")                                                         \
+    X(SPDL_E_CUDA, -12, "a CUDA call failed")                                                      \
+    X(SPDL_E_CUDA_LOST, -13, "the CUDA device is lost to this process")                            \
+    X(SPDL_E_CUDA_FORKED, -14, "CUDA was opened before a fork and used behind it")
 
 typedef enum spdl_result SPDL__INT_ENUM {
 #define SPDL__ENUM(name, value, text) name = value,

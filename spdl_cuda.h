@@ -76,11 +76,6 @@
 extern "C" {
 #endif
 
-/* Results of this header, beside those of spdl.h. */
-#define SPDL_E_CUDA        SPDL__CAST(spdl_result, -32) /* a CUDA call failed; it can be repeated */
-#define SPDL_E_CUDA_LOST   SPDL__CAST(spdl_result, -33) /* the device is lost to this process */
-#define SPDL_E_CUDA_FORKED SPDL__CAST(spdl_result, -34) /* opened before a fork, used behind it */
-
 #define SPDL_CUDA_MAX_DEVICES 16
 #define SPDL_CUDA_MAX_ARRAYS 16
 #define SPDL_CUDA_MAX_DIMS 8

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Other processors: builds the tests with Debian's cross compilers, links them statically and runs
-# them under qemu-user. s390x is big-endian; check_bigendian.sh reads npz files there. qemu translates and does
-# not reorder memory accesses: this shows that the code works there, not that its orders suffice.
+# them under qemu-user; s390x is big-endian, and check_bigendian.sh reads npz files on it. qemu
+# translates and does not reorder memory accesses: this shows that the code works there, not that
+# its orders suffice.
 #
 # Then a look at what runs when an item goes through an SPSC ring. qemu tells which instructions a
 # program executes; those that ran once per item are the fast path, wherever the compiler put them.

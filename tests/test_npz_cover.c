@@ -18,11 +18,13 @@
 /* ============================================================================================= */
 /* Calls that fail when they are told to */
 
-typedef enum call { NONE, PREAD, PWRITE, OPEN, FCNTL, MMAP, FSYNC, RENAME, FSTAT, ALLOC } call;
+typedef enum sys_call {
+    NONE, PREAD, PWRITE, OPEN, FCNTL, MMAP, FSYNC, RENAME, FSTAT, ALLOC
+} sys_call;
 typedef enum manner { FAILS, INTERRUPTED, SHORT, NOTHING } manner;
 
 static struct {
-    call call;
+    sys_call call;
     manner manner;
     int error;
     long at, count; /* it happens at call number `at`, from 1 */
@@ -30,7 +32,7 @@ static struct {
     long blocks;    /* allocated and not freed */
 } fault;
 
-static bool hit(call which) {
+static bool hit(sys_call which) {
     if (which != fault.call) return false;
     ++fault.count;
     return fault.count >= fault.at && fault.count < fault.at + fault.times;
@@ -52,7 +54,7 @@ static ssize_t faulty_pwrite(int file, const void *from, size_t bytes, off_t at)
     return -1;
 }
 
-static bool fails(call which) {
+static bool fails(sys_call which) {
     if (!hit(which)) return false;
     errno = fault.error;
     return true;
@@ -121,7 +123,7 @@ static void faulty_free(void *memory, size_t bytes, void *user) {
 
 static const spdl_allocator allocator = { faulty_alloc, faulty_free, NULL };
 
-static void fault_set(call which, manner how, long at, long times) {
+static void fault_set(sys_call which, manner how, long at, long times) {
     fault.call = which;
     fault.manner = how;
     fault.error = EIO;
@@ -393,7 +395,7 @@ static void teardown(void) {
 }
 
 /* Lets the call fail at its first, second, ... time until it is not reached any more. */
-static void reading_survives(call which, manner how, unsigned convert, bool harmless) {
+static void reading_survives(sys_call which, manner how, unsigned convert, bool harmless) {
     const long step = TEST_SANITIZED ? 5 : 1;
     for (long at = 1;; at += step) {
         fault_set(which, how, at, 1);
@@ -446,7 +448,7 @@ static void other_calls_that_fail(void) {
 }
 
 /* Of a file that could not be written nothing is left, and what was there stays. */
-static void writing_survives(call which, manner how, bool harmless) {
+static void writing_survives(sys_call which, manner how, bool harmless) {
     const long step = TEST_SANITIZED ? 5 : 1;
     for (long at = 1;; at += step) {
         spdl_error error = { 0 };
