@@ -1187,7 +1187,7 @@ SPDL__PRIVATE int spdl__pci_node(const char *bus) {
     for (i = 0; path[i] != '\0'; ++i)
         if (path[i] >= 'A' && path[i] <= 'F') path[i] = (char)(path[i] - 'A' + 'a');
     if (spdl__file_open(&file, path, &bytes) != NULL) return -1;
-    (void)spdl__file_read(file, text, sizeof(text) - 1, &have);
+    (void)spdl__file_read(file, text, sizeof(text) - 1, 0, &have);
     spdl__file_close(file);
     return have == 0 ? -1 : (int)strtol(text, NULL, 10);
 }
