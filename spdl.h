@@ -2538,7 +2538,8 @@ SPDL__PRIVATE uint64_t spdl__ring_items(const spdl__ring_core *ring, uint64_t at
     return at / lap * ring->capacity + (at & ring->index_mask);
 }
 
-/* Items that were pushed and popped so far; the pair is consistent. */
+/* Items that were pushed and popped so far; the pair is consistent. Claims are relaxed, so tail may
+   be seen older than head where stores do not reach all others at once: then the ring was empty. */
 SPDL__PRIVATE void spdl__ring_totals(const spdl__ring_core *ring, uint64_t *pushed,
                                      uint64_t *popped) {
     uint64_t head, tail;
@@ -2548,7 +2549,8 @@ SPDL__PRIVATE void spdl__ring_totals(const spdl__ring_core *ring, uint64_t *push
     } while (head != spdl__load(&ring->head));
     tail = spdl__min(tail, spdl__load(&ring->end)); /* a push that is about to be taken back */
     *popped = spdl__ring_items(ring, head);
-    *pushed = spdl__min(spdl__ring_items(ring, tail), *popped + ring->capacity);
+    *pushed = spdl__max(spdl__ring_items(ring, tail), *popped);
+    *pushed = spdl__min(*pushed, *popped + ring->capacity);
 }
 
 /* ============================================================================================= */

@@ -42,6 +42,7 @@ SPDL__PRIVATE bool spdl__cas_relaxed(uint64_t *p, uint64_t *expected, uint64_t d
     return spdl__cas(p, expected, desired);
 }
 SPDL__PRIVATE uint64_t spdl__min(uint64_t a, uint64_t b) { return a < b ? a : b; }
+SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b; }
 SPDL__PRIVATE void spdl__prefetch_write(const void *p) { (void)p; }
 SPDL__PRIVATE void spdl__barrier_light(bool asymmetric) { (void)asymmetric; }
 SPDL__PRIVATE void spdl__barrier_heavy(bool asymmetric) { (void)asymmetric; }
