@@ -2849,6 +2849,7 @@ SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64
                                       uint64_t *moved, int64_t timeout_ns) {
     if (moved != NULL) *moved = 0;
     if (ring == NULL || moved == NULL || (items == NULL && n > 0)) return SPDL_E_INVALID;
+    if (n == 0) return SPDL_OK;
     return spdl__ring_push_wait(ring, items, n, moved, timeout_ns);
 }
 
@@ -2856,6 +2857,7 @@ SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, u
                                      int64_t timeout_ns) {
     if (moved != NULL) *moved = 0;
     if (ring == NULL || moved == NULL || (items == NULL && n > 0)) return SPDL_E_INVALID;
+    if (n == 0) return SPDL_OK;
     return spdl__ring_pop_wait(ring, items, n, moved, timeout_ns);
 }
 
