@@ -6898,7 +6898,7 @@ SPDL__PRIVATE void spdl__split_append(spdl__inflate *s, const spdl__split_chunk 
     const size_t window = SPDL__INFLATE_WINDOW, made = (size_t)(s->out - s->base);
     const uint16_t *wide = chunk->buffer + window;
     size_t i;
-    if (chunk->begin != spdl__split_at(s) || made < window) return;
+    if (s->last_block || chunk->begin != spdl__split_at(s) || made < window) return;
     if (chunk->wide + chunk->bytes > (size_t)(s->limit - s->out)) return;
     for (i = 0; i < 256; i++) lookup[i] = (uint8_t)i;
     memcpy(lookup + SPDL__SPLIT_MARK, s->out - window, window);

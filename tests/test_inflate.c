@@ -582,6 +582,30 @@ static void split_of_damaged(void) {
     stream_free(s);
 }
 
+/* Blocks go on behind one that says it is the last: it is the last all the same. */
+static void split_ends_where_the_stream_does(void) {
+    stream *s = stream_new();
+    uint8_t *out = (uint8_t *)malloc(MOST);
+    spdl__inflate inflate;
+    if (out == NULL) abort();
+    do stream_make(s, test_seed() + s->out_bytes, 40, 3000);
+    while (s->out_bytes < 60000);
+    spdl__inflate_init(&inflate, s->in, s->in_bytes, out);
+    inflate.by_block = true;
+    while (spdl__inflate_run(&inflate, out + s->out_bytes) == SPDL__INFLATE_BLOCK) {
+        const uint64_t bit = spdl__split_at(&inflate);
+        outcome whole;
+        if (!spdl__inflate_block(&inflate) || inflate.last_block) break;
+        s->in[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        whole = decode(s->in, s->in_bytes, s->out, s->out_bytes, 0);
+        CHECK_EQ(whole.mode, SPDL__INFLATE_DONE);
+        if (!same(decode_split(s, s->out, s->out_bytes, 0), whole)) break;
+        s->in[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    free(out);
+    stream_free(s);
+}
+
 /* ============================================================================================= */
 /* CRC */
 
@@ -619,5 +643,6 @@ static void crc_in_every_way(void) {
 TEST_TABLE(inflate) {
     TEST_CASE(random_streams), TEST_CASE(truncated_anywhere), TEST_CASE(damaged_anyhow),
     TEST_CASE(lanes_of_any_number), TEST_CASE(split_yields_the_same), TEST_CASE(split_uses_chunks),
-    TEST_CASE(split_of_damaged), TEST_CASE(crc_in_every_way), TEST_END
+    TEST_CASE(split_of_damaged), TEST_CASE(split_ends_where_the_stream_does),
+    TEST_CASE(crc_in_every_way), TEST_END
 };
