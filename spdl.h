@@ -257,7 +257,8 @@ typedef struct spdl_logger {
 
    Misuse: the one thread of a side may be another thread later, when the program orders the two.
    Two at the same time corrupt the ring; with SPDL_DEBUG defined in the implementation file that is
-   an assert and SPDL_E_INVALID wherever the two meet. Nothing may be called during or after
+   an assert and SPDL_E_INVALID from any call below, wherever two calls overlap; between a reserve
+   and its commit (a peek and its release) it cannot tell. Nothing may be called during or after
    spdl_ring_destroy. */
 
 typedef enum spdl_ring_mode {
@@ -277,8 +278,9 @@ typedef struct spdl_ring_desc {
 
 typedef struct spdl_ring spdl_ring;
 
-/* What a ring has seen since it was made. A wait is a blocking call that outlasted the spinning, a
-   sleep one that went to the kernel; shorter ones cost too little to be counted. */
+/* What a ring has seen since it was made. A wait is a blocking call that outlasted the spinning;
+   shorter ones cost too little to be counted. Sleeps are trips to the kernel, now and then several
+   in a wait. */
 typedef struct spdl_ring_counters {
     uint64_t pushed, popped, count; /* items: in, out, and inside now */
     uint64_t push_waits, pop_waits;
@@ -294,7 +296,8 @@ typedef struct spdl_ring_counters {
    Owns:    the caller destroys *ring; on failure *ring is NULL. */
 SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc);
 
-/* Frees the ring and calls free_item (may be NULL) once with the address of each item left inside.
+/* Frees the ring and calls free_item (may be NULL) once with the address of each item left inside,
+   aligned to 8 bytes at most.
    Returns: nothing; NULL is allowed.
    Threads: owner; no other call on the ring may be running.
    Blocks:  never, but for free_item.
@@ -396,7 +399,7 @@ SPDL_API spdl_result spdl_ring_peek(spdl_ring *ring, uint64_t n, void **items, u
                                     int64_t timeout_ns);
 
 /* SPSC: pops the first n of the peeked items, whose slots may be written again.
-   Returns: SPDL_OK, SPDL_E_INVALID (another mode, or more than there are).
+   Returns: SPDL_OK, SPDL_E_INVALID (another mode, or more than were peeked).
    Threads: the consumer.
    Blocks:  never.
    Owns:    what the items own is the caller's. */
@@ -1996,7 +1999,7 @@ SPDL__PRIVATE bool spdl__backoff(int *round) {
    The lock-free part of the rings: positions, slots and the words that sleepers and closers leave
    for the other side. It never sleeps and calls nothing of an operating system, so it can be cut
    out between its tag and the next one and given to a model checker: it needs the integer types,
-   the ring's declarations, memcpy and the helpers of >>atomics-impl, spdl__min among them.
+   the ring's declarations, memcpy and the helpers of >>atomics-impl, spdl__min and spdl__max.
 
    SPSC, an index ring: tail and head count items. Each side keeps what it last saw of the other
    side's index and looks again only when that runs out. Wait-free.
@@ -2077,6 +2080,7 @@ SPDL__PRIVATE void spdl__copy_item(void *to, const void *from, size_t bytes) {
         memcpy(to, from, bytes);
 }
 
+/* Relaxed: behind a light barrier where it matters, elsewhere a hint. */
 SPDL__PRIVATE bool spdl__ring_closing(const spdl__ring_core *ring) {
     return (spdl__load_relaxed32(&ring->pops_waiting) & SPDL__RING_CLOSING) != 0;
 }
@@ -2107,6 +2111,7 @@ SPDL__PRIVATE spdl_result spdl__spsc_settle(spdl__ring_core *ring, uint64_t tail
     uint64_t end = SPDL__RING_OPEN;
     spdl__store_relaxed(&ring->limit, 0);
     SPDL_TEST_POINT("ring about to settle");
+    /* pairs with the cas of end in spdl__spsc_look: who wins there has not seen this tail */
     if (spdl__cas(&ring->end, &end, tail + n) || end > tail) return SPDL_OK;
     spdl__store_relaxed(&ring->tail, tail);
     return SPDL_CLOSED;
@@ -2132,8 +2137,9 @@ SPDL__COLD void spdl__spsc_fetch(const spdl__ring_core *ring, uint64_t from, uin
    free, nor beyond what was fetched. This comes before publish, whose look at CLOSING undoes it
    unless the closer's store of 0 is still to come. */
 SPDL__PRIVATE void spdl__spsc_credit(spdl__ring_core *ring, uint64_t from) {
-    const uint64_t room = spdl__spsc_room(ring, from, 2 * SPDL__RING_AHEAD);
+    uint64_t room;
     if (!ring->quick) return;
+    room = spdl__spsc_room(ring, from, 2 * SPDL__RING_AHEAD);
     spdl__store_relaxed(&ring->limit, from + spdl__min(room, SPDL__RING_AHEAD));
     spdl__spsc_fetch(ring, from + SPDL__RING_AHEAD, from + room);
 }
@@ -2191,6 +2197,7 @@ SPDL__PRIVATE spdl_result spdl__spsc_look(spdl__ring_core *ring, uint64_t head) 
         if (ring->tail_seen != head) return SPDL_OK;
         if (!closed) return SPDL_EMPTY;
         SPDL_TEST_POINT("ring about to end");
+        /* pairs with the cas of end in spdl__spsc_settle: who loses here sees its tail next */
         if (!spdl__cas(&ring->end, &end, head)) continue;
         ring->quick_pops = false; /* they look at tail only */
         return SPDL_CLOSED;
@@ -2240,6 +2247,13 @@ SPDL__PRIVATE spdl_result spdl__spsc_peek(spdl__ring_core *ring, uint64_t want, 
     return *have > 0 ? SPDL_OK : result;
 }
 
+SPDL__PRIVATE spdl_result spdl__spsc_release_peeked(spdl__ring_core *ring, uint64_t n) {
+    const uint64_t head = spdl__load_relaxed(&ring->head);
+    if (n > ring->tail_seen - head) return SPDL_E_INVALID;
+    spdl__spsc_release(ring, head, n);
+    return SPDL_OK;
+}
+
 /* ---- stamped rings ---- */
 
 /* A position that may stand behind the last slot is the first of the next lap. */
@@ -2276,6 +2290,7 @@ SPDL__PRIVATE bool spdl__spmc_claim(spdl__ring_core *ring, uint64_t tail, uint64
     spdl__barrier_light(ring->asymmetric); /* pairs with the heavy one in close */
     if (!spdl__ring_closing(ring)) return true;
     SPDL_TEST_POINT("ring about to settle");
+    /* pairs with the cas of end in spdl__ring_core_close */
     if (spdl__cas(&ring->end, &end, next) || end > tail) return true;
     spdl__store_relaxed(&ring->tail, tail);
     return false;
@@ -2395,7 +2410,7 @@ SPDL__PRIVATE spdl_result spdl__mpsc_pop_n(spdl__ring_core *ring, void *items, u
     uint64_t next = head;
     n = spdl__ring_count_fit(ring, &next, n, 1);
     if (n == 0) return spdl__ring_ended(ring, head);
-    spdl__store(&ring->head, next); /* read by spdl_ring_count only */
+    spdl__store_relaxed(&ring->head, next); /* for spdl_ring_count; the stamps carry the order */
     spdl__ring_empty(ring, head, items, n);
     *moved = n;
     return SPDL_OK;
@@ -2525,6 +2540,7 @@ SPDL__PRIVATE void spdl__ring_core_close(spdl__ring_core *ring) {
     (void)spdl__or32(&ring->pops_waiting, SPDL__RING_CLOSING);
     SPDL_TEST_POINT("ring closing");
     spdl__barrier_heavy(ring->asymmetric); /* pairs with the light ones after tail is stored */
+    /* pairs with the store of tail and the cas of end in spdl__spmc_claim */
     if (spmc) (void)spdl__cas(&ring->end, &end, spdl__load(&ring->tail));
     if (spsc) spdl__store_relaxed(&ring->limit, 0);
     SPDL_TEST_POINT("ring about to be closed");
@@ -2539,7 +2555,8 @@ SPDL__PRIVATE uint64_t spdl__ring_items(const spdl__ring_core *ring, uint64_t at
 }
 
 /* Items that were pushed and popped so far; the pair is consistent. Claims are relaxed, so tail may
-   be seen older than head where stores do not reach all others at once: then the ring was empty. */
+   be seen older than head where stores do not reach all others at once: then nothing is counted as
+   inside. The second look at head has to come after the one at tail: both are acquires. */
 SPDL__PRIVATE void spdl__ring_totals(const spdl__ring_core *ring, uint64_t *pushed,
                                      uint64_t *popped) {
     uint64_t head, tail;
@@ -2587,12 +2604,11 @@ SPDL__PRIVATE bool spdl__ring_enter(uint32_t *inside, bool alone) {
     return entered;
 }
 #define SPDL__QUICK false /* they do not look */
-#define SPDL__RING_ENTER(ring, side, alone)                                                        \
-    if (!spdl__ring_enter(&(ring)->side, alone)) return SPDL_E_INVALID
+#define SPDL__RING_ENTER(ring, side, alone) spdl__ring_enter(&(ring)->side, alone)
 #define SPDL__RING_LEAVE(ring, side) spdl__store32(&(ring)->side, 0)
 #else
 #define SPDL__QUICK true
-#define SPDL__RING_ENTER(ring, side, alone) ((void)0)
+#define SPDL__RING_ENTER(ring, side, alone) true
 #define SPDL__RING_LEAVE(ring, side) ((void)0)
 #endif
 
@@ -2610,7 +2626,7 @@ SPDL__PRIVATE bool spdl__ring_one_consumer(const spdl_ring *ring) {
 SPDL__PRIVATE void spdl__ring_wake(spdl_ring *ring, spdl__event *event, uint32_t waiting,
                                    uint64_t n) {
     const uint64_t count = spdl__min(n, waiting & SPDL__RING_WAITING);
-    if ((waiting & SPDL__RING_WAITING) == 0) return;
+    if (count == 0) return;
     spdl__add(&ring->wakes, 1);
     spdl__event_wake(event, waiting & SPDL__RING_CLOSING ? SPDL__ALL : (int)count);
 }
@@ -2647,7 +2663,7 @@ SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, ui
     spdl_result result;
     *moved = 0;
     if (n == 0) return SPDL_OK;
-    SPDL__RING_ENTER(ring, pushing, spdl__ring_one_producer(ring));
+    if (!SPDL__RING_ENTER(ring, pushing, spdl__ring_one_producer(ring))) return SPDL_E_INVALID;
     result = spdl__ring_core_push(&ring->core, items, n, moved);
     if (result == SPDL_OK)
         spdl__ring_pushed(ring, *moved);
@@ -2662,7 +2678,7 @@ SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t 
     spdl_result result;
     *moved = 0;
     if (n == 0) return SPDL_OK;
-    SPDL__RING_ENTER(ring, popping, spdl__ring_one_consumer(ring));
+    if (!SPDL__RING_ENTER(ring, popping, spdl__ring_one_consumer(ring))) return SPDL_E_INVALID;
     result = spdl__ring_core_pop(&ring->core, items, n, moved);
     if (result == SPDL_OK) spdl__ring_popped(ring, *moved);
     SPDL__RING_LEAVE(ring, popping);
@@ -2719,11 +2735,19 @@ SPDL__PRIVATE spdl_result spdl__ring_attempt_pop(spdl__ring_call *call) {
 }
 
 SPDL__PRIVATE spdl_result spdl__ring_attempt_reserve(spdl__ring_call *call) {
-    return spdl__spsc_reserve(&call->ring->core, call->n, (void **)call->to, &call->moved);
+    spdl_result result;
+    if (!SPDL__RING_ENTER(call->ring, pushing, true)) return SPDL_E_INVALID;
+    result = spdl__spsc_reserve(&call->ring->core, call->n, (void **)call->to, &call->moved);
+    SPDL__RING_LEAVE(call->ring, pushing);
+    return result;
 }
 
 SPDL__PRIVATE spdl_result spdl__ring_attempt_peek(spdl__ring_call *call) {
-    return spdl__spsc_peek(&call->ring->core, call->n, (void **)call->to, &call->moved);
+    spdl_result result;
+    if (!SPDL__RING_ENTER(call->ring, popping, true)) return SPDL_E_INVALID;
+    result = spdl__spsc_peek(&call->ring->core, call->n, (void **)call->to, &call->moved);
+    SPDL__RING_LEAVE(call->ring, popping);
+    return result;
 }
 
 SPDL__PRIVATE bool spdl__ring_must_wait(spdl_result result) {
@@ -2742,13 +2766,21 @@ SPDL__PRIVATE void spdl__ring_pass_on(spdl_ring *ring, const uint32_t *waiting) 
     }
 }
 
-SPDL__PRIVATE spdl_result spdl__ring_spin(spdl__ring_call *call) {
+SPDL__PRIVATE bool spdl__ring_late(uint64_t deadline) {
+    return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
+}
+
+/* Spins, then yields. Yields may take long, and a call that makes progress never gets to the sleep,
+   so both look at the deadline. */
+SPDL__PRIVATE spdl_result spdl__ring_spin(spdl__ring_call *call, uint64_t deadline) {
     spdl_result result = SPDL_FULL;
     uint64_t moved = call->moved;
     int round = 0;
     while (spdl__ring_must_wait(result) && spdl__backoff(&round)) {
-        if (round == SPDL_SPINS) call->since = spdl_time_ns();
+        if (round >= SPDL_SPINS && call->since == 0) call->since = spdl_time_ns();
         result = call->attempt(call);
+        if (call->moved == moved && round < SPDL_SPINS) continue;
+        if (spdl__ring_must_wait(result) && spdl__ring_late(deadline)) return SPDL_TIMEOUT;
         if (call->moved != moved) round = 0;
         moved = call->moved;
     }
@@ -2759,7 +2791,7 @@ SPDL__PRIVATE spdl_result spdl__ring_spin(spdl__ring_call *call) {
    pop. Returns the word to sleep on. */
 SPDL__PRIVATE uint32_t spdl__ring_announce(const spdl_ring *ring, const spdl__event *event,
                                            uint32_t *waiting) {
-    const uint32_t word = spdl__load32(&event->word);
+    const uint32_t word = spdl__load32(&event->word); /* pairs with the add in spdl__event_wake */
     spdl__add32(waiting, 1);
     spdl__barrier_heavy(ring->core.asymmetric);
     return word;
@@ -2787,6 +2819,7 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, spdl__ring_sid
             if (result == SPDL_OK) spdl__ring_pass_on(call->ring, waiting);
             return result;
         }
+        if (spdl__ring_late(deadline)) break;
     }
     return SPDL_TIMEOUT;
 }
@@ -2799,7 +2832,7 @@ SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, spdl__ring_side
     if (!spdl__ring_must_wait(result)) return result;
     if (timeout_ns == 0) return SPDL_TIMEOUT;
     deadline = spdl__deadline(timeout_ns);
-    result = spdl__ring_spin(call);
+    result = spdl__ring_spin(call, deadline);
     if (spdl__ring_must_wait(result)) result = spdl__ring_sleep(call, side, waiting, deadline);
     if (call->since != 0) {
         spdl__add(&side->waits, 1);
@@ -2901,7 +2934,7 @@ SPDL_API spdl_result spdl_ring_peek(spdl_ring *ring, uint64_t n, void **items, u
 SPDL_API spdl_result spdl_ring_commit(spdl_ring *ring, uint64_t n) {
     spdl_result result;
     if (ring == NULL || ring->core.mode != SPDL_RING_SPSC) return SPDL_E_INVALID;
-    SPDL__RING_ENTER(ring, pushing, true);
+    if (!SPDL__RING_ENTER(ring, pushing, true)) return SPDL_E_INVALID;
     result = spdl__spsc_commit(&ring->core, n);
     if (result == SPDL_OK) spdl__ring_pushed(ring, n);
     SPDL__RING_LEAVE(ring, pushing);
@@ -2909,17 +2942,13 @@ SPDL_API spdl_result spdl_ring_commit(spdl_ring *ring, uint64_t n) {
 }
 
 SPDL_API spdl_result spdl_ring_release(spdl_ring *ring, uint64_t n) {
-    spdl__ring_core *core;
-    uint64_t head;
+    spdl_result result;
     if (ring == NULL || ring->core.mode != SPDL_RING_SPSC) return SPDL_E_INVALID;
-    core = &ring->core;
-    head = spdl__load_relaxed(&core->head);
-    if (n > core->tail_seen - head) return SPDL_E_INVALID;
-    SPDL__RING_ENTER(ring, popping, true);
-    spdl__spsc_release(core, head, n);
-    spdl__ring_popped(ring, n);
+    if (!SPDL__RING_ENTER(ring, popping, true)) return SPDL_E_INVALID;
+    result = spdl__spsc_release_peeked(&ring->core, n);
+    if (result == SPDL_OK) spdl__ring_popped(ring, n);
     SPDL__RING_LEAVE(ring, popping);
-    return SPDL_OK;
+    return result;
 }
 
 SPDL_API void spdl_ring_close(spdl_ring *ring) {

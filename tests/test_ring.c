@@ -792,6 +792,31 @@ static void batches_stop_at_what_there_is(void) {
     }
 }
 
+/* A consumer that is always there: the producer never sleeps, yet its time runs out. */
+static void *pop_until_closed(void *arg) {
+    uint64_t item;
+    while (spdl_ring_pop((spdl_ring *)arg, &item, SPDL_FOREVER) == SPDL_OK) {
+    }
+    return NULL;
+}
+
+static void batches_end_in_time_though_they_move(void) {
+    enum { MANY = 4000000 };
+    uint64_t *items = (uint64_t *)calloc(MANY, sizeof *items);
+    REQUIRE(items != NULL);
+    for (size_t m = 0; m < MODES; ++m) {
+        spdl_ring *ring = ring_of(1, 8, modes[m]);
+        pthread_t consumer = thread_of(pop_until_closed, ring);
+        uint64_t moved = MANY;
+        CHECK_EQ(spdl_ring_push_n(ring, items, MANY, &moved, ms(2)), SPDL_TIMEOUT);
+        CHECK(moved < MANY);
+        spdl_ring_close(ring);
+        pthread_join(consumer, NULL);
+        spdl_ring_destroy(ring, NULL, NULL);
+    }
+    free(items);
+}
+
 enum { BATCH_ITEMS = 3000 };
 
 typedef struct batch_side {
@@ -1226,6 +1251,7 @@ static void sleepers_burn_nothing(void) {
     X(batches_stop_at_what_there_is)                                                               \
     X(batches_wait)                                                                                \
     X(batches_of_many_threads)                                                                     \
+    X(batches_end_in_time_though_they_move)                                                        \
     X(slots_in_place)                                                                              \
     X(slots_in_place_wait)                                                                         \
     X(slots_in_place_are_checked)                                                                  \
