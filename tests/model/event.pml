@@ -1,6 +1,5 @@
-/* The event count of >>os-impl (prepare, look again, commit or cancel; notify), used as the MPMC
-   ring of >>ring-impl uses it: WAITERS threads in spdl_ring_pop, PUSHERS threads in
-   spdl_ring_try_push, and one that closes the ring.
+/* Sleeping and waking with an event of >>os-impl, as the MPMC ring of >>ring-impl does it: WAITERS
+   threads in spdl_ring_pop, PUSHERS threads in spdl_ring_try_push, and one that closes the ring.
 
    A push claims the next ticket and stamps its slot a little later, so a later slot may be ready
    before an earlier one; until the earlier one is stamped a pop finds the ring empty. Each sleep
@@ -11,13 +10,13 @@
 
    Switches that take out one part of the protocol, and must fail:
      NO_HEAVY       a waiter does a full barrier of its own instead of a heavy one
-     NO_RECHECK     no second look after prepare
+     NO_RECHECK     no second look after announcing the sleep
      LATE_WORD      the word is read after the second look
      NO_PASS_ON     a waiter that was woken, and leaves something behind, wakes nobody
      NO_PUSH_WAKES  a push that ends after a close wakes one waiter instead of all
    and two that make the model smaller:
      NO_CLOSE       nobody closes the ring
-     NO_FIRST_TRY   no try before the first sleep is prepared */
+     NO_FIRST_TRY   no try before the first sleep is announced */
 
 #ifndef WAITERS
 #define WAITERS 2
@@ -60,7 +59,7 @@ inline futex_wake_all() {
     }
 }
 
-/* spdl__event_notify: only a compiler barrier before the look. `all` is looked at when there are
+/* spdl__ring_pushed: only a compiler barrier before the look. `all` is looked at when there are
    waiters. */
 inline notify(p, all) {
     if
@@ -85,7 +84,7 @@ inline notify(p, all) {
 #define TAKEN 1
 #define CLOSED 2
 
-/* spdl__mpmc_pop */
+/* spdl__mc_pop_n */
 inline try_pop(p) {
     at = head;
     do
@@ -109,7 +108,7 @@ inline try_pop(p) {
     at = 0
 }
 
-/* spdl__ring_wait */
+/* spdl__ring_sleep */
 proctype Waiter(byte me) {
     byte word, at, result;
     bool timed_out, to_all;
@@ -123,7 +122,7 @@ proctype Waiter(byte me) {
     do
     :: timed_out -> break
     :: else ->
-        /* spdl__event_prepare */
+        /* spdl__ring_announce */
 #ifndef LATE_WORD
         word = event_word;
 #endif
@@ -143,7 +142,7 @@ proctype Waiter(byte me) {
 #ifdef LATE_WORD
         word = event_word;
 #endif
-        /* spdl__event_commit */
+        /* spdl__event_sleep */
         d_step { FENCED(me); asleep[me] = event_word == word; word = 0 };
         if
         :: true ->
@@ -171,7 +170,7 @@ done:
     atomic { result = 0; word = 0; timed_out = false }
 }
 
-/* spdl__mpmc_push and the notify after it */
+/* spdl__mp_push_n and spdl__ring_pushed after it */
 proctype Pusher(byte me) {
     byte ticket;
     bool refused, to_all;

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Checks the models of who sleeps and who wakes, and that each model still finds the fault when a
-# part of the protocol is taken out. One line for each: states, seconds, verdict.
-# usage: tests/model/run.sh [WORD ...]     only models with such a word in their line
+# Checks the models of who sleeps, who wakes and who closes, and that each model still finds the
+# fault when a part of the protocol is taken out: one line for each, with states, seconds, verdict.
+# At the same time runs the explorer on the rings of spdl.h itself, if it is given.
+# usage: tests/model/run.sh [--explorer PROGRAM]... [WORD ...]     only models with such a word
 cd "$(dirname "$0")" || exit 1
 if ! command -v spin >/dev/null || ! command -v gcc >/dev/null; then
     echo "skip model: needs spin and gcc"
@@ -14,6 +15,15 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 passed=0
 failed=0
+count=0
+said=0
+under_way=
+jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+explorers=
+while [ "${1-}" = --explorer ]; do
+    explorers="$explorers $2"
+    shift 2
+done
 wanted=" $* "
 
 # is_wanted LINE: whether one of the words given is in it
@@ -26,45 +36,72 @@ is_wanted() {
 }
 
 # COLLAPSE keeps the search exhaustive; one that runs out of depth or memory counts as failed.
-# model EXPECTED NAME [SWITCH ...]: EXPECTED is holds or breaks
-model() {
-    expected=$1
-    name=$2
-    shift 2
-    is_wanted "$expected $name $*" || return
+# search FOLDER EXPECTED NAME [SWITCH ...]: EXPECTED is holds or breaks
+search() {
+    folder=$1
+    expected=$2
+    name=$3
+    shift 3
     optimise=-O1
     [ "$expected" = breaks ] && optimise=-O0 # found at once
-    rm -f "$work"/*
-    cp ./*.pml "$work"
+    cp ./*.pml "$folder"
     (
-        cd "$work" &&
+        cd "$folder" &&
             spin "$@" -a "$name.pml" &&
             gcc "$optimise" -w -DSAFETY -DCOLLAPSE -DMEMLIM=3500 -o pan pan.c &&
             ./pan -m100000
-    ) >"$work/log" 2>&1
-    errors=$(sed -n 's/.*errors: \([0-9]*\).*/\1/p' "$work/log")
-    states=$(sed -n 's/ *\([0-9e.+]*\) states, stored.*/\1/p' "$work/log")
-    seconds=$(sed -n 's/.*elapsed time \([0-9.]*\) seconds/\1/p' "$work/log")
-    if grep -Eq 'max search depth too small|MEMLIM|out of memory' "$work/log"; then
+    ) >"$folder/log" 2>&1
+    errors=$(sed -n 's/.*errors: \([0-9]*\).*/\1/p' "$folder/log")
+    states=$(sed -n 's/ *\([0-9e.+]*\) states, stored.*/\1/p' "$folder/log")
+    seconds=$(sed -n 's/.*elapsed time \([0-9.]*\) seconds/\1/p' "$folder/log")
+    if grep -Eq 'max search depth too small|MEMLIM|out of memory' "$folder/log"; then
         verdict="not searched"
     elif [ "$errors" = 0 ]; then
         verdict=holds
-    elif grep -Eq 'assertion violated.*(asleep|inside|returned|taken)' "$work/log"; then
+    elif grep -Eq 'assertion violated.*(asleep|inside|returned|taken|late|result)' "$folder/log"
+    then
         verdict=breaks
     else
         verdict="not searched"
     fi
     mark="ok "
-    if [ "$verdict" = "$expected" ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        mark=BAD
-    fi
-    printf '%s %-6s %-46s %9s states %6s s\n' "$mark" "$verdict" "$name $*" \
+    [ "$verdict" = "$expected" ] || mark=BAD
+    printf '%s %-6s %-64s %9s states %6s s\n' "$mark" "$verdict" "$name $*" \
         "${states:-?}" "${seconds:-?}"
-    if [ "$mark" = BAD ]; then sed 's/^/    /' "$work/log" | cut -c 1-300 | tail -n 20; fi
+    if [ "$mark" = BAD ]; then sed 's/^/    /' "$folder/log" | cut -c 1-300 | tail -n 20; fi
+    rm -rf "$folder"
 }
+
+# model EXPECTED NAME [SWITCH ...]: as many at a time as there are processors
+model() {
+    is_wanted "$*" || return
+    mkdir "$work/$count"
+    search "$work/$count" "$@" >"$work/said.$count" &
+    under_way="$under_way $!"
+    count=$((count + 1))
+    [ $((count % jobs)) -ne 0 ] || finish
+}
+
+# Waits for those under way and prints what they said, in order.
+finish() {
+    # shellcheck disable=SC2086 # a list
+    [ -z "$under_way" ] || wait $under_way
+    under_way=
+    while [ "$said" -lt "$count" ]; do
+        cat "$work/said.$said"
+        if grep -q '^ok ' "$work/said.$said"; then
+            passed=$((passed + 1))
+        else
+            failed=$((failed + 1))
+        fi
+        said=$((said + 1))
+    done
+}
+
+for program in $explorers; do
+    "$program" --runs "${RUNS:-5000}"
+    [ $? -le 1 ] || echo "0 passed, 1 failed" # it broke off
+done >"$work/explored" 2>&1 &
 
 model holds park
 model holds park -DMEET
@@ -73,6 +110,21 @@ model holds park -DTWO_CLIENTS -DPARKED
 model holds park -DTWO_CLIENTS -DPARKED -DWORKERS=3
 model holds event -DNO_FIRST_TRY
 model holds event -DNO_CLOSE
+model holds wait_mpmc -DNO_CLOSE -DNO_TIMEOUT
+model holds wait_mpmc -DNO_CLOSE -DNO_TIMEOUT -DCAPACITY=2
+model holds wait_mpmc -DNO_CLOSE -DPUSHERS=1 -DBATCH=2 -DCAPACITY=2
+model holds wait_mpmc -DNO_CLOSE -DPUSHERS=1 -DBATCH=2 -DCAPACITY=2 -DWAKE_ONE
+model holds wait_mpmc -DPUSHERS=1 -DPOPPERS=1 -DBATCH=2
+model holds wait_mpmc -DPUSHERS=1 -DPOPPERS=1 -DBATCH=2 -DFENCE
+model holds wait_mpmc -DPUSHERS=2 -DPOPPERS=1 -DNO_TIMEOUT
+model holds close_spsc
+model holds close_spsc -DFENCE
+model holds close_spsc -DCAPACITY=1
+model holds close_spsc -DCAPACITY=1 -DCOMMIT
+model holds close_spsc -DBATCH=2
+model holds close_spmc
+model holds close_spmc -DFENCE
+model holds close_spmc -DCAPACITY=1 -DPUSHES=2 -DCONSUMERS=1
 model holds next -DTICKETS=2
 model holds next -DNO_STOP
 model holds stop
@@ -91,6 +143,30 @@ model breaks event -DNO_CLOSE -DNO_RECHECK
 model breaks event -DNO_CLOSE -DLATE_WORD
 model breaks event -DNO_CLOSE -DNO_PASS_ON
 model breaks event -DNO_PUSH_WAKES
+model breaks wait_mpmc -DNO_CLOSE -DNO_TIMEOUT -DNO_HEAVY
+model breaks wait_mpmc -DNO_CLOSE -DNO_TIMEOUT -DNO_RECHECK
+model breaks wait_mpmc -DNO_CLOSE -DNO_TIMEOUT -DLATE_WORD
+model breaks wait_mpmc -DNO_CLOSE -DNO_TIMEOUT -DCAPACITY=2 -DNO_PASS_ON
+model breaks wait_mpmc -DNO_CLOSE -DPUSHERS=1 -DBATCH=2 -DCAPACITY=2 -DWAKE_ONE -DNO_PASS_ON
+model breaks wait_mpmc -DNO_CLOSE -DPUSHERS=1 -DBATCH=2 -DNO_LAST_TRY
+model breaks wait_mpmc -DPUSHERS=1 -DBATCH=2 -DNO_TIMEOUT -DCLOSE_WAKES_ONE
+model breaks wait_mpmc -DPUSHERS=2 -DPOPPERS=1 -DNO_TIMEOUT -DNO_MARK
+model breaks close_spsc -DNO_HEAVY
+model breaks close_spsc -DNO_CLOSE_HEAVY
+model breaks close_spsc -DEARLY_CLOSED
+model breaks close_spsc -DNO_END_FIRST
+model breaks close_spsc -DNO_RETRACT
+model breaks close_spsc -DNO_LIMIT
+model breaks close_spsc -DLATE_LIMIT
+model breaks close_spsc -DNO_LOOK_AGAIN
+model breaks close_spsc -DNO_LAST_LOOK
+model breaks close_spsc -DCOMMIT -DNO_COMMIT_LOOK
+model breaks close_spmc -DNO_HEAVY
+model breaks close_spmc -DNO_CLOSE_HEAVY
+model breaks close_spmc -DEARLY_CLOSED
+model breaks close_spmc -DNO_RETRACT
+model breaks close_spmc -DBLIND
+model breaks close_spmc -DCONSUMER_DECIDES
 model breaks next -DTICKETS=2 -DNO_STOP -DNO_HEAVY
 model breaks next -DTICKETS=2 -DNO_STOP -DNO_RECHECK
 model breaks next -DTICKETS=2 -DNO_STOP -DNO_RELOOK
@@ -98,5 +174,14 @@ model breaks stop -DNO_LOCK
 model breaks stop -DEARLY_LOOK
 model breaks stop -DLATE_WORD
 
+finish
+wait
+grep -Ev '^[0-9]+ passed, [0-9]+ failed' "$work/explored"
+while read -r more _ bad _; do
+    passed=$((passed + more))
+    failed=$((failed + bad))
+done <<END
+$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed.*/\1 passed \2 failed/p' "$work/explored")
+END
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
