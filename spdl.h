@@ -1141,7 +1141,9 @@ typedef struct spdl_npz_request {
 } spdl_npz_request;
 
 /* Reads many arrays, faster than one call for each: deflated ones are decoded two or three at a
-   time, large ones in parts, and with a pool its workers help. pool and error may be NULL.
+   time, large ones in parts, and with a pool its workers help. A worker that comes too late to help
+   frees what was shared, perhaps after close: an allocator of the archive must outlive the pool, or
+   spdl_pool_drain of it. pool and error may be NULL.
    Returns: SPDL_OK, or the result of the first request that failed, which `error` describes; the
             others are read all the same. SPDL_E_NOMEM, SPDL_E_INVALID.
    Threads: any, also a worker of the pool.
@@ -8674,6 +8676,14 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_some(spdl__npz_reader *r, size_t byt
     return SPDL_OK;
 }
 
+/* max_bytes bounds what follows an array, too. */
+SPDL__PRIVATE spdl_result spdl__npz_check_trailer(spdl__npz_reader *r, uint64_t bytes) {
+    const uint64_t left = r->member->usize - r->head_bytes - bytes;
+    if (left <= r->npz->max_bytes) return SPDL_OK;
+    return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "%llu bytes follow the array, max_bytes is %llu",
+                          (spdl__llu)left, (spdl__llu)r->npz->max_bytes);
+}
+
 /* Inflates what follows an array, only to see its CRC and its end. r->trailer is the window of the
    decoder, which holds the end of the data already, and as much room again. */
 SPDL__PRIVATE spdl_result spdl__npz_inflate_trailer(spdl__npz_reader *r, const uint8_t *data,
@@ -8681,11 +8691,8 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_trailer(spdl__npz_reader *r, const u
     const size_t window = SPDL__INFLATE_WINDOW;
     uint64_t left = r->member->usize - r->head_bytes - bytes;
     size_t have = bytes < window ? bytes : window, more = 0, piece;
-    spdl_result result = SPDL_OK;
-    if (left > r->npz->max_bytes)
-        return spdl__zip_fail(&r->where, SPDL_E_LIMIT,
-                              "%llu bytes follow the array, max_bytes is %llu", (spdl__llu)left,
-                              (spdl__llu)r->npz->max_bytes);
+    spdl_result result = spdl__npz_check_trailer(r, bytes);
+    if (result != SPDL_OK) return result;
     r->trailer = (uint8_t *)spdl__alloc(&r->npz->zip.allocator, 2 * window, 64);
     if (r->trailer == NULL)
         return spdl__zip_fail(&r->where, SPDL_E_NOMEM,
@@ -8727,14 +8734,13 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, 
                                             bool verify) {
     const uint64_t usize = r->member->usize;
     spdl__inflate_mode ended;
-    spdl_result result = SPDL_OK;
+    spdl_result result = spdl__npz_check_trailer(r, bytes);
     uint8_t *all = NULL;
-    if (usize - r->head_bytes - bytes > r->npz->max_bytes)
-        return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "more than max_bytes follow the array");
+    if (result != SPDL_OK) return result;
     if (usize <= SIZE_MAX / 2)
         all = (uint8_t *)spdl__alloc(&r->npz->zip.allocator, (size_t)usize, 64);
     if (all == NULL)
-        return spdl__zip_fail(&r->where, SPDL_E_NOMEM, "no memory to inflate it (%llu bytes)",
+        return spdl__zip_fail(&r->where, SPDL_E_NOMEM, "no memory for inflating it (%llu bytes)",
                               (spdl__llu)usize);
     spdl__inflate_init(&r->inflate, r->inflate.in_begin, (size_t)r->member->csize, all);
     ended = spdl__inflate_whole(&r->inflate, all + usize);
