@@ -58,7 +58,7 @@ static uint8_t *guarded_tail(const guarded *g, const void *from, size_t bytes) {
 
 typedef struct stream {
     uint8_t *in, *out; /* deflated, and what that becomes */
-    size_t in_bytes, out_bytes, room;
+    size_t in_bytes, out_bytes, room; /* for either */
     uint64_t held;
     unsigned held_bits;
 } stream;
@@ -66,13 +66,13 @@ typedef struct stream {
 static void put_bits(stream *s, unsigned value, unsigned count) {
     s->held |= (uint64_t)value << s->held_bits;
     for (s->held_bits += count; s->held_bits >= 8; s->held_bits -= 8, s->held >>= 8) {
-        if (s->in_bytes == MOST) abort();
+        if (s->in_bytes == s->room) abort();
         s->in[s->in_bytes++] = (uint8_t)s->held;
     }
 }
 
 static void put_byte(stream *s, unsigned byte) {
-    if (s->out_bytes == MOST) abort();
+    if (s->out_bytes == s->room) abort();
     s->out[s->out_bytes++] = (uint8_t)byte;
 }
 
@@ -229,14 +229,17 @@ static void put_dynamic(stream *s, unsigned tokens) {
     put_tokens(s, &litlen, &dist, tokens);
 }
 
-static stream *stream_new(void) {
+static stream *stream_new_of(size_t room) {
     stream *s = (stream *)calloc(1, sizeof *s);
     if (s == NULL) abort();
-    s->in = (uint8_t *)malloc(MOST);
-    s->out = (uint8_t *)malloc(MOST);
+    s->room = room;
+    s->in = (uint8_t *)malloc(room);
+    s->out = (uint8_t *)malloc(room);
     if (s->in == NULL || s->out == NULL) abort();
     return s;
 }
+
+static stream *stream_new(void) { return stream_new_of(MOST); }
 
 static void stream_free(stream *s) {
     free(s->in);
@@ -607,6 +610,263 @@ static void split_ends_where_the_stream_does(void) {
 }
 
 /* ============================================================================================= */
+/* One large member of an archive by the workers of a pool */
+
+#define LARGE 12000000 /* room for a stream that is split */
+
+/* One stored block: the header of a .npy file of bytes, whose number is put in at the end. */
+static void put_npy_header(stream *s) {
+    static const char head[11] = "\x93NUMPY\1\0v\0";
+    put_bits(s, 0, 3);
+    put_bits(s, 0, 5);
+    put_bits(s, 128, 16);
+    put_bits(s, 128 ^ 0xffff, 16);
+    for (int i = 0; i < 128; ++i) {
+        const unsigned byte = i < 10 ? (uint8_t)head[i] : i < 127 ? ' ' : '\n';
+        put_bits(s, byte, 8);
+        put_byte(s, byte);
+    }
+}
+
+static void end_npy_header(stream *s) {
+    char text[118];
+    const int length =
+        snprintf(text, sizeof text, "{'descr': '|u1', 'fortran_order': False, 'shape': (%zu,), }",
+                 s->out_bytes - 128);
+    memcpy(s->out + 10, text, (size_t)length);
+    memcpy(s->in + 5 + 10, text, (size_t)length);
+}
+
+/* A block of 63 literals to a match, which reaches back up to 32 KB: chunks have marks to resolve,
+   and yet it does not grow too much to be split. */
+static void put_mixed(stream *s, unsigned tokens) {
+    uint8_t lengths[286 + 30];
+    code litlen, dist;
+    code_random(&litlen, 286, 286, 256, false);
+    code_random(&dist, 30, 30, 0, false);
+    memcpy(lengths, litlen.length, 286);
+    memcpy(lengths + 286, dist.length, 30);
+    put_bits(s, 2, 2);
+    put_bits(s, 29, 5);
+    put_bits(s, 29, 5);
+    put_bits(s, 15, 4);
+    put_lengths(s, lengths, 286 + 30);
+    for (; tokens > 0; --tokens)
+        if (below(64) > 0 || !put_match(s, &litlen, &dist, 30)) put_literal(s, &litlen, 256);
+    put_symbol(s, &litlen, 256);
+}
+
+static stream *large_stream(void) {
+    stream *s = stream_new_of(LARGE);
+    random_state = test_seed();
+    put_npy_header(s);
+    put_bits(s, 0, 1);
+    put_stored(s, 40000); /* no match reaches back to the header, which is changed in the end */
+    while (s->in_bytes < SPDL__SPLIT_LEAST + 50000) {
+        put_bits(s, 0, 1);
+        put_mixed(s, 20000);
+    }
+    put_bits(s, 1, 1);
+    put_mixed(s, 100);
+    if (s->held_bits > 0) put_bits(s, 0, 8 - s->held_bits);
+    end_npy_header(s);
+    return s;
+}
+
+static uint8_t *append(uint8_t *at, const void *from, size_t bytes) {
+    memcpy(at, from, bytes);
+    return at + bytes;
+}
+
+/* An archive of this stream, "a", whose directory says that it becomes what it does. */
+static uint8_t *zip_of(const stream *s, size_t *bytes) {
+    static const uint8_t local[6] = { 'P', 'K', 3, 4, 20, 0 };
+    static const uint8_t entry[8] = { 'P', 'K', 1, 2, 20, 0, 20, 0 };
+    static const uint8_t end[8] = { 'P', 'K', 5, 6, 0, 0, 0, 0 };
+    uint8_t common[24] = { 0, 0, 8 }; /* flags, method, time, CRC, both sizes, length of name */
+    uint8_t *zip = (uint8_t *)calloc(1, s->in_bytes + 200), *at = zip;
+    const uint32_t number[3] = { spdl__crc_add(tables(), 0, s->out, s->out_bytes),
+                                 (uint32_t)s->in_bytes, (uint32_t)s->out_bytes };
+    if (zip == NULL) abort();
+    for (int i = 0; i < 12; ++i) common[8 + i] = (uint8_t)(number[i / 4] >> 8 * (i % 4));
+    common[20] = 1;
+    at = append(at, local, sizeof local);
+    at = append(at, common, sizeof common);
+    *at++ = 'a';
+    at = append(at, s->in, s->in_bytes);
+    const size_t start = (size_t)(at - zip);
+    at = append(at, entry, sizeof entry);
+    at = append(at, common, sizeof common);
+    at += 14; /* comment, disk, attributes, and the place of the member: all 0 */
+    *at++ = 'a';
+    const size_t directory = (size_t)(at - zip) - start;
+    at = append(at, end, sizeof end);
+    at[0] = at[2] = 1;
+    for (int i = 0; i < 4; ++i) at[4 + i] = (uint8_t)(directory >> 8 * i);
+    for (int i = 0; i < 4; ++i) at[8 + i] = (uint8_t)(start >> 8 * i);
+    *bytes = (size_t)(at - zip) + 14;
+    return zip;
+}
+
+/* What is seen of a split when its memory is freed, and of its helpers. */
+static struct {
+    int opened; /* atomic: blocks for parts that were allocated */
+    int blocks; /* atomic: all blocks that are not freed */
+    int chunks; /* atomic: decoded by somebody who was not the front */
+} seen;
+
+static void *seeing_alloc(size_t bytes, size_t align, void *user) {
+    void *memory = NULL;
+    (void)user;
+    if (posix_memalign(&memory, align, bytes) != 0) return NULL;
+    __atomic_fetch_add(&seen.blocks, 1, __ATOMIC_RELAXED);
+    if (bytes == sizeof(spdl__many_parts)) __atomic_fetch_add(&seen.opened, 1, __ATOMIC_RELAXED);
+    return memory;
+}
+
+static void seeing_free(void *memory, size_t bytes, void *user) {
+    (void)user;
+    if (bytes > 1000000) { /* only the memory of a split is so large, with 3 slots or more */
+        const spdl__split_chunk *slot =
+            (const spdl__split_chunk *)(const void *)((const char *)memory + 2 * SPDL__SPLIT_MARK);
+        for (int i = 0; i < 3; ++i)
+            __atomic_fetch_add(&seen.chunks, slot[i].done > 0, __ATOMIC_RELAXED);
+    }
+    __atomic_fetch_sub(&seen.blocks, memory != NULL, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+/* Reads the one array of the archive with the pool; true if it is what the stream becomes. */
+static bool read_in_parts(const spdl_npz *npz, spdl_pool *pool, const stream *s, uint8_t *out) {
+    spdl_npz_request request = { 0, out, s->out_bytes - 128, SPDL_SKIP };
+    spdl_error error = { 0 };
+    memset(out, 0x55, request.bytes);
+    const spdl_result result = spdl_npz_read_many(npz, &request, 1, pool, &error);
+    if (!CHECK_EQ(result, SPDL_OK)) fprintf(stderr, "%s\n", error.text);
+    return CHECK_EQ(request.result, SPDL_OK) &&
+           CHECK(memcmp(out, s->out + 128, request.bytes) == 0);
+}
+
+static spdl_npz *open_zip(const uint8_t *zip, size_t bytes) {
+    spdl_npz *npz = NULL;
+    spdl_error error = { 0 };
+    spdl_npz_desc desc = { 0 };
+    desc.error = &error;
+    desc.allocator.alloc_fn = seeing_alloc;
+    desc.allocator.free_fn = seeing_free;
+    memset(&seen, 0, sizeof seen);
+    if (!CHECK_EQ(spdl_npz_open_memory(&npz, zip, bytes, "large", &desc), SPDL_OK)) {
+        fprintf(stderr, "%s\n", error.text);
+        test_leave();
+    }
+    return npz;
+}
+
+static spdl_pool *new_pool(int workers) {
+    spdl_pool *pool = NULL;
+    spdl_pool_desc desc = { 0 };
+    desc.workers = workers;
+    REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+    return pool;
+}
+
+/* With a pool a large member is decoded in parts, by whoever has time; it is the same as without.
+   Helpers have done something after a few rounds, and nothing of it is left. */
+static void large_member_in_parts(void) {
+    static const int workers[] = { 1, 2, 5 };
+    stream *s = large_stream();
+    uint8_t *out = (uint8_t *)malloc(s->out_bytes), *zip;
+    size_t bytes;
+    if (out == NULL) abort();
+    zip = zip_of(s, &bytes);
+    for (size_t i = 0; i < sizeof workers / sizeof workers[0]; ++i) {
+        spdl_pool *pool = new_pool(workers[i]);
+        spdl_npz *npz = open_zip(zip, bytes);
+        int rounds = 0;
+        CHECK(read_in_parts(npz, NULL, s, out));
+        CHECK_EQ(spdl_npz_read(npz, 0, out, s->out_bytes - 128, NULL), SPDL_OK);
+        CHECK(memcmp(out, s->out + 128, s->out_bytes - 128) == 0);
+        CHECK_EQ(seen.opened, 0); /* without a pool there is nobody */
+        while (read_in_parts(npz, pool, s, out) && ++rounds < 200 && seen.chunks == 0) continue;
+        CHECK_EQ(seen.opened, rounds);
+        CHECK(seen.chunks > 0);
+        spdl_npz_close(npz);
+        spdl_pool_destroy(pool);
+        CHECK_EQ(seen.blocks, 0);
+    }
+    free(zip);
+    free(out);
+    stream_free(s);
+}
+
+typedef struct large {
+    const spdl_npz *npz;
+    spdl_pool *pool;
+    const stream *s;
+} large;
+
+static void read_large(void *arg, int worker, void *local) {
+    const large *of = (const large *)arg;
+    uint8_t *out = (uint8_t *)malloc(of->s->out_bytes);
+    (void)worker;
+    (void)local;
+    if (out == NULL) abort();
+    CHECK(read_in_parts(of->npz, of->pool, of->s, out));
+    free(out);
+}
+
+/* Workers that read in parts on their own pool: nobody may be free to help, and nobody waits for
+   help. The archive is closed before the pool is: what came too late looks at nothing of it. */
+static void large_member_on_workers(void) {
+    const int jobs = TEST_SANITIZED ? 2 : 4;
+    stream *s = large_stream();
+    size_t bytes;
+    uint8_t *zip = zip_of(s, &bytes);
+    for (int workers = 1; workers < 4; workers += 2) {
+        spdl_npz *npz = open_zip(zip, bytes);
+        large of = { npz, new_pool(workers), s };
+        for (int i = 0; i < jobs; ++i)
+            CHECK_EQ(spdl_pool_submit(of.pool, read_large, &of, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_pool_drain(of.pool, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(seen.opened, jobs);
+        spdl_npz_close(npz);
+        spdl_pool_destroy(of.pool);
+        CHECK_EQ(seen.blocks, 0);
+    }
+    free(zip);
+    stream_free(s);
+}
+
+/* Damage is told by parts as it is told without, but for the byte it is near to. */
+static void large_member_damaged(void) {
+    stream *s = large_stream();
+    uint8_t *out = (uint8_t *)malloc(s->out_bytes), *zip;
+    spdl_pool *pool = new_pool(2);
+    size_t bytes;
+    if (out == NULL) abort();
+    zip = zip_of(s, &bytes);
+    for (int round = 0; round < (TEST_SANITIZED ? 2 : 12); ++round) {
+        const size_t at = 1000 + below((unsigned)s->in_bytes - 2000);
+        spdl_error error = { 0 }, plain = { 0 };
+        spdl_npz_request request = { 0, out, s->out_bytes - 128, SPDL_SKIP };
+        zip[at] ^= 0x10;
+        spdl_npz *npz = open_zip(zip, bytes);
+        const spdl_result result = spdl_npz_read_many(npz, &request, 1, pool, &error);
+        CHECK(result == SPDL_E_CHECKSUM || result == SPDL_E_FORMAT);
+        CHECK_EQ(seen.opened, 1);
+        CHECK_EQ(spdl_npz_read(npz, 0, out, s->out_bytes - 128, &plain), result);
+        if (result == SPDL_E_FORMAT) CHECK_STR(strrchr(error.text, ':'), strrchr(plain.text, ':'));
+        else CHECK_STR(error.text, plain.text);
+        spdl_npz_close(npz);
+        zip[at] ^= 0x10;
+    }
+    spdl_pool_destroy(pool);
+    free(zip);
+    free(out);
+    stream_free(s);
+}
+
+/* ============================================================================================= */
 /* CRC */
 
 /* Bit by bit, as the definition has it. */
@@ -644,5 +904,6 @@ TEST_TABLE(inflate) {
     TEST_CASE(random_streams), TEST_CASE(truncated_anywhere), TEST_CASE(damaged_anyhow),
     TEST_CASE(lanes_of_any_number), TEST_CASE(split_yields_the_same), TEST_CASE(split_uses_chunks),
     TEST_CASE(split_of_damaged), TEST_CASE(split_ends_where_the_stream_does),
-    TEST_CASE(crc_in_every_way), TEST_END
+    TEST_CASE(large_member_in_parts), TEST_CASE(large_member_on_workers),
+    TEST_CASE(large_member_damaged), TEST_CASE(crc_in_every_way), TEST_END
 };
