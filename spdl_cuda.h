@@ -830,6 +830,13 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
    numbers are reclaimed in order. A transfer's event is recorded again only when its number has
    been reclaimed; whoever then waits for it waits for a later copy, which is right too.
 
+   Once the device is lost no event says when a copy has ended. Sources then come back in two places
+   only, each behind a wait for the stream or the device that has returned, with an error if need
+   be: a send that fails, and close. That CUDA has stopped its copies by then is not written down
+   anywhere; should one still run, it only reads host memory, which stays pinned as long as the
+   driver holds it, and what it brings goes to device memory that this process can use no more. A
+   runtime that is unloading (exit) is not even waited for.
+
    `lock` guards the copy stream (wait, copy and record belong together) and the numbers. It is held
    for a few calls that only enqueue, never while anybody waits, but for E4. host_get does not take
    it while a slot is free, nor while an iterator is open: workers of low priority cannot hold up
@@ -993,16 +1000,20 @@ SPDL__PRIVATE spdl_result spdl__cuda_fail(spdl_cuda *cuda, const char *call, int
     return lost ? SPDL_E_CUDA_LOST : SPDL_E_CUDA;
 }
 
-/* Not even a wait has worked: nobody knows what the device still reads or writes. */
-SPDL__PRIVATE spdl_result spdl__cuda_give_up(spdl_cuda *cuda, const char *call, int code) {
-    (void)spdl__cuda_fail(cuda, call, code);
+/* The call that failed last was the last resort: the device counts as lost. */
+SPDL__PRIVATE void spdl__cuda_abandon(spdl_cuda *cuda) {
     pthread_mutex_lock(&cuda->error_lock);
     if (spdl__load_relaxed32(&cuda->lost) == 0) {
         cuda->error.result = SPDL_E_CUDA_LOST;
         spdl__cuda_lose(cuda);
     }
     pthread_mutex_unlock(&cuda->error_lock);
-    return SPDL_E_CUDA_LOST;
+}
+
+/* Not even a wait has worked: nobody knows what the device still reads or writes. */
+SPDL__PRIVATE void spdl__cuda_give_up(spdl_cuda *cuda, const char *call, int code) {
+    (void)spdl__cuda_fail(cuda, call, code);
+    spdl__cuda_abandon(cuda);
 }
 
 /* The caller's mistake. */
@@ -1511,10 +1522,11 @@ typedef struct spdl__cuda_job {
 /* Waits for a stream after a call on it has failed; when not even that works, gives up. */
 SPDL__PRIVATE void spdl__stream_settle(spdl_cuda *cuda, spdl_cuda_stream stream) {
     int mode, code;
-    if (spdl__cuda_relax(cuda, &mode) != SPDL_OK) mode = SPDL__CU_RELAXED;
+    const bool relaxed = spdl__cuda_relax(cuda, &mode) == SPDL_OK;
+    if (spdl__load32(&cuda->unloading) != 0) return;
     code = SPDL__CUDA(cuda, StreamSynchronize(stream));
-    spdl__cuda_unrelax(cuda, mode);
-    if (code != 0) (void)spdl__cuda_give_up(cuda, "cudaStreamSynchronize", code);
+    if (relaxed) spdl__cuda_unrelax(cuda, mode);
+    if (code != 0) spdl__cuda_give_up(cuda, "cudaStreamSynchronize", code);
 }
 
 /* E3: the copy waits for all who read the last batch in this slot. */
@@ -2125,7 +2137,10 @@ SPDL__PRIVATE spdl_result spdl__slot_peek(spdl_cuda *cuda, const void *from, voi
         code = SPDL__CUDA(cuda, StreamSynchronize(stream));
     }
     spdl__cuda_leave(cuda, &scope);
-    return code == 0 ? SPDL_OK : spdl__cuda_fail(cuda, call, code);
+    if (code == 0) return SPDL_OK;
+    result = spdl__cuda_fail(cuda, call, code);
+    spdl__stream_settle(cuda, stream); /* it may write to the caller's memory still */
+    return spdl__load32(&cuda->lost) ? SPDL_E_CUDA_LOST : result;
 }
 
 SPDL_API spdl_result spdl_cuda_peek(const spdl_cuda_batch *batch, size_t offset, void *to,
@@ -2498,15 +2513,22 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
     return SPDL_OK;
 }
 
-/* Waits for the device; without that nothing can be released in order. */
+/* Waits for the device; without that nothing can be released in order. When it cannot be entered,
+   the copy stream can be waited for all the same: then nobody reads the sources any more. Who reads
+   the batches is not known, so they are not to be used again. */
 SPDL__PRIVATE void spdl__cuda_idle(spdl_cuda *cuda) {
     spdl__cuda_scope scope;
     int code;
-    if (spdl__load32(&cuda->unloading) != 0 || !spdl__cuda_enter_twice(cuda, &scope)) return;
+    if (spdl__load32(&cuda->unloading) != 0) return;
+    if (!spdl__cuda_enter_twice(cuda, &scope)) {
+        spdl__stream_settle(cuda, cuda->stream);
+        spdl__cuda_abandon(cuda);
+        return;
+    }
     code = SPDL__CUDA(cuda, DeviceSynchronize());
     if (code != 0 && spdl__cuda_fail(cuda, "cudaDeviceSynchronize", code) == SPDL_E_CUDA)
         code = SPDL__CUDA(cuda, DeviceSynchronize());
-    if (code != 0) (void)spdl__cuda_give_up(cuda, "cudaDeviceSynchronize", code);
+    if (code != 0) spdl__cuda_give_up(cuda, "cudaDeviceSynchronize", code);
     spdl__cuda_leave(cuda, &scope);
 }
 
@@ -2514,7 +2536,7 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
     int i;
     if (cuda == NULL || cuda->process != (long)getpid()) return;
     spdl__cuda_idle(cuda);
-    spdl__cuda_reap(cuda, cuda->sent); /* idle, or lost: nobody reads it any more */
+    spdl__cuda_reap(cuda, cuda->sent); /* idle, or lost: see >>state-impl */
     for (i = 0; i < cuda->desc.device_slots; ++i) spdl__held_release(&cuda->slot[i].held);
     spdl__cuda_release(cuda);
 }
@@ -3126,7 +3148,7 @@ SPDL_API void spdl_cuda_iter_close(spdl_cuda_iter *iter) {
     spdl__iter_drop(iter, iter->current);
     spdl__iter_drop(iter, iter->offered);
     while (spdl_ring_try_pop(iter->queue, &slot) == SPDL_OK) spdl__iter_drop(iter, slot);
-    spdl__cuda_reap(cuda, cuda->sent); /* idle, or lost: nobody reads it any more */
+    spdl__cuda_reap(cuda, cuda->sent); /* idle, or lost: see >>state-impl */
     if (!iter->source_deleted && iter->desc.delete_source != NULL)
         iter->desc.delete_source(iter->desc.source);
     spdl__iter_release(iter);

@@ -332,6 +332,22 @@ static int sim_unsafe(void) {
         if (sim_unsafe()) return sim_error(cudaErrorStreamCaptureUnsupported);                     \
     } while (0)
 
+/* What waits, and finds the device lost, comes behind all that ran on it: it has stopped. Other
+   calls that fail say nothing about when. */
+static int sim_enter_wait(sim_call call) {
+    const int error = sim_enter(call, true);
+    if (error && LOAD(&sim.sticky))
+        while (__atomic_load_n(&sim.touching, __ATOMIC_ACQUIRE) > 0) sched_yield();
+    return error;
+}
+
+#define ENTER_WAIT(call)                                                                           \
+    do {                                                                                           \
+        const int entered_ = sim_enter_wait(SIM_##call);                                           \
+        if (entered_) return sim_error(entered_);                                                  \
+        if (sim_unsafe()) return sim_error(cudaErrorStreamCaptureUnsupported);                     \
+    } while (0)
+
 /* ---- streams: the consumer's side ---- */
 
 /* Acquires what its stream had done by then: pairs with the release in sim_run. */
@@ -391,7 +407,7 @@ static void sim_touch(sim_op *op) {
         if (op->kind == SIM_OP_SET) memset(op->to, op->value, op->bytes);
         if (op->kind == SIM_OP_KERNEL) op->kernel(op->arg);
     }
-    SUB(&sim.touching, 1);
+    __atomic_fetch_sub(&sim.touching, 1, __ATOMIC_RELEASE); /* pairs with sim_enter_wait */
 }
 
 static void sim_work(cudaStream_t s, sim_op *op) {
@@ -906,7 +922,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device) {
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
-    ENTER_UNSAFE(DeviceSynchronize);
+    ENTER_WAIT(DeviceSynchronize);
     sim_await_device(sim_me.device);
     return sim_error(LOAD(&sim.sticky));
 }
@@ -1034,7 +1050,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     cudaStream_t s;
     sim_op *last;
-    ENTER_UNSAFE(StreamSynchronize);
+    ENTER_WAIT(StreamSynchronize);
     RESOLVE(s, stream);
     if (LOAD(&s->capture) != cudaStreamCaptureStatusNone)
         return sim_error(cudaErrorStreamCaptureUnsupported);
@@ -1213,7 +1229,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     sim_op *op;
-    ENTER_UNSAFE(EventSynchronize);
+    ENTER_WAIT(EventSynchronize);
     CHECK_EVENT(event);
     if (LOAD(&event->captured)) return sim_error(SIM_CAPTURED_EVENT);
     if (sim_dropped(SIM_EventSynchronize, NULL)) return cudaSuccess;

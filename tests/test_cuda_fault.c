@@ -572,6 +572,32 @@ static void a_lost_device_stays_lost(void) {
     sim_reset();
 }
 
+static void writes_over(void *item) { memset(item, 0x5a, 1000); }
+
+/* What a copy has read comes back when the device is lost, too, and behind the copy: whoever writes
+   to it then does not race with it. */
+static void a_lost_device_lets_go_of_arenas(void) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda = flow_open(&desc);
+    char *arena = (char *)flow_map(2 * FLOW_SLOT);
+    spdl_cuda_view view;
+    spdl_cuda_batch batch;
+    REQUIRE(spdl_cuda_adopt(cuda, arena, 2 * FLOW_SLOT, FLOW_SLOT) == SPDL_OK);
+    memset(&view, 0, sizeof(view));
+    view.data = view.item = arena;
+    view.bytes = 1000;
+    view.release = writes_over;
+    CHECK_EQ(spdl_cuda_send_view(cuda, &view, &batch, SPDL_FOREVER), SPDL_OK);
+    usleep(50000); /* orders nothing, but the copy has run */
+    CHECK_EQ(arena[0], 0);
+    sim_poison(cudaErrorIllegalAddress);
+    CHECK_EQ(spdl_cuda_ready(&batch, NULL), SPDL_E_CUDA_LOST);
+    spdl_cuda_close(cuda);
+    CHECK_EQ(arena[999], 0x5a);
+    CHECK_EQ(munmap(arena, 2 * FLOW_SLOT), 0);
+    sim_reset();
+}
+
 /* Somebody else resets the device: everything is gone, and every call says so. */
 static void a_reset_device_is_an_error(void) {
     spdl_cuda_desc desc = small();
@@ -1132,6 +1158,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(leaving_is_quiet),
     TEST_CASE(a_runtime_that_unloads_is_let_go),
     TEST_CASE(a_lost_device_stays_lost),
+    TEST_CASE(a_lost_device_lets_go_of_arenas),
     TEST_CASE(a_reset_device_is_an_error),
     TEST_CASE(probe_survives_everything),
     TEST_CASE(each_call_may_fail_once),
