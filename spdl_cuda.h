@@ -217,8 +217,9 @@ typedef struct spdl_cuda_stats {
     uint64_t cuda_checks;        /* that only look at the thread's own state: errors, captures */
     uint64_t wait_source_ns;     /* iterator: for the source */
     uint64_t wait_bus_ns;        /* for copies, to have a host slot */
-    uint64_t wait_device_ns;     /* for batches to be done with; part of a slow bus' when the host
-                                    is far ahead */
+    uint64_t wait_device_ns;     /* for batches to be done with, by the caller or by kernels that a
+                                    copy waits for; exact up to two copies in flight for each
+                                    device slot, beyond that a slow bus may count here */
     uint64_t wait_next_ns;       /* iterator: the trainer in spdl_cuda_next, all causes */
     uint64_t copy_us[32];        /* copies that took [2^k, 2^(k+1)) us; [0]: less than 2 */
 } spdl_cuda_stats;
@@ -863,11 +864,16 @@ typedef struct spdl__cuda_host {
     bool pageable;
 } spdl__cuda_host;
 
+/* Each reader has an event for each of so many rounds of its slot, used in turns: what a copy waits
+   for can then be asked about while the host runs ahead. */
+enum { SPDL__LAPS = 3 };
+
 enum { SPDL__READER_NONE, SPDL__READER_READING, SPDL__READER_DONE };
 
 typedef struct spdl__cuda_reader {
     spdl_cuda_stream stream;
-    void *event;
+    void *event[SPDL__LAPS];
+    int lap; /* of the event that was recorded last */
     int state;
 } spdl__cuda_reader;
 
@@ -1436,8 +1442,8 @@ SPDL__PRIVATE spdl_result spdl__cuda_reap_if_done(spdl_cuda *cuda, uint64_t unti
 }
 
 /* Whether a copy that is waited for waits itself, for readers of the batch that was in its slot: it
-   is the device then that is slow, not the bus. A host that is a whole lap ahead has recorded that
-   event again meanwhile: then a slow bus may count as the device. The thread is in relaxed mode. */
+   is the device then that is slow, not the bus. The event still is the one it waits for unless more
+   copies are in flight than two for each device slot. The thread is in relaxed mode. */
 SPDL__PRIVATE bool spdl__cuda_held_up(spdl_cuda *cuda, uint64_t number) {
     void *behind;
     bool done = true;
@@ -1449,13 +1455,13 @@ SPDL__PRIVATE bool spdl__cuda_held_up(spdl_cuda *cuda, uint64_t number) {
 }
 
 /* Sleeps until the copies before `until` are done; reaps them. `device`, when it is wanted, says
-   whether they waited for the device rather than the bus. */
+   whether the oldest, which is the one the bus would be busy with, waited for the device. */
 SPDL__PRIVATE spdl_result spdl__cuda_reap_wait(spdl_cuda *cuda, uint64_t until, bool *device) {
     spdl_result result;
     int mode, code;
     result = spdl__cuda_relax(cuda, &mode);
     if (result != SPDL_OK) return result;
-    if (device != NULL) *device = spdl__cuda_held_up(cuda, until - 1);
+    if (device != NULL) *device = spdl__cuda_held_up(cuda, spdl__load(&cuda->reclaimed));
     code = SPDL__CUDA(cuda, EventSynchronize(spdl__cuda_transfer_of(cuda, until - 1)->event));
     spdl__cuda_unrelax(cuda, mode);
     if (code != 0) return spdl__cuda_fail(cuda, "cudaEventSynchronize", code);
@@ -1536,8 +1542,8 @@ SPDL__PRIVATE spdl_result spdl__submit_behind(spdl_cuda *cuda, spdl__cuda_slot *
     transfer->behind = NULL;
     for (i = 0; i < SPDL_CUDA_MAX_READERS && code == 0; ++i) {
         if (slot->reader[i].state != SPDL__READER_DONE) continue;
-        code = SPDL__CUDA(cuda, StreamWaitEvent(cuda->stream, slot->reader[i].event, 0));
-        transfer->behind = slot->reader[i].event;
+        transfer->behind = slot->reader[i].event[slot->reader[i].lap];
+        code = SPDL__CUDA(cuda, StreamWaitEvent(cuda->stream, transfer->behind, 0));
     }
     return code == 0 ? SPDL_OK : spdl__cuda_fail(cuda, "cudaStreamWaitEvent", code);
 }
@@ -2050,16 +2056,19 @@ SPDL__PRIVATE void spdl__slot_retire(spdl_cuda *cuda, spdl__cuda_slot *slot) {
 /* E3: records the end of one reader. */
 SPDL__PRIVATE spdl_result spdl__reader_done(spdl_cuda *cuda, spdl__cuda_reader *reader) {
     spdl_result result;
+    const int lap = (reader->lap + 1) % SPDL__LAPS;
     int before, code;
     result = spdl__stream_enter(cuda, reader->stream, &before);
     if (result == SPDL_OK) result = spdl__stream_check(cuda, reader->stream);
     if (result == SPDL_OK) {
-        code = SPDL__CUDA(cuda, EventRecord(reader->event, reader->stream));
+        code = SPDL__CUDA(cuda, EventRecord(reader->event[lap], reader->stream));
         if (code != 0) result = spdl__cuda_fail(cuda, "cudaEventRecord", code);
     }
     spdl__cuda_switch_back(cuda, before);
-    if (result == SPDL_OK) reader->state = SPDL__READER_DONE;
-    return result;
+    if (result != SPDL_OK) return result;
+    reader->lap = lap;
+    reader->state = SPDL__READER_DONE;
+    return SPDL_OK;
 }
 
 /* Is done with the batch on every stream that still reads it, and gives it back. */
@@ -2356,6 +2365,12 @@ SPDL__PRIVATE spdl_result spdl__event_make(spdl_cuda *cuda, void **event, unsign
     return spdl__cuda_fail(cuda, "cudaEventCreateWithFlags", code);
 }
 
+enum { SPDL__READER_EVENTS = SPDL_CUDA_MAX_READERS * SPDL__LAPS };
+
+SPDL__PRIVATE void **spdl__reader_event(spdl__cuda_slot *slot, int i) {
+    return &slot->reader[i / SPDL__LAPS].event[i % SPDL__LAPS];
+}
+
 /* Copies' events sleep when they are waited for; readers' events are only waited for by streams. */
 SPDL__PRIVATE spdl_result spdl__cuda_make_events(spdl_cuda *cuda) {
     const bool timed = cuda->desc.time_copies;
@@ -2369,8 +2384,8 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_events(spdl_cuda *cuda) {
         if (result == SPDL_OK && timed) result = spdl__event_make(cuda, &transfer->start, 0);
     }
     for (i = 0; i < (uint64_t)cuda->desc.device_slots; ++i)
-        for (k = 0; k < SPDL_CUDA_MAX_READERS && result == SPDL_OK; ++k)
-            result = spdl__event_make(cuda, &cuda->slot[i].reader[k].event,
+        for (k = 0; k < SPDL__READER_EVENTS && result == SPDL_OK; ++k)
+            result = spdl__event_make(cuda, spdl__reader_event(&cuda->slot[i], k),
                                       SPDL__CU_DISABLE_TIMING);
     return result;
 }
@@ -2439,9 +2454,9 @@ SPDL__PRIVATE void spdl__cuda_end_events(spdl_cuda *cuda) {
             (void)SPDL__CUDA_END(cuda, EventDestroy, cuda->transfer[i].start);
     }
     for (i = 0; cuda->slot != NULL && i < (uint64_t)cuda->desc.device_slots; ++i)
-        for (k = 0; k < SPDL_CUDA_MAX_READERS; ++k)
-            if (cuda->slot[i].reader[k].event != NULL)
-                (void)SPDL__CUDA_END(cuda, EventDestroy, cuda->slot[i].reader[k].event);
+        for (k = 0; k < SPDL__READER_EVENTS; ++k)
+            if (*spdl__reader_event(&cuda->slot[i], k) != NULL)
+                (void)SPDL__CUDA_END(cuda, EventDestroy, *spdl__reader_event(&cuda->slot[i], k));
 }
 
 /* Frees what CUDA gave, on the device. Not once the runtime is unloading: then the process ends,

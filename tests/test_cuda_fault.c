@@ -486,13 +486,15 @@ static bool largest_is(int which, uint64_t source_ms, uint64_t copy_ms, uint64_t
 }
 
 static void waits_name_what_limits(void) {
-    bool source = false, device = false;
+    bool source = false, bus = false, device = false;
     int tries;
     for (tries = 0; tries < 3; ++tries) {
         source = source || largest_is(0, 8, 1, 1);
+        bus = bus || largest_is(1, 0, 8, 1);
         device = device || largest_is(2, 0, 1, 8);
     }
     CHECK(source);
+    CHECK(bus);
     CHECK(device);
 }
 
