@@ -17,7 +17,6 @@ passed=0
 failed=0
 count=0
 said=0
-under_way=
 jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 explorers=
 while [ "${1-}" = --explorer ]; do
@@ -72,22 +71,31 @@ search() {
     rm -rf "$folder"
 }
 
+# As many lines are in this pipe as models may begin.
+mkfifo "$work/places" || exit 1
+exec 3<>"$work/places"
+while [ "$jobs" -gt 0 ]; do
+    echo >&3
+    jobs=$((jobs - 1))
+done
+
 # model EXPECTED NAME [SWITCH ...]: as many at a time as there are processors
 model() {
     is_wanted "$*" || return
+    read -r _ <&3
     mkdir "$work/$count"
-    search "$work/$count" "$@" >"$work/said.$count" &
-    under_way="$under_way $!"
+    {
+        search "$work/$count" "$@" >"$work/under_way.$count"
+        mv "$work/under_way.$count" "$work/said.$count"
+        echo >&3
+    } &
     count=$((count + 1))
-    [ $((count % jobs)) -ne 0 ] || finish
+    tell
 }
 
-# Waits for those under way and prints what they said, in order.
-finish() {
-    # shellcheck disable=SC2086 # a list
-    [ -z "$under_way" ] || wait $under_way
-    under_way=
-    while [ "$said" -lt "$count" ]; do
+# Prints what those that have ended said, in order.
+tell() {
+    while [ -e "$work/said.$said" ]; do
         cat "$work/said.$said"
         if grep -q '^ok ' "$work/said.$said"; then
             passed=$((passed + 1))
@@ -174,8 +182,8 @@ model breaks stop -DNO_LOCK
 model breaks stop -DEARLY_LOOK
 model breaks stop -DLATE_WORD
 
-finish
 wait
+tell
 grep -Ev '^[0-9]+ passed, [0-9]+ failed' "$work/explored"
 while read -r more _ bad _; do
     passed=$((passed + more))
