@@ -5829,6 +5829,7 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
 #define SPDL__INFLATE_LINK 0x4000u
 #define SPDL__INFLATE_END 0x2000u
 #define SPDL__INFLATE_BAD 0x1000u
+#define SPDL__INFLATE_AGAIN SPDL__INFLATE_LINK /* of code lengths: a run of the last one */
 #define SPDL__INFLATE_ODD (SPDL__INFLATE_LINK | SPDL__INFLATE_END | SPDL__INFLATE_BAD)
 
 /* Most entries a table of so many first-level bits can need: zlib's examples/enough.c computes
@@ -5842,7 +5843,7 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
 
 #define SPDL__INFLATE_WINDOW 32768 /* the longest distance */
 #define SPDL__INFLATE_FAST_IN 16   /* input a fast round may look at: two loads */
-#define SPDL__INFLATE_FAST_OUT 40  /* output it may write beyond what it makes: one copy */
+#define SPDL__INFLATE_FAST_OUT 32  /* output it may write beyond what it makes */
 #define SPDL__INFLATE_LANES 3      /* streams side by side; more do not fit the registers */
 
 /* What a run ended with; also, with the first four, what it is in the middle of. */
@@ -5879,6 +5880,7 @@ typedef struct spdl__inflate {
     uint8_t *base, *out, *limit; /* output so far, and where this run must stop */
     const uint8_t *before;       /* the output that came before `base` and lies elsewhere */
     size_t before_bytes;
+    bool slack; /* FAST_OUT bytes behind `limit` may be written, too */
 
     spdl__inflate_mode mode;
     const char *reason;
@@ -5942,7 +5944,11 @@ SPDL__PRIVATE uint32_t spdl__inflate_meaning(spdl__inflate_alphabet alphabet, un
                                               15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
                                               67, 83, 99, 115, 131, 163, 195, 227, 258 };
     uint32_t base, extra;
-    if (alphabet == SPDL__INFLATE_PRECODE) return symbol << 16;
+    if (alphabet == SPDL__INFLATE_PRECODE) {
+        if (symbol < 16) return symbol << 16 | SPDL__INFLATE_LITERAL;
+        if (symbol == 16) return 3u << 16 | SPDL__INFLATE_AGAIN | 2;
+        return symbol == 17 ? 3u << 16 | 3 : 11u << 16 | 7;
+    }
     if (alphabet == SPDL__INFLATE_DIST) {
         if (symbol >= 30) return SPDL__INFLATE_BAD;
         extra = symbol < 4 ? 0 : symbol / 2 - 1;
@@ -5981,39 +5987,42 @@ SPDL__PRIVATE unsigned spdl__inflate_sub_bits(const unsigned *count, unsigned le
     return bits;
 }
 
-/* Counts the codes of each length; two counts side by side, since adding to one that was just added
-   to has to wait for it. */
-SPDL__PRIVATE void spdl__inflate_count(const uint8_t *lengths, unsigned symbols, unsigned *count) {
-    unsigned twin[16] = { 0 }, i;
-    memset(count, 0, 16 * sizeof(*count));
-    for (i = 0; i + 1 < symbols; i += 2) {
-        count[lengths[i]]++;
-        twin[lengths[i + 1]]++;
-    }
-    if (i < symbols) count[lengths[i]]++;
-    for (i = 0; i < 16; i++) count[i] += twin[i];
-}
-
-/* The entries of all symbols, shorter codes first; those without a code go behind, unseen. Returns
-   how many have one. */
+/* Counts the codes of each length and sorts their entries, shorter codes first; those of symbols
+   without a code go behind, unseen. Adding to what was just added to has to wait for it, so the
+   first 128 symbols have counts and places of their own. Returns how many have a code. */
 SPDL__PRIVATE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabet alphabet,
                                           const uint8_t *lengths, unsigned symbols,
-                                          const unsigned *count) {
-    unsigned place[17], symbol = 0, length;
-    place[0] = symbols - count[0];
-    place[1] = 0;
-    for (length = 1; length < 16; length++) place[length + 1] = place[length] + count[length];
-    if (alphabet == SPDL__INFLATE_LITLEN) {
-        for (; symbol < 256; symbol++) {
-            length = lengths[symbol];
-            sorted[place[length]++] = symbol << 16 | SPDL__INFLATE_LITERAL | length * 0x101;
-        }
+                                          unsigned *count) {
+    const unsigned half = alphabet == SPDL__INFLATE_LITLEN ? 128 : 0;
+    unsigned low[16] = { 0 }, high[16] = { 0 }, i, length, at;
+    for (i = 0; i < half; i++) {
+        low[lengths[i]]++;
+        high[lengths[i + half]]++;
     }
-    for (; symbol < symbols; symbol++) {
-        length = lengths[symbol];
-        sorted[place[length]++] = spdl__inflate_meaning(alphabet, symbol) + length * 0x101;
+    for (i = 2 * half; i < symbols; i++) high[lengths[i]]++;
+    count[0] = low[0] + high[0];
+    at = 0;
+    for (length = 1; length < 16; length++) {
+        count[length] = low[length] + high[length];
+        i = low[length];
+        low[length] = at;
+        high[length] = at + i;
+        at += count[length];
     }
-    return symbols - count[0];
+    i = low[0];
+    low[0] = at;
+    high[0] = at + i;
+    for (i = 0; i < half; i++) {
+        length = lengths[i];
+        sorted[low[length]++] = i << 16 | SPDL__INFLATE_LITERAL | length * 0x101;
+        length = lengths[i + half];
+        sorted[high[length]++] = (i + half) << 16 | SPDL__INFLATE_LITERAL | length * 0x101;
+    }
+    for (i = 2 * half; i < symbols; i++) {
+        length = lengths[i];
+        sorted[high[length]++] = spdl__inflate_meaning(alphabet, i) + length * 0x101;
+    }
+    return at;
 }
 
 /* Codes of one length follow each other as numbers, but deflate stores the first bit lowest, so
@@ -6055,10 +6064,9 @@ SPDL__PRIVATE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
                                            unsigned symbols) {
     unsigned count[16], longest = 15, used, i = 0, end = 0, length, code = 0, number = 0;
     uint32_t sorted[288];
-    spdl__inflate_count(lengths, symbols, count);
+    used = spdl__inflate_sort(sorted, alphabet, lengths, symbols, count);
     while (longest > 0 && count[longest] == 0) longest--;
     if (!spdl__inflate_complete(count, longest, alphabet)) return 0;
-    used = spdl__inflate_sort(sorted, alphabet, lengths, symbols, count);
     if (root > longest && alphabet == SPDL__INFLATE_LITLEN) root = longest;
     if (longest <= 1) table[0] = table[1] = SPDL__INFLATE_BAD | 1;
     for (length = 1; length <= root; length++) {
@@ -6129,29 +6137,37 @@ SPDL__PRIVATE bool spdl__inflate_fixed_block(spdl__inflate *s) {
 }
 
 /* Reads the code lengths of both codes; they are themselves coded, with runs. lengths[] has room
-   for `total` and one run more. */
+   for `total` and 7 more. The bits are in locals, which no store to lengths[] can change. */
 SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode,
                                          uint8_t *lengths, unsigned total) {
-    static const uint8_t extra[3] = { 2, 3, 7 }, least[3] = { 3, 3, 11 };
-    unsigned have = 0, symbol, run;
+    uint64_t bits = s->bits, word;
+    unsigned count = s->count, have = 0, run, i;
     uint32_t entry;
     while (have < total) {
-        if (s->count < 7 + 7) spdl__inflate_refill(s);
-        entry = precode[s->bits & ((1u << SPDL__INFLATE_PRECODE_BITS) - 1)];
-        if ((entry & 255) > s->count) return spdl__inflate_fail(s, "the deflate stream is cut off");
-        spdl__inflate_drop(s, entry & 255);
-        symbol = entry >> 16;
-        if (symbol < 16) {
-            lengths[have++] = (uint8_t)symbol;
+        if (count < 7 + 7) {
+            s->bits = bits;
+            s->count = count;
+            spdl__inflate_refill(s);
+            bits = s->bits;
+            count = s->count;
+        }
+        entry = precode[bits & ((1u << SPDL__INFLATE_PRECODE_BITS) - 1)];
+        if ((entry & 255) > count) return spdl__inflate_fail(s, "the deflate stream is cut off");
+        run = (unsigned)spdl__inflate_value(entry, bits);
+        bits >>= entry & 63;
+        count -= entry & 255;
+        if (entry & SPDL__INFLATE_LITERAL) {
+            lengths[have++] = (uint8_t)(entry >> 16);
             continue;
         }
-        if (!spdl__inflate_take(s, extra[symbol - 16], &run)) return false;
-        run += least[symbol - 16];
-        if (run > total - have || (symbol == 16 && have == 0))
+        if (run > total - have || ((entry & SPDL__INFLATE_AGAIN) && have == 0))
             return spdl__inflate_fail(s, "a run of code lengths does not fit");
-        memset(lengths + have, symbol == 16 ? lengths[have - 1] : 0, run);
+        word = entry & SPDL__INFLATE_AGAIN ? lengths[have - 1] * UINT64_C(0x0101010101010101) : 0;
+        for (i = 0; i < run; i += 8) memcpy(lengths + have + i, &word, 8);
         have += run;
     }
+    s->bits = bits;
+    s->count = count;
     return true;
 }
 
@@ -6159,7 +6175,7 @@ SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
     static const uint8_t place[19] = { 16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
                                        11, 4,  12, 3, 13, 2, 14, 1, 15 };
     uint32_t precode[SPDL__INFLATE_PRECODE_ENTRIES];
-    uint8_t lengths[286 + 30], of_lengths[19] = { 0 };
+    uint8_t lengths[286 + 30 + 7], of_lengths[19] = { 0 };
     unsigned litlens, dists, precodes, i, value, good;
     s->fixed_ready = false;
     if (!spdl__inflate_take(s, 5, &litlens) || !spdl__inflate_take(s, 5, &dists) ||
@@ -6302,7 +6318,7 @@ SPDL__PRIVATE bool spdl__inflate_symbol(spdl__inflate *s) {
    `out` can be thought to change. */
 typedef struct spdl__inflate_lane {
     const uint8_t *in, *in_stop; /* a round may begin while `in` is before in_stop */
-    uint8_t *out, *out_stop;     /* and `out` before out_stop; more than FAST_OUT bytes follow it */
+    uint8_t *out, *out_stop;     /* and `out` before out_stop */
     const uint8_t *base;
     uint64_t bits;
     uint32_t count; /* in its lowest byte; whole entries are subtracted from it */
@@ -6313,10 +6329,16 @@ typedef struct spdl__inflate_lane {
     uint64_t litlen_mask;
 } spdl__inflate_lane;
 
+/* A fast round may begin with more room than this before the limit: for what it may write beyond
+   what it makes, or where that does no harm for what it may make unasked, two literals. */
+SPDL__INLINE ptrdiff_t spdl__inflate_out_left(const spdl__inflate *s) {
+    return s->slack ? 2 : SPDL__INFLATE_FAST_OUT;
+}
+
 /* Whether there is room on both ends for a fast round. */
 SPDL__PRIVATE bool spdl__inflate_can_run(const spdl__inflate *s) {
     return s->in_room - s->in >= SPDL__INFLATE_FAST_IN + 8 &&
-           s->limit - s->out > SPDL__INFLATE_FAST_OUT;
+           s->limit - s->out > spdl__inflate_out_left(s);
 }
 
 /* Without a branch, to 56 bits or more (variant 4 of Fabian Giesen's "Reading bits in far too many
@@ -6387,17 +6409,18 @@ SPDL__INLINE void spdl__inflate_fill(uint8_t *out, const uint8_t *end, uint64_t 
 }
 
 /* A match that lies in the output whole; what is written ends FAST_OUT bytes after it at the
-   latest. Most matches are short: five words that need no decision cost less than one wrong guess.
+   latest. Most matches are short: three words that need no decision cost less than a wrong guess.
    Distances of 1 and 4 are runs of one byte or one float, so frequent that they have a path. */
 SPDL__INLINE void spdl__inflate_copy(uint8_t *out, size_t distance, size_t length) {
     const uint8_t *from = out - distance;
     const uint8_t *const end = out + length;
     if (SPDL__LIKELY(distance >= 8)) {
-        spdl__inflate_copy_4x8(out, from);
-        spdl__inflate_copy_8(out + 32, from + 32);
-        if (SPDL__LIKELY(length <= 40)) return;
-        out += 40;
-        from += 40;
+        spdl__inflate_copy_8(out, from);
+        spdl__inflate_copy_8(out + 8, from + 8);
+        spdl__inflate_copy_8(out + 16, from + 16);
+        if (SPDL__LIKELY(length <= 24)) return;
+        out += 24;
+        from += 24;
         if (distance >= 32)
             for (; out < end; out += 32, from += 32) spdl__inflate_copy_32(out, from);
         else
@@ -6468,7 +6491,7 @@ SPDL__INLINE spdl__inflate_lane spdl__inflate_lane_load(const spdl__inflate *s) 
     l.in = s->in;
     l.in_stop = s->in_room - (SPDL__INFLATE_FAST_IN - 1);
     l.out = s->out;
-    l.out_stop = s->limit - SPDL__INFLATE_FAST_OUT;
+    l.out_stop = s->limit - spdl__inflate_out_left(s);
     l.base = s->base;
     l.bits = s->bits;
     l.count = s->count;
@@ -6495,7 +6518,9 @@ SPDL__INLINE void spdl__inflate_lane_store(const spdl__inflate_lane *l, spdl__in
 
 /* One round, if there is room for it. */
 SPDL__INLINE bool spdl__inflate_step(spdl__inflate_lane *l) {
-    return l->in < l->in_stop && l->out < l->out_stop && spdl__inflate_round(l);
+    if (SPDL__UNLIKELY(l->in >= l->in_stop)) return false; /* two branches: gcc joins an && */
+    if (SPDL__UNLIKELY(l->out >= l->out_stop)) return false;
+    return spdl__inflate_round(l);
 }
 
 /* One, two or three streams, until one of them cannot go on fast. */
@@ -8278,16 +8303,20 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
    open and close four things change, each a word that is exchanged as a whole, so the other calls
    may run on any threads at once: what is known of the CRCs, the mapping that the first view makes,
    the tables that the first to verify or inflate makes, and one spare buffer. A call keeps its
-   decoder (about 12 KB) and a window on a file on its own stack; for a deflated member of a large
-   file, a long header, or what follows an array it takes the spare buffer, or allocates one. Sizes
-   are proven plausible first: a deflated member is at most 1032 times its bytes in the file, an
-   array at most its member. */
+   decoder (about 12 KB) and 4 KB of what it reads and makes on its own stack; for a larger deflated
+   member of a large file, a long header, or what follows an array it takes the spare buffer, or
+   allocates one. Sizes are proven plausible first: a deflated member is at most 1032 times its
+   bytes in the file, an array at most its member. */
 
 #ifndef SPDL__NPZ_SMALL_FILE
 #define SPDL__NPZ_SMALL_FILE 262144 /* read at once up to here; measured against mapping it */
 #endif
 #define SPDL__NPZ_PIECE 131072      /* bytes whose CRC is taken while they are in the cache */
 #define SPDL__NPZ_WINDOW 2048       /* of a file, on the stack */
+#ifndef SPDL__NPZ_AT_ONCE
+#define SPDL__NPZ_AT_ONCE 2048 /* members up to here are inflated whole, and the data copied */
+#endif
+#define SPDL__NPZ_SMALL 2048        /* headers up to here need no memory of their own */
 #define SPDL__NPZ_BEHIND 64         /* bytes that follow what is deflated, for inflate to look at */
 
 /* A buffer that can be kept; its bytes follow. */
@@ -8336,12 +8365,13 @@ typedef struct spdl__npz_reader {
     size_t head_bytes;
     size_t in_bytes;     /* of the compressed bytes, how many inflate can see */
     bool stored;
+    bool at_once;        /* all of the member is inflated to `small`, or about to be */
     bool swap, turn;     /* what is to be converted */
     size_t field_count;
     uint8_t *large;      /* a deflated header that `small` cannot hold */
     size_t large_bytes;
     uint8_t *trailer;    /* room to inflate what follows the array */
-    uint8_t small[512];
+    uint8_t small[SPDL__NPZ_SMALL + SPDL__INFLATE_FAST_OUT];
     uint8_t local[SPDL__NPZ_WINDOW];
     spdl__inflate inflate;
 } spdl__npz_reader;
@@ -8476,11 +8506,12 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_error(const spdl__npz_reader *r,
 /* Moves the head to memory that holds `bytes`. */
 SPDL__PRIVATE spdl_result spdl__npz_grow_head(spdl__npz_reader *r, size_t bytes) {
     size_t have = (size_t)(r->inflate.out - r->inflate.base);
-    r->large = (uint8_t *)spdl__alloc(&r->npz->zip.allocator, bytes, 64);
+    const size_t room = bytes + SPDL__INFLATE_FAST_OUT;
+    r->large = (uint8_t *)spdl__alloc(&r->npz->zip.allocator, room, 64);
     if (r->large == NULL)
         return spdl__zip_fail(&r->where, SPDL_E_NOMEM, "no memory for its header (%u bytes)",
                               (unsigned)bytes);
-    r->large_bytes = bytes;
+    r->large_bytes = room;
     memcpy(r->large, r->small, have);
     r->head = r->inflate.base = r->large;
     r->inflate.out = r->large + have;
@@ -8503,6 +8534,7 @@ SPDL__PRIVATE spdl_result spdl__npz_start_inflate(spdl__npz_reader *r, size_t by
     spdl__inflate_init(&r->inflate, in, bytes, r->small);
     r->inflate.in_room = r->readable;
     r->inflate.fixed = &r->tables->fixed;
+    r->inflate.slack = true;
     return SPDL_OK;
 }
 
@@ -8515,7 +8547,8 @@ SPDL__PRIVATE spdl_result spdl__npz_need_head(spdl__npz_reader *r, size_t bytes)
                               (spdl__llu)r->member->usize, (unsigned)bytes);
     r->head_bytes = bytes;
     if (r->stored) return spdl__npz_fetch(r, r->payload, bytes, &r->head);
-    if (bytes > sizeof(r->small)) {
+    if ((size_t)(r->inflate.out - r->inflate.base) >= bytes) return SPDL_OK;
+    if (bytes > SPDL__NPZ_SMALL) {
         result = spdl__npz_grow_head(r, bytes);
         if (result != SPDL_OK) return result;
     }
@@ -8566,6 +8599,26 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_head(spdl__npz_reader *r, bool whole
     }
 }
 
+/* Whether all of a member that was found is to be inflated at once. */
+SPDL__PRIVATE bool spdl__npz_fits_at_once(const spdl__npz_reader *r) {
+#ifdef SPDL_INFLATE
+    (void)r;
+    return false;
+#else
+    return !r->stored && r->member->usize <= SPDL__NPZ_AT_ONCE;
+#endif
+}
+
+/* Prepares for that: the decoder's limit is where the member ends. A run that stops before it need
+   not tell why; that is found again by whoever wants what is missing. */
+SPDL__PRIVATE spdl_result spdl__npz_start_at_once(spdl__npz_reader *r) {
+    spdl_result result = spdl__npz_need_tables(r);
+    if (result == SPDL_OK) result = spdl__npz_start_inflate(r, (size_t)r->member->csize);
+    r->inflate.limit = r->small + r->member->usize;
+    r->at_once = result == SPDL_OK;
+    return result;
+}
+
 /* Frees what begin took; also after it failed. */
 SPDL__PRIVATE void spdl__npz_end(spdl__npz_reader *r) {
     if (r->npz == NULL) return;
@@ -8606,6 +8659,7 @@ SPDL__PRIVATE spdl_result spdl__npz_locate(spdl__npz_reader *r, size_t index) {
                               (spdl__llu)index, (spdl__llu)npz->zip.count);
     r->member = r->where.member = &npz->zip.members[index];
     r->stored = r->member->method == SPDL__ZIP_STORED;
+    r->at_once = false;
     r->payload = 0;
     if (npz->is_npy) return SPDL_OK;
     result = spdl__zip_check_kind(&r->where);
@@ -8629,16 +8683,15 @@ SPDL__PRIVATE void spdl__npz_plan(spdl__npz_reader *r, bool foreign, spdl_npy_in
     if (r->swap && !info->structured) info->byte_order = spdl__npy_host_order();
 }
 
-/* Finds a member and reads its header. After SPDL_OK its data are known to fit, and inflate stands
-   at their first byte, with `whole` so that it can go on to the end. */
-SPDL__PRIVATE spdl_result spdl__npz_start(spdl__npz_reader *r, size_t index, bool whole,
-                                          spdl_npy_info *info, spdl_npy_field *fields,
-                                          size_t room) {
+/* Reads the header of a member that was found. After SPDL_OK its data are known to fit, and inflate
+   stands at their first byte, or behind them, with `whole` so that it can go on to the end. */
+SPDL__PRIVATE spdl_result spdl__npz_begin_found(spdl__npz_reader *r, bool whole,
+                                                spdl_npy_info *info, spdl_npy_field *fields,
+                                                size_t room) {
     spdl__npy_text t;
     size_t text = 0;
-    spdl_result result = spdl__npz_locate(r, index);
-    if (result != SPDL_OK) return result;
-    result = r->stored ? spdl__npz_read_head(r, &text) : spdl__npz_inflate_head(r, whole, &text);
+    spdl_result result = r->stored || r->at_once ? spdl__npz_read_head(r, &text)
+                                                 : spdl__npz_inflate_head(r, whole, &text);
     if (result != SPDL_OK) return result;
     if (!spdl__npy_read(&t, r->head + text, r->head_bytes - text, info, fields, room))
         return spdl__zip_fail(&r->where, t.result, "%s", t.reason);
@@ -8655,6 +8708,18 @@ SPDL__PRIVATE spdl_result spdl__npz_start(spdl__npz_reader *r, size_t index, boo
                               (spdl__llu)info->bytes, (spdl__llu)r->npz->max_bytes);
     spdl__npz_plan(r, t.foreign, info);
     return SPDL_OK;
+}
+
+/* Finds a member and reads its header. */
+SPDL__PRIVATE spdl_result spdl__npz_start(spdl__npz_reader *r, size_t index, bool whole,
+                                          spdl_npy_info *info, spdl_npy_field *fields,
+                                          size_t room) {
+    spdl_result result = spdl__npz_locate(r, index);
+    if (result == SPDL_OK && whole && spdl__npz_fits_at_once(r)) {
+        result = spdl__npz_start_at_once(r);
+        if (result == SPDL_OK) (void)spdl__inflate_run(&r->inflate, r->inflate.limit);
+    }
+    return result == SPDL_OK ? spdl__npz_begin_found(r, whole, info, fields, room) : result;
 }
 
 /* Compares a CRC with the directory's, and remembers what came of it. */
@@ -8718,6 +8783,7 @@ SPDL__PRIVATE uint32_t spdl__npz_inflate_to(spdl__npz_reader *r, uint8_t *data, 
     r->inflate.before = r->head;
     r->inflate.before_bytes = r->head_bytes;
     r->inflate.base = r->inflate.out = data;
+    r->inflate.slack = false;
     return verify ? spdl__crc_add(&r->tables->crc, 0, r->head, r->head_bytes) : 0;
 }
 
@@ -8753,13 +8819,29 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, 
     return result;
 }
 #else
+/* Copies the first `bytes` of the data of a member that is inflated already. */
+SPDL__PRIVATE spdl_result spdl__npz_copy_inflated(spdl__npz_reader *r, uint8_t *data, size_t bytes,
+                                                  bool verify) {
+    uint8_t *const end = r->small + r->member->usize;
+    const spdl__inflate_mode ended = spdl__inflate_run(&r->inflate, end);
+    spdl_result result = spdl__npz_check_trailer(r, bytes);
+    uint32_t crc = 0;
+    if (result != SPDL_OK) return result;
+    if (r->inflate.out != end) return spdl__npz_inflate_error(r, ended);
+    if (verify) crc = spdl__crc_add(&r->tables->crc, 0, r->small, (size_t)r->member->usize);
+    memcpy(data, r->small + r->head_bytes, bytes);
+    return spdl__npz_inflate_end(r, crc, verify);
+}
+
 /* Inflates the first `bytes` of the data to the caller's memory, then goes on to the end of the
    stream. */
 SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, size_t bytes,
                                             bool verify) {
     spdl_result result = SPDL_OK;
-    uint32_t crc = spdl__npz_inflate_to(r, data, verify);
+    uint32_t crc;
     size_t left, piece;
+    if (r->at_once) return spdl__npz_copy_inflated(r, data, bytes, verify);
+    crc = spdl__npz_inflate_to(r, data, verify);
     for (left = bytes; left > 0 && result == SPDL_OK; left -= piece) {
         piece = left < SPDL__NPZ_PIECE ? left : SPDL__NPZ_PIECE;
         result = spdl__npz_inflate_some(r, piece, verify ? &crc : NULL);
@@ -8855,11 +8937,9 @@ SPDL__PRIVATE spdl_result spdl__npz_swap(spdl__npz_reader *r, size_t index, uint
     return result;
 }
 
-/* Finds an array that is to be read to this memory. */
-SPDL__PRIVATE spdl_result spdl__npz_start_read(spdl__npz_reader *r, size_t index, const void *data,
-                                               size_t bytes, spdl_npy_info *info) {
-    spdl_result result = spdl__npz_start(r, index, true, info, NULL, 0);
-    if (result != SPDL_OK) return result;
+/* Whether the array fits the memory it is to be read to. */
+SPDL__PRIVATE spdl_result spdl__npz_check_memory(const spdl__npz_reader *r, const void *data,
+                                                 size_t bytes, const spdl_npy_info *info) {
     if (info->bytes > bytes)
         return spdl__zip_fail(&r->where, SPDL_E_INVALID,
                               "the array has %llu bytes, the memory for it %llu",
@@ -9148,7 +9228,8 @@ SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data
     spdl_npy_info info;
     spdl_result result;
     spdl__npz_init_reader(&r, npz, error);
-    result = spdl__npz_start_read(&r, index, data, bytes, &info);
+    result = spdl__npz_start(&r, index, true, &info, NULL, 0);
+    if (result == SPDL_OK) result = spdl__npz_check_memory(&r, data, bytes, &info);
     if (result == SPDL_OK) result = spdl__npz_finish_read(&r, index, data, &info);
     spdl__npz_end(&r);
     spdl__npz_fini_reader(&r);
@@ -9495,23 +9576,44 @@ SPDL__PRIVATE spdl_result spdl__many_read_alone(spdl__many_share *share, spdl__m
     return result;
 }
 
-/* Begins with a request. What suits no lane is read at once; then the lane is not busy. */
+/* Reads the header of an array that was found, and whether it fits the memory for it. */
+SPDL__PRIVATE spdl_result spdl__many_head(spdl__many_lane *lane, const spdl_npz_request *request) {
+    spdl_result result = spdl__npz_begin_found(&lane->r, true, &lane->info, NULL, 0);
+    if (result != SPDL_OK) return result;
+    return spdl__npz_check_memory(&lane->r, request->data, request->bytes, &lane->info);
+}
+
+/* Begins with a member that was found: the lane is busy then, unless it suited none and was read,
+   or cannot be. */
+SPDL__PRIVATE spdl_result spdl__many_begin_found(spdl__many_share *share, spdl__many_lane *lane,
+                                                 const spdl_npz_request *request) {
+    const spdl__zip_member *member = lane->r.member;
+    spdl_result result;
+    if (spdl__npz_fits_at_once(&lane->r) && spdl__inflate_gains(member->csize, member->usize)) {
+        result = spdl__npz_start_at_once(&lane->r);
+        lane->busy = result == SPDL_OK;
+        return result;
+    }
+    result = spdl__many_head(lane, request);
+    if (result != SPDL_OK) return result;
+    if (!spdl__many_suits(lane) || spdl__many_splits(share, lane))
+        return spdl__many_read_alone(share, lane, request);
+    lane->crc = spdl__npz_inflate_to(&lane->r, (uint8_t *)request->data, share->verify);
+    lane->left = (size_t)lane->info.bytes;
+    lane->busy = true;
+    spdl__many_next_piece(lane);
+    return SPDL_OK;
+}
+
+/* Begins with the next request; what suits no lane is read at once. */
 SPDL__PRIVATE void spdl__many_begin(spdl__many_share *share, spdl__many_lane *lane) {
     const spdl_npz_request *request = &share->many->requests[share->first];
     spdl_result result;
     lane->which = share->first++;
     share->count--;
-    result = spdl__npz_start_read(&lane->r, request->index, request->data, request->bytes,
-                                  &lane->info);
-    if (result != SPDL_OK || !spdl__many_suits(lane) || spdl__many_splits(share, lane)) {
-        if (result == SPDL_OK) result = spdl__many_read_alone(share, lane, request);
-        spdl__many_result(share, lane, result);
-        return;
-    }
-    lane->crc = spdl__npz_inflate_to(&lane->r, (uint8_t *)request->data, share->verify);
-    lane->left = (size_t)lane->info.bytes;
-    lane->busy = true;
-    spdl__many_next_piece(lane);
+    result = spdl__npz_locate(&lane->r, request->index);
+    if (result == SPDL_OK) result = spdl__many_begin_found(share, lane, request);
+    if (!lane->busy) spdl__many_result(share, lane, result);
 }
 
 /* A lane stopped: at the end of a piece, or because of an error. */
@@ -9520,6 +9622,13 @@ SPDL__PRIVATE void spdl__many_stopped(spdl__many_share *share, spdl__many_lane *
     spdl__npz_reader *r = &lane->r;
     const spdl_npz_request *request = &share->many->requests[lane->which];
     spdl_result result;
+    if (r->at_once) {
+        result = spdl__many_head(lane, request);
+        if (result == SPDL_OK)
+            result = spdl__npz_finish_read(r, request->index, request->data, &lane->info);
+        spdl__many_result(share, lane, result);
+        return;
+    }
     if (r->inflate.out != r->inflate.limit) {
         spdl__many_result(share, lane, spdl__npz_inflate_error(r, ended));
         return;
