@@ -5815,7 +5815,8 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
    chain: the next code begins where the last one ended, so a processor that could do six things at
    once waits for one. A second and a third stream fill the gaps.
    Never is a byte read outside the input (or the room the caller tells behind it) or before the
-   output, nor written past the limit of the call; the time is linear in input plus output. It
+   output, nor written past the limit of the call (or FAST_OUT bytes behind it, where the caller has
+   no use for them); the time is linear in input plus output. It
    refuses what zlib refuses: codes that are over-subscribed, or incomplete except for a lone code
    of one bit; no code for the end of a block; lengths 286 and 287, distances 30 and 31; distances
    that reach back too far; stored blocks whose two lengths disagree; input that ends early. */
@@ -6332,7 +6333,7 @@ typedef struct spdl__inflate_lane {
 } spdl__inflate_lane;
 
 /* A fast round may begin with more room than this before the limit: for what it may write beyond
-   what it makes, or where that does no harm for what it may make unasked, two literals. */
+   what it makes; or where that does no harm, for the second and third literal of the round. */
 SPDL__INLINE ptrdiff_t spdl__inflate_out_left(const spdl__inflate *s) {
     return s->slack ? 2 : SPDL__INFLATE_FAST_OUT;
 }
@@ -8319,6 +8320,9 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
 #define SPDL__NPZ_AT_ONCE 2048 /* members up to here are inflated whole, and the data copied */
 #endif
 #define SPDL__NPZ_SMALL 2048        /* headers up to here need no memory of their own */
+#if SPDL__NPZ_AT_ONCE > SPDL__NPZ_SMALL
+#error "SPDL__NPZ_AT_ONCE is larger than SPDL__NPZ_SMALL"
+#endif
 #define SPDL__NPZ_BEHIND 64         /* bytes that follow what is deflated, for inflate to look at */
 
 /* A buffer that can be kept; its bytes follow. */
@@ -8365,6 +8369,7 @@ typedef struct spdl__npz_reader {
     uint64_t payload;    /* where the member's bytes begin */
     const uint8_t *head; /* what comes before the data: in memory, in the window, or inflated */
     size_t head_bytes;
+    uint64_t data_bytes; /* of the array */
     size_t in_bytes;     /* of the compressed bytes, how many inflate can see */
     bool stored;
     bool at_once;        /* all of the member is inflated to `small`, or about to be */
@@ -8496,7 +8501,8 @@ SPDL__PRIVATE spdl_result spdl__npz_copy_out(spdl__npz_reader *r, uint64_t at, u
 /* Says why a deflated member did not give the bytes it should. */
 SPDL__PRIVATE spdl_result spdl__npz_inflate_error(const spdl__npz_reader *r,
                                                   spdl__inflate_mode ended) {
-    const spdl__llu at = (spdl__llu)(r->inflate.in - r->inflate.in_begin);
+    const spdl__llu at = (spdl__llu)spdl__min((uint64_t)(r->inflate.in - r->inflate.in_begin),
+                                              r->member->csize); /* it may have looked further */
     if (ended == SPDL__INFLATE_FAILED)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "damaged near byte %llu of %llu: %s", at,
                               (spdl__llu)r->member->csize, r->inflate.reason);
@@ -8555,7 +8561,7 @@ SPDL__PRIVATE spdl_result spdl__npz_need_head(spdl__npz_reader *r, size_t bytes)
         if (result != SPDL_OK) return result;
     }
     ended = spdl__inflate_run(&r->inflate, r->inflate.base + bytes);
-    if (r->inflate.out == r->inflate.limit) return SPDL_OK;
+    if (ended != SPDL__INFLATE_FAILED && r->inflate.out == r->inflate.limit) return SPDL_OK;
     return spdl__npz_inflate_error(r, ended);
 }
 
@@ -8611,14 +8617,15 @@ SPDL__PRIVATE bool spdl__npz_fits_at_once(const spdl__npz_reader *r) {
 #endif
 }
 
-/* Prepares for that: the decoder's limit is where the member ends. A run that stops before it need
-   not tell why; that is found again by whoever wants what is missing. */
+/* Prepares for that: the decoder's limit is where the member ends. What a run up to there ended
+   with matters only if it is not that limit: then the member is read as a larger one is. */
 SPDL__PRIVATE spdl_result spdl__npz_start_at_once(spdl__npz_reader *r) {
     spdl_result result = spdl__npz_need_tables(r);
     if (result == SPDL_OK) result = spdl__npz_start_inflate(r, (size_t)r->member->csize);
+    if (result != SPDL_OK) return result;
     r->inflate.limit = r->small + r->member->usize;
-    r->at_once = result == SPDL_OK;
-    return result;
+    r->at_once = true;
+    return SPDL_OK;
 }
 
 /* Frees what begin took; also after it failed. */
@@ -8692,14 +8699,19 @@ SPDL__PRIVATE spdl_result spdl__npz_begin_found(spdl__npz_reader *r, bool whole,
                                                 size_t room) {
     spdl__npy_text t;
     size_t text = 0;
-    spdl_result result = r->stored || r->at_once ? spdl__npz_read_head(r, &text)
-                                                 : spdl__npz_inflate_head(r, whole, &text);
+    spdl_result result;
+    if (r->at_once && (r->inflate.mode == SPDL__INFLATE_FAILED ||
+                       r->inflate.out != r->inflate.limit))
+        r->at_once = false; /* may have run on behind its input: again, step by step */
+    result = r->stored || r->at_once ? spdl__npz_read_head(r, &text)
+                                     : spdl__npz_inflate_head(r, whole, &text);
     if (result != SPDL_OK) return result;
     if (!spdl__npy_read(&t, r->head + text, r->head_bytes - text, info, fields, room))
         return spdl__zip_fail(&r->where, t.result, "%s", t.reason);
     info->version = r->head[6];
     info->header_bytes = r->head_bytes;
     r->field_count = t.field_count;
+    r->data_bytes = info->bytes;
     if (info->bytes > r->member->usize - r->head_bytes)
         return spdl__zip_fail(
             &r->where, SPDL_E_FORMAT, "the shape needs %llu bytes, but %llu follow the header",
@@ -8744,8 +8756,8 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_some(spdl__npz_reader *r, size_t byt
 }
 
 /* max_bytes bounds what follows an array, too. */
-SPDL__PRIVATE spdl_result spdl__npz_check_trailer(spdl__npz_reader *r, uint64_t bytes) {
-    const uint64_t left = r->member->usize - r->head_bytes - bytes;
+SPDL__PRIVATE spdl_result spdl__npz_check_trailer(spdl__npz_reader *r) {
+    const uint64_t left = r->member->usize - r->head_bytes - r->data_bytes;
     if (left <= r->npz->max_bytes) return SPDL_OK;
     return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "%llu bytes follow the array, max_bytes is %llu",
                           (spdl__llu)left, (spdl__llu)r->npz->max_bytes);
@@ -8758,7 +8770,7 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_trailer(spdl__npz_reader *r, const u
     const size_t window = SPDL__INFLATE_WINDOW;
     uint64_t left = r->member->usize - r->head_bytes - bytes;
     size_t have = bytes < window ? bytes : window, more = 0, piece;
-    spdl_result result = spdl__npz_check_trailer(r, bytes);
+    spdl_result result = spdl__npz_check_trailer(r);
     if (result != SPDL_OK) return result;
     r->trailer = (uint8_t *)spdl__alloc(&r->npz->zip.allocator, 2 * window, 64);
     if (r->trailer == NULL)
@@ -8802,7 +8814,7 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, 
                                             bool verify) {
     const uint64_t usize = r->member->usize;
     spdl__inflate_mode ended;
-    spdl_result result = spdl__npz_check_trailer(r, bytes);
+    spdl_result result = spdl__npz_check_trailer(r);
     uint8_t *all = NULL;
     if (result != SPDL_OK) return result;
     if (usize <= SIZE_MAX / 2)
@@ -8824,12 +8836,9 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate(spdl__npz_reader *r, uint8_t *data, 
 /* Copies the first `bytes` of the data of a member that is inflated already. */
 SPDL__PRIVATE spdl_result spdl__npz_copy_inflated(spdl__npz_reader *r, uint8_t *data, size_t bytes,
                                                   bool verify) {
-    uint8_t *const end = r->small + r->member->usize;
-    const spdl__inflate_mode ended = spdl__inflate_run(&r->inflate, end);
-    spdl_result result = spdl__npz_check_trailer(r, bytes);
+    spdl_result result = spdl__npz_check_trailer(r);
     uint32_t crc = 0;
     if (result != SPDL_OK) return result;
-    if (r->inflate.out != end) return spdl__npz_inflate_error(r, ended);
     if (verify) crc = spdl__crc_add(&r->tables->crc, 0, r->small, (size_t)r->member->usize);
     memcpy(data, r->small + r->head_bytes, bytes);
     return spdl__npz_inflate_end(r, crc, verify);
@@ -9585,6 +9594,14 @@ SPDL__PRIVATE spdl_result spdl__many_head(spdl__many_lane *lane, const spdl_npz_
     return spdl__npz_check_memory(&lane->r, request->data, request->bytes, &lane->info);
 }
 
+/* Asks for the memory that will be written when all is inflated. */
+SPDL__PREFETCHES
+SPDL__PRIVATE void spdl__many_fetch(const spdl_npz_request *request) {
+    const size_t bytes = (size_t)spdl__min(request->bytes, SPDL__NPZ_AT_ONCE);
+    size_t i;
+    for (i = 0; i < bytes; i += 64) spdl__prefetch_write((const char *)request->data + i);
+}
+
 /* Begins with a member that was found: the lane is busy then, unless it suited none and was read,
    or cannot be. */
 SPDL__PRIVATE spdl_result spdl__many_begin_found(spdl__many_share *share, spdl__many_lane *lane,
@@ -9594,6 +9611,7 @@ SPDL__PRIVATE spdl_result spdl__many_begin_found(spdl__many_share *share, spdl__
     if (spdl__npz_fits_at_once(&lane->r) && spdl__inflate_gains(member->csize, member->usize)) {
         result = spdl__npz_start_at_once(&lane->r);
         lane->busy = result == SPDL_OK;
+        if (lane->busy && request->data != NULL) spdl__many_fetch(request);
         return result;
     }
     result = spdl__many_head(lane, request);

@@ -1564,6 +1564,74 @@ static void every_bit_flipped(void) {
     }
 }
 
+/* The compressed bytes of a member. */
+static bytes payload_of(const spdl_npz *npz, size_t index, const bytes *file) {
+    spdl_npz_member member;
+    bytes out = { NULL, 0, 0 };
+    const uint8_t *local = file->at;
+    if (!CHECK_EQ(spdl_npz_stat(npz, index, &member), SPDL_OK)) return out;
+    local += member.file_offset;
+    put(&out, local + 30 + (local[26] | local[27] << 8) + (local[28] | local[29] << 8),
+        (size_t)member.file_bytes);
+    return out;
+}
+
+/* Reads the only array in every way: all say what spdl_npz_info says, or that it is cut off. */
+static void refuse_as_cut(const zip *z, uint64_t max_bytes) {
+    spdl_npz *npz = NULL;
+    spdl_npz_desc desc = { 0 };
+    spdl_npy_info info;
+    spdl_error error[4];
+    spdl_result result;
+    static uint8_t data[4096];
+    spdl_npz_request request = { 0, data, sizeof data, SPDL_OK };
+    uint8_t *copy = exact(z->file.at, z->file.count);
+    desc.max_bytes = max_bytes;
+    REQUIRE(spdl_npz_open_memory(&npz, copy, z->file.count, "cut", &desc) == SPDL_OK);
+    result = spdl_npz_info(npz, 0, &info, &error[0]);
+    if (result == SPDL_OK) {
+        result = SPDL_E_FORMAT;
+        strcpy(error[0].text, "the deflate stream is cut off");
+    }
+    CHECK_EQ(spdl_npz_read(npz, 0, data, sizeof data, &error[1]), result);
+    CHECK_EQ(spdl_npz_read_many(npz, &request, 1, NULL, &error[2]), result);
+    CHECK_EQ(spdl_npz_check(npz, 0, &error[3]), result);
+    for (int way = 1; way < 4; ++way)
+        if (!CHECK(strstr(error[way].text, error[0].text) != NULL))
+            fprintf(stderr, "%s\n%s\n", error[0].text, error[way].text);
+    spdl_npz_close(npz);
+    free(copy);
+}
+
+/* The directory says less bytes than the stream has, and the rest of it follows: decoding must not
+   be taken in by what it can see there, header and type included. */
+static void streams_end_where_the_directory_says(void) {
+    bytes file = fixture("dtypes_deflated.npz");
+    spdl_npz *npz = open_fixture("dtypes_deflated.npz");
+    for (size_t i = 0; i < spdl_npz_count(npz); ++i) {
+        bytes payload = payload_of(npz, i, &file);
+        const size_t count = payload.count;
+        spdl_npz_member member;
+        REQUIRE(spdl_npz_stat(npz, i, &member) == SPDL_OK);
+        if (member.stored) payload.count = 0;
+        for (; payload.count > 1; --payload.count) {
+            zip_part part = { "a", 8, 0, member.bytes, member.crc, NULL };
+            zip z;
+            if (payload.count == count) continue;
+            memset(&z, 0, sizeof z);
+            zip_add(&z, &part, &payload);
+            put(&z.file, payload.at + payload.count, count - payload.count);
+            zip_end(&z, 0);
+            refuse_as_cut(&z, 0);
+            refuse_as_cut(&z, 1);
+            zip_free(&z);
+        }
+        free(payload.at);
+    }
+    spdl_npz_close(npz);
+    free(file.at);
+}
+
 /* Bytes replaced at random, more of them at a time. */
 static void random_damage(void) {
     const char *failed;
@@ -1721,7 +1789,8 @@ TEST_TABLE(npz) {
     TEST_CASE(buffers_that_are_too_small),
     TEST_CASE(arguments_that_are_wrong), TEST_CASE(bytes_after_the_array),
     TEST_CASE(files_that_are_missing), TEST_CASE(messages_stay_readable),
-    TEST_CASE(truncated_at_every_length), TEST_CASE(every_bit_flipped), TEST_CASE(random_damage),
+    TEST_CASE(truncated_at_every_length), TEST_CASE(every_bit_flipped),
+    TEST_CASE(streams_end_where_the_directory_says), TEST_CASE(random_damage),
     TEST_CASE(every_allocation_fails), TEST_CASE(read_by_several_threads),
     TEST_CASE(crc_is_the_one_of_zip), TEST_END
 };
