@@ -833,13 +833,14 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
 
    Once the device is lost no event says when a copy has ended. Sources then come back in two places
    only, each behind a wait for the stream or the device that has returned, with an error if need
-   be: a send that fails, and close. That CUDA has stopped its copies by then is not written down
-   anywhere; should one still run, it only reads host memory, which stays pinned as long as the
-   driver holds it, and what it brings goes to device memory that this process can use no more. A
-   runtime that is unloading (exit) is not even waited for.
+   be: a send that fails, and close, of an iterator too. That CUDA has stopped its copies by then is
+   not written down anywhere; should one still run, it only reads host memory, which stays pinned as
+   long as the driver holds it, and what it brings goes to device memory that this process can use
+   no more. A runtime that is unloading (exit) is not even waited for.
 
    `lock` guards the copy stream (wait, copy and record belong together) and the numbers. It is held
-   for a few calls that only enqueue, never while anybody waits, but for E4. host_get does not take
+   for a few calls that only enqueue, never while anybody waits, but for E4 and after a call that
+   failed. host_get does not take
    it while a slot is free, nor while an iterator is open: workers of low priority cannot hold up
    the trainer. */
 
@@ -852,7 +853,7 @@ typedef struct spdl__cuda_held { /* what is given back when a source has been re
 typedef struct spdl__cuda_transfer {
     void *event;  /* the copy is done */
     void *start;  /* with time_copies */
-    void *behind; /* the event of a reader it waits for; NULL: of none */
+    void *behind[SPDL_CUDA_MAX_READERS]; /* events of readers it waits for, then NULL */
     spdl__cuda_held held;
 } spdl__cuda_transfer;
 
@@ -1377,7 +1378,7 @@ SPDL__PRIVATE void spdl__cuda_time_copy(spdl_cuda *cuda, const spdl__cuda_transf
     float ms = 0;
     uint64_t us;
     unsigned k = 0;
-    if (!cuda->desc.time_copies || cuda->cpu) return;
+    if (!cuda->desc.time_copies || cuda->cpu || spdl__load32(&cuda->unloading) != 0) return;
     if (SPDL__CUDA(cuda, EventElapsedTime(&ms, transfer->start, transfer->event)) != 0) {
         (void)SPDL__CUDA_CHECK(cuda, GetLastError()); /* no figure for this one */
         return;
@@ -1408,11 +1409,10 @@ SPDL__PRIVATE void spdl__cuda_reap(spdl_cuda *cuda, uint64_t until) {
 
 /* Whether an event is done; the thread is in relaxed mode. "Not ready" is an answer and not an
    error, but CUDA records it as one, over one of the caller's that is pending: then this is not
-   asked unless it `must` be. */
+   asked unless it `must` be, and *done stays as it is. */
 SPDL__PRIVATE spdl_result spdl__event_query(spdl_cuda *cuda, void *event, bool must, bool *done) {
     const int pending = SPDL__CUDA_CHECK(cuda, PeekAtLastError());
     int code;
-    *done = false;
     if (pending != 0 && pending != SPDL__CU_NOT_READY && !must) return SPDL_OK;
     code = SPDL__CUDA(cuda, EventQuery(event));
     *done = code == 0;
@@ -1425,7 +1425,6 @@ SPDL__PRIVATE spdl_result spdl__event_query(spdl_cuda *cuda, void *event, bool m
 SPDL__PRIVATE spdl_result spdl__event_ask(spdl_cuda *cuda, void *event, bool must, bool *done) {
     int mode;
     spdl_result result = spdl__cuda_relax(cuda, &mode);
-    *done = false;
     if (result != SPDL_OK) return result;
     result = spdl__event_query(cuda, event, must, done);
     spdl__cuda_unrelax(cuda, mode);
@@ -1436,32 +1435,34 @@ SPDL__PRIVATE spdl_result spdl__event_ask(spdl_cuda *cuda, void *event, bool mus
 SPDL__PRIVATE spdl_result spdl__cuda_reap_if_done(spdl_cuda *cuda, uint64_t until, bool must,
                                                   bool *done) {
     void *event = spdl__cuda_transfer_of(cuda, until - 1)->event;
-    const spdl_result result = spdl__event_ask(cuda, event, must, done);
+    spdl_result result;
+    *done = false;
+    result = spdl__event_ask(cuda, event, must, done);
     if (result == SPDL_OK && *done) spdl__cuda_reap(cuda, until);
     return result;
 }
 
 /* Whether a copy that is waited for waits itself, for readers of the batch that was in its slot: it
-   is the device then that is slow, not the bus. The event still is the one it waits for unless more
-   copies are in flight than two for each device slot. The thread is in relaxed mode. */
+   is the device then that is slow, not the bus. Their events still are those it waits for unless
+   their slot has gone round twice since. */
 SPDL__PRIVATE bool spdl__cuda_held_up(spdl_cuda *cuda, uint64_t number) {
-    void *behind;
+    void *behind[SPDL_CUDA_MAX_READERS];
     bool done = true;
+    int i;
     pthread_mutex_lock(&cuda->lock);
-    behind = spdl__cuda_transfer_of(cuda, number)->behind;
+    memcpy(behind, spdl__cuda_transfer_of(cuda, number)->behind, sizeof(behind));
     pthread_mutex_unlock(&cuda->lock);
-    if (behind != NULL && spdl__event_query(cuda, behind, false, &done) != SPDL_OK) return false;
+    for (i = 0; i < SPDL_CUDA_MAX_READERS && behind[i] != NULL && done; ++i)
+        if (spdl__event_ask(cuda, behind[i], false, &done) != SPDL_OK) return false;
     return !done;
 }
 
-/* Sleeps until the copies before `until` are done; reaps them. `device`, when it is wanted, says
-   whether the oldest, which is the one the bus would be busy with, waited for the device. */
-SPDL__PRIVATE spdl_result spdl__cuda_reap_wait(spdl_cuda *cuda, uint64_t until, bool *device) {
+/* Sleeps until the copies before `until` are done; reaps them. */
+SPDL__PRIVATE spdl_result spdl__cuda_reap_wait(spdl_cuda *cuda, uint64_t until) {
     spdl_result result;
     int mode, code;
     result = spdl__cuda_relax(cuda, &mode);
     if (result != SPDL_OK) return result;
-    if (device != NULL) *device = spdl__cuda_held_up(cuda, spdl__load(&cuda->reclaimed));
     code = SPDL__CUDA(cuda, EventSynchronize(spdl__cuda_transfer_of(cuda, until - 1)->event));
     spdl__cuda_unrelax(cuda, mode);
     if (code != 0) return spdl__cuda_fail(cuda, "cudaEventSynchronize", code);
@@ -1470,18 +1471,24 @@ SPDL__PRIVATE spdl_result spdl__cuda_reap_wait(spdl_cuda *cuda, uint64_t until, 
 }
 
 /* Waits until a copy or two have been reaped. Two when three are in flight: half the calls, and
-   there is still one to go on with. */
+   there is still one to go on with. What was waited for is asked behind the wait, of the copy that
+   comes next: when the device is slow its readers are still at work, when the bus is slow they have
+   had the time of a copy to be done. */
 SPDL__PRIVATE spdl_result spdl__cuda_wait_copy(spdl_cuda *cuda) {
     const uint64_t start = spdl_time_ns();
-    uint64_t oldest;
+    uint64_t oldest, ahead, stop;
     spdl_result result;
     bool device = false;
     if (!spdl__cuda_oldest(cuda, &oldest)) return SPDL_OK;
+    ahead = spdl__load(&cuda->sent) - oldest;
     spdl__range_begin(cuda, "wait for a copy");
-    result = spdl__cuda_reap_wait(
-        cuda, oldest + (spdl__load(&cuda->sent) - oldest >= 3 ? 2 : 1), &device);
+    if (ahead == 1) device = spdl__cuda_held_up(cuda, oldest); /* none comes next */
+    result = spdl__cuda_reap_wait(cuda, oldest + (ahead >= 3 ? 2 : 1));
+    stop = spdl_time_ns();
+    if (result == SPDL_OK && ahead > 1 && spdl__cuda_oldest(cuda, &oldest))
+        device = spdl__cuda_held_up(cuda, oldest);
     spdl__range_end(cuda);
-    spdl__add(device ? &cuda->wait_device_ns : &cuda->wait_bus_ns, spdl_time_ns() - start);
+    spdl__add(device ? &cuda->wait_device_ns : &cuda->wait_bus_ns, stop - start);
     return result;
 }
 
@@ -1491,25 +1498,31 @@ SPDL__PRIVATE spdl_result spdl__cuda_poll_copy(spdl_cuda *cuda, uint64_t deadlin
     uint64_t now = start, oldest;
     spdl_result result = SPDL_OK;
     int round = 0;
-    bool done = false;
+    bool done = false, device = false;
     while (spdl__cuda_oldest(cuda, &oldest)) {
         result = spdl__cuda_reap_if_done(cuda, oldest + 1, true, &done);
         now = spdl_time_ns();
         if (result == SPDL_OK && !done && now >= deadline) result = SPDL_TIMEOUT;
         if (result != SPDL_OK || done) break;
-        if (++round > 16) /* a copy of 256 KiB takes about as long as so many questions */
-            (void)spdl__event_sleep(&cuda->host_changed, spdl__load32(&cuda->host_changed.word),
-                                    spdl__min(now + nap_ns, deadline));
+        if (++round < 17) continue; /* a copy of 256 KiB takes about as long as so many questions */
+        if (round == 17) device = spdl__cuda_held_up(cuda, oldest);
+        (void)spdl__event_sleep(&cuda->host_changed, spdl__load32(&cuda->host_changed.word),
+                                spdl__min(now + nap_ns, deadline));
     }
-    spdl__add(&cuda->wait_bus_ns, now - start);
+    spdl__add(device ? &cuda->wait_device_ns : &cuda->wait_bus_ns, now - start);
     return result;
+}
+
+SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadline) {
+    return deadline == SPDL__NEVER ? spdl__cuda_wait_copy(cuda)
+                                   : spdl__cuda_poll_copy(cuda, deadline);
 }
 
 /* All copies are done and reaped. */
 SPDL__PRIVATE spdl_result spdl__cuda_drain(spdl_cuda *cuda) {
     spdl_result result = SPDL_OK;
     while (result == SPDL_OK && spdl__cuda_in_flight(cuda) > 0)
-        result = spdl__cuda_reap_wait(cuda, spdl__load(&cuda->sent), NULL);
+        result = spdl__cuda_reap_wait(cuda, spdl__load(&cuda->sent));
     return result;
 }
 
@@ -1521,29 +1534,37 @@ typedef struct spdl__cuda_job {
     const spdl_cuda_array *array;
     void *user;
     spdl__cuda_held held;
+    uint64_t deadline; /* 0: none */
     bool pageable;
     bool own_memory; /* CPU backend: copy, the source goes on to exist without this batch */
 } spdl__cuda_job;
 
 /* Waits for a stream after a call on it has failed; when not even that works, gives up. */
 SPDL__PRIVATE void spdl__stream_settle(spdl_cuda *cuda, spdl_cuda_stream stream) {
-    int mode, code;
-    const bool relaxed = spdl__cuda_relax(cuda, &mode) == SPDL_OK;
+    int mode, code, before;
+    bool relaxed;
     if (spdl__load32(&cuda->unloading) != 0) return;
+    if (spdl__stream_enter(cuda, stream, &before) != SPDL_OK &&
+        spdl__stream_enter(cuda, stream, &before) != SPDL_OK) {
+        spdl__cuda_abandon(cuda);
+        return;
+    }
+    relaxed = spdl__cuda_relax(cuda, &mode) == SPDL_OK;
     code = SPDL__CUDA(cuda, StreamSynchronize(stream));
     if (relaxed) spdl__cuda_unrelax(cuda, mode);
+    spdl__cuda_switch_back(cuda, before);
     if (code != 0) spdl__cuda_give_up(cuda, "cudaStreamSynchronize", code);
 }
 
 /* E3: the copy waits for all who read the last batch in this slot. */
 SPDL__PRIVATE spdl_result spdl__submit_behind(spdl_cuda *cuda, spdl__cuda_slot *slot,
                                               spdl__cuda_transfer *transfer) {
-    int i, code = 0;
-    transfer->behind = NULL;
+    int i, count = 0, code = 0;
+    memset(transfer->behind, 0, sizeof(transfer->behind));
     for (i = 0; i < SPDL_CUDA_MAX_READERS && code == 0; ++i) {
         if (slot->reader[i].state != SPDL__READER_DONE) continue;
-        transfer->behind = slot->reader[i].event[slot->reader[i].lap];
-        code = SPDL__CUDA(cuda, StreamWaitEvent(cuda->stream, transfer->behind, 0));
+        transfer->behind[count] = slot->reader[i].event[slot->reader[i].lap];
+        code = SPDL__CUDA(cuda, StreamWaitEvent(cuda->stream, transfer->behind[count++], 0));
     }
     return code == 0 ? SPDL_OK : spdl__cuda_fail(cuda, "cudaStreamWaitEvent", code);
 }
@@ -1605,7 +1626,7 @@ SPDL__PRIVATE spdl_result spdl__submit_device(spdl_cuda *cuda, spdl__cuda_slot *
     pthread_mutex_lock(&cuda->lock);
     while (cuda->sent - cuda->reclaimed == cuda->transfers && result == SPDL_OK) {
         pthread_mutex_unlock(&cuda->lock);
-        result = spdl__cuda_wait_copy(cuda);
+        result = spdl__cuda_await_copy(cuda, job->deadline > 0 ? job->deadline : SPDL__NEVER);
         pthread_mutex_lock(&cuda->lock);
     }
     transfer = spdl__cuda_transfer_of(cuda, cuda->sent);
@@ -1665,12 +1686,18 @@ SPDL_API const char *spdl_cuda_result_text(spdl_result result) {
     return spdl_result_text(result);
 }
 
+/* Whether the caller may make the CUDA calls that get a slot back: always (`reaps`), or unless an
+   iterator is open, which does that; one may be opened or closed during a wait. */
+SPDL__PRIVATE bool spdl__host_reaps(const spdl_cuda *cuda, bool reaps) {
+    return reaps || spdl__load32(&cuda->iterating) == 0;
+}
+
 /* Sleeps until a host slot may be free, or there is a copy to wait for. This is no wait for the
    bus: slots that were filled have not been sent yet, so the loader is ahead. */
 SPDL__PRIVATE spdl_result spdl__host_sleep(spdl_cuda *cuda, bool reaps, uint64_t deadline) {
     const uint32_t word = spdl__event_prepare(&cuda->host_changed, cuda->asymmetric);
-    if (spdl_ring_count(cuda->free_hosts) > 0 || (reaps && spdl__cuda_in_flight(cuda) > 0) ||
-        spdl__load32(&cuda->lost) != 0) {
+    if (spdl_ring_count(cuda->free_hosts) > 0 || spdl__load32(&cuda->lost) != 0 ||
+        (spdl__host_reaps(cuda, reaps) && spdl__cuda_in_flight(cuda) > 0)) {
         spdl__event_cancel(&cuda->host_changed);
         return SPDL_OK;
     }
@@ -1681,22 +1708,23 @@ SPDL__PRIVATE spdl_result spdl__host_sleep(spdl_cuda *cuda, bool reaps, uint64_t
     return spdl__event_commit(&cuda->host_changed, word, deadline);
 }
 
-/* Waits for a host slot. `reaps`: the caller may make the CUDA calls that get one back. */
+/* Waits for a host slot; `reaps` as for host_reaps. Who leaves without one may have had the wake-up
+   that another waits for, and passes it on. */
 SPDL__PRIVATE spdl_result spdl__host_wait(spdl_cuda *cuda, spdl__cuda_host **slot, bool reaps,
                                           uint64_t deadline) {
     spdl_result result = SPDL_OK;
     while (result == SPDL_OK && spdl_ring_try_pop(cuda->free_hosts, slot) != SPDL_OK) {
         result = spdl__cuda_usable(cuda);
-        if (result != SPDL_OK) return result;
-        if (!reaps || spdl__cuda_in_flight(cuda) == 0)
+        if (result != SPDL_OK) return result; /* lost: all are woken */
+        if (!spdl__host_reaps(cuda, reaps) || spdl__cuda_in_flight(cuda) == 0)
             result = spdl__host_sleep(cuda, reaps, deadline);
-        else if (deadline == SPDL__NEVER)
-            result = spdl__cuda_wait_copy(cuda);
         else
-            result = spdl__cuda_poll_copy(cuda, deadline);
+            result = spdl__cuda_await_copy(cuda, deadline);
     }
-    if (result != SPDL_TIMEOUT) return result;
-    return spdl_ring_try_pop(cuda->free_hosts, slot) == SPDL_OK ? SPDL_OK : SPDL_TIMEOUT;
+    if (result == SPDL_TIMEOUT && spdl_ring_try_pop(cuda->free_hosts, slot) == SPDL_OK)
+        result = SPDL_OK;
+    if (result != SPDL_OK) spdl__event_notify(&cuda->host_changed, cuda->asymmetric, 1);
+    return result;
 }
 
 SPDL__PRIVATE spdl_result spdl__host_take(spdl_cuda *cuda, spdl__cuda_host **slot, bool reaps,
@@ -1718,15 +1746,14 @@ SPDL_API spdl_result spdl_cuda_host_get(spdl_cuda *cuda, spdl_cuda_host **host,
                                         int64_t timeout_ns) {
     spdl__cuda_host *slot;
     spdl_result result;
-    bool reaps;
+    bool fetches;
     if (host == NULL) return SPDL_E_INVALID;
     *host = NULL;
     result = spdl__cuda_usable(cuda);
     if (result != SPDL_OK) return result;
     /* a source that runs on the fetching thread itself would wait for itself otherwise */
-    reaps = spdl__load32(&cuda->iterating) == 0 ||
-            spdl__load(&cuda->fetcher) == spdl__thread_id();
-    result = spdl__host_take(cuda, &slot, reaps, spdl__deadline(timeout_ns));
+    fetches = spdl__load(&cuda->fetcher) == spdl__thread_id();
+    result = spdl__host_take(cuda, &slot, fetches, spdl__deadline(timeout_ns));
     if (result == SPDL_OK) *host = &slot->host;
     return result;
 }
@@ -1813,7 +1840,9 @@ SPDL__PRIVATE spdl_result spdl__slot_take(spdl_cuda *cuda, spdl__cuda_slot **slo
 /* Takes a device slot and sends the job there. */
 SPDL__PRIVATE spdl_result spdl__cuda_send(spdl_cuda *cuda, spdl__cuda_job *job,
                                           spdl__cuda_slot **slot, int64_t timeout_ns) {
-    spdl_result result = spdl__slot_take(cuda, slot, timeout_ns);
+    spdl_result result;
+    job->deadline = spdl__deadline(timeout_ns);
+    result = spdl__slot_take(cuda, slot, timeout_ns);
     if (result != SPDL_OK) return result;
     result = spdl__cuda_submit(cuda, *slot, job);
     if (result != SPDL_OK) (void)spdl_ring_try_push(cuda->free_slots, slot); /* room for all */
@@ -1928,7 +1957,7 @@ SPDL__PRIVATE spdl_result spdl__view_stage(spdl_cuda *cuda, spdl__cuda_job *job,
     return SPDL_OK;
 }
 
-/* Sends a view; `reaps` as for host_wait. */
+/* Sends a view; `reaps` as for host_reaps. */
 SPDL__PRIVATE spdl_result spdl__view_send(spdl_cuda *cuda, const spdl_cuda_view *view,
                                           spdl__cuda_slot **slot, bool reaps, int64_t timeout_ns) {
     const uint64_t deadline = spdl__deadline(timeout_ns);
@@ -1971,8 +2000,7 @@ SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns) {
         return spdl__cuda_refuse(cuda, SPDL_E_INVALID, "reap: an iterator is open, it does that");
     if (result != SPDL_OK) return result;
     if (spdl__cuda_in_flight(cuda) == 0) return SPDL_EMPTY;
-    result = deadline == SPDL__NEVER ? spdl__cuda_wait_copy(cuda)
-                                     : spdl__cuda_poll_copy(cuda, deadline);
+    result = spdl__cuda_await_copy(cuda, deadline);
     while (result == SPDL_OK && done && spdl__cuda_oldest(cuda, &oldest)) /* those behind it */
         if (spdl__cuda_reap_if_done(cuda, oldest + 1, false, &done) != SPDL_OK)
             break; /* the next call will say so */
@@ -2136,17 +2164,18 @@ SPDL__PRIVATE spdl_result spdl__slot_peek(spdl_cuda *cuda, const void *from, voi
                                           spdl_cuda_stream stream) {
     spdl__cuda_scope scope;
     const char *call = "cudaMemcpyAsync";
-    spdl_result result = spdl__stream_check(cuda, stream);
-    int code;
-    if (result == SPDL_OK) result = spdl__cuda_enter(cuda, &scope);
+    spdl_result result = spdl__cuda_enter(cuda, &scope);
+    int code = 0;
     if (result != SPDL_OK) return result;
-    code = SPDL__CUDA(cuda, MemcpyAsync(to, from, bytes, SPDL__CU_TO_HOST, stream));
-    if (code == 0) {
+    result = spdl__stream_check(cuda, stream);
+    if (result == SPDL_OK)
+        code = SPDL__CUDA(cuda, MemcpyAsync(to, from, bytes, SPDL__CU_TO_HOST, stream));
+    if (result == SPDL_OK && code == 0) {
         call = "cudaStreamSynchronize";
         code = SPDL__CUDA(cuda, StreamSynchronize(stream));
     }
     spdl__cuda_leave(cuda, &scope);
-    if (code == 0) return SPDL_OK;
+    if (code == 0) return result;
     result = spdl__cuda_fail(cuda, call, code);
     spdl__stream_settle(cuda, stream); /* it may write to the caller's memory still */
     return spdl__load32(&cuda->lost) ? SPDL_E_CUDA_LOST : result;
@@ -2371,7 +2400,7 @@ SPDL__PRIVATE void **spdl__reader_event(spdl__cuda_slot *slot, int i) {
     return &slot->reader[i / SPDL__LAPS].event[i % SPDL__LAPS];
 }
 
-/* Copies' events sleep when they are waited for; readers' events are only waited for by streams. */
+/* Copies' events sleep when they are waited for; readers' events only streams wait for. */
 SPDL__PRIVATE spdl_result spdl__cuda_make_events(spdl_cuda *cuda) {
     const bool timed = cuda->desc.time_copies;
     const unsigned untimed = timed ? 0u : (unsigned)SPDL__CU_DISABLE_TIMING;
