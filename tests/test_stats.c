@@ -687,7 +687,7 @@ static void times_are_those_of_the_calls(void) {
 typedef struct watch {
     spdl_pipeline *pipeline;
     uint32_t done;
-    uint64_t snapshots;
+    uint64_t snapshots; /* atomic */
 } watch;
 
 static void *watch_stats(void *arg) {
@@ -712,7 +712,7 @@ static void *watch_stats(void *arg) {
         if (!CHECK(held)) break;
         spdl_stats_text(now, text, sizeof text);
         *last = *now;
-        w->snapshots++;
+        __atomic_store_n(&w->snapshots, w->snapshots + 1, __ATOMIC_RELEASE);
         if (w->snapshots % 8 == 0) sleep_ms(0.05);
     }
     free(last);
@@ -732,6 +732,8 @@ static void snapshots_of_a_running_pipeline(void) {
     void *batch;
     for (int i = 0; i < 2; ++i)
         REQUIRE(pthread_create(&threads[i], NULL, watch_stats, &w[i]) == 0);
+    for (int i = 0; i < 2; ++i) /* it is running until the first snapshots are there */
+        while (__atomic_load_n(&w[i].snapshots, __ATOMIC_ACQUIRE) == 0) sleep_ms(0.1);
     while (spdl_pipeline_next(p, &batch, SPDL_FOREVER) == SPDL_OK) spdl_batch_free(batch);
     for (int i = 0; i < 2; ++i) {
         __atomic_store_n(&w[i].done, 1, __ATOMIC_RELEASE);
