@@ -268,9 +268,9 @@ static void a_failed_done_waits_for_the_right_device(void) {
         desc.device_slots = 1;
         REQUIRE(spdl_cuda_open(&cuda, &desc) == SPDL_OK);
         CHECK_EQ(spdl_cuda_send(filled(cuda, 7), &batch, SPDL_FOREVER), SPDL_OK);
-        CHECK_EQ(spdl_cuda_ready(&batch, NULL), SPDL_OK);
+        CHECK_EQ(spdl_cuda_ready(&batch, cudaStreamLegacy), SPDL_OK);
         reader.device = batch.dev;
-        launch_on(1, NULL, &reader);
+        launch_on(1, cudaStreamLegacy, &reader);
         sim_fail_nth(n, cudaErrorUnknown);
         spdl_cuda_batch_free(&batch);
         sim_fail_nth(0, cudaSuccess);
