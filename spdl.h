@@ -42,7 +42,8 @@
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
        >>pipeline  >>stats  >>cache  >>npz  >>cpp                            declarations
        >>platform-impl  >>atomics-impl  >>os-impl  >>core-impl  >>ring-core  >>ring-impl
-       >>pool-impl  >>pipeline-impl  >>stats-impl  >>cache-impl  >>crc-impl  >>inflate-impl
+       >>pool-impl  >>edge-impl  >>flow-impl  >>tune-impl  >>pipeline-impl  >>stats-impl
+       >>cache-impl  >>crc-impl  >>inflate-impl
        >>split-impl  >>file-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
        >>license
                                                                              implementation
@@ -175,6 +176,7 @@ SPDL_API uint64_t spdl_time_ns(void);
     X(SPDL_FULL, 4, "full")                                                                        \
     X(SPDL_EMPTY, 5, "empty")                                                                      \
     X(SPDL_CLOSED, 6, "closed")                                                                    \
+    X(SPDL_PENDING, 7, "pending")                                                                  \
     X(SPDL_E_INVALID, -1, "invalid argument")                                                      \
     X(SPDL_E_NOMEM, -2, "out of memory")                                                           \
     X(SPDL_E_THREAD, -3, "a thread could not be created")                                          \
@@ -445,9 +447,27 @@ SPDL_API void spdl_ring_stats(const spdl_ring *ring, spdl_ring_counters *counter
 typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
 typedef void (*spdl_fini_fn)(void *ctx, int worker, void *local);
 
+typedef enum spdl_sched {
+    SPDL_SCHED_DEFAULT, /* as the thread that creates the workers */
+    SPDL_SCHED_BATCH,   /* yields to threads that have just woken */
+    SPDL_SCHED_IDLE     /* runs when nobody else would: may starve on a busy machine */
+} spdl_sched;
+
+/* How the system schedules workers. Zero changes nothing. `polite` is the choice for a loader that
+   shares its machine with a trainer: nice 19 and SCHED_BATCH on Linux, the utility class on macOS;
+   on other systems nice. nice is -20 to 19, per thread; less than now takes a privilege. */
+typedef struct spdl_policy {
+    bool polite;
+    int nice;        /* 0: as it is */
+    spdl_sched sched;
+    const int *cpus; /* the processors the workers may use, by number; Linux only */
+    int cpu_count;   /* 0: all that the process may use */
+} spdl_policy;
+
 typedef struct spdl_pool_desc {
     int workers;            /* 1 to 256 */
     const char *name;       /* thread names are name-0, name-1, ... (default "spdl") */
+    spdl_policy policy;
     size_t stack_bytes;     /* 0: the system's default */
     int queue_size;         /* jobs that may wait, default 256 */
     spdl_init_fn init;      /* on each worker, before any job */
@@ -464,7 +484,7 @@ typedef struct spdl_pool spdl_pool;
 typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
 
 /* Starts the workers and waits until each has run `init`. If one init or one thread fails, all
-   are ended again.
+   are ended again; a policy the system refuses is a failure too.
    Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_NOMEM, SPDL_E_THREAD, or what init returned.
    Threads: any.
    Blocks:  until every init has returned.
@@ -520,10 +540,9 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    and records the type names, so that a pipeline whose stages do not fit is refused when it is
    created; void fits anything. A source has void as its input type. The function returns
        SPDL_OK    with an item in *out (for a stage: *out may be `in`, changed in place)
-       SPDL_SKIP  drops the item (with input order its place on the edge stays taken until the
-                  reader passes it: give a filter that drops most a large buffer_size, or
-                  completion order)
-       SPDL_END   from a source: there is no more
+       SPDL_SKIP  drops the item
+       SPDL_END   from a source: there is no more, or with .continuous no more in this epoch
+       SPDL_PENDING  with .deferred, after spdl_defer: spdl_complete tells the result later
        negative   this item failed; `return spdl_fail(task, "...")` records why
    *out counts only with SPDL_OK; with any other result what it points to stays the function's.
 
@@ -531,12 +550,43 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    the free_item of the stage that made it, unless the stage passed it on (*out == in) or took it
    with spdl_take. So stage functions never free their input, whatever happens. What
    spdl_pipeline_next hands out is the trainer's. NULL items are never passed to free_item.
-   Invariant: items of the source = delivered + skipped + failed + freed at stop.
+   Invariant: items made by source and stages = delivered + taken in by stages, skipped, failed or
+   freed at stop.
+
+   One to many. A stage with .emits hands on what it gives to spdl_emit, none or any number of items
+   for each call; they stay together and wait in memory until they are read, whatever buffer_size
+   says. A stage with .flush is called once more when its input ends (spdl_flushing(task) is true and
+   there is no input): it may gather items by its own rules and hand on what is left.
+
+   Order. With input order (the default) a stage hands on its results in the order of its inputs; a
+   slow call holds back those behind it, up to buffer_size of them. With completion order it hands
+   them on as they are done; reorder_window = n then bounds the disorder: no item is overtaken by
+   more than n others of its stage. With input order reorder_window is how many results may be under
+   way or wait, the places of dropped items included (default: 64 or what fits the rest): give a
+   filter that keeps one of a thousand a large one. An ordered pipeline without merges that take
+   what is there delivers the same items in the same order at any number of workers: with random
+   numbers seeded by spdl_sequence, bit by bit.
+
+   Branches. SPDL_BRANCH(fn), then two or more SPDL_PATH(name), each followed by its rows, then
+   SPDL_MERGE(): `fn` is a stage that sends its result down one of the paths with spdl_route(task,
+   path); paths may hold any rows but a source and a sink, also none, and branches of their own. A
+   branch of batches sends the items of a batch down several paths with spdl_route_items: every path
+   then gets one batch, maybe an empty one, and SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES) joins
+   what became of them to one batch again.
+
+   Epochs. A source with .continuous starts over after SPDL_END, its items numbered from 0 again;
+   next returns SPDL_END once for each epoch. The end of an epoch is a barrier in every stage: no
+   call of the next epoch begins before the calls of this one have ended, no batch spans two epochs,
+   and stages further up work on the next epoch meanwhile. An error ends this epoch and all others.
 
    Groups of tiny items. A worker takes several items at once when the stage has been quick (about
    10 microseconds of work, 32 items at most); each is still published as soon as it is done. So
    calls of one stage should not wait for each other: they may be in one group. (They can while the
-   stage has never been quick: items that take longer than that go one by one.) */
+   stage has never been quick: items that take longer than that go one by one.)
+
+   Fork. In the child of a fork a pipeline that has threads is dead: next, push and stop return
+   SPDL_E_INVALID as soon as they would wait for another thread, and destroy does nothing. The
+   parent does not notice. A pipeline that runs when the process exits is no problem. */
 
 typedef struct spdl_task spdl_task;
 typedef spdl_result (*spdl_fn)(spdl_task *task, void *in, void **out);
@@ -556,24 +606,53 @@ typedef enum spdl_kind {
     SPDL_KIND_SOURCE,
     SPDL_KIND_PIPE,
     SPDL_KIND_BATCH,
-    SPDL_KIND_SINK
+    SPDL_KIND_SINK,
+    SPDL_KIND_FEED,
+    SPDL_KIND_BRANCH,
+    SPDL_KIND_PATH,
+    SPDL_KIND_MERGE
 } spdl_kind;
 
 /* The order in which a stage hands on its results. */
 typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
 
-/* One row. Make rows with SPDL_SOURCE, SPDL_PIPE, SPDL_BATCH and SPDL_SINK; zero is the default. */
+/* Which path a merge takes its next item from. */
+typedef enum spdl_merge_order {
+    SPDL_MERGE_READY,   /* whichever has one, in turn */
+    SPDL_MERGE_ROBIN,   /* each in turn, waiting for it; paths that have ended are left out */
+    SPDL_MERGE_BATCHES, /* one batch from each, joined in the order of the paths */
+    SPDL_MERGE_CHOICE   /* what merge_fn says */
+} spdl_merge_order;
+
+/* Which of `paths` paths to take from: ready[i] is 1 when path i has an item, 0 when it may get
+   one, -1 when it has none until the next epoch or for good. A path that is not ready is waited
+   for; less than 0: wait for any. Called under a lock: to be quick, and not to call the library. */
+typedef int (*spdl_merge_fn)(void *ctx, const signed char *ready, int paths);
+
+/* One row, made by the macros below; zero is the default. */
 typedef struct spdl_stage {
     spdl_kind kind SPDL__ZERO;
     const spdl_function *fn SPDL__ZERO;
+    const char *type SPDL__ZERO;        /* feed: the type of its items */
     const char *file SPDL__ZERO;        /* with line: where the row was written */
     int size SPDL__ZERO;                /* batch: items in a batch */
-    const char *name SPDL__ZERO;        /* default: the name of the function, "batch" or "sink" */
+    const char *name SPDL__ZERO;        /* default: the name of the function, "batch" or so */
     void *ctx SPDL__ZERO;               /* spdl_ctx(task) */
     int concurrency SPDL__ZERO;         /* pipe: calls at the same time, a hard bound; default 1 */
+    int max_concurrency SPDL__ZERO;     /* pipe: how far it can be raised; default: not at all */
+    int threads SPDL__ZERO;             /* pipe: runs on so many threads of its own */
     int buffer_size SPDL__ZERO;         /* finished items that may wait behind; default 2, sink 3 */
     spdl_order output_order SPDL__ZERO; /* pipe: default input order */
+    int reorder_window SPDL__ZERO;      /* pipe: see Order above */
     bool drop_last SPDL__ZERO;          /* batch: drop the last one when it is not full */
+    bool drop_oldest SPDL__ZERO;        /* feed: when full, an old item makes way for a new one */
+    bool continuous SPDL__ZERO;         /* source: starts over after SPDL_END */
+    bool emits SPDL__ZERO;              /* source, pipe: hands on what it gives to spdl_emit */
+    bool flush SPDL__ZERO;              /* pipe: called once more at the end; concurrency 1 */
+    bool deferred SPDL__ZERO;           /* pipe: may return SPDL_PENDING */
+    spdl_merge_order merge_order SPDL__ZERO;
+    spdl_merge_fn merge_fn SPDL__ZERO;  /* merge: gets the row's ctx */
+    int retries SPDL__ZERO;             /* a call that fails is repeated so many times */
     int max_failures SPDL__ZERO;        /* 0: the first one is fatal; n: n are tolerated; -1: any */
     double max_failure_rate SPDL__ZERO; /* instead: a share in (0,1], judged from 100 calls on */
     spdl_free_fn free_item SPDL__ZERO;  /* destroys what this stage makes; default: nothing to do */
@@ -592,9 +671,20 @@ typedef struct spdl_stage {
     SPDL__WITH(const char *, name)
     SPDL__WITH(void *, ctx)
     SPDL__WITH(int, concurrency)
+    SPDL__WITH(int, max_concurrency)
+    SPDL__WITH(int, threads)
     SPDL__WITH(int, buffer_size)
     SPDL__WITH(spdl_order, output_order)
+    SPDL__WITH(int, reorder_window)
     SPDL__WITH(bool, drop_last)
+    SPDL__WITH(bool, drop_oldest)
+    SPDL__WITH(bool, continuous)
+    SPDL__WITH(bool, emits)
+    SPDL__WITH(bool, flush)
+    SPDL__WITH(bool, deferred)
+    SPDL__WITH(spdl_merge_order, merge_order)
+    SPDL__WITH(spdl_merge_fn, merge_fn)
+    SPDL__WITH(int, retries)
     SPDL__WITH(int, max_failures)
     SPDL__WITH(double, max_failure_rate)
     SPDL__WITH(spdl_free_fn, free_item)
@@ -619,6 +709,10 @@ typedef struct spdl_pipeline_desc {
     int workers;              /* threads of its own pool; 0: the thread in next does all the work */
     spdl_pool *pool;          /* or a pool that is shared; then leave workers 0 */
     const char *name;         /* names the threads; default "spdl" */
+    spdl_policy policy;       /* of its own threads */
+    bool autotune;            /* concurrency is tuned while it runs, see >>tune-impl */
+    double cpu_budget;        /* autotune: processors the stages may use; default: 40 % of them */
+    double tune_seconds;      /* autotune: the least time between two decisions; default 0.5 */
     spdl_allocator allocator;
     spdl_logger logger;
     spdl_error *error;        /* optional: says why create failed */
@@ -637,11 +731,19 @@ typedef struct spdl_pipeline_desc {
     static spdl_result name(spdl_task *task SPDL__UNUSED, In *in SPDL__UNUSED,                     \
                             Out **out SPDL__UNUSED)
 
-/* Rows, as data: SPDL_SOURCE(fn, fields...), SPDL_PIPE(fn, fields...), SPDL_BATCH(size, fields...)
-   and SPDL_SINK(buffer_size), the fields written as .concurrency = 4 and so on. */
+/* Rows, as data, the fields written as .concurrency = 4 and so on:
+       SPDL_SOURCE(fn, fields...)   or   SPDL_FEED(Type, fields...): items come by spdl_pipeline_push
+       SPDL_PIPE(fn, fields...)
+       SPDL_BATCH(size, fields...)
+       SPDL_BRANCH(fn, fields...), SPDL_PATH(name, fields...) and its rows ..., SPDL_MERGE(fields...)
+       SPDL_SINK(buffer_size) */
 #define SPDL_SOURCE(...) SPDL__FN_ROW(SPDL_KIND_SOURCE, __VA_ARGS__, SPDL__LINE)
+#define SPDL_FEED(...)   SPDL__FEED_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_PIPE(...)   SPDL__FN_ROW(SPDL_KIND_PIPE, __VA_ARGS__, SPDL__LINE)
 #define SPDL_BATCH(...)  SPDL__BATCH_ROW(__VA_ARGS__, SPDL__LINE)
+#define SPDL_BRANCH(...) SPDL__FN_ROW(SPDL_KIND_BRANCH, __VA_ARGS__, SPDL__LINE)
+#define SPDL_PATH(...)   SPDL__PATH_ROW(__VA_ARGS__, SPDL__LINE)
+#define SPDL_MERGE(...)  SPDL__MERGE_ROW(__VA_ARGS__)
 
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define SPDL__LINE .line = __LINE__
@@ -649,6 +751,12 @@ typedef struct spdl_pipeline_desc {
     SPDL__STAGE { .kind = kind_, .fn = &fn_##_spdl, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__BATCH_ROW(size_, ...)                                                                \
     SPDL__STAGE { .kind = SPDL_KIND_BATCH, .file = __FILE__, .size = size_, __VA_ARGS__ }
+#define SPDL__FEED_ROW(type_, ...)                                                                 \
+    SPDL__STAGE { .kind = SPDL_KIND_FEED, .type = #type_, .file = __FILE__, __VA_ARGS__ }
+#define SPDL__PATH_ROW(name_, ...)                                                                 \
+    SPDL__STAGE { .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
+#define SPDL__MERGE_ROW(...)                                                                       \
+    SPDL__STAGE { .kind = SPDL_KIND_MERGE, .file = __FILE__, __VA_ARGS__ }
 #define SPDL_SINK(buffer_size_)                                                                    \
     SPDL__STAGE { .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,           \
                   .line = __LINE__ }
@@ -657,6 +765,9 @@ typedef struct spdl_pipeline_desc {
 #define SPDL__FN_ROW(kind_, fn_, line_) spdl__row(kind_, &fn_##_spdl, __FILE__, line_, 0, 0)
 #define SPDL__BATCH_ROW(size_, line_)                                                              \
     spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, line_, size_, 0)
+#define SPDL__FEED_ROW(type_, line_) spdl__named_row(SPDL_KIND_FEED, #type_, NULL, __FILE__, line_)
+#define SPDL__PATH_ROW(name_, line_) spdl__named_row(SPDL_KIND_PATH, NULL, name_, __FILE__, line_)
+#define SPDL__MERGE_ROW(...) spdl__row(SPDL_KIND_MERGE, NULL, __FILE__, __LINE__, 0, 0)
 #define SPDL_SINK(buffer_size_)                                                                    \
     spdl__row(SPDL_KIND_SINK, NULL, __FILE__, __LINE__, 0, buffer_size_)
 #endif
@@ -690,16 +801,18 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
    handed out. Batches that were handed out stay valid.
    Returns: nothing; NULL is allowed.
    Threads: owner; no other call on the pipeline may be running; not on a worker of its pool.
-   Blocks:  until the stage functions that are running have returned; with init rows on a shared
-            pool also until each worker has been free once.
+   Blocks:  until the stage functions that are running have returned and every deferred call was
+            completed; with init rows on a shared pool also until each worker has been free once.
    Owns:    the pipeline and every item still inside are freed. */
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
 
 /* Takes the next item out of the sink. A timeout takes nothing and loses nothing. After the last
    item the end is told by every call: SPDL_END, or the error that ended the pipeline early (items
-   made before it are delivered first), or SPDL_CLOSED after a stop.
+   made before it are delivered first), or SPDL_CLOSED after a stop. Behind a continuous source
+   SPDL_END is told once for each epoch, and the next call goes on with the next one.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, a negative result (see
-            spdl_pipeline_error), SPDL_E_INVALID when another thread is inside.
+            spdl_pipeline_error), SPDL_E_INVALID when another thread is inside, and in the child of
+            a fork.
    Threads: one at a time (the trainer). Wait-free when an item is ready.
    Blocks:  until there is an item or the end, or up to timeout_ns. With workers = 0 the stages run
             inside this call, and the timeout is looked at between their calls.
@@ -710,12 +823,49 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, in
    the sink can still be taken, then next returns SPDL_CLOSED; all others are freed, by a stop that
    has waited or else by destroy. Stopping twice, or after the end, is fine. On a worker of the
    pipeline's pool it does not wait.
-   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions are still running; the stop goes on).
+   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions are still running; the stop goes on),
+            SPDL_E_INVALID in the child of a fork.
    Threads: any, also inside a stage.
-   Blocks:  until the stage functions that are running have returned, or up to timeout_ns; what
-            free_item takes comes on top.
+   Blocks:  until the stage functions that are running have returned and every deferred call was
+            completed, or up to timeout_ns; what free_item takes comes on top.
    Owns:    the library frees the items that are not in the sink. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
+
+/* Hands an item to a pipeline whose first row is SPDL_FEED. A timeout of 0 never blocks, whatever
+   the rest of the pipeline does: for threads with deadlines, as of games and audio. With
+   .drop_oldest the item that has waited longest makes way when there is no room.
+   Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
+            stop or a failure; SPDL_E_INVALID without such a row, in the child of a fork, or when
+            another thread is inside.
+   Threads: one at a time (the producer).
+   Blocks:  until there is room, or up to timeout_ns; never with drop_oldest.
+   Owns:    the pipeline has the item after SPDL_OK; otherwise it stays the caller's. An item that
+            made way is freed with free_item of the row. */
+SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int64_t timeout_ns);
+
+/* Tells that no more items will be pushed: the pipeline ends when those it has are done.
+   Returns: SPDL_OK, SPDL_E_INVALID without a row SPDL_FEED, or when another thread pushes.
+   Threads: the producer.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
+
+/* The row of a stage, by its name: what stats and errors call `stage`.
+   Returns: the row from 0, or -1 when there is no such name.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API int spdl_pipeline_find(const spdl_pipeline *pipeline, const char *name);
+
+/* Changes the concurrency of a stage while the pipeline runs. Calls that are running go on; fewer
+   are begun from now on, or more.
+   Returns: SPDL_OK, SPDL_E_INVALID when there is no such row or it is no pipe, SPDL_E_LIMIT when
+            concurrency is less than 1 or more than the max_concurrency of the row.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int stage,
+                                                   int concurrency);
 
 /* Whether a stage has failed more often than it may.
    Returns: true once the pipeline has failed, for good.
@@ -788,6 +938,76 @@ SPDL_API bool spdl_stopping(const spdl_task *task);
    Blocks:  never.
    Owns:    the caller has the input (a batch: free it with spdl_batch_free). */
 SPDL_API void spdl_take(spdl_task *task);
+
+/* Hands on one more result of this call, in a stage with .emits.
+   Returns: SPDL_OK, SPDL_E_NOMEM, SPDL_E_INVALID when the row does not say .emits, or outside of
+            the call, or on another thread.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    the library has the item after SPDL_OK. The input may be handed on, too, once. */
+SPDL_API spdl_result spdl_emit(spdl_task *task, void *item);
+
+/* Sends the result of this call down a path, in an SPDL_BRANCH; without it path 0 is taken.
+   Returns: SPDL_OK, so that it can be what the function returns; SPDL_E_INVALID when there is no
+            such path: returned by the function it fails the call with a text that says so.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_route(spdl_task *task, int path);
+
+/* Sends each item of the batch that is the result of this call down a path of its own: path[i] is
+   that of items[i]. Every path gets a batch, those that get no item an empty one.
+   Returns: as spdl_route; SPDL_E_NOMEM.
+   Threads: a stage of type spdl_batch to spdl_batch; *out has to be `in`.
+   Blocks:  never.
+   Owns:    `path` is read in this call. */
+SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path);
+
+/* Whether this call is the last one of a stage with .flush in this epoch, which has no input.
+   Returns: true then.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API bool spdl_flushing(const spdl_task *task);
+
+/* The epoch this item belongs to, from 0.
+   Returns: 0 when the source is not continuous.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_epoch(const spdl_task *task);
+
+/* Names one call that will be completed later. A value: copy it as you like. */
+typedef struct spdl_deferred {
+    spdl_pipeline *pipeline; /* NULL: there is no such call */
+    uint64_t id;
+} spdl_deferred;
+
+/* Announces that this call, in a stage with .deferred, returns SPDL_PENDING and is completed later:
+   the worker is free meanwhile, the call counts in the concurrency of its stage. `in` stays valid
+   until then.
+   Returns: what spdl_complete takes; its pipeline is NULL when the row does not say .deferred.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_deferred spdl_defer(spdl_task *task);
+
+/* Completes a deferred call, as if its function returned `result` with `item` just now. It may come
+   before the function has returned. A pipeline is destroyed only after all have been completed.
+   Returns: SPDL_OK; SPDL_E_INVALID, with a line in the log, when there is no such call or it was
+            completed before: nothing happens to `item` then.
+   Threads: any, as long as the pipeline is there.
+   Blocks:  never, but for free_item.
+   Owns:    as for the result of a stage function. */
+SPDL_API spdl_result spdl_complete(spdl_deferred deferred, spdl_result result, void *item);
+
+/* Completes a deferred call as failed, and records why, as printf would write it.
+   Returns: as spdl_complete.
+   Threads: any, as long as the pipeline is there.
+   Blocks:  never, but for free_item.
+   Owns:    the text is copied, up to SPDL_TEXT_BYTES. */
+SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *format, ...)
+    SPDL__PRINTF(2, 3);
 
 /* Ends the pipeline early from inside a stage, as spdl_pipeline_stop does, without waiting.
    Returns: nothing.
@@ -1358,6 +1578,14 @@ inline spdl_stage spdl__npz_row(spdl_stage row, const spdl_npz_desc *desc) {
     return row;
 }
 
+inline spdl_stage spdl__named_row(spdl_kind kind, const char *type, const char *name,
+                                  const char *file, int line) {
+    spdl_stage row = spdl__row(kind, NULL, file, line, 0, 0);
+    row.type = type;
+    row.name = name;
+    return row;
+}
+
 /* As the C function, with SPDL_STAGES(...) as the last argument. */
 template <size_t count>
 inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
@@ -1402,6 +1630,9 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 
 #if defined(__linux__)
 #include <sys/syscall.h>
+#endif
+#if defined(__APPLE__)
+#include <pthread/qos.h>
 #endif
 #if defined(__linux__) && defined(__aarch64__)
 #include <sys/auxv.h>
@@ -1597,6 +1828,7 @@ SPDL__INLINE void spdl__pause(void) {
     !defined(_DEFAULT_SOURCE)
 extern long syscall(long number, ...);
 extern int clock_gettime(int clock, struct timespec *now);
+extern int pthread_getcpuclockid(pthread_t thread, int *clock);
 extern int pthread_condattr_setclock(pthread_condattr_t *attributes, int clock);
 #endif
 #ifndef CLOCK_MONOTONIC
@@ -1858,6 +2090,84 @@ SPDL__PRIVATE void spdl__thread_name(const char *name) {
 }
 
 SPDL__PRIVATE void spdl__yield(void) { (void)sched_yield(); }
+
+SPDL__PRIVATE uint64_t spdl__process_id(void) { return (uint64_t)getpid(); }
+
+/* Processors that this process may use. */
+SPDL__PRIVATE int spdl__cpu_count(void) {
+#if defined(__linux__)
+    uint64_t mask[16]; /* 1,024 processors */
+    const long bytes = syscall(SYS_sched_getaffinity, 0L, sizeof(mask), mask);
+    int count = 0;
+    long i;
+    for (i = 0; i < bytes / 8; ++i) count += __builtin_popcountll(mask[i]);
+    if (count > 0) return count;
+#endif
+    {
+        const long online = sysconf(_SC_NPROCESSORS_ONLN);
+        return online > 0 && online < 65536 ? (int)online : 1;
+    }
+}
+
+/* Processor time a thread has used; where the system does not tell that of others, 0. */
+SPDL__PRIVATE uint64_t spdl__thread_cpu_ns(spdl__thread thread) {
+#if defined(__linux__)
+    struct timespec used;
+    int clock;
+    if (pthread_getcpuclockid(thread, &clock) != 0 || clock_gettime(clock, &used) != 0) return 0;
+    return (uint64_t)used.tv_sec * 1000000000u + (uint64_t)used.tv_nsec;
+#else
+    (void)thread;
+    return 0;
+#endif
+}
+
+#if defined(__linux__)
+/* These are per thread on Linux: `who` 0 is the calling one. */
+SPDL__PRIVATE bool spdl__thread_nice(int nice) {
+    return syscall(SYS_setpriority, 0L, 0L, (long)nice) == 0;
+}
+
+SPDL__PRIVATE bool spdl__thread_sched(spdl_sched sched) {
+    const int priority = 0; /* all there is in struct sched_param */
+    const long policy = sched == SPDL_SCHED_BATCH ? 3 : 5;
+    return sched == SPDL_SCHED_DEFAULT ||
+           syscall(SYS_sched_setscheduler, 0L, policy, &priority) == 0;
+}
+
+SPDL__PRIVATE bool spdl__thread_cpus(const int *cpus, int count) {
+    uint64_t mask[16];
+    int i;
+    if (count == 0) return true;
+    memset(mask, 0, sizeof(mask));
+    for (i = 0; i < count; ++i) {
+        if (cpus[i] < 0 || cpus[i] >= 1024) return false;
+        mask[cpus[i] / 64] |= (uint64_t)1 << cpus[i] % 64;
+    }
+    return syscall(SYS_sched_setaffinity, 0L, sizeof(mask), mask) == 0;
+}
+
+SPDL__PRIVATE bool spdl__policy_apply(const spdl_policy *policy) {
+    const spdl_sched sched =
+        policy->polite && policy->sched == SPDL_SCHED_DEFAULT ? SPDL_SCHED_BATCH : policy->sched;
+    const int nice = policy->polite && policy->nice == 0 ? 19 : policy->nice;
+    return spdl__thread_cpus(policy->cpus, policy->cpu_count) && spdl__thread_sched(sched) &&
+           (nice == 0 || spdl__thread_nice(nice));
+}
+#elif defined(__APPLE__)
+SPDL__PRIVATE bool spdl__policy_apply(const spdl_policy *policy) {
+    qos_class_t qos = QOS_CLASS_DEFAULT;
+    if (policy->polite || policy->nice > 0 || policy->sched == SPDL_SCHED_BATCH)
+        qos = QOS_CLASS_UTILITY;
+    if (policy->sched == SPDL_SCHED_IDLE) qos = QOS_CLASS_BACKGROUND;
+    return qos == QOS_CLASS_DEFAULT || pthread_set_qos_class_self_np(qos, 0) == 0;
+}
+#else
+SPDL__PRIVATE bool spdl__policy_apply(const spdl_policy *policy) {
+    (void)policy; /* POSIX has no priorities of threads that need no privilege */
+    return true;
+}
+#endif
 
 /* ============================================================================================= */
 /* >>core-impl
@@ -3128,6 +3438,7 @@ struct spdl_pool {
     /* start-up: written by workers */
     uint32_t started;
     uint32_t init_result; /* the first result of init that was not SPDL_OK, as bits */
+    uint32_t policy_refused;
     /* jobs accepted and not ended; idle: signalled at 0, by a worker that has started, and when a
        client is left */
     uint64_t pending;
@@ -3294,6 +3605,7 @@ SPDL__PRIVATE void *spdl__worker_main(void *arg) {
     (void)snprintf(name, sizeof(name), "%.11s-%d", pool->name, worker->index);
     spdl__thread_name(name);
     spdl__store(&worker->id, spdl__thread_id());
+    if (!spdl__policy_apply(&pool->desc.policy)) spdl__store32(&pool->policy_refused, 1);
     spdl__worker_init(worker);
     spdl__worker_run(worker);
     if (worker->initialised && pool->desc.fini != NULL)
@@ -3386,6 +3698,18 @@ SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: pool: queue_size is %d, must be 1 to %d", desc->queue_size,
                                SPDL__MAX_QUEUE);
+    if (desc->policy.nice < -20 || desc->policy.nice > 19)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pool: policy.nice is %d, must be -20 to 19",
+                               desc->policy.nice);
+    if (desc->policy.sched < SPDL_SCHED_DEFAULT || desc->policy.sched > SPDL_SCHED_IDLE)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pool: policy.sched is %d, which is no class",
+                               (int)desc->policy.sched);
+    if (desc->policy.cpu_count < 0 || (desc->policy.cpu_count > 0 && desc->policy.cpus == NULL))
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pool: policy.cpu_count is %d%s", desc->policy.cpu_count,
+                               desc->policy.cpus == NULL ? ", but policy.cpus is NULL" : "");
     return spdl__allocator_check(&desc->allocator, "pool", desc->error);
 }
 
@@ -3438,10 +3762,17 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
     if (result == SPDL_OK) {
         spdl__pool_await32(pool, &pool->started, (uint32_t)count);
         result = (spdl_result)(int)spdl__load32(&pool->init_result);
-        if (result != SPDL_OK)
+        if (result != SPDL_OK) {
             spdl__error_set(pool->desc.error, result,
                             "spdl: pool '%s': init of a worker failed: %s", pool->name,
                             spdl_result_text(result));
+        } else if (spdl__load32(&pool->policy_refused)) {
+            result = spdl__error_set(pool->desc.error, SPDL_E_THREAD,
+                                     "spdl: pool '%s': the system refuses the policy of its threads"
+                                     " (nice %d, sched %d, %d cpus)", pool->name,
+                                     pool->desc.policy.nice, (int)pool->desc.policy.sched,
+                                     pool->desc.policy.cpu_count);
+        }
     } else {
         --count; /* the one that did not start */
     }
@@ -3504,65 +3835,60 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 }
 
 /* ============================================================================================= */
-/* >>pipeline-impl
-   Edges. An edge is a ring of slots addressed by tickets, the number of an item on this edge. A
-   slot is ready when its stamp is its ticket + 1. The reader (a stage under its lock, or the
-   trainer) goes through the tickets in order; `head` is the next one. A writer may put a result at
-   any ticket that was reserved for it, so the ring is also the reorder buffer: a stage with input
-   order puts the result of input ticket t at output ticket t, and a dropped item leaves a hole
-   there. With completion order the ticket is taken when the call has ended. Room is reserved before
-   the call, so no result ever waits for room: used tickets - head <= capacity, which is buffer_size
-   and one more for each call the writer may have in flight.
+/* >>edge-impl
+   Edges, and what travels on them. An edge is a ring of slots addressed by tickets, the number of a
+   result on this edge. A slot is ready when its stamp is its ticket + 1. The reader (a stage under
+   its lock, or the trainer) goes through the tickets in order; `head` is the next one. A writer may
+   put a result at any ticket that was reserved for it, so the ring is also the reorder buffer.
 
-   Stages. A claim (under the stage's lock, a few dozen instructions, no user code but an
-   allocator's when a batch more is needed than were made ahead) takes ready inputs, reserves room
-   and counts itself in `active`, which is what bounds the concurrency. The calls then run without
-   the lock, each result is put at once, and `active` goes down. When the input has ended and
-   nothing is active the stage finishes: it writes the end of its output. A lock that is taken
-   means "look elsewhere", never "wait".
+   Tickets. A stage with input order and a concurrency above 1 gets its tickets when it claims its
+   inputs, in their order, so its results wait for each other; a dropped item leaves a hole, which
+   gives its place among the waiting back at once (`refunds`) and its slot when the reader passes
+   it. All other writers take a ticket when they put (`tail`). Room is reserved before the call, so
+   no result ever waits for room: reserved - refunds - taken <= buffer_size + concurrency, and
+   tickets that were given out - head <= slots.
 
-   Who looks again. After a claim, work may be left over or room may have come free upstream: the
-   worker hints before it runs the calls. After the calls it looks for work itself, downstream
-   first. While it still has calls of its group to run, it hints after each put. The trainer hints
-   after each take. These are all the events that can make a stage runnable.
+   What a slot holds: an item; a hole; a bundle, the items one call has emitted, which the reader
+   takes one by one; or a mark, the end of an epoch.
 
-   Failures. The first failure that exceeds a budget is recorded and cuts the flow: with input order
-   at its ticket, which stays unfilled, so that exactly the items before it are delivered; with
-   completion order behind what was in flight. Stages before the failed one are not looked at again.
+   Threads: each field says who writes it. The pipeline owns the edges and every item on them. */
 
-   Threads: each field says who writes it. The pipeline owns rows, edges and every item on them. */
-
-#define SPDL__HOLE 0xffu          /* owner of a slot whose item was dropped */
-#define SPDL__CLAIM_MAX 32        /* items in one claim */
-#define SPDL__CLAIM_NS 10000      /* time one claim of tiny items should take */
-#define SPDL__OPEN UINT64_MAX     /* end of an edge that has not ended */
+#define SPDL__HOLE 0xffu   /* owner of a slot whose item was dropped */
+#define SPDL__MARK 0xfeu   /* owner of a slot that ends an epoch */
+#define SPDL__BUNDLE 0xfdu /* owner of a slot with a bundle */
+#define SPDL__CLAIM_MAX 32      /* items in one claim */
+#define SPDL__CLAIM_NS 10000    /* time one claim of tiny items should take */
+#define SPDL__OPEN UINT64_MAX   /* end of an edge that has not ended */
+#define SPDL__WINDOW 64         /* slots that holes may take when the row does not say */
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
-#define SPDL__MAX_SPARE 65536     /* batches of one row that are made ahead */
-#define SPDL__RATE_CALLS 100      /* a failure rate is judged from this many calls on */
+#define SPDL__MAX_SPARE 65536   /* batches of one row that are made ahead */
+#define SPDL__RATE_CALLS 100    /* a failure rate is judged from this many calls on */
 
 typedef struct spdl__slot {
     uint32_t stamp;  /* low bits of ticket + 1 when ready */
     uint32_t done;   /* when it was put, in units of 1024 ns */
     void *item;
-    uint64_t origin; /* sequence << 8 | row of the stage that made it, or SPDL__HOLE */
+    uint64_t origin; /* sequence << 8 | row of the stage that made it, or one of the owners above */
 } spdl__slot;
 
 typedef struct spdl__edge {
     /* written by create */
     spdl__slot *slots;
     uint64_t mask;
-    uint64_t capacity;
+    uint64_t window; /* tickets that may be given out beyond head */
     uint64_t buffer_size;
     char pad0[SPDL_CACHE_LINE];
-    /* written by the stage that writes the edge: calls in flight */
-    uint64_t tail;    /* completion order: the next ticket to put */
-    uint64_t refunds; /* completion order: tickets reserved and not used */
-    uint64_t end;     /* one past the last ticket, once it is known */
+    /* written by the stage that writes the edge: under its lock, or by calls in flight */
+    uint64_t reserved; /* tickets promised */
+    uint64_t tail;     /* the next ticket to put, where results take one when they are put */
+    uint64_t refunds;  /* tickets that were promised and hold no item */
+    uint64_t end;      /* one past the last ticket, once it is known */
     char pad1[SPDL_CACHE_LINE];
     /* written by the reader */
     uint64_t head;
-    uint64_t items;       /* taken, holes not counted */
+    uint64_t taken;       /* slots read that were no holes */
+    uint64_t items;       /* items read */
     uint64_t put_wait_ns;
     uint64_t ended_ns;    /* when the reader met the end */
     char pad2[SPDL_CACHE_LINE];
@@ -3573,108 +3899,6 @@ typedef struct spdl__edge {
     uint64_t get_wait_ns;
     char pad3[SPDL_CACHE_LINE];
 } spdl__edge;
-
-/* Buckets of the histogram: exact below 8, then 8 to each power of two, up to 2^43 ns (2.4 h). */
-#define SPDL__SUB_BITS 3
-#define SPDL__TOP_BITS 43
-#define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
-
-/* What one worker counted for one stage: one writer, read by snapshots. */
-typedef struct spdl__counters {
-    uint64_t tasks, failures, skips, freed;
-    uint64_t timed_ns; /* of the calls in the histogram */
-    uint64_t max_ns;
-    uint64_t bucket[SPDL__BUCKETS];
-    char pad[SPDL_CACHE_LINE];
-} spdl__counters;
-
-typedef struct spdl__batch_pool spdl__batch_pool;
-typedef struct spdl__batch spdl__batch;
-
-typedef struct spdl__node {
-    /* written by create */
-    spdl_stage row;
-    int index;
-    char name[SPDL_NAME_BYTES];
-    bool ordered;
-    spdl__edge *in; /* NULL for the source */
-    spdl__edge out;
-    spdl__counters *counters; /* one per worker, and one for the owner's thread */
-    spdl__batch_pool *batches;
-    char pad0[SPDL_CACHE_LINE];
-    uint32_t lock; /* a claim, or a step of a batch row, is under way */
-    /* written under the lock */
-    uint64_t reserved; /* completion order: tickets promised */
-    uint32_t finished;
-    spdl__batch *open_batch;
-    char pad1[SPDL_CACHE_LINE];
-    /* written by calls that end */
-    uint32_t active; /* claims whose calls are running; goes up under the lock */
-    uint32_t failed; /* over its budget: no more claims */
-    uint32_t ended;  /* source: SPDL_END was returned */
-    uint64_t made;   /* source and batch: items made so far, also the next ticket */
-    uint64_t cut;    /* input order: the ticket of the failure that ended the pipeline */
-    uint64_t calls;  /* for max_failure_rate */
-    uint64_t failures;
-    uint64_t item_ns; /* moving average of a call */
-    char pad2[SPDL_CACHE_LINE];
-} spdl__node;
-
-struct spdl_pipeline {
-    /* written by create */
-    spdl_allocator allocator;
-    spdl_logger logger;
-    spdl_pool *pool; /* NULL with workers = 0 */
-    bool own_pool;
-    bool asymmetric;
-    bool has_hooks; /* some row has init or fini */
-    int workers;    /* at least 1: the caller's thread counts as worker 0 when there is no pool */
-    int count;      /* rows but the sink */
-    spdl__node *node;
-    spdl__edge *sink;
-    spdl__client client;
-    spdl__client_slot *client_slot;
-    uint64_t start_ns;
-    void **local;          /* [worker * count + row] */
-    uint8_t *inits;        /* [worker]: 0 to come; 1 + rows whose init has succeeded */
-    char pad0[SPDL_CACHE_LINE];
-    /* control: written rarely, by any thread */
-    uint32_t stopping;
-    uint32_t leaving;      /* destroy asks the workers to run fini */
-    uint32_t left;         /* workers that have */
-    uint32_t joined;       /* workers that ran every init */
-    uint32_t open;         /* all of them did: calls may begin */
-    uint32_t failed;
-    uint32_t first_live;   /* rows before this one are not looked at any more */
-    uint32_t error_lock;
-    spdl_error error;
-    uint32_t purge_lock;
-    spdl__event quiet;     /* a call has ended while stopping, or a worker has left */
-    char pad1[SPDL_CACHE_LINE];
-    /* the trainer */
-    uint32_t trainer_inside;
-    uint64_t trainer;      /* with workers = 0: the thread that is inside next, or 0 */
-    bool told_closed;
-    uint64_t delivered;
-    uint64_t first_item_ns;
-    uint64_t ended_ns;
-    uint64_t wait_since;   /* 0, or when the wait in next began */
-    uint64_t wait_ns;
-    spdl__event fed;       /* the sink got what the trainer waits for, or an end */
-    char pad2[SPDL_CACHE_LINE];
-};
-
-/* One call, or a group of calls, of a stage on a worker. */
-struct spdl_task {
-    spdl_pipeline *pipeline;
-    spdl__node *node;
-    int worker;
-    bool taken;
-    uint64_t sequence;
-    char text[SPDL_TEXT_BYTES];
-};
-
-/* --- edges --- */
 
 SPDL__PRIVATE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket) {
     return &edge->slots[ticket & edge->mask];
@@ -3717,9 +3941,23 @@ SPDL__PRIVATE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item,
         spdl__edge_gap_close(edge, now);
 }
 
+/* How many more results there is room for, when `capacity` may wait or be under way. Exact for the
+   writer under its lock, a guess outside it. */
+SPDL__PRIVATE uint64_t spdl__edge_room(const spdl__edge *edge, uint64_t capacity, bool by_ticket) {
+    /* both pair with the stores in edge_advance: the slots have been read before they are reused */
+    const uint64_t head = spdl__load(&edge->head), taken = spdl__load(&edge->taken);
+    const uint64_t reserved = spdl__load_relaxed(&edge->reserved);
+    const int64_t used = (int64_t)(reserved - spdl__load(&edge->refunds) - taken);
+    uint64_t room = 0;
+    if (used < (int64_t)capacity) room = used < 0 ? capacity : capacity - (uint64_t)used;
+    if (!by_ticket) return room;
+    return reserved - head < edge->window ? spdl__min(room, edge->window - (reserved - head)) : 0;
+}
+
 /* Whether a ready slot holds no item. */
 SPDL__PRIVATE bool spdl__slot_hole(const spdl__slot *slot) {
-    return spdl__owner(spdl__load_relaxed(&slot->origin)) == SPDL__HOLE;
+    const unsigned owner = spdl__owner(spdl__load_relaxed(&slot->origin));
+    return owner == SPDL__HOLE || owner == SPDL__MARK;
 }
 
 /* How long ago a ready slot was put, in whole units of 1024 ns. */
@@ -3740,15 +3978,14 @@ SPDL__PRIVATE void spdl__edge_put_waits(spdl__edge *edge, uint64_t head, uint64_
     if (waited) spdl__count(&edge->put_wait_ns, waited);
 }
 
-/* The reader: everything before `head` has been read. */
-SPDL__PRIVATE void spdl__edge_advance(spdl__edge *edge, uint64_t head, uint64_t items,
+/* The reader: everything before `head` has been read, `taken` slots with something in them. */
+SPDL__PRIVATE void spdl__edge_advance(spdl__edge *edge, uint64_t head, uint64_t taken,
                                       uint64_t now) {
     /* Writer and reader may have missed each other: the slot's own time says when the gap ended. */
     if (spdl__load_relaxed(&edge->gap_since) != 0 || spdl__load_relaxed(&edge->wait_since) != 0)
         spdl__edge_gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now));
     spdl__edge_put_waits(edge, head, now);
-    spdl__count(&edge->items, items);
-    /* pairs with the load in node_room: the slots have been read before they are reused */
+    spdl__store(&edge->taken, edge->taken + taken); /* both pair with the loads in edge_room */
     spdl__store(&edge->head, head);
     if (spdl__edge_ready(edge, head)) return;
     spdl__store_relaxed(&edge->gap_since, now);
@@ -3770,24 +4007,168 @@ SPDL__PRIVATE void spdl__edge_ended(spdl__edge *edge, uint64_t now) {
     spdl__store_relaxed(&edge->ended_ns, now);
 }
 
+SPDL__PRIVATE void spdl__spin_lock(uint32_t *lock) {
+    while (spdl__exchange32(lock, 1) != 0) spdl__yield();
+}
+
+SPDL__PRIVATE void spdl__spin_unlock(uint32_t *lock) { spdl__store32(lock, 0); }
+
+SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
+    return spdl__load_relaxed32(lock) == 0 && spdl__exchange32(lock, 1) == 0;
+}
+
+/* --- bundles --- */
+
+/* The items one call has emitted. Bundles are made when a call needs one, kept by their stage and
+   used again: a stage that emits as much as before allocates nothing. */
+typedef struct spdl__emitted {
+    void *item;
+    uint64_t origin;
+} spdl__emitted;
+
+typedef struct spdl__shelf spdl__shelf;
+typedef struct spdl__bundle {
+    struct spdl__bundle *next;
+    spdl__shelf *shelf;
+    size_t space, count;
+    size_t at; /* the reader's: the next one to take */
+    spdl__emitted *entry;
+} spdl__bundle;
+
+struct spdl__shelf {
+    const spdl_allocator *allocator;
+    uint32_t lock;
+    spdl__bundle *spare;
+};
+
+SPDL__PRIVATE spdl__bundle *spdl__bundle_get(spdl__shelf *shelf) {
+    spdl__bundle *bundle;
+    spdl__spin_lock(&shelf->lock);
+    bundle = shelf->spare;
+    if (bundle != NULL) shelf->spare = bundle->next;
+    spdl__spin_unlock(&shelf->lock);
+    if (bundle != NULL) return bundle;
+    bundle = (spdl__bundle *)spdl__alloc_zeroed(shelf->allocator, 1, sizeof(*bundle), 8);
+    if (bundle != NULL) bundle->shelf = shelf;
+    return bundle;
+}
+
+SPDL__PRIVATE void spdl__bundle_put_back(spdl__bundle *bundle) {
+    spdl__shelf *shelf = bundle->shelf;
+    bundle->at = bundle->count = 0;
+    spdl__spin_lock(&shelf->lock);
+    bundle->next = shelf->spare;
+    shelf->spare = bundle;
+    spdl__spin_unlock(&shelf->lock);
+}
+
+/* Twice the space, or none at all. */
+SPDL__PRIVATE bool spdl__bundle_grow(spdl__bundle *bundle) {
+    const spdl_allocator *allocator = bundle->shelf->allocator;
+    const size_t space = bundle->space ? 2 * bundle->space : 8;
+    spdl__emitted *entry =
+        (spdl__emitted *)spdl__alloc_zeroed(allocator, space, sizeof(*entry), sizeof(void *));
+    if (entry == NULL) return false;
+    if (bundle->count > 0) memcpy(entry, bundle->entry, bundle->count * sizeof(*entry));
+    spdl__free(allocator, bundle->entry, bundle->space * sizeof(*entry));
+    bundle->entry = entry;
+    bundle->space = space;
+    return true;
+}
+
+SPDL__PRIVATE bool spdl__bundle_add(spdl__bundle *bundle, void *item, uint64_t origin) {
+    if (bundle->count == bundle->space && !spdl__bundle_grow(bundle)) return false;
+    bundle->entry[bundle->count].item = item;
+    bundle->entry[bundle->count++].origin = origin;
+    return true;
+}
+
+SPDL__PRIVATE void spdl__shelf_release(spdl__shelf *shelf) {
+    while (shelf->spare != NULL) {
+        spdl__bundle *bundle = shelf->spare;
+        shelf->spare = bundle->next;
+        spdl__free(shelf->allocator, bundle->entry, bundle->space * sizeof(*bundle->entry));
+        spdl__free(shelf->allocator, bundle, sizeof(*bundle));
+    }
+}
+
+/* --- reading --- */
+
+/* Where a reader is on an edge; nothing of it is seen by others before cursor_settle. */
+typedef struct spdl__cursor {
+    spdl__edge *edge;
+    uint64_t head, end, taken, items;
+} spdl__cursor;
+
+typedef enum spdl__sight { SPDL__NOTHING, SPDL__AN_ITEM, SPDL__A_MARK } spdl__sight;
+
+SPDL__PRIVATE spdl__cursor spdl__cursor_at_head(spdl__edge *edge) {
+    spdl__cursor c;
+    c.edge = edge;
+    c.end = spdl__load(&edge->end); /* before the slots: what was put before it is seen */
+    c.head = edge->head;
+    c.taken = c.items = 0;
+    return c;
+}
+
+/* What comes next. Holes are passed over. */
+SPDL__PRIVATE spdl__sight spdl__cursor_look(spdl__cursor *c) {
+    for (; c->head < c->end && spdl__edge_ready(c->edge, c->head); ++c->head) {
+        const unsigned owner = spdl__owner(spdl__edge_slot(c->edge, c->head)->origin);
+        if (owner != SPDL__HOLE) return owner == SPDL__MARK ? SPDL__A_MARK : SPDL__AN_ITEM;
+    }
+    return SPDL__NOTHING;
+}
+
+/* Steps over a slot that was read to its end. */
+SPDL__PRIVATE void spdl__cursor_step(spdl__cursor *c) {
+    ++c->head;
+    ++c->taken;
+}
+
+/* Takes the item that cursor_look has seen. */
+SPDL__PRIVATE spdl__emitted spdl__cursor_take(spdl__cursor *c) {
+    const spdl__slot *slot = spdl__edge_slot(c->edge, c->head);
+    spdl__emitted got;
+    got.item = slot->item;
+    got.origin = slot->origin;
+    ++c->items;
+    if (SPDL__UNLIKELY(spdl__owner(got.origin) == SPDL__BUNDLE)) {
+        spdl__bundle *bundle = (spdl__bundle *)slot->item;
+        got = bundle->entry[bundle->at++];
+        if (bundle->at < bundle->count) return got; /* the slot stays */
+        spdl__bundle_put_back(bundle);
+    }
+    spdl__cursor_step(c);
+    return got;
+}
+
+/* Whether anything was read or passed over; from here on others know. */
+SPDL__PRIVATE bool spdl__cursor_settle(const spdl__cursor *c, uint64_t now) {
+    if (c->items > 0) spdl__count(&c->edge->items, c->items);
+    if (c->head == c->edge->head) return c->items > 0;
+    spdl__edge_advance(c->edge, c->head, c->taken, now);
+    return true;
+}
+
 /* --- batches --- */
 
 /* Batches are made with the pipeline and come back to its pool; a trainer that keeps many makes the
    pool grow. The pool lives until the pipeline and every batch are gone. */
-struct spdl__batch_pool {
+typedef struct spdl__batch_pool {
     spdl_allocator allocator;
     size_t size;
     spdl_ring *spare;
     uint64_t references; /* the pipeline, and every batch outside of `spare` */
     int owners;
     spdl_free_fn free_item[SPDL_MAX_STAGES];
-};
+} spdl__batch_pool;
 
-struct spdl__batch {
+typedef struct spdl__batch {
     spdl_batch shown; /* first: what users see */
     spdl__batch_pool *pool;
     uint8_t *owner;   /* row of the stage that made each item */
-};
+} spdl__batch;
 
 SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
     return sizeof(spdl__batch) + pool->size * (sizeof(void *) + 1);
@@ -3874,6 +4255,192 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
     return pool;
 }
 
+/* ============================================================================================= */
+/* >>flow-impl
+   Stages at work. A claim (under the stage's lock, a few dozen instructions, no user code but an
+   allocator's when a batch more is needed than were made ahead, and merge_fn) takes ready inputs,
+   reserves room and counts itself in `active`, which is what bounds the concurrency. The calls then
+   run without the lock, each result is put at once, and `active` goes down. When the input has
+   ended and nothing is active the stage finishes: it writes the end of its output. A lock that is
+   taken means "look elsewhere", never "wait". Rows without calls (batch, merge) do all their work
+   in a step under the lock.
+
+   Who looks again. After a claim, work may be left over or room may have come free upstream: the
+   worker hints before it runs the calls. After the calls it looks for work itself, downstream
+   first; where some stages have threads of their own it hints once more, for what it will not run
+   itself. While it still has calls of its group to run, it hints after each put. The trainer hints
+   after each take, the producer after each push, spdl_complete at its end. These are all the events
+   that can make a stage runnable.
+
+   Branches. The edges of a branch are those of its path rows, which do nothing else. A branch
+   reserves room on every path, and gives back what it does not use. A merge has no edge of its own
+   in front: it reads those of the last row of each path.
+
+   Epochs. A mark is claimed alone, when no call of the stage is active, and handed on at once; a
+   merge does so when every path is at its mark.
+
+   Failures. The first failure that exceeds a budget is recorded and cuts the flow: with tickets
+   given in advance at its ticket, which stays unfilled, so that exactly the items before it are
+   delivered; else behind what was in flight. The stage and all above it claim no more: they finish,
+   and what is below them delivers what it got.
+
+   Deferred calls. Each has a place in `parked`, whose state is one word: armed by spdl_defer; then
+   either the function returns PENDING first (waiting, and spdl_complete settles the call) or
+   spdl_complete comes first (done, and the worker settles it when the function returns). The
+   generation in that word and in the id tells a handle that is dead from one that lives. */
+
+/* Buckets of the histogram: exact below 8, then 8 to each power of two, up to 2^43 ns (2.4 h). */
+#define SPDL__SUB_BITS 3
+#define SPDL__TOP_BITS 43
+#define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
+
+/* What one worker counted for one stage: one writer, read by snapshots. */
+typedef struct spdl__counters {
+    uint64_t tasks, failures, skips, retries, freed;
+    uint64_t made;     /* items handed on that it did not get as its input */
+    uint64_t timed_ns; /* of the calls in the histogram */
+    uint64_t max_ns;
+    uint64_t bucket[SPDL__BUCKETS];
+    char pad[SPDL_CACHE_LINE];
+} spdl__counters;
+
+typedef struct spdl__parked spdl__parked;
+typedef struct spdl__tuner spdl__tuner;
+
+typedef struct spdl__node {
+    /* written by create */
+    spdl_stage row;
+    int index;
+    char name[SPDL_NAME_BYTES];
+    bool ordered;    /* results come in the order of the inputs */
+    bool by_ticket;  /* and get their tickets when the inputs are claimed */
+    uint32_t above;  /* bit i: what row i makes can come here */
+    int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
+    uint8_t path[SPDL_MAX_STAGES];
+    size_t batch_size; /* what comes out: the most items in a batch; 0: no batches of ours */
+    spdl__edge *in;  /* NULL for rows that read none or several */
+    spdl__edge out;
+    spdl__counters *counters; /* one per worker, and one for other threads */
+    spdl__batch_pool *batches;
+    spdl__shelf shelf;
+    spdl__parked *parked;
+    uint32_t *settled; /* completion order with a window: stamps of the calls that have ended */
+    uint64_t settled_mask;
+    char pad0[SPDL_CACHE_LINE];
+    uint32_t lock; /* a claim, or a step of a row without calls, is under way */
+    /* written under the lock */
+    uint32_t finished;
+    uint32_t flushed;  /* the call without input was claimed in this epoch */
+    uint32_t turn;     /* merge: the path that is looked at first */
+    uint64_t claimed;  /* with a window: calls claimed, and all of those before `oldest` have ended */
+    uint64_t oldest;
+    uint64_t number;   /* batch: of the next one in this epoch */
+    spdl__batch *open_batch;
+    char pad1[SPDL_CACHE_LINE];
+    /* written by calls that end */
+    uint32_t active; /* claims whose calls are running or deferred; goes up under the lock */
+    uint32_t limit;  /* the concurrency now; written by any thread */
+    uint32_t closed; /* no more claims: it failed, or a stage below did */
+    uint32_t ended;  /* source and feed: there is no more */
+    uint32_t parked_lock;
+    uint32_t parked_free; /* 1 + the first free place in `parked`, or 0 */
+    uint64_t epoch;  /* of the items that pass now */
+    uint64_t made;   /* source: items made so far in this epoch */
+    uint64_t cut;    /* with tickets in advance: that of the failure that ended the pipeline */
+    uint64_t calls;  /* for max_failure_rate */
+    uint64_t failures;
+    uint64_t item_ns; /* moving average of a call */
+    char pad2[SPDL_CACHE_LINE];
+} spdl__node;
+
+/* The threads of one pool and the rows they run: all but those with threads of their own, or one of
+   those. */
+typedef struct spdl__crew {
+    spdl_pipeline *pipeline;
+    spdl_pool *pool;
+    bool own_pool;
+    int first; /* its workers count from here in the pipeline */
+    int workers;
+    uint32_t rows; /* a bit for each */
+    spdl__client client;
+    spdl__client_slot *slot;
+} spdl__crew;
+
+/* One call of a stage on a worker; there is one for each worker, used again and again. */
+struct spdl_task {
+    spdl_pipeline *pipeline;
+    spdl__node *node;
+    int worker;
+    bool live;   /* the function is running */
+    bool taken;  /* the input is not the library's any more */
+    bool flushing;
+    int path;
+    uint64_t thread;
+    uint64_t sequence;
+    uint64_t ticket;
+    uint64_t place;  /* among the calls of a stage with a window */
+    uint64_t since;
+    spdl__emitted in;
+    spdl__bundle *bundle;
+    spdl__parked *parked;
+    spdl__batch **split; /* a branch of batches: what goes down each path, NULL before */
+    char text[SPDL_TEXT_BYTES];
+};
+
+struct spdl_pipeline {
+    /* written by create */
+    spdl_allocator allocator;
+    spdl_logger logger;
+    bool asymmetric;
+    bool has_hooks; /* some row has init or fini */
+    bool threaded;  /* has workers, of whatever pool */
+    int workers;    /* of all crews; at least 1: the trainer is worker 0 when there is no pool */
+    int count;      /* rows but the sink */
+    int crews;
+    spdl__crew *crew; /* the first has the pool; its pool is NULL with workers = 0 */
+    spdl__node *node;
+    spdl__edge *sink;
+    spdl__node *feed; /* the first row when items are pushed, or NULL */
+    spdl_task *task;  /* [worker] */
+    spdl__batch **split; /* [worker * SPDL_MAX_STAGES + path], for branches */
+    spdl__tuner *tuner;
+    uint64_t process;
+    uint64_t start_ns;
+    void **local;          /* [worker * count + row] */
+    uint8_t *inits;        /* [worker]: 0 to come; 1 + rows whose init has succeeded */
+    char pad0[SPDL_CACHE_LINE];
+    /* control: written rarely, by any thread */
+    uint32_t stopping;
+    uint32_t leaving;      /* destroy asks the workers to run fini */
+    uint32_t left;         /* workers that have */
+    uint32_t joined;       /* workers that ran every init */
+    uint32_t open;         /* all of them did: calls may begin */
+    uint32_t failed;
+    uint32_t completing;   /* threads inside spdl_complete */
+    uint32_t error_lock;
+    spdl_error error;
+    uint32_t purge_lock;
+    uint32_t foreign_lock; /* the counters of threads that are no workers */
+    spdl__event quiet;     /* a call has ended while stopping, or a worker has left */
+    char pad1[SPDL_CACHE_LINE];
+    /* the producer */
+    uint32_t producer_inside;
+    spdl__event room;      /* the edge behind the feed has some */
+    char pad2[SPDL_CACHE_LINE];
+    /* the trainer */
+    uint32_t trainer_inside;
+    uint64_t trainer;      /* with workers = 0: the thread that is inside next, or 0 */
+    bool told_closed;
+    spdl__emitted last;
+    uint64_t delivered;
+    uint64_t first_item_ns;
+    uint64_t ended_ns;
+    uint64_t wait_since;   /* 0, or when the wait in next began */
+    uint64_t wait_ns;
+    spdl__event fed;       /* the sink got what the trainer waits for, or an end */
+    char pad3[SPDL_CACHE_LINE];
+};
+
 /* --- counters --- */
 
 SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
@@ -3900,21 +4467,20 @@ SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t calls,
 /* Destroys an item with the free_item of the stage that made it. */
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
     const unsigned owner = spdl__owner(origin);
-    if (item == NULL || owner == SPDL__HOLE) return;
+    if (item == NULL || owner >= SPDL_MAX_STAGES) return;
     if (p->node[owner].row.free_item != NULL) p->node[owner].row.free_item(item);
 }
 
+/* Destroys what is left in a bundle; how many items that were. */
+SPDL__PRIVATE size_t spdl__bundle_drop(spdl_pipeline *p, spdl__bundle *bundle) {
+    const size_t left = bundle->count - bundle->at;
+    for (; bundle->at < bundle->count; ++bundle->at)
+        spdl__item_free(p, bundle->entry[bundle->at].item, bundle->entry[bundle->at].origin);
+    spdl__bundle_put_back(bundle);
+    return left;
+}
+
 /* --- failure --- */
-
-SPDL__PRIVATE void spdl__spin_lock(uint32_t *lock) {
-    while (spdl__exchange32(lock, 1) != 0) spdl__yield();
-}
-
-SPDL__PRIVATE void spdl__spin_unlock(uint32_t *lock) { spdl__store32(lock, 0); }
-
-SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
-    return spdl__load_relaxed32(lock) == 0 && spdl__exchange32(lock, 1) == 0;
-}
 
 /* Whether a new failure is the one to tell: the one that ends what is delivered. That is the one
    furthest downstream, and in one ordered stage the one with the smallest item: so an ordered
@@ -3948,13 +4514,14 @@ SPDL__PRIVATE void spdl__pipeline_record(spdl_pipeline *p, const spdl__node *nod
 
 SPDL__PRIVATE void spdl__node_fail(spdl_pipeline *p, spdl__node *node, uint64_t ticket,
                                    uint64_t item, spdl_result result, const char *text) {
-    const uint32_t first = (uint32_t)node->index;
-    uint32_t live = spdl__load32(&p->first_live);
     uint64_t cut = spdl__load(&node->cut);
+    int i;
     spdl__pipeline_record(p, node, item, result, text);
     while (ticket < cut && !spdl__cas(&node->cut, &cut, ticket)) {}
-    spdl__store32(&node->failed, 1);
-    while (live < first && !spdl__cas32(&p->first_live, &live, first)) {}
+    spdl__store32(&node->closed, 1);
+    for (i = 0; i < p->count; ++i)
+        if (node->above >> i & 1) spdl__store32(&p->node[i].closed, 1);
+    if (p->feed != NULL) spdl__event_notify(&p->room, p->asymmetric, SPDL__ALL);
 }
 
 /* Whether one more failure is more than this stage may have. */
@@ -3970,55 +4537,114 @@ SPDL__PRIVATE bool spdl__node_over_budget(spdl__node *node) {
 
 /* --- what can run --- */
 
-/* Tickets of the output that may still be reserved. Exact under the lock, a guess outside it. */
-SPDL__PRIVATE uint64_t spdl__node_room(const spdl__node *node) {
-    const spdl__edge *out = &node->out;
-    const uint64_t head = spdl__load(&out->head); /* pairs with the store in edge_advance */
-    uint64_t used;
-    if (node->row.kind != SPDL_KIND_PIPE)
-        used = spdl__load_relaxed(&node->made);
-    else if (node->ordered)
-        used = spdl__load_relaxed(&node->in->head); /* input and output share their tickets */
+SPDL__PRIVATE spdl__edge *spdl__path_edge(const spdl_pipeline *p, const spdl__node *node, int path) {
+    return &p->node[node->path[path]].out;
+}
+
+/* Results that may still be claimed. Exact under the lock, a guess outside it. */
+SPDL__PRIVATE uint64_t spdl__node_room(const spdl_pipeline *p, const spdl__node *node) {
+    uint64_t room = UINT64_MAX;
+    int i;
+    if (node->row.kind != SPDL_KIND_BRANCH)
+        return spdl__edge_room(&node->out,
+                               node->out.buffer_size + spdl__load_relaxed32(&node->limit),
+                               node->by_ticket);
+    for (i = 0; i < node->paths; ++i) {
+        const spdl__edge *edge = spdl__path_edge(p, node, i);
+        room = spdl__min(room, spdl__edge_room(edge, edge->buffer_size + 1, false));
+    }
+    return room;
+}
+
+/* Under the lock: the next `count` results will be put. */
+SPDL__PRIVATE void spdl__node_reserve(spdl_pipeline *p, spdl__node *node, uint64_t count) {
+    int i;
+    if (node->row.kind != SPDL_KIND_BRANCH) spdl__count(&node->out.reserved, count);
     else
-        used = spdl__load_relaxed(&node->reserved) - spdl__load(&out->refunds);
-    return used - head < out->capacity ? out->capacity - (used - head) : 0;
+        for (i = 0; i < node->paths; ++i)
+            spdl__count(&spdl__path_edge(p, node, i)->reserved, count);
 }
 
 /* Whether the input has ended and all of it was taken. The end is looked at before the head. */
+SPDL__PRIVATE bool spdl__edge_exhausted(const spdl__edge *edge) {
+    return spdl__load(&edge->end) <= spdl__load_relaxed(&edge->head);
+}
+
 SPDL__PRIVATE bool spdl__node_exhausted(const spdl__node *node) {
     if (node->in == NULL) return spdl__load32(&node->ended) != 0;
-    return spdl__load(&node->in->end) <= spdl__load_relaxed(&node->in->head);
+    return spdl__edge_exhausted(node->in);
+}
+
+/* Completion order with a window: how many calls may begin before one more of those that run has
+   ended. */
+SPDL__PRIVATE uint64_t spdl__window_left(const spdl__node *node) {
+    uint64_t oldest = spdl__load_relaxed(&node->oldest);
+    const uint64_t claimed = spdl__load_relaxed(&node->claimed);
+    if (node->settled == NULL) return UINT64_MAX;
+    while (oldest < claimed &&
+           spdl__load32(&node->settled[oldest & node->settled_mask]) == (uint32_t)(oldest + 1))
+        ++oldest;
+    return (uint64_t)node->row.reorder_window + 1 - (claimed - oldest);
+}
+
+/* Without the lock: whether one of the inputs of a merge could be taken now. It is a guess on the
+   safe side: a step finds out. */
+SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node) {
+    bool all_ended = true;
+    int i;
+    if (spdl__load32(&node->closed)) return true;
+    for (i = 0; i < node->paths; ++i) {
+        const spdl__edge *edge = spdl__path_edge(p, node, i);
+        const bool ended = spdl__edge_exhausted(edge);
+        if (!ended) all_ended = false;
+        if (!ended && spdl__edge_ready(edge, spdl__load_relaxed(&edge->head))) return true;
+    }
+    return all_ended;
 }
 
 /* Any thread, without the lock: whether a step of this stage would do something. */
-SPDL__PRIVATE bool spdl__node_runnable(const spdl__node *node) {
+SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node *node) {
     const uint32_t active = spdl__load32(&node->active);
+    const spdl_kind kind = node->row.kind;
+    uint64_t head;
     if (spdl__load_relaxed32(&node->lock) || spdl__load_relaxed32(&node->finished)) return false;
-    if (node->row.kind == SPDL_KIND_BATCH && spdl__node_room(node) == 0) return false;
-    if (spdl__load32(&node->failed)) return active == 0;
-    if (spdl__node_exhausted(node)) return active == 0;
-    if (active >= (uint32_t)node->row.concurrency || spdl__node_room(node) == 0) return false;
-    return node->in == NULL || spdl__edge_ready(node->in, spdl__load_relaxed(&node->in->head));
+    if (kind == SPDL_KIND_PATH || kind == SPDL_KIND_FEED) return false;
+    if (kind == SPDL_KIND_MERGE)
+        return spdl__node_room(p, node) > 0 && spdl__merge_runnable(p, node);
+    if (kind == SPDL_KIND_BATCH && spdl__node_room(p, node) == 0) return false;
+    if (spdl__load32(&node->closed)) return active == 0;
+    if (spdl__node_exhausted(node))
+        return active == 0 && (!node->row.flush || spdl__load_relaxed32(&node->flushed) ||
+                               spdl__node_room(p, node) > 0);
+    if (active >= spdl__load_relaxed32(&node->limit) || spdl__node_room(p, node) == 0) return false;
+    if (node->in == NULL) return true;
+    head = spdl__load_relaxed(&node->in->head);
+    if (!spdl__edge_ready(node->in, head) || spdl__window_left(node) == 0) return false;
+    return active == 0 || spdl__owner(spdl__load_relaxed(
+                              &spdl__edge_slot(node->in, head)->origin)) != SPDL__MARK;
 }
 
-SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
-    const spdl_pipeline *p = (const spdl_pipeline *)self;
-    const int first = (int)spdl__load32(&p->first_live);
+SPDL__PRIVATE bool spdl__pipeline_runnable(const spdl_pipeline *p, uint32_t rows, int worker) {
     int i;
     if (p->has_hooks && worker >= 0) {
         const uint8_t inits = p->inits[worker]; /* written by this worker only */
         if (inits == 0 || (inits != UINT8_MAX && spdl__load32(&p->leaving))) return true;
     }
     if (spdl__load32(&p->stopping) || !spdl__load32(&p->open)) return false;
-    for (i = p->count - 1; i >= first; --i)
-        if (spdl__node_runnable(&p->node[i])) return true;
+    for (i = p->count - 1; i >= 0; --i)
+        if ((rows >> i & 1) && spdl__node_runnable(p, &p->node[i])) return true;
     return false;
 }
 
 /* After something of this pipeline became runnable, unless the same thread looks for work next.
-   The whole pool is looked at: it may be passing on a wake that was meant for another pipeline. */
+   Whole pools are looked at: it may be passing on a wake that was meant for another pipeline. */
 SPDL__PRIVATE void spdl__pipeline_hint(spdl_pipeline *p) {
-    if (p->pool != NULL) spdl__pool_hint(p->pool);
+    int i;
+    if (p->crew[0].pool != NULL)
+        spdl__pool_hint(p->crew[0].pool);
+    else if (p->threaded || p->feed != NULL)
+        spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL); /* the trainer is the worker */
+    for (i = 1; i < p->crews; ++i) spdl__pool_hint(p->crew[i].pool);
 }
 
 SPDL__PRIVATE bool spdl__pipeline_halted(const spdl_pipeline *p) {
@@ -4028,40 +4654,95 @@ SPDL__PRIVATE bool spdl__pipeline_halted(const spdl_pipeline *p) {
 /* --- putting results --- */
 
 /* Puts one result, and wakes the trainer if it waits for just this one. */
-SPDL__PRIVATE void spdl__node_put(spdl_pipeline *p, spdl__node *node, uint64_t ticket, void *item,
-                                  uint64_t origin, uint64_t now) {
-    if (!node->ordered) ticket = spdl__add(&node->out.tail, 1);
-    spdl__edge_put(&node->out, ticket, item, origin, now);
+SPDL__PRIVATE void spdl__edge_hand_on(spdl_pipeline *p, spdl__edge *edge, uint64_t ticket,
+                                      void *item, uint64_t origin, uint64_t now) {
+    spdl__edge_put(edge, ticket, item, origin, now);
     SPDL_TEST_POINT("pipeline put");
-    if (&node->out != p->sink) return;
+    if (edge != p->sink) return;
     spdl__barrier_light(p->asymmetric); /* pairs with the heavy one in event_prepare */
     /* acquire: a trainer that is seen waiting has stored, before, the head it waits at */
     if (spdl__load32(&p->fed.waiters) != 0 && spdl__load(&p->sink->head) == ticket)
         spdl__event_wake(&p->fed, 1);
 }
 
+/* The ticket of a result that is put now. */
+SPDL__PRIVATE uint64_t spdl__node_ticket(spdl__node *node, spdl__edge *edge, uint64_t ticket) {
+    uint64_t tail;
+    if (node->by_ticket) return ticket;
+    if (node->row.concurrency > 1 || node->row.max_concurrency > 1) return spdl__add(&edge->tail, 1);
+    tail = spdl__load_relaxed(&edge->tail); /* one call at a time: the order of `active` is enough */
+    spdl__store_relaxed(&edge->tail, tail + 1);
+    return tail;
+}
+
+SPDL__PRIVATE void spdl__node_put(spdl_pipeline *p, spdl__node *node, uint64_t ticket, void *item,
+                                  uint64_t origin, uint64_t now) {
+    spdl__edge_hand_on(p, &node->out, spdl__node_ticket(node, &node->out, ticket), item, origin,
+                       now);
+}
+
+/* Down one path; the room on the others is given back. */
+SPDL__PRIVATE void spdl__branch_put(spdl_pipeline *p, spdl__node *node, int path, void *item,
+                                    uint64_t origin, uint64_t now) {
+    int i;
+    for (i = 0; i < node->paths; ++i) {
+        spdl__edge *edge = spdl__path_edge(p, node, i);
+        if (i == path)
+            spdl__edge_hand_on(p, edge, spdl__node_ticket(node, edge, 0), item, origin, now);
+        else
+            spdl__add(&edge->refunds, 1);
+    }
+}
+
 /* The ticket of an item that was dropped. */
 SPDL__PRIVATE void spdl__node_put_hole(spdl_pipeline *p, spdl__node *node, uint64_t ticket,
                                        uint64_t now) {
-    if (node->ordered)
+    if (node->row.kind == SPDL_KIND_BRANCH) {
+        spdl__branch_put(p, node, -1, NULL, 0, now);
+        return;
+    }
+    if (node->by_ticket)
         spdl__node_put(p, node, ticket, NULL, spdl__origin(0, SPDL__HOLE), now);
-    else
-        spdl__add(&node->out.refunds, 1);
+    spdl__add(&node->out.refunds, 1);
+}
+
+/* Under the lock, with no call active and with room: the epoch has ended here, too. */
+SPDL__PRIVATE void spdl__node_put_mark(spdl_pipeline *p, spdl__node *node, uint64_t now) {
+    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
+    const uint64_t origin = spdl__origin(epoch, SPDL__MARK);
+    int i;
+    spdl__node_reserve(p, node, 1);
+    if (node->row.kind != SPDL_KIND_BRANCH)
+        spdl__node_put(p, node, node->out.reserved - 1, NULL, origin, now);
+    for (i = 0; node->row.kind == SPDL_KIND_BRANCH && i < node->paths; ++i) {
+        spdl__edge *edge = spdl__path_edge(p, node, i);
+        spdl__edge_hand_on(p, edge, spdl__node_ticket(node, edge, 0), NULL, origin, now);
+    }
+    spdl__store_relaxed32(&node->flushed, 0);
+    node->number = 0;
+    spdl__store_relaxed(&node->epoch, epoch + 1);
 }
 
 /* Under the lock: nothing more will come out of this stage. */
+SPDL__PRIVATE void spdl__edge_finish(spdl_pipeline *p, spdl__edge *edge, uint64_t end) {
+    spdl__store(&edge->end, end); /* pairs with the loads in exhausted and in cursor_at_head */
+    if (edge == p->sink) spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL);
+}
+
 SPDL__PRIVATE void spdl__node_finish(spdl_pipeline *p, spdl__node *node) {
-    uint64_t end;
-    if (node->row.kind != SPDL_KIND_PIPE)
-        end = node->made;
-    else if (!node->ordered)
-        end = spdl__load(&node->out.tail);
-    else
-        end = spdl__load32(&node->failed) ? spdl__load(&node->cut) : spdl__load(&node->in->end);
+    int i;
     if (node->in != NULL) spdl__edge_ended(node->in, spdl_time_ns());
+    for (i = 0; node->row.kind == SPDL_KIND_MERGE && i < node->paths; ++i)
+        spdl__edge_ended(spdl__path_edge(p, node, i), spdl_time_ns());
     spdl__store_relaxed32(&node->finished, 1);
-    spdl__store(&node->out.end, end); /* pairs with the loads in exhausted and in sink_take */
-    if (&node->out == p->sink) spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL);
+    if (node->row.kind != SPDL_KIND_BRANCH)
+        spdl__edge_finish(p, &node->out,
+                          node->by_ticket ? spdl__min(node->out.reserved, spdl__load(&node->cut))
+                                          : spdl__load(&node->out.tail));
+    for (i = 0; node->row.kind == SPDL_KIND_BRANCH && i < node->paths; ++i) {
+        spdl__edge *edge = spdl__path_edge(p, node, i);
+        spdl__edge_finish(p, edge, spdl__load(&edge->tail));
+    }
 }
 
 /* A claim's calls have ended. The release of `active` pairs with its load in node_finish's callers:
@@ -4078,142 +4759,276 @@ typedef struct spdl__claim {
     uint64_t now;     /* when it was made: also the start of its first call */
     uint32_t count;
     bool progress;    /* the claim changed something even without an item */
-    uint64_t ticket[SPDL__CLAIM_MAX];
-    spdl__slot slot[SPDL__CLAIM_MAX];
+    bool flush;       /* one call without an input */
+    uint64_t ticket;  /* with tickets in advance: that of the first; the others follow */
+    uint64_t place;   /* with a window, the same */
+    spdl__emitted in[SPDL__CLAIM_MAX];
 } spdl__claim;
 
 /* How many items to take at once: about SPDL__CLAIM_NS of work. */
 SPDL__PRIVATE uint64_t spdl__node_group(const spdl__node *node) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns);
-    if (each == 0) return 1; /* not known yet */
+    if (each == 0 || node->row.deferred) return 1; /* not known yet; each defers on its own */
     return spdl__max(1, spdl__min(SPDL__CLAIM_MAX, SPDL__CLAIM_NS / each));
 }
 
-/* Under the lock: takes ready inputs as long as there is room for their results. Holes are handed
-   on at once. */
-SPDL__PRIVATE void spdl__pipe_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim) {
-    spdl__edge *in = node->in;
-    const uint64_t end = spdl__load(&in->end);
-    const uint64_t want = spdl__node_group(node);
-    uint64_t room = spdl__node_room(node);
-    uint64_t head = in->head;
-    for (; room > 0 && claim->count < want && head < end && spdl__edge_ready(in, head); ++head) {
-        const spdl__slot *slot = spdl__edge_slot(in, head);
-        if (spdl__owner(slot->origin) == SPDL__HOLE) {
-            if (!node->ordered) continue;
-            spdl__node_put_hole(p, node, head, claim->now);
-        } else {
-            claim->ticket[claim->count] = head;
-            claim->slot[claim->count++] = *slot;
-        }
-        --room;
+/* Under the lock, with no call active and with room: the call without input. */
+SPDL__PRIVATE void spdl__flush_claim(spdl__node *node, spdl__claim *claim) {
+    claim->flush = true;
+    claim->in[0].item = NULL;
+    claim->in[0].origin = spdl__origin(0, SPDL__HOLE);
+    claim->count = 1;
+    spdl__store_relaxed32(&node->flushed, 1);
+}
+
+/* Under the lock: the end of an epoch. */
+SPDL__PRIVATE void spdl__mark_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
+                                    spdl__cursor *c) {
+    if (node->row.flush && !node->flushed) {
+        spdl__flush_claim(node, claim);
+    } else {
+        spdl__cursor_step(c);
+        spdl__node_put_mark(p, node, claim->now);
     }
-    if (head == in->head) return;
-    claim->progress = true;
-    if (!node->ordered) spdl__store_relaxed(&node->reserved, node->reserved + claim->count);
-    spdl__edge_advance(in, head, claim->count, claim->now);
+}
+
+/* Under the lock: the window moves on behind the calls that have ended. */
+SPDL__PRIVATE uint64_t spdl__window_claim(spdl__node *node) {
+    const uint64_t left = spdl__window_left(node);
+    if (node->settled != NULL)
+        spdl__store_relaxed(&node->oldest,
+                            node->claimed + left - (uint64_t)node->row.reorder_window - 1);
+    return left;
+}
+
+/* Under the lock: takes ready inputs as long as there is room for their results. */
+SPDL__PRIVATE void spdl__pipe_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
+                                    uint32_t active) {
+    const uint64_t room = spdl__node_room(p, node);
+    const uint64_t want =
+        spdl__min(spdl__min(spdl__node_group(node), room), spdl__window_claim(node));
+    spdl__cursor c = spdl__cursor_at_head(node->in);
+    spdl__sight sight = spdl__cursor_look(&c);
+    for (; sight == SPDL__AN_ITEM && claim->count < want; sight = spdl__cursor_look(&c))
+        claim->in[claim->count++] = spdl__cursor_take(&c);
+    if (sight == SPDL__A_MARK && claim->count == 0 && active == 0 && room > 0)
+        spdl__mark_claim(p, node, claim, &c);
+    claim->ticket = node->out.reserved;
+    claim->place = node->claimed;
+    if (claim->count > 0) spdl__node_reserve(p, node, claim->count);
+    if (node->settled != NULL) spdl__store_relaxed(&node->claimed, node->claimed + claim->count);
+    claim->progress = spdl__cursor_settle(&c, claim->now);
 }
 
 /* Under the lock: a source is called for as many items as there is room for. */
-SPDL__PRIVATE void spdl__source_claim(spdl__node *node, spdl__claim *claim) {
-    claim->count = (uint32_t)spdl__min(spdl__node_group(node), spdl__node_room(node));
+SPDL__PRIVATE void spdl__source_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim) {
+    claim->count = (uint32_t)spdl__min(spdl__node_group(node), spdl__node_room(p, node));
+    spdl__node_reserve(p, node, claim->count);
+}
+
+/* Under the lock: the input has ended, or there are to be no more claims. */
+SPDL__PRIVATE void spdl__end_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim) {
+    if (!node->row.flush || node->flushed || spdl__load32(&node->closed)) {
+        spdl__node_finish(p, node);
+        claim->progress = true;
+    } else if (spdl__node_room(p, node) > 0) {
+        spdl__flush_claim(node, claim);
+        claim->ticket = node->out.reserved;
+        spdl__node_reserve(p, node, 1);
+    }
 }
 
 /* Takes what this stage can run now, or finishes the stage. Whether anything was done. */
 SPDL__PRIVATE bool spdl__node_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim) {
-    uint32_t active;
+    uint32_t active, limit;
     claim->count = 0;
-    claim->progress = false;
+    claim->progress = claim->flush = false;
     claim->now = spdl_time_ns();
     if (!spdl__try_lock(&node->lock)) return false;
     active = spdl__load32(&node->active);
+    limit = spdl__load_relaxed32(&node->limit);
     if (!spdl__pipeline_halted(p) && !node->finished) {
-        if (spdl__load32(&node->failed) || spdl__node_exhausted(node)) {
-            claim->progress = active == 0;
-            if (active == 0) spdl__node_finish(p, node);
-        } else if (active < (uint32_t)node->row.concurrency) {
+        if (spdl__load32(&node->closed) || spdl__node_exhausted(node)) {
+            if (active == 0) spdl__end_claim(p, node, claim);
+        } else if (active < limit) {
             if (node->in != NULL)
-                spdl__pipe_claim(p, node, claim);
+                spdl__pipe_claim(p, node, claim, active);
             else
-                spdl__source_claim(node, claim);
+                spdl__source_claim(p, node, claim);
         }
     }
     if (claim->count > 0) {
         spdl__add32(&node->active, 1);
-        if (node->in != NULL && active + 1 < (uint32_t)node->row.concurrency)
-            spdl__edge_hungry(node->in, claim->now);
+        if (node->in != NULL && active + 1 < limit) spdl__edge_hungry(node->in, claim->now);
     }
     spdl__spin_unlock(&node->lock);
+    /* the producer waits for room behind the feed, which a claim of its reader makes */
+    if (p->feed != NULL && node->in == &p->feed->out && claim->progress)
+        spdl__event_notify(&p->room, p->asymmetric, SPDL__ALL);
     return claim->count > 0 || claim->progress;
 }
 
 /* --- calls --- */
 
-SPDL__PRIVATE void spdl__task_init(spdl_task *task, spdl_pipeline *p, spdl__node *node,
-                                   int worker) {
-    task->pipeline = p;
+SPDL__PRIVATE spdl_task *spdl__task_for(spdl_pipeline *p, spdl__node *node, int worker) {
+    spdl_task *task = &p->task[worker];
     task->node = node;
-    task->worker = worker;
+    task->thread = spdl__thread_id();
+    return task;
 }
 
-SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, void *in, uint64_t sequence,
-                                          void **out) {
+/* Takes back what a call has handed on that failed, or dropped its item after all. */
+SPDL__PRIVATE void spdl__task_discard(spdl_task *task) {
+    int i;
+    if (task->bundle != NULL) (void)spdl__bundle_drop(task->pipeline, task->bundle);
+    task->bundle = NULL;
+    for (i = 0; task->split != NULL && i < task->node->paths; ++i) {
+        spdl__batch *batch = task->split[i];
+        task->split[i] = NULL;
+        if (batch != NULL) spdl_batch_free(batch);
+    }
+    task->split = NULL;
+}
+
+/* Neither a result nor a wish to wait. */
+SPDL__PRIVATE bool spdl__result_fails(spdl_result result) {
+    return result < 0 || (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END &&
+                          result != SPDL_PENDING);
+}
+
+SPDL__PRIVATE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
+    spdl__node *node = task->node;
     spdl_result result;
     task->taken = false;
-    task->sequence = sequence;
+    task->path = 0;
     task->text[0] = '\0';
-    result = task->node->row.fn->call(task, in, out);
-    if (task->node->row.max_failure_rate > 0) spdl__add(&task->node->calls, 1);
+    task->live = true;
+    result = node->row.fn->call(task, task->in.item, out);
+    task->live = false;
+    if (node->row.max_failure_rate > 0) spdl__add(&node->calls, 1);
+    return result;
+}
+
+/* Calls the function, and calls it again if it fails and may be repeated. */
+SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *counters, void **out) {
+    spdl_result result = spdl__task_attempt(task, out);
+    int left = task->node->row.retries;
+    for (; left > 0 && spdl__result_fails(result) && !task->taken && task->split == NULL &&
+           task->parked == NULL && !spdl__pipeline_halted(task->pipeline); --left) {
+        spdl__task_discard(task);
+        spdl__count(&counters->retries, 1);
+        result = spdl__task_attempt(task, out);
+    }
     return result;
 }
 
 /* A call failed: counted, told, and over the budget the end of the pipeline. Whether it is that. */
-SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters, uint64_t ticket,
+SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
                                      spdl_result result) {
     spdl__node *node = task->node;
-    if (result >= 0) {
+    if (result >= 0 && task->text[0] == '\0')
         (void)snprintf(task->text, sizeof(task->text),
                        "returned %d, which is not a result of a stage function", (int)result);
-        result = SPDL_E_STAGE;
-    }
+    if (result >= 0) result = SPDL_E_STAGE;
     spdl__count(&counters->failures, 1);
     if (!spdl__node_over_budget(node)) return false;
-    spdl__node_fail(task->pipeline, node, ticket, task->sequence, result,
+    spdl__node_fail(task->pipeline, node, task->ticket, task->sequence, result,
                     task->text[0] ? task->text : spdl_result_text(result));
     return true;
 }
 
-/* After a call of a stage: the input is destroyed or handed on, the result is put. False when the
-   call was the failure that ends the pipeline: nothing more is to be called. */
-SPDL__PRIVATE bool spdl__pipe_settle(spdl_task *task, spdl__counters *counters, uint64_t ticket,
-                                     const spdl__slot *in, spdl_result result, void *out,
-                                     uint64_t now) {
+/* What a call with .emits has emitted goes on: as a bundle, or if it is one item as that. */
+SPDL__PRIVATE void spdl__task_put_bundle(spdl_task *task, spdl__counters *counters, uint64_t now) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__bundle *bundle = task->bundle;
+    const size_t count = bundle != NULL ? bundle->count : 0;
+    task->bundle = NULL;
+    spdl__count(&counters->made, count);
+    if (count == 1) {
+        spdl__node_put(p, task->node, task->ticket, bundle->entry[0].item, bundle->entry[0].origin,
+                       now);
+    } else if (count > 1) {
+        spdl__node_put(p, task->node, task->ticket, bundle,
+                       spdl__origin(task->sequence, SPDL__BUNDLE), now);
+        return; /* its reader puts it back */
+    } else {
+        spdl__node_put_hole(p, task->node, task->ticket, now);
+    }
+    if (bundle != NULL) spdl__bundle_put_back(bundle);
+}
+
+/* The batches a branch has made of one go down their paths. */
+SPDL__PRIVATE void spdl__task_put_split(spdl_task *task, spdl__counters *counters, uint64_t now) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
-    const bool passed_on = result == SPDL_OK && out == in->item;
-    uint64_t origin = in->origin;
-    if (!passed_on) {
-        origin = spdl__origin(task->sequence, (unsigned)node->index);
-        if (!task->taken) spdl__item_free(p, in->item, in->origin);
+    const uint64_t origin = spdl__origin(task->sequence, (unsigned)node->index);
+    int i;
+    for (i = 0; i < node->paths; ++i) {
+        spdl__edge *edge = spdl__path_edge(p, node, i);
+        spdl__edge_hand_on(p, edge, spdl__node_ticket(node, edge, 0), task->split[i], origin, now);
+        task->split[i] = NULL;
     }
+    spdl__count(&counters->made, (uint64_t)node->paths);
+    task->split = NULL;
+}
+
+/* The result of a call goes on. */
+SPDL__PRIVATE void spdl__task_put(spdl_task *task, spdl__counters *counters, void *out,
+                                  uint64_t origin, uint64_t now) {
+    spdl__node *node = task->node;
+    if (node->row.emits) {
+        spdl__task_put_bundle(task, counters, now);
+    } else if (task->split != NULL) {
+        spdl__task_put_split(task, counters, now);
+    } else if (node->row.kind == SPDL_KIND_BRANCH) {
+        spdl__branch_put(task->pipeline, node, task->path, out, origin, now);
+    } else {
+        spdl__node_put(task->pipeline, node, task->ticket, out, origin, now);
+    }
+}
+
+/* With a window: this call does not hold it back any more. */
+SPDL__PRIVATE void spdl__task_leave_window(const spdl_task *task) {
+    const spdl__node *node = task->node;
+    if (node->settled == NULL) return;
+    /* pairs with the load in window_left; who sees it looks at nothing else of this call */
+    spdl__store32(&node->settled[task->place & node->settled_mask], (uint32_t)(task->place + 1));
+}
+
+/* After a call of a stage: the input is destroyed or handed on, the result is put. False when the
+   call was the failure that ends the pipeline: nothing more is to be called. */
+SPDL__PRIVATE bool spdl__pipe_settle(spdl_task *task, spdl__counters *counters, spdl_result result,
+                                     void *out, uint64_t now) {
+    spdl_pipeline *p = task->pipeline;
+    const spdl__emitted in = task->in;
+    const bool passed_on = result == SPDL_OK && out == in.item && !task->node->row.emits &&
+                           task->split == NULL && spdl__owner(in.origin) != SPDL__HOLE;
+    bool fatal = false;
+    if (!passed_on && !task->taken) spdl__item_free(p, in.item, in.origin);
     if (result == SPDL_OK) {
-        spdl__node_put(p, node, ticket, out, origin, now);
-        return true;
+        const uint64_t made = spdl__origin(task->sequence, (unsigned)task->node->index);
+        if (!passed_on && !task->node->row.emits && task->split == NULL)
+            spdl__count(&counters->made, 1);
+        spdl__task_put(task, counters, out, passed_on ? in.origin : made, now);
+    } else {
+        spdl__task_discard(task);
+        if (result == SPDL_SKIP)
+            spdl__count(&counters->skips, 1);
+        else
+            fatal = spdl__task_failed(task, counters, result);
+        /* behind a fatal failure a ticket stays unfilled: nothing behind it is delivered */
+        if (!fatal) spdl__node_put_hole(p, task->node, task->ticket, now);
     }
-    if (result == SPDL_SKIP)
-        spdl__count(&counters->skips, 1);
-    else if (spdl__task_failed(task, counters, ticket, result))
-        return false; /* its ticket stays unfilled: nothing behind it is delivered */
-    spdl__node_put_hole(p, node, ticket, now);
-    return true;
+    spdl__task_leave_window(task);
+    return !fatal;
 }
 
 /* A claim was interrupted by a stop or a failure: what was not called is freed. */
 SPDL__PRIVATE void spdl__pipe_abandon(spdl_pipeline *p, spdl__counters *counters,
                                       const spdl__claim *claim, uint32_t from) {
     for (; from < claim->count; ++from) {
-        spdl__item_free(p, claim->slot[from].item, claim->slot[from].origin);
-        spdl__count(&counters->freed, 1);
+        spdl__item_free(p, claim->in[from].item, claim->in[from].origin);
+        spdl__count(&counters->freed, !claim->flush);
     }
 }
 
@@ -4237,22 +5052,169 @@ SPDL__PRIVATE void spdl__node_book(spdl__node *node, spdl__counters *counters, u
     spdl__node_learn(node, calls, now - since);
 }
 
+/* Call `i` of a claim. */
+SPDL__PRIVATE void spdl__task_set(spdl_task *task, const spdl__claim *claim, uint32_t i) {
+    task->in = claim->in[i];
+    task->flushing = claim->flush;
+    task->sequence = claim->flush ? 0 : claim->in[i].origin >> 8;
+    task->ticket = claim->ticket + i;
+    task->place = claim->place + i;
+    task->since = claim->now;
+}
+
+/* --- deferred calls --- */
+
+typedef enum spdl__parking {
+    SPDL__PARKED_FREE,
+    SPDL__PARKED_ARMED,   /* the function is running */
+    SPDL__PARKED_WAITING, /* it has returned PENDING: spdl_complete settles the call */
+    SPDL__PARKED_TELLING, /* spdl_complete came first and is writing the result */
+    SPDL__PARKED_DONE,    /* and has: the worker settles the call */
+    SPDL__PARKED_SETTLING /* spdl_complete is settling the call */
+} spdl__parking;
+
+/* A place for one deferred call. Written by the stage's call before it is armed, by spdl_complete
+   while it is TELLING or SETTLING. */
+struct spdl__parked {
+    uint64_t state; /* generation << 3 | spdl__parking */
+    uint32_t next;  /* under parked_lock: as parked_free */
+    uint64_t sequence, ticket, place, since;
+    spdl__emitted in;
+    bool taken, flushing;
+    spdl_result result;
+    void *item;
+    char text[SPDL_TEXT_BYTES / 2];
+};
+
+/* An id is the generation, the row and the place. */
+#define SPDL__ID_PLACE_BITS 16
+#define SPDL__ID_ROW_BITS 8
+#define SPDL__ID_BITS (SPDL__ID_PLACE_BITS + SPDL__ID_ROW_BITS)
+
+SPDL__PRIVATE uint64_t spdl__parked_state(const spdl__parked *parked) {
+    return spdl__load(&parked->state);
+}
+
+SPDL__PRIVATE bool spdl__parked_move(spdl__parked *parked, uint64_t generation, spdl__parking from,
+                                     spdl__parking to) {
+    uint64_t expected = generation << 3 | (uint64_t)from;
+    return spdl__cas(&parked->state, &expected, generation << 3 | (uint64_t)to);
+}
+
+/* Any thread that settles the call: the id is dead from here on. */
+SPDL__PRIVATE void spdl__parked_release(spdl__node *node, spdl__parked *parked) {
+    const uint64_t generation = (spdl__parked_state(parked) >> 3) + 1;
+    spdl__store(&parked->state, generation << 3 | SPDL__PARKED_FREE);
+    spdl__spin_lock(&node->parked_lock);
+    parked->next = node->parked_free;
+    node->parked_free = (uint32_t)(parked - node->parked) + 1;
+    spdl__spin_unlock(&node->parked_lock);
+}
+
+/* There is always one: a place for each call the concurrency allows. */
+SPDL__PRIVATE spdl__parked *spdl__parked_take(spdl__node *node) {
+    spdl__parked *parked;
+    spdl__spin_lock(&node->parked_lock);
+    parked = &node->parked[node->parked_free - 1];
+    node->parked_free = parked->next;
+    spdl__spin_unlock(&node->parked_lock);
+    return parked;
+}
+
+SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
+    spdl_deferred deferred = { NULL, 0 };
+    spdl__node *node = task->node;
+    spdl__parked *parked = task->parked;
+    if (node->parked == NULL || !task->live || task->thread != spdl__thread_id()) return deferred;
+    if (parked == NULL) {
+        parked = task->parked = spdl__parked_take(node);
+        parked->text[0] = '\0';
+        parked->in = task->in;
+        parked->flushing = task->flushing;
+        parked->sequence = task->sequence;
+        parked->ticket = task->ticket;
+        parked->place = task->place;
+        parked->since = task->since;
+        spdl__store(&parked->state, (spdl__parked_state(parked) >> 3 << 3) | SPDL__PARKED_ARMED);
+    }
+    deferred.pipeline = task->pipeline;
+    deferred.id = spdl__parked_state(parked) >> 3 << SPDL__ID_BITS |
+                  (uint64_t)node->index << SPDL__ID_PLACE_BITS |
+                  (uint64_t)(parked - node->parked);
+    return deferred;
+}
+
+/* The worker: spdl_complete has come first, or is writing. Afterwards the result is there. */
+SPDL__PRIVATE void spdl__parked_await(const spdl__parked *parked) {
+    while ((spdl__parked_state(parked) & 7) != SPDL__PARKED_DONE) spdl__yield();
+}
+
+/* The function of a deferred call has returned. Whether the call is over: *result and *out say how.
+   False: spdl_complete will settle it, and nothing of it may be touched any more. */
+SPDL__PRIVATE bool spdl__parked_returned(spdl_task *task, spdl_result *result, void **out) {
+    spdl__parked *parked = task->parked;
+    const uint64_t generation = parked != NULL ? spdl__parked_state(parked) >> 3 : 0;
+    const bool pending = *result == SPDL_PENDING;
+    task->parked = NULL;
+    if (parked == NULL) {
+        if (pending) {
+            (void)spdl_fail(task, "returned SPDL_PENDING without a call of spdl_defer");
+            *result = SPDL_E_STAGE;
+        }
+        return true;
+    }
+    parked->taken = task->taken;
+    if (spdl__parked_move(parked, generation, SPDL__PARKED_ARMED,
+                          pending ? SPDL__PARKED_WAITING : SPDL__PARKED_FREE)) {
+        if (!pending) spdl__parked_release(task->node, parked);
+        return !pending;
+    }
+    spdl__parked_await(parked);
+    if (pending) {
+        *result = parked->result;
+        *out = parked->item;
+        memcpy(task->text, parked->text, sizeof(parked->text));
+    } else {
+        spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR,
+                  "spdl: a call that did not return SPDL_PENDING was completed with spdl_complete");
+        if (parked->result == SPDL_OK && parked->item != task->in.item && parked->item != *out)
+            spdl__item_free(task->pipeline, parked->item,
+                            spdl__origin(0, (unsigned)task->node->index));
+    }
+    spdl__parked_release(task->node, parked);
+    return true;
+}
+
+/* --- claims that run --- */
+
+/* One call of a claim. False when the call goes on without us. */
+SPDL__PRIVATE bool spdl__pipe_call(spdl_task *task, spdl__counters *counters, spdl_result *result,
+                                   void **out) {
+    *out = NULL;
+    *result = spdl__task_call(task, counters, out);
+    if (task->node->parked == NULL) {
+        if (*result == SPDL_PENDING)
+            (void)spdl_fail(task, "returned SPDL_PENDING, but its row does not say .deferred");
+        return true;
+    }
+    return spdl__parked_returned(task, result, out);
+}
+
 SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
                                   int worker) {
     spdl__counters *counters = &node->counters[worker];
     const uint64_t failures = spdl__load_relaxed(&counters->failures);
+    spdl_task *task = spdl__task_for(p, node, worker);
     uint64_t now = claim->now;
     bool again = true;
-    spdl_task task;
     uint32_t i;
-    spdl__task_init(&task, p, node, worker);
     for (i = 0; i < claim->count && again; ++i) {
-        const spdl__slot *in = &claim->slot[i];
-        void *out = NULL;
-        const spdl_result result = spdl__task_call(&task, in->item, in->origin >> 8, &out);
+        spdl_result result;
+        void *out;
+        spdl__task_set(task, claim, i);
+        if (!spdl__pipe_call(task, counters, &result, &out)) return; /* the only one of its claim */
         if (claim->count == 1) now = spdl_time_ns();
-        again = spdl__pipe_settle(&task, counters, claim->ticket[i], in, result, out, now) &&
-                !spdl__pipeline_halted(p);
+        again = spdl__pipe_settle(task, counters, result, out, now) && !spdl__pipeline_halted(p);
         if (again && i + 1 < claim->count) spdl__pipeline_hint(p);
     }
     spdl__pipe_abandon(p, counters, claim, i);
@@ -4262,131 +5224,332 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
     spdl__node_leave(p, node, now);
 }
 
+/* The end of the epoch, or of all. */
+SPDL__PRIVATE void spdl__source_end(spdl_pipeline *p, spdl__node *node, uint64_t now) {
+    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
+    if (!node->row.continuous) {
+        spdl__store32(&node->ended, 1);
+        return;
+    }
+    spdl__node_put(p, node, 0, NULL, spdl__origin(epoch, SPDL__MARK), now);
+    spdl__store_relaxed(&node->epoch, epoch + 1);
+    spdl__store_relaxed(&node->made, 0);
+}
+
 /* After a call of the source; whether to call it again. */
 SPDL__PRIVATE bool spdl__source_settle(spdl_task *task, spdl__counters *counters,
                                        spdl_result result, void *out, uint64_t now) {
     spdl__node *node = task->node;
     if (result == SPDL_OK) {
         const uint64_t made = node->made;
-        spdl__node_put(task->pipeline, node, made, out,
-                       spdl__origin(made, (unsigned)node->index), now);
+        if (!node->row.emits) spdl__count(&counters->made, 1);
+        spdl__task_put(task, counters, out, spdl__origin(made, (unsigned)node->index), now);
         spdl__store_relaxed(&node->made, made + 1);
         return true;
     }
+    spdl__task_discard(task);
     if (result == SPDL_END) {
-        spdl__store32(&node->ended, 1);
-        return false;
+        spdl__source_end(task->pipeline, node, now);
+        return node->row.continuous;
     }
+    spdl__add(&node->out.refunds, 1);
     if (result == SPDL_SKIP) {
         spdl__count(&counters->skips, 1);
         return true;
     }
-    return !spdl__task_failed(task, counters, node->made, result);
+    return !spdl__task_failed(task, counters, result);
 }
 
 SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
                                     int worker) {
     spdl__counters *counters = &node->counters[worker];
     const uint64_t failures = spdl__load_relaxed(&counters->failures);
-    uint64_t now = claim->now;
+    spdl_task *task = spdl__task_for(p, node, worker);
+    uint64_t now = claim->now, ends = 0;
     bool again = true;
-    spdl_task task;
     uint32_t i;
-    spdl__task_init(&task, p, node, worker);
+    memset(&task->in, 0, sizeof(task->in));
+    task->flushing = false;
     for (i = 0; i < claim->count && again; ++i) {
         void *out = NULL;
-        const spdl_result result = spdl__task_call(&task, NULL, node->made, &out);
+        spdl_result result;
+        task->sequence = node->made;
+        result = spdl__task_call(task, counters, &out);
         if (claim->count == 1) now = spdl_time_ns();
-        again = spdl__source_settle(&task, counters, result, out, now) && !spdl__pipeline_halted(p);
+        again = spdl__source_settle(task, counters, result, out, now) && !spdl__pipeline_halted(p);
+        if (result == SPDL_END) ++ends; /* the call that told the end is not a task */
         if (again && i + 1 < claim->count) spdl__pipeline_hint(p);
     }
     if (claim->count > 1) now = spdl_time_ns();
-    if (spdl__load32(&node->ended)) --i; /* the call that told the end is not a task */
-    spdl__node_book(node, counters, i, spdl__load_relaxed(&counters->failures) - failures,
+    if (i < claim->count) spdl__add(&node->out.refunds, claim->count - i);
+    if (spdl__load32(&node->ended)) spdl__add(&node->out.refunds, 1);
+    spdl__node_book(node, counters, i - ends, spdl__load_relaxed(&counters->failures) - failures,
                     claim->now, now);
     spdl__node_leave(p, node, now);
 }
 
-/* --- batch rows: no calls, all of it under the lock --- */
+/* --- rows without calls: all of it under the lock --- */
 
 SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                    uint64_t now) {
     spdl__batch *batch = node->open_batch;
-    const uint64_t made = node->made;
+    const uint64_t number = node->number++;
     node->open_batch = NULL;
-    batch->shown.sequence = made;
+    batch->shown.sequence = number;
     spdl__count(&counters->tasks, 1);
-    spdl__store_relaxed(&node->made, made + 1);
-    spdl__node_put(p, node, made, batch, spdl__origin(made, (unsigned)node->index), now);
+    spdl__count(&counters->made, 1);
+    spdl__node_reserve(p, node, 1);
+    spdl__node_put(p, node, 0, batch, spdl__origin(number, (unsigned)node->index), now);
 }
 
-/* Moves ready items into the open batch. Returns the new head; puts batches that are full. */
-SPDL__PRIVATE uint64_t spdl__batch_fill(spdl_pipeline *p, spdl__node *node,
-                                        spdl__counters *counters, uint64_t *items, uint64_t now) {
-    spdl__edge *in = node->in;
-    const uint64_t end = spdl__load(&in->end);
-    uint64_t head = in->head;
-    for (; head < end && spdl__edge_ready(in, head); ++head) {
-        const spdl__slot *slot = spdl__edge_slot(in, head);
-        spdl__batch *batch = node->open_batch;
-        if (spdl__owner(slot->origin) == SPDL__HOLE) continue;
-        if (batch == NULL) {
-            if (spdl__node_room(node) == 0) break;
-            batch = node->open_batch = spdl__batch_get(node->batches);
-            if (batch == NULL) {
-                spdl__node_fail(p, node, node->made, node->made, SPDL_E_NOMEM,
-                                "no memory for another batch");
-                break;
-            }
-        }
-        batch->owner[batch->shown.count] = (uint8_t)spdl__owner(slot->origin);
-        batch->shown.items[batch->shown.count++] = slot->item;
-        *items += 1;
-        if (batch->shown.count == (size_t)node->row.size) spdl__batch_put(p, node, counters, now);
-    }
-    return head;
-}
-
-/* The input has ended: what is left goes on, or is returned to be freed without the lock. */
-SPDL__PRIVATE spdl__batch *spdl__batch_flush(spdl_pipeline *p, spdl__node *node,
-                                             spdl__counters *counters, uint64_t now) {
+/* Puts one item into the open batch. False when there is no memory for one, or no room behind. */
+SPDL__PRIVATE bool spdl__batch_add(spdl_pipeline *p, spdl__node *node, spdl__cursor *c) {
     spdl__batch *batch = node->open_batch;
-    const bool failed = spdl__load32(&node->failed) != 0;
-    if (batch != NULL && !node->row.drop_last && !failed) {
-        spdl__batch_put(p, node, counters, now);
-        batch = NULL;
-    } else if (batch != NULL) {
-        spdl__count(failed ? &counters->freed : &counters->skips, batch->shown.count);
-        node->open_batch = NULL;
+    spdl__emitted got;
+    if (batch == NULL) {
+        if (spdl__node_room(p, node) == 0) return false;
+        batch = node->open_batch = spdl__batch_get(node->batches);
+        if (batch == NULL) {
+            spdl__node_fail(p, node, node->out.tail, node->number, SPDL_E_NOMEM,
+                            "no memory for another batch");
+            return false;
+        }
     }
-    spdl__node_finish(p, node);
+    got = spdl__cursor_take(c);
+    batch->owner[batch->shown.count] = (uint8_t)spdl__owner(got.origin);
+    batch->shown.items[batch->shown.count++] = got.item;
+    return true;
+}
+
+/* The input has ended, or an epoch: what is left goes on, or is returned to be freed without the
+   lock. */
+SPDL__PRIVATE spdl__batch *spdl__batch_rest(spdl_pipeline *p, spdl__node *node,
+                                            spdl__counters *counters, uint64_t now) {
+    spdl__batch *batch = node->open_batch;
+    const bool closed = spdl__load32(&node->closed) != 0;
+    if (batch == NULL) return NULL;
+    if (!node->row.drop_last && !closed) {
+        spdl__batch_put(p, node, counters, now);
+        return NULL;
+    }
+    spdl__count(closed ? &counters->freed : &counters->skips, batch->shown.count);
+    node->open_batch = NULL;
     return batch;
 }
 
-/* One step of a batch row. Whether anything was done. */
+/* Moves ready items into batches, up to the end of an epoch; what is returned is to be freed. There
+   is room for one batch; a mark behind a batch that is put waits for room of its own. */
+SPDL__PRIVATE spdl__batch *spdl__batch_fill(spdl_pipeline *p, spdl__node *node,
+                                            spdl__counters *counters, spdl__cursor *c,
+                                            uint64_t now) {
+    spdl__sight sight = spdl__cursor_look(c);
+    spdl__batch *dropped = NULL;
+    for (; sight == SPDL__AN_ITEM; sight = spdl__cursor_look(c)) {
+        if (!spdl__batch_add(p, node, c)) return NULL;
+        if (node->open_batch->shown.count == (size_t)node->row.size)
+            spdl__batch_put(p, node, counters, now);
+    }
+    if (sight == SPDL__A_MARK && spdl__node_room(p, node) > 0) {
+        dropped = spdl__batch_rest(p, node, counters, now);
+        if (spdl__node_room(p, node) == 0) return dropped;
+        spdl__cursor_step(c);
+        spdl__node_put_mark(p, node, now);
+    }
+    return dropped;
+}
+
+/* One step of a batch row, under the lock and with room. Whether anything was done. */
+SPDL__PRIVATE bool spdl__batch_work(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                    spdl__batch **dropped) {
+    const uint64_t now = spdl_time_ns(), number = node->number;
+    spdl__cursor c = spdl__cursor_at_head(node->in);
+    bool progress;
+    if (!spdl__load32(&node->closed)) *dropped = spdl__batch_fill(p, node, counters, &c, now);
+    progress = spdl__cursor_settle(&c, now) || number != node->number || *dropped != NULL;
+    if (progress) spdl__edge_hungry(node->in, now);
+    if (*dropped != NULL || spdl__node_room(p, node) == 0) return progress;
+    if (!spdl__load32(&node->closed) && !spdl__node_exhausted(node)) return progress;
+    *dropped = spdl__batch_rest(p, node, counters, now);
+    spdl__node_finish(p, node);
+    return true;
+}
+
 SPDL__PRIVATE bool spdl__batch_step(spdl_pipeline *p, spdl__node *node, int worker) {
-    spdl__counters *counters = &node->counters[worker];
-    uint64_t head, items = 0, now;
     spdl__batch *dropped = NULL;
     bool progress = false;
     if (!spdl__try_lock(&node->lock)) return false;
-    if (!spdl__pipeline_halted(p) && !node->finished && spdl__node_room(node) > 0) {
-        now = spdl_time_ns();
-        head = spdl__load32(&node->failed) ? node->in->head
-                                           : spdl__batch_fill(p, node, counters, &items, now);
-        progress = head != node->in->head;
-        if (progress) {
-            spdl__edge_advance(node->in, head, items, now);
-            spdl__edge_hungry(node->in, now);
-        }
-        if (spdl__load32(&node->failed) ||
-            (spdl__node_exhausted(node) && spdl__node_room(node) > 0)) {
-            dropped = spdl__batch_flush(p, node, counters, now);
-            progress = true;
-        }
-    }
+    if (!spdl__pipeline_halted(p) && !node->finished && spdl__node_room(p, node) > 0)
+        progress = spdl__batch_work(p, node, &node->counters[worker], &dropped);
     spdl__spin_unlock(&node->lock);
     spdl_batch_free(dropped); /* user code: not under the lock */
+    if (p->feed != NULL && node->in == &p->feed->out && progress)
+        spdl__event_notify(&p->room, p->asymmetric, SPDL__ALL);
+    return progress;
+}
+
+/* What a merge sees of its paths. */
+typedef struct spdl__paths {
+    signed char ready[SPDL_MAX_STAGES]; /* 1: an item; 0: nothing yet; -1: a mark, or the end */
+    int items, marks, ended;
+} spdl__paths;
+
+SPDL__PRIVATE spdl__paths spdl__merge_look(spdl_pipeline *p, spdl__node *node) {
+    spdl__paths seen;
+    int i;
+    seen.items = seen.marks = seen.ended = 0;
+    for (i = 0; i < node->paths; ++i) {
+        spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
+        const spdl__sight sight = spdl__cursor_look(&c);
+        const bool ended = sight == SPDL__NOTHING && c.head >= c.end;
+        (void)spdl__cursor_settle(&c, spdl_time_ns());
+        seen.ready[i] = sight == SPDL__AN_ITEM ? 1 : sight == SPDL__A_MARK || ended ? -1 : 0;
+        seen.items += sight == SPDL__AN_ITEM;
+        seen.marks += sight == SPDL__A_MARK;
+        seen.ended += ended;
+    }
+    return seen;
+}
+
+/* The path to take from, or -1 to wait. */
+SPDL__PRIVATE int spdl__merge_choose(const spdl__node *node, const spdl__paths *seen) {
+    const int paths = node->paths;
+    int i;
+    if (node->row.merge_order == SPDL_MERGE_CHOICE) {
+        const int choice = node->row.merge_fn(node->row.ctx, seen->ready, paths);
+        return choice >= 0 && choice < paths && seen->ready[choice] == 1 ? choice : -1;
+    }
+    for (i = 0; i < paths; ++i) {
+        const int at = (int)((node->turn + (uint32_t)i) % (uint32_t)paths);
+        if (seen->ready[at] == 1) return at;
+        if (seen->ready[at] == 0 && node->row.merge_order == SPDL_MERGE_ROBIN) return -1;
+    }
+    return -1;
+}
+
+SPDL__PRIVATE spdl__emitted spdl__merge_take(spdl_pipeline *p, spdl__node *node, int path,
+                                             uint64_t now) {
+    spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, path));
+    spdl__emitted got = { NULL, 0 };
+    if (spdl__cursor_look(&c) == SPDL__AN_ITEM) got = spdl__cursor_take(&c);
+    (void)spdl__cursor_settle(&c, now);
+    spdl__edge_hungry(c.edge, now);
+    return got;
+}
+
+/* One item from the path whose turn it is. */
+SPDL__PRIVATE bool spdl__merge_one(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen,
+                                   uint64_t now) {
+    const int path = spdl__merge_choose(node, seen);
+    spdl__emitted got;
+    if (path < 0) return false;
+    got = spdl__merge_take(p, node, path, now);
+    node->turn = (uint32_t)(path + 1) % (uint32_t)node->paths;
+    spdl__node_reserve(p, node, 1);
+    spdl__node_put(p, node, 0, got.item, got.origin, now);
+    return true;
+}
+
+/* The number of the batch that is to be joined next: the smallest of those that wait. */
+SPDL__PRIVATE uint64_t spdl__merge_number(spdl_pipeline *p, spdl__node *node,
+                                          const spdl__paths *seen) {
+    uint64_t number = UINT64_MAX;
+    int i;
+    for (i = 0; i < node->paths; ++i) {
+        const spdl__edge *edge = spdl__path_edge(p, node, i);
+        if (seen->ready[i] == 1)
+            number = spdl__min(number, spdl__edge_slot(edge, edge->head)->origin >> 8);
+    }
+    return number;
+}
+
+/* The items of one batch move behind those of another. False when they do not fit. */
+SPDL__PRIVATE bool spdl__batch_append(spdl__batch *to, spdl__batch *from) {
+    size_t i;
+    if (to->shown.count + from->shown.count > to->pool->size) return false;
+    for (i = 0; i < from->shown.count; ++i) {
+        to->owner[to->shown.count] = from->owner[i];
+        to->shown.items[to->shown.count++] = from->shown.items[i];
+        from->shown.items[i] = NULL;
+    }
+    return true;
+}
+
+/* One batch from each path that has one of this number. All must be there: each path gets one of
+   every number, and one that was dropped shows by the next. */
+SPDL__PRIVATE bool spdl__merge_batches(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen,
+                                       spdl__counters *counters, uint64_t now) {
+    const uint64_t number = spdl__merge_number(p, node, seen);
+    spdl__batch *batch;
+    bool fits = true;
+    int i;
+    if (seen->items == 0 || seen->items + seen->marks + seen->ended < node->paths) return false;
+    batch = spdl__batch_get(node->batches);
+    for (i = 0; i < node->paths; ++i) {
+        const spdl__edge *edge = spdl__path_edge(p, node, i);
+        spdl__emitted got;
+        if (seen->ready[i] != 1 || spdl__edge_slot(edge, edge->head)->origin >> 8 != number) continue;
+        got = spdl__merge_take(p, node, i, now);
+        fits = batch != NULL && fits && spdl__batch_append(batch, (spdl__batch *)got.item);
+        spdl__item_free(p, got.item, got.origin);
+    }
+    if (!fits) {
+        spdl__node_fail(p, node, node->out.tail, number, SPDL_E_NOMEM,
+                        batch == NULL ? "no memory for another batch"
+                                      : "the batches of the paths have more items than went in");
+    } else if (batch->shown.count > 0) { /* SPDL drops batches that are empty, too */
+        batch->shown.sequence = number;
+        spdl__count(&counters->tasks, 1);
+        spdl__count(&counters->made, 1);
+        spdl__node_reserve(p, node, 1);
+        spdl__node_put(p, node, 0, batch, spdl__origin(number, (unsigned)node->index), now);
+        return true;
+    }
+    spdl_batch_free(batch);
+    return true;
+}
+
+/* Every path is at the end of the epoch, or all have ended. */
+SPDL__PRIVATE bool spdl__merge_mark(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen,
+                                    uint64_t now) {
+    int i;
+    if (seen->ended == node->paths) {
+        spdl__node_finish(p, node);
+        return true;
+    }
+    if (seen->marks == 0 || seen->marks + seen->ended < node->paths) return false;
+    for (i = 0; i < node->paths; ++i) {
+        spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
+        if (spdl__cursor_look(&c) == SPDL__A_MARK) spdl__cursor_step(&c);
+        (void)spdl__cursor_settle(&c, now);
+    }
+    node->turn = 0;
+    spdl__node_put_mark(p, node, now);
+    return true;
+}
+
+SPDL__PRIVATE bool spdl__merge_once(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                    uint64_t now) {
+    const spdl__paths seen = spdl__merge_look(p, node);
+    if (spdl__merge_mark(p, node, &seen, now)) return true;
+    if (node->row.merge_order == SPDL_MERGE_BATCHES)
+        return spdl__merge_batches(p, node, &seen, counters, now);
+    return spdl__merge_one(p, node, &seen, now);
+}
+
+/* One step of a merge: as many items as there are and room for. Whether anything was done. */
+SPDL__PRIVATE bool spdl__merge_step(spdl_pipeline *p, spdl__node *node, int worker) {
+    const uint64_t now = spdl_time_ns();
+    bool progress = false, more = true;
+    if (!spdl__try_lock(&node->lock)) return false;
+    while (more && !spdl__pipeline_halted(p) && !node->finished) {
+        if (spdl__load32(&node->closed))
+            spdl__node_finish(p, node);
+        else
+            more = spdl__node_room(p, node) > 0 &&
+                   spdl__merge_once(p, node, &node->counters[worker], now);
+        if (more) progress = true;
+    }
+    spdl__spin_unlock(&node->lock);
     return progress;
 }
 
@@ -4395,6 +5558,7 @@ SPDL__PRIVATE bool spdl__batch_step(spdl_pipeline *p, spdl__node *node, int work
 SPDL__PRIVATE bool spdl__node_step(spdl_pipeline *p, spdl__node *node, int worker) {
     spdl__claim claim;
     if (node->row.kind == SPDL_KIND_BATCH) return spdl__batch_step(p, node, worker);
+    if (node->row.kind == SPDL_KIND_MERGE) return spdl__merge_step(p, node, worker);
     if (!spdl__node_claim(p, node, &claim)) return false;
     if (claim.count == 0) return true;
     SPDL_TEST_POINT("pipeline claimed");
@@ -4406,18 +5570,20 @@ SPDL__PRIVATE bool spdl__node_step(spdl_pipeline *p, spdl__node *node, int worke
     return true;
 }
 
-/* Runs every init on this worker; the last worker to succeed opens the pipeline. */
-SPDL__PRIVATE void spdl__pipeline_join(spdl_pipeline *p, int worker) {
+/* Runs every init of the crew's rows on this worker; the last worker to succeed opens the
+   pipeline. */
+SPDL__PRIVATE void spdl__pipeline_join(spdl_pipeline *p, const spdl__crew *crew, int worker) {
     int i;
     p->inits[worker] = 1;
     for (i = 0; i < p->count; ++i) {
         const spdl_stage *row = &p->node[i].row;
         void **local = &p->local[worker * p->count + i];
-        const spdl_result result =
-            row->init != NULL ? row->init(row->ctx, worker, local) : SPDL_OK;
+        spdl_result result = SPDL_OK;
+        if (row->init != NULL && (crew->rows >> i & 1))
+            result = row->init(row->ctx, worker - crew->first, local);
         if (result != SPDL_OK) {
             char text[SPDL_NAME_BYTES + 64];
-            (void)snprintf(text, sizeof(text), "init on worker %d failed: %s", worker,
+            (void)snprintf(text, sizeof(text), "init on worker %d failed: %s", worker - crew->first,
                            spdl_result_text(result));
             spdl__pipeline_record(p, &p->node[i], 0, result < 0 ? result : SPDL_E_STAGE, text);
             spdl__store(&p->sink->end, 0); /* nothing was processed, nothing will be */
@@ -4428,14 +5594,16 @@ SPDL__PRIVATE void spdl__pipeline_join(spdl_pipeline *p, int worker) {
     }
     if (spdl__add32(&p->joined, 1) + 1 < (uint32_t)p->workers) return;
     spdl__store32(&p->open, 1); /* every other worker may be asleep: this one starts the flow */
+    spdl__pipeline_hint(p);     /* and in other crews another */
 }
 
 /* Runs the fini of every init that succeeded on this worker. */
-SPDL__PRIVATE void spdl__pipeline_part(spdl_pipeline *p, int worker) {
+SPDL__PRIVATE void spdl__pipeline_part(spdl_pipeline *p, const spdl__crew *crew, int worker) {
     int i;
     for (i = (int)p->inits[worker] - 2; i >= 0; --i) {
         const spdl_stage *row = &p->node[i].row;
-        if (row->fini != NULL) row->fini(row->ctx, worker, p->local[worker * p->count + i]);
+        if (row->fini != NULL && (crew->rows >> i & 1))
+            row->fini(row->ctx, worker - crew->first, p->local[worker * p->count + i]);
     }
     p->inits[worker] = UINT8_MAX;
     spdl__add32(&p->left, 1);
@@ -4443,32 +5611,473 @@ SPDL__PRIVATE void spdl__pipeline_part(spdl_pipeline *p, int worker) {
 }
 
 /* The first and last visit of a worker. Whether it was one. */
-SPDL__PRIVATE bool spdl__pipeline_hooks(spdl_pipeline *p, int worker) {
+SPDL__PRIVATE bool spdl__pipeline_hooks(spdl_pipeline *p, const spdl__crew *crew, int worker) {
     const uint8_t inits = p->inits[worker];
     if (inits == UINT8_MAX) return false;
     if (spdl__load32(&p->leaving))
-        spdl__pipeline_part(p, worker);
+        spdl__pipeline_part(p, crew, worker);
     else if (inits == 0)
-        spdl__pipeline_join(p, worker);
+        spdl__pipeline_join(p, crew, worker);
     else
         return false;
     return true;
 }
 
 /* One piece of work, as far downstream as possible. */
-SPDL__PRIVATE bool spdl__pipeline_step(void *self, int worker) {
-    spdl_pipeline *p = (spdl_pipeline *)self;
-    const int first = (int)spdl__load32(&p->first_live);
+SPDL__PRIVATE bool spdl__pipeline_step(const spdl__crew *crew, int worker) {
+    spdl_pipeline *p = crew->pipeline;
+    bool done = false;
     int i;
-    if (p->has_hooks && spdl__pipeline_hooks(p, worker)) return true;
+    if (p->has_hooks && spdl__pipeline_hooks(p, crew, worker)) return true;
     if (spdl__pipeline_halted(p) || !spdl__load32(&p->open)) return false;
-    for (i = p->count - 1; i >= first; --i)
-        if (spdl__node_runnable(&p->node[i]) && spdl__node_step(p, &p->node[i], worker))
-            return true;
+    for (i = p->count - 1; i >= 0 && !done; --i)
+        done = (crew->rows >> i & 1) && spdl__node_runnable(p, &p->node[i]) &&
+               spdl__node_step(p, &p->node[i], worker);
+    if (done && p->crews > 1) spdl__pipeline_hint(p);
+    return done;
+}
+
+SPDL__PRIVATE bool spdl__crew_step(void *self, int worker) {
+    const spdl__crew *crew = (const spdl__crew *)self;
+    return spdl__pipeline_step(crew, crew->first + worker);
+}
+
+SPDL__PRIVATE bool spdl__crew_runnable(void *self, int worker) {
+    const spdl__crew *crew = (const spdl__crew *)self;
+    return spdl__pipeline_runnable(crew->pipeline, crew->rows,
+                                   worker < 0 ? -1 : crew->first + worker);
+}
+
+/* --- what a stage function may ask --- */
+
+SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(task->text, sizeof(task->text), format, args);
+    va_end(args);
+    return SPDL_E_STAGE;
+}
+
+SPDL_API void *spdl_ctx(const spdl_task *task) { return task->node->row.ctx; }
+
+SPDL_API void *spdl_local(const spdl_task *task) {
+    const spdl_pipeline *p = task->pipeline;
+    return p->local != NULL ? p->local[task->worker * p->count + task->node->index] : NULL;
+}
+
+SPDL_API uint64_t spdl_sequence(const spdl_task *task) { return task->sequence; }
+
+SPDL_API int spdl_worker(const spdl_task *task) {
+    const spdl_pipeline *p = task->pipeline;
+    int crew = p->crews - 1;
+    while (p->crew[crew].first > task->worker) --crew;
+    return task->worker - p->crew[crew].first;
+}
+
+SPDL_API bool spdl_stopping(const spdl_task *task) { return spdl__pipeline_halted(task->pipeline); }
+
+SPDL_API void spdl_take(spdl_task *task) { task->taken = true; }
+
+SPDL_API bool spdl_flushing(const spdl_task *task) { return task->flushing; }
+
+SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
+    return spdl__load_relaxed(&task->node->epoch);
+}
+
+/* Whether this is the thread that runs the call, now. */
+SPDL__PRIVATE bool spdl__task_running(const spdl_task *task, const char *what) {
+    if (task->live && task->thread == spdl__thread_id()) return true;
+    spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR, what);
     return false;
 }
 
+SPDL_API spdl_result spdl_emit(spdl_task *task, void *item) {
+    const bool is_input = item != NULL && item == task->in.item && !task->taken;
+    if (!spdl__task_running(task, "spdl: spdl_emit: not inside of a call of this stage"))
+        return SPDL_E_INVALID;
+    if (!task->node->row.emits) {
+        (void)spdl_fail(task, "spdl_emit in a stage whose row does not say .emits");
+        return SPDL_E_INVALID;
+    }
+    if (task->bundle == NULL) task->bundle = spdl__bundle_get(&task->node->shelf);
+    if (task->bundle == NULL ||
+        !spdl__bundle_add(task->bundle, item,
+                          is_input ? task->in.origin
+                                   : spdl__origin(task->sequence, (unsigned)task->node->index)))
+        return SPDL_E_NOMEM;
+    if (is_input) task->taken = true;
+    return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
+    if (task->node->row.kind != SPDL_KIND_BRANCH) {
+        (void)spdl_fail(task, "spdl_route in a stage that is no SPDL_BRANCH");
+        return SPDL_E_INVALID;
+    }
+    if (path < 0 || path >= task->node->paths) {
+        (void)spdl_fail(task, "path %d, but there are %d paths", path, task->node->paths);
+        return SPDL_E_INVALID;
+    }
+    task->path = path;
+    return SPDL_OK;
+}
+
+/* An empty batch for each path of the branch; all or none. */
+SPDL__PRIVATE bool spdl__task_split(spdl_task *task, uint64_t number) {
+    spdl_pipeline *p = task->pipeline;
+    int i;
+    task->split = &p->split[task->worker * SPDL_MAX_STAGES];
+    for (i = 0; i < task->node->paths; ++i) {
+        task->split[i] = spdl__batch_get(task->node->batches);
+        if (task->split[i] == NULL) break;
+        task->split[i]->shown.sequence = number;
+    }
+    if (i == task->node->paths) return true;
+    spdl__task_discard(task);
+    return false;
+}
+
+SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
+    spdl__batch *in = (spdl__batch *)task->in.item;
+    size_t i;
+    if (task->node->batches == NULL || in == NULL || task->split != NULL) {
+        (void)spdl_fail(task, "spdl_route_items in a stage that is no SPDL_BRANCH of batches");
+        return SPDL_E_INVALID;
+    }
+    for (i = 0; i < in->shown.count; ++i)
+        if (spdl_route(task, path[i]) != SPDL_OK) return SPDL_E_INVALID;
+    if (in->shown.count > task->node->batches->size) {
+        (void)spdl_fail(task, "a batch with more items than the rows above can have made");
+        return SPDL_E_INVALID;
+    }
+    if (!spdl__task_split(task, in->shown.sequence)) return SPDL_E_NOMEM;
+    for (i = 0; i < in->shown.count; ++i) {
+        spdl__batch *to = task->split[path[i]];
+        to->owner[to->shown.count] = in->owner[i];
+        to->shown.items[to->shown.count++] = in->shown.items[i];
+        in->shown.items[i] = NULL;
+    }
+    return SPDL_OK;
+}
+
+/* --- completing deferred calls --- */
+
+SPDL__PRIVATE spdl__parked *spdl__parked_find(spdl_pipeline *p, uint64_t id, spdl__node **node) {
+    const uint64_t row = id >> SPDL__ID_PLACE_BITS & ((1u << SPDL__ID_ROW_BITS) - 1);
+    const uint64_t place = id & ((1u << SPDL__ID_PLACE_BITS) - 1);
+    if (row >= (uint64_t)p->count || p->node[row].parked == NULL) return NULL;
+    *node = &p->node[row];
+    return place < (uint64_t)(*node)->row.max_concurrency ? &(*node)->parked[place] : NULL;
+}
+
+/* Adds what one call has counted; the cell has one writer at a time. */
+SPDL__PRIVATE void spdl__foreign_book(spdl_pipeline *p, spdl__node *node, const spdl__counters *call,
+                                      uint64_t since, uint64_t now) {
+    spdl__counters *counters = &node->counters[p->workers];
+    spdl__spin_lock(&p->foreign_lock);
+    spdl__count(&counters->made, call->made);
+    spdl__count(&counters->skips, call->skips);
+    spdl__count(&counters->failures, call->failures);
+    spdl__node_book(node, counters, 1, call->failures, since, now);
+    spdl__spin_unlock(&p->foreign_lock);
+}
+
+/* Any thread: does for a waiting call what its worker would have done. */
+SPDL__PRIVATE void spdl__parked_settle(spdl_pipeline *p, spdl__node *node, spdl__parked *parked) {
+    const uint64_t now = spdl_time_ns();
+    spdl__counters call;
+    spdl_task task;
+    memset(&call, 0, offsetof(spdl__counters, bucket));
+    memset(&task, 0, sizeof(task));
+    task.pipeline = p;
+    task.node = node;
+    task.worker = p->workers;
+    task.in = parked->in;
+    task.taken = parked->taken;
+    task.flushing = parked->flushing;
+    task.sequence = parked->sequence;
+    task.ticket = parked->ticket;
+    task.place = parked->place;
+    task.since = parked->since;
+    memcpy(task.text, parked->text, sizeof(parked->text));
+    (void)spdl__pipe_settle(&task, &call, parked->result, parked->item, now);
+    spdl__foreign_book(p, node, &call, task.since, now);
+    spdl__parked_release(node, parked);
+    spdl__node_leave(p, node, now);
+    spdl__pipeline_hint(p);
+}
+
+/* What the call was when it became ours to complete: ARMED or WAITING; FREE when there is no such
+   call any more, or somebody else completes it. */
+SPDL__PRIVATE spdl__parking spdl__parked_claim(spdl__parked *parked, uint64_t generation) {
+    for (;;) {
+        const uint64_t state = spdl__parked_state(parked);
+        const spdl__parking now = (spdl__parking)(state & 7);
+        if (state >> 3 != generation) return SPDL__PARKED_FREE;
+        if (now != SPDL__PARKED_ARMED && now != SPDL__PARKED_WAITING) return SPDL__PARKED_FREE;
+        if (spdl__parked_move(parked, generation, now,
+                              now == SPDL__PARKED_ARMED ? SPDL__PARKED_TELLING
+                                                        : SPDL__PARKED_SETTLING))
+            return now;
+    }
+}
+
+SPDL__PRIVATE spdl_result spdl__complete(spdl_deferred deferred, spdl_result result, void *item,
+                                         const char *text) {
+    spdl_pipeline *p = deferred.pipeline;
+    const uint64_t generation = deferred.id >> SPDL__ID_BITS;
+    spdl__parking was = SPDL__PARKED_FREE;
+    spdl__parked *parked;
+    spdl__node *node;
+    spdl__add32(&p->completing, 1); /* destroy waits for us, too */
+    parked = spdl__parked_find(p, deferred.id, &node);
+    if (parked != NULL) was = spdl__parked_claim(parked, generation);
+    if (was != SPDL__PARKED_FREE) {
+        parked->result = result;
+        parked->item = item;
+        (void)snprintf(parked->text, sizeof(parked->text), "%s", text);
+        if (was == SPDL__PARKED_WAITING)
+            spdl__parked_settle(p, node, parked);
+        else /* the worker is in the function and settles it; from here on it may */
+            spdl__store(&parked->state, generation << 3 | SPDL__PARKED_DONE);
+    } else {
+        spdl__log(&p->logger, SPDL_LOG_ERROR,
+                  "spdl: spdl_complete: no such call, or it was completed before");
+    }
+    spdl__sub32(&p->completing, 1);
+    return was == SPDL__PARKED_FREE ? SPDL_E_INVALID : SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_complete(spdl_deferred deferred, spdl_result result, void *item) {
+    if (deferred.pipeline == NULL) return SPDL_E_INVALID;
+    return spdl__complete(deferred, result, item, "");
+}
+
+SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *format, ...) {
+    char text[SPDL_TEXT_BYTES / 2];
+    va_list args;
+    if (deferred.pipeline == NULL) return SPDL_E_INVALID;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return spdl__complete(deferred, SPDL_E_STAGE, NULL, text);
+}
+
+/* ============================================================================================= */
+/* >>tune-impl
+   With .autotune the trainer's thread looks at the numbers now and then, in next. If the trainer has
+   waited, the stage that is busiest for its concurrency gets more of it, as long as the stages use
+   no more processors than their budget; if that did not help it is taken back, and the stage is left
+   alone for a while. If they use more than the budget, the stage that uses most of them gets less.
+   Each decision is one line in the log: why, before, after. Trainer only. */
+
+#define SPDL__TUNE_ITEMS 16   /* decisions are not taken on fewer items */
+#define SPDL__TUNE_WAIT 0.02  /* a trainer that waits less is fed */
+#define SPDL__TUNE_BUSY 0.7   /* a stage that is busy less is not the limit */
+#define SPDL__TUNE_GAIN 1.02  /* what a change has to bring */
+#define SPDL__TUNE_REST 16    /* decisions for which a stage is left alone */
+
+struct spdl__tuner {
+    double budget; /* processors */
+    uint64_t least_ns;
+    /* at the last look */
+    uint64_t since, delivered, waited, cpu_ns;
+    uint64_t busy_ns[SPDL_MAX_STAGES];
+    bool warm;
+    /* the change that is on trial */
+    int trial; /* its row, or -1 */
+    uint32_t before;
+    double rate_before;
+    int rest[SPDL_MAX_STAGES];
+};
+
+/* What happened since the last look. */
+typedef struct spdl__tuned {
+    double seconds, rate, waiting, cores;
+    double load[SPDL_MAX_STAGES]; /* of a stage: 1 when all the calls it may have were running */
+    double busy[SPDL_MAX_STAGES]; /* calls that ran at the same time, on average */
+} spdl__tuned;
+
+SPDL__PRIVATE uint64_t spdl__node_busy_ns(const spdl_pipeline *p, const spdl__node *node) {
+    uint64_t sum = 0;
+    int i;
+    for (i = 0; i <= p->workers; ++i) sum += spdl__load_relaxed(&node->counters[i].timed_ns);
+    return sum;
+}
+
+/* Processor time of all workers so far. */
+SPDL__PRIVATE uint64_t spdl__pipeline_cpu_ns(const spdl_pipeline *p) {
+    uint64_t sum = 0;
+    int i, k;
+    for (i = 0; i < p->crews; ++i)
+        for (k = 0; p->crew[i].pool != NULL && k < p->crew[i].workers; ++k)
+            sum += spdl__thread_cpu_ns(p->crew[i].pool->worker[k].thread);
+    return sum;
+}
+
+/* The threads that can run a stage. */
+SPDL__PRIVATE int spdl__node_threads(const spdl_pipeline *p, const spdl__node *node) {
+    return node->row.threads > 0 ? node->row.threads : p->crew[0].workers;
+}
+
+SPDL__PRIVATE spdl__tuned spdl__tune_look(spdl_pipeline *p, uint64_t now) {
+    spdl__tuner *t = p->tuner;
+    const uint64_t waited = spdl__load_relaxed(&p->wait_ns), cpu_ns = spdl__pipeline_cpu_ns(p);
+    const double ns = (double)(now - t->since);
+    spdl__tuned seen;
+    int i;
+    memset(&seen, 0, sizeof(seen));
+    seen.seconds = ns / 1e9;
+    seen.rate = (double)(p->delivered - t->delivered) / seen.seconds;
+    seen.waiting = (double)(waited - t->waited) / ns;
+    seen.cores = (double)(cpu_ns - t->cpu_ns) / ns;
+    for (i = 0; i < p->count; ++i) {
+        const uint64_t busy = spdl__node_busy_ns(p, &p->node[i]);
+        seen.busy[i] = (double)(busy - t->busy_ns[i]) / ns;
+        seen.load[i] = seen.busy[i] / (double)spdl__load_relaxed32(&p->node[i].limit);
+        t->busy_ns[i] = busy;
+    }
+    t->since = now;
+    t->delivered = p->delivered;
+    t->waited = waited;
+    t->cpu_ns = cpu_ns;
+    return seen;
+}
+
+SPDL__PRIVATE void spdl__tune_say(spdl_pipeline *p, int row, uint32_t from, uint32_t to,
+                                  const char *format, ...) SPDL__PRINTF(5, 6);
+SPDL__PRIVATE void spdl__tune_say(spdl_pipeline *p, int row, uint32_t from, uint32_t to,
+                                  const char *format, ...) {
+    char line[SPDL_TEXT_BYTES], why[SPDL_TEXT_BYTES / 2];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(why, sizeof(why), format, args);
+    va_end(args);
+    if (from != to)
+        (void)snprintf(line, sizeof(line),
+                       "spdl: autotune: stage %d '%s': concurrency %u -> %u, because %s", row,
+                       p->node[row].name, (unsigned)from, (unsigned)to, why);
+    else
+        (void)snprintf(line, sizeof(line), "spdl: autotune: stage %d '%s': concurrency %u kept, %s",
+                       row, p->node[row].name, (unsigned)to, why);
+    spdl__log(&p->logger, SPDL_LOG_INFO, line);
+}
+
+SPDL__PRIVATE void spdl__tune_set(spdl_pipeline *p, int row, uint32_t to) {
+    spdl__store32(&p->node[row].limit, to);
+    spdl__pipeline_hint(p);
+}
+
+/* Whether the change on trial has helped; if not it is taken back. */
+SPDL__PRIVATE void spdl__tune_judge(spdl_pipeline *p, const spdl__tuned *seen) {
+    spdl__tuner *t = p->tuner;
+    const int row = t->trial;
+    const uint32_t now = spdl__load_relaxed32(&p->node[row].limit);
+    t->trial = -1;
+    if (seen->rate >= t->rate_before * SPDL__TUNE_GAIN && seen->cores <= t->budget * 1.05) {
+        spdl__tune_say(p, row, now, now, "it helped: %.1f items/s before, %.1f now", t->rate_before,
+                       seen->rate);
+        return;
+    }
+    t->rest[row] = SPDL__TUNE_REST;
+    spdl__tune_say(p, row, now, t->before, "it did not help: %.1f items/s before, %.1f with %u, "
+                   "%.1f of %.1f processors", t->rate_before, seen->rate, (unsigned)now,
+                   seen->cores, t->budget);
+    spdl__tune_set(p, row, t->before);
+}
+
+/* The stages use more than their budget: the one that uses most gets less. */
+SPDL__PRIVATE void spdl__tune_lower(spdl_pipeline *p, const spdl__tuned *seen) {
+    uint32_t limit;
+    int i, most = -1;
+    for (i = 0; i < p->count; ++i)
+        if (p->node[i].row.max_concurrency > 1 && spdl__load_relaxed32(&p->node[i].limit) > 1 &&
+            (most < 0 || seen->busy[i] > seen->busy[most]))
+            most = i;
+    if (most < 0) return;
+    limit = spdl__load_relaxed32(&p->node[most].limit);
+    spdl__tune_say(p, most, limit, limit - 1, "the stages use %.1f of %.1f processors, this one "
+                   "most of them", seen->cores, p->tuner->budget);
+    p->tuner->rest[most] = SPDL__TUNE_REST;
+    spdl__tune_set(p, most, limit - 1);
+}
+
+/* The stage that would help most if it had more, or -1. */
+SPDL__PRIVATE int spdl__tune_limit(const spdl_pipeline *p, const spdl__tuned *seen) {
+    int i, limit = -1;
+    for (i = 0; i < p->count; ++i) {
+        const spdl__node *node = &p->node[i];
+        const uint32_t now = spdl__load_relaxed32(&node->limit);
+        if (now >= (uint32_t)node->row.max_concurrency || p->tuner->rest[i] > 0) continue;
+        if (!node->row.deferred && now >= (uint32_t)spdl__node_threads(p, node)) continue;
+        if (seen->load[i] < SPDL__TUNE_BUSY) continue;
+        if (limit < 0 || seen->load[i] > seen->load[limit]) limit = i;
+    }
+    return limit;
+}
+
+SPDL__PRIVATE void spdl__tune_raise(spdl_pipeline *p, const spdl__tuned *seen) {
+    spdl__tuner *t = p->tuner;
+    const int row = spdl__tune_limit(p, seen);
+    uint32_t limit, more;
+    if (row < 0) return;
+    limit = spdl__load_relaxed32(&p->node[row].limit);
+    more = (uint32_t)spdl__min(limit + 1 + limit / 4, (uint64_t)p->node[row].row.max_concurrency);
+    spdl__tune_say(p, row, limit, more, "the trainer waited %.0f %% of the time and the stage was "
+                   "%.0f %% busy (%.1f items/s, %.1f of %.1f processors)", 100 * seen->waiting,
+                   100 * seen->load[row], seen->rate, seen->cores, t->budget);
+    t->trial = row;
+    t->before = limit;
+    t->rate_before = seen->rate;
+    spdl__tune_set(p, row, more);
+}
+
+/* The trainer, with an item in its hands. */
+SPDL__PRIVATE void spdl__tune(spdl_pipeline *p, uint64_t now) {
+    spdl__tuner *t = p->tuner;
+    spdl__tuned seen;
+    int i;
+    if (now - t->since < t->least_ns || p->delivered - t->delivered < SPDL__TUNE_ITEMS) return;
+    seen = spdl__tune_look(p, now);
+    if (!t->warm) { /* the first look is at pages, caches and connections that are new */
+        t->warm = true;
+        return;
+    }
+    for (i = 0; i < p->count; ++i)
+        if (t->rest[i] > 0) --t->rest[i];
+    if (t->trial >= 0)
+        spdl__tune_judge(p, &seen);
+    else if (seen.cores > t->budget * 1.05)
+        spdl__tune_lower(p, &seen);
+    else if (seen.waiting > SPDL__TUNE_WAIT && seen.cores < t->budget)
+        spdl__tune_raise(p, &seen);
+}
+
+SPDL__PRIVATE spdl_result spdl__tuner_build(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
+    if (!desc->autotune) return SPDL_OK;
+    p->tuner = (spdl__tuner *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*p->tuner), 8);
+    if (p->tuner == NULL) return SPDL_E_NOMEM;
+    p->tuner->trial = -1;
+    p->tuner->budget = desc->cpu_budget > 0 ? desc->cpu_budget : 0.4 * spdl__cpu_count();
+    p->tuner->least_ns = (uint64_t)(1e9 * (desc->tune_seconds > 0 ? desc->tune_seconds : 0.5));
+    return SPDL_OK;
+}
+
+/* ============================================================================================= */
+/* >>pipeline-impl
+   A pipeline as a whole: the trainer and the producer at its ends, how it is stopped and destroyed,
+   and how create checks the rows and builds edges, stages and crews from them. Create acquires in
+   one run and release frees whatever of it is there.
+
+   Threads: next is the trainer's, push the producer's; stop is anybody's; create and destroy are
+   the owner's. */
+
 /* --- the trainer --- */
+
+/* Whether this is the child of a fork that has left the workers behind. */
+SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
+    return p->threaded && p->process != spdl__process_id();
+}
 
 /* What next says at the end of the sink. */
 SPDL__PRIVATE spdl_result spdl__pipeline_end(spdl_pipeline *p) {
@@ -4478,70 +6087,87 @@ SPDL__PRIVATE spdl_result spdl__pipeline_end(spdl_pipeline *p) {
     return spdl__load32(&p->failed) ? p->error.result : SPDL_END;
 }
 
+/* Something was read from the sink. */
+SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, spdl__cursor *c) {
+    const uint64_t now = spdl_time_ns();
+    (void)spdl__cursor_settle(c, now);
+    if (c->items > 0 && p->delivered == 0)
+        spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
+    spdl__count(&p->delivered, c->items);
+    spdl__pipeline_hint(p);
+    if (p->tuner != NULL && c->items > 0) spdl__tune(p, now);
+}
+
 /* Takes the next item if there is one: SPDL_OK, SPDL_EMPTY, or how it ended. */
 SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
-    spdl__edge *sink = p->sink;
     /* the stop is looked at before the items: what was put before it is still handed out */
     const bool halted = spdl__pipeline_halted(p);
-    const uint64_t end = spdl__load(&sink->end);
-    uint64_t head = sink->head;
+    spdl__cursor c = spdl__cursor_at_head(p->sink);
     spdl_result result = SPDL_EMPTY;
+    spdl__sight sight;
     if (p->told_closed) return SPDL_CLOSED;
-    for (; head < end && result == SPDL_EMPTY && spdl__edge_ready(sink, head); ++head) {
-        const spdl__slot *slot = spdl__edge_slot(sink, head);
-        if (spdl__owner(slot->origin) == SPDL__HOLE) continue;
-        memcpy(item, &slot->item, sizeof(*item)); /* *item may be any object pointer */
+    sight = spdl__cursor_look(&c);
+    if (sight == SPDL__AN_ITEM) {
+        const spdl__emitted got = spdl__cursor_take(&c);
+        memcpy(item, &got.item, sizeof(*item)); /* *item may be any object pointer */
         result = SPDL_OK;
+    } else if (sight == SPDL__A_MARK) {
+        spdl__cursor_step(&c);
+        result = SPDL_END;
     }
-    if (head != sink->head) {
-        const uint64_t now = spdl_time_ns();
-        spdl__edge_advance(sink, head, result == SPDL_OK, now);
-        if (result == SPDL_OK && p->delivered == 0)
-            spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
-        spdl__count(&p->delivered, result == SPDL_OK);
-        spdl__pipeline_hint(p);
-    }
-    if (result == SPDL_OK) return SPDL_OK;
-    if (head >= end) return spdl__pipeline_end(p);
+    if (result != SPDL_EMPTY || c.head != p->sink->head) spdl__sink_taken(p, &c);
+    if (result != SPDL_EMPTY) return result;
+    if (c.head >= c.end) return spdl__pipeline_end(p);
     if (!halted) return SPDL_EMPTY;
     p->told_closed = true;
     (void)spdl__pipeline_end(p);
     return SPDL_CLOSED;
 }
 
+/* Sleeps until something is put into the sink, or in line until something can be run. */
+SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64_t deadline,
+                                           bool *late) {
+    const uint64_t head = p->sink->head;
+    const uint32_t word = spdl__event_prepare(&p->fed, p->asymmetric);
+    spdl_result result = spdl__sink_take(p, item);
+    SPDL_TEST_POINT("trainer about to sleep");
+    /* The writer of slot `head` wakes us. If holes were passed it is another slot now, whose writer
+       may not know yet: announce again. */
+    if (result != SPDL_EMPTY || p->sink->head != head ||
+        (p->crew[0].pool == NULL && spdl__pipeline_runnable(p, p->crew[0].rows, 0))) {
+        spdl__event_cancel(&p->fed);
+        return result;
+    }
+    if (spdl__pipeline_forked(p)) {
+        spdl__event_cancel(&p->fed);
+        return SPDL_E_INVALID;
+    }
+    *late = spdl__event_commit(&p->fed, word, deadline) == SPDL_TIMEOUT;
+    return spdl__sink_take(p, item);
+}
+
 /* With workers = 0: runs stages on this thread until there is something to say. */
 SPDL__PRIVATE spdl_result spdl__next_inline(spdl_pipeline *p, void **item, uint64_t deadline) {
     spdl_result result = SPDL_EMPTY;
+    bool late = false;
     spdl__store(&p->trainer, spdl__thread_id());
-    while (result == SPDL_EMPTY) {
-        (void)spdl__pipeline_step(p, 0);
+    while (result == SPDL_EMPTY && !late) {
+        const bool done = spdl__pipeline_step(&p->crew[0], 0);
         result = spdl__sink_take(p, item);
-        if (result == SPDL_EMPTY && deadline != SPDL__NEVER && spdl_time_ns() >= deadline)
-            result = SPDL_TIMEOUT;
+        if (result == SPDL_EMPTY && !done) result = spdl__next_sleep(p, item, deadline, &late);
+        if (deadline != SPDL__NEVER && spdl_time_ns() >= deadline) late = true;
     }
     spdl__store(&p->trainer, 0);
-    return result;
+    return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
 /* Spins, yields, then sleeps until there is something to say. */
 SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_t deadline) {
-    spdl_result result = SPDL_EMPTY, slept = SPDL_OK;
+    spdl_result result = SPDL_EMPTY;
+    bool late = false;
     int round = 0;
     while (result == SPDL_EMPTY && spdl__backoff(&round)) result = spdl__sink_take(p, item);
-    while (result == SPDL_EMPTY && slept != SPDL_TIMEOUT) {
-        const uint64_t head = p->sink->head;
-        const uint32_t word = spdl__event_prepare(&p->fed, p->asymmetric);
-        result = spdl__sink_take(p, item);
-        SPDL_TEST_POINT("trainer about to sleep");
-        /* The writer of slot `head` wakes us. If holes were passed it is another slot now, whose
-           writer may not know yet: announce again. */
-        if (result != SPDL_EMPTY || p->sink->head != head) {
-            spdl__event_cancel(&p->fed);
-            continue;
-        }
-        slept = spdl__event_commit(&p->fed, word, deadline);
-        result = spdl__sink_take(p, item);
-    }
+    while (result == SPDL_EMPTY && !late) result = spdl__next_sleep(p, item, deadline, &late);
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
@@ -4550,13 +6176,13 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
     if (spdl__exchange32(&p->trainer_inside, 1) != 0) return SPDL_E_INVALID;
     result = spdl__sink_take(p, item);
-    if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
+    if (result == SPDL_EMPTY && timeout_ns == 0 && p->crew[0].pool != NULL) {
         result = SPDL_TIMEOUT;
     } else if (result == SPDL_EMPTY) {
         const uint64_t deadline = spdl__deadline(timeout_ns);
         spdl__store_relaxed(&p->wait_since, spdl_time_ns());
-        result = p->pool == NULL ? spdl__next_inline(p, item, deadline)
-                                 : spdl__next_wait(p, item, deadline);
+        result = p->crew[0].pool == NULL ? spdl__next_inline(p, item, deadline)
+                                         : spdl__next_wait(p, item, deadline);
         spdl__gap_close(&p->wait_since, &p->wait_ns, spdl_time_ns());
     }
     spdl__store32(&p->trainer_inside, 0);
@@ -4571,11 +6197,114 @@ SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *p) { return spdl__load32
 
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) { return &p->error; }
 
+/* --- the producer --- */
+
+SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
+    spdl__node *feed = p->feed;
+    const uint64_t number = feed->made;
+    if (spdl__load32(&feed->ended) || spdl__load32(&feed->closed) || spdl__pipeline_halted(p))
+        return SPDL_CLOSED;
+    if (spdl__node_room(p, feed) == 0) return SPDL_FULL;
+    spdl__node_reserve(p, feed, 1);
+    spdl__node_put(p, feed, 0, item, spdl__origin(number, (unsigned)feed->index), spdl_time_ns());
+    spdl__store_relaxed(&feed->made, number + 1);
+    spdl__count(&feed->counters[0].tasks, 1);
+    spdl__count(&feed->counters[0].made, 1);
+    spdl__pipeline_hint(p);
+    return SPDL_OK;
+}
+
+/* Takes the place of the reader for a moment, unless it is at work: then there is room soon. */
+SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
+    spdl__node *feed = p->feed, *reader = feed + 1;
+    spdl__emitted got = { NULL, 0 };
+    spdl__cursor c;
+    if (!spdl__try_lock(&reader->lock)) {
+        spdl__yield();
+        return;
+    }
+    c = spdl__cursor_at_head(&feed->out);
+    if (spdl__cursor_look(&c) == SPDL__AN_ITEM) got = spdl__cursor_take(&c);
+    if (spdl__cursor_settle(&c, spdl_time_ns())) spdl__count(&feed->counters[0].skips, 1);
+    spdl__spin_unlock(&reader->lock);
+    spdl__item_free(p, got.item, got.origin); /* user code: not under the lock */
+}
+
+/* Sleeps until there is room, or the deadline has passed. */
+SPDL__PRIVATE spdl_result spdl__push_wait(spdl_pipeline *p, void *item, uint64_t deadline) {
+    spdl_result result = SPDL_FULL;
+    int round = 0;
+    while (result == SPDL_FULL && spdl__backoff(&round)) result = spdl__push_try(p, item);
+    while (result == SPDL_FULL) {
+        const uint32_t word = spdl__event_prepare(&p->room, p->asymmetric);
+        result = spdl__push_try(p, item);
+        if (result == SPDL_FULL && !spdl__pipeline_forked(p)) {
+            const bool late = spdl__event_commit(&p->room, word, deadline) == SPDL_TIMEOUT;
+            result = spdl__push_try(p, item);
+            if (result == SPDL_FULL && late) return SPDL_TIMEOUT;
+        } else {
+            spdl__event_cancel(&p->room);
+            if (result == SPDL_FULL) return SPDL_E_INVALID;
+        }
+    }
+    return result;
+}
+
+#define SPDL__DROP_TRIES 16
+
+SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t timeout_ns) {
+    spdl_result result;
+    int tries;
+    if (p == NULL || p->feed == NULL) return SPDL_E_INVALID;
+    if (spdl__exchange32(&p->producer_inside, 1) != 0) return SPDL_E_INVALID;
+    result = spdl__push_try(p, item);
+    if (p->feed->row.drop_oldest) {
+        for (tries = 0; result == SPDL_FULL && tries < SPDL__DROP_TRIES; ++tries) {
+            spdl__push_drop_oldest(p);
+            result = spdl__push_try(p, item);
+        }
+    } else if (result == SPDL_FULL && timeout_ns != 0) {
+        result = spdl__push_wait(p, item, spdl__deadline(timeout_ns));
+    }
+    spdl__store32(&p->producer_inside, 0);
+    return result;
+}
+
+SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
+    if (p == NULL || p->feed == NULL) return SPDL_E_INVALID;
+    if (spdl__exchange32(&p->producer_inside, 1) != 0) return SPDL_E_INVALID;
+    spdl__store32(&p->feed->ended, 1);
+    spdl__edge_finish(p, &p->feed->out, spdl__load(&p->feed->out.tail));
+    spdl__pipeline_hint(p);
+    spdl__store32(&p->producer_inside, 0);
+    return SPDL_OK;
+}
+
+/* --- changes while it runs --- */
+
+SPDL_API int spdl_pipeline_find(const spdl_pipeline *p, const char *name) {
+    int i;
+    for (i = 0; name != NULL && i < p->count; ++i)
+        if (strcmp(p->node[i].name, name) == 0) return i;
+    return -1;
+}
+
+SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *p, int stage, int concurrency) {
+    if (p == NULL || stage < 0 || stage >= p->count) return SPDL_E_INVALID;
+    if (p->node[stage].row.kind != SPDL_KIND_PIPE) return SPDL_E_INVALID;
+    if (concurrency < 1 || concurrency > p->node[stage].row.max_concurrency) return SPDL_E_LIMIT;
+    spdl__store32(&p->node[stage].limit, (uint32_t)concurrency);
+    spdl__pipeline_hint(p);
+    return SPDL_OK;
+}
+
 /* --- stop --- */
 
 SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
-    if (p->pool != NULL) return spdl__pool_is_worker(p->pool);
-    return spdl__load(&p->trainer) == spdl__thread_id();
+    int i;
+    for (i = 0; i < p->crews; ++i)
+        if (p->crew[i].pool != NULL && spdl__pool_is_worker(p->crew[i].pool)) return true;
+    return p->crew[0].pool == NULL && spdl__load(&p->trainer) == spdl__thread_id();
 }
 
 /* After `stopping` was set: waits until no claim is under way and no call is in flight. */
@@ -4604,19 +6333,25 @@ SPDL__PRIVATE void spdl__node_purge_batch(spdl_pipeline *p, spdl__node *node) {
     node->open_batch = NULL;
 }
 
+/* Frees what a slot holds; how many items that were. */
+SPDL__PRIVATE size_t spdl__slot_purge(spdl_pipeline *p, spdl__slot *slot) {
+    const uint64_t origin = slot->origin;
+    void *item = slot->item;
+    spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
+    if (spdl__owner(origin) == SPDL__BUNDLE) return spdl__bundle_drop(p, (spdl__bundle *)item);
+    if (spdl__owner(origin) >= SPDL_MAX_STAGES) return 0;
+    spdl__item_free(p, item, origin);
+    return 1;
+}
+
 /* Frees the items that are ready on the edge behind `node`. */
 SPDL__PRIVATE void spdl__node_purge(spdl_pipeline *p, spdl__node *node) {
     spdl__counters *counters = &node->counters[p->workers];
     const uint64_t head = spdl__load(&node->out.head);
     uint64_t ticket;
-    for (ticket = head; ticket < head + node->out.capacity; ++ticket) {
-        spdl__slot *slot = spdl__edge_slot(&node->out, ticket);
-        if (!spdl__edge_ready(&node->out, ticket)) continue;
-        if (spdl__owner(slot->origin) == SPDL__HOLE) continue;
-        spdl__item_free(p, slot->item, slot->origin);
-        spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
-        spdl__count(&counters->freed, 1);
-    }
+    for (ticket = head; ticket <= head + node->out.mask; ++ticket)
+        if (spdl__edge_ready(&node->out, ticket))
+            spdl__count(&counters->freed, spdl__slot_purge(p, spdl__edge_slot(&node->out, ticket)));
 }
 
 /* The pipeline is quiet: frees what nobody can take any more, all edges but the last `keep`. If
@@ -4632,11 +6367,14 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
 SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
     spdl__store_ordered32(&p->stopping, 1); /* pairs with node_leave */
     spdl__event_notify(&p->fed, false, SPDL__ALL);
+    spdl__event_notify(&p->room, false, SPDL__ALL);
 }
+
+SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
 
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     spdl_result result;
-    if (p == NULL) return SPDL_E_INVALID;
+    if (p == NULL || spdl__pipeline_forked(p)) return SPDL_E_INVALID;
     spdl__pipeline_halt(p);
     if (spdl__pipeline_inside(p)) return SPDL_OK;
     result = spdl__pipeline_await_quiet(p, spdl__deadline(timeout_ns));
@@ -4646,12 +6384,12 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
 
 /* Each worker runs its fini on its own thread. */
 SPDL__PRIVATE void spdl__pipeline_part_all(spdl_pipeline *p) {
+    int i;
     spdl__store32(&p->leaving, 1);
-    if (p->pool == NULL) {
-        if (p->inits != NULL && p->inits[0] != UINT8_MAX) spdl__pipeline_part(p, 0);
-        return;
-    }
-    spdl__pool_wake_all(p->pool);
+    if (p->crew[0].pool == NULL && p->inits != NULL && p->inits[0] != UINT8_MAX)
+        spdl__pipeline_part(p, &p->crew[0], 0);
+    for (i = 0; i < p->crews; ++i)
+        if (p->crew[i].pool != NULL) spdl__pool_wake_all(p->crew[i].pool);
     for (;;) {
         const uint32_t word = spdl__load32(&p->quiet.word);
         if (spdl__load32(&p->left) == (uint32_t)p->workers) return;
@@ -4659,29 +6397,42 @@ SPDL__PRIVATE void spdl__pipeline_part_all(spdl_pipeline *p) {
     }
 }
 
+SPDL__PRIVATE void spdl__node_release(spdl_pipeline *p, spdl__node *node) {
+    const spdl_allocator *allocator = &p->allocator;
+    if (node->batches != NULL) spdl__batch_pool_drop(node->batches);
+    spdl__shelf_release(&node->shelf);
+    spdl__free(allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
+    spdl__free(allocator, node->counters, ((size_t)p->workers + 1) * sizeof(*node->counters));
+    spdl__free(allocator, node->parked,
+               (size_t)node->row.max_concurrency * sizeof(*node->parked));
+    spdl__free(allocator, node->settled,
+               (size_t)(node->settled_mask + 1) * sizeof(*node->settled));
+}
+
 /* Frees whatever create has made so far. */
 SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     const spdl_allocator allocator = p->allocator;
-    const size_t cells = (size_t)p->count * (size_t)p->workers;
+    const size_t workers = (size_t)p->workers;
     int i;
-    if (p->own_pool) spdl_pool_destroy(p->pool);
-    for (i = 0; p->node != NULL && i < p->count; ++i) {
-        spdl__node *node = &p->node[i];
-        if (node->batches != NULL) spdl__batch_pool_drop(node->batches);
-        spdl__free(&allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
-        spdl__free(&allocator, node->counters,
-                   ((size_t)p->workers + 1) * sizeof(*node->counters));
-    }
+    for (i = 0; p->crew != NULL && i < p->crews; ++i)
+        if (p->crew[i].own_pool) spdl_pool_destroy(p->crew[i].pool);
+    for (i = 0; p->node != NULL && i < p->count; ++i) spdl__node_release(p, &p->node[i]);
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
-    spdl__free(&allocator, p->local, cells * sizeof(*p->local));
-    spdl__free(&allocator, p->inits, (size_t)p->workers);
+    spdl__free(&allocator, p->crew, (size_t)p->crews * sizeof(*p->crew));
+    spdl__free(&allocator, p->task, workers * sizeof(*p->task));
+    spdl__free(&allocator, p->split, workers * SPDL_MAX_STAGES * sizeof(*p->split));
+    spdl__free(&allocator, p->local, workers * (size_t)p->count * sizeof(*p->local));
+    spdl__free(&allocator, p->inits, workers);
+    spdl__free(&allocator, p->tuner, sizeof(*p->tuner));
     spdl__event_fini(&p->fed);
     spdl__event_fini(&p->quiet);
+    spdl__event_fini(&p->room);
     spdl__free(&allocator, p, sizeof(*p));
 }
 
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
-    if (p == NULL) return;
+    int i;
+    if (p == NULL || spdl__pipeline_forked(p)) return;
     if (spdl__pipeline_inside(p)) {
         spdl__log(&p->logger, SPDL_LOG_ERROR,
                   "spdl: spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
@@ -4689,52 +6440,33 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     }
     (void)spdl_pipeline_stop(p, SPDL_FOREVER);
     if (p->has_hooks) spdl__pipeline_part_all(p);
-    if (p->client_slot != NULL) spdl__pool_detach(p->pool, p->client_slot);
+    for (i = 0; i < p->crews; ++i)
+        if (p->crew[i].slot != NULL) spdl__pool_detach(p->crew[i].pool, p->crew[i].slot);
+    while (spdl__load32(&p->completing) != 0) spdl__yield(); /* on its last steps */
     spdl__pipeline_purge(p, 0);
     spdl__pipeline_release(p);
 }
 
-/* --- what a stage function may ask --- */
-
-SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(task->text, sizeof(task->text), format, args);
-    va_end(args);
-    return SPDL_E_STAGE;
-}
-
-SPDL_API void *spdl_ctx(const spdl_task *task) { return task->node->row.ctx; }
-
-SPDL_API void *spdl_local(const spdl_task *task) {
-    const spdl_pipeline *p = task->pipeline;
-    return p->local != NULL ? p->local[task->worker * p->count + task->node->index] : NULL;
-}
-
-SPDL_API uint64_t spdl_sequence(const spdl_task *task) { return task->sequence; }
-
-SPDL_API int spdl_worker(const spdl_task *task) { return task->worker; }
-
-SPDL_API bool spdl_stopping(const spdl_task *task) { return spdl__pipeline_halted(task->pipeline); }
-
-SPDL_API void spdl_take(spdl_task *task) { task->taken = true; }
-
-SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
-
-/* --- create --- */
+/* --- create: what the rows say --- */
 
 /* What create works on. */
 typedef struct spdl__plan {
     const spdl_pipeline_desc *desc; /* its error is always set */
     const spdl_stage *rows;
     int count; /* rows, with the sink */
+    /* found out by plan_connect */
+    int before[SPDL_MAX_STAGES + 1]; /* the row whose edge it reads; path: its branch; else -1 */
+    uint32_t above[SPDL_MAX_STAGES + 1];
+    int paths[SPDL_MAX_STAGES + 1]; /* branch and merge: how many */
+    uint8_t path[SPDL_MAX_STAGES + 1][SPDL_MAX_STAGES]; /* and which rows they write, or read */
 } spdl__plan;
 
 SPDL__PRIVATE const char *spdl__row_name(const spdl_stage *row) {
-    static const char *const kinds[] = { "(none)", "source", "pipe", "batch", "sink" };
+    static const char *const kinds[] = { "(none)", "source", "pipe",   "batch", "sink",
+                                         "feed",   "branch", "path", "merge" };
     if (row->name != NULL) return row->name;
     if (row->fn != NULL && row->fn->name != NULL) return row->fn->name;
-    return (unsigned)row->kind < 5 ? kinds[row->kind] : "(unknown)";
+    return (unsigned)row->kind < 9 ? kinds[row->kind] : "(unknown)";
 }
 
 SPDL__PRIVATE const char *spdl__row_file(const spdl_stage *row) {
@@ -4764,35 +6496,73 @@ SPDL__PRIVATE spdl_result spdl__row_error(const spdl__plan *plan, int index, con
     return spdl__row_blame(plan, index, SPDL_E_INVALID);
 }
 
+SPDL__PRIVATE bool spdl__row_begins(const spdl_stage *row) {
+    return row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_FEED;
+}
+
+SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
+    return row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE ||
+           row->kind == SPDL_KIND_BRANCH;
+}
+
 SPDL__PRIVATE spdl_result spdl__check_kind(const spdl__plan *plan, int i) {
     const spdl_kind kind = plan->rows[i].kind;
-    if (i == 0 && kind != SPDL_KIND_SOURCE)
-        return spdl__row_error(plan, i, "the first row must be SPDL_SOURCE");
-    if (i > 0 && kind == SPDL_KIND_SOURCE)
-        return spdl__row_error(plan, i, "only the first row may be SPDL_SOURCE");
+    if (i == 0 && !spdl__row_begins(&plan->rows[i]))
+        return spdl__row_error(plan, i, "the first row must be SPDL_SOURCE or SPDL_FEED");
+    if (i > 0 && spdl__row_begins(&plan->rows[i]))
+        return spdl__row_error(plan, i, "only the first row may be %s",
+                               kind == SPDL_KIND_FEED ? "SPDL_FEED" : "SPDL_SOURCE");
     if (i == plan->count - 1 && kind != SPDL_KIND_SINK)
         return spdl__row_error(plan, i, "the last row must be SPDL_SINK");
     if (i < plan->count - 1 && kind == SPDL_KIND_SINK)
         return spdl__row_error(plan, i, "only the last row may be SPDL_SINK");
-    if (kind < SPDL_KIND_SOURCE || kind > SPDL_KIND_SINK)
+    if (kind < SPDL_KIND_SOURCE || kind > SPDL_KIND_MERGE)
         return spdl__row_error(plan, i, "kind is %d, which is no kind of row", (int)kind);
+    if (i == 1 && kind == SPDL_KIND_SINK && plan->rows[0].kind == SPDL_KIND_FEED)
+        return spdl__row_error(plan, i, "behind SPDL_FEED there must be a stage");
     return SPDL_OK;
+}
+
+/* A field outside its bounds, by name. */
+SPDL__PRIVATE spdl_result spdl__check_bounds(const spdl__plan *plan, int i, const char *field,
+                                             int value, int most) {
+    if (value >= 0 && value <= most) return SPDL_OK;
+    return spdl__row_error(plan, i, "%s is %d, must be 1 to %d", field, value, most);
 }
 
 SPDL__PRIVATE spdl_result spdl__check_numbers(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
-    if (row->concurrency < 0 || row->concurrency > SPDL__MAX_CONCURRENCY)
-        return spdl__row_error(plan, i, "concurrency is %d, must be 1 to %d", row->concurrency,
-                               SPDL__MAX_CONCURRENCY);
+    spdl_result result;
+    if ((result = spdl__check_bounds(plan, i, "concurrency", row->concurrency,
+                                     SPDL__MAX_CONCURRENCY)) != SPDL_OK ||
+        (result = spdl__check_bounds(plan, i, "max_concurrency", row->max_concurrency,
+                                     SPDL__MAX_CONCURRENCY)) != SPDL_OK ||
+        (result = spdl__check_bounds(plan, i, "threads", row->threads, SPDL__MAX_WORKERS)) !=
+            SPDL_OK ||
+        (result = spdl__check_bounds(plan, i, "reorder_window", row->reorder_window,
+                                     SPDL__MAX_BUFFER)) != SPDL_OK ||
+        (result = spdl__check_bounds(plan, i, "buffer_size", row->buffer_size,
+                                     SPDL__MAX_BUFFER)) != SPDL_OK)
+        return result;
     if (row->concurrency > 1 && row->kind != SPDL_KIND_PIPE)
         return spdl__row_error(plan, i, "concurrency is %d, but only SPDL_PIPE rows have one",
                                row->concurrency);
-    if (row->buffer_size < 0 || row->buffer_size > SPDL__MAX_BUFFER)
-        return spdl__row_error(plan, i, "buffer_size is %d, must be 1 to %d", row->buffer_size,
-                               SPDL__MAX_BUFFER);
+    if (row->max_concurrency != 0 && row->max_concurrency < row->concurrency)
+        return spdl__row_error(plan, i, "max_concurrency is %d, less than the concurrency of %d",
+                               row->max_concurrency, row->concurrency);
     if (row->buffer_size != 0 && i == plan->count - 2)
         return spdl__row_error(plan, i, "buffer_size is set, but SPDL_SINK sets that of the edge "
                                         "behind the last stage");
+    if (row->output_order != SPDL_ORDER_INPUT && row->output_order != SPDL_ORDER_COMPLETION)
+        return spdl__row_error(plan, i, "output_order is %d, which is no order",
+                               (int)row->output_order);
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__check_budget(const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i];
+    if (row->retries < 0)
+        return spdl__row_error(plan, i, "retries is %d, must be at least 0", row->retries);
     if (row->max_failures < -1)
         return spdl__row_error(plan, i, "max_failures is %d, must be at least -1",
                                row->max_failures);
@@ -4801,15 +6571,12 @@ SPDL__PRIVATE spdl_result spdl__check_numbers(const spdl__plan *plan, int i) {
                                row->max_failure_rate);
     if (row->max_failure_rate > 0 && row->max_failures != 0)
         return spdl__row_error(plan, i, "max_failures and max_failure_rate are both set");
-    if (row->output_order != SPDL_ORDER_INPUT && row->output_order != SPDL_ORDER_COMPLETION)
-        return spdl__row_error(plan, i, "output_order is %d, which is no order",
-                               (int)row->output_order);
     return SPDL_OK;
 }
 
 SPDL__PRIVATE spdl_result spdl__check_functions(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
-    const bool calls = row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE;
+    const bool calls = spdl__row_calls(row);
     if (calls && (row->fn == NULL || row->fn->call == NULL))
         return spdl__row_error(plan, i, "fn is NULL");
     if (!calls && row->fn != NULL)
@@ -4818,7 +6585,7 @@ SPDL__PRIVATE spdl_result spdl__check_functions(const spdl__plan *plan, int i) {
         return spdl__row_error(plan, i, "size is %d, must be at least 1", row->size);
     if (row->kind == SPDL_KIND_BATCH && row->size > (1 << 24))
         return spdl__row_error(plan, i, "size is %d, must be at most %d", row->size, 1 << 24);
-    if (!calls && row->free_item != NULL)
+    if (!calls && row->kind != SPDL_KIND_FEED && row->free_item != NULL)
         return spdl__row_error(plan, i, "free_item is set, but a batch frees itself and its items");
     if (!calls && (row->init != NULL || row->fini != NULL))
         return spdl__row_error(plan, i, "init and fini are for rows that call a function");
@@ -4827,28 +6594,145 @@ SPDL__PRIVATE spdl_result spdl__check_functions(const spdl__plan *plan, int i) {
     return SPDL_OK;
 }
 
+/* What two fields of a row say does not go together. */
+SPDL__PRIVATE spdl_result spdl__check_pairs(const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i];
+    const bool parallel = row->concurrency > 1 || row->max_concurrency > 1;
+    if (row->flush && parallel)
+        return spdl__row_error(plan, i, "flush is set, but concurrency is more than 1");
+    if (row->deferred && row->emits)
+        return spdl__row_error(plan, i, "deferred and emits are both set");
+    if (row->deferred && row->flush)
+        return spdl__row_error(plan, i, "deferred and flush are both set");
+    if (row->merge_order < SPDL_MERGE_READY || row->merge_order > SPDL_MERGE_CHOICE)
+        return spdl__row_error(plan, i, "merge_order is %d, which is no order",
+                               (int)row->merge_order);
+    if ((row->merge_order == SPDL_MERGE_CHOICE) != (row->merge_fn != NULL))
+        return spdl__row_error(plan, i, "merge_fn goes with SPDL_MERGE_CHOICE, and only with it");
+    return SPDL_OK;
+}
+
 /* Fields that would be without effect on this kind of row are mistakes, too. */
 SPDL__PRIVATE spdl_result spdl__check_strays(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
-    const bool calls = row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE;
+    const bool calls = spdl__row_calls(row), pipe = row->kind == SPDL_KIND_PIPE;
     const char *stray = NULL;
+    if (!calls && row->retries != 0) stray = "retries";
     if (!calls && row->max_failures != 0) stray = "max_failures";
     if (!calls && row->max_failure_rate != 0) stray = "max_failure_rate";
-    if (row->kind != SPDL_KIND_PIPE && row->output_order != SPDL_ORDER_INPUT)
-        stray = "output_order";
+    if (!pipe && row->max_concurrency != 0) stray = "max_concurrency";
+    if (!pipe && row->threads != 0) stray = "threads";
+    if (!pipe && row->output_order != SPDL_ORDER_INPUT) stray = "output_order";
+    if (!pipe && row->reorder_window != 0) stray = "reorder_window";
+    if (!pipe && row->flush) stray = "flush";
+    if (!pipe && row->deferred) stray = "deferred";
+    if (!pipe && row->kind != SPDL_KIND_SOURCE && row->emits) stray = "emits";
     if (row->kind != SPDL_KIND_BATCH && row->size != 0) stray = "size";
     if (row->kind != SPDL_KIND_BATCH && row->drop_last) stray = "drop_last";
+    if (row->kind != SPDL_KIND_FEED && row->drop_oldest) stray = "drop_oldest";
+    if (row->kind != SPDL_KIND_FEED && row->type != NULL) stray = "type";
+    if (row->kind != SPDL_KIND_SOURCE && row->continuous) stray = "continuous";
+    if (row->kind != SPDL_KIND_MERGE && row->merge_order != SPDL_MERGE_READY) stray = "merge_order";
+    if (row->kind != SPDL_KIND_MERGE && row->merge_fn != NULL) stray = "merge_fn";
+    if (row->kind == SPDL_KIND_BRANCH && row->buffer_size != 0)
+        return spdl__row_error(plan, i, "buffer_size is set, but the edges of a branch are those "
+                                        "of its SPDL_PATH rows: set it there");
     if (stray == NULL) return SPDL_OK;
     return spdl__row_error(plan, i, "%s is set, but has no meaning on this kind of row", stray);
 }
 
-/* What a row hands on, or takes, as a type name; "void" fits anything. */
-SPDL__PRIVATE const char *spdl__row_type(const spdl_stage *row, bool out) {
-    const char *type;
-    if (row->kind == SPDL_KIND_BATCH) return out ? "spdl_batch" : "void";
-    if (row->fn == NULL) return "void";
-    type = out ? row->fn->out_type : row->fn->in_type;
-    return type != NULL ? type : "void";
+/* Row `i` reads the edge of row `from`. */
+SPDL__PRIVATE void spdl__plan_join(spdl__plan *plan, int i, int from) {
+    plan->above[i] |= plan->above[from] | (uint32_t)1 << from;
+}
+
+SPDL__PRIVATE void spdl__plan_path(spdl__plan *plan, int owner, int row) {
+    plan->path[owner][plan->paths[owner]++] = (uint8_t)row;
+}
+
+/* The branches that are open while plan_connect goes through the rows. */
+typedef struct spdl__open_branches {
+    int depth;
+    int branch[SPDL_MAX_STAGES];
+    int merges[SPDL_MAX_STAGES][SPDL_MAX_STAGES]; /* last rows of the paths so far */
+    int count[SPDL_MAX_STAGES];
+} spdl__open_branches;
+
+/* A path or a merge ends the path before it. */
+SPDL__PRIVATE void spdl__path_end(spdl__open_branches *open, int last) {
+    const int at = open->depth - 1;
+    open->merges[at][open->count[at]++] = last;
+}
+
+SPDL__PRIVATE spdl_result spdl__connect_path(spdl__plan *plan, spdl__open_branches *open, int i) {
+    const int branch = open->depth > 0 ? open->branch[open->depth - 1] : -1;
+    if (branch < 0) return spdl__row_error(plan, i, "SPDL_PATH without SPDL_BRANCH above");
+    if (i - 1 != branch) spdl__path_end(open, i - 1);
+    plan->before[i] = branch;
+    spdl__plan_join(plan, i, branch);
+    spdl__plan_path(plan, branch, i);
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__connect_merge(spdl__plan *plan, spdl__open_branches *open, int i) {
+    const int at = open->depth - 1;
+    int k;
+    if (at < 0) return spdl__row_error(plan, i, "SPDL_MERGE without SPDL_BRANCH above");
+    spdl__path_end(open, i - 1);
+    if (plan->paths[open->branch[at]] < 2)
+        return spdl__row_error(plan, i, "SPDL_MERGE of fewer than 2 paths");
+    for (k = 0; k < open->count[at]; ++k) {
+        spdl__plan_path(plan, i, open->merges[at][k]);
+        spdl__plan_join(plan, i, open->merges[at][k]);
+    }
+    --open->depth;
+    return SPDL_OK;
+}
+
+/* Who reads whose edge. */
+SPDL__PRIVATE spdl_result spdl__plan_connect(spdl__plan *plan) {
+    spdl__open_branches open;
+    spdl_result result = SPDL_OK;
+    int i;
+    open.depth = 0;
+    for (i = 0; i < plan->count && result == SPDL_OK; ++i) {
+        const spdl_kind kind = plan->rows[i].kind;
+        plan->before[i] = -1;
+        if (i > 0 && plan->rows[i - 1].kind == SPDL_KIND_BRANCH && kind != SPDL_KIND_PATH)
+            return spdl__row_error(plan, i, "behind SPDL_BRANCH there must be SPDL_PATH");
+        if (kind == SPDL_KIND_PATH) {
+            result = spdl__connect_path(plan, &open, i);
+        } else if (kind == SPDL_KIND_MERGE) {
+            result = spdl__connect_merge(plan, &open, i);
+        } else if (i > 0) {
+            plan->before[i] = i - 1;
+            spdl__plan_join(plan, i, i - 1);
+        }
+        if (kind == SPDL_KIND_BRANCH) {
+            open.branch[open.depth] = i;
+            open.count[open.depth++] = 0;
+        }
+    }
+    if (result == SPDL_OK && open.depth > 0)
+        return spdl__row_error(plan, open.branch[open.depth - 1],
+                               "SPDL_BRANCH without SPDL_MERGE below");
+    return result;
+}
+
+/* What a row hands on, as a type name; "void" fits anything. */
+SPDL__PRIVATE const char *spdl__row_yields(const spdl__plan *plan, int i) {
+    const spdl_stage *row;
+    while (plan->rows[i].kind == SPDL_KIND_PATH || plan->rows[i].kind == SPDL_KIND_MERGE)
+        i = plan->rows[i].kind == SPDL_KIND_PATH ? plan->before[i] : plan->path[i][0];
+    row = &plan->rows[i];
+    if (row->kind == SPDL_KIND_BATCH) return "spdl_batch";
+    if (row->kind == SPDL_KIND_FEED && row->type != NULL) return row->type;
+    return row->fn != NULL && row->fn->out_type != NULL ? row->fn->out_type : "void";
+}
+
+SPDL__PRIVATE const char *spdl__row_takes(const spdl_stage *row) {
+    if (row->kind == SPDL_KIND_MERGE && row->merge_order == SPDL_MERGE_BATCHES) return "spdl_batch";
+    return row->fn != NULL && row->fn->in_type != NULL ? row->fn->in_type : "void";
 }
 
 /* Whether a stage may take what another yields; it may promise not to change it. */
@@ -4857,19 +6741,32 @@ SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
     return strcmp(takes, "void") == 0 || strcmp(yields, "void") == 0 || strcmp(takes, yields) == 0;
 }
 
-SPDL__PRIVATE spdl_result spdl__check_types(const spdl__plan *plan, int i) {
-    const spdl_stage *row = &plan->rows[i], *before = row - 1;
-    const char *takes, *yields;
-    if (i == 0) return SPDL_OK;
-    takes = spdl__row_type(row, false);
-    yields = spdl__row_type(before, true);
+/* Whether row i can read what row `from` yields. */
+SPDL__PRIVATE spdl_result spdl__check_pair(const spdl__plan *plan, int i, int from) {
+    const spdl_stage *row = &plan->rows[i], *before = &plan->rows[from];
+    const char *takes = spdl__row_takes(row), *yields = spdl__row_yields(plan, from);
     if (spdl__types_fit(takes, yields)) return SPDL_OK;
     spdl__error_set(plan->desc->error, SPDL_E_TYPE,
                     "spdl: %s:%d: stage %d '%s' takes '%s *' but stage %d '%s' (%s:%d) "
                     "yields '%s *'",
-                    spdl__row_file(row), row->line, i, spdl__row_name(row), takes, i - 1,
+                    spdl__row_file(row), row->line, i, spdl__row_name(row), takes, from,
                     spdl__row_name(before), spdl__row_file(before), before->line, yields);
     return spdl__row_blame(plan, i, SPDL_E_TYPE);
+}
+
+/* A merge stands for what its paths yield. */
+SPDL__PRIVATE spdl_result spdl__check_types(const spdl__plan *plan, int i) {
+    spdl_result result = SPDL_OK;
+    int from = plan->before[i], k;
+    if (from >= 0 && plan->rows[from].kind == SPDL_KIND_MERGE)
+        for (k = 0; k < plan->paths[from] && result == SPDL_OK; ++k)
+            result = spdl__check_pair(plan, i, plan->path[from][k]);
+    else if (from >= 0 && plan->rows[i].kind != SPDL_KIND_PATH)
+        result = spdl__check_pair(plan, i, from);
+    if (plan->rows[i].kind == SPDL_KIND_MERGE)
+        for (k = 0; k < plan->paths[i] && result == SPDL_OK; ++k)
+            result = spdl__check_pair(plan, i, plan->path[i][k]);
+    return result;
 }
 
 SPDL__PRIVATE spdl_result spdl__check_desc(const spdl_pipeline_desc *desc) {
@@ -4881,10 +6778,18 @@ SPDL__PRIVATE spdl_result spdl__check_desc(const spdl_pipeline_desc *desc) {
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: pipeline: workers is %d, but pool is set: leave it 0",
                                desc->workers);
+    if (!(desc->cpu_budget >= 0))
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pipeline: cpu_budget is %g, must be at least 0",
+                               desc->cpu_budget);
+    if (!(desc->tune_seconds >= 0 && desc->tune_seconds < 1e9))
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pipeline: tune_seconds is %g, must be at least 0",
+                               desc->tune_seconds);
     return spdl__allocator_check(&desc->allocator, "pipeline", desc->error);
 }
 
-SPDL__PRIVATE spdl_result spdl__check_plan(const spdl__plan *plan) {
+SPDL__PRIVATE spdl_result spdl__check_plan(spdl__plan *plan) {
     spdl_result result = spdl__check_desc(plan->desc);
     int i;
     if (result != SPDL_OK) return result;
@@ -4901,36 +6806,79 @@ SPDL__PRIVATE spdl_result spdl__check_plan(const spdl__plan *plan) {
         if ((result = spdl__check_kind(plan, i)) != SPDL_OK ||
             (result = spdl__check_functions(plan, i)) != SPDL_OK ||
             (result = spdl__check_numbers(plan, i)) != SPDL_OK ||
+            (result = spdl__check_budget(plan, i)) != SPDL_OK ||
             (result = spdl__check_strays(plan, i)) != SPDL_OK ||
-            (result = spdl__check_types(plan, i)) != SPDL_OK)
+            (result = spdl__check_pairs(plan, i)) != SPDL_OK)
             return result;
     }
-    return SPDL_OK;
+    result = spdl__plan_connect(plan);
+    for (i = 0; i < plan->count && result == SPDL_OK; ++i) result = spdl__check_types(plan, i);
+    return result;
 }
 
+/* --- create: what is built --- */
+
 /* Defaults in place of zeros. */
-SPDL__PRIVATE void spdl__node_defaults(spdl__node *node, const spdl__plan *plan, int i) {
+SPDL__PRIVATE void spdl__row_defaults(spdl_stage *row, const spdl__plan *plan, int i) {
     const spdl_stage *sink = &plan->rows[plan->count - 1];
-    const bool last = i == plan->count - 2;
-    spdl_stage *row = &node->row;
     *row = plan->rows[i];
     if (row->concurrency == 0) row->concurrency = 1;
-    if (last) row->buffer_size = sink->buffer_size ? sink->buffer_size : 3;
+    if (row->max_concurrency == 0) row->max_concurrency = row->concurrency;
+    if (plan->desc->autotune && row->kind == SPDL_KIND_PIPE && !row->flush &&
+        plan->rows[i].max_concurrency == 0) {
+        const int threads = row->threads ? row->threads : plan->desc->workers;
+        if (threads > row->concurrency) row->max_concurrency = threads;
+    }
+    if (i == plan->count - 2) row->buffer_size = sink->buffer_size ? sink->buffer_size : 3;
     if (row->buffer_size == 0) row->buffer_size = 2;
-    if (row->kind == SPDL_KIND_BATCH) row->free_item = spdl_batch_free;
+    if (row->kind == SPDL_KIND_BATCH || row->kind == SPDL_KIND_MERGE) row->free_item = spdl_batch_free;
+}
+
+/* The most items a batch of ours can have that leaves this row; 0: it yields none. */
+SPDL__PRIVATE size_t spdl__node_batch_size(const spdl_pipeline *p, const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i];
+    const int from = row->kind == SPDL_KIND_MERGE ? plan->path[i][0] : plan->before[i];
+    if (row->kind == SPDL_KIND_BATCH) return (size_t)row->size;
+    if (from < 0 || strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0) return 0;
+    return p->node[from].batch_size;
+}
+
+SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const spdl__plan *plan,
+                                       int i) {
+    spdl_stage *row = &node->row;
+    bool parallel;
+    spdl__row_defaults(row, plan, i);
+    parallel = row->max_concurrency > 1 || row->deferred;
     node->index = i;
     node->ordered = row->kind != SPDL_KIND_PIPE || row->output_order == SPDL_ORDER_INPUT;
+    node->by_ticket = row->kind == SPDL_KIND_PIPE && node->ordered && parallel;
+    node->above = plan->above[i];
+    node->paths = plan->paths[i];
+    memcpy(node->path, plan->path[i], sizeof(node->path));
+    node->limit = (uint32_t)row->concurrency;
     node->cut = SPDL__OPEN;
+    node->batch_size = spdl__node_batch_size(p, plan, i);
+    if (row->kind == SPDL_KIND_BRANCH && node->batch_size > 0 && row->free_item == NULL)
+        row->free_item = spdl_batch_free;
+    node->shelf.allocator = &p->allocator;
+    if (plan->before[i] >= 0 && row->kind != SPDL_KIND_PATH)
+        node->in = &p->node[plan->before[i]].out;
     spdl__name_copy(node->name, spdl__row_name(&plan->rows[i]));
+    if (row->kind == SPDL_KIND_FEED) p->feed = node;
+    if (row->init != NULL) p->has_hooks = true;
 }
 
 SPDL__PRIVATE spdl_result spdl__edge_build(spdl_pipeline *p, spdl__node *node) {
     spdl__edge *edge = &node->out;
     uint64_t slots;
     edge->buffer_size = (uint64_t)node->row.buffer_size;
-    edge->capacity = edge->buffer_size + (uint64_t)node->row.concurrency;
+    slots = edge->buffer_size + (uint64_t)node->row.max_concurrency;
+    if (node->by_ticket)
+        slots = spdl__max(slots, node->row.reorder_window ? (uint64_t)node->row.reorder_window
+                                                          : SPDL__WINDOW);
+    edge->window = slots;
     edge->end = SPDL__OPEN;
-    slots = spdl__pow2(edge->capacity);
+    slots = spdl__pow2(slots);
     edge->mask = slots - 1;
     edge->slots = (spdl__slot *)spdl__alloc_zeroed(&p->allocator, (size_t)slots,
                                                    sizeof(spdl__slot), SPDL_CACHE_LINE);
@@ -4944,33 +6892,64 @@ SPDL__PRIVATE uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
     int i;
     for (i = p->count - 1; i >= first; --i) { /* from the sink up: what lies behind is known */
         const spdl_stage *row = &p->node[i].row;
-        const uint64_t room = (uint64_t)row->buffer_size + (uint64_t)row->concurrency;
+        const uint64_t room = (uint64_t)row->buffer_size + (uint64_t)row->max_concurrency;
         alive += room + calls * spdl__min(SPDL__CLAIM_MAX, room);
-        calls = row->kind == SPDL_KIND_PIPE ? (uint64_t)row->concurrency : 0;
+        calls = row->kind == SPDL_KIND_PIPE ? (uint64_t)row->max_concurrency : 0;
         if (row->kind == SPDL_KIND_BATCH && i > first)
             alive = spdl__min((alive + 1) * (uint64_t)row->size, SPDL__MAX_SPARE);
     }
     return spdl__min(alive, SPDL__MAX_SPARE);
 }
 
+/* Rows that make batches: of items, of parts of a batch, of batches that are joined. */
+SPDL__PRIVATE bool spdl__node_makes_batches(const spdl__node *node) {
+    return node->row.kind == SPDL_KIND_BATCH ||
+           (node->row.kind == SPDL_KIND_BRANCH && node->batch_size > 0) ||
+           (node->row.kind == SPDL_KIND_MERGE && node->row.merge_order == SPDL_MERGE_BATCHES);
+}
+
 SPDL__PRIVATE spdl_result spdl__batches_build(spdl_pipeline *p, spdl__node *node) {
-    const size_t ahead = (size_t)spdl__batches_alive(p, node->index);
+    uint64_t ahead = spdl__batches_alive(p, node->index);
     int i;
-    node->batches = spdl__batch_pool_make(&p->allocator, (size_t)node->row.size, ahead);
+    if (node->row.kind == SPDL_KIND_BRANCH) /* all paths together, at most */
+        ahead = spdl__min(2 * ahead, SPDL__MAX_SPARE);
+    node->batches = spdl__batch_pool_make(&p->allocator, node->batch_size, (size_t)ahead);
     if (node->batches == NULL) return SPDL_E_NOMEM;
     for (i = 0; i <= node->index; ++i) node->batches->free_item[i] = p->node[i].row.free_item;
     return SPDL_OK;
 }
 
+/* Places for deferred calls, all of them free. */
+SPDL__PRIVATE spdl_result spdl__parked_build(spdl_pipeline *p, spdl__node *node) {
+    const uint32_t count = (uint32_t)node->row.max_concurrency;
+    uint32_t i;
+    if (!node->row.deferred) return SPDL_OK;
+    node->parked = (spdl__parked *)spdl__alloc_zeroed(&p->allocator, count, sizeof(*node->parked),
+                                                      sizeof(uint64_t));
+    if (node->parked == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i < count; ++i) node->parked[i].next = i + 1 < count ? i + 2 : 0;
+    node->parked_free = 1;
+    return SPDL_OK;
+}
+
+/* Completion order with a bound: who has ended. */
+SPDL__PRIVATE spdl_result spdl__window_build(spdl_pipeline *p, spdl__node *node) {
+    if (node->ordered || node->row.reorder_window == 0) return SPDL_OK;
+    node->settled_mask = spdl__pow2((uint64_t)node->row.reorder_window + 1) - 1;
+    node->settled = (uint32_t *)spdl__alloc_zeroed(
+        &p->allocator, (size_t)node->settled_mask + 1, sizeof(*node->settled), sizeof(void *));
+    return node->settled != NULL ? SPDL_OK : SPDL_E_NOMEM;
+}
+
 SPDL__PRIVATE spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     spdl_result result = spdl__edge_build(p, node);
+    if (result == SPDL_OK) result = spdl__parked_build(p, node);
+    if (result == SPDL_OK) result = spdl__window_build(p, node);
     if (result != SPDL_OK) return result;
     node->counters = (spdl__counters *)spdl__alloc_zeroed(
         &p->allocator, (size_t)p->workers + 1, sizeof(*node->counters), SPDL_CACHE_LINE);
     if (node->counters == NULL) return SPDL_E_NOMEM;
-    if (node->index > 0) node->in = &p->node[node->index - 1].out;
-    if (node->row.init != NULL) p->has_hooks = true;
-    return node->row.kind == SPDL_KIND_BATCH ? spdl__batches_build(p, node) : SPDL_OK;
+    return spdl__node_makes_batches(node) ? spdl__batches_build(p, node) : SPDL_OK;
 }
 
 SPDL__PRIVATE spdl_result spdl__hooks_build(spdl_pipeline *p) {
@@ -4984,51 +6963,113 @@ SPDL__PRIVATE spdl_result spdl__hooks_build(spdl_pipeline *p) {
     return p->local != NULL && p->inits != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
-/* Everything but the start. On failure spdl__pipeline_release frees what is there. */
-SPDL__PRIVATE spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *plan) {
-    spdl_result result = SPDL_OK;
+SPDL__PRIVATE spdl_result spdl__tasks_build(spdl_pipeline *p) {
+    const size_t workers = (size_t)p->workers;
     int i;
+    p->task = (spdl_task *)spdl__alloc_zeroed(&p->allocator, workers, sizeof(*p->task),
+                                              SPDL_CACHE_LINE);
+    p->split = (spdl__batch **)spdl__alloc_zeroed(&p->allocator, workers * SPDL_MAX_STAGES,
+                                                  sizeof(*p->split), sizeof(void *));
+    if (p->task == NULL || p->split == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i < p->workers; ++i) {
+        p->task[i].pipeline = p;
+        p->task[i].worker = i;
+    }
+    return SPDL_OK;
+}
+
+/* The first crew is the pool, or the trainer; each row with threads of its own has another. */
+SPDL__PRIVATE spdl_result spdl__crews_plan(spdl_pipeline *p, const spdl__plan *plan) {
+    const spdl_pipeline_desc *desc = plan->desc;
+    int i;
+    p->crews = 1;
+    for (i = 0; i < p->count; ++i) p->crews += plan->rows[i].threads > 0;
+    p->crew = (spdl__crew *)spdl__alloc_zeroed(&p->allocator, (size_t)p->crews, sizeof(*p->crew),
+                                               SPDL_CACHE_LINE);
+    if (p->crew == NULL) return SPDL_E_NOMEM;
+    p->crew[0].pool = desc->pool;
+    p->workers = desc->pool ? spdl_pool_workers(desc->pool) : desc->workers ? desc->workers : 1;
+    p->crew[0].workers = p->workers;
+    p->threaded = desc->pool != NULL || desc->workers > 0 || p->crews > 1;
+    p->crews = 1;
+    for (i = 0; i < p->count; ++i) {
+        spdl__crew *crew = plan->rows[i].threads > 0 ? &p->crew[p->crews++] : &p->crew[0];
+        crew->rows |= (uint32_t)1 << i;
+        if (crew == &p->crew[0]) continue;
+        crew->first = p->workers;
+        crew->workers = plan->rows[i].threads;
+        p->workers += crew->workers;
+    }
+    for (i = 0; i < p->crews; ++i) p->crew[i].pipeline = p;
+    return SPDL_OK;
+}
+
+/* Everything but the threads. On failure spdl__pipeline_release frees what is there. */
+SPDL__PRIVATE spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *plan) {
+    spdl_result result = spdl__crews_plan(p, plan);
+    int i;
+    if (result != SPDL_OK) return result;
     p->node = (spdl__node *)spdl__alloc_zeroed(&p->allocator, (size_t)p->count, sizeof(*p->node),
                                                SPDL_CACHE_LINE);
     if (p->node == NULL) return SPDL_E_NOMEM;
-    for (i = 0; i < p->count; ++i) spdl__node_defaults(&p->node[i], plan, i);
+    for (i = 0; i < p->count; ++i) spdl__node_defaults(p, &p->node[i], plan, i);
     for (i = 0; i < p->count && result == SPDL_OK; ++i) result = spdl__node_build(p, &p->node[i]);
+    if (result == SPDL_OK) result = spdl__tasks_build(p);
+    if (result == SPDL_OK) result = spdl__tuner_build(p, plan->desc);
     if (result != SPDL_OK) return result;
     p->sink = &p->node[p->count - 1].out;
     return spdl__hooks_build(p);
 }
 
-SPDL__PRIVATE spdl_result spdl__pipeline_own_pool(spdl_pipeline *p,
-                                                  const spdl_pipeline_desc *desc) {
+SPDL__PRIVATE spdl_result spdl__crew_hire(spdl__crew *crew, const spdl_pipeline_desc *desc,
+                                          const char *name) {
     spdl_pool_desc pool;
     spdl_result result;
-    if (desc->workers == 0) return SPDL_OK;
     memset(&pool, 0, sizeof(pool));
-    pool.workers = desc->workers;
-    pool.name = desc->name;
+    pool.workers = crew->workers;
+    pool.name = name;
+    pool.policy = desc->policy;
     pool.queue_size = 1;
     pool.allocator = desc->allocator;
     pool.logger = desc->logger;
     pool.error = desc->error;
-    result = spdl_pool_create(&p->pool, &pool);
-    p->own_pool = result == SPDL_OK;
+    result = spdl_pool_create(&crew->pool, &pool);
+    crew->own_pool = result == SPDL_OK;
+    return result;
+}
+
+/* The pools that are the pipeline's own. */
+SPDL__PRIVATE spdl_result spdl__crews_hire(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
+    spdl_result result = SPDL_OK;
+    int i, row = 0;
+    if (desc->workers > 0) result = spdl__crew_hire(&p->crew[0], desc, desc->name);
+    for (i = 1; i < p->crews && result == SPDL_OK; ++i) {
+        while ((p->crew[i].rows >> row & 1) == 0) ++row;
+        result = spdl__crew_hire(&p->crew[i], desc, p->node[row].name);
+    }
     return result;
 }
 
 /* The clock starts, every edge is empty and every reader hungry. */
 SPDL__PRIVATE spdl_result spdl__pipeline_start(spdl_pipeline *p) {
     int i;
+    p->process = spdl__process_id();
     p->start_ns = spdl_time_ns();
+    if (p->tuner != NULL) p->tuner->since = p->start_ns;
     for (i = 0; i < p->count; ++i) {
         p->node[i].out.gap_since = p->start_ns;
         if (i + 1 < p->count) p->node[i].out.wait_since = p->start_ns;
     }
-    p->client.step = spdl__pipeline_step;
-    p->client.runnable = spdl__pipeline_runnable;
-    p->client.self = p;
-    if (p->pool == NULL) return SPDL_OK;
-    p->client_slot = spdl__pool_attach(p->pool, &p->client);
-    return p->client_slot != NULL ? SPDL_OK : SPDL_E_LIMIT;
+    for (i = 0; i < p->crews; ++i) {
+        spdl__crew *crew = &p->crew[i];
+        crew->client.step = spdl__crew_step;
+        crew->client.runnable = spdl__crew_runnable;
+        crew->client.self = crew;
+        if (crew->pool == NULL) continue;
+        crew->slot = spdl__pool_attach(crew->pool, &crew->client);
+        if (crew->slot == NULL) return SPDL_E_LIMIT;
+    }
+    return SPDL_OK;
 }
 
 /* Allocates and starts; `p` is zeroed and has its allocator. */
@@ -5037,14 +7078,12 @@ SPDL__PRIVATE spdl_result spdl__pipeline_make(spdl_pipeline *p, const spdl__plan
     spdl_result result;
     p->logger = desc->logger;
     p->count = plan->count - 1;
-    p->pool = desc->pool;
-    p->workers = desc->pool ? spdl_pool_workers(desc->pool) : desc->workers ? desc->workers : 1;
     p->asymmetric = spdl__barrier_init();
     spdl__error_clear(&p->error);
     result = spdl__pipeline_build(p, plan);
     if (result == SPDL_E_NOMEM)
         return spdl__error_set(desc->error, result, "spdl: pipeline: out of memory");
-    if (desc->pool == NULL && result == SPDL_OK) result = spdl__pipeline_own_pool(p, desc);
+    if (result == SPDL_OK) result = spdl__crews_hire(p, desc);
     if (result == SPDL_OK) {
         result = spdl__pipeline_start(p);
         if (result == SPDL_E_LIMIT)
@@ -5054,6 +7093,16 @@ SPDL__PRIVATE spdl_result spdl__pipeline_make(spdl_pipeline *p, const spdl__plan
     return result;
 }
 
+SPDL__PRIVATE bool spdl__pipeline_events(spdl_pipeline *p) {
+    if (!spdl__event_init(&p->fed)) return false;
+    if (!spdl__event_init(&p->quiet)) goto no_quiet;
+    if (spdl__event_init(&p->room)) return true;
+    spdl__event_fini(&p->quiet);
+no_quiet:
+    spdl__event_fini(&p->fed);
+    return false;
+}
+
 SPDL__PRIVATE spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__plan *plan) {
     spdl_pipeline *p = (spdl_pipeline *)spdl__alloc_zeroed(&plan->desc->allocator, 1, sizeof(*p),
                                                            SPDL_CACHE_LINE);
@@ -5061,18 +7110,15 @@ SPDL__PRIVATE spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spd
     if (p == NULL)
         return spdl__error_set(plan->desc->error, result, "spdl: pipeline: out of memory");
     p->allocator = plan->desc->allocator;
-    if (!spdl__event_init(&p->fed)) goto no_event;
-    if (!spdl__event_init(&p->quiet)) goto no_second_event;
+    if (!spdl__pipeline_events(p)) {
+        spdl__free(&plan->desc->allocator, p, sizeof(*p));
+        return result;
+    }
     result = spdl__pipeline_make(p, plan);
     if (result == SPDL_OK)
         *pipeline = p;
     else
         spdl__pipeline_release(p);
-    return result;
-no_second_event:
-    spdl__event_fini(&p->fed);
-no_event:
-    spdl__free(&plan->desc->allocator, p, sizeof(*p));
     return result;
 }
 
@@ -5090,6 +7136,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
         memset(&told, 0, sizeof(told));
     if (told.error == NULL) told.error = &error; /* the log needs a text in any case */
     spdl__error_clear(told.error);
+    memset(&plan, 0, sizeof(plan));
     plan.desc = &told;
     plan.rows = stages;
     plan.count = stage_count > INT16_MAX ? INT16_MAX : (int)stage_count;
@@ -5156,7 +7203,7 @@ SPDL__PRIVATE void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node
     for (i = 0; i <= p->workers; ++i) spdl__sums_add(&sums, &node->counters[i]);
     memcpy(stats->name, node->name, sizeof(stats->name));
     stats->kind = node->row.kind;
-    stats->concurrency = node->row.concurrency;
+    stats->concurrency = (int)spdl__load_relaxed32(&node->limit);
     stats->in_flight = (int)spdl__load32(&node->active);
     stats->tasks = sums.tasks;
     stats->failures = sums.failures;
@@ -5179,7 +7226,7 @@ SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum,
 SPDL__PRIVATE int spdl__edge_depth(const spdl__edge *edge, uint64_t head) {
     uint64_t ticket = head;
     int depth = 0;
-    for (; ticket < head + edge->capacity && spdl__edge_ready(edge, ticket); ++ticket)
+    for (; ticket <= head + edge->mask && spdl__edge_ready(edge, ticket); ++ticket)
         if (!spdl__slot_hole(spdl__edge_slot(edge, ticket))) ++depth;
     return depth;
 }
@@ -5188,7 +7235,7 @@ SPDL__PRIVATE int spdl__edge_depth(const spdl__edge *edge, uint64_t head) {
 SPDL__PRIVATE uint64_t spdl__edge_open_put_waits(const spdl__edge *edge, uint64_t head,
                                                  uint64_t now) {
     uint64_t ticket, waited = 0;
-    for (ticket = head + edge->buffer_size; ticket < head + edge->capacity; ++ticket)
+    for (ticket = head + edge->buffer_size; ticket <= head + edge->mask; ++ticket)
         if (spdl__edge_ready(edge, ticket) && !spdl__slot_hole(spdl__edge_slot(edge, ticket)))
             waited += spdl__slot_age(spdl__edge_slot(edge, ticket), now);
     return waited;
@@ -5225,7 +7272,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *p, spdl_stats *stats) {
     int i;
     memset(stats, 0, sizeof(*stats));
     stats->elapsed_ns = now - p->start_ns;
-    stats->workers = p->pool != NULL ? p->workers : 0;
+    stats->workers = p->threaded ? p->workers : 0;
     stats->stage_count = p->count;
     stats->delivered = spdl__load_relaxed(&p->delivered);
     stats->first_item_ns = spdl__load_relaxed(&p->first_item_ns);

@@ -49,8 +49,8 @@ static void row_refused(const spdl_stage *rows, size_t count, int row, const cha
 static void rows_stand_in_order(void) {
     const spdl_stage pipe = SPDL_PIPE(follow);
     const spdl_stage source = SPDL_SOURCE(count_up), sink = SPDL_SINK(3);
-    ROW_REFUSED(0, "follow", "the first row must be SPDL_SOURCE", pipe, sink);
-    ROW_REFUSED(0, "sink", "the first row must be SPDL_SOURCE", sink, source);
+    ROW_REFUSED(0, "follow", "the first row must be SPDL_SOURCE or SPDL_FEED", pipe, sink);
+    ROW_REFUSED(0, "sink", "the first row must be SPDL_SOURCE or SPDL_FEED", sink, source);
     ROW_REFUSED(1, "count_up", "only the first row may be SPDL_SOURCE", source, source, sink);
     ROW_REFUSED(1, "follow", "the last row must be SPDL_SINK", source, pipe);
     ROW_REFUSED(1, "sink", "only the last row may be SPDL_SINK", source, sink, sink);
