@@ -3402,7 +3402,8 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 #define SPDL__TURN_NS 1000000 /* how long a worker stays with one client when there are others */
 
 typedef struct spdl__client {
-    bool (*step)(void *self, int worker);     /* runs one piece of work; false: there is none */
+    /* runs one piece of work; false: there is none. again: straight after another step */
+    bool (*step)(void *self, int worker, bool again);
     bool (*runnable)(void *self, int worker); /* whether step would find some; worker may be -1 */
     void *self;
 } spdl__client;
@@ -3537,7 +3538,7 @@ SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__client_slot *slot, in
     bool over = false;
     int steps = 0;
     if (client == NULL) return false;
-    while (!over && client->step(client->self, worker))
+    while (!over && client->step(client->self, worker, steps > 0))
         over = spdl__pool_turn_over(pool, ++steps, since);
     spdl__client_leave(pool, slot);
     if (over) spdl__pool_hint(pool); /* it may have more, and we look elsewhere */
@@ -3900,12 +3901,12 @@ typedef struct spdl__edge {
     char pad3[SPDL_CACHE_LINE];
 } spdl__edge;
 
-SPDL__PRIVATE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket) {
+SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket) {
     return &edge->slots[ticket & edge->mask];
 }
 
 /* The acquire pairs with the release in edge_put: the item is there. */
-SPDL__PRIVATE bool spdl__edge_ready(const spdl__edge *edge, uint64_t ticket) {
+SPDL__INLINE bool spdl__edge_ready(const spdl__edge *edge, uint64_t ticket) {
     return spdl__load32(&spdl__edge_slot(edge, ticket)->stamp) == (uint32_t)(ticket + 1);
 }
 
@@ -3929,7 +3930,7 @@ SPDL__PRIVATE void spdl__edge_gap_close(spdl__edge *edge, uint64_t now) {
 }
 
 /* Writers. The ticket was reserved, so the slot is free. */
-SPDL__PRIVATE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item, uint64_t origin,
+SPDL__INLINE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item, uint64_t origin,
                                   uint64_t now) {
     spdl__slot *slot = spdl__edge_slot(edge, ticket);
     slot->item = item;
@@ -4102,7 +4103,7 @@ typedef struct spdl__cursor {
 
 typedef enum spdl__sight { SPDL__NOTHING, SPDL__AN_ITEM, SPDL__A_MARK } spdl__sight;
 
-SPDL__PRIVATE spdl__cursor spdl__cursor_at_head(spdl__edge *edge) {
+SPDL__INLINE spdl__cursor spdl__cursor_at_head(spdl__edge *edge) {
     spdl__cursor c;
     c.edge = edge;
     c.end = spdl__load(&edge->end); /* before the slots: what was put before it is seen */
@@ -4112,7 +4113,7 @@ SPDL__PRIVATE spdl__cursor spdl__cursor_at_head(spdl__edge *edge) {
 }
 
 /* What comes next. Holes are passed over. */
-SPDL__PRIVATE spdl__sight spdl__cursor_look(spdl__cursor *c) {
+SPDL__INLINE spdl__sight spdl__cursor_look(spdl__cursor *c) {
     for (; c->head < c->end && spdl__edge_ready(c->edge, c->head); ++c->head) {
         const unsigned owner = spdl__owner(spdl__edge_slot(c->edge, c->head)->origin);
         if (owner != SPDL__HOLE) return owner == SPDL__MARK ? SPDL__A_MARK : SPDL__AN_ITEM;
@@ -4121,13 +4122,13 @@ SPDL__PRIVATE spdl__sight spdl__cursor_look(spdl__cursor *c) {
 }
 
 /* Steps over a slot that was read to its end. */
-SPDL__PRIVATE void spdl__cursor_step(spdl__cursor *c) {
+SPDL__INLINE void spdl__cursor_step(spdl__cursor *c) {
     ++c->head;
     ++c->taken;
 }
 
 /* Takes the item that cursor_look has seen. */
-SPDL__PRIVATE spdl__emitted spdl__cursor_take(spdl__cursor *c) {
+SPDL__INLINE spdl__emitted spdl__cursor_take(spdl__cursor *c) {
     const spdl__slot *slot = spdl__edge_slot(c->edge, c->head);
     spdl__emitted got;
     got.item = slot->item;
@@ -4314,6 +4315,7 @@ typedef struct spdl__node {
     char name[SPDL_NAME_BYTES];
     bool ordered;    /* results come in the order of the inputs */
     bool by_ticket;  /* and get their tickets when the inputs are claimed */
+    bool plain;      /* a pipe with nothing out of the ordinary: see plain_call */
     uint32_t above;  /* bit i: what row i makes can come here */
     int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
     uint8_t path[SPDL_MAX_STAGES];
@@ -4380,6 +4382,7 @@ struct spdl_task {
     uint64_t ticket;
     uint64_t place;  /* among the calls of a stage with a window */
     uint64_t since;
+    uint64_t clock;  /* when this worker's last claim ended, if it looked for work at once; or 0 */
     spdl__emitted in;
     spdl__bundle *bundle;
     spdl__parked *parked;
@@ -4654,7 +4657,7 @@ SPDL__PRIVATE bool spdl__pipeline_halted(const spdl_pipeline *p) {
 /* --- putting results --- */
 
 /* Puts one result, and wakes the trainer if it waits for just this one. */
-SPDL__PRIVATE void spdl__edge_hand_on(spdl_pipeline *p, spdl__edge *edge, uint64_t ticket,
+SPDL__INLINE void spdl__edge_hand_on(spdl_pipeline *p, spdl__edge *edge, uint64_t ticket,
                                       void *item, uint64_t origin, uint64_t now) {
     spdl__edge_put(edge, ticket, item, origin, now);
     SPDL_TEST_POINT("pipeline put");
@@ -4666,7 +4669,7 @@ SPDL__PRIVATE void spdl__edge_hand_on(spdl_pipeline *p, spdl__edge *edge, uint64
 }
 
 /* The ticket of a result that is put now. */
-SPDL__PRIVATE uint64_t spdl__node_ticket(spdl__node *node, spdl__edge *edge, uint64_t ticket) {
+SPDL__INLINE uint64_t spdl__node_ticket(spdl__node *node, spdl__edge *edge, uint64_t ticket) {
     uint64_t tail;
     if (node->by_ticket) return ticket;
     if (node->row.concurrency > 1 || node->row.max_concurrency > 1) return spdl__add(&edge->tail, 1);
@@ -4675,7 +4678,7 @@ SPDL__PRIVATE uint64_t spdl__node_ticket(spdl__node *node, spdl__edge *edge, uin
     return tail;
 }
 
-SPDL__PRIVATE void spdl__node_put(spdl_pipeline *p, spdl__node *node, uint64_t ticket, void *item,
+SPDL__INLINE void spdl__node_put(spdl_pipeline *p, spdl__node *node, uint64_t ticket, void *item,
                                   uint64_t origin, uint64_t now) {
     spdl__edge_hand_on(p, &node->out, spdl__node_ticket(node, &node->out, ticket), item, origin,
                        now);
@@ -4839,12 +4842,13 @@ SPDL__PRIVATE void spdl__end_claim(spdl_pipeline *p, spdl__node *node, spdl__cla
 }
 
 /* Takes what this stage can run now, or finishes the stage. Whether anything was done. */
-SPDL__PRIVATE bool spdl__node_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim) {
+SPDL__PRIVATE bool spdl__node_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
+                                    uint64_t clock) {
     uint32_t active, limit;
     claim->count = 0;
     claim->progress = claim->flush = false;
-    claim->now = spdl_time_ns();
     if (!spdl__try_lock(&node->lock)) return false;
+    claim->now = clock != 0 ? clock : spdl_time_ns();
     active = spdl__load32(&node->active);
     limit = spdl__load_relaxed32(&node->limit);
     if (!spdl__pipeline_halted(p) && !node->finished) {
@@ -4890,13 +4894,10 @@ SPDL__PRIVATE void spdl__task_discard(spdl_task *task) {
     task->split = NULL;
 }
 
-/* Neither a result nor a wish to wait. */
-SPDL__PRIVATE bool spdl__result_fails(spdl_result result) {
-    return result < 0 || (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END &&
-                          result != SPDL_PENDING);
-}
+/* Whether a call is to be repeated: codes that no stage may return are no reason. */
+SPDL__PRIVATE bool spdl__result_fails(spdl_result result) { return result < 0; }
 
-SPDL__PRIVATE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
+SPDL__INLINE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
     spdl__node *node = task->node;
     spdl_result result;
     task->taken = false;
@@ -4926,6 +4927,9 @@ SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *count
 SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
                                      spdl_result result) {
     spdl__node *node = task->node;
+    if (result == SPDL_PENDING && task->text[0] == '\0')
+        (void)snprintf(task->text, sizeof(task->text),
+                       "returned SPDL_PENDING, but its row does not say .deferred");
     if (result >= 0 && task->text[0] == '\0')
         (void)snprintf(task->text, sizeof(task->text),
                        "returned %d, which is not a result of a stage function", (int)result);
@@ -5053,7 +5057,7 @@ SPDL__PRIVATE void spdl__node_book(spdl__node *node, spdl__counters *counters, u
 }
 
 /* Call `i` of a claim. */
-SPDL__PRIVATE void spdl__task_set(spdl_task *task, const spdl__claim *claim, uint32_t i) {
+SPDL__INLINE void spdl__task_set(spdl_task *task, const spdl__claim *claim, uint32_t i) {
     task->in = claim->in[i];
     task->flushing = claim->flush;
     task->sequence = claim->flush ? 0 : claim->in[i].origin >> 8;
@@ -5188,16 +5192,27 @@ SPDL__PRIVATE bool spdl__parked_returned(spdl_task *task, spdl_result *result, v
 /* --- claims that run --- */
 
 /* One call of a claim. False when the call goes on without us. */
-SPDL__PRIVATE bool spdl__pipe_call(spdl_task *task, spdl__counters *counters, spdl_result *result,
-                                   void **out) {
+SPDL__INLINE bool spdl__pipe_call(spdl_task *task, spdl__counters *counters, spdl_result *result,
+                                  void **out) {
     *out = NULL;
-    *result = spdl__task_call(task, counters, out);
-    if (task->node->parked == NULL) {
-        if (*result == SPDL_PENDING)
-            (void)spdl_fail(task, "returned SPDL_PENDING, but its row does not say .deferred");
+    if (task->node->plain) {
+        *result = spdl__task_attempt(task, out);
         return true;
     }
-    return spdl__parked_returned(task, result, out);
+    *result = spdl__task_call(task, counters, out);
+    return task->node->parked == NULL || spdl__parked_returned(task, result, out);
+}
+
+/* As pipe_settle, for an item that a plain row hands on: the way nearly all of them go. */
+SPDL__INLINE void spdl__plain_settle(spdl_task *task, spdl__counters *counters, void *out,
+                                     uint64_t now) {
+    uint64_t origin = task->in.origin;
+    if (out != task->in.item) {
+        if (!task->taken) spdl__item_free(task->pipeline, task->in.item, origin);
+        origin = spdl__origin(task->sequence, (unsigned)task->node->index);
+        spdl__count(&counters->made, 1);
+    }
+    spdl__node_put(task->pipeline, task->node, task->ticket, out, origin, now);
 }
 
 SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
@@ -5214,13 +5229,18 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
         spdl__task_set(task, claim, i);
         if (!spdl__pipe_call(task, counters, &result, &out)) return; /* the only one of its claim */
         if (claim->count == 1) now = spdl_time_ns();
-        again = spdl__pipe_settle(task, counters, result, out, now) && !spdl__pipeline_halted(p);
+        if (node->plain && result == SPDL_OK)
+            spdl__plain_settle(task, counters, out, now);
+        else
+            again = spdl__pipe_settle(task, counters, result, out, now);
+        again = again && !spdl__pipeline_halted(p);
         if (again && i + 1 < claim->count) spdl__pipeline_hint(p);
     }
-    spdl__pipe_abandon(p, counters, claim, i);
+    if (i < claim->count) spdl__pipe_abandon(p, counters, claim, i);
     if (claim->count > 1) now = spdl_time_ns();
     spdl__node_book(node, counters, i, spdl__load_relaxed(&counters->failures) - failures,
                     claim->now, now);
+    task->clock = now;
     spdl__node_leave(p, node, now);
 }
 
@@ -5285,6 +5305,7 @@ SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__cl
     if (spdl__load32(&node->ended)) spdl__add(&node->out.refunds, 1);
     spdl__node_book(node, counters, i - ends, spdl__load_relaxed(&counters->failures) - failures,
                     claim->now, now);
+    task->clock = now;
     spdl__node_leave(p, node, now);
 }
 
@@ -5559,7 +5580,7 @@ SPDL__PRIVATE bool spdl__node_step(spdl_pipeline *p, spdl__node *node, int worke
     spdl__claim claim;
     if (node->row.kind == SPDL_KIND_BATCH) return spdl__batch_step(p, node, worker);
     if (node->row.kind == SPDL_KIND_MERGE) return spdl__merge_step(p, node, worker);
-    if (!spdl__node_claim(p, node, &claim)) return false;
+    if (!spdl__node_claim(p, node, &claim, p->task[worker].clock)) return false;
     if (claim.count == 0) return true;
     SPDL_TEST_POINT("pipeline claimed");
     spdl__pipeline_hint(p);
@@ -5633,13 +5654,16 @@ SPDL__PRIVATE bool spdl__pipeline_step(const spdl__crew *crew, int worker) {
     for (i = p->count - 1; i >= 0 && !done; --i)
         done = (crew->rows >> i & 1) && spdl__node_runnable(p, &p->node[i]) &&
                spdl__node_step(p, &p->node[i], worker);
+    if (!done) p->task[worker].clock = 0;
     if (done && p->crews > 1) spdl__pipeline_hint(p);
     return done;
 }
 
-SPDL__PRIVATE bool spdl__crew_step(void *self, int worker) {
+SPDL__PRIVATE bool spdl__crew_step(void *self, int worker, bool again) {
     const spdl__crew *crew = (const spdl__crew *)self;
-    return spdl__pipeline_step(crew, crew->first + worker);
+    worker += crew->first;
+    if (!again) crew->pipeline->task[worker].clock = 0;
+    return spdl__pipeline_step(crew, worker);
 }
 
 SPDL__PRIVATE bool spdl__crew_runnable(void *self, int worker) {
@@ -6151,6 +6175,7 @@ SPDL__PRIVATE spdl_result spdl__next_inline(spdl_pipeline *p, void **item, uint6
     spdl_result result = SPDL_EMPTY;
     bool late = false;
     spdl__store(&p->trainer, spdl__thread_id());
+    p->task[0].clock = 0;
     while (result == SPDL_EMPTY && !late) {
         const bool done = spdl__pipeline_step(&p->crew[0], 0);
         result = spdl__sink_take(p, item);
@@ -6865,6 +6890,8 @@ SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const
         node->in = &p->node[plan->before[i]].out;
     spdl__name_copy(node->name, spdl__row_name(&plan->rows[i]));
     if (row->kind == SPDL_KIND_FEED) p->feed = node;
+    node->plain = row->kind == SPDL_KIND_PIPE && !row->emits && !row->deferred && !row->flush &&
+                  row->retries == 0 && (node->ordered || row->reorder_window == 0);
     if (row->init != NULL) p->has_hooks = true;
 }
 
