@@ -4645,8 +4645,8 @@ SPDL__PRIVATE void spdl__pipeline_hint(spdl_pipeline *p) {
     int i;
     if (p->crew[0].pool != NULL)
         spdl__pool_hint(p->crew[0].pool);
-    else if (p->threaded || p->feed != NULL)
-        spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL); /* the trainer is the worker */
+    else /* the trainer is the worker: others are a producer, a stop, who completes a call, a crew */
+        spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL);
     for (i = 1; i < p->crews; ++i) spdl__pool_hint(p->crew[i].pool);
 }
 
@@ -4837,6 +4837,7 @@ SPDL__PRIVATE void spdl__end_claim(spdl_pipeline *p, spdl__node *node, spdl__cla
     } else if (spdl__node_room(p, node) > 0) {
         spdl__flush_claim(node, claim);
         claim->ticket = node->out.reserved;
+        claim->place = node->claimed;
         spdl__node_reserve(p, node, 1);
     }
 }
@@ -5412,17 +5413,19 @@ SPDL__PRIVATE bool spdl__batch_step(spdl_pipeline *p, spdl__node *node, int work
 typedef struct spdl__paths {
     signed char ready[SPDL_MAX_STAGES]; /* 1: an item; 0: nothing yet; -1: a mark, or the end */
     int items, marks, ended;
+    bool moved; /* holes were passed over, which makes room above */
 } spdl__paths;
 
 SPDL__PRIVATE spdl__paths spdl__merge_look(spdl_pipeline *p, spdl__node *node) {
     spdl__paths seen;
     int i;
     seen.items = seen.marks = seen.ended = 0;
+    seen.moved = false;
     for (i = 0; i < node->paths; ++i) {
         spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
         const spdl__sight sight = spdl__cursor_look(&c);
         const bool ended = sight == SPDL__NOTHING && c.head >= c.end;
-        (void)spdl__cursor_settle(&c, spdl_time_ns());
+        if (spdl__cursor_settle(&c, spdl_time_ns())) seen.moved = true;
         seen.ready[i] = sight == SPDL__AN_ITEM ? 1 : sight == SPDL__A_MARK || ended ? -1 : 0;
         seen.items += sight == SPDL__AN_ITEM;
         seen.marks += sight == SPDL__A_MARK;
@@ -5553,8 +5556,8 @@ SPDL__PRIVATE bool spdl__merge_once(spdl_pipeline *p, spdl__node *node, spdl__co
     const spdl__paths seen = spdl__merge_look(p, node);
     if (spdl__merge_mark(p, node, &seen, now)) return true;
     if (node->row.merge_order == SPDL_MERGE_BATCHES)
-        return spdl__merge_batches(p, node, &seen, counters, now);
-    return spdl__merge_one(p, node, &seen, now);
+        return spdl__merge_batches(p, node, &seen, counters, now) || seen.moved;
+    return spdl__merge_one(p, node, &seen, now) || seen.moved;
 }
 
 /* One step of a merge: as many items as there are and room for. Whether anything was done. */
@@ -6249,9 +6252,12 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
         return;
     }
     c = spdl__cursor_at_head(&feed->out);
-    if (spdl__cursor_look(&c) == SPDL__AN_ITEM) got = spdl__cursor_take(&c);
+    /* the stop goes through this lock, too: what it purges afterwards is not taken here */
+    if (!spdl__pipeline_halted(p) && spdl__cursor_look(&c) == SPDL__AN_ITEM)
+        got = spdl__cursor_take(&c);
     if (spdl__cursor_settle(&c, spdl_time_ns())) spdl__count(&feed->counters[0].skips, 1);
     spdl__spin_unlock(&reader->lock);
+    spdl__pipeline_hint(p); /* who saw the lock taken may have gone to sleep; we may put nothing */
     spdl__item_free(p, got.item, got.origin); /* user code: not under the lock */
 }
 
@@ -6862,10 +6868,13 @@ SPDL__PRIVATE void spdl__row_defaults(spdl_stage *row, const spdl__plan *plan, i
 /* The most items a batch of ours can have that leaves this row; 0: it yields none. */
 SPDL__PRIVATE size_t spdl__node_batch_size(const spdl_pipeline *p, const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
-    const int from = row->kind == SPDL_KIND_MERGE ? plan->path[i][0] : plan->before[i];
+    size_t most = 0;
+    int k;
     if (row->kind == SPDL_KIND_BATCH) return (size_t)row->size;
-    if (from < 0 || strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0) return 0;
-    return p->node[from].batch_size;
+    if (strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0) return 0;
+    for (k = 0; row->kind == SPDL_KIND_MERGE && k < plan->paths[i]; ++k)
+        most = (size_t)spdl__max(most, p->node[plan->path[i][k]].batch_size);
+    return plan->before[i] >= 0 ? p->node[plan->before[i]].batch_size : most;
 }
 
 SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const spdl__plan *plan,

@@ -1,0 +1,487 @@
+/* wild.h - pipelines drawn by chance: what their stages do, and which rows they have.
+
+   Everything a stage does with an item is drawn from the item's number, so what a pipeline must
+   deliver can be worked out without it (tests/wild_model.h). Every item knows what became of it, so
+   each of them can be accounted for. Included by tests/test_chance.c only. */
+#ifndef WILD_H_INCLUDED
+#define WILD_H_INCLUDED
+
+#include "items.h"
+
+enum { WILD_ROWS = 32, WILD_ITEMS = 120, WILD_HELD = 4, WILD_DEEP = 2, WILD_ORDERS = 256 };
+
+/* What becomes of an item. OTHERWISE: nobody has said so, but the library has freed it. */
+typedef enum wild_fate { OTHERWISE, TAKEN_IN, SKIPPED, FAILED, DELIVERED, KEPT, FATES } wild_fate;
+
+typedef enum wild_way {
+    PLAIN,
+    EMITS,
+    GATHERS, /* .flush and .emits: hands on what it took, some items at a time */
+    SUMS,    /* .flush: one item at the end */
+    DEFERS,
+    OPENS,   /* .emits the items of a batch */
+    ROUTES,  /* a branch, by the number of the item */
+    DEALS,   /* a branch, each path in turn */
+    SPLITS,  /* a branch, the items of a batch */
+    CHOOSES  /* a merge with a function */
+} wild_way;
+
+typedef struct wild wild;
+
+typedef struct thing {
+    uint32_t magic;
+    wild_fate fate;
+    wild *w;
+    uint64_t number, epoch;
+    int tries;          /* calls of this stage that have failed with it */
+    struct thing *next; /* of those that are dead */
+} thing;
+
+/* What one row draws its results from. */
+typedef struct dice {
+    wild *w;
+    uint64_t seed;
+    wild_way way;
+    unsigned skips, fails; /* percent */
+    bool fresh, slow;
+    int depth;    /* of its input: 0 an item, 1 a batch, 2 a batch of batches */
+    int paths;
+    int most;     /* calls at the same time */
+    long stop_at; /* the number at which the stage stops the pipeline, or -1 */
+    long count;   /* source and feed: items in an epoch, at most */
+    /* written by calls, atomically where there can be several */
+    int inside;
+    uint64_t calls, skipped, failed;
+    uint64_t turn, epoch; /* branch and merge: items dealt so far in this epoch */
+    void *held[WILD_HELD];
+    int held_count;
+    int hold;     /* gathers so many; branch: deals on over the end of an epoch */
+    uint64_t sum;
+    int inits, finis;
+} dice;
+
+/* A deferred call that somebody has to complete. */
+typedef struct wild_order {
+    spdl_deferred call;
+    spdl_result result;
+    void *item;
+    dice *d;
+} wild_order;
+
+typedef enum wild_end { TO_THE_END, STOP, DESTROY, STOP_INSIDE, STOP_BY_THREAD } wild_end;
+
+typedef struct wild_stream {
+    uint64_t *token; /* numbers of items, and the marks below */
+    size_t count, space;
+} wild_stream;
+
+#define WILD_OPEN (UINT64_MAX - 0)  /* a batch begins */
+#define WILD_CLOSE (UINT64_MAX - 1) /* and ends */
+#define WILD_EPOCH (UINT64_MAX - 2) /* the end of an epoch */
+
+struct wild {
+    uint64_t seed, state;
+    spdl_pipeline_desc desc;
+    spdl_pipeline *pipeline;
+    dice dice[WILD_ROWS];
+    spdl_stage rows[WILD_ROWS];
+    size_t count;
+    int depth;        /* of what is delivered */
+    int emitters, own_threads, deferred;
+    int owed;         /* rows that must still come: paths and merges */
+    bool ordered;     /* the very sequence is known */
+    bool known;       /* which items are delivered is known */
+    bool plain;       /* neither batches nor branches nor flush */
+    int window;       /* the only disorder is that of one row, with this window; or -1 */
+    long epochs;      /* that the trainer wants to see; 0: the source is not continuous */
+    bool feed, lossy_feed, meddler, autotune;
+    wild_end end;
+    long leave_after;
+    /* what the trainer and the producer saw */
+    wild_stream seen;
+    uint64_t epoch;
+    wild_stream pushed;
+    bool broken;
+    /* atomic */
+    long made, fates[FATES];
+    bool quit;        /* the helpers are to come home */
+    bool destroyed;   /* and the clerk */
+    thing *dead;
+    /* the clerk, who completes deferred calls */
+    pthread_mutex_t lock;
+    wild_order orders[WILD_ORDERS];
+    int order_count;
+};
+
+static void wild_broke(wild *w);
+
+#define HOLDS(w, ...) ((void)(CHECK(__VA_ARGS__) || (wild_broke(w), true)))
+#define EQUAL(w, a, b) ((void)(CHECK_EQ(a, b) || (wild_broke(w), true)))
+
+static unsigned draw(wild *w, unsigned below) {
+    return (unsigned)(test_random(&w->state) % below);
+}
+
+static bool chance(wild *w, unsigned one_of) { return draw(w, one_of) == 0; }
+
+static uint64_t mix(uint64_t a, uint64_t b) {
+    uint64_t state = a * 0x9e3779b97f4a7c15u + b;
+    return test_random(&state) >> 1; /* never one of the marks */
+}
+
+/* --- streams --- */
+
+static void stream_add(wild_stream *s, uint64_t token) {
+    if (s->count == s->space) {
+        s->space = s->space ? 2 * s->space : 256;
+        s->token = (uint64_t *)realloc(s->token, s->space * sizeof *s->token);
+        REQUIRE(s->token != NULL);
+    }
+    s->token[s->count++] = token;
+}
+
+static void stream_free(wild_stream *s) {
+    free(s->token);
+    memset(s, 0, sizeof *s);
+}
+
+/* --- things --- */
+
+static thing *thing_make(wild *w, uint64_t number, uint64_t epoch) {
+    thing *made = (thing *)calloc(1, sizeof *made);
+    REQUIRE(made != NULL);
+    made->magic = ALIVE;
+    made->w = w;
+    made->number = number;
+    made->epoch = epoch;
+    __atomic_add_fetch(&items_live, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&w->made, 1, __ATOMIC_RELAXED);
+    return made;
+}
+
+/* The memory stays until the pipeline is gone, so that a second free is noticed; the sanitizers
+   notice it themselves. */
+static void thing_free(void *memory) {
+    thing *dead = (thing *)memory;
+    wild *w = dead->w;
+    HOLDS(w, __atomic_exchange_n(&dead->magic, DEAD, __ATOMIC_RELAXED) == ALIVE);
+    __atomic_sub_fetch(&items_live, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&w->fates[dead->fate], 1, __ATOMIC_RELAXED);
+    if (TEST_SANITIZED) {
+        free(dead);
+        return;
+    }
+    dead->next = __atomic_load_n(&w->dead, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(&w->dead, &dead->next, dead, false, __ATOMIC_RELEASE,
+                                        __ATOMIC_RELAXED)) {}
+}
+
+static void things_bury(wild *w) {
+    while (w->dead != NULL) {
+        thing *dead = w->dead;
+        w->dead = dead->next;
+        free(dead);
+    }
+}
+
+/* Calls `each` for every thing in an item, which may be a batch. */
+static void things_each(void *taken, int depth, void (*each)(thing *it, void *arg), void *arg) {
+    const spdl_batch *batch = (const spdl_batch *)taken;
+    if (depth == 0) each((thing *)taken, arg);
+    for (size_t i = 0; depth > 0 && i < batch->count; ++i)
+        if (batch->items[i] != NULL) things_each(batch->items[i], depth - 1, each, arg);
+}
+
+static void thing_doom(thing *it, void *fate) { it->fate = *(const wild_fate *)fate; }
+
+static void doom(void *taken, int depth, wild_fate fate) {
+    things_each(taken, depth, thing_doom, &fate);
+}
+
+static void number_add(thing *it, void *sum) { *(uint64_t *)sum = mix(*(uint64_t *)sum, it->number); }
+
+/* The number of a batch is that of all its things. */
+static uint64_t number_of(void *taken, int depth) {
+    uint64_t sum = 0;
+    if (depth == 0) return ((const thing *)taken)->number;
+    things_each(taken, depth, number_add, &sum);
+    return sum;
+}
+
+/* --- what a call does --- */
+
+static spdl_result dice_result(const dice *d, uint64_t number, int tries) {
+    const unsigned percent = (unsigned)(mix(d->seed + (uint64_t)tries, number) % 100);
+    if (percent < d->skips) return SPDL_SKIP;
+    return percent < d->skips + d->fails ? SPDL_E_FORMAT : SPDL_OK;
+}
+
+static wild_fate fate_of(spdl_result result) {
+    return result == SPDL_OK ? TAKEN_IN : result == SPDL_SKIP ? SKIPPED : FAILED;
+}
+
+static void dawdle(const dice *d, uint64_t number) {
+    if (d->slow && number % 16 == 0) sleep_us((long)(number % 128));
+    else if (number % 32 == 1) sched_yield();
+}
+
+static void dice_enter(dice *d, spdl_task *task, uint64_t number) {
+    const int inside = __atomic_add_fetch(&d->inside, 1, __ATOMIC_SEQ_CST);
+    HOLDS(d->w, inside <= d->most);
+    __atomic_add_fetch(&d->calls, 1, __ATOMIC_RELAXED);
+    if (d->stop_at >= 0 && d->stop_at == (long)spdl_sequence(task)) spdl_stop(task);
+    dawdle(d, number);
+}
+
+/* The call is over; `in` is NULL for a source. */
+static spdl_result dice_leave(dice *d, void *in, spdl_result result, wild_fate fate) {
+    if (in != NULL) doom(in, d->depth, fate);
+    if (result == SPDL_SKIP) __atomic_add_fetch(&d->skipped, 1, __ATOMIC_RELAXED);
+    if (result < 0) __atomic_add_fetch(&d->failed, 1, __ATOMIC_RELAXED);
+    __atomic_sub_fetch(&d->inside, 1, __ATOMIC_SEQ_CST);
+    return result;
+}
+
+static void thing_check(thing *it, void *arg) {
+    const spdl_task *task = (const spdl_task *)arg;
+    HOLDS(it->w, it->magic == ALIVE && it->epoch == spdl_epoch(task));
+    it->fate = OTHERWISE;
+}
+
+/* A batch has no tries of its own: it fails again. */
+static spdl_result dice_try(const dice *d, void *in, uint64_t number) {
+    thing *it = d->depth == 0 ? (thing *)in : NULL;
+    const spdl_result result = dice_result(d, number, it ? it->tries : 0);
+    if (it != NULL) it->tries = result < 0 ? it->tries + 1 : 0;
+    return result;
+}
+
+/* Emits children of an item, and maybe itself among them. Whether that was done. */
+static bool dice_emit(const dice *d, spdl_task *task, void *in, uint64_t number, uint64_t epoch,
+                      wild_fate fate) {
+    const uint64_t count = mix(d->seed, number) % 6, own = mix(number, d->seed) % 12;
+    for (uint64_t i = 0; i < count; ++i) {
+        const bool itself = i == own && in != NULL && fate == OTHERWISE;
+        thing *child = itself ? (thing *)in : thing_make(d->w, mix(number, i + 1), epoch);
+        child->fate = fate;
+        HOLDS(d->w, spdl_emit(task, child) == SPDL_OK);
+    }
+    return own < count && in != NULL && fate == OTHERWISE;
+}
+
+static spdl_result call_emits(dice *d, spdl_task *task, void *in, uint64_t number) {
+    const spdl_result result = dice_try(d, in, number);
+    const wild_fate fate = result == SPDL_OK ? OTHERWISE : fate_of(result);
+    bool itself = false;
+    if (result == SPDL_OK || number % 2)
+        itself = dice_emit(d, task, in, number, ((thing *)in)->epoch, fate);
+    return dice_leave(d, itself ? NULL : in, result, fate_of(result));
+}
+
+static spdl_result call_opens(dice *d, spdl_task *task, spdl_batch *in, uint64_t number) {
+    const spdl_result result = dice_try(d, in, number);
+    doom(in, d->depth, result == SPDL_OK ? OTHERWISE : fate_of(result));
+    for (size_t i = 0; result == SPDL_OK && i < in->count; ++i) {
+        HOLDS(d->w, spdl_emit(task, in->items[i]) == SPDL_OK);
+        in->items[i] = NULL;
+    }
+    return dice_leave(d, NULL, result, OTHERWISE);
+}
+
+static spdl_result call_gathers(dice *d, spdl_task *task, void *in, uint64_t number) {
+    const spdl_result result = in ? dice_try(d, in, number) : SPDL_OK;
+    if (result != SPDL_OK) return dice_leave(d, in, result, fate_of(result));
+    if (in != NULL) {
+        spdl_take(task);
+        d->held[d->held_count++] = in;
+    }
+    HOLDS(d->w, (in == NULL) == spdl_flushing(task));
+    if (in != NULL && d->held_count < d->hold) return dice_leave(d, NULL, result, OTHERWISE);
+    for (int i = 0; i < d->held_count; ++i) {
+        things_each(d->held[i], d->depth, thing_check, task);
+        HOLDS(d->w, spdl_emit(task, d->held[i]) == SPDL_OK);
+    }
+    d->held_count = 0;
+    return dice_leave(d, NULL, result, OTHERWISE);
+}
+
+static spdl_result call_sums(dice *d, spdl_task *task, void *in, uint64_t number, void **out) {
+    spdl_result result = SPDL_SKIP;
+    if (in != NULL) {
+        result = dice_try(d, in, number);
+        if (result == SPDL_OK) d->sum += number + 1;
+        if (result == SPDL_OK) result = SPDL_SKIP;
+        return dice_leave(d, in, result, fate_of(result));
+    }
+    HOLDS(d->w, spdl_flushing(task));
+    if (d->sum != 0) *out = thing_make(d->w, mix(d->sum, d->seed), spdl_epoch(task));
+    if (d->sum != 0) result = SPDL_OK;
+    d->sum = 0;
+    return dice_leave(d, NULL, result, OTHERWISE);
+}
+
+/* What a stage makes of its input: a new thing, or the input itself. */
+static void *dice_make(const dice *d, void *in, uint64_t number, spdl_result result) {
+    if (result != SPDL_OK) return NULL;
+    if (!d->fresh || d->depth > 0) return in;
+    return thing_make(d->w, mix(number, d->seed), ((thing *)in)->epoch);
+}
+
+static spdl_result call_plain(dice *d, void *in, uint64_t number, void **out) {
+    const spdl_result result = dice_try(d, in, number);
+    *out = dice_make(d, in, number, result);
+    return dice_leave(d, in, result, *out == in ? OTHERWISE : fate_of(result));
+}
+
+static void order_complete(const wild_order *o) {
+    if (o->result == SPDL_E_FORMAT)
+        HOLDS(o->d->w, spdl_complete_fail(o->call, "drawn by chance") == SPDL_OK);
+    else
+        HOLDS(o->d->w, spdl_complete(o->call, o->result, o->item) == SPDL_OK);
+}
+
+static void order_place(wild *w, wild_order o) {
+    pthread_mutex_lock(&w->lock);
+    REQUIRE(w->order_count < WILD_ORDERS);
+    w->orders[w->order_count++] = o;
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* Some calls end at once, some are completed before the function returns, by it or by the clerk. */
+static spdl_result call_defers(dice *d, spdl_task *task, void *in, uint64_t number, void **out) {
+    const uint64_t how = mix(number, d->seed + 7) % 8;
+    const spdl_result result = dice_result(d, number, 0);
+    wild_order o = { { NULL, 0 }, result, dice_make(d, in, number, result), d };
+    if (how == 0) {
+        *out = o.item;
+        return dice_leave(d, in, result, *out == in ? OTHERWISE : fate_of(result));
+    }
+    o.call = spdl_defer(task);
+    HOLDS(d->w, o.call.pipeline != NULL);
+    (void)dice_leave(d, in, result, o.item == in ? OTHERWISE : fate_of(result));
+    if (how == 1 && result < 0) return result; /* the handle is dead then */
+    if (how <= 2) {
+        order_complete(&o);
+        if (how == 2) HOLDS(d->w, spdl_complete(o.call, SPDL_OK, NULL) == SPDL_E_INVALID);
+    } else {
+        order_place(d->w, o);
+        if (how == 3) sleep_us(60);
+        if (how == 4) sched_yield();
+    }
+    return SPDL_PENDING;
+}
+
+static void path_add(void *taken, int depth, const dice *d, int *path) {
+    *path = (int)(mix(number_of(taken, depth), d->seed) % (uint64_t)d->paths);
+}
+
+static spdl_result call_branch(dice *d, spdl_task *task, void *in, uint64_t number, void **out) {
+    const spdl_result result = dice_try(d, in, number);
+    int paths[64];
+    *out = d->way == SPLITS ? in : dice_make(d, in, number, result);
+    if (d->epoch != spdl_epoch(task) && !d->hold) d->turn = 0;
+    d->epoch = spdl_epoch(task);
+    if (result != SPDL_OK) return dice_leave(d, in, result, fate_of(result));
+    if (d->way == SPLITS) {
+        const spdl_batch *batch = (const spdl_batch *)in;
+        REQUIRE(batch->count <= 64);
+        doom(in, d->depth, OTHERWISE);
+        for (size_t i = 0; i < batch->count; ++i)
+            path_add(batch->items[i], d->depth - 1, d, &paths[i]);
+        HOLDS(d->w, spdl_route_items(task, paths) == SPDL_OK);
+        return dice_leave(d, NULL, result, OTHERWISE);
+    }
+    path_add(in, d->depth, d, &paths[0]);
+    if (d->way == DEALS) paths[0] = (int)(d->turn++ % (uint64_t)d->paths);
+    HOLDS(d->w, spdl_route(task, paths[0]) == SPDL_OK);
+    return dice_leave(d, in, result, *out == in ? OTHERWISE : TAKEN_IN);
+}
+
+static spdl_result wild_call(spdl_task *task, void *in, void **out) {
+    dice *d = (dice *)spdl_ctx(task);
+    const uint64_t number = in ? number_of(in, d->depth) : 0;
+    dice_enter(d, task, number);
+    if (in != NULL) things_each(in, d->depth, thing_check, task);
+    switch (d->way) {
+    case EMITS: return call_emits(d, task, in, number);
+    case OPENS: return call_opens(d, task, (spdl_batch *)in, number);
+    case GATHERS: return call_gathers(d, task, in, number);
+    case SUMS: return call_sums(d, task, in, number, out);
+    case DEFERS: return call_defers(d, task, in, number, out);
+    case ROUTES:
+    case DEALS:
+    case SPLITS: return call_branch(d, task, in, number, out);
+    default: return call_plain(d, in, number, out);
+    }
+}
+
+/* clang-format off */
+#define WILD_FN(name, In, Out)                                                                     \
+    SPDL_FN(name, In, Out) {                                                                       \
+        void *made = NULL;                                                                         \
+        const spdl_result result = wild_call(task, in, &made);                                     \
+        *out = (Out *)made;                                                                        \
+        return result;                                                                             \
+    }
+/* clang-format on */
+WILD_FN(wild_stage, thing, thing)
+WILD_FN(wild_batch_stage, spdl_batch, spdl_batch)
+WILD_FN(wild_open, spdl_batch, thing)
+
+/* How many items an epoch has. */
+static long wild_length(const dice *d, uint64_t epoch) {
+    return (long)(mix(d->seed + 3, epoch) % (uint64_t)(d->count + 1));
+}
+
+static uint64_t wild_first(const dice *d, uint64_t epoch, uint64_t value) {
+    return mix(d->seed + epoch, value);
+}
+
+SPDL_FN(wild_source, void, thing) {
+    dice *d = (dice *)spdl_ctx(task);
+    const uint64_t value = spdl_sequence(task), epoch = spdl_epoch(task);
+    const uint64_t number = wild_first(d, epoch, value);
+    spdl_result result;
+    if ((long)value >= wild_length(d, epoch)) return SPDL_END;
+    result = dice_result(d, d->calls, 1);
+    dice_enter(d, task, number);
+    if (d->way == EMITS) {
+        if (result == SPDL_OK) dice_emit(d, task, NULL, number, epoch, OTHERWISE);
+    } else if (result == SPDL_OK) {
+        *out = thing_make(d->w, number, epoch);
+    }
+    return dice_leave(d, NULL, result, OTHERWISE);
+}
+
+/* A merge that takes any that is there, or deals as its branch did. */
+static int wild_choose(void *ctx, const signed char *ready, int paths) {
+    dice *d = (dice *)ctx;
+    const int from = (int)(d->turn % (uint64_t)paths);
+    if (d->way == CHOOSES) {
+        for (int i = 0; i < paths; ++i)
+            if (ready[(from + i) % paths] == 1) {
+                d->turn = mix(d->turn, d->seed) >> 8;
+                return (from + i) % paths;
+            }
+        return -1;
+    }
+    if (ready[from] == 1) ++d->turn;
+    return from;
+}
+
+static spdl_result wild_init(void *ctx, int worker, void **local) {
+    dice *d = (dice *)ctx;
+    (void)worker;
+    __atomic_add_fetch(&d->inits, 1, __ATOMIC_RELAXED);
+    *local = d;
+    return SPDL_OK;
+}
+
+static void wild_fini(void *ctx, int worker, void *local) {
+    dice *d = (dice *)ctx;
+    (void)worker;
+    HOLDS(d->w, local == ctx);
+    __atomic_add_fetch(&d->finis, 1, __ATOMIC_RELAXED);
+}
+
+#endif /* WILD_H_INCLUDED */
