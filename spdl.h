@@ -5916,17 +5916,20 @@ SPDL__PRIVATE bool spdl__inflate_fail(spdl__inflate *s, const char *reason) {
 
 /* Afterwards there are 56 bits or more, or all that are left. A load of 8 bytes puts the bits above
    `count` where a later load will put them again. */
+SPDL__INLINE const uint8_t *spdl__inflate_load(const uint8_t *in, const uint8_t *end,
+                                               uint64_t *bits, unsigned *count) {
+    if (SPDL__LIKELY(end - in >= 8)) {
+        *bits |= spdl__le64(in) << *count;
+        in += (63 - *count) >> 3;
+        *count |= 56;
+        return in;
+    }
+    for (; *count < 56 && in != end; *count += 8) *bits |= (uint64_t)*in++ << *count;
+    return in;
+}
+
 SPDL__PRIVATE void spdl__inflate_refill(spdl__inflate *s) {
-    if (s->in_end - s->in >= 8) {
-        s->bits |= spdl__le64(s->in) << s->count;
-        s->in += (63 - s->count) >> 3;
-        s->count |= 56;
-        return;
-    }
-    while (s->count < 56 && s->in != s->in_end) {
-        s->bits |= (uint64_t)*s->in++ << s->count;
-        s->count += 8;
-    }
+    s->in = spdl__inflate_load(s->in, s->in_end, &s->bits, &s->count);
 }
 
 SPDL__PRIVATE void spdl__inflate_drop(spdl__inflate *s, unsigned count) {
@@ -5943,28 +5946,27 @@ SPDL__PRIVATE bool spdl__inflate_take(spdl__inflate *s, unsigned count, unsigned
     return true;
 }
 
-/* What a symbol means: an entry without the bits of its code. */
-SPDL__PRIVATE uint32_t spdl__inflate_meaning(spdl__inflate_alphabet alphabet, unsigned symbol) {
+/* What a symbol means that is no literal: an entry without the bits of its code. One of the precode
+   is a run, as long as bits 16-23 say, of the length in bits 24-27 or, with AGAIN, the last one. */
+SPDL__INLINE uint32_t spdl__inflate_meaning(spdl__inflate_alphabet alphabet, unsigned symbol) {
     static const uint16_t length_base[29] = { 3,  4,  5,  6,   7,   8,   9,   10,  11, 13,
                                               15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
                                               67, 83, 99, 115, 131, 163, 195, 227, 258 };
-    uint32_t base, extra;
-    if (alphabet == SPDL__INFLATE_PRECODE) {
-        if (symbol < 16) return symbol << 16 | SPDL__INFLATE_LITERAL;
-        if (symbol == 16) return 3u << 16 | SPDL__INFLATE_AGAIN | 2;
-        return symbol == 17 ? 3u << 16 | 3 : 11u << 16 | 7;
-    }
+    static const uint8_t length_extra[29] = { 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
+                                              2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0 };
+    static const uint32_t runs[3] = { 3u << 16 | SPDL__INFLATE_AGAIN | 2, 3u << 16 | 3,
+                                      11u << 16 | 7 };
+    uint32_t extra;
+    if (alphabet == SPDL__INFLATE_PRECODE)
+        return symbol < 16 ? symbol << 24 | 1u << 16 : runs[symbol - 16];
     if (alphabet == SPDL__INFLATE_DIST) {
-        if (symbol >= 30) return SPDL__INFLATE_BAD;
-        extra = symbol < 4 ? 0 : symbol / 2 - 1;
-        base = symbol < 4 ? symbol + 1 : ((2 + symbol % 2) << extra) + 1;
-        return base << 16 | extra;
+        if (symbol < 4) return (symbol + 1) << 16;
+        extra = symbol / 2 - 1;
+        return symbol < 30 ? (((2 + symbol % 2) << extra) + 1) << 16 | extra : SPDL__INFLATE_BAD;
     }
-    if (symbol < 256) return symbol << 16 | SPDL__INFLATE_LITERAL;
     if (symbol == 256) return SPDL__INFLATE_END;
     if (symbol >= 286) return SPDL__INFLATE_BAD;
-    extra = symbol < 265 || symbol == 285 ? 0 : (symbol - 261) / 4;
-    return (uint32_t)length_base[symbol - 257] << 16 | extra;
+    return (uint32_t)length_base[symbol - 257] << 16 | length_extra[symbol - 257];
 }
 
 /* Whether the lengths make a prefix code: each code of `length` bits takes 2^-length of the space,
@@ -5992,40 +5994,36 @@ SPDL__PRIVATE unsigned spdl__inflate_sub_bits(const unsigned *count, unsigned le
     return bits;
 }
 
-/* Counts the codes of each length and sorts their entries, shorter codes first; those of symbols
-   without a code go behind, unseen. Adding to what was just added to has to wait for it, so the
-   first 128 symbols have counts and places of their own. Returns how many have a code. */
-SPDL__PRIVATE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabet alphabet,
-                                          const uint8_t *lengths, unsigned symbols,
-                                          unsigned *count) {
+/* How many codes of each length there are. */
+SPDL__PRIVATE void spdl__inflate_count(unsigned *count, const uint8_t *lengths, unsigned symbols) {
+    unsigned i;
+    memset(count, 0, 16 * sizeof(*count));
+    for (i = 0; i < symbols; i++) count[lengths[i]]++;
+}
+
+/* Sorts what the symbols mean, shorter codes first; those of symbols without a code go behind,
+   unseen. A place that was just moved on can be used again only when that is done, so the first 128
+   symbols are placed from the front of each length on, others from its end. Returns how many have a
+   code. */
+SPDL__INLINE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabet alphabet,
+                                         const uint8_t *lengths, unsigned symbols,
+                                         const unsigned *count) {
     const unsigned half = alphabet == SPDL__INFLATE_LITLEN ? 128 : 0;
-    unsigned low[16] = { 0 }, high[16] = { 0 }, i, length, at;
-    for (i = 0; i < half; i++) {
-        low[lengths[i]]++;
-        high[lengths[i + half]]++;
-    }
-    for (i = 2 * half; i < symbols; i++) high[lengths[i]]++;
-    count[0] = low[0] + high[0];
-    at = 0;
+    unsigned front[16], end[16], i, length, at = 0;
     for (length = 1; length < 16; length++) {
-        count[length] = low[length] + high[length];
-        i = low[length];
-        low[length] = at;
-        high[length] = at + i;
+        front[length] = at;
         at += count[length];
+        end[length] = at;
     }
-    i = low[0];
-    low[0] = at;
-    high[0] = at + i;
+    front[0] = at;
+    end[0] = at + count[0];
+    for (i = symbols; i > 2 * half; i--) {
+        length = lengths[i - 1];
+        sorted[--end[length]] = spdl__inflate_meaning(alphabet, i - 1);
+    }
     for (i = 0; i < half; i++) {
-        length = lengths[i];
-        sorted[low[length]++] = i << 16 | SPDL__INFLATE_LITERAL | length * 0x101;
-        length = lengths[i + half];
-        sorted[high[length]++] = (i + half) << 16 | SPDL__INFLATE_LITERAL | length * 0x101;
-    }
-    for (i = 2 * half; i < symbols; i++) {
-        length = lengths[i];
-        sorted[high[length]++] = spdl__inflate_meaning(alphabet, i) + length * 0x101;
+        sorted[front[lengths[i]]++] = i << 16 | SPDL__INFLATE_LITERAL;
+        sorted[--end[lengths[255 - i]]] = (255 - i) << 16 | SPDL__INFLATE_LITERAL;
     }
     return at;
 }
@@ -6041,11 +6039,10 @@ SPDL__INLINE unsigned spdl__inflate_next_code(unsigned code, unsigned number, un
 SPDL__PRIVATE void spdl__inflate_build_subs(uint32_t *table, unsigned root, unsigned longest,
                                             const uint32_t *sorted, unsigned used, unsigned *count,
                                             unsigned code, unsigned number) {
-    unsigned i, at, length = root, next, bits = 0, sub = 0, end = 1u << root, prefix = ~0u;
+    unsigned i, at, length = root, bits = 0, sub = 0, end = 1u << root, prefix = ~0u;
+    count[root] = 0; /* all have their place */
     for (i = 0; i < used; i++) {
-        next = sorted[i] >> 8 & 15;
-        number <<= next - length;
-        length = next;
+        for (; count[length] == 0; length++) number *= 2;
         if ((code & ((1u << root) - 1)) != prefix) {
             prefix = code & ((1u << root) - 1);
             bits = spdl__inflate_sub_bits(count, length, root, longest);
@@ -6054,20 +6051,47 @@ SPDL__PRIVATE void spdl__inflate_build_subs(uint32_t *table, unsigned root, unsi
             table[prefix] = sub << 16 | SPDL__INFLATE_LINK | bits;
         }
         for (at = code >> root; at < 1u << bits; at += 1u << (length - root))
-            table[sub + at] = sorted[i];
+            table[sub + at] = sorted[i] + length * 0x101;
         count[length]--;
         code = spdl__inflate_next_code(code, ++number, length);
     }
 }
 
+/* Doubles a table that is filled so far; a few entries behind may change, if they are below 32. */
+SPDL__INLINE void spdl__inflate_double(uint32_t *table, unsigned entries) {
+    uint32_t sixteen[16];
+    unsigned i;
+    for (i = 0; i < entries; i += 16) {
+        memcpy(sixteen, table + i, sizeof(sixteen));
+        memcpy(table + entries + i, sixteen, sizeof(sixteen));
+    }
+}
+
+/* Puts the codes of one length in their places and returns the next code. The first number is even,
+   as every length begins with the double of the last one's: so codes come in pairs that differ in
+   nothing but their last bit. */
+SPDL__INLINE unsigned spdl__inflate_place(uint32_t *table, const uint32_t *sorted, unsigned codes,
+                                          unsigned length, unsigned code, unsigned number) {
+    const unsigned last = 1u << (length - 1);
+    for (number /= 2; codes >= 2; codes -= 2, sorted += 2) {
+        table[code] = sorted[0] + length * 0x101;
+        table[code | last] = sorted[1] + length * 0x101;
+        code = spdl__inflate_next_code(code, ++number, length - 1);
+    }
+    if (codes == 0) return code;
+    table[code] = sorted[0] + length * 0x101;
+    return code | last;
+}
+
 /* Fills a decoding table and returns the bits of its first level, or 0 when there is no such code.
    It is filled for codes of one bit, then doubled by a copy for those of two bits, and so on: every
    code is written once. The size of the large table follows the longest code, so that many tiny
-   blocks cannot make it slow. */
-SPDL__PRIVATE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
-                                           spdl__inflate_alphabet alphabet, const uint8_t *lengths,
-                                           unsigned symbols) {
-    unsigned count[16], longest = 15, used, i = 0, end = 0, length, code = 0, number = 0;
+   blocks cannot make it slow. count[] says how many codes of each length there are and is used up.
+   A copy for each alphabet, so that each has only what it needs. */
+SPDL__INLINE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
+                                          spdl__inflate_alphabet alphabet, const uint8_t *lengths,
+                                          unsigned symbols, unsigned *count) {
+    unsigned longest = 15, used, i = 0, length, code = 0, number = 0;
     uint32_t sorted[288];
     used = spdl__inflate_sort(sorted, alphabet, lengths, symbols, count);
     while (longest > 0 && count[longest] == 0) longest--;
@@ -6076,16 +6100,37 @@ SPDL__PRIVATE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
     if (longest <= 1) table[0] = table[1] = SPDL__INFLATE_BAD | 1;
     for (length = 1; length <= root; length++) {
         number *= 2;
-        for (end += count[length]; i < end; i++) {
-            table[code] = sorted[i];
-            code = spdl__inflate_next_code(code, ++number, length);
-        }
+        code = spdl__inflate_place(table, sorted + i, count[length], length, code, number);
+        number += count[length];
+        i += count[length];
         if (length < root && (i > 0 || longest <= 1))
-            memcpy(table + (1u << length), table, sizeof(*table) << length);
+            spdl__inflate_double(table, 1u << length);
     }
     if (i < used)
         spdl__inflate_build_subs(table, root, longest, sorted + i, used - i, count, code, number);
     return root;
+}
+
+SPDL__INLINE unsigned spdl__inflate_build_litlen(spdl__inflate_tables *tables,
+                                                  const uint8_t *lengths, unsigned symbols,
+                                                  unsigned *count) {
+    tables->litlen_bits = spdl__inflate_build(tables->litlen, SPDL__INFLATE_LITLEN_BITS,
+                                              SPDL__INFLATE_LITLEN, lengths, symbols, count);
+    return tables->litlen_bits;
+}
+
+SPDL__INLINE unsigned spdl__inflate_build_dist(spdl__inflate_tables *tables,
+                                                const uint8_t *lengths, unsigned symbols,
+                                                unsigned *count) {
+    return spdl__inflate_build(tables->dist, SPDL__INFLATE_DIST_BITS, SPDL__INFLATE_DIST, lengths,
+                               symbols, count);
+}
+
+SPDL__INLINE unsigned spdl__inflate_build_precode(uint32_t *table, const uint8_t *lengths) {
+    unsigned count[16];
+    spdl__inflate_count(count, lengths, 19);
+    return spdl__inflate_build(table, SPDL__INFLATE_PRECODE_BITS, SPDL__INFLATE_PRECODE, lengths,
+                               19, count);
 }
 
 /* The entry for the code in the lowest bits. */
@@ -6121,14 +6166,16 @@ SPDL__PRIVATE bool spdl__inflate_stored_block(spdl__inflate *s) {
 
 SPDL__PRIVATE void spdl__inflate_build_fixed(spdl__inflate_tables *tables) {
     uint8_t lengths[288];
+    unsigned count[16];
     memset(lengths, 8, 144);
     memset(lengths + 144, 9, 112);
     memset(lengths + 256, 7, 24);
     memset(lengths + 280, 8, 8);
-    tables->litlen_bits = spdl__inflate_build(tables->litlen, SPDL__INFLATE_LITLEN_BITS,
-                                              SPDL__INFLATE_LITLEN, lengths, 288);
+    spdl__inflate_count(count, lengths, 288);
+    (void)spdl__inflate_build_litlen(tables, lengths, 288, count);
     memset(lengths, 5, 32);
-    spdl__inflate_build(tables->dist, SPDL__INFLATE_DIST_BITS, SPDL__INFLATE_DIST, lengths, 32);
+    spdl__inflate_count(count, lengths, 32);
+    (void)spdl__inflate_build_dist(tables, lengths, 32, count);
 }
 
 SPDL__PRIVATE bool spdl__inflate_fixed_block(spdl__inflate *s) {
@@ -6142,46 +6189,66 @@ SPDL__PRIVATE bool spdl__inflate_fixed_block(spdl__inflate *s) {
 }
 
 /* Reads the code lengths of both codes; they are themselves coded, with runs. lengths[] has room
-   for `total` and 7 more. The bits are in locals, which no store to lengths[] can change. */
-SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode,
-                                         uint8_t *lengths, unsigned total) {
+   for `total` and 7 more; count[] gets how many there are of each. Which of them are runs cannot be
+   foretold, so all are: 8 bytes are written for each, which are enough but for long runs of zeros,
+   and zeros are there already. Four need no more bits than are loaded at once; when there were too
+   few, `left` is far above 64. */
+SPDL__INLINE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode,
+                                         uint8_t *lengths, unsigned total, unsigned *count) {
+    const uint8_t *in = s->in, *const end = s->in_end;
+    unsigned have = 0, value = 0, run, left = s->count, i;
     uint64_t bits = s->bits, word;
-    unsigned count = s->count, have = 0, run, i;
     uint32_t entry;
+    memset(lengths, 0, total);
+    in = spdl__inflate_load(in, end, &bits, &left);
+    entry = precode[bits & ((1u << SPDL__INFLATE_PRECODE_BITS) - 1)];
+    if ((entry & SPDL__INFLATE_AGAIN) && (entry & 63) <= left)
+        return spdl__inflate_fail(s, "a run of code lengths does not fit");
     while (have < total) {
-        if (count < 7 + 7) {
-            s->bits = bits;
-            s->count = count;
-            spdl__inflate_refill(s);
-            bits = s->bits;
-            count = s->count;
-        }
-        entry = precode[bits & ((1u << SPDL__INFLATE_PRECODE_BITS) - 1)];
-        if ((entry & 255) > count) return spdl__inflate_fail(s, "the deflate stream is cut off");
-        run = (unsigned)spdl__inflate_value(entry, bits);
-        bits >>= entry & 63;
-        count -= entry & 255;
-        if (entry & SPDL__INFLATE_LITERAL) {
-            lengths[have++] = (uint8_t)(entry >> 16);
-            continue;
-        }
-        if (run > total - have || ((entry & SPDL__INFLATE_AGAIN) && have == 0))
-            return spdl__inflate_fail(s, "a run of code lengths does not fit");
-        word = entry & SPDL__INFLATE_AGAIN ? lengths[have - 1] * UINT64_C(0x0101010101010101) : 0;
-        for (i = 0; i < run; i += 8) memcpy(lengths + have + i, &word, 8);
-        have += run;
+        in = spdl__inflate_load(in, end, &bits, &left);
+        i = 4;
+        do {
+            entry = precode[bits & ((1u << SPDL__INFLATE_PRECODE_BITS) - 1)];
+            run = (unsigned)spdl__inflate_value(entry, bits) & 255;
+            value = entry & SPDL__INFLATE_AGAIN ? value : entry >> 24;
+            bits >>= entry & 63;
+            left -= entry & 63;
+            word = value * UINT64_C(0x0101010101010101);
+            memcpy(lengths + have, &word, 8);
+            count[value] += run;
+            have += run;
+        } while (--i > 0 && have < total);
+        if (left > 64) return spdl__inflate_fail(s, "the deflate stream is cut off");
     }
+    s->in = in;
     s->bits = bits;
-    s->count = count;
+    s->count = left;
+    return have == total || spdl__inflate_fail(s, "a run of code lengths does not fit");
+}
+
+/* Fills the tables. */
+SPDL__INLINE bool spdl__inflate_codes(spdl__inflate *s, const uint8_t *lengths, unsigned litlens,
+                                       unsigned dists, unsigned *count) {
+    unsigned of_dists[16], i;
+    spdl__inflate_count(of_dists, lengths + litlens, dists);
+    for (i = 0; i < 16; i++) count[i] -= of_dists[i];
+    if (lengths[256] == 0) return spdl__inflate_fail(s, "a block has no code for its end");
+    if (spdl__inflate_build_litlen(&s->own, lengths, litlens, count) == 0)
+        return spdl__inflate_fail(s, "the literal code is no code");
+    if (spdl__inflate_build_dist(&s->own, lengths + litlens, dists, of_dists) == 0)
+        return spdl__inflate_fail(s, "the distance code is no code");
+    s->tables = &s->own;
+    s->mode = SPDL__INFLATE_CODES;
     return true;
 }
 
-SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
+SPDL__INLINE bool spdl__inflate_read_codes(spdl__inflate *s) {
     static const uint8_t place[19] = { 16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
                                        11, 4,  12, 3, 13, 2, 14, 1, 15 };
     uint32_t precode[SPDL__INFLATE_PRECODE_ENTRIES];
     uint8_t lengths[286 + 30 + 7], of_lengths[19] = { 0 };
-    unsigned litlens, dists, precodes, i, value, good;
+    unsigned litlens, dists, precodes, i, value;
+    unsigned count[16] = { 0 };
     s->fixed_ready = false;
     if (!spdl__inflate_take(s, 5, &litlens) || !spdl__inflate_take(s, 5, &dists) ||
         !spdl__inflate_take(s, 4, &precodes))
@@ -6194,20 +6261,29 @@ SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
         if (!spdl__inflate_take(s, 3, &value)) return false;
         of_lengths[place[i]] = (uint8_t)value;
     }
-    good = spdl__inflate_build(precode, SPDL__INFLATE_PRECODE_BITS, SPDL__INFLATE_PRECODE,
-                               of_lengths, 19);
-    if (!good) return spdl__inflate_fail(s, "the code of the code lengths is no code");
-    if (!spdl__inflate_lengths(s, precode, lengths, litlens + dists)) return false;
-    if (lengths[256] == 0) return spdl__inflate_fail(s, "a block has no code for its end");
-    s->own.litlen_bits = spdl__inflate_build(s->own.litlen, SPDL__INFLATE_LITLEN_BITS,
-                                             SPDL__INFLATE_LITLEN, lengths, litlens);
-    if (s->own.litlen_bits == 0) return spdl__inflate_fail(s, "the literal code is no code");
-    if (spdl__inflate_build(s->own.dist, SPDL__INFLATE_DIST_BITS, SPDL__INFLATE_DIST,
-                            lengths + litlens, dists) == 0)
-        return spdl__inflate_fail(s, "the distance code is no code");
-    s->tables = &s->own;
-    s->mode = SPDL__INFLATE_CODES;
-    return true;
+    if (!spdl__inflate_build_precode(precode, of_lengths))
+        return spdl__inflate_fail(s, "the code of the code lengths is no code");
+    return spdl__inflate_lengths(s, precode, lengths, litlens + dists, count) &&
+           spdl__inflate_codes(s, lengths, litlens, dists, count);
+}
+
+/* Twice, as the fast loop is below. */
+SPDL__PRIVATE bool spdl__inflate_read_codes_any(spdl__inflate *s) {
+    return spdl__inflate_read_codes(s);
+}
+
+#if SPDL__X86
+SPDL__TARGET("bmi,bmi2")
+SPDL__PRIVATE bool spdl__inflate_read_codes_bmi2(spdl__inflate *s) {
+    return spdl__inflate_read_codes(s);
+}
+#endif
+
+SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
+#if SPDL__X86
+    if (__builtin_cpu_supports("bmi2")) return spdl__inflate_read_codes_bmi2(s);
+#endif
+    return spdl__inflate_read_codes_any(s);
 }
 
 SPDL__PRIVATE bool spdl__inflate_block(spdl__inflate *s) {
