@@ -7894,9 +7894,10 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
    member can be had without the rest and the rest can go straight to the caller's memory.
    Two decoders share the tables: a careful one, symbol by symbol with every check, and a fast one,
    which runs while neither end is near and leaves whatever is not plain to the careful one, at the
-   bit where it stands. The fast one runs up to three streams side by side. Decoding is one long
+   bit where it stands. The fast one runs up to two streams side by side. Decoding is one long
    chain: the next code begins where the last one ended, so a processor that could do six things at
-   once waits for one. A second and a third stream fill the gaps.
+   once waits for one. A second stream fills the gaps. Either decoder can write 16 bits for each
+   byte: then a match may also copy what is no byte, which >>split-impl makes use of.
    Never is a byte read outside the input (or the room the caller tells behind it) or before the
    output, nor written past the limit of the call (or FAST_OUT bytes behind it, where the caller has
    no use for them); the time is linear in input plus output. It
@@ -7930,7 +7931,7 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
 #define SPDL__INFLATE_WINDOW 32768 /* the longest distance */
 #define SPDL__INFLATE_FAST_IN 16   /* input a fast round may look at: two loads */
 #define SPDL__INFLATE_FAST_OUT 32  /* output it may write beyond what it makes */
-#define SPDL__INFLATE_LANES 3      /* streams side by side; more do not fit the registers */
+#define SPDL__INFLATE_LANES 2      /* streams side by side; a third one gained nothing */
 
 /* What a run ended with; also, with the first four, what it is in the middle of. */
 typedef enum spdl__inflate_mode {
@@ -7966,7 +7967,8 @@ typedef struct spdl__inflate {
     uint8_t *base, *out, *limit; /* output so far, and where this run must stop */
     const uint8_t *before;       /* the output that came before `base` and lies elsewhere */
     size_t before_bytes;
-    bool slack; /* FAST_OUT bytes behind `limit` may be written, too */
+    bool slack;    /* FAST_OUT bytes behind `limit` may be written, too */
+    unsigned wide; /* 1: every byte of output takes two of memory; 0: one */
 
     spdl__inflate_mode mode;
     const char *reason;
@@ -7974,7 +7976,7 @@ typedef struct spdl__inflate {
     bool odd;                     /* the fast loop left a symbol that it cannot decode */
     bool by_block;                /* a run ends before every block, with BLOCK */
     unsigned stored_left;
-    size_t match_left, match_distance;
+    size_t match_left, match_distance; /* in memory */
     const spdl__inflate_tables *fixed;  /* NULL: they are made when they are needed */
     const spdl__inflate_tables *tables; /* of this block */
     spdl__inflate_tables own;
@@ -7997,17 +7999,20 @@ SPDL__PRIVATE bool spdl__inflate_fail(spdl__inflate *s, const char *reason) {
 
 /* Afterwards there are 56 bits or more, or all that are left. A load of 8 bytes puts the bits above
    `count` where a later load will put them again. */
+SPDL__INLINE const uint8_t *spdl__inflate_load(const uint8_t *in, const uint8_t *end,
+                                               uint64_t *bits, unsigned *count) {
+    if (SPDL__LIKELY(end - in >= 8)) {
+        *bits |= spdl__le64(in) << *count;
+        in += (63 - *count) >> 3;
+        *count |= 56;
+        return in;
+    }
+    for (; *count < 56 && in != end; *count += 8) *bits |= (uint64_t)*in++ << *count;
+    return in;
+}
+
 SPDL__PRIVATE void spdl__inflate_refill(spdl__inflate *s) {
-    if (s->in_end - s->in >= 8) {
-        s->bits |= spdl__le64(s->in) << s->count;
-        s->in += (63 - s->count) >> 3;
-        s->count |= 56;
-        return;
-    }
-    while (s->count < 56 && s->in != s->in_end) {
-        s->bits |= (uint64_t)*s->in++ << s->count;
-        s->count += 8;
-    }
+    s->in = spdl__inflate_load(s->in, s->in_end, &s->bits, &s->count);
 }
 
 SPDL__PRIVATE void spdl__inflate_drop(spdl__inflate *s, unsigned count) {
@@ -8024,28 +8029,27 @@ SPDL__PRIVATE bool spdl__inflate_take(spdl__inflate *s, unsigned count, unsigned
     return true;
 }
 
-/* What a symbol means: an entry without the bits of its code. */
-SPDL__PRIVATE uint32_t spdl__inflate_meaning(spdl__inflate_alphabet alphabet, unsigned symbol) {
+/* What a symbol means that is no literal: an entry without the bits of its code. One of the precode
+   is a run, as long as bits 16-23 say, of the length in bits 24-27 or, with AGAIN, the last one. */
+SPDL__INLINE uint32_t spdl__inflate_meaning(spdl__inflate_alphabet alphabet, unsigned symbol) {
     static const uint16_t length_base[29] = { 3,  4,  5,  6,   7,   8,   9,   10,  11, 13,
                                               15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
                                               67, 83, 99, 115, 131, 163, 195, 227, 258 };
-    uint32_t base, extra;
-    if (alphabet == SPDL__INFLATE_PRECODE) {
-        if (symbol < 16) return symbol << 16 | SPDL__INFLATE_LITERAL;
-        if (symbol == 16) return 3u << 16 | SPDL__INFLATE_AGAIN | 2;
-        return symbol == 17 ? 3u << 16 | 3 : 11u << 16 | 7;
-    }
+    static const uint8_t length_extra[29] = { 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
+                                              2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0 };
+    static const uint32_t runs[3] = { 3u << 16 | SPDL__INFLATE_AGAIN | 2, 3u << 16 | 3,
+                                      11u << 16 | 7 };
+    uint32_t extra;
+    if (alphabet == SPDL__INFLATE_PRECODE)
+        return symbol < 16 ? symbol << 24 | 1u << 16 : runs[symbol - 16];
     if (alphabet == SPDL__INFLATE_DIST) {
-        if (symbol >= 30) return SPDL__INFLATE_BAD;
-        extra = symbol < 4 ? 0 : symbol / 2 - 1;
-        base = symbol < 4 ? symbol + 1 : ((2 + symbol % 2) << extra) + 1;
-        return base << 16 | extra;
+        if (symbol < 4) return (symbol + 1) << 16;
+        extra = symbol / 2 - 1;
+        return symbol < 30 ? (((2 + symbol % 2) << extra) + 1) << 16 | extra : SPDL__INFLATE_BAD;
     }
-    if (symbol < 256) return symbol << 16 | SPDL__INFLATE_LITERAL;
     if (symbol == 256) return SPDL__INFLATE_END;
     if (symbol >= 286) return SPDL__INFLATE_BAD;
-    extra = symbol < 265 || symbol == 285 ? 0 : (symbol - 261) / 4;
-    return (uint32_t)length_base[symbol - 257] << 16 | extra;
+    return (uint32_t)length_base[symbol - 257] << 16 | length_extra[symbol - 257];
 }
 
 /* Whether the lengths make a prefix code: each code of `length` bits takes 2^-length of the space,
@@ -8073,40 +8077,36 @@ SPDL__PRIVATE unsigned spdl__inflate_sub_bits(const unsigned *count, unsigned le
     return bits;
 }
 
-/* Counts the codes of each length and sorts their entries, shorter codes first; those of symbols
-   without a code go behind, unseen. Adding to what was just added to has to wait for it, so the
-   first 128 symbols have counts and places of their own. Returns how many have a code. */
-SPDL__PRIVATE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabet alphabet,
-                                          const uint8_t *lengths, unsigned symbols,
-                                          unsigned *count) {
+/* How many codes of each length there are. */
+SPDL__PRIVATE void spdl__inflate_count(unsigned *count, const uint8_t *lengths, unsigned symbols) {
+    unsigned i;
+    memset(count, 0, 16 * sizeof(*count));
+    for (i = 0; i < symbols; i++) count[lengths[i]]++;
+}
+
+/* Sorts what the symbols mean, shorter codes first; those of symbols without a code go behind,
+   unseen. A place that was just moved on can be used again only when that is done, so the first 128
+   symbols are placed from the front of each length on, others from its end. Returns how many have a
+   code. */
+SPDL__INLINE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabet alphabet,
+                                         const uint8_t *lengths, unsigned symbols,
+                                         const unsigned *count) {
     const unsigned half = alphabet == SPDL__INFLATE_LITLEN ? 128 : 0;
-    unsigned low[16] = { 0 }, high[16] = { 0 }, i, length, at;
-    for (i = 0; i < half; i++) {
-        low[lengths[i]]++;
-        high[lengths[i + half]]++;
-    }
-    for (i = 2 * half; i < symbols; i++) high[lengths[i]]++;
-    count[0] = low[0] + high[0];
-    at = 0;
+    unsigned front[16], end[16], i, length, at = 0;
     for (length = 1; length < 16; length++) {
-        count[length] = low[length] + high[length];
-        i = low[length];
-        low[length] = at;
-        high[length] = at + i;
+        front[length] = at;
         at += count[length];
+        end[length] = at;
     }
-    i = low[0];
-    low[0] = at;
-    high[0] = at + i;
+    front[0] = at;
+    end[0] = at + count[0];
+    for (i = symbols; i > 2 * half; i--) {
+        length = lengths[i - 1];
+        sorted[--end[length]] = spdl__inflate_meaning(alphabet, i - 1);
+    }
     for (i = 0; i < half; i++) {
-        length = lengths[i];
-        sorted[low[length]++] = i << 16 | SPDL__INFLATE_LITERAL | length * 0x101;
-        length = lengths[i + half];
-        sorted[high[length]++] = (i + half) << 16 | SPDL__INFLATE_LITERAL | length * 0x101;
-    }
-    for (i = 2 * half; i < symbols; i++) {
-        length = lengths[i];
-        sorted[high[length]++] = spdl__inflate_meaning(alphabet, i) + length * 0x101;
+        sorted[front[lengths[i]]++] = i << 16 | SPDL__INFLATE_LITERAL;
+        sorted[--end[lengths[255 - i]]] = (255 - i) << 16 | SPDL__INFLATE_LITERAL;
     }
     return at;
 }
@@ -8122,11 +8122,10 @@ SPDL__INLINE unsigned spdl__inflate_next_code(unsigned code, unsigned number, un
 SPDL__PRIVATE void spdl__inflate_build_subs(uint32_t *table, unsigned root, unsigned longest,
                                             const uint32_t *sorted, unsigned used, unsigned *count,
                                             unsigned code, unsigned number) {
-    unsigned i, at, length = root, next, bits = 0, sub = 0, end = 1u << root, prefix = ~0u;
+    unsigned i, at, length = root, bits = 0, sub = 0, end = 1u << root, prefix = ~0u;
+    count[root] = 0; /* all have their place */
     for (i = 0; i < used; i++) {
-        next = sorted[i] >> 8 & 15;
-        number <<= next - length;
-        length = next;
+        for (; count[length] == 0; length++) number *= 2;
         if ((code & ((1u << root) - 1)) != prefix) {
             prefix = code & ((1u << root) - 1);
             bits = spdl__inflate_sub_bits(count, length, root, longest);
@@ -8135,20 +8134,47 @@ SPDL__PRIVATE void spdl__inflate_build_subs(uint32_t *table, unsigned root, unsi
             table[prefix] = sub << 16 | SPDL__INFLATE_LINK | bits;
         }
         for (at = code >> root; at < 1u << bits; at += 1u << (length - root))
-            table[sub + at] = sorted[i];
+            table[sub + at] = sorted[i] + length * 0x101;
         count[length]--;
         code = spdl__inflate_next_code(code, ++number, length);
     }
 }
 
+/* Doubles a table that is filled so far; a few entries behind may change, if they are below 32. */
+SPDL__INLINE void spdl__inflate_double(uint32_t *table, unsigned entries) {
+    uint32_t sixteen[16];
+    unsigned i;
+    for (i = 0; i < entries; i += 16) {
+        memcpy(sixteen, table + i, sizeof(sixteen));
+        memcpy(table + entries + i, sixteen, sizeof(sixteen));
+    }
+}
+
+/* Puts the codes of one length in their places and returns the next code. The first number is even,
+   as every length begins with the double of the last one's: so codes come in pairs that differ in
+   nothing but their last bit. */
+SPDL__INLINE unsigned spdl__inflate_place(uint32_t *table, const uint32_t *sorted, unsigned codes,
+                                          unsigned length, unsigned code, unsigned number) {
+    const unsigned last = 1u << (length - 1);
+    for (number /= 2; codes >= 2; codes -= 2, sorted += 2) {
+        table[code] = sorted[0] + length * 0x101;
+        table[code | last] = sorted[1] + length * 0x101;
+        code = spdl__inflate_next_code(code, ++number, length - 1);
+    }
+    if (codes == 0) return code;
+    table[code] = sorted[0] + length * 0x101;
+    return code | last;
+}
+
 /* Fills a decoding table and returns the bits of its first level, or 0 when there is no such code.
    It is filled for codes of one bit, then doubled by a copy for those of two bits, and so on: every
    code is written once. The size of the large table follows the longest code, so that many tiny
-   blocks cannot make it slow. */
-SPDL__PRIVATE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
-                                           spdl__inflate_alphabet alphabet, const uint8_t *lengths,
-                                           unsigned symbols) {
-    unsigned count[16], longest = 15, used, i = 0, end = 0, length, code = 0, number = 0;
+   blocks cannot make it slow. count[] says how many codes of each length there are and is used up.
+   A copy for each alphabet, so that each has only what it needs. */
+SPDL__INLINE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
+                                          spdl__inflate_alphabet alphabet, const uint8_t *lengths,
+                                          unsigned symbols, unsigned *count) {
+    unsigned longest = 15, used, i = 0, length, code = 0, number = 0;
     uint32_t sorted[288];
     used = spdl__inflate_sort(sorted, alphabet, lengths, symbols, count);
     while (longest > 0 && count[longest] == 0) longest--;
@@ -8157,16 +8183,37 @@ SPDL__PRIVATE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
     if (longest <= 1) table[0] = table[1] = SPDL__INFLATE_BAD | 1;
     for (length = 1; length <= root; length++) {
         number *= 2;
-        for (end += count[length]; i < end; i++) {
-            table[code] = sorted[i];
-            code = spdl__inflate_next_code(code, ++number, length);
-        }
+        code = spdl__inflate_place(table, sorted + i, count[length], length, code, number);
+        number += count[length];
+        i += count[length];
         if (length < root && (i > 0 || longest <= 1))
-            memcpy(table + (1u << length), table, sizeof(*table) << length);
+            spdl__inflate_double(table, 1u << length);
     }
     if (i < used)
         spdl__inflate_build_subs(table, root, longest, sorted + i, used - i, count, code, number);
     return root;
+}
+
+SPDL__INLINE unsigned spdl__inflate_build_litlen(spdl__inflate_tables *tables,
+                                                  const uint8_t *lengths, unsigned symbols,
+                                                  unsigned *count) {
+    tables->litlen_bits = spdl__inflate_build(tables->litlen, SPDL__INFLATE_LITLEN_BITS,
+                                              SPDL__INFLATE_LITLEN, lengths, symbols, count);
+    return tables->litlen_bits;
+}
+
+SPDL__INLINE unsigned spdl__inflate_build_dist(spdl__inflate_tables *tables,
+                                                const uint8_t *lengths, unsigned symbols,
+                                                unsigned *count) {
+    return spdl__inflate_build(tables->dist, SPDL__INFLATE_DIST_BITS, SPDL__INFLATE_DIST, lengths,
+                               symbols, count);
+}
+
+SPDL__INLINE unsigned spdl__inflate_build_precode(uint32_t *table, const uint8_t *lengths) {
+    unsigned count[16];
+    spdl__inflate_count(count, lengths, 19);
+    return spdl__inflate_build(table, SPDL__INFLATE_PRECODE_BITS, SPDL__INFLATE_PRECODE, lengths,
+                               19, count);
 }
 
 /* The entry for the code in the lowest bits. */
@@ -8202,14 +8249,16 @@ SPDL__PRIVATE bool spdl__inflate_stored_block(spdl__inflate *s) {
 
 SPDL__PRIVATE void spdl__inflate_build_fixed(spdl__inflate_tables *tables) {
     uint8_t lengths[288];
+    unsigned count[16];
     memset(lengths, 8, 144);
     memset(lengths + 144, 9, 112);
     memset(lengths + 256, 7, 24);
     memset(lengths + 280, 8, 8);
-    tables->litlen_bits = spdl__inflate_build(tables->litlen, SPDL__INFLATE_LITLEN_BITS,
-                                              SPDL__INFLATE_LITLEN, lengths, 288);
+    spdl__inflate_count(count, lengths, 288);
+    (void)spdl__inflate_build_litlen(tables, lengths, 288, count);
     memset(lengths, 5, 32);
-    spdl__inflate_build(tables->dist, SPDL__INFLATE_DIST_BITS, SPDL__INFLATE_DIST, lengths, 32);
+    spdl__inflate_count(count, lengths, 32);
+    (void)spdl__inflate_build_dist(tables, lengths, 32, count);
 }
 
 SPDL__PRIVATE bool spdl__inflate_fixed_block(spdl__inflate *s) {
@@ -8223,46 +8272,66 @@ SPDL__PRIVATE bool spdl__inflate_fixed_block(spdl__inflate *s) {
 }
 
 /* Reads the code lengths of both codes; they are themselves coded, with runs. lengths[] has room
-   for `total` and 7 more. The bits are in locals, which no store to lengths[] can change. */
-SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode,
-                                         uint8_t *lengths, unsigned total) {
+   for `total` and 7 more; count[] gets how many there are of each. Which of them are runs cannot be
+   foretold, so all are: 8 bytes are written for each, which are enough but for long runs of zeros,
+   and zeros are there already. Four need no more bits than are loaded at once; when there were too
+   few, `left` is far above 64. */
+SPDL__INLINE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode,
+                                         uint8_t *lengths, unsigned total, unsigned *count) {
+    const uint8_t *in = s->in, *const end = s->in_end;
+    unsigned have = 0, value = 0, run, left = s->count, i;
     uint64_t bits = s->bits, word;
-    unsigned count = s->count, have = 0, run, i;
     uint32_t entry;
+    memset(lengths, 0, total);
+    in = spdl__inflate_load(in, end, &bits, &left);
+    entry = precode[bits & ((1u << SPDL__INFLATE_PRECODE_BITS) - 1)];
+    if ((entry & SPDL__INFLATE_AGAIN) && (entry & 63) <= left)
+        return spdl__inflate_fail(s, "a run of code lengths does not fit");
     while (have < total) {
-        if (count < 7 + 7) {
-            s->bits = bits;
-            s->count = count;
-            spdl__inflate_refill(s);
-            bits = s->bits;
-            count = s->count;
-        }
-        entry = precode[bits & ((1u << SPDL__INFLATE_PRECODE_BITS) - 1)];
-        if ((entry & 255) > count) return spdl__inflate_fail(s, "the deflate stream is cut off");
-        run = (unsigned)spdl__inflate_value(entry, bits);
-        bits >>= entry & 63;
-        count -= entry & 255;
-        if (entry & SPDL__INFLATE_LITERAL) {
-            lengths[have++] = (uint8_t)(entry >> 16);
-            continue;
-        }
-        if (run > total - have || ((entry & SPDL__INFLATE_AGAIN) && have == 0))
-            return spdl__inflate_fail(s, "a run of code lengths does not fit");
-        word = entry & SPDL__INFLATE_AGAIN ? lengths[have - 1] * UINT64_C(0x0101010101010101) : 0;
-        for (i = 0; i < run; i += 8) memcpy(lengths + have + i, &word, 8);
-        have += run;
+        in = spdl__inflate_load(in, end, &bits, &left);
+        i = 4;
+        do {
+            entry = precode[bits & ((1u << SPDL__INFLATE_PRECODE_BITS) - 1)];
+            run = (unsigned)spdl__inflate_value(entry, bits) & 255;
+            value = entry & SPDL__INFLATE_AGAIN ? value : entry >> 24;
+            bits >>= entry & 63;
+            left -= entry & 63;
+            word = value * UINT64_C(0x0101010101010101);
+            memcpy(lengths + have, &word, 8);
+            count[value] += run;
+            have += run;
+        } while (--i > 0 && have < total);
+        if (left > 64) return spdl__inflate_fail(s, "the deflate stream is cut off");
     }
+    s->in = in;
     s->bits = bits;
-    s->count = count;
+    s->count = left;
+    return have == total || spdl__inflate_fail(s, "a run of code lengths does not fit");
+}
+
+/* Fills the tables. */
+SPDL__INLINE bool spdl__inflate_codes(spdl__inflate *s, const uint8_t *lengths, unsigned litlens,
+                                       unsigned dists, unsigned *count) {
+    unsigned of_dists[16], i;
+    spdl__inflate_count(of_dists, lengths + litlens, dists);
+    for (i = 0; i < 16; i++) count[i] -= of_dists[i];
+    if (lengths[256] == 0) return spdl__inflate_fail(s, "a block has no code for its end");
+    if (spdl__inflate_build_litlen(&s->own, lengths, litlens, count) == 0)
+        return spdl__inflate_fail(s, "the literal code is no code");
+    if (spdl__inflate_build_dist(&s->own, lengths + litlens, dists, of_dists) == 0)
+        return spdl__inflate_fail(s, "the distance code is no code");
+    s->tables = &s->own;
+    s->mode = SPDL__INFLATE_CODES;
     return true;
 }
 
-SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
+SPDL__INLINE bool spdl__inflate_read_codes(spdl__inflate *s) {
     static const uint8_t place[19] = { 16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
                                        11, 4,  12, 3, 13, 2, 14, 1, 15 };
     uint32_t precode[SPDL__INFLATE_PRECODE_ENTRIES];
     uint8_t lengths[286 + 30 + 7], of_lengths[19] = { 0 };
-    unsigned litlens, dists, precodes, i, value, good;
+    unsigned litlens, dists, precodes, i, value;
+    unsigned count[16] = { 0 };
     s->fixed_ready = false;
     if (!spdl__inflate_take(s, 5, &litlens) || !spdl__inflate_take(s, 5, &dists) ||
         !spdl__inflate_take(s, 4, &precodes))
@@ -8275,20 +8344,29 @@ SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
         if (!spdl__inflate_take(s, 3, &value)) return false;
         of_lengths[place[i]] = (uint8_t)value;
     }
-    good = spdl__inflate_build(precode, SPDL__INFLATE_PRECODE_BITS, SPDL__INFLATE_PRECODE,
-                               of_lengths, 19);
-    if (!good) return spdl__inflate_fail(s, "the code of the code lengths is no code");
-    if (!spdl__inflate_lengths(s, precode, lengths, litlens + dists)) return false;
-    if (lengths[256] == 0) return spdl__inflate_fail(s, "a block has no code for its end");
-    s->own.litlen_bits = spdl__inflate_build(s->own.litlen, SPDL__INFLATE_LITLEN_BITS,
-                                             SPDL__INFLATE_LITLEN, lengths, litlens);
-    if (s->own.litlen_bits == 0) return spdl__inflate_fail(s, "the literal code is no code");
-    if (spdl__inflate_build(s->own.dist, SPDL__INFLATE_DIST_BITS, SPDL__INFLATE_DIST,
-                            lengths + litlens, dists) == 0)
-        return spdl__inflate_fail(s, "the distance code is no code");
-    s->tables = &s->own;
-    s->mode = SPDL__INFLATE_CODES;
-    return true;
+    if (!spdl__inflate_build_precode(precode, of_lengths))
+        return spdl__inflate_fail(s, "the code of the code lengths is no code");
+    return spdl__inflate_lengths(s, precode, lengths, litlens + dists, count) &&
+           spdl__inflate_codes(s, lengths, litlens, dists, count);
+}
+
+/* Twice, as the fast loop is below. */
+SPDL__PRIVATE bool spdl__inflate_read_codes_any(spdl__inflate *s) {
+    return spdl__inflate_read_codes(s);
+}
+
+#if SPDL__X86
+SPDL__TARGET("bmi,bmi2")
+SPDL__PRIVATE bool spdl__inflate_read_codes_bmi2(spdl__inflate *s) {
+    return spdl__inflate_read_codes(s);
+}
+#endif
+
+SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
+#if SPDL__X86
+    if (__builtin_cpu_supports("bmi2")) return spdl__inflate_read_codes_bmi2(s);
+#endif
+    return spdl__inflate_read_codes_any(s);
 }
 
 SPDL__PRIVATE bool spdl__inflate_block(spdl__inflate *s) {
@@ -8305,9 +8383,23 @@ SPDL__PRIVATE bool spdl__inflate_block(spdl__inflate *s) {
     return spdl__inflate_fail(s, "a block is of no known kind");
 }
 
+/* Writes what was stored, as wide as it is wanted. */
+SPDL__PRIVATE void spdl__inflate_put(spdl__inflate *s, const uint8_t *from, size_t bytes) {
+    uint16_t value;
+    if (!s->wide) {
+        memcpy(s->out, from, bytes);
+        s->out += bytes;
+        return;
+    }
+    for (; bytes > 0; bytes--, s->out += 2) {
+        value = *from++;
+        memcpy(s->out, &value, 2);
+    }
+}
+
 /* Copies from a stored block; false when the output is full. */
 SPDL__PRIVATE bool spdl__inflate_stored(spdl__inflate *s) {
-    size_t bytes = s->stored_left, room = (size_t)(s->limit - s->out);
+    size_t bytes = s->stored_left, room = (size_t)(s->limit - s->out) >> s->wide;
     size_t left = (size_t)(s->in_end - s->in);
     if (bytes == 0) {
         s->mode = SPDL__INFLATE_BLOCK;
@@ -8320,8 +8412,7 @@ SPDL__PRIVATE bool spdl__inflate_stored(spdl__inflate *s) {
     }
     if (bytes > room) bytes = room;
     if (bytes > left) bytes = left;
-    memcpy(s->out, s->in, bytes);
-    s->out += bytes;
+    spdl__inflate_put(s, s->in, bytes);
     s->in += bytes;
     s->stored_left -= (unsigned)bytes;
     return true;
@@ -8349,6 +8440,8 @@ SPDL__PRIVATE bool spdl__inflate_match(spdl__inflate *s) {
 
 /* Begins a match, after which only spdl__inflate_match may write. */
 SPDL__PRIVATE void spdl__inflate_begin_match(spdl__inflate *s, size_t length, size_t distance) {
+    length <<= s->wide;
+    distance <<= s->wide;
     if (distance > (size_t)(s->out - s->base) + s->before_bytes) {
         spdl__inflate_fail(s, "a distance reaches back before the first byte");
         return;
@@ -8369,6 +8462,7 @@ SPDL__PRIVATE void spdl__inflate_end_block(spdl__inflate *s, uint32_t entry) {
 /* Decodes one symbol, with every check; false when the output is full. */
 SPDL__PRIVATE bool spdl__inflate_symbol(spdl__inflate *s) {
     uint32_t entry;
+    uint8_t literal;
     size_t length;
     if (s->count < 48) spdl__inflate_refill(s); /* the most a length and a distance take */
     entry = spdl__inflate_find(s->tables->litlen, s->tables->litlen_bits, s->bits);
@@ -8378,7 +8472,8 @@ SPDL__PRIVATE bool spdl__inflate_symbol(spdl__inflate *s) {
     }
     if (entry & SPDL__INFLATE_LITERAL) {
         if (s->out == s->limit) return false;
-        *s->out++ = (uint8_t)(entry >> 16);
+        literal = (uint8_t)(entry >> 16);
+        spdl__inflate_put(s, &literal, 1);
         spdl__inflate_drop(s, entry & 255);
         return true;
     }
@@ -8401,7 +8496,8 @@ SPDL__PRIVATE bool spdl__inflate_symbol(spdl__inflate *s) {
 }
 
 /* The part of the state that the fast loop keeps in registers: a local copy, which no store through
-   `out` can be thought to change. */
+   `out` can be thought to change. Whether it is wide is no part of it: each way has its own code,
+   so `wide` is a constant wherever it is passed below. */
 typedef struct spdl__inflate_lane {
     const uint8_t *in, *in_stop; /* a round may begin while `in` is before in_stop */
     uint8_t *out, *out_stop;     /* and `out` before out_stop */
@@ -8446,8 +8542,12 @@ SPDL__INLINE void spdl__inflate_lane_drop(spdl__inflate_lane *l, uint32_t entry)
 }
 
 /* Writes a literal and returns the entry of what comes next. */
-SPDL__INLINE uint32_t spdl__inflate_lane_literal(spdl__inflate_lane *l, uint32_t entry) {
-    *l->out++ = (uint8_t)(entry >> 16);
+SPDL__INLINE uint32_t spdl__inflate_lane_literal(spdl__inflate_lane *l, unsigned wide,
+                                                 uint32_t entry) {
+    const uint16_t value = (uint8_t)(entry >> 16);
+    if (wide) memcpy(l->out, &value, 2);
+    else *l->out = (uint8_t)value;
+    l->out += 1 + wide;
     spdl__inflate_lane_drop(l, entry);
     return spdl__inflate_lane_next(l);
 }
@@ -8523,7 +8623,8 @@ SPDL__INLINE void spdl__inflate_copy(uint8_t *out, size_t distance, size_t lengt
 }
 
 /* Decodes the distance that belongs to the length which was just dropped, and copies. */
-SPDL__INLINE bool spdl__inflate_lane_match(spdl__inflate_lane *l, uint32_t before, size_t length) {
+SPDL__INLINE bool spdl__inflate_lane_match(spdl__inflate_lane *l, unsigned wide, uint32_t before,
+                                           size_t length) {
     uint32_t entry = l->tables->dist[l->bits & ((1u << SPDL__INFLATE_DIST_BITS) - 1)];
     size_t distance;
     /* 8 bits, 13 extra bits, and 11 to look up what comes next; a longer code takes 28 and 11 */
@@ -8534,7 +8635,8 @@ SPDL__INLINE bool spdl__inflate_lane_match(spdl__inflate_lane *l, uint32_t befor
         entry = spdl__inflate_follow(l->tables->dist, SPDL__INFLATE_DIST_BITS, l->bits, entry);
         if (entry & SPDL__INFLATE_ODD) return spdl__inflate_lane_leave(l, before);
     }
-    distance = spdl__inflate_value(entry, l->bits);
+    distance = spdl__inflate_value(entry, l->bits) << wide;
+    length <<= wide;
     spdl__inflate_lane_drop(l, entry);
     if (SPDL__UNLIKELY(distance > (size_t)(l->out - l->base) ||
                        (ptrdiff_t)length > l->out_stop - l->out))
@@ -8549,27 +8651,27 @@ SPDL__INLINE bool spdl__inflate_lane_match(spdl__inflate_lane *l, uint32_t befor
 /* Decodes three literals, or up to two and a match or a literal with a long code. At its beginning
    there are 56 bits: two codes of the first level, 22, and a length, 20, need no more loaded.
    False: what comes next is to be done with care. */
-SPDL__INLINE bool spdl__inflate_round(spdl__inflate_lane *l) {
+SPDL__INLINE bool spdl__inflate_round(spdl__inflate_lane *l, unsigned wide) {
     uint32_t entry = l->entry;
     size_t length;
     if (entry & SPDL__INFLATE_LITERAL) {
-        entry = spdl__inflate_lane_literal(l, entry);
+        entry = spdl__inflate_lane_literal(l, wide, entry);
         if (entry & SPDL__INFLATE_LITERAL) {
-            entry = spdl__inflate_lane_literal(l, entry);
+            entry = spdl__inflate_lane_literal(l, wide, entry);
             if (entry & SPDL__INFLATE_LITERAL)
-                return spdl__inflate_lane_go_on(l, spdl__inflate_lane_literal(l, entry));
+                return spdl__inflate_lane_go_on(l, spdl__inflate_lane_literal(l, wide, entry));
         }
     }
     if (SPDL__UNLIKELY(entry & SPDL__INFLATE_ODD)) {
         if (!(entry & SPDL__INFLATE_LINK)) return spdl__inflate_lane_leave(l, 0);
         entry = spdl__inflate_follow(l->tables->litlen, l->tables->litlen_bits, l->bits, entry);
         if (entry & SPDL__INFLATE_LITERAL)
-            return spdl__inflate_lane_go_on(l, spdl__inflate_lane_literal(l, entry));
+            return spdl__inflate_lane_go_on(l, spdl__inflate_lane_literal(l, wide, entry));
         if (entry & SPDL__INFLATE_ODD) return spdl__inflate_lane_leave(l, 0);
     }
     length = spdl__inflate_value(entry, l->bits);
     spdl__inflate_lane_drop(l, entry);
-    return spdl__inflate_lane_match(l, entry, length);
+    return spdl__inflate_lane_match(l, wide, entry, length);
 }
 
 SPDL__INLINE spdl__inflate_lane spdl__inflate_lane_load(const spdl__inflate *s) {
@@ -8603,39 +8705,33 @@ SPDL__INLINE void spdl__inflate_lane_store(const spdl__inflate_lane *l, spdl__in
 }
 
 /* One round, if there is room for it. */
-SPDL__INLINE bool spdl__inflate_step(spdl__inflate_lane *l) {
+SPDL__INLINE bool spdl__inflate_step(spdl__inflate_lane *l, unsigned wide) {
     if (SPDL__UNLIKELY(l->in >= l->in_stop)) return false; /* two branches: gcc joins an && */
     if (SPDL__UNLIKELY(l->out >= l->out_stop)) return false;
-    return spdl__inflate_round(l);
+    return spdl__inflate_round(l, wide);
 }
 
-/* One, two or three streams, until one of them cannot go on fast. */
-SPDL__INLINE void spdl__inflate_loop_1(spdl__inflate *const *s) {
-    spdl__inflate_lane a = spdl__inflate_lane_load(s[0]);
-    while (spdl__inflate_step(&a)) continue;
-    spdl__inflate_lane_store(&a, s[0]);
+/* One or two streams, until one of them cannot go on fast. */
+SPDL__INLINE void spdl__inflate_loop_1(spdl__inflate *s, unsigned wide) {
+    spdl__inflate_lane a = spdl__inflate_lane_load(s);
+    while (spdl__inflate_step(&a, wide)) continue;
+    spdl__inflate_lane_store(&a, s);
 }
 
-SPDL__INLINE void spdl__inflate_loop_2(spdl__inflate *const *s) {
-    spdl__inflate_lane a = spdl__inflate_lane_load(s[0]), b = spdl__inflate_lane_load(s[1]);
-    while (spdl__inflate_step(&a) && spdl__inflate_step(&b)) continue;
-    spdl__inflate_lane_store(&a, s[0]);
-    spdl__inflate_lane_store(&b, s[1]);
-}
-
-SPDL__INLINE void spdl__inflate_loop_3(spdl__inflate *const *s) {
-    spdl__inflate_lane a = spdl__inflate_lane_load(s[0]), b = spdl__inflate_lane_load(s[1]);
-    spdl__inflate_lane c = spdl__inflate_lane_load(s[2]);
-    while (spdl__inflate_step(&a) && spdl__inflate_step(&b) && spdl__inflate_step(&c)) continue;
-    spdl__inflate_lane_store(&a, s[0]);
-    spdl__inflate_lane_store(&b, s[1]);
-    spdl__inflate_lane_store(&c, s[2]);
+SPDL__INLINE void spdl__inflate_loop_2(spdl__inflate *s, unsigned wide, spdl__inflate *t,
+                                       unsigned wide_t) {
+    spdl__inflate_lane a = spdl__inflate_lane_load(s), b = spdl__inflate_lane_load(t);
+    while (spdl__inflate_step(&a, wide) && spdl__inflate_step(&b, wide_t)) continue;
+    spdl__inflate_lane_store(&a, s);
+    spdl__inflate_lane_store(&b, t);
 }
 
 SPDL__INLINE void spdl__inflate_loop(spdl__inflate *const *s, unsigned count) {
-    if (count == 1) spdl__inflate_loop_1(s);
-    if (count == 2) spdl__inflate_loop_2(s);
-    if (count == 3) spdl__inflate_loop_3(s);
+    if (count == 1 && s[0]->wide) spdl__inflate_loop_1(s[0], 1);
+    else if (count == 1) spdl__inflate_loop_1(s[0], 0);
+    else if (s[0]->wide && s[1]->wide) spdl__inflate_loop_2(s[0], 1, s[1], 1);
+    else if (s[0]->wide != s[1]->wide) spdl__inflate_loop_2(s[s[0]->wide], 0, s[s[1]->wide], 1);
+    else spdl__inflate_loop_2(s[0], 0, s[1], 0);
 }
 
 /* The same code twice: BMI2 shifts by any register and needs fewer moves for it. */
@@ -8737,6 +8833,9 @@ SPDL__PRIVATE bool spdl__inflate_gains(uint64_t csize, uint64_t usize) {
    32 KB in front of the chunk. From where 32 KB without such marks have been made, they go on with
    bytes. The front, when it comes to a block that a chunk begins with, puts in what the marks stand
    for, copies the rest and goes on behind it. (The idea is that of pugz and rapidgzip.)
+   Every thread decodes two streams side by side, as one that reads many arrays does: a helper two
+   chunks, the front a chunk beside its own stream, or two while it waits. On data that is mostly
+   literals this gains more than a second thread.
    The result is always the one of a single thread: a chunk counts only if the front arrives at its
    very first bit with 32 KB made, and only as far as its last block that is whole; everything else,
    errors included, the front decodes itself.
@@ -8752,12 +8851,21 @@ SPDL__PRIVATE bool spdl__inflate_gains(uint64_t csize, uint64_t usize) {
 /* A chunk, by the thread that decodes it until `done` says its number, then by the front. */
 typedef struct spdl__split_chunk {
     uint32_t done;       /* atomic: 1 + the number of the chunk that is here */
+    uint32_t number;     /* of the chunk that is here or on its way */
     uint16_t *buffer;    /* WINDOW marks, then what was decoded as 16 bits, then as bytes */
     uint64_t begin, end; /* bits of input: whole blocks */
+    uint64_t stop;       /* it takes no block that begins there or behind */
     size_t wide, bytes;  /* how many of either */
+    size_t seen, clean;  /* of `wide`: looked through for marks, and where none have been since */
     const uint8_t *tail; /* the bytes */
     spdl__inflate inflate;
 } spdl__split_chunk;
+
+/* The chunks that a thread decodes side by side. */
+typedef struct spdl__split_lanes {
+    spdl__split_chunk *chunk[SPDL__INFLATE_LANES];
+    unsigned count;
+} spdl__split_lanes;
 
 typedef struct spdl__split {
     spdl__inflate *inflate; /* the front's */
@@ -8767,7 +8875,8 @@ typedef struct spdl__split {
     void *memory; /* holds the table, slots and buffers */
     size_t memory_bytes;
     spdl__split_chunk *slot;
-    uint8_t *lookup; /* the front's: what a 16-bit number stands for */
+    uint8_t *lookup;         /* the front's: what a 16-bit number stands for */
+    spdl__split_lanes lanes; /* the front's, beside its own stream */
     uint32_t front;  /* atomic: the chunk the front is in */
     uint32_t next;   /* atomic: the first that nobody has begun */
     uint32_t closed; /* atomic: no chunk is wanted any more */
@@ -8792,7 +8901,7 @@ SPDL__PRIVATE bool spdl__split_open(spdl__split *split, spdl__inflate *inflate, 
     split->allocator = *allocator;
     split->chunk_bytes = csize / 8 < SPDL__SPLIT_CHUNK ? csize / 8 + 1 : SPDL__SPLIT_CHUNK;
     split->chunks = (uint32_t)((csize + split->chunk_bytes - 1) / split->chunk_bytes);
-    split->slots = threads + 1;
+    split->slots = SPDL__INFLATE_LANES * threads + 2; /* two may wait for the front */
     /* A quarter more than a chunk becomes on average, 16 bits each, and two windows. */
     split->buffer_bytes =
         (size_t)((double)split->chunk_bytes / (double)csize * (double)usize * 2.5);
@@ -8833,29 +8942,35 @@ SPDL__PRIVATE void spdl__split_seek(spdl__inflate *s, uint64_t bit) {
     s->count = 8 - (unsigned)(bit % 8);
 }
 
-/* Whether a block of dynamic codes that is not the last may begin with these bits: not too many
-   codes, and the code of the code lengths is complete. One place in thousands passes by chance. */
+/* Of the lowest 48 bits those at which a block of dynamic codes may begin that is not the last one:
+   by its first three bits, and since there are no more than 286 and 30 codes. One in nine is. */
+SPDL__PRIVATE uint64_t spdl__split_candidates(uint64_t bits) {
+    const uint64_t two = bits & bits >> 1, four = two & two >> 2; /* ones from here on */
+    return ~bits & ~(bits >> 1) & bits >> 2 & ~(four >> 4) & ~(four >> 9) & 0xffffffffffffu;
+}
+
+/* Whether the code of the code lengths, which such a block begins with, is complete. One candidate
+   in hundreds is, by chance. */
 SPDL__PRIVATE bool spdl__split_likely(const uint8_t *in, uint64_t bit) {
-    const uint64_t first = spdl__le64(in + bit / 8) >> bit % 8;
-    uint64_t lengths;
-    unsigned left, space = 0, length;
-    if ((first & 7) != 4 || (first >> 3 & 31) > 29 || (first >> 8 & 31) > 29) return false;
-    bit += 17;
-    lengths = spdl__le64(in + bit / 8) >> bit % 8;
-    for (left = (unsigned)(first >> 13 & 15) + 4; left > 0; left--, lengths >>= 3) {
-        length = lengths & 7;
-        space += length > 0 ? 128u >> length : 0; /* at most 19 * 3 = 57 bits are looked at */
-    }
+    unsigned left = (unsigned)(spdl__le64(in + (bit + 13) / 8) >> (bit + 13) % 8 & 15) + 4;
+    uint64_t lengths = spdl__le64(in + (bit + 17) / 8) >> (bit + 17) % 8;
+    unsigned space = 0;
+    for (lengths &= ((uint64_t)1 << 3 * left) - 1; lengths > 0; lengths >>= 3)
+        space += 128u >> (lengths & 7) & 127; /* a length of 0 takes no space */
     return space == 128;
 }
 
 /* Finds the first block from a bit on and reads its codes. Only dynamic blocks are looked for:
    others have no header that could be told from data, and are rare where this is worth it. */
-SPDL__PRIVATE bool spdl__split_find(spdl__inflate *s, uint64_t bit, uint64_t end) {
-    for (; bit < end; bit++) {
-        if (!spdl__split_likely(s->in_begin, bit)) continue;
-        spdl__split_seek(s, bit);
-        if (spdl__inflate_block(s)) {
+SPDL__PRIVATE bool spdl__split_find(spdl__inflate *s, uint64_t from, uint64_t end) {
+    uint64_t candidates, bit;
+    for (; from < end; from += 48) {
+        candidates = spdl__split_candidates(spdl__le64(s->in_begin + from / 8));
+        for (; candidates > 0; candidates &= candidates - 1) {
+            bit = from + (unsigned)__builtin_ctzll(candidates);
+            if (!spdl__split_likely(s->in_begin, bit)) continue;
+            spdl__split_seek(s, bit);
+            if (!spdl__inflate_block(s)) continue;
             spdl__split_seek(s, bit);
             return true;
         }
@@ -8863,166 +8978,144 @@ SPDL__PRIVATE bool spdl__split_find(spdl__inflate *s, uint64_t bit, uint64_t end
     return false;
 }
 
-/* Copies a match of 16-bit numbers, at most 3 too many; returns all bits that were set in them. */
-SPDL__INLINE uint64_t spdl__split_copy(uint16_t *out, size_t distance, size_t length) {
-    const uint16_t *from = out - distance, *const end = out + length;
-    uint64_t four, seen = 0;
-    if (distance < 4) {
-        for (; out < end; out++, from++) seen |= *out = *from;
-        return seen | seen << 16;
+/* Looks through what came since the last time: whether the last 32 KB are free of marks. */
+SPDL__PRIVATE bool spdl__split_is_clean(spdl__split_chunk *chunk) {
+    const uint16_t *const first = chunk->buffer + SPDL__INFLATE_WINDOW;
+    size_t at = chunk->wide;
+    uint64_t four;
+    for (; at >= chunk->seen + 4; at -= 4) {
+        memcpy(&four, first + at - 4, 8);
+        if (four & SPDL__SPLIT_MARKS) break;
     }
-    for (; out < end; out += 4, from += 4) {
-        memcpy(&four, from, 8);
-        memcpy(out, &four, 8);
-        seen |= four;
-    }
-    return seen;
+    while (at > chunk->seen && first[at - 1] < SPDL__SPLIT_MARK) at--;
+    if (at > chunk->seen) chunk->clean = at;
+    chunk->seen = chunk->wide;
+    return chunk->wide - chunk->clean >= SPDL__INFLATE_WINDOW;
 }
 
-/* Writes a literal as 16 bits and returns the entry of what comes next. */
-SPDL__INLINE uint32_t spdl__split_literal(spdl__inflate_lane *l, uint16_t **out, uint32_t entry) {
-    *(*out)++ = (uint16_t)(entry >> 16 & 255);
-    spdl__inflate_lane_drop(l, entry);
-    return spdl__inflate_lane_next(l);
-}
-
-/* Decodes a block to 16 bits while there is room: any distance is one, since marks stand in front.
-   *clean is moved to where no marks have been since. True at the end of the block. A round is as
-   in spdl__inflate_round. */
-SPDL__PRIVATE bool spdl__split_wide(spdl__inflate *s, uint16_t **to, const uint16_t *limit,
-                                    uint16_t **clean) {
-    spdl__inflate_lane l;
-    uint32_t entry = 0;
-    uint16_t *out = *to;
-    size_t length, distance;
-    int literals;
-    if (s->in_room - s->in < SPDL__INFLATE_FAST_IN + 8) return false;
-    l = spdl__inflate_lane_load(s);
-    while (l.in < l.in_stop && limit - out > 300) {
-        spdl__inflate_lane_refill(&l);
-        entry = spdl__inflate_lane_next(&l);
-        for (literals = 0; literals < 2 && (entry & SPDL__INFLATE_LITERAL); literals++)
-            entry = spdl__split_literal(&l, &out, entry);
-        if (entry & SPDL__INFLATE_LINK)
-            entry = spdl__inflate_follow(l.tables->litlen, l.tables->litlen_bits, l.bits, entry);
-        if (entry & SPDL__INFLATE_LITERAL) {
-            (void)spdl__split_literal(&l, &out, entry);
-            continue;
-        }
-        length = spdl__inflate_value(entry, l.bits);
-        spdl__inflate_lane_drop(&l, entry);
-        if (entry & SPDL__INFLATE_ODD) break;
-        spdl__inflate_lane_refill(&l);
-        entry = spdl__inflate_find(l.tables->dist, SPDL__INFLATE_DIST_BITS, l.bits);
-        distance = spdl__inflate_value(entry, l.bits);
-        spdl__inflate_lane_drop(&l, entry);
-        if (entry & SPDL__INFLATE_ODD) break;
-        if (spdl__split_copy(out, distance, length) & SPDL__SPLIT_MARKS) *clean = out + length;
-        out += length;
-    }
-    *to = out;
-    if (entry & SPDL__INFLATE_END) s->mode = SPDL__INFLATE_BLOCK;
-    spdl__inflate_lane_store(&l, s);
-    return s->mode == SPDL__INFLATE_BLOCK;
-}
-
-/* Copies a stored block to 16 bits; as the others, true at its end. */
-SPDL__PRIVATE bool spdl__split_wide_stored(spdl__inflate *s, uint16_t **to, const uint16_t *limit) {
-    if (s->stored_left > (size_t)(s->in_end - s->in)) return false;
-    if ((ptrdiff_t)s->stored_left > limit - *to) return false;
-    for (; s->stored_left > 0; s->stored_left--) *(*to)++ = *s->in++;
-    s->mode = SPDL__INFLATE_BLOCK;
-    return true;
-}
-
-/* Decodes blocks to 16 bits until `stop`, or until 32 KB without marks have been made, which makes
-   it true. */
-SPDL__PRIVATE bool spdl__split_marked(spdl__split_chunk *chunk, const uint16_t *limit,
-                                      uint64_t stop) {
-    spdl__inflate *s = &chunk->inflate;
-    uint16_t *const first = chunk->buffer + SPDL__INFLATE_WINDOW, *out = first, *clean = first;
-    bool whole = true;
-    size_t i;
-    for (i = 0; i < SPDL__INFLATE_WINDOW; i++) chunk->buffer[i] = (uint16_t)(SPDL__SPLIT_MARK + i);
-    while (whole && !s->last_block) {
-        chunk->wide = (size_t)(out - first);
-        chunk->end = spdl__split_at(s);
-        if (chunk->end >= stop) return false;
-        if (out - clean >= SPDL__INFLATE_WINDOW) return true;
-        if (!spdl__inflate_block(s)) return false;
-        whole = s->mode == SPDL__INFLATE_STORED ? spdl__split_wide_stored(s, &out, limit)
-                                                : spdl__split_wide(s, &out, limit, &clean);
-    }
-    return false;
-}
-
-/* Decodes blocks to bytes until `stop`, with the last 32 KB in front of them. */
-SPDL__PRIVATE void spdl__split_plain(spdl__split_chunk *chunk, uint8_t *limit, uint64_t stop) {
+/* Goes on with bytes, in front of which are the last 32 KB. False: there is no room. */
+SPDL__PRIVATE bool spdl__split_narrow(spdl__split_chunk *chunk) {
     spdl__inflate *s = &chunk->inflate;
     const uint16_t *from = chunk->buffer + chunk->wide; /* a window before the end */
     uint8_t *to = (uint8_t *)(chunk->buffer + SPDL__INFLATE_WINDOW + chunk->wide);
     size_t i;
-    if (limit - to < 2 * SPDL__INFLATE_WINDOW) return;
+    if (s->limit - to < 2 * SPDL__INFLATE_WINDOW) return false;
     for (i = 0; i < SPDL__INFLATE_WINDOW; i++) to[i] = (uint8_t)from[i];
     s->base = to;
     s->out = to + SPDL__INFLATE_WINDOW;
-    s->by_block = true;
+    s->wide = 0;
     chunk->tail = s->out;
-    while (!s->last_block) {
-        chunk->bytes = (size_t)(s->out - chunk->tail);
-        chunk->end = spdl__split_at(s);
-        if (chunk->end >= stop || !spdl__inflate_block(s)) return;
-        if (spdl__inflate_run(s, limit) != SPDL__INFLATE_BLOCK) return;
-    }
+    return true;
 }
 
-SPDL__PRIVATE void spdl__split_decode(const spdl__split *split, spdl__split_chunk *chunk,
-                                      uint32_t number) {
+/* After a block, or before the first: begins the next one. False: the chunk is at its end. */
+SPDL__PRIVATE bool spdl__split_next_block(spdl__split_chunk *chunk) {
+    spdl__inflate *s = &chunk->inflate;
+    if (s->last_block) return false;
+    if (s->wide) chunk->wide = (size_t)(s->out - s->base) / 2 - SPDL__INFLATE_WINDOW;
+    else chunk->bytes = (size_t)(s->out - chunk->tail);
+    chunk->end = spdl__split_at(s);
+    if (chunk->end >= chunk->stop) return false;
+    if (s->wide && spdl__split_is_clean(chunk) && !spdl__split_narrow(chunk)) return false;
+    return spdl__inflate_block(s);
+}
+
+/* Writes marks, then 16 bits for a byte: any distance is one, since marks stand in front. */
+SPDL__PRIVATE void spdl__split_widen(spdl__split_chunk *chunk, uint8_t *limit) {
+    spdl__inflate *s = &chunk->inflate;
+    size_t i;
+    for (i = 0; i < SPDL__INFLATE_WINDOW; i++) chunk->buffer[i] = (uint16_t)(SPDL__SPLIT_MARK + i);
+    s->out = s->base + 2 * SPDL__INFLATE_WINDOW;
+    s->limit = limit;
+    s->wide = 1;
+    s->by_block = true;
+    chunk->wide = chunk->bytes = chunk->seen = chunk->clean = 0;
+    chunk->tail = NULL;
+}
+
+/* Begins with a chunk, in the first block that begins in it. False: there is none. */
+SPDL__PRIVATE bool spdl__split_begin(const spdl__split *split, spdl__split_chunk *chunk,
+                                     uint32_t number) {
     const spdl__inflate *front = split->inflate;
     const uint64_t bits = (uint64_t)split->chunk_bytes * 8, start = number * bits;
     const uint64_t input = (uint64_t)(front->in_end - front->in_begin) * 8;
-    uint64_t stop = start + bits, last = stop;
-    uint8_t *limit = (uint8_t *)chunk->buffer + split->buffer_bytes;
+    uint64_t last = start + bits;
+    chunk->number = number;
+    chunk->stop = last;
+    chunk->begin = chunk->end = UINT64_MAX;
     spdl__inflate_init(&chunk->inflate, front->in_begin, (size_t)(input / 8),
                        (uint8_t *)chunk->buffer);
-    chunk->inflate.limit = limit;
     chunk->inflate.in_room = front->in_room;
     chunk->inflate.fixed = front->fixed;
-    chunk->wide = chunk->bytes = 0;
-    chunk->tail = NULL;
-    chunk->begin = chunk->end = UINT64_MAX;
-    if (input < 256 + start) return;
+    if (input < 256 + start) return false;
     if (last > input - 256) last = input - 256; /* so far a header can be looked at */
-    if (!spdl__split_find(&chunk->inflate, start, last)) return;
+    if (!spdl__split_find(&chunk->inflate, start, last)) return false;
     chunk->begin = spdl__split_at(&chunk->inflate);
-    if (spdl__split_marked(chunk, (const uint16_t *)(const void *)limit, stop))
-        spdl__split_plain(chunk, limit, stop);
+    spdl__split_widen(chunk, (uint8_t *)chunk->buffer + split->buffer_bytes);
+    return spdl__split_next_block(chunk);
 }
 
-/* Decodes a chunk that nobody has begun. False: there is none to be had now, because all are begun
-   or because their buffers are in use. */
-SPDL__PRIVATE bool spdl__split_try_help(spdl__split *split) {
-    uint32_t number = spdl__load32(&split->next);
-    spdl__split_chunk *chunk;
+SPDL__PRIVATE void spdl__split_publish(spdl__split *split, spdl__split_chunk *chunk) {
+    spdl__store32(&chunk->done, chunk->number + 1); /* pairs with the acquire in spdl__split_wait */
+    spdl__event_notify(&split->event, false, SPDL__ALL);
+}
+
+/* Takes the next chunk that nobody has begun. NULL: there is none to be had now, because all are
+   begun or because their buffers are in use. */
+SPDL__PRIVATE spdl__split_chunk *spdl__split_take(spdl__split *split, uint32_t *number) {
+    *number = spdl__load32(&split->next);
     do {
         /* acquire, pairs with the release in spdl__split_step: the front has read that buffer */
-        if (spdl__load32(&split->closed) != 0 || number >= split->chunks ||
-            number - spdl__load32(&split->front) >= split->slots)
-            return false;
-    } while (!spdl__cas32(&split->next, &number, number + 1));
-    chunk = &split->slot[number % split->slots];
-    spdl__split_decode(split, chunk, number);
-    spdl__store32(&chunk->done, number + 1); /* pairs with the acquire in spdl__split_wait */
-    spdl__event_notify(&split->event, false, SPDL__ALL);
+        if (spdl__load32(&split->closed) != 0 || *number >= split->chunks ||
+            *number - spdl__load32(&split->front) >= split->slots)
+            return NULL;
+    } while (!spdl__cas32(&split->next, number, *number + 1));
+    return &split->slot[*number % split->slots];
+}
+
+/* Keeps so many lanes busy, if there are chunks for them. */
+SPDL__PRIVATE void spdl__split_fill(spdl__split *split, spdl__split_lanes *lanes, unsigned most) {
+    spdl__split_chunk *chunk;
+    uint32_t number;
+    while (lanes->count < most) {
+        chunk = spdl__split_take(split, &number);
+        if (chunk == NULL) return;
+        if (spdl__split_begin(split, chunk, number)) lanes->chunk[lanes->count++] = chunk;
+        else spdl__split_publish(split, chunk);
+    }
+}
+
+/* A lane stopped: at the end of a block, or because it cannot go on. */
+SPDL__PRIVATE void spdl__split_stopped(spdl__split *split, spdl__split_lanes *lanes,
+                                       unsigned which, spdl__inflate_mode ended) {
+    spdl__split_chunk *chunk = lanes->chunk[which];
+    if (ended == SPDL__INFLATE_BLOCK && spdl__split_next_block(chunk)) return;
+    lanes->count--;
+    for (; which < lanes->count; which++) lanes->chunk[which] = lanes->chunk[which + 1];
+    spdl__split_publish(split, chunk);
+}
+
+/* Decodes chunks, until one of them is a block further. False: there are none to be had. */
+SPDL__PRIVATE bool spdl__split_turn(spdl__split *split, spdl__split_lanes *lanes) {
+    spdl__inflate *states[SPDL__INFLATE_LANES];
+    spdl__inflate_mode ended;
+    unsigned i;
+    spdl__split_fill(split, lanes, SPDL__INFLATE_LANES);
+    if (lanes->count == 0) return false;
+    for (i = 0; i < lanes->count; i++) states[i] = &lanes->chunk[i]->inflate;
+    i = spdl__inflate_run_lanes(states, lanes->count, &ended);
+    spdl__split_stopped(split, lanes, i, ended);
     return true;
 }
 
 /* What a helper does: decodes chunks until there are no more. It may be called at any time between
-   open and close; it returns when all chunks are begun, or the front has come to its end. */
+   open and close; it returns when all chunks are begun and its own are done, or when the front has
+   come to its end and does not care for those any more. */
 SPDL__PRIVATE void spdl__split_help(spdl__split *split) {
+    spdl__split_lanes lanes = { { NULL }, 0 };
     uint32_t word;
-    for (;;) {
-        while (spdl__split_try_help(split)) continue;
+    while (spdl__load32(&split->closed) == 0) {
+        if (spdl__split_turn(split, &lanes)) continue;
         word = spdl__event_prepare(&split->event, false);
         if (spdl__load32(&split->closed) != 0 || spdl__load32(&split->next) >= split->chunks) {
             spdl__event_cancel(&split->event);
@@ -9034,31 +9127,58 @@ SPDL__PRIVATE void spdl__split_help(spdl__split *split) {
     }
 }
 
+/* Writes what the 16-bit numbers stand for. */
+SPDL__PRIVATE void spdl__split_resolve(uint8_t *to, const uint16_t *from, size_t count,
+                                       const uint8_t *lookup) {
+    for (; count >= 4; count -= 4, from += 4, to += 4) {
+        to[0] = lookup[from[0]];
+        to[1] = lookup[from[1]];
+        to[2] = lookup[from[2]];
+        to[3] = lookup[from[3]];
+    }
+    for (; count > 0; count--) *to++ = lookup[*from++];
+}
+
 /* Puts a chunk behind what the front has made, if it can be used. */
 SPDL__PRIVATE void spdl__split_append(spdl__inflate *s, const spdl__split_chunk *chunk,
                                       uint8_t *lookup) {
     const size_t window = SPDL__INFLATE_WINDOW, made = (size_t)(s->out - s->base);
-    const uint16_t *wide = chunk->buffer + window;
     size_t i;
     if (s->last_block || chunk->begin != spdl__split_at(s) || made < window) return;
     if (chunk->wide + chunk->bytes > (size_t)(s->limit - s->out)) return;
     for (i = 0; i < 256; i++) lookup[i] = (uint8_t)i;
     memcpy(lookup + SPDL__SPLIT_MARK, s->out - window, window);
-    for (i = 0; i < chunk->wide; i++) s->out[i] = lookup[wide[i]];
+    spdl__split_resolve(s->out, chunk->buffer + window, chunk->wide, lookup);
     s->out += chunk->wide;
     if (chunk->bytes > 0) memcpy(s->out, chunk->tail, chunk->bytes);
     s->out += chunk->bytes;
     spdl__split_seek(s, chunk->end);
 }
 
+/* Decodes what the front is in to the end of the block, with a chunk beside it. */
+SPDL__PRIVATE spdl__inflate_mode spdl__split_run(spdl__split *split) {
+    spdl__inflate *states[2];
+    spdl__inflate_mode ended;
+    unsigned count;
+    states[0] = split->inflate;
+    for (;;) {
+        spdl__split_fill(split, &split->lanes, 1);
+        count = split->lanes.count > 0 ? 2 : 1;
+        if (count > 1) states[1] = &split->lanes.chunk[0]->inflate;
+        if (spdl__inflate_run_lanes(states, count, &ended) == 0) return ended;
+        spdl__split_stopped(split, &split->lanes, 0, ended);
+    }
+}
+
 /* Decodes whole blocks up to the first that begins at `stop` or behind it. BLOCK: it is there. */
-SPDL__PRIVATE spdl__inflate_mode spdl__split_advance(spdl__inflate *s, uint64_t stop) {
+SPDL__PRIVATE spdl__inflate_mode spdl__split_advance(spdl__split *split, uint64_t stop) {
+    spdl__inflate *s = split->inflate;
     spdl__inflate_mode mode = SPDL__INFLATE_BLOCK;
     s->by_block = true;
-    if (s->mode != SPDL__INFLATE_BLOCK) mode = spdl__inflate_run(s, s->limit);
+    if (s->mode != SPDL__INFLATE_BLOCK) mode = spdl__split_run(split);
     while (mode == SPDL__INFLATE_BLOCK && spdl__split_at(s) < stop) {
         (void)spdl__inflate_block(s);
-        mode = spdl__inflate_run(s, s->limit);
+        mode = spdl__split_run(split);
     }
     s->by_block = false;
     return mode;
@@ -9067,8 +9187,8 @@ SPDL__PRIVATE spdl__inflate_mode spdl__split_advance(spdl__inflate *s, uint64_t 
 /* Waits for a chunk, and decodes others meanwhile. */
 SPDL__PRIVATE void spdl__split_wait(spdl__split *split, const uint32_t *done, uint32_t number) {
     uint32_t word;
-    while (spdl__load32(done) != number) { /* pairs with the release in spdl__split_try_help */
-        if (spdl__split_try_help(split)) continue;
+    while (spdl__load32(done) != number) { /* pairs with the release in spdl__split_publish */
+        if (spdl__split_turn(split, &split->lanes)) continue;
         word = spdl__event_prepare(&split->event, false);
         if (spdl__load32(done) == number) spdl__event_cancel(&split->event);
         else (void)spdl__event_commit(&split->event, word, SPDL__NEVER);
@@ -9082,19 +9202,19 @@ SPDL__PRIVATE spdl__inflate_mode spdl__split_step(spdl__split *split) {
     uint32_t number = split->front + 1, unbegun = number;
     const spdl__split_chunk *chunk = &split->slot[number % split->slots];
     spdl__inflate_mode mode;
-    if (number >= split->chunks) return spdl__split_advance(s, UINT64_MAX);
-    mode = spdl__split_advance(s, (uint64_t)number * split->chunk_bytes * 8);
+    if (number >= split->chunks) return spdl__split_advance(split, UINT64_MAX);
+    mode = spdl__split_advance(split, (uint64_t)number * split->chunk_bytes * 8);
     if (mode == SPDL__INFLATE_BLOCK && !spdl__cas32(&split->next, &unbegun, number + 1)) {
         spdl__split_wait(split, &chunk->done, number + 1); /* somebody has begun it */
-        if (chunk->begin != UINT64_MAX) mode = spdl__split_advance(s, chunk->begin);
+        if (chunk->begin != UINT64_MAX) mode = spdl__split_advance(split, chunk->begin);
         if (mode == SPDL__INFLATE_BLOCK) spdl__split_append(s, chunk, split->lookup);
     }
-    spdl__store32(&split->front, number); /* pairs with the acquire in spdl__split_try_help */
+    spdl__store32(&split->front, number); /* pairs with the acquire in spdl__split_take */
     spdl__event_notify(&split->event, false, SPDL__ALL);
     return mode;
 }
 
-/* Makes the helpers return, each with the chunk it is in. */
+/* Makes the helpers return, at the end of the block they are in. */
 SPDL__PRIVATE void spdl__split_stop(spdl__split *split) {
     spdl__store32(&split->closed, 1);
     spdl__event_notify(&split->event, false, SPDL__ALL);
