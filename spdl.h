@@ -554,9 +554,10 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    freed at stop.
 
    One to many. A stage with .emits hands on what it gives to spdl_emit, none or any number of items
-   for each call; they stay together and wait in memory until they are read, whatever buffer_size
-   says. A stage with .flush is called once more when its input ends (spdl_flushing(task) is true and
-   there is no input): it may gather items by its own rules and hand on what is left.
+   for each call, *out being the last of them if it is set; they stay together and wait in memory
+   until they are read, whatever buffer_size says. A stage with .flush is called once more when its
+   input ends (spdl_flushing(task) is true and there is no input): it may gather items by its own
+   rules and hand on what is left.
 
    Order. With input order (the default) a stage hands on its results in the order of its inputs; a
    slow call holds back those behind it, up to buffer_size of them. With completion order it hands
@@ -572,7 +573,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    path); paths may hold any rows but a source and a sink, also none, and branches of their own. A
    branch of batches sends the items of a batch down several paths with spdl_route_items: every path
    then gets one batch, maybe an empty one, and SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES) joins
-   what became of them to one batch again.
+   what became of them to one batch again (one that a stage drops counts as empty).
 
    Epochs. A source with .continuous starts over after SPDL_END, its items numbered from 0 again;
    next returns SPDL_END once for each epoch. The end of an epoch is a barrier in every stage: no
@@ -619,7 +620,8 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
 /* Which path a merge takes its next item from. */
 typedef enum spdl_merge_order {
     SPDL_MERGE_READY,   /* whichever has one, in turn */
-    SPDL_MERGE_ROBIN,   /* each in turn, waiting for it; paths that have ended are left out */
+    SPDL_MERGE_ROBIN,   /* each in turn, waiting for it; left out are paths that have ended, and
+                           those that get nothing while others are full */
     SPDL_MERGE_BATCHES, /* one batch from each, joined in the order of the paths */
     SPDL_MERGE_CHOICE   /* what merge_fn says */
 } spdl_merge_order;
@@ -732,10 +734,11 @@ typedef struct spdl_pipeline_desc {
                             Out **out SPDL__UNUSED)
 
 /* Rows, as data, the fields written as .concurrency = 4 and so on:
-       SPDL_SOURCE(fn, fields...)   or   SPDL_FEED(Type, fields...): items come by spdl_pipeline_push
+       SPDL_SOURCE(fn, fields...), or SPDL_FEED(Type, fields...) for spdl_pipeline_push
        SPDL_PIPE(fn, fields...)
        SPDL_BATCH(size, fields...)
-       SPDL_BRANCH(fn, fields...), SPDL_PATH(name, fields...) and its rows ..., SPDL_MERGE(fields...)
+       SPDL_BRANCH(fn, fields...), for each path SPDL_PATH(name, fields...) and its rows, and
+       SPDL_MERGE(fields...)
        SPDL_SINK(buffer_size) */
 #define SPDL_SOURCE(...) SPDL__FN_ROW(SPDL_KIND_SOURCE, __VA_ARGS__, SPDL__LINE)
 #define SPDL_FEED(...)   SPDL__FEED_ROW(__VA_ARGS__, SPDL__LINE)
@@ -4315,11 +4318,15 @@ typedef struct spdl__node {
     char name[SPDL_NAME_BYTES];
     bool ordered;    /* results come in the order of the inputs */
     bool by_ticket;  /* and get their tickets when the inputs are claimed */
-    bool plain;      /* a pipe with nothing out of the ordinary: see plain_call */
+    bool plain;      /* a pipe with nothing out of the ordinary */
+    bool splits;     /* a branch whose batches are joined again */
     uint32_t above;  /* bit i: what row i makes can come here */
     int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
     uint8_t path[SPDL_MAX_STAGES];
     size_t batch_size; /* what comes out: the most items in a batch; 0: no batches of ours */
+    struct spdl__node *branch; /* a row of a path whose batches are joined: the branch that splits
+                                  them; else NULL */
+    struct spdl__node *begin;  /* merge: the branch it ends */
     spdl__edge *in;  /* NULL for rows that read none or several */
     spdl__edge out;
     spdl__counters *counters; /* one per worker, and one for other threads */
@@ -4334,7 +4341,8 @@ typedef struct spdl__node {
     uint32_t finished;
     uint32_t flushed;  /* the call without input was claimed in this epoch */
     uint32_t turn;     /* merge: the path that is looked at first */
-    uint64_t claimed;  /* with a window: calls claimed, and all of those before `oldest` have ended */
+    uint64_t refused;  /* merge: what merge_fn saw when it said to wait */
+    uint64_t claimed;  /* with a window: calls claimed; all of those before `oldest` have ended */
     uint64_t oldest;
     uint64_t number;   /* batch: of the next one in this epoch */
     spdl__batch *open_batch;
@@ -4540,7 +4548,8 @@ SPDL__PRIVATE bool spdl__node_over_budget(spdl__node *node) {
 
 /* --- what can run --- */
 
-SPDL__PRIVATE spdl__edge *spdl__path_edge(const spdl_pipeline *p, const spdl__node *node, int path) {
+SPDL__PRIVATE spdl__edge *spdl__path_edge(const spdl_pipeline *p, const spdl__node *node,
+                                          int path) {
     return &p->node[node->path[path]].out;
 }
 
@@ -4590,19 +4599,86 @@ SPDL__PRIVATE uint64_t spdl__window_left(const spdl__node *node) {
     return (uint64_t)node->row.reorder_window + 1 - (claimed - oldest);
 }
 
-/* Without the lock: whether one of the inputs of a merge could be taken now. It is a guess on the
-   safe side: a step finds out. */
-SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node) {
-    bool all_ended = true;
+SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node *node);
+
+/* Whether nothing moves between a branch that has no room and its merge, and nothing will before
+   the merge takes something. Rows are looked at from the branch down: those above the one looked
+   at rest for good. Twice, as a row may have made room for one above it in between. */
+SPDL__PRIVATE bool spdl__merge_starved(const spdl_pipeline *p, const spdl__node *merge) {
+    const spdl__node *node;
+    int round;
+    for (round = 0; round < 2; ++round) {
+        if (spdl__node_room(p, merge->begin) > 0 || spdl__load_relaxed32(&merge->begin->finished))
+            return false;
+        for (node = merge->begin; node < merge; ++node)
+            if (spdl__load32(&node->lock) || spdl__load32(&node->active) ||
+                (node != merge->begin && spdl__node_runnable(p, node)))
+                return false;
+    }
+    return true;
+}
+
+/* What a merge sees of its paths. */
+typedef struct spdl__paths {
+    signed char ready[SPDL_MAX_STAGES]; /* 1: an item; 0: nothing yet; -1: a mark, or the end */
+    int items, marks, ended;
+    bool holes; /* there are some in front: passing over them makes room above */
+} spdl__paths;
+
+SPDL__PRIVATE spdl__paths spdl__merge_look(const spdl_pipeline *p, const spdl__node *node) {
+    spdl__paths seen;
     int i;
-    if (spdl__load32(&node->closed)) return true;
+    memset(&seen, 0, sizeof(seen));
     for (i = 0; i < node->paths; ++i) {
         const spdl__edge *edge = spdl__path_edge(p, node, i);
-        const bool ended = spdl__edge_exhausted(edge);
-        if (!ended) all_ended = false;
-        if (!ended && spdl__edge_ready(edge, spdl__load_relaxed(&edge->head))) return true;
+        const uint64_t end = spdl__load(&edge->end), head = spdl__load_relaxed(&edge->head);
+        const bool ended = head >= end, there = !ended && spdl__edge_ready(edge, head);
+        const uint64_t origin = spdl__load_relaxed(&spdl__edge_slot(edge, head)->origin);
+        const bool hole = there && spdl__owner(origin) == SPDL__HOLE;
+        const bool mark = there && spdl__owner(origin) == SPDL__MARK;
+        if (hole) seen.holes = true;
+        if (there && !hole && !mark) ++seen.items;
+        seen.marks += mark;
+        seen.ended += ended;
+        seen.ready[i] = ended || mark ? -1 : there && !hole ? 1 : 0;
     }
-    return all_ended;
+    return seen;
+}
+
+/* For SPDL_MERGE_CHOICE: merge_fn is asked again when this has changed. Never 0. */
+SPDL__PRIVATE uint64_t spdl__paths_key(const spdl__paths *seen, int paths) {
+    uint64_t key = 1;
+    int i;
+    for (i = 0; i < paths; ++i) key = key * 3 + (uint64_t)(seen->ready[i] + 1);
+    return key;
+}
+
+/* In turn: a path that gets nothing while another is full is left out, or all would wait for each
+   other. The path to take from, or -1 to wait. */
+SPDL__PRIVATE int spdl__merge_turn(const spdl_pipeline *p, const spdl__node *node,
+                                   const spdl__paths *seen) {
+    const int paths = node->paths;
+    const int turn = (int)spdl__load_relaxed32(&node->turn);
+    int i;
+    for (i = 0; i < paths; ++i) {
+        const int at = (turn + i) % paths;
+        if (seen->ready[at] == 1) return at;
+        if (seen->ready[at] == 0 && node->row.merge_order == SPDL_MERGE_ROBIN &&
+            (seen->items == 0 || !spdl__merge_starved(p, node)))
+            return -1;
+    }
+    return -1;
+}
+
+/* Without the lock: whether a step of a merge would do something. */
+SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node) {
+    const spdl__paths seen = spdl__merge_look(p, node);
+    if (spdl__load32(&node->closed) || seen.holes || seen.ended == node->paths) return true;
+    if (seen.items == 0) return seen.marks > 0 && seen.marks + seen.ended == node->paths;
+    if (node->row.merge_order == SPDL_MERGE_BATCHES) return seen.items + seen.ended == node->paths;
+    if (node->row.merge_order == SPDL_MERGE_CHOICE)
+        return spdl__load_relaxed(&node->refused) != spdl__paths_key(&seen, node->paths);
+    return spdl__merge_turn(p, node, &seen) >= 0;
 }
 
 /* Any thread, without the lock: whether a step of this stage would do something. */
@@ -4645,7 +4721,7 @@ SPDL__PRIVATE void spdl__pipeline_hint(spdl_pipeline *p) {
     int i;
     if (p->crew[0].pool != NULL)
         spdl__pool_hint(p->crew[0].pool);
-    else /* the trainer is the worker: others are a producer, a stop, who completes a call, a crew */
+    else /* the trainer is the worker; we may be a producer, a thread that completes a call, ... */
         spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL);
     for (i = 1; i < p->crews; ++i) spdl__pool_hint(p->crew[i].pool);
 }
@@ -4672,8 +4748,8 @@ SPDL__INLINE void spdl__edge_hand_on(spdl_pipeline *p, spdl__edge *edge, uint64_
 SPDL__INLINE uint64_t spdl__node_ticket(spdl__node *node, spdl__edge *edge, uint64_t ticket) {
     uint64_t tail;
     if (node->by_ticket) return ticket;
-    if (node->row.concurrency > 1 || node->row.max_concurrency > 1) return spdl__add(&edge->tail, 1);
-    tail = spdl__load_relaxed(&edge->tail); /* one call at a time: the order of `active` is enough */
+    if (node->row.max_concurrency > 1) return spdl__add(&edge->tail, 1);
+    tail = spdl__load_relaxed(&edge->tail); /* one call at a time: that of `active` is enough */
     spdl__store_relaxed(&edge->tail, tail + 1);
     return tail;
 }
@@ -4911,6 +4987,17 @@ SPDL__INLINE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
     return result;
 }
 
+/* One more item for the bundle of this call. */
+SPDL__PRIVATE spdl_result spdl__task_emit(spdl_task *task, void *item) {
+    const bool is_input = item != NULL && item == task->in.item && !task->taken;
+    const uint64_t origin = is_input ? task->in.origin
+                                     : spdl__origin(task->sequence, (unsigned)task->node->index);
+    if (task->bundle == NULL) task->bundle = spdl__bundle_get(&task->node->shelf);
+    if (task->bundle == NULL || !spdl__bundle_add(task->bundle, item, origin)) return SPDL_E_NOMEM;
+    if (is_input) task->taken = true;
+    return SPDL_OK;
+}
+
 /* Calls the function, and calls it again if it fails and may be repeated. */
 SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *counters, void **out) {
     spdl_result result = spdl__task_attempt(task, out);
@@ -4921,6 +5008,8 @@ SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *count
         spdl__count(&counters->retries, 1);
         result = spdl__task_attempt(task, out);
     }
+    if (task->node->row.emits && result == SPDL_OK && *out != NULL)
+        result = spdl__task_emit(task, *out);
     return result;
 }
 
@@ -4992,6 +5081,21 @@ SPDL__PRIVATE void spdl__task_put(spdl_task *task, spdl__counters *counters, voi
     }
 }
 
+/* A dropped item leaves a hole; a dropped batch that others wait for to be joined with theirs, an
+   empty one of its number. */
+SPDL__PRIVATE void spdl__task_put_nothing(spdl_task *task, uint64_t now) {
+    spdl__node *node = task->node;
+    spdl__batch *empty = NULL;
+    if (node->branch != NULL) empty = spdl__batch_get(node->branch->batches);
+    if (empty == NULL) {
+        spdl__node_put_hole(task->pipeline, node, task->ticket, now);
+        return;
+    }
+    empty->shown.sequence = task->sequence;
+    spdl__node_put(task->pipeline, node, task->ticket, empty,
+                   spdl__origin(task->sequence, (unsigned)node->branch->index), now);
+}
+
 /* With a window: this call does not hold it back any more. */
 SPDL__PRIVATE void spdl__task_leave_window(const spdl_task *task) {
     const spdl__node *node = task->node;
@@ -5022,7 +5126,7 @@ SPDL__PRIVATE bool spdl__pipe_settle(spdl_task *task, spdl__counters *counters, 
         else
             fatal = spdl__task_failed(task, counters, result);
         /* behind a fatal failure a ticket stays unfilled: nothing behind it is delivered */
-        if (!fatal) spdl__node_put_hole(p, task->node, task->ticket, now);
+        if (!fatal) spdl__task_put_nothing(task, now);
     }
     spdl__task_leave_window(task);
     return !fatal;
@@ -5201,6 +5305,8 @@ SPDL__INLINE bool spdl__pipe_call(spdl_task *task, spdl__counters *counters, spd
         return true;
     }
     *result = spdl__task_call(task, counters, out);
+    if (task->node->splits && *result == SPDL_OK && task->split == NULL)
+        *result = spdl_fail(task, "without spdl_route_items, but its SPDL_MERGE joins batches");
     return task->node->parked == NULL || spdl__parked_returned(task, result, out);
 }
 
@@ -5409,45 +5515,29 @@ SPDL__PRIVATE bool spdl__batch_step(spdl_pipeline *p, spdl__node *node, int work
     return progress;
 }
 
-/* What a merge sees of its paths. */
-typedef struct spdl__paths {
-    signed char ready[SPDL_MAX_STAGES]; /* 1: an item; 0: nothing yet; -1: a mark, or the end */
-    int items, marks, ended;
-    bool moved; /* holes were passed over, which makes room above */
-} spdl__paths;
-
-SPDL__PRIVATE spdl__paths spdl__merge_look(spdl_pipeline *p, spdl__node *node) {
-    spdl__paths seen;
-    int i;
-    seen.items = seen.marks = seen.ended = 0;
-    seen.moved = false;
-    for (i = 0; i < node->paths; ++i) {
-        spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
-        const spdl__sight sight = spdl__cursor_look(&c);
-        const bool ended = sight == SPDL__NOTHING && c.head >= c.end;
-        if (spdl__cursor_settle(&c, spdl_time_ns())) seen.moved = true;
-        seen.ready[i] = sight == SPDL__AN_ITEM ? 1 : sight == SPDL__A_MARK || ended ? -1 : 0;
-        seen.items += sight == SPDL__AN_ITEM;
-        seen.marks += sight == SPDL__A_MARK;
-        seen.ended += ended;
+/* The path to take from, or -1 to wait. */
+SPDL__PRIVATE int spdl__merge_choose(const spdl_pipeline *p, spdl__node *node,
+                                     const spdl__paths *seen) {
+    const int paths = node->paths;
+    int choice;
+    if (node->row.merge_order != SPDL_MERGE_CHOICE) return spdl__merge_turn(p, node, seen);
+    choice = node->row.merge_fn(node->row.ctx, seen->ready, paths);
+    if (choice >= 0 && choice < paths && seen->ready[choice] == 1) {
+        spdl__store_relaxed(&node->refused, 0);
+        return choice;
     }
-    return seen;
+    spdl__store_relaxed(&node->refused, spdl__paths_key(seen, paths));
+    return -1;
 }
 
-/* The path to take from, or -1 to wait. */
-SPDL__PRIVATE int spdl__merge_choose(const spdl__node *node, const spdl__paths *seen) {
-    const int paths = node->paths;
+/* Passes over the holes in front of each path. */
+SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, uint64_t now) {
     int i;
-    if (node->row.merge_order == SPDL_MERGE_CHOICE) {
-        const int choice = node->row.merge_fn(node->row.ctx, seen->ready, paths);
-        return choice >= 0 && choice < paths && seen->ready[choice] == 1 ? choice : -1;
+    for (i = 0; i < node->paths; ++i) {
+        spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
+        (void)spdl__cursor_look(&c);
+        (void)spdl__cursor_settle(&c, now);
     }
-    for (i = 0; i < paths; ++i) {
-        const int at = (int)((node->turn + (uint32_t)i) % (uint32_t)paths);
-        if (seen->ready[at] == 1) return at;
-        if (seen->ready[at] == 0 && node->row.merge_order == SPDL_MERGE_ROBIN) return -1;
-    }
-    return -1;
 }
 
 SPDL__PRIVATE spdl__emitted spdl__merge_take(spdl_pipeline *p, spdl__node *node, int path,
@@ -5463,27 +5553,14 @@ SPDL__PRIVATE spdl__emitted spdl__merge_take(spdl_pipeline *p, spdl__node *node,
 /* One item from the path whose turn it is. */
 SPDL__PRIVATE bool spdl__merge_one(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen,
                                    uint64_t now) {
-    const int path = spdl__merge_choose(node, seen);
+    const int path = spdl__merge_choose(p, node, seen);
     spdl__emitted got;
     if (path < 0) return false;
     got = spdl__merge_take(p, node, path, now);
-    node->turn = (uint32_t)(path + 1) % (uint32_t)node->paths;
+    spdl__store_relaxed32(&node->turn, (uint32_t)(path + 1) % (uint32_t)node->paths);
     spdl__node_reserve(p, node, 1);
     spdl__node_put(p, node, 0, got.item, got.origin, now);
     return true;
-}
-
-/* The number of the batch that is to be joined next: the smallest of those that wait. */
-SPDL__PRIVATE uint64_t spdl__merge_number(spdl_pipeline *p, spdl__node *node,
-                                          const spdl__paths *seen) {
-    uint64_t number = UINT64_MAX;
-    int i;
-    for (i = 0; i < node->paths; ++i) {
-        const spdl__edge *edge = spdl__path_edge(p, node, i);
-        if (seen->ready[i] == 1)
-            number = spdl__min(number, spdl__edge_slot(edge, edge->head)->origin >> 8);
-    }
-    return number;
 }
 
 /* The items of one batch move behind those of another. False when they do not fit. */
@@ -5498,37 +5575,39 @@ SPDL__PRIVATE bool spdl__batch_append(spdl__batch *to, spdl__batch *from) {
     return true;
 }
 
-/* One batch from each path that has one of this number. All must be there: each path gets one of
-   every number, and one that was dropped shows by the next. */
+/* One batch from each path: all have one of every number, in their order. The joined batch goes on,
+   also an empty one when another merge waits for its number. */
 SPDL__PRIVATE bool spdl__merge_batches(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen,
                                        spdl__counters *counters, uint64_t now) {
-    const uint64_t number = spdl__merge_number(p, node, seen);
     spdl__batch *batch;
+    uint64_t number = 0;
     bool fits = true;
     int i;
-    if (seen->items == 0 || seen->items + seen->marks + seen->ended < node->paths) return false;
+    if (seen->items + seen->ended < node->paths) return false;
     batch = spdl__batch_get(node->batches);
     for (i = 0; i < node->paths; ++i) {
-        const spdl__edge *edge = spdl__path_edge(p, node, i);
         spdl__emitted got;
-        if (seen->ready[i] != 1 || spdl__edge_slot(edge, edge->head)->origin >> 8 != number) continue;
+        if (seen->ready[i] != 1) continue;
         got = spdl__merge_take(p, node, i, now);
+        number = got.origin >> 8;
         fits = batch != NULL && fits && spdl__batch_append(batch, (spdl__batch *)got.item);
         spdl__item_free(p, got.item, got.origin);
     }
-    if (!fits) {
+    if (!fits)
         spdl__node_fail(p, node, node->out.tail, number, SPDL_E_NOMEM,
                         batch == NULL ? "no memory for another batch"
                                       : "the batches of the paths have more items than went in");
-    } else if (batch->shown.count > 0) { /* SPDL drops batches that are empty, too */
-        batch->shown.sequence = number;
-        spdl__count(&counters->tasks, 1);
-        spdl__count(&counters->made, 1);
-        spdl__node_reserve(p, node, 1);
-        spdl__node_put(p, node, 0, batch, spdl__origin(number, (unsigned)node->index), now);
+    /* a path that has ended has failed: what was to be joined with its batches is not delivered */
+    if (!fits || seen->ended > 0 || (batch->shown.count == 0 && node->branch == NULL)) {
+        if (batch != NULL) spdl__count(&counters->freed, batch->shown.count);
+        spdl_batch_free(batch);
         return true;
     }
-    spdl_batch_free(batch);
+    batch->shown.sequence = number;
+    spdl__count(&counters->tasks, 1);
+    spdl__count(&counters->made, 1);
+    spdl__node_reserve(p, node, 1);
+    spdl__node_put(p, node, 0, batch, spdl__origin(number, (unsigned)node->index), now);
     return true;
 }
 
@@ -5546,7 +5625,8 @@ SPDL__PRIVATE bool spdl__merge_mark(spdl_pipeline *p, spdl__node *node, const sp
         if (spdl__cursor_look(&c) == SPDL__A_MARK) spdl__cursor_step(&c);
         (void)spdl__cursor_settle(&c, now);
     }
-    node->turn = 0;
+    spdl__store_relaxed32(&node->turn, 0);
+    spdl__store_relaxed(&node->refused, 0);
     spdl__node_put_mark(p, node, now);
     return true;
 }
@@ -5554,10 +5634,15 @@ SPDL__PRIVATE bool spdl__merge_mark(spdl_pipeline *p, spdl__node *node, const sp
 SPDL__PRIVATE bool spdl__merge_once(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                     uint64_t now) {
     const spdl__paths seen = spdl__merge_look(p, node);
+    if (seen.holes) {
+        spdl__merge_pass(p, node, now);
+        return true;
+    }
     if (spdl__merge_mark(p, node, &seen, now)) return true;
+    if (seen.items == 0) return false;
     if (node->row.merge_order == SPDL_MERGE_BATCHES)
-        return spdl__merge_batches(p, node, &seen, counters, now) || seen.moved;
-    return spdl__merge_one(p, node, &seen, now) || seen.moved;
+        return spdl__merge_batches(p, node, &seen, counters, now);
+    return spdl__merge_one(p, node, &seen, now);
 }
 
 /* One step of a merge: as many items as there are and room for. Whether anything was done. */
@@ -5719,21 +5804,13 @@ SPDL__PRIVATE bool spdl__task_running(const spdl_task *task, const char *what) {
 }
 
 SPDL_API spdl_result spdl_emit(spdl_task *task, void *item) {
-    const bool is_input = item != NULL && item == task->in.item && !task->taken;
     if (!spdl__task_running(task, "spdl: spdl_emit: not inside of a call of this stage"))
         return SPDL_E_INVALID;
     if (!task->node->row.emits) {
         (void)spdl_fail(task, "spdl_emit in a stage whose row does not say .emits");
         return SPDL_E_INVALID;
     }
-    if (task->bundle == NULL) task->bundle = spdl__bundle_get(&task->node->shelf);
-    if (task->bundle == NULL ||
-        !spdl__bundle_add(task->bundle, item,
-                          is_input ? task->in.origin
-                                   : spdl__origin(task->sequence, (unsigned)task->node->index)))
-        return SPDL_E_NOMEM;
-    if (is_input) task->taken = true;
-    return SPDL_OK;
+    return spdl__task_emit(task, item);
 }
 
 SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
@@ -5798,8 +5875,8 @@ SPDL__PRIVATE spdl__parked *spdl__parked_find(spdl_pipeline *p, uint64_t id, spd
 }
 
 /* Adds what one call has counted; the cell has one writer at a time. */
-SPDL__PRIVATE void spdl__foreign_book(spdl_pipeline *p, spdl__node *node, const spdl__counters *call,
-                                      uint64_t since, uint64_t now) {
+SPDL__PRIVATE void spdl__foreign_book(spdl_pipeline *p, spdl__node *node,
+                                      const spdl__counters *call, uint64_t since, uint64_t now) {
     spdl__counters *counters = &node->counters[p->workers];
     spdl__spin_lock(&p->foreign_lock);
     spdl__count(&counters->made, call->made);
@@ -5892,11 +5969,11 @@ SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *form
 
 /* ============================================================================================= */
 /* >>tune-impl
-   With .autotune the trainer's thread looks at the numbers now and then, in next. If the trainer has
-   waited, the stage that is busiest for its concurrency gets more of it, as long as the stages use
-   no more processors than their budget; if that did not help it is taken back, and the stage is left
-   alone for a while. If they use more than the budget, the stage that uses most of them gets less.
-   Each decision is one line in the log: why, before, after. Trainer only. */
+   With .autotune the trainer's thread looks at the numbers now and then, in next. If the trainer
+   has waited, the stage that is busiest for its concurrency gets more of it, as long as the stages
+   use no more processors than their budget; if that did not help it is taken back, and the stage is
+   left alone for a while. If they use more than the budget, the stage that uses most of them gets
+   less. Each decision is one line in the log: why, before, after. Trainer only. */
 
 #define SPDL__TUNE_ITEMS 16   /* decisions are not taken on fewer items */
 #define SPDL__TUNE_WAIT 0.02  /* a trainer that waits less is fed */
@@ -6490,6 +6567,8 @@ typedef struct spdl__plan {
     uint32_t above[SPDL_MAX_STAGES + 1];
     int paths[SPDL_MAX_STAGES + 1]; /* branch and merge: how many */
     uint8_t path[SPDL_MAX_STAGES + 1][SPDL_MAX_STAGES]; /* and which rows they write, or read */
+    int branch[SPDL_MAX_STAGES + 1]; /* the branch it is inside of; merge: that it ends; or -1 */
+    int merge[SPDL_MAX_STAGES + 1];  /* branch: where it ends */
 } spdl__plan;
 
 SPDL__PRIVATE const char *spdl__row_name(const spdl_stage *row) {
@@ -6712,6 +6791,8 @@ SPDL__PRIVATE spdl_result spdl__connect_merge(spdl__plan *plan, spdl__open_branc
     spdl__path_end(open, i - 1);
     if (plan->paths[open->branch[at]] < 2)
         return spdl__row_error(plan, i, "SPDL_MERGE of fewer than 2 paths");
+    plan->branch[i] = open->branch[at];
+    plan->merge[open->branch[at]] = i;
     for (k = 0; k < open->count[at]; ++k) {
         spdl__plan_path(plan, i, open->merges[at][k]);
         spdl__plan_join(plan, i, open->merges[at][k]);
@@ -6729,6 +6810,7 @@ SPDL__PRIVATE spdl_result spdl__plan_connect(spdl__plan *plan) {
     for (i = 0; i < plan->count && result == SPDL_OK; ++i) {
         const spdl_kind kind = plan->rows[i].kind;
         plan->before[i] = -1;
+        plan->branch[i] = open.depth > 0 ? open.branch[open.depth - 1] : -1;
         if (i > 0 && plan->rows[i - 1].kind == SPDL_KIND_BRANCH && kind != SPDL_KIND_PATH)
             return spdl__row_error(plan, i, "behind SPDL_BRANCH there must be SPDL_PATH");
         if (kind == SPDL_KIND_PATH) {
@@ -6800,6 +6882,30 @@ SPDL__PRIVATE spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     return result;
 }
 
+SPDL__PRIVATE bool spdl__merge_joins(const spdl__plan *plan, int merge) {
+    return plan->rows[merge].merge_order == SPDL_MERGE_BATCHES;
+}
+
+/* Between a branch of batches and the merge that joins them, they keep their order and number. */
+SPDL__PRIVATE spdl_result spdl__check_joined(const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i];
+    int branch = plan->branch[i];
+    bool joined = false;
+    const char *why = NULL;
+    if (row->kind == SPDL_KIND_MERGE) branch = plan->branch[branch];
+    for (; branch >= 0; branch = plan->branch[branch])
+        joined = joined || spdl__merge_joins(plan, plan->merge[branch]);
+    if (!joined) return SPDL_OK;
+    if (row->output_order == SPDL_ORDER_COMPLETION) why = "completion order";
+    if (row->emits) why = "emits";
+    if (row->flush) why = "flush";
+    if (row->kind == SPDL_KIND_BATCH) why = "SPDL_BATCH";
+    if (row->kind == SPDL_KIND_MERGE && !spdl__merge_joins(plan, i)) why = "merge_order";
+    if (why == NULL) return SPDL_OK;
+    return spdl__row_error(plan, i, "%s: in a path that SPDL_MERGE_BATCHES joins, batches have to "
+                                    "keep their order and number", why);
+}
+
 SPDL__PRIVATE spdl_result spdl__check_desc(const spdl_pipeline_desc *desc) {
     if (desc->workers < 0 || desc->workers > SPDL__MAX_WORKERS)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
@@ -6843,7 +6949,10 @@ SPDL__PRIVATE spdl_result spdl__check_plan(spdl__plan *plan) {
             return result;
     }
     result = spdl__plan_connect(plan);
-    for (i = 0; i < plan->count && result == SPDL_OK; ++i) result = spdl__check_types(plan, i);
+    for (i = 0; i < plan->count && result == SPDL_OK; ++i) {
+        result = spdl__check_types(plan, i);
+        if (result == SPDL_OK) result = spdl__check_joined(plan, i);
+    }
     return result;
 }
 
@@ -6862,7 +6971,8 @@ SPDL__PRIVATE void spdl__row_defaults(spdl_stage *row, const spdl__plan *plan, i
     }
     if (i == plan->count - 2) row->buffer_size = sink->buffer_size ? sink->buffer_size : 3;
     if (row->buffer_size == 0) row->buffer_size = 2;
-    if (row->kind == SPDL_KIND_BATCH || row->kind == SPDL_KIND_MERGE) row->free_item = spdl_batch_free;
+    if (row->kind == SPDL_KIND_BATCH || row->kind == SPDL_KIND_MERGE)
+        row->free_item = spdl_batch_free;
 }
 
 /* The most items a batch of ours can have that leaves this row; 0: it yields none. */
@@ -6875,6 +6985,18 @@ SPDL__PRIVATE size_t spdl__node_batch_size(const spdl_pipeline *p, const spdl__p
     for (k = 0; row->kind == SPDL_KIND_MERGE && k < plan->paths[i]; ++k)
         most = (size_t)spdl__max(most, p->node[plan->path[i][k]].batch_size);
     return plan->before[i] >= 0 ? p->node[plan->before[i]].batch_size : most;
+}
+
+/* Which branch a row belongs to. */
+SPDL__PRIVATE void spdl__node_place(spdl_pipeline *p, spdl__node *node, const spdl__plan *plan) {
+    const spdl_kind kind = node->row.kind;
+    int outer = plan->branch[node->index];
+    node->splits = kind == SPDL_KIND_BRANCH && spdl__merge_joins(plan, plan->merge[node->index]);
+    if (kind == SPDL_KIND_MERGE) {
+        node->begin = &p->node[outer];
+        outer = plan->branch[outer];
+    }
+    if (outer >= 0 && spdl__merge_joins(plan, plan->merge[outer])) node->branch = &p->node[outer];
 }
 
 SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const spdl__plan *plan,
@@ -6899,6 +7021,7 @@ SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const
         node->in = &p->node[plan->before[i]].out;
     spdl__name_copy(node->name, spdl__row_name(&plan->rows[i]));
     if (row->kind == SPDL_KIND_FEED) p->feed = node;
+    spdl__node_place(p, node, plan);
     node->plain = row->kind == SPDL_KIND_PIPE && !row->emits && !row->deferred && !row->flush &&
                   row->retries == 0 && (node->ordered || row->reorder_window == 0);
     if (row->init != NULL) p->has_hooks = true;
@@ -7048,7 +7171,12 @@ SPDL__PRIVATE spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__pla
     p->node = (spdl__node *)spdl__alloc_zeroed(&p->allocator, (size_t)p->count, sizeof(*p->node),
                                                SPDL_CACHE_LINE);
     if (p->node == NULL) return SPDL_E_NOMEM;
-    for (i = 0; i < p->count; ++i) spdl__node_defaults(p, &p->node[i], plan, i);
+    for (i = 0; i < p->count; ++i) {
+        spdl__node_defaults(p, &p->node[i], plan, i);
+        if (spdl__node_makes_batches(&p->node[i]) && p->node[i].batch_size == 0)
+            return spdl__row_error(plan, i, "merge_order is SPDL_MERGE_BATCHES, but there is no "
+                                            "SPDL_BATCH above whose batches it could join");
+    }
     for (i = 0; i < p->count && result == SPDL_OK; ++i) result = spdl__node_build(p, &p->node[i]);
     if (result == SPDL_OK) result = spdl__tasks_build(p);
     if (result == SPDL_OK) result = spdl__tuner_build(p, plan->desc);

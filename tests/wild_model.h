@@ -183,7 +183,8 @@ static void wild_branch(wild *w, wild_rule rule) {
 static void wild_line(wild *w, unsigned rows, wild_rule rule) {
     for (; rows > 0; --rows) {
         const int room = WILD_ROWS - 2 - (int)w->count - w->owed;
-        if (rule.nest < WILD_DEEP && room > 10 && chance(w, 4)) wild_branch(w, rule);
+        const bool may = rule.nest < WILD_DEEP && !rule.inorder && room > 10;
+        if (may && chance(w, 4)) wild_branch(w, rule);
         else if (!rule.level && w->depth < 2 && room > 0 && chance(w, 6)) wild_batch(w);
         else if (room > 0) wild_pipe(w, rule);
     }
