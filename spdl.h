@@ -891,8 +891,9 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
    trace_events set and no file the pipeline only records, for spdl_trace_write.
 
    Debuggers and profilers: the workers have names. Where <sys/sdt.h> is there when the
-   implementation is compiled, it has probes for perf and bpftrace: spdl:task_begin and spdl:task_end
-   (stage, item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items delivered). */
+   implementation is compiled, it has probes for perf and bpftrace: spdl:task_begin and
+   spdl:task_end (stage, item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items
+   delivered). */
 
 /* Writes what is recorded now to a file of its own, which is created or replaced. The pipeline may
    be running.
