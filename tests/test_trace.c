@@ -933,7 +933,8 @@ static void crowded_stages_are_runnable(void) {
         const spdl_stage row = SPDL_PIPE(spin, .ctx = &us[i], .concurrency = 2);
         HOLDS(split_of(row, 2, items[i]), s.cpu > s.used - 0.15 && s.cpu < s.used + 0.1 &&
                                           s.blocked <= 0.1 && s.stage.runnable_known);
-        if (i == 0) HOLDS(split_of(row, 2, items[i]), s.runnable >= 0.3 && s.runnable <= 0.7);
+        if (i == 0) /* half; more where other programs take their part of that processor */
+            HOLDS(split_of(row, 2, items[i]), s.runnable >= 0.4 && s.runnable <= 1.1 - s.used);
     }
 }
 
