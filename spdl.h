@@ -878,7 +878,8 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
    lane for each worker with its calls (stage, number of the item, result) and the batches it put;
    one for the trainer's waits in next; one for each edge, with the times its reader wanted an item
    and there was none ("empty") and the times a finished item had no place ("full"); a counter for
-   the depth of each edge; an arrow from the call that made an item to its batch.
+   the depth of each edge, whenever items were taken or a worker had put what it had; an arrow from
+   the call that made an item to its batch.
 
    desc.trace names the file. Where it is NULL the environment does: SPDL_TRACE=t.json, or
    SPDL_TRACE=t.json,events=N to set trace_events as well. With desc.trace "" there is none.
@@ -3589,13 +3590,18 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 
    The pipeline owns lanes and meters; a meter is used by the thread that runs the lane. */
 
+/* For what is only done with a trace: its callers are compiled as if it were never called. */
+#define SPDL__RARE __attribute__((noinline, cold)) SPDL__PRIVATE
+
 #define SPDL__TRACE_EVENTS 65536
 #define SPDL__TRACE_EVENTS_MAX (1 << 24)
 #define SPDL__METER_NS (1 << 19) /* the least time in a stage from one measurement to the next */
 
 #ifdef SPDL__NO_TRACE /* for the bench, which compares with a build without any of it */
 #define SPDL__TRACED(pointer) (false)
+#define SPDL__METERED false
 #else
+#define SPDL__METERED true
 #define SPDL__TRACED(pointer) SPDL__UNLIKELY((pointer) != NULL)
 #endif
 
@@ -3619,6 +3625,7 @@ typedef struct spdl__note {
 
 typedef struct spdl__lane {
     uint64_t count; /* events so far, those that were overwritten too */
+    uint64_t begun; /* a thread: its call; an edge: the wait of its reader */
     spdl__note *notes;
     uint64_t mask;
     char pad[SPDL_CACHE_LINE];
@@ -3644,8 +3651,8 @@ typedef struct spdl__meter {
     char pad[SPDL_CACHE_LINE];
 } spdl__meter;
 
-SPDL__PRIVATE void spdl__trace_add(spdl__lane *lane, spdl__event_kind kind, int row, int result,
-                                   uint64_t begin, uint64_t end, uint64_t number) {
+SPDL__RARE void spdl__trace_add(spdl__lane *lane, spdl__event_kind kind, int row, int result,
+                                uint64_t begin, uint64_t end, uint64_t number) {
     const uint64_t place = spdl__add(&lane->count, 1);
     spdl__note *note = &lane->notes[place & lane->mask];
     if (result > INT16_MAX || result < INT16_MIN) result = SPDL_E_STAGE;
@@ -3730,7 +3737,7 @@ SPDL__PRIVATE bool spdl__wait_time(spdl__meter *meter, uint64_t *ns) {
 }
 
 /* Before a group. Returns when its first call starts. */
-SPDL__PRIVATE uint64_t spdl__meter_start(spdl__meter *meter) {
+SPDL__RARE uint64_t spdl__meter_start(spdl__meter *meter) {
     meter->wait_known = spdl__wait_time(meter, &meter->wait_ns);
     meter->cpu_known = spdl__cpu_time(&meter->cpu_ns);
     return meter->ns = spdl_time_ns();
@@ -3765,29 +3772,28 @@ struct spdl__edge;
 struct spdl__node;
 struct spdl__counters;
 
-/* Around the calls of a group; `*start` is when it began, set anew when it is measured. */
-SPDL__PRIVATE void spdl__group_begin(spdl_pipeline *p, struct spdl__counters *counters, int worker,
-                                     uint64_t *start);
-SPDL__PRIVATE void spdl__group_end(spdl_pipeline *p, struct spdl__counters *counters, int worker,
-                                   uint64_t calls, uint64_t ns);
+/* Around the calls of a group; `*start` is when it began, set anew when it is measured. The lane is
+   told by where it counts. */
+SPDL__PRIVATE void spdl__group_begin(spdl_pipeline *p, struct spdl__node *node,
+                                     struct spdl__counters *counters, uint64_t *start);
+SPDL__PRIVATE void spdl__group_end(spdl_pipeline *p, struct spdl__node *node,
+                                   struct spdl__counters *counters, uint64_t calls, uint64_t ns);
 
 /* Around one call. */
-SPDL__PRIVATE uint64_t spdl__call_begin(const spdl_task *task);
-SPDL__PRIVATE void spdl__call_end(const spdl_task *task, uint64_t begun, spdl_result result);
+SPDL__INLINE void spdl__call_begin(const spdl_task *task);
+SPDL__INLINE void spdl__call_end(const spdl_task *task, spdl_result result);
 
 /* Around a wait of the trainer, while p->wait_since is set. */
 SPDL__PRIVATE void spdl__wait_begin(const spdl_pipeline *p);
 SPDL__PRIVATE void spdl__wait_end(spdl_pipeline *p, spdl_result result);
 
-/* A wait of the edge's reader ends now; items up to `head` are taken now; an item was put. */
-SPDL__PRIVATE void spdl__trace_waited(struct spdl__edge *edge, uint64_t now);
-SPDL__PRIVATE void spdl__trace_taken(struct spdl__edge *edge, uint64_t head, uint64_t now);
-SPDL__PRIVATE void spdl__trace_put(struct spdl__edge *edge);
+/* Items up to `head` are taken now. */
+SPDL__RARE void spdl__trace_taken(struct spdl__edge *edge, uint64_t head, uint64_t now);
 
-/* An item goes into the open batch; the batch is put by a step that began at `began`. */
-SPDL__PRIVATE void spdl__trace_item(struct spdl__node *node, uint64_t item);
-SPDL__PRIVATE void spdl__trace_batch(spdl_pipeline *p, struct spdl__node *node, int worker,
-                                     uint64_t began);
+/* An item goes into the open batch; batch `number` was put by a step that began at `began`. */
+SPDL__RARE void spdl__trace_item(struct spdl__node *node, uint64_t item);
+SPDL__RARE void spdl__trace_batch(spdl_pipeline *p, struct spdl__node *node,
+                                  struct spdl__counters *counters, uint64_t number, uint64_t began);
 
 /* What the meters and spdl_report_bytes found, for a snapshot whose busy_ns is there. */
 SPDL__PRIVATE void spdl__split_snapshot(const spdl_pipeline *p, const struct spdl__node *node,
@@ -4001,7 +4007,6 @@ SPDL__PRIVATE void spdl__gap_close(uint64_t *since, uint64_t *sum, uint64_t now)
 }
 
 SPDL__PRIVATE void spdl__edge_gap_close(spdl__edge *edge, uint64_t now) {
-    if (SPDL__TRACED(edge->lane)) spdl__trace_waited(edge, now);
     spdl__gap_close(&edge->gap_since, &edge->empty_ns, now);
     spdl__gap_close(&edge->wait_since, &edge->get_wait_ns, now);
 }
@@ -4015,7 +4020,6 @@ SPDL__PRIVATE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item,
     spdl__store_relaxed32(&slot->done, spdl__ticks(now)); /* snapshots look at it, too */
     /* pairs with edge_ready: item, origin and time are there before the stamp */
     spdl__store32(&slot->stamp, (uint32_t)(ticket + 1));
-    if (SPDL__TRACED(edge->lane)) spdl__trace_put(edge);
     if (spdl__load_relaxed(&edge->gap_since) != 0 && spdl__load_relaxed(&edge->head) == ticket)
         spdl__edge_gap_close(edge, now);
 }
@@ -4064,6 +4068,7 @@ SPDL__PRIVATE void spdl__edge_hungry(spdl__edge *edge, uint64_t now) {
     if (spdl__load_relaxed(&edge->gap_since) == 0) return;
     if (spdl__load_relaxed(&edge->wait_since) != 0) return;
     spdl__store_relaxed(&edge->wait_since, now);
+    if (SPDL__TRACED(edge->lane)) spdl__store_relaxed(&edge->lane->begun, now);
     if (spdl__load_relaxed(&edge->gap_since) == 0) spdl__exchange(&edge->wait_since, 0);
 }
 
@@ -4460,16 +4465,15 @@ SPDL__PRIVATE void spdl__task_init(spdl_task *task, spdl_pipeline *p, spdl__node
     task->worker = worker;
 }
 
-SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, void *in, uint64_t sequence,
-                                          void **out) {
+SPDL__INLINE spdl_result spdl__task_call(spdl_task *task, void *in, uint64_t sequence,
+                                         void **out) {
     spdl_result result;
-    uint64_t begun;
     task->taken = false;
     task->sequence = sequence;
     task->text[0] = '\0';
-    begun = spdl__call_begin(task);
+    spdl__call_begin(task);
     result = task->node->row.fn->call(task, in, out);
-    spdl__call_end(task, begun, result);
+    spdl__call_end(task, result);
     if (task->node->row.max_failure_rate > 0) spdl__add(&task->node->calls, 1);
     return result;
 }
@@ -4553,7 +4557,7 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
     spdl_task task;
     uint32_t i;
     spdl__task_init(&task, p, node, worker);
-    spdl__group_begin(p, counters, worker, &claim->now);
+    spdl__group_begin(p, node, counters, &claim->now);
     for (i = 0; i < claim->count && again; ++i) {
         const spdl__slot *in = &claim->slot[i];
         void *out = NULL;
@@ -4565,7 +4569,7 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
     }
     spdl__pipe_abandon(p, counters, claim, i);
     if (claim->count > 1) now = spdl_time_ns();
-    spdl__group_end(p, counters, worker, i, now - claim->now);
+    spdl__group_end(p, node, counters, i, now - claim->now);
     spdl__node_book(node, counters, i, spdl__load_relaxed(&counters->failures) - failures,
                     claim->now, now);
     spdl__node_leave(p, node, now);
@@ -4602,7 +4606,7 @@ SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__cl
     spdl_task task;
     uint32_t i;
     spdl__task_init(&task, p, node, worker);
-    spdl__group_begin(p, counters, worker, &claim->now);
+    spdl__group_begin(p, node, counters, &claim->now);
     for (i = 0; i < claim->count && again; ++i) {
         void *out = NULL;
         const spdl_result result = spdl__task_call(&task, NULL, node->made, &out);
@@ -4612,7 +4616,7 @@ SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__cl
     }
     if (claim->count > 1) now = spdl_time_ns();
     if (spdl__load32(&node->ended)) --i; /* the call that told the end is not a task */
-    spdl__group_end(p, counters, worker, i, now - claim->now);
+    spdl__group_end(p, node, counters, i, now - claim->now);
     spdl__node_book(node, counters, i, spdl__load_relaxed(&counters->failures) - failures,
                     claim->now, now);
     spdl__node_leave(p, node, now);
@@ -4624,12 +4628,12 @@ SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__cou
                                    uint64_t now) {
     spdl__batch *batch = node->open_batch;
     const uint64_t made = node->made;
-    if (SPDL__TRACED(p->trace)) spdl__trace_batch(p, node, (int)(counters - node->counters), now);
     node->open_batch = NULL;
     batch->shown.sequence = made;
     spdl__count(&counters->tasks, 1);
     spdl__store_relaxed(&node->made, made + 1);
     spdl__node_put(p, node, made, batch, spdl__origin(made, (unsigned)node->index), now);
+    if (SPDL__TRACED(p->trace)) spdl__trace_batch(p, node, counters, made, now);
 }
 
 /* Moves ready items into the open batch. Returns the new head; puts batches that are full. */
@@ -10941,62 +10945,6 @@ SPDL__PRIVATE int spdl__lanes(const spdl_pipeline *p) { return p->workers + 1; }
 
 /* --- hooks --- */
 
-SPDL__PRIVATE void spdl__group_begin(spdl_pipeline *p, spdl__counters *counters, int worker,
-                                     uint64_t *start) {
-#ifndef SPDL__NO_TRACE
-    if (SPDL__LIKELY(counters->meter_due > 0)) return;
-    *start = spdl__meter_start(&p->meters[worker]);
-#else
-    (void)p, (void)counters, (void)worker, (void)start;
-#endif
-}
-
-SPDL__COLD void spdl__group_measured(spdl__meter *meter, spdl__counters *counters, uint64_t calls) {
-    uint64_t ns, cpu_ns, wait_ns;
-    spdl__meter_stop(meter, &ns, &cpu_ns, &wait_ns);
-    counters->meter_due = spdl__meter_pause(meter);
-    if (!meter->cpu_known) return;
-    spdl__count(&counters->metered_ns, ns);
-    spdl__count(&counters->metered_cpu_ns, cpu_ns);
-    spdl__count(&counters->metered_wait_ns, wait_ns);
-    spdl__count(&counters->metered, calls);
-    if (!meter->wait_known) spdl__count(&counters->metered_blind, calls);
-}
-
-SPDL__PRIVATE void spdl__group_end(spdl_pipeline *p, spdl__counters *counters, int worker,
-                                   uint64_t calls, uint64_t ns) {
-#ifndef SPDL__NO_TRACE
-    if (SPDL__UNLIKELY(counters->meter_due <= 0))
-        spdl__group_measured(&p->meters[worker], counters, calls);
-    counters->meter_due -= (int64_t)ns;
-#else
-    (void)p, (void)counters, (void)worker, (void)calls, (void)ns;
-#endif
-}
-
-SPDL__PRIVATE uint64_t spdl__call_begin(const spdl_task *task) {
-    spdl__probe_task_begin(task->node->name, task->sequence);
-    return SPDL__TRACED(task->pipeline->trace) ? spdl_time_ns() : 0;
-}
-
-SPDL__PRIVATE void spdl__call_end(const spdl_task *task, uint64_t begun, spdl_result result) {
-    spdl__probe_task_end(task->node->name, task->sequence);
-    if (SPDL__TRACED(task->pipeline->trace))
-        spdl__trace_add(&task->pipeline->trace->lane[task->worker], SPDL__EVENT_CALL,
-                        task->node->index, (int)result, begun, spdl_time_ns(), task->sequence);
-}
-
-SPDL__PRIVATE void spdl__wait_begin(const spdl_pipeline *p) {
-    spdl__probe_next_begin(p->node[p->count - 1].name, p->delivered);
-}
-
-SPDL__PRIVATE void spdl__wait_end(spdl_pipeline *p, spdl_result result) {
-    spdl__probe_next_end(p->node[p->count - 1].name, p->delivered);
-    if (SPDL__TRACED(p->trace))
-        spdl__trace_add(&p->trace->lane[p->workers], SPDL__EVENT_NEXT, p->count - 1, (int)result,
-                        p->wait_since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
-}
-
 /* How many items can be taken, those that were dropped and not yet passed among them. A search in
    doubling steps, as the edge may be long: where later calls have ended before earlier ones, it is
    off by as many. */
@@ -11017,40 +10965,102 @@ SPDL__PRIVATE uint64_t spdl__edge_fill(const spdl__edge *edge, uint64_t head) {
     return least;
 }
 
-SPDL__PRIVATE void spdl__trace_depth(spdl__edge *edge, uint64_t head) {
+SPDL__RARE void spdl__trace_depth(spdl__edge *edge, uint64_t head) {
     const uint64_t now = spdl_time_ns();
     spdl__trace_add(edge->lane, SPDL__EVENT_DEPTH, 0, 0, now, now, spdl__edge_fill(edge, head));
 }
 
-SPDL__PRIVATE void spdl__trace_put(spdl__edge *edge) {
-    spdl__trace_depth(edge, spdl__load(&edge->head));
+SPDL__RARE void spdl__group_measured(spdl__meter *meter, spdl__counters *counters, uint64_t calls) {
+    uint64_t ns, cpu_ns, wait_ns;
+    spdl__meter_stop(meter, &ns, &cpu_ns, &wait_ns);
+    counters->meter_due = spdl__meter_pause(meter);
+    if (!meter->cpu_known) return;
+    spdl__count(&counters->metered_ns, ns);
+    spdl__count(&counters->metered_cpu_ns, cpu_ns);
+    spdl__count(&counters->metered_wait_ns, wait_ns);
+    spdl__count(&counters->metered, calls);
+    if (!meter->wait_known) spdl__count(&counters->metered_blind, calls);
 }
 
-/* Writer and reader may both find the same wait; only one of them is written. */
-SPDL__PRIVATE void spdl__trace_waited(spdl__edge *edge, uint64_t now) {
-    const uint64_t since = spdl__load_relaxed(&edge->wait_since);
-    if (since != 0 && since < now)
-        spdl__trace_add(edge->lane, SPDL__EVENT_EMPTY, 0, 0, since, now, 0);
+/* The meter of the lane that counts here. */
+SPDL__PRIVATE spdl__meter *spdl__group_meter(const spdl_pipeline *p, const spdl__node *node,
+                                             const spdl__counters *counters) {
+    return &p->meters[counters - node->counters];
 }
 
-SPDL__PRIVATE void spdl__trace_taken(spdl__edge *edge, uint64_t head, uint64_t now) {
-    const uint64_t ticket = edge->head + edge->buffer_size; /* had no place, and gets one */
+SPDL__PRIVATE void spdl__group_begin(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                     uint64_t *start) {
+    if (SPDL__METERED && SPDL__UNLIKELY(counters->meter_due <= 0))
+        *start = spdl__meter_start(spdl__group_meter(p, node, counters));
+}
+
+SPDL__PRIVATE void spdl__group_end(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                   uint64_t calls, uint64_t ns) {
+    if (!SPDL__METERED) return;
+    if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out, spdl__load(&node->out.head));
+    if (SPDL__UNLIKELY(counters->meter_due <= 0))
+        spdl__group_measured(spdl__group_meter(p, node, counters), counters, calls);
+    counters->meter_due -= (int64_t)ns;
+}
+
+/* What is done when there is a trace stands in functions of its own, so that the places that call
+   it stay small without. */
+SPDL__RARE void spdl__trace_call_begin(const spdl_task *task) {
+    task->pipeline->trace->lane[task->worker].begun = spdl_time_ns();
+}
+
+SPDL__RARE void spdl__trace_call_end(const spdl_task *task, spdl_result result) {
+    spdl__lane *lane = &task->pipeline->trace->lane[task->worker];
+    spdl__trace_add(lane, SPDL__EVENT_CALL, task->node->index, (int)result, lane->begun,
+                    spdl_time_ns(), task->sequence);
+}
+
+SPDL__INLINE void spdl__call_begin(const spdl_task *task) {
+    spdl__probe_task_begin(task->node->name, task->sequence);
+    if (SPDL__TRACED(task->pipeline->trace)) spdl__trace_call_begin(task);
+}
+
+SPDL__INLINE void spdl__call_end(const spdl_task *task, spdl_result result) {
+    spdl__probe_task_end(task->node->name, task->sequence);
+    if (SPDL__TRACED(task->pipeline->trace)) spdl__trace_call_end(task, result);
+}
+
+SPDL__PRIVATE void spdl__wait_begin(const spdl_pipeline *p) {
+    spdl__probe_next_begin(p->node[p->count - 1].name, p->delivered);
+}
+
+SPDL__PRIVATE void spdl__wait_end(spdl_pipeline *p, spdl_result result) {
+    spdl__probe_next_end(p->node[p->count - 1].name, p->delivered);
+    if (SPDL__TRACED(p->trace))
+        spdl__trace_add(&p->trace->lane[p->workers], SPDL__EVENT_NEXT, p->count - 1, (int)result,
+                        p->wait_since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
+}
+
+/* The reader waited from when it became hungry until the first of the items was put; items that had
+   no place had none until now. */
+SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t head, uint64_t now) {
+    const uint64_t put = now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now);
+    const uint64_t hungry = spdl__exchange(&edge->lane->begun, 0);
+    const uint64_t ticket = edge->head + edge->buffer_size;
     uint64_t age = 0;
+    if (hungry != 0 && hungry < put)
+        spdl__trace_add(edge->lane, SPDL__EVENT_EMPTY, 0, 0, hungry, put, 0);
     if (spdl__edge_ready(edge, ticket) && !spdl__slot_hole(spdl__edge_slot(edge, ticket)))
         age = spdl__slot_age(spdl__edge_slot(edge, ticket), now);
     if (age > 0) spdl__trace_add(edge->lane, SPDL__EVENT_FULL, 0, 0, now - age, now, 0);
     spdl__trace_depth(edge, head);
 }
 
-SPDL__PRIVATE void spdl__trace_item(spdl__node *node, uint64_t item) {
+SPDL__RARE void spdl__trace_item(spdl__node *node, uint64_t item) {
     spdl__trace_add(node->in->lane, SPDL__EVENT_ITEM, node->index, 0, node->made, spdl_time_ns(),
                     item);
 }
 
-SPDL__PRIVATE void spdl__trace_batch(spdl_pipeline *p, spdl__node *node, int worker,
-                                     uint64_t began) {
-    spdl__trace_add(&p->trace->lane[worker], SPDL__EVENT_BATCH, node->index, SPDL_OK, began,
-                    spdl_time_ns(), node->made);
+SPDL__RARE void spdl__trace_batch(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                  uint64_t number, uint64_t began) {
+    spdl__trace_add(&p->trace->lane[counters - node->counters], SPDL__EVENT_BATCH, node->index,
+                    SPDL_OK, began, spdl_time_ns(), number);
+    spdl__trace_depth(&node->out, spdl__load(&node->out.head));
 }
 
 SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t bytes_out) {
@@ -11155,20 +11165,14 @@ SPDL__PRIVATE int spdl__traced_by_item(const void *a, const void *b) {
 }
 
 /* Events of one lane one after the other: a slice begins where the one before it ends at the
-   earliest, and a batch has a length, so that an arrow can end in it. The same wait told twice
-   becomes one, by taking the other's kind away. */
-SPDL__PRIVATE void spdl__trace_untangle(spdl__traced *events, size_t count) {
-    uint64_t end = 0, waited = 0;
+   earliest, and a batch has a length, so that an arrow can end in it. */
+SPDL__PRIVATE void spdl__trace_untangle(spdl__traced *events, size_t count, uint64_t start) {
+    uint64_t end = start;
     size_t i;
     for (i = 0; i < count; ++i) {
         spdl__traced *event = &events[i];
-        if (i == 0 || event->lane != event[-1].lane) end = waited = 0;
+        if (i > 0 && event->lane != event[-1].lane) end = start;
         if (event->kind == SPDL__EVENT_DEPTH || event->kind == SPDL__EVENT_ITEM) continue;
-        if (event->kind == SPDL__EVENT_EMPTY && event->begin == waited) {
-            event->kind = UINT8_MAX;
-            continue;
-        }
-        if (event->kind == SPDL__EVENT_EMPTY) waited = event->begin;
         event->begin = spdl__max(event->begin, end);
         event->end = spdl__max(event->end, event->begin + (event->kind == SPDL__EVENT_BATCH));
         end = event->end;
@@ -11424,11 +11428,11 @@ SPDL__PRIVATE const char *spdl__trace_print(const spdl_pipeline *p, int file, sp
     spdl__out_text(&out, "\"displayTimeUnit\":\"ns\",\"traceEvents\":[");
     spdl__out_names(&out, dropped);
     if (count > 0) qsort(events, count, sizeof(*events), spdl__traced_by_lane);
-    spdl__trace_untangle(events, count);
+    spdl__trace_untangle(events, count, p->start_ns);
     for (i = 0; i < count && out.failure == NULL; ++i) {
         if (events[i].kind == SPDL__EVENT_DEPTH)
             spdl__out_depth(&out, &events[i]);
-        else if (events[i].kind < SPDL__EVENT_DEPTH && events[i].kind != SPDL__EVENT_ITEM)
+        else if (events[i].kind != SPDL__EVENT_ITEM)
             spdl__out_slice(&out, &events[i]);
     }
     if (count > 0 && out.failure == NULL) spdl__out_arrows(&out, events, count);
@@ -11570,8 +11574,10 @@ SPDL__PRIVATE bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
         trace->lane[i].notes = trace->notes + i * (size_t)events;
         trace->lane[i].mask = events - 1;
     }
-    for (i = 0; i < (size_t)p->count; ++i)
+    for (i = 0; i < (size_t)p->count; ++i) {
         p->node[i].out.lane = &trace->lane[(size_t)trace->threads + i];
+        if (i + 1 < (size_t)p->count) p->node[i].out.lane->begun = 1; /* hungry from the start */
+    }
     return true;
 }
 

@@ -400,7 +400,7 @@ static void check_depths(const trace *t, const spdl_stats *stats) {
             CHECK(last->items <= e->buffer_size + stats->stage[edge].concurrency);
             ++count;
         }
-        CHECK(count >= e->items); /* sampled whenever something is put, at least */
+        CHECK(count >= e->items / SPDL__CLAIM_MAX); /* whenever a group was put or taken */
         if (last != NULL) CHECK_EQ(last->items, 0);
     }
 }
@@ -565,7 +565,7 @@ static void latest_events_are_kept_and_the_rest_counted(void) {
     check_lanes(&t);
     CHECK(t.kept <= 64 * (3 + 2));
     CHECK(t.dropped > 0);
-    CHECK(t.kept + t.dropped >= 2 * (long long)thousand + 2 * 2 * (long long)thousand);
+    CHECK(t.kept + t.dropped >= 2 * (long long)thousand);
     CHECK(trace_count(&t, 'X', "task", NULL) <= 2 * 64);
     for (size_t i = 0; i < t.count; ++i)
         if (strcmp(t.events[i].cat, "task") == 0 && t.events[i].item > last)
