@@ -83,6 +83,9 @@ bench-npz: ## reading arrays, against libdeflate, ISA-L, zlib, NumPy and SPDL
 .PHONY: bench-pipeline
 bench-pipeline: ## the engine
 
+.PHONY: bench-trace
+bench-trace: ## what traces cost, on and off
+
 .PHONY: bench-cuda
 bench-cuda: ## copies to a GPU; without one on a stand-in, for show
 
@@ -231,6 +234,12 @@ build/bench/%: bench/%.c $(wildcard bench/*.h) spdl.h
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -I. $< -o $@ \
 	    -lpthread -lm -ldl $(BENCH_LIBS)
+
+# From two objects: the second is without the hooks.
+build/bench/bench_trace: bench/bench_trace.c bench/bench.h spdl.h
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(BENCH_FLAGS) -DSPDL__NO_TRACE -c $< -o $@-plain.o
+	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' $< $@-plain.o -o $@ -lpthread -lm
 
 # A peer that cannot be built leaves no file, and is tried again the next time.
 PEER = @mkdir -p $(@D); BENCH_FLAGS='$(BENCH_FLAGS)' bench/peers/build.sh $< $@

@@ -40,12 +40,11 @@
 
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
-       >>pipeline  >>stats  >>cache  >>npz  >>cpp                            declarations
+       >>pipeline  >>stats  >>trace  >>cache  >>npz  >>cpp                   declarations
        >>platform-impl  >>atomics-impl  >>os-impl  >>core-impl  >>ring-core  >>ring-impl
-       >>pool-impl  >>edge-impl  >>flow-impl  >>tune-impl  >>pipeline-impl  >>stats-impl
-       >>cache-impl  >>crc-impl  >>inflate-impl
-       >>split-impl  >>file-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
-       >>license
+       >>pool-impl  >>trace-core  >>edge-impl  >>flow-impl  >>tune-impl  >>pipeline-impl
+       >>stats-impl  >>cache-impl  >>crc-impl  >>inflate-impl  >>split-impl  >>file-impl
+       >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl  >>trace-impl  >>license
                                                                              implementation
 
    WORDS
@@ -69,8 +68,9 @@
        the child only for objects made there: the workers stay behind in the parent.
 
    MEMORY
-       Allocation happens in create and open calls only, through spdl_allocator, but for two cases:
-       batches that the trainer keeps, and reading and writing npz (see >>npz-impl).
+       Allocation happens in create and open calls only, through spdl_allocator, but for three
+       cases: batches that the trainer keeps, reading and writing npz (see >>npz-impl), and a copy
+       of what a trace has recorded while its file is written.
        A running pipeline allocates nothing. An item belongs to the library from the moment a stage
        hands it out until spdl_pipeline_next hands it to the trainer; see >>pipeline for the rules.
 
@@ -718,6 +718,8 @@ typedef struct spdl_pipeline_desc {
     spdl_allocator allocator;
     spdl_logger logger;
     spdl_error *error;        /* optional: says why create failed */
+    const char *trace;        /* file of a trace; NULL: as SPDL_TRACE says; "": none; see >>trace */
+    int trace_events;         /* kept of each thread and edge, of 32 bytes each; default 65536 */
 } spdl_pipeline_desc;
 
 /* clang-format off */
@@ -1036,6 +1038,16 @@ typedef struct spdl_stage_stats {
     uint64_t freed;    /* items this stage had made or taken that a stop or failure freed */
     uint64_t busy_ns;  /* time spent in calls that did not fail, over all workers */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns; /* of one call */
+    /* Where busy_ns went; the three make busy_ns together. They are estimates, scaled up from calls
+       that were measured: the longer ones (a millisecond) all, of quick ones about one group for
+       each 0.8 ms of work. So they may go backwards a little. */
+    uint64_t cpu_ns;       /* on a processor */
+    uint64_t runnable_ns;  /* ready to run, but other threads had the processors */
+    uint64_t blocked_ns;   /* asleep: input, locks, timers */
+    uint64_t split_calls;  /* how many calls were measured; 0: the three are not known, and 0 */
+    bool runnable_known;   /* false: no schedstat; what is runnable is in blocked_ns */
+    uint64_t bytes_in;     /* what the stage reported, see spdl_report_bytes */
+    uint64_t bytes_out;
 } spdl_stage_stats;
 
 typedef struct spdl_edge_stats {
@@ -1081,6 +1093,45 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
    Blocks:  never.
    Owns:    nothing. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
+
+/* ============================================================================================= */
+/* >>trace
+   What happened when, as a file for a viewer: Perfetto (ui.perfetto.dev) or chrome://tracing. A
+   lane for each worker with its calls (stage, number of the item, result) and the batches it put;
+   one for the trainer's waits in next; one for each edge, with the times its reader wanted an item
+   and there was none ("empty") and the times a finished item had no place ("full"); a counter for
+   the depth of each edge, whenever items were taken or a worker had put what it had; an arrow from
+   the call that made an item to its batch.
+
+   desc.trace names the file. Where it is NULL the environment does: SPDL_TRACE=t.json, or
+   SPDL_TRACE=t.json,events=N to set trace_events as well. With desc.trace "" there is none.
+   The file is claimed by create and written by destroy. If another pipeline of this process has
+   written it, or any process is tracing to it, the name gets a number: t-2.json, up to 99. What
+   goes wrong with it is one warning in the log, and the pipeline runs as it would without.
+
+   Memory: (workers + 1 + edges) * trace_events * 32 bytes, allocated by create. Of each thread and
+   edge the latest events are kept; how many were dropped is told in the log and in the file. With
+   trace_events set and no file the pipeline only records, for spdl_trace_write.
+
+   Debuggers and profilers: the workers have names. Where <sys/sdt.h> is there when the
+   implementation is compiled, it has probes for perf and bpftrace: spdl:task_begin and
+   spdl:task_end (stage, item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items
+   delivered). */
+
+/* Writes what is recorded now to a file of its own, which is created or replaced. The pipeline may
+   be running.
+   Returns: SPDL_OK, SPDL_E_INVALID (nothing is recorded), SPDL_E_NOMEM, SPDL_E_IO. Why is logged.
+   Threads: any; not while the pipeline is destroyed.
+   Blocks:  while the file is written.
+   Owns:    nothing is kept; memory for a copy of the events is taken and given back. */
+SPDL_API spdl_result spdl_trace_write(const spdl_pipeline *pipeline, const char *path);
+
+/* Adds to the bytes_in and bytes_out of this stage's statistics.
+   Returns: nothing.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t bytes_out);
 
 /* ============================================================================================= */
 /* >>cache
@@ -1637,6 +1688,16 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #if defined(__APPLE__)
 #include <pthread/qos.h>
 #endif
+#include <sys/file.h>
+#if defined(__has_include)
+#if __has_include(<sys/sdt.h>)
+#include <sys/sdt.h>
+#define SPDL__SDT 1
+#endif
+#endif
+#ifndef SPDL__SDT
+#define SPDL__SDT 0
+#endif
 #if defined(__linux__) && defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
@@ -1833,6 +1894,13 @@ extern long syscall(long number, ...);
 extern int clock_gettime(int clock, struct timespec *now);
 extern int pthread_getcpuclockid(pthread_t thread, int *clock);
 extern int pthread_condattr_setclock(pthread_condattr_t *attributes, int clock);
+#endif
+#if defined(O_CLOEXEC)
+#define SPDL__O_CLOEXEC O_CLOEXEC
+#elif defined(__O_CLOEXEC)
+#define SPDL__O_CLOEXEC __O_CLOEXEC /* glibc in strict ISO mode */
+#else
+#define SPDL__O_CLOEXEC 0
 #endif
 #ifndef CLOCK_MONOTONIC
 #define SPDL__CLOCK 1 /* Linux, in strict ISO mode */
@@ -3839,6 +3907,237 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 }
 
 /* ============================================================================================= */
+/* >>trace-core
+   What the pipeline calls while it runs, so that a trace can be written and the time of stages be
+   split; >>trace-impl has the rest. Off, each place costs a branch on a pointer.
+
+   Events. A lane is a ring of events that keeps the latest; there is one for each thread that runs
+   stages, one for the trainer and one for each edge. Any thread may add to any lane: it takes a
+   number, marks the slot as in use, writes it and stamps it with the number. Readers, at any time,
+   take a slot whose stamp is the same before and after they have copied it. (Two that add to one
+   slot at the same time, a whole ring apart, may mix their words: one of them was stopped for as
+   long as the others took to fill the ring.)
+
+   Where time goes. A meter reads the thread's processor clock, and the time it was runnable from
+   schedstat, before and after a group of calls. That is four system calls, so it is done only each
+   time a worker has spent about 0.8 ms in the stage: a third of a percent.
+
+   The pipeline owns lanes and meters; a meter is used by the thread that runs the lane. */
+
+/* For what is only done with a trace: its callers are compiled as if it were never called. */
+#define SPDL__RARE __attribute__((noinline, cold)) SPDL__PRIVATE
+
+#define SPDL__TRACE_EVENTS 65536
+#define SPDL__TRACE_EVENTS_MAX (1 << 24)
+#define SPDL__METER_NS (1 << 19) /* the least time in a stage from one measurement to the next */
+
+#ifdef SPDL__NO_TRACE /* for the bench, which compares with a build without any of it */
+#define SPDL__TRACED(pointer) (false)
+#define SPDL__METERED false
+#else
+#define SPDL__METERED true
+#define SPDL__TRACED(pointer) SPDL__UNLIKELY((pointer) != NULL)
+#endif
+
+typedef enum spdl__event_kind {
+    SPDL__EVENT_CALL,  /* a call of a stage; number: of the item */
+    SPDL__EVENT_BATCH, /* a batch was put; number: its own */
+    SPDL__EVENT_ITEM,  /* an item went into a batch; number: of the item; begin: of the batch */
+    SPDL__EVENT_NEXT,  /* the trainer waited; number: of the item it got */
+    SPDL__EVENT_EMPTY, /* the reader of an edge had to wait */
+    SPDL__EVENT_FULL,  /* a finished item had to wait for its place */
+    SPDL__EVENT_DEPTH  /* number: the items on an edge */
+} spdl__event_kind;
+
+/* 32 bytes, as is documented. */
+typedef struct spdl__note {
+    uint64_t begin;
+    uint64_t end;
+    uint64_t number;
+    uint64_t stamp; /* low bits of its place in the lane + 1, result 16, row 8, kind 8 bits */
+} spdl__note;
+
+typedef struct spdl__lane {
+    uint64_t count; /* events so far, those that were overwritten too */
+    uint64_t begun; /* a thread: its call; an edge: the wait of its reader */
+    spdl__note *notes;
+    uint64_t mask;
+    char pad[SPDL_CACHE_LINE];
+} spdl__lane;
+
+typedef struct spdl__trace {
+    int threads;      /* lanes of threads; those of edges follow */
+    int edges;
+    spdl__lane *lane;
+    spdl__note *notes;
+    size_t note_count;
+    int file;         /* claimed for destroy to write, or -1 */
+    char name[SPDL_NAME_BYTES]; /* of the threads */
+    char path[1024];
+} spdl__trace;
+
+typedef struct spdl__meter {
+    uint64_t thread;  /* whose schedstat is open */
+    uint64_t random;
+    uint64_t ns, cpu_ns, wait_ns; /* at the start of the group that is measured */
+    int file;         /* -1: there is none */
+    bool cpu_known, wait_known;
+    char pad[SPDL_CACHE_LINE];
+} spdl__meter;
+
+SPDL__RARE void spdl__trace_add(spdl__lane *lane, spdl__event_kind kind, int row, int result,
+                                uint64_t begin, uint64_t end, uint64_t number) {
+    const uint64_t place = spdl__add(&lane->count, 1);
+    spdl__note *note = &lane->notes[place & lane->mask];
+    if (result > INT16_MAX || result < INT16_MIN) result = SPDL_E_STAGE;
+    spdl__store_relaxed(&note->stamp, 0);
+    /* release: pairs with trace_copy, which, having read one of them, sees the stamp gone */
+    spdl__store(&note->begin, begin);
+    spdl__store(&note->end, end);
+    spdl__store(&note->number, number);
+    /* pairs with the first load in trace_copy: the words are there */
+    spdl__store(&note->stamp, (place + 1) << 32 | (uint64_t)(uint16_t)result << 16 |
+                                  (uint64_t)(uint8_t)row << 8 | (uint64_t)kind);
+}
+
+/* --- probes of <sys/sdt.h>: a nop each until a tracer is attached --- */
+
+#if SPDL__SDT && !defined(SPDL__NO_TRACE)
+#define SPDL__PROBE(name, stage, number) DTRACE_PROBE2(spdl, name, stage, number)
+#else
+#define SPDL__PROBE(name, stage, number) ((void)(stage), (void)(number))
+#endif
+#if defined(__clang__) /* does not forgive the macros of that header */
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wgnu-zero-variadic-macro-arguments"
+#endif
+SPDL__INLINE void spdl__probe_task_begin(const char *stage, uint64_t item) {
+    SPDL__PROBE(task_begin, stage, item);
+}
+SPDL__INLINE void spdl__probe_task_end(const char *stage, uint64_t item) {
+    SPDL__PROBE(task_end, stage, item);
+}
+SPDL__INLINE void spdl__probe_next_begin(const char *stage, uint64_t delivered) {
+    SPDL__PROBE(next_wait_begin, stage, delivered);
+}
+SPDL__INLINE void spdl__probe_next_end(const char *stage, uint64_t delivered) {
+    SPDL__PROBE(next_wait_end, stage, delivered);
+}
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif
+
+/* --- meters --- */
+
+/* Time this thread has been on a processor; false when there is no such clock. */
+SPDL__PRIVATE bool spdl__cpu_time(uint64_t *ns) {
+    struct timespec now;
+#if defined(__linux__)
+    const int cpu_clock = 3; /* CLOCK_THREAD_CPUTIME_ID, hidden in strict ISO mode */
+#elif defined(CLOCK_THREAD_CPUTIME_ID)
+    const clockid_t cpu_clock = CLOCK_THREAD_CPUTIME_ID;
+#else
+    return false;
+#endif
+    if (clock_gettime(cpu_clock, &now) != 0) return false;
+    *ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    return true;
+}
+
+/* Time this thread has waited for a processor: the second number in its schedstat. (The first is
+   no processor clock: it stands still between ticks.) */
+SPDL__PRIVATE bool spdl__wait_time(spdl__meter *meter, uint64_t *ns) {
+#if defined(__linux__) && defined(SYS_pread64)
+    char text[64];
+    long length;
+    char *at;
+    if (meter->thread != spdl__thread_id()) {
+        if (meter->file >= 0) (void)close(meter->file);
+        meter->file = open("/proc/thread-self/schedstat", O_RDONLY | SPDL__O_CLOEXEC);
+        meter->thread = spdl__thread_id();
+    }
+    if (meter->file < 0) return false;
+    length = syscall(SYS_pread64, meter->file, text, (long)sizeof(text) - 1, 0L, 0L);
+    if (length <= 0) return false;
+    text[length] = '\0';
+    (void)strtoull(text, &at, 10);
+    *ns = strtoull(at, NULL, 10);
+    return true;
+#else
+    (void)meter;
+    (void)ns;
+    return false;
+#endif
+}
+
+/* Before a group. Returns when its first call starts. */
+SPDL__RARE uint64_t spdl__meter_start(spdl__meter *meter) {
+    meter->wait_known = spdl__wait_time(meter, &meter->wait_ns);
+    meter->cpu_known = spdl__cpu_time(&meter->cpu_ns);
+    return meter->ns = spdl_time_ns();
+}
+
+/* After it: what of *ns was spent how. The readings of the clocks lie around those of the time, so
+   they may come to more than it. */
+SPDL__PRIVATE void spdl__meter_stop(spdl__meter *meter, uint64_t *ns, uint64_t *cpu_ns,
+                                    uint64_t *wait_ns) {
+    uint64_t cpu = meter->cpu_ns, wait = meter->wait_ns;
+    *ns = spdl_time_ns() - meter->ns;
+    meter->cpu_known = meter->cpu_known && spdl__cpu_time(&cpu);
+    meter->wait_known = meter->wait_known && spdl__wait_time(meter, &wait);
+    *cpu_ns = spdl__min(cpu - meter->cpu_ns, *ns);
+    *wait_ns = spdl__min(wait - meter->wait_ns, *ns - *cpu_ns);
+}
+
+/* Time in the stage until the next measurement; at random, so that it keeps no step with what is
+   measured. (xorshift) */
+SPDL__PRIVATE int64_t spdl__meter_pause(spdl__meter *meter) {
+    uint64_t x = meter->random | 1;
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    meter->random = x;
+    return SPDL__METER_NS + (int64_t)(x >> 20 & (SPDL__METER_NS - 1));
+}
+
+/* --- what the pipeline calls; >>trace-impl has them --- */
+
+struct spdl__edge;
+struct spdl__node;
+struct spdl__counters;
+
+/* Around the calls of a group; `*start` is when it began, set anew when it is measured. The lane is
+   told by where it counts. */
+SPDL__PRIVATE void spdl__group_begin(spdl_pipeline *p, struct spdl__node *node,
+                                     struct spdl__counters *counters, uint64_t *start);
+SPDL__PRIVATE void spdl__group_end(spdl_pipeline *p, struct spdl__node *node,
+                                   struct spdl__counters *counters, uint64_t calls, uint64_t ns);
+
+/* Around one call. */
+SPDL__INLINE void spdl__call_begin(const spdl_task *task);
+SPDL__INLINE void spdl__call_end(const spdl_task *task, spdl_result result);
+
+/* Around a wait of the trainer, while p->wait_since is set. */
+SPDL__PRIVATE void spdl__wait_begin(const spdl_pipeline *p);
+SPDL__PRIVATE void spdl__wait_end(spdl_pipeline *p, spdl_result result);
+
+/* Items up to `head` are taken now. */
+SPDL__RARE void spdl__trace_taken(struct spdl__edge *edge, uint64_t head, uint64_t now);
+
+/* An item goes into the open batch; batch `number` was put by a step that began at `began`. */
+SPDL__RARE void spdl__trace_item(struct spdl__node *node, uint64_t item);
+SPDL__RARE void spdl__trace_batch(spdl_pipeline *p, struct spdl__node *node,
+                                  struct spdl__counters *counters, uint64_t number, uint64_t began);
+
+/* What the meters and spdl_report_bytes found, for a snapshot whose busy_ns is there. */
+SPDL__PRIVATE void spdl__split_snapshot(const spdl_pipeline *p, const struct spdl__node *node,
+                                        spdl_stage_stats *stats);
+
+/* In create and destroy. Only a lack of memory for the meters fails create. */
+SPDL__PRIVATE spdl_result spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *desc);
+SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
+
+/* ============================================================================================= */
 /* >>edge-impl
    Edges, and what travels on them. An edge is a ring of slots addressed by tickets, the number of a
    result on this edge. A slot is ready when its stamp is its ticket + 1. The reader (a stage under
@@ -3882,6 +4181,7 @@ typedef struct spdl__edge {
     uint64_t mask;
     uint64_t window; /* tickets that may be given out beyond head */
     uint64_t buffer_size;
+    spdl__lane *lane; /* of the trace, or NULL */
     char pad0[SPDL_CACHE_LINE];
     /* written by the stage that writes the edge: under its lock, or by calls in flight */
     uint64_t reserved; /* tickets promised */
@@ -3988,6 +4288,7 @@ SPDL__PRIVATE void spdl__edge_advance(spdl__edge *edge, uint64_t head, uint64_t 
     /* Writer and reader may have missed each other: the slot's own time says when the gap ended. */
     if (spdl__load_relaxed(&edge->gap_since) != 0 || spdl__load_relaxed(&edge->wait_since) != 0)
         spdl__edge_gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now));
+    if (SPDL__TRACED(edge->lane)) spdl__trace_taken(edge, head, now);
     spdl__edge_put_waits(edge, head, now);
     spdl__store(&edge->taken, edge->taken + taken); /* both pair with the loads in edge_room */
     spdl__store(&edge->head, head);
@@ -4001,6 +4302,7 @@ SPDL__PRIVATE void spdl__edge_hungry(spdl__edge *edge, uint64_t now) {
     if (spdl__load_relaxed(&edge->gap_since) == 0) return;
     if (spdl__load_relaxed(&edge->wait_since) != 0) return;
     spdl__store_relaxed(&edge->wait_since, now);
+    if (SPDL__TRACED(edge->lane)) spdl__store_relaxed(&edge->lane->begun, now);
     if (spdl__load_relaxed(&edge->gap_since) == 0) spdl__exchange(&edge->wait_since, 0);
 }
 
@@ -4304,6 +4606,10 @@ typedef struct spdl__counters {
     uint64_t made;     /* items handed on that it did not get as its input */
     uint64_t timed_ns; /* of the calls in the histogram */
     uint64_t max_ns;
+    int64_t meter_due; /* time in the stage until its calls are measured again; not for others */
+    uint64_t metered, metered_blind; /* calls that were measured; of them, without schedstat */
+    uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
+    uint64_t bytes_in, bytes_out;
     uint64_t bucket[SPDL__BUCKETS];
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
@@ -4417,6 +4723,8 @@ struct spdl_pipeline {
     spdl__tuner *tuner;
     uint64_t process;
     uint64_t start_ns;
+    spdl__trace *trace;    /* NULL: nothing is recorded */
+    spdl__meter *meters;   /* [worker], and one for the owner's thread */
     void **local;          /* [worker * count + row] */
     uint8_t *inits;        /* [worker]: 0 to come; 1 + rows whose init has succeeded */
     char pad0[SPDL_CACHE_LINE];
@@ -4981,7 +5289,9 @@ SPDL__INLINE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
     task->path = 0;
     task->text[0] = '\0';
     task->live = true;
+    spdl__call_begin(task);
     result = node->row.fn->call(task, task->in.item, out);
+    spdl__call_end(task, result);
     task->live = false;
     if (node->row.max_failure_rate > 0) spdl__add(&node->calls, 1);
     return result;
@@ -5330,6 +5640,7 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
     uint64_t now = claim->now;
     bool again = true;
     uint32_t i;
+    spdl__group_begin(p, node, counters, &claim->now);
     for (i = 0; i < claim->count && again; ++i) {
         spdl_result result;
         void *out;
@@ -5345,6 +5656,7 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
     }
     if (i < claim->count) spdl__pipe_abandon(p, counters, claim, i);
     if (claim->count > 1) now = spdl_time_ns();
+    spdl__group_end(p, node, counters, i, now - claim->now);
     spdl__node_book(node, counters, i, spdl__load_relaxed(&counters->failures) - failures,
                     claim->now, now);
     task->clock = now;
@@ -5397,6 +5709,7 @@ SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__cl
     uint32_t i;
     memset(&task->in, 0, sizeof(task->in));
     task->flushing = false;
+    spdl__group_begin(p, node, counters, &claim->now);
     for (i = 0; i < claim->count && again; ++i) {
         void *out = NULL;
         spdl_result result;
@@ -5410,6 +5723,7 @@ SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__cl
     if (claim->count > 1) now = spdl_time_ns();
     if (i < claim->count) spdl__add(&node->out.refunds, claim->count - i);
     if (spdl__load32(&node->ended)) spdl__add(&node->out.refunds, 1);
+    spdl__group_end(p, node, counters, i - ends, now - claim->now);
     spdl__node_book(node, counters, i - ends, spdl__load_relaxed(&counters->failures) - failures,
                     claim->now, now);
     task->clock = now;
@@ -5428,6 +5742,7 @@ SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__cou
     spdl__count(&counters->made, 1);
     spdl__node_reserve(p, node, 1);
     spdl__node_put(p, node, 0, batch, spdl__origin(number, (unsigned)node->index), now);
+    if (SPDL__TRACED(p->trace)) spdl__trace_batch(p, node, counters, number, now);
 }
 
 /* Puts one item into the open batch. False when there is no memory for one, or no room behind. */
@@ -5446,6 +5761,7 @@ SPDL__PRIVATE bool spdl__batch_add(spdl_pipeline *p, spdl__node *node, spdl__cur
     got = spdl__cursor_take(c);
     batch->owner[batch->shown.count] = (uint8_t)spdl__owner(got.origin);
     batch->shown.items[batch->shown.count++] = got.item;
+    if (SPDL__TRACED(node->in->lane)) spdl__trace_item(node, got.origin >> 8);
     return true;
 }
 
@@ -6286,8 +6602,10 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
     } else if (result == SPDL_EMPTY) {
         const uint64_t deadline = spdl__deadline(timeout_ns);
         spdl__store_relaxed(&p->wait_since, spdl_time_ns());
+        spdl__wait_begin(p);
         result = p->crew[0].pool == NULL ? spdl__next_inline(p, item, deadline)
                                          : spdl__next_wait(p, item, deadline);
+        spdl__wait_end(p, result);
         spdl__gap_close(&p->wait_since, &p->wait_ns, spdl_time_ns());
     }
     spdl__store32(&p->trainer_inside, 0);
@@ -6524,6 +6842,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     int i;
     for (i = 0; p->crew != NULL && i < p->crews; ++i)
         if (p->crew[i].own_pool) spdl_pool_destroy(p->crew[i].pool);
+    spdl__trace_close(p);
     for (i = 0; p->node != NULL && i < p->count; ++i) spdl__node_release(p, &p->node[i]);
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
     spdl__free(&allocator, p->crew, (size_t)p->crews * sizeof(*p->crew));
@@ -6923,6 +7242,10 @@ SPDL__PRIVATE spdl_result spdl__check_desc(const spdl_pipeline_desc *desc) {
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: pipeline: tune_seconds is %g, must be at least 0",
                                desc->tune_seconds);
+    if (desc->trace_events < 0 || desc->trace_events > SPDL__TRACE_EVENTS_MAX)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pipeline: trace_events is %d, must be 0 to %d",
+                               desc->trace_events, SPDL__TRACE_EVENTS_MAX);
     return spdl__allocator_check(&desc->allocator, "pipeline", desc->error);
 }
 
@@ -7245,6 +7568,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_make(spdl_pipeline *p, const spdl__plan
     p->asymmetric = spdl__barrier_init();
     spdl__error_clear(&p->error);
     result = spdl__pipeline_build(p, plan);
+    if (result == SPDL_OK) result = spdl__trace_open(p, desc);
     if (result == SPDL_E_NOMEM)
         return spdl__error_set(desc->error, result, "spdl: pipeline: out of memory");
     if (result == SPDL_OK) result = spdl__crews_hire(p, desc);
@@ -7374,6 +7698,7 @@ SPDL__PRIVATE void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node
     stats->skips = sums.skips;
     stats->freed = sums.freed;
     stats->busy_ns = sums.timed_ns;
+    spdl__split_snapshot(p, node, stats);
     stats->mean_ns = sums.timed ? sums.timed_ns / sums.timed : 0;
     stats->p50_ns = spdl__sums_percentile(&sums, 0.50);
     stats->p90_ns = spdl__sums_percentile(&sums, 0.90);
@@ -9369,13 +9694,6 @@ extern int fsync(int file);
 typedef int spdl__file;
 #define SPDL__NO_FILE (-1)
 
-#if defined(O_CLOEXEC)
-#define SPDL__O_CLOEXEC O_CLOEXEC
-#elif defined(__O_CLOEXEC)
-#define SPDL__O_CLOEXEC __O_CLOEXEC /* glibc in strict ISO mode */
-#else
-#define SPDL__O_CLOEXEC 0
-#endif
 #if defined(F_DUPFD_CLOEXEC)
 #define SPDL__F_DUPFD F_DUPFD_CLOEXEC
 #elif defined(__linux__)
@@ -12937,6 +13255,726 @@ SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
     if (result == SPDL_OK) *writer = w;
     else spdl_npz_writer_close(w);
     return result;
+}
+
+/* ============================================================================================= */
+/* >>trace-impl
+   The hooks, and the file. A file is claimed when the pipeline is created: it gets an empty trace
+   that names this process, and a lock (flock) for as long as the pipeline lives. So neither a
+   pipeline beside it nor a later one of this process takes it. Writing copies the events first, so
+   it may be done while they are recorded. Threads: hooks run where the pipeline calls them; the
+   writer runs in destroy or spdl_trace_write and owns its copy. */
+
+#if defined(__linux__) && !defined(__cplusplus) && !defined(_GNU_SOURCE) &&                        \
+    !defined(_DEFAULT_SOURCE)
+extern int ftruncate(int file, off_t bytes);
+#endif
+
+/* Lanes of threads: index p->workers is the owner's thread, which is the trainer. */
+SPDL__PRIVATE int spdl__lanes(const spdl_pipeline *p) { return p->workers + 1; }
+
+/* --- hooks --- */
+
+/* How many items can be taken, those that were dropped and not yet passed among them. A search in
+   doubling steps, as the edge may be long: where later calls have ended before earlier ones, it is
+   off by as many. */
+SPDL__PRIVATE uint64_t spdl__edge_fill(const spdl__edge *edge, uint64_t head) {
+    uint64_t least = 0, most = 1;
+    while (most <= edge->mask + 1 && spdl__edge_ready(edge, head + most - 1)) {
+        least = most;
+        most *= 2;
+    }
+    if (most > edge->mask + 2) most = edge->mask + 2;
+    while (most - least > 1) { /* `least` can be taken, `most` cannot */
+        const uint64_t middle = least + (most - least) / 2;
+        if (spdl__edge_ready(edge, head + middle - 1))
+            least = middle;
+        else
+            most = middle;
+    }
+    return least;
+}
+
+SPDL__RARE void spdl__trace_depth(spdl__edge *edge, uint64_t head) {
+    const uint64_t now = spdl_time_ns();
+    spdl__trace_add(edge->lane, SPDL__EVENT_DEPTH, 0, 0, now, now, spdl__edge_fill(edge, head));
+}
+
+SPDL__RARE void spdl__group_measured(spdl__meter *meter, spdl__counters *counters, uint64_t calls) {
+    uint64_t ns, cpu_ns, wait_ns;
+    spdl__meter_stop(meter, &ns, &cpu_ns, &wait_ns);
+    counters->meter_due = spdl__meter_pause(meter);
+    if (!meter->cpu_known) return;
+    spdl__count(&counters->metered_ns, ns);
+    spdl__count(&counters->metered_cpu_ns, cpu_ns);
+    spdl__count(&counters->metered_wait_ns, wait_ns);
+    spdl__count(&counters->metered, calls);
+    if (!meter->wait_known) spdl__count(&counters->metered_blind, calls);
+}
+
+/* The meter of the lane that counts here. */
+SPDL__PRIVATE spdl__meter *spdl__group_meter(const spdl_pipeline *p, const spdl__node *node,
+                                             const spdl__counters *counters) {
+    return &p->meters[counters - node->counters];
+}
+
+SPDL__PRIVATE void spdl__group_begin(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                     uint64_t *start) {
+    if (SPDL__METERED && SPDL__UNLIKELY(counters->meter_due <= 0))
+        *start = spdl__meter_start(spdl__group_meter(p, node, counters));
+}
+
+SPDL__PRIVATE void spdl__group_end(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                   uint64_t calls, uint64_t ns) {
+    if (!SPDL__METERED) return;
+    if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out, spdl__load(&node->out.head));
+    if (SPDL__UNLIKELY(counters->meter_due <= 0))
+        spdl__group_measured(spdl__group_meter(p, node, counters), counters, calls);
+    counters->meter_due -= (int64_t)ns;
+}
+
+/* What is done when there is a trace stands in functions of its own, so that the places that call
+   it stay small without. */
+SPDL__RARE void spdl__trace_call_begin(const spdl_task *task) {
+    task->pipeline->trace->lane[task->worker].begun = spdl_time_ns();
+}
+
+SPDL__RARE void spdl__trace_call_end(const spdl_task *task, spdl_result result) {
+    spdl__lane *lane = &task->pipeline->trace->lane[task->worker];
+    spdl__trace_add(lane, SPDL__EVENT_CALL, task->node->index, (int)result, lane->begun,
+                    spdl_time_ns(), task->sequence);
+}
+
+SPDL__INLINE void spdl__call_begin(const spdl_task *task) {
+    spdl__probe_task_begin(task->node->name, task->sequence);
+    if (SPDL__TRACED(task->pipeline->trace)) spdl__trace_call_begin(task);
+}
+
+SPDL__INLINE void spdl__call_end(const spdl_task *task, spdl_result result) {
+    spdl__probe_task_end(task->node->name, task->sequence);
+    if (SPDL__TRACED(task->pipeline->trace)) spdl__trace_call_end(task, result);
+}
+
+SPDL__PRIVATE void spdl__wait_begin(const spdl_pipeline *p) {
+    spdl__probe_next_begin(p->node[p->count - 1].name, p->delivered);
+}
+
+SPDL__PRIVATE void spdl__wait_end(spdl_pipeline *p, spdl_result result) {
+    spdl__probe_next_end(p->node[p->count - 1].name, p->delivered);
+    if (SPDL__TRACED(p->trace))
+        spdl__trace_add(&p->trace->lane[p->workers], SPDL__EVENT_NEXT, p->count - 1, (int)result,
+                        p->wait_since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
+}
+
+/* The reader waited from when it became hungry until the first of the items was put; items that had
+   no place had none until now. */
+SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t head, uint64_t now) {
+    const uint64_t put = now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now);
+    const uint64_t hungry = spdl__exchange(&edge->lane->begun, 0);
+    const uint64_t ticket = edge->head + edge->buffer_size;
+    uint64_t age = 0;
+    if (hungry != 0 && hungry < put)
+        spdl__trace_add(edge->lane, SPDL__EVENT_EMPTY, 0, 0, hungry, put, 0);
+    if (spdl__edge_ready(edge, ticket) && !spdl__slot_hole(spdl__edge_slot(edge, ticket)))
+        age = spdl__slot_age(spdl__edge_slot(edge, ticket), now);
+    if (age > 0) spdl__trace_add(edge->lane, SPDL__EVENT_FULL, 0, 0, now - age, now, 0);
+    spdl__trace_depth(edge, head);
+}
+
+SPDL__RARE void spdl__trace_item(spdl__node *node, uint64_t item) {
+    spdl__trace_add(node->in->lane, SPDL__EVENT_ITEM, node->index, 0, node->number, spdl_time_ns(),
+                    item);
+}
+
+SPDL__RARE void spdl__trace_batch(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                  uint64_t number, uint64_t began) {
+    spdl__trace_add(&p->trace->lane[counters - node->counters], SPDL__EVENT_BATCH, node->index,
+                    SPDL_OK, began, spdl_time_ns(), number);
+    spdl__trace_depth(&node->out, spdl__load(&node->out.head));
+}
+
+SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t bytes_out) {
+    spdl__counters *counters = &task->node->counters[task->worker];
+    spdl__count(&counters->bytes_in, bytes_in);
+    spdl__count(&counters->bytes_out, bytes_out);
+}
+
+/* The part of a snapshot that comes from the meters; busy_ns is there. */
+SPDL__PRIVATE void spdl__split_snapshot(const spdl_pipeline *p, const spdl__node *node,
+                                        spdl_stage_stats *stats) {
+    uint64_t ns = 0, cpu_ns = 0, wait_ns = 0, blind = 0;
+    int i;
+    for (i = 0; i < spdl__lanes(p); ++i) {
+        const spdl__counters *counters = &node->counters[i];
+        ns += spdl__load_relaxed(&counters->metered_ns);
+        cpu_ns += spdl__load_relaxed(&counters->metered_cpu_ns);
+        wait_ns += spdl__load_relaxed(&counters->metered_wait_ns);
+        blind += spdl__load_relaxed(&counters->metered_blind);
+        stats->split_calls += spdl__load_relaxed(&counters->metered);
+        stats->bytes_in += spdl__load_relaxed(&counters->bytes_in);
+        stats->bytes_out += spdl__load_relaxed(&counters->bytes_out);
+    }
+    if (ns == 0) return;
+    cpu_ns = spdl__min(cpu_ns, ns); /* the loads were not at one time */
+    wait_ns = spdl__min(wait_ns, ns - cpu_ns);
+    stats->cpu_ns = (uint64_t)((double)stats->busy_ns * ((double)cpu_ns / (double)ns));
+    stats->cpu_ns = spdl__min(stats->cpu_ns, stats->busy_ns);
+    stats->runnable_ns = (uint64_t)((double)stats->busy_ns * ((double)wait_ns / (double)ns));
+    stats->runnable_ns = spdl__min(stats->runnable_ns, stats->busy_ns - stats->cpu_ns);
+    stats->blocked_ns = stats->busy_ns - stats->cpu_ns - stats->runnable_ns;
+    stats->runnable_known = blind == 0;
+}
+
+/* --- a copy of the events, in order --- */
+
+typedef struct spdl__traced {
+    uint64_t begin, end, number;
+    int32_t lane;
+    int16_t result;
+    uint8_t row, kind;
+} spdl__traced;
+
+/* Copies one event; false when it is not there, or just being overwritten. */
+SPDL__PRIVATE bool spdl__trace_copy(const spdl__lane *lane, uint64_t place, spdl__traced *to) {
+    const spdl__note *note = &lane->notes[place & lane->mask];
+    const uint64_t stamp = spdl__load(&note->stamp);
+    if ((uint32_t)(stamp >> 32) != (uint32_t)(place + 1)) return false;
+    to->begin = spdl__load(&note->begin);
+    to->end = spdl__load(&note->end);
+    to->number = spdl__load(&note->number);
+    to->result = (int16_t)(uint16_t)(stamp >> 16);
+    to->row = (uint8_t)(stamp >> 8);
+    to->kind = (uint8_t)stamp;
+    return spdl__load(&note->stamp) == stamp;
+}
+
+/* The events that are there, at most `most`; *dropped counts those that were overwritten. */
+SPDL__PRIVATE size_t spdl__trace_collect(const spdl__trace *trace, spdl__traced *events,
+                                         size_t most, uint64_t *dropped) {
+    size_t count = 0;
+    int i;
+    *dropped = 0;
+    for (i = 0; i < trace->threads + trace->edges; ++i) {
+        const spdl__lane *lane = &trace->lane[i];
+        const uint64_t end = spdl__load(&lane->count), size = lane->mask + 1;
+        uint64_t place = end > size ? end - size : 0;
+        *dropped += place;
+        for (; place < end && count < most; ++place) {
+            events[count].lane = i;
+            if (spdl__trace_copy(lane, place, &events[count]))
+                ++count;
+            else
+                ++*dropped;
+        }
+    }
+    return count;
+}
+
+SPDL__PRIVATE int spdl__compare(uint64_t a, uint64_t b) { return (a > b) - (a < b); }
+
+/* By lane and time, for the slices. */
+SPDL__PRIVATE int spdl__traced_by_lane(const void *a, const void *b) {
+    const spdl__traced *x = (const spdl__traced *)a, *y = (const spdl__traced *)b;
+    if (x->lane != y->lane) return x->lane < y->lane ? -1 : 1;
+    if (x->begin != y->begin) return spdl__compare(x->begin, y->begin);
+    return spdl__compare(x->end, y->end);
+}
+
+SPDL__PRIVATE int spdl__traced_class(const spdl__traced *event) {
+    return event->kind <= SPDL__EVENT_BATCH ? 0 : event->kind == SPDL__EVENT_ITEM ? 1 : 2;
+}
+
+/* By what made which item when, for the arrows: calls and batches, then items in batches. */
+SPDL__PRIVATE int spdl__traced_by_item(const void *a, const void *b) {
+    const spdl__traced *x = (const spdl__traced *)a, *y = (const spdl__traced *)b;
+    const int class_x = spdl__traced_class(x), class_y = spdl__traced_class(y);
+    if (class_x != class_y) return class_x - class_y;
+    if (x->row != y->row) return x->row < y->row ? -1 : 1;
+    if (x->number != y->number) return spdl__compare(x->number, y->number);
+    return spdl__compare(x->end, y->end);
+}
+
+/* Events of one lane one after the other: a slice begins where the one before it ends at the
+   earliest, and a batch has a length, so that an arrow can end in it. */
+SPDL__PRIVATE void spdl__trace_untangle(spdl__traced *events, size_t count, uint64_t start) {
+    uint64_t end = start;
+    size_t i;
+    for (i = 0; i < count; ++i) {
+        spdl__traced *event = &events[i];
+        if (i > 0 && event->lane != event[-1].lane) end = start;
+        if (event->kind == SPDL__EVENT_DEPTH || event->kind == SPDL__EVENT_ITEM) continue;
+        event->begin = spdl__max(event->begin, end);
+        event->end = spdl__max(event->end, event->begin + (event->kind == SPDL__EVENT_BATCH));
+        end = event->end;
+    }
+}
+
+/* --- text --- */
+
+typedef struct spdl__trace_out {
+    const spdl_pipeline *p;
+    int file;
+    int process;
+    const char *failure;
+    uint64_t at;
+    size_t used;
+    bool begun;
+    char buffer[8192];
+} spdl__trace_out;
+
+SPDL__PRIVATE void spdl__out_flush(spdl__trace_out *out) {
+    if (out->failure == NULL)
+        out->failure = spdl__file_write(out->file, out->buffer, out->used, out->at);
+    out->at += out->used;
+    out->used = 0;
+}
+
+/* At most 1000 bytes in one go. */
+SPDL__PRIVATE void spdl__out_text(spdl__trace_out *out, const char *format, ...)
+    SPDL__PRINTF(2, 3);
+SPDL__PRIVATE void spdl__out_text(spdl__trace_out *out, const char *format, ...) {
+    va_list args;
+    int length;
+    if (out->used + 1000 > sizeof(out->buffer)) spdl__out_flush(out);
+    va_start(args, format);
+    length = vsnprintf(out->buffer + out->used, 1000, format, args);
+    va_end(args);
+    if (length > 0) out->used += spdl__min((uint64_t)length, 999);
+}
+
+/* The length of the UTF-8 sequence at `text`, 0 when it is none. (RFC 3629) */
+SPDL__PRIVATE int spdl__utf8(const uint8_t *text) {
+    const int length = text[0] < 0x80 ? 1 : text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2
+                     : text[0] < 0xf0 ? 3 : text[0] < 0xf5 ? 4 : 0;
+    int i;
+    for (i = 1; i < length; ++i)
+        if ((text[i] & 0xc0) != 0x80) return 0;
+    if (text[0] == 0xe0 && text[1] < 0xa0) return 0; /* longer than need be */
+    if (text[0] == 0xed && text[1] > 0x9f) return 0; /* half a pair of UTF-16 */
+    if (text[0] == 0xf0 && text[1] < 0x90) return 0;
+    if (text[0] == 0xf4 && text[1] > 0x8f) return 0; /* beyond U+10FFFF */
+    return length;
+}
+
+/* What stands between the quotes of a JSON string. */
+SPDL__PRIVATE void spdl__out_name(spdl__trace_out *out, const char *name) {
+    const uint8_t *at = (const uint8_t *)name;
+    while (*at != 0) {
+        const int length = spdl__utf8(at);
+        if (length == 0)
+            spdl__out_text(out, "\\ufffd");
+        else if (*at < 0x20 || *at == '"' || *at == '\\' || *at == 0x7f)
+            spdl__out_text(out, "\\u%04x", (unsigned)*at);
+        else
+            spdl__out_text(out, "%.*s", length, (const char *)at);
+        at += length > 0 ? length : 1;
+    }
+}
+
+/* The start of every event; `lane` is a thread to the viewer. */
+SPDL__PRIVATE void spdl__out_event(spdl__trace_out *out, const char *phase, int lane) {
+    spdl__out_text(out, "%s{\"ph\":\"%s\",\"pid\":%d,\"tid\":%d", out->begun ? ",\n" : "\n", phase,
+                   out->process, lane + 1);
+    out->begun = true;
+}
+
+/* In microseconds, as viewers want it, without losing nanoseconds. */
+SPDL__PRIVATE void spdl__out_time(spdl__trace_out *out, const char *key, uint64_t ns) {
+    spdl__out_text(out, ",\"%s\":%llu.%03u", key, (spdl__llu)(ns / 1000), (unsigned)(ns % 1000));
+}
+
+SPDL__PRIVATE uint64_t spdl__out_since(const spdl__trace_out *out, uint64_t ns) {
+    return ns > out->p->start_ns ? ns - out->p->start_ns : 0;
+}
+
+/* Names of the process and of the lanes; the viewer shows them in this order. */
+SPDL__PRIVATE void spdl__out_names(spdl__trace_out *out, uint64_t dropped) {
+    const spdl__trace *trace = out->p->trace;
+    int i;
+    spdl__out_event(out, "M", -1);
+    spdl__out_text(out, ",\"name\":\"process_name\",\"args\":{\"name\":\"spdl ");
+    spdl__out_name(out, trace->name);
+    spdl__out_text(out, "\"}}");
+    spdl__out_event(out, "M", -1);
+    spdl__out_text(out,
+                   ",\"name\":\"process_labels\",\"args\":{\"labels\":\"%llu dropped\"}}",
+                   (spdl__llu)dropped);
+    for (i = 0; i < trace->threads + trace->edges; ++i) {
+        const int edge = i - trace->threads;
+        spdl__out_event(out, "M", i);
+        spdl__out_text(out, ",\"name\":\"thread_name\",\"args\":{\"name\":\"");
+        if (edge >= 0) {
+            spdl__out_text(out, "edge %d, behind ", edge);
+            spdl__out_name(out, out->p->node[edge].name);
+        } else if (i == out->p->workers) {
+            spdl__out_text(out, "trainer");
+        } else {
+            spdl__out_name(out, trace->name);
+            spdl__out_text(out, "-%d", i);
+        }
+        spdl__out_text(out, "\"}}");
+        spdl__out_event(out, "M", i);
+        spdl__out_text(out, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}", i);
+    }
+}
+
+SPDL__PRIVATE void spdl__out_depth(spdl__trace_out *out, const spdl__traced *event) {
+    const int edge = event->lane - out->p->trace->threads;
+    spdl__out_event(out, "C", event->lane);
+    spdl__out_time(out, "ts", spdl__out_since(out, event->begin));
+    spdl__out_text(out, ",\"name\":\"edge %d depth, behind ", edge);
+    spdl__out_name(out, out->p->node[edge].name);
+    spdl__out_text(out, "\",\"args\":{\"items\":%llu}}", (spdl__llu)event->number);
+}
+
+SPDL__PRIVATE void spdl__out_slice(spdl__trace_out *out, const spdl__traced *event) {
+    const char *const cats[] = { "task", "batch", "", "trainer", "edge", "edge" };
+    spdl__out_event(out, "X", event->lane);
+    spdl__out_time(out, "ts", spdl__out_since(out, event->begin));
+    spdl__out_time(out, "dur", event->end - event->begin);
+    spdl__out_text(out, ",\"cat\":\"%s\",\"name\":\"", cats[event->kind]);
+    if (event->kind == SPDL__EVENT_NEXT) spdl__out_text(out, "next waits");
+    if (event->kind == SPDL__EVENT_EMPTY) spdl__out_text(out, "empty");
+    if (event->kind == SPDL__EVENT_FULL) spdl__out_text(out, "full");
+    if (event->kind <= SPDL__EVENT_BATCH) spdl__out_name(out, out->p->node[event->row].name);
+    spdl__out_text(out, "\"");
+    if (event->kind <= SPDL__EVENT_NEXT)
+        spdl__out_text(out, ",\"args\":{\"item\":%llu,\"stage\":%d,\"result\":\"%s\"}",
+                       (spdl__llu)event->number, event->row,
+                       spdl_result_text((spdl_result)event->result));
+    spdl__out_text(out, "}");
+}
+
+/* --- arrows --- */
+
+/* Of `count` calls and batches in the order of traced_by_item: the first of this row and number
+   that did not end before `end`. */
+SPDL__PRIVATE size_t spdl__traced_find(const spdl__traced *events, size_t count, uint8_t row,
+                                       uint64_t number, uint64_t end) {
+    size_t from = 0;
+    spdl__traced key;
+    memset(&key, 0, sizeof(key));
+    key.row = row;
+    key.number = number;
+    key.end = end;
+    while (from < count) {
+        const size_t middle = from + (count - from) / 2;
+        if (spdl__traced_by_item(&events[middle], &key) < 0)
+            from = middle + 1;
+        else
+            count = middle;
+    }
+    return from;
+}
+
+SPDL__PRIVATE bool spdl__traced_is(const spdl__traced *event, uint8_t row, uint64_t number) {
+    return event->row == row && event->number == number;
+}
+
+/* What handed on an item that was in a batch of `row` by `end`: the last stage it has passed since
+   the batch before. NULL when that was dropped. */
+SPDL__PRIVATE const spdl__traced *spdl__trace_maker(const spdl_pipeline *p,
+                                                    const spdl__traced *events, size_t count,
+                                                    const spdl__traced *item) {
+    int row = item->row;
+    while (--row >= 0) {
+        const uint8_t byte = (uint8_t)row;
+        size_t at = spdl__traced_find(events, count, byte, item->number, item->end + 1);
+        while (at-- > 0 && spdl__traced_is(&events[at], byte, item->number))
+            if (events[at].result == SPDL_OK) return &events[at];
+        if (p->node[row].row.kind == SPDL_KIND_BATCH) return NULL;
+    }
+    return NULL;
+}
+
+SPDL__PRIVATE void spdl__out_arrow_end(spdl__trace_out *out, const char *phase, uint64_t id,
+                                       const spdl__traced *event) {
+    const uint64_t at = event->end > event->begin ? event->end - 1 : event->begin;
+    spdl__out_event(out, phase, event->lane);
+    spdl__out_time(out, "ts", spdl__out_since(out, at));
+    spdl__out_text(out, ",\"cat\":\"item\",\"name\":\"to batch\",\"id\":%llu%s}", (spdl__llu)id,
+                   phase[0] == 'f' ? ",\"bp\":\"e\"" : "");
+}
+
+/* From each item to its batch, when both ends are there. */
+SPDL__PRIVATE void spdl__out_arrows(spdl__trace_out *out, spdl__traced *events, size_t count) {
+    size_t slices = 0, i;
+    qsort(events, count, sizeof(*events), spdl__traced_by_item);
+    while (slices < count && spdl__traced_class(&events[slices]) == 0) ++slices;
+    for (i = slices; i < count && events[i].kind == SPDL__EVENT_ITEM; ++i) {
+        const spdl__traced *item = &events[i];
+        const uint64_t batch = item->begin; /* the batch's number stands there */
+        const size_t to = spdl__traced_find(events, slices, item->row, batch, item->end);
+        const spdl__traced *from = spdl__trace_maker(out->p, events, slices, item);
+        if (from == NULL || to == slices || !spdl__traced_is(&events[to], item->row, batch))
+            continue;
+        spdl__out_arrow_end(out, "s", i, from);
+        spdl__out_arrow_end(out, "f", i, &events[to]);
+    }
+}
+
+/* --- files --- */
+
+/* What tells this process from others, also from one that had its number before. */
+SPDL__PRIVATE void spdl__process_name(char *name, size_t bytes) {
+    char text[512];
+    char *at = NULL;
+    unsigned long long started = 0;
+    int field = 2;
+#if defined(__linux__)
+    const int file = open("/proc/self/stat", O_RDONLY | SPDL__O_CLOEXEC);
+    const ssize_t length = file >= 0 ? read(file, text, sizeof(text) - 1) : 0;
+    if (file >= 0) (void)close(file);
+    text[length > 0 ? length : 0] = '\0';
+    at = strrchr(text, ')'); /* ends field 2; the time of the start is field 22 */
+#else
+    (void)text;
+#endif
+    while (at != NULL && field++ < 22) at = strchr(at + 1, ' ');
+    if (at != NULL) started = strtoull(at, NULL, 10);
+    (void)snprintf(name, bytes, "%d-%llu", (int)getpid(), started);
+}
+
+/* The start of the file, by which it is recognised. */
+SPDL__PRIVATE void spdl__trace_head(char *head, size_t bytes) {
+    char process[48];
+    spdl__process_name(process, sizeof(process));
+    (void)snprintf(head, bytes, "{\"otherData\":{\"process\":\"%s\"", process);
+}
+
+/* Writes everything; what went wrong, or NULL. `events` are sorted by this. */
+SPDL__PRIVATE const char *spdl__trace_print(const spdl_pipeline *p, int file, spdl__traced *events,
+                                            size_t count, uint64_t dropped) {
+    spdl__trace_out out;
+    char head[128];
+    size_t i;
+    memset(&out, 0, sizeof(out));
+    out.p = p;
+    out.file = file;
+    out.process = (int)getpid();
+    spdl__trace_head(head, sizeof(head));
+    spdl__out_text(&out, "%s,\"spdl\":\"%s\",\"events\":%llu,\"dropped_events\":%llu},\n", head,
+                   spdl_version(), (spdl__llu)count, (spdl__llu)dropped);
+    spdl__out_text(&out, "\"displayTimeUnit\":\"ns\",\"traceEvents\":[");
+    spdl__out_names(&out, dropped);
+    if (count > 0) qsort(events, count, sizeof(*events), spdl__traced_by_lane);
+    spdl__trace_untangle(events, count, p->start_ns);
+    for (i = 0; i < count && out.failure == NULL; ++i) {
+        if (events[i].kind == SPDL__EVENT_DEPTH)
+            spdl__out_depth(&out, &events[i]);
+        else if (events[i].kind != SPDL__EVENT_ITEM)
+            spdl__out_slice(&out, &events[i]);
+    }
+    if (count > 0 && out.failure == NULL) spdl__out_arrows(&out, events, count);
+    spdl__out_text(&out, "\n]}\n");
+    spdl__out_flush(&out);
+    return out.failure;
+}
+
+SPDL__PRIVATE void spdl__trace_tell(const spdl_logger *logger, spdl_log_level level,
+                                    const char *format, ...) SPDL__PRINTF(3, 4);
+SPDL__PRIVATE void spdl__trace_tell(const spdl_logger *logger, spdl_log_level level,
+                                    const char *format, ...) {
+    char text[1400];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    spdl__log(logger, level, text);
+}
+
+/* Writes to an open file and tells how it went. */
+SPDL__PRIVATE spdl_result spdl__trace_save(const spdl_pipeline *p, int file, const char *path) {
+    const size_t most = p->trace->note_count;
+    spdl__traced *events = (spdl__traced *)spdl__alloc_zeroed(&p->allocator, most, sizeof(*events),
+                                                              sizeof(uint64_t));
+    const char *failure = "out of memory";
+    uint64_t dropped = 0;
+    size_t count;
+    if (events != NULL) {
+        count = spdl__trace_collect(p->trace, events, most, &dropped);
+        failure = spdl__trace_print(p, file, events, count, dropped);
+        spdl__free(&p->allocator, events, most * sizeof(*events));
+    }
+    if (failure != NULL) {
+        spdl__trace_tell(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, failure);
+        return events == NULL ? SPDL_E_NOMEM : SPDL_E_IO;
+    }
+    if (dropped > 0)
+        spdl__trace_tell(&p->logger, SPDL_LOG_WARN,
+                         "spdl: trace '%s': the latest %llu events are there, %llu were dropped "
+                         "(trace_events, or SPDL_TRACE=FILE,events=N, keeps more)",
+                         path, (spdl__llu)count, (spdl__llu)dropped);
+    else
+        spdl__trace_tell(&p->logger, SPDL_LOG_INFO, "spdl: trace '%s': %llu events", path,
+                         (spdl__llu)count);
+    return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_trace_write(const spdl_pipeline *p, const char *path) {
+    spdl_result result;
+    int file;
+    if (p == NULL || path == NULL || p->trace == NULL) return SPDL_E_INVALID;
+    file = open(path, O_WRONLY | O_CREAT | O_TRUNC | SPDL__O_CLOEXEC, 0666);
+    if (file < 0) {
+        spdl__trace_tell(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, strerror(errno));
+        return SPDL_E_IO;
+    }
+    result = spdl__trace_save(p, file, path);
+    (void)close(file);
+    return result;
+}
+
+/* "t.json" with a number: "t-2.json". False when it is too long. */
+SPDL__PRIVATE bool spdl__trace_path(char *to, size_t bytes, const char *path, int number) {
+    const char *slash = strrchr(path, '/'), *dot = strrchr(path, '.');
+    int length;
+    if (dot == NULL || dot == path || (slash != NULL && dot <= slash + 1))
+        dot = path + strlen(path);
+    length = number == 1 ? snprintf(to, bytes, "%s", path)
+                         : snprintf(to, bytes, "%.*s-%d%s", (int)(dot - path), path, number, dot);
+    return length > 0 && (size_t)length < bytes;
+}
+
+/* Whether this open file is another pipeline's: of a process that is tracing, or of this one. */
+SPDL__PRIVATE bool spdl__trace_taken_by_other(int file) {
+    char head[128], text[128];
+    size_t have;
+    if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return true;
+    spdl__trace_head(head, sizeof(head));
+    (void)spdl__file_read(file, text, strlen(head), 0, &have);
+    return have == strlen(head) && memcmp(head, text, have) == 0;
+}
+
+/* Finds a name that is free and puts an empty trace there; what went wrong, or NULL. */
+SPDL__PRIVATE const char *spdl__trace_claim(const spdl_pipeline *p, const char *path) {
+    spdl__trace *trace = p->trace;
+    uint64_t bytes;
+    int number;
+    for (number = 1; number < 100; ++number) {
+        if (!spdl__trace_path(trace->path, sizeof(trace->path), path, number))
+            return "the name is too long";
+        trace->file = open(trace->path, O_RDWR | O_CREAT | SPDL__O_CLOEXEC, 0666);
+        if (trace->file < 0) return strerror(errno);
+        if (spdl__file_size(trace->file, &bytes) != NULL) /* a device */
+            return spdl__trace_print(p, trace->file, NULL, 0, 0);
+        if (!spdl__trace_taken_by_other(trace->file)) {
+            if (ftruncate(trace->file, 0) != 0) return strerror(errno);
+            return spdl__trace_print(p, trace->file, NULL, 0, 0);
+        }
+        (void)close(trace->file);
+        trace->file = -1;
+    }
+    return "it and 98 more with a number are other pipelines'";
+}
+
+/* --- create and destroy --- */
+
+SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p) {
+    spdl__trace *trace = p->trace;
+    int i;
+    for (i = 0; i < p->count; ++i) p->node[i].out.lane = NULL;
+    p->trace = NULL;
+    if (trace->file >= 0) (void)close(trace->file);
+    spdl__free(&p->allocator, trace->notes, trace->note_count * sizeof(*trace->notes));
+    spdl__free(&p->allocator, trace->lane,
+               (size_t)(trace->threads + trace->edges) * sizeof(*trace->lane));
+    spdl__free(&p->allocator, trace, sizeof(*trace));
+}
+
+/* Room for `events` events of each lane; false when there is no memory. */
+SPDL__PRIVATE bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
+    spdl__trace *trace =
+        (spdl__trace *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*trace), sizeof(void *));
+    size_t lanes, i;
+    if (trace == NULL) return false;
+    trace->threads = spdl__lanes(p);
+    trace->edges = p->count;
+    trace->file = -1;
+    lanes = (size_t)(trace->threads + trace->edges);
+    events = spdl__pow2(events);
+    trace->note_count = lanes * (size_t)events;
+    trace->lane = (spdl__lane *)spdl__alloc_zeroed(&p->allocator, lanes, sizeof(*trace->lane),
+                                                   SPDL_CACHE_LINE);
+    trace->notes = (spdl__note *)spdl__alloc_zeroed(&p->allocator, trace->note_count,
+                                                    sizeof(*trace->notes), SPDL_CACHE_LINE);
+    p->trace = trace;
+    if (trace->lane == NULL || trace->notes == NULL) return false;
+    for (i = 0; i < lanes; ++i) {
+        trace->lane[i].notes = trace->notes + i * (size_t)events;
+        trace->lane[i].mask = events - 1;
+    }
+    for (i = 0; i < (size_t)p->count; ++i) {
+        p->node[i].out.lane = &trace->lane[(size_t)trace->threads + i];
+        if (i + 1 < (size_t)p->count) p->node[i].out.lane->begun = 1; /* hungry from the start */
+    }
+    return true;
+}
+
+/* Takes ",events=N" off the value of SPDL_TRACE. */
+SPDL__PRIVATE void spdl__trace_option(const spdl_logger *logger, char *value, uint64_t *events) {
+    const char *const key = ",events=";
+    char *option = strstr(value, key), *end;
+    unsigned long long number;
+    if (option == NULL) return;
+    number = strtoull(option + strlen(key), &end, 10);
+    if (option[strlen(key)] < '0' || option[strlen(key)] > '9' || *end != '\0' || number < 1 ||
+        number > SPDL__TRACE_EVENTS_MAX)
+        spdl__trace_tell(logger, SPDL_LOG_WARN,
+                         "spdl: SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept", option + 1,
+                         SPDL__TRACE_EVENTS_MAX, (spdl__llu)*events);
+    else
+        *events = number;
+    *option = '\0';
+}
+
+SPDL__PRIVATE void spdl__trace_start(spdl_pipeline *p, const spdl_pipeline_desc *desc,
+                                     const char *path, uint64_t events) {
+    const char *failure = NULL;
+    const char *name = desc->pool != NULL ? desc->pool->name : desc->name;
+    if (!spdl__trace_build(p, events)) {
+        failure = "out of memory";
+    } else {
+        spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
+        if (path[0] != '\0') failure = spdl__trace_claim(p, path);
+    }
+    if (failure == NULL) return;
+    spdl__trace_tell(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s; there will be none", path,
+                     failure);
+    if (p->trace != NULL) spdl__trace_free(p);
+}
+
+SPDL__PRIVATE spdl_result spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
+    const char *value = desc->trace != NULL ? desc->trace : getenv("SPDL_TRACE");
+    uint64_t events = desc->trace_events > 0 ? (uint64_t)desc->trace_events : SPDL__TRACE_EVENTS;
+    char path[sizeof(p->trace->path)];
+    int i;
+    p->meters = (spdl__meter *)spdl__alloc_zeroed(&p->allocator, (size_t)spdl__lanes(p),
+                                                  sizeof(*p->meters), SPDL_CACHE_LINE);
+    if (p->meters == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i < spdl__lanes(p); ++i) {
+        p->meters[i].file = -1;
+        p->meters[i].random = (uint64_t)i * 0x9e3779b97f4a7c15u + spdl_time_ns();
+    }
+    if (value == NULL) value = "";
+    if (strlen(value) >= sizeof(path)) {
+        spdl__trace_tell(&p->logger, SPDL_LOG_WARN, "spdl: trace: the name is too long");
+        return SPDL_OK;
+    }
+    memcpy(path, value, strlen(value) + 1);
+    if (desc->trace == NULL) spdl__trace_option(&p->logger, path, &events);
+    if (path[0] != '\0' || desc->trace_events > 0) spdl__trace_start(p, desc, path, events);
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p) {
+    int i;
+    if (p->trace != NULL && p->trace->file >= 0 && p->start_ns != 0)
+        (void)spdl__trace_save(p, p->trace->file, p->trace->path);
+    if (p->trace != NULL) spdl__trace_free(p);
+    for (i = 0; p->meters != NULL && i < spdl__lanes(p); ++i)
+        if (p->meters[i].file >= 0) (void)close(p->meters[i].file);
+    spdl__free(&p->allocator, p->meters, (size_t)spdl__lanes(p) * sizeof(*p->meters));
 }
 
 #endif /* SPDL_IMPLEMENTATION */

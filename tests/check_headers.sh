@@ -33,11 +33,14 @@ strangers() {
 symbols() {
     source=$1
     shift
-    compile "$source" -c -o "$scratch/object.o" && nm "$@" "$scratch/object.o"
+    compile "$source" -c -o "$scratch/object.o" && nm "$@" "$scratch/object.o" |
+        grep -v ' _\.stapsdt\.base$' # of <sys/sdt.h>, where there is one
 }
 
 # The includes of the implementation, without those of the declarations.
 system_headers=$(grep -h '^#include <' spdl.h | sort -u)
+echo '#include <sys/sdt.h>' | gcc -E -x c - >/dev/null 2>&1 || # optional
+    system_headers=$(echo "$system_headers" | grep -v '<sys/sdt\.h>')
 
 for compiler in $compilers; do
     IFS=: read -r cc language std <<EOF

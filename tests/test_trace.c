@@ -1,0 +1,1088 @@
+/* Traces, and where the time of stages went: files are read back by a parser of JSON that is here,
+   and by Python's where there is one. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#include "test.h"
+
+#include <limits.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+/* --- a pipeline to look at --- */
+
+static void sleep_us(long us) {
+    const struct timespec t = { us / 1000000, us % 1000000 * 1000 };
+    nanosleep(&t, NULL);
+}
+
+static void spin_us(uint64_t us) {
+    const uint64_t end = spdl_time_ns() + us * 1000;
+    while (spdl_time_ns() < end) {}
+}
+
+SPDL_FN(numbers, void, void) {
+    if (spdl_sequence(task) == *(const uintptr_t *)spdl_ctx(task)) return SPDL_END;
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+SPDL_FN(pass, void, void) {
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Of the items 0 to 9 number 3 is dropped and number 5 fails, and so on. */
+SPDL_FN(choose, void, void) {
+    const uint64_t n = spdl_sequence(task) % 10;
+    if (n % 4 == 0) sleep_us(50);
+    *out = in;
+    return n == 3 ? SPDL_SKIP : n == 5 ? spdl_fail(task, "a five") : SPDL_OK;
+}
+
+SPDL_FN(nap, void, void) {
+    sleep_us(*(const long *)spdl_ctx(task));
+    *out = in;
+    return SPDL_OK;
+}
+
+SPDL_FN(spin, void, void) {
+    spin_us(*(const uint64_t *)spdl_ctx(task));
+    *out = in;
+    return SPDL_OK;
+}
+
+typedef struct messages {
+    int warnings;
+    int others;
+    char text[600]; /* of the last warning */
+} messages;
+
+static void keep_message(spdl_log_level level, const char *text, void *user) {
+    messages *m = (messages *)user;
+    if (level == SPDL_LOG_WARN) {
+        ++m->warnings;
+        snprintf(m->text, sizeof m->text, "%.599s", text);
+    } else {
+        ++m->others;
+    }
+}
+
+/* A folder for the files of a test; its name is short. */
+static char folder[64];
+
+static const char *file_named(const char *name) {
+    static char path[8][128];
+    static int turn;
+    char *at = path[turn++ % 8];
+    if (folder[0] == '\0') {
+        snprintf(folder, sizeof folder, "/tmp/spdl_trace_XXXXXX");
+        REQUIRE(mkdtemp(folder) != NULL);
+    }
+    snprintf(at, sizeof path[0], "%s/%s", folder, name);
+    return at;
+}
+
+static void remove_files(void) {
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    if (folder[0] != '\0') CHECK_EQ(system(command), 0);
+    folder[0] = '\0';
+}
+
+static spdl_pipeline_desc desc_of(int workers, const char *file, messages *m) {
+    spdl_pipeline_desc desc = { 0 };
+    unsetenv("SPDL_TRACE");
+    desc.workers = workers;
+    desc.name = "loader";
+    desc.trace = file;
+    desc.logger.log_fn = keep_message;
+    desc.logger.user = m;
+    memset(m, 0, sizeof *m);
+    return desc;
+}
+
+/* Takes everything, sees to it that it was everything, and leaves the statistics. */
+static void run_to_the_end(spdl_pipeline *p, bool batches, spdl_stats *stats) {
+    spdl_result result;
+    void *item;
+    while ((result = spdl_pipeline_next(p, &item, SPDL_FOREVER)) == SPDL_OK)
+        if (batches) spdl_batch_free(item);
+    CHECK_EQ(result, SPDL_END);
+    spdl_pipeline_stats(p, stats);
+}
+
+static const uintptr_t thousand = 1000;
+
+static spdl_pipeline *short_pipeline(const spdl_pipeline_desc *desc) {
+    spdl_pipeline *p;
+    REQUIRE(spdl_pipeline_create(&p, desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = (void *)(uintptr_t)&thousand),
+        SPDL_PIPE(pass, .concurrency = 2), SPDL_SINK(3))) == SPDL_OK);
+    return p;
+}
+
+/* Runs it and destroys it; the trace, if there is one, is complete then. */
+static void run_short(const spdl_pipeline_desc *desc) {
+    spdl_pipeline *p = short_pipeline(desc);
+    spdl_stats stats;
+    run_to_the_end(p, false, &stats);
+    CHECK_EQ(stats.delivered, thousand);
+    spdl_pipeline_destroy(p);
+}
+
+/* --- reading the file back --- */
+
+static const char *json_value(const char *at, int depth);
+
+static const char *json_space(const char *at) { return at + strspn(at, " \t\r\n"); }
+
+static const char *json_string(const char *at) {
+    if (*at++ != '"') return NULL;
+    while (*at != '"') {
+        const int length = spdl__utf8((const uint8_t *)at);
+        if (length == 0 || (unsigned char)*at < 0x20) return NULL;
+        if (*at == '\\') {
+            ++at;
+            if (*at == 'u' && strspn(at + 1, "0123456789abcdefABCDEF") < 4) return NULL;
+            if (strchr("\"\\/bfnrtu", *at) == NULL) return NULL;
+        }
+        at += *at == 'u' || length == 1 ? 1 : length;
+    }
+    return at + 1;
+}
+
+static const char *json_number(const char *at) {
+    if (*at == '-') ++at;
+    if (*at == '0' && at[1] >= '0' && at[1] <= '9') return NULL;
+    if (strspn(at, "0123456789") == 0) return NULL;
+    at += strspn(at, "0123456789");
+    if (*at == '.' && strspn(at + 1, "0123456789") == 0) return NULL;
+    return *at == '.' ? at + 1 + strspn(at + 1, "0123456789") : at;
+}
+
+/* The members of an object, or the elements of an array, with the bracket at the end. */
+static const char *json_members(const char *at, int depth, char end) {
+    at = json_space(at + 1);
+    if (*at == end) return at + 1;
+    for (;;) {
+        if (end == '}') {
+            at = json_string(json_space(at));
+            if (at == NULL || *(at = json_space(at)) != ':') return NULL;
+            ++at;
+        }
+        at = json_value(json_space(at), depth + 1);
+        if (at == NULL) return NULL;
+        at = json_space(at);
+        if (*at == end) return at + 1;
+        if (*at++ != ',') return NULL;
+    }
+}
+
+/* Behind the value, or NULL when it is none. Literals are not used by the file. */
+static const char *json_value(const char *at, int depth) {
+    if (depth > 5) return NULL;
+    if (*at == '{') return json_members(at, depth, '}');
+    if (*at == '[') return json_members(at, depth, ']');
+    return *at == '"' ? json_string(at) : json_number(at);
+}
+
+static bool json_is(const char *text) {
+    const char *end = json_value(json_space(text), 0);
+    return end != NULL && *json_space(end) == '\0';
+}
+
+typedef struct event {
+    char phase;
+    int lane;
+    int64_t begin, ns; /* in nanoseconds */
+    char cat[16], name[100], result[40];
+    long long item, id, items;
+    bool seen;
+} event;
+
+typedef struct trace {
+    char *text;
+    event *events;
+    size_t count;
+    long long kept, dropped;
+} trace;
+
+static long long number_of(const char *line, const char *key, long long otherwise) {
+    const char *at = strstr(line, key);
+    return at ? strtoll(at + strlen(key), NULL, 10) : otherwise;
+}
+
+/* A time is written as microseconds with three places. */
+static int64_t time_of(const char *line, const char *key) {
+    const char *at = strstr(line, key);
+    char *dot;
+    int64_t us;
+    if (at == NULL) return 0;
+    us = strtoll(at + strlen(key), &dot, 10);
+    CHECK(*dot == '.');
+    return us * 1000 + strtoll(dot + 1, NULL, 10);
+}
+
+static void text_of(const char *line, const char *key, char *to, size_t bytes) {
+    const char *at = strstr(line, key);
+    size_t length = 0;
+    if (at != NULL) {
+        at += strlen(key);
+        while (at[length] != '"' || at[length - 1] == '\\') ++length;
+    }
+    snprintf(to, bytes, "%.*s", (int)length, length ? at : "");
+}
+
+static event event_of(const char *line) {
+    event e = { 0 };
+    char phase[4];
+    text_of(line, "\"ph\":\"", phase, sizeof phase);
+    e.phase = phase[0];
+    e.lane = (int)number_of(line, "\"tid\":", -1) - 1;
+    e.begin = time_of(line, "\"ts\":");
+    e.ns = time_of(line, "\"dur\":");
+    e.item = number_of(line, "\"item\":", -1);
+    e.items = number_of(line, "\"items\":", -1);
+    e.id = number_of(line, "\"id\":", -1);
+    text_of(line, "\"cat\":\"", e.cat, sizeof e.cat);
+    text_of(line, "\"result\":\"", e.result, sizeof e.result);
+    text_of(line, e.phase == 'M' ? "\"args\":{\"name\":\"" : "\"name\":\"", e.name, sizeof e.name);
+    return e;
+}
+
+static char *text_in(const char *path) {
+    FILE *file = fopen(path, "rb");
+    const size_t most = 64 << 20;
+    char *text = (char *)malloc(most);
+    REQUIRE(file != NULL && text != NULL);
+    text[fread(text, 1, most - 1, file)] = '\0';
+    fclose(file);
+    return text;
+}
+
+static trace trace_read(const char *path) {
+    trace t = { 0 };
+    char *line, *at;
+    t.text = text_in(path);
+    REQUIRE(json_is(t.text));
+    t.kept = number_of(t.text, "\"events\":", -1);
+    t.dropped = number_of(t.text, "\"dropped_events\":", -1);
+    t.events = (event *)calloc(strlen(t.text) / 40 + 1, sizeof(event));
+    REQUIRE(t.events != NULL);
+    for (line = strtok_r(t.text, "\n", &at); line; line = strtok_r(NULL, "\n", &at))
+        if (strncmp(line, "{\"ph\":", 6) == 0) t.events[t.count++] = event_of(line);
+    return t;
+}
+
+static void trace_free(trace *t) {
+    free(t->text);
+    free(t->events);
+}
+
+static const event *trace_find(const trace *t, char phase, const char *cat, const char *name,
+                               long long item) {
+    for (size_t i = 0; i < t->count; ++i) {
+        const event *e = &t->events[i];
+        if (e->phase == phase && strcmp(e->cat, cat) == 0 && strcmp(e->name, name) == 0 &&
+            (item < 0 || e->item == item))
+            return e;
+    }
+    return NULL;
+}
+
+static size_t trace_count(const trace *t, char phase, const char *cat, const char *name) {
+    size_t count = 0;
+    for (size_t i = 0; i < t->count; ++i)
+        count += t->events[i].phase == phase && strcmp(t->events[i].cat, cat) == 0 &&
+                 (name == NULL || strcmp(t->events[i].name, name) == 0);
+    return count;
+}
+
+static int by_place(const void *a, const void *b) {
+    const event *x = (const event *)a, *y = (const event *)b;
+    if (x->lane != y->lane) return x->lane < y->lane ? -1 : 1;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+/* No two slices of a lane overlap. Sorts the events. */
+static void check_lanes(trace *t) {
+    const event *last = NULL;
+    qsort(t->events, t->count, sizeof(event), by_place);
+    for (size_t i = 0; i < t->count; ++i) {
+        const event *e = &t->events[i];
+        if (e->phase != 'X') continue;
+        CHECK(e->ns >= 0 && e->lane >= 0);
+        if (last != NULL && last->lane == e->lane) CHECK(last->begin + last->ns <= e->begin);
+        last = e;
+    }
+}
+
+/* The slice of a lane that encloses a time, as viewers find it. */
+static const event *slice_at(const trace *t, int lane, int64_t at) {
+    for (size_t i = 0; i < t->count; ++i) {
+        const event *e = &t->events[i];
+        if (e->phase == 'X' && e->lane == lane && e->begin <= at && at < e->begin + e->ns) return e;
+    }
+    return NULL;
+}
+
+/* Every arrow has one start, in a call or a batch, and one end, in a batch, later. How many. */
+static size_t check_arrows(trace *t, long long batch_size) {
+    size_t arrows = 0;
+    for (size_t i = 0; i < t->count; ++i) {
+        const event *s = &t->events[i], *from, *to;
+        size_t ends = 0, at = 0;
+        if (s->phase != 's') continue;
+        for (size_t k = 0; k < t->count; ++k) {
+            if (t->events[k].id != s->id || k == i) continue;
+            CHECK_EQ(t->events[k].phase, 'f');
+            ++ends;
+            at = k;
+        }
+        if (!CHECK_EQ(ends, 1)) continue;
+        from = slice_at(t, s->lane, s->begin);
+        to = slice_at(t, t->events[at].lane, t->events[at].begin);
+        CHECK(from != NULL && (strcmp(from->cat, "task") == 0 || strcmp(from->cat, "batch") == 0));
+        CHECK(to != NULL && strcmp(to->cat, "batch") == 0);
+        CHECK(s->begin <= t->events[at].begin);
+        if (from != NULL && to != NULL && batch_size > 0)
+            CHECK_EQ(to->item, from->item / batch_size);
+        ++arrows;
+    }
+    for (size_t i = 0, ends = 0; i < t->count; ++i) {
+        ends += t->events[i].phase == 'f';
+        if (i + 1 == t->count) CHECK_EQ(ends, arrows);
+    }
+    return arrows;
+}
+
+/* Each call of the run is there once, with its item and result. */
+static void check_calls(trace *t, const spdl_stats *stats) {
+    for (int stage = 0; stage < stats->stage_count; ++stage) {
+        const spdl_stage_stats *s = &stats->stage[stage];
+        const char *cat = s->kind == SPDL_KIND_BATCH ? "batch" : "task";
+        uint64_t calls = 0, skips = 0, failures = 0;
+        char *seen = (char *)calloc(1, (size_t)s->tasks + 1);
+        for (size_t i = 0; i < t->count; ++i) {
+            const event *e = &t->events[i];
+            if (e->phase != 'X' || strcmp(e->cat, cat) != 0 || strcmp(e->name, s->name) != 0 ||
+                strcmp(e->result, "end of data") == 0)
+                continue;
+            ++calls;
+            skips += strcmp(e->result, "item skipped") == 0;
+            failures += strcmp(e->result, "a stage function failed") == 0;
+            if (CHECK(e->item >= 0 && e->item < (long long)s->tasks)) CHECK(!seen[e->item]++);
+        }
+        CHECK_EQ(calls, s->tasks);
+        CHECK_EQ(failures, s->failures);
+        if (s->kind != SPDL_KIND_BATCH) CHECK_EQ(skips, s->skips);
+        free(seen);
+    }
+}
+
+/* Depths are within what an edge can hold, and 0 in the end. */
+static void check_depths(const trace *t, const spdl_stats *stats) {
+    for (int edge = 0; edge < stats->stage_count; ++edge) {
+        const spdl_edge_stats *e = &stats->edge[edge];
+        char name[100];
+        const event *last = NULL;
+        size_t count = 0;
+        snprintf(name, sizeof name, "edge %d depth, behind %s", edge, stats->stage[edge].name);
+        for (size_t i = 0; i < t->count; ++i) {
+            if (t->events[i].phase != 'C' || strcmp(t->events[i].name, name) != 0) continue;
+            last = &t->events[i];
+            CHECK(last->items >= 0);
+            CHECK(last->items <= e->buffer_size + stats->stage[edge].concurrency);
+            ++count;
+        }
+        CHECK(count >= e->items / SPDL__CLAIM_MAX); /* whenever a group was put or taken */
+        if (last != NULL) CHECK_EQ(last->items, 0);
+    }
+}
+
+static void check_python(const char *path) {
+    char command[400];
+    if (system("python3 -c pass >/dev/null 2>&1") != 0) return;
+    snprintf(command, sizeof command,
+             "python3 -c 'import json, sys; t = json.load(open(sys.argv[1], encoding=\"utf-8\"));"
+             "assert all(e[\"ph\"] in \"XMCsf\" for e in t[\"traceEvents\"])' '%s'",
+             path);
+    CHECK_EQ(system(command), 0);
+}
+
+/* --- traces --- */
+
+enum { BATCH = 8 };
+
+static void whole_run(int workers) {
+    const char *path = file_named("t.json");
+    static uintptr_t items = 800;
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(workers, path, &m);
+    spdl_pipeline *p;
+    spdl_stats stats;
+    trace t;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &items), SPDL_PIPE(pass, .concurrency = 2),
+        SPDL_BATCH(BATCH), SPDL_PIPE(pass, .name = "look", .free_item = spdl_batch_free),
+        SPDL_SINK(2))) == SPDL_OK);
+    run_to_the_end(p, true, &stats);
+    spdl_pipeline_destroy(p);
+    check_python(path);
+    t = trace_read(path);
+    CHECK_EQ(t.dropped, 0);
+    CHECK_EQ(m.warnings, 0);
+    check_lanes(&t);
+    check_calls(&t, &stats);
+    check_depths(&t, &stats);
+    CHECK_EQ(check_arrows(&t, BATCH), items);
+    CHECK(trace_find(&t, 'M', "", "trainer", -1) != NULL);
+    CHECK(trace_find(&t, 'M', "", "loader-0", -1) != NULL);
+    CHECK(trace_find(&t, 'M', "", "edge 1, behind pass", -1) != NULL);
+    CHECK(trace_find(&t, 'X', "trainer", "next waits", 0) != NULL); /* for the first, in any case */
+    trace_free(&t);
+    remove_files();
+}
+
+static void whole_run_on_workers(void) { whole_run(3); }
+static void whole_run_inline(void) { whole_run(0); }
+
+/* Dropped and failed items have no arrow; batches of batches have arrows, too. */
+static void drops_failures_and_batches_of_batches(void) {
+    const char *path = file_named("t.json");
+    static uintptr_t items = 600;
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(3, path, &m);
+    spdl_pipeline *p;
+    spdl_stats stats;
+    size_t inner, outer;
+    trace t;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &items),
+        SPDL_PIPE(choose, .concurrency = 3, .max_failures = -1,
+                  .output_order = SPDL_ORDER_COMPLETION),
+        SPDL_BATCH(4, .name = "inner"), SPDL_BATCH(3, .name = "outer", .drop_last = true),
+        SPDL_SINK(2))) == SPDL_OK);
+    run_to_the_end(p, true, &stats);
+    spdl_pipeline_destroy(p);
+    t = trace_read(path);
+    check_lanes(&t);
+    check_calls(&t, &stats);
+    inner = (size_t)stats.stage[2].tasks;
+    outer = (size_t)stats.stage[3].tasks;
+    CHECK_EQ(inner, items * 8 / 10 / 4);
+    CHECK_EQ(check_arrows(&t, 0), items * 8 / 10 + outer * 3);
+    trace_free(&t);
+    remove_files();
+}
+
+/* Times: a stage that sleeps is as long as that, waits of edges and of the trainer are there. */
+static void times_are_what_they_were(void) {
+    const char *path = file_named("t.json");
+    static uintptr_t items = 20;
+    static long us = 5000;
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(2, path, &m);
+    int64_t waited = 0, empty = 0, full = 0;
+    spdl_pipeline *p;
+    spdl_stats stats;
+    trace t;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &items), SPDL_PIPE(nap, .ctx = &us), SPDL_PIPE(pass),
+        SPDL_SINK(2))) == SPDL_OK);
+    run_to_the_end(p, false, &stats);
+    spdl_pipeline_destroy(p);
+    t = trace_read(path);
+    check_lanes(&t);
+    for (size_t i = 0; i < t.count; ++i) {
+        const event *e = &t.events[i];
+        if (e->phase != 'X') continue;
+        if (strcmp(e->name, "nap") == 0) CHECK(e->ns >= us * 1000);
+        if (strcmp(e->cat, "trainer") == 0) waited += e->ns;
+        if (strcmp(e->name, "empty") == 0 && e->lane == 3 + 1) empty += e->ns;
+        if (strcmp(e->name, "full") == 0 && e->lane == 3 + 0) full += e->ns;
+    }
+    CHECK(waited > 0.9 * (double)stats.wait_ns && waited < 1.1 * (double)stats.wait_ns);
+    CHECK(empty > 0.9 * (double)stats.edge[1].get_wait_ns);
+    CHECK(empty < 1.1 * (double)stats.edge[1].get_wait_ns);
+    CHECK(full > 0.8 * (double)stats.edge[0].put_wait_ns);
+    CHECK(full < 1.2 * (double)stats.edge[0].put_wait_ns);
+    trace_free(&t);
+    remove_files();
+}
+
+static bool exists(const char *path) { return access(path, F_OK) == 0; }
+
+static void environment_asks_for_a_trace(void) {
+    const char *env = file_named("env.json"), *own = file_named("own.json");
+    char value[200];
+    messages m;
+    spdl_pipeline_desc desc = desc_of(2, NULL, &m);
+    trace t;
+    run_short(&desc);
+    CHECK(!exists(env));
+    setenv("SPDL_TRACE", env, 1);
+    run_short(&desc);
+    t = trace_read(env);
+    CHECK_EQ(trace_count(&t, 'X', "task", "pass"), thousand);
+    trace_free(&t);
+    CHECK_EQ(unlink(env), 0);
+    snprintf(value, sizeof value, "%s,events=64", env);
+    setenv("SPDL_TRACE", value, 1);
+    run_short(&desc);
+    t = trace_read(env);
+    CHECK(t.kept > 64 && t.kept <= 64 * (3 + 2));
+    trace_free(&t);
+    CHECK_EQ(unlink(env), 0);
+    desc.trace = own; /* the program knows better */
+    run_short(&desc);
+    CHECK(exists(own) && !exists(env));
+    CHECK_EQ(unlink(own), 0);
+    desc.trace = "";
+    run_short(&desc);
+    setenv("SPDL_TRACE", "", 1);
+    desc.trace = NULL;
+    run_short(&desc);
+    CHECK(!exists(own) && !exists(env));
+    CHECK_EQ(m.warnings, 1); /* of the 64 events */
+    remove_files();
+}
+
+static void latest_events_are_kept_and_the_rest_counted(void) {
+    const char *path = file_named("t.json");
+    messages m;
+    spdl_pipeline_desc desc = desc_of(2, path, &m);
+    trace t;
+    long long last = 0;
+    desc.trace_events = 33; /* 64, then */
+    run_short(&desc);
+    t = trace_read(path);
+    check_lanes(&t);
+    CHECK(t.kept <= 64 * (3 + 2));
+    CHECK(t.dropped > 0);
+    CHECK(t.kept + t.dropped >= 2 * (long long)thousand);
+    CHECK(trace_count(&t, 'X', "task", NULL) <= 2 * 64);
+    for (size_t i = 0; i < t.count; ++i)
+        if (strcmp(t.events[i].cat, "task") == 0 && t.events[i].item > last)
+            last = t.events[i].item;
+    CHECK(last >= (long long)thousand - 1);
+    CHECK_EQ(m.warnings, 1);
+    CHECK(strstr(m.text, "dropped") != NULL && strstr(m.text, path) != NULL);
+    trace_free(&t);
+    remove_files();
+}
+
+/* Arrows match even when one of their ends has been dropped. */
+static void arrows_match_when_events_were_dropped(void) {
+    const char *path = file_named("t.json");
+    static uintptr_t items = 3000;
+    messages m;
+    spdl_pipeline_desc desc = desc_of(3, path, &m);
+    spdl_pipeline *p;
+    spdl_stats stats;
+    trace t;
+    desc.trace_events = 256;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &items), SPDL_PIPE(pass, .concurrency = 2),
+        SPDL_BATCH(BATCH), SPDL_SINK(2))) == SPDL_OK);
+    run_to_the_end(p, true, &stats);
+    spdl_pipeline_destroy(p);
+    t = trace_read(path);
+    check_lanes(&t);
+    CHECK(check_arrows(&t, BATCH) > 0);
+    CHECK(t.dropped > 0);
+    trace_free(&t);
+    remove_files();
+}
+
+static void pipelines_do_not_take_each_others_files(void) {
+    const char *path = file_named("t.json"), *second = file_named("t-2.json");
+    const char *third = file_named("t-3.json"), *fourth = file_named("t-4.json");
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(1, path, &m);
+    spdl_pipeline *a = short_pipeline(&desc), *b = short_pipeline(&desc); /* beside each other */
+    int status;
+    trace t;
+    CHECK(exists(path) && exists(second) && !exists(third));
+    spdl_pipeline_destroy(a);
+    spdl_pipeline_destroy(b);
+    run_short(&desc); /* after them */
+    CHECK(exists(third) && !exists(fourth));
+    t = trace_read(third);
+    CHECK_EQ(trace_count(&t, 'X', "task", "pass"), thousand);
+    trace_free(&t);
+    if (fork() == 0) { /* another process: what is there is from an earlier run */
+        run_short(&desc);
+        exit(0);
+    }
+    CHECK(wait(&status) > 0 && status == 0);
+    CHECK(!exists(fourth));
+    t = trace_read(path);
+    CHECK_EQ(trace_count(&t, 'X', "task", "pass"), thousand);
+    trace_free(&t);
+    CHECK_EQ(m.warnings, 0);
+    remove_files();
+}
+
+static void numbers_go_before_the_extension(void) {
+    static const char *const cases[][2] = {
+        { "t.json", "t-2.json" }, { "a.b/t", "a.b/t-2" }, { "t", "t-2" }, { ".t", ".t-2" },
+        { "d/.t", "d/.t-2" }, { "d/t.x.json", "d/t.x-2.json" }, { "t.", "t-2." }
+    };
+    char path[64];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        CHECK(spdl__trace_path(path, sizeof path, cases[i][0], 2));
+        CHECK_STR(path, cases[i][1]);
+        CHECK(spdl__trace_path(path, sizeof path, cases[i][0], 1));
+        CHECK_STR(path, cases[i][0]);
+    }
+    CHECK(!spdl__trace_path(path, 8, "abcd.json", 1));
+}
+
+/* Whatever is wrong with the file: the pipeline runs, and says so once. */
+static void bad_files_are_one_warning(void) {
+    static char name[2000];
+    const char *const paths[] = { "/nowhere/at/all/t.json", "/tmp", "/dev/full", name };
+    messages m;
+    spdl_pipeline_desc desc = desc_of(2, NULL, &m);
+    memset(name, 'n', sizeof name - 1);
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; ++i) {
+        desc = desc_of(2, paths[i], &m);
+        run_short(&desc);
+        CHECK_EQ(m.warnings, 1);
+        CHECK_EQ(m.others, 0);
+        desc = desc_of(2, NULL, &m);
+        setenv("SPDL_TRACE", paths[i], 1);
+        run_short(&desc);
+        CHECK_EQ(m.warnings, 1);
+        CHECK_EQ(m.others, 0);
+    }
+    desc = desc_of(2, "/dev/null", &m); /* nothing is wrong with that */
+    run_short(&desc);
+    CHECK_EQ(m.warnings, 0);
+}
+
+static void malformed_options_are_one_warning(void) {
+    static const char *const options[] = { "", "0", "x", "-1", "12x", "16777217",
+                                           "99999999999999999999" };
+    const char *path = file_named("t.json");
+    char value[200];
+    messages m;
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; ++i) {
+        const spdl_pipeline_desc desc = desc_of(2, NULL, &m);
+        snprintf(value, sizeof value, "%s,events=%s", path, options[i]);
+        setenv("SPDL_TRACE", value, 1);
+        run_short(&desc);
+        CHECK_EQ(m.warnings, 1);
+        CHECK(strstr(m.text, value + strlen(path) + 1) != NULL);
+        CHECK_EQ(unlink(path), 0); /* there was one all the same */
+    }
+    remove_files();
+}
+
+/* The disk gets full while the file is written. */
+static void full_disk_is_one_warning(void) {
+    const char *path = file_named("t.json");
+    const struct rlimit limit = { 5000, RLIM_INFINITY };
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(2, path, &m);
+    spdl_pipeline *p = short_pipeline(&desc);
+    spdl_stats stats;
+    run_to_the_end(p, false, &stats);
+    signal(SIGXFSZ, SIG_IGN);
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    CHECK_EQ(spdl_trace_write(p, file_named("more.json")), SPDL_E_IO);
+    CHECK_EQ(m.warnings, 1);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(m.warnings, 2);
+    CHECK(strstr(m.text, "t.json") != NULL);
+    remove_files();
+}
+
+static void names_are_escaped(void) {
+    const char *path = file_named("t.json");
+    static uintptr_t items = 3;
+    messages m;
+    spdl_pipeline_desc desc = desc_of(1, path, &m);
+    spdl_pipeline *p;
+    spdl_stats stats;
+    char *text;
+    desc.name = "a\"b";
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &items, .name = "\"quo\\tes\"\n\x01\x7f"),
+        SPDL_PIPE(pass, .name = "\xc3\xa9t\xc3\xa9 \xff\xc0\x80 \xed\xa0\x80"),
+        SPDL_PIPE(pass, .name = "123456789012345678901234567890\xc3\xa9"), /* is cut in the e */
+        SPDL_SINK(2))) == SPDL_OK);
+    run_to_the_end(p, false, &stats);
+    spdl_pipeline_destroy(p);
+    check_python(path);
+    text = text_in(path);
+    CHECK(json_is(text));
+    CHECK(strstr(text, "\\u0022quo\\u005ctes\\u0022\\u000a\\u0001\\u007f") != NULL);
+    CHECK(strstr(text, "\xc3\xa9t\xc3\xa9 \\ufffd\\ufffd\\ufffd \\ufffd\\ufffd\\ufffd\"") != NULL);
+    CHECK(strstr(text, "123456789012345678901234567890\\ufffd\"") != NULL);
+    CHECK(strstr(text, "a\\u0022b-0") != NULL);
+    free(text);
+    remove_files();
+}
+
+/* A recorder without a file, asked while it records; the rings are small, so that they overtake the
+   writer all the time. */
+static void written_while_it_runs(void) {
+    const char *path = file_named("t.json");
+    static uintptr_t endless = UINTPTR_MAX;
+    messages m;
+    spdl_pipeline_desc desc = desc_of(3, "", &m);
+    void *item;
+    spdl_pipeline *p;
+    desc.trace_events = 128;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &endless), SPDL_PIPE(pass, .concurrency = 2),
+        SPDL_BATCH(BATCH), SPDL_SINK(2))) == SPDL_OK);
+    for (int round = 0; round < 20; ++round) {
+        trace t;
+        for (int i = 0; i < 500; ++i) {
+            REQUIRE(spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK);
+            spdl_batch_free(item);
+        }
+        CHECK_EQ(spdl_trace_write(p, path), SPDL_OK);
+        t = trace_read(path);
+        check_lanes(&t);
+        (void)check_arrows(&t, BATCH);
+        CHECK(t.dropped > 0 && t.kept > 0);
+        trace_free(&t);
+    }
+    CHECK_EQ(m.warnings, 20);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(m.warnings, 20); /* destroy wrote nothing */
+    remove_files();
+}
+
+static void arguments_are_checked(void) {
+    spdl_error error;
+    messages m;
+    spdl_pipeline_desc desc = desc_of(1, "", &m);
+    spdl_pipeline *p = short_pipeline(&desc);
+    CHECK_EQ(spdl_trace_write(NULL, "t.json"), SPDL_E_INVALID);
+    CHECK_EQ(spdl_trace_write(p, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_trace_write(p, "/nowhere/t.json"), SPDL_E_INVALID); /* nothing is recorded */
+    CHECK_EQ(m.warnings, 0);
+    spdl_pipeline_destroy(p);
+    desc.trace_events = 8;
+    p = short_pipeline(&desc);
+    CHECK_EQ(spdl_trace_write(p, "/nowhere/t.json"), SPDL_E_IO);
+    CHECK_EQ(m.warnings, 1);
+    spdl_pipeline_destroy(p);
+    desc.error = &error;
+    for (int i = 0; i < 2; ++i) {
+        desc.trace_events = i ? -1 : (1 << 24) + 1;
+        CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(numbers), SPDL_SINK(1))),
+                 SPDL_E_INVALID);
+        CHECK(strstr(error.text, "trace_events") != NULL);
+    }
+}
+
+/* --- memory --- */
+
+typedef struct memory {
+    int left; /* allocations that succeed */
+    int alive;
+} memory;
+
+static void *memory_alloc(size_t bytes, size_t align, void *user) {
+    memory *of = (memory *)user;
+    void *block = NULL;
+    if (of->left-- <= 0 || posix_memalign(&block, align, bytes ? bytes : 1) != 0) return NULL;
+    ++of->alive;
+    return block;
+}
+
+static void memory_free(void *block, size_t bytes, void *user) {
+    memset(block, 0xdd, bytes);
+    free(block);
+    --((memory *)user)->alive;
+}
+
+/* Without memory for a trace the pipeline runs without one. */
+static void every_allocation_fails(void) {
+    const char *path = file_named("t.json");
+    bool traced = false;
+    int untraced = 0;
+    for (int limit = 0; limit < 100 && !traced; ++limit) {
+        memory of = { limit, 0 };
+        messages m;
+        spdl_pipeline_desc desc = desc_of(0, path, &m);
+        spdl_pipeline *p;
+        spdl_stats stats;
+        desc.allocator = (spdl_allocator){ memory_alloc, memory_free, &of };
+        desc.trace_events = 100;
+        if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                SPDL_SOURCE(numbers, .ctx = (void *)(uintptr_t)&thousand), SPDL_PIPE(pass),
+                SPDL_SINK(3))) == SPDL_OK) {
+            run_to_the_end(p, false, &stats);
+            CHECK_EQ(stats.delivered, thousand);
+            spdl_pipeline_destroy(p);
+            traced = of.left >= 0;
+            untraced += !traced;
+            CHECK(m.warnings == 1); /* why there is none, or that events were dropped */
+        }
+        CHECK_EQ(of.alive, 0);
+    }
+    CHECK(traced);
+    CHECK_EQ(untraced, 4); /* the trace, its lanes, its events; the copy for the file */
+    remove_files();
+}
+
+/* --- where the time went --- */
+
+typedef struct split {
+    double cpu, runnable, blocked; /* shares of busy_ns */
+    spdl_stage_stats stage;
+    double used; /* processor time of the whole process meanwhile, as a share of busy_ns */
+} split;
+
+static double process_cpu_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static split split_of(spdl_stage row, int workers, uintptr_t items) {
+    const spdl_stage rows[] = { SPDL_SOURCE(numbers, .ctx = &items), row, SPDL_SINK(8) };
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(workers, "", &m);
+    double before;
+    spdl_pipeline *p;
+    spdl_stats stats;
+    split s;
+    REQUIRE(spdl_pipeline_create(&p, &desc, rows, 3) == SPDL_OK);
+    before = process_cpu_ns();
+    run_to_the_end(p, false, &stats);
+    s.stage = stats.stage[1];
+    s.used = (process_cpu_ns() - before) / (double)s.stage.busy_ns;
+    s.cpu = (double)s.stage.cpu_ns / (double)s.stage.busy_ns;
+    s.runnable = (double)s.stage.runnable_ns / (double)s.stage.busy_ns;
+    s.blocked = (double)s.stage.blocked_ns / (double)s.stage.busy_ns;
+    CHECK_EQ(s.stage.cpu_ns + s.stage.runnable_ns + s.stage.blocked_ns, s.stage.busy_ns);
+    CHECK(s.stage.split_calls > 0 && s.stage.split_calls <= s.stage.tasks);
+    spdl_pipeline_destroy(p);
+    return s;
+}
+
+/* Whether it holds in one of some tries: other programs may take the processor away. */
+#define HOLDS(made, condition)                                                                     \
+    do {                                                                                           \
+        bool held = false;                                                                         \
+        split s = made;                                                                            \
+        for (int tries = 0; tries < 12 && !(held = (condition)); ++tries) s = made;                \
+        if (!CHECK(held))                                                                          \
+            fprintf(stderr, "    %s: cpu %.2f, runnable %.2f, blocked %.2f\n", #made, s.cpu,       \
+                    s.runnable, s.blocked);                                                        \
+    } while (0)
+
+#define NEEDS_SCHEDSTAT()                                                                          \
+    do {                                                                                           \
+        if (!exists("/proc/thread-self/schedstat")) TEST_SKIP("no /proc/thread-self/schedstat");   \
+    } while (0)
+
+/* At least 90 % of the time that other programs leave: where they take some, it is runnable, and the
+   processor time of the process says how much there was. */
+static void computing_stages_are_on_a_processor(void) {
+    static uint64_t us[] = { 1, 10, 100, 3000 };
+    static const uintptr_t items[] = { 40000, 6000, 800, 30 };
+    NEEDS_SCHEDSTAT();
+    for (int i = 0; i < 4; ++i) {
+        const spdl_stage row = SPDL_PIPE(spin, .ctx = &us[i]);
+        HOLDS(split_of(row, 1, items[i]), s.cpu >= 0.9 * (1 - s.runnable) && s.blocked <= 0.05);
+        if (us[i] >= 100) /* else the pipeline's own time is a part of it */
+            HOLDS(split_of(row, 1, items[i]), s.cpu >= 0.9 * (s.used < 1 ? s.used : 1));
+    }
+}
+
+static void sleeping_stages_are_blocked(void) {
+    static long us[] = { 20, 500, 5000 };
+    static const uintptr_t items[] = { 1000, 150, 15 };
+    NEEDS_SCHEDSTAT();
+    for (int i = 0; i < 3; ++i) {
+        const spdl_stage row = SPDL_PIPE(nap, .ctx = &us[i], .concurrency = 2);
+        /* of a nap of 20 us, which takes 75, the system itself works for about 5 */
+        const double least = i == 0 ? 0.75 : 0.9;
+        HOLDS(split_of(row, 2, items[i]), s.blocked >= least * (1 - s.runnable) &&
+                                          s.runnable < 0.5);
+    }
+}
+
+/* Two that compute on one processor: each waits for half of the time. (In calls much shorter than
+   a turn on the processor they hardly ever wait: the turn of the other passes between calls.) */
+static void crowded_stages_are_runnable(void) {
+    static uint64_t us[] = { 20000, 1000 };
+    static const uintptr_t items[] = { 16, 400 };
+    cpu_set_t all, one;
+    NEEDS_SCHEDSTAT();
+    REQUIRE(sched_getaffinity(0, sizeof all, &all) == 0);
+    CPU_ZERO(&one);
+    for (size_t cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu)
+        if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &one);
+    REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
+    for (int i = 0; i < 2; ++i) {
+        const spdl_stage row = SPDL_PIPE(spin, .ctx = &us[i], .concurrency = 2);
+        HOLDS(split_of(row, 2, items[i]), s.cpu > s.used - 0.15 && s.cpu < s.used + 0.1 &&
+                                          s.blocked <= 0.1 && s.stage.runnable_known);
+        if (i == 0) /* half; more where other programs take their part of that processor */
+            HOLDS(split_of(row, 2, items[i]), s.runnable >= 0.4 && s.runnable <= 1.1 - s.used);
+    }
+}
+
+/* A cost that changes: one call in a hundred sleeps, the rest computes. */
+SPDL_FN(miss, void, void) {
+    if (spdl_sequence(task) % 100 == 37) sleep_us(2000);
+    else spin_us(20);
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Half computes and half sleeps, in calls of very different length; seen in samples. */
+static void mixed_stages_are_split(void) {
+    const spdl_stage row = SPDL_PIPE(miss);
+    HOLDS(split_of(row, 1, 4000), s.cpu > 0.3 && s.cpu < 0.7 && s.blocked > 0.3 && s.blocked < 0.7);
+}
+
+/* The processor time that was found is what the process has used. */
+static void processor_time_adds_up(void) {
+    static uint64_t us = 200;
+    const spdl_stage row = SPDL_PIPE(spin, .ctx = &us, .concurrency = 2);
+    HOLDS(split_of(row, 2, 600), s.cpu > 0.87 * s.used && s.cpu < 1.1 * s.used);
+}
+
+/* With workers = 0 the thread in next runs the stages, and it need not be the same each time. */
+static void *take_one(void *arg) {
+    void *item;
+    CHECK_EQ(spdl_pipeline_next((spdl_pipeline *)arg, &item, SPDL_FOREVER), SPDL_OK);
+    return NULL;
+}
+
+static void meters_follow_the_thread(void) {
+    static uintptr_t items = 20;
+    static long us = 1200;
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(0, "", &m);
+    spdl_pipeline *p;
+    spdl_stats stats;
+    pthread_t thread;
+    NEEDS_SCHEDSTAT();
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &items), SPDL_PIPE(nap, .ctx = &us), SPDL_SINK(1))) == SPDL_OK);
+    for (int i = 0; i < 10; ++i) {
+        REQUIRE(pthread_create(&thread, NULL, take_one, p) == 0);
+        pthread_join(thread, NULL);
+        take_one(p);
+    }
+    spdl_pipeline_stats(p, &stats);
+    CHECK(stats.stage[1].split_calls >= 15); /* all of them, but where a thread was gone */
+    CHECK((double)stats.stage[1].blocked_ns > 0.7 * (double)stats.stage[1].busy_ns);
+    spdl_pipeline_destroy(p);
+}
+
+/* --- bytes --- */
+
+SPDL_FN(weigh, void, void) {
+    spdl_report_bytes(task, (uintptr_t)in, 0);
+    spdl_report_bytes(task, 0, 2 * (uint64_t)(uintptr_t)in);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void bytes_are_summed_up(void) {
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(3, "", &m);
+    spdl_pipeline *p;
+    spdl_stats stats;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = (void *)(uintptr_t)&thousand),
+        SPDL_PIPE(weigh, .concurrency = 3), SPDL_SINK(3))) == SPDL_OK);
+    run_to_the_end(p, false, &stats);
+    CHECK_EQ(stats.stage[0].bytes_in + stats.stage[0].bytes_out, 0);
+    CHECK_EQ(stats.stage[1].bytes_in, thousand * (thousand + 1) / 2);
+    CHECK_EQ(stats.stage[1].bytes_out, thousand * (thousand + 1));
+    spdl_pipeline_destroy(p);
+}
+
+/* --- other tools --- */
+
+/* The lane of a worker has the name that top, perf and gdb show. */
+SPDL_FN(look_at_name, void, void) {
+    char is[32] = "", expected[32];
+    FILE *file = fopen("/proc/thread-self/comm", "r");
+    if (file != NULL && fgets(is, sizeof is, file) != NULL) {
+        snprintf(expected, sizeof expected, "loader-%d\n", spdl_worker(task));
+        CHECK_STR(is, expected);
+    }
+    if (file != NULL) fclose(file);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void threads_have_names(void) {
+    static uintptr_t items = 50;
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(2, "", &m);
+    spdl_pipeline *p;
+    spdl_stats stats;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &items), SPDL_PIPE(look_at_name, .concurrency = 2),
+        SPDL_SINK(3))) == SPDL_OK);
+    run_to_the_end(p, false, &stats);
+    spdl_pipeline_destroy(p);
+}
+
+static void probes_are_in_the_program(void) {
+#if SPDL__SDT
+    static const char *const names[] = { "task_begin", "task_end", "next_wait_begin",
+                                         "next_wait_end" };
+    char self[PATH_MAX] = "", command[PATH_MAX + 100];
+    CHECK(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    if (system("readelf --version >/dev/null 2>&1") != 0) TEST_SKIP("needs readelf (binutils)");
+    for (int i = 0; i < 4; ++i) {
+        snprintf(command, sizeof command,
+                 "readelf -n '%s' | grep -A1 'Provider: spdl$' | grep -q 'Name: %s$'", self,
+                 names[i]);
+        CHECK_EQ(system(command), 0);
+    }
+#else
+    TEST_SKIP("needs <sys/sdt.h> (systemtap-sdt-dev)");
+#endif
+}
+
+TEST_TABLE(trace) {
+    TEST_CASE(whole_run_on_workers),
+    TEST_CASE(whole_run_inline),
+    TEST_CASE(drops_failures_and_batches_of_batches),
+    TEST_CASE(times_are_what_they_were),
+    TEST_CASE(environment_asks_for_a_trace),
+    TEST_CASE(latest_events_are_kept_and_the_rest_counted),
+    TEST_CASE(arrows_match_when_events_were_dropped),
+    TEST_CASE(pipelines_do_not_take_each_others_files),
+    TEST_CASE(numbers_go_before_the_extension),
+    TEST_CASE(bad_files_are_one_warning),
+    TEST_CASE(malformed_options_are_one_warning),
+    TEST_CASE(full_disk_is_one_warning),
+    TEST_CASE(names_are_escaped),
+    TEST_CASE(written_while_it_runs),
+    TEST_CASE(arguments_are_checked),
+    TEST_CASE(every_allocation_fails),
+    TEST_CASE(computing_stages_are_on_a_processor),
+    TEST_CASE(sleeping_stages_are_blocked),
+    TEST_CASE(crowded_stages_are_runnable),
+    TEST_CASE(mixed_stages_are_split),
+    TEST_CASE(processor_time_adds_up),
+    TEST_CASE(meters_follow_the_thread),
+    TEST_CASE(bytes_are_summed_up),
+    TEST_CASE(threads_have_names),
+    TEST_CASE(probes_are_in_the_program),
+    TEST_END
+};
