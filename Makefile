@@ -81,7 +81,7 @@ bench-ring: ## the queues
 bench-npz: ## reading arrays, against libdeflate, ISA-L, zlib, NumPy and SPDL
 
 .PHONY: bench-pipeline
-bench-pipeline: ## the engine
+bench-pipeline: ## the engine, against oneTBB, GLib, OpenMP, threads by hand, SPDL and PyTorch
 
 .PHONY: bench-cuda
 bench-cuda: ## copies to a GPU; without one on a stand-in, for show
@@ -246,7 +246,9 @@ build/bench/peers/%: bench/peers/%.rs $(PEER_NEEDS)
 
 PEERS = $(patsubst %.c,%.so,$(patsubst %.cpp,%.so,$(wildcard bench/peers/*.c bench/peers/*.cpp))) \
         $(basename $(wildcard bench/peers/*.go bench/peers/*.rs))
-bench-ring: $(PEERS:%=build/%)
+PIPE_PEERS = $(filter bench/peers/pipe_%,$(PEERS))
+bench-ring: $(patsubst %,build/%,$(filter-out $(PIPE_PEERS),$(PEERS)))
+bench-pipeline: $(PIPE_PEERS:%=build/%)
 
 # On a device where there is one with a toolkit, else on the stand-in for the CUDA runtime.
 CUDA_HOME ?= /usr/local/cuda
@@ -268,7 +270,8 @@ else
 endif
 
 $(filter-out bench-npz,$(BENCHES:%=bench-%)): bench-%: build/bench/bench_%
-	@$< $(JSON:%=--json) $(ARGS)
+	@BENCH_PIPELINE_PYTHON=$(if $(filter pipeline,$*),$$(bench/npz_python.sh)) \
+	    $< $(JSON:%=--json) $(ARGS)
 
 # -lLIBRARY for each HEADER:LIBRARY whose header is there.
 has_header = $(shell printf '\043include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo yes)
