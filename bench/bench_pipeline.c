@@ -11,7 +11,7 @@
    variables, and a pool by hand whose threads take an item through all the stages. See pipe.h.
 
    To a sink: source, stages, and a last stage with a concurrency of 1 that runs on the workers.
-   Times run from the first item in the sink to the last.
+   Times run from the first item in the sink to the last; shares of the cores from the start.
    noop3_ordered      three stages that do nothing, in input order: ns per item
    noop3_vs_onetbb    the same, against the better of the two of oneTBB alone
    noop3_cpu_ns       of the same runs: CPU per item
@@ -23,9 +23,10 @@
                       source to the call of the sink
    sparse_cpu_us      of the same runs: CPU per item
    scale_Nus_Ww       one stage of N us in order, W workers and a concurrency of W (with --all)
-   jpeg_rate          one stage that decodes a JPEG of 256 x 256, in order: images a second
-   jpeg_cpu, jpeg_mem of the same runs, against the pool by hand: CPU per image; peak memory that the
-                      run added to the process
+   jpeg_rate          one stage that decodes a JPEG of 256 x 256, in order: images a second, against
+                      oneTBB
+   jpeg_cpu, jpeg_mem of the same runs, against the pool by hand: CPU per image; peak memory that
+   the run added to the process
 
    To a trainer, the main thread, who takes every item (spdl_pipeline_next); peers without such a
    call get a window of places with a mutex. Times run from the first item he gets to the last.
@@ -35,6 +36,8 @@
    sparse_pull_p50_us, sparse_pull_cpu_us  as sparse above, to the return of next
    train_step_us      the trainer works 100 us per item, one stage of 60 us with a concurrency of 2:
                       mean length of a step; _p99_us: of one in a hundred; _cpu_us: CPU per item
+   floor_*            the same where the thread that makes the items takes them, without a pipeline:
+                      what this machine does by itself
    tail_1pct_50x      one stage of 100 us on average, 1 % of the items take 50 times as long as the
                       others, batches of 32: share of what the cores could do, as items are done;
                       _ordered: in input order, buffer_size 256
@@ -47,9 +50,9 @@
    idle_cpu_pct       three stages with every edge full and nobody taking: CPU, in percent of a core
    idle_cpu_pct_starved  the source waits on a condition variable, the trainer in next
    allocs_steady      allocations while 100,000 items pass
-   bytes_per_item     three stages: memory of a buffer_size of 4096 less that of one of 256, for each
-                      item that fits in addition
-   pool_submit_ns     the pool alone: a job that does nothing, 4 workers
+   bytes_per_item     three stages: memory of a buffer_size of 4096 less that of one of 256, for
+   each item that fits in addition pool_submit_ns     the pool alone: a job that does nothing, 4
+   workers
 
    Work is a loop that was timed before each run, not a wait for the clock: a thread that does not
    run does not get its work done. */
@@ -149,16 +152,21 @@ static void peers_load(const char *program) {
 /* ---- one run ---- */
 
 typedef struct outcome {
-    double ns; /* per item, or what is measured when that is one number */
+    double ns;       /* per item, or what is measured when that is one number */
+    double whole_ns; /* the same from the start, not from the first item: by then others are done */
     double cpu_ns;
     double p50_us; /* of FEED_SPARSE: latency; else of a step of the trainer */
     double p99_us;
     double peak_kib; /* that the run added */
 } outcome;
 
+#define NOTHING                                                                                    \
+    { 0, 0, 0, 0, 0, 0 }
+
 typedef outcome (*measure_fn)(const pipe_peer *peer, const shape *is);
 
-/* In a process of its own: what a side leaves behind (threads that spin, memory) is gone with it. */
+/* In a process of its own: what a side leaves behind (threads that spin, memory) is gone with it.
+ */
 static outcome measure(measure_fn fn, const pipe_peer *peer, const shape *is) {
     outcome got;
     int ends[2];
@@ -232,10 +240,11 @@ static void drain(flow *f, const pipe_peer *peer, void *line) {
     }
 }
 
-static outcome flow_outcome(flow *f, double cpu_ns) {
+static outcome flow_outcome(flow *f, uint64_t start, double cpu_ns) {
     const double items = (double)f->is.items;
-    outcome got = { 0, 0, 0, 0, 0 };
+    outcome got = NOTHING;
     got.ns = (double)(f->out.last_ns - f->out.first_ns) / items;
+    got.whole_ns = (double)(f->out.last_ns - start) / items;
     got.cpu_ns = cpu_ns / items;
     if (f->out.times == NULL || f->is.items < 2) return got;
     got.p50_us = bench_quantile(f->out.times + 1, f->is.items - 1, 0.5);
@@ -245,6 +254,7 @@ static outcome flow_outcome(flow *f, double cpu_ns) {
 
 static outcome run_flow(const pipe_peer *peer, const shape *is) {
     const double rss = is->work == WORK_JPEG ? memory_kib("VmRSS:") : 0;
+    uint64_t start;
     outcome got;
     double cpu;
     flow f;
@@ -254,6 +264,7 @@ static outcome run_flow(const pipe_peer *peer, const shape *is) {
         f.out.times = (double *)peer_alloc(is->items * sizeof(double));
     }
     cpu = bench_cpu_ns();
+    start = bench_ns();
     line = line_open(peer, &f.spec);
     if (is->pulled) {
         drain(&f, peer, line);
@@ -263,7 +274,7 @@ static outcome run_flow(const pipe_peer *peer, const shape *is) {
     cpu = bench_cpu_ns() - cpu;
     line_close(peer, line);
     flow_check(&f);
-    got = flow_outcome(&f, cpu);
+    got = flow_outcome(&f, start, cpu);
     if (rss > 0) got.peak_kib = memory_kib("VmHWM:") - rss;
     free(f.out.times);
     flow_close(&f);
@@ -321,7 +332,7 @@ static double as_peak(const outcome *got, const shape *is) {
 /* Percent of the cores a stage with this concurrency can use. */
 static double as_share(const outcome *got, const shape *is) {
     const int cores = bench_cores() < is->concurrency ? bench_cores() : is->concurrency;
-    return 100.0 * is->work_us * 1e3 / (got->ns * cores);
+    return 100.0 * is->work_us * 1e3 / (got->whole_ns * cores);
 }
 
 static double side_value(const side *s, const view *v) {
@@ -422,7 +433,19 @@ static void view_print(const view *v, const side *sides, int count) {
     row.peer_name = best != NULL ? best->peer->name : NULL;
     note.more = more;
     note.json = json;
-    bench_print_noted(&row, side_value(&sides[0], v), best != NULL ? side_value(best, v) : 0, &note);
+    bench_print_noted(&row, side_value(&sides[0], v), best != NULL ? side_value(best, v) : 0,
+                      &note);
+}
+
+/* Whether any of the views is wanted, and which. */
+static bool views_wanted(const view *views, int count, bool *wanted) {
+    bool any = false;
+    int i;
+    for (i = 0; i < count; ++i) {
+        wanted[i] = bench_wanted(views[i].row.name);
+        any = any || wanted[i];
+    }
+    return any;
 }
 
 /* Runs all sides, once for all the views. */
@@ -430,18 +453,61 @@ static void rows_run(const view *views, int view_count, const shape *is, measure
                      double run_ms) {
     static side sides[MAX_PEERS + 1];
     bool wanted[MAX_VIEWS];
-    bool any = false;
     int count;
     int i;
-    for (i = 0; i < view_count; ++i) {
-        wanted[i] = bench_wanted(views[i].row.name);
-        any = any || wanted[i];
-    }
-    if (!any) return;
+    if (!views_wanted(views, view_count, wanted)) return;
     count = sides_open(sides, is, run_ms);
     sides_run(sides, count, fn, bench_rounds(rounds));
     for (i = 0; i < view_count; ++i) {
         if (wanted[i]) view_print(&views[i], sides, count);
+    }
+}
+
+/* ---- one side alone ---- */
+
+static void alone_run(side *s, const pipe_peer *peer, const shape *is, measure_fn fn, int rounds) {
+    memset(s, 0, sizeof *s);
+    s->peer = peer;
+    s->is = *is;
+    sides_run(s, 1, fn, bench_rounds(rounds));
+}
+
+static void row_alone(const bench_row *row, int rounds, const shape *is, measure_fn fn) {
+    const view v = { *row, as_is, NULL };
+    side s;
+    if (!bench_wanted(row->name)) return;
+    alone_run(&s, &ours, is, fn, rounds);
+    bench_print(row, side_value(&s, &v), 0);
+}
+
+/* ---- what the machine does without a pipeline ---- */
+
+static void *bare_open(const pipe_spec *spec) { return spec->ctx; }
+
+static bool bare_next(void *ctx, void **item) {
+    flow *f = (flow *)ctx;
+    return feed_item(f, f->out.count, item);
+}
+
+static void bare_wait(void *ctx) {
+    void *item;
+    while (bare_next(ctx, &item)) sink_item(ctx, item);
+}
+
+static void bare_close(void *ctx) { (void)ctx; }
+
+static const pipe_peer bare = { "no pipeline", NULL, bare_open, bare_next, bare_wait, bare_close };
+
+/* The thread that makes the items takes them, and there are no stages: rows beside those of a
+   pipeline in the same shape. */
+static void rows_floor(const view *views, int view_count, const shape *is) {
+    bool wanted[MAX_VIEWS];
+    side s;
+    int i;
+    if (!views_wanted(views, view_count, wanted)) return;
+    alone_run(&s, &bare, is, run_flow, 5);
+    for (i = 0; i < view_count; ++i) {
+        if (wanted[i]) bench_print(&views[i].row, side_value(&s, &views[i]), 0);
     }
 }
 
@@ -489,7 +555,8 @@ static void rows_noop(void) {
 }
 
 /* No peer may be better by more than a hundredth. */
-static void row_work(const char *name, double work_us, work_kind work, bool unordered, double goal) {
+static void row_work(const char *name, double work_us, work_kind work, bool unordered,
+                     double goal) {
     const view views[] = { { { name, "%", "", true, goal, false, 0.99 }, as_share, NULL } };
     shape is = to_sink(1, 16, unordered);
     is.work = work;
@@ -514,7 +581,7 @@ static void row_scale(double work_us, int workers) {
     is.work_us = work_us;
     is.workers = workers;
     is.concurrency = workers;
-    rows_run(&v, 1, &is, run_flow, 5, RUN_MS);
+    rows_run(&v, 1, &is, run_flow, 5, SLOW_RUN_MS);
 }
 
 static void rows_scale(void) {
@@ -555,12 +622,18 @@ static void rows_train_step(void) {
         { { "train_step_p99_us", "us", "", false, 120, false, 0 }, as_p99, NULL },
         { { "train_step_cpu_us", "us", "", false, 165, false, 0 }, as_cpu_us, NULL },
     };
+    const view floors[] = {
+        { { "floor_step_us", "us", NULL, false, 0, false, 0 }, as_us, NULL },
+        { { "floor_step_p99_us", "us", NULL, false, 0, false, 0 }, as_p99, NULL },
+    };
     shape is = to_trainer(1, 16, false);
     is.concurrency = 2;
     is.work = WORK_EVEN;
     is.work_us = 60;
     is.trainer_us = 100;
     rows_run(views, COUNT(views), &is, run_flow, 5, SLOW_RUN_MS);
+    is.items = bench_opt.quick ? 1000 : 2000;
+    rows_floor(floors, COUNT(floors), &is);
 }
 
 static void rows_sparse(void) {
@@ -572,35 +645,27 @@ static void rows_sparse(void) {
         { { "sparse_pull_p50_us", "us", "", false, 0, false, 0 }, as_p50, NULL },
         { { "sparse_pull_cpu_us", "us", "", false, 0, false, 0 }, as_cpu_us, NULL },
     };
+    const view floors[] = {
+        { { "floor_sparse_cpu_us", "us", NULL, false, 0, false, 0 }, as_cpu_us, NULL },
+    };
     shape is = to_sink(3, 16, false);
     is.feed = FEED_SPARSE;
     is.items = bench_opt.quick ? 300 : 800;
     rows_run(to_the_sink, COUNT(to_the_sink), &is, run_flow, 5, 0);
     is.pulled = true;
     rows_run(to_the_trainer, COUNT(to_the_trainer), &is, run_flow, 5, 0);
+    rows_floor(floors, COUNT(floors), &is);
 }
 
 static void rows_jpeg(void) {
     const view views[] = {
-        { { "jpeg_rate", "img/s", "", true, 0, false, 1 }, as_rate, NULL },
-        { { "jpeg_cpu", "us", "", false, 0, false, 1 / 1.03 }, as_cpu_us, "pool" },
+        { { "jpeg_rate", "img/s", "", true, 0, false, 1 }, as_rate, "oneTBB" },
+        { { "jpeg_cpu", "us", "", false, 0, false, 1 / 1.03 }, as_cpu_us, "condvar pool" },
         { { "jpeg_mem", "KiB", "", false, 0, false, 1 / 1.2 }, as_peak, "condvar pool" },
     };
     shape is = to_sink(1, 16, false);
     is.work = WORK_JPEG;
     if (jpeg_calls != NULL) rows_run(views, COUNT(views), &is, run_flow, 7, SLOW_RUN_MS * 2);
-}
-
-/* ---- ours alone ---- */
-
-static double alone(const bench_row *row, int rounds, const shape *is, measure_fn fn) {
-    double values[BENCH_MAX_ROUNDS];
-    int i;
-    rounds = bench_rounds(rounds);
-    for (i = 0; i < rounds; ++i) values[i] = measure(fn, &ours, is).ns;
-    values[0] = bench_quantile(values, (size_t)rounds, 0.5);
-    bench_print(row, values[0], 0);
-    return values[0];
 }
 
 static outcome run_inline(const pipe_peer *peer, const shape *is) {
@@ -614,7 +679,7 @@ static void row_inline(void) {
     shape is = to_trainer(3, 16, false);
     is.workers = 0;
     is.items = bench_opt.quick ? 200000 : 1000000;
-    if (bench_wanted(row.name)) alone(&row, 9, &is, run_inline);
+    row_alone(&row, 9, &is, run_inline);
 }
 
 typedef struct counts {
@@ -640,7 +705,7 @@ static void counted_free(void *memory, size_t bytes, void *user) {
 static outcome run_counted(const pipe_peer *peer, const shape *is) {
     counts n = { 0, 0, 0 };
     const spdl_allocator allocator = { counted_alloc, counted_free, &n };
-    outcome got = { 0, 0, 0, 0, 0 };
+    outcome got = NOTHING;
     flow f;
     void *line;
     flow_open(&f, is);
@@ -661,7 +726,7 @@ static void row_allocs(void) {
     const bench_row row = { "allocs_steady", "calls", NULL, false, 0, true, 0 };
     shape is = to_trainer(3, 16, false);
     is.items = 100000;
-    if (bench_wanted(row.name)) alone(&row, 3, &is, run_counted);
+    row_alone(&row, 3, &is, run_counted);
 }
 
 static void row_bytes(void) {
@@ -688,7 +753,7 @@ static void *line_begin(const pipe_peer *peer, flow *f) {
 
 static outcome run_start(const pipe_peer *peer, const shape *is) {
     double took[REPEATS];
-    outcome got = { 0, 0, 0, 0, 0 };
+    outcome got = NOTHING;
     flow f;
     int i;
     for (i = 0; i < REPEATS; ++i) {
@@ -707,7 +772,7 @@ static outcome run_start(const pipe_peer *peer, const shape *is) {
 
 static outcome run_stop(const pipe_peer *peer, const shape *is) {
     double took[REPEATS];
-    outcome got = { 0, 0, 0, 0, 0 };
+    outcome got = NOTHING;
     flow f;
     int i;
     for (i = 0; i < REPEATS; ++i) {
@@ -742,7 +807,7 @@ static void rows_start_and_stop(void) {
 /* ---- idle ---- */
 
 static outcome run_parked(const pipe_peer *peer, const shape *is) {
-    outcome got = { 0, 0, 0, 0, 0 };
+    outcome got = NOTHING;
     flow f;
     void *line;
     flow_open(&f, is);
@@ -766,7 +831,7 @@ static void *starved_trainer(void *arg) {
 }
 
 static outcome run_starved(const pipe_peer *peer, const shape *is) {
-    outcome got = { 0, 0, 0, 0, 0 };
+    outcome got = NOTHING;
     trainer t = { peer, NULL };
     pthread_t thread;
     void *item = NULL;
@@ -786,7 +851,9 @@ static outcome run_starved(const pipe_peer *peer, const shape *is) {
 
 static void rows_idle(void) {
     const view parked = { { "idle_cpu_pct", "%", "", false, 0.02, false, 0 }, as_is, NULL };
-    const view starved = { { "idle_cpu_pct_starved", "%", "", false, 0.02, false, 0 }, as_is, NULL };
+    const view starved = { { "idle_cpu_pct_starved", "%", "", false, 0.02, false, 0 },
+                           as_is,
+                           NULL };
     shape is = to_trainer(3, 16, false);
     is.items = FOREVER;
     rows_run(&parked, 1, &is, run_parked, 3, 0);
@@ -905,7 +972,6 @@ static double peer_pool_run(const void *arg, uint64_t jobs) {
     jobs_check(jobs);
     return elapsed;
 }
-
 
 static double ours_submit_ns(const void *arg) {
     const uint64_t jobs = ((const shape *)arg)->items;

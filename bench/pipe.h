@@ -47,8 +47,8 @@ typedef struct pipe_outlet {
     pthread_cond_t room;   /* for the source */
     pthread_cond_t filled; /* for the trainer */
     pipe_place *places;
-    uint64_t head; /* items that have gone on */
-    uint64_t tail; /* items that were put */
+    uint64_t head;    /* items that have gone on */
+    uint64_t tail;    /* items that were put */
     uint64_t room_at; /* the source waits for the head to come here; 0: it does not */
     bool trainer_waits;
     bool ended;
@@ -60,7 +60,7 @@ typedef struct pipe_peer {
     void (*run)(pipe_outlet *outlet); /* or, when NULL: */
     void *(*open)(const pipe_spec *spec);
     bool (*next)(void *pipeline, void **item);
-    void (*wait)(void *pipeline); /* until every item is in the sink */
+    void (*wait)(void *pipeline);  /* until every item is in the sink */
     void (*close)(void *pipeline); /* waits for the calls in flight */
 } pipe_peer;
 

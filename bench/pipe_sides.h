@@ -1,5 +1,5 @@
-/* pipe_sides.h - the flows of bench_pipeline, and three pipelines for them: ours, and two by hand on
-   mutexes and condition variables. Peers that need packages are in bench/peers/pipe_*.cpp.
+/* pipe_sides.h - the flows of bench_pipeline, and three pipelines for them: ours, and two by hand
+   on mutexes and condition variables. Peers that need packages are in bench/peers/pipe_*.cpp.
 
    The functions are the same for all: feed_item, the work of a stage, sink_item. Ours calls them
    from its stage functions, a peer through pipe_spec. */
@@ -16,7 +16,14 @@
 #define FOREVER UINT64_MAX
 
 typedef enum feed_kind { FEED_FAST, FEED_SPARSE, FEED_STARVED } feed_kind;
-typedef enum work_kind { WORK_NONE, WORK_EVEN, WORK_SKEWED, WORK_TAIL, WORK_NAP, WORK_JPEG } work_kind;
+typedef enum work_kind {
+    WORK_NONE,
+    WORK_EVEN,
+    WORK_SKEWED,
+    WORK_TAIL,
+    WORK_NAP,
+    WORK_JPEG
+} work_kind;
 
 /* The shape of a pipeline and what its functions do. */
 typedef struct shape {

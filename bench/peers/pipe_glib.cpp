@@ -37,7 +37,7 @@ void run_pool(pipe_outlet *o) {
         g_thread_pool_push(pool, ordered ? job : item, nullptr);
         ++number;
     }
-    g_thread_pool_free(pool, FALSE, TRUE);
+    g_thread_pool_free(pool, pipe_stopped(o), TRUE);
 }
 
 const pipe_peer table[] = {

@@ -73,8 +73,7 @@ static bool decode(const pipe_jpeg *jpeg, unsigned char *pixels) {
 
 const pipe_jpeg_calls *pipe_jpeg_plugin(void);
 const pipe_jpeg_calls *pipe_jpeg_plugin(void) {
-    static const pipe_jpeg_calls calls = {
-        "libjpeg-turbo " TEXT(LIBJPEG_TURBO_VERSION), make, decode
-    };
+    static const pipe_jpeg_calls calls = { "libjpeg-turbo " TEXT(LIBJPEG_TURBO_VERSION), make,
+                                           decode };
     return &calls;
 }

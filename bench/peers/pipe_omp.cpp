@@ -18,7 +18,7 @@ void make_tasks(pipe_outlet *o) {
 #pragma omp taskwait depend(inout : places[place])
         if (!pipe_feed(o, number, &item)) break;
 #pragma omp task firstprivate(item, number) depend(inout : places[place])
-        pipe_put(o, number, pipe_work(o->spec, item));
+        if (!pipe_stopped(o)) pipe_put(o, number, pipe_work(o->spec, item));
         ++number;
     }
 }

@@ -1,5 +1,5 @@
-/* pipe_peer.hpp - what the files of the pipelines' peers share. Each gives the `run` of a pipe_peer,
-   see pipe.h. */
+/* pipe_peer.hpp - what the files of the pipelines' peers share. Each gives the `run` of a
+   pipe_peer, see pipe.h. */
 #ifndef PIPE_PEER_HPP_INCLUDED
 #define PIPE_PEER_HPP_INCLUDED
 

@@ -9,8 +9,8 @@
 
 namespace {
 
-/* Tokens bound what is in flight. To a trainer the last filter hands on through the outlet's window,
-   which is then the last edge, so the tokens are what the other edges hold. */
+/* Tokens bound what is in flight. To a trainer the last filter hands on through the outlet's
+   window, which is then the last edge, so the tokens are what the other edges hold. */
 struct Share {
     int tokens;
     tbb::global_control threads;
@@ -32,17 +32,16 @@ void hand_on(pipe_outlet *o, void *item, uint64_t number) {
 }
 
 tbb::filter<void *, void *> stages(const pipe_spec *spec, int count) {
-    auto stage = tbb::make_filter<void *, void *>(tbb::filter_mode::parallel, [=](void *item) {
-        return spec->work(spec->ctx, item);
-    });
+    auto stage = tbb::make_filter<void *, void *>(
+        tbb::filter_mode::parallel, [=](void *item) { return spec->work(spec->ctx, item); });
     return count == 1 ? stage : stage & stages(spec, count - 1);
 }
 
 void run_pipeline(pipe_outlet *o) {
     const pipe_spec *spec = o->spec;
     const Share share(o);
-    const auto last = spec->unordered ? tbb::filter_mode::serial_out_of_order
-                                      : tbb::filter_mode::serial_in_order;
+    const auto last =
+        spec->unordered ? tbb::filter_mode::serial_out_of_order : tbb::filter_mode::serial_in_order;
     uint64_t fed = 0;
     uint64_t out = 0;
     auto source = tbb::make_filter<void, void *>(
@@ -55,8 +54,7 @@ void run_pipeline(pipe_outlet *o) {
             ++fed;
             return item;
         });
-    auto sink = tbb::make_filter<void *, void>(
-        last, [&](void *item) { hand_on(o, item, out++); });
+    auto sink = tbb::make_filter<void *, void>(last, [&](void *item) { hand_on(o, item, out++); });
     tbb::task_arena arena(pipe_threads(spec));
     arena.execute([&] {
         tbb::parallel_pipeline(size_t(share.tokens), source & stages(spec, spec->pipes) & sink);
@@ -82,7 +80,8 @@ void run_graph(pipe_outlet *o) {
             return Numbered{ nullptr, 0 };
         });
         tbb::flow::limiter_node<Numbered> limiter(graph, size_t(share.tokens));
-        tbb::flow::sequencer_node<Numbered> order(graph, [](const Numbered &n) { return n.number; });
+        tbb::flow::sequencer_node<Numbered> order(graph,
+                                                  [](const Numbered &n) { return n.number; });
         tbb::flow::function_node<Numbered, tbb::flow::continue_msg> sink(
             graph, tbb::flow::serial, [&](const Numbered &got) {
                 hand_on(o, got.item, out++);
