@@ -248,7 +248,6 @@ PEERS = $(patsubst %.c,%.so,$(patsubst %.cpp,%.so,$(wildcard bench/peers/*.c ben
         $(basename $(wildcard bench/peers/*.go bench/peers/*.rs))
 PIPE_PEERS = $(filter bench/peers/pipe_%,$(PEERS))
 bench-ring: $(patsubst %,build/%,$(filter-out $(PIPE_PEERS),$(PEERS)))
-bench-pipeline: $(PIPE_PEERS:%=build/%)
 
 # On a device where there is one with a toolkit, else on the stand-in for the CUDA runtime.
 CUDA_HOME ?= /usr/local/cuda
@@ -269,9 +268,11 @@ else
 	    -Itests/cudart_min $< tests/cudart_sim.c tests/cuda_kit_sim.c -o $@ -lpthread -lm
 endif
 
-$(filter-out bench-npz,$(BENCHES:%=bench-%)): bench-%: build/bench/bench_%
-	@BENCH_PIPELINE_PYTHON=$(if $(filter pipeline,$*),$$(bench/npz_python.sh)) \
-	    $< $(JSON:%=--json) $(ARGS)
+$(filter-out bench-npz bench-pipeline,$(BENCHES:%=bench-%)): bench-%: build/bench/bench_%
+	@$< $(JSON:%=--json) $(ARGS)
+
+bench-pipeline: build/bench/bench_pipeline $(PIPE_PEERS:%=build/%)
+	@BENCH_PIPELINE_PYTHON=$$(bench/npz_python.sh) $< $(JSON:%=--json) $(ARGS)
 
 # -lLIBRARY for each HEADER:LIBRARY whose header is there.
 has_header = $(shell printf '\043include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo yes)

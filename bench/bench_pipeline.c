@@ -3,12 +3,15 @@
        make bench-pipeline ARGS="[--json] [--quick] [--all] [--list] [TEXT]"
 
    A row runs all sides in turns, each time in a process of its own, and compares us with the best
-   peer; the others stand below. A peer three times slower than the best is run once, unless --all
-   is given. Items are pointers that were made before. There are 4 workers; a buffer_size of 16 on
-   every edge, which for peers that have one bound for all is 16 times the edges; stages have a
-   concurrency of 4. Peers: oneTBB (parallel_pipeline, flow graph), the thread pool of GLib, OpenMP
-   tasks, a thread for each call that may run at once between queues of mutexes and condition
-   variables, and a pool by hand whose threads take an item through all the stages. See pipe.h.
+   peer; the others stand below. Where it means something, so does "(none)", what this machine does
+   without a pipeline: the trainer, the source or the work alone; a goal may be out of its reach,
+   and "0.97 of (none)" is what counts then. A peer three times slower than the best is run once,
+   unless --all is given. Items are pointers that were made before. There are 4 workers; a
+   buffer_size of 16 on every edge, which for peers that have one bound for all is 16 times the
+   edges; stages have a concurrency of 4. Peers: oneTBB (parallel_pipeline, flow graph), the thread
+   pool of GLib, OpenMP tasks, a thread for each call that may run at once between queues of mutexes
+   and condition variables, and a pool by hand whose threads take an item through all the stages.
+   See pipe.h.
 
    To a sink: source, stages, and a last stage with a concurrency of 1 that runs on the workers.
    Times run from the first item in the sink to the last; shares of the cores from the start.
@@ -36,8 +39,6 @@
    sparse_pull_p50_us, sparse_pull_cpu_us  as sparse above, to the return of next
    train_step_us      the trainer works 100 us per item, one stage of 60 us with a concurrency of 2:
                       mean length of a step; _p99_us: of one in a hundred; _cpu_us: CPU per item
-   floor_*            the same where the thread that makes the items takes them, without a pipeline:
-                      what this machine does by itself
    tail_1pct_50x      one stage of 100 us on average, 1 % of the items take 50 times as long as the
                       others, batches of 32: share of what the cores could do, as items are done;
                       _ordered: in input order, buffer_size 256
@@ -354,7 +355,7 @@ static void side_calibrate(side *s, double run_ms) {
     s->is.items = 512;
     for (;;) {
         const double items = (double)s->is.items;
-        s->trial = measure(run_flow, s->peer, &s->is).ns;
+        s->trial = measure(run_flow, s->peer, &s->is).whole_ns;
         if (s->trial * items >= target / 8) break;
         s->is.items *= 4;
     }
@@ -362,20 +363,26 @@ static void side_calibrate(side *s, double run_ms) {
     s->is.items = whole_tables(&s->is, s->is.items < 512 ? 512 : s->is.items);
 }
 
-/* Ours is the first. Without a run_ms the shape says how many items a run has. */
+static void side_open(side *s, const pipe_peer *peer, const shape *is, double run_ms) {
+    memset(s, 0, sizeof *s);
+    s->peer = peer;
+    s->is = *is;
+    if (run_ms > 0) side_calibrate(s, run_ms);
+}
+
+/* Ours is the first, then come the peers, then perhaps what there is without a pipeline. Without a
+   run_ms the shape says how many items a run has. */
 static int sides_open(side *sides, const shape *is, double run_ms) {
     double best = 0;
     int i;
-    memset(sides, 0, (size_t)(peer_count + 1) * sizeof *sides);
-    for (i = 0; i <= peer_count; ++i) {
-        side *s = &sides[i];
-        s->peer = i == 0 ? &ours : peers[i - 1];
-        s->is = *is;
-        if (run_ms > 0) side_calibrate(s, run_ms);
-        if (i > 0 && (best <= 0 || s->trial < best)) best = s->trial;
+    side_open(&sides[0], &ours, is, run_ms);
+    for (i = 1; i <= peer_count; ++i) {
+        side_open(&sides[i], peers[i - 1], is, run_ms);
+        if (i == 1 || sides[i].trial < best) best = sides[i].trial;
     }
     for (i = 1; i <= peer_count; ++i) sides[i].behind = !bench_opt.all && sides[i].trial > 3 * best;
-    return peer_count + 1;
+    if (bare_can(is)) side_open(&sides[i++], &bare, is, run_ms);
+    return i;
 }
 
 static void sides_run(side *sides, int count, measure_fn fn, int rounds) {
@@ -395,6 +402,7 @@ static bool is_better(const bench_row *row, double a, double b) {
 }
 
 static bool is_rival(const view *v, const side *s) {
+    if (s->peer == &bare) return false;
     return v->against == NULL || strstr(s->peer->name, v->against) != NULL;
 }
 
@@ -412,29 +420,43 @@ static const side *best_rival(const view *v, const side *sides, int count) {
 }
 
 /* Each of the peers, as a line of the table and as a member of the object. */
-static void view_print(const view *v, const side *sides, int count) {
-    const side *best = best_rival(v, sides, count);
-    bench_row row = v->row;
-    bench_note note = { NULL, NULL, NULL };
-    char more[1024] = "   ";
-    char json[1024] = ",\"peers\":{";
+static void peers_text(const view *v, const side *sides, int count, char *more, char *json,
+                       size_t bytes) {
     char number[32];
     int i;
+    snprintf(more, bytes, "   ");
+    snprintf(json, bytes, ",\"peers\":{");
     for (i = 1; i < count; ++i) {
         const char *name = sides[i].peer->name;
         const double value = side_value(&sides[i], v);
+        const bool last = i + 1 == count;
         size_t at = strlen(more);
-        snprintf(more + at, sizeof more - at, " %s %s%s", name,
-                 bench_number(number, sizeof number, value), i + 1 < count ? "," : "\n");
+        snprintf(more + at, bytes - at, " %s %s%s", name,
+                 bench_number(number, sizeof number, value), last ? "\n" : ",");
         at = strlen(json);
-        snprintf(json + at, sizeof json - at, "%s\"%s\":%.6g%s", i > 1 ? "," : "", name, value,
-                 i + 1 < count ? "" : "}");
+        snprintf(json + at, bytes - at, "\"%s\":%.6g%s", name, value, last ? "}" : ",");
     }
+}
+
+static void view_print(const view *v, const side *sides, int count) {
+    const side *best = best_rival(v, sides, count);
+    const side *last = &sides[count - 1];
+    const double value = side_value(&sides[0], v);
+    bench_row row = v->row;
+    bench_note note = { NULL, NULL, NULL };
+    char text[32];
+    char more[1024];
+    char json[1024];
+    peers_text(v, sides, count, more, json, sizeof more);
     row.peer_name = best != NULL ? best->peer->name : NULL;
     note.more = more;
     note.json = json;
-    bench_print_noted(&row, side_value(&sides[0], v), best != NULL ? side_value(best, v) : 0,
-                      &note);
+    if (last->peer == &bare) {
+        snprintf(text, sizeof text, "%.3f of (none)",
+                 bench_ratio(&row, value, side_value(last, v)));
+        note.text = text;
+    }
+    bench_print_noted(&row, value, best != NULL ? side_value(best, v) : 0, &note);
 }
 
 /* Whether any of the views is wanted, and which. */
@@ -451,7 +473,7 @@ static bool views_wanted(const view *views, int count, bool *wanted) {
 /* Runs all sides, once for all the views. */
 static void rows_run(const view *views, int view_count, const shape *is, measure_fn fn, int rounds,
                      double run_ms) {
-    static side sides[MAX_PEERS + 1];
+    static side sides[MAX_PEERS + 2];
     bool wanted[MAX_VIEWS];
     int count;
     int i;
@@ -466,9 +488,7 @@ static void rows_run(const view *views, int view_count, const shape *is, measure
 /* ---- one side alone ---- */
 
 static void alone_run(side *s, const pipe_peer *peer, const shape *is, measure_fn fn, int rounds) {
-    memset(s, 0, sizeof *s);
-    s->peer = peer;
-    s->is = *is;
+    side_open(s, peer, is, 0);
     sides_run(s, 1, fn, bench_rounds(rounds));
 }
 
@@ -478,37 +498,6 @@ static void row_alone(const bench_row *row, int rounds, const shape *is, measure
     if (!bench_wanted(row->name)) return;
     alone_run(&s, &ours, is, fn, rounds);
     bench_print(row, side_value(&s, &v), 0);
-}
-
-/* ---- what the machine does without a pipeline ---- */
-
-static void *bare_open(const pipe_spec *spec) { return spec->ctx; }
-
-static bool bare_next(void *ctx, void **item) {
-    flow *f = (flow *)ctx;
-    return feed_item(f, f->out.count, item);
-}
-
-static void bare_wait(void *ctx) {
-    void *item;
-    while (bare_next(ctx, &item)) sink_item(ctx, item);
-}
-
-static void bare_close(void *ctx) { (void)ctx; }
-
-static const pipe_peer bare = { "no pipeline", NULL, bare_open, bare_next, bare_wait, bare_close };
-
-/* The thread that makes the items takes them, and there are no stages: rows beside those of a
-   pipeline in the same shape. */
-static void rows_floor(const view *views, int view_count, const shape *is) {
-    bool wanted[MAX_VIEWS];
-    side s;
-    int i;
-    if (!views_wanted(views, view_count, wanted)) return;
-    alone_run(&s, &bare, is, run_flow, 5);
-    for (i = 0; i < view_count; ++i) {
-        if (wanted[i]) bench_print(&views[i].row, side_value(&s, &views[i]), 0);
-    }
 }
 
 #define COUNT(views) ((int)(sizeof(views) / sizeof(views)[0]))
@@ -622,18 +611,12 @@ static void rows_train_step(void) {
         { { "train_step_p99_us", "us", "", false, 120, false, 0 }, as_p99, NULL },
         { { "train_step_cpu_us", "us", "", false, 165, false, 0 }, as_cpu_us, NULL },
     };
-    const view floors[] = {
-        { { "floor_step_us", "us", NULL, false, 0, false, 0 }, as_us, NULL },
-        { { "floor_step_p99_us", "us", NULL, false, 0, false, 0 }, as_p99, NULL },
-    };
     shape is = to_trainer(1, 16, false);
     is.concurrency = 2;
     is.work = WORK_EVEN;
     is.work_us = 60;
     is.trainer_us = 100;
     rows_run(views, COUNT(views), &is, run_flow, 5, SLOW_RUN_MS);
-    is.items = bench_opt.quick ? 1000 : 2000;
-    rows_floor(floors, COUNT(floors), &is);
 }
 
 static void rows_sparse(void) {
@@ -645,16 +628,12 @@ static void rows_sparse(void) {
         { { "sparse_pull_p50_us", "us", "", false, 0, false, 0 }, as_p50, NULL },
         { { "sparse_pull_cpu_us", "us", "", false, 0, false, 0 }, as_cpu_us, NULL },
     };
-    const view floors[] = {
-        { { "floor_sparse_cpu_us", "us", NULL, false, 0, false, 0 }, as_cpu_us, NULL },
-    };
     shape is = to_sink(3, 16, false);
     is.feed = FEED_SPARSE;
     is.items = bench_opt.quick ? 300 : 800;
     rows_run(to_the_sink, COUNT(to_the_sink), &is, run_flow, 5, 0);
     is.pulled = true;
     rows_run(to_the_trainer, COUNT(to_the_trainer), &is, run_flow, 5, 0);
-    rows_floor(floors, COUNT(floors), &is);
 }
 
 static void rows_jpeg(void) {

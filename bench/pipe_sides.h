@@ -427,6 +427,57 @@ static const pipe_peer by_hand[] = {
     { "mutex+condvar pool", hand_run, NULL, NULL, NULL, NULL },
 };
 
+/* ---- none: what the machine does by itself ---- */
+
+typedef struct bare_worker {
+    flow *of;
+    pthread_t thread;
+    uint64_t from;
+    uint64_t to;
+} bare_worker;
+
+/* Where there is something to compare with: work that is shared out before, or one thread that
+   makes the items and takes them. */
+static bool bare_can(const shape *is) {
+    if (is->items == FOREVER || is->workers == 0) return false;
+    if (is->pulled) return is->trainer_us > 0 || is->feed == FEED_SPARSE;
+    return is->feed == FEED_SPARSE || is->work == WORK_EVEN || is->work == WORK_SKEWED;
+}
+
+static void *bare_open(const pipe_spec *spec) { return spec->ctx; }
+
+static bool bare_next(void *ctx, void **item) {
+    flow *f = (flow *)ctx;
+    return feed_item(f, f->out.count, item);
+}
+
+static void *bare_main(void *arg) {
+    const bare_worker *w = (const bare_worker *)arg;
+    uint64_t i;
+    for (i = w->from; i < w->to; ++i) w->of->spec.work(w->of, &slots[i % SLOTS]);
+    return NULL;
+}
+
+static void bare_wait(void *ctx) {
+    flow *f = (flow *)ctx;
+    bare_worker workers[PEER_MAX_THREADS];
+    const int count = f->is.workers;
+    void *item;
+    int i;
+    for (i = 0; i < count; ++i) {
+        workers[i].of = f;
+        workers[i].from = f->is.items * (uint64_t)i / (uint64_t)count;
+        workers[i].to = f->is.items * (uint64_t)(i + 1) / (uint64_t)count;
+        peer_thread(&workers[i].thread, bare_main, &workers[i]);
+    }
+    for (i = 0; i < count; ++i) pthread_join(workers[i].thread, NULL);
+    while (bare_next(ctx, &item)) sink_item(ctx, item);
+}
+
+static void bare_close(void *ctx) { (void)ctx; }
+
+static const pipe_peer bare = { "(none)", NULL, bare_open, bare_next, bare_wait, bare_close };
+
 /* ---- any of them ---- */
 
 static void *line_open(const pipe_peer *peer, const pipe_spec *spec) {
