@@ -71,7 +71,8 @@ typedef struct flow {
     uint64_t trainer_turns;
     pthread_mutex_t mutex;
     pthread_cond_t released;
-    bool release; /* a starved source may end */
+    bool release;        /* a starved source may end */
+    uint64_t shared_out; /* items of bare_main */
     char apart[128];
     tally out;
 } flow;
@@ -429,15 +430,8 @@ static const pipe_peer by_hand[] = {
 
 /* ---- none: what the machine does by itself ---- */
 
-typedef struct bare_worker {
-    flow *of;
-    pthread_t thread;
-    uint64_t from;
-    uint64_t to;
-} bare_worker;
-
-/* Where there is something to compare with: work that is shared out before, or one thread that
-   makes the items and takes them. */
+/* Where there is something to compare with: a thread for each core, which take items by a counter
+   and do the work; or one thread that makes the items and takes them. */
 static bool bare_can(const shape *is) {
     if (is->items == FOREVER || is->workers == 0) return false;
     if (is->pulled) return is->trainer_us > 0 || is->feed == FEED_SPARSE;
@@ -452,25 +446,24 @@ static bool bare_next(void *ctx, void **item) {
 }
 
 static void *bare_main(void *arg) {
-    const bare_worker *w = (const bare_worker *)arg;
-    uint64_t i;
-    for (i = w->from; i < w->to; ++i) w->of->spec.work(w->of, &slots[i % SLOTS]);
-    return NULL;
+    flow *f = (flow *)arg;
+    const uint64_t some = f->is.work_us < 10 ? 16 : 1;
+    for (;;) {
+        const uint64_t from = __atomic_fetch_add(&f->shared_out, some, __ATOMIC_RELAXED);
+        uint64_t i;
+        for (i = from; i < from + some && i < f->is.items; ++i) work_loop(f, &slots[i % SLOTS]);
+        if (i >= f->is.items) return NULL;
+    }
 }
 
 static void bare_wait(void *ctx) {
     flow *f = (flow *)ctx;
-    bare_worker workers[PEER_MAX_THREADS];
-    const int count = f->is.workers;
+    pthread_t threads[PEER_MAX_THREADS];
+    const int count = bench_cores() < f->is.workers ? bench_cores() : f->is.workers;
     void *item;
     int i;
-    for (i = 0; i < count; ++i) {
-        workers[i].of = f;
-        workers[i].from = f->is.items * (uint64_t)i / (uint64_t)count;
-        workers[i].to = f->is.items * (uint64_t)(i + 1) / (uint64_t)count;
-        peer_thread(&workers[i].thread, bare_main, &workers[i]);
-    }
-    for (i = 0; i < count; ++i) pthread_join(workers[i].thread, NULL);
+    for (i = 0; i < count && f->is.work != WORK_NONE; ++i) peer_thread(&threads[i], bare_main, f);
+    while (i > 0) pthread_join(threads[--i], NULL);
     while (bare_next(ctx, &item)) sink_item(ctx, item);
 }
 
