@@ -11,7 +11,8 @@
    edges; stages have a concurrency of 4. Peers: oneTBB (parallel_pipeline, flow graph), the thread
    pool of GLib, OpenMP tasks, a thread for each call that may run at once between queues of mutexes
    and condition variables, and a pool by hand whose threads take an item through all the stages.
-   See pipe.h.
+   See pipe.h. The pool by hand and those of GLib and OpenMP call the stages of an item one after
+   the other, so to them a pipeline is one call.
 
    To a sink: source, stages, and a last stage with a concurrency of 1 that runs on the workers.
    Times run from the first item in the sink to the last; shares of the cores from the start.
@@ -28,8 +29,8 @@
    scale_Nus_Ww       one stage of N us in order, W workers and a concurrency of W (with --all)
    jpeg_rate          one stage that decodes a JPEG of 256 x 256, in order: images a second, against
                       oneTBB
-   jpeg_cpu, jpeg_mem of the same runs, against the pool by hand: CPU per image; peak memory that
-   the run added to the process
+   jpeg_cpu, jpeg_mem  of the same runs, against the pool by hand: CPU per image; peak memory that
+                      the run added to the process
 
    To a trainer, the main thread, who takes every item (spdl_pipeline_next); peers without such a
    call get a window of places with a mutex. Times run from the first item he gets to the last.
@@ -52,8 +53,8 @@
    idle_cpu_pct_starved  the source waits on a condition variable, the trainer in next
    allocs_steady      allocations while 100,000 items pass
    bytes_per_item     three stages: memory of a buffer_size of 4096 less that of one of 256, for
-   each item that fits in addition pool_submit_ns     the pool alone: a job that does nothing, 4
-   workers
+                      each item that fits in addition
+   pool_submit_ns     the pool alone: a job that does nothing, 4 workers
 
    Work is a loop that was timed before each run, not a wait for the clock: a thread that does not
    run does not get its work done. */
@@ -161,13 +162,11 @@ typedef struct outcome {
     double peak_kib; /* that the run added */
 } outcome;
 
-#define NOTHING                                                                                    \
-    { 0, 0, 0, 0, 0, 0 }
+static const outcome nothing = { 0, 0, 0, 0, 0, 0 };
 
 typedef outcome (*measure_fn)(const pipe_peer *peer, const shape *is);
 
-/* In a process of its own: what a side leaves behind (threads that spin, memory) is gone with it.
- */
+/* In a process of its own: with it goes what a side leaves behind, threads that spin and memory. */
 static outcome measure(measure_fn fn, const pipe_peer *peer, const shape *is) {
     outcome got;
     int ends[2];
@@ -243,7 +242,7 @@ static void drain(flow *f, const pipe_peer *peer, void *line) {
 
 static outcome flow_outcome(flow *f, uint64_t start, double cpu_ns) {
     const double items = (double)f->is.items;
-    outcome got = NOTHING;
+    outcome got = nothing;
     got.ns = (double)(f->out.last_ns - f->out.first_ns) / items;
     got.whole_ns = (double)(f->out.last_ns - start) / items;
     got.cpu_ns = cpu_ns / items;
@@ -449,6 +448,7 @@ static void view_print(const view *v, const side *sides, int count) {
     char json[1024];
     peers_text(v, sides, count, more, json, sizeof more);
     row.peer_name = best != NULL ? best->peer->name : NULL;
+    if (best == NULL) row.goal_ratio = 0; /* to what? */
     note.more = more;
     note.json = json;
     if (last->peer == &bare) {
@@ -487,16 +487,12 @@ static void rows_run(const view *views, int view_count, const shape *is, measure
 
 /* ---- one side alone ---- */
 
-static void alone_run(side *s, const pipe_peer *peer, const shape *is, measure_fn fn, int rounds) {
-    side_open(s, peer, is, 0);
-    sides_run(s, 1, fn, bench_rounds(rounds));
-}
-
 static void row_alone(const bench_row *row, int rounds, const shape *is, measure_fn fn) {
     const view v = { *row, as_is, NULL };
     side s;
     if (!bench_wanted(row->name)) return;
-    alone_run(&s, &ours, is, fn, rounds);
+    side_open(&s, &ours, is, 0);
+    sides_run(&s, 1, fn, bench_rounds(rounds));
     bench_print(row, side_value(&s, &v), 0);
 }
 
@@ -684,7 +680,7 @@ static void counted_free(void *memory, size_t bytes, void *user) {
 static outcome run_counted(const pipe_peer *peer, const shape *is) {
     counts n = { 0, 0, 0 };
     const spdl_allocator allocator = { counted_alloc, counted_free, &n };
-    outcome got = NOTHING;
+    outcome got = nothing;
     flow f;
     void *line;
     flow_open(&f, is);
@@ -732,7 +728,7 @@ static void *line_begin(const pipe_peer *peer, flow *f) {
 
 static outcome run_start(const pipe_peer *peer, const shape *is) {
     double took[REPEATS];
-    outcome got = NOTHING;
+    outcome got = nothing;
     flow f;
     int i;
     for (i = 0; i < REPEATS; ++i) {
@@ -751,7 +747,7 @@ static outcome run_start(const pipe_peer *peer, const shape *is) {
 
 static outcome run_stop(const pipe_peer *peer, const shape *is) {
     double took[REPEATS];
-    outcome got = NOTHING;
+    outcome got = nothing;
     flow f;
     int i;
     for (i = 0; i < REPEATS; ++i) {
@@ -786,7 +782,7 @@ static void rows_start_and_stop(void) {
 /* ---- idle ---- */
 
 static outcome run_parked(const pipe_peer *peer, const shape *is) {
-    outcome got = NOTHING;
+    outcome got = nothing;
     flow f;
     void *line;
     flow_open(&f, is);
@@ -810,7 +806,7 @@ static void *starved_trainer(void *arg) {
 }
 
 static outcome run_starved(const pipe_peer *peer, const shape *is) {
-    outcome got = NOTHING;
+    outcome got = nothing;
     trainer t = { peer, NULL };
     pthread_t thread;
     void *item = NULL;
