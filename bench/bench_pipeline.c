@@ -3,16 +3,16 @@
        make bench-pipeline ARGS="[--json] [--quick] [--all] [--list] [TEXT]"
 
    A row runs all sides in turns, each time in a process of its own, and compares us with the best
-   peer; the others stand below. Where it means something, so does "(none)", what this machine does
-   without a pipeline: the trainer, the source or the work alone; a goal may be out of its reach,
-   and "0.97 of (none)" is what counts then. A peer three times slower than the best is run once,
-   unless --all is given. Items are pointers that were made before. There are 4 workers; a
-   buffer_size of 16 on every edge, which for peers that have one bound for all is 16 times the
-   edges; stages have a concurrency of 4. Peers: oneTBB (parallel_pipeline, flow graph), the thread
-   pool of GLib, OpenMP tasks, a thread for each call that may run at once between queues of mutexes
-   and condition variables, and a pool by hand whose threads take an item through all the stages.
-   See pipe.h. The pool by hand and those of GLib and OpenMP call the stages of an item one after
-   the other, so to them a pipeline is one call.
+   peer. Below stand our lowest and our highest round, and all the peers. Where it means something,
+   so does "(none)", what this machine does without a pipeline: the trainer, the source or the work
+   alone; a goal may be out of its reach, and "0.97 of (none)" is what counts then. A peer three
+   times slower than the best is run once, unless --all is given. Items are pointers that were made
+   before. There are 4 workers; a buffer_size of 16 on every edge, which for peers that have one
+   bound for all is 16 times the edges; stages have a concurrency of 4. Peers: oneTBB
+   (parallel_pipeline, flow graph), the thread pool of GLib, OpenMP tasks, a thread for each call
+   that may run at once between queues of mutexes and condition variables, and a pool by hand whose
+   threads take an item through all the stages. See pipe.h. The pool by hand and those of GLib and
+   OpenMP call the stages of an item one after the other, so to them a pipeline is one call.
 
    To a sink: source, stages, and a last stage with a concurrency of 1 that runs on the workers.
    Times run from the first item in the sink to the last; shares of the cores from the start.
@@ -335,12 +335,14 @@ static double as_share(const outcome *got, const shape *is) {
     return 100.0 * is->work_us * 1e3 / (got->whole_ns * cores);
 }
 
-static double side_value(const side *s, const view *v) {
+static double side_quantile(const side *s, const view *v, double q) {
     double values[BENCH_MAX_ROUNDS];
     int i;
     for (i = 0; i < s->rounds; ++i) values[i] = v->value(&s->got[i], &s->is);
-    return bench_quantile(values, (size_t)s->rounds, 0.5);
+    return bench_quantile(values, (size_t)s->rounds, q);
 }
+
+static double side_value(const side *s, const view *v) { return side_quantile(s, v, 0.5); }
 
 /* So that work that is spread has the mean it should have. */
 static uint64_t whole_tables(const shape *is, uint64_t items) {
@@ -418,13 +420,18 @@ static const side *best_rival(const view *v, const side *sides, int count) {
     return best;
 }
 
-/* Each of the peers, as a line of the table and as a member of the object. */
+/* Our rounds from the lowest to the highest, and each of the peers: as a line of the table and as
+   members of the object. */
 static void peers_text(const view *v, const side *sides, int count, char *more, char *json,
                        size_t bytes) {
+    const double low = side_quantile(&sides[0], v, 0);
+    const double high = side_quantile(&sides[0], v, 1);
     char number[32];
+    char upper[32];
     int i;
-    snprintf(more, bytes, "   ");
-    snprintf(json, bytes, ",\"peers\":{");
+    snprintf(more, bytes, "    %s to %s;", bench_number(number, sizeof number, low),
+             bench_number(upper, sizeof upper, high));
+    snprintf(json, bytes, ",\"low\":%.6g,\"high\":%.6g,\"peers\":{", low, high);
     for (i = 1; i < count; ++i) {
         const char *name = sides[i].peer->name;
         const double value = side_value(&sides[i], v);
