@@ -81,7 +81,7 @@ bench-ring: ## the queues
 bench-npz: ## reading arrays, against libdeflate, ISA-L, zlib, NumPy and SPDL
 
 .PHONY: bench-pipeline
-bench-pipeline: ## the engine
+bench-pipeline: ## the engine, against oneTBB, GLib, OpenMP, threads by hand, SPDL and PyTorch
 
 .PHONY: bench-trace
 bench-trace: ## what traces cost, on and off
@@ -255,7 +255,8 @@ build/bench/peers/%: bench/peers/%.rs $(PEER_NEEDS)
 
 PEERS = $(patsubst %.c,%.so,$(patsubst %.cpp,%.so,$(wildcard bench/peers/*.c bench/peers/*.cpp))) \
         $(basename $(wildcard bench/peers/*.go bench/peers/*.rs))
-bench-ring: $(PEERS:%=build/%)
+PIPE_PEERS = $(filter bench/peers/pipe_%,$(PEERS))
+bench-ring: $(patsubst %,build/%,$(filter-out $(PIPE_PEERS),$(PEERS)))
 
 # On a device where there is one with a toolkit, else on the stand-in for the CUDA runtime.
 CUDA_HOME ?= /usr/local/cuda
@@ -276,8 +277,11 @@ else
 	    -Itests/cudart_min $< tests/cudart_sim.c tests/cuda_kit_sim.c -o $@ -lpthread -lm
 endif
 
-$(filter-out bench-npz,$(BENCHES:%=bench-%)): bench-%: build/bench/bench_%
+$(filter-out bench-npz bench-pipeline,$(BENCHES:%=bench-%)): bench-%: build/bench/bench_%
 	@$< $(JSON:%=--json) $(ARGS)
+
+bench-pipeline: build/bench/bench_pipeline $(PIPE_PEERS:%=build/%)
+	@BENCH_PIPELINE_PYTHON=$$(bench/npz_python.sh) $< $(JSON:%=--json) $(ARGS)
 
 # -lLIBRARY for each HEADER:LIBRARY whose header is there.
 has_header = $(shell printf '\043include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo yes)

@@ -1,28 +1,59 @@
-/* bench_pipeline.c - the pipeline against one of threads, mutexes and condition variables.
+/* bench_pipeline.c - the pipeline against those of other libraries and against threads by hand.
 
-       cc -O2 -g bench/bench_pipeline.c -o build/bench_pipeline -lpthread
-       build/bench_pipeline [--json] [--quick] [--list] [TEXT]
+       make bench-pipeline ARGS="[--json] [--quick] [--all] [--list] [TEXT]"
 
-   Both sides have the same shape: a source, stages with a concurrency of 4, a buffer_size of 16 on
-   every edge, and a trainer, which is the main thread and takes every item (spdl_pipeline_next). We
-   have 4 workers; the peer has a thread for each call that may run at once. Items are pointers that
-   were made before. Times run from the first item the trainer gets to the last.
+   A row runs all sides in turns, each time in a process of its own, and compares us with the best
+   peer. Below stand our lowest and our highest round, and all the peers. Where it means something,
+   so does "(none)", what this machine does without a pipeline: the trainer, the source or the work
+   alone; a goal may be out of its reach, and "0.97 of (none)" is what counts then. A peer three
+   times slower than the best is run once, unless --all is given. Items are pointers that were made
+   before. There are 4 workers; a buffer_size of 16 on every edge, which for peers that have one
+   bound for all is 16 times the edges; stages have a concurrency of 4. Peers: oneTBB
+   (parallel_pipeline, flow graph), the thread pool of GLib, OpenMP tasks, a thread for each call
+   that may run at once between queues of mutexes and condition variables, and a pool by hand whose
+   threads take an item through all the stages. See pipe.h. The pool by hand and those of GLib and
+   OpenMP call the stages of an item one after the other, so to them a pipeline is one call.
 
-   noop3_*            three stages that do nothing: ns per item
-   noop3_depth256     the same in input order, buffer_size 64: 256 items on four edges
-   pull               one stage that does nothing
+   To a sink: source, stages, and a last stage with a concurrency of 1 that runs on the workers.
+   Times run from the first item in the sink to the last; shares of the cores from the start.
+   noop3_ordered      three stages that do nothing, in input order: ns per item
+   noop3_vs_onetbb    the same, against the better of the two of oneTBB alone
+   noop3_cpu_ns       of the same runs: CPU per item
+   noop3_unordered    as items are done
+   noop3_16live, noop3_256live  in order with 4 and 64 items on each of four edges
    workNus            one stage of N us: share of the cores it can use that did its work
    skew20us_*         one stage of 20 us on average, exponentially spread
    sparse_p50_us      three stages that do nothing and an item every 300 us: from the return of the
-                      source to the return of next
+                      source to the call of the sink
+   sparse_cpu_us      of the same runs: CPU per item
+   scale_Nus_Ww       one stage of N us in order, W workers and a concurrency of W (with --all)
+   jpeg_rate          one stage that decodes a JPEG of 256 x 256, in order: images a second, against
+                      oneTBB
+   jpeg_cpu, jpeg_mem  of the same runs, against the pool by hand: CPU per image; peak memory that
+                      the run added to the process
+
+   To a trainer, the main thread, who takes every item (spdl_pipeline_next); peers without such a
+   call get a window of places with a mutex. Times run from the first item he gets to the last.
+   pull               one stage that does nothing: ns per item
+   pull3_*            three such stages
+   noop3_depth256     the same in input order, buffer_size 64: 256 items on four edges
+   sparse_pull_p50_us, sparse_pull_cpu_us  as sparse above, to the return of next
    train_step_us      the trainer works 100 us per item, one stage of 60 us with a concurrency of 2:
-                      mean length of a step
-   inline_ns          noop3 with workers = 0: per item and call (a source and three stages)
-   startup_us         noop3: from create to the first item
-   stop_idle_ms       noop3 with every edge full: stop and destroy
-   idle_cpu_pct       noop3 with every edge full and nobody taking: CPU, in percent of a core
+                      mean length of a step; _p99_us: of one in a hundred; _cpu_us: CPU per item
+   tail_1pct_50x      one stage of 100 us on average, 1 % of the items take 50 times as long as the
+                      others, batches of 32: share of what the cores could do, as items are done;
+                      _ordered: in input order, buffer_size 256
+   vs_spdl_noop3      pull3_ordered against SPDL of PyPI, with the same concurrency
+   vs_torch_noop      the same against a DataLoader of PyTorch with 4 worker processes
+   inline_ns          three stages with workers = 0: per item and call (a source and three stages)
+   startup_us         three stages: from create to the first item
+   stop_idle_ms       three stages with every edge full: stop and destroy
+   stop_busy_ms       the same while calls of one stage sleep 2 ms
+   idle_cpu_pct       three stages with every edge full and nobody taking: CPU, in percent of a core
    idle_cpu_pct_starved  the source waits on a condition variable, the trainer in next
    allocs_steady      allocations while 100,000 items pass
+   bytes_per_item     three stages: memory of a buffer_size of 4096 less that of one of 256, for
+                      each item that fits in addition
    pool_submit_ns     the pool alone: a job that does nothing, 4 workers
 
    Work is a loop that was timed before each run, not a wait for the clock: a thread that does not
@@ -33,589 +64,835 @@
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 
-#include "bench.h"
-#include "peer_mutex.h"
+#include "peer_python.h"
+#include "pipe_sides.h"
+
+#include <dlfcn.h>
+#include <sys/wait.h>
 
 #define WORKERS 4
-#define MAX_PIPES 3
-#define SLOTS 4096 /* more than are ever alive */
-#define TABLE 64
+#define MAX_PEERS 16
+#define MAX_VIEWS 4
 #define RUN_MS 80.0
 #define SLOW_RUN_MS 200.0
-#define FOREVER UINT64_MAX
+#define REPEATS 15 /* of a short measurement in one round */
 
-typedef enum feed_kind { FEED_FAST, FEED_SPARSE, FEED_STARVED } feed_kind;
+/* ---- the peers of other packages ---- */
 
-/* The shape of a pipeline and what its functions do. */
-typedef struct shape {
-    int pipes;
-    int concurrency;
-    int buffer_size;
-    bool unordered;
-    bool in_line;   /* workers = 0 */
-    double work_us; /* of a call, on average; 0: nothing */
-    bool skewed;
-    double trainer_us; /* of the trainer, per item */
-    feed_kind feed;
-    uint64_t items; /* of one run */
-} shape;
+typedef struct package {
+    const char *file;
+    const char *what;
+    const char *debian;
+} package;
 
-/* What one run shares with its functions. */
-typedef struct flow {
-    const shape *is;
-    uint64_t items;
-    uint64_t turns[TABLE]; /* of the loop, for item n % TABLE */
-    uint64_t trainer_turns;
-    pthread_mutex_t mutex;
-    pthread_cond_t released;
-    bool release; /* a starved source may end */
-} flow;
+static const package packages[] = {
+    { "pipe_tbb.so", "oneTBB", "libtbb-dev" },
+    { "pipe_glib.so", "GLib thread pool", "libglib2.0-dev pkg-config" },
+    { "pipe_omp.so", "OpenMP tasks", "g++" },
+    { "pipe_jpeg.so", "the rows of JPEG", "libjpeg62-turbo-dev" },
+};
 
-typedef struct slot {
-    uint64_t index;
-    uint64_t stamp; /* when the source returned it */
-} slot;
+#define PACKAGE_COUNT ((int)(sizeof packages / sizeof packages[0]))
 
-static slot slots[SLOTS];
+static const pipe_peer *peers[MAX_PEERS];
+static int peer_count;
 
-/* ---- work ---- */
+static void peers_add(const pipe_peer *table, int count) {
+    BENCH_CHECK(peer_count + count <= MAX_PEERS);
+    while (count-- > 0) peers[peer_count++] = table++;
+}
 
-/* A chain of multiplications in a register, in one place: as long wherever it is called from. */
-static __attribute__((noinline)) void work_turns(uint64_t turns) {
-    uint64_t x = turns;
-    while (turns-- > 0) {
-        x = x * 6364136223846793005u + 1442695040888963407u;
-        __asm__ __volatile__("" : "+r"(x));
+/* What `symbol` of the library is, or false when there is no such library. */
+static bool plugin_find(const char *folder, const char *file, const char *symbol, void *fn) {
+    char path[1100];
+    void *library;
+    void *found;
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    found = library != NULL ? dlsym(library, symbol) : NULL;
+    if (found != NULL) memcpy(fn, &found, sizeof found); /* C has no cast from an object to that */
+    return found != NULL;
+}
+
+static bool plugin_load(const char *folder, const char *file) {
+    const pipe_peer *table = NULL;
+    pipe_plugin_fn plugin;
+    pipe_jpeg_fn jpeg;
+    unsigned i;
+    if (plugin_find(folder, file, "pipe_plugin", &plugin)) {
+        peers_add(table, plugin(&table));
+        return true;
+    }
+    if (!plugin_find(folder, file, "pipe_jpeg_plugin", &jpeg)) return false;
+    jpeg_calls = jpeg();
+    for (i = 0; i < TABLE; ++i) jpeg_calls->make(i, &jpegs[i]);
+    return true;
+}
+
+static void peers_load(const char *program) {
+    FILE *to = bench_opt.json ? stderr : stdout;
+    const char *slash = strrchr(program, '/');
+    char missing[256] = "";
+    char debian[256] = "";
+    char folder[1024];
+    int i;
+    snprintf(folder, sizeof folder, "%.*s/peers", slash != NULL ? (int)(slash - program) : 1,
+             slash != NULL ? program : ".");
+    peers_add(by_hand, (int)(sizeof by_hand / sizeof by_hand[0]));
+    for (i = 0; i < PACKAGE_COUNT; ++i) {
+        if (plugin_load(folder, packages[i].file)) continue;
+        strncat(missing, packages[i].what, 60);
+        strncat(missing, ", ", 3);
+        strncat(debian, " ", 2);
+        strncat(debian, packages[i].debian, 60);
+    }
+    if (missing[0] == '\0' || bench_opt.list) return;
+    fprintf(to, "missing: %sto get them: apt-get install%s (else see %s/*.log)\n", missing, debian,
+            folder);
+}
+
+/* ---- one run ---- */
+
+typedef struct outcome {
+    double ns;       /* per item, or what is measured when that is one number */
+    double whole_ns; /* the same from the start, not from the first item: by then others are done */
+    double cpu_ns;
+    double p50_us; /* of FEED_SPARSE: latency; else of a step of the trainer */
+    double p99_us;
+    double peak_kib; /* that the run added */
+} outcome;
+
+static const outcome nothing = { 0, 0, 0, 0, 0, 0 };
+
+typedef outcome (*measure_fn)(const pipe_peer *peer, const shape *is);
+
+/* In a process of its own: with it goes what a side leaves behind, threads that spin and memory. */
+static outcome measure(measure_fn fn, const pipe_peer *peer, const shape *is) {
+    outcome got;
+    int ends[2];
+    pid_t child;
+    ssize_t bytes;
+    bench_now_with(peer->name);
+    fflush(NULL);
+    BENCH_CHECK(pipe(ends) == 0);
+    child = fork();
+    BENCH_CHECK(child >= 0);
+    if (child == 0) {
+        alarm(BENCH_HANG_SECONDS - 5);
+        got = fn(peer, is);
+        _exit(write(ends[1], &got, sizeof got) == (ssize_t)sizeof got ? 0 : 1);
+    }
+    close(ends[1]);
+    bytes = read(ends[0], &got, sizeof got);
+    close(ends[0]);
+    waitpid(child, NULL, 0);
+    if (bytes != (ssize_t)sizeof got) bench_fail("%s came to no result", peer->name);
+    return got;
+}
+
+static double memory_kib(const char *what) {
+    char line[256];
+    double kib = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        if (strncmp(line, what, strlen(what)) == 0) kib = atof(line + strlen(what));
+    }
+    if (file != NULL) fclose(file);
+    return kib;
+}
+
+/* What came out is what went in, and in order where that was asked for. */
+static void flow_check(const flow *f) {
+    const uint64_t items = f->is.items;
+    const uint64_t rest = items % SLOTS;
+    uint64_t expected = items / SLOTS * (SLOTS * (uint64_t)(SLOTS - 1) / 2);
+    if (rest > 0) expected += rest * (rest - 1) / 2;
+    BENCH_CHECK(f->out.count == items);
+    BENCH_CHECK(f->out.sum == expected);
+    BENCH_CHECK(!f->out.disorder || f->is.unordered);
+}
+
+/* Steps of the trainer go from one item to the next. */
+static void trainer_takes(flow *f, void *item, uint64_t *before) {
+    tally *t = &f->out;
+    tally_item(f, item);
+    if (f->trainer_turns == 0) return;
+    work_turns(f->trainer_turns);
+    t->times[t->count - 1] = (double)(bench_ns() - *before) / 1e3;
+    *before = bench_ns();
+}
+
+static void trainer_takes_batch(flow *f, spdl_batch *batch, uint64_t *before) {
+    size_t i;
+    for (i = 0; i < batch->count; ++i) trainer_takes(f, batch->items[i], before);
+    spdl_batch_free(batch);
+}
+
+static void drain(flow *f, const pipe_peer *peer, void *line) {
+    uint64_t before = bench_ns();
+    void *item;
+    while (line_next(peer, line, &item)) {
+        if (peer == &ours && f->is.batch > 0) {
+            trainer_takes_batch(f, (spdl_batch *)item, &before);
+        } else {
+            trainer_takes(f, item, &before);
+        }
     }
 }
 
-/* Turns in a microsecond, by the best of several short runs: the others were interrupted. */
-static double work_rate(void) {
-    const uint64_t turns = 50000;
+static outcome flow_outcome(flow *f, uint64_t start, double cpu_ns) {
+    const double items = (double)f->is.items;
+    outcome got = nothing;
+    got.ns = (double)(f->out.last_ns - f->out.first_ns) / items;
+    got.whole_ns = (double)(f->out.last_ns - start) / items;
+    got.cpu_ns = cpu_ns / items;
+    if (f->out.times == NULL || f->is.items < 2) return got;
+    got.p50_us = bench_quantile(f->out.times + 1, f->is.items - 1, 0.5);
+    got.p99_us = bench_quantile(f->out.times + 1, f->is.items - 1, 0.99);
+    return got;
+}
+
+static outcome run_flow(const pipe_peer *peer, const shape *is) {
+    const double rss = is->work == WORK_JPEG ? memory_kib("VmRSS:") : 0;
+    uint64_t start;
+    outcome got;
+    double cpu;
+    flow f;
+    void *line;
+    flow_open(&f, is);
+    if (is->feed == FEED_SPARSE || is->trainer_us > 0) {
+        f.out.times = (double *)peer_alloc(is->items * sizeof(double));
+    }
+    cpu = bench_cpu_ns();
+    start = bench_ns();
+    line = line_open(peer, &f.spec);
+    if (is->pulled) {
+        drain(&f, peer, line);
+    } else {
+        line_wait(peer, line);
+    }
+    cpu = bench_cpu_ns() - cpu;
+    line_close(peer, line);
+    flow_check(&f);
+    got = flow_outcome(&f, start, cpu);
+    if (rss > 0) got.peak_kib = memory_kib("VmHWM:") - rss;
+    free(f.out.times);
+    flow_close(&f);
+    return got;
+}
+
+/* ---- rows ---- */
+
+typedef struct view {
+    bench_row row;
+    double (*value)(const outcome *got, const shape *is);
+    const char *against; /* only peers with this in their name */
+} view;
+
+typedef struct side {
+    const pipe_peer *peer;
+    shape is;
+    double trial; /* ns per item */
+    bool behind;  /* far: takes part in the first round only */
+    int rounds;
+    outcome got[BENCH_MAX_ROUNDS];
+} side;
+
+static double as_is(const outcome *got, const shape *is) {
+    (void)is;
+    return got->ns;
+}
+
+static double as_us(const outcome *got, const shape *is) { return as_is(got, is) / 1e3; }
+static double as_ms(const outcome *got, const shape *is) { return as_is(got, is) / 1e6; }
+static double as_rate(const outcome *got, const shape *is) { return 1e9 / as_is(got, is); }
+
+static double as_cpu_ns(const outcome *got, const shape *is) {
+    (void)is;
+    return got->cpu_ns;
+}
+
+static double as_cpu_us(const outcome *got, const shape *is) { return as_cpu_ns(got, is) / 1e3; }
+
+static double as_p50(const outcome *got, const shape *is) {
+    (void)is;
+    return got->p50_us;
+}
+
+static double as_p99(const outcome *got, const shape *is) {
+    (void)is;
+    return got->p99_us;
+}
+
+static double as_peak(const outcome *got, const shape *is) {
+    (void)is;
+    return got->peak_kib;
+}
+
+/* Percent of the cores a stage with this concurrency can use. */
+static double as_share(const outcome *got, const shape *is) {
+    const int cores = bench_cores() < is->concurrency ? bench_cores() : is->concurrency;
+    return 100.0 * is->work_us * 1e3 / (got->whole_ns * cores);
+}
+
+static double side_quantile(const side *s, const view *v, double q) {
+    double values[BENCH_MAX_ROUNDS];
+    int i;
+    for (i = 0; i < s->rounds; ++i) values[i] = v->value(&s->got[i], &s->is);
+    return bench_quantile(values, (size_t)s->rounds, q);
+}
+
+static double side_value(const side *s, const view *v) { return side_quantile(s, v, 0.5); }
+
+/* So that work that is spread has the mean it should have. */
+static uint64_t whole_tables(const shape *is, uint64_t items) {
+    const uint64_t table = is->work == WORK_TAIL ? SLOTS : TABLE;
+    return (items + table - 1) / table * table;
+}
+
+/* How many items a run needs to take run_ms. */
+static void side_calibrate(side *s, double run_ms) {
+    const double target = run_ms * 1e6 * (bench_opt.quick ? 0.5 : 1.0);
+    s->is.items = 512;
+    for (;;) {
+        const double items = (double)s->is.items;
+        s->trial = measure(run_flow, s->peer, &s->is).whole_ns;
+        if (s->trial * items >= target / 8) break;
+        s->is.items *= 4;
+    }
+    s->is.items = (uint64_t)(target / s->trial);
+    s->is.items = whole_tables(&s->is, s->is.items < 512 ? 512 : s->is.items);
+}
+
+static void side_open(side *s, const pipe_peer *peer, const shape *is, double run_ms) {
+    memset(s, 0, sizeof *s);
+    s->peer = peer;
+    s->is = *is;
+    if (run_ms > 0) side_calibrate(s, run_ms);
+}
+
+/* Ours is the first, then come the peers, then perhaps what there is without a pipeline. Without a
+   run_ms the shape says how many items a run has. */
+static int sides_open(side *sides, const shape *is, double run_ms) {
     double best = 0;
     int i;
-    for (i = 0; i < 15; ++i) {
-        const uint64_t start = bench_ns();
-        double rate;
-        work_turns(turns);
-        rate = (double)turns * 1e3 / (double)(bench_ns() - start + 1);
-        if (rate > best) best = rate;
+    side_open(&sides[0], &ours, is, run_ms);
+    for (i = 1; i <= peer_count; ++i) {
+        side_open(&sides[i], peers[i - 1], is, run_ms);
+        if (i == 1 || sides[i].trial < best) best = sides[i].trial;
+    }
+    for (i = 1; i <= peer_count; ++i) sides[i].behind = !bench_opt.all && sides[i].trial > 3 * best;
+    if (bare_can(is)) side_open(&sides[i++], &bare, is, run_ms);
+    return i;
+}
+
+static void sides_run(side *sides, int count, measure_fn fn, int rounds) {
+    int round;
+    int i;
+    for (round = 0; round < rounds; ++round) {
+        for (i = 0; i < count; ++i) {
+            side *s = &sides[(i + round) % count];
+            if (s->behind && round > 0) continue;
+            s->got[s->rounds++] = measure(fn, s->peer, &s->is);
+        }
+    }
+}
+
+static bool is_better(const bench_row *row, double a, double b) {
+    return row->more_is_better ? a > b : a < b;
+}
+
+static bool is_rival(const view *v, const side *s) {
+    if (s->peer == &bare) return false;
+    return v->against == NULL || strstr(s->peer->name, v->against) != NULL;
+}
+
+static const side *best_rival(const view *v, const side *sides, int count) {
+    const side *best = NULL;
+    int i;
+    for (i = 1; i < count; ++i) {
+        if (!is_rival(v, &sides[i])) continue;
+        if (best != NULL && !is_better(&v->row, side_value(&sides[i], v), side_value(best, v))) {
+            continue;
+        }
+        best = &sides[i];
     }
     return best;
 }
 
-/* Exponential with mean 1, cut at the 64 middles of equal shares, in a fixed shuffled order. */
-/* clang-format off */
-static const double skew_table[TABLE] = {
-    0.180, 0.388, 0.218, 0.681, 1.565, 2.030, 0.365, 2.156, 1.145, 1.248, 0.008, 0.412,
-    0.024, 0.300, 0.143, 0.436, 0.199, 1.918, 1.817, 1.097, 0.485, 0.621, 0.343, 0.745,
-    0.651, 0.593, 1.493, 3.260, 1.195, 1.007, 0.321, 1.426, 0.925, 2.669, 3.774, 0.965,
-    0.258, 0.125, 0.849, 1.642, 1.304, 0.813, 1.363, 0.279, 2.300, 0.537, 0.565, 0.090,
-    0.040, 0.238, 0.713, 2.467, 0.887, 0.460, 0.108, 0.779, 1.726, 0.073, 0.057, 4.878,
-    0.511, 0.162, 2.922, 1.051
-};
-/* clang-format on */
-
-static void flow_open(flow *f, const shape *is, uint64_t items) {
-    const bool works = is->work_us > 0 || is->trainer_us > 0;
-    const double rate = works ? work_rate() : 0;
-    size_t i;
-    memset(f, 0, sizeof *f);
-    f->is = is;
-    f->items = items;
-    f->trainer_turns = (uint64_t)(is->trainer_us * rate);
-    for (i = 0; i < TABLE; ++i) {
-        f->turns[i] = (uint64_t)(is->work_us * rate * (is->skewed ? skew_table[i] : 1.0));
-    }
-    for (i = 0; i < SLOTS; ++i) slots[i].index = i;
-    pthread_mutex_init(&f->mutex, NULL);
-    pthread_cond_init(&f->released, NULL);
-}
-
-static void flow_close(flow *f) {
-    pthread_cond_destroy(&f->released);
-    pthread_mutex_destroy(&f->mutex);
-}
-
-static void flow_release(flow *f) {
-    pthread_mutex_lock(&f->mutex);
-    f->release = true;
-    pthread_mutex_unlock(&f->mutex);
-    pthread_cond_broadcast(&f->released);
-}
-
-static void flow_starve(flow *f) {
-    pthread_mutex_lock(&f->mutex);
-    while (!f->release) pthread_cond_wait(&f->released, &f->mutex);
-    pthread_mutex_unlock(&f->mutex);
-}
-
-/* ---- the functions, as both sides call them ---- */
-
-static bool feed_item(flow *f, uint64_t number, void **out) {
-    slot *item = &slots[number % SLOTS];
-    if (f->is->feed == FEED_STARVED) flow_starve(f);
-    if (number == f->items || f->release) return false;
-    if (f->is->feed == FEED_SPARSE) {
-        bench_sleep_until(bench_ns() + 300000);
-        item->stamp = bench_ns();
-    }
-    *out = item;
-    return true;
-}
-
-static void work_item(const flow *f, const slot *item) {
-    work_turns(f->turns[item->index % TABLE]);
-}
-
-SPDL_FN(feed, void, slot) {
-    void *item = NULL;
-    if (!feed_item((flow *)spdl_ctx(task), spdl_sequence(task), &item)) return SPDL_END;
-    *out = (slot *)item;
-    return SPDL_OK;
-}
-
-SPDL_FN(noop, slot, slot) {
-    *out = in;
-    return SPDL_OK;
-}
-
-SPDL_FN(work, slot, slot) {
-    work_item((const flow *)spdl_ctx(task), in);
-    *out = in;
-    return SPDL_OK;
-}
-
-static bool peer_feed(void *ctx, uint64_t number, void *in, void **out) {
-    (void)in;
-    return feed_item((flow *)ctx, number, out);
-}
-
-static bool peer_noop(void *ctx, uint64_t number, void *in, void **out) {
-    (void)ctx;
-    (void)number;
-    *out = in;
-    return true;
-}
-
-static bool peer_work(void *ctx, uint64_t number, void *in, void **out) {
-    (void)number;
-    work_item((const flow *)ctx, (const slot *)in);
-    *out = in;
-    return true;
-}
-
-/* ---- making one ---- */
-
-/* One of the two is set. */
-typedef struct line {
-    spdl_pipeline *ours;
-    peer_pipeline *peer;
-} line;
-
-typedef line (*open_fn)(flow *f);
-
-static spdl_stage ours_pipe(flow *f) {
-    const spdl_order order = f->is->unordered ? SPDL_ORDER_COMPLETION : SPDL_ORDER_INPUT;
-    spdl_stage idle = SPDL_PIPE(noop, .ctx = f);
-    spdl_stage busy = SPDL_PIPE(work, .ctx = f);
-    spdl_stage pipe = f->is->work_us > 0 ? busy : idle;
-    pipe.concurrency = f->is->concurrency;
-    pipe.buffer_size = f->is->buffer_size;
-    pipe.output_order = order;
-    return pipe;
-}
-
-static line ours_open_with(flow *f, const spdl_allocator *allocator) {
-    const spdl_stage source = SPDL_SOURCE(feed, .ctx = f, .buffer_size = f->is->buffer_size);
-    const spdl_stage sink = SPDL_SINK(f->is->buffer_size);
-    spdl_stage rows[MAX_PIPES + 2];
-    spdl_pipeline_desc desc;
-    spdl_error error;
-    line made = { NULL, NULL };
+/* Our rounds from the lowest to the highest, and each of the peers: as a line of the table and as
+   members of the object. */
+static void peers_text(const view *v, const side *sides, int count, char *more, char *json,
+                       size_t bytes) {
+    const double low = side_quantile(&sides[0], v, 0);
+    const double high = side_quantile(&sides[0], v, 1);
+    char number[32];
+    char upper[32];
     int i;
-    memset(&desc, 0, sizeof desc);
-    desc.workers = f->is->in_line ? 0 : WORKERS;
-    desc.error = &error;
-    if (allocator != NULL) desc.allocator = *allocator;
-    rows[0] = source;
-    for (i = 1; i <= f->is->pipes; ++i) rows[i] = ours_pipe(f);
-    rows[i - 1].buffer_size = 0; /* the sink says it */
-    rows[i] = sink;
-    if (spdl_pipeline_create(&made.ours, &desc, rows, (size_t)i + 1) != SPDL_OK) {
-        bench_fail("%s", error.text);
+    snprintf(more, bytes, "    %s to %s;", bench_number(number, sizeof number, low),
+             bench_number(upper, sizeof upper, high));
+    snprintf(json, bytes, ",\"low\":%.6g,\"high\":%.6g,\"peers\":{", low, high);
+    for (i = 1; i < count; ++i) {
+        const char *name = sides[i].peer->name;
+        const double value = side_value(&sides[i], v);
+        const bool last = i + 1 == count;
+        size_t at = strlen(more);
+        snprintf(more + at, bytes - at, " %s %s%s", name,
+                 bench_number(number, sizeof number, value), last ? "\n" : ",");
+        at = strlen(json);
+        snprintf(json + at, bytes - at, "\"%s\":%.6g%s", name, value, last ? "}" : ",");
     }
-    return made;
 }
 
-static line ours_open(flow *f) { return ours_open_with(f, NULL); }
+static void view_print(const view *v, const side *sides, int count) {
+    const side *best = best_rival(v, sides, count);
+    const side *last = &sides[count - 1];
+    const double value = side_value(&sides[0], v);
+    bench_row row = v->row;
+    bench_note note = { NULL, NULL, NULL };
+    char text[32];
+    char more[1024];
+    char json[1024];
+    peers_text(v, sides, count, more, json, sizeof more);
+    row.peer_name = best != NULL ? best->peer->name : NULL;
+    if (best == NULL) row.goal_ratio = 0; /* to what? */
+    note.more = more;
+    note.json = json;
+    if (last->peer == &bare) {
+        snprintf(text, sizeof text, "%.3f of (none)",
+                 bench_ratio(&row, value, side_value(last, v)));
+        note.text = text;
+    }
+    bench_print_noted(&row, value, best != NULL ? side_value(best, v) : 0, &note);
+}
 
-static line peer_open(flow *f) {
-    peer_stage stages[MAX_PIPES + 1];
-    line made = { NULL, NULL };
+/* Whether any of the views is wanted, and which. */
+static bool views_wanted(const view *views, int count, bool *wanted) {
+    bool any = false;
     int i;
-    stages[0].fn = peer_feed;
-    stages[0].ctx = f;
-    stages[0].threads = 1;
-    for (i = 1; i <= f->is->pipes; ++i) {
-        stages[i].fn = f->is->work_us > 0 ? peer_work : peer_noop;
-        stages[i].ctx = f;
-        stages[i].threads = f->is->concurrency;
+    for (i = 0; i < count; ++i) {
+        wanted[i] = bench_wanted(views[i].row.name);
+        any = any || wanted[i];
     }
-    made.peer = peer_pipeline_create(stages, i, (uint32_t)f->is->buffer_size, !f->is->unordered);
-    return made;
+    return any;
 }
 
-static bool line_next(line l, slot **item) {
-    void *got = NULL;
-    bool ok;
-    if (l.ours != NULL) {
-        const spdl_result result = spdl_pipeline_next(l.ours, &got, SPDL_FOREVER);
-        if (result < 0) bench_fail("%s", spdl_pipeline_error(l.ours)->text);
-        ok = result == SPDL_OK;
-    } else {
-        ok = peer_pipeline_next(l.peer, &got);
-    }
-    *item = (slot *)got;
-    return ok;
-}
-
-static void line_close(line l) {
-    if (l.ours != NULL) {
-        spdl_pipeline_stop(l.ours, SPDL_FOREVER);
-        spdl_pipeline_destroy(l.ours);
-    } else {
-        peer_pipeline_destroy(l.peer);
+/* Runs all sides, once for all the views. */
+static void rows_run(const view *views, int view_count, const shape *is, measure_fn fn, int rounds,
+                     double run_ms) {
+    static side sides[MAX_PEERS + 2];
+    bool wanted[MAX_VIEWS];
+    int count;
+    int i;
+    if (!views_wanted(views, view_count, wanted)) return;
+    count = sides_open(sides, is, run_ms);
+    sides_run(sides, count, fn, bench_rounds(rounds));
+    for (i = 0; i < view_count; ++i) {
+        if (wanted[i]) view_print(&views[i], sides, count);
     }
 }
 
-/* ---- runs that time the flow of items ---- */
+/* ---- one side alone ---- */
 
-/* Takes every item and checks number and order; nanoseconds from the first to the last. */
-static double line_drain(line l, const flow *f) {
-    uint64_t count = 0;
-    uint64_t sum = 0;
-    uint64_t expected = 0;
-    uint64_t first = 0;
-    uint64_t last;
-    bool in_order = true;
-    slot *item;
-    while (line_next(l, &item)) {
-        if (count++ == 0) first = bench_ns();
-        in_order = in_order && item == &slots[(count - 1) % SLOTS];
-        sum += item->index;
-        if (f->trainer_turns > 0) work_turns(f->trainer_turns);
-    }
-    last = bench_ns();
-    BENCH_CHECK(count == f->items);
-    BENCH_CHECK(in_order || f->is->unordered);
-    expected = f->items / SLOTS * (SLOTS * (uint64_t)(SLOTS - 1) / 2);
-    expected += f->items % SLOTS * (f->items % SLOTS - 1) / 2;
-    BENCH_CHECK(sum == expected);
-    return (double)(last - first);
-}
-
-static double drain_run(const shape *is, uint64_t items, open_fn open) {
-    flow f;
-    line l;
-    double elapsed;
-    flow_open(&f, is, items);
-    l = open(&f);
-    elapsed = line_drain(l, &f);
-    line_close(l);
-    flow_close(&f);
-    return elapsed;
-}
-
-static double ours_run(const void *arg, uint64_t items) {
-    return drain_run((const shape *)arg, items, ours_open);
-}
-
-static double peer_run(const void *arg, uint64_t items) {
-    return drain_run((const shape *)arg, items, peer_open);
-}
-
-static double per_item(const void *arg, bench_run_fn run) {
-    const shape *is = (const shape *)arg;
-    return run(is, is->items) / (double)is->items;
-}
-
-static double ours_ns(const void *arg) { return per_item(arg, ours_run); }
-static double peer_ns(const void *arg) { return per_item(arg, peer_run); }
-static double ours_us(const void *arg) { return per_item(arg, ours_run) / 1e3; }
-static double peer_us(const void *arg) { return per_item(arg, peer_run) / 1e3; }
-
-/* Percent of the cores a stage with this concurrency can use. */
-static double share(const void *arg, double ns) {
-    const shape *is = (const shape *)arg;
-    const int cores = bench_cores() < is->concurrency ? bench_cores() : is->concurrency;
-    return 100.0 * is->work_us * 1e3 / (ns * cores);
-}
-
-static double ours_share(const void *arg) { return share(arg, ours_ns(arg)); }
-static double peer_share(const void *arg) { return share(arg, peer_ns(arg)); }
-
-static const char threads_name[] = "mutex+condvar threads";
-
-/* So that skewed work has the mean it should have. */
-static uint64_t whole_tables(uint64_t items) { return (items + TABLE - 1) / TABLE * TABLE; }
-
-static void row_drain(const bench_row *row, shape is, int rounds, double run_ms, bench_side_fn ours,
-                      bench_side_fn peer) {
-    shape theirs = is;
+static void row_alone(const bench_row *row, int rounds, const shape *is, measure_fn fn) {
+    const view v = { *row, as_is, NULL };
+    side s;
     if (!bench_wanted(row->name)) return;
-    is.items = whole_tables(bench_calibrate(ours_run, &is, 512, run_ms));
-    theirs.items = whole_tables(bench_calibrate(peer_run, &theirs, 512, run_ms));
-    bench_compare_sides(row, rounds, ours, &is, peer, &theirs);
+    side_open(&s, &ours, is, 0);
+    sides_run(&s, 1, fn, bench_rounds(rounds));
+    bench_print(row, side_value(&s, &v), 0);
 }
 
-static shape noop_shape(int pipes, int buffer_size, bool unordered) {
+#define COUNT(views) ((int)(sizeof(views) / sizeof(views)[0]))
+
+/* ---- the flow of items ---- */
+
+static shape to_sink(int pipes, int buffer_size, bool unordered) {
     shape is;
     memset(&is, 0, sizeof is);
     is.pipes = pipes;
     is.concurrency = 4;
+    is.workers = WORKERS;
     is.buffer_size = buffer_size;
     is.unordered = unordered;
     return is;
 }
 
+static shape to_trainer(int pipes, int buffer_size, bool unordered) {
+    shape is = to_sink(pipes, buffer_size, unordered);
+    is.pulled = true;
+    return is;
+}
+
+static void row_noop(const char *name, shape is, double goal, double goal_ratio) {
+    const view views[] = { { { name, "ns", "", false, goal, false, goal_ratio }, as_is, NULL } };
+    rows_run(views, COUNT(views), &is, run_flow, 9, RUN_MS);
+}
+
 static void rows_noop(void) {
-    const bench_row ordered = { "noop3_ordered", "ns", threads_name, false, 100, false, 10 };
-    const bench_row unordered = { "noop3_unordered", "ns", threads_name, false, 0, false, 0 };
-    const bench_row depth = { "noop3_depth256", "ns", threads_name, false, 0, false, 0 };
-    const bench_row pull = { "pull", "ns", threads_name, false, 0, false, 0 };
-    row_drain(&ordered, noop_shape(3, 16, false), 9, RUN_MS, ours_ns, peer_ns);
-    row_drain(&unordered, noop_shape(3, 16, true), 9, RUN_MS, ours_ns, peer_ns);
-    row_drain(&depth, noop_shape(3, 64, false), 9, RUN_MS, ours_ns, peer_ns);
-    row_drain(&pull, noop_shape(1, 16, false), 9, RUN_MS, ours_ns, peer_ns);
+    const shape is = to_sink(3, 16, false);
+    const view views[] = {
+        { { "noop3_ordered", "ns", "", false, 0, false, 3 }, as_is, NULL },
+        { { "noop3_vs_onetbb", "ns", "", false, 0, false, 4 }, as_is, "oneTBB" },
+        { { "noop3_cpu_ns", "ns", "", false, 0, false, 0 }, as_cpu_ns, NULL },
+    };
+    rows_run(views, COUNT(views), &is, run_flow, 9, RUN_MS);
+    row_noop("noop3_unordered", to_sink(3, 16, true), 0, 2);
+    row_noop("noop3_16live", to_sink(3, 4, false), 0, 0);
+    row_noop("noop3_256live", to_sink(3, 64, false), 25, 0);
+    row_noop("pull", to_trainer(1, 16, false), 0, 15);
+    row_noop("pull3_ordered", to_trainer(3, 16, false), 0, 0);
+    row_noop("pull3_unordered", to_trainer(3, 16, true), 0, 0);
+    row_noop("noop3_depth256", to_trainer(3, 64, false), 0, 0);
 }
 
-static void row_work(const char *name, double work_us, bool skewed, bool unordered) {
-    const bench_row row = { name, "%", threads_name, true, 0, false, 0 };
-    shape is = noop_shape(1, 16, unordered);
+/* No peer may be better by more than a hundredth. */
+static void row_work(const char *name, double work_us, work_kind work, bool unordered,
+                     double goal) {
+    const view views[] = { { { name, "%", "", true, goal, false, 0.99 }, as_share, NULL } };
+    shape is = to_sink(1, 16, unordered);
+    is.work = work;
     is.work_us = work_us;
-    is.skewed = skewed;
-    row_drain(&row, is, 5, SLOW_RUN_MS, ours_share, peer_share);
+    rows_run(views, COUNT(views), &is, run_flow, 5, SLOW_RUN_MS);
 }
 
-static void row_train_step(void) {
-    const bench_row row = { "train_step_us", "us", threads_name, false, 0, false, 0 };
-    shape is = noop_shape(1, 16, false);
+static void rows_work(void) {
+    row_work("work1us", 1, WORK_EVEN, false, 85);
+    row_work("work10us", 10, WORK_EVEN, false, 96);
+    row_work("work100us", 100, WORK_EVEN, false, 98);
+    row_work("skew20us_ordered", 20, WORK_SKEWED, false, 95);
+    row_work("skew20us_unordered", 20, WORK_SKEWED, true, 97);
+}
+
+static void row_scale(double work_us, int workers) {
+    char name[64];
+    view v = { { name, "%", "", true, 0, false, 0 }, as_share, NULL };
+    shape is = to_sink(1, workers > 16 ? workers : 16, false);
+    snprintf(name, sizeof name, "scale_%gus_%dw", work_us, workers);
+    is.work = WORK_EVEN;
+    is.work_us = work_us;
+    is.workers = workers;
+    is.concurrency = workers;
+    rows_run(&v, 1, &is, run_flow, 5, SLOW_RUN_MS);
+}
+
+static void rows_scale(void) {
+    double work_us;
+    int workers;
+    for (work_us = 1; work_us <= 1000; work_us *= 10) {
+        for (workers = 1; workers <= 64; workers *= 2) row_scale(work_us, workers);
+    }
+}
+
+/* What is wanted is a share of the samples' mean cost, however they are spread. A place for the
+   order between the two: add a line. */
+static void rows_tail(void) {
+    static const struct {
+        const char *name;
+        bool unordered;
+        int buffer_size;
+        double goal;
+    } orders[] = {
+        { "tail_1pct_50x", true, 256, 95 },
+        { "tail_1pct_50x_ordered", false, 256, 0 },
+    };
+    int i;
+    for (i = 0; i < COUNT(orders); ++i) {
+        const bench_row row = { orders[i].name, "%", "", true, orders[i].goal, false, 0 };
+        const view v = { row, as_share, NULL };
+        shape is = to_trainer(1, orders[i].buffer_size, orders[i].unordered);
+        is.work = WORK_TAIL;
+        is.work_us = 100;
+        is.batch = 32;
+        rows_run(&v, 1, &is, run_flow, 5, SLOW_RUN_MS);
+    }
+}
+
+static void rows_train_step(void) {
+    const view views[] = {
+        { { "train_step_us", "us", "", false, 104, false, 0 }, as_us, NULL },
+        { { "train_step_p99_us", "us", "", false, 120, false, 0 }, as_p99, NULL },
+        { { "train_step_cpu_us", "us", "", false, 165, false, 0 }, as_cpu_us, NULL },
+    };
+    shape is = to_trainer(1, 16, false);
     is.concurrency = 2;
+    is.work = WORK_EVEN;
     is.work_us = 60;
     is.trainer_us = 100;
-    row_drain(&row, is, 5, SLOW_RUN_MS, ours_us, peer_us);
+    rows_run(views, COUNT(views), &is, run_flow, 5, SLOW_RUN_MS);
 }
 
-static double inline_ns(const void *arg) {
-    const shape *is = (const shape *)arg;
-    return ours_ns(is) / (is->pipes + 1);
+static void rows_sparse(void) {
+    const view to_the_sink[] = {
+        { { "sparse_p50_us", "us", "", false, 0.5, false, 0 }, as_p50, NULL },
+        { { "sparse_cpu_us", "us", "", false, 0, false, 1 }, as_cpu_us, NULL },
+    };
+    const view to_the_trainer[] = {
+        { { "sparse_pull_p50_us", "us", "", false, 0, false, 0 }, as_p50, NULL },
+        { { "sparse_pull_cpu_us", "us", "", false, 0, false, 0 }, as_cpu_us, NULL },
+    };
+    shape is = to_sink(3, 16, false);
+    is.feed = FEED_SPARSE;
+    is.items = bench_opt.quick ? 300 : 800;
+    rows_run(to_the_sink, COUNT(to_the_sink), &is, run_flow, 5, 0);
+    is.pulled = true;
+    rows_run(to_the_trainer, COUNT(to_the_trainer), &is, run_flow, 5, 0);
+}
+
+static void rows_jpeg(void) {
+    const view views[] = {
+        { { "jpeg_rate", "img/s", "", true, 0, false, 1 }, as_rate, "oneTBB" },
+        { { "jpeg_cpu", "us", "", false, 0, false, 1 / 1.03 }, as_cpu_us, "condvar pool" },
+        { { "jpeg_mem", "KiB", "", false, 0, false, 1 / 1.2 }, as_peak, "condvar pool" },
+    };
+    shape is = to_sink(1, 16, false);
+    is.work = WORK_JPEG;
+    if (jpeg_calls != NULL) rows_run(views, COUNT(views), &is, run_flow, 7, SLOW_RUN_MS * 2);
+}
+
+static outcome run_inline(const pipe_peer *peer, const shape *is) {
+    outcome got = run_flow(peer, is);
+    got.ns /= is->pipes + 1;
+    return got;
 }
 
 static void row_inline(void) {
-    const bench_row row = { "inline_ns", "ns", NULL, false, 0, false, 0 };
-    shape is = noop_shape(3, 16, false);
-    is.in_line = true;
-    if (!bench_wanted(row.name)) return;
-    is.items = bench_calibrate(ours_run, &is, 500, RUN_MS);
-    bench_compare_sides(&row, 9, inline_ns, &is, NULL, NULL);
+    const bench_row row = { "inline_ns", "ns", NULL, false, 20, false, 0 };
+    shape is = to_trainer(3, 16, false);
+    is.workers = 0;
+    is.items = bench_opt.quick ? 200000 : 1000000;
+    row_alone(&row, 9, &is, run_inline);
 }
-
-/* ---- latencies ---- */
-
-static double sparse_run(const shape *is, open_fn open) {
-    double *latency = (double *)peer_alloc(is->items * sizeof *latency);
-    uint64_t count = 0;
-    double median;
-    flow f;
-    slot *item;
-    line l;
-    flow_open(&f, is, is->items);
-    l = open(&f);
-    while (line_next(l, &item)) {
-        BENCH_CHECK(item == &slots[count % SLOTS] && count < is->items);
-        latency[count++] = (double)(bench_ns() - item->stamp) / 1e3;
-    }
-    BENCH_CHECK(count == is->items);
-    median = bench_quantile(latency, count, 0.5);
-    line_close(l);
-    flow_close(&f);
-    free(latency);
-    return median;
-}
-
-static double ours_sparse(const void *arg) { return sparse_run((const shape *)arg, ours_open); }
-static double peer_sparse(const void *arg) { return sparse_run((const shape *)arg, peer_open); }
-
-static void row_sparse(void) {
-    const bench_row row = { "sparse_p50_us", "us", threads_name, false, 0, false, 0 };
-    shape is = noop_shape(3, 16, false);
-    is.feed = FEED_SPARSE;
-    is.items = bench_opt.quick ? 300 : 800;
-    if (!bench_wanted(row.name)) return;
-    bench_compare_sides(&row, 5, ours_sparse, &is, peer_sparse, &is);
-}
-
-#define REPEATS 15 /* of a short measurement in one round */
-
-static double startup_run(const shape *is, open_fn open) {
-    double took[REPEATS];
-    flow f;
-    int i;
-    for (i = 0; i < REPEATS; ++i) {
-        slot *item;
-        uint64_t start;
-        line l;
-        flow_open(&f, is, FOREVER);
-        start = bench_ns();
-        l = open(&f);
-        BENCH_CHECK(line_next(l, &item) && item == &slots[0]);
-        took[i] = (double)(bench_ns() - start) / 1e3;
-        line_close(l);
-        flow_close(&f);
-    }
-    return bench_quantile(took, REPEATS, 0.5);
-}
-
-static double ours_startup(const void *arg) { return startup_run((const shape *)arg, ours_open); }
-static double peer_startup(const void *arg) { return startup_run((const shape *)arg, peer_open); }
-
-static double stop_run(const shape *is, open_fn open) {
-    double took[REPEATS];
-    flow f;
-    int i;
-    for (i = 0; i < REPEATS; ++i) {
-        slot *item;
-        uint64_t start;
-        line l;
-        flow_open(&f, is, FOREVER);
-        l = open(&f);
-        BENCH_CHECK(line_next(l, &item) && item == &slots[0]);
-        bench_sleep_ms(5); /* the edges fill, and everyone goes to sleep */
-        start = bench_ns();
-        line_close(l);
-        took[i] = (double)(bench_ns() - start) / 1e6;
-        flow_close(&f);
-    }
-    return bench_quantile(took, REPEATS, 0.5);
-}
-
-static double ours_stop(const void *arg) { return stop_run((const shape *)arg, ours_open); }
-static double peer_stop(const void *arg) { return stop_run((const shape *)arg, peer_open); }
-
-static void rows_start_and_stop(void) {
-    const bench_row start = { "startup_us", "us", threads_name, false, 0, false, 0 };
-    const bench_row stop = { "stop_idle_ms", "ms", threads_name, false, 1, false, 0 };
-    const shape is = noop_shape(3, 16, false);
-    if (bench_wanted(start.name)) {
-        bench_compare_sides(&start, 9, ours_startup, &is, peer_startup, &is);
-    }
-    if (bench_wanted(stop.name)) bench_compare_sides(&stop, 9, ours_stop, &is, peer_stop, &is);
-}
-
-/* ---- idle ---- */
-
-static double parked_run(const shape *is, open_fn open) {
-    double cores;
-    flow f;
-    slot *item;
-    line l;
-    flow_open(&f, is, FOREVER);
-    l = open(&f);
-    BENCH_CHECK(line_next(l, &item));
-    bench_sleep_ms(50);
-    cores = bench_idle_cores();
-    line_close(l);
-    flow_close(&f);
-    return cores * 100;
-}
-
-static void *starved_trainer(void *arg) {
-    slot *item;
-    return line_next(*(const line *)arg, &item) ? arg : NULL;
-}
-
-static double starved_run(const shape *is, open_fn open) {
-    pthread_t trainer;
-    void *got = NULL;
-    double cores;
-    flow f;
-    line l;
-    flow_open(&f, is, FOREVER);
-    l = open(&f);
-    BENCH_CHECK(pthread_create(&trainer, NULL, starved_trainer, &l) == 0);
-    bench_sleep_ms(50);
-    cores = bench_idle_cores();
-    flow_release(&f);
-    pthread_join(trainer, &got);
-    BENCH_CHECK(got == NULL); /* the end, not an item */
-    line_close(l);
-    flow_close(&f);
-    return cores * 100;
-}
-
-static double ours_parked(const void *arg) { return parked_run((const shape *)arg, ours_open); }
-static double peer_parked(const void *arg) { return parked_run((const shape *)arg, peer_open); }
-static double ours_starved(const void *arg) { return starved_run((const shape *)arg, ours_open); }
-static double peer_starved(const void *arg) { return starved_run((const shape *)arg, peer_open); }
-
-static void rows_idle(void) {
-    const bench_row parked = { "idle_cpu_pct", "%", threads_name, false, 0.1, false, 0 };
-    const bench_row starved = { "idle_cpu_pct_starved", "%", threads_name, false, 0.1, false, 0 };
-    shape is = noop_shape(3, 16, false);
-    if (bench_wanted(parked.name)) {
-        bench_compare_sides(&parked, 5, ours_parked, &is, peer_parked, &is);
-    }
-    is.feed = FEED_STARVED;
-    if (bench_wanted(starved.name)) {
-        bench_compare_sides(&starved, 5, ours_starved, &is, peer_starved, &is);
-    }
-}
-
-/* ---- allocations ---- */
 
 typedef struct counts {
     uint64_t taken;
     uint64_t given_back;
+    uint64_t bytes; /* that are out now */
 } counts;
 
 static void *counted_alloc(size_t bytes, size_t align, void *user) {
     const size_t whole = (bytes + align - 1) / align * align;
     __atomic_add_fetch(&((counts *)user)->taken, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&((counts *)user)->bytes, bytes, __ATOMIC_RELAXED);
     return aligned_alloc(align < sizeof(void *) ? sizeof(void *) : align, whole);
 }
 
 static void counted_free(void *memory, size_t bytes, void *user) {
-    (void)bytes;
     __atomic_add_fetch(&((counts *)user)->given_back, 1, __ATOMIC_RELAXED);
+    __atomic_sub_fetch(&((counts *)user)->bytes, bytes, __ATOMIC_RELAXED);
     free(memory);
 }
 
-static double allocs_run(const void *arg) {
-    const shape *is = (const shape *)arg;
-    counts n = { 0, 0 };
+/* The allocations of a run, and in cpu_ns the bytes of the pipeline. */
+static outcome run_counted(const pipe_peer *peer, const shape *is) {
+    counts n = { 0, 0, 0 };
     const spdl_allocator allocator = { counted_alloc, counted_free, &n };
-    uint64_t before;
-    uint64_t after;
+    outcome got = nothing;
     flow f;
-    line l;
-    flow_open(&f, is, is->items);
-    l = ours_open_with(&f, &allocator);
-    before = __atomic_load_n(&n.taken, __ATOMIC_RELAXED);
-    line_drain(l, &f);
-    after = __atomic_load_n(&n.taken, __ATOMIC_RELAXED);
-    line_close(l);
+    void *line;
+    flow_open(&f, is);
+    line = ours_open_with(&f, &allocator);
+    got.cpu_ns = (double)__atomic_load_n(&n.bytes, __ATOMIC_RELAXED);
+    got.ns = -(double)__atomic_load_n(&n.taken, __ATOMIC_RELAXED);
+    BENCH_CHECK(got.ns < 0);
+    drain(&f, peer, line);
+    got.ns += (double)__atomic_load_n(&n.taken, __ATOMIC_RELAXED);
+    line_close(peer, line);
+    flow_check(&f);
     flow_close(&f);
-    BENCH_CHECK(before > 0 && n.taken == n.given_back);
-    return (double)(after - before);
+    BENCH_CHECK(n.taken == n.given_back && n.bytes == 0);
+    return got;
 }
 
 static void row_allocs(void) {
     const bench_row row = { "allocs_steady", "calls", NULL, false, 0, true, 0 };
-    shape is = noop_shape(3, 16, false);
+    shape is = to_trainer(3, 16, false);
     is.items = 100000;
+    row_alone(&row, 3, &is, run_counted);
+}
+
+static void row_bytes(void) {
+    const bench_row row = { "bytes_per_item", "bytes", NULL, false, 24, false, 0 };
+    shape small = to_trainer(3, 256, false);
+    shape large = to_trainer(3, 4096, false);
+    double bytes;
+    small.items = 1000;
+    large.items = 1000;
     if (!bench_wanted(row.name)) return;
-    bench_compare_sides(&row, 3, allocs_run, &is, NULL, NULL);
+    bytes = measure(run_counted, &ours, &large).cpu_ns - measure(run_counted, &ours, &small).cpu_ns;
+    bench_print(&row, bytes / ((large.buffer_size - small.buffer_size) * (small.pipes + 1)), 0);
+}
+
+/* ---- start, stop ---- */
+
+/* Opens it and takes the first item. */
+static void *line_begin(const pipe_peer *peer, flow *f) {
+    void *line = line_open(peer, &f->spec);
+    void *item;
+    BENCH_CHECK(line_next(peer, line, &item) && ((const slot *)item)->index == 0);
+    return line;
+}
+
+static outcome run_start(const pipe_peer *peer, const shape *is) {
+    double took[REPEATS];
+    outcome got = nothing;
+    flow f;
+    int i;
+    for (i = 0; i < REPEATS; ++i) {
+        uint64_t start;
+        void *line;
+        flow_open(&f, is);
+        start = bench_ns();
+        line = line_begin(peer, &f);
+        took[i] = (double)(bench_ns() - start);
+        line_close(peer, line);
+        flow_close(&f);
+    }
+    got.ns = bench_quantile(took, REPEATS, 0.5);
+    return got;
+}
+
+static outcome run_stop(const pipe_peer *peer, const shape *is) {
+    double took[REPEATS];
+    outcome got = nothing;
+    flow f;
+    int i;
+    for (i = 0; i < REPEATS; ++i) {
+        uint64_t start;
+        void *line;
+        flow_open(&f, is);
+        line = line_begin(peer, &f);
+        if (is->work == WORK_NONE) bench_sleep_ms(5); /* the edges fill, and everyone sleeps */
+        start = bench_ns();
+        line_close(peer, line);
+        took[i] = (double)(bench_ns() - start);
+        flow_close(&f);
+    }
+    got.ns = bench_quantile(took, REPEATS, 0.5);
+    return got;
+}
+
+static void rows_start_and_stop(void) {
+    const view start = { { "startup_us", "us", "", false, 100, false, 0 }, as_us, NULL };
+    const view idle = { { "stop_idle_ms", "ms", "", false, 1, false, 0 }, as_ms, NULL };
+    const view busy = { { "stop_busy_ms", "ms", "", false, 3, false, 0 }, as_ms, NULL };
+    shape is = to_trainer(3, 16, false);
+    is.items = FOREVER;
+    rows_run(&start, 1, &is, run_start, 9, 0);
+    rows_run(&idle, 1, &is, run_stop, 9, 0);
+    is.pipes = 1;
+    is.work = WORK_NAP;
+    is.work_us = 2000;
+    rows_run(&busy, 1, &is, run_stop, 9, 0);
+}
+
+/* ---- idle ---- */
+
+static outcome run_parked(const pipe_peer *peer, const shape *is) {
+    outcome got = nothing;
+    flow f;
+    void *line;
+    flow_open(&f, is);
+    line = line_begin(peer, &f);
+    bench_sleep_ms(50);
+    got.ns = 100 * bench_idle_cores();
+    line_close(peer, line);
+    flow_close(&f);
+    return got;
+}
+
+typedef struct trainer {
+    const pipe_peer *peer;
+    void *line;
+} trainer;
+
+static void *starved_trainer(void *arg) {
+    const trainer *t = (const trainer *)arg;
+    void *item;
+    return line_next(t->peer, t->line, &item) ? arg : NULL;
+}
+
+static outcome run_starved(const pipe_peer *peer, const shape *is) {
+    outcome got = nothing;
+    trainer t = { peer, NULL };
+    pthread_t thread;
+    void *item = NULL;
+    flow f;
+    flow_open(&f, is);
+    t.line = line_open(peer, &f.spec);
+    peer_thread(&thread, starved_trainer, &t);
+    bench_sleep_ms(50);
+    got.ns = 100 * bench_idle_cores();
+    flow_release(&f);
+    pthread_join(thread, &item);
+    BENCH_CHECK(item == NULL); /* the end, not an item */
+    line_close(peer, t.line);
+    flow_close(&f);
+    return got;
+}
+
+static void rows_idle(void) {
+    const view parked = { { "idle_cpu_pct", "%", "", false, 0.02, false, 0 }, as_is, NULL };
+    const view starved = { { "idle_cpu_pct_starved", "%", "", false, 0.02, false, 0 },
+                           as_is,
+                           NULL };
+    shape is = to_trainer(3, 16, false);
+    is.items = FOREVER;
+    rows_run(&parked, 1, &is, run_parked, 3, 0);
+    is.feed = FEED_STARVED;
+    rows_run(&starved, 1, &is, run_starved, 3, 0);
+}
+
+/* ---- Python ---- */
+
+typedef struct python_case {
+    const char *operation;
+    int items;
+    shape is; /* of ours */
+} python_case;
+
+static peer_python python;
+
+static double python_rate(const void *arg) {
+    const python_case *c = (const python_case *)arg;
+    const double ns = peer_python_ns(&python, c->operation, c->items, "-");
+    return ns > 0 ? 1e9 / ns : 0;
+}
+
+static double ours_rate(const void *arg) {
+    const python_case *c = (const python_case *)arg;
+    return 1e9 / measure(run_flow, &ours, &c->is).ns;
+}
+
+static void python_start(void) {
+    const char *program = getenv("BENCH_PIPELINE_PYTHON");
+    const bool set = program != NULL && program[0] != '\0';
+    if (python.from == NULL) {
+        peer_python_begin(&python, set ? program : "python3", "bench/pipe_peers.py");
+    }
+}
+
+static void row_python(bench_row row, const char *needs, const char *operation, int items) {
+    python_case c;
+    bool there;
+    if (!bench_wanted(row.name)) return;
+    python_start();
+    there = strstr(python.versions, needs) != NULL;
+    if (!there) fprintf(stderr, "missing: %s; to get it: pip install %s\n", row.peer_name, needs);
+    if (!there) row.peer_name = NULL;
+    if (!there) row.goal_ratio = 0;
+    c.operation = operation;
+    c.items = items / (bench_opt.quick ? 3 : 1);
+    c.is = to_trainer(3, 16, false);
+    c.is.items = bench_opt.quick ? 300000 : 1000000;
+    bench_compare_sides(&row, 5, ours_rate, &c, there ? python_rate : NULL, &c);
+}
+
+static void rows_python(void) {
+    const bench_row spdl = { "vs_spdl_noop3", "items/s", "SPDL (PyPI)", true, 0, false, 1000 };
+    const bench_row torch = { "vs_torch_noop", "items/s", "torch DataLoader", true, 0, false, 0 };
+    row_python(spdl, "spdl", "spdl_noop3", 3000);
+    row_python(torch, "torch", "torch_noop3", 20000);
 }
 
 /* ---- the pool alone ---- */
@@ -678,33 +955,42 @@ static double peer_pool_run(const void *arg, uint64_t jobs) {
     return elapsed;
 }
 
-static double ours_submit_ns(const void *arg) { return per_item(arg, ours_pool_run); }
-static double peer_submit_ns(const void *arg) { return per_item(arg, peer_pool_run); }
+static double ours_submit_ns(const void *arg) {
+    const uint64_t jobs = ((const shape *)arg)->items;
+    return ours_pool_run(NULL, jobs) / (double)jobs;
+}
+
+static double peer_submit_ns(const void *arg) {
+    const uint64_t jobs = ((const shape *)arg)->items;
+    return peer_pool_run(NULL, jobs) / (double)jobs;
+}
 
 static void row_pool(void) {
     const bench_row row = { "pool_submit_ns", "ns", "mutex+condvar pool", false, 0, false, 0 };
-    shape ours = noop_shape(0, 0, false);
-    shape peer = ours;
+    shape our_jobs;
+    shape their_jobs;
     if (!bench_wanted(row.name)) return;
-    ours.items = bench_calibrate(ours_pool_run, &ours, 2000, RUN_MS);
-    peer.items = bench_calibrate(peer_pool_run, &peer, 2000, RUN_MS);
-    bench_compare_sides(&row, 9, ours_submit_ns, &ours, peer_submit_ns, &peer);
+    our_jobs.items = bench_calibrate(ours_pool_run, NULL, 2000, RUN_MS);
+    their_jobs.items = bench_calibrate(peer_pool_run, NULL, 2000, RUN_MS);
+    bench_compare_sides(&row, 9, ours_submit_ns, &our_jobs, peer_submit_ns, &their_jobs);
 }
 
 int main(int argc, char **argv) {
     bench_start("pipeline", argc, argv);
+    peers_load(argv[0]);
     rows_noop();
-    row_work("work1us", 1, false, false);
-    row_work("work10us", 10, false, false);
-    row_work("work100us", 100, false, false);
-    row_work("skew20us_ordered", 20, true, false);
-    row_work("skew20us_unordered", 20, true, true);
-    row_sparse();
-    row_train_step();
+    rows_work();
+    rows_sparse();
+    rows_train_step();
+    rows_tail();
+    rows_jpeg();
+    rows_python();
     row_inline();
     rows_start_and_stop();
     rows_idle();
     row_allocs();
+    row_bytes();
     row_pool();
+    if (bench_opt.all) rows_scale();
     return 0;
 }

@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define PEER_MAX_STAGES 8
-#define PEER_MAX_THREADS 32
+#define PEER_MAX_THREADS 256
 
 typedef enum peer_result { PEER_OK, PEER_WAIT, PEER_CLOSED } peer_result;
 
