@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds each example by the commands in its own head comment, as they are written (but CC and CXX
 # stand for cc and c++), and runs it. An example has at most 120 lines (the trainer, and those that
-# use another library, 160), so that it stays one idea. One whose headers are not all there is skipped
-# with its line "Needs:", which says how to install them.
+# use another library, 160), so that it stays one idea. One whose headers are not all there is
+# skipped with its line "Needs:", which says how to install them.
 . "$(dirname "$0")/tally.sh"
 
 # The commands run in a folder of their own, which looks like the top of the tree to them.
@@ -65,7 +65,8 @@ run_example() {
         ;;
     image_folder)
         mkdir jpegs
-        check "build tests/make_jpegs.c" ${CC:-cc} -O2 "$root/tests/make_jpegs.c" -o make_jpegs -ljpeg
+        check "build make_jpegs" \
+            "${CC:-cc}" -O2 "$root/tests/make_jpegs.c" -o make_jpegs -ljpeg
         check "make_jpegs" ./make_jpegs jpegs 100
         check "image_folder on 100 files" fails_with 0 "100 images" ./image_folder jpegs
         check "image_folder names a cut file" fails_with 0 "left out: cut.jpg: Premature end" \
