@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds each example by the commands in its own head comment, as they are written (but CC and CXX
-# stand for cc and c++), and runs it. An example has at most 120 lines (the trainer 160), so that it
-# stays one idea.
+# stand for cc and c++), and runs it. An example has at most 120 lines (the trainer, and those that
+# use another library, 160), so that it stays one idea. One whose headers are not all there is
+# skipped with its line "Needs:", which says how to install them.
 . "$(dirname "$0")/tally.sh"
 
 # The commands run in a folder of their own, which looks like the top of the tree to them.
@@ -19,6 +20,12 @@ build_lines() {
             /^(cc|c\+\+) / { print }
             last { exit }' "$1"
     fi | sed -e "s:^cc :${CC:-cc} :" -e "s:^c++ :${CXX:-c++} :"
+}
+
+# What to install for a file, when something is missing; else nothing.
+missing() {
+    needs=$(sed -n '1,/\*\//s/^ *Needs: *//p' "$1")
+    [ -z "$needs" ] || ${CC:-cc} -E -I. "$1" >/dev/null 2>&1 || echo "$needs"
 }
 
 short() {
@@ -56,6 +63,31 @@ run_example() {
         check "npz_convert makes the same again" cmp stored.npz again.npz
         check "npz_convert on no file" fails_with 1 none.npz ./npz_convert none.npz to.npz
         ;;
+    image_folder)
+        mkdir jpegs
+        check "build make_jpegs" \
+            "${CC:-cc}" -O2 "$root/tests/make_jpegs.c" -o make_jpegs -ljpeg
+        check "make_jpegs" ./make_jpegs jpegs 100
+        check "image_folder on 100 files" fails_with 0 "100 images" ./image_folder jpegs
+        check "image_folder names a cut file" fails_with 0 "left out: cut.jpg: Premature end" \
+            ./image_folder jpegs
+        check "image_folder names a text" fails_with 0 "left out: notes.jpg: Not a JPEG" \
+            ./image_folder jpegs
+        for i in 1 2 3 4 5 6 7 8 9; do cp jpegs/cut.jpg jpegs/cut$i.jpg; done
+        check "image_folder over its budget" fails_with 1 "stage 1 'decode', item" \
+            ./image_folder jpegs
+        ;;
+    http_fetch)
+        if command -v python3 >/dev/null; then
+            check "http_fetch: pages" fails_with 0 "999 pages, 1 not to be had" \
+                python3 "$root/tests/http_server.py" ./http_fetch http://127.0.0.1:PORT/ 1000
+        else
+            skip "run http_fetch: no python3 for its server"
+        fi
+        check "http_fetch on no server" fails_with 1 "0 pages, 20 not to be had" \
+            ./http_fetch http://127.0.0.1:1/ 20
+        ;;
+    autotune) check "autotune" fails_with 0 "concurrency 1 -> 2, because" ./autotune ;;
     *) check "run $1" run "./$1" ;;
     esac
 }
@@ -63,10 +95,15 @@ run_example() {
 for file in examples/*.c examples/*.cpp examples/*/*.c examples/*/*.cpp; do
     [ -f "$file" ] || continue
     limit=120
-    [ "$file" = examples/train_digits.c ] && limit=160
+    case $file in
+    examples/train_digits.c | examples/image_folder.c | examples/http_fetch.c) limit=160 ;;
+    esac
     check "$file has at most $limit lines" short "$file" $limit
     build_lines "$file" >commands
-    if [ -s commands ]; then
+    needs=$(missing "$file")
+    if [ -n "$needs" ]; then
+        skip "$file: $needs"
+    elif [ -s commands ]; then
         name=$(sed -n '$ s/.* -o \([a-z_]*\).*/\1/p' commands)
         check "build $file" sh -e commands
         if [ -x "$name" ]; then run_example "$name"; else not_ok "$file: no program '$name'"; fi
