@@ -4374,6 +4374,7 @@ struct spdl_task {
     bool live;   /* the function is running */
     bool taken;  /* the input is not the library's any more */
     bool flushing;
+    bool cut_short; /* it would be repeated, but for a stop: neither a result nor a failure */
     int path;
     uint64_t thread;
     uint64_t sequence;
@@ -4914,8 +4915,13 @@ SPDL__PRIVATE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
 SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *counters, void **out) {
     spdl_result result = spdl__task_attempt(task, out);
     int left = task->node->row.retries;
+    task->cut_short = false;
     for (; left > 0 && spdl__result_fails(result) && !task->taken && task->split == NULL &&
-           task->parked == NULL && !spdl__pipeline_halted(task->pipeline); --left) {
+           task->parked == NULL; --left) {
+        if (spdl__pipeline_halted(task->pipeline)) {
+            task->cut_short = true;
+            break;
+        }
         spdl__task_discard(task);
         spdl__count(&counters->retries, 1);
         result = spdl__task_attempt(task, out);
@@ -5013,12 +5019,15 @@ SPDL__PRIVATE bool spdl__pipe_settle(spdl_task *task, spdl__counters *counters, 
         spdl__task_put(task, counters, out, passed_on ? in.origin : made, now);
     } else {
         spdl__task_discard(task);
-        if (result == SPDL_SKIP)
+        if (task->cut_short)
+            spdl__count(&counters->freed, spdl__owner(in.origin) != SPDL__HOLE);
+        else if (result == SPDL_SKIP)
             spdl__count(&counters->skips, 1);
         else
             fatal = spdl__task_failed(task, counters, result);
-        /* behind a fatal failure a ticket stays unfilled: nothing behind it is delivered */
-        if (!fatal) spdl__node_put_hole(p, task->node, task->ticket, now);
+        /* behind a fatal failure, or one that a stop has cut short, a ticket stays unfilled: nothing
+           behind it is delivered */
+        if (!fatal && !task->cut_short) spdl__node_put_hole(p, task->node, task->ticket, now);
     }
     spdl__task_leave_window(task);
     return !fatal;
@@ -5254,6 +5263,7 @@ SPDL__PRIVATE bool spdl__source_settle(spdl_task *task, spdl__counters *counters
         return node->row.continuous;
     }
     spdl__add(&node->out.refunds, 1);
+    if (task->cut_short) return false;
     if (result == SPDL_SKIP) {
         spdl__count(&counters->skips, 1);
         return true;
