@@ -6859,7 +6859,10 @@ SPDL__PRIVATE size_t spdl__node_batch_size(const spdl_pipeline *p, const spdl__p
     if (strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0) return 0;
     for (k = 0; row->kind == SPDL_KIND_MERGE && k < plan->paths[i]; ++k)
         most = (size_t)spdl__max(most, p->node[plan->path[i][k]].batch_size);
-    return plan->before[i] >= 0 ? p->node[plan->before[i]].batch_size : most;
+    if (plan->before[i] >= 0) most = p->node[plan->before[i]].batch_size;
+    for (k = 0; row->emits && k < i; ++k) /* batches out of a batch of batches */
+        if (plan->above[i] >> k & 1) most = (size_t)spdl__max(most, p->node[k].batch_size);
+    return most;
 }
 
 SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const spdl__plan *plan,
