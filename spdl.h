@@ -4690,6 +4690,7 @@ struct spdl_task {
     bool live;   /* the function is running */
     bool taken;  /* the input is not the library's any more */
     bool flushing;
+    bool cut_short; /* it would be repeated, but for a stop: neither a result nor a failure */
     int path;
     uint64_t thread;
     uint64_t sequence;
@@ -5312,8 +5313,13 @@ SPDL__PRIVATE spdl_result spdl__task_emit(spdl_task *task, void *item) {
 SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *counters, void **out) {
     spdl_result result = spdl__task_attempt(task, out);
     int left = task->node->row.retries;
+    task->cut_short = false;
     for (; left > 0 && spdl__result_fails(result) && !task->taken && task->split == NULL &&
-           task->parked == NULL && !spdl__pipeline_halted(task->pipeline); --left) {
+           task->parked == NULL; --left) {
+        if (spdl__pipeline_halted(task->pipeline)) {
+            task->cut_short = true;
+            break;
+        }
         spdl__task_discard(task);
         spdl__count(&counters->retries, 1);
         result = spdl__task_attempt(task, out);
@@ -5431,12 +5437,15 @@ SPDL__PRIVATE bool spdl__pipe_settle(spdl_task *task, spdl__counters *counters, 
         spdl__task_put(task, counters, out, passed_on ? in.origin : made, now);
     } else {
         spdl__task_discard(task);
-        if (result == SPDL_SKIP)
+        if (task->cut_short)
+            spdl__count(&counters->freed, spdl__owner(in.origin) != SPDL__HOLE);
+        else if (result == SPDL_SKIP)
             spdl__count(&counters->skips, 1);
         else
             fatal = spdl__task_failed(task, counters, result);
-        /* behind a fatal failure a ticket stays unfilled: nothing behind it is delivered */
-        if (!fatal) spdl__task_put_nothing(task, now);
+        /* behind a fatal failure, or one that a stop has cut short, a ticket stays unfilled: nothing
+           behind it is delivered */
+        if (!fatal && !task->cut_short) spdl__task_put_nothing(task, now);
     }
     spdl__task_leave_window(task);
     return !fatal;
@@ -5692,6 +5701,7 @@ SPDL__PRIVATE bool spdl__source_settle(spdl_task *task, spdl__counters *counters
         return node->row.continuous;
     }
     spdl__add(&node->out.refunds, 1);
+    if (task->cut_short) return false;
     if (result == SPDL_SKIP) {
         spdl__count(&counters->skips, 1);
         return true;
@@ -7307,7 +7317,10 @@ SPDL__PRIVATE size_t spdl__node_batch_size(const spdl_pipeline *p, const spdl__p
     if (strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0) return 0;
     for (k = 0; row->kind == SPDL_KIND_MERGE && k < plan->paths[i]; ++k)
         most = (size_t)spdl__max(most, p->node[plan->path[i][k]].batch_size);
-    return plan->before[i] >= 0 ? p->node[plan->before[i]].batch_size : most;
+    if (plan->before[i] >= 0) most = p->node[plan->before[i]].batch_size;
+    for (k = 0; row->emits && k < i; ++k) /* batches out of a batch of batches */
+        if (plan->above[i] >> k & 1) most = (size_t)spdl__max(most, p->node[k].batch_size);
+    return most;
 }
 
 /* Which branch a row belongs to. */

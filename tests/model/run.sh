@@ -57,7 +57,7 @@ search() {
         verdict="not searched"
     elif [ "$errors" = 0 ]; then
         verdict=holds
-    elif grep -Eq 'assertion violated.*(asleep|inside|returned|taken|late|result)' "$folder/log"
+    elif grep -Eq 'assertion violated.*(asleep|inside|returned|taken|late|result|settled|told|gone|waits)' "$folder/log"
     then
         verdict=breaks
     else
@@ -136,6 +136,11 @@ model holds close_spmc -DCAPACITY=1 -DPUSHES=2 -DCONSUMERS=1
 model holds next -DTICKETS=2
 model holds next -DNO_STOP
 model holds stop
+model holds push
+model holds push -DCAPACITY=2 -DITEMS=4
+model holds deferred
+model holds crews
+model holds crews -DINLINE
 
 model breaks park -DNO_HEAVY
 model breaks park -DPARKED -DITEMS=3 -DNO_CLEAR
@@ -181,6 +186,25 @@ model breaks next -DTICKETS=2 -DNO_STOP -DNO_RELOOK
 model breaks stop -DNO_LOCK
 model breaks stop -DEARLY_LOOK
 model breaks stop -DLATE_WORD
+model breaks push -DNO_HEAVY
+model breaks push -DNO_RECHECK
+model breaks push -DLATE_WORD
+model breaks push -DEARLY_NOTIFY
+model breaks push -DSILENT_CLOSE
+model breaks deferred -DNO_GENERATION
+model breaks deferred -DNO_TELLING
+model breaks deferred -DBLIND_RETURN
+model breaks deferred -DNO_COMPLETING
+model breaks deferred -DLATE_RELEASE
+model breaks crews -DNO_HEAVY
+model breaks crews -DNO_RECHECK
+model breaks crews -DNO_CLAIM_HINT
+model breaks crews -DNO_STEP_HINT
+model breaks crews -DSILENT_HOLES
+model breaks crews -DINLINE -DNO_HEAVY
+model breaks crews -DINLINE -DNO_RECHECK
+model breaks crews -DINLINE -DSILENT_HOLES
+model breaks crews -DINLINE -DDEAF
 
 wait
 tell
