@@ -573,7 +573,8 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    path); paths may hold any rows but a source and a sink, also none, and branches of their own. A
    branch of batches sends the items of a batch down several paths with spdl_route_items: every path
    then gets one batch, maybe an empty one, and SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES) joins
-   what became of them to one batch again (one that a stage drops counts as empty).
+   what became of them to one batch again (one that a stage drops counts as empty; one that
+   spdl_route sends down one path has empty ones beside it).
 
    Epochs. A source with .continuous starts over after SPDL_END, its items numbered from 0 again;
    next returns SPDL_END once for each epoch. The end of an epoch is a barrier in every stage: no
@@ -628,7 +629,9 @@ typedef enum spdl_merge_order {
 
 /* Which of `paths` paths to take from: ready[i] is 1 when path i has an item, 0 when it may get
    one, -1 when it has none until the next epoch or for good. A path that is not ready is waited
-   for; less than 0: wait for any. Called under a lock: to be quick, and not to call the library. */
+   for; less than 0: wait for any. Asked when some path has an item. To wait when no path is at 0
+   would be for ever and is a failure, as is a path there is none of. Called under a lock: to be
+   quick, and not to call the library. */
 typedef int (*spdl_merge_fn)(void *ctx, const signed char *ready, int paths);
 
 /* One row, made by the macros below; zero is the default. */
@@ -5280,6 +5283,43 @@ SPDL__PRIVATE void spdl__task_discard(spdl_task *task) {
     task->split = NULL;
 }
 
+/* An empty batch for each path of the branch; all or none. */
+SPDL__PRIVATE bool spdl__task_split(spdl_task *task, uint64_t number) {
+    spdl_pipeline *p = task->pipeline;
+    int i;
+    task->split = &p->split[task->worker * SPDL_MAX_STAGES];
+    for (i = 0; i < task->node->paths; ++i) {
+        task->split[i] = spdl__batch_get(task->node->batches);
+        if (task->split[i] == NULL) break;
+        task->split[i]->shown.sequence = number;
+    }
+    if (i == task->node->paths) return true;
+    spdl__task_discard(task);
+    return false;
+}
+
+/* Item `i` of a batch goes down a path. */
+SPDL__PRIVATE void spdl__task_send(spdl_task *task, int path, spdl__batch *from, size_t i) {
+    spdl__batch *to = task->split[path];
+    to->owner[to->shown.count] = from->owner[i];
+    to->shown.items[to->shown.count++] = from->shown.items[i];
+    from->shown.items[i] = NULL;
+}
+
+/* A branch whose merge joins batches, and a call that did not split its own: all of it goes down
+   one path, and empty ones down the others, as the merge expects. */
+SPDL__PRIVATE spdl_result spdl__task_send_all(spdl_task *task, void *out) {
+    spdl__batch *batch = (spdl__batch *)out;
+    size_t i;
+    if (batch == NULL) return spdl_fail(task, "no batch in *out");
+    if (batch->shown.count > task->node->batches->size)
+        return spdl_fail(task, "a batch with more items than the rows above can have made");
+    if (!spdl__task_split(task, batch->shown.sequence)) return SPDL_E_NOMEM;
+    for (i = 0; i < batch->shown.count; ++i) spdl__task_send(task, task->path, batch, i);
+    if (out != task->in.item) spdl_batch_free(out);
+    return SPDL_OK;
+}
+
 /* Whether a call is to be repeated: codes that no stage may return are no reason. */
 SPDL__PRIVATE bool spdl__result_fails(spdl_result result) { return result < 0; }
 
@@ -5333,7 +5373,7 @@ SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *count
 SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
                                      spdl_result result) {
     spdl__node *node = task->node;
-    if (result == SPDL_PENDING && task->text[0] == '\0')
+    if (result == SPDL_PENDING && node->parked == NULL && task->text[0] == '\0')
         (void)snprintf(task->text, sizeof(task->text),
                        "returned SPDL_PENDING, but its row does not say .deferred");
     if (result >= 0 && task->text[0] == '\0')
@@ -5625,7 +5665,7 @@ SPDL__INLINE bool spdl__pipe_call(spdl_task *task, spdl__counters *counters, spd
     }
     *result = spdl__task_call(task, counters, out);
     if (task->node->splits && *result == SPDL_OK && task->split == NULL)
-        *result = spdl_fail(task, "without spdl_route_items, but its SPDL_MERGE joins batches");
+        *result = spdl__task_send_all(task, *out);
     return task->node->parked == NULL || spdl__parked_returned(task, result, out);
 }
 
@@ -5841,19 +5881,30 @@ SPDL__PRIVATE bool spdl__batch_step(spdl_pipeline *p, spdl__node *node, int work
     return progress;
 }
 
-/* The path to take from, or -1 to wait. */
-SPDL__PRIVATE int spdl__merge_choose(const spdl_pipeline *p, spdl__node *node,
-                                     const spdl__paths *seen) {
+/* What merge_fn says: a path to take from, or -1 to wait. An answer that would never let anything
+   through is a failure. */
+SPDL__PRIVATE int spdl__merge_ask(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen) {
     const int paths = node->paths;
-    int choice;
-    if (node->row.merge_order != SPDL_MERGE_CHOICE) return spdl__merge_turn(p, node, seen);
-    choice = node->row.merge_fn(node->row.ctx, seen->ready, paths);
-    if (choice >= 0 && choice < paths && seen->ready[choice] == 1) {
-        spdl__store_relaxed(&node->refused, 0);
-        return choice;
-    }
-    spdl__store_relaxed(&node->refused, spdl__paths_key(seen, paths));
+    const int choice = node->row.merge_fn(node->row.ctx, seen->ready, paths);
+    const bool takes = choice >= 0 && choice < paths && seen->ready[choice] == 1;
+    char text[SPDL_NAME_BYTES + 64];
+    spdl__store_relaxed(&node->refused, takes ? 0 : spdl__paths_key(seen, paths));
+    if (takes) return choice;
+    if (choice < paths && seen->items + seen->marks + seen->ended < paths) return -1;
+    if (choice >= paths)
+        (void)snprintf(text, sizeof(text), "merge_fn returned %d, but there are %d paths", choice,
+                       paths);
+    else
+        (void)snprintf(text, sizeof(text),
+                       "merge_fn waits, but every path has an item or has ended");
+    spdl__node_fail(p, node, node->out.tail, node->out.tail, SPDL_E_INVALID, text);
     return -1;
+}
+
+/* The path to take from, or -1 to wait. */
+SPDL__PRIVATE int spdl__merge_choose(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen) {
+    if (node->row.merge_order == SPDL_MERGE_CHOICE) return spdl__merge_ask(p, node, seen);
+    return spdl__merge_turn(p, node, seen);
 }
 
 /* Passes over the holes in front of each path. */
@@ -6152,21 +6203,6 @@ SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
     return SPDL_OK;
 }
 
-/* An empty batch for each path of the branch; all or none. */
-SPDL__PRIVATE bool spdl__task_split(spdl_task *task, uint64_t number) {
-    spdl_pipeline *p = task->pipeline;
-    int i;
-    task->split = &p->split[task->worker * SPDL_MAX_STAGES];
-    for (i = 0; i < task->node->paths; ++i) {
-        task->split[i] = spdl__batch_get(task->node->batches);
-        if (task->split[i] == NULL) break;
-        task->split[i]->shown.sequence = number;
-    }
-    if (i == task->node->paths) return true;
-    spdl__task_discard(task);
-    return false;
-}
-
 SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
     spdl__batch *in = (spdl__batch *)task->in.item;
     size_t i;
@@ -6181,12 +6217,7 @@ SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
         return SPDL_E_INVALID;
     }
     if (!spdl__task_split(task, in->shown.sequence)) return SPDL_E_NOMEM;
-    for (i = 0; i < in->shown.count; ++i) {
-        spdl__batch *to = task->split[path[i]];
-        to->owner[to->shown.count] = in->owner[i];
-        to->shown.items[to->shown.count++] = in->shown.items[i];
-        in->shown.items[i] = NULL;
-    }
+    for (i = 0; i < in->shown.count; ++i) spdl__task_send(task, path[i], in, i);
     return SPDL_OK;
 }
 
@@ -6637,7 +6668,8 @@ SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     const uint64_t number = feed->made;
     if (spdl__load32(&feed->ended) || spdl__load32(&feed->closed) || spdl__pipeline_halted(p))
         return SPDL_CLOSED;
-    if (spdl__node_room(p, feed) == 0) return SPDL_FULL;
+    /* no call is under way: all that was reserved waits */
+    if (spdl__edge_room(&feed->out, feed->out.buffer_size, false) == 0) return SPDL_FULL;
     spdl__node_reserve(p, feed, 1);
     spdl__node_put(p, feed, 0, item, spdl__origin(number, (unsigned)feed->index), spdl_time_ns());
     spdl__store_relaxed(&feed->made, number + 1);
