@@ -4394,6 +4394,7 @@ struct spdl_pipeline {
     bool asymmetric;
     bool has_hooks; /* some row has init or fini */
     bool threaded;  /* has workers, of whatever pool */
+    bool helped;    /* other threads make work for the trainer, with workers = 0 */
     int workers;    /* of all crews; at least 1: the trainer is worker 0 when there is no pool */
     int count;      /* rows but the sink */
     int crews;
@@ -4642,7 +4643,7 @@ SPDL__PRIVATE void spdl__pipeline_hint(spdl_pipeline *p) {
     int i;
     if (p->crew[0].pool != NULL)
         spdl__pool_hint(p->crew[0].pool);
-    else if (p->threaded || p->feed != NULL)
+    else if (p->helped)
         spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL); /* the trainer is the worker */
     for (i = 1; i < p->crews; ++i) spdl__pool_hint(p->crew[i].pool);
 }
@@ -6865,6 +6866,7 @@ SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const
         node->in = &p->node[plan->before[i]].out;
     spdl__name_copy(node->name, spdl__row_name(&plan->rows[i]));
     if (row->kind == SPDL_KIND_FEED) p->feed = node;
+    if (p->crews > 1 || row->kind == SPDL_KIND_FEED || row->deferred) p->helped = true;
     if (row->init != NULL) p->has_hooks = true;
 }
 
