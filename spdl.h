@@ -6205,7 +6205,8 @@ SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     const uint64_t number = feed->made;
     if (spdl__load32(&feed->ended) || spdl__load32(&feed->closed) || spdl__pipeline_halted(p))
         return SPDL_CLOSED;
-    if (spdl__node_room(p, feed) == 0) return SPDL_FULL;
+    /* no call is under way: all that was reserved waits */
+    if (spdl__edge_room(&feed->out, feed->out.buffer_size, false) == 0) return SPDL_FULL;
     spdl__node_reserve(p, feed, 1);
     spdl__node_put(p, feed, 0, item, spdl__origin(number, (unsigned)feed->index), spdl_time_ns());
     spdl__store_relaxed(&feed->made, number + 1);
