@@ -572,7 +572,8 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    path); paths may hold any rows but a source and a sink, also none, and branches of their own. A
    branch of batches sends the items of a batch down several paths with spdl_route_items: every path
    then gets one batch, maybe an empty one, and SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES) joins
-   what became of them to one batch again.
+   what became of them to one batch again. (With such a merge a batch that spdl_route sends down one
+   path has empty ones beside it.)
 
    Epochs. A source with .continuous starts over after SPDL_END, its items numbered from 0 again;
    next returns SPDL_END once for each epoch. The end of an epoch is a barrier in every stage: no
@@ -626,7 +627,9 @@ typedef enum spdl_merge_order {
 
 /* Which of `paths` paths to take from: ready[i] is 1 when path i has an item, 0 when it may get
    one, -1 when it has none until the next epoch or for good. A path that is not ready is waited
-   for; less than 0: wait for any. Called under a lock: to be quick, and not to call the library. */
+   for; less than 0: wait for any. Asked when some path has an item. To wait when no path is at 0
+   would be for ever and is a failure, as is a path there is none of. Called under a lock: to be
+   quick, and not to call the library. */
 typedef int (*spdl_merge_fn)(void *ctx, const signed char *ready, int paths);
 
 /* One row, made by the macros below; zero is the default. */
@@ -4316,6 +4319,7 @@ typedef struct spdl__node {
     bool by_ticket;  /* and get their tickets when the inputs are claimed */
     uint32_t above;  /* bit i: what row i makes can come here */
     int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
+    bool joined;     /* branch: its merge joins batches */
     uint8_t path[SPDL_MAX_STAGES];
     size_t batch_size; /* what comes out: the most items in a batch; 0: no batches of ours */
     spdl__edge *in;  /* NULL for rows that read none or several */
@@ -4332,6 +4336,7 @@ typedef struct spdl__node {
     uint32_t finished;
     uint32_t flushed;  /* the call without input was claimed in this epoch */
     uint32_t turn;     /* merge: the path that is looked at first */
+    uint64_t waits;    /* merge: the shape of its paths when there was nothing to be taken */
     uint64_t claimed;  /* with a window: calls claimed, and all of those before `oldest` have ended */
     uint64_t oldest;
     uint64_t number;   /* batch: of the next one in this epoch */
@@ -4588,19 +4593,24 @@ SPDL__PRIVATE uint64_t spdl__window_left(const spdl__node *node) {
     return (uint64_t)node->row.reorder_window + 1 - (claimed - oldest);
 }
 
-/* Without the lock: whether one of the inputs of a merge could be taken now. It is a guess on the
-   safe side: a step finds out. */
+/* What can be seen of a path, as two bits in the shape of a merge: nothing, something, the end. */
+SPDL__PRIVATE uint64_t spdl__path_shape(int path, bool something, bool ended) {
+    return (uint64_t)(ended ? 2 : something) << (2 * path);
+}
+
+/* Without the lock: whether the paths of a merge look other than when it found nothing to take. A
+   look is enough: what is there stays until the merge takes it. */
 SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node) {
-    bool all_ended = true;
+    uint64_t shape = 0;
     int i;
     if (spdl__load32(&node->closed)) return true;
     for (i = 0; i < node->paths; ++i) {
         const spdl__edge *edge = spdl__path_edge(p, node, i);
         const bool ended = spdl__edge_exhausted(edge);
-        if (!ended) all_ended = false;
-        if (!ended && spdl__edge_ready(edge, spdl__load_relaxed(&edge->head))) return true;
+        const bool something = spdl__edge_ready(edge, spdl__load_relaxed(&edge->head));
+        shape |= spdl__path_shape(i, something, ended);
     }
-    return all_ended;
+    return shape != spdl__load_relaxed(&node->waits);
 }
 
 /* Any thread, without the lock: whether a step of this stage would do something. */
@@ -4891,6 +4901,43 @@ SPDL__PRIVATE void spdl__task_discard(spdl_task *task) {
     task->split = NULL;
 }
 
+/* An empty batch for each path of the branch; all or none. */
+SPDL__PRIVATE bool spdl__task_split(spdl_task *task, uint64_t number) {
+    spdl_pipeline *p = task->pipeline;
+    int i;
+    task->split = &p->split[task->worker * SPDL_MAX_STAGES];
+    for (i = 0; i < task->node->paths; ++i) {
+        task->split[i] = spdl__batch_get(task->node->batches);
+        if (task->split[i] == NULL) break;
+        task->split[i]->shown.sequence = number;
+    }
+    if (i == task->node->paths) return true;
+    spdl__task_discard(task);
+    return false;
+}
+
+/* Item `i` of a batch goes down a path. */
+SPDL__PRIVATE void spdl__task_send(spdl_task *task, int path, spdl__batch *from, size_t i) {
+    spdl__batch *to = task->split[path];
+    to->owner[to->shown.count] = from->owner[i];
+    to->shown.items[to->shown.count++] = from->shown.items[i];
+    from->shown.items[i] = NULL;
+}
+
+/* A branch whose merge joins batches, and a call that did not split its own: all of it goes down
+   one path, and empty ones down the others, as the merge expects. */
+SPDL__PRIVATE spdl_result spdl__task_send_all(spdl_task *task, void *out) {
+    spdl__batch *batch = (spdl__batch *)out;
+    size_t i;
+    if (batch == NULL) return spdl_fail(task, "no batch in *out");
+    if (batch->shown.count > task->node->batches->size)
+        return spdl_fail(task, "a batch with more items than the rows above can have made");
+    if (!spdl__task_split(task, batch->shown.sequence)) return SPDL_E_NOMEM;
+    for (i = 0; i < batch->shown.count; ++i) spdl__task_send(task, task->path, batch, i);
+    if (out != task->in.item) spdl_batch_free(out);
+    return SPDL_OK;
+}
+
 /* Neither a result nor a wish to wait. */
 SPDL__PRIVATE bool spdl__result_fails(spdl_result result) {
     return result < 0 || (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END &&
@@ -4906,6 +4953,8 @@ SPDL__PRIVATE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
     task->live = true;
     result = node->row.fn->call(task, task->in.item, out);
     task->live = false;
+    if (SPDL__UNLIKELY(node->joined) && result == SPDL_OK && task->split == NULL)
+        result = spdl__task_send_all(task, *out);
     if (node->row.max_failure_rate > 0) spdl__add(&node->calls, 1);
     return result;
 }
@@ -5392,18 +5441,21 @@ SPDL__PRIVATE bool spdl__batch_step(spdl_pipeline *p, spdl__node *node, int work
 typedef struct spdl__paths {
     signed char ready[SPDL_MAX_STAGES]; /* 1: an item; 0: nothing yet; -1: a mark, or the end */
     int items, marks, ended;
+    uint64_t shape;
 } spdl__paths;
 
 SPDL__PRIVATE spdl__paths spdl__merge_look(spdl_pipeline *p, spdl__node *node) {
     spdl__paths seen;
     int i;
     seen.items = seen.marks = seen.ended = 0;
+    seen.shape = 0;
     for (i = 0; i < node->paths; ++i) {
         spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
         const spdl__sight sight = spdl__cursor_look(&c);
         const bool ended = sight == SPDL__NOTHING && c.head >= c.end;
         (void)spdl__cursor_settle(&c, spdl_time_ns());
         seen.ready[i] = sight == SPDL__AN_ITEM ? 1 : sight == SPDL__A_MARK || ended ? -1 : 0;
+        seen.shape |= spdl__path_shape(i, sight != SPDL__NOTHING, ended);
         seen.items += sight == SPDL__AN_ITEM;
         seen.marks += sight == SPDL__A_MARK;
         seen.ended += ended;
@@ -5411,14 +5463,30 @@ SPDL__PRIVATE spdl__paths spdl__merge_look(spdl_pipeline *p, spdl__node *node) {
     return seen;
 }
 
+/* What merge_fn says: a path to take from, or -1 to wait. An answer that would never let anything
+   through is a failure. */
+SPDL__PRIVATE int spdl__merge_ask(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen) {
+    const int paths = node->paths;
+    const int choice = node->row.merge_fn(node->row.ctx, seen->ready, paths);
+    char text[SPDL_NAME_BYTES + 64];
+    if (choice >= 0 && choice < paths && seen->ready[choice] == 1) return choice;
+    if (choice < paths && seen->items + seen->marks + seen->ended < paths) return -1;
+    if (choice >= paths)
+        (void)snprintf(text, sizeof(text), "merge_fn returned %d, but there are %d paths", choice,
+                       paths);
+    else
+        (void)snprintf(text, sizeof(text),
+                       "merge_fn waits, but every path has an item or has ended");
+    spdl__node_fail(p, node, node->out.tail, node->out.tail, SPDL_E_INVALID, text);
+    return -1;
+}
+
 /* The path to take from, or -1 to wait. */
-SPDL__PRIVATE int spdl__merge_choose(const spdl__node *node, const spdl__paths *seen) {
+SPDL__PRIVATE int spdl__merge_choose(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen) {
     const int paths = node->paths;
     int i;
-    if (node->row.merge_order == SPDL_MERGE_CHOICE) {
-        const int choice = node->row.merge_fn(node->row.ctx, seen->ready, paths);
-        return choice >= 0 && choice < paths && seen->ready[choice] == 1 ? choice : -1;
-    }
+    if (seen->items == 0) return -1;
+    if (node->row.merge_order == SPDL_MERGE_CHOICE) return spdl__merge_ask(p, node, seen);
     for (i = 0; i < paths; ++i) {
         const int at = (int)((node->turn + (uint32_t)i) % (uint32_t)paths);
         if (seen->ready[at] == 1) return at;
@@ -5440,7 +5508,7 @@ SPDL__PRIVATE spdl__emitted spdl__merge_take(spdl_pipeline *p, spdl__node *node,
 /* One item from the path whose turn it is. */
 SPDL__PRIVATE bool spdl__merge_one(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen,
                                    uint64_t now) {
-    const int path = spdl__merge_choose(node, seen);
+    const int path = spdl__merge_choose(p, node, seen);
     spdl__emitted got;
     if (path < 0) return false;
     got = spdl__merge_take(p, node, path, now);
@@ -5531,10 +5599,13 @@ SPDL__PRIVATE bool spdl__merge_mark(spdl_pipeline *p, spdl__node *node, const sp
 SPDL__PRIVATE bool spdl__merge_once(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                     uint64_t now) {
     const spdl__paths seen = spdl__merge_look(p, node);
-    if (spdl__merge_mark(p, node, &seen, now)) return true;
-    if (node->row.merge_order == SPDL_MERGE_BATCHES)
-        return spdl__merge_batches(p, node, &seen, counters, now);
-    return spdl__merge_one(p, node, &seen, now);
+    bool progress = spdl__merge_mark(p, node, &seen, now);
+    if (!progress)
+        progress = node->row.merge_order == SPDL_MERGE_BATCHES
+                       ? spdl__merge_batches(p, node, &seen, counters, now)
+                       : spdl__merge_one(p, node, &seen, now);
+    spdl__store_relaxed(&node->waits, progress ? UINT64_MAX : seen.shape);
+    return progress;
 }
 
 /* One step of a merge: as many items as there are and room for. Whether anything was done. */
@@ -5723,21 +5794,6 @@ SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
     return SPDL_OK;
 }
 
-/* An empty batch for each path of the branch; all or none. */
-SPDL__PRIVATE bool spdl__task_split(spdl_task *task, uint64_t number) {
-    spdl_pipeline *p = task->pipeline;
-    int i;
-    task->split = &p->split[task->worker * SPDL_MAX_STAGES];
-    for (i = 0; i < task->node->paths; ++i) {
-        task->split[i] = spdl__batch_get(task->node->batches);
-        if (task->split[i] == NULL) break;
-        task->split[i]->shown.sequence = number;
-    }
-    if (i == task->node->paths) return true;
-    spdl__task_discard(task);
-    return false;
-}
-
 SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
     spdl__batch *in = (spdl__batch *)task->in.item;
     size_t i;
@@ -5752,12 +5808,7 @@ SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
         return SPDL_E_INVALID;
     }
     if (!spdl__task_split(task, in->shown.sequence)) return SPDL_E_NOMEM;
-    for (i = 0; i < in->shown.count; ++i) {
-        spdl__batch *to = task->split[path[i]];
-        to->owner[to->shown.count] = in->owner[i];
-        to->shown.items[to->shown.count++] = in->shown.items[i];
-        in->shown.items[i] = NULL;
-    }
+    for (i = 0; i < in->shown.count; ++i) spdl__task_send(task, path[i], in, i);
     return SPDL_OK;
 }
 
@@ -6460,6 +6511,7 @@ typedef struct spdl__plan {
     int before[SPDL_MAX_STAGES + 1]; /* the row whose edge it reads; path: its branch; else -1 */
     uint32_t above[SPDL_MAX_STAGES + 1];
     int paths[SPDL_MAX_STAGES + 1]; /* branch and merge: how many */
+    int merge[SPDL_MAX_STAGES + 1]; /* branch: its merge */
     uint8_t path[SPDL_MAX_STAGES + 1][SPDL_MAX_STAGES]; /* and which rows they write, or read */
 } spdl__plan;
 
@@ -6687,6 +6739,7 @@ SPDL__PRIVATE spdl_result spdl__connect_merge(spdl__plan *plan, spdl__open_branc
         spdl__plan_path(plan, i, open->merges[at][k]);
         spdl__plan_join(plan, i, open->merges[at][k]);
     }
+    plan->merge[open->branch[at]] = i;
     --open->depth;
     return SPDL_OK;
 }
@@ -6856,6 +6909,8 @@ SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const
     node->by_ticket = row->kind == SPDL_KIND_PIPE && node->ordered && parallel;
     node->above = plan->above[i];
     node->paths = plan->paths[i];
+    node->joined = row->kind == SPDL_KIND_BRANCH &&
+                   plan->rows[plan->merge[i]].merge_order == SPDL_MERGE_BATCHES;
     memcpy(node->path, plan->path[i], sizeof(node->path));
     node->limit = (uint32_t)row->concurrency;
     node->cut = SPDL__OPEN;
