@@ -1,0 +1,752 @@
+/* Deferred calls, threads of a stage's own, and what exit and fork do to both. */
+#include "flow.h"
+
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+/* --- a desk where calls are handed in, and clerks who complete them --- */
+
+typedef struct letter {
+    spdl_deferred deferred;
+    item *in;
+} letter;
+
+typedef struct desk {
+    pthread_mutex_t lock;
+    letter letter[1024];
+    int count;  /* handed in; atomic for those who only look */
+    int taken;
+    bool closed;
+    /* what the clerks do */
+    int wait_for;      /* begin when so many are there */
+    bool backwards;    /* the last first */
+    long sleep_us;
+    bool fresh;        /* a new item in place of the input, ten times its value */
+    long skip, fail;   /* values that end so, unless 0 */
+    bool told;         /* fail with a text */
+    pthread_t clerk[4];
+    int clerks;
+    int completing; /* calls whose completion has begun; atomic */
+} desk;
+
+static void desk_add(desk *d, spdl_deferred deferred, item *in) {
+    pthread_mutex_lock(&d->lock);
+    CHECK(deferred.pipeline != NULL);
+    d->letter[d->count].deferred = deferred;
+    d->letter[d->count].in = in;
+    __atomic_store_n(&d->count, d->count + 1, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* With backwards all letters are there before the first is taken. */
+static bool desk_take(desk *d, letter *l) {
+    bool found;
+    pthread_mutex_lock(&d->lock);
+    found = d->taken < d->count;
+    if (found) {
+        const int at = d->backwards ? d->count - 1 - d->taken : d->taken;
+        *l = d->letter[at];
+        ++d->taken;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return found;
+}
+
+static void desk_complete(desk *d, const letter *l) {
+    const long value = l->in->value;
+    spdl_result result;
+    if (d->sleep_us) sleep_us(d->sleep_us);
+    __atomic_add_fetch(&d->completing, 1, __ATOMIC_RELEASE);
+    if (d->skip && value == d->skip) result = spdl_complete(l->deferred, SPDL_SKIP, NULL);
+    else if (d->fail && value == d->fail && d->told)
+        result = spdl_complete_fail(l->deferred, "no answer to %ld", value);
+    else if (d->fail && value == d->fail) result = spdl_complete(l->deferred, SPDL_E_IO, NULL);
+    else result = spdl_complete(l->deferred, SPDL_OK, d->fresh ? item_make(10 * value) : l->in);
+    CHECK_EQ(result, SPDL_OK);
+}
+
+static void *clerk(void *arg) {
+    desk *d = (desk *)arg;
+    letter l;
+    for (;;) {
+        const bool closed = __atomic_load_n(&d->closed, __ATOMIC_ACQUIRE);
+        if (closed || __atomic_load_n(&d->count, __ATOMIC_ACQUIRE) >= d->wait_for) {
+            while (desk_take(d, &l)) desk_complete(d, &l);
+            if (closed) return NULL;
+        }
+        sleep_us(50);
+    }
+}
+
+static void desk_open(desk *d, int clerks) {
+    pthread_mutex_init(&d->lock, NULL);
+    for (d->clerks = 0; d->clerks < clerks; ++d->clerks)
+        d->clerk[d->clerks] = thread_of(clerk, d);
+}
+
+static void desk_close(desk *d) {
+    __atomic_store_n(&d->closed, true, __ATOMIC_RELEASE);
+    for (int i = 0; i < d->clerks; ++i) pthread_join(d->clerk[i], NULL);
+    CHECK_EQ(d->taken, d->count);
+}
+
+SPDL_FN(hand_in, item, item) {
+    desk_add((desk *)spdl_ctx(task), spdl_defer(task), in);
+    return SPDL_PENDING;
+}
+
+#define HAND_IN(...)                                                                               \
+    SPDL_PIPE(hand_in, .deferred = true, .free_item = item_free, .ctx = __VA_ARGS__)
+
+/* --- completing --- */
+
+static void others_may_complete_a_call(void) {
+    chaos_on();
+    for (int i = 0; i < 4 * CROWDS; ++i) {
+        desk d = { .fresh = i % 2, .skip = 3 };
+        spdl_pipeline *p;
+        desk_open(&d, 1 + i % 3);
+        p = START(crowds[i / 4], SPDL_SOURCE(count_up, SCRIPT(.count = 9), .buffer_size = 1,
+                                             .free_item = item_free),
+                  HAND_IN(&d, .concurrency = 1 + i % 4 / 2 * 3), FOLLOW(.plus = 0), SPDL_SINK(1));
+        RUN(p, i % 2 ? "0 10 20 40 50 60 70 80" : "0 1 2 4 5 6 7 8", SPDL_END);
+        desk_close(&d);
+    }
+}
+
+/* Behind the stage there are others, in front of it none that could run: only the completion itself
+   can wake somebody. */
+static void a_completion_wakes_who_waits(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        desk d = { .sleep_us = 2000 };
+        spdl_pipeline *p;
+        desk_open(&d, 1);
+        p = START(crowds[i], COUNT_TO(5), HAND_IN(&d), FOLLOW(.plus = 1), SPDL_BATCH(2),
+                  SPDL_SINK(1));
+        RUN_BATCHES(p, "1 2|3 4|5", SPDL_END);
+        desk_close(&d);
+    }
+}
+
+static void calls_are_completed_in_any_order(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        desk d = { .backwards = true, .wait_for = 10 };
+        const spdl_order order = i % 2 ? SPDL_ORDER_COMPLETION : SPDL_ORDER_INPUT;
+        spdl_pipeline *p;
+        desk_open(&d, 1);
+        p = START(crowds[i / 2], COUNT_TO(10),
+                  HAND_IN(&d, .concurrency = 10, .output_order = order), SPDL_SINK(1));
+        RUN(p, i % 2 ? "9 8 7 6 5 4 3 2 1 0" : "0 1 2 3 4 5 6 7 8 9", SPDL_END);
+        desk_close(&d);
+    }
+}
+
+SPDL_FN(completes_at_once, item, item) {
+    const spdl_deferred deferred = spdl_defer(task);
+    const spdl_deferred same = spdl_defer(task); /* asked twice: one call */
+    const long value = in->value;
+    CHECK(deferred.pipeline == same.pipeline && deferred.id == same.id);
+    if (value % 4 == 3) CHECK_EQ(spdl_complete(deferred, SPDL_SKIP, NULL), SPDL_OK);
+    else if (value % 2) CHECK_EQ(spdl_complete(deferred, SPDL_OK, item_make(100 * value)), SPDL_OK);
+    else CHECK_EQ(spdl_complete(deferred, SPDL_OK, in), SPDL_OK);
+    return SPDL_PENDING;
+}
+
+static void a_call_may_complete_itself(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i)
+        RUN(START(crowds[i / 2], COUNT_TO(9),
+                  SPDL_PIPE(completes_at_once, .deferred = true, .free_item = item_free,
+                            .concurrency = 1 + i % 2 * 7),
+                  SPDL_SINK(1)),
+            "0 100 2 4 500 6 8", SPDL_END);
+}
+
+static void *complete_one(void *arg) {
+    const letter *l = (const letter *)arg;
+    CHECK_EQ(spdl_complete(l->deferred, SPDL_OK, l->in), SPDL_OK);
+    return NULL;
+}
+
+/* The thread has ended before the function returns. */
+SPDL_FN(sends_a_thread, item, item) {
+    letter l = { spdl_defer(task), in };
+    pthread_join(thread_of(complete_one, &l), NULL);
+    return SPDL_PENDING;
+}
+
+static void a_thread_that_ends_may_complete(void) {
+    for (int i = 0; i < CROWDS; ++i)
+        RUN(START(crowds[i], COUNT_TO(6),
+                  SPDL_PIPE(sends_a_thread, .deferred = true, .concurrency = 2), SPDL_SINK(1)),
+            "0 1 2 3 4 5", SPDL_END);
+}
+
+static void a_completion_may_be_a_failure(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        desk d = { .fail = 4, .told = i % 2 };
+        spdl_pipeline *p;
+        desk_open(&d, 1);
+        p = START(crowds[i / 2], COUNT_TO(9), HAND_IN(&d, .concurrency = 3), SPDL_SINK(1));
+        TAKE_ALL(p, "0 1 2 3", i % 2 ? SPDL_E_STAGE : SPDL_E_IO);
+        failed_with(p, 1, i % 2 ? "spdl: stage 1 'hand_in', item 4: no answer to 4"
+                             : "spdl: stage 1 'hand_in', item 4: input or output error");
+        DONE(p);
+        desk_close(&d);
+        d = (desk){ .fail = 4, .told = i % 2 };
+        desk_open(&d, 2);
+        p = START(crowds[i / 2], COUNT_TO(9),
+                  HAND_IN(&d, .concurrency = 3, .max_failures = 1), SPDL_SINK(1));
+        RUN(p, "0 1 2 3 5 6 7 8", SPDL_END);
+        desk_close(&d);
+    }
+}
+
+/* Results that are none, told to spdl_complete. */
+SPDL_FN(completes_with, item, item) {
+    CHECK_EQ(spdl_complete(spdl_defer(task), *(const spdl_result *)spdl_ctx(task), NULL), SPDL_OK);
+    return SPDL_PENDING;
+}
+
+static void a_completion_with_no_result_is_a_failure(void) {
+    static const spdl_result results[] = { SPDL_PENDING, SPDL_END, SPDL_TIMEOUT, (spdl_result)77 };
+    for (int i = 0; i < 4 * CROWDS; ++i) {
+        spdl_result result = results[i % 4];
+        char text[120];
+        spdl_pipeline *p = START(crowds[i / 4], COUNT_TO(3),
+                                 SPDL_PIPE(completes_with, .ctx = &result, .deferred = true),
+                                 SPDL_SINK(1));
+        TAKE_ALL(p, "", SPDL_E_STAGE);
+        snprintf(text, sizeof text,
+                 "spdl: stage 1 'completes_with', item 0: returned %d, which is not a result of a "
+                 "stage function", (int)result);
+        failed_with(p, 1, text);
+        DONE(p);
+    }
+}
+
+/* --- what is not allowed --- */
+
+typedef struct misuse {
+    int lines;
+    const char *text; /* of every line in the log */
+    spdl_deferred deferred;
+} misuse;
+
+static void log_of_misuse(spdl_log_level level, const char *text, void *user) {
+    misuse *m = (misuse *)user;
+    if (level != SPDL_LOG_ERROR) return;
+    CHECK_STR(text, m->text);
+    __atomic_add_fetch(&m->lines, 1, __ATOMIC_RELAXED);
+}
+
+static spdl_pipeline *start_logged(int workers, misuse *m, const spdl_stage *rows, size_t count) {
+    spdl_pipeline_desc desc = { .workers = workers };
+    spdl_pipeline *p = NULL;
+    desc.logger.log_fn = log_of_misuse;
+    desc.logger.user = m;
+    REQUIRE(spdl_pipeline_create(&p, &desc, rows, count) == SPDL_OK);
+    return p;
+}
+
+static const char no_such_call[] =
+    "spdl: spdl_complete: no such call, or it was completed before";
+
+SPDL_FN(completes_twice, item, item) {
+    misuse *m = (misuse *)spdl_ctx(task);
+    item *other = item_make(7);
+    m->deferred = spdl_defer(task);
+    CHECK_EQ(spdl_complete(m->deferred, SPDL_OK, in), SPDL_OK);
+    CHECK_EQ(spdl_complete(m->deferred, SPDL_OK, other), SPDL_E_INVALID);
+    CHECK_EQ(spdl_complete_fail(m->deferred, "again"), SPDL_E_INVALID);
+    item_free(other); /* nothing has happened to it */
+    return SPDL_PENDING;
+}
+
+static void a_call_is_completed_once(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        misuse m = { .text = no_such_call };
+        const spdl_deferred none = { NULL, 0 };
+        spdl_deferred strange;
+        spdl_pipeline *p = start_logged(crowds[i], &m, SPDL_STAGES(COUNT_TO(4), SPDL_PIPE(
+                                        completes_twice, .ctx = &m, .deferred = true),
+                                        SPDL_SINK(1)));
+        TAKE_ALL(p, "0 1 2 3", SPDL_END);
+        CHECK_EQ(m.lines, 8);
+        CHECK_EQ(spdl_complete(m.deferred, SPDL_OK, NULL), SPDL_E_INVALID); /* long ago */
+        CHECK_EQ(spdl_complete(none, SPDL_OK, NULL), SPDL_E_INVALID);
+        CHECK_EQ(spdl_complete_fail(none, "%d", 1), SPDL_E_INVALID);
+        strange = m.deferred;
+        for (uint64_t bit = 1; bit != 0; bit <<= 1) { /* ids that were never given out */
+            strange.id = m.deferred.id ^ bit;
+            CHECK_EQ(spdl_complete(strange, SPDL_OK, NULL), SPDL_E_INVALID);
+        }
+        DONE(p);
+    }
+}
+
+/* Announced, and then the result is returned as usual. */
+SPDL_FN(thinks_better, item, item) {
+    misuse *m = (misuse *)spdl_ctx(task);
+    m->deferred = spdl_defer(task);
+    *out = in;
+    if (in->value == 2) /* and completed all the same */
+        CHECK_EQ(spdl_complete(m->deferred, SPDL_OK, item_make(99)), SPDL_OK);
+    if (in->value == 3) return spdl_fail(task, "cannot");
+    return in->value == 4 ? SPDL_SKIP : SPDL_OK;
+}
+
+static void a_deferred_call_may_return_after_all(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        misuse m = { .text = "spdl: a call that did not return SPDL_PENDING was completed with "
+                             "spdl_complete" };
+        spdl_pipeline *p = start_logged(
+            crowds[i / 2], &m,
+            SPDL_STAGES(COUNT_TO(6), SPDL_PIPE(thinks_better, .ctx = &m, .deferred = true,
+                                               .free_item = item_free, .max_failures = 1,
+                                               .concurrency = 1),
+                        SPDL_SINK(1)));
+        TAKE_ALL(p, "0 1 2 5", SPDL_END);
+        CHECK_EQ(m.lines, 1);
+        m.text = no_such_call;
+        CHECK_EQ(spdl_complete(m.deferred, SPDL_OK, NULL), SPDL_E_INVALID);
+        CHECK_EQ(m.lines, 2);
+        DONE(p);
+    }
+}
+
+SPDL_FN(just_pending, item, item) { return SPDL_PENDING; }
+
+SPDL_FN(defers_unannounced, item, item) {
+    const spdl_deferred deferred = spdl_defer(task);
+    CHECK(deferred.pipeline == NULL);
+    CHECK_EQ(spdl_complete(deferred, SPDL_OK, in), SPDL_E_INVALID);
+    return SPDL_PENDING;
+}
+
+static void pending_has_to_be_announced(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(4), SPDL_PIPE(just_pending, .deferred = true),
+                                 SPDL_SINK(1));
+        TAKE_ALL(p, "", SPDL_E_STAGE);
+        failed_with(p, 1, "spdl: stage 1 'just_pending', item 0: returned SPDL_PENDING without a "
+                          "call of spdl_defer");
+        DONE(p);
+        p = START(crowds[i], COUNT_TO(4), SPDL_PIPE(defers_unannounced), SPDL_SINK(1));
+        TAKE_ALL(p, "", SPDL_E_STAGE);
+        failed_with(p, 1, "spdl: stage 1 'defers_unannounced', item 0: returned SPDL_PENDING, but "
+                          "its row does not say .deferred");
+        DONE(p);
+    }
+}
+
+static void *defer_elsewhere(void *arg) {
+    CHECK(spdl_defer((spdl_task *)arg).pipeline == NULL);
+    return NULL;
+}
+
+SPDL_FN(leaks_its_task, item, item) {
+    pthread_join(thread_of(defer_elsewhere, task), NULL);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void only_the_call_itself_defers(void) {
+    for (int i = 0; i < CROWDS; ++i)
+        RUN(START(crowds[i], COUNT_TO(4), SPDL_PIPE(leaks_its_task, .deferred = true),
+                  SPDL_SINK(1)),
+            "0 1 2 3", SPDL_END);
+}
+
+/* --- many, and the end of them --- */
+
+static void a_worker_may_have_very_many_under_way(void) {
+    for (int i = 0; i < 4; ++i) {
+        static desk d;
+        const spdl_order order = i % 2 ? SPDL_ORDER_COMPLETION : SPDL_ORDER_INPUT;
+        spdl_pipeline *p;
+        d = (desk){ .wait_for = 256, .backwards = true };
+        desk_open(&d, 1);
+        p = START(i / 2, SPDL_SOURCE(count_up, SCRIPT(.count = 256), .buffer_size = 4,
+                                     .free_item = item_free),
+                  HAND_IN(&d, .concurrency = 256, .output_order = order), FOLLOW(.plus = 0),
+                  SPDL_SINK(1));
+        if (i % 2) {
+            for (long value = 255; value >= 0; --value)
+                CHECK_EQ(take_from(p, value, 1, SPDL_OK), 1);
+            TAKE_ALL(p, "", SPDL_END);
+        } else {
+            CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 256);
+        }
+        DONE(p);
+        desk_close(&d);
+    }
+}
+
+static void deferred_calls_count_in_the_concurrency(void) {
+    for (int i = 1; i < CROWDS; ++i) {
+        desk d = { .count = 0 };
+        letter l;
+        spdl_pipeline *p;
+        desk_open(&d, 0);
+        p = START(crowds[i], COUNT_TO(100), HAND_IN(&d, .concurrency = 5), SPDL_SINK(30));
+        for (int calls = 5; calls <= 15; calls += 5) {
+            await(&d.count, calls);
+            sleep_us(5000);
+            CHECK_EQ(__atomic_load_n(&d.count, __ATOMIC_ACQUIRE), calls);
+            for (int k = 0; k < 5 && desk_take(&d, &l); ++k) desk_complete(&d, &l);
+        }
+        await(&d.count, 20);
+        CHECK_EQ(spdl_pipeline_stop(p, 0), SPDL_TIMEOUT);
+        d.clerk[d.clerks++] = thread_of(clerk, &d);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        desk_close(&d);
+        DONE(p);
+    }
+}
+
+/* Until `calls` calls were handed in; without workers this thread makes them. */
+static void await_calls(spdl_pipeline *p, const desk *d, int workers, int calls) {
+    while (workers == 0 && __atomic_load_n(&d->count, __ATOMIC_ACQUIRE) < calls) {
+        void *taken;
+        if (spdl_pipeline_next(p, &taken, 100000) == SPDL_OK) item_free(taken);
+    }
+    await(&d->count, calls);
+}
+
+/* Destroy comes while calls are under way: it waits for them. */
+static void destroy_waits_for_deferred_calls(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        desk d = { .sleep_us = 5000, .wait_for = 3, .fresh = i % 2 };
+        spdl_pipeline *p;
+        desk_open(&d, 1);
+        p = START(crowds[i / 2], COUNT_TO(-1), HAND_IN(&d, .concurrency = 3), FOLLOW(.plus = 0),
+                  SPDL_SINK(1));
+        await_calls(p, &d, crowds[i / 2], 3);
+        DONE(p);
+        CHECK_EQ(__atomic_load_n(&d.completing, __ATOMIC_ACQUIRE), d.count);
+        desk_close(&d);
+    }
+}
+
+/* Completed after the stop: the items are freed, nothing is lost. */
+static void calls_may_be_completed_after_a_stop(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        desk d = { .wait_for = 1000, .fresh = i % 2 };
+        void *taken = NULL;
+        spdl_pipeline *p;
+        desk_open(&d, 0);
+        p = START(crowds[i / 2], COUNT_TO(-1), HAND_IN(&d, .concurrency = 3), FOLLOW(.plus = 0),
+                  SPDL_SINK(1));
+        await_calls(p, &d, crowds[i / 2], 3);
+        CHECK_EQ(spdl_pipeline_stop(p, 1000000), SPDL_TIMEOUT);
+        CHECK_EQ(spdl_pipeline_next(p, &taken, SPDL_FOREVER), SPDL_CLOSED);
+        d.clerk[d.clerks++] = thread_of(clerk, &d);
+        __atomic_store_n(&d.closed, true, __ATOMIC_RELEASE);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        desk_close(&d);
+        CHECK_EQ(items_alive(), 0);
+        DONE(p);
+    }
+}
+
+/* The calls of an epoch end before those of the next begin, deferred or not. */
+static void an_epoch_waits_for_deferred_calls(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        desk d = { .sleep_us = 200 };
+        spdl_pipeline *p;
+        desk_open(&d, 2);
+        p = START(crowds[i], SPDL_SOURCE(count_up, SCRIPT(.count = 7), .continuous = true,
+                                         .buffer_size = 20, .free_item = item_free),
+                  HAND_IN(&d, .concurrency = 4), FOLLOW(.plus = 0), SPDL_SINK(1));
+        for (int epoch = 0; epoch < 5; ++epoch)
+            CHECK_EQ(take_from(p, 0, 100, SPDL_END), 7);
+        spdl_pipeline_destroy(p);
+        desk_close(&d);
+        CHECK_EQ(items_alive(), 0);
+    }
+}
+
+/* --- threads of a stage's own --- */
+
+typedef struct register_ {
+    pthread_mutex_t lock;
+    long tid[64];
+    char name[64][16];
+    int count; /* of different threads */
+    int wait_for; /* each call waits until there were so many */
+    int inits, finis;
+} register_;
+
+static void sign_in(register_ *r) {
+    const long tid = syscall(SYS_gettid);
+    int i = 0;
+    pthread_mutex_lock(&r->lock);
+    while (i < r->count && r->tid[i] != tid) ++i;
+    if (i == r->count && i < 64) {
+        r->tid[i] = tid;
+        prctl(PR_GET_NAME, r->name[i]);
+        __atomic_store_n(&r->count, i + 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+static bool signed_in(register_ *r, const char *name) {
+    bool found = false;
+    pthread_mutex_lock(&r->lock);
+    for (int i = 0; i < r->count; ++i) found = found || strcmp(r->name[i], name) == 0;
+    pthread_mutex_unlock(&r->lock);
+    return found;
+}
+
+SPDL_FN(signs_in, item, item) {
+    register_ *r = (register_ *)spdl_ctx(task);
+    CHECK(spdl_worker(task) >= 0 && spdl_worker(task) < 3);
+    CHECK(r->inits == 0 || *(const int *)spdl_local(task) == spdl_worker(task));
+    sign_in(r);
+    await(&r->count, r->wait_for);
+    *out = in;
+    return SPDL_OK;
+}
+
+SPDL_FN(also_signs_in, item, item) {
+    sign_in((register_ *)spdl_ctx(task));
+    *out = in;
+    return SPDL_OK;
+}
+
+static spdl_result register_init(void *ctx, int worker, void **local) {
+    static int numbers[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    register_ *r = (register_ *)ctx;
+    sign_in(r);
+    __atomic_add_fetch(&r->inits, 1, __ATOMIC_RELEASE);
+    *local = &numbers[worker];
+    return SPDL_OK;
+}
+
+static void register_fini(void *ctx, int worker, void *local) {
+    register_ *r = (register_ *)ctx;
+    CHECK_EQ(*(const int *)local, worker);
+    sign_in(r);
+    __atomic_add_fetch(&r->finis, 1, __ATOMIC_RELEASE);
+}
+
+static void a_stage_may_have_its_own_threads(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        const int workers = crowds[i / 2];
+        register_ own = { .wait_for = 3 }, shared = { .wait_for = 1 };
+        spdl_pool *pool = i % 2 && workers > 0 ? pool_of(workers) : NULL;
+        spdl_pipeline *p;
+        pthread_mutex_init(&own.lock, NULL);
+        pthread_mutex_init(&shared.lock, NULL);
+        p = start(pool ? 0 : workers, pool,
+                  SPDL_STAGES(COUNT_TO(40), SPDL_PIPE(signs_in, .ctx = &own, .threads = 3,
+                                                      .concurrency = 3, .name = "decode"),
+                              SPDL_PIPE(also_signs_in, .ctx = &shared, .concurrency = 2),
+                              SPDL_SINK(1)));
+        CHECK_EQ(take_from(p, 0, 100, SPDL_END), 40);
+        DONE(p);
+        spdl_pool_destroy(pool);
+        CHECK_EQ(own.count, 3); /* no more, and no others */
+        CHECK(signed_in(&own, "decode-0") && signed_in(&own, "decode-1"));
+        CHECK(signed_in(&own, "decode-2") && !signed_in(&shared, "decode-0"));
+        CHECK(shared.count >= 1 && shared.count <= (workers ? workers : 1));
+        CHECK(workers == 0 || strncmp(shared.name[0], "spdl-", 5) == 0);
+    }
+}
+
+static void init_and_fini_run_on_their_own_threads(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        register_ own = { .wait_for = 2 };
+        spdl_pipeline *p;
+        pthread_mutex_init(&own.lock, NULL);
+        p = START(crowds[i], COUNT_TO(20),
+                  SPDL_PIPE(signs_in, .ctx = &own, .threads = 2, .concurrency = 2,
+                            .init = register_init, .fini = register_fini),
+                  FOLLOW(.plus = 0), SPDL_SINK(1));
+        CHECK_EQ(take_from(p, 0, 100, SPDL_END), 20);
+        DONE(p);
+        CHECK(own.count == 2 && own.inits == 2 && own.finis == 2);
+    }
+}
+
+/* An init that fails there is told like any other. */
+static spdl_result init_fails(void *ctx, int worker, void **local) {
+    (void)ctx;
+    (void)local;
+    return worker == 1 ? SPDL_E_IO : SPDL_OK;
+}
+
+static void an_init_of_an_own_thread_may_fail(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(20),
+                                 SPDL_PIPE(follow, SCRIPT(.plus = 0), .threads = 2,
+                                           .init = init_fails),
+                                 FOLLOW(.plus = 0), SPDL_SINK(1));
+        TAKE_ALL(p, "", SPDL_E_IO);
+        failed_with(p, 1, "spdl: stage 1 'follow', item 0: init on worker 1 failed: input or "
+                          "output error");
+        DONE(p);
+    }
+}
+
+/* A call that blocks holds its own thread, not the pool: what is in front goes on. */
+static void own_threads_do_not_hold_the_pool(void) {
+    int gate = 0;
+    script blocked = { .gate = &gate, .gate_at = 0 }, ahead = { .count = 50 };
+    spdl_pool *pool = pool_of(1);
+    spdl_pipeline *p = START_ON(pool, SPDL_SOURCE(count_up, .ctx = &ahead, .buffer_size = 50,
+                                                  .free_item = item_free),
+                                SPDL_PIPE(follow, .ctx = &blocked, .threads = 1), SPDL_SINK(1));
+    spdl_pipeline *other = START_ON(pool, COUNT_TO(10), FOLLOW(.plus = 1), SPDL_SINK(1));
+    await(&blocked.calls, 1);
+    TAKE_ALL(other, "1 2 3 4 5 6 7 8 9 10", SPDL_END);
+    await(&ahead.calls, 50);
+    CHECK_EQ(blocked.calls, 1);
+    open_gate(&gate);
+    CHECK_EQ(take_from(p, 0, 100, SPDL_END), 50);
+    spdl_pipeline_destroy(other);
+    DONE(p);
+    spdl_pool_destroy(pool);
+}
+
+/* Several stages with threads of their own, in every order, and little room. */
+static void own_threads_wake_each_other(void) {
+    chaos_on();
+    for (int i = 0; i < (TEST_SANITIZED ? 8 : 40); ++i)
+        RUN_BATCHES(START(crowds[i % CROWDS], SPDL_SOURCE(count_up, SCRIPT(.count = 11),
+                                                          .buffer_size = 1, .free_item = item_free),
+                          SPDL_PIPE(follow, SCRIPT(.fresh = true), .threads = 1, .buffer_size = 1,
+                                    .free_item = item_free),
+                          FOLLOW(.every = 5, .rest = 4, .result = SPDL_SKIP), SPDL_BATCH(2),
+                          SPDL_PIPE(pass_batch, .threads = 2, .concurrency = 2), SPDL_SINK(1)),
+                    "0 1|2 3|5 6|7 8|10", SPDL_END);
+}
+
+static void own_threads_that_cannot_be_had_are_told(void) {
+    static const struct {
+        int before; /* threads that could be had before the pool of this name */
+        const char *name;
+        int count;
+    } pools[] = { { 0, "spdl", 2 }, { 2, "first", 2 }, { 4, "second", 3 } };
+    for (int k = 0; k < 7; ++k) {
+        const int at = k < 2 ? 0 : k < 4 ? 1 : 2;
+        spdl_error error;
+        spdl_pipeline_desc desc = { .workers = 2, .error = &error };
+        spdl_pipeline *p = (spdl_pipeline *)(uintptr_t)1;
+        script pass = { .plus = 0 }, source = { .count = 3 };
+        char text[120];
+        desc.logger.log_fn = log_nothing;
+        threads_left = k;
+        CHECK_EQ(spdl_pipeline_create(
+                     &p, &desc,
+                     SPDL_STAGES(SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free),
+                                 SPDL_PIPE(follow, .ctx = &pass, .threads = 2, .name = "first"),
+                                 SPDL_PIPE(follow, .ctx = &pass, .threads = 3, .name = "second"),
+                                 SPDL_SINK(1))),
+                 SPDL_E_THREAD);
+        threads_left = -1;
+        CHECK(p == NULL);
+        snprintf(text, sizeof text, "spdl: pool '%s': thread %d of %d could not be created",
+                 pools[at].name, k - pools[at].before, pools[at].count);
+        CHECK_STR(error.text, text);
+    }
+}
+
+/* --- exit and fork --- */
+
+static spdl_pipeline *running; /* reachable: what exit leaves behind is no leak */
+static desk left_desk;
+
+/* With threads of their own inside of calls, and calls that nobody completes. */
+static void a_process_can_exit_in_the_middle(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        const pid_t child = fork();
+        if (child == 0) {
+            left_desk = (desk){ .wait_for = 1 };
+            desk_open(&left_desk, 1);
+            running = START(crowds[i], COUNT_TO(-1),
+                            SPDL_PIPE(follow, SCRIPT(.sleep_us = 500), .threads = 2,
+                                      .concurrency = 2),
+                            HAND_IN(&left_desk, .concurrency = 4), FOLLOW(.plus = 0), SPDL_SINK(1));
+            CHECK_EQ(take_from(running, 0, 10, SPDL_OK), 10);
+            exit(0);
+        }
+        ends_well(child);
+    }
+}
+
+/* What the child of a fork may do with a pipeline that has threads. */
+static void child_of_fork(spdl_pipeline *p) {
+    spdl_result result = SPDL_OK;
+    for (int most = 100; most > 0 && result == SPDL_OK; --most) { /* what is in the sink is there */
+        void *taken;
+        result = spdl_pipeline_next(p, &taken, SPDL_FOREVER);
+    }
+    CHECK_EQ(result, SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_E_INVALID);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(spdl_pipeline_stop(p, 0), SPDL_E_INVALID);
+    _exit(0);
+}
+
+static void a_forked_child_is_told(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        const bool threads = i % 2 || crowds[i / 2] == 0;
+        spdl_pipeline *p = START(crowds[i / 2], COUNT_TO(-1),
+                                 SPDL_PIPE(follow, SCRIPT(.plus = 0), .threads = threads),
+                                 FOLLOW(.fresh = true), SPDL_SINK(2));
+        pid_t child;
+        CHECK_EQ(take_from(p, 0, 10, SPDL_OK), 10);
+        child = fork();
+        if (child == 0) child_of_fork(p);
+        ends_well(child);
+        CHECK_EQ(take_from(p, 10, 100, SPDL_OK), 100); /* the parent goes on */
+        DONE(p);
+    }
+}
+
+/* Without threads there is nothing that a fork could leave behind: both go on. */
+static void a_pipeline_without_threads_survives_a_fork(void) {
+    spdl_pipeline *p = START(0, COUNT_TO(100), FOLLOW(.plus = 0), SPDL_SINK(2));
+    pid_t child;
+    CHECK_EQ(take_from(p, 0, 10, SPDL_OK), 10);
+    child = fork();
+    if (child == 0) {
+        CHECK_EQ(take_from(p, 10, 1000, SPDL_END), 90);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        DONE(p);
+        _exit(0);
+    }
+    ends_well(child);
+    CHECK_EQ(take_from(p, 10, 1000, SPDL_END), 90);
+    DONE(p);
+}
+
+TEST_TABLE(defer) {
+    TEST_CASE(others_may_complete_a_call),
+    TEST_CASE(a_completion_wakes_who_waits),
+    TEST_CASE(calls_are_completed_in_any_order),
+    TEST_CASE(a_call_may_complete_itself),
+    TEST_CASE(a_thread_that_ends_may_complete),
+    TEST_CASE(a_completion_may_be_a_failure),
+    TEST_CASE(a_completion_with_no_result_is_a_failure),
+    TEST_CASE(a_call_is_completed_once),
+    TEST_CASE(a_deferred_call_may_return_after_all),
+    TEST_CASE(pending_has_to_be_announced),
+    TEST_CASE(only_the_call_itself_defers),
+    TEST_CASE(a_worker_may_have_very_many_under_way),
+    TEST_CASE(deferred_calls_count_in_the_concurrency),
+    TEST_CASE(destroy_waits_for_deferred_calls),
+    TEST_CASE(calls_may_be_completed_after_a_stop),
+    TEST_CASE(an_epoch_waits_for_deferred_calls),
+    TEST_CASE(a_stage_may_have_its_own_threads),
+    TEST_CASE(init_and_fini_run_on_their_own_threads),
+    TEST_CASE(an_init_of_an_own_thread_may_fail),
+    TEST_CASE(own_threads_do_not_hold_the_pool),
+    TEST_CASE(own_threads_wake_each_other),
+    TEST_CASE(own_threads_that_cannot_be_had_are_told),
+    TEST_CASE(a_process_can_exit_in_the_middle),
+    TEST_CASE(a_forked_child_is_told),
+    TEST_CASE(a_pipeline_without_threads_survives_a_fork),
+    TEST_END,
+};

@@ -1,0 +1,564 @@
+/* Pipelines: one to many, flush, retries, epochs, bounded disorder. Branches are in test_branch.c,
+   deferred calls and threads of a stage's own in test_defer.c, push mode, live changes and policies
+   in test_push.c. */
+#include "flow.h"
+
+/* --- emit --- */
+
+static void a_call_may_emit_any_number(void) {
+    static const char text[] = "100 200 201 300 301 302 500 600 601";
+    for (int i = 0; i < 4 * CROWDS; ++i) {
+        const int w = crowds[i / 4];
+        const spdl_order order = i % 2 ? SPDL_ORDER_COMPLETION : SPDL_ORDER_INPUT;
+        const int concurrency = i / 2 % 2 ? 4 : 1;
+        spdl_pipeline *p = START(w, SPDL_SOURCE(count_up, SCRIPT(.count = 7), .buffer_size = 1,
+                                                .free_item = item_free),
+                                 SCATTER(BURST(.modulo = 4), .concurrency = concurrency,
+                                         .output_order = order),
+                                 SPDL_SINK(1));
+        if (order == SPDL_ORDER_INPUT || concurrency == 1) RUN(p, text, SPDL_END);
+        else RUN_SORTED(p, text, SPDL_END);
+    }
+}
+
+/* In whatever order the calls end, what one has emitted is not torn apart. */
+static void what_a_call_emits_stays_together(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        static long values[400];
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(40),
+                                 SCATTER(BURST(.plus = 5, .slow = 300), .concurrency = 4,
+                                         .output_order = SPDL_ORDER_COMPLETION),
+                                 SPDL_SINK(1));
+        CHECK_EQ(take_values(p, values, 400, SPDL_END), 200);
+        for (int k = 0; k < 200; ++k) CHECK_EQ(values[k], values[k / 5 * 5] + k % 5);
+        DONE(p);
+    }
+}
+
+SPDL_FN(spring, void, item) {
+    const long number = (long)spdl_sequence(task);
+    for (long k = 0; k < number % 3; ++k) {
+        item *made = number == 5 ? NULL : item_make(number * 100 + k);
+        CHECK_EQ(spdl_emit(task, made), SPDL_OK);
+    }
+    return number == 9 ? SPDL_END : SPDL_OK; /* what the last call has emitted is dropped */
+}
+
+static void a_source_may_emit(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i / 2],
+                                 SPDL_SOURCE(spring, .emits = true, .free_item = item_free,
+                                             .buffer_size = i % 2 + 1),
+                                 SPDL_PIPE(pass_on), SPDL_SINK(1));
+        RUN(p, "100 200 201 400 - - 700 800 801", SPDL_END);
+    }
+}
+
+static void the_input_may_be_emitted(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i / 2], COUNT_TO(4),
+                                 SCATTER(BURST(.modulo = 3, .input = true),
+                                         .concurrency = 1 + i % 2 * 3),
+                                 SPDL_SINK(2));
+        RUN(p, "0 100 1 200 201 2 3", SPDL_END);
+    }
+}
+
+/* What a call has emitted that fails after all is destroyed, the input that it emitted, too. */
+static void what_a_failed_call_emitted_is_freed(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i / 2], COUNT_TO(6),
+                                 SCATTER(BURST(.plus = 2, .input = i % 2, .fail_at = 3),
+                                         .max_failures = -1),
+                                 SPDL_SINK(2));
+        RUN(p, i % 2 ? "0 1 0 100 101 1 200 201 2 400 401 4 500 501 5"
+                     : "0 1 100 101 200 201 400 401 500 501", SPDL_END);
+        p = START(crowds[i / 2], COUNT_TO(60),
+                  SCATTER(BURST(.plus = 2, .input = i % 2, .fail_at = 3), .concurrency = 1 + i % 2),
+                  SPDL_SINK(20));
+        TAKE_ALL(p, i % 2 ? "0 1 0 100 101 1 200 201 2" : "0 1 100 101 200 201", SPDL_E_STAGE);
+        failed_with(p, 1, "spdl: stage 1 'scatter', item 3: no more of 3");
+        DONE(p);
+    }
+}
+
+SPDL_FN(emits_unannounced, item, item) {
+    item *made = item_make(7);
+    const spdl_result result = spdl_emit(task, made);
+    CHECK_EQ(result, SPDL_E_INVALID);
+    item_free(made); /* it stays the caller's */
+    return result;
+}
+
+static void emitting_has_to_be_announced(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(6), SPDL_PIPE(emits_unannounced),
+                                 SPDL_SINK(2));
+        TAKE_ALL(p, "", SPDL_E_INVALID);
+        failed_with(p, 1, "spdl: stage 1 'emits_unannounced', item 0: spdl_emit in a stage whose "
+                          "row does not say .emits");
+        DONE(p);
+    }
+}
+
+/* A task that was kept, and a thread that uses it: during the call, and after it. */
+typedef struct leak {
+    spdl_task *task;
+    item *it;
+    int lines, calls;
+} leak;
+
+static void log_of_leak(spdl_log_level level, const char *text, void *user) {
+    leak *l = (leak *)user;
+    CHECK_EQ(level, SPDL_LOG_ERROR);
+    CHECK_STR(text, "spdl: spdl_emit: not inside of a call of this stage");
+    __atomic_add_fetch(&l->lines, 1, __ATOMIC_RELAXED);
+}
+
+static void *emit_elsewhere(void *arg) {
+    const leak *l = (const leak *)arg;
+    CHECK_EQ(spdl_emit(l->task, l->it), SPDL_E_INVALID);
+    return NULL;
+}
+
+SPDL_FN(leaks_its_task, item, item) {
+    leak *l = (leak *)spdl_ctx(task);
+    if (in->value == 1) pthread_join(thread_of(emit_elsewhere, l), NULL);
+    l->task = task;
+    return spdl_emit(task, in);
+}
+
+static void emitting_elsewhere_is_refused(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        leak l = { .it = item_make(9) };
+        spdl_pipeline_desc desc = { .workers = crowds[i] };
+        spdl_pipeline *p = NULL;
+        desc.logger.log_fn = log_of_leak;
+        desc.logger.user = &l;
+        REQUIRE(spdl_pipeline_create(&p, &desc,
+                                     SPDL_STAGES(COUNT_TO(3), SPDL_PIPE(leaks_its_task, .ctx = &l,
+                                                                        .emits = true),
+                                                 SPDL_SINK(4))) == SPDL_OK);
+        TAKE_ALL(p, "0 1 2", SPDL_END);
+        CHECK_EQ(l.lines, 1);
+        CHECK_EQ(spdl_emit(l.task, l.it), SPDL_E_INVALID); /* the call has returned */
+        pthread_join(thread_of(emit_elsewhere, &l), NULL);
+        CHECK_EQ(l.lines, 3);
+        item_free(l.it);
+        DONE(p);
+    }
+}
+
+static void emitted_items_fill_batches(void) {
+    for (int i = 0; i < CROWDS; ++i)
+        RUN_BATCHES(START(crowds[i], COUNT_TO(4),
+                          SCATTER(BURST(.plus = 3), .concurrency = 2), SPDL_BATCH(5), SPDL_SINK(1)),
+                    "0 1 2 100 101|102 200 201 202 300|301 302", SPDL_END);
+}
+
+SPDL_FN(flood, item, item) {
+    for (long k = 0; k < 100000; ++k)
+        if (!CHECK_EQ(spdl_emit(task, item_make(in->value * 100000 + k)), SPDL_OK)) break;
+    return SPDL_OK;
+}
+
+static void one_call_may_emit_very_many(void) {
+    for (int i = 0; i < CROWDS; i += TEST_SANITIZED ? 3 : 1) {
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(2),
+                                 SPDL_PIPE(flood, .emits = true, .free_item = item_free),
+                                 SPDL_PIPE(follow, SCRIPT(.plus = 0)), SPDL_SINK(1));
+        CHECK_EQ(take_from(p, 0, 1000000, SPDL_END), 200000);
+        DONE(p);
+    }
+}
+
+/* Stopped, or left, with items of one call on both sides. */
+static void emitted_items_are_freed_at_a_stop(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i / 2], COUNT_TO(-1), SCATTER(BURST(.plus = 50)),
+                                 SCATTER(BURST(.plus = 2)), SPDL_SINK(1));
+        TAKE(p, 3, "0 1 100");
+        if (i % 2) CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        DONE(p);
+    }
+}
+
+/* --- flush --- */
+
+static void a_stage_may_gather_by_its_own_rule(void) {
+    static const struct {
+        long count;
+        const char *text;
+    } cases[] = { { 10, "10 11 15 9" }, { 9, "10 11 15" }, { 5, "10" }, { 3, "3" }, { 0, "" } };
+    for (int i = 0; i < 5 * CROWDS; ++i) {
+        scale s = { .limit = 10 };
+        spdl_pipeline *p = START(crowds[i / 5], COUNT_TO(cases[i % 5].count),
+                                 FOLLOW(.fresh = true), WEIGH(&s), SPDL_SINK(1));
+        RUN(p, cases[i % 5].text, SPDL_END);
+        CHECK_EQ(s.flushes, 1); /* also when there is nothing to flush */
+    }
+}
+
+static void a_flush_may_fail(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        scale s = { .limit = 10, .flushed_bad = true, .bad_tries = 1 };
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(10), WEIGH(&s), SPDL_SINK(1));
+        TAKE_ALL(p, "10 11 15", SPDL_E_STAGE);
+        failed_with(p, 1, "spdl: stage 1 'weigh', item 0: 9 is left");
+        DONE(p);
+        s = (scale){ .limit = 10, .flushed_bad = true, .bad_tries = 1 };
+        RUN(START(crowds[i], COUNT_TO(10), WEIGH(&s, .max_failures = 1), SPDL_SINK(1)), "10 11 15",
+            SPDL_END);
+        s = (scale){ .limit = 10, .flushed_bad = true, .bad_tries = 2 };
+        RUN(START(crowds[i], COUNT_TO(10), WEIGH(&s, .retries = 2), SPDL_SINK(1)), "10 11 15 9",
+            SPDL_END);
+        CHECK_EQ(s.flushes, 3);
+    }
+}
+
+/* A pipeline that is cut short flushes nothing. */
+static void nothing_is_flushed_behind_a_failure(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        scale s = { .limit = 10 };
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(20), WEIGH(&s, .buffer_size = 1),
+                                 FOLLOW(.every = 11, .result = SPDL_E_IO), SPDL_SINK(1));
+        RUN(p, "10", SPDL_E_IO);
+        CHECK_EQ(s.flushes, 0);
+        p = START(crowds[i], COUNT_TO(-1), WEIGH(&s), SPDL_SINK(1));
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        DONE(p);
+        CHECK_EQ(s.flushes, 0);
+    }
+}
+
+/* Keeps everything, and hands it on backwards. */
+typedef struct stack {
+    item *kept[100];
+    int count;
+} stack;
+
+SPDL_FN(reverse, item, item) {
+    stack *s = (stack *)spdl_ctx(task);
+    if (!spdl_flushing(task)) {
+        spdl_take(task);
+        s->kept[s->count++] = in;
+        return SPDL_OK; /* nothing was emitted: nothing goes on */
+    }
+    while (s->count > 0) CHECK_EQ(spdl_emit(task, s->kept[--s->count]), SPDL_OK);
+    return SPDL_OK;
+}
+
+#define REVERSE(stack_)                                                                            \
+    SPDL_PIPE(reverse, .ctx = (stack_), .emits = true, .flush = true, .free_item = item_free)
+
+static void a_flush_may_emit(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        stack s = { .count = 0 };
+        RUN(START(crowds[i], COUNT_TO(7), REVERSE(&s), FOLLOW(.plus = 0), SPDL_SINK(1)),
+            "6 5 4 3 2 1 0", SPDL_END);
+        RUN(START(crowds[i], COUNT_TO(0), REVERSE(&s), SPDL_SINK(1)), "", SPDL_END);
+    }
+}
+
+/* --- retries --- */
+
+typedef struct stubborn {
+    int fails;      /* calls of one item that fail before one succeeds */
+    bool takes;     /* the first call takes its input */
+    int tries[16];
+} stubborn;
+
+SPDL_FN(at_last, item, item) {
+    stubborn *s = (stubborn *)spdl_ctx(task);
+    const int number = __atomic_add_fetch(&s->tries[in->value], 1, __ATOMIC_RELAXED);
+    if (number <= s->fails && s->takes) {
+        spdl_take(task);
+        item_free(in);
+    }
+    if (number <= s->fails) return spdl_fail(task, "try %d", number);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void a_call_that_fails_is_repeated(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        stubborn s = { .fails = 2 };
+        const spdl_order order = i % 2 ? SPDL_ORDER_COMPLETION : SPDL_ORDER_INPUT;
+        RUN_SORTED(START(crowds[i / 2], COUNT_TO(6),
+                         SPDL_PIPE(at_last, .ctx = &s, .retries = 3, .concurrency = 1 + i % 2 * 3,
+                                   .output_order = order),
+                         SPDL_SINK(1)),
+                   "0 1 2 3 4 5", SPDL_END);
+        for (int k = 0; k < 6; ++k) CHECK_EQ(s.tries[k], 3);
+    }
+}
+
+static void repeating_ends(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        stubborn s = { .fails = 4 };
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(6),
+                                 SPDL_PIPE(at_last, .ctx = &s, .retries = 3), SPDL_SINK(1));
+        TAKE_ALL(p, "", SPDL_E_STAGE);
+        failed_with(p, 1, "spdl: stage 1 'at_last', item 0: try 4");
+        DONE(p);
+        s = (stubborn){ .fails = 4 };
+        s.tries[2] = s.tries[5] = 1;
+        RUN(START(crowds[i], COUNT_TO(6),
+                  SPDL_PIPE(at_last, .ctx = &s, .retries = 3, .max_failures = 4), SPDL_SINK(1)),
+            "2 5", SPDL_END);
+    }
+}
+
+/* What was taken is gone: the call cannot be made again. */
+static void a_call_that_took_its_input_is_not_repeated(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        stubborn s = { .fails = 1, .takes = true };
+        RUN(START(crowds[i], COUNT_TO(6),
+                  SPDL_PIPE(at_last, .ctx = &s, .retries = 3, .max_failures = -1), SPDL_SINK(1)),
+            "", SPDL_END);
+        for (int k = 0; k < 6; ++k) CHECK_EQ(s.tries[k], 1);
+    }
+}
+
+static void a_source_is_repeated(void) {
+    for (int i = 0; i < CROWDS; ++i)
+        RUN(START(crowds[i], SPDL_SOURCE(count_up, SCRIPT(.count = 5, .every = 2,
+                                                          .result = SPDL_E_IO),
+                                         .retries = 1, .free_item = item_free),
+                  SPDL_SINK(1)),
+            "0 1 2 3 4", SPDL_END);
+}
+
+static void what_a_repeated_call_emitted_is_freed(void) {
+    for (int i = 0; i < CROWDS; ++i)
+        RUN(START(crowds[i], COUNT_TO(4),
+                  SCATTER(BURST(.modulo = 3, .plus = 1, .fails = 2), .retries = 2), SPDL_SINK(2)),
+            "0 100 101 200 201 202 300", SPDL_END);
+}
+
+/* --- epochs --- */
+
+static void epochs_are_alike(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        spdl_pipeline *p =
+            START(crowds[i / 2], CONTINUOUS(.count = 5),
+                  SPDL_PIPE(follow, SCRIPT(.fresh = true), .concurrency = 1 + i % 2 * 3,
+                            .free_item = item_free, .buffer_size = 1),
+                  FOLLOW(.plus = 10), SPDL_SINK(1));
+        for (int epoch = 0; epoch < 3; ++epoch) TAKE_EPOCH(p, "10 11 12 13 14");
+        TAKE(p, 2, "10 11"); /* and it goes on */
+        DONE(p);
+    }
+}
+
+static void epochs_may_be_empty(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i], CONTINUOUS(.count = 0), FOLLOW(.plus = 0),
+                                 SPDL_BATCH(3), SPDL_SINK(2));
+        for (int epoch = 0; epoch < 20; ++epoch) TAKE_EPOCH_OF_BATCHES(p, "");
+        DONE(p);
+        p = START(crowds[i], CONTINUOUS(.count = 7), FOLLOW(.every = 1, .result = SPDL_SKIP),
+                  SPDL_SINK(1));
+        for (int epoch = 0; epoch < 20; ++epoch) TAKE_EPOCH(p, "");
+        DONE(p);
+    }
+}
+
+static void no_batch_spans_two_epochs(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i], CONTINUOUS(.count = 8), SPDL_BATCH(3, .buffer_size = 1),
+                                 SPDL_PIPE(pass_batch), SPDL_SINK(1));
+        for (int epoch = 0; epoch < 3; ++epoch) TAKE_EPOCH_OF_BATCHES(p, "0 1 2|3 4 5|6 7");
+        DONE(p);
+        p = START(crowds[i], CONTINUOUS(.count = 8), SPDL_BATCH(3, .drop_last = true),
+                  SPDL_SINK(1));
+        for (int epoch = 0; epoch < 3; ++epoch) TAKE_EPOCH_OF_BATCHES(p, "0 1 2|3 4 5");
+        DONE(p);
+        p = START(crowds[i], CONTINUOUS(.count = 6), SPDL_BATCH(3), SPDL_SINK(1));
+        for (int epoch = 0; epoch < 3; ++epoch) TAKE_EPOCH_OF_BATCHES(p, "0 1 2|3 4 5");
+        DONE(p);
+    }
+}
+
+/* The calls of two epochs never overlap in one stage: the count of those inside would show it. */
+static void an_epoch_ends_before_the_next_begins(void) {
+    for (int i = 2; i < CROWDS; ++i) {
+        int gate = 0;
+        script s = { .gate = &gate, .gate_at = 2 };
+        spdl_pipeline *p = START(crowds[i], CONTINUOUS(.count = 3),
+                                 SPDL_PIPE(follow, .ctx = &s, .concurrency = 8,
+                                           .output_order = SPDL_ORDER_COMPLETION),
+                                 SPDL_SINK(9));
+        await(&s.calls, 3);
+        sleep_us(20000);
+        CHECK_EQ(__atomic_load_n(&s.calls, __ATOMIC_ACQUIRE), 3);
+        __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+        await(&s.calls, 6); /* without anybody taking: it runs on into the next epoch */
+        for (int epoch = 0; epoch < 3; ++epoch) {
+            static long values[10];
+            CHECK_EQ(take_values(p, values, 10, SPDL_END), 3);
+        }
+        DONE(p);
+    }
+}
+
+static void flushes_belong_to_an_epoch(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        scale s = { .limit = 10 };
+        stack kept = { .count = 0 };
+        spdl_pipeline *p = START(crowds[i], CONTINUOUS(.count = 10), WEIGH(&s), SPDL_SINK(1));
+        for (int epoch = 0; epoch < 3; ++epoch) TAKE_EPOCH(p, "10 11 15 9");
+        DONE(p);
+        p = START(crowds[i], CONTINUOUS(.count = 4), REVERSE(&kept), FOLLOW(.plus = 1),
+                  SPDL_SINK(1));
+        for (int epoch = 0; epoch < 3; ++epoch) TAKE_EPOCH(p, "4 3 2 1");
+        spdl_pipeline_destroy(p);
+        while (kept.count > 0) item_free(kept.kept[--kept.count]); /* of an epoch that was cut */
+        CHECK_EQ(items_alive(), 0);
+        p = START(crowds[i], CONTINUOUS(.count = 4), SCATTER(BURST(.modulo = 4)), SPDL_SINK(1));
+        for (int epoch = 0; epoch < 3; ++epoch) TAKE_EPOCH(p, "100 200 201 300 301 302");
+        DONE(p);
+    }
+}
+
+/* Fails in the third epoch, at item 4. */
+SPDL_FN(wears_out, void, item) {
+    const long number = (long)spdl_sequence(task), epoch = (long)spdl_epoch(task);
+    if (number == 6) return SPDL_END;
+    if (epoch == 2 && number == 4) return spdl_fail(task, "the disk is worn out");
+    *out = item_make(number);
+    return SPDL_OK;
+}
+
+static void an_error_ends_this_epoch_and_all_others(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i], SPDL_SOURCE(wears_out, .continuous = true,
+                                                        .free_item = item_free),
+                                 FOLLOW(.fresh = true), SPDL_SINK(1));
+        TAKE_EPOCH(p, "0 1 2 3 4 5");
+        TAKE_EPOCH(p, "0 1 2 3 4 5");
+        TAKE_ALL(p, "0 1 2 3", SPDL_E_STAGE);
+        failed_with(p, 0, "spdl: stage 0 'wears_out', item 4: the disk is worn out");
+        DONE(p);
+    }
+}
+
+/* --- order within bounds --- */
+
+/* How many items were handed on before item i that came behind it, at most. */
+static long most_overtaken(const long *values, size_t count) {
+    long most = 0;
+    for (size_t at = 0; at < count; ++at) {
+        long overtakers = 0;
+        for (size_t before = 0; before < at; ++before) overtakers += values[before] > values[at];
+        if (overtakers > most) most = overtakers;
+    }
+    return most;
+}
+
+SPDL_FN(dawdle, item, item) {
+    uint64_t state = (uint64_t)in->value ^ *(const uint64_t *)spdl_ctx(task);
+    const uint64_t luck = test_random(&state) % 50;
+    sleep_us(luck == 0 ? 2000 : luck < 10 ? 100 : 0);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void disorder_can_be_bounded(void) {
+    static const int windows[] = { 1, 4, 64 };
+    uint64_t seed = test_seed();
+    chaos_on();
+    for (int i = 0; i < 3 * CROWDS; ++i) {
+        static long values[400];
+        spdl_pipeline *p = START(crowds[i / 3],
+                                 SPDL_SOURCE(count_up, SCRIPT(.count = 300), .buffer_size = 64,
+                                             .free_item = item_free),
+                                 SPDL_PIPE(dawdle, .ctx = &seed, .concurrency = 8,
+                                           .output_order = SPDL_ORDER_COMPLETION,
+                                           .reorder_window = windows[i % 3]),
+                                 SPDL_SINK(200));
+        const size_t count = take_values(p, values, 400, SPDL_END);
+        CHECK_EQ(count, 300);
+        CHECK(most_overtaken(values, count) <= windows[i % 3]);
+        DONE(p);
+    }
+}
+
+/* As many as were allowed get past an item that is held, and not one more. */
+static void a_held_item_is_overtaken_by_so_many(void) {
+    static const int windows[] = { 1, 4, 64 };
+    for (int i = 0; i < 6; ++i) {
+        const int window = windows[i % 3];
+        int gate = 0;
+        void *taken = NULL;
+        spdl_pipeline *p = START(i < 3 ? 2 : 8, COUNT_TO(200),
+                                 SPDL_PIPE(follow, SCRIPT(.gate = &gate, .gate_at = 0),
+                                           .concurrency = 2, .reorder_window = window,
+                                           .output_order = SPDL_ORDER_COMPLETION),
+                                 SPDL_SINK(1));
+        CHECK_EQ(take_from(p, 1, window, SPDL_OK), window);
+        CHECK_EQ(spdl_pipeline_next(p, &taken, SPDL_SECONDS(0.02)), SPDL_TIMEOUT);
+        __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+        TAKE(p, 1, "0");
+        CHECK_EQ(take_from_any(p), 200 - 1 - window);
+        DONE(p);
+    }
+}
+
+SPDL_FN(one_of, item, item) {
+    script *s = (script *)spdl_ctx(task);
+    spdl_result result;
+    script_enter(s);
+    result = script_act(s, task, in->value);
+    *out = in;
+    script_leave(s);
+    return result == SPDL_OK && in->value % s->count != 0 ? SPDL_SKIP : result;
+}
+
+/* A filter that keeps one of 64 works on while the last one it kept is slow, as far as its window
+   reaches, though the sink has room for one only. */
+static void a_filter_runs_ahead_in_its_window(void) {
+    for (int i = 2; i < CROWDS; ++i) {
+        int gate = 0;
+        script s = { .gate = &gate, .gate_at = 0, .count = 64 };
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(1000),
+                                 SPDL_PIPE(one_of, .ctx = &s, .concurrency = 2,
+                                           .reorder_window = 512),
+                                 SPDL_SINK(1));
+        await(&s.calls, 65); /* it is item 64 that waits for room behind item 0 */
+        __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+        RUN(p, "0 64 128 192 256 320 384 448 512 576 640 704 768 832 896 960", SPDL_END);
+    }
+}
+
+TEST_TABLE(flow) {
+    TEST_CASE(a_call_may_emit_any_number),
+    TEST_CASE(what_a_call_emits_stays_together),
+    TEST_CASE(a_source_may_emit),
+    TEST_CASE(the_input_may_be_emitted),
+    TEST_CASE(what_a_failed_call_emitted_is_freed),
+    TEST_CASE(emitting_has_to_be_announced),
+    TEST_CASE(emitting_elsewhere_is_refused),
+    TEST_CASE(emitted_items_fill_batches),
+    TEST_CASE(one_call_may_emit_very_many),
+    TEST_CASE(emitted_items_are_freed_at_a_stop),
+    TEST_CASE(a_stage_may_gather_by_its_own_rule),
+    TEST_CASE(a_flush_may_fail),
+    TEST_CASE(nothing_is_flushed_behind_a_failure),
+    TEST_CASE(a_flush_may_emit),
+    TEST_CASE(a_call_that_fails_is_repeated),
+    TEST_CASE(repeating_ends),
+    TEST_CASE(a_call_that_took_its_input_is_not_repeated),
+    TEST_CASE(a_source_is_repeated),
+    TEST_CASE(what_a_repeated_call_emitted_is_freed),
+    TEST_CASE(epochs_are_alike),
+    TEST_CASE(epochs_may_be_empty),
+    TEST_CASE(no_batch_spans_two_epochs),
+    TEST_CASE(an_epoch_ends_before_the_next_begins),
+    TEST_CASE(flushes_belong_to_an_epoch),
+    TEST_CASE(an_error_ends_this_epoch_and_all_others),
+    TEST_CASE(disorder_can_be_bounded),
+    TEST_CASE(a_held_item_is_overtaken_by_so_many),
+    TEST_CASE(a_filter_runs_ahead_in_its_window),
+    TEST_END,
+};

@@ -1,0 +1,686 @@
+/* Pipelines that are fed, changed while they run, tuned, and told how to be scheduled; and that the
+   number of workers changes no result. */
+#include "flow.h"
+
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
+#define FEED(...) SPDL_FEED(item, .free_item = item_free, .buffer_size = __VA_ARGS__)
+
+/* --- push --- */
+
+/* A push that is refused leaves the item to us. */
+static spdl_result push(spdl_pipeline *p, long value, int64_t timeout_ns) {
+    item *it = item_make(value);
+    const spdl_result result = spdl_pipeline_push(p, it, timeout_ns);
+    if (result != SPDL_OK) item_free(it);
+    return result;
+}
+
+typedef struct producer {
+    spdl_pipeline *p;
+    long first, count;
+    int64_t timeout_ns;
+    bool end;
+    /* what came of it */
+    long accepted, refused;
+    spdl_result last;
+} producer;
+
+/* Each item until it is accepted, or the pipeline is closed. */
+static void *produce(void *arg) {
+    producer *one = (producer *)arg;
+    for (long i = 0; i < one->count && one->last != SPDL_CLOSED; ++i) {
+        do {
+            one->last = push(one->p, one->first + i, one->timeout_ns);
+            if (one->last != SPDL_OK) ++one->refused, sched_yield();
+        } while (one->last != SPDL_OK && one->last != SPDL_CLOSED);
+        one->accepted += one->last == SPDL_OK;
+    }
+    if (one->end) CHECK_EQ(spdl_pipeline_push_end(one->p), SPDL_OK);
+    return NULL;
+}
+
+static void items_can_be_pushed(void) {
+    static const int64_t timeouts[] = { SPDL_FOREVER, 0, 200000 };
+    chaos_on();
+    for (int i = 0; i < 3 * CROWDS; ++i) {
+        producer one = { .count = 500, .timeout_ns = timeouts[i % 3], .end = true };
+        pthread_t thread;
+        one.p = START(crowds[i / 3], FEED(1 + i % 2), FOLLOW(.fresh = true),
+                      SPDL_PIPE(follow, SCRIPT(.plus = 0), .concurrency = 2), SPDL_SINK(1));
+        thread = thread_of(produce, &one);
+        CHECK_EQ(take_from(one.p, 0, 1000, SPDL_END), 500);
+        pthread_join(thread, NULL);
+        CHECK_EQ(one.accepted, 500);
+        CHECK_EQ(push(one.p, 7, SPDL_FOREVER), SPDL_CLOSED);
+        CHECK_EQ(spdl_pipeline_push_end(one.p), SPDL_OK); /* again: nothing new */
+        DONE(one.p);
+    }
+}
+
+static void nothing_has_to_be_pushed(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        void *taken;
+        spdl_pipeline *p = START(crowds[i], FEED(2), FOLLOW(.plus = 0), SPDL_SINK(1));
+        CHECK_EQ(spdl_pipeline_next(p, &taken, 1000000), SPDL_TIMEOUT);
+        CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+        RUN(p, "", SPDL_END);
+        DONE(START(crowds[i], FEED(2), FOLLOW(.plus = 0), SPDL_SINK(1)));
+    }
+}
+
+SPDL_FN(by_parity, item, item) {
+    *out = in;
+    return spdl_route(task, (int)in->value % 2);
+}
+
+static void any_row_may_stand_behind_a_feed(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        producer one = { .count = 7, .timeout_ns = SPDL_FOREVER, .end = true };
+        pthread_t thread;
+        one.p = START(crowds[i], FEED(1), SPDL_BATCH(3), SPDL_SINK(1));
+        thread = thread_of(produce, &one);
+        TAKE_BATCHES(one.p, "0 1 2|3 4 5|6", SPDL_END);
+        pthread_join(thread, NULL);
+        DONE(one.p);
+        one = (producer){ .count = 7, .timeout_ns = SPDL_FOREVER, .end = true };
+        one.p = START(crowds[i], FEED(1), SPDL_BRANCH(by_parity), SPDL_PATH("even"),
+                      FOLLOW(.plus = 10), SPDL_PATH("odd"),
+                      SPDL_PIPE(follow, SCRIPT(.plus = 0), .threads = 1),
+                      SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(1));
+        thread = thread_of(produce, &one);
+        TAKE_ALL(one.p, "10 1 12 3 14 5 16", SPDL_END);
+        pthread_join(thread, NULL);
+        DONE(one.p);
+    }
+}
+
+/* As many as buffer_size wait behind a feed. */
+static void a_full_feed_tells_it(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        const int workers = crowds[i / 2], room = i % 2 ? 4 : 1;
+        int gate = 0;
+        script s = { .gate = &gate, .gate_at = 0 };
+        spdl_pipeline *p = START(workers, FEED(room), SPDL_PIPE(follow, .ctx = &s), SPDL_SINK(9));
+        long pushed = 0;
+        if (workers > 0) {
+            CHECK_EQ(push(p, pushed++, 0), SPDL_OK);
+            await(&s.calls, 1);
+        }
+        for (int k = 0; k < room; ++k) CHECK_EQ(push(p, pushed++, 0), SPDL_OK);
+        CHECK_EQ(push(p, 100, 0), SPDL_FULL);
+        CHECK_EQ(push(p, 100, 1000000), SPDL_TIMEOUT);
+        CHECK_EQ(push(p, 100, 0), SPDL_FULL);
+        open_gate(&gate);
+        if (workers == 0) CHECK_EQ(take_from(p, 0, 1, SPDL_OK), 1);
+        CHECK_EQ(push(p, pushed++, workers ? SPDL_SECONDS(15) : 0), SPDL_OK);
+        CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+        CHECK_EQ(take_from(p, workers == 0, 100, SPDL_END), pushed - (workers == 0));
+        DONE(p);
+    }
+}
+
+static void the_newest_items_may_win(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        const int workers = crowds[i];
+        int gate = 0;
+        script s = { .gate = &gate, .gate_at = 0 };
+        spdl_pipeline *p = START(workers, FEED(4, .drop_oldest = true),
+                                 SPDL_PIPE(follow, .ctx = &s), SPDL_SINK(9));
+        CHECK_EQ(push(p, 0, 0), SPDL_OK);
+        if (workers > 0) await(&s.calls, 1);
+        for (long k = 1; k <= 100; ++k) CHECK_EQ(push(p, k, k % 2 ? 0 : SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(items_alive(), workers ? 5 : 4); /* the others have been freed already */
+        open_gate(&gate);
+        CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+        TAKE_ALL(p, workers ? "0 97 98 99 100" : "97 98 99 100", SPDL_END);
+        CHECK_EQ(stats_of(p, 0).tasks, 101);
+        CHECK_EQ(stats_of(p, 0).skips, workers ? 96 : 97);
+        DONE(p);
+    }
+}
+
+/* Beside readers that are at work: nothing is lost but what made way, and never the last. */
+static void items_make_way_in_order(void) {
+    chaos_on();
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        producer one = { .count = TEST_SANITIZED ? 2000 : 20000, .end = true };
+        long last = -1, taken = 0;
+        pthread_t thread;
+        one.p = START(crowds[i / 2], FEED(1 + i % 2 * 3, .drop_oldest = true), FOLLOW(.plus = 0),
+                      SPDL_SINK(1));
+        thread = thread_of(produce, &one);
+        for (item *it; spdl_pipeline_next(one.p, (void **)&it, SPDL_SECONDS(15)) == SPDL_OK;) {
+            CHECK(it->value > last);
+            last = it->value;
+            ++taken;
+            item_free(it);
+        }
+        pthread_join(thread, NULL);
+        CHECK_EQ(last, one.count - 1);
+        CHECK_EQ(stats_of(one.p, 0).skips + (uint64_t)taken, one.count);
+        DONE(one.p);
+    }
+}
+
+/* Whoever waits in push is told of a stop and of a failure. */
+static void a_push_that_waits_is_closed(void) {
+    for (int i = 0; i < 3 * CROWDS; ++i) {
+        const int workers = crowds[i / 3];
+        producer one = { .count = 1000, .timeout_ns = SPDL_FOREVER };
+        const bool fails = i % 3 == 2;
+        pthread_t thread;
+        one.p = START(workers, FEED(2),
+                      FOLLOW(.every = fails ? 100 : 0, .rest = 99, .result = SPDL_E_IO),
+                      SPDL_SINK(1));
+        thread = thread_of(produce, &one);
+        CHECK_EQ(take_from(one.p, 0, fails ? 1000 : 20, fails ? SPDL_E_IO : SPDL_OK),
+                 fails ? 99 : 20);
+        if (i % 3 == 0) sleep_us(3000); /* it waits by now */
+        if (!fails) CHECK_EQ(spdl_pipeline_stop(one.p, SPDL_FOREVER), SPDL_OK);
+        pthread_join(thread, NULL);
+        CHECK_EQ(one.last, SPDL_CLOSED);
+        CHECK(one.accepted < 1000);
+        CHECK_EQ(push(one.p, 1, 0), SPDL_CLOSED);
+        DONE(one.p);
+    }
+}
+
+/* A thread with deadlines: whatever the stages do, a push with a timeout of 0 comes back. */
+static void a_push_is_never_held_up(void) {
+    for (int i = 0; i < 2; ++i) {
+        uint64_t longest = UINT64_MAX;
+        for (int again = 0; again < 5 && longest > 40000000; ++again) {
+            producer one = { .p = START(2, FEED(2, .drop_oldest = i != 0),
+                                        FOLLOW(.sleep_us = 100000), SPDL_SINK(1)) };
+            const uint64_t end = spdl_time_ns() + 150000000;
+            longest = 0;
+            for (uint64_t now = spdl_time_ns(); now < end; now = spdl_time_ns()) {
+                const spdl_result result = push(one.p, 1, 0);
+                const uint64_t took = spdl_time_ns() - now;
+                CHECK(result == SPDL_OK || result == SPDL_FULL);
+                if (took > longest) longest = took;
+                sleep_us(500);
+            }
+            DONE(one.p);
+        }
+        CHECK(longest <= 40000000);
+    }
+}
+
+static void only_a_feed_can_be_pushed_to(void) {
+    item *it = item_make(1);
+    spdl_pipeline *p = START(1, COUNT_TO(3), SPDL_SINK(1));
+    CHECK_EQ(spdl_pipeline_push(p, it, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_push_end(p), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_push(NULL, it, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_push_end(NULL), SPDL_E_INVALID);
+    item_free(it);
+    RUN(p, "0 1 2", SPDL_END);
+}
+
+/* One producer at a time; a second one is told, and breaks nothing. */
+static void two_producers_break_nothing(void) {
+    chaos_on();
+    for (int i = 0; i < CROWDS; ++i) {
+        static bool seen[600];
+        producer one[2];
+        pthread_t threads[2];
+        spdl_pipeline *p = START(crowds[i], FEED(2), FOLLOW(.plus = 0), SPDL_SINK(1));
+        memset(seen, 0, sizeof seen);
+        for (int k = 0; k < 2; ++k) {
+            one[k] = (producer){ .p = p, .first = k * 300, .count = 300, .timeout_ns = 100000 };
+            threads[k] = thread_of(produce, &one[k]);
+        }
+        for (int k = 0; k < 600; ++k) {
+            item *it = NULL;
+            if (!CHECK_EQ(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)), SPDL_OK)) break;
+            CHECK(!seen[it->value]);
+            seen[it->value] = true;
+            item_free(it);
+        }
+        for (int k = 0; k < 2; ++k) pthread_join(threads[k], NULL);
+        CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+        RUN(p, "", SPDL_END);
+    }
+}
+
+static void a_second_producer_is_refused(void) {
+    producer one = { .count = 10, .timeout_ns = SPDL_FOREVER };
+    pthread_t thread;
+    one.p = START(0, FEED(2), FOLLOW(.plus = 0), SPDL_SINK(1)); /* nobody makes room */
+    thread = thread_of(produce, &one);
+    while (push(one.p, 100, 0) != SPDL_E_INVALID) sleep_us(100);
+    CHECK_EQ(push(one.p, 100, SPDL_FOREVER), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_push_end(one.p), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_stop(one.p, SPDL_FOREVER), SPDL_OK);
+    pthread_join(thread, NULL);
+    CHECK_EQ(one.last, SPDL_CLOSED);
+    DONE(one.p);
+}
+
+static void a_push_in_a_forked_child_is_told(void) {
+    spdl_pipeline *p = START(1, FEED(2), FOLLOW(.plus = 0), SPDL_SINK(1));
+    pid_t child;
+    CHECK_EQ(push(p, 0, SPDL_FOREVER), SPDL_OK);
+    child = fork();
+    if (child == 0) {
+        spdl_result result = SPDL_OK;
+        for (int most = 100; most > 0 && result == SPDL_OK; --most)
+            result = push(p, 9, SPDL_FOREVER);
+        CHECK_EQ(result, SPDL_E_INVALID);
+        spdl_pipeline_destroy(p);
+        _exit(0);
+    }
+    ends_well(child);
+    CHECK_EQ(push(p, 1, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+    RUN(p, "0 1", SPDL_END);
+}
+
+/* --- concurrency that changes --- */
+
+static void stages_are_found_by_name(void) {
+    spdl_pipeline *p = START(1, COUNT_TO(3), FOLLOW(.plus = 0), SPDL_BATCH(2),
+                             SPDL_PIPE(pass_batch, .name = "collate"), SPDL_SINK(1));
+    CHECK_EQ(spdl_pipeline_find(p, "count_up"), 0);
+    CHECK_EQ(spdl_pipeline_find(p, "follow"), 1);
+    CHECK_EQ(spdl_pipeline_find(p, "batch"), 2);
+    CHECK_EQ(spdl_pipeline_find(p, "collate"), 3);
+    CHECK_EQ(spdl_pipeline_find(p, "pass_batch"), -1);
+    CHECK_EQ(spdl_pipeline_find(p, ""), -1);
+    CHECK_EQ(spdl_pipeline_find(p, NULL), -1);
+    DONE(p);
+}
+
+static void wrong_changes_are_refused(void) {
+    spdl_pipeline *p = START(1, COUNT_TO(3),
+                             SPDL_PIPE(follow, SCRIPT(.plus = 0), .concurrency = 2,
+                                       .max_concurrency = 4),
+                             FOLLOW(.plus = 0), SPDL_BATCH(2), SPDL_SINK(1));
+    static const int no_rows[] = { -1, 0, 3, 4, 5, INT16_MAX };
+    for (int i = 0; i < 6; ++i)
+        CHECK_EQ(spdl_pipeline_set_concurrency(p, no_rows[i], 1), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_set_concurrency(NULL, 1, 1), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, 0), SPDL_E_LIMIT);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, -1), SPDL_E_LIMIT);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, 5), SPDL_E_LIMIT);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 2, 2), SPDL_E_LIMIT);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, 4), SPDL_OK);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, 1), SPDL_OK);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 2, 1), SPDL_OK);
+    RUN_BATCHES(p, "0 1|2", SPDL_END);
+}
+
+/* Up and down, while it runs: the bound holds as soon as calls that were too many have ended. */
+static void concurrency_changes_while_it_runs(void) {
+    static const int bounds[] = { 1, 6, 2, 5, 1, 3 };
+    for (int order = 0; order < 2; ++order) {
+        script s = { .sleep_us = 200 };
+        spdl_pipeline *p = START(8, COUNT_TO(-1),
+                                 SPDL_PIPE(follow, .ctx = &s, .max_concurrency = 6,
+                                           .output_order = (spdl_order)order),
+                                 SPDL_SINK(64));
+        long next = 0;
+        for (int i = 0; i < 6; ++i) {
+            const uint64_t start = spdl_time_ns();
+            CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, bounds[i]), SPDL_OK);
+            while (__atomic_load_n(&s.inside, __ATOMIC_ACQUIRE) > bounds[i]) sched_yield();
+            __atomic_store_n(&s.most, 0, __ATOMIC_SEQ_CST);
+            for (int items = 0; items < 100 || __atomic_load_n(&s.most, __ATOMIC_SEQ_CST) <
+                                                   bounds[i]; ++items, ++next) {
+                item *it = NULL;
+                REQUIRE(spdl_time_ns() - start < 10000000000u); /* the bound is reached, too */
+                REQUIRE(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)) == SPDL_OK);
+                CHECK(order == SPDL_ORDER_COMPLETION || it->value == next);
+                item_free(it);
+            }
+            CHECK(__atomic_load_n(&s.most, __ATOMIC_SEQ_CST) <= bounds[i]);
+        }
+        DONE(p);
+    }
+}
+
+/* Nobody is awake, one call is held: raising the bound starts another. */
+static void a_higher_bound_takes_effect_at_once(void) {
+    int gate = 0;
+    script s = { .gate = &gate, .gate_at = 0 };
+    spdl_pipeline *p = START(2, COUNT_TO(10), SPDL_PIPE(follow, .ctx = &s, .max_concurrency = 2),
+                             SPDL_SINK(10));
+    await(&s.calls, 1);
+    sleep_us(20000);
+    CHECK_EQ(__atomic_load_n(&s.calls, __ATOMIC_ACQUIRE), 1);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, spdl_pipeline_find(p, "follow"), 2), SPDL_OK);
+    await(&s.calls, 10);
+    open_gate(&gate);
+    CHECK_EQ(take_from(p, 0, 100, SPDL_END), 10);
+    DONE(p);
+}
+
+/* --- tuning --- */
+
+/* What the tuner has said. */
+typedef struct diary {
+    int raised, helped, reverted, lowered, other;
+    unsigned from, to; /* in the last line that told a change */
+    char line[SPDL_TEXT_BYTES];
+} diary;
+
+static void log_to_diary(spdl_log_level level, const char *text, void *user) {
+    diary *d = (diary *)user;
+    unsigned from, to;
+    CHECK_EQ(level, SPDL_LOG_INFO);
+    snprintf(d->line, sizeof d->line, "%s", text);
+    if (sscanf(text, "spdl: autotune: stage 1 'work': concurrency %u -> %u, because", &from, &to) ==
+        2) {
+        if (strstr(text, "because the trainer waited") && to > from) ++d->raised;
+        else if (strstr(text, "because it did not help") && to < from) ++d->reverted;
+        else if (strstr(text, "because the stages use") && to == from - 1) ++d->lowered;
+        else ++d->other;
+        d->from = from;
+        d->to = to;
+    } else if (strstr(text, "kept, it helped")) {
+        ++d->helped;
+    } else {
+        ++d->other;
+    }
+}
+
+static spdl_pipeline *start_tuned(diary *d, double budget, const spdl_stage *rows, size_t count) {
+    spdl_pipeline_desc desc = { .workers = 6, .autotune = true, .cpu_budget = budget };
+    spdl_pipeline *p = NULL;
+    desc.tune_seconds = 0.02;
+    desc.logger.log_fn = log_to_diary;
+    desc.logger.user = d;
+    REQUIRE(spdl_pipeline_create(&p, &desc, rows, count) == SPDL_OK);
+    return p;
+}
+
+/* Takes items until `count` is at least `least`; false when that takes very long. */
+static bool tuned_until(spdl_pipeline *p, const int *count, int least) {
+    const uint64_t start = spdl_time_ns();
+    while (*count < least && spdl_time_ns() - start < 12000000000u) {
+        void *taken;
+        if (spdl_pipeline_next(p, &taken, SPDL_SECONDS(15)) != SPDL_OK) return false;
+        item_free(taken);
+    }
+    return *count >= least;
+}
+
+static void a_stage_that_sleeps_is_given_more(void) {
+    diary d = { .raised = 0 };
+    spdl_pipeline *p = start_tuned(&d, 100, SPDL_STAGES(
+        COUNT_TO(-1), SPDL_PIPE(follow, SCRIPT(.sleep_us = 1000), .name = "work"), SPDL_SINK(4)));
+    CHECK(tuned_until(p, &d.helped, 1));
+    CHECK(d.raised >= d.helped && d.other == 0);
+    CHECK(p->node[1].limit > 1 && p->node[1].limit <= 6);
+    DONE(p);
+}
+
+static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+
+SPDL_FN(locks, item, item) {
+    pthread_mutex_lock(&one_at_a_time);
+    sleep_us(1000);
+    pthread_mutex_unlock(&one_at_a_time);
+    *out = in;
+    return SPDL_OK;
+}
+
+/* More of what waits for a lock brings nothing: it is said, and taken back. */
+static void a_change_that_does_not_help_is_taken_back(void) {
+    diary d = { .raised = 0 };
+    const char *why;
+    double before, after;
+    unsigned with;
+    spdl_pipeline *p = start_tuned(&d, 100, SPDL_STAGES(COUNT_TO(-1),
+                                                        SPDL_PIPE(locks, .name = "work"),
+                                                        SPDL_SINK(4)));
+    CHECK(tuned_until(p, &d.reverted, 1));
+    why = strstr(d.line, "because");
+    REQUIRE(why != NULL && sscanf(why, "because it did not help: %lf items/s before, %lf with %u",
+                                  &before, &after, &with) == 3);
+    CHECK(with == d.from && after < before * 1.05);
+    CHECK_EQ(p->node[1].limit, d.to);
+    CHECK(d.raised >= 1 && d.other == 0);
+    DONE(p);
+}
+
+SPDL_FN(computes, item, item) {
+    struct timespec from, now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
+    do clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    while ((now.tv_sec - from.tv_sec) * 1000000000 + now.tv_nsec - from.tv_nsec < 1000000);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void processors_are_budgeted(void) {
+    diary d = { .raised = 0 };
+    spdl_pipeline *p = start_tuned(&d, 0.3, SPDL_STAGES(
+        COUNT_TO(-1), SPDL_PIPE(computes, .name = "work", .concurrency = 3, .max_concurrency = 4),
+        SPDL_SINK(4)));
+    CHECK(tuned_until(p, &d.lowered, 2)); /* from 3 to 1 */
+    CHECK_EQ(p->node[1].limit, 1);
+    CHECK(d.other == 0 && d.helped == 0);
+    DONE(p);
+}
+
+static void a_fed_trainer_is_left_alone(void) {
+    diary d = { .raised = 0 };
+    spdl_pipeline *p = start_tuned(&d, 100, SPDL_STAGES(
+        COUNT_TO(-1), SPDL_PIPE(follow, SCRIPT(.sleep_us = 50), .name = "work"), SPDL_SINK(4)));
+    for (int i = 0; i < 100; ++i) {
+        void *taken;
+        REQUIRE(spdl_pipeline_next(p, &taken, SPDL_SECONDS(15)) == SPDL_OK);
+        item_free(taken);
+        sleep_us(3000);
+    }
+    CHECK(p->node[1].limit <= 2 && d.lowered == 0); /* at most one try, on a busy machine */
+    DONE(p);
+}
+
+/* --- scheduling --- */
+
+typedef struct cpu_mask_t {
+    uint64_t word[16]; /* 1,024 processors */
+} cpu_mask_t;
+
+typedef struct wish {
+    int nice, sched, cpu; /* cpu -1: any */
+    bool met;
+} wish;
+
+static bool wish_met(const wish *w) {
+    const id_t tid = (id_t)syscall(SYS_gettid);
+    cpu_mask_t mask;
+    bool met = getpriority(PRIO_PROCESS, tid) == w->nice;
+    met = met && sched_getscheduler((pid_t)tid) == w->sched;
+    if (w->cpu < 0) return met;
+    memset(&mask, 0, sizeof mask);
+    if (syscall(SYS_sched_getaffinity, 0L, sizeof mask, &mask) < 0) return false;
+    for (int cpu = 0; cpu < 1024; ++cpu)
+        met = met && (mask.word[cpu / 64] >> cpu % 64 & 1) == (uint64_t)(cpu == w->cpu);
+    return met;
+}
+
+SPDL_FN(looks_at_itself, item, item) {
+    CHECK(wish_met((const wish *)spdl_ctx(task)));
+    *out = in;
+    return SPDL_OK;
+}
+
+/* On the workers of the pool and on a stage's own; not on the trainer's thread. */
+static void policy_holds(spdl_policy policy, wish w) {
+    spdl_pipeline_desc desc = { .workers = 2, .policy = policy };
+    spdl_pipeline *p = NULL;
+    const wish before = { getpriority(PRIO_PROCESS, 0), sched_getscheduler(0), -1, false };
+    REQUIRE(spdl_pipeline_create(
+                &p, &desc,
+                SPDL_STAGES(COUNT_TO(40), SPDL_PIPE(looks_at_itself, .ctx = &w, .concurrency = 2),
+                            SPDL_PIPE(looks_at_itself, .ctx = &w, .threads = 2, .concurrency = 2),
+                            SPDL_SINK(1))) == SPDL_OK);
+    CHECK_EQ(take_from(p, 0, 100, SPDL_END), 40);
+    CHECK(wish_met(&before));
+    DONE(p);
+}
+
+static void workers_are_scheduled_as_asked(void) {
+    cpu_mask_t mask;
+    int last = -1;
+    const int nice_now = getpriority(PRIO_PROCESS, 0), sched_now = sched_getscheduler(0);
+    if (sched_now != SCHED_OTHER || nice_now > 10) TEST_SKIP("this shell is not plain itself");
+    memset(&mask, 0, sizeof mask);
+    REQUIRE(syscall(SYS_sched_getaffinity, 0L, sizeof mask, &mask) > 0);
+    for (int cpu = 0; cpu < 1024; ++cpu)
+        if (mask.word[cpu / 64] >> cpu % 64 & 1) last = cpu;
+    policy_holds((spdl_policy){ .nice = 0 }, (wish){ nice_now, SCHED_OTHER, -1, false });
+    policy_holds((spdl_policy){ .nice = 11 }, (wish){ 11, SCHED_OTHER, -1, false });
+    policy_holds((spdl_policy){ .sched = SPDL_SCHED_BATCH }, (wish){ nice_now, 3, -1, false });
+    policy_holds((spdl_policy){ .polite = true }, (wish){ 19, 3, -1, false });
+    policy_holds((spdl_policy){ .polite = true, .nice = 12, .sched = SPDL_SCHED_IDLE },
+                 (wish){ 12, 5, -1, false });
+    policy_holds((spdl_policy){ .cpus = &last, .cpu_count = 1, .nice = 13 },
+                 (wish){ 13, SCHED_OTHER, last, false });
+}
+
+static void policy_refused(spdl_policy policy, spdl_result result, const char *text) {
+    for (int own = 0; own < 2; ++own) {
+        spdl_error error;
+        spdl_pipeline_desc desc = { .workers = own ? 0 : 2, .policy = policy, .error = &error };
+        spdl_pipeline *p = (spdl_pipeline *)(uintptr_t)1;
+        script pass = { .plus = 0 }, source = { .count = 3 };
+        desc.logger.log_fn = log_nothing;
+        CHECK_EQ(spdl_pipeline_create(
+                     &p, &desc,
+                     SPDL_STAGES(SPDL_SOURCE(count_up, .ctx = &source),
+                                 SPDL_PIPE(follow, .ctx = &pass, .threads = own), SPDL_SINK(1))),
+                 result);
+        CHECK(p == NULL && error.result == result);
+        if (!CHECK(strstr(error.text, text) != NULL)) fprintf(stderr, "%s\n", error.text);
+    }
+}
+
+static void a_policy_that_is_refused_is_told(void) {
+    static const int nowhere[] = { -1 }, missing[] = { 1023 }, far[] = { 5000 };
+    const char *const by_the_system = "the system refuses the policy of its threads";
+    policy_refused((spdl_policy){ .cpus = missing, .cpu_count = 1 }, SPDL_E_THREAD, by_the_system);
+    policy_refused((spdl_policy){ .cpus = far, .cpu_count = 1 }, SPDL_E_THREAD, by_the_system);
+    policy_refused((spdl_policy){ .cpus = nowhere, .cpu_count = 1 }, SPDL_E_THREAD, by_the_system);
+    policy_refused((spdl_policy){ .nice = 20 }, SPDL_E_INVALID,
+                   "policy.nice is 20, must be -20 to 19");
+    policy_refused((spdl_policy){ .nice = -21 }, SPDL_E_INVALID,
+                   "policy.nice is -21, must be -20 to 19");
+    policy_refused((spdl_policy){ .sched = (spdl_sched)3 }, SPDL_E_INVALID,
+                   "policy.sched is 3, which is no class");
+    policy_refused((spdl_policy){ .cpu_count = -1 }, SPDL_E_INVALID, "policy.cpu_count is -1");
+    policy_refused((spdl_policy){ .cpu_count = 2 }, SPDL_E_INVALID, "but policy.cpus is NULL");
+}
+
+/* --- the same at any number of workers --- */
+
+static uint64_t chance_of(const spdl_task *task, uint64_t salt) {
+    uint64_t state = salt * 1000003 + spdl_sequence(task);
+    return test_random(&state);
+}
+
+/* Augments, drops and multiplies by chance: seeded by the number of the item. */
+SPDL_FN(augment, item, item) {
+    const uint64_t chance = chance_of(task, *(const uint64_t *)spdl_ctx(task));
+    if (chance % 64 == 0) sleep_us(200);
+    if (chance % 7 == 0) return SPDL_SKIP;
+    if (chance % 11 == 0) return SPDL_E_FORMAT;
+    for (uint64_t i = 0; i < chance % 3; ++i)
+        if (spdl_emit(task, item_make(in->value ^ (long)(chance >> 20) ^ (long)i)) != SPDL_OK)
+            return SPDL_E_NOMEM;
+    return SPDL_OK;
+}
+
+SPDL_FN(jitter, item, item) {
+    in->value += (long)(chance_of(task, 3) >> 40);
+    *out = in;
+    return SPDL_OK;
+}
+
+SPDL_FN(by_chance, item, item) {
+    *out = in;
+    return spdl_route(task, (int)(chance_of(task, 5) % 2));
+}
+
+SPDL_FN(shuffle, spdl_batch, spdl_batch) {
+    const uint64_t chance = chance_of(task, 9);
+    for (size_t i = in->count; i > 1; --i) {
+        const size_t k = (size_t)(chance % i);
+        void *it = in->items[i - 1];
+        in->items[i - 1] = in->items[k];
+        in->items[k] = it;
+    }
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Every byte of every batch of two epochs, as one number. */
+static uint64_t digest_of(int workers, uint64_t seed) {
+    uint64_t digest = seed, ends = 0;
+    spdl_pipeline *p =
+        START(workers, SPDL_SOURCE(count_up, SCRIPT(.count = 300), .continuous = true,
+                                   .buffer_size = 8, .free_item = item_free),
+              SPDL_PIPE(augment, .ctx = &seed, .emits = true, .concurrency = 4, .max_failures = -1,
+                        .free_item = item_free, .buffer_size = 8),
+              SPDL_BRANCH(by_chance), SPDL_PATH("a", .buffer_size = 400),
+              SPDL_PIPE(jitter, .concurrency = 3, .buffer_size = 400),
+              SPDL_PATH("b", .buffer_size = 400),
+              SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_BATCH(7),
+              SPDL_PIPE(shuffle, .concurrency = 2), SPDL_SINK(3));
+    while (ends < 2) {
+        spdl_batch *batch = NULL;
+        const spdl_result result = spdl_pipeline_next(p, (void **)&batch, SPDL_SECONDS(15));
+        if (result != SPDL_OK && !CHECK_EQ(result, SPDL_END)) break;
+        digest = digest * 0x100000001b3u ^ (result == SPDL_OK ? batch->count : 99);
+        for (size_t i = 0; result == SPDL_OK && i < batch->count; ++i)
+            digest = digest * 0x100000001b3u ^ (uint64_t)((const item *)batch->items[i])->value;
+        if (result == SPDL_OK) spdl_batch_free(batch);
+        else ++ends;
+    }
+    DONE(p);
+    return digest;
+}
+
+static void the_same_seed_gives_the_same_batches(void) {
+    static const int workers[] = { 0, 1, 3, 16 };
+    chaos_on();
+    for (uint64_t seed = test_seed(), last = seed + 3; seed < last; ++seed) {
+        const uint64_t digest = digest_of(0, seed);
+        for (int i = 0; i < 4; ++i) CHECK_EQ(digest_of(workers[i], seed), digest);
+        CHECK(digest_of(0, seed + 1) != digest);
+    }
+}
+
+TEST_TABLE(push) {
+    TEST_CASE(items_can_be_pushed),
+    TEST_CASE(nothing_has_to_be_pushed),
+    TEST_CASE(any_row_may_stand_behind_a_feed),
+    TEST_CASE(a_full_feed_tells_it),
+    TEST_CASE(the_newest_items_may_win),
+    TEST_CASE(items_make_way_in_order),
+    TEST_CASE(a_push_that_waits_is_closed),
+    TEST_CASE(a_push_is_never_held_up),
+    TEST_CASE(only_a_feed_can_be_pushed_to),
+    TEST_CASE(two_producers_break_nothing),
+    TEST_CASE(a_second_producer_is_refused),
+    TEST_CASE(a_push_in_a_forked_child_is_told),
+    TEST_CASE(stages_are_found_by_name),
+    TEST_CASE(wrong_changes_are_refused),
+    TEST_CASE(concurrency_changes_while_it_runs),
+    TEST_CASE(a_higher_bound_takes_effect_at_once),
+    TEST_CASE(a_stage_that_sleeps_is_given_more),
+    TEST_CASE(a_change_that_does_not_help_is_taken_back),
+    TEST_CASE(processors_are_budgeted),
+    TEST_CASE(a_fed_trainer_is_left_alone),
+    TEST_CASE(workers_are_scheduled_as_asked),
+    TEST_CASE(a_policy_that_is_refused_is_told),
+    TEST_CASE(the_same_seed_gives_the_same_batches),
+    TEST_END,
+};
