@@ -6640,7 +6640,11 @@ SPDL__PRIVATE spdl_result spdl__check_functions(const spdl__plan *plan, int i) {
     if (row->kind == SPDL_KIND_BATCH && row->size > (1 << 24))
         return spdl__row_error(plan, i, "size is %d, must be at most %d", row->size, 1 << 24);
     if (!calls && row->kind != SPDL_KIND_FEED && row->free_item != NULL)
-        return spdl__row_error(plan, i, "free_item is set, but a batch frees itself and its items");
+        return spdl__row_error(plan, i, row->kind == SPDL_KIND_BATCH
+                                            ? "free_item is set, but a batch frees itself and its "
+                                              "items"
+                                            : "free_item is set, but this kind of row makes no "
+                                              "items");
     if (!calls && (row->init != NULL || row->fini != NULL))
         return spdl__row_error(plan, i, "init and fini are for rows that call a function");
     if (row->fini != NULL && row->init == NULL)
