@@ -748,6 +748,8 @@ typedef struct spdl_pipeline_desc {
 #define SPDL_PATH(...)   SPDL__PATH_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_MERGE(...)  SPDL__MERGE_ROW(__VA_ARGS__)
 
+#define SPDL__STRING(x) #x
+#define SPDL__EXPAND(x) SPDL__STRING(x)
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define SPDL__LINE .line = __LINE__
 #define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
@@ -758,8 +760,9 @@ typedef struct spdl_pipeline_desc {
     SPDL__STAGE { .kind = SPDL_KIND_FEED, .type = #type_, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
     SPDL__STAGE { .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
+/* It may have no fields, so its line cannot come last: it is part of the file's name. */
 #define SPDL__MERGE_ROW(...)                                                                       \
-    SPDL__STAGE { .kind = SPDL_KIND_MERGE, .file = __FILE__, __VA_ARGS__ }
+    SPDL__STAGE { .kind = SPDL_KIND_MERGE, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #define SPDL_SINK(buffer_size_)                                                                    \
     SPDL__STAGE { .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,           \
                   .line = __LINE__ }
@@ -2177,9 +2180,6 @@ SPDL__PRIVATE bool spdl__policy_apply(const spdl_policy *policy) {
    Results, memory, errors and messages. No state of its own. */
 
 typedef unsigned long long spdl__llu; /* what "%llu" takes */
-
-#define SPDL__STRING(x) #x
-#define SPDL__EXPAND(x) SPDL__STRING(x)
 
 SPDL_API const char *spdl_version(void) {
     return SPDL__EXPAND(SPDL_VERSION_MAJOR) "." SPDL__EXPAND(SPDL_VERSION_MINOR) "." SPDL__EXPAND(
@@ -6523,8 +6523,19 @@ SPDL__PRIVATE const char *spdl__row_name(const spdl_stage *row) {
     return (unsigned)row->kind < 9 ? kinds[row->kind] : "(unknown)";
 }
 
-SPDL__PRIVATE const char *spdl__row_file(const spdl_stage *row) {
-    return row->file != NULL ? row->file : "(unknown file)";
+/* Where a row was written: "file:line". */
+typedef struct spdl__place {
+    char text[SPDL_TEXT_BYTES / 4];
+} spdl__place;
+
+SPDL__PRIVATE spdl__place spdl__row_place(const spdl_stage *row) {
+    const char *file = row->file != NULL ? row->file : "(unknown file)";
+    spdl__place place;
+    if (row->line > 0)
+        (void)snprintf(place.text, sizeof(place.text), "%s:%d", file, row->line);
+    else
+        (void)snprintf(place.text, sizeof(place.text), "%s", file);
+    return place;
 }
 
 /* Says in the error which row it is about. */
@@ -6545,8 +6556,8 @@ SPDL__PRIVATE spdl_result spdl__row_error(const spdl__plan *plan, int index, con
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    spdl__error_set(plan->desc->error, SPDL_E_INVALID, "spdl: %s:%d: stage %d '%s': %s",
-                    spdl__row_file(row), row->line, index, spdl__row_name(row), text);
+    spdl__error_set(plan->desc->error, SPDL_E_INVALID, "spdl: %s: stage %d '%s': %s",
+                    spdl__row_place(row).text, index, spdl__row_name(row), text);
     return spdl__row_blame(plan, index, SPDL_E_INVALID);
 }
 
@@ -6806,10 +6817,9 @@ SPDL__PRIVATE spdl_result spdl__check_pair(const spdl__plan *plan, int i, int fr
     const char *takes = spdl__row_takes(row), *yields = spdl__row_yields(plan, from);
     if (spdl__types_fit(takes, yields)) return SPDL_OK;
     spdl__error_set(plan->desc->error, SPDL_E_TYPE,
-                    "spdl: %s:%d: stage %d '%s' takes '%s *' but stage %d '%s' (%s:%d) "
-                    "yields '%s *'",
-                    spdl__row_file(row), row->line, i, spdl__row_name(row), takes, from,
-                    spdl__row_name(before), spdl__row_file(before), before->line, yields);
+                    "spdl: %s: stage %d '%s' takes '%s *' but stage %d '%s' (%s) yields '%s *'",
+                    spdl__row_place(row).text, i, spdl__row_name(row), takes, from,
+                    spdl__row_name(before), spdl__row_place(before).text, yields);
     return spdl__row_blame(plan, i, SPDL_E_TYPE);
 }
 
