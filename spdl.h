@@ -753,6 +753,8 @@ typedef struct spdl_pipeline_desc {
 #define SPDL_PATH(...)   SPDL__PATH_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_MERGE(...)  SPDL__MERGE_ROW(__VA_ARGS__)
 
+#define SPDL__STRING(x) #x
+#define SPDL__EXPAND(x) SPDL__STRING(x)
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define SPDL__LINE .line = __LINE__
 #define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
@@ -763,8 +765,9 @@ typedef struct spdl_pipeline_desc {
     SPDL__STAGE { .kind = SPDL_KIND_FEED, .type = #type_, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
     SPDL__STAGE { .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
+/* It may have no fields, so its line cannot come last: it is part of the file's name. */
 #define SPDL__MERGE_ROW(...)                                                                       \
-    SPDL__STAGE { .kind = SPDL_KIND_MERGE, .file = __FILE__, __VA_ARGS__ }
+    SPDL__STAGE { .kind = SPDL_KIND_MERGE, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #define SPDL_SINK(buffer_size_)                                                                    \
     SPDL__STAGE { .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,           \
                   .line = __LINE__ }
@@ -2248,9 +2251,6 @@ SPDL__PRIVATE bool spdl__policy_apply(const spdl_policy *policy) {
    Results, memory, errors and messages. No state of its own. */
 
 typedef unsigned long long spdl__llu; /* what "%llu" takes */
-
-#define SPDL__STRING(x) #x
-#define SPDL__EXPAND(x) SPDL__STRING(x)
 
 SPDL_API const char *spdl_version(void) {
     return SPDL__EXPAND(SPDL_VERSION_MAJOR) "." SPDL__EXPAND(SPDL_VERSION_MINOR) "." SPDL__EXPAND(
@@ -4631,6 +4631,7 @@ typedef struct spdl__node {
     bool splits;     /* a branch whose batches are joined again */
     uint32_t above;  /* bit i: what row i makes can come here */
     int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
+    bool joined;     /* branch: its merge joins batches */
     uint8_t path[SPDL_MAX_STAGES];
     size_t batch_size; /* what comes out: the most items in a batch; 0: no batches of ours */
     struct spdl__node *branch; /* a row of a path whose batches are joined: the branch that splits
@@ -4715,6 +4716,7 @@ struct spdl_pipeline {
     bool asymmetric;
     bool has_hooks; /* some row has init or fini */
     bool threaded;  /* has workers, of whatever pool */
+    bool helped;    /* other threads make work for the trainer, with workers = 0 */
     int workers;    /* of all crews; at least 1: the trainer is worker 0 when there is no pool */
     int count;      /* rows but the sink */
     int crews;
@@ -5334,6 +5336,8 @@ SPDL__INLINE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
     result = node->row.fn->call(task, task->in.item, out);
     spdl__call_end(task, result);
     task->live = false;
+    if (SPDL__UNLIKELY(node->joined) && result == SPDL_OK && task->split == NULL)
+        result = spdl__task_send_all(task, *out);
     if (node->row.max_failure_rate > 0) spdl__add(&node->calls, 1);
     return result;
 }
@@ -5890,6 +5894,24 @@ SPDL__PRIVATE int spdl__merge_ask(spdl_pipeline *p, spdl__node *node, const spdl
     char text[SPDL_NAME_BYTES + 64];
     spdl__store_relaxed(&node->refused, takes ? 0 : spdl__paths_key(seen, paths));
     if (takes) return choice;
+    if (choice < paths && seen->items + seen->marks + seen->ended < paths) return -1;
+    if (choice >= paths)
+        (void)snprintf(text, sizeof(text), "merge_fn returned %d, but there are %d paths", choice,
+                       paths);
+    else
+        (void)snprintf(text, sizeof(text),
+                       "merge_fn waits, but every path has an item or has ended");
+    spdl__node_fail(p, node, node->out.tail, node->out.tail, SPDL_E_INVALID, text);
+    return -1;
+}
+
+/* What merge_fn says: a path to take from, or -1 to wait. An answer that would never let anything
+   through is a failure. */
+SPDL__PRIVATE int spdl__merge_ask(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen) {
+    const int paths = node->paths;
+    const int choice = node->row.merge_fn(node->row.ctx, seen->ready, paths);
+    char text[SPDL_NAME_BYTES + 64];
+    if (choice >= 0 && choice < paths && seen->ready[choice] == 1) return choice;
     if (choice < paths && seen->items + seen->marks + seen->ended < paths) return -1;
     if (choice >= paths)
         (void)snprintf(text, sizeof(text), "merge_fn returned %d, but there are %d paths", choice,
@@ -6927,6 +6949,7 @@ typedef struct spdl__plan {
     int before[SPDL_MAX_STAGES + 1]; /* the row whose edge it reads; path: its branch; else -1 */
     uint32_t above[SPDL_MAX_STAGES + 1];
     int paths[SPDL_MAX_STAGES + 1]; /* branch and merge: how many */
+    int merge[SPDL_MAX_STAGES + 1]; /* branch: its merge */
     uint8_t path[SPDL_MAX_STAGES + 1][SPDL_MAX_STAGES]; /* and which rows they write, or read */
     int branch[SPDL_MAX_STAGES + 1]; /* the branch it is inside of; merge: that it ends; or -1 */
     int merge[SPDL_MAX_STAGES + 1];  /* branch: where it ends */
@@ -6940,8 +6963,19 @@ SPDL__PRIVATE const char *spdl__row_name(const spdl_stage *row) {
     return (unsigned)row->kind < 9 ? kinds[row->kind] : "(unknown)";
 }
 
-SPDL__PRIVATE const char *spdl__row_file(const spdl_stage *row) {
-    return row->file != NULL ? row->file : "(unknown file)";
+/* Where a row was written: "file:line". */
+typedef struct spdl__place {
+    char text[SPDL_TEXT_BYTES / 4];
+} spdl__place;
+
+SPDL__PRIVATE spdl__place spdl__row_place(const spdl_stage *row) {
+    const char *file = row->file != NULL ? row->file : "(unknown file)";
+    spdl__place place;
+    if (row->line > 0)
+        (void)snprintf(place.text, sizeof(place.text), "%s:%d", file, row->line);
+    else
+        (void)snprintf(place.text, sizeof(place.text), "%s", file);
+    return place;
 }
 
 /* Says in the error which row it is about. */
@@ -6962,8 +6996,8 @@ SPDL__PRIVATE spdl_result spdl__row_error(const spdl__plan *plan, int index, con
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    spdl__error_set(plan->desc->error, SPDL_E_INVALID, "spdl: %s:%d: stage %d '%s': %s",
-                    spdl__row_file(row), row->line, index, spdl__row_name(row), text);
+    spdl__error_set(plan->desc->error, SPDL_E_INVALID, "spdl: %s: stage %d '%s': %s",
+                    spdl__row_place(row).text, index, spdl__row_name(row), text);
     return spdl__row_blame(plan, index, SPDL_E_INVALID);
 }
 
@@ -7057,7 +7091,11 @@ SPDL__PRIVATE spdl_result spdl__check_functions(const spdl__plan *plan, int i) {
     if (row->kind == SPDL_KIND_BATCH && row->size > (1 << 24))
         return spdl__row_error(plan, i, "size is %d, must be at most %d", row->size, 1 << 24);
     if (!calls && row->kind != SPDL_KIND_FEED && row->free_item != NULL)
-        return spdl__row_error(plan, i, "free_item is set, but a batch frees itself and its items");
+        return spdl__row_error(plan, i, row->kind == SPDL_KIND_BATCH
+                                            ? "free_item is set, but a batch frees itself and its "
+                                              "items"
+                                            : "free_item is set, but this kind of row makes no "
+                                              "items");
     if (!calls && (row->init != NULL || row->fini != NULL))
         return spdl__row_error(plan, i, "init and fini are for rows that call a function");
     if (row->fini != NULL && row->init == NULL)
@@ -7158,6 +7196,7 @@ SPDL__PRIVATE spdl_result spdl__connect_merge(spdl__plan *plan, spdl__open_branc
         spdl__plan_path(plan, i, open->merges[at][k]);
         spdl__plan_join(plan, i, open->merges[at][k]);
     }
+    plan->merge[open->branch[at]] = i;
     --open->depth;
     return SPDL_OK;
 }
@@ -7221,10 +7260,9 @@ SPDL__PRIVATE spdl_result spdl__check_pair(const spdl__plan *plan, int i, int fr
     const char *takes = spdl__row_takes(row), *yields = spdl__row_yields(plan, from);
     if (spdl__types_fit(takes, yields)) return SPDL_OK;
     spdl__error_set(plan->desc->error, SPDL_E_TYPE,
-                    "spdl: %s:%d: stage %d '%s' takes '%s *' but stage %d '%s' (%s:%d) "
-                    "yields '%s *'",
-                    spdl__row_file(row), row->line, i, spdl__row_name(row), takes, from,
-                    spdl__row_name(before), spdl__row_file(before), before->line, yields);
+                    "spdl: %s: stage %d '%s' takes '%s *' but stage %d '%s' (%s) yields '%s *'",
+                    spdl__row_place(row).text, i, spdl__row_name(row), takes, from,
+                    spdl__row_name(before), spdl__row_place(before).text, yields);
     return spdl__row_blame(plan, i, SPDL_E_TYPE);
 }
 
@@ -7378,6 +7416,8 @@ SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const
     node->by_ticket = row->kind == SPDL_KIND_PIPE && node->ordered && parallel;
     node->above = plan->above[i];
     node->paths = plan->paths[i];
+    node->joined = row->kind == SPDL_KIND_BRANCH &&
+                   plan->rows[plan->merge[i]].merge_order == SPDL_MERGE_BATCHES;
     memcpy(node->path, plan->path[i], sizeof(node->path));
     node->limit = (uint32_t)row->concurrency;
     node->cut = SPDL__OPEN;

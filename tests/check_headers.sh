@@ -102,6 +102,13 @@ two_units() {
 check "implemented in C, used in C++" two_units c cpp
 check "implemented in C++, used in C" two_units cpp c
 
+# Rows in C++, without designated initialisers and with them.
+rows_in_cpp() {
+    g++ -std="$1" -I. tests/rows.cpp -o "$scratch/rows" -lpthread && timeout 60 "$scratch/rows"
+}
+check "rows in C++11" rows_in_cpp c++11
+check "rows in C++20" rows_in_cpp c++20
+
 # Licence: the text at the end of a header is that of LICENSE, but for spacing.
 words() {
     tr -s ' \n' '\n\n' | grep -v '^$'

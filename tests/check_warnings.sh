@@ -66,6 +66,7 @@ printf '#define SPDL_STATIC\n' | cat - "$modes/implementation" >"$modes/static"
             [ -f "$file" ] && echo "$family c++ c++20 $file"
         done
         echo "$family c++ gnu++17 tests/main.c"
+        for std in c++11 c++14 c++17 c++20; do echo "$family c++ $std tests/rows.cpp"; done
     done
 } >"$scratch/jobs"
 

@@ -26,6 +26,18 @@ static void refused(spdl_pipeline_desc desc, const spdl_stage *rows, size_t coun
 
 static const spdl_pipeline_desc plain;
 
+typedef struct place {
+    char text[200];
+} place;
+
+/* Where a row was written; that of a merge is whole in its file. */
+static place place_of(const spdl_stage *row) {
+    place at;
+    if (row->kind == SPDL_KIND_MERGE) snprintf(at.text, sizeof at.text, "%s", row->file);
+    else snprintf(at.text, sizeof at.text, "%s:%d", row->file, row->line);
+    return at;
+}
+
 /* The row'th row is refused, with its place, its name and this reason. */
 static void row_refused(const spdl_stage *rows, size_t count, int row, const char *name,
                         const char *why) {
@@ -34,8 +46,7 @@ static void row_refused(const spdl_stage *rows, size_t count, int row, const cha
     spdl_pipeline *p = NULL;
     spdl_pipeline_desc desc = plain;
     const spdl_stage *at = &rows[row];
-    snprintf(text, sizeof text, "spdl: %s:%d: stage %d '%s': %s", at->file ? at->file : __FILE__,
-             at->line, row, name, why);
+    snprintf(text, sizeof text, "spdl: %s: stage %d '%s': %s", place_of(at).text, row, name, why);
     refused(plain, rows, count, SPDL_E_INVALID, text);
     desc.error = &error;
     desc.logger.log_fn = log_keeps;
@@ -190,6 +201,216 @@ static void the_desc_is_checked(void) {
     DONE(p);
 }
 
+SPDL_FN(pass_batch, spdl_batch, spdl_batch) {
+    *out = in;
+    return SPDL_OK;
+}
+
+/* --- fields that belong to other kinds of rows --- */
+
+static const spdl_stage all_kinds[] = {
+    SPDL_SOURCE(count_up, .name = "source"),
+    SPDL_PIPE(follow, .name = "pipe"),
+    SPDL_BATCH(3, .name = "batch"),
+    SPDL_BRANCH(pass_batch, .name = "branch"),
+    SPDL_PATH("path"),
+    SPDL_PATH("other"),
+    SPDL_MERGE(.name = "merge"),
+    SPDL_PIPE(pass_batch, .name = "last"),
+    SPDL_SINK(3),
+};
+enum { ALL_KINDS = sizeof all_kinds / sizeof all_kinds[0] };
+
+#define KIND(name) (1u << SPDL_KIND_##name)
+#define CALLS (KIND(SOURCE) | KIND(PIPE) | KIND(BRANCH))
+
+static int choose_none(void *ctx, const signed char *ready, int paths) {
+    (void)ctx;
+    return ready[0] == 1 ? 0 : paths - 1;
+}
+
+/* Sets a field to something that is fine where it has a meaning; false: there are no more. */
+static bool set_field(int field, spdl_stage *row, const char **name, unsigned *kinds) {
+    /* clang-format off */
+    switch (field) {
+#define FIELD(number, field_, value, kinds_)                                                       \
+    case number: row->field_ = value; *name = #field_; *kinds = kinds_; return true;
+    FIELD(0, size, 4, KIND(BATCH))
+    FIELD(1, max_concurrency, 4, KIND(PIPE))
+    FIELD(2, threads, 1, KIND(PIPE))
+    FIELD(3, output_order, SPDL_ORDER_COMPLETION, KIND(PIPE))
+    FIELD(4, reorder_window, 4, KIND(PIPE))
+    FIELD(5, drop_last, true, KIND(BATCH))
+    FIELD(6, drop_oldest, true, KIND(FEED))
+    FIELD(7, continuous, true, KIND(SOURCE))
+    FIELD(8, emits, true, KIND(SOURCE) | KIND(PIPE))
+    FIELD(9, flush, true, KIND(PIPE))
+    FIELD(10, deferred, true, KIND(PIPE))
+    FIELD(11, merge_order, SPDL_MERGE_ROBIN, KIND(MERGE))
+    FIELD(12, merge_fn, choose_none, 0) /* not without merge_order */
+    FIELD(13, retries, 1, CALLS)
+    FIELD(14, max_failures, 1, CALLS)
+    FIELD(15, max_failure_rate, 0.5, CALLS)
+    FIELD(16, type, "item", KIND(FEED))
+#undef FIELD
+    default: return false;
+    }
+    /* clang-format on */
+}
+
+static void field_on_row(int field, int index, bool feed) {
+    spdl_stage rows[ALL_KINDS];
+    const char *name = NULL;
+    unsigned kinds = 0;
+    char why[120];
+    memcpy(rows, all_kinds, sizeof rows);
+    if (feed) rows[0] = (spdl_stage)SPDL_FEED(item, .name = "feed");
+    (void)set_field(field, &rows[index], &name, &kinds);
+    if (kinds >> rows[index].kind & 1 || (feed && strcmp(name, "type") == 0)) {
+        DONE(start(1, NULL, SPDL_TABLE(rows)));
+        return;
+    }
+    snprintf(why, sizeof why, "%s is set, but has no meaning on this kind of row", name);
+    if (strcmp(name, "merge_fn") == 0 && rows[index].kind == SPDL_KIND_MERGE)
+        snprintf(why, sizeof why, "merge_fn goes with SPDL_MERGE_CHOICE, and only with it");
+    row_refused(SPDL_TABLE(rows), index, index == ALL_KINDS - 1 ? "sink" : rows[index].name, why);
+}
+
+static void fields_belong_to_kinds_of_rows(void) {
+    static const int rows[] = { 0, 1, 2, 3, 4, 6, ALL_KINDS - 1 };
+    spdl_stage row;
+    const char *name;
+    unsigned kinds;
+    for (int field = 0; set_field(field, &row, &name, &kinds); ++field) {
+        for (int i = 0; i < 7; ++i) field_on_row(field, rows[i], false);
+        field_on_row(field, 0, true);
+    }
+}
+
+/* Fields that are told in their own words. */
+static void some_strays_are_told_otherwise(void) {
+    static const int rows[] = { 0, 2, 3, 4, 6, ALL_KINDS - 1 };
+    for (int i = 0; i < 6; ++i) {
+        spdl_stage all[ALL_KINDS];
+        const char *const name = rows[i] == ALL_KINDS - 1 ? "sink" : all_kinds[rows[i]].name;
+        memcpy(all, all_kinds, sizeof all);
+        all[rows[i]].concurrency = 2;
+        row_refused(SPDL_TABLE(all), rows[i], name,
+                    "concurrency is 2, but only SPDL_PIPE rows have one");
+        all[rows[i]].concurrency = 0;
+        if (all[rows[i]].fn != NULL) continue;
+        all[rows[i]].init = init_nothing;
+        row_refused(SPDL_TABLE(all), rows[i], name,
+                    "init and fini are for rows that call a function");
+        all[rows[i]].init = NULL;
+        all[rows[i]].free_item = item_free;
+        row_refused(SPDL_TABLE(all), rows[i], name,
+                    rows[i] == 2 ? "free_item is set, but a batch frees itself and its items"
+                                 : "free_item is set, but this kind of row makes no items");
+    }
+    ROW_REFUSED(1, "by", "buffer_size is set, but the edges of a branch are those of its SPDL_PATH "
+                         "rows: set it there",
+                SPDL_SOURCE(count_up), SPDL_BRANCH(follow, .name = "by", .buffer_size = 2),
+                SPDL_PATH("a"), SPDL_PATH("b"), SPDL_MERGE(), SPDL_SINK(1));
+    ROW_REFUSED(4, "merge", "buffer_size is set, but SPDL_SINK sets that of the edge behind the "
+                            "last stage",
+                SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"), SPDL_PATH("b"),
+                SPDL_MERGE(.buffer_size = 2), SPDL_SINK(1));
+}
+
+static void numbers_of_newer_fields_have_limits(void) {
+    PIPE_REFUSED("max_concurrency is -1, must be 1 to 4096", .max_concurrency = -1);
+    PIPE_REFUSED("max_concurrency is 4097, must be 1 to 4096", .max_concurrency = 4097);
+    PIPE_REFUSED("max_concurrency is 2, less than the concurrency of 3", .concurrency = 3,
+                 .max_concurrency = 2);
+    PIPE_REFUSED("threads is -1, must be 1 to 256", .threads = -1);
+    PIPE_REFUSED("threads is 257, must be 1 to 256", .threads = 257);
+    PIPE_REFUSED("reorder_window is -1, must be 1 to 1048576", .reorder_window = -1);
+    PIPE_REFUSED("reorder_window is 1048577, must be 1 to 1048576", .reorder_window = 1048577);
+    PIPE_REFUSED("retries is -1, must be at least 0", .retries = -1);
+    PIPE_REFUSED("flush is set, but concurrency is more than 1", .flush = true, .concurrency = 2);
+    PIPE_REFUSED("flush is set, but concurrency is more than 1", .flush = true,
+                 .max_concurrency = 2);
+    PIPE_REFUSED("deferred and emits are both set", .deferred = true, .emits = true);
+    PIPE_REFUSED("deferred and flush are both set", .deferred = true, .flush = true);
+}
+
+/* The line of a merge is told, too. */
+static void merges_know_where_they_are(void) {
+    const spdl_stage merge = SPDL_MERGE();
+    char text[200];
+    snprintf(text, sizeof text, "%s:%d", __FILE__, __LINE__ - 2);
+    CHECK_STR(merge.file, text);
+    ROW_REFUSED(1, "merge", "SPDL_MERGE without SPDL_BRANCH above", SPDL_SOURCE(count_up), merge,
+                SPDL_SINK(1));
+}
+
+static void merges_have_an_order(void) {
+    static const int orders[] = { -1, 4, 77 };
+    for (int i = 0; i < 3; ++i) {
+        char why[80];
+        snprintf(why, sizeof why, "merge_order is %d, which is no order", orders[i]);
+        ROW_REFUSED(4, "merge", why, SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"),
+                    SPDL_PATH("b"), SPDL_MERGE(.merge_order = (spdl_merge_order)orders[i]),
+                    SPDL_SINK(1));
+    }
+    ROW_REFUSED(4, "merge", "merge_fn goes with SPDL_MERGE_CHOICE, and only with it",
+                SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"), SPDL_PATH("b"),
+                SPDL_MERGE(.merge_order = SPDL_MERGE_CHOICE), SPDL_SINK(1));
+}
+
+static void branches_have_paths_and_an_end(void) {
+    const spdl_stage source = SPDL_SOURCE(count_up), branch = SPDL_BRANCH(follow, .name = "by");
+    const spdl_stage a = SPDL_PATH("a"), b = SPDL_PATH("b"), merge = SPDL_MERGE();
+    const spdl_stage pipe = SPDL_PIPE(follow), sink = SPDL_SINK(1);
+    ROW_REFUSED(1, "a", "SPDL_PATH without SPDL_BRANCH above", source, a, b, merge, sink);
+    ROW_REFUSED(2, "merge", "SPDL_MERGE without SPDL_BRANCH above", source, pipe, merge, sink);
+    ROW_REFUSED(2, "follow", "behind SPDL_BRANCH there must be SPDL_PATH", source, branch, pipe,
+                sink);
+    ROW_REFUSED(2, "sink", "behind SPDL_BRANCH there must be SPDL_PATH", source, branch, sink);
+    ROW_REFUSED(2, "merge", "behind SPDL_BRANCH there must be SPDL_PATH", source, branch, merge,
+                sink);
+    ROW_REFUSED(2, "by", "behind SPDL_BRANCH there must be SPDL_PATH", source, branch, branch, a, b,
+                merge, merge, sink);
+    ROW_REFUSED(4, "merge", "SPDL_MERGE of fewer than 2 paths", source, branch, a, pipe, merge,
+                sink);
+    ROW_REFUSED(1, "by", "SPDL_BRANCH without SPDL_MERGE below", source, branch, a, pipe, b, sink);
+    ROW_REFUSED(1, "by", "SPDL_BRANCH without SPDL_MERGE below", source, branch, a, branch, a, b,
+                merge, b, sink);
+    ROW_REFUSED(5, "a", "SPDL_PATH without SPDL_BRANCH above", source, branch, a, b, merge, a,
+                merge, sink);
+    ROW_REFUSED(5, "merge", "SPDL_MERGE without SPDL_BRANCH above", source, branch, a, b, merge,
+                merge, sink);
+    ROW_REFUSED(0, "by", "the first row must be SPDL_SOURCE or SPDL_FEED", branch, a, b, merge,
+                sink);
+}
+
+static void a_feed_comes_first_and_is_read(void) {
+    const spdl_stage source = SPDL_SOURCE(count_up), feed = SPDL_FEED(item), sink = SPDL_SINK(1);
+    const spdl_stage pipe = SPDL_PIPE(follow);
+    ROW_REFUSED(1, "feed", "only the first row may be SPDL_FEED", source, feed, sink);
+    ROW_REFUSED(1, "feed", "only the first row may be SPDL_FEED", feed, feed, pipe, sink);
+    ROW_REFUSED(1, "sink", "behind SPDL_FEED there must be a stage", feed, sink);
+}
+
+static void budgets_of_the_desc_are_checked(void) {
+    const spdl_stage rows[] = { SPDL_SOURCE(count_up), SPDL_SINK(3) };
+    spdl_pipeline_desc desc = { .cpu_budget = -0.5 };
+    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
+            "spdl: pipeline: cpu_budget is -0.5, must be at least 0");
+    desc = (spdl_pipeline_desc){ .tune_seconds = -1 };
+    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
+            "spdl: pipeline: tune_seconds is -1, must be at least 0");
+    desc = (spdl_pipeline_desc){ .cpu_budget = strtod("nan", NULL) };
+    desc.logger.log_fn = log_keeps;
+    CHECK_EQ(spdl_pipeline_create(&(spdl_pipeline *){ NULL }, &desc, SPDL_TABLE(rows)),
+             SPDL_E_INVALID);
+    desc = (spdl_pipeline_desc){ .tune_seconds = strtod("inf", NULL) };
+    desc.logger.log_fn = log_keeps;
+    CHECK_EQ(spdl_pipeline_create(&(spdl_pipeline *){ NULL }, &desc, SPDL_TABLE(rows)),
+             SPDL_E_INVALID);
+}
+
 /* --- types --- */
 
 typedef struct photo photo;
@@ -213,6 +434,40 @@ static void types_have_to_fit(void) {
              "'photo *'",
              __FILE__, line, __FILE__, line - 1);
     refused(plain, SPDL_TABLE(rows), SPDL_E_TYPE, text);
+}
+
+/* Row `row` is refused, because it takes what row `from` does not yield. */
+static void pair_refused(const spdl_stage *rows, size_t count, int row, const char *takes, int from,
+                         const char *yields) {
+    char text[SPDL_TEXT_BYTES];
+    const char *const name = rows[row].name ? rows[row].name : "merge";
+    snprintf(text, sizeof text,
+             "spdl: %s: stage %d '%s' takes '%s *' but stage %d '%s' (%s) yields '%s *'",
+             place_of(&rows[row]).text, row, name, takes, from, rows[from].name,
+             place_of(&rows[from]).text, yields);
+    refused(plain, rows, count, SPDL_E_TYPE, text);
+}
+
+#define PAIR_REFUSED(row, takes, from, yields, ...)                                                \
+    pair_refused(SPDL_STAGES(__VA_ARGS__), (row), (takes), (from), (yields))
+
+static void types_have_to_fit_through_branches(void) {
+    const spdl_stage source = SPDL_SOURCE(count_up), branch = SPDL_BRANCH(follow, .name = "by");
+    const spdl_stage a = SPDL_PATH("a"), b = SPDL_PATH("b"), merge = SPDL_MERGE();
+    const spdl_stage make = SPDL_PIPE(to_photo, .name = "make"), sink = SPDL_SINK(1);
+    const spdl_stage looks = SPDL_PIPE(count_photos, .name = "looks");
+    const spdl_stage next = SPDL_PIPE(follow, .name = "next");
+    const spdl_stage batch = SPDL_BATCH(2, .name = "batch");
+    const spdl_stage join = SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES);
+    const spdl_stage photos = SPDL_FEED(photo, .name = "photos");
+    PAIR_REFUSED(4, "photo", 3, "item", source, branch, a, b, looks, merge, sink);
+    PAIR_REFUSED(6, "item", 3, "photo", source, branch, a, make, b, merge, next, sink);
+    PAIR_REFUSED(6, "photo", 4, "item", source, branch, a, make, b, merge, looks, sink);
+    PAIR_REFUSED(4, "spdl_batch", 2, "item", source, branch, a, b, join, sink);
+    PAIR_REFUSED(6, "spdl_batch", 5, "item", source, branch, a, batch, b, next, join, sink);
+    PAIR_REFUSED(1, "item", 0, "photo", photos, next, sink);
+    DONE(start(1, NULL, SPDL_STAGES(photos, looks, sink)));
+    DONE(start(1, NULL, SPDL_STAGES(source, branch, a, make, b, make, merge, looks, sink)));
 }
 
 static void rows_in_place_have_lines_too(void) {
@@ -256,7 +511,16 @@ TEST_TABLE(rows) {
     TEST_CASE(functions_have_to_fit_their_row),
     TEST_CASE(the_sink_has_its_own_buffer_size),
     TEST_CASE(the_desc_is_checked),
+    TEST_CASE(fields_belong_to_kinds_of_rows),
+    TEST_CASE(some_strays_are_told_otherwise),
+    TEST_CASE(numbers_of_newer_fields_have_limits),
+    TEST_CASE(merges_know_where_they_are),
+    TEST_CASE(merges_have_an_order),
+    TEST_CASE(branches_have_paths_and_an_end),
+    TEST_CASE(a_feed_comes_first_and_is_read),
+    TEST_CASE(budgets_of_the_desc_are_checked),
     TEST_CASE(types_have_to_fit),
+    TEST_CASE(types_have_to_fit_through_branches),
     TEST_CASE(rows_in_place_have_lines_too),
     TEST_CASE(a_stage_may_promise_not_to_change_its_input),
     TEST_CASE(void_fits_anything),

@@ -1,0 +1,165 @@
+// Every kind of row and every field, in C++ before and since designated initialisers: compiled by
+// check-warnings, run by check-headers.
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+
+#include <cstdio>
+
+struct Number {
+    long value;
+};
+
+static int alive;
+
+static Number *make(long value) {
+    ++alive;
+    return new Number{ value };
+}
+
+static void destroy(void *item) {
+    --alive;
+    delete static_cast<Number *>(item);
+}
+
+static spdl_result init(void *, int, void **) { return SPDL_OK; }
+static void fini(void *, int, void *) {}
+
+SPDL_FN(count, void, Number) {
+    if (spdl_sequence(task) == 10) return SPDL_END;
+    *out = make(static_cast<long>(spdl_sequence(task)));
+    return SPDL_OK;
+}
+
+SPDL_FN(by_parity, Number, Number) {
+    *out = in;
+    return spdl_route(task, static_cast<int>(in->value % 2));
+}
+
+SPDL_FN(twice, Number, Number) {
+    spdl_result result = spdl_emit(task, in);
+    if (result == SPDL_OK) result = spdl_emit(task, make(in->value + 100));
+    return result;
+}
+
+SPDL_FN(pass, Number, Number) {
+    *out = in;
+    return SPDL_OK;
+}
+
+SPDL_FN(later, Number, Number) {
+    const spdl_deferred deferred = spdl_defer(task);
+    return spdl_complete(deferred, SPDL_OK, in) == SPDL_OK ? SPDL_PENDING : SPDL_E_INVALID;
+}
+
+SPDL_FN(halve, spdl_batch, spdl_batch) {
+    int path[2] = { 0, 1 };
+    *out = in;
+    return spdl_route_items(task, path);
+}
+
+static int first_ready(void *, const signed char *ready, int paths) {
+    for (int i = 0; i < paths; ++i)
+        if (ready[i] == 1) return i;
+    return -1;
+}
+
+static const spdl_stage plain[] = {
+#if __cplusplus >= 202002L
+    SPDL_SOURCE(count, .buffer_size = 1, .continuous = true, .free_item = destroy),
+    SPDL_PIPE(twice, .concurrency = 1, .reorder_window = 4, .emits = true, .retries = 1,
+              .free_item = destroy, .init = init, .fini = fini),
+    SPDL_BRANCH(by_parity, .max_failures = 2),
+    SPDL_PATH("even", .buffer_size = 4),
+    SPDL_PIPE(later, .max_concurrency = 4, .output_order = SPDL_ORDER_COMPLETION, .deferred = true),
+    SPDL_PATH("odd"),
+    SPDL_PIPE(pass, .threads = 1, .max_failure_rate = 0.5),
+    SPDL_MERGE(.merge_order = SPDL_MERGE_CHOICE, .merge_fn = first_ready),
+    SPDL_BATCH(2, .drop_last = false),
+    SPDL_BRANCH(halve),
+    SPDL_PATH("left"),
+    SPDL_PATH("right"),
+    SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES),
+    SPDL_SINK(1),
+#else
+    SPDL_SOURCE(count).with_buffer_size(1).with_continuous(true).with_free_item(destroy),
+    SPDL_PIPE(twice).with_concurrency(1).with_reorder_window(4).with_emits(true).with_retries(1)
+        .with_free_item(destroy).with_init(init).with_fini(fini),
+    SPDL_BRANCH(by_parity).with_max_failures(2),
+    SPDL_PATH("even").with_buffer_size(4),
+    SPDL_PIPE(later).with_max_concurrency(4).with_output_order(SPDL_ORDER_COMPLETION)
+        .with_deferred(true),
+    SPDL_PATH("odd"),
+    SPDL_PIPE(pass).with_threads(1).with_max_failure_rate(0.5),
+    SPDL_MERGE().with_merge_order(SPDL_MERGE_CHOICE).with_merge_fn(first_ready),
+    SPDL_BATCH(2).with_drop_last(false),
+    SPDL_BRANCH(halve),
+    SPDL_PATH("left"),
+    SPDL_PATH("right"),
+    SPDL_MERGE().with_merge_order(SPDL_MERGE_BATCHES),
+    SPDL_SINK(1),
+#endif
+};
+
+static const spdl_stage fed[] = {
+#if __cplusplus >= 202002L
+    SPDL_FEED(Number, .name = "feed", .buffer_size = 2, .drop_oldest = true, .free_item = destroy),
+    SPDL_PIPE(pass, .ctx = nullptr, .flush = false),
+    SPDL_BRANCH(by_parity),
+    SPDL_PATH("a"),
+    SPDL_PATH("b"),
+    SPDL_MERGE(),
+#else
+    SPDL_FEED(Number).with_name("feed").with_buffer_size(2).with_drop_oldest(true)
+        .with_free_item(destroy),
+    SPDL_PIPE(pass).with_ctx(nullptr).with_flush(false),
+    SPDL_BRANCH(by_parity),
+    SPDL_PATH("a"),
+    SPDL_PATH("b"),
+    SPDL_MERGE(),
+#endif
+    SPDL_SINK(4),
+};
+
+/* The sum of what one epoch of batches holds. */
+static long sum_of_epoch(spdl_pipeline *p) {
+    long sum = 0;
+    void *item;
+    while (spdl_pipeline_next(p, &item, SPDL_SECONDS(10)) == SPDL_OK) {
+        const spdl_batch *batch = static_cast<const spdl_batch *>(item);
+        for (size_t i = 0; i < batch->count; ++i)
+            sum += static_cast<const Number *>(batch->items[i])->value;
+        spdl_batch_free(item);
+    }
+    return sum;
+}
+
+/* Two epochs: 0 to 9, and each again with 100 more. */
+static bool runs(int workers) {
+    spdl_pipeline_desc desc = {};
+    spdl_pipeline *p = nullptr;
+    desc.workers = workers;
+    if (spdl_pipeline_create(&p, &desc, SPDL_TABLE(plain)) != SPDL_OK) return false;
+    const bool right = sum_of_epoch(p) == 1090 && sum_of_epoch(p) == 1090;
+    if (!right) std::puts(spdl_pipeline_error(p)->text);
+    spdl_pipeline_destroy(p);
+    return right;
+}
+
+static bool can_be_fed() {
+    spdl_pipeline *p = nullptr;
+    void *item;
+    long sum = 0;
+    if (spdl_pipeline_create(&p, nullptr, SPDL_TABLE(fed)) != SPDL_OK) return false;
+    for (long i = 1; i <= 3; ++i) /* without a worker the first one makes way */
+        if (spdl_pipeline_push(p, make(i), 0) != SPDL_OK) return false;
+    spdl_pipeline_push_end(p);
+    while (spdl_pipeline_next(p, &item, SPDL_SECONDS(10)) == SPDL_OK) {
+        sum += static_cast<Number *>(item)->value;
+        destroy(item);
+    }
+    spdl_pipeline_destroy(p);
+    return sum == 5;
+}
+
+int main() { return runs(0) && can_be_fed() && alive == 0 ? 0 : 1; }
