@@ -4631,7 +4631,6 @@ typedef struct spdl__node {
     bool splits;     /* a branch whose batches are joined again */
     uint32_t above;  /* bit i: what row i makes can come here */
     int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
-    bool joined;     /* branch: its merge joins batches */
     uint8_t path[SPDL_MAX_STAGES];
     size_t batch_size; /* what comes out: the most items in a batch; 0: no batches of ours */
     struct spdl__node *branch; /* a row of a path whose batches are joined: the branch that splits
@@ -4716,7 +4715,6 @@ struct spdl_pipeline {
     bool asymmetric;
     bool has_hooks; /* some row has init or fini */
     bool threaded;  /* has workers, of whatever pool */
-    bool helped;    /* other threads make work for the trainer, with workers = 0 */
     int workers;    /* of all crews; at least 1: the trainer is worker 0 when there is no pool */
     int count;      /* rows but the sink */
     int crews;
@@ -5336,8 +5334,6 @@ SPDL__INLINE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
     result = node->row.fn->call(task, task->in.item, out);
     spdl__call_end(task, result);
     task->live = false;
-    if (SPDL__UNLIKELY(node->joined) && result == SPDL_OK && task->split == NULL)
-        result = spdl__task_send_all(task, *out);
     if (node->row.max_failure_rate > 0) spdl__add(&node->calls, 1);
     return result;
 }
@@ -5894,24 +5890,6 @@ SPDL__PRIVATE int spdl__merge_ask(spdl_pipeline *p, spdl__node *node, const spdl
     char text[SPDL_NAME_BYTES + 64];
     spdl__store_relaxed(&node->refused, takes ? 0 : spdl__paths_key(seen, paths));
     if (takes) return choice;
-    if (choice < paths && seen->items + seen->marks + seen->ended < paths) return -1;
-    if (choice >= paths)
-        (void)snprintf(text, sizeof(text), "merge_fn returned %d, but there are %d paths", choice,
-                       paths);
-    else
-        (void)snprintf(text, sizeof(text),
-                       "merge_fn waits, but every path has an item or has ended");
-    spdl__node_fail(p, node, node->out.tail, node->out.tail, SPDL_E_INVALID, text);
-    return -1;
-}
-
-/* What merge_fn says: a path to take from, or -1 to wait. An answer that would never let anything
-   through is a failure. */
-SPDL__PRIVATE int spdl__merge_ask(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen) {
-    const int paths = node->paths;
-    const int choice = node->row.merge_fn(node->row.ctx, seen->ready, paths);
-    char text[SPDL_NAME_BYTES + 64];
-    if (choice >= 0 && choice < paths && seen->ready[choice] == 1) return choice;
     if (choice < paths && seen->items + seen->marks + seen->ended < paths) return -1;
     if (choice >= paths)
         (void)snprintf(text, sizeof(text), "merge_fn returned %d, but there are %d paths", choice,
@@ -6949,7 +6927,6 @@ typedef struct spdl__plan {
     int before[SPDL_MAX_STAGES + 1]; /* the row whose edge it reads; path: its branch; else -1 */
     uint32_t above[SPDL_MAX_STAGES + 1];
     int paths[SPDL_MAX_STAGES + 1]; /* branch and merge: how many */
-    int merge[SPDL_MAX_STAGES + 1]; /* branch: its merge */
     uint8_t path[SPDL_MAX_STAGES + 1][SPDL_MAX_STAGES]; /* and which rows they write, or read */
     int branch[SPDL_MAX_STAGES + 1]; /* the branch it is inside of; merge: that it ends; or -1 */
     int merge[SPDL_MAX_STAGES + 1];  /* branch: where it ends */
@@ -7196,7 +7173,6 @@ SPDL__PRIVATE spdl_result spdl__connect_merge(spdl__plan *plan, spdl__open_branc
         spdl__plan_path(plan, i, open->merges[at][k]);
         spdl__plan_join(plan, i, open->merges[at][k]);
     }
-    plan->merge[open->branch[at]] = i;
     --open->depth;
     return SPDL_OK;
 }
@@ -7416,8 +7392,6 @@ SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const
     node->by_ticket = row->kind == SPDL_KIND_PIPE && node->ordered && parallel;
     node->above = plan->above[i];
     node->paths = plan->paths[i];
-    node->joined = row->kind == SPDL_KIND_BRANCH &&
-                   plan->rows[plan->merge[i]].merge_order == SPDL_MERGE_BATCHES;
     memcpy(node->path, plan->path[i], sizeof(node->path));
     node->limit = (uint32_t)row->concurrency;
     node->cut = SPDL__OPEN;
