@@ -21,7 +21,8 @@ perf record -q -g -o "$at/perf.data" "$at/trace" "$at/trace.json" >"$at/perf.log
     tail -n 3 "$at/perf.log"
     give_up "perf may not record here: needs kernel.perf_event_paranoid of at most 2, or root"
 }
-perf report -i "$at/perf.data" --stdio -g none --no-children --percent-limit 1 >"$at/report.txt" 2>/dev/null
+perf report -i "$at/perf.data" --stdio -g none --no-children --percent-limit 1 \
+    >"$at/report.txt" 2>/dev/null
 perf script -i "$at/perf.data" >"$at/stacks.txt" 2>/dev/null
 
 # The reader sleeps nearly all the time, and so is in few samples or none.
