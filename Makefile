@@ -70,6 +70,10 @@ demo: build/demo/train_digits ## train a small network on real data, with statis
 examples: ## build every example by its own build line, and run it
 	@tests/check_examples.sh
 
+.PHONY: flamegraph
+flamegraph: ## where the time of an example goes, by stage: perf, and a drawing (needs perf)
+	@tests/check_perf.sh build/flamegraph
+
 .PHONY: bench
 bench: ## run all benches, one after the other
 	@for name in $(BENCHES); do $(MAKE) bench-$$name || exit 1; done
@@ -172,6 +176,10 @@ check-core-alone: ## the lock-free part of the rings compiles without the rest
 .PHONY: cross
 cross: ## the tests on other processors (needs cross compilers and qemu-user)
 	@tests/check_cross.sh
+
+.PHONY: check-perf
+check-perf: ## perf shows threads and stages by their names (skips where there is no perf)
+	@tests/check_perf.sh
 
 .PHONY: check-docs
 check-docs: ## the five lines above every public function

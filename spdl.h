@@ -3962,7 +3962,7 @@ typedef struct spdl__note {
 
 typedef struct spdl__lane {
     uint64_t count; /* events so far, those that were overwritten too */
-    uint64_t begun; /* a thread: its call; an edge: the wait of its reader */
+    uint64_t begun; /* an edge: the wait of its reader, or 0 */
     spdl__note *notes;
     uint64_t mask;
     char pad[SPDL_CACHE_LINE];
@@ -3974,6 +3974,7 @@ typedef struct spdl__trace {
     spdl__lane *lane;
     spdl__note *notes;
     size_t note_count;
+    const spdl_function *fn[SPDL_MAX_STAGES]; /* the stages' own */
     int file;         /* claimed for destroy to write, or -1 */
     char name[SPDL_NAME_BYTES]; /* of the threads */
     char path[1024];
@@ -4014,11 +4015,11 @@ SPDL__RARE void spdl__trace_add(spdl__lane *lane, spdl__event_kind kind, int row
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wgnu-zero-variadic-macro-arguments"
 #endif
-SPDL__INLINE void spdl__probe_task_begin(const char *stage, uint64_t item) {
-    SPDL__PROBE(task_begin, stage, item);
+SPDL__INLINE void spdl__probe_task_begin(const char *const *stage, const uint64_t *item) {
+    SPDL__PROBE(task_begin, *stage, *item);
 }
-SPDL__INLINE void spdl__probe_task_end(const char *stage, uint64_t item) {
-    SPDL__PROBE(task_end, stage, item);
+SPDL__INLINE void spdl__probe_task_end(const char *const *stage, const uint64_t *item) {
+    SPDL__PROBE(task_end, *stage, *item);
 }
 SPDL__INLINE void spdl__probe_next_begin(const char *stage, uint64_t delivered) {
     SPDL__PROBE(next_wait_begin, stage, delivered);
@@ -4116,9 +4117,9 @@ SPDL__PRIVATE void spdl__group_begin(spdl_pipeline *p, struct spdl__node *node,
 SPDL__PRIVATE void spdl__group_end(spdl_pipeline *p, struct spdl__node *node,
                                    struct spdl__counters *counters, uint64_t calls, uint64_t ns);
 
-/* Around one call. */
+/* Around one call: probes. (A trace puts a function of its own in place of the stage's.) */
 SPDL__INLINE void spdl__call_begin(const spdl_task *task);
-SPDL__INLINE void spdl__call_end(const spdl_task *task, spdl_result result);
+SPDL__INLINE void spdl__call_end(const spdl_task *task);
 
 /* Around a wait of the trainer, while p->wait_since is set. */
 SPDL__PRIVATE void spdl__wait_begin(const spdl_pipeline *p);
@@ -5332,7 +5333,7 @@ SPDL__INLINE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
     task->live = true;
     spdl__call_begin(task);
     result = node->row.fn->call(task, task->in.item, out);
-    spdl__call_end(task, result);
+    spdl__call_end(task);
     task->live = false;
     if (node->row.max_failure_rate > 0) spdl__add(&node->calls, 1);
     return result;
@@ -13392,27 +13393,27 @@ SPDL__PRIVATE void spdl__group_end(spdl_pipeline *p, spdl__node *node, spdl__cou
     counters->meter_due -= (int64_t)ns;
 }
 
-/* What is done when there is a trace stands in functions of its own, so that the places that call
-   it stay small without. */
-SPDL__RARE void spdl__trace_call_begin(const spdl_task *task) {
-    task->pipeline->trace->lane[task->worker].begun = spdl_time_ns();
-}
-
-SPDL__RARE void spdl__trace_call_end(const spdl_task *task, spdl_result result) {
-    spdl__lane *lane = &task->pipeline->trace->lane[task->worker];
-    spdl__trace_add(lane, SPDL__EVENT_CALL, task->node->index, (int)result, lane->begun,
-                    spdl_time_ns(), task->sequence);
-}
-
+/* Both as they lie in memory: a probe has the compiler load nothing. */
 SPDL__INLINE void spdl__call_begin(const spdl_task *task) {
-    spdl__probe_task_begin(task->node->name, task->sequence);
-    if (SPDL__TRACED(task->pipeline->trace)) spdl__trace_call_begin(task);
+    spdl__probe_task_begin(&task->node->row.name, &task->sequence);
 }
 
-SPDL__INLINE void spdl__call_end(const spdl_task *task, spdl_result result) {
-    spdl__probe_task_end(task->node->name, task->sequence);
-    if (SPDL__TRACED(task->pipeline->trace)) spdl__trace_call_end(task, result);
+SPDL__INLINE void spdl__call_end(const spdl_task *task) {
+    spdl__probe_task_end(&task->node->row.name, &task->sequence);
 }
+
+/* Stands in the rows of a pipeline that has a trace, so that the others pay nothing. */
+SPDL__PRIVATE spdl_result spdl__traced_call(spdl_task *task, void *in, void **out) {
+    spdl__trace *trace = task->pipeline->trace;
+    const int row = task->node->index;
+    const uint64_t begun = spdl_time_ns();
+    const spdl_result result = trace->fn[row]->call(task, in, out);
+    spdl__trace_add(&trace->lane[task->worker], SPDL__EVENT_CALL, row, (int)result, begun,
+                    spdl_time_ns(), task->sequence);
+    return result;
+}
+
+static const spdl_function spdl__traced_function = { spdl__traced_call, "traced", "void", "void" };
 
 SPDL__PRIVATE void spdl__wait_begin(const spdl_pipeline *p) {
     spdl__probe_next_begin(p->node[p->count - 1].name, p->delivered);
@@ -13932,7 +13933,10 @@ SPDL__PRIVATE const char *spdl__trace_claim(const spdl_pipeline *p, const char *
 SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p) {
     spdl__trace *trace = p->trace;
     int i;
-    for (i = 0; i < p->count; ++i) p->node[i].out.lane = NULL;
+    for (i = 0; i < p->count; ++i) {
+        p->node[i].out.lane = NULL;
+        if (trace->fn[i] != NULL) p->node[i].row.fn = trace->fn[i];
+    }
     p->trace = NULL;
     if (trace->file >= 0) (void)close(trace->file);
     spdl__free(&p->allocator, trace->notes, trace->note_count * sizeof(*trace->notes));
@@ -13966,6 +13970,8 @@ SPDL__PRIVATE bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     for (i = 0; i < (size_t)p->count; ++i) {
         p->node[i].out.lane = &trace->lane[(size_t)trace->threads + i];
         if (i + 1 < (size_t)p->count) p->node[i].out.lane->begun = 1; /* hungry from the start */
+        trace->fn[i] = p->node[i].row.fn;
+        if (trace->fn[i] != NULL) p->node[i].row.fn = &spdl__traced_function;
     }
     return true;
 }
@@ -14011,6 +14017,7 @@ SPDL__PRIVATE spdl_result spdl__trace_open(spdl_pipeline *p, const spdl_pipeline
     p->meters = (spdl__meter *)spdl__alloc_zeroed(&p->allocator, (size_t)spdl__lanes(p),
                                                   sizeof(*p->meters), SPDL_CACHE_LINE);
     if (p->meters == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i < p->count; ++i) p->node[i].row.name = p->node[i].name; /* for the probes */
     for (i = 0; i < spdl__lanes(p); ++i) {
         p->meters[i].file = -1;
         p->meters[i].random = (uint64_t)i * 0x9e3779b97f4a7c15u + spdl_time_ns();

@@ -3,8 +3,8 @@
        make bench-trace ARGS="[--json] [--quick] [--list] [TEXT]"
 
    The same pipeline from two objects of this file: one as users have it, one compiled without any
-   of the hooks (the private macro SPDL__NO_TRACE). A source, three stages with a concurrency of 4, a
-   buffer_size of 16, 4 workers, and the trainer takes every item; the shape of bench_pipeline's
+   of the hooks (the private macro SPDL__NO_TRACE). A source, three stages with a concurrency of 4,
+   a buffer_size of 16, 4 workers, and the trainer takes every item; the shape of bench_pipeline's
    noop3_ordered. All sides run in turns, every round in another order, and what is printed is the
    median over the rounds of one round's ratio.
 
@@ -98,8 +98,9 @@ static void row_pct(const char *name, double goal, bench_side_fn more, const tra
     const bench_row row = { name, "%", NULL, false, goal, false, 0 };
     const int rounds = bench_rounds(ROUNDS);
     double pct[BENCH_MAX_ROUNDS], took[BENCH_MAX_ROUNDS];
-    char text[64];
+    char text[96];
     bench_note note = { text, NULL, NULL };
+    double middle;
     int i;
     if (!bench_wanted(name)) return;
     for (i = 0; i < rounds; ++i) {
@@ -109,8 +110,10 @@ static void row_pct(const char *name, double goal, bench_side_fn more, const tra
         pct[i] = 100 * (a / b - 1);
         took[i] = b / (double)less_case->items;
     }
-    snprintf(text, sizeof text, "%.0f ns an item without", bench_quantile(took, (size_t)rounds, 0.5));
-    bench_print_noted(&row, bench_quantile(pct, (size_t)rounds, 0.5), 0, &note);
+    middle = bench_quantile(pct, (size_t)rounds, 0.5);
+    snprintf(text, sizeof text, "quartiles %.1f and %.1f %% of %.0f ns an item",
+             pct[rounds / 4], pct[rounds * 3 / 4], bench_quantile(took, (size_t)rounds, 0.5));
+    bench_print_noted(&row, middle, 0, &note);
 }
 
 static void rows_pct(void) {

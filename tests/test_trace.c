@@ -890,8 +890,8 @@ static split split_of(spdl_stage row, int workers, uintptr_t items) {
         if (!exists("/proc/thread-self/schedstat")) TEST_SKIP("no /proc/thread-self/schedstat");   \
     } while (0)
 
-/* At least 90 % of the time that other programs leave: where they take some, it is runnable, and the
-   processor time of the process says how much there was. */
+/* At least 90 % of the time that other programs leave: where they take some, it is runnable, and
+   the processor time of the process says how much there was. */
 static void computing_stages_are_on_a_processor(void) {
     static uint64_t us[] = { 1, 10, 100, 3000 };
     static const uintptr_t items[] = { 40000, 6000, 800, 30 };
