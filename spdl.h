@@ -800,16 +800,50 @@ SPDL_API void spdl_stop(spdl_task *task);
 /* >>stats
    Numbers that say which stage is slow. Stage times come from one clock reading per call (per group
    of calls when they take a few microseconds); percentiles from histograms whose buckets are at
-   most 1/8 wide, so they are within 6.25 %. Edge k lies behind stage k; the last is the sink. */
+   most 1/8 wide, so they are within 6.25 %. Edge k lies behind stage k; the last is the sink.
+   Every struct here is plain data without pointers: what workers, processes and ranks counted can
+   be sent as bytes, and histograms added up. See >>report for numbers in regular intervals. */
+
+/* Durations from 0 to 2^43 ns (2.4 h) in buckets: exact below 8 ns, then 8 to each power of two.
+   Longer ones fall into the last bucket. All zero is an empty one. */
+#define SPDL_HISTOGRAM_BUCKETS 328
+
+typedef struct spdl_histogram {
+    uint64_t count, sum_ns, max_ns; /* exact */
+    uint64_t bucket[SPDL_HISTOGRAM_BUCKETS];
+} spdl_histogram;
+
+/* Counts `times` durations of `ns` each.
+   Returns: nothing.
+   Threads: one at a time.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_histogram_add(spdl_histogram *histogram, uint64_t ns, uint64_t times);
+
+/* Counts everything that `more` has counted: the same to the last bit as one histogram of all.
+   Returns: nothing.
+   Threads: one at a time.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_histogram_merge(spdl_histogram *histogram, const spdl_histogram *more);
+
+/* The duration that `share` (0 to 1) of the durations did not exceed: the middle of its bucket,
+   which is within 6.25 % of the true one, but never more than the maximum.
+   Returns: nanoseconds; 0 for an empty histogram.
+   Threads: any, while nothing is counted.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_histogram_percentile(const spdl_histogram *histogram, double share);
 
 typedef struct spdl_stage_stats {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
     int concurrency;   /* the bound */
-    int in_flight;     /* calls running now */
+    int in_flight;     /* calls, or groups of tiny ones, running now */
     uint64_t tasks;    /* calls that have ended; for a batch row: batches made */
     uint64_t failures; /* of them, calls that failed; not in the times */
     uint64_t skips;    /* of them, calls that dropped their item; batch: items of drop_last */
+    uint64_t retries;  /* calls that were made again for an item that had failed */
     uint64_t freed;    /* items this stage had made or taken that a stop or failure freed */
     uint64_t busy_ns;  /* time spent in calls that did not fail, over all workers */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns; /* of one call */
@@ -822,6 +856,7 @@ typedef struct spdl_edge_stats {
     uint64_t put_wait_ns;   /* time finished items waited for a place among the buffer_size */
     uint64_t get_wait_ns;   /* time the reader was idle for want of an item, open waits too */
     uint64_t empty_ns;      /* time the edge had nothing to take, the open gap too */
+    uint64_t full_ns;       /* time all places of the buffer were taken, until now too */
     uint64_t elapsed_ns;    /* from the start to now, or to the end of the edge */
     double readiness;       /* 1 - empty_ns / elapsed_ns; 0 before any time has passed */
 } spdl_edge_stats;
@@ -833,17 +868,48 @@ typedef struct spdl_stats {
     uint64_t delivered;     /* items handed to the trainer */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
     uint64_t wait_ns;       /* time the trainer waited in next, a running wait included */
+    uint64_t step_ns;       /* time since the first item that it did not: its own steps */
+    uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     spdl_stage_stats stage[SPDL_MAX_STAGES];
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
 
-/* Copies the counters as they stand. No count goes backwards from one snapshot to the next; a time
-   that includes an open wait may, by a little, when that wait has just ended.
+/* Copies the counters as they stand, while the pipeline runs on. Each is exact, and none goes
+   backwards from one snapshot to the next; they are read one after the other. Costs a few
+   microseconds for each stage, and nothing on the workers' side.
    Returns: nothing.
    Threads: any.
    Blocks:  never.
    Owns:    nothing. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
+
+/* The durations of the calls of one stage so far, failed calls left out.
+   Returns: SPDL_OK, SPDL_E_NOT_FOUND (there is no such stage).
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *pipeline, int stage,
+                                             spdl_histogram *histogram);
+
+/* The process at one moment. Between readings a and b it used (b.cpu_ns - a.cpu_ns) /
+   (b.time_ns - a.time_ns) cores, others the same of others_ns. */
+typedef struct spdl_process_stats {
+    uint64_t time_ns;        /* spdl_time_ns of the reading */
+    uint64_t cpu_ns;         /* CPU time of this process so far, all threads */
+    uint64_t others_ns;      /* and of everything else on the machine (Linux; else 0) */
+    double cores_allowed;    /* what affinity and cgroup quotas allow (elsewhere: cores there are) */
+    uint64_t resident_bytes; /* memory in use (Linux; else 0) */
+    uint64_t minor_faults;   /* pages that were mapped or zeroed on first use */
+    uint64_t major_faults;   /* pages that were read from a disk */
+} spdl_process_stats;
+
+/* Reads what the system knows about this process: a few files of /proc and of the cgroup, some 50
+   to 200 microseconds. Nothing reads it unless asked to.
+   Returns: nothing; what cannot be had is 0.
+   Threads: any.
+   Blocks:  never, but for the system calls.
+   Owns:    nothing. */
+SPDL_API void spdl_process_read(spdl_process_stats *stats);
 
 /* One sentence: who waited for whom, and which stage to look at.
    Returns: the length of the whole sentence, as snprintf does; buffer holds what fits.
@@ -1396,7 +1462,9 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -1439,6 +1507,9 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #endif
 #ifndef SPDL_TEST_POINT
 #define SPDL_TEST_POINT(id) ((void)0)
+#endif
+#ifndef SPDL__NO_STATS
+#define SPDL__NO_STATS 0 /* 1: a pipeline that counts nothing; for the bench that tells the cost */
 #endif
 
 /* Two lines: the prefetcher of x86 fetches pairs, and arm64 has lines of 128 bytes. */
@@ -1553,6 +1624,7 @@ SPDL__INLINE void spdl__store_ordered(uint64_t *p, uint64_t value) {
 
 /* For counters that one thread writes and others read: no read-modify-write is needed. */
 SPDL__INLINE void spdl__count(uint64_t *counter, uint64_t more) {
+    if (SPDL__NO_STATS) return;
     spdl__store_relaxed(counter, spdl__load_relaxed(counter) + more);
 }
 
@@ -1858,6 +1930,21 @@ SPDL__PRIVATE void spdl__thread_name(const char *name) {
 }
 
 SPDL__PRIVATE void spdl__yield(void) { (void)sched_yield(); }
+
+#if defined(O_CLOEXEC)
+#define SPDL__O_CLOEXEC O_CLOEXEC
+#elif defined(__O_CLOEXEC)
+#define SPDL__O_CLOEXEC __O_CLOEXEC /* glibc in strict ISO mode */
+#else
+#define SPDL__O_CLOEXEC 0
+#endif
+#if defined(F_DUPFD_CLOEXEC)
+#define SPDL__F_DUPFD F_DUPFD_CLOEXEC
+#elif defined(__linux__)
+#define SPDL__F_DUPFD 1030 /* glibc in strict ISO mode */
+#else
+#define SPDL__F_DUPFD F_DUPFD
+#endif
 
 /* ============================================================================================= */
 /* >>core-impl
@@ -3565,6 +3652,7 @@ typedef struct spdl__edge {
     uint64_t items;       /* taken, holes not counted */
     uint64_t put_wait_ns;
     uint64_t ended_ns;    /* when the reader met the end */
+    uint64_t filled, filled_ns, moved_ns, full_ns; /* see spdl__edge_fullness */
     char pad2[SPDL_CACHE_LINE];
     /* open gaps: set by the reader, closed by whoever exchanges them for 0 */
     uint64_t gap_since;   /* nothing to take since then */
@@ -3572,6 +3660,7 @@ typedef struct spdl__edge {
     uint64_t empty_ns;
     uint64_t get_wait_ns;
     char pad3[SPDL_CACHE_LINE];
+    uint64_t seen_ns[6]; /* written by snapshots: see spdl__no_less */
 } spdl__edge;
 
 /* Buckets of the histogram: exact below 8, then 8 to each power of two, up to 2^43 ns (2.4 h). */
@@ -3581,7 +3670,7 @@ typedef struct spdl__edge {
 
 /* What one worker counted for one stage: one writer, read by snapshots. */
 typedef struct spdl__counters {
-    uint64_t tasks, failures, skips, freed;
+    uint64_t tasks, failures, skips, freed, retries;
     uint64_t timed_ns; /* of the calls in the histogram */
     uint64_t max_ns;
     uint64_t bucket[SPDL__BUCKETS];
@@ -3635,6 +3724,7 @@ struct spdl_pipeline {
     spdl__client client;
     spdl__client_slot *client_slot;
     uint64_t start_ns;
+    struct spdl__reporter *reporter; /* NULL unless reports were asked for */
     void **local;          /* [worker * count + row] */
     uint8_t *inits;        /* [worker]: 0 to come; 1 + rows whose init has succeeded */
     char pad0[SPDL_CACHE_LINE];
@@ -3660,6 +3750,7 @@ struct spdl_pipeline {
     uint64_t ended_ns;
     uint64_t wait_since;   /* 0, or when the wait in next began */
     uint64_t wait_ns;
+    uint64_t first_wait_ns; /* what it was when the first item came */
     spdl__event fed;       /* the sink got what the trainer waits for, or an end */
     char pad2[SPDL_CACHE_LINE];
 };
@@ -3675,6 +3766,9 @@ struct spdl_task {
 };
 
 /* --- edges --- */
+
+SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now); /* these: >>stats-impl */
+SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now);
 
 SPDL__PRIVATE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket) {
     return &edge->slots[ticket & edge->mask];
@@ -3713,6 +3807,7 @@ SPDL__PRIVATE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item,
     spdl__store_relaxed32(&slot->done, spdl__ticks(now)); /* snapshots look at it, too */
     /* pairs with edge_ready: item, origin and time are there before the stamp */
     spdl__store32(&slot->stamp, (uint32_t)(ticket + 1));
+    if (SPDL__NO_STATS) return;
     if (spdl__load_relaxed(&edge->gap_since) != 0 && spdl__load_relaxed(&edge->head) == ticket)
         spdl__edge_gap_close(edge, now);
 }
@@ -3732,6 +3827,7 @@ SPDL__PRIVATE uint64_t spdl__slot_age(const spdl__slot *slot, uint64_t now) {
    it, had waited for that. */
 SPDL__PRIVATE void spdl__edge_put_waits(spdl__edge *edge, uint64_t head, uint64_t now) {
     uint64_t ticket, waited = 0;
+    if (SPDL__NO_STATS) return;
     for (ticket = edge->head + edge->buffer_size; ticket < head + edge->buffer_size; ++ticket) {
         if (!spdl__edge_ready(edge, ticket)) break;
         if (spdl__slot_hole(spdl__edge_slot(edge, ticket))) continue;
@@ -3744,20 +3840,22 @@ SPDL__PRIVATE void spdl__edge_put_waits(spdl__edge *edge, uint64_t head, uint64_
 SPDL__PRIVATE void spdl__edge_advance(spdl__edge *edge, uint64_t head, uint64_t items,
                                       uint64_t now) {
     /* Writer and reader may have missed each other: the slot's own time says when the gap ended. */
-    if (spdl__load_relaxed(&edge->gap_since) != 0 || spdl__load_relaxed(&edge->wait_since) != 0)
+    if (!SPDL__NO_STATS &&
+        (spdl__load_relaxed(&edge->gap_since) != 0 || spdl__load_relaxed(&edge->wait_since) != 0))
         spdl__edge_gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now));
     spdl__edge_put_waits(edge, head, now);
+    spdl__edge_fullness(edge, now);
     spdl__count(&edge->items, items);
     /* pairs with the load in node_room: the slots have been read before they are reused */
     spdl__store(&edge->head, head);
-    if (spdl__edge_ready(edge, head)) return;
+    if (SPDL__NO_STATS || spdl__edge_ready(edge, head)) return;
     spdl__store_relaxed(&edge->gap_since, now);
     if (spdl__edge_ready(edge, head)) spdl__exchange(&edge->gap_since, 0); /* put just then */
 }
 
 /* The reader has become free, or not: from now on an empty edge is a wait. */
 SPDL__PRIVATE void spdl__edge_hungry(spdl__edge *edge, uint64_t now) {
-    if (spdl__load_relaxed(&edge->gap_since) == 0) return;
+    if (SPDL__NO_STATS || spdl__load_relaxed(&edge->gap_since) == 0) return;
     if (spdl__load_relaxed(&edge->wait_since) != 0) return;
     spdl__store_relaxed(&edge->wait_since, now);
     if (spdl__load_relaxed(&edge->gap_since) == 0) spdl__exchange(&edge->wait_since, 0);
@@ -3888,7 +3986,7 @@ SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
 /* `calls` calls took `ns` together. */
 SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t calls, uint64_t ns) {
     const uint64_t each = calls ? ns / calls : 0;
-    if (calls == 0) return;
+    if (SPDL__NO_STATS || calls == 0) return;
     spdl__count(&counters->timed_ns, ns);
     spdl__count(&counters->bucket[spdl__bucket(each)], calls);
     if (each > spdl__load_relaxed(&counters->max_ns))
@@ -4496,8 +4594,7 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
     if (head != sink->head) {
         const uint64_t now = spdl_time_ns();
         spdl__edge_advance(sink, head, result == SPDL_OK, now);
-        if (result == SPDL_OK && p->delivered == 0)
-            spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
+        if (result == SPDL_OK && p->delivered == 0) spdl__first_item(p, now);
         spdl__count(&p->delivered, result == SPDL_OK);
         spdl__pipeline_hint(p);
     }
@@ -5105,24 +5202,24 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
    adds the cells up. Waits are kept as sums of closed gaps and the start of the open one. Any
    thread may take a snapshot; nothing is owned. */
 
-typedef struct spdl__sums {
-    uint64_t tasks, failures, skips, freed, timed_ns, max_ns, timed;
-    uint64_t bucket[SPDL__BUCKETS];
-} spdl__sums;
+/* --- histograms --- */
 
-SPDL__PRIVATE void spdl__sums_add(spdl__sums *sums, const spdl__counters *counters) {
+typedef char spdl__histogram_fits[SPDL_HISTOGRAM_BUCKETS == SPDL__BUCKETS ? 1 : -1];
+
+SPDL_API void spdl_histogram_add(spdl_histogram *histogram, uint64_t ns, uint64_t times) {
+    if (times == 0) return;
+    histogram->count += times;
+    histogram->sum_ns += ns * times;
+    histogram->max_ns = spdl__max(histogram->max_ns, ns);
+    histogram->bucket[spdl__bucket(ns)] += times;
+}
+
+SPDL_API void spdl_histogram_merge(spdl_histogram *histogram, const spdl_histogram *more) {
     unsigned i;
-    sums->tasks += spdl__load_relaxed(&counters->tasks);
-    sums->failures += spdl__load_relaxed(&counters->failures);
-    sums->skips += spdl__load_relaxed(&counters->skips);
-    sums->freed += spdl__load_relaxed(&counters->freed);
-    sums->timed_ns += spdl__load_relaxed(&counters->timed_ns);
-    sums->max_ns = spdl__max(sums->max_ns, spdl__load_relaxed(&counters->max_ns));
-    for (i = 0; i < SPDL__BUCKETS; ++i) {
-        const uint64_t calls = spdl__load_relaxed(&counters->bucket[i]);
-        sums->bucket[i] += calls;
-        sums->timed += calls;
-    }
+    histogram->count += more->count;
+    histogram->sum_ns += more->sum_ns;
+    histogram->max_ns = spdl__max(histogram->max_ns, more->max_ns);
+    for (i = 0; i < SPDL__BUCKETS; ++i) histogram->bucket[i] += more->bucket[i];
 }
 
 /* The smallest time that falls into a bucket. */
@@ -5133,47 +5230,132 @@ SPDL__PRIVATE uint64_t spdl__bucket_start(unsigned bucket) {
     return (uint64_t)(sub + (bucket & (sub - 1))) << (power - 1);
 }
 
-/* The time that `share` of the calls did not exceed, in the middle of its bucket: a bucket is at
-   most 1/8 of its start wide, so this is within 6.25 %. */
-SPDL__PRIVATE uint64_t spdl__sums_percentile(const spdl__sums *sums, double share) {
-    const uint64_t rank = (uint64_t)(share * (double)sums->timed);
+SPDL_API uint64_t spdl_histogram_percentile(const spdl_histogram *histogram, double share) {
+    const double part = !(share > 0) ? 0 : share < 1 ? share : 1;
+    const uint64_t rank = (uint64_t)(part * (double)histogram->count);
     uint64_t seen = 0;
     unsigned i;
     for (i = 0; i < SPDL__BUCKETS; ++i) {
-        seen += sums->bucket[i];
-        if (seen > rank || (seen == sums->timed && seen > 0))
-            return spdl__min(sums->max_ns,
+        seen += histogram->bucket[i];
+        if (seen > rank || (seen == histogram->count && seen > 0))
+            return spdl__min(histogram->max_ns,
                              (spdl__bucket_start(i) + spdl__bucket_start(i + 1)) / 2);
     }
     return 0;
 }
 
+/* What was counted after `from`, which becomes the difference. The maximum of the difference is not
+   known: the end of its last bucket stands for it. */
+SPDL__PRIVATE void spdl__histogram_since(spdl_histogram *from, const spdl_histogram *to) {
+    unsigned i;
+    from->sum_ns = to->sum_ns - spdl__min(from->sum_ns, to->sum_ns);
+    from->count = from->max_ns = 0;
+    for (i = 0; i < SPDL__BUCKETS; ++i) {
+        from->bucket[i] = to->bucket[i] - spdl__min(from->bucket[i], to->bucket[i]);
+        from->count += from->bucket[i];
+        if (from->bucket[i] > 0) from->max_ns = spdl__min(to->max_ns, spdl__bucket_start(i + 1));
+    }
+}
+
+/* --- counting, on the side of the pipeline --- */
+
+/* The reader, before it moves on: adds the time since when all places of the buffer are taken. A
+   hole takes its place, too. `filled` is the first ticket that was not looked at, `filled_ns` the
+   latest put before it, `moved_ns` when the reader moved last: each ticket is looked at once. */
+SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now) {
+    const uint64_t end = edge->head + edge->buffer_size, moved = edge->moved_ns;
+    uint64_t at = spdl__max(edge->filled, edge->head);
+    if (SPDL__NO_STATS) return;
+    spdl__store_relaxed(&edge->moved_ns, now);
+    if (!spdl__edge_ready(edge, end - 1)) return;
+    for (; at < end && spdl__edge_ready(edge, at); ++at)
+        edge->filled_ns = spdl__max(edge->filled_ns,
+                                    now - spdl__slot_age(spdl__edge_slot(edge, at), now));
+    edge->filled = at;
+    /* pairs with edge_waits: who sees the sum does not take the old `moved_ns` for an open time */
+    if (at == end)
+        spdl__store(&edge->full_ns, edge->full_ns + now - spdl__max(edge->filled_ns, moved));
+}
+
+SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum, uint64_t now);
+
+/* The trainer, just before the first item is counted. */
+SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now) {
+    spdl__store_relaxed(&p->first_wait_ns, spdl__gap_sum(&p->wait_since, &p->wait_ns, now));
+    spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
+}
+
+/* --- snapshots --- */
+
+/* The sum of an open and a closed wait can be a little less when the wait has just been closed, by
+   a clock that was read before: what was told once stays. */
+SPDL__PRIVATE uint64_t spdl__no_less(uint64_t *seen, uint64_t value) {
+    uint64_t old = spdl__load_relaxed(seen);
+    while (old < value && !spdl__cas_relaxed(seen, &old, value)) {}
+    return spdl__max(old, value);
+}
+
+SPDL__PRIVATE void spdl__counters_merge(spdl_histogram *times, const spdl__counters *counters) {
+    unsigned i;
+    times->sum_ns += spdl__load_relaxed(&counters->timed_ns);
+    times->max_ns = spdl__max(times->max_ns, spdl__load_relaxed(&counters->max_ns));
+    for (i = 0; i < SPDL__BUCKETS; ++i) {
+        const uint64_t calls = spdl__load_relaxed(&counters->bucket[i]);
+        times->bucket[i] += calls;
+        times->count += calls;
+    }
+}
+
+SPDL__PRIVATE void spdl__node_times(const spdl_pipeline *p, const spdl__node *node,
+                                    spdl_histogram *times) {
+    int i;
+    memset(times, 0, sizeof(*times));
+    for (i = 0; i <= p->workers; ++i) spdl__counters_merge(times, &node->counters[i]);
+}
+
+SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *p, int stage,
+                                             spdl_histogram *histogram) {
+    if (stage < 0 || stage >= p->count) return SPDL_E_NOT_FOUND;
+    spdl__node_times(p, &p->node[stage], histogram);
+    return SPDL_OK;
+}
+
+/* What follows from the times of the calls. */
+SPDL__PRIVATE void spdl__stage_times(spdl_stage_stats *stats, const spdl_histogram *times) {
+    stats->busy_ns = times->sum_ns;
+    stats->mean_ns = times->count ? times->sum_ns / times->count : 0;
+    stats->p50_ns = spdl_histogram_percentile(times, 0.50);
+    stats->p90_ns = spdl_histogram_percentile(times, 0.90);
+    stats->p99_ns = spdl_histogram_percentile(times, 0.99);
+    stats->max_ns = times->max_ns;
+}
+
 SPDL__PRIVATE void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *node,
                                         spdl_stage_stats *stats) {
-    spdl__sums sums;
+    spdl_histogram times;
     int i;
-    memset(&sums, 0, sizeof(sums));
-    for (i = 0; i <= p->workers; ++i) spdl__sums_add(&sums, &node->counters[i]);
     memcpy(stats->name, node->name, sizeof(stats->name));
     stats->kind = node->row.kind;
     stats->concurrency = node->row.concurrency;
     stats->in_flight = (int)spdl__load32(&node->active);
-    stats->tasks = sums.tasks;
-    stats->failures = sums.failures;
-    stats->skips = sums.skips;
-    stats->freed = sums.freed;
-    stats->busy_ns = sums.timed_ns;
-    stats->mean_ns = sums.timed ? sums.timed_ns / sums.timed : 0;
-    stats->p50_ns = spdl__sums_percentile(&sums, 0.50);
-    stats->p90_ns = spdl__sums_percentile(&sums, 0.90);
-    stats->p99_ns = spdl__sums_percentile(&sums, 0.99);
-    stats->max_ns = sums.max_ns;
+    for (i = 0; i <= p->workers; ++i) {
+        const spdl__counters *counters = &node->counters[i];
+        stats->tasks += spdl__load_relaxed(&counters->tasks);
+        stats->failures += spdl__load_relaxed(&counters->failures);
+        stats->skips += spdl__load_relaxed(&counters->skips);
+        stats->retries += spdl__load_relaxed(&counters->retries);
+        stats->freed += spdl__load_relaxed(&counters->freed);
+    }
+    spdl__node_times(p, node, &times);
+    spdl__stage_times(stats, &times);
 }
 
-/* A sum of closed gaps and the open one. */
+/* A sum of closed gaps and the open one. The sum is read first: it pairs with gap_close, which ends
+   a gap before it adds it, so that none is counted twice. */
 SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum, uint64_t now) {
+    const uint64_t closed = spdl__load(sum);
     const uint64_t opened = spdl__load_relaxed(since);
-    return spdl__load_relaxed(sum) + (opened != 0 && now > opened ? now - opened : 0);
+    return closed + (opened != 0 && now > opened ? now - opened : 0);
 }
 
 SPDL__PRIVATE int spdl__edge_depth(const spdl__edge *edge, uint64_t head) {
@@ -5194,18 +5376,26 @@ SPDL__PRIVATE uint64_t spdl__edge_open_put_waits(const spdl__edge *edge, uint64_
     return waited;
 }
 
-SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, const spdl__edge *edge, uint64_t now,
-                                       spdl_edge_stats *stats) {
-    const bool sink = edge == p->sink;
-    const uint64_t head = spdl__load(&edge->head);
-    const uint64_t ended = spdl__load_relaxed(&edge->ended_ns);
-    if (ended != 0) now = ended;
-    stats->buffer_size = (int)edge->buffer_size;
-    stats->depth = spdl__edge_depth(edge, head);
-    stats->items = spdl__load_relaxed(&edge->items);
-    stats->elapsed_ns = now - p->start_ns;
+/* How long all places of the buffer have been taken, if they are. */
+SPDL__PRIVATE uint64_t spdl__edge_open_fullness(const spdl__edge *edge, uint64_t head,
+                                                uint64_t now) {
+    const uint64_t moved = spdl__load_relaxed(&edge->moved_ns);
+    uint64_t ticket, open = now - spdl__min(moved, now);
+    for (ticket = head; ticket < head + edge->buffer_size; ++ticket) {
+        if (!spdl__edge_ready(edge, ticket)) return 0;
+        open = spdl__min(open, spdl__slot_age(spdl__edge_slot(edge, ticket), now));
+    }
+    return open;
+}
+
+SPDL__PRIVATE void spdl__edge_waits(const spdl__edge *edge, uint64_t head, uint64_t now, bool ended,
+                                    spdl_edge_stats *stats) {
     stats->put_wait_ns = spdl__load_relaxed(&edge->put_wait_ns);
-    if (ended == 0) stats->put_wait_ns += spdl__edge_open_put_waits(edge, head, now);
+    stats->full_ns = spdl__load(&edge->full_ns); /* pairs with edge_fullness: before moved_ns */
+    if (!ended) {
+        stats->put_wait_ns += spdl__edge_open_put_waits(edge, head, now);
+        stats->full_ns += spdl__edge_open_fullness(edge, head, now);
+    }
     if (stats->depth > 0) { /* something is there: what looks open has just ended */
         stats->empty_ns = spdl__load_relaxed(&edge->empty_ns);
         stats->get_wait_ns = spdl__load_relaxed(&edge->get_wait_ns);
@@ -5213,10 +5403,37 @@ SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, const spdl__edge 
         stats->empty_ns = spdl__gap_sum(&edge->gap_since, &edge->empty_ns, now);
         stats->get_wait_ns = spdl__gap_sum(&edge->wait_since, &edge->get_wait_ns, now);
     }
-    if (sink) stats->get_wait_ns = spdl__gap_sum(&p->wait_since, &p->wait_ns, now);
-    stats->empty_ns = spdl__min(stats->empty_ns, stats->elapsed_ns);
+}
+
+SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, spdl__edge *edge, uint64_t now,
+                                       spdl_edge_stats *stats) {
+    const uint64_t head = spdl__load(&edge->head);
+    const uint64_t ended = spdl__load_relaxed(&edge->ended_ns);
+    if (ended != 0) now = ended;
+    stats->buffer_size = (int)edge->buffer_size;
+    stats->depth = spdl__edge_depth(edge, head);
+    stats->items = spdl__load_relaxed(&edge->items);
+    spdl__edge_waits(edge, head, now, ended != 0, stats);
+    if (edge == p->sink) stats->get_wait_ns = spdl__gap_sum(&p->wait_since, &p->wait_ns, now);
+    stats->elapsed_ns = spdl__no_less(&edge->seen_ns[0], now - p->start_ns);
+    stats->put_wait_ns = spdl__no_less(&edge->seen_ns[1], stats->put_wait_ns);
+    stats->get_wait_ns = spdl__no_less(&edge->seen_ns[2], stats->get_wait_ns);
+    stats->empty_ns = spdl__no_less(&edge->seen_ns[3],
+                                    spdl__min(stats->empty_ns, stats->elapsed_ns));
+    stats->full_ns = spdl__no_less(&edge->seen_ns[4],
+                                   spdl__min(stats->full_ns, stats->elapsed_ns));
     if (stats->elapsed_ns > 0)
         stats->readiness = 1.0 - (double)stats->empty_ns / (double)stats->elapsed_ns;
+}
+
+/* What the trainer did since the first item, when it was not waiting. */
+SPDL__PRIVATE void spdl__trainer_snapshot(const spdl_pipeline *p, spdl_stats *stats) {
+    const uint64_t first_wait = spdl__load_relaxed(&p->first_wait_ns);
+    const uint64_t since = stats->elapsed_ns - spdl__min(stats->first_item_ns, stats->elapsed_ns);
+    const uint64_t waited = stats->wait_ns - spdl__min(first_wait, stats->wait_ns);
+    if (stats->delivered == 0 || stats->first_item_ns == 0) return;
+    stats->step_ns = since - spdl__min(waited, since);
+    stats->step_mean_ns = stats->step_ns / stats->delivered;
 }
 
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *p, spdl_stats *stats) {
@@ -5224,7 +5441,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *p, spdl_stats *stats) {
     const uint64_t now = ended ? ended : spdl_time_ns();
     int i;
     memset(stats, 0, sizeof(*stats));
-    stats->elapsed_ns = now - p->start_ns;
+    stats->elapsed_ns = spdl__no_less(&p->sink->seen_ns[5], now - p->start_ns);
     stats->workers = p->pool != NULL ? p->workers : 0;
     stats->stage_count = p->count;
     stats->delivered = spdl__load_relaxed(&p->delivered);
@@ -5234,6 +5451,133 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *p, spdl_stats *stats) {
         spdl__edge_snapshot(p, &p->node[i].out, now, &stats->edge[i]);
     }
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
+    spdl__trainer_snapshot(p, stats);
+}
+
+/* --- the process --- */
+
+/* Linux tells most of it in files; elsewhere getrusage has to do. */
+
+/* The text of a small file; what does not fit is left out. False when there is none. */
+SPDL__PRIVATE bool spdl__file_text(const char *path, char *text, size_t bytes) {
+    const int file = open(path, O_RDONLY | SPDL__O_CLOEXEC);
+    ssize_t length;
+    if (file < 0) return false;
+    length = read(file, text, bytes - 1);
+    (void)close(file);
+    text[length > 0 ? length : 0] = '\0';
+    return length > 0;
+}
+
+/* The cores that the quota in folder `at` allows, or `most`. Version 2 of cgroups has "quota
+   period" or "max period" in one file, version 1 two files, and -1 for no quota. */
+SPDL__PRIVATE double spdl__quota_at(const char *at, double most) {
+    static const char *const files[] = { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" };
+    char path[640], text[3][64];
+    double quota, period = 0;
+    char *end;
+    int i;
+    for (i = 0; i < 3; ++i) {
+        (void)snprintf(path, sizeof(path), "%s/%s", at, files[i]);
+        if (!spdl__file_text(path, text[i], sizeof(text[i]))) text[i][0] = '\0';
+    }
+    quota = strtod(text[0], &end);
+    period = strtod(end, NULL); /* of "max" as well: no number is 0 */
+    if (text[0][0] == '\0') {
+        quota = strtod(text[1], NULL);
+        period = strtod(text[2], NULL);
+    }
+    return quota > 0 && period > 0 && quota / period < most ? quota / period : most;
+}
+
+/* The same for a cgroup and all above it: each may have a quota. `path` is cut on the way up. */
+SPDL__PRIVATE double spdl__quota_above(const char *root, char *path, double most) {
+    char at[576];
+    for (;;) {
+        char *slash = strrchr(path, '/');
+        (void)snprintf(at, sizeof(at), "%s%s", root, path);
+        most = spdl__quota_at(at, most);
+        if (slash == NULL) return most;
+        *slash = '\0';
+    }
+}
+
+/* `self` has lines "number:controllers:path", and no controllers in version 2. Inside of a
+   container the path may be one of the host: the way up ends at the container's own root. */
+SPDL__PRIVATE double spdl__quota(const char *root, const char *self, double most) {
+    char text[2048], top[256], path[288];
+    char *line = text, *next;
+    if (!spdl__file_text(self, text, sizeof(text))) return most;
+    for (; *line != '\0'; line = next) {
+        char *names = strchr(line, ':'), *where = names ? strchr(names + 1, ':') : NULL;
+        size_t length = strcspn(line, "\n");
+        next = line + length + (line[length] == '\n');
+        line[length] = '\0';
+        if (where == NULL || where > line + length) continue;
+        *where++ = '\0';
+        if (*++names != '\0' && strncmp(names, "cpu", 3) != 0 && strstr(names, ",cpu") == NULL)
+            continue;
+        (void)snprintf(top, sizeof(top), "%s%s%.100s", root, *names ? "/" : "", names);
+        (void)snprintf(path, sizeof(path), "%.250s", strcmp(where, "/") == 0 ? "" : where);
+        most = spdl__quota_above(top, path, most);
+    }
+    return most;
+}
+
+/* The cores this process may run on. */
+SPDL__PRIVATE double spdl__affinity(void) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+#if defined(__linux__)
+    unsigned char mask[1024];
+    const long bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
+    long i, allowed = 0;
+    for (i = 0; i < bytes * 8; ++i) allowed += mask[i / 8] >> (i % 8) & 1;
+    if (allowed > 0) cores = allowed;
+#endif
+    return cores > 0 ? (double)cores : 1;
+}
+
+SPDL__PRIVATE uint64_t spdl__timeval_ns(const struct timeval *time) {
+    return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_usec * 1000u;
+}
+
+/* What all cores have done so far that was not waiting, in nanoseconds: the sum of the columns of
+   "cpu  user nice system idle iowait irq softirq steal ..." without the two in the middle. */
+SPDL__PRIVATE uint64_t spdl__machine_busy(const char *stat) {
+    const long tick = sysconf(_SC_CLK_TCK);
+    char text[256], *at = text;
+    uint64_t busy = 0;
+    int column;
+    if (!spdl__file_text(stat, text, sizeof(text)) || strncmp(text, "cpu ", 4) != 0) return 0;
+    for (column = 0, at += 4; column < 8; ++column) {
+        const uint64_t ticks = strtoull(at, &at, 10);
+        if (column != 3 && column != 4) busy += ticks;
+    }
+    return busy * (1000000000u / (uint64_t)(tick > 0 ? tick : 100));
+}
+
+SPDL__PRIVATE uint64_t spdl__resident(const char *statm) {
+    char text[128], *resident;
+    if (!spdl__file_text(statm, text, sizeof(text))) return 0;
+    (void)strtoull(text, &resident, 10);
+    return strtoull(resident, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+SPDL_API void spdl_process_read(spdl_process_stats *stats) {
+    struct rusage used;
+    uint64_t busy;
+    memset(stats, 0, sizeof(*stats));
+    stats->cores_allowed = spdl__affinity();
+    stats->cores_allowed = spdl__quota("/sys/fs/cgroup", "/proc/self/cgroup", stats->cores_allowed);
+    stats->resident_bytes = spdl__resident("/proc/self/statm");
+    busy = spdl__machine_busy("/proc/stat");
+    if (getrusage(RUSAGE_SELF, &used) == 0) {
+        stats->cpu_ns = spdl__timeval_ns(&used.ru_utime) + spdl__timeval_ns(&used.ru_stime);
+        stats->minor_faults = (uint64_t)used.ru_minflt;
+        stats->major_faults = (uint64_t)used.ru_majflt;
+    }
+    stats->others_ns = busy - spdl__min(busy, stats->cpu_ns);
+    stats->time_ns = spdl_time_ns();
 }
 
 /* --- text --- */
@@ -7037,21 +7381,6 @@ extern int fsync(int file);
 
 typedef int spdl__file;
 #define SPDL__NO_FILE (-1)
-
-#if defined(O_CLOEXEC)
-#define SPDL__O_CLOEXEC O_CLOEXEC
-#elif defined(__O_CLOEXEC)
-#define SPDL__O_CLOEXEC __O_CLOEXEC /* glibc in strict ISO mode */
-#else
-#define SPDL__O_CLOEXEC 0
-#endif
-#if defined(F_DUPFD_CLOEXEC)
-#define SPDL__F_DUPFD F_DUPFD_CLOEXEC
-#elif defined(__linux__)
-#define SPDL__F_DUPFD 1030 /* glibc in strict ISO mode */
-#else
-#define SPDL__F_DUPFD F_DUPFD
-#endif
 
 /* The size of a plain file. A device or a pipe has none that could be trusted, and might make the
    caller wait: they are refused. */

@@ -366,10 +366,10 @@ static int by_size(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-static spdl__sums sums_of(const spdl__counters *counters, int count) {
-    spdl__sums sums;
+static spdl_histogram sums_of(const spdl__counters *counters, int count) {
+    spdl_histogram sums;
     memset(&sums, 0, sizeof sums);
-    for (int i = 0; i < count; ++i) spdl__sums_add(&sums, &counters[i]);
+    for (int i = 0; i < count; ++i) spdl__counters_merge(&sums, &counters[i]);
     return sums;
 }
 
@@ -378,7 +378,7 @@ static spdl__sums sums_of(const spdl__counters *counters, int count) {
 static void percentiles_hold(uint64_t *times, size_t count) {
     static const double shares[] = { 0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1 };
     spdl__counters *four = (spdl__counters *)calloc(5, sizeof *four), *one = four + 4;
-    spdl__sums merged, single;
+    spdl_histogram merged, single;
     uint64_t state = test_seed(), last = 0, sum = 0;
     REQUIRE(four != NULL);
     for (size_t i = 0; i < count; ++i) {
@@ -389,14 +389,14 @@ static void percentiles_hold(uint64_t *times, size_t count) {
     merged = sums_of(four, 4);
     single = sums_of(one, 1);
     CHECK(memcmp(&merged, &single, sizeof merged) == 0);
-    CHECK_EQ(single.timed, count);
-    CHECK_EQ(single.timed_ns, sum);
+    CHECK_EQ(single.count, count);
+    CHECK_EQ(single.sum_ns, sum);
     qsort(times, count, sizeof *times, by_size);
     CHECK_EQ(single.max_ns, times[count - 1]);
     for (size_t i = 0; i < sizeof shares / sizeof shares[0]; ++i) {
         const size_t rank = (size_t)(shares[i] * (double)count);
         const double exact = (double)times[rank < count ? rank : count - 1];
-        const uint64_t shown = spdl__sums_percentile(&single, shares[i]);
+        const uint64_t shown = spdl_histogram_percentile(&single, shares[i]);
         CHECK(fabs((double)shown - exact) <= exact / 16);
         CHECK(shown >= last && shown <= single.max_ns);
         last = shown;
@@ -408,7 +408,7 @@ static void percentiles_of_uniform_times(void) {
     for (uint64_t unit = 1; unit <= 1000000; unit *= 1000) {
         uint64_t times[100];
         spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
-        spdl__sums sums;
+        spdl_histogram sums;
         REQUIRE(counters != NULL);
         for (uint64_t i = 0; i < 100; ++i) {
             times[i] = i * unit;
@@ -416,9 +416,9 @@ static void percentiles_of_uniform_times(void) {
         }
         sums = sums_of(counters, 1);
         if (unit == 1) {
-            CHECK(fabs((double)spdl__sums_percentile(&sums, 0.50) - 50) <= 3);
-            CHECK(fabs((double)spdl__sums_percentile(&sums, 0.90) - 90) <= 3);
-            CHECK(fabs((double)spdl__sums_percentile(&sums, 0.99) - 99) <= 3);
+            CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.50) - 50) <= 3);
+            CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.90) - 90) <= 3);
+            CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.99) - 99) <= 3);
         }
         percentiles_hold(times, 100);
         free(counters);
@@ -445,15 +445,15 @@ static void percentiles_of_ages(void) {
                                      (uint64_t)1 << 60 };
     for (size_t i = 0; i < sizeof ages / sizeof ages[0]; ++i) {
         spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
-        spdl__sums sums;
+        spdl_histogram sums;
         REQUIRE(counters != NULL);
         if (CHECK(spdl__bucket(ages[i]) < SPDL__BUCKETS)) {
             spdl__counters_time(counters, 1, ages[i]);
             sums = sums_of(counters, 1);
-            CHECK_EQ(sums.timed, 1);
+            CHECK_EQ(sums.count, 1);
             CHECK_EQ(sums.max_ns, ages[i]);
-            CHECK_EQ(sums.timed_ns, ages[i]);
-            CHECK(spdl__sums_percentile(&sums, 0.5) >= (uint64_t)1 << 42);
+            CHECK_EQ(sums.sum_ns, ages[i]);
+            CHECK(spdl_histogram_percentile(&sums, 0.5) >= (uint64_t)1 << 42);
         }
         free(counters);
     }
@@ -463,17 +463,17 @@ static void percentiles_of_two_kinds(void) {
     enum { COUNT = 1000 };
     uint64_t times[COUNT];
     spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
-    spdl__sums sums;
+    spdl_histogram sums;
     REQUIRE(counters != NULL);
     for (size_t i = 0; i < COUNT; ++i) {
         times[i] = i % 10 == 9 ? 10000000 : 100000;
         spdl__counters_time(counters, 1, times[i]);
     }
     sums = sums_of(counters, 1);
-    CHECK(fabs((double)spdl__sums_percentile(&sums, 0.50) / 1e5 - 1) <= 1.0 / 16);
-    CHECK(fabs((double)spdl__sums_percentile(&sums, 0.89) / 1e5 - 1) <= 1.0 / 16);
-    CHECK(fabs((double)spdl__sums_percentile(&sums, 0.91) / 1e7 - 1) <= 1.0 / 16);
-    CHECK(fabs((double)spdl__sums_percentile(&sums, 0.99) / 1e7 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.50) / 1e5 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.89) / 1e5 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.91) / 1e7 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.99) / 1e7 - 1) <= 1.0 / 16);
     percentiles_hold(times, COUNT);
     free(counters);
 }
@@ -494,19 +494,19 @@ static void percentiles_of_lognormal_times(void) {
 
 static void percentiles_of_nothing(void) {
     spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
-    spdl__sums sums;
+    spdl_histogram sums;
     REQUIRE(counters != NULL);
     spdl__counters_time(counters, 0, 1000); /* no calls took no time */
     sums = sums_of(counters, 1);
-    CHECK_EQ(sums.timed, 0);
-    CHECK_EQ(sums.timed_ns, 0);
-    CHECK_EQ(spdl__sums_percentile(&sums, 0.5), 0);
+    CHECK_EQ(sums.count, 0);
+    CHECK_EQ(sums.sum_ns, 0);
+    CHECK_EQ(spdl_histogram_percentile(&sums, 0.5), 0);
     spdl__counters_time(counters, 10, 1000); /* a group counts as its calls */
     sums = sums_of(counters, 1);
-    CHECK_EQ(sums.timed, 10);
-    CHECK_EQ(sums.timed_ns, 1000);
+    CHECK_EQ(sums.count, 10);
+    CHECK_EQ(sums.sum_ns, 1000);
     CHECK_EQ(sums.max_ns, 100);
-    CHECK_EQ(spdl__sums_percentile(&sums, 0.99), 100);
+    CHECK_EQ(spdl_histogram_percentile(&sums, 0.99), 100);
     free(counters);
 }
 
