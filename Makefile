@@ -83,6 +83,9 @@ bench-npz: ## reading arrays, against libdeflate, ISA-L, zlib, NumPy and SPDL
 .PHONY: bench-pipeline
 bench-pipeline: ## the engine
 
+.PHONY: bench-stats
+bench-stats: ## what statistics and reports cost
+
 .PHONY: bench-cuda
 bench-cuda: ## copies to a GPU; without one on a stand-in, for show
 
@@ -178,6 +181,10 @@ check-docs: ## the five lines above every public function
 check-readme: ## the commands, the program and the links of README.md
 	@tests/check_readme.sh
 
+.PHONY: check-report
+check-report: ## the page of the reports in a browser (needs chromium)
+	@tests/check_report.sh
+
 .PHONY: test-cuda
 test-cuda: ## spdl_cuda.h with the CUDA toolkit, and on a stand-in for the runtime (no GPU needed)
 	@CUDA_ARGS="$(ARGS) $(T)" tests/check_cuda.sh
@@ -231,6 +238,13 @@ build/bench/%: bench/%.c $(wildcard bench/*.h) spdl.h
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -I. $< -o $@ \
 	    -lpthread -lm -ldl $(BENCH_LIBS)
+
+# Twice the same file, with statistics and without.
+build/bench/bench_stats: bench/bench_stats.c bench/bench.h spdl.h
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(BENCH_FLAGS) -I. -DSPDL__NO_STATS=1 -c $< -o build/bench/no_stats.o
+	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -I. $< build/bench/no_stats.o -o $@ \
+	    -lpthread -lm
 
 # A peer that cannot be built leaves no file, and is tried again the next time.
 PEER = @mkdir -p $(@D); BENCH_FLAGS='$(BENCH_FLAGS)' bench/peers/build.sh $< $@

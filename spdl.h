@@ -3742,7 +3742,7 @@ typedef struct spdl__edge {
     uint64_t items;       /* taken, holes not counted */
     uint64_t put_wait_ns;
     uint64_t ended_ns;    /* when the reader met the end */
-    uint64_t filled, filled_ns, moved_ns, full_ns; /* see spdl__edge_fullness */
+    uint64_t moved_ns, full_ns; /* see spdl__edge_fullness */
     char pad2[SPDL_CACHE_LINE];
     /* open gaps: set by the reader, closed by whoever exchanges them for 0 */
     uint64_t gap_since;   /* nothing to take since then */
@@ -3858,7 +3858,9 @@ struct spdl_task {
 /* --- edges --- */
 
 SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now); /* these: >>stats-impl */
+SPDL__PRIVATE bool spdl__edge_put_waits_of_many(spdl__edge *edge, uint64_t head, uint64_t now);
 SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now);
+SPDL__PRIVATE uint64_t spdl__sink_clock(const spdl_pipeline *p, uint64_t head);
 SPDL__PRIVATE void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc);
 SPDL__PRIVATE void spdl__report_end(spdl_pipeline *p); /* these two: >>report-impl */
 
@@ -3881,7 +3883,7 @@ SPDL__PRIVATE uint32_t spdl__ticks(uint64_t ns) { return (uint32_t)(ns >> 10); }
 
 /* Ends an open gap, if it is still open, and adds its length to *sum. */
 SPDL__PRIVATE void spdl__gap_close(uint64_t *since, uint64_t *sum, uint64_t now) {
-    const uint64_t opened = spdl__exchange(since, 0);
+    const uint64_t opened = spdl__load_relaxed(since) ? spdl__exchange(since, 0) : 0;
     if (opened != 0 && now > opened) spdl__add(sum, now - opened);
 }
 
@@ -3919,7 +3921,7 @@ SPDL__PRIVATE uint64_t spdl__slot_age(const spdl__slot *slot, uint64_t now) {
    it, had waited for that. */
 SPDL__PRIVATE void spdl__edge_put_waits(spdl__edge *edge, uint64_t head, uint64_t now) {
     uint64_t ticket, waited = 0;
-    if (SPDL__NO_STATS) return;
+    if (SPDL__NO_STATS || spdl__edge_put_waits_of_many(edge, head, now)) return;
     for (ticket = edge->head + edge->buffer_size; ticket < head + edge->buffer_size; ++ticket) {
         if (!spdl__edge_ready(edge, ticket)) break;
         if (spdl__slot_hole(spdl__edge_slot(edge, ticket))) continue;
@@ -4067,10 +4069,10 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 /* --- counters --- */
 
 SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
-    unsigned power = SPDL__SUB_BITS;
+    unsigned power;
     if (ns < (1u << SPDL__SUB_BITS)) return (unsigned)ns;
     if (ns >> SPDL__TOP_BITS != 0) return SPDL__BUCKETS - 1;
-    while ((ns >> power) > 1) ++power;
+    power = 63 - (unsigned)__builtin_clzll(ns);
     return ((power - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS) |
            (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
 }
@@ -4423,7 +4425,8 @@ SPDL__PRIVATE void spdl__node_book(spdl__node *node, spdl__counters *counters, u
                                    uint64_t failed, uint64_t since, uint64_t now) {
     if (calls == 0) return;
     spdl__count(&counters->tasks, calls);
-    spdl__counters_time(counters, calls - failed, (now - since) * (calls - failed) / calls);
+    spdl__counters_time(counters, calls - failed,
+                        failed ? (now - since) * (calls - failed) / calls : now - since);
     spdl__node_learn(node, calls, now - since);
 }
 
@@ -4684,7 +4687,7 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
         result = SPDL_OK;
     }
     if (head != sink->head) {
-        const uint64_t now = spdl_time_ns();
+        const uint64_t now = spdl__sink_clock(p, head);
         spdl__edge_advance(sink, head, result == SPDL_OK, now);
         if (result == SPDL_OK && p->delivered == 0) spdl__first_item(p, now);
         spdl__count(&p->delivered, result == SPDL_OK);
@@ -5356,22 +5359,63 @@ SPDL__PRIVATE void spdl__histogram_since(spdl_histogram *from, const spdl_histog
 
 /* --- counting, on the side of the pipeline --- */
 
-/* The reader, before it moves on: adds the time since when all places of the buffer are taken. A
-   hole takes its place, too. `filled` is the first ticket that was not looked at, `filled_ns` the
-   latest put before it, `moved_ns` when the reader moved last: each ticket is looked at once. */
+#define SPDL__LATEST 8 /* puts that are looked at to find the latest one */
+
+/* How long all places of the buffer have been taken, at least since the reader moved last; 0 when
+   they are not. A hole takes its place, too. Writers put out of order, as many at a time as the
+   edge has room beside its buffer: so the last few tickets tell when the last place was taken. */
+SPDL__PRIVATE uint64_t spdl__edge_full_for(const spdl__edge *edge, uint64_t head, uint64_t moved,
+                                           uint64_t now) {
+    const uint64_t last = head + edge->buffer_size - 1;
+    const uint64_t writers = edge->capacity - edge->buffer_size;
+    uint64_t left = spdl__min(spdl__min(writers, edge->buffer_size), SPDL__LATEST);
+    uint64_t open = now - spdl__min(moved, now);
+    for (; left > 0; --left) {
+        const uint64_t ticket = last + 1 - left;
+        if (!spdl__edge_ready(edge, ticket)) return 0;
+        open = spdl__min(open, spdl__slot_age(spdl__edge_slot(edge, ticket), now));
+    }
+    return open;
+}
+
+/* The reader takes many tiny items at once, and as many that were waiting enter the buffer: the
+   mean of the first's and the last's wait stands for all of them. False when they are few, or not
+   all there: then each is looked at. */
+SPDL__PRIVATE bool spdl__edge_put_waits_of_many(spdl__edge *edge, uint64_t head, uint64_t now) {
+    const uint64_t first = edge->head + edge->buffer_size, count = head - edge->head;
+    const spdl__slot *one = spdl__edge_slot(edge, first);
+    const spdl__slot *other = spdl__edge_slot(edge, first + count - 1);
+    if (now == 0 || !spdl__edge_ready(edge, first)) return true; /* none waits */
+    if (count <= 4 || !spdl__edge_ready(edge, first + count - 1)) return false;
+    if (spdl__slot_hole(one) || spdl__slot_hole(other)) return false;
+    spdl__count(&edge->put_wait_ns,
+                count * (spdl__slot_age(one, now) + spdl__slot_age(other, now)) / 2);
+    return true;
+}
+
+/* The reader, before it moves on. `moved_ns` counts only while the buffer stays full: else its last
+   place was taken later. */
 SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now) {
-    const uint64_t end = edge->head + edge->buffer_size, moved = edge->moved_ns;
-    uint64_t at = spdl__max(edge->filled, edge->head);
-    if (SPDL__NO_STATS) return;
+    const uint64_t moved = edge->moved_ns;
+    uint64_t full;
+    if (SPDL__NO_STATS || now == 0) return;
+    if (!spdl__edge_ready(edge, edge->head + edge->buffer_size - 1)) return;
+    full = spdl__edge_full_for(edge, edge->head, moved, now);
     spdl__store_relaxed(&edge->moved_ns, now);
-    if (!spdl__edge_ready(edge, end - 1)) return;
-    for (; at < end && spdl__edge_ready(edge, at); ++at)
-        edge->filled_ns = spdl__max(edge->filled_ns,
-                                    now - spdl__slot_age(spdl__edge_slot(edge, at), now));
-    edge->filled = at;
     /* pairs with edge_waits: who sees the sum does not take the old `moved_ns` for an open time */
-    if (at == end)
-        spdl__store(&edge->full_ns, edge->full_ns + now - spdl__max(edge->filled_ns, moved));
+    if (full > 0) spdl__store(&edge->full_ns, edge->full_ns + full);
+}
+
+/* The time at which the trainer goes on to `head`, or 0 when nothing begins or ends then: the sink
+   was neither empty nor full before, and is not empty behind. A clock costs more than the rest. */
+SPDL__PRIVATE uint64_t spdl__sink_clock(const spdl_pipeline *p, uint64_t head) {
+    const spdl__edge *sink = p->sink;
+    if (SPDL__NO_STATS) return 0;
+    if (p->delivered > 0 && spdl__load_relaxed(&sink->gap_since) == 0 &&
+        spdl__load_relaxed(&sink->wait_since) == 0 && spdl__edge_ready(sink, head) &&
+        !spdl__edge_ready(sink, sink->head + sink->buffer_size - 1))
+        return 0;
+    return spdl_time_ns();
 }
 
 SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum, uint64_t now);
@@ -5473,25 +5517,14 @@ SPDL__PRIVATE uint64_t spdl__edge_open_put_waits(const spdl__edge *edge, uint64_
     return waited;
 }
 
-/* How long all places of the buffer have been taken, if they are. */
-SPDL__PRIVATE uint64_t spdl__edge_open_fullness(const spdl__edge *edge, uint64_t head,
-                                                uint64_t now) {
-    const uint64_t moved = spdl__load_relaxed(&edge->moved_ns);
-    uint64_t ticket, open = now - spdl__min(moved, now);
-    for (ticket = head; ticket < head + edge->buffer_size; ++ticket) {
-        if (!spdl__edge_ready(edge, ticket)) return 0;
-        open = spdl__min(open, spdl__slot_age(spdl__edge_slot(edge, ticket), now));
-    }
-    return open;
-}
-
 SPDL__PRIVATE void spdl__edge_waits(const spdl__edge *edge, uint64_t head, uint64_t now, bool ended,
                                     spdl_edge_stats *stats) {
     stats->put_wait_ns = spdl__load_relaxed(&edge->put_wait_ns);
     stats->full_ns = spdl__load(&edge->full_ns); /* pairs with edge_fullness: before moved_ns */
     if (!ended) {
         stats->put_wait_ns += spdl__edge_open_put_waits(edge, head, now);
-        stats->full_ns += spdl__edge_open_fullness(edge, head, now);
+        stats->full_ns +=
+            spdl__edge_full_for(edge, head, spdl__load_relaxed(&edge->moved_ns), now);
     }
     if (stats->depth > 0) { /* something is there: what looks open has just ended */
         stats->empty_ns = spdl__load_relaxed(&edge->empty_ns);

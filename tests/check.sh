@@ -66,6 +66,7 @@ part core-alone "$make" -s check-core-alone
 part budget "$make" -s check-budget
 part cross "$make" -s cross
 part examples "$make" -s examples
+part report "$make" -s check-report
 part cuda "$make" -s test-cuda
 part readme "$make" -s check-readme
 
