@@ -5806,15 +5806,17 @@ SPDL__PRIVATE const char *spdl__rate(spdl__cell *cell, uint64_t items, uint64_t 
         rate /= 1000;
         ++unit;
     }
-    (void)snprintf(cell->text, sizeof(cell->text), "%.*f%s/s", spdl__decimals(rate), rate,
-                   units[unit]);
+    (void)snprintf(cell->text, sizeof(cell->text), "%.*f%s/s",
+                   rate > 0 ? spdl__decimals(rate) : 0, rate, units[unit]);
     return cell->text;
 }
 
-/* Hours, minutes and seconds as 1:02:03. */
+/* Hours, minutes and seconds as 1:02:03, but less than a minute as 12.3 s. */
 SPDL__PRIVATE const char *spdl__clock(spdl__cell *cell, double seconds) {
     const uint64_t all = seconds < 1e9 ? (uint64_t)(seconds + 0.5) : 1000000000;
-    if (all < 3600)
+    if (seconds < 59.95)
+        (void)snprintf(cell->text, sizeof(cell->text), "%.1f s", seconds);
+    else if (all < 3600)
         (void)snprintf(cell->text, sizeof(cell->text), "%u:%02u", (unsigned)(all / 60),
                        (unsigned)(all % 60));
     else
