@@ -623,7 +623,7 @@ static void edges_that_stay_full(void) {
     for (int i = 0; i < 2; ++i) {
         const double elapsed = (double)(b.edge[i].elapsed_ns - a.edge[i].elapsed_ns);
         CHECK(fabs((double)(b.edge[i].full_ns - a.edge[i].full_ns) / elapsed - 1) < 0.01);
-        CHECK(b.edge[i].full_ns <= b.edge[i].elapsed_ns - b.edge[i].empty_ns);
+        CHECK(b.edge[i].full_ns <= b.edge[i].elapsed_ns - b.edge[i].empty_ns + 2048); /* 2 ticks */
     }
     spdl_pipeline_destroy(p);
 }
