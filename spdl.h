@@ -990,7 +990,7 @@ typedef void (*spdl_report_fn)(const spdl_stats *interval, const spdl_stats *tot
 
 /* All zero: no reports but those of the environment. */
 typedef struct spdl_report_desc {
-    double every;           /* seconds between reports; default 5, live 1 */
+    double every;           /* seconds between reports, 0.01 to 1e7; default 5, live 1 */
     spdl_report_fn report_fn; /* is called with the numbers */
     void *user;
     bool table;             /* the table, on stderr */
@@ -5759,11 +5759,11 @@ SPDL__PRIVATE int spdl__utf8(const char *at) {
     return length;
 }
 
-/* A name in a column: cut or filled up to `width` characters. What a terminal would take for an
-   order is a question mark. */
+/* A name in a column: cut or filled up to `width` characters, or as it is when that is -1. What a
+   terminal would take for an order is a question mark. */
 SPDL__PRIVATE void spdl__text_name(spdl__text *text, const char *name, int width) {
     int left = width;
-    for (; *name != '\0' && left > 0; --left) {
+    for (; *name != '\0' && left != 0; --left) {
         const int length = spdl__utf8(name);
         const bool plain = length > 0 && (unsigned char)*name >= 0x20 && *name != 0x7f &&
                            !(length == 2 && (unsigned char)name[0] == 0xc2 &&
@@ -5774,7 +5774,7 @@ SPDL__PRIVATE void spdl__text_name(spdl__text *text, const char *name, int width
             spdl__text_add(text, "?");
         name += length > 0 ? length : 1;
     }
-    spdl__text_add(text, "%*s", left, "");
+    if (left > 0) spdl__text_add(text, "%*s", left, "");
 }
 
 typedef struct spdl__cell {
@@ -5889,17 +5889,20 @@ SPDL__PRIVATE void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
             spdl__text_add(text, "all %d workers were busy", stats->workers);
         else
             spdl__text_add(text, "the only %s was busy", stats->workers ? "worker" : "thread");
-        spdl__text_add(text, ", most of all with stage %d '%s'.", limit, stats->stage[limit].name);
+        spdl__text_add(text, ", most of all with stage %d '", limit);
+        spdl__text_name(text, stats->stage[limit].name, -1);
+        spdl__text_add(text, "'.");
     } else if (spdl__stage_load(stats, limit) < SPDL__BUSY_TOLD) {
         spdl__text_add(text, "The trainer waited %.0f %% of its time for data, though no stage was "
                              "busy for more than %.0f %%: the workers lacked processor time, or "
                              "buffer_size is small for items this short.", waiting,
                        100 * spdl__stage_load(stats, limit));
     } else {
-        spdl__text_add(text, "The trainer waited %.0f %% of its time for data: stage %d '%s' is "
-                             "the busiest, %.0f %% of what its concurrency of %d allows.", waiting,
-                       limit, stats->stage[limit].name, 100 * spdl__stage_load(stats, limit),
-                       stats->stage[limit].concurrency);
+        spdl__text_add(text, "The trainer waited %.0f %% of its time for data: stage %d '", waiting,
+                       limit);
+        spdl__text_name(text, stats->stage[limit].name, -1);
+        spdl__text_add(text, "' is the busiest, %.0f %% of what its concurrency of %d allows.",
+                       100 * spdl__stage_load(stats, limit), stats->stage[limit].concurrency);
     }
 }
 
@@ -6165,6 +6168,13 @@ SPDL__PRIVATE void spdl__json_string(spdl__text *text, const char *string) {
     spdl__text_add(text, "\"");
 }
 
+/* A number with three decimals; printf would write what the locale takes for a point. */
+SPDL__PRIVATE void spdl__json_real(spdl__text *text, const char *name, double value) {
+    const spdl__llu thousandths = value > 0 && value < 1e15 ? (spdl__llu)(value * 1000 + 0.5) : 0;
+    spdl__text_add(text, ",\"%s\":%llu.%03u", name, thousandths / 1000,
+                   (unsigned)(thousandths % 1000));
+}
+
 SPDL__PRIVATE void spdl__json_fields(spdl__text *text, const void *stats, const spdl__field *field,
                                      size_t count) {
     size_t i;
@@ -6178,16 +6188,19 @@ SPDL__PRIVATE void spdl__json_stage(spdl__text *text, const spdl_stats *stats, i
     const spdl_stage_stats *stage = &stats->stage[i];
     spdl__text_add(text, "{\"name\":");
     spdl__json_string(text, stage->name);
-    spdl__text_add(text, ",\"kind\":\"%s\",\"concurrency\":%d,\"in_flight\":%d,\"load\":%.4f,",
+    spdl__text_add(text, ",\"kind\":\"%s\",\"concurrency\":%d,\"in_flight\":%d",
                    (unsigned)stage->kind < 5 ? kinds[stage->kind] : "other", stage->concurrency,
-                   stage->in_flight, spdl__stage_load(stats, i));
+                   stage->in_flight);
+    spdl__json_real(text, "load", spdl__stage_load(stats, i));
+    spdl__text_add(text, ",");
     spdl__json_fields(text, stage, spdl__stage_fields, SPDL__LENGTH(spdl__stage_fields));
     spdl__text_add(text, "}");
 }
 
 SPDL__PRIVATE void spdl__json_edge(spdl__text *text, const spdl_edge_stats *edge) {
-    spdl__text_add(text, "{\"buffer_size\":%d,\"depth\":%d,\"readiness\":%.4f,", edge->buffer_size,
-                   edge->depth, edge->readiness);
+    spdl__text_add(text, "{\"buffer_size\":%d,\"depth\":%d", edge->buffer_size, edge->depth);
+    spdl__json_real(text, "readiness", edge->readiness);
+    spdl__text_add(text, ",");
     spdl__json_fields(text, edge, spdl__edge_fields, SPDL__LENGTH(spdl__edge_fields));
     spdl__text_add(text, "}");
 }
@@ -6233,6 +6246,8 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
 #define SPDL__PAGE_NS 10000000000u  /* between two versions of the page */
 #define SPDL__STDERR_MS 100         /* how long stderr may take to accept a piece */
 #define SPDL__PATH_BYTES 512
+#define SPDL__EVERY_LEAST 0.01      /* seconds of an interval */
+#define SPDL__EVERY_MOST 1e7
 #define SPDL__SAMPLE_STAGE 7        /* numbers in a sample for a stage and the edge behind it */
 #define SPDL__SAMPLE_TOP 7          /* and for all of them */
 
@@ -6283,10 +6298,21 @@ SPDL__PRIVATE void spdl__report_warn(const spdl_logger *logger, const char *form
 
 /* --- what is asked for --- */
 
+/* Seconds as 5 or 0.25, in every locale; 0 when the word is something else. */
+SPDL__PRIVATE double spdl__report_seconds(const char *word) {
+    double value = 0, place = 1;
+    const size_t whole = strspn(word, "0123456789");
+    const size_t part = word[whole] == '.' ? 1 + strspn(word + whole + 1, "0123456789") : 0;
+    size_t i;
+    if (whole == 0 || word[whole + part] != '\0') return 0;
+    for (i = 0; i < whole; ++i) value = 10 * value + (word[i] - '0');
+    for (i = whole + 1; i < whole + part; ++i) value += (place /= 10) * (word[i] - '0');
+    return value;
+}
+
 /* One word of SPDL_STATS; false when it is none. */
 SPDL__PRIVATE bool spdl__report_word(spdl__report_plan *plan, const char *word, bool *quiet) {
-    char *end;
-    double seconds;
+    const double seconds = spdl__report_seconds(word);
     if (strcmp(word, "live") == 0) return plan->desc.live = true;
     if (strcmp(word, "quiet") == 0) return *quiet = true;
     if (strncmp(word, "json=", 5) == 0) {
@@ -6294,8 +6320,7 @@ SPDL__PRIVATE bool spdl__report_word(spdl__report_plan *plan, const char *word, 
         memcpy(plan->json, word + 5, strlen(word + 5) + 1);
         return true;
     }
-    seconds = strtod(word, &end);
-    if (end == word || *end != '\0' || !(seconds >= 0.01 && seconds <= 1e7)) return false;
+    if (!(seconds >= SPDL__EVERY_LEAST && seconds <= SPDL__EVERY_MOST)) return false;
     plan->desc.every = seconds;
     return true;
 }
@@ -6353,7 +6378,9 @@ SPDL__PRIVATE bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_d
         if (stats != NULL) spdl__report_stats(plan, stats, logger);
         spdl__report_file(plan->html, spdl__report_variable("SPDL_REPORT"), logger);
     }
-    if (plan->desc.every <= 0) plan->desc.every = plan->desc.live ? 1 : 5;
+    if (!(plan->desc.every > 0)) plan->desc.every = plan->desc.live ? 1 : 5;
+    if (plan->desc.every < SPDL__EVERY_LEAST) plan->desc.every = SPDL__EVERY_LEAST;
+    if (plan->desc.every > SPDL__EVERY_MOST) plan->desc.every = SPDL__EVERY_MOST;
     return plan->desc.table || plan->desc.live || plan->desc.report_fn != NULL ||
            plan->json[0] != '\0' || plan->html[0] != '\0';
 }
@@ -6408,25 +6435,32 @@ SPDL__PRIVATE void spdl__report_stderr(spdl__reporter *r, const spdl__text *text
     }
 }
 
+/* The cores used since the report before. */
+SPDL__PRIVATE double spdl__report_cores(const spdl__reporter *r, bool others) {
+    const spdl_process_stats *a = &r->process_last, *b = &r->process_now;
+    return spdl__share(others ? spdl__grown(a->others_ns, b->others_ns)
+                              : spdl__grown(a->cpu_ns, b->cpu_ns),
+                       b->time_ns - a->time_ns);
+}
+
 SPDL__PRIVATE void spdl__report_json(spdl__reporter *r, bool final) {
-    const uint64_t ns = r->process_now.time_ns - r->process_last.time_ns;
     spdl__text text = spdl__text_start(r->buffer, r->bytes);
     spdl__text_add(&text, "{\"schema\":\"spdl.stats.1\",\"pipeline\":");
     spdl__json_string(&text, r->name);
-    spdl__text_add(&text, ",\"pid\":%ld,\"run\":%llu,\"time\":%.3f,\"final\":%s,\"interval\":",
-                   (long)getpid(), (spdl__llu)(r->run / 1000), (double)spdl__unix_us() * 1e-6,
-                   final ? "true" : "false");
+    spdl__text_add(&text, ",\"pid\":%ld,\"run\":%llu", (long)getpid(),
+                   (spdl__llu)(r->run / 1000));
+    spdl__json_real(&text, "time", (double)spdl__unix_us() * 1e-6);
+    spdl__text_add(&text, ",\"final\":%s,\"interval\":", final ? "true" : "false");
     spdl__json_stats(&text, &r->interval);
     spdl__text_add(&text, ",\"total\":");
     spdl__json_stats(&text, &r->now);
     spdl__text_add(&text, ",\"process\":{");
     spdl__json_fields(&text, &r->process_now, spdl__process_fields,
                       SPDL__LENGTH(spdl__process_fields));
-    spdl__text_add(&text, ",\"cores_allowed\":%.2f,\"cores_used\":%.3f,\"others_cores\":%.3f}}\n",
-                   r->process_now.cores_allowed,
-                   spdl__share(r->process_now.cpu_ns - r->process_last.cpu_ns, ns),
-                   spdl__share(spdl__grown(r->process_last.others_ns, r->process_now.others_ns),
-                               ns));
+    spdl__json_real(&text, "cores_allowed", r->process_now.cores_allowed);
+    spdl__json_real(&text, "cores_used", spdl__report_cores(r, false));
+    spdl__json_real(&text, "others_cores", spdl__report_cores(r, true));
+    spdl__text_add(&text, "}}\n");
     if (text.length < r->bytes && spdl__report_write(r->json_file, text.buffer, text.length))
         return;
     spdl__report_warn(&r->pipeline->logger, "spdl: no more statistics in %.400s: %s", r->plan.json,
@@ -6438,14 +6472,10 @@ SPDL__PRIVATE void spdl__report_json(spdl__reporter *r, bool final) {
 /* --- text for people --- */
 
 SPDL__PRIVATE void spdl__report_process(spdl__reporter *r, spdl__text *text) {
-    const uint64_t ns = r->process_now.time_ns - r->process_last.time_ns;
     spdl__text_style(text, "2");
     spdl__text_add(text, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident",
-                   spdl__share(r->process_now.cpu_ns - r->process_last.cpu_ns, ns),
-                   r->process_now.cores_allowed,
-                   spdl__share(spdl__grown(r->process_last.others_ns, r->process_now.others_ns),
-                               ns),
-                   (double)r->process_now.resident_bytes / 1e6);
+                   spdl__report_cores(r, false), r->process_now.cores_allowed,
+                   spdl__report_cores(r, true), (double)r->process_now.resident_bytes / 1e6);
     spdl__text_style(text, "0");
     spdl__text_add(text, "\n");
 }
@@ -6467,7 +6497,7 @@ SPDL__PRIVATE void spdl__report_verdict(spdl__reporter *r, spdl__text *text,
 SPDL__PRIVATE void spdl__report_heading(spdl__reporter *r, spdl__text *text, bool final) {
     spdl__cell cell;
     spdl__text_style(text, "1;36");
-    spdl__text_name(text, r->name, (int)spdl__min(strlen(r->name), SPDL_NAME_BYTES));
+    spdl__text_name(text, r->name, -1);
     spdl__text_style(text, "0");
     spdl__text_add(text, "  %s %s: ", final ? "ended after" : "at",
                    spdl__clock(&cell, (double)r->now.elapsed_ns * 1e-9));
@@ -6537,7 +6567,7 @@ SPDL__PRIVATE void spdl__report_line(spdl__reporter *r) {
     spdl__report_heading(r, &text, false);
     if (limit >= 0) {
         spdl__text_add(&text, ", limited by ");
-        spdl__text_name(&text, r->now.stage[limit].name, (int)strlen(r->now.stage[limit].name));
+        spdl__text_name(&text, r->now.stage[limit].name, -1);
     }
     spdl__text_add(&text, "\n");
     spdl__report_stderr(r, &text);
@@ -6945,12 +6975,14 @@ SPDL__PRIVATE void spdl__page_data(spdl__page *page, const char *name, const spd
     spdl__text_add(&page->text, "{\"schema\":\"spdl.report.1\",\"version\":\"%s\",\"pipeline\":",
                    spdl_version());
     spdl__json_string(&page->text, name);
-    spdl__text_add(&page->text, ",\"pid\":%ld,\"time\":%.3f,\"total\":", (long)getpid(),
-                   (double)spdl__unix_us() * 1e-6);
+    spdl__text_add(&page->text, ",\"pid\":%ld", (long)getpid());
+    spdl__json_real(&page->text, "time", (double)spdl__unix_us() * 1e-6);
+    spdl__text_add(&page->text, ",\"total\":");
     spdl__json_stats(&page->text, total);
-    spdl__text_add(&page->text, ",\"process\":{\"cores_allowed\":%.2f,", process.cores_allowed);
+    spdl__text_add(&page->text, ",\"process\":{");
     spdl__json_fields(&page->text, &process, spdl__process_fields,
                       SPDL__LENGTH(spdl__process_fields));
+    spdl__json_real(&page->text, "cores_allowed", process.cores_allowed);
     spdl__text_add(&page->text, "},\"samples\":[");
     for (i = 0; r != NULL && i < r->sample_count; ++i) {
         spdl__page_flush(page);

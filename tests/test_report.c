@@ -8,6 +8,7 @@
 #include "../spdl.h"
 #include "test.h"
 
+#include <locale.h>
 #include <math.h>
 
 static void sleep_ms(double ms) {
@@ -628,7 +629,7 @@ static void environment_that_is_off(void) {
 static void environment_that_makes_no_sense(void) {
     static const char *const words[][2] = {
         { "five", "five" },      { "-5", "-5" },       { "5x", "5x" },        { "nan", "nan" },
-        { "inf", "inf" },        { "1e999", "1e999" }, { "0.001", "0.001" },  { "5,", "" },
+        { "inf", "inf" },        { "1e3", "1e3" }, { "0.001", "0.001" },  { "5,", "" },
         { ",5", "" },            { "5,json=", "json=" }, { "5,jason=a", "jason=a" },
         { "5;live", "5;live" },  { "live 5", "live 5" }, { "5,0", "0" },
         { "\xff\x1b[2J", "\xff\x1b[2J" },
@@ -648,6 +649,60 @@ static void environment_that_makes_no_sense(void) {
         CHECK_EQ(w.warnings, 1);
         world_close(&w);
     }
+}
+
+/* Intervals that are no number, or hardly one, are taken to the next that works. */
+static void intervals_that_make_no_sense(void) {
+    static const struct {
+        double every, taken;
+    } rows[] = { { 0, 5 }, { -3, 5 }, { NAN, 5 }, { 1e-9, 0.01 }, { INFINITY, 1e7 }, { 2, 2 } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        spdl_report_desc report = { 0 };
+        spdl_pipeline *p;
+        world w;
+        world_open(&w);
+        report.every = rows[i].every;
+        report.json = world_path(&w, "run.jsonl");
+        p = pipeline_of(&w, &report);
+        take(p, 2);
+        CHECK(fabs(p->reporter->plan.desc.every - rows[i].taken) < 1e-9);
+        spdl_pipeline_destroy(p);
+        world_close(&w);
+    }
+}
+
+/* A comma for a point: JSON and switches do not care. */
+static void locales_do_not_matter(void) {
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    char *text, shown[200];
+    world w;
+    world_open(&w);
+    snprintf(shown, sizeof shown, "localedef -c -i de_DE -f UTF-8 %s/de_DE.UTF-8 >%s 2>&1",
+             w.folder, w.captured);
+    if (system(shown) == 0) setenv("LOCPATH", w.folder, 1);
+    (void)setlocale(LC_ALL, "de_DE.UTF-8");
+    snprintf(shown, sizeof shown, "%.1f", 0.5);
+    if (shown[1] != ',') {
+        world_close(&w);
+        TEST_SKIP("no locale with a comma");
+    }
+    setenv("SPDL_STATS", "0.02,quiet", 1);
+    report.json = world_path(&w, "run.jsonl");
+    p = pipeline_of(&w, &report);
+    CHECK(fabs(p->reporter->plan.desc.every - 0.02) < 1e-9);
+    take_for(p, 60);
+    spdl_pipeline_destroy(p);
+    text = read_all(w.file);
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        const char *end;
+        setlocale(LC_ALL, "C"); /* for the reader */
+        end = json_skip(line);
+        CHECK(end != NULL && *end == '\0');
+    }
+    free(text);
+    CHECK_EQ(w.warnings, 0);
+    world_close(&w);
 }
 
 static void environment_with_long_names(void) {
@@ -1064,6 +1119,8 @@ TEST_TABLE(report) {
     TEST_CASE(environment_that_is_off),
     TEST_CASE(environment_that_makes_no_sense),
     TEST_CASE(environment_with_long_names),
+    TEST_CASE(intervals_that_make_no_sense),
+    TEST_CASE(locales_do_not_matter),
     TEST_CASE(files_that_cannot_be_written),
     TEST_CASE(pipes_do_not_hold_anything_up),
     TEST_CASE(stderr_that_is_closed),
