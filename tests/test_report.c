@@ -675,7 +675,7 @@ static void intervals_that_make_no_sense(void) {
 static void locales_do_not_matter(void) {
     spdl_report_desc report = { 0 };
     spdl_pipeline *p;
-    char *text, shown[200];
+    char *text, shown[400];
     world w;
     world_open(&w);
     snprintf(shown, sizeof shown, "localedef -c -i de_DE -f UTF-8 %s/de_DE.UTF-8 >%s 2>&1",
