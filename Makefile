@@ -90,6 +90,9 @@ bench-pipeline: ## the engine, against oneTBB, GLib, OpenMP, threads by hand, SP
 .PHONY: bench-trace
 bench-trace: ## what traces cost, on and off
 
+.PHONY: bench-stats
+bench-stats: ## what statistics and reports cost
+
 .PHONY: bench-cuda
 bench-cuda: ## copies to a GPU; without one on a stand-in, for show
 
@@ -189,6 +192,10 @@ check-docs: ## the five lines above every public function
 check-readme: ## the commands, the program and the links of README.md
 	@tests/check_readme.sh
 
+.PHONY: check-report
+check-report: ## the page of the reports in a browser (needs chromium)
+	@tests/check_report.sh
+
 .PHONY: test-cuda
 test-cuda: ## spdl_cuda.h with the CUDA toolkit, and on a stand-in for the runtime (no GPU needed)
 	@CUDA_ARGS="$(ARGS) $(T)" tests/check_cuda.sh
@@ -248,6 +255,13 @@ build/bench/bench_trace: bench/bench_trace.c bench/bench.h spdl.h
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(BENCH_FLAGS) -DSPDL__NO_TRACE -c $< -o $@-plain.o
 	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' $< $@-plain.o -o $@ -lpthread -lm
+
+# Twice the same file, with statistics and without.
+build/bench/bench_stats: bench/bench_stats.c bench/bench.h spdl.h
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(BENCH_FLAGS) -I. -DSPDL__NO_STATS=1 -c $< -o build/bench/no_stats.o
+	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -I. $< build/bench/no_stats.o -o $@ \
+	    -lpthread -lm
 
 # A peer that cannot be built leaves no file, and is tried again the next time.
 PEER = @mkdir -p $(@D); BENCH_FLAGS='$(BENCH_FLAGS)' bench/peers/build.sh $< $@

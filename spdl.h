@@ -40,11 +40,12 @@
 
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
-       >>pipeline  >>stats  >>trace  >>cache  >>npz  >>cpp                   declarations
+       >>pipeline  >>stats  >>report  >>trace  >>cache  >>npz  >>cpp         declarations
        >>platform-impl  >>atomics-impl  >>os-impl  >>core-impl  >>ring-core  >>ring-impl
        >>pool-impl  >>trace-core  >>edge-impl  >>flow-impl  >>tune-impl  >>pipeline-impl
-       >>stats-impl  >>cache-impl  >>crc-impl  >>inflate-impl  >>split-impl  >>file-impl
-       >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl  >>trace-impl  >>license
+       >>stats-impl  >>report-impl  >>cache-impl  >>crc-impl  >>inflate-impl  >>split-impl
+       >>file-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
+       >>trace-impl  >>license
                                                                              implementation
 
    WORDS
@@ -658,7 +659,8 @@ typedef struct spdl_stage {
     spdl_merge_order merge_order SPDL__ZERO;
     spdl_merge_fn merge_fn SPDL__ZERO;  /* merge: gets the row's ctx */
     int retries SPDL__ZERO;             /* a call that fails is repeated so many times */
-    int max_failures SPDL__ZERO;        /* 0: the first one is fatal; n: n are tolerated; -1: any */
+    int max_failures SPDL__ZERO;        /* 0: the first one is fatal; n: n are tolerated, and told
+                                           to log_fn as SPDL_LOG_INFO; -1: any number is */
     double max_failure_rate SPDL__ZERO; /* instead: a share in (0,1], judged from 100 calls on */
     spdl_free_fn free_item SPDL__ZERO;  /* destroys what this stage makes; default: nothing to do */
     spdl_init_fn init SPDL__ZERO;       /* on each worker, before any call of any stage */
@@ -723,6 +725,7 @@ typedef struct spdl_pipeline_desc {
     spdl_error *error;        /* optional: says why create failed */
     const char *trace;        /* file of a trace; NULL: as SPDL_TRACE says; "": none; see >>trace */
     int trace_events;         /* kept of each thread and edge, of 32 bytes each; default 65536 */
+    const struct spdl_report_desc *report; /* optional, is copied: see >>report */
 } spdl_pipeline_desc;
 
 /* clang-format off */
@@ -767,7 +770,8 @@ typedef struct spdl_pipeline_desc {
     SPDL__STAGE { .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
 /* It may have no fields, so its line cannot come last: it is part of the file's name. */
 #define SPDL__MERGE_ROW(...)                                                                       \
-    SPDL__STAGE { .kind = SPDL_KIND_MERGE, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
+    SPDL__STAGE { .kind = SPDL_KIND_MERGE, .file = __FILE__ ":" SPDL__EXPAND(__LINE__),            \
+                  __VA_ARGS__ }
 #define SPDL_SINK(buffer_size_)                                                                    \
     SPDL__STAGE { .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,           \
                   .line = __LINE__ }
@@ -844,7 +848,8 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 
 /* Hands an item to a pipeline whose first row is SPDL_FEED. A timeout of 0 never blocks, whatever
    the rest of the pipeline does: for threads with deadlines, as of games and audio. With
-   .drop_oldest the item that has waited longest makes way when there is no room.
+   .drop_oldest the item that has waited longest makes way when there is no room (the stats count it
+   as a skip of row 0); SPDL_FULL then means that the reader was at work just now.
    Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
             stop or a failure; SPDL_E_INVALID without such a row, in the child of a fork, or when
             another thread is inside.
@@ -1031,16 +1036,50 @@ SPDL_API void spdl_stop(spdl_task *task);
 /* >>stats
    Numbers that say which stage is slow. Stage times come from one clock reading per call (per group
    of calls when they take a few microseconds); percentiles from histograms whose buckets are at
-   most 1/8 wide, so they are within 6.25 %. Edge k lies behind stage k; the last is the sink. */
+   most 1/8 wide, so they are within 6.25 %. Edge k lies behind stage k; the last is the sink.
+   Every struct here is plain data without pointers: what workers, processes and ranks counted can
+   be sent as bytes, and histograms added up. See >>report for numbers in regular intervals. */
+
+/* Durations from 0 to 2^43 ns (2.4 h) in buckets: exact below 8 ns, then 8 to each power of two.
+   Longer ones fall into the last bucket. All zero is an empty one. */
+#define SPDL_HISTOGRAM_BUCKETS 328
+
+typedef struct spdl_histogram {
+    uint64_t count, sum_ns, max_ns; /* exact */
+    uint64_t bucket[SPDL_HISTOGRAM_BUCKETS];
+} spdl_histogram;
+
+/* Counts `times` durations of `ns` each.
+   Returns: nothing.
+   Threads: one at a time.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_histogram_add(spdl_histogram *histogram, uint64_t ns, uint64_t times);
+
+/* Counts everything that `more` has counted: the same to the last bit as one histogram of all.
+   Returns: nothing.
+   Threads: one at a time.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_histogram_merge(spdl_histogram *histogram, const spdl_histogram *more);
+
+/* The duration that `share` (0 to 1) of the durations did not exceed: the middle of its bucket,
+   which is within 6.25 % of the true one, but never more than the maximum.
+   Returns: nanoseconds; 0 for an empty histogram.
+   Threads: any, while nothing is counted.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_histogram_percentile(const spdl_histogram *histogram, double share);
 
 typedef struct spdl_stage_stats {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
     int concurrency;   /* the bound */
-    int in_flight;     /* calls running now */
+    int in_flight;     /* calls, or groups of tiny ones, running now */
     uint64_t tasks;    /* calls that have ended; for a batch row: batches made */
     uint64_t failures; /* of them, calls that failed; not in the times */
     uint64_t skips;    /* of them, calls that dropped their item; batch: items of drop_last */
+    uint64_t retries;  /* calls that were made again for an item that had failed */
     uint64_t freed;    /* items this stage had made or taken that a stop or failure freed */
     uint64_t busy_ns;  /* time spent in calls that did not fail, over all workers */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns; /* of one call */
@@ -1063,6 +1102,7 @@ typedef struct spdl_edge_stats {
     uint64_t put_wait_ns;   /* time finished items waited for a place among the buffer_size */
     uint64_t get_wait_ns;   /* time the reader was idle for want of an item, open waits too */
     uint64_t empty_ns;      /* time the edge had nothing to take, the open gap too */
+    uint64_t full_ns;       /* time all places of the buffer were taken, until now too */
     uint64_t elapsed_ns;    /* from the start to now, or to the end of the edge */
     double readiness;       /* 1 - empty_ns / elapsed_ns; 0 before any time has passed */
 } spdl_edge_stats;
@@ -1074,17 +1114,48 @@ typedef struct spdl_stats {
     uint64_t delivered;     /* items handed to the trainer */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
     uint64_t wait_ns;       /* time the trainer waited in next, a running wait included */
+    uint64_t step_ns;       /* time since the first item that it did not: its own steps */
+    uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     spdl_stage_stats stage[SPDL_MAX_STAGES];
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
 
-/* Copies the counters as they stand. No count goes backwards from one snapshot to the next; a time
-   that includes an open wait may, by a little, when that wait has just ended.
+/* Copies the counters as they stand, while the pipeline runs on. Each is exact, and none goes
+   backwards from one snapshot to the next; they are read one after the other. Costs a few
+   microseconds for each stage, and nothing on the workers' side.
    Returns: nothing.
    Threads: any.
    Blocks:  never.
    Owns:    nothing. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
+
+/* The durations of the calls of one stage so far, failed calls left out.
+   Returns: SPDL_OK, SPDL_E_NOT_FOUND (there is no such stage).
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *pipeline, int stage,
+                                             spdl_histogram *histogram);
+
+/* The process at one moment. Between readings a and b it used (b.cpu_ns - a.cpu_ns) /
+   (b.time_ns - a.time_ns) cores, others the same of others_ns. */
+typedef struct spdl_process_stats {
+    uint64_t time_ns;        /* spdl_time_ns of the reading */
+    uint64_t cpu_ns;         /* CPU time of this process so far, all threads */
+    uint64_t others_ns;      /* and of everything else on the machine (Linux; else 0) */
+    double cores_allowed;    /* by affinity and cgroup quotas (elsewhere: the cores there are) */
+    uint64_t resident_bytes; /* memory in use (Linux; else 0) */
+    uint64_t minor_faults;   /* pages that were mapped or zeroed on first use */
+    uint64_t major_faults;   /* pages that were read from a disk */
+} spdl_process_stats;
+
+/* Reads what the system knows about this process: a few files of /proc and of the cgroup, some 50
+   to 200 microseconds. Nothing reads it unless asked to.
+   Returns: nothing; what cannot be had is 0.
+   Threads: any.
+   Blocks:  never, but for the system calls.
+   Owns:    nothing. */
+SPDL_API void spdl_process_read(spdl_process_stats *stats);
 
 /* One sentence: who waited for whom, and which stage to look at.
    Returns: the length of the whole sentence, as snprintf does; buffer holds what fits.
@@ -1093,12 +1164,95 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
    Owns:    nothing. */
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes);
 
-/* The verdict and a table with a line for each stage and the edge behind it, aligned, with units.
+/* The verdict and a table with a line for each stage and the edge behind it, aligned, with units;
+   the stage that limits is marked with ">". Columns that are 0 for all stages (failed, skip, retry,
+   freed) are left out.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits.
    Threads: any.
    Blocks:  never.
    Owns:    nothing. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
+
+/* One line without a newline: items, rate, the time left if `length`, the number of items there
+   will be, is not 0, and the share of time the trainer waited.
+   Returns: the length of the whole text, as snprintf does; buffer holds what fits.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API int spdl_stats_progress(const spdl_stats *stats, uint64_t length, char *buffer,
+                                 size_t bytes);
+
+/* The struct as a JSON object: its fields by their names, "stages" and "edges" being arrays, with
+   the "verdict", the index of the stage that is the "limit" (or -1), and the "load" of each stage,
+   from 0 to 1. Strings are valid UTF-8 whatever the names are.
+   Returns: the length of the whole text, as snprintf does; buffer holds what fits.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes);
+
+/* ============================================================================================= */
+/* >>report
+   Statistics in regular intervals, from a thread that a pipeline has only when it is asked for: by
+   the field `report` of its desc, or, in any program that uses the library, by the environment:
+
+       SPDL_STATS=5                  a table on stderr every 5 s, and at the end
+       SPDL_STATS=5,json=run.jsonl   and a JSON line of each interval
+       SPDL_STATS=5,json=F,quiet     only those lines
+       SPDL_STATS=live               redraws in place on a terminal, else a line per second
+       SPDL_STATS=1,live             the same, with the interval
+       SPDL_REPORT=run.html          a page with plots, written every 10 s and at the end
+
+   A file name has no comma. Colours are for terminals, unless NO_COLOR is set. What cannot be done
+   (a value that makes no sense, a file that cannot be written, a full disk, a closed stderr) is
+   warned of once, through the logger of the pipeline, which goes on. The pipeline never waits for
+   its reports; a stderr that takes nothing for 100 ms loses one. spdl_pipeline_destroy waits until
+   the last one is written.
+
+   Several pipelines. JSON lines are appended, each in one piece, so that pipelines and processes
+   may share a file. A page is for one: another pipeline of the process, or a process that runs at
+   the same time, takes run.2.html, run.3.html and so on. In place on a terminal only one draws at a
+   time, the others write lines.
+
+   JSON lines, schema "spdl.stats.1": one object per line and interval. Fields may be added in later
+   versions of the library, none changes its meaning under this name.
+       schema     "spdl.stats.1"
+       pipeline   the name in its desc
+       pid, run   the process; when the pipeline was created (Unix time in ms): together, which one
+       time       when the line was written (Unix time in s)
+       final      whether this is the last line of the pipeline
+       interval   what spdl_stats_json writes, of the time since the line before: counts and times
+                  are differences, percentiles are of the calls that ended in it, max_ns is the end
+                  of the largest one's bucket
+       total      the same since the start
+       process    the fields of spdl_process_stats, with cores_used and others_cores over the
+                  interval */
+
+/* Called on the thread of the reports, at the end once more; `interval` is since the last call.
+   Must not destroy the pipeline, which waits for it. */
+typedef void (*spdl_report_fn)(const spdl_stats *interval, const spdl_stats *total, void *user);
+
+/* All zero: no reports but those of the environment. */
+typedef struct spdl_report_desc {
+    double every;           /* seconds between reports, 0.01 to 1e7; default 5, live 1 */
+    spdl_report_fn report_fn; /* is called with the numbers */
+    void *user;
+    bool table;             /* the table, on stderr */
+    bool live;              /* the view that redraws in place, on stderr */
+    const char *json;       /* file that JSON lines are appended to */
+    const char *html;       /* file that the page is written to */
+    uint64_t length;        /* items there will be, for the time that is left */
+    bool ignore_environment;
+} spdl_report_desc;
+
+/* Writes the page of a pipeline now: one file without anything it loads from elsewhere. It plots
+   what was sampled for desc.report.html or SPDL_REPORT; without them it has the numbers alone. An
+   existing file is overwritten.
+   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_NOMEM, SPDL_E_IO.
+   Threads: any.
+   Blocks:  while the file is written.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_report_html(const spdl_pipeline *pipeline, const char *path);
 
 /* ============================================================================================= */
 /* >>trace
@@ -1680,11 +1834,15 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #endif
 
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -1740,6 +1898,9 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #endif
 #ifndef SPDL_TEST_POINT
 #define SPDL_TEST_POINT(id) ((void)0)
+#endif
+#ifndef SPDL__NO_STATS
+#define SPDL__NO_STATS 0 /* 1: a pipeline that counts nothing; for the bench that tells the cost */
 #endif
 
 /* Two lines: the prefetcher of x86 fetches pairs, and arm64 has lines of 128 bytes. */
@@ -1854,6 +2015,7 @@ SPDL__INLINE void spdl__store_ordered(uint64_t *p, uint64_t value) {
 
 /* For counters that one thread writes and others read: no read-modify-write is needed. */
 SPDL__INLINE void spdl__count(uint64_t *counter, uint64_t more) {
+    if (SPDL__NO_STATS) return;
     spdl__store_relaxed(counter, spdl__load_relaxed(counter) + more);
 }
 
@@ -2244,6 +2406,24 @@ SPDL__PRIVATE bool spdl__policy_apply(const spdl_policy *policy) {
     (void)policy; /* POSIX has no priorities of threads that need no privilege */
     return true;
 }
+#endif
+
+typedef int spdl__file;
+#define SPDL__NO_FILE (-1)
+
+#if defined(O_CLOEXEC)
+#define SPDL__O_CLOEXEC O_CLOEXEC
+#elif defined(__O_CLOEXEC)
+#define SPDL__O_CLOEXEC __O_CLOEXEC /* glibc in strict ISO mode */
+#else
+#define SPDL__O_CLOEXEC 0
+#endif
+#if defined(F_DUPFD_CLOEXEC)
+#define SPDL__F_DUPFD F_DUPFD_CLOEXEC
+#elif defined(__linux__)
+#define SPDL__F_DUPFD 1030 /* glibc in strict ISO mode */
+#else
+#define SPDL__F_DUPFD F_DUPFD
 #endif
 
 /* ============================================================================================= */
@@ -4183,7 +4363,8 @@ typedef struct spdl__edge {
     /* written by create */
     spdl__slot *slots;
     uint64_t mask;
-    uint64_t window; /* tickets that may be given out beyond head */
+    uint64_t capacity; /* buffer_size, and one for each call the writer may have in flight */
+    uint64_t window;   /* tickets that may be given out beyond head */
     uint64_t buffer_size;
     spdl__lane *lane; /* of the trace, or NULL */
     char pad0[SPDL_CACHE_LINE];
@@ -4199,6 +4380,7 @@ typedef struct spdl__edge {
     uint64_t items;       /* items read */
     uint64_t put_wait_ns;
     uint64_t ended_ns;    /* when the reader met the end */
+    uint64_t moved_ns, full_ns; /* see spdl__edge_fullness */
     char pad2[SPDL_CACHE_LINE];
     /* open gaps: set by the reader, closed by whoever exchanges them for 0 */
     uint64_t gap_since;   /* nothing to take since then */
@@ -4206,7 +4388,15 @@ typedef struct spdl__edge {
     uint64_t empty_ns;
     uint64_t get_wait_ns;
     char pad3[SPDL_CACHE_LINE];
+    uint64_t seen_ns[6]; /* written by snapshots: see spdl__no_less */
 } spdl__edge;
+
+SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now); /* these: >>stats-impl */
+SPDL__PRIVATE bool spdl__edge_put_waits_of_many(spdl__edge *edge, uint64_t head, uint64_t now);
+SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now);
+SPDL__PRIVATE uint64_t spdl__sink_clock(const spdl_pipeline *p, uint64_t head);
+SPDL__PRIVATE void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc);
+SPDL__PRIVATE void spdl__report_end(spdl_pipeline *p); /* these two: >>report-impl */
 
 SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket) {
     return &edge->slots[ticket & edge->mask];
@@ -4227,7 +4417,7 @@ SPDL__PRIVATE uint32_t spdl__ticks(uint64_t ns) { return (uint32_t)(ns >> 10); }
 
 /* Ends an open gap, if it is still open, and adds its length to *sum. */
 SPDL__PRIVATE void spdl__gap_close(uint64_t *since, uint64_t *sum, uint64_t now) {
-    const uint64_t opened = spdl__exchange(since, 0);
+    const uint64_t opened = spdl__load_relaxed(since) ? spdl__exchange(since, 0) : 0;
     if (opened != 0 && now > opened) spdl__add(sum, now - opened);
 }
 
@@ -4245,6 +4435,7 @@ SPDL__INLINE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item, 
     spdl__store_relaxed32(&slot->done, spdl__ticks(now)); /* snapshots look at it, too */
     /* pairs with edge_ready: item, origin and time are there before the stamp */
     spdl__store32(&slot->stamp, (uint32_t)(ticket + 1));
+    if (SPDL__NO_STATS) return;
     if (spdl__load_relaxed(&edge->gap_since) != 0 && spdl__load_relaxed(&edge->head) == ticket)
         spdl__edge_gap_close(edge, now);
 }
@@ -4278,6 +4469,7 @@ SPDL__PRIVATE uint64_t spdl__slot_age(const spdl__slot *slot, uint64_t now) {
    it, had waited for that. */
 SPDL__PRIVATE void spdl__edge_put_waits(spdl__edge *edge, uint64_t head, uint64_t now) {
     uint64_t ticket, waited = 0;
+    if (SPDL__NO_STATS || spdl__edge_put_waits_of_many(edge, head, now)) return;
     for (ticket = edge->head + edge->buffer_size; ticket < head + edge->buffer_size; ++ticket) {
         if (!spdl__edge_ready(edge, ticket)) break;
         if (spdl__slot_hole(spdl__edge_slot(edge, ticket))) continue;
@@ -4290,20 +4482,22 @@ SPDL__PRIVATE void spdl__edge_put_waits(spdl__edge *edge, uint64_t head, uint64_
 SPDL__PRIVATE void spdl__edge_advance(spdl__edge *edge, uint64_t head, uint64_t taken,
                                       uint64_t now) {
     /* Writer and reader may have missed each other: the slot's own time says when the gap ended. */
-    if (spdl__load_relaxed(&edge->gap_since) != 0 || spdl__load_relaxed(&edge->wait_since) != 0)
+    if (!SPDL__NO_STATS &&
+        (spdl__load_relaxed(&edge->gap_since) != 0 || spdl__load_relaxed(&edge->wait_since) != 0))
         spdl__edge_gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now));
     if (SPDL__TRACED(edge->lane)) spdl__trace_taken(edge, head, now);
     spdl__edge_put_waits(edge, head, now);
+    spdl__edge_fullness(edge, now);
     spdl__store(&edge->taken, edge->taken + taken); /* both pair with the loads in edge_room */
     spdl__store(&edge->head, head);
-    if (spdl__edge_ready(edge, head)) return;
+    if (SPDL__NO_STATS || spdl__edge_ready(edge, head)) return;
     spdl__store_relaxed(&edge->gap_since, now);
     if (spdl__edge_ready(edge, head)) spdl__exchange(&edge->gap_since, 0); /* put just then */
 }
 
 /* The reader has become free, or not: from now on an empty edge is a wait. */
 SPDL__PRIVATE void spdl__edge_hungry(spdl__edge *edge, uint64_t now) {
-    if (spdl__load_relaxed(&edge->gap_since) == 0) return;
+    if (SPDL__NO_STATS || spdl__load_relaxed(&edge->gap_since) == 0) return;
     if (spdl__load_relaxed(&edge->wait_since) != 0) return;
     spdl__store_relaxed(&edge->wait_since, now);
     if (SPDL__TRACED(edge->lane)) spdl__store_relaxed(&edge->lane->begun, now);
@@ -4728,6 +4922,7 @@ struct spdl_pipeline {
     spdl__tuner *tuner;
     uint64_t process;
     uint64_t start_ns;
+    struct spdl__reporter *reporter; /* NULL unless reports were asked for */
     spdl__trace *trace;    /* NULL: nothing is recorded */
     spdl__meter *meters;   /* [worker], and one for the owner's thread */
     void **local;          /* [worker * count + row] */
@@ -4761,6 +4956,7 @@ struct spdl_pipeline {
     uint64_t ended_ns;
     uint64_t wait_since;   /* 0, or when the wait in next began */
     uint64_t wait_ns;
+    uint64_t first_wait_ns; /* what it was when the first item came */
     spdl__event fed;       /* the sink got what the trainer waits for, or an end */
     char pad3[SPDL_CACHE_LINE];
 };
@@ -4768,10 +4964,10 @@ struct spdl_pipeline {
 /* --- counters --- */
 
 SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
-    unsigned power = SPDL__SUB_BITS;
+    unsigned power;
     if (ns < (1u << SPDL__SUB_BITS)) return (unsigned)ns;
     if (ns >> SPDL__TOP_BITS != 0) return SPDL__BUCKETS - 1;
-    while ((ns >> power) > 1) ++power;
+    power = 63 - (unsigned)__builtin_clzll(ns);
     return ((power - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS) |
            (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
 }
@@ -4779,7 +4975,7 @@ SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
 /* `calls` calls took `ns` together. */
 SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t calls, uint64_t ns) {
     const uint64_t each = calls ? ns / calls : 0;
-    if (calls == 0) return;
+    if (SPDL__NO_STATS || calls == 0) return;
     spdl__count(&counters->timed_ns, ns);
     spdl__count(&counters->bucket[spdl__bucket(each)], calls);
     if (each > spdl__load_relaxed(&counters->max_ns))
@@ -5370,6 +5566,17 @@ SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *count
     return result;
 }
 
+/* A failure that the budget allows is a line in the log, if there is one that takes it. */
+SPDL__PRIVATE void spdl__failure_tell(const spdl_task *task, spdl_result result) {
+    const spdl__node *node = task->node;
+    char line[SPDL_TEXT_BYTES];
+    if (task->pipeline->logger.log_fn == NULL) return;
+    (void)snprintf(line, sizeof(line), "spdl: stage %d '%s', item %llu: %.300s (tolerated)",
+                   node->index, node->name, (spdl__llu)task->sequence,
+                   task->text[0] ? task->text : spdl_result_text(result));
+    spdl__log(&task->pipeline->logger, SPDL_LOG_INFO, line);
+}
+
 /* A call failed: counted, told, and over the budget the end of the pipeline. Whether it is that. */
 SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
                                      spdl_result result) {
@@ -5382,7 +5589,10 @@ SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
                        "returned %d, which is not a result of a stage function", (int)result);
     if (result >= 0) result = SPDL_E_STAGE;
     spdl__count(&counters->failures, 1);
-    if (!spdl__node_over_budget(node)) return false;
+    if (!spdl__node_over_budget(node)) {
+        spdl__failure_tell(task, result);
+        return false;
+    }
     spdl__node_fail(task->pipeline, node, task->ticket, task->sequence, result,
                     task->text[0] ? task->text : spdl_result_text(result));
     return true;
@@ -5484,8 +5694,8 @@ SPDL__PRIVATE bool spdl__pipe_settle(spdl_task *task, spdl__counters *counters, 
             spdl__count(&counters->skips, 1);
         else
             fatal = spdl__task_failed(task, counters, result);
-        /* behind a fatal failure, or one that a stop has cut short, a ticket stays unfilled: nothing
-           behind it is delivered */
+        /* behind a fatal failure, or one that a stop has cut short, a ticket stays unfilled:
+           nothing behind it is delivered */
         if (!fatal && !task->cut_short) spdl__task_put_nothing(task, now);
     }
     spdl__task_leave_window(task);
@@ -5517,7 +5727,8 @@ SPDL__PRIVATE void spdl__node_book(spdl__node *node, spdl__counters *counters, u
                                    uint64_t failed, uint64_t since, uint64_t now) {
     if (calls == 0) return;
     spdl__count(&counters->tasks, calls);
-    spdl__counters_time(counters, calls - failed, (now - since) * (calls - failed) / calls);
+    spdl__counters_time(counters, calls - failed,
+                        failed ? (now - since) * (calls - failed) / calls : now - since);
     spdl__node_learn(node, calls, now - since);
 }
 
@@ -6336,7 +6547,7 @@ SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *form
 #define SPDL__TUNE_ITEMS 16   /* decisions are not taken on fewer items */
 #define SPDL__TUNE_WAIT 0.02  /* a trainer that waits less is fed */
 #define SPDL__TUNE_BUSY 0.7   /* a stage that is busy less is not the limit */
-#define SPDL__TUNE_GAIN 1.02  /* what a change has to bring */
+#define SPDL__TUNE_GAIN 1.05  /* what a change has to bring */
 #define SPDL__TUNE_REST 16    /* decisions for which a stage is left alone */
 
 struct spdl__tuner {
@@ -6486,7 +6697,8 @@ SPDL__PRIVATE void spdl__tune_raise(spdl_pipeline *p, const spdl__tuned *seen) {
     limit = spdl__load_relaxed32(&p->node[row].limit);
     more = (uint32_t)spdl__min(limit + 1 + limit / 4, (uint64_t)p->node[row].row.max_concurrency);
     spdl__tune_say(p, row, limit, more, "the trainer waited %.0f %% of the time and the stage was "
-                   "%.0f %% busy (%.1f items/s, %.1f of %.1f processors)", 100 * seen->waiting,
+                   "%.0f %% busy (%.1f items/s, %.1f of %.1f processors)",
+                   seen->waiting < 1 ? 100 * seen->waiting : 100.0,
                    100 * seen->load[row], seen->rate, seen->cores, t->budget);
     t->trial = row;
     t->before = limit;
@@ -6551,13 +6763,12 @@ SPDL__PRIVATE spdl_result spdl__pipeline_end(spdl_pipeline *p) {
 
 /* Something was read from the sink. */
 SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, spdl__cursor *c) {
-    const uint64_t now = spdl_time_ns();
+    const uint64_t now = spdl__sink_clock(p, c->head);
     (void)spdl__cursor_settle(c, now);
-    if (c->items > 0 && p->delivered == 0)
-        spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
+    if (c->items > 0 && p->delivered == 0) spdl__first_item(p, now);
     spdl__count(&p->delivered, c->items);
     spdl__pipeline_hint(p);
-    if (p->tuner != NULL && c->items > 0) spdl__tune(p, now);
+    if (p->tuner != NULL && c->items > 0) spdl__tune(p, spdl_time_ns());
 }
 
 /* Takes the next item if there is one: SPDL_OK, SPDL_EMPTY, or how it ended. */
@@ -6914,6 +7125,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
         if (p->crew[i].slot != NULL) spdl__pool_detach(p->crew[i].pool, p->crew[i].slot);
     while (spdl__load32(&p->completing) != 0) spdl__yield(); /* on its last steps */
     spdl__pipeline_purge(p, 0);
+    spdl__report_end(p);
     spdl__pipeline_release(p);
 }
 
@@ -7089,6 +7301,9 @@ SPDL__PRIVATE spdl_result spdl__check_pairs(const spdl__plan *plan, int i) {
         return spdl__row_error(plan, i, "flush is set, but concurrency is more than 1");
     if (row->deferred && row->emits)
         return spdl__row_error(plan, i, "deferred and emits are both set");
+    if (row->deferred && row->retries > 0)
+        return spdl__row_error(plan, i, "deferred and retries are both set: who completes a call "
+                                        "repeats it");
     if (row->deferred && row->flush)
         return spdl__row_error(plan, i, "deferred and flush are both set");
     if (row->merge_order < SPDL_MERGE_READY || row->merge_order > SPDL_MERGE_CHOICE)
@@ -7329,10 +7544,8 @@ SPDL__PRIVATE spdl_result spdl__check_plan(spdl__plan *plan) {
             return result;
     }
     result = spdl__plan_connect(plan);
-    for (i = 0; i < plan->count && result == SPDL_OK; ++i) {
-        result = spdl__check_types(plan, i);
-        if (result == SPDL_OK) result = spdl__check_joined(plan, i);
-    }
+    for (i = 0; i < plan->count && result == SPDL_OK; ++i) result = spdl__check_types(plan, i);
+    for (i = 0; i < plan->count && result == SPDL_OK; ++i) result = spdl__check_joined(plan, i);
     return result;
 }
 
@@ -7414,7 +7627,7 @@ SPDL__PRIVATE spdl_result spdl__edge_build(spdl_pipeline *p, spdl__node *node) {
     spdl__edge *edge = &node->out;
     uint64_t slots;
     edge->buffer_size = (uint64_t)node->row.buffer_size;
-    slots = edge->buffer_size + (uint64_t)node->row.max_concurrency;
+    slots = edge->capacity = edge->buffer_size + (uint64_t)node->row.max_concurrency;
     if (node->by_ticket)
         slots = spdl__max(slots, node->row.reorder_window ? (uint64_t)node->row.reorder_window
                                                           : SPDL__WINDOW);
@@ -7690,6 +7903,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     plan.count = stage_count > INT16_MAX ? INT16_MAX : (int)stage_count;
     result = spdl__check_plan(&plan);
     if (result == SPDL_OK) result = spdl__pipeline_new(pipeline, &plan);
+    if (result == SPDL_OK) spdl__report_begin(*pipeline, &told);
     if (result != SPDL_OK) spdl__log(&told.logger, SPDL_LOG_ERROR, told.error->text);
     return result;
 }
@@ -7700,24 +7914,24 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
    adds the cells up. Waits are kept as sums of closed gaps and the start of the open one. Any
    thread may take a snapshot; nothing is owned. */
 
-typedef struct spdl__sums {
-    uint64_t tasks, failures, skips, freed, timed_ns, max_ns, timed;
-    uint64_t bucket[SPDL__BUCKETS];
-} spdl__sums;
+/* --- histograms --- */
 
-SPDL__PRIVATE void spdl__sums_add(spdl__sums *sums, const spdl__counters *counters) {
+typedef char spdl__histogram_fits[SPDL_HISTOGRAM_BUCKETS == SPDL__BUCKETS ? 1 : -1];
+
+SPDL_API void spdl_histogram_add(spdl_histogram *histogram, uint64_t ns, uint64_t times) {
+    if (times == 0) return;
+    histogram->count += times;
+    histogram->sum_ns += ns * times;
+    histogram->max_ns = spdl__max(histogram->max_ns, ns);
+    histogram->bucket[spdl__bucket(ns)] += times;
+}
+
+SPDL_API void spdl_histogram_merge(spdl_histogram *histogram, const spdl_histogram *more) {
     unsigned i;
-    sums->tasks += spdl__load_relaxed(&counters->tasks);
-    sums->failures += spdl__load_relaxed(&counters->failures);
-    sums->skips += spdl__load_relaxed(&counters->skips);
-    sums->freed += spdl__load_relaxed(&counters->freed);
-    sums->timed_ns += spdl__load_relaxed(&counters->timed_ns);
-    sums->max_ns = spdl__max(sums->max_ns, spdl__load_relaxed(&counters->max_ns));
-    for (i = 0; i < SPDL__BUCKETS; ++i) {
-        const uint64_t calls = spdl__load_relaxed(&counters->bucket[i]);
-        sums->bucket[i] += calls;
-        sums->timed += calls;
-    }
+    histogram->count += more->count;
+    histogram->sum_ns += more->sum_ns;
+    histogram->max_ns = spdl__max(histogram->max_ns, more->max_ns);
+    for (i = 0; i < SPDL__BUCKETS; ++i) histogram->bucket[i] += more->bucket[i];
 }
 
 /* The smallest time that falls into a bucket. */
@@ -7728,48 +7942,177 @@ SPDL__PRIVATE uint64_t spdl__bucket_start(unsigned bucket) {
     return (uint64_t)(sub + (bucket & (sub - 1))) << (power - 1);
 }
 
-/* The time that `share` of the calls did not exceed, in the middle of its bucket: a bucket is at
-   most 1/8 of its start wide, so this is within 6.25 %. */
-SPDL__PRIVATE uint64_t spdl__sums_percentile(const spdl__sums *sums, double share) {
-    const uint64_t rank = (uint64_t)(share * (double)sums->timed);
+SPDL_API uint64_t spdl_histogram_percentile(const spdl_histogram *histogram, double share) {
+    const double part = !(share > 0) ? 0 : share < 1 ? share : 1;
+    const uint64_t rank = (uint64_t)(part * (double)histogram->count);
     uint64_t seen = 0;
     unsigned i;
     for (i = 0; i < SPDL__BUCKETS; ++i) {
-        seen += sums->bucket[i];
-        if (seen > rank || (seen == sums->timed && seen > 0))
-            return spdl__min(sums->max_ns,
+        seen += histogram->bucket[i];
+        if (seen > rank || (seen == histogram->count && seen > 0))
+            return spdl__min(histogram->max_ns,
                              (spdl__bucket_start(i) + spdl__bucket_start(i + 1)) / 2);
     }
     return 0;
 }
 
+/* How much a counter has grown. */
+SPDL__PRIVATE uint64_t spdl__grown(uint64_t from, uint64_t to) { return to > from ? to - from : 0; }
+
+/* What was counted after `from`, which becomes the difference. The maximum of the difference is not
+   known: the end of its last bucket stands for it. */
+SPDL__PRIVATE void spdl__histogram_since(spdl_histogram *from, const spdl_histogram *to) {
+    unsigned i;
+    from->sum_ns = spdl__grown(from->sum_ns, to->sum_ns);
+    from->count = from->max_ns = 0;
+    for (i = 0; i < SPDL__BUCKETS; ++i) {
+        from->bucket[i] = spdl__grown(from->bucket[i], to->bucket[i]);
+        from->count += from->bucket[i];
+        if (from->bucket[i] > 0) from->max_ns = spdl__min(to->max_ns, spdl__bucket_start(i + 1));
+    }
+}
+
+/* --- counting, on the side of the pipeline --- */
+
+#define SPDL__LATEST 8 /* puts that are looked at to find the latest one */
+
+/* How long all places of the buffer have been taken, at least since the reader moved last; 0 when
+   they are not. A hole takes its place, too. Writers put out of order, as many at a time as the
+   edge has room beside its buffer: so the last few tickets tell when the last place was taken. */
+SPDL__PRIVATE uint64_t spdl__edge_full_for(const spdl__edge *edge, uint64_t head, uint64_t moved,
+                                           uint64_t now) {
+    const uint64_t last = head + edge->buffer_size - 1;
+    const uint64_t writers = edge->capacity - edge->buffer_size;
+    uint64_t left = spdl__min(spdl__min(writers, edge->buffer_size), SPDL__LATEST);
+    uint64_t open = now - spdl__min(moved, now);
+    for (; left > 0; --left) {
+        const uint64_t ticket = last + 1 - left;
+        if (!spdl__edge_ready(edge, ticket)) return 0;
+        open = spdl__min(open, spdl__slot_age(spdl__edge_slot(edge, ticket), now));
+    }
+    return open;
+}
+
+/* The reader takes many tiny items at once, and as many that were waiting enter the buffer: the
+   mean of the first's and the last's wait stands for all of them. False when they are few, or not
+   all there: then each is looked at. */
+SPDL__PRIVATE bool spdl__edge_put_waits_of_many(spdl__edge *edge, uint64_t head, uint64_t now) {
+    const uint64_t first = edge->head + edge->buffer_size, count = head - edge->head;
+    const spdl__slot *one = spdl__edge_slot(edge, first);
+    const spdl__slot *other = spdl__edge_slot(edge, first + count - 1);
+    if (now == 0 || !spdl__edge_ready(edge, first)) return true; /* none waits */
+    if (count <= 4 || !spdl__edge_ready(edge, first + count - 1)) return false;
+    if (spdl__slot_hole(one) || spdl__slot_hole(other)) return false;
+    spdl__count(&edge->put_wait_ns,
+                count * (spdl__slot_age(one, now) + spdl__slot_age(other, now)) / 2);
+    return true;
+}
+
+/* The reader, before it moves on. `moved_ns` counts only while the buffer stays full: else its last
+   place was taken later. */
+SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now) {
+    const uint64_t moved = edge->moved_ns;
+    uint64_t full;
+    if (SPDL__NO_STATS || now == 0) return;
+    if (!spdl__edge_ready(edge, edge->head + edge->buffer_size - 1)) return;
+    full = spdl__edge_full_for(edge, edge->head, moved, now);
+    spdl__store_relaxed(&edge->moved_ns, now);
+    /* pairs with edge_waits: who sees the sum does not take the old `moved_ns` for an open time */
+    if (full > 0) spdl__store(&edge->full_ns, edge->full_ns + full);
+}
+
+/* The time at which the trainer goes on to `head`, or 0 when nothing begins or ends then: the sink
+   was neither empty nor full before, and is not empty behind. A clock costs more than the rest. */
+SPDL__PRIVATE uint64_t spdl__sink_clock(const spdl_pipeline *p, uint64_t head) {
+    const spdl__edge *sink = p->sink;
+    if (SPDL__NO_STATS) return 0;
+    if (p->delivered > 0 && spdl__load_relaxed(&sink->gap_since) == 0 &&
+        spdl__load_relaxed(&sink->wait_since) == 0 && spdl__edge_ready(sink, head) &&
+        !spdl__edge_ready(sink, sink->head + sink->buffer_size - 1))
+        return 0;
+    return spdl_time_ns();
+}
+
+SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum, uint64_t now);
+
+/* The trainer, just before the first item is counted. */
+SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now) {
+    spdl__store_relaxed(&p->first_wait_ns, spdl__gap_sum(&p->wait_since, &p->wait_ns, now));
+    spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
+}
+
+/* --- snapshots --- */
+
+/* The sum of an open and a closed wait can be a little less when the wait has just been closed, by
+   a clock that was read before: what was told once stays. */
+SPDL__PRIVATE uint64_t spdl__no_less(uint64_t *seen, uint64_t value) {
+    uint64_t old = spdl__load_relaxed(seen);
+    while (old < value && !spdl__cas_relaxed(seen, &old, value)) {}
+    return spdl__max(old, value);
+}
+
+SPDL__PRIVATE void spdl__counters_merge(spdl_histogram *times, const spdl__counters *counters) {
+    unsigned i;
+    times->sum_ns += spdl__load_relaxed(&counters->timed_ns);
+    times->max_ns = spdl__max(times->max_ns, spdl__load_relaxed(&counters->max_ns));
+    for (i = 0; i < SPDL__BUCKETS; ++i) {
+        const uint64_t calls = spdl__load_relaxed(&counters->bucket[i]);
+        times->bucket[i] += calls;
+        times->count += calls;
+    }
+}
+
+SPDL__PRIVATE void spdl__node_times(const spdl_pipeline *p, const spdl__node *node,
+                                    spdl_histogram *times) {
+    int i;
+    memset(times, 0, sizeof(*times));
+    for (i = 0; i <= p->workers; ++i) spdl__counters_merge(times, &node->counters[i]);
+}
+
+SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *p, int stage,
+                                             spdl_histogram *histogram) {
+    if (stage < 0 || stage >= p->count) return SPDL_E_NOT_FOUND;
+    spdl__node_times(p, &p->node[stage], histogram);
+    return SPDL_OK;
+}
+
+/* What follows from the times of the calls. */
+SPDL__PRIVATE void spdl__stage_times(spdl_stage_stats *stats, const spdl_histogram *times) {
+    stats->busy_ns = times->sum_ns;
+    stats->mean_ns = times->count ? times->sum_ns / times->count : 0;
+    stats->p50_ns = spdl_histogram_percentile(times, 0.50);
+    stats->p90_ns = spdl_histogram_percentile(times, 0.90);
+    stats->p99_ns = spdl_histogram_percentile(times, 0.99);
+    stats->max_ns = times->max_ns;
+}
+
 SPDL__PRIVATE void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *node,
                                         spdl_stage_stats *stats) {
-    spdl__sums sums;
+    spdl_histogram times;
     int i;
-    memset(&sums, 0, sizeof(sums));
-    for (i = 0; i <= p->workers; ++i) spdl__sums_add(&sums, &node->counters[i]);
     memcpy(stats->name, node->name, sizeof(stats->name));
     stats->kind = node->row.kind;
     stats->concurrency = (int)spdl__load_relaxed32(&node->limit);
     stats->in_flight = (int)spdl__load32(&node->active);
-    stats->tasks = sums.tasks;
-    stats->failures = sums.failures;
-    stats->skips = sums.skips;
-    stats->freed = sums.freed;
-    stats->busy_ns = sums.timed_ns;
+    for (i = 0; i <= p->workers; ++i) {
+        const spdl__counters *counters = &node->counters[i];
+        stats->tasks += spdl__load_relaxed(&counters->tasks);
+        stats->failures += spdl__load_relaxed(&counters->failures);
+        stats->skips += spdl__load_relaxed(&counters->skips);
+        stats->retries += spdl__load_relaxed(&counters->retries);
+        stats->freed += spdl__load_relaxed(&counters->freed);
+    }
+    spdl__node_times(p, node, &times);
+    spdl__stage_times(stats, &times);
     spdl__split_snapshot(p, node, stats);
-    stats->mean_ns = sums.timed ? sums.timed_ns / sums.timed : 0;
-    stats->p50_ns = spdl__sums_percentile(&sums, 0.50);
-    stats->p90_ns = spdl__sums_percentile(&sums, 0.90);
-    stats->p99_ns = spdl__sums_percentile(&sums, 0.99);
-    stats->max_ns = sums.max_ns;
 }
 
-/* A sum of closed gaps and the open one. */
+/* A sum of closed gaps and the open one. The sum is read first: it pairs with gap_close, which ends
+   a gap before it adds it, so that none is counted twice. */
 SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum, uint64_t now) {
+    const uint64_t closed = spdl__load(sum);
     const uint64_t opened = spdl__load_relaxed(since);
-    return spdl__load_relaxed(sum) + (opened != 0 && now > opened ? now - opened : 0);
+    return closed + (opened != 0 && now > opened ? now - opened : 0);
 }
 
 SPDL__PRIVATE int spdl__edge_depth(const spdl__edge *edge, uint64_t head) {
@@ -7790,18 +8133,15 @@ SPDL__PRIVATE uint64_t spdl__edge_open_put_waits(const spdl__edge *edge, uint64_
     return waited;
 }
 
-SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, const spdl__edge *edge, uint64_t now,
-                                       spdl_edge_stats *stats) {
-    const bool sink = edge == p->sink;
-    const uint64_t head = spdl__load(&edge->head);
-    const uint64_t ended = spdl__load_relaxed(&edge->ended_ns);
-    if (ended != 0) now = ended;
-    stats->buffer_size = (int)edge->buffer_size;
-    stats->depth = spdl__edge_depth(edge, head);
-    stats->items = spdl__load_relaxed(&edge->items);
-    stats->elapsed_ns = now - p->start_ns;
+SPDL__PRIVATE void spdl__edge_waits(const spdl__edge *edge, uint64_t head, uint64_t now, bool ended,
+                                    spdl_edge_stats *stats) {
     stats->put_wait_ns = spdl__load_relaxed(&edge->put_wait_ns);
-    if (ended == 0) stats->put_wait_ns += spdl__edge_open_put_waits(edge, head, now);
+    stats->full_ns = spdl__load(&edge->full_ns); /* pairs with edge_fullness: before moved_ns */
+    if (!ended) {
+        stats->put_wait_ns += spdl__edge_open_put_waits(edge, head, now);
+        stats->full_ns +=
+            spdl__edge_full_for(edge, head, spdl__load_relaxed(&edge->moved_ns), now);
+    }
     if (stats->depth > 0) { /* something is there: what looks open has just ended */
         stats->empty_ns = spdl__load_relaxed(&edge->empty_ns);
         stats->get_wait_ns = spdl__load_relaxed(&edge->get_wait_ns);
@@ -7809,10 +8149,37 @@ SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, const spdl__edge 
         stats->empty_ns = spdl__gap_sum(&edge->gap_since, &edge->empty_ns, now);
         stats->get_wait_ns = spdl__gap_sum(&edge->wait_since, &edge->get_wait_ns, now);
     }
-    if (sink) stats->get_wait_ns = spdl__gap_sum(&p->wait_since, &p->wait_ns, now);
-    stats->empty_ns = spdl__min(stats->empty_ns, stats->elapsed_ns);
+}
+
+SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, spdl__edge *edge, uint64_t now,
+                                       spdl_edge_stats *stats) {
+    const uint64_t head = spdl__load(&edge->head);
+    const uint64_t ended = spdl__load_relaxed(&edge->ended_ns);
+    if (ended != 0) now = ended;
+    stats->buffer_size = (int)edge->buffer_size;
+    stats->depth = spdl__edge_depth(edge, head);
+    stats->items = spdl__load_relaxed(&edge->items);
+    spdl__edge_waits(edge, head, now, ended != 0, stats);
+    if (edge == p->sink) stats->get_wait_ns = spdl__gap_sum(&p->wait_since, &p->wait_ns, now);
+    stats->elapsed_ns = spdl__no_less(&edge->seen_ns[0], now - p->start_ns);
+    stats->put_wait_ns = spdl__no_less(&edge->seen_ns[1], stats->put_wait_ns);
+    stats->get_wait_ns = spdl__no_less(&edge->seen_ns[2], stats->get_wait_ns);
+    stats->empty_ns = spdl__no_less(&edge->seen_ns[3],
+                                    spdl__min(stats->empty_ns, stats->elapsed_ns));
+    stats->full_ns = spdl__no_less(&edge->seen_ns[4],
+                                   spdl__min(stats->full_ns, stats->elapsed_ns));
     if (stats->elapsed_ns > 0)
         stats->readiness = 1.0 - (double)stats->empty_ns / (double)stats->elapsed_ns;
+}
+
+/* What the trainer did since the first item, when it was not waiting. */
+SPDL__PRIVATE void spdl__trainer_snapshot(const spdl_pipeline *p, spdl_stats *stats) {
+    const uint64_t first_wait = spdl__load_relaxed(&p->first_wait_ns);
+    const uint64_t since = stats->elapsed_ns - spdl__min(stats->first_item_ns, stats->elapsed_ns);
+    const uint64_t waited = stats->wait_ns - spdl__min(first_wait, stats->wait_ns);
+    if (stats->delivered == 0 || stats->first_item_ns == 0) return;
+    stats->step_ns = since - spdl__min(waited, since);
+    stats->step_mean_ns = stats->step_ns / stats->delivered;
 }
 
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *p, spdl_stats *stats) {
@@ -7820,7 +8187,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *p, spdl_stats *stats) {
     const uint64_t now = ended ? ended : spdl_time_ns();
     int i;
     memset(stats, 0, sizeof(*stats));
-    stats->elapsed_ns = now - p->start_ns;
+    stats->elapsed_ns = spdl__no_less(&p->sink->seen_ns[5], now - p->start_ns);
     stats->workers = p->threaded ? p->workers : 0;
     stats->stage_count = p->count;
     stats->delivered = spdl__load_relaxed(&p->delivered);
@@ -7830,6 +8197,133 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *p, spdl_stats *stats) {
         spdl__edge_snapshot(p, &p->node[i].out, now, &stats->edge[i]);
     }
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
+    spdl__trainer_snapshot(p, stats);
+}
+
+/* --- the process --- */
+
+/* Linux tells most of it in files; elsewhere getrusage has to do. */
+
+/* The text of a small file; what does not fit is left out. False when there is none. */
+SPDL__PRIVATE bool spdl__file_text(const char *path, char *text, size_t bytes) {
+    const int file = open(path, O_RDONLY | SPDL__O_CLOEXEC);
+    ssize_t length;
+    if (file < 0) return false;
+    length = read(file, text, bytes - 1);
+    (void)close(file);
+    text[length > 0 ? length : 0] = '\0';
+    return length > 0;
+}
+
+/* The cores that the quota in folder `at` allows, or `most`. Version 2 of cgroups has "quota
+   period" or "max period" in one file, version 1 two files, and -1 for no quota. */
+SPDL__PRIVATE double spdl__quota_at(const char *at, double most) {
+    static const char *const files[] = { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" };
+    char path[640], text[3][64];
+    double quota, period = 0;
+    char *end;
+    int i;
+    for (i = 0; i < 3; ++i) {
+        (void)snprintf(path, sizeof(path), "%s/%s", at, files[i]);
+        if (!spdl__file_text(path, text[i], sizeof(text[i]))) text[i][0] = '\0';
+    }
+    quota = strtod(text[0], &end);
+    period = strtod(end, NULL); /* of "max" as well: no number is 0 */
+    if (text[0][0] == '\0') {
+        quota = strtod(text[1], NULL);
+        period = strtod(text[2], NULL);
+    }
+    return quota > 0 && period > 0 && quota / period < most ? quota / period : most;
+}
+
+/* The same for a cgroup and all above it: each may have a quota. `path` is cut on the way up. */
+SPDL__PRIVATE double spdl__quota_above(const char *root, char *path, double most) {
+    char at[576];
+    for (;;) {
+        char *slash = strrchr(path, '/');
+        (void)snprintf(at, sizeof(at), "%s%s", root, path);
+        most = spdl__quota_at(at, most);
+        if (slash == NULL) return most;
+        *slash = '\0';
+    }
+}
+
+/* `self` has lines "number:controllers:path", and no controllers in version 2. Inside of a
+   container the path may be one of the host: the way up ends at the container's own root. */
+SPDL__PRIVATE double spdl__quota(const char *root, const char *self, double most) {
+    char text[2048], top[256], path[288];
+    char *line = text, *next;
+    if (!spdl__file_text(self, text, sizeof(text))) return most;
+    for (; *line != '\0'; line = next) {
+        char *names = strchr(line, ':'), *where = names ? strchr(names + 1, ':') : NULL;
+        size_t length = strcspn(line, "\n");
+        next = line + length + (line[length] == '\n');
+        line[length] = '\0';
+        if (where == NULL || where > line + length) continue;
+        *where++ = '\0';
+        if (*++names != '\0' && strncmp(names, "cpu", 3) != 0 && strstr(names, ",cpu") == NULL)
+            continue;
+        (void)snprintf(top, sizeof(top), "%s%s%.100s", root, *names ? "/" : "", names);
+        (void)snprintf(path, sizeof(path), "%.250s", strcmp(where, "/") == 0 ? "" : where);
+        most = spdl__quota_above(top, path, most);
+    }
+    return most;
+}
+
+/* The cores this process may run on. */
+SPDL__PRIVATE double spdl__affinity(void) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+#if defined(__linux__)
+    unsigned char mask[1024];
+    const long bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
+    long i, allowed = 0;
+    for (i = 0; i < bytes * 8; ++i) allowed += mask[i / 8] >> (i % 8) & 1;
+    if (allowed > 0) cores = allowed;
+#endif
+    return cores > 0 ? (double)cores : 1;
+}
+
+SPDL__PRIVATE uint64_t spdl__timeval_ns(const struct timeval *time) {
+    return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_usec * 1000u;
+}
+
+/* What all cores have done so far that was not waiting, in nanoseconds: the sum of the columns of
+   "cpu  user nice system idle iowait irq softirq steal ..." without the two in the middle. */
+SPDL__PRIVATE uint64_t spdl__machine_busy(const char *stat) {
+    const long tick = sysconf(_SC_CLK_TCK);
+    char text[256], *at = text;
+    uint64_t busy = 0;
+    int column;
+    if (!spdl__file_text(stat, text, sizeof(text)) || strncmp(text, "cpu ", 4) != 0) return 0;
+    for (column = 0, at += 4; column < 8; ++column) {
+        const uint64_t ticks = strtoull(at, &at, 10);
+        if (column != 3 && column != 4) busy += ticks;
+    }
+    return busy * (1000000000u / (uint64_t)(tick > 0 ? tick : 100));
+}
+
+SPDL__PRIVATE uint64_t spdl__resident(const char *statm) {
+    char text[128], *resident;
+    if (!spdl__file_text(statm, text, sizeof(text))) return 0;
+    (void)strtoull(text, &resident, 10);
+    return strtoull(resident, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+SPDL_API void spdl_process_read(spdl_process_stats *stats) {
+    struct rusage used;
+    uint64_t busy;
+    memset(stats, 0, sizeof(*stats));
+    stats->cores_allowed = spdl__affinity();
+    stats->cores_allowed = spdl__quota("/sys/fs/cgroup", "/proc/self/cgroup", stats->cores_allowed);
+    stats->resident_bytes = spdl__resident("/proc/self/statm");
+    busy = spdl__machine_busy("/proc/stat");
+    if (getrusage(RUSAGE_SELF, &used) == 0) {
+        stats->cpu_ns = spdl__timeval_ns(&used.ru_utime) + spdl__timeval_ns(&used.ru_stime);
+        stats->minor_faults = (uint64_t)used.ru_minflt;
+        stats->major_faults = (uint64_t)used.ru_majflt;
+    }
+    stats->others_ns = busy - spdl__min(busy, stats->cpu_ns);
+    stats->time_ns = spdl_time_ns();
 }
 
 /* --- text --- */
@@ -7838,6 +8332,7 @@ typedef struct spdl__text {
     char *buffer;
     size_t bytes;
     size_t length; /* of the whole text, also the part that does not fit */
+    bool colour;
 } spdl__text;
 
 SPDL__PRIVATE void spdl__text_add(spdl__text *text, const char *format, ...) SPDL__PRINTF(2, 3);
@@ -7857,13 +8352,53 @@ SPDL__PRIVATE spdl__text spdl__text_start(char *buffer, size_t bytes) {
     text.buffer = buffer;
     text.bytes = bytes;
     text.length = 0;
+    text.colour = false;
     if (bytes > 0) buffer[0] = '\0';
     return text;
 }
 
+/* Numbers of SGR, "1" is bold; "0" ends it. */
+SPDL__PRIVATE void spdl__text_style(spdl__text *text, const char *style) {
+    if (text->colour) spdl__text_add(text, "\033[%sm", style);
+}
+
+/* The bytes of the UTF-8 character at `at`; 0 when it is none (RFC 3629). */
+SPDL__PRIVATE int spdl__utf8(const char *at) {
+    const unsigned char *c = (const unsigned char *)at;
+    const int length = c[0] < 0x80 ? 1 : c[0] < 0xc2 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3
+                     : c[0] < 0xf5 ? 4 : 0;
+    int i;
+    for (i = 1; i < length; ++i)
+        if ((c[i] & 0xc0) != 0x80) return 0;
+    if (length == 3 && ((c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] > 0x9f))) return 0;
+    if (length == 4 && ((c[0] == 0xf0 && c[1] < 0x90) || (c[0] == 0xf4 && c[1] > 0x8f))) return 0;
+    return length;
+}
+
+/* A name in a column: cut or filled up to `width` characters, or as it is when that is -1. What a
+   terminal would take for an order is a question mark. */
+SPDL__PRIVATE void spdl__text_name(spdl__text *text, const char *name, int width) {
+    int left = width;
+    for (; *name != '\0' && left != 0; --left) {
+        const int length = spdl__utf8(name);
+        const bool plain = length > 0 && (unsigned char)*name >= 0x20 && *name != 0x7f &&
+                           !(length == 2 && (unsigned char)name[0] == 0xc2 &&
+                             (unsigned char)name[1] < 0xa0);
+        if (plain)
+            spdl__text_add(text, "%.*s", length, name);
+        else
+            spdl__text_add(text, "?");
+        name += length > 0 ? length : 1;
+    }
+    if (left > 0) spdl__text_add(text, "%*s", left, "");
+}
+
 typedef struct spdl__cell {
-    char text[16];
+    char text[24];
 } spdl__cell;
+
+/* A number below 1000 in three digits. */
+SPDL__PRIVATE int spdl__decimals(double value) { return value < 9.995 ? 2 : value < 99.95 ? 1 : 0; }
 
 /* A duration in three digits and a unit. */
 SPDL__PRIVATE const char *spdl__duration(spdl__cell *cell, double ns) {
@@ -7873,14 +8408,44 @@ SPDL__PRIVATE const char *spdl__duration(spdl__cell *cell, double ns) {
         ns /= 1000;
         ++unit;
     }
-    (void)snprintf(cell->text, sizeof(cell->text), "%.*f %s",
-                   ns < 9.995 && unit > 0 ? 2 : ns < 99.95 && unit > 0 ? 1 : 0, ns, units[unit]);
+    (void)snprintf(cell->text, sizeof(cell->text), "%.*f %s", unit > 0 ? spdl__decimals(ns) : 0,
+                   ns, units[unit]);
+    return cell->text;
+}
+
+/* So many in so long, per second, in three digits. */
+SPDL__PRIVATE const char *spdl__rate(spdl__cell *cell, uint64_t items, uint64_t ns) {
+    static const char *const units[] = { "", "k", "M", "G" };
+    double rate = ns > 0 ? (double)items * 1e9 / (double)ns : 0;
+    int unit = 0;
+    while (rate >= 999.5 && unit < 3) {
+        rate /= 1000;
+        ++unit;
+    }
+    (void)snprintf(cell->text, sizeof(cell->text), "%.*f%s/s",
+                   rate > 0 ? spdl__decimals(rate) : 0, rate, units[unit]);
+    return cell->text;
+}
+
+/* Hours, minutes and seconds as 1:02:03, but less than a minute as 12.3 s. */
+SPDL__PRIVATE const char *spdl__clock(spdl__cell *cell, double seconds) {
+    const uint64_t all = seconds < 1e9 ? (uint64_t)(seconds + 0.5) : 1000000000;
+    if (seconds < 59.95)
+        (void)snprintf(cell->text, sizeof(cell->text), "%.1f s", seconds);
+    else if (all < 3600)
+        (void)snprintf(cell->text, sizeof(cell->text), "%u:%02u", (unsigned)(all / 60),
+                       (unsigned)(all % 60));
+    else
+        (void)snprintf(cell->text, sizeof(cell->text), "%u:%02u:%02u", (unsigned)(all / 3600),
+                       (unsigned)(all / 60 % 60), (unsigned)(all % 60));
     return cell->text;
 }
 
 SPDL__PRIVATE double spdl__share(uint64_t part, uint64_t whole) {
     return whole > 0 ? (double)part / (double)whole : 0;
 }
+
+/* --- the verdict --- */
 
 /* Threads that run stages: with workers = 0 the trainer's. */
 SPDL__PRIVATE int spdl__stats_threads(const spdl_stats *stats) {
@@ -7912,14 +8477,20 @@ SPDL__PRIVATE double spdl__stats_waiting(const spdl_stats *stats) {
 #define SPDL__BUSY_TOLD 0.5     /* a stage that is busy less is not told to be the limit */
 
 /* The row of the stage that holds the trainer back, or -1 when nothing does. */
-SPDL__PRIVATE int spdl__stats_limit(const spdl_stats *stats) {
+SPDL__PRIVATE int spdl__stats_suspect(const spdl_stats *stats) {
     if (stats->delivered == 0 || spdl__stats_waiting(stats) < SPDL__WAITING_TOLD) return -1;
     return spdl__stats_busiest(stats);
 }
 
+/* The same, but only if it is busy enough to be marked as the limit. */
+SPDL__PRIVATE int spdl__stats_limit(const spdl_stats *stats) {
+    const int suspect = spdl__stats_suspect(stats);
+    return suspect >= 0 && spdl__stage_load(stats, suspect) >= SPDL__BUSY_TOLD ? suspect : -1;
+}
+
 SPDL__PRIVATE void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
     const double waiting = 100 * spdl__stats_waiting(stats);
-    const int limit = spdl__stats_limit(stats);
+    const int limit = spdl__stats_suspect(stats);
     uint64_t busy = 0;
     int i;
     for (i = 0; i < stats->stage_count; ++i) busy += stats->stage[i].busy_ns;
@@ -7934,44 +8505,167 @@ SPDL__PRIVATE void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
             spdl__text_add(text, "all %d workers were busy", stats->workers);
         else
             spdl__text_add(text, "the only %s was busy", stats->workers ? "worker" : "thread");
-        spdl__text_add(text, ", most of all with stage %d '%s'.", limit, stats->stage[limit].name);
+        spdl__text_add(text, ", most of all with stage %d '", limit);
+        spdl__text_name(text, stats->stage[limit].name, -1);
+        spdl__text_add(text, "'.");
     } else if (spdl__stage_load(stats, limit) < SPDL__BUSY_TOLD) {
         spdl__text_add(text, "The trainer waited %.0f %% of its time for data, though no stage was "
                              "busy for more than %.0f %%: the workers lacked processor time, or "
                              "buffer_size is small for items this short.", waiting,
                        100 * spdl__stage_load(stats, limit));
     } else {
-        spdl__text_add(text, "The trainer waited %.0f %% of its time for data: stage %d '%s' is "
-                             "the busiest, %.0f %% of what its concurrency of %d allows.", waiting,
-                       limit, stats->stage[limit].name, 100 * spdl__stage_load(stats, limit),
-                       stats->stage[limit].concurrency);
+        spdl__text_add(text, "The trainer waited %.0f %% of its time for data: stage %d '", waiting,
+                       limit);
+        spdl__text_name(text, stats->stage[limit].name, -1);
+        spdl__text_add(text, "' is the busiest, %.0f %% of what its concurrency of %d allows.",
+                       100 * spdl__stage_load(stats, limit), stats->stage[limit].concurrency);
     }
 }
+
+/* --- the table --- */
 
 SPDL__PRIVATE double spdl__per_item(uint64_t ns, uint64_t items) {
     return items > 0 ? (double)ns / (double)items : (double)ns;
 }
 
-SPDL__PRIVATE void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i, bool limit) {
+/* What is in a column, and where it is found. */
+typedef enum spdl__content {
+    SPDL__STAGE_NAME,
+    SPDL__STAGE_CALLS, /* running now, and how many may */
+    SPDL__STAGE_COUNT,
+    SPDL__STAGE_RATE,  /* a count per second */
+    SPDL__STAGE_TIME,
+    SPDL__STAGE_LOAD,
+    SPDL__BAR,
+    SPDL__EDGE_DEPTH,
+    SPDL__EDGE_WAIT,   /* a time, per item */
+    SPDL__EDGE_SHARE,  /* a time, as a share of all */
+    SPDL__EDGE_READY
+} spdl__content;
+
+typedef struct spdl__column {
+    const char *title;
+    int width;
+    spdl__content content;
+    size_t at;
+    bool optional; /* left out while it is 0 for every stage */
+} spdl__column;
+
+#define SPDL__STAGE_AT(field) offsetof(spdl_stage_stats, field)
+#define SPDL__EDGE_AT(field) offsetof(spdl_edge_stats, field)
+
+/* All columns there are, from left to right. */
+static const spdl__column spdl__columns[] = {
+    { "stage", 16, SPDL__STAGE_NAME, 0, false },
+    { "calls", 5, SPDL__STAGE_CALLS, 0, false },
+    { "tasks", 9, SPDL__STAGE_COUNT, SPDL__STAGE_AT(tasks), false },
+    { "rate", 7, SPDL__STAGE_RATE, SPDL__STAGE_AT(tasks), false },
+    { "failed", 6, SPDL__STAGE_COUNT, SPDL__STAGE_AT(failures), true },
+    { "skip", 6, SPDL__STAGE_COUNT, SPDL__STAGE_AT(skips), true },
+    { "retry", 6, SPDL__STAGE_COUNT, SPDL__STAGE_AT(retries), true },
+    { "freed", 6, SPDL__STAGE_COUNT, SPDL__STAGE_AT(freed), true },
+    { "mean", 7, SPDL__STAGE_TIME, SPDL__STAGE_AT(mean_ns), false },
+    { "p50", 7, SPDL__STAGE_TIME, SPDL__STAGE_AT(p50_ns), false },
+    { "p90", 7, SPDL__STAGE_TIME, SPDL__STAGE_AT(p90_ns), false },
+    { "p99", 7, SPDL__STAGE_TIME, SPDL__STAGE_AT(p99_ns), false },
+    { "max", 7, SPDL__STAGE_TIME, SPDL__STAGE_AT(max_ns), false },
+    { "busy", 5, SPDL__STAGE_LOAD, 0, false },
+    { "|", 1, SPDL__BAR, 0, false },
+    { "waiting", 7, SPDL__EDGE_DEPTH, 0, false },
+    { "put wait", 8, SPDL__EDGE_WAIT, SPDL__EDGE_AT(put_wait_ns), false },
+    { "get wait", 8, SPDL__EDGE_WAIT, SPDL__EDGE_AT(get_wait_ns), false },
+    { "full", 5, SPDL__EDGE_SHARE, SPDL__EDGE_AT(full_ns), false },
+    { "ready", 6, SPDL__EDGE_READY, 0, false },
+};
+#define SPDL__COLUMNS (sizeof(spdl__columns) / sizeof(spdl__columns[0]))
+
+/* The counter at an offset of a struct. */
+SPDL__PRIVATE uint64_t spdl__field_at(const void *stats, size_t at) {
+    uint64_t value;
+    memcpy(&value, (const char *)stats + at, sizeof(value));
+    return value;
+}
+
+SPDL__PRIVATE bool spdl__column_shown(const spdl__column *column, const spdl_stats *stats) {
+    int i;
+    if (!column->optional) return true;
+    for (i = 0; i < stats->stage_count; ++i)
+        if (spdl__field_at(&stats->stage[i], column->at) != 0) return true;
+    return false;
+}
+
+SPDL__PRIVATE const char *spdl__stage_cell(spdl__cell *cell, const spdl_stats *stats, int i,
+                                           const spdl__column *column) {
     const spdl_stage_stats *stage = &stats->stage[i];
-    const spdl_edge_stats *edge = &stats->edge[i];
-    spdl__cell cell[6];
-    spdl__text_add(text, "%c %-16.16s %4d %9llu %6llu %6llu ", limit ? '>' : ' ', stage->name,
-                   stage->concurrency, (spdl__llu)stage->tasks,
-                   (spdl__llu)stage->failures, (spdl__llu)stage->skips);
-    if (stage->kind == SPDL_KIND_BATCH)
-        spdl__text_add(text, "%8s %8s %8s %8s %5s", "-", "-", "-", "-", "-");
+    const bool timed = stage->kind != SPDL_KIND_BATCH;
+    const uint64_t value = spdl__field_at(stage, column->at);
+    if (column->content == SPDL__STAGE_RATE) return spdl__rate(cell, value, stats->elapsed_ns);
+    if (column->content == SPDL__STAGE_COUNT) {
+        (void)snprintf(cell->text, sizeof(cell->text), "%llu", (spdl__llu)value);
+        return cell->text;
+    }
+    if (column->content == SPDL__STAGE_CALLS) {
+        (void)snprintf(cell->text, sizeof(cell->text), "%d/%d", stage->in_flight,
+                       stage->concurrency);
+        return cell->text;
+    }
+    if (!timed) return "-";
+    if (column->content == SPDL__STAGE_TIME) return spdl__duration(cell, (double)value);
+    (void)snprintf(cell->text, sizeof(cell->text), "%.0f%%", 100 * spdl__stage_load(stats, i));
+    return cell->text;
+}
+
+SPDL__PRIVATE const char *spdl__edge_cell(spdl__cell *cell, const spdl_edge_stats *edge,
+                                          const spdl__column *column) {
+    const uint64_t value = spdl__field_at(edge, column->at);
+    if (column->content == SPDL__EDGE_WAIT)
+        return spdl__duration(cell, spdl__per_item(value, edge->items));
+    if (column->content == SPDL__EDGE_SHARE)
+        (void)snprintf(cell->text, sizeof(cell->text), "%.0f%%",
+                       100 * spdl__share(value, edge->elapsed_ns));
+    else if (column->content == SPDL__EDGE_READY)
+        (void)snprintf(cell->text, sizeof(cell->text), "%.1f%%", 100 * edge->readiness);
     else
-        spdl__text_add(text, "%8s %8s %8s %8s %4.0f%%",
-                       spdl__duration(&cell[0], (double)stage->mean_ns),
-                       spdl__duration(&cell[1], (double)stage->p50_ns),
-                       spdl__duration(&cell[2], (double)stage->p99_ns),
-                       spdl__duration(&cell[3], (double)stage->max_ns),
-                       100 * spdl__stage_load(stats, i));
-    spdl__text_add(text, " | %4d/%-4d %8s %8s %5.1f%%\n", edge->depth, edge->buffer_size,
-                   spdl__duration(&cell[4], spdl__per_item(edge->put_wait_ns, edge->items)),
-                   spdl__duration(&cell[5], spdl__per_item(edge->get_wait_ns, edge->items)),
-                   100 * edge->readiness);
+        (void)snprintf(cell->text, sizeof(cell->text), "%d/%d", edge->depth, edge->buffer_size);
+    return cell->text;
+}
+
+SPDL__PRIVATE void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i, bool limit) {
+    spdl__cell cell;
+    size_t k;
+    spdl__text_style(text, limit ? "1;33" : "0");
+    spdl__text_add(text, limit ? ">" : " ");
+    for (k = 0; k < SPDL__COLUMNS; ++k) {
+        const spdl__column *column = &spdl__columns[k];
+        if (!spdl__column_shown(column, stats)) continue;
+        spdl__text_add(text, " ");
+        if (column->content == SPDL__STAGE_NAME)
+            spdl__text_name(text, stats->stage[i].name, column->width);
+        else if (column->content == SPDL__BAR)
+            spdl__text_add(text, "|");
+        else
+            spdl__text_add(text, "%*s", column->width,
+                           column->content < SPDL__BAR
+                               ? spdl__stage_cell(&cell, stats, i, column)
+                               : spdl__edge_cell(&cell, &stats->edge[i], column));
+    }
+    spdl__text_style(text, "0");
+    spdl__text_add(text, "\n");
+}
+
+SPDL__PRIVATE void spdl__stats_rows(spdl__text *text, const spdl_stats *stats) {
+    const int limit = spdl__stats_limit(stats);
+    size_t k;
+    int i;
+    spdl__text_style(text, "2");
+    spdl__text_add(text, " ");
+    for (k = 0; k < SPDL__COLUMNS; ++k) {
+        const spdl__column *column = &spdl__columns[k];
+        if (!spdl__column_shown(column, stats)) continue;
+        spdl__text_add(text, " %*s", k > 0 ? column->width : -column->width, column->title);
+    }
+    spdl__text_add(text, "\n");
+    for (i = 0; i < stats->stage_count; ++i) spdl__stats_row(text, stats, i, i == limit);
 }
 
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes) {
@@ -7981,21 +8675,1140 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
 }
 
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes) {
-    int i, limit = spdl__stats_limit(stats);
     spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__cell cell[2];
-    if (limit >= 0 && spdl__stage_load(stats, limit) < SPDL__BUSY_TOLD) limit = -1;
+    spdl__cell cell[4];
     spdl__verdict(&text, stats);
-    spdl__text_add(&text, "\n%llu items in %s, the first after %s, %d worker%s\n\n",
+    spdl__text_add(&text,
+                   "\n%llu items in %s, the first after %s, %s, a step of %s, %d worker%s\n\n",
                    (spdl__llu)stats->delivered,
                    spdl__duration(&cell[0], (double)stats->elapsed_ns),
-                   spdl__duration(&cell[1], (double)stats->first_item_ns), stats->workers,
+                   spdl__duration(&cell[1], (double)stats->first_item_ns),
+                   spdl__rate(&cell[2], stats->delivered, stats->elapsed_ns),
+                   spdl__duration(&cell[3], (double)stats->step_mean_ns), stats->workers,
                    stats->workers == 1 ? "" : "s");
-    spdl__text_add(&text, "  %-16s %4s %9s %6s %6s %8s %8s %8s %8s %5s | %9s %8s %8s %6s\n",
-                   "stage", "conc", "tasks", "failed", "skip", "mean", "p50", "p99", "max", "busy",
-                   "waiting", "put wait", "get wait", "ready");
-    for (i = 0; i < stats->stage_count; ++i) spdl__stats_row(&text, stats, i, i == limit);
+    spdl__stats_rows(&text, stats);
     return (int)text.length;
+}
+
+SPDL__PRIVATE void spdl__progress(spdl__text *text, const spdl_stats *stats, uint64_t length,
+                                  bool ended) {
+    const uint64_t first = spdl__min(stats->first_item_ns, stats->elapsed_ns);
+    const double each = spdl__per_item(stats->elapsed_ns - first,
+                                       stats->delivered > 1 ? stats->delivered - 1 : 1) * 1e-9;
+    spdl__cell cell;
+    spdl__text_add(text, "%llu", (spdl__llu)stats->delivered);
+    if (length > 0)
+        spdl__text_add(text, " of %llu items (%.0f %%)", (spdl__llu)length,
+                       100 * (double)spdl__min(stats->delivered, length) / (double)length);
+    else
+        spdl__text_add(text, " items");
+    spdl__text_add(text, ", %s", spdl__rate(&cell, stats->delivered, stats->elapsed_ns));
+    if (!ended && length > stats->delivered && stats->delivered > 1)
+        spdl__text_add(text, ", %s left",
+                       spdl__clock(&cell, each * (double)(length - stats->delivered)));
+    if (stats->delivered > 0)
+        spdl__text_add(text, ", waited %.0f %%", 100 * spdl__stats_waiting(stats));
+}
+
+SPDL_API int spdl_stats_progress(const spdl_stats *stats, uint64_t length, char *buffer,
+                                 size_t bytes) {
+    spdl__text text = spdl__text_start(buffer, bytes);
+    spdl__progress(&text, stats, length, false);
+    return (int)text.length;
+}
+
+/* --- JSON --- */
+
+/* A counter by name. `sum`: it only grows, so an interval has a difference. */
+typedef struct spdl__field {
+    const char *name;
+    size_t at;
+    bool sum;
+} spdl__field;
+
+#define SPDL__FIELD(type, field, sum) { #field, offsetof(type, field), sum }
+
+/* What is written of each struct, and subtracted for an interval: all of it, in this order. */
+static const spdl__field spdl__stats_fields[] = {
+    SPDL__FIELD(spdl_stats, elapsed_ns, true),
+    SPDL__FIELD(spdl_stats, delivered, true),
+    SPDL__FIELD(spdl_stats, first_item_ns, false),
+    SPDL__FIELD(spdl_stats, wait_ns, true),
+    SPDL__FIELD(spdl_stats, step_ns, true),
+    SPDL__FIELD(spdl_stats, step_mean_ns, false),
+};
+static const spdl__field spdl__stage_fields[] = {
+    SPDL__FIELD(spdl_stage_stats, tasks, true),
+    SPDL__FIELD(spdl_stage_stats, failures, true),
+    SPDL__FIELD(spdl_stage_stats, skips, true),
+    SPDL__FIELD(spdl_stage_stats, retries, true),
+    SPDL__FIELD(spdl_stage_stats, freed, true),
+    SPDL__FIELD(spdl_stage_stats, busy_ns, true),
+    SPDL__FIELD(spdl_stage_stats, mean_ns, false),
+    SPDL__FIELD(spdl_stage_stats, p50_ns, false),
+    SPDL__FIELD(spdl_stage_stats, p90_ns, false),
+    SPDL__FIELD(spdl_stage_stats, p99_ns, false),
+    SPDL__FIELD(spdl_stage_stats, max_ns, false),
+};
+static const spdl__field spdl__edge_fields[] = {
+    SPDL__FIELD(spdl_edge_stats, items, true),
+    SPDL__FIELD(spdl_edge_stats, put_wait_ns, true),
+    SPDL__FIELD(spdl_edge_stats, get_wait_ns, true),
+    SPDL__FIELD(spdl_edge_stats, empty_ns, true),
+    SPDL__FIELD(spdl_edge_stats, full_ns, true),
+    SPDL__FIELD(spdl_edge_stats, elapsed_ns, true),
+};
+static const spdl__field spdl__process_fields[] = {
+    SPDL__FIELD(spdl_process_stats, cpu_ns, false),
+    SPDL__FIELD(spdl_process_stats, others_ns, false),
+    SPDL__FIELD(spdl_process_stats, resident_bytes, false),
+    SPDL__FIELD(spdl_process_stats, minor_faults, false),
+    SPDL__FIELD(spdl_process_stats, major_faults, false),
+};
+#define SPDL__LENGTH(table) (sizeof(table) / sizeof((table)[0]))
+
+/* A JSON string; also fit for a script of a page. Bytes that are no UTF-8 become U+FFFD. */
+SPDL__PRIVATE void spdl__json_string(spdl__text *text, const char *string) {
+    spdl__text_add(text, "\"");
+    while (*string != '\0') {
+        const int length = spdl__utf8(string);
+        const char c = *string;
+        if (length == 0)
+            spdl__text_add(text, "\\ufffd");
+        else if (length == 1 && ((unsigned char)c < 0x20 || c == 0x7f || strchr("\"\\<>&'", c)))
+            spdl__text_add(text, "\\u%04x", (unsigned)c);
+        else
+            spdl__text_add(text, "%.*s", length, string);
+        string += length > 0 ? length : 1;
+    }
+    spdl__text_add(text, "\"");
+}
+
+/* A number with three decimals; printf would write what the locale takes for a point. */
+SPDL__PRIVATE void spdl__json_real(spdl__text *text, const char *name, double value) {
+    const spdl__llu thousandths = value > 0 && value < 1e15 ? (spdl__llu)(value * 1000 + 0.5) : 0;
+    spdl__text_add(text, ",\"%s\":%llu.%03u", name, thousandths / 1000,
+                   (unsigned)(thousandths % 1000));
+}
+
+SPDL__PRIVATE void spdl__json_fields(spdl__text *text, const void *stats, const spdl__field *field,
+                                     size_t count) {
+    size_t i;
+    for (i = 0; i < count; ++i)
+        spdl__text_add(text, "%s\"%s\":%llu", i ? "," : "", field[i].name,
+                       (spdl__llu)spdl__field_at(stats, field[i].at));
+}
+
+SPDL__PRIVATE void spdl__json_stage(spdl__text *text, const spdl_stats *stats, int i) {
+    static const char *const kinds[] = { "none", "source", "pipe",   "batch", "sink",
+                                         "feed", "branch", "path", "merge" };
+    const spdl_stage_stats *stage = &stats->stage[i];
+    spdl__text_add(text, "{\"name\":");
+    spdl__json_string(text, stage->name);
+    spdl__text_add(text, ",\"kind\":\"%s\",\"concurrency\":%d,\"in_flight\":%d",
+                   (unsigned)stage->kind < 9 ? kinds[stage->kind] : "other", stage->concurrency,
+                   stage->in_flight);
+    spdl__json_real(text, "load", spdl__stage_load(stats, i));
+    spdl__text_add(text, ",");
+    spdl__json_fields(text, stage, spdl__stage_fields, SPDL__LENGTH(spdl__stage_fields));
+    spdl__text_add(text, "}");
+}
+
+SPDL__PRIVATE void spdl__json_edge(spdl__text *text, const spdl_edge_stats *edge) {
+    spdl__text_add(text, "{\"buffer_size\":%d,\"depth\":%d", edge->buffer_size, edge->depth);
+    spdl__json_real(text, "readiness", edge->readiness);
+    spdl__text_add(text, ",");
+    spdl__json_fields(text, edge, spdl__edge_fields, SPDL__LENGTH(spdl__edge_fields));
+    spdl__text_add(text, "}");
+}
+
+SPDL__PRIVATE void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
+    char verdict[512];
+    int i;
+    (void)spdl_stats_verdict(stats, verdict, sizeof(verdict));
+    spdl__text_add(text, "{\"verdict\":");
+    spdl__json_string(text, verdict);
+    spdl__text_add(text, ",\"limit\":%d,\"workers\":%d,", spdl__stats_limit(stats), stats->workers);
+    spdl__json_fields(text, stats, spdl__stats_fields, SPDL__LENGTH(spdl__stats_fields));
+    spdl__text_add(text, ",\"stages\":[");
+    for (i = 0; i < stats->stage_count; ++i) {
+        spdl__text_add(text, i ? "," : "");
+        spdl__json_stage(text, stats, i);
+    }
+    spdl__text_add(text, "],\"edges\":[");
+    for (i = 0; i < stats->stage_count; ++i) {
+        spdl__text_add(text, i ? "," : "");
+        spdl__json_edge(text, &stats->edge[i]);
+    }
+    spdl__text_add(text, "]}");
+}
+
+SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes) {
+    spdl__text text = spdl__text_start(buffer, bytes);
+    spdl__json_stats(&text, stats);
+    return (int)text.length;
+}
+
+/* ============================================================================================= */
+/* >>report-impl
+   One thread for each pipeline that was asked for reports: it sleeps, takes snapshots like anybody
+   else may, and writes. Nothing in the pipeline waits for it but destroy. Everything below belongs
+   to that thread, but for `quit`, and for the samples, which spdl_report_html reads under `lock`:
+   the thread passes over a sample when the lock is taken. Files are opened and buffers allocated
+   by create. Files never block (O_NONBLOCK, poll), and never take the numbers 0 to 2, in case the
+   program has closed one of these. */
+
+#define SPDL__SAMPLES 256           /* then every second one is dropped */
+#define SPDL__SAMPLE_NS 100000000   /* between two samples, at first */
+#define SPDL__PAGE_NS 10000000000u  /* between two versions of the page */
+#define SPDL__STDERR_MS 100         /* how long stderr may take to accept a piece */
+#define SPDL__PATH_BYTES 512
+#define SPDL__EVERY_LEAST 0.01      /* seconds of an interval */
+#define SPDL__EVERY_MOST 1e7
+#define SPDL__SAMPLE_STAGE 7        /* numbers in a sample for a stage and the edge behind it */
+#define SPDL__SAMPLE_TOP 7          /* and for all of them */
+
+/* What was asked for, by the desc and by the environment. */
+typedef struct spdl__report_plan {
+    spdl_report_desc desc; /* but for the names of files */
+    char json[SPDL__PATH_BYTES], html[SPDL__PATH_BYTES];
+} spdl__report_plan;
+
+typedef struct spdl__reporter {
+    spdl_pipeline *pipeline;
+    spdl__report_plan plan;
+    char name[SPDL_NAME_BYTES];
+    spdl__thread thread;
+    spdl__event bell;
+    uint32_t quit;
+    bool terminal, colour, utf8, table, live, over;
+    int json_file, page_lock, draw_lock; /* or SPDL__NO_FILE */
+    int drawn;                           /* lines of the live view that stand on the terminal */
+    uint64_t run;                        /* Unix time in us of create */
+    spdl_stats last, now, interval;
+    spdl_process_stats process_last, process_now;
+    spdl_histogram *times; /* of each stage, at the last report */
+    char *buffer;
+    size_t bytes;
+    uint32_t lock;
+    uint64_t *samples; /* rows of sample_width numbers */
+    size_t sample_width, sample_count;
+    uint64_t sample_ns;
+} spdl__reporter;
+
+SPDL__PRIVATE uint64_t spdl__unix_us(void) {
+    struct timeval now;
+    (void)gettimeofday(&now, NULL);
+    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_usec;
+}
+
+SPDL__PRIVATE void spdl__report_warn(const spdl_logger *logger, const char *format, ...)
+    SPDL__PRINTF(2, 3);
+SPDL__PRIVATE void spdl__report_warn(const spdl_logger *logger, const char *format, ...) {
+    char text[SPDL_TEXT_BYTES + SPDL__PATH_BYTES];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    spdl__log(logger, SPDL_LOG_WARN, text);
+}
+
+/* --- what is asked for --- */
+
+/* Seconds as 5 or 0.25, in every locale; 0 when the word is something else. */
+SPDL__PRIVATE double spdl__report_seconds(const char *word) {
+    double value = 0, place = 1;
+    const size_t whole = strspn(word, "0123456789");
+    const size_t part = word[whole] == '.' ? 1 + strspn(word + whole + 1, "0123456789") : 0;
+    size_t i;
+    if (whole == 0 || word[whole + part] != '\0') return 0;
+    for (i = 0; i < whole; ++i) value = 10 * value + (word[i] - '0');
+    for (i = whole + 1; i < whole + part; ++i) value += (place /= 10) * (word[i] - '0');
+    return value;
+}
+
+/* One word of SPDL_STATS; false when it is none. */
+SPDL__PRIVATE bool spdl__report_word(spdl__report_plan *plan, const char *word, bool *quiet) {
+    const double seconds = spdl__report_seconds(word);
+    if (strcmp(word, "live") == 0) return plan->desc.live = true;
+    if (strcmp(word, "quiet") == 0) return *quiet = true;
+    if (strncmp(word, "json=", 5) == 0) {
+        if (word[5] == '\0' || strlen(word + 5) >= sizeof(plan->json)) return false;
+        memcpy(plan->json, word + 5, strlen(word + 5) + 1);
+        return true;
+    }
+    if (!(seconds >= SPDL__EVERY_LEAST && seconds <= SPDL__EVERY_MOST)) return false;
+    plan->desc.every = seconds;
+    return true;
+}
+
+/* SPDL_STATS: nothing is asked for when any word is wrong. */
+SPDL__PRIVATE void spdl__report_stats(spdl__report_plan *plan, const char *value,
+                                      const spdl_logger *logger) {
+    spdl__report_plan asked = *plan;
+    char word[SPDL__PATH_BYTES + 8];
+    const char *at = value;
+    bool quiet = false;
+    if (strcmp(value, "0") == 0) return;
+    for (;;) {
+        const size_t length = strcspn(at, ",");
+        (void)snprintf(word, sizeof(word), "%.*s",
+                       (int)spdl__min(length, sizeof(word) - 1), at);
+        if (!spdl__report_word(&asked, word, &quiet)) {
+            spdl__report_warn(logger, "spdl: SPDL_STATS is \"%.200s\", but \"%.200s\" is neither a "
+                                      "number of seconds nor live, quiet or json=FILE: no reports",
+                              value, word);
+            return;
+        }
+        if (at[length] == '\0') break;
+        at += length + 1;
+    }
+    *plan = asked;
+    if (!quiet && !asked.desc.live) plan->desc.table = true;
+}
+
+/* The variable, unless it is empty, or not the user's to set: the program has other rights. */
+SPDL__PRIVATE const char *spdl__report_variable(const char *name) {
+    const char *value = getuid() == geteuid() && getgid() == getegid() ? getenv(name) : NULL;
+    return value != NULL && *value != '\0' ? value : NULL;
+}
+
+SPDL__PRIVATE void spdl__report_file(char to[SPDL__PATH_BYTES], const char *from,
+                                     const spdl_logger *logger) {
+    if (from == NULL) return;
+    if (strlen(from) < SPDL__PATH_BYTES)
+        memcpy(to, from, strlen(from) + 1);
+    else
+        spdl__report_warn(logger, "spdl: the name of a report has more than %d bytes: \"%.60s...\"",
+                          SPDL__PATH_BYTES - 1, from);
+}
+
+/* Whether there is anything to do. */
+SPDL__PRIVATE bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc *desc,
+                                    const spdl_logger *logger) {
+    memset(plan, 0, sizeof(*plan));
+    if (desc != NULL) plan->desc = *desc;
+    spdl__report_file(plan->json, plan->desc.json, logger);
+    spdl__report_file(plan->html, plan->desc.html, logger);
+    if (!plan->desc.ignore_environment) {
+        const char *stats = spdl__report_variable("SPDL_STATS");
+        if (stats != NULL) spdl__report_stats(plan, stats, logger);
+        spdl__report_file(plan->html, spdl__report_variable("SPDL_REPORT"), logger);
+    }
+    if (!(plan->desc.every > 0)) plan->desc.every = plan->desc.live ? 1 : 5;
+    if (plan->desc.every < SPDL__EVERY_LEAST) plan->desc.every = SPDL__EVERY_LEAST;
+    if (plan->desc.every > SPDL__EVERY_MOST) plan->desc.every = SPDL__EVERY_MOST;
+    return plan->desc.table || plan->desc.live || plan->desc.report_fn != NULL ||
+           plan->json[0] != '\0' || plan->html[0] != '\0';
+}
+
+/* --- writing --- */
+
+/* A file of our own, never as descriptor 0 to 2. */
+SPDL__PRIVATE int spdl__report_open(const char *path, int how) {
+    int file = open(path, how | O_CREAT | O_NONBLOCK | O_NOCTTY | SPDL__O_CLOEXEC, 0666);
+    if (file >= 0 && file <= STDERR_FILENO) {
+        const int low = file;
+        file = fcntl(low, SPDL__F_DUPFD, STDERR_FILENO + 1);
+        (void)close(low);
+    }
+    return file;
+}
+
+/* Whether all of it was written; errno says why not. */
+SPDL__PRIVATE bool spdl__report_write(int file, const char *text, size_t length) {
+    while (length > 0) {
+        const ssize_t put = write(file, text, length);
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) return false;
+        text += put;
+        length -= (size_t)put;
+    }
+    return true;
+}
+
+/* stderr belongs to the program, so it may block: only what poll says it takes is written, in
+   pieces that a pipe takes whole. */
+SPDL__PRIVATE void spdl__report_stderr(spdl__reporter *r, const spdl__text *text) {
+    size_t at, most = spdl__min(text->length, r->bytes - 1);
+    for (at = 0; at < most;) {
+        const size_t piece = spdl__min(most - at, 4096);
+        struct pollfd ready;
+        ready.fd = STDERR_FILENO;
+        ready.events = POLLOUT;
+        ready.revents = 0;
+        if (poll(&ready, 1, SPDL__STDERR_MS) == 0) return; /* this one is lost */
+        if (!(ready.revents & POLLNVAL) &&
+            spdl__report_write(STDERR_FILENO, text->buffer + at, piece)) {
+            at += piece;
+        } else if (!(ready.revents & POLLNVAL) && errno == EAGAIN) {
+            return;
+        } else {
+            spdl__report_warn(&r->pipeline->logger, "spdl: no more statistics on stderr: %s",
+                              strerror(ready.revents & POLLNVAL ? EBADF : errno));
+            r->table = r->live = false;
+            return;
+        }
+    }
+}
+
+/* The cores used since the report before. */
+SPDL__PRIVATE double spdl__report_cores(const spdl__reporter *r, bool others) {
+    const spdl_process_stats *a = &r->process_last, *b = &r->process_now;
+    return spdl__share(others ? spdl__grown(a->others_ns, b->others_ns)
+                              : spdl__grown(a->cpu_ns, b->cpu_ns),
+                       b->time_ns - a->time_ns);
+}
+
+SPDL__PRIVATE void spdl__report_json(spdl__reporter *r, bool final) {
+    spdl__text text = spdl__text_start(r->buffer, r->bytes);
+    spdl__text_add(&text, "{\"schema\":\"spdl.stats.1\",\"pipeline\":");
+    spdl__json_string(&text, r->name);
+    spdl__text_add(&text, ",\"pid\":%ld,\"run\":%llu", (long)getpid(),
+                   (spdl__llu)(r->run / 1000));
+    spdl__json_real(&text, "time", (double)spdl__unix_us() * 1e-6);
+    spdl__text_add(&text, ",\"final\":%s,\"interval\":", final ? "true" : "false");
+    spdl__json_stats(&text, &r->interval);
+    spdl__text_add(&text, ",\"total\":");
+    spdl__json_stats(&text, &r->now);
+    spdl__text_add(&text, ",\"process\":{");
+    spdl__json_fields(&text, &r->process_now, spdl__process_fields,
+                      SPDL__LENGTH(spdl__process_fields));
+    spdl__json_real(&text, "cores_allowed", r->process_now.cores_allowed);
+    spdl__json_real(&text, "cores_used", spdl__report_cores(r, false));
+    spdl__json_real(&text, "others_cores", spdl__report_cores(r, true));
+    spdl__text_add(&text, "}}\n");
+    if (text.length < r->bytes && spdl__report_write(r->json_file, text.buffer, text.length))
+        return;
+    spdl__report_warn(&r->pipeline->logger, "spdl: no more statistics in %.400s: %s", r->plan.json,
+                      text.length < r->bytes ? strerror(errno) : "too long");
+    (void)close(r->json_file);
+    r->json_file = SPDL__NO_FILE;
+}
+
+/* --- text for people --- */
+
+SPDL__PRIVATE void spdl__report_process(spdl__reporter *r, spdl__text *text) {
+    spdl__text_style(text, "2");
+    spdl__text_add(text, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident",
+                   spdl__report_cores(r, false), r->process_now.cores_allowed,
+                   spdl__report_cores(r, true), (double)r->process_now.resident_bytes / 1e6);
+    spdl__text_style(text, "0");
+    spdl__text_add(text, "\n");
+}
+
+/* An interval without an item says something else than a start without one. */
+SPDL__PRIVATE void spdl__report_verdict(spdl__reporter *r, spdl__text *text,
+                                        const spdl_stats *stats) {
+    spdl__text_style(text, "1");
+    if (stats->delivered == 0 && r->now.delivered > 0)
+        spdl__text_add(text, "No item was taken: the trainer %s.",
+                       2 * stats->wait_ns > stats->elapsed_ns ? "waited" : "did not ask for one");
+    else
+        spdl__verdict(text, stats);
+    spdl__text_style(text, "0");
+    spdl__text_add(text, "\n");
+}
+
+/* "loader  at 1:15: 7680 of 50000 items ..." */
+SPDL__PRIVATE void spdl__report_heading(spdl__reporter *r, spdl__text *text, bool final) {
+    spdl__cell cell;
+    spdl__text_style(text, "1;36");
+    spdl__text_name(text, r->name, -1);
+    spdl__text_style(text, "0");
+    spdl__text_add(text, "  %s %s: ", final ? "ended after" : "at",
+                   spdl__clock(&cell, (double)r->now.elapsed_ns * 1e-9));
+    spdl__progress(text, &r->now, r->plan.desc.length, final);
+}
+
+SPDL__PRIVATE void spdl__report_table(spdl__reporter *r, bool final) {
+    const spdl_stats *stats = final ? &r->now : &r->interval;
+    spdl__text text = spdl__text_start(r->buffer, r->bytes);
+    text.colour = r->colour;
+    spdl__report_heading(r, &text, final);
+    spdl__text_add(&text, "\n");
+    spdl__report_verdict(r, &text, stats);
+    spdl__stats_rows(&text, stats);
+    spdl__report_process(r, &text);
+    spdl__report_stderr(r, &text);
+}
+
+/* A bar of ten characters. */
+SPDL__PRIVATE void spdl__report_bar(const spdl__reporter *r, spdl__text *text, double share) {
+    const int width = 10, full = (int)(width * (share < 1 ? share : 1) + 0.5);
+    int i;
+    for (i = 0; i < width; ++i)
+        spdl__text_add(text, i < full ? r->utf8 ? "\xe2\x96\x88" : "#"
+                                      : r->utf8 ? "\xe2\x96\x91" : ".");
+}
+
+SPDL__PRIVATE void spdl__report_live_row(spdl__reporter *r, spdl__text *text, int i, bool limit) {
+    const spdl_stage_stats *stage = &r->interval.stage[i];
+    const spdl_edge_stats *edge = &r->interval.edge[i];
+    spdl__cell cell;
+    spdl__text_style(text, limit ? "1;33" : "0");
+    spdl__text_add(text, "%c ", limit ? '>' : ' ');
+    spdl__text_name(text, stage->name, 16);
+    spdl__text_add(text, " %8s  busy ", spdl__rate(&cell, stage->tasks, r->interval.elapsed_ns));
+    spdl__report_bar(r, text, spdl__stage_load(&r->interval, i));
+    spdl__text_add(text, " %3.0f%%  waiting ", 100 * spdl__stage_load(&r->interval, i));
+    spdl__report_bar(r, text, spdl__share((uint64_t)edge->depth, (uint64_t)edge->buffer_size));
+    spdl__text_add(text, " %d/%d", edge->depth, edge->buffer_size);
+    spdl__text_style(text, "0");
+    spdl__text_add(text, "\033[K\n");
+}
+
+/* On a terminal: the lines that stand there are gone over. Lines are not wrapped meanwhile, so that
+   as many stand there as were written. */
+SPDL__PRIVATE void spdl__report_draw(spdl__reporter *r) {
+    const int limit = spdl__stats_limit(&r->interval);
+    spdl__text text = spdl__text_start(r->buffer, r->bytes);
+    int i;
+    text.colour = r->colour;
+    spdl__text_add(&text, "\033[?7l");
+    if (r->drawn > 0) spdl__text_add(&text, "\033[%dA\r", r->drawn);
+    spdl__report_heading(r, &text, false);
+    spdl__text_add(&text, "\033[K\n");
+    spdl__report_verdict(r, &text, &r->interval);
+    for (i = 0; i < r->now.stage_count; ++i) spdl__report_live_row(r, &text, i, i == limit);
+    spdl__report_process(r, &text);
+    spdl__text_add(&text, "\033[J\033[?7h");
+    r->drawn = r->now.stage_count + 3;
+    spdl__report_stderr(r, &text);
+}
+
+/* Elsewhere: one line. */
+SPDL__PRIVATE void spdl__report_line(spdl__reporter *r) {
+    const int limit = spdl__stats_limit(&r->interval);
+    spdl__text text = spdl__text_start(r->buffer, r->bytes);
+    spdl__report_heading(r, &text, false);
+    if (limit >= 0) {
+        spdl__text_add(&text, ", limited by ");
+        spdl__text_name(&text, r->now.stage[limit].name, -1);
+    }
+    spdl__text_add(&text, "\n");
+    spdl__report_stderr(r, &text);
+}
+
+/* --- intervals --- */
+
+/* What came between two snapshots; times[] is brought up to date. */
+SPDL__PRIVATE void spdl__report_subtract(void *to, const void *from, const spdl__field *field,
+                                         size_t count) {
+    for (; count > 0; --count, ++field) {
+        uint64_t value = spdl__field_at(to, field->at);
+        if (!field->sum) continue;
+        value = spdl__grown(spdl__field_at(from, field->at), value);
+        memcpy((char *)to + field->at, &value, sizeof(value));
+    }
+}
+
+SPDL__PRIVATE void spdl__report_interval(spdl__reporter *r) {
+    spdl_stats *stats = &r->interval;
+    spdl_histogram now;
+    int i;
+    *stats = r->now;
+    spdl__report_subtract(stats, &r->last, spdl__stats_fields, SPDL__LENGTH(spdl__stats_fields));
+    stats->first_item_ns = r->last.first_item_ns > 0
+                               ? 0 : spdl__grown(r->last.elapsed_ns, r->now.first_item_ns);
+    stats->step_mean_ns = stats->step_ns / spdl__max(stats->delivered, 1);
+    for (i = 0; i < stats->stage_count; ++i) {
+        spdl_edge_stats *edge = &stats->edge[i];
+        spdl__report_subtract(&stats->stage[i], &r->last.stage[i], spdl__stage_fields,
+                              SPDL__LENGTH(spdl__stage_fields));
+        spdl__report_subtract(edge, &r->last.edge[i], spdl__edge_fields,
+                              SPDL__LENGTH(spdl__edge_fields));
+        edge->readiness = edge->elapsed_ns > 0
+                              ? 1 - spdl__share(spdl__min(edge->empty_ns, edge->elapsed_ns),
+                                                edge->elapsed_ns) : 0;
+        (void)spdl_pipeline_histogram(r->pipeline, i, &now);
+        spdl__histogram_since(&r->times[i], &now);
+        spdl__stage_times(&stats->stage[i], &r->times[i]);
+        r->times[i] = now;
+    }
+}
+
+/* One report, in every form that is wanted. */
+SPDL__PRIVATE void spdl__report_once(spdl__reporter *r, bool final) {
+    spdl_pipeline_stats(r->pipeline, &r->now);
+    spdl_process_read(&r->process_now);
+    spdl__report_interval(r);
+    if (r->plan.desc.report_fn != NULL)
+        r->plan.desc.report_fn(&r->interval, &r->now, r->plan.desc.user);
+    if (r->json_file != SPDL__NO_FILE) spdl__report_json(r, final);
+    if (r->live && r->draw_lock != SPDL__NO_FILE)
+        spdl__report_draw(r);
+    else if (r->live && !final)
+        spdl__report_line(r);
+    if (r->table || (r->live && final)) spdl__report_table(r, final);
+    if (final) r->drawn = 0;
+    r->last = r->now;
+    r->process_last = r->process_now;
+}
+
+/* --- samples --- */
+
+/* Drops every second sample: those that stay are twice as far apart, and end with the last. */
+SPDL__PRIVATE void spdl__samples_thin(spdl__reporter *r) {
+    const size_t row = r->sample_width * sizeof(*r->samples);
+    size_t i;
+    for (i = 1; i < r->sample_count / 2; ++i)
+        memcpy(r->samples + i * r->sample_width, r->samples + (2 * i + 1) * r->sample_width, row);
+    r->sample_count /= 2;
+    r->sample_ns *= 2;
+}
+
+/* Sums since the start, in microseconds and KiB: the page takes the differences. */
+SPDL__PRIVATE void spdl__samples_row(uint64_t *to, const spdl_stats *stats,
+                                     const spdl_process_stats *process) {
+    int i;
+    *to++ = stats->elapsed_ns / 1000;
+    *to++ = stats->delivered;
+    *to++ = stats->wait_ns / 1000;
+    *to++ = process->time_ns / 1000;
+    *to++ = process->cpu_ns / 1000;
+    *to++ = process->others_ns / 1000;
+    *to++ = process->resident_bytes / 1024;
+    for (i = 0; i < stats->stage_count; ++i) {
+        *to++ = stats->stage[i].tasks - spdl__min(stats->stage[i].failures, stats->stage[i].tasks);
+        *to++ = stats->stage[i].busy_ns / 1000;
+        *to++ = stats->edge[i].items;
+        *to++ = stats->edge[i].empty_ns / 1000;
+        *to++ = stats->edge[i].put_wait_ns / 1000;
+        *to++ = stats->edge[i].get_wait_ns / 1000;
+        *to++ = (uint64_t)stats->edge[i].depth;
+    }
+}
+
+/* One more; when the last is quite new it is replaced, so that no interval is tiny. */
+SPDL__PRIVATE void spdl__report_sample(spdl__reporter *r) {
+    spdl_process_stats process;
+    uint64_t *row;
+    if (!spdl__try_lock(&r->lock)) return;
+    spdl_pipeline_stats(r->pipeline, &r->now);
+    spdl_process_read(&process);
+    if (r->sample_count == SPDL__SAMPLES) spdl__samples_thin(r);
+    row = r->samples + r->sample_count * r->sample_width;
+    if (r->sample_count > 1 &&
+        r->now.elapsed_ns / 1000 < *(row - r->sample_width) + r->sample_ns / 2000)
+        row -= r->sample_width;
+    else
+        r->sample_count++;
+    spdl__samples_row(row, &r->now, &process);
+    spdl__spin_unlock(&r->lock);
+}
+
+/* --- the thread --- */
+
+SPDL__PRIVATE void spdl__report_page(spdl__reporter *r);
+
+/* Writes what is left; again only if the pipeline has gone on since. */
+SPDL__PRIVATE void spdl__report_final(spdl__reporter *r) {
+    r->over = true;
+    spdl__report_once(r, true);
+    if (r->samples != NULL) spdl__report_sample(r);
+    spdl__report_page(r);
+}
+
+SPDL__PRIVATE void *spdl__report_main(void *arg) {
+    spdl__reporter *r = (spdl__reporter *)arg;
+    const uint64_t every = (uint64_t)(r->plan.desc.every * 1e9);
+    uint64_t sample = r->samples != NULL ? spdl_time_ns() : SPDL__NEVER;
+    uint64_t page = r->samples != NULL ? sample + SPDL__PAGE_NS : SPDL__NEVER;
+    uint64_t report = spdl_time_ns() + every;
+    spdl__thread_name("spdl-report");
+    for (;;) {
+        const uint32_t word = spdl__load32(&r->bell.word);
+        const bool ended = spdl__load_relaxed(&r->pipeline->ended_ns) != 0;
+        const uint64_t now = spdl_time_ns();
+        if (spdl__load32(&r->quit)) break;
+        if (!ended) r->over = false;
+        if (!ended && now >= sample) spdl__report_sample(r);
+        if (!ended && now >= page) spdl__report_page(r);
+        if (!ended && now >= report) spdl__report_once(r, false);
+        if (ended && !r->over && now >= report) spdl__report_final(r);
+        if (now >= sample) sample = now + r->sample_ns;
+        if (now >= page) page = now + SPDL__PAGE_NS;
+        if (now >= report) report = now + every - (now - report) % every;
+        (void)spdl__event_sleep(&r->bell, word,
+                                ended ? report : spdl__min(sample, spdl__min(page, report)));
+    }
+    if (!r->over) spdl__report_final(r);
+    return NULL;
+}
+
+/* --- the page --- */
+
+/* The page in pieces that are not too long for a compiler, before and behind its numbers: JSON,
+   which the script draws. Everything from outside goes through textContent. */
+/* clang-format off */
+static const char *const spdl__page_head[] = {
+    "<html lang='en'><head><meta charset='utf-8'><title>spdl report</title>\n"
+    "<meta name='viewport' content='width=device-width,initial-scale=1'>\n"
+    "<style>\n"
+    ":root{--bg:#f7f7f5;--card:#fff;--ink:#1c1c1a;--dim:#6a6a64;--line:#e3e2dd;--soft:#efeeea;\n"
+    "--hot:#c8450c;--hotbg:#fdf0e8;--c0:#2563c9;--c1:#d9660f;--c2:#2b8a3e;--c3:#9c36b5;"
+    "--c4:#b08500;\n"
+    "--c5:#0b7c92;--c6:#c2255c;--c7:#6b6f76}\n"
+    "@media(prefers-color-scheme:dark){:root{--bg:#161615;--card:#1f1f1d;--ink:#ededea;"
+    "--dim:#9d9c95;\n"
+    "--line:#35342f;--soft:#2a2926;--hot:#ff9a5c;--hotbg:#37241a;--c0:#74a9ff;--c1:#ff9d4d;\n"
+    "--c2:#6fd283;--c3:#d98bf0;--c4:#f0c846;--c5:#4bc6da;--c6:#f58cb2;--c7:#a9adb3}}\n"
+    "*{box-sizing:border-box}\n"
+    "body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.45 system-ui,sans-serif}\n"
+    "main{max-width:1120px;margin:0 auto;padding:28px 20px 40px}\n"
+    "#name{margin:0;color:var(--dim)}\n"
+    "h1{font-size:24px;line-height:1.3;margin:4px 0 18px;max-width:46em;text-wrap:pretty}\n"
+    "h2{font-size:16px;margin:26px 0 10px}\n"
+    ".card{background:var(--card);border:1px solid var(--line);border-radius:10px}\n"
+    "#tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:10px}\n"
+    "#tiles div{padding:10px 14px}\n"
+    "#tiles span{color:var(--dim);font-size:13px;display:block}\n"
+    "#tiles b{font-size:21px;font-weight:600}\n"
+    "#flow{display:flex;flex-wrap:wrap;align-items:stretch;padding:18px 16px;row-gap:16px}\n"
+    ".stage{border:1.5px solid var(--line);border-radius:9px;padding:9px 12px;min-width:104px;\n"
+    "max-width:180px;background:var(--card);position:relative;font-size:13px}\n"
+    ".stage b{display:block;font-size:14px;overflow:hidden;text-overflow:ellipsis;"
+    "white-space:nowrap}\n"
+    ".stage span{color:var(--dim);display:block;white-space:nowrap}\n"
+    ".stage.limit{border:2px solid var(--hot);background:var(--hotbg)}\n"
+    ".stage em{position:absolute;top:-10px;right:8px;background:var(--hot);color:var(--card);\n"
+    "font:600 11px/18px system-ui,sans-serif;padding:0 7px;border-radius:9px}\n"
+    ".bar{height:5px;border-radius:3px;background:var(--soft);margin-top:6px;overflow:hidden}\n"
+    ".bar i{display:block;height:100%;background:var(--c0)}\n"
+    ".limit .bar i{background:var(--hot)}\n"
+    ".edge{align-self:center;width:80px;text-align:center;font-size:12px;white-space:nowrap;\n"
+    "color:var(--dim)}\n"
+    ".edge svg{display:block;margin:1px auto}\n"
+    "#charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));"
+    "gap:14px;\n"
+    "margin-top:26px}\n"
+    ".chart{padding:12px 14px 10px;position:relative}\n"
+    ".chart h3{margin:0;font-size:14px}\n"
+    ".chart p{margin:0 0 4px;font-size:12.5px;color:var(--dim)}\n"
+    ".chart svg{display:block;width:100%;overflow:visible}\n"
+    ".chart text{fill:var(--dim);font-size:11px}\n"
+    ".legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12.5px;color:var(--dim)}\n"
+    ".legend i{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:5px;\n"
+    "vertical-align:3px}\n"
+    ".tip{position:absolute;pointer-events:none;padding:6px 9px;font-size:12.5px;z-index:1;\n"
+    "white-space:nowrap;display:none}\n"
+    ".scroll{overflow-x:auto;padding:4px 0}\n"
+    "table{border-collapse:collapse;font-size:13px;width:100%;font-variant-numeric:tabular-nums}\n"
+    "th,td{padding:6px 10px;text-align:right;white-space:nowrap}\n"
+    "th{color:var(--dim);font-weight:500;border-bottom:1px solid var(--line)}\n"
+    "th:first-child,td:first-child{text-align:left}\n"
+    "tr.limit td{background:var(--hotbg)}\n"
+    "tr.limit td:first-child{color:var(--hot);font-weight:600}\n"
+    "footer{color:var(--dim);font-size:12.5px;margin-top:22px}\n"
+    "</style></head><body><main>\n"
+    "<p id='name'></p><h1 id='verdict'></h1><section id='tiles'></section>\n"
+    "<h2>Flow</h2><section id='flow' class='card'></section><section id='charts'></section>\n"
+    "<h2>Since the start</h2><div class='scroll card'><table "
+    "id='table'></table></div><footer></footer>\n"
+    "<noscript>This page draws itself: scripts have to be allowed.</noscript>\n"
+    "</main><script type='application/json' id='data'>\n",
+    NULL,
+};
+
+static const char *const spdl__page_tail[] = {
+    "</script><script>\n"
+    "'use strict';\n"
+    "const D=JSON.parse(document.getElementById('data').textContent),T=D.total,N=T.stages.length;\n"
+    "const $=id=>document.getElementById(id),NS='http://www.w3.org/2000/svg';\n"
+    "function el(tag,set,...kids){const e=document.createElement(tag);for(const k in set)\n"
+    "if(k=='style')e.style.cssText=set[k];else e[k]=set[k];e.append(...kids);return e}\n"
+    "function svg(tag,set,...kids){const e=document.createElementNS(NS,tag);\n"
+    "for(const k in set)e.setAttribute(k,set[k]);e.append(...kids);return e}\n"
+    "const digits=v=>v<9.995?v.toFixed(2):v<99.95?v.toFixed(1):v.toFixed(0);\n"
+    "function time(ns){let u=0;while(ns>=999.5&&u<3){ns/=1000;u++}\n"
+    "return(u?digits(ns):ns.toFixed(0))+' '+['ns','us','ms','s'][u]}\n"
+    "function count(v){let u=0;while(v>=999.5&&u<3){v/=1000;u++}\n"
+    "return(u||v%1?digits(v):v)+['','k','M','G'][u]}\n"
+    "const rate=v=>count(v)+'/s',percent=v=>(100*v).toFixed(0)+' %',div=(a,b)=>b>0?a/b:0;\n"
+    "const color=i=>'var(--c'+i%8+')',names=T.stages.map(s=>s.name);\n"
+    "const since=T.elapsed_ns-T.first_item_ns,pr=D.process;\n"
+    "const waited=div(Math.max(0,T.wait_ns-T.first_item_ns),since);\n"
+    "$('name').textContent=D.pipeline+' \\u00b7 '+new Date(D.time*1000).toLocaleString()"
+    "+' \\u00b7 '\n"
+    "+time(T.elapsed_ns);\n"
+    "$('verdict').textContent=T.verdict.replace(/ %/g,'\\u00a0%');"
+    "document.title=D.pipeline+' \\u00b7 spdl report';\n"
+    "for(const[k,v]of[['items',count(T.delivered)],['rate',rate(div(T.delivered*1e9,"
+    "T.elapsed_ns))],\n"
+    "['trainer waited',percent(waited)],['its own step',time(T.step_mean_ns)],\n"
+    "['first item after',time(T.first_item_ns)],['memory',digits(pr.resident_bytes/1e6)+' MB'],\n"
+    "['cores allowed',String(+pr.cores_allowed.toFixed(2))]])\n"
+    "$('tiles').append(el('div',{className:'card'},el('span',{},k),el('b',{},v)));\n"
+    "// The flow: a box for each stage, an arrow with a filled pipe for the edge behind it.\n"
+    "function box(name,lines,load,limit){const b=el('div',{className:'stage'+(limit?' limit':''),\n"
+    "title:name},el('b',{},name),...lines.map(l=>el('span',{},l)));\n"
+    "if(load>=0)b.append(el('div',{className:'bar'},el('i',{style:'width:'+100*Math.min(1,load)"
+    "+'%'})));\n"
+    "if(limit)b.append(el('em',{},'limit'));return b}\n"
+    "T.stages.forEach((s,i)=>{const e=T.edges[i],batch=s.kind=='batch';\n"
+    "$('flow').append(box(s.name,batch?[s.kind,s.tasks+' made']:[s.kind+' \\u00d7 "
+    "'+s.concurrency,\n"
+    "time(s.p50_ns)+' p50',percent(s.load)+' busy'],batch?-1:s.load,i==T.limit));\n"
+    "const arrow=svg('svg',{width:72,height:16,viewBox:'0 0 72 16'},\n"
+    "svg('rect',{x:3,y:5,width:56,height:6,rx:3,fill:'var(--soft)'}),\n"
+    "svg('rect',{x:3,y:5,width:56*e.readiness,height:6,rx:3,fill:'var(--c2)'}),\n"
+    "svg('path',{d:'M61 2.5l8 5.5-8 5.5z',fill:'var(--dim)'}));\n"
+    "$('flow').append(el('div',{className:'edge',title:e.depth+' of '+e.buffer_size+' waiting "
+    "now'},\n"
+    "percent(div(e.full_ns,e.elapsed_ns))+' full',arrow,percent(e.readiness)+' ready'))});\n"
+    "$('flow').append(box('trainer',[time(T.step_mean_ns)+' a step','waited '+percent(waited)],\n"
+    "waited));\n"
+    "// Charts. A series is {name, color, wide, at: sample number -> value or NaN}.\n"
+    "const S=D.samples,X=S.map(r=>r[0]/1e6),top7=7;\n"
+    "const d=(i,k)=>S[i][k]-S[i-1][k],col=(s,k)=>top7+7*s+k;\n"
+    "function ticks(max){const e=10**Math.floor(Math.log10(max)),m=max/e,t=(m>5?2:m>2?1:.5)*e,"
+    "r=[];\n"
+    "for(let v=0;v<=max*1.0001;v+=t)r.push(v);return r}\n"
+    "function chart(title,note,format,series,o={}){\n"
+    "const w=520,h=170,L=54,R=8,B=20,P=6,n=X.length;let lo=Infinity,hi=o.max||0;\n"
+    "const rows=series.map(s=>X.map((x,i)=>i?s.at(i):NaN));\n"
+    "for(const r of rows)for(const v of r)if(isFinite(v)&&(!o.log||v>0)){lo=Math.min(lo,v);\n"
+    "hi=Math.max(hi,v)}\n"
+    "if(!(hi>0))hi=1;if(!(lo<hi))lo=hi/10;\n"
+    "if(o.log){lo=10**Math.floor(Math.log10(lo));hi=10**Math.ceil(Math.log10(hi)-1e-9)}else\n"
+    "if(!o.max)hi*=1.06;\n"
+    "const y=v=>o.log?P+(h-B-P)*Math.log(hi/Math.max(v,lo))/Math.log(hi/lo):P+(h-B-P)*(1-v/hi);\n"
+    "const x0=X[0],x1=X[n-1],x=v=>L+(w-L-R)*(v-x0)/(x1-x0||1),g=svg('svg',{viewBox:`0 0 ${w} ${"
+    "h}`});\n",
+    "let marks=ticks(hi);if(o.log){marks=[];for(let v=lo;v<=hi*1.01;v*=10)marks.push(v);\n"
+    "while(marks.length>6)marks=marks.filter((m,i)=>i%2==0)}\n"
+    "for(const v of marks){g.append(svg('line',{x1:L,x2:w-R,y1:y(v),y2:y(v),stroke:'var(--line)"
+    "'}),\n"
+    "svg('text',{x:L-6,y:y(v)+4,'text-anchor':'end'},format(v)))}\n"
+    "for(const v of ticks(x1).filter(v=>v>=x0))g.append(svg('text',{x:x(v),y:h-4,\n"
+    "'text-anchor':'middle'},+v.toFixed(2)+' s'));\n"
+    "series.forEach((s,k)=>{let path='',on=false;rows[k].forEach((v,i)=>{const ok=isFinite(v)&&\n"
+    "(!o.log||v>0);if(ok)path+=(on?'L':'M')+x(X[i]).toFixed(1)+' '+y(v).toFixed(1);on=ok});\n"
+    "if(!path)return;if(series.length==1)g.append(svg('path',{d:path+`L${x(X[n-1]).toFixed(1)} `\n"
+    "+`${y(0)}L${x(X[1]).toFixed(1)} ${y(0)}z`,fill:s.color,opacity:.13}));\n"
+    "g.append(svg('path',{d:path,fill:'none',stroke:s.color,'stroke-width':s.wide?2.6:1.6,\n"
+    "'stroke-linejoin':'round',...(k>7&&{'stroke-dasharray':'5 3'})}))});\n"
+    "const rule=svg('line',{y1:P,y2:h-B,stroke:'var(--dim)',visibility:'hidden'}),\n"
+    "tip=el('div',{className:'tip card'});g.append(rule);\n"
+    "const c=el('div',{className:'card chart'},el('h3',{},title),el('p',{},note),g);\n"
+    "if(series.length>1)c.append(el('div',{className:'legend'},...series.map(s=>el('span',{},\n"
+    "el('i',{style:'background:'+s.color}),s.name))));\n"
+    "c.append(tip);g.onmousemove=m=>{const b=g.getBoundingClientRect(),\n"
+    "v=x0+((m.clientX-b.left)*w/b.width-L)/(w-L-R)*(x1-x0);let i=X.findIndex(t=>t>=v);\n"
+    "if(i<1)i=v<x0?1:n-1;rule.setAttribute('x1',x(X[i]));rule.setAttribute('x2',x(X[i]));\n"
+    "rule.setAttribute('visibility','visible');tip.replaceChildren(el('b',{},digits(X[i])+' s'),\n"
+    "...series.map((s,k)=>el('div',{},(series.length>1?s.name+'  ':'')+(isFinite(rows[k][i])?\n"
+    "format(rows[k][i]):'-'))));tip.style.display='block';\n"
+    "tip.style.left=Math.min(m.clientX-b.left+24,b.width-tip.offsetWidth)+'px';"
+    "tip.style.top='44px'};\n"
+    "g.onmouseleave=()=>{tip.style.display='none';rule.setAttribute('visibility','hidden')};\n"
+    "$('charts').append(c)}\n"
+    "const each=(f,from=0)=>T.stages.map((s,k)=>({name:names[k],color:color(k),wide:k==T.limit,\n"
+    "at:i=>f(i,k),kind:s.kind})).slice(from),over=(a,b)=>b>0?a/b:NaN;\n"
+    "if(S.length>3){\n"
+    "chart('Rate','items the trainer took per second',rate,[{color:color(0),at:i=>over(1e6*d(i,"
+    "1),\n"
+    "d(i,0))}]);\n"
+    "chart('Trainer waiting','share of time it waited for data',percent,[{color:color(1),\n"
+    "at:i=>over(d(i,2),d(i,0))}],{max:1});\n"
+    "chart('Data readiness','share of time something could be taken behind each stage',percent,\n"
+    "each((i,k)=>over(d(i,0)-Math.min(d(i,0),d(i,col(k,3))),d(i,0))),{max:1});\n"
+    "chart('Stage time','mean of a call',time,each((i,k)=>over(1e3*d(i,col(k,1)),d(i,col(k,0))))\n"
+    ".filter(s=>s.kind!='batch'),{log:1});\n"
+    "chart('Put wait','time a finished item waits for a place behind its stage',time,\n"
+    "each((i,k)=>over(1e3*d(i,col(k,4)),d(i,col(k,2)))),{});\n"
+    "chart('Get wait','time the reader behind each stage is idle, per item',time,\n"
+    "each((i,k)=>over(1e3*d(i,col(k,5)),d(i,col(k,2)))),{});\n"
+    "chart('Processor','cores used by this process, and by others on the machine',"
+    "v=>+v.toFixed(2),\n"
+    "[{name:'this process',color:color(0),wide:1,at:i=>over(d(i,4),d(i,3))},{name:'others',\n"
+    "color:color(7),at:i=>over(d(i,5),d(i,3))}],{max:pr.cores_allowed});\n"
+    "chart('Memory','resident',v=>count(v)+'B',[{color:color(3),at:i=>S[i][6]*1024}]);\n"
+    "}else $('charts').append(el('p',{},'No plots: nothing was sampled. SPDL_REPORT=FILE, or "
+    "html in '\n"
+    "+'the desc of the reports, has samples taken from the start.'));\n"
+    "// The numbers.\n"
+    "const cols=[['stage',s=>s.name],['calls',s=>s.in_flight+'/'+s.concurrency],['tasks',"
+    "s=>s.tasks],\n"
+    "['failed',s=>s.failures],['skip',s=>s.skips],['retry',s=>s.retries],\n"
+    "...[['mean','mean_ns'],['p50','p50_ns'],['p90','p90_ns'],['p99','p99_ns'],['max','max_ns']]\n"
+    ".map(([t,k])=>[t,s=>s.kind=='batch'?'-':time(s[k])]),\n"
+    "['busy',s=>s.kind=='batch'?'-':percent(s.load)],\n"
+    "['put wait',(s,e)=>time(div(e.put_wait_ns,e.items))],\n"
+    "['get wait',(s,e)=>time(div(e.get_wait_ns,e.items))],\n",
+    "['full',(s,e)=>percent(div(e.full_ns,e.elapsed_ns))],['ready',(s,e)=>percent(e.readiness)]];\n"
+    "$('table').append(el('tr',{},...cols.map(c=>el('th',{},c[0]))),...T.stages.map((s,i)=>\n"
+    "el('tr',{className:i==T.limit?'limit':''},...cols.map(c=>el('td',{},String(c[1](s,"
+    "T.edges[i])))))));\n"
+    "document.querySelector('footer').textContent='spdl.h '+D.version+', process '+D.pid+'; '\n"
+    "+S.length+' samples';\n"
+    "</script></body></html>\n",
+    NULL,
+};
+/* clang-format on */
+
+/* Writes pieces of a page through a buffer; after a failure it writes no more. */
+typedef struct spdl__page {
+    int file;
+    int error; /* errno of the first failure */
+    spdl__text text;
+} spdl__page;
+
+/* What is in the buffer goes to the file; there is room again. */
+SPDL__PRIVATE void spdl__page_flush(spdl__page *page) {
+    if (page->text.length >= page->text.bytes && page->error == 0) page->error = ENOBUFS;
+    if (page->error == 0 &&
+        !spdl__report_write(page->file, page->text.buffer, page->text.length))
+        page->error = errno;
+    page->text.length = 0;
+}
+
+SPDL__PRIVATE void spdl__page_put(spdl__page *page, const char *const *strings) {
+    for (; *strings != NULL; ++strings)
+        if (page->error == 0 && !spdl__report_write(page->file, *strings, strlen(*strings)))
+            page->error = errno;
+}
+
+/* Which process this is: its number may come again, but not with the time it was started at, the
+   22nd field of what Linux tells; the second one is a name in brackets. */
+SPDL__PRIVATE void spdl__report_identity(char *text, size_t bytes) {
+    char stat[1024], *at = NULL;
+    spdl__llu started = 0;
+    int field;
+    if (spdl__file_text("/proc/self/stat", stat, sizeof(stat))) at = strrchr(stat, ')');
+    for (field = 2; at != NULL && field < 22; ++field) at = strchr(at + 1, ' ');
+    if (at != NULL) started = strtoull(at, NULL, 10);
+    (void)snprintf(text, bytes, "<!doctype html><!-- spdl.report %ld-%llu -->", (long)getpid(),
+                   started);
+}
+
+/* What the script of the page draws. `r` is NULL when there are no samples. */
+SPDL__PRIVATE void spdl__page_data(spdl__page *page, const char *name, const spdl_stats *total,
+                                   const spdl__reporter *r) {
+    spdl_process_stats process;
+    size_t i, k;
+    spdl_process_read(&process);
+    spdl__text_add(&page->text, "{\"schema\":\"spdl.report.1\",\"version\":\"%s\",\"pipeline\":",
+                   spdl_version());
+    spdl__json_string(&page->text, name);
+    spdl__text_add(&page->text, ",\"pid\":%ld", (long)getpid());
+    spdl__json_real(&page->text, "time", (double)spdl__unix_us() * 1e-6);
+    spdl__text_add(&page->text, ",\"total\":");
+    spdl__json_stats(&page->text, total);
+    spdl__text_add(&page->text, ",\"process\":{");
+    spdl__json_fields(&page->text, &process, spdl__process_fields,
+                      SPDL__LENGTH(spdl__process_fields));
+    spdl__json_real(&page->text, "cores_allowed", process.cores_allowed);
+    spdl__text_add(&page->text, "},\"samples\":[");
+    for (i = 0; r != NULL && i < r->sample_count; ++i) {
+        spdl__page_flush(page);
+        spdl__text_add(&page->text, i ? ",\n[" : "\n[");
+        for (k = 0; k < r->sample_width; ++k)
+            spdl__text_add(&page->text, k ? ",%llu" : "%llu",
+                           (spdl__llu)r->samples[i * r->sample_width + k]);
+        spdl__text_add(&page->text, "]");
+    }
+    spdl__text_add(&page->text, "]}");
+    spdl__page_flush(page);
+}
+
+/* How much of a buffer JSON of all stages may need, twice. */
+SPDL__PRIVATE size_t spdl__report_bytes_for(int stages) { return 8192 + 3072 * (size_t)stages; }
+
+/* 0, or errno. Opening does not wait, and truncates only now. */
+SPDL__PRIVATE int spdl__page_write(const char *path, const char *name, const spdl_stats *total,
+                                   const spdl__reporter *r, char *buffer, size_t bytes) {
+    spdl__page page;
+    page.file = spdl__report_open(path, O_WRONLY | O_TRUNC);
+    if (page.file < 0) return errno;
+    page.error = 0;
+    page.text = spdl__text_start(buffer, bytes);
+    spdl__report_identity(buffer, bytes);
+    page.text.length = strlen(buffer);
+    spdl__page_flush(&page);
+    spdl__page_put(&page, spdl__page_head);
+    spdl__page_data(&page, name, total, r);
+    spdl__page_put(&page, spdl__page_tail);
+    if (close(page.file) != 0 && page.error == 0) page.error = errno;
+    return page.error;
+}
+
+SPDL__PRIVATE const char *spdl__report_name(const spdl_pipeline *p) {
+    return p->reporter != NULL ? p->reporter->name : "spdl";
+}
+
+/* The page of the thread itself. */
+SPDL__PRIVATE void spdl__report_page(spdl__reporter *r) {
+    int error;
+    if (r->samples == NULL || r->plan.html[0] == '\0') return;
+    spdl_pipeline_stats(r->pipeline, &r->now);
+    error = spdl__page_write(r->plan.html, r->name, &r->now, r, r->buffer, r->bytes);
+    if (error == 0) return;
+    spdl__report_warn(&r->pipeline->logger, "spdl: no report in %.400s: %s", r->plan.html,
+                      strerror(error));
+    r->plan.html[0] = '\0';
+}
+
+SPDL_API spdl_result spdl_report_html(const spdl_pipeline *p, const char *path) {
+    const size_t bytes = spdl__report_bytes_for(p != NULL ? p->count : 0);
+    spdl_stats *total;
+    spdl__reporter *r;
+    int error;
+    if (p == NULL || path == NULL) return SPDL_E_INVALID;
+    total = (spdl_stats *)spdl__alloc(&p->allocator, sizeof(*total) + bytes, sizeof(void *));
+    if (total == NULL) return SPDL_E_NOMEM;
+    r = p->reporter != NULL && p->reporter->samples != NULL ? p->reporter : NULL;
+    if (r != NULL) spdl__spin_lock(&r->lock); /* its thread does not wait for us */
+    spdl_pipeline_stats(p, total);
+    error = spdl__page_write(path, spdl__report_name(p), total, r, (char *)(total + 1), bytes);
+    if (r != NULL) spdl__spin_unlock(&r->lock);
+    spdl__free(&p->allocator, total, sizeof(*total) + bytes);
+    return error == 0 ? SPDL_OK : SPDL_E_IO;
+}
+
+/* --- beginning and end --- */
+
+/* run.html, run.2.html, run.3.html ... */
+SPDL__PRIVATE void spdl__report_numbered(char to[SPDL__PATH_BYTES], const char *path, int number) {
+    const char *base = strrchr(path, '/'), *dot = strrchr(path, '.');
+    const int stem = dot != NULL && dot > path && (base == NULL || dot > base + 1)
+                         ? (int)(dot - path) : (int)strlen(path);
+    (void)snprintf(to, SPDL__PATH_BYTES, "%.*s.%d%s", stem, path, number, path + stem);
+}
+
+/* Whether a page of that name is for this pipeline: nobody holds it, and it was not written by
+   another pipeline of this process. Then it is held, as long as the descriptor is open. */
+SPDL__PRIVATE bool spdl__page_free(int file) {
+    char identity[96], found[96];
+    struct stat status;
+    ssize_t length;
+    if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) return true;
+    if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
+    spdl__report_identity(identity, sizeof(identity));
+    length = read(file, found, sizeof(found) - 1);
+    found[length > 0 ? length : 0] = '\0';
+    return strncmp(found, identity, strlen(identity)) != 0;
+}
+
+/* Finds the page a name of its own, and writes it for the first time: what cannot work is told at
+   once. */
+SPDL__PRIVATE void spdl__page_claim(spdl__reporter *r) {
+    char asked[SPDL__PATH_BYTES];
+    int number = 1;
+    memcpy(asked, r->plan.html, sizeof(asked));
+    for (;;) {
+        r->page_lock = spdl__report_open(r->plan.html, O_RDWR);
+        if (r->page_lock < 0 || spdl__page_free(r->page_lock) || number == 99) break;
+        (void)close(r->page_lock);
+        spdl__report_numbered(r->plan.html, asked, ++number);
+    }
+    spdl__report_page(r); /* if it cannot be opened, that says so, too */
+}
+
+/* Only one pipeline draws on a terminal: the one that holds it. */
+SPDL__PRIVATE void spdl__report_terminal(spdl__reporter *r) {
+    static const char *const names[] = { "LC_ALL", "LC_CTYPE", "LANG" };
+    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR"), *locale = NULL;
+    int i;
+    for (i = 0; i < 3 && (locale == NULL || *locale == '\0'); ++i) locale = getenv(names[i]);
+    r->terminal = isatty(STDERR_FILENO) != 0 && term != NULL && strcmp(term, "dumb") != 0;
+    r->colour = r->terminal && (no_color == NULL || *no_color == '\0');
+    r->utf8 = locale != NULL && (strstr(locale, "UTF-8") != NULL || strstr(locale, "utf8") != NULL);
+    if (!r->terminal || !r->live) return;
+    r->draw_lock = open("/proc/self/fd/2", O_WRONLY | O_NOCTTY | SPDL__O_CLOEXEC);
+    if (r->draw_lock < 0) {
+        r->draw_lock = fcntl(STDERR_FILENO, SPDL__F_DUPFD, STDERR_FILENO + 1);
+    } else if (flock(r->draw_lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        (void)close(r->draw_lock);
+        r->draw_lock = SPDL__NO_FILE;
+    }
+}
+
+SPDL__PRIVATE void spdl__report_open_all(spdl__reporter *r) {
+    r->table = r->plan.desc.table;
+    r->live = r->plan.desc.live;
+    r->json_file = r->page_lock = r->draw_lock = SPDL__NO_FILE;
+    if (r->table || r->live) spdl__report_terminal(r);
+    if (r->plan.json[0] != '\0') {
+        r->json_file = spdl__report_open(r->plan.json, O_WRONLY | O_APPEND);
+        if (r->json_file < 0)
+            spdl__report_warn(&r->pipeline->logger, "spdl: no statistics in %.400s: %s",
+                              r->plan.json, strerror(errno));
+    }
+    if (r->samples != NULL) spdl__page_claim(r);
+}
+
+SPDL__PRIVATE void spdl__report_free(spdl__reporter *r) {
+    const spdl_allocator *allocator = &r->pipeline->allocator;
+    const int files[] = { r->json_file, r->page_lock, r->draw_lock };
+    int i;
+    for (i = 0; i < 3; ++i)
+        if (files[i] >= 0) (void)close(files[i]);
+    spdl__event_fini(&r->bell);
+    spdl__free(allocator, r->samples, SPDL__SAMPLES * r->sample_width * sizeof(*r->samples));
+    spdl__free(allocator, r->buffer, r->bytes);
+    spdl__free(allocator, r->times, (size_t)r->pipeline->count * sizeof(*r->times));
+    spdl__free(allocator, r, sizeof(*r));
+}
+
+/* Memory for everything the reports will need; false when there is too little. */
+SPDL__PRIVATE bool spdl__report_allocate(spdl__reporter *r) {
+    const spdl_allocator *allocator = &r->pipeline->allocator;
+    const size_t stages = (size_t)r->pipeline->count;
+    r->bytes = 2 * spdl__report_bytes_for(r->pipeline->count);
+    r->buffer = (char *)spdl__alloc(allocator, r->bytes, sizeof(void *));
+    r->times = (spdl_histogram *)spdl__alloc_zeroed(allocator, stages, sizeof(*r->times),
+                                                    sizeof(void *));
+    r->sample_width = SPDL__SAMPLE_TOP + stages * SPDL__SAMPLE_STAGE;
+    r->sample_ns = SPDL__SAMPLE_NS;
+    if (r->plan.html[0] != '\0') {
+        r->samples = (uint64_t *)spdl__alloc(
+            allocator, SPDL__SAMPLES * r->sample_width * sizeof(*r->samples), sizeof(void *));
+        if (r->samples == NULL) return false;
+    }
+    return r->buffer != NULL && r->times != NULL;
+}
+
+/* After the pipeline has been made. Whatever goes wrong is a warning. */
+SPDL__PRIVATE void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
+    spdl__report_plan plan;
+    spdl__reporter *r;
+    bool begun;
+    if (!spdl__report_ask(&plan, desc->report, &p->logger)) return;
+    r = (spdl__reporter *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*r), sizeof(void *));
+    if (r == NULL || !spdl__event_init(&r->bell)) {
+        spdl__free(&p->allocator, r, sizeof(*r));
+        spdl__report_warn(&p->logger, "spdl: out of memory: no reports");
+        return;
+    }
+    r->pipeline = p;
+    r->plan = plan;
+    r->run = spdl__unix_us();
+    r->json_file = r->page_lock = r->draw_lock = SPDL__NO_FILE;
+    spdl__name_copy(r->name, desc->name != NULL ? desc->name : "spdl");
+    begun = spdl__report_allocate(r);
+    if (begun) {
+        spdl__report_open_all(r);
+        spdl_process_read(&r->process_last);
+        p->reporter = r;
+        begun = spdl__thread_start(&r->thread, 0, spdl__report_main, r);
+    }
+    if (begun) return;
+    spdl__report_warn(&p->logger, "spdl: no memory or thread for reports: there are none");
+    p->reporter = NULL;
+    spdl__report_free(r);
+}
+
+/* Before the pipeline is freed: the last reports are written, the thread ends. */
+SPDL__PRIVATE void spdl__report_end(spdl_pipeline *p) {
+    spdl__reporter *r = p->reporter;
+    if (r == NULL) return;
+    spdl__store32(&r->quit, 1);
+    spdl__event_wake(&r->bell, SPDL__ALL);
+    spdl__thread_join(r->thread);
+    p->reporter = NULL;
+    spdl__report_free(r);
 }
 
 /* ============================================================================================= */
@@ -9749,17 +11562,6 @@ SPDL__PRIVATE void spdl__split_close(spdl__split *split) {
 extern ssize_t pread(int file, void *to, size_t bytes, off_t at);
 extern ssize_t pwrite(int file, const void *from, size_t bytes, off_t at);
 extern int fsync(int file);
-#endif
-
-typedef int spdl__file;
-#define SPDL__NO_FILE (-1)
-
-#if defined(F_DUPFD_CLOEXEC)
-#define SPDL__F_DUPFD F_DUPFD_CLOEXEC
-#elif defined(__linux__)
-#define SPDL__F_DUPFD 1030 /* glibc in strict ISO mode */
-#else
-#define SPDL__F_DUPFD F_DUPFD
 #endif
 
 /* The size of a plain file. A device or a pipe has none that could be trusted, and might make the
@@ -13602,25 +15404,11 @@ SPDL__PRIVATE void spdl__out_text(spdl__trace_out *out, const char *format, ...)
     if (length > 0) out->used += spdl__min((uint64_t)length, 999);
 }
 
-/* The length of the UTF-8 sequence at `text`, 0 when it is none. (RFC 3629) */
-SPDL__PRIVATE int spdl__utf8(const uint8_t *text) {
-    const int length = text[0] < 0x80 ? 1 : text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2
-                     : text[0] < 0xf0 ? 3 : text[0] < 0xf5 ? 4 : 0;
-    int i;
-    for (i = 1; i < length; ++i)
-        if ((text[i] & 0xc0) != 0x80) return 0;
-    if (text[0] == 0xe0 && text[1] < 0xa0) return 0; /* longer than need be */
-    if (text[0] == 0xed && text[1] > 0x9f) return 0; /* half a pair of UTF-16 */
-    if (text[0] == 0xf0 && text[1] < 0x90) return 0;
-    if (text[0] == 0xf4 && text[1] > 0x8f) return 0; /* beyond U+10FFFF */
-    return length;
-}
-
 /* What stands between the quotes of a JSON string. */
 SPDL__PRIVATE void spdl__out_name(spdl__trace_out *out, const char *name) {
     const uint8_t *at = (const uint8_t *)name;
     while (*at != 0) {
-        const int length = spdl__utf8(at);
+        const int length = spdl__utf8((const char *)at);
         if (length == 0)
             spdl__out_text(out, "\\ufffd");
         else if (*at < 0x20 || *at == '"' || *at == '\\' || *at == 0x7f)

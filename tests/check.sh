@@ -67,6 +67,7 @@ part budget "$make" -s check-budget
 part cross "$make" -s cross
 part examples "$make" -s examples
 part perf "$make" -s check-perf
+part report "$make" -s check-report
 part cuda "$make" -s test-cuda
 part readme "$make" -s check-readme
 

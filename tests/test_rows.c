@@ -267,6 +267,8 @@ static void field_on_row(int field, int index, bool feed) {
     if (feed) rows[0] = (spdl_stage)SPDL_FEED(item, .name = "feed");
     (void)set_field(field, &rows[index], &name, &kinds);
     if (kinds >> rows[index].kind & 1 || (feed && strcmp(name, "type") == 0)) {
+        static script none;
+        for (int i = 0; i < ALL_KINDS; ++i) rows[i].ctx = &none; /* it may begin before it ends */
         DONE(start(1, NULL, SPDL_TABLE(rows)));
         return;
     }

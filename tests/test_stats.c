@@ -1,4 +1,7 @@
 /* Statistics: the reference pipelines, open gaps, percentiles, exact counts, texts. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* affinity */
+#endif
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
@@ -6,6 +9,8 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
+#include <sys/wait.h>
 #include <time.h>
 
 static void sleep_ns(double ns) {
@@ -366,10 +371,10 @@ static int by_size(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-static spdl__sums sums_of(const spdl__counters *counters, int count) {
-    spdl__sums sums;
+static spdl_histogram sums_of(const spdl__counters *counters, int count) {
+    spdl_histogram sums;
     memset(&sums, 0, sizeof sums);
-    for (int i = 0; i < count; ++i) spdl__sums_add(&sums, &counters[i]);
+    for (int i = 0; i < count; ++i) spdl__counters_merge(&sums, &counters[i]);
     return sums;
 }
 
@@ -378,7 +383,7 @@ static spdl__sums sums_of(const spdl__counters *counters, int count) {
 static void percentiles_hold(uint64_t *times, size_t count) {
     static const double shares[] = { 0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1 };
     spdl__counters *four = (spdl__counters *)calloc(5, sizeof *four), *one = four + 4;
-    spdl__sums merged, single;
+    spdl_histogram merged, single;
     uint64_t state = test_seed(), last = 0, sum = 0;
     REQUIRE(four != NULL);
     for (size_t i = 0; i < count; ++i) {
@@ -389,14 +394,14 @@ static void percentiles_hold(uint64_t *times, size_t count) {
     merged = sums_of(four, 4);
     single = sums_of(one, 1);
     CHECK(memcmp(&merged, &single, sizeof merged) == 0);
-    CHECK_EQ(single.timed, count);
-    CHECK_EQ(single.timed_ns, sum);
+    CHECK_EQ(single.count, count);
+    CHECK_EQ(single.sum_ns, sum);
     qsort(times, count, sizeof *times, by_size);
     CHECK_EQ(single.max_ns, times[count - 1]);
     for (size_t i = 0; i < sizeof shares / sizeof shares[0]; ++i) {
         const size_t rank = (size_t)(shares[i] * (double)count);
         const double exact = (double)times[rank < count ? rank : count - 1];
-        const uint64_t shown = spdl__sums_percentile(&single, shares[i]);
+        const uint64_t shown = spdl_histogram_percentile(&single, shares[i]);
         CHECK(fabs((double)shown - exact) <= exact / 16);
         CHECK(shown >= last && shown <= single.max_ns);
         last = shown;
@@ -408,7 +413,7 @@ static void percentiles_of_uniform_times(void) {
     for (uint64_t unit = 1; unit <= 1000000; unit *= 1000) {
         uint64_t times[100];
         spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
-        spdl__sums sums;
+        spdl_histogram sums;
         REQUIRE(counters != NULL);
         for (uint64_t i = 0; i < 100; ++i) {
             times[i] = i * unit;
@@ -416,9 +421,9 @@ static void percentiles_of_uniform_times(void) {
         }
         sums = sums_of(counters, 1);
         if (unit == 1) {
-            CHECK(fabs((double)spdl__sums_percentile(&sums, 0.50) - 50) <= 3);
-            CHECK(fabs((double)spdl__sums_percentile(&sums, 0.90) - 90) <= 3);
-            CHECK(fabs((double)spdl__sums_percentile(&sums, 0.99) - 99) <= 3);
+            CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.50) - 50) <= 3);
+            CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.90) - 90) <= 3);
+            CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.99) - 99) <= 3);
         }
         percentiles_hold(times, 100);
         free(counters);
@@ -445,15 +450,15 @@ static void percentiles_of_ages(void) {
                                      (uint64_t)1 << 60 };
     for (size_t i = 0; i < sizeof ages / sizeof ages[0]; ++i) {
         spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
-        spdl__sums sums;
+        spdl_histogram sums;
         REQUIRE(counters != NULL);
         if (CHECK(spdl__bucket(ages[i]) < SPDL__BUCKETS)) {
             spdl__counters_time(counters, 1, ages[i]);
             sums = sums_of(counters, 1);
-            CHECK_EQ(sums.timed, 1);
+            CHECK_EQ(sums.count, 1);
             CHECK_EQ(sums.max_ns, ages[i]);
-            CHECK_EQ(sums.timed_ns, ages[i]);
-            CHECK(spdl__sums_percentile(&sums, 0.5) >= (uint64_t)1 << 42);
+            CHECK_EQ(sums.sum_ns, ages[i]);
+            CHECK(spdl_histogram_percentile(&sums, 0.5) >= (uint64_t)1 << 42);
         }
         free(counters);
     }
@@ -463,17 +468,17 @@ static void percentiles_of_two_kinds(void) {
     enum { COUNT = 1000 };
     uint64_t times[COUNT];
     spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
-    spdl__sums sums;
+    spdl_histogram sums;
     REQUIRE(counters != NULL);
     for (size_t i = 0; i < COUNT; ++i) {
         times[i] = i % 10 == 9 ? 10000000 : 100000;
         spdl__counters_time(counters, 1, times[i]);
     }
     sums = sums_of(counters, 1);
-    CHECK(fabs((double)spdl__sums_percentile(&sums, 0.50) / 1e5 - 1) <= 1.0 / 16);
-    CHECK(fabs((double)spdl__sums_percentile(&sums, 0.89) / 1e5 - 1) <= 1.0 / 16);
-    CHECK(fabs((double)spdl__sums_percentile(&sums, 0.91) / 1e7 - 1) <= 1.0 / 16);
-    CHECK(fabs((double)spdl__sums_percentile(&sums, 0.99) / 1e7 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.50) / 1e5 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.89) / 1e5 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.91) / 1e7 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.99) / 1e7 - 1) <= 1.0 / 16);
     percentiles_hold(times, COUNT);
     free(counters);
 }
@@ -494,20 +499,293 @@ static void percentiles_of_lognormal_times(void) {
 
 static void percentiles_of_nothing(void) {
     spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
-    spdl__sums sums;
+    spdl_histogram sums;
     REQUIRE(counters != NULL);
     spdl__counters_time(counters, 0, 1000); /* no calls took no time */
     sums = sums_of(counters, 1);
-    CHECK_EQ(sums.timed, 0);
-    CHECK_EQ(sums.timed_ns, 0);
-    CHECK_EQ(spdl__sums_percentile(&sums, 0.5), 0);
+    CHECK_EQ(sums.count, 0);
+    CHECK_EQ(sums.sum_ns, 0);
+    CHECK_EQ(spdl_histogram_percentile(&sums, 0.5), 0);
     spdl__counters_time(counters, 10, 1000); /* a group counts as its calls */
     sums = sums_of(counters, 1);
-    CHECK_EQ(sums.timed, 10);
-    CHECK_EQ(sums.timed_ns, 1000);
+    CHECK_EQ(sums.count, 10);
+    CHECK_EQ(sums.sum_ns, 1000);
     CHECK_EQ(sums.max_ns, 100);
-    CHECK_EQ(spdl__sums_percentile(&sums, 0.99), 100);
+    CHECK_EQ(spdl_histogram_percentile(&sums, 0.99), 100);
     free(counters);
+}
+
+static bool says(const char *text, const char *words) { return strstr(text, words) != NULL; }
+
+static bool told(bool held, const char *text, bool tell) {
+    if (!held && tell) fprintf(stderr, "    %s\n", text);
+    return held;
+}
+
+static void verdict_check(bool (*attempt)(bool tell)) {
+    bool held = false;
+    for (int i = 1; i <= ATTEMPTS && !held; ++i) held = attempt(i == ATTEMPTS);
+    CHECK(held);
+}
+
+/* --- histograms --- */
+
+/* What workers, processes and ranks have counted adds up to what one would have counted, to the
+   last bit, whichever is added to which. Here processes send theirs as bytes. */
+static void histograms_of_processes_add_up(void) {
+    enum { PROCESSES = 3, TIMES = 5000 };
+    static spdl_histogram one, sum, backwards, part[PROCESSES];
+    for (int i = 0; i < PROCESSES; ++i) {
+        uint64_t state = test_seed() + (uint64_t)i;
+        int ends[2];
+        pid_t child;
+        for (int k = 0; k < TIMES; ++k)
+            spdl_histogram_add(&one, test_random(&state) >> (test_random(&state) % 40 + 20), 1);
+        REQUIRE(pipe(ends) == 0);
+        child = fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            static spdl_histogram mine;
+            state = test_seed() + (uint64_t)i;
+            for (int k = 0; k < TIMES; ++k)
+                spdl_histogram_add(&mine,
+                                   test_random(&state) >> (test_random(&state) % 40 + 20), 1);
+            _exit(write(ends[1], &mine, sizeof mine) != (ssize_t)sizeof mine);
+        }
+        close(ends[1]);
+        for (size_t at = 0; at < sizeof part[i];) {
+            const ssize_t got = read(ends[0], (char *)&part[i] + at, sizeof part[i] - at);
+            REQUIRE(got > 0);
+            at += (size_t)got;
+        }
+        close(ends[0]);
+        REQUIRE(waitpid(child, NULL, 0) == child);
+    }
+    for (int i = 0; i < PROCESSES; ++i) {
+        spdl_histogram_merge(&sum, &part[i]);
+        spdl_histogram_merge(&backwards, &part[PROCESSES - 1 - i]);
+    }
+    CHECK_EQ(one.count, PROCESSES * TIMES);
+    CHECK(memcmp(&one, &sum, sizeof one) == 0);
+    CHECK(memcmp(&one, &backwards, sizeof one) == 0);
+}
+
+static void histograms_at_the_edges(void) {
+    static spdl_histogram h, none;
+    spdl_histogram_add(&h, 77, 0);
+    CHECK(memcmp(&h, &none, sizeof h) == 0);
+    spdl_histogram_merge(&h, &none);
+    CHECK_EQ(spdl_histogram_percentile(&h, 0.5), 0);
+    spdl_histogram_add(&h, 1000, 99);
+    spdl_histogram_add(&h, 1000000, 1);
+    CHECK_EQ(h.count, 100);
+    CHECK_EQ(h.sum_ns, 1099000);
+    CHECK_EQ(h.max_ns, 1000000);
+    CHECK_EQ(spdl_histogram_percentile(&h, -1), spdl_histogram_percentile(&h, 0));
+    CHECK_EQ(spdl_histogram_percentile(&h, NAN), spdl_histogram_percentile(&h, 0));
+    CHECK_EQ(spdl_histogram_percentile(&h, 7), spdl_histogram_percentile(&h, 1));
+    CHECK(fabs((double)spdl_histogram_percentile(&h, 0.5) / 1e3 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl_histogram_percentile(&h, 1) / 1e6 - 1) <= 1.0 / 16);
+}
+
+/* That of a stage is what its statistics are made of. */
+static void histograms_of_stages(void) {
+    uintptr_t count = 300;
+    spdl_pipeline *p = pipeline_of(3, SPDL_STAGES(SPDL_SOURCE(numbers, .ctx = &count),
+                                                  SPDL_PIPE(fail_odd, .concurrency = 2,
+                                                            .max_failures = -1),
+                                                  SPDL_SINK(3)));
+    static spdl_histogram h;
+    spdl_stats stats;
+    while (next_of(p) == SPDL_OK) {}
+    spdl_pipeline_stats(p, &stats);
+    CHECK_EQ(spdl_pipeline_histogram(p, 1, &h), SPDL_OK);
+    CHECK_EQ(h.count, 150); /* failures are left out */
+    CHECK_EQ(h.sum_ns, stats.stage[1].busy_ns);
+    CHECK_EQ(h.max_ns, stats.stage[1].max_ns);
+    CHECK_EQ(spdl_histogram_percentile(&h, 0.9), stats.stage[1].p90_ns);
+    CHECK_EQ(spdl_pipeline_histogram(p, 2, &h), SPDL_E_NOT_FOUND); /* the sink calls nothing */
+    CHECK_EQ(spdl_pipeline_histogram(p, -1, &h), SPDL_E_NOT_FOUND);
+    spdl_pipeline_destroy(p);
+}
+
+/* --- full edges, the trainer's steps --- */
+
+/* Nobody takes: full from when it was filled until now, and not before. */
+static void edges_that_stay_full(void) {
+    spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(SPDL_SOURCE(endless), SPDL_PIPE(pass),
+                                                  SPDL_SINK(4)));
+    spdl_stats a, b;
+    sleep_ms(20);
+    spdl_pipeline_stats(p, &a);
+    sleep_ms(40);
+    spdl_pipeline_stats(p, &b);
+    for (int i = 0; i < 2; ++i) {
+        const double elapsed = (double)(b.edge[i].elapsed_ns - a.edge[i].elapsed_ns);
+        CHECK(fabs((double)(b.edge[i].full_ns - a.edge[i].full_ns) / elapsed - 1) < 0.01);
+        CHECK(b.edge[i].full_ns <= b.edge[i].elapsed_ns - b.edge[i].empty_ns + 2048); /* 2 ticks */
+    }
+    spdl_pipeline_destroy(p);
+}
+
+/* A stage of 5 ms, a trainer that comes every 30 ms and takes all three: the sink is empty for 5,
+   fills until 15 and is full from then on. */
+static bool sink_is_full_half_the_time(bool tell) {
+    static double ms[] = { 5 };
+    spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(SPDL_SOURCE(endless), SPDL_PIPE(nap, .ctx = ms),
+                                                  SPDL_SINK(3)));
+    spdl_stats a, b;
+    double full, empty;
+    char text[100];
+    for (int i = 0; i < 8; ++i) {
+        if (i == 2) spdl_pipeline_stats(p, &a);
+        sleep_ms(30);
+        for (int k = 0; k < 4; ++k) CHECK_EQ(next_of(p), SPDL_OK); /* one was waiting behind */
+    }
+    spdl_pipeline_stats(p, &b);
+    full = (double)(b.edge[1].full_ns - a.edge[1].full_ns) / (double)(b.elapsed_ns - a.elapsed_ns);
+    empty = (double)(b.edge[1].empty_ns - a.edge[1].empty_ns) /
+            (double)(b.elapsed_ns - a.elapsed_ns);
+    spdl_pipeline_destroy(p);
+    snprintf(text, sizeof text, "full %.2f, empty %.2f", full, empty);
+    return told(fabs(full - 0.5) < 0.1 && fabs(empty - 0.167) < 0.06, text, tell);
+}
+
+static void edges_that_fill_and_drain(void) { verdict_check(sink_is_full_half_the_time); }
+
+/* Its own time and its waits are all the time there is. */
+static bool steps_are_measured(bool tell) {
+    static double ms[] = { 6 };
+    spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(SPDL_SOURCE(endless), SPDL_PIPE(nap, .ctx = ms),
+                                                  SPDL_SINK(1)));
+    spdl_stats stats;
+    char text[100];
+    double step, all;
+    sleep_ms(30); /* comes late: that is no wait, and no step */
+    for (int i = 0; i < 20; ++i) {
+        CHECK_EQ(next_of(p), SPDL_OK);
+        sleep_ms(3);
+    }
+    spdl_pipeline_stats(p, &stats);
+    step = (double)stats.step_mean_ns * 1e-6;
+    all = (double)(stats.step_ns + stats.wait_ns + stats.first_item_ns) / (double)stats.elapsed_ns;
+    spdl_pipeline_destroy(p);
+    snprintf(text, sizeof text, "step %.2f ms, %.3f of the time", step, all);
+    return told(step >= 3 && step < 4 && fabs(all - 1) < 0.02, text, tell);
+}
+
+static void steps_of_the_trainer(void) { verdict_check(steps_are_measured); }
+
+/* --- the process --- */
+
+static void burn(double ms) {
+    const uint64_t end = spdl_time_ns() + (uint64_t)(ms * 1e6);
+    while (spdl_time_ns() < end) {}
+}
+
+static void process_is_read(void) {
+    enum { BYTES = 32 << 20 };
+    spdl_process_stats a, b;
+    char *memory;
+    spdl_process_read(&a);
+    memory = (char *)malloc(BYTES);
+    REQUIRE(memory != NULL);
+    for (size_t i = 0; i < BYTES; i += 4096) ((volatile char *)memory)[i] = 1;
+    burn(80);
+    spdl_process_read(&b);
+    CHECK(b.time_ns - a.time_ns >= 80000000);
+    CHECK(b.cpu_ns > a.cpu_ns && b.cpu_ns - a.cpu_ns <= b.time_ns - a.time_ns + 20000000);
+    CHECK(b.minor_faults - a.minor_faults >= 16); /* huge pages may have made them few */
+    CHECK(b.major_faults >= a.major_faults);
+    CHECK(b.resident_bytes >= a.resident_bytes + BYTES / 2);
+    CHECK(b.cores_allowed > 0 && b.cores_allowed <= (double)sysconf(_SC_NPROCESSORS_ONLN));
+    free(memory);
+}
+
+static void process_knows_its_affinity(void) {
+    cpu_set_t before, one;
+    spdl_process_stats stats;
+    size_t cpu = 0;
+    REQUIRE(sched_getaffinity(0, sizeof before, &before) == 0);
+    while (!CPU_ISSET(cpu, &before)) ++cpu;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
+    spdl_process_read(&stats);
+    CHECK(stats.cores_allowed > 0 && stats.cores_allowed <= 1);
+}
+
+/* Another process burns; what it takes is not ours. */
+static void process_sees_others(void) {
+    spdl_process_stats a, b;
+    pid_t child;
+    spdl_process_read(&a);
+    child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        burn(400);
+        _exit(0);
+    }
+    REQUIRE(waitpid(child, NULL, 0) == child);
+    spdl_process_read(&b);
+    CHECK(b.others_ns - a.others_ns >= 100000000); /* ticks of 10 ms; a busy machine gives less */
+    CHECK(b.cpu_ns - a.cpu_ns < 200000000);
+}
+
+static void file_with(const char *folder, const char *name, const char *text) {
+    char path[300], *slash = path + strlen(folder);
+    FILE *file;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    while ((slash = strchr(slash + 1, '/')) != NULL) {
+        *slash = '\0';
+        (void)mkdir(path, 0777);
+        *slash = '/';
+    }
+    file = fopen(path, "w");
+    REQUIRE(file != NULL);
+    fputs(text, file);
+    fclose(file);
+}
+
+/* Folders made as cgroups of both versions have them; `most` is 8 cores. */
+static void process_knows_its_quota(void) {
+    static const struct {
+        const char *self;            /* /proc/self/cgroup */
+        const char *files[4][2];
+        double cores;
+    } rows[] = {
+        { "0::/a/b\n", { { "a/b/cpu.max", "max 100000\n" } }, 8 },
+        { "0::/a/b\n", { { "a/b/cpu.max", "150000 100000\n" } }, 1.5 },
+        { "0::/a/b\n",
+          { { "a/b/cpu.max", "max 100000\n" }, { "a/cpu.max", "50000 100000\n" } }, 0.5 },
+        { "0::/a\n", { { "a/cpu.max", "300000 100000\n" }, { "cpu.max", "200000 100000\n" } }, 2 },
+        { "0::/not/here\n", { { "cpu.max", "200000 100000\n" } }, 2 },
+        { "0::/\n", { { "cpu.max", "1600000 100000\n" } }, 8 },
+        { "0::/\n", { { "cpu.max", "nonsense" } }, 8 },
+        { "0::/\n", { { "cpu.max", "" } }, 8 },
+        { "4:memory:/x\n3:cpu,cpuacct:/x\n0::/\n",
+          { { "cpu,cpuacct/x/cpu.cfs_quota_us", "250000\n" },
+            { "cpu,cpuacct/x/cpu.cfs_period_us", "100000\n" } }, 2.5 },
+        { "3:cpuacct,cpu:/x/y\n",
+          { { "cpuacct,cpu/x/cpu.cfs_quota_us", "100000\n" },
+            { "cpuacct,cpu/x/cpu.cfs_period_us", "100000\n" },
+            { "cpuacct,cpu/x/y/cpu.cfs_quota_us", "-1\n" } }, 1 },
+        { "", { { NULL, NULL } }, 8 },
+        { "garbage\n::\n1:cpu\n", { { NULL, NULL } }, 8 },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        char folder[] = "/tmp/spdl_cgroup_XXXXXX", self[64], command[64];
+        REQUIRE(mkdtemp(folder) != NULL);
+        file_with(folder, "self", rows[i].self);
+        for (int k = 0; k < 4 && rows[i].files[k][0] != NULL; ++k)
+            file_with(folder, rows[i].files[k][0], rows[i].files[k][1]);
+        snprintf(self, sizeof self, "%s/self", folder);
+        if (!CHECK(fabs(spdl__quota(folder, self, 8) - rows[i].cores) < 1e-9))
+            fprintf(stderr, "    row %d: %g\n", (int)i, spdl__quota(folder, self, 8));
+        CHECK(fabs(spdl__quota(folder, "/nowhere", 8) - 8) < 1e-9);
+        snprintf(command, sizeof command, "rm -rf %s", folder);
+        CHECK_EQ(system(command), 0);
+    }
 }
 
 /* --- counts --- */
@@ -705,10 +983,18 @@ static void *watch_stats(void *arg) {
             held = held && b->max_ns >= a->max_ns && b->p99_ns <= b->max_ns;
             held = held && b->in_flight >= 0 && b->in_flight <= b->concurrency;
             held = held && edge->items >= last->edge[i].items;
+            held = held && b->retries == 0 && b->freed >= a->freed;
+            held = held && edge->put_wait_ns >= last->edge[i].put_wait_ns;
+            held = held && edge->get_wait_ns >= last->edge[i].get_wait_ns;
+            held = held && edge->empty_ns >= last->edge[i].empty_ns;
+            held = held && edge->full_ns >= last->edge[i].full_ns;
+            held = held && edge->elapsed_ns >= last->edge[i].elapsed_ns;
+            held = held && edge->full_ns <= edge->elapsed_ns;
             held = held && edge->readiness >= 0 && edge->readiness <= 1;
             held = held && edge->depth >= 0 && edge->depth <= edge->buffer_size + b->concurrency;
         }
         held = held && now->delivered >= last->delivered && now->elapsed_ns >= last->elapsed_ns;
+        held = held && now->wait_ns >= last->wait_ns && now->step_ns <= now->elapsed_ns;
         if (!CHECK(held)) break;
         spdl_stats_text(now, text, sizeof text);
         *last = *now;
@@ -744,19 +1030,6 @@ static void snapshots_of_a_running_pipeline(void) {
 }
 
 /* --- texts --- */
-
-static bool says(const char *text, const char *words) { return strstr(text, words) != NULL; }
-
-static bool told(bool held, const char *text, bool tell) {
-    if (!held && tell) fprintf(stderr, "    %s\n", text);
-    return held;
-}
-
-static void verdict_check(bool (*attempt)(bool tell)) {
-    bool held = false;
-    for (int i = 1; i <= ATTEMPTS && !held; ++i) held = attempt(i == ATTEMPTS);
-    CHECK(held);
-}
 
 static bool slow_stage_is_named(bool tell) {
     static double slow[] = { 4 }, quick[] = { 0.3 };
@@ -949,6 +1222,45 @@ static void durations_have_three_digits(void) {
     }
 }
 
+static void progress_in_a_line(void) {
+    spdl_stats stats = stats_made_up();
+    char text[200];
+    const int length = spdl_stats_progress(&stats, 0, text, sizeof text);
+    CHECK_EQ(length, strlen(text));
+    CHECK_STR(text, "250 items, 25.0/s, waited 39 %");
+    spdl_stats_progress(&stats, 1500, text, sizeof text);
+    CHECK_STR(text, "250 of 1500 items (17 %), 25.0/s, 49.6 s left, waited 39 %");
+    spdl_stats_progress(&stats, 200, text, sizeof text); /* it was a guess */
+    CHECK_STR(text, "250 of 200 items (100 %), 25.0/s, waited 39 %");
+    spdl_stats_progress(&stats, 250000, text, sizeof text);
+    CHECK_STR(text, "250 of 250000 items (0 %), 25.0/s, 2:45:07 left, waited 39 %");
+    memset(&stats, 0, sizeof stats);
+    spdl_stats_progress(&stats, 10, text, sizeof text);
+    CHECK_STR(text, "0 of 10 items (0 %), 0/s");
+    CHECK_EQ(spdl_stats_progress(&stats, 10, NULL, 0), 24);
+}
+
+/* Whatever bytes are in a name: as many characters, and nothing that a terminal obeys. */
+static void names_keep_their_column(void) {
+    static const struct {
+        const char *name, *shown;
+    } rows[] = {
+        { "decode", "decode  |" },        { "", "        |" },
+        { "longer than it", "longer t|" }, { "\033[2J\tx", "?[2J?x  |" },
+        { "d\xc3\xa9j\xc3\xa0", "d\xc3\xa9j\xc3\xa0    |" },
+        { "\xe4\xb8\xad\xe6\x96\x87", "\xe4\xb8\xad\xe6\x96\x87      |" },
+        { "\xc3", "?       |" },          { "\xc2\x9b" "2J", "?2J     |" },
+        { "\xc0\xaf\xed\xa0\x80\xf5", "??????  |" }, { "\x7f", "?       |" },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        char buffer[100];
+        spdl__text text = spdl__text_start(buffer, sizeof buffer);
+        spdl__text_name(&text, rows[i].name, 8);
+        spdl__text_add(&text, "|");
+        CHECK_STR(buffer, rows[i].shown);
+    }
+}
+
 TEST_TABLE(stats) {
     TEST_CASE(reference_one_fast_stage),
     TEST_CASE(reference_one_slow_stage),
@@ -966,6 +1278,16 @@ TEST_TABLE(stats) {
     TEST_CASE(percentiles_of_two_kinds),
     TEST_CASE(percentiles_of_lognormal_times),
     TEST_CASE(percentiles_of_nothing),
+    TEST_CASE(histograms_of_processes_add_up),
+    TEST_CASE(histograms_at_the_edges),
+    TEST_CASE(histograms_of_stages),
+    TEST_CASE(edges_that_stay_full),
+    TEST_CASE(edges_that_fill_and_drain),
+    TEST_CASE(steps_of_the_trainer),
+    TEST_CASE(process_is_read),
+    TEST_CASE(process_knows_its_affinity),
+    TEST_CASE(process_sees_others),
+    TEST_CASE(process_knows_its_quota),
     TEST_CASE(counts_are_exact),
     TEST_CASE(counts_of_skips_and_failures),
     TEST_CASE(counts_of_batches),
@@ -981,5 +1303,7 @@ TEST_TABLE(stats) {
     TEST_CASE(texts_are_cut_to_the_buffer),
     TEST_CASE(text_of_the_largest_pipeline),
     TEST_CASE(durations_have_three_digits),
+    TEST_CASE(progress_in_a_line),
+    TEST_CASE(names_keep_their_column),
     TEST_END,
 };

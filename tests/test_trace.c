@@ -144,7 +144,7 @@ static const char *json_space(const char *at) { return at + strspn(at, " \t\r\n"
 static const char *json_string(const char *at) {
     if (*at++ != '"') return NULL;
     while (*at != '"') {
-        const int length = spdl__utf8((const uint8_t *)at);
+        const int length = spdl__utf8((const char *)at);
         if (length == 0 || (unsigned char)*at < 0x20) return NULL;
         if (*at == '\\') {
             ++at;

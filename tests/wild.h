@@ -198,7 +198,9 @@ static void doom(void *taken, int depth, wild_fate fate) {
     things_each(taken, depth, thing_doom, &fate);
 }
 
-static void number_add(thing *it, void *sum) { *(uint64_t *)sum = mix(*(uint64_t *)sum, it->number); }
+static void number_add(thing *it, void *sum) {
+    *(uint64_t *)sum = mix(*(uint64_t *)sum, it->number);
+}
 
 /* The number of a batch is that of all its things. */
 static uint64_t number_of(void *taken, int depth) {

@@ -1,8 +1,8 @@
 /* wild_model.h - pipelines drawn by chance: how their rows are drawn, and what they must deliver.
 
-   The model runs the same rows one after the other on lists of numbers. What it cannot know, because
-   it hangs on who is quicker, is noted while the rows are drawn: w->ordered says that the sequence
-   is known, w->known that the set is. */
+   The model runs the same rows one after the other on lists of numbers. What it cannot know,
+   because it hangs on who is quicker, is noted while the rows are drawn: w->ordered says that the
+   sequence is known, w->known that the set is. */
 #ifndef WILD_MODEL_H_INCLUDED
 #define WILD_MODEL_H_INCLUDED
 
@@ -293,7 +293,8 @@ static wild_stream model_pipe(wild *w, size_t at, const wild_stream *in) {
         if (d->way == EMITS) model_emit(d, &out, number, true);
         else if (d->way == OPENS) stream_copy(&out, in, i + 1, end - 1);
         else if (d->way == SUMS) sum += number + 1;
-        else if (d->fresh && d->depth == 0 && d->way != GATHERS) stream_add(&out, mix(number, d->seed));
+        else if (d->fresh && d->depth == 0 && d->way != GATHERS)
+            stream_add(&out, mix(number, d->seed));
         else stream_copy(&out, in, i, end);
     }
     if (d->way == SUMS && sum != 0) stream_add(&out, mix(sum, d->seed));

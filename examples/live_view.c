@@ -1,0 +1,71 @@
+/* live_view.c - watch a pipeline work: on a terminal its rates, loads and buffers are redrawn in
+   place four times a second; elsewhere (in a log, say) there is a line for each.
+
+   Build:  cc -O2 -I. examples/live_view.c -o live_view -lpthread
+   Run:    ./live_view, for 4 seconds; ./live_view 60 for a minute. Any other program that uses the
+           library does the same with SPDL_STATS=live or SPDL_STATS=0.25,live.
+
+   Every second another stage gets slow: see how the buffers before it fill and those behind it run
+   dry, and how the mark moves along. */
+#define SPDL_IMPLEMENTATION
+#include "spdl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+static void nap(double ms) {
+    const struct timespec t = { 0, (long)(ms * 1e6) };
+    nanosleep(&t, NULL);
+}
+
+typedef struct show {
+    uint64_t start;
+    double seconds;
+} show;
+
+typedef struct act {
+    const show *during;
+    int number; /* of the stage: it is slow in each third second, beginning with this one */
+} act;
+
+static double since(const show *s) { return (double)(spdl_time_ns() - s->start) * 1e-9; }
+
+/* Items are numbers in disguise: nothing has to be freed. */
+SPDL_FN(list, void, void) {
+    if (since((const show *)spdl_ctx(task)) > ((const show *)spdl_ctx(task))->seconds)
+        return SPDL_END;
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+SPDL_FN(work, void, void) {
+    const act *a = (const act *)spdl_ctx(task);
+    nap((int)since(a->during) % 3 == a->number ? 6 : 1.5);
+    *out = in;
+    return SPDL_OK;
+}
+
+int main(int argc, char **argv) {
+    show s = { spdl_time_ns(), argc > 1 ? atof(argv[1]) : 4 };
+    act acts[] = { { &s, 0 }, { &s, 1 }, { &s, 2 } };
+    spdl_report_desc report = { 0 };
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p;
+    void *item;
+
+    report.live = true;
+    report.every = 0.25;
+    desc.workers = 6;
+    desc.name = "show";
+    desc.report = &report;
+    if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            SPDL_SOURCE(list, .ctx = &s, .buffer_size = 20),
+            SPDL_PIPE(work, .name = "read", .ctx = &acts[0], .concurrency = 2, .buffer_size = 20),
+            SPDL_PIPE(work, .name = "decode", .ctx = &acts[1], .concurrency = 2, .buffer_size = 20),
+            SPDL_PIPE(work, .name = "scale", .ctx = &acts[2], .concurrency = 2),
+            SPDL_SINK(20))) != SPDL_OK) return 1;
+    while (spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK) nap(1);
+    spdl_pipeline_destroy(p);
+    return 0;
+}

@@ -1,0 +1,77 @@
+#!/bin/sh
+# The page of the reports in a browser that is not there to be looked at: what the document holds
+# when its script has run, in light and dark. The pictures stay in build/report/. Needs Chromium.
+. "$(dirname "$0")/tally.sh"
+browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
+if [ -z "$browser" ]; then
+    skip "no Chromium (Debian: apt-get install chromium)"
+    finish
+fi
+out=$PWD/build/report
+mkdir -p "$out"
+
+# browse OPTION ... FILE: one run; a loaded machine may need a second one
+browse() {
+    for attempt in 1 2; do
+        timeout 90 "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars \
+            --user-data-dir="$scratch/profile$attempt" --window-size=1200,1850 "$@" \
+            2>"$scratch/browser.log" && return
+    done
+    cat "$scratch/browser.log"
+    return 1
+}
+
+# in_page WHAT TEXT: the document has it; not_in_page: it has not
+in_page() {
+    check "$page: $1" grep -qF -- "$2" "$scratch/dom"
+}
+not_in_page() {
+    check "$page: $1" sh -c '! grep -qF -- "$1" "$2"' sh "$2" "$scratch/dom"
+}
+
+# how_many TEXT: in the elements, not in the script
+how_many() {
+    sed 's/<script.*//' "$scratch/dom" | grep -oF -- "$1" | wc -l
+}
+
+open_page() {
+    page=$1
+    browse --dump-dom "file://$out/$page" >"$scratch/whole"
+    # without the script and its data, which have all the words, too
+    awk '/<script type=/ { exit } { print }' "$scratch/whole" >"$scratch/dom"
+    check "$page is drawn" grep -q '<footer>spdl.h' "$scratch/dom"
+}
+
+check "the program is built" ${CC:-cc} -O1 -o "$scratch/report_page" tests/report_page.c -lpthread
+check "the pages are written" "$scratch/report_page" "$out"
+
+open_page slow.html
+in_page "the verdict stands on top" "stage 2 'decode' is the busiest"
+in_page "the title says what it is" "<title>pictures"
+check "one stage is the limit" [ "$(how_many '<div class="stage limit"')" -eq 1 ]
+in_page "it is the slow one" '<div class="stage limit" title="decode">'
+in_page "its row is marked" '<tr class="limit"><td>decode</td>'
+check "a box for each stage and the trainer" [ "$(how_many '<div class="stage')" -eq 6 ]
+check "an arrow for each edge" [ "$(how_many '<div class="edge"')" -eq 5 ]
+check "eight charts" [ "$(how_many '<div class="card chart">')" -eq 8 ]
+check "lines in them" [ "$(how_many 'fill="none"')" -ge 22 ]
+not_in_page "no number went wrong" NaN
+not_in_page "nothing is undefined" undefined
+not_in_page "nothing is infinite" Infinity
+for scheme in 1:light 0:dark; do
+    check "a picture of ${scheme#*:}" browse --blink-settings=preferredColorScheme="${scheme%:*}" \
+        --screenshot="$out/${scheme#*:}.png" "file://$out/slow.html"
+    check "which is one" test -s "$out/${scheme#*:}.png"
+done
+check "light and dark differ" sh -c '! cmp -s "$1/light.png" "$1/dark.png"' sh "$out"
+
+open_page hostile.html
+in_page "names are text" '&lt;img id=bad&gt;&amp;amp;'
+not_in_page "and no elements" '<img'
+in_page "bytes that are no UTF-8 are replaced" "$(printf 'a\tb\357\277\275\342\202\254')"
+check "one heading of the first rank" [ "$(how_many '<h1')" -eq 1 ]
+
+open_page one.html
+in_page "it says that it has no plots" "No plots: nothing was sampled"
+check "the flow is there" [ "$(how_many '<div class="stage')" -eq 6 ]
+finish

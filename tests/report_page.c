@@ -1,0 +1,62 @@
+/* report_page.c - makes the pages that tests/check_report.sh opens in a browser.
+   usage: report_page FOLDER: slow.html has a stage that limits, hostile.html names that would like
+   to be markup, one.html no samples. */
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+
+static void nap(double ms) {
+    const struct timespec t = { 0, (long)(ms * 1e6) };
+    nanosleep(&t, NULL);
+}
+
+SPDL_FN(count_up, void, void) {
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+SPDL_FN(work, void, void) {
+    nap(*(const double *)spdl_ctx(task));
+    *out = in;
+    return SPDL_OK;
+}
+
+static int make(const char *folder, const char *file, const char *const names[3], bool sampled) {
+    static const double ms[] = { 0.4, 3, 0.2 };
+    char path[1000];
+    spdl_pipeline_desc desc = { 0 };
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    int i;
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    report.html = sampled ? path : NULL;
+    desc.workers = 4;
+    desc.name = names[0];
+    desc.report = &report;
+    if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            SPDL_SOURCE(count_up, .name = "list"),
+            SPDL_PIPE(work, .name = names[1], .ctx = (void *)(uintptr_t)&ms[0]),
+            SPDL_PIPE(work, .name = names[2], .ctx = (void *)(uintptr_t)&ms[1]),
+            SPDL_BATCH(4),
+            SPDL_PIPE(work, .name = "collate", .ctx = (void *)(uintptr_t)&ms[2]),
+            SPDL_SINK(3))) != SPDL_OK)
+        return 1;
+    for (i = 0; i < (sampled ? 120 : 3); ++i) {
+        void *batch;
+        if (spdl_pipeline_next(p, &batch, SPDL_FOREVER) != SPDL_OK) return 1;
+        nap(1);
+        spdl_batch_free(batch);
+    }
+    i = sampled ? 0 : spdl_report_html(p, path) != SPDL_OK;
+    spdl_pipeline_destroy(p);
+    return i;
+}
+
+int main(int argc, char **argv) {
+    static const char *const slow[] = { "pictures", "read", "decode" };
+    static const char *const hostile[] = { "</script><h1>", "<img id=bad>&amp;'\"",
+                                           "a\tb\xff\xe2\x82\xac" };
+    if (argc != 2) return 2;
+    return make(argv[1], "slow.html", slow, true) || make(argv[1], "hostile.html", hostile, true) ||
+           make(argv[1], "one.html", slow, false);
+}

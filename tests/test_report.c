@@ -1,0 +1,1139 @@
+/* Reports: intervals, JSON lines, the table and the live view on stderr, the page, switches of the
+   environment, and everything that can be wrong with them. tests/check_report.sh has a browser. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* pseudo terminals */
+#endif
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#include "test.h"
+
+#include <locale.h>
+#include <math.h>
+
+static void sleep_ms(double ms) {
+    struct timespec t;
+    t.tv_sec = (time_t)(ms / 1e3);
+    t.tv_nsec = (long)(1e6 * (ms - 1e3 * (double)t.tv_sec));
+    nanosleep(&t, NULL);
+}
+
+/* --- a place for files, and what stderr and the logger got --- */
+
+typedef struct world {
+    char folder[64], file[128], captured[128];
+    int stderr_before;
+    char warned[2000]; /* every warning, each with a newline */
+    int warnings;
+    uint32_t lock;
+} world;
+
+static void world_log(spdl_log_level level, const char *text, void *user) {
+    world *w = (world *)user;
+    if (level != SPDL_LOG_WARN) return;
+    spdl__spin_lock(&w->lock); /* any thread */
+    snprintf(w->warned + strlen(w->warned), sizeof w->warned - strlen(w->warned), "%s\n", text);
+    ++w->warnings;
+    spdl__spin_unlock(&w->lock);
+}
+
+static void world_open(world *w) {
+    memset(w, 0, sizeof *w);
+    snprintf(w->folder, sizeof w->folder, "/tmp/spdl_report_XXXXXX");
+    REQUIRE(mkdtemp(w->folder) != NULL);
+    snprintf(w->captured, sizeof w->captured, "%s/stderr", w->folder);
+    w->stderr_before = dup(2);
+    unsetenv("SPDL_STATS");
+    unsetenv("SPDL_REPORT");
+}
+
+/* stderr goes to a file, or to `path`. */
+static void world_capture(world *w, const char *path) {
+    const int file = open(path ? path : w->captured, O_WRONLY | O_CREAT | O_APPEND, 0666);
+    REQUIRE(file >= 0);
+    dup2(file, 2);
+    close(file);
+}
+
+static const char *world_path(world *w, const char *name) {
+    snprintf(w->file, sizeof w->file, "%s/%s", w->folder, name);
+    return w->file;
+}
+
+/* What is in a file; to be freed. Empty when there is none. */
+static char *read_all(const char *path) {
+    FILE *file = fopen(path, "rb");
+    char *text = (char *)calloc(1, 1 << 22);
+    REQUIRE(text != NULL);
+    if (file != NULL && fread(text, 1, (1 << 22) - 1, file) == 0) text[0] = '\0';
+    if (file != NULL) fclose(file);
+    return text;
+}
+
+static void world_close(world *w) {
+    char command[200];
+    dup2(w->stderr_before, 2);
+    close(w->stderr_before);
+    snprintf(command, sizeof command, "rm -rf %s", w->folder);
+    if (system(command) != 0) fprintf(stderr, "    %s is left\n", w->folder);
+}
+
+static bool says(const char *text, const char *words) { return strstr(text, words) != NULL; }
+
+static int count_of(const char *text, const char *words) {
+    int count = 0;
+    for (const char *at = strstr(text, words); at; at = strstr(at + 1, words)) ++count;
+    return count;
+}
+
+/* --- a pipeline --- */
+
+SPDL_FN(endless, void, void) {
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+SPDL_FN(some, void, void) {
+    if (spdl_sequence(task) == *(const uint64_t *)spdl_ctx(task)) return SPDL_END;
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+SPDL_FN(work, void, void) {
+    sleep_ms(0.5);
+    *out = in;
+    return SPDL_OK;
+}
+
+static spdl_pipeline *pipeline_named(world *w, const spdl_report_desc *report, const char *stage) {
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p;
+    desc.workers = 2;
+    desc.logger.log_fn = world_log;
+    desc.logger.user = w;
+    desc.report = report;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(endless),
+                                                        SPDL_PIPE(work, .name = stage),
+                                                        SPDL_SINK(3))) == SPDL_OK);
+    return p;
+}
+
+static spdl_pipeline *pipeline_of(world *w, const spdl_report_desc *report) {
+    return pipeline_named(w, report, "decode");
+}
+
+static void take(spdl_pipeline *p, int items) {
+    void *item;
+    while (items-- > 0) CHECK_EQ(spdl_pipeline_next(p, &item, SPDL_FOREVER), SPDL_OK);
+}
+
+/* Takes items for so long; returns how many. */
+static int take_for(spdl_pipeline *p, double ms) {
+    const uint64_t end = spdl_time_ns() + (uint64_t)(ms * 1e6);
+    int items = 0;
+    for (; spdl_time_ns() < end; ++items) take(p, 1);
+    return items;
+}
+
+/* --- a reader of JSON, strict, so that what we write can be relied on --- */
+
+static const char *json_skip(const char *at);
+
+static const char *json_string(const char *at) {
+    if (at == NULL || *at++ != '"') return NULL;
+    while (*at != '"') {
+        const int length = spdl__utf8(at);
+        if (length == 0 || (unsigned char)*at < 0x20) return NULL;
+        if (*at == '\\' && at[1] != 'u') return NULL; /* the only one that we write */
+        at += *at == '\\' ? 2 : length;
+    }
+    return at + 1;
+}
+
+static const char *json_list(const char *at, bool object) {
+    const char end = object ? '}' : ']';
+    if (*++at == end) return at + 1;
+    for (;; ++at) {
+        if (object) {
+            at = json_string(at);
+            if (at == NULL || *at++ != ':') return NULL;
+        }
+        at = json_skip(at);
+        if (at == NULL) return NULL;
+        if (*at == end) return at + 1;
+        if (*at != ',') return NULL;
+        if (at[1] == '\n') ++at;
+    }
+}
+
+/* Behind the value at `at`; NULL when it is none. */
+static const char *json_skip(const char *at) {
+    static const char *const words[] = { "true", "false", "null" };
+    char *end;
+    while (*at == '\n') ++at;
+    if (*at == '"') return json_string(at);
+    if (*at == '{' || *at == '[') return json_list(at, *at == '{');
+    for (int i = 0; i < 3; ++i)
+        if (strncmp(at, words[i], strlen(words[i])) == 0) return at + strlen(words[i]);
+    (void)strtod(at, &end);
+    return end != at && (*at == '-' || (*at >= '0' && *at <= '9')) ? end : NULL;
+}
+
+/* The number behind the first `"key":` after `place`, a part of the text. */
+static double json_number(const char *text, const char *place, const char *key) {
+    char quoted[64];
+    const char *at = strstr(text, place);
+    snprintf(quoted, sizeof quoted, "\"%s\":", key);
+    if (at != NULL) at = strstr(at, quoted);
+    if (!CHECK(at != NULL)) return -1;
+    return strtod(at + strlen(quoted), NULL);
+}
+
+/* --- intervals --- */
+
+enum { CALLS = 200 };
+
+typedef struct seen {
+    int calls;
+    spdl_stats interval[CALLS], total[CALLS];
+} seen;
+
+static void on_report(const spdl_stats *interval, const spdl_stats *total, void *user) {
+    seen *s = (seen *)user;
+    if (s->calls == CALLS) return;
+    s->interval[s->calls] = *interval;
+    s->total[s->calls++] = *total;
+}
+
+/* The intervals add up to the whole, count by count, and the last one is told by destroy. */
+static void intervals_add_up(void) {
+    seen *s = (seen *)calloc(1, sizeof *s);
+    spdl_report_desc report = { 0 };
+    uint64_t delivered = 0, tasks = 0, busy = 0, wait = 0, step = 0, elapsed = 0, first = 0;
+    spdl_pipeline *p;
+    world w;
+    int taken;
+    REQUIRE(s != NULL);
+    world_open(&w);
+    report.every = 0.02;
+    report.report_fn = on_report;
+    report.user = s;
+    p = pipeline_of(&w, &report);
+    taken = take_for(p, 200);
+    spdl_pipeline_destroy(p);
+    REQUIRE(s->calls >= 3);
+    for (int i = 0; i < s->calls; ++i) {
+        const spdl_stats *now = &s->interval[i];
+        delivered += now->delivered;
+        tasks += now->stage[1].tasks;
+        busy += now->stage[1].busy_ns;
+        wait += now->wait_ns;
+        step += now->step_ns;
+        elapsed += now->elapsed_ns;
+        first += now->first_item_ns;
+        CHECK(now->edge[1].readiness >= 0 && now->edge[1].readiness <= 1);
+        CHECK(now->stage[1].tasks == 0 || now->stage[1].max_ns >= 400000);
+        CHECK_EQ(s->total[i].delivered, delivered);
+    }
+    CHECK_EQ(delivered, taken);
+    CHECK_EQ(tasks, s->total[s->calls - 1].stage[1].tasks);
+    CHECK_EQ(busy, s->total[s->calls - 1].stage[1].busy_ns);
+    CHECK_EQ(wait, s->total[s->calls - 1].wait_ns);
+    CHECK_EQ(elapsed, s->total[s->calls - 1].elapsed_ns);
+    CHECK_EQ(first, s->total[0].first_item_ns);
+    CHECK(step >= s->total[s->calls - 1].step_ns);
+    CHECK_EQ(w.warnings, 0);
+    free(s);
+    world_close(&w);
+}
+
+/* Percentiles of an interval are those of its own calls. */
+SPDL_FN(slower, void, void) {
+    sleep_ms(*(const double *)spdl_ctx(task));
+    *out = in;
+    return SPDL_OK;
+}
+
+static void intervals_have_their_own_percentiles(void) {
+    spdl__reporter *r = (spdl__reporter *)calloc(1, sizeof *r);
+    double ms = 0.3;
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p;
+    REQUIRE(r != NULL);
+    desc.workers = 0; /* nothing runs but inside next: the change comes between two items */
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(endless),
+                                                        SPDL_PIPE(slower, .ctx = &ms),
+                                                        SPDL_SINK(1))) == SPDL_OK);
+    r->pipeline = p;
+    r->times = (spdl_histogram *)calloc(2, sizeof *r->times);
+    take(p, 20);
+    spdl_pipeline_stats(p, &r->now);
+    spdl__report_interval(r);
+    CHECK(r->interval.stage[1].p50_ns >= 280000 && r->interval.stage[1].p50_ns < 5000000);
+    r->last = r->now;
+    ms = 8;
+    take(p, 10);
+    spdl_pipeline_stats(p, &r->now);
+    spdl__report_interval(r);
+    CHECK(r->interval.stage[1].p50_ns >= 7500000);
+    CHECK(r->interval.stage[1].max_ns >= r->interval.stage[1].p99_ns);
+    CHECK(r->now.stage[1].p50_ns < 7500000);
+    r->last = r->now;
+    spdl_pipeline_stats(p, &r->now);
+    spdl__report_interval(r); /* nothing came: nothing is told of what was before */
+    CHECK_EQ(r->interval.stage[1].tasks, 0);
+    CHECK_EQ(r->interval.stage[1].p99_ns, 0);
+    CHECK_EQ(r->interval.stage[1].max_ns, 0);
+    spdl_pipeline_destroy(p);
+    free(r->times);
+    free(r);
+}
+
+/* An edge that is empty for a whole interval reads 0, and the wait that still runs is counted. */
+SPDL_FN(nothing_yet, void, void) {
+    while (!spdl_stopping(task)) sleep_ms(0.3);
+    return SPDL_END;
+}
+
+static void *wait_for_one(void *pipeline) {
+    void *item;
+    CHECK_EQ(spdl_pipeline_next((spdl_pipeline *)pipeline, &item, SPDL_FOREVER), SPDL_CLOSED);
+    return NULL;
+}
+
+static void intervals_without_an_item(void) {
+    seen *s = (seen *)calloc(1, sizeof *s);
+    spdl_report_desc report = { 0 };
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p;
+    pthread_t trainer;
+    REQUIRE(s != NULL);
+    report.every = 0.03;
+    report.report_fn = on_report;
+    report.user = s;
+    desc.workers = 2;
+    desc.report = &report;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(nothing_yet), SPDL_PIPE(work),
+                                                        SPDL_SINK(3))) == SPDL_OK);
+    REQUIRE(pthread_create(&trainer, NULL, wait_for_one, p) == 0);
+    sleep_ms(160);
+    spdl_pipeline_stop(p, SPDL_FOREVER);
+    pthread_join(trainer, NULL);
+    spdl_pipeline_destroy(p);
+    REQUIRE(s->calls >= 3);
+    for (int i = 1; i < s->calls - 1; ++i) { /* whole intervals */
+        const spdl_stats *now = &s->interval[i];
+        for (int k = 0; k < 2; ++k) {
+            CHECK(now->edge[k].readiness <= 0);
+            CHECK_EQ(now->edge[k].empty_ns, now->edge[k].elapsed_ns);
+            CHECK_EQ(now->edge[k].get_wait_ns, now->edge[k].elapsed_ns);
+            CHECK_EQ(now->edge[k].full_ns, 0);
+        }
+        CHECK(now->elapsed_ns >= 10000000);
+        CHECK_EQ(now->wait_ns, now->elapsed_ns);
+        CHECK_EQ(now->delivered, 0);
+    }
+    free(s);
+}
+
+/* --- JSON --- */
+
+static void json_lines_are_what_the_schema_says(void) {
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    world w;
+    char *text, *line;
+    int lines = 0, taken;
+    world_open(&w);
+    report.every = 0.05;
+    report.json = world_path(&w, "run.jsonl");
+    p = pipeline_named(&w, &report, "a \"quoted\" <name>\n\xff\xc3\xa9");
+    taken = take_for(p, 180);
+    spdl_pipeline_destroy(p);
+    text = read_all(w.file);
+    for (line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        const char *end = json_skip(line);
+        ++lines;
+        if (!CHECK(end != NULL && *end == '\0')) break;
+        CHECK(strstr(line, "{\"schema\":\"spdl.stats.1\",\"pipeline\":\"spdl\",") == line);
+        CHECK_EQ(json_number(line, "{", "pid"), getpid());
+        CHECK(says(line, "\"name\":\"a \\u0022quoted\\u0022 \\u003cname\\u003e\\u000a\\ufffd"
+                         "\xc3\xa9\""));
+        CHECK(json_number(line, "\"interval\"", "elapsed_ns") > 0);
+        CHECK(json_number(line, "\"process\"", "cores_allowed") > 0);
+        CHECK(json_number(line, "\"process\"", "resident_bytes") > 100000);
+        if (says(line, "\"final\":true"))
+            CHECK_EQ(json_number(line, "\"total\"", "delivered"), taken);
+    }
+    CHECK(lines >= 3);
+    free(text);
+    text = read_all(w.file);
+    CHECK_EQ(count_of(text, "\"final\":true"), 1);
+    CHECK_EQ(w.warnings, 0);
+    free(text);
+    world_close(&w);
+}
+
+/* Two pipelines at the same time, one after them: all lines are there, none is torn. */
+static void json_lines_of_several_pipelines(void) {
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p[3];
+    world w;
+    char *text, *line;
+    int lines = 0;
+    world_open(&w);
+    report.every = 0.01;
+    report.json = world_path(&w, "run.jsonl");
+    p[0] = pipeline_of(&w, &report);
+    p[1] = pipeline_of(&w, &report);
+    for (int i = 0; i < 40; ++i) take(p[i % 2], 3);
+    spdl_pipeline_destroy(p[0]);
+    spdl_pipeline_destroy(p[1]);
+    p[2] = pipeline_of(&w, &report);
+    spdl_pipeline_destroy(p[2]);
+    text = read_all(w.file);
+    CHECK_EQ(count_of(text, "\"final\":true"), 3);
+    for (line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n"), ++lines) {
+        const char *end = json_skip(line);
+        CHECK(end != NULL && *end == '\0');
+    }
+    CHECK(lines >= 3);
+    free(text);
+    world_close(&w);
+}
+
+/* Numbers and names as large as they get fit, and stay JSON. */
+static void json_of_the_largest_pipeline(void) {
+    const size_t bytes = 2 * spdl__report_bytes_for(SPDL_MAX_STAGES);
+    char *text = (char *)malloc(bytes);
+    spdl_stats stats;
+    spdl__text twice = spdl__text_start(text, bytes);
+    REQUIRE(text != NULL);
+    memset(&stats, 0xff, sizeof stats);
+    stats.stage_count = SPDL_MAX_STAGES;
+    for (int i = 0; i < SPDL_MAX_STAGES; ++i) {
+        memset(stats.stage[i].name, 1, SPDL_NAME_BYTES); /* each takes six bytes */
+        stats.stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
+        stats.edge[i].readiness = 1;
+    }
+    spdl__json_stats(&twice, &stats);
+    spdl__json_stats(&twice, &stats);
+    CHECK(twice.length + 2048 < bytes);
+    CHECK_EQ(spdl_stats_json(&stats, NULL, 0) * 2, twice.length);
+    CHECK(json_skip(text) == text + twice.length / 2);
+    free(text);
+}
+
+/* --- stderr --- */
+
+static void table_on_stderr(void) {
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    world w;
+    char *text;
+    world_open(&w);
+    world_capture(&w, NULL);
+    report.every = 0.05;
+    report.table = true;
+    report.length = 1000000;
+    p = pipeline_of(&w, &report);
+    take_for(p, 130);
+    spdl_pipeline_destroy(p);
+    dup2(w.stderr_before, 2);
+    text = read_all(w.captured);
+    CHECK(strncmp(text, "spdl  at 0.", 11) == 0);
+    CHECK(says(text, " of 1000000 items (0 %), ") && says(text, " left, waited "));
+    CHECK_EQ(count_of(text, "spdl  ended after 0."), 1);
+    CHECK(says(text, "> decode") && says(text, " p90 ") && says(text, "cores used"));
+    CHECK_EQ(count_of(text, "\033"), 0); /* no terminal, no colours */
+    CHECK_EQ(count_of(text, " decode "), count_of(text, "cores used"));
+    free(text);
+    world_close(&w);
+}
+
+/* A terminal that nobody has to see: the other side of a pseudo terminal. */
+static int terminal_open(void) {
+    const int master = posix_openpt(O_RDWR | O_NOCTTY);
+    int slave;
+    if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) TEST_SKIP("no terminals");
+    slave = open(ptsname(master), O_RDWR | O_NOCTTY);
+    if (slave < 0) TEST_SKIP("no terminals");
+    dup2(slave, 2);
+    close(slave);
+    return master;
+}
+
+static void terminal_read(int master, char *text, size_t bytes) {
+    size_t length = 0;
+    fcntl(master, F_SETFL, O_NONBLOCK);
+    while (length + 1 < bytes) {
+        const ssize_t got = read(master, text + length, bytes - 1 - length);
+        if (got <= 0) break;
+        length += (size_t)got;
+    }
+    text[length] = '\0';
+}
+
+/* In place: the cursor goes up as many lines as were written. A second pipeline writes lines. */
+static void live_view_redraws(void) {
+    static char text[1 << 16];
+    spdl_pipeline *p, *other;
+    int master, drawn = 0;
+    const char *up;
+    world w;
+    world_open(&w);
+    setenv("TERM", "xterm", 1);
+    setenv("LC_ALL", "C.UTF-8", 1);
+    unsetenv("NO_COLOR");
+    setenv("SPDL_STATS", "0.03,live", 1);
+    master = terminal_open();
+    p = pipeline_of(&w, NULL);
+    other = pipeline_named(&w, NULL, "elsewhere");
+    take_for(p, 60);
+    take_for(other, 100);
+    spdl_pipeline_destroy(p);
+    spdl_pipeline_destroy(other);
+    terminal_read(master, text, sizeof text);
+    dup2(w.stderr_before, 2);
+    up = strstr(text, "\033[5A\r"); /* heading, verdict, two stages, process */
+    CHECK(up != NULL);
+    for (const char *at = text; up != NULL && at < up; ++at) drawn += *at == '\n';
+    CHECK(drawn >= 5);
+    CHECK(says(text, "\xe2\x96\x88") && says(text, "\xe2\x96\x91")); /* full and empty blocks */
+    CHECK(says(text, "\033[1;33m> decode"));
+    CHECK(says(text, ", limited by elsewhere\r\n"));
+    CHECK_EQ(count_of(text, "\033[?7l"), count_of(text, "\033[?7h"));
+    CHECK_EQ(count_of(text, "ended after"), 2);
+    CHECK_EQ(w.warnings, 0);
+    close(master);
+    world_close(&w);
+}
+
+static void live_view_without_a_terminal(void) {
+    spdl_pipeline *p;
+    world w;
+    char *text;
+    world_open(&w);
+    setenv("SPDL_STATS", "live,0.03", 1);
+    world_capture(&w, NULL);
+    p = pipeline_of(&w, NULL);
+    take_for(p, 130);
+    spdl_pipeline_destroy(p);
+    dup2(w.stderr_before, 2);
+    text = read_all(w.captured);
+    CHECK_EQ(count_of(text, "\033"), 0);
+    CHECK(count_of(text, "spdl  at 0.") >= 2);
+    CHECK(says(text, ", limited by decode\n"));
+    CHECK_EQ(count_of(text, "ended after"), 1);
+    free(text);
+    world_close(&w);
+}
+
+static void colours_are_for_terminals(void) {
+    static const char *const no_color[] = { NULL, "", "1" }, *const terms[] = { "xterm", "dumb" };
+    static char text[1 << 16];
+    for (int i = 0; i < 6; ++i) {
+        spdl_report_desc report = { 0 };
+        spdl_pipeline *p;
+        int master;
+        world w;
+        world_open(&w);
+        unsetenv("NO_COLOR");
+        if (no_color[i % 3] != NULL) setenv("NO_COLOR", no_color[i % 3], 1);
+        setenv("TERM", terms[i / 3], 1);
+        master = terminal_open();
+        report.table = true;
+        p = pipeline_of(&w, &report);
+        take(p, 5);
+        spdl_pipeline_destroy(p);
+        terminal_read(master, text, sizeof text);
+        dup2(w.stderr_before, 2);
+        CHECK(says(text, "decode"));
+        CHECK_EQ(says(text, "\033["), i < 2);
+        close(master);
+        world_close(&w);
+    }
+}
+
+/* --- the environment --- */
+
+static void environment_asks_for_everything(void) {
+    spdl_pipeline *p;
+    char value[200], *text;
+    world w;
+    world_open(&w);
+    world_capture(&w, NULL);
+    snprintf(value, sizeof value, "0.05,json=%s/run.jsonl", w.folder);
+    setenv("SPDL_STATS", value, 1);
+    setenv("SPDL_REPORT", world_path(&w, "run.html"), 1);
+    p = pipeline_of(&w, NULL);
+    take_for(p, 120);
+    spdl_pipeline_destroy(p);
+    dup2(w.stderr_before, 2);
+    text = read_all(w.captured);
+    CHECK(count_of(text, "decode") >= 2 && says(text, "ended after"));
+    free(text);
+    text = read_all(world_path(&w, "run.jsonl"));
+    CHECK(count_of(text, "spdl.stats.1") >= 2);
+    free(text);
+    text = read_all(world_path(&w, "run.html"));
+    CHECK(strncmp(text, "<!doctype html>", 15) == 0 && says(text, "</html>\n"));
+    free(text);
+    CHECK_EQ(w.warnings, 0);
+    world_close(&w);
+}
+
+static void environment_can_be_quiet_or_ignored(void) {
+    for (int ignored = 0; ignored < 2; ++ignored) {
+        spdl_report_desc report = { 0 };
+        spdl_pipeline *p;
+        char value[200], *text;
+        world w;
+        world_open(&w);
+        world_capture(&w, NULL);
+        report.ignore_environment = ignored;
+        snprintf(value, sizeof value, "quiet,0.02,json=%s/run.jsonl", w.folder);
+        setenv("SPDL_STATS", value, 1);
+        p = pipeline_of(&w, &report);
+        CHECK_EQ(p->reporter == NULL, ignored);
+        take(p, 5);
+        spdl_pipeline_destroy(p);
+        dup2(w.stderr_before, 2);
+        text = read_all(w.captured);
+        CHECK_STR(text, "");
+        free(text);
+        text = read_all(world_path(&w, "run.jsonl"));
+        CHECK_EQ(says(text, "\"final\":true"), !ignored);
+        free(text);
+        world_close(&w);
+    }
+}
+
+static void environment_that_is_off(void) {
+    static const char *const off[] = { NULL, "", "0" };
+    for (int i = 0; i < 3; ++i) {
+        spdl_pipeline *p;
+        world w;
+        world_open(&w);
+        if (off[i] != NULL) setenv("SPDL_STATS", off[i], 1);
+        if (i == 1) setenv("SPDL_REPORT", "", 1);
+        p = pipeline_of(&w, NULL);
+        CHECK(p->reporter == NULL); /* no thread either */
+        spdl_pipeline_destroy(p);
+        CHECK_EQ(w.warnings, 0);
+        world_close(&w);
+    }
+}
+
+/* One warning that names variable and word, and the pipeline goes on without reports. */
+static void environment_that_makes_no_sense(void) {
+    static const char *const words[][2] = {
+        { "five", "five" },      { "-5", "-5" },       { "5x", "5x" },        { "nan", "nan" },
+        { "inf", "inf" },        { "1e3", "1e3" }, { "0.001", "0.001" },  { "5,", "" },
+        { ",5", "" },            { "5,json=", "json=" }, { "5,jason=a", "jason=a" },
+        { "5;live", "5;live" },  { "live 5", "live 5" }, { "5,0", "0" },
+        { "\xff\x1b[2J", "\xff\x1b[2J" },
+    };
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
+        char quoted[64];
+        spdl_pipeline *p;
+        world w;
+        world_open(&w);
+        setenv("SPDL_STATS", words[i][0], 1);
+        p = pipeline_of(&w, NULL);
+        CHECK(p->reporter == NULL);
+        take(p, 2);
+        spdl_pipeline_destroy(p);
+        snprintf(quoted, sizeof quoted, "but \"%s\" is neither", words[i][1]);
+        CHECK(says(w.warned, "SPDL_STATS is \"") && says(w.warned, quoted));
+        CHECK_EQ(w.warnings, 1);
+        world_close(&w);
+    }
+}
+
+/* Intervals that are no number, or hardly one, are taken to the next that works. */
+static void intervals_that_make_no_sense(void) {
+    static const struct {
+        double every, taken;
+    } rows[] = { { 0, 5 }, { -3, 5 }, { NAN, 5 }, { 1e-9, 0.01 }, { INFINITY, 1e7 }, { 2, 2 } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        spdl_report_desc report = { 0 };
+        spdl_pipeline *p;
+        world w;
+        world_open(&w);
+        report.every = rows[i].every;
+        report.json = world_path(&w, "run.jsonl");
+        p = pipeline_of(&w, &report);
+        take(p, 2);
+        CHECK(fabs(p->reporter->plan.desc.every - rows[i].taken) < 1e-9);
+        spdl_pipeline_destroy(p);
+        world_close(&w);
+    }
+}
+
+/* A comma for a point: JSON and switches do not care. */
+static void locales_do_not_matter(void) {
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    char *text, shown[400];
+    world w;
+    world_open(&w);
+    snprintf(shown, sizeof shown, "localedef -c -i de_DE -f UTF-8 %s/de_DE.UTF-8 >%s 2>&1",
+             w.folder, w.captured);
+    if (system(shown) == 0) setenv("LOCPATH", w.folder, 1);
+    (void)setlocale(LC_ALL, "de_DE.UTF-8");
+    snprintf(shown, sizeof shown, "%.1f", 0.5);
+    if (shown[1] != ',') {
+        world_close(&w);
+        TEST_SKIP("no locale with a comma");
+    }
+    setenv("SPDL_STATS", "0.02,quiet", 1);
+    report.json = world_path(&w, "run.jsonl");
+    p = pipeline_of(&w, &report);
+    CHECK(fabs(p->reporter->plan.desc.every - 0.02) < 1e-9);
+    take_for(p, 60);
+    spdl_pipeline_destroy(p);
+    text = read_all(w.file);
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        const char *end;
+        setlocale(LC_ALL, "C"); /* for the reader */
+        end = json_skip(line);
+        CHECK(end != NULL && *end == '\0');
+    }
+    free(text);
+    CHECK_EQ(w.warnings, 0);
+    world_close(&w);
+}
+
+static void environment_with_long_names(void) {
+    char value[3000];
+    for (int i = 0; i < 2; ++i) {
+        spdl_pipeline *p;
+        world w;
+        world_open(&w);
+        memset(value, 'x', sizeof value);
+        value[sizeof value - 1] = '\0';
+        if (i) memcpy(value, "5,json=", 7);
+        setenv(i ? "SPDL_STATS" : "SPDL_REPORT", value, 1);
+        p = pipeline_of(&w, NULL);
+        take(p, 2);
+        spdl_pipeline_destroy(p);
+        CHECK_EQ(w.warnings, 1);
+        CHECK(strlen(w.warned) < 800);
+        world_close(&w);
+    }
+}
+
+/* --- what cannot be written --- */
+
+/* A pipeline with each output in turn; it runs and ends, and one warning says what is wrong. */
+static void output_fails(const char *json, const char *html, const char *why) {
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    world w;
+    world_open(&w);
+    report.every = 0.01;
+    report.json = json;
+    report.html = html;
+    p = pipeline_of(&w, &report);
+    take_for(p, 60);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(w.warnings, 1);
+    if (!CHECK(says(w.warned, why) && says(w.warned, json ? json : html)))
+        fprintf(stderr, "    %s", w.warned);
+    world_close(&w);
+}
+
+static void files_that_cannot_be_written(void) {
+    output_fails("/nowhere/at/all/run.jsonl", NULL, "No such file");
+    output_fails(NULL, "/nowhere/at/all/run.html", "No such file");
+    output_fails("/tmp", NULL, "directory");
+    output_fails(NULL, "/tmp", "directory");
+    if (access("/dev/full", W_OK) != 0) TEST_SKIP("no /dev/full");
+    output_fails("/dev/full", NULL, "No space left");
+    output_fails(NULL, "/dev/full", "No space left");
+}
+
+/* A pipe that nobody reads: opening it does not wait, nor does writing when it is full. */
+static void pipes_do_not_hold_anything_up(void) {
+    world w;
+    world_open(&w);
+    REQUIRE(mkfifo(world_path(&w, "pipe"), 0666) == 0);
+    output_fails(w.file, NULL, "No such device");
+    const int reader = open(w.file, O_RDONLY | O_NONBLOCK);
+    REQUIRE(reader >= 0);
+    {
+        spdl_report_desc report = { 0 };
+        const uint64_t start = spdl_time_ns();
+        spdl_pipeline *p;
+        report.every = 0.01;
+        report.json = w.file;
+        p = pipeline_of(&w, &report);
+        take_for(p, 600); /* more lines than fit */
+        spdl_pipeline_destroy(p);
+        CHECK_EQ(w.warnings, 1);
+        CHECK(spdl_time_ns() - start < 5000000000u);
+    }
+    close(reader);
+    world_close(&w);
+}
+
+static void stderr_that_is_closed(void) {
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    world w;
+    char *text;
+    world_open(&w);
+    close(2);
+    report.every = 0.01;
+    report.table = true;
+    report.json = world_path(&w, "run.jsonl");
+    p = pipeline_of(&w, &report);
+    CHECK(p->reporter->json_file > 2);
+    take_for(p, 60);
+    spdl_pipeline_destroy(p);
+    dup2(w.stderr_before, 2);
+    CHECK_EQ(w.warnings, 1);
+    CHECK(says(w.warned, "stderr"));
+    text = read_all(w.file); /* no table in it */
+    CHECK(count_of(text, "spdl.stats.1") >= 2 && !says(text, "ended after"));
+    free(text);
+    world_close(&w);
+}
+
+static void stderr_that_fails(void) {
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    world w;
+    if (access("/dev/full", W_OK) != 0) TEST_SKIP("no /dev/full");
+    world_open(&w);
+    world_capture(&w, "/dev/full");
+    report.every = 0.01;
+    report.table = true;
+    p = pipeline_of(&w, &report);
+    take_for(p, 60);
+    spdl_pipeline_destroy(p);
+    dup2(w.stderr_before, 2);
+    CHECK_EQ(w.warnings, 1);
+    CHECK(says(w.warned, "stderr") && says(w.warned, "No space left"));
+    world_close(&w);
+}
+
+/* A reader that went away: no signal ends the process. */
+static void stderr_that_nobody_reads(void) {
+    for (int gone = 0; gone < 2; ++gone) {
+        spdl_report_desc report = { 0 };
+        const uint64_t start = spdl_time_ns();
+        spdl_pipeline *p;
+        int ends[2];
+        world w;
+        world_open(&w);
+        REQUIRE(pipe(ends) == 0);
+        dup2(ends[1], 2);
+        close(ends[1]);
+        if (gone) close(ends[0]);
+        report.every = 0.01;
+        report.table = true;
+        p = pipeline_of(&w, &report);
+        take_for(p, 1200); /* more tables than a pipe holds */
+        spdl_pipeline_destroy(p);
+        dup2(w.stderr_before, 2);
+        CHECK(spdl_time_ns() - start < 6000000000u);
+        CHECK_EQ(w.warnings, gone);
+        if (!gone) close(ends[0]);
+        world_close(&w);
+    }
+}
+
+/* No thread or memory for reports: a warning, and the pipeline runs. */
+static size_t allocations_left;
+
+static void *allocate(size_t bytes, size_t align, void *user) {
+    (void)user;
+    if (allocations_left == 0) return NULL;
+    --allocations_left;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+static void release(void *memory, size_t bytes, void *user) {
+    (void)bytes;
+    (void)user;
+    free(memory);
+}
+
+static void reports_without_memory(void) {
+    spdl_report_desc report = { 0 };
+    int warned = 0, whole = 0;
+    world w;
+    world_open(&w);
+    report.report_fn = on_report;
+    report.html = world_path(&w, "run.html");
+    report.user = calloc(1, sizeof(seen));
+    REQUIRE(report.user != NULL);
+    for (size_t memory = 5; memory < 40 && whole < 2; ++memory) {
+        spdl_pipeline_desc desc = { 0 };
+        spdl_pipeline *p;
+        spdl_result result;
+        w.warnings = 0;
+        desc.logger.log_fn = world_log;
+        desc.logger.user = &w;
+        desc.allocator.alloc_fn = allocate;
+        desc.allocator.free_fn = release;
+        desc.report = &report;
+        allocations_left = memory;
+        result = spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(endless), SPDL_PIPE(work),
+                                                             SPDL_SINK(3)));
+        if (result != SPDL_OK) continue;
+        warned += w.warnings;
+        whole += w.warnings == 0;
+        take(p, 3);
+        spdl_pipeline_destroy(p);
+    }
+    CHECK_EQ(warned, 4); /* one for each of the allocations of the reports */
+    CHECK_EQ(whole, 2);
+    free(report.user);
+    world_close(&w);
+}
+
+/* --- the end --- */
+
+/* A long interval does not hold destroy up. */
+static void end_is_prompt(void) {
+    double best = 1e9;
+    for (int i = 0; i < 5; ++i) {
+        spdl_report_desc report = { 0 };
+        spdl_pipeline *p;
+        uint64_t start;
+        world w;
+        world_open(&w);
+        report.every = 3600;
+        report.json = world_path(&w, "run.jsonl");
+        p = pipeline_of(&w, &report);
+        take(p, 3);
+        sleep_ms(20);
+        start = spdl_time_ns();
+        spdl_pipeline_destroy(p);
+        best = fmin(best, (double)(spdl_time_ns() - start) * 1e-6);
+        world_close(&w);
+    }
+    CHECK(best < 500);
+}
+
+/* What is told after the end of the data is told once, at the next interval, not by destroy. */
+static void end_is_told_once(void) {
+    uint64_t items = 20;
+    spdl_pipeline_desc desc = { 0 };
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    void *item;
+    world w;
+    char *text;
+    world_open(&w);
+    report.every = 0.03;
+    report.json = world_path(&w, "run.jsonl");
+    desc.workers = 2;
+    desc.report = &report;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(some, .ctx = &items),
+                                                        SPDL_SINK(3))) == SPDL_OK);
+    while (spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK) {}
+    sleep_ms(200);
+    text = read_all(w.file);
+    CHECK_EQ(count_of(text, "\"final\":true"), 1);
+    free(text);
+    spdl_pipeline_destroy(p);
+    text = read_all(w.file);
+    CHECK_EQ(count_of(text, "\"final\":true"), 1);
+    CHECK_EQ(json_number(text, "\"final\":true", "delivered"), 20);
+    free(text);
+    world_close(&w);
+}
+
+/* --- the page --- */
+
+static const char *page_data(const char *page) {
+    const char *at = strstr(page, "id='data'>\n");
+    return at != NULL ? at + strlen("id='data'>\n") : "";
+}
+
+static void page_is_one_file(void) {
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    world w;
+    char *page;
+    const char *data, *end;
+    world_open(&w);
+    report.html = world_path(&w, "run.html");
+    p = pipeline_named(&w, &report, "</script><b>\"&'\x01\xf0\x28\x8c\x28");
+    take_for(p, 450);
+    spdl_pipeline_destroy(p);
+    page = read_all(w.file);
+    CHECK(strncmp(page, "<!doctype html>", 15) == 0);
+    CHECK(!says(page, "https:") && !says(page, " src=") && !says(page, "@import"));
+    CHECK_EQ(count_of(page, "http:"), 1); /* the name of SVG, which nobody fetches */
+    CHECK_EQ(count_of(page, "</script>"), 2);
+    CHECK(!says(page, "<b>"));
+    data = page_data(page);
+    CHECK(says(data, "\\u003c/script\\u003e\\u003cb\\u003e\\u0022\\u0026\\u0027\\u0001\\ufffd("));
+    end = json_skip(data);
+    CHECK(end != NULL && strncmp(end, "</script>", 9) == 0);
+    CHECK(count_of(data, "\n[") >= 4); /* samples */
+    for (const char *at = page; *at != '\0'; at += spdl__utf8(at))
+        if (!CHECK(spdl__utf8(at) > 0)) break;
+    free(page);
+    world_close(&w);
+}
+
+/* Without samples, by a call; into a place that cannot be. */
+static void page_by_a_call(void) {
+    spdl_pipeline *p;
+    world w;
+    char *page;
+    world_open(&w);
+    p = pipeline_of(&w, NULL);
+    take(p, 3);
+    CHECK_EQ(spdl_report_html(p, world_path(&w, "now.html")), SPDL_OK);
+    CHECK_EQ(spdl_report_html(p, "/nowhere/now.html"), SPDL_E_IO);
+    CHECK_EQ(spdl_report_html(p, "/dev/full"), access("/dev/full", W_OK) ? SPDL_OK : SPDL_E_IO);
+    CHECK_EQ(spdl_report_html(p, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_report_html(NULL, w.file), SPDL_E_INVALID);
+    spdl_pipeline_destroy(p);
+    page = read_all(world_path(&w, "now.html"));
+    CHECK(says(page_data(page), "\"samples\":[]}</script>"));
+    CHECK(says(page, "</html>\n"));
+    free(page);
+    world_close(&w);
+}
+
+/* By calls, while samples are taken and the page of the thread is written. */
+static void page_by_calls_meanwhile(void) {
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    world w;
+    char *page;
+    world_open(&w);
+    report.html = world_path(&w, "run.html");
+    p = pipeline_of(&w, &report);
+    for (int i = 0; i < 60; ++i) {
+        take(p, 5);
+        CHECK_EQ(spdl_report_html(p, world_path(&w, "now.html")), SPDL_OK);
+    }
+    page = read_all(w.file);
+    CHECK(json_skip(page_data(page)) != NULL && says(page, "\n["));
+    free(page);
+    spdl_pipeline_destroy(p);
+    world_close(&w);
+}
+
+/* Each pipeline has a page of its own, whether they run at the same time or not; a page of another
+   process that is over is overwritten. */
+static void pages_of_several_pipelines(void) {
+    static const char *const names[] = { "one", "two", "three" };
+    static const char *const files[] = { "run.html", "run.2.html", "run.3.html" };
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p[3];
+    world w;
+    FILE *old;
+    world_open(&w);
+    report.html = world_path(&w, "run.html");
+    old = fopen(w.file, "w");
+    REQUIRE(old != NULL);
+    fputs("<!doctype html><!-- spdl.report 1-1 -->", old);
+    fclose(old);
+    p[0] = pipeline_named(&w, &report, names[0]);
+    p[1] = pipeline_named(&w, &report, names[1]);
+    spdl_pipeline_destroy(p[1]);
+    spdl_pipeline_destroy(p[0]);
+    p[2] = pipeline_named(&w, &report, names[2]);
+    spdl_pipeline_destroy(p[2]);
+    for (int i = 0; i < 3; ++i) {
+        char *page = read_all(world_path(&w, files[i])), quoted[32];
+        snprintf(quoted, sizeof quoted, "\"name\":\"%s\"", names[i]);
+        CHECK_EQ(count_of(page, quoted), 1);
+        free(page);
+    }
+    CHECK_EQ(w.warnings, 0);
+    world_close(&w);
+}
+
+static void pages_are_numbered_before_the_dot(void) {
+    static const char *const rows[][2] = {
+        { "run.html", "run.7.html" },   { "run", "run.7" },         { "a.b/run", "a.b/run.7" },
+        { "a.b/c.html", "a.b/c.7.html" }, { ".html", ".html.7" },   { "a/.html", "a/.html.7" },
+        { "x.tar.html", "x.tar.7.html" },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        char to[SPDL__PATH_BYTES];
+        spdl__report_numbered(to, rows[i][0], 7);
+        CHECK_STR(to, rows[i][1]);
+    }
+}
+
+/* However long the run is, the samples stay as many, and cover all of it evenly. */
+static void samples_are_thinned_out(void) {
+    spdl__reporter *r = (spdl__reporter *)calloc(1, sizeof *r);
+    spdl_pipeline *p;
+    uint64_t now, step = 0;
+    world w;
+    world_open(&w);
+    REQUIRE(r != NULL);
+    p = pipeline_of(&w, NULL);
+    r->pipeline = p;
+    r->sample_width = 3;
+    r->sample_ns = 100;
+    r->samples = (uint64_t *)calloc(SPDL__SAMPLES * r->sample_width, sizeof(uint64_t));
+    for (now = 0; now < 1000000; now += r->sample_ns) {
+        if (r->sample_count == SPDL__SAMPLES) spdl__samples_thin(r);
+        r->samples[r->sample_count * r->sample_width] = now;
+        r->samples[r->sample_count * r->sample_width + 2] = 3 * now;
+        r->sample_count++;
+    }
+    CHECK(r->sample_count > SPDL__SAMPLES / 4 && r->sample_count <= SPDL__SAMPLES);
+    CHECK_EQ(r->samples[0], 0);
+    for (size_t i = 1; i < r->sample_count; ++i) {
+        const uint64_t *row = r->samples + i * r->sample_width;
+        CHECK_EQ(row[2], 3 * row[0]);
+        CHECK(row[0] > row[-3]);
+        step = spdl__max(step, row[0] - row[-3]);
+    }
+    CHECK(step <= 2 * r->sample_ns);
+    CHECK(r->samples[(r->sample_count - 1) * r->sample_width] + 2 * r->sample_ns >= 1000000);
+    free(r->samples);
+    free(r);
+    spdl_pipeline_destroy(p);
+    world_close(&w);
+}
+
+TEST_TABLE(report) {
+    TEST_CASE(intervals_add_up),
+    TEST_CASE(intervals_have_their_own_percentiles),
+    TEST_CASE(intervals_without_an_item),
+    TEST_CASE(json_lines_are_what_the_schema_says),
+    TEST_CASE(json_lines_of_several_pipelines),
+    TEST_CASE(json_of_the_largest_pipeline),
+    TEST_CASE(table_on_stderr),
+    TEST_CASE(live_view_redraws),
+    TEST_CASE(live_view_without_a_terminal),
+    TEST_CASE(colours_are_for_terminals),
+    TEST_CASE(environment_asks_for_everything),
+    TEST_CASE(environment_can_be_quiet_or_ignored),
+    TEST_CASE(environment_that_is_off),
+    TEST_CASE(environment_that_makes_no_sense),
+    TEST_CASE(environment_with_long_names),
+    TEST_CASE(intervals_that_make_no_sense),
+    TEST_CASE(locales_do_not_matter),
+    TEST_CASE(files_that_cannot_be_written),
+    TEST_CASE(pipes_do_not_hold_anything_up),
+    TEST_CASE(stderr_that_is_closed),
+    TEST_CASE(stderr_that_fails),
+    TEST_CASE(stderr_that_nobody_reads),
+    TEST_CASE(reports_without_memory),
+    TEST_CASE(end_is_prompt),
+    TEST_CASE(end_is_told_once),
+    TEST_CASE(page_is_one_file),
+    TEST_CASE(page_by_a_call),
+    TEST_CASE(page_by_calls_meanwhile),
+    TEST_CASE(pages_of_several_pipelines),
+    TEST_CASE(pages_are_numbered_before_the_dot),
+    TEST_CASE(samples_are_thinned_out),
+    TEST_END,
+};
