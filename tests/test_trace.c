@@ -488,7 +488,7 @@ static void times_are_what_they_were(void) {
     static long us = 5000;
     messages m;
     const spdl_pipeline_desc desc = desc_of(2, path, &m);
-    int64_t waited = 0, empty = 0, full = 0;
+    double waited = 0, empty = 0, full = 0;
     spdl_pipeline *p;
     spdl_stats stats;
     trace t;
@@ -503,9 +503,9 @@ static void times_are_what_they_were(void) {
         const event *e = &t.events[i];
         if (e->phase != 'X') continue;
         if (strcmp(e->name, "nap") == 0) CHECK(e->ns >= us * 1000);
-        if (strcmp(e->cat, "trainer") == 0) waited += e->ns;
-        if (strcmp(e->name, "empty") == 0 && e->lane == 3 + 1) empty += e->ns;
-        if (strcmp(e->name, "full") == 0 && e->lane == 3 + 0) full += e->ns;
+        if (strcmp(e->cat, "trainer") == 0) waited += (double)e->ns;
+        if (strcmp(e->name, "empty") == 0 && e->lane == 3 + 1) empty += (double)e->ns;
+        if (strcmp(e->name, "full") == 0 && e->lane == 3 + 0) full += (double)e->ns;
     }
     CHECK(waited > 0.9 * (double)stats.wait_ns && waited < 1.1 * (double)stats.wait_ns);
     CHECK(empty > 0.9 * (double)stats.edge[1].get_wait_ns);
