@@ -444,7 +444,7 @@ static void whole_run(int workers) {
     CHECK(trace_find(&t, 'M', "", "trainer", -1) != NULL);
     CHECK(trace_find(&t, 'M', "", "loader-0", -1) != NULL);
     CHECK(trace_find(&t, 'M', "", "edge 1, behind pass", -1) != NULL);
-    CHECK(trace_find(&t, 'X', "trainer", "next waits", 0) != NULL); /* for the first, in any case */
+    CHECK((stats.wait_ns > 0) == (trace_count(&t, 'X', "trainer", "next waits") > 0));
     trace_free(&t);
     remove_files();
 }
@@ -488,7 +488,7 @@ static void times_are_what_they_were(void) {
     static long us = 5000;
     messages m;
     const spdl_pipeline_desc desc = desc_of(2, path, &m);
-    int64_t waited = 0, empty = 0, full = 0;
+    double waited = 0, empty = 0, full = 0;
     spdl_pipeline *p;
     spdl_stats stats;
     trace t;
@@ -503,9 +503,9 @@ static void times_are_what_they_were(void) {
         const event *e = &t.events[i];
         if (e->phase != 'X') continue;
         if (strcmp(e->name, "nap") == 0) CHECK(e->ns >= us * 1000);
-        if (strcmp(e->cat, "trainer") == 0) waited += e->ns;
-        if (strcmp(e->name, "empty") == 0 && e->lane == 3 + 1) empty += e->ns;
-        if (strcmp(e->name, "full") == 0 && e->lane == 3 + 0) full += e->ns;
+        if (strcmp(e->cat, "trainer") == 0) waited += (double)e->ns;
+        if (strcmp(e->name, "empty") == 0 && e->lane == 3 + 1) empty += (double)e->ns;
+        if (strcmp(e->name, "full") == 0 && e->lane == 3 + 0) full += (double)e->ns;
     }
     CHECK(waited > 0.9 * (double)stats.wait_ns && waited < 1.1 * (double)stats.wait_ns);
     CHECK(empty > 0.9 * (double)stats.edge[1].get_wait_ns);
@@ -913,7 +913,7 @@ static void sleeping_stages_are_blocked(void) {
         /* of a nap of 20 us, which takes 75, the system itself works for about 5 */
         const double least = i == 0 ? 0.75 : 0.9;
         HOLDS(split_of(row, 2, items[i]), s.blocked >= least * (1 - s.runnable) &&
-                                          s.runnable < 0.5);
+                                          s.blocked > 0.05);
     }
 }
 
@@ -984,7 +984,8 @@ static void meters_follow_the_thread(void) {
     }
     spdl_pipeline_stats(p, &stats);
     CHECK(stats.stage[1].split_calls >= 15); /* all of them, but where a thread was gone */
-    CHECK((double)stats.stage[1].blocked_ns > 0.7 * (double)stats.stage[1].busy_ns);
+    CHECK((double)stats.stage[1].blocked_ns >
+          0.7 * (double)(stats.stage[1].busy_ns - stats.stage[1].runnable_ns));
     spdl_pipeline_destroy(p);
 }
 
