@@ -64,14 +64,16 @@
    THREADS
        Every doc block says who may call: "any" thread, the "owner" (one thread at a time), the
        "producer" or the "consumer" of a ring, or "a stage" (inside a stage function). Workers
-       sleep in the kernel when there is nothing to do; nothing polls and no timer runs. Workers
-       block every signal but those a fault raises. A process that forks may use the library in
-       the child only for objects made there: the workers stay behind in the parent.
+       sleep in the kernel when there is nothing to do; nothing polls, and no timer runs but that
+       of reports that were asked for (>>report). Workers block every signal but those a fault
+       raises. A process that forks may use the library in the child only for objects made there:
+       the workers stay behind in the parent.
 
    MEMORY
-       Allocation happens in create and open calls only, through spdl_allocator, but for three
-       cases: batches that the trainer keeps, reading and writing npz (see >>npz-impl), and a copy
-       of what a trace has recorded while its file is written.
+       Allocation happens in create and open calls only, through spdl_allocator, but for these
+       cases: batches that the trainer keeps, what a stage emits at once for the first time,
+       spdl_report_html, reading and writing npz (see >>npz-impl), and a copy of what a trace has
+       recorded while its file is written.
        A running pipeline allocates nothing. An item belongs to the library from the moment a stage
        hands it out until spdl_pipeline_next hands it to the trainer; see >>pipeline for the rules.
 
@@ -1819,9 +1821,10 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 
 /* ============================================================================================= */
 /* >>platform-impl
-   The only section, with >>os-impl, that knows operating systems. Everything here may be defined
-   before the include. SPDL_TEST_POINT(id) marks the places where timing decides, for tests that
-   want to yield or fail there. SPDL_DEBUG turns on what finds misuse at run time. */
+   The only section, with >>os-impl, that knows operating systems; what >>stats-impl reads of the
+   process and >>report-impl writes is POSIX. Everything here may be defined before the include.
+   SPDL_TEST_POINT(id) marks the places where timing decides, for tests that want to yield or fail
+   there. SPDL_DEBUG turns on what finds misuse at run time. */
 
 #include <errno.h>
 #include <stdarg.h>
