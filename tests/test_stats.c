@@ -676,6 +676,27 @@ static bool steps_are_measured(bool tell) {
 
 static void steps_of_the_trainer(void) { verdict_check(steps_are_measured); }
 
+/* The wait for the first item, long as it is, is not taken from the steps behind it. */
+SPDL_FN(late_at_first, void, void) {
+    if (spdl_sequence(task) == 0) sleep_ms(80);
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+static void steps_behind_a_long_start(void) {
+    spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(SPDL_SOURCE(late_at_first), SPDL_SINK(3)));
+    spdl_stats stats;
+    for (int i = 0; i < 10; ++i) {
+        CHECK_EQ(next_of(p), SPDL_OK);
+        sleep_ms(3);
+    }
+    spdl_pipeline_stats(p, &stats);
+    CHECK(stats.first_item_ns >= 80000000 && stats.wait_ns >= 70000000);
+    CHECK(stats.step_ns >= 30000000 && stats.step_mean_ns >= 3000000);
+    CHECK(stats.step_ns <= stats.elapsed_ns - stats.first_item_ns);
+    spdl_pipeline_destroy(p);
+}
+
 /* --- the process --- */
 
 static void burn(double ms) {
@@ -1284,6 +1305,7 @@ TEST_TABLE(stats) {
     TEST_CASE(edges_that_stay_full),
     TEST_CASE(edges_that_fill_and_drain),
     TEST_CASE(steps_of_the_trainer),
+    TEST_CASE(steps_behind_a_long_start),
     TEST_CASE(process_is_read),
     TEST_CASE(process_knows_its_affinity),
     TEST_CASE(process_sees_others),
