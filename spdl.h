@@ -557,8 +557,8 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    freed at stop.
 
    One to many. A stage with .emits hands on what it gives to spdl_emit, none or any number of items
-   for each call, *out being the last of them if it is set; they stay together and wait in memory
-   until they are read, whatever buffer_size says. A stage with .flush is called once more when its
+   for each call (*out stays NULL); they stay together and wait in memory until they are read,
+   whatever buffer_size says. A stage with .flush is called once more when its
    input ends (spdl_flushing(task) is true and there is no input): it may gather items by its own
    rules and hand on what is left.
 
@@ -632,9 +632,10 @@ typedef enum spdl_merge_order {
 
 /* Which of `paths` paths to take from: ready[i] is 1 when path i has an item, 0 when it may get
    one, -1 when it has none until the next epoch or for good. A path that is not ready is waited
-   for; less than 0: wait for any. Asked when some path has an item. To wait when no path is at 0
-   would be for ever and is a failure, as is a path there is none of. Called under a lock: to be
-   quick, and not to call the library. */
+   for; less than 0: wait for any. Asked when some path has an item. An answer that would wait for
+   ever is a failure, as is a path there is none of: no path is at 0, or those that are get nothing
+   because the branch has no more room on the others. Called under a lock: to be quick, and not to
+   call the library. */
 typedef int (*spdl_merge_fn)(void *ctx, const signed char *ready, int paths);
 
 /* One row, made by the macros below; zero is the default. */
@@ -2086,7 +2087,7 @@ SPDL_API uint64_t spdl_time_ns(void) {
 }
 
 /* A thread's view of the same clock, for many readings close to each other. Where the processor has
-   a counter that runs at one speed, the counter says how long ago the clock was read last, for up to
+   a counter that runs at one speed, it says how long ago the clock was read last, for up to
    a millisecond: that takes a few nanoseconds instead of up to 50. The speed is found out on the
    way. Never goes backwards; off by less than a microsecond. */
 typedef struct spdl__watch {
@@ -4952,12 +4953,12 @@ struct spdl_task {
     spdl_pipeline *pipeline;
     spdl__node *node;
     int worker;
-    bool live;   /* the function is running */
+    uint32_t live; /* the function is running; other threads look, if they misuse a task */
     bool taken;  /* the input is not the library's any more */
     bool flushing;
     bool cut_short; /* it would be repeated, but for a stop: neither a result nor a failure */
     int path;
-    uint64_t thread;
+    uint64_t thread; /* that runs it */
     uint64_t sequence;
     uint64_t ticket;
     uint64_t place;  /* among the calls of a stage with a window */
@@ -5254,7 +5255,8 @@ SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node
     if (seen.items == 0) return seen.marks > 0 && seen.marks + seen.ended == node->paths;
     if (node->row.merge_order == SPDL_MERGE_BATCHES) return seen.items + seen.ended == node->paths;
     if (node->row.merge_order == SPDL_MERGE_CHOICE)
-        return spdl__load_relaxed(&node->refused) != spdl__paths_key(&seen, node->paths);
+        return spdl__load_relaxed(&node->refused) != spdl__paths_key(&seen, node->paths) ||
+               spdl__merge_starved(p, node);
     return spdl__merge_turn(p, node, &seen) >= 0;
 }
 
@@ -5500,6 +5502,7 @@ SPDL__PRIVATE bool spdl__node_claim(spdl_pipeline *p, spdl__node *node, spdl__cl
                                     spdl_task *task) {
     uint32_t active, limit;
     claim->count = 0;
+    claim->ticket = claim->place = 0;
     claim->progress = claim->flush = false;
     if (!spdl__try_lock(&node->lock)) return false;
     claim->now = task->clock != 0 ? task->clock : spdl__watch_read(&task->watch);
@@ -5531,7 +5534,7 @@ SPDL__PRIVATE bool spdl__node_claim(spdl_pipeline *p, spdl__node *node, spdl__cl
 SPDL__PRIVATE spdl_task *spdl__task_for(spdl_pipeline *p, spdl__node *node, int worker) {
     spdl_task *task = &p->task[worker];
     task->node = node;
-    task->thread = spdl__thread_id();
+    spdl__store_relaxed(&task->thread, spdl__thread_id());
     return task;
 }
 
@@ -5594,11 +5597,11 @@ SPDL__INLINE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
     task->taken = false;
     task->path = 0;
     task->text[0] = '\0';
-    task->live = true;
+    spdl__store_relaxed32(&task->live, 1);
     spdl__call_begin(task);
     result = node->row.fn->call(task, task->in.item, out);
     spdl__call_end(task);
-    task->live = false;
+    spdl__store_relaxed32(&task->live, 0);
     if (node->row.max_failure_rate > 0) spdl__add(&node->calls, 1);
     return result;
 }
@@ -5630,7 +5633,7 @@ SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *count
         result = spdl__task_attempt(task, out);
     }
     if (task->node->row.emits && result == SPDL_OK && *out != NULL)
-        result = spdl__task_emit(task, *out);
+        result = spdl_fail(task, "*out is set, but its row says .emits: results go to spdl_emit");
     return result;
 }
 
@@ -5718,10 +5721,15 @@ SPDL__PRIVATE void spdl__task_put(spdl_task *task, spdl__counters *counters, voi
 
 /* A dropped item leaves a hole; a dropped batch that others wait for to be joined with theirs, an
    empty one of its number. */
-SPDL__PRIVATE void spdl__task_put_nothing(spdl_task *task, uint64_t now) {
+SPDL__PRIVATE void spdl__task_put_nothing(spdl_task *task, spdl__counters *counters,
+                                          uint64_t now) {
     spdl__node *node = task->node;
     spdl__batch *empty = NULL;
-    if (node->branch != NULL) empty = spdl__batch_get(node->branch->batches);
+    if (node->branch != NULL && node->splits && spdl__task_split(task, task->sequence)) {
+        spdl__task_put_split(task, counters, now);
+        return;
+    }
+    if (node->branch != NULL && !node->splits) empty = spdl__batch_get(node->branch->batches);
     if (empty == NULL) {
         spdl__node_put_hole(task->pipeline, node, task->ticket, now);
         return;
@@ -5764,7 +5772,7 @@ SPDL__PRIVATE bool spdl__pipe_settle(spdl_task *task, spdl__counters *counters, 
             fatal = spdl__task_failed(task, counters, result);
         /* behind a fatal failure, or one that a stop has cut short, a ticket stays unfilled:
            nothing behind it is delivered */
-        if (!fatal && !task->cut_short) spdl__task_put_nothing(task, now);
+        if (!fatal && !task->cut_short) spdl__task_put_nothing(task, counters, now);
     }
     spdl__task_leave_window(task);
     return !fatal;
@@ -5831,7 +5839,7 @@ struct spdl__parked {
     bool taken, flushing;
     spdl_result result;
     void *item;
-    char text[SPDL_TEXT_BYTES / 2];
+    char text[SPDL_TEXT_BYTES];
 };
 
 /* An id is the generation, the row and the place. */
@@ -5869,11 +5877,24 @@ SPDL__PRIVATE spdl__parked *spdl__parked_take(spdl__node *node) {
     return parked;
 }
 
+/* Whether this is the thread that runs the call, now. */
+SPDL__PRIVATE bool spdl__task_running(const spdl_task *task, const char *what) {
+    if (spdl__load_relaxed32(&task->live) &&
+        spdl__load_relaxed(&task->thread) == spdl__thread_id())
+        return true;
+    spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR, what);
+    return false;
+}
+
 SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
     spdl_deferred deferred = { NULL, 0 };
-    spdl__node *node = task->node;
-    spdl__parked *parked = task->parked;
-    if (node->parked == NULL || !task->live || task->thread != spdl__thread_id()) return deferred;
+    spdl__node *node;
+    spdl__parked *parked;
+    if (!spdl__task_running(task, "spdl: spdl_defer: not inside of a call of this stage"))
+        return deferred;
+    node = task->node;
+    parked = task->parked;
+    if (node->parked == NULL) return deferred;
     if (parked == NULL) {
         parked = task->parked = spdl__parked_take(node);
         parked->text[0] = '\0';
@@ -6170,13 +6191,15 @@ SPDL__PRIVATE int spdl__merge_ask(spdl_pipeline *p, spdl__node *node, const spdl
     char text[SPDL_NAME_BYTES + 64];
     spdl__store_relaxed(&node->refused, takes ? 0 : spdl__paths_key(seen, paths));
     if (takes) return choice;
-    if (choice < paths && seen->items + seen->marks + seen->ended < paths) return -1;
+    if (choice < paths && seen->items + seen->marks + seen->ended < paths &&
+        !spdl__merge_starved(p, node))
+        return -1;
     if (choice >= paths)
         (void)snprintf(text, sizeof(text), "merge_fn returned %d, but there are %d paths", choice,
                        paths);
     else
         (void)snprintf(text, sizeof(text),
-                       "merge_fn waits, but every path has an item or has ended");
+                       "merge_fn waits, but nothing comes before something is taken");
     spdl__node_fail(p, node, node->out.tail, node->out.tail, SPDL_E_INVALID, text);
     return -1;
 }
@@ -6453,13 +6476,6 @@ SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
     return spdl__load_relaxed(&task->node->epoch);
 }
 
-/* Whether this is the thread that runs the call, now. */
-SPDL__PRIVATE bool spdl__task_running(const spdl_task *task, const char *what) {
-    if (task->live && task->thread == spdl__thread_id()) return true;
-    spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR, what);
-    return false;
-}
-
 SPDL_API spdl_result spdl_emit(spdl_task *task, void *item) {
     if (!spdl__task_running(task, "spdl: spdl_emit: not inside of a call of this stage"))
         return SPDL_E_INVALID;
@@ -6595,7 +6611,7 @@ SPDL_API spdl_result spdl_complete(spdl_deferred deferred, spdl_result result, v
 }
 
 SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *format, ...) {
-    char text[SPDL_TEXT_BYTES / 2];
+    char text[SPDL_TEXT_BYTES];
     va_list args;
     if (deferred.pipeline == NULL) return SPDL_E_INVALID;
     va_start(args, format);

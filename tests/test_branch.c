@@ -157,6 +157,31 @@ static void a_round_leaves_out_what_has_ended(void) {
     }
 }
 
+/* A path that gets nothing, or drops all it gets, does not hold up the others for ever, however
+   little room there is. */
+static void a_path_that_is_never_fed_holds_up_nobody(void) {
+    chaos_on();
+    for (int i = 0; i < 3 * CROWDS; ++i) {
+        const int threads = i % 3 == 2;
+        spdl_pipeline *p =
+            START(crowds[i / 3], COUNT_TO(60), SPDL_BRANCH(pass_on),
+                  SPDL_PATH("all", .buffer_size = 1),
+                  SPDL_PIPE(follow, SCRIPT(.sleep_us = 50), .concurrency = 2, .threads = threads,
+                            .buffer_size = 1),
+                  SPDL_PATH("none"), FOLLOW(.plus = 0), SPDL_PATH("none either"),
+                  SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(1));
+        CHECK_EQ(take_from(p, 0, 100, SPDL_END), 60);
+        DONE(p);
+        p = START(crowds[i / 3], COUNT_TO(60), BY_VALUE(2), SPDL_PATH("even"),
+                  FOLLOW(.every = 1, .result = SPDL_SKIP), SPDL_PATH("odd"), BY_VALUE(3),
+                  SPDL_PATH("a"), SPDL_PATH("b"), SPDL_PATH("c"),
+                  SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN),
+                  SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(1));
+        CHECK_EQ(take_from_any(p), 30);
+        DONE(p);
+    }
+}
+
 /* Two of path 0, one of path 1, ..., as long as they have some. */
 typedef struct rhythm {
     int calls, at;
@@ -220,7 +245,15 @@ static void a_choice_that_cannot_be_is_a_failure(void) {
         CHECK_STR(spdl_pipeline_error(p)->stage_name, "join");
         CHECK(strstr(spdl_pipeline_error(p)->text,
                      i % 2 ? "merge_fn returned 7, but there are 2 paths"
-                           : "merge_fn waits, but every path has an item or has ended") != NULL);
+                           : "merge_fn waits, but nothing comes before something is taken") !=
+              NULL);
+        DONE(p);
+        p = START(crowds[i / 2], COUNT_TO(-1), SPDL_BRANCH(pass_on), SPDL_PATH("all"),
+                  FOLLOW(.plus = 0), SPDL_PATH("none"),
+                  SPDL_MERGE(.merge_order = SPDL_MERGE_CHOICE, .merge_fn = two_to_one,
+                             .ctx = &(rhythm){ .at = 0 }),
+                  SPDL_SINK(1));
+        TAKE_ALL(p, "0 1", SPDL_E_INVALID); /* the third is to come from where nothing is sent */
         DONE(p);
     }
 }
@@ -355,6 +388,8 @@ static void note_batch_anyhow(notes *n, void *taken) {
     spdl_batch_free(batch);
 }
 
+SPDL_FN(drop_batch, spdl_batch, spdl_batch) { return SPDL_SKIP; }
+
 /* As RUN_BATCHES, where the numbers of the batches have gaps. */
 static void run_batches(spdl_pipeline *p, const char *text, spdl_result end, const char *file,
                         int line) {
@@ -396,6 +431,22 @@ static void a_path_may_drop_parts(void) {
                                SPDL_PATH("even"), TREAT(.skip = 1), SPDL_PATH("odd"),
                                TREAT(.skip = 1), JOIN_BATCHES, SPDL_SINK(1)),
                          "0 2 1 3|8 10 9 11|12 14 13 15", SPDL_END);
+    }
+}
+
+/* Every part of one path is dropped, and many more batches come than there is room for. */
+static void a_path_may_drop_all_parts(void) {
+    chaos_on();
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        notes n = { .length = 0 };
+        spdl_pipeline *p =
+            START(crowds[i / 2], COUNT_TO(160), SPDL_BATCH(4), SORT(2, -1), SPDL_PATH("even"),
+                  SPDL_PIPE(drop_batch, .concurrency = 1 + i % 2), SPDL_PATH("odd"),
+                  TREAT(.plus = 0), JOIN_BATCHES, SPDL_SINK(1));
+        CHECK_EQ(take(p, &n, 100, "|", note_batch), SPDL_END);
+        CHECK_EQ(n.taken, 40);
+        CHECK(strncmp(n.text, "1 3|5 7|9 11|", 13) == 0);
+        DONE(p);
     }
 }
 
@@ -557,6 +608,7 @@ TEST_TABLE(branch) {
     TEST_CASE(as_many_rows_as_there_may_be),
     TEST_CASE(a_merge_may_go_round),
     TEST_CASE(a_round_leaves_out_what_has_ended),
+    TEST_CASE(a_path_that_is_never_fed_holds_up_nobody),
     TEST_CASE(a_function_may_choose),
     TEST_CASE(a_function_may_choose_any_rhythm),
     TEST_CASE(a_choice_that_cannot_be_is_a_failure),
@@ -566,6 +618,7 @@ TEST_TABLE(branch) {
     TEST_CASE(batches_are_split_and_joined),
     TEST_CASE(parts_of_batches_may_be_empty),
     TEST_CASE(a_path_may_drop_parts),
+    TEST_CASE(a_path_may_drop_all_parts),
     TEST_CASE(a_path_may_take_items_out),
     TEST_CASE(parts_may_be_delivered_as_they_are),
     TEST_CASE(whole_batches_may_be_joined),

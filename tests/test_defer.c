@@ -203,6 +203,23 @@ static void a_completion_may_be_a_failure(void) {
     }
 }
 
+SPDL_FN(fails_at_length, item, item) {
+    CHECK_EQ(spdl_complete_fail(spdl_defer(task), "%0300d", (int)in->value), SPDL_OK);
+    return SPDL_PENDING;
+}
+
+static void the_text_of_a_completion_arrives_whole(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        char text[SPDL_TEXT_BYTES];
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(3),
+                                 SPDL_PIPE(fails_at_length, .deferred = true), SPDL_SINK(1));
+        TAKE_ALL(p, "", SPDL_E_STAGE);
+        snprintf(text, sizeof text, "spdl: stage 1 'fails_at_length', item 0: %0300d", 0);
+        failed_with(p, 1, text);
+        DONE(p);
+    }
+}
+
 /* Results that are none, told to spdl_complete. */
 SPDL_FN(completes_with, item, item) {
     CHECK_EQ(spdl_complete(spdl_defer(task), *(const spdl_result *)spdl_ctx(task), NULL), SPDL_OK);
@@ -353,10 +370,14 @@ SPDL_FN(leaks_its_task, item, item) {
 }
 
 static void only_the_call_itself_defers(void) {
-    for (int i = 0; i < CROWDS; ++i)
-        RUN(START(crowds[i], COUNT_TO(4), SPDL_PIPE(leaks_its_task, .deferred = true),
-                  SPDL_SINK(1)),
+    for (int i = 0; i < CROWDS; ++i) {
+        misuse m = { .text = "spdl: spdl_defer: not inside of a call of this stage" };
+        RUN(start_logged(crowds[i], &m,
+                         SPDL_STAGES(COUNT_TO(4), SPDL_PIPE(leaks_its_task, .deferred = true),
+                                     SPDL_SINK(1))),
             "0 1 2 3", SPDL_END);
+        CHECK_EQ(m.lines, 4);
+    }
 }
 
 /* --- many, and the end of them --- */
@@ -731,6 +752,7 @@ TEST_TABLE(defer) {
     TEST_CASE(a_call_may_complete_itself),
     TEST_CASE(a_thread_that_ends_may_complete),
     TEST_CASE(a_completion_may_be_a_failure),
+    TEST_CASE(the_text_of_a_completion_arrives_whole),
     TEST_CASE(a_completion_with_no_result_is_a_failure),
     TEST_CASE(a_call_is_completed_once),
     TEST_CASE(a_deferred_call_may_return_after_all),

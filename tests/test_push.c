@@ -629,9 +629,8 @@ static uint64_t digest_of(int workers, uint64_t seed) {
                                    .buffer_size = 8, .free_item = item_free),
               SPDL_PIPE(augment, .ctx = &seed, .emits = true, .concurrency = 4, .max_failures = -1,
                         .free_item = item_free, .buffer_size = 8),
-              SPDL_BRANCH(by_chance), SPDL_PATH("a", .buffer_size = 400),
-              SPDL_PIPE(jitter, .concurrency = 3, .buffer_size = 400),
-              SPDL_PATH("b", .buffer_size = 400),
+              SPDL_BRANCH(by_chance), SPDL_PATH("a", .buffer_size = 1),
+              SPDL_PIPE(jitter, .concurrency = 3), SPDL_PATH("b", .buffer_size = 3),
               SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_BATCH(7),
               SPDL_PIPE(shuffle, .concurrency = 2), SPDL_SINK(3));
     while (ends < 2) {

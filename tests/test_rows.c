@@ -267,9 +267,7 @@ static void field_on_row(int field, int index, bool feed) {
     if (feed) rows[0] = (spdl_stage)SPDL_FEED(item, .name = "feed");
     (void)set_field(field, &rows[index], &name, &kinds);
     if (kinds >> rows[index].kind & 1 || (feed && strcmp(name, "type") == 0)) {
-        static script none;
-        for (int i = 0; i < ALL_KINDS; ++i) rows[i].ctx = &none; /* it may begin before it ends */
-        DONE(start(1, NULL, SPDL_TABLE(rows)));
+        DONE(start(0, NULL, SPDL_TABLE(rows))); /* and nothing is called */
         return;
     }
     snprintf(why, sizeof why, "%s is set, but has no meaning on this kind of row", name);
@@ -468,8 +466,8 @@ static void types_have_to_fit_through_branches(void) {
     PAIR_REFUSED(4, "spdl_batch", 2, "item", source, branch, a, b, join, sink);
     PAIR_REFUSED(6, "spdl_batch", 5, "item", source, branch, a, batch, b, next, join, sink);
     PAIR_REFUSED(1, "item", 0, "photo", photos, next, sink);
-    DONE(start(1, NULL, SPDL_STAGES(photos, looks, sink)));
-    DONE(start(1, NULL, SPDL_STAGES(source, branch, a, make, b, make, merge, looks, sink)));
+    DONE(start(0, NULL, SPDL_STAGES(photos, looks, sink)));
+    DONE(start(0, NULL, SPDL_STAGES(source, branch, a, make, b, make, merge, looks, sink)));
 }
 
 static void rows_in_place_have_lines_too(void) {

@@ -261,10 +261,11 @@ static spdl_result dice_try(const dice *d, void *in, uint64_t number) {
 /* Emits children of an item, and maybe itself among them. Whether that was done. */
 static bool dice_emit(const dice *d, spdl_task *task, void *in, uint64_t number, uint64_t epoch,
                       wild_fate fate) {
-    const uint64_t count = mix(d->seed, number) % 6, own = mix(number, d->seed) % 12;
+    const uint64_t family = mix(number, d->seed);
+    const uint64_t count = mix(d->seed, number) % 6, own = family % 12;
     for (uint64_t i = 0; i < count; ++i) {
         const bool itself = i == own && in != NULL && fate == OTHERWISE;
-        thing *child = itself ? (thing *)in : thing_make(d->w, mix(number, i + 1), epoch);
+        thing *child = itself ? (thing *)in : thing_make(d->w, mix(family, i + 1), epoch);
         child->fate = fate;
         HOLDS(d->w, spdl_emit(task, child) == SPDL_OK);
     }

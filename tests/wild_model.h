@@ -11,6 +11,7 @@
 /* What the rows of a path must keep to, for the sake of the merge behind it. */
 typedef struct wild_rule {
     bool lossless; /* one item out for one in: else a merge might wait for ever */
+    bool joined;   /* but a stage may drop a batch: it goes on without its items */
     bool inorder;
     bool level;    /* items come out as deep in batches as they went in */
     int nest;
@@ -46,7 +47,7 @@ static void wild_losses(wild *w, dice *d, wild_rule rule) {
     d->slow = chance(w, 8);
     if (w->end == STOP_INSIDE && chance(w, 2)) d->stop_at = (long)draw(w, WILD_ITEMS);
     wild_budget(w, row);
-    if (rule.lossless) return;
+    if (rule.lossless && (!rule.joined || wild_last(w)->kind != SPDL_KIND_PIPE)) return;
     if (chance(w, 2)) d->skips = draw(w, 30);
     if (chance(w, 3)) d->fails = draw(w, 10);
     if (chance(w, 3) && d->way != DEFERS) row->retries = (int)draw(w, 3) + 1;
@@ -119,6 +120,7 @@ static void wild_batch(wild *w) {
 static void wild_line(wild *w, unsigned rows, wild_rule rule);
 
 static wild_way wild_draw_branch(wild *w, wild_rule rule) {
+    if (rule.joined && w->depth > 0 && chance(w, 2)) return SPLITS;
     if (rule.inorder) return DEALS;
     if (w->depth > 0 && !rule.lossless && chance(w, 2)) return SPLITS;
     return chance(w, 2) ? DEALS : ROUTES;
@@ -130,7 +132,8 @@ static spdl_stage wild_draw_merge(wild *w, wild_way way, wild_rule rule, bool ta
     const spdl_stage batches = SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES);
     const spdl_stage choice =
         SPDL_MERGE(.merge_order = SPDL_MERGE_CHOICE, .merge_fn = wild_choose);
-    if (way == SPLITS && !tails && !rule.lossless && !chance(w, 4)) return batches;
+    if (way == SPLITS && (rule.joined || (!tails && !rule.lossless && !chance(w, 4))))
+        return batches;
     if (way == DEALS && !tails && (rule.inorder || !chance(w, 3)))
         return chance(w, 2) ? robin : choice;
     return chance(w, 2) ? ready : choice;
@@ -162,7 +165,7 @@ static void wild_branch(wild *w, wild_rule rule) {
     const bool dealt = way == DEALS && (merge.merge_order == SPDL_MERGE_ROBIN ||
                                         merge.merge_order == SPDL_MERGE_CHOICE) && !tails;
     const bool joined = merge.merge_order == SPDL_MERGE_BATCHES;
-    wild_rule inside = { rule.lossless || dealt || joined, rule.inorder || joined, true,
+    wild_rule inside = { rule.lossless || dealt || joined, joined, rule.inorder || joined, true,
                          rule.nest + 1 };
     dice *d = wild_add(w, w->depth ? batches : items, way);
     d->fresh = chance(w, 2);
@@ -183,8 +186,8 @@ static void wild_branch(wild *w, wild_rule rule) {
 static void wild_line(wild *w, unsigned rows, wild_rule rule) {
     for (; rows > 0; --rows) {
         const int room = WILD_ROWS - 2 - (int)w->count - w->owed;
-        const bool may = rule.nest < WILD_DEEP && !rule.inorder && room > 10;
-        if (may && chance(w, 4)) wild_branch(w, rule);
+        const bool deeper = rule.nest < WILD_DEEP && !rule.inorder && room > 10;
+        if (deeper && chance(w, 4)) wild_branch(w, rule);
         else if (!rule.level && w->depth < 2 && room > 0 && chance(w, 6)) wild_batch(w);
         else if (room > 0) wild_pipe(w, rule);
     }
@@ -193,7 +196,7 @@ static void wild_line(wild *w, unsigned rows, wild_rule rule) {
 static void wild_begin(wild *w) {
     const spdl_stage source = SPDL_SOURCE(wild_source, .free_item = thing_free);
     const spdl_stage feed = SPDL_FEED(thing, .free_item = thing_free);
-    const wild_rule free_rule = { false, false, false, 0 };
+    const wild_rule free_rule = { false, false, false, false, 0 };
     dice *d;
     w->feed = chance(w, 5);
     d = wild_add(w, w->feed ? feed : source, PLAIN);
@@ -213,7 +216,7 @@ static void wild_begin(wild *w) {
 
 static void wild_make(wild *w, uint64_t seed) {
     static const int workers[] = { 0, 1, 1, 2, 2, 3, 4, 6, 8, 16 };
-    const wild_rule free_rule = { false, false, false, 0 };
+    const wild_rule free_rule = { false, false, false, false, 0 };
     memset(w, 0, sizeof *w);
     w->seed = w->state = seed;
     pthread_mutex_init(&w->lock, NULL);
@@ -278,9 +281,20 @@ static spdl_result model_result(const dice *d, const spdl_stage *row, uint64_t n
 }
 
 static void model_emit(const dice *d, wild_stream *out, uint64_t number, bool has_input) {
-    const uint64_t count = mix(d->seed, number) % 6, own = mix(number, d->seed) % 12;
+    const uint64_t family = mix(number, d->seed);
+    const uint64_t count = mix(d->seed, number) % 6, own = family % 12;
     for (uint64_t i = 0; i < count; ++i)
-        stream_add(out, has_input && i == own ? number : mix(number, i + 1));
+        stream_add(out, has_input && i == own ? number : mix(family, i + 1));
+}
+
+/* Whether a stage hands a batch it drops on without its items: see rule.joined. */
+static bool model_keeps(const wild *w, size_t at) {
+    int depth = 0;
+    for (; depth > 0 || w->rows[at].kind != SPDL_KIND_MERGE; ++at) {
+        if (w->rows[at].kind == SPDL_KIND_SINK) return false;
+        depth += (w->rows[at].kind == SPDL_KIND_BRANCH) - (w->rows[at].kind == SPDL_KIND_MERGE);
+    }
+    return w->rows[at].merge_order == SPDL_MERGE_BATCHES;
 }
 
 static wild_stream model_pipe(wild *w, size_t at, const wild_stream *in) {
@@ -289,7 +303,11 @@ static wild_stream model_pipe(wild *w, size_t at, const wild_stream *in) {
     uint64_t sum = 0;
     for (size_t i = 0, end; i < in->count; i = end) {
         const uint64_t number = stream_number(in, i, end = stream_next(in, i), d->depth);
-        if (model_result(d, &w->rows[at], number) != SPDL_OK) continue;
+        if (model_result(d, &w->rows[at], number) != SPDL_OK) {
+            if (model_keeps(w, at)) stream_add(&out, WILD_OPEN);
+            if (model_keeps(w, at)) stream_add(&out, WILD_CLOSE);
+            continue;
+        }
         if (d->way == EMITS) model_emit(d, &out, number, true);
         else if (d->way == OPENS) stream_copy(&out, in, i + 1, end - 1);
         else if (d->way == SUMS) sum += number + 1;
@@ -358,8 +376,8 @@ static wild_stream model_deal(const wild_stream *paths, uint64_t count, uint64_t
     }
 }
 
-/* One batch of each path, without their ends; those that are empty are dropped. */
-static wild_stream model_join(const wild_stream *paths, int count) {
+/* One batch of each path, without their ends; those that are empty are dropped, or kept. */
+static wild_stream model_join(const wild_stream *paths, int count, bool keep) {
     wild_stream out = { NULL, 0, 0 };
     size_t at[8] = { 0 };
     while (at[0] < paths[0].count) {
@@ -369,7 +387,7 @@ static wild_stream model_join(const wild_stream *paths, int count) {
             at[p] = stream_next(&paths[p], from);
             stream_copy(&out, &paths[p], from + 1, at[p] - 1);
         }
-        if (out.token[out.count - 1] == WILD_OPEN) --out.count;
+        if (out.token[out.count - 1] == WILD_OPEN && !keep) --out.count;
         else stream_add(&out, WILD_CLOSE);
     }
     return out;
@@ -402,7 +420,8 @@ static wild_stream model_branch(wild *w, size_t *at, const wild_stream *in) {
         paths[i] = model_run(w, rows[i] + 1, rows[i + 1], paths[i]);
     *at = rows[d->paths];
     merge = &w->rows[*at];
-    if (merge->merge_order == SPDL_MERGE_BATCHES) out = model_join(paths, d->paths);
+    if (merge->merge_order == SPDL_MERGE_BATCHES)
+        out = model_join(paths, d->paths, model_keeps(w, *at + 1));
     else if (merge->merge_order == SPDL_MERGE_ROBIN || d->hold)
         out = model_deal(paths, (uint64_t)d->paths, turn);
     else for (int i = 0; i < d->paths; ++i) stream_copy(&out, &paths[i], 0, paths[i].count);

@@ -2,9 +2,9 @@
    when it is the worker. spdl__pipeline_step and spdl__pipeline_hint of >>flow-impl, with
    spdl__pool_sleep and spdl__pool_hint of >>pool-impl, and spdl__next_sleep of >>pipeline-impl.
 
-   Crew 0 has one worker, which runs the first and the last row: a source of ITEMS items, and a merge
-   that takes them. Crew 1 has one worker for the row between, which hands on an item or drops it,
-   which leaves a hole. Both edges have room for one. A call may never end, as in park.pml.
+   Crew 0 has one worker, which runs the first and the last row: a source of ITEMS items, and a
+   merge that takes them. Crew 1 has one worker for the row between, which hands on an item or drops
+   it, which leaves a hole. Both edges have room for one. A call may never end, as in park.pml.
      -DINLINE     crew 0 is the trainer, with workers = 0
 
    Checked: when nothing moves any more, no row is runnable while its crew is asleep.

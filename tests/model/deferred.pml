@@ -6,8 +6,8 @@
    deferred, also one that is over. When all calls are over somebody destroys the pipeline.
 
    Checked: each call is settled once, with the result it was completed with; of all those who
-   complete it one is told that it did, and none is who comes too late; nobody touches a pipeline that
-   is gone, or a place that was given to another call; and nothing waits for ever.
+   complete it one is told that it did, and none is who comes too late; nobody touches a pipeline
+   that is gone, or a place that was given to another call; and nothing waits for ever.
 
    Switches that take out one part of the protocol, and must fail:
      NO_GENERATION  a place that is used again has the same handle

@@ -1,11 +1,11 @@
-/* A producer that waits for room: spdl__push_wait and spdl__push_try against the claims of the stage
-   behind the feed (spdl__node_claim, spdl__batch_step), against a failure (spdl__node_fail) and a
-   stop (spdl__pipeline_halt) of >>flow-impl and >>pipeline-impl.
+/* A producer that waits for room: spdl__push_wait and spdl__push_try against the claims of the
+   stage behind the feed (spdl__node_claim, spdl__batch_step), against a failure (spdl__node_fail)
+   and a stop (spdl__pipeline_halt) of >>flow-impl and >>pipeline-impl.
 
-   One producer pushes ITEMS items into an edge with room for CAPACITY; two workers claim them, one at
-   a time under the lock of the stage. A claim may be the last one: the workers may stop taking at any
-   moment. Somebody closes the pipeline at some moment, or never. Each sleep of the producer may last
-   for ever or end with a timeout, after which it tries once more.
+   One producer pushes ITEMS items into an edge with room for CAPACITY; two workers claim them, one
+   at a time under the lock of the stage. A claim may be the last one: the workers may stop taking
+   at any moment. Somebody closes the pipeline at some moment, or never. Each sleep of the producer
+   may last for ever or end with a timeout, after which it tries once more.
 
    Checked: when nothing moves any more, the producer does not sleep although there is room, or
    although the pipeline is closed.
