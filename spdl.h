@@ -720,7 +720,8 @@ typedef struct spdl_pipeline_desc {
     spdl_pool *pool;          /* or a pool that is shared; then leave workers 0 */
     const char *name;         /* names the threads; default "spdl" */
     spdl_policy policy;       /* of its own threads */
-    bool autotune;            /* concurrency is tuned while it runs, see >>tune-impl */
+    bool autotune;            /* concurrency is tuned while it runs, that of rows which say how
+                                 far by max_concurrency; see >>tune-impl */
     double cpu_budget;        /* autotune: processors the stages may use; default: 40 % of them */
     double tune_seconds;      /* autotune: the least time between two decisions; default 0.5 */
     spdl_allocator allocator;
@@ -5578,14 +5579,17 @@ SPDL__PRIVATE void spdl__task_send(spdl_task *task, int path, spdl__batch *from,
    one path, and empty ones down the others, as the merge expects. */
 SPDL__PRIVATE spdl_result spdl__task_send_all(spdl_task *task, void *out) {
     spdl__batch *batch = (spdl__batch *)out;
+    spdl_result result = SPDL_OK;
     size_t i;
     if (batch == NULL) return spdl_fail(task, "no batch in *out");
     if (batch->shown.count > task->node->batches->size)
-        return spdl_fail(task, "a batch with more items than the rows above can have made");
-    if (!spdl__task_split(task, batch->shown.sequence)) return SPDL_E_NOMEM;
-    for (i = 0; i < batch->shown.count; ++i) spdl__task_send(task, task->path, batch, i);
+        result = spdl_fail(task, "a batch with more items than the rows above can have made");
+    else if (!spdl__task_split(task, batch->shown.sequence))
+        result = SPDL_E_NOMEM;
+    for (i = 0; result == SPDL_OK && i < batch->shown.count; ++i)
+        spdl__task_send(task, task->path, batch, i);
     if (out != task->in.item) spdl_batch_free(out);
-    return SPDL_OK;
+    return result;
 }
 
 /* Whether a call is to be repeated: codes that no stage may return are no reason. */
@@ -5731,6 +5735,9 @@ SPDL__PRIVATE void spdl__task_put_nothing(spdl_task *task, spdl__counters *count
     }
     if (node->branch != NULL && !node->splits) empty = spdl__batch_get(node->branch->batches);
     if (empty == NULL) {
+        if (node->branch != NULL) /* a gap would join what does not belong together */
+            spdl__node_fail(task->pipeline, node, task->ticket, task->sequence, SPDL_E_NOMEM,
+                            "no memory for another batch");
         spdl__node_put_hole(task->pipeline, node, task->ticket, now);
         return;
     }
@@ -7641,11 +7648,6 @@ SPDL__PRIVATE void spdl__row_defaults(spdl_stage *row, const spdl__plan *plan, i
     *row = plan->rows[i];
     if (row->concurrency == 0) row->concurrency = 1;
     if (row->max_concurrency == 0) row->max_concurrency = row->concurrency;
-    if (plan->desc->autotune && row->kind == SPDL_KIND_PIPE && !row->flush &&
-        plan->rows[i].max_concurrency == 0) {
-        const int threads = row->threads ? row->threads : plan->desc->workers;
-        if (threads > row->concurrency) row->max_concurrency = threads;
-    }
     if (i == plan->count - 2) row->buffer_size = sink->buffer_size ? sink->buffer_size : 3;
     if (row->buffer_size == 0) row->buffer_size = 2;
     if (row->kind == SPDL_KIND_BATCH || row->kind == SPDL_KIND_MERGE)

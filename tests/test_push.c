@@ -412,7 +412,8 @@ static bool tuned_until(spdl_pipeline *p, const int *count, int least) {
 static void a_stage_that_sleeps_is_given_more(void) {
     diary d = { .raised = 0 };
     spdl_pipeline *p = start_tuned(&d, 100, SPDL_STAGES(
-        COUNT_TO(-1), SPDL_PIPE(follow, SCRIPT(.sleep_us = 1000), .name = "work"), SPDL_SINK(4)));
+        COUNT_TO(-1), SPDL_PIPE(follow, SCRIPT(.sleep_us = 1000), .name = "work",
+                                .max_concurrency = 6), SPDL_SINK(4)));
     CHECK(tuned_until(p, &d.helped, 1));
     CHECK(d.raised >= d.helped && d.other == 0);
     CHECK(p->node[1].limit > 1 && p->node[1].limit <= 6);
@@ -436,7 +437,8 @@ static void a_change_that_does_not_help_is_taken_back(void) {
     double before, after;
     unsigned with;
     spdl_pipeline *p = start_tuned(&d, 100, SPDL_STAGES(COUNT_TO(-1),
-                                                        SPDL_PIPE(locks, .name = "work"),
+                                                        SPDL_PIPE(locks, .name = "work",
+                                                                  .max_concurrency = 6),
                                                         SPDL_SINK(4)));
     CHECK(tuned_until(p, &d.reverted, 1));
     why = strstr(d.line, "because");

@@ -73,10 +73,6 @@ static void wild_many(wild *w, dice *d, wild_rule rule) {
     if (!row->flush) row->concurrency = (int)draw(w, 6);
     d->most = row->concurrency ? row->concurrency : 1;
     if (!row->flush && chance(w, 3)) row->max_concurrency = d->most += (int)draw(w, 4);
-    if (w->autotune && !row->flush && row->max_concurrency == 0) {
-        const int threads = row->threads ? row->threads : w->desc.workers;
-        if (threads > d->most) d->most = threads;
-    }
     if (!rule.inorder && chance(w, 4)) row->output_order = SPDL_ORDER_COMPLETION;
     if (chance(w, 3)) row->reorder_window = (int)draw(w, 8);
     if (row->output_order == SPDL_ORDER_COMPLETION && d->most > 1) {
