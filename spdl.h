@@ -4218,17 +4218,20 @@ SPDL__INLINE void spdl__probe_next_end(const char *stage, uint64_t delivered) {
 
 /* Time this thread has been on a processor; false when there is no such clock. */
 SPDL__PRIVATE bool spdl__cpu_time(uint64_t *ns) {
-    struct timespec now;
+#if defined(__linux__) || defined(CLOCK_THREAD_CPUTIME_ID)
 #if defined(__linux__)
     const int cpu_clock = 3; /* CLOCK_THREAD_CPUTIME_ID, hidden in strict ISO mode */
-#elif defined(CLOCK_THREAD_CPUTIME_ID)
-    const clockid_t cpu_clock = CLOCK_THREAD_CPUTIME_ID;
 #else
-    return false;
+    const clockid_t cpu_clock = CLOCK_THREAD_CPUTIME_ID;
 #endif
+    struct timespec now;
     if (clock_gettime(cpu_clock, &now) != 0) return false;
     *ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
     return true;
+#else
+    (void)ns;
+    return false;
+#endif
 }
 
 /* Time this thread has waited for a processor: the second number in its schedstat. (The first is
@@ -5507,7 +5510,7 @@ SPDL__PRIVATE void spdl__task_send(spdl_task *task, int path, spdl__batch *from,
 }
 
 /* A branch whose merge joins batches, and a call that did not split its own: all of it goes down
-   one path, and empty ones down the others, as the merge expects. */
+   one path, and empty ones down the others, as the merge expects. `out` stays the caller's. */
 SPDL__PRIVATE spdl_result spdl__task_send_all(spdl_task *task, void *out) {
     spdl__batch *batch = (spdl__batch *)out;
     size_t i;
@@ -5516,7 +5519,6 @@ SPDL__PRIVATE spdl_result spdl__task_send_all(spdl_task *task, void *out) {
         return spdl_fail(task, "a batch with more items than the rows above can have made");
     if (!spdl__task_split(task, batch->shown.sequence)) return SPDL_E_NOMEM;
     for (i = 0; i < batch->shown.count; ++i) spdl__task_send(task, task->path, batch, i);
-    if (out != task->in.item) spdl_batch_free(out);
     return SPDL_OK;
 }
 
@@ -5564,8 +5566,10 @@ SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *count
         spdl__count(&counters->retries, 1);
         result = spdl__task_attempt(task, out);
     }
-    if (task->node->row.emits && result == SPDL_OK && *out != NULL)
-        result = spdl__task_emit(task, *out);
+    if (!task->node->row.emits || result != SPDL_OK || *out == NULL) return result;
+    result = spdl__task_emit(task, *out);
+    if (result != SPDL_OK && *out != task->in.item) /* the function has handed it over */
+        spdl__item_free(task->pipeline, *out, spdl__origin(0, (unsigned)task->node->index));
     return result;
 }
 
@@ -5784,9 +5788,11 @@ SPDL__PRIVATE bool spdl__parked_move(spdl__parked *parked, uint64_t generation, 
     return spdl__cas(&parked->state, &expected, generation << 3 | (uint64_t)to);
 }
 
-/* Any thread that settles the call: the id is dead from here on. */
+/* Any thread that settles the call: the id is dead from here on. The generation has as many bits
+   as an id has for it, or after 2^40 calls no id would be found any more. */
 SPDL__PRIVATE void spdl__parked_release(spdl__node *node, spdl__parked *parked) {
-    const uint64_t generation = (spdl__parked_state(parked) >> 3) + 1;
+    const uint64_t generation =
+        ((spdl__parked_state(parked) >> 3) + 1) & (UINT64_MAX >> SPDL__ID_BITS);
     spdl__store(&parked->state, generation << 3 | SPDL__PARKED_FREE);
     spdl__spin_lock(&node->parked_lock);
     parked->next = node->parked_free;
@@ -5879,8 +5885,10 @@ SPDL__INLINE bool spdl__pipe_call(spdl_task *task, spdl__counters *counters, spd
         return true;
     }
     *result = spdl__task_call(task, counters, out);
-    if (task->node->splits && *result == SPDL_OK && task->split == NULL)
+    if (task->node->splits && *result == SPDL_OK && task->split == NULL) {
         *result = spdl__task_send_all(task, *out);
+        if (*out != task->in.item) spdl_batch_free(*out); /* sent or not, it is empty or refused */
+    }
     return task->node->parked == NULL || spdl__parked_returned(task, result, out);
 }
 
@@ -5909,7 +5917,10 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
         spdl_result result;
         void *out;
         spdl__task_set(task, claim, i);
-        if (!spdl__pipe_call(task, counters, &result, &out)) return; /* the only one of its claim */
+        if (!spdl__pipe_call(task, counters, &result, &out)) { /* the only one of its claim */
+            task->clock = 0; /* nobody has looked at it: the next call would seem to begin before */
+            return;
+        }
         if (claim->count == 1) now = spdl_time_ns();
         if (node->plain && result == SPDL_OK)
             spdl__plain_settle(task, counters, out, now);
@@ -6286,7 +6297,7 @@ SPDL__PRIVATE void spdl__pipeline_join(spdl_pipeline *p, const spdl__crew *crew,
             char text[SPDL_NAME_BYTES + 64];
             (void)snprintf(text, sizeof(text), "init on worker %d failed: %s", worker - crew->first,
                            spdl_result_text(result));
-            spdl__pipeline_record(p, &p->node[i], 0, result < 0 ? result : SPDL_E_STAGE, text);
+            spdl__node_fail(p, &p->node[i], 0, 0, result < 0 ? result : SPDL_E_STAGE, text);
             spdl__store(&p->sink->end, 0); /* nothing was processed, nothing will be */
             spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL);
             return;
@@ -6327,15 +6338,18 @@ SPDL__PRIVATE bool spdl__pipeline_hooks(spdl_pipeline *p, const spdl__crew *crew
 /* One piece of work, as far downstream as possible. */
 SPDL__PRIVATE bool spdl__pipeline_step(const spdl__crew *crew, int worker) {
     spdl_pipeline *p = crew->pipeline;
-    bool done = false;
+    bool done = false, tried = false;
     int i;
     if (p->has_hooks && spdl__pipeline_hooks(p, crew, worker)) return true;
     if (spdl__pipeline_halted(p) || !spdl__load32(&p->open)) return false;
-    for (i = p->count - 1; i >= 0 && !done; --i)
-        done = (crew->rows >> i & 1) && spdl__node_runnable(p, &p->node[i]) &&
-               spdl__node_step(p, &p->node[i], worker);
+    for (i = p->count - 1; i >= 0 && !done; --i) {
+        if (!(crew->rows >> i & 1) || !spdl__node_runnable(p, &p->node[i])) continue;
+        tried = true;
+        done = spdl__node_step(p, &p->node[i], worker);
+    }
     if (!done) p->task[worker].clock = 0;
-    if (done && p->crews > 1) spdl__pipeline_hint(p);
+    /* also when another worker was faster: a merge of another crew may have seen our lock */
+    if (tried && p->crews > 1) spdl__pipeline_hint(p);
     return done;
 }
 
@@ -7701,12 +7715,15 @@ SPDL__PRIVATE spdl_result spdl__window_build(spdl_pipeline *p, spdl__node *node)
 
 SPDL__PRIVATE spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     spdl_result result = spdl__edge_build(p, node);
+    int i;
     if (result == SPDL_OK) result = spdl__parked_build(p, node);
     if (result == SPDL_OK) result = spdl__window_build(p, node);
     if (result != SPDL_OK) return result;
     node->counters = (spdl__counters *)spdl__alloc_zeroed(
         &p->allocator, (size_t)p->workers + 1, sizeof(*node->counters), SPDL_CACHE_LINE);
     if (node->counters == NULL) return SPDL_E_NOMEM;
+    /* a deferred call ends on no thread that could be measured */
+    for (i = 0; node->row.deferred && i <= p->workers; ++i) node->counters[i].meter_due = INT64_MAX;
     return spdl__node_makes_batches(node) ? spdl__batches_build(p, node) : SPDL_OK;
 }
 
@@ -15232,12 +15249,14 @@ SPDL__PRIVATE void spdl__wait_end(spdl_pipeline *p, spdl_result result) {
 }
 
 /* The reader waited from when it became hungry until the first of the items was put; items that had
-   no place had none until now. */
+   no place had none until now. The trainer may bring no time with it, see sink_clock: ages by a
+   clock of 0 would be anything. */
 SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t head, uint64_t now) {
-    const uint64_t put = now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now);
     const uint64_t hungry = spdl__exchange(&edge->lane->begun, 0);
     const uint64_t ticket = edge->head + edge->buffer_size;
-    uint64_t age = 0;
+    uint64_t put, age = 0;
+    if (now == 0) now = spdl_time_ns();
+    put = now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now);
     if (hungry != 0 && hungry < put)
         spdl__trace_add(edge->lane, SPDL__EVENT_EMPTY, 0, 0, hungry, put, 0);
     if (spdl__edge_ready(edge, ticket) && !spdl__slot_hole(spdl__edge_slot(edge, ticket)))
