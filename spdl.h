@@ -648,7 +648,9 @@ typedef struct spdl_stage {
     const char *name SPDL__ZERO;        /* default: the name of the function, "batch" or so */
     void *ctx SPDL__ZERO;               /* spdl_ctx(task) */
     int concurrency SPDL__ZERO;         /* pipe: calls at the same time, a hard bound; default 1 */
-    int max_concurrency SPDL__ZERO;     /* pipe: how far it can be raised; default: not at all */
+    int max_concurrency SPDL__ZERO;     /* pipe: how far it can be raised; default: not at all,
+                                           with autotune as many as there are workers: set 1 for
+                                           a function that only one thread may be in */
     int threads SPDL__ZERO;             /* pipe: runs on so many threads of its own */
     int buffer_size SPDL__ZERO;         /* finished items that may wait behind; default 2, sink 3 */
     spdl_order output_order SPDL__ZERO; /* pipe: default input order */
@@ -1086,6 +1088,7 @@ typedef struct spdl_stage_stats {
     uint64_t retries;  /* calls that were made again for an item that had failed */
     uint64_t freed;    /* items this stage had made or taken that a stop or failure freed */
     uint64_t busy_ns;  /* time spent in calls that did not fail, over all workers */
+    bool deferred;     /* calls end when they are completed: busy_ns is no worker's time */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns; /* of one call */
     /* Where busy_ns went; the three make busy_ns together. They are estimates, scaled up from calls
        that were measured: the longer ones (a millisecond) all, of quick ones about one group for
@@ -1123,6 +1126,13 @@ typedef struct spdl_stats {
     spdl_stage_stats stage[SPDL_MAX_STAGES];
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
+
+/* Adds to the bytes_in and bytes_out of this stage's statistics.
+   Returns: nothing.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t bytes_out);
 
 /* Copies the counters as they stand, while the pipeline runs on. Each is exact, and none goes
    backwards from one snapshot to the next; they are read one after the other. Costs a few
@@ -1289,13 +1299,6 @@ SPDL_API spdl_result spdl_report_html(const spdl_pipeline *pipeline, const char 
    Blocks:  while the file is written.
    Owns:    nothing is kept; memory for a copy of the events is taken and given back. */
 SPDL_API spdl_result spdl_trace_write(const spdl_pipeline *pipeline, const char *path);
-
-/* Adds to the bytes_in and bytes_out of this stage's statistics.
-   Returns: nothing.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t bytes_out);
 
 /* ============================================================================================= */
 /* >>cache
@@ -2592,6 +2595,19 @@ SPDL__PRIVATE void spdl__log(const spdl_logger *logger, spdl_log_level level, co
         logger->log_fn(level, text, logger->user);
     else if (level <= SPDL_LOG_WARN)
         (void)fprintf(stderr, "%s\n", text);
+}
+
+/* The same, as printf would write it. */
+SPDL__PRIVATE void spdl__tell(const spdl_logger *logger, spdl_log_level level, const char *format,
+                              ...) SPDL__PRINTF(3, 4);
+SPDL__PRIVATE void spdl__tell(const spdl_logger *logger, spdl_log_level level, const char *format,
+                              ...) {
+    char text[SPDL_TEXT_BYTES + 1024]; /* with the name of a file */
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    spdl__log(logger, level, text);
 }
 
 /* Copies a name, cut to what fits. */
@@ -4284,17 +4300,20 @@ SPDL__INLINE void spdl__probe_next_end(const char *stage, uint64_t delivered) {
 
 /* Time this thread has been on a processor; false when there is no such clock. */
 SPDL__PRIVATE bool spdl__cpu_time(uint64_t *ns) {
-    struct timespec now;
+#if defined(__linux__) || defined(CLOCK_THREAD_CPUTIME_ID)
 #if defined(__linux__)
     const int cpu_clock = 3; /* CLOCK_THREAD_CPUTIME_ID, hidden in strict ISO mode */
-#elif defined(CLOCK_THREAD_CPUTIME_ID)
-    const clockid_t cpu_clock = CLOCK_THREAD_CPUTIME_ID;
 #else
-    return false;
+    const clockid_t cpu_clock = CLOCK_THREAD_CPUTIME_ID;
 #endif
+    struct timespec now;
     if (clock_gettime(cpu_clock, &now) != 0) return false;
     *ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
     return true;
+#else
+    (void)ns;
+    return false;
+#endif
 }
 
 /* Time this thread has waited for a processor: the second number in its schedstat. (The first is
@@ -4831,19 +4850,23 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 /* ============================================================================================= */
 /* >>flow-impl
    Stages at work. A claim (under the stage's lock, a few dozen instructions, no user code but an
-   allocator's when a batch more is needed than were made ahead, and merge_fn) takes ready inputs,
-   reserves room and counts itself in `active`, which is what bounds the concurrency. The calls then
-   run without the lock, each result is put at once, and `active` goes down. When the input has
-   ended and nothing is active the stage finishes: it writes the end of its output. A lock that is
-   taken means "look elsewhere", never "wait". Rows without calls (batch, merge) do all their work
-   in a step under the lock.
+   allocator's when a batch more is needed than were made ahead, merge_fn, and log_fn for a failure
+   of one of these) takes ready inputs, reserves room and counts itself in `active`, which is what
+   bounds the concurrency. The calls then run without the lock, each result is put at once, and
+   `active` goes down. When the input has ended and nothing is active the stage finishes: it writes
+   the end of its output. A lock that is taken means "look elsewhere", never "wait". Rows without
+   calls (batch, merge) do all their work in a step under the lock.
 
    Who looks again. After a claim, work may be left over or room may have come free upstream: the
    worker hints before it runs the calls. After the calls it looks for work itself, downstream
    first; where some stages have threads of their own it hints once more, for what it will not run
    itself. While it still has calls of its group to run, it hints after each put. The trainer hints
-   after each take, the producer after each push, spdl_complete at its end. These are all the events
-   that can make a stage runnable.
+   after each take, the producer after each push and its end, spdl_complete at its end, and whoever
+   changes a concurrency after that. These are all the events that can make a stage runnable.
+
+   Orders. `closed`, `ended`, `open`, `leaving` and `stopping` go from 0 to 1 and stay: stored with
+   release and loaded with acquire by whoever claims or looks, so that what was written before (an
+   error, the cut, what init has stored) is seen with them. `limit` guards nothing.
 
    Branches. The edges of a branch are those of its path rows, which do nothing else. A branch
    reserves room on every path, and gives back what it does not use. A merge has no edge of its own
@@ -4867,7 +4890,9 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 #define SPDL__TOP_BITS 43
 #define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
 
-/* What one worker counted for one stage: one writer, read by snapshots. */
+/* What one worker counted for one stage: one writer, read by snapshots. In the cell behind those of
+   the workers `freed` is written under purge_lock, the rest under foreign_lock; the producer counts
+   in the first cell of its row, which no worker runs. */
 typedef struct spdl__counters {
     uint64_t tasks, failures, skips, retries, freed;
     uint64_t made;     /* items handed on that it did not get as its input */
@@ -5576,20 +5601,16 @@ SPDL__PRIVATE void spdl__task_send(spdl_task *task, int path, spdl__batch *from,
 }
 
 /* A branch whose merge joins batches, and a call that did not split its own: all of it goes down
-   one path, and empty ones down the others, as the merge expects. */
+   one path, and empty ones down the others, as the merge expects. `out` stays the caller's. */
 SPDL__PRIVATE spdl_result spdl__task_send_all(spdl_task *task, void *out) {
     spdl__batch *batch = (spdl__batch *)out;
-    spdl_result result = SPDL_OK;
     size_t i;
     if (batch == NULL) return spdl_fail(task, "no batch in *out");
     if (batch->shown.count > task->node->batches->size)
-        result = spdl_fail(task, "a batch with more items than the rows above can have made");
-    else if (!spdl__task_split(task, batch->shown.sequence))
-        result = SPDL_E_NOMEM;
-    for (i = 0; result == SPDL_OK && i < batch->shown.count; ++i)
-        spdl__task_send(task, task->path, batch, i);
-    if (out != task->in.item) spdl_batch_free(out);
-    return result;
+        return spdl_fail(task, "a batch with more items than the rows above can have made");
+    if (!spdl__task_split(task, batch->shown.sequence)) return SPDL_E_NOMEM;
+    for (i = 0; i < batch->shown.count; ++i) spdl__task_send(task, task->path, batch, i);
+    return SPDL_OK;
 }
 
 /* Whether a call is to be repeated: codes that no stage may return are no reason. */
@@ -5864,9 +5885,11 @@ SPDL__PRIVATE bool spdl__parked_move(spdl__parked *parked, uint64_t generation, 
     return spdl__cas(&parked->state, &expected, generation << 3 | (uint64_t)to);
 }
 
-/* Any thread that settles the call: the id is dead from here on. */
+/* Any thread that settles the call: the id is dead from here on. The generation has as many bits
+   as an id has for it, or after 2^40 calls no id would be found any more. */
 SPDL__PRIVATE void spdl__parked_release(spdl__node *node, spdl__parked *parked) {
-    const uint64_t generation = (spdl__parked_state(parked) >> 3) + 1;
+    const uint64_t generation =
+        ((spdl__parked_state(parked) >> 3) + 1) & (UINT64_MAX >> SPDL__ID_BITS);
     spdl__store(&parked->state, generation << 3 | SPDL__PARKED_FREE);
     spdl__spin_lock(&node->parked_lock);
     parked->next = node->parked_free;
@@ -5972,8 +5995,10 @@ SPDL__INLINE bool spdl__pipe_call(spdl_task *task, spdl__counters *counters, spd
         return true;
     }
     *result = spdl__task_call(task, counters, out);
-    if (task->node->splits && *result == SPDL_OK && task->split == NULL)
+    if (task->node->splits && *result == SPDL_OK && task->split == NULL) {
         *result = spdl__task_send_all(task, *out);
+        if (*out != task->in.item) spdl_batch_free(*out); /* sent or not, it is empty or refused */
+    }
     return task->node->parked == NULL || spdl__parked_returned(task, result, out);
 }
 
@@ -6002,7 +6027,10 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
         spdl_result result;
         void *out;
         spdl__task_set(task, claim, i);
-        if (!spdl__pipe_call(task, counters, &result, &out)) return; /* the only one of its claim */
+        if (!spdl__pipe_call(task, counters, &result, &out)) { /* the only one of its claim */
+            task->clock = 0; /* nobody has looked at it: the next call would seem to begin before */
+            return;
+        }
         if (claim->count == 1) now = spdl__watch_read(&task->watch);
         if (node->plain && result == SPDL_OK)
             spdl__plain_settle(task, counters, out, now);
@@ -6381,7 +6409,7 @@ SPDL__PRIVATE void spdl__pipeline_join(spdl_pipeline *p, const spdl__crew *crew,
             char text[SPDL_NAME_BYTES + 64];
             (void)snprintf(text, sizeof(text), "init on worker %d failed: %s", worker - crew->first,
                            spdl_result_text(result));
-            spdl__pipeline_record(p, &p->node[i], 0, result < 0 ? result : SPDL_E_STAGE, text);
+            spdl__node_fail(p, &p->node[i], 0, 0, result < 0 ? result : SPDL_E_STAGE, text);
             spdl__store(&p->sink->end, 0); /* nothing was processed, nothing will be */
             spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL);
             return;
@@ -6422,15 +6450,18 @@ SPDL__PRIVATE bool spdl__pipeline_hooks(spdl_pipeline *p, const spdl__crew *crew
 /* One piece of work, as far downstream as possible. */
 SPDL__PRIVATE bool spdl__pipeline_step(const spdl__crew *crew, int worker) {
     spdl_pipeline *p = crew->pipeline;
-    bool done = false;
+    bool done = false, tried = false;
     int i;
     if (p->has_hooks && spdl__pipeline_hooks(p, crew, worker)) return true;
     if (spdl__pipeline_halted(p) || !spdl__load32(&p->open)) return false;
-    for (i = p->count - 1; i >= 0 && !done; --i)
-        done = (crew->rows >> i & 1) && spdl__node_runnable(p, &p->node[i]) &&
-               spdl__node_step(p, &p->node[i], worker);
+    for (i = p->count - 1; i >= 0 && !done; --i) {
+        if (!(crew->rows >> i & 1) || !spdl__node_runnable(p, &p->node[i])) continue;
+        tried = true;
+        done = spdl__node_step(p, &p->node[i], worker);
+    }
     if (!done) p->task[worker].clock = 0;
-    if (done && p->crews > 1) spdl__pipeline_hint(p);
+    /* also when another worker was faster: a merge of another crew may have seen our lock */
+    if (tried && p->crews > 1) spdl__pipeline_hint(p);
     return done;
 }
 
@@ -7084,8 +7115,9 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t 
     int i = 0;
     while (i < p->count) {
         const uint32_t word = spdl__load32(&p->quiet.word);
-        spdl__spin_lock(&p->node[i].lock); /* a claim that did not see the stop has ended: it is */
-        spdl__spin_unlock(&p->node[i].lock); /* short, and runs no user code but the allocator's */
+        /* a claim that did not see the stop has ended; it is short, see >>flow-impl */
+        spdl__spin_lock(&p->node[i].lock);
+        spdl__spin_unlock(&p->node[i].lock);
         if (spdl__load_ordered32(&p->node[i].active) == 0) {
             ++i;
         } else {
@@ -7784,12 +7816,15 @@ SPDL__PRIVATE spdl_result spdl__window_build(spdl_pipeline *p, spdl__node *node)
 
 SPDL__PRIVATE spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     spdl_result result = spdl__edge_build(p, node);
+    int i;
     if (result == SPDL_OK) result = spdl__parked_build(p, node);
     if (result == SPDL_OK) result = spdl__window_build(p, node);
     if (result != SPDL_OK) return result;
     node->counters = (spdl__counters *)spdl__alloc_zeroed(
         &p->allocator, (size_t)p->workers + 1, sizeof(*node->counters), SPDL_CACHE_LINE);
     if (node->counters == NULL) return SPDL_E_NOMEM;
+    /* a deferred call ends on no thread that could be measured */
+    for (i = 0; node->row.deferred && i <= p->workers; ++i) node->counters[i].meter_due = INT64_MAX;
     return spdl__node_makes_batches(node) ? spdl__batches_build(p, node) : SPDL_OK;
 }
 
@@ -8182,6 +8217,7 @@ SPDL__PRIVATE void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node
     stats->kind = node->row.kind;
     stats->concurrency = (int)spdl__load_relaxed32(&node->limit);
     stats->in_flight = (int)spdl__load32(&node->active);
+    stats->deferred = node->row.deferred;
     for (i = 0; i <= p->workers; ++i) {
         const spdl__counters *counters = &node->counters[i];
         stats->tasks += spdl__load_relaxed(&counters->tasks);
@@ -8245,7 +8281,8 @@ SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, spdl__edge *edge,
     const uint64_t ended = spdl__load_relaxed(&edge->ended_ns);
     if (ended != 0) now = ended;
     stats->buffer_size = (int)edge->buffer_size;
-    stats->depth = spdl__edge_depth(edge, head);
+    /* the reader may have gone on from `head`: what it took meanwhile still looks ready */
+    stats->depth = (int)spdl__min((uint64_t)spdl__edge_depth(edge, head), edge->capacity);
     stats->items = spdl__load_relaxed(&edge->items);
     spdl__edge_waits(edge, head, now, ended != 0, stats);
     if (edge == p->sink) stats->get_wait_ns = spdl__gap_sum(&p->wait_since, &p->wait_ns, now);
@@ -8414,6 +8451,16 @@ SPDL_API void spdl_process_read(spdl_process_stats *stats) {
     stats->time_ns = spdl_time_ns();
 }
 
+/* When this process was started, or 0: its number may come again, but not with this one. It is the
+   22nd field of what Linux tells; the second one is a name in brackets. */
+SPDL__PRIVATE spdl__llu spdl__process_started(void) {
+    char stat[1024], *at = NULL;
+    int field;
+    if (spdl__file_text("/proc/self/stat", stat, sizeof(stat))) at = strrchr(stat, ')');
+    for (field = 2; at != NULL && field < 22; ++field) at = strchr(at + 1, ' ');
+    return at != NULL ? strtoull(at, NULL, 10) : 0;
+}
+
 /* --- text --- */
 
 typedef struct spdl__text {
@@ -8544,7 +8591,7 @@ SPDL__PRIVATE int spdl__stats_threads(const spdl_stats *stats) {
 SPDL__PRIVATE double spdl__stage_load(const spdl_stats *stats, int i) {
     const int threads = spdl__stats_threads(stats), bound = stats->stage[i].concurrency;
     return spdl__share(stats->stage[i].busy_ns, stats->elapsed_ns) /
-           (bound < threads ? bound : threads);
+           (bound < threads || stats->stage[i].deferred ? bound : threads);
 }
 
 SPDL__PRIVATE int spdl__stats_busiest(const spdl_stats *stats) {
@@ -8581,7 +8628,8 @@ SPDL__PRIVATE void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
     const int limit = spdl__stats_suspect(stats);
     uint64_t busy = 0;
     int i;
-    for (i = 0; i < stats->stage_count; ++i) busy += stats->stage[i].busy_ns;
+    for (i = 0; i < stats->stage_count; ++i)
+        busy += stats->stage[i].deferred ? 0 : stats->stage[i].busy_ns;
     if (stats->delivered == 0) {
         spdl__text_add(text, "Nothing has been delivered yet.");
     } else if (limit < 0) {
@@ -8837,6 +8885,12 @@ static const spdl__field spdl__stage_fields[] = {
     SPDL__FIELD(spdl_stage_stats, p90_ns, false),
     SPDL__FIELD(spdl_stage_stats, p99_ns, false),
     SPDL__FIELD(spdl_stage_stats, max_ns, false),
+    SPDL__FIELD(spdl_stage_stats, cpu_ns, true),
+    SPDL__FIELD(spdl_stage_stats, runnable_ns, true),
+    SPDL__FIELD(spdl_stage_stats, blocked_ns, true),
+    SPDL__FIELD(spdl_stage_stats, split_calls, true),
+    SPDL__FIELD(spdl_stage_stats, bytes_in, true),
+    SPDL__FIELD(spdl_stage_stats, bytes_out, true),
 };
 static const spdl__field spdl__edge_fields[] = {
     SPDL__FIELD(spdl_edge_stats, items, true),
@@ -8855,9 +8909,9 @@ static const spdl__field spdl__process_fields[] = {
 };
 #define SPDL__LENGTH(table) (sizeof(table) / sizeof((table)[0]))
 
-/* A JSON string; also fit for a script of a page. Bytes that are no UTF-8 become U+FFFD. */
-SPDL__PRIVATE void spdl__json_string(spdl__text *text, const char *string) {
-    spdl__text_add(text, "\"");
+/* What stands in a JSON string; also fit for a script of a page. Bytes that are no UTF-8 become
+   U+FFFD. */
+SPDL__PRIVATE void spdl__json_escape(spdl__text *text, const char *string) {
     while (*string != '\0') {
         const int length = spdl__utf8(string);
         const char c = *string;
@@ -8869,6 +8923,11 @@ SPDL__PRIVATE void spdl__json_string(spdl__text *text, const char *string) {
             spdl__text_add(text, "%.*s", length, string);
         string += length > 0 ? length : 1;
     }
+}
+
+SPDL__PRIVATE void spdl__json_string(spdl__text *text, const char *string) {
+    spdl__text_add(text, "\"");
+    spdl__json_escape(text, string);
     spdl__text_add(text, "\"");
 }
 
@@ -8893,9 +8952,11 @@ SPDL__PRIVATE void spdl__json_stage(spdl__text *text, const spdl_stats *stats, i
     const spdl_stage_stats *stage = &stats->stage[i];
     spdl__text_add(text, "{\"name\":");
     spdl__json_string(text, stage->name);
-    spdl__text_add(text, ",\"kind\":\"%s\",\"concurrency\":%d,\"in_flight\":%d",
+    spdl__text_add(text, ",\"kind\":\"%s\",\"concurrency\":%d,\"in_flight\":%d,\"deferred\":%s"
+                   ",\"runnable_known\":%s",
                    (unsigned)stage->kind < 9 ? kinds[stage->kind] : "other", stage->concurrency,
-                   stage->in_flight);
+                   stage->in_flight, stage->deferred ? "true" : "false",
+                   stage->runnable_known ? "true" : "false");
     spdl__json_real(text, "load", spdl__stage_load(stats, i));
     spdl__text_add(text, ",");
     spdl__json_fields(text, stage, spdl__stage_fields, SPDL__LENGTH(spdl__stage_fields));
@@ -8990,17 +9051,6 @@ SPDL__PRIVATE uint64_t spdl__unix_us(void) {
     return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_usec;
 }
 
-SPDL__PRIVATE void spdl__report_warn(const spdl_logger *logger, const char *format, ...)
-    SPDL__PRINTF(2, 3);
-SPDL__PRIVATE void spdl__report_warn(const spdl_logger *logger, const char *format, ...) {
-    char text[SPDL_TEXT_BYTES + SPDL__PATH_BYTES];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    spdl__log(logger, SPDL_LOG_WARN, text);
-}
-
 /* --- what is asked for --- */
 
 /* Seconds as 5 or 0.25, in every locale; 0 when the word is something else. */
@@ -9043,9 +9093,9 @@ SPDL__PRIVATE void spdl__report_stats(spdl__report_plan *plan, const char *value
         (void)snprintf(word, sizeof(word), "%.*s",
                        (int)spdl__min(length, sizeof(word) - 1), at);
         if (!spdl__report_word(&asked, word, &quiet)) {
-            spdl__report_warn(logger, "spdl: SPDL_STATS is \"%.200s\", but \"%.200s\" is neither a "
-                                      "number of seconds nor live, quiet or json=FILE: no reports",
-                              value, word);
+            spdl__tell(logger, SPDL_LOG_WARN,
+                       "spdl: SPDL_STATS is \"%.200s\", but \"%.200s\" is neither a number of "
+                       "seconds nor live, quiet or json=FILE: no reports", value, word);
             return;
         }
         if (at[length] == '\0') break;
@@ -9056,7 +9106,7 @@ SPDL__PRIVATE void spdl__report_stats(spdl__report_plan *plan, const char *value
 }
 
 /* The variable, unless it is empty, or not the user's to set: the program has other rights. */
-SPDL__PRIVATE const char *spdl__report_variable(const char *name) {
+SPDL__PRIVATE const char *spdl__environment(const char *name) {
     const char *value = getuid() == geteuid() && getgid() == getegid() ? getenv(name) : NULL;
     return value != NULL && *value != '\0' ? value : NULL;
 }
@@ -9067,8 +9117,9 @@ SPDL__PRIVATE void spdl__report_file(char to[SPDL__PATH_BYTES], const char *from
     if (strlen(from) < SPDL__PATH_BYTES)
         memcpy(to, from, strlen(from) + 1);
     else
-        spdl__report_warn(logger, "spdl: the name of a report has more than %d bytes: \"%.60s...\"",
-                          SPDL__PATH_BYTES - 1, from);
+        spdl__tell(logger, SPDL_LOG_WARN,
+                   "spdl: the name of a report has more than %d bytes: \"%.60s...\"",
+                   SPDL__PATH_BYTES - 1, from);
 }
 
 /* Whether there is anything to do. */
@@ -9079,9 +9130,9 @@ SPDL__PRIVATE bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_d
     spdl__report_file(plan->json, plan->desc.json, logger);
     spdl__report_file(plan->html, plan->desc.html, logger);
     if (!plan->desc.ignore_environment) {
-        const char *stats = spdl__report_variable("SPDL_STATS");
+        const char *stats = spdl__environment("SPDL_STATS");
         if (stats != NULL) spdl__report_stats(plan, stats, logger);
-        spdl__report_file(plan->html, spdl__report_variable("SPDL_REPORT"), logger);
+        spdl__report_file(plan->html, spdl__environment("SPDL_REPORT"), logger);
     }
     if (!(plan->desc.every > 0)) plan->desc.every = plan->desc.live ? 1 : 5;
     if (plan->desc.every < SPDL__EVERY_LEAST) plan->desc.every = SPDL__EVERY_LEAST;
@@ -9093,7 +9144,7 @@ SPDL__PRIVATE bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_d
 /* --- writing --- */
 
 /* A file of our own, never as descriptor 0 to 2. */
-SPDL__PRIVATE int spdl__report_open(const char *path, int how) {
+SPDL__PRIVATE int spdl__own_file(const char *path, int how) {
     int file = open(path, how | O_CREAT | O_NONBLOCK | O_NOCTTY | SPDL__O_CLOEXEC, 0666);
     if (file >= 0 && file <= STDERR_FILENO) {
         const int low = file;
@@ -9132,8 +9183,9 @@ SPDL__PRIVATE void spdl__report_stderr(spdl__reporter *r, const spdl__text *text
         } else if (!(ready.revents & POLLNVAL) && errno == EAGAIN) {
             return;
         } else {
-            spdl__report_warn(&r->pipeline->logger, "spdl: no more statistics on stderr: %s",
-                              strerror(ready.revents & POLLNVAL ? EBADF : errno));
+            spdl__tell(&r->pipeline->logger, SPDL_LOG_WARN,
+                       "spdl: no more statistics on stderr: %s",
+                       strerror(ready.revents & POLLNVAL ? EBADF : errno));
             r->table = r->live = false;
             return;
         }
@@ -9168,8 +9220,8 @@ SPDL__PRIVATE void spdl__report_json(spdl__reporter *r, bool final) {
     spdl__text_add(&text, "}}\n");
     if (text.length < r->bytes && spdl__report_write(r->json_file, text.buffer, text.length))
         return;
-    spdl__report_warn(&r->pipeline->logger, "spdl: no more statistics in %.400s: %s", r->plan.json,
-                      text.length < r->bytes ? strerror(errno) : "too long");
+    spdl__tell(&r->pipeline->logger, SPDL_LOG_WARN, "spdl: no more statistics in %.400s: %s",
+               r->plan.json, text.length < r->bytes ? strerror(errno) : "too long");
     (void)close(r->json_file);
     r->json_file = SPDL__NO_FILE;
 }
@@ -9658,17 +9710,10 @@ SPDL__PRIVATE void spdl__page_put(spdl__page *page, const char *const *strings) 
             page->error = errno;
 }
 
-/* Which process this is: its number may come again, but not with the time it was started at, the
-   22nd field of what Linux tells; the second one is a name in brackets. */
+/* The start of a page, by which those of this process are recognised. */
 SPDL__PRIVATE void spdl__report_identity(char *text, size_t bytes) {
-    char stat[1024], *at = NULL;
-    spdl__llu started = 0;
-    int field;
-    if (spdl__file_text("/proc/self/stat", stat, sizeof(stat))) at = strrchr(stat, ')');
-    for (field = 2; at != NULL && field < 22; ++field) at = strchr(at + 1, ' ');
-    if (at != NULL) started = strtoull(at, NULL, 10);
     (void)snprintf(text, bytes, "<!doctype html><!-- spdl.report %ld-%llu -->", (long)getpid(),
-                   started);
+                   spdl__process_started());
 }
 
 /* What the script of the page draws. `r` is NULL when there are no samples. */
@@ -9708,7 +9753,7 @@ SPDL__PRIVATE size_t spdl__report_bytes_for(int stages) { return 8192 + 3072 * (
 SPDL__PRIVATE int spdl__page_write(const char *path, const char *name, const spdl_stats *total,
                                    const spdl__reporter *r, char *buffer, size_t bytes) {
     spdl__page page;
-    page.file = spdl__report_open(path, O_WRONLY | O_TRUNC);
+    page.file = spdl__own_file(path, O_WRONLY | O_TRUNC);
     if (page.file < 0) return errno;
     page.error = 0;
     page.text = spdl__text_start(buffer, bytes);
@@ -9733,8 +9778,8 @@ SPDL__PRIVATE void spdl__report_page(spdl__reporter *r) {
     spdl_pipeline_stats(r->pipeline, &r->now);
     error = spdl__page_write(r->plan.html, r->name, &r->now, r, r->buffer, r->bytes);
     if (error == 0) return;
-    spdl__report_warn(&r->pipeline->logger, "spdl: no report in %.400s: %s", r->plan.html,
-                      strerror(error));
+    spdl__tell(&r->pipeline->logger, SPDL_LOG_WARN, "spdl: no report in %.400s: %s", r->plan.html,
+               strerror(error));
     r->plan.html[0] = '\0';
 }
 
@@ -9786,7 +9831,7 @@ SPDL__PRIVATE void spdl__page_claim(spdl__reporter *r) {
     int number = 1;
     memcpy(asked, r->plan.html, sizeof(asked));
     for (;;) {
-        r->page_lock = spdl__report_open(r->plan.html, O_RDWR);
+        r->page_lock = spdl__own_file(r->plan.html, O_RDWR);
         if (r->page_lock < 0 || spdl__page_free(r->page_lock) || number == 99) break;
         (void)close(r->page_lock);
         spdl__report_numbered(r->plan.html, asked, ++number);
@@ -9819,10 +9864,10 @@ SPDL__PRIVATE void spdl__report_open_all(spdl__reporter *r) {
     r->json_file = r->page_lock = r->draw_lock = SPDL__NO_FILE;
     if (r->table || r->live) spdl__report_terminal(r);
     if (r->plan.json[0] != '\0') {
-        r->json_file = spdl__report_open(r->plan.json, O_WRONLY | O_APPEND);
+        r->json_file = spdl__own_file(r->plan.json, O_WRONLY | O_APPEND);
         if (r->json_file < 0)
-            spdl__report_warn(&r->pipeline->logger, "spdl: no statistics in %.400s: %s",
-                              r->plan.json, strerror(errno));
+            spdl__tell(&r->pipeline->logger, SPDL_LOG_WARN, "spdl: no statistics in %.400s: %s",
+                       r->plan.json, strerror(errno));
     }
     if (r->samples != NULL) spdl__page_claim(r);
 }
@@ -9867,7 +9912,7 @@ SPDL__PRIVATE void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc
     r = (spdl__reporter *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*r), sizeof(void *));
     if (r == NULL || !spdl__event_init(&r->bell)) {
         spdl__free(&p->allocator, r, sizeof(*r));
-        spdl__report_warn(&p->logger, "spdl: out of memory: no reports");
+        spdl__tell(&p->logger, SPDL_LOG_WARN, "spdl: out of memory: no reports");
         return;
     }
     r->pipeline = p;
@@ -9883,7 +9928,7 @@ SPDL__PRIVATE void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc
         begun = spdl__thread_start(&r->thread, 0, spdl__report_main, r);
     }
     if (begun) return;
-    spdl__report_warn(&p->logger, "spdl: no memory or thread for reports: there are none");
+    spdl__tell(&p->logger, SPDL_LOG_WARN, "spdl: no memory or thread for reports: there are none");
     p->reporter = NULL;
     spdl__report_free(r);
 }
@@ -15317,12 +15362,14 @@ SPDL__PRIVATE void spdl__wait_end(spdl_pipeline *p, spdl_result result) {
 }
 
 /* The reader waited from when it became hungry until the first of the items was put; items that had
-   no place had none until now. */
+   no place had none until now. The trainer may bring no time with it, see sink_clock: ages by a
+   clock of 0 would be anything. */
 SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t head, uint64_t now) {
-    const uint64_t put = now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now);
     const uint64_t hungry = spdl__exchange(&edge->lane->begun, 0);
     const uint64_t ticket = edge->head + edge->buffer_size;
-    uint64_t age = 0;
+    uint64_t put, age = 0;
+    if (now == 0) now = spdl_time_ns();
+    put = now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now);
     if (hungry != 0 && hungry < put)
         spdl__trace_add(edge->lane, SPDL__EVENT_EMPTY, 0, 0, hungry, put, 0);
     if (spdl__edge_ready(edge, ticket) && !spdl__slot_hole(spdl__edge_slot(edge, ticket)))
@@ -15492,19 +15539,12 @@ SPDL__PRIVATE void spdl__out_text(spdl__trace_out *out, const char *format, ...)
     if (length > 0) out->used += spdl__min((uint64_t)length, 999);
 }
 
-/* What stands between the quotes of a JSON string. */
+/* A name, between the quotes of a JSON string. */
 SPDL__PRIVATE void spdl__out_name(spdl__trace_out *out, const char *name) {
-    const uint8_t *at = (const uint8_t *)name;
-    while (*at != 0) {
-        const int length = spdl__utf8((const char *)at);
-        if (length == 0)
-            spdl__out_text(out, "\\ufffd");
-        else if (*at < 0x20 || *at == '"' || *at == '\\' || *at == 0x7f)
-            spdl__out_text(out, "\\u%04x", (unsigned)*at);
-        else
-            spdl__out_text(out, "%.*s", length, (const char *)at);
-        at += length > 0 ? length : 1;
-    }
+    char escaped[6 * SPDL_NAME_BYTES]; /* a byte becomes 6 at most */
+    spdl__text text = spdl__text_start(escaped, sizeof(escaped));
+    spdl__json_escape(&text, name);
+    spdl__out_text(out, "%s", escaped);
 }
 
 /* The start of every event; `lane` is a thread to the viewer. */
@@ -15651,31 +15691,10 @@ SPDL__PRIVATE void spdl__out_arrows(spdl__trace_out *out, spdl__traced *events, 
 
 /* --- files --- */
 
-/* What tells this process from others, also from one that had its number before. */
-SPDL__PRIVATE void spdl__process_name(char *name, size_t bytes) {
-    char text[512];
-    char *at = NULL;
-    unsigned long long started = 0;
-    int field = 2;
-#if defined(__linux__)
-    const int file = open("/proc/self/stat", O_RDONLY | SPDL__O_CLOEXEC);
-    const ssize_t length = file >= 0 ? read(file, text, sizeof(text) - 1) : 0;
-    if (file >= 0) (void)close(file);
-    text[length > 0 ? length : 0] = '\0';
-    at = strrchr(text, ')'); /* ends field 2; the time of the start is field 22 */
-#else
-    (void)text;
-#endif
-    while (at != NULL && field++ < 22) at = strchr(at + 1, ' ');
-    if (at != NULL) started = strtoull(at, NULL, 10);
-    (void)snprintf(name, bytes, "%d-%llu", (int)getpid(), started);
-}
-
 /* The start of the file, by which it is recognised. */
 SPDL__PRIVATE void spdl__trace_head(char *head, size_t bytes) {
-    char process[48];
-    spdl__process_name(process, sizeof(process));
-    (void)snprintf(head, bytes, "{\"otherData\":{\"process\":\"%s\"", process);
+    (void)snprintf(head, bytes, "{\"otherData\":{\"process\":\"%ld-%llu\"", (long)getpid(),
+                   spdl__process_started());
 }
 
 /* Writes everything; what went wrong, or NULL. `events` are sorted by this. */
@@ -15707,18 +15726,6 @@ SPDL__PRIVATE const char *spdl__trace_print(const spdl_pipeline *p, int file, sp
     return out.failure;
 }
 
-SPDL__PRIVATE void spdl__trace_tell(const spdl_logger *logger, spdl_log_level level,
-                                    const char *format, ...) SPDL__PRINTF(3, 4);
-SPDL__PRIVATE void spdl__trace_tell(const spdl_logger *logger, spdl_log_level level,
-                                    const char *format, ...) {
-    char text[1400];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    spdl__log(logger, level, text);
-}
-
 /* Writes to an open file and tells how it went. */
 SPDL__PRIVATE spdl_result spdl__trace_save(const spdl_pipeline *p, int file, const char *path) {
     const size_t most = p->trace->note_count;
@@ -15733,16 +15740,16 @@ SPDL__PRIVATE spdl_result spdl__trace_save(const spdl_pipeline *p, int file, con
         spdl__free(&p->allocator, events, most * sizeof(*events));
     }
     if (failure != NULL) {
-        spdl__trace_tell(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, failure);
+        spdl__tell(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, failure);
         return events == NULL ? SPDL_E_NOMEM : SPDL_E_IO;
     }
     if (dropped > 0)
-        spdl__trace_tell(&p->logger, SPDL_LOG_WARN,
+        spdl__tell(&p->logger, SPDL_LOG_WARN,
                          "spdl: trace '%s': the latest %llu events are there, %llu were dropped "
                          "(trace_events, or SPDL_TRACE=FILE,events=N, keeps more)",
                          path, (spdl__llu)count, (spdl__llu)dropped);
     else
-        spdl__trace_tell(&p->logger, SPDL_LOG_INFO, "spdl: trace '%s': %llu events", path,
+        spdl__tell(&p->logger, SPDL_LOG_INFO, "spdl: trace '%s': %llu events", path,
                          (spdl__llu)count);
     return SPDL_OK;
 }
@@ -15751,9 +15758,9 @@ SPDL_API spdl_result spdl_trace_write(const spdl_pipeline *p, const char *path) 
     spdl_result result;
     int file;
     if (p == NULL || path == NULL || p->trace == NULL) return SPDL_E_INVALID;
-    file = open(path, O_WRONLY | O_CREAT | O_TRUNC | SPDL__O_CLOEXEC, 0666);
+    file = spdl__own_file(path, O_WRONLY | O_TRUNC);
     if (file < 0) {
-        spdl__trace_tell(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, strerror(errno));
+        spdl__tell(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, strerror(errno));
         return SPDL_E_IO;
     }
     result = spdl__trace_save(p, file, path);
@@ -15790,7 +15797,7 @@ SPDL__PRIVATE const char *spdl__trace_claim(const spdl_pipeline *p, const char *
     for (number = 1; number < 100; ++number) {
         if (!spdl__trace_path(trace->path, sizeof(trace->path), path, number))
             return "the name is too long";
-        trace->file = open(trace->path, O_RDWR | O_CREAT | SPDL__O_CLOEXEC, 0666);
+        trace->file = spdl__own_file(trace->path, O_RDWR);
         if (trace->file < 0) return strerror(errno);
         if (spdl__file_size(trace->file, &bytes) != NULL) /* a device */
             return spdl__trace_print(p, trace->file, NULL, 0, 0);
@@ -15861,7 +15868,7 @@ SPDL__PRIVATE void spdl__trace_option(const spdl_logger *logger, char *value, ui
     number = strtoull(option + strlen(key), &end, 10);
     if (option[strlen(key)] < '0' || option[strlen(key)] > '9' || *end != '\0' || number < 1 ||
         number > SPDL__TRACE_EVENTS_MAX)
-        spdl__trace_tell(logger, SPDL_LOG_WARN,
+        spdl__tell(logger, SPDL_LOG_WARN,
                          "spdl: SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept", option + 1,
                          SPDL__TRACE_EVENTS_MAX, (spdl__llu)*events);
     else
@@ -15880,13 +15887,13 @@ SPDL__PRIVATE void spdl__trace_start(spdl_pipeline *p, const spdl_pipeline_desc 
         if (path[0] != '\0') failure = spdl__trace_claim(p, path);
     }
     if (failure == NULL) return;
-    spdl__trace_tell(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s; there will be none", path,
-                     failure);
+    spdl__tell(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s; there will be none", path,
+               failure);
     if (p->trace != NULL) spdl__trace_free(p);
 }
 
 SPDL__PRIVATE spdl_result spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    const char *value = desc->trace != NULL ? desc->trace : getenv("SPDL_TRACE");
+    const char *value = desc->trace != NULL ? desc->trace : spdl__environment("SPDL_TRACE");
     uint64_t events = desc->trace_events > 0 ? (uint64_t)desc->trace_events : SPDL__TRACE_EVENTS;
     char path[sizeof(p->trace->path)];
     int i;
@@ -15900,7 +15907,7 @@ SPDL__PRIVATE spdl_result spdl__trace_open(spdl_pipeline *p, const spdl_pipeline
     }
     if (value == NULL) value = "";
     if (strlen(value) >= sizeof(path)) {
-        spdl__trace_tell(&p->logger, SPDL_LOG_WARN, "spdl: trace: the name is too long");
+        spdl__tell(&p->logger, SPDL_LOG_WARN, "spdl: trace: the name is too long");
         return SPDL_OK;
     }
     memcpy(path, value, strlen(value) + 1);

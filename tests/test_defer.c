@@ -114,6 +114,36 @@ static void others_may_complete_a_call(void) {
     }
 }
 
+/* The next call of a worker does not begin before the deferred one has left it. The worker alone
+   does all of it, so a call that seems to last 3 ms has the time of the one before. */
+SPDL_FN(hand_in_slowly, item, item) {
+    sleep_us(3000);
+    desk_add((desk *)spdl_ctx(task), spdl_defer(task), in);
+    return SPDL_PENDING;
+}
+
+static void a_deferred_call_takes_no_time_of_others(void) {
+    uint64_t least = UINT64_MAX;
+    for (int again = 0; again < 5 && least > 2000000; ++again) {
+        desk d = { 0 };
+        spdl_stats stats;
+        spdl_pipeline *p;
+        desk_open(&d, 1);
+        p = START(1, COUNT_TO(20),
+                  SPDL_PIPE(hand_in_slowly, .deferred = true, .ctx = &d, .concurrency = 20,
+                            .buffer_size = 20),
+                  FOLLOW(.plus = 0), SPDL_SINK(20));
+        CHECK_EQ(take_from(p, 0, 100, SPDL_END), 20);
+        spdl_pipeline_stats(p, &stats);
+        CHECK(stats.stage[1].deferred);
+        CHECK_EQ(stats.stage[1].split_calls, 0);
+        if (stats.stage[2].p90_ns < least) least = stats.stage[2].p90_ns;
+        DONE(p);
+        desk_close(&d);
+    }
+    CHECK(least <= 2000000);
+}
+
 /* Behind the stage there are others, in front of it none that could run: only the completion itself
    can wake somebody. */
 static void a_completion_wakes_who_waits(void) {
@@ -747,6 +777,7 @@ static void a_pipeline_without_threads_survives_a_fork(void) {
 
 TEST_TABLE(defer) {
     TEST_CASE(others_may_complete_a_call),
+    TEST_CASE(a_deferred_call_takes_no_time_of_others),
     TEST_CASE(a_completion_wakes_who_waits),
     TEST_CASE(calls_are_completed_in_any_order),
     TEST_CASE(a_call_may_complete_itself),

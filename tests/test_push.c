@@ -188,6 +188,25 @@ static void a_push_that_waits_is_closed(void) {
     }
 }
 
+static spdl_result init_without_luck(void *ctx, int worker, void **local) {
+    (void)ctx, (void)worker, (void)local;
+    return SPDL_E_IO;
+}
+
+/* Nothing will ever make room then. */
+static void a_push_that_waits_is_told_of_a_failed_init(void) {
+    for (int i = 0; i < 2; ++i) {
+        producer one = { .count = 10, .timeout_ns = SPDL_FOREVER };
+        one.p = START(1 + i, FEED(2), SPDL_PIPE(follow, SCRIPT(.plus = 0),
+                                                .init = init_without_luck),
+                      SPDL_SINK(1));
+        produce(&one);
+        CHECK_EQ(one.last, SPDL_CLOSED);
+        TAKE_ALL(one.p, "", SPDL_E_IO);
+        DONE(one.p);
+    }
+}
+
 /* A thread with deadlines: whatever the stages do, a push with a timeout of 0 comes back. */
 static void a_push_is_never_held_up(void) {
     for (int i = 0; i < 2; ++i) {
@@ -667,6 +686,7 @@ TEST_TABLE(push) {
     TEST_CASE(the_newest_items_may_win),
     TEST_CASE(items_make_way_in_order),
     TEST_CASE(a_push_that_waits_is_closed),
+    TEST_CASE(a_push_that_waits_is_told_of_a_failed_init),
     TEST_CASE(a_push_is_never_held_up),
     TEST_CASE(only_a_feed_can_be_pushed_to),
     TEST_CASE(two_producers_break_nothing),

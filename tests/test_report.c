@@ -284,6 +284,8 @@ static void intervals_have_their_own_percentiles(void) {
     CHECK_EQ(r->interval.stage[1].tasks, 0);
     CHECK_EQ(r->interval.stage[1].p99_ns, 0);
     CHECK_EQ(r->interval.stage[1].max_ns, 0);
+    CHECK_EQ(r->interval.stage[1].cpu_ns + r->interval.stage[1].blocked_ns, 0);
+    CHECK_EQ(r->interval.stage[1].split_calls, 0);
     spdl_pipeline_destroy(p);
     free(r->times);
     free(r);
@@ -360,6 +362,8 @@ static void json_lines_are_what_the_schema_says(void) {
         CHECK(says(line, "\"name\":\"a \\u0022quoted\\u0022 \\u003cname\\u003e\\u000a\\ufffd"
                          "\xc3\xa9\""));
         CHECK(json_number(line, "\"interval\"", "elapsed_ns") > 0);
+        CHECK(json_number(line, "\"total\"", "split_calls") >= 0);
+        CHECK(says(line, "\"runnable_ns\":") && says(line, "\"bytes_out\":"));
         CHECK(json_number(line, "\"process\"", "cores_allowed") > 0);
         CHECK(json_number(line, "\"process\"", "resident_bytes") > 100000);
         if (says(line, "\"final\":true"))

@@ -1115,6 +1115,26 @@ static bool too_few_workers_are_told(bool tell) {
 
 static void verdict_of_too_few_workers(void) { verdict_check(too_few_workers_are_told); }
 
+/* Calls that wait for others keep no worker busy, however many there are. */
+static void verdict_of_deferred_calls(void) {
+    char text[400];
+    spdl_stats stats;
+    memset(&stats, 0, sizeof stats);
+    stats.elapsed_ns = 1000000000;
+    stats.wait_ns = 800000000;
+    stats.first_item_ns = 1000;
+    stats.delivered = 100;
+    stats.workers = 2;
+    stats.stage_count = 1;
+    snprintf(stats.stage[0].name, sizeof stats.stage[0].name, "fetch");
+    stats.stage[0].kind = SPDL_KIND_PIPE;
+    stats.stage[0].concurrency = 256;
+    stats.stage[0].deferred = true;
+    stats.stage[0].busy_ns = 192 * stats.elapsed_ns;
+    spdl_stats_verdict(&stats, text, sizeof text);
+    CHECK(says(text, "'fetch' is the busiest, 75 % of what its concurrency of 256 allows"));
+}
+
 /* Numbers that every text of the tests below is made of. */
 static spdl_stats stats_made_up(void) {
     static const char *const names[] = { "list_files", "decode_jpeg", "a_name_longer_than_a_column",
@@ -1320,6 +1340,7 @@ TEST_TABLE(stats) {
     TEST_CASE(verdict_names_the_slow_stage),
     TEST_CASE(verdict_of_a_slow_trainer),
     TEST_CASE(verdict_of_too_few_workers),
+    TEST_CASE(verdict_of_deferred_calls),
     TEST_CASE(text_tells_the_verdict_first),
     TEST_CASE(text_is_a_table),
     TEST_CASE(texts_are_cut_to_the_buffer),
