@@ -590,17 +590,19 @@ static void rows_tail(void) {
     static const struct {
         const char *name;
         bool unordered;
-        int buffer_size;
+        int buffer_size, window;
         double goal;
     } orders[] = {
-        { "tail_1pct_50x", true, 256, 95 },
-        { "tail_1pct_50x_ordered", false, 256, 0 },
+        { "tail_1pct_50x", true, 16, 256, 95 },
+        { "tail_1pct_50x_unordered", true, 256, 0, 0 },
+        { "tail_1pct_50x_ordered", false, 256, 0, 0 },
     };
     int i;
     for (i = 0; i < COUNT(orders); ++i) {
         const bench_row row = { orders[i].name, "%", "", true, orders[i].goal, false, 0 };
         const view v = { row, as_share, NULL };
         shape is = to_trainer(1, orders[i].buffer_size, orders[i].unordered);
+        is.reorder_window = orders[i].window;
         is.work = WORK_TAIL;
         is.work_us = 100;
         is.batch = 32;

@@ -32,6 +32,7 @@ typedef struct shape {
     int workers; /* 0: in line */
     int buffer_size;
     bool unordered;
+    int reorder_window; /* ours alone: no item is overtaken by more */
     bool pulled; /* by a trainer; else the last stage is a sink */
     int batch;   /* the trainer takes as many at once; 0: items */
     work_kind work;
@@ -272,6 +273,7 @@ static spdl_stage ours_pipe(flow *f) {
     pipe.concurrency = f->is.concurrency;
     pipe.buffer_size = f->is.buffer_size;
     pipe.output_order = f->is.unordered ? SPDL_ORDER_COMPLETION : SPDL_ORDER_INPUT;
+    pipe.reorder_window = f->is.reorder_window;
     if (f->is.work == WORK_JPEG) pipe.free_item = free;
     return pipe;
 }
