@@ -39,8 +39,10 @@ symbols() {
 
 # The includes of the implementation, without those of the declarations.
 system_headers=$(grep -h '^#include <' spdl.h | sort -u)
-echo '#include <sys/sdt.h>' | gcc -E -x c - >/dev/null 2>&1 || # optional
-    system_headers=$(echo "$system_headers" | grep -v '<sys/sdt\.h>')
+for header in sys/sdt.h pthread/qos.h; do # optional, and macOS only
+    echo "#include <$header>" | gcc -E -x c - >/dev/null 2>&1 ||
+        system_headers=$(echo "$system_headers" | grep -vF "<$header>")
+done
 
 for compiler in $compilers; do
     IFS=: read -r cc language std <<EOF
