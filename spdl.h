@@ -722,6 +722,7 @@ typedef struct spdl_pipeline_desc {
     spdl_pool *pool;          /* or a pool that is shared; then leave workers 0 */
     const char *name;         /* names the threads; default "spdl" */
     spdl_policy policy;       /* of its own threads */
+    size_t stack_bytes;       /* of each of them; 0: the system's default */
     bool autotune;            /* concurrency is tuned while it runs, that of rows which say how
                                  far by max_concurrency; see >>tune-impl */
     double cpu_budget;        /* autotune: processors the stages may use; default: 40 % of them */
@@ -6381,8 +6382,11 @@ SPDL__PRIVATE bool spdl__merge_step(spdl_pipeline *p, spdl__node *node, int work
 
 SPDL__PRIVATE bool spdl__node_step(spdl_pipeline *p, spdl__node *node, int worker) {
     spdl__claim claim;
-    if (node->row.kind == SPDL_KIND_BATCH) return spdl__batch_step(p, node, worker);
-    if (node->row.kind == SPDL_KIND_MERGE) return spdl__merge_step(p, node, worker);
+    if (node->row.kind == SPDL_KIND_BATCH || node->row.kind == SPDL_KIND_MERGE) {
+        p->task[worker].clock = 0; /* their time is not that of the call that comes next */
+        return node->row.kind == SPDL_KIND_BATCH ? spdl__batch_step(p, node, worker)
+                                                 : spdl__merge_step(p, node, worker);
+    }
     if (!spdl__node_claim(p, node, &claim, &p->task[worker])) return false;
     if (claim.count == 0) return true;
     SPDL_TEST_POINT("pipeline claimed");
@@ -7912,6 +7916,7 @@ SPDL__PRIVATE spdl_result spdl__crew_hire(spdl__crew *crew, const spdl_pipeline_
     pool.workers = crew->workers;
     pool.name = name;
     pool.policy = desc->policy;
+    pool.stack_bytes = desc->stack_bytes;
     pool.queue_size = 1;
     pool.allocator = desc->allocator;
     pool.logger = desc->logger;
@@ -8671,6 +8676,7 @@ typedef enum spdl__content {
     SPDL__STAGE_COUNT,
     SPDL__STAGE_RATE,  /* a count per second */
     SPDL__STAGE_TIME,
+    SPDL__STAGE_SHARE, /* a time, as a share of busy_ns */
     SPDL__STAGE_LOAD,
     SPDL__BAR,
     SPDL__EDGE_DEPTH,
@@ -8706,6 +8712,9 @@ static const spdl__column spdl__columns[] = {
     { "p99", 7, SPDL__STAGE_TIME, SPDL__STAGE_AT(p99_ns), false },
     { "max", 7, SPDL__STAGE_TIME, SPDL__STAGE_AT(max_ns), false },
     { "busy", 5, SPDL__STAGE_LOAD, 0, false },
+    { "cpu", 4, SPDL__STAGE_SHARE, SPDL__STAGE_AT(cpu_ns), true },
+    { "runq", 4, SPDL__STAGE_SHARE, SPDL__STAGE_AT(runnable_ns), true },
+    { "block", 5, SPDL__STAGE_SHARE, SPDL__STAGE_AT(blocked_ns), true },
     { "|", 1, SPDL__BAR, 0, false },
     { "waiting", 7, SPDL__EDGE_DEPTH, 0, false },
     { "put wait", 8, SPDL__EDGE_WAIT, SPDL__EDGE_AT(put_wait_ns), false },
@@ -8733,7 +8742,8 @@ SPDL__PRIVATE bool spdl__column_shown(const spdl__column *column, const spdl_sta
 SPDL__PRIVATE const char *spdl__stage_cell(spdl__cell *cell, const spdl_stats *stats, int i,
                                            const spdl__column *column) {
     const spdl_stage_stats *stage = &stats->stage[i];
-    const bool timed = stage->kind != SPDL_KIND_BATCH;
+    const bool timed = stage->kind == SPDL_KIND_SOURCE || stage->kind == SPDL_KIND_PIPE ||
+                       stage->kind == SPDL_KIND_BRANCH;
     const uint64_t value = spdl__field_at(stage, column->at);
     if (column->content == SPDL__STAGE_RATE) return spdl__rate(cell, value, stats->elapsed_ns);
     if (column->content == SPDL__STAGE_COUNT) {
@@ -8747,6 +8757,11 @@ SPDL__PRIVATE const char *spdl__stage_cell(spdl__cell *cell, const spdl_stats *s
     }
     if (!timed) return "-";
     if (column->content == SPDL__STAGE_TIME) return spdl__duration(cell, (double)value);
+    if (column->content == SPDL__STAGE_SHARE) {
+        (void)snprintf(cell->text, sizeof(cell->text), "%.0f%%",
+                       100 * spdl__share(value, stage->busy_ns));
+        return cell->text;
+    }
     (void)snprintf(cell->text, sizeof(cell->text), "%.0f%%", 100 * spdl__stage_load(stats, i));
     return cell->text;
 }
