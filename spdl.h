@@ -844,7 +844,7 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, in
 /* Ends the flow early: no stage function is called again; those running are waited for. Items in
    the sink can still be taken, then next returns SPDL_CLOSED; all others are freed, by a stop that
    has waited or else by destroy. Stopping twice, or after the end, is fine. On a worker of the
-   pipeline's pool it does not wait.
+   pipeline's pool it does not wait, nor in a free_item or log_fn that spdl_complete calls.
    Returns: SPDL_OK, SPDL_TIMEOUT (stage functions are still running; the stop goes on),
             SPDL_E_INVALID in the child of a fork.
    Threads: any, also inside a stage.
@@ -5864,6 +5864,7 @@ struct spdl__parked {
     uint64_t state; /* generation << 3 | spdl__parking */
     uint32_t next;  /* under parked_lock: as parked_free */
     uint64_t sequence, ticket, place, since;
+    uint64_t thread; /* that settles the call inside spdl_complete, or 0 */
     spdl__emitted in;
     bool taken, flushing;
     spdl_result result;
@@ -6599,7 +6600,9 @@ SPDL__PRIVATE void spdl__parked_settle(spdl_pipeline *p, spdl__node *node, spdl_
     task.place = parked->place;
     task.since = parked->since;
     memcpy(task.text, parked->text, sizeof(parked->text));
+    spdl__store_relaxed(&parked->thread, spdl__thread_id()); /* for a stop in what is called now */
     (void)spdl__pipe_settle(&task, &call, parked->result, parked->item, now);
+    spdl__store_relaxed(&parked->thread, 0);
     spdl__foreign_book(p, node, &call, task.since, now);
     spdl__parked_release(node, parked);
     spdl__node_leave(p, node, now);
@@ -7106,11 +7109,23 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *p, int stage, 
 
 /* --- stop --- */
 
+/* Whether this thread settles a deferred call: a free_item or log_fn that stops. */
+SPDL__PRIVATE bool spdl__pipeline_settling(const spdl_pipeline *p) {
+    const uint64_t thread = spdl__thread_id();
+    int i, k;
+    for (i = 0; i < p->count; ++i)
+        for (k = 0; p->node[i].parked != NULL && k < p->node[i].row.max_concurrency; ++k)
+            if (spdl__load_relaxed(&p->node[i].parked[k].thread) == thread) return true;
+    return false;
+}
+
+/* Whether this thread runs a call: to wait for the calls that run would be to wait for itself. */
 SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
     int i;
     for (i = 0; i < p->crews; ++i)
         if (p->crew[i].pool != NULL && spdl__pool_is_worker(p->crew[i].pool)) return true;
-    return p->crew[0].pool == NULL && spdl__load(&p->trainer) == spdl__thread_id();
+    if (p->crew[0].pool == NULL && spdl__load(&p->trainer) == spdl__thread_id()) return true;
+    return spdl__pipeline_settling(p);
 }
 
 /* After `stopping` was set: waits until no claim is under way and no call is in flight. */
