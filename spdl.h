@@ -7654,8 +7654,8 @@ SPDL__PRIVATE spdl_result spdl__check_desc(const spdl_pipeline_desc *desc) {
                                desc->cpu_budget);
     if (!(desc->tune_seconds >= 0 && desc->tune_seconds < 1e9))
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pipeline: tune_seconds is %g, must be at least 0",
-                               desc->tune_seconds);
+                               "spdl: pipeline: tune_seconds is %g, must be %s", desc->tune_seconds,
+                               desc->tune_seconds >= 1e9 ? "less than 1e9" : "at least 0");
     if (desc->trace_events < 0 || desc->trace_events > SPDL__TRACE_EVENTS_MAX)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: pipeline: trace_events is %d, must be 0 to %d",
