@@ -107,7 +107,8 @@ tsan: ## the tests under ThreadSanitizer
 .PHONY: portable
 portable: ## the tests on the waits and barriers of systems that are not Linux
 	@$(MAKE) test MODE=portable \
-	    T="$(filter-out cuda% ring% npz% inflate%,$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))) stress"
+	    T="$(filter-out cuda% ring% npz% inflate%,$(patsubst tests/test_%.c,%,\
+	        $(wildcard tests/test_*.c))) stress"
 
 .PHONY: stress
 stress: ## the rings under stress at length: 1e9 items through SPSC rings, 1e8 in each other mode
