@@ -41,13 +41,14 @@ fillings() {
     check "$what SPDL_CUDA_NONE" compile "$@" -DSPDL_CUDA_NONE
 }
 
-for cc in gcc clang; do
-    # shellcheck disable=SC2086
-    for std in c11 c17; do fillings "$cc $std" $cc -x c -std=$std $WARN_C; done
+# The oldest and the newest of each language, once by each family of compilers.
+# shellcheck disable=SC2086
+for choice in gcc:c11 clang:c17; do
+    fillings "$choice" ${choice%:*} -x c -std=${choice#*:} $WARN_C
 done
-for cxx in g++ clang++; do
-    # shellcheck disable=SC2086
-    for std in c++17 c++20; do fillings "$cxx $std" $cxx -x c++ -std=$std $WARN; done
+# shellcheck disable=SC2086
+for choice in g++:c++20 clang++:c++17; do
+    fillings "$choice" ${choice%:*} -x c++ -std=${choice#*:} $WARN
 done
 
 if [ -x "$home/bin/nvcc" ]; then

@@ -1239,6 +1239,7 @@ static void text_of_the_largest_pipeline(void) {
         stats.stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
         stats.stage[i].kind = SPDL_KIND_PIPE;
         stats.stage[i].concurrency = 4096;
+        stats.stage[i].deferred = stats.stage[i].runnable_known = false;
         stats.edge[i].buffer_size = stats.edge[i].depth = 1 << 20;
         stats.edge[i].readiness = 1;
     }
