@@ -346,7 +346,7 @@ static void concurrency_changes_while_it_runs(void) {
         for (int i = 0; i < 6; ++i) {
             const uint64_t start = spdl_time_ns();
             CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, bounds[i]), SPDL_OK);
-            /* a call that was claimed before may begin, or note how many there were, a little later */
+            /* a call that was claimed before may begin, or note how many there were, later */
             for (int tries = 0; tries < 5; ++tries) {
                 while (__atomic_load_n(&s.inside, __ATOMIC_ACQUIRE) > bounds[i]) sched_yield();
                 __atomic_store_n(&s.most, 0, __ATOMIC_SEQ_CST);
