@@ -2108,10 +2108,11 @@ typedef struct spdl__watch {
 
 SPDL__PRIVATE bool spdl__watch_counts(void) {
 #if SPDL__X86
-    unsigned a = 0, b = 0, c = 0, d = 0; /* "invariant TSC": CPUID 80000007h, EDX bit 8 */
-    __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(0x80000000u), "c"(0u));
+    unsigned a = 0x80000000u, d = 0; /* "invariant TSC": CPUID 80000007h, EDX bit 8 */
+    __asm__("cpuid" : "+a"(a), "+d"(d) : : "ebx", "ecx");
     if (a < 0x80000007u) return false;
-    __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(0x80000007u), "c"(0u));
+    a = 0x80000007u;
+    __asm__("cpuid" : "+a"(a), "+d"(d) : : "ebx", "ecx");
     return (d >> 8 & 1) != 0;
 #else
     return false; /* elsewhere the clock itself is as quick */
