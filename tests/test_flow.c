@@ -314,14 +314,14 @@ static void a_flush_may_emit(void) {
 
 /* --- retries --- */
 
-typedef struct stubborn {
+typedef struct unwilling {
     int fails;      /* calls of one item that fail before one succeeds */
     bool takes;     /* the first call takes its input */
     int tries[16];
-} stubborn;
+} unwilling;
 
 SPDL_FN(at_last, item, item) {
-    stubborn *s = (stubborn *)spdl_ctx(task);
+    unwilling *s = (unwilling *)spdl_ctx(task);
     const int number = __atomic_add_fetch(&s->tries[in->value], 1, __ATOMIC_RELAXED);
     if (number <= s->fails && s->takes) {
         spdl_take(task);
@@ -334,7 +334,7 @@ SPDL_FN(at_last, item, item) {
 
 static void a_call_that_fails_is_repeated(void) {
     for (int i = 0; i < 2 * CROWDS; ++i) {
-        stubborn s = { .fails = 2 };
+        unwilling s = { .fails = 2 };
         const spdl_order order = i % 2 ? SPDL_ORDER_COMPLETION : SPDL_ORDER_INPUT;
         RUN_SORTED(START(crowds[i / 2], COUNT_TO(6),
                          SPDL_PIPE(at_last, .ctx = &s, .retries = 3, .concurrency = 1 + i % 2 * 3,
@@ -347,13 +347,13 @@ static void a_call_that_fails_is_repeated(void) {
 
 static void repeating_ends(void) {
     for (int i = 0; i < CROWDS; ++i) {
-        stubborn s = { .fails = 4 };
+        unwilling s = { .fails = 4 };
         spdl_pipeline *p = START(crowds[i], COUNT_TO(6),
                                  SPDL_PIPE(at_last, .ctx = &s, .retries = 3), SPDL_SINK(1));
         TAKE_ALL(p, "", SPDL_E_STAGE);
         failed_with(p, 1, "spdl: stage 1 'at_last', item 0: try 4");
         DONE(p);
-        s = (stubborn){ .fails = 4 };
+        s = (unwilling){ .fails = 4 };
         s.tries[2] = s.tries[5] = 1;
         RUN(START(crowds[i], COUNT_TO(6),
                   SPDL_PIPE(at_last, .ctx = &s, .retries = 3, .max_failures = 4), SPDL_SINK(1)),
@@ -364,7 +364,7 @@ static void repeating_ends(void) {
 /* What was taken is gone: the call cannot be made again. */
 static void a_call_that_took_its_input_is_not_repeated(void) {
     for (int i = 0; i < CROWDS; ++i) {
-        stubborn s = { .fails = 1, .takes = true };
+        unwilling s = { .fails = 1, .takes = true };
         RUN(START(crowds[i], COUNT_TO(6),
                   SPDL_PIPE(at_last, .ctx = &s, .retries = 3, .max_failures = -1), SPDL_SINK(1)),
             "", SPDL_END);
