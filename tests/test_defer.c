@@ -158,6 +158,38 @@ static void a_completion_wakes_who_waits(void) {
     }
 }
 
+static spdl_pipeline *stopped_while_settling;
+
+static void stop_and_free(void *it) {
+    CHECK_EQ(spdl_pipeline_stop(stopped_while_settling, SPDL_FOREVER), SPDL_OK);
+    item_free(it);
+}
+
+typedef struct held_call {
+    spdl_deferred call;
+    int made;
+} held_call;
+
+SPDL_FN(holds, item, item) {
+    held_call *held = (held_call *)spdl_ctx(task);
+    held->call = spdl_defer(task);
+    __atomic_store_n(&held->made, 1, __ATOMIC_RELEASE);
+    return SPDL_PENDING;
+}
+
+/* The call that spdl_complete settles is not one the stop could wait for. */
+static void what_a_completion_frees_may_stop(void) {
+    held_call held = { .made = 0 };
+    spdl_pipeline *p = START(2, SPDL_SOURCE(count_up, SCRIPT(.count = 1),
+                                            .free_item = stop_and_free),
+                             SPDL_PIPE(holds, .ctx = &held, .deferred = true), SPDL_SINK(1));
+    stopped_while_settling = p;
+    while (!__atomic_load_n(&held.made, __ATOMIC_ACQUIRE)) sched_yield();
+    sleep_us(20000); /* the function has returned: the call is settled here */
+    CHECK_EQ(spdl_complete(held.call, SPDL_SKIP, NULL), SPDL_OK);
+    DONE(p);
+}
+
 static void calls_are_completed_in_any_order(void) {
     for (int i = 0; i < 2 * CROWDS; ++i) {
         desk d = { .backwards = true, .wait_for = 10 };
@@ -779,6 +811,7 @@ TEST_TABLE(defer) {
     TEST_CASE(others_may_complete_a_call),
     TEST_CASE(a_deferred_call_takes_no_time_of_others),
     TEST_CASE(a_completion_wakes_who_waits),
+    TEST_CASE(what_a_completion_frees_may_stop),
     TEST_CASE(calls_are_completed_in_any_order),
     TEST_CASE(a_call_may_complete_itself),
     TEST_CASE(a_thread_that_ends_may_complete),
