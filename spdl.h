@@ -4398,7 +4398,11 @@ SPDL__PRIVATE void spdl__wait_end(spdl_pipeline *p, spdl_result result);
 /* Items up to `head` are taken now. */
 SPDL__RARE void spdl__trace_taken(struct spdl__edge *edge, uint64_t head, uint64_t now);
 
-/* An item goes into the open batch; batch `number` was put by a step that began at `began`. */
+/* Something was put: how many items lie behind `head`. */
+SPDL__RARE void spdl__trace_depth(struct spdl__edge *edge, uint64_t head);
+
+/* An item goes into the open batch; batch `number` is about to be put by a step that began at
+   `began`: whoever takes it from there does so later than this tells. */
 SPDL__RARE void spdl__trace_item(struct spdl__node *node, uint64_t item);
 SPDL__RARE void spdl__trace_batch(spdl_pipeline *p, struct spdl__node *node,
                                   struct spdl__counters *counters, uint64_t number, uint64_t began);
@@ -5207,23 +5211,6 @@ SPDL__PRIVATE uint64_t spdl__window_left(const spdl__node *node) {
 
 SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node *node);
 
-/* Whether nothing moves between a branch that has no room and its merge, and nothing will before
-   the merge takes something. Rows are looked at from the branch down: those above the one looked
-   at rest for good. Twice, as a row may have made room for one above it in between. */
-SPDL__PRIVATE bool spdl__merge_starved(const spdl_pipeline *p, const spdl__node *merge) {
-    const spdl__node *node;
-    int round;
-    for (round = 0; round < 2; ++round) {
-        if (spdl__node_room(p, merge->begin) > 0 || spdl__load_relaxed32(&merge->begin->finished))
-            return false;
-        for (node = merge->begin; node < merge; ++node)
-            if (spdl__load32(&node->lock) || spdl__load32(&node->active) ||
-                (node != merge->begin && spdl__node_runnable(p, node)))
-                return false;
-    }
-    return true;
-}
-
 /* What a merge sees of its paths. */
 typedef struct spdl__paths {
     signed char ready[SPDL_MAX_STAGES]; /* 1: an item; 0: nothing yet; -1: a mark, or the end */
@@ -5251,6 +5238,47 @@ SPDL__PRIVATE spdl__paths spdl__merge_look(const spdl_pipeline *p, const spdl__n
     return seen;
 }
 
+/* Grows whenever a row from a branch down to before its merge takes something. (A claim may take
+   items of a bundle whose slot stays, or pass over holes: neither number tells both.) */
+SPDL__PRIVATE uint64_t spdl__merge_claims(const spdl__node *merge) {
+    const spdl__node *node;
+    uint64_t sum = 0;
+    for (node = merge->begin; node < merge; ++node) {
+        if (node->in != NULL) sum += spdl__load(&node->in->head) + spdl__load(&node->in->items);
+        else sum += spdl__load(&node->out.reserved); /* a merge inside, or a path */
+    }
+    return sum;
+}
+
+/* Whether none of these rows is at work or has any. What a call hands on or gives back is there
+   when `active` is 0, so that comes first; a row under its lock never looks runnable, so that comes
+   last, too. */
+SPDL__PRIVATE bool spdl__merge_rests(const spdl_pipeline *p, const spdl__node *merge) {
+    const spdl__node *node;
+    for (node = merge->begin; node < merge; ++node) {
+        if (spdl__load32(&node->active)) return false;
+        if (node == merge->begin ? spdl__node_room(p, node) > 0 : spdl__node_runnable(p, node))
+            return false;
+        if (spdl__load32(&node->lock)) return false;
+    }
+    return !spdl__load_relaxed32(&merge->begin->finished);
+}
+
+/* Whether nothing moves between a branch that has no room and its merge, nothing will before the
+   merge takes something, and `seen` is what its paths then hold. Rows are looked at from the branch
+   down, and those above the one looked at rest as long as nobody claims; that nobody has is known
+   from the claims before and after. What was seen before may be older than the rest: what a merge
+   in turn takes must not depend on when it looked. */
+SPDL__PRIVATE bool spdl__merge_starved(const spdl_pipeline *p, const spdl__node *merge,
+                                       const spdl__paths *seen) {
+    const uint64_t claims = spdl__merge_claims(merge);
+    spdl__paths now;
+    if (!spdl__merge_rests(p, merge)) return false;
+    now = spdl__merge_look(p, merge);
+    return memcmp(now.ready, seen->ready, sizeof(now.ready)) == 0 &&
+           spdl__merge_claims(merge) == claims;
+}
+
 /* For SPDL_MERGE_CHOICE: merge_fn is asked again when this has changed. Never 0. */
 SPDL__PRIVATE uint64_t spdl__paths_key(const spdl__paths *seen, int paths) {
     uint64_t key = 1;
@@ -5270,7 +5298,7 @@ SPDL__PRIVATE int spdl__merge_turn(const spdl_pipeline *p, const spdl__node *nod
         const int at = (turn + i) % paths;
         if (seen->ready[at] == 1) return at;
         if (seen->ready[at] == 0 && node->row.merge_order == SPDL_MERGE_ROBIN &&
-            (seen->items == 0 || !spdl__merge_starved(p, node)))
+            (seen->items == 0 || !spdl__merge_starved(p, node, seen)))
             return -1;
     }
     return -1;
@@ -5284,7 +5312,7 @@ SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node
     if (node->row.merge_order == SPDL_MERGE_BATCHES) return seen.items + seen.ended == node->paths;
     if (node->row.merge_order == SPDL_MERGE_CHOICE)
         return spdl__load_relaxed(&node->refused) != spdl__paths_key(&seen, node->paths) ||
-               spdl__merge_starved(p, node);
+               spdl__merge_starved(p, node, &seen);
     return spdl__merge_turn(p, node, &seen) >= 0;
 }
 
@@ -6130,8 +6158,9 @@ SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__cou
     spdl__count(&counters->tasks, 1);
     spdl__count(&counters->made, 1);
     spdl__node_reserve(p, node, 1);
-    spdl__node_put(p, node, 0, batch, spdl__origin(number, (unsigned)node->index), now);
     if (SPDL__TRACED(p->trace)) spdl__trace_batch(p, node, counters, number, now);
+    spdl__node_put(p, node, 0, batch, spdl__origin(number, (unsigned)node->index), now);
+    if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out, spdl__load(&node->out.head));
 }
 
 /* Puts one item into the open batch. False when there is no memory for one, or no room behind. */
@@ -6230,7 +6259,7 @@ SPDL__PRIVATE int spdl__merge_ask(spdl_pipeline *p, spdl__node *node, const spdl
     spdl__store_relaxed(&node->refused, takes ? 0 : spdl__paths_key(seen, paths));
     if (takes) return choice;
     if (choice < paths && seen->items + seen->marks + seen->ended < paths &&
-        !spdl__merge_starved(p, node))
+        !spdl__merge_starved(p, node, seen))
         return -1;
     if (choice >= paths)
         (void)snprintf(text, sizeof(text), "merge_fn returned %d, but there are %d paths", choice,
@@ -15418,7 +15447,6 @@ SPDL__RARE void spdl__trace_batch(spdl_pipeline *p, spdl__node *node, spdl__coun
                                   uint64_t number, uint64_t began) {
     spdl__trace_add(&p->trace->lane[counters - node->counters], SPDL__EVENT_BATCH, node->index,
                     SPDL_OK, began, spdl_time_ns(), number);
-    spdl__trace_depth(&node->out, spdl__load(&node->out.head));
 }
 
 SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t bytes_out) {

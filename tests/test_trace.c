@@ -910,8 +910,9 @@ static void sleeping_stages_are_blocked(void) {
     NEEDS_SCHEDSTAT();
     for (int i = 0; i < 3; ++i) {
         const spdl_stage row = SPDL_PIPE(nap, .ctx = &us[i], .concurrency = 2);
-        /* of a nap of 20 us, which takes 75, the system itself works for about 5 */
-        const double least = i == 0 ? 0.75 : 0.9;
+        /* of a nap of 20 us, which takes 75, the system itself works for about 5, on a loaded
+           machine for 20 */
+        const double least = i == 0 ? 0.6 : 0.9;
         HOLDS(split_of(row, 2, items[i]), s.blocked >= least * (1 - s.runnable) &&
                                           s.blocked > 0.05);
     }
