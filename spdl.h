@@ -4395,11 +4395,11 @@ SPDL__INLINE void spdl__call_end(const spdl_task *task);
 SPDL__PRIVATE void spdl__wait_begin(const spdl_pipeline *p);
 SPDL__PRIVATE void spdl__wait_end(spdl_pipeline *p, spdl_result result);
 
-/* Items up to `head` are taken now. */
-SPDL__RARE void spdl__trace_taken(struct spdl__edge *edge, uint64_t head, uint64_t now);
+/* Items are about to be taken. */
+SPDL__RARE void spdl__trace_taken(struct spdl__edge *edge, uint64_t now);
 
-/* Something was put: how many items lie behind `head`. */
-SPDL__RARE void spdl__trace_depth(struct spdl__edge *edge, uint64_t head);
+/* Something was put, or taken: how many items there are now. */
+SPDL__RARE void spdl__trace_depth(struct spdl__edge *edge);
 
 /* An item goes into the open batch; batch `number` is about to be put by a step that began at
    `began`: whoever takes it from there does so later than this tells. */
@@ -4579,11 +4579,12 @@ SPDL__PRIVATE void spdl__edge_advance(spdl__edge *edge, uint64_t head, uint64_t 
     if (!SPDL__NO_STATS &&
         (spdl__load_relaxed(&edge->gap_since) != 0 || spdl__load_relaxed(&edge->wait_since) != 0))
         spdl__edge_gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now));
-    if (SPDL__TRACED(edge->lane)) spdl__trace_taken(edge, head, now);
+    if (SPDL__TRACED(edge->lane)) spdl__trace_taken(edge, now);
     spdl__edge_put_waits(edge, head, now);
     spdl__edge_fullness(edge, now);
     spdl__store(&edge->taken, edge->taken + taken); /* both pair with the loads in edge_room */
     spdl__store(&edge->head, head);
+    if (SPDL__TRACED(edge->lane)) spdl__trace_depth(edge);
     if (SPDL__NO_STATS || spdl__edge_ready(edge, head)) return;
     spdl__store_relaxed(&edge->gap_since, now);
     if (spdl__edge_ready(edge, head)) spdl__exchange(&edge->gap_since, 0); /* put just then */
@@ -6160,7 +6161,7 @@ SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__cou
     spdl__node_reserve(p, node, 1);
     if (SPDL__TRACED(p->trace)) spdl__trace_batch(p, node, counters, number, now);
     spdl__node_put(p, node, 0, batch, spdl__origin(number, (unsigned)node->index), now);
-    if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out, spdl__load(&node->out.head));
+    if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out);
 }
 
 /* Puts one item into the open batch. False when there is no memory for one, or no room behind. */
@@ -15350,9 +15351,11 @@ SPDL__PRIVATE uint64_t spdl__edge_fill(const spdl__edge *edge, uint64_t head) {
     return least;
 }
 
-SPDL__RARE void spdl__trace_depth(spdl__edge *edge, uint64_t head) {
-    const uint64_t now = spdl_time_ns();
-    spdl__trace_add(edge->lane, SPDL__EVENT_DEPTH, 0, 0, now, now, spdl__edge_fill(edge, head));
+/* The time is read before the head, and by the reader after it has moved it: so what a writer found
+   before that has the earlier time. */
+SPDL__RARE void spdl__trace_depth(spdl__edge *edge) {
+    const uint64_t now = spdl_time_ns(), fill = spdl__edge_fill(edge, spdl__load(&edge->head));
+    spdl__trace_add(edge->lane, SPDL__EVENT_DEPTH, 0, 0, now, now, fill);
 }
 
 SPDL__RARE void spdl__group_measured(spdl__meter *meter, spdl__counters *counters, uint64_t calls) {
@@ -15382,7 +15385,7 @@ SPDL__PRIVATE void spdl__group_begin(spdl_pipeline *p, spdl__node *node, spdl__c
 SPDL__PRIVATE void spdl__group_end(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                    uint64_t calls, uint64_t ns) {
     if (!SPDL__METERED) return;
-    if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out, spdl__load(&node->out.head));
+    if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out);
     if (SPDL__UNLIKELY(counters->meter_due <= 0))
         spdl__group_measured(spdl__group_meter(p, node, counters), counters, calls);
     counters->meter_due -= (int64_t)ns;
@@ -15424,7 +15427,7 @@ SPDL__PRIVATE void spdl__wait_end(spdl_pipeline *p, spdl_result result) {
 /* The reader waited from when it became hungry until the first of the items was put; items that had
    no place had none until now. The trainer may bring no time with it, see sink_clock: ages by a
    clock of 0 would be anything. */
-SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t head, uint64_t now) {
+SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t now) {
     const uint64_t hungry = spdl__exchange(&edge->lane->begun, 0);
     const uint64_t ticket = edge->head + edge->buffer_size;
     uint64_t put, age = 0;
@@ -15435,7 +15438,6 @@ SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t head, uint64_t now)
     if (spdl__edge_ready(edge, ticket) && !spdl__slot_hole(spdl__edge_slot(edge, ticket)))
         age = spdl__slot_age(spdl__edge_slot(edge, ticket), now);
     if (age > 0) spdl__trace_add(edge->lane, SPDL__EVENT_FULL, 0, 0, now - age, now, 0);
-    spdl__trace_depth(edge, head);
 }
 
 SPDL__RARE void spdl__trace_item(spdl__node *node, uint64_t item) {
