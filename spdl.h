@@ -2022,10 +2022,14 @@ SPDL__INLINE void spdl__store_ordered(uint64_t *p, uint64_t value) {
     __atomic_store_n(p, value, __ATOMIC_SEQ_CST);
 }
 
-/* For counters that one thread writes and others read: no read-modify-write is needed. */
+/* What one thread writes and others read: no read-modify-write is needed. */
+SPDL__INLINE void spdl__advance(uint64_t *number, uint64_t more) {
+    spdl__store_relaxed(number, spdl__load_relaxed(number) + more);
+}
+
+/* The same for what is only told. */
 SPDL__INLINE void spdl__count(uint64_t *counter, uint64_t more) {
-    if (SPDL__NO_STATS) return;
-    spdl__store_relaxed(counter, spdl__load_relaxed(counter) + more);
+    if (!SPDL__NO_STATS) spdl__advance(counter, more);
 }
 
 /* Orders earlier stores before later loads. ThreadSanitizer does not model fences, so under it a
@@ -4744,7 +4748,7 @@ SPDL__INLINE spdl__emitted spdl__cursor_take(spdl__cursor *c) {
 
 /* Whether anything was read or passed over; from here on others know. */
 SPDL__PRIVATE bool spdl__cursor_settle(const spdl__cursor *c, uint64_t now) {
-    if (c->items > 0) spdl__count(&c->edge->items, c->items);
+    if (c->items > 0) spdl__advance(&c->edge->items, c->items);
     if (c->head == c->edge->head) return c->items > 0;
     spdl__edge_advance(c->edge, c->head, c->taken, now);
     return true;
@@ -4871,6 +4875,15 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    after each take, the producer after each push and its end, spdl_complete at its end, and whoever
    changes a concurrency after that. These are all the events that can make a stage runnable.
 
+   Chains. Handing on an item that was made in a few nanoseconds costs more than to make it. So a
+   worker that has claimed a group of a brief stage takes the locks of the brief stages behind it,
+   if nothing lies between them, and brings each item through all of them before the next: the
+   edges between see tickets go by, but no items. It is the reader of those edges all the while.
+   Only stages whose order makes others wait for the same item are chained: while one call takes
+   long after all, what others miss is the brief work they could have done ahead, as far as there is
+   room. `active` of the first stage stands for all; it has the lowest index, as a stop waits for
+   it first.
+
    Orders. `closed`, `ended`, `open`, `leaving` and `stopping` go from 0 to 1 and stay: stored with
    release and loaded with acquire by whoever claims or looks, so that what was written before (an
    error, the cut, what init has stored) is seen with them. `limit` guards nothing.
@@ -4925,6 +4938,7 @@ typedef struct spdl__node {
     bool by_ticket;  /* and get their tickets when the inputs are claimed */
     bool plain;      /* a pipe with nothing out of the ordinary */
     bool splits;     /* a branch whose batches are joined again */
+    struct spdl__node *behind; /* the stage that may be chained behind this one, or NULL */
     uint32_t above;  /* bit i: what row i makes can come here */
     int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
     uint8_t path[SPDL_MAX_STAGES];
@@ -4941,7 +4955,8 @@ typedef struct spdl__node {
     uint32_t *settled; /* completion order with a window: stamps of the calls that have ended */
     uint64_t settled_mask;
     char pad0[SPDL_CACHE_LINE];
-    uint32_t lock; /* a claim, or a step of a row without calls, is under way */
+    uint32_t lock; /* a claim, a step of a row without calls, or a chain is under way */
+    uint32_t chained;  /* a chain is */
     /* written under the lock */
     uint32_t finished;
     uint32_t flushed;  /* the call without input was claimed in this epoch */
@@ -4997,6 +5012,8 @@ struct spdl_task {
     uint64_t place;  /* among the calls of a stage with a window */
     uint64_t since;
     uint64_t clock;  /* when this worker's last claim ended, if it looked for work at once; or 0 */
+    uint64_t chains;
+    uint64_t timed_until; /* until then each call of a chain is timed */
     spdl__watch watch;
     spdl__emitted in;
     spdl__bundle *bundle;
@@ -5182,10 +5199,10 @@ SPDL__PRIVATE uint64_t spdl__node_room(const spdl_pipeline *p, const spdl__node 
 /* Under the lock: the next `count` results will be put. */
 SPDL__PRIVATE void spdl__node_reserve(spdl_pipeline *p, spdl__node *node, uint64_t count) {
     int i;
-    if (node->row.kind != SPDL_KIND_BRANCH) spdl__count(&node->out.reserved, count);
+    if (node->row.kind != SPDL_KIND_BRANCH) spdl__advance(&node->out.reserved, count);
     else
         for (i = 0; i < node->paths; ++i)
-            spdl__count(&spdl__path_edge(p, node, i)->reserved, count);
+            spdl__advance(&spdl__path_edge(p, node, i)->reserved, count);
 }
 
 /* Whether the input has ended and all of it was taken. The end is looked at before the head. */
@@ -5857,14 +5874,18 @@ SPDL__PRIVATE void spdl__node_learn(spdl__node *node, uint64_t calls, uint64_t n
                                                        : old - (old - each) / 8);
 }
 
-/* Books `calls` calls that ended between `since` and `now`, `failed` of them without success. */
-SPDL__PRIVATE void spdl__node_book(spdl__node *node, spdl__counters *counters, uint64_t calls,
-                                   uint64_t failed, uint64_t since, uint64_t now) {
-    if (calls == 0) return;
+/* Books `calls` calls that took `ns` together, `failed` of them without success. */
+SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls, uint64_t failed,
+                                       uint64_t ns) {
     spdl__count(&counters->tasks, calls);
-    spdl__counters_time(counters, calls - failed,
-                        failed ? (now - since) * (calls - failed) / calls : now - since);
-    spdl__node_learn(node, calls, now - since);
+    spdl__counters_time(counters, calls - failed, failed ? ns * (calls - failed) / calls : ns);
+}
+
+SPDL__PRIVATE void spdl__node_book(spdl__node *node, spdl__counters *counters, uint64_t calls,
+                                   uint64_t failed, uint64_t ns) {
+    if (calls == 0) return;
+    spdl__counters_book(counters, calls, failed, ns);
+    spdl__node_learn(node, calls, ns);
 }
 
 /* Call `i` of a claim. */
@@ -6075,7 +6096,7 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
     if (claim->count > 1) now = spdl__watch_read(&task->watch);
     spdl__group_end(p, node, counters, i, now - claim->now);
     spdl__node_book(node, counters, i, spdl__load_relaxed(&counters->failures) - failures,
-                    claim->now, now);
+                    now - claim->now);
     task->clock = now;
     spdl__node_leave(p, node, now);
 }
@@ -6143,9 +6164,292 @@ SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__cl
     if (spdl__load32(&node->ended)) spdl__add(&node->out.refunds, 1);
     spdl__group_end(p, node, counters, i - ends, now - claim->now);
     spdl__node_book(node, counters, i - ends, spdl__load_relaxed(&counters->failures) - failures,
-                    claim->now, now);
+                    now - claim->now);
     task->clock = now;
     spdl__node_leave(p, node, now);
+}
+
+/* --- chains --- */
+
+#define SPDL__LINKS 8
+#ifndef SPDL__CHAIN_NS
+#define SPDL__CHAIN_NS 1000  /* what an item may take in all stages of a chain */
+#endif
+#define SPDL__LINK_NS (SPDL__CHAIN_NS / 4) /* and in one with a concurrency above 1 */
+#define SPDL__CHAIN_TIMED 16 /* one chain in so many is timed */
+
+/* A stage of a chain. */
+typedef struct spdl__link {
+    spdl__node *node;
+    spdl__counters *counters;
+    uint64_t calls, passed, failures;
+    uint64_t room; /* for results of its own; there may be more */
+    uint64_t ns;   /* of its calls */
+} spdl__link;
+
+typedef struct spdl__chain {
+    int opened; /* of one link: none */
+    int links;  /* those not given up for lack of room */
+    bool timed;
+    bool over; /* no call is to follow the last one */
+    uint64_t since;
+    uint64_t lap; /* when the last call that was timed ended */
+    spdl__link link[SPDL__LINKS];
+} spdl__chain;
+
+typedef enum spdl__link_end { SPDL__PASSED, SPDL__DROPPED, SPDL__OVER } spdl__link_end;
+
+SPDL__PRIVATE void spdl__chain_add(spdl__chain *chain, spdl__node *node, int worker,
+                                   uint64_t room) {
+    spdl__link *link = &chain->link[chain->links++];
+    chain->opened = chain->links;
+    link->node = node;
+    link->room = room;
+    link->counters = &node->counters[worker];
+    link->calls = link->passed = link->ns = 0;
+    link->failures = spdl__load_relaxed(&link->counters->failures);
+}
+
+/* Whether the stage behind the last link can follow it, as nothing that was handed on before waits
+   to be taken: how many results it has room for, or 0. A guess without its lock, exact with it. */
+SPDL__PRIVATE uint64_t spdl__chain_follows(const spdl_pipeline *p, const spdl__chain *chain,
+                                       const spdl__claim *claim) {
+    const spdl__node *last = chain->link[chain->links - 1].node, *node = last->behind;
+    uint64_t next = spdl__load_relaxed(&last->out.tail);
+    if (last->by_ticket)
+        next = chain->links == 1 ? claim->ticket : spdl__load_relaxed(&last->out.reserved);
+    if (spdl__load_relaxed(&last->out.head) != next || spdl__load_relaxed32(&node->finished) ||
+        spdl__load32(&node->closed) ||
+        spdl__load32(&node->active) >= spdl__load_relaxed32(&node->limit))
+        return 0;
+    return spdl__node_room(p, node);
+}
+
+/* What a call takes; not brief is one whose time is not known, or that two workers at once are
+   faster with, or that is to be measured. */
+SPDL__PRIVATE uint64_t spdl__link_ns(const spdl__node *node, int worker) {
+    const uint64_t ns = spdl__load_relaxed(&node->item_ns);
+    const uint64_t most = spdl__load_relaxed32(&node->limit) > 1 ? SPDL__LINK_NS : SPDL__CHAIN_NS;
+    return ns == 0 || ns > most || node->counters[worker].meter_due <= 0 ? UINT64_MAX : ns;
+}
+
+/* Behind a claim: locks the stages that its items are brought through. */
+SPDL__PRIVATE void spdl__chain_open(spdl_pipeline *p, spdl__chain *chain, spdl__node *node,
+                                    const spdl__claim *claim, int worker) {
+    uint64_t left = SPDL__CHAIN_NS, ns = spdl__link_ns(node, worker), room;
+    chain->links = 0;
+    spdl__chain_add(chain, node, worker, claim->count);
+    if (claim->flush || SPDL__TRACED(p->trace)) return;
+    while (ns <= left && chain->links < SPDL__LINKS && node->behind != NULL) {
+        left -= ns;
+        node = node->behind;
+        ns = spdl__link_ns(node, worker);
+        if (ns > left || !spdl__chain_follows(p, chain, claim) || !spdl__try_lock(&node->lock))
+            return;
+        room = spdl__pipeline_halted(p) ? 0 : spdl__chain_follows(p, chain, claim);
+        if (room == 0) {
+            spdl__spin_unlock(&node->lock);
+            return;
+        }
+        spdl__store_relaxed32(&node->chained, 1);
+        spdl__chain_add(chain, node, worker, room);
+    }
+}
+
+/* The call of one link. What it hands on is *got. */
+SPDL__INLINE spdl__link_end spdl__link_call(spdl_task *task, spdl__link *link,
+                                            spdl__emitted *got) {
+    spdl__node *node = link->node;
+    const spdl__emitted in = task->in;
+    void *out = NULL;
+    const spdl_result result = spdl__task_attempt(task, &out);
+    if (result == SPDL_END && node->in == NULL) {
+        spdl__source_end(task->pipeline, node, task->clock);
+        return SPDL__OVER;
+    }
+    ++link->calls;
+    if (result == SPDL_OK && node->in != NULL && out == in.item) {
+        *got = in;
+        return SPDL__PASSED;
+    }
+    if (node->in != NULL && !task->taken) spdl__item_free(task->pipeline, in.item, in.origin);
+    if (result == SPDL_OK) {
+        got->item = out;
+        got->origin = spdl__origin(task->sequence, (unsigned)node->index);
+        spdl__count(&link->counters->made, 1);
+        if (node->in == NULL) spdl__store_relaxed(&node->made, node->made + 1);
+        return SPDL__PASSED;
+    }
+    if (result == SPDL_SKIP) {
+        spdl__count(&link->counters->skips, 1);
+        return SPDL__DROPPED;
+    }
+    return spdl__task_failed(task, link->counters, result) ? SPDL__OVER : SPDL__DROPPED;
+}
+
+/* The reader of an edge whose next result did not come by it: its ticket is over. */
+SPDL__INLINE void spdl__edge_pass(spdl__edge *edge, bool by_ticket) {
+    const uint64_t ticket = edge->head;
+    spdl__store(&edge->taken, edge->taken + 1); /* this and head as in edge_advance */
+    if (!by_ticket) return;
+    /* no ticket of this slot is ready with that: what it had would look so after 2^32 of them */
+    spdl__store_relaxed32(&spdl__edge_slot(edge, ticket)->stamp, (uint32_t)ticket);
+    spdl__store(&edge->head, ticket + 1);
+}
+
+/* Gives up the links from `from` on: what they read is there for others. */
+SPDL__PRIVATE void spdl__chain_cut(spdl__chain *chain, int from) {
+    int k;
+    for (k = chain->links - 1; k >= from; --k) {
+        spdl__node *node = chain->link[k].node;
+        if (chain->link[k - 1].passed > 0) spdl__advance(&node->in->items, chain->link[k - 1].passed);
+        spdl__store_relaxed32(&node->chained, 0);
+        spdl__spin_unlock(&node->lock);
+    }
+    chain->links = from;
+}
+
+/* Whether link `k` may be called, and has room for a result. If not, the chain ends before it. */
+SPDL__INLINE bool spdl__link_ready(const spdl_pipeline *p, spdl__chain *chain, int k) {
+    spdl__link *link = &chain->link[k];
+    if (link->room == 0) link->room = spdl__node_room(p, link->node);
+    if (link->room == 0 || spdl__pipeline_halted(p)) spdl__chain_cut(chain, k);
+    else --link->room;
+    return k < chain->links;
+}
+
+/* One item comes to link `k` > 0. */
+SPDL__INLINE void spdl__link_take(spdl_task *task, spdl__node *node, const spdl__emitted *in) {
+    task->node = node;
+    task->in = *in;
+    task->sequence = in->origin >> 8;
+    task->ticket = node->out.reserved;
+    spdl__advance(&node->out.reserved, 1);
+}
+
+/* Item `i` of the claim through all links. False when there is to be no other. */
+SPDL__INLINE bool spdl__chain_item(spdl_task *task, spdl__chain *chain, const spdl__claim *claim,
+                                   uint32_t i) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__link *link = chain->link;
+    spdl__emitted got = { NULL, 0 };
+    spdl__link_end end;
+    int k = 0;
+    task->node = link->node;
+    spdl__task_set(task, claim, i);
+    if (link->node->in == NULL) task->sequence = link->node->made;
+    for (;; ++link) {
+        end = spdl__link_call(task, link, &got);
+        if (chain->timed) {
+            const uint64_t now = spdl__watch_read(&task->watch);
+            link->ns += now - chain->lap;
+            chain->lap = now;
+        }
+        if (end == SPDL__OVER || ++k == chain->links) break;
+        if (end == SPDL__PASSED && !spdl__link_ready(p, chain, k)) break;
+        spdl__edge_pass(&link->node->out, link->node->by_ticket);
+        if (end == SPDL__DROPPED) return true;
+        ++link->passed;
+        spdl__link_take(task, link[1].node, &got);
+        SPDL_TEST_POINT("pipeline chained");
+    }
+    if (end == SPDL__PASSED)
+        spdl__node_put(p, link->node, task->ticket, got.item, got.origin, claim->now);
+    else if (end == SPDL__DROPPED)
+        spdl__node_put_hole(p, link->node, task->ticket, claim->now);
+    return end != SPDL__OVER;
+}
+
+/* What the links took, as the share of what their calls took when they were timed. When that is
+   much more than it should be, one call was slow and nobody knows which: from now on all are timed,
+   for so long that what was told wrongly is a twentieth at most. */
+SPDL__PRIVATE void spdl__chain_share(spdl__chain *chain, spdl_task *task, uint64_t ns) {
+    uint64_t expected = 0;
+    int k;
+    for (k = 0; k < chain->opened; ++k)
+        expected += chain->link[k].calls * spdl__load_relaxed(&chain->link[k].node->item_ns);
+    for (k = 0; k < chain->opened && expected > 0; ++k) {
+        spdl__link *link = &chain->link[k];
+        link->ns = ns * (link->calls * spdl__load_relaxed(&link->node->item_ns)) / expected;
+    }
+    if (ns > 2 * expected + 2000) task->timed_until = task->clock + 20 * ns;
+}
+
+/* The reader of this edge was at work for `ns` while nothing lay there: it did not wait then. */
+SPDL__PRIVATE void spdl__edge_worked(spdl__edge *edge, uint64_t ns) {
+    uint64_t since = spdl__load_relaxed(&edge->wait_since);
+    if (since != 0) (void)spdl__cas_relaxed(&edge->wait_since, &since, since + ns);
+}
+
+SPDL__PRIVATE void spdl__link_book(spdl__link *link, bool timed) {
+    const uint64_t failures = spdl__load_relaxed(&link->counters->failures) - link->failures;
+    if (link->calls > 0) {
+        spdl__counters_book(link->counters, link->calls, failures, link->ns);
+        if (timed) spdl__node_learn(link->node, link->calls, link->ns);
+    }
+    link->counters->meter_due -= (int64_t)link->ns;
+}
+
+/* The locks are given up before the first stage is left, which a stop waits for. */
+SPDL__PRIVATE void spdl__chain_close(spdl_pipeline *p, spdl__chain *chain, spdl_task *task) {
+    int k;
+    if (!chain->timed) spdl__chain_share(chain, task, task->clock - chain->since);
+    for (k = 0; k < chain->opened; ++k) {
+        spdl__link *link = &chain->link[k];
+        spdl__link_book(link, chain->timed);
+        if (k > 0 && k < chain->links && spdl__load_relaxed32(&link->node->limit) == 1)
+            spdl__edge_worked(link->node->in, link->ns);
+    }
+    spdl__chain_cut(chain, 1);
+    spdl__node_leave(p, chain->link[0].node, task->clock);
+}
+
+/* The items of a claim through the chain; how many were begun. */
+SPDL__PRIVATE uint32_t spdl__chain_group(spdl_task *task, spdl__chain *chain, spdl__claim *claim) {
+    spdl_pipeline *p = task->pipeline;
+    const bool source = chain->link[0].node->in == NULL;
+    bool again = true;
+    uint32_t i;
+    if (source) memset(claim->in, 0, claim->count * sizeof(claim->in[0]));
+    for (i = 0; i < claim->count && again; ++i) {
+        again = spdl__chain_item(task, chain, claim, i) && !spdl__pipeline_halted(p);
+        if (again && i + 1 < claim->count && &chain->link[chain->links - 1].node->out != p->sink)
+            spdl__pipeline_hint(p);
+    }
+    chain->over = !again;
+    return i;
+}
+
+/* A source has one call at a time, so whoever is inside may claim again without its lock. Whether
+   there is to be another group: when none of the items of the last lies on the way. */
+SPDL__PRIVATE bool spdl__chain_again(spdl_pipeline *p, spdl__chain *chain, spdl__claim *claim,
+                                     uint64_t now) {
+    spdl__node *node = chain->link[0].node;
+    if (node->in != NULL || chain->over || chain->links < chain->opened ||
+        now - chain->since >= SPDL__CLAIM_NS)
+        return false;
+    claim->now = now;
+    spdl__source_claim(p, node, claim);
+    return claim->count > 0;
+}
+
+/* Runs what chain_open has put together. */
+SPDL__PRIVATE void spdl__chain_run(spdl_pipeline *p, spdl__chain *chain, spdl__claim *claim,
+                                   int worker) {
+    spdl__node *node = chain->link[0].node;
+    spdl_task *task = spdl__task_for(p, node, worker);
+    uint32_t i;
+    chain->since = chain->lap = claim->now;
+    chain->timed = ++task->chains % SPDL__CHAIN_TIMED == 0 || claim->now < task->timed_until;
+    do {
+        i = spdl__chain_group(task, chain, claim);
+        task->clock = spdl__watch_read(&task->watch);
+    } while (spdl__chain_again(p, chain, claim, task->clock));
+    if (node->in != NULL)
+        spdl__pipe_abandon(p, chain->link[0].counters, claim, i);
+    else if (i < claim->count)
+        spdl__add(&node->out.refunds, claim->count - i);
+    spdl__chain_close(p, chain, task);
 }
 
 /* --- rows without calls: all of it under the lock --- */
@@ -6414,6 +6718,7 @@ SPDL__PRIVATE bool spdl__merge_step(spdl_pipeline *p, spdl__node *node, int work
 
 SPDL__PRIVATE bool spdl__node_step(spdl_pipeline *p, spdl__node *node, int worker) {
     spdl__claim claim;
+    spdl__chain chain;
     if (node->row.kind == SPDL_KIND_BATCH || node->row.kind == SPDL_KIND_MERGE) {
         p->task[worker].clock = 0; /* their time is not that of the call that comes next */
         return node->row.kind == SPDL_KIND_BATCH ? spdl__batch_step(p, node, worker)
@@ -6421,9 +6726,12 @@ SPDL__PRIVATE bool spdl__node_step(spdl_pipeline *p, spdl__node *node, int worke
     }
     if (!spdl__node_claim(p, node, &claim, &p->task[worker])) return false;
     if (claim.count == 0) return true;
+    spdl__chain_open(p, &chain, node, &claim, worker);
     SPDL_TEST_POINT("pipeline claimed");
     spdl__pipeline_hint(p);
-    if (node->in != NULL)
+    if (chain.links > 1)
+        spdl__chain_run(p, &chain, &claim, worker);
+    else if (node->in != NULL)
         spdl__pipe_run(p, node, &claim, worker);
     else
         spdl__source_run(p, node, &claim, worker);
@@ -6609,7 +6917,7 @@ SPDL__PRIVATE void spdl__foreign_book(spdl_pipeline *p, spdl__node *node,
     spdl__count(&counters->made, call->made);
     spdl__count(&counters->skips, call->skips);
     spdl__count(&counters->failures, call->failures);
-    spdl__node_book(node, counters, 1, call->failures, since, now);
+    spdl__node_book(node, counters, 1, call->failures, now - since);
     spdl__spin_unlock(&p->foreign_lock);
 }
 
@@ -7763,6 +8071,14 @@ SPDL__PRIVATE void spdl__node_place(spdl_pipeline *p, spdl__node *node, const sp
     if (outer >= 0 && spdl__merge_joins(plan, plan->merge[outer])) node->branch = &p->node[outer];
 }
 
+/* Whether a row can be a part of a chain: see >>flow-impl. */
+SPDL__PRIVATE bool spdl__node_chains(const spdl__node *node) {
+    const spdl_stage *row = &node->row;
+    if (row->threads > 0 || node->branch != NULL) return false;
+    if (row->kind == SPDL_KIND_SOURCE) return !row->emits && !row->continuous && row->retries == 0;
+    return node->plain && (node->by_ticket || row->max_concurrency == 1);
+}
+
 SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const spdl__plan *plan,
                                        int i) {
     spdl_stage *row = &node->row;
@@ -7788,6 +8104,9 @@ SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const
     spdl__node_place(p, node, plan);
     node->plain = row->kind == SPDL_KIND_PIPE && !row->emits && !row->deferred && !row->flush &&
                   row->retries == 0 && (node->ordered || row->reorder_window == 0);
+    if (plan->before[i] >= 0 && node->plain && spdl__node_chains(node) &&
+        spdl__node_chains(&p->node[plan->before[i]]))
+        p->node[plan->before[i]].behind = node;
     if (row->init != NULL) p->has_hooks = true;
 }
 
@@ -8267,7 +8586,9 @@ SPDL__PRIVATE void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node
     memcpy(stats->name, node->name, sizeof(stats->name));
     stats->kind = node->row.kind;
     stats->concurrency = (int)spdl__load_relaxed32(&node->limit);
-    stats->in_flight = (int)spdl__load32(&node->active);
+    stats->in_flight = (int)spdl__min(
+        spdl__load32(&node->active) + spdl__load_relaxed32(&node->chained),
+        (uint64_t)stats->concurrency);
     stats->deferred = node->row.deferred;
     for (i = 0; i <= p->workers; ++i) {
         const spdl__counters *counters = &node->counters[i];

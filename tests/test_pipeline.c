@@ -552,7 +552,8 @@ static void a_failure_cuts_the_input_order(void) {
 static void the_failure_that_is_told_is_the_one_that_is_met(void) {
     for (int w = 0; w < 4; ++w) {
         int gate = 0;
-        script ahead = { .every = 8, .rest = 7, .result = SPDL_E_STAGE };
+        /* not brief: else one worker brings each item through both stages */
+        script ahead = { .every = 8, .rest = 7, .result = SPDL_E_STAGE, .sleep_us = 100 };
         spdl_pipeline *p = START(w, COUNT_TO(20),
                                  SPDL_PIPE(follow, .ctx = &ahead, .buffer_size = 16),
                                  SPDL_PIPE(follow, SCRIPT(.every = 8, .rest = 4,
