@@ -4443,6 +4443,10 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #define SPDL__BUNDLE 0xfdu /* owner of a slot with a bundle */
 #define SPDL__CLAIM_MAX 32      /* items in one claim */
 #define SPDL__CLAIM_NS 10000    /* time one claim of tiny items should take */
+#ifndef SPDL__CHAIN_NS
+#define SPDL__CHAIN_NS 1000     /* what an item may take in all stages of a chain */
+#endif
+#define SPDL__LINK_NS (SPDL__CHAIN_NS / 4) /* and in one with a concurrency above 1 */
 #define SPDL__OPEN UINT64_MAX   /* end of an edge that has not ended */
 #define SPDL__WINDOW 64         /* slots that holes may take when the row does not say */
 #define SPDL__MAX_CONCURRENCY 4096
@@ -5334,6 +5338,23 @@ SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node
     return spdl__merge_turn(p, node, &seen) >= 0;
 }
 
+/* What a call takes, if that is brief: the time is known, and two workers at once would not be
+   faster. Else more than any chain may take. */
+SPDL__PRIVATE uint64_t spdl__node_brief_ns(const spdl__node *node) {
+    const uint64_t ns = spdl__load_relaxed(&node->item_ns);
+    const uint64_t most = spdl__load_relaxed32(&node->limit) > 1 ? SPDL__LINK_NS : SPDL__CHAIN_NS;
+    return ns == 0 || ns > most ? 2 * SPDL__CHAIN_NS : ns;
+}
+
+/* A brief stage in front of another one that is at work: who is there comes to this one next, and
+   two workers would only get into each other's way. */
+SPDL__PRIVATE bool spdl__node_stays_away(const spdl__node *node) {
+    const spdl__node *behind = node->behind;
+    return behind != NULL &&
+           (spdl__load_relaxed32(&behind->chained) || spdl__load_relaxed32(&behind->active)) &&
+           spdl__node_brief_ns(node) + spdl__node_brief_ns(behind) <= SPDL__CHAIN_NS;
+}
+
 /* Any thread, without the lock: whether a step of this stage would do something. */
 SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node *node) {
     const uint32_t active = spdl__load32(&node->active);
@@ -5349,6 +5370,7 @@ SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node 
         return active == 0 && (!node->row.flush || spdl__load_relaxed32(&node->flushed) ||
                                spdl__node_room(p, node) > 0);
     if (active >= spdl__load_relaxed32(&node->limit) || spdl__node_room(p, node) == 0) return false;
+    if (spdl__node_stays_away(node)) return false;
     if (node->in == NULL) return true;
     head = spdl__load_relaxed(&node->in->head);
     if (!spdl__edge_ready(node->in, head) || spdl__window_left(node) == 0) return false;
@@ -6172,11 +6194,7 @@ SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__cl
 /* --- chains --- */
 
 #define SPDL__LINKS 8
-#ifndef SPDL__CHAIN_NS
-#define SPDL__CHAIN_NS 1000  /* what an item may take in all stages of a chain */
-#endif
-#define SPDL__LINK_NS (SPDL__CHAIN_NS / 4) /* and in one with a concurrency above 1 */
-#define SPDL__CHAIN_TIMED 16 /* one chain in so many is timed */
+#define SPDL__CHAIN_TIMED 32 /* one chain in so many is timed */
 
 /* A stage of a chain. */
 typedef struct spdl__link {
@@ -6225,26 +6243,20 @@ SPDL__PRIVATE uint64_t spdl__chain_follows(const spdl_pipeline *p, const spdl__c
     return spdl__node_room(p, node);
 }
 
-/* What a call takes; not brief is one whose time is not known, or that two workers at once are
-   faster with, or that is to be measured. */
-SPDL__PRIVATE uint64_t spdl__link_ns(const spdl__node *node, int worker) {
-    const uint64_t ns = spdl__load_relaxed(&node->item_ns);
-    const uint64_t most = spdl__load_relaxed32(&node->limit) > 1 ? SPDL__LINK_NS : SPDL__CHAIN_NS;
-    return ns == 0 || ns > most || node->counters[worker].meter_due <= 0 ? UINT64_MAX : ns;
-}
-
 /* Behind a claim: locks the stages that its items are brought through. */
 SPDL__PRIVATE void spdl__chain_open(spdl_pipeline *p, spdl__chain *chain, spdl__node *node,
                                     const spdl__claim *claim, int worker) {
-    uint64_t left = SPDL__CHAIN_NS, ns = spdl__link_ns(node, worker), room;
+    uint64_t left = SPDL__CHAIN_NS, ns = spdl__node_brief_ns(node), room;
     chain->links = 0;
     spdl__chain_add(chain, node, worker, claim->count);
     if (claim->flush || SPDL__TRACED(p->trace)) return;
-    while (ns <= left && chain->links < SPDL__LINKS && node->behind != NULL) {
+    while (ns <= left && chain->links < SPDL__LINKS && node->behind != NULL &&
+           node->counters[worker].meter_due > 0) { /* else its calls are to be measured */
         left -= ns;
         node = node->behind;
-        ns = spdl__link_ns(node, worker);
-        if (ns > left || !spdl__chain_follows(p, chain, claim) || !spdl__try_lock(&node->lock))
+        ns = spdl__node_brief_ns(node);
+        if (ns > left || node->counters[worker].meter_due <= 0 ||
+            !spdl__chain_follows(p, chain, claim) || !spdl__try_lock(&node->lock))
             return;
         room = spdl__pipeline_halted(p) ? 0 : spdl__chain_follows(p, chain, claim);
         if (room == 0) {
