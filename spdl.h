@@ -6314,7 +6314,8 @@ SPDL__PRIVATE void spdl__chain_cut(spdl__chain *chain, int from) {
     int k;
     for (k = chain->links - 1; k >= from; --k) {
         spdl__node *node = chain->link[k].node;
-        if (chain->link[k - 1].passed > 0) spdl__advance(&node->in->items, chain->link[k - 1].passed);
+        const uint64_t passed = chain->link[k - 1].passed;
+        if (passed > 0) spdl__advance(&node->in->items, passed);
         spdl__store_relaxed32(&node->chained, 0);
         spdl__spin_unlock(&node->lock);
     }

@@ -881,7 +881,7 @@ static split split_of(spdl_stage row, int workers, uintptr_t items) {
         split s = made;                                                                            \
         for (int tries = 0; tries < 12 && !(held = (condition)); ++tries) s = made;                \
         if (!CHECK(held))                                                                          \
-            fprintf(stderr, "    %s: cpu %.2f, runnable %.2f, blocked %.2f, used %.2f\n", #made,    \
+            fprintf(stderr, "    %s: cpu %.2f, runnable %.2f, blocked %.2f, used %.2f\n", #made,   \
                     s.cpu, s.runnable, s.blocked, s.used);                                         \
     } while (0)
 
