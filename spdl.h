@@ -585,9 +585,11 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    and stages further up work on the next epoch meanwhile. An error ends this epoch and all others.
 
    Groups of tiny items. A worker takes several items at once when the stage has been quick (about
-   10 microseconds of work, 32 items at most); each is still published as soon as it is done. So
-   calls of one stage should not wait for each other: they may be in one group. (They can while the
-   stage has never been quick: items that take longer than that go one by one.)
+   10 microseconds of work, 32 items at most); each is still published as soon as it is done. And
+   through stages in input order that take less than a microsecond together (with a concurrency
+   above 1 a quarter each) it brings each item in one go. So calls of one stage should not wait for
+   each other, nor for calls of a stage in front of them: they may be in one group. (They can while
+   the stage has never been quick: items that take longer than that go one by one.)
 
    Fork. In the child of a fork a pipeline that has threads is dead: next, push and stop return
    SPDL_E_INVALID as soon as they would wait for another thread, and destroy does nothing. The
@@ -4496,7 +4498,7 @@ typedef struct spdl__edge {
 SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now); /* these: >>stats-impl */
 SPDL__PRIVATE bool spdl__edge_put_waits_of_many(spdl__edge *edge, uint64_t head, uint64_t now);
 SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now);
-SPDL__PRIVATE uint64_t spdl__sink_clock(const spdl_pipeline *p, uint64_t head);
+SPDL__PRIVATE uint64_t spdl__sink_clock(spdl_pipeline *p, uint64_t head);
 SPDL__PRIVATE void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc);
 SPDL__PRIVATE void spdl__report_end(spdl_pipeline *p); /* these two: >>report-impl */
 
@@ -4969,6 +4971,7 @@ typedef struct spdl__node {
     uint64_t claimed;  /* with a window: calls claimed; all of those before `oldest` have ended */
     uint64_t oldest;
     uint64_t number;   /* batch: of the next one in this epoch */
+    uint64_t claimed_ns; /* when something was claimed last */
     spdl__batch *open_batch;
     char pad1[SPDL_CACHE_LINE];
     /* written by calls that end */
@@ -5073,6 +5076,7 @@ struct spdl_pipeline {
     uint32_t trainer_inside;
     uint64_t trainer;      /* with workers = 0: the thread that is inside next, or 0 */
     bool told_closed;
+    spdl__watch watch;
     spdl__emitted last;
     uint64_t delivered;
     uint64_t first_item_ns;
@@ -5346,13 +5350,23 @@ SPDL__PRIVATE uint64_t spdl__node_brief_ns(const spdl__node *node) {
     return ns == 0 || ns > most ? 2 * SPDL__CHAIN_NS : ns;
 }
 
-/* A brief stage in front of another one that is at work: who is there comes to this one next, and
-   two workers would only get into each other's way. */
+/* A brief stage in front of another one that can take no more calls now: who is there comes to this
+   one next, and two workers would only get into each other's way. */
 SPDL__PRIVATE bool spdl__node_stays_away(const spdl__node *node) {
     const spdl__node *behind = node->behind;
     return behind != NULL &&
-           (spdl__load_relaxed32(&behind->chained) || spdl__load_relaxed32(&behind->active)) &&
+           (spdl__load_relaxed32(&behind->chained) ||
+            spdl__load32(&behind->active) >= spdl__load_relaxed32(&behind->limit)) &&
            spdl__node_brief_ns(node) + spdl__node_brief_ns(behind) <= SPDL__CHAIN_NS;
+}
+
+/* The same while it could take more, but was claimed just now. This is no reason to go to sleep, as
+   nothing tells when it is over. */
+SPDL__PRIVATE bool spdl__node_holds_back(const spdl__node *node, spdl__watch *watch) {
+    const spdl__node *behind = node->behind;
+    return behind != NULL && spdl__load_relaxed32(&behind->active) != 0 &&
+           spdl__node_brief_ns(node) + spdl__node_brief_ns(behind) <= SPDL__CHAIN_NS &&
+           spdl__watch_read(watch) - spdl__load_relaxed(&behind->claimed_ns) < 2 * SPDL__CLAIM_NS;
 }
 
 /* Any thread, without the lock: whether a step of this stage would do something. */
@@ -5615,6 +5629,7 @@ SPDL__PRIVATE bool spdl__node_claim(spdl_pipeline *p, spdl__node *node, spdl__cl
         }
     }
     if (claim->count > 0) {
+        spdl__store_relaxed(&node->claimed_ns, claim->now);
         spdl__add32(&node->active, 1);
         if (node->in != NULL && active + 1 < limit) spdl__edge_hungry(node->in, claim->now);
     }
@@ -6812,7 +6827,9 @@ SPDL__PRIVATE bool spdl__pipeline_step(const spdl__crew *crew, int worker) {
     if (p->has_hooks && spdl__pipeline_hooks(p, crew, worker)) return true;
     if (spdl__pipeline_halted(p) || !spdl__load32(&p->open)) return false;
     for (i = p->count - 1; i >= 0 && !done; --i) {
-        if (!(crew->rows >> i & 1) || !spdl__node_runnable(p, &p->node[i])) continue;
+        if (!(crew->rows >> i & 1) || !spdl__node_runnable(p, &p->node[i]) ||
+            spdl__node_holds_back(&p->node[i], &p->task[worker].watch))
+            continue;
         tried = true;
         done = spdl__node_step(p, &p->node[i], worker);
     }
@@ -7326,6 +7343,13 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
+/* As gap_close, for a gap that nobody else can close. */
+SPDL__PRIVATE void spdl__wait_close(spdl_pipeline *p, uint64_t now) {
+    const uint64_t since = spdl__load_relaxed(&p->wait_since);
+    spdl__store_relaxed(&p->wait_since, 0);
+    if (now > since) spdl__store(&p->wait_ns, p->wait_ns + (now - since));
+}
+
 SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t timeout_ns) {
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
@@ -7335,12 +7359,12 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
         result = SPDL_TIMEOUT;
     } else if (result == SPDL_EMPTY) {
         const uint64_t deadline = spdl__deadline(timeout_ns);
-        spdl__store_relaxed(&p->wait_since, spdl_time_ns());
+        spdl__store_relaxed(&p->wait_since, spdl__watch_read(&p->watch));
         spdl__wait_begin(p);
         result = p->crew[0].pool == NULL ? spdl__next_inline(p, item, deadline)
                                          : spdl__next_wait(p, item, deadline);
         spdl__wait_end(p, result);
-        spdl__gap_close(&p->wait_since, &p->wait_ns, spdl_time_ns());
+        spdl__wait_close(p, spdl__watch_read(&p->watch));
     }
     spdl__store32(&p->trainer_inside, 0);
     return result;
@@ -8230,6 +8254,7 @@ SPDL__PRIVATE spdl_result spdl__tasks_build(spdl_pipeline *p) {
     p->split = (spdl__batch **)spdl__alloc_zeroed(&p->allocator, workers * SPDL_MAX_STAGES,
                                                   sizeof(*p->split), sizeof(void *));
     if (p->task == NULL || p->split == NULL) return SPDL_E_NOMEM;
+    p->watch.counts = counts;
     for (i = 0; i < p->workers; ++i) {
         p->task[i].pipeline = p;
         p->task[i].worker = i;
@@ -8527,16 +8552,16 @@ SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now) {
     if (full > 0) spdl__store(&edge->full_ns, edge->full_ns + full);
 }
 
-/* The time at which the trainer goes on to `head`, or 0 when nothing begins or ends then: the sink
+/* The trainer: the time at which it goes on to `head`, or 0 when nothing begins or ends then: the sink
    was neither empty nor full before, and is not empty behind. A clock costs more than the rest. */
-SPDL__PRIVATE uint64_t spdl__sink_clock(const spdl_pipeline *p, uint64_t head) {
+SPDL__PRIVATE uint64_t spdl__sink_clock(spdl_pipeline *p, uint64_t head) {
     const spdl__edge *sink = p->sink;
     if (SPDL__NO_STATS) return 0;
     if (p->delivered > 0 && spdl__load_relaxed(&sink->gap_since) == 0 &&
         spdl__load_relaxed(&sink->wait_since) == 0 && spdl__edge_ready(sink, head) &&
         !spdl__edge_ready(sink, sink->head + sink->buffer_size - 1))
         return 0;
-    return spdl_time_ns();
+    return spdl__watch_read(&p->watch);
 }
 
 SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum, uint64_t now);

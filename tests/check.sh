@@ -40,8 +40,9 @@ part() {
 }
 
 # The parts run one after the other, each with a job for every core: some of them look at times.
-# What does not runs in two lanes at the end. AddressSanitizer sees all tests, ThreadSanitizer those with
-# threads, both of gcc; those of clang (`make asan CC=clang`) take as long and have found the same.
+# What does not runs in two lanes at the end. AddressSanitizer sees all tests, ThreadSanitizer those
+# with threads, both of gcc; those of clang (`make asan CC=clang`) take as long and have found the
+# same.
 MAKEFLAGS=$(printf '%s' "$MAKEFLAGS" | sed -e 's/ *-j[0-9]*//' -e 's/ *--jobserver-[a-z]*=[^ ]*//')
 export MAKEFLAGS
 make=${MAKE:-make}
