@@ -143,6 +143,10 @@ model holds push -DCAPACITY=2 -DITEMS=4
 model holds deferred
 model holds crews
 model holds crews -DINLINE
+model holds chain
+model holds chain -DFREELY
+model holds chain -DROOM=1 -DITEMS=4
+model holds chain -DGROUP=1 -DITEMS=4
 
 model breaks park -DNO_HEAVY
 model breaks park -DPARKED -DITEMS=3 -DNO_CLEAR
@@ -207,6 +211,16 @@ model breaks crews -DINLINE -DNO_HEAVY
 model breaks crews -DINLINE -DNO_RECHECK
 model breaks crews -DINLINE -DSILENT_HOLES
 model breaks crews -DINLINE -DDEAF
+model breaks chain -DNO_HEAVY
+model breaks chain -DNO_RECHECK
+model breaks chain -DNO_CLAIM_HINT
+model breaks chain -DNO_PUT_HINT
+model breaks chain -DNO_AGAIN_HINT
+model breaks chain -DNO_CUT
+model breaks chain -DGROUP=1 -DROOM=1 -DBLIND
+model breaks chain -DGROUP=1 -DITEMS=4 -DBUSY
+model breaks chain -DLEFT_CHAINED
+model breaks chain -DNO_TAKEN
 
 wait
 tell
