@@ -585,11 +585,12 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    and stages further up work on the next epoch meanwhile. An error ends this epoch and all others.
 
    Groups of tiny items. A worker takes several items at once when the stage has been quick (about
-   10 microseconds of work, 32 items at most); each is still published as soon as it is done. And
-   through stages in input order that take less than a microsecond together (with a concurrency
-   above 1 a quarter each) it brings each item in one go. So calls of one stage should not wait for
-   each other, nor for calls of a stage in front of them: they may be in one group. (They can while
-   the stage has never been quick: items that take longer than that go one by one.)
+   10 microseconds of work, 32 items at most), and brings each through all stages in a row that keep
+   the input order and take less than a microsecond together (with a concurrency above 1 a quarter
+   each); then it is published, before the next. So calls of such stages should not wait for each
+   other, nor for what others of the group do: while one hangs, the stages in front of it may be
+   called no more. (They can wait while a stage has never been quick: items that take longer than
+   that go one by one.)
 
    Fork. In the child of a fork a pipeline that has threads is dead: next, push and stop return
    SPDL_E_INVALID as soon as they would wait for another thread, and destroy does nothing. The
@@ -4350,11 +4351,11 @@ SPDL__PRIVATE bool spdl__wait_time(spdl__meter *meter, uint64_t *ns) {
 #endif
 }
 
-/* Before a group. Returns when its first call starts. */
-SPDL__RARE uint64_t spdl__meter_start(spdl__meter *meter) {
+/* Before a group. */
+SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
     meter->wait_known = spdl__wait_time(meter, &meter->wait_ns);
     meter->cpu_known = spdl__cpu_time(&meter->cpu_ns);
-    return meter->ns = spdl_time_ns();
+    meter->ns = spdl_time_ns();
 }
 
 /* After it: what of *ns was spent how. The readings of the clocks lie around those of the time, so
@@ -4925,12 +4926,17 @@ typedef struct spdl__counters {
     uint64_t timed_ns; /* of the calls in the histogram */
     uint64_t max_ns;
     int64_t meter_due; /* time in the stage until its calls are measured again; not for others */
+    uint64_t chains;   /* that began here; not for others */
     uint64_t metered, metered_blind; /* calls that were measured; of them, without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
     uint64_t bytes_in, bytes_out;
     uint64_t bucket[SPDL__BUCKETS];
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
+
+SPDL__INLINE bool spdl__meter_is_due(const spdl__counters *counters) {
+    return SPDL__METERED && SPDL__UNLIKELY(counters->meter_due <= 0);
+}
 
 typedef struct spdl__parked spdl__parked;
 typedef struct spdl__tuner spdl__tuner;
@@ -5019,7 +5025,6 @@ struct spdl_task {
     uint64_t place;  /* among the calls of a stage with a window */
     uint64_t since;
     uint64_t clock;  /* when this worker's last claim ended, if it looked for work at once; or 0 */
-    uint64_t chains;
     uint64_t timed_until; /* until then each call of a chain is timed */
     spdl__watch watch;
     spdl__emitted in;
@@ -5235,7 +5240,7 @@ SPDL__PRIVATE uint64_t spdl__window_left(const spdl__node *node) {
     return (uint64_t)node->row.reorder_window + 1 - (claimed - oldest);
 }
 
-SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node *node);
+SPDL__PRIVATE bool spdl__node_has_work(const spdl_pipeline *p, const spdl__node *node);
 
 /* What a merge sees of its paths. */
 typedef struct spdl__paths {
@@ -5264,28 +5269,24 @@ SPDL__PRIVATE spdl__paths spdl__merge_look(const spdl_pipeline *p, const spdl__n
     return seen;
 }
 
-/* Grows whenever a row from a branch down to before its merge takes something. (A claim may take
-   items of a bundle whose slot stays, or pass over holes: neither number tells both.) */
+/* Grows whenever something is taken from an edge between a branch and its merge, or in front of the
+   branch. (Items of a bundle whose slot stays move one of the numbers, holes the other.) */
 SPDL__PRIVATE uint64_t spdl__merge_claims(const spdl__node *merge) {
-    const spdl__node *node;
-    uint64_t sum = 0;
-    for (node = merge->begin; node < merge; ++node) {
-        if (node->in != NULL) sum += spdl__load(&node->in->head) + spdl__load(&node->in->items);
-        else sum += spdl__load(&node->out.reserved); /* a merge inside, or a path */
-    }
+    const spdl__node *node = merge->begin;
+    uint64_t sum = spdl__load(&node->in->head) + spdl__load(&node->in->items);
+    while (++node < merge) sum += spdl__load(&node->out.head) + spdl__load(&node->out.items);
     return sum;
 }
 
-/* Whether none of these rows is at work or has any. What a call hands on or gives back is there
-   when `active` is 0, so that comes first; a row under its lock never looks runnable, so that comes
-   last, too. */
+/* Whether none of these rows is at work or has any. A claim that has begun before the lock is read
+   is seen by that or by `active`; of one that begins later merge_claims tells, or the work it is
+   about to take is still there. What a call hands on or gives back is there when `active` is 0. */
 SPDL__PRIVATE bool spdl__merge_rests(const spdl_pipeline *p, const spdl__node *merge) {
     const spdl__node *node;
     for (node = merge->begin; node < merge; ++node) {
-        if (spdl__load32(&node->active)) return false;
-        if (node == merge->begin ? spdl__node_room(p, node) > 0 : spdl__node_runnable(p, node))
+        if (spdl__load32(&node->lock) || spdl__load32(&node->active)) return false;
+        if (node == merge->begin ? spdl__node_room(p, node) > 0 : spdl__node_has_work(p, node))
             return false;
-        if (spdl__load32(&node->lock)) return false;
     }
     return !spdl__load_relaxed32(&merge->begin->finished);
 }
@@ -5347,7 +5348,7 @@ SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node
 SPDL__PRIVATE uint64_t spdl__node_brief_ns(const spdl__node *node) {
     const uint64_t ns = spdl__load_relaxed(&node->item_ns);
     const uint64_t most = spdl__load_relaxed32(&node->limit) > 1 ? SPDL__LINK_NS : SPDL__CHAIN_NS;
-    return ns == 0 || ns > most ? 2 * SPDL__CHAIN_NS : ns;
+    return ns == 0 || ns > most ? SPDL__CHAIN_NS + 1 : ns;
 }
 
 /* A brief stage in front of another one that can take no more calls now: who is there comes to this
@@ -5370,11 +5371,11 @@ SPDL__PRIVATE bool spdl__node_holds_back(const spdl__node *node, spdl__watch *wa
 }
 
 /* Any thread, without the lock: whether a step of this stage would do something. */
-SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node *node) {
+SPDL__PRIVATE bool spdl__node_has_work(const spdl_pipeline *p, const spdl__node *node) {
     const uint32_t active = spdl__load32(&node->active);
     const spdl_kind kind = node->row.kind;
     uint64_t head;
-    if (spdl__load_relaxed32(&node->lock) || spdl__load_relaxed32(&node->finished)) return false;
+    if (spdl__load_relaxed32(&node->finished)) return false;
     if (kind == SPDL_KIND_PATH || kind == SPDL_KIND_FEED) return false;
     if (kind == SPDL_KIND_MERGE)
         return spdl__node_room(p, node) > 0 && spdl__merge_runnable(p, node);
@@ -5384,12 +5385,17 @@ SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node 
         return active == 0 && (!node->row.flush || spdl__load_relaxed32(&node->flushed) ||
                                spdl__node_room(p, node) > 0);
     if (active >= spdl__load_relaxed32(&node->limit) || spdl__node_room(p, node) == 0) return false;
-    if (spdl__node_stays_away(node)) return false;
     if (node->in == NULL) return true;
     head = spdl__load_relaxed(&node->in->head);
     if (!spdl__edge_ready(node->in, head) || spdl__window_left(node) == 0) return false;
     return active == 0 || spdl__owner(spdl__load_relaxed(
                               &spdl__edge_slot(node->in, head)->origin)) != SPDL__MARK;
+}
+
+/* The same, of a step that is to be done now. */
+SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node *node) {
+    return spdl__load_relaxed32(&node->lock) == 0 && !spdl__node_stays_away(node) &&
+           spdl__node_has_work(p, node);
 }
 
 SPDL__PRIVATE bool spdl__pipeline_runnable(const spdl_pipeline *p, uint32_t rows, int worker) {
@@ -6266,11 +6272,11 @@ SPDL__PRIVATE void spdl__chain_open(spdl_pipeline *p, spdl__chain *chain, spdl__
     spdl__chain_add(chain, node, worker, claim->count);
     if (claim->flush || SPDL__TRACED(p->trace)) return;
     while (ns <= left && chain->links < SPDL__LINKS && node->behind != NULL &&
-           node->counters[worker].meter_due > 0) { /* else its calls are to be measured */
+           !spdl__meter_is_due(&node->counters[worker])) {
         left -= ns;
         node = node->behind;
         ns = spdl__node_brief_ns(node);
-        if (ns > left || node->counters[worker].meter_due <= 0 ||
+        if (ns > left || spdl__meter_is_due(&node->counters[worker]) ||
             !spdl__chain_follows(p, chain, claim) || !spdl__try_lock(&node->lock))
             return;
         room = spdl__pipeline_halted(p) ? 0 : spdl__chain_follows(p, chain, claim);
@@ -6390,7 +6396,7 @@ SPDL__INLINE bool spdl__chain_item(spdl_task *task, spdl__chain *chain, const sp
 
 /* What the links took, as the share of what their calls took when they were timed. When that is
    much more than it should be, one call was slow and nobody knows which: from now on all are timed,
-   for so long that what was told wrongly is a twentieth at most. */
+   20 times as long as that took: so of a wrong stage is told a twentieth of the time at most. */
 SPDL__PRIVATE void spdl__chain_share(spdl__chain *chain, spdl_task *task, uint64_t ns) {
     uint64_t expected = 0;
     int k;
@@ -6454,10 +6460,12 @@ SPDL__PRIVATE bool spdl__chain_again(spdl_pipeline *p, spdl__chain *chain, spdl_
                                      uint64_t now) {
     spdl__node *node = chain->link[0].node;
     if (node->in != NULL || chain->over || chain->links < chain->opened ||
-        now - chain->since >= SPDL__CLAIM_NS)
+        now - chain->since >= SPDL__CLAIM_NS || spdl__load32(&node->closed))
         return false;
     claim->now = now;
     spdl__source_claim(p, node, claim);
+    if (claim->count > 0 && &chain->link[chain->links - 1].node->out != p->sink)
+        spdl__pipeline_hint(p); /* the last item of the group before lies there */
     return claim->count > 0;
 }
 
@@ -6468,7 +6476,8 @@ SPDL__PRIVATE void spdl__chain_run(spdl_pipeline *p, spdl__chain *chain, spdl__c
     spdl_task *task = spdl__task_for(p, node, worker);
     uint32_t i;
     chain->since = chain->lap = claim->now;
-    chain->timed = ++task->chains % SPDL__CHAIN_TIMED == 0 || claim->now < task->timed_until;
+    chain->timed = ++chain->link[0].counters->chains % SPDL__CHAIN_TIMED == 0 ||
+                   claim->now < task->timed_until;
     do {
         i = spdl__chain_group(task, chain, claim);
         task->clock = spdl__watch_read(&task->watch);
@@ -7510,7 +7519,8 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t 
     int i = 0;
     while (i < p->count) {
         const uint32_t word = spdl__load32(&p->quiet.word);
-        /* a claim that did not see the stop has ended; it is short, see >>flow-impl */
+        /* a claim that did not see the stop has ended; it is short, and a chain has ended
+           with the calls of its first stage, a row above that was waited for */
         spdl__spin_lock(&p->node[i].lock);
         spdl__spin_unlock(&p->node[i].lock);
         if (spdl__load_ordered32(&p->node[i].active) == 0) {
@@ -8552,8 +8562,9 @@ SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now) {
     if (full > 0) spdl__store(&edge->full_ns, edge->full_ns + full);
 }
 
-/* The trainer: the time at which it goes on to `head`, or 0 when nothing begins or ends then: the sink
-   was neither empty nor full before, and is not empty behind. A clock costs more than the rest. */
+/* The trainer: the time at which it goes on to `head`, or 0 when nothing begins or ends then: the
+   sink was neither empty nor full before, and is not empty behind. A clock costs more than the
+   rest. */
 SPDL__PRIVATE uint64_t spdl__sink_clock(spdl_pipeline *p, uint64_t head) {
     const spdl__edge *sink = p->sink;
     if (SPDL__NO_STATS) return 0;
@@ -8698,7 +8709,9 @@ SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, spdl__edge *edge,
     if (edge == p->sink) stats->get_wait_ns = spdl__gap_sum(&p->wait_since, &p->wait_ns, now);
     stats->elapsed_ns = spdl__no_less(&edge->seen_ns[0], now - p->start_ns);
     stats->put_wait_ns = spdl__no_less(&edge->seen_ns[1], stats->put_wait_ns);
-    stats->get_wait_ns = spdl__no_less(&edge->seen_ns[2], stats->get_wait_ns);
+    /* what was read later than the clock may have gone on */
+    stats->get_wait_ns = spdl__no_less(&edge->seen_ns[2],
+                                       spdl__min(stats->get_wait_ns, stats->elapsed_ns));
     stats->empty_ns = spdl__no_less(&edge->seen_ns[3],
                                     spdl__min(stats->empty_ns, stats->elapsed_ns));
     stats->full_ns = spdl__no_less(&edge->seen_ns[4],
@@ -15737,15 +15750,17 @@ SPDL__PRIVATE spdl__meter *spdl__group_meter(const spdl_pipeline *p, const spdl_
 
 SPDL__PRIVATE void spdl__group_begin(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                      uint64_t *start) {
-    if (SPDL__METERED && SPDL__UNLIKELY(counters->meter_due <= 0))
-        *start = spdl__meter_start(spdl__group_meter(p, node, counters));
+    if (!spdl__meter_is_due(counters)) return;
+    spdl__meter_start(spdl__group_meter(p, node, counters));
+    /* not by the meter's clock: the watch, which tells the end, may be a little behind it */
+    *start = spdl__watch_read(&p->task[counters - node->counters].watch);
 }
 
 SPDL__PRIVATE void spdl__group_end(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                    uint64_t calls, uint64_t ns) {
     if (!SPDL__METERED) return;
     if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out);
-    if (SPDL__UNLIKELY(counters->meter_due <= 0))
+    if (spdl__meter_is_due(counters))
         spdl__group_measured(spdl__group_meter(p, node, counters), counters, calls);
     counters->meter_due -= (int64_t)ns;
 }

@@ -1,6 +1,6 @@
-/* Pipelines: one to many, flush, retries, epochs, bounded disorder. Branches are in test_branch.c,
-   deferred calls and threads of a stage's own in test_defer.c, push mode, live changes and policies
-   in test_push.c. */
+/* Pipelines: one to many, flush, retries, epochs, bounded disorder, brief stages in one go.
+   Branches are in test_branch.c, deferred calls and threads of a stage's own in test_defer.c, push
+   mode, live changes and policies in test_push.c. */
 #include "flow.h"
 
 /* --- emit --- */
@@ -583,6 +583,222 @@ static void a_filter_runs_ahead_in_its_window(void) {
     }
 }
 
+/* --- brief stages in one go --- */
+
+/* Where everything behind is tried: chains are common with few workers, interrupted with many. */
+static const int herds[] = { 0, 1, 3, 16 };
+enum { HERDS = 4, LINKS = 4, MANY = 600 };
+
+/* What the stages of a row of brief ones are told; the source is the first. */
+typedef struct links {
+    script link[LINKS];
+    int budget[LINKS];
+    int concurrency, sink;
+} links;
+
+/* Those at odd places hand on their input, the other ones new items. */
+static spdl_pipeline *start_links(links *l, int workers) {
+    const spdl_stage rows[] = {
+        SPDL_SOURCE(count_up, .ctx = &l->link[0], .free_item = item_free,
+                    .max_failures = l->budget[0]),
+        SPDL_PIPE(follow, .ctx = &l->link[1], .max_failures = l->budget[1], .name = "first",
+                  .buffer_size = 1),
+        SPDL_PIPE(follow, .ctx = &l->link[2], .max_failures = l->budget[2], .name = "second",
+                  .free_item = item_free, .concurrency = l->concurrency),
+        SPDL_PIPE(follow, .ctx = &l->link[3], .max_failures = l->budget[3], .name = "third"),
+        SPDL_SINK(l->sink),
+    };
+    l->link[0].count = MANY;
+    l->link[2].fresh = true;
+    return start(workers, NULL, SPDL_TABLE(rows));
+}
+
+static uint64_t chains_of(const spdl_pipeline *p) {
+    uint64_t sum = 0;
+    for (int i = 0; i < p->count; ++i)
+        for (int k = 0; k < p->workers; ++k) sum += p->node[i].counters[k].chains;
+    return sum;
+}
+
+/* Takes the values below `end` but those that a stage has dropped: 3, 10, 17, ... */
+static void take_but(spdl_pipeline *p, long end, bool dropped, spdl_result result) {
+    void *taken = NULL;
+    for (long value = 0; value < end; ++value) {
+        item *it = NULL;
+        if (dropped && value % 7 == 3) continue;
+        REQUIRE(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)) == SPDL_OK);
+        CHECK_EQ(it->magic, ALIVE);
+        CHECK_EQ(it->value, value);
+        item_free(it);
+    }
+    CHECK_STR(spdl_result_text(spdl_pipeline_next(p, &taken, SPDL_SECONDS(15))),
+              spdl_result_text(result));
+}
+
+/* Drops, failures that are tolerated and the one that is not, in each of them. */
+static void brief_stages_drop_and_fail_one_by_one(void) {
+    static const char *const names[] = { "count_up", "first", "second", "third" };
+    uint64_t chains = 0;
+    for (int i = 0; i < HERDS * LINKS * 3 * 4; ++i) {
+        const int at = i % LINKS, what = i / LINKS % 3, how = i / LINKS / 3 % 4;
+        links l = { .concurrency = how % 2 ? 4 : 1, .sink = how / 2 ? 16 : 1 };
+        spdl_pipeline *p;
+        l.link[at].every = what == 2 ? 500 : 7;
+        l.link[at].rest = what == 2 ? 499 : 3;
+        l.link[at].result = what == 0 ? SPDL_SKIP : SPDL_E_STAGE;
+        l.budget[at] = what == 1 ? -1 : 0;
+        p = start_links(&l, herds[i / LINKS / 12]);
+        if (what < 2) {
+            take_but(p, MANY, at > 0, SPDL_END);
+        } else {
+            char text[80];
+            snprintf(text, sizeof text, "spdl: stage %d '%s', item 499: value 499 is bad", at,
+                     names[at]);
+            take_but(p, 499, false, SPDL_E_STAGE);
+            failed_with(p, at, text);
+        }
+        if (what < 2) CHECK_EQ(stats_of(p, at).skips + stats_of(p, at).failures, at ? 86 : 100);
+        chains += chains_of(p);
+        DONE(p);
+    }
+    CHECK(chains > 0);
+}
+
+/* From inside of each, and from outside, at any moment. */
+static void brief_stages_can_be_stopped(void) {
+    uint64_t state = test_seed();
+    chaos_on();
+    for (int i = 0; i < HERDS * (LINKS + 1) * 8; ++i) {
+        const int at = i % (LINKS + 1);
+        const long when = 1 + (long)(test_random(&state) % (MANY - 100)); /* not at the end */
+        links l = { .concurrency = 1 + i / 5 % 2 * 3, .sink = 1 + i / 10 % 2 * 15 };
+        spdl_pipeline *p;
+        if (at < LINKS) l.link[at].stop_at = when;
+        p = start_links(&l, herds[i / 5 / 8]);
+        if (at < LINKS) {
+            CHECK(take_from(p, 0, MANY + 1, SPDL_CLOSED) <= when + 1);
+        } else {
+            spdl_result result;
+            CHECK_EQ(take_from(p, 0, when, SPDL_OK), when);
+            result = spdl_pipeline_stop(p, 0);
+            CHECK(result == SPDL_OK || result == SPDL_TIMEOUT);
+            CHECK(take_from(p, when, MANY + 1, SPDL_CLOSED) <= MANY - when);
+        }
+        DONE(p);
+    }
+}
+
+/* A source that waits, as one does that reads a socket, until what it made before has come through:
+   another worker has to be told of it. */
+SPDL_FN(waits_now_and_then, void, item) {
+    script *s = (script *)spdl_ctx(task);
+    const long value = (long)spdl_sequence(task);
+    if (value >= s->count) return SPDL_END;
+    if (value % s->every == 1 && value > s->every) await(&s->calls, (int)(value / s->every));
+    *out = item_make(value);
+    return SPDL_OK;
+}
+
+SPDL_FN(keeps_few, item, item) {
+    *out = in;
+    return in->value % ((const script *)spdl_ctx(task))->every == 0 && in->value ? SPDL_OK
+                                                                                : SPDL_SKIP;
+}
+
+SPDL_FN(tells_of_it, item, item) {
+    sleep_us(200);
+    *out = in;
+    __atomic_add_fetch(&((script *)spdl_ctx(task))->calls, 1, __ATOMIC_RELEASE);
+    return SPDL_OK;
+}
+
+static void a_source_may_wait_for_what_it_made(void) {
+    for (int i = 2; i < HERDS; ++i) {
+        script s = { .count = 200000, .every = 499 };
+        spdl_pipeline *p = START(herds[i], SPDL_SOURCE(waits_now_and_then, .ctx = &s,
+                                                       .free_item = item_free),
+                                 SPDL_PIPE(keeps_few, .ctx = &s),
+                                 SPDL_PIPE(tells_of_it, .ctx = &s), SPDL_SINK(64));
+        CHECK_EQ(take_from_any(p), 400);
+        DONE(p);
+    }
+}
+
+SPDL_FN(by_hash, item, item) {
+    *out = in;
+    return spdl_route(task, (int)((uint32_t)in->value * 2654435761u >> 9) & 1);
+}
+
+/* A merge in turn leaves out a path that gets nothing while the other is full: when that is so does
+   not depend on who looks, and when. */
+static void a_round_of_brief_paths_is_the_same_for_all(void) {
+    static long first[1000], values[1000];
+    size_t count = 0;
+    chaos_on();
+    for (int i = 0; i < HERDS * 12; ++i) {
+        spdl_pipeline *p =
+            START(herds[i % HERDS], COUNT_TO(900), SPDL_BRANCH(by_hash), SPDL_PATH("few"),
+                  SPDL_PIPE(follow, SCRIPT(.plus = 0)),
+                  SPDL_PIPE(follow, SCRIPT(.every = 2, .result = SPDL_SKIP)),
+                  SPDL_PIPE(follow, SCRIPT(.every = 3, .result = SPDL_SKIP)), SPDL_PATH("all"),
+                  SPDL_PIPE(follow, SCRIPT(.plus = 0)),
+                  SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(2));
+        const size_t got = take_values(p, i ? values : first, 1000, SPDL_END);
+        if (i == 0) count = got;
+        CHECK_EQ(got, count);
+        CHECK(i == 0 || memcmp(first, values, count * sizeof first[0]) == 0);
+        DONE(p);
+    }
+}
+
+/* Snapshots while it runs add up, and never go backwards. */
+typedef struct watcher {
+    spdl_pipeline *p;
+    int over;
+} watcher;
+
+static void *watch_stats(void *arg) {
+    static spdl_stats before, now;
+    const watcher *w = (const watcher *)arg;
+    memset(&before, 0, sizeof before);
+    while (__atomic_load_n(&w->over, __ATOMIC_ACQUIRE) == 0) {
+        spdl_pipeline_stats(w->p, &now);
+        for (int i = 0; i < now.stage_count; ++i) {
+            CHECK(now.stage[i].in_flight <= now.stage[i].concurrency);
+            CHECK(now.stage[i].tasks >= before.stage[i].tasks);
+            CHECK(now.stage[i].skips >= before.stage[i].skips);
+            CHECK(now.stage[i].busy_ns >= before.stage[i].busy_ns);
+            CHECK(now.edge[i].items >= before.edge[i].items);
+            CHECK(now.edge[i].get_wait_ns >= before.edge[i].get_wait_ns);
+            CHECK(now.edge[i].get_wait_ns <= now.edge[i].elapsed_ns);
+            CHECK(now.edge[i].empty_ns <= now.edge[i].elapsed_ns);
+        }
+        before = now;
+    }
+    return NULL;
+}
+
+static void brief_stages_are_counted_one_by_one(void) {
+    for (int i = 0; i < HERDS * 4; ++i) {
+        static spdl_stats s;
+        links l = { .concurrency = 1 + i % 2 * 3, .sink = 1 + i / 2 % 2 * 15 };
+        spdl_pipeline *p = start_links(&l, herds[i / 4]);
+        watcher w = { .p = p };
+        const pthread_t thread = thread_of(watch_stats, &w);
+        take_but(p, MANY, false, SPDL_END);
+        __atomic_store_n(&w.over, 1, __ATOMIC_RELEASE);
+        pthread_join(thread, NULL);
+        spdl_pipeline_stats(p, &s);
+        for (int k = 0; k < LINKS; ++k) {
+            CHECK_EQ(s.stage[k].tasks, MANY);
+            CHECK_EQ(s.edge[k].items, MANY);
+            CHECK_EQ(s.stage[k].freed, 0);
+            CHECK(s.stage[k].max_ns <= s.elapsed_ns);
+        }
+        DONE(p);
+    }
+}
+
 TEST_TABLE(flow) {
     TEST_CASE(a_call_may_emit_any_number),
     TEST_CASE(what_a_call_emits_stays_together),
@@ -614,5 +830,10 @@ TEST_TABLE(flow) {
     TEST_CASE(disorder_can_be_bounded),
     TEST_CASE(a_held_item_is_overtaken_by_so_many),
     TEST_CASE(a_filter_runs_ahead_in_its_window),
+    TEST_CASE(brief_stages_drop_and_fail_one_by_one),
+    TEST_CASE(brief_stages_can_be_stopped),
+    TEST_CASE(a_source_may_wait_for_what_it_made),
+    TEST_CASE(a_round_of_brief_paths_is_the_same_for_all),
+    TEST_CASE(brief_stages_are_counted_one_by_one),
     TEST_END,
 };
