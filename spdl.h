@@ -4926,7 +4926,7 @@ typedef struct spdl__counters {
     uint64_t timed_ns; /* of the calls in the histogram */
     uint64_t max_ns;
     int64_t meter_due; /* time in the stage until its calls are measured again; not for others */
-    uint64_t chains;   /* that began here; not for others */
+    uint64_t chains;   /* that began here */
     uint64_t metered, metered_blind; /* calls that were measured; of them, without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
     uint64_t bytes_in, bytes_out;
@@ -6473,17 +6473,18 @@ SPDL__PRIVATE bool spdl__chain_again(spdl_pipeline *p, spdl__chain *chain, spdl_
 SPDL__PRIVATE void spdl__chain_run(spdl_pipeline *p, spdl__chain *chain, spdl__claim *claim,
                                    int worker) {
     spdl__node *node = chain->link[0].node;
+    spdl__counters *counters = chain->link[0].counters;
     spdl_task *task = spdl__task_for(p, node, worker);
     uint32_t i;
     chain->since = chain->lap = claim->now;
-    chain->timed = ++chain->link[0].counters->chains % SPDL__CHAIN_TIMED == 0 ||
-                   claim->now < task->timed_until;
+    spdl__advance(&counters->chains, 1);
+    chain->timed = counters->chains % SPDL__CHAIN_TIMED == 0 || claim->now < task->timed_until;
     do {
         i = spdl__chain_group(task, chain, claim);
         task->clock = spdl__watch_read(&task->watch);
     } while (spdl__chain_again(p, chain, claim, task->clock));
     if (node->in != NULL)
-        spdl__pipe_abandon(p, chain->link[0].counters, claim, i);
+        spdl__pipe_abandon(p, counters, claim, i);
     else if (i < claim->count)
         spdl__add(&node->out.refunds, claim->count - i);
     spdl__chain_close(p, chain, task);

@@ -616,7 +616,8 @@ static spdl_pipeline *start_links(links *l, int workers) {
 static uint64_t chains_of(const spdl_pipeline *p) {
     uint64_t sum = 0;
     for (int i = 0; i < p->count; ++i)
-        for (int k = 0; k < p->workers; ++k) sum += p->node[i].counters[k].chains;
+        for (int k = 0; k < p->workers; ++k)
+            sum += spdl__load_relaxed(&p->node[i].counters[k].chains);
     return sum;
 }
 
