@@ -587,10 +587,11 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    Groups of tiny items. A worker takes several items at once when the stage has been quick (about
    10 microseconds of work, 32 items at most), and brings each through all stages in a row that keep
    the input order and take less than a microsecond together (with a concurrency above 1 a quarter
-   each); then it is published, before the next. So calls of such stages should not wait for each
-   other, nor for what others of the group do: while one hangs, the stages in front of it may be
-   called no more. (They can wait while a stage has never been quick: items that take longer than
-   that go one by one.)
+   each); then it is published, before the next. While a group of a few microseconds runs, nobody is
+   woken for the stages in front of it, as its worker comes to them next. So calls of such stages
+   should not wait for each other, nor for what others of the group or the stages in front of it do:
+   while one hangs, those may be called no more. (They can wait while a stage has never been quick:
+   items that take longer than that go one by one.)
 
    Fork. In the child of a fork a pipeline that has threads is dead: next, push and stop return
    SPDL_E_INVALID as soon as they would wait for another thread, and destroy does nothing. The
@@ -2646,14 +2647,23 @@ SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
 #define SPDL_YIELDS 64
 #endif
 
-/* One breath of a wait loop; false when it is time to sleep. */
-SPDL__PRIVATE bool spdl__backoff(int *round) {
-    if (*round >= SPDL_SPINS + SPDL_YIELDS) return false;
+/* One breath of a wait loop that gives away `yields` turns; false when it is time to sleep. */
+SPDL__PRIVATE bool spdl__backoff(int *round, int yields) {
+    if (*round >= SPDL_SPINS + yields) return false;
     if ((*round)++ < SPDL_SPINS)
         spdl__pause();
     else
         spdl__yield();
     return true;
+}
+
+#define SPDL__SHORT_SLEEP_NS 50000
+
+/* How many turns to give away before the next sleep, when the last one took so long. Before long
+   sleeps they are for nothing: half as many, down to an eighth; after a short one twice as many. */
+SPDL__PRIVATE int spdl__patience(int yields, uint64_t slept_ns) {
+    if (slept_ns < SPDL__SHORT_SLEEP_NS) return (int)spdl__min(2 * (uint64_t)yields, SPDL_YIELDS);
+    return (int)spdl__max((uint64_t)yields / 2, SPDL_YIELDS / 8);
 }
 
 /* ============================================================================================= */
@@ -3438,7 +3448,7 @@ SPDL__PRIVATE spdl_result spdl__ring_spin(spdl__ring_call *call, uint64_t deadli
     spdl_result result = SPDL_FULL;
     uint64_t moved = call->moved;
     int round = 0;
-    while (spdl__ring_must_wait(result) && spdl__backoff(&round)) {
+    while (spdl__ring_must_wait(result) && spdl__backoff(&round, SPDL_YIELDS)) {
         if (round >= SPDL_SPINS && call->since == 0) call->since = spdl_time_ns();
         result = call->attempt(call);
         if (call->moved == moved && round < SPDL_SPINS) continue;
@@ -3752,7 +3762,8 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 typedef struct spdl__client {
     /* runs one piece of work; false: there is none. again: straight after another step */
     bool (*step)(void *self, int worker, bool again);
-    bool (*runnable)(void *self, int worker); /* whether step would find some; worker may be -1 */
+    /* whether step would find some; with -1: whether somebody should be woken for it */
+    bool (*runnable)(void *self, int worker);
     void *self;
 } spdl__client;
 
@@ -3922,12 +3933,14 @@ SPDL__PRIVATE void spdl__pool_sleep(spdl_pool *pool, int worker) {
 SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
     spdl_pool *pool = worker->pool;
     uint32_t turn = (uint32_t)worker->index;
-    int round = 0;
+    int round = 0, yields = SPDL_YIELDS;
     while (!spdl__load32(&pool->quit)) {
         if (spdl__pool_step(pool, worker, &turn)) {
             round = 0;
-        } else if (!spdl__backoff(&round)) {
+        } else if (!spdl__backoff(&round, yields)) {
+            const uint64_t since = spdl_time_ns();
             spdl__pool_sleep(pool, worker->index);
+            yields = spdl__patience(yields, spdl_time_ns() - since);
             round = 0;
         }
     }
@@ -4450,6 +4463,8 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #define SPDL__CHAIN_NS 1000     /* what an item may take in all stages of a chain */
 #endif
 #define SPDL__LINK_NS (SPDL__CHAIN_NS / 4) /* and in one with a concurrency above 1 */
+#define SPDL__WAKE_NS (5 * SPDL__CHAIN_NS) /* less than this is not worth waking somebody for */
+#define SPDL__QUICK_CALLS 64    /* and this many calls tell */
 #define SPDL__OPEN UINT64_MAX   /* end of an edge that has not ended */
 #define SPDL__WINDOW 64         /* slots that holes may take when the row does not say */
 #define SPDL__MAX_CONCURRENCY 4096
@@ -4882,6 +4897,11 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    after each take, the producer after each push and its end, spdl_complete at its end, and whoever
    changes a concurrency after that. These are all the events that can make a stage runnable.
 
+   Who is not woken. A hint passes over two kinds of work. The rows above a group of quick calls:
+   the worker that runs the group looks for work right behind it. And all rows while the trainer is
+   fed: it has most of its buffer in front of it, and it hints again when it has taken the next. A
+   worker that is about to sleep passes over nothing.
+
    Chains. Handing on an item that was made in a few nanoseconds costs more than to make it. So a
    worker that has claimed a group of a brief stage takes the locks of the brief stages behind it,
    if nothing lies between them, and brings each item through all of them before the next: the
@@ -4993,6 +5013,8 @@ typedef struct spdl__node {
     uint64_t calls;  /* for max_failure_rate */
     uint64_t failures;
     uint64_t item_ns; /* moving average of a call */
+    uint64_t quick;   /* calls that were not worth waking somebody for; up to QUICK_CALLS */
+    uint64_t wary_until; /* before, somebody is woken all the same */
     char pad2[SPDL_CACHE_LINE];
 } spdl__node;
 
@@ -5083,6 +5105,8 @@ struct spdl_pipeline {
     bool told_closed;
     spdl__watch watch;
     spdl__emitted last;
+    uint64_t work_ns; /* of all stages for one item of the sink; 0: not known */
+    int next_yields;  /* see spdl__patience */
     uint64_t delivered;
     uint64_t first_item_ns;
     uint64_t ended_ns;
@@ -5398,6 +5422,22 @@ SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node 
            spdl__node_has_work(p, node);
 }
 
+/* The trainer has three quarters of its buffer in front of it, or half while somebody is at work,
+   and what comes next lies there for four times as long as all work for another item takes. Who is
+   woken later makes several items before it sleeps again. */
+SPDL__PRIVATE bool spdl__trainer_is_fed(const spdl_pipeline *p, const spdl_pool *pool) {
+    const spdl__edge *sink = p->sink;
+    const bool awake = spdl__load_relaxed32(&pool->sleepers) < (uint32_t)pool->desc.workers;
+    const uint64_t head = spdl__load(&sink->head), fill = sink->buffer_size / 4 * (awake ? 2 : 3);
+    const uint64_t work_ns = spdl__load_relaxed(&p->work_ns);
+    if (work_ns == 0 || fill == 0 || p->feed != NULL || !spdl__edge_ready(sink, head) ||
+        !spdl__edge_ready(sink, head + fill - 1))
+        return false;
+    return spdl__slot_age(spdl__edge_slot(sink, head), spdl_time_ns()) >= 4 * work_ns;
+}
+
+/* Whether `worker` would find a step to do in one of these rows; with -1: one that somebody should
+   be woken for. */
 SPDL__PRIVATE bool spdl__pipeline_runnable(const spdl_pipeline *p, uint32_t rows, int worker) {
     int i;
     if (p->has_hooks && worker >= 0) {
@@ -5405,6 +5445,8 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(const spdl_pipeline *p, uint32_t rows
         if (inits == 0 || (inits != UINT8_MAX && spdl__load32(&p->leaving))) return true;
     }
     if (spdl__load32(&p->stopping) || !spdl__load32(&p->open)) return false;
+    if (worker < 0 && p->crew[0].pool != NULL && spdl__trainer_is_fed(p, p->crew[0].pool))
+        return false;
     for (i = p->count - 1; i >= 0; --i)
         if ((rows >> i & 1) && spdl__node_runnable(p, &p->node[i])) return true;
     return false;
@@ -5906,10 +5948,18 @@ SPDL__PRIVATE void spdl__pipe_abandon(spdl_pipeline *p, spdl__counters *counters
     }
 }
 
+/* Counts calls that were quick. */
+SPDL__PRIVATE void spdl__node_trust(spdl__node *node, uint64_t calls, uint64_t ns) {
+    const uint64_t quick = spdl__load_relaxed(&node->quick);
+    if (quick < SPDL__QUICK_CALLS && ns / calls <= SPDL__WAKE_NS)
+        spdl__store_relaxed(&node->quick, quick + calls);
+}
+
 /* A moving average that a few slow calls lift fast and many quick ones lower slowly. */
 SPDL__PRIVATE void spdl__node_learn(spdl__node *node, uint64_t calls, uint64_t ns) {
     const uint64_t each = ns / calls + 1;
     const uint64_t old = spdl__load_relaxed(&node->item_ns);
+    spdl__node_trust(node, calls, ns);
     if (old == 0)
         spdl__store_relaxed(&node->item_ns, each);
     else
@@ -6232,7 +6282,8 @@ typedef struct spdl__chain {
     bool timed;
     bool over; /* no call is to follow the last one */
     uint64_t since;
-    uint64_t lap; /* when the last call that was timed ended */
+    uint64_t lap;  /* when the last call that was timed ended */
+    uint64_t away; /* what waking the trainer took */
     spdl__link link[SPDL__LINKS];
 } spdl__chain;
 
@@ -6361,6 +6412,18 @@ SPDL__INLINE void spdl__link_take(spdl_task *task, spdl__node *node, const spdl_
     spdl__advance(&node->out.reserved, 1);
 }
 
+/* Hands on what the last link made. */
+SPDL__INLINE void spdl__chain_put(spdl_task *task, spdl__chain *chain, spdl__node *node,
+                                  const spdl__emitted *got, uint64_t since) {
+    spdl_pipeline *p = task->pipeline;
+    const bool wakes = &node->out == p->sink && spdl__load_relaxed32(&p->fed.waiters) != 0;
+    const uint64_t before = wakes ? spdl__watch_read(&task->watch) : 0;
+    spdl__node_put(p, node, task->ticket, got->item, got->origin, since);
+    if (!wakes) return;
+    chain->lap = spdl__watch_read(&task->watch);
+    chain->away += chain->lap - before;
+}
+
 /* Item `i` of the claim through all links. False when there is to be no other. */
 SPDL__INLINE bool spdl__chain_item(spdl_task *task, spdl__chain *chain, const spdl__claim *claim,
                                    uint32_t i) {
@@ -6388,7 +6451,7 @@ SPDL__INLINE bool spdl__chain_item(spdl_task *task, spdl__chain *chain, const sp
         SPDL_TEST_POINT("pipeline chained");
     }
     if (end == SPDL__PASSED)
-        spdl__node_put(p, link->node, task->ticket, got.item, got.origin, claim->now);
+        spdl__chain_put(task, chain, link->node, &got, claim->now);
     else if (end == SPDL__DROPPED)
         spdl__node_put_hole(p, link->node, task->ticket, claim->now);
     return end != SPDL__OVER;
@@ -6419,7 +6482,10 @@ SPDL__PRIVATE void spdl__link_book(spdl__link *link, bool timed) {
     const uint64_t failures = spdl__load_relaxed(&link->counters->failures) - link->failures;
     if (link->calls > 0) {
         spdl__counters_book(link->counters, link->calls, failures, link->ns);
-        if (timed) spdl__node_learn(link->node, link->calls, link->ns);
+        if (timed)
+            spdl__node_learn(link->node, link->calls, link->ns);
+        else
+            spdl__node_trust(link->node, link->calls, link->ns);
     }
     link->counters->meter_due -= (int64_t)link->ns;
 }
@@ -6427,7 +6493,7 @@ SPDL__PRIVATE void spdl__link_book(spdl__link *link, bool timed) {
 /* The locks are given up before the first stage is left, which a stop waits for. */
 SPDL__PRIVATE void spdl__chain_close(spdl_pipeline *p, spdl__chain *chain, spdl_task *task) {
     int k;
-    if (!chain->timed) spdl__chain_share(chain, task, task->clock - chain->since);
+    if (!chain->timed) spdl__chain_share(chain, task, task->clock - chain->since - chain->away);
     for (k = 0; k < chain->opened; ++k) {
         spdl__link *link = &chain->link[k];
         spdl__link_book(link, chain->timed);
@@ -6477,6 +6543,7 @@ SPDL__PRIVATE void spdl__chain_run(spdl_pipeline *p, spdl__chain *chain, spdl__c
     spdl_task *task = spdl__task_for(p, node, worker);
     uint32_t i;
     chain->since = chain->lap = claim->now;
+    chain->away = 0;
     spdl__advance(&counters->chains, 1);
     chain->timed = counters->chains % SPDL__CHAIN_TIMED == 0 || claim->now < task->timed_until;
     do {
@@ -6754,9 +6821,55 @@ SPDL__PRIVATE bool spdl__merge_step(spdl_pipeline *p, spdl__node *node, int work
 
 /* --- workers --- */
 
-SPDL__PRIVATE bool spdl__node_step(spdl_pipeline *p, spdl__node *node, int worker) {
+/* Whether the calls of a claim should be over before somebody else would be awake. */
+SPDL__PRIVATE bool spdl__claim_is_quick(const spdl__chain *chain, const spdl__claim *claim) {
+    uint64_t ns = 0;
+    int k;
+    for (k = 0; k < chain->links; ++k) {
+        const spdl__node *node = chain->link[k].node;
+        ns += spdl__load_relaxed(&node->item_ns);
+        if (spdl__load_relaxed(&node->quick) < SPDL__QUICK_CALLS ||
+            claim->now < spdl__load_relaxed(&node->wary_until))
+            return false;
+    }
+    return ns * claim->count <= SPDL__WAKE_NS;
+}
+
+/* They were not. As long as this counts, no more than a twentieth of the time is lost by it. */
+SPDL__PRIVATE void spdl__claim_was_slow(const spdl__chain *chain, uint64_t now, uint64_t ns) {
+    int k;
+    for (k = 0; k < chain->opened; ++k)
+        spdl__store_relaxed(&chain->link[k].node->wary_until, now + 20 * ns);
+}
+
+/* Before the calls of a claim. To what lies above quick ones this worker comes next itself, so
+   nobody is woken for that. Whether somebody might have been. */
+SPDL__PRIVATE bool spdl__claim_hint(const spdl__crew *crew, const spdl__chain *chain,
+                                    spdl__claim *claim, spdl_task *task) {
+    spdl_pipeline *p = crew->pipeline;
+    spdl_pool *pool = crew->pool;
+    bool alone;
+    if (pool != NULL && p->crews == 1 && !spdl__pool_sleepy(pool)) return false;
+    alone = p->crews == 1 && pool != NULL && spdl__load32(&pool->slots_used) == 1 &&
+            spdl_ring_count(pool->jobs) == 0 && spdl__claim_is_quick(chain, claim);
+    if (!alone) {
+        spdl__pipeline_hint(p);
+    } else {
+        const uint32_t above = chain->link[0].node->above;
+        spdl__full_barrier();
+        if (spdl__pipeline_runnable(p, crew->rows & ~above, -1)) spdl__pool_wake_one(pool);
+    }
+    /* a wake takes as long as many calls, and is none of them */
+    claim->now = spdl__watch_read(&task->watch);
+    return alone;
+}
+
+SPDL__PRIVATE bool spdl__node_step(const spdl__crew *crew, spdl__node *node, int worker) {
+    spdl_pipeline *p = crew->pipeline;
     spdl__claim claim;
     spdl__chain chain;
+    uint64_t since, took;
+    bool alone;
     if (node->row.kind == SPDL_KIND_BATCH || node->row.kind == SPDL_KIND_MERGE) {
         p->task[worker].clock = 0; /* their time is not that of the call that comes next */
         return node->row.kind == SPDL_KIND_BATCH ? spdl__batch_step(p, node, worker)
@@ -6766,13 +6879,17 @@ SPDL__PRIVATE bool spdl__node_step(spdl_pipeline *p, spdl__node *node, int worke
     if (claim.count == 0) return true;
     spdl__chain_open(p, &chain, node, &claim, worker);
     SPDL_TEST_POINT("pipeline claimed");
-    spdl__pipeline_hint(p);
+    alone = spdl__claim_hint(crew, &chain, &claim, &p->task[worker]);
+    since = claim.now;
     if (chain.links > 1)
         spdl__chain_run(p, &chain, &claim, worker);
     else if (node->in != NULL)
         spdl__pipe_run(p, node, &claim, worker);
     else
         spdl__source_run(p, node, &claim, worker);
+    took = p->task[worker].clock - since;
+    if (alone && took > 4 * SPDL__WAKE_NS)
+        spdl__claim_was_slow(&chain, p->task[worker].clock, took);
     return true;
 }
 
@@ -6841,7 +6958,7 @@ SPDL__PRIVATE bool spdl__pipeline_step(const spdl__crew *crew, int worker) {
             spdl__node_holds_back(&p->node[i], &p->task[worker].watch))
             continue;
         tried = true;
-        done = spdl__node_step(p, &p->node[i], worker);
+        done = spdl__node_step(crew, &p->node[i], worker);
     }
     if (!done) p->task[worker].clock = 0;
     /* also when another worker was faster: a merge of another crew may have seen our lock */
@@ -7269,12 +7386,24 @@ SPDL__PRIVATE spdl_result spdl__pipeline_end(spdl_pipeline *p) {
     return spdl__load32(&p->failed) ? p->error.result : SPDL_END;
 }
 
+/* What an item costs; now and then, as it asks all counters. */
+SPDL__PRIVATE void spdl__trainer_learn(spdl_pipeline *p) {
+    uint64_t ns = 0;
+    int i, k;
+    for (i = 0; i < p->count; ++i)
+        for (k = 0; k <= p->workers; ++k)
+            ns += spdl__load_relaxed(&p->node[i].counters[k].timed_ns);
+    if (p->delivered > 0) spdl__store_relaxed(&p->work_ns, ns / p->delivered);
+}
+
 /* Something was read from the sink. */
 SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, spdl__cursor *c) {
     const uint64_t now = spdl__sink_clock(p, c->head);
     (void)spdl__cursor_settle(c, now);
     if (c->items > 0 && p->delivered == 0) spdl__first_item(p, now);
     spdl__count(&p->delivered, c->items);
+    if (p->delivered % 1024 == 0 || spdl__pow2(p->delivered) == p->delivered)
+        spdl__trainer_learn(p);
     spdl__pipeline_hint(p);
     if (p->tuner != NULL && c->items > 0) spdl__tune(p, spdl_time_ns());
 }
@@ -7348,8 +7477,13 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     spdl_result result = SPDL_EMPTY;
     bool late = false;
     int round = 0;
-    while (result == SPDL_EMPTY && spdl__backoff(&round)) result = spdl__sink_take(p, item);
-    while (result == SPDL_EMPTY && !late) result = spdl__next_sleep(p, item, deadline, &late);
+    while (result == SPDL_EMPTY && spdl__backoff(&round, p->next_yields))
+        result = spdl__sink_take(p, item);
+    if (result == SPDL_EMPTY) {
+        const uint64_t since = spdl_time_ns();
+        while (result == SPDL_EMPTY && !late) result = spdl__next_sleep(p, item, deadline, &late);
+        p->next_yields = spdl__patience(p->next_yields, spdl_time_ns() - since);
+    }
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
@@ -7429,7 +7563,8 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
 SPDL__PRIVATE spdl_result spdl__push_wait(spdl_pipeline *p, void *item, uint64_t deadline) {
     spdl_result result = SPDL_FULL;
     int round = 0;
-    while (result == SPDL_FULL && spdl__backoff(&round)) result = spdl__push_try(p, item);
+    while (result == SPDL_FULL && spdl__backoff(&round, SPDL_YIELDS))
+        result = spdl__push_try(p, item);
     while (result == SPDL_FULL) {
         const uint32_t word = spdl__event_prepare(&p->room, p->asymmetric);
         result = spdl__push_try(p, item);
@@ -8357,6 +8492,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_start(spdl_pipeline *p) {
     int i;
     p->process = spdl__process_id();
     p->start_ns = spdl_time_ns();
+    p->next_yields = SPDL_YIELDS;
     if (p->tuner != NULL) p->tuner->since = p->start_ns;
     for (i = 0; i < p->count; ++i) {
         p->node[i].out.gap_since = p->start_ns;

@@ -725,6 +725,93 @@ static void a_source_may_wait_for_what_it_made(void) {
     }
 }
 
+/* --- who is woken, and who is not --- */
+
+/* Items that come one by one; `most` is the worker that made the last one, `inside` how many. */
+SPDL_FN(comes_now_and_then, void, item) {
+    script *s = (script *)spdl_ctx(task);
+    const long value = (long)spdl_sequence(task);
+    if (value >= s->count) return SPDL_END;
+    sleep_us(200);
+    __atomic_store_n(&s->most, spdl_worker(task), __ATOMIC_RELAXED);
+    __atomic_add_fetch(&s->inside, 1, __ATOMIC_RELEASE);
+    *out = item_make(value);
+    return SPDL_OK;
+}
+
+/* `calls` counts those of the worker that made the item. */
+SPDL_FN(is_it_me, item, item) {
+    script *s = (script *)spdl_ctx(task);
+    if (__atomic_load_n(&s->most, __ATOMIC_RELAXED) == spdl_worker(task))
+        __atomic_add_fetch(&s->calls, 1, __ATOMIC_RELAXED);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void a_rare_item_is_left_to_who_made_it(void) {
+    for (int w = 2; w <= 8; w += 3) {
+        script s = { .count = 600 };
+        spdl_pipeline *p =
+            START(w, SPDL_SOURCE(comes_now_and_then, .ctx = &s, .free_item = item_free),
+                  SPDL_PIPE(is_it_me, .ctx = &s), SPDL_PIPE(follow, SCRIPT(.plus = 0)),
+                  SPDL_SINK(4));
+        CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 600);
+        CHECK(s.calls > 300);
+        DONE(p);
+    }
+}
+
+/* Quick, but for the call for item 200, which takes 20 ms, and one a little later, in which the
+   source must be able to go on: another worker has to be told again. */
+SPDL_FN(is_slow_twice, item, item) {
+    script *s = (script *)spdl_ctx(task);
+    if (in->value == 200) sleep_us(20000);
+    if (in->value == 270)
+        await(&s->inside, __atomic_load_n(&s->inside, __ATOMIC_ACQUIRE) + 2);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void a_slow_call_makes_wary(void) {
+    for (int w = 2; w <= 8; w += 3) {
+        script s = { .count = 300 };
+        spdl_pipeline *p =
+            START(w, SPDL_SOURCE(comes_now_and_then, .ctx = &s, .free_item = item_free,
+                                 .buffer_size = 16),
+                  SPDL_PIPE(is_slow_twice, .ctx = &s), SPDL_SINK(4));
+        CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 300);
+        DONE(p);
+    }
+}
+
+/* The buffer is full and all have come to rest: nobody is woken for the first items that the
+   trainer takes. Somebody is for more, and then it is full again. */
+static void a_trainer_that_is_fed_wakes_nobody(void) {
+    int rests = 0; /* in the last round; a busy machine spoils some */
+    for (int round = 0; round < 20 && rests < 6; ++round) {
+        script s = { .count = -1 };
+        spdl_pipeline *p =
+            START(1 + round % 4, SPDL_SOURCE(count_up, .ctx = &s, .free_item = item_free),
+                  SPDL_SINK(16));
+        long taken = 16;
+        rests = 0;
+        CHECK_EQ(take_from(p, 0, 16, SPDL_OK), 16);
+        for (int turn = 0; turn < 10; ++turn) {
+            const int full = (int)taken + 17; /* one waits for room */
+            int before;
+            await(&s.calls, full);
+            sleep_us(20000);
+            before = __atomic_load_n(&s.calls, __ATOMIC_ACQUIRE);
+            taken += (long)take_from(p, taken, 2, SPDL_OK);
+            sleep_us(2000);
+            rests += __atomic_load_n(&s.calls, __ATOMIC_ACQUIRE) == before;
+            taken += (long)take_from(p, taken, 6, SPDL_OK);
+        }
+        DONE(p);
+    }
+    CHECK(rests >= 6);
+}
+
 SPDL_FN(by_hash, item, item) {
     *out = in;
     return spdl_route(task, (int)((uint32_t)in->value * 2654435761u >> 9) & 1);
@@ -834,6 +921,9 @@ TEST_TABLE(flow) {
     TEST_CASE(brief_stages_drop_and_fail_one_by_one),
     TEST_CASE(brief_stages_can_be_stopped),
     TEST_CASE(a_source_may_wait_for_what_it_made),
+    TEST_CASE(a_rare_item_is_left_to_who_made_it),
+    TEST_CASE(a_slow_call_makes_wary),
+    TEST_CASE(a_trainer_that_is_fed_wakes_nobody),
     TEST_CASE(a_round_of_brief_paths_is_the_same_for_all),
     TEST_CASE(brief_stages_are_counted_one_by_one),
     TEST_END,
