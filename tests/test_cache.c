@@ -447,8 +447,10 @@ SPDL_FN(count_up, void, int) {
     return SPDL_OK;
 }
 
-SPDL_FN(slowly, int, int) {
-    usleep(4000);
+/* Nothing comes through before the trainer has met a timeout. */
+SPDL_FN(late, int, int) {
+    const int *timeouts = (const int *)spdl_ctx(task);
+    while (__atomic_load_n(timeouts, __ATOMIC_ACQUIRE) == 0) usleep(1000);
     *out = in;
     return SPDL_OK;
 }
@@ -516,7 +518,7 @@ static void timeouts_of_a_pipeline_can_be_retried(void) {
     int timeouts = 0;
     REQUIRE(spdl_pipeline_create(&pipeline, &desc, SPDL_STAGES(
                 SPDL_SOURCE(count_up, .ctx = &count, .free_item = number_free),
-                SPDL_PIPE(slowly),
+                SPDL_PIPE(late, .ctx = &timeouts),
                 SPDL_SINK(1))) == SPDL_OK);
     on = desc_on(pipeline, 2, 6);
     cache = cache_of(&on);
@@ -524,7 +526,7 @@ static void timeouts_of_a_pipeline_can_be_retried(void) {
         int *number = NULL;
         const spdl_result result = spdl_cache_next(cache, (void **)&number, 1000000);
         if (result == SPDL_TIMEOUT) {
-            ++timeouts;
+            __atomic_add_fetch(&timeouts, 1, __ATOMIC_RELEASE);
             continue;
         }
         REQUIRE(CHECK_EQ(result, SPDL_OK));

@@ -727,36 +727,35 @@ static void a_source_may_wait_for_what_it_made(void) {
 
 /* --- who is woken, and who is not --- */
 
-/* Items that come one by one; `most` is the worker that made the last one, `inside` how many. */
+/* Items that come one by one: `inside` is how many, `calls` how many of them were made by the
+   worker that was at the next stage last. That is `most`. */
 SPDL_FN(comes_now_and_then, void, item) {
     script *s = (script *)spdl_ctx(task);
     const long value = (long)spdl_sequence(task);
     if (value >= s->count) return SPDL_END;
+    if (__atomic_load_n(&s->most, __ATOMIC_RELAXED) == spdl_worker(task))
+        __atomic_add_fetch(&s->calls, 1, __ATOMIC_RELAXED);
     sleep_us(200);
-    __atomic_store_n(&s->most, spdl_worker(task), __ATOMIC_RELAXED);
     __atomic_add_fetch(&s->inside, 1, __ATOMIC_RELEASE);
     *out = item_make(value);
     return SPDL_OK;
 }
 
-/* `calls` counts those of the worker that made the item. */
-SPDL_FN(is_it_me, item, item) {
-    script *s = (script *)spdl_ctx(task);
-    if (__atomic_load_n(&s->most, __ATOMIC_RELAXED) == spdl_worker(task))
-        __atomic_add_fetch(&s->calls, 1, __ATOMIC_RELAXED);
+SPDL_FN(notes_who, item, item) {
+    __atomic_store_n(&((script *)spdl_ctx(task))->most, spdl_worker(task), __ATOMIC_RELAXED);
     *out = in;
     return SPDL_OK;
 }
 
-static void a_rare_item_is_left_to_who_made_it(void) {
+static void who_makes_rare_items_brings_them_on_alone(void) {
     for (int w = 2; w <= 8; w += 3) {
         script s = { .count = 600 };
         spdl_pipeline *p =
             START(w, SPDL_SOURCE(comes_now_and_then, .ctx = &s, .free_item = item_free),
-                  SPDL_PIPE(is_it_me, .ctx = &s), SPDL_PIPE(follow, SCRIPT(.plus = 0)),
+                  SPDL_PIPE(notes_who, .ctx = &s), SPDL_PIPE(follow, SCRIPT(.plus = 0)),
                   SPDL_SINK(4));
         CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 600);
-        CHECK(s.calls > 300);
+        CHECK(s.calls > 200); /* of some 530: before, the stages are not known as quick */
         DONE(p);
     }
 }
@@ -921,7 +920,7 @@ TEST_TABLE(flow) {
     TEST_CASE(brief_stages_drop_and_fail_one_by_one),
     TEST_CASE(brief_stages_can_be_stopped),
     TEST_CASE(a_source_may_wait_for_what_it_made),
-    TEST_CASE(a_rare_item_is_left_to_who_made_it),
+    TEST_CASE(who_makes_rare_items_brings_them_on_alone),
     TEST_CASE(a_slow_call_makes_wary),
     TEST_CASE(a_trainer_that_is_fed_wakes_nobody),
     TEST_CASE(a_round_of_brief_paths_is_the_same_for_all),
