@@ -107,8 +107,8 @@ static int threads_named(const char *name) {
     return count;
 }
 
-/* No thread carries the name. One that was joined may stay listed for a moment: the kernel wakes who
-   joins before it takes the thread out of the list. */
+/* No thread carries the name. One that was joined may stay listed for a moment: the kernel wakes
+   who joins before it takes the thread out of the list. */
 static int nobody_named(const char *name) {
     for (int tries = 0; tries < 5000 && threads_named(name) != 0; ++tries) usleep(1000);
     return threads_named(name) == 0;
