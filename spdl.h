@@ -486,11 +486,11 @@ typedef struct spdl_pool spdl_pool;
 /* A job: `local` is what init stored for this worker. */
 typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
 
-/* Starts the workers and waits until each has run `init`. If one init or one thread fails, all
-   are ended again; a policy the system refuses is a failure too.
+/* Starts the workers and waits until each has run `init`, if there is one. If one init or one
+   thread fails, all are ended again; a policy the system refuses is a failure too.
    Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_NOMEM, SPDL_E_THREAD, or what init returned.
    Threads: any.
-   Blocks:  until every init has returned.
+   Blocks:  until every init has returned and every worker has its policy.
    Owns:    the caller destroys *pool; on failure *pool is NULL. */
 SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *desc);
 
@@ -818,7 +818,7 @@ typedef struct spdl_pipeline_desc {
    Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_TYPE, SPDL_E_NOMEM, SPDL_E_THREAD, SPDL_E_LIMIT (the
             pool has 64 pipelines already).
    Threads: any.
-   Blocks:  until the workers of its own pool have started.
+   Blocks:  as spdl_pool_create, for its own pool.
    Owns:    the caller destroys *pipeline; on failure *pipeline is NULL. */
 SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
                                           const spdl_stage *stages, size_t stage_count);
@@ -4108,6 +4108,12 @@ SPDL__PRIVATE void spdl__pool_join(spdl_pool *pool, int count) {
     for (i = 0; i < count; ++i) spdl__thread_join(pool->worker[i].thread);
 }
 
+/* Whether the first steps of a worker can fail, or need what is the caller's. */
+SPDL__PRIVATE bool spdl__pool_awaits_start(const spdl_pool_desc *desc) {
+    return desc->init != NULL || desc->policy.polite || desc->policy.nice != 0 ||
+           desc->policy.sched != SPDL_SCHED_DEFAULT || desc->policy.cpu_count > 0;
+}
+
 /* Starts the workers and waits for their init; all or none. */
 SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
     spdl_result result = SPDL_OK;
@@ -4122,6 +4128,7 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
                                      pool->name, count, pool->desc.workers);
     }
     if (result == SPDL_OK) {
+        if (!spdl__pool_awaits_start(&pool->desc)) return SPDL_OK;
         spdl__pool_await32(pool, &pool->started, (uint32_t)count);
         result = (spdl_result)(int)spdl__load32(&pool->init_result);
         if (result != SPDL_OK) {

@@ -107,11 +107,11 @@ static int threads_named(const char *name) {
     return count;
 }
 
-/* No thread carries the name. One that was joined may stay listed for a moment: the kernel wakes
-   who joins before it takes the thread out of the list. */
-static int nobody_named(const char *name) {
-    for (int tries = 0; tries < 5000 && threads_named(name) != 0; ++tries) usleep(1000);
-    return threads_named(name) == 0;
+/* Whether so many threads come to carry the name. A worker gives itself its name; one that was
+   joined may stay listed for a moment, as the kernel wakes who joins first. */
+static int named(const char *name, int count) {
+    for (int tries = 0; tries < 5000 && threads_named(name) != count; ++tries) usleep(1000);
+    return threads_named(name) == count;
 }
 
 /* --- jobs --- */
@@ -516,7 +516,7 @@ static void init_that_fails_ends_all_workers(void) {
         CHECK(strstr(error.text, "loader") != NULL && strstr(error.text, "init") != NULL);
         CHECK_EQ(h.inits, 4);
         for (int i = 0; i < 5; ++i) CHECK_EQ(h.finished[i], i != at);
-        CHECK(nobody_named("loader-0") && nobody_named("loader-4"));
+        CHECK(named("loader-0", 0) && named("loader-4", 0));
     }
 }
 
@@ -543,7 +543,7 @@ static void thread_that_fails_ends_all_workers(void) {
         CHECK_EQ(h.inits, at);
         CHECK_EQ(h.finis, at);
         for (int i = 0; i < 5; ++i) CHECK_EQ(h.finished[i], i < at);
-        CHECK(nobody_named("loader-0") && nobody_named("loader-3"));
+        CHECK(named("loader-0", 0) && named("loader-3", 0));
     }
     thread_to_fail = -1;
 }
@@ -625,10 +625,10 @@ static void threads_are_named(void) {
         }
         REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
         memset(name, 'x', sizeof name - 1); /* the name was copied */
-        CHECK_EQ(threads_named(rows[i].first), 1);
-        CHECK_EQ(threads_named(rows[i].third), 1);
+        CHECK(named(rows[i].first, 1));
+        CHECK(named(rows[i].third, 1));
         spdl_pool_destroy(pool);
-        CHECK(nobody_named(rows[i].first));
+        CHECK(named(rows[i].first, 0));
     }
 }
 
@@ -718,7 +718,7 @@ static void as_many_workers_as_allowed(void) {
     spdl_pool *pool = pool_of(256, 0);
     int ran = 0;
     CHECK_EQ(spdl_pool_workers(pool), 256);
-    CHECK_EQ(threads_named("spdl-255"), 1);
+    CHECK(named("spdl-255", 1));
     for (int i = 0; i < 500; ++i)
         CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, SPDL_FOREVER), SPDL_OK);
     spdl_pool_destroy(pool);
