@@ -43,6 +43,9 @@
    tail_1pct_50x      one stage of 100 us on average, 1 % of the items take 50 times as long as the
                       others, batches of 32: share of what the cores could do, as items are done;
                       _ordered: in input order, buffer_size 256
+   niced_stall_us     a trainer with a core of its own takes an item every millisecond; the workers,
+                      nice 19, share the other core with a loop that never ends, so that they are
+                      stopped in the middle of what they do: the longest call of next
    vs_spdl_noop3      pull3_ordered against SPDL of PyPI, with the same concurrency
    vs_torch_noop      the same against a DataLoader of PyTorch with 4 worker processes
    inline_ns          three stages with workers = 0: per item and call (a source and three stages)
@@ -68,6 +71,8 @@
 #include "pipe_sides.h"
 
 #include <dlfcn.h>
+#include <sched.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #define WORKERS 4
@@ -788,6 +793,79 @@ static void rows_start_and_stop(void) {
     rows_run(&busy, 1, &is, run_stop, 9, 0);
 }
 
+/* ---- workers that get little of a core ---- */
+
+typedef struct niced {
+    const pipe_peer *peer;
+    const pipe_spec *spec;
+    void *line;
+    bool over;
+} niced;
+
+/* The calling thread, and those it makes, on one of the first two cores this process may use. */
+static void thread_to_core(int which) {
+    cpu_set_t may, one;
+    int core = 0;
+    BENCH_CHECK(sched_getaffinity(0, sizeof may, &may) == 0);
+    for (;; ++core) {
+        if (CPU_ISSET(core, &may) && which-- == 0) break;
+    }
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    BENCH_CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+}
+
+static void *niced_open(void *arg) {
+    niced *n = (niced *)arg;
+    thread_to_core(0);
+    BENCH_CHECK(setpriority(PRIO_PROCESS, 0, 19) == 0); /* of this thread, on Linux */
+    n->line = line_open(n->peer, n->spec);
+    return NULL;
+}
+
+static void *niced_rival(void *arg) {
+    thread_to_core(0);
+    while (!__atomic_load_n(&((niced *)arg)->over, __ATOMIC_RELAXED)) {}
+    return NULL;
+}
+
+static outcome run_niced(const pipe_peer *peer, const shape *is) {
+    const int takes = bench_opt.quick ? 300 : 1500;
+    outcome got = nothing;
+    pthread_t opener, rival;
+    niced n;
+    flow f;
+    int i;
+    flow_open(&f, is);
+    memset(&n, 0, sizeof n);
+    n.peer = peer;
+    n.spec = &f.spec;
+    peer_thread(&opener, niced_open, &n);
+    pthread_join(opener, NULL);
+    peer_thread(&rival, niced_rival, &n);
+    thread_to_core(1);
+    bench_sleep_ms(300); /* the edges fill */
+    for (i = 0; i < takes; ++i) {
+        const uint64_t start = bench_ns();
+        void *item;
+        BENCH_CHECK(line_next(peer, n.line, &item));
+        if (i > 0 && (double)(bench_ns() - start) > got.ns) got.ns = (double)(bench_ns() - start);
+        bench_sleep_until(bench_ns() + 1000000);
+    }
+    __atomic_store_n(&n.over, true, __ATOMIC_RELAXED);
+    pthread_join(rival, NULL);
+    line_close(peer, n.line);
+    flow_close(&f);
+    return got;
+}
+
+static void row_niced(void) {
+    const view v = { { "niced_stall_us", "us", "", false, 0, false, 0 }, as_us, NULL };
+    shape is = to_trainer(1, 512, false);
+    is.items = FOREVER;
+    if (bench_cores() > 1) rows_run(&v, 1, &is, run_niced, 5, 0);
+}
+
 /* ---- idle ---- */
 
 static outcome run_parked(const pipe_peer *peer, const shape *is) {
@@ -989,6 +1067,7 @@ int main(int argc, char **argv) {
     rows_python();
     row_inline();
     rows_start_and_stop();
+    row_niced();
     rows_idle();
     row_allocs();
     row_bytes();
