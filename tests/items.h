@@ -16,19 +16,26 @@
 #include <time.h>
 #include <unistd.h>
 
-static inline void chaos_point(void);
+static inline void timing_point(const char *id);
 static inline int thread_create(pthread_t *thread, const pthread_attr_t *attributes,
                                 void *(*entry)(void *), void *arg);
-#define SPDL_TEST_POINT(id) chaos_point()
+#define SPDL_TEST_POINT(id) timing_point(id)
 #define SPDL_PTHREAD_CREATE thread_create
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #include "test.h"
 
-/* --- yields where timing decides; threads that cannot be had --- */
+static inline void sleep_us(long us) {
+    const struct timespec pause = { us / 1000000, us % 1000000 * 1000 };
+    if (us > 0) nanosleep(&pause, NULL);
+}
+
+/* --- yields where timing decides, or no step further; threads that cannot be had --- */
 
 static uint64_t chaos;        /* 0: none; else the seed of every thread's yields */
+static const char *frozen_at; /* who comes to this point stays there until it is another one */
+static int frozen;            /* how many have come there */
 static int threads_left = -1; /* pthread_create fails from then on; -1: never */
 
 static inline void chaos_point(void) {
@@ -39,6 +46,16 @@ static inline void chaos_point(void) {
     if (test_random(&state) % 8 == 0) sched_yield();
 }
 
+static inline void timing_point(const char *id) {
+    const char *at = __atomic_load_n(&frozen_at, __ATOMIC_ACQUIRE);
+    chaos_point();
+    if (at == NULL || strcmp(at, id) != 0) return;
+    __atomic_add_fetch(&frozen, 1, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&frozen_at, __ATOMIC_ACQUIRE) == at) sleep_us(100);
+}
+
+static inline void freeze(const char *at) { __atomic_store_n(&frozen_at, at, __ATOMIC_RELEASE); }
+
 static inline void chaos_on(void) {
     __atomic_store_n(&chaos, test_seed() | 1, __ATOMIC_RELAXED);
 }
@@ -48,11 +65,6 @@ static inline int thread_create(pthread_t *thread, const pthread_attr_t *attribu
     if (threads_left == 0) return EAGAIN;
     if (threads_left > 0) --threads_left;
     return pthread_create(thread, attributes, entry, arg);
-}
-
-static inline void sleep_us(long us) {
-    const struct timespec pause = { us / 1000000, us % 1000000 * 1000 };
-    if (us > 0) nanosleep(&pause, NULL);
 }
 
 static inline pthread_t thread_of(void *(*entry)(void *), void *arg) {

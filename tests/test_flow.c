@@ -812,6 +812,41 @@ static void a_trainer_that_is_fed_wakes_nobody(void) {
     CHECK(rests >= 6);
 }
 
+/* A worker that gets no processor in the middle of something keeps what is ready from nobody: the
+   trainer takes all of it, and every call of next returns. */
+static void a_frozen_worker_does_not_stop_the_trainer(void) {
+    static const char *const points[] = { "pipeline claimed", "pipeline chained", "pipeline put",
+                                          "pool about to sleep" };
+    for (int i = 0; i < 4 * 3; ++i) {
+        script s = { .count = -1 };
+        spdl_pipeline *p =
+            START(1 + i % 3, SPDL_SOURCE(count_up, .ctx = &s, .free_item = item_free),
+                  SPDL_PIPE(follow, SCRIPT(.plus = 0)), SPDL_SINK(16));
+        spdl_stats stats;
+        long taken = take_from(p, 0, 500, SPDL_OK);
+        int empty = 0;
+        frozen = 0;
+        freeze(points[i / 3]);
+        while (empty < 20) {
+            item *it = NULL;
+            const spdl_result result = spdl_pipeline_next(p, (void **)&it, 0);
+            if (result == SPDL_OK) {
+                CHECK_EQ(it->value, taken++);
+                item_free(it);
+                continue;
+            }
+            REQUIRE(CHECK_EQ(result, SPDL_TIMEOUT));
+            if (__atomic_load_n(&frozen, __ATOMIC_ACQUIRE) > 0) ++empty;
+            sleep_us(200);
+        }
+        spdl_pipeline_stats(p, &stats);
+        CHECK_EQ(stats.delivered, taken);
+        freeze(NULL);
+        CHECK_EQ(take_from(p, taken, 100, SPDL_OK), 100);
+        DONE(p);
+    }
+}
+
 SPDL_FN(by_hash, item, item) {
     *out = in;
     return spdl_route(task, (int)((uint32_t)in->value * 2654435761u >> 9) & 1);
@@ -924,6 +959,7 @@ TEST_TABLE(flow) {
     TEST_CASE(who_makes_rare_items_brings_them_on_alone),
     TEST_CASE(a_slow_call_makes_wary),
     TEST_CASE(a_trainer_that_is_fed_wakes_nobody),
+    TEST_CASE(a_frozen_worker_does_not_stop_the_trainer),
     TEST_CASE(a_round_of_brief_paths_is_the_same_for_all),
     TEST_CASE(brief_stages_are_counted_one_by_one),
     TEST_END,
