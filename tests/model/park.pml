@@ -11,6 +11,11 @@
      -DMEET        instead, each call of stage 1 waits until two of them are inside, and at the end
                    all of them have been
      -DPARKED      begins with every worker asleep
+     -DQUICK       a call of stage 1 may be known as quick: it ends, and the hint of its claim passes
+                   over stage 0 (spdl__claim_hint)
+     -DFED=n       what stage 1 puts the trainer takes, as long as there is something to come. While
+                   n items lie in front of it a hint may pass over everything
+                   (spdl__trainer_is_fed).
 
    Checked: when nothing moves any more, no stage is runnable while a worker is asleep.
 
@@ -25,7 +30,11 @@
      NO_CLAIM_HINT   no hint between claim and call
      NO_LOOK_FENCE   no full barrier between seeing a sleeper and looking for something runnable
      OWN_HINT        (with TWO_CLIENTS) the hint of a claim looks at its own pipeline only
-     NO_RECHECK      no second look before the sleep */
+     NO_RECHECK      no second look before the sleep
+     NO_TAKE_HINT    (with FED) no hint after a take
+   and two that take out what the header asks of its users:
+     QUICK_HANGS     (with QUICK) a call that is known as quick may never end
+     LEAVES          (with FED) the trainer takes one item, and no more */
 
 #ifndef WORKERS
 #define WORKERS 2
@@ -39,6 +48,9 @@
 #ifndef CONCURRENCY
 #define CONCURRENCY 2 /* of stage 1 */
 #endif
+#ifndef BUFFER
+#define BUFFER 2 /* FED: items that may lie in front of the trainer */
+#endif
 
 #define PROCS (WORKERS + 1)
 #define TRAINER WORKERS
@@ -49,7 +61,8 @@
 #define HEAD(n) (2 + (n)) /* of the edge into stage n; HEAD(2): tickets the trainer has freed */
 #define PUT 5             /* default: results of stage 0. TWO_CLIENTS: room behind stage 0 */
 #define WAKING 6
-#define ADDRESSES 7
+#define SINK 7            /* FED: results of stage 1 */
+#define ADDRESSES 8
 
 /* only ever changed by read-modify-writes */
 byte sleepers;
@@ -125,8 +138,36 @@ inline futex_wake_one() {
     }
 }
 
-/* spdl__pool_sleepy, the look, spdl__pool_wake_one. `own`: the stage whose pipeline hints */
-inline hint(p, own) {
+/* spdl__trainer_is_fed: the head, then what lies there. In truth it asks for more than that (for how
+   long it has, who is awake), so a hint that is free to pass over everything may look all the same */
+inline fed(p) {
+#ifdef FED
+    seen = LOAD(p, HEAD(2)) - BUFFER;
+    if
+    :: d_step { LOAD(p, SINK) >= seen + FED -> found = true; seen = 0 }
+    :: d_step { true -> seen = 0 }
+    fi
+#else
+    skip
+#endif
+}
+
+/* What a hint looks at. `own`: the stage whose pipeline hints; `over`: it passes over stage 0 */
+inline look(p, own, over) {
+    fed(p);
+    if
+    :: found -> found = false
+#ifdef OWN_HINT
+    :: else -> runnable(p, own)
+#else
+    :: !found && (over) -> runnable(p, 1)
+    :: !found && !(over) -> any_runnable(p)
+#endif
+    fi
+}
+
+/* spdl__pool_sleepy, the look, spdl__pool_wake_one */
+inline hint(p, own, over) {
     if
     :: sleepers == 0
     :: else ->
@@ -136,11 +177,7 @@ inline hint(p, own) {
 #ifndef NO_LOOK_FENCE
             FENCED(p);
 #endif
-#ifdef OWN_HINT
-            runnable(p, own);
-#else
-            any_runnable(p);
-#endif
+            look(p, own, over);
             if
             :: found ->
                 d_step { /* the compare-and-swap */
@@ -191,10 +228,27 @@ inline claim(p, n) {
     fi
 }
 
+#ifdef QUICK
+#define QUICKLY quick
+#else
+#define QUICKLY false
+#endif
+#ifdef QUICK_HANGS
+#define HANGS true
+#else
+#define HANGS !(QUICKLY)
+#endif
+
 /* what follows a claim: hint, call, put, spdl__node_leave */
 inline perform(p, n) {
+#ifdef QUICK
+    if
+    :: n == 1 -> quick = true
+    :: true
+    fi;
+#endif
 #ifndef NO_CLAIM_HINT
-    hint(p, n);
+    hint(p, n, QUICKLY);
 #endif
 #ifdef MEET
     if
@@ -207,7 +261,7 @@ end_in_call:
 #else
     if
     :: true -> skip
-    :: true ->
+    :: HANGS ->
 end_in_call:
         false
     fi;
@@ -216,7 +270,13 @@ end_in_call:
     if
     :: n == 0 -> store_now(p, PUT, mem[PUT] + 1)
     :: else
+#ifdef FED
+        -> store_now(p, SINK, mem[SINK] + 1)
+#endif
     fi;
+#endif
+#ifdef QUICK
+    quick = false;
 #endif
     d_step { FENCED(p); active_calls[n]-- }
 }
@@ -224,6 +284,9 @@ end_in_call:
 proctype Worker(byte me) {
     byte word, seen, stage;
     bool found, taken;
+#ifdef QUICK
+    bool quick;
+#endif
 #ifdef TWO_CLIENTS
     bool other;
 #endif
@@ -293,22 +356,39 @@ end_asleep:
     goto step
 }
 
+#ifdef LEAVES
+#define TAKES 1
+#elif defined(FED)
+#define TAKES ITEMS
+#else
+#define TAKES ROOMS
+#endif
+
 /* spdl__sink_take: makes room, then hints */
 proctype Trainer() {
     byte seen, takes;
     bool found;
     do
-    :: takes == ROOMS -> break
+    :: takes == TAKES -> break
     :: else ->
+#ifdef FED
+end_waits:
+        LOAD(TRAINER, SINK) > takes;
+#endif
         takes++;
-#ifdef TWO_CLIENTS
+#if defined(TWO_CLIENTS)
         if
-        :: takes & 1 -> store(TRAINER, PUT, (takes + 1) / 2); hint(TRAINER, 0)
-        :: else -> store(TRAINER, HEAD(2), takes / 2); hint(TRAINER, 1)
+        :: takes & 1 -> store(TRAINER, PUT, (takes + 1) / 2); hint(TRAINER, 0, false)
+        :: else -> store(TRAINER, HEAD(2), takes / 2); hint(TRAINER, 1, false)
         fi
+#elif defined(FED)
+        store(TRAINER, HEAD(2), BUFFER + takes);
+#ifndef NO_TAKE_HINT
+        hint(TRAINER, 1, false)
+#endif
 #else
         store(TRAINER, HEAD(2), takes);
-        hint(TRAINER, 1)
+        hint(TRAINER, 1, false)
 #endif
     od
 }
@@ -324,6 +404,9 @@ proctype Trainer() {
 
 init {
     atomic {
+#ifdef FED
+        mem[HEAD(2)] = BUFFER;
+#endif
 #ifdef PARKED
         sleepers = WORKERS;
         asleep[0] = true;

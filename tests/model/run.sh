@@ -116,6 +116,9 @@ done >"$work/explored" 2>&1 &
 model holds park
 model holds park -DMEET
 model holds park -DWORKERS=3 -DPARKED
+model holds park -DQUICK
+model holds park -DQUICK -DFED=1 -DBUFFER=1
+model holds park -DFED=1 -DITEMS=3
 model holds park -DTWO_CLIENTS -DPARKED
 model holds park -DTWO_CLIENTS -DPARKED -DWORKERS=3
 model holds event -DNO_FIRST_TRY
@@ -157,6 +160,10 @@ model breaks park -DMEET -DNO_CLAIM_HINT
 model breaks park -DPARKED -DNO_RECHECK
 model breaks park -DNO_LOOK_FENCE
 model breaks park -DTWO_CLIENTS -DPARKED -DOWN_HINT
+model breaks park -DFED=1 -DITEMS=3 -DNO_LOOK_FENCE
+model breaks park -DFED=1 -DBUFFER=1 -DNO_TAKE_HINT
+model breaks park -DQUICK -DQUICK_HANGS
+model breaks park -DFED=1 -DITEMS=3 -DLEAVES
 model breaks event -DNO_CLOSE -DNO_HEAVY
 model breaks event -DNO_CLOSE -DNO_RECHECK
 model breaks event -DNO_CLOSE -DLATE_WORD
