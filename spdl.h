@@ -593,6 +593,11 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    while one hangs, those may be called no more. (They can wait while a stage has never been quick:
    items that take longer than that go one by one.)
 
+   A fed trainer. While most of the sink's buffer lies in front of the trainer, who takes slowly for
+   what an item costs to make, nobody is woken to fill the rest: a quarter, or half while some worker
+   is awake. (Not with buffers below 4, nor in push mode.) So a trainer should not wait for that to
+   be filled, nor for what the stages do meanwhile, but go on taking.
+
    Fork. In the child of a fork a pipeline that has threads is dead: next, push and stop return
    SPDL_E_INVALID as soon as they would wait for another thread, and destroy does nothing. The
    parent does not notice. A pipeline that runs when the process exits is no problem. */
@@ -2639,7 +2644,8 @@ SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
    more threads than cores the turns are what keeps things moving, and a sleep costs a wake-up. On 2
    cores 64 spins and 8 turns made 10 us of work 10 % slower; with 16 turns instead of 64 four
    producers of 5 us beside a consumer of 20 us made 0.65 instead of all of what is possible, and a
-   trainer's step of 100 us took 118 us instead of 104. */
+   trainer's step of 100 us took 118 us instead of 104. Workers and trainer, whose sleeps may turn
+   out to be long, then give away fewer: see spdl__patience. */
 #ifndef SPDL_SPINS
 #define SPDL_SPINS 16
 #endif
@@ -2663,7 +2669,7 @@ SPDL__PRIVATE bool spdl__backoff(int *round, int yields) {
    sleeps they are for nothing: half as many, down to an eighth; after a short one twice as many. */
 SPDL__PRIVATE int spdl__patience(int yields, uint64_t slept_ns) {
     if (slept_ns < SPDL__SHORT_SLEEP_NS) return (int)spdl__min(2 * (uint64_t)yields, SPDL_YIELDS);
-    return (int)spdl__max((uint64_t)yields / 2, SPDL_YIELDS / 8);
+    return (int)spdl__max((uint64_t)yields / 2, (SPDL_YIELDS + 7) / 8);
 }
 
 /* ============================================================================================= */
@@ -3746,8 +3752,9 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
    is under way at a time: `waking` is set by the one who rings and cleared by every worker that is
    about to sleep or has stopped sleeping, always before a heavy barrier and another look. So
    whoever finds `waking` set may rely on a look that is still to come, and a worker that finds work
-   passes the wake on with its own hint before it runs the work. Order of a sleeper: read the bell,
-   announce, clear waking, barrier, look, sleep. (tests/model/park.pml checks this exhaustively.)
+   passes the wake on with its own hint before it runs the work (which may pass over what somebody
+   comes to without a wake: see >>flow-impl). Order of a sleeper: read the bell, announce, clear
+   waking, barrier, look, sleep. (tests/model/park.pml checks this exhaustively.)
 
    Threads: workers run worker_main; clients come and go from any thread; `slot.users` counts the
    workers inside a client, and detach waits for it to be 0. The pool owns threads, queue and
@@ -4907,7 +4914,7 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    Who is not woken. A hint passes over two kinds of work. The rows above a group of quick calls:
    the worker that runs the group looks for work right behind it. And all rows while the trainer is
    fed: it has most of its buffer in front of it, and it hints again when it has taken the next. A
-   worker that is about to sleep passes over nothing.
+   worker that is about to sleep passes over nothing. (QUICK and FED in tests/model/park.pml.)
 
    Chains. Handing on an item that was made in a few nanoseconds costs more than to make it. So a
    worker that has claimed a group of a brief stage takes the locks of the brief stages behind it,
@@ -5431,7 +5438,9 @@ SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node 
 
 /* The trainer has three quarters of its buffer in front of it, or half while somebody is at work,
    and what comes next lies there for four times as long as all work for another item takes. Who is
-   woken later makes several items before it sleeps again. */
+   woken later makes several items before it sleeps again. Never in push mode: who pushes may be the
+   trainer, and wait for room. Behind a full barrier: a head that is not the newest belongs to a
+   trainer that has yet to look, behind its own, and sees what is passed over here. */
 SPDL__PRIVATE bool spdl__trainer_is_fed(const spdl_pipeline *p, const spdl_pool *pool) {
     const spdl__edge *sink = p->sink;
     const bool awake = spdl__load_relaxed32(&pool->sleepers) < (uint32_t)pool->desc.workers;
@@ -6842,28 +6851,31 @@ SPDL__PRIVATE bool spdl__claim_is_quick(const spdl__chain *chain, const spdl__cl
     return ns * claim->count <= SPDL__WAKE_NS;
 }
 
-/* They were not. As long as this counts, no more than a twentieth of the time is lost by it. */
-SPDL__PRIVATE void spdl__claim_was_slow(const spdl__chain *chain, uint64_t now, uint64_t ns) {
+/* After calls that were taken for quick. If they were not, somebody is woken again, for so long
+   that no more than a twentieth of the time is lost. `now` is 0 when a deferred call goes on
+   without us, and nobody has looked at the clock. */
+SPDL__PRIVATE void spdl__claim_judge(const spdl__chain *chain, uint64_t since, uint64_t now) {
     int k;
+    if (now == 0 || now - since <= 4 * SPDL__WAKE_NS) return;
     for (k = 0; k < chain->opened; ++k)
-        spdl__store_relaxed(&chain->link[k].node->wary_until, now + 20 * ns);
+        spdl__store_relaxed(&chain->link[k].node->wary_until, now + 20 * (now - since));
 }
 
 /* Before the calls of a claim. To what lies above quick ones this worker comes next itself, so
-   nobody is woken for that. Whether somebody might have been. */
+   nobody is woken for that. Whether something may have been passed over. */
 SPDL__PRIVATE bool spdl__claim_hint(const spdl__crew *crew, const spdl__chain *chain,
                                     spdl__claim *claim, spdl_task *task) {
     spdl_pipeline *p = crew->pipeline;
     spdl_pool *pool = crew->pool;
-    bool alone;
-    if (pool != NULL && p->crews == 1 && !spdl__pool_sleepy(pool)) return false;
-    alone = p->crews == 1 && pool != NULL && spdl__load32(&pool->slots_used) == 1 &&
-            spdl_ring_count(pool->jobs) == 0 && spdl__claim_is_quick(chain, claim);
+    bool alone = p->crews == 1;
+    if (alone && (pool == NULL || !spdl__pool_sleepy(pool))) return false; /* no pool: in line */
+    alone = alone && spdl__load32(&pool->slots_used) == 1 && spdl_ring_count(pool->jobs) == 0 &&
+            spdl__claim_is_quick(chain, claim);
     if (!alone) {
         spdl__pipeline_hint(p);
     } else {
         const uint32_t above = chain->link[0].node->above;
-        spdl__full_barrier();
+        spdl__full_barrier(); /* as in pool_hint */
         if (spdl__pipeline_runnable(p, crew->rows & ~above, -1)) spdl__pool_wake_one(pool);
     }
     /* a wake takes as long as many calls, and is none of them */
@@ -6875,7 +6887,7 @@ SPDL__PRIVATE bool spdl__node_step(const spdl__crew *crew, spdl__node *node, int
     spdl_pipeline *p = crew->pipeline;
     spdl__claim claim;
     spdl__chain chain;
-    uint64_t since, took;
+    uint64_t since;
     bool alone;
     if (node->row.kind == SPDL_KIND_BATCH || node->row.kind == SPDL_KIND_MERGE) {
         p->task[worker].clock = 0; /* their time is not that of the call that comes next */
@@ -6894,9 +6906,7 @@ SPDL__PRIVATE bool spdl__node_step(const spdl__crew *crew, spdl__node *node, int
         spdl__pipe_run(p, node, &claim, worker);
     else
         spdl__source_run(p, node, &claim, worker);
-    took = p->task[worker].clock - since;
-    if (alone && took > 4 * SPDL__WAKE_NS)
-        spdl__claim_was_slow(&chain, p->task[worker].clock, took);
+    if (alone) spdl__claim_judge(&chain, since, p->task[worker].clock);
     return true;
 }
 
@@ -7409,7 +7419,7 @@ SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, spdl__cursor *c) {
     (void)spdl__cursor_settle(c, now);
     if (c->items > 0 && p->delivered == 0) spdl__first_item(p, now);
     spdl__count(&p->delivered, c->items);
-    if (p->delivered % 1024 == 0 || spdl__pow2(p->delivered) == p->delivered)
+    if (p->delivered % 1024 == 0 || (p->delivered & (p->delivered - 1)) == 0)
         spdl__trainer_learn(p);
     spdl__pipeline_hint(p);
     if (p->tuner != NULL && c->items > 0) spdl__tune(p, spdl_time_ns());

@@ -745,28 +745,36 @@ static long times_asleep(void) {
     return usage.ru_nvcsw;
 }
 
-/* Its own nap is the only one for each item, once the stages are known as quick: nobody else is
-   woken, who would find nothing and go back to sleep. */
+/* How often somebody goes to sleep until 500 rare items have come through. */
+static long naps_of_rare_items(int workers) {
+    script s = { .count = 500 };
+    const long before = times_asleep();
+    spdl_pipeline *p =
+        START(workers, SPDL_SOURCE(comes_now_and_then, .ctx = &s, .free_item = item_free),
+              SPDL_PIPE(follow, SCRIPT(.plus = 0)),
+              SPDL_PIPE(follow, SCRIPT(.every = 1, .result = SPDL_SKIP)), SPDL_SINK(4));
+    CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 0);
+    DONE(p);
+    return times_asleep() - before;
+}
+
+/* The nap of who makes an item is the only one for it, once the stages are known as quick: nobody
+   else is woken, who would find nothing and go back to sleep. (But on a busy machine, while quick
+   calls are interrupted: so one of a few runs is to be like that.) */
 static void who_makes_rare_items_brings_them_on_alone(void) {
     for (int w = 2; w <= 8; w += 3) {
-        script s = { .count = 900 };
-        const long before = times_asleep();
-        spdl_pipeline *p =
-            START(w, SPDL_SOURCE(comes_now_and_then, .ctx = &s, .free_item = item_free),
-                  SPDL_PIPE(follow, SCRIPT(.plus = 0)),
-                  SPDL_PIPE(follow, SCRIPT(.every = 1, .result = SPDL_SKIP)), SPDL_SINK(4));
-        CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 0);
-        CHECK(times_asleep() - before < 900 * 1.4);
-        DONE(p);
+        long naps = naps_of_rare_items(w);
+        for (int tries = 0; tries < 5 && naps >= 500 * 1.4; ++tries) naps = naps_of_rare_items(w);
+        CHECK(naps < 500 * 1.4);
     }
 }
 
-/* Quick, but for the call for item 200, which takes 20 ms, and one a little later, in which the
+/* Quick, but for the call for item 200, which takes 100 ms, and one a little later, in which the
    source must be able to go on: another worker has to be told again. */
 SPDL_FN(is_slow_twice, item, item) {
     script *s = (script *)spdl_ctx(task);
-    if (in->value == 200) sleep_us(20000);
-    if (in->value == 270)
+    if (in->value == 200) sleep_us(100000);
+    if (in->value == 280)
         await(&s->inside, __atomic_load_n(&s->inside, __ATOMIC_ACQUIRE) + 2);
     *out = in;
     return SPDL_OK;
@@ -782,6 +790,49 @@ static void a_slow_call_makes_wary(void) {
         CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 300);
         DONE(p);
     }
+}
+
+/* Calls that are completed before they return; for items 100 to 149 the source does that, when it
+   is called next. */
+typedef struct handed_over {
+    script items;
+    spdl_deferred call;
+    int there;
+} handed_over;
+
+SPDL_FN(completes_and_comes, void, item) {
+    handed_over *h = (handed_over *)spdl_ctx(task);
+    if (__atomic_load_n(&h->there, __ATOMIC_ACQUIRE)) {
+        const spdl_deferred call = h->call;
+        __atomic_store_n(&h->there, 0, __ATOMIC_RELEASE);
+        CHECK_EQ(spdl_complete(call, SPDL_SKIP, NULL), SPDL_OK);
+    }
+    return comes_now_and_then(task, in, out); /* the script is its first member */
+}
+
+SPDL_FN(hands_over, item, item) {
+    handed_over *h = (handed_over *)spdl_ctx(task);
+    const spdl_deferred call = spdl_defer(task);
+    (void)out;
+    if (in->value < 100 || in->value >= 150) {
+        CHECK_EQ(spdl_complete(call, SPDL_SKIP, NULL), SPDL_OK);
+    } else {
+        h->call = call;
+        __atomic_store_n(&h->there, 1, __ATOMIC_RELEASE);
+    }
+    return SPDL_PENDING;
+}
+
+/* A call that goes on without its worker has kept nobody waiting. */
+static void a_call_that_goes_on_makes_nobody_wary(void) {
+    handed_over h = { .items.count = 200 };
+    spdl_pipeline *p =
+        START(4, SPDL_SOURCE(completes_and_comes, .ctx = &h, .free_item = item_free),
+              SPDL_PIPE(hands_over, .ctx = &h, .deferred = true), SPDL_SINK(4));
+    CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 0);
+    CHECK(spdl__load_relaxed(&p->node[1].wary_until) <
+          spdl_time_ns() + (uint64_t)SPDL_SECONDS(3600));
+    DONE(p);
 }
 
 /* The buffer is full and all have come to rest: nobody is woken for the first items that the
@@ -958,6 +1009,7 @@ TEST_TABLE(flow) {
     TEST_CASE(a_source_may_wait_for_what_it_made),
     TEST_CASE(who_makes_rare_items_brings_them_on_alone),
     TEST_CASE(a_slow_call_makes_wary),
+    TEST_CASE(a_call_that_goes_on_makes_nobody_wary),
     TEST_CASE(a_trainer_that_is_fed_wakes_nobody),
     TEST_CASE(a_frozen_worker_does_not_stop_the_trainer),
     TEST_CASE(a_round_of_brief_paths_is_the_same_for_all),
