@@ -11,11 +11,10 @@
      -DMEET        instead, each call of stage 1 waits until two of them are inside, and at the end
                    all of them have been
      -DPARKED      begins with every worker asleep
-     -DQUICK       a call of stage 1 may be known as quick: it ends, and the hint of its claim passes
-                   over stage 0 (spdl__claim_hint)
-     -DFED=n       what stage 1 puts the trainer takes, as long as there is something to come. While
-                   n items lie in front of it a hint may pass over everything
-                   (spdl__trainer_is_fed).
+     -DQUICK       a call of stage 1 may be known as quick: it ends, and the hint of its claim
+                   passes over stage 0 (spdl__claim_hint)
+     -DFED=n       the trainer takes what stage 1 puts, all of it. While n items lie in front of
+                   it a hint may pass over everything (spdl__trainer_is_fed)
 
    Checked: when nothing moves any more, no stage is runnable while a worker is asleep.
 
@@ -138,8 +137,8 @@ inline futex_wake_one() {
     }
 }
 
-/* spdl__trainer_is_fed: the head, then what lies there. In truth it asks for more than that (for how
-   long it has, who is awake), so a hint that is free to pass over everything may look all the same */
+/* spdl__trainer_is_fed: the head, then what lies there. In truth it asks for more (how long it has
+   lain there, who is awake), so a hint that may pass over everything may look all the same */
 inline fed(p) {
 #ifdef FED
     seen = LOAD(p, HEAD(2)) - BUFFER;
