@@ -594,7 +594,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    items that take longer than that go one by one.)
 
    A fed trainer. While most of the sink's buffer lies in front of the trainer, who takes slowly for
-   what an item costs to make, nobody is woken to fill the rest: a quarter, or half while some worker
+   what an item costs to make, nobody is woken to fill the rest: a quarter, or half while a worker
    is awake. (Not with buffers below 4, nor in push mode.) So a trainer should not wait for that to
    be filled, nor for what the stages do meanwhile, but go on taking.
 
