@@ -4911,8 +4911,8 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    after each take, the producer after each push and its end, spdl_complete at its end, and whoever
    changes a concurrency after that. These are all the events that can make a stage runnable.
 
-   Who is not woken. A hint passes over two kinds of work. The rows above a group of quick calls:
-   the worker that runs the group looks for work right behind it. And all rows while the trainer is
+   Who is not woken. A hint passes over two kinds of work. The rows above a group of quick calls,
+   before it is run: its worker looks for work right behind it. And all rows while the trainer is
    fed: it has most of its buffer in front of it, and it hints again when it has taken the next. A
    worker that is about to sleep passes over nothing. (QUICK and FED in tests/model/park.pml.)
 
@@ -5119,8 +5119,7 @@ struct spdl_pipeline {
     bool told_closed;
     spdl__watch watch;
     spdl__emitted last;
-    uint64_t work_ns; /* of all stages for one item of the sink; 0: not known */
-    int next_yields;  /* see spdl__patience */
+    int next_yields; /* see spdl__patience */
     uint64_t delivered;
     uint64_t first_item_ns;
     uint64_t ended_ns;
@@ -5129,6 +5128,9 @@ struct spdl_pipeline {
     uint64_t first_wait_ns; /* what it was when the first item came */
     spdl__event fed;       /* the sink got what the trainer waits for, or an end */
     char pad3[SPDL_CACHE_LINE];
+    /* written by the trainer now and then, read by all */
+    uint64_t work_ns; /* of all stages for one item of the sink; 0: not known */
+    char pad4[SPDL_CACHE_LINE];
 };
 
 /* --- counters --- */
