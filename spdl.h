@@ -4479,6 +4479,7 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #define SPDL__LINK_NS (SPDL__CHAIN_NS / 4) /* and in one with a concurrency above 1 */
 #define SPDL__WAKE_NS (5 * SPDL__CHAIN_NS) /* less than this is not worth waking somebody for */
 #define SPDL__QUICK_CALLS 64    /* and this many calls tell */
+#define SPDL__HELP_NS (20 * SPDL__WAKE_NS) /* more than this for an item always is */
 #define SPDL__OPEN UINT64_MAX   /* end of an edge that has not ended */
 #define SPDL__WINDOW 64         /* slots that holes may take when the row does not say */
 #define SPDL__MAX_CONCURRENCY 4096
@@ -5438,9 +5439,10 @@ SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node 
            spdl__node_has_work(p, node);
 }
 
-/* The trainer has three quarters of its buffer in front of it, or half while somebody is at work,
-   and what comes next lies there for four times as long as all work for another item takes. Who is
-   woken later makes several items before it sleeps again. Never in push mode: who pushes may be the
+/* The trainer has three quarters of its buffer in front of it, and what comes next lies there for
+   four times as long as all work for another item takes. Who is woken later makes several items
+   before it sleeps again. While somebody is at work half of the buffer will do, if an item is not
+   worth another wake; else others are to help until it is full. Never in push mode: who pushes may be the
    trainer, and wait for room. Behind a full barrier: a head that is not the newest belongs to a
    trainer that has yet to look, behind its own, and sees what is passed over here. */
 SPDL__PRIVATE bool spdl__trainer_is_fed(const spdl_pipeline *p, const spdl_pool *pool) {
@@ -5448,8 +5450,8 @@ SPDL__PRIVATE bool spdl__trainer_is_fed(const spdl_pipeline *p, const spdl_pool 
     const bool awake = spdl__load_relaxed32(&pool->sleepers) < (uint32_t)pool->desc.workers;
     const uint64_t head = spdl__load(&sink->head), fill = sink->buffer_size / 4 * (awake ? 2 : 3);
     const uint64_t work_ns = spdl__load_relaxed(&p->work_ns);
-    if (work_ns == 0 || fill == 0 || p->feed != NULL || !spdl__edge_ready(sink, head) ||
-        !spdl__edge_ready(sink, head + fill - 1))
+    if (work_ns == 0 || (awake && work_ns > SPDL__HELP_NS) || fill == 0 || p->feed != NULL ||
+        !spdl__edge_ready(sink, head) || !spdl__edge_ready(sink, head + fill - 1))
         return false;
     return spdl__slot_age(spdl__edge_slot(sink, head), spdl_time_ns()) >= 4 * work_ns;
 }

@@ -863,6 +863,26 @@ static void a_trainer_that_is_fed_wakes_nobody(void) {
     CHECK(rests >= 6);
 }
 
+/* For longer work nobody is left alone: when the trainer has taken more than a quarter of a full
+   buffer at once, several make it full again. */
+static void a_trainer_that_is_fed_gets_long_work_from_all(void) {
+    int most = 0; /* at once; on a busy machine it takes long to come to rest */
+    for (int round = 0; round < 6 && most < 4; ++round) {
+        script s = { .sleep_us = 4000 };
+        spdl_pipeline *p = START(8, COUNT_TO(-1), SPDL_PIPE(follow, .ctx = &s, .concurrency = 8),
+                                 SPDL_SINK(64));
+        CHECK_EQ(take_from(p, 0, 64, SPDL_OK), 64);
+        await(&s.calls, 64 + 64 + 8);
+        sleep_us(40000 << round);
+        __atomic_store_n(&s.most, 0, __ATOMIC_RELAXED);
+        CHECK_EQ(take_from(p, 64, 28, SPDL_OK), 28);
+        await(&s.calls, 64 + 64 + 8 + 28);
+        most = __atomic_load_n(&s.most, __ATOMIC_RELAXED);
+        DONE(p);
+    }
+    CHECK(most >= 4);
+}
+
 /* A worker that gets no processor in the middle of something keeps what is ready from nobody: the
    trainer takes all of it, and every call of next returns. */
 static void a_frozen_worker_does_not_stop_the_trainer(void) {
@@ -1011,6 +1031,7 @@ TEST_TABLE(flow) {
     TEST_CASE(a_slow_call_makes_wary),
     TEST_CASE(a_call_that_goes_on_makes_nobody_wary),
     TEST_CASE(a_trainer_that_is_fed_wakes_nobody),
+    TEST_CASE(a_trainer_that_is_fed_gets_long_work_from_all),
     TEST_CASE(a_frozen_worker_does_not_stop_the_trainer),
     TEST_CASE(a_round_of_brief_paths_is_the_same_for_all),
     TEST_CASE(brief_stages_are_counted_one_by_one),
