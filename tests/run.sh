@@ -7,7 +7,7 @@ export UBSAN_OPTIONS="print_stacktrace=1:$UBSAN_OPTIONS"
 export TSAN_OPTIONS="halt_on_error=1:exitcode=66:$TSAN_OPTIONS"
 
 case $1 in
-*-asan/* | *-tsan/*) export TEST_TIMEOUT="${TEST_TIMEOUT:-60}" ;;
+*-asan/* | *-tsan/*) export TEST_TIMEOUT="${TEST_TIMEOUT:-120}" ;;
 esac
 
 # ThreadSanitizer of older compilers does not start where the kernel scatters memory widely.

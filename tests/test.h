@@ -277,7 +277,7 @@ static void test_each(const test_module *module) {
 static void test_usage(const char *program) {
     fprintf(stderr,
             "usage: %s [--list] [--no-fork] [--repeat N] [--seed N] [PART-OF-A-NAME ...]\n"
-            "       TEST_TIMEOUT (seconds for one test, 20) and TEST_SEED are looked at as well\n",
+            "       TEST_TIMEOUT (seconds for one test, 60) and TEST_SEED are looked at as well\n",
             program);
     exit(2);
 }
@@ -286,7 +286,7 @@ static void test_options(int argc, char **argv) {
     const char *timeout = getenv("TEST_TIMEOUT"), *seed = getenv("TEST_SEED");
     int i = 1;
     test_now.repeat = 1;
-    test_now.timeout = timeout ? (unsigned)strtoul(timeout, NULL, 10) : 20;
+    test_now.timeout = timeout ? (unsigned)strtoul(timeout, NULL, 10) : 60;
     test_now.seed = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL) * 1000 % 1000000007;
     for (; i < argc && strncmp(argv[i], "--", 2) == 0; ++i) {
         const bool more = i + 1 < argc;
