@@ -5442,9 +5442,9 @@ SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node 
 /* The trainer has three quarters of its buffer in front of it, and what comes next lies there for
    four times as long as all work for another item takes. Who is woken later makes several items
    before it sleeps again. While somebody is at work half of the buffer will do, if an item is not
-   worth another wake; else others are to help until it is full. Never in push mode: who pushes may be the
-   trainer, and wait for room. Behind a full barrier: a head that is not the newest belongs to a
-   trainer that has yet to look, behind its own, and sees what is passed over here. */
+   worth another wake; else others are to help until it is full. Never in push mode: who pushes may
+   be the trainer, and wait for room. Behind a full barrier: a head that is not the newest belongs
+   to a trainer that has yet to look, behind its own, and sees what is passed over here. */
 SPDL__PRIVATE bool spdl__trainer_is_fed(const spdl_pipeline *p, const spdl_pool *pool) {
     const spdl__edge *sink = p->sink;
     const bool awake = spdl__load_relaxed32(&pool->sleepers) < (uint32_t)pool->desc.workers;
