@@ -770,8 +770,8 @@ static long naps_of_rare_items(int workers) {
 static void who_makes_rare_items_brings_them_on_alone(void) {
     for (int w = 2; w <= 8; w += 3) {
         long naps = naps_of_rare_items(w);
-        for (int tries = 0; tries < 5 && naps >= 500 * 1.4; ++tries) naps = naps_of_rare_items(w);
-        CHECK(naps < 500 * 1.4);
+        for (int tries = 0; tries < 5 && naps >= 700; ++tries) naps = naps_of_rare_items(w);
+        CHECK(naps < 700);
     }
 }
 
