@@ -65,10 +65,10 @@ part readme "$make" -s check-readme
     part model "$make" -s model
     part core-alone "$make" -s check-core-alone
     part budget "$make" -s check-budget
+    part fuzz "$make" -s check-fuzz CC=gcc FUZZ_RUNS=5000
     part examples "$make" -s examples
 } &
 export CUDA_TESTS="gcc gcc-min clang gcc-dlopen gcc-asan gcc-tsan valgrind"
-part fuzz "$make" -s check-fuzz CC=gcc FUZZ_RUNS=5000
 part cross "$make" -s cross
 part cuda "$make" -s test-cuda
 wait
