@@ -805,7 +805,7 @@ typedef struct niced {
 /* The calling thread, and those it makes, on one of the first two cores this process may use. */
 static void thread_to_core(int which) {
     cpu_set_t may, one;
-    int core = 0;
+    size_t core = 0;
     BENCH_CHECK(sched_getaffinity(0, sizeof may, &may) == 0);
     for (;; ++core) {
         if (CPU_ISSET(core, &may) && which-- == 0) break;
