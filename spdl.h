@@ -595,8 +595,9 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
 
    A fed trainer. While most of the sink's buffer lies in front of the trainer, who takes slowly for
    what an item costs to make, nobody is woken to fill the rest: a quarter, or half while a worker
-   is awake. (Not with buffers below 4, nor in push mode.) So a trainer should not wait for that to
-   be filled, nor for what the stages do meanwhile, but go on taking.
+   is awake and an item costs less than 100 microseconds. (Not with buffers below 4, nor in push
+   mode.) So a trainer should not wait for that to be filled, nor for what the stages do meanwhile,
+   but go on taking.
 
    Fork. In the child of a fork a pipeline that has threads is dead: next, push and stop return
    SPDL_E_INVALID as soon as they would wait for another thread, and destroy does nothing. The
@@ -2663,7 +2664,7 @@ SPDL__PRIVATE bool spdl__backoff(int *round, int yields) {
     return true;
 }
 
-#define SPDL__SHORT_SLEEP_NS 50000
+#define SPDL__SHORT_SLEEP_NS 50000 /* a wake-up takes 20 us on a virtual machine */
 
 /* How many turns to give away before the next sleep, when the last one took so long. Before long
    sleeps they are for nothing: half as many, down to an eighth; after a short one twice as many. */
@@ -7407,14 +7408,15 @@ SPDL__PRIVATE spdl_result spdl__pipeline_end(spdl_pipeline *p) {
     return spdl__load32(&p->failed) ? p->error.result : SPDL_END;
 }
 
-/* What an item costs; now and then, as it asks all counters. */
+/* What an item costs: after 1, 2, 4, ... 1024 of them and each further 1024, as it asks all
+   counters. */
 SPDL__PRIVATE void spdl__trainer_learn(spdl_pipeline *p) {
     uint64_t ns = 0;
     int i, k;
     for (i = 0; i < p->count; ++i)
         for (k = 0; k <= p->workers; ++k)
             ns += spdl__load_relaxed(&p->node[i].counters[k].timed_ns);
-    if (p->delivered > 0) spdl__store_relaxed(&p->work_ns, ns / p->delivered);
+    spdl__store_relaxed(&p->work_ns, ns / p->delivered);
 }
 
 /* Something was read from the sink. */
@@ -7423,7 +7425,8 @@ SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, spdl__cursor *c) {
     (void)spdl__cursor_settle(c, now);
     if (c->items > 0 && p->delivered == 0) spdl__first_item(p, now);
     spdl__count(&p->delivered, c->items);
-    if (p->delivered % 1024 == 0 || (p->delivered & (p->delivered - 1)) == 0)
+    if (c->items > 0 && p->delivered > 0 &&
+        (p->delivered % 1024 == 0 || (p->delivered & (p->delivered - 1)) == 0))
         spdl__trainer_learn(p);
     spdl__pipeline_hint(p);
     if (p->tuner != NULL && c->items > 0) spdl__tune(p, spdl_time_ns());
