@@ -4251,7 +4251,7 @@ typedef enum spdl__event_kind {
     SPDL__EVENT_NEXT,  /* the trainer waited; number: of the item it got */
     SPDL__EVENT_EMPTY, /* the reader of an edge had to wait */
     SPDL__EVENT_FULL,  /* a finished item had to wait for its place */
-    SPDL__EVENT_DEPTH  /* number: the items on an edge */
+    SPDL__EVENT_DEPTH  /* number: the items on an edge; end: its head */
 } spdl__event_kind;
 
 /* 32 bytes, as is documented. */
@@ -15884,11 +15884,11 @@ SPDL__PRIVATE uint64_t spdl__edge_fill(const spdl__edge *edge, uint64_t head) {
     return least;
 }
 
-/* The time is read before the head, and by the reader after it has moved it: so what a writer found
-   before that has the earlier time. */
+/* The head goes along: it tells which of two came first where the times do not. A clock may be read
+   before the store in front of it is seen elsewhere. */
 SPDL__RARE void spdl__trace_depth(spdl__edge *edge) {
-    const uint64_t now = spdl_time_ns(), fill = spdl__edge_fill(edge, spdl__load(&edge->head));
-    spdl__trace_add(edge->lane, SPDL__EVENT_DEPTH, 0, 0, now, now, fill);
+    const uint64_t now = spdl_time_ns(), head = spdl__load(&edge->head);
+    spdl__trace_add(edge->lane, SPDL__EVENT_DEPTH, 0, 0, now, head, spdl__edge_fill(edge, head));
 }
 
 SPDL__RARE void spdl__group_measured(spdl__meter *meter, spdl__counters *counters, uint64_t calls) {
@@ -16217,6 +16217,23 @@ SPDL__PRIVATE void spdl__out_slice(spdl__trace_out *out, const spdl__traced *eve
     spdl__out_text(out, "}");
 }
 
+/* Slices and depths, in the order of lanes and times. */
+SPDL__PRIVATE void spdl__out_lanes(spdl__trace_out *out, const spdl__traced *events,
+                                   size_t count) {
+    uint64_t head = 0;
+    size_t i;
+    for (i = 0; i < count && out->failure == NULL; ++i) {
+        const spdl__traced *event = &events[i];
+        if (i > 0 && event->lane != event[-1].lane) head = 0;
+        if (event->kind != SPDL__EVENT_DEPTH) {
+            if (event->kind != SPDL__EVENT_ITEM) spdl__out_slice(out, event);
+        } else if (event->end >= head) { /* else a writer's, which saw the reader's head late */
+            spdl__out_depth(out, event);
+            head = event->end;
+        }
+    }
+}
+
 /* --- arrows --- */
 
 /* Of `count` calls and batches in the order of traced_by_item: the first of this row and number
@@ -16298,7 +16315,6 @@ SPDL__PRIVATE const char *spdl__trace_print(const spdl_pipeline *p, int file, sp
                                             size_t count, uint64_t dropped) {
     spdl__trace_out out;
     char head[128];
-    size_t i;
     memset(&out, 0, sizeof(out));
     out.p = p;
     out.file = file;
@@ -16310,12 +16326,7 @@ SPDL__PRIVATE const char *spdl__trace_print(const spdl_pipeline *p, int file, sp
     spdl__out_names(&out, dropped);
     if (count > 0) qsort(events, count, sizeof(*events), spdl__traced_by_lane);
     spdl__trace_untangle(events, count, p->start_ns);
-    for (i = 0; i < count && out.failure == NULL; ++i) {
-        if (events[i].kind == SPDL__EVENT_DEPTH)
-            spdl__out_depth(&out, &events[i]);
-        else if (events[i].kind != SPDL__EVENT_ITEM)
-            spdl__out_slice(&out, &events[i]);
-    }
+    spdl__out_lanes(&out, events, count);
     if (count > 0 && out.failure == NULL) spdl__out_arrows(&out, events, count);
     spdl__out_text(&out, "\n]}\n");
     spdl__out_flush(&out);

@@ -452,6 +452,31 @@ static void whole_run(int workers) {
 static void whole_run_on_workers(void) { whole_run(3); }
 static void whole_run_inline(void) { whole_run(0); }
 
+/* A writer may see the reader's head late, and its clock tells nothing of that. */
+static void depth_of_a_head_gone_by_is_left_out(void) {
+    const char *path = file_named("t.json");
+    static uintptr_t items = 20;
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(0, path, &m);
+    spdl_pipeline *p;
+    spdl_stats stats;
+    trace t;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &items), SPDL_PIPE(pass), SPDL_SINK(2))) == SPDL_OK);
+    run_to_the_end(p, false, &stats);
+    for (int edge = 0; edge < 2; ++edge) {
+        const uint64_t now = spdl_time_ns(), head = p->node[edge].out.head;
+        spdl__trace_add(p->node[edge].out.lane, SPDL__EVENT_DEPTH, 0, 0, now, head - 1, 1);
+        spdl__trace_add(p->node[edge].out.lane, SPDL__EVENT_DEPTH, 0, 0, now, head, 0);
+        spdl__trace_add(p->node[edge].out.lane, SPDL__EVENT_DEPTH, 0, 0, now + 1, head - 1, 1);
+    }
+    spdl_pipeline_destroy(p);
+    t = trace_read(path);
+    check_depths(&t, &stats);
+    trace_free(&t);
+    remove_files();
+}
+
 /* Dropped and failed items have no arrow; batches of batches have arrows, too. */
 static void drops_failures_and_batches_of_batches(void) {
     const char *path = file_named("t.json");
@@ -1063,6 +1088,7 @@ static void probes_are_in_the_program(void) {
 TEST_TABLE(trace) {
     TEST_CASE(whole_run_on_workers),
     TEST_CASE(whole_run_inline),
+    TEST_CASE(depth_of_a_head_gone_by_is_left_out),
     TEST_CASE(drops_failures_and_batches_of_batches),
     TEST_CASE(times_are_what_they_were),
     TEST_CASE(environment_asks_for_a_trace),
