@@ -4,7 +4,7 @@
 # usage: tests/check.sh [PART ...]
 cd "$(dirname "$0")/.." || exit 1
 mkdir -p build/check
-rm -f build/check/*.sum
+rm -f build/check/*.sum build/check/failures
 selected=" $* "
 
 # sum LOG STATUS: the closing line of a part, as numbers; one that broke off counts as a failure
@@ -35,7 +35,8 @@ part() {
     printf '%-12s %4d passed, %d failed, %d skipped  %4d s\n' \
         "$name" "$part_passed" "$part_failed" "$part_skipped" $(($(date +%s) - start))
     if [ "$part_failed" -gt 0 ]; then
-        grep -vE '^ok |^make' "$log" | sed 's/^/    /' | tail -n 60
+        grep -vE '^ok |^make|(gcc|clang|\+\+) tests/[^ ]*\.c$' "$log" | sed 's/^/    /' | tail -n 60
+        grep -E '(^|: +)FAIL ' "$log" | sed "s/^/$name: /" >>build/check/failures
     fi
 }
 
@@ -73,6 +74,7 @@ part cross "$make" -s cross
 part cuda "$make" -s test-cuda
 wait
 
+[ ! -e build/check/failures ] || cat build/check/failures
 # shellcheck disable=SC2046 # three numbers
 set -- $(cat build/check/*.sum | awk '{ p += $1; f += $2; s += $3 } END { print p, f, s }')
 if [ "$3" -gt 0 ]; then echo "$3 skipped: grep -h ^skip build/check/*.log"; fi

@@ -62,7 +62,15 @@ fi
 
 # --- tests ---
 
-# One job: builds the runner of an ARCH, and runs what can run under qemu.
+# run_under_qemu ARCH RUNNER [ARGUMENT ...]: the tests that stdin names
+run_under_qemu() {
+    qemu=qemu-$1
+    shift
+    STRESS=brief TEST_TIMEOUT=120 xargs "$qemu" "$@"
+}
+
+# One job: builds the runner of an ARCH, and runs what can run under qemu. A thread may wait long
+# for its turn there. What fails is run once more with the same seed, which is told.
 if [ "$1" = --one ]; then
     about "$2"
     runner=build/${prefix}gcc/runner
@@ -77,8 +85,12 @@ if [ "$1" = --one ]; then
         MAKEFLAGS='' "${MAKE:-make}" -s CC="${prefix}gcc" WERROR=1 LDFLAGS=-static \
             CFLAGS='-O1 -g -DTEST_SANITIZED=1' TESTS="$sources tests/stress_ring.c" "$runner" &&
             "qemu-$2" "$runner" --list | grep -E "^($(echo "$modules" | tr ' ' '|')|stress)\." |
-            grep -vE "$not_here" | STRESS=brief TEST_TIMEOUT=120 xargs "qemu-$2" "$runner"
+            grep -vE "$not_here" | run_under_qemu "$2" "$runner"
     } >"$logs/$2.log" 2>&1
+    seed=$(sed -n 's/^seed \([0-9]*\).*/\1/p' "$logs/$2.log")
+    sed -n 's/^FAIL \([a-z0-9_.]*\):.*/\1/p' "$logs/$2.log" >"$logs/$2.failed"
+    [ ! -s "$logs/$2.failed" ] ||
+        run_under_qemu "$2" "$runner" --seed "$seed" <"$logs/$2.failed" >"$logs/$2.again" 2>&1
     exit 0
 fi
 
@@ -88,10 +100,14 @@ tests_of() {
     if [ -n "$closing" ]; then
         # shellcheck disable=SC2086 # the words of the closing line
         set -- "$1" $closing
-        passed=$((passed + $2))
-        failed=$((failed + $4))
-        [ "$4" -eq 0 ] && echo "$1: $2 tests"
-        [ "$4" -eq 0 ] || grep -v '^ok ' "$logs/$1.log" | sed "s/^/     $1: /"
+        again=0
+        [ ! -s "$logs/$1.failed" ] || again=$(grep -c '^ok ' "$logs/$1.again")
+        passed=$((passed + $2 + again))
+        failed=$((failed + $4 - again))
+        if [ "$again" -eq 0 ]; then again_text=; else again_text=", $again more in a second run"; fi
+        echo "$1: $2 tests$again_text"
+        [ "$4" -eq 0 ] || sed -n "/^seed/,\$ { /^ok /d; s/^/     $1: /p; }" "$logs/$1.log"
+        [ "$4" -eq "$again" ] || sed "s/^/     $1, again: /" "$logs/$1.again"
     else
         not_ok "$1: the tests"
         tail -n 20 "$logs/$1.log" | sed 's/^/     /'

@@ -51,6 +51,11 @@ static pthread_t thread_of(void *(*entry)(void *), void *arg) {
 
 static int64_t ms(double n) { return (int64_t)(n * 1e6); }
 
+/* Seconds until a wait gives up that ought to be ended by another thread, and what is too late for
+   that: half of it, as threads of a busy machine may have to wait for a processor. */
+enum { LONG = 20 };
+#define LATE_NS ((uint64_t)SPDL_SECONDS(LONG) / 2)
+
 /* Makes a new ring one of a system without membarrier: full barriers, and no quick paths. */
 static void without_membarrier(spdl_ring *ring) {
     ring->core.asymmetric = ring->core.quick = ring->core.quick_pops = false;
@@ -62,7 +67,7 @@ static void without_membarrier(spdl_ring *ring) {
 static void await_sleepers(const uint32_t *waiting, uint32_t count) {
     const uint64_t start = spdl_time_ns();
     while ((__atomic_load_n(waiting, __ATOMIC_ACQUIRE) & SPDL__RING_WAITING) != count) {
-        REQUIRE(spdl_time_ns() - start < 5000000000u);
+        REQUIRE(spdl_time_ns() - start < LATE_NS);
         usleep(200);
     }
     usleep(5000);
@@ -561,7 +566,7 @@ static void close_wakes_sleepers(void) {
             uint64_t left;
             if (push) CHECK_EQ(spdl_ring_try_push(ring, &item), SPDL_OK);
             for (uint32_t i = 0; i < sleepers; ++i) {
-                const call c = { ring, push != 0, NULL, i, SPDL_SECONDS(5), SPDL_OK };
+                const call c = { ring, push != 0, NULL, i, SPDL_SECONDS(LONG), SPDL_OK };
                 calls[i] = c;
                 threads[i] = thread_of(call_once, &calls[i]);
             }
@@ -583,13 +588,13 @@ static void close_wakes_sleepers(void) {
 static void close_wakes_sleepers_behind_a_slow_push(void) {
     spdl_ring *ring = ring_of(4, 8, SPDL_RING_MPMC);
     uint32_t open = 0;
-    call slow = { ring, true, &open, 42, SPDL_SECONDS(5), SPDL_TIMEOUT };
+    call slow = { ring, true, &open, 42, SPDL_SECONDS(LONG), SPDL_TIMEOUT };
     call calls[3];
     pthread_t producer = thread_of(call_once, &slow), threads[3];
     uint64_t start;
     int items = 0, closed = 0;
     for (int i = 0; i < 3; ++i) {
-        const call c = { ring, false, NULL, 0, SPDL_SECONDS(2), SPDL_OK };
+        const call c = { ring, false, NULL, 0, SPDL_SECONDS(LONG), SPDL_OK };
         calls[i] = c;
         threads[i] = thread_of(call_once, &calls[i]);
     }
@@ -606,7 +611,7 @@ static void close_wakes_sleepers_behind_a_slow_push(void) {
         items += calls[i].result == SPDL_OK && calls[i].item == 42;
         closed += calls[i].result == SPDL_CLOSED;
     }
-    CHECK(spdl_time_ns() - start < (uint64_t)ms(1000)); /* woken, not helped by their timeouts */
+    CHECK(spdl_time_ns() - start < LATE_NS); /* woken, not helped by their timeouts */
     CHECK_EQ(items, 1);
     CHECK_EQ(closed, 2);
     spdl_ring_destroy(ring, NULL, NULL);
@@ -617,12 +622,12 @@ static void close_wakes_sleepers_behind_a_slow_push(void) {
 static void wake_ups_pass_a_slow_push(void) {
     spdl_ring *ring = ring_of(4, 8, SPDL_RING_MPMC);
     uint32_t open = 0;
-    call slow = { ring, true, &open, 0, SPDL_SECONDS(5), SPDL_TIMEOUT };
+    call slow = { ring, true, &open, 0, SPDL_SECONDS(LONG), SPDL_TIMEOUT };
     call calls[2];
     pthread_t producer = thread_of(call_once, &slow), threads[2];
     uint64_t second = 1, start;
     for (int i = 0; i < 2; ++i) {
-        const call c = { ring, false, NULL, 9, SPDL_SECONDS(2), SPDL_OK };
+        const call c = { ring, false, NULL, 9, SPDL_SECONDS(LONG), SPDL_OK };
         calls[i] = c;
         threads[i] = thread_of(call_once, &calls[i]);
     }
@@ -637,7 +642,7 @@ static void wake_ups_pass_a_slow_push(void) {
         pthread_join(threads[i], NULL);
         CHECK_EQ(calls[i].result, SPDL_OK);
     }
-    CHECK(spdl_time_ns() - start < (uint64_t)ms(1000)); /* woken, not helped by their timeouts */
+    CHECK(spdl_time_ns() - start < LATE_NS); /* woken, not helped by their timeouts */
     CHECK_EQ(calls[0].item + calls[1].item, 1);
     CHECK_EQ(spdl_ring_count(ring), 0);
     spdl_ring_destroy(ring, NULL, NULL);
@@ -658,7 +663,7 @@ static void *race_produce(void *arg) {
     while (result != SPDL_CLOSED) {
         const bool late = __atomic_load_n(&r->closed, __ATOMIC_ACQUIRE) != 0;
         const uint64_t item = 1;
-        result = spdl_ring_push(r->ring, &item, SPDL_SECONDS(5));
+        result = spdl_ring_push(r->ring, &item, SPDL_SECONDS(LONG));
         CHECK(result == SPDL_CLOSED || (result == SPDL_OK && !late));
         if (result == SPDL_OK) __atomic_fetch_add(&r->accepted, 1, __ATOMIC_RELAXED);
         if (result == SPDL_TIMEOUT) break;
@@ -672,7 +677,7 @@ static void *race_consume(void *arg) {
     uint64_t item;
     chaos = r->seed + 1;
     while (result == SPDL_OK) {
-        result = spdl_ring_pop(r->ring, &item, SPDL_SECONDS(5));
+        result = spdl_ring_pop(r->ring, &item, SPDL_SECONDS(LONG));
         if (result == SPDL_OK) __atomic_fetch_add(&r->arrived, 1, __ATOMIC_RELAXED);
     }
     CHECK_EQ(result, SPDL_CLOSED);
@@ -696,7 +701,7 @@ static void close_in_the_middle_loses_nothing(void) {
         __atomic_store_n(&r.closed, 1, __ATOMIC_RELEASE);
         start = spdl_time_ns();
         for (int i = 0; i < 6; ++i) pthread_join(threads[i], NULL);
-        REQUIRE(spdl_time_ns() - start < (uint64_t)ms(2000)); /* nobody was left asleep */
+        REQUIRE(spdl_time_ns() - start < LATE_NS); /* nobody was left asleep */
         CHECK_EQ(r.accepted, r.arrived);
         CHECK_EQ(spdl_ring_count(r.ring), 0);
         spdl_ring_destroy(r.ring, NULL, NULL);
@@ -722,7 +727,7 @@ static void close_of_a_ring_for_one_loses_nothing(void) {
         start = spdl_time_ns();
         pthread_join(producer, NULL);
         pthread_join(consumer, NULL);
-        REQUIRE(spdl_time_ns() - start < (uint64_t)ms(2000));
+        REQUIRE(spdl_time_ns() - start < LATE_NS);
         left = spdl_ring_count(r.ring);
         CHECK_EQ(left, 0);
         CHECK_EQ(r.accepted, r.arrived);
@@ -894,7 +899,7 @@ static void batches_wait(void) {
     call calls[4];
     pthread_t threads[4];
     for (int i = 0; i < 4; ++i) {
-        const call c = { ring, false, NULL, 0, SPDL_SECONDS(5), SPDL_OK };
+        const call c = { ring, false, NULL, 0, SPDL_SECONDS(LONG), SPDL_OK };
         calls[i] = c;
         threads[i] = thread_of(call_once, &calls[i]);
     }
@@ -1198,24 +1203,30 @@ static void signals_lose_no_item(void) {
 
 /* --- sleeping --- */
 
+static double cpu_time_ms(void) {
+    struct timespec t;
+    REQUIRE(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t) == 0);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
 static void sleepers_burn_nothing(void) {
+    const double most = TEST_SANITIZED ? 10 : 1;
     spdl_ring *ring = ring_of(1, 8, SPDL_RING_MPMC);
     call calls[4];
     pthread_t threads[4];
-    struct timespec before, after;
-    double cpu_ms;
+    double cpu_ms = most;
     for (int i = 0; i < 4; ++i) {
         const call c = { ring, false, NULL, 0, SPDL_FOREVER, SPDL_OK };
         calls[i] = c;
         threads[i] = thread_of(call_once, &calls[i]);
     }
     await_sleepers(&ring->core.pops_waiting, 4);
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
-    usleep(100000);
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-    cpu_ms = (double)(after.tv_sec - before.tv_sec) * 1e3 +
-             (double)(after.tv_nsec - before.tv_nsec) * 1e-6;
-    CHECK(cpu_ms < (TEST_SANITIZED ? 10 : 1));
+    for (int i = 0; i < 5 && cpu_ms >= most; ++i) { /* a thread may still be about to sleep */
+        const double before = cpu_time_ms();
+        usleep(100000);
+        cpu_ms = cpu_time_ms() - before;
+    }
+    CHECK(cpu_ms < most);
     spdl_ring_close(ring);
     for (int i = 0; i < 4; ++i) pthread_join(threads[i], NULL);
     spdl_ring_destroy(ring, NULL, NULL);
