@@ -37,7 +37,8 @@ export WARN WARN_C
 MODE_FLAGS_asan = -Og -fsanitize=address,undefined -fno-sanitize-recover=all \
     -fno-omit-frame-pointer -DSPDL__CHAIN_NS=20000
 MODE_FLAGS_tsan = -fsanitize=thread -DSPDL__CHAIN_NS=20000
-MODE_FLAGS_portable = -DSPDL_NO_FUTEX -DSPDL_NO_MEMBARRIER -DSPDL__CHAIN_NS=20000
+MODE_FLAGS_portable = -DSPDL_NO_FUTEX -DSPDL_NO_MEMBARRIER -DSPDL__INT128=0 \
+    -DSPDL__CHAIN_NS=20000
 MODE_FLAGS = $(MODE_FLAGS_$(MODE))
 
 # One folder for each compiler and mode, so that their objects never mix; the file `flags` in it
@@ -108,7 +109,7 @@ tsan: ## the tests under ThreadSanitizer
 	@$(MAKE) test MODE=tsan
 
 .PHONY: portable
-portable: ## the tests on the waits and barriers of systems that are not Linux
+portable: ## the tests on the waits, barriers and numbers of other systems
 	@$(MAKE) test MODE=portable \
 	    T="$(filter-out cuda% ring% npz% inflate%,$(patsubst tests/test_%.c,%,\
 	        $(wildcard tests/test_*.c))) stress"

@@ -1908,6 +1908,12 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #define SPDL__MEMBARRIER 0
 #endif
 
+#if defined(__SIZEOF_INT128__) && !defined(SPDL__INT128)
+#define SPDL__INT128 1
+#elif !defined(SPDL__INT128)
+#define SPDL__INT128 0
+#endif
+
 #ifndef SPDL_MALLOC
 #define SPDL_MALLOC(bytes) malloc(bytes)
 #define SPDL_FREE(memory) free(memory)
@@ -2632,6 +2638,20 @@ SPDL__PRIVATE void spdl__name_copy(char name[SPDL_NAME_BYTES], const char *from)
     if (length >= SPDL_NAME_BYTES) length = SPDL_NAME_BYTES - 1;
     memcpy(name, from, length);
     name[length] = '\0';
+}
+
+/* The upper half of a product. */
+SPDL__INLINE uint64_t spdl__multiply_high(uint64_t a, uint64_t b) {
+#if SPDL__INT128
+    __extension__ typedef unsigned __int128 wide;
+    return (uint64_t)((wide)a * b >> 64);
+#else
+    const uint64_t a_low = a & UINT32_MAX, a_high = a >> 32;
+    const uint64_t b_low = b & UINT32_MAX, b_high = b >> 32;
+    const uint64_t low = a_low * b_high + (a_low * b_low >> 32);
+    const uint64_t middle = a_high * b_low + (low & UINT32_MAX);
+    return a_high * b_high + (low >> 32) + (middle >> 32);
+#endif
 }
 
 /* The smallest power of two that is at least `n`. */
@@ -4462,7 +4482,7 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
    gives its place among the waiting back at once (`refunds`) and its slot when the reader passes
    it. All other writers take a ticket when they put (`tail`). Room is reserved before the call, so
    no result ever waits for room: reserved - refunds - taken <= buffer_size + concurrency, and
-   tickets that were given out - head <= slots.
+   tickets that were given out - head <= window.
 
    What a slot holds: an item; a hole; a bundle, the items one call has emitted, which the reader
    takes one by one; or a mark, the end of an epoch.
@@ -4482,6 +4502,7 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #define SPDL__QUICK_CALLS 64    /* and this many calls tell */
 #define SPDL__HELP_NS (20 * SPDL__WAKE_NS) /* more than this for an item always is */
 #define SPDL__OPEN UINT64_MAX   /* end of an edge that has not ended */
+#define SPDL__GAP 16            /* slots that keep writer and reader of a full edge apart */
 #define SPDL__WINDOW 64         /* slots that holes may take when the row does not say */
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
@@ -4498,7 +4519,7 @@ typedef struct spdl__slot {
 typedef struct spdl__edge {
     /* written by create */
     spdl__slot *slots;
-    uint64_t mask;
+    uint64_t slot_count, slot_inverse; /* see spdl__edge_slot */
     uint64_t capacity; /* buffer_size, and one for each call the writer may have in flight */
     uint64_t window;   /* tickets that may be given out beyond head */
     uint64_t buffer_size;
@@ -4512,6 +4533,7 @@ typedef struct spdl__edge {
     char pad1[SPDL_CACHE_LINE];
     /* written by the reader */
     uint64_t head;
+    uint64_t at;          /* the index of its slot */
     uint64_t taken;       /* slots read that were no holes */
     uint64_t items;       /* items read */
     uint64_t put_wait_ns;
@@ -4530,17 +4552,39 @@ typedef struct spdl__edge {
 SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now); /* these: >>stats-impl */
 SPDL__PRIVATE bool spdl__edge_put_waits_of_many(spdl__edge *edge, uint64_t head, uint64_t now);
 SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now);
-SPDL__PRIVATE uint64_t spdl__sink_clock(spdl_pipeline *p, uint64_t head);
+struct spdl__cursor;
+SPDL__PRIVATE uint64_t spdl__sink_clock(spdl_pipeline *p, const struct spdl__cursor *c);
 SPDL__PRIVATE void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc);
 SPDL__PRIVATE void spdl__report_end(spdl_pipeline *p); /* these two: >>report-impl */
 
+/* Slot `ticket` modulo their number, which need be no power of two: that would take up to twice the
+   memory. Instead of a division, a multiplication by 2^64 / slots, rounded up (Granlund and
+   Montgomery, 1994): for every ticket the quotient is right, or one too many. */
 SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket) {
-    return &edge->slots[ticket & edge->mask];
+    const uint64_t laps = spdl__multiply_high(ticket, edge->slot_inverse);
+    const uint64_t at = ticket - laps * edge->slot_count;
+    return &edge->slots[(int64_t)at < 0 ? at + edge->slot_count : at];
+}
+
+/* The reader need not even multiply: the index of the slot behind that at `at`. */
+SPDL__INLINE uint64_t spdl__edge_behind(const spdl__edge *edge, uint64_t at) {
+    return at + 1 == edge->slot_count ? 0 : at + 1;
 }
 
 /* The acquire pairs with the release in edge_put: the item is there. */
+SPDL__INLINE bool spdl__slot_has(const spdl__slot *slot, uint64_t ticket) {
+    return spdl__load32(&slot->stamp) == (uint32_t)(ticket + 1);
+}
+
 SPDL__INLINE bool spdl__edge_ready(const spdl__edge *edge, uint64_t ticket) {
-    return spdl__load32(&spdl__edge_slot(edge, ticket)->stamp) == (uint32_t)(ticket + 1);
+    return spdl__slot_has(spdl__edge_slot(edge, ticket), ticket);
+}
+
+/* The reader: the slot of the ticket `more` behind head. */
+SPDL__INLINE const spdl__slot *spdl__edge_ahead(const spdl__edge *edge, uint64_t more) {
+    uint64_t at = edge->at + more;
+    while (at >= edge->slot_count) at -= edge->slot_count;
+    return &edge->slots[at];
 }
 
 SPDL__PRIVATE uint64_t spdl__origin(uint64_t sequence, unsigned owner) {
@@ -4607,29 +4651,32 @@ SPDL__PRIVATE void spdl__edge_put_waits(spdl__edge *edge, uint64_t head, uint64_
     uint64_t ticket, waited = 0;
     if (SPDL__NO_STATS || spdl__edge_put_waits_of_many(edge, head, now)) return;
     for (ticket = edge->head + edge->buffer_size; ticket < head + edge->buffer_size; ++ticket) {
-        if (!spdl__edge_ready(edge, ticket)) break;
-        if (spdl__slot_hole(spdl__edge_slot(edge, ticket))) continue;
-        waited += spdl__slot_age(spdl__edge_slot(edge, ticket), now);
+        const spdl__slot *slot = spdl__edge_ahead(edge, ticket - edge->head);
+        if (!spdl__slot_has(slot, ticket)) break;
+        if (!spdl__slot_hole(slot)) waited += spdl__slot_age(slot, now);
     }
     if (waited) spdl__count(&edge->put_wait_ns, waited);
 }
 
-/* The reader: everything before `head` has been read, `taken` slots with something in them. */
-SPDL__PRIVATE void spdl__edge_advance(spdl__edge *edge, uint64_t head, uint64_t taken,
+/* The reader: everything before `head`, whose slot is at `at`, has been read, `taken` slots with
+   something in them. */
+SPDL__PRIVATE void spdl__edge_advance(spdl__edge *edge, uint64_t head, uint64_t at, uint64_t taken,
                                       uint64_t now) {
+    const spdl__slot *slot = &edge->slots[at];
     /* Writer and reader may have missed each other: the slot's own time says when the gap ended. */
     if (!SPDL__NO_STATS &&
         (spdl__load_relaxed(&edge->gap_since) != 0 || spdl__load_relaxed(&edge->wait_since) != 0))
-        spdl__edge_gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now));
+        spdl__edge_gap_close(edge, now - spdl__slot_age(&edge->slots[edge->at], now));
     if (SPDL__TRACED(edge->lane)) spdl__trace_taken(edge, now);
     spdl__edge_put_waits(edge, head, now);
     spdl__edge_fullness(edge, now);
+    edge->at = at;
     spdl__store(&edge->taken, edge->taken + taken); /* both pair with the loads in edge_room */
     spdl__store(&edge->head, head);
     if (SPDL__TRACED(edge->lane)) spdl__trace_depth(edge);
-    if (SPDL__NO_STATS || spdl__edge_ready(edge, head)) return;
+    if (SPDL__NO_STATS || spdl__slot_has(slot, head)) return;
     spdl__store_relaxed(&edge->gap_since, now);
-    if (spdl__edge_ready(edge, head)) spdl__exchange(&edge->gap_since, 0); /* put just then */
+    if (spdl__slot_has(slot, head)) spdl__exchange(&edge->gap_since, 0); /* put just then */
 }
 
 /* The reader has become free, or not: from now on an empty edge is a wait. */
@@ -4738,7 +4785,7 @@ SPDL__PRIVATE void spdl__shelf_release(spdl__shelf *shelf) {
 /* Where a reader is on an edge; nothing of it is seen by others before cursor_settle. */
 typedef struct spdl__cursor {
     spdl__edge *edge;
-    uint64_t head, end, taken, items;
+    uint64_t head, at, end, taken, items;
 } spdl__cursor;
 
 typedef enum spdl__sight { SPDL__NOTHING, SPDL__AN_ITEM, SPDL__A_MARK } spdl__sight;
@@ -4748,14 +4795,25 @@ SPDL__INLINE spdl__cursor spdl__cursor_at_head(spdl__edge *edge) {
     c.edge = edge;
     c.end = spdl__load(&edge->end); /* before the slots: what was put before it is seen */
     c.head = edge->head;
+    c.at = edge->at;
     c.taken = c.items = 0;
     return c;
 }
 
+SPDL__INLINE const spdl__slot *spdl__cursor_slot(const spdl__cursor *c) {
+    return &c->edge->slots[c->at];
+}
+
+SPDL__INLINE void spdl__cursor_pass(spdl__cursor *c) {
+    ++c->head;
+    c->at = spdl__edge_behind(c->edge, c->at);
+}
+
 /* What comes next. Holes are passed over. */
 SPDL__INLINE spdl__sight spdl__cursor_look(spdl__cursor *c) {
-    for (; c->head < c->end && spdl__edge_ready(c->edge, c->head); ++c->head) {
-        const unsigned owner = spdl__owner(spdl__edge_slot(c->edge, c->head)->origin);
+    for (; c->head < c->end && spdl__slot_has(spdl__cursor_slot(c), c->head);
+         spdl__cursor_pass(c)) {
+        const unsigned owner = spdl__owner(spdl__cursor_slot(c)->origin);
         if (owner != SPDL__HOLE) return owner == SPDL__MARK ? SPDL__A_MARK : SPDL__AN_ITEM;
     }
     return SPDL__NOTHING;
@@ -4763,13 +4821,13 @@ SPDL__INLINE spdl__sight spdl__cursor_look(spdl__cursor *c) {
 
 /* Steps over a slot that was read to its end. */
 SPDL__INLINE void spdl__cursor_step(spdl__cursor *c) {
-    ++c->head;
+    spdl__cursor_pass(c);
     ++c->taken;
 }
 
 /* Takes the item that cursor_look has seen. */
 SPDL__INLINE spdl__emitted spdl__cursor_take(spdl__cursor *c) {
-    const spdl__slot *slot = spdl__edge_slot(c->edge, c->head);
+    const spdl__slot *slot = spdl__cursor_slot(c);
     spdl__emitted got;
     got.item = slot->item;
     got.origin = slot->origin;
@@ -4788,7 +4846,7 @@ SPDL__INLINE spdl__emitted spdl__cursor_take(spdl__cursor *c) {
 SPDL__PRIVATE bool spdl__cursor_settle(const spdl__cursor *c, uint64_t now) {
     if (c->items > 0) spdl__advance(&c->edge->items, c->items);
     if (c->head == c->edge->head) return c->items > 0;
-    spdl__edge_advance(c->edge, c->head, c->taken, now);
+    spdl__edge_advance(c->edge, c->head, c->at, c->taken, now);
     return true;
 }
 
@@ -6398,7 +6456,8 @@ SPDL__INLINE void spdl__edge_pass(spdl__edge *edge, bool by_ticket) {
     spdl__store(&edge->taken, edge->taken + 1); /* this and head as in edge_advance */
     if (!by_ticket) return;
     /* no ticket of this slot is ready with that: what it had would look so after 2^32 of them */
-    spdl__store_relaxed32(&spdl__edge_slot(edge, ticket)->stamp, (uint32_t)ticket);
+    spdl__store_relaxed32(&edge->slots[edge->at].stamp, (uint32_t)ticket);
+    edge->at = spdl__edge_behind(edge, edge->at);
     spdl__store(&edge->head, ticket + 1);
 }
 
@@ -7421,7 +7480,7 @@ SPDL__PRIVATE void spdl__trainer_learn(spdl_pipeline *p) {
 
 /* Something was read from the sink. */
 SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, spdl__cursor *c) {
-    const uint64_t now = spdl__sink_clock(p, c->head);
+    const uint64_t now = spdl__sink_clock(p, c);
     (void)spdl__cursor_settle(c, now);
     if (c->items > 0 && p->delivered == 0) spdl__first_item(p, now);
     spdl__count(&p->delivered, c->items);
@@ -7717,7 +7776,7 @@ SPDL__PRIVATE void spdl__node_purge(spdl_pipeline *p, spdl__node *node) {
     spdl__counters *counters = &node->counters[p->workers];
     const uint64_t head = spdl__load(&node->out.head);
     uint64_t ticket;
-    for (ticket = head; ticket <= head + node->out.mask; ++ticket)
+    for (ticket = head; ticket < head + node->out.slot_count; ++ticket)
         if (spdl__edge_ready(&node->out, ticket))
             spdl__count(&counters->freed, spdl__slot_purge(p, spdl__edge_slot(&node->out, ticket)));
 }
@@ -7769,7 +7828,7 @@ SPDL__PRIVATE void spdl__node_release(spdl_pipeline *p, spdl__node *node) {
     const spdl_allocator *allocator = &p->allocator;
     if (node->batches != NULL) spdl__batch_pool_drop(node->batches);
     spdl__shelf_release(&node->shelf);
-    spdl__free(allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
+    spdl__free(allocator, node->out.slots, (size_t)node->out.slot_count * sizeof(spdl__slot));
     spdl__free(allocator, node->counters, ((size_t)p->workers + 1) * sizeof(*node->counters));
     spdl__free(allocator, node->parked,
                (size_t)node->row.max_concurrency * sizeof(*node->parked));
@@ -8319,17 +8378,16 @@ SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const
 
 SPDL__PRIVATE spdl_result spdl__edge_build(spdl_pipeline *p, spdl__node *node) {
     spdl__edge *edge = &node->out;
-    uint64_t slots;
     edge->buffer_size = (uint64_t)node->row.buffer_size;
-    slots = edge->capacity = edge->buffer_size + (uint64_t)node->row.max_concurrency;
+    edge->window = edge->capacity = edge->buffer_size + (uint64_t)node->row.max_concurrency;
     if (node->by_ticket)
-        slots = spdl__max(slots, node->row.reorder_window ? (uint64_t)node->row.reorder_window
-                                                          : SPDL__WINDOW);
-    edge->window = slots;
+        edge->window = spdl__max(edge->window, node->row.reorder_window
+                                                   ? (uint64_t)node->row.reorder_window
+                                                   : SPDL__WINDOW);
     edge->end = SPDL__OPEN;
-    slots = spdl__pow2(slots);
-    edge->mask = slots - 1;
-    edge->slots = (spdl__slot *)spdl__alloc_zeroed(&p->allocator, (size_t)slots,
+    edge->slot_count = edge->window + SPDL__GAP;
+    edge->slot_inverse = UINT64_MAX / edge->slot_count + 1; /* of a number above 1 */
+    edge->slots = (spdl__slot *)spdl__alloc_zeroed(&p->allocator, (size_t)edge->slot_count,
                                                    sizeof(spdl__slot), SPDL_CACHE_LINE);
     return edge->slots != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
@@ -8700,14 +8758,21 @@ SPDL__PRIVATE uint64_t spdl__edge_full_for(const spdl__edge *edge, uint64_t head
    all there: then each is looked at. */
 SPDL__PRIVATE bool spdl__edge_put_waits_of_many(spdl__edge *edge, uint64_t head, uint64_t now) {
     const uint64_t first = edge->head + edge->buffer_size, count = head - edge->head;
-    const spdl__slot *one = spdl__edge_slot(edge, first);
-    const spdl__slot *other = spdl__edge_slot(edge, first + count - 1);
-    if (now == 0 || !spdl__edge_ready(edge, first)) return true; /* none waits */
-    if (count <= 4 || !spdl__edge_ready(edge, first + count - 1)) return false;
+    const spdl__slot *one = spdl__edge_ahead(edge, edge->buffer_size), *other;
+    if (now == 0 || !spdl__slot_has(one, first)) return true; /* none waits */
+    if (count <= 4) return false;
+    other = spdl__edge_ahead(edge, edge->buffer_size + count - 1);
+    if (!spdl__slot_has(other, first + count - 1)) return false;
     if (spdl__slot_hole(one) || spdl__slot_hole(other)) return false;
     spdl__count(&edge->put_wait_ns,
                 count * (spdl__slot_age(one, now) + spdl__slot_age(other, now)) / 2);
     return true;
+}
+
+/* The reader: whether the last place of the buffer is taken. */
+SPDL__PRIVATE bool spdl__edge_is_full(const spdl__edge *edge) {
+    const uint64_t more = edge->buffer_size - 1;
+    return spdl__slot_has(spdl__edge_ahead(edge, more), edge->head + more);
 }
 
 /* The reader, before it moves on. `moved_ns` counts only while the buffer stays full: else its last
@@ -8716,22 +8781,22 @@ SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now) {
     const uint64_t moved = edge->moved_ns;
     uint64_t full;
     if (SPDL__NO_STATS || now == 0) return;
-    if (!spdl__edge_ready(edge, edge->head + edge->buffer_size - 1)) return;
+    if (!spdl__edge_is_full(edge)) return;
     full = spdl__edge_full_for(edge, edge->head, moved, now);
     spdl__store_relaxed(&edge->moved_ns, now);
     /* pairs with edge_waits: who sees the sum does not take the old `moved_ns` for an open time */
     if (full > 0) spdl__store(&edge->full_ns, edge->full_ns + full);
 }
 
-/* The trainer: the time at which it goes on to `head`, or 0 when nothing begins or ends then: the
-   sink was neither empty nor full before, and is not empty behind. A clock costs more than the
+/* The trainer: the time at which it goes on to the cursor, or 0 when nothing begins or ends then:
+   the sink was neither empty nor full before, and is not empty behind. A clock costs more than the
    rest. */
-SPDL__PRIVATE uint64_t spdl__sink_clock(spdl_pipeline *p, uint64_t head) {
+SPDL__PRIVATE uint64_t spdl__sink_clock(spdl_pipeline *p, const spdl__cursor *c) {
     const spdl__edge *sink = p->sink;
     if (SPDL__NO_STATS) return 0;
     if (p->delivered > 0 && spdl__load_relaxed(&sink->gap_since) == 0 &&
-        spdl__load_relaxed(&sink->wait_since) == 0 && spdl__edge_ready(sink, head) &&
-        !spdl__edge_ready(sink, sink->head + sink->buffer_size - 1))
+        spdl__load_relaxed(&sink->wait_since) == 0 &&
+        spdl__slot_has(spdl__cursor_slot(c), c->head) && !spdl__edge_is_full(sink))
         return 0;
     return spdl__watch_read(&p->watch);
 }
@@ -8824,7 +8889,7 @@ SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum,
 SPDL__PRIVATE int spdl__edge_depth(const spdl__edge *edge, uint64_t head) {
     uint64_t ticket = head;
     int depth = 0;
-    for (; ticket <= head + edge->mask && spdl__edge_ready(edge, ticket); ++ticket)
+    for (; ticket < head + edge->slot_count && spdl__edge_ready(edge, ticket); ++ticket)
         if (!spdl__slot_hole(spdl__edge_slot(edge, ticket))) ++depth;
     return depth;
 }
@@ -8833,7 +8898,7 @@ SPDL__PRIVATE int spdl__edge_depth(const spdl__edge *edge, uint64_t head) {
 SPDL__PRIVATE uint64_t spdl__edge_open_put_waits(const spdl__edge *edge, uint64_t head,
                                                  uint64_t now) {
     uint64_t ticket, waited = 0;
-    for (ticket = head + edge->buffer_size; ticket <= head + edge->mask; ++ticket)
+    for (ticket = head + edge->buffer_size; ticket < head + edge->slot_count; ++ticket)
         if (spdl__edge_ready(edge, ticket) && !spdl__slot_hole(spdl__edge_slot(edge, ticket)))
             waited += spdl__slot_age(spdl__edge_slot(edge, ticket), now);
     return waited;
@@ -15869,11 +15934,11 @@ SPDL__PRIVATE int spdl__lanes(const spdl_pipeline *p) { return p->workers + 1; }
    off by as many. */
 SPDL__PRIVATE uint64_t spdl__edge_fill(const spdl__edge *edge, uint64_t head) {
     uint64_t least = 0, most = 1;
-    while (most <= edge->mask + 1 && spdl__edge_ready(edge, head + most - 1)) {
+    while (most <= edge->slot_count && spdl__edge_ready(edge, head + most - 1)) {
         least = most;
         most *= 2;
     }
-    if (most > edge->mask + 2) most = edge->mask + 2;
+    if (most > edge->slot_count + 1) most = edge->slot_count + 1;
     while (most - least > 1) { /* `least` can be taken, `most` cannot */
         const uint64_t middle = least + (most - least) / 2;
         if (spdl__edge_ready(edge, head + middle - 1))

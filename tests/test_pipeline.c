@@ -190,6 +190,26 @@ SPDL_FN(meet, item, item) {
     return SPDL_OK;
 }
 
+/* The slot of a ticket is told without a division: for every number of slots and every ticket. */
+static void slots_are_tickets_modulo_their_number(void) {
+    uint64_t state = test_seed();
+    for (int size = 1; size < 400; ++size) {
+        const int buffer = size < 300 ? size : 1 + (int)(test_random(&state) % SPDL__MAX_BUFFER);
+        spdl_pipeline *p = START(0, COUNT_TO(1), SPDL_SINK(buffer));
+        const spdl__edge *edge = &p->node[0].out;
+        const uint64_t count = edge->slot_count;
+        CHECK(count > (uint64_t)buffer);
+        for (int i = 0; i < 300; ++i) {
+            const uint64_t lap = UINT64_MAX / count - test_random(&state) % 3, near = lap * count;
+            const uint64_t some = test_random(&state) >> (i % 64);
+            CHECK(spdl__edge_slot(edge, some) == &edge->slots[some % count]);
+            CHECK(spdl__edge_slot(edge, near) == &edge->slots[0]);
+            CHECK(spdl__edge_slot(edge, near - 1) == &edge->slots[count - 1]);
+        }
+        spdl_pipeline_destroy(p);
+    }
+}
+
 static void calls_run_at_the_same_time(void) {
     for (int order = 0; order < 2; ++order) {
         meeting m = { .size = 4 };
@@ -706,6 +726,7 @@ TEST_TABLE(pipeline) {
     TEST_CASE(items_keep_their_number),
     TEST_CASE(null_is_an_item),
     TEST_CASE(many_stages_with_little_room),
+    TEST_CASE(slots_are_tickets_modulo_their_number),
     TEST_CASE(calls_run_at_the_same_time),
     TEST_CASE(concurrency_is_reached_and_never_exceeded),
     TEST_CASE(concurrency_bounds_tiny_items_too),
