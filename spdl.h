@@ -4613,7 +4613,7 @@ SPDL__INLINE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item, 
     slot->item = item;
     spdl__store_relaxed(&slot->origin, origin);
     spdl__store_relaxed32(&slot->done, spdl__ticks(now)); /* snapshots look at it, too */
-    /* pairs with edge_ready: item, origin and time are there before the stamp */
+    /* pairs with slot_has: item, origin and time are there before the stamp */
     spdl__store32(&slot->stamp, (uint32_t)(ticket + 1));
     if (SPDL__NO_STATS) return;
     if (spdl__load_relaxed(&edge->gap_since) != 0 && spdl__load_relaxed(&edge->head) == ticket)
@@ -6455,7 +6455,8 @@ SPDL__INLINE void spdl__edge_pass(spdl__edge *edge, bool by_ticket) {
     const uint64_t ticket = edge->head;
     spdl__store(&edge->taken, edge->taken + 1); /* this and head as in edge_advance */
     if (!by_ticket) return;
-    /* no ticket of this slot is ready with that: what it had would look so after 2^32 of them */
+    /* no ticket of this slot is ready with that; each lap leaves a stamp, or an old one might fit
+       some day */
     spdl__store_relaxed32(&edge->slots[edge->at].stamp, (uint32_t)ticket);
     edge->at = spdl__edge_behind(edge, edge->at);
     spdl__store(&edge->head, ticket + 1);
@@ -15949,11 +15950,14 @@ SPDL__PRIVATE uint64_t spdl__edge_fill(const spdl__edge *edge, uint64_t head) {
     return least;
 }
 
-/* The head goes along: it tells which of two came first where the times do not. A clock may be read
-   before the store in front of it is seen elsewhere. */
+/* By whoever has put something, and by the reader when it has moved the head; when that moves
+   meanwhile, it is the reader's to tell. The head goes along: a clock may be read before the store
+   in front of it is seen elsewhere, so of two depths the times may not tell which came first. */
 SPDL__RARE void spdl__trace_depth(spdl__edge *edge) {
-    const uint64_t now = spdl_time_ns(), head = spdl__load(&edge->head);
-    spdl__trace_add(edge->lane, SPDL__EVENT_DEPTH, 0, 0, now, head, spdl__edge_fill(edge, head));
+    const uint64_t head = spdl__load(&edge->head), fill = spdl__edge_fill(edge, head);
+    const uint64_t now = spdl_time_ns();
+    if (spdl__load(&edge->head) == head)
+        spdl__trace_add(edge->lane, SPDL__EVENT_DEPTH, 0, 0, now, head, fill);
 }
 
 SPDL__RARE void spdl__group_measured(spdl__meter *meter, spdl__counters *counters, uint64_t calls) {

@@ -982,7 +982,9 @@ static void mixed_stages_are_split(void) {
 static void processor_time_adds_up(void) {
     static uint64_t us = 200;
     const spdl_stage row = SPDL_PIPE(spin, .ctx = &us, .concurrency = 2);
-    HOLDS(split_of(row, 2, 600), s.cpu > 0.8 * s.used && s.cpu < 1.2 * s.used);
+    /* the process has threads that wait, too, and a sanitizer's */
+    const double least = TEST_SANITIZED ? 0.5 : 0.7;
+    HOLDS(split_of(row, 2, 600), s.cpu > least * s.used && s.cpu < 1.2 * s.used);
 }
 
 /* With workers = 0 the thread in next runs the stages, and it need not be the same each time. */
