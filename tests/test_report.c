@@ -232,7 +232,9 @@ static void intervals_add_up(void) {
         elapsed += now->elapsed_ns;
         first += now->first_item_ns;
         CHECK(now->edge[1].readiness >= 0 && now->edge[1].readiness <= 1);
-        CHECK(now->stage[1].tasks == 0 || now->stage[1].max_ns >= 400000);
+        /* a call is counted before its time is */
+        if (now->stage[1].tasks > (uint64_t)now->stage[1].concurrency)
+            CHECK(now->stage[1].max_ns >= 400000);
         CHECK_EQ(s->total[i].delivered, delivered);
     }
     CHECK_EQ(delivered, taken);
