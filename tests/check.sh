@@ -34,6 +34,7 @@ part() {
     echo "$part_passed $part_failed $part_skipped" >"build/check/$name.sum"
     printf '%-12s %4d passed, %d failed, %d skipped  %4d s\n' \
         "$name" "$part_passed" "$part_failed" "$part_skipped" $(($(date +%s) - start))
+    grep 'in a second run$' "$log" | sed 's/^/    /'
     if [ "$part_failed" -gt 0 ]; then
         grep -vE '^ok |^make|(gcc|clang|\+\+) tests/[^ ]*\.c$' "$log" | sed 's/^/    /' | tail -n 60
         grep -E '(^|: +)FAIL ' "$log" | sed "s/^/$name: /" >>build/check/failures

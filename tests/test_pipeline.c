@@ -174,22 +174,6 @@ static void many_stages_with_little_room(void) {
     }
 }
 
-/* --- concurrency --- */
-
-typedef struct meeting {
-    int size, arrived;
-} meeting;
-
-/* Nobody leaves before `size` calls are inside. The sleep shows that a call is worth a worker. */
-SPDL_FN(meet, item, item) {
-    meeting *m = (meeting *)spdl_ctx(task);
-    const int number = __atomic_fetch_add(&m->arrived, 1, __ATOMIC_ACQ_REL);
-    await(&m->arrived, number / m->size * m->size + m->size);
-    sleep_us(100);
-    *out = in;
-    return SPDL_OK;
-}
-
 /* The slot of a ticket is told without a division: for every number of slots and every ticket. */
 static void slots_are_tickets_modulo_their_number(void) {
     uint64_t state = test_seed();
@@ -208,6 +192,22 @@ static void slots_are_tickets_modulo_their_number(void) {
         }
         spdl_pipeline_destroy(p);
     }
+}
+
+/* --- concurrency --- */
+
+typedef struct meeting {
+    int size, arrived;
+} meeting;
+
+/* Nobody leaves before `size` calls are inside. The sleep shows that a call is worth a worker. */
+SPDL_FN(meet, item, item) {
+    meeting *m = (meeting *)spdl_ctx(task);
+    const int number = __atomic_fetch_add(&m->arrived, 1, __ATOMIC_ACQ_REL);
+    await(&m->arrived, number / m->size * m->size + m->size);
+    sleep_us(100);
+    *out = in;
+    return SPDL_OK;
 }
 
 static void calls_run_at_the_same_time(void) {
