@@ -585,13 +585,13 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    and stages further up work on the next epoch meanwhile. An error ends this epoch and all others.
 
    Groups of tiny items. A worker takes several items at once when the stage has been quick (about
-   10 microseconds of work, 32 items at most), and brings each through all stages in a row that keep
-   the input order and take less than a microsecond together (with a concurrency above 1 a quarter
-   each); then it is published, before the next. While a group of a few microseconds runs, nobody is
-   woken for the stages in front of it, as its worker comes to them next. So calls of such stages
-   should not wait for each other, nor for what others of the group or the stages in front of it do:
-   while one hangs, those may be called no more. (They can wait while a stage has never been quick:
-   items that take longer than that go one by one.)
+   10 microseconds of work, 32 items at most), and brings each through the stages behind it, as far
+   as all take less than a microsecond together (those with a concurrency above 1 a sixth of that),
+   and into the batch that is filled behind them; then it is published, before the next. While a
+   group of a few microseconds runs, nobody is woken for the stages in front of it, as its worker
+   comes to them next. So calls of such stages should not wait for each other, nor for what others
+   of the group or the stages in front of it do: while one hangs, those may be called no more. (They
+   can wait while a stage has never been quick: items that take longer than that go one by one.)
 
    A fed trainer. While most of the sink's buffer lies in front of the trainer, who takes slowly for
    what an item costs to make, nobody is woken to fill the rest: a quarter, or half while a worker
@@ -4497,7 +4497,7 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #ifndef SPDL__CHAIN_NS
 #define SPDL__CHAIN_NS 1000     /* what an item may take in all stages of a chain */
 #endif
-#define SPDL__LINK_NS (SPDL__CHAIN_NS / 4) /* and in one with a concurrency above 1 */
+#define SPDL__CHAIN_SHARE 6     /* part of that for stages that several workers could run at once */
 #define SPDL__WAKE_NS (5 * SPDL__CHAIN_NS) /* less than this is not worth waking somebody for */
 #define SPDL__QUICK_CALLS 64    /* and this many calls tell */
 #define SPDL__HELP_NS (20 * SPDL__WAKE_NS) /* more than this for an item always is */
@@ -4977,13 +4977,16 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    worker that is about to sleep passes over nothing. (QUICK and FED in tests/model/park.pml.)
 
    Chains. Handing on an item that was made in a few nanoseconds costs more than to make it. So a
-   worker that has claimed a group of a brief stage takes the locks of the brief stages behind it,
-   if nothing lies between them, and brings each item through all of them before the next: the
-   edges between see tickets go by, but no items. It is the reader of those edges all the while.
-   Only stages whose order makes others wait for the same item are chained: while one call takes
-   long after all, what others miss is the brief work they could have done ahead, as far as there is
-   room. `active` of the first stage stands for all; it has the lowest index, as a stop waits for
-   it first.
+   worker that has claimed a group of a brief stage takes the locks of the brief rows behind it, if
+   nothing lies between them, and brings each item through all of them before the next, at last into
+   the batch that is being filled. On the edges between nothing happens: who could put something
+   there or take it is locked out, and a result takes its ticket where it is put. Only the edge
+   behind the first stage may have tickets from the claim; they are passed over by the group. Stages
+   that several workers could run at once are chained if they are briefer still. While one call
+   takes long after all, what others miss is the brief work they could have done ahead, as far as
+   there is room; of a stage in whose order an item need not wait for it, more: that one is then
+   left out for a while. `active` of the first stage stands for all; it has the lowest index, as a
+   stop waits for it first.
 
    Orders. `closed`, `ended`, `open`, `leaving` and `stopping` go from 0 to 1 and stay: stored with
    release and loaded with acquire by whoever claims or looks, so that what was written before (an
@@ -5045,6 +5048,7 @@ typedef struct spdl__node {
     bool plain;      /* a pipe with nothing out of the ordinary */
     bool splits;     /* a branch whose batches are joined again */
     struct spdl__node *behind; /* the stage that may be chained behind this one, or NULL */
+    struct spdl__node *before; /* the row that writes `in`, or NULL */
     uint32_t above;  /* bit i: what row i makes can come here */
     int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
     uint8_t path[SPDL_MAX_STAGES];
@@ -5443,12 +5447,13 @@ SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node
     return spdl__merge_turn(p, node, &seen) >= 0;
 }
 
-/* What a call takes, if that is brief: the time is known, and two workers at once would not be
-   faster. Else more than any chain may take. */
+/* What a call costs in a chain: several times what it takes, if other workers could run such calls
+   meanwhile; if the time is not known or not brief, more than any chain may take. */
 SPDL__PRIVATE uint64_t spdl__node_brief_ns(const spdl__node *node) {
     const uint64_t ns = spdl__load_relaxed(&node->item_ns);
-    const uint64_t most = spdl__load_relaxed32(&node->limit) > 1 ? SPDL__LINK_NS : SPDL__CHAIN_NS;
-    return ns == 0 || ns > most ? SPDL__CHAIN_NS + 1 : ns;
+    if (node->row.kind == SPDL_KIND_BATCH) return 0;
+    if (ns == 0 || ns > SPDL__CHAIN_NS) return SPDL__CHAIN_NS + 1;
+    return spdl__load_relaxed32(&node->limit) > 1 ? ns * SPDL__CHAIN_SHARE : ns;
 }
 
 /* A brief stage in front of another one that can take no more calls now: who is there comes to this
@@ -5468,6 +5473,22 @@ SPDL__PRIVATE bool spdl__node_holds_back(const spdl__node *node, spdl__watch *wa
     return behind != NULL && spdl__load_relaxed32(&behind->active) != 0 &&
            spdl__node_brief_ns(node) + spdl__node_brief_ns(behind) <= SPDL__CHAIN_NS &&
            spdl__watch_read(watch) - spdl__load_relaxed(&behind->claimed_ns) < 2 * SPDL__CLAIM_NS;
+}
+
+/* A row that makes batches, behind a brief stage that was claimed just now: its worker comes here
+   next. Who takes the items one by one as they come only gets into its way. */
+SPDL__PRIVATE bool spdl__batch_holds_back(const spdl__node *node, spdl__watch *watch) {
+    const spdl__node *before = node->before;
+    const uint64_t enough = spdl__min((uint64_t)node->row.size, node->in->buffer_size / 2);
+    return enough > 1 && spdl__load_relaxed32(&before->active) != 0 &&
+           spdl__load_relaxed(&before->item_ns) <= SPDL__CHAIN_NS &&
+           !spdl__edge_ready(node->in, spdl__load_relaxed(&node->in->head) + enough - 1) &&
+           spdl__watch_read(watch) - spdl__load_relaxed(&before->claimed_ns) < 2 * SPDL__CLAIM_NS;
+}
+
+SPDL__PRIVATE bool spdl__row_holds_back(const spdl__node *node, spdl__watch *watch) {
+    return node->row.kind == SPDL_KIND_BATCH ? spdl__batch_holds_back(node, watch)
+                                             : spdl__node_holds_back(node, watch);
 }
 
 /* Any thread, without the lock: whether a step of this stage would do something. */
@@ -5839,7 +5860,6 @@ SPDL__INLINE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
     result = node->row.fn->call(task, task->in.item, out);
     spdl__call_end(task);
     spdl__store_relaxed32(&task->live, 0);
-    if (node->row.max_failure_rate > 0) spdl__add(&node->calls, 1);
     return result;
 }
 
@@ -5854,9 +5874,16 @@ SPDL__PRIVATE spdl_result spdl__task_emit(spdl_task *task, void *item) {
     return SPDL_OK;
 }
 
+/* One of several calls, maybe; with a failure rate they are counted. */
+SPDL__PRIVATE spdl_result spdl__task_try(spdl_task *task, void **out) {
+    const spdl_result result = spdl__task_attempt(task, out);
+    if (task->node->row.max_failure_rate > 0) spdl__add(&task->node->calls, 1);
+    return result;
+}
+
 /* Calls the function, and calls it again if it fails and may be repeated. */
 SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *counters, void **out) {
-    spdl_result result = spdl__task_attempt(task, out);
+    spdl_result result = spdl__task_try(task, out);
     int left = task->node->row.retries;
     task->cut_short = false;
     for (; left > 0 && spdl__result_fails(result) && !task->taken && task->split == NULL &&
@@ -5867,7 +5894,7 @@ SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *count
         }
         spdl__task_discard(task);
         spdl__count(&counters->retries, 1);
-        result = spdl__task_attempt(task, out);
+        result = spdl__task_try(task, out);
     }
     if (task->node->row.emits && result == SPDL_OK && *out != NULL)
         result = spdl_fail(task, "*out is set, but its row says .emits: results go to spdl_emit");
@@ -6038,7 +6065,6 @@ SPDL__PRIVATE void spdl__node_trust(spdl__node *node, uint64_t calls, uint64_t n
 SPDL__PRIVATE void spdl__node_learn(spdl__node *node, uint64_t calls, uint64_t ns) {
     const uint64_t each = ns / calls + 1;
     const uint64_t old = spdl__load_relaxed(&node->item_ns);
-    spdl__node_trust(node, calls, ns);
     if (old == 0)
         spdl__store_relaxed(&node->item_ns, each);
     else
@@ -6057,7 +6083,37 @@ SPDL__PRIVATE void spdl__node_book(spdl__node *node, spdl__counters *counters, u
                                    uint64_t failed, uint64_t ns) {
     if (calls == 0) return;
     spdl__counters_book(counters, calls, failed, ns);
-    spdl__node_learn(node, calls, ns);
+    spdl__node_trust(node, calls, ns);
+}
+
+/* Some of the calls of a group are timed one by one: to hand on what a call of a few nanoseconds
+   made takes longer than the call. */
+typedef struct spdl__sample {
+    spdl__watch *watch;
+    uint64_t since, calls, ns;
+} spdl__sample;
+
+#define SPDL__SAMPLE_EVERY 8
+#define SPDL__SAMPLE_FIRST 3 /* those in front have to wait for memory */
+
+SPDL__INLINE void spdl__sample_begin(spdl__sample *sample, uint32_t call) {
+    const bool taken = call % SPDL__SAMPLE_EVERY == SPDL__SAMPLE_FIRST;
+    sample->since = taken ? spdl__watch_read(sample->watch) : 0;
+}
+
+SPDL__INLINE void spdl__sample_end(spdl__sample *sample) {
+    if (sample->since == 0) return;
+    sample->ns += spdl__watch_read(sample->watch) - sample->since;
+    ++sample->calls;
+}
+
+/* What is learned of a group: from its sample if there is one, else from all. */
+SPDL__PRIVATE void spdl__sample_learn(const spdl__sample *sample, spdl__node *node, uint64_t calls,
+                                      uint64_t ns) {
+    if (sample->calls > 0)
+        spdl__node_learn(node, sample->calls, sample->ns);
+    else if (calls > 0)
+        spdl__node_learn(node, calls, ns);
 }
 
 /* Call `i` of a claim. */
@@ -6244,6 +6300,7 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
     spdl__counters *counters = &node->counters[worker];
     const uint64_t failures = spdl__load_relaxed(&counters->failures);
     spdl_task *task = spdl__task_for(p, node, worker);
+    spdl__sample sample = { &task->watch, 0, 0, 0 };
     uint64_t now = claim->now;
     bool again = true;
     uint32_t i;
@@ -6252,10 +6309,12 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
         spdl_result result;
         void *out;
         spdl__task_set(task, claim, i);
+        spdl__sample_begin(&sample, i);
         if (!spdl__pipe_call(task, counters, &result, &out)) { /* the only one of its claim */
             task->clock = 0; /* nobody has looked at it: the next call would seem to begin before */
             return;
         }
+        spdl__sample_end(&sample);
         if (claim->count == 1) now = spdl__watch_read(&task->watch);
         if (node->plain && result == SPDL_OK)
             spdl__plain_settle(task, counters, out, now);
@@ -6269,6 +6328,7 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
     spdl__group_end(p, node, counters, i, now - claim->now);
     spdl__node_book(node, counters, i, spdl__load_relaxed(&counters->failures) - failures,
                     now - claim->now);
+    spdl__sample_learn(&sample, node, i, now - claim->now);
     task->clock = now;
     spdl__node_leave(p, node, now);
 }
@@ -6315,6 +6375,7 @@ SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__cl
     spdl__counters *counters = &node->counters[worker];
     const uint64_t failures = spdl__load_relaxed(&counters->failures);
     spdl_task *task = spdl__task_for(p, node, worker);
+    spdl__sample sample = { &task->watch, 0, 0, 0 };
     uint64_t now = claim->now, ends = 0;
     bool again = true;
     uint32_t i;
@@ -6325,7 +6386,9 @@ SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__cl
         void *out = NULL;
         spdl_result result;
         task->sequence = node->made;
+        spdl__sample_begin(&sample, i);
         result = spdl__task_call(task, counters, &out);
+        spdl__sample_end(&sample);
         if (claim->count == 1) now = spdl__watch_read(&task->watch);
         again = spdl__source_settle(task, counters, result, out, now) && !spdl__pipeline_halted(p);
         if (result == SPDL_END) ++ends; /* the call that told the end is not a task */
@@ -6337,29 +6400,78 @@ SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__cl
     spdl__group_end(p, node, counters, i - ends, now - claim->now);
     spdl__node_book(node, counters, i - ends, spdl__load_relaxed(&counters->failures) - failures,
                     now - claim->now);
+    spdl__sample_learn(&sample, node, i - ends, now - claim->now);
     task->clock = now;
     spdl__node_leave(p, node, now);
+}
+
+/* --- batches, under the lock of their row --- */
+
+SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                   uint64_t now) {
+    spdl__batch *batch = node->open_batch;
+    const uint64_t number = node->number++;
+    node->open_batch = NULL;
+    batch->shown.sequence = number;
+    spdl__count(&counters->tasks, 1);
+    spdl__count(&counters->made, 1);
+    spdl__node_reserve(p, node, 1);
+    if (SPDL__TRACED(p->trace)) spdl__trace_batch(p, node, counters, number, now);
+    spdl__node_put(p, node, 0, batch, spdl__origin(number, (unsigned)node->index), now);
+    if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out);
+}
+
+/* How many items the open batch has room for. None when there is no memory for one, or no room
+   behind. */
+SPDL__PRIVATE uint64_t spdl__batch_room(spdl_pipeline *p, spdl__node *node) {
+    spdl__batch *batch = node->open_batch;
+    if (batch == NULL) {
+        if (spdl__node_room(p, node) == 0) return 0;
+        batch = node->open_batch = spdl__batch_get(node->batches);
+        if (batch == NULL) {
+            spdl__node_fail(p, node, node->out.tail, node->number, SPDL_E_NOMEM,
+                            "no memory for another batch");
+            return 0;
+        }
+    }
+    return (uint64_t)node->row.size - batch->shown.count;
+}
+
+/* Puts one item into the open batch, which is handed on when it is full. */
+SPDL__PRIVATE void spdl__batch_add(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                   const spdl__emitted *got, uint64_t now) {
+    spdl__batch *batch = node->open_batch;
+    batch->owner[batch->shown.count] = (uint8_t)spdl__owner(got->origin);
+    batch->shown.items[batch->shown.count++] = got->item;
+    if (SPDL__TRACED(node->in->lane)) spdl__trace_item(node, got->origin >> 8);
+    if (batch->shown.count == (size_t)node->row.size) spdl__batch_put(p, node, counters, now);
 }
 
 /* --- chains --- */
 
 #define SPDL__LINKS 8
-#define SPDL__CHAIN_TIMED 32 /* one chain in so many is timed */
+#define SPDL__CHAIN_TIMED 32 /* in one chain of so many ... */
+#define SPDL__ITEMS_TIMED 8  /* ... so many items are timed */
 
 /* A stage of a chain. */
 typedef struct spdl__link {
     spdl__node *node;
     spdl__counters *counters;
-    uint64_t calls, passed, failures;
-    uint64_t room; /* for results of its own; there may be more */
-    uint64_t ns;   /* of its calls */
+    uint64_t calls;
+    uint64_t dropped;  /* calls whose item went no further */
+    uint64_t failures; /* there were before */
+    uint64_t ns;       /* of its calls */
+    uint64_t timed, timed_ns; /* those that were timed one by one */
 } spdl__link;
 
 typedef struct spdl__chain {
     int opened; /* of one link: none */
     int links;  /* those not given up for lack of room */
-    bool timed;
+    bool all_timed;
     bool over; /* no call is to follow the last one */
+    bool packs; /* the last link is a row that makes batches */
+    uint64_t room; /* behind the last link, or in its batch; there may be more */
+    uint64_t to_time; /* items whose calls are timed */
     uint64_t since;
     uint64_t lap;  /* when the last call that was timed ended */
     uint64_t away; /* what waking the trainer took */
@@ -6368,189 +6480,268 @@ typedef struct spdl__chain {
 
 typedef enum spdl__link_end { SPDL__PASSED, SPDL__DROPPED, SPDL__OVER } spdl__link_end;
 
-SPDL__PRIVATE void spdl__chain_add(spdl__chain *chain, spdl__node *node, int worker,
-                                   uint64_t room) {
+SPDL__PRIVATE void spdl__chain_add(spdl__chain *chain, spdl__node *node, int worker) {
     spdl__link *link = &chain->link[chain->links++];
     chain->opened = chain->links;
     link->node = node;
-    link->room = room;
     link->counters = &node->counters[worker];
-    link->calls = link->passed = link->ns = 0;
+    link->calls = link->dropped = link->ns = link->timed = link->timed_ns = 0;
     link->failures = spdl__load_relaxed(&link->counters->failures);
 }
 
-/* Whether the stage behind the last link can follow it, as nothing that was handed on before waits
-   to be taken: how many results it has room for, or 0. A guess without its lock, exact with it. */
-SPDL__PRIVATE uint64_t spdl__chain_follows(const spdl_pipeline *p, const spdl__chain *chain,
+/* Whether items may overtake others in this stage. */
+SPDL__PRIVATE bool spdl__node_overtakes(const spdl__node *node) {
+    return !node->ordered && node->row.max_concurrency > 1;
+}
+
+/* Whether the row behind the last link can follow it, as nothing that was handed on before waits to
+   be taken, or is still to come. A guess without its lock, exact with it. */
+SPDL__PRIVATE bool spdl__chain_follows(const spdl_pipeline *p, const spdl__chain *chain,
                                        const spdl__claim *claim) {
     const spdl__node *last = chain->link[chain->links - 1].node, *node = last->behind;
     uint64_t next = spdl__load_relaxed(&last->out.tail);
     if (last->by_ticket)
         next = chain->links == 1 ? claim->ticket : spdl__load_relaxed(&last->out.reserved);
-    if (spdl__load_relaxed(&last->out.head) != next || spdl__load_relaxed32(&node->finished) ||
-        spdl__load32(&node->closed) ||
-        spdl__load32(&node->active) >= spdl__load_relaxed32(&node->limit))
-        return 0;
-    return spdl__node_room(p, node);
+    else if (chain->links > 1 && spdl__load32(&last->active) != 0)
+        return false;
+    return spdl__load_relaxed(&last->out.head) == next && !spdl__load_relaxed32(&node->finished) &&
+           !spdl__load32(&node->closed) &&
+           spdl__load32(&node->active) < spdl__load_relaxed32(&node->limit) &&
+           spdl__node_room(p, node) > 0;
 }
 
-/* Behind a claim: locks the stages that its items are brought through. */
+/* Whether a row may be a link now: not before its calls are to be measured by themselves; nor, if
+   others need not wait for it, after it was slow. */
+SPDL__PRIVATE bool spdl__node_links(const spdl__node *node, uint64_t now, int worker) {
+    if (node->row.kind == SPDL_KIND_BATCH) return true;
+    return !spdl__meter_is_due(&node->counters[worker]) &&
+           (!spdl__node_overtakes(node) || now >= spdl__load_relaxed(&node->wary_until));
+}
+
+/* Behind a claim: locks the rows that its items are brought through. What the first one takes is
+   its time alone, as others may claim it meanwhile. */
 SPDL__PRIVATE void spdl__chain_open(spdl_pipeline *p, spdl__chain *chain, spdl__node *node,
                                     const spdl__claim *claim, int worker) {
-    uint64_t left = SPDL__CHAIN_NS, ns = spdl__node_brief_ns(node), room;
+    uint64_t ns = spdl__load_relaxed(&node->item_ns), left = SPDL__CHAIN_NS;
     chain->links = 0;
-    spdl__chain_add(chain, node, worker, claim->count);
-    if (claim->flush || SPDL__TRACED(p->trace)) return;
+    spdl__chain_add(chain, node, worker);
+    if (ns == 0 || claim->flush || SPDL__TRACED(p->trace)) return;
     while (ns <= left && chain->links < SPDL__LINKS && node->behind != NULL &&
-           !spdl__meter_is_due(&node->counters[worker])) {
+           spdl__node_links(node, claim->now, worker)) {
         left -= ns;
         node = node->behind;
         ns = spdl__node_brief_ns(node);
-        if (ns > left || spdl__meter_is_due(&node->counters[worker]) ||
+        if (ns > left || !spdl__node_links(node, claim->now, worker) ||
             !spdl__chain_follows(p, chain, claim) || !spdl__try_lock(&node->lock))
             return;
-        room = spdl__pipeline_halted(p) ? 0 : spdl__chain_follows(p, chain, claim);
-        if (room == 0) {
+        if (spdl__pipeline_halted(p) || !spdl__chain_follows(p, chain, claim)) {
             spdl__spin_unlock(&node->lock);
             return;
         }
         spdl__store_relaxed32(&node->chained, 1);
-        spdl__chain_add(chain, node, worker, room);
+        spdl__chain_add(chain, node, worker);
     }
 }
 
-/* The call of one link. What it hands on is *got. */
-SPDL__INLINE spdl__link_end spdl__link_call(spdl_task *task, spdl__link *link,
-                                            spdl__emitted *got) {
+/* After a call of a link but the one that hands on its input: *got is what it does. */
+SPDL__PRIVATE spdl__link_end spdl__link_settle(spdl_task *task, const spdl__chain *chain,
+                                               spdl__link *link, spdl_result result, void *out,
+                                               spdl__emitted *got) {
     spdl__node *node = link->node;
-    const spdl__emitted in = task->in;
-    void *out = NULL;
-    const spdl_result result = spdl__task_attempt(task, &out);
-    if (result == SPDL_END && node->in == NULL) {
-        spdl__source_end(task->pipeline, node, task->clock);
-        return SPDL__OVER;
-    }
-    ++link->calls;
-    if (result == SPDL_OK && node->in != NULL && out == in.item) {
-        *got = in;
-        return SPDL__PASSED;
-    }
-    if (node->in != NULL && !task->taken) spdl__item_free(task->pipeline, in.item, in.origin);
+    if (!task->taken) spdl__item_free(task->pipeline, task->in.item, task->in.origin);
     if (result == SPDL_OK) {
         got->item = out;
         got->origin = spdl__origin(task->sequence, (unsigned)node->index);
         spdl__count(&link->counters->made, 1);
-        if (node->in == NULL) spdl__store_relaxed(&node->made, node->made + 1);
         return SPDL__PASSED;
     }
+    ++link->dropped;
     if (result == SPDL_SKIP) {
         spdl__count(&link->counters->skips, 1);
         return SPDL__DROPPED;
     }
+    /* the first link has its tickets from the claim, the others take theirs when they put */
+    if (link != chain->link) task->ticket = node->out.reserved;
     return spdl__task_failed(task, link->counters, result) ? SPDL__OVER : SPDL__DROPPED;
 }
 
-/* The reader of an edge whose next result did not come by it: its ticket is over. */
-SPDL__INLINE void spdl__edge_pass(spdl__edge *edge, bool by_ticket) {
-    const uint64_t ticket = edge->head;
-    spdl__store(&edge->taken, edge->taken + 1); /* this and head as in edge_advance */
-    if (!by_ticket) return;
-    /* no ticket of this slot is ready with that; each lap leaves a stamp, or an old one might fit
-       some day */
-    spdl__store_relaxed32(&edge->slots[edge->at].stamp, (uint32_t)ticket);
-    edge->at = spdl__edge_behind(edge, edge->at);
-    spdl__store(&edge->head, ticket + 1);
+/* The call of a source. */
+SPDL__INLINE spdl__link_end spdl__link_feed(spdl_task *task, const spdl__chain *chain,
+                                            spdl__link *link, spdl__emitted *got) {
+    spdl__node *node = link->node;
+    const uint64_t made = node->made;
+    void *out = NULL;
+    spdl_result result;
+    task->in.item = NULL;
+    task->sequence = made;
+    result = spdl__task_attempt(task, &out);
+    if (SPDL__LIKELY(result == SPDL_OK)) {
+        got->item = out;
+        got->origin = spdl__origin(made, (unsigned)node->index);
+        spdl__count(&link->counters->made, 1);
+        spdl__store_relaxed(&node->made, made + 1);
+        return SPDL__PASSED;
+    }
+    if (result != SPDL_END) return spdl__link_settle(task, chain, link, result, out, got);
+    spdl__source_end(task->pipeline, node, task->clock);
+    return SPDL__OVER;
+}
+
+/* The call of any other stage: *got comes in, and what it hands on goes out. */
+SPDL__INLINE spdl__link_end spdl__link_call(spdl_task *task, const spdl__chain *chain,
+                                            spdl__link *link, spdl__emitted *got) {
+    void *out = NULL;
+    spdl_result result;
+    task->in = *got;
+    task->sequence = got->origin >> 8;
+    result = spdl__task_attempt(task, &out);
+    if (SPDL__LIKELY(result == SPDL_OK && out == got->item)) return SPDL__PASSED;
+    return spdl__link_settle(task, chain, link, result, out, got);
+}
+
+/* After a stop nothing more is called: what this link handed on is freed. */
+SPDL__PRIVATE void spdl__link_abandon(const spdl_task *task, spdl__link *link,
+                                      const spdl__emitted *got) {
+    spdl__item_free(task->pipeline, got->item, got->origin);
+    spdl__count(&link->counters->freed, 1);
+    ++link->dropped;
+}
+
+/* The reader of an edge that `count` results did not come by. With tickets: of what was given out
+   together, up to the failure that ended the pipeline. */
+SPDL__PRIVATE void spdl__edge_pass(spdl__node *node, uint64_t count) {
+    spdl__edge *edge = &node->out;
+    uint64_t head = edge->head;
+    const uint64_t end = spdl__min(head + count, spdl__load(&node->cut));
+    spdl__store(&edge->taken, edge->taken + count); /* this and head as in edge_advance */
+    if (!node->by_ticket) return;
+    for (; head < end; ++head) {
+        /* no ticket of this slot is ready with that; each lap leaves a stamp, or an old one might
+           fit some day */
+        spdl__store_relaxed32(&edge->slots[edge->at].stamp, (uint32_t)head);
+        edge->at = spdl__edge_behind(edge, edge->at);
+    }
+    spdl__store(&edge->head, head);
 }
 
 /* Gives up the links from `from` on: what they read is there for others. */
 SPDL__PRIVATE void spdl__chain_cut(spdl__chain *chain, int from) {
     int k;
     for (k = chain->links - 1; k >= from; --k) {
-        spdl__node *node = chain->link[k].node;
-        const uint64_t passed = chain->link[k - 1].passed;
-        if (passed > 0) spdl__advance(&node->in->items, passed);
-        spdl__store_relaxed32(&node->chained, 0);
-        spdl__spin_unlock(&node->lock);
+        const spdl__link *link = &chain->link[k];
+        if (link->calls > 0) spdl__advance(&link->node->in->items, link->calls);
+        spdl__store_relaxed32(&link->node->chained, 0);
+        spdl__spin_unlock(&link->node->lock);
     }
     chain->links = from;
 }
 
-/* Whether link `k` may be called, and has room for a result. If not, the chain ends before it. */
-SPDL__INLINE bool spdl__link_ready(const spdl_pipeline *p, spdl__chain *chain, int k) {
-    spdl__link *link = &chain->link[k];
-    if (link->room == 0) link->room = spdl__node_room(p, link->node);
-    if (link->room == 0 || spdl__pipeline_halted(p)) spdl__chain_cut(chain, k);
-    else --link->room;
-    return k < chain->links;
+/* Where the chain has no room behind it any more, it ends further up; with a single link it is no
+   chain. */
+SPDL__PRIVATE void spdl__chain_fit(spdl_pipeline *p, spdl__chain *chain) {
+    int last = chain->links;
+    while (--last > 0) {
+        spdl__node *node = chain->link[last].node;
+        chain->packs = node->row.kind == SPDL_KIND_BATCH;
+        chain->room = chain->packs ? spdl__batch_room(p, node) : spdl__node_room(p, node);
+        if (chain->room > 0) break;
+    }
+    if (last + 1 < chain->links) spdl__chain_cut(chain, last + 1);
 }
 
-/* One item comes to link `k` > 0. */
-SPDL__INLINE void spdl__link_take(spdl_task *task, spdl__node *node, const spdl__emitted *in) {
-    task->node = node;
-    task->in = *in;
-    task->sequence = in->origin >> 8;
-    task->ticket = node->out.reserved;
-    spdl__advance(&node->out.reserved, 1);
-}
-
-/* Hands on what the last link made. */
-SPDL__INLINE void spdl__chain_put(spdl_task *task, spdl__chain *chain, spdl__node *node,
-                                  const spdl__emitted *got, uint64_t since) {
+/* Hands on what the last stage made. */
+SPDL__INLINE void spdl__chain_put(spdl_task *task, spdl__chain *chain, const spdl__emitted *got,
+                                  uint64_t since) {
     spdl_pipeline *p = task->pipeline;
+    const spdl__link *last = &chain->link[chain->links - 1];
+    spdl__node *node = last->node;
     const bool wakes = &node->out == p->sink && spdl__load_relaxed32(&p->fed.waiters) != 0;
     const uint64_t before = wakes ? spdl__watch_read(&task->watch) : 0;
-    spdl__node_put(p, node, task->ticket, got->item, got->origin, since);
-    if (!wakes) return;
-    chain->lap = spdl__watch_read(&task->watch);
-    chain->away += chain->lap - before;
-}
-
-/* Item `i` of the claim through all links. False when there is to be no other. */
-SPDL__INLINE bool spdl__chain_item(spdl_task *task, spdl__chain *chain, const spdl__claim *claim,
-                                   uint32_t i) {
-    spdl_pipeline *p = task->pipeline;
-    spdl__link *link = chain->link;
-    spdl__emitted got = { NULL, 0 };
-    spdl__link_end end;
-    int k = 0;
-    task->node = link->node;
-    spdl__task_set(task, claim, i);
-    if (link->node->in == NULL) task->sequence = link->node->made;
-    for (;; ++link) {
-        end = spdl__link_call(task, link, &got);
-        if (chain->timed) {
-            const uint64_t now = spdl__watch_read(&task->watch);
-            link->ns += now - chain->lap;
-            chain->lap = now;
-        }
-        if (end == SPDL__OVER || ++k == chain->links) break;
-        if (end == SPDL__PASSED && !spdl__link_ready(p, chain, k)) break;
-        spdl__edge_pass(&link->node->out, link->node->by_ticket);
-        if (end == SPDL__DROPPED) return true;
-        ++link->passed;
-        spdl__link_take(task, link[1].node, &got);
-        SPDL_TEST_POINT("pipeline chained");
+    --chain->room;
+    if (chain->packs) {
+        spdl__batch_add(p, node, last->counters, got, since);
+    } else {
+        spdl__advance(&node->out.reserved, 1);
+        spdl__node_put(p, node, node->out.reserved - 1, got->item, got->origin, since);
     }
-    if (end == SPDL__PASSED)
-        spdl__chain_put(task, chain, link->node, &got, claim->now);
-    else if (end == SPDL__DROPPED)
-        spdl__node_put_hole(p, link->node, task->ticket, claim->now);
-    return end != SPDL__OVER;
+    if (wakes) chain->away += spdl__watch_read(&task->watch) - before;
 }
 
-/* What the links took, as the share of what their calls took when they were timed. When that is
-   much more than it should be, one call was slow and nobody knows which: from now on all are timed,
-   20 times as long as that took: so of a wrong stage is told a twentieth of the time at most. */
-SPDL__PRIVATE void spdl__chain_share(spdl__chain *chain, spdl_task *task, uint64_t ns) {
-    uint64_t expected = 0;
+SPDL__PRIVATE void spdl__chain_lap(spdl_task *task, spdl__chain *chain, spdl__link *link) {
+    const uint64_t now = spdl__watch_read(&task->watch);
+    link->timed_ns += now - chain->lap;
+    ++link->timed;
+    chain->lap = now;
+}
+
+/* Item `i` of the claim through all links. What it does at the last is put at once: the source may
+   take its time before it makes another. */
+SPDL__INLINE spdl__link_end spdl__chain_item(spdl_task *task, spdl__chain *chain,
+                                             const spdl__claim *claim, uint32_t i) {
+    spdl__link *link = chain->link;
+    spdl__link *const last = link + chain->links - (chain->packs ? 2 : 1);
+    spdl__emitted got = claim->in[i];
+    const bool timed = chain->to_time > 0;
+    spdl__link_end end;
+    if (SPDL__UNLIKELY(timed)) {
+        --chain->to_time;
+        chain->lap = spdl__watch_read(&task->watch);
+    }
+    task->node = link->node;
+    task->ticket = claim->ticket + i;
+    if (link->node->in == NULL)
+        end = spdl__link_feed(task, chain, link, &got);
+    else
+        end = spdl__link_call(task, chain, link, &got);
+    for (;;) {
+        if (SPDL__UNLIKELY(timed)) spdl__chain_lap(task, chain, link);
+        if (end != SPDL__PASSED) return end;
+        if (link == last) break;
+        if (SPDL__UNLIKELY(spdl__pipeline_halted(task->pipeline))) {
+            spdl__link_abandon(task, link, &got);
+            return SPDL__OVER;
+        }
+        ++link;
+        task->node = link->node;
+        SPDL_TEST_POINT("pipeline chained");
+        end = spdl__link_call(task, chain, link, &got);
+    }
+    spdl__chain_put(task, chain, &got, claim->now);
+    return SPDL__PASSED;
+}
+
+/* What the links should have taken, by what their calls took when they were timed. */
+SPDL__PRIVATE uint64_t spdl__chain_expected(const spdl__chain *chain) {
+    uint64_t ns = 0;
     int k;
     for (k = 0; k < chain->opened; ++k)
-        expected += chain->link[k].calls * spdl__load_relaxed(&chain->link[k].node->item_ns);
+        ns += chain->link[k].calls * spdl__load_relaxed(&chain->link[k].node->item_ns);
+    return ns;
+}
+
+/* What they took, as their shares of that. When it is much more than it should be, one call was
+   slow and nobody knows which: from now on all are timed, 20 times as long as that took: so of a
+   wrong stage is told a twentieth of the time at most. */
+SPDL__PRIVATE void spdl__chain_share(spdl__chain *chain, spdl_task *task, uint64_t ns,
+                                     uint64_t expected) {
+    int k;
     for (k = 0; k < chain->opened && expected > 0; ++k) {
         spdl__link *link = &chain->link[k];
         link->ns = ns * (link->calls * spdl__load_relaxed(&link->node->item_ns)) / expected;
+        if (chain->all_timed) link->ns = link->timed_ns;
     }
-    if (ns > 2 * expected + 2000) task->timed_until = task->clock + 20 * ns;
+    if (!chain->all_timed && ns > 2 * expected + 2 * SPDL__WAKE_NS)
+        task->timed_until = task->clock + 20 * ns;
+}
+
+/* A call was slow, while others could have gone on with what it locked: they can, so long that no
+   more than a twentieth of the time is lost. */
+SPDL__PRIVATE void spdl__chain_judge(const spdl__chain *chain, uint64_t ns, uint64_t expected,
+                                     uint64_t now) {
+    int k;
+    if (ns <= 2 * expected + 4 * SPDL__WAKE_NS) return;
+    for (k = 0; k < chain->opened; ++k)
+        spdl__store_relaxed(&chain->link[k].node->wary_until, now + 20 * ns);
 }
 
 /* The reader of this edge was at work for `ns` while nothing lay there: it did not wait then. */
@@ -6559,46 +6750,72 @@ SPDL__PRIVATE void spdl__edge_worked(spdl__edge *edge, uint64_t ns) {
     if (since != 0) (void)spdl__cas_relaxed(&edge->wait_since, &since, since + ns);
 }
 
-SPDL__PRIVATE void spdl__link_book(spdl__link *link, bool timed) {
+SPDL__PRIVATE void spdl__link_book(spdl__link *link) {
     const uint64_t failures = spdl__load_relaxed(&link->counters->failures) - link->failures;
     if (link->calls > 0) {
-        spdl__counters_book(link->counters, link->calls, failures, link->ns);
-        if (timed)
-            spdl__node_learn(link->node, link->calls, link->ns);
-        else
-            spdl__node_trust(link->node, link->calls, link->ns);
+        spdl__node_book(link->node, link->counters, link->calls, failures, link->ns);
+        if (link->timed > 0) spdl__node_learn(link->node, link->timed, link->timed_ns);
     }
     link->counters->meter_due -= (int64_t)link->ns;
 }
 
-/* The locks are given up before the first stage is left, which a stop waits for. */
-SPDL__PRIVATE void spdl__chain_close(spdl_pipeline *p, spdl__chain *chain, spdl_task *task) {
+/* The first stage is left after this: a stop waits for it, and then for the locks. */
+SPDL__PRIVATE void spdl__chain_close(spdl__chain *chain, spdl_task *task) {
+    const uint64_t ns = task->clock - chain->since - chain->away;
+    const uint64_t expected = spdl__chain_expected(chain);
     int k;
-    if (!chain->timed) spdl__chain_share(chain, task, task->clock - chain->since - chain->away);
+    spdl__chain_share(chain, task, ns, expected);
+    spdl__chain_judge(chain, ns, expected, task->clock);
     for (k = 0; k < chain->opened; ++k) {
         spdl__link *link = &chain->link[k];
-        spdl__link_book(link, chain->timed);
+        if (link->node->row.kind == SPDL_KIND_BATCH) continue;
+        spdl__link_book(link);
         if (k > 0 && k < chain->links && spdl__load_relaxed32(&link->node->limit) == 1)
             spdl__edge_worked(link->node->in, link->ns);
     }
     spdl__chain_cut(chain, 1);
-    spdl__node_leave(p, chain->link[0].node, task->clock);
 }
 
-/* The items of a claim through the chain; how many were begun. */
-SPDL__PRIVATE uint32_t spdl__chain_group(spdl_task *task, spdl__chain *chain, spdl__claim *claim) {
+/* `items` have come to the first link. */
+SPDL__PRIVATE void spdl__chain_count(spdl__chain *chain, uint64_t items) {
+    uint64_t calls = chain->link[0].calls + items;
+    int k;
+    for (k = 0; k < chain->links; ++k) {
+        chain->link[k].calls = calls;
+        calls -= chain->link[k].dropped;
+    }
+}
+
+/* Items of a claim through the chain, from `from` on, until it has no room; which is the next. */
+SPDL__PRIVATE uint32_t spdl__chain_group(spdl_task *task, spdl__chain *chain,
+                                         const spdl__claim *claim, uint32_t from) {
     spdl_pipeline *p = task->pipeline;
-    const bool source = chain->link[0].node->in == NULL;
-    bool again = true;
-    uint32_t i;
-    if (source) memset(claim->in, 0, claim->count * sizeof(claim->in[0]));
-    for (i = 0; i < claim->count && again; ++i) {
-        again = spdl__chain_item(task, chain, claim, i) && !spdl__pipeline_halted(p);
-        if (again && i + 1 < claim->count && &chain->link[chain->links - 1].node->out != p->sink)
+    spdl__node *first = chain->link[0].node;
+    const bool hints = &chain->link[chain->links - 1].node->out != p->sink;
+    uint32_t i = from;
+    while (i < claim->count && chain->room > 0 && !chain->over) {
+        chain->over = spdl__chain_item(task, chain, claim, i) == SPDL__OVER;
+        if (!chain->over || !spdl__load32(&first->ended)) ++i; /* that call was no item */
+        if (spdl__pipeline_halted(p)) chain->over = true;
+        if (hints && !chain->over && i < claim->count && (!chain->packs || chain->room == 0))
             spdl__pipeline_hint(p);
     }
-    chain->over = !again;
+    spdl__edge_pass(first, i - from);
+    spdl__chain_count(chain, i - from);
     return i;
+}
+
+/* What a chain that has lost all links but the first has not begun. */
+SPDL__PRIVATE void spdl__chain_rest(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
+                                    uint32_t from, int worker) {
+    claim->now = p->task[worker].clock;
+    claim->ticket += from;
+    claim->count -= from;
+    memmove(claim->in, claim->in + from, claim->count * sizeof(claim->in[0]));
+    if (node->in != NULL)
+        spdl__pipe_run(p, node, claim, worker);
+    else
+        spdl__source_run(p, node, claim, worker);
 }
 
 /* A source has one call at a time, so whoever is inside may claim again without its lock. Whether
@@ -6623,65 +6840,45 @@ SPDL__PRIVATE void spdl__chain_run(spdl_pipeline *p, spdl__chain *chain, spdl__c
     spdl__counters *counters = chain->link[0].counters;
     spdl_task *task = spdl__task_for(p, node, worker);
     uint32_t i;
-    chain->since = chain->lap = claim->now;
+    chain->since = claim->now;
     chain->away = 0;
+    chain->over = false;
+    task->flushing = false;
     spdl__advance(&counters->chains, 1);
-    chain->timed = counters->chains % SPDL__CHAIN_TIMED == 0 || claim->now < task->timed_until;
+    chain->all_timed = claim->now < task->timed_until;
+    chain->to_time = counters->chains % SPDL__CHAIN_TIMED == 0 ? SPDL__ITEMS_TIMED : 0;
+    if (chain->all_timed) chain->to_time = UINT64_MAX;
     do {
-        i = spdl__chain_group(task, chain, claim);
+        i = 0;
+        spdl__chain_fit(p, chain);
+        while (i < claim->count && chain->links > 1 && !chain->over) {
+            i = spdl__chain_group(task, chain, claim, i);
+            if (chain->room == 0) spdl__chain_fit(p, chain);
+        }
         task->clock = spdl__watch_read(&task->watch);
     } while (spdl__chain_again(p, chain, claim, task->clock));
+    spdl__chain_close(chain, task);
+    if (i < claim->count && !chain->over) {
+        spdl__chain_rest(p, node, claim, i, worker);
+        return;
+    }
     if (node->in != NULL)
         spdl__pipe_abandon(p, counters, claim, i);
     else if (i < claim->count)
         spdl__add(&node->out.refunds, claim->count - i);
-    spdl__chain_close(p, chain, task);
+    spdl__node_leave(p, node, task->clock);
 }
 
 /* --- rows without calls: all of it under the lock --- */
 
-SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                   uint64_t now) {
-    spdl__batch *batch = node->open_batch;
-    const uint64_t number = node->number++;
-    node->open_batch = NULL;
-    batch->shown.sequence = number;
-    spdl__count(&counters->tasks, 1);
-    spdl__count(&counters->made, 1);
-    spdl__node_reserve(p, node, 1);
-    if (SPDL__TRACED(p->trace)) spdl__trace_batch(p, node, counters, number, now);
-    spdl__node_put(p, node, 0, batch, spdl__origin(number, (unsigned)node->index), now);
-    if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out);
-}
-
-/* Puts one item into the open batch. False when there is no memory for one, or no room behind. */
-SPDL__PRIVATE bool spdl__batch_add(spdl_pipeline *p, spdl__node *node, spdl__cursor *c) {
-    spdl__batch *batch = node->open_batch;
-    spdl__emitted got;
-    if (batch == NULL) {
-        if (spdl__node_room(p, node) == 0) return false;
-        batch = node->open_batch = spdl__batch_get(node->batches);
-        if (batch == NULL) {
-            spdl__node_fail(p, node, node->out.tail, node->number, SPDL_E_NOMEM,
-                            "no memory for another batch");
-            return false;
-        }
-    }
-    got = spdl__cursor_take(c);
-    batch->owner[batch->shown.count] = (uint8_t)spdl__owner(got.origin);
-    batch->shown.items[batch->shown.count++] = got.item;
-    if (SPDL__TRACED(node->in->lane)) spdl__trace_item(node, got.origin >> 8);
-    return true;
-}
-
 /* The input has ended, or an epoch: what is left goes on, or is returned to be freed without the
-   lock. */
+   lock. (A chain opens a batch before it has an item for it.) */
 SPDL__PRIVATE spdl__batch *spdl__batch_rest(spdl_pipeline *p, spdl__node *node,
                                             spdl__counters *counters, uint64_t now) {
     spdl__batch *batch = node->open_batch;
     const bool closed = spdl__load32(&node->closed) != 0;
     if (batch == NULL) return NULL;
-    if (!node->row.drop_last && !closed) {
+    if (!node->row.drop_last && !closed && batch->shown.count > 0) {
         spdl__batch_put(p, node, counters, now);
         return NULL;
     }
@@ -6698,9 +6895,10 @@ SPDL__PRIVATE spdl__batch *spdl__batch_fill(spdl_pipeline *p, spdl__node *node,
     spdl__sight sight = spdl__cursor_look(c);
     spdl__batch *dropped = NULL;
     for (; sight == SPDL__AN_ITEM; sight = spdl__cursor_look(c)) {
-        if (!spdl__batch_add(p, node, c)) return NULL;
-        if (node->open_batch->shown.count == (size_t)node->row.size)
-            spdl__batch_put(p, node, counters, now);
+        spdl__emitted got;
+        if (spdl__batch_room(p, node) == 0) return NULL;
+        got = spdl__cursor_take(c);
+        spdl__batch_add(p, node, counters, &got, now);
     }
     if (sight == SPDL__A_MARK && spdl__node_room(p, node) > 0) {
         dropped = spdl__batch_rest(p, node, counters, now);
@@ -7037,7 +7235,7 @@ SPDL__PRIVATE bool spdl__pipeline_step(const spdl__crew *crew, int worker) {
     if (spdl__pipeline_halted(p) || !spdl__load32(&p->open)) return false;
     for (i = p->count - 1; i >= 0 && !done; --i) {
         if (!(crew->rows >> i & 1) || !spdl__node_runnable(p, &p->node[i]) ||
-            spdl__node_holds_back(&p->node[i], &p->task[worker].watch))
+            spdl__row_holds_back(&p->node[i], &p->task[worker].watch))
             continue;
         tried = true;
         done = spdl__node_step(crew, &p->node[i], worker);
@@ -7157,6 +7355,7 @@ SPDL__PRIVATE void spdl__foreign_book(spdl_pipeline *p, spdl__node *node,
     spdl__count(&counters->skips, call->skips);
     spdl__count(&counters->failures, call->failures);
     spdl__node_book(node, counters, 1, call->failures, now - since);
+    spdl__node_learn(node, 1, now - since);
     spdl__spin_unlock(&p->foreign_lock);
 }
 
@@ -8342,8 +8541,9 @@ SPDL__PRIVATE void spdl__node_place(spdl_pipeline *p, spdl__node *node, const sp
 SPDL__PRIVATE bool spdl__node_chains(const spdl__node *node) {
     const spdl_stage *row = &node->row;
     if (row->threads > 0 || node->branch != NULL) return false;
-    if (row->kind == SPDL_KIND_SOURCE) return !row->emits && !row->continuous && row->retries == 0;
-    return node->plain && (node->by_ticket || row->max_concurrency == 1);
+    if (row->kind == SPDL_KIND_SOURCE)
+        return !row->emits && !row->continuous && row->retries == 0 && row->max_failure_rate <= 0;
+    return node->plain || row->kind == SPDL_KIND_BATCH;
 }
 
 SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const spdl__plan *plan,
@@ -8365,15 +8565,19 @@ SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const
         row->free_item = spdl_batch_free;
     node->shelf.allocator = &p->allocator;
     if (plan->before[i] >= 0 && row->kind != SPDL_KIND_PATH)
-        node->in = &p->node[plan->before[i]].out;
+    {
+        node->before = &p->node[plan->before[i]];
+        node->in = &node->before->out;
+    }
     spdl__name_copy(node->name, spdl__row_name(&plan->rows[i]));
     if (row->kind == SPDL_KIND_FEED) p->feed = node;
     spdl__node_place(p, node, plan);
     node->plain = row->kind == SPDL_KIND_PIPE && !row->emits && !row->deferred && !row->flush &&
-                  row->retries == 0 && (node->ordered || row->reorder_window == 0);
-    if (plan->before[i] >= 0 && node->plain && spdl__node_chains(node) &&
-        spdl__node_chains(&p->node[plan->before[i]]))
-        p->node[plan->before[i]].behind = node;
+                  row->retries == 0 && row->max_failure_rate <= 0 &&
+                  (node->ordered || row->reorder_window == 0);
+    if (node->before != NULL && node->before->row.kind != SPDL_KIND_BATCH &&
+        spdl__node_chains(node) && spdl__node_chains(node->before))
+        node->before->behind = node;
     if (row->init != NULL) p->has_hooks = true;
 }
 

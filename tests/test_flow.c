@@ -595,23 +595,38 @@ typedef struct links {
     script link[LINKS];
     int budget[LINKS];
     int concurrency, sink;
+    spdl_order order; /* of the second */
+    int batch; /* behind the third, and a brief stage behind that; 0: none */
+    script behind;
 } links;
+
+/* A batch goes on as it came. */
+SPDL_FN(follow_batch, spdl_batch, spdl_batch) {
+    script_enter((script *)spdl_ctx(task));
+    *out = in;
+    script_leave((script *)spdl_ctx(task));
+    return SPDL_OK;
+}
 
 /* Those at odd places hand on their input, the other ones new items. */
 static spdl_pipeline *start_links(links *l, int workers) {
+    const spdl_stage sink = SPDL_SINK(l->sink), batch = SPDL_BATCH(l->batch);
     const spdl_stage rows[] = {
         SPDL_SOURCE(count_up, .ctx = &l->link[0], .free_item = item_free,
                     .max_failures = l->budget[0]),
         SPDL_PIPE(follow, .ctx = &l->link[1], .max_failures = l->budget[1], .name = "first",
                   .buffer_size = 1),
         SPDL_PIPE(follow, .ctx = &l->link[2], .max_failures = l->budget[2], .name = "second",
-                  .free_item = item_free, .concurrency = l->concurrency),
+                  .free_item = item_free, .concurrency = l->concurrency,
+                  .output_order = l->order),
         SPDL_PIPE(follow, .ctx = &l->link[3], .max_failures = l->budget[3], .name = "third"),
-        SPDL_SINK(l->sink),
+        l->batch ? batch : sink,
+        SPDL_PIPE(follow_batch, .ctx = &l->behind),
+        sink,
     };
     l->link[0].count = MANY;
     l->link[2].fresh = true;
-    return start(workers, NULL, SPDL_TABLE(rows));
+    return start(workers, NULL, rows, l->batch ? 7 : 5);
 }
 
 static uint64_t chains_of(const spdl_pipeline *p) {
@@ -668,6 +683,82 @@ static void brief_stages_drop_and_fail_one_by_one(void) {
             take_but(p, 499, false, SPDL_E_STAGE);
             failed_with(p, at, text);
         }
+        if (what < 2) CHECK_EQ(stats_of(p, at).skips + stats_of(p, at).failures, at ? 86 : 100);
+        chains += chains_of(p);
+        DONE(p);
+    }
+    CHECK(chains > 0);
+}
+
+/* Takes batches of the values below `end`, but those that a stage has dropped. */
+static void take_batches_but(spdl_pipeline *p, int size, long end, bool dropped,
+                             spdl_result result) {
+    void *taken = NULL;
+    long value = 0;
+    while (value < end) {
+        spdl_batch *batch = NULL;
+        REQUIRE(spdl_pipeline_next(p, (void **)&batch, SPDL_SECONDS(15)) == SPDL_OK);
+        CHECK(batch->count > 0);
+        for (size_t i = 0; i < batch->count; ++i, ++value) {
+            if (dropped && value % 7 == 3) ++value;
+            CHECK_EQ(((item *)batch->items[i])->value, value);
+        }
+        if (dropped && value % 7 == 3) ++value;
+        CHECK(batch->count == (size_t)size || value == end);
+        spdl_batch_free(batch);
+    }
+    CHECK_EQ(value, end);
+    CHECK_STR(spdl_result_text(spdl_pipeline_next(p, &taken, SPDL_SECONDS(15))),
+              spdl_result_text(result));
+}
+
+/* The row that makes batches is brought in, and is left out when there is no room behind it. */
+static void brief_stages_fill_batches(void) {
+    static const int sizes[] = { 1, 7, 64, 1000 };
+    const uint64_t since = spdl_time_ns();
+    uint64_t packed = 0;
+    for (int i = 0; there_is_time(since, i, HERDS * LINKS * 3 * 4); ++i) {
+        const int at = i % LINKS, what = i / LINKS % 3, how = i / LINKS / 3 % 4;
+        links l = { .concurrency = how % 2 ? 4 : 1, .sink = how / 2 ? 16 : 1,
+                    .batch = sizes[i % 5 % 4] };
+        spdl_pipeline *p;
+        l.link[at].every = what == 2 ? 500 : 7;
+        l.link[at].rest = what == 2 ? 499 : 3;
+        l.link[at].result = what == 0 ? SPDL_SKIP : SPDL_E_STAGE;
+        l.budget[at] = what == 1 ? -1 : 0;
+        p = start_links(&l, herds[(i + i / LINKS / 12) % HERDS]);
+        take_batches_but(p, l.batch, what < 2 ? MANY : 499, what < 2 && at > 0,
+                         what < 2 ? SPDL_END : SPDL_E_STAGE);
+        if (what < 2) CHECK_EQ(stats_of(p, at).skips + stats_of(p, at).failures, at ? 86 : 100);
+        CHECK_EQ(stats_of(p, 4).tasks, l.behind.calls);
+        packed += p->node[3].out.items - p->node[3].out.taken; /* by a chain */
+        DONE(p);
+    }
+    CHECK(packed > 0);
+}
+
+/* In a stage whose items may overtake others, too: each comes out once. */
+static void brief_stages_may_overtake(void) {
+    static long values[MANY];
+    const uint64_t since = spdl_time_ns();
+    uint64_t chains = 0, state = test_seed();
+    chaos_on();
+    for (int i = 0; there_is_time(since, i, HERDS * LINKS * 3 * 2); ++i) {
+        const int at = i % LINKS, what = i / LINKS % 3;
+        links l = { .concurrency = 4, .sink = i / LINKS / 3 % 2 ? 64 : 2,
+                    .order = SPDL_ORDER_COMPLETION };
+        spdl_pipeline *p;
+        size_t count;
+        l.link[at].every = 7;
+        l.link[at].rest = 3;
+        l.link[at].result = what == 0 ? SPDL_SKIP : what == 1 ? SPDL_E_STAGE : SPDL_OK;
+        if (what == 1) l.budget[at] = -1;
+        if (what == 2) l.link[at].stop_at = 1 + (long)(test_random(&state) % (MANY - 100));
+        p = start_links(&l, herds[(i + i / LINKS / 6) % HERDS]);
+        count = take_values(p, values, MANY + 1, what == 2 ? SPDL_CLOSED : SPDL_END);
+        qsort(values, count, sizeof values[0], by_value_of);
+        for (size_t k = 1; k < count; ++k) CHECK(values[k - 1] < values[k]);
+        if (what < 2) CHECK_EQ(count, at ? MANY - 86 : MANY);
         if (what < 2) CHECK_EQ(stats_of(p, at).skips + stats_of(p, at).failures, at ? 86 : 100);
         chains += chains_of(p);
         DONE(p);
@@ -1036,6 +1127,8 @@ TEST_TABLE(flow) {
     TEST_CASE(a_held_item_is_overtaken_by_so_many),
     TEST_CASE(a_filter_runs_ahead_in_its_window),
     TEST_CASE(brief_stages_drop_and_fail_one_by_one),
+    TEST_CASE(brief_stages_fill_batches),
+    TEST_CASE(brief_stages_may_overtake),
     TEST_CASE(brief_stages_can_be_stopped),
     TEST_CASE(a_source_may_wait_for_what_it_made),
     TEST_CASE(who_makes_rare_items_brings_them_on_alone),

@@ -20,7 +20,7 @@
      BLIND           (GROUP=1, ROOM=1) a chain is begun though something lies on the edge between
      BUSY            (GROUP=1, ITEMS=4) or though a call of the second row is under way
      LEFT_CHAINED    the second row is unlocked, but still says that it is chained
-     NO_TAKEN        an item that passes an edge does not count as taken there */
+     NO_TAKEN        items that pass an edge do not count as taken there */
 
 #ifndef ITEMS
 #define ITEMS 3
@@ -246,24 +246,33 @@ inline chain_open(p) {
     fi
 }
 
-/* spdl__chain_item; without a chain as in spdl__source_run */
-inline source_item(p) {
-    call();
-    made++;
-    left--;
-#ifndef NO_CUT
+/* spdl__edge_pass */
+inline pass(p) {
+#ifndef NO_TAKEN
     if
-    :: chain && !ROOM_ON(p, 1, ROOM) -> chain_cut(p); cut = true
+    :: passed > 0 -> grow(p, TAKEN(0), passed)
     :: else
     fi;
 #endif
+    passed = 0
+}
+
+/* spdl__chain_fit and spdl__chain_item; without a chain as in spdl__source_run */
+inline source_item(p) {
+#ifndef NO_CUT
+    if
+    :: chain && !ROOM_ON(p, 1, ROOM) -> pass(p); chain_cut(p); cut = true
+    :: else
+    fi;
+#endif
+    call();
+    made++;
+    left--;
     if
     :: chain ->
-#ifndef NO_TAKEN
-        grow(p, TAKEN(0), 1);
-#endif
-        grow(p, RESERVED(1), 1);
         call();
+        passed++;
+        grow(p, RESERVED(1), 1);
         put(p, 1, made - 1)
     :: else -> put(p, 0, made - 1)
     fi
@@ -294,6 +303,7 @@ inline source_step(p) {
                 if
                 :: left > 0 -> put_hint(p)
                 :: else ->
+                    pass(p);
                     if
                     :: chain && !cut ->
                         source_claim(p);
@@ -372,7 +382,7 @@ inline last_step(p) {
 }
 
 proctype Worker(byte me) {
-    byte word, at, left, what;
+    byte word, at, left, what, passed;
     bool found, done, chain, cut;
 step: /* downstream first */
     runnable(me, 2);
