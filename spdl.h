@@ -1102,8 +1102,8 @@ typedef struct spdl_stage_stats {
     bool deferred;     /* calls end when they are completed: busy_ns is no worker's time */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns; /* of one call */
     /* Where busy_ns went; the three make busy_ns together. They are estimates, scaled up from calls
-       that were measured: the longer ones (a millisecond) all, of quick ones about one group for
-       each 0.8 ms of work. So they may go backwards a little. */
+       that were measured: the longer ones (a millisecond) all but a worker's first, of quick ones
+       about one group for each 0.8 ms of work. So they may go backwards a little. */
     uint64_t cpu_ns;       /* on a processor */
     uint64_t runnable_ns;  /* ready to run, but other threads had the processors */
     uint64_t blocked_ns;   /* asleep: input, locks, timers */
@@ -8662,8 +8662,10 @@ SPDL__PRIVATE spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     node->counters = (spdl__counters *)spdl__alloc_zeroed(
         &p->allocator, (size_t)p->workers + 1, sizeof(*node->counters), SPDL_CACHE_LINE);
     if (node->counters == NULL) return SPDL_E_NOMEM;
-    /* a deferred call ends on no thread that could be measured */
-    for (i = 0; node->row.deferred && i <= p->workers; ++i) node->counters[i].meter_due = INT64_MAX;
+    /* not the first calls, as somebody waits for those; and a deferred one ends on no thread that
+       could be measured */
+    for (i = 0; i <= p->workers; ++i)
+        node->counters[i].meter_due = node->row.deferred ? INT64_MAX : 1;
     return spdl__node_makes_batches(node) ? spdl__batches_build(p, node) : SPDL_OK;
 }
 
