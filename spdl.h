@@ -587,10 +587,11 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    Groups of tiny items. A worker takes several items at once when the stage has been quick (about
    10 microseconds of work, 32 items at most), and brings each through the stages behind it, as far
    as all take less than a microsecond together (those with a concurrency above 1 a sixth of that),
-   and into the batch that is filled behind them; then it is published, before the next. While a
-   group of a few microseconds runs, nobody is woken for the stages in front of it, as its worker
-   comes to them next. So calls of such stages should not wait for each other, nor for what others
-   of the group or the stages in front of it do: while one hangs, those may be called no more. (They
+   and into the batch that is filled behind them. What comes out at the end, an item or a full
+   batch, is published before the next item is begun. While a group of a few microseconds runs,
+   nobody is woken for the stages in front of it, as its worker comes to them next. So calls of such
+   stages should not wait for each other, nor for what others of the group or the stages in front of
+   it do: while one hangs, those may be called no more, also where items may overtake others. (They
    can wait while a stage has never been quick: items that take longer than that go one by one.)
 
    A fed trainer. While most of the sink's buffer lies in front of the trainer, who takes slowly for
@@ -4534,7 +4535,7 @@ typedef struct spdl__edge {
     /* written by the reader */
     uint64_t head;
     uint64_t at;          /* the index of its slot */
-    uint64_t taken;       /* slots read that were no holes */
+    uint64_t taken;       /* slots read that were no holes; results that a chain took past them */
     uint64_t items;       /* items read */
     uint64_t put_wait_ns;
     uint64_t ended_ns;    /* when the reader met the end */
@@ -4962,7 +4963,7 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    bounds the concurrency. The calls then run without the lock, each result is put at once, and
    `active` goes down. When the input has ended and nothing is active the stage finishes: it writes
    the end of its output. A lock that is taken means "look elsewhere", never "wait". Rows without
-   calls (batch, merge) do all their work in a step under the lock.
+   calls (batch, merge) do all their work in a step under the lock; chains fill batches, too.
 
    Who looks again. After a claim, work may be left over or room may have come free upstream: the
    worker hints before it runs the calls. After the calls it looks for work itself, downstream
@@ -5075,6 +5076,7 @@ typedef struct spdl__node {
     uint64_t claimed;  /* with a window: calls claimed; all of those before `oldest` have ended */
     uint64_t oldest;
     uint64_t number;   /* batch: of the next one in this epoch */
+    uint64_t wanted;   /* batch: items that the next one still needs */
     uint64_t claimed_ns; /* when something was claimed last */
     spdl__batch *open_batch;
     char pad1[SPDL_CACHE_LINE];
@@ -5092,7 +5094,7 @@ typedef struct spdl__node {
     uint64_t failures;
     uint64_t item_ns; /* moving average of a call */
     uint64_t quick;   /* calls that were not worth waking somebody for; up to QUICK_CALLS */
-    uint64_t wary_until; /* before, somebody is woken all the same */
+    uint64_t wary_until; /* before, somebody is woken all the same; see spdl__node_links */
     char pad2[SPDL_CACHE_LINE];
 } spdl__node;
 
@@ -5448,7 +5450,8 @@ SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node
 }
 
 /* What a call costs in a chain: several times what it takes, if other workers could run such calls
-   meanwhile; if the time is not known or not brief, more than any chain may take. */
+   meanwhile; if the time is not known or not brief, more than any chain may take. A row that makes
+   batches calls nothing. */
 SPDL__PRIVATE uint64_t spdl__node_brief_ns(const spdl__node *node) {
     const uint64_t ns = spdl__load_relaxed(&node->item_ns);
     if (node->row.kind == SPDL_KIND_BATCH) return 0;
@@ -5476,12 +5479,15 @@ SPDL__PRIVATE bool spdl__node_holds_back(const spdl__node *node, spdl__watch *wa
 }
 
 /* A row that makes batches, behind a brief stage that was claimed just now: its worker comes here
-   next. Who takes the items one by one as they come only gets into its way. */
+   next. Who takes the items one by one as they come only gets into its way; the rest of a batch is
+   taken at once. */
 SPDL__PRIVATE bool spdl__batch_holds_back(const spdl__node *node, spdl__watch *watch) {
     const spdl__node *before = node->before;
-    const uint64_t enough = spdl__min((uint64_t)node->row.size, node->in->buffer_size / 2);
-    return enough > 1 && spdl__load_relaxed32(&before->active) != 0 &&
-           spdl__load_relaxed(&before->item_ns) <= SPDL__CHAIN_NS &&
+    const uint64_t ns = spdl__load_relaxed(&before->item_ns);
+    const uint64_t most = spdl__min(SPDL__CLAIM_MAX, node->in->buffer_size / 2);
+    const uint64_t enough = spdl__min(spdl__load_relaxed(&node->wanted), most);
+    return before->behind == node && ns != 0 && ns <= SPDL__CHAIN_NS && enough > 1 &&
+           spdl__load_relaxed32(&before->active) != 0 &&
            !spdl__edge_ready(node->in, spdl__load_relaxed(&node->in->head) + enough - 1) &&
            spdl__watch_read(watch) - spdl__load_relaxed(&before->claimed_ns) < 2 * SPDL__CLAIM_NS;
 }
@@ -6090,14 +6096,21 @@ SPDL__PRIVATE void spdl__node_book(spdl__node *node, spdl__counters *counters, u
    made takes longer than the call. */
 typedef struct spdl__sample {
     spdl__watch *watch;
+    uint32_t first; /* those in front have to wait for memory */
     uint64_t since, calls, ns;
 } spdl__sample;
 
 #define SPDL__SAMPLE_EVERY 8
-#define SPDL__SAMPLE_FIRST 3 /* those in front have to wait for memory */
+
+/* A single call needs no sample. */
+SPDL__INLINE spdl__sample spdl__sample_of(spdl__watch *watch, uint32_t count) {
+    spdl__sample sample = { watch, SPDL__SAMPLE_EVERY, 0, 0, 0 };
+    if (count > 1) sample.first = (uint32_t)spdl__min(count - 1, SPDL__SAMPLE_EVERY / 2);
+    return sample;
+}
 
 SPDL__INLINE void spdl__sample_begin(spdl__sample *sample, uint32_t call) {
-    const bool taken = call % SPDL__SAMPLE_EVERY == SPDL__SAMPLE_FIRST;
+    const bool taken = call % SPDL__SAMPLE_EVERY == sample->first;
     sample->since = taken ? spdl__watch_read(sample->watch) : 0;
 }
 
@@ -6300,7 +6313,7 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
     spdl__counters *counters = &node->counters[worker];
     const uint64_t failures = spdl__load_relaxed(&counters->failures);
     spdl_task *task = spdl__task_for(p, node, worker);
-    spdl__sample sample = { &task->watch, 0, 0, 0 };
+    spdl__sample sample = spdl__sample_of(&task->watch, claim->count);
     uint64_t now = claim->now;
     bool again = true;
     uint32_t i;
@@ -6375,7 +6388,7 @@ SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__cl
     spdl__counters *counters = &node->counters[worker];
     const uint64_t failures = spdl__load_relaxed(&counters->failures);
     spdl_task *task = spdl__task_for(p, node, worker);
-    spdl__sample sample = { &task->watch, 0, 0, 0 };
+    spdl__sample sample = spdl__sample_of(&task->watch, claim->count);
     uint64_t now = claim->now, ends = 0;
     bool again = true;
     uint32_t i;
@@ -6421,20 +6434,12 @@ SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__cou
     if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out);
 }
 
-/* How many items the open batch has room for. None when there is no memory for one, or no room
-   behind. */
-SPDL__PRIVATE uint64_t spdl__batch_room(spdl_pipeline *p, spdl__node *node) {
-    spdl__batch *batch = node->open_batch;
-    if (batch == NULL) {
-        if (spdl__node_room(p, node) == 0) return 0;
-        batch = node->open_batch = spdl__batch_get(node->batches);
-        if (batch == NULL) {
-            spdl__node_fail(p, node, node->out.tail, node->number, SPDL_E_NOMEM,
-                            "no memory for another batch");
-            return 0;
-        }
-    }
-    return (uint64_t)node->row.size - batch->shown.count;
+/* How many items the open batch has room for; one is opened if need be. None when there is no room
+   behind, or no memory. */
+SPDL__PRIVATE uint64_t spdl__batch_room(const spdl_pipeline *p, spdl__node *node) {
+    if (node->open_batch == NULL && spdl__node_room(p, node) > 0)
+        node->open_batch = spdl__batch_get(node->batches);
+    return node->open_batch != NULL ? (uint64_t)node->row.size - node->open_batch->shown.count : 0;
 }
 
 /* Puts one item into the open batch, which is handed on when it is full. */
@@ -6445,6 +6450,8 @@ SPDL__PRIVATE void spdl__batch_add(spdl_pipeline *p, spdl__node *node, spdl__cou
     batch->shown.items[batch->shown.count++] = got->item;
     if (SPDL__TRACED(node->in->lane)) spdl__trace_item(node, got->origin >> 8);
     if (batch->shown.count == (size_t)node->row.size) spdl__batch_put(p, node, counters, now);
+    spdl__store_relaxed(&node->wanted, (uint64_t)node->row.size -
+                                           (node->open_batch != NULL ? batch->shown.count : 0));
 }
 
 /* --- chains --- */
@@ -6525,9 +6532,10 @@ SPDL__PRIVATE void spdl__chain_open(spdl_pipeline *p, spdl__chain *chain, spdl__
     uint64_t ns = spdl__load_relaxed(&node->item_ns), left = SPDL__CHAIN_NS;
     chain->links = 0;
     spdl__chain_add(chain, node, worker);
-    if (ns == 0 || claim->flush || SPDL__TRACED(p->trace)) return;
-    while (ns <= left && chain->links < SPDL__LINKS && node->behind != NULL &&
-           spdl__node_links(node, claim->now, worker)) {
+    if (ns == 0 || ns > left || claim->flush || SPDL__TRACED(p->trace) ||
+        !spdl__node_links(node, claim->now, worker))
+        return;
+    while (node->behind != NULL && chain->links < SPDL__LINKS) {
         left -= ns;
         node = node->behind;
         ns = spdl__node_brief_ns(node);
@@ -6565,14 +6573,14 @@ SPDL__PRIVATE spdl__link_end spdl__link_settle(spdl_task *task, const spdl__chai
     return spdl__task_failed(task, link->counters, result) ? SPDL__OVER : SPDL__DROPPED;
 }
 
-/* The call of a source. */
+/* The call of a source; *got is nothing before. */
 SPDL__INLINE spdl__link_end spdl__link_feed(spdl_task *task, const spdl__chain *chain,
                                             spdl__link *link, spdl__emitted *got) {
     spdl__node *node = link->node;
     const uint64_t made = node->made;
     void *out = NULL;
     spdl_result result;
-    task->in.item = NULL;
+    task->in = *got;
     task->sequence = made;
     result = spdl__task_attempt(task, &out);
     if (SPDL__LIKELY(result == SPDL_OK)) {
@@ -6646,7 +6654,10 @@ SPDL__PRIVATE void spdl__chain_fit(spdl_pipeline *p, spdl__chain *chain) {
         chain->room = chain->packs ? spdl__batch_room(p, node) : spdl__node_room(p, node);
         if (chain->room > 0) break;
     }
-    if (last + 1 < chain->links) spdl__chain_cut(chain, last + 1);
+    if (last + 1 == chain->links) return;
+    SPDL_TEST_POINT("pipeline cut");
+    spdl__chain_cut(chain, last + 1);
+    spdl__pipeline_hint(p); /* who has found a lock taken looks again; our next call may be long */
 }
 
 /* Hands on what the last stage made. */
@@ -6680,7 +6691,7 @@ SPDL__INLINE spdl__link_end spdl__chain_item(spdl_task *task, spdl__chain *chain
                                              const spdl__claim *claim, uint32_t i) {
     spdl__link *link = chain->link;
     spdl__link *const last = link + chain->links - (chain->packs ? 2 : 1);
-    spdl__emitted got = claim->in[i];
+    spdl__emitted got = { NULL, 0 };
     const bool timed = chain->to_time > 0;
     spdl__link_end end;
     if (SPDL__UNLIKELY(timed)) {
@@ -6689,10 +6700,12 @@ SPDL__INLINE spdl__link_end spdl__chain_item(spdl_task *task, spdl__chain *chain
     }
     task->node = link->node;
     task->ticket = claim->ticket + i;
-    if (link->node->in == NULL)
+    if (link->node->in == NULL) {
         end = spdl__link_feed(task, chain, link, &got);
-    else
+    } else {
+        got = claim->in[i];
         end = spdl__link_call(task, chain, link, &got);
+    }
     for (;;) {
         if (SPDL__UNLIKELY(timed)) spdl__chain_lap(task, chain, link);
         if (end != SPDL__PASSED) return end;
@@ -6734,12 +6747,10 @@ SPDL__PRIVATE void spdl__chain_share(spdl__chain *chain, spdl_task *task, uint64
         task->timed_until = task->clock + 20 * ns;
 }
 
-/* A call was slow, while others could have gone on with what it locked: they can, so long that no
-   more than a twentieth of the time is lost. */
-SPDL__PRIVATE void spdl__chain_judge(const spdl__chain *chain, uint64_t ns, uint64_t expected,
-                                     uint64_t now) {
+/* Calls took `ns`, more than expected: for 20 times as long nobody relies on these stages being
+   quick, so that no more than a twentieth of the time is lost. */
+SPDL__PRIVATE void spdl__chain_beware(const spdl__chain *chain, uint64_t ns, uint64_t now) {
     int k;
-    if (ns <= 2 * expected + 4 * SPDL__WAKE_NS) return;
     for (k = 0; k < chain->opened; ++k)
         spdl__store_relaxed(&chain->link[k].node->wary_until, now + 20 * ns);
 }
@@ -6759,13 +6770,14 @@ SPDL__PRIVATE void spdl__link_book(spdl__link *link) {
     link->counters->meter_due -= (int64_t)link->ns;
 }
 
-/* The first stage is left after this: a stop waits for it, and then for the locks. */
+/* Books what the links did, and gives up their locks. The first stage is left after this: a stop
+   waits for it, and then for the locks. */
 SPDL__PRIVATE void spdl__chain_close(spdl__chain *chain, spdl_task *task) {
     const uint64_t ns = task->clock - chain->since - chain->away;
     const uint64_t expected = spdl__chain_expected(chain);
     int k;
     spdl__chain_share(chain, task, ns, expected);
-    spdl__chain_judge(chain, ns, expected, task->clock);
+    if (ns > 2 * expected + 4 * SPDL__WAKE_NS) spdl__chain_beware(chain, ns, task->clock);
     for (k = 0; k < chain->opened; ++k) {
         spdl__link *link = &chain->link[k];
         if (link->node->row.kind == SPDL_KIND_BATCH) continue;
@@ -6896,7 +6908,12 @@ SPDL__PRIVATE spdl__batch *spdl__batch_fill(spdl_pipeline *p, spdl__node *node,
     spdl__batch *dropped = NULL;
     for (; sight == SPDL__AN_ITEM; sight = spdl__cursor_look(c)) {
         spdl__emitted got;
-        if (spdl__batch_room(p, node) == 0) return NULL;
+        if (node->open_batch == NULL && spdl__node_room(p, node) == 0) return NULL;
+        if (spdl__batch_room(p, node) == 0) {
+            spdl__node_fail(p, node, node->out.tail, node->number, SPDL_E_NOMEM,
+                            "no memory for another batch");
+            return NULL;
+        }
         got = spdl__cursor_take(c);
         spdl__batch_add(p, node, counters, &got, now);
     }
@@ -7106,6 +7123,7 @@ SPDL__PRIVATE bool spdl__claim_is_quick(const spdl__chain *chain, const spdl__cl
     int k;
     for (k = 0; k < chain->links; ++k) {
         const spdl__node *node = chain->link[k].node;
+        if (node->row.kind == SPDL_KIND_BATCH) continue; /* calls nothing */
         ns += spdl__load_relaxed(&node->item_ns);
         if (spdl__load_relaxed(&node->quick) < SPDL__QUICK_CALLS ||
             claim->now < spdl__load_relaxed(&node->wary_until))
@@ -7114,14 +7132,10 @@ SPDL__PRIVATE bool spdl__claim_is_quick(const spdl__chain *chain, const spdl__cl
     return ns * claim->count <= SPDL__WAKE_NS;
 }
 
-/* After calls that were taken for quick. If they were not, somebody is woken again, for so long
-   that no more than a twentieth of the time is lost. `now` is 0 when a deferred call goes on
-   without us, and nobody has looked at the clock. */
+/* After calls that were taken for quick. If they were not, somebody is woken again. `now` is 0 when
+   a deferred call goes on without us, and nobody has looked at the clock. */
 SPDL__PRIVATE void spdl__claim_judge(const spdl__chain *chain, uint64_t since, uint64_t now) {
-    int k;
-    if (now == 0 || now - since <= 4 * SPDL__WAKE_NS) return;
-    for (k = 0; k < chain->opened; ++k)
-        spdl__store_relaxed(&chain->link[k].node->wary_until, now + 20 * (now - since));
+    if (now > since + 4 * SPDL__WAKE_NS) spdl__chain_beware(chain, now - since, now);
 }
 
 /* Before the calls of a claim. To what lies above quick ones this worker comes next itself, so
@@ -8559,13 +8573,13 @@ SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const
     node->paths = plan->paths[i];
     memcpy(node->path, plan->path[i], sizeof(node->path));
     node->limit = (uint32_t)row->concurrency;
+    node->wanted = (uint64_t)row->size;
     node->cut = SPDL__OPEN;
     node->batch_size = spdl__node_batch_size(p, plan, i);
     if (row->kind == SPDL_KIND_BRANCH && node->batch_size > 0 && row->free_item == NULL)
         row->free_item = spdl_batch_free;
     node->shelf.allocator = &p->allocator;
-    if (plan->before[i] >= 0 && row->kind != SPDL_KIND_PATH)
-    {
+    if (plan->before[i] >= 0 && row->kind != SPDL_KIND_PATH) {
         node->before = &p->node[plan->before[i]];
         node->in = &node->before->out;
     }
@@ -9068,9 +9082,10 @@ SPDL__PRIVATE void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node
     memcpy(stats->name, node->name, sizeof(stats->name));
     stats->kind = node->row.kind;
     stats->concurrency = (int)spdl__load_relaxed32(&node->limit);
-    stats->in_flight = (int)spdl__min(
-        spdl__load32(&node->active) + spdl__load_relaxed32(&node->chained),
-        (uint64_t)stats->concurrency);
+    stats->in_flight = (int)spdl__load32(&node->active);
+    if (node->row.kind != SPDL_KIND_BATCH)
+        stats->in_flight += (int)spdl__load_relaxed32(&node->chained);
+    if (stats->in_flight > stats->concurrency) stats->in_flight = stats->concurrency;
     stats->deferred = node->row.deferred;
     for (i = 0; i <= p->workers; ++i) {
         const spdl__counters *counters = &node->counters[i];

@@ -349,6 +349,42 @@ static void running_allocates_nothing(const spdl_stage *rows, size_t count, int 
     all_is_back(&c);
 }
 
+static const spdl_stage shape_of_batches[] = {
+    SPDL_SOURCE(numbers),
+    SPDL_PIPE(pass),
+    SPDL_BATCH(256),
+    SPDL_SINK(4),
+};
+
+/* The last item fills a batch, and there is no memory for one that nobody needs: no failure. */
+static void no_batch_is_missed_at_the_end(void) {
+    for (int workers = 0; workers < 3; ++workers) {
+        counting c = { 0 };
+        spdl_pipeline_desc desc = { 0 };
+        spdl_pipeline *p;
+        void *batch[32];
+        size_t ahead, count = 0;
+        c.fail_at = -1;
+        desc.workers = workers;
+        desc.allocator = allocator_of(&c);
+        source_count = 0;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(shape_of_batches)) == SPDL_OK);
+        ahead = spdl_ring_count(p->node[2].batches->spare);
+        spdl_pipeline_destroy(p);
+        REQUIRE(ahead < 32);
+        source_count = ahead * (uint64_t)shape_of_batches[2].size;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(shape_of_batches)) == SPDL_OK);
+        __atomic_store_n(&c.fail_all, true, __ATOMIC_RELAXED);
+        while (count < 32 && spdl_pipeline_next(p, &batch[count], SPDL_SECONDS(15)) == SPDL_OK)
+            ++count;
+        CHECK_EQ(count, ahead);
+        CHECK(!spdl_pipeline_failed(p));
+        while (count > 0) spdl_batch_free(batch[--count]);
+        spdl_pipeline_destroy(p);
+        all_is_back(&c);
+    }
+}
+
 static const uint64_t many = TEST_SANITIZED ? 5000 : 100000;
 
 static void pipes_allocate_nothing(void) {
@@ -532,6 +568,7 @@ TEST_TABLE(alloc) {
     TEST_CASE(cache_without_memory),
     TEST_CASE(pipes_allocate_nothing),
     TEST_CASE(batches_allocate_nothing),
+    TEST_CASE(no_batch_is_missed_at_the_end),
     TEST_CASE(batches_passed_on_allocate_nothing),
     TEST_CASE(batches_of_batches_allocate_nothing),
     TEST_CASE(rings_and_jobs_allocate_nothing),

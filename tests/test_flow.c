@@ -827,6 +827,73 @@ static void a_source_may_wait_for_what_it_made(void) {
     }
 }
 
+/* A worker that has found no room gives up what it had locked, and makes a long call. Another one
+   that wanted it, and sleeps now, is told. */
+typedef struct parting {
+    spdl_pipeline *p;
+    int armed;  /* 1: the next call in a chain is to wait until the other one sleeps */
+    int linger; /* and the next of the same worker until it is 0 again */
+    int worker;
+} parting;
+
+SPDL_FN(parts, item, item) {
+    parting *t = (parting *)spdl_ctx(task);
+    const uint64_t start = spdl_time_ns();
+    int one = 1;
+    *out = in;
+    while (spdl_time_ns() - start < 250) {}
+    if (spdl__load32(&t->p->node[2].chained) &&
+        __atomic_compare_exchange_n(&t->armed, &one, 2, false, __ATOMIC_SEQ_CST,
+                                    __ATOMIC_SEQ_CST)) {
+        t->worker = spdl_worker(task);
+        sleep_us(50000);
+    } else if (__atomic_load_n(&t->linger, __ATOMIC_ACQUIRE) && t->worker == spdl_worker(task)) {
+        while (__atomic_load_n(&t->linger, __ATOMIC_ACQUIRE)) sleep_us(100);
+    }
+    return SPDL_OK;
+}
+
+static bool taken_soon(spdl_pipeline *p, int64_t timeout) {
+    item *it = NULL;
+    if (spdl_pipeline_next(p, (void **)&it, timeout) != SPDL_OK) return false;
+    item_free(it);
+    return true;
+}
+
+/* Whether it came to that. */
+static bool parted_well(void) {
+    parting t = { .worker = -1 };
+    spdl_pipeline *p = t.p =
+        START(2, SPDL_SOURCE(count_up, SCRIPT(.count = -1), .free_item = item_free, .retries = 1,
+                             .buffer_size = 64),
+              SPDL_PIPE(parts, .ctx = &t, .concurrency = 2, .buffer_size = 64,
+                        .output_order = SPDL_ORDER_COMPLETION),
+              SPDL_PIPE(follow, SCRIPT(.plus = 0)), SPDL_SINK(1));
+    bool came;
+    for (int i = 0; i < 3000; ++i) REQUIRE(taken_soon(p, SPDL_SECONDS(15)));
+    frozen = 0;
+    __atomic_store_n(&t.armed, 1, __ATOMIC_SEQ_CST);
+    for (int i = 0; i < 2000 && __atomic_load_n(&t.armed, __ATOMIC_SEQ_CST) == 1; ++i)
+        (void)taken_soon(p, 1000000);
+    freeze("pipeline cut");
+    for (int i = 0; i < 2000 && __atomic_load_n(&frozen, __ATOMIC_ACQUIRE) == 0; ++i) sleep_us(100);
+    came = __atomic_load_n(&frozen, __ATOMIC_ACQUIRE) > 0;
+    while (came && taken_soon(p, 20000000)) {}
+    __atomic_store_n(&t.linger, 1, __ATOMIC_RELEASE);
+    freeze(NULL);
+    if (came) CHECK(taken_soon(p, SPDL_SECONDS(5)));
+    __atomic_store_n(&t.linger, 0, __ATOMIC_RELEASE);
+    CHECK_EQ(spdl_pipeline_stop(p, SPDL_SECONDS(15)), SPDL_OK);
+    DONE(p);
+    return came;
+}
+
+static void who_gives_up_a_chain_tells(void) {
+    int came = 0;
+    for (int i = 0; i < 10 && came < 3; ++i) came += parted_well();
+    CHECK(came > 0);
+}
+
 /* --- who is woken, and who is not --- */
 
 /* Items that come one by one; `inside` is how many. */
@@ -846,15 +913,20 @@ static long times_asleep(void) {
     return usage.ru_nvcsw;
 }
 
-/* How often somebody goes to sleep until 500 rare items have come through. */
-static long naps_of_rare_items(int workers) {
+/* How often somebody goes to sleep until 500 rare items have come through, or into 5 batches. */
+static long naps_of_rare_items(int workers, bool batches) {
     script s = { .count = 500 };
     const long before = times_asleep();
     spdl_pipeline *p =
         START(workers, SPDL_SOURCE(comes_now_and_then, .ctx = &s, .free_item = item_free),
               SPDL_PIPE(follow, SCRIPT(.plus = 0)),
-              SPDL_PIPE(follow, SCRIPT(.every = 1, .result = SPDL_SKIP)), SPDL_SINK(4));
-    CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 0);
+              SPDL_PIPE(follow, SCRIPT(.every = !batches, .result = SPDL_SKIP)), SPDL_BATCH(100),
+              SPDL_SINK(4));
+    void *batch = NULL;
+    int taken = 0;
+    for (; spdl_pipeline_next(p, &batch, SPDL_SECONDS(15)) == SPDL_OK; ++taken)
+        spdl_batch_free(batch);
+    CHECK_EQ(taken, batches ? 5 : 0);
     DONE(p);
     return times_asleep() - before;
 }
@@ -864,9 +936,12 @@ static long naps_of_rare_items(int workers) {
    calls are interrupted: so one of a few runs is to be like that.) */
 static void who_makes_rare_items_brings_them_on_alone(void) {
     for (int w = 2; w <= 8; w += 3) {
-        long naps = naps_of_rare_items(w);
-        for (int tries = 0; tries < 5 && naps >= 700; ++tries) naps = naps_of_rare_items(w);
-        CHECK(naps < 700);
+        for (int batches = 0; batches < 2; ++batches) {
+            long naps = naps_of_rare_items(w, batches);
+            for (int tries = 0; tries < 5 && naps >= 700; ++tries)
+                naps = naps_of_rare_items(w, batches);
+            CHECK(naps < 700);
+        }
     }
 }
 
@@ -1131,6 +1206,7 @@ TEST_TABLE(flow) {
     TEST_CASE(brief_stages_may_overtake),
     TEST_CASE(brief_stages_can_be_stopped),
     TEST_CASE(a_source_may_wait_for_what_it_made),
+    TEST_CASE(who_gives_up_a_chain_tells),
     TEST_CASE(who_makes_rare_items_brings_them_on_alone),
     TEST_CASE(a_slow_call_makes_wary),
     TEST_CASE(a_call_that_goes_on_makes_nobody_wary),
