@@ -6551,15 +6551,14 @@ SPDL__PRIVATE void spdl__chain_open(spdl_pipeline *p, spdl__chain *chain, spdl__
     }
 }
 
-/* After a call of a link but the one that hands on its input: *got is what it does. */
+/* After a call of a link but the one that hands on its input: task->in is what it does. */
 SPDL__PRIVATE spdl__link_end spdl__link_settle(spdl_task *task, const spdl__chain *chain,
-                                               spdl__link *link, spdl_result result, void *out,
-                                               spdl__emitted *got) {
+                                               spdl__link *link, spdl_result result, void *out) {
     spdl__node *node = link->node;
     if (!task->taken) spdl__item_free(task->pipeline, task->in.item, task->in.origin);
     if (result == SPDL_OK) {
-        got->item = out;
-        got->origin = spdl__origin(task->sequence, (unsigned)node->index);
+        task->in.item = out;
+        task->in.origin = spdl__origin(task->sequence, (unsigned)node->index);
         spdl__count(&link->counters->made, 1);
         return SPDL__PASSED;
     }
@@ -6573,44 +6572,42 @@ SPDL__PRIVATE spdl__link_end spdl__link_settle(spdl_task *task, const spdl__chai
     return spdl__task_failed(task, link->counters, result) ? SPDL__OVER : SPDL__DROPPED;
 }
 
-/* The call of a source; *got is nothing before. */
+/* The call of a source. */
 SPDL__INLINE spdl__link_end spdl__link_feed(spdl_task *task, const spdl__chain *chain,
-                                            spdl__link *link, spdl__emitted *got) {
+                                            spdl__link *link) {
     spdl__node *node = link->node;
     const uint64_t made = node->made;
     void *out = NULL;
     spdl_result result;
-    task->in = *got;
+    task->in.item = NULL;
     task->sequence = made;
     result = spdl__task_attempt(task, &out);
     if (SPDL__LIKELY(result == SPDL_OK)) {
-        got->item = out;
-        got->origin = spdl__origin(made, (unsigned)node->index);
+        task->in.item = out;
+        task->in.origin = spdl__origin(made, (unsigned)node->index);
         spdl__count(&link->counters->made, 1);
         spdl__store_relaxed(&node->made, made + 1);
         return SPDL__PASSED;
     }
-    if (result != SPDL_END) return spdl__link_settle(task, chain, link, result, out, got);
+    if (result != SPDL_END) return spdl__link_settle(task, chain, link, result, out);
     spdl__source_end(task->pipeline, node, task->clock);
     return SPDL__OVER;
 }
 
-/* The call of any other stage: *got comes in, and what it hands on goes out. */
+/* The call of any other stage: task->in comes in, and what it hands on goes out. */
 SPDL__INLINE spdl__link_end spdl__link_call(spdl_task *task, const spdl__chain *chain,
-                                            spdl__link *link, spdl__emitted *got) {
+                                            spdl__link *link) {
     void *out = NULL;
     spdl_result result;
-    task->in = *got;
-    task->sequence = got->origin >> 8;
+    task->sequence = task->in.origin >> 8;
     result = spdl__task_attempt(task, &out);
-    if (SPDL__LIKELY(result == SPDL_OK && out == got->item)) return SPDL__PASSED;
-    return spdl__link_settle(task, chain, link, result, out, got);
+    if (SPDL__LIKELY(result == SPDL_OK && out == task->in.item)) return SPDL__PASSED;
+    return spdl__link_settle(task, chain, link, result, out);
 }
 
 /* After a stop nothing more is called: what this link handed on is freed. */
-SPDL__PRIVATE void spdl__link_abandon(const spdl_task *task, spdl__link *link,
-                                      const spdl__emitted *got) {
-    spdl__item_free(task->pipeline, got->item, got->origin);
+SPDL__PRIVATE void spdl__link_abandon(const spdl_task *task, spdl__link *link) {
+    spdl__item_free(task->pipeline, task->in.item, task->in.origin);
     spdl__count(&link->counters->freed, 1);
     ++link->dropped;
 }
@@ -6661,8 +6658,7 @@ SPDL__PRIVATE void spdl__chain_fit(spdl_pipeline *p, spdl__chain *chain) {
 }
 
 /* Hands on what the last stage made. */
-SPDL__INLINE void spdl__chain_put(spdl_task *task, spdl__chain *chain, const spdl__emitted *got,
-                                  uint64_t since) {
+SPDL__INLINE void spdl__chain_put(spdl_task *task, spdl__chain *chain, uint64_t since) {
     spdl_pipeline *p = task->pipeline;
     const spdl__link *last = &chain->link[chain->links - 1];
     spdl__node *node = last->node;
@@ -6670,10 +6666,10 @@ SPDL__INLINE void spdl__chain_put(spdl_task *task, spdl__chain *chain, const spd
     const uint64_t before = wakes ? spdl__watch_read(&task->watch) : 0;
     --chain->room;
     if (chain->packs) {
-        spdl__batch_add(p, node, last->counters, got, since);
+        spdl__batch_add(p, node, last->counters, &task->in, since);
     } else {
         spdl__advance(&node->out.reserved, 1);
-        spdl__node_put(p, node, node->out.reserved - 1, got->item, got->origin, since);
+        spdl__node_put(p, node, node->out.reserved - 1, task->in.item, task->in.origin, since);
     }
     if (wakes) chain->away += spdl__watch_read(&task->watch) - before;
 }
@@ -6691,7 +6687,6 @@ SPDL__INLINE spdl__link_end spdl__chain_item(spdl_task *task, spdl__chain *chain
                                              const spdl__claim *claim, uint32_t i) {
     spdl__link *link = chain->link;
     spdl__link *const last = link + chain->links - (chain->packs ? 2 : 1);
-    spdl__emitted got = { NULL, 0 };
     const bool timed = chain->to_time > 0;
     spdl__link_end end;
     if (SPDL__UNLIKELY(timed)) {
@@ -6701,25 +6696,25 @@ SPDL__INLINE spdl__link_end spdl__chain_item(spdl_task *task, spdl__chain *chain
     task->node = link->node;
     task->ticket = claim->ticket + i;
     if (link->node->in == NULL) {
-        end = spdl__link_feed(task, chain, link, &got);
+        end = spdl__link_feed(task, chain, link);
     } else {
-        got = claim->in[i];
-        end = spdl__link_call(task, chain, link, &got);
+        task->in = claim->in[i];
+        end = spdl__link_call(task, chain, link);
     }
     for (;;) {
         if (SPDL__UNLIKELY(timed)) spdl__chain_lap(task, chain, link);
         if (end != SPDL__PASSED) return end;
         if (link == last) break;
         if (SPDL__UNLIKELY(spdl__pipeline_halted(task->pipeline))) {
-            spdl__link_abandon(task, link, &got);
+            spdl__link_abandon(task, link);
             return SPDL__OVER;
         }
         ++link;
         task->node = link->node;
         SPDL_TEST_POINT("pipeline chained");
-        end = spdl__link_call(task, chain, link, &got);
+        end = spdl__link_call(task, chain, link);
     }
-    spdl__chain_put(task, chain, &got, claim->now);
+    spdl__chain_put(task, chain, claim->now);
     return SPDL__PASSED;
 }
 
