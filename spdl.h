@@ -6674,6 +6674,16 @@ SPDL__INLINE void spdl__chain_put(spdl_task *task, spdl__chain *chain, uint64_t 
     if (wakes) chain->away += spdl__watch_read(&task->watch) - before;
 }
 
+/* The last stage has dropped its item. With tickets that leaves a hole as ever, if others read the
+   edge: how far a stage gets ahead of its reader must not depend on chains. */
+SPDL__PRIVATE void spdl__chain_drop(spdl_task *task, spdl__chain *chain, uint64_t since) {
+    spdl__node *node = chain->link[chain->links - 1].node;
+    if (!node->by_ticket) return;
+    --chain->room;
+    spdl__advance(&node->out.reserved, 1);
+    spdl__node_put_hole(task->pipeline, node, node->out.reserved - 1, since);
+}
+
 SPDL__PRIVATE void spdl__chain_lap(spdl_task *task, spdl__chain *chain, spdl__link *link) {
     const uint64_t now = spdl__watch_read(&task->watch);
     link->timed_ns += now - chain->lap;
@@ -6703,6 +6713,7 @@ SPDL__INLINE spdl__link_end spdl__chain_item(spdl_task *task, spdl__chain *chain
     }
     for (;;) {
         if (SPDL__UNLIKELY(timed)) spdl__chain_lap(task, chain, link);
+        if (end == SPDL__DROPPED && link == last) spdl__chain_drop(task, chain, claim->now);
         if (end != SPDL__PASSED) return end;
         if (link == last) break;
         if (SPDL__UNLIKELY(spdl__pipeline_halted(task->pipeline))) {
