@@ -4494,10 +4494,10 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #define SPDL__MARK 0xfeu   /* owner of a slot that ends an epoch */
 #define SPDL__BUNDLE 0xfdu /* owner of a slot with a bundle */
 #define SPDL__CLAIM_MAX 32      /* items in one claim */
-#define SPDL__CLAIM_NS 10000    /* time one claim of tiny items should take */
 #ifndef SPDL__CHAIN_NS
 #define SPDL__CHAIN_NS 1000     /* what an item may take in all stages of a chain */
 #endif
+#define SPDL__CLAIM_NS (10 * SPDL__CHAIN_NS) /* time one claim of tiny items should take */
 #define SPDL__CHAIN_SHARE 6     /* part of that for stages that several workers could run at once */
 #define SPDL__WAKE_NS (5 * SPDL__CHAIN_NS) /* less than this is not worth waking somebody for */
 #define SPDL__QUICK_CALLS 64    /* and this many calls tell */
