@@ -4626,12 +4626,18 @@ SPDL__INLINE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item, 
 SPDL__PRIVATE uint64_t spdl__edge_room(const spdl__edge *edge, uint64_t capacity, bool by_ticket) {
     /* both pair with the stores in edge_advance: the slots have been read before they are reused */
     const uint64_t head = spdl__load(&edge->head), taken = spdl__load(&edge->taken);
-    const uint64_t reserved = spdl__load_relaxed(&edge->reserved);
+    const uint64_t reserved = spdl__load(&edge->reserved); /* pairs with edge_reserve */
     const int64_t used = (int64_t)(reserved - spdl__load(&edge->refunds) - taken);
     uint64_t room = 0;
     if (used < (int64_t)capacity) room = used < 0 ? capacity : capacity - (uint64_t)used;
     if (!by_ticket) return room;
     return reserved - head < edge->window ? spdl__min(room, edge->window - (reserved - head)) : 0;
+}
+
+/* The writer, under its lock: the next `count` results will be put. Who sees that sees the lock, or
+   what was done under it. */
+SPDL__INLINE void spdl__edge_reserve(spdl__edge *edge, uint64_t count) {
+    spdl__store(&edge->reserved, edge->reserved + count);
 }
 
 /* Whether a ready slot holds no item. */
@@ -5318,10 +5324,10 @@ SPDL__PRIVATE uint64_t spdl__node_room(const spdl_pipeline *p, const spdl__node 
 /* Under the lock: the next `count` results will be put. */
 SPDL__PRIVATE void spdl__node_reserve(spdl_pipeline *p, spdl__node *node, uint64_t count) {
     int i;
-    if (node->row.kind != SPDL_KIND_BRANCH) spdl__advance(&node->out.reserved, count);
+    if (node->row.kind != SPDL_KIND_BRANCH) spdl__edge_reserve(&node->out, count);
     else
         for (i = 0; i < node->paths; ++i)
-            spdl__advance(&spdl__path_edge(p, node, i)->reserved, count);
+            spdl__edge_reserve(spdl__path_edge(p, node, i), count);
 }
 
 /* Whether the input has ended and all of it was taken. The end is looked at before the head. */
@@ -5338,7 +5344,7 @@ SPDL__PRIVATE bool spdl__node_exhausted(const spdl__node *node) {
    ended. */
 SPDL__PRIVATE uint64_t spdl__window_left(const spdl__node *node) {
     uint64_t oldest = spdl__load_relaxed(&node->oldest);
-    const uint64_t claimed = spdl__load_relaxed(&node->claimed);
+    const uint64_t claimed = spdl__load(&node->claimed); /* as `reserved` in edge_room */
     if (node->settled == NULL) return UINT64_MAX;
     while (oldest < claimed &&
            spdl__load32(&node->settled[oldest & node->settled_mask]) == (uint32_t)(oldest + 1))
@@ -5386,13 +5392,15 @@ SPDL__PRIVATE uint64_t spdl__merge_claims(const spdl__node *merge) {
 
 /* Whether none of these rows is at work or has any. A claim that has begun before the lock is read
    is seen by that or by `active`; of one that begins later merge_claims tells, or the work it is
-   about to take is still there. What a call hands on or gives back is there when `active` is 0. */
+   about to take is still there: but it reserves room before it takes, so the lock is read again.
+   What a call hands on or gives back is there when `active` is 0. */
 SPDL__PRIVATE bool spdl__merge_rests(const spdl_pipeline *p, const spdl__node *merge) {
     const spdl__node *node;
     for (node = merge->begin; node < merge; ++node) {
         if (spdl__load32(&node->lock) || spdl__load32(&node->active)) return false;
         if (node == merge->begin ? spdl__node_room(p, node) > 0 : spdl__node_has_work(p, node))
             return false;
+        if (spdl__load32(&node->lock)) return false;
     }
     return !spdl__load_relaxed32(&merge->begin->finished);
 }
@@ -5497,6 +5505,18 @@ SPDL__PRIVATE bool spdl__row_holds_back(const spdl__node *node, spdl__watch *wat
                                              : spdl__node_holds_back(node, watch);
 }
 
+/* Whether there are holes in front of a row that has no room. To pass over them makes room above:
+   how far stages get ahead of a merge in turn must not depend on when somebody looked. */
+SPDL__PRIVATE bool spdl__node_has_holes(const spdl_pipeline *p, const spdl__node *node) {
+    const spdl__edge *edge = node->in;
+    uint64_t head;
+    if (spdl__load32(&node->closed)) return false;
+    if (node->row.kind == SPDL_KIND_MERGE) return spdl__merge_look(p, node).holes;
+    head = edge != NULL ? spdl__load_relaxed(&edge->head) : 0;
+    return edge != NULL && spdl__edge_ready(edge, head) &&
+           spdl__owner(spdl__load_relaxed(&spdl__edge_slot(edge, head)->origin)) == SPDL__HOLE;
+}
+
 /* Any thread, without the lock: whether a step of this stage would do something. */
 SPDL__PRIVATE bool spdl__node_has_work(const spdl_pipeline *p, const spdl__node *node) {
     const uint32_t active = spdl__load32(&node->active);
@@ -5504,14 +5524,16 @@ SPDL__PRIVATE bool spdl__node_has_work(const spdl_pipeline *p, const spdl__node 
     uint64_t head;
     if (spdl__load_relaxed32(&node->finished)) return false;
     if (kind == SPDL_KIND_PATH || kind == SPDL_KIND_FEED) return false;
-    if (kind == SPDL_KIND_MERGE)
-        return spdl__node_room(p, node) > 0 && spdl__merge_runnable(p, node);
-    if (kind == SPDL_KIND_BATCH && spdl__node_room(p, node) == 0) return false;
+    if (kind == SPDL_KIND_MERGE || kind == SPDL_KIND_BATCH) {
+        if (spdl__node_room(p, node) == 0) return spdl__node_has_holes(p, node);
+        if (kind == SPDL_KIND_MERGE) return spdl__merge_runnable(p, node);
+    }
     if (spdl__load32(&node->closed)) return active == 0;
     if (spdl__node_exhausted(node))
         return active == 0 && (!node->row.flush || spdl__load_relaxed32(&node->flushed) ||
                                spdl__node_room(p, node) > 0);
-    if (active >= spdl__load_relaxed32(&node->limit) || spdl__node_room(p, node) == 0) return false;
+    if (active >= spdl__load_relaxed32(&node->limit)) return false;
+    if (spdl__node_room(p, node) == 0) return spdl__node_has_holes(p, node);
     if (node->in == NULL) return true;
     head = spdl__load_relaxed(&node->in->head);
     if (!spdl__edge_ready(node->in, head) || spdl__window_left(node) == 0) return false;
@@ -5738,7 +5760,8 @@ SPDL__PRIVATE void spdl__pipe_claim(spdl_pipeline *p, spdl__node *node, spdl__cl
     claim->ticket = node->out.reserved;
     claim->place = node->claimed;
     if (claim->count > 0) spdl__node_reserve(p, node, claim->count);
-    if (node->settled != NULL) spdl__store_relaxed(&node->claimed, node->claimed + claim->count);
+    if (node->settled != NULL) spdl__store(&node->claimed, node->claimed + claim->count);
+    SPDL_TEST_POINT("pipeline reserved");
     claim->progress = spdl__cursor_settle(&c, claim->now);
 }
 
@@ -6668,7 +6691,7 @@ SPDL__INLINE void spdl__chain_put(spdl_task *task, spdl__chain *chain, uint64_t 
     if (chain->packs) {
         spdl__batch_add(p, node, last->counters, &task->in, since);
     } else {
-        spdl__advance(&node->out.reserved, 1);
+        spdl__edge_reserve(&node->out, 1);
         spdl__node_put(p, node, node->out.reserved - 1, task->in.item, task->in.origin, since);
     }
     if (wakes) chain->away += spdl__watch_read(&task->watch) - before;
@@ -6680,7 +6703,7 @@ SPDL__PRIVATE void spdl__chain_drop(spdl_task *task, spdl__chain *chain, uint64_
     spdl__node *node = chain->link[chain->links - 1].node;
     if (!node->by_ticket) return;
     --chain->room;
-    spdl__advance(&node->out.reserved, 1);
+    spdl__edge_reserve(&node->out, 1);
     spdl__node_put_hole(task->pipeline, node, node->out.reserved - 1, since);
 }
 
@@ -6932,6 +6955,13 @@ SPDL__PRIVATE spdl__batch *spdl__batch_fill(spdl_pipeline *p, spdl__node *node,
     return dropped;
 }
 
+/* Passes over the holes in front. Whether there were any. */
+SPDL__PRIVATE bool spdl__holes_pass(spdl__edge *edge, uint64_t now) {
+    spdl__cursor c = spdl__cursor_at_head(edge);
+    (void)spdl__cursor_look(&c);
+    return spdl__cursor_settle(&c, now);
+}
+
 /* One step of a batch row, under the lock and with room. Whether anything was done. */
 SPDL__PRIVATE bool spdl__batch_work(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                     spdl__batch **dropped) {
@@ -6952,8 +6982,10 @@ SPDL__PRIVATE bool spdl__batch_step(spdl_pipeline *p, spdl__node *node, int work
     spdl__batch *dropped = NULL;
     bool progress = false;
     if (!spdl__try_lock(&node->lock)) return false;
-    if (!spdl__pipeline_halted(p) && !node->finished && spdl__node_room(p, node) > 0)
-        progress = spdl__batch_work(p, node, &node->counters[worker], &dropped);
+    if (!spdl__pipeline_halted(p) && !node->finished)
+        progress = spdl__node_room(p, node) > 0
+                       ? spdl__batch_work(p, node, &node->counters[worker], &dropped)
+                       : !spdl__load32(&node->closed) && spdl__holes_pass(node->in, spdl_time_ns());
     spdl__spin_unlock(&node->lock);
     spdl_batch_free(dropped); /* user code: not under the lock */
     if (p->feed != NULL && node->in == &p->feed->out && progress)
@@ -6992,11 +7024,7 @@ SPDL__PRIVATE int spdl__merge_choose(spdl_pipeline *p, spdl__node *node, const s
 /* Passes over the holes in front of each path. */
 SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, uint64_t now) {
     int i;
-    for (i = 0; i < node->paths; ++i) {
-        spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
-        (void)spdl__cursor_look(&c);
-        (void)spdl__cursor_settle(&c, now);
-    }
+    for (i = 0; i < node->paths; ++i) (void)spdl__holes_pass(spdl__path_edge(p, node, i), now);
 }
 
 SPDL__PRIVATE spdl__emitted spdl__merge_take(spdl_pipeline *p, spdl__node *node, int path,
@@ -7097,6 +7125,7 @@ SPDL__PRIVATE bool spdl__merge_once(spdl_pipeline *p, spdl__node *node, spdl__co
         spdl__merge_pass(p, node, now);
         return true;
     }
+    if (spdl__node_room(p, node) == 0) return false;
     if (spdl__merge_mark(p, node, &seen, now)) return true;
     if (seen.items == 0) return false;
     if (node->row.merge_order == SPDL_MERGE_BATCHES)
@@ -7113,8 +7142,7 @@ SPDL__PRIVATE bool spdl__merge_step(spdl_pipeline *p, spdl__node *node, int work
         if (spdl__load32(&node->closed))
             spdl__node_finish(p, node);
         else
-            more = spdl__node_room(p, node) > 0 &&
-                   spdl__merge_once(p, node, &node->counters[worker], now);
+            more = spdl__merge_once(p, node, &node->counters[worker], now);
         if (more) progress = true;
     }
     spdl__spin_unlock(&node->lock);
