@@ -636,7 +636,9 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
 typedef enum spdl_merge_order {
     SPDL_MERGE_READY,   /* whichever has one, in turn */
     SPDL_MERGE_ROBIN,   /* each in turn, waiting for it; left out are paths that have ended, and
-                           those that get nothing while others are full */
+                           those that get nothing while others are full. The turn of what a path
+                           hands on when its input ends (.flush, the rest of a batch) may depend on
+                           when the source tells its end */
     SPDL_MERGE_BATCHES, /* one batch from each, joined in the order of the paths */
     SPDL_MERGE_CHOICE   /* what merge_fn says */
 } spdl_merge_order;
@@ -4635,7 +4637,8 @@ SPDL__PRIVATE uint64_t spdl__edge_room(const spdl__edge *edge, uint64_t capacity
 }
 
 /* The writer, under its lock: the next `count` results will be put. Who sees that sees the lock, or
-   what was done under it. */
+   what was done under it. (A source may claim again without its lock; none is in front of a merge
+   and behind its branch.) */
 SPDL__INLINE void spdl__edge_reserve(spdl__edge *edge, uint64_t count) {
     spdl__store(&edge->reserved, edge->reserved + count);
 }
@@ -5390,19 +5393,20 @@ SPDL__PRIVATE uint64_t spdl__merge_claims(const spdl__node *merge) {
     return sum;
 }
 
-/* Whether none of these rows is at work or has any. A claim that has begun before the lock is read
-   is seen by that or by `active`; of one that begins later merge_claims tells, or the work it is
-   about to take is still there: but it reserves room before it takes, so the lock is read again.
-   What a call hands on or gives back is there when `active` is 0. */
+/* Whether none of these rows is at work or has any; a branch with room waits for its input. A claim
+   that has begun before the lock is read is seen by that or by `active`; of one that begins later
+   merge_claims tells, or the work it is about to take is still there: but it reserves room before
+   it takes, and a flush takes nothing, so both are read again. What a call hands on or gives back
+   is there when `active` is 0. */
 SPDL__PRIVATE bool spdl__merge_rests(const spdl_pipeline *p, const spdl__node *merge) {
     const spdl__node *node;
     for (node = merge->begin; node < merge; ++node) {
         if (spdl__load32(&node->lock) || spdl__load32(&node->active)) return false;
-        if (node == merge->begin ? spdl__node_room(p, node) > 0 : spdl__node_has_work(p, node))
-            return false;
-        if (spdl__load32(&node->lock)) return false;
+        if (node == merge->begin && spdl__node_room(p, node) > 0) return false;
+        if (spdl__node_has_work(p, node)) return false;
+        if (spdl__load32(&node->lock) || spdl__load32(&node->active)) return false;
     }
-    return !spdl__load_relaxed32(&merge->begin->finished);
+    return !spdl__load32(&merge->begin->finished);
 }
 
 /* Whether nothing moves between a branch that has no room and its merge, nothing will before the
@@ -5416,7 +5420,7 @@ SPDL__PRIVATE bool spdl__merge_starved(const spdl_pipeline *p, const spdl__node 
     spdl__paths now;
     if (!spdl__merge_rests(p, merge)) return false;
     now = spdl__merge_look(p, merge);
-    return memcmp(now.ready, seen->ready, sizeof(now.ready)) == 0 &&
+    return !now.holes && memcmp(now.ready, seen->ready, sizeof(now.ready)) == 0 &&
            spdl__merge_claims(merge) == claims;
 }
 
@@ -5512,8 +5516,9 @@ SPDL__PRIVATE bool spdl__node_has_holes(const spdl_pipeline *p, const spdl__node
     uint64_t head;
     if (spdl__load32(&node->closed)) return false;
     if (node->row.kind == SPDL_KIND_MERGE) return spdl__merge_look(p, node).holes;
-    head = edge != NULL ? spdl__load_relaxed(&edge->head) : 0;
-    return edge != NULL && spdl__edge_ready(edge, head) &&
+    if (edge == NULL || spdl__edge_exhausted(edge)) return false;
+    head = spdl__load_relaxed(&edge->head);
+    return spdl__edge_ready(edge, head) &&
            spdl__owner(spdl__load_relaxed(&spdl__edge_slot(edge, head)->origin)) == SPDL__HOLE;
 }
 
@@ -5522,7 +5527,7 @@ SPDL__PRIVATE bool spdl__node_has_work(const spdl_pipeline *p, const spdl__node 
     const uint32_t active = spdl__load32(&node->active);
     const spdl_kind kind = node->row.kind;
     uint64_t head;
-    if (spdl__load_relaxed32(&node->finished)) return false;
+    if (spdl__load32(&node->finished)) return false; /* pairs with node_finish */
     if (kind == SPDL_KIND_PATH || kind == SPDL_KIND_FEED) return false;
     if (kind == SPDL_KIND_MERGE || kind == SPDL_KIND_BATCH) {
         if (spdl__node_room(p, node) == 0) return spdl__node_has_holes(p, node);
@@ -5678,7 +5683,7 @@ SPDL__PRIVATE void spdl__node_finish(spdl_pipeline *p, spdl__node *node) {
     if (node->in != NULL) spdl__edge_ended(node->in, spdl_time_ns());
     for (i = 0; node->row.kind == SPDL_KIND_MERGE && i < node->paths; ++i)
         spdl__edge_ended(spdl__path_edge(p, node, i), spdl_time_ns());
-    spdl__store_relaxed32(&node->finished, 1);
+    spdl__store32(&node->finished, 1); /* under the lock: as `reserved` */
     if (node->row.kind != SPDL_KIND_BRANCH)
         spdl__edge_finish(p, &node->out,
                           node->by_ticket ? spdl__min(node->out.reserved, spdl__load(&node->cut))

@@ -1176,6 +1176,11 @@ SPDL_FN(by_half, item, item) {
     return spdl_route(task, (int)(hash_of(in) & 1));
 }
 
+SPDL_FN(by_half_again, item, item) {
+    *out = in;
+    return spdl_route(task, (int)(hash_of(in) >> 20 & 1));
+}
+
 /* Keeps one in s->every, and with `plus` lets others run. */
 SPDL_FN(thin, item, item) {
     const script *s = (const script *)spdl_ctx(task);
@@ -1184,26 +1189,45 @@ SPDL_FN(thin, item, item) {
     return hash_of(in) >> 4 & (uint32_t)(s->every - 1) ? SPDL_SKIP : SPDL_OK;
 }
 
-/* The same where calls that end in any order leave holes in front of a row that has no room: they
-   are passed over all the same, and who is about to take the last room is at work. */
+/* The same where calls that end in any order leave holes in front of a row without room (a stage, a
+   merge of its own) or of the merge itself: they are passed over all the same, and who is about to
+   take the last room is at work. */
+static spdl_pipeline *start_holes(int workers, int what) {
+    static script upto = { .count = 400 }, fourth = { .every = 4, .plus = 1 };
+    static script eighth = { .every = 8 }, few = { .every = 16 }, all;
+    const spdl_stage thinned = SPDL_PIPE(thin, .ctx = &fourth, .concurrency = 4,
+                                         .reorder_window = 4, .buffer_size = 1);
+    const spdl_stage merged = SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN);
+    switch (what) {
+    case 0:
+        return START(workers, SPDL_SOURCE(count_up, .ctx = &upto, .free_item = item_free),
+                     SPDL_BRANCH(by_half), SPDL_PATH("few"), SPDL_PIPE(thin, .ctx = &eighth),
+                     SPDL_PIPE(follow, .ctx = &all), SPDL_PATH("more"), thinned,
+                     SPDL_PIPE(follow, .ctx = &all, .buffer_size = 1), merged, SPDL_SINK(4));
+    case 1:
+        return START(workers, SPDL_SOURCE(count_up, .ctx = &upto, .free_item = item_free),
+                     SPDL_BRANCH(by_half), SPDL_PATH("few"), SPDL_PIPE(thin, .ctx = &few),
+                     SPDL_PATH("more"), thinned, merged, SPDL_SINK(4));
+    default:
+        return START(workers, SPDL_SOURCE(count_up, .ctx = &upto, .free_item = item_free),
+                     SPDL_BRANCH(by_half), SPDL_PATH("few"), SPDL_PIPE(thin, .ctx = &few),
+                     SPDL_PATH("more"), SPDL_BRANCH(by_half_again), SPDL_PATH("one"), thinned,
+                     SPDL_PATH("other"), merged, merged, SPDL_SINK(1));
+    }
+}
+
 static void a_round_of_paths_with_holes_is_the_same_for_all(void) {
-    static long first[1000], values[1000];
-    size_t count = 0;
+    static long first[3][1000], values[1000];
+    size_t count[3] = { 0 };
     const uint64_t since = spdl_time_ns();
     chaos_on();
-    for (int i = 0; there_is_time(since, i, HERDS * 100); ++i) {
-        spdl_pipeline *p =
-            START(herds[i % HERDS], COUNT_TO(400), SPDL_BRANCH(by_half), SPDL_PATH("few"),
-                  SPDL_PIPE(thin, SCRIPT(.every = 8)), SPDL_PIPE(follow, SCRIPT(.plus = 0)),
-                  SPDL_PATH("more"),
-                  SPDL_PIPE(thin, SCRIPT(.every = 4, .plus = 1), .concurrency = 4,
-                            .reorder_window = 4, .buffer_size = 1),
-                  SPDL_PIPE(follow, SCRIPT(.plus = 0), .buffer_size = 1),
-                  SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(4));
-        const size_t got = take_values(p, i ? values : first, 1000, SPDL_END);
-        if (i == 0) count = got;
-        REQUIRE(CHECK_EQ(got, count));
-        REQUIRE(CHECK(i == 0 || memcmp(first, values, count * sizeof first[0]) == 0));
+    for (int i = 0; there_is_time(since, i, 3 * HERDS * 32); ++i) {
+        const int what = i % 3;
+        spdl_pipeline *p = start_holes(herds[i / 3 % HERDS], what);
+        const size_t got = take_values(p, i < 3 ? first[what] : values, 1000, SPDL_END);
+        if (i < 3) count[what] = got;
+        REQUIRE(CHECK_EQ(got, count[what]));
+        REQUIRE(CHECK(i < 3 || memcmp(first[what], values, got * sizeof values[0]) == 0));
         DONE(p);
     }
 }
