@@ -1189,12 +1189,21 @@ SPDL_FN(thin, item, item) {
     return hash_of(in) >> 4 & (uint32_t)(s->every - 1) ? SPDL_SKIP : SPDL_OK;
 }
 
+SPDL_FN(join_up, spdl_batch, item) {
+    long value = 0;
+    for (size_t i = 0; i < in->count; ++i) value = 1000 * value + ((item *)in->items[i])->value;
+    *out = item_make(value);
+    return SPDL_OK;
+}
+
 /* The same where calls that end in any order leave holes in front of a row without room (a stage, a
-   merge of its own) or of the merge itself: they are passed over all the same, and who is about to
-   take the last room is at work. */
+   merge, a row of batches) or of the merge itself: they are passed over all the same, and who is
+   about to take the last room is at work. (Batches are dropped at the end, as their turn depends on
+   when that is told.) */
 static spdl_pipeline *start_holes(int workers, int what) {
-    static script upto = { .count = 400 }, fourth = { .every = 4, .plus = 1 };
-    static script eighth = { .every = 8 }, few = { .every = 16 }, all;
+    static script upto = { .count = 400 }, more = { .count = 1200 }, all;
+    static script fourth = { .every = 4, .plus = 1 }, eighth = { .every = 8 };
+    static script few = { .every = 16 };
     const spdl_stage thinned = SPDL_PIPE(thin, .ctx = &fourth, .concurrency = 4,
                                          .reorder_window = 4, .buffer_size = 1);
     const spdl_stage merged = SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN);
@@ -1208,6 +1217,12 @@ static spdl_pipeline *start_holes(int workers, int what) {
         return START(workers, SPDL_SOURCE(count_up, .ctx = &upto, .free_item = item_free),
                      SPDL_BRANCH(by_half), SPDL_PATH("few"), SPDL_PIPE(thin, .ctx = &few),
                      SPDL_PATH("more"), thinned, merged, SPDL_SINK(4));
+    case 2:
+        return START(workers, SPDL_SOURCE(count_up, .ctx = &more, .free_item = item_free),
+                     SPDL_BRANCH(by_half), SPDL_PATH("few"), SPDL_PIPE(thin, .ctx = &eighth),
+                     SPDL_BATCH(2, .drop_last = true), SPDL_PATH("more"), thinned,
+                     SPDL_BATCH(2, .drop_last = true, .buffer_size = 1), merged,
+                     SPDL_PIPE(join_up, .free_item = item_free), SPDL_SINK(4));
     default:
         return START(workers, SPDL_SOURCE(count_up, .ctx = &upto, .free_item = item_free),
                      SPDL_BRANCH(by_half), SPDL_PATH("few"), SPDL_PIPE(thin, .ctx = &few),
@@ -1217,17 +1232,17 @@ static spdl_pipeline *start_holes(int workers, int what) {
 }
 
 static void a_round_of_paths_with_holes_is_the_same_for_all(void) {
-    static long first[3][1000], values[1000];
-    size_t count[3] = { 0 };
+    static long first[4][1000], values[1000];
+    size_t count[4] = { 0 };
     const uint64_t since = spdl_time_ns();
     chaos_on();
-    for (int i = 0; there_is_time(since, i, 3 * HERDS * 32); ++i) {
-        const int what = i % 3;
-        spdl_pipeline *p = start_holes(herds[i / 3 % HERDS], what);
-        const size_t got = take_values(p, i < 3 ? first[what] : values, 1000, SPDL_END);
-        if (i < 3) count[what] = got;
+    for (int i = 0; there_is_time(since, i, 4 * HERDS * 32); ++i) {
+        const int what = i % 4;
+        spdl_pipeline *p = start_holes(herds[i / 4 % HERDS], what);
+        const size_t got = take_values(p, i < 4 ? first[what] : values, 1000, SPDL_END);
+        if (i < 4) count[what] = got;
         REQUIRE(CHECK_EQ(got, count[what]));
-        REQUIRE(CHECK(i < 3 || memcmp(first[what], values, got * sizeof values[0]) == 0));
+        REQUIRE(CHECK(i < 4 || memcmp(first[what], values, got * sizeof values[0]) == 0));
         DONE(p);
     }
 }
