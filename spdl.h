@@ -1106,7 +1106,8 @@ typedef struct spdl_stage_stats {
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns; /* of one call */
     /* Where busy_ns went; the three make busy_ns together. They are estimates, scaled up from calls
        that were measured: the longer ones (a millisecond) all but a worker's first, of quick ones
-       about one group for each 0.8 ms of work. So they may go backwards a little. */
+       (an eighth of that) one group for each 0.8 ms of work, later for 6 ms. So they may go backwards
+       a little. */
     uint64_t cpu_ns;       /* on a processor */
     uint64_t runnable_ns;  /* ready to run, but other threads had the processors */
     uint64_t blocked_ns;   /* asleep: input, locks, timers */
@@ -4247,8 +4248,11 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
    long as the others took to fill the ring.)
 
    Where time goes. A meter reads the thread's processor clock, and the time it was runnable from
-   schedstat, before and after a group of calls. That is four system calls, so it is done only each
-   time a worker has spent about 0.8 ms in the stage: a third of a percent.
+   schedstat, before and after a group of calls. That is four system calls, 4 us on a slow virtual
+   machine, so it is done each time a worker has spent about 0.8 ms in the stage; if calls are quick,
+   the more rarely the more is known, down to once in 6 ms: less than a thousandth. (Longer calls are
+   all measured: a thread whose turn is over loses the processor in the system calls in front of what
+   is measured, so calls that are picked out wait less for it than others.)
 
    The pipeline owns lanes and meters; a meter is used by the thread that runs the lane. */
 
@@ -4421,15 +4425,16 @@ SPDL__PRIVATE void spdl__meter_stop(spdl__meter *meter, uint64_t *ns, uint64_t *
     *wait_ns = spdl__min(wait - meter->wait_ns, *ns - *cpu_ns);
 }
 
-/* Time in the stage until the next measurement; at random, so that it keeps no step with what is
-   measured. (xorshift) */
-SPDL__PRIVATE int64_t spdl__meter_pause(spdl__meter *meter) {
+/* Time in the stage until the next measurement, when there were so many; at random, so that it
+   keeps no step with what is measured. (xorshift) */
+SPDL__PRIVATE int64_t spdl__meter_pause(spdl__meter *meter, uint64_t measured) {
     uint64_t x = meter->random | 1;
     x ^= x << 13;
     x ^= x >> 7;
     x ^= x << 17;
     meter->random = x;
-    return SPDL__METER_NS + (int64_t)(x >> 20 & (SPDL__METER_NS - 1));
+    x = SPDL__METER_NS + (x >> 20 & (SPDL__METER_NS - 1));
+    return (int64_t)(x * (1 + spdl__min(measured / 4, 7)));
 }
 
 /* --- what the pipeline calls; >>trace-impl has them --- */
@@ -5033,6 +5038,7 @@ typedef struct spdl__counters {
     uint64_t timed_ns; /* of the calls in the histogram */
     uint64_t max_ns;
     int64_t meter_due; /* time in the stage until its calls are measured again; not for others */
+    uint64_t measured; /* times that was done while they were quick; not for others */
     uint64_t chains;   /* that began here */
     uint64_t metered, metered_blind; /* calls that were measured; of them, without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
@@ -16223,7 +16229,11 @@ SPDL__RARE void spdl__trace_depth(spdl__edge *edge) {
 SPDL__RARE void spdl__group_measured(spdl__meter *meter, spdl__counters *counters, uint64_t calls) {
     uint64_t ns, cpu_ns, wait_ns;
     spdl__meter_stop(meter, &ns, &cpu_ns, &wait_ns);
-    counters->meter_due = spdl__meter_pause(meter);
+    if (ns < calls * SPDL__METER_QUICK_NS)
+        ++counters->measured;
+    else
+        counters->measured = 0;
+    counters->meter_due = spdl__meter_pause(meter, counters->measured);
     if (!meter->cpu_known) return;
     spdl__count(&counters->metered_ns, ns);
     spdl__count(&counters->metered_cpu_ns, cpu_ns);
