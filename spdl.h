@@ -3773,13 +3773,18 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 
    Who wakes whom. A worker may sleep only after it has said so (`sleepers`), done a heavy barrier
    and found nothing once more. Whoever makes something runnable, and does not look for work itself
-   next, calls spdl__pool_hint: light barrier, look at `sleepers`, ring the bell. At most one wake
-   is under way at a time: `waking` is set by the one who rings and cleared by every worker that is
-   about to sleep or has stopped sleeping, always before a heavy barrier and another look. So
-   whoever finds `waking` set may rely on a look that is still to come, and a worker that finds work
-   passes the wake on with its own hint before it runs the work (which may pass over what somebody
-   comes to without a wake: see >>flow-impl). Order of a sleeper: read the bell, announce, clear
-   waking, barrier, look, sleep. (tests/model/park.pml checks this exhaustively.)
+   next, calls spdl__pool_hint: light barrier, look at `sleepers`; if there are some, full barrier,
+   look at `waking`, ring the bell. At most one wake is under way at a time: `waking` is set by the
+   one who rings and cleared by every worker that is about to sleep or has stopped sleeping, always
+   before a full barrier and another look. So whoever finds `waking` set may rely on a look that is
+   still to come, and a worker that finds work passes the wake on with its own hint before it runs
+   the work (which may pass over what somebody comes to without a wake: see >>flow-impl). Order of a
+   sleeper: read the bell, announce, clear waking, barrier, look, sleep. (tests/model/park.pml checks
+   this exhaustively.)
+
+   A heavy barrier interrupts the other threads, and waits for processors that the host of a virtual
+   machine has taken away. Only the first sleeper needs one: it leaves a bit beside the count, which
+   stays until nobody sleeps. While it is there, whoever hints sees sleepers and does full barriers.
 
    Threads: workers run worker_main; clients come and go from any thread; `slot.users` counts the
    workers inside a client, and detach waits for it to be 0. The pool owns threads, queue and
@@ -3838,7 +3843,7 @@ struct spdl_pool {
     uint32_t quit;
     char pad0[SPDL_CACHE_LINE];
     /* read by all; written by those who sleep and those who wake them */
-    uint32_t sleepers;
+    uint32_t sleepers; /* SPDL__SLEEPER for each; and SPDL__KNOWN, if all threads see that */
     uint32_t waking;
     spdl__event bell;
     char pad1[SPDL_CACHE_LINE];
@@ -3890,19 +3895,20 @@ SPDL__PRIVATE void spdl__pool_wake_all(spdl_pool *pool) {
     spdl__event_wake(&pool->bell, SPDL__ALL);
 }
 
-/* Whether a wake could be needed: after the caller has published something. */
+/* Whether a wake could be needed: after the caller has published something. What it looks at next
+   is not older than that. */
 SPDL__PRIVATE bool spdl__pool_sleepy(spdl_pool *pool) {
     spdl__barrier_light(pool->asymmetric);
-    return spdl__load_relaxed32(&pool->sleepers) != 0 && spdl__load_relaxed32(&pool->waking) == 0;
+    if (spdl__load_relaxed32(&pool->sleepers) == 0) return false;
+    spdl__full_barrier();
+    return spdl__load_relaxed32(&pool->waking) == 0;
 }
 
 /* Call after making something runnable, unless the same worker looks for work next. What is
    runnable may take two: one who gives up a lock and one who makes room. Each looks behind a full
    barrier before deciding that no wake is needed, so one of the two sees both. */
 SPDL__PRIVATE void spdl__pool_hint(spdl_pool *pool) {
-    if (!spdl__pool_sleepy(pool)) return;
-    spdl__full_barrier();
-    if (spdl__pool_runnable(pool, -1)) spdl__pool_wake_one(pool);
+    if (spdl__pool_sleepy(pool) && spdl__pool_runnable(pool, -1)) spdl__pool_wake_one(pool);
 }
 
 /* Runs one job. */
@@ -3948,18 +3954,44 @@ SPDL__PRIVATE bool spdl__pool_step(spdl_pool *pool, spdl__worker *worker, uint32
     return found;
 }
 
+#define SPDL__KNOWN 1u
+#define SPDL__SLEEPER 2u
+
+/* From here on whoever hints sees a sleeper, and what was made runnable before is seen here. */
+SPDL__PRIVATE void spdl__pool_announce(spdl_pool *pool) {
+    const uint32_t before = spdl__add32(&pool->sleepers, SPDL__SLEEPER);
+    spdl__store32(&pool->waking, 0);
+    if (before & SPDL__KNOWN) {
+        spdl__full_barrier();
+    } else {
+        spdl__barrier_heavy(pool->asymmetric);
+        (void)spdl__or32(&pool->sleepers, SPDL__KNOWN);
+    }
+}
+
+SPDL__PRIVATE void spdl__pool_awake(spdl_pool *pool) {
+    uint32_t sleepers = spdl__load_relaxed32(&pool->sleepers), left;
+    do {
+        left = sleepers - SPDL__SLEEPER;
+        if (left < SPDL__SLEEPER) left = 0;
+    } while (!spdl__cas32(&pool->sleepers, &sleepers, left));
+    spdl__store32(&pool->waking, 0);
+    spdl__full_barrier();
+}
+
 /* Sleeps, unless there is something to do after all. Returns at any wake-up. */
 SPDL__PRIVATE void spdl__pool_sleep(spdl_pool *pool, int worker) {
     const uint32_t word = spdl__load32(&pool->bell.word);
-    spdl__add32(&pool->sleepers, 1);
-    spdl__store32(&pool->waking, 0);
-    spdl__barrier_heavy(pool->asymmetric);
+    spdl__pool_announce(pool);
     SPDL_TEST_POINT("pool about to sleep");
     if (!spdl__load32(&pool->quit) && !spdl__pool_runnable(pool, worker))
         (void)spdl__event_sleep(&pool->bell, word, SPDL__NEVER);
-    spdl__sub32(&pool->sleepers, 1);
-    spdl__store32(&pool->waking, 0);
-    spdl__barrier_heavy(pool->asymmetric);
+    spdl__pool_awake(pool);
+}
+
+/* Any thread: a guess. */
+SPDL__PRIVATE int spdl__pool_asleep(const spdl_pool *pool) {
+    return (int)(spdl__load_relaxed32(&pool->sleepers) / SPDL__SLEEPER);
 }
 
 SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
@@ -4262,6 +4294,7 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 #define SPDL__TRACE_EVENTS 65536
 #define SPDL__TRACE_EVENTS_MAX (1 << 24)
 #define SPDL__METER_NS (1 << 19) /* the least time in a stage from one measurement to the next */
+#define SPDL__METER_QUICK_NS (1 << 17)
 
 #ifdef SPDL__NO_TRACE /* for the bench, which compares with a build without any of it */
 #define SPDL__TRACED(pointer) (false)
@@ -5566,7 +5599,7 @@ SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node 
    to a trainer that has yet to look, behind its own, and sees what is passed over here. */
 SPDL__PRIVATE bool spdl__trainer_is_fed(const spdl_pipeline *p, const spdl_pool *pool) {
     const spdl__edge *sink = p->sink;
-    const bool awake = spdl__load_relaxed32(&pool->sleepers) < (uint32_t)pool->desc.workers;
+    const bool awake = spdl__pool_asleep(pool) < pool->desc.workers;
     const uint64_t head = spdl__load(&sink->head), fill = sink->buffer_size / 4 * (awake ? 2 : 3);
     const uint64_t work_ns = spdl__load_relaxed(&p->work_ns);
     if (work_ns == 0 || (awake && work_ns > SPDL__HELP_NS) || fill == 0 || p->feed != NULL ||
@@ -7197,7 +7230,6 @@ SPDL__PRIVATE bool spdl__claim_hint(const spdl__crew *crew, const spdl__chain *c
         spdl__pipeline_hint(p);
     } else {
         const uint32_t above = chain->link[0].node->above;
-        spdl__full_barrier(); /* as in pool_hint */
         if (spdl__pipeline_runnable(p, crew->rows & ~above, -1)) spdl__pool_wake_one(pool);
     }
     /* a wake takes as long as many calls, and is none of them */

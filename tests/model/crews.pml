@@ -71,10 +71,10 @@ inline hint(p, c) {
 #endif
         :: else ->
 #endif
+        FENCED(p);
         if
         :: LOAD(p, WAKING(c)) != 0
         :: else ->
-            FENCED(p);
             crew_runnable(p, c);
             if
             :: found ->
@@ -131,11 +131,7 @@ end_asleep:
     fi;
     d_step { FENCED(p); sleepers[p]--; found = false };
     store(p, WAKING(p), 0);
-#ifdef NO_HEAVY
     FENCED(p)
-#else
-    membarrier(p)
-#endif
 }
 
 /* Rows without calls (the merge) do all in a step; downstream first. */

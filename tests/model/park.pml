@@ -22,12 +22,15 @@
    jobs, attach and quit (they ring for all).
 
    Switches that take out one part of the protocol, and must fail:
-     NO_HEAVY        a sleeper does a full barrier of its own instead of a heavy one
+     NO_HEAVY        a sleeper does a full barrier of its own instead of a heavy one, also when
+                     nobody is known to know of sleepers
+     STAYS_KNOWN     that they are known is not forgotten when the last of them is awake
      NO_CLEAR        `waking` is not cleared before the second look
      NO_CLEAR_AFTER  nor after the sleep
      LATE_WORD       the bell is read after announcing and clearing
      NO_CLAIM_HINT   no hint between claim and call
      NO_LOOK_FENCE   no full barrier between seeing a sleeper and looking for something runnable
+     LATE_FENCE      that barrier is behind the look at `waking`
      OWN_HINT        (with TWO_CLIENTS) the hint of a claim looks at its own pipeline only
      NO_RECHECK      no second look before the sleep
      NO_TAKE_HINT    (with FED) no hint after a take
@@ -65,6 +68,7 @@
 
 /* only ever changed by read-modify-writes */
 byte sleepers;
+bool known; /* of the same word as sleepers */
 byte bell;
 byte active_calls[STAGES];
 
@@ -170,10 +174,13 @@ inline hint(p, own, over) {
     if
     :: sleepers == 0
     :: else ->
+#if !defined(NO_LOOK_FENCE) && !defined(LATE_FENCE)
+        FENCED(p);
+#endif
         if
         :: LOAD(p, WAKING) != 0
         :: else ->
-#ifndef NO_LOOK_FENCE
+#ifdef LATE_FENCE
             FENCED(p);
 #endif
             look(p, own, over);
@@ -329,14 +336,17 @@ step: /* spdl__pool_step: downstream first; clients in any order */
 #ifndef LATE_WORD
     word = bell;
 #endif
-    d_step { FENCED(me); sleepers++ };
+    d_step { FENCED(me); sleepers++; found = known };
 #ifndef NO_CLEAR
     store_now(me, WAKING, 0);
 #endif
 #ifdef LATE_WORD
     word = bell;
 #endif
-    heavy(me);
+    if
+    :: found -> d_step { FENCED(me); found = false }
+    :: else -> heavy(me); d_step { FENCED(me); known = true }
+    fi;
 #ifndef NO_RECHECK
     any_runnable(me);
 #endif
@@ -347,11 +357,17 @@ step: /* spdl__pool_step: downstream first; clients in any order */
 end_asleep:
         !asleep[me]
     fi;
-    d_step { FENCED(me); sleepers-- };
+    d_step {
+        FENCED(me);
+        sleepers--;
+#ifndef STAYS_KNOWN
+        known = known && sleepers > 0
+#endif
+    };
 #ifndef NO_CLEAR_AFTER
     store_now(me, WAKING, 0);
 #endif
-    heavy(me);
+    FENCED(me);
     goto step
 }
 
@@ -408,6 +424,7 @@ init {
 #endif
 #ifdef PARKED
         sleepers = WORKERS;
+        known = true;
         asleep[0] = true;
         asleep[1] = true;
 #if WORKERS > 2

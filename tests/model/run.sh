@@ -159,6 +159,8 @@ model breaks park -DPARKED -DNO_CLAIM_HINT
 model breaks park -DMEET -DNO_CLAIM_HINT
 model breaks park -DPARKED -DNO_RECHECK
 model breaks park -DNO_LOOK_FENCE
+model breaks park -DPARKED -DLATE_FENCE
+model breaks park -DPARKED -DITEMS=3 -DSTAYS_KNOWN
 model breaks park -DTWO_CLIENTS -DPARKED -DOWN_HINT
 model breaks park -DFED=1 -DITEMS=3 -DNO_LOOK_FENCE
 model breaks park -DFED=1 -DBUFFER=1 -DNO_TAKE_HINT
