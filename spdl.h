@@ -3801,6 +3801,8 @@ typedef struct spdl__client {
     bool (*step)(void *self, int worker, bool again);
     /* whether step would find some; with -1: whether somebody should be woken for it */
     bool (*runnable)(void *self, int worker);
+    /* a worker that finds nothing: until when that will be so, or 0 when that is not known */
+    uint64_t (*rest)(void *self);
     void *self;
 } spdl__client;
 
@@ -3845,6 +3847,7 @@ struct spdl_pool {
     /* read by all; written by those who sleep and those who wake them */
     uint32_t sleepers; /* SPDL__SLEEPER for each; and SPDL__KNOWN, if all threads see that */
     uint32_t waking;
+    uint32_t napping; /* all are asleep, and one of them will wake by itself */
     spdl__event bell;
     char pad1[SPDL_CACHE_LINE];
     uint32_t slots_used; /* slots from here on were never taken */
@@ -3979,19 +3982,39 @@ SPDL__PRIVATE void spdl__pool_awake(spdl_pool *pool) {
     spdl__full_barrier();
 }
 
-/* Sleeps, unless there is something to do after all. Returns at any wake-up. */
-SPDL__PRIVATE void spdl__pool_sleep(spdl_pool *pool, int worker) {
-    const uint32_t word = spdl__load32(&pool->bell.word);
-    spdl__pool_announce(pool);
-    SPDL_TEST_POINT("pool about to sleep");
-    if (!spdl__load32(&pool->quit) && !spdl__pool_runnable(pool, worker))
-        (void)spdl__event_sleep(&pool->bell, word, SPDL__NEVER);
-    spdl__pool_awake(pool);
-}
-
 /* Any thread: a guess. */
 SPDL__PRIVATE int spdl__pool_asleep(const spdl_pool *pool) {
     return (int)(spdl__load_relaxed32(&pool->sleepers) / SPDL__SLEEPER);
+}
+
+/* Sleeps, unless there is something to do after all. Returns at any wake-up. With `until` the last
+   that goes to sleep wakes then by itself. */
+SPDL__PRIVATE void spdl__pool_sleep(spdl_pool *pool, int worker, uint64_t until) {
+    const uint32_t word = spdl__load32(&pool->bell.word);
+    spdl__pool_announce(pool);
+    SPDL_TEST_POINT("pool about to sleep");
+    if (!spdl__load32(&pool->quit) && !spdl__pool_runnable(pool, worker)) {
+        const bool naps = until != 0 && spdl__pool_asleep(pool) == pool->desc.workers;
+        if (naps) {
+            spdl__store_relaxed32(&pool->napping, 1);
+            SPDL_TEST_POINT("pool naps");
+        }
+        (void)spdl__event_sleep(&pool->bell, word, naps ? until : SPDL__NEVER);
+        if (naps) spdl__store_relaxed32(&pool->napping, 0);
+    }
+    spdl__pool_awake(pool);
+}
+
+/* Until when there will be nothing to do, or 0. */
+SPDL__PRIVATE uint64_t spdl__pool_rest(spdl_pool *pool) {
+    const spdl__client *client;
+    uint64_t until = 0;
+    if (spdl__load32(&pool->slots_used) != 1) return 0;
+    client = spdl__client_enter(pool, &pool->slot[0]);
+    if (client == NULL) return 0;
+    until = client->rest(client->self);
+    spdl__client_leave(pool, &pool->slot[0]);
+    return until;
 }
 
 SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
@@ -3999,11 +4022,15 @@ SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
     uint32_t turn = (uint32_t)worker->index;
     int round = 0, yields = SPDL_YIELDS;
     while (!spdl__load32(&pool->quit)) {
+        uint64_t until = 0;
         if (spdl__pool_step(pool, worker, &turn)) {
             round = 0;
-        } else if (!spdl__backoff(&round, yields)) {
+            continue;
+        }
+        if (round == SPDL_SPINS) until = spdl__pool_rest(pool);
+        if (until != 0 || !spdl__backoff(&round, yields)) {
             const uint64_t since = spdl_time_ns();
-            spdl__pool_sleep(pool, worker->index);
+            spdl__pool_sleep(pool, worker->index, until);
             yields = spdl__patience(yields, spdl_time_ns() - since);
             round = 0;
         }
@@ -4542,6 +4569,7 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #define SPDL__WAKE_NS (5 * SPDL__CHAIN_NS) /* less than this is not worth waking somebody for */
 #define SPDL__QUICK_CALLS 64    /* and this many calls tell */
 #define SPDL__HELP_NS (20 * SPDL__WAKE_NS) /* more than this for an item always is */
+#define SPDL__NAP_NS 100000 /* less than this is not slept on purpose */
 #define SPDL__OPEN UINT64_MAX   /* end of an edge that has not ended */
 #define SPDL__GAP 16            /* slots that keep writer and reader of a full edge apart */
 #define SPDL__WINDOW 64         /* slots that holes may take when the row does not say */
@@ -5024,6 +5052,10 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    fed: it has most of its buffer in front of it, and it hints again when it has taken the next. A
    worker that is about to sleep passes over nothing. (QUICK and FED in tests/model/park.pml.)
 
+   Naps. To wake somebody costs the trainer as much as to wait. The last worker that goes to sleep
+   while the trainer is fed knows how fast it takes items, and wakes by itself before there are too
+   few; until then the trainer is fed with half of its buffer. If it is faster than that, it hints.
+
    Chains. Handing on an item that was made in a few nanoseconds costs more than to make it. So a
    worker that has claimed a group of a brief stage takes the locks of the brief rows behind it, if
    nothing lies between them, and brings each item through all of them before the next, at last into
@@ -5240,10 +5272,13 @@ struct spdl_pipeline {
     uint64_t wait_since;   /* 0, or when the wait in next began */
     uint64_t wait_ns;
     uint64_t first_wait_ns; /* what it was when the first item came */
+    uint64_t learned_ns, learned_wait_ns, learned; /* when it last learned, and its items then */
     spdl__event fed;       /* the sink got what the trainer waits for, or an end */
     char pad3[SPDL_CACHE_LINE];
     /* written by the trainer now and then, read by all */
     uint64_t work_ns; /* of all stages for one item of the sink; 0: not known */
+    uint64_t step_ns; /* of the trainer, from one item to the next, without its waits */
+    uint64_t rested;  /* by workers: items the trainer had when one last asked how long it is fed */
     char pad4[SPDL_CACHE_LINE];
 };
 
@@ -5600,12 +5635,28 @@ SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node 
 SPDL__PRIVATE bool spdl__trainer_is_fed(const spdl_pipeline *p, const spdl_pool *pool) {
     const spdl__edge *sink = p->sink;
     const bool awake = spdl__pool_asleep(pool) < pool->desc.workers;
-    const uint64_t head = spdl__load(&sink->head), fill = sink->buffer_size / 4 * (awake ? 2 : 3);
+    const bool half = awake || spdl__load_relaxed32(&pool->napping);
+    const uint64_t head = spdl__load(&sink->head), fill = sink->buffer_size / 4 * (half ? 2 : 3);
     const uint64_t work_ns = spdl__load_relaxed(&p->work_ns);
     if (work_ns == 0 || (awake && work_ns > SPDL__HELP_NS) || fill == 0 || p->feed != NULL ||
         !spdl__edge_ready(sink, head) || !spdl__edge_ready(sink, head + fill - 1))
         return false;
     return spdl__slot_age(spdl__edge_slot(sink, head), spdl_time_ns()) >= 4 * work_ns;
+}
+
+/* Until when the trainer, at the speed it has, will have more than half of its buffer in front of
+   it: who sleeps until then need not be woken. 0 when that is not worth it, and when nothing was
+   taken since this was last asked: a trainer that is away would be waited for again and again. */
+SPDL__PRIVATE uint64_t spdl__trainer_fed_until(spdl_pipeline *p) {
+    const spdl__edge *sink = p->sink;
+    const uint64_t taken = spdl__load(&sink->taken), keep = sink->buffer_size / 2 + 2;
+    const uint64_t put = spdl__load(&sink->reserved) - spdl__load(&sink->refunds);
+    const uint64_t there = put > taken ? spdl__min(put - taken, sink->buffer_size) : 0;
+    const uint64_t step_ns = spdl__load_relaxed(&p->step_ns);
+    if (p->crews > 1 || p->feed != NULL || there <= keep) return 0;
+    if ((there - keep) * step_ns < SPDL__NAP_NS) return 0;
+    if (spdl__exchange(&p->rested, taken) == taken) return 0;
+    return spdl_time_ns() + (there - keep) * step_ns;
 }
 
 /* Whether `worker` would find a step to do in one of these rows; with -1: one that somebody should
@@ -7344,6 +7395,10 @@ SPDL__PRIVATE bool spdl__crew_step(void *self, int worker, bool again) {
     return spdl__pipeline_step(crew, worker);
 }
 
+SPDL__PRIVATE uint64_t spdl__crew_rest(void *self) {
+    return spdl__trainer_fed_until(((const spdl__crew *)self)->pipeline);
+}
+
 SPDL__PRIVATE bool spdl__crew_runnable(void *self, int worker) {
     const spdl__crew *crew = (const spdl__crew *)self;
     return spdl__pipeline_runnable(crew->pipeline, crew->rows,
@@ -7758,15 +7813,21 @@ SPDL__PRIVATE spdl_result spdl__pipeline_end(spdl_pipeline *p) {
     return spdl__load32(&p->failed) ? p->error.result : SPDL_END;
 }
 
-/* What an item costs: after 1, 2, 4, ... 1024 of them and each further 1024, as it asks all
-   counters. */
+/* What an item costs, and how fast they are taken: after 1, 2, 4, ... 1024 of them and each further
+   1024, as it asks all counters. */
 SPDL__PRIVATE void spdl__trainer_learn(spdl_pipeline *p) {
+    const uint64_t now = spdl_time_ns(), waited = p->wait_ns;
     uint64_t ns = 0;
     int i, k;
     for (i = 0; i < p->count; ++i)
         for (k = 0; k <= p->workers; ++k)
             ns += spdl__load_relaxed(&p->node[i].counters[k].timed_ns);
     spdl__store_relaxed(&p->work_ns, ns / p->delivered);
+    ns = now - p->learned_ns - (waited - p->learned_wait_ns);
+    if (p->learned_ns != 0) spdl__store_relaxed(&p->step_ns, ns / (p->delivered - p->learned));
+    p->learned_ns = now;
+    p->learned_wait_ns = waited;
+    p->learned = p->delivered;
 }
 
 /* Something was read from the sink. */
@@ -8882,6 +8943,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_start(spdl_pipeline *p) {
         spdl__crew *crew = &p->crew[i];
         crew->client.step = spdl__crew_step;
         crew->client.runnable = spdl__crew_runnable;
+        crew->client.rest = spdl__crew_rest;
         crew->client.self = crew;
         if (crew->pool == NULL) continue;
         crew->slot = spdl__pool_attach(crew->pool, &crew->client);

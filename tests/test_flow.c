@@ -1104,6 +1104,30 @@ static void a_trainer_that_is_fed_gets_long_work_from_all(void) {
 
 /* A worker that gets no processor in the middle of something keeps what is ready from nobody: the
    trainer takes all of it, and every call of next returns. */
+/* With a slow trainer the workers sleep until about half of its buffer is left, and wake by
+   themselves. Once it is away nobody waits for it but in vain, once. */
+static void workers_nap_while_the_trainer_is_fed(void) {
+    const uint64_t begun = spdl_time_ns();
+    script s = { .count = -1 };
+    spdl_pipeline *p = START(2, SPDL_SOURCE(count_up, .ctx = &s, .free_item = item_free),
+                             SPDL_PIPE(follow, SCRIPT(.plus = 0)), SPDL_SINK(16));
+    long taken = 0;
+    int naps;
+    count_at("pool naps");
+    while (times_counted() < 3) {
+        REQUIRE(CHECK(spdl_time_ns() - begun < 20000000000u));
+        taken += take_from(p, taken, 1, SPDL_OK);
+        sleep_us(200);
+    }
+    sleep_us(20000);
+    naps = times_counted();
+    sleep_us(100000);
+    CHECK(times_counted() <= naps + 1);
+    CHECK_EQ(take_from(p, taken, 100, SPDL_OK), 100);
+    count_at(NULL);
+    DONE(p);
+}
+
 static void a_frozen_worker_does_not_stop_the_trainer(void) {
     static const char *const points[] = { "pipeline claimed", "pipeline chained", "pipeline put",
                                           "pool about to sleep" };
@@ -1337,6 +1361,7 @@ TEST_TABLE(flow) {
     TEST_CASE(a_call_that_goes_on_makes_nobody_wary),
     TEST_CASE(a_trainer_that_is_fed_wakes_nobody),
     TEST_CASE(a_trainer_that_is_fed_gets_long_work_from_all),
+    TEST_CASE(workers_nap_while_the_trainer_is_fed),
     TEST_CASE(a_frozen_worker_does_not_stop_the_trainer),
     TEST_CASE(a_round_of_brief_paths_is_the_same_for_all),
     TEST_CASE(a_round_of_paths_with_holes_is_the_same_for_all),
