@@ -4565,6 +4565,7 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #define SPDL__CHAIN_NS 1000     /* what an item may take in all stages of a chain */
 #endif
 #define SPDL__CLAIM_NS (10 * SPDL__CHAIN_NS) /* time one claim of tiny items should take */
+#define SPDL__GROUP_NS (40 * SPDL__CHAIN_NS) /* and of others, while there are enough */
 #define SPDL__CHAIN_SHARE 6     /* part of that for stages that several workers could run at once */
 #define SPDL__WAKE_NS (5 * SPDL__CHAIN_NS) /* less than this is not worth waking somebody for */
 #define SPDL__QUICK_CALLS 64    /* and this many calls tell */
@@ -5804,11 +5805,17 @@ typedef struct spdl__claim {
     spdl__emitted in[SPDL__CLAIM_MAX];
 } spdl__claim;
 
-/* How many items to take at once: about SPDL__CLAIM_NS of work. */
+/* How many items to take at once: about SPDL__CLAIM_NS of work. If they are not tiny a claim may
+   take longer, as its own cost is the same: words that other processors have to send. But then it
+   leaves half of the buffer to others, and more if others' results have to wait for its own. */
 SPDL__PRIVATE uint64_t spdl__node_group(const spdl__node *node) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns);
+    uint64_t most = SPDL__CLAIM_MAX;
     if (each == 0 || node->row.deferred) return 1; /* not known yet; each defers on its own */
-    return spdl__max(1, spdl__min(SPDL__CLAIM_MAX, SPDL__CLAIM_NS / each));
+    if (each <= SPDL__CHAIN_NS || node->in == NULL)
+        return spdl__max(1, spdl__min(most, SPDL__CLAIM_NS / each));
+    most = spdl__min(most, node->in->buffer_size / (node->by_ticket ? 4 : 2));
+    return spdl__max(1, spdl__min(most, SPDL__GROUP_NS / each));
 }
 
 /* Under the lock, with no call active and with room: the call without input. */
