@@ -1105,9 +1105,9 @@ typedef struct spdl_stage_stats {
     bool deferred;     /* calls end when they are completed: busy_ns is no worker's time */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns; /* of one call */
     /* Where busy_ns went; the three make busy_ns together. They are estimates, scaled up from calls
-       that were measured: the longer ones (a millisecond) all but a worker's first, of quick ones
-       (an eighth of that) one group for each 0.8 ms of work, later for 6 ms. So they may go backwards
-       a little. */
+       that were measured: the longer ones (a millisecond) all but a worker's first; of quick ones
+       (an eighth of that), and of those that sleep, one group for each 0.8 ms in the stage, later
+       for 6 ms. So they may go backwards a little. */
     uint64_t cpu_ns;       /* on a processor */
     uint64_t runnable_ns;  /* ready to run, but other threads had the processors */
     uint64_t blocked_ns;   /* asleep: input, locks, timers */
@@ -3779,8 +3779,8 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
    before a full barrier and another look. So whoever finds `waking` set may rely on a look that is
    still to come, and a worker that finds work passes the wake on with its own hint before it runs
    the work (which may pass over what somebody comes to without a wake: see >>flow-impl). Order of a
-   sleeper: read the bell, announce, clear waking, barrier, look, sleep. (tests/model/park.pml checks
-   this exhaustively.)
+   sleeper: read the bell, announce, clear waking, barrier, look, sleep. (tests/model/park.pml
+   checks this exhaustively.)
 
    A heavy barrier interrupts the other threads, and waits for processors that the host of a virtual
    machine has taken away. Only the first sleeper needs one: it leaves a bit beside the count, which
@@ -4308,10 +4308,11 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 
    Where time goes. A meter reads the thread's processor clock, and the time it was runnable from
    schedstat, before and after a group of calls. That is four system calls, 4 us on a slow virtual
-   machine, so it is done each time a worker has spent about 0.8 ms in the stage; if calls are quick,
-   the more rarely the more is known, down to once in 6 ms: less than a thousandth. (Longer calls are
-   all measured: a thread whose turn is over loses the processor in the system calls in front of what
-   is measured, so calls that are picked out wait less for it than others.)
+   machine, so it is done each time a worker has spent about 0.8 ms in the stage; if calls are
+   quick, or sleep, the more rarely the more is known, down to once in 6 ms: less than a thousandth;
+   if those that were measured do not take as long as all, on average, more often again. (Long calls
+   that compute are all measured: a thread whose turn is over loses the processor in the system
+   calls in front of what is measured, so calls that are picked out wait less than others.)
 
    The pipeline owns lanes and meters; a meter is used by the thread that runs the lane. */
 
@@ -4494,7 +4495,7 @@ SPDL__PRIVATE int64_t spdl__meter_pause(spdl__meter *meter, uint64_t measured) {
     x ^= x << 17;
     meter->random = x;
     x = SPDL__METER_NS + (x >> 20 & (SPDL__METER_NS - 1));
-    return (int64_t)(x * (1 + spdl__min(measured / 4, 7)));
+    return (int64_t)(x * (1 + spdl__min(measured / 8, 7)));
 }
 
 /* --- what the pipeline calls; >>trace-impl has them --- */
@@ -5104,7 +5105,7 @@ typedef struct spdl__counters {
     uint64_t timed_ns; /* of the calls in the histogram */
     uint64_t max_ns;
     int64_t meter_due; /* time in the stage until its calls are measured again; not for others */
-    uint64_t measured; /* times that was done while they were quick; not for others */
+    uint64_t measured; /* times that was done while they were quick or slept; not for others */
     uint64_t chains;   /* that began here */
     uint64_t metered, metered_blind; /* calls that were measured; of them, without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
@@ -16327,13 +16328,20 @@ SPDL__RARE void spdl__trace_depth(spdl__edge *edge) {
         spdl__trace_add(edge->lane, SPDL__EVENT_DEPTH, 0, 0, now, head, fill);
 }
 
+/* Whether the calls that were measured take as long as all do, on average. */
+SPDL__PRIVATE bool spdl__meter_is_fair(const spdl__counters *counters) {
+    const double all = (double)counters->timed_ns * (double)counters->metered;
+    const double measured =
+        (double)counters->metered_ns * (double)(counters->tasks - counters->failures);
+    return measured > 0.9 * all && measured < 1.1 * all;
+}
+
 SPDL__RARE void spdl__group_measured(spdl__meter *meter, spdl__counters *counters, uint64_t calls) {
     uint64_t ns, cpu_ns, wait_ns;
+    bool rarely;
     spdl__meter_stop(meter, &ns, &cpu_ns, &wait_ns);
-    if (ns < calls * SPDL__METER_QUICK_NS)
-        ++counters->measured;
-    else
-        counters->measured = 0;
+    rarely = ns < calls * SPDL__METER_QUICK_NS || cpu_ns + wait_ns < ns / 4;
+    counters->measured = rarely && spdl__meter_is_fair(counters) ? counters->measured + 1 : 0;
     counters->meter_due = spdl__meter_pause(meter, counters->measured);
     if (!meter->cpu_known) return;
     spdl__count(&counters->metered_ns, ns);

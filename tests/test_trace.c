@@ -1014,7 +1014,7 @@ static void meters_follow_the_thread(void) {
         take_one(p);
     }
     spdl_pipeline_stats(p, &stats);
-    CHECK(stats.stage[1].split_calls >= 14); /* all of them, but where a thread was gone */
+    CHECK(stats.stage[1].split_calls >= 8); /* at first all of them, but where a thread was gone */
     CHECK((double)stats.stage[1].blocked_ns >
           0.7 * (double)(stats.stage[1].busy_ns - stats.stage[1].runnable_ns));
     spdl_pipeline_destroy(p);
