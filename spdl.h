@@ -584,21 +584,23 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    call of the next epoch begins before the calls of this one have ended, no batch spans two epochs,
    and stages further up work on the next epoch meanwhile. An error ends this epoch and all others.
 
-   Groups of tiny items. A worker takes several items at once when the stage has been quick (about
-   10 microseconds of work, 32 items at most), and brings each through the stages behind it, as far
-   as all take less than a microsecond together (those with a concurrency above 1 a sixth of that),
-   and into the batch that is filled behind them. What comes out at the end, an item or a full
-   batch, is published before the next item is begun. While a group of a few microseconds runs,
-   nobody is woken for the stages in front of it, as its worker comes to them next. So calls of such
-   stages should not wait for each other, nor for what others of the group or the stages in front of
-   it do: while one hangs, those may be called no more, also where items may overtake others. (They
-   can wait while a stage has never been quick: items that take longer than that go one by one.)
+   Groups of items. A worker takes several items at once when the stage has been quick: about 10
+   microseconds of work where a call takes less than one, else 40; 32 items at most, and then half
+   of the stage's input buffer, a quarter where order is kept. It brings each through the stages
+   behind it, as far as all take less than a microsecond together (those with a concurrency above 1
+   a sixth of that), and into the batch that is filled behind them. What comes out at the end, an
+   item or a full batch, is published before the next item is begun. While a group of a few
+   microseconds runs, nobody is woken for the stages in front of it, as its worker comes to them
+   next. So calls of such stages should not wait for each other, nor for what others of the group or
+   the stages in front of it do: while one hangs, those may be called no more, also where items may
+   overtake others. (They can wait while a stage has never been quick: items that take longer than
+   20 microseconds go one by one.)
 
    A fed trainer. While most of the sink's buffer lies in front of the trainer, who takes slowly for
    what an item costs to make, nobody is woken to fill the rest: a quarter, or half while a worker
-   is awake and an item costs less than 100 microseconds. (Not with buffers below 4, nor in push
-   mode.) So a trainer should not wait for that to be filled, nor for what the stages do meanwhile,
-   but go on taking.
+   is awake and an item costs less than 100 microseconds, or one sleeps until then by its own clock.
+   (Not with buffers below 4, nor in push mode.) So a trainer should not wait for that to be filled,
+   nor for what the stages do meanwhile, but go on taking.
 
    Fork. In the child of a fork a pipeline that has threads is dead: next, push and stop return
    SPDL_E_INVALID as soon as they would wait for another thread, and destroy does nothing. The
