@@ -585,11 +585,11 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    and stages further up work on the next epoch meanwhile. An error ends this epoch and all others.
 
    Groups of items. A worker takes several items at once when the stage has been quick: about 10
-   microseconds of work where a call takes less than one, else 40; 32 items at most, and then half
-   of the stage's input buffer, a quarter where order is kept. It brings each through the stages
-   behind it, as far as all take less than a microsecond together (those with a concurrency above 1
-   a sixth of that), and into the batch that is filled behind them. What comes out at the end, an
-   item or a full batch, is published before the next item is begun. While a group of a few
+   microseconds of work, or of calls of more than one 40, if that is no more than half of the
+   stage's input buffer, a quarter where order is kept; 32 items at most. It brings each through the
+   stages behind it, as far as all take less than a microsecond together (those with a concurrency
+   above 1 a sixth of that), and into the batch that is filled behind them. What comes out at the
+   end, an item or a full batch, is published before the next item is begun. While a group of a few
    microseconds runs, nobody is woken for the stages in front of it, as its worker comes to them
    next. So calls of such stages should not wait for each other, nor for what others of the group or
    the stages in front of it do: while one hangs, those may be called no more, also where items may
@@ -5813,12 +5813,14 @@ typedef struct spdl__claim {
    leaves half of the buffer to others, and more if others' results have to wait for its own. */
 SPDL__PRIVATE uint64_t spdl__node_group(const spdl__node *node) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns);
-    uint64_t most = SPDL__CLAIM_MAX;
+    uint64_t group;
     if (each == 0 || node->row.deferred) return 1; /* not known yet; each defers on its own */
-    if (each <= SPDL__CHAIN_NS || node->in == NULL)
-        return spdl__max(1, spdl__min(most, SPDL__CLAIM_NS / each));
-    most = spdl__min(most, node->in->buffer_size / (node->by_ticket ? 4 : 2));
-    return spdl__max(1, spdl__min(most, SPDL__GROUP_NS / each));
+    group = spdl__max(1, SPDL__CLAIM_NS / each);
+    if (each > SPDL__CHAIN_NS && node->in != NULL) {
+        const uint64_t most = node->in->buffer_size / (node->by_ticket ? 4 : 2);
+        group = spdl__max(group, spdl__min(most, SPDL__GROUP_NS / each));
+    }
+    return spdl__min(group, SPDL__CLAIM_MAX);
 }
 
 /* Under the lock, with no call active and with room: the call without input. */
