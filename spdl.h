@@ -586,7 +586,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
 
    Groups of items. A worker takes several items at once when the stage has been quick: about 10
    microseconds of work, or of calls of more than one 40, if that is no more than half of the
-   stage's input buffer, a quarter where order is kept; 32 items at most. It brings each through the
+   buffers around it, a quarter where order is kept; 32 items at most. It brings each through the
    stages behind it, as far as all take less than a microsecond together (those with a concurrency
    above 1 a sixth of that), and into the batch that is filled behind them. What comes out at the
    end, an item or a full batch, is published before the next item is begun. While a group of a few
@@ -3803,8 +3803,9 @@ typedef struct spdl__client {
     bool (*step)(void *self, int worker, bool again);
     /* whether step would find some; with -1: whether somebody should be woken for it */
     bool (*runnable)(void *self, int worker);
-    /* a worker that finds nothing: until when that will be so, or 0 when that is not known */
-    uint64_t (*rest)(void *self);
+    /* a worker that finds nothing, maybe the last one: until when that will be so; 0: nobody
+       knows */
+    uint64_t (*rest)(void *self, bool last);
     void *self;
 } spdl__client;
 
@@ -4007,14 +4008,15 @@ SPDL__PRIVATE void spdl__pool_sleep(spdl_pool *pool, int worker, uint64_t until)
     spdl__pool_awake(pool);
 }
 
-/* Until when there will be nothing to do, or 0. */
+/* Until when there will be nothing to do, or 0. (A pool that has had several clients does not ask.)
+   What counts is what the last one that is awake is told; others only know not to wait for work. */
 SPDL__PRIVATE uint64_t spdl__pool_rest(spdl_pool *pool) {
     const spdl__client *client;
     uint64_t until = 0;
     if (spdl__load32(&pool->slots_used) != 1) return 0;
     client = spdl__client_enter(pool, &pool->slot[0]);
     if (client == NULL) return 0;
-    until = client->rest(client->self);
+    until = client->rest(client->self, spdl__pool_asleep(pool) + 1 >= pool->desc.workers);
     spdl__client_leave(pool, &pool->slot[0]);
     return until;
 }
@@ -4574,6 +4576,7 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #define SPDL__QUICK_CALLS 64    /* and this many calls tell */
 #define SPDL__HELP_NS (20 * SPDL__WAKE_NS) /* more than this for an item always is */
 #define SPDL__NAP_NS 100000 /* less than this is not slept on purpose */
+#define SPDL__NAP_STEP_NS 1000000000 /* nor for trainers that are slower than this */
 #define SPDL__OPEN UINT64_MAX   /* end of an edge that has not ended */
 #define SPDL__GAP 16            /* slots that keep writer and reader of a full edge apart */
 #define SPDL__WINDOW 64         /* slots that holes may take when the row does not say */
@@ -4624,6 +4627,7 @@ typedef struct spdl__edge {
 
 SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now); /* these: >>stats-impl */
 SPDL__PRIVATE bool spdl__edge_put_waits_of_many(spdl__edge *edge, uint64_t head, uint64_t now);
+SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum, uint64_t now);
 SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now);
 struct spdl__cursor;
 SPDL__PRIVATE uint64_t spdl__sink_clock(spdl_pipeline *p, const struct spdl__cursor *c);
@@ -5633,9 +5637,10 @@ SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node 
 /* The trainer has three quarters of its buffer in front of it, and what comes next lies there for
    four times as long as all work for another item takes. Who is woken later makes several items
    before it sleeps again. While somebody is at work half of the buffer will do, if an item is not
-   worth another wake; else others are to help until it is full. Never in push mode: who pushes may
-   be the trainer, and wait for room. Behind a full barrier: a head that is not the newest belongs
-   to a trainer that has yet to look, behind its own, and sees what is passed over here. */
+   worth another wake (else others are to help until it is full); or while somebody naps. Never in
+   push mode: who pushes may be the trainer, and wait for room. Behind a full barrier: a head that
+   is not the newest belongs to a trainer that has yet to look, behind its own, and sees what is
+   passed over here. */
 SPDL__PRIVATE bool spdl__trainer_is_fed(const spdl_pipeline *p, const spdl_pool *pool) {
     const spdl__edge *sink = p->sink;
     const bool awake = spdl__pool_asleep(pool) < pool->desc.workers;
@@ -5649,17 +5654,21 @@ SPDL__PRIVATE bool spdl__trainer_is_fed(const spdl_pipeline *p, const spdl_pool 
 }
 
 /* Until when the trainer, at the speed it has, will have more than half of its buffer in front of
-   it: who sleeps until then need not be woken. 0 when that is not worth it, and when nothing was
-   taken since this was last asked: a trainer that is away would be waited for again and again. */
-SPDL__PRIVATE uint64_t spdl__trainer_fed_until(spdl_pipeline *p) {
+   it: who sleeps until then need not be woken. 0 when that is not worth it, as for items that cost
+   more than a wake; and when nothing was taken since the last worker was told: a trainer that is
+   away would be waited for again and again. */
+SPDL__PRIVATE uint64_t spdl__trainer_fed_until(spdl_pipeline *p, bool last) {
     const spdl__edge *sink = p->sink;
     const uint64_t taken = spdl__load(&sink->taken), keep = sink->buffer_size / 2 + 2;
     const uint64_t put = spdl__load(&sink->reserved) - spdl__load(&sink->refunds);
     const uint64_t there = put > taken ? spdl__min(put - taken, sink->buffer_size) : 0;
     const uint64_t step_ns = spdl__load_relaxed(&p->step_ns);
+    const uint64_t work_ns = spdl__load_relaxed(&p->work_ns);
     if (p->crews > 1 || p->feed != NULL || there <= keep) return 0;
-    if ((there - keep) * step_ns < SPDL__NAP_NS) return 0;
-    if (spdl__exchange(&p->rested, taken) == taken) return 0;
+    if (work_ns == 0 || work_ns > SPDL__HELP_NS) return 0;
+    if ((there - keep) * step_ns < SPDL__NAP_NS || step_ns > SPDL__NAP_STEP_NS) return 0;
+    if (spdl__load_relaxed(&p->rested) == taken) return 0;
+    if (last) spdl__store_relaxed(&p->rested, taken);
     return spdl_time_ns() + (there - keep) * step_ns;
 }
 
@@ -5810,14 +5819,15 @@ typedef struct spdl__claim {
 
 /* How many items to take at once: about SPDL__CLAIM_NS of work. If they are not tiny a claim may
    take longer, as its own cost is the same: words that other processors have to send. But then it
-   leaves half of the buffer to others, and more if others' results have to wait for its own. */
+   leaves half of the buffers to others, and more if others' results have to wait for its own. */
 SPDL__PRIVATE uint64_t spdl__node_group(const spdl__node *node) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns);
     uint64_t group;
     if (each == 0 || node->row.deferred) return 1; /* not known yet; each defers on its own */
     group = spdl__max(1, SPDL__CLAIM_NS / each);
     if (each > SPDL__CHAIN_NS && node->in != NULL) {
-        const uint64_t most = node->in->buffer_size / (node->by_ticket ? 4 : 2);
+        const uint64_t buffer = spdl__min(node->in->buffer_size, node->out.buffer_size);
+        const uint64_t most = buffer / (node->by_ticket ? 4 : 2);
         group = spdl__max(group, spdl__min(most, SPDL__GROUP_NS / each));
     }
     return spdl__min(group, SPDL__CLAIM_MAX);
@@ -7407,8 +7417,8 @@ SPDL__PRIVATE bool spdl__crew_step(void *self, int worker, bool again) {
     return spdl__pipeline_step(crew, worker);
 }
 
-SPDL__PRIVATE uint64_t spdl__crew_rest(void *self) {
-    return spdl__trainer_fed_until(((const spdl__crew *)self)->pipeline);
+SPDL__PRIVATE uint64_t spdl__crew_rest(void *self, bool last) {
+    return spdl__trainer_fed_until(((const spdl__crew *)self)->pipeline, last);
 }
 
 SPDL__PRIVATE bool spdl__crew_runnable(void *self, int worker) {
@@ -7828,14 +7838,16 @@ SPDL__PRIVATE spdl_result spdl__pipeline_end(spdl_pipeline *p) {
 /* What an item costs, and how fast they are taken: after 1, 2, 4, ... 1024 of them and each further
    1024, as it asks all counters. */
 SPDL__PRIVATE void spdl__trainer_learn(spdl_pipeline *p) {
-    const uint64_t now = spdl_time_ns(), waited = p->wait_ns;
+    const uint64_t now = spdl_time_ns();
+    const uint64_t waited = spdl__gap_sum(&p->wait_since, &p->wait_ns, now); /* this wait, too */
+    const uint64_t passed = now - p->learned_ns;
     uint64_t ns = 0;
     int i, k;
     for (i = 0; i < p->count; ++i)
         for (k = 0; k <= p->workers; ++k)
             ns += spdl__load_relaxed(&p->node[i].counters[k].timed_ns);
     spdl__store_relaxed(&p->work_ns, ns / p->delivered);
-    ns = now - p->learned_ns - (waited - p->learned_wait_ns);
+    ns = passed - spdl__min(passed, waited - p->learned_wait_ns); /* two clocks: one may be late */
     if (p->learned_ns != 0) spdl__store_relaxed(&p->step_ns, ns / (p->delivered - p->learned));
     p->learned_ns = now;
     p->learned_wait_ns = waited;
@@ -9173,7 +9185,6 @@ SPDL__PRIVATE uint64_t spdl__sink_clock(spdl_pipeline *p, const spdl__cursor *c)
     return spdl__watch_read(&p->watch);
 }
 
-SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum, uint64_t now);
 
 /* The trainer, just before the first item is counted. */
 SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now) {
@@ -16336,7 +16347,7 @@ SPDL__RARE void spdl__trace_depth(spdl__edge *edge) {
 SPDL__PRIVATE bool spdl__meter_is_fair(const spdl__counters *counters) {
     const double all = (double)counters->timed_ns * (double)counters->metered;
     const double measured =
-        (double)counters->metered_ns * (double)(counters->tasks - counters->failures);
+        (double)counters->metered_ns * ((double)counters->tasks - (double)counters->failures);
     return measured > 0.9 * all && measured < 1.1 * all;
 }
 
