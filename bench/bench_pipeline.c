@@ -23,6 +23,7 @@
    noop3_16live, noop3_256live  in order with 4 and 64 items on each of four edges
    workNus            one stage of N us: share of the cores it can use that did its work
    skew20us_*         one stage of 20 us on average, exponentially spread
+   besideNus          the same while loops that never end want each of the cores, too
    sparse_p50_us      three stages that do nothing and an item every 300 us: from the return of the
                       source to the call of the sink
    sparse_cpu_us      of the same runs: CPU per item
@@ -569,6 +570,39 @@ static void rows_work(void) {
     row_work("skew20us_unordered", 20, WORK_SKEWED, true, 97);
 }
 
+static void *rival_loop(void *over) {
+    while (!__atomic_load_n((bool *)over, __ATOMIC_RELAXED)) {}
+    return NULL;
+}
+
+/* Beside loops that want a core each. */
+static outcome run_beside(const pipe_peer *peer, const shape *is) {
+    pthread_t rivals[64];
+    const int count = bench_cores() < 64 ? (int)bench_cores() : 64;
+    bool over = false;
+    outcome got;
+    int i;
+    for (i = 0; i < count; ++i) peer_thread(&rivals[i], rival_loop, &over);
+    got = run_flow(peer, is);
+    __atomic_store_n(&over, true, __ATOMIC_RELAXED);
+    for (i = 0; i < count; ++i) pthread_join(rivals[i], NULL);
+    return got;
+}
+
+static void row_beside(const char *name, double work_us, bool unordered) {
+    const view v = { { name, "%", "", true, 0, false, 0 }, as_share, NULL };
+    shape is = to_sink(1, 16, unordered);
+    is.work = WORK_EVEN;
+    is.work_us = work_us;
+    rows_run(&v, 1, &is, run_beside, 5, SLOW_RUN_MS);
+}
+
+static void rows_beside(void) {
+    row_beside("beside10us", 10, false);
+    row_beside("beside100us", 100, false);
+    row_beside("beside100us_unordered", 100, true);
+}
+
 static void row_scale(double work_us, int workers) {
     char name[64];
     view v = { { name, "%", "", true, 0, false, 0 }, as_share, NULL };
@@ -1060,6 +1094,7 @@ int main(int argc, char **argv) {
     peers_load(argv[0]);
     rows_noop();
     rows_work();
+    rows_beside();
     rows_sparse();
     rows_train_step();
     rows_tail();

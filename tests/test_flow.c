@@ -1131,6 +1131,85 @@ static void workers_nap_while_the_trainer_is_fed(void) {
     DONE(p);
 }
 
+SPDL_FN(toil, item, item) {
+    const uint64_t until = spdl_time_ns() + 1000 * *(const uint64_t *)spdl_ctx(task);
+    while (spdl_time_ns() < until) {}
+    *out = in;
+    return SPDL_OK;
+}
+
+/* How often workers gave way: up to the first time, or while `most` items were taken. */
+static int ways_given(int processors, spdl_order order, uint64_t us, int buffer_size, long most) {
+    spdl_pool *pool = pool_of(4);
+    spdl_pipeline *p;
+    int ways = 0;
+    pool->processors = processors; /* as they would count them */
+    count_at("pipeline gives way");
+    p = START_ON(pool, COUNT_TO(-1),
+                 SPDL_PIPE(toil, .ctx = &us, .concurrency = 4, .output_order = order),
+                 SPDL_SINK(buffer_size));
+    for (long taken = 0; taken < most && ways == 0; ways = times_counted()) {
+        item *it = NULL;
+        REQUIRE(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)) == SPDL_OK);
+        item_free(it);
+        ++taken;
+    }
+    count_at(NULL);
+    DONE(p);
+    spdl_pool_destroy(pool);
+    return ways;
+}
+
+/* Where there are more of them than processors, and results in order would wait for one that loses
+   its own in the middle of a call, workers give it away between two calls; else they do not. */
+static void crowded_workers_give_way_between_calls(void) {
+    CHECK(ways_given(1, SPDL_ORDER_INPUT, 20, 4, 1000000) > 0);
+    CHECK_EQ(ways_given(4, SPDL_ORDER_INPUT, 20, 4, 2000), 0);
+    CHECK_EQ(ways_given(1, SPDL_ORDER_COMPLETION, 20, 4, 2000), 0);
+    CHECK_EQ(ways_given(1, SPDL_ORDER_INPUT, 400, 16, 200), 0);
+}
+
+SPDL_FN(hang, item, item) {
+    await((const int *)spdl_ctx(task), 1);
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Of items that are not tiny a worker takes several at once: for 80 us, but no more than half of
+   what lies there, and of the buffers half, or a quarter where order is kept. */
+static void groups_leave_something_to_others(void) {
+    static const struct {
+        int buffer_size, there; /* items in front of the stage */
+        spdl_order order;
+        uint64_t each_ns, group;
+    } cases[] = {
+        { 16, 16, SPDL_ORDER_COMPLETION, 41000, 1 }, { 16, 16, SPDL_ORDER_COMPLETION, 15000, 5 },
+        { 16, 16, SPDL_ORDER_COMPLETION, 8000, 8 },  { 16, 16, SPDL_ORDER_INPUT, 8000, 4 },
+        { 16, 6, SPDL_ORDER_COMPLETION, 8000, 3 },   { 4, 4, SPDL_ORDER_COMPLETION, 15000, 2 },
+        { 16, 1, SPDL_ORDER_COMPLETION, 2000, 5 },   { 16, 1, SPDL_ORDER_COMPLETION, 500, 20 },
+        { 16, 16, SPDL_ORDER_COMPLETION, 0, 1 },
+    };
+    chain_ns = 1000;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        int gate = 0;
+        const int buffer_size = cases[i].buffer_size, count = 2 + cases[i].there;
+        spdl_pipeline *p =
+            START(3, SPDL_SOURCE(count_up, SCRIPT(.count = count), .buffer_size = buffer_size,
+                                 .free_item = item_free),
+                  SPDL_PIPE(hang, .ctx = &gate, .concurrency = 2,
+                            .output_order = cases[i].order),
+                  SPDL_SINK(buffer_size));
+        spdl__node *node = &p->node[1];
+        while (stats_of(p, 1).in_flight < 2 || stats_of(p, 0).tasks < (uint64_t)count)
+            sleep_us(200);
+        spdl__store_relaxed(&node->item_ns, cases[i].each_ns);
+        CHECK_EQ(spdl__node_group(node), cases[i].group); /* nobody else asks: all who may hang */
+        open_gate(&gate);
+        CHECK_EQ(take_from_any(p), count);
+        DONE(p);
+    }
+}
+
 /* A worker that gets no processor in the middle of something keeps what is ready from nobody: the
    trainer takes all of it, and every call of next returns. */
 static void a_frozen_worker_does_not_stop_the_trainer(void) {
@@ -1367,6 +1446,8 @@ TEST_TABLE(flow) {
     TEST_CASE(a_trainer_that_is_fed_wakes_nobody),
     TEST_CASE(a_trainer_that_is_fed_gets_long_work_from_all),
     TEST_CASE(workers_nap_while_the_trainer_is_fed),
+    TEST_CASE(crowded_workers_give_way_between_calls),
+    TEST_CASE(groups_leave_something_to_others),
     TEST_CASE(a_frozen_worker_does_not_stop_the_trainer),
     TEST_CASE(a_round_of_brief_paths_is_the_same_for_all),
     TEST_CASE(a_round_of_paths_with_holes_is_the_same_for_all),

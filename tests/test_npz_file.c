@@ -622,8 +622,8 @@ static void index_order_of_any_shape(void) {
             from[k] = (uint8_t)(k / info.itemsize * 31 + k / info.itemsize / 256 + k);
         spdl__npy_to_c_order(to, from, &info);
         for (uint64_t k = 0; k < count && right; ++k) {
-            for (int i = info.ndim - 1, first = 1; i >= 0; --i, first = 0) {
-                rest = first ? k : rest;
+            rest = k;
+            for (int i = info.ndim - 1; i >= 0; --i) {
                 index[i] = rest % info.shape[i];
                 rest /= info.shape[i];
             }
