@@ -585,16 +585,17 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    and stages further up work on the next epoch meanwhile. An error ends this epoch and all others.
 
    Groups of items. A worker takes several items at once when the stage has been quick: about 10
-   microseconds of work; or of calls of more than one 80, if that is no more than half of what lies
-   there, and of the buffers around it half, or a quarter where order is kept; 32 items at most. It
-   brings each through the stages behind it, as far as all take less than a microsecond together
-   (those with a concurrency above 1 a sixth of that), and into the batch that is filled behind
-   them. What comes out at the end, an item or a full batch, is published before the next item is
-   begun. While a group of a few microseconds runs, nobody is woken for the stages in front of it,
-   as its worker comes to them next. So calls of such stages should not wait for each other, nor for
-   what others of the group or the stages in front of it do: while one hangs, those may be called no
-   more, also where items may overtake others. (They can wait while a stage has never been quick:
-   items that take longer than 40 microseconds go one by one.)
+   microseconds of work. Of calls of more than one microsecond it takes up to 80, but no more than
+   about half of what lies there, and of the buffers around it half, or a quarter where order is
+   kept; in any case 32 items at most. It brings each through the stages behind it, as far as all
+   take less than a microsecond together (those with a concurrency above 1 a sixth of that), and
+   into the batch that is filled behind them. What comes out at the end, an item or a full batch, is
+   published before the next item is begun. While a group of a few microseconds runs, nobody is
+   woken for the stages in front of it, as its worker comes to them next. So calls of such stages
+   should not wait for each other, nor for what others of the group or the stages in front of it do:
+   while one hangs, those may be called no more, also where items may overtake others. (They can
+   wait while a stage has never been quick: items that take longer than 40 microseconds go one by
+   one.)
 
    A fed trainer. While most of the sink's buffer lies in front of the trainer, who takes slowly for
    what an item costs to make, nobody is woken to fill the rest: a quarter, or half while a worker
@@ -2435,11 +2436,11 @@ SPDL__PRIVATE uint64_t spdl__process_id(void) { return (uint64_t)getpid(); }
 /* Processors that this thread may use. */
 SPDL__PRIVATE int spdl__cpu_count(void) {
 #if defined(__linux__)
-    uint64_t mask[128]; /* 8,192 processors */
+    unsigned char mask[1024]; /* 8,192 processors */
     const long bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
     int count = 0;
     long i;
-    for (i = 0; i < bytes / 8; ++i) count += __builtin_popcountll(mask[i]);
+    for (i = 0; i < bytes; ++i) count += __builtin_popcount(mask[i]);
     if (count > 0) return count;
 #endif
     {
@@ -2549,6 +2550,13 @@ SPDL_API const char *spdl_result_text(spdl_result result) {
 
 SPDL__PRIVATE uint64_t spdl__min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* Lifts *word to `value`, if it is less. What it is then, or more. */
+SPDL__PRIVATE uint64_t spdl__lift(uint64_t *word, uint64_t value) {
+    uint64_t old = spdl__load_relaxed(word);
+    while (old < value && !spdl__cas_relaxed(word, &old, value)) {}
+    return spdl__max(old, value);
+}
 
 /* malloc with an alignment: the start of the block is kept in front of what is handed out. */
 SPDL__PRIVATE void *spdl__default_alloc(size_t bytes, size_t align) {
@@ -4184,8 +4192,9 @@ SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     jobs.item_bytes = sizeof(spdl__job);
     jobs.allocator = pool->desc.allocator;
     pool->asymmetric = spdl__barrier_init();
-    pool->processors = pool->desc.policy.cpu_count ? pool->desc.policy.cpu_count
-                                                   : spdl__cpu_count();
+    pool->processors = spdl__cpu_count();
+    if (pool->desc.policy.cpu_count > 0 && pool->desc.policy.cpu_count < pool->processors)
+        pool->processors = pool->desc.policy.cpu_count;
     spdl__name_copy(pool->name, pool->desc.name ? pool->desc.name : "spdl");
     pool->worker = (spdl__worker *)spdl__alloc_zeroed(
         &pool->desc.allocator, (size_t)pool->desc.workers, sizeof(*pool->worker), sizeof(void *));
@@ -4632,7 +4641,8 @@ typedef struct spdl__edge {
     uint64_t empty_ns;
     uint64_t get_wait_ns;
     char pad3[SPDL_CACHE_LINE];
-    uint64_t seen_ns[6]; /* written by snapshots: see spdl__no_less */
+    uint64_t seen_ns[6]; /* what snapshots have told: the sum of an open and a closed wait
+                            can be a little less when it was closed by a clock read before */
 } spdl__edge;
 
 SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now); /* these: >>stats-impl */
@@ -5231,7 +5241,7 @@ struct spdl_task {
     uint64_t place;  /* among the calls of a stage with a window */
     uint64_t since;
     uint64_t clock;  /* when this worker's last claim ended, if it looked for work at once; or 0 */
-    uint64_t stint;  /* since when it has done nothing but work, or 0 */
+    uint64_t stint;  /* since when each look has found work, or 0 */
     uint64_t timed_until; /* until then each call of a chain is timed */
     spdl__watch watch;
     spdl__emitted in;
@@ -5836,8 +5846,8 @@ typedef struct spdl__claim {
 
 /* Under the lock: how many items to take at once. About SPDL__CLAIM_NS of work; if they are not
    tiny a claim may take longer, as its own cost is the same: words that other processors have to
-   send. But then it takes no more than half of what lies there, and no more of the buffers than
-   half, or a quarter if others' results have to wait for its own. */
+   send. But then it takes no more than about half of what lies there, and no more of the buffers
+   than half, or a quarter if others' results have to wait for its own. */
 SPDL__PRIVATE uint64_t spdl__node_group(const spdl__node *node) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns);
     uint64_t group;
@@ -5846,7 +5856,9 @@ SPDL__PRIVATE uint64_t spdl__node_group(const spdl__node *node) {
     if (each > SPDL__CHAIN_NS && node->in != NULL) {
         const uint64_t buffer = spdl__min(node->in->buffer_size, node->out.buffer_size);
         uint64_t most = spdl__min(buffer / (node->by_ticket ? 4 : 2), SPDL__GROUP_NS / each);
-        while (most > group && !spdl__edge_ready(node->in, node->in->head + 2 * most - 1)) --most;
+        most = spdl__min(most, SPDL__CLAIM_MAX);
+        while (most > group && !spdl__edge_ready(node->in, node->in->head + 2 * most - 1))
+            most /= 2;
         group = spdl__max(group, most);
     }
     return spdl__min(group, SPDL__CLAIM_MAX);
@@ -6279,9 +6291,20 @@ SPDL__INLINE void spdl__sample_end(spdl__sample *sample) {
     ++sample->calls;
 }
 
-/* What is learned of a group: from its sample if there is one, else from all. */
+/* Calls took `ns`, more than expected: for 20 times as long, at least, nobody relies on this stage
+   being quick, so that no more than a twentieth of the time is lost. */
+SPDL__PRIVATE void spdl__node_beware(spdl__node *node, uint64_t ns, uint64_t now) {
+    (void)spdl__lift(&node->wary_until, now + 20 * ns);
+}
+
+/* What is learned of a group that took `ns` until `now`: from its sample if there is one, else from
+   all. */
 SPDL__PRIVATE void spdl__sample_learn(const spdl__sample *sample, spdl__node *node, uint64_t calls,
-                                      uint64_t ns) {
+                                      uint64_t ns, uint64_t now) {
+    const uint64_t expected = calls * spdl__load_relaxed(&node->item_ns);
+    if (ns > 2 * expected + 4 * SPDL__WAKE_NS &&
+        spdl__load_relaxed(&node->quick) >= SPDL__QUICK_CALLS)
+        spdl__node_beware(node, ns, now);
     if (sample->calls > 0)
         spdl__node_learn(node, sample->calls, sample->ns);
     else if (calls > 0)
@@ -6500,7 +6523,7 @@ SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__clai
     spdl__group_end(p, node, counters, i, now - claim->now);
     spdl__node_book(node, counters, i, spdl__load_relaxed(&counters->failures) - failures,
                     now - claim->now);
-    spdl__sample_learn(&sample, node, i, now - claim->now);
+    spdl__sample_learn(&sample, node, i, now - claim->now, now);
     task->clock = now;
     spdl__node_leave(p, node, now);
 }
@@ -6572,7 +6595,7 @@ SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__cl
     spdl__group_end(p, node, counters, i - ends, now - claim->now);
     spdl__node_book(node, counters, i - ends, spdl__load_relaxed(&counters->failures) - failures,
                     now - claim->now);
-    spdl__sample_learn(&sample, node, i - ends, now - claim->now);
+    spdl__sample_learn(&sample, node, i - ends, now - claim->now, now);
     task->clock = now;
     spdl__node_leave(p, node, now);
 }
@@ -6909,18 +6932,7 @@ SPDL__PRIVATE void spdl__chain_share(spdl__chain *chain, spdl_task *task, uint64
         if (chain->all_timed) link->ns = link->timed_ns;
     }
     if (!chain->all_timed && ns > 2 * expected + 2 * SPDL__WAKE_NS)
-        task->timed_until =
-            spdl__max(task->timed_until, task->clock + 20 * ns);
-}
-
-/* Calls took `ns`, more than expected: for 20 times as long, at least, nobody relies on these stages
-   being quick, so that no more than a twentieth of the time is lost. */
-SPDL__PRIVATE void spdl__chain_beware(const spdl__chain *chain, uint64_t ns, uint64_t now) {
-    int k;
-    for (k = 0; k < chain->opened; ++k) {
-        uint64_t *until = &chain->link[k].node->wary_until;
-        if (now + 20 * ns > spdl__load_relaxed(until)) spdl__store_relaxed(until, now + 20 * ns);
-    }
+        task->timed_until = spdl__max(task->timed_until, task->clock + 20 * ns);
 }
 
 /* The reader of this edge was at work for `ns` while nothing lay there: it did not wait then. */
@@ -6945,9 +6957,10 @@ SPDL__PRIVATE void spdl__chain_close(spdl__chain *chain, spdl_task *task) {
     const uint64_t expected = spdl__chain_expected(chain);
     int k;
     spdl__chain_share(chain, task, ns, expected);
-    if (ns > 2 * expected + 4 * SPDL__WAKE_NS) spdl__chain_beware(chain, ns, task->clock);
     for (k = 0; k < chain->opened; ++k) {
         spdl__link *link = &chain->link[k];
+        if (ns > 2 * expected + 4 * SPDL__WAKE_NS)
+            spdl__node_beware(link->node, ns, task->clock);
         if (link->node->row.kind == SPDL_KIND_BATCH) continue;
         spdl__link_book(link);
         if (k > 0 && k < chain->links && spdl__load_relaxed32(&link->node->limit) == 1)
@@ -7305,14 +7318,6 @@ SPDL__PRIVATE bool spdl__claim_is_quick(const spdl__chain *chain, const spdl__cl
     return ns * claim->count <= SPDL__WAKE_NS;
 }
 
-/* After the calls of a claim. If a stage that was known as quick was not, somebody is woken again.
-   `now` is 0 when a deferred call goes on without us, and nobody has looked at the clock. */
-SPDL__PRIVATE void spdl__claim_judge(const spdl__chain *chain, uint64_t since, uint64_t now) {
-    if (now > since + 4 * SPDL__WAKE_NS &&
-        spdl__load_relaxed(&chain->link[0].node->quick) >= SPDL__QUICK_CALLS)
-        spdl__chain_beware(chain, now - since, now);
-}
-
 /* Before the calls of a claim. To what lies above quick ones this worker comes next itself, so
    nobody is woken for that. */
 SPDL__PRIVATE void spdl__claim_hint(const spdl__crew *crew, const spdl__chain *chain,
@@ -7333,33 +7338,11 @@ SPDL__PRIVATE void spdl__claim_hint(const spdl__crew *crew, const spdl__chain *c
     claim->now = spdl__watch_read(&task->watch);
 }
 
-/* Whether all that may be made ahead of a result is made before a worker that has lost its
-   processor has it back. */
-SPDL__PRIVATE bool spdl__node_holds_up(const spdl__node *node, int workers) {
-    const uint64_t ahead = node->out.capacity * spdl__load_relaxed(&node->item_ns);
-    return node->by_ticket && ahead / (uint64_t)workers < SPDL__SLICE_NS;
-}
-
-/* Behind a claim. Where there are more workers than processors, who has worked for a while loses
-   its own soon. In the middle of a call that leaves the others without work, so it goes in between.
-   (Not for nothing: beside other programs it may lose a part of its share.) */
-SPDL__PRIVATE void spdl__worker_give_way(const spdl__crew *crew, const spdl__node *node,
-                                         spdl_task *task) {
-    const bool long_enough = task->clock >= task->stint + SPDL__STINT_NS;
-    if (!long_enough || task->clock == 0 || crew->pool == NULL) return;
-    if (spdl__node_holds_up(node, crew->pool->processors) && spdl__pool_crowded(crew->pool)) {
-        SPDL_TEST_POINT("pipeline gives way");
-        spdl__yield();
-        task->clock = task->stint = 0;
-    }
-}
-
 SPDL__PRIVATE bool spdl__node_step(const spdl__crew *crew, spdl__node *node, int worker) {
     spdl_pipeline *p = crew->pipeline;
     spdl_task *task = &p->task[worker];
     spdl__claim claim;
     spdl__chain chain;
-    uint64_t since;
     if (node->row.kind == SPDL_KIND_BATCH || node->row.kind == SPDL_KIND_MERGE) {
         task->clock = 0; /* their time is not that of the call that comes next */
         return node->row.kind == SPDL_KIND_BATCH ? spdl__batch_step(p, node, worker)
@@ -7370,16 +7353,13 @@ SPDL__PRIVATE bool spdl__node_step(const spdl__crew *crew, spdl__node *node, int
     spdl__chain_open(p, &chain, node, &claim, worker);
     SPDL_TEST_POINT("pipeline claimed");
     spdl__claim_hint(crew, &chain, &claim, task);
-    since = claim.now;
-    if (task->stint == 0) task->stint = since;
+    if (task->stint == 0) task->stint = claim.now;
     if (chain.links > 1)
         spdl__chain_run(p, &chain, &claim, worker);
     else if (node->in != NULL)
         spdl__pipe_run(p, node, &claim, worker);
     else
         spdl__source_run(p, node, &claim, worker);
-    spdl__claim_judge(&chain, since, task->clock);
-    spdl__worker_give_way(crew, node, task);
     return true;
 }
 
@@ -7436,6 +7416,26 @@ SPDL__PRIVATE bool spdl__pipeline_hooks(spdl_pipeline *p, const spdl__crew *crew
     return true;
 }
 
+/* Whether all that may be made ahead of a result is made before a worker that has lost its
+   processor has it back. */
+SPDL__PRIVATE bool spdl__node_holds_up(const spdl__node *node, int processors) {
+    const uint64_t ahead = node->out.capacity * spdl__load_relaxed(&node->item_ns);
+    return node->by_ticket && ahead / (uint64_t)processors < SPDL__SLICE_NS;
+}
+
+/* Behind a step of a row, and the hints. Where there are more workers than processors, who has
+   worked for a while loses its own soon. In the middle of a call that leaves the others without
+   work, so it goes in between. (Not for nothing: beside other programs it may lose a part of its
+   share.) */
+SPDL__PRIVATE void spdl__worker_give_way(const spdl_pool *pool, const spdl__node *node,
+                                         spdl_task *task) {
+    if (pool == NULL || task->clock < task->stint + SPDL__STINT_NS) return;
+    if (!spdl__node_holds_up(node, pool->processors) || !spdl__pool_crowded(pool)) return;
+    SPDL_TEST_POINT("pipeline gives way");
+    spdl__yield();
+    task->clock = task->stint = 0;
+}
+
 /* One piece of work, as far downstream as possible. */
 SPDL__PRIVATE bool spdl__pipeline_step(const spdl__crew *crew, int worker) {
     spdl_pipeline *p = crew->pipeline;
@@ -7450,16 +7450,17 @@ SPDL__PRIVATE bool spdl__pipeline_step(const spdl__crew *crew, int worker) {
         tried = true;
         done = spdl__node_step(crew, &p->node[i], worker);
     }
-    if (!done) p->task[worker].clock = 0;
+    if (!done) p->task[worker].clock = p->task[worker].stint = 0;
     /* also when another worker was faster: a merge of another crew may have seen our lock */
     if (tried && p->crews > 1) spdl__pipeline_hint(p);
+    if (done) spdl__worker_give_way(crew->pool, &p->node[i + 1], &p->task[worker]);
     return done;
 }
 
 SPDL__PRIVATE bool spdl__crew_step(void *self, int worker, bool again) {
     const spdl__crew *crew = (const spdl__crew *)self;
     worker += crew->first;
-    if (!again) crew->pipeline->task[worker].clock = crew->pipeline->task[worker].stint = 0;
+    if (!again) crew->pipeline->task[worker].clock = 0;
     return spdl__pipeline_step(crew, worker);
 }
 
@@ -9239,14 +9240,6 @@ SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now) {
 
 /* --- snapshots --- */
 
-/* The sum of an open and a closed wait can be a little less when the wait has just been closed, by
-   a clock that was read before: what was told once stays. */
-SPDL__PRIVATE uint64_t spdl__no_less(uint64_t *seen, uint64_t value) {
-    uint64_t old = spdl__load_relaxed(seen);
-    while (old < value && !spdl__cas_relaxed(seen, &old, value)) {}
-    return spdl__max(old, value);
-}
-
 SPDL__PRIVATE void spdl__counters_merge(spdl_histogram *times, const spdl__counters *counters) {
     unsigned i;
     times->sum_ns += spdl__load_relaxed(&counters->timed_ns);
@@ -9362,14 +9355,14 @@ SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, spdl__edge *edge,
     stats->items = spdl__load_relaxed(&edge->items);
     spdl__edge_waits(edge, head, now, ended != 0, stats);
     if (edge == p->sink) stats->get_wait_ns = spdl__gap_sum(&p->wait_since, &p->wait_ns, now);
-    stats->elapsed_ns = spdl__no_less(&edge->seen_ns[0], now - p->start_ns);
-    stats->put_wait_ns = spdl__no_less(&edge->seen_ns[1], stats->put_wait_ns);
+    stats->elapsed_ns = spdl__lift(&edge->seen_ns[0], now - p->start_ns);
+    stats->put_wait_ns = spdl__lift(&edge->seen_ns[1], stats->put_wait_ns);
     /* what was read later than the clock may have gone on */
-    stats->get_wait_ns = spdl__no_less(&edge->seen_ns[2],
+    stats->get_wait_ns = spdl__lift(&edge->seen_ns[2],
                                        spdl__min(stats->get_wait_ns, stats->elapsed_ns));
-    stats->empty_ns = spdl__no_less(&edge->seen_ns[3],
+    stats->empty_ns = spdl__lift(&edge->seen_ns[3],
                                     spdl__min(stats->empty_ns, stats->elapsed_ns));
-    stats->full_ns = spdl__no_less(&edge->seen_ns[4],
+    stats->full_ns = spdl__lift(&edge->seen_ns[4],
                                    spdl__min(stats->full_ns, stats->elapsed_ns));
     if (stats->elapsed_ns > 0)
         stats->readiness = 1.0 - (double)stats->empty_ns / (double)stats->elapsed_ns;
@@ -9390,7 +9383,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *p, spdl_stats *stats) {
     const uint64_t now = ended ? ended : spdl_time_ns();
     int i;
     memset(stats, 0, sizeof(*stats));
-    stats->elapsed_ns = spdl__no_less(&p->sink->seen_ns[5], now - p->start_ns);
+    stats->elapsed_ns = spdl__lift(&p->sink->seen_ns[5], now - p->start_ns);
     stats->workers = p->threaded ? p->workers : 0;
     stats->stage_count = p->count;
     stats->delivered = spdl__load_relaxed(&p->delivered);
