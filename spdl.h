@@ -16362,7 +16362,9 @@ SPDL__PRIVATE uint64_t spdl__edge_fill(const spdl__edge *edge, uint64_t head) {
    meanwhile, it is the reader's to tell. The head goes along: a clock may be read before the store
    in front of it is seen elsewhere, so of two depths the times may not tell which came first. */
 SPDL__RARE void spdl__trace_depth(spdl__edge *edge) {
-    const uint64_t head = spdl__load(&edge->head), fill = spdl__edge_fill(edge, head);
+    const uint64_t head = spdl__load(&edge->head);
+    /* the reader may have gone on, but for its head: what it took still looks ready */
+    const uint64_t fill = spdl__min(spdl__edge_fill(edge, head), edge->capacity);
     const uint64_t now = spdl_time_ns();
     if (spdl__load(&edge->head) == head)
         spdl__trace_add(edge->lane, SPDL__EVENT_DEPTH, 0, 0, now, head, fill);

@@ -62,13 +62,14 @@ typedef struct messages {
     char text[600]; /* of the last warning */
 } messages;
 
+/* Any thread, also several at once; warnings come from the one that creates or destroys. */
 static void keep_message(spdl_log_level level, const char *text, void *user) {
     messages *m = (messages *)user;
     if (level == SPDL_LOG_WARN) {
         ++m->warnings;
         snprintf(m->text, sizeof m->text, "%.599s", text);
     } else {
-        ++m->others;
+        __atomic_add_fetch(&m->others, 1, __ATOMIC_RELAXED);
     }
 }
 
