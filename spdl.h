@@ -5087,8 +5087,8 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    Giving way. With more workers than processors each loses its own after a time slice, in the
    middle of a call; what may be made ahead of its result is made soon, and the others are out of
    work. So a worker gives its processor away a little earlier, between two calls. Four workers on
-   two cores, 100 us an item in order: 2 to 3 % more; beside two busy loops a sixth, of 10 us a half
-   more.
+   two cores, 100 us an item in order: 2 to 3 % more; beside two busy loops a sixth, of 10 us a third
+   to a half more.
 
    Chains. Handing on an item that was made in a few nanoseconds costs more than to make it. So a
    worker that has claimed a group of a brief stage takes the locks of the brief rows behind it, if
@@ -9359,11 +9359,11 @@ SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, spdl__edge *edge,
     stats->put_wait_ns = spdl__lift(&edge->seen_ns[1], stats->put_wait_ns);
     /* what was read later than the clock may have gone on */
     stats->get_wait_ns = spdl__lift(&edge->seen_ns[2],
-                                       spdl__min(stats->get_wait_ns, stats->elapsed_ns));
+                                    spdl__min(stats->get_wait_ns, stats->elapsed_ns));
     stats->empty_ns = spdl__lift(&edge->seen_ns[3],
-                                    spdl__min(stats->empty_ns, stats->elapsed_ns));
+                                 spdl__min(stats->empty_ns, stats->elapsed_ns));
     stats->full_ns = spdl__lift(&edge->seen_ns[4],
-                                   spdl__min(stats->full_ns, stats->elapsed_ns));
+                                spdl__min(stats->full_ns, stats->elapsed_ns));
     if (stats->elapsed_ns > 0)
         stats->readiness = 1.0 - (double)stats->empty_ns / (double)stats->elapsed_ns;
 }

@@ -578,7 +578,7 @@ static void *rival_loop(void *over) {
 /* Beside loops that want a core each. */
 static outcome run_beside(const pipe_peer *peer, const shape *is) {
     pthread_t rivals[64];
-    const int count = bench_cores() < 64 ? (int)bench_cores() : 64;
+    const int count = bench_cores() < 64 ? bench_cores() : 64;
     bool over = false;
     outcome got;
     int i;
