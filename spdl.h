@@ -5087,8 +5087,8 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    Giving way. With more workers than processors each loses its own after a time slice, in the
    middle of a call; what may be made ahead of its result is made soon, and the others are out of
    work. So a worker gives its processor away a little earlier, between two calls. Four workers on
-   two cores, 100 us an item in order: 2 to 3 % more; beside two busy loops a sixth, of 10 us a third
-   to a half more.
+   two cores, 100 us an item in order: 2 to 3 % more; beside two busy loops a sixth, of 10 us a
+   third to a half more.
 
    Chains. Handing on an item that was made in a few nanoseconds costs more than to make it. So a
    worker that has claimed a group of a brief stage takes the locks of the brief rows behind it, if
