@@ -928,7 +928,8 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
    Owns:    batch and items are gone. May be called after the pipeline was destroyed. */
 SPDL_API void spdl_batch_free(void *batch);
 
-/* Records why this call fails, as printf would write it.
+/* Records why this call fails, as printf would write it. Outside of the call, or on another thread,
+   the text goes to the log.
    Returns: SPDL_E_STAGE, to be returned by the stage function.
    Threads: a stage.
    Blocks:  never.
@@ -971,7 +972,8 @@ SPDL_API int spdl_worker(const spdl_task *task);
    Owns:    nothing. */
 SPDL_API bool spdl_stopping(const spdl_task *task);
 
-/* Takes the input away from the library: it will not be freed after this call.
+/* Takes the input away from the library: it will not be freed after this call. Outside of the call,
+   or on another thread, nothing is taken, and a line in the log says so.
    Returns: nothing.
    Threads: a stage.
    Blocks:  never.
@@ -988,7 +990,8 @@ SPDL_API spdl_result spdl_emit(spdl_task *task, void *item);
 
 /* Sends the result of this call down a path, in an SPDL_BRANCH; without it path 0 is taken.
    Returns: SPDL_OK, so that it can be what the function returns; SPDL_E_INVALID when there is no
-            such path: returned by the function it fails the call with a text that says so.
+            such path: returned by the function it fails the call with a text that says so. Outside
+            of the call, or on another thread: SPDL_E_INVALID and a line in the log.
    Threads: a stage.
    Blocks:  never.
    Owns:    nothing. */
@@ -6010,14 +6013,25 @@ SPDL__PRIVATE void spdl__task_send(spdl_task *task, int path, spdl__batch *from,
     from->shown.items[i] = NULL;
 }
 
+/* spdl_fail for the thread that runs the call, also when the function has returned. */
+SPDL__PRIVATE spdl_result spdl__task_fail(spdl_task *task, const char *format, ...)
+    SPDL__PRINTF(2, 3);
+SPDL__PRIVATE spdl_result spdl__task_fail(spdl_task *task, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(task->text, sizeof(task->text), format, args);
+    va_end(args);
+    return SPDL_E_STAGE;
+}
+
 /* A branch whose merge joins batches, and a call that did not split its own: all of it goes down
    one path, and empty ones down the others, as the merge expects. `out` stays the caller's. */
 SPDL__PRIVATE spdl_result spdl__task_send_all(spdl_task *task, void *out) {
     spdl__batch *batch = (spdl__batch *)out;
     size_t i;
-    if (batch == NULL) return spdl_fail(task, "no batch in *out");
+    if (batch == NULL) return spdl__task_fail(task, "no batch in *out");
     if (batch->shown.count > task->node->batches->size)
-        return spdl_fail(task, "a batch with more items than the rows above can have made");
+        return spdl__task_fail(task, "a batch with more items than the rows above can have made");
     if (!spdl__task_split(task, batch->shown.sequence)) return SPDL_E_NOMEM;
     for (i = 0; i < batch->shown.count; ++i) spdl__task_send(task, task->path, batch, i);
     return SPDL_OK;
@@ -6074,7 +6088,8 @@ SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *count
         result = spdl__task_try(task, out);
     }
     if (task->node->row.emits && result == SPDL_OK && *out != NULL)
-        result = spdl_fail(task, "*out is set, but its row says .emits: results go to spdl_emit");
+        result = spdl__task_fail(task,
+                                 "*out is set, but its row says .emits: results go to spdl_emit");
     return result;
 }
 
@@ -6384,11 +6399,16 @@ SPDL__PRIVATE spdl__parked *spdl__parked_take(spdl__node *node) {
 }
 
 /* Whether this is the thread that runs the call, now. */
-SPDL__PRIVATE bool spdl__task_running(const spdl_task *task, const char *what) {
-    if (spdl__load_relaxed32(&task->live) &&
-        spdl__load_relaxed(&task->thread) == spdl__thread_id())
-        return true;
-    spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR, what);
+SPDL__PRIVATE bool spdl__task_running(const spdl_task *task) {
+    return spdl__load_relaxed32(&task->live) &&
+           spdl__load_relaxed(&task->thread) == spdl__thread_id();
+}
+
+/* The same; if it is not, the log says of which function. */
+SPDL__PRIVATE bool spdl__task_allows(const spdl_task *task, const char *function) {
+    if (spdl__task_running(task)) return true;
+    spdl__tell(&task->pipeline->logger, SPDL_LOG_ERROR,
+               "spdl: %s: not inside of a call of this stage", function);
     return false;
 }
 
@@ -6396,7 +6416,7 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
     spdl_deferred deferred = { NULL, 0 };
     spdl__node *node;
     spdl__parked *parked;
-    if (!spdl__task_running(task, "spdl: spdl_defer: not inside of a call of this stage"))
+    if (!spdl__task_allows(task, "spdl_defer"))
         return deferred;
     node = task->node;
     parked = task->parked;
@@ -6433,7 +6453,7 @@ SPDL__PRIVATE bool spdl__parked_returned(spdl_task *task, spdl_result *result, v
     task->parked = NULL;
     if (parked == NULL) {
         if (pending) {
-            (void)spdl_fail(task, "returned SPDL_PENDING without a call of spdl_defer");
+            (void)spdl__task_fail(task, "returned SPDL_PENDING without a call of spdl_defer");
             *result = SPDL_E_STAGE;
         }
         return true;
@@ -7477,10 +7497,15 @@ SPDL__PRIVATE bool spdl__crew_runnable(void *self, int worker) {
 /* --- what a stage function may ask --- */
 
 SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
+    const bool running = spdl__task_running(task);
+    char text[SPDL_TEXT_BYTES];
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(task->text, sizeof(task->text), format, args);
+    (void)vsnprintf(running ? task->text : text, sizeof(text), format, args);
     va_end(args);
+    if (!running)
+        spdl__tell(&task->pipeline->logger, SPDL_LOG_ERROR,
+                   "spdl: spdl_fail: not inside of a call of this stage: %s", text);
     return SPDL_E_STAGE;
 }
 
@@ -7502,7 +7527,9 @@ SPDL_API int spdl_worker(const spdl_task *task) {
 
 SPDL_API bool spdl_stopping(const spdl_task *task) { return spdl__pipeline_halted(task->pipeline); }
 
-SPDL_API void spdl_take(spdl_task *task) { task->taken = true; }
+SPDL_API void spdl_take(spdl_task *task) {
+    if (spdl__task_allows(task, "spdl_take")) task->taken = true;
+}
 
 SPDL_API bool spdl_flushing(const spdl_task *task) { return task->flushing; }
 
@@ -7511,22 +7538,24 @@ SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
 }
 
 SPDL_API spdl_result spdl_emit(spdl_task *task, void *item) {
-    if (!spdl__task_running(task, "spdl: spdl_emit: not inside of a call of this stage"))
+    if (!spdl__task_allows(task, "spdl_emit"))
         return SPDL_E_INVALID;
     if (!task->node->row.emits) {
-        (void)spdl_fail(task, "spdl_emit in a stage whose row does not say .emits");
+        (void)spdl__task_fail(task, "spdl_emit in a stage whose row does not say .emits");
         return SPDL_E_INVALID;
     }
     return spdl__task_emit(task, item);
 }
 
 SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
+    if (!spdl__task_allows(task, "spdl_route"))
+        return SPDL_E_INVALID;
     if (task->node->row.kind != SPDL_KIND_BRANCH) {
-        (void)spdl_fail(task, "spdl_route in a stage that is no SPDL_BRANCH");
+        (void)spdl__task_fail(task, "spdl_route in a stage that is no SPDL_BRANCH");
         return SPDL_E_INVALID;
     }
     if (path < 0 || path >= task->node->paths) {
-        (void)spdl_fail(task, "path %d, but there are %d paths", path, task->node->paths);
+        (void)spdl__task_fail(task, "path %d, but there are %d paths", path, task->node->paths);
         return SPDL_E_INVALID;
     }
     task->path = path;
@@ -7534,16 +7563,20 @@ SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
 }
 
 SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
-    spdl__batch *in = (spdl__batch *)task->in.item;
+    spdl__batch *in;
     size_t i;
+    if (!spdl__task_allows(task, "spdl_route_items"))
+        return SPDL_E_INVALID;
+    in = (spdl__batch *)task->in.item;
     if (task->node->batches == NULL || in == NULL || task->split != NULL) {
-        (void)spdl_fail(task, "spdl_route_items in a stage that is no SPDL_BRANCH of batches");
+        (void)spdl__task_fail(task,
+                              "spdl_route_items in a stage that is no SPDL_BRANCH of batches");
         return SPDL_E_INVALID;
     }
     for (i = 0; i < in->shown.count; ++i)
         if (spdl_route(task, path[i]) != SPDL_OK) return SPDL_E_INVALID;
     if (in->shown.count > task->node->batches->size) {
-        (void)spdl_fail(task, "a batch with more items than the rows above can have made");
+        (void)spdl__task_fail(task, "a batch with more items than the rows above can have made");
         return SPDL_E_INVALID;
     }
     if (!spdl__task_split(task, in->shown.sequence)) return SPDL_E_NOMEM;
