@@ -755,10 +755,10 @@ typedef struct spdl_pipeline_desc {
 #define SPDL_FN(name, In, Out)                                                                     \
     static spdl_result name(spdl_task *task, In *in, Out **out);                                   \
     SPDL__UNUSED static spdl_result name##_spdl_call(spdl_task *task, void *in, void **out) {      \
-        Out *made = NULL;                                                                          \
-        const spdl_result result = name(task, SPDL__CAST(In *, in), &made);                        \
-        *out = SPDL__UNCONST(made);                                                                \
-        return result;                                                                             \
+        Out *spdl__made = NULL; /* no name that a program may have, too */                         \
+        const spdl_result spdl__told = name(task, SPDL__CAST(In *, in), &spdl__made);              \
+        *out = SPDL__UNCONST(spdl__made);                                                          \
+        return spdl__told;                                                                         \
     }                                                                                              \
     SPDL__UNUSED static const spdl_function name##_spdl = { name##_spdl_call, #name, #In, #Out };  \
     static spdl_result name(spdl_task *task SPDL__UNUSED, In *in SPDL__UNUSED,                     \

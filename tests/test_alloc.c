@@ -33,6 +33,7 @@ typedef struct counting {
     int allocs, frees; /* atomic */
     int64_t live;      /* bytes, atomic */
     int fail_at;       /* the number of the allocation that fails, from 0; -1: none */
+    bool for_good;     /* and so do all behind it */
     bool fail_all;     /* from now on */
 } counting;
 
@@ -52,7 +53,9 @@ static void *counting_alloc(size_t bytes, size_t align, void *user) {
     uintptr_t at;
     CHECK(bytes > 0);
     CHECK(align >= sizeof(void *) && (align & (align - 1)) == 0);
-    if (number == c->fail_at || __atomic_load_n(&c->fail_all, __ATOMIC_RELAXED)) {
+    const int fail_at = __atomic_load_n(&c->fail_at, __ATOMIC_RELAXED);
+    const bool fails = number == fail_at || (c->for_good && fail_at >= 0 && number > fail_at);
+    if (fails || __atomic_load_n(&c->fail_all, __ATOMIC_RELAXED)) {
         __atomic_fetch_add(&c->frees, 1, __ATOMIC_RELAXED); /* nothing to free */
         return NULL;
     }
@@ -516,6 +519,135 @@ static void kept_batches_may_fail(void) {
     }
 }
 
+/* --- running out of memory on the way --- */
+
+enum { MOST_KEPT = 400 };
+static int made, gone; /* items, atomic */
+static bool may_begin; /* atomic: whether create has returned */
+
+SPDL_FN(makes, void, void) {
+    while (!__atomic_load_n(&may_begin, __ATOMIC_ACQUIRE)) usleep(100);
+    if (spdl_sequence(task) == source_count) return SPDL_END;
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    __atomic_fetch_add(&made, 1, __ATOMIC_RELAXED);
+    return SPDL_OK;
+}
+
+static void item_gone(void *it) {
+    CHECK(it != NULL);
+    __atomic_fetch_add(&gone, 1, __ATOMIC_RELAXED);
+}
+
+/* Each item becomes 20; what could not be handed on stays here. */
+SPDL_FN(scatter, void, void) {
+    for (int i = 0; i < 20; ++i) {
+        const spdl_result result = spdl_emit(task, (char *)in + 1000 * i + 1000);
+        if (result != SPDL_OK) return result;
+        __atomic_fetch_add(&made, 1, __ATOMIC_RELAXED);
+    }
+    return SPDL_OK;
+}
+
+/* The items of a batch in turn; every third batch is not taken apart, every fifth dropped. */
+SPDL_FN(deal, spdl_batch, spdl_batch) {
+    static const int path[] = { 0, 1, 0, 1 };
+    *out = in;
+    if (in->sequence % 5 == 4) return SPDL_SKIP;
+    return in->sequence % 3 == 2 ? SPDL_OK : spdl_route_items(task, path);
+}
+
+static spdl_batch *held[MOST_KEPT];
+static int held_count; /* atomic */
+
+/* What it drops it holds, so that an empty one in its place needs memory, too. */
+SPDL_FN(drops_some, spdl_batch, spdl_batch) {
+    *out = in;
+    if (in->sequence % 4 != 1) return SPDL_OK;
+    spdl_take(task);
+    held[__atomic_fetch_add(&held_count, 1, __ATOMIC_RELAXED)] = in;
+    return SPDL_SKIP;
+}
+
+static const spdl_stage shape_that_emits[] = {
+    SPDL_SOURCE(makes, .free_item = item_gone),
+    SPDL_PIPE(scatter, .emits = true, .concurrency = 2, .free_item = item_gone),
+    SPDL_BATCH(4),
+    SPDL_SINK(2),
+};
+
+static const spdl_stage shape_that_joins[] = {
+    SPDL_SOURCE(makes, .free_item = item_gone),
+    SPDL_BATCH(4),
+    SPDL_BRANCH(deal),
+    SPDL_PATH("left"),
+    SPDL_PIPE(drops_some),
+    SPDL_PATH("right"),
+    SPDL_BRANCH(deal),
+    SPDL_PATH("in"),
+    SPDL_PIPE(drops_some, .concurrency = 2),
+    SPDL_PATH("out"),
+    SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES),
+    SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES),
+    SPDL_SINK(2),
+};
+
+static void told_which_stage(const spdl_pipeline *p) {
+    const spdl_error *error = spdl_pipeline_error(p);
+    CHECK_EQ(error->result, SPDL_E_NOMEM);
+    CHECK(error->stage > 0);
+    CHECK(error->stage_name[0] != '\0');
+    CHECK(strstr(error->text, "memory") != NULL);
+}
+
+/* Takes everything, and keeps it until the end, so that more and more is needed. The allocation
+   `fail_at` fails, counted from 0 behind create. Whether the run came so far. */
+static bool runs_out_of_memory(const shape *of, int workers, int fail_at, bool for_good) {
+    counting c = { 0 };
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p;
+    spdl_batch *kept[MOST_KEPT];
+    spdl_result result = SPDL_OK;
+    int count = 0;
+    bool failed;
+    c.fail_at = -1;
+    c.for_good = for_good;
+    desc.workers = workers;
+    desc.allocator = allocator_of(&c);
+    made = gone = held_count = 0;
+    __atomic_store_n(&may_begin, false, __ATOMIC_RELEASE);
+    REQUIRE(spdl_pipeline_create(&p, &desc, of->rows, of->count) == SPDL_OK);
+    __atomic_store_n(&c.fail_at, c.allocs + fail_at, __ATOMIC_RELAXED);
+    __atomic_store_n(&may_begin, true, __ATOMIC_RELEASE);
+    while (count < MOST_KEPT && result == SPDL_OK) {
+        result = spdl_pipeline_next(p, (void **)&kept[count], SPDL_FOREVER);
+        count += result == SPDL_OK;
+    }
+    failed = __atomic_load_n(&c.allocs, __ATOMIC_RELAXED) > c.fail_at;
+    CHECK_EQ(result, failed ? SPDL_E_NOMEM : SPDL_END);
+    if (failed) told_which_stage(p);
+    for (int i = 0; i < count; ++i) spdl_batch_free(kept[i]);
+    spdl_pipeline_destroy(p);
+    for (int i = 0; i < held_count; ++i) spdl_batch_free(held[i]);
+    CHECK_EQ(gone, made);
+    all_is_back(&c);
+    return failed;
+}
+
+/* What is made is delivered or freed, whichever allocation fails, and the stage is told. */
+static void every_allocation_on_the_way_may_fail(void) {
+    static const shape of[] = { SHAPE(shape_that_emits, true), SHAPE(shape_that_joins, true) };
+    static const int crowds[] = { 0, 1, 4 };
+    for (int i = 0; i < 2 * 3 * 2; ++i) {
+        int k = 0;
+        source_count = i % 2 ? 400 : 30;
+        while (runs_out_of_memory(&of[i % 2], crowds[i / 4], k, i / 2 % 2)) {
+            k += TEST_SANITIZED ? 4 : 1;
+            REQUIRE(k < 1000);
+        }
+        CHECK(k >= 40);
+    }
+}
+
 /* --- the default allocator --- */
 
 static void default_memory_is_aligned(void) {
@@ -574,6 +706,7 @@ TEST_TABLE(alloc) {
     TEST_CASE(rings_and_jobs_allocate_nothing),
     TEST_CASE(kept_batches_are_allocated),
     TEST_CASE(kept_batches_may_fail),
+    TEST_CASE(every_allocation_on_the_way_may_fail),
     TEST_CASE(default_memory_is_aligned),
     TEST_CASE(sizes_that_overflow_are_refused),
     TEST_CASE(default_memory_comes_back),
