@@ -709,7 +709,7 @@ static void take_but(spdl_pipeline *p, long end, bool dropped, spdl_result resul
 /* Whether shape `i` is to be tried. Who takes items one by one from workers that share a processor
    with others waits for its turn again and again: there not all of them are, which is told. */
 static bool there_is_time(uint64_t since, int i, int shapes) {
-    if (i < 4 * HERDS || spdl_time_ns() - since < 8000000000u) return i < shapes;
+    if (i < 4 * HERDS || spdl_time_ns() - since < 4000000000u) return i < shapes;
     if (i < shapes) printf("    no time for the last %d of %d shapes\n", shapes - i, shapes);
     return false;
 }
