@@ -17003,6 +17003,9 @@ SPDL__PRIVATE void spdl__trace_option(const spdl_logger *logger, char *value, ui
                          SPDL__TRACE_EVENTS_MAX, (spdl__llu)*events);
     else
         *events = number;
+    if (option == value)
+        spdl__tell(logger, SPDL_LOG_WARN, "spdl: SPDL_TRACE: there is no file in front of '%s'",
+                   value);
     *option = '\0';
 }
 

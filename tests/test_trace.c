@@ -711,6 +711,15 @@ static void malformed_options_are_one_warning(void) {
     remove_files();
 }
 
+static void options_without_a_file_are_one_warning(void) {
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(2, NULL, &m);
+    setenv("SPDL_TRACE", ",events=5", 1);
+    run_short(&desc);
+    CHECK_EQ(m.warnings, 1);
+    CHECK(strstr(m.text, "no file in front of ',events=5'") != NULL);
+}
+
 /* The disk gets full while the file is written. */
 static void full_disk_is_one_warning(void) {
     const char *path = file_named("t.json");
@@ -1124,6 +1133,7 @@ TEST_TABLE(trace) {
     TEST_CASE(numbers_go_before_the_extension),
     TEST_CASE(bad_files_are_one_warning),
     TEST_CASE(malformed_options_are_one_warning),
+    TEST_CASE(options_without_a_file_are_one_warning),
     TEST_CASE(full_disk_is_one_warning),
     TEST_CASE(names_are_escaped),
     TEST_CASE(written_while_it_runs),
