@@ -8,7 +8,7 @@
    and in every other file include it without the define. Link with -lpthread. There is nothing
    else to build. Define SPDL_STATIC as well to keep every function private to that one file.
 
-   THE SMALLEST COMPLETE PROGRAM (in C)
+   THE SMALLEST COMPLETE PROGRAM (in C; in C++ malloc needs a cast, and `= {}` zeroes a desc)
 
        #define SPDL_IMPLEMENTATION
        #include "spdl.h"
@@ -800,6 +800,7 @@ typedef struct spdl_pipeline_desc {
                   .line = __LINE__ }
 #else
 #define SPDL__LINE __LINE__
+/* Fields come behind, before C++20: SPDL_PIPE(decode).with_concurrency(4) */
 #define SPDL__FN_ROW(kind_, fn_, line_) spdl__row(kind_, &fn_##_spdl, __FILE__, line_, 0, 0)
 #define SPDL__BATCH_ROW(size_, line_)                                                              \
     spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, line_, size_, 0)
@@ -972,15 +973,17 @@ SPDL_API int spdl_worker(const spdl_task *task);
    Owns:    nothing. */
 SPDL_API bool spdl_stopping(const spdl_task *task);
 
-/* Takes the input away from the library: it will not be freed after this call. Outside of the call,
-   or on another thread, nothing is taken, and a line in the log says so.
+/* Takes the input away from the library: it will not be freed after this call. Outside of a call,
+   or on another thread, nothing is taken, and a line in the log says so. (A task that was kept
+   from an earlier call is that of the call its worker runs now.)
    Returns: nothing.
    Threads: a stage.
    Blocks:  never.
    Owns:    the caller has the input (a batch: free it with spdl_batch_free). */
 SPDL_API void spdl_take(spdl_task *task);
 
-/* Hands on one more result of this call, in a stage with .emits.
+/* Hands on one more result of this call, in a stage with .emits. Where the row does not say so the
+   call fails, whatever it returns.
    Returns: SPDL_OK, SPDL_E_NOMEM, SPDL_E_INVALID when the row does not say .emits, or outside of
             the call, or on another thread.
    Threads: a stage.
@@ -990,8 +993,8 @@ SPDL_API spdl_result spdl_emit(spdl_task *task, void *item);
 
 /* Sends the result of this call down a path, in an SPDL_BRANCH; without it path 0 is taken.
    Returns: SPDL_OK, so that it can be what the function returns; SPDL_E_INVALID when there is no
-            such path: returned by the function it fails the call with a text that says so. Outside
-            of the call, or on another thread: SPDL_E_INVALID and a line in the log.
+            such path: the call fails, whatever it returns, with a text that says so. Outside of
+            the call, or on another thread: SPDL_E_INVALID and a line in the log.
    Threads: a stage.
    Blocks:  never.
    Owns:    nothing. */
@@ -2541,13 +2544,15 @@ SPDL_API const char *spdl_version(void) {
         SPDL_VERSION_PATCH);
 }
 
+static const char spdl__unknown_result[] = "unknown result";
+
 SPDL_API const char *spdl_result_text(spdl_result result) {
     switch ((int)result) {
 #define SPDL__CASE(name, value, text)                                                              \
     case value: return text;
         SPDL_RESULT_LIST(SPDL__CASE)
 #undef SPDL__CASE
-    default: return "unknown result";
+    default: return spdl__unknown_result;
     }
 }
 
@@ -4586,6 +4591,9 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #define SPDL__MARK 0xfeu   /* owner of a slot that ends an epoch */
 #define SPDL__BUNDLE 0xfdu /* owner of a slot with a bundle */
 #define SPDL__CLAIM_MAX 32      /* items in one claim */
+#ifndef SPDL__PATIENCE_NS
+#define SPDL__PATIENCE_NS SPDL_SECONDS(5) /* then destroy tells what it waits for */
+#endif
 #ifndef SPDL__CHAIN_NS
 #define SPDL__CHAIN_NS 1000     /* what an item may take in all stages of a chain */
 #endif
@@ -5235,6 +5243,7 @@ struct spdl_task {
     int worker;
     uint32_t live; /* the function is running; other threads look, if they misuse a task */
     bool taken;  /* the input is not the library's any more */
+    bool misused; /* the call fails, whatever it returns: what it asked for cannot be */
     bool flushing;
     bool cut_short; /* it would be repeated, but for a stop: neither a result nor a failure */
     int path;
@@ -6040,10 +6049,19 @@ SPDL__PRIVATE spdl_result spdl__task_send_all(spdl_task *task, void *out) {
 /* Whether a call is to be repeated: codes that no stage may return are no reason. */
 SPDL__PRIVATE bool spdl__result_fails(spdl_result result) { return result < 0; }
 
+/* Who did not look at what spdl_emit or spdl_route said is not to lose items in silence. */
+SPDL__COLD spdl_result spdl__task_misused(spdl_task *task, spdl_result result, void *out) {
+    if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END) return result;
+    if (result == SPDL_OK && out != task->in.item)
+        spdl__item_free(task->pipeline, out,
+                        spdl__origin(task->sequence, (unsigned)task->node->index));
+    return SPDL_E_INVALID;
+}
+
 SPDL__INLINE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
     spdl__node *node = task->node;
     spdl_result result;
-    task->taken = false;
+    task->taken = task->misused = false;
     task->path = 0;
     task->text[0] = '\0';
     spdl__store_relaxed32(&task->live, 1);
@@ -6051,7 +6069,7 @@ SPDL__INLINE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
     result = node->row.fn->call(task, task->in.item, out);
     spdl__call_end(task);
     spdl__store_relaxed32(&task->live, 0);
-    return result;
+    return SPDL__UNLIKELY(task->misused) ? spdl__task_misused(task, result, *out) : result;
 }
 
 /* One more item for the bundle of this call. */
@@ -6094,34 +6112,49 @@ SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *count
 }
 
 /* A failure that the budget allows is a line in the log, if there is one that takes it. */
-SPDL__PRIVATE void spdl__failure_tell(const spdl_task *task, spdl_result result) {
+SPDL__PRIVATE void spdl__failure_tell(const spdl_task *task) {
     const spdl__node *node = task->node;
     char line[SPDL_TEXT_BYTES];
     if (task->pipeline->logger.log_fn == NULL) return;
     (void)snprintf(line, sizeof(line), "spdl: stage %d '%s', item %llu: %.300s (tolerated)",
-                   node->index, node->name, (spdl__llu)task->sequence,
-                   task->text[0] ? task->text : spdl_result_text(result));
+                   node->index, node->name, (spdl__llu)task->sequence, task->text);
     spdl__log(&task->pipeline->logger, SPDL_LOG_INFO, line);
+}
+
+/* Where the function gave no reason. */
+SPDL__PRIVATE void spdl__failure_explain(spdl_task *task, spdl_result result) {
+    const char *text = spdl_result_text(result);
+    if (task->text[0] != '\0') return;
+    if (result == SPDL_PENDING && task->node->parked == NULL)
+        text = "returned SPDL_PENDING, but its row does not say .deferred";
+    else if (result == SPDL_END)
+        text = "returned SPDL_END, which only a source may";
+    else if (result >= 0 || text == spdl__unknown_result)
+        text = NULL;
+    if (text != NULL)
+        (void)snprintf(task->text, sizeof(task->text), "%s", text);
+    else
+        (void)snprintf(task->text, sizeof(task->text),
+                       "returned %d, which is not a result of a stage function", (int)result);
 }
 
 /* A call failed: counted, told, and over the budget the end of the pipeline. Whether it is that. */
 SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
                                      spdl_result result) {
     spdl__node *node = task->node;
-    if (result == SPDL_PENDING && node->parked == NULL && task->text[0] == '\0')
-        (void)snprintf(task->text, sizeof(task->text),
-                       "returned SPDL_PENDING, but its row does not say .deferred");
-    if (result >= 0 && task->text[0] == '\0')
-        (void)snprintf(task->text, sizeof(task->text),
-                       "returned %d, which is not a result of a stage function", (int)result);
+    char text[SPDL_TEXT_BYTES];
+    spdl__failure_explain(task, result);
     if (result >= 0) result = SPDL_E_STAGE;
     spdl__count(&counters->failures, 1);
     if (!spdl__node_over_budget(node)) {
-        spdl__failure_tell(task, result);
+        spdl__failure_tell(task);
         return false;
     }
-    spdl__node_fail(task->pipeline, node, task->ticket, task->sequence, result,
-                    task->text[0] ? task->text : spdl_result_text(result));
+    (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
+                   node->row.max_failures > 0       ? " (one more than max_failures)"
+                   : node->row.max_failure_rate > 0 ? " (more than max_failure_rate)"
+                                                    : "");
+    spdl__node_fail(task->pipeline, node, task->ticket, task->sequence, result, text);
     return true;
 }
 
@@ -6396,6 +6429,18 @@ SPDL__PRIVATE spdl__parked *spdl__parked_take(spdl__node *node) {
     node->parked_free = parked->next;
     spdl__spin_unlock(&node->parked_lock);
     return parked;
+}
+
+/* What the call has asked for cannot be: it fails, and says so. */
+SPDL__PRIVATE spdl_result spdl__task_misuse(spdl_task *task, const char *format, ...)
+    SPDL__PRINTF(2, 3);
+SPDL__PRIVATE spdl_result spdl__task_misuse(spdl_task *task, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(task->text, sizeof(task->text), format, args);
+    va_end(args);
+    task->misused = true;
+    return SPDL_E_INVALID;
 }
 
 /* Whether this is the thread that runs the call, now. */
@@ -7540,24 +7585,17 @@ SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
 SPDL_API spdl_result spdl_emit(spdl_task *task, void *item) {
     if (!spdl__task_allows(task, "spdl_emit"))
         return SPDL_E_INVALID;
-    if (!task->node->row.emits) {
-        (void)spdl__task_fail(task, "spdl_emit in a stage whose row does not say .emits");
-        return SPDL_E_INVALID;
-    }
+    if (!task->node->row.emits)
+        return spdl__task_misuse(task, "spdl_emit in a stage whose row does not say .emits");
     return spdl__task_emit(task, item);
 }
 
 SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
-    if (!spdl__task_allows(task, "spdl_route"))
-        return SPDL_E_INVALID;
-    if (task->node->row.kind != SPDL_KIND_BRANCH) {
-        (void)spdl__task_fail(task, "spdl_route in a stage that is no SPDL_BRANCH");
-        return SPDL_E_INVALID;
-    }
-    if (path < 0 || path >= task->node->paths) {
-        (void)spdl__task_fail(task, "path %d, but there are %d paths", path, task->node->paths);
-        return SPDL_E_INVALID;
-    }
+    if (!spdl__task_allows(task, "spdl_route")) return SPDL_E_INVALID;
+    if (task->node->row.kind != SPDL_KIND_BRANCH)
+        return spdl__task_misuse(task, "spdl_route in a stage that is no SPDL_BRANCH");
+    if (path < 0 || path >= task->node->paths)
+        return spdl__task_misuse(task, "path %d, but there are %d paths", path, task->node->paths);
     task->path = path;
     return SPDL_OK;
 }
@@ -7565,20 +7603,15 @@ SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
 SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
     spdl__batch *in;
     size_t i;
-    if (!spdl__task_allows(task, "spdl_route_items"))
-        return SPDL_E_INVALID;
+    if (!spdl__task_allows(task, "spdl_route_items")) return SPDL_E_INVALID;
     in = (spdl__batch *)task->in.item;
-    if (task->node->batches == NULL || in == NULL || task->split != NULL) {
-        (void)spdl__task_fail(task,
-                              "spdl_route_items in a stage that is no SPDL_BRANCH of batches");
-        return SPDL_E_INVALID;
-    }
+    if (task->node->batches == NULL || in == NULL || task->split != NULL)
+        return spdl__task_misuse(task,
+                                 "spdl_route_items in a stage that is no SPDL_BRANCH of batches");
     for (i = 0; i < in->shown.count; ++i)
         if (spdl_route(task, path[i]) != SPDL_OK) return SPDL_E_INVALID;
-    if (in->shown.count > task->node->batches->size) {
-        (void)spdl__task_fail(task, "a batch with more items than the rows above can have made");
-        return SPDL_E_INVALID;
-    }
+    if (in->shown.count > task->node->batches->size)
+        return spdl__task_misuse(task, "a batch with more items than the rows above can have made");
     if (!spdl__task_split(task, in->shown.sequence)) return SPDL_E_NOMEM;
     for (i = 0; i < in->shown.count; ++i) spdl__task_send(task, path[i], in, i);
     return SPDL_OK;
@@ -8314,6 +8347,18 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     spdl__free(&allocator, p, sizeof(*p));
 }
 
+/* Whoever wonders why destroy does not return finds the reason in the log. */
+SPDL__PRIVATE void spdl__pipeline_tell_calls(const spdl_pipeline *p) {
+    int i;
+    for (i = 0; i < p->count; ++i) {
+        const spdl__node *node = &p->node[i];
+        if (spdl__load32(&node->active) != 0)
+            spdl__tell(&p->logger, SPDL_LOG_WARN,
+                       "spdl: spdl_pipeline_destroy waits for a call of stage %d '%s' to %s", i,
+                       node->name, node->row.deferred ? "be completed" : "return");
+    }
+}
+
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     int i;
     if (p == NULL || spdl__pipeline_forked(p)) return;
@@ -8322,7 +8367,10 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
                   "spdl: spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
         return;
     }
-    (void)spdl_pipeline_stop(p, SPDL_FOREVER);
+    if (spdl_pipeline_stop(p, SPDL__PATIENCE_NS) != SPDL_OK) {
+        spdl__pipeline_tell_calls(p);
+        (void)spdl_pipeline_stop(p, SPDL_FOREVER);
+    }
     if (p->has_hooks) spdl__pipeline_part_all(p);
     for (i = 0; i < p->crews; ++i)
         if (p->crew[i].slot != NULL) spdl__pool_detach(p->crew[i].pool, p->crew[i].slot);
@@ -8661,9 +8709,33 @@ SPDL__PRIVATE spdl_result spdl__check_pair(const spdl__plan *plan, int i, int fr
     return spdl__row_blame(plan, i, SPDL_E_TYPE);
 }
 
+/* Nothing is handed to a source; and what comes out of a merge is of one type. */
+SPDL__PRIVATE spdl_result spdl__check_source(const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i];
+    const char *takes = spdl__row_takes(row);
+    if (row->kind != SPDL_KIND_SOURCE || strcmp(takes, "void") == 0) return SPDL_OK;
+    spdl__error_set(plan->desc->error, SPDL_E_TYPE,
+                    "spdl: %s: stage %d '%s' is a source, but takes '%s *': it must take 'void *'",
+                    spdl__row_place(row).text, i, spdl__row_name(row), takes);
+    return spdl__row_blame(plan, i, SPDL_E_TYPE);
+}
+
+SPDL__PRIVATE spdl_result spdl__check_alike(const spdl__plan *plan, int i, int from, int other) {
+    const spdl_stage *row = &plan->rows[i];
+    const char *one = spdl__row_yields(plan, from), *two = spdl__row_yields(plan, other);
+    if (spdl__types_fit(one, two) || spdl__types_fit(two, one)) return SPDL_OK;
+    spdl__error_set(plan->desc->error, SPDL_E_TYPE,
+                    "spdl: %s: stage %d '%s' merges '%s *' of stage %d '%s' with '%s *' of stage "
+                    "%d '%s'",
+                    spdl__row_place(row).text, i, spdl__row_name(row), one, from,
+                    spdl__row_name(&plan->rows[from]), two, other,
+                    spdl__row_name(&plan->rows[other]));
+    return spdl__row_blame(plan, i, SPDL_E_TYPE);
+}
+
 /* A merge stands for what its paths yield. */
 SPDL__PRIVATE spdl_result spdl__check_types(const spdl__plan *plan, int i) {
-    spdl_result result = SPDL_OK;
+    spdl_result result = spdl__check_source(plan, i);
     int from = plan->before[i], k;
     if (from >= 0 && plan->rows[from].kind == SPDL_KIND_MERGE)
         for (k = 0; k < plan->paths[from] && result == SPDL_OK; ++k)
@@ -8673,6 +8745,9 @@ SPDL__PRIVATE spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     if (plan->rows[i].kind == SPDL_KIND_MERGE)
         for (k = 0; k < plan->paths[i] && result == SPDL_OK; ++k)
             result = spdl__check_pair(plan, i, plan->path[i][k]);
+    for (k = 1; k < plan->paths[i] && result == SPDL_OK; ++k)
+        if (plan->rows[i].kind == SPDL_KIND_MERGE)
+            result = spdl__check_alike(plan, i, plan->path[i][0], plan->path[i][k]);
     return result;
 }
 

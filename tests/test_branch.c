@@ -29,13 +29,22 @@ SPDL_FN(to_path, item, item) {
     return spdl_route(task, in->value < 2 ? (int)in->value : *(const int *)spdl_ctx(task));
 }
 
+/* Does not look at the answer. */
+SPDL_FN(to_path_regardless, item, item) {
+    (void)to_path(task, in, out);
+    return SPDL_OK;
+}
+
 static void a_path_that_is_no_path_is_a_failure(void) {
     static const int wrong[] = { 2, 31, -1, INT_MAX, INT_MIN };
-    for (int i = 0; i < 5 * CROWDS; ++i) {
+    for (int i = 0; i < 10 * CROWDS; ++i) {
         const int path = wrong[i % 5];
         char text[100];
-        spdl_pipeline *p = START(crowds[i / 5], COUNT_TO(9),
-                                 SPDL_BRANCH(to_path, .ctx = &(int){ path }), SPDL_PATH("a"),
+        const spdl_stage looks = SPDL_BRANCH(to_path, .ctx = &(int){ path });
+        const spdl_stage does_not = SPDL_BRANCH(to_path_regardless, .name = "to_path",
+                                                .ctx = &(int){ path });
+        spdl_pipeline *p = START(crowds[i / 10], COUNT_TO(9),
+                                 i % 10 < 5 ? looks : does_not, SPDL_PATH("a"),
                                  FOLLOW(.plus = 0), SPDL_PATH("b"),
                                  SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(1));
         TAKE_ALL(p, "0 1", SPDL_E_INVALID);

@@ -1,4 +1,5 @@
 /* Deferred calls, threads of a stage's own, and what exit and fork do to both. */
+#define SPDL__PATIENCE_NS 50000000 /* after which destroy tells what it waits for */
 #include "flow.h"
 
 #include <sys/prctl.h>
@@ -297,9 +298,12 @@ static void a_completion_with_no_result_is_a_failure(void) {
                                  SPDL_PIPE(completes_with, .ctx = &result, .deferred = true),
                                  SPDL_SINK(1));
         TAKE_ALL(p, "", SPDL_E_STAGE);
-        snprintf(text, sizeof text,
-                 "spdl: stage 1 'completes_with', item 0: returned %d, which is not a result of a "
-                 "stage function", (int)result);
+        if (result == SPDL_END)
+            snprintf(text, sizeof text, "spdl: stage 1 'completes_with', item 0: returned "
+                                        "SPDL_END, which only a source may");
+        else
+            snprintf(text, sizeof text, "spdl: stage 1 'completes_with', item 0: returned %d, "
+                                        "which is not a result of a stage function", (int)result);
         failed_with(p, 1, text);
         DONE(p);
     }
@@ -510,6 +514,50 @@ static void destroy_waits_for_deferred_calls(void) {
         DONE(p);
         CHECK_EQ(__atomic_load_n(&d.completing, __ATOMIC_ACQUIRE), d.count);
         desk_close(&d);
+    }
+}
+
+typedef struct told {
+    desk at;
+    char text[100];
+    int lines; /* atomic */
+} told;
+
+/* Whoever was waited for goes on as soon as it is told. */
+static void log_of_destroy(spdl_log_level level, const char *text, void *user) {
+    told *t = (told *)user;
+    CHECK_EQ(level, SPDL_LOG_WARN);
+    snprintf(t->text, sizeof t->text, "%s", text);
+    __atomic_add_fetch(&t->lines, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&t->at.closed, true, __ATOMIC_RELEASE);
+}
+
+SPDL_FN(waits_until_told, item, item) {
+    const told *t = (const told *)spdl_ctx(task);
+    while (__atomic_load_n(&t->lines, __ATOMIC_ACQUIRE) == 0) sleep_us(100);
+    return SPDL_SKIP;
+}
+
+static void destroy_tells_what_it_waits_for(void) {
+    for (int deferred = 0; deferred < 2; ++deferred) {
+        told t = { .at = { .wait_for = 1000 } };
+        const spdl_stage waits = SPDL_PIPE(waits_until_told, .ctx = &t);
+        const spdl_stage rows[] = { COUNT_TO(-1), deferred ? (spdl_stage)HAND_IN(&t.at) : waits,
+                                    SPDL_SINK(1) };
+        spdl_pipeline_desc desc = { .workers = 2 };
+        spdl_pipeline *p = NULL;
+        desc.logger.log_fn = log_of_destroy;
+        desc.logger.user = &t;
+        desk_open(&t.at, 1);
+        REQUIRE(spdl_pipeline_create(&p, &desc, rows, 3) == SPDL_OK);
+        while (stats_of(p, 1).in_flight == 0) sleep_us(100);
+        DONE(p);
+        desk_close(&t.at);
+        CHECK_EQ(t.lines, 1);
+        CHECK_STR(t.text, deferred ? "spdl: spdl_pipeline_destroy waits for a call of stage 1 "
+                                     "'hand_in' to be completed"
+                                   : "spdl: spdl_pipeline_destroy waits for a call of stage 1 "
+                                     "'waits_until_told' to return");
     }
 }
 
@@ -825,6 +873,7 @@ TEST_TABLE(defer) {
     TEST_CASE(a_worker_may_have_very_many_under_way),
     TEST_CASE(deferred_calls_count_in_the_concurrency),
     TEST_CASE(destroy_waits_for_deferred_calls),
+    TEST_CASE(destroy_tells_what_it_waits_for),
     TEST_CASE(calls_may_be_completed_after_a_stop),
     TEST_CASE(an_epoch_waits_for_deferred_calls),
     TEST_CASE(a_stage_may_have_its_own_threads),

@@ -113,6 +113,28 @@ static void emitting_has_to_be_announced(void) {
     }
 }
 
+/* Does as if it had worked. */
+SPDL_FN(emits_regardless, item, item) {
+    const int how = *(const int *)spdl_ctx(task);
+    item *made = item_make(in->value);
+    if (spdl_emit(task, made) != SPDL_OK) item_free(made);
+    if (how == 1) *out = in;
+    if (how == 2) *out = item_make(7);
+    return how == 0 ? SPDL_SKIP : SPDL_OK;
+}
+
+static void an_answer_that_is_ignored_fails_the_call(void) {
+    for (int i = 0; i < 4 * CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i / 4], COUNT_TO(6),
+                                 SPDL_PIPE(emits_regardless, .ctx = &(int){ i % 4 },
+                                           .free_item = item_free), SPDL_SINK(2));
+        TAKE_ALL(p, "", SPDL_E_INVALID);
+        failed_with(p, 1, "spdl: stage 1 'emits_regardless', item 0: spdl_emit in a stage whose "
+                          "row does not say .emits");
+        DONE(p);
+    }
+}
+
 SPDL_FN(returns_what_it_emits, item, item) {
     *out = in;
     return spdl_emit(task, in);
@@ -1459,6 +1481,7 @@ TEST_TABLE(flow) {
     TEST_CASE(what_a_failed_call_emitted_is_freed),
     TEST_CASE(emitting_has_to_be_announced),
     TEST_CASE(results_are_emitted_or_returned),
+    TEST_CASE(an_answer_that_is_ignored_fails_the_call),
     TEST_CASE(a_task_is_of_its_call_only),
     TEST_CASE(emitting_beside_the_calls_breaks_nothing),
     TEST_CASE(emitted_items_fill_batches),

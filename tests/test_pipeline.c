@@ -520,7 +520,7 @@ static void one_failure_more_than_allowed_ends_it(void) {
                                  SPDL_SINK(3));
         TAKE_ALL(p, "0 2 4 6", SPDL_E_STAGE);
         failed_with(p, SPDL_E_STAGE, 1, 7, "follow",
-                    "spdl: stage 1 'follow', item 7: value 7 is bad");
+                    "spdl: stage 1 'follow', item 7: value 7 is bad (one more than max_failures)");
         DONE(p);
         p = START(w, COUNT_TO(7), SPDL_PIPE(follow, FAIL_AT(2, 1), .max_failures = 3),
                   SPDL_SINK(3));
@@ -610,6 +610,8 @@ static spdl_result rate_of(int workers, double rate, long items, int every, int 
                              SPDL_PIPE(follow, FAIL_AT(every, rest), .max_failure_rate = rate),
                              SPDL_SINK(3));
     const spdl_result result = take(p, &n, 1000000, " ", note_item);
+    const char *text = spdl_pipeline_error(p)->text;
+    CHECK((strstr(text, "is bad (more than max_failure_rate)") != NULL) == (result != SPDL_END));
     DONE(p);
     return result;
 }
@@ -684,18 +686,26 @@ static void a_batch_that_a_failure_cuts_is_delivered(void) {
 }
 
 static void results_that_are_none_are_failures(void) {
-    static const spdl_result results[] = { SPDL_END, SPDL_TIMEOUT, SPDL_CLOSED, (spdl_result)77 };
-    for (int i = 0; i < 4; ++i) {
+    static const struct {
+        int result, told;
+        const char *text;
+    } cases[] = {
+        { SPDL_END, SPDL_E_STAGE, "SPDL_END, which only a source may" },
+        { SPDL_TIMEOUT, SPDL_E_STAGE, "3, which is not a result of a stage function" },
+        { SPDL_CLOSED, SPDL_E_STAGE, "6, which is not a result of a stage function" },
+        { 77, SPDL_E_STAGE, "77, which is not a result of a stage function" },
+        { -99, -99, "-99, which is not a result of a stage function" },
+    };
+    for (int i = 0; i < 5; ++i) {
+        const spdl_result told = (spdl_result)cases[i].told;
         char text[100];
-        spdl_pipeline *p = START(
-            1, COUNT_TO(9),
-            SPDL_PIPE(follow, SCRIPT(.every = 3, .rest = 2, .result = results[i])), SPDL_SINK(3));
-        TAKE_ALL(p, "0 1", SPDL_E_STAGE);
-        snprintf(text, sizeof text,
-                 "spdl: stage 1 'follow', item 2: returned %d, which is not a result of a stage "
-                 "function",
-                 (int)results[i]);
-        failed_with(p, SPDL_E_STAGE, 1, 2, "follow", text);
+        spdl_pipeline *p = START(1, COUNT_TO(9),
+                                 SPDL_PIPE(follow, SCRIPT(.every = 3, .rest = 2,
+                                                          .result = (spdl_result)cases[i].result)),
+                                 SPDL_SINK(3));
+        TAKE_ALL(p, "0 1", told);
+        snprintf(text, sizeof text, "spdl: stage 1 'follow', item 2: returned %s", cases[i].text);
+        failed_with(p, told, 1, 2, "follow", text);
         DONE(p);
     }
 }

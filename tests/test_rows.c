@@ -451,6 +451,29 @@ static void pair_refused(const spdl_stage *rows, size_t count, int row, const ch
 #define PAIR_REFUSED(row, takes, from, yields, ...)                                                \
     pair_refused(SPDL_STAGES(__VA_ARGS__), (row), (takes), (from), (yields))
 
+static void a_source_takes_nothing(void) {
+    const spdl_stage rows[] = { SPDL_SOURCE(follow), SPDL_SINK(1) };
+    char text[SPDL_TEXT_BYTES];
+    snprintf(text, sizeof text,
+             "spdl: %s: stage 0 'follow' is a source, but takes 'item *': it must take 'void *'",
+             place_of(&rows[0]).text);
+    refused(plain, rows, 2, SPDL_E_TYPE, text);
+}
+
+/* Whoever takes what comes out could not tell one from the other. */
+static void what_is_merged_is_of_one_type(void) {
+    const spdl_stage rows[] = {
+        SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"), SPDL_PIPE(to_photo),
+        SPDL_PATH("b"), SPDL_MERGE(), SPDL_SINK(1),
+    };
+    char text[SPDL_TEXT_BYTES];
+    snprintf(text, sizeof text,
+             "spdl: %s: stage 5 'merge' merges 'photo *' of stage 3 'to_photo' with 'item *' of "
+             "stage 4 'b'",
+             place_of(&rows[5]).text);
+    refused(plain, rows, 7, SPDL_E_TYPE, text);
+}
+
 static void types_have_to_fit_through_branches(void) {
     const spdl_stage source = SPDL_SOURCE(count_up), branch = SPDL_BRANCH(follow, .name = "by");
     const spdl_stage a = SPDL_PATH("a"), b = SPDL_PATH("b"), merge = SPDL_MERGE();
@@ -461,8 +484,8 @@ static void types_have_to_fit_through_branches(void) {
     const spdl_stage join = SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES);
     const spdl_stage photos = SPDL_FEED(photo, .name = "photos");
     PAIR_REFUSED(4, "photo", 3, "item", source, branch, a, b, looks, merge, sink);
-    PAIR_REFUSED(6, "item", 3, "photo", source, branch, a, make, b, merge, next, sink);
-    PAIR_REFUSED(6, "photo", 4, "item", source, branch, a, make, b, merge, looks, sink);
+    PAIR_REFUSED(7, "item", 3, "photo", source, branch, a, make, b, make, merge, next, sink);
+    PAIR_REFUSED(5, "photo", 2, "item", source, branch, a, b, merge, looks, sink);
     PAIR_REFUSED(4, "spdl_batch", 2, "item", source, branch, a, b, join, sink);
     PAIR_REFUSED(6, "spdl_batch", 5, "item", source, branch, a, batch, b, next, join, sink);
     PAIR_REFUSED(1, "item", 0, "photo", photos, next, sink);
@@ -520,6 +543,8 @@ TEST_TABLE(rows) {
     TEST_CASE(a_feed_comes_first_and_is_read),
     TEST_CASE(budgets_of_the_desc_are_checked),
     TEST_CASE(types_have_to_fit),
+    TEST_CASE(a_source_takes_nothing),
+    TEST_CASE(what_is_merged_is_of_one_type),
     TEST_CASE(types_have_to_fit_through_branches),
     TEST_CASE(rows_in_place_have_lines_too),
     TEST_CASE(a_stage_may_promise_not_to_change_its_input),
