@@ -547,7 +547,8 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
        SPDL_END   from a source: there is no more, or with .continuous no more in this epoch
        SPDL_PENDING  with .deferred, after spdl_defer: spdl_complete tells the result later
        negative   this item failed; `return spdl_fail(task, "...")` records why
-   *out counts only with SPDL_OK; with any other result what it points to stays the function's.
+   *out counts only with SPDL_OK; with any other result what it points to stays the function's. A
+   task is good for its call: a worker has the same one for all its calls, of whatever stage.
 
    Ownership. A stage borrows its input. After the call the library destroys it, exactly once, with
    the free_item of the stage that made it, unless the stage passed it on (*out == in) or took it
@@ -585,9 +586,9 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    and stages further up work on the next epoch meanwhile. An error ends this epoch and all others.
 
    Groups of items. A worker takes several items at once when the stage has been quick: about 10
-   microseconds of work. Of calls of more than one microsecond it takes up to 80, but no more than
-   about half of what lies there, and of the buffers around it half, or a quarter where order is
-   kept; in any case 32 items at most. It brings each through the stages behind it, as far as all
+   microseconds of work. Of calls of more than one microsecond it takes up to 80, if that is no more
+   than about half of what lies there, and of the buffers around it half, or a quarter where order
+   is kept; in any case 32 items at most. It brings each through the stages behind it, as far as all
    take less than a microsecond together (those with a concurrency above 1 a sixth of that), and
    into the batch that is filled behind them. What comes out at the end, an item or a full batch, is
    published before the next item is begun. While a group of a few microseconds runs, nobody is
@@ -974,8 +975,7 @@ SPDL_API int spdl_worker(const spdl_task *task);
 SPDL_API bool spdl_stopping(const spdl_task *task);
 
 /* Takes the input away from the library: it will not be freed after this call. Outside of a call,
-   or on another thread, nothing is taken, and a line in the log says so. (A task that was kept
-   from an earlier call is that of the call its worker runs now.)
+   or on another thread, nothing is taken, and a line in the log says so.
    Returns: nothing.
    Threads: a stage.
    Blocks:  never.
@@ -5098,8 +5098,8 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    Giving way. With more workers than processors each loses its own after a time slice, in the
    middle of a call; what may be made ahead of its result is made soon, and the others are out of
    work. So a worker gives its processor away a little earlier, between two calls. Four workers on
-   two cores, 100 us an item in order: 2 to 3 % more; beside two busy loops a sixth, of 10 us a
-   third to a half more.
+   two cores, 100 us an item in order: 2 to 3 % more; beside two busy loops, of 10 us an item, a
+   tenth to a half more.
 
    Chains. Handing on an item that was made in a few nanoseconds costs more than to make it. So a
    worker that has claimed a group of a brief stage takes the locks of the brief rows behind it, if
@@ -5858,8 +5858,8 @@ typedef struct spdl__claim {
 
 /* Under the lock: how many items to take at once. About SPDL__CLAIM_NS of work; if they are not
    tiny a claim may take longer, as its own cost is the same: words that other processors have to
-   send. But then it takes no more than about half of what lies there, and no more of the buffers
-   than half, or a quarter if others' results have to wait for its own. */
+   send. But not if that is more than about half of what lies there, or more of the buffers than
+   half, or a quarter if others' results have to wait for its own. */
 SPDL__PRIVATE uint64_t spdl__node_group(const spdl__node *node) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns);
     uint64_t group;
@@ -7573,7 +7573,7 @@ SPDL_API int spdl_worker(const spdl_task *task) {
 SPDL_API bool spdl_stopping(const spdl_task *task) { return spdl__pipeline_halted(task->pipeline); }
 
 SPDL_API void spdl_take(spdl_task *task) {
-    if (spdl__task_allows(task, "spdl_take")) task->taken = true;
+    if (spdl__task_allows(task, "spdl_take")) task->taken = task->in.item != NULL;
 }
 
 SPDL_API bool spdl_flushing(const spdl_task *task) { return task->flushing; }
@@ -7605,9 +7605,10 @@ SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
     size_t i;
     if (!spdl__task_allows(task, "spdl_route_items")) return SPDL_E_INVALID;
     in = (spdl__batch *)task->in.item;
-    if (task->node->batches == NULL || in == NULL || task->split != NULL)
+    if (task->node->batches == NULL || in == NULL)
         return spdl__task_misuse(task,
                                  "spdl_route_items in a stage that is no SPDL_BRANCH of batches");
+    if (task->split != NULL) return spdl__task_misuse(task, "spdl_route_items twice in one call");
     for (i = 0; i < in->shown.count; ++i)
         if (spdl_route(task, path[i]) != SPDL_OK) return SPDL_E_INVALID;
     if (in->shown.count > task->node->batches->size)
@@ -7886,7 +7887,8 @@ SPDL__PRIVATE void spdl__tune_raise(spdl_pipeline *p, const spdl__tuned *seen) {
     spdl__tune_say(p, row, limit, more, "the trainer waited %.0f %% of the time and the stage was "
                    "%.0f %% busy (%.1f items/s, %.1f of %.1f processors)",
                    seen->waiting < 1 ? 100 * seen->waiting : 100.0,
-                   100 * seen->load[row], seen->rate, seen->cores, t->budget);
+                   seen->load[row] < 1 ? 100 * seen->load[row] : 100.0, seen->rate, seen->cores,
+                   t->budget);
     t->trial = row;
     t->before = limit;
     t->rate_before = seen->rate;

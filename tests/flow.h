@@ -133,6 +133,7 @@ SPDL_FN(weigh, item, item) {
     CHECK_EQ(in == NULL, flush);
     if (!flush) s->sum += in->value;
     else ++s->flushes;
+    if (flush) spdl_take(task); /* of nothing */
     if (flush && s->flushed_bad && s->flushes <= s->bad_tries)
         return spdl_fail(task, "%ld is left", s->sum);
     if (flush ? s->sum == 0 : s->sum < s->limit) return SPDL_SKIP;

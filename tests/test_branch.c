@@ -358,6 +358,12 @@ SPDL_FN(sort_batch, spdl_batch, spdl_batch) {
     return spdl_route_items(task, path);
 }
 
+SPDL_FN(sort_twice, spdl_batch, spdl_batch) {
+    static const int path[16];
+    (void)sort_batch(task, in, out);
+    return spdl_route_items(task, path);
+}
+
 #define SORT(...) SPDL_BRANCH(sort_batch, .ctx = &(sorting){ __VA_ARGS__ })
 
 typedef struct treatment {
@@ -650,7 +656,21 @@ static void turns_are_the_same_at_any_number_of_workers(void) {
     for (int i = 0; i < 6; ++i) CHECK_EQ(order_of(2 + i % 3, items), order);
 }
 
+static void a_batch_is_split_once(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(9), SPDL_BATCH(3),
+                                 SPDL_BRANCH(sort_twice, .ctx = &(sorting){ 2, -1 }),
+                                 SPDL_PATH("a"), SPDL_PATH("b"),
+                                 SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES), SPDL_SINK(1));
+        void *taken = NULL;
+        CHECK_EQ(spdl_pipeline_next(p, &taken, SPDL_FOREVER), SPDL_E_INVALID);
+        failed_with(p, 2, "spdl: stage 2 'sort_twice', item 0: spdl_route_items twice in one call");
+        DONE(p);
+    }
+}
+
 TEST_TABLE(branch) {
+    TEST_CASE(a_batch_is_split_once),
     TEST_CASE(items_go_down_their_path),
     TEST_CASE(a_path_that_is_no_path_is_a_failure),
     TEST_CASE(the_first_path_is_the_default),
