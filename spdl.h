@@ -578,7 +578,8 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    branch of batches sends the items of a batch down several paths with spdl_route_items: every path
    then gets one batch, maybe an empty one, and SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES) joins
    what became of them to one batch again (one that a stage drops counts as empty; one that
-   spdl_route sends down one path has empty ones beside it).
+   spdl_route sends down one path has empty ones beside it). What a merge hands on is of one type:
+   say void where it is not.
 
    Epochs. A source with .continuous starts over after SPDL_END, its items numbered from 0 again;
    next returns SPDL_END once for each epoch. The end of an epoch is a barrier in every stage: no
@@ -586,17 +587,17 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    and stages further up work on the next epoch meanwhile. An error ends this epoch and all others.
 
    Groups of items. A worker takes several items at once when the stage has been quick: about 10
-   microseconds of work. Of calls of more than one microsecond it takes up to 80, if that is no more
-   than about half of what lies there, and of the buffers around it half, or a quarter where order
-   is kept; in any case 32 items at most. It brings each through the stages behind it, as far as all
-   take less than a microsecond together (those with a concurrency above 1 a sixth of that), and
-   into the batch that is filled behind them. What comes out at the end, an item or a full batch, is
-   published before the next item is begun. While a group of a few microseconds runs, nobody is
-   woken for the stages in front of it, as its worker comes to them next. So calls of such stages
-   should not wait for each other, nor for what others of the group or the stages in front of it do:
-   while one hangs, those may be called no more, also where items may overtake others. (They can
-   wait while a stage has never been quick: items that take longer than 40 microseconds go one by
-   one.)
+   microseconds of work. Of calls of more than one microsecond it takes up to 80, but beyond the
+   first 10 no more than about half of what lies there, and of the buffers around it half, or a
+   quarter where order is kept; in any case 32 items at most. It brings each through the stages
+   behind it, as far as all take less than a microsecond together (those with a concurrency above 1
+   a sixth of that), and into the batch that is filled behind them. What comes out at the end, an
+   item or a full batch, is published before the next item is begun. While a group of a few
+   microseconds runs, nobody is woken for the stages in front of it, as its worker comes to them
+   next. So calls of such stages should not wait for each other, nor for what others of the group or
+   the stages in front of it do: while one hangs, those may be called no more, also where items may
+   overtake others. (They can wait while a stage has never been quick: items that take longer than
+   40 microseconds go one by one.)
 
    A fed trainer. While most of the sink's buffer lies in front of the trainer, who takes slowly for
    what an item costs to make, nobody is woken to fill the rest: a quarter, or half while a worker
@@ -838,7 +839,8 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
                                           const spdl_stage *stages, size_t stage_count);
 
 /* Stops the pipeline if it runs, waits for the calls in flight, and frees every item that was not
-   handed out. Batches that were handed out stay valid.
+   handed out. Batches that were handed out stay valid. After 5 seconds the log is told which stages
+   it waits for.
    Returns: nothing; NULL is allowed.
    Threads: owner; no other call on the pipeline may be running; not on a worker of its pool.
    Blocks:  until the stage functions that are running have returned and every deferred call was
@@ -983,9 +985,10 @@ SPDL_API bool spdl_stopping(const spdl_task *task);
 SPDL_API void spdl_take(spdl_task *task);
 
 /* Hands on one more result of this call, in a stage with .emits. Where the row does not say so the
-   call fails, whatever it returns.
-   Returns: SPDL_OK, SPDL_E_NOMEM, SPDL_E_INVALID when the row does not say .emits, or outside of
-            the call, or on another thread.
+   call fails, whatever it returns, and the pipeline with it. (A call that returns SPDL_PENDING is
+   judged by its completion: there the log is told. So it is with spdl_route.)
+   Returns: SPDL_OK, SPDL_E_NOMEM, SPDL_E_INVALID when the row does not say .emits; outside of the
+            call, or on another thread, that and a line in the log.
    Threads: a stage.
    Blocks:  never.
    Owns:    the library has the item after SPDL_OK. The input may be handed on, too, once. */
@@ -1002,7 +1005,7 @@ SPDL_API spdl_result spdl_route(spdl_task *task, int path);
 
 /* Sends each item of the batch that is the result of this call down a path of its own: path[i] is
    that of items[i]. Every path gets a batch, those that get no item an empty one.
-   Returns: as spdl_route; SPDL_E_NOMEM.
+   Returns: as spdl_route, also when it is called twice; SPDL_E_NOMEM.
    Threads: a stage of type spdl_batch to spdl_batch; *out has to be `in`.
    Blocks:  never.
    Owns:    `path` is read in this call. */
@@ -1031,7 +1034,8 @@ typedef struct spdl_deferred {
 /* Announces that this call, in a stage with .deferred, returns SPDL_PENDING and is completed later:
    the worker is free meanwhile, the call counts in the concurrency of its stage. `in` stays valid
    until then.
-   Returns: what spdl_complete takes; its pipeline is NULL when the row does not say .deferred.
+   Returns: what spdl_complete takes; its pipeline is NULL when the row does not say .deferred, and,
+            with a line in the log, outside of the call or on another thread.
    Threads: a stage.
    Blocks:  never.
    Owns:    nothing. */
@@ -5858,8 +5862,8 @@ typedef struct spdl__claim {
 
 /* Under the lock: how many items to take at once. About SPDL__CLAIM_NS of work; if they are not
    tiny a claim may take longer, as its own cost is the same: words that other processors have to
-   send. But not if that is more than about half of what lies there, or more of the buffers than
-   half, or a quarter if others' results have to wait for its own. */
+   send. But then it takes no more than about half of what lies there, and no more of the buffers
+   than half, or a quarter if others' results have to wait for its own. */
 SPDL__PRIVATE uint64_t spdl__node_group(const spdl__node *node) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns);
     uint64_t group;
@@ -6049,12 +6053,20 @@ SPDL__PRIVATE spdl_result spdl__task_send_all(spdl_task *task, void *out) {
 /* Whether a call is to be repeated: codes that no stage may return are no reason. */
 SPDL__PRIVATE bool spdl__result_fails(spdl_result result) { return result < 0; }
 
-/* Who did not look at what spdl_emit or spdl_route said is not to lose items in silence. */
+/* Who did not look at what spdl_emit or spdl_route said is not to lose items in silence. A call
+   that goes on elsewhere is judged by its completion. */
 SPDL__COLD spdl_result spdl__task_misused(spdl_task *task, spdl_result result, void *out) {
+    if (result == SPDL_PENDING)
+        spdl__tell(&task->pipeline->logger, SPDL_LOG_ERROR, "spdl: stage %d '%s', item %llu: %s",
+                   task->node->index, task->node->name, (spdl__llu)task->sequence, task->text);
     if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END) return result;
-    if (result == SPDL_OK && out != task->in.item)
-        spdl__item_free(task->pipeline, out,
-                        spdl__origin(task->sequence, (unsigned)task->node->index));
+    if (result == SPDL_OK && !task->node->row.emits) {
+        if (out == task->in.item) /* its own again, taken or not */
+            task->taken = false;
+        else
+            spdl__item_free(task->pipeline, out,
+                            spdl__origin(task->sequence, (unsigned)task->node->index));
+    }
     return SPDL_E_INVALID;
 }
 
@@ -6095,8 +6107,8 @@ SPDL__PRIVATE spdl_result spdl__task_call(spdl_task *task, spdl__counters *count
     spdl_result result = spdl__task_try(task, out);
     int left = task->node->row.retries;
     task->cut_short = false;
-    for (; left > 0 && spdl__result_fails(result) && !task->taken && task->split == NULL &&
-           task->parked == NULL; --left) {
+    for (; left > 0 && spdl__result_fails(result) && !task->taken && !task->misused &&
+           task->split == NULL && task->parked == NULL; --left) {
         if (spdl__pipeline_halted(task->pipeline)) {
             task->cut_short = true;
             break;
@@ -6138,22 +6150,24 @@ SPDL__PRIVATE void spdl__failure_explain(spdl_task *task, spdl_result result) {
                        "returned %d, which is not a result of a stage function", (int)result);
 }
 
-/* A call failed: counted, told, and over the budget the end of the pipeline. Whether it is that. */
+/* A call failed: counted, told, and over the budget the end of the pipeline. Whether it is that. A
+   row that does not say .emits is wrong for every item, whatever the budget. */
 SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
                                      spdl_result result) {
     spdl__node *node = task->node;
+    const bool over = spdl__node_over_budget(node);
     char text[SPDL_TEXT_BYTES];
     spdl__failure_explain(task, result);
     if (result >= 0) result = SPDL_E_STAGE;
     spdl__count(&counters->failures, 1);
-    if (!spdl__node_over_budget(node)) {
+    if (!over && (!task->misused || node->row.kind == SPDL_KIND_BRANCH)) {
         spdl__failure_tell(task);
         return false;
     }
     (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
-                   node->row.max_failures > 0       ? " (one more than max_failures)"
-                   : node->row.max_failure_rate > 0 ? " (more than max_failure_rate)"
-                                                    : "");
+                   over && node->row.max_failures > 0       ? " (one more than max_failures)"
+                   : over && node->row.max_failure_rate > 0 ? " (more than max_failure_rate)"
+                                                            : "");
     spdl__node_fail(task->pipeline, node, task->ticket, task->sequence, result, text);
     return true;
 }
@@ -6461,8 +6475,7 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
     spdl_deferred deferred = { NULL, 0 };
     spdl__node *node;
     spdl__parked *parked;
-    if (!spdl__task_allows(task, "spdl_defer"))
-        return deferred;
+    if (!spdl__task_allows(task, "spdl_defer")) return deferred;
     node = task->node;
     parked = task->parked;
     if (node->parked == NULL) return deferred;
@@ -7583,8 +7596,7 @@ SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
 }
 
 SPDL_API spdl_result spdl_emit(spdl_task *task, void *item) {
-    if (!spdl__task_allows(task, "spdl_emit"))
-        return SPDL_E_INVALID;
+    if (!spdl__task_allows(task, "spdl_emit")) return SPDL_E_INVALID;
     if (!task->node->row.emits)
         return spdl__task_misuse(task, "spdl_emit in a stage whose row does not say .emits");
     return spdl__task_emit(task, item);
@@ -7611,6 +7623,7 @@ SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
     if (task->split != NULL) return spdl__task_misuse(task, "spdl_route_items twice in one call");
     for (i = 0; i < in->shown.count; ++i)
         if (spdl_route(task, path[i]) != SPDL_OK) return SPDL_E_INVALID;
+    task->path = 0;
     if (in->shown.count > task->node->batches->size)
         return spdl__task_misuse(task, "a batch with more items than the rows above can have made");
     if (!spdl__task_split(task, in->shown.sequence)) return SPDL_E_NOMEM;
@@ -8354,10 +8367,10 @@ SPDL__PRIVATE void spdl__pipeline_tell_calls(const spdl_pipeline *p) {
     int i;
     for (i = 0; i < p->count; ++i) {
         const spdl__node *node = &p->node[i];
-        if (spdl__load32(&node->active) != 0)
+        if (spdl__load32(&node->active) != 0 || spdl__load_relaxed32(&node->chained))
             spdl__tell(&p->logger, SPDL_LOG_WARN,
                        "spdl: spdl_pipeline_destroy waits for a call of stage %d '%s' to %s", i,
-                       node->name, node->row.deferred ? "be completed" : "return");
+                       node->name, node->row.deferred ? "return and be completed" : "return");
     }
 }
 
@@ -8693,10 +8706,14 @@ SPDL__PRIVATE const char *spdl__row_takes(const spdl_stage *row) {
     return row->fn != NULL && row->fn->in_type != NULL ? row->fn->in_type : "void";
 }
 
+SPDL__PRIVATE bool spdl__type_any(const char *type) {
+    return strcmp(type, "void") == 0 || strcmp(type, "const void") == 0;
+}
+
 /* Whether a stage may take what another yields; it may promise not to change it. */
 SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
     if (strncmp(takes, "const ", 6) == 0 && strncmp(yields, "const ", 6) != 0) takes += 6;
-    return strcmp(takes, "void") == 0 || strcmp(yields, "void") == 0 || strcmp(takes, yields) == 0;
+    return spdl__type_any(takes) || spdl__type_any(yields) || strcmp(takes, yields) == 0;
 }
 
 /* Whether row i can read what row `from` yields. */
@@ -8715,7 +8732,7 @@ SPDL__PRIVATE spdl_result spdl__check_pair(const spdl__plan *plan, int i, int fr
 SPDL__PRIVATE spdl_result spdl__check_source(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     const char *takes = spdl__row_takes(row);
-    if (row->kind != SPDL_KIND_SOURCE || strcmp(takes, "void") == 0) return SPDL_OK;
+    if (row->kind != SPDL_KIND_SOURCE || spdl__type_any(takes)) return SPDL_OK;
     spdl__error_set(plan->desc->error, SPDL_E_TYPE,
                     "spdl: %s: stage %d '%s' is a source, but takes '%s *': it must take 'void *'",
                     spdl__row_place(row).text, i, spdl__row_name(row), takes);
@@ -8738,18 +8755,18 @@ SPDL__PRIVATE spdl_result spdl__check_alike(const spdl__plan *plan, int i, int f
 /* A merge stands for what its paths yield. */
 SPDL__PRIVATE spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     spdl_result result = spdl__check_source(plan, i);
-    int from = plan->before[i], k;
+    int from = plan->before[i], k, other;
     if (from >= 0 && plan->rows[from].kind == SPDL_KIND_MERGE)
         for (k = 0; k < plan->paths[from] && result == SPDL_OK; ++k)
             result = spdl__check_pair(plan, i, plan->path[from][k]);
     else if (from >= 0 && plan->rows[i].kind != SPDL_KIND_PATH)
         result = spdl__check_pair(plan, i, from);
-    if (plan->rows[i].kind == SPDL_KIND_MERGE)
-        for (k = 0; k < plan->paths[i] && result == SPDL_OK; ++k)
-            result = spdl__check_pair(plan, i, plan->path[i][k]);
-    for (k = 1; k < plan->paths[i] && result == SPDL_OK; ++k)
-        if (plan->rows[i].kind == SPDL_KIND_MERGE)
-            result = spdl__check_alike(plan, i, plan->path[i][0], plan->path[i][k]);
+    if (plan->rows[i].kind != SPDL_KIND_MERGE) return result;
+    for (k = 0; k < plan->paths[i] && result == SPDL_OK; ++k) {
+        result = spdl__check_pair(plan, i, plan->path[i][k]);
+        for (other = 0; other < k && result == SPDL_OK; ++other)
+            result = spdl__check_alike(plan, i, plan->path[i][other], plan->path[i][k]);
+    }
     return result;
 }
 

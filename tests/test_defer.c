@@ -523,10 +523,11 @@ typedef struct told {
     int lines; /* atomic */
 } told;
 
-/* Whoever was waited for goes on as soon as it is told. */
+/* Whoever was waited for goes on as soon as it is told. (The source may be held up, too.) */
 static void log_of_destroy(spdl_log_level level, const char *text, void *user) {
     told *t = (told *)user;
     CHECK_EQ(level, SPDL_LOG_WARN);
+    if (strstr(text, "stage 0") != NULL) return;
     snprintf(t->text, sizeof t->text, "%s", text);
     __atomic_add_fetch(&t->lines, 1, __ATOMIC_RELEASE);
     __atomic_store_n(&t->at.closed, true, __ATOMIC_RELEASE);
@@ -555,7 +556,7 @@ static void destroy_tells_what_it_waits_for(void) {
         desk_close(&t.at);
         CHECK_EQ(t.lines, 1);
         CHECK_STR(t.text, deferred ? "spdl: spdl_pipeline_destroy waits for a call of stage 1 "
-                                     "'hand_in' to be completed"
+                                     "'hand_in' to return and be completed"
                                    : "spdl: spdl_pipeline_destroy waits for a call of stage 1 "
                                      "'waits_until_told' to return");
     }

@@ -135,6 +135,53 @@ static void an_answer_that_is_ignored_fails_the_call(void) {
     }
 }
 
+/* In the middle of a run of brief calls, whatever failures are allowed; nothing is repeated. */
+SPDL_FN(emits_late, item, item) {
+    *out = in;
+    if (in->value < 200) return SPDL_OK;
+    CHECK_EQ(spdl_emit(task, in), SPDL_E_INVALID);
+    if (spdl_worker(task) % 2) spdl_take(task); /* and hands it on all the same */
+    return SPDL_OK;
+}
+
+SPDL_FN(ends_with_one_more, void, item) {
+    if (spdl_sequence(task) < 3) {
+        *out = item_make((long)spdl_sequence(task));
+        return SPDL_OK;
+    }
+    CHECK_EQ(spdl_emit(task, NULL), SPDL_E_INVALID);
+    return SPDL_END;
+}
+
+SPDL_FN(emits_and_routes, item, item) {
+    CHECK_EQ(spdl_emit(task, in), SPDL_OK);
+    CHECK_EQ(spdl_route(task, 0), SPDL_E_INVALID);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void no_budget_is_for_a_wrong_row(void) {
+    static const char text[] = "spdl_emit in a stage whose row does not say .emits";
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(400),
+                                 SPDL_PIPE(emits_late, .retries = 3, .max_failures = -1),
+                                 SPDL_SINK(4));
+        CHECK_EQ(take_from(p, 0, 1000, SPDL_E_INVALID), 200);
+        CHECK(strstr(spdl_pipeline_error(p)->text, text) != NULL);
+        CHECK_EQ(stats_of(p, 1).retries, 0);
+        DONE(p);
+        p = START(crowds[i], SPDL_SOURCE(ends_with_one_more, .retries = 3, .max_failures = -1,
+                                         .free_item = item_free), SPDL_SINK(4));
+        TAKE_ALL(p, "0 1 2", SPDL_E_INVALID);
+        CHECK(strstr(spdl_pipeline_error(p)->text, text) != NULL);
+        DONE(p);
+        p = START(crowds[i], COUNT_TO(3), SPDL_PIPE(emits_and_routes, .emits = true),
+                  SPDL_SINK(4));
+        TAKE_ALL(p, "", SPDL_E_INVALID);
+        DONE(p);
+    }
+}
+
 SPDL_FN(returns_what_it_emits, item, item) {
     *out = in;
     return spdl_emit(task, in);
@@ -1482,6 +1529,7 @@ TEST_TABLE(flow) {
     TEST_CASE(emitting_has_to_be_announced),
     TEST_CASE(results_are_emitted_or_returned),
     TEST_CASE(an_answer_that_is_ignored_fails_the_call),
+    TEST_CASE(no_budget_is_for_a_wrong_row),
     TEST_CASE(a_task_is_of_its_call_only),
     TEST_CASE(emitting_beside_the_calls_breaks_nothing),
     TEST_CASE(emitted_items_fill_batches),

@@ -474,6 +474,17 @@ static void what_is_merged_is_of_one_type(void) {
     refused(plain, rows, 7, SPDL_E_TYPE, text);
 }
 
+SPDL_FN(from_nothing, const void, item) { return SPDL_END; }
+SPDL_FN(of_any_type, item, void) { return SPDL_SKIP; }
+
+static void const_void_is_void(void) {
+    spdl_pipeline *p;
+    REQUIRE(spdl_pipeline_create(&p, &plain, SPDL_STAGES(
+        SPDL_SOURCE(from_nothing), SPDL_BRANCH(follow), SPDL_PATH("a"), SPDL_PIPE(of_any_type),
+        SPDL_PATH("b"), SPDL_MERGE(), SPDL_SINK(1))) == SPDL_OK);
+    spdl_pipeline_destroy(p);
+}
+
 static void types_have_to_fit_through_branches(void) {
     const spdl_stage source = SPDL_SOURCE(count_up), branch = SPDL_BRANCH(follow, .name = "by");
     const spdl_stage a = SPDL_PATH("a"), b = SPDL_PATH("b"), merge = SPDL_MERGE();
@@ -545,6 +556,7 @@ TEST_TABLE(rows) {
     TEST_CASE(types_have_to_fit),
     TEST_CASE(a_source_takes_nothing),
     TEST_CASE(what_is_merged_is_of_one_type),
+    TEST_CASE(const_void_is_void),
     TEST_CASE(types_have_to_fit_through_branches),
     TEST_CASE(rows_in_place_have_lines_too),
     TEST_CASE(a_stage_may_promise_not_to_change_its_input),
