@@ -235,9 +235,7 @@ static spdl_result flow_train(spdl_cuda_iter *it, spdl_cuda_stream stream, uint6
 
 /* ---- a child process ---- */
 
-/* The status run ended with in a child; -1: a signal, with -2 for the alarm. Its stderr is shown
-   when `loud`. */
-static inline int flow_child(int (*run)(void *), void *arg, unsigned seconds, bool loud) {
+static inline int flow_child_once(int (*run)(void *), void *arg, unsigned seconds, bool loud) {
     int status = 0;
     const pid_t child = fork();
     if (child == 0) {
@@ -248,6 +246,15 @@ static inline int flow_child(int (*run)(void *), void *arg, unsigned seconds, bo
     REQUIRE(child > 0 && waitpid(child, &status, 0) == child);
     if (WIFEXITED(status)) return WEXITSTATUS(status);
     return WTERMSIG(status) == SIGALRM ? -2 : -1;
+}
+
+/* The status run ended with in a child; -1: a signal, with -2 for the alarm. Its stderr is shown
+   when `loud`. A sanitizer may have a lock of its own taken by another thread when we fork, and the
+   child then waits for it: so it is tried once more. */
+static inline int flow_child(int (*run)(void *), void *arg, unsigned seconds, bool loud) {
+    const int status = flow_child_once(run, arg, seconds, loud);
+    if (status != -2 || !TEST_SANITIZED) return status;
+    return flow_child_once(run, arg, seconds, loud);
 }
 
 #endif /* CUDA_FLOW_INCLUDED */
