@@ -6445,15 +6445,9 @@ SPDL__PRIVATE spdl__parked *spdl__parked_take(spdl__node *node) {
     return parked;
 }
 
-/* What the call has asked for cannot be: it fails, and says so. */
-SPDL__PRIVATE spdl_result spdl__task_misuse(spdl_task *task, const char *format, ...)
-    SPDL__PRINTF(2, 3);
-SPDL__PRIVATE spdl_result spdl__task_misuse(spdl_task *task, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(task->text, sizeof(task->text), format, args);
-    va_end(args);
-    task->misused = true;
+/* What the call has asked for cannot be: it fails, for the reason that was just recorded. */
+SPDL__PRIVATE spdl_result spdl__task_misuse(spdl_task *task, spdl_result failed) {
+    task->misused = failed != SPDL_OK;
     return SPDL_E_INVALID;
 }
 
@@ -7598,16 +7592,20 @@ SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
 SPDL_API spdl_result spdl_emit(spdl_task *task, void *item) {
     if (!spdl__task_allows(task, "spdl_emit")) return SPDL_E_INVALID;
     if (!task->node->row.emits)
-        return spdl__task_misuse(task, "spdl_emit in a stage whose row does not say .emits");
+        return spdl__task_misuse(
+            task, spdl__task_fail(task, "spdl_emit in a stage whose row does not say .emits"));
     return spdl__task_emit(task, item);
 }
 
 SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
     if (!spdl__task_allows(task, "spdl_route")) return SPDL_E_INVALID;
     if (task->node->row.kind != SPDL_KIND_BRANCH)
-        return spdl__task_misuse(task, "spdl_route in a stage that is no SPDL_BRANCH");
+        return spdl__task_misuse(
+            task, spdl__task_fail(task, "spdl_route in a stage that is no SPDL_BRANCH"));
     if (path < 0 || path >= task->node->paths)
-        return spdl__task_misuse(task, "path %d, but there are %d paths", path, task->node->paths);
+        return spdl__task_misuse(
+            task,
+            spdl__task_fail(task, "path %d, but there are %d paths", path, task->node->paths));
     task->path = path;
     return SPDL_OK;
 }
@@ -7618,14 +7616,18 @@ SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
     if (!spdl__task_allows(task, "spdl_route_items")) return SPDL_E_INVALID;
     in = (spdl__batch *)task->in.item;
     if (task->node->batches == NULL || in == NULL)
-        return spdl__task_misuse(task,
-                                 "spdl_route_items in a stage that is no SPDL_BRANCH of batches");
-    if (task->split != NULL) return spdl__task_misuse(task, "spdl_route_items twice in one call");
+        return spdl__task_misuse(
+            task, spdl__task_fail(task, "spdl_route_items in a stage that is no SPDL_BRANCH of "
+                                        "batches"));
+    if (task->split != NULL)
+        return spdl__task_misuse(task, spdl__task_fail(task, "spdl_route_items twice in one call"));
     for (i = 0; i < in->shown.count; ++i)
         if (spdl_route(task, path[i]) != SPDL_OK) return SPDL_E_INVALID;
     task->path = 0;
     if (in->shown.count > task->node->batches->size)
-        return spdl__task_misuse(task, "a batch with more items than the rows above can have made");
+        return spdl__task_misuse(
+            task,
+            spdl__task_fail(task, "a batch with more items than the rows above can have made"));
     if (!spdl__task_split(task, in->shown.sequence)) return SPDL_E_NOMEM;
     for (i = 0; i < in->shown.count; ++i) spdl__task_send(task, path[i], in, i);
     return SPDL_OK;
@@ -8728,7 +8730,7 @@ SPDL__PRIVATE spdl_result spdl__check_pair(const spdl__plan *plan, int i, int fr
     return spdl__row_blame(plan, i, SPDL_E_TYPE);
 }
 
-/* Nothing is handed to a source; and what comes out of a merge is of one type. */
+/* Nothing is handed to a source. */
 SPDL__PRIVATE spdl_result spdl__check_source(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     const char *takes = spdl__row_takes(row);
@@ -8739,6 +8741,7 @@ SPDL__PRIVATE spdl_result spdl__check_source(const spdl__plan *plan, int i) {
     return spdl__row_blame(plan, i, SPDL_E_TYPE);
 }
 
+/* What comes out of a merge is of one type. */
 SPDL__PRIVATE spdl_result spdl__check_alike(const spdl__plan *plan, int i, int from, int other) {
     const spdl_stage *row = &plan->rows[i];
     const char *one = spdl__row_yields(plan, from), *two = spdl__row_yields(plan, other);
