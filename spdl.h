@@ -2109,6 +2109,9 @@ extern int clock_gettime(int clock, struct timespec *now);
 extern int pthread_getcpuclockid(pthread_t thread, int *clock);
 extern int pthread_condattr_setclock(pthread_condattr_t *attributes, int clock);
 #endif
+#if defined(__linux__) && !defined(__cplusplus) && !defined(_GNU_SOURCE)
+extern int sched_getcpu(void);
+#endif
 #if defined(O_CLOEXEC)
 #define SPDL__O_CLOEXEC O_CLOEXEC
 #elif defined(__O_CLOEXEC)
@@ -2457,6 +2460,29 @@ SPDL__PRIVATE int spdl__cpu_count(void) {
         const long online = sysconf(_SC_NPROCESSORS_ONLN);
         return online > 0 && online < 65536 ? (int)online : 1;
     }
+}
+
+/* The processor that the calling thread runs on; -1: not known. */
+SPDL__PRIVATE int spdl__cpu_here(void) {
+#if defined(__linux__)
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
+
+/* Moves the calling thread off the processor it runs on, if it may use another. */
+SPDL__PRIVATE void spdl__cpu_leave(void) {
+#if defined(__linux__)
+    unsigned char mask[1024], others[1024];
+    const long bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
+    const int here = spdl__cpu_here();
+    if (here < 0 || here / 8 >= bytes) return;
+    memcpy(others, mask, (size_t)bytes);
+    others[here / 8] = (unsigned char)(others[here / 8] & ~(1u << here % 8));
+    if (syscall(SYS_sched_setaffinity, 0L, bytes, others) == 0) /* not if there is no other */
+        (void)syscall(SYS_sched_setaffinity, 0L, bytes, mask);
+#endif
 }
 
 /* Processor time a thread has used; where the system does not tell that of others, 0. */
@@ -5098,6 +5124,9 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    Naps. To wake somebody costs the trainer as much as to wait. The last worker that goes to sleep
    while the trainer is fed knows how fast it takes items, and wakes by itself before there are too
    few; until then the trainer is fed with half of its buffer. If it is faster than that, it hints.
+   Where a thread sleeps Linux wakes it, on a busy machine also beside an idle processor: who naps
+   on that of the trainer takes half a millisecond from it each time. It moves before. (2 cores,
+   60 us of work for each step of 100 us: the p99 of a step is 0.15 ms, not 0.57 in one run of ten.)
 
    Giving way. With more workers than processors each loses its own after a time slice, in the
    middle of a call; what may be made ahead of its result is made soon, and the others are out of
@@ -5329,6 +5358,7 @@ struct spdl_pipeline {
     /* written by the trainer now and then, read by all */
     uint64_t work_ns; /* of all stages for one item of the sink; 0: not known */
     uint64_t step_ns; /* of the trainer, from one item to the next, without its waits */
+    uint32_t trainer_place; /* its processor plus 1 when it last took an item with workers asleep */
     uint64_t rested;  /* by workers: items the trainer had when one last asked how long it is fed */
     char pad4[SPDL_CACHE_LINE];
 };
@@ -5694,6 +5724,20 @@ SPDL__PRIVATE bool spdl__trainer_is_fed(const spdl_pipeline *p, const spdl_pool 
         !spdl__edge_ready(sink, head) || !spdl__edge_ready(sink, head + fill - 1))
         return false;
     return spdl__slot_age(spdl__edge_slot(sink, head), spdl_time_ns()) >= 4 * work_ns;
+}
+
+/* By the trainer, for those who nap. */
+SPDL__PRIVATE void spdl__trainer_stands(spdl_pipeline *p) {
+    const uint32_t place = (uint32_t)(spdl__cpu_here() + 1);
+    if (place != spdl__load_relaxed32(&p->trainer_place))
+        spdl__store_relaxed32(&p->trainer_place, place);
+}
+
+/* A worker is not to be woken where the trainer computes. */
+SPDL__PRIVATE void spdl__trainer_make_way(const spdl_pipeline *p) {
+    const uint32_t place = spdl__load_relaxed32(&p->trainer_place);
+    if (place == 0 || place != (uint32_t)(spdl__cpu_here() + 1)) return;
+    spdl__cpu_leave();
 }
 
 /* Until when the trainer, at the speed it has, will have more than half of its buffer in front of
@@ -7537,7 +7581,10 @@ SPDL__PRIVATE bool spdl__crew_step(void *self, int worker, bool again) {
 }
 
 SPDL__PRIVATE uint64_t spdl__crew_rest(void *self, bool last) {
-    return spdl__trainer_fed_until(((const spdl__crew *)self)->pipeline, last);
+    spdl_pipeline *p = ((const spdl__crew *)self)->pipeline;
+    const uint64_t until = spdl__trainer_fed_until(p, last);
+    if (last && until != 0) spdl__trainer_make_way(p);
+    return until;
 }
 
 SPDL__PRIVATE bool spdl__crew_runnable(void *self, int worker) {
@@ -7993,6 +8040,7 @@ SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, spdl__cursor *c) {
     if (c->items > 0 && p->delivered > 0 &&
         (p->delivered % 1024 == 0 || (p->delivered & (p->delivered - 1)) == 0))
         spdl__trainer_learn(p);
+    if (p->crew[0].pool != NULL && spdl__pool_asleep(p->crew[0].pool) > 0) spdl__trainer_stands(p);
     spdl__pipeline_hint(p);
     if (p->tuner != NULL && c->items > 0) spdl__tune(p, spdl_time_ns());
 }

@@ -571,6 +571,55 @@ static void workers_are_scheduled_as_asked(void) {
                  (wish){ 13, SCHED_OTHER, last, false });
 }
 
+static bool only_on(const cpu_mask_t *mask) {
+    return syscall(SYS_sched_setaffinity, 0L, sizeof *mask, mask) == 0;
+}
+
+typedef struct seats {
+    cpu_mask_t all, first; /* where a worker may run; where the trainer does */
+} seats;
+
+SPDL_FN(sits_down_beside_the_trainer, item, item) {
+    const seats *s = (const seats *)spdl_ctx(task);
+    cpu_mask_t mask;
+    memset(&mask, 0, sizeof mask);
+    REQUIRE(syscall(SYS_sched_getaffinity, 0L, sizeof mask, &mask) > 0);
+    CHECK(memcmp(&mask, &s->all, sizeof mask) == 0);
+    CHECK(only_on(&s->first) && only_on(&s->all));
+    *out = in;
+    return SPDL_OK;
+}
+
+/* A worker that naps while the trainer is fed does not do so on the trainer's processor, where it
+   would be woken; and may use it again afterwards. */
+static void nobody_naps_where_the_trainer_is(void) {
+    const uint64_t begun = spdl_time_ns();
+    spdl_pipeline *p;
+    seats s;
+    int first = -1, count = 0;
+    long taken = 0;
+    memset(&s, 0, sizeof s);
+    REQUIRE(syscall(SYS_sched_getaffinity, 0L, sizeof s.all, &s.all) > 0);
+    for (int cpu = 1023; cpu >= 0; --cpu)
+        if (s.all.word[cpu / 64] >> cpu % 64 & 1) first = cpu, ++count;
+    if (count < 2) TEST_SKIP("one processor");
+    s.first.word[first / 64] = (uint64_t)1 << first % 64;
+    p = START(2, COUNT_TO(-1), SPDL_PIPE(sits_down_beside_the_trainer, .ctx = &s), SPDL_SINK(16));
+    REQUIRE(only_on(&s.first));
+    neighbour = first;
+    count_at(NULL);
+    for (int naps = 0; naps < 100; naps = times_counted()) {
+        if (taken == 64) count_at("pool naps"); /* from then on it is known how fast it is */
+        taken += take_from(p, taken, 1, SPDL_OK);
+        sleep_us(200);
+        REQUIRE(CHECK(spdl_time_ns() - begun < 20000000000u));
+    }
+    CHECK(times_beside() < 50);
+    count_at(NULL);
+    REQUIRE(only_on(&s.all));
+    DONE(p);
+}
+
 static void policy_refused(spdl_policy policy, spdl_result result, const char *text) {
     for (int own = 0; own < 2; ++own) {
         spdl_error error;
@@ -705,6 +754,7 @@ TEST_TABLE(push) {
     TEST_CASE(processors_are_budgeted),
     TEST_CASE(a_fed_trainer_is_left_alone),
     TEST_CASE(workers_are_scheduled_as_asked),
+    TEST_CASE(nobody_naps_where_the_trainer_is),
     TEST_CASE(a_policy_that_is_refused_is_told),
     TEST_CASE(the_same_seed_gives_the_same_batches),
     TEST_END,
