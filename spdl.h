@@ -4633,6 +4633,8 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #define SPDL__WAKE_NS (5 * SPDL__CHAIN_NS) /* less than this is not worth waking somebody for */
 #define SPDL__QUICK_CALLS 64    /* and this many calls tell */
 #define SPDL__HELP_NS (20 * SPDL__WAKE_NS) /* more than this for an item always is */
+#define SPDL__DOUBT 20          /* calls slower than expected are looked at so many times as long */
+#define SPDL__DOUBT_NS 4000000  /* but not for less than this */
 #define SPDL__STINT_NS 500000 /* a worker that has worked so long may have to give way */
 #define SPDL__SLICE_NS 2000000 /* until a thread that had to has its processor back, about */
 #define SPDL__NAP_NS 100000 /* less than this is not slept on purpose */
@@ -5252,7 +5254,7 @@ typedef struct spdl__node {
     uint64_t failures;
     uint64_t item_ns; /* moving average of a call */
     uint64_t quick;   /* calls that were not worth waking somebody for; up to QUICK_CALLS */
-    uint64_t wary_until; /* before, somebody is woken all the same; see spdl__node_links */
+    uint64_t wary_until; /* see spdl__doubt_more and spdl__node_links */
     char pad2[SPDL_CACHE_LINE];
 } spdl__node;
 
@@ -5287,7 +5289,7 @@ struct spdl_task {
     uint64_t since;
     uint64_t clock;  /* when this worker's last claim ended, if it looked for work at once; or 0 */
     uint64_t stint;  /* since when each look has found work, or 0 */
-    uint64_t timed_until; /* until then each call of a chain is timed */
+    uint64_t timed_until; /* about until then each call of a chain is timed; spdl__doubt_more */
     spdl__watch watch;
     spdl__emitted in;
     spdl__bundle *bundle;
@@ -6397,10 +6399,27 @@ SPDL__INLINE void spdl__sample_end(spdl__sample *sample) {
     ++sample->calls;
 }
 
-/* Calls took `ns`, more than expected: for 20 times as long, at least, nobody relies on this stage
-   being quick, so that no more than a twentieth of the time is lost. */
+/* Calls took `ns`, more than expected: a doubt, for 20 times as long, so that no more than a
+   twentieth of the time is lost or told of a wrong stage. Less than that is let pass, as where the
+   system interrupts us for a few dozen microseconds now and then: it counts from SPDL__DOUBT_NS
+   on. */
+SPDL__PRIVATE uint64_t spdl__doubt_more(uint64_t until, uint64_t ns, uint64_t now) {
+    const uint64_t before = until > now ? spdl__min(until - now, SPDL__DOUBT_NS) : 0;
+    return now + before + SPDL__DOUBT * ns;
+}
+
+SPDL__PRIVATE bool spdl__doubted(uint64_t until, uint64_t now) {
+    return now + SPDL__DOUBT_NS < until;
+}
+
+/* Nobody relies on this stage being quick for a while. */
 SPDL__PRIVATE void spdl__node_beware(spdl__node *node, uint64_t ns, uint64_t now) {
-    (void)spdl__lift(&node->wary_until, now + 20 * ns);
+    const uint64_t until = spdl__load_relaxed(&node->wary_until);
+    (void)spdl__lift(&node->wary_until, spdl__doubt_more(until, ns, now));
+}
+
+SPDL__PRIVATE bool spdl__node_is_wary(const spdl__node *node, uint64_t now) {
+    return spdl__doubted(spdl__load_relaxed(&node->wary_until), now);
 }
 
 /* What is learned of a group that took `ns` until `now`: from its sample if there is one, else from
@@ -6820,7 +6839,7 @@ SPDL__PRIVATE bool spdl__chain_follows(const spdl_pipeline *p, const spdl__chain
 SPDL__PRIVATE bool spdl__node_links(const spdl__node *node, uint64_t now, int worker) {
     if (node->row.kind == SPDL_KIND_BATCH) return true;
     return !spdl__meter_is_due(&node->counters[worker]) &&
-           (!spdl__node_overtakes(node) || now >= spdl__load_relaxed(&node->wary_until));
+           (!spdl__node_overtakes(node) || !spdl__node_is_wary(node, now));
 }
 
 /* Behind a claim: locks the rows that its items are brought through. What the first one takes is
@@ -7037,8 +7056,7 @@ SPDL__PRIVATE uint64_t spdl__chain_expected(const spdl__chain *chain) {
 }
 
 /* What they took, as their shares of that. When it is much more than it should be, one call was
-   slow and nobody knows which: from now on all are timed, 20 times as long as that took: so of a
-   wrong stage is told a twentieth of the time at most. */
+   slow and nobody knows which: all are timed for a while. */
 SPDL__PRIVATE void spdl__chain_share(spdl__chain *chain, spdl_task *task, uint64_t ns,
                                      uint64_t expected) {
     int k;
@@ -7048,7 +7066,7 @@ SPDL__PRIVATE void spdl__chain_share(spdl__chain *chain, spdl_task *task, uint64
         if (chain->all_timed) link->ns = link->timed_ns;
     }
     if (!chain->all_timed && ns > 2 * expected + 2 * SPDL__WAKE_NS)
-        task->timed_until = spdl__max(task->timed_until, task->clock + 20 * ns);
+        task->timed_until = spdl__doubt_more(task->timed_until, ns, task->clock);
 }
 
 /* The reader of this edge was at work for `ns` while nothing lay there: it did not wait then. */
@@ -7154,7 +7172,7 @@ SPDL__PRIVATE void spdl__chain_run(spdl_pipeline *p, spdl__chain *chain, spdl__c
     chain->over = false;
     task->flushing = false;
     spdl__advance(&counters->chains, 1);
-    chain->all_timed = claim->now < task->timed_until;
+    chain->all_timed = spdl__doubted(task->timed_until, claim->now);
     chain->to_time = counters->chains % SPDL__CHAIN_TIMED == 0 ? SPDL__ITEMS_TIMED : 0;
     if (chain->all_timed) chain->to_time = UINT64_MAX;
     do {
@@ -7428,7 +7446,7 @@ SPDL__PRIVATE bool spdl__claim_is_quick(const spdl__chain *chain, const spdl__cl
         if (node->row.kind == SPDL_KIND_BATCH) continue; /* calls nothing */
         ns += spdl__load_relaxed(&node->item_ns);
         if (spdl__load_relaxed(&node->quick) < SPDL__QUICK_CALLS ||
-            claim->now < spdl__load_relaxed(&node->wary_until))
+            spdl__node_is_wary(node, claim->now))
             return false;
     }
     return ns * claim->count <= SPDL__WAKE_NS;

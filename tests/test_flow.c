@@ -1111,6 +1111,28 @@ static void a_slow_call_makes_wary(void) {
     }
 }
 
+/* Slow calls at random, a share of the time that is far below a twentieth, or far above: the first
+   are let pass; of the others no more than a twentieth is, beyond the first and what is let pass at
+   once. */
+static void rare_interruptions_are_no_reason_to_doubt(void) {
+    for (int rare = 0; rare < 2; ++rare) {
+        uint64_t until = 0, now = 1000000000, passed = 0, doubted = 0, state = test_seed() | 1;
+        const uint64_t begun = now;
+        for (int i = 0; i < 10000; ++i) {
+            const uint64_t ns = 1000 + test_random(&state) % 100000;
+            const bool in_doubt = spdl__doubted(until, now);
+            now += (rare ? 80 : 5) * ns;
+            if (spdl__doubted(until, now)) doubted += ns;
+            else passed += ns;
+            CHECK(!rare || !in_doubt);
+            until = spdl__doubt_more(until, ns, now);
+            REQUIRE(CHECK(passed * SPDL__DOUBT <= now - begun + SPDL__DOUBT_NS + 4000000));
+        }
+        CHECK(rare ? doubted == 0 : doubted > passed);
+    }
+    CHECK(spdl__doubted(spdl__doubt_more(0, 3000000, 7), 7)); /* and a single one that is slow */
+}
+
 /* Calls that are completed before they return; for items 100 to 149 the source does that, when it
    is called next. */
 typedef struct handed_over {
@@ -1561,6 +1583,7 @@ TEST_TABLE(flow) {
     TEST_CASE(who_gives_up_a_chain_tells),
     TEST_CASE(who_makes_rare_items_brings_them_on_alone),
     TEST_CASE(a_slow_call_makes_wary),
+    TEST_CASE(rare_interruptions_are_no_reason_to_doubt),
     TEST_CASE(a_call_that_goes_on_makes_nobody_wary),
     TEST_CASE(a_trainer_that_is_fed_wakes_nobody),
     TEST_CASE(a_trainer_that_is_fed_gets_long_work_from_all),
