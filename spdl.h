@@ -996,8 +996,9 @@ SPDL_API spdl_result spdl_emit(spdl_task *task, void *item);
 
 /* Sends the result of this call down a path, in an SPDL_BRANCH; without it path 0 is taken.
    Returns: SPDL_OK, so that it can be what the function returns; SPDL_E_INVALID when there is no
-            such path: the call fails, whatever it returns, with a text that says so. Outside of
-            the call, or on another thread: SPDL_E_INVALID and a line in the log.
+            such path: the call fails, whatever it returns, with a text that says so, and in a row
+            that is no SPDL_BRANCH the pipeline with it. Outside of the call, or on another thread:
+            SPDL_E_INVALID and a line in the log.
    Threads: a stage.
    Blocks:  never.
    Owns:    nothing. */
@@ -2099,18 +2100,23 @@ SPDL__INLINE void spdl__pause(void) {
 /* ============================================================================================= */
 /* >>os-impl
    POSIX, with futexes on Linux and a mutex and condition variable per event elsewhere. Windows will
-   be a twin of this section with the same function names. In strict modes glibc hides a few
-   declarations we need; the functions are always there. */
+   be a twin of this section with the same function names. In strict modes the C library hides a few
+   declarations we need; the functions are always there. glibc goes by what was defined before its
+   first header, others by what is defined now. */
 
-#if defined(__linux__) && !defined(__cplusplus) && !defined(_GNU_SOURCE) &&                        \
-    !defined(_DEFAULT_SOURCE)
+#if defined(__linux__) && !defined(__cplusplus)
+#if defined(__GLIBC__) ? !defined(__USE_MISC) : !defined(_GNU_SOURCE) && !defined(_DEFAULT_SOURCE)
+#define SPDL__STRICT 1
+#endif
+#if defined(__GLIBC__) ? !defined(__USE_GNU) : !defined(_GNU_SOURCE)
+extern int sched_getcpu(void);
+#endif
+#endif
+#if defined(SPDL__STRICT)
 extern long syscall(long number, ...);
 extern int clock_gettime(int clock, struct timespec *now);
 extern int pthread_getcpuclockid(pthread_t thread, int *clock);
 extern int pthread_condattr_setclock(pthread_condattr_t *attributes, int clock);
-#endif
-#if defined(__linux__) && !defined(__cplusplus) && !defined(_GNU_SOURCE)
-extern int sched_getcpu(void);
 #endif
 #if defined(O_CLOEXEC)
 #define SPDL__O_CLOEXEC O_CLOEXEC
@@ -2446,14 +2452,34 @@ SPDL__PRIVATE void spdl__yield(void) { (void)sched_yield(); }
 
 SPDL__PRIVATE uint64_t spdl__process_id(void) { return (uint64_t)getpid(); }
 
-/* Processors that this thread may use. */
+#if defined(__linux__)
+#define SPDL__CPU_BITS ((int)(8 * sizeof(unsigned long)))
+#define SPDL__CPUS_MAX 8192
+
+typedef struct spdl__cpus {
+    unsigned long bits[SPDL__CPUS_MAX / (8 * sizeof(unsigned long))];
+} spdl__cpus;
+
+/* Those that the calling thread may use. How many bytes the system uses for them; 0 where it does
+   not tell. */
+SPDL__PRIVATE size_t spdl__cpus_get(spdl__cpus *cpus) {
+    const long bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(*cpus), cpus);
+    return bytes > 0 ? (size_t)bytes : 0;
+}
+
+SPDL__PRIVATE bool spdl__cpus_set(const spdl__cpus *cpus, size_t bytes) {
+    return syscall(SYS_sched_setaffinity, 0L, (long)bytes, cpus) == 0;
+}
+#endif
+
+/* How many processors this thread may use. */
 SPDL__PRIVATE int spdl__cpu_count(void) {
 #if defined(__linux__)
-    unsigned char mask[1024]; /* 8,192 processors */
-    const long bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
+    spdl__cpus cpus;
+    const size_t bytes = spdl__cpus_get(&cpus);
     int count = 0;
-    long i;
-    for (i = 0; i < bytes; ++i) count += __builtin_popcount(mask[i]);
+    size_t i;
+    for (i = 0; i < bytes / sizeof(cpus.bits[0]); ++i) count += __builtin_popcountl(cpus.bits[i]);
     if (count > 0) return count;
 #endif
     {
@@ -2471,17 +2497,25 @@ SPDL__PRIVATE int spdl__cpu_here(void) {
 #endif
 }
 
-/* Moves the calling thread off the processor it runs on, if it may use another. */
-SPDL__PRIVATE void spdl__cpu_leave(void) {
+/* Moves the calling thread off processor `cpu`, if it runs there and may use another. Afterwards it
+   may use what it could before: "all" says so without keeping it from those that it is given later,
+   as what it has now would; but that is needed where somebody has made it less. */
+SPDL__PRIVATE void spdl__cpu_leave(int cpu) {
 #if defined(__linux__)
-    unsigned char mask[1024], others[1024];
-    const long bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
-    const int here = spdl__cpu_here();
-    if (here < 0 || here / 8 >= bytes) return;
-    memcpy(others, mask, (size_t)bytes);
-    others[here / 8] = (unsigned char)(others[here / 8] & ~(1u << here % 8));
-    if (syscall(SYS_sched_setaffinity, 0L, bytes, others) == 0) /* not if there is no other */
-        (void)syscall(SYS_sched_setaffinity, 0L, bytes, mask);
+    spdl__cpus before, others, all;
+    size_t bytes;
+    if (cpu < 0 || cpu != spdl__cpu_here()) return;
+    bytes = spdl__cpus_get(&before);
+    if ((size_t)cpu / 8 >= bytes) return;
+    others = before;
+    others.bits[cpu / SPDL__CPU_BITS] &= ~(1ul << cpu % SPDL__CPU_BITS);
+    if (!spdl__cpus_set(&others, bytes)) return; /* there is no other */
+    memset(&all, 0xff, sizeof(all));
+    (void)spdl__cpus_set(&all, bytes);
+    if (spdl__cpus_get(&all) != bytes || memcmp(&all, &before, bytes) != 0)
+        (void)spdl__cpus_set(&before, bytes);
+#else
+    (void)cpu;
 #endif
 }
 
@@ -2498,6 +2532,12 @@ SPDL__PRIVATE uint64_t spdl__thread_cpu_ns(spdl__thread thread) {
 #endif
 }
 
+/* Whether a worker is scheduled as any thread is. */
+SPDL__PRIVATE bool spdl__policy_is_plain(const spdl_policy *policy) {
+    return policy->nice == 0 && policy->sched == SPDL_SCHED_DEFAULT && !policy->polite &&
+           policy->cpu_count == 0;
+}
+
 #if defined(__linux__)
 /* These are per thread on Linux: `who` 0 is the calling one. */
 SPDL__PRIVATE bool spdl__thread_nice(int nice) {
@@ -2512,15 +2552,15 @@ SPDL__PRIVATE bool spdl__thread_sched(spdl_sched sched) {
 }
 
 SPDL__PRIVATE bool spdl__thread_cpus(const int *cpus, int count) {
-    uint64_t mask[16];
+    spdl__cpus mask;
     int i;
     if (count == 0) return true;
-    memset(mask, 0, sizeof(mask));
+    memset(&mask, 0, sizeof(mask));
     for (i = 0; i < count; ++i) {
-        if (cpus[i] < 0 || cpus[i] >= 1024) return false;
-        mask[cpus[i] / 64] |= (uint64_t)1 << cpus[i] % 64;
+        if (cpus[i] < 0 || cpus[i] >= SPDL__CPUS_MAX) return false;
+        mask.bits[cpus[i] / SPDL__CPU_BITS] |= 1ul << cpus[i] % SPDL__CPU_BITS;
     }
-    return syscall(SYS_sched_setaffinity, 0L, sizeof(mask), mask) == 0;
+    return spdl__cpus_set(&mask, sizeof(mask));
 }
 
 SPDL__PRIVATE bool spdl__policy_apply(const spdl_policy *policy) {
@@ -3850,8 +3890,8 @@ typedef struct spdl__client {
     /* whether step would find some; with -1: whether somebody should be woken for it */
     bool (*runnable)(void *self, int worker);
     /* a worker that finds nothing, maybe the last one: until when that will be so; 0: nobody
-       knows */
-    uint64_t (*rest)(void *self, bool last);
+       knows. *avoid: a processor it should not sleep on */
+    uint64_t (*rest)(void *self, bool last, int *avoid);
     void *self;
 } spdl__client;
 
@@ -4065,11 +4105,13 @@ SPDL__PRIVATE void spdl__pool_sleep(spdl_pool *pool, int worker, uint64_t until)
 SPDL__PRIVATE uint64_t spdl__pool_rest(spdl_pool *pool) {
     const spdl__client *client;
     uint64_t until = 0;
+    int avoid = -1;
     if (spdl__load32(&pool->slots_used) != 1) return 0;
     client = spdl__client_enter(pool, &pool->slot[0]);
     if (client == NULL) return 0;
-    until = client->rest(client->self, spdl__pool_asleep(pool) + 1 >= pool->desc.workers);
+    until = client->rest(client->self, spdl__pool_asleep(pool) + 1 >= pool->desc.workers, &avoid);
     spdl__client_leave(pool, &pool->slot[0]);
+    if (spdl__policy_is_plain(&pool->desc.policy)) spdl__cpu_leave(avoid);
     return until;
 }
 
@@ -4633,8 +4675,8 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #define SPDL__WAKE_NS (5 * SPDL__CHAIN_NS) /* less than this is not worth waking somebody for */
 #define SPDL__QUICK_CALLS 64    /* and this many calls tell */
 #define SPDL__HELP_NS (20 * SPDL__WAKE_NS) /* more than this for an item always is */
-#define SPDL__DOUBT 20          /* calls slower than expected are looked at so many times as long */
-#define SPDL__DOUBT_NS 4000000  /* but not for less than this */
+#define SPDL__DOUBT 20          /* slow calls cast doubt on a stage so many times as long, ... */
+#define SPDL__DOUBT_NS 4000000  /* ... less this */
 #define SPDL__STINT_NS 500000 /* a worker that has worked so long may have to give way */
 #define SPDL__SLICE_NS 2000000 /* until a thread that had to has its processor back, about */
 #define SPDL__NAP_NS 100000 /* less than this is not slept on purpose */
@@ -5254,7 +5296,7 @@ typedef struct spdl__node {
     uint64_t failures;
     uint64_t item_ns; /* moving average of a call */
     uint64_t quick;   /* calls that were not worth waking somebody for; up to QUICK_CALLS */
-    uint64_t wary_until; /* see spdl__doubt_more and spdl__node_links */
+    uint64_t doubt;   /* whether it is quick: see spdl__doubt_more */
     char pad2[SPDL_CACHE_LINE];
 } spdl__node;
 
@@ -5279,6 +5321,7 @@ struct spdl_task {
     uint32_t live; /* the function is running; other threads look, if they misuse a task */
     bool taken;  /* the input is not the library's any more */
     bool misused; /* the call fails, whatever it returns: what it asked for cannot be */
+    bool unfit;   /* nor can it in any other call: the row is wrong */
     bool flushing;
     bool cut_short; /* it would be repeated, but for a stop: neither a result nor a failure */
     int path;
@@ -5289,7 +5332,7 @@ struct spdl_task {
     uint64_t since;
     uint64_t clock;  /* when this worker's last claim ended, if it looked for work at once; or 0 */
     uint64_t stint;  /* since when each look has found work, or 0 */
-    uint64_t timed_until; /* about until then each call of a chain is timed; spdl__doubt_more */
+    uint64_t doubt;  /* whether chains take what they should, else all their calls are timed */
     spdl__watch watch;
     spdl__emitted in;
     spdl__bundle *bundle;
@@ -5360,7 +5403,7 @@ struct spdl_pipeline {
     /* written by the trainer now and then, read by all */
     uint64_t work_ns; /* of all stages for one item of the sink; 0: not known */
     uint64_t step_ns; /* of the trainer, from one item to the next, without its waits */
-    uint32_t trainer_place; /* its processor plus 1 when it last took an item with workers asleep */
+    uint32_t trainer_place; /* where workers may nap: its processor plus 1, at its last item */
     uint64_t rested;  /* by workers: items the trainer had when one last asked how long it is fed */
     char pad4[SPDL_CACHE_LINE];
 };
@@ -5728,18 +5771,19 @@ SPDL__PRIVATE bool spdl__trainer_is_fed(const spdl_pipeline *p, const spdl_pool 
     return spdl__slot_age(spdl__edge_slot(sink, head), spdl_time_ns()) >= 4 * work_ns;
 }
 
+/* Whether items cost so little, and the trainer is so slow, that workers may nap. */
+SPDL__PRIVATE bool spdl__trainer_lets_nap(const spdl_pipeline *p) {
+    const uint64_t work_ns = spdl__load_relaxed(&p->work_ns);
+    const uint64_t step_ns = spdl__load_relaxed(&p->step_ns);
+    return p->crews == 1 && p->feed == NULL && work_ns > 0 && work_ns <= SPDL__HELP_NS &&
+           step_ns <= SPDL__NAP_STEP_NS && p->sink->buffer_size * step_ns >= 2 * SPDL__NAP_NS;
+}
+
 /* By the trainer, for those who nap. */
 SPDL__PRIVATE void spdl__trainer_stands(spdl_pipeline *p) {
     const uint32_t place = (uint32_t)(spdl__cpu_here() + 1);
     if (place != spdl__load_relaxed32(&p->trainer_place))
         spdl__store_relaxed32(&p->trainer_place, place);
-}
-
-/* A worker is not to be woken where the trainer computes. */
-SPDL__PRIVATE void spdl__trainer_make_way(const spdl_pipeline *p) {
-    const uint32_t place = spdl__load_relaxed32(&p->trainer_place);
-    if (place == 0 || place != (uint32_t)(spdl__cpu_here() + 1)) return;
-    spdl__cpu_leave();
 }
 
 /* Until when the trainer, at the speed it has, will have more than half of its buffer in front of
@@ -5752,10 +5796,8 @@ SPDL__PRIVATE uint64_t spdl__trainer_fed_until(spdl_pipeline *p, bool last) {
     const uint64_t put = spdl__load(&sink->reserved) - spdl__load(&sink->refunds);
     const uint64_t there = put > taken ? spdl__min(put - taken, sink->buffer_size) : 0;
     const uint64_t step_ns = spdl__load_relaxed(&p->step_ns);
-    const uint64_t work_ns = spdl__load_relaxed(&p->work_ns);
-    if (p->crews > 1 || p->feed != NULL || there <= keep) return 0;
-    if (work_ns == 0 || work_ns > SPDL__HELP_NS) return 0;
-    if ((there - keep) * step_ns < SPDL__NAP_NS || step_ns > SPDL__NAP_STEP_NS) return 0;
+    if (there <= keep || !spdl__trainer_lets_nap(p)) return 0;
+    if ((there - keep) * step_ns < SPDL__NAP_NS) return 0;
     if (spdl__load_relaxed(&p->rested) == taken) return 0;
     if (last) spdl__store_relaxed(&p->rested, taken);
     return spdl_time_ns() + (there - keep) * step_ns;
@@ -6102,9 +6144,11 @@ SPDL__PRIVATE bool spdl__result_fails(spdl_result result) { return result < 0; }
 /* Who did not look at what spdl_emit or spdl_route said is not to lose items in silence. A call
    that goes on elsewhere is judged by its completion. */
 SPDL__COLD spdl_result spdl__task_misused(spdl_task *task, spdl_result result, void *out) {
-    if (result == SPDL_PENDING)
+    if (result == SPDL_PENDING && task->parked != NULL) {
         spdl__tell(&task->pipeline->logger, SPDL_LOG_ERROR, "spdl: stage %d '%s', item %llu: %s",
                    task->node->index, task->node->name, (spdl__llu)task->sequence, task->text);
+        task->misused = task->unfit = false;
+    }
     if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END) return result;
     if (result == SPDL_OK && !task->node->row.emits) {
         if (out == task->in.item) /* its own again, taken or not */
@@ -6119,7 +6163,7 @@ SPDL__COLD spdl_result spdl__task_misused(spdl_task *task, spdl_result result, v
 SPDL__INLINE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
     spdl__node *node = task->node;
     spdl_result result;
-    task->taken = task->misused = false;
+    task->taken = task->misused = task->unfit = false;
     task->path = 0;
     task->text[0] = '\0';
     spdl__store_relaxed32(&task->live, 1);
@@ -6197,7 +6241,7 @@ SPDL__PRIVATE void spdl__failure_explain(spdl_task *task, spdl_result result) {
 }
 
 /* A call failed: counted, told, and over the budget the end of the pipeline. Whether it is that. A
-   row that does not say .emits is wrong for every item, whatever the budget. */
+   wrong row is wrong for every item: no budget is for that. */
 SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
                                      spdl_result result) {
     spdl__node *node = task->node;
@@ -6206,7 +6250,7 @@ SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
     spdl__failure_explain(task, result);
     if (result >= 0) result = SPDL_E_STAGE;
     spdl__count(&counters->failures, 1);
-    if (!over && (!task->misused || node->row.kind == SPDL_KIND_BRANCH)) {
+    if (!over && !task->unfit) {
         spdl__failure_tell(task);
         return false;
     }
@@ -6399,27 +6443,28 @@ SPDL__INLINE void spdl__sample_end(spdl__sample *sample) {
     ++sample->calls;
 }
 
-/* Calls took `ns`, more than expected: a doubt, for 20 times as long, so that no more than a
-   twentieth of the time is lost or told of a wrong stage. Less than that is let pass, as where the
-   system interrupts us for a few dozen microseconds now and then: it counts from SPDL__DOUBT_NS
-   on. */
-SPDL__PRIVATE uint64_t spdl__doubt_more(uint64_t until, uint64_t ns, uint64_t now) {
-    const uint64_t before = until > now ? spdl__min(until - now, SPDL__DOUBT_NS) : 0;
-    return now + before + SPDL__DOUBT * ns;
+/* A doubt is a level that time drains. Calls that were slower than expected, and took `ns`, add 20
+   times as much; what is above SPDL__DOUBT_NS counts. So no more than about a twentieth of the
+   time, and 0.2 ms, is lost to slow calls, or told of a wrong stage; and less than that is let
+   pass, as where the system interrupts us for a few dozen microseconds now and then. Kept as the
+   time at which nothing will be left; never lowered. (What two threads add at once counts once.) */
+SPDL__PRIVATE uint64_t spdl__doubt_more(uint64_t doubt, uint64_t ns, uint64_t now) {
+    const uint64_t level = doubt > now ? spdl__min(doubt - now, SPDL__DOUBT_NS) : 0;
+    return spdl__max(doubt, now + level + SPDL__DOUBT * ns);
 }
 
-SPDL__PRIVATE bool spdl__doubted(uint64_t until, uint64_t now) {
-    return now + SPDL__DOUBT_NS < until;
+SPDL__PRIVATE bool spdl__doubted(uint64_t doubt, uint64_t now) {
+    return now + SPDL__DOUBT_NS < doubt;
 }
 
 /* Nobody relies on this stage being quick for a while. */
 SPDL__PRIVATE void spdl__node_beware(spdl__node *node, uint64_t ns, uint64_t now) {
-    const uint64_t until = spdl__load_relaxed(&node->wary_until);
-    (void)spdl__lift(&node->wary_until, spdl__doubt_more(until, ns, now));
+    const uint64_t doubt = spdl__load_relaxed(&node->doubt);
+    (void)spdl__lift(&node->doubt, spdl__doubt_more(doubt, ns, now));
 }
 
 SPDL__PRIVATE bool spdl__node_is_wary(const spdl__node *node, uint64_t now) {
-    return spdl__doubted(spdl__load_relaxed(&node->wary_until), now);
+    return spdl__doubted(spdl__load_relaxed(&node->doubt), now);
 }
 
 /* What is learned of a group that took `ns` until `now`: from its sample if there is one, else from
@@ -6512,6 +6557,12 @@ SPDL__PRIVATE spdl__parked *spdl__parked_take(spdl__node *node) {
 SPDL__PRIVATE spdl_result spdl__task_misuse(spdl_task *task, spdl_result failed) {
     task->misused = failed != SPDL_OK;
     return SPDL_E_INVALID;
+}
+
+/* The same, in a row that no such call can be in. */
+SPDL__PRIVATE spdl_result spdl__task_unfit(spdl_task *task, const char *what) {
+    task->unfit = true;
+    return spdl__task_misuse(task, spdl__task_fail(task, "%s", what));
 }
 
 /* Whether this is the thread that runs the call, now. */
@@ -7066,7 +7117,7 @@ SPDL__PRIVATE void spdl__chain_share(spdl__chain *chain, spdl_task *task, uint64
         if (chain->all_timed) link->ns = link->timed_ns;
     }
     if (!chain->all_timed && ns > 2 * expected + 2 * SPDL__WAKE_NS)
-        task->timed_until = spdl__doubt_more(task->timed_until, ns, task->clock);
+        task->doubt = spdl__doubt_more(task->doubt, ns, task->clock);
 }
 
 /* The reader of this edge was at work for `ns` while nothing lay there: it did not wait then. */
@@ -7172,7 +7223,7 @@ SPDL__PRIVATE void spdl__chain_run(spdl_pipeline *p, spdl__chain *chain, spdl__c
     chain->over = false;
     task->flushing = false;
     spdl__advance(&counters->chains, 1);
-    chain->all_timed = spdl__doubted(task->timed_until, claim->now);
+    chain->all_timed = spdl__doubted(task->doubt, claim->now);
     chain->to_time = counters->chains % SPDL__CHAIN_TIMED == 0 ? SPDL__ITEMS_TIMED : 0;
     if (chain->all_timed) chain->to_time = UINT64_MAX;
     do {
@@ -7598,10 +7649,10 @@ SPDL__PRIVATE bool spdl__crew_step(void *self, int worker, bool again) {
     return spdl__pipeline_step(crew, worker);
 }
 
-SPDL__PRIVATE uint64_t spdl__crew_rest(void *self, bool last) {
+SPDL__PRIVATE uint64_t spdl__crew_rest(void *self, bool last, int *avoid) {
     spdl_pipeline *p = ((const spdl__crew *)self)->pipeline;
     const uint64_t until = spdl__trainer_fed_until(p, last);
-    if (last && until != 0) spdl__trainer_make_way(p);
+    if (last && until != 0) *avoid = (int)spdl__load_relaxed32(&p->trainer_place) - 1;
     return until;
 }
 
@@ -7657,16 +7708,14 @@ SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
 SPDL_API spdl_result spdl_emit(spdl_task *task, void *item) {
     if (!spdl__task_allows(task, "spdl_emit")) return SPDL_E_INVALID;
     if (!task->node->row.emits)
-        return spdl__task_misuse(
-            task, spdl__task_fail(task, "spdl_emit in a stage whose row does not say .emits"));
+        return spdl__task_unfit(task, "spdl_emit in a stage whose row does not say .emits");
     return spdl__task_emit(task, item);
 }
 
 SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
     if (!spdl__task_allows(task, "spdl_route")) return SPDL_E_INVALID;
     if (task->node->row.kind != SPDL_KIND_BRANCH)
-        return spdl__task_misuse(
-            task, spdl__task_fail(task, "spdl_route in a stage that is no SPDL_BRANCH"));
+        return spdl__task_unfit(task, "spdl_route in a stage that is no SPDL_BRANCH");
     if (path < 0 || path >= task->node->paths)
         return spdl__task_misuse(
             task,
@@ -7680,10 +7729,11 @@ SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
     size_t i;
     if (!spdl__task_allows(task, "spdl_route_items")) return SPDL_E_INVALID;
     in = (spdl__batch *)task->in.item;
-    if (task->node->batches == NULL || in == NULL)
-        return spdl__task_misuse(
-            task, spdl__task_fail(task, "spdl_route_items in a stage that is no SPDL_BRANCH of "
-                                        "batches"));
+    if (task->node->batches == NULL)
+        return spdl__task_unfit(task,
+                                "spdl_route_items in a stage that is no SPDL_BRANCH of batches");
+    if (in == NULL)
+        return spdl__task_misuse(task, spdl__task_fail(task, "spdl_route_items without a batch"));
     if (task->split != NULL)
         return spdl__task_misuse(task, spdl__task_fail(task, "spdl_route_items twice in one call"));
     for (i = 0; i < in->shown.count; ++i)
@@ -8058,7 +8108,7 @@ SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, spdl__cursor *c) {
     if (c->items > 0 && p->delivered > 0 &&
         (p->delivered % 1024 == 0 || (p->delivered & (p->delivered - 1)) == 0))
         spdl__trainer_learn(p);
-    if (p->crew[0].pool != NULL && spdl__pool_asleep(p->crew[0].pool) > 0) spdl__trainer_stands(p);
+    if (spdl__trainer_lets_nap(p)) spdl__trainer_stands(p);
     spdl__pipeline_hint(p);
     if (p->tuner != NULL && c->items > 0) spdl__tune(p, spdl_time_ns());
 }
@@ -8435,10 +8485,13 @@ SPDL__PRIVATE void spdl__pipeline_tell_calls(const spdl_pipeline *p) {
     int i;
     for (i = 0; i < p->count; ++i) {
         const spdl__node *node = &p->node[i];
-        if (spdl__load32(&node->active) != 0 || spdl__load_relaxed32(&node->chained))
+        if (spdl__load32(&node->active) != 0)
             spdl__tell(&p->logger, SPDL_LOG_WARN,
                        "spdl: spdl_pipeline_destroy waits for a call of stage %d '%s' to %s", i,
                        node->name, node->row.deferred ? "return and be completed" : "return");
+        else if (spdl__load_relaxed32(&node->chained) && node->row.kind != SPDL_KIND_BATCH)
+            spdl__tell(&p->logger, SPDL_LOG_WARN,
+                       "spdl: ... or for one of stage %d '%s', of the same worker", i, node->name);
     }
 }
 
@@ -12954,8 +13007,7 @@ SPDL__PRIVATE void spdl__split_close(spdl__split *split) {
    Plain files by position, so that any number of threads may read one at once. Functions return
    NULL, or a text that says why not. POSIX; Windows will be a twin of this section. */
 
-#if defined(__linux__) && !defined(__cplusplus) && !defined(_GNU_SOURCE) &&                        \
-    !defined(_DEFAULT_SOURCE)
+#if defined(SPDL__STRICT)
 extern ssize_t pread(int file, void *to, size_t bytes, off_t at);
 extern ssize_t pwrite(int file, const void *from, size_t bytes, off_t at);
 extern int fsync(int file);
@@ -16524,8 +16576,7 @@ SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
    it may be done while they are recorded. Threads: hooks run where the pipeline calls them; the
    writer runs in destroy or spdl_trace_write and owns its copy. */
 
-#if defined(__linux__) && !defined(__cplusplus) && !defined(_GNU_SOURCE) &&                        \
-    !defined(_DEFAULT_SOURCE)
+#if defined(SPDL__STRICT)
 extern int ftruncate(int file, off_t bytes);
 #endif
 

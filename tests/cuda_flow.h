@@ -254,6 +254,7 @@ static inline int flow_child_once(int (*run)(void *), void *arg, unsigned second
 static inline int flow_child(int (*run)(void *), void *arg, unsigned seconds, bool loud) {
     const int status = flow_child_once(run, arg, seconds, loud);
     if (status != -2 || !TEST_SANITIZED) return status;
+    fprintf(stderr, "a child hung for %u s, once more\n", seconds);
     return flow_child_once(run, arg, seconds, loud);
 }
 

@@ -55,6 +55,25 @@ static void a_path_that_is_no_path_is_a_failure(void) {
     }
 }
 
+/* The row of a branch has no .emits: it never could, so no budget is for that. */
+SPDL_FN(emits_at_a_branch, item, item) {
+    CHECK_EQ(spdl_emit(task, in), SPDL_E_INVALID);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void a_branch_does_not_emit(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(9),
+                                 SPDL_BRANCH(emits_at_a_branch, .max_failures = -1),
+                                 SPDL_PATH("a"), SPDL_PATH("b"), SPDL_MERGE(), SPDL_SINK(1));
+        TAKE_ALL(p, "", SPDL_E_INVALID);
+        failed_with(p, 1, "spdl: stage 1 'emits_at_a_branch', item 0: spdl_emit in a stage whose "
+                          "row does not say .emits");
+        DONE(p);
+    }
+}
+
 /* Nobody said where to: the first path. */
 static void the_first_path_is_the_default(void) {
     for (int i = 0; i < CROWDS; ++i)
@@ -672,6 +691,7 @@ static void a_batch_is_split_once(void) {
 
 TEST_TABLE(branch) {
     TEST_CASE(a_batch_is_split_once),
+    TEST_CASE(a_branch_does_not_emit),
     TEST_CASE(items_go_down_their_path),
     TEST_CASE(a_path_that_is_no_path_is_a_failure),
     TEST_CASE(the_first_path_is_the_default),

@@ -314,6 +314,7 @@ static void a_completion_with_no_result_is_a_failure(void) {
 typedef struct misuse {
     int lines;
     const char *text; /* of every line in the log */
+    bool fails;
     spdl_deferred deferred;
 } misuse;
 
@@ -365,6 +366,36 @@ static void a_call_is_completed_once(void) {
             strange.id = m.deferred.id ^ bit;
             CHECK_EQ(spdl_complete(strange, SPDL_OK, NULL), SPDL_E_INVALID);
         }
+        DONE(p);
+    }
+}
+
+/* A call that goes on elsewhere is judged by its completion, also when that comes first; what it
+   asked for in vain is in the log. */
+SPDL_FN(emits_before_it_goes_on, item, item) {
+    misuse *m = (misuse *)spdl_ctx(task);
+    (void)out;
+    CHECK_EQ(spdl_emit(task, in), SPDL_E_INVALID);
+    m->deferred = spdl_defer(task);
+    if (m->fails)
+        CHECK_EQ(spdl_complete_fail(m->deferred, "cannot"), SPDL_OK);
+    else
+        CHECK_EQ(spdl_complete(m->deferred, SPDL_OK, in), SPDL_OK);
+    return SPDL_PENDING;
+}
+
+static void a_completion_judges_what_was_misused(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        misuse m = { .fails = i % 2, .text = "spdl: stage 1 'emits_before_it_goes_on', item "
+                                              "0: spdl_emit in a stage whose row does not say "
+                                              ".emits" };
+        spdl_pipeline *p = start_logged(
+            crowds[i / 2], &m,
+            SPDL_STAGES(COUNT_TO(1), SPDL_PIPE(emits_before_it_goes_on, .ctx = &m,
+                                               .deferred = true, .max_failures = -1),
+                        SPDL_SINK(1)));
+        TAKE_ALL(p, m.fails ? "" : "0", SPDL_END);
+        CHECK_EQ(m.lines, 1);
         DONE(p);
     }
 }
@@ -868,6 +899,7 @@ TEST_TABLE(defer) {
     TEST_CASE(the_text_of_a_completion_arrives_whole),
     TEST_CASE(a_completion_with_no_result_is_a_failure),
     TEST_CASE(a_call_is_completed_once),
+    TEST_CASE(a_completion_judges_what_was_misused),
     TEST_CASE(a_deferred_call_may_return_after_all),
     TEST_CASE(pending_has_to_be_announced),
     TEST_CASE(only_the_call_itself_defers),
