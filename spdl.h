@@ -2499,21 +2499,28 @@ SPDL__PRIVATE int spdl__cpu_here(void) {
 
 /* Moves the calling thread off processor `cpu`, if it runs there and may use another. Afterwards it
    may use what it could before: "all" says so without keeping it from those that it is given later,
-   as what it has now would; but that is needed where somebody has made it less. */
+   as what it has now would; but that is needed where somebody has made it less. What others ask for
+   meanwhile is kept, unless they do so within a microsecond. */
 SPDL__PRIVATE void spdl__cpu_leave(int cpu) {
 #if defined(__linux__)
-    spdl__cpus before, others, all;
-    size_t bytes;
+    spdl__cpus before, others, now;
+    unsigned long more = 0, less = 0;
+    size_t bytes, i;
     if (cpu < 0 || cpu != spdl__cpu_here()) return;
     bytes = spdl__cpus_get(&before);
     if ((size_t)cpu / 8 >= bytes) return;
     others = before;
     others.bits[cpu / SPDL__CPU_BITS] &= ~(1ul << cpu % SPDL__CPU_BITS);
     if (!spdl__cpus_set(&others, bytes)) return; /* there is no other */
-    memset(&all, 0xff, sizeof(all));
-    (void)spdl__cpus_set(&all, bytes);
-    if (spdl__cpus_get(&all) != bytes || memcmp(&all, &before, bytes) != 0)
-        (void)spdl__cpus_set(&before, bytes);
+    if (spdl__cpus_get(&now) != bytes || memcmp(&now, &others, bytes) != 0) return;
+    memset(&now, 0xff, sizeof(now));
+    (void)spdl__cpus_set(&now, bytes);
+    if (spdl__cpus_get(&now) != bytes) return;
+    for (i = 0; i < bytes / sizeof(now.bits[0]); ++i) {
+        more |= now.bits[i] & ~before.bits[i];
+        less |= before.bits[i] & ~now.bits[i];
+    }
+    if (more != 0 && less == 0) (void)spdl__cpus_set(&before, bytes);
 #else
     (void)cpu;
 #endif
@@ -6657,9 +6664,12 @@ SPDL__INLINE bool spdl__pipe_call(spdl_task *task, spdl__counters *counters, spd
         return true;
     }
     *result = spdl__task_call(task, counters, out);
-    if (task->node->splits && *result == SPDL_OK && task->split == NULL) {
-        *result = spdl__task_send_all(task, *out);
-        if (*out != task->in.item) spdl_batch_free(*out); /* sent or not, it is empty or refused */
+    if (task->node->splits && *result == SPDL_OK) {
+        if (task->split == NULL) *result = spdl__task_send_all(task, *out);
+        if (*out == task->in.item) /* its own again, taken or not */
+            task->taken = false;
+        else
+            spdl_batch_free(*out); /* sent or not, it is empty or refused */
     }
     return task->node->parked == NULL || spdl__parked_returned(task, result, out);
 }
@@ -8811,24 +8821,27 @@ SPDL__PRIVATE spdl_result spdl__plan_connect(spdl__plan *plan) {
     return result;
 }
 
-/* What a row hands on, as a type name; "void" fits anything. */
+SPDL__PRIVATE bool spdl__type_any(const char *type) {
+    return strcmp(type, "void") == 0 || strcmp(type, "const void") == 0;
+}
+
+/* What a row hands on, as a type name; "void" fits anything. A merge hands on what its paths do. */
 SPDL__PRIVATE const char *spdl__row_yields(const spdl__plan *plan, int i) {
-    const spdl_stage *row;
-    while (plan->rows[i].kind == SPDL_KIND_PATH || plan->rows[i].kind == SPDL_KIND_MERGE)
-        i = plan->rows[i].kind == SPDL_KIND_PATH ? plan->before[i] : plan->path[i][0];
-    row = &plan->rows[i];
+    const spdl_stage *row = &plan->rows[i];
+    const char *type = "void";
+    int k;
+    if (row->kind == SPDL_KIND_PATH) return spdl__row_yields(plan, plan->before[i]);
     if (row->kind == SPDL_KIND_BATCH) return "spdl_batch";
     if (row->kind == SPDL_KIND_FEED && row->type != NULL) return row->type;
-    return row->fn != NULL && row->fn->out_type != NULL ? row->fn->out_type : "void";
+    if (row->fn != NULL && row->fn->out_type != NULL) return row->fn->out_type;
+    for (k = 0; k < plan->paths[i] && row->kind == SPDL_KIND_MERGE && spdl__type_any(type); ++k)
+        type = spdl__row_yields(plan, plan->path[i][k]);
+    return type;
 }
 
 SPDL__PRIVATE const char *spdl__row_takes(const spdl_stage *row) {
     if (row->kind == SPDL_KIND_MERGE && row->merge_order == SPDL_MERGE_BATCHES) return "spdl_batch";
     return row->fn != NULL && row->fn->in_type != NULL ? row->fn->in_type : "void";
-}
-
-SPDL__PRIVATE bool spdl__type_any(const char *type) {
-    return strcmp(type, "void") == 0 || strcmp(type, "const void") == 0;
 }
 
 /* Whether a stage may take what another yields; it may promise not to change it. */

@@ -384,6 +384,16 @@ SPDL_FN(sort_twice, spdl_batch, spdl_batch) {
     return SPDL_OK;
 }
 
+/* Its own batch, although it hands it on, or another in its place. */
+SPDL_FN(takes_and_sorts, spdl_batch, spdl_batch) {
+    const int how = *(const int *)spdl_ctx(task);
+    static const int path[16];
+    if (how < 2) spdl_take(task);
+    if (how % 2) CHECK_EQ(spdl_route_items(task, path), SPDL_OK);
+    *out = how < 2 ? in : NULL;
+    return SPDL_OK;
+}
+
 #define SORT(...) SPDL_BRANCH(sort_batch, .ctx = &(sorting){ __VA_ARGS__ })
 
 typedef struct treatment {
@@ -689,7 +699,28 @@ static void a_batch_is_split_once(void) {
     }
 }
 
+/* Taken, and handed on all the same: nothing is lost (a leak under ASan). */
+static void a_batch_that_is_taken_is_split(void) {
+    int how[] = { 0, 1, 3 };
+    for (int i = 0; i < 3 * CROWDS; ++i) {
+        const int w = crowds[i / 3];
+        spdl_pipeline *p = START(w, COUNT_TO(9), SPDL_BATCH(3),
+                                 SPDL_BRANCH(takes_and_sorts, .ctx = &how[i % 3]),
+                                 SPDL_PATH("a"), SPDL_PATH("b"),
+                                 SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES), SPDL_SINK(1));
+        spdl_batch *batch = NULL;
+        for (int k = 0; k < 3; ++k) {
+            REQUIRE(spdl_pipeline_next(p, (void **)&batch, SPDL_FOREVER) == SPDL_OK);
+            CHECK_EQ(batch->count, 3);
+            spdl_batch_free(batch);
+        }
+        CHECK_EQ(spdl_pipeline_next(p, (void **)&batch, SPDL_FOREVER), SPDL_END);
+        DONE(p);
+    }
+}
+
 TEST_TABLE(branch) {
+    TEST_CASE(a_batch_that_is_taken_is_split),
     TEST_CASE(a_batch_is_split_once),
     TEST_CASE(a_branch_does_not_emit),
     TEST_CASE(items_go_down_their_path),

@@ -477,6 +477,21 @@ static void what_is_merged_is_of_one_type(void) {
 SPDL_FN(from_nothing, const void, item) { return SPDL_END; }
 SPDL_FN(of_any_type, item, void) { return SPDL_SKIP; }
 
+/* Also when one of its paths is a merge, and the first one there says nothing. */
+static void a_merge_in_a_path_has_a_type(void) {
+    const spdl_stage rows[] = {
+        SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"), SPDL_BRANCH(follow),
+        SPDL_PATH("a0"), SPDL_PIPE(of_any_type), SPDL_PATH("a1"), SPDL_PIPE(to_photo),
+        SPDL_MERGE(), SPDL_PATH("b"), SPDL_MERGE(), SPDL_SINK(1),
+    };
+    char text[SPDL_TEXT_BYTES];
+    snprintf(text, sizeof text,
+             "spdl: %s: stage 10 'merge' merges 'photo *' of stage 8 'merge' with 'item *' of "
+             "stage 9 'b'",
+             place_of(&rows[10]).text);
+    refused(plain, rows, 12, SPDL_E_TYPE, text);
+}
+
 static void const_void_is_void(void) {
     spdl_pipeline *p;
     REQUIRE(spdl_pipeline_create(&p, &plain, SPDL_STAGES(
@@ -556,6 +571,7 @@ TEST_TABLE(rows) {
     TEST_CASE(types_have_to_fit),
     TEST_CASE(a_source_takes_nothing),
     TEST_CASE(what_is_merged_is_of_one_type),
+    TEST_CASE(a_merge_in_a_path_has_a_type),
     TEST_CASE(const_void_is_void),
     TEST_CASE(types_have_to_fit_through_branches),
     TEST_CASE(rows_in_place_have_lines_too),
