@@ -602,8 +602,10 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    A fed trainer. While most of the sink's buffer lies in front of the trainer, who takes slowly for
    what an item costs to make, nobody is woken to fill the rest: a quarter, or half while a worker
    is awake and an item costs less than 100 microseconds, or one sleeps until then by its own clock.
-   (Not with buffers below 4, nor in push mode.) So a trainer should not wait for that to be filled,
-   nor for what the stages do meanwhile, but go on taking.
+   (Not with buffers below 4, nor in push mode. Where workers have no policy, Linux: one that sleeps
+   so first moves off the trainer's processor, by its affinity, which it gets back at once.) So a
+   trainer should not wait for that to be filled, nor for what the stages do meanwhile, but go on
+   taking.
 
    Fork. In the child of a fork a pipeline that has threads is dead: next, push and stop return
    SPDL_E_INVALID as soon as they would wait for another thread, and destroy does nothing. The
@@ -2460,8 +2462,8 @@ typedef struct spdl__cpus {
     unsigned long bits[SPDL__CPUS_MAX / (8 * sizeof(unsigned long))];
 } spdl__cpus;
 
-/* Those that the calling thread may use. How many bytes the system uses for them; 0 where it does
-   not tell. */
+/* The processors that the calling thread may use. Returns how many bytes the system uses for them,
+   or 0 where it does not tell. */
 SPDL__PRIVATE size_t spdl__cpus_get(spdl__cpus *cpus) {
     const long bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(*cpus), cpus);
     return bytes > 0 ? (size_t)bytes : 0;
@@ -5410,7 +5412,7 @@ struct spdl_pipeline {
     /* written by the trainer now and then, read by all */
     uint64_t work_ns; /* of all stages for one item of the sink; 0: not known */
     uint64_t step_ns; /* of the trainer, from one item to the next, without its waits */
-    uint32_t trainer_place; /* where workers may nap: its processor plus 1, at its last item */
+    uint32_t trainer_place; /* 0, or its processor plus 1; kept while workers may nap */
     uint64_t rested;  /* by workers: items the trainer had when one last asked how long it is fed */
     char pad4[SPDL_CACHE_LINE];
 };
@@ -6452,7 +6454,7 @@ SPDL__INLINE void spdl__sample_end(spdl__sample *sample) {
 
 /* A doubt is a level that time drains. Calls that were slower than expected, and took `ns`, add 20
    times as much; what is above SPDL__DOUBT_NS counts. So no more than about a twentieth of the
-   time, and 0.2 ms, is lost to slow calls, or told of a wrong stage; and less than that is let
+   time, and 0.2 ms, is lost to slow calls, or booked on the wrong stage; and less than that is let
    pass, as where the system interrupts us for a few dozen microseconds now and then. Kept as the
    time at which nothing will be left; never lowered. (What two threads add at once counts once.) */
 SPDL__PRIVATE uint64_t spdl__doubt_more(uint64_t doubt, uint64_t ns, uint64_t now) {

@@ -384,7 +384,7 @@ SPDL_FN(sort_twice, spdl_batch, spdl_batch) {
     return SPDL_OK;
 }
 
-/* Its own batch, although it hands it on, or another in its place. */
+/* 0 and 1: its input, which it hands on all the same; 1 and 3: splits it; 3: hands on nothing. */
 SPDL_FN(takes_and_sorts, spdl_batch, spdl_batch) {
     const int how = *(const int *)spdl_ctx(task);
     static const int path[16];

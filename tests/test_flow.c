@@ -174,7 +174,7 @@ static void no_budget_is_for_a_wrong_row(void) {
         CHECK_EQ(stats_of(p, 1).retries, 0);
         DONE(p);
         p = START(w, SPDL_SOURCE(ends_with_one_more, .retries = 3, .max_failures = -1,
-                                         .free_item = item_free), SPDL_SINK(4));
+                                 .free_item = item_free), SPDL_SINK(4));
         TAKE_ALL(p, "0 1 2", SPDL_E_INVALID);
         CHECK(strstr(spdl_pipeline_error(p)->text, text) != NULL);
         DONE(p);
@@ -1113,9 +1113,8 @@ static void a_slow_call_makes_wary(void) {
     }
 }
 
-/* Slow calls at random, a share of the time that is far below a twentieth, or far above: the first
-   are let pass; of the others no more than a twentieth is, beyond the first and what is let pass at
-   once. */
+/* Slow calls at random. What is a small share of the time is let pass; of what is a large one no
+   more than a twentieth of the time is, and what SPDL__DOUBT_NS and one call add to that. */
 static void rare_interruptions_are_no_reason_to_doubt(void) {
     for (int rare = 0; rare < 2; ++rare) {
         uint64_t doubt = 0, now = 1000000000, passed = 0, doubted = 0, state = test_seed() | 1;
