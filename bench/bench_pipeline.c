@@ -7,48 +7,58 @@
    so does "(none)", what this machine does without a pipeline: the trainer, the source or the work
    alone; a goal may be out of its reach, and "0.97 of (none)" is what counts then. A peer three
    times slower than the best is run once, unless --all is given. Items are pointers that were made
-   before. There are 4 workers; a buffer_size of 16 on every edge, which for peers that have one
-   bound for all is 16 times the edges; stages have a concurrency of 4. Peers: oneTBB
-   (parallel_pipeline, flow graph), the thread pool of GLib, OpenMP tasks, a thread for each call
-   that may run at once between queues of mutexes and condition variables, and a pool by hand whose
-   threads take an item through all the stages. See pipe.h. The pool by hand and those of GLib and
-   OpenMP call the stages of an item one after the other, so to them a pipeline is one call.
+   before. Everybody has as many workers as there are processors this process may use, at least 2
+   and at most 64, if the row does not say how many; the concurrency of a stage is that of the
+   workers. There is a buffer_size of 16 on every edge, which for peers that have one bound for all
+   is 16 times the edges. Peers: oneTBB (parallel_pipeline, flow graph), the thread pool of GLib,
+   OpenMP tasks, a thread for each call that may run at once between queues of mutexes and condition
+   variables, and a pool by hand whose threads take an item through all the stages. See pipe.h. The
+   pool by hand and those of GLib and OpenMP call the stages of an item one after the other, so to
+   them a pipeline is one call.
+
+   To a trainer who works, the main thread: STEP of 100us, 1ms, 10ms or 100ms of computing for each
+   item, one stage of 0.6 of that with a concurrency of 2, N = 3 or 16 finished items in front of
+   him (TEXT user_1ms_b3 runs the three rows of a case). Against threads by hand and oneTBB's
+   parallel_pipeline:
+   user_STEP_bN_step  mean length of a step, beginning with three quarters of a full buffer
+   user_STEP_bN_p99   of one in a hundred; of fewer steps the longest
+   user_STEP_bN_cpu   CPU of the process for a step and a call
 
    To a sink: source, stages, and a last stage with a concurrency of 1 that runs on the workers.
    Times run from the first item in the sink to the last; shares of the cores from the start.
    noop3_ordered      three stages that do nothing, in input order: ns per item
-   noop3_vs_onetbb    the same, against the better of the two of oneTBB alone
    noop3_cpu_ns       of the same runs: CPU per item
    noop3_unordered    as items are done
-   noop3_16live, noop3_256live  in order with 4 and 64 items on each of four edges
+   noop3_*_vs_tbb     of the same runs, against the better of the two of oneTBB alone
+   noop3_16live       in order with 4 items on each of four edges
    workNus            one stage of N us: share of the cores it can use that did its work
    skew20us_*         one stage of 20 us on average, exponentially spread
-   besideNus          the same while loops that never end want each of the cores, too
+   convoy_Ww          the source sleeps 2 ms for an item, one stage of 1.9 ms with a concurrency of
+                      W - 1, W workers: items a second, against the pool by hand; 500 would be ideal
+   turns_*            two pipelines on one pool, one stage each, one of 1 us and one of 1 ms: items
+                      a second of each, against the same on two pools at the same time
    sparse_p50_us      three stages that do nothing and an item every 300 us: from the return of the
                       source to the call of the sink
    sparse_cpu_us      of the same runs: CPU per item
    scale_Nus_Ww       one stage of N us in order, W workers and a concurrency of W (with --all)
    jpeg_rate          one stage that decodes a JPEG of 256 x 256, in order: images a second, against
-                      oneTBB
-   jpeg_cpu, jpeg_mem  of the same runs, against the pool by hand: CPU per image; peak memory that
-                      the run added to the process
+                      threads by hand and oneTBB
+   jpeg_cpu           of the same runs, against the same: CPU per image
+   jpeg_mem           against the pool by hand: peak memory that the run added to the process
 
-   To a trainer, the main thread, who takes every item (spdl_pipeline_next); peers without such a
-   call get a window of places with a mutex. Times run from the first item he gets to the last.
+   To a trainer who only takes items (spdl_pipeline_next); peers without such a call get a window of
+   places with a mutex. Times run from the first item he gets to the last.
    pull               one stage that does nothing: ns per item
    pull3_*            three such stages
-   noop3_depth256     the same in input order, buffer_size 64: 256 items on four edges
    sparse_pull_p50_us, sparse_pull_cpu_us  as sparse above, to the return of next
-   train_step_us      the trainer works 100 us per item, one stage of 60 us with a concurrency of 2:
-                      mean length of a step; _p99_us: of one in a hundred; _cpu_us: CPU per item
    tail_1pct_50x      one stage of 100 us on average, 1 % of the items take 50 times as long as the
-                      others, batches of 32: share of what the cores could do, as items are done;
-                      _ordered: in input order, buffer_size 256
+                      others, batches of 32: share of what the cores could do; a reorder_window of
+                      256; _unordered: as items are done, buffer_size 256; _ordered: in input order
    niced_stall_us     a trainer with a core of its own takes an item every millisecond; the workers,
                       nice 19, share the other core with a loop that never ends, so that they are
                       stopped in the middle of what they do: the longest call of next
-   vs_spdl_noop3      pull3_ordered against SPDL of PyPI, with the same concurrency
-   vs_torch_noop      the same against a DataLoader of PyTorch with 4 worker processes
+   vs_spdl_noop3      pull3_ordered against SPDL of PyPI, with the same workers and concurrency
+   vs_torch_noop      the same against a DataLoader of PyTorch with as many worker processes
    inline_ns          three stages with workers = 0: per item and call (a source and three stages)
    startup_us         three stages: from create to the first item
    stop_idle_ms       three stages with every edge full: stop and destroy
@@ -58,7 +68,7 @@
    allocs_steady      allocations while 100,000 items pass
    bytes_per_item     three stages: memory of a buffer_size of 4096 less that of one of 256, for
                       each item that fits in addition
-   pool_submit_ns     the pool alone: a job that does nothing, 4 workers
+   pool_submit_ns     the pool alone: a job that does nothing
 
    Work is a loop that was timed before each run, not a wait for the clock: a thread that does not
    run does not get its work done. */
@@ -76,12 +86,31 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#define WORKERS 4
+#define MAX_WORKERS 64 /* a peer has a thread for each call of three stages */
 #define MAX_PEERS 16
 #define MAX_VIEWS 4
 #define RUN_MS 80.0
 #define SLOW_RUN_MS 200.0
 #define REPEATS 15 /* of a short measurement in one round */
+
+/* Processors this process may use. */
+static int cores(void) {
+    cpu_set_t may;
+    if (sched_getaffinity(0, sizeof may, &may) != 0) return bench_cores();
+    return CPU_COUNT(&may);
+}
+
+/* Of every pipeline and peer, where the row does not say how many. */
+static int all_workers(void) {
+    const int n = cores();
+    return n < 2 ? 2 : n > MAX_WORKERS ? MAX_WORKERS : n;
+}
+
+static void head_print(void) {
+    if (bench_opt.list) return;
+    fprintf(bench_opt.json ? stderr : stdout, "workers: %d; processors this process may use: %d\n",
+            all_workers(), cores());
+}
 
 /* ---- the peers of other packages ---- */
 
@@ -163,8 +192,8 @@ typedef struct outcome {
     double ns;       /* per item, or what is measured when that is one number */
     double whole_ns; /* the same from the start, not from the first item: by then others are done */
     double cpu_ns;
-    double p50_us; /* of FEED_SPARSE: latency; else of a step of the trainer */
-    double p99_us;
+    double p50_us;   /* of FEED_SPARSE: latency */
+    double p99_us;   /* of a step of the trainer */
     double peak_kib; /* that the run added */
 } outcome;
 
@@ -218,30 +247,19 @@ static void flow_check(const flow *f) {
     BENCH_CHECK(!f->out.disorder || f->is.unordered);
 }
 
-/* Steps of the trainer go from one item to the next. */
-static void trainer_takes(flow *f, void *item, uint64_t *before) {
-    tally *t = &f->out;
-    tally_item(f, item);
-    if (f->trainer_turns == 0) return;
-    work_turns(f->trainer_turns);
-    t->times[t->count - 1] = (double)(bench_ns() - *before) / 1e3;
-    *before = bench_ns();
-}
-
-static void trainer_takes_batch(flow *f, spdl_batch *batch, uint64_t *before) {
+static void trainer_takes_batch(flow *f, spdl_batch *batch) {
     size_t i;
-    for (i = 0; i < batch->count; ++i) trainer_takes(f, batch->items[i], before);
+    for (i = 0; i < batch->count; ++i) tally_item(f, batch->items[i]);
     spdl_batch_free(batch);
 }
 
 static void drain(flow *f, const pipe_peer *peer, void *line) {
-    uint64_t before = bench_ns();
     void *item;
     while (line_next(peer, line, &item)) {
         if (peer == &ours && f->is.batch > 0) {
-            trainer_takes_batch(f, (spdl_batch *)item, &before);
+            trainer_takes_batch(f, (spdl_batch *)item);
         } else {
-            trainer_takes(f, item, &before);
+            tally_item(f, item);
         }
     }
 }
@@ -254,7 +272,6 @@ static outcome flow_outcome(flow *f, uint64_t start, double cpu_ns) {
     got.cpu_ns = cpu_ns / items;
     if (f->out.times == NULL || f->is.items < 2) return got;
     got.p50_us = bench_quantile(f->out.times + 1, f->is.items - 1, 0.5);
-    got.p99_us = bench_quantile(f->out.times + 1, f->is.items - 1, 0.99);
     return got;
 }
 
@@ -266,9 +283,7 @@ static outcome run_flow(const pipe_peer *peer, const shape *is) {
     flow f;
     void *line;
     flow_open(&f, is);
-    if (is->feed == FEED_SPARSE || is->trainer_us > 0) {
-        f.out.times = (double *)peer_alloc(is->items * sizeof(double));
-    }
+    if (is->feed == FEED_SPARSE) f.out.times = (double *)peer_alloc(is->items * sizeof(double));
     cpu = bench_cpu_ns();
     start = bench_ns();
     line = line_open(peer, &f.spec);
@@ -292,7 +307,7 @@ static outcome run_flow(const pipe_peer *peer, const shape *is) {
 typedef struct view {
     bench_row row;
     double (*value)(const outcome *got, const shape *is);
-    const char *against; /* only peers with this in their name */
+    const char *against[2]; /* only peers with one of these in their name; none: all */
 } view;
 
 typedef struct side {
@@ -337,8 +352,8 @@ static double as_peak(const outcome *got, const shape *is) {
 
 /* Percent of the cores a stage with this concurrency can use. */
 static double as_share(const outcome *got, const shape *is) {
-    const int cores = bench_cores() < is->concurrency ? bench_cores() : is->concurrency;
-    return 100.0 * is->work_us * 1e3 / (got->whole_ns * cores);
+    const int usable = cores() < is->concurrency ? cores() : is->concurrency;
+    return 100.0 * is->work_us * 1e3 / (got->whole_ns * usable);
 }
 
 static double side_quantile(const side *s, const view *v, double q) {
@@ -377,19 +392,39 @@ static void side_open(side *s, const pipe_peer *peer, const shape *is, double ru
     if (run_ms > 0) side_calibrate(s, run_ms);
 }
 
-/* Ours is the first, then come the peers, then perhaps what there is without a pipeline. Without a
-   run_ms the shape says how many items a run has. */
-static int sides_open(side *sides, const shape *is, double run_ms) {
+static bool is_rival(const view *v, const pipe_peer *peer) {
+    int i;
+    if (peer == &bare) return false;
+    for (i = 0; i < 2 && v->against[i] != NULL; ++i) {
+        if (strstr(peer->name, v->against[i]) != NULL) return true;
+    }
+    return v->against[0] == NULL;
+}
+
+static bool is_rival_of_any(const view *views, int count, const pipe_peer *peer) {
+    while (count-- > 0) {
+        if (is_rival(&views[count], peer)) return true;
+    }
+    return false;
+}
+
+/* Ours is the first, then come the peers of the views, then perhaps what there is without a
+   pipeline. Without a run_ms the shape says how many items a run has. */
+static int sides_open(side *sides, const view *views, int view_count, const shape *is,
+                      double run_ms) {
     double best = 0;
+    int count = 1;
     int i;
     side_open(&sides[0], &ours, is, run_ms);
-    for (i = 1; i <= peer_count; ++i) {
-        side_open(&sides[i], peers[i - 1], is, run_ms);
-        if (i == 1 || sides[i].trial < best) best = sides[i].trial;
+    for (i = 0; i < peer_count; ++i) {
+        if (!is_rival_of_any(views, view_count, peers[i])) continue;
+        side_open(&sides[count], peers[i], is, run_ms);
+        if (count == 1 || sides[count].trial < best) best = sides[count].trial;
+        ++count;
     }
-    for (i = 1; i <= peer_count; ++i) sides[i].behind = !bench_opt.all && sides[i].trial > 3 * best;
-    if (bare_can(is)) side_open(&sides[i++], &bare, is, run_ms);
-    return i;
+    for (i = 1; i < count; ++i) sides[i].behind = !bench_opt.all && sides[i].trial > 3 * best;
+    if (bare_can(is)) side_open(&sides[count++], &bare, is, run_ms);
+    return count;
 }
 
 static void sides_run(side *sides, int count, measure_fn fn, int rounds) {
@@ -408,16 +443,11 @@ static bool is_better(const bench_row *row, double a, double b) {
     return row->more_is_better ? a > b : a < b;
 }
 
-static bool is_rival(const view *v, const side *s) {
-    if (s->peer == &bare) return false;
-    return v->against == NULL || strstr(s->peer->name, v->against) != NULL;
-}
-
 static const side *best_rival(const view *v, const side *sides, int count) {
     const side *best = NULL;
     int i;
     for (i = 1; i < count; ++i) {
-        if (!is_rival(v, &sides[i])) continue;
+        if (!is_rival(v, sides[i].peer)) continue;
         if (best != NULL && !is_better(&v->row, side_value(&sides[i], v), side_value(best, v))) {
             continue;
         }
@@ -491,7 +521,7 @@ static void rows_run(const view *views, int view_count, const shape *is, measure
     int count;
     int i;
     if (!views_wanted(views, view_count, wanted)) return;
-    count = sides_open(sides, is, run_ms);
+    count = sides_open(sides, views, view_count, is, run_ms);
     sides_run(sides, count, fn, bench_rounds(rounds));
     for (i = 0; i < view_count; ++i) {
         if (wanted[i]) view_print(&views[i], sides, count);
@@ -501,7 +531,7 @@ static void rows_run(const view *views, int view_count, const shape *is, measure
 /* ---- one side alone ---- */
 
 static void row_alone(const bench_row *row, int rounds, const shape *is, measure_fn fn) {
-    const view v = { *row, as_is, NULL };
+    const view v = { *row, as_is, { NULL } };
     side s;
     if (!bench_wanted(row->name)) return;
     side_open(&s, &ours, is, 0);
@@ -517,8 +547,8 @@ static shape to_sink(int pipes, int buffer_size, bool unordered) {
     shape is;
     memset(&is, 0, sizeof is);
     is.pipes = pipes;
-    is.concurrency = 4;
-    is.workers = WORKERS;
+    is.workers = all_workers();
+    is.concurrency = is.workers;
     is.buffer_size = buffer_size;
     is.unordered = unordered;
     return is;
@@ -530,83 +560,164 @@ static shape to_trainer(int pipes, int buffer_size, bool unordered) {
     return is;
 }
 
-static void row_noop(const char *name, shape is, double goal, double goal_ratio) {
-    const view views[] = { { { name, "ns", "", false, goal, false, goal_ratio }, as_is, NULL } };
-    rows_run(views, COUNT(views), &is, run_flow, 9, RUN_MS);
+/* ---- a trainer who works ---- */
+
+/* Until the process rests, that is, until the pipeline is full. */
+static void wait_full(double call_us) {
+    const double slice = (call_us < 1000 ? 1000 : call_us) * 1e3;
+    double cpu;
+    do {
+        cpu = bench_cpu_ns();
+        bench_sleep_until(bench_ns() + (uint64_t)slice);
+    } while (bench_cpu_ns() - cpu > slice / 20);
 }
 
-static void rows_noop(void) {
-    const shape is = to_sink(3, 16, false);
-    const view views[] = {
-        { { "noop3_ordered", "ns", "", false, 0, false, 3 }, as_is, NULL },
-        { { "noop3_vs_onetbb", "ns", "", false, 0, false, 4 }, as_is, "oneTBB" },
-        { { "noop3_cpu_ns", "ns", "", false, 0, false, 0 }, as_cpu_ns, NULL },
-    };
-    rows_run(views, COUNT(views), &is, run_flow, 9, RUN_MS);
-    row_noop("noop3_unordered", to_sink(3, 16, true), 0, 2);
-    row_noop("noop3_16live", to_sink(3, 4, false), 0, 0);
-    row_noop("noop3_256live", to_sink(3, 64, false), 25, 0);
-    row_noop("pull", to_trainer(1, 16, false), 0, 15);
-    row_noop("pull3_ordered", to_trainer(3, 16, false), 0, 0);
-    row_noop("pull3_unordered", to_trainer(3, 16, true), 0, 0);
-    row_noop("noop3_depth256", to_trainer(3, 64, false), 0, 0);
+static void trainer_takes(flow *f, const pipe_peer *peer, void *line) {
+    void *item;
+    BENCH_CHECK(line_next(peer, line, &item));
+    tally_item(f, item);
 }
 
-/* No peer may be better by more than a hundredth. */
-static void row_work(const char *name, double work_us, work_kind work, bool unordered,
-                     double goal) {
-    const view views[] = { { { name, "%", "", true, goal, false, 0.99 }, as_share, NULL } };
-    shape is = to_sink(1, 16, unordered);
-    is.work = work;
-    is.work_us = work_us;
-    rows_run(views, COUNT(views), &is, run_flow, 5, SLOW_RUN_MS);
+/* A step: from one item to the next. */
+static void trainer_works(flow *f, const pipe_peer *peer, void *line, double *steps) {
+    uint64_t before = bench_ns();
+    uint64_t i;
+    for (i = 0; i < f->is.steps; ++i) {
+        const uint64_t from = before;
+        trainer_takes(f, peer, line);
+        work_turns(f->trainer_turns);
+        before = bench_ns();
+        steps[i] = (double)(before - from) / 1e3;
+    }
 }
 
-static void rows_work(void) {
-    row_work("work1us", 1, WORK_EVEN, false, 85);
-    row_work("work10us", 10, WORK_EVEN, false, 96);
-    row_work("work100us", 100, WORK_EVEN, false, 98);
-    row_work("skew20us_ordered", 20, WORK_SKEWED, false, 95);
-    row_work("skew20us_unordered", 20, WORK_SKEWED, true, 97);
-}
-
-static void *rival_loop(void *over) {
-    while (!__atomic_load_n((bool *)over, __ATOMIC_RELAXED)) {}
-    return NULL;
-}
-
-/* Beside loops that want a core each. */
-static outcome run_beside(const pipe_peer *peer, const shape *is) {
-    pthread_t rivals[64];
-    const int count = bench_cores() < 64 ? bench_cores() : 64;
-    bool over = false;
-    outcome got;
-    int i;
-    for (i = 0; i < count; ++i) peer_thread(&rivals[i], rival_loop, &over);
-    got = run_flow(peer, is);
-    __atomic_store_n(&over, true, __ATOMIC_RELAXED);
-    for (i = 0; i < count; ++i) pthread_join(rivals[i], NULL);
+/* Begins with three quarters of a full buffer: who waits until half of it can be made anew then
+   does so as often as he does in the long run, even if there are few steps. How often a side has
+   called still differs, so CPU is told for one step and one call. */
+static outcome run_user(const pipe_peer *peer, const shape *is) {
+    const double step_us = is->trainer_us + is->work_us;
+    outcome got = nothing;
+    double *steps = (double *)peer_alloc(is->steps * sizeof *steps);
+    double cpu, done_us;
+    uint64_t calls, i;
+    void *line;
+    flow f;
+    flow_open(&f, is);
+    line = line_open(peer, &f.spec);
+    trainer_takes(&f, peer, line);
+    if (peer != &bare) wait_full(is->work_us);
+    cpu = bench_cpu_ns();
+    calls = __atomic_load_n(&f.calls, __ATOMIC_RELAXED);
+    for (i = 0; i < (uint64_t)is->live / 4; ++i) trainer_takes(&f, peer, line);
+    trainer_works(&f, peer, line, steps);
+    line_close(peer, line);
+    BENCH_CHECK(!f.out.disorder);
+    calls = __atomic_load_n(&f.calls, __ATOMIC_RELAXED) - calls;
+    done_us = (double)is->steps * is->trainer_us + (double)calls * is->work_us;
+    got.cpu_ns = (bench_cpu_ns() - cpu) * step_us / done_us;
+    for (i = 0; i < is->steps; ++i) got.ns += steps[i] * 1e3 / (double)is->steps;
+    got.p99_us = bench_quantile(steps, is->steps, 0.99);
+    flow_close(&f);
+    free(steps);
     return got;
 }
 
-static void row_beside(const char *name, double work_us, bool unordered) {
-    const view v = { { name, "%", "", true, 0, false, 0 }, as_share, NULL };
-    shape is = to_sink(1, 16, unordered);
-    is.work = WORK_EVEN;
-    is.work_us = work_us;
-    rows_run(&v, 1, &is, run_beside, 5, SLOW_RUN_MS);
+/* Of a run: 0.6 s, and at least those in which the whole buffer is made anew. */
+static uint64_t user_steps(double step_us, int buffer_size) {
+    const uint64_t buffer = (uint64_t)buffer_size + 2;
+    const uint64_t steps = (uint64_t)(6e5 / step_us);
+    return steps < buffer ? buffer : steps;
 }
 
-static void rows_beside(void) {
-    row_beside("beside10us", 10, false);
-    row_beside("beside100us", 100, false);
-    row_beside("beside100us_unordered", 100, true);
+/* Everybody has buffer_size finished items and two calls, whatever his own bounds are. */
+static void rows_user(const char *step, double step_us, int buffer_size) {
+    char names[3][64];
+    const view views[] = {
+        { { names[0], "us", "", false, 0, false, 1 / 1.02 },
+          as_us,
+          { "condvar", "oneTBB pipeline" } },
+        { { names[1], "us", "", false, 0, false, 0 }, as_p99, { "condvar", "oneTBB pipeline" } },
+        { { names[2], "us", "", false, 0, false, 1 / 1.03 },
+          as_cpu_us,
+          { "condvar", "oneTBB pipeline" } },
+    };
+    shape is = to_trainer(1, buffer_size, false);
+    snprintf(names[0], sizeof names[0], "user_%s_b%d_step", step, buffer_size);
+    snprintf(names[1], sizeof names[1], "user_%s_b%d_p99", step, buffer_size);
+    snprintf(names[2], sizeof names[2], "user_%s_b%d_cpu", step, buffer_size);
+    is.concurrency = 2;
+    is.live = buffer_size + is.concurrency;
+    is.work = WORK_STEP;
+    is.work_us = 0.6 * step_us;
+    is.trainer_us = step_us;
+    is.items = FOREVER;
+    is.steps = user_steps(step_us, buffer_size) / (bench_opt.quick ? 2 : 1);
+    rows_run(views, COUNT(views), &is, run_user, 5, 0);
+}
+
+static void rows_users(void) {
+    static const struct {
+        const char *name;
+        double us;
+    } steps[] = { { "100us", 100 }, { "1ms", 1e3 }, { "10ms", 1e4 }, { "100ms", 1e5 } };
+    int i;
+    for (i = 0; i < COUNT(steps); ++i) {
+        rows_user(steps[i].name, steps[i].us, 3);
+        rows_user(steps[i].name, steps[i].us, 16);
+    }
+}
+
+/* ---- the flow of items ---- */
+
+static void row_noop(const char *name, shape is, double goal_ratio) {
+    const view v = { { name, "ns", "", false, 0, false, goal_ratio }, as_is, { NULL } };
+    rows_run(&v, 1, &is, run_flow, 9, RUN_MS);
+}
+
+static void rows_noop(void) {
+    const view ordered[] = {
+        { { "noop3_ordered", "ns", "", false, 0, false, 0 }, as_is, { NULL } },
+        { { "noop3_ordered_vs_tbb", "ns", "", false, 0, false, 1.4 }, as_is, { "oneTBB" } },
+        { { "noop3_cpu_ns", "ns", "", false, 0, false, 0 }, as_cpu_ns, { NULL } },
+    };
+    const view unordered[] = {
+        { { "noop3_unordered", "ns", "", false, 0, false, 0 }, as_is, { NULL } },
+        { { "noop3_unordered_vs_tbb", "ns", "", false, 0, false, 1.4 }, as_is, { "oneTBB" } },
+    };
+    shape is = to_sink(3, 16, false);
+    rows_run(ordered, COUNT(ordered), &is, run_flow, 9, RUN_MS);
+    is.unordered = true;
+    rows_run(unordered, COUNT(unordered), &is, run_flow, 9, RUN_MS);
+    row_noop("noop3_16live", to_sink(3, 4, false), 0);
+    row_noop("pull", to_trainer(1, 16, false), 10);
+    row_noop("pull3_ordered", to_trainer(3, 16, false), 0);
+    row_noop("pull3_unordered", to_trainer(3, 16, true), 0);
+}
+
+/* A place for each worker's call, and for what it did before. */
+static int work_buffer(int workers) { return workers > 16 ? workers : 16; }
+
+static void row_work(const char *name, double work_us, work_kind work, bool unordered,
+                     double goal_ratio) {
+    const view v = { { name, "%", "", true, 0, false, goal_ratio }, as_share, { NULL } };
+    shape is = to_sink(1, work_buffer(all_workers()), unordered);
+    is.work = work;
+    is.work_us = work_us;
+    rows_run(&v, 1, &is, run_flow, 5, SLOW_RUN_MS);
+}
+
+static void rows_work(void) {
+    row_work("work1us", 1, WORK_EVEN, false, 0);
+    row_work("work10us", 10, WORK_EVEN, false, 0.98);
+    row_work("work100us", 100, WORK_EVEN, false, 0.99);
+    row_work("skew20us_ordered", 20, WORK_SKEWED, false, 0.98);
+    row_work("skew20us_unordered", 20, WORK_SKEWED, true, 0.98);
 }
 
 static void row_scale(double work_us, int workers) {
     char name[64];
-    view v = { { name, "%", "", true, 0, false, 0 }, as_share, NULL };
-    shape is = to_sink(1, workers > 16 ? workers : 16, false);
+    const view v = { { name, "%", "", true, 0, false, 0 }, as_share, { NULL } };
+    shape is = to_sink(1, work_buffer(workers), false);
     snprintf(name, sizeof name, "scale_%gus_%dw", work_us, workers);
     is.work = WORK_EVEN;
     is.work_us = work_us;
@@ -619,7 +730,7 @@ static void rows_scale(void) {
     double work_us;
     int workers;
     for (work_us = 1; work_us <= 1000; work_us *= 10) {
-        for (workers = 1; workers <= 64; workers *= 2) row_scale(work_us, workers);
+        for (workers = 1; workers <= all_workers(); workers *= 2) row_scale(work_us, workers);
     }
 }
 
@@ -630,16 +741,14 @@ static void rows_tail(void) {
         const char *name;
         bool unordered;
         int buffer_size, window;
-        double goal;
     } orders[] = {
-        { "tail_1pct_50x", true, 16, 256, 95 },
-        { "tail_1pct_50x_unordered", true, 256, 0, 0 },
-        { "tail_1pct_50x_ordered", false, 256, 0, 0 },
+        { "tail_1pct_50x", true, 16, 256 },
+        { "tail_1pct_50x_unordered", true, 256, 0 },
+        { "tail_1pct_50x_ordered", false, 256, 0 },
     };
     int i;
     for (i = 0; i < COUNT(orders); ++i) {
-        const bench_row row = { orders[i].name, "%", "", true, orders[i].goal, false, 0 };
-        const view v = { row, as_share, NULL };
+        const view v = { { orders[i].name, "%", "", true, 0, false, 0 }, as_share, { NULL } };
         shape is = to_trainer(1, orders[i].buffer_size, orders[i].unordered);
         is.reorder_window = orders[i].window;
         is.work = WORK_TAIL;
@@ -649,46 +758,132 @@ static void rows_tail(void) {
     }
 }
 
-static void rows_train_step(void) {
-    const view views[] = {
-        { { "train_step_us", "us", "", false, 104, false, 0 }, as_us, NULL },
-        { { "train_step_p99_us", "us", "", false, 120, false, 0 }, as_p99, NULL },
-        { { "train_step_cpu_us", "us", "", false, 165, false, 0 }, as_cpu_us, NULL },
-    };
-    shape is = to_trainer(1, 16, false);
-    is.concurrency = 2;
-    is.work = WORK_EVEN;
-    is.work_us = 60;
-    is.trainer_us = 100;
-    rows_run(views, COUNT(views), &is, run_flow, 5, SLOW_RUN_MS);
-}
-
 static void rows_sparse(void) {
     const view to_the_sink[] = {
-        { { "sparse_p50_us", "us", "", false, 0.5, false, 0 }, as_p50, NULL },
-        { { "sparse_cpu_us", "us", "", false, 0, false, 1 }, as_cpu_us, NULL },
+        { { "sparse_p50_us", "us", "", false, 0, false, 0 }, as_p50, { NULL } },
+        { { "sparse_cpu_us", "us", "", false, 0, false, 1 / 1.3 }, as_cpu_us, { NULL } },
     };
     const view to_the_trainer[] = {
-        { { "sparse_pull_p50_us", "us", "", false, 0, false, 0 }, as_p50, NULL },
-        { { "sparse_pull_cpu_us", "us", "", false, 0, false, 0 }, as_cpu_us, NULL },
+        { { "sparse_pull_p50_us", "us", "", false, 0, false, 0 }, as_p50, { NULL } },
+        { { "sparse_pull_cpu_us", "us", "", false, 0, false, 1 / 1.3 }, as_cpu_us, { NULL } },
     };
     shape is = to_sink(3, 16, false);
     is.feed = FEED_SPARSE;
+    is.feed_us = 300;
     is.items = bench_opt.quick ? 300 : 800;
     rows_run(to_the_sink, COUNT(to_the_sink), &is, run_flow, 5, 0);
     is.pulled = true;
     rows_run(to_the_trainer, COUNT(to_the_trainer), &is, run_flow, 5, 0);
 }
 
+/* Who has the item from the source must not keep the source waiting. */
+static void row_convoy(const char *name, int workers) {
+    const view v = { { name, "item/s", "", true, 0, false, 0 }, as_rate, { "condvar pool" } };
+    shape is = to_sink(1, 16, false);
+    is.workers = workers;
+    is.concurrency = workers - 1;
+    is.feed = FEED_SPARSE;
+    is.feed_us = 2000;
+    is.work = WORK_EVEN;
+    is.work_us = 1900;
+    is.items = bench_opt.quick ? 100 : 250;
+    rows_run(&v, 1, &is, run_flow, 5, 0);
+}
+
+static void rows_convoy(void) {
+    row_convoy("convoy_2w", 2);
+    row_convoy("convoy_3w", 3);
+    row_convoy("convoy_6w", 6);
+}
+
 static void rows_jpeg(void) {
     const view views[] = {
-        { { "jpeg_rate", "img/s", "", true, 0, false, 1 }, as_rate, "oneTBB" },
-        { { "jpeg_cpu", "us", "", false, 0, false, 1 / 1.03 }, as_cpu_us, "condvar pool" },
-        { { "jpeg_mem", "KiB", "", false, 0, false, 1 / 1.2 }, as_peak, "condvar pool" },
+        { { "jpeg_rate", "img/s", "", true, 0, false, 1 }, as_rate, { "oneTBB", "condvar" } },
+        { { "jpeg_cpu", "us", "", false, 0, false, 1 }, as_cpu_us, { "oneTBB", "condvar" } },
+        { { "jpeg_mem", "KiB", "", false, 0, false, 0 }, as_peak, { "condvar pool" } },
     };
-    shape is = to_sink(1, 16, false);
+    shape is = to_sink(1, work_buffer(all_workers()), false);
     is.work = WORK_JPEG;
     if (jpeg_calls != NULL) rows_run(views, COUNT(views), &is, run_flow, 7, SLOW_RUN_MS * 2);
+}
+
+/* ---- two pipelines ---- */
+
+/* The sides: names alone, run_turns does what they say. */
+static const pipe_peer one_pool = { "one pool", NULL, NULL, NULL, NULL, NULL };
+static const pipe_peer own_pools = { "a pool each", NULL, NULL, NULL, NULL, NULL };
+static const pipe_peer alone = { "alone", NULL, NULL, NULL, NULL, NULL };
+
+static double as_slow_rate(const outcome *got, const shape *is) {
+    (void)is;
+    return 1e9 / got->whole_ns;
+}
+
+/* Opens `count` flows and tells in ns how long each needs for an item. The sinks go on counting. */
+static void turns_time(const shape *shapes, int count, spdl_pool *pool, double *ns) {
+    static flow flows[2];
+    spdl_pipeline *lines[2];
+    uint64_t from[2];
+    uint64_t start;
+    int i;
+    for (i = 0; i < count; ++i) flow_open(&flows[i], &shapes[i]);
+    for (i = 0; i < count; ++i) flows[i].pool = pool;
+    for (i = 0; i < count; ++i) lines[i] = ours_open_with(&flows[i], NULL);
+    bench_sleep_ms(50);
+    start = bench_ns();
+    for (i = 0; i < count; ++i) from[i] = __atomic_load_n(&flows[i].out.count, __ATOMIC_RELAXED);
+    bench_sleep_ms(bench_opt.quick ? 200 : 400);
+    for (i = 0; i < count; ++i) {
+        const uint64_t to = __atomic_load_n(&flows[i].out.count, __ATOMIC_RELAXED);
+        BENCH_CHECK(to > from[i]);
+        ns[i] = (double)(bench_ns() - start) / (double)(to - from[i]);
+    }
+    for (i = 0; i < count; ++i) ours_close(lines[i]);
+    for (i = 0; i < count; ++i) BENCH_CHECK(!flows[i].out.disorder);
+    for (i = 0; i < count; ++i) flow_close(&flows[i]);
+}
+
+static outcome run_turns(const pipe_peer *peer, const shape *is) {
+    shape shapes[] = { *is, *is };
+    outcome got = nothing;
+    double ns[2];
+    spdl_pool_desc desc;
+    spdl_pool *pool = NULL;
+    shapes[1].work_us = 1000;
+    memset(&desc, 0, sizeof desc);
+    desc.workers = is->workers;
+    if (peer == &one_pool) BENCH_CHECK(spdl_pool_create(&pool, &desc) == SPDL_OK);
+    if (peer == &alone) {
+        turns_time(&shapes[0], 1, NULL, &ns[0]);
+        turns_time(&shapes[1], 1, NULL, &ns[1]);
+    } else {
+        turns_time(shapes, 2, pool, ns);
+    }
+    spdl_pool_destroy(pool);
+    got.ns = ns[0];
+    got.whole_ns = ns[1];
+    return got;
+}
+
+static void rows_turns(void) {
+    const view views[] = {
+        { { "turns_1us", "item/s", "", true, 0, false, 0.45 }, as_rate, { "a pool each" } },
+        { { "turns_1ms", "item/s", "", true, 0, false, 0.45 }, as_slow_rate, { "a pool each" } },
+    };
+    const pipe_peer *const runs[] = { &one_pool, &own_pools, &alone };
+    static side sides[COUNT(runs)];
+    bool wanted[COUNT(views)];
+    shape is = to_sink(1, 16, false);
+    int i;
+    if (!views_wanted(views, COUNT(views), wanted)) return;
+    is.work = WORK_EVEN;
+    is.work_us = 1;
+    is.items = FOREVER;
+    for (i = 0; i < COUNT(runs); ++i) side_open(&sides[i], runs[i], &is, 0);
+    sides_run(sides, COUNT(runs), run_turns, bench_rounds(5));
+    for (i = 0; i < COUNT(views); ++i) {
+        if (wanted[i]) view_print(&views[i], sides, COUNT(runs));
+    }
 }
 
 static outcome run_inline(const pipe_peer *peer, const shape *is) {
@@ -698,7 +893,7 @@ static outcome run_inline(const pipe_peer *peer, const shape *is) {
 }
 
 static void row_inline(void) {
-    const bench_row row = { "inline_ns", "ns", NULL, false, 20, false, 0 };
+    const bench_row row = { "inline_ns", "ns", NULL, false, 0, false, 0 };
     shape is = to_trainer(3, 16, false);
     is.workers = 0;
     is.items = bench_opt.quick ? 200000 : 1000000;
@@ -753,7 +948,7 @@ static void row_allocs(void) {
 }
 
 static void row_bytes(void) {
-    const bench_row row = { "bytes_per_item", "bytes", NULL, false, 24, false, 0 };
+    const bench_row row = { "bytes_per_item", "bytes", NULL, false, 0, false, 0 };
     shape small = to_trainer(3, 256, false);
     shape large = to_trainer(3, 4096, false);
     double bytes;
@@ -814,9 +1009,9 @@ static outcome run_stop(const pipe_peer *peer, const shape *is) {
 }
 
 static void rows_start_and_stop(void) {
-    const view start = { { "startup_us", "us", "", false, 100, false, 0 }, as_us, NULL };
-    const view idle = { { "stop_idle_ms", "ms", "", false, 1, false, 0 }, as_ms, NULL };
-    const view busy = { { "stop_busy_ms", "ms", "", false, 3, false, 0 }, as_ms, NULL };
+    const view start = { { "startup_us", "us", "", false, 0, false, 0 }, as_us, { NULL } };
+    const view idle = { { "stop_idle_ms", "ms", "", false, 1, false, 0 }, as_ms, { NULL } };
+    const view busy = { { "stop_busy_ms", "ms", "", false, 3, false, 0 }, as_ms, { NULL } };
     shape is = to_trainer(3, 16, false);
     is.items = FOREVER;
     rows_run(&start, 1, &is, run_start, 9, 0);
@@ -859,7 +1054,8 @@ static void *niced_open(void *arg) {
 
 static void *niced_rival(void *arg) {
     thread_to_core(0);
-    while (!__atomic_load_n(&((niced *)arg)->over, __ATOMIC_RELAXED)) {}
+    while (!__atomic_load_n(&((niced *)arg)->over, __ATOMIC_RELAXED)) {
+    }
     return NULL;
 }
 
@@ -894,10 +1090,10 @@ static outcome run_niced(const pipe_peer *peer, const shape *is) {
 }
 
 static void row_niced(void) {
-    const view v = { { "niced_stall_us", "us", "", false, 0, false, 0 }, as_us, NULL };
+    const view v = { { "niced_stall_us", "us", "", false, 0, false, 0 }, as_us, { NULL } };
     shape is = to_trainer(1, 512, false);
     is.items = FOREVER;
-    if (bench_cores() > 1) rows_run(&v, 1, &is, run_niced, 5, 0);
+    if (cores() > 1) rows_run(&v, 1, &is, run_niced, 5, 0);
 }
 
 /* ---- idle ---- */
@@ -946,10 +1142,10 @@ static outcome run_starved(const pipe_peer *peer, const shape *is) {
 }
 
 static void rows_idle(void) {
-    const view parked = { { "idle_cpu_pct", "%", "", false, 0.02, false, 0 }, as_is, NULL };
+    const view parked = { { "idle_cpu_pct", "%", "", false, 0.02, false, 0 }, as_is, { NULL } };
     const view starved = { { "idle_cpu_pct_starved", "%", "", false, 0.02, false, 0 },
                            as_is,
-                           NULL };
+                           { NULL } };
     shape is = to_trainer(3, 16, false);
     is.items = FOREVER;
     rows_run(&parked, 1, &is, run_parked, 3, 0);
@@ -1016,7 +1212,7 @@ typedef struct job_count {
     char pad[120];
 } job_count;
 
-static job_count job_counts[WORKERS];
+static job_count job_counts[MAX_WORKERS];
 
 static void ours_job(void *arg, int worker, void *local) {
     (void)local;
@@ -1028,7 +1224,7 @@ static void peer_job_fn(void *arg, int worker) { ++((job_count *)arg)[worker].jo
 static void jobs_check(uint64_t jobs) {
     uint64_t done = 0;
     int i;
-    for (i = 0; i < WORKERS; ++i) done += job_counts[i].jobs;
+    for (i = 0; i < all_workers(); ++i) done += job_counts[i].jobs;
     BENCH_CHECK(done == jobs);
 }
 
@@ -1041,7 +1237,7 @@ static double ours_pool_run(const void *arg, uint64_t jobs) {
     (void)arg;
     memset(&desc, 0, sizeof desc);
     memset(job_counts, 0, sizeof job_counts);
-    desc.workers = WORKERS;
+    desc.workers = all_workers();
     BENCH_CHECK(spdl_pool_create(&pool, &desc) == SPDL_OK);
     start = bench_ns();
     for (i = 0; i < jobs; ++i) {
@@ -1055,7 +1251,7 @@ static double ours_pool_run(const void *arg, uint64_t jobs) {
 }
 
 static double peer_pool_run(const void *arg, uint64_t jobs) {
-    peer_pool *pool = peer_pool_create(WORKERS, 256);
+    peer_pool *pool = peer_pool_create(all_workers(), 256);
     const uint64_t start = bench_ns();
     double elapsed;
     uint64_t i;
@@ -1091,12 +1287,14 @@ static void row_pool(void) {
 
 int main(int argc, char **argv) {
     bench_start("pipeline", argc, argv);
+    head_print();
     peers_load(argv[0]);
+    rows_users();
     rows_noop();
     rows_work();
-    rows_beside();
+    rows_convoy();
+    rows_turns();
     rows_sparse();
-    rows_train_step();
     rows_tail();
     rows_jpeg();
     rows_python();

@@ -6,13 +6,14 @@ it could not be done. The first line tells the versions: "spdl 0.8.0, torch 2.9.
 """
 
 import importlib.metadata
+import os
 import sys
 import time
 import warnings
 
 STAGES = 3
-CONCURRENCY = 4
-WORKERS = 4
+WORKERS = min(max(len(os.sched_getaffinity(0)), 2), 64)  # as bench_pipeline.c has
+CONCURRENCY = WORKERS
 BUFFER_SIZE = 16
 
 

@@ -21,6 +21,7 @@ typedef enum work_kind {
     WORK_EVEN,
     WORK_SKEWED,
     WORK_TAIL,
+    WORK_STEP, /* as even, and counted */
     WORK_NAP,
     WORK_JPEG
 } work_kind;
@@ -31,15 +32,18 @@ typedef struct shape {
     int concurrency;
     int workers; /* 0: in line */
     int buffer_size;
+    int live; /* items in flight of peers that have one bound; 0: what all the edges hold */
     bool unordered;
     int reorder_window; /* ours alone: no item is overtaken by more */
-    bool pulled; /* by a trainer; else the last stage is a sink */
-    int batch;   /* the trainer takes as many at once; 0: items */
+    bool pulled;        /* by a trainer; else the last stage is a sink */
+    int batch;          /* the trainer takes as many at once; 0: items */
     work_kind work;
     double work_us;    /* of a call, on average */
     double trainer_us; /* of the trainer, per item */
     feed_kind feed;
+    double feed_us; /* FEED_SPARSE: the source sleeps that long before each item */
     uint64_t items; /* of one run */
+    uint64_t steps; /* of the trainer, where he works */
 } shape;
 
 typedef struct slot {
@@ -70,11 +74,14 @@ typedef struct flow {
     uint64_t turns[TAIL_TABLE]; /* of the loop, for item n % table */
     uint64_t table;
     uint64_t trainer_turns;
+    spdl_pool *pool; /* of ours; NULL: one of its own */
     pthread_mutex_t mutex;
     pthread_cond_t released;
     bool release;        /* a starved source may end */
     uint64_t shared_out; /* items of bare_main */
     char apart[128];
+    uint64_t calls; /* of WORK_STEP that have begun */
+    char apart_too[128];
     tally out;
 } flow;
 
@@ -160,7 +167,7 @@ static bool feed_item(void *ctx, uint64_t number, void **out) {
     if (f->is.feed == FEED_STARVED) flow_starve(f);
     if (number == f->is.items || f->release) return false;
     if (f->is.feed == FEED_SPARSE) {
-        bench_sleep_until(bench_ns() + 300000);
+        bench_sleep_until(bench_ns() + (uint64_t)(f->is.feed_us * 1e3));
         item->stamp = bench_ns();
     }
     *out = item;
@@ -177,6 +184,11 @@ static void *work_loop(void *ctx, void *item) {
     const flow *f = (const flow *)ctx;
     work_turns(f->turns[((const slot *)item)->index % f->table]);
     return item;
+}
+
+static void *work_step(void *ctx, void *item) {
+    __atomic_add_fetch(&((flow *)ctx)->calls, 1, __ATOMIC_RELAXED);
+    return work_loop(ctx, item);
 }
 
 static void *work_nap(void *ctx, void *item) {
@@ -213,8 +225,8 @@ static void sink_item(void *ctx, void *item) {
 /* ---- a flow ---- */
 
 static void flow_open(flow *f, const shape *is) {
-    static void *(*const works[])(void *, void *) = { work_none, work_loop, work_loop,
-                                                      work_loop, work_nap,  work_jpeg };
+    static void *(*const works[])(void *, void *) = { work_none, work_loop, work_loop, work_loop,
+                                                      work_step, work_nap,  work_jpeg };
     pipe_spec *spec = &f->spec;
     uint64_t i;
     memset(f, 0, sizeof *f);
@@ -223,7 +235,7 @@ static void flow_open(flow *f, const shape *is) {
     spec->concurrency = is->concurrency;
     spec->workers = is->workers;
     spec->buffer_size = is->buffer_size;
-    spec->live = is->buffer_size * (is->pipes + 1);
+    spec->live = is->live > 0 ? is->live : is->buffer_size * (is->pipes + 1);
     spec->unordered = is->unordered;
     spec->pulled = is->pulled;
     spec->ctx = f;
@@ -306,7 +318,8 @@ static spdl_pipeline *ours_open_with(flow *f, const spdl_allocator *allocator) {
     spdl_pipeline *made;
     spdl_error error;
     memset(&desc, 0, sizeof desc);
-    desc.workers = f->is.workers;
+    desc.workers = f->pool != NULL ? 0 : f->is.workers;
+    desc.pool = f->pool;
     desc.error = &error;
     if (allocator != NULL) desc.allocator = *allocator;
     if (spdl_pipeline_create(&made, &desc, rows, ours_rows(f, rows)) != SPDL_OK) {
@@ -435,7 +448,7 @@ static const pipe_peer by_hand[] = {
 /* Where there is something to compare with: a thread for each core, which take items by a counter
    and do the work; or one thread that makes the items and takes them. */
 static bool bare_can(const shape *is) {
-    if (is->items == FOREVER || is->workers == 0) return false;
+    if ((is->items == FOREVER && is->steps == 0) || is->workers == 0) return false;
     if (is->pulled) return is->trainer_us > 0 || is->feed == FEED_SPARSE;
     return is->feed == FEED_SPARSE || is->work == WORK_EVEN || is->work == WORK_SKEWED;
 }
