@@ -32,13 +32,11 @@ WARN = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wundef 
 WARN_C = $(WARN) -Wstrict-prototypes -Wmissing-prototypes
 export WARN WARN_C
 
-# Calls take longer under a sanitizer: chains of stages are to be as common as without. (-Og takes
-# half the time to compile.)
+# (-Og takes half the time to compile.)
 MODE_FLAGS_asan = -Og -fsanitize=address,undefined -fno-sanitize-recover=all \
-    -fno-omit-frame-pointer -DSPDL__CHAIN_NS=20000
-MODE_FLAGS_tsan = -fsanitize=thread -DSPDL__CHAIN_NS=20000
-MODE_FLAGS_portable = -DSPDL_NO_FUTEX -DSPDL_NO_MEMBARRIER -DSPDL__INT128=0 \
-    -DSPDL__CHAIN_NS=20000
+    -fno-omit-frame-pointer
+MODE_FLAGS_tsan = -fsanitize=thread
+MODE_FLAGS_portable = -DSPDL_NO_FUTEX -DSPDL_NO_MEMBARRIER
 MODE_FLAGS = $(MODE_FLAGS_$(MODE))
 
 # One folder for each compiler and mode, so that their objects never mix; the file `flags` in it
@@ -109,7 +107,7 @@ tsan: ## the tests under ThreadSanitizer
 	@$(MAKE) test MODE=tsan
 
 .PHONY: portable
-portable: ## the tests on the waits, barriers and numbers of other systems
+portable: ## the tests on the waits and barriers of other systems
 	@$(MAKE) test MODE=portable \
 	    T="$(filter-out cuda% ring% npz% inflate%,$(patsubst tests/test_%.c,%,\
 	        $(wildcard tests/test_*.c))) stress"

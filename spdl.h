@@ -64,10 +64,11 @@
    THREADS
        Every doc block says who may call: "any" thread, the "owner" (one thread at a time), the
        "producer" or the "consumer" of a ring, or "a stage" (inside a stage function). Workers
-       sleep in the kernel when there is nothing to do; nothing polls, and no timer runs but that
-       of reports that were asked for (>>report). Workers block every signal but those a fault
-       raises. A process that forks may use the library in the child only for objects made there:
-       the workers stay behind in the parent.
+       sleep in the kernel when there is nothing to do; nothing polls. There are two timers: that
+       of reports that were asked for (>>report), and that of a trainer that waits for polite
+       workers, which looks every 20 ms whether they get a processor (>>pool). Workers block every
+       signal but those a fault raises. A process that forks may use the library in the child only
+       for objects made there: the workers stay behind in the parent.
 
    MEMORY
        Allocation happens in create and open calls only, through spdl_allocator, but for these
@@ -458,7 +459,10 @@ typedef enum spdl_sched {
 
 /* How the system schedules workers. Zero changes nothing. `polite` is the choice for a loader that
    shares its machine with a trainer: nice 19 and SCHED_BATCH on Linux, the utility class on macOS;
-   on other systems nice. nice is -20 to 19, per thread; less than now takes a privilege. */
+   on other systems nice. Beside other programs that is next to nothing: so a pipeline's own polite
+   pool has as many threads again, of normal priority, which do its work for a minute when the
+   trainer has waited for 20 ms while the polite ones were kept from running. nice is -20 to 19, per
+   thread; less than now takes a privilege. */
 typedef struct spdl_policy {
     bool polite;
     int nice;        /* 0: as it is */
@@ -535,8 +539,9 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
 /* ============================================================================================= */
 /* >>pipeline
    A source, stages and a sink, declared as rows of a table and run by a pool: any worker runs any
-   stage, the stage furthest downstream first. A stage is called only when it has an input, is
-   under its concurrency and has room for its output, so no worker ever waits on a full edge.
+   stage, the one furthest downstream first; those in which no call is under way come before the
+   others. A stage is called only when it has an input, is under its concurrency and has room for
+   its output, so no worker ever waits on a full edge.
 
    Stage functions. SPDL_FN(decode, Path, Image) { ... } defines
        spdl_result decode(spdl_task *task, Path *in, Image **out)
@@ -586,26 +591,18 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    call of the next epoch begins before the calls of this one have ended, no batch spans two epochs,
    and stages further up work on the next epoch meanwhile. An error ends this epoch and all others.
 
-   Groups of items. A worker takes several items at once when the stage has been quick: about 10
-   microseconds of work. Of calls of more than one microsecond it takes up to 80, but beyond the
-   first 10 no more than about half of what lies there, and of the buffers around it half, or a
-   quarter where order is kept; in any case 32 items at most. It brings each through the stages
-   behind it, as far as all take less than a microsecond together (those with a concurrency above 1
-   a sixth of that), and into the batch that is filled behind them. What comes out at the end, an
-   item or a full batch, is published before the next item is begun. While a group of a few
-   microseconds runs, nobody is woken for the stages in front of it, as its worker comes to them
-   next. So calls of such stages should not wait for each other, nor for what others of the group or
-   the stages in front of it do: while one hangs, those may be called no more, also where items may
-   overtake others. (They can wait while a stage has never been quick: items that take longer than
-   40 microseconds go one by one.)
-
-   A fed trainer. While most of the sink's buffer lies in front of the trainer, who takes slowly for
-   what an item costs to make, nobody is woken to fill the rest: a quarter, or half while a worker
-   is awake and an item costs less than 100 microseconds, or one sleeps until then by its own clock.
-   (Not with buffers below 4, nor in push mode. Where workers have no policy, Linux: one that sleeps
-   so first moves off the trainer's processor, by its affinity, which it gets back at once.) So a
-   trainer should not wait for that to be filled, nor for what the stages do meanwhile, but go on
-   taking.
+   Who may wait for whom. While one worker is free, every row with an input, under its concurrency
+   and with room for its result is called, whatever other calls wait for; calls of a row begin in
+   the order of its inputs. Up to `concurrency` calls of a row may wait for each other, also in the
+   last items of a source (in input order: within buffer_size + concurrency items). A call may wait
+   for what a later stage, the trainer or the producer does, if its row has a concurrency of 1 or
+   completion order: else order itself makes calls wait for those before them. `*pipeline` is stored
+   before the first call. Pipelines on one pool get turns by time, not by calls. (Room that the
+   trainer makes in a sink of 8 or more counts when half of it is free, or when it waits, or asks.)
+   A trainer may ask for the depth of its buffer (spdl_pipeline_stats), wait until it is full, pause
+   for as long as it likes at no cost, and go on. No function of yours is called under a lock of the
+   library, but merge_fn; alloc_fn and free_fn, when more batches are alive than were made ahead;
+   and log_fn, when a row of batches or a merge fails.
 
    Fork. In the child of a fork a pipeline that has threads is dead: next, push and stop return
    SPDL_E_INVALID as soon as they would wait for another thread, and destroy does nothing. The
@@ -654,8 +651,8 @@ typedef enum spdl_merge_order {
    one, -1 when it has none until the next epoch or for good. A path that is not ready is waited
    for; less than 0: wait for any. Asked when some path has an item. An answer that would wait for
    ever is a failure, as is a path there is none of: no path is at 0, or those that are get nothing
-   because the branch has no more room on the others. Called under a lock: to be quick, and not to
-   call the library. */
+   because the branch has no more room on the others. Called while nobody else may take from the
+   paths: to be quick, and not to call the library. */
 typedef int (*spdl_merge_fn)(void *ctx, const signed char *ready, int paths);
 
 /* One row, made by the macros below; zero is the default. */
@@ -669,8 +666,9 @@ typedef struct spdl_stage {
     void *ctx SPDL__ZERO;               /* spdl_ctx(task) */
     int concurrency SPDL__ZERO;         /* pipe: calls at the same time, a hard bound; default 1 */
     int max_concurrency SPDL__ZERO;     /* pipe: how far it can be raised; default: not at all,
-                                           with autotune as many as there are workers: set 1 for
-                                           a function that only one thread may be in */
+                                           with autotune (and without flush) to as many as there
+                                           are threads to run it: set 1 for a function that only
+                                           one thread may be in */
     int threads SPDL__ZERO;             /* pipe: runs on so many threads of its own */
     int buffer_size SPDL__ZERO;         /* finished items that may wait behind; default 2, sink 3 */
     spdl_order output_order SPDL__ZERO; /* pipe: default input order */
@@ -743,8 +741,10 @@ typedef struct spdl_pipeline_desc {
     const char *name;         /* names the threads; default "spdl" */
     spdl_policy policy;       /* of its own threads */
     size_t stack_bytes;       /* of each of them; 0: the system's default */
-    bool autotune;            /* concurrency is tuned while it runs, that of rows which say how
-                                 far by max_concurrency; see >>tune-impl */
+    bool autotune;            /* concurrency is tuned while it runs, up to max_concurrency and
+                                 down to 1: that of all pipes but those with max_concurrency 1 or
+                                 flush. What it does, and why it does nothing, are lines to log_fn
+                                 as SPDL_LOG_INFO; see >>tune-impl */
     double cpu_budget;        /* autotune: processors the stages may use; default: 40 % of them */
     double tune_seconds;      /* autotune: the least time between two decisions; default 0.5 */
     spdl_allocator allocator;
@@ -965,7 +965,7 @@ SPDL_API void *spdl_local(const spdl_task *task);
 SPDL_API uint64_t spdl_sequence(const spdl_task *task);
 
 /* The worker that runs this call, from 0; 0 with workers = 0.
-   Returns: less than the workers of the pool.
+   Returns: less than the workers of the pool; with policy.polite less than twice that.
    Threads: a stage.
    Blocks:  never.
    Owns:    nothing. */
@@ -1069,12 +1069,12 @@ SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *form
 SPDL_API void spdl_stop(spdl_task *task);
 
 /* ============================================================================================= */
-/* >>stats
-   Numbers that say which stage is slow. Stage times come from one clock reading per call (per group
-   of calls when they take a few microseconds); percentiles from histograms whose buckets are at
-   most 1/8 wide, so they are within 6.25 %. Edge k lies behind stage k; the last is the sink.
-   Every struct here is plain data without pointers: what workers, processes and ranks counted can
-   be sent as bytes, and histograms added up. See >>report for numbers in regular intervals. */
+/* >>stats Numbers that say which stage is slow. Stage times come from one clock reading per call
+   (where they take less than a microsecond, for up to 32 in a row); percentiles from histograms
+   whose buckets are at most 1/8 wide, so they are within 6.25 %. Edge k lies after stage k; the
+   last is the sink. Every struct here is plain data without pointers: what workers, processes and
+   ranks counted can be sent as bytes, and histograms added up. See >>report for numbers in regular
+   intervals. */
 
 /* Durations from 0 to 2^43 ns (2.4 h) in buckets: exact below 8 ns, then 8 to each power of two.
    Longer ones fall into the last bucket. All zero is an empty one. */
@@ -1111,7 +1111,7 @@ typedef struct spdl_stage_stats {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
     int concurrency;   /* the bound */
-    int in_flight;     /* calls, or groups of tiny ones, running now */
+    int in_flight;     /* calls running now */
     uint64_t tasks;    /* calls that have ended; for a batch row: batches made */
     uint64_t failures; /* of them, calls that failed; not in the times */
     uint64_t skips;    /* of them, calls that dropped their item; batch: items of drop_last */
@@ -1119,11 +1119,14 @@ typedef struct spdl_stage_stats {
     uint64_t freed;    /* items this stage had made or taken that a stop or failure freed */
     uint64_t busy_ns;  /* time spent in calls that did not fail, over all workers */
     bool deferred;     /* calls end when they are completed: busy_ns is no worker's time */
+    /* Of the trainer's waits of more than a microsecond or so (not with workers = 0), the part in
+       which the item it waited for was here: the sum over all stages is what it waited. */
+    uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
+    uint64_t exposed_idle_ns; /* ready for it, but no worker took it */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns; /* of one call */
     /* Where busy_ns went; the three make busy_ns together. They are estimates, scaled up from calls
-       that were measured: the longer ones (a millisecond) all but a worker's first; of quick ones
-       (an eighth of that), and of those that sleep, one group for each 0.8 ms in the stage, later
-       for 6 ms. So they may go backwards a little. */
+       that were measured: of each worker (but its first) one for about each 0.8 ms in the stage. So
+       they may go backwards a little. */
     uint64_t cpu_ns;       /* on a processor */
     uint64_t runnable_ns;  /* ready to run, but other threads had the processors */
     uint64_t blocked_ns;   /* asleep: input, locks, timers */
@@ -1140,7 +1143,6 @@ typedef struct spdl_edge_stats {
     uint64_t put_wait_ns;   /* time finished items waited for a place among the buffer_size */
     uint64_t get_wait_ns;   /* time the reader was idle for want of an item, open waits too */
     uint64_t empty_ns;      /* time the edge had nothing to take, the open gap too */
-    uint64_t full_ns;       /* time all places of the buffer were taken, until now too */
     uint64_t elapsed_ns;    /* from the start to now, or to the end of the edge */
     double readiness;       /* 1 - empty_ns / elapsed_ns; 0 before any time has passed */
 } spdl_edge_stats;
@@ -1152,6 +1154,10 @@ typedef struct spdl_stats {
     uint64_t delivered;     /* items handed to the trainer */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
     uint64_t wait_ns;       /* time the trainer waited in next, a running wait included */
+    uint64_t ready_ns;      /* time it was in next although an item was ready: woken late, or waking
+                               a worker, which may take its processor */
+    uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls, but other
+                               threads had the processors (Linux with schedstat; else 0) */
     uint64_t step_ns;       /* time since the first item that it did not: its own steps */
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     spdl_stage_stats stage[SPDL_MAX_STAGES];
@@ -1167,7 +1173,8 @@ SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t byt
 
 /* Copies the counters as they stand, while the pipeline runs on. Each is exact, and none goes
    backwards from one snapshot to the next; they are read one after the other. Costs a few
-   microseconds for each stage, and nothing on the workers' side.
+   microseconds for each stage, and nothing on the workers' side. If the last stage can be called
+   and a worker sleeps, one is woken: so a trainer may wait until its buffer is full.
    Returns: nothing.
    Threads: any.
    Blocks:  never.
@@ -1305,7 +1312,7 @@ SPDL_API spdl_result spdl_report_html(const spdl_pipeline *pipeline, const char 
    lane for each worker with its calls (stage, number of the item, result) and the batches it put;
    one for the trainer's waits in next; one for each edge, with the times its reader wanted an item
    and there was none ("empty") and the times a finished item had no place ("full"); a counter for
-   the depth of each edge, whenever items were taken or a worker had put what it had; an arrow from
+   the depth of each edge, whenever items were taken or one was put; an arrow from
    the call that made an item to its batch.
 
    desc.trace names the file. Where it is NULL the environment does: SPDL_TRACE=t.json, or
@@ -1928,12 +1935,6 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 #define SPDL__MEMBARRIER 0
 #endif
 
-#if defined(__SIZEOF_INT128__) && !defined(SPDL__INT128)
-#define SPDL__INT128 1
-#elif !defined(SPDL__INT128)
-#define SPDL__INT128 0
-#endif
-
 #ifndef SPDL_MALLOC
 #define SPDL_MALLOC(bytes) malloc(bytes)
 #define SPDL_FREE(memory) free(memory)
@@ -2031,6 +2032,14 @@ SPDL__INLINE uint32_t spdl__or32(uint32_t *p, uint32_t bits) {
     return __atomic_fetch_or(p, bits, __ATOMIC_ACQ_REL);
 }
 
+/* A pointer, relaxed. */
+SPDL__INLINE void *spdl__load_pointer(void *const *p) {
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+SPDL__INLINE void spdl__store_pointer(void **p, void *value) {
+    __atomic_store_n(p, value, __ATOMIC_RELAXED);
+}
+
 /* For claims whose order is carried by something else. */
 SPDL__INLINE bool spdl__cas_relaxed(uint64_t *p, uint64_t *expected, uint64_t desired) {
     return __atomic_compare_exchange_n(p, expected, desired, false, __ATOMIC_RELAXED,
@@ -2041,9 +2050,6 @@ SPDL__INLINE bool spdl__cas_relaxed(uint64_t *p, uint64_t *expected, uint64_t de
    the other's. */
 SPDL__INLINE uint32_t spdl__load_ordered32(const uint32_t *p) {
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);
-}
-SPDL__INLINE void spdl__store_ordered32(uint32_t *p, uint32_t value) {
-    __atomic_store_n(p, value, __ATOMIC_SEQ_CST);
 }
 SPDL__INLINE void spdl__add_ordered32(uint32_t *p, uint32_t value) {
     (void)__atomic_fetch_add(p, value, __ATOMIC_SEQ_CST);
@@ -2080,6 +2086,15 @@ SPDL__INLINE void spdl__full_barrier(void) {
 #endif
 }
 
+/* The same after a read-modify-write: on x86 that is one already. */
+SPDL__INLINE void spdl__barrier_after_rmw(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+#else
+    spdl__full_barrier();
+#endif
+}
+
 SPDL__INLINE void spdl__compiler_barrier(void) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 
 /* Asks for the line at p, to write to it. x86 compilers emit prefetchw only in functions that are
@@ -2110,9 +2125,6 @@ SPDL__INLINE void spdl__pause(void) {
 #if defined(__GLIBC__) ? !defined(__USE_MISC) : !defined(_GNU_SOURCE) && !defined(_DEFAULT_SOURCE)
 #define SPDL__STRICT 1
 #endif
-#if defined(__GLIBC__) ? !defined(__USE_GNU) : !defined(_GNU_SOURCE)
-extern int sched_getcpu(void);
-#endif
 #endif
 #if defined(SPDL__STRICT)
 extern long syscall(long number, ...);
@@ -2139,71 +2151,6 @@ SPDL_API uint64_t spdl_time_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* A thread's view of the same clock, for many readings close to each other. Where the processor has
-   a counter that runs at one speed, it says how long ago the clock was read last, for up to
-   a millisecond: that takes a few nanoseconds instead of up to 50. The speed is found out on the
-   way. Never goes backwards; off by less than a microsecond. */
-typedef struct spdl__watch {
-    uint64_t ns, ticks; /* read together */
-    uint64_t scale;     /* ns a tick takes, 32 bits behind the point; 0: not known yet */
-    uint64_t valid;     /* ticks for which this is good enough */
-    uint64_t last;      /* what was told last */
-    bool counts;        /* there is such a counter */
-} spdl__watch;
-
-#define SPDL__WATCH_NS 1000000      /* the clock itself is read that often */
-#define SPDL__WATCH_LEAST_NS 200000 /* the speed is judged on no less */
-
-SPDL__PRIVATE bool spdl__watch_counts(void) {
-#if SPDL__X86
-    unsigned a = 0x80000000u, d = 0; /* "invariant TSC": CPUID 80000007h, EDX bit 8 */
-    __asm__("cpuid" : "+a"(a), "+d"(d) : : "ebx", "ecx");
-    if (a < 0x80000007u) return false;
-    a = 0x80000007u;
-    __asm__("cpuid" : "+a"(a), "+d"(d) : : "ebx", "ecx");
-    return (d >> 8 & 1) != 0;
-#else
-    return false; /* elsewhere the clock itself is as quick */
-#endif
-}
-
-SPDL__INLINE uint64_t spdl__watch_ticks(void) {
-#if SPDL__X86
-    return __builtin_ia32_rdtsc();
-#else
-    return 0;
-#endif
-}
-
-/* Reads the clock. The speed is judged anew when the last reading was neither just now nor long
-   ago. */
-SPDL__COLD uint64_t spdl__watch_set(spdl__watch *watch) {
-    const uint64_t ns = spdl_time_ns(), ticks = spdl__watch_ticks();
-    const uint64_t passed = ns - watch->ns, counted = ticks - watch->ticks;
-    const bool judged = passed >= SPDL__WATCH_LEAST_NS && passed < 100 * SPDL__WATCH_NS &&
-                        counted > passed / 16 && counted < passed * 16;
-    if (judged) {
-        watch->scale = (passed << 32) / counted;
-        watch->valid = ((uint64_t)SPDL__WATCH_NS << 32) / watch->scale;
-    }
-    if (judged || watch->scale != 0 || watch->ns == 0 || passed >= SPDL__WATCH_LEAST_NS) {
-        watch->ns = ns;
-        watch->ticks = ticks;
-    }
-    if (ns > watch->last) watch->last = ns;
-    return watch->last;
-}
-
-SPDL__INLINE uint64_t spdl__watch_read(spdl__watch *watch) {
-    uint64_t passed, now;
-    if (!watch->counts) return spdl_time_ns();
-    passed = spdl__watch_ticks() - watch->ticks;
-    if (passed >= watch->valid) return spdl__watch_set(watch);
-    now = watch->ns + (passed * watch->scale >> 32);
-    if (now > watch->last) watch->last = now;
-    return watch->last;
-}
-
 #define SPDL__NEVER UINT64_MAX
 
 /* When a wait that starts now has to end. */
@@ -2211,10 +2158,11 @@ SPDL__PRIVATE uint64_t spdl__deadline(int64_t timeout_ns) {
     return timeout_ns < 0 ? SPDL__NEVER : spdl_time_ns() + (uint64_t)timeout_ns;
 }
 
-/* Asymmetric barriers. Whoever publishes something does a light barrier and then looks whether
-   somebody sleeps; whoever is about to sleep says so, does a heavy barrier and then looks again.
-   One of the two sees the other. With membarrier(2) the light one costs nothing and the heavy one
-   about a microsecond, which only the sleeper pays. Without it both are full barriers. */
+/* Asymmetric barriers, of the rings. Whoever publishes something does a light barrier and then
+   looks whether somebody sleeps; whoever is about to sleep says so, does a heavy barrier and then
+   looks again. One of the two sees the other. With membarrier(2) the light one costs nothing and
+   the heavy one about a microsecond, which only the sleeper pays. Without it both are full
+   barriers. */
 SPDL__PRIVATE bool spdl__barrier_init(void) {
 #if SPDL__MEMBARRIER
     const long query = 0, registration = 1 << 4, expedited = 1 << 3;
@@ -2438,6 +2386,15 @@ SPDL__PRIVATE void spdl__thread_join(spdl__thread thread) { pthread_join(thread,
 /* A number for the calling thread: an integer or a pointer on every POSIX system we know. */
 SPDL__PRIVATE uint64_t spdl__thread_id(void) { return (uint64_t)(uintptr_t)pthread_self(); }
 
+/* The number by which the system tells about the calling thread, or 0. */
+SPDL__PRIVATE uint64_t spdl__thread_number(void) {
+#if defined(__linux__)
+    return (uint64_t)syscall(SYS_gettid);
+#else
+    return 0;
+#endif
+}
+
 /* Names the calling thread; Linux shows 15 characters. */
 SPDL__PRIVATE void spdl__thread_name(const char *name) {
 #if defined(__linux__)
@@ -2490,44 +2447,6 @@ SPDL__PRIVATE int spdl__cpu_count(void) {
     }
 }
 
-/* The processor that the calling thread runs on; -1: not known. */
-SPDL__PRIVATE int spdl__cpu_here(void) {
-#if defined(__linux__)
-    return sched_getcpu();
-#else
-    return -1;
-#endif
-}
-
-/* Moves the calling thread off processor `cpu`, if it runs there and may use another. Afterwards it
-   may use what it could before: "all" says so without keeping it from those that it is given later,
-   as what it has now would; but that is needed where somebody has made it less. What others ask for
-   meanwhile is kept, unless they do so within a microsecond. */
-SPDL__PRIVATE void spdl__cpu_leave(int cpu) {
-#if defined(__linux__)
-    spdl__cpus before, others, now;
-    unsigned long more = 0, less = 0;
-    size_t bytes, i;
-    if (cpu < 0 || cpu != spdl__cpu_here()) return;
-    bytes = spdl__cpus_get(&before);
-    if ((size_t)cpu / 8 >= bytes) return;
-    others = before;
-    others.bits[cpu / SPDL__CPU_BITS] &= ~(1ul << cpu % SPDL__CPU_BITS);
-    if (!spdl__cpus_set(&others, bytes)) return; /* there is no other */
-    if (spdl__cpus_get(&now) != bytes || memcmp(&now, &others, bytes) != 0) return;
-    memset(&now, 0xff, sizeof(now));
-    (void)spdl__cpus_set(&now, bytes);
-    if (spdl__cpus_get(&now) != bytes) return;
-    for (i = 0; i < bytes / sizeof(now.bits[0]); ++i) {
-        more |= now.bits[i] & ~before.bits[i];
-        less |= before.bits[i] & ~now.bits[i];
-    }
-    if (more != 0 && less == 0) (void)spdl__cpus_set(&before, bytes);
-#else
-    (void)cpu;
-#endif
-}
-
 /* Processor time a thread has used; where the system does not tell that of others, 0. */
 SPDL__PRIVATE uint64_t spdl__thread_cpu_ns(spdl__thread thread) {
 #if defined(__linux__)
@@ -2541,10 +2460,28 @@ SPDL__PRIVATE uint64_t spdl__thread_cpu_ns(spdl__thread thread) {
 #endif
 }
 
-/* Whether a worker is scheduled as any thread is. */
-SPDL__PRIVATE bool spdl__policy_is_plain(const spdl_policy *policy) {
-    return policy->nice == 0 && policy->sched == SPDL_SCHED_DEFAULT && !policy->polite &&
-           policy->cpu_count == 0;
+/* How long a thread of this process has been ready to run while others had the processors, so far:
+   the second number in its schedstat. False where the system does not tell. */
+SPDL__PRIVATE bool spdl__thread_queued_ns(uint64_t number, uint64_t *ns) {
+#if defined(__linux__)
+    char text[96], *at;
+    ssize_t length = -1;
+    int file;
+    (void)snprintf(text, sizeof(text), "/proc/self/task/%llu/schedstat",
+                   (unsigned long long)number);
+    file = open(text, O_RDONLY | SPDL__O_CLOEXEC);
+    if (file >= 0) length = read(file, text, sizeof(text) - 1);
+    if (file >= 0) (void)close(file);
+    if (length <= 0) return false;
+    text[length] = '\0';
+    (void)strtoull(text, &at, 10);
+    *ns = strtoull(at, NULL, 10);
+    return true;
+#else
+    (void)number;
+    (void)ns;
+    return false;
+#endif
 }
 
 #if defined(__linux__)
@@ -2741,20 +2678,6 @@ SPDL__PRIVATE void spdl__name_copy(char name[SPDL_NAME_BYTES], const char *from)
     name[length] = '\0';
 }
 
-/* The upper half of a product. */
-SPDL__INLINE uint64_t spdl__multiply_high(uint64_t a, uint64_t b) {
-#if SPDL__INT128
-    __extension__ typedef unsigned __int128 wide;
-    return (uint64_t)((wide)a * b >> 64);
-#else
-    const uint64_t a_low = a & UINT32_MAX, a_high = a >> 32;
-    const uint64_t b_low = b & UINT32_MAX, b_high = b >> 32;
-    const uint64_t low = a_low * b_high + (a_low * b_low >> 32);
-    const uint64_t middle = a_high * b_low + (low & UINT32_MAX);
-    return a_high * b_high + (low >> 32) + (middle >> 32);
-#endif
-}
-
 /* The smallest power of two that is at least `n`. */
 SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
     uint64_t power = 1;
@@ -2764,10 +2687,9 @@ SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
 
 /* How long to look for work before sleeping: a little spinning, then turns for other threads. With
    more threads than cores the turns are what keeps things moving, and a sleep costs a wake-up. On 2
-   cores 64 spins and 8 turns made 10 us of work 10 % slower; with 16 turns instead of 64 four
-   producers of 5 us beside a consumer of 20 us made 0.65 instead of all of what is possible, and a
-   trainer's step of 100 us took 118 us instead of 104. Workers and trainer, whose sleeps may turn
-   out to be long, then give away fewer: see spdl__patience. */
+   cores 64 spins and 8 turns made rings 10 % slower; with 16 turns instead of 64 four producers of
+   5 us beside a consumer of 20 us made 0.65 instead of all of what is possible. Workers and trainer
+   give away fewer: see SPDL__IDLE_YIELDS. */
 #ifndef SPDL_SPINS
 #define SPDL_SPINS 16
 #endif
@@ -2783,15 +2705,6 @@ SPDL__PRIVATE bool spdl__backoff(int *round, int yields) {
     else
         spdl__yield();
     return true;
-}
-
-#define SPDL__SHORT_SLEEP_NS 50000 /* a wake-up takes 20 us on a virtual machine */
-
-/* How many turns to give away before the next sleep, when the last one took so long. Before long
-   sleeps they are for nothing: half as many, down to an eighth; after a short one twice as many. */
-SPDL__PRIVATE int spdl__patience(int yields, uint64_t slept_ns) {
-    if (slept_ns < SPDL__SHORT_SLEEP_NS) return (int)spdl__min(2 * (uint64_t)yields, SPDL_YIELDS);
-    return (int)spdl__max((uint64_t)yields / 2, (SPDL_YIELDS + 7) / 8);
 }
 
 /* ============================================================================================= */
@@ -3866,22 +3779,28 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 /* ============================================================================================= */
 /* >>pool-impl
    Workers look for something to do: a job, or a step of an attached pipeline ("client"). A worker
-   that finds nothing sleeps on `bell`.
+   that finds nothing looks again a few times, 16 pauses and 8 turns given away, and then sleeps on
+   its bell. Nothing of this is learned or differs between builds.
 
-   Who wakes whom. A worker may sleep only after it has said so (`sleepers`), done a heavy barrier
-   and found nothing once more. Whoever makes something runnable, and does not look for work itself
-   next, calls spdl__pool_hint: light barrier, look at `sleepers`; if there are some, full barrier,
-   look at `waking`, ring the bell. At most one wake is under way at a time: `waking` is set by the
-   one who rings and cleared by every worker that is about to sleep or has stopped sleeping, always
-   before a full barrier and another look. So whoever finds `waking` set may rely on a look that is
-   still to come, and a worker that finds work passes the wake on with its own hint before it runs
-   the work (which may pass over what somebody comes to without a wake: see >>flow-impl). Order of a
-   sleeper: read the bell, announce, clear waking, barrier, look, sleep. (tests/model/park.pml
-   checks this exhaustively.)
+   Who wakes whom. A worker goes to sleep in this order: read its bell, announce (`asleep`, then
+   `sleepers`), clear `waking`, look at everything once more, sleep. Whoever makes something
+   runnable, and does not look for work itself next, does so in this order: publish, full barrier,
+   look at `sleepers`; if some worker sleeps and `waking` is clear, look whether what it has changed
+   can run; if so set `waking` and ring the bell of the first worker in the pool that is `asleep`.
+   So one of the two sees the other. The first, not the one that has slept longest: what two workers
+   can do is done by two, however many there are; their caches stay warm, and the system, which
+   places a thread by what it has done, sees two that work instead of many that hardly do. At most
+   one wake is under way at a time: `waking` is set by the one who rings and cleared by every worker
+   that is about to sleep or has stopped sleeping, always before a full barrier and a look at
+   everything. So whoever finds it set may rely on a look that is still to come, and a worker that
+   finds work looks at everything again before its first call, which passes the wake on.
+   (tests/model/sit.pml checks this exhaustively.)
 
-   A heavy barrier interrupts the other threads, and waits for processors that the host of a virtual
-   machine has taken away. Only the first sleeper needs one: it leaves a bit beside the count, which
-   stays until nobody sleeps. While it is there, whoever hints sees sleepers and does full barriers.
+   The upper half of `sleepers` counts trainers and producers that wait: those who take and put look
+   at one word to know that nobody does.
+
+   Several pipelines get turns by time: each worker steps in the one it has worked least for, for up
+   to SPDL__TURN_NS; one that had nothing to do saves up no more than two turns.
 
    Threads: workers run worker_main; clients come and go from any thread; `slot.users` counts the
    workers inside a client, and detach waits for it to be 0. The pool owns threads, queue and
@@ -3890,24 +3809,23 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 #define SPDL__MAX_WORKERS 256
 #define SPDL__MAX_CLIENTS 64
 #define SPDL__MAX_QUEUE (1 << 24)
-#define SPDL__BURST 64        /* steps in one client before a worker looks at the clock */
+#define SPDL__IDLE_YIELDS 8   /* turns a worker or trainer gives away before it sleeps; 64 cost 18 %
+                                 more processor time beside steps of a millisecond */
 #define SPDL__TURN_NS 1000000 /* how long a worker stays with one client when there are others */
 
 typedef struct spdl__client {
-    /* runs one piece of work; false: there is none. again: straight after another step */
-    bool (*step)(void *self, int worker, bool again);
-    /* whether step would find some; with -1: whether somebody should be woken for it */
+    /* runs one piece of work; false: there is none */
+    bool (*step)(void *self, int worker);
+    /* whether step would find some; with -1: any worker of the pool */
     bool (*runnable)(void *self, int worker);
-    /* a worker that finds nothing, maybe the last one: until when that will be so; 0: nobody
-       knows. *avoid: a processor it should not sleep on */
-    uint64_t (*rest)(void *self, bool last, int *avoid);
     void *self;
 } spdl__client;
 
 typedef struct spdl__client_slot {
-    uint64_t client; /* a spdl__client *, or 0 */
-    uint32_t taken; /* from attach until detach has returned */
-    uint32_t users; /* workers inside the client */
+    uint64_t client; /* a spdl__client *, or 0; written by attach and detach */
+    uint32_t taken;  /* from attach until detach has returned */
+    uint32_t generation; /* counts the clients; written by attach */
+    uint32_t users;  /* workers inside the client; written by them */
     char pad[SPDL_CACHE_LINE];
 } spdl__client_slot;
 
@@ -3917,20 +3835,25 @@ typedef struct spdl__job {
 } spdl__job;
 
 typedef struct spdl__worker {
-    spdl_pool *pool;
+    spdl_pool *pool; /* these two: written by create */
     int index;
-    bool initialised;
-    uint64_t id; /* written by the worker */
+    bool initialised; /* from here on: written by the worker */
+    uint64_t id;
+    uint64_t thread_number; /* that the system knows it by, for its statistics */
+    uint32_t asleep;        /* or about to be; cleared by whoever rings, too */
+    spdl__event bell;
     spdl__thread thread;
     void *local;
+    /* turns, when there are several clients */
+    uint64_t turn_ns;                        /* worked_ns of the one that had the last */
+    uint64_t worked_ns[SPDL__MAX_CLIENTS];   /* for each of them */
+    uint32_t generation[SPDL__MAX_CLIENTS];  /* of the client that this is about */
 } spdl__worker;
 
 struct spdl_pool {
     /* written by create */
     spdl_pool_desc desc;
     char name[SPDL_NAME_BYTES];
-    bool asymmetric;
-    int processors; /* that the workers may use */
     spdl__worker *worker;
     spdl_ring *jobs;
     /* start-up: written by workers */
@@ -3944,14 +3867,15 @@ struct spdl_pool {
     uint32_t quit;
     char pad0[SPDL_CACHE_LINE];
     /* read by all; written by those who sleep and those who wake them */
-    uint32_t sleepers; /* SPDL__SLEEPER for each; and SPDL__KNOWN, if all threads see that */
-    uint32_t waking;
-    uint32_t napping; /* all are asleep, and one of them will wake by itself */
-    spdl__event bell;
+    uint32_t sleepers; /* workers asleep; SPDL__WAITER for each trainer or producer that waits */
+    uint32_t waking;   /* a worker was woken and has yet to look */
     char pad1[SPDL_CACHE_LINE];
     uint32_t slots_used; /* slots from here on were never taken */
     spdl__client_slot slot[SPDL__MAX_CLIENTS];
 };
+
+#define SPDL__WAITER 0x10000u
+#define SPDL__ASLEEP (SPDL__WAITER - 1)
 
 SPDL__PRIVATE const spdl__client *spdl__slot_client(const spdl__client_slot *slot) {
     return (const spdl__client *)(uintptr_t)spdl__load_ordered(&slot->client);
@@ -3974,43 +3898,60 @@ SPDL__PRIVATE const spdl__client *spdl__client_enter(spdl_pool *pool, spdl__clie
     return client;
 }
 
-/* Any thread. Whether a worker would find something now. */
-SPDL__PRIVATE bool spdl__pool_runnable(spdl_pool *pool, int worker) {
+/* Any thread. Whether a worker would find something now. `inside` is the client whose step is
+   running on this thread, which need not be entered, or NULL. */
+SPDL__PRIVATE bool spdl__pool_runnable(spdl_pool *pool, int worker, const void *inside) {
     const uint32_t used = spdl__load32(&pool->slots_used);
     uint32_t i;
     if (spdl_ring_count(pool->jobs) > 0) return true;
     for (i = 0; i < used; ++i) {
-        const spdl__client *client = spdl__client_enter(pool, &pool->slot[i]);
-        const bool found = client != NULL && client->runnable(client->self, worker);
-        if (client != NULL) spdl__client_leave(pool, &pool->slot[i]);
+        const spdl__client *client = spdl__slot_client(&pool->slot[i]);
+        const bool here = client != NULL && used == 1 && inside != NULL;
+        bool found;
+        if (!here) client = spdl__client_enter(pool, &pool->slot[i]);
+        found = client != NULL && client->runnable(client->self, worker);
+        if (client != NULL && !here) spdl__client_leave(pool, &pool->slot[i]);
         if (found) return true;
     }
     return false;
 }
 
+/* A guess, behind a full barrier: whether to look for something that somebody should be woken for.
+   */
+SPDL__INLINE bool spdl__pool_sleeps(const spdl_pool *pool) {
+    return (spdl__load_relaxed32(&pool->sleepers) & SPDL__ASLEEP) != 0 &&
+           spdl__load_relaxed32(&pool->waking) == 0;
+}
+
+/* Whether it slept. */
+SPDL__PRIVATE bool spdl__worker_wake(spdl__worker *worker) {
+    uint32_t asleep = 1;
+    if (spdl__load_relaxed32(&worker->asleep) == 0 || !spdl__cas32(&worker->asleep, &asleep, 0))
+        return false;
+    spdl__event_wake(&worker->bell, 1);
+    return true;
+}
+
+/* If none is asleep any more, those counted in `sleepers` were woken by others: they have yet to
+   look, and will see what we have published. */
 SPDL__PRIVATE void spdl__pool_wake_one(spdl_pool *pool) {
     uint32_t none = 0;
-    if (spdl__cas32(&pool->waking, &none, 1)) spdl__event_wake(&pool->bell, 1);
+    int i;
+    if (!spdl__cas32(&pool->waking, &none, 1)) return;
+    for (i = 0; i < pool->desc.workers; ++i)
+        if (spdl__worker_wake(&pool->worker[i])) return;
+    (void)spdl__exchange32(&pool->waking, 0);
 }
 
 SPDL__PRIVATE void spdl__pool_wake_all(spdl_pool *pool) {
-    spdl__event_wake(&pool->bell, SPDL__ALL);
+    int i;
+    for (i = 0; i < pool->desc.workers; ++i) (void)spdl__worker_wake(&pool->worker[i]);
 }
 
-/* Whether a wake could be needed: after the caller has published something. What it looks at next
-   is not older than that. */
-SPDL__PRIVATE bool spdl__pool_sleepy(spdl_pool *pool) {
-    spdl__barrier_light(pool->asymmetric);
-    if (spdl__load_relaxed32(&pool->sleepers) == 0) return false;
-    spdl__full_barrier();
-    return spdl__load_relaxed32(&pool->waking) == 0;
-}
-
-/* Call after making something runnable, unless the same worker looks for work next. What is
-   runnable may take two: one who gives up a lock and one who makes room. Each looks behind a full
-   barrier before deciding that no wake is needed, so one of the two sees both. */
+/* Call after making something runnable, unless the same worker looks for work next. */
 SPDL__PRIVATE void spdl__pool_hint(spdl_pool *pool) {
-    if (spdl__pool_sleepy(pool) && spdl__pool_runnable(pool, -1)) spdl__pool_wake_one(pool);
+    spdl__full_barrier();
+    if (spdl__pool_sleeps(pool) && spdl__pool_runnable(pool, -1, NULL)) spdl__pool_wake_one(pool);
 }
 
 /* Runs one job. */
@@ -4023,122 +3964,90 @@ SPDL__PRIVATE bool spdl__pool_job(spdl_pool *pool, spdl__worker *worker) {
     return true;
 }
 
-/* Whether others wait for a turn of the worker that has been with one client since `since`. */
-SPDL__PRIVATE bool spdl__pool_turn_over(spdl_pool *pool, int steps, uint64_t since) {
-    if (spdl_ring_count(pool->jobs) > 0) return true;
-    if (spdl__load32(&pool->slots_used) < 2) return steps >= SPDL__BURST;
-    return spdl_time_ns() - since > SPDL__TURN_NS;
-}
-
-/* Works for one client until it has nothing to do, or others should have a turn. */
-SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__client_slot *slot, int worker) {
+/* Works for one client until it has nothing to do, or others should have a turn. Whether it had
+   something to do. */
+SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at) {
+    spdl__client_slot *slot = &pool->slot[at];
     const spdl__client *client = spdl__client_enter(pool, slot);
-    const uint64_t since = spdl__load32(&pool->slots_used) < 2 ? 0 : spdl_time_ns();
-    bool over = false;
-    int steps = 0;
+    const bool alone = spdl__load32(&pool->slots_used) == 1;
+    const uint64_t since = alone ? 0 : spdl_time_ns();
+    bool found = false, over = false;
     if (client == NULL) return false;
-    while (!over && client->step(client->self, worker, steps > 0))
-        over = spdl__pool_turn_over(pool, ++steps, since);
-    spdl__client_leave(pool, slot);
-    if (over) spdl__pool_hint(pool); /* it may have more, and we look elsewhere */
-    return steps > 0;
-}
-
-SPDL__PRIVATE bool spdl__pool_step(spdl_pool *pool, spdl__worker *worker, uint32_t *turn) {
-    const uint32_t used = spdl__load32(&pool->slots_used);
-    uint32_t i;
-    bool found = spdl__pool_job(pool, worker);
-    for (i = 0; i < used; ++i) {
-        const uint32_t at = (*turn + i) % used;
-        if (spdl__pool_visit(pool, &pool->slot[at], worker->index)) found = true;
+    while (!over && client->step(client->self, worker->index)) {
+        found = true;
+        over = spdl_ring_count(pool->jobs) > 0 || spdl__load32(&pool->quit);
+        if (alone) {
+            over = over || spdl__load_relaxed32(&pool->slots_used) != 1;
+        } else if (spdl_time_ns() - since > SPDL__TURN_NS) {
+            over = true;
+        }
     }
-    *turn += 1;
+    spdl__client_leave(pool, slot);
+    if (!alone && found) worker->worked_ns[at] += spdl_time_ns() - since;
+    if (over) spdl__pool_hint(pool); /* it may have more, and we look elsewhere */
     return found;
 }
 
-#define SPDL__KNOWN 1u
-#define SPDL__SLEEPER 2u
-
-/* From here on whoever hints sees a sleeper, and what was made runnable before is seen here. */
-SPDL__PRIVATE void spdl__pool_announce(spdl_pool *pool) {
-    const uint32_t before = spdl__add32(&pool->sleepers, SPDL__SLEEPER);
-    spdl__store32(&pool->waking, 0);
-    if (before & SPDL__KNOWN) {
-        spdl__full_barrier();
-    } else {
-        spdl__barrier_heavy(pool->asymmetric);
-        (void)spdl__or32(&pool->sleepers, SPDL__KNOWN);
+/* Of the clients that are not in `tried`, the one this worker has worked least for. One that is new
+   begins where the last turn was. */
+SPDL__PRIVATE uint32_t spdl__pool_least(spdl_pool *pool, spdl__worker *worker, uint32_t used,
+                                        uint64_t tried) {
+    uint32_t i, least = used;
+    for (i = 0; i < used; ++i) {
+        const uint32_t generation = spdl__load_relaxed32(&pool->slot[i].generation);
+        if (worker->generation[i] != generation) worker->worked_ns[i] = worker->turn_ns;
+        worker->generation[i] = generation;
+        if ((tried >> i & 1) != 0) continue;
+        if (least == used || worker->worked_ns[i] < worker->worked_ns[least]) least = i;
     }
+    return least;
 }
 
-SPDL__PRIVATE void spdl__pool_awake(spdl_pool *pool) {
-    uint32_t sleepers = spdl__load_relaxed32(&pool->sleepers), left;
-    do {
-        left = sleepers - SPDL__SLEEPER;
-        if (left < SPDL__SLEEPER) left = 0;
-    } while (!spdl__cas32(&pool->sleepers, &sleepers, left));
-    spdl__store32(&pool->waking, 0);
-    spdl__full_barrier();
+/* A job, if there is one, and a turn with a client that has something to do. */
+SPDL__PRIVATE bool spdl__pool_step(spdl_pool *pool, spdl__worker *worker) {
+    const uint32_t used = spdl__load32(&pool->slots_used);
+    const bool found = spdl__pool_job(pool, worker);
+    uint64_t tried = 0; /* a bit for each client */
+    uint32_t i, at, left;
+    if (used == 1) return spdl__pool_visit(pool, worker, 0) || found;
+    for (left = used; left > 0; --left) {
+        at = spdl__pool_least(pool, worker, used, tried);
+        worker->turn_ns = worker->worked_ns[at];
+        if (spdl__pool_visit(pool, worker, at)) break;
+        tried |= (uint64_t)1 << at;
+    }
+    if (left == 0) return found;
+    for (i = 0; i < used; ++i) /* those that had nothing to do */
+        if ((tried >> i & 1) != 0 && worker->worked_ns[i] + 2 * SPDL__TURN_NS < worker->turn_ns)
+            worker->worked_ns[i] = worker->turn_ns - 2 * SPDL__TURN_NS;
+    return true;
 }
 
-/* Any thread: a guess. */
-SPDL__PRIVATE int spdl__pool_asleep(const spdl_pool *pool) {
-    return (int)(spdl__load_relaxed32(&pool->sleepers) / SPDL__SLEEPER);
-}
-
-/* Any thread: a guess, whether workers that are awake wait for processors. */
-SPDL__PRIVATE bool spdl__pool_crowded(const spdl_pool *pool) {
-    return pool->desc.workers - spdl__pool_asleep(pool) > pool->processors;
-}
-
-/* Sleeps, unless there is something to do after all. Returns at any wake-up. With `until` the last
-   that goes to sleep wakes then by itself. */
-SPDL__PRIVATE void spdl__pool_sleep(spdl_pool *pool, int worker, uint64_t until) {
-    const uint32_t word = spdl__load32(&pool->bell.word);
-    spdl__pool_announce(pool);
+/* Sleeps, unless there is something to do after all. */
+SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
+    const uint32_t word = spdl__load32(&worker->bell.word);
+    spdl__store32(&worker->asleep, 1);
+    spdl__add32(&pool->sleepers, 1);
+    SPDL_TEST_POINT("pool announced");
+    (void)spdl__exchange32(&pool->waking, 0);
+    spdl__barrier_after_rmw(); /* pairs with those behind each publication */
     SPDL_TEST_POINT("pool about to sleep");
-    if (!spdl__load32(&pool->quit) && !spdl__pool_runnable(pool, worker)) {
-        const bool naps = until != 0 && spdl__pool_asleep(pool) == pool->desc.workers;
-        if (naps) {
-            spdl__store_relaxed32(&pool->napping, 1);
-            SPDL_TEST_POINT("pool naps");
-        }
-        (void)spdl__event_sleep(&pool->bell, word, naps ? until : SPDL__NEVER);
-        if (naps) spdl__store_relaxed32(&pool->napping, 0);
-    }
-    spdl__pool_awake(pool);
-}
-
-/* Until when there will be nothing to do, or 0. (A pool that has had several clients does not ask.)
-   What counts is what the last one that is awake is told; others only know not to wait for work. */
-SPDL__PRIVATE uint64_t spdl__pool_rest(spdl_pool *pool) {
-    const spdl__client *client;
-    uint64_t until = 0;
-    int avoid = -1;
-    if (spdl__load32(&pool->slots_used) != 1) return 0;
-    client = spdl__client_enter(pool, &pool->slot[0]);
-    if (client == NULL) return 0;
-    until = client->rest(client->self, spdl__pool_asleep(pool) + 1 >= pool->desc.workers, &avoid);
-    spdl__client_leave(pool, &pool->slot[0]);
-    if (spdl__policy_is_plain(&pool->desc.policy)) spdl__cpu_leave(avoid);
-    return until;
+    if (!spdl__load32(&pool->quit) && !spdl__pool_runnable(pool, worker->index, NULL))
+        (void)spdl__event_sleep(&worker->bell, word, SPDL__NEVER);
+    spdl__sub32(&pool->sleepers, 1); /* before `asleep`: who is counted can be woken, or was */
+    spdl__store32(&worker->asleep, 0);
+    (void)spdl__exchange32(&pool->waking, 0);
+    spdl__barrier_after_rmw();
 }
 
 SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
     spdl_pool *pool = worker->pool;
-    uint32_t turn = (uint32_t)worker->index;
-    int round = 0, yields = SPDL_YIELDS;
+    int round = 0;
     while (!spdl__load32(&pool->quit)) {
-        uint64_t until = 0;
-        if (spdl__pool_step(pool, worker, &turn)) {
+        if (spdl__pool_step(pool, worker)) {
             round = 0;
-            continue;
-        }
-        if (round == SPDL_SPINS) until = spdl__pool_rest(pool);
-        if (until != 0 || !spdl__backoff(&round, yields)) {
-            const uint64_t since = spdl_time_ns();
-            spdl__pool_sleep(pool, worker->index, until);
-            yields = spdl__patience(yields, spdl_time_ns() - since);
+        } else if (!spdl__backoff(&round, SPDL__IDLE_YIELDS)) {
+            spdl__pool_park(pool, worker);
             round = 0;
         }
     }
@@ -4165,6 +4074,7 @@ SPDL__PRIVATE void *spdl__worker_main(void *arg) {
     (void)snprintf(name, sizeof(name), "%.11s-%d", pool->name, worker->index);
     spdl__thread_name(name);
     spdl__store(&worker->id, spdl__thread_id());
+    spdl__store(&worker->thread_number, spdl__thread_number());
     if (!spdl__policy_apply(&pool->desc.policy)) spdl__store32(&pool->policy_refused, 1);
     spdl__worker_init(worker);
     spdl__worker_run(worker);
@@ -4191,8 +4101,9 @@ SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__
         uint32_t used = spdl__load32(&pool->slots_used);
         if (!spdl__cas32(&slot->taken, &no, 1)) continue;
         while (used < i + 1 && !spdl__cas32(&pool->slots_used, &used, i + 1)) {}
+        spdl__store_relaxed32(&slot->generation, slot->generation + 1);
         spdl__store_ordered(&slot->client, (uint64_t)(uintptr_t)client);
-        spdl__barrier_light(pool->asymmetric);
+        spdl__full_barrier();
         spdl__pool_wake_all(pool); /* each worker has a look: there may be an init to run */
         return slot;
     }
@@ -4273,6 +4184,27 @@ SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
     return spdl__allocator_check(&desc->allocator, "pool", desc->error);
 }
 
+/* The workers before they have a thread. */
+SPDL__PRIVATE bool spdl__pool_workers_init(spdl_pool *pool) {
+    int i;
+    for (i = 0; i < pool->desc.workers; ++i) {
+        pool->worker[i].pool = pool;
+        pool->worker[i].index = i;
+        if (!spdl__event_init(&pool->worker[i].bell)) break;
+    }
+    if (i == pool->desc.workers) return true;
+    while (i > 0) spdl__event_fini(&pool->worker[--i].bell);
+    return false;
+}
+
+SPDL__PRIVATE void spdl__pool_workers_free(spdl_pool *pool, bool made) {
+    int i;
+    for (i = 0; made && i < pool->desc.workers; ++i) spdl__event_fini(&pool->worker[i].bell);
+    spdl__free(&pool->desc.allocator, pool->worker,
+               (size_t)pool->desc.workers * sizeof(*pool->worker));
+    pool->worker = NULL;
+}
+
 /* Everything but the threads. On failure spdl__pool_release frees what is there. */
 SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     spdl_ring_desc jobs;
@@ -4280,22 +4212,21 @@ SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     jobs.capacity = (uint64_t)(pool->desc.queue_size ? pool->desc.queue_size : 256);
     jobs.item_bytes = sizeof(spdl__job);
     jobs.allocator = pool->desc.allocator;
-    pool->asymmetric = spdl__barrier_init();
-    pool->processors = spdl__cpu_count();
-    if (pool->desc.policy.cpu_count > 0 && pool->desc.policy.cpu_count < pool->processors)
-        pool->processors = pool->desc.policy.cpu_count;
     spdl__name_copy(pool->name, pool->desc.name ? pool->desc.name : "spdl");
     pool->worker = (spdl__worker *)spdl__alloc_zeroed(
         &pool->desc.allocator, (size_t)pool->desc.workers, sizeof(*pool->worker), sizeof(void *));
     if (pool->worker == NULL) return SPDL_E_NOMEM;
+    if (!spdl__pool_workers_init(pool)) {
+        spdl__pool_workers_free(pool, false);
+        return SPDL_E_NOMEM;
+    }
     return spdl_ring_create(&pool->jobs, &jobs);
 }
 
 SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     const spdl_allocator allocator = pool->desc.allocator;
     spdl_ring_destroy(pool->jobs, NULL, NULL);
-    spdl__free(&allocator, pool->worker, (size_t)pool->desc.workers * sizeof(*pool->worker));
-    spdl__event_fini(&pool->bell);
+    if (pool->worker != NULL) spdl__pool_workers_free(pool, true);
     spdl__event_fini(&pool->idle);
     spdl__free(&allocator, pool, sizeof(*pool));
 }
@@ -4304,7 +4235,7 @@ SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
 SPDL__PRIVATE void spdl__pool_join(spdl_pool *pool, int count) {
     int i;
     spdl__store32(&pool->quit, 1);
-    spdl__barrier_heavy(pool->asymmetric);
+    spdl__full_barrier();
     spdl__pool_wake_all(pool);
     for (i = 0; i < count; ++i) spdl__thread_join(pool->worker[i].thread);
 }
@@ -4321,8 +4252,6 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
     int count = 0;
     for (; count < pool->desc.workers && result == SPDL_OK; ++count) {
         spdl__worker *worker = &pool->worker[count];
-        worker->pool = pool;
-        worker->index = count;
         if (!spdl__thread_start(&worker->thread, pool->desc.stack_bytes, spdl__worker_main, worker))
             result = spdl__error_set(pool->desc.error, SPDL_E_THREAD,
                                      "spdl: pool '%s': thread %d of %d could not be created",
@@ -4356,20 +4285,17 @@ SPDL__PRIVATE spdl_result spdl__pool_new(spdl_pool **pool, const spdl_pool_desc 
     spdl_result result = SPDL_E_NOMEM;
     if (made == NULL) return result;
     made->desc = *desc;
-    if (!spdl__event_init(&made->idle)) goto no_event;
-    if (!spdl__event_init(&made->bell)) goto no_second_event;
-    result = spdl__pool_build(made);
-    if (result == SPDL_OK) result = spdl__pool_start(made);
-    made->desc.error = NULL; /* the caller's, for this call only */
-    if (result == SPDL_OK)
-        *pool = made;
-    else
-        spdl__pool_release(made);
-    return result;
-no_second_event:
-    spdl__event_fini(&made->idle);
-no_event:
-    spdl__free(&desc->allocator, made, sizeof(*made));
+    if (spdl__event_init(&made->idle)) {
+        result = spdl__pool_build(made);
+        if (result == SPDL_OK) result = spdl__pool_start(made);
+        made->desc.error = NULL; /* the caller's, for this call only */
+        if (result == SPDL_OK)
+            *pool = made;
+        else
+            spdl__pool_release(made);
+    } else {
+        spdl__free(&desc->allocator, made, sizeof(*made));
+    }
     return result;
 }
 
@@ -4417,12 +4343,10 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
    long as the others took to fill the ring.)
 
    Where time goes. A meter reads the thread's processor clock, and the time it was runnable from
-   schedstat, before and after a group of calls. That is four system calls, 4 us on a slow virtual
-   machine, so it is done each time a worker has spent about 0.8 ms in the stage; if calls are
-   quick, or sleep, the more rarely the more is known, down to once in 6 ms: less than a thousandth;
-   if those that were measured do not take as long as all, on average, more often again. (Long calls
-   that compute are all measured: a thread whose turn is over loses the processor in the system
-   calls in front of what is measured, so calls that are picked out wait less than others.)
+   schedstat, before and after a sitting. That is four system calls, some microseconds, so about one
+   sitting is measured for each SPDL__METER_NS that the worker spends in the stage. Which one, is
+   counted in sittings and drawn by lot: by time it would always be the one after the longest, and
+   in a fixed turn it could keep step with what it measures.
 
    The pipeline owns lanes and meters; a meter is used by the thread that runs the lane. */
 
@@ -4431,8 +4355,7 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 
 #define SPDL__TRACE_EVENTS 65536
 #define SPDL__TRACE_EVENTS_MAX (1 << 24)
-#define SPDL__METER_NS (1 << 19) /* the least time in a stage from one measurement to the next */
-#define SPDL__METER_QUICK_NS (1 << 17)
+#define SPDL__METER_NS 800000 /* time of a worker in a stage for each measurement, on average */
 
 #ifdef SPDL__NO_TRACE /* for the bench, which compares with a build without any of it */
 #define SPDL__TRACED(pointer) (false)
@@ -4482,10 +4405,12 @@ typedef struct spdl__trace {
 
 typedef struct spdl__meter {
     uint64_t thread;  /* whose schedstat is open */
-    uint64_t random;
-    uint64_t ns, cpu_ns, wait_ns; /* at the start of the group that is measured */
+    uint64_t ns, cpu_ns, wait_ns; /* at the start of the sitting that is measured */
     int file;         /* -1: there is none */
     bool cpu_known, wait_known;
+    uint64_t lot;           /* decides which sitting is measured next */
+    uint64_t first_wait_ns; /* of the thread, when it was measured first */
+    uint64_t waited_ns;     /* and since then; read by snapshots */
     char pad[SPDL_CACHE_LINE];
 } spdl__meter;
 
@@ -4577,7 +4502,7 @@ SPDL__PRIVATE bool spdl__wait_time(spdl__meter *meter, uint64_t *ns) {
 #endif
 }
 
-/* Before a group. */
+/* Before a sitting. */
 SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
     meter->wait_known = spdl__wait_time(meter, &meter->wait_ns);
     meter->cpu_known = spdl__cpu_time(&meter->cpu_ns);
@@ -4592,20 +4517,10 @@ SPDL__PRIVATE void spdl__meter_stop(spdl__meter *meter, uint64_t *ns, uint64_t *
     *ns = spdl_time_ns() - meter->ns;
     meter->cpu_known = meter->cpu_known && spdl__cpu_time(&cpu);
     meter->wait_known = meter->wait_known && spdl__wait_time(meter, &wait);
+    if (meter->first_wait_ns == 0) meter->first_wait_ns = meter->wait_ns;
+    if (meter->wait_known) spdl__store_relaxed(&meter->waited_ns, wait - meter->first_wait_ns);
     *cpu_ns = spdl__min(cpu - meter->cpu_ns, *ns);
     *wait_ns = spdl__min(wait - meter->wait_ns, *ns - *cpu_ns);
-}
-
-/* Time in the stage until the next measurement, when there were so many; at random, so that it
-   keeps no step with what is measured. (xorshift) */
-SPDL__PRIVATE int64_t spdl__meter_pause(spdl__meter *meter, uint64_t measured) {
-    uint64_t x = meter->random | 1;
-    x ^= x << 13;
-    x ^= x >> 7;
-    x ^= x << 17;
-    meter->random = x;
-    x = SPDL__METER_NS + (x >> 20 & (SPDL__METER_NS - 1));
-    return (int64_t)(x * (1 + spdl__min(measured / 8, 7)));
 }
 
 /* --- what the pipeline calls; >>trace-impl has them --- */
@@ -4614,12 +4529,11 @@ struct spdl__edge;
 struct spdl__node;
 struct spdl__counters;
 
-/* Around the calls of a group; `*start` is when it began, set anew when it is measured. The lane is
-   told by where it counts. */
-SPDL__PRIVATE void spdl__group_begin(spdl_pipeline *p, struct spdl__node *node,
-                                     struct spdl__counters *counters, uint64_t *start);
-SPDL__PRIVATE void spdl__group_end(spdl_pipeline *p, struct spdl__node *node,
-                                   struct spdl__counters *counters, uint64_t calls, uint64_t ns);
+/* Around the calls of a sitting that is due to be measured. The lane is told by where it counts. */
+SPDL__PRIVATE void spdl__meter_begin(spdl_pipeline *p, struct spdl__node *node,
+                                     struct spdl__counters *counters);
+SPDL__PRIVATE void spdl__meter_end(spdl_pipeline *p, struct spdl__node *node,
+                                   struct spdl__counters *counters, uint64_t calls);
 
 /* Around one call: probes. (A trace puts a function of its own in place of the stage's.) */
 SPDL__INLINE void spdl__call_begin(const spdl_task *task);
@@ -4629,8 +4543,8 @@ SPDL__INLINE void spdl__call_end(const spdl_task *task);
 SPDL__PRIVATE void spdl__wait_begin(const spdl_pipeline *p);
 SPDL__PRIVATE void spdl__wait_end(spdl_pipeline *p, spdl_result result);
 
-/* Items are about to be taken. */
-SPDL__RARE void spdl__trace_taken(struct spdl__edge *edge, uint64_t now);
+/* Something was taken, first of it ticket `from`. */
+SPDL__RARE void spdl__trace_taken(struct spdl__edge *edge, uint64_t from, uint64_t now);
 
 /* Something was put, or taken: how many items there are now. */
 SPDL__RARE void spdl__trace_depth(struct spdl__edge *edge);
@@ -4645,6 +4559,9 @@ SPDL__RARE void spdl__trace_batch(spdl_pipeline *p, struct spdl__node *node,
 SPDL__PRIVATE void spdl__split_snapshot(const spdl_pipeline *p, const struct spdl__node *node,
                                         spdl_stage_stats *stats);
 
+/* The workers' time on the run queues outside of calls; the stages' numbers are there. */
+SPDL__PRIVATE uint64_t spdl__workers_snapshot(spdl_pipeline *p, const spdl_stats *stats);
+
 /* In create and destroy. Only a lack of memory for the meters fails create. */
 SPDL__PRIVATE spdl_result spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *desc);
 SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
@@ -4652,114 +4569,115 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 /* ============================================================================================= */
 /* >>edge-impl
    Edges, and what travels on them. An edge is a ring of slots addressed by tickets, the number of a
-   result on this edge. A slot is ready when its stamp is its ticket + 1. The reader (a stage under
-   its lock, or the trainer) goes through the tickets in order; `head` is the next one. A writer may
-   put a result at any ticket that was reserved for it, so the ring is also the reorder buffer.
+   result on this edge. A slot is ready when its stamp is its ticket + 1. A writer may put a result
+   at any ticket that was promised to it, so the ring is also the reorder buffer; who reads takes
+   the tickets in order.
 
-   Tickets. A stage with input order and a concurrency above 1 gets its tickets when it claims its
-   inputs, in their order, so its results wait for each other; a dropped item leaves a hole, which
-   gives its place among the waiting back at once (`refunds`) and its slot when the reader passes
-   it. All other writers take a ticket when they put (`tail`). Room is reserved before the call, so
-   no result ever waits for room: reserved - refunds - taken <= buffer_size + concurrency, and
-   tickets that were given out - head <= window.
+   The word. Who reads an edge has a word: the next ticket to take (`head`), and of a row the calls
+   inside (`active`) and three flags. **An item is taken by one compare-and-swap on that word**,
+   which moves `head` and counts the call. What is rare is done while the word is HELD: nobody else
+   takes then, and the plain fields beside it (shift, holes, marks) may be changed; no user code
+   runs meanwhile. A merge, and the trainer, have the edges they read to themselves: there the word
+   is just the head. A source, a merge: a word of their own.
+
+   Tickets. A row with input order and a concurrency above 1 promises a ticket when it takes the
+   input, in their order, so its results wait for each other: ticket = head + shift, where shift
+   makes up for what is not one ticket for one result. A dropped item leaves a hole, which gives its
+   place among the waiting back at once (`refunds`) and its slot when the reader passes it. All
+   other writers take a ticket when they put (`tail`).
+
+   Room is known before the call, so no result ever waits for room: promised - refunds - taken <=
+   buffer_size + concurrency, and promised - head <= window.
 
    What a slot holds: an item; a hole; a bundle, the items one call has emitted, which the reader
-   takes one by one; or a mark, the end of an epoch.
+   takes one by one; or a mark, the end of an epoch; with the lowest and the highest of the source's
+   items that are in it.
 
    Threads: each field says who writes it. The pipeline owns the edges and every item on them. */
 
 #define SPDL__HOLE 0xffu   /* owner of a slot whose item was dropped */
 #define SPDL__MARK 0xfeu   /* owner of a slot that ends an epoch */
 #define SPDL__BUNDLE 0xfdu /* owner of a slot with a bundle */
-#define SPDL__CLAIM_MAX 32      /* items in one claim */
 #ifndef SPDL__PATIENCE_NS
-#define SPDL__PATIENCE_NS SPDL_SECONDS(5) /* then destroy tells what it waits for */
+#define SPDL__PATIENCE_NS SPDL_SECONDS(5) /* then destroy reports what it waits for */
 #endif
-#ifndef SPDL__CHAIN_NS
-#define SPDL__CHAIN_NS 1000     /* what an item may take in all stages of a chain */
-#endif
-#define SPDL__CLAIM_NS (10 * SPDL__CHAIN_NS) /* time one claim of tiny items should take */
-#define SPDL__GROUP_NS (80 * SPDL__CHAIN_NS) /* and of others, while there are enough */
-#define SPDL__CHAIN_SHARE 6     /* part of that for stages that several workers could run at once */
-#define SPDL__WAKE_NS (5 * SPDL__CHAIN_NS) /* less than this is not worth waking somebody for */
-#define SPDL__QUICK_CALLS 64    /* and this many calls tell */
-#define SPDL__HELP_NS (20 * SPDL__WAKE_NS) /* more than this for an item always is */
-#define SPDL__DOUBT 20          /* slow calls cast doubt on a stage so many times as long, ... */
-#define SPDL__DOUBT_NS 4000000  /* ... less this */
-#define SPDL__STINT_NS 500000 /* a worker that has worked so long may have to give way */
-#define SPDL__SLICE_NS 2000000 /* until a thread that had to has its processor back, about */
-#define SPDL__NAP_NS 100000 /* less than this is not slept on purpose */
-#define SPDL__NAP_STEP_NS 1000000000 /* nor for trainers that are slower than this */
+#define SPDL__SITTING_NS 40000  /* how long a worker stays in a row before it looks downstream */
+#define SPDL__SITTING_ITEMS 32  /* and how many items it takes there at most */
+#define SPDL__TIMED_NS 1000     /* calls that take as long on average are timed one by one */
+#define SPDL__STARVED_NS 20000000 /* polite workers: a trainer that sleeps for so long ... */
+#define SPDL__RESCUE_NS SPDL_SECONDS(60) /* ... is helped for so long, see >>pipeline-impl */
+#define SPDL__WATERMARK_BUFFER 8 /* a sink that large has a low watermark, see sink_hint */
 #define SPDL__OPEN UINT64_MAX   /* end of an edge that has not ended */
-#define SPDL__GAP 16            /* slots that keep writer and reader of a full edge apart */
 #define SPDL__WINDOW 64         /* slots that holes may take when the row does not say */
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
 #define SPDL__MAX_SPARE 65536   /* batches of one row that are made ahead */
 #define SPDL__RATE_CALLS 100    /* a failure rate is judged from this many calls on */
 
-typedef struct spdl__slot {
-    uint32_t stamp;  /* low bits of ticket + 1 when ready */
-    uint32_t done;   /* when it was put, in units of 1024 ns */
+/* A word: head, flags, active. */
+#define SPDL__ACTIVE 0x1fffu   /* calls inside, those that are deferred too, and who holds */
+#define SPDL__HELD 0x2000u     /* somebody changes what belongs to the word */
+#define SPDL__FINISHED 0x4000u /* nothing more will come out of this row */
+#define SPDL__STOPPED 0x8000u  /* nobody may enter any more */
+#define SPDL__FLAGS (SPDL__HELD | SPDL__FINISHED | SPDL__STOPPED)
+#define SPDL__BUSY 0xffffu     /* flags and active: less than the concurrency if there is a place */
+#define SPDL__HEAD_BITS 16
+#define SPDL__HEAD_ONE ((uint64_t)1 << SPDL__HEAD_BITS)
+
+/* A range of the source's items: the lowest, from 0 over all epochs, and how many more there are up
+   to the highest. */
+#define SPDL__SPAN_BITS 24
+#define SPDL__SPAN_MAX (((uint64_t)1 << SPDL__SPAN_BITS) - 1)
+
+typedef struct spdl__slot { /* half a line of the cache */
     void *item;
     uint64_t origin; /* sequence << 8 | row of the stage that made it, or one of the owners above */
+    uint64_t range;  /* lowest << SPDL__SPAN_BITS | span */
+    uint32_t stamp;  /* low bits of ticket + 1 when ready */
+    uint32_t done;   /* when it was put, in units of 1024 ns */
 } spdl__slot;
 
 typedef struct spdl__edge {
     /* written by create */
     spdl__slot *slots;
-    uint64_t slot_count, slot_inverse; /* see spdl__edge_slot */
-    uint64_t capacity; /* buffer_size, and one for each call the writer may have in flight */
+    uint64_t mask;     /* slots - 1: a power of two */
     uint64_t window;   /* tickets that may be given out beyond head */
     uint64_t buffer_size;
-    spdl__lane *lane; /* of the trace, or NULL */
+    spdl__lane *lane;  /* of the trace, or NULL */
     char pad0[SPDL_CACHE_LINE];
-    /* written by the stage that writes the edge: under its lock, or by calls in flight */
-    uint64_t reserved; /* tickets promised */
-    uint64_t tail;     /* the next ticket to put, where results take one when they are put */
-    uint64_t refunds;  /* tickets that were promised and hold no item */
-    uint64_t end;      /* one past the last ticket, once it is known */
+    /* written by the row that writes the edge */
+    uint64_t tail;    /* the next ticket to put, where results take one when they are put */
+    uint64_t refunds; /* tickets that were promised and hold no item */
+    uint64_t end;     /* one past the last ticket, once it is known */
     char pad1[SPDL_CACHE_LINE];
-    /* written by the reader */
-    uint64_t head;
-    uint64_t at;          /* the index of its slot */
-    uint64_t taken;       /* slots read that were no holes; results that a chain took past them */
-    uint64_t items;       /* items read */
-    uint64_t put_wait_ns;
-    uint64_t ended_ns;    /* when the reader met the end */
-    uint64_t moved_ns, full_ns; /* see spdl__edge_fullness */
+    /* written by whoever reads */
+    uint64_t word;
+    uint64_t shift; /* while held: items taken - tickets passed (of bundles more, of holes less) */
+    uint64_t holes; /* while held: tickets passed that were holes */
+    uint64_t marks; /* while held: tickets passed that were marks */
     char pad2[SPDL_CACHE_LINE];
-    /* open gaps: set by the reader, closed by whoever exchanges them for 0 */
-    uint64_t gap_since;   /* nothing to take since then */
-    uint64_t wait_since;  /* and the reader was free to take it */
+    uint64_t put_wait_ns; /* added to by whoever takes */
+    uint64_t ended_ns;    /* when the reader met the end */
+    /* open gaps: set by whoever takes, closed by whoever exchanges them for 0 */
+    uint64_t gap_since;  /* nothing to take since then */
+    uint64_t wait_since; /* and the reader was free to take it */
     uint64_t empty_ns;
     uint64_t get_wait_ns;
     char pad3[SPDL_CACHE_LINE];
-    uint64_t seen_ns[6]; /* what snapshots have told: the sum of an open and a closed wait
-                            can be a little less when it was closed by a clock read before */
+    uint64_t seen[6]; /* what snapshots have reported: the sum of an open and a closed wait can be a
+                         little less when it was closed by a clock read before, and the items while
+                         holes are passed */
 } spdl__edge;
 
-SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now); /* these: >>stats-impl */
-SPDL__PRIVATE bool spdl__edge_put_waits_of_many(spdl__edge *edge, uint64_t head, uint64_t now);
 SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum, uint64_t now);
-SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now);
-struct spdl__cursor;
-SPDL__PRIVATE uint64_t spdl__sink_clock(spdl_pipeline *p, const struct spdl__cursor *c);
+SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now); /* these: >>stats-impl */
 SPDL__PRIVATE void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc);
 SPDL__PRIVATE void spdl__report_end(spdl_pipeline *p); /* these two: >>report-impl */
 
-/* Slot `ticket` modulo their number, which need be no power of two: that would take up to twice the
-   memory. Instead of a division, a multiplication by 2^64 / slots, rounded up (Granlund and
-   Montgomery, 1994): for every ticket the quotient is right, or one too many. */
-SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket) {
-    const uint64_t laps = spdl__multiply_high(ticket, edge->slot_inverse);
-    const uint64_t at = ticket - laps * edge->slot_count;
-    return &edge->slots[(int64_t)at < 0 ? at + edge->slot_count : at];
-}
+SPDL__INLINE uint64_t spdl__head(uint64_t word) { return word >> SPDL__HEAD_BITS; }
 
-/* The reader need not even multiply: the index of the slot behind that at `at`. */
-SPDL__INLINE uint64_t spdl__edge_behind(const spdl__edge *edge, uint64_t at) {
-    return at + 1 == edge->slot_count ? 0 : at + 1;
+SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket) {
+    return &edge->slots[ticket & edge->mask];
 }
 
 /* The acquire pairs with the release in edge_put: the item is there. */
@@ -4771,20 +4689,50 @@ SPDL__INLINE bool spdl__edge_ready(const spdl__edge *edge, uint64_t ticket) {
     return spdl__slot_has(spdl__edge_slot(edge, ticket), ticket);
 }
 
-/* The reader: the slot of the ticket `more` behind head. */
-SPDL__INLINE const spdl__slot *spdl__edge_ahead(const spdl__edge *edge, uint64_t more) {
-    uint64_t at = edge->at + more;
-    while (at >= edge->slot_count) at -= edge->slot_count;
-    return &edge->slots[at];
-}
-
-SPDL__PRIVATE uint64_t spdl__origin(uint64_t sequence, unsigned owner) {
+SPDL__INLINE uint64_t spdl__origin(uint64_t sequence, unsigned owner) {
     return sequence << 8 | owner;
 }
 
-SPDL__PRIVATE unsigned spdl__owner(uint64_t origin) { return (unsigned)(origin & 0xff); }
+SPDL__INLINE unsigned spdl__owner(uint64_t origin) { return (unsigned)(origin & 0xff); }
 
-SPDL__PRIVATE uint32_t spdl__ticks(uint64_t ns) { return (uint32_t)(ns >> 10); }
+SPDL__INLINE uint32_t spdl__ticks(uint64_t ns) { return (uint32_t)(ns >> 10); }
+
+/* Both ranges, and what lies between them. */
+SPDL__PRIVATE uint64_t spdl__range_join(uint64_t a, uint64_t b) {
+    const uint64_t low_a = a >> SPDL__SPAN_BITS, low_b = b >> SPDL__SPAN_BITS;
+    const uint64_t low = spdl__min(low_a, low_b);
+    const uint64_t high =
+        spdl__max(low_a + (a & SPDL__SPAN_MAX), low_b + (b & SPDL__SPAN_MAX));
+    return low << SPDL__SPAN_BITS | spdl__min(high - low, SPDL__SPAN_MAX);
+}
+
+/* An item on its way. */
+typedef struct spdl__emitted {
+    void *item;
+    uint64_t origin;
+    uint64_t range;
+} spdl__emitted;
+
+/* The one way to read a slot, by everything that takes an item from an edge. A compare-and-swap
+   that fails afterwards says that it was somebody else's, and may have been written anew meanwhile.
+   */
+SPDL__INLINE spdl__emitted spdl__slot_read(const spdl__slot *slot) {
+    spdl__emitted got;
+    got.item = spdl__load_pointer(&slot->item);
+    got.origin = spdl__load_relaxed(&slot->origin);
+    got.range = spdl__load_relaxed(&slot->range);
+    return got;
+}
+
+/* Results promised below this have room, when `capacity` may wait or be under way. Never too many:
+   what is read later can only make more room. */
+SPDL__INLINE uint64_t spdl__edge_until(const spdl__edge *edge, uint64_t capacity, bool by_ticket) {
+    /* pairs with the takes: slots have been read before they are written again */
+    const uint64_t head = spdl__head(spdl__load(&edge->word));
+    const uint64_t holes = spdl__load(&edge->holes); /* after head: at least those before it */
+    const uint64_t until = head - holes + capacity + spdl__load(&edge->refunds);
+    return by_ticket && (int64_t)(until - head - edge->window) > 0 ? head + edge->window : until;
+}
 
 /* Ends an open gap, if it is still open, and adds its length to *sum. */
 SPDL__PRIVATE void spdl__gap_close(uint64_t *since, uint64_t *sum, uint64_t now) {
@@ -4797,38 +4745,20 @@ SPDL__PRIVATE void spdl__edge_gap_close(spdl__edge *edge, uint64_t now) {
     spdl__gap_close(&edge->wait_since, &edge->get_wait_ns, now);
 }
 
-/* Writers. The ticket was reserved, so the slot is free. */
-SPDL__INLINE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, void *item, uint64_t origin,
-                                  uint64_t now) {
+/* Writers. The ticket was promised, so the slot is free. */
+SPDL__INLINE void spdl__edge_put(spdl__edge *edge, uint64_t ticket, const spdl__emitted *what,
+                                 uint64_t now) {
     spdl__slot *slot = spdl__edge_slot(edge, ticket);
-    slot->item = item;
-    spdl__store_relaxed(&slot->origin, origin);
-    spdl__store_relaxed32(&slot->done, spdl__ticks(now)); /* snapshots look at it, too */
-    /* pairs with slot_has: item, origin and time are there before the stamp */
+    spdl__store_pointer(&slot->item, what->item);
+    spdl__store_relaxed(&slot->origin, what->origin);
+    spdl__store_relaxed(&slot->range, what->range);
+    spdl__store_relaxed32(&slot->done, spdl__ticks(now));
+    /* pairs with slot_has: all that is there before the stamp */
     spdl__store32(&slot->stamp, (uint32_t)(ticket + 1));
-    if (SPDL__NO_STATS) return;
-    if (spdl__load_relaxed(&edge->gap_since) != 0 && spdl__load_relaxed(&edge->head) == ticket)
-        spdl__edge_gap_close(edge, now);
-}
-
-/* How many more results there is room for, when `capacity` may wait or be under way. Exact for the
-   writer under its lock, a guess outside it. */
-SPDL__PRIVATE uint64_t spdl__edge_room(const spdl__edge *edge, uint64_t capacity, bool by_ticket) {
-    /* both pair with the stores in edge_advance: the slots have been read before they are reused */
-    const uint64_t head = spdl__load(&edge->head), taken = spdl__load(&edge->taken);
-    const uint64_t reserved = spdl__load(&edge->reserved); /* pairs with edge_reserve */
-    const int64_t used = (int64_t)(reserved - spdl__load(&edge->refunds) - taken);
-    uint64_t room = 0;
-    if (used < (int64_t)capacity) room = used < 0 ? capacity : capacity - (uint64_t)used;
-    if (!by_ticket) return room;
-    return reserved - head < edge->window ? spdl__min(room, edge->window - (reserved - head)) : 0;
-}
-
-/* The writer, under its lock: the next `count` results will be put. Who sees that sees the lock, or
-   what was done under it. (A source may claim again without its lock; none is in front of a merge
-   and behind its branch.) */
-SPDL__INLINE void spdl__edge_reserve(spdl__edge *edge, uint64_t count) {
-    spdl__store(&edge->reserved, edge->reserved + count);
+    SPDL_TEST_POINT("pipeline put");
+    if (!SPDL__NO_STATS && SPDL__UNLIKELY(spdl__load_relaxed(&edge->gap_since) != 0) &&
+        spdl__head(spdl__load_relaxed(&edge->word)) == ticket)
+        spdl__edge_gap_close(edge, spdl_time_ns()); /* `now` may be from before many quick calls */
 }
 
 /* Whether a ready slot holds no item. */
@@ -4843,38 +4773,15 @@ SPDL__PRIVATE uint64_t spdl__slot_age(const spdl__slot *slot, uint64_t now) {
     return ticks > 0 ? (uint64_t)ticks << 10 : 0;
 }
 
-/* The reader: how long the items that enter the buffer now, because those before `head` have left
-   it, had waited for that. */
-SPDL__PRIVATE void spdl__edge_put_waits(spdl__edge *edge, uint64_t head, uint64_t now) {
-    uint64_t ticket, waited = 0;
-    if (SPDL__NO_STATS || spdl__edge_put_waits_of_many(edge, head, now)) return;
-    for (ticket = edge->head + edge->buffer_size; ticket < head + edge->buffer_size; ++ticket) {
-        const spdl__slot *slot = spdl__edge_ahead(edge, ticket - edge->head);
-        if (!spdl__slot_has(slot, ticket)) break;
-        if (!spdl__slot_hole(slot)) waited += spdl__slot_age(slot, now);
-    }
-    if (waited) spdl__count(&edge->put_wait_ns, waited);
+/* Who takes ticket `head`: how long the item that enters the buffer now had waited for that. */
+SPDL__PRIVATE uint64_t spdl__edge_put_wait(const spdl__edge *edge, uint64_t head, uint64_t now) {
+    const spdl__slot *slot = spdl__edge_slot(edge, head + edge->buffer_size);
+    if (SPDL__NO_STATS || !spdl__slot_has(slot, head + edge->buffer_size)) return 0;
+    return spdl__slot_hole(slot) ? 0 : spdl__slot_age(slot, now);
 }
 
-/* The reader: everything before `head`, whose slot is at `at`, has been read, `taken` slots with
-   something in them. */
-SPDL__PRIVATE void spdl__edge_advance(spdl__edge *edge, uint64_t head, uint64_t at, uint64_t taken,
-                                      uint64_t now) {
-    const spdl__slot *slot = &edge->slots[at];
-    /* Writer and reader may have missed each other: the slot's own time says when the gap ended. */
-    if (!SPDL__NO_STATS &&
-        (spdl__load_relaxed(&edge->gap_since) != 0 || spdl__load_relaxed(&edge->wait_since) != 0))
-        spdl__edge_gap_close(edge, now - spdl__slot_age(&edge->slots[edge->at], now));
-    if (SPDL__TRACED(edge->lane)) spdl__trace_taken(edge, now);
-    spdl__edge_put_waits(edge, head, now);
-    spdl__edge_fullness(edge, now);
-    edge->at = at;
-    spdl__store(&edge->taken, edge->taken + taken); /* both pair with the loads in edge_room */
-    spdl__store(&edge->head, head);
-    if (SPDL__TRACED(edge->lane)) spdl__trace_depth(edge);
-    if (SPDL__NO_STATS || spdl__slot_has(slot, head)) return;
-    spdl__store_relaxed(&edge->gap_since, now);
-    if (spdl__slot_has(slot, head)) spdl__exchange(&edge->gap_since, 0); /* put just then */
+SPDL__PRIVATE void spdl__edge_waited(spdl__edge *edge, uint64_t ns) {
+    if (ns != 0) spdl__add(&edge->put_wait_ns, ns);
 }
 
 /* The reader has become free, or not: from now on an empty edge is a wait. */
@@ -4884,6 +4791,21 @@ SPDL__PRIVATE void spdl__edge_hungry(spdl__edge *edge, uint64_t now) {
     spdl__store_relaxed(&edge->wait_since, now);
     if (SPDL__TRACED(edge->lane)) spdl__store_relaxed(&edge->lane->begun, now);
     if (spdl__load_relaxed(&edge->gap_since) == 0) spdl__exchange(&edge->wait_since, 0);
+}
+
+/* Who has taken what lay before `head`, first of it ticket `from`: gaps end with what was there,
+   and begin where nothing is. Writer and reader may have missed each other: the slot's own time
+   says when a gap ended. */
+SPDL__INLINE void spdl__edge_took(spdl__edge *edge, uint64_t from, uint64_t head, uint64_t now) {
+    if (SPDL__TRACED(edge->lane)) spdl__trace_taken(edge, from, now);
+    if (SPDL__NO_STATS || now == 0) return;
+    if (SPDL__UNLIKELY(spdl__load_relaxed(&edge->gap_since) != 0 ||
+                       spdl__load_relaxed(&edge->wait_since) != 0))
+        spdl__edge_gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, from), now));
+    if (SPDL__LIKELY(spdl__edge_ready(edge, head))) return;
+    if (spdl__head(spdl__load_relaxed(&edge->word)) != head) return; /* others are further */
+    spdl__store_relaxed(&edge->gap_since, now);
+    if (spdl__edge_ready(edge, head)) spdl__exchange(&edge->gap_since, 0); /* put just then */
 }
 
 /* The reader has met the end. */
@@ -4907,11 +4829,6 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
 
 /* The items one call has emitted. Bundles are made when a call needs one, kept by their stage and
    used again: a stage that emits as much as before allocates nothing. */
-typedef struct spdl__emitted {
-    void *item;
-    uint64_t origin;
-} spdl__emitted;
-
 typedef struct spdl__shelf spdl__shelf;
 typedef struct spdl__bundle {
     struct spdl__bundle *next;
@@ -4962,10 +4879,9 @@ SPDL__PRIVATE bool spdl__bundle_grow(spdl__bundle *bundle) {
     return true;
 }
 
-SPDL__PRIVATE bool spdl__bundle_add(spdl__bundle *bundle, void *item, uint64_t origin) {
+SPDL__PRIVATE bool spdl__bundle_add(spdl__bundle *bundle, const spdl__emitted *what) {
     if (bundle->count == bundle->space && !spdl__bundle_grow(bundle)) return false;
-    bundle->entry[bundle->count].item = item;
-    bundle->entry[bundle->count++].origin = origin;
+    bundle->entry[bundle->count++] = *what;
     return true;
 }
 
@@ -4978,12 +4894,14 @@ SPDL__PRIVATE void spdl__shelf_release(spdl__shelf *shelf) {
     }
 }
 
-/* --- reading --- */
+/* --- reading by one thread --- */
 
-/* Where a reader is on an edge; nothing of it is seen by others before cursor_settle. */
+/* Where a reader is that has the edge to itself: who holds its word, a merge, the trainer. Nothing
+   of it is seen by others before cursor_settle, nor the head before that is stored. */
 typedef struct spdl__cursor {
     spdl__edge *edge;
-    uint64_t head, at, end, taken, items;
+    uint64_t from, head, end;
+    uint64_t shift, holes, marks;
 } spdl__cursor;
 
 typedef enum spdl__sight { SPDL__NOTHING, SPDL__AN_ITEM, SPDL__A_MARK } spdl__sight;
@@ -4992,59 +4910,74 @@ SPDL__INLINE spdl__cursor spdl__cursor_at_head(spdl__edge *edge) {
     spdl__cursor c;
     c.edge = edge;
     c.end = spdl__load(&edge->end); /* before the slots: what was put before it is seen */
-    c.head = edge->head;
-    c.at = edge->at;
-    c.taken = c.items = 0;
+    c.from = c.head = spdl__head(spdl__load_relaxed(&edge->word));
+    c.shift = edge->shift;
+    c.holes = edge->holes;
+    c.marks = edge->marks;
     return c;
-}
-
-SPDL__INLINE const spdl__slot *spdl__cursor_slot(const spdl__cursor *c) {
-    return &c->edge->slots[c->at];
-}
-
-SPDL__INLINE void spdl__cursor_pass(spdl__cursor *c) {
-    ++c->head;
-    c->at = spdl__edge_behind(c->edge, c->at);
 }
 
 /* What comes next. Holes are passed over. */
 SPDL__INLINE spdl__sight spdl__cursor_look(spdl__cursor *c) {
-    for (; c->head < c->end && spdl__slot_has(spdl__cursor_slot(c), c->head);
-         spdl__cursor_pass(c)) {
-        const unsigned owner = spdl__owner(spdl__cursor_slot(c)->origin);
+    for (; c->head < c->end; ++c->head, ++c->holes, --c->shift) {
+        const spdl__slot *slot = spdl__edge_slot(c->edge, c->head);
+        unsigned owner;
+        if (!spdl__slot_has(slot, c->head)) return SPDL__NOTHING;
+        owner = spdl__owner(spdl__load_relaxed(&slot->origin));
         if (owner != SPDL__HOLE) return owner == SPDL__MARK ? SPDL__A_MARK : SPDL__AN_ITEM;
     }
     return SPDL__NOTHING;
 }
 
-/* Steps over a slot that was read to its end. */
-SPDL__INLINE void spdl__cursor_step(spdl__cursor *c) {
-    spdl__cursor_pass(c);
-    ++c->taken;
+/* Passes the mark that cursor_look has seen. */
+SPDL__INLINE void spdl__cursor_pass_mark(spdl__cursor *c) {
+    ++c->head;
+    ++c->marks;
 }
 
 /* Takes the item that cursor_look has seen. */
 SPDL__INLINE spdl__emitted spdl__cursor_take(spdl__cursor *c) {
-    const spdl__slot *slot = spdl__cursor_slot(c);
-    spdl__emitted got;
-    got.item = slot->item;
-    got.origin = slot->origin;
-    ++c->items;
+    spdl__emitted got = spdl__slot_read(spdl__edge_slot(c->edge, c->head));
     if (SPDL__UNLIKELY(spdl__owner(got.origin) == SPDL__BUNDLE)) {
-        spdl__bundle *bundle = (spdl__bundle *)slot->item;
+        spdl__bundle *bundle = (spdl__bundle *)got.item;
         got = bundle->entry[bundle->at++];
-        if (bundle->at < bundle->count) return got; /* the slot stays */
+        if (bundle->at < bundle->count) { /* the slot stays */
+            ++c->shift;
+            return got;
+        }
         spdl__bundle_put_back(bundle);
     }
-    spdl__cursor_step(c);
+    ++c->head;
     return got;
 }
 
-/* Whether anything was read or passed over; from here on others know. */
-SPDL__PRIVATE bool spdl__cursor_settle(const spdl__cursor *c, uint64_t now) {
-    if (c->items > 0) spdl__advance(&c->edge->items, c->items);
-    if (c->head == c->edge->head) return c->items > 0;
-    spdl__edge_advance(c->edge, c->head, c->at, c->taken, now);
+/* Before the head is stored. Each release pairs with the acquire of whoever reads the field after
+   the head, or compares and swaps the head after the field. Whether anything was read or passed. */
+SPDL__PRIVATE bool spdl__cursor_settle(const spdl__cursor *c) {
+    spdl__edge *edge = c->edge;
+    const bool moved = c->head != c->from || c->shift != edge->shift;
+    if (c->shift != edge->shift) spdl__store(&edge->shift, c->shift);
+    if (c->holes != edge->holes) spdl__store(&edge->holes, c->holes);
+    if (c->marks != edge->marks) spdl__store_relaxed(&edge->marks, c->marks);
+    return moved;
+}
+
+/* How long those that enter the buffer when the cursor has moved had waited for that. */
+SPDL__PRIVATE void spdl__cursor_put_waits(const spdl__cursor *c, uint64_t now) {
+    uint64_t ticket, waited = 0;
+    if (SPDL__NO_STATS || now == 0) return;
+    for (ticket = c->from; ticket < c->head; ++ticket)
+        waited += spdl__edge_put_wait(c->edge, ticket, now);
+    spdl__edge_waited(c->edge, waited);
+}
+
+/* For who reads the edge without a row of its own at its word: the head, too. */
+SPDL__PRIVATE bool spdl__cursor_store(const spdl__cursor *c, uint64_t now) {
+    const bool moved = spdl__cursor_settle(c);
+    if (c->head == c->from) return moved;
+    spdl__cursor_put_waits(c, now);
+    (void)spdl__exchange(&c->edge->word, c->head << SPDL__HEAD_BITS);
+    spdl__edge_took(c->edge, c->from, c->head, now);
     return true;
 }
 
@@ -5057,7 +4990,6 @@ typedef struct spdl__batch_pool {
     size_t size;
     spdl_ring *spare;
     uint64_t references; /* the pipeline, and every batch outside of `spare` */
-    int owners;
     spdl_free_fn free_item[SPDL_MAX_STAGES];
 } spdl__batch_pool;
 
@@ -5065,6 +4997,7 @@ typedef struct spdl__batch {
     spdl_batch shown; /* first: what users see */
     spdl__batch_pool *pool;
     uint8_t *owner;   /* row of the stage that made each item */
+    uint64_t range;   /* of the source's items in it; when there is one */
 } spdl__batch;
 
 SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
@@ -5101,6 +5034,7 @@ SPDL__PRIVATE spdl__batch *spdl__batch_get(spdl__batch_pool *pool) {
         batch = spdl__batch_make(pool);
     if (batch == NULL) return NULL;
     batch->shown.count = 0;
+    batch->range = 0;
     spdl__add(&pool->references, 1);
     return batch;
 }
@@ -5154,66 +5088,48 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 
 /* ============================================================================================= */
 /* >>flow-impl
-   Stages at work. A claim (under the stage's lock, a few dozen instructions, no user code but an
-   allocator's when a batch more is needed than were made ahead, merge_fn, and log_fn for a failure
-   of one of these) takes ready inputs, reserves room and counts itself in `active`, which is what
-   bounds the concurrency. The calls then run without the lock, each result is put at once, and
-   `active` goes down. When the input has ended and nothing is active the stage finishes: it writes
-   the end of its output. A lock that is taken means "look elsewhere", never "wait". Rows without
-   calls (batch, merge) do all their work in a step under the lock; chains fill batches, too.
+   Rows at work. A worker enters a row by taking an item: one compare-and-swap on the row's word
+   (see >>edge-impl), then the call, then the result is put, and so on with the next item, for up to
+   SPDL__SITTING_NS (a sitting). So nothing is ever taken and not begun, and calls of a row begin in
+   the order of its inputs. A swap that fails means "look elsewhere", never "wait". When the worker
+   leaves, `active` goes down by one.
 
-   Who looks again. After a claim, work may be left over or room may have come free upstream: the
-   worker hints before it runs the calls. After the calls it looks for work itself, downstream
-   first; where some stages have threads of their own it hints once more, for what it will not run
-   itself. While it still has calls of its group to run, it hints after each put. The trainer hints
-   after each take, the producer after each push and its end, spdl_complete at its end, and whoever
-   changes a concurrency after that. These are all the events that can make a stage runnable.
+   What is rare is done while the word is held (sitting_hold): passing dropped items, the items of a
+   bundle, the end of an epoch, the call of .flush, completion order within a window, and the end of
+   the row. Conditions are looked at again then, as they may have been another's when the row looked
+   runnable. Rows that call nothing (batch, merge) do all their work so. User code never runs there
+   but for merge_fn, an allocator when more batches are needed than were made, and log_fn when such
+   a row fails.
 
-   Who is not woken. A hint passes over two kinds of work. The rows above a group of quick calls,
-   before it is run: its worker looks for work right behind it. And all rows while the trainer is
-   fed: it has most of its buffer in front of it, and it hints again when it has taken the next. A
-   worker that is about to sleep passes over nothing. (QUICK and FED in tests/model/park.pml.)
-
-   Naps. To wake somebody costs the trainer as much as to wait. The last worker that goes to sleep
-   while the trainer is fed knows how fast it takes items, and wakes by itself before there are too
-   few; until then the trainer is fed with half of its buffer. If it is faster than that, it hints.
-   Where a thread sleeps Linux wakes it, on a busy machine also beside an idle processor: who naps
-   on that of the trainer takes half a millisecond from it each time. It moves before. (2 cores,
-   60 us of work for each step of 100 us: the p99 of a step is 0.15 ms, not 0.57 in one run of ten.)
-
-   Giving way. With more workers than processors each loses its own after a time slice, in the
-   middle of a call; what may be made ahead of its result is made soon, and the others are out of
-   work. So a worker gives its processor away a little earlier, between two calls. Four workers on
-   two cores, 100 us an item in order: 2 to 3 % more; beside two busy loops, of 10 us an item, a
-   tenth to a half more.
-
-   Chains. Handing on an item that was made in a few nanoseconds costs more than to make it. So a
-   worker that has claimed a group of a brief stage takes the locks of the brief rows behind it, if
-   nothing lies between them, and brings each item through all of them before the next, at last into
-   the batch that is being filled. On the edges between nothing happens: who could put something
-   there or take it is locked out, and a result takes its ticket where it is put. Only the edge
-   behind the first stage may have tickets from the claim; they are passed over by the group. Stages
-   that several workers could run at once are chained if they are briefer still. While one call
-   takes long after all, what others miss is the brief work they could have done ahead, as far as
-   there is room; of a stage in whose order an item need not wait for it, more: that one is then
-   left out for a while. `active` of the first stage stands for all; it has the lowest index, as a
-   stop waits for it first.
+   Who looks, and at what. Each of these is a read-modify-write, or has a full barrier behind it;
+   then `sleepers` of the pool is read: taking an item (one input less: room for the row before; and
+   the put before it: an input for the row after); leaving a row (a place in it); releasing a held
+   word; the trainer's take; the producer's push; spdl_complete; a new concurrency; a failure.
+   Behind the first take of a sitting a worker looks at all rows of its pool, as it may have been
+   woken for another, and behind the others at its own row and those before and after. After it has
+   left it looks for work itself, which covers all rows of its pool. A trainer's take from a large
+   buffer looks at the last row only while no more than half of it is on the way (a low watermark:
+   who is woken makes several items before it sleeps again); a trainer that is about to sleep, and
+   who asks for the stats, look without that.
 
    Orders. `closed`, `ended`, `open`, `leaving` and `stopping` go from 0 to 1 and stay: stored with
-   release and loaded with acquire by whoever claims or looks, so that what was written before (an
+   release and loaded with acquire by whoever takes or looks, so that what was written before (an
    error, the cut, what init has stored) is seen with them. `limit` guards nothing.
 
-   Branches. The edges of a branch are those of its path rows, which do nothing else. A branch
-   reserves room on every path, and gives back what it does not use. A merge has no edge of its own
-   in front: it reads those of the last row of each path.
+   Branches. The edges of a branch are those of its path rows, which do nothing else. A branch is
+   called when there is room on every path. A merge has no edge of its own in front: it reads those
+   of the last row of each path.
 
-   Epochs. A mark is claimed alone, when no call of the stage is active, and handed on at once; a
-   merge does so when every path is at its mark.
+   Epochs. A mark is passed when no other call of the row is active, and handed on at once; a merge
+   does so when every path is at its mark.
 
    Failures. The first failure that exceeds a budget is recorded and cuts the flow: with tickets
    given in advance at its ticket, which stays unfilled, so that exactly the items before it are
-   delivered; else behind what was in flight. The stage and all above it claim no more: they finish,
-   and what is below them delivers what it got.
+   delivered; else after what was in flight. The row and all before it take no more: they finish,
+   and what is after them delivers what it got.
+
+   Stop. The flag STOPPED in every word lets nobody enter any more; who is inside leaves after the
+   call at hand, and the last one to leave wakes the stop.
 
    Deferred calls. Each has a place in `parked`, whose state is one word: armed by spdl_defer; then
    either the function returns PENDING first (waiting, and spdl_complete settles the call) or
@@ -5225,7 +5141,7 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 #define SPDL__TOP_BITS 43
 #define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
 
-/* What one worker counted for one stage: one writer, read by snapshots. In the cell behind those of
+/* What one worker counted for one stage: one writer, read by snapshots. In the cell after those of
    the workers `freed` is written under purge_lock, the rest under foreign_lock; the producer counts
    in the first cell of its row, which no worker runs. */
 typedef struct spdl__counters {
@@ -5233,9 +5149,7 @@ typedef struct spdl__counters {
     uint64_t made;     /* items handed on that it did not get as its input */
     uint64_t timed_ns; /* of the calls in the histogram */
     uint64_t max_ns;
-    int64_t meter_due; /* time in the stage until its calls are measured again; not for others */
-    uint64_t measured; /* times that was done while they were quick or slept; not for others */
-    uint64_t chains;   /* that began here */
+    int64_t meter_due; /* sittings until one is measured; not for others */
     uint64_t metered, metered_blind; /* calls that were measured; of them, without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
     uint64_t bytes_in, bytes_out;
@@ -5249,6 +5163,7 @@ SPDL__INLINE bool spdl__meter_is_due(const spdl__counters *counters) {
 
 typedef struct spdl__parked spdl__parked;
 typedef struct spdl__tuner spdl__tuner;
+typedef struct spdl__crew spdl__crew;
 
 typedef struct spdl__node {
     /* written by create */
@@ -5256,73 +5171,76 @@ typedef struct spdl__node {
     int index;
     char name[SPDL_NAME_BYTES];
     bool ordered;    /* results come in the order of the inputs */
-    bool by_ticket;  /* and get their tickets when the inputs are claimed */
+    bool serial;     /* one call at a time: results take their ticket when they are put */
+    bool by_ticket;  /* ordered and not serial: tickets are promised when the inputs are taken */
     bool plain;      /* a pipe with nothing out of the ordinary */
     bool splits;     /* a branch whose batches are joined again */
-    struct spdl__node *behind; /* the stage that may be chained behind this one, or NULL */
-    struct spdl__node *before; /* the row that writes `in`, or NULL */
+    bool at_end;     /* the trainer or the producer may wait for what it does */
     uint32_t above;  /* bit i: what row i makes can come here */
+    uint32_t beside; /* bit i: row i writes an edge that this one reads, or the other way */
     int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
     uint8_t path[SPDL_MAX_STAGES];
     size_t batch_size; /* what comes out: the most items in a batch; 0: no batches of ours */
     struct spdl__node *branch; /* a row of a path whose batches are joined: the branch that splits
                                   them; else NULL */
     struct spdl__node *begin;  /* merge: the branch it ends */
+    struct spdl__node *before; /* the row that writes `in`; of a path, its branch; or NULL */
     spdl__edge *in;  /* NULL for rows that read none or several */
+    uint64_t *word;  /* of the edge it reads, or `own` */
     spdl__edge out;
     spdl__counters *counters; /* one per worker, and one for other threads */
     spdl__batch_pool *batches;
     spdl__shelf shelf;
     spdl__parked *parked;
+    spdl__crew *crew;  /* whose workers run it */
     uint32_t *settled; /* completion order with a window: stamps of the calls that have ended */
     uint64_t settled_mask;
     char pad0[SPDL_CACHE_LINE];
-    uint32_t lock; /* a claim, a step of a row without calls, or a chain is under way */
-    uint32_t chained;  /* a chain is */
-    /* written under the lock */
-    uint32_t finished;
-    uint32_t flushed;  /* the call without input was claimed in this epoch */
+    uint64_t own; /* written by who takes: the word of a source or merge */
+    /* written by who holds the word, or is alone in a serial row */
+    uint32_t flushed;  /* the call without input was made in this epoch */
     uint32_t turn;     /* merge: the path that is looked at first */
     uint64_t refused;  /* merge: what merge_fn saw when it said to wait */
-    uint64_t claimed;  /* with a window: calls claimed; all of those before `oldest` have ended */
+    uint64_t begun;    /* with a window: so many calls; all of those before `oldest` have ended */
     uint64_t oldest;
     uint64_t number;   /* batch: of the next one in this epoch */
-    uint64_t wanted;   /* batch: items that the next one still needs */
-    uint64_t claimed_ns; /* when something was claimed last */
+    uint64_t range;    /* with .flush: what came in last */
     spdl__batch *open_batch;
+    uint64_t epoch;    /* of the items that pass now */
+    uint64_t made;     /* source: items made so far in this epoch */
+    uint64_t made_all; /* and in all of them */
     char pad1[SPDL_CACHE_LINE];
-    /* written by calls that end */
-    uint32_t active; /* claims whose calls are running or deferred; goes up under the lock */
-    uint32_t limit;  /* the concurrency now; written by any thread */
-    uint32_t closed; /* no more claims: it failed, or a stage below did */
+    /* written now and then, by any thread */
+    uint32_t limit;  /* the concurrency now */
+    uint32_t closed; /* nothing more is taken: it failed, or a stage below did */
     uint32_t ended;  /* source and feed: there is no more */
     uint32_t parked_lock;
     uint32_t parked_free; /* 1 + the first free place in `parked`, or 0 */
-    uint64_t epoch;  /* of the items that pass now */
-    uint64_t made;   /* source: items made so far in this epoch */
     uint64_t cut;    /* with tickets in advance: that of the failure that ended the pipeline */
     uint64_t calls;  /* for max_failure_rate */
     uint64_t failures;
-    uint64_t item_ns; /* moving average of a call */
-    uint64_t quick;   /* calls that were not worth waking somebody for; up to QUICK_CALLS */
-    uint64_t doubt;   /* whether it is quick: see spdl__doubt_more */
+    uint64_t item_ns; /* moving average of a call; a guess */
     char pad2[SPDL_CACHE_LINE];
+    /* the trainer waited: while this row's call was running, and while no worker took its input;
+       written under blame_lock */
+    uint64_t exposed_ns, exposed_idle_ns;
 } spdl__node;
 
 /* The threads of one pool and the rows they run: all but those with threads of their own, or one of
-   those. */
-typedef struct spdl__crew {
+   those. Written by create. */
+struct spdl__crew {
     spdl_pipeline *pipeline;
-    spdl_pool *pool;
+    spdl_pool *pool; /* NULL: the trainer's thread, with workers = 0 */
     bool own_pool;
     int first; /* its workers count from here in the pipeline */
     int workers;
     uint32_t rows; /* a bit for each */
     spdl__client client;
     spdl__client_slot *slot;
-} spdl__crew;
+};
 
-/* One call of a stage on a worker; there is one for each worker, used again and again. */
+/* One call of a stage on a worker; there is one for each worker, used again and again. Written by
+   that worker. */
 struct spdl_task {
     spdl_pipeline *pipeline;
     spdl__node *node;
@@ -5338,11 +5256,7 @@ struct spdl_task {
     uint64_t sequence;
     uint64_t ticket;
     uint64_t place;  /* among the calls of a stage with a window */
-    uint64_t since;
-    uint64_t clock;  /* when this worker's last claim ended, if it looked for work at once; or 0 */
-    uint64_t stint;  /* since when each look has found work, or 0 */
-    uint64_t doubt;  /* whether chains take what they should, else all their calls are timed */
-    spdl__watch watch;
+    uint64_t since;  /* when it began */
     spdl__emitted in;
     spdl__bundle *bundle;
     spdl__parked *parked;
@@ -5354,14 +5268,18 @@ struct spdl_pipeline {
     /* written by create */
     spdl_allocator allocator;
     spdl_logger logger;
-    bool asymmetric;
     bool has_hooks; /* some row has init or fini */
     bool threaded;  /* has workers, of whatever pool */
     int workers;    /* of all crews; at least 1: the trainer is worker 0 when there is no pool */
     int count;      /* rows but the sink */
     int crews;
     spdl__crew *crew; /* the first has the pool; its pool is NULL with workers = 0 */
+    spdl__crew *rescue; /* the last, of normal priority; works in the place of the first for a while
+                           when the trainer has waited for polite workers; or NULL */
+    const uint32_t *sleepers; /* of the pool when there is but one crew; `waiting` when there is no
+                                 thread but the trainer; else a word that is 1 */
     spdl__node *node;
+    spdl__node *last; /* the row in front of the sink */
     spdl__edge *sink;
     spdl__node *feed; /* the first row when items are pushed, or NULL */
     spdl_task *task;  /* [worker] */
@@ -5391,29 +5309,33 @@ struct spdl_pipeline {
     char pad1[SPDL_CACHE_LINE];
     /* the producer */
     uint32_t producer_inside;
-    spdl__event room;      /* the edge behind the feed has some */
+    uint32_t producer_waits; /* set by it before it sleeps, cleared by who wakes it */
+    spdl__event room;      /* the edge after the feed has some */
     char pad2[SPDL_CACHE_LINE];
     /* the trainer */
     uint32_t trainer_inside;
     uint64_t trainer;      /* with workers = 0: the thread that is inside next, or 0 */
     bool told_closed;
-    spdl__watch watch;
-    spdl__emitted last;
-    int next_yields; /* see spdl__patience */
+    spdl__emitted last_item;
     uint64_t delivered;
     uint64_t first_item_ns;
     uint64_t ended_ns;
     uint64_t wait_since;   /* 0, or when the wait in next began */
     uint64_t wait_ns;
     uint64_t first_wait_ns; /* what it was when the first item came */
-    uint64_t learned_ns, learned_wait_ns, learned; /* when it last learned, and its items then */
-    spdl__event fed;       /* the sink got what the trainer waits for, or an end */
+    uint64_t ready_ns;     /* time inside next while an item was ready */
+    uint64_t seen_runnable_ns; /* what snapshots have reported */
     char pad3[SPDL_CACHE_LINE];
-    /* written by the trainer now and then, read by all */
-    uint64_t work_ns; /* of all stages for one item of the sink; 0: not known */
-    uint64_t step_ns; /* of the trainer, from one item to the next, without its waits */
-    uint32_t trainer_place; /* 0, or its processor plus 1; kept while workers may nap */
-    uint64_t rested;  /* by workers: items the trainer had when one last asked how long it is fed */
+    uint64_t hurried_ns;   /* when it slept last, and could be rescued from that */
+    uint32_t hurry;        /* the rescue works, not the first crew; read by all */
+    char pad5[SPDL_CACHE_LINE];
+    /* while the trainer waits; read by those who take and put */
+    uint32_t waiting;      /* set before it sleeps, cleared by who wakes it */
+    spdl__event fed;       /* the sink got what the trainer waits for, or an end */
+    uint32_t blame_lock;   /* the rest: written under it */
+    uint64_t blame_since;  /* what the trainer waits for is where `blame` says since then; or 0 */
+    spdl__node *blame;
+    bool blame_idle;       /* it waits for a worker there */
     char pad4[SPDL_CACHE_LINE];
 };
 
@@ -5458,14 +5380,14 @@ SPDL__PRIVATE size_t spdl__bundle_drop(spdl_pipeline *p, spdl__bundle *bundle) {
 
 /* --- failure --- */
 
-/* Whether a new failure is the one to tell: the one that ends what is delivered. That is the one
+/* Whether a new failure is the one to report: the one that ends what is delivered. That is the one
    furthest downstream, and in one ordered stage the one with the smallest item: so an ordered
    pipeline without a budget fails the same way at any number of workers. The trainer reads the
    error when every stage from there on has finished, so it does not change any more. */
 SPDL__PRIVATE bool spdl__error_precedes(const spdl_pipeline *p, const spdl__node *node,
                                         uint64_t item) {
     if (!p->failed) return true;
-    if (!spdl__load32(&p->open)) return false; /* of several init the first is told */
+    if (!spdl__load32(&p->open)) return false; /* of several init the first is reported */
     if (node->index > p->error.stage) return true;
     return node->index == p->error.stage && node->ordered && item < p->error.item;
 }
@@ -5488,6 +5410,8 @@ SPDL__PRIVATE void spdl__pipeline_record(spdl_pipeline *p, const spdl__node *nod
     if (line[0] != '\0') spdl__log(&p->logger, SPDL_LOG_INFO, line); /* not under the lock */
 }
 
+SPDL__PRIVATE void spdl__pipeline_hint(spdl_pipeline *p);
+
 SPDL__PRIVATE void spdl__node_fail(spdl_pipeline *p, spdl__node *node, uint64_t ticket,
                                    uint64_t item, spdl_result result, const char *text) {
     uint64_t cut = spdl__load(&node->cut);
@@ -5497,7 +5421,7 @@ SPDL__PRIVATE void spdl__node_fail(spdl_pipeline *p, spdl__node *node, uint64_t 
     spdl__store32(&node->closed, 1);
     for (i = 0; i < p->count; ++i)
         if (node->above >> i & 1) spdl__store32(&p->node[i].closed, 1);
-    if (p->feed != NULL) spdl__event_notify(&p->room, p->asymmetric, SPDL__ALL);
+    spdl__pipeline_hint(p); /* rows that are closed have an end to write, and the producer */
 }
 
 /* Whether one more failure is more than this stage may have. */
@@ -5518,33 +5442,46 @@ SPDL__PRIVATE spdl__edge *spdl__path_edge(const spdl_pipeline *p, const spdl__no
     return &p->node[node->path[path]].out;
 }
 
-/* Results that may still be claimed. Exact under the lock, a guess outside it. */
-SPDL__PRIVATE uint64_t spdl__node_room(const spdl_pipeline *p, const spdl__node *node) {
-    uint64_t room = UINT64_MAX;
-    int i;
-    if (node->row.kind != SPDL_KIND_BRANCH)
-        return spdl__edge_room(&node->out,
-                               node->out.buffer_size + spdl__load_relaxed32(&node->limit),
-                               node->by_ticket);
-    for (i = 0; i < node->paths; ++i) {
-        const spdl__edge *edge = spdl__path_edge(p, node, i);
-        room = spdl__min(room, spdl__edge_room(edge, edge->buffer_size + 1, false));
-    }
-    return room;
+SPDL__PRIVATE bool spdl__pipeline_halted(const spdl_pipeline *p) {
+    return spdl__load32(&p->stopping) != 0;
 }
 
-/* Under the lock: the next `count` results will be put. */
-SPDL__PRIVATE void spdl__node_reserve(spdl_pipeline *p, spdl__node *node, uint64_t count) {
+/* The number of the result that the next input makes, dropped ones not counted. */
+SPDL__INLINE uint64_t spdl__node_position(const spdl__node *node, uint64_t word) {
+    if (node->serial) return spdl__load_relaxed(&node->out.tail);
+    return spdl__head(word) + spdl__load(&node->in->shift); /* pairs with cursor_settle */
+}
+
+/* Results with a number below this have room. */
+SPDL__INLINE uint64_t spdl__node_until(const spdl__node *node) {
+    return spdl__edge_until(&node->out,
+                            node->out.buffer_size + spdl__load_relaxed32(&node->limit),
+                            node->by_ticket);
+}
+
+SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
+    return row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE ||
+           row->kind == SPDL_KIND_BRANCH;
+}
+
+/* Whether there is room for one more result. Exact for who is alone in a row, or holds its word;
+   else a guess. */
+SPDL__PRIVATE bool spdl__node_has_room(const spdl_pipeline *p, const spdl__node *node,
+                                       uint64_t word) {
     int i;
-    if (node->row.kind != SPDL_KIND_BRANCH) spdl__edge_reserve(&node->out, count);
-    else
-        for (i = 0; i < node->paths; ++i)
-            spdl__edge_reserve(spdl__path_edge(p, node, i), count);
+    if (node->row.kind != SPDL_KIND_BRANCH)
+        return (int64_t)(spdl__node_until(node) - spdl__node_position(node, word)) > 0;
+    for (i = 0; i < node->paths; ++i) {
+        const spdl__edge *edge = spdl__path_edge(p, node, i);
+        if (spdl__load_relaxed(&edge->tail) >= spdl__edge_until(edge, edge->buffer_size + 1, false))
+            return false;
+    }
+    return true;
 }
 
 /* Whether the input has ended and all of it was taken. The end is looked at before the head. */
 SPDL__PRIVATE bool spdl__edge_exhausted(const spdl__edge *edge) {
-    return spdl__load(&edge->end) <= spdl__load_relaxed(&edge->head);
+    return spdl__load(&edge->end) <= spdl__head(spdl__load(&edge->word));
 }
 
 SPDL__PRIVATE bool spdl__node_exhausted(const spdl__node *node) {
@@ -5556,15 +5493,16 @@ SPDL__PRIVATE bool spdl__node_exhausted(const spdl__node *node) {
    ended. */
 SPDL__PRIVATE uint64_t spdl__window_left(const spdl__node *node) {
     uint64_t oldest = spdl__load_relaxed(&node->oldest);
-    const uint64_t claimed = spdl__load(&node->claimed); /* as `reserved` in edge_room */
+    const uint64_t begun = spdl__load_relaxed(&node->begun);
     if (node->settled == NULL) return UINT64_MAX;
-    while (oldest < claimed &&
+    while (oldest < begun &&
            spdl__load32(&node->settled[oldest & node->settled_mask]) == (uint32_t)(oldest + 1))
         ++oldest;
-    return (uint64_t)node->row.reorder_window + 1 - (claimed - oldest);
+    return (uint64_t)node->row.reorder_window + 1 - (begun - oldest);
 }
 
-SPDL__PRIVATE bool spdl__node_has_work(const spdl_pipeline *p, const spdl__node *node);
+SPDL__PRIVATE bool spdl__node_has_work(const spdl_pipeline *p, const spdl__node *node,
+                                       uint64_t word);
 
 /* What a merge sees of its paths. */
 typedef struct spdl__paths {
@@ -5579,7 +5517,7 @@ SPDL__PRIVATE spdl__paths spdl__merge_look(const spdl_pipeline *p, const spdl__n
     memset(&seen, 0, sizeof(seen));
     for (i = 0; i < node->paths; ++i) {
         const spdl__edge *edge = spdl__path_edge(p, node, i);
-        const uint64_t end = spdl__load(&edge->end), head = spdl__load_relaxed(&edge->head);
+        const uint64_t end = spdl__load(&edge->end), head = spdl__head(spdl__load(&edge->word));
         const bool ended = head >= end, there = !ended && spdl__edge_ready(edge, head);
         const uint64_t origin = spdl__load_relaxed(&spdl__edge_slot(edge, head)->origin);
         const bool hole = there && spdl__owner(origin) == SPDL__HOLE;
@@ -5593,44 +5531,49 @@ SPDL__PRIVATE spdl__paths spdl__merge_look(const spdl_pipeline *p, const spdl__n
     return seen;
 }
 
-/* Grows whenever something is taken from an edge between a branch and its merge, or in front of the
-   branch. (Items of a bundle whose slot stays move one of the numbers, holes the other.) */
-SPDL__PRIVATE uint64_t spdl__merge_claims(const spdl__node *merge) {
+/* Changes whenever something is taken from an edge: items of a bundle whose slot stays move the one
+   number, all others the other, which counts more. */
+SPDL__PRIVATE uint64_t spdl__edge_reads(const spdl__edge *edge) {
+    return 2 * spdl__head(spdl__load(&edge->word)) + spdl__load(&edge->shift);
+}
+
+/* What was taken so far between a branch and its merge, and in front of the branch: grows whenever
+   something is. */
+SPDL__PRIVATE uint64_t spdl__merge_taken(const spdl__node *merge) {
     const spdl__node *node = merge->begin;
-    uint64_t sum = spdl__load(&node->in->head) + spdl__load(&node->in->items);
-    while (++node < merge) sum += spdl__load(&node->out.head) + spdl__load(&node->out.items);
+    uint64_t sum = spdl__edge_reads(node->in);
+    while (++node < merge) sum += spdl__edge_reads(&node->out);
     return sum;
 }
 
-/* Whether none of these rows is at work or has any; a branch with room waits for its input. A claim
-   that has begun before the lock is read is seen by that or by `active`; of one that begins later
-   merge_claims tells, or the work it is about to take is still there: but it reserves room before
-   it takes, and a flush takes nothing, so both are read again. What a call hands on or gives back
-   is there when `active` is 0. */
+/* Whether none of these rows is at work or has any; a branch with room waits for its input. Who is
+   inside is seen in the word; who enters later moves it, or the work it is about to take is still
+   there. What a call hands on or gives back is there when `active` is 0. */
 SPDL__PRIVATE bool spdl__merge_rests(const spdl_pipeline *p, const spdl__node *merge) {
     const spdl__node *node;
     for (node = merge->begin; node < merge; ++node) {
-        if (spdl__load32(&node->lock) || spdl__load32(&node->active)) return false;
-        if (node == merge->begin && spdl__node_room(p, node) > 0) return false;
-        if (spdl__node_has_work(p, node)) return false;
-        if (spdl__load32(&node->lock) || spdl__load32(&node->active)) return false;
+        const uint64_t word = spdl__load(node->word);
+        if (word & SPDL__ACTIVE) return false;
+        if (node == merge->begin && spdl__node_has_room(p, node, word)) return false;
+        if (spdl__node_has_work(p, node, word)) return false;
+        if (spdl__load(node->word) != word) return false;
     }
-    return !spdl__load32(&merge->begin->finished);
+    return !(spdl__load(merge->begin->word) & SPDL__FINISHED);
 }
 
 /* Whether nothing moves between a branch that has no room and its merge, nothing will before the
    merge takes something, and `seen` is what its paths then hold. Rows are looked at from the branch
-   down, and those above the one looked at rest as long as nobody claims; that nobody has is known
-   from the claims before and after. What was seen before may be older than the rest: what a merge
-   in turn takes must not depend on when it looked. */
+   down, and those above the one looked at rest as long as nobody takes anything; that nobody has is
+   known from what was taken before and after. What was seen before may be older than the rest: what
+   a merge in turn takes must not depend on when it looked. */
 SPDL__PRIVATE bool spdl__merge_starved(const spdl_pipeline *p, const spdl__node *merge,
                                        const spdl__paths *seen) {
-    const uint64_t claims = spdl__merge_claims(merge);
+    const uint64_t taken = spdl__merge_taken(merge);
     spdl__paths now;
     if (!spdl__merge_rests(p, merge)) return false;
     now = spdl__merge_look(p, merge);
     return !now.holes && memcmp(now.ready, seen->ready, sizeof(now.ready)) == 0 &&
-           spdl__merge_claims(merge) == claims;
+           spdl__merge_taken(merge) == taken;
 }
 
 /* For SPDL_MERGE_CHOICE: merge_fn is asked again when this has changed. Never 0. */
@@ -5658,7 +5601,7 @@ SPDL__PRIVATE int spdl__merge_turn(const spdl_pipeline *p, const spdl__node *nod
     return -1;
 }
 
-/* Without the lock: whether a step of a merge would do something. */
+/* Whether a step of a merge would do something. */
 SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node) {
     const spdl__paths seen = spdl__merge_look(p, node);
     if (spdl__load32(&node->closed) || seen.holes || seen.ended == node->paths) return true;
@@ -5670,422 +5613,471 @@ SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node
     return spdl__merge_turn(p, node, &seen) >= 0;
 }
 
-/* What a call costs in a chain: several times what it takes, if other workers could run such calls
-   meanwhile; if the time is not known or not brief, more than any chain may take. A row that makes
-   batches calls nothing. */
-SPDL__PRIVATE uint64_t spdl__node_brief_ns(const spdl__node *node) {
-    const uint64_t ns = spdl__load_relaxed(&node->item_ns);
-    if (node->row.kind == SPDL_KIND_BATCH) return 0;
-    if (ns == 0 || ns > SPDL__CHAIN_NS) return SPDL__CHAIN_NS + 1;
-    return spdl__load_relaxed32(&node->limit) > 1 ? ns * SPDL__CHAIN_SHARE : ns;
-}
-
-/* A brief stage in front of another one that can take no more calls now: who is there comes to this
-   one next, and two workers would only get into each other's way. */
-SPDL__PRIVATE bool spdl__node_stays_away(const spdl__node *node) {
-    const spdl__node *behind = node->behind;
-    return behind != NULL &&
-           (spdl__load_relaxed32(&behind->chained) ||
-            spdl__load32(&behind->active) >= spdl__load_relaxed32(&behind->limit)) &&
-           spdl__node_brief_ns(node) + spdl__node_brief_ns(behind) <= SPDL__CHAIN_NS;
-}
-
-/* The same while it could take more, but was claimed just now. This is no reason to go to sleep, as
-   nothing tells when it is over. */
-SPDL__PRIVATE bool spdl__node_holds_back(const spdl__node *node, spdl__watch *watch) {
-    const spdl__node *behind = node->behind;
-    return behind != NULL && spdl__load_relaxed32(&behind->active) != 0 &&
-           spdl__node_brief_ns(node) + spdl__node_brief_ns(behind) <= SPDL__CHAIN_NS &&
-           spdl__watch_read(watch) - spdl__load_relaxed(&behind->claimed_ns) < 2 * SPDL__CLAIM_NS;
-}
-
-/* A row that makes batches, behind a brief stage that was claimed just now: its worker comes here
-   next. Who takes the items one by one as they come only gets into its way; the rest of a batch is
-   taken at once. */
-SPDL__PRIVATE bool spdl__batch_holds_back(const spdl__node *node, spdl__watch *watch) {
-    const spdl__node *before = node->before;
-    const uint64_t ns = spdl__load_relaxed(&before->item_ns);
-    const uint64_t most = spdl__min(SPDL__CLAIM_MAX, node->in->buffer_size / 2);
-    const uint64_t enough = spdl__min(spdl__load_relaxed(&node->wanted), most);
-    return before->behind == node && ns != 0 && ns <= SPDL__CHAIN_NS && enough > 1 &&
-           spdl__load_relaxed32(&before->active) != 0 &&
-           !spdl__edge_ready(node->in, spdl__load_relaxed(&node->in->head) + enough - 1) &&
-           spdl__watch_read(watch) - spdl__load_relaxed(&before->claimed_ns) < 2 * SPDL__CLAIM_NS;
-}
-
-SPDL__PRIVATE bool spdl__row_holds_back(const spdl__node *node, spdl__watch *watch) {
-    return node->row.kind == SPDL_KIND_BATCH ? spdl__batch_holds_back(node, watch)
-                                             : spdl__node_holds_back(node, watch);
-}
-
-/* Whether there are holes in front of a row that has no room. To pass over them makes room above:
-   how far stages get ahead of a merge in turn must not depend on when somebody looked. */
-SPDL__PRIVATE bool spdl__node_has_holes(const spdl_pipeline *p, const spdl__node *node) {
-    const spdl__edge *edge = node->in;
-    uint64_t head;
-    if (spdl__load32(&node->closed)) return false;
-    if (node->row.kind == SPDL_KIND_MERGE) return spdl__merge_look(p, node).holes;
-    if (edge == NULL || spdl__edge_exhausted(edge)) return false;
-    head = spdl__load_relaxed(&edge->head);
-    return spdl__edge_ready(edge, head) &&
-           spdl__owner(spdl__load_relaxed(&spdl__edge_slot(edge, head)->origin)) == SPDL__HOLE;
-}
-
-/* Any thread, without the lock: whether a step of this stage would do something. */
-SPDL__PRIVATE bool spdl__node_has_work(const spdl_pipeline *p, const spdl__node *node) {
-    const uint32_t active = spdl__load32(&node->active);
+/* Any thread: whether a step of this row would do something, its word being `word`. Where the word
+   is held, who holds it looks at this row when it lets go. */
+SPDL__PRIVATE bool spdl__node_has_work(const spdl_pipeline *p, const spdl__node *node,
+                                       uint64_t word) {
+    const uint32_t active = (uint32_t)(word & SPDL__ACTIVE);
     const spdl_kind kind = node->row.kind;
-    uint64_t head;
-    if (spdl__load32(&node->finished)) return false; /* pairs with node_finish */
-    if (kind == SPDL_KIND_PATH || kind == SPDL_KIND_FEED) return false;
-    if (kind == SPDL_KIND_MERGE || kind == SPDL_KIND_BATCH) {
-        if (spdl__node_room(p, node) == 0) return spdl__node_has_holes(p, node);
-        if (kind == SPDL_KIND_MERGE) return spdl__merge_runnable(p, node);
+    const spdl__slot *slot;
+    unsigned owner;
+    if ((word & SPDL__FLAGS) != 0 || kind == SPDL_KIND_PATH || kind == SPDL_KIND_FEED) return false;
+    if (kind == SPDL_KIND_MERGE) {
+        if (active != 0) return false;
+        return spdl__node_has_room(p, node, word) ? spdl__merge_runnable(p, node)
+                                                  : spdl__merge_look(p, node).holes;
     }
     if (spdl__load32(&node->closed)) return active == 0;
     if (spdl__node_exhausted(node))
-        return active == 0 && (!node->row.flush || spdl__load_relaxed32(&node->flushed) ||
-                               spdl__node_room(p, node) > 0);
+        return active == 0 && ((!node->row.flush && kind != SPDL_KIND_BATCH) ||
+                               spdl__load_relaxed32(&node->flushed) ||
+                               spdl__node_has_room(p, node, word));
     if (active >= spdl__load_relaxed32(&node->limit)) return false;
-    if (spdl__node_room(p, node) == 0) return spdl__node_has_holes(p, node);
-    if (node->in == NULL) return true;
-    head = spdl__load_relaxed(&node->in->head);
-    if (!spdl__edge_ready(node->in, head) || spdl__window_left(node) == 0) return false;
-    return active == 0 || spdl__owner(spdl__load_relaxed(
-                              &spdl__edge_slot(node->in, head)->origin)) != SPDL__MARK;
+    if (node->in == NULL) return spdl__node_has_room(p, node, word);
+    slot = spdl__edge_slot(node->in, spdl__head(word));
+    if (!spdl__slot_has(slot, spdl__head(word))) return false;
+    owner = spdl__owner(spdl__load_relaxed(&slot->origin));
+    if (owner == SPDL__HOLE) return true; /* needs no room, and makes some above */
+    if (!spdl__node_has_room(p, node, word) || spdl__window_left(node) == 0) return false;
+    return active == 0 || owner != SPDL__MARK;
 }
 
-/* The same, of a step that is to be done now. */
 SPDL__PRIVATE bool spdl__node_runnable(const spdl_pipeline *p, const spdl__node *node) {
-    return spdl__load_relaxed32(&node->lock) == 0 && !spdl__node_stays_away(node) &&
-           spdl__node_has_work(p, node);
+    return spdl__node_has_work(p, node, spdl__load(node->word));
 }
 
-/* The trainer has three quarters of its buffer in front of it, and what comes next lies there for
-   four times as long as all work for another item takes. Who is woken later makes several items
-   before it sleeps again. While somebody is at work half of the buffer will do, if an item is not
-   worth another wake (else others are to help until it is full); or while somebody naps. Never in
-   push mode: who pushes may be the trainer, and wait for room. Behind a full barrier: a head that
-   is not the newest belongs to a trainer that has yet to look, behind its own, and sees what is
-   passed over here. */
-SPDL__PRIVATE bool spdl__trainer_is_fed(const spdl_pipeline *p, const spdl_pool *pool) {
-    const spdl__edge *sink = p->sink;
-    const bool awake = spdl__pool_asleep(pool) < pool->desc.workers;
-    const bool half = awake || spdl__load_relaxed32(&pool->napping);
-    const uint64_t head = spdl__load(&sink->head), fill = sink->buffer_size / 4 * (half ? 2 : 3);
-    const uint64_t work_ns = spdl__load_relaxed(&p->work_ns);
-    if (work_ns == 0 || (awake && work_ns > SPDL__HELP_NS) || fill == 0 || p->feed != NULL ||
-        !spdl__edge_ready(sink, head) || !spdl__edge_ready(sink, head + fill - 1))
-        return false;
-    return spdl__slot_age(spdl__edge_slot(sink, head), spdl_time_ns()) >= 4 * work_ns;
+SPDL__PRIVATE bool spdl__pipeline_flows(const spdl_pipeline *p) {
+    return !spdl__pipeline_halted(p) && spdl__load32(&p->open) != 0;
 }
 
-/* Whether items cost so little, and the trainer is so slow, that workers may nap. */
-SPDL__PRIVATE bool spdl__trainer_lets_nap(const spdl_pipeline *p) {
-    const uint64_t work_ns = spdl__load_relaxed(&p->work_ns);
-    const uint64_t step_ns = spdl__load_relaxed(&p->step_ns);
-    return p->crews == 1 && p->feed == NULL && work_ns > 0 && work_ns <= SPDL__HELP_NS &&
-           step_ns <= SPDL__NAP_STEP_NS && p->sink->buffer_size * step_ns >= 2 * SPDL__NAP_NS;
+/* Who runs the rows of this crew now: with polite workers it may be others. */
+SPDL__PRIVATE const spdl__crew *spdl__crew_now(const spdl_pipeline *p, const spdl__crew *crew) {
+    return crew == &p->crew[0] && p->rescue != NULL && spdl__load32(&p->hurry) ? p->rescue : crew;
 }
 
-/* By the trainer, for those who nap. */
-SPDL__PRIVATE void spdl__trainer_stands(spdl_pipeline *p) {
-    const uint32_t place = (uint32_t)(spdl__cpu_here() + 1);
-    if (place != spdl__load_relaxed32(&p->trainer_place))
-        spdl__store_relaxed32(&p->trainer_place, place);
+/* Whether it is this crew's turn. */
+SPDL__PRIVATE bool spdl__crew_works(const spdl_pipeline *p, const spdl__crew *crew) {
+    return p->rescue == NULL || (crew != &p->crew[0] && crew != p->rescue) ||
+           spdl__crew_now(p, &p->crew[0]) == crew;
 }
 
-/* Until when the trainer, at the speed it has, will have more than half of its buffer in front of
-   it: who sleeps until then need not be woken. 0 when that is not worth it, as for items that cost
-   more than a wake; and when nothing was taken since the last worker was told: a trainer that is
-   away would be waited for again and again. */
-SPDL__PRIVATE uint64_t spdl__trainer_fed_until(spdl_pipeline *p, bool last) {
-    const spdl__edge *sink = p->sink;
-    const uint64_t taken = spdl__load(&sink->taken), keep = sink->buffer_size / 2 + 2;
-    const uint64_t put = spdl__load(&sink->reserved) - spdl__load(&sink->refunds);
-    const uint64_t there = put > taken ? spdl__min(put - taken, sink->buffer_size) : 0;
-    const uint64_t step_ns = spdl__load_relaxed(&p->step_ns);
-    if (there <= keep || !spdl__trainer_lets_nap(p)) return 0;
-    if ((there - keep) * step_ns < SPDL__NAP_NS) return 0;
-    if (spdl__load_relaxed(&p->rested) == taken) return 0;
-    if (last) spdl__store_relaxed(&p->rested, taken);
-    return spdl_time_ns() + (there - keep) * step_ns;
-}
-
-/* Whether `worker` would find a step to do in one of these rows; with -1: one that somebody should
-   be woken for. */
-SPDL__PRIVATE bool spdl__pipeline_runnable(const spdl_pipeline *p, uint32_t rows, int worker) {
+/* Whether `worker`, or with -1 any, would find a step to do in one of the crew's rows. */
+SPDL__PRIVATE bool spdl__crew_runnable(void *self, int worker) {
+    const spdl__crew *crew = (const spdl__crew *)self;
+    const spdl_pipeline *p = crew->pipeline;
     int i;
     if (p->has_hooks && worker >= 0) {
-        const uint8_t inits = p->inits[worker]; /* written by this worker only */
+        const uint8_t inits = p->inits[crew->first + worker]; /* written by this worker only */
         if (inits == 0 || (inits != UINT8_MAX && spdl__load32(&p->leaving))) return true;
     }
-    if (spdl__load32(&p->stopping) || !spdl__load32(&p->open)) return false;
-    if (worker < 0 && p->crew[0].pool != NULL && spdl__trainer_is_fed(p, p->crew[0].pool))
-        return false;
+    if (!spdl__pipeline_flows(p) || !spdl__crew_works(p, crew)) return false;
     for (i = p->count - 1; i >= 0; --i)
-        if ((rows >> i & 1) && spdl__node_runnable(p, &p->node[i])) return true;
+        if ((crew->rows >> i & 1) && spdl__node_runnable(p, &p->node[i])) return true;
     return false;
 }
 
-/* After something of this pipeline became runnable, unless the same thread looks for work next.
-   Whole pools are looked at: it may be passing on a wake that was meant for another pipeline. */
-SPDL__PRIVATE void spdl__pipeline_hint(spdl_pipeline *p) {
-    int i;
-    if (p->crew[0].pool != NULL)
-        spdl__pool_hint(p->crew[0].pool);
-    else /* the trainer is the worker; we may be a producer, a thread that completes a call, ... */
-        spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL);
-    for (i = 1; i < p->crews; ++i) spdl__pool_hint(p->crew[i].pool);
+/* --- why the trainer waits --- */
+
+/* Where the item is that the trainer waits for: from the sink up to the first row that has it, is
+   called with it, or could be. Of several paths the first one where something is. *idle: its input
+   is there, and no worker. */
+SPDL__PRIVATE spdl__node *spdl__blame_find(const spdl_pipeline *p, bool *idle) {
+    spdl__node *node = p->last;
+    for (;;) {
+        const uint64_t word = spdl__load(node->word), active = word & SPDL__ACTIVE;
+        const spdl__edge *in = node->in;
+        *idle = false;
+        if (node->row.kind == SPDL_KIND_MERGE) {
+            int i = 0;
+            while (i + 1 < node->paths &&
+                   !(spdl__load(p->node[node->path[i]].word) & SPDL__ACTIVE))
+                ++i;
+            node = &p->node[node->path[i]];
+            continue;
+        }
+        if (node->row.kind == SPDL_KIND_PATH) {
+            node = node->before;
+            continue;
+        }
+        if (node->by_ticket ? (int64_t)(spdl__node_position(node, word) -
+                                        spdl__head(spdl__load(&node->out.word))) > 0
+                            : active > 0)
+            return node;
+        if (in == NULL) {
+            *idle = node->row.kind == SPDL_KIND_SOURCE;
+            return node;
+        }
+        if (spdl__edge_ready(in, spdl__head(word))) {
+            *idle = active < spdl__load_relaxed32(&node->limit);
+            return node;
+        }
+        node = node->before;
+    }
 }
 
-SPDL__PRIVATE bool spdl__pipeline_halted(const spdl_pipeline *p) {
-    return spdl__load32(&p->stopping) != 0;
+/* Books the time since the last mark where the item was then, and looks where it is now. Workers
+   mark when they enter a row whose calls take a microsecond or more, and when they leave it, and go
+   on when another is at it; `over` is the trainer's last one. */
+SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
+    uint64_t now;
+    if (over)
+        spdl__spin_lock(&p->blame_lock);
+    else if (!spdl__try_lock(&p->blame_lock))
+        return;
+    now = spdl_time_ns();
+    if (p->blame_since != 0) {
+        if (now > p->blame_since)
+            spdl__count(p->blame_idle ? &p->blame->exposed_idle_ns : &p->blame->exposed_ns,
+                        now - p->blame_since);
+        spdl__store_relaxed(&p->blame_since, over ? 0 : now);
+        if (!over) p->blame = spdl__blame_find(p, &p->blame_idle);
+    }
+    spdl__spin_unlock(&p->blame_lock);
+}
+
+/* The trainer: a wait begins. */
+SPDL__PRIVATE void spdl__blame_begin(spdl_pipeline *p, uint64_t since) {
+    spdl__spin_lock(&p->blame_lock);
+    p->blame = spdl__blame_find(p, &p->blame_idle);
+    spdl__store_relaxed(&p->blame_since, since);
+    spdl__spin_unlock(&p->blame_lock);
+}
+
+/* --- who looks again --- */
+
+/* After something the trainer may sleep for, and a full barrier. */
+SPDL__PRIVATE void spdl__trainer_wake(spdl_pipeline *p) {
+    uint32_t asleep = 1;
+    if (spdl__load_relaxed32(&p->waiting) != 0 && spdl__cas32(&p->waiting, &asleep, 0))
+        spdl__event_wake(&p->fed, 1);
+}
+
+/* Whether the trainer should look: something lies there, or so many holes that they keep others
+   from getting there. */
+SPDL__PRIVATE bool spdl__sink_has(const spdl_pipeline *p) {
+    const spdl__edge *sink = p->sink;
+    const uint64_t head = spdl__head(spdl__load(&sink->word));
+    uint64_t ticket = head;
+    for (; ticket - head < sink->window / 2 + 1; ++ticket) {
+        const spdl__slot *slot = spdl__edge_slot(sink, ticket);
+        if (!spdl__slot_has(slot, ticket)) return false;
+        if (spdl__owner(spdl__load_relaxed(&slot->origin)) != SPDL__HOLE) return true;
+    }
+    return true;
+}
+
+/* The trainer sleeps, and this row has put, taken or been left. */
+SPDL__PRIVATE void spdl__trainer_feed(spdl_pipeline *p, const spdl__node *node) {
+    if (p->crew[0].pool == NULL || (node == p->last && spdl__sink_has(p))) spdl__trainer_wake(p);
+}
+
+/* The producer waits, and the row after the feed has taken. */
+SPDL__PRIVATE void spdl__producer_wake(spdl_pipeline *p) {
+    uint32_t one = 1;
+    if (spdl__load_relaxed32(&p->producer_waits) && spdl__cas32(&p->producer_waits, &one, 0))
+        spdl__event_wake(&p->room, 1);
+}
+
+/* Wakes somebody for one of these rows, in each pool. */
+SPDL__PRIVATE void spdl__rows_hint(const spdl_pipeline *p, uint32_t rows) {
+    int i;
+    if (p->crews == 1 && (p->crew[0].pool == NULL || !spdl__pool_sleeps(p->crew[0].pool))) return;
+    for (i = p->count - 1; i >= 0; --i) {
+        spdl_pool *pool = spdl__crew_now(p, p->node[i].crew)->pool;
+        if ((rows >> i & 1) && pool != NULL && spdl__pool_sleeps(pool) &&
+            spdl__node_runnable(p, &p->node[i]))
+            spdl__pool_wake_one(pool);
+    }
+}
+
+SPDL__COLD void spdl__node_hint_slow(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
+                                     const spdl__crew *all) {
+    if (spdl__load_relaxed32(&p->waiting) != 0) spdl__trainer_feed(p, node);
+    if (p->feed != NULL && node == p->feed + 1) spdl__producer_wake(p);
+    if (!spdl__pipeline_flows(p)) return;
+    if (all != NULL && all->pool != NULL) {
+        if (spdl__pool_sleeps(all->pool) && spdl__pool_runnable(all->pool, -1, all))
+            spdl__pool_wake_one(all->pool);
+        rows = p->rescue != NULL ? rows | all->rows : rows & ~all->rows;
+    }
+    spdl__rows_hint(p, rows);
+}
+
+/* The wake rule: after a read-modify-write by which this row has changed, before anything that may
+   take long. Looks at the trainer, the producer and `rows`, and with `all` at everything this
+   crew's workers could do. */
+SPDL__INLINE void spdl__node_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
+                                  const spdl__crew *all) {
+    uint32_t sleepers;
+    spdl__barrier_after_rmw(); /* pairs with those in pool_park, next_sleep and push_wait */
+    sleepers = spdl__load_relaxed32(p->sleepers);
+    if (SPDL__LIKELY(sleepers == 0)) return;
+    if ((sleepers & SPDL__ASLEEP) == 0 && !node->at_end) return; /* the trainer or producer waits */
+    spdl__node_hint_slow(p, node, rows, all);
+}
+
+/* From a thread that will not look for work itself: this row has changed, and those beside it. */
+SPDL__PRIVATE void spdl__node_changed(spdl_pipeline *p, const spdl__node *node) {
+    spdl__full_barrier();
+    spdl__node_hint_slow(p, node, node->beside | (uint32_t)1 << node->index, NULL);
+}
+
+/* The same of all rows. */
+SPDL__PRIVATE void spdl__pipeline_hint(spdl_pipeline *p) {
+    spdl__full_barrier();
+    spdl__node_hint_slow(p, p->last, UINT32_MAX, NULL);
+    spdl__producer_wake(p);
 }
 
 /* --- putting results --- */
 
-/* Puts one result, and wakes the trainer if it waits for just this one. */
-SPDL__INLINE void spdl__edge_hand_on(spdl_pipeline *p, spdl__edge *edge, uint64_t ticket,
-                                      void *item, uint64_t origin, uint64_t now) {
-    spdl__edge_put(edge, ticket, item, origin, now);
-    SPDL_TEST_POINT("pipeline put");
-    if (edge != p->sink) return;
-    spdl__barrier_light(p->asymmetric); /* pairs with the heavy one in event_prepare */
-    /* acquire: a trainer that is seen waiting has stored, before, the head it waits at */
-    if (spdl__load32(&p->fed.waiters) != 0 && spdl__load(&p->sink->head) == ticket)
-        spdl__event_wake(&p->fed, 1);
-}
-
-/* The ticket of a result that is put now. */
-SPDL__INLINE uint64_t spdl__node_ticket(spdl__node *node, spdl__edge *edge, uint64_t ticket) {
-    uint64_t tail;
-    if (node->by_ticket) return ticket;
-    if (node->row.max_concurrency > 1) return spdl__add(&edge->tail, 1);
-    tail = spdl__load_relaxed(&edge->tail); /* one call at a time: that of `active` is enough */
-    spdl__store_relaxed(&edge->tail, tail + 1);
-    return tail;
-}
-
-SPDL__INLINE void spdl__node_put(spdl_pipeline *p, spdl__node *node, uint64_t ticket, void *item,
-                                  uint64_t origin, uint64_t now) {
-    spdl__edge_hand_on(p, &node->out, spdl__node_ticket(node, &node->out, ticket), item, origin,
-                       now);
-}
-
-/* Down one path; the room on the others is given back. */
-SPDL__PRIVATE void spdl__branch_put(spdl_pipeline *p, spdl__node *node, int path, void *item,
-                                    uint64_t origin, uint64_t now) {
-    int i;
-    for (i = 0; i < node->paths; ++i) {
-        spdl__edge *edge = spdl__path_edge(p, node, i);
-        if (i == path)
-            spdl__edge_hand_on(p, edge, spdl__node_ticket(node, edge, 0), item, origin, now);
-        else
-            spdl__add(&edge->refunds, 1);
+/* Puts one result. What follows, taking the next item or leaving, looks whether somebody waits. */
+SPDL__INLINE void spdl__node_put(spdl__node *node, spdl__edge *edge, uint64_t ticket,
+                                 const spdl__emitted *what, uint64_t now) {
+    if (node->serial) { /* one call at a time: its place in the word is enough */
+        ticket = spdl__load_relaxed(&edge->tail);
+        spdl__store_relaxed(&edge->tail, ticket + 1);
+    } else if (!node->by_ticket) {
+        ticket = spdl__add(&edge->tail, 1);
     }
+    spdl__edge_put(edge, ticket, what, now);
+    if (SPDL__TRACED(edge->lane)) spdl__trace_depth(edge);
 }
 
-/* The ticket of an item that was dropped. */
-SPDL__PRIVATE void spdl__node_put_hole(spdl_pipeline *p, spdl__node *node, uint64_t ticket,
-                                       uint64_t now) {
-    if (node->row.kind == SPDL_KIND_BRANCH) {
-        spdl__branch_put(p, node, -1, NULL, 0, now);
-        return;
-    }
-    if (node->by_ticket)
-        spdl__node_put(p, node, ticket, NULL, spdl__origin(0, SPDL__HOLE), now);
+/* An item that was dropped: its place is another's. */
+SPDL__PRIVATE void spdl__node_put_hole(spdl__node *node, uint64_t ticket, uint64_t now) {
+    const spdl__emitted hole = { NULL, SPDL__HOLE, 0 };
+    if (node->serial) return; /* no place was promised */
+    if (node->by_ticket) spdl__edge_put(&node->out, ticket, &hole, now);
     spdl__add(&node->out.refunds, 1);
 }
 
-/* Under the lock, with no call active and with room: the epoch has ended here, too. */
-SPDL__PRIVATE void spdl__node_put_mark(spdl_pipeline *p, spdl__node *node, uint64_t now) {
+/* Who holds the word, with no call active and with room: the epoch has ended here, too. */
+SPDL__PRIVATE void spdl__node_put_mark(spdl_pipeline *p, spdl__node *node, uint64_t ticket,
+                                       uint64_t now) {
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
-    const uint64_t origin = spdl__origin(epoch, SPDL__MARK);
+    const spdl__emitted mark = { NULL, spdl__origin(epoch, SPDL__MARK), 0 };
     int i;
-    spdl__node_reserve(p, node, 1);
-    if (node->row.kind != SPDL_KIND_BRANCH)
-        spdl__node_put(p, node, node->out.reserved - 1, NULL, origin, now);
-    for (i = 0; node->row.kind == SPDL_KIND_BRANCH && i < node->paths; ++i) {
-        spdl__edge *edge = spdl__path_edge(p, node, i);
-        spdl__edge_hand_on(p, edge, spdl__node_ticket(node, edge, 0), NULL, origin, now);
-    }
+    if (node->row.kind != SPDL_KIND_BRANCH) spdl__node_put(node, &node->out, ticket, &mark, now);
+    for (i = 0; node->row.kind == SPDL_KIND_BRANCH && i < node->paths; ++i)
+        spdl__node_put(node, spdl__path_edge(p, node, i), 0, &mark, now);
     spdl__store_relaxed32(&node->flushed, 0);
     node->number = 0;
     spdl__store_relaxed(&node->epoch, epoch + 1);
 }
 
-/* Under the lock: nothing more will come out of this stage. */
+/* Nothing more will come out of this edge. */
 SPDL__PRIVATE void spdl__edge_finish(spdl_pipeline *p, spdl__edge *edge, uint64_t end) {
     spdl__store(&edge->end, end); /* pairs with the loads in exhausted and in cursor_at_head */
-    if (edge == p->sink) spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL);
+    if (edge != p->sink) return;
+    spdl__full_barrier();
+    spdl__trainer_wake(p);
 }
 
-SPDL__PRIVATE void spdl__node_finish(spdl_pipeline *p, spdl__node *node) {
+/* Who holds the word, with no call active. */
+SPDL__PRIVATE void spdl__node_finish(spdl_pipeline *p, spdl__node *node, uint64_t position) {
+    const uint64_t now = spdl_time_ns();
     int i;
-    if (node->in != NULL) spdl__edge_ended(node->in, spdl_time_ns());
+    if (node->in != NULL) spdl__edge_ended(node->in, now);
     for (i = 0; node->row.kind == SPDL_KIND_MERGE && i < node->paths; ++i)
-        spdl__edge_ended(spdl__path_edge(p, node, i), spdl_time_ns());
-    spdl__store32(&node->finished, 1); /* under the lock: as `reserved` */
+        spdl__edge_ended(spdl__path_edge(p, node, i), now);
     if (node->row.kind != SPDL_KIND_BRANCH)
         spdl__edge_finish(p, &node->out,
-                          node->by_ticket ? spdl__min(node->out.reserved, spdl__load(&node->cut))
-                                          : spdl__load(&node->out.tail));
+                          node->by_ticket ? spdl__min(position, spdl__load(&node->cut))
+                                          : spdl__load_relaxed(&node->out.tail));
     for (i = 0; node->row.kind == SPDL_KIND_BRANCH && i < node->paths; ++i) {
         spdl__edge *edge = spdl__path_edge(p, node, i);
-        spdl__edge_finish(p, edge, spdl__load(&edge->tail));
+        spdl__edge_finish(p, edge, spdl__load_relaxed(&edge->tail));
     }
 }
 
-/* A claim's calls have ended. The release of `active` pairs with its load in node_finish's callers:
-   whoever sees 0 sees everything that was put. */
+/* --- the word --- */
+
+/* The word moves by `change`, which lets go of it or gives back a place. Pairs with the acquire of
+   the word by whoever enters next, finishes the row or stops: all that was put, and every plain
+   field, is there. Returns what the word is now. */
+SPDL__INLINE uint64_t spdl__word_move(spdl_pipeline *p, spdl__node *node, uint64_t change) {
+    const uint64_t word = spdl__add(node->word, change) + change;
+    if (SPDL__UNLIKELY((word & SPDL__STOPPED) != 0 && (word & SPDL__ACTIVE) == 0))
+        spdl__event_wake(&p->quiet, SPDL__ALL);
+    return word;
+}
+
+/* A call has ended. */
 SPDL__PRIVATE void spdl__node_leave(spdl_pipeline *p, spdl__node *node, uint64_t now) {
     if (node->in != NULL) spdl__edge_hungry(node->in, now);
-    spdl__sub_ordered32(&node->active, 1); /* pairs with the stop: one of the two sees the other */
-    if (spdl__load_ordered32(&p->stopping)) spdl__event_wake(&p->quiet, SPDL__ALL);
+    (void)spdl__word_move(p, node, (uint64_t)-1);
 }
 
-/* --- claims --- */
+/* A worker in a row: from its first item there until it leaves. */
+typedef struct spdl__sitting {
+    spdl_pipeline *p;
+    spdl__node *node;
+    uint64_t word;   /* of the row, as far as we know */
+    uint64_t until;  /* results below that had room when we looked last */
+    uint64_t now;    /* the clock when it was read last: before the first item, after timed calls */
+    uint64_t waited; /* for a place in the buffer, by items that got one as we took others */
+    uint64_t each_waited;
+    uint32_t calls;
+    bool inside;     /* we are counted in `active` */
+    bool timed;      /* calls are timed one by one */
+    bool flush;      /* the call has no input */
+    spdl__emitted in;
+    uint64_t ticket, place;
+} spdl__sitting;
 
-typedef struct spdl__claim {
-    uint64_t now;     /* when it was made: also the start of its first call */
-    uint32_t count;
-    bool progress;    /* the claim changed something even without an item */
-    bool flush;       /* one call without an input */
-    uint64_t ticket;  /* with tickets in advance: that of the first; the others follow */
-    uint64_t place;   /* with a window, the same */
-    spdl__emitted in[SPDL__CLAIM_MAX];
-} spdl__claim;
+typedef enum spdl__taken {
+    SPDL__LEFT, /* there is nothing to take here, or others are at it */
+    SPDL__CALL, /* an item, or the call without one */
+    SPDL__DONE  /* something was done that is no call */
+} spdl__taken;
 
-/* Under the lock: how many items to take at once. About SPDL__CLAIM_NS of work; if they are not
-   tiny a claim may take longer, as its own cost is the same: words that other processors have to
-   send. But then it takes no more than about half of what lies there, and no more of the buffers
-   than half, or a quarter if others' results have to wait for its own. */
-SPDL__PRIVATE uint64_t spdl__node_group(const spdl__node *node) {
-    const uint64_t each = spdl__load_relaxed(&node->item_ns);
-    uint64_t group;
-    if (each == 0 || node->row.deferred) return 1; /* not known yet; each defers on its own */
-    group = spdl__max(1, SPDL__CLAIM_NS / each);
-    if (each > SPDL__CHAIN_NS && node->in != NULL) {
-        const uint64_t buffer = spdl__min(node->in->buffer_size, node->out.buffer_size);
-        uint64_t most = spdl__min(buffer / (node->by_ticket ? 4 : 2), SPDL__GROUP_NS / each);
-        most = spdl__min(most, SPDL__CLAIM_MAX);
-        while (most > group && !spdl__edge_ready(node->in, node->in->head + 2 * most - 1))
-            most /= 2;
-        group = spdl__max(group, most);
+/* Nobody else enters or takes before the word is let go of; those inside may leave. */
+SPDL__INLINE bool spdl__sitting_hold(spdl__sitting *s) {
+    const uint64_t held = (s->word + !s->inside) | SPDL__HELD;
+    if (!spdl__cas(s->node->word, &s->word, held)) return false;
+    s->word = held;
+    SPDL_TEST_POINT("pipeline held");
+    return true;
+}
+
+/* Held: with a window, the next call has a place in it. */
+SPDL__PRIVATE void spdl__window_enter(spdl__sitting *s) {
+    spdl__node *node = s->node;
+    if (node->settled == NULL) return;
+    spdl__store_relaxed(&node->oldest, node->begun + spdl__window_left(node) -
+                                           (uint64_t)node->row.reorder_window - 1);
+    s->place = node->begun;
+    spdl__store_relaxed(&node->begun, node->begun + 1);
+}
+
+/* Held: takes what lies at the cursor, or ends an epoch or the row. */
+SPDL__PRIVATE spdl__taken spdl__held_take(spdl__sitting *s, spdl__cursor *c) {
+    spdl_pipeline *p = s->p;
+    spdl__node *node = s->node;
+    const uint64_t before = spdl__head(s->word) + node->in->shift;
+    const bool alone = (spdl__load(node->word) & SPDL__ACTIVE) == 1; /* all others have put */
+    const spdl__sight sight = spdl__cursor_look(c);
+    const bool room = spdl__node_has_room(p, node, s->word);
+    const bool ended = sight == SPDL__A_MARK || (sight == SPDL__NOTHING && c->head >= c->end);
+    const bool flush = node->row.flush && !node->flushed;
+    s->ticket = before; /* holes leave the number of results as it is */
+    if (sight == SPDL__AN_ITEM) {
+        if (!room || spdl__window_left(node) == 0) return SPDL__LEFT;
+        spdl__window_enter(s);
+        s->in = spdl__cursor_take(c);
+        return SPDL__CALL;
     }
-    return spdl__min(group, SPDL__CLAIM_MAX);
-}
-
-/* Under the lock, with no call active and with room: the call without input. */
-SPDL__PRIVATE void spdl__flush_claim(spdl__node *node, spdl__claim *claim) {
-    claim->flush = true;
-    claim->in[0].item = NULL;
-    claim->in[0].origin = spdl__origin(0, SPDL__HOLE);
-    claim->count = 1;
-    spdl__store_relaxed32(&node->flushed, 1);
-}
-
-/* Under the lock: the end of an epoch. */
-SPDL__PRIVATE void spdl__mark_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
-                                    spdl__cursor *c) {
-    if (node->row.flush && !node->flushed) {
-        spdl__flush_claim(node, claim);
+    if (!ended || !alone || (!room && (flush || sight == SPDL__A_MARK))) return SPDL__LEFT;
+    if (flush) {
+        spdl__window_enter(s);
+        s->flush = true;
+        s->in.item = NULL;
+        s->in.origin = SPDL__HOLE;
+        s->in.range = node->range;
+        spdl__store_relaxed32(&node->flushed, 1);
+        return SPDL__CALL;
+    }
+    if (sight == SPDL__A_MARK) {
+        spdl__node_put_mark(p, node, before, s->now);
+        spdl__cursor_pass_mark(c);
     } else {
-        spdl__cursor_step(c);
-        spdl__node_put_mark(p, node, claim->now);
+        spdl__node_finish(p, node, before);
+        s->word |= SPDL__FINISHED;
     }
+    return SPDL__DONE;
 }
 
-/* Under the lock: the window moves on behind the calls that have ended. */
-SPDL__PRIVATE uint64_t spdl__window_claim(spdl__node *node) {
-    const uint64_t left = spdl__window_left(node);
-    if (node->settled != NULL)
-        spdl__store_relaxed(&node->oldest,
-                            node->claimed + left - (uint64_t)node->row.reorder_window - 1);
-    return left;
-}
-
-/* Under the lock: takes ready inputs as long as there is room for their results. */
-SPDL__PRIVATE void spdl__pipe_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
-                                    uint32_t active) {
-    const uint64_t room = spdl__node_room(p, node);
-    const uint64_t want =
-        spdl__min(spdl__min(spdl__node_group(node), room), spdl__window_claim(node));
-    spdl__cursor c = spdl__cursor_at_head(node->in);
-    spdl__sight sight = spdl__cursor_look(&c);
-    for (; sight == SPDL__AN_ITEM && claim->count < want; sight = spdl__cursor_look(&c))
-        claim->in[claim->count++] = spdl__cursor_take(&c);
-    if (sight == SPDL__A_MARK && claim->count == 0 && active == 0 && room > 0)
-        spdl__mark_claim(p, node, claim, &c);
-    claim->ticket = node->out.reserved;
-    claim->place = node->claimed;
-    if (claim->count > 0) spdl__node_reserve(p, node, claim->count);
-    if (node->settled != NULL) spdl__store(&node->claimed, node->claimed + claim->count);
-    SPDL_TEST_POINT("pipeline reserved");
-    claim->progress = spdl__cursor_settle(&c, claim->now);
-}
-
-/* Under the lock: a source is called for as many items as there is room for. */
-SPDL__PRIVATE void spdl__source_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim) {
-    claim->count = (uint32_t)spdl__min(spdl__node_group(node), spdl__node_room(p, node));
-    spdl__node_reserve(p, node, claim->count);
-}
-
-/* Under the lock: the input has ended, or there are to be no more claims. */
-SPDL__PRIVATE void spdl__end_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim) {
-    if (!node->row.flush || node->flushed || spdl__load32(&node->closed)) {
-        spdl__node_finish(p, node);
-        claim->progress = true;
-    } else if (spdl__node_room(p, node) > 0) {
-        spdl__flush_claim(node, claim);
-        claim->ticket = node->out.reserved;
-        claim->place = node->claimed;
-        spdl__node_reserve(p, node, 1);
-    }
-}
-
-/* Takes what this stage can run now, or finishes the stage. Whether anything was done. */
-SPDL__PRIVATE bool spdl__node_claim(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
-                                    spdl_task *task) {
-    uint32_t active, limit;
-    claim->count = 0;
-    claim->ticket = claim->place = 0;
-    claim->progress = claim->flush = false;
-    if (!spdl__try_lock(&node->lock)) return false;
-    claim->now = task->clock != 0 ? task->clock : spdl__watch_read(&task->watch);
-    active = spdl__load32(&node->active);
-    limit = spdl__load_relaxed32(&node->limit);
-    if (!spdl__pipeline_halted(p) && !node->finished) {
-        if (spdl__load32(&node->closed) || spdl__node_exhausted(node)) {
-            if (active == 0) spdl__end_claim(p, node, claim);
-        } else if (active < limit) {
-            if (node->in != NULL)
-                spdl__pipe_claim(p, node, claim, active);
-            else
-                spdl__source_claim(p, node, claim);
+/* The ways to take that change more than the word. */
+SPDL__COLD spdl__taken spdl__node_take_held(spdl__sitting *s) {
+    spdl_pipeline *p = s->p;
+    spdl__node *node = s->node;
+    spdl__taken taken = SPDL__LEFT;
+    uint64_t change = (uint64_t)0 - SPDL__HELD;
+    bool moved = false;
+    spdl__cursor c;
+    if (!spdl__sitting_hold(s)) return SPDL__LEFT;
+    if (node->in == NULL || spdl__load32(&node->closed)) {
+        if ((spdl__load(node->word) & SPDL__ACTIVE) == 1 &&
+            (spdl__load32(&node->closed) || spdl__load32(&node->ended))) {
+            spdl__node_finish(p, node,
+                              node->in != NULL ? spdl__head(s->word) + node->in->shift : 0);
+            s->word |= SPDL__FINISHED;
+            taken = SPDL__DONE;
         }
+    } else {
+        c = spdl__cursor_at_head(node->in);
+        taken = spdl__held_take(s, &c);
+        moved = spdl__cursor_settle(&c);
+        if (moved && taken == SPDL__LEFT) taken = SPDL__DONE;
+        if (moved) spdl__cursor_put_waits(&c, s->now);
+        change += (c.head - c.from) << SPDL__HEAD_BITS;
     }
-    if (claim->count > 0) {
-        spdl__store_relaxed(&node->claimed_ns, claim->now);
-        spdl__add32(&node->active, 1);
-        if (node->in != NULL && active + 1 < limit) spdl__edge_hungry(node->in, claim->now);
+    if (s->word & SPDL__FINISHED) change += SPDL__FINISHED;
+    if (taken == SPDL__CALL) {
+        s->inside = true;
+    } else if (!s->inside || (s->word & SPDL__FINISHED)) {
+        change -= 1;
+        s->inside = false;
     }
-    spdl__spin_unlock(&node->lock);
-    /* the producer waits for room behind the feed, which a claim of its reader makes */
-    if (p->feed != NULL && node->in == &p->feed->out && claim->progress)
-        spdl__event_notify(&p->room, p->asymmetric, SPDL__ALL);
-    return claim->count > 0 || claim->progress;
+    s->word = spdl__word_move(p, node, change);
+    if (moved) spdl__edge_took(node->in, c.from, c.head, s->now);
+    return taken;
+}
+
+/* By a copy, so that the sitting itself can stay in registers. */
+SPDL__INLINE spdl__taken spdl__node_take_rare(spdl__sitting *s) {
+    spdl__sitting copy = *s;
+    const spdl__taken taken = spdl__node_take_held(&copy);
+    *s = copy;
+    return taken;
+}
+
+/* The way nearly all items are taken: what lies at the head, by one compare-and-swap. When that
+   fails others are at it, and we look elsewhere. */
+SPDL__INLINE spdl__taken spdl__node_take(spdl__sitting *s) {
+    spdl__node *node = s->node;
+    spdl__edge *in = node->in;
+    const uint32_t limit = spdl__load_relaxed32(&node->limit);
+    const uint64_t head = spdl__head(s->word);
+    uint64_t position, word;
+    if (s->inside ? (s->word & SPDL__FLAGS) != 0 || (s->word & SPDL__ACTIVE) > limit
+                  : (s->word & SPDL__BUSY) >= limit)
+        return SPDL__LEFT;
+    s->flush = false;
+    if (SPDL__UNLIKELY(spdl__load32(&node->closed)))
+        return s->inside ? SPDL__LEFT : spdl__node_take_rare(s);
+    if (in != NULL) {
+        const spdl__slot *slot = spdl__edge_slot(in, head);
+        if (!spdl__slot_has(slot, head))
+            return !s->inside && spdl__edge_exhausted(in) ? spdl__node_take_rare(s) : SPDL__LEFT;
+        s->in = spdl__slot_read(slot);
+        if (SPDL__UNLIKELY(spdl__owner(s->in.origin) >= SPDL_MAX_STAGES || node->settled != NULL))
+            return spdl__node_take_rare(s);
+    } else if (spdl__load32(&node->ended)) {
+        return s->inside ? SPDL__LEFT : spdl__node_take_rare(s);
+    }
+    position = spdl__node_position(node, s->word);
+    if ((int64_t)(s->until - position) <= 0) { /* used up; what was read has made room since */
+        if (!spdl__node_has_room(s->p, node, s->word)) return SPDL__LEFT;
+        if (node->row.kind != SPDL_KIND_BRANCH) s->until = spdl__node_until(node);
+    }
+    s->ticket = position;
+    SPDL_TEST_POINT("pipeline takes");
+    word = s->word + SPDL__HEAD_ONE + !s->inside;
+    if (!spdl__cas(node->word, &s->word, word)) return SPDL__LEFT;
+    s->word = word;
+    s->inside = true;
+    if (in == NULL) return SPDL__CALL;
+    if (s->timed || s->calls == 0 || s->each_waited != 0)
+        s->each_waited = spdl__edge_put_wait(in, head, s->now);
+    s->waited += s->each_waited;
+    spdl__edge_took(in, head, head + 1, s->now);
+    if ((word & SPDL__ACTIVE) < limit) spdl__edge_hungry(in, s->now);
+    return SPDL__CALL;
 }
 
 /* --- calls --- */
-
-SPDL__PRIVATE spdl_task *spdl__task_for(spdl_pipeline *p, spdl__node *node, int worker) {
-    spdl_task *task = &p->task[worker];
-    task->node = node;
-    spdl__store_relaxed(&task->thread, spdl__thread_id());
-    return task;
-}
 
 /* Takes back what a call has handed on that failed, or dropped its item after all. */
 SPDL__PRIVATE void spdl__task_discard(spdl_task *task) {
@@ -6186,10 +6178,11 @@ SPDL__INLINE spdl_result spdl__task_attempt(spdl_task *task, void **out) {
 /* One more item for the bundle of this call. */
 SPDL__PRIVATE spdl_result spdl__task_emit(spdl_task *task, void *item) {
     const bool is_input = item != NULL && item == task->in.item && !task->taken;
-    const uint64_t origin = is_input ? task->in.origin
-                                     : spdl__origin(task->sequence, (unsigned)task->node->index);
+    spdl__emitted what = task->in;
+    what.item = item;
+    if (!is_input) what.origin = spdl__origin(task->sequence, (unsigned)task->node->index);
     if (task->bundle == NULL) task->bundle = spdl__bundle_get(&task->node->shelf);
-    if (task->bundle == NULL || !spdl__bundle_add(task->bundle, item, origin)) return SPDL_E_NOMEM;
+    if (task->bundle == NULL || !spdl__bundle_add(task->bundle, &what)) return SPDL_E_NOMEM;
     if (is_input) task->taken = true;
     return SPDL_OK;
 }
@@ -6271,35 +6264,43 @@ SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
     return true;
 }
 
+/* Puts one result of a call. */
+SPDL__INLINE void spdl__task_put_one(const spdl_task *task, void *item, uint64_t origin,
+                                     uint64_t now) {
+    spdl__emitted what;
+    what.item = item;
+    what.origin = origin;
+    what.range = task->in.range;
+    spdl__node_put(task->node, &task->node->out, task->ticket, &what, now);
+}
+
 /* What a call with .emits has emitted goes on: as a bundle, or if it is one item as that. */
 SPDL__PRIVATE void spdl__task_put_bundle(spdl_task *task, spdl__counters *counters, uint64_t now) {
-    spdl_pipeline *p = task->pipeline;
     spdl__bundle *bundle = task->bundle;
     const size_t count = bundle != NULL ? bundle->count : 0;
     task->bundle = NULL;
     spdl__count(&counters->made, count);
-    if (count == 1) {
-        spdl__node_put(p, task->node, task->ticket, bundle->entry[0].item, bundle->entry[0].origin,
-                       now);
-    } else if (count > 1) {
-        spdl__node_put(p, task->node, task->ticket, bundle,
-                       spdl__origin(task->sequence, SPDL__BUNDLE), now);
+    if (count > 1) {
+        spdl__task_put_one(task, bundle, spdl__origin(task->sequence, SPDL__BUNDLE), now);
         return; /* its reader puts it back */
-    } else {
-        spdl__node_put_hole(p, task->node, task->ticket, now);
     }
+    if (count == 1)
+        spdl__task_put_one(task, bundle->entry[0].item, bundle->entry[0].origin, now);
+    else
+        spdl__node_put_hole(task->node, task->ticket, now);
     if (bundle != NULL) spdl__bundle_put_back(bundle);
 }
 
 /* The batches a branch has made of one go down their paths. */
 SPDL__PRIVATE void spdl__task_put_split(spdl_task *task, spdl__counters *counters, uint64_t now) {
-    spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
-    const uint64_t origin = spdl__origin(task->sequence, (unsigned)node->index);
+    spdl__emitted what = task->in;
     int i;
+    what.origin = spdl__origin(task->sequence, (unsigned)node->index);
     for (i = 0; i < node->paths; ++i) {
-        spdl__edge *edge = spdl__path_edge(p, node, i);
-        spdl__edge_hand_on(p, edge, spdl__node_ticket(node, edge, 0), task->split[i], origin, now);
+        what.item = task->split[i];
+        task->split[i]->range = what.range;
+        spdl__node_put(node, spdl__path_edge(task->pipeline, node, i), 0, &what, now);
         task->split[i] = NULL;
     }
     spdl__count(&counters->made, (uint64_t)node->paths);
@@ -6307,17 +6308,20 @@ SPDL__PRIVATE void spdl__task_put_split(spdl_task *task, spdl__counters *counter
 }
 
 /* The result of a call goes on. */
-SPDL__PRIVATE void spdl__task_put(spdl_task *task, spdl__counters *counters, void *out,
-                                  uint64_t origin, uint64_t now) {
+SPDL__INLINE void spdl__task_put(spdl_task *task, spdl__counters *counters, void *out,
+                                 uint64_t origin, uint64_t now) {
     spdl__node *node = task->node;
     if (node->row.emits) {
         spdl__task_put_bundle(task, counters, now);
     } else if (task->split != NULL) {
         spdl__task_put_split(task, counters, now);
     } else if (node->row.kind == SPDL_KIND_BRANCH) {
-        spdl__branch_put(task->pipeline, node, task->path, out, origin, now);
+        spdl__emitted what = task->in;
+        what.item = out;
+        what.origin = origin;
+        spdl__node_put(node, spdl__path_edge(task->pipeline, node, task->path), 0, &what, now);
     } else {
-        spdl__node_put(task->pipeline, node, task->ticket, out, origin, now);
+        spdl__task_put_one(task, out, origin, now);
     }
 }
 
@@ -6333,15 +6337,17 @@ SPDL__PRIVATE void spdl__task_put_nothing(spdl_task *task, spdl__counters *count
     }
     if (node->branch != NULL && !node->splits) empty = spdl__batch_get(node->branch->batches);
     if (empty == NULL) {
-        if (node->branch != NULL) /* a gap would join what does not belong together */
+        if (node->branch == NULL)
+            spdl__node_put_hole(node, task->ticket, now);
+        else /* a gap would join what does not belong together */
             spdl__node_fail(task->pipeline, node, task->ticket, task->sequence, SPDL_E_NOMEM,
                             "no memory for another batch");
-        spdl__node_put_hole(task->pipeline, node, task->ticket, now);
         return;
     }
     empty->shown.sequence = task->sequence;
-    spdl__node_put(task->pipeline, node, task->ticket, empty,
-                   spdl__origin(task->sequence, (unsigned)node->branch->index), now);
+    empty->range = task->in.range;
+    spdl__task_put_one(task, empty, spdl__origin(task->sequence, (unsigned)node->branch->index),
+                       now);
 }
 
 /* With a window: this call does not hold it back any more. */
@@ -6352,54 +6358,49 @@ SPDL__PRIVATE void spdl__task_leave_window(const spdl_task *task) {
     spdl__store32(&node->settled[task->place & node->settled_mask], (uint32_t)(task->place + 1));
 }
 
-/* After a call of a stage: the input is destroyed or handed on, the result is put. False when the
-   call was the failure that ends the pipeline: nothing more is to be called. */
-SPDL__PRIVATE bool spdl__pipe_settle(spdl_task *task, spdl__counters *counters, spdl_result result,
-                                     void *out, uint64_t now) {
-    spdl_pipeline *p = task->pipeline;
-    const spdl__emitted in = task->in;
-    const bool passed_on = result == SPDL_OK && out == in.item && !task->node->row.emits &&
-                           task->split == NULL && spdl__owner(in.origin) != SPDL__HOLE;
+/* A call that made no result: what it handed on is taken back. False when it was the failure that
+   ends the pipeline. */
+SPDL__COLD bool spdl__pipe_settle_nothing(spdl_task *task, spdl__counters *counters,
+                                          spdl_result result, uint64_t now) {
     bool fatal = false;
-    if (!passed_on && !task->taken) spdl__item_free(p, in.item, in.origin);
-    if (result == SPDL_OK) {
-        const uint64_t made = spdl__origin(task->sequence, (unsigned)task->node->index);
-        if (!passed_on && !task->node->row.emits && task->split == NULL)
-            spdl__count(&counters->made, 1);
-        spdl__task_put(task, counters, out, passed_on ? in.origin : made, now);
-    } else {
-        spdl__task_discard(task);
-        if (task->cut_short)
-            spdl__count(&counters->freed, spdl__owner(in.origin) != SPDL__HOLE);
-        else if (result == SPDL_SKIP)
-            spdl__count(&counters->skips, 1);
-        else
-            fatal = spdl__task_failed(task, counters, result);
-        /* behind a fatal failure, or one that a stop has cut short, a ticket stays unfilled:
-           nothing behind it is delivered */
-        if (!fatal && !task->cut_short) spdl__task_put_nothing(task, counters, now);
-    }
-    spdl__task_leave_window(task);
+    spdl__task_discard(task);
+    if (task->cut_short)
+        spdl__count(&counters->freed, spdl__owner(task->in.origin) != SPDL__HOLE);
+    else if (result == SPDL_SKIP)
+        spdl__count(&counters->skips, 1);
+    else
+        fatal = spdl__task_failed(task, counters, result);
+    /* after a fatal failure, or one that a stop has cut short, a ticket stays unfilled: nothing
+       after it is delivered */
+    if (!fatal && !task->cut_short) spdl__task_put_nothing(task, counters, now);
     return !fatal;
 }
 
-/* A claim was interrupted by a stop or a failure: what was not called is freed. */
-SPDL__PRIVATE void spdl__pipe_abandon(spdl_pipeline *p, spdl__counters *counters,
-                                      const spdl__claim *claim, uint32_t from) {
-    for (; from < claim->count; ++from) {
-        spdl__item_free(p, claim->in[from].item, claim->in[from].origin);
-        spdl__count(&counters->freed, !claim->flush);
+/* After a call of a stage: the input is destroyed or handed on, the result is put. False when the
+   call was the failure that ends the pipeline: nothing more is to be called. */
+SPDL__INLINE bool spdl__pipe_settle(spdl_task *task, spdl__counters *counters, spdl_result result,
+                                    void *out, uint64_t now) {
+    const spdl__emitted in = task->in;
+    uint64_t origin = in.origin;
+    bool goes_on = true;
+    if (SPDL__LIKELY(result == SPDL_OK) && out == in.item && !task->node->row.emits &&
+        task->split == NULL && spdl__owner(origin) != SPDL__HOLE) { /* passed on */
+        spdl__task_put(task, counters, out, origin, now);
+    } else {
+        if (!task->taken) spdl__item_free(task->pipeline, in.item, origin);
+        origin = spdl__origin(task->sequence, (unsigned)task->node->index);
+        if (result == SPDL_OK && !task->node->row.emits && task->split == NULL)
+            spdl__count(&counters->made, 1);
+        if (result == SPDL_OK)
+            spdl__task_put(task, counters, out, origin, now);
+        else
+            goes_on = spdl__pipe_settle_nothing(task, counters, result, now);
     }
+    spdl__task_leave_window(task);
+    return goes_on;
 }
 
-/* Counts calls that were quick. */
-SPDL__PRIVATE void spdl__node_trust(spdl__node *node, uint64_t calls, uint64_t ns) {
-    const uint64_t quick = spdl__load_relaxed(&node->quick);
-    if (quick < SPDL__QUICK_CALLS && ns / calls <= SPDL__WAKE_NS)
-        spdl__store_relaxed(&node->quick, quick + calls);
-}
-
-/* A moving average that a few slow calls lift fast and many quick ones lower slowly. */
+/* A moving average that a few slow calls raise fast and many quick ones lower slowly. */
 SPDL__PRIVATE void spdl__node_learn(spdl__node *node, uint64_t calls, uint64_t ns) {
     const uint64_t each = ns / calls + 1;
     const uint64_t old = spdl__load_relaxed(&node->item_ns);
@@ -6415,89 +6416,6 @@ SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls,
                                        uint64_t ns) {
     spdl__count(&counters->tasks, calls);
     spdl__counters_time(counters, calls - failed, failed ? ns * (calls - failed) / calls : ns);
-}
-
-SPDL__PRIVATE void spdl__node_book(spdl__node *node, spdl__counters *counters, uint64_t calls,
-                                   uint64_t failed, uint64_t ns) {
-    if (calls == 0) return;
-    spdl__counters_book(counters, calls, failed, ns);
-    spdl__node_trust(node, calls, ns);
-}
-
-/* Some of the calls of a group are timed one by one: to hand on what a call of a few nanoseconds
-   made takes longer than the call. */
-typedef struct spdl__sample {
-    spdl__watch *watch;
-    uint32_t first; /* those in front have to wait for memory */
-    uint64_t since, calls, ns;
-} spdl__sample;
-
-#define SPDL__SAMPLE_EVERY 8
-
-/* A single call needs no sample. */
-SPDL__INLINE spdl__sample spdl__sample_of(spdl__watch *watch, uint32_t count) {
-    spdl__sample sample = { watch, SPDL__SAMPLE_EVERY, 0, 0, 0 };
-    if (count > 1) sample.first = (uint32_t)spdl__min(count - 1, SPDL__SAMPLE_EVERY / 2);
-    return sample;
-}
-
-SPDL__INLINE void spdl__sample_begin(spdl__sample *sample, uint32_t call) {
-    const bool taken = call % SPDL__SAMPLE_EVERY == sample->first;
-    sample->since = taken ? spdl__watch_read(sample->watch) : 0;
-}
-
-SPDL__INLINE void spdl__sample_end(spdl__sample *sample) {
-    if (sample->since == 0) return;
-    sample->ns += spdl__watch_read(sample->watch) - sample->since;
-    ++sample->calls;
-}
-
-/* A doubt is a level that time drains. Calls that were slower than expected, and took `ns`, add 20
-   times as much; what is above SPDL__DOUBT_NS counts. So no more than about a twentieth of the
-   time, and 0.2 ms, is lost to slow calls, or booked on the wrong stage; and less than that is let
-   pass, as where the system interrupts us for a few dozen microseconds now and then. Kept as the
-   time at which nothing will be left; never lowered. (What two threads add at once counts once.) */
-SPDL__PRIVATE uint64_t spdl__doubt_more(uint64_t doubt, uint64_t ns, uint64_t now) {
-    const uint64_t level = doubt > now ? spdl__min(doubt - now, SPDL__DOUBT_NS) : 0;
-    return spdl__max(doubt, now + level + SPDL__DOUBT * ns);
-}
-
-SPDL__PRIVATE bool spdl__doubted(uint64_t doubt, uint64_t now) {
-    return now + SPDL__DOUBT_NS < doubt;
-}
-
-/* Nobody relies on this stage being quick for a while. */
-SPDL__PRIVATE void spdl__node_beware(spdl__node *node, uint64_t ns, uint64_t now) {
-    const uint64_t doubt = spdl__load_relaxed(&node->doubt);
-    (void)spdl__lift(&node->doubt, spdl__doubt_more(doubt, ns, now));
-}
-
-SPDL__PRIVATE bool spdl__node_is_wary(const spdl__node *node, uint64_t now) {
-    return spdl__doubted(spdl__load_relaxed(&node->doubt), now);
-}
-
-/* What is learned of a group that took `ns` until `now`: from its sample if there is one, else from
-   all. */
-SPDL__PRIVATE void spdl__sample_learn(const spdl__sample *sample, spdl__node *node, uint64_t calls,
-                                      uint64_t ns, uint64_t now) {
-    const uint64_t expected = calls * spdl__load_relaxed(&node->item_ns);
-    if (ns > 2 * expected + 4 * SPDL__WAKE_NS &&
-        spdl__load_relaxed(&node->quick) >= SPDL__QUICK_CALLS)
-        spdl__node_beware(node, ns, now);
-    if (sample->calls > 0)
-        spdl__node_learn(node, sample->calls, sample->ns);
-    else if (calls > 0)
-        spdl__node_learn(node, calls, ns);
-}
-
-/* Call `i` of a claim. */
-SPDL__INLINE void spdl__task_set(spdl_task *task, const spdl__claim *claim, uint32_t i) {
-    task->in = claim->in[i];
-    task->flushing = claim->flush;
-    task->sequence = claim->flush ? 0 : claim->in[i].origin >> 8;
-    task->ticket = claim->ticket + i;
-    task->place = claim->place + i;
-    task->since = claim->now;
 }
 
 /* --- deferred calls --- */
@@ -6655,9 +6573,17 @@ SPDL__PRIVATE bool spdl__parked_returned(spdl_task *task, spdl_result *result, v
     return true;
 }
 
-/* --- claims that run --- */
+/* --- a sitting --- */
 
-/* One call of a claim. False when the call goes on without us. */
+/* How many items a worker takes before it looks downstream again. No more than a number: whatever
+   it has not begun lies in the ring for others. */
+SPDL__PRIVATE uint32_t spdl__sitting_items(const spdl__node *node) {
+    const uint64_t each = spdl__load_relaxed(&node->item_ns);
+    if (each == 0) return 1; /* not known yet */
+    return (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each, SPDL__SITTING_ITEMS));
+}
+
+/* One call. False when it goes on without us. */
 SPDL__INLINE bool spdl__pipe_call(spdl_task *task, spdl__counters *counters, spdl_result *result,
                                   void **out) {
     *out = NULL;
@@ -6676,65 +6602,13 @@ SPDL__INLINE bool spdl__pipe_call(spdl_task *task, spdl__counters *counters, spd
     return task->node->parked == NULL || spdl__parked_returned(task, result, out);
 }
 
-/* As pipe_settle, for an item that a plain row hands on: the way nearly all of them go. */
-SPDL__INLINE void spdl__plain_settle(spdl_task *task, spdl__counters *counters, void *out,
-                                     uint64_t now) {
-    uint64_t origin = task->in.origin;
-    if (out != task->in.item) {
-        if (!task->taken) spdl__item_free(task->pipeline, task->in.item, origin);
-        origin = spdl__origin(task->sequence, (unsigned)task->node->index);
-        spdl__count(&counters->made, 1);
-    }
-    spdl__node_put(task->pipeline, task->node, task->ticket, out, origin, now);
-}
-
-SPDL__PRIVATE void spdl__pipe_run(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
-                                  int worker) {
-    spdl__counters *counters = &node->counters[worker];
-    const uint64_t failures = spdl__load_relaxed(&counters->failures);
-    spdl_task *task = spdl__task_for(p, node, worker);
-    spdl__sample sample = spdl__sample_of(&task->watch, claim->count);
-    uint64_t now = claim->now;
-    bool again = true;
-    uint32_t i;
-    spdl__group_begin(p, node, counters, &claim->now);
-    for (i = 0; i < claim->count && again; ++i) {
-        spdl_result result;
-        void *out;
-        spdl__task_set(task, claim, i);
-        spdl__sample_begin(&sample, i);
-        if (!spdl__pipe_call(task, counters, &result, &out)) { /* the only one of its claim */
-            task->clock = 0; /* nobody has looked at it: the next call would seem to begin before */
-            return;
-        }
-        spdl__sample_end(&sample);
-        if (claim->count == 1) now = spdl__watch_read(&task->watch);
-        if (node->plain && result == SPDL_OK)
-            spdl__plain_settle(task, counters, out, now);
-        else
-            again = spdl__pipe_settle(task, counters, result, out, now);
-        again = again && !spdl__pipeline_halted(p);
-        if (again && i + 1 < claim->count) spdl__pipeline_hint(p);
-    }
-    if (i < claim->count) spdl__pipe_abandon(p, counters, claim, i);
-    if (claim->count > 1) now = spdl__watch_read(&task->watch);
-    spdl__group_end(p, node, counters, i, now - claim->now);
-    spdl__node_book(node, counters, i, spdl__load_relaxed(&counters->failures) - failures,
-                    now - claim->now);
-    spdl__sample_learn(&sample, node, i, now - claim->now, now);
-    task->clock = now;
-    spdl__node_leave(p, node, now);
-}
-
 /* The end of the epoch, or of all. */
 SPDL__PRIVATE void spdl__source_end(spdl_pipeline *p, spdl__node *node, uint64_t now) {
-    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     if (!node->row.continuous) {
         spdl__store32(&node->ended, 1);
         return;
     }
-    spdl__node_put(p, node, 0, NULL, spdl__origin(epoch, SPDL__MARK), now);
-    spdl__store_relaxed(&node->epoch, epoch + 1);
+    spdl__node_put_mark(p, node, 0, now);
     spdl__store_relaxed(&node->made, 0);
 }
 
@@ -6745,8 +6619,9 @@ SPDL__PRIVATE bool spdl__source_settle(spdl_task *task, spdl__counters *counters
     if (result == SPDL_OK) {
         const uint64_t made = node->made;
         if (!node->row.emits) spdl__count(&counters->made, 1);
-        spdl__task_put(task, counters, out, spdl__origin(made, (unsigned)node->index), now);
         spdl__store_relaxed(&node->made, made + 1);
+        ++node->made_all;
+        spdl__task_put(task, counters, out, spdl__origin(made, (unsigned)node->index), now);
         return true;
     }
     spdl__task_discard(task);
@@ -6754,7 +6629,6 @@ SPDL__PRIVATE bool spdl__source_settle(spdl_task *task, spdl__counters *counters
         spdl__source_end(task->pipeline, node, now);
         return node->row.continuous;
     }
-    spdl__add(&node->out.refunds, 1);
     if (task->cut_short) return false;
     if (result == SPDL_SKIP) {
         spdl__count(&counters->skips, 1);
@@ -6763,506 +6637,163 @@ SPDL__PRIVATE bool spdl__source_settle(spdl_task *task, spdl__counters *counters
     return !spdl__task_failed(task, counters, result);
 }
 
-SPDL__PRIVATE void spdl__source_run(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
-                                    int worker) {
-    spdl__counters *counters = &node->counters[worker];
-    const uint64_t failures = spdl__load_relaxed(&counters->failures);
-    spdl_task *task = spdl__task_for(p, node, worker);
-    spdl__sample sample = spdl__sample_of(&task->watch, claim->count);
-    uint64_t now = claim->now, ends = 0;
-    bool again = true;
-    uint32_t i;
-    memset(&task->in, 0, sizeof(task->in));
+/* How a call has ended. */
+typedef enum spdl__outcome {
+    SPDL__GOES_ON,
+    SPDL__OVER,      /* no call of this row is to follow */
+    SPDL__NO_CALL,   /* it was the one that told the end */
+    SPDL__ELSEWHERE  /* spdl_complete will end it, and give its place back */
+} spdl__outcome;
+
+SPDL__INLINE spdl__outcome spdl__source_run(spdl__sitting *s, spdl_task *task,
+                                            spdl__counters *counters) {
+    spdl__node *node = s->node;
+    void *out = NULL;
+    spdl_result result;
+    bool again;
+    task->in.item = NULL;
+    task->in.origin = 0;
+    task->in.range = node->made_all << SPDL__SPAN_BITS;
     task->flushing = false;
-    spdl__group_begin(p, node, counters, &claim->now);
-    for (i = 0; i < claim->count && again; ++i) {
-        void *out = NULL;
-        spdl_result result;
-        task->sequence = node->made;
-        spdl__sample_begin(&sample, i);
-        result = spdl__task_call(task, counters, &out);
-        spdl__sample_end(&sample);
-        if (claim->count == 1) now = spdl__watch_read(&task->watch);
-        again = spdl__source_settle(task, counters, result, out, now) && !spdl__pipeline_halted(p);
-        if (result == SPDL_END) ++ends; /* the call that told the end is not a task */
-        if (again && i + 1 < claim->count) spdl__pipeline_hint(p);
-    }
-    if (claim->count > 1) now = spdl__watch_read(&task->watch);
-    if (i < claim->count) spdl__add(&node->out.refunds, claim->count - i);
-    if (spdl__load32(&node->ended)) spdl__add(&node->out.refunds, 1);
-    spdl__group_end(p, node, counters, i - ends, now - claim->now);
-    spdl__node_book(node, counters, i - ends, spdl__load_relaxed(&counters->failures) - failures,
-                    now - claim->now);
-    spdl__sample_learn(&sample, node, i - ends, now - claim->now, now);
-    task->clock = now;
-    spdl__node_leave(p, node, now);
+    task->sequence = node->made;
+    result = spdl__task_call(task, counters, &out);
+    if (s->timed) s->now = spdl_time_ns();
+    again = spdl__source_settle(task, counters, result, out, s->now);
+    if (result == SPDL_END) return SPDL__NO_CALL;
+    return again ? SPDL__GOES_ON : SPDL__OVER;
 }
 
-/* --- batches, under the lock of their row --- */
+SPDL__INLINE spdl__outcome spdl__pipe_run(spdl__sitting *s, spdl_task *task,
+                                          spdl__counters *counters) {
+    spdl_result result;
+    void *out;
+    task->in = s->in;
+    task->flushing = s->flush;
+    task->sequence = s->flush ? 0 : s->in.origin >> 8;
+    task->ticket = s->ticket;
+    task->place = s->place;
+    task->since = s->now;
+    if (s->node->row.flush && !s->flush) s->node->range = s->in.range;
+    if (!spdl__pipe_call(task, counters, &result, &out)) return SPDL__ELSEWHERE;
+    if (s->timed) s->now = spdl_time_ns();
+    return spdl__pipe_settle(task, counters, result, out, s->now) ? SPDL__GOES_ON : SPDL__OVER;
+}
+
+/* At the end of a sitting, before the row is left: who sees the end of the row sees all counted. */
+SPDL__PRIVATE void spdl__sitting_book(spdl__sitting *s, spdl__counters *counters, uint64_t begun,
+                                      uint64_t failures) {
+    if (!s->timed) {
+        s->now = spdl_time_ns();
+        spdl__counters_book(counters, s->calls,
+                            spdl__load_relaxed(&counters->failures) - failures, s->now - begun);
+    }
+    spdl__node_learn(s->node, s->calls, s->now - begun);
+    spdl__meter_end(s->p, s->node, counters, s->calls);
+}
+
+/* What a worker does in a row that calls a function: takes items one by one, while there are some
+   and room for their results, and calls. Whether anything was done. */
+SPDL__PRIVATE bool spdl__node_sit(const spdl__crew *crew, spdl__node *node, int worker) {
+    spdl_pipeline *p = crew->pipeline;
+    spdl__counters *counters = &node->counters[worker];
+    spdl_task *task = &p->task[worker];
+    const uint32_t most = spdl__sitting_items(node), own = (uint32_t)1 << node->index;
+    const uint64_t failures = spdl__load_relaxed(&counters->failures);
+    uint64_t begun, failed = failures;
+    bool done = false;
+    spdl__sitting s;
+    spdl__taken taken;
+    s.p = p;
+    s.node = node;
+    s.until = s.waited = s.each_waited = s.place = 0;
+    s.calls = 0;
+    s.inside = false;
+    s.timed = spdl__load_relaxed(&node->item_ns) == 0 ||
+              spdl__load_relaxed(&node->item_ns) >= SPDL__TIMED_NS;
+    begun = s.now = spdl_time_ns();
+    s.word = spdl__load(node->word);
+    task->node = node;
+    while ((taken = spdl__node_take(&s)) != SPDL__LEFT) {
+        spdl__outcome outcome;
+        uint64_t since;
+        done = true;
+        /* after a held take our own row may have looked empty to others */
+        spdl__node_hint(p, node, node->beside | own,
+                        s.calls == 0 && taken == SPDL__CALL ? crew : NULL);
+        if (taken == SPDL__DONE) continue;
+        if (s.calls == 0) {
+            if (s.timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
+            spdl__store_relaxed(&task->thread, spdl__thread_id());
+            if (spdl__meter_is_due(counters)) {
+                spdl__meter_begin(p, node, counters);
+                begun = s.now = spdl_time_ns();
+            }
+        }
+        since = s.now;
+        outcome = node->in != NULL ? spdl__pipe_run(&s, task, counters)
+                                   : spdl__source_run(&s, task, counters);
+        if (outcome == SPDL__ELSEWHERE) s.inside = false;
+        if (outcome == SPDL__ELSEWHERE || outcome == SPDL__NO_CALL) break;
+        ++s.calls;
+        if (s.timed) {
+            const uint64_t now_failed = spdl__load_relaxed(&counters->failures);
+            spdl__counters_book(counters, 1, now_failed - failed, s.now - since);
+            failed = now_failed;
+        }
+        if (outcome == SPDL__OVER || s.calls >= most) break;
+        s.word = spdl__load(node->word);
+    }
+    if (s.calls > 0) spdl__sitting_book(&s, counters, begun, failures);
+    if (node->in != NULL) spdl__edge_waited(node->in, s.waited);
+    /* a polite worker whose turn is over meanwhile does not look again at what it held */
+    if (!done && p->rescue != NULL) spdl__pipeline_hint(p);
+    if (!s.inside) return done;
+    spdl__node_leave(p, node, s.now);
+    spdl__node_hint(p, node, node->beside, NULL);
+    if (s.timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
+    return true;
+}
+
+/* --- rows without calls: all of it while their word is held --- */
 
 SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                    uint64_t now) {
     spdl__batch *batch = node->open_batch;
     const uint64_t number = node->number++;
+    spdl__emitted what;
     node->open_batch = NULL;
     batch->shown.sequence = number;
+    what.item = batch;
+    what.origin = spdl__origin(number, (unsigned)node->index);
+    what.range = batch->range;
     spdl__count(&counters->tasks, 1);
     spdl__count(&counters->made, 1);
-    spdl__node_reserve(p, node, 1);
     if (SPDL__TRACED(p->trace)) spdl__trace_batch(p, node, counters, number, now);
-    spdl__node_put(p, node, 0, batch, spdl__origin(number, (unsigned)node->index), now);
-    if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out);
+    spdl__node_put(node, &node->out, 0, &what, now);
 }
 
-/* How many items the open batch has room for; one is opened if need be. None when there is no room
-   behind, or no memory. */
-SPDL__PRIVATE uint64_t spdl__batch_room(const spdl_pipeline *p, spdl__node *node) {
-    if (node->open_batch == NULL && spdl__node_room(p, node) > 0)
+/* Whether the open batch takes one more item; one is opened if need be. Not when there is no room
+   for it, or no memory. */
+SPDL__PRIVATE bool spdl__batch_open(const spdl_pipeline *p, spdl__node *node) {
+    if (node->open_batch == NULL && spdl__node_has_room(p, node, 0))
         node->open_batch = spdl__batch_get(node->batches);
-    return node->open_batch != NULL ? (uint64_t)node->row.size - node->open_batch->shown.count : 0;
+    return node->open_batch != NULL;
 }
 
 /* Puts one item into the open batch, which is handed on when it is full. */
 SPDL__PRIVATE void spdl__batch_add(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                    const spdl__emitted *got, uint64_t now) {
     spdl__batch *batch = node->open_batch;
+    batch->range =
+        batch->shown.count == 0 ? got->range : spdl__range_join(batch->range, got->range);
     batch->owner[batch->shown.count] = (uint8_t)spdl__owner(got->origin);
     batch->shown.items[batch->shown.count++] = got->item;
     if (SPDL__TRACED(node->in->lane)) spdl__trace_item(node, got->origin >> 8);
     if (batch->shown.count == (size_t)node->row.size) spdl__batch_put(p, node, counters, now);
-    spdl__store_relaxed(&node->wanted, (uint64_t)node->row.size -
-                                           (node->open_batch != NULL ? batch->shown.count : 0));
 }
 
-/* --- chains --- */
-
-#define SPDL__LINKS 8
-#define SPDL__CHAIN_TIMED 32 /* in one chain of so many ... */
-#define SPDL__ITEMS_TIMED 8  /* ... so many items are timed */
-
-/* A stage of a chain. */
-typedef struct spdl__link {
-    spdl__node *node;
-    spdl__counters *counters;
-    uint64_t calls;
-    uint64_t dropped;  /* calls whose item went no further */
-    uint64_t failures; /* there were before */
-    uint64_t ns;       /* of its calls */
-    uint64_t timed, timed_ns; /* those that were timed one by one */
-} spdl__link;
-
-typedef struct spdl__chain {
-    int opened; /* of one link: none */
-    int links;  /* those not given up for lack of room */
-    bool all_timed;
-    bool over; /* no call is to follow the last one */
-    bool packs; /* the last link is a row that makes batches */
-    uint64_t room; /* behind the last link, or in its batch; there may be more */
-    uint64_t to_time; /* items whose calls are timed */
-    uint64_t since;
-    uint64_t lap;  /* when the last call that was timed ended */
-    uint64_t away; /* what waking the trainer took */
-    spdl__link link[SPDL__LINKS];
-} spdl__chain;
-
-typedef enum spdl__link_end { SPDL__PASSED, SPDL__DROPPED, SPDL__OVER } spdl__link_end;
-
-SPDL__PRIVATE void spdl__chain_add(spdl__chain *chain, spdl__node *node, int worker) {
-    spdl__link *link = &chain->link[chain->links++];
-    chain->opened = chain->links;
-    link->node = node;
-    link->counters = &node->counters[worker];
-    link->calls = link->dropped = link->ns = link->timed = link->timed_ns = 0;
-    link->failures = spdl__load_relaxed(&link->counters->failures);
-}
-
-/* Whether items may overtake others in this stage. */
-SPDL__PRIVATE bool spdl__node_overtakes(const spdl__node *node) {
-    return !node->ordered && node->row.max_concurrency > 1;
-}
-
-/* Whether the row behind the last link can follow it, as nothing that was handed on before waits to
-   be taken, or is still to come. A guess without its lock, exact with it. */
-SPDL__PRIVATE bool spdl__chain_follows(const spdl_pipeline *p, const spdl__chain *chain,
-                                       const spdl__claim *claim) {
-    const spdl__node *last = chain->link[chain->links - 1].node, *node = last->behind;
-    uint64_t next = spdl__load_relaxed(&last->out.tail);
-    if (last->by_ticket)
-        next = chain->links == 1 ? claim->ticket : spdl__load_relaxed(&last->out.reserved);
-    else if (chain->links > 1 && spdl__load32(&last->active) != 0)
-        return false;
-    return spdl__load_relaxed(&last->out.head) == next && !spdl__load_relaxed32(&node->finished) &&
-           !spdl__load32(&node->closed) &&
-           spdl__load32(&node->active) < spdl__load_relaxed32(&node->limit) &&
-           spdl__node_room(p, node) > 0;
-}
-
-/* Whether a row may be a link now: not before its calls are to be measured by themselves; nor, if
-   others need not wait for it, after it was slow. */
-SPDL__PRIVATE bool spdl__node_links(const spdl__node *node, uint64_t now, int worker) {
-    if (node->row.kind == SPDL_KIND_BATCH) return true;
-    return !spdl__meter_is_due(&node->counters[worker]) &&
-           (!spdl__node_overtakes(node) || !spdl__node_is_wary(node, now));
-}
-
-/* Behind a claim: locks the rows that its items are brought through. What the first one takes is
-   its time alone, as others may claim it meanwhile. */
-SPDL__PRIVATE void spdl__chain_open(spdl_pipeline *p, spdl__chain *chain, spdl__node *node,
-                                    const spdl__claim *claim, int worker) {
-    uint64_t ns = spdl__load_relaxed(&node->item_ns), left = SPDL__CHAIN_NS;
-    chain->links = 0;
-    spdl__chain_add(chain, node, worker);
-    if (ns == 0 || ns > left || claim->flush || SPDL__TRACED(p->trace) ||
-        !spdl__node_links(node, claim->now, worker))
-        return;
-    while (node->behind != NULL && chain->links < SPDL__LINKS) {
-        left -= ns;
-        node = node->behind;
-        ns = spdl__node_brief_ns(node);
-        if (ns > left || !spdl__node_links(node, claim->now, worker) ||
-            !spdl__chain_follows(p, chain, claim) || !spdl__try_lock(&node->lock))
-            return;
-        if (spdl__pipeline_halted(p) || !spdl__chain_follows(p, chain, claim)) {
-            spdl__spin_unlock(&node->lock);
-            return;
-        }
-        spdl__store_relaxed32(&node->chained, 1);
-        spdl__chain_add(chain, node, worker);
-    }
-}
-
-/* After a call of a link but the one that hands on its input: task->in is what it does. */
-SPDL__PRIVATE spdl__link_end spdl__link_settle(spdl_task *task, const spdl__chain *chain,
-                                               spdl__link *link, spdl_result result, void *out) {
-    spdl__node *node = link->node;
-    if (!task->taken) spdl__item_free(task->pipeline, task->in.item, task->in.origin);
-    if (result == SPDL_OK) {
-        task->in.item = out;
-        task->in.origin = spdl__origin(task->sequence, (unsigned)node->index);
-        spdl__count(&link->counters->made, 1);
-        return SPDL__PASSED;
-    }
-    ++link->dropped;
-    if (result == SPDL_SKIP) {
-        spdl__count(&link->counters->skips, 1);
-        return SPDL__DROPPED;
-    }
-    /* the first link has its tickets from the claim, the others take theirs when they put */
-    if (link != chain->link) task->ticket = node->out.reserved;
-    return spdl__task_failed(task, link->counters, result) ? SPDL__OVER : SPDL__DROPPED;
-}
-
-/* The call of a source. */
-SPDL__INLINE spdl__link_end spdl__link_feed(spdl_task *task, const spdl__chain *chain,
-                                            spdl__link *link) {
-    spdl__node *node = link->node;
-    const uint64_t made = node->made;
-    void *out = NULL;
-    spdl_result result;
-    task->in.item = NULL;
-    task->sequence = made;
-    result = spdl__task_attempt(task, &out);
-    if (SPDL__LIKELY(result == SPDL_OK)) {
-        task->in.item = out;
-        task->in.origin = spdl__origin(made, (unsigned)node->index);
-        spdl__count(&link->counters->made, 1);
-        spdl__store_relaxed(&node->made, made + 1);
-        return SPDL__PASSED;
-    }
-    if (result != SPDL_END) return spdl__link_settle(task, chain, link, result, out);
-    spdl__source_end(task->pipeline, node, task->clock);
-    return SPDL__OVER;
-}
-
-/* The call of any other stage: task->in comes in, and what it hands on goes out. */
-SPDL__INLINE spdl__link_end spdl__link_call(spdl_task *task, const spdl__chain *chain,
-                                            spdl__link *link) {
-    void *out = NULL;
-    spdl_result result;
-    task->sequence = task->in.origin >> 8;
-    result = spdl__task_attempt(task, &out);
-    if (SPDL__LIKELY(result == SPDL_OK && out == task->in.item)) return SPDL__PASSED;
-    return spdl__link_settle(task, chain, link, result, out);
-}
-
-/* After a stop nothing more is called: what this link handed on is freed. */
-SPDL__PRIVATE void spdl__link_abandon(const spdl_task *task, spdl__link *link) {
-    spdl__item_free(task->pipeline, task->in.item, task->in.origin);
-    spdl__count(&link->counters->freed, 1);
-    ++link->dropped;
-}
-
-/* The reader of an edge that `count` results did not come by. With tickets: of what was given out
-   together, up to the failure that ended the pipeline. */
-SPDL__PRIVATE void spdl__edge_pass(spdl__node *node, uint64_t count) {
-    spdl__edge *edge = &node->out;
-    uint64_t head = edge->head;
-    const uint64_t end = spdl__min(head + count, spdl__load(&node->cut));
-    spdl__store(&edge->taken, edge->taken + count); /* this and head as in edge_advance */
-    if (!node->by_ticket) return;
-    for (; head < end; ++head) {
-        /* no ticket of this slot is ready with that; each lap leaves a stamp, or an old one might
-           fit some day */
-        spdl__store_relaxed32(&edge->slots[edge->at].stamp, (uint32_t)head);
-        edge->at = spdl__edge_behind(edge, edge->at);
-    }
-    spdl__store(&edge->head, head);
-}
-
-/* Gives up the links from `from` on: what they read is there for others. */
-SPDL__PRIVATE void spdl__chain_cut(spdl__chain *chain, int from) {
-    int k;
-    for (k = chain->links - 1; k >= from; --k) {
-        const spdl__link *link = &chain->link[k];
-        if (link->calls > 0) spdl__advance(&link->node->in->items, link->calls);
-        spdl__store_relaxed32(&link->node->chained, 0);
-        spdl__spin_unlock(&link->node->lock);
-    }
-    chain->links = from;
-}
-
-/* Where the chain has no room behind it any more, it ends further up; with a single link it is no
-   chain. */
-SPDL__PRIVATE void spdl__chain_fit(spdl_pipeline *p, spdl__chain *chain) {
-    int last = chain->links;
-    while (--last > 0) {
-        spdl__node *node = chain->link[last].node;
-        chain->packs = node->row.kind == SPDL_KIND_BATCH;
-        chain->room = chain->packs ? spdl__batch_room(p, node) : spdl__node_room(p, node);
-        if (chain->room > 0) break;
-    }
-    if (last + 1 == chain->links) return;
-    SPDL_TEST_POINT("pipeline cut");
-    spdl__chain_cut(chain, last + 1);
-    spdl__pipeline_hint(p); /* who has found a lock taken looks again; our next call may be long */
-}
-
-/* Hands on what the last stage made. */
-SPDL__INLINE void spdl__chain_put(spdl_task *task, spdl__chain *chain, uint64_t since) {
-    spdl_pipeline *p = task->pipeline;
-    const spdl__link *last = &chain->link[chain->links - 1];
-    spdl__node *node = last->node;
-    const bool wakes = &node->out == p->sink && spdl__load_relaxed32(&p->fed.waiters) != 0;
-    const uint64_t before = wakes ? spdl__watch_read(&task->watch) : 0;
-    --chain->room;
-    if (chain->packs) {
-        spdl__batch_add(p, node, last->counters, &task->in, since);
-    } else {
-        spdl__edge_reserve(&node->out, 1);
-        spdl__node_put(p, node, node->out.reserved - 1, task->in.item, task->in.origin, since);
-    }
-    if (wakes) chain->away += spdl__watch_read(&task->watch) - before;
-}
-
-/* The last stage has dropped its item. With tickets that leaves a hole as ever, if others read the
-   edge: how far a stage gets ahead of its reader must not depend on chains. */
-SPDL__PRIVATE void spdl__chain_drop(spdl_task *task, spdl__chain *chain, uint64_t since) {
-    spdl__node *node = chain->link[chain->links - 1].node;
-    if (!node->by_ticket) return;
-    --chain->room;
-    spdl__edge_reserve(&node->out, 1);
-    spdl__node_put_hole(task->pipeline, node, node->out.reserved - 1, since);
-}
-
-SPDL__PRIVATE void spdl__chain_lap(spdl_task *task, spdl__chain *chain, spdl__link *link) {
-    const uint64_t now = spdl__watch_read(&task->watch);
-    link->timed_ns += now - chain->lap;
-    ++link->timed;
-    chain->lap = now;
-}
-
-/* Item `i` of the claim through all links. What it does at the last is put at once: the source may
-   take its time before it makes another. */
-SPDL__INLINE spdl__link_end spdl__chain_item(spdl_task *task, spdl__chain *chain,
-                                             const spdl__claim *claim, uint32_t i) {
-    spdl__link *link = chain->link;
-    spdl__link *const last = link + chain->links - (chain->packs ? 2 : 1);
-    const bool timed = chain->to_time > 0;
-    spdl__link_end end;
-    if (SPDL__UNLIKELY(timed)) {
-        --chain->to_time;
-        chain->lap = spdl__watch_read(&task->watch);
-    }
-    task->node = link->node;
-    task->ticket = claim->ticket + i;
-    if (link->node->in == NULL) {
-        end = spdl__link_feed(task, chain, link);
-    } else {
-        task->in = claim->in[i];
-        end = spdl__link_call(task, chain, link);
-    }
-    for (;;) {
-        if (SPDL__UNLIKELY(timed)) spdl__chain_lap(task, chain, link);
-        if (end == SPDL__DROPPED && link == last) spdl__chain_drop(task, chain, claim->now);
-        if (end != SPDL__PASSED) return end;
-        if (link == last) break;
-        if (SPDL__UNLIKELY(spdl__pipeline_halted(task->pipeline))) {
-            spdl__link_abandon(task, link);
-            return SPDL__OVER;
-        }
-        ++link;
-        task->node = link->node;
-        SPDL_TEST_POINT("pipeline chained");
-        end = spdl__link_call(task, chain, link);
-    }
-    spdl__chain_put(task, chain, claim->now);
-    return SPDL__PASSED;
-}
-
-/* What the links should have taken, by what their calls took when they were timed. */
-SPDL__PRIVATE uint64_t spdl__chain_expected(const spdl__chain *chain) {
-    uint64_t ns = 0;
-    int k;
-    for (k = 0; k < chain->opened; ++k)
-        ns += chain->link[k].calls * spdl__load_relaxed(&chain->link[k].node->item_ns);
-    return ns;
-}
-
-/* What they took, as their shares of that. When it is much more than it should be, one call was
-   slow and nobody knows which: all are timed for a while. */
-SPDL__PRIVATE void spdl__chain_share(spdl__chain *chain, spdl_task *task, uint64_t ns,
-                                     uint64_t expected) {
-    int k;
-    for (k = 0; k < chain->opened && expected > 0; ++k) {
-        spdl__link *link = &chain->link[k];
-        link->ns = ns * (link->calls * spdl__load_relaxed(&link->node->item_ns)) / expected;
-        if (chain->all_timed) link->ns = link->timed_ns;
-    }
-    if (!chain->all_timed && ns > 2 * expected + 2 * SPDL__WAKE_NS)
-        task->doubt = spdl__doubt_more(task->doubt, ns, task->clock);
-}
-
-/* The reader of this edge was at work for `ns` while nothing lay there: it did not wait then. */
-SPDL__PRIVATE void spdl__edge_worked(spdl__edge *edge, uint64_t ns) {
-    uint64_t since = spdl__load_relaxed(&edge->wait_since);
-    if (since != 0) (void)spdl__cas_relaxed(&edge->wait_since, &since, since + ns);
-}
-
-SPDL__PRIVATE void spdl__link_book(spdl__link *link) {
-    const uint64_t failures = spdl__load_relaxed(&link->counters->failures) - link->failures;
-    if (link->calls > 0) {
-        spdl__node_book(link->node, link->counters, link->calls, failures, link->ns);
-        if (link->timed > 0) spdl__node_learn(link->node, link->timed, link->timed_ns);
-    }
-    link->counters->meter_due -= (int64_t)link->ns;
-}
-
-/* Books what the links did, and gives up their locks. The first stage is left after this: a stop
-   waits for it, and then for the locks. */
-SPDL__PRIVATE void spdl__chain_close(spdl__chain *chain, spdl_task *task) {
-    const uint64_t ns = task->clock - chain->since - chain->away;
-    const uint64_t expected = spdl__chain_expected(chain);
-    int k;
-    spdl__chain_share(chain, task, ns, expected);
-    for (k = 0; k < chain->opened; ++k) {
-        spdl__link *link = &chain->link[k];
-        if (ns > 2 * expected + 4 * SPDL__WAKE_NS)
-            spdl__node_beware(link->node, ns, task->clock);
-        if (link->node->row.kind == SPDL_KIND_BATCH) continue;
-        spdl__link_book(link);
-        if (k > 0 && k < chain->links && spdl__load_relaxed32(&link->node->limit) == 1)
-            spdl__edge_worked(link->node->in, link->ns);
-    }
-    spdl__chain_cut(chain, 1);
-}
-
-/* `items` have come to the first link. */
-SPDL__PRIVATE void spdl__chain_count(spdl__chain *chain, uint64_t items) {
-    uint64_t calls = chain->link[0].calls + items;
-    int k;
-    for (k = 0; k < chain->links; ++k) {
-        chain->link[k].calls = calls;
-        calls -= chain->link[k].dropped;
-    }
-}
-
-/* Items of a claim through the chain, from `from` on, until it has no room; which is the next. */
-SPDL__PRIVATE uint32_t spdl__chain_group(spdl_task *task, spdl__chain *chain,
-                                         const spdl__claim *claim, uint32_t from) {
-    spdl_pipeline *p = task->pipeline;
-    spdl__node *first = chain->link[0].node;
-    const bool hints = &chain->link[chain->links - 1].node->out != p->sink;
-    uint32_t i = from;
-    while (i < claim->count && chain->room > 0 && !chain->over) {
-        chain->over = spdl__chain_item(task, chain, claim, i) == SPDL__OVER;
-        if (!chain->over || !spdl__load32(&first->ended)) ++i; /* that call was no item */
-        if (spdl__pipeline_halted(p)) chain->over = true;
-        if (hints && !chain->over && i < claim->count && (!chain->packs || chain->room == 0))
-            spdl__pipeline_hint(p);
-    }
-    spdl__edge_pass(first, i - from);
-    spdl__chain_count(chain, i - from);
-    return i;
-}
-
-/* What a chain that has lost all links but the first has not begun. */
-SPDL__PRIVATE void spdl__chain_rest(spdl_pipeline *p, spdl__node *node, spdl__claim *claim,
-                                    uint32_t from, int worker) {
-    claim->now = p->task[worker].clock;
-    claim->ticket += from;
-    claim->count -= from;
-    memmove(claim->in, claim->in + from, claim->count * sizeof(claim->in[0]));
-    if (node->in != NULL)
-        spdl__pipe_run(p, node, claim, worker);
-    else
-        spdl__source_run(p, node, claim, worker);
-}
-
-/* A source has one call at a time, so whoever is inside may claim again without its lock. Whether
-   there is to be another group: when none of the items of the last lies on the way. */
-SPDL__PRIVATE bool spdl__chain_again(spdl_pipeline *p, spdl__chain *chain, spdl__claim *claim,
-                                     uint64_t now) {
-    spdl__node *node = chain->link[0].node;
-    if (node->in != NULL || chain->over || chain->links < chain->opened ||
-        now - chain->since >= SPDL__CLAIM_NS || spdl__load32(&node->closed))
-        return false;
-    claim->now = now;
-    spdl__source_claim(p, node, claim);
-    if (claim->count > 0 && &chain->link[chain->links - 1].node->out != p->sink)
-        spdl__pipeline_hint(p); /* the last item of the group before lies there */
-    return claim->count > 0;
-}
-
-/* Runs what chain_open has put together. */
-SPDL__PRIVATE void spdl__chain_run(spdl_pipeline *p, spdl__chain *chain, spdl__claim *claim,
-                                   int worker) {
-    spdl__node *node = chain->link[0].node;
-    spdl__counters *counters = chain->link[0].counters;
-    spdl_task *task = spdl__task_for(p, node, worker);
-    uint32_t i;
-    chain->since = claim->now;
-    chain->away = 0;
-    chain->over = false;
-    task->flushing = false;
-    spdl__advance(&counters->chains, 1);
-    chain->all_timed = spdl__doubted(task->doubt, claim->now);
-    chain->to_time = counters->chains % SPDL__CHAIN_TIMED == 0 ? SPDL__ITEMS_TIMED : 0;
-    if (chain->all_timed) chain->to_time = UINT64_MAX;
-    do {
-        i = 0;
-        spdl__chain_fit(p, chain);
-        while (i < claim->count && chain->links > 1 && !chain->over) {
-            i = spdl__chain_group(task, chain, claim, i);
-            if (chain->room == 0) spdl__chain_fit(p, chain);
-        }
-        task->clock = spdl__watch_read(&task->watch);
-    } while (spdl__chain_again(p, chain, claim, task->clock));
-    spdl__chain_close(chain, task);
-    if (i < claim->count && !chain->over) {
-        spdl__chain_rest(p, node, claim, i, worker);
-        return;
-    }
-    if (node->in != NULL)
-        spdl__pipe_abandon(p, counters, claim, i);
-    else if (i < claim->count)
-        spdl__add(&node->out.refunds, claim->count - i);
-    spdl__node_leave(p, node, task->clock);
-}
-
-/* --- rows without calls: all of it under the lock --- */
-
-/* The input has ended, or an epoch: what is left goes on, or is returned to be freed without the
-   lock. (A chain opens a batch before it has an item for it.) */
+/* The input has ended, or an epoch: what is left goes on, or is returned to be freed when the word
+   was let go of. */
 SPDL__PRIVATE spdl__batch *spdl__batch_rest(spdl_pipeline *p, spdl__node *node,
                                             spdl__counters *counters, uint64_t now) {
     spdl__batch *batch = node->open_batch;
@@ -7286,8 +6817,8 @@ SPDL__PRIVATE spdl__batch *spdl__batch_fill(spdl_pipeline *p, spdl__node *node,
     spdl__batch *dropped = NULL;
     for (; sight == SPDL__AN_ITEM; sight = spdl__cursor_look(c)) {
         spdl__emitted got;
-        if (node->open_batch == NULL && spdl__node_room(p, node) == 0) return NULL;
-        if (spdl__batch_room(p, node) == 0) {
+        if (node->open_batch == NULL && !spdl__node_has_room(p, node, 0)) return NULL;
+        if (!spdl__batch_open(p, node)) {
             spdl__node_fail(p, node, node->out.tail, node->number, SPDL_E_NOMEM,
                             "no memory for another batch");
             return NULL;
@@ -7295,51 +6826,58 @@ SPDL__PRIVATE spdl__batch *spdl__batch_fill(spdl_pipeline *p, spdl__node *node,
         got = spdl__cursor_take(c);
         spdl__batch_add(p, node, counters, &got, now);
     }
-    if (sight == SPDL__A_MARK && spdl__node_room(p, node) > 0) {
+    if (sight == SPDL__A_MARK && spdl__node_has_room(p, node, 0)) {
         dropped = spdl__batch_rest(p, node, counters, now);
-        if (spdl__node_room(p, node) == 0) return dropped;
-        spdl__cursor_step(c);
-        spdl__node_put_mark(p, node, now);
+        if (!spdl__node_has_room(p, node, 0)) return dropped;
+        spdl__cursor_pass_mark(c);
+        spdl__node_put_mark(p, node, 0, now);
     }
     return dropped;
 }
 
-/* Passes over the holes in front. Whether there were any. */
-SPDL__PRIVATE bool spdl__holes_pass(spdl__edge *edge, uint64_t now) {
-    spdl__cursor c = spdl__cursor_at_head(edge);
-    (void)spdl__cursor_look(&c);
-    return spdl__cursor_settle(&c, now);
-}
-
-/* One step of a batch row, under the lock and with room. Whether anything was done. */
+/* Without room only the holes in front are passed. Whether the row has ended; *dropped is to be
+   freed. */
 SPDL__PRIVATE bool spdl__batch_work(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                    spdl__batch **dropped) {
-    const uint64_t now = spdl_time_ns(), number = node->number;
-    spdl__cursor c = spdl__cursor_at_head(node->in);
-    bool progress;
-    if (!spdl__load32(&node->closed)) *dropped = spdl__batch_fill(p, node, counters, &c, now);
-    progress = spdl__cursor_settle(&c, now) || number != node->number || *dropped != NULL;
-    if (progress) spdl__edge_hungry(node->in, now);
-    if (*dropped != NULL || spdl__node_room(p, node) == 0) return progress;
-    if (!spdl__load32(&node->closed) && !spdl__node_exhausted(node)) return progress;
+                                    spdl__cursor *c, uint64_t now, spdl__batch **dropped) {
+    const bool closed = spdl__load32(&node->closed) != 0;
+    if (!closed && !spdl__node_has_room(p, node, 0)) {
+        (void)spdl__cursor_look(c);
+        return false;
+    }
+    if (!closed) *dropped = spdl__batch_fill(p, node, counters, c, now);
+    if (*dropped != NULL || (!closed && !spdl__node_has_room(p, node, 0))) return false;
+    if (!spdl__load32(&node->closed) && c->head < c->end) return false;
     *dropped = spdl__batch_rest(p, node, counters, now);
-    spdl__node_finish(p, node);
+    spdl__node_finish(p, node, 0);
     return true;
 }
 
-SPDL__PRIVATE bool spdl__batch_step(spdl_pipeline *p, spdl__node *node, int worker) {
+/* One step of a batch row: as many items as there are and room for. */
+SPDL__PRIVATE bool spdl__batch_step(const spdl__crew *crew, spdl__node *node, int worker) {
+    spdl_pipeline *p = crew->pipeline;
+    const uint64_t now = spdl_time_ns();
     spdl__batch *dropped = NULL;
-    bool progress = false;
-    if (!spdl__try_lock(&node->lock)) return false;
-    if (!spdl__pipeline_halted(p) && !node->finished)
-        progress = spdl__node_room(p, node) > 0
-                       ? spdl__batch_work(p, node, &node->counters[worker], &dropped)
-                       : !spdl__load32(&node->closed) && spdl__holes_pass(node->in, spdl_time_ns());
-    spdl__spin_unlock(&node->lock);
-    spdl_batch_free(dropped); /* user code: not under the lock */
-    if (p->feed != NULL && node->in == &p->feed->out && progress)
-        spdl__event_notify(&p->room, p->asymmetric, SPDL__ALL);
-    return progress;
+    uint64_t tail;
+    bool ended, moved;
+    spdl__cursor c;
+    spdl__sitting s;
+    s.node = node;
+    s.inside = false;
+    s.word = spdl__load(node->word);
+    if ((s.word & SPDL__BUSY) != 0 || !spdl__sitting_hold(&s)) return false;
+    tail = node->out.tail;
+    c = spdl__cursor_at_head(node->in);
+    ended = spdl__batch_work(p, node, &node->counters[worker], &c, now, &dropped);
+    moved = spdl__cursor_settle(&c);
+    if (moved) spdl__cursor_put_waits(&c, now);
+    moved = moved || ended || dropped != NULL || tail != node->out.tail;
+    (void)spdl__word_move(p, node, ((c.head - c.from) << SPDL__HEAD_BITS) - SPDL__HELD - 1 +
+                                       (ended ? SPDL__FINISHED : 0));
+    if (c.head != c.from) spdl__edge_took(node->in, c.from, c.head, now);
+    if (moved) spdl__edge_hungry(node->in, now);
+    spdl__node_hint(p, node, node->beside, dropped != NULL ? crew : NULL);
+    spdl_batch_free(dropped); /* user code */
+    return moved;
 }
 
 /* What merge_fn says: a path to take from, or -1 to wait. An answer that would never let anything
@@ -7373,15 +6911,19 @@ SPDL__PRIVATE int spdl__merge_choose(spdl_pipeline *p, spdl__node *node, const s
 /* Passes over the holes in front of each path. */
 SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, uint64_t now) {
     int i;
-    for (i = 0; i < node->paths; ++i) (void)spdl__holes_pass(spdl__path_edge(p, node, i), now);
+    for (i = 0; i < node->paths; ++i) {
+        spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
+        (void)spdl__cursor_look(&c);
+        (void)spdl__cursor_store(&c, now);
+    }
 }
 
 SPDL__PRIVATE spdl__emitted spdl__merge_take(spdl_pipeline *p, spdl__node *node, int path,
                                              uint64_t now) {
     spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, path));
-    spdl__emitted got = { NULL, 0 };
+    spdl__emitted got = { NULL, 0, 0 };
     if (spdl__cursor_look(&c) == SPDL__AN_ITEM) got = spdl__cursor_take(&c);
-    (void)spdl__cursor_settle(&c, now);
+    (void)spdl__cursor_store(&c, now);
     spdl__edge_hungry(c.edge, now);
     return got;
 }
@@ -7394,8 +6936,7 @@ SPDL__PRIVATE bool spdl__merge_one(spdl_pipeline *p, spdl__node *node, const spd
     if (path < 0) return false;
     got = spdl__merge_take(p, node, path, now);
     spdl__store_relaxed32(&node->turn, (uint32_t)(path + 1) % (uint32_t)node->paths);
-    spdl__node_reserve(p, node, 1);
-    spdl__node_put(p, node, 0, got.item, got.origin, now);
+    spdl__node_put(node, &node->out, 0, &got, now);
     return true;
 }
 
@@ -7411,11 +6952,26 @@ SPDL__PRIVATE bool spdl__batch_append(spdl__batch *to, spdl__batch *from) {
     return true;
 }
 
+/* Batches whose items are to be freed when the word was let go of. */
+typedef struct spdl__dropped {
+    int count;
+    spdl__batch *batch[SPDL_MAX_STAGES + 1];
+} spdl__dropped;
+
+SPDL__PRIVATE void spdl__merge_drop(spdl__dropped *dropped, spdl__batch *batch) {
+    if (batch != NULL && batch->shown.count > 0)
+        dropped->batch[dropped->count++] = batch;
+    else
+        spdl_batch_free(batch); /* nothing in it: back to its pool */
+}
+
 /* One batch from each path: all have one of every number, in their order. The joined batch goes on,
    also an empty one when another merge waits for its number. */
 SPDL__PRIVATE bool spdl__merge_batches(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen,
-                                       spdl__counters *counters, uint64_t now) {
+                                       spdl__counters *counters, uint64_t now,
+                                       spdl__dropped *dropped) {
     spdl__batch *batch;
+    spdl__emitted what = { NULL, 0, 0 };
     uint64_t number = 0;
     bool fits = true;
     int i;
@@ -7426,8 +6982,10 @@ SPDL__PRIVATE bool spdl__merge_batches(spdl_pipeline *p, spdl__node *node, const
         if (seen->ready[i] != 1) continue;
         got = spdl__merge_take(p, node, i, now);
         number = got.origin >> 8;
+        what.range = what.item == NULL ? got.range : spdl__range_join(what.range, got.range);
+        what.item = batch;
         fits = batch != NULL && fits && spdl__batch_append(batch, (spdl__batch *)got.item);
-        spdl__item_free(p, got.item, got.origin);
+        spdl__merge_drop(dropped, (spdl__batch *)got.item);
     }
     if (!fits)
         spdl__node_fail(p, node, node->out.tail, number, SPDL_E_NOMEM,
@@ -7436,128 +6994,83 @@ SPDL__PRIVATE bool spdl__merge_batches(spdl_pipeline *p, spdl__node *node, const
     /* a path that has ended has failed: what was to be joined with its batches is not delivered */
     if (!fits || seen->ended > 0 || (batch->shown.count == 0 && node->branch == NULL)) {
         if (batch != NULL) spdl__count(&counters->freed, batch->shown.count);
-        spdl_batch_free(batch);
+        spdl__merge_drop(dropped, batch);
         return true;
     }
     batch->shown.sequence = number;
     spdl__count(&counters->tasks, 1);
     spdl__count(&counters->made, 1);
-    spdl__node_reserve(p, node, 1);
-    spdl__node_put(p, node, 0, batch, spdl__origin(number, (unsigned)node->index), now);
+    batch->range = what.range;
+    what.origin = spdl__origin(number, (unsigned)node->index);
+    spdl__node_put(node, &node->out, 0, &what, now);
     return true;
 }
 
-/* Every path is at the end of the epoch, or all have ended. */
+/* Every path is at the end of the epoch. */
 SPDL__PRIVATE bool spdl__merge_mark(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen,
                                     uint64_t now) {
     int i;
-    if (seen->ended == node->paths) {
-        spdl__node_finish(p, node);
-        return true;
-    }
     if (seen->marks == 0 || seen->marks + seen->ended < node->paths) return false;
     for (i = 0; i < node->paths; ++i) {
         spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
-        if (spdl__cursor_look(&c) == SPDL__A_MARK) spdl__cursor_step(&c);
-        (void)spdl__cursor_settle(&c, now);
+        if (spdl__cursor_look(&c) == SPDL__A_MARK) spdl__cursor_pass_mark(&c);
+        (void)spdl__cursor_store(&c, now);
     }
     spdl__store_relaxed32(&node->turn, 0);
     spdl__store_relaxed(&node->refused, 0);
-    spdl__node_put_mark(p, node, now);
+    spdl__node_put_mark(p, node, 0, now);
     return true;
 }
 
+/* Whether anything was done; *ended: it was the end of the row. */
 SPDL__PRIVATE bool spdl__merge_once(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                    uint64_t now) {
+                                    uint64_t now, bool *ended, spdl__dropped *dropped) {
     const spdl__paths seen = spdl__merge_look(p, node);
+    *ended = spdl__load32(&node->closed) || seen.ended == node->paths;
+    if (*ended) {
+        spdl__node_finish(p, node, 0);
+        return true;
+    }
     if (seen.holes) {
         spdl__merge_pass(p, node, now);
         return true;
     }
-    if (spdl__node_room(p, node) == 0) return false;
+    if (!spdl__node_has_room(p, node, 0)) return false;
     if (spdl__merge_mark(p, node, &seen, now)) return true;
     if (seen.items == 0) return false;
     if (node->row.merge_order == SPDL_MERGE_BATCHES)
-        return spdl__merge_batches(p, node, &seen, counters, now);
+        return spdl__merge_batches(p, node, &seen, counters, now, dropped);
     return spdl__merge_one(p, node, &seen, now);
 }
 
 /* One step of a merge: as many items as there are and room for. Whether anything was done. */
-SPDL__PRIVATE bool spdl__merge_step(spdl_pipeline *p, spdl__node *node, int worker) {
+SPDL__PRIVATE bool spdl__merge_step(const spdl__crew *crew, spdl__node *node, int worker) {
+    spdl_pipeline *p = crew->pipeline;
     const uint64_t now = spdl_time_ns();
-    bool progress = false, more = true;
-    if (!spdl__try_lock(&node->lock)) return false;
-    while (more && !spdl__pipeline_halted(p) && !node->finished) {
-        if (spdl__load32(&node->closed))
-            spdl__node_finish(p, node);
-        else
-            more = spdl__merge_once(p, node, &node->counters[worker], now);
-        if (more) progress = true;
-    }
-    spdl__spin_unlock(&node->lock);
+    bool progress = false, ended = false;
+    spdl__dropped dropped;
+    spdl__sitting s;
+    dropped.count = 0;
+    s.node = node;
+    s.inside = false;
+    s.word = spdl__load(node->word);
+    if ((s.word & SPDL__BUSY) != 0 || !spdl__sitting_hold(&s)) return false;
+    while (!ended && dropped.count == 0 && !spdl__pipeline_halted(p) &&
+           spdl__merge_once(p, node, &node->counters[worker], now, &ended, &dropped))
+        progress = true;
+    (void)spdl__word_move(p, node,
+                          (uint64_t)0 - SPDL__HELD - 1 + (ended ? SPDL__FINISHED : 0));
+    spdl__node_hint(p, node, node->beside, dropped.count > 0 ? crew : NULL);
+    while (dropped.count > 0) spdl_batch_free(dropped.batch[--dropped.count]); /* user code */
     return progress;
 }
 
 /* --- workers --- */
 
-/* Whether the calls of a claim should be over before somebody else would be awake. */
-SPDL__PRIVATE bool spdl__claim_is_quick(const spdl__chain *chain, const spdl__claim *claim) {
-    uint64_t ns = 0;
-    int k;
-    for (k = 0; k < chain->links; ++k) {
-        const spdl__node *node = chain->link[k].node;
-        if (node->row.kind == SPDL_KIND_BATCH) continue; /* calls nothing */
-        ns += spdl__load_relaxed(&node->item_ns);
-        if (spdl__load_relaxed(&node->quick) < SPDL__QUICK_CALLS ||
-            spdl__node_is_wary(node, claim->now))
-            return false;
-    }
-    return ns * claim->count <= SPDL__WAKE_NS;
-}
-
-/* Before the calls of a claim. To what lies above quick ones this worker comes next itself, so
-   nobody is woken for that. */
-SPDL__PRIVATE void spdl__claim_hint(const spdl__crew *crew, const spdl__chain *chain,
-                                    spdl__claim *claim, spdl_task *task) {
-    spdl_pipeline *p = crew->pipeline;
-    spdl_pool *pool = crew->pool;
-    bool alone = p->crews == 1;
-    if (alone && (pool == NULL || !spdl__pool_sleepy(pool))) return; /* no pool: in line */
-    alone = alone && spdl__load32(&pool->slots_used) == 1 && spdl_ring_count(pool->jobs) == 0 &&
-            spdl__claim_is_quick(chain, claim);
-    if (!alone) {
-        spdl__pipeline_hint(p);
-    } else {
-        const uint32_t above = chain->link[0].node->above;
-        if (spdl__pipeline_runnable(p, crew->rows & ~above, -1)) spdl__pool_wake_one(pool);
-    }
-    /* a wake takes as long as many calls, and is none of them */
-    claim->now = spdl__watch_read(&task->watch);
-}
-
-SPDL__PRIVATE bool spdl__node_step(const spdl__crew *crew, spdl__node *node, int worker) {
-    spdl_pipeline *p = crew->pipeline;
-    spdl_task *task = &p->task[worker];
-    spdl__claim claim;
-    spdl__chain chain;
-    if (node->row.kind == SPDL_KIND_BATCH || node->row.kind == SPDL_KIND_MERGE) {
-        task->clock = 0; /* their time is not that of the call that comes next */
-        return node->row.kind == SPDL_KIND_BATCH ? spdl__batch_step(p, node, worker)
-                                                 : spdl__merge_step(p, node, worker);
-    }
-    if (!spdl__node_claim(p, node, &claim, task)) return false;
-    if (claim.count == 0) return true;
-    spdl__chain_open(p, &chain, node, &claim, worker);
-    SPDL_TEST_POINT("pipeline claimed");
-    spdl__claim_hint(crew, &chain, &claim, task);
-    if (task->stint == 0) task->stint = claim.now;
-    if (chain.links > 1)
-        spdl__chain_run(p, &chain, &claim, worker);
-    else if (node->in != NULL)
-        spdl__pipe_run(p, node, &claim, worker);
-    else
-        spdl__source_run(p, node, &claim, worker);
-    return true;
+/* What users know a worker by: the rescue has further workers of the first crew. */
+SPDL__PRIVATE int spdl__worker_number(const spdl__crew *crew, int worker) {
+    const spdl_pipeline *p = crew->pipeline;
+    return worker - crew->first + (crew == p->rescue ? p->crew[0].workers : 0);
 }
 
 /* Runs every init of the crew's rows on this worker; the last worker to succeed opens the
@@ -7570,14 +7083,13 @@ SPDL__PRIVATE void spdl__pipeline_join(spdl_pipeline *p, const spdl__crew *crew,
         void **local = &p->local[worker * p->count + i];
         spdl_result result = SPDL_OK;
         if (row->init != NULL && (crew->rows >> i & 1))
-            result = row->init(row->ctx, worker - crew->first, local);
+            result = row->init(row->ctx, spdl__worker_number(crew, worker), local);
         if (result != SPDL_OK) {
             char text[SPDL_NAME_BYTES + 64];
-            (void)snprintf(text, sizeof(text), "init on worker %d failed: %s", worker - crew->first,
-                           spdl_result_text(result));
+            (void)snprintf(text, sizeof(text), "init on worker %d failed: %s",
+                           spdl__worker_number(crew, worker), spdl_result_text(result));
             spdl__node_fail(p, &p->node[i], 0, 0, result < 0 ? result : SPDL_E_STAGE, text);
-            spdl__store(&p->sink->end, 0); /* nothing was processed, nothing will be */
-            spdl__event_notify(&p->fed, p->asymmetric, SPDL__ALL);
+            spdl__edge_finish(p, p->sink, 0); /* nothing was processed, nothing will be */
             return;
         }
         p->inits[worker]++;
@@ -7593,7 +7105,7 @@ SPDL__PRIVATE void spdl__pipeline_part(spdl_pipeline *p, const spdl__crew *crew,
     for (i = (int)p->inits[worker] - 2; i >= 0; --i) {
         const spdl_stage *row = &p->node[i].row;
         if (row->fini != NULL && (crew->rows >> i & 1))
-            row->fini(row->ctx, worker - crew->first, p->local[worker * p->count + i]);
+            row->fini(row->ctx, spdl__worker_number(crew, worker), p->local[worker * p->count + i]);
     }
     p->inits[worker] = UINT8_MAX;
     spdl__add32(&p->left, 1);
@@ -7613,65 +7125,30 @@ SPDL__PRIVATE bool spdl__pipeline_hooks(spdl_pipeline *p, const spdl__crew *crew
     return true;
 }
 
-/* Whether all that may be made ahead of a result is made before a worker that has lost its
-   processor has it back. */
-SPDL__PRIVATE bool spdl__node_holds_up(const spdl__node *node, int processors) {
-    const uint64_t ahead = node->out.capacity * spdl__load_relaxed(&node->item_ns);
-    return node->by_ticket && ahead / (uint64_t)processors < SPDL__SLICE_NS;
-}
-
-/* Behind a step of a row, and the hints. Where there are more workers than processors, who has
-   worked for a while loses its own soon. In the middle of a call that leaves the others without
-   work, so it goes in between. (Not for nothing: beside other programs it may lose a part of its
-   share.) */
-SPDL__PRIVATE void spdl__worker_give_way(const spdl_pool *pool, const spdl__node *node,
-                                         spdl_task *task) {
-    if (pool == NULL || task->clock < task->stint + SPDL__STINT_NS) return;
-    if (!spdl__node_holds_up(node, pool->processors) || !spdl__pool_crowded(pool)) return;
-    SPDL_TEST_POINT("pipeline gives way");
-    spdl__yield();
-    task->clock = task->stint = 0;
-}
-
-/* One piece of work, as far downstream as possible. */
-SPDL__PRIVATE bool spdl__pipeline_step(const spdl__crew *crew, int worker) {
+/* One piece of work, as far downstream as possible: first where nobody else is, as two in one row
+   send its word to and fro. */
+SPDL__PRIVATE bool spdl__crew_step(void *self, int worker) {
+    const spdl__crew *crew = (const spdl__crew *)self;
     spdl_pipeline *p = crew->pipeline;
-    bool done = false, tried = false;
-    int i;
-    if (p->has_hooks && spdl__pipeline_hooks(p, crew, worker)) return true;
-    if (spdl__pipeline_halted(p) || !spdl__load32(&p->open)) return false;
-    for (i = p->count - 1; i >= 0 && !done; --i) {
-        if (!(crew->rows >> i & 1) || !spdl__node_runnable(p, &p->node[i]) ||
-            spdl__row_holds_back(&p->node[i], &p->task[worker].watch))
-            continue;
-        tried = true;
-        done = spdl__node_step(crew, &p->node[i], worker);
-    }
-    if (!done) p->task[worker].clock = p->task[worker].stint = 0;
-    /* also when another worker was faster: a merge of another crew may have seen our lock */
-    if (tried && p->crews > 1) spdl__pipeline_hint(p);
-    if (done) spdl__worker_give_way(crew->pool, &p->node[i + 1], &p->task[worker]);
-    return done;
-}
-
-SPDL__PRIVATE bool spdl__crew_step(void *self, int worker, bool again) {
-    const spdl__crew *crew = (const spdl__crew *)self;
+    int joins, i;
     worker += crew->first;
-    if (!again) crew->pipeline->task[worker].clock = 0;
-    return spdl__pipeline_step(crew, worker);
-}
-
-SPDL__PRIVATE uint64_t spdl__crew_rest(void *self, bool last, int *avoid) {
-    spdl_pipeline *p = ((const spdl__crew *)self)->pipeline;
-    const uint64_t until = spdl__trainer_fed_until(p, last);
-    if (last && until != 0) *avoid = (int)spdl__load_relaxed32(&p->trainer_place) - 1;
-    return until;
-}
-
-SPDL__PRIVATE bool spdl__crew_runnable(void *self, int worker) {
-    const spdl__crew *crew = (const spdl__crew *)self;
-    return spdl__pipeline_runnable(crew->pipeline, crew->rows,
-                                   worker < 0 ? -1 : crew->first + worker);
+    if (p->has_hooks && spdl__pipeline_hooks(p, crew, worker)) return true;
+    if (!spdl__pipeline_flows(p) || !spdl__crew_works(p, crew)) return false;
+    for (joins = 0; joins < 2; ++joins) {
+        for (i = p->count - 1; i >= 0; --i) {
+            spdl__node *node = &p->node[i];
+            const uint64_t word = spdl__load(node->word);
+            const spdl_kind kind = node->row.kind;
+            if (!(crew->rows >> i & 1) || ((word & SPDL__ACTIVE) != 0) != (joins != 0) ||
+                !spdl__node_has_work(p, node, word))
+                continue;
+            if (kind == SPDL_KIND_BATCH    ? spdl__batch_step(crew, node, worker)
+                : kind == SPDL_KIND_MERGE ? spdl__merge_step(crew, node, worker)
+                                          : spdl__node_sit(crew, node, worker))
+                return true;
+        }
+    }
+    return false;
 }
 
 /* --- what a stage function may ask --- */
@@ -7702,7 +7179,7 @@ SPDL_API int spdl_worker(const spdl_task *task) {
     const spdl_pipeline *p = task->pipeline;
     int crew = p->crews - 1;
     while (p->crew[crew].first > task->worker) --crew;
-    return task->worker - p->crew[crew].first;
+    return spdl__worker_number(&p->crew[crew], task->worker);
 }
 
 SPDL_API bool spdl_stopping(const spdl_task *task) { return spdl__pipeline_halted(task->pipeline); }
@@ -7778,7 +7255,7 @@ SPDL__PRIVATE void spdl__foreign_book(spdl_pipeline *p, spdl__node *node,
     spdl__count(&counters->made, call->made);
     spdl__count(&counters->skips, call->skips);
     spdl__count(&counters->failures, call->failures);
-    spdl__node_book(node, counters, 1, call->failures, now - since);
+    spdl__counters_book(counters, 1, call->failures, now - since);
     spdl__node_learn(node, 1, now - since);
     spdl__spin_unlock(&p->foreign_lock);
 }
@@ -7807,7 +7284,7 @@ SPDL__PRIVATE void spdl__parked_settle(spdl_pipeline *p, spdl__node *node, spdl_
     spdl__foreign_book(p, node, &call, task.since, now);
     spdl__parked_release(node, parked);
     spdl__node_leave(p, node, now);
-    spdl__pipeline_hint(p);
+    spdl__pipeline_hint(p); /* a merge far away may have waited for this row to come to rest */
 }
 
 /* What the call was when it became ours to complete: ARMED or WAITING; FREE when there is no such
@@ -7870,14 +7347,19 @@ SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *form
 /* >>tune-impl
    With .autotune the trainer's thread looks at the numbers now and then, in next. If the trainer
    has waited, the stage that is busiest for its concurrency gets more of it, as long as the stages
-   use no more processors than their budget; if that did not help it is taken back, and the stage is
-   left alone for a while. If they use more than the budget, the stage that uses most of them gets
-   less. Each decision is one line in the log: why, before, after. Trainer only. */
+   use no more processors than their budget. If it has not, or no stage can be given more, the one
+   that needs least of its concurrency gets one less: the aim is the least that feeds the trainer.
+   The next look judges that; what did not help, or was needed, is taken back, and the stage is left
+   alone for a while. If the stages use more than the budget, the one that uses most of them gets
+   less. Each decision is one line in the log: why, before, after. So is why there is none, when
+   that has changed. Trainer only. */
 
 #define SPDL__TUNE_ITEMS 16   /* decisions are not taken on fewer items */
 #define SPDL__TUNE_WAIT 0.02  /* a trainer that waits less is fed */
 #define SPDL__TUNE_BUSY 0.7   /* a stage that is busy less is not the limit */
-#define SPDL__TUNE_GAIN 1.05  /* what a change has to bring */
+#define SPDL__TUNE_FULL 0.9   /* workers that are busy less have time for more calls */
+#define SPDL__TUNE_GAIN 1.05  /* what more has to bring, and what less must not cost */
+#define SPDL__TUNE_OVER 1.05  /* of the budget: the stages use more than that */
 #define SPDL__TUNE_REST 16    /* decisions for which a stage is left alone */
 
 struct spdl__tuner {
@@ -7889,24 +7371,22 @@ struct spdl__tuner {
     bool warm;
     /* the change that is on trial */
     int trial; /* its row, or -1 */
-    uint32_t before;
-    double rate_before;
+    uint32_t before, after;
+    double rate_before, waiting_before;
+    double rate_enough; /* before the first of several steps down that were kept; else 0 */
     int rest[SPDL_MAX_STAGES];
+    /* why nothing was raised: as the last such look found it, and as the log has it */
+    char reason[SPDL_TEXT_BYTES / 2], said[SPDL_TEXT_BYTES / 2];
 };
 
 /* What happened since the last look. */
 typedef struct spdl__tuned {
-    double seconds, rate, waiting, cores;
-    double load[SPDL_MAX_STAGES]; /* of a stage: 1 when all the calls it may have were running */
-    double busy[SPDL_MAX_STAGES]; /* calls that ran at the same time, on average */
+    double rate, waiting, cores;
+    uint32_t limit[SPDL_MAX_STAGES]; /* calls it may have now, as far as there are threads */
+    uint32_t most[SPDL_MAX_STAGES];  /* and if it were raised */
+    double busy[SPDL_MAX_STAGES];    /* calls that ran at the same time, on average */
+    double load[SPDL_MAX_STAGES];    /* their share of `limit` */
 } spdl__tuned;
-
-SPDL__PRIVATE uint64_t spdl__node_busy_ns(const spdl_pipeline *p, const spdl__node *node) {
-    uint64_t sum = 0;
-    int i;
-    for (i = 0; i <= p->workers; ++i) sum += spdl__load_relaxed(&node->counters[i].timed_ns);
-    return sum;
-}
 
 /* Processor time of all workers so far. */
 SPDL__PRIVATE uint64_t spdl__pipeline_cpu_ns(const spdl_pipeline *p) {
@@ -7923,21 +7403,32 @@ SPDL__PRIVATE int spdl__node_threads(const spdl_pipeline *p, const spdl__node *n
     return node->row.threads > 0 ? node->row.threads : p->crew[0].workers;
 }
 
+/* The most calls that tuning can give it. */
+SPDL__PRIVATE uint32_t spdl__node_most(const spdl_pipeline *p, const spdl__node *node) {
+    const uint64_t most = (uint64_t)node->row.max_concurrency;
+    if (node->row.deferred) return (uint32_t)most;
+    return (uint32_t)spdl__min(most, (uint64_t)spdl__node_threads(p, node));
+}
+
 SPDL__PRIVATE spdl__tuned spdl__tune_look(spdl_pipeline *p, uint64_t now) {
     spdl__tuner *t = p->tuner;
     const uint64_t waited = spdl__load_relaxed(&p->wait_ns), cpu_ns = spdl__pipeline_cpu_ns(p);
     const double ns = (double)(now - t->since);
     spdl__tuned seen;
-    int i;
+    int i, k;
     memset(&seen, 0, sizeof(seen));
-    seen.seconds = ns / 1e9;
-    seen.rate = (double)(p->delivered - t->delivered) / seen.seconds;
+    seen.rate = (double)(p->delivered - t->delivered) / (ns / 1e9);
     seen.waiting = (double)(waited - t->waited) / ns;
+    if (seen.waiting > 1) seen.waiting = 1; /* it began before the last look */
     seen.cores = (double)(cpu_ns - t->cpu_ns) / ns;
     for (i = 0; i < p->count; ++i) {
-        const uint64_t busy = spdl__node_busy_ns(p, &p->node[i]);
+        const spdl__node *node = &p->node[i];
+        uint64_t busy = 0;
+        for (k = 0; k <= p->workers; ++k) busy += spdl__load_relaxed(&node->counters[k].timed_ns);
+        seen.most[i] = spdl__node_most(p, node);
+        seen.limit[i] = (uint32_t)spdl__min(spdl__load_relaxed32(&node->limit), seen.most[i]);
         seen.busy[i] = (double)(busy - t->busy_ns[i]) / ns;
-        seen.load[i] = seen.busy[i] / (double)spdl__load_relaxed32(&p->node[i].limit);
+        seen.load[i] = seen.busy[i] / seen.limit[i];
         t->busy_ns[i] = busy;
     }
     t->since = now;
@@ -7947,94 +7438,143 @@ SPDL__PRIVATE spdl__tuned spdl__tune_look(spdl_pipeline *p, uint64_t now) {
     return seen;
 }
 
-SPDL__PRIVATE void spdl__tune_say(spdl_pipeline *p, int row, uint32_t from, uint32_t to,
+/* A stage has, or keeps, a concurrency: says why. */
+SPDL__PRIVATE void spdl__tune_set(spdl_pipeline *p, int row, uint32_t from, uint32_t to,
                                   const char *format, ...) SPDL__PRINTF(5, 6);
-SPDL__PRIVATE void spdl__tune_say(spdl_pipeline *p, int row, uint32_t from, uint32_t to,
+SPDL__PRIVATE void spdl__tune_set(spdl_pipeline *p, int row, uint32_t from, uint32_t to,
                                   const char *format, ...) {
-    char line[SPDL_TEXT_BYTES], why[SPDL_TEXT_BYTES / 2];
+    char why[SPDL_TEXT_BYTES / 2];
     va_list args;
     va_start(args, format);
     (void)vsnprintf(why, sizeof(why), format, args);
     va_end(args);
-    if (from != to)
-        (void)snprintf(line, sizeof(line),
-                       "spdl: autotune: stage %d '%s': concurrency %u -> %u, because %s", row,
-                       p->node[row].name, (unsigned)from, (unsigned)to, why);
-    else
-        (void)snprintf(line, sizeof(line), "spdl: autotune: stage %d '%s': concurrency %u kept, %s",
-                       row, p->node[row].name, (unsigned)to, why);
-    spdl__log(&p->logger, SPDL_LOG_INFO, line);
-}
-
-SPDL__PRIVATE void spdl__tune_set(spdl_pipeline *p, int row, uint32_t to) {
+    if (from == to) {
+        spdl__tell(&p->logger, SPDL_LOG_INFO,
+                   "spdl: autotune: stage %d '%s': concurrency %u kept, %s", row,
+                   p->node[row].name, (unsigned)to, why);
+        return;
+    }
+    spdl__tell(&p->logger, SPDL_LOG_INFO,
+               "spdl: autotune: stage %d '%s': concurrency %u -> %u, because %s", row,
+               p->node[row].name, (unsigned)from, (unsigned)to, why);
     spdl__store32(&p->node[row].limit, to);
     spdl__pipeline_hint(p);
 }
 
-/* Whether the change on trial has helped; if not it is taken back. */
+/* Whether more has helped, or less is enough; if not it is taken back. The rate of a trainer that
+   does not wait is its own. */
 SPDL__PRIVATE void spdl__tune_judge(spdl_pipeline *p, const spdl__tuned *seen) {
     spdl__tuner *t = p->tuner;
     const int row = t->trial;
-    const uint32_t now = spdl__load_relaxed32(&p->node[row].limit);
+    const bool less = t->after < t->before;
+    const bool fed = seen->waiting <= SPDL__TUNE_WAIT;
+    bool kept;
     t->trial = -1;
-    if (seen->rate >= t->rate_before * SPDL__TUNE_GAIN && seen->cores <= t->budget * 1.05) {
-        spdl__tune_say(p, row, now, now, "it helped: %.1f items/s before, %.1f now", t->rate_before,
-                       seen->rate);
-        return;
-    }
-    t->rest[row] = SPDL__TUNE_REST;
-    spdl__tune_say(p, row, now, t->before, "it did not help: %.1f items/s before, %.1f with %u, "
-                   "%.1f of %.1f processors", t->rate_before, seen->rate, (unsigned)now,
-                   seen->cores, t->budget);
-    spdl__tune_set(p, row, t->before);
+    if (spdl__load_relaxed32(&p->node[row].limit) != t->after) return; /* changed by hand */
+    if (less)
+        kept = fed || (t->waiting_before > SPDL__TUNE_WAIT &&
+                       seen->waiting <= t->waiting_before + SPDL__TUNE_WAIT &&
+                       seen->rate * SPDL__TUNE_GAIN >= t->rate_before);
+    else
+        kept = seen->rate >= t->rate_before * SPDL__TUNE_GAIN &&
+               seen->cores <= t->budget * SPDL__TUNE_OVER;
+    t->rate_enough = less && kept && !fed ? t->rate_before : 0;
+    if (!kept) t->rest[row] = SPDL__TUNE_REST;
+    spdl__tune_set(p, row, t->after, kept ? t->after : t->before,
+                   "it %s: %.1f items/s before, %.1f with %u, %.1f of %.1f processors, the trainer "
+                   "waited %.0f %% of the time",
+                   less ? kept ? "is enough" : "was not enough" : kept ? "helped" : "did not help",
+                   t->rate_before, seen->rate, (unsigned)t->after, seen->cores, t->budget,
+                   100 * seen->waiting);
 }
 
-/* The stages use more than their budget: the one that uses most gets less. */
-SPDL__PRIVATE void spdl__tune_lower(spdl_pipeline *p, const spdl__tuned *seen) {
-    uint32_t limit;
-    int i, most = -1;
+/* The stages use more than their budget: the one that uses most gets less. False: none can. */
+SPDL__PRIVATE bool spdl__tune_lower(spdl_pipeline *p, const spdl__tuned *seen) {
+    int i, row = -1;
     for (i = 0; i < p->count; ++i)
-        if (p->node[i].row.max_concurrency > 1 && spdl__load_relaxed32(&p->node[i].limit) > 1 &&
-            (most < 0 || seen->busy[i] > seen->busy[most]))
-            most = i;
-    if (most < 0) return;
-    limit = spdl__load_relaxed32(&p->node[most].limit);
-    spdl__tune_say(p, most, limit, limit - 1, "the stages use %.1f of %.1f processors, this one "
-                   "most of them", seen->cores, p->tuner->budget);
-    p->tuner->rest[most] = SPDL__TUNE_REST;
-    spdl__tune_set(p, most, limit - 1);
+        if (seen->limit[i] > 1 && (row < 0 || seen->busy[i] > seen->busy[row])) row = i;
+    if (row < 0) return false;
+    p->tuner->rest[row] = SPDL__TUNE_REST;
+    spdl__tune_set(p, row, seen->limit[row], seen->limit[row] - 1, "the stages use %.1f of %.1f "
+                   "processors, this one most of them", seen->cores, p->tuner->budget);
+    return true;
 }
 
-/* The stage that would help most if it had more, or -1. */
-SPDL__PRIVATE int spdl__tune_limit(const spdl_pipeline *p, const spdl__tuned *seen) {
-    int i, limit = -1;
-    for (i = 0; i < p->count; ++i) {
-        const spdl__node *node = &p->node[i];
-        const uint32_t now = spdl__load_relaxed32(&node->limit);
-        if (now >= (uint32_t)node->row.max_concurrency || p->tuner->rest[i] > 0) continue;
-        if (!node->row.deferred && now >= (uint32_t)spdl__node_threads(p, node)) continue;
-        if (seen->load[i] < SPDL__TUNE_BUSY) continue;
-        if (limit < 0 || seen->load[i] > seen->load[limit]) limit = i;
-    }
-    return limit;
-}
-
-SPDL__PRIVATE void spdl__tune_raise(spdl_pipeline *p, const spdl__tuned *seen) {
+/* Tries more calls with the busiest stage that may have more; or one less with that which needs
+   least of what it has, and would not become the limit without it. The next look judges. False:
+   there is none. */
+SPDL__PRIVATE bool spdl__tune_try(spdl_pipeline *p, const spdl__tuned *seen, bool more) {
     spdl__tuner *t = p->tuner;
-    const int row = spdl__tune_limit(p, seen);
-    uint32_t limit, more;
-    if (row < 0) return;
-    limit = spdl__load_relaxed32(&p->node[row].limit);
-    more = (uint32_t)spdl__min(limit + 1 + limit / 4, (uint64_t)p->node[row].row.max_concurrency);
-    spdl__tune_say(p, row, limit, more, "the trainer waited %.0f %% of the time and the stage was "
-                   "%.0f %% busy (%.1f items/s, %.1f of %.1f processors)",
-                   seen->waiting < 1 ? 100 * seen->waiting : 100.0,
+    uint32_t from;
+    int i, row = -1;
+    for (i = 0; i < p->count; ++i) {
+        const bool fits = more ? seen->limit[i] < seen->most[i] && seen->load[i] >= SPDL__TUNE_BUSY
+                               : seen->limit[i] > 1 &&
+                                     seen->busy[i] < SPDL__TUNE_BUSY * (seen->limit[i] - 1);
+        if (fits && t->rest[i] == 0 && (row < 0 || (seen->load[i] > seen->load[row]) == more))
+            row = i;
+    }
+    if (row < 0) return false;
+    from = seen->limit[row];
+    t->trial = row;
+    t->before = from;
+    t->after = more ? (uint32_t)spdl__min(from + 1 + from / 4, seen->most[row]) : from - 1;
+    t->waiting_before = seen->waiting;
+    t->rate_before = seen->rate;
+    /* several steps down in turn must not cost more, all together, than one may */
+    if (!more && t->rate_enough > seen->rate) t->rate_before = t->rate_enough;
+    spdl__tune_set(p, row, from, t->after, "the trainer waited %.0f %% of the time and the stage "
+                   "was %.0f %% busy (%.1f items/s, %.1f of %.1f processors)", 100 * seen->waiting,
                    seen->load[row] < 1 ? 100 * seen->load[row] : 100.0, seen->rate, seen->cores,
                    t->budget);
-    t->trial = row;
-    t->before = limit;
-    t->rate_before = seen->rate;
-    spdl__tune_set(p, row, more);
+    return true;
+}
+
+/* Says why nothing is raised: once two looks in turn have found the same, and unless the log has
+   that last. What is measured stands in parentheses at the end and does not count. */
+SPDL__PRIVATE void spdl__tune_idle(spdl_pipeline *p, const spdl__tuned *seen) {
+    spdl__tuner *t = p->tuner;
+    const int workers = p->crew[0].workers;
+    const spdl_stage *row;
+    char why[sizeof(t->reason)];
+    double busy = 0;
+    size_t counts;
+    bool news;
+    int i, top = 0;
+    for (i = 0; i < p->count; ++i) {
+        if (seen->load[i] > seen->load[top]) top = i;
+        if ((p->crew[0].rows >> i & 1) && !p->node[i].row.deferred) busy += seen->busy[i];
+    }
+    row = &p->node[top].row;
+    if (seen->waiting <= SPDL__TUNE_WAIT)
+        (void)snprintf(why, sizeof(why), "the trainer does not wait (%.1f %% of the time)",
+                       100 * seen->waiting);
+    else if (seen->cores >= t->budget)
+        (void)snprintf(why, sizeof(why), "the stages use all of cpu_budget (%.1f of %.1f "
+                       "processors)", seen->cores, t->budget);
+    else if (busy >= SPDL__TUNE_FULL * workers)
+        (void)snprintf(why, sizeof(why), "all %d workers are busy: more might help", workers);
+    else if (seen->load[top] < SPDL__TUNE_BUSY)
+        (void)snprintf(why, sizeof(why), "no stage is busy for more than %.0f %% of the time "
+                       "(stage %d '%s': %.0f %%)", 100 * SPDL__TUNE_BUSY, top, p->node[top].name,
+                       100 * seen->load[top]);
+    else if (seen->limit[top] < seen->most[top])
+        (void)snprintf(why, sizeof(why), "stage %d '%s' was tried not long ago (it rests for %d "
+                       "looks)", top, p->node[top].name, t->rest[top]);
+    else if (row->kind == SPDL_KIND_PIPE && !row->flush &&
+             (uint32_t)row->max_concurrency == seen->most[top])
+        (void)snprintf(why, sizeof(why), "stage %d '%s' is at its max_concurrency of %d", top,
+                       p->node[top].name, row->max_concurrency);
+    else
+        (void)snprintf(why, sizeof(why), "stage %d '%s' may have no more calls at a time (%u, "
+                       "%.0f %% busy)", top, p->node[top].name, (unsigned)seen->most[top],
+                       100 * seen->load[top]);
+    counts = strcspn(why, "(") + 1;
+    news = strncmp(why, t->reason, counts) == 0 && strncmp(why, t->said, counts) != 0;
+    memcpy(t->reason, why, strlen(why) + 1);
+    if (!news) return;
+    memcpy(t->said, why, strlen(why) + 1);
+    spdl__tell(&p->logger, SPDL_LOG_INFO, "spdl: autotune: nothing is raised: %s", why);
 }
 
 /* The trainer, with an item in its hands. */
@@ -8052,14 +7592,26 @@ SPDL__PRIVATE void spdl__tune(spdl_pipeline *p, uint64_t now) {
         if (t->rest[i] > 0) --t->rest[i];
     if (t->trial >= 0)
         spdl__tune_judge(p, &seen);
-    else if (seen.cores > t->budget * 1.05)
-        spdl__tune_lower(p, &seen);
-    else if (seen.waiting > SPDL__TUNE_WAIT && seen.cores < t->budget)
-        spdl__tune_raise(p, &seen);
+    else if (seen.cores > t->budget * SPDL__TUNE_OVER && spdl__tune_lower(p, &seen))
+        return;
+    else if (seen.waiting > SPDL__TUNE_WAIT && seen.cores < t->budget &&
+             spdl__tune_try(p, &seen, true))
+        return;
+    else if (!spdl__tune_try(p, &seen, false))
+        spdl__tune_idle(p, &seen);
 }
 
+/* Where no row can be tuned there is no tuner. */
 SPDL__PRIVATE spdl_result spdl__tuner_build(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
+    int i = 0;
     if (!desc->autotune) return SPDL_OK;
+    while (i < p->count && spdl__node_most(p, &p->node[i]) <= 1) ++i;
+    if (i == p->count) {
+        spdl__tell(&p->logger, SPDL_LOG_INFO, "spdl: autotune: no stage can be tuned: SPDL_PIPE "
+                   "rows can, with more than one thread to run them, without .flush and without "
+                   "max_concurrency = 1");
+        return SPDL_OK;
+    }
     p->tuner = (spdl__tuner *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*p->tuner), 8);
     if (p->tuner == NULL) return SPDL_E_NOMEM;
     p->tuner->trial = -1;
@@ -8092,37 +7644,71 @@ SPDL__PRIVATE spdl_result spdl__pipeline_end(spdl_pipeline *p) {
     return spdl__load32(&p->failed) ? p->error.result : SPDL_END;
 }
 
-/* What an item costs, and how fast they are taken: after 1, 2, 4, ... 1024 of them and each further
-   1024, as it asks all counters. */
-SPDL__PRIVATE void spdl__trainer_learn(spdl_pipeline *p) {
-    const uint64_t now = spdl_time_ns();
-    const uint64_t waited = spdl__gap_sum(&p->wait_since, &p->wait_ns, now); /* this wait, too */
-    const uint64_t passed = now - p->learned_ns;
-    uint64_t ns = 0;
-    int i, k;
-    for (i = 0; i < p->count; ++i)
-        for (k = 0; k <= p->workers; ++k)
-            ns += spdl__load_relaxed(&p->node[i].counters[k].timed_ns);
-    spdl__store_relaxed(&p->work_ns, ns / p->delivered);
-    ns = passed - spdl__min(passed, waited - p->learned_wait_ns); /* two clocks: one may be late */
-    if (p->learned_ns != 0) spdl__store_relaxed(&p->step_ns, ns / (p->delivered - p->learned));
-    p->learned_ns = now;
-    p->learned_wait_ns = waited;
-    p->learned = p->delivered;
+/* Whether the polite workers, all together, have been on the run queues for half of
+   SPDL__STARVED_NS since this was asked last, or the system does not tell. *before: what they had
+   been, 0 at first. */
+SPDL__PRIVATE bool spdl__polite_starve(const spdl_pipeline *p, uint64_t *before) {
+    uint64_t sum = 1, ns;
+    bool starve;
+    int i;
+    for (i = 0; i < p->crew[0].workers; ++i) {
+        if (!spdl__thread_queued_ns(spdl__load(&p->crew[0].pool->worker[i].thread_number), &ns))
+            return true;
+        sum += ns;
+    }
+    starve = *before != 0 && sum - *before >= SPDL__STARVED_NS / 2;
+    *before = sum;
+    return starve;
 }
 
-/* Something was read from the sink. */
-SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, spdl__cursor *c) {
-    const uint64_t now = spdl__sink_clock(p, c);
-    (void)spdl__cursor_settle(c, now);
-    if (c->items > 0 && p->delivered == 0) spdl__first_item(p, now);
-    spdl__count(&p->delivered, c->items);
-    if (c->items > 0 && p->delivered > 0 &&
-        (p->delivered % 1024 == 0 || (p->delivered & (p->delivered - 1)) == 0))
-        spdl__trainer_learn(p);
-    if (spdl__trainer_lets_nap(p)) spdl__trainer_stands(p);
-    spdl__pipeline_hint(p);
-    if (p->tuner != NULL && c->items > 0) spdl__tune(p, spdl_time_ns());
+/* Polite workers may get next to nothing beside other programs. When the trainer sleeps, and in
+   SPDL__STARVED_NS they were ready to run for half as long, others do their work for
+   SPDL__RESCUE_NS. What polite ones have begun they end. */
+SPDL__PRIVATE void spdl__rescue(spdl_pipeline *p, bool hurry) {
+    if (hurry) p->hurried_ns = spdl_time_ns();
+    if (spdl__exchange32(&p->hurry, hurry) != hurry) spdl__pipeline_hint(p); /* others' turn */
+}
+
+/* After a take: wakes somebody for the last row. With a large buffer only when no more than half of
+   what may be there lies before us or is under way (the low watermark; not where who pushes may be
+   the trainer). Waking may take the processor away from us. */
+SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
+    const spdl__node *last = p->last;
+    const spdl__edge *sink = p->sink;
+    uint64_t since, there;
+    spdl__barrier_after_rmw();
+    if (spdl__load_relaxed32(p->sleepers) == 0) return;
+    there = spdl__node_position(last, spdl__load(last->word)) -
+            spdl__load_relaxed(&sink->refunds) - spdl__head(spdl__load_relaxed(&sink->word)) +
+            spdl__load_relaxed(&sink->holes);
+    if (p->feed == NULL && sink->buffer_size >= SPDL__WATERMARK_BUFFER &&
+        2 * there > sink->buffer_size + (uint64_t)spdl__load_relaxed32(&last->limit))
+        return;
+    since = spdl_time_ns();
+    spdl__node_hint_slow(p, last, (uint32_t)1 << last->index, NULL);
+    spdl__count(&p->ready_ns, spdl_time_ns() - since);
+}
+
+/* Something was read from the sink. The clock is read when that begins or ends something: it costs
+   more than the rest. */
+SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, const spdl__cursor *c,
+                                    const spdl__slot *item) {
+    const spdl__edge *sink = p->sink;
+    const uint64_t waits = spdl__load_relaxed(&p->wait_since);
+    const bool timed =
+        !SPDL__NO_STATS && (p->delivered == 0 || spdl__load_relaxed(&sink->gap_since) != 0 ||
+                            spdl__load_relaxed(&sink->wait_since) != 0 || waits != 0 ||
+                            !spdl__edge_ready(sink, c->head) ||
+                            spdl__edge_ready(sink, c->head + sink->buffer_size - 1));
+    const uint64_t now = timed || p->tuner != NULL || p->hurry ? spdl_time_ns() : 0;
+    if (item != NULL && waits != 0 && now > waits) /* it lay there before we came to look */
+        spdl__count(&p->ready_ns, spdl__min(now - waits, spdl__slot_age(item, now)));
+    (void)spdl__cursor_store(c, now);
+    if (item != NULL && p->delivered == 0) spdl__first_item(p, now);
+    spdl__count(&p->delivered, item != NULL);
+    if (p->hurry && now - p->hurried_ns > SPDL__RESCUE_NS) spdl__rescue(p, false);
+    spdl__sink_hint(p);
+    if (p->tuner != NULL && item != NULL) spdl__tune(p, now);
 }
 
 /* Takes the next item if there is one: SPDL_OK, SPDL_EMPTY, or how it ended. */
@@ -8130,19 +7716,21 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
     /* the stop is looked at before the items: what was put before it is still handed out */
     const bool halted = spdl__pipeline_halted(p);
     spdl__cursor c = spdl__cursor_at_head(p->sink);
+    const spdl__slot *slot = NULL;
     spdl_result result = SPDL_EMPTY;
     spdl__sight sight;
     if (p->told_closed) return SPDL_CLOSED;
     sight = spdl__cursor_look(&c);
     if (sight == SPDL__AN_ITEM) {
-        const spdl__emitted got = spdl__cursor_take(&c);
-        memcpy(item, &got.item, sizeof(*item)); /* *item may be any object pointer */
+        slot = spdl__edge_slot(p->sink, c.head);
+        p->last_item = spdl__cursor_take(&c);
+        memcpy(item, &p->last_item.item, sizeof(*item)); /* *item may be any object pointer */
         result = SPDL_OK;
     } else if (sight == SPDL__A_MARK) {
-        spdl__cursor_step(&c);
+        spdl__cursor_pass_mark(&c);
         result = SPDL_END;
     }
-    if (result != SPDL_EMPTY || c.head != p->sink->head) spdl__sink_taken(p, &c);
+    if (result != SPDL_EMPTY || c.head != c.from) spdl__sink_taken(p, &c, slot);
     if (result != SPDL_EMPTY) return result;
     if (c.head >= c.end) return spdl__pipeline_end(p);
     if (!halted) return SPDL_EMPTY;
@@ -8151,26 +7739,37 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
     return SPDL_CLOSED;
 }
 
-/* Sleeps until something is put into the sink, or in line until something can be run. */
+/* From here on, or no longer, those who take and put look at what waits here. */
+SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
+    int i;
+    for (i = 0; i < p->crews; ++i)
+        if (p->crew[i].pool != NULL) spdl__add32(&p->crew[i].pool->sleepers, count);
+}
+
+/* Sleeps until something is put into the sink, or in line until something can be run. Whoever puts,
+   takes or leaves afterwards looks at `waiting` after a full barrier; what was put before is seen
+   here, after one. */
 SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64_t deadline,
                                            bool *late) {
-    const uint64_t head = p->sink->head;
-    const uint32_t word = spdl__event_prepare(&p->fed, p->asymmetric);
-    spdl_result result = spdl__sink_take(p, item);
+    const uint32_t word = spdl__load32(&p->fed.word);
+    spdl_result result;
+    (void)spdl__exchange32(&p->waiting, 1);
+    spdl__full_barrier();
+    /* what the watermark has passed over */
+    spdl__rows_hint(p, (uint32_t)1 << p->last->index);
+    result = spdl__sink_take(p, item);
     SPDL_TEST_POINT("trainer about to sleep");
-    /* The writer of slot `head` wakes us. If holes were passed it is another slot now, whose writer
-       may not know yet: announce again. */
-    if (result != SPDL_EMPTY || p->sink->head != head ||
-        (p->crew[0].pool == NULL && spdl__pipeline_runnable(p, p->crew[0].rows, 0))) {
-        spdl__event_cancel(&p->fed);
-        return result;
+    if (result == SPDL_EMPTY &&
+        !(p->crew[0].pool == NULL && spdl__crew_runnable(&p->crew[0], 0))) {
+        if (spdl__pipeline_forked(p)) {
+            result = SPDL_E_INVALID;
+        } else {
+            *late = spdl__event_sleep(&p->fed, word, deadline) == SPDL_TIMEOUT;
+            result = spdl__sink_take(p, item);
+        }
     }
-    if (spdl__pipeline_forked(p)) {
-        spdl__event_cancel(&p->fed);
-        return SPDL_E_INVALID;
-    }
-    *late = spdl__event_commit(&p->fed, word, deadline) == SPDL_TIMEOUT;
-    return spdl__sink_take(p, item);
+    spdl__store32(&p->waiting, 0);
+    return result;
 }
 
 /* With workers = 0: runs stages on this thread until there is something to say. */
@@ -8178,9 +7777,8 @@ SPDL__PRIVATE spdl_result spdl__next_inline(spdl_pipeline *p, void **item, uint6
     spdl_result result = SPDL_EMPTY;
     bool late = false;
     spdl__store(&p->trainer, spdl__thread_id());
-    p->task[0].clock = 0;
     while (result == SPDL_EMPTY && !late) {
-        const bool done = spdl__pipeline_step(&p->crew[0], 0);
+        const bool done = spdl__crew_step(&p->crew[0], 0);
         result = spdl__sink_take(p, item);
         if (result == SPDL_EMPTY && !done) result = spdl__next_sleep(p, item, deadline, &late);
         if (deadline != SPDL__NEVER && spdl_time_ns() >= deadline) late = true;
@@ -8189,18 +7787,33 @@ SPDL__PRIVATE spdl_result spdl__next_inline(spdl_pipeline *p, void **item, uint6
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
-/* Spins, yields, then sleeps until there is something to say. */
+/* Looks again a few times, then sleeps until there is something to say. */
 SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_t deadline) {
     spdl_result result = SPDL_EMPTY;
-    bool late = false;
+    uint64_t queued = 0;
+    bool late = false, slept = false, booked = false;
     int round = 0;
-    while (result == SPDL_EMPTY && spdl__backoff(&round, p->next_yields))
+    while (result == SPDL_EMPTY && spdl__backoff(&round, SPDL__IDLE_YIELDS)) {
         result = spdl__sink_take(p, item);
-    if (result == SPDL_EMPTY) {
-        const uint64_t since = spdl_time_ns();
-        while (result == SPDL_EMPTY && !late) result = spdl__next_sleep(p, item, deadline, &late);
-        p->next_yields = spdl__patience(p->next_yields, spdl_time_ns() - since);
+        if (round < SPDL_SPINS || booked || result != SPDL_EMPTY) continue;
+        spdl__blame_begin(p, p->wait_since); /* shorter waits are not worth it */
+        booked = true;
     }
+    if (result == SPDL_EMPTY) {
+        slept = true;
+        spdl__waiter_add(p, SPDL__WAITER);
+    }
+    while (result == SPDL_EMPTY && !late) {
+        const bool starves = p->rescue != NULL && !p->hurry;
+        const uint64_t until =
+            starves ? spdl__min(deadline, spdl_time_ns() + SPDL__STARVED_NS) : deadline;
+        result = spdl__next_sleep(p, item, until, &late);
+        if (!late || until == deadline) continue;
+        late = false;
+        if (spdl__polite_starve(p, &queued)) spdl__rescue(p, true);
+    }
+    if (slept) spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
+    if (booked) spdl__blame_mark(p, true);
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
@@ -8217,15 +7830,17 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
     if (spdl__exchange32(&p->trainer_inside, 1) != 0) return SPDL_E_INVALID;
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->crew[0].pool != NULL) {
+        spdl__full_barrier(); /* who polls does not sleep: what the watermark has passed over */
+        spdl__rows_hint(p, (uint32_t)1 << p->last->index);
         result = SPDL_TIMEOUT;
     } else if (result == SPDL_EMPTY) {
         const uint64_t deadline = spdl__deadline(timeout_ns);
-        spdl__store_relaxed(&p->wait_since, spdl__watch_read(&p->watch));
+        spdl__store_relaxed(&p->wait_since, spdl_time_ns());
         spdl__wait_begin(p);
         result = p->crew[0].pool == NULL ? spdl__next_inline(p, item, deadline)
                                          : spdl__next_wait(p, item, deadline);
         spdl__wait_end(p, result);
-        spdl__wait_close(p, spdl__watch_read(&p->watch));
+        spdl__wait_close(p, spdl_time_ns());
     }
     spdl__store32(&p->trainer_inside, 0);
     return result;
@@ -8244,57 +7859,76 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) { return 
 SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     spdl__node *feed = p->feed;
     const uint64_t number = feed->made;
+    spdl__emitted what;
     if (spdl__load32(&feed->ended) || spdl__load32(&feed->closed) || spdl__pipeline_halted(p))
         return SPDL_CLOSED;
-    /* no call is under way: all that was reserved waits */
-    if (spdl__edge_room(&feed->out, feed->out.buffer_size, false) == 0) return SPDL_FULL;
-    spdl__node_reserve(p, feed, 1);
-    spdl__node_put(p, feed, 0, item, spdl__origin(number, (unsigned)feed->index), spdl_time_ns());
+    if (feed->out.tail >= spdl__edge_until(&feed->out, feed->out.buffer_size, false))
+        return SPDL_FULL;
+    what.item = item;
+    what.origin = spdl__origin(number, (unsigned)feed->index);
+    what.range = number << SPDL__SPAN_BITS;
     spdl__store_relaxed(&feed->made, number + 1);
     spdl__count(&feed->counters[0].tasks, 1);
     spdl__count(&feed->counters[0].made, 1);
-    spdl__pipeline_hint(p);
+    spdl__node_put(feed, &feed->out, 0, &what, spdl_time_ns());
+    spdl__node_changed(p, feed);
     return SPDL_OK;
 }
 
 /* Takes the place of the reader for a moment, unless it is at work: then there is room soon. */
 SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     spdl__node *feed = p->feed, *reader = feed + 1;
-    spdl__emitted got = { NULL, 0 };
+    spdl__emitted got = { NULL, 0, 0 };
     spdl__cursor c;
-    if (!spdl__try_lock(&reader->lock)) {
+    spdl__sitting s;
+    s.node = reader;
+    s.inside = false;
+    s.word = spdl__load(reader->word);
+    /* a row that calls nothing is not to be entered while it works */
+    if ((s.word & SPDL__FLAGS) != 0 ||
+        ((s.word & SPDL__ACTIVE) != 0 && !spdl__row_calls(&reader->row)) ||
+        !spdl__sitting_hold(&s)) {
         spdl__yield();
         return;
     }
     c = spdl__cursor_at_head(&feed->out);
-    /* the stop goes through this lock, too: what it purges afterwards is not taken here */
-    if (!spdl__pipeline_halted(p) && spdl__cursor_look(&c) == SPDL__AN_ITEM)
+    if (spdl__cursor_look(&c) == SPDL__AN_ITEM) {
         got = spdl__cursor_take(&c);
-    if (spdl__cursor_settle(&c, spdl_time_ns())) spdl__count(&feed->counters[0].skips, 1);
-    spdl__spin_unlock(&reader->lock);
-    spdl__pipeline_hint(p); /* who saw the lock taken may have gone to sleep; we may put nothing */
-    spdl__item_free(p, got.item, got.origin); /* user code: not under the lock */
+        --c.shift; /* the reader's results have no place for it */
+        spdl__count(&feed->counters[0].skips, 1);
+    }
+    (void)spdl__cursor_settle(&c);
+    (void)spdl__word_move(p, reader,
+                          ((c.head - c.from) << SPDL__HEAD_BITS) - SPDL__HELD - 1);
+    spdl__node_changed(p, reader); /* who found the word held may have gone to sleep */
+    spdl__item_free(p, got.item, got.origin); /* user code */
 }
 
 /* Sleeps until there is room, or the deadline has passed. */
 SPDL__PRIVATE spdl_result spdl__push_wait(spdl_pipeline *p, void *item, uint64_t deadline) {
     spdl_result result = SPDL_FULL;
+    bool late = false;
     int round = 0;
-    while (result == SPDL_FULL && spdl__backoff(&round, SPDL_YIELDS))
+    while (result == SPDL_FULL && spdl__backoff(&round, SPDL__IDLE_YIELDS))
         result = spdl__push_try(p, item);
-    while (result == SPDL_FULL) {
-        const uint32_t word = spdl__event_prepare(&p->room, p->asymmetric);
+    if (result != SPDL_FULL) return result;
+    spdl__waiter_add(p, SPDL__WAITER);
+    while (result == SPDL_FULL && !late) {
+        const uint32_t word = spdl__load32(&p->room.word);
+        (void)spdl__exchange32(&p->producer_waits, 1);
+        spdl__full_barrier(); /* pairs with those after the takes */
         result = spdl__push_try(p, item);
-        if (result == SPDL_FULL && !spdl__pipeline_forked(p)) {
-            const bool late = spdl__event_commit(&p->room, word, deadline) == SPDL_TIMEOUT;
-            result = spdl__push_try(p, item);
-            if (result == SPDL_FULL && late) return SPDL_TIMEOUT;
+        if (result != SPDL_FULL) break;
+        if (spdl__pipeline_forked(p)) {
+            result = SPDL_E_INVALID;
         } else {
-            spdl__event_cancel(&p->room);
-            if (result == SPDL_FULL) return SPDL_E_INVALID;
+            late = spdl__event_sleep(&p->room, word, deadline) == SPDL_TIMEOUT;
+            result = spdl__push_try(p, item);
         }
     }
-    return result;
+    spdl__store32(&p->producer_waits, 0);
+    spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
+    return result == SPDL_FULL ? SPDL_TIMEOUT : result;
 }
 
 #define SPDL__DROP_TRIES 16
@@ -8322,7 +7956,7 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
     if (spdl__exchange32(&p->producer_inside, 1) != 0) return SPDL_E_INVALID;
     spdl__store32(&p->feed->ended, 1);
     spdl__edge_finish(p, &p->feed->out, spdl__load(&p->feed->out.tail));
-    spdl__pipeline_hint(p);
+    spdl__node_changed(p, p->feed);
     spdl__store32(&p->producer_inside, 0);
     return SPDL_OK;
 }
@@ -8341,7 +7975,7 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *p, int stage, 
     if (p->node[stage].row.kind != SPDL_KIND_PIPE) return SPDL_E_INVALID;
     if (concurrency < 1 || concurrency > p->node[stage].row.max_concurrency) return SPDL_E_LIMIT;
     spdl__store32(&p->node[stage].limit, (uint32_t)concurrency);
-    spdl__pipeline_hint(p);
+    spdl__node_changed(p, &p->node[stage]);
     return SPDL_OK;
 }
 
@@ -8366,17 +8000,13 @@ SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
     return spdl__pipeline_settling(p);
 }
 
-/* After `stopping` was set: waits until no claim is under way and no call is in flight. */
+/* After halt: waits until nobody is inside of a row. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     int i = 0;
     while (i < p->count) {
         const uint32_t word = spdl__load32(&p->quiet.word);
-        /* a claim that did not see the stop has ended; it is short, and a chain has ended
-           with the calls of its first stage, a row above that was waited for */
-        spdl__spin_lock(&p->node[i].lock);
-        spdl__spin_unlock(&p->node[i].lock);
-        if (spdl__load_ordered32(&p->node[i].active) == 0) {
+        if ((spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) { /* pairs with word_move */
             ++i;
         } else {
             if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
@@ -8408,9 +8038,9 @@ SPDL__PRIVATE size_t spdl__slot_purge(spdl_pipeline *p, spdl__slot *slot) {
 /* Frees the items that are ready on the edge behind `node`. */
 SPDL__PRIVATE void spdl__node_purge(spdl_pipeline *p, spdl__node *node) {
     spdl__counters *counters = &node->counters[p->workers];
-    const uint64_t head = spdl__load(&node->out.head);
+    const uint64_t head = spdl__head(spdl__load(&node->out.word));
     uint64_t ticket;
-    for (ticket = head; ticket < head + node->out.slot_count; ++ticket)
+    for (ticket = head; ticket < head + node->out.mask + 1; ++ticket)
         if (spdl__edge_ready(&node->out, ticket))
             spdl__count(&counters->freed, spdl__slot_purge(p, spdl__edge_slot(&node->out, ticket)));
 }
@@ -8425,10 +8055,14 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
     spdl__spin_unlock(&p->purge_lock);
 }
 
+/* Nobody enters a row any more, and who is inside takes no further item. */
 SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
-    spdl__store_ordered32(&p->stopping, 1); /* pairs with node_leave */
-    spdl__event_notify(&p->fed, false, SPDL__ALL);
-    spdl__event_notify(&p->room, false, SPDL__ALL);
+    int i;
+    spdl__store32(&p->stopping, 1);
+    for (i = 0; i < p->count; ++i) (void)spdl__or(p->node[i].word, SPDL__STOPPED);
+    spdl__full_barrier();
+    spdl__trainer_wake(p);
+    spdl__producer_wake(p);
 }
 
 SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
@@ -8447,6 +8081,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
 SPDL__PRIVATE void spdl__pipeline_part_all(spdl_pipeline *p) {
     int i;
     spdl__store32(&p->leaving, 1);
+    spdl__full_barrier(); /* pairs with that in pool_park: a worker is asleep, or will see it */
     if (p->crew[0].pool == NULL && p->inits != NULL && p->inits[0] != UINT8_MAX)
         spdl__pipeline_part(p, &p->crew[0], 0);
     for (i = 0; i < p->crews; ++i)
@@ -8462,7 +8097,7 @@ SPDL__PRIVATE void spdl__node_release(spdl_pipeline *p, spdl__node *node) {
     const spdl_allocator *allocator = &p->allocator;
     if (node->batches != NULL) spdl__batch_pool_drop(node->batches);
     spdl__shelf_release(&node->shelf);
-    spdl__free(allocator, node->out.slots, (size_t)node->out.slot_count * sizeof(spdl__slot));
+    spdl__free(allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
     spdl__free(allocator, node->counters, ((size_t)p->workers + 1) * sizeof(*node->counters));
     spdl__free(allocator, node->parked,
                (size_t)node->row.max_concurrency * sizeof(*node->parked));
@@ -8497,13 +8132,10 @@ SPDL__PRIVATE void spdl__pipeline_tell_calls(const spdl_pipeline *p) {
     int i;
     for (i = 0; i < p->count; ++i) {
         const spdl__node *node = &p->node[i];
-        if (spdl__load32(&node->active) != 0)
+        if ((spdl__load(node->word) & SPDL__ACTIVE) != 0)
             spdl__tell(&p->logger, SPDL_LOG_WARN,
                        "spdl: spdl_pipeline_destroy waits for a call of stage %d '%s' to %s", i,
                        node->name, node->row.deferred ? "return and be completed" : "return");
-        else if (spdl__load_relaxed32(&node->chained) && node->row.kind != SPDL_KIND_BATCH)
-            spdl__tell(&p->logger, SPDL_LOG_WARN,
-                       "spdl: ... or for one of stage %d '%s', of the same worker", i, node->name);
     }
 }
 
@@ -8592,11 +8224,6 @@ SPDL__PRIVATE spdl_result spdl__row_error(const spdl__plan *plan, int index, con
 
 SPDL__PRIVATE bool spdl__row_begins(const spdl_stage *row) {
     return row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_FEED;
-}
-
-SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
-    return row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE ||
-           row->kind == SPDL_KIND_BRANCH;
 }
 
 SPDL__PRIVATE spdl_result spdl__check_kind(const spdl__plan *plan, int i) {
@@ -9024,37 +8651,32 @@ SPDL__PRIVATE void spdl__node_place(spdl_pipeline *p, spdl__node *node, const sp
     if (outer >= 0 && spdl__merge_joins(plan, plan->merge[outer])) node->branch = &p->node[outer];
 }
 
-/* Whether a row can be a part of a chain: see >>flow-impl. */
-SPDL__PRIVATE bool spdl__node_chains(const spdl__node *node) {
-    const spdl_stage *row = &node->row;
-    if (row->threads > 0 || node->branch != NULL) return false;
-    if (row->kind == SPDL_KIND_SOURCE)
-        return !row->emits && !row->continuous && row->retries == 0 && row->max_failure_rate <= 0;
-    return node->plain || row->kind == SPDL_KIND_BATCH;
-}
-
 SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const spdl__plan *plan,
                                        int i) {
     spdl_stage *row = &node->row;
-    bool parallel;
     spdl__row_defaults(row, plan, i);
-    parallel = row->max_concurrency > 1 || row->deferred;
     node->index = i;
     node->ordered = row->kind != SPDL_KIND_PIPE || row->output_order == SPDL_ORDER_INPUT;
-    node->by_ticket = row->kind == SPDL_KIND_PIPE && node->ordered && parallel;
+    if (plan->desc->autotune && row->kind == SPDL_KIND_PIPE && !row->flush &&
+        plan->rows[i].max_concurrency == 0)
+        row->max_concurrency = (int)spdl__max((uint64_t)row->concurrency,
+                                              (uint64_t)spdl__node_threads(p, node));
+    node->serial = row->max_concurrency == 1;
+    node->by_ticket = node->ordered && !node->serial;
     node->above = plan->above[i];
     node->paths = plan->paths[i];
     memcpy(node->path, plan->path[i], sizeof(node->path));
     node->limit = (uint32_t)row->concurrency;
-    node->wanted = (uint64_t)row->size;
     node->cut = SPDL__OPEN;
     node->batch_size = spdl__node_batch_size(p, plan, i);
     if (row->kind == SPDL_KIND_BRANCH && node->batch_size > 0 && row->free_item == NULL)
         row->free_item = spdl_batch_free;
     node->shelf.allocator = &p->allocator;
-    if (plan->before[i] >= 0 && row->kind != SPDL_KIND_PATH) {
-        node->before = &p->node[plan->before[i]];
+    node->word = &node->own;
+    if (plan->before[i] >= 0) node->before = &p->node[plan->before[i]];
+    if (node->before != NULL && row->kind != SPDL_KIND_PATH) {
         node->in = &node->before->out;
+        node->word = &node->in->word;
     }
     spdl__name_copy(node->name, spdl__row_name(&plan->rows[i]));
     if (row->kind == SPDL_KIND_FEED) p->feed = node;
@@ -9062,24 +8684,22 @@ SPDL__PRIVATE void spdl__node_defaults(spdl_pipeline *p, spdl__node *node, const
     node->plain = row->kind == SPDL_KIND_PIPE && !row->emits && !row->deferred && !row->flush &&
                   row->retries == 0 && row->max_failure_rate <= 0 &&
                   (node->ordered || row->reorder_window == 0);
-    if (node->before != NULL && node->before->row.kind != SPDL_KIND_BATCH &&
-        spdl__node_chains(node) && spdl__node_chains(node->before))
-        node->before->behind = node;
     if (row->init != NULL) p->has_hooks = true;
 }
 
 SPDL__PRIVATE spdl_result spdl__edge_build(spdl_pipeline *p, spdl__node *node) {
     spdl__edge *edge = &node->out;
+    uint64_t slots;
     edge->buffer_size = (uint64_t)node->row.buffer_size;
-    edge->window = edge->capacity = edge->buffer_size + (uint64_t)node->row.max_concurrency;
+    edge->window = edge->buffer_size + (uint64_t)node->row.max_concurrency;
     if (node->by_ticket)
         edge->window = spdl__max(edge->window, node->row.reorder_window
                                                    ? (uint64_t)node->row.reorder_window
                                                    : SPDL__WINDOW);
     edge->end = SPDL__OPEN;
-    edge->slot_count = edge->window + SPDL__GAP;
-    edge->slot_inverse = UINT64_MAX / edge->slot_count + 1; /* of a number above 1 */
-    edge->slots = (spdl__slot *)spdl__alloc_zeroed(&p->allocator, (size_t)edge->slot_count,
+    slots = spdl__pow2(edge->window);
+    edge->mask = slots - 1;
+    edge->slots = (spdl__slot *)spdl__alloc_zeroed(&p->allocator, (size_t)slots,
                                                    sizeof(spdl__slot), SPDL_CACHE_LINE);
     return edge->slots != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
@@ -9092,7 +8712,7 @@ SPDL__PRIVATE uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
     for (i = p->count - 1; i >= first; --i) { /* from the sink up: what lies behind is known */
         const spdl_stage *row = &p->node[i].row;
         const uint64_t room = (uint64_t)row->buffer_size + (uint64_t)row->max_concurrency;
-        alive += room + calls * spdl__min(SPDL__CLAIM_MAX, room);
+        alive += room + calls;
         calls = row->kind == SPDL_KIND_PIPE ? (uint64_t)row->max_concurrency : 0;
         if (row->kind == SPDL_KIND_BATCH && i > first)
             alive = spdl__min((alive + 1) * (uint64_t)row->size, SPDL__MAX_SPARE);
@@ -9168,7 +8788,6 @@ SPDL__PRIVATE spdl_result spdl__hooks_build(spdl_pipeline *p) {
 }
 
 SPDL__PRIVATE spdl_result spdl__tasks_build(spdl_pipeline *p) {
-    const bool counts = spdl__watch_counts();
     const size_t workers = (size_t)p->workers;
     int i;
     p->task = (spdl_task *)spdl__alloc_zeroed(&p->allocator, workers, sizeof(*p->task),
@@ -9176,11 +8795,9 @@ SPDL__PRIVATE spdl_result spdl__tasks_build(spdl_pipeline *p) {
     p->split = (spdl__batch **)spdl__alloc_zeroed(&p->allocator, workers * SPDL_MAX_STAGES,
                                                   sizeof(*p->split), sizeof(void *));
     if (p->task == NULL || p->split == NULL) return SPDL_E_NOMEM;
-    p->watch.counts = counts;
     for (i = 0; i < p->workers; ++i) {
         p->task[i].pipeline = p;
         p->task[i].worker = i;
-        p->task[i].watch.counts = counts;
     }
     return SPDL_OK;
 }
@@ -9191,6 +8808,7 @@ SPDL__PRIVATE spdl_result spdl__crews_plan(spdl_pipeline *p, const spdl__plan *p
     int i;
     p->crews = 1;
     for (i = 0; i < p->count; ++i) p->crews += plan->rows[i].threads > 0;
+    p->crews += desc->workers > 0 && desc->policy.polite;
     p->crew = (spdl__crew *)spdl__alloc_zeroed(&p->allocator, (size_t)p->crews, sizeof(*p->crew),
                                                SPDL_CACHE_LINE);
     if (p->crew == NULL) return SPDL_E_NOMEM;
@@ -9207,8 +8825,43 @@ SPDL__PRIVATE spdl_result spdl__crews_plan(spdl_pipeline *p, const spdl__plan *p
         crew->workers = plan->rows[i].threads;
         p->workers += crew->workers;
     }
+    if (desc->workers > 0 && desc->policy.polite) {
+        p->rescue = &p->crew[p->crews++];
+        p->rescue->rows = p->crew[0].rows;
+        p->rescue->first = p->workers;
+        p->rescue->workers = desc->workers;
+        p->workers += desc->workers;
+    }
     for (i = 0; i < p->crews; ++i) p->crew[i].pipeline = p;
     return SPDL_OK;
+}
+
+/* The row that reads node `i` writes an edge of it, maybe in the place of a path. */
+SPDL__PRIVATE void spdl__rows_beside(spdl_pipeline *p, const spdl__node *edge, int reader) {
+    const int writer = edge->row.kind == SPDL_KIND_PATH ? edge->before->index : edge->index;
+    p->node[writer].beside |= (uint32_t)1 << reader;
+    p->node[reader].beside |= (uint32_t)1 << writer;
+}
+
+/* Who is whose neighbour, and who runs what. With a merge and several crews a row far away may be
+   the last to come to rest, which is what a merge in turn may wait for; and a polite worker whose
+   turn is over looks for nothing itself. */
+SPDL__PRIVATE void spdl__rows_connect(spdl_pipeline *p) {
+    bool merges = false;
+    int i, k;
+    for (i = 0; i < p->count; ++i) {
+        spdl__node *node = &p->node[i];
+        for (k = p->crews - 1; k >= 0; --k)
+            if (p->crew[k].rows >> i & 1) node->crew = &p->crew[k];
+        if (node->row.kind != SPDL_KIND_PATH && node->before != NULL)
+            spdl__rows_beside(p, node->before, i);
+        for (k = 0; node->row.kind == SPDL_KIND_MERGE && k < node->paths; ++k)
+            spdl__rows_beside(p, &p->node[node->path[k]], i);
+        merges = merges || node->row.kind == SPDL_KIND_MERGE;
+        node->at_end = node == p->last || (p->feed != NULL && node == p->feed + 1);
+    }
+    for (i = 0; (p->rescue != NULL || (merges && p->crews > 1)) && i < p->count; ++i)
+        p->node[i].beside = UINT32_MAX;
 }
 
 /* Everything but the threads. On failure spdl__pipeline_release frees what is there. */
@@ -9229,7 +8882,9 @@ SPDL__PRIVATE spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__pla
     if (result == SPDL_OK) result = spdl__tasks_build(p);
     if (result == SPDL_OK) result = spdl__tuner_build(p, plan->desc);
     if (result != SPDL_OK) return result;
-    p->sink = &p->node[p->count - 1].out;
+    p->last = &p->node[p->count - 1];
+    p->sink = &p->last->out;
+    spdl__rows_connect(p);
     return spdl__hooks_build(p);
 }
 
@@ -9241,6 +8896,11 @@ SPDL__PRIVATE spdl_result spdl__crew_hire(spdl__crew *crew, const spdl_pipeline_
     pool.workers = crew->workers;
     pool.name = name;
     pool.policy = desc->policy;
+    if (crew == crew->pipeline->rescue) {
+        pool.policy.polite = false;
+        pool.policy.nice = 0;
+        pool.policy.sched = SPDL_SCHED_DEFAULT;
+    }
     pool.stack_bytes = desc->stack_bytes;
     pool.queue_size = 1;
     pool.allocator = desc->allocator;
@@ -9257,19 +8917,25 @@ SPDL__PRIVATE spdl_result spdl__crews_hire(spdl_pipeline *p, const spdl_pipeline
     int i, row = 0;
     if (desc->workers > 0) result = spdl__crew_hire(&p->crew[0], desc, desc->name);
     for (i = 1; i < p->crews && result == SPDL_OK; ++i) {
-        while ((p->crew[i].rows >> row & 1) == 0) ++row;
-        result = spdl__crew_hire(&p->crew[i], desc, p->node[row].name);
+        while (&p->crew[i] != p->rescue && (p->crew[i].rows >> row & 1) == 0) ++row;
+        result = spdl__crew_hire(&p->crew[i], desc,
+                                 &p->crew[i] == p->rescue ? desc->name : p->node[row].name);
     }
     return result;
 }
 
-/* The clock starts, every edge is empty and every reader hungry. */
+static const uint32_t spdl__always = 1;
+
+/* The clock starts, every edge is empty and every reader but the trainer hungry. */
 SPDL__PRIVATE spdl_result spdl__pipeline_start(spdl_pipeline *p) {
     int i;
     p->process = spdl__process_id();
     p->start_ns = spdl_time_ns();
-    p->next_yields = SPDL_YIELDS;
     if (p->tuner != NULL) p->tuner->since = p->start_ns;
+    /* before the first call: one word that says whether anybody may have to be woken */
+    p->sleepers = p->crews > 1 || (p->feed != NULL && p->crew[0].pool == NULL) ? &spdl__always
+                  : p->crew[0].pool != NULL ? &p->crew[0].pool->sleepers
+                                            : &p->waiting;
     for (i = 0; i < p->count; ++i) {
         p->node[i].out.gap_since = p->start_ns;
         if (i + 1 < p->count) p->node[i].out.wait_since = p->start_ns;
@@ -9278,7 +8944,6 @@ SPDL__PRIVATE spdl_result spdl__pipeline_start(spdl_pipeline *p) {
         spdl__crew *crew = &p->crew[i];
         crew->client.step = spdl__crew_step;
         crew->client.runnable = spdl__crew_runnable;
-        crew->client.rest = spdl__crew_rest;
         crew->client.self = crew;
         if (crew->pool == NULL) continue;
         crew->slot = spdl__pool_attach(crew->pool, &crew->client);
@@ -9293,7 +8958,6 @@ SPDL__PRIVATE spdl_result spdl__pipeline_make(spdl_pipeline *p, const spdl__plan
     spdl_result result;
     p->logger = desc->logger;
     p->count = plan->count - 1;
-    p->asymmetric = spdl__barrier_init();
     spdl__error_clear(&p->error);
     result = spdl__pipeline_build(p, plan);
     if (result == SPDL_OK) result = spdl__trace_open(p, desc);
@@ -9330,11 +8994,11 @@ SPDL__PRIVATE spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spd
         spdl__free(&plan->desc->allocator, p, sizeof(*p));
         return result;
     }
+    *pipeline = p; /* before the first call: a stage may use it */
     result = spdl__pipeline_make(p, plan);
-    if (result == SPDL_OK)
-        *pipeline = p;
-    else
-        spdl__pipeline_release(p);
+    if (result == SPDL_OK) return result;
+    *pipeline = NULL;
+    spdl__pipeline_release(p);
     return result;
 }
 
@@ -9429,73 +9093,6 @@ SPDL__PRIVATE void spdl__histogram_since(spdl_histogram *from, const spdl_histog
 
 /* --- counting, on the side of the pipeline --- */
 
-#define SPDL__LATEST 8 /* puts that are looked at to find the latest one */
-
-/* How long all places of the buffer have been taken, at least since the reader moved last; 0 when
-   they are not. A hole takes its place, too. Writers put out of order, as many at a time as the
-   edge has room beside its buffer: so the last few tickets tell when the last place was taken. */
-SPDL__PRIVATE uint64_t spdl__edge_full_for(const spdl__edge *edge, uint64_t head, uint64_t moved,
-                                           uint64_t now) {
-    const uint64_t last = head + edge->buffer_size - 1;
-    const uint64_t writers = edge->capacity - edge->buffer_size;
-    uint64_t left = spdl__min(spdl__min(writers, edge->buffer_size), SPDL__LATEST);
-    uint64_t open = now - spdl__min(moved, now);
-    for (; left > 0; --left) {
-        const uint64_t ticket = last + 1 - left;
-        if (!spdl__edge_ready(edge, ticket)) return 0;
-        open = spdl__min(open, spdl__slot_age(spdl__edge_slot(edge, ticket), now));
-    }
-    return open;
-}
-
-/* The reader takes many tiny items at once, and as many that were waiting enter the buffer: the
-   mean of the first's and the last's wait stands for all of them. False when they are few, or not
-   all there: then each is looked at. */
-SPDL__PRIVATE bool spdl__edge_put_waits_of_many(spdl__edge *edge, uint64_t head, uint64_t now) {
-    const uint64_t first = edge->head + edge->buffer_size, count = head - edge->head;
-    const spdl__slot *one = spdl__edge_ahead(edge, edge->buffer_size), *other;
-    if (now == 0 || !spdl__slot_has(one, first)) return true; /* none waits */
-    if (count <= 4) return false;
-    other = spdl__edge_ahead(edge, edge->buffer_size + count - 1);
-    if (!spdl__slot_has(other, first + count - 1)) return false;
-    if (spdl__slot_hole(one) || spdl__slot_hole(other)) return false;
-    spdl__count(&edge->put_wait_ns,
-                count * (spdl__slot_age(one, now) + spdl__slot_age(other, now)) / 2);
-    return true;
-}
-
-/* The reader: whether the last place of the buffer is taken. */
-SPDL__PRIVATE bool spdl__edge_is_full(const spdl__edge *edge) {
-    const uint64_t more = edge->buffer_size - 1;
-    return spdl__slot_has(spdl__edge_ahead(edge, more), edge->head + more);
-}
-
-/* The reader, before it moves on. `moved_ns` counts only while the buffer stays full: else its last
-   place was taken later. */
-SPDL__PRIVATE void spdl__edge_fullness(spdl__edge *edge, uint64_t now) {
-    const uint64_t moved = edge->moved_ns;
-    uint64_t full;
-    if (SPDL__NO_STATS || now == 0) return;
-    if (!spdl__edge_is_full(edge)) return;
-    full = spdl__edge_full_for(edge, edge->head, moved, now);
-    spdl__store_relaxed(&edge->moved_ns, now);
-    /* pairs with edge_waits: who sees the sum does not take the old `moved_ns` for an open time */
-    if (full > 0) spdl__store(&edge->full_ns, edge->full_ns + full);
-}
-
-/* The trainer: the time at which it goes on to the cursor, or 0 when nothing begins or ends then:
-   the sink was neither empty nor full before, and is not empty behind. A clock costs more than the
-   rest. */
-SPDL__PRIVATE uint64_t spdl__sink_clock(spdl_pipeline *p, const spdl__cursor *c) {
-    const spdl__edge *sink = p->sink;
-    if (SPDL__NO_STATS) return 0;
-    if (p->delivered > 0 && spdl__load_relaxed(&sink->gap_since) == 0 &&
-        spdl__load_relaxed(&sink->wait_since) == 0 &&
-        spdl__slot_has(spdl__cursor_slot(c), c->head) && !spdl__edge_is_full(sink))
-        return 0;
-    return spdl__watch_read(&p->watch);
-}
-
 /* The trainer, just before the first item is counted. */
 SPDL__PRIVATE void spdl__first_item(spdl_pipeline *p, uint64_t now) {
     spdl__store_relaxed(&p->first_wait_ns, spdl__gap_sum(&p->wait_since, &p->wait_ns, now));
@@ -9542,13 +9139,13 @@ SPDL__PRIVATE void spdl__stage_times(spdl_stage_stats *stats, const spdl_histogr
 SPDL__PRIVATE void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *node,
                                         spdl_stage_stats *stats) {
     spdl_histogram times;
+    uint64_t word;
     int i;
     memcpy(stats->name, node->name, sizeof(stats->name));
     stats->kind = node->row.kind;
     stats->concurrency = (int)spdl__load_relaxed32(&node->limit);
-    stats->in_flight = (int)spdl__load32(&node->active);
-    if (node->row.kind != SPDL_KIND_BATCH)
-        stats->in_flight += (int)spdl__load_relaxed32(&node->chained);
+    word = spdl__load(node->word);
+    stats->in_flight = (int)(word & SPDL__ACTIVE) - ((word & SPDL__HELD) != 0);
     if (stats->in_flight > stats->concurrency) stats->in_flight = stats->concurrency;
     stats->deferred = node->row.deferred;
     for (i = 0; i <= p->workers; ++i) {
@@ -9559,6 +9156,8 @@ SPDL__PRIVATE void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node
         stats->retries += spdl__load_relaxed(&counters->retries);
         stats->freed += spdl__load_relaxed(&counters->freed);
     }
+    stats->exposed_ns = spdl__load_relaxed(&node->exposed_ns);
+    stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
     spdl__node_times(p, node, &times);
     spdl__stage_times(stats, &times);
     spdl__split_snapshot(p, node, stats);
@@ -9575,7 +9174,7 @@ SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum,
 SPDL__PRIVATE int spdl__edge_depth(const spdl__edge *edge, uint64_t head) {
     uint64_t ticket = head;
     int depth = 0;
-    for (; ticket < head + edge->slot_count && spdl__edge_ready(edge, ticket); ++ticket)
+    for (; ticket <= head + edge->mask && spdl__edge_ready(edge, ticket); ++ticket)
         if (!spdl__slot_hole(spdl__edge_slot(edge, ticket))) ++depth;
     return depth;
 }
@@ -9584,7 +9183,7 @@ SPDL__PRIVATE int spdl__edge_depth(const spdl__edge *edge, uint64_t head) {
 SPDL__PRIVATE uint64_t spdl__edge_open_put_waits(const spdl__edge *edge, uint64_t head,
                                                  uint64_t now) {
     uint64_t ticket, waited = 0;
-    for (ticket = head + edge->buffer_size; ticket < head + edge->slot_count; ++ticket)
+    for (ticket = head + edge->buffer_size; ticket <= head + edge->mask; ++ticket)
         if (spdl__edge_ready(edge, ticket) && !spdl__slot_hole(spdl__edge_slot(edge, ticket)))
             waited += spdl__slot_age(spdl__edge_slot(edge, ticket), now);
     return waited;
@@ -9593,12 +9192,7 @@ SPDL__PRIVATE uint64_t spdl__edge_open_put_waits(const spdl__edge *edge, uint64_
 SPDL__PRIVATE void spdl__edge_waits(const spdl__edge *edge, uint64_t head, uint64_t now, bool ended,
                                     spdl_edge_stats *stats) {
     stats->put_wait_ns = spdl__load_relaxed(&edge->put_wait_ns);
-    stats->full_ns = spdl__load(&edge->full_ns); /* pairs with edge_fullness: before moved_ns */
-    if (!ended) {
-        stats->put_wait_ns += spdl__edge_open_put_waits(edge, head, now);
-        stats->full_ns +=
-            spdl__edge_full_for(edge, head, spdl__load_relaxed(&edge->moved_ns), now);
-    }
+    if (!ended) stats->put_wait_ns += spdl__edge_open_put_waits(edge, head, now);
     if (stats->depth > 0) { /* something is there: what looks open has just ended */
         stats->empty_ns = spdl__load_relaxed(&edge->empty_ns);
         stats->get_wait_ns = spdl__load_relaxed(&edge->get_wait_ns);
@@ -9608,26 +9202,30 @@ SPDL__PRIVATE void spdl__edge_waits(const spdl__edge *edge, uint64_t head, uint6
     }
 }
 
-SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, spdl__edge *edge, uint64_t now,
+SPDL__PRIVATE void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, uint64_t now,
                                        spdl_edge_stats *stats) {
-    const uint64_t head = spdl__load(&edge->head);
+    spdl__edge *edge = &node->out;
+    const uint64_t head = spdl__head(spdl__load(&edge->word));
+    const uint64_t shift = spdl__load(&edge->shift); /* after head: no less than belongs to it */
     const uint64_t ended = spdl__load_relaxed(&edge->ended_ns);
+    int64_t items;
     if (ended != 0) now = ended;
     stats->buffer_size = (int)edge->buffer_size;
     /* the reader may have gone on from `head`: what it took meanwhile still looks ready */
-    stats->depth = (int)spdl__min((uint64_t)spdl__edge_depth(edge, head), edge->capacity);
-    stats->items = spdl__load_relaxed(&edge->items);
+    stats->depth = (int)spdl__min((uint64_t)spdl__edge_depth(edge, head),
+                                  edge->buffer_size + (uint64_t)node->row.max_concurrency);
+    /* holes and marks may be counted before the head has moved past them */
+    items = (int64_t)(head + shift - spdl__load_relaxed(&edge->marks));
+    stats->items = spdl__lift(&edge->seen[5], items > 0 ? (uint64_t)items : 0);
     spdl__edge_waits(edge, head, now, ended != 0, stats);
     if (edge == p->sink) stats->get_wait_ns = spdl__gap_sum(&p->wait_since, &p->wait_ns, now);
-    stats->elapsed_ns = spdl__lift(&edge->seen_ns[0], now - p->start_ns);
-    stats->put_wait_ns = spdl__lift(&edge->seen_ns[1], stats->put_wait_ns);
+    stats->elapsed_ns = spdl__lift(&edge->seen[0], now - p->start_ns);
+    stats->put_wait_ns = spdl__lift(&edge->seen[1], stats->put_wait_ns);
     /* what was read later than the clock may have gone on */
-    stats->get_wait_ns = spdl__lift(&edge->seen_ns[2],
+    stats->get_wait_ns = spdl__lift(&edge->seen[2],
                                     spdl__min(stats->get_wait_ns, stats->elapsed_ns));
-    stats->empty_ns = spdl__lift(&edge->seen_ns[3],
+    stats->empty_ns = spdl__lift(&edge->seen[3],
                                  spdl__min(stats->empty_ns, stats->elapsed_ns));
-    stats->full_ns = spdl__lift(&edge->seen_ns[4],
-                                spdl__min(stats->full_ns, stats->elapsed_ns));
     if (stats->elapsed_ns > 0)
         stats->readiness = 1.0 - (double)stats->empty_ns / (double)stats->elapsed_ns;
 }
@@ -9642,21 +9240,29 @@ SPDL__PRIVATE void spdl__trainer_snapshot(const spdl_pipeline *p, spdl_stats *st
     stats->step_mean_ns = stats->step_ns / stats->delivered;
 }
 
-SPDL_API void spdl_pipeline_stats(const spdl_pipeline *p, spdl_stats *stats) {
+SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats) {
+    spdl_pipeline *p = SPDL__CAST(spdl_pipeline *, SPDL__UNCONST(pipeline)); /* what it has seen */
     const uint64_t ended = spdl__load_relaxed(&p->ended_ns);
     const uint64_t now = ended ? ended : spdl_time_ns();
     int i;
+    /* who asks whether the buffer is full sees to it that it will be, see sink_hint */
+    spdl__full_barrier();
+    if (!ended) spdl__rows_hint(p, (uint32_t)1 << p->last->index);
+    if (spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     memset(stats, 0, sizeof(*stats));
-    stats->elapsed_ns = spdl__lift(&p->sink->seen_ns[5], now - p->start_ns);
+    stats->elapsed_ns = spdl__lift(&p->sink->seen[4], now - p->start_ns);
     stats->workers = p->threaded ? p->workers : 0;
+    if (p->rescue != NULL) stats->workers -= p->rescue->workers;
     stats->stage_count = p->count;
     stats->delivered = spdl__load_relaxed(&p->delivered);
     stats->first_item_ns = spdl__load_relaxed(&p->first_item_ns);
     for (i = 0; i < p->count; ++i) {
         spdl__stage_snapshot(p, &p->node[i], &stats->stage[i]);
-        spdl__edge_snapshot(p, &p->node[i].out, now, &stats->edge[i]);
+        spdl__edge_snapshot(p, &p->node[i], now, &stats->edge[i]);
     }
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
+    stats->ready_ns = spdl__load_relaxed(&p->ready_ns);
+    stats->workers_runnable_ns = spdl__workers_snapshot(p, stats);
     spdl__trainer_snapshot(p, stats);
 }
 
@@ -9998,7 +9604,6 @@ typedef enum spdl__content {
     SPDL__BAR,
     SPDL__EDGE_DEPTH,
     SPDL__EDGE_WAIT,   /* a time, per item */
-    SPDL__EDGE_SHARE,  /* a time, as a share of all */
     SPDL__EDGE_READY
 } spdl__content;
 
@@ -10036,7 +9641,6 @@ static const spdl__column spdl__columns[] = {
     { "waiting", 7, SPDL__EDGE_DEPTH, 0, false },
     { "put wait", 8, SPDL__EDGE_WAIT, SPDL__EDGE_AT(put_wait_ns), false },
     { "get wait", 8, SPDL__EDGE_WAIT, SPDL__EDGE_AT(get_wait_ns), false },
-    { "full", 5, SPDL__EDGE_SHARE, SPDL__EDGE_AT(full_ns), false },
     { "ready", 6, SPDL__EDGE_READY, 0, false },
 };
 #define SPDL__COLUMNS (sizeof(spdl__columns) / sizeof(spdl__columns[0]))
@@ -10088,10 +9692,7 @@ SPDL__PRIVATE const char *spdl__edge_cell(spdl__cell *cell, const spdl_edge_stat
     const uint64_t value = spdl__field_at(edge, column->at);
     if (column->content == SPDL__EDGE_WAIT)
         return spdl__duration(cell, spdl__per_item(value, edge->items));
-    if (column->content == SPDL__EDGE_SHARE)
-        (void)snprintf(cell->text, sizeof(cell->text), "%.0f%%",
-                       100 * spdl__share(value, edge->elapsed_ns));
-    else if (column->content == SPDL__EDGE_READY)
+    if (column->content == SPDL__EDGE_READY)
         (void)snprintf(cell->text, sizeof(cell->text), "%.1f%%", 100 * edge->readiness);
     else
         (void)snprintf(cell->text, sizeof(cell->text), "%d/%d", edge->depth, edge->buffer_size);
@@ -10202,6 +9803,8 @@ static const spdl__field spdl__stats_fields[] = {
     SPDL__FIELD(spdl_stats, delivered, true),
     SPDL__FIELD(spdl_stats, first_item_ns, false),
     SPDL__FIELD(spdl_stats, wait_ns, true),
+    SPDL__FIELD(spdl_stats, ready_ns, true),
+    SPDL__FIELD(spdl_stats, workers_runnable_ns, true),
     SPDL__FIELD(spdl_stats, step_ns, true),
     SPDL__FIELD(spdl_stats, step_mean_ns, false),
 };
@@ -10212,6 +9815,8 @@ static const spdl__field spdl__stage_fields[] = {
     SPDL__FIELD(spdl_stage_stats, retries, true),
     SPDL__FIELD(spdl_stage_stats, freed, true),
     SPDL__FIELD(spdl_stage_stats, busy_ns, true),
+    SPDL__FIELD(spdl_stage_stats, exposed_ns, true),
+    SPDL__FIELD(spdl_stage_stats, exposed_idle_ns, true),
     SPDL__FIELD(spdl_stage_stats, mean_ns, false),
     SPDL__FIELD(spdl_stage_stats, p50_ns, false),
     SPDL__FIELD(spdl_stage_stats, p90_ns, false),
@@ -10229,7 +9834,6 @@ static const spdl__field spdl__edge_fields[] = {
     SPDL__FIELD(spdl_edge_stats, put_wait_ns, true),
     SPDL__FIELD(spdl_edge_stats, get_wait_ns, true),
     SPDL__FIELD(spdl_edge_stats, empty_ns, true),
-    SPDL__FIELD(spdl_edge_stats, full_ns, true),
     SPDL__FIELD(spdl_edge_stats, elapsed_ns, true),
 };
 static const spdl__field spdl__process_fields[] = {
@@ -10928,7 +10532,7 @@ static const char *const spdl__page_tail[] = {
     "svg('path',{d:'M61 2.5l8 5.5-8 5.5z',fill:'var(--dim)'}));\n"
     "$('flow').append(el('div',{className:'edge',title:e.depth+' of '+e.buffer_size+' waiting "
     "now'},\n"
-    "percent(div(e.full_ns,e.elapsed_ns))+' full',arrow,percent(e.readiness)+' ready'))});\n"
+    "arrow,percent(e.readiness)+' ready'))});\n"
     "$('flow').append(box('trainer',[time(T.step_mean_ns)+' a step','waited '+percent(waited)],\n"
     "waited));\n"
     "// Charts. A series is {name, color, wide, at: sample number -> value or NaN}.\n"
@@ -11009,7 +10613,7 @@ static const char *const spdl__page_tail[] = {
     "['busy',s=>s.kind=='batch'?'-':percent(s.load)],\n"
     "['put wait',(s,e)=>time(div(e.put_wait_ns,e.items))],\n"
     "['get wait',(s,e)=>time(div(e.get_wait_ns,e.items))],\n",
-    "['full',(s,e)=>percent(div(e.full_ns,e.elapsed_ns))],['ready',(s,e)=>percent(e.readiness)]];\n"
+    "['ready',(s,e)=>percent(e.readiness)]];\n"
     "$('table').append(el('tr',{},...cols.map(c=>el('th',{},c[0]))),...T.stages.map((s,i)=>\n"
     "el('tr',{className:i==T.limit?'limit':''},...cols.map(c=>el('td',{},String(c[1](s,"
     "T.edges[i])))))));\n"
@@ -15753,7 +15357,7 @@ SPDL_API spdl_result spdl_npz_read_many(const spdl_npz *npz, spdl_npz_request *r
     many->left = count;
     many->users = 1;
     many->pool = pool;
-    many->asymmetric = pool != NULL && pool->asymmetric;
+    many->asymmetric = false;
     if (pool != NULL && count > 1) spdl__many_ask(many, pool);
     if (spdl__many_take(many, &first, &taken)) spdl__many_work(many, first, taken);
     spdl__many_wait(many);
@@ -16605,11 +16209,11 @@ SPDL__PRIVATE int spdl__lanes(const spdl_pipeline *p) { return p->workers + 1; }
    off by as many. */
 SPDL__PRIVATE uint64_t spdl__edge_fill(const spdl__edge *edge, uint64_t head) {
     uint64_t least = 0, most = 1;
-    while (most <= edge->slot_count && spdl__edge_ready(edge, head + most - 1)) {
+    while (most <= edge->mask + 1 && spdl__edge_ready(edge, head + most - 1)) {
         least = most;
         most *= 2;
     }
-    if (most > edge->slot_count + 1) most = edge->slot_count + 1;
+    if (most > edge->mask + 2) most = edge->mask + 2;
     while (most - least > 1) { /* `least` can be taken, `most` cannot */
         const uint64_t middle = least + (most - least) / 2;
         if (spdl__edge_ready(edge, head + middle - 1))
@@ -16624,29 +16228,38 @@ SPDL__PRIVATE uint64_t spdl__edge_fill(const spdl__edge *edge, uint64_t head) {
    meanwhile, it is the reader's to tell. The head goes along: a clock may be read before the store
    in front of it is seen elsewhere, so of two depths the times may not tell which came first. */
 SPDL__RARE void spdl__trace_depth(spdl__edge *edge) {
-    const uint64_t head = spdl__load(&edge->head);
+    const uint64_t head = spdl__head(spdl__load(&edge->word));
     /* the reader may have gone on, but for its head: what it took still looks ready */
-    const uint64_t fill = spdl__min(spdl__edge_fill(edge, head), edge->capacity);
+    const uint64_t fill = spdl__min(spdl__edge_fill(edge, head), edge->window);
     const uint64_t now = spdl_time_ns();
-    if (spdl__load(&edge->head) == head)
+    if (spdl__head(spdl__load(&edge->word)) == head)
         spdl__trace_add(edge->lane, SPDL__EVENT_DEPTH, 0, 0, now, head, fill);
 }
 
-/* Whether the calls that were measured take as long as all do, on average. */
-SPDL__PRIVATE bool spdl__meter_is_fair(const spdl__counters *counters) {
-    const double all = (double)counters->timed_ns * (double)counters->metered;
-    const double measured =
-        (double)counters->metered_ns * ((double)counters->tasks - (double)counters->failures);
-    return measured > 0.9 * all && measured < 1.1 * all;
+/* The meter of the lane that counts here. */
+SPDL__PRIVATE spdl__meter *spdl__meter_of(const spdl_pipeline *p, const spdl__node *node,
+                                          const spdl__counters *counters) {
+    return &p->meters[counters - node->counters];
 }
 
-SPDL__RARE void spdl__group_measured(spdl__meter *meter, spdl__counters *counters, uint64_t calls) {
+SPDL__PRIVATE void spdl__meter_begin(spdl_pipeline *p, spdl__node *node, spdl__counters *counters) {
+    spdl__meter_start(spdl__meter_of(p, node, counters));
+}
+
+/* How many sittings to leave out: on average as many as take SPDL__METER_NS, by the time of a call
+   and the calls of this sitting. (A sequence of Weyl's.) */
+SPDL__PRIVATE int64_t spdl__meter_pause(spdl__meter *meter, const spdl__counters *counters,
+                                        uint64_t calls) {
+    const uint64_t each = counters->timed_ns / (counters->tasks + 1) + 1;
+    const uint64_t most = spdl__min(2 * (SPDL__METER_NS / (each * calls)), 1 << 20);
+    meter->lot += 0x9e3779b97f4a7c15u;
+    return (int64_t)((meter->lot >> 32) * (most + 1) >> 32);
+}
+
+SPDL__RARE void spdl__meter_book(spdl__meter *meter, spdl__counters *counters, uint64_t calls) {
     uint64_t ns, cpu_ns, wait_ns;
-    bool rarely;
     spdl__meter_stop(meter, &ns, &cpu_ns, &wait_ns);
-    rarely = ns < calls * SPDL__METER_QUICK_NS || cpu_ns + wait_ns < ns / 4;
-    counters->measured = rarely && spdl__meter_is_fair(counters) ? counters->measured + 1 : 0;
-    counters->meter_due = spdl__meter_pause(meter, counters->measured);
+    counters->meter_due = spdl__meter_pause(meter, counters, calls);
     if (!meter->cpu_known) return;
     spdl__count(&counters->metered_ns, ns);
     spdl__count(&counters->metered_cpu_ns, cpu_ns);
@@ -16655,27 +16268,13 @@ SPDL__RARE void spdl__group_measured(spdl__meter *meter, spdl__counters *counter
     if (!meter->wait_known) spdl__count(&counters->metered_blind, calls);
 }
 
-/* The meter of the lane that counts here. */
-SPDL__PRIVATE spdl__meter *spdl__group_meter(const spdl_pipeline *p, const spdl__node *node,
-                                             const spdl__counters *counters) {
-    return &p->meters[counters - node->counters];
-}
-
-SPDL__PRIVATE void spdl__group_begin(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                     uint64_t *start) {
-    if (!spdl__meter_is_due(counters)) return;
-    spdl__meter_start(spdl__group_meter(p, node, counters));
-    /* not by the meter's clock: the watch, which tells the end, may be a little behind it */
-    *start = spdl__watch_read(&p->task[counters - node->counters].watch);
-}
-
-SPDL__PRIVATE void spdl__group_end(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                   uint64_t calls, uint64_t ns) {
+SPDL__PRIVATE void spdl__meter_end(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                   uint64_t calls) {
     if (!SPDL__METERED) return;
-    if (SPDL__TRACED(node->out.lane)) spdl__trace_depth(&node->out);
     if (spdl__meter_is_due(counters))
-        spdl__group_measured(spdl__group_meter(p, node, counters), counters, calls);
-    counters->meter_due -= (int64_t)ns;
+        spdl__meter_book(spdl__meter_of(p, node, counters), counters, calls);
+    else
+        --counters->meter_due;
 }
 
 /* Both as they lie in memory: a probe has the compiler load nothing. */
@@ -16711,20 +16310,21 @@ SPDL__PRIVATE void spdl__wait_end(spdl_pipeline *p, spdl_result result) {
                         p->wait_since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
 }
 
-/* The reader waited from when it became hungry until the first of the items was put; items that had
-   no place had none until now. The trainer may bring no time with it, see sink_clock: ages by a
-   clock of 0 would be anything. */
-SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t now) {
+/* The reader waited from when it became hungry until the first of the items was put; one that had
+   no place had none until now. The trainer may bring no time with it: ages by a clock of 0 would be
+   anything. */
+SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t from, uint64_t now) {
     const uint64_t hungry = spdl__exchange(&edge->lane->begun, 0);
-    const uint64_t ticket = edge->head + edge->buffer_size;
+    const uint64_t ticket = from + edge->buffer_size;
     uint64_t put, age = 0;
     if (now == 0) now = spdl_time_ns();
-    put = now - spdl__slot_age(spdl__edge_slot(edge, edge->head), now);
+    put = now - spdl__slot_age(spdl__edge_slot(edge, from), now);
     if (hungry != 0 && hungry < put)
         spdl__trace_add(edge->lane, SPDL__EVENT_EMPTY, 0, 0, hungry, put, 0);
     if (spdl__edge_ready(edge, ticket) && !spdl__slot_hole(spdl__edge_slot(edge, ticket)))
         age = spdl__slot_age(spdl__edge_slot(edge, ticket), now);
     if (age > 0) spdl__trace_add(edge->lane, SPDL__EVENT_FULL, 0, 0, now - age, now, 0);
+    spdl__trace_depth(edge);
 }
 
 SPDL__RARE void spdl__trace_item(spdl__node *node, uint64_t item) {
@@ -16768,6 +16368,14 @@ SPDL__PRIVATE void spdl__split_snapshot(const spdl_pipeline *p, const spdl__node
     stats->runnable_ns = spdl__min(stats->runnable_ns, stats->busy_ns - stats->cpu_ns);
     stats->blocked_ns = stats->busy_ns - stats->cpu_ns - stats->runnable_ns;
     stats->runnable_known = blind == 0;
+}
+
+SPDL__PRIVATE uint64_t spdl__workers_snapshot(spdl_pipeline *p, const spdl_stats *stats) {
+    uint64_t runnable = 0, inside = 0;
+    int i;
+    for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->meters[i].waited_ns);
+    for (i = 0; i < p->count; ++i) inside += stats->stage[i].runnable_ns;
+    return spdl__lift(&p->seen_runnable_ns, runnable - spdl__min(inside, runnable));
 }
 
 /* --- a copy of the events, in order --- */
@@ -17265,7 +16873,6 @@ SPDL__PRIVATE spdl_result spdl__trace_open(spdl_pipeline *p, const spdl_pipeline
     for (i = 0; i < p->count; ++i) p->node[i].row.name = p->node[i].name; /* for the probes */
     for (i = 0; i < spdl__lanes(p); ++i) {
         p->meters[i].file = -1;
-        p->meters[i].random = (uint64_t)i * 0x9e3779b97f4a7c15u + spdl_time_ns();
     }
     if (value == NULL) value = "";
     if (strlen(value) >= sizeof(path)) {

@@ -3,8 +3,8 @@
        make bench-stats
 
    This file is compiled twice: once as it is, and once with SPDL__NO_STATS, which leaves out every
-   counter, histogram, wait and gap, and the trainer's clock (workers read theirs all the same: the
-   scheduler learns from it how many tiny items to take at once). Both are in one program and run in
+   counter, histogram, wait and gap, and the trainer's clock (workers read theirs all the same:
+   it tells them after how many short calls to look downstream). Both are in one program and run in
    turns, so that what the machine does besides meets both alike; the figure is the median over
    pairs of runs.
 

@@ -5,8 +5,8 @@
    The same pipeline from two objects of this file: one as users have it, one compiled without any
    of the hooks (the private macro SPDL__NO_TRACE). A source, three stages with a concurrency of 4,
    a buffer_size of 16, 4 workers, and the trainer takes every item; the shape of bench_pipeline's
-   noop3_ordered. All sides run in turns, every round in another order, and what is printed is the
-   median over the rounds of one round's ratio.
+   pull3_ordered on 4 processors. All sides run in turns, every round in another order, and what is
+   printed is the median over the rounds of one round's ratio.
 
    trace_overhead_pct       no-op stages: hooks there and no trace asked for, against none at all
    trace_overhead_10us_pct  the same with stages of 10 us

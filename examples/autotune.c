@@ -1,6 +1,6 @@
 /* autotune.c - how many reads at a time does this disk like? Nobody says: the pipeline starts with
    one, tries more while the trainer waits and the stages keep within their share of the processors,
-   takes back what did not help, and tells each decision in a line.
+   and less where that is enough, takes back what did not help, and says why in a line each.
 
    Build:  cc -O2 -I. examples/autotune.c -o autotune -lpthread
    Run:    ./autotune */
@@ -74,7 +74,7 @@ int main(void) {
     spdl_pipeline *p;
     if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
             SPDL_SOURCE(next_sample, .free_item = free),
-            SPDL_PIPE(read_sample, .max_concurrency = 16),
+            SPDL_PIPE(read_sample), /* as many as there are workers */
             SPDL_PIPE(decode, .max_concurrency = 2),
             SPDL_SINK(8))) != SPDL_OK) return 1;
     const double before = train(p, 0.2);

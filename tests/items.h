@@ -36,9 +36,6 @@ static inline void sleep_us(long us) {
 static uint64_t chaos;        /* 0: none; else the seed of every thread's yields */
 static const char *frozen_at; /* who comes to this point stays there until it is another one */
 static int frozen;            /* how many have come there */
-static const char *counted_at; /* a point where nobody stays */
-static int counted, counted_beside; /* all, and those on the processor of `neighbour` */
-static int neighbour = -1;
 static int threads_left = -1; /* pthread_create fails from then on; -1: never */
 
 static inline void chaos_point(void) {
@@ -51,31 +48,13 @@ static inline void chaos_point(void) {
 
 static inline void timing_point(const char *id) {
     const char *at = __atomic_load_n(&frozen_at, __ATOMIC_ACQUIRE);
-    const char *counts = __atomic_load_n(&counted_at, __ATOMIC_ACQUIRE);
     chaos_point();
-    if (counts != NULL && strcmp(counts, id) == 0) {
-        if (spdl__cpu_here() == __atomic_load_n(&neighbour, __ATOMIC_RELAXED))
-            __atomic_add_fetch(&counted_beside, 1, __ATOMIC_RELEASE);
-        __atomic_add_fetch(&counted, 1, __ATOMIC_RELEASE);
-    }
     if (at == NULL || strcmp(at, id) != 0) return;
     __atomic_add_fetch(&frozen, 1, __ATOMIC_RELEASE);
     while (__atomic_load_n(&frozen_at, __ATOMIC_ACQUIRE) == at) sleep_us(100);
 }
 
 static inline void freeze(const char *at) { __atomic_store_n(&frozen_at, at, __ATOMIC_RELEASE); }
-
-static inline void count_at(const char *at) {
-    __atomic_store_n(&counted, 0, __ATOMIC_RELEASE);
-    __atomic_store_n(&counted_beside, 0, __ATOMIC_RELEASE);
-    __atomic_store_n(&counted_at, at, __ATOMIC_RELEASE);
-}
-
-static inline int times_counted(void) { return __atomic_load_n(&counted, __ATOMIC_ACQUIRE); }
-
-static inline int times_beside(void) {
-    return __atomic_load_n(&counted_beside, __ATOMIC_ACQUIRE);
-}
 
 static inline void chaos_on(void) {
     __atomic_store_n(&chaos, test_seed() | 1, __ATOMIC_RELAXED);

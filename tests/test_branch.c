@@ -105,7 +105,7 @@ static void branches_may_hold_branches(void) {
                    "3 7 11 501 505 509 1004 1010 1100 1106 1302 1308", SPDL_END);
 }
 
-/* Filters, groups of calls, another order, and items that become several. */
+/* Filters, calls at the same time, another order, and items that become several. */
 static void paths_may_hold_any_rows(void) {
     for (int i = 0; i < CROWDS; ++i)
         RUN_SORTED(

@@ -377,9 +377,7 @@ static void wild_round(uint64_t seed) {
     pthread_t other = pthread_self();
     wilds[1].count = 0;
     for (int i = 0; i < 1 + shared; ++i) {
-        wild_make(&wilds[i], seed + 0x100000000u * (uint64_t)i);
-        wilds[i].desc.pool = pool;
-        if (shared) wilds[i].desc.workers = 0;
+        wild_make(&wilds[i], seed + 0x100000000u * (uint64_t)i, pool);
         wilds[i].seed = seed;
     }
     if (shared) other = thread_of(wild_other, &wilds[1]);

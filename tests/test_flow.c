@@ -1,19 +1,7 @@
-/* Pipelines: one to many, flush, retries, epochs, bounded disorder, brief stages in one go.
+/* Pipelines: one to many, flush, retries, epochs, bounded disorder, rows of quick stages.
    Branches are in test_branch.c, deferred calls and threads of a stage's own in test_defer.c, push
    mode, live changes and policies in test_push.c. */
-#include <stdint.h>
-
-/* What an item may take in all stages of a chain: a test whose calls have to be brief on any
-   machine sets it. */
-#ifdef SPDL__CHAIN_NS
-static uint64_t chain_ns = SPDL__CHAIN_NS;
-#undef SPDL__CHAIN_NS
-#else
-static uint64_t chain_ns = 1000;
-#endif
-#define SPDL__CHAIN_NS chain_ns
 #include "flow.h"
-#include <sys/resource.h>
 
 /* --- emit --- */
 
@@ -135,7 +123,7 @@ static void an_answer_that_is_ignored_fails_the_call(void) {
     }
 }
 
-/* In the middle of a run of brief calls, whatever failures are allowed; nothing is repeated. */
+/* In the middle of a sitting, whatever failures are allowed; nothing is repeated. */
 SPDL_FN(emits_late, item, item) {
     *out = in;
     if (in->value < 200) return SPDL_OK;
@@ -709,19 +697,19 @@ static void a_filter_runs_ahead_in_its_window(void) {
     }
 }
 
-/* --- brief stages in one go --- */
+/* --- rows of quick stages --- */
 
-/* Where everything behind is tried: chains are common with few workers, interrupted with many. */
+/* Where everything behind is tried: one worker does all stages, or many are in each other's way. */
 static const int herds[] = { 0, 1, 3, 16 };
 enum { HERDS = 4, LINKS = 4, MANY = 600 };
 
-/* What the stages of a row of brief ones are told; the source is the first. */
+/* What the quick stages are told; the source is the first. */
 typedef struct links {
     script link[LINKS];
     int budget[LINKS];
     int concurrency, sink;
     spdl_order order; /* of the second */
-    int batch; /* behind the third, and a brief stage behind that; 0: none */
+    int batch; /* behind the third, and a quick stage behind that; 0: none */
     script behind;
 } links;
 
@@ -754,14 +742,6 @@ static spdl_pipeline *start_links(links *l, int workers) {
     return start(workers, NULL, rows, l->batch ? 7 : 5);
 }
 
-static uint64_t chains_of(const spdl_pipeline *p) {
-    uint64_t sum = 0;
-    for (int i = 0; i < p->count; ++i)
-        for (int k = 0; k < p->workers; ++k)
-            sum += spdl__load_relaxed(&p->node[i].counters[k].chains);
-    return sum;
-}
-
 /* Takes the values below `end` but those that a stage has dropped: 3, 10, 17, ... */
 static void take_but(spdl_pipeline *p, long end, bool dropped, spdl_result result) {
     void *taken = NULL;
@@ -786,10 +766,9 @@ static bool there_is_time(uint64_t since, int i, int shapes) {
 }
 
 /* Drops, failures that are tolerated and the one that is not, in each of them. */
-static void brief_stages_drop_and_fail_one_by_one(void) {
+static void quick_stages_drop_and_fail_one_by_one(void) {
     static const char *const names[] = { "count_up", "first", "second", "third" };
     const uint64_t since = spdl_time_ns();
-    uint64_t chains = 0;
     for (int i = 0; there_is_time(since, i, HERDS * LINKS * 3 * 4); ++i) {
         const int at = i % LINKS, what = i / LINKS % 3, how = i / LINKS / 3 % 4;
         links l = { .concurrency = how % 2 ? 4 : 1, .sink = how / 2 ? 64 : i % 5 ? 8 : 1 };
@@ -809,10 +788,8 @@ static void brief_stages_drop_and_fail_one_by_one(void) {
             failed_with(p, at, text);
         }
         if (what < 2) CHECK_EQ(stats_of(p, at).skips + stats_of(p, at).failures, at ? 86 : 100);
-        chains += chains_of(p);
         DONE(p);
     }
-    CHECK(chains > 0);
 }
 
 /* Takes batches of the values below `end`, but those that a stage has dropped. */
@@ -837,11 +814,10 @@ static void take_batches_but(spdl_pipeline *p, int size, long end, bool dropped,
               spdl_result_text(result));
 }
 
-/* The row that makes batches is brought in, and is left out when there is no room behind it. */
-static void brief_stages_fill_batches(void) {
+/* With room for many batches behind them, and for one. */
+static void quick_stages_fill_batches(void) {
     static const int sizes[] = { 1, 7, 64, 1000 };
     const uint64_t since = spdl_time_ns();
-    uint64_t packed = 0;
     for (int i = 0; there_is_time(since, i, HERDS * LINKS * 3 * 4); ++i) {
         const int at = i % LINKS, what = i / LINKS % 3, how = i / LINKS / 3 % 4;
         links l = { .concurrency = how % 2 ? 4 : 1, .sink = how / 2 ? 16 : 1,
@@ -856,17 +832,15 @@ static void brief_stages_fill_batches(void) {
                          what < 2 ? SPDL_END : SPDL_E_STAGE);
         if (what < 2) CHECK_EQ(stats_of(p, at).skips + stats_of(p, at).failures, at ? 86 : 100);
         CHECK_EQ(stats_of(p, 4).tasks, l.behind.calls);
-        packed += p->node[3].out.items - p->node[3].out.taken; /* by a chain */
         DONE(p);
     }
-    CHECK(packed > 0);
 }
 
 /* In a stage whose items may overtake others, too: each comes out once. */
-static void brief_stages_may_overtake(void) {
+static void quick_stages_may_overtake(void) {
     static long values[MANY];
     const uint64_t since = spdl_time_ns();
-    uint64_t chains = 0, state = test_seed();
+    uint64_t state = test_seed();
     chaos_on();
     for (int i = 0; there_is_time(since, i, HERDS * LINKS * 3 * 2); ++i) {
         const int at = i % LINKS, what = i / LINKS % 3;
@@ -885,14 +859,12 @@ static void brief_stages_may_overtake(void) {
         for (size_t k = 1; k < count; ++k) CHECK(values[k - 1] < values[k]);
         if (what < 2) CHECK_EQ(count, at ? MANY - 86 : MANY);
         if (what < 2) CHECK_EQ(stats_of(p, at).skips + stats_of(p, at).failures, at ? 86 : 100);
-        chains += chains_of(p);
         DONE(p);
     }
-    CHECK(chains > 0);
 }
 
 /* From inside of each, and from outside, at any moment. */
-static void brief_stages_can_be_stopped(void) {
+static void quick_stages_can_be_stopped(void) {
     const uint64_t since = spdl_time_ns();
     uint64_t state = test_seed();
     chaos_on();
@@ -952,94 +924,7 @@ static void a_source_may_wait_for_what_it_made(void) {
     }
 }
 
-/* A worker that has found no room gives up what it had locked, and makes a long call. Another one
-   that wanted it, and sleeps now, is told. */
-typedef struct parting {
-    long taken;
-    int armed;  /* 1: a call in a chain is to wait until the other worker sleeps; 2: it did */
-    int linger; /* and the next of the same worker until it is 0 again */
-    /* of each worker */
-    bool waited[2];
-    uint64_t next[2]; /* its next item, if that is of the same chain */
-} parting;
-
-/* In bursts, as a chain begins where nothing is left of what was before. */
-SPDL_FN(bursts, void, item) {
-    parting *t = (parting *)spdl_ctx(task);
-    const long value = (long)spdl_sequence(task);
-    for (int i = 0; value % 100 == 0 && i < 100; ++i) {
-        if (__atomic_load_n(&t->taken, __ATOMIC_RELAXED) == value) break;
-        if (__atomic_load_n(&t->armed, __ATOMIC_RELAXED) == 2) break;
-        sleep_us(100);
-    }
-    *out = item_make(value);
-    return SPDL_OK;
-}
-
-SPDL_FN(parts, item, item) {
-    parting *t = (parting *)spdl_ctx(task);
-    const uint64_t start = spdl_time_ns(), sequence = spdl_sequence(task);
-    const int worker = spdl_worker(task);
-    int one = 1;
-    *out = in;
-    while (spdl_time_ns() - start < 10000) {} /* too long for the source to be of the chain */
-    if (__atomic_load_n(&t->armed, __ATOMIC_ACQUIRE) == 2) {
-        while (t->waited[worker] && __atomic_load_n(&t->linger, __ATOMIC_ACQUIRE)) sleep_us(100);
-    } else if (spdl__load32(&task->pipeline->node[2].chained)) {
-        if (t->next[worker] == sequence && __atomic_load_n(&t->armed, __ATOMIC_ACQUIRE)) {
-            if (!__atomic_compare_exchange_n(&t->armed, &one, 2, false, __ATOMIC_SEQ_CST,
-                                             __ATOMIC_SEQ_CST)) return SPDL_OK;
-            t->waited[worker] = true;
-            sleep_us(50000);
-        }
-        t->next[worker] = sequence + 1;
-    }
-    return SPDL_OK;
-}
-
-static bool taken_soon(parting *t, spdl_pipeline *p, int64_t timeout) {
-    item *it = NULL;
-    if (spdl_pipeline_next(p, (void **)&it, timeout) != SPDL_OK) return false;
-    item_free(it);
-    __atomic_add_fetch(&t->taken, 1, __ATOMIC_RELAXED);
-    return true;
-}
-
-/* Whether it came to that. */
-static bool parted_well(void) {
-    parting t = { 0 };
-    spdl_pipeline *p = START(2, SPDL_SOURCE(bursts, .ctx = &t, .free_item = item_free,
-                                            .retries = 1, .buffer_size = 64),
-                             SPDL_PIPE(parts, .ctx = &t, .concurrency = 2, .buffer_size = 64,
-                                       .output_order = SPDL_ORDER_COMPLETION),
-                             SPDL_PIPE(follow, SCRIPT(.plus = 0)), SPDL_SINK(4));
-    bool came;
-    for (int i = 0; i < 1000; ++i) REQUIRE(taken_soon(&t, p, SPDL_SECONDS(15)));
-    __atomic_store_n(&t.armed, 1, __ATOMIC_SEQ_CST);
-    for (int i = 0; i < 2000 && __atomic_load_n(&t.armed, __ATOMIC_SEQ_CST) == 1; ++i)
-        (void)taken_soon(&t, p, 1000000);
-    frozen = 0;
-    freeze("pipeline cut");
-    for (int i = 0; i < 1000 && __atomic_load_n(&frozen, __ATOMIC_ACQUIRE) == 0; ++i) sleep_us(100);
-    came = __atomic_load_n(&frozen, __ATOMIC_ACQUIRE) > 0;
-    while (came && taken_soon(&t, p, 20000000)) {}
-    __atomic_store_n(&t.linger, 1, __ATOMIC_RELEASE);
-    freeze(NULL);
-    if (came) CHECK(taken_soon(&t, p, SPDL_SECONDS(5)));
-    __atomic_store_n(&t.linger, 0, __ATOMIC_RELEASE);
-    CHECK_EQ(spdl_pipeline_stop(p, SPDL_SECONDS(15)), SPDL_OK);
-    DONE(p);
-    return came;
-}
-
-static void who_gives_up_a_chain_tells(void) {
-    int came = 0;
-    chain_ns = 50000;
-    for (int i = 0; i < 10 && came < 3; ++i) came += parted_well();
-    CHECK(came > 0);
-}
-
-/* --- who is woken, and who is not --- */
+/* --- calls that wait for others --- */
 
 /* Items that come one by one; `inside` is how many. */
 SPDL_FN(comes_now_and_then, void, item) {
@@ -1052,46 +937,8 @@ SPDL_FN(comes_now_and_then, void, item) {
     return SPDL_OK;
 }
 
-static long times_asleep(void) {
-    struct rusage usage;
-    REQUIRE(getrusage(RUSAGE_SELF, &usage) == 0);
-    return usage.ru_nvcsw;
-}
-
-/* How often somebody goes to sleep until 500 rare items have come through, or into 5 batches. */
-static long naps_of_rare_items(int workers, bool batches) {
-    script s = { .count = 500 };
-    const long before = times_asleep();
-    spdl_pipeline *p =
-        START(workers, SPDL_SOURCE(comes_now_and_then, .ctx = &s, .free_item = item_free),
-              SPDL_PIPE(follow, SCRIPT(.plus = 0)),
-              SPDL_PIPE(follow, SCRIPT(.every = !batches, .result = SPDL_SKIP)), SPDL_BATCH(100),
-              SPDL_SINK(4));
-    void *batch = NULL;
-    int taken = 0;
-    for (; spdl_pipeline_next(p, &batch, SPDL_SECONDS(15)) == SPDL_OK; ++taken)
-        spdl_batch_free(batch);
-    CHECK_EQ(taken, batches ? 5 : 0);
-    DONE(p);
-    return times_asleep() - before;
-}
-
-/* The nap of who makes an item is the only one for it, once the stages are known as quick: nobody
-   else is woken, who would find nothing and go back to sleep. (But on a busy machine, while quick
-   calls are interrupted: so one of a few runs is to be like that.) */
-static void who_makes_rare_items_brings_them_on_alone(void) {
-    for (int w = 2; w <= 8; w += 3) {
-        for (int batches = 0; batches < 2; ++batches) {
-            long naps = naps_of_rare_items(w, batches);
-            for (int tries = 0; tries < 5 && naps >= 700; ++tries)
-                naps = naps_of_rare_items(w, batches);
-            CHECK(naps < 700);
-        }
-    }
-}
-
 /* Quick, but for the call for item 200, which takes 100 ms, and one a little later, in which the
-   source must be able to go on: another worker has to be told again. */
+   source must be able to go on. */
 SPDL_FN(is_slow_twice, item, item) {
     script *s = (script *)spdl_ctx(task);
     if (in->value == 200) sleep_us(100000);
@@ -1101,7 +948,7 @@ SPDL_FN(is_slow_twice, item, item) {
     return SPDL_OK;
 }
 
-static void a_slow_call_makes_wary(void) {
+static void a_quick_stage_may_wait_for_its_source(void) {
     for (int w = 2; w <= 8; w += 3) {
         script s = { .count = 300 };
         spdl_pipeline *p =
@@ -1111,25 +958,6 @@ static void a_slow_call_makes_wary(void) {
         CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 300);
         DONE(p);
     }
-}
-
-/* Slow calls at random. What is a small share of the time is let pass; of what is a large one no
-   more than a twentieth of the time is, and what SPDL__DOUBT_NS and one call add to that. */
-static void rare_interruptions_are_no_reason_to_doubt(void) {
-    for (int rare = 0; rare < 2; ++rare) {
-        uint64_t doubt = 0, now = 1000000000, passed = 0, doubted = 0, state = test_seed() | 1;
-        const uint64_t begun = now;
-        for (int i = 0; i < 10000; ++i) {
-            const uint64_t ns = 1000 + test_random(&state) % 100000;
-            now += (rare ? 80 : 5) * ns;
-            if (spdl__doubted(doubt, now)) doubted += ns;
-            else passed += ns;
-            doubt = spdl__doubt_more(doubt, ns, now);
-            REQUIRE(CHECK(passed * SPDL__DOUBT <= now - begun + SPDL__DOUBT_NS + 4000000));
-        }
-        CHECK(rare ? doubted == 0 : doubted > passed);
-    }
-    CHECK(spdl__doubted(spdl__doubt_more(0, 3000000, 7), 7)); /* and a single one that is slow */
 }
 
 /* Calls that are completed before they return; for items 100 to 149 the source does that, when it
@@ -1163,197 +991,23 @@ SPDL_FN(hands_over, item, item) {
     return SPDL_PENDING;
 }
 
-/* A call that goes on without its worker has kept nobody waiting. */
-static void a_call_that_goes_on_makes_nobody_wary(void) {
+/* The only call of the stage is under way when the source is called, which ends it. */
+static void a_source_may_complete_calls_behind_it(void) {
     handed_over h = { .items.count = 200 };
     spdl_pipeline *p =
         START(4, SPDL_SOURCE(completes_and_comes, .ctx = &h, .free_item = item_free),
               SPDL_PIPE(hands_over, .ctx = &h, .deferred = true), SPDL_SINK(4));
     CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 0);
-    CHECK(spdl__load_relaxed(&p->node[1].doubt) <
-          spdl_time_ns() + (uint64_t)SPDL_SECONDS(3600));
+    CHECK_EQ(stats_of(p, 1).skips, 200);
     DONE(p);
-}
-
-/* Until 16 items lie there and one more waits for room. Where the trainer was interrupted while it
-   took some, others have filled the buffer meanwhile and rest: three quarters are there then, and
-   it has to take more to have it filled. */
-static void await_full(spdl_pipeline *p, const int *calls, long *taken) {
-    for (;;) {
-        await(calls, (int)*taken + 12);
-        for (int i = 0; i < 200 && __atomic_load_n(calls, __ATOMIC_ACQUIRE) < *taken + 17; ++i)
-            sleep_us(1000);
-        if (__atomic_load_n(calls, __ATOMIC_ACQUIRE) >= *taken + 17) return;
-        *taken += take_from(p, *taken, 1, SPDL_OK);
-    }
-}
-
-/* The buffer is full and all have come to rest: nobody is woken for the first items that the
-   trainer takes. Somebody is for more, and then it is full again. */
-static void a_trainer_that_is_fed_wakes_nobody(void) {
-    int rests = 0; /* in the last round: on a busy machine it takes long to come to rest */
-    for (int round = 0; round < 6 && rests < 6; ++round) {
-        script s = { .count = -1 };
-        spdl_pipeline *p =
-            START(1 + round % 4, SPDL_SOURCE(count_up, .ctx = &s, .free_item = item_free),
-                  SPDL_SINK(16));
-        long taken = 16;
-        rests = 0;
-        CHECK_EQ(take_from(p, 0, 16, SPDL_OK), 16);
-        for (int turn = 0; turn < 10; ++turn) {
-            int before;
-            await_full(p, &s.calls, &taken);
-            sleep_us(20000 << round);
-            before = __atomic_load_n(&s.calls, __ATOMIC_ACQUIRE);
-            taken += (long)take_from(p, taken, 2, SPDL_OK);
-            sleep_us(2000);
-            rests += __atomic_load_n(&s.calls, __ATOMIC_ACQUIRE) == before;
-            taken += (long)take_from(p, taken, 6, SPDL_OK);
-        }
-        DONE(p);
-    }
-    CHECK(rests >= 6);
-}
-
-/* For longer work nobody is left alone: when the trainer has taken more than a quarter of a full
-   buffer at once, several make it full again. */
-static void a_trainer_that_is_fed_gets_long_work_from_all(void) {
-    int most = 0; /* at once; on a busy machine it takes long to come to rest */
-    for (int round = 0; round < 6 && most < 4; ++round) {
-        script s = { .sleep_us = 4000 };
-        spdl_pipeline *p = START(8, COUNT_TO(-1), SPDL_PIPE(follow, .ctx = &s, .concurrency = 8),
-                                 SPDL_SINK(64));
-        CHECK_EQ(take_from(p, 0, 64, SPDL_OK), 64);
-        await(&s.calls, 64 + 64 + 8);
-        sleep_us(40000 << round);
-        __atomic_store_n(&s.most, 0, __ATOMIC_RELAXED);
-        CHECK_EQ(take_from(p, 64, 28, SPDL_OK), 28);
-        await(&s.calls, 64 + 64 + 8 + 28);
-        most = __atomic_load_n(&s.most, __ATOMIC_RELAXED);
-        DONE(p);
-    }
-    CHECK(most >= 4);
-}
-
-/* With a slow trainer the workers sleep until about half of its buffer is left, and wake by
-   themselves. Once it is away they wait for it in vain once, and no more. */
-static void workers_nap_while_the_trainer_is_fed(void) {
-    const uint64_t begun = spdl_time_ns();
-    script s = { .count = -1 };
-    spdl_pipeline *p = START(2, SPDL_SOURCE(count_up, .ctx = &s, .free_item = item_free),
-                             SPDL_PIPE(follow, SCRIPT(.plus = 0)), SPDL_SINK(16));
-    long taken = 0;
-    int naps;
-    while (taken < 64) { /* from then on it is known how fast it is */
-        taken += take_from(p, taken, 1, SPDL_OK);
-        sleep_us(200);
-    }
-    CHECK(p->step_ns >= 100000 && p->step_ns < 1000000000);
-    count_at("pool naps");
-    while (times_counted() < 3) {
-        REQUIRE(CHECK(spdl_time_ns() - begun < 20000000000u));
-        taken += take_from(p, taken, 1, SPDL_OK);
-        sleep_us(200);
-    }
-    sleep_us(20000);
-    naps = times_counted();
-    sleep_us(100000);
-    CHECK(times_counted() <= naps + 2); /* each worker may have asked before the last take */
-    CHECK_EQ(take_from(p, taken, 100, SPDL_OK), 100);
-    count_at(NULL);
-    DONE(p);
-}
-
-SPDL_FN(toil, item, item) {
-    const uint64_t until = spdl_time_ns() + 1000 * *(const uint64_t *)spdl_ctx(task);
-    while (spdl_time_ns() < until) {}
-    *out = in;
-    return SPDL_OK;
-}
-
-/* How often workers gave way: up to the first time, or while `most` items were taken. */
-static int ways_given(int processors, spdl_order order, uint64_t us, int buffer_size, long most) {
-    const uint64_t since = spdl_time_ns();
-    spdl_pool *pool = pool_of(4);
-    spdl_pipeline *p;
-    int ways = 0;
-    pool->processors = processors; /* as they would count them */
-    count_at("pipeline gives way");
-    p = START_ON(pool, COUNT_TO(-1),
-                 SPDL_PIPE(toil, .ctx = &us, .concurrency = 4, .output_order = order),
-                 SPDL_SINK(buffer_size));
-    for (long taken = 0; taken < most && ways == 0; ways = times_counted()) {
-        if (spdl_time_ns() - since > 15000000000u) break;
-        item *it = NULL;
-        REQUIRE(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)) == SPDL_OK);
-        item_free(it);
-        ++taken;
-    }
-    count_at(NULL);
-    DONE(p);
-    spdl_pool_destroy(pool);
-    return ways;
-}
-
-/* Where there are more of them than processors, and results in order would wait for one that loses
-   its own in the middle of a call, workers give it away between two calls; else they do not. */
-static void crowded_workers_give_way_between_calls(void) {
-    CHECK(ways_given(1, SPDL_ORDER_INPUT, 20, 4, 1000000) > 0);
-    CHECK_EQ(ways_given(4, SPDL_ORDER_INPUT, 20, 4, 2000), 0);
-    CHECK_EQ(ways_given(1, SPDL_ORDER_COMPLETION, 20, 4, 2000), 0);
-    CHECK_EQ(ways_given(1, SPDL_ORDER_INPUT, 400, 16, 200), 0);
-}
-
-SPDL_FN(hang, item, item) {
-    await((const int *)spdl_ctx(task), 1);
-    *out = in;
-    return SPDL_OK;
-}
-
-/* Of items that are not tiny a worker takes several at once: for 80 us, but no more than half of
-   what lies there, and of the buffers half, or a quarter where order is kept. */
-static void groups_leave_something_to_others(void) {
-    static const struct {
-        int buffer_size, there; /* items in front of the stage */
-        spdl_order order;
-        uint64_t each_ns, group;
-    } cases[] = {
-        { 16, 16, SPDL_ORDER_COMPLETION, 41000, 1 }, { 16, 16, SPDL_ORDER_COMPLETION, 15000, 5 },
-        { 16, 16, SPDL_ORDER_COMPLETION, 8000, 8 },  { 16, 16, SPDL_ORDER_INPUT, 8000, 4 },
-        { 16, 6, SPDL_ORDER_COMPLETION, 8000, 2 },   { 4, 4, SPDL_ORDER_COMPLETION, 15000, 2 },
-        { 16, 1, SPDL_ORDER_COMPLETION, 2000, 5 },   { 16, 1, SPDL_ORDER_COMPLETION, 500, 20 },
-        { 16, 16, SPDL_ORDER_COMPLETION, 0, 1 },
-    };
-    chain_ns = 1000;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
-        int gate = 0;
-        const int buffer_size = cases[i].buffer_size, count = 2 + cases[i].there;
-        spdl_pipeline *p =
-            START(3, SPDL_SOURCE(count_up, SCRIPT(.count = count), .buffer_size = buffer_size,
-                                 .free_item = item_free),
-                  SPDL_PIPE(hang, .ctx = &gate, .concurrency = 2,
-                            .output_order = cases[i].order),
-                  SPDL_SINK(buffer_size));
-        spdl__node *node = &p->node[1];
-        const uint64_t since = spdl_time_ns();
-        while (stats_of(p, 1).in_flight < 2 || stats_of(p, 0).tasks < (uint64_t)count) {
-            REQUIRE(spdl_time_ns() - since < 15000000000u);
-            sleep_us(200);
-        }
-        spdl__store_relaxed(&node->item_ns, cases[i].each_ns);
-        CHECK_EQ(spdl__node_group(node), cases[i].group); /* nobody else asks: all who may hang */
-        open_gate(&gate);
-        CHECK_EQ(take_from_any(p), count);
-        DONE(p);
-    }
 }
 
 /* A worker that gets no processor in the middle of something keeps what is ready from nobody: the
    trainer takes all of it, and every call of next returns. */
 static void a_frozen_worker_does_not_stop_the_trainer(void) {
-    static const char *const points[] = { "pipeline claimed", "pipeline chained", "pipeline put",
+    static const char *const points[] = { "pipeline takes", "pipeline put",
                                           "pool about to sleep" };
-    for (int i = 0; i < 4 * 3; ++i) {
+    for (int i = 0; i < 3 * 3; ++i) {
         script s = { .count = -1 };
         spdl_pipeline *p =
             START(1 + i % 3, SPDL_SOURCE(count_up, .ctx = &s, .free_item = item_free),
@@ -1390,7 +1044,7 @@ SPDL_FN(by_hash, item, item) {
 
 /* A merge in turn leaves out a path that gets nothing while the other is full: when that is so does
    not depend on who looks, and when. */
-static void a_round_of_brief_paths_is_the_same_for_all(void) {
+static void a_round_of_quick_paths_is_the_same_for_all(void) {
     static long first[1000], values[1000];
     size_t count = 0;
     const uint64_t since = spdl_time_ns();
@@ -1520,7 +1174,7 @@ static void *watch_stats(void *arg) {
     return NULL;
 }
 
-static void brief_stages_are_counted_one_by_one(void) {
+static void quick_stages_are_counted_one_by_one(void) {
     for (int i = 0; i < HERDS * 4; ++i) {
         static spdl_stats s;
         links l = { .concurrency = 1 + i % 2 * 3, .sink = i / 2 % 2 ? 64 : 8 };
@@ -1541,7 +1195,44 @@ static void brief_stages_are_counted_one_by_one(void) {
     }
 }
 
+/* --- which of the source's items are in what is delivered --- */
+
+SPDL_FN(hands_a_batch_on, spdl_batch, spdl_batch) {
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Every slot carries the lowest and the highest of the source's items in it, over all epochs. */
+static void deliveries_know_their_sources(void) {
+    for (int c = 0; c < CROWDS; ++c) {
+        script s = { .count = 23 };
+        spdl_pipeline *p = START(
+            crowds[c], SPDL_SOURCE(count_up, .ctx = &s, .free_item = item_free),
+            SPDL_PIPE(follow, SCRIPT(.plus = 0), .concurrency = 3), SPDL_BATCH(5),
+            SPDL_PIPE(hands_a_batch_on, .concurrency = 2), SPDL_SINK(3));
+        for (long i = 0; i < 5; ++i) {
+            spdl_batch *batch = NULL;
+            REQUIRE(spdl_pipeline_next(p, (void **)&batch, SPDL_SECONDS(15)) == SPDL_OK);
+            CHECK_EQ((long)(p->last_item.range >> SPDL__SPAN_BITS), 5 * i);
+            CHECK_EQ((long)(p->last_item.range & SPDL__SPAN_MAX), i < 4 ? 4 : 2);
+            spdl_batch_free(batch);
+        }
+        DONE(p);
+    }
+}
+
+/* Merged out of order, a batch has all between the lowest and the highest. */
+static void ranges_are_joined(void) {
+    const uint64_t one = (uint64_t)7 << SPDL__SPAN_BITS | 2, two = (uint64_t)3 << SPDL__SPAN_BITS;
+    CHECK_EQ(spdl__range_join(one, two), (uint64_t)3 << SPDL__SPAN_BITS | 6);
+    CHECK_EQ(spdl__range_join(two, one), (uint64_t)3 << SPDL__SPAN_BITS | 6);
+    CHECK_EQ(spdl__range_join(one, one), one);
+    CHECK_EQ(spdl__range_join(0, UINT64_MAX - SPDL__SPAN_MAX), SPDL__SPAN_MAX);
+}
+
 TEST_TABLE(flow) {
+    TEST_CASE(deliveries_know_their_sources),
+    TEST_CASE(ranges_are_joined),
     TEST_CASE(a_call_may_emit_any_number),
     TEST_CASE(what_a_call_emits_stays_together),
     TEST_CASE(a_source_may_emit),
@@ -1574,24 +1265,16 @@ TEST_TABLE(flow) {
     TEST_CASE(disorder_can_be_bounded),
     TEST_CASE(a_held_item_is_overtaken_by_so_many),
     TEST_CASE(a_filter_runs_ahead_in_its_window),
-    TEST_CASE(brief_stages_drop_and_fail_one_by_one),
-    TEST_CASE(brief_stages_fill_batches),
-    TEST_CASE(brief_stages_may_overtake),
-    TEST_CASE(brief_stages_can_be_stopped),
+    TEST_CASE(quick_stages_drop_and_fail_one_by_one),
+    TEST_CASE(quick_stages_fill_batches),
+    TEST_CASE(quick_stages_may_overtake),
+    TEST_CASE(quick_stages_can_be_stopped),
     TEST_CASE(a_source_may_wait_for_what_it_made),
-    TEST_CASE(who_gives_up_a_chain_tells),
-    TEST_CASE(who_makes_rare_items_brings_them_on_alone),
-    TEST_CASE(a_slow_call_makes_wary),
-    TEST_CASE(rare_interruptions_are_no_reason_to_doubt),
-    TEST_CASE(a_call_that_goes_on_makes_nobody_wary),
-    TEST_CASE(a_trainer_that_is_fed_wakes_nobody),
-    TEST_CASE(a_trainer_that_is_fed_gets_long_work_from_all),
-    TEST_CASE(workers_nap_while_the_trainer_is_fed),
-    TEST_CASE(crowded_workers_give_way_between_calls),
-    TEST_CASE(groups_leave_something_to_others),
+    TEST_CASE(a_quick_stage_may_wait_for_its_source),
+    TEST_CASE(a_source_may_complete_calls_behind_it),
     TEST_CASE(a_frozen_worker_does_not_stop_the_trainer),
-    TEST_CASE(a_round_of_brief_paths_is_the_same_for_all),
+    TEST_CASE(a_round_of_quick_paths_is_the_same_for_all),
     TEST_CASE(a_round_of_paths_with_holes_is_the_same_for_all),
-    TEST_CASE(brief_stages_are_counted_one_by_one),
+    TEST_CASE(quick_stages_are_counted_one_by_one),
     TEST_END,
 };

@@ -774,7 +774,7 @@ static void a_batch_there_is_no_memory_for_is_a_failure(void) {
     }
 }
 
-/* Quick calls go in groups; a failure that ends the pipeline ends its group, too. */
+/* A worker makes several quick calls in a row; a failure that ends the pipeline ends that, too. */
 static void no_call_follows_the_failure_that_ends_it(void) {
     for (int order = 0; order < 2; ++order) {
         script fails = { .every = 1000000, .rest = 2000, .result = SPDL_E_STAGE };
@@ -847,7 +847,8 @@ static void the_clock_stops_with_the_flow(void) {
     DONE(p);
 }
 
-/* A pipeline that never rests leaves its turn to the others on the pool: long before 256 calls. */
+/* A pipeline that never rests leaves its turn to the others on the pool: after a millisecond, or
+   the one call that takes longer. */
 static void a_busy_pipeline_shares_its_pool(void) {
     spdl_pool *pool = pool_of(1);
     spdl_pipeline *busy = START_ON(pool, COUNT_TO(-1),

@@ -64,6 +64,11 @@ static wild_way wild_draw_way(wild *w, wild_rule rule) {
     return which == 3 && w->emitters < 2 ? EMITS : PLAIN;
 }
 
+static int wild_workers(const wild *w) {
+    if (w->desc.pool != NULL) return spdl_pool_workers(w->desc.pool);
+    return w->desc.workers ? w->desc.workers : 1;
+}
+
 static void wild_many(wild *w, dice *d, wild_rule rule) {
     spdl_stage *row = wild_last(w);
     if (chance(w, 10) && w->own_threads < 2) {
@@ -73,6 +78,10 @@ static void wild_many(wild *w, dice *d, wild_rule rule) {
     if (!row->flush) row->concurrency = (int)draw(w, 6);
     d->most = row->concurrency ? row->concurrency : 1;
     if (!row->flush && chance(w, 3)) row->max_concurrency = d->most += (int)draw(w, 4);
+    if (w->autotune && !row->flush && row->max_concurrency == 0) {
+        const int threads = row->threads ? row->threads : wild_workers(w);
+        if (threads > d->most) d->most = threads;
+    }
     if (!rule.inorder && chance(w, 4)) row->output_order = SPDL_ORDER_COMPLETION;
     if (chance(w, 3)) row->reorder_window = (int)draw(w, 8);
     if (row->output_order == SPDL_ORDER_COMPLETION && d->most > 1) {
@@ -210,7 +219,8 @@ static void wild_begin(wild *w) {
     wild_losses(w, d, free_rule);
 }
 
-static void wild_make(wild *w, uint64_t seed) {
+/* With a pool, or with one of its own. */
+static void wild_make(wild *w, uint64_t seed, spdl_pool *pool) {
     static const int workers[] = { 0, 1, 1, 2, 2, 3, 4, 6, 8, 16 };
     const wild_rule free_rule = { false, false, false, false, 0 };
     memset(w, 0, sizeof *w);
@@ -223,6 +233,8 @@ static void wild_make(wild *w, uint64_t seed) {
     w->meddler = chance(w, 5);
     w->autotune = chance(w, 8);
     w->desc.workers = workers[draw(w, 10)];
+    w->desc.pool = pool;
+    if (pool != NULL) w->desc.workers = 0;
     w->desc.autotune = w->autotune;
     w->desc.cpu_budget = 1 + draw(w, 2);
     w->desc.tune_seconds = 1e-6;

@@ -1,216 +1,211 @@
-/* Two crews of one pipeline: rows with threads of their own beside the pool, or beside the trainer
-   when it is the worker. spdl__pipeline_step and spdl__pipeline_hint of >>flow-impl, with
-   spdl__pool_sleep and spdl__pool_hint of >>pool-impl, and spdl__next_sleep of >>pipeline-impl.
+/* Two pools of one pipeline: a row with threads of its own beside the rows of the pool.
+   spdl__node_hint and spdl__pool_park of >>flow-impl and >>pool-impl, as in sit.pml, but each hint
+   looks at the sleepers of the pool of the row it looks at.
 
-   Crew 0 has one worker, which runs the first and the last row: a source of ITEMS items, and a
-   merge that takes them. Crew 1 has one worker for the row between, which hands on an item or drops
-   it, which leaves a hole. Both edges have room for one. A call may never end, as in park.pml.
-     -DINLINE     crew 0 is the trainer, with workers = 0
+   Rows 0 (a source), 1 and 2, in input order, limit 1, room for CAP behind each. Worker 0 runs rows
+   0 and 2, worker 1 row 1. A trainer takes ROOMS results. Every call may end or never end, any
+   sitting may end behind any item.
 
-   Checked: when nothing moves any more, no row is runnable while its crew is asleep.
+   Checked: when nothing moves any more, no row is runnable while the worker of its pool sleeps.
 
    Switches that take out one part of the protocol, and must fail:
-     NO_HEAVY        a sleeper does a full barrier of its own instead of a heavy one
-     NO_RECHECK      no second look before the sleep
-     NO_CLAIM_HINT   no hint between claim and call
-     NO_STEP_HINT    no hint after a step: the other crew is left to look for itself
-     SILENT_HOLES    a step that has only passed over holes is none
-     DEAF            (with INLINE) nobody wakes the trainer but with an item in the sink */
+     OWN_POOL       a hint looks at the sleepers of its own pool
+     NO_NEXT        no look at the row that reads what was put
+     NO_PREV        no look at the row that writes where room was made
+     NO_TAKE_HINT   no hint between take and call
+     NO_LEAVE_HINT  who leaves hints nobody; its own look does not see the other pool
+     NO_CLEAR       `waking` is not cleared before the second look
+     NO_RECHECK     no second look
+     LATE_WORD      the bell is read after the second look */
 
 #ifndef ITEMS
-#define ITEMS 3
+#define ITEMS 2
 #endif
-#define PROCS 2
-#define PUT(e) (e) /* edge 0: source to the row between; edge 1: from there to the merge */
-#define HEAD(e) (2 + (e))
-#define WAKING(c) (4 + (c))
-#define KIND(t) (6 + (t)) /* of ticket t on edge 1 */
-#define ADDRESSES (6 + ITEMS)
-#define ITEM 1
-#define HOLE 2
+#ifndef CAP
+#define CAP 1
+#endif
+#ifndef ROOMS
+#define ROOMS 1
+#endif
+#define PROCS 3
+#define TRAINER 2
+#define W(n) (n)
+#define THEAD 3
+#define STAMP(e, t) (4 + (e) * ITEMS + (t))
+#define ADDRESSES (4 + 2 * ITEMS)
 
 /* only ever changed by read-modify-writes */
 byte sleepers[2], bell[2];
-
+bit waking[2];
 bool asleep[2];
-byte made; /* by the source */
 
 #include "tso.pml"
 
-/* spdl__node_runnable of the rows of a crew */
-#define SOURCE_RUNS(p) (made < ITEMS && LOAD(p, PUT(0)) == LOAD(p, HEAD(0)))
-#define BETWEEN_RUNS(p)                                                                            \
-    (LOAD(p, PUT(0)) > LOAD(p, HEAD(0)) && LOAD(p, PUT(1)) == LOAD(p, HEAD(1)))
-#define MERGE_RUNS(p) (LOAD(p, PUT(1)) > LOAD(p, HEAD(1)))
+#define POOL(n) ((n) == 1 -> 1 : 0)
+#ifdef OWN_POOL
+#define ITS_POOL(n) pool
+#else
+#define ITS_POOL(n) POOL(n)
+#endif
+#define HD(w) ((w) / 2)
+#define AC(w) ((w) & 1)
+#define READY(p, n, h)                                                                             \
+    ((n) == 0 -> (h) < ITEMS                                                                       \
+              : ((h) < ITEMS &&                                                                    \
+                  LOAD(p, STAMP(((n) == 0 -> 0 : (n) - 1), ((h) < ITEMS -> (h) : 0))) == 1))
+#define HEAD_BEHIND(p, n) ((n) == 2 -> LOAD(p, THEAD) : HD(LOAD(p, W(((n) == 2 -> 2 : (n) + 1)))))
+#define RUNS(p, n, w) (AC(w) == 0 && READY(p, n, HD(w)) && HD(w) < HEAD_BEHIND(p, n) + CAP)
 
-inline crew_runnable(p, c) {
+/* one row, of any pool */
+inline look_at(p, n, c) {
     if
-    :: c == 1 -> found = BETWEEN_RUNS(p)
+    :: sleepers[c] == 0 || waking[c]
     :: else ->
-        found = MERGE_RUNS(p);
+        w2 = LOAD(p, W(n));
+        found = RUNS(p, n, w2);
+        w2 = 0;
         if
-        :: !found -> found = SOURCE_RUNS(p)
+        :: found ->
+            d_step { found = waking[c] == 0; waking[c] = 1 };
+            if
+            :: found -> d_step { bell[c]++; found = false; asleep[c] = false }
+            :: else
+            fi
         :: else
         fi
     fi
 }
 
-/* spdl__pool_hint for the other crew; the own one has but this worker */
-inline hint(p, c) {
+/* Behind a read-modify-write. All rows of the own pool are in good hands: its worker is here. */
+inline hint(p, n) {
+#ifndef NO_NEXT
     if
-    :: sleepers[c] == 0
-    :: else ->
-#ifdef INLINE
-        if
-        :: c == 0 -> /* spdl__event_notify */
-#ifndef DEAF
-            d_step { FENCED(p); bell[0]++ };
-            asleep[0] = false
-#else
-            skip
+    :: n == 0 -> look_at(p, 1, ITS_POOL(1))
+    :: n == 1 -> look_at(p, 2, ITS_POOL(2))
+    :: else
+    fi;
 #endif
-        :: else ->
+#ifndef NO_PREV
+    if
+    :: n == 2 -> look_at(p, 1, ITS_POOL(1))
+    :: n == 1 -> look_at(p, 0, ITS_POOL(0))
+    :: else
+    fi;
 #endif
-        FENCED(p);
-        if
-        :: LOAD(p, WAKING(c)) != 0
-        :: else ->
-            crew_runnable(p, c);
-            if
-            :: found ->
-                d_step { FENCED(p); found = mem[WAKING(c)] == 0; mem[WAKING(c)] = 1 };
-                if
-                :: found -> d_step { bell[c]++; found = false }; asleep[c] = false
-                :: else
-                fi
-            :: else
-            fi
-        fi
-#ifdef INLINE
-        fi
-#endif
-    fi
-}
-
-inline claim_hint(p, c) {
-#ifdef NO_CLAIM_HINT
     skip
-#else
-    hint(p, c)
-#endif
 }
 
-inline call() {
+proctype Worker(byte me; byte pool) {
+    byte word, w1, w2, row, h;
+    bool found, mine, taken;
+step:
+    row = (me == 0 -> 2 : 1);
+take:
+    w1 = LOAD(me, W(row));
     if
-    :: true -> skip
+    :: (mine || AC(w1) == 0) && READY(me, row, HD(w1)) && HD(w1) < HEAD_BEHIND(me, row) + CAP ->
+        h = HD(w1);
+        d_step {
+            FENCED(me);
+            taken = mem[W(row)] == w1;
+            if
+            :: taken -> mem[W(row)] = w1 + 2 + (mine -> 0 : 1)
+            :: else -> h = 0
+            fi;
+            w1 = 0
+        }
+    :: else -> w1 = 0
+    fi;
+    if
+    :: !taken -> goto leave
+    :: else -> d_step { taken = false; mine = true }
+    fi;
+#ifndef NO_TAKE_HINT
+    hint(me, row);
+#endif
+    if
+    :: true
     :: true ->
 end_in_call:
         false
-    fi
-}
-
-/* spdl__pool_sleep, or spdl__next_sleep of a trainer that is the worker */
-inline sleep(p) {
-    d_step { word = bell[p]; found = false };
-    d_step { FENCED(p); sleepers[p]++ };
-    store(p, WAKING(p), 0);
-#ifdef NO_HEAVY
-    FENCED(p);
-#else
-    membarrier(p);
+    fi;
+    if
+    :: row < 2 -> store(me, STAMP(row, h), 1)
+    :: else
+    fi;
+    h = 0;
+    if
+    :: goto take
+    :: true
+    fi;
+leave:
+    if
+    :: mine ->
+        d_step { FENCED(me); mem[W(row)] = mem[W(row)] - 1; mine = false };
+#ifndef NO_LEAVE_HINT
+        hint(me, row);
+#endif
+        goto step
+    :: else
+    fi;
+    if
+    :: row == 2 -> row = 0; goto take
+    :: else
+    fi;
+    /* spdl__pool_park */
+    word = bell[me];
+    d_step { FENCED(me); sleepers[me]++ };
+#ifndef NO_CLEAR
+    d_step { FENCED(me); waking[me] = 0 };
 #endif
 #ifndef NO_RECHECK
-    crew_runnable(p, p);
+    if
+    :: me == 0 ->
+        w2 = LOAD(me, W(2));
+        found = RUNS(me, 2, w2);
+        if
+        :: !found -> w2 = LOAD(me, W(0)); found = RUNS(me, 0, w2)
+        :: else
+        fi
+    :: else -> w2 = LOAD(me, W(1)); found = RUNS(me, 1, w2)
+    fi;
+    w2 = 0;
+#endif
+#ifdef LATE_WORD
+    word = bell[me];
 #endif
     if
-    :: found -> word = 0
+    :: found -> d_step { found = false; word = 0 }
     :: else ->
-        d_step { FENCED(p); asleep[p] = bell[p] == word; word = 0 };
+        d_step { asleep[me] = bell[me] == word; word = 0 }
 end_asleep:
-        !asleep[p]
+        !asleep[me]
     fi;
-    d_step { FENCED(p); sleepers[p]--; found = false };
-    store(p, WAKING(p), 0);
-    FENCED(p)
+    d_step { FENCED(me); sleepers[me]-- };
+    d_step { FENCED(me); waking[me] = 0 };
+    goto step
 }
 
-/* Rows without calls (the merge) do all in a step; downstream first. */
-proctype First() {
-    byte word, at;
-    bool found, done;
-    do
-    :: true ->
-        done = false;
-        if
-        :: MERGE_RUNS(0) ->
-            at = LOAD(0, HEAD(1));
-            done = LOAD(0, KIND(at)) == ITEM;
-#ifndef SILENT_HOLES
-            done = true;
-#endif
-            at = at + 1;
-            store(0, HEAD(1), at)
-        :: else ->
-            if
-            :: SOURCE_RUNS(0) ->
-                done = true;
-                made++;
-                claim_hint(0, 1);
-                call();
-                at = made;
-                store(0, PUT(0), at)
-            :: else
-            fi
-        fi;
-        at = 0;
-        if
-        :: done ->
-#ifndef NO_STEP_HINT
-            hint(0, 1)
-#else
-            skip
-#endif
-        :: else ->
-            if
-            :: MERGE_RUNS(0) || SOURCE_RUNS(0) -> skip
-            :: else -> sleep(0)
-            fi
-        fi
-    od
-}
-
-proctype Second() {
-    byte word, at, ticket;
+/* takes at any moment: what it finds there is left out */
+proctype Trainer() {
+    byte takes, w2;
     bool found;
     do
-    :: BETWEEN_RUNS(1) ->
-        ticket = LOAD(1, HEAD(0));
-        at = ticket + 1;
-        store(1, HEAD(0), at);
-        FENCED(1); /* the lock of the row is taken and given back around it */
-        claim_hint(1, 0);
-        call();
-        if
-        :: at = ITEM
-        :: at = HOLE
-        fi;
-        store(1, KIND(ticket), at);
-        at = ticket + 1;
-        store(1, PUT(1), at);
-        d_step { at = 0; ticket = 0 };
-#ifndef NO_STEP_HINT
-        hint(1, 0)
-#endif
-    :: else -> sleep(1)
+    :: takes == ROOMS -> break
+    :: else ->
+        takes++;
+        d_step { FENCED(TRAINER); mem[THEAD] = takes };
+        look_at(TRAINER, 2, 0)
     od
 }
 
 init {
     atomic {
-        run First();
-        run Second()
+        run Worker(0, 0);
+        run Worker(1, 1);
+        run Trainer()
     }
     timeout;
-    assert(!(asleep[0] && (MERGE_RUNS(0) || SOURCE_RUNS(0))));
-    assert(!(asleep[1] && BETWEEN_RUNS(0)))
+    assert(!(asleep[0] && (RUNS(0, 0, mem[W(0)]) || RUNS(0, 2, mem[W(2)]))));
+    assert(!(asleep[1] && RUNS(0, 1, mem[W(1)])))
 }

@@ -1,20 +1,30 @@
-/* The trainer and the sink: spdl__next_wait, spdl__sink_take, spdl__node_put, spdl__node_finish and
-   spdl__pipeline_halt of >>pipeline-impl.
+/* The trainer and the sink: spdl__next_wait, spdl__sink_take, the hint for the trainer behind a put
+   and behind the finish, and spdl__pipeline_halt of >>flow-impl and >>pipeline-impl.
 
-   Two workers put TICKETS results of an ordered stage, each an item or a hole (a dropped item). The
-   trainer takes items in the order of their tickets and steps over holes; a worker wakes it only
-   for the ticket it has come to. The input may end or never end; a stop comes at some moment. Each
-   sleep may last for ever or end with a timeout, after which the trainer asks again.
+   Two workers put TICKETS results of an ordered row, each an item or a hole (a dropped item), and
+   do a read-modify-write behind each (the next take, or the leave). The trainer takes items in the
+   order of their tickets and steps over holes. It waits: `waiting` by an exchange, counted among
+   the sleepers, a second look, sleep on `fed`. Who has put something wakes it if its next slot is
+   ready, and if it was the one who cleared `waiting`. A hole is ready, too: so a second look that
+   has only stepped over holes needs no third one. The input may end or never end; a stop comes at
+   some moment. Each sleep may last for ever or end with a timeout, after which the trainer asks
+   again.
 
    Checked: when nothing moves any more, the trainer does not sleep while the ticket it waits for is
    there, while there is an end to be told, or after a stop; and without a stop it got every item.
 
    Switches that take out one part of the protocol, and must fail:
-     NO_HEAVY    the trainer does a full barrier of its own instead of a heavy one
-     NO_RECHECK  no second look after prepare
-     NO_RELOOK   no further look when the second one has only stepped over holes
+     PLAIN_WAITING  `waiting` is stored, without a full barrier before the second look
+     NO_PUT_FENCE   no full barrier between put and look
+     NO_RECHECK     no second look
+     LATE_FED       `fed` is read behind it
+     OWN_TICKET     who puts looks only whether the trainer waits for that very ticket, not whether
+                    its next slot is ready, and does so before the put
+     NO_END_HINT    the end is told to nobody
+     SILENT_STOP    neither is the stop
+     EARLY_STOP     the stop looks for the trainer before it is set
    and one that makes the model smaller:
-     NO_STOP     nobody stops */
+     NO_STOP        nobody stops */
 
 #ifndef TICKETS
 #define TICKETS 3
@@ -24,52 +34,76 @@
 #define STAMP(t) (t) /* 0: not there, else ITEM or HOLE */
 #define HEAD (TICKETS + 1)
 #define END (TICKETS + 2)
-#define ADDRESSES (TICKETS + 3)
+#define WAITING (TICKETS + 3)
+#define ADDRESSES (TICKETS + 4)
 #define ITEM 1
 #define HOLE 2
 
 /* only ever changed by read-modify-writes */
 byte claimed, put, items;
 bool stopping;
-byte word_now, waiters;
+byte fed, sleepers;
 
 bool asleep;
 byte taken;
 
 #include "tso.pml"
 
+/* behind a full barrier; `anyway`: also without an item */
+inline hint(p, anyway) {
+    if
+    :: sleepers == 0 || LOAD(p, WAITING) == 0
+    :: else ->
+        at = LOAD(p, HEAD);
+        if
+        :: anyway || LOAD(p, STAMP(at)) != 0 ->
+            d_step { FENCED(p); woke = mem[WAITING] == 1; mem[WAITING] = 0 };
+            if
+            :: woke -> d_step { fed++; asleep = false; woke = false }
+            :: else
+            fi
+        :: else
+        fi;
+        at = 0
+    fi
+}
+
 /* Takes and puts tickets as long as there are any. */
 proctype Putter(byte me) {
-    byte ticket;
-    bool finish;
+    byte ticket, at;
+    bool finish, woke;
     do
     :: claimed == TICKETS -> break
     :: d_step { claimed < TICKETS && FENCED(me) -> ticket = claimed; claimed++ };
+#ifdef OWN_TICKET
+        woke = sleepers > 0 && LOAD(me, WAITING) == 1 && LOAD(me, HEAD) == ticket;
+#endif
         if
         :: items++; store(me, STAMP(ticket), ITEM)
         :: store(me, STAMP(ticket), HOLE)
         fi;
+#ifdef OWN_TICKET
         if
-        :: waiters == 0
-        :: else ->
-            if
-            :: LOAD(me, HEAD) != ticket
-            :: else ->
-                d_step { FENCED(me); word_now++ };
-                asleep = false
-            fi
+        :: woke -> woke = false; hint(me, true)
+        :: else
         fi;
-        d_step { FENCED(me); put++; finish = put == TICKETS; ticket = 0 }
+#elif defined NO_PUT_FENCE
+        hint(me, false);
+#endif
+        d_step { FENCED(me); put++; finish = put == TICKETS; ticket = 0 };
+#if !defined OWN_TICKET && !defined NO_PUT_FENCE
+        hint(me, false)
+#endif
     od;
     if
-    :: finish -> /* spdl__node_finish, unless the input goes on some day */
+    :: finish -> /* the row finishes, unless the input goes on some day */
         if
         :: true
         :: store(me, END, 1);
-            if
-            :: waiters == 0
-            :: else -> d_step { FENCED(me); word_now++ }; asleep = false
-            fi
+            FENCED(me);
+#ifndef NO_END_HINT
+            hint(me, true)
+#endif
         fi
     :: else
     fi;
@@ -89,7 +123,7 @@ inline sink_take() {
     od;
     atomic { moved = at != LOAD(TRAINER, HEAD); ended = ended && at == TICKETS && !got };
     if
-    :: moved -> store(TRAINER, HEAD, at)
+    :: moved -> d_step { FENCED(TRAINER); mem[HEAD] = at } /* its word */
     :: else
     fi;
     d_step {
@@ -99,13 +133,7 @@ inline sink_take() {
     }
 }
 
-#ifdef NO_RELOOK
-#define LOOK_ON false
-#else
-#define LOOK_ON moved
-#endif
-
-/* spdl__next_wait; the spins before the first sleep are looks like others and left out */
+/* spdl__next_wait; the pauses and yields before the first sleep are looks like others, left out */
 proctype Trainer() {
     byte word, at;
     bool got, moved, ended, halted;
@@ -119,52 +147,72 @@ next: /* a read-modify-write at the door keeps two trainers out */
     fi;
     do
     :: true ->
-        word = word_now;
-        d_step { FENCED(TRAINER); waiters++; moved = false };
-#ifdef NO_HEAVY
-        FENCED(TRAINER);
+#ifndef LATE_FED
+        word = fed;
+#endif
+        d_step { FENCED(TRAINER); sleepers++; moved = false };
+#ifdef PLAIN_WAITING
+        store(TRAINER, WAITING, 1);
 #else
-        membarrier(TRAINER);
+        d_step { FENCED(TRAINER); mem[WAITING] = 1 };
 #endif
 #ifndef NO_RECHECK
         sink_take();
 #endif
+#ifdef LATE_FED
+        word = fed;
+#endif
         if
-        :: got || ended || halted || LOOK_ON ->
-            d_step { FENCED(TRAINER); waiters--; word = 0 };
-            if
-            :: got -> goto next
-            :: ended || halted -> goto done
-            :: else -> skip
-            fi
+        :: got || ended || halted -> word = 0
         :: else ->
-            d_step { FENCED(TRAINER); asleep = word_now == word; word = 0 };
+            d_step { asleep = fed == word; word = 0 };
             if
             :: true ->
 end_asleep:
                 !asleep
             :: true -> asleep = false
-            fi;
-            d_step { FENCED(TRAINER); waiters-- };
-            sink_take();
-            if
-            :: got -> goto next
-            :: ended || halted -> goto done
-            :: else
             fi
+        fi;
+        d_step { FENCED(TRAINER); mem[WAITING] = 0 };
+        d_step { FENCED(TRAINER); sleepers-- };
+        if
+        :: got -> goto next
+        :: ended || halted -> goto done
+        :: else
+        fi;
+        sink_take();
+        if
+        :: got -> goto next
+        :: ended || halted -> goto done
+        :: else
         fi
     od;
 done:
     skip
 }
 
-/* spdl__pipeline_halt */
-proctype Stopper() {
-    stopping = true;
+/* spdl__pipeline_halt; all it does are read-modify-writes */
+inline halt_hint() {
     if
-    :: waiters == 0
-    :: else -> word_now++; asleep = false
+    :: mem[WAITING] == 1 ->
+        d_step { woke = mem[WAITING] == 1; mem[WAITING] = 0 };
+        if
+        :: woke -> d_step { fed++; asleep = false; woke = false }
+        :: else
+        fi
+    :: else
     fi
+}
+
+proctype Stopper() {
+    bool woke;
+#ifdef EARLY_STOP
+    halt_hint();
+#endif
+    stopping = true;
+#if !defined SILENT_STOP && !defined EARLY_STOP
+    halt_hint()
+#endif
 }
 
 init {

@@ -1,23 +1,28 @@
-/* A producer that waits for room: spdl__push_wait and spdl__push_try against the claims of the
-   stage behind the feed (spdl__node_claim, spdl__batch_step), against a failure (spdl__node_fail)
-   and a stop (spdl__pipeline_halt) of >>flow-impl and >>pipeline-impl.
+/* A producer that waits for room: spdl__push_try and spdl__push_wait of >>pipeline-impl, against
+   the takes of the row behind the feed, a failure or a stop, and with drop_oldest.
 
-   One producer pushes ITEMS items into an edge with room for CAPACITY; two workers claim them, one
-   at a time under the lock of the stage. A claim may be the last one: the workers may stop taking
-   at any moment. Somebody closes the pipeline at some moment, or never. Each sleep of the producer
-   may last for ever or end with a timeout, after which it tries once more.
+   One producer pushes ITEMS items into an edge with room for CAPACITY, then ends it (END). Two
+   workers run the row behind it, concurrency LIM, with the protocol of sit.pml for who sleeps; a
+   call may never end. The producer waits as the trainer does: `waiting` by an exchange, counted
+   among the sleepers, a second look, sleep on a word of its own; who makes room clears `waiting` by
+   a compare-and-swap and wakes it. Somebody closes the pipeline at some moment, or never. With
+   -DDROP  the producer never waits: when there is no room it passes the oldest item, HELD, which
+   needs no place in the row; it tries again when another one takes meanwhile
 
-   Checked: when nothing moves any more, the producer does not sleep although there is room, or
-   although the pipeline is closed.
+   Checked: when nothing moves any more, the producer does not sleep although there is room or the
+   pipeline is closed, no worker sleeps while the row is runnable or has to finish; each item was
+   called or dropped once, in order, and with DROP the producer has pushed all.
 
    Switches that take out one part of the protocol, and must fail:
-     NO_HEAVY      the producer does a full barrier of its own instead of a heavy one
-     NO_RECHECK    no second try after prepare
-     LATE_WORD     the word is read after the second try
-     EARLY_NOTIFY  a claim looks for a waiter before it has made the room
-     SILENT_CLOSE  a failure does not look for a producer that waits
-   and one that makes the model smaller:
-     NO_CLOSE      nobody closes the pipeline */
+     PLAIN_WAITING  `waiting` is stored, without a full barrier before the second look
+     NO_RECHECK     no second try
+     LATE_WORD      the word is read behind the second try
+     EARLY_HINT     a take looks for a producer before it has made the room
+     SILENT_CLOSE   a failure does not look for a producer that waits
+     NO_PUSH_FENCE  no full barrier between put and hint
+     NO_END_HINT    the end is told to nobody
+     PLAIN_DROP     (with DROP) the producer stores the new head
+     NEEDS_PLACE    (with DROP) the producer does not pass an item while the row is at its limit */
 
 #ifndef ITEMS
 #define ITEMS 3
@@ -25,69 +30,172 @@
 #ifndef CAPACITY
 #define CAPACITY 1
 #endif
+#ifndef LIM
+#define LIM 2
+#endif
 #define PROCS 4
 #define PRODUCER 2
 #define CLOSER 3
-#define LOCK 0
-#define PUT 1
-#define HEAD 2
-#define CLOSED 3
-#define ADDRESSES 4
+#define W 0
+#define WAITING 1
+#define CLOSED 2
+#define END 3
+#define STAMP(t) (4 + (t))
+#define ADDRESSES (4 + ITEMS)
 
-/* only ever changed by read-modify-writes */
-byte word_now, waiters;
+/* only ever changed by read-modify-writes; sleepers: workers, and 16 for the producer */
+byte sleepers, bell, room;
+bit waking;
 
-bool asleep;
+bool asleep[2], producer_asleep, pushed_all;
+byte pushed, settled; /* the producer's own; items called or dropped */
+
+#define HELD 4
+#define FINISHED 8
+#define HD(w) ((w) / 16)
+#define AC(w) ((w) & 3)
+#define FLAGS(w) ((w) & 12)
+#define THERE(p, h) ((h) < ITEMS && LOAD(p, STAMP(((h) < ITEMS -> (h) : 0))) == 1)
+#define ENDED(p, h) (LOAD(p, END) == (h) + 1)
+#define RUNS(p, w)                                                                                 \
+    (FLAGS(w) == 0 && AC(w) < LIM && (THERE(p, HD(w)) || (AC(w) == 0 && ENDED(p, HD(w)))))
 
 #include "tso.pml"
 
-/* spdl__event_notify: only a compiler barrier before the look */
-inline notify(p) {
+/* spdl__node_hint for the row: one worker, if it is runnable and one sleeps */
+inline hint_row(p) {
     if
-    :: waiters == 0
-    :: else -> d_step { FENCED(p); word_now++ }; asleep = false
+    :: (sleepers & 15) == 0 || waking
+    :: else ->
+        w2 = LOAD(p, W);
+        found = RUNS(p, w2);
+        w2 = 0;
+        if
+        :: found ->
+            d_step { found = waking == 0; waking = 1 };
+            if
+            :: found ->
+                d_step {
+                    bell++;
+                    found = false;
+                    if
+                    :: asleep[0] -> asleep[0] = false
+                    :: else -> asleep[1] = false
+                    fi
+                }
+            :: else
+            fi
+        :: else
+        fi
+    fi
+}
+
+inline wake_producer(p) {
+    if
+    :: sleepers >= 16 && LOAD(p, WAITING) == 1 ->
+        d_step { FENCED(p); found = mem[WAITING] == 1; mem[WAITING] = 0 };
+        if
+        :: found -> d_step { room++; found = false; producer_asleep = false }
+        :: else
+        fi
+    :: else
     fi
 }
 
 proctype Worker(byte me) {
-    bool taken;
-    byte at;
-    do
-    :: true -> break /* takes no more */
-    :: LOAD(me, PUT) > LOAD(me, HEAD) ->
-        d_step { FENCED(me); taken = mem[LOCK] == 0; mem[LOCK] = 1 };
+    byte word, w1, w2, h;
+    bool found, mine, taken;
+step:
+    mine = false;
+take:
+    w1 = LOAD(me, W);
+    if
+    :: FLAGS(w1) == 0 && (mine || AC(w1) < LIM) && THERE(me, HD(w1)) ->
+        h = HD(w1);
+#ifdef EARLY_HINT
+        wake_producer(me);
+#endif
+        d_step {
+            FENCED(me);
+            taken = mem[W] == w1;
+            if
+            :: taken ->
+                mem[W] = w1 + 16 + (mine -> 0 : 1);
+                assert(settled == h); /* taken in order, once */
+                settled++
+            :: else
+            fi;
+            h = 0;
+            w1 = 0
+        };
         if
-        :: !taken
-        :: else ->
-            taken = LOAD(me, PUT) > LOAD(me, HEAD);
-#ifdef EARLY_NOTIFY
-            notify(me);
+        :: taken ->
+            taken = false;
+#ifndef EARLY_HINT
+            wake_producer(me);
 #endif
             if
-            :: taken -> at = LOAD(me, HEAD) + 1; store(me, HEAD, at); at = 0
+            :: !mine -> hint_row(me)
             :: else
             fi;
-            store(me, LOCK, 0);
-#ifndef EARLY_NOTIFY
+            mine = true;
             if
-            :: taken -> notify(me)
-            :: else
+            :: true
+            :: true ->
+end_in_call:
+                false
             fi;
-#endif
-            taken = false
+            goto take
+        :: else
         fi
-    od
+    :: FLAGS(w1) == 0 && AC(w1) == 0 && !THERE(me, HD(w1)) && ENDED(me, HD(w1)) ->
+        d_step {
+            FENCED(me);
+            mem[W] = (mem[W] == w1 -> w1 + FINISHED : mem[W]);
+            w1 = 0
+        };
+        goto step
+    :: else -> w1 = 0
+    fi;
+    if
+    :: mine -> d_step { FENCED(me); mem[W] = mem[W] - 1 }; goto step
+    :: else
+    fi;
+    word = bell;
+    d_step { FENCED(me); sleepers++ };
+    d_step { FENCED(me); waking = 0 };
+    w2 = LOAD(me, W);
+    found = RUNS(me, w2);
+    w2 = 0;
+    if
+    :: found -> d_step { found = false; word = 0 }
+    :: else ->
+        d_step { asleep[me] = bell == word; word = 0 }
+end_asleep:
+        !asleep[me]
+    fi;
+    d_step { FENCED(me); sleepers-- };
+    d_step { FENCED(me); waking = 0 };
+    goto step
 }
 
-/* spdl__push_try; the hint after the put is that of park.pml */
+/* the last bit of spdl__push_try behind a put or an end */
+inline hint_put() {
+#ifndef NO_PUSH_FENCE
+    FENCED(PRODUCER);
+#endif
+    hint_row(PRODUCER)
+}
+
 inline push_try() {
     if
     :: LOAD(PRODUCER, CLOSED) != 0 -> closed = true
     :: else ->
         if
-        :: pushed - LOAD(PRODUCER, HEAD) < CAPACITY ->
+        :: pushed - HD(LOAD(PRODUCER, W)) < CAPACITY ->
+            store(PRODUCER, STAMP(pushed), 1);
             pushed++;
-            store(PRODUCER, PUT, pushed);
+            hint_put();
             got = true
         :: else
         fi
@@ -95,64 +203,119 @@ inline push_try() {
 }
 
 proctype Producer() {
-    byte word, pushed;
-    bool got, closed, late;
+    byte word, w2;
+    bool got, closed, found;
     do
     :: pushed == ITEMS || closed -> break
     :: else ->
-        d_step { got = false; late = false };
-        push_try(); /* those of the spins are tries like this one */
+        got = false;
+        push_try(); /* those of the pauses are tries like this one */
+#ifdef DROP
+        if
+        :: got || closed
+        :: else ->
+            word = LOAD(PRODUCER, W);
+            if
+#ifdef NEEDS_PLACE
+            :: FLAGS(word) == 0 && AC(word) < LIM && THERE(PRODUCER, HD(word)) ->
+#else
+            :: FLAGS(word) == 0 && THERE(PRODUCER, HD(word)) ->
+#endif
+                d_step {
+                    FENCED(PRODUCER);
+                    found = mem[W] == word;
+#ifdef PLAIN_DROP
+                    found = true
+#else
+                    mem[W] = (found -> word + HELD : mem[W])
+#endif
+                };
+                if
+                :: found ->
+                    d_step {
+                        assert(settled == HD(word)); /* taken in order, once */
+                        settled++;
+                        found = false
+                    };
+#ifdef PLAIN_DROP
+                    d_step { FENCED(PRODUCER); mem[W] = word + 16 };
+#else
+                    d_step { FENCED(PRODUCER); mem[W] = mem[W] + 16 - HELD };
+#endif
+                    word = 0;
+                    hint_row(PRODUCER)
+                :: else -> word = 0
+                fi
+            :: else ->
+#ifdef NEEDS_PLACE
+                if
+                :: AC(word) == LIM -> closed = true
+                :: else
+                fi;
+#endif
+                word = 0
+            fi
+        fi
+#else
         do
-        :: got || closed || late -> break
+        :: got || closed -> break
         :: else ->
 #ifndef LATE_WORD
-            word = word_now;
+            word = room;
 #endif
-            d_step { FENCED(PRODUCER); waiters++ };
-#ifdef NO_HEAVY
-            FENCED(PRODUCER);
+            d_step { FENCED(PRODUCER); sleepers = sleepers + 16 };
+#ifdef PLAIN_WAITING
+            store(PRODUCER, WAITING, 1);
 #else
-            membarrier(PRODUCER);
+            d_step { FENCED(PRODUCER); mem[WAITING] = 1 };
 #endif
 #ifndef NO_RECHECK
             push_try();
 #endif
             if
-            :: got || closed -> d_step { FENCED(PRODUCER); waiters-- }
+            :: got || closed
             :: else ->
 #ifdef LATE_WORD
-                word = word_now;
+                word = room;
 #endif
-                d_step { FENCED(PRODUCER); asleep = word_now == word; word = 0 };
-                if
-                :: true ->
+                d_step { FENCED(PRODUCER); producer_asleep = room == word; word = 0 };
 end_asleep:
-                    !asleep
-                :: true -> d_step { late = asleep; asleep = false }
-                fi;
-                d_step { FENCED(PRODUCER); waiters-- };
-                push_try()
+                !producer_asleep
+            fi;
+            d_step { FENCED(PRODUCER); mem[WAITING] = 0; word = 0 };
+            d_step { FENCED(PRODUCER); sleepers = sleepers - 16 };
+            if
+            :: got || closed
+            :: else -> push_try()
             fi
-        od;
-        if
-        :: late && !got && !closed -> break
-        :: else
-        fi
-    od
+        od
+#endif
+    od;
+    pushed_all = pushed == ITEMS;
+    pushed++;
+    store(PRODUCER, END, pushed);
+#ifndef NO_END_HINT
+    hint_put()
+#endif
 }
 
 #ifndef NO_CLOSE
 proctype Closer() {
+    byte w2;
+    bool found;
     if
     :: true -> skip
     :: true ->
         store(CLOSER, CLOSED, 1);
+        FENCED(CLOSER);
 #ifndef SILENT_CLOSE
-        notify(CLOSER)
+        wake_producer(CLOSER)
 #endif
     fi
 }
 #endif
+
+#define ASLEEP (asleep[0] || asleep[1])
 
 init {
     atomic {
@@ -164,6 +327,10 @@ init {
 #endif
     }
     timeout;
-    assert(!(asleep && mem[PUT] - mem[HEAD] < CAPACITY));
-    assert(!(asleep && mem[CLOSED] != 0))
+    assert(!(producer_asleep && pushed - HD(mem[W]) < CAPACITY));
+    assert(!(producer_asleep && mem[CLOSED] != 0));
+    assert(!(ASLEEP && RUNS(0, mem[W])));
+#if defined DROP && defined NO_CLOSE
+    assert(pushed_all || AC(mem[W]) == 3) /* told: none is left out */
+#endif
 }

@@ -2,7 +2,9 @@
 # Checks the models of who sleeps, who wakes and who closes, and that each model still finds the
 # fault when a part of the protocol is taken out: one line for each, with states, seconds, verdict.
 # At the same time runs the explorer on the rings of spdl.h itself, if it is given.
-# usage: tests/model/run.sh [--explorer PROGRAM]... [WORD ...]     only models with such a word
+# usage: tests/model/run.sh [--explorer PROGRAM]... [--long] [WORD ...]
+#     WORD    only models with such a word
+#     --long  larger settings, too: minutes, and up to 4 GB each
 cd "$(dirname "$0")" || exit 1
 if ! command -v spin >/dev/null || ! command -v gcc >/dev/null; then
     echo "skip model: needs spin and gcc"
@@ -23,6 +25,11 @@ while [ "${1-}" = --explorer ]; do
     explorers="$explorers $2"
     shift 2
 done
+long=no
+if [ "${1-}" = --long ]; then
+    long=yes
+    shift
+fi
 wanted=" $* "
 
 # is_wanted LINE: whether one of the words given is in it
@@ -35,7 +42,7 @@ is_wanted() {
 }
 
 # What the assertions speak of: another one that fails is a mistake in the model.
-claims='asleep|inside|returned|taken|late|result|settled|told|gone|waits'
+claims='asleep|inside|returned|taken|late|result|settled|told|gone|waits|ticket|calls|freed|pushed'
 
 # COLLAPSE keeps the search exhaustive; one that runs out of depth or memory counts as failed.
 # search FOLDER EXPECTED NAME [SWITCH ...]: EXPECTED is holds or breaks
@@ -113,14 +120,20 @@ for program in $explorers; do
     [ $? -le 1 ] || echo "0 passed, 1 failed" # it broke off
 done >"$work/explored" 2>&1 &
 
-model holds park
-model holds park -DMEET
-model holds park -DWORKERS=3 -DPARKED
-model holds park -DQUICK
-model holds park -DQUICK -DFED=1 -DBUFFER=1
-model holds park -DFED=1 -DITEMS=3
-model holds park -DTWO_CLIENTS -DPARKED
-model holds park -DTWO_CLIENTS -DPARKED -DWORKERS=3
+full="-DPARKED -DCAP0=1 -DCAP1=1"
+late="-DLAST -DITEMS=5 -DLIM2=2 -DCAP2=4"
+model holds sit -DNO_SLEEP
+model holds sit -DITEMS=1
+model holds sit $full -DITEMS=3
+model holds sit $late -DROOMS=1
+model holds sit $late -DROOMS=2
+model holds held -DKINDS=2 -DSLOTS=2  # a bundle, an item
+model holds held -DKINDS=12           # an item, a mark, an item
+model holds held -DKINDS=35           # a mark, an item, a bundle
+model holds stop -DNO_DEFER -DNO_DROP
+model holds stop -DONE_STOP
+model holds push -DITEMS=2 -DNO_CLOSE
+model holds push -DDROP -DNO_CLOSE
 model holds event -DNO_FIRST_TRY
 model holds event -DNO_CLOSE
 model holds wait_mpmc -DNO_CLOSE -DNO_TIMEOUT
@@ -140,32 +153,42 @@ model holds close_spmc -DFENCE
 model holds close_spmc -DCAPACITY=1 -DPUSHES=2 -DCONSUMERS=1
 model holds next -DTICKETS=2
 model holds next -DNO_STOP
-model holds stop
-model holds push
-model holds push -DCAPACITY=2 -DITEMS=4
 model holds deferred
 model holds crews
-model holds crews -DINLINE
-model holds chain
-model holds chain -DFREELY
-model holds chain -DROOM=1 -DITEMS=4
-model holds chain -DGROUP=1 -DITEMS=4
+if [ "$long" = yes ]; then
+    model holds sit
+    model holds sit -DNO_SLEEP -DITEMS=3
+    model holds held -DKINDS=18 # a bundle, an item, a hole
+    model holds held -DSLOTS=2  # all combinations
+    model holds stop -DNO_DEFER
+    model holds push -DITEMS=2
+    model holds push -DNO_CLOSE
+    model holds push -DLIM=1
+    model holds next
+    model holds crews -DITEMS=3
+    model breaks push -DLIM=1 -DSILENT_CLOSE
+    model breaks sit $full -DITEMS=4 -DROOMS=2 -DNO_SLEEP -DLIM1=1 -DNO_PREV
+fi
 
-model breaks park -DNO_HEAVY
-model breaks park -DPARKED -DITEMS=3 -DNO_CLEAR
-model breaks park -DPARKED -DNO_CLEAR_AFTER
-model breaks park -DPARKED -DITEMS=3 -DLATE_WORD
-model breaks park -DPARKED -DNO_CLAIM_HINT
-model breaks park -DMEET -DNO_CLAIM_HINT
-model breaks park -DPARKED -DNO_RECHECK
-model breaks park -DNO_LOOK_FENCE
-model breaks park -DPARKED -DLATE_FENCE
-model breaks park -DPARKED -DITEMS=3 -DSTAYS_KNOWN
-model breaks park -DTWO_CLIENTS -DPARKED -DOWN_HINT
-model breaks park -DFED=1 -DITEMS=3 -DNO_LOOK_FENCE
-model breaks park -DFED=1 -DBUFFER=1 -DNO_TAKE_HINT
-model breaks park -DQUICK -DQUICK_HANGS
-model breaks park -DFED=1 -DITEMS=3 -DLEAVES
+for mutant in NO_NEXT NO_TAKE_HINT NO_TAKE_FENCE EARLY_SLEEPERS \
+    EARLY_LOOK; do
+    model breaks sit -DNO_SLEEP "-D$mutant"
+done
+for mutant in NO_ALL NO_LEAVE_HINT NO_CLEAR_AFTER NO_RECHECK LATE_WORD NO_TRAINER_LOOK LATE_FED \
+    PLAIN_WAITING DEAF_ROOM; do
+    model breaks sit $full -DITEMS=3 "-D$mutant"
+done
+model breaks sit $late -DROOMS=2 -DNO_WAIT_HINT
+model breaks sit $late -DROOMS=1 -DNO_ASK_HINT
+for mutant in LAST_PLAIN STALE_FIELDS STORE_RELEASE BLIND_HOLD; do
+    model breaks held -DKINDS=2 -DSLOTS=1 "-D$mutant"
+done
+model breaks held -DKINDS=2 -DSLOTS=2 -DNO_OWN_HINT
+model breaks held -DKINDS=2 -DSLOTS=2 -DEARLY_SHIFT
+model breaks held -DKINDS=0 -DCAP0=1 -DCAP1=1 -DNO_PREV
+model breaks held -DKINDS=18 -DLATE_SHIFT
+model breaks held -DKINDS=12 -DSLOTS=2 -DNO_OTHERS
+model breaks held -DKINDS=0 -DSLOTS=2 -DEARLY_FINISH
 model breaks event -DNO_CLOSE -DNO_HEAVY
 model breaks event -DNO_CLOSE -DNO_RECHECK
 model breaks event -DNO_CLOSE -DLATE_WORD
@@ -195,41 +218,30 @@ model breaks close_spmc -DEARLY_CLOSED
 model breaks close_spmc -DNO_RETRACT
 model breaks close_spmc -DBLIND
 model breaks close_spmc -DCONSUMER_DECIDES
-model breaks next -DTICKETS=2 -DNO_STOP -DNO_HEAVY
-model breaks next -DTICKETS=2 -DNO_STOP -DNO_RECHECK
-model breaks next -DTICKETS=2 -DNO_STOP -DNO_RELOOK
-model breaks stop -DNO_LOCK
-model breaks stop -DEARLY_LOOK
-model breaks stop -DLATE_WORD
-model breaks push -DNO_HEAVY
-model breaks push -DNO_RECHECK
-model breaks push -DLATE_WORD
-model breaks push -DEARLY_NOTIFY
-model breaks push -DSILENT_CLOSE
+for mutant in PLAIN_WAITING NO_PUT_FENCE NO_RECHECK LATE_FED OWN_TICKET NO_END_HINT; do
+    model breaks next -DTICKETS=2 -DNO_STOP "-D$mutant"
+done
+model breaks next -DTICKETS=2 -DSILENT_STOP
+model breaks next -DTICKETS=2 -DEARLY_STOP
+for mutant in PLAIN_STOPPED STORE_RELEASE SILENT_RELEASE EARLY_LOOK LATE_WORD SILENT_COMPLETE \
+    EARLY_LEAVE IGNORE_HELD SILENT_DROP; do
+    model breaks stop -DONE_STOP "-D$mutant"
+done
+model breaks stop -DNO_DEFER -DNO_DROP -DNO_PURGE_LOCK
+for mutant in PLAIN_WAITING NO_RECHECK LATE_WORD EARLY_HINT NO_PUSH_FENCE NO_END_HINT; do
+    model breaks push -DITEMS=2 -DNO_CLOSE "-D$mutant"
+done
+for mutant in PLAIN_DROP NEEDS_PLACE; do
+    model breaks push -DDROP -DNO_CLOSE "-D$mutant"
+done
 model breaks deferred -DNO_GENERATION
 model breaks deferred -DNO_TELLING
 model breaks deferred -DBLIND_RETURN
 model breaks deferred -DNO_COMPLETING
 model breaks deferred -DLATE_RELEASE
-model breaks crews -DNO_HEAVY
-model breaks crews -DNO_RECHECK
-model breaks crews -DNO_CLAIM_HINT
-model breaks crews -DNO_STEP_HINT
-model breaks crews -DSILENT_HOLES
-model breaks crews -DINLINE -DNO_HEAVY
-model breaks crews -DINLINE -DNO_RECHECK
-model breaks crews -DINLINE -DSILENT_HOLES
-model breaks crews -DINLINE -DDEAF
-model breaks chain -DNO_HEAVY
-model breaks chain -DNO_RECHECK
-model breaks chain -DNO_CLAIM_HINT
-model breaks chain -DNO_PUT_HINT
-model breaks chain -DNO_AGAIN_HINT
-model breaks chain -DNO_CUT
-model breaks chain -DGROUP=1 -DROOM=1 -DBLIND
-model breaks chain -DGROUP=1 -DITEMS=4 -DBUSY
-model breaks chain -DLEFT_CHAINED
-model breaks chain -DNO_TAKEN
+for mutant in OWN_POOL NO_NEXT NO_PREV NO_TAKE_HINT NO_LEAVE_HINT NO_CLEAR NO_RECHECK LATE_WORD; do
+    model breaks crews "-D$mutant"
+done
 
 wait
 tell
