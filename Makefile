@@ -2,13 +2,15 @@
 # There is nothing to configure. `make` runs the tests, `make help` lists the targets.
 #
 #   make test T="ring pool.stop"     only tests with such a part in their name
-#   make test ARGS="--repeat 100"    options of the runner: --list --no-fork --repeat N --seed N
+#   make test ARGS="--repeat 100"    options of the runner: --list --no-fork --slow --jobs N
+#                                    --repeat N --seed N
 #   make CC=clang CFLAGS=-O3         another compiler, other flags; CXX is for the examples
+#   make CFLAGS="-O0 -g"             for a debugger
 #   make bench JSON=1                one JSON object per line
 #   make bench-ring ARGS="--all 4p4c"   options of a bench: --quick --all --list TEXT
 #   make V=1                         shows the commands
 
-CFLAGS ?= -O1 -g
+CFLAGS ?= -O1 -g1
 ifeq ($(origin CXX),default)
 CXX = c++
 endif
@@ -16,15 +18,15 @@ export CC CXX
 MODE =
 T = $(SPDL_IN_README)
 ARGS =
-WERROR =
+WERROR = $(if $(SPDL_IN_README),1)
 JSON =
 FUZZ = $(patsubst tests/fuzz_%.c,%,$(wildcard tests/fuzz_*.c))
 FUZZ_TIME = 60
 FUZZ_RUNS = 20000
 V =
 
-# check-readme runs the commands of README.md with SPDL_IN_README set to the few tests it wants: all
-# of them have been run before.
+# check-readme runs the commands of README.md with SPDL_IN_README set to the few tests it wants, and
+# with the objects of check-compilers: all of them have been run before.
 
 # What headers, tests, examples and benches have to pass, under gcc and clang.
 WARN = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wundef -Wcast-qual \
@@ -32,11 +34,13 @@ WARN = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wundef 
 WARN_C = $(WARN) -Wstrict-prototypes -Wmissing-prototypes
 export WARN WARN_C
 
-# (-Og takes half the time to compile.)
-MODE_FLAGS_asan = -Og -fsanitize=address,undefined -fno-sanitize-recover=all \
+# Most of a build with sanitizers is the compiler's optimiser; clang does without it in a fifth of
+# the time, and the tests take hardly longer.
+QUICK = $(if $(findstring clang,$(CC)),-O0,-Og)
+MODE_FLAGS_asan = $(QUICK) -fsanitize=address,undefined -fno-sanitize-recover=all \
     -fno-omit-frame-pointer
-MODE_FLAGS_tsan = -fsanitize=thread
-MODE_FLAGS_portable = -DSPDL_NO_FUTEX -DSPDL_NO_MEMBARRIER
+MODE_FLAGS_tsan = $(QUICK) -fsanitize=thread
+MODE_FLAGS_portable = -DSPDL_OS_POSIX
 MODE_FLAGS = $(MODE_FLAGS_$(MODE))
 
 # One folder for each compiler and mode, so that their objects never mix; the file `flags` in it
@@ -58,7 +62,7 @@ MAKEFLAGS += --no-print-directory
 .PHONY: test
 test: ## build and run the tests (the default)
 	@$(MAKE) $(PARALLEL) $(B)/runner
-	@tests/run.sh $(B)/runner $(ARGS) $(T)
+	@tests/run.sh $(B)/runner --jobs $(JOBS) $(ARGS) $(T)
 
 .PHONY: help
 help: ## list the targets
@@ -95,6 +99,10 @@ bench-trace: ## what traces cost, on and off
 .PHONY: bench-stats
 bench-stats: ## what statistics and reports cost
 
+.PHONY: bench-size
+bench-size: ## what including the header costs: time to compile, code (BASE=FILE: beside another)
+	@bench/size.sh $(BASE)
+
 .PHONY: bench-cuda
 bench-cuda: ## copies to a GPU; without one on a stand-in, for show
 
@@ -113,14 +121,15 @@ portable: ## the tests on the waits and barriers of other systems
 	        $(wildcard tests/test_*.c))) stress"
 
 .PHONY: stress
-stress: ## the rings under stress at length: 1e9 items through SPSC rings, 1e8 in each other mode
+stress: ## the rings under stress at length: 1e9 items through SPSC rings, 1e8 through MPMC
 	@$(MAKE) $(PARALLEL) $(B)/runner
-	@STRESS=long TEST_TIMEOUT=0 tests/run.sh $(B)/runner $(ARGS) stress.
+	@STRESS=long TEST_TIMEOUT=0 tests/run.sh $(B)/runner --jobs $(JOBS) $(ARGS) stress.
 
 .PHONY: model
 model: ## models of who sleeps and who wakes (needs spin), and rings under a model of memory
 	@$(MAKE) build/explore/fast build/explore/plain
-	@tests/model/run.sh $(addprefix --explorer $(CURDIR)/build/explore/,fast plain)
+	@RUNS=$(RUNS) tests/model/run.sh $(addprefix --explorer $(CURDIR)/build/explore/,fast plain) \
+	    $(MODEL_ARGS)
 
 .PHONY: explore
 explore: ## rings under a model of memory, RUNS random schedules (1000000) of each scenario
@@ -131,6 +140,20 @@ explore: ## rings under a model of memory, RUNS random schedules (1000000) of ea
 .PHONY: mutate-ring
 mutate-ring: ## would we notice a memory order, barrier or wake that is missing? (minutes)
 	@tests/mutate_ring.sh
+
+# One after the other; what fails ends it. CHANCE_ROUNDS, RUNS and FUZZ_RUNS set the lengths.
+.PHONY: torture
+torture: ## the long forms of what `make check` does briefly: hours
+	@$(MAKE) check-compilers
+	@$(MAKE) asan CC=gcc
+	@$(MAKE) tsan CC=gcc
+	@$(MAKE) stress
+	@CHANCE_ROUNDS=$(or $(CHANCE_ROUNDS),200000) TEST_TIMEOUT=0 \
+	    tests/run.sh $(B)/runner chance. # built by `stress`
+	@$(MAKE) model MODEL_ARGS=--long RUNS=$(or $(RUNS),1000000)
+	@$(MAKE) check-fuzz FUZZ_RUNS=$(if $(filter file,$(origin FUZZ_RUNS)),1000000,$(FUZZ_RUNS))
+	@$(MAKE) test-cuda
+	@$(MAKE) mutate-ring
 
 .PHONY: selftest
 selftest: ## does the test runner report what goes wrong?
@@ -199,6 +222,10 @@ check-readme: ## the commands, the program and the links of README.md
 check-report: ## the page of the reports in a browser (needs chromium)
 	@tests/check_report.sh
 
+.PHONY: report-page
+report-page: ## puts examples/data/report.html, the page of the reports, into spdl.h
+	@tests/report_page.sh --write
+
 .PHONY: test-cuda
 test-cuda: ## spdl_cuda.h with the CUDA toolkit, and on a stand-in for the runtime (no GPU needed)
 	@CUDA_ARGS="$(ARGS) $(T)" tests/check_cuda.sh
@@ -209,7 +236,9 @@ lint: ## tabs, trailing space, lines over 100 columns, final newlines
 
 .PHONY: toc
 toc: ## the sections of the headers, with their lines
-	@awk '/^\/\* >>/ { print FILENAME ":" FNR ": " substr($$2, 3) }' $(wildcard spdl*.h)
+	@awk 'FNR == 1 { if (n % 4) print ""; print FILENAME; n = 0 } \
+	    /^\/\* >>/ { printf "%7d %-17s%s", FNR, substr($$2, 3), ++n % 4 ? "" : "\n" } \
+	    END { if (n % 4) print "" }' $(wildcard spdl*.h)
 
 .PHONY: clean
 clean: ## remove build/
@@ -237,7 +266,7 @@ $(B)/selftest: tests/selftest/selftest.c tests/test.h $(B)/flags
 # The explorer: the header sees neither ThreadSanitizer nor, the second time, the membarrier.
 EXPLORE_FLAGS = -g -O1 -std=gnu11 $(WARN_C) -Wno-tsan -fsanitize=thread -U__SANITIZE_THREAD__
 build/explore/fast: EXPLORE_MODE =
-build/explore/plain: EXPLORE_MODE = -DSPDL_NO_MEMBARRIER
+build/explore/plain: EXPLORE_MODE = -DSPDL__OS_BARRIER=0
 build/explore/%: tests/model/explore.c tests/model/explore_ring.c tests/model/explore.h spdl.h
 	@mkdir -p $(@D)
 	$(Q)gcc -g -O2 -std=gnu11 $(WARN_C) -c tests/model/explore.c -o $@-run.o
@@ -321,15 +350,15 @@ build/bench/npz/made: bench/make_npz_data.py
 bench-npz: build/bench/bench_npz build/bench/npz/made
 	@BENCH_NPZ_PYTHON=$$(bench/npz_python.sh) $< $(JSON:%=--json) $(ARGS)
 
-FUZZ_FLAGS = -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -pthread
+FUZZ_FLAGS = -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -pthread
 
 build/fuzz/driver_%: tests/fuzz_%.c tests/fuzz.h spdl.h
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(FUZZ_FLAGS) -DFUZZ_DRIVER $< -o $@ $(call libraries,zlib.h:z)
+	$(Q)$(CC) $(QUICK) $(FUZZ_FLAGS) -DFUZZ_DRIVER $< -o $@ $(call libraries,zlib.h:z)
 
 build/fuzz/fuzz_%: tests/fuzz_%.c tests/fuzz.h spdl.h
 	@mkdir -p $(@D)
-	$(Q)clang $(FUZZ_FLAGS) -fsanitize=fuzzer $< -o $@ $(call libraries,zlib.h:z)
+	$(Q)clang -O1 $(FUZZ_FLAGS) -fsanitize=fuzzer $< -o $@ $(call libraries,zlib.h:z)
 
 $(FUZZ:%=fuzz-%): fuzz-%: build/fuzz/fuzz_%
 	@mkdir -p build/fuzz/$*

@@ -466,7 +466,7 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_cuda *cuda,
                                          const spdl_cuda_iter_desc *desc);
 
 /* Is done with the batch of the last call on the stream of that call, and hands out the next, ready
-   on `stream`. What comes last is told by every later call: the end, what the source returned, or
+   on `stream`. Every later call returns what comes last: the end, what the source returned, or
    the CUDA call that failed; batches before it are delivered first.
    Returns: SPDL_OK, SPDL_END, SPDL_E_INVALID (the stream is being captured), what the source or
             `view` returned, SPDL_E_CUDA, SPDL_E_CUDA_LOST, SPDL_E_CUDA_FORKED.
@@ -507,7 +507,7 @@ SPDL_API void spdl_cuda_iter_close(spdl_cuda_iter *iter);
 #define SPDL_CUDA_IMPLEMENTATION_INCLUDED
 
 #ifndef SPDL_IMPLEMENTATION_INCLUDED
-#error "spdl_cuda.h: its implementation stands behind that of spdl.h, in the same file"
+#error "spdl_cuda.h: its implementation stands after that of spdl.h, in the same file"
 #endif
 
 #include <sys/mman.h>
@@ -929,7 +929,7 @@ struct spdl_cuda {
     spdl__cuda_slab arena[SPDL_CUDA_MAX_ARENAS];
     char pad1[SPDL_CACHE_LINE];
     /* written by any thread */
-    spdl__event host_changed; /* a host slot is free, or there is a copy to wait for */
+    spdl__os_event host_changed; /* a host slot is free, or there is a copy to wait for */
     uint32_t lost;
     uint32_t unloading;       /* the runtime is gone: no more calls, leave everything as it is */
     uint32_t iterating;       /* an iterator is open: it alone sends and reaps */
@@ -985,7 +985,7 @@ SPDL__PRIVATE bool spdl__cuda_sticky(int error) {
 SPDL__PRIVATE void spdl__cuda_lose(spdl_cuda *cuda) {
     spdl__store32(&cuda->lost, 1);
     if (cuda->free_slots != NULL) spdl_ring_close(cuda->free_slots);
-    if (cuda->event_made) spdl__event_wake(&cuda->host_changed, SPDL__ALL);
+    if (cuda->event_made) spdl__os_event_wake(&cuda->host_changed, SPDL__ALL);
 }
 
 /* Records what a call of ours returned; the first one that lost the device stays. */
@@ -1199,14 +1199,13 @@ SPDL__PRIVATE spdl_result spdl__cuda_pin(spdl_cuda *cuda, spdl__cuda_slab *slab,
 SPDL__PRIVATE int spdl__pci_node(const char *bus) {
     char path[96], text[16] = "";
     size_t have = 0, i;
-    spdl__file file;
-    uint64_t bytes;
+    spdl__os_file file;
     (void)snprintf(path, sizeof(path), "/sys/bus/pci/devices/%.31s/numa_node", bus);
     for (i = 0; path[i] != '\0'; ++i)
         if (path[i] >= 'A' && path[i] <= 'F') path[i] = (char)(path[i] - 'A' + 'a');
-    if (spdl__file_open(&file, path, &bytes) != NULL) return -1;
-    (void)spdl__file_read(file, text, sizeof(text) - 1, 0, &have);
-    spdl__file_close(file);
+    if (spdl__os_file_open(&file, path, SPDL__OS_READ, NULL) != NULL) return -1;
+    (void)spdl__os_file_read(file, text, sizeof(text) - 1, 0, &have);
+    (void)spdl__os_file_close(file);
     return have == 0 ? -1 : (int)strtol(text, NULL, 10);
 }
 
@@ -1274,7 +1273,7 @@ SPDL__PRIVATE char *spdl__map_aligned(size_t bytes) {
 typedef struct spdl__touch {
     volatile char *at;
     size_t bytes;
-    spdl__thread thread;
+    spdl__os_thread thread;
     bool started;
 } spdl__touch;
 
@@ -1298,12 +1297,13 @@ SPDL__PRIVATE void spdl__touch_all(char *memory, size_t bytes, int threads) {
         part[i].bytes = bytes - at < each ? bytes - at : each;
         at += part[i].bytes;
         part[i].started = i > 0 && part[i].bytes > 0 &&
-                          spdl__thread_start(&part[i].thread, 0, spdl__touch_run, &part[i]);
+                          spdl__os_thread_start(&part[i].thread, "spdl-touch", NULL, 0,
+                                                spdl__touch_run, &part[i]);
     }
     for (i = 0; i < threads; ++i)
         if (!part[i].started) (void)spdl__touch_run(&part[i]);
     for (i = 0; i < threads; ++i)
-        if (part[i].started) spdl__thread_join(part[i].thread);
+        if (part[i].started) spdl__os_thread_join(&part[i].thread);
 }
 
 SPDL__PRIVATE int spdl__touch_threads(const spdl_cuda *cuda) {
@@ -1506,8 +1506,8 @@ SPDL__PRIVATE spdl_result spdl__cuda_poll_copy(spdl_cuda *cuda, uint64_t deadlin
         if (result != SPDL_OK || done) break;
         if (++round < 17) continue; /* a copy of 256 KiB takes about as long as so many questions */
         if (round == 17) device = spdl__cuda_held_up(cuda, oldest);
-        (void)spdl__event_sleep(&cuda->host_changed, spdl__load32(&cuda->host_changed.word),
-                                spdl__min(now + nap_ns, deadline));
+        (void)spdl__os_event_sleep(&cuda->host_changed, spdl__load32(&cuda->host_changed.word),
+                                   spdl__min(now + nap_ns, deadline));
     }
     spdl__add(device ? &cuda->wait_device_ns : &cuda->wait_bus_ns, now - start);
     return result;
@@ -1682,7 +1682,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *sl
 SPDL_API const char *spdl_cuda_result_text(spdl_result result) {
     if (result == SPDL_E_CUDA) return "a CUDA call failed";
     if (result == SPDL_E_CUDA_LOST) return "the CUDA device is lost to this process";
-    if (result == SPDL_E_CUDA_FORKED) return "opened before a fork, used behind it";
+    if (result == SPDL_E_CUDA_FORKED) return "opened before a fork, used after it";
     return spdl_result_text(result);
 }
 
@@ -1752,7 +1752,7 @@ SPDL_API spdl_result spdl_cuda_host_get(spdl_cuda *cuda, spdl_cuda_host **host,
     result = spdl__cuda_usable(cuda);
     if (result != SPDL_OK) return result;
     /* a source that runs on the fetching thread itself would wait for itself otherwise */
-    fetches = spdl__load(&cuda->fetcher) == spdl__thread_id();
+    fetches = spdl__load(&cuda->fetcher) == spdl__os_thread_id();
     result = spdl__host_take(cuda, &slot, fetches, spdl__deadline(timeout_ns));
     if (result == SPDL_OK) *host = &slot->host;
     return result;
@@ -2351,7 +2351,7 @@ SPDL__PRIVATE bool spdl__cuda_sync_init(spdl_cuda *cuda) {
         return false;
     }
     cuda->locks_made = true;
-    cuda->event_made = spdl__event_init(&cuda->host_changed);
+    cuda->event_made = spdl__os_event_init(&cuda->host_changed);
     return cuda->event_made;
 }
 
@@ -2369,7 +2369,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_host(spdl_cuda *cuda) {
     const spdl_cuda_desc *desc = &cuda->desc;
     const size_t hosts = (size_t)desc->host_slots, slots = (size_t)desc->device_slots;
     spdl_result result;
-    cuda->asymmetric = spdl__barrier_init();
+    cuda->asymmetric = spdl__os_barrier();
     cuda->transfers = hosts + slots;
     cuda->stride = spdl__cuda_stride(desc->slot_bytes);
     if (!spdl__cuda_sync_init(cuda)) return SPDL_E_NOMEM;
@@ -2512,7 +2512,7 @@ SPDL__PRIVATE void spdl__cuda_release(spdl_cuda *cuda) {
         pthread_mutex_destroy(&cuda->error_lock);
         pthread_mutex_destroy(&cuda->lock);
     }
-    if (cuda->event_made) spdl__event_fini(&cuda->host_changed);
+    if (cuda->event_made) spdl__os_event_fini(&cuda->host_changed);
     spdl_ring_destroy(cuda->free_hosts, NULL, NULL);
     spdl_ring_destroy(cuda->free_slots, NULL, NULL);
     spdl__free(&allocator, cuda->transfer, (size_t)cuda->transfers * sizeof(*cuda->transfer));
@@ -2675,7 +2675,7 @@ struct spdl_cuda_iter {
     spdl__cuda_slot *kept_slot; /* host cache: their memory is the slab's */
     void *kept_memory;          /* of the device cache */
     spdl__cuda_slab slab;       /* of the host cache */
-    spdl__thread thread;
+    spdl__os_thread thread;
     bool threaded;
     uint32_t stop; /* written by close */
     /* written by the fetching side; the trainer reads them when the queue is drained */
@@ -2909,7 +2909,7 @@ SPDL__PRIVATE spdl_result spdl__iter_fetch(spdl_cuda_iter *iter, bool wait,
     spdl_result result = SPDL_END;
     if (desc->stop_after != 0 && iter->fetched >= desc->stop_after) return SPDL_END;
     if (spdl__load_relaxed32(&iter->warm) == 0) {
-        spdl__store(&iter->cuda->fetcher, spdl__thread_id()); /* for host_get on this thread */
+        spdl__store(&iter->cuda->fetcher, spdl__os_thread_id()); /* for host_get on this thread */
         result = spdl__iter_take(iter, wait, &item);
         spdl__store(&iter->cuda->fetcher, 0);
         if (result == SPDL_OK) result = spdl__iter_send_item(iter, item, slot);
@@ -2935,7 +2935,6 @@ SPDL__PRIVATE void *spdl__iter_run(void *arg) {
     spdl_cuda_iter *iter = (spdl_cuda_iter *)arg;
     spdl_cuda *cuda = iter->cuda;
     int mode, device;
-    spdl__thread_name("spdl-cuda");
     iter->end = spdl__cuda_switch(cuda, &device);
     if (iter->end == SPDL_OK) iter->end = spdl__cuda_relax(cuda, &mode);
     while (iter->end == SPDL_OK && !spdl__iter_stopped(iter) && !spdl__iter_rests(iter)) {
@@ -3134,7 +3133,8 @@ SPDL__PRIVATE spdl_result spdl__iter_start(spdl_cuda_iter *iter) {
                                                            : depth > 0 ? depth : 1);
     if (result != SPDL_OK || !threaded) return result;
     iter->threaded = true;
-    if (spdl__thread_start(&iter->thread, 0, spdl__iter_run, iter)) return SPDL_OK;
+    if (spdl__os_thread_start(&iter->thread, "spdl-cuda", NULL, 0, spdl__iter_run, iter))
+        return SPDL_OK;
     iter->threaded = false;
     return SPDL_E_THREAD;
 }
@@ -3187,7 +3187,7 @@ SPDL_API void spdl_cuda_iter_close(spdl_cuda_iter *iter) {
     cuda = iter->cuda;
     spdl__store32(&iter->stop, 1); /* pairs with the load in iter_stopped */
     spdl_ring_close(iter->queue);
-    if (iter->threaded) spdl__thread_join(iter->thread);
+    if (iter->threaded) spdl__os_thread_join(&iter->thread);
     spdl__cuda_idle(cuda);
     spdl__iter_drop(iter, iter->current);
     spdl__iter_drop(iter, iter->offered);

@@ -125,7 +125,7 @@ static inline uint32_t peer_le(const uint8_t *at, int bytes) {
     return value;
 }
 
-/* The members, in the order of the directory; `gap` bytes are left free behind each output. */
+/* The members, in the order of the directory; `gap` bytes are left free after each output. */
 static inline peer_member *peer_members(const uint8_t *file, size_t file_bytes, size_t gap,
                                         size_t *count) {
     const uint8_t *end = file + file_bytes - 22;

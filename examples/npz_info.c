@@ -1,6 +1,5 @@
-/* npz_info.c - prints name, type, shape, order and size of every array in .npz and .npy files, and
-   the fields of structured ones, after reading each to its end, checksum included. With --json one
-   object per array, one per line.
+/* npz_info.c - prints name, type, shape, order and size of every array in .npz and .npy files,
+   after reading each to its end, checksum included. With --json one object per array and line.
 
    Build:  cc -O2 -I. examples/npz_info.c -o npz_info -lpthread
    Run:    ./npz_info [--json] FILE... */
@@ -28,22 +27,6 @@ static void print_json_string(const char *text) {
     putchar('"');
 }
 
-static void print_field_json(const spdl_npy_field *field, const char *before) {
-    printf("%s{\"name\": ", before);
-    print_json_string(field->name);
-    printf(", \"depth\": %d, \"offset\": %" PRIu64 ", \"kind\": \"%c\", \"descr\": ", field->depth,
-           field->offset, field->kind);
-    print_json_string(field->descr);
-    print_shape(field->shape, field->ndim, ", \"shape\": [", "]}");
-}
-
-static void print_field(const spdl_npy_field *field) {
-    printf("    %*s%-*s %-8s", 2 * field->depth, "", 14 - 2 * field->depth, field->name,
-           field->structured ? "fields" : field->descr);
-    if (field->ndim > 0) print_shape(field->shape, field->ndim, " (", ")");
-    printf(" at %" PRIu64 "\n", field->offset);
-}
-
 /* Reads an array as a whole, which verifies it. */
 static spdl_result read_array(const spdl_npz *npz, size_t index, const spdl_npy_info *info,
                               spdl_error *error) {
@@ -56,7 +39,7 @@ static spdl_result read_array(const spdl_npz *npz, size_t index, const spdl_npy_
 }
 
 static void print_json(const char *path, const char *name, const spdl_npy_info *info,
-                       const spdl_npz_member *member, const spdl_npy_field *fields, size_t count) {
+                       const spdl_npz_member *member) {
     static const char *const crc[] = { "none", "unchecked", "good", "bad" };
     printf("{\"file\": ");
     print_json_string(path);
@@ -67,32 +50,25 @@ static void print_json(const char *path, const char *name, const spdl_npy_info *
     print_json_string(info->descr);
     print_shape(info->shape, info->ndim, ", \"shape\": [", "], ");
     printf("\"fortran_order\": %s, \"bytes\": %" PRIu64 ", \"stored\": %s, \"file_bytes\": %" PRIu64
-           ", \"crc\": \"%s\", \"duplicates\": %u, \"fields\": [",
+           ", \"crc\": \"%s\", \"duplicates\": %u}\n",
            info->fortran_order ? "true" : "false", info->bytes, member->stored ? "true" : "false",
            member->file_bytes, crc[member->crc_state], (unsigned)member->duplicates);
-    for (size_t i = 0; i < count; i++) print_field_json(&fields[i], i ? ", " : "");
-    printf("]}\n");
 }
 
 static spdl_result print_array(const spdl_npz *npz, const char *path, size_t index, bool json,
                                spdl_error *error) {
-    static spdl_npy_field fields[100];
-    size_t count = 0;
     spdl_npz_member member;
     spdl_npy_info info;
     spdl_result result = spdl_npz_info(npz, index, &info, error);
-    if (result == SPDL_OK) result = spdl_npz_fields(npz, index, fields, 100, &count, error);
     if (result == SPDL_OK) result = read_array(npz, index, &info, error);
     if (result == SPDL_OK) result = spdl_npz_stat(npz, index, &member);
     if (result != SPDL_OK) return result;
-    if (count > 100) count = 100;
-    if (json) print_json(path, spdl_npz_name(npz, index), &info, &member, fields, count);
+    if (json) print_json(path, spdl_npz_name(npz, index), &info, &member);
     if (json) return SPDL_OK;
-    printf("  %-16s %-8s ", spdl_npz_name(npz, index), count ? "fields" : info.descr);
+    printf("  %-16s %-8s ", spdl_npz_name(npz, index), info.descr);
     print_shape(info.shape, info.ndim, "(", info.ndim == 1 ? ",)" : ")");
     printf(" %s %s %" PRIu64 " bytes\n", info.fortran_order ? "Fortran" : "C",
            member.stored ? "stored" : "deflated", info.bytes);
-    for (size_t i = 0; i < count; i++) print_field(&fields[i]);
     return SPDL_OK;
 }
 

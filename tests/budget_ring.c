@@ -96,7 +96,7 @@ int main(int argc, char **argv) {
     const bool mpmc = argc == 3 && strncmp(argv[1], "mpmc_", 5) == 0;
     spdl_ring *ring;
     bool held;
-    if (argc == 3 && strcmp(argv[1], "asymmetric") == 0) return !spdl__barrier_init();
+    if (argc == 3 && strcmp(argv[1], "asymmetric") == 0) return !spdl__os_barrier();
     if (count == 0 || (!spsc && !mpmc)) return 2;
     ring = ring_of(spsc ? SPDL_RING_SPSC : SPDL_RING_MPMC, argv[1][5] == 'p' ? count : 1024);
     held = run(argv[1] + 5, ring, count);

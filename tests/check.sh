@@ -1,10 +1,11 @@
 #!/bin/sh
 # Everything that CI runs: each part, what it took, and the sum of all tests in the last line. A
-# part goes on after another has failed. The output of each part stays in build/check/.
+# part goes on after another has failed. The output of each part stays in build/check/. Lengths are
+# those of a look at every case; `make torture` has the long ones.
 # usage: tests/check.sh [PART ...]
 cd "$(dirname "$0")/.." || exit 1
 mkdir -p build/check
-rm -f build/check/*.sum build/check/failures
+rm -f build/check/*.sum build/check/failures build/check/places
 selected=" $* "
 
 # sum LOG STATUS: the closing line of a part, as numbers; one that broke off counts as a failure
@@ -32,47 +33,63 @@ part() {
     "$@" >"$log" 2>&1 </dev/null
     sum "$log" $?
     echo "$part_passed $part_failed $part_skipped" >"build/check/$name.sum"
-    printf '%-12s %4d passed, %d failed, %d skipped  %4d s\n' \
-        "$name" "$part_passed" "$part_failed" "$part_skipped" $(($(date +%s) - start))
-    grep 'in a second run$' "$log" | sed 's/^/    /'
-    if [ "$part_failed" -gt 0 ]; then
-        grep -vE '^ok |^make|(gcc|clang|\+\+) tests/[^ ]*\.c$' "$log" | sed 's/^/    /' | tail -n 60
-        grep -E '(^|: +)FAIL ' "$log" | sed "s/^/$name: /" >>build/check/failures
-    fi
+    {
+        printf '%-12s %4d passed, %d failed, %d skipped  %4d s\n' \
+            "$name" "$part_passed" "$part_failed" "$part_skipped" $(($(date +%s) - start))
+        grep 'in a second run$' "$log" | sed 's/^/    /'
+        if [ "$part_failed" -gt 0 ]; then
+            grep -vE '^ok |^make|(gcc|clang|\+\+) tests/[^ ]*\.c$' "$log" | sed 's/^/    /' |
+                tail -n 60
+            grep -E '(^|: +)FAIL ' "$log" | sed "s/^/$name: /" >>build/check/failures
+        fi
+    } >"build/check/$name.said"
+    cat "build/check/$name.said"
 }
 
-# The parts run one after the other, each with a job for every core: some of them look at times.
-# What does not runs in two lanes at the end. AddressSanitizer sees all tests, ThreadSanitizer those
-# with threads, both of gcc; those of clang (`make asan CC=clang`) take as long and have found the
-# same.
+# beside NAME COMMAND ...: a part that takes one processor, beside others of its kind
+beside() {
+    read -r _ <&3
+    {
+        part "$@"
+        echo >&3
+    } &
+}
+
+# Parts that use all processors run one after the other, and so do the tests, which look at times.
+# AddressSanitizer sees all tests, ThreadSanitizer those with threads; both of clang, which needs a
+# third of the time of gcc's (`make asan CC=gcc`), and they have found the same.
 MAKEFLAGS=$(printf '%s' "$MAKEFLAGS" | sed -e 's/ *-j[0-9]*//' -e 's/ *--jobserver-[a-z]*=[^ ]*//')
 export MAKEFLAGS
 make=${MAKE:-make}
 part lint "$make" -s lint
 part docs "$make" -s check-docs
-part headers "$make" -s check-headers
 part warnings "$make" -s check-warnings
-part selftest "$make" -s selftest
 part gcc "$make" -s test CC=gcc WERROR=1
 part clang "$make" -s test CC=clang WERROR=1
-part portable "$make" -s portable CC=gcc
-part asan "$make" -s asan CC=gcc
-part tsan "$make" -s tsan CC=gcc T="$(ls tests/test_*.c | sed -e 's:tests/test_::' -e 's:\.c$:.:' |
-    grep -vE 'npz|inflate|cuda|condvar' | tr '\n' ' ') npz.many stress"
-part perf "$make" -s check-perf
-part report "$make" -s check-report
-part readme "$make" -s check-readme
-{
-    part bigendian "$make" -s check-bigendian
-    part model "$make" -s model
-    part core-alone "$make" -s check-core-alone
-    part budget "$make" -s check-budget
-    part fuzz "$make" -s check-fuzz CC=gcc FUZZ_RUNS=5000
-    part examples "$make" -s examples
-} &
-export CUDA_TESTS="gcc gcc-min clang gcc-dlopen gcc-asan gcc-tsan valgrind"
+part portable "$make" -s portable CC=gcc WERROR=1
+part asan "$make" -s asan CC=clang
+part tsan "$make" -s tsan CC=clang T="$(ls tests/test_*.c |
+    sed -e 's:tests/test_::' -e 's:\.c$:.:' | grep -vE 'npz|inflate|cuda|condvar' |
+    tr '\n' ' ') npz.many stress"
+part model "$make" -s model
 part cross "$make" -s cross
-part cuda "$make" -s test-cuda
+
+# The others, the long ones first, with as many at a time as there are processors.
+mkfifo build/check/places || exit 1
+exec 3<>build/check/places
+for _ in $(seq "$(getconf _NPROCESSORS_ONLN)"); do echo >&3; done
+export CUDA_TESTS="gcc clang gcc-dlopen clang-asan clang-tsan valgrind"
+beside cuda "$make" -s test-cuda
+beside fuzz "$make" -s check-fuzz CC=clang FUZZ_RUNS=5000
+beside bigendian "$make" -s check-bigendian
+beside examples "$make" -s examples CC=clang CXX=clang++ EXAMPLE_FLAGS=-O0
+beside headers "$make" -s check-headers
+beside readme "$make" -s check-readme CC=gcc
+beside budget "$make" -s check-budget
+beside perf "$make" -s check-perf
+beside report "$make" -s check-report CC=clang
+beside core-alone "$make" -s check-core-alone
+beside selftest "$make" -s selftest
 wait
 
 [ ! -e build/check/failures ] || cat build/check/failures

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The section >>ring-core of spdl.h compiles alone: cut out between its tag and the next one, with
 # no header but the three freestanding ones and without a warning. That is what a model checker
-# takes. tests/core_alone.c defines the helpers it asks for, and runs it through every mode.
+# takes. tests/core_alone.c defines the helpers it asks for, and runs it through both modes.
 . "$(dirname "$0")/tally.sh"
 : "${WARN_C:?run this by make check-core-alone}"
 

@@ -83,7 +83,7 @@ if [ "$1" = --one ]; then
     done
     {
         MAKEFLAGS='' "${MAKE:-make}" -s CC="${prefix}gcc" WERROR=1 LDFLAGS=-static \
-            CFLAGS='-O1 -g -DTEST_SANITIZED=1' TESTS="$sources tests/stress_ring.c" "$runner" &&
+            CFLAGS='-O1 -DTEST_SANITIZED=1' TESTS="$sources tests/stress_ring.c" "$runner" &&
             "qemu-$2" "$runner" --list | grep -E "^($(echo "$modules" | tr ' ' '|')|stress)\." |
             grep -vE "$not_here" | run_under_qemu "$2" "$runner"
     } >"$logs/$2.log" 2>&1
@@ -156,7 +156,7 @@ build() {
 look_at() {
     about "$1"
     check "$1: build" build asymmetric
-    check "$1: build without membarrier" build fenced -DSPDL_NO_MEMBARRIER
+    check "$1: build without membarrier" build fenced -DSPDL__OS_BARRIER=0
     if ! "qemu-$1" "$scratch/asymmetric" asymmetric 1; then
         skip "$1: instructions: membarrier(2) is not available here"
         return

@@ -23,7 +23,7 @@ for header in spdl.h spdl_cuda.h; do
         }
         BEGIN { split("Returns: Threads: Blocks: Owns:", word, " ") }
         /^#if.*SPDL_(CUDA_)?IMPLEMENTATION/ { exit }
-        /^SPDL_API / {
+        /^SPDL_API .*\(/ {
             why = judge()
             name = $0
             sub(/\(.*/, "", name)

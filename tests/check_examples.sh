@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds each example by the commands in its own head comment, as they are written (but CC and CXX
-# stand for cc and c++), and runs it. An example has at most 120 lines (the trainer, and those that
-# use another library, 160), so that it stays one idea. One whose headers are not all there is
-# skipped with its line "Needs:", which says how to install them.
+# stand for cc and c++, and EXAMPLE_FLAGS come last), and runs it. An example has at most 120 lines
+# (the trainer, and those that use another library, 160), so that it stays one idea. One whose
+# headers are not all there is skipped with its line "Needs:", which says how to install them.
 . "$(dirname "$0")/tally.sh"
 
 # The commands run in a folder of their own, which looks like the top of the tree to them.
@@ -19,7 +19,7 @@ build_lines() {
             { last = /\*\//; sub(/\*\/.*/, ""); sub(/^(\/\*)? *(Build: *)?/, "") }
             /^(cc|c\+\+) / { print }
             last { exit }' "$1"
-    fi | sed -e "s:^cc :${CC:-cc} :" -e "s:^c++ :${CXX:-c++} :"
+    fi | sed -e "s:^cc :${CC:-cc} :" -e "s:^c++ :${CXX:-c++} :" -e "s:\$: $EXAMPLE_FLAGS:"
 }
 
 # What to install for a file, when something is missing; else nothing.

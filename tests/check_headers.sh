@@ -64,10 +64,10 @@ $declare_all" -fsyntax-only -Wall -Wextra -Werror
 
     # Implementation: our names, no globals that change.
     strangers "the implementation" "$implement" "$system_headers"
-    symbols "$implement" -g --defined-only | awk '$NF !~ /^spdl_/ { print $NF }' \
-        >"$scratch/symbols"
+    symbols "$implement" --defined-only >"$scratch/all"
+    awk '$2 ~ /^[A-Zu]$/ && $NF !~ /^spdl_/ { print $NF }' "$scratch/all" >"$scratch/symbols"
     empty "$what: the implementation exports names without the prefix" "$scratch/symbols"
-    symbols "$implement" --defined-only | awk '$2 ~ /^[bBdDC]$/ { print $NF }' >"$scratch/symbols"
+    awk '$2 ~ /^[bBdDC]$/ { print $NF }' "$scratch/all" >"$scratch/symbols"
     empty "$what: the implementation has globals that can change" "$scratch/symbols"
     symbols "#define SPDL_STATIC
 $implement" -g --defined-only >"$scratch/symbols"
@@ -76,7 +76,7 @@ $implement" -g --defined-only >"$scratch/symbols"
 $implement
 $declare_all" -fsyntax-only
     check "$what: implementation twice in a file" compile "$implement
-$implement" -c -o "$scratch/twice.o"
+$implement" -fsyntax-only
 done
 
 # What the text defines, whatever the compiler and the mode.
@@ -84,8 +84,64 @@ for header in $headers; do
     grep -nE '^[ ]*#[ ]*define' "$header" | grep -vE 'define[ ]+(SPDL_|spdl_)' >"$scratch/strangers"
     empty "$header defines macros without the prefix" "$scratch/strangers"
 done
-grep -oh 'SPDL_NO_[A-Z_]*' $headers | sort -u | tail -n +4 >"$scratch/switches"
-empty "more than three SPDL_NO_ switches" "$scratch/switches"
+# Two switches for users, and two that the tests turn other systems' waits on with.
+grep -oh 'SPDL_NO_[A-Z_]*' $headers | sort -u |
+    grep -vxE 'SPDL_NO_(FUTEX|MEMBARRIER|NPZ|REPORT)' >"$scratch/switches"
+empty "switches that nobody has asked for" "$scratch/switches"
+
+# What a switch leaves out is not declared and not there; what it leaves works.
+switched() {
+    language=$1
+    shift
+    $cc -x "$language" -w -O0 "$@" tests/switches.c -o "$scratch/switched" -lpthread &&
+        timeout 60 "$scratch/switched"
+}
+for cc in gcc clang; do
+    for switches in "" -DSPDL_NO_NPZ -DSPDL_NO_REPORT "-DSPDL_NO_NPZ -DSPDL_NO_REPORT"; do
+        # shellcheck disable=SC2086 # a list of options
+        check "$cc: a pipeline with ${switches:-everything}" switched c $switches
+    done
+done
+left_out() {
+    cc=gcc language=c++ std=c++17
+    symbols "#define SPDL_NO_REPORT
+#define SPDL_NO_NPZ
+$implement" >"$scratch/symbols" && [ -s "$scratch/symbols" ] &&
+        ! grep -E 'npz|crc|inflate|report_html|trace_write' "$scratch/symbols"
+}
+check "what the switches leave out is there" left_out
+
+# No section but >>platform-impl, >>os and >>os-posix names a system: no header, function, constant
+# or path of one. Comments may.
+names='pthread|futex|membarrier|syscall|mmap|munmap|socket|errno|strerror|__linux__|__APPLE__'
+names="$names|_WIN32|__unix__|__GLIBC__|SYS_|STDERR_FILENO|ssize_t|off_t"
+names="$names|struct (timespec|timeval|stat|rusage)|(O|MAP|PROT|LOCK|SIG)_[A-Z]"
+calls='open|close|read|write|pread|pwrite|stat|fstat|flock|fcntl|dup2?|fsync|ftruncate|unlink|poll'
+calls="$calls|isatty|getpid|gettid|get[eu]?[ug]id|sysconf|getrusage|nanosleep|usleep|rename"
+calls="$calls|clock_gettime|gettimeofday|sched_yield|getauxval"
+awk '/^\/\* =+ \*\/$/ { next }
+    /^\/\* >>/ { off = $2 == ">>platform-impl" || $2 == ">>os" || $2 == ">>os-posix" }
+    !off' spdl.h | gcc -w -fpreprocessed -dD -E -P -x c - >"$scratch/portable"
+grep -nE "\b($names)|\b($calls)\(|\"/(proc|sys|dev)/|^#include" "$scratch/portable" |
+    grep -vE '#include <(std(arg|bool|def|int|io|lib)|string|assert)\.h>' >"$scratch/systems"
+empty "a system is named outside of its sections" "$scratch/systems"
+awk '/^\/\* >>/ { on = $2 != ">>atomics-impl" } on' spdl.h | grep -nE '[^l]__atomic_|__sync_' \
+    >"$scratch/atomics"
+empty "an atomic builtin outside of >>atomics-impl" "$scratch/atomics"
+count=$(awk '/^\/\* >>/ { on = $2 == ">>os" } on && /^SPDL__PRIVATE/' spdl.h | wc -l)
+check ">>os has $count functions and spdl_process_read, not 25" [ "$count" -eq 24 ]
+
+# On a twin for no system the implementation needs C alone.
+for cc in gcc clang; do
+    check "$cc: the implementation on tests/os_none.h" $cc -std=c99 -pedantic -Wall -Wextra \
+        -Werror -DSPDL_IMPLEMENTATION -DSPDL_OS_HEADER='"tests/os_none.h"' -I. -fno-pie -x c \
+        -c spdl.h -o "$scratch/none.o"
+    nm -u "$scratch/none.o" | awk '{ print $NF }' |
+        grep -vE '^(__cpu_[a-z_]*[0-9]?|_GLOBAL_OFFSET_TABLE_|__stack_chk_fail)$' |
+        grep -vE '^(clock|time|getenv|malloc|free|qsort|remove|stderr|(mem|str)[a-z]*)$' |
+        grep -vE '^(v?snprintf|f?printf|fwrite|fput[cs]|putc)$' >"$scratch/symbols"
+    empty "$cc: the implementation on tests/os_none.h needs more than C" "$scratch/symbols"
+done
 
 # One unit implements, the other uses; either may be C++.
 echo '#define SPDL_IMPLEMENTATION
@@ -101,6 +157,14 @@ two_units() {
         g++ "$scratch/implement.o" "$scratch/use.o" -o "$scratch/linked" -lpthread &&
         "$scratch/linked"
 }
+# SPDL_API as README.md says it: what a shared library is made of has no symbols for others.
+printf '#define SPDL_IMPLEMENTATION\n#include "spdl.h"\n' |
+    "${CC:-cc}" -I. -O0 -w '-DSPDL_API=extern __attribute__((visibility("hidden")))' -xc -c \
+        -o "$scratch/hidden.o" -
+check "nothing hidden was compiled" [ -s "$scratch/hidden.o" ]
+readelf -sW "$scratch/hidden.o" | grep -E 'GLOBAL +DEFAULT +[0-9]+ spdl_' >"$scratch/visible"
+empty "symbols that SPDL_API does not hide" "$scratch/visible"
+
 check "implemented in C, used in C++" two_units c cpp
 check "implemented in C++, used in C" two_units cpp c
 

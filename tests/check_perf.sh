@@ -14,7 +14,7 @@ give_up() {
 }
 
 command -v perf >/dev/null 2>&1 || give_up "perf is missing (Debian: linux-perf)"
-check "build examples/trace.c" ${CC:-cc} -O2 -g -fno-omit-frame-pointer -I. examples/trace.c \
+check "build examples/trace.c" ${CC:-cc} -O1 -g -fno-omit-frame-pointer -I. examples/trace.c \
     -o "$at/trace" -lpthread
 [ -x "$at/trace" ] || finish
 perf record -q -g -o "$at/perf.data" "$at/trace" "$at/trace.json" >"$at/perf.log" 2>&1 || {

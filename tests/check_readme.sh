@@ -1,6 +1,7 @@
 #!/bin/sh
-# README.md is true: its ```sh blocks run as written, in a fresh copy of the tree; its first ```c
-# block is examples/quickstart.c; and the local links of every page lead somewhere.
+# README.md is true: its ```sh blocks run as written, in a fresh copy of the tree; its ```make rule
+# makes its target; its first ```c block is examples/quickstart.c; and the local links of every page
+# lead somewhere.
 . "$(dirname "$0")/tally.sh"
 root=$PWD
 
@@ -11,8 +12,10 @@ files() {
 }
 
 files >"$scratch/files"
-mkdir "$scratch/copy"
+mkdir -p "$scratch/copy/build"
 tar -cf - -T "$scratch/files" | tar -xf - -C "$scratch/copy"
+objects=build/$(basename "${CC:-cc}") # what is there need not be built again
+[ ! -d "$objects" ] || cp -pR "$objects" "$scratch/copy/build/"
 
 # block.N.LANGUAGE for each fenced block
 awk -v prefix="$scratch/block." '
@@ -44,6 +47,12 @@ for block in "$scratch"/block.*.sh; do
     cd "$root" || exit 1
 done
 check "README.md has commands to run" [ "$count" -gt 0 ]
+
+for block in "$scratch"/block.*.make; do
+    rm -f "$scratch/copy/spdl.o"
+    check "the rule of README.md does not make spdl.o" \
+        env -u MAKEFLAGS -u MAKELEVEL make -s -C "$scratch/copy" -f "$block" spdl.o
+done
 
 for block in "$scratch"/block.*.c; do break; done
 check "the first C program of README.md is not examples/quickstart.c" \

@@ -1,7 +1,12 @@
 #!/bin/sh
-# The page of the reports in a browser that is not there to be looked at: what the document holds
-# when its script has run, in light and dark. The pictures stay in build/report/. Needs Chromium.
+# The page of the reports. That of spdl.h is examples/data/report.html; and in a browser that is not
+# there to be looked at: what the document holds when its script has run, in light and dark. The
+# pictures stay in build/report/. The browser is Chromium.
 . "$(dirname "$0")/tally.sh"
+tests/report_page.sh >"$scratch/made"
+sed -n '/clang-format off: this array is examples/,/clang-format on/p' spdl.h >"$scratch/page"
+check "the page in spdl.h is not examples/data/report.html: make report-page" \
+    cmp "$scratch/made" "$scratch/page"
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
 if [ -z "$browser" ]; then
     skip "no Chromium (Debian: apt-get install chromium)"
@@ -38,7 +43,8 @@ open_page() {
     page=$1
     browse --dump-dom "file://$out/$page" >"$scratch/whole"
     # without the script and its data, which have all the words, too
-    awk '/<script type=/ { exit } { print }' "$scratch/whole" >"$scratch/dom"
+    awk '{ at = index($0, "<script type="); print at ? substr($0, 1, at - 1) : $0 } at { exit }' \
+        "$scratch/whole" >"$scratch/dom"
     check "$page is drawn" grep -q '<footer>spdl.h' "$scratch/dom"
 }
 
@@ -46,7 +52,7 @@ check "the program is built" ${CC:-cc} -O1 -o "$scratch/report_page" tests/repor
 check "the pages are written" "$scratch/report_page" "$out"
 
 open_page slow.html
-in_page "the verdict stands on top" "stage 2 'decode' is the busiest"
+in_page "the verdict stands on top" "stage 2 'decode' was busy"
 in_page "the title says what it is" "<title>pictures"
 check "one stage is the limit" [ "$(how_many '<div class="stage limit"')" -eq 1 ]
 in_page "it is the slow one" '<div class="stage limit" title="decode">'

@@ -14,21 +14,25 @@ compiler() {
     esac
 }
 
-# One job: FAMILY LANGUAGE STANDARD FILE DEFINES
+# One job: FAMILY LANGUAGE STANDARD FILE DEFINE ...
 if [ "$1" = --one ]; then
     warn=$WARN_C
     [ "$3" = c++ ] && warn=$WARN
-    what="$2 $3 -std=$4 $5 $6"
+    family=$2 language=$3 std=$4 file=$5
+    shift 5
+    what="$family $language -std=$std $file $*"
     log=$scratch/log
-    # Some warnings of gcc come only when it optimises; that does not depend on the standard.
-    case $2$4:$5 in
-    gcc*17:*/implementation | gcc*20:*/implementation | gcc*20:*/rows.cpp)
+    # Some warnings of gcc come only when it optimises: that takes twenty times as long, and does
+    # not depend on the standard.
+    case $family:$std:$file:$* in
+    gcc:c17:*/implementation: | gcc:c++17:*/implementation: | gcc:c++20:*/rows.cpp:)
         how="-O2 -S -o /dev/null"
         ;;
     *) how=-fsyntax-only ;;
     esac
     # shellcheck disable=SC2086 # lists of options
-    if "$(compiler "$2-$3")" -x "$3" -std="$4" $how $warn -Werror $6 -I. -pthread "$5" \
+    if "$(compiler "$family-$language")" -x "$language" -std="$std" $how $warn -Werror "$@" -I. \
+        -pthread "$file" \
         >"$log" 2>&1; then
         echo "ok   $what"
     else
@@ -56,6 +60,17 @@ printf '#define SPDL_STATIC\n' | cat - "$modes/implementation" >"$modes/static"
             echo "$family c c11 $modes/implementation -D$switch"
             echo "$family c++ c++17 $modes/implementation -D$switch"
         done
+        both="-DSPDL_NO_NPZ -DSPDL_NO_REPORT"
+        for switches in "" -DSPDL_NO_NPZ -DSPDL_NO_REPORT "$both"; do
+            echo "$family c gnu17 tests/switches.c $switches"
+            echo "$family c++ c++17 tests/switches.c $switches"
+        done
+        for mode in declaration implementation static; do
+            echo "$family c c99 $modes/$mode $both"
+            echo "$family c++ c++11 $modes/$mode $both"
+        done
+        echo "$family c gnu11 $modes/implementation -DSPDL_OS_POSIX"
+        echo "$family c++ gnu++17 $modes/implementation -DSPDL_OS_POSIX"
         for define in _POSIX_C_SOURCE=200809L _XOPEN_SOURCE=700 _GNU_SOURCE; do
             echo "$family c gnu17 $modes/implementation -D$define"
             echo "$family c c99 $modes/implementation -D$define"
@@ -70,7 +85,7 @@ printf '#define SPDL_STATIC\n' | cat - "$modes/implementation" >"$modes/static"
         echo "$family c++ gnu++17 tests/main.c"
         for std in c++11 c++14 c++17 c++20; do echo "$family c++ $std tests/rows.cpp"; done
     done
-} >"$scratch/jobs"
+} | sed "s/ *$//" >"$scratch/jobs" # xargs would take a blank at the end for a line that goes on
 
 xargs -P "$(getconf _NPROCESSORS_ONLN)" -L 1 "$0" --one <"$scratch/jobs" >"$scratch/results"
 grep -v '^ok ' "$scratch/results" | sed "s:$modes/::"

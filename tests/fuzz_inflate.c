@@ -1,10 +1,10 @@
 /* Feeds any bytes to the decoder as what is left of a deflate stream, and compares with zlib.
 
-   The stream begins with a stored block that holds the header of an array; the input goes on behind
+   The stream begins with a stored block that holds the header of an array; the input goes on after
    it, as it is. It is read alone, and by spdl_npz_read_many between two members that are fine, on
    one thread and on two. zlib says what must come out, and whether anything may; without zlib only
    crashes, and members that harm their neighbours, are found. The last byte of the input picks the
-   side of the guard page and whether the size that is told is right. */
+   side of the guard page and whether the size that is given is right. */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"

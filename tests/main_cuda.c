@@ -16,5 +16,5 @@ MODULES(DECLARE)
 
 int main(int argc, char **argv) {
     const test_module modules[] = { MODULES(ROW) };
-    return test_main(argc, argv, modules, sizeof modules / sizeof modules[0]);
+    return test_main(argc, argv, modules, sizeof modules / sizeof modules[0], NULL);
 }

@@ -14,22 +14,24 @@ cd "$(dirname "$0")/.." || exit 1
 
 # FUNCTION | TEXT | REPLACEMENT: the first place of the text in the function
 logic='
-spdl__event_wake | spdl__add32(&event->word, 1); | (void)0;
-spdl__ring_wake | waiting & SPDL__RING_CLOSING ? SPDL__ALL : (int)count | (int)count
-spdl__ring_wake | waiting & SPDL__RING_CLOSING ? SPDL__ALL : (int)count | 1
-spdl_ring_close | SPDL__RING_CLOSING, 1 | 0, 1
-spdl__mp_push_n | (raw & SPDL__RING_MARK) == 0 | true
-spdl__mp_push_n | if (seen == raw) return SPDL_FULL; | return SPDL_FULL;
-spdl__mc_pop_n | if (seen == raw) return result; | return result;
+spdl__os_event_wake | spdl__add32(&event->word, 1); | (void)0;
+spdl__ring_wake | waiting & SPDL__RING_CLOSING ? SPDL__ALL : (int)n | (int)n
+spdl__ring_wake | waiting & SPDL__RING_CLOSING ? SPDL__ALL : (int)n | 1
+spdl_ring_close | &ring->pushes, SPDL__RING_WAITING | &ring->pushes, 1
+spdl__mpmc_claim | (raw & SPDL__RING_MARK) == 0 | true
+spdl__mpmc_claim | && seen == raw) return 0; | ) return 0;
+spdl__mpmc_push_n | & SPDL__RING_MARK ? SPDL_CLOSED : SPDL_FULL | ? SPDL_FULL : SPDL_FULL
+spdl__mpmc_pop_n | if (!spdl__ring_closed(ring)) return SPDL_EMPTY; | (void)0;
+spdl__mpmc_pop_n | return at >= | return true || at >=
+spdl__mpmc_pop_n | at + ring->index_mask + 1 | at + ring->index_mask + 2
+spdl__ring_closed | SPDL__RING_CLOSED | SPDL__RING_CLOSING
 spdl__ring_core_close | (void)spdl__or(&ring->tail, SPDL__RING_MARK) | (void)0
 spdl__ring_core_close | SPDL__RING_CLOSING); | SPDL__RING_CLOSING | SPDL__RING_CLOSED);
 spdl__ring_core_close | if (spsc) spdl__store_relaxed(&ring->limit, 0); | (void)spsc;
-spdl__ring_core_close | (void)spdl__cas(&ring->end, &end, spdl__load(&ring->tail)) | (void)end
 spdl__ring_core_close | (void)spdl__or32(&ring->pops_waiting, SPDL__RING_CLOSED) | (void)0
 spdl__spsc_settle | spdl__store_relaxed(&ring->limit, 0); | (void)0;
 spdl__spsc_settle | || end > tail | || false
 spdl__spsc_settle | || end > tail | || true
-spdl__spsc_settle | spdl__store_relaxed(&ring->tail, tail); | (void)0;
 spdl__spsc_publish | spdl__ring_closing(ring) ? | false ?
 spdl__spsc_push_n | if (spdl__ring_closing(ring)) return SPDL_CLOSED; | (void)0;
 spdl__spsc_reserve | if (spdl__ring_closing(ring)) return SPDL_CLOSED; | (void)0;
@@ -37,69 +39,46 @@ spdl__spsc_commit | if (spdl__ring_closing(ring)) return SPDL_CLOSED; | (void)0;
 spdl__spsc_look | if (closed && head >= spdl__load(&ring->end)) return SPDL_CLOSED; | (void)0;
 spdl__spsc_look | if (!closed) return SPDL_EMPTY; | (void)0;
 spdl__spsc_look | ring->quick_pops = false; | (void)0;
-spdl__spsc_look | if (!spdl__cas(&ring->end, &end, head)) continue; | (void)end;
-spdl__spmc_claim | if (!spdl__ring_closing(ring)) return true; | return true;
-spdl__spmc_claim | || end > tail | || false
-spdl__spmc_claim | || end > tail | || true
-spdl__spmc_claim | spdl__store_relaxed(&ring->tail, tail); | (void)0;
-spdl__spmc_push_n | if (spdl__ring_closing(ring)) return SPDL_CLOSED; | (void)0;
-spdl__ring_ended | & SPDL__RING_CLOSED) == 0 | & SPDL__RING_CLOSING) == 0
-spdl__ring_ended | return head >= end ? SPDL_CLOSED : SPDL_EMPTY | return SPDL_CLOSED
+spdl__spsc_look | if (!spdl__cas(&ring->end, &end, head)) ring->tail_seen = end; | (void)end;
+spdl__spsc_look | ring->tail_seen = end; | (void)0;
+spdl__spsc_look | ring->tail_seen = end; | ring->tail_seen = end + 1;
 spdl__spsc_room | return spdl__min(n, ring->head_seen | return spdl__min(n, 1 + ring->head_seen
-spdl__spsc_credit | from + spdl__min(room, | from + 1 + spdl__min(room,
-spdl__ring_at | < ring->capacity | <= ring->capacity
-spdl__ring_empty | at + ring->index_mask + 1 | at + ring->index_mask + 2
+spdl__spsc_push_n | next + spdl__min(room, | next + 1 + spdl__min(room,
+spdl__mpmc_at | < ring->capacity | <= ring->capacity
 spdl__ring_quick_pop | head + ring->index_mask + 1 | head + 1
 spdl__ring_totals | spdl__min(tail, spdl__load(&ring->end)) | tail
 spdl__ring_sleep | &side->event, word, | &side->event, spdl__load32(&side->event.word),
 spdl__ring_sleep | result = call->attempt(call); | result = SPDL_EMPTY;
-spdl__ring_sleep | spdl__sub32(waiting, 1); | (void)0;
+spdl__ring_sleep | spdl__sub32(side->waiting, 1); | (void)0;
 spdl__ring_quick_pushed | spdl__spsc_settle(core, spdl__load_relaxed(&core->tail) - 1, 1) | SPDL_OK
-spdl_ring_try_push | waiting == 0 ? SPDL_OK : | true ? SPDL_OK :
-spdl_ring_try_pop | waiting == 0 ? SPDL_OK : | true ? SPDL_OK :
-spdl_ring_push | waiting == 0 ? SPDL_OK : | true ? SPDL_OK :
-spdl_ring_pop | waiting == 0 ? SPDL_OK : | true ? SPDL_OK :
+spdl_ring_try_push | SPDL__LIKELY(waiting == 0) ? SPDL_OK : | true ? SPDL_OK :
+spdl_ring_push | SPDL__LIKELY(waiting == 0) ? SPDL_OK : | true ? SPDL_OK :
 '
 
 # KEY | REASON
 survivors='
-spdl__spsc_settle: cas 1 | who loses to it looks again until tail is there
-spdl__spsc_look: cas 1 | the producer that loses to it reads nothing behind it
-spdl__spsc_settle: logic 4 | counting takes the smaller of tail and end, nobody else looks
-spdl__spmc_claim: logic 4 | counting takes the smaller of tail and end, nobody else looks
-spdl__spsc_look: load 1 | only compared, nothing is read behind it
-spdl__spmc_claim: store 1 | hands over nothing but itself: slots go by their stamps
-spdl__spmc_claim: cas 1 | hands over nothing but itself: CLOSED is released behind it
-spdl__mp_push_n: load 1 | only compared; a claim loads the stamp again
-spdl__mp_push_n: load 2 | only compared; a claim loads the stamp again
-spdl__mp_push_n: logic 2 | full a moment ago; a push that is about to sleep looks behind a barrier
-spdl__mc_pop_n: load 1 | only compared; a claim loads the stamp again
-spdl__mc_pop_n: load 2 | only compared; a claim loads the stamp again
-spdl__mc_pop_n: logic 1 | empty a moment ago; a pop that is about to sleep looks behind a barrier
-spdl__ring_ended: logic 1 | the mark comes before CLOSING, and end is out of reach until decided
-spdl__ring_ended: load 1 | only compared, and acquired with CLOSED
-spdl__ring_ended: load 2 | only compared, and acquired with CLOSED
-spdl__mpsc_pop_n: store 1 | read by counts only
-spdl__ring_core_close: or 1 | the barrier and the release of CLOSED come behind it
-spdl__ring_core_close: or32 1 | the barrier and the release of CLOSED come behind it
-spdl__ring_announce: load32 1 | the heavy barrier behind it acquires as well
-spdl__ring_announce: add32 1 | the heavy barrier comes behind it
+spdl__spsc_look: load 1 | only compared, nothing is read after it
+spdl__spsc_look: cas 1 | the producer that loses to it reads nothing after it
+spdl__mpmc_claim: load 2 | only compared; a claim loads the stamp again
+spdl__mpmc_claim: logic 2 | full or empty a moment ago; one about to sleep looks after a barrier
+spdl__mpmc_pop_n: load 1 | only compared, and acquired with CLOSED
+spdl__ring_core_close: or 1 | the barrier and the release of CLOSED come after it
+spdl__ring_core_close: or32 1 | the barrier and the release of CLOSED come after it
+spdl__ring_core_close: or32 2 | the heavy barrier comes before it, what lies between is compared
 spdl__ring_wake: add 1 | a counter
 spdl__ring_wait: add 1 | a counter
 spdl__ring_wait: add 2 | a counter
-spdl__event_wake: add32 1 | who reads it does a heavy barrier before the next look
-spdl__ring_core_close: load 1 | the heavy barrier comes before it
-spdl__ring_core_close: cas 1 | only compared, and CLOSED is released behind it
-spdl__ring_core_close: or32 2 | the heavy barrier comes before it, what lies between is compared
+spdl__os_event_wake: add32 1 | a thread that reads it does a heavy barrier before the next look
 spdl__ring_totals: load 1 | counts are bounded whatever the pair; this one is only closer
 spdl__ring_totals: load 2 | counts are bounded whatever the pair; this one is only closer
 spdl__ring_totals: load 3 | counts are bounded whatever the pair; this one is only closer
 spdl__ring_totals: load 4 | only compared
 spdl__ring_enter: store32 1 | SPDL_DEBUG only, orders nothing
-spdl__ring_sleep: sub32 1 | a number, nothing behind it
-spdl__ring_sleep: sub32 2 | a number, nothing behind it
+spdl__ring_sleep: load32 1 | the heavy barrier after it acquires as well
+spdl__ring_sleep: add32 1 | the heavy barrier comes after it
+spdl__ring_sleep: sub32 1 | a number, nothing after it
+spdl__ring_sleep: sub32 2 | a number, nothing after it
 spdl__ring_sleep: add 1 | a counter
-spdl_ring_close: light 1 | the heavy barrier in spdl__ring_core_close comes before it
 '
 
 helpers='
@@ -129,7 +108,7 @@ SPDL__WEAK(uint64_t, )
 
 region() { # the sections, with the functions of the event they use
     awk '/^\/\* >>ring-core/ { on = 1 } /^\/\* >>pool-impl/ { on = 0 }
-         /^SPDL__PRIVATE void spdl__event_wake\(/ && !event { wake = event = 1 }
+         /^SPDL__PRIVATE void spdl__os_event_wake\(.*{$/ && !event { wake = event = 1 }
          { print (on || wake) + 0 } /^}/ { wake = 0 }' spdl.h
 }
 
@@ -166,12 +145,12 @@ mutants() {
                 right[i] = trim(substr(right[i], length(left[i]) + 4))
             }
             orders = split("load load32 store store32 cas or or32 add add32 sub32", order, " ")
-            wakes = split("ring_wake event_wake ring_pushed ring_popped ring_pass_on", woken, " ")
+            wakes = split("ring_wake ring_hint os_event_wake ring_pass_on", woken, " ")
         }
         FNR == NR { inside[FNR] = $0; next }
         {
             out = $0
-            if ($0 ~ /^\/\* >>os-impl/ && want) print helpers
+            if ($0 ~ /^\/\* >>os$/ && want) print helpers
         }
         !inside[FNR] { if (want) print; next }
         /^SPDL_.*\(/ { match($0, /spdl_[a-z_]*\(/); name = substr($0, RSTART, RLENGTH - 1) }
@@ -202,7 +181,7 @@ mutants() {
 
 # build DIRECTORY: the explorer twice, on the header there
 build() {
-    for kind in "" -DSPDL_NO_MEMBARRIER; do
+    for kind in "" -DSPDL__OS_BARRIER=0; do
         gcc -O1 -std=gnu11 -w -fsanitize=thread -U__SANITIZE_THREAD__ $kind \
             -c "$1/tests/model/explore_ring.c" -o "$1/ring$kind.o" &&
             gcc "$work/explore.o" "$1/ring$kind.o" -o "$1/explore$kind" || return 1
@@ -246,7 +225,7 @@ judge() {
         verdict=FAILED why="does not compile"
     elif explored "$copy" explore; then
         verdict=explorer
-    elif explored "$copy" explore-DSPDL_NO_MEMBARRIER; then
+    elif explored "$copy" explore-DSPDL__OS_BARRIER=0; then
         verdict="no barrier"
     elif [ -n "$known" ]; then
         verdict=known why=$known

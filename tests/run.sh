@@ -4,7 +4,7 @@
 export ASAN_OPTIONS="detect_leaks=1:exitcode=99:$ASAN_OPTIONS"
 export LSAN_OPTIONS="exitcode=99:$LSAN_OPTIONS"
 export UBSAN_OPTIONS="print_stacktrace=1:$UBSAN_OPTIONS"
-export TSAN_OPTIONS="halt_on_error=1:exitcode=66:$TSAN_OPTIONS"
+export TSAN_OPTIONS="halt_on_error=1:exitcode=66:atexit_sleep_ms=200:$TSAN_OPTIONS"
 
 case $1 in
 *-asan/* | *-tsan/*) export TEST_TIMEOUT="${TEST_TIMEOUT:-120}" ;;

@@ -185,28 +185,74 @@ static void a_round_leaves_out_what_has_ended(void) {
     }
 }
 
-/* A path that gets nothing, or drops all it gets, does not hold up the others for ever, however
-   little room there is. */
-static void a_path_that_is_never_fed_holds_up_nobody(void) {
+/* A trainer that polls, or waits for a while, is told as well as one that waits for ever. */
+static void starves(spdl_pipeline *p, int64_t timeout_ns, const char *taken, int row,
+                    const char *path) {
+    char text[SPDL_TEXT_BYTES];
+    notes n = { .length = 0 };
+    spdl_result result;
+    void *it = NULL;
+    while ((result = spdl_pipeline_next(p, &it, timeout_ns)) == SPDL_OK ||
+           result == SPDL_TIMEOUT) {
+        if (result == SPDL_TIMEOUT) sched_yield();
+        else note(&n, n.length ? " %ld" : "%ld", ((item *)it)->value);
+        if (result == SPDL_OK) item_free(it);
+    }
+    CHECK_EQ(result, SPDL_E_INVALID);
+    CHECK(strncmp(n.text, taken, strlen(taken)) == 0); /* other paths deliver what they have */
+    snprintf(text, sizeof text, "starved: it waits for path %s, which gets nothing while another "
+                                "is full (see .buffer_size of SPDL_PATH)", path);
+    CHECK_EQ(spdl_pipeline_error(p)->stage, row);
+    CHECK(strstr(spdl_pipeline_error(p)->text, text) != NULL);
+    DONE(p);
+}
+
+/* A path gets nothing, or drops all it gets, and the others are full: a failure, after what came
+   before it. The merge that is named waits for its own branch. */
+static void a_merge_that_starves_is_a_failure(void) {
+    static const int64_t timeouts[] = { SPDL_FOREVER, 0, 1000000 };
     chaos_on();
-    for (int i = 0; i < 3 * CROWDS; ++i) {
-        const int threads = i % 3 == 2;
-        spdl_pipeline *p =
-            START(crowds[i / 3], COUNT_TO(60), SPDL_BRANCH(pass_on),
-                  SPDL_PATH("all", .buffer_size = 1),
-                  SPDL_PIPE(follow, SCRIPT(.sleep_us = 50), .concurrency = 2, .threads = threads,
-                            .buffer_size = 1),
-                  SPDL_PATH("none"), FOLLOW(.plus = 0), SPDL_PATH("none either"),
-                  SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(1));
-        CHECK_EQ(take_from(p, 0, 100, SPDL_END), 60);
-        DONE(p);
-        p = START(crowds[i / 3], COUNT_TO(60), BY_VALUE(2), SPDL_PATH("even"),
-                  FOLLOW(.every = 1, .result = SPDL_SKIP), SPDL_PATH("odd"), BY_VALUE(3),
-                  SPDL_PATH("a"), SPDL_PATH("b"), SPDL_PATH("c"),
-                  SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN),
-                  SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(1));
-        CHECK_EQ(take_from_any(p), 30);
-        DONE(p);
+    for (int i = 0; i < 6 * CROWDS; ++i) {
+        const int w = crowds[i / 6], threads = i % 2;
+        const int64_t timeout_ns = timeouts[i % 3];
+        const spdl_stage robin = SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN);
+        const spdl_stage slow = SPDL_PIPE(follow, SCRIPT(.sleep_us = 50), .concurrency = 2,
+                                          .threads = threads, .buffer_size = 1);
+        starves(START(w, COUNT_TO(60), SPDL_BRANCH(pass_on), SPDL_PATH("all", .buffer_size = 1),
+                      slow, SPDL_PATH("none"), FOLLOW(.plus = 0), SPDL_PATH("none either"), robin,
+                      SPDL_SINK(1)),
+                timeout_ns, "0", 7, "1 'none'");
+        starves(START(w, COUNT_TO(60), BY_VALUE(2), SPDL_PATH("even"),
+                      FOLLOW(.every = 1, .result = SPDL_SKIP), SPDL_PATH("odd"), BY_VALUE(3),
+                      SPDL_PATH("a"), SPDL_PATH("b"), SPDL_PATH("c"), robin, robin, SPDL_SINK(1)),
+                timeout_ns, "", 10, "0 'even'");
+        starves(START(w, COUNT_TO(60), BY_VALUE(2), SPDL_PATH("even"), BY_VALUE(4), SPDL_PATH("a"),
+                      SPDL_PATH("b"), SPDL_PATH("c"), SPDL_PATH("d"), robin, SPDL_PATH("odd"),
+                      slow, robin, FOLLOW(.plus = 0), SPDL_SINK(1)),
+                timeout_ns, "0 1", 8, "1 'b'");
+        starves(START(w, COUNT_TO(60), SPDL_BRANCH(pass_on), SPDL_PATH("a"), SPDL_PATH("b"), robin,
+                      BY_VALUE(2), SPDL_PATH("c", .buffer_size = 9), slow,
+                      SPDL_PATH("d", .buffer_size = 9), robin, SPDL_SINK(1)),
+                timeout_ns, "0", 4, "1 'b'");
+    }
+}
+
+SPDL_FN(ends_late, void, item) {
+    if (spdl_sequence(task) < 3) *out = item_make((long)spdl_sequence(task));
+    else sleep_us(60000);
+    return *out != NULL ? SPDL_OK : SPDL_END;
+}
+
+/* Something may still come: from a slow call, or the end from a slow source. */
+static void a_merge_that_waits_for_long_does_not_starve(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        const spdl_stage robin = SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN);
+        RUN(START(crowds[i], SPDL_SOURCE(ends_late, .free_item = item_free), SPDL_BRANCH(pass_on),
+                  SPDL_PATH("all", .buffer_size = 1), SPDL_PATH("none"), robin, SPDL_SINK(1)),
+            "0 1 2", SPDL_END);
+        RUN(START(crowds[i], COUNT_TO(8), BY_VALUE(2), SPDL_PATH("even"),
+                  FOLLOW(.sleep_us = 30000), SPDL_PATH("odd"), robin, SPDL_SINK(1)),
+            "0 1 2 3 4 5 6 7", SPDL_END);
     }
 }
 
@@ -317,13 +363,12 @@ static void a_merge_that_waits_burns_nothing(void) {
 /* A failure in one path: it is named, the others' items are delivered, nothing is lost. */
 static void a_path_may_fail(void) {
     for (int i = 0; i < 3 * CROWDS; ++i) {
-        static const spdl_merge_order orders[] = { SPDL_MERGE_READY, SPDL_MERGE_ROBIN,
-                                                   SPDL_MERGE_READY };
         const spdl_stage rows[] = {
             COUNT_TO(20), BY_VALUE(2), SPDL_PATH("even"),
-            SPDL_PIPE(follow, SCRIPT(.every = 4, .result = SPDL_E_IO), .name = "breaks",
-                      .max_failures = i % 3 == 2 ? 0 : -1),
-            SPDL_PATH("odd"), FOLLOW(.fresh = true), SPDL_MERGE(.merge_order = orders[i % 3]),
+            SPDL_PIPE(follow, SCRIPT(.every = 4, .result = i % 3 == 1 ? SPDL_SKIP : SPDL_E_IO),
+                      .name = "breaks", .max_failures = i % 3 ? 0 : -1),
+            SPDL_PATH("odd", .buffer_size = 9), FOLLOW(.fresh = true),
+            SPDL_MERGE(.merge_order = i % 3 == 1 ? SPDL_MERGE_ROBIN : SPDL_MERGE_READY),
             SPDL_SINK(1),
         };
         spdl_pipeline *p = start(crowds[i / 3], NULL, SPDL_TABLE(rows));
@@ -642,7 +687,7 @@ static void an_epoch_can_be_left(void) {
     }
 }
 
-/* --- what a merge in turn takes does not depend on when it looks --- */
+/* --- what a merge in turn takes does not depend on when it looks, until it starves, too --- */
 
 SPDL_FN(tiny_source, void, char) {
     *out = (char *)(uintptr_t)(spdl_sequence(task) + 1);
@@ -659,31 +704,37 @@ SPDL_FN(tiny_pass, char, char) {
     return SPDL_OK;
 }
 
-/* Long rows of items that pass, and as long ones that are dropped: often one path has nothing and
-   the branch no room. */
+/* Long rows of items that pass, and as long ones that are dropped: often one path has nothing. */
 SPDL_FN(tiny_filter, char, char) {
     *out = in;
     return (uintptr_t)in / 24 % 2 ? SPDL_SKIP : SPDL_OK;
 }
 
-static uint64_t order_of(int workers, uint64_t items) {
+static uint64_t order_of(int workers, uint64_t items, int room) {
     uint64_t digest = 0;
     char *it;
     spdl_pipeline *p = START(workers, SPDL_SOURCE(tiny_source, .ctx = &items),
-                             SPDL_BRANCH(tiny_branch), SPDL_PATH("a", .buffer_size = 4),
+                             SPDL_BRANCH(tiny_branch), SPDL_PATH("a", .buffer_size = room),
                              SPDL_PIPE(tiny_pass, .buffer_size = 4),
                              SPDL_PIPE(tiny_filter, .buffer_size = 1),
-                             SPDL_PATH("b", .buffer_size = 1),
+                             SPDL_PATH("b", .buffer_size = room),
                              SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(4));
-    while (spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)) == SPDL_OK)
+    spdl_result result;
+    while ((result = spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15))) == SPDL_OK)
         digest = digest * 0x100000001b3u ^ (uintptr_t)it;
+    CHECK_EQ(result, room < 40 ? SPDL_E_INVALID : SPDL_END);
     DONE(p);
     return digest;
 }
 
 static void turns_are_the_same_at_any_number_of_workers(void) {
-    const uint64_t items = TEST_SANITIZED ? 10000 : 200000, order = order_of(0, items);
-    for (int i = 0; i < 6; ++i) CHECK_EQ(order_of(2 + i % 3, items), order);
+    const uint64_t items = TEST_SANITIZED ? 5000 : 50000;
+    static const int rooms[] = { 4, 1 << 14 };
+    for (int i = 0; i < 12; ++i) {
+        static uint64_t order;
+        if (i % 6 == 0) order = order_of(0, items, rooms[i / 6]);
+        CHECK_EQ(order_of(2 + i % 3, items, rooms[i / 6]), order);
+    }
 }
 
 static void a_batch_is_split_once(void) {
@@ -733,7 +784,8 @@ TEST_TABLE(branch) {
     TEST_CASE(as_many_rows_as_there_may_be),
     TEST_CASE(a_merge_may_go_round),
     TEST_CASE(a_round_leaves_out_what_has_ended),
-    TEST_CASE(a_path_that_is_never_fed_holds_up_nobody),
+    TEST_CASE(a_merge_that_starves_is_a_failure),
+    TEST_CASE(a_merge_that_waits_for_long_does_not_starve),
     TEST_CASE(a_function_may_choose),
     TEST_CASE(a_function_may_choose_any_rhythm),
     TEST_CASE(a_choice_that_cannot_be_is_a_failure),

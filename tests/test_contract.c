@@ -1130,12 +1130,14 @@ SPDL_FN(mills, void, void) {
     return SPDL_OK;
 }
 
-/* A source of 1 us before a stage of 3 ms, while a trainer computes beside them. */
-static void time_is_booked_on_its_stage(void) {
+/* A source of 1 us before a stage of 3 ms, while a trainer computes beside them. Whether its time
+   was what its calls took; that another program has interrupted it once is no fault. */
+static bool books_on_its_stage(void) {
     enum { BATCH = 8 };
     mill m = { .length = BATCH * times(60), .us = 3000 };
     void *batch = NULL;
     spdl_pipeline *p;
+    uint64_t busy_ns;
     m.rounds_us = rounds_in_a_us();
     p = BEGIN(2, SPDL_SOURCE(makes_measured, .ctx = &m),
               SPDL_PIPE(mills, .ctx = &m, .concurrency = 2), SPDL_BATCH(BATCH), SPDL_SINK(3));
@@ -1143,11 +1145,17 @@ static void time_is_booked_on_its_stage(void) {
         spdl_batch_free(batch);
         churn(20000 * m.rounds_us);
     }
-    if (!CHECK(stats_of(p, 0).busy_ns < 10 * m.measured + 1000000))
-        fprintf(stderr, "    %.1f ms, really %.1f\n", (double)stats_of(p, 0).busy_ns * 1e-6,
-                (double)m.measured * 1e-6);
+    busy_ns = stats_of(p, 0).busy_ns;
     CHECK(stats_of(p, 1).busy_ns > (uint64_t)m.length * 1000000);
     spdl_pipeline_destroy(p);
+    if (busy_ns < 10 * m.measured + 1000000) return true;
+    fprintf(stderr, "    %.1f ms, really %.1f\n", (double)busy_ns * 1e-6,
+            (double)m.measured * 1e-6);
+    return false;
+}
+
+static void time_is_booked_on_its_stage(void) {
+    CHECK(books_on_its_stage() || books_on_its_stage() || books_on_its_stage());
 }
 
 static void time_is_booked_on_its_stage_plain(void) { time_is_booked_on_its_stage(); }

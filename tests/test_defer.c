@@ -1,5 +1,5 @@
 /* Deferred calls, threads of a stage's own, and what exit and fork do to both. */
-#define SPDL__PATIENCE_NS 50000000 /* after which destroy tells what it waits for */
+#define SPDL__DESTROY_WARN_NS 50000000 /* after which destroy tells what it waits for */
 #include "flow.h"
 
 #include <sys/prctl.h>
@@ -712,9 +712,10 @@ static void a_stage_may_have_its_own_threads(void) {
         DONE(p);
         spdl_pool_destroy(pool);
         CHECK_EQ(own.count, 3); /* no more, and no others */
+        CHECK(shared.count >= 1 && shared.count <= (workers ? workers : 1));
+        if (!TEST_LINUX) continue; /* elsewhere threads have no names */
         CHECK(signed_in(&own, "decode-0") && signed_in(&own, "decode-1"));
         CHECK(signed_in(&own, "decode-2") && !signed_in(&shared, "decode-0"));
-        CHECK(shared.count >= 1 && shared.count <= (workers ? workers : 1));
         CHECK(workers == 0 || strncmp(shared.name[0], "spdl-", 5) == 0);
     }
 }

@@ -1042,8 +1042,7 @@ SPDL_FN(by_hash, item, item) {
     return spdl_route(task, (int)((uint32_t)in->value * 2654435761u >> 9) & 1);
 }
 
-/* A merge in turn leaves out a path that gets nothing while the other is full: when that is so does
-   not depend on who looks, and when. */
+/* What a merge in turn takes does not depend on who looks, and when. */
 static void a_round_of_quick_paths_is_the_same_for_all(void) {
     static long first[1000], values[1000];
     size_t count = 0;
@@ -1054,7 +1053,8 @@ static void a_round_of_quick_paths_is_the_same_for_all(void) {
             START(herds[i % HERDS], COUNT_TO(900), SPDL_BRANCH(by_hash), SPDL_PATH("few"),
                   SPDL_PIPE(follow, SCRIPT(.plus = 0)),
                   SPDL_PIPE(follow, SCRIPT(.every = 2, .result = SPDL_SKIP)),
-                  SPDL_PIPE(follow, SCRIPT(.every = 3, .result = SPDL_SKIP)), SPDL_PATH("all"),
+                  SPDL_PIPE(follow, SCRIPT(.every = 3, .result = SPDL_SKIP)),
+                  SPDL_PATH("all", .buffer_size = 900),
                   SPDL_PIPE(follow, SCRIPT(.plus = 0)),
                   SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(2));
         const size_t got = take_values(p, i ? values : first, 1000, SPDL_END);
@@ -1107,27 +1107,28 @@ static spdl_pipeline *start_holes(int workers, int what) {
     const spdl_stage thinned = SPDL_PIPE(thin, .ctx = &fourth, .concurrency = 4,
                                          .reorder_window = 4, .buffer_size = 1);
     const spdl_stage merged = SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN);
+    const spdl_stage more_path = SPDL_PATH("more", .buffer_size = 1200);
     switch (what) {
     case 0:
         return START(workers, SPDL_SOURCE(count_up, .ctx = &upto, .free_item = item_free),
                      SPDL_BRANCH(by_half), SPDL_PATH("few"), SPDL_PIPE(thin, .ctx = &eighth),
-                     SPDL_PIPE(follow, .ctx = &all), SPDL_PATH("more"), thinned,
+                     SPDL_PIPE(follow, .ctx = &all), more_path, thinned,
                      SPDL_PIPE(follow, .ctx = &all, .buffer_size = 1), merged, SPDL_SINK(4));
     case 1:
         return START(workers, SPDL_SOURCE(count_up, .ctx = &upto, .free_item = item_free),
                      SPDL_BRANCH(by_half), SPDL_PATH("few"), SPDL_PIPE(thin, .ctx = &few),
-                     SPDL_PATH("more"), thinned, merged, SPDL_SINK(4));
+                     more_path, thinned, merged, SPDL_SINK(4));
     case 2:
         return START(workers, SPDL_SOURCE(count_up, .ctx = &more, .free_item = item_free),
                      SPDL_BRANCH(by_half), SPDL_PATH("few"), SPDL_PIPE(thin, .ctx = &eighth),
-                     SPDL_BATCH(2, .drop_last = true), SPDL_PATH("more"), thinned,
+                     SPDL_BATCH(2, .drop_last = true), more_path, thinned,
                      SPDL_BATCH(2, .drop_last = true, .buffer_size = 1), merged,
                      SPDL_PIPE(join_up, .free_item = item_free), SPDL_SINK(4));
     default:
         return START(workers, SPDL_SOURCE(count_up, .ctx = &upto, .free_item = item_free),
                      SPDL_BRANCH(by_half), SPDL_PATH("few"), SPDL_PIPE(thin, .ctx = &few),
-                     SPDL_PATH("more"), SPDL_BRANCH(by_half_again), SPDL_PATH("one"), thinned,
-                     SPDL_PATH("other"), merged, merged, SPDL_SINK(1));
+                     more_path, SPDL_BRANCH(by_half_again), SPDL_PATH("one"), thinned,
+                     SPDL_PATH("other", .buffer_size = 400), merged, merged, SPDL_SINK(1));
     }
 }
 

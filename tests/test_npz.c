@@ -636,6 +636,12 @@ static void streams(void) {
     spdl_npz_close(npz);
 }
 
+static const spdl__inflate_tables *fixed_codes(void) {
+    static spdl__inflate_tables made; /* by one thread only */
+    if (made.litlen_bits == 0) spdl__inflate_build_fixed(&made);
+    return &made;
+}
+
 /* Any stops on the way and any change of memory give the same bytes. */
 static void inflate_in_pieces(void) {
     static const size_t steps[] = { 1, 2, 7, 258, 259, 300, 1000, 4093, 40000 };
@@ -655,7 +661,7 @@ static void inflate_in_pieces(void) {
             const size_t head = steps[k] < usize ? steps[k] : usize;
             spdl__inflate *s = (spdl__inflate *)block(sizeof *s);
             uint8_t *out = (uint8_t *)block(usize), *rest = (uint8_t *)block(usize - head);
-            spdl__inflate_init(s, payload, (size_t)member->csize, out);
+            spdl__inflate_init(s, fixed_codes(), payload, (size_t)member->csize, out);
             spdl__inflate_run(s, out + head);
             CHECK(s->out == out + head);
             s->before = out; /* the rest goes elsewhere, and looks back to the head */
@@ -712,7 +718,7 @@ static spdl__inflate_mode inflate_bits(const char *text, size_t room, size_t *ma
     uint8_t *in = exact(stream.at, stream.count), *out = (uint8_t *)block(room);
     spdl__inflate *s = (spdl__inflate *)block(sizeof *s);
     spdl__inflate_mode mode;
-    spdl__inflate_init(s, in, stream.count, out);
+    spdl__inflate_init(s, fixed_codes(), in, stream.count, out);
     mode = spdl__inflate_run(s, out + room);
     *made = (size_t)(s->out - out);
     *reason = s->reason;
@@ -1279,7 +1285,7 @@ static void many_members(void) {
     npz = open_bytes(copy, z.file.count, NULL);
     REQUIRE(npz != NULL);
     CHECK_EQ(spdl_npz_count(npz), COUNT);
-    npz->verify = SPDL_NPZ_VERIFY_NONE;
+    npz->desc.verify = SPDL_NPZ_VERIFY_NONE;
     for (unsigned i = 0; i < 1000; ++i) {
         const unsigned which = (unsigned)(test_random(&state) % COUNT);
         uint8_t got[4] = { 0 };
@@ -1409,29 +1415,41 @@ static void arguments_that_are_wrong(void) {
 static void bytes_after_the_array(void) {
     bytes file = fixture("streams.npz");
     spdl_npz *npz = open_bytes(file.at, file.count, NULL);
+    int cut = 0;
     REQUIRE(npz != NULL);
     for (size_t i = 0; i < spdl_npz_count(npz); ++i) {
         spdl__zip_member *member = &npz->zip.members[i];
         static const uint64_t sizes[] = { 0, 1, 100, 2999, 32768, 32769, 39999, 65535 };
-        uint8_t *head = (uint8_t *)block((size_t)member->usize), *data;
+        uint8_t *out = (uint8_t *)block((size_t)member->usize), *data;
         spdl__npz_reader *r = (spdl__npz_reader *)block(sizeof *r);
         spdl_npy_info info;
         spdl_error error = { 0 };
         for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; ++k) {
+            spdl_result result;
+            uint64_t made;
             spdl__npz_init_reader(r, npz, &error);
-            REQUIRE(spdl__npz_start(r, i, true, &info, NULL, 0) == SPDL_OK);
-            if (sizes[k] <= info.bytes) { /* as if the header had told of a smaller array */
+            r->keep = true;
+            result = spdl__npz_begin(r, i, &info, out, (size_t)member->usize);
+            REQUIRE(result == SPDL_PENDING);
+            result = spdl__npz_ran(r, spdl__inflate_run(&r->inflate, r->inflate.limit));
+            made = info.bytes - r->want - (uint64_t)(r->inflate.limit - r->inflate.out);
+            if (result == SPDL_PENDING && sizes[k] > made && sizes[k] <= info.bytes) {
+                r->inflate.limit = r->inflate.out + (size_t)(sizes[k] - made);
+                r->want = 0; /* as if the array were smaller */
+                CHECK_EQ(spdl__npz_finish(r, result), SPDL_OK);
                 data = pattern(spdl_npz_name(npz, i), (size_t)info.bytes);
-                CHECK_EQ(spdl__npz_inflate(r, head, (size_t)sizes[k], true), SPDL_OK);
-                CHECK(memcmp(head, data, (size_t)sizes[k]) == 0);
+                CHECK(memcmp(out, data, (size_t)sizes[k]) == 0);
                 free(data);
+                ++cut;
             }
-            spdl__npz_end(r);
             spdl__npz_fini_reader(r);
         }
         free(r);
-        free(head);
+        free(out);
     }
+#ifndef SPDL_INFLATE
+    CHECK(cut > 40);
+#endif
     spdl_npz_close(npz);
     free(file.at);
 }
@@ -1705,7 +1723,8 @@ static void every_allocation_fails(void) {
         while (!with_failing_allocation(files[i], k)) REQUIRE(++k < 50);
         CHECK(k >= 2);
     }
-    counting c = { 0, 5, 0, 0 }; /* what follows an array needs memory as well */
+    /* What follows an array needs memory as well, and so may its header. */
+    counting c = { 0, SPDL__NPZ_HEAD < 128 ? 7 : 5, 0, 0 };
     bytes twice = small_array(1), packed;
     spdl_error error = { 0 };
     zip_part part = { "a", 8, 0, 0, 0, NULL };

@@ -14,12 +14,14 @@ static int asked, made; /* atomic: workers ask too */
 static bool refuses_all;
 
 static bool inflate_hook(uint8_t *out, size_t out_bytes, const uint8_t *in, size_t in_bytes) {
+    spdl__inflate_tables fixed;
     spdl__inflate s;
     spdl__inflate_mode mode;
     bool whole;
     __atomic_fetch_add(&asked, 1, __ATOMIC_RELAXED);
     if (refuses_all) return false;
-    spdl__inflate_init(&s, in, in_bytes, out);
+    spdl__inflate_build_fixed(&fixed);
+    spdl__inflate_init(&s, &fixed, in, in_bytes, out);
     mode = spdl__inflate_run(&s, out + out_bytes);
     if (mode == SPDL__INFLATE_FULL) mode = spdl__inflate_run(&s, out + out_bytes);
     whole = mode == SPDL__INFLATE_DONE && s.out == out + out_bytes;

@@ -392,6 +392,8 @@ typedef struct diary {
     const char *reason;                     /* counted: lines that say this */
     int reasons;
     unsigned from, to; /* in the last line that told a change */
+    double rate;       /* in the last one but one, and in the last one */
+    double rate_now;
     char line[SPDL_TEXT_BYTES], last_reason[SPDL_TEXT_BYTES];
 } diary;
 
@@ -413,18 +415,20 @@ static void log_to_diary(spdl_log_level level, const char *text, void *user) {
     if (sscanf(text, "spdl: autotune: stage 1 'work': concurrency %u -> %u, because", &from, &to) ==
         2) {
         if (strstr(text, "because the trainer waited") && to > from) ++d->raised;
-        else if (strstr(text, "because the trainer waited") && to == from - 1) ++d->reduced;
+        else if (strstr(text, "because the trainer did not wait") && to == from - 1) ++d->reduced;
         else if (strstr(text, "because it did not help") && to < from) ++d->reverted;
         else if (strstr(text, "because it was not enough") && to == from + 1) ++d->restored;
         else if (strstr(text, "because the stages use") && to == from - 1) ++d->budgeted;
         else ++d->other;
         d->from = from;
         d->to = to;
+        d->rate = d->rate_now;
+        CHECK(sscanf(strchr(text, '('), "(busy %*u %%, %lf items/s", &d->rate_now) == 1);
     } else if (strncmp(text, idle, strlen(idle)) == 0) {
         reason_to_diary(d, text + strlen(idle));
-    } else if (strstr(text, "kept, it helped: ")) {
+    } else if (strstr(text, "kept, because it helped (")) {
         ++d->helped;
-    } else if (strstr(text, "kept, it is enough: ")) {
+    } else if (strstr(text, "kept, because it is enough (")) {
         ++d->enough;
     } else {
         ++d->other;
@@ -491,18 +495,13 @@ SPDL_FN(locks, item, item) {
 /* More of what waits for a lock brings nothing: it is said, and taken back. */
 static void a_change_that_does_not_help_is_taken_back(void) {
     diary d = { .raised = 0 };
-    const char *why;
-    double before, after;
-    unsigned with;
     spdl_pipeline *p = start_tuned(&d, 100, SPDL_STAGES(COUNT_TO(-1),
                                                         SPDL_PIPE(locks, .name = "work",
                                                                   .max_concurrency = 6),
                                                         SPDL_SINK(4)));
     CHECK(tuned_until(p, &d.reverted, 1));
-    why = strstr(d.line, "because");
-    REQUIRE(why != NULL && sscanf(why, "because it did not help: %lf items/s before, %lf with %u",
-                                  &before, &after, &with) == 3);
-    CHECK(with == d.from && after < before * 1.05);
+    CHECK(strstr(d.line, "because it did not help (busy ") != NULL && d.rate > 0);
+    CHECK(d.rate_now < d.rate * 1.06); /* they are rounded */
     CHECK_EQ(stats_of(p, 1).concurrency, d.to);
     CHECK(d.raised >= 1 && d.other == 0);
     DONE(p);
@@ -540,7 +539,7 @@ static void a_row_without_max_concurrency_is_tuned(void) {
 
 /* One may be in it, whatever the trainer waits; and that is why nothing is raised. */
 static void a_row_with_max_concurrency_1_is_not_tuned(void) {
-    diary d = { .reason = "stage 1 'work' is at its max_concurrency of 1" };
+    diary d = { .reason = "stage 1 'work' is at max_concurrency or has no more threads (1 " };
     script s = { .sleep_us = 1000 };
     spdl_pipeline *p = start_tuned(&d, 100, SPDL_STAGES(
         COUNT_TO(-1), SPDL_PIPE(follow, .ctx = &s, .name = "work", .max_concurrency = 1),
@@ -643,16 +642,16 @@ static void it_says_why_it_does_nothing(void) {
                                       .concurrency = 2, .max_concurrency = 2);
     says_why("the trainer does not wait", 2, 100, 2000,
              SPDL_STAGES(COUNT_TO(-1), quick, SPDL_SINK(4)));
-    says_why("stage 1 'work' is at its max_concurrency of 2", 6, 100, 0,
+    says_why("stage 1 'work' is at max_concurrency or has no more threads (2 ", 6, 100, 0,
              SPDL_STAGES(COUNT_TO(-1), slow, SPDL_SINK(4)));
-    says_why("stage 1 'later' may have no more calls at a time (1, ", 1, 100, 0,
+    says_why("stage 1 'later' is at max_concurrency or has no more threads (1 ", 1, 100, 0,
              SPDL_STAGES(COUNT_TO(-1), SPDL_PIPE(follow, SCRIPT(.sleep_us = 1000), .threads = 1,
                                                  .name = "later", .max_concurrency = 4),
                          SPDL_PIPE(follow, SCRIPT(.plus = 0), .threads = 2, .name = "work"),
                          SPDL_SINK(4)));
-    says_why("all 2 workers are busy: more might help", 2, 100, 0,
+    says_why("all workers are busy: more might help", 2, 100, 0,
              SPDL_STAGES(COUNT_TO(-1), slow, SPDL_SINK(4)));
-    says_why("stage 0 'count_up' may have no more calls at a time (1, ", 4, 100, 0,
+    says_why("stage 0 'count_up' is at max_concurrency or has no more threads (1 ", 4, 100, 0,
              SPDL_STAGES(SPDL_SOURCE(count_up, SCRIPT(.count = -1, .sleep_us = 1000),
                                      .free_item = item_free), quick, SPDL_SINK(4)));
     says_why("the stages use all of cpu_budget", 2, 0.1, 0,
@@ -668,7 +667,7 @@ static void *push_slowly(void *arg) {
 
 /* No stage is the limit: the producer is. */
 static void a_slow_producer_is_no_busy_stage(void) {
-    diary d = { .reason = "no stage is busy for more than 70 % of the time" };
+    diary d = { .reason = "no stage is busy most of the time" };
     spdl_pipeline *p = start_tuned(&d, 100, SPDL_STAGES(
         SPDL_FEED(item, .free_item = item_free), SPDL_PIPE(follow, SCRIPT(.plus = 0)),
         SPDL_SINK(4)));
@@ -704,7 +703,7 @@ static void no_row_to_tune_is_said_at_once(void) {
 
 static void processors_are_budgeted(void) {
     diary d = { .raised = 0 };
-    spdl_pipeline *p = start_tuned(&d, 0.3, SPDL_STAGES(
+    spdl_pipeline *p = start_tuned(&d, 0.05, SPDL_STAGES(
         COUNT_TO(-1), SPDL_PIPE(computes, .name = "work", .concurrency = 3, .max_concurrency = 4),
         SPDL_SINK(4)));
     CHECK(tuned_until(p, &d.budgeted, 2)); /* from 3 to 1 */
@@ -774,6 +773,7 @@ static void policy_holds(spdl_policy policy, wish w) {
 }
 
 static void workers_are_scheduled_as_asked(void) {
+    TEST_NEEDS_LINUX();
     cpu_mask_t mask;
     int last = -1;
     const int nice_now = getpriority(PRIO_PROCESS, 0), sched_now = sched_getscheduler(0);
@@ -860,6 +860,7 @@ static void policy_refused(spdl_policy policy, spdl_result result, const char *t
 }
 
 static void a_policy_that_is_refused_is_told(void) {
+    TEST_NEEDS_LINUX();
     static const int nowhere[] = { -1 }, missing[] = { 1023 }, far[] = { 5000 };
     const char *const by_the_system = "the system refuses the policy of its threads";
     policy_refused((spdl_policy){ .cpus = missing, .cpu_count = 1 }, SPDL_E_THREAD, by_the_system);
@@ -925,8 +926,8 @@ static uint64_t digest_of(int workers, uint64_t seed) {
                                    .buffer_size = 8, .free_item = item_free),
               SPDL_PIPE(augment, .ctx = &seed, .emits = true, .concurrency = 4, .max_failures = -1,
                         .free_item = item_free, .buffer_size = 8),
-              SPDL_BRANCH(by_chance), SPDL_PATH("a", .buffer_size = 1),
-              SPDL_PIPE(jitter, .concurrency = 3), SPDL_PATH("b", .buffer_size = 3),
+              SPDL_BRANCH(by_chance), SPDL_PATH("a", .buffer_size = 900),
+              SPDL_PIPE(jitter, .concurrency = 3), SPDL_PATH("b", .buffer_size = 900),
               SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_BATCH(7),
               SPDL_PIPE(shuffle, .concurrency = 2), SPDL_SINK(3));
     while (ends < 2) {

@@ -366,7 +366,7 @@ static void json_lines_are_what_the_schema_says(void) {
         CHECK(json_number(line, "\"total\"", "split_calls") >= 0);
         CHECK(says(line, "\"runnable_ns\":") && says(line, "\"bytes_out\":"));
         CHECK(json_number(line, "\"process\"", "cores_allowed") > 0);
-        CHECK(json_number(line, "\"process\"", "resident_bytes") > 100000);
+        CHECK(json_number(line, "\"process\"", "resident_bytes") >= TEST_LINUX * 100000);
         if (says(line, "\"final\":true"))
             CHECK_EQ(json_number(line, "\"total\"", "delivered"), taken);
     }
@@ -450,7 +450,7 @@ static void table_on_stderr(void) {
     CHECK(strncmp(text, "spdl  at 0.", 11) == 0);
     CHECK(says(text, " of 1000000 items (0 %), ") && says(text, " left, waited "));
     CHECK_EQ(count_of(text, "spdl  ended after 0."), 1);
-    CHECK(says(text, "> decode") && says(text, " p90 ") && says(text, "cores used"));
+    CHECK(says(text, "> decode") && says(text, " p99 ") && says(text, "cores used"));
     CHECK_EQ(count_of(text, "\033"), 0); /* no terminal, no colours */
     CHECK_EQ(count_of(text, " decode "), count_of(text, "cores used"));
     free(text);
@@ -895,7 +895,7 @@ static void reports_without_memory(void) {
         take(p, 3);
         spdl_pipeline_destroy(p);
     }
-    CHECK_EQ(warned, 4); /* one for each of the allocations of the reports */
+    CHECK_EQ(warned, 1); /* reports are one allocation */
     CHECK_EQ(whole, 2);
     free(report.user);
     world_close(&w);
@@ -957,8 +957,8 @@ static void end_is_told_once(void) {
 /* --- the page --- */
 
 static const char *page_data(const char *page) {
-    const char *at = strstr(page, "id='data'>\n");
-    return at != NULL ? at + strlen("id='data'>\n") : "";
+    const char *at = strstr(page, "id='data'>");
+    return at != NULL ? at + strlen("id='data'>") : "";
 }
 
 static void page_is_one_file(void) {
@@ -974,8 +974,7 @@ static void page_is_one_file(void) {
     spdl_pipeline_destroy(p);
     page = read_all(w.file);
     CHECK(strncmp(page, "<!doctype html>", 15) == 0);
-    CHECK(!says(page, "https:") && !says(page, " src=") && !says(page, "@import"));
-    CHECK_EQ(count_of(page, "http:"), 1); /* the name of SVG, which nobody fetches */
+    CHECK(!says(page, "http") && !says(page, " src=") && !says(page, "@import"));
     CHECK_EQ(count_of(page, "</script>"), 2);
     CHECK(!says(page, "<b>"));
     data = page_data(page);
@@ -1034,7 +1033,7 @@ static void page_by_calls_meanwhile(void) {
    process that is over is overwritten. */
 static void pages_of_several_pipelines(void) {
     static const char *const names[] = { "one", "two", "three" };
-    static const char *const files[] = { "run.html", "run.2.html", "run.3.html" };
+    static const char *const files[] = { "run.html", "run-2.html", "run-3.html" };
     spdl_report_desc report = { 0 };
     spdl_pipeline *p[3];
     world w;
@@ -1061,17 +1060,21 @@ static void pages_of_several_pipelines(void) {
     world_close(&w);
 }
 
-static void pages_are_numbered_before_the_dot(void) {
+static void numbers_go_before_the_extension(void) {
     static const char *const rows[][2] = {
-        { "run.html", "run.7.html" },   { "run", "run.7" },         { "a.b/run", "a.b/run.7" },
-        { "a.b/c.html", "a.b/c.7.html" }, { ".html", ".html.7" },   { "a/.html", "a/.html.7" },
-        { "x.tar.html", "x.tar.7.html" },
+        { "run.html", "run-7.html" },     { "run", "run-7" },       { "a.b/run", "a.b/run-7" },
+        { "a.b/c.html", "a.b/c-7.html" }, { ".html", ".html-7" },   { "a/.html", "a/.html-7" },
+        { "x.tar.html", "x.tar-7.html" }, { "run.", "run-7." },
     };
+    char to[SPDL__PATH_BYTES], name[SPDL__PATH_BYTES + 1] = "";
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
-        char to[SPDL__PATH_BYTES];
-        spdl__report_numbered(to, rows[i][0], 7);
+        CHECK(spdl__out_claim_name(to, rows[i][0], 7));
         CHECK_STR(to, rows[i][1]);
+        CHECK(spdl__out_claim_name(to, rows[i][0], 1));
+        CHECK_STR(to, rows[i][0]);
     }
+    memset(name, 'n', SPDL__PATH_BYTES - 2);
+    CHECK(spdl__out_claim_name(to, name, 1) && !spdl__out_claim_name(to, name, 2));
 }
 
 /* However long the run is, the samples stay as many, and cover all of it evenly. */
@@ -1139,7 +1142,7 @@ TEST_TABLE(report) {
     TEST_CASE(page_by_a_call),
     TEST_CASE(page_by_calls_meanwhile),
     TEST_CASE(pages_of_several_pipelines),
-    TEST_CASE(pages_are_numbered_before_the_dot),
+    TEST_CASE(numbers_go_before_the_extension),
     TEST_CASE(samples_are_thinned_out),
     TEST_END,
 };

@@ -1,3 +1,3 @@
 /* The tests of rings on the waits of systems without futexes: a mutex and a condition variable. */
-#define SPDL_NO_FUTEX
+#define SPDL_OS_POSIX
 #include "test_ring.c"

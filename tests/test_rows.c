@@ -62,7 +62,8 @@ static void rows_stand_in_order(void) {
     const spdl_stage source = SPDL_SOURCE(count_up), sink = SPDL_SINK(3);
     ROW_REFUSED(0, "follow", "the first row must be SPDL_SOURCE or SPDL_FEED", pipe, sink);
     ROW_REFUSED(0, "sink", "the first row must be SPDL_SOURCE or SPDL_FEED", sink, source);
-    ROW_REFUSED(1, "count_up", "only the first row may be SPDL_SOURCE", source, source, sink);
+    ROW_REFUSED(1, "count_up", "only the first row may be SPDL_SOURCE or SPDL_FEED",
+                source, source, sink);
     ROW_REFUSED(1, "follow", "the last row must be SPDL_SINK", source, pipe);
     ROW_REFUSED(1, "sink", "only the last row may be SPDL_SINK", source, sink, sink);
     ROW_REFUSED(1, "sink", "only the last row may be SPDL_SINK", source, sink, pipe, sink);
@@ -76,11 +77,12 @@ static void the_number_of_rows_has_limits(void) {
             "spdl: pipeline: too many stages: 34 rows, at most 32 and a sink");
     refused(plain, rows, SIZE_MAX, SPDL_E_INVALID,
             "spdl: pipeline: too many stages: 32767 rows, at most 32 and a sink");
-    row_refused(rows, 1, 0, "count_up", "the only row; a source and a sink are the least");
+    row_refused(rows, 1, 0, "count_up",
+                "the only row; a pipeline needs at least a source and a sink");
     refused(plain, rows, 0, SPDL_E_INVALID,
-            "spdl: pipeline: no rows; a source and a sink are the least");
+            "spdl: pipeline: no rows; it needs at least a source and a sink");
     refused(plain, NULL, 5, SPDL_E_INVALID,
-            "spdl: pipeline: no rows; a source and a sink are the least");
+            "spdl: pipeline: no rows; it needs at least a source and a sink");
 }
 
 /* One field of one row, changed. */
@@ -120,18 +122,18 @@ static void numbers_have_limits(void) {
     PIPE_REFUSED("max_failures is -2, must be at least -1", .max_failures = -2);
     PIPE_REFUSED("max_failure_rate is -0.1, must be in (0, 1]", .max_failure_rate = -0.1);
     PIPE_REFUSED("max_failure_rate is 1.5, must be in (0, 1]", .max_failure_rate = 1.5);
-    PIPE_REFUSED("size is set, but has no meaning on this kind of row", .size = 3);
-    PIPE_REFUSED("drop_last is set, but has no meaning on this kind of row", .drop_last = true);
+    PIPE_REFUSED("size is set, but only batch rows have it", .size = 3);
+    PIPE_REFUSED("drop_last is set, but only batch rows have it", .drop_last = true);
     PIPE_REFUSED("max_failures and max_failure_rate are both set", .max_failures = 1,
                  .max_failure_rate = 0.5);
-    PIPE_REFUSED("output_order is 2, which is no order", .output_order = (spdl_order)2);
+    PIPE_REFUSED("output_order is 2, must be 0 to 1", .output_order = (spdl_order)2);
     BATCH_REFUSED("size is 0, must be at least 1", 0);
-    BATCH_REFUSED("size is -3, must be at least 1", -3);
-    BATCH_REFUSED("size is 16777217, must be at most 16777216", (1 << 24) + 1);
-    BATCH_REFUSED("concurrency is 2, but only SPDL_PIPE rows have one", 3, .concurrency = 2);
-    BATCH_REFUSED("max_failures is set, but has no meaning on this kind of row", 3,
+    BATCH_REFUSED("size is -3, must be 1 to 16777216", -3);
+    BATCH_REFUSED("size is 16777217, must be 1 to 16777216", (1 << 24) + 1);
+    BATCH_REFUSED("concurrency is set, but only pipe rows have it", 3, .concurrency = 2);
+    BATCH_REFUSED("max_failures is set, but only source, pipe and branch rows have it", 3,
                   .max_failures = 1);
-    BATCH_REFUSED("output_order is set, but has no meaning on this kind of row", 3,
+    BATCH_REFUSED("output_order is set, but only pipe rows have it", 3,
                   .output_order = SPDL_ORDER_COMPLETION);
 }
 
@@ -157,11 +159,12 @@ static void functions_have_to_fit_their_row(void) {
     field_refused(row, "fn is NULL");
     row = (spdl_stage)SPDL_BATCH(3, .name = "batch");
     row.fn = &empty;
-    field_refused(row, "fn is set, but this kind of row calls nothing");
+    field_refused(row, "fn is set, but only source, pipe and branch rows have it");
     PIPE_REFUSED("fini is set without init", .fini = fini_nothing);
-    BATCH_REFUSED("free_item is set, but a batch frees itself and its items", 3,
+    BATCH_REFUSED("free_item is set, but only source, feed, pipe and branch rows have it", 3,
                   .free_item = item_free);
-    BATCH_REFUSED("init and fini are for rows that call a function", 3, .init = init_nothing);
+    BATCH_REFUSED("init is set, but only source, pipe and branch rows have it", 3,
+                  .init = init_nothing);
     row = (spdl_stage)SPDL_PIPE(follow);
     row.kind = (spdl_kind)9;
     field_refused(row, "kind is 9, which is no kind of row");
@@ -169,10 +172,10 @@ static void functions_have_to_fit_their_row(void) {
     field_refused(row, "kind is 0, which is no kind of row");
 }
 
-/* The edge behind the last stage is the sink's. */
+/* The edge after the last stage is the sink's. */
 static void the_sink_has_its_own_buffer_size(void) {
     ROW_REFUSED(1, "follow",
-                "buffer_size is set, but SPDL_SINK sets that of the edge behind the last stage",
+                "buffer_size is set, but SPDL_SINK sets that of the edge after the last stage",
                 SPDL_SOURCE(count_up), SPDL_PIPE(follow, .buffer_size = 3), SPDL_SINK(3));
     ROW_REFUSED(1, "sink", "buffer_size is -1, must be 1 to 1048576", SPDL_SOURCE(count_up),
                 SPDL_SINK(-1));
@@ -223,11 +226,14 @@ enum { ALL_KINDS = sizeof all_kinds / sizeof all_kinds[0] };
 
 #define KIND(name) (1u << SPDL_KIND_##name)
 #define CALLS (KIND(SOURCE) | KIND(PIPE) | KIND(BRANCH))
+#define MAKES (CALLS | KIND(FEED))
 
 static int choose_none(void *ctx, const signed char *ready, int paths) {
     (void)ctx;
     return ready[0] == 1 ? 0 : paths - 1;
 }
+
+static void free_none(void *it) { (void)it; }
 
 /* Sets a field to something that is fine where it has a meaning; false: there are no more. */
 static bool set_field(int field, spdl_stage *row, const char **name, unsigned *kinds) {
@@ -247,15 +253,30 @@ static bool set_field(int field, spdl_stage *row, const char **name, unsigned *k
     FIELD(9, flush, true, KIND(PIPE))
     FIELD(10, deferred, true, KIND(PIPE))
     FIELD(11, merge_order, SPDL_MERGE_ROBIN, KIND(MERGE))
-    FIELD(12, merge_fn, choose_none, 0) /* not without merge_order */
+    FIELD(12, merge_fn, choose_none, 0) /* KIND(MERGE), but not without merge_order */
     FIELD(13, retries, 1, CALLS)
     FIELD(14, max_failures, 1, CALLS)
     FIELD(15, max_failure_rate, 0.5, CALLS)
     FIELD(16, type, "item", KIND(FEED))
+    FIELD(17, concurrency, 2, KIND(PIPE))
+    FIELD(18, free_item, free_none, MAKES)
+    FIELD(19, init, init_nothing, CALLS)
 #undef FIELD
     default: return false;
     }
     /* clang-format on */
+}
+
+/* As the declarations list them. */
+static const char *kinds_text(unsigned kinds) {
+    return kinds == CALLS                          ? "source, pipe and branch"
+           : kinds == (KIND(SOURCE) | KIND(PIPE)) ? "source and pipe"
+           : kinds == MAKES                        ? "source, feed, pipe and branch"
+           : kinds == KIND(SOURCE)                 ? "source"
+           : kinds == KIND(PIPE)                   ? "pipe"
+           : kinds == KIND(BATCH)                  ? "batch"
+           : kinds == KIND(FEED)                   ? "feed"
+                                                   : "merge";
 }
 
 static void field_on_row(int field, int index, bool feed) {
@@ -270,7 +291,7 @@ static void field_on_row(int field, int index, bool feed) {
         DONE(start(0, NULL, SPDL_TABLE(rows))); /* and nothing is called */
         return;
     }
-    snprintf(why, sizeof why, "%s is set, but has no meaning on this kind of row", name);
+    snprintf(why, sizeof why, "%s is set, but only %s rows have it", name, kinds_text(kinds));
     if (strcmp(name, "merge_fn") == 0 && rows[index].kind == SPDL_KIND_MERGE)
         snprintf(why, sizeof why, "merge_fn goes with SPDL_MERGE_CHOICE, and only with it");
     row_refused(SPDL_TABLE(rows), index, index == ALL_KINDS - 1 ? "sink" : rows[index].name, why);
@@ -287,32 +308,12 @@ static void fields_belong_to_kinds_of_rows(void) {
     }
 }
 
-/* Fields that are told in their own words. */
-static void some_strays_are_told_otherwise(void) {
-    static const int rows[] = { 0, 2, 3, 4, 6, ALL_KINDS - 1 };
-    for (int i = 0; i < 6; ++i) {
-        spdl_stage all[ALL_KINDS];
-        const char *const name = rows[i] == ALL_KINDS - 1 ? "sink" : all_kinds[rows[i]].name;
-        memcpy(all, all_kinds, sizeof all);
-        all[rows[i]].concurrency = 2;
-        row_refused(SPDL_TABLE(all), rows[i], name,
-                    "concurrency is 2, but only SPDL_PIPE rows have one");
-        all[rows[i]].concurrency = 0;
-        if (all[rows[i]].fn != NULL) continue;
-        all[rows[i]].init = init_nothing;
-        row_refused(SPDL_TABLE(all), rows[i], name,
-                    "init and fini are for rows that call a function");
-        all[rows[i]].init = NULL;
-        all[rows[i]].free_item = item_free;
-        row_refused(SPDL_TABLE(all), rows[i], name,
-                    rows[i] == 2 ? "free_item is set, but a batch frees itself and its items"
-                                 : "free_item is set, but this kind of row makes no items");
-    }
+static void a_branch_has_the_edges_of_its_paths(void) {
     ROW_REFUSED(1, "by", "buffer_size is set, but the edges of a branch are those of its SPDL_PATH "
                          "rows: set it there",
                 SPDL_SOURCE(count_up), SPDL_BRANCH(follow, .name = "by", .buffer_size = 2),
                 SPDL_PATH("a"), SPDL_PATH("b"), SPDL_MERGE(), SPDL_SINK(1));
-    ROW_REFUSED(4, "merge", "buffer_size is set, but SPDL_SINK sets that of the edge behind the "
+    ROW_REFUSED(4, "merge", "buffer_size is set, but SPDL_SINK sets that of the edge after the "
                             "last stage",
                 SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"), SPDL_PATH("b"),
                 SPDL_MERGE(.buffer_size = 2), SPDL_SINK(1));
@@ -349,7 +350,7 @@ static void merges_have_an_order(void) {
     static const int orders[] = { -1, 4, 77 };
     for (int i = 0; i < 3; ++i) {
         char why[80];
-        snprintf(why, sizeof why, "merge_order is %d, which is no order", orders[i]);
+        snprintf(why, sizeof why, "merge_order is %d, must be 0 to 3", orders[i]);
         ROW_REFUSED(4, "merge", why, SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"),
                     SPDL_PATH("b"), SPDL_MERGE(.merge_order = (spdl_merge_order)orders[i]),
                     SPDL_SINK(1));
@@ -365,12 +366,12 @@ static void branches_have_paths_and_an_end(void) {
     const spdl_stage pipe = SPDL_PIPE(follow), sink = SPDL_SINK(1);
     ROW_REFUSED(1, "a", "SPDL_PATH without SPDL_BRANCH above", source, a, b, merge, sink);
     ROW_REFUSED(2, "merge", "SPDL_MERGE without SPDL_BRANCH above", source, pipe, merge, sink);
-    ROW_REFUSED(2, "follow", "behind SPDL_BRANCH there must be SPDL_PATH", source, branch, pipe,
+    ROW_REFUSED(2, "follow", "after SPDL_BRANCH there must be SPDL_PATH", source, branch, pipe,
                 sink);
-    ROW_REFUSED(2, "sink", "behind SPDL_BRANCH there must be SPDL_PATH", source, branch, sink);
-    ROW_REFUSED(2, "merge", "behind SPDL_BRANCH there must be SPDL_PATH", source, branch, merge,
+    ROW_REFUSED(2, "sink", "after SPDL_BRANCH there must be SPDL_PATH", source, branch, sink);
+    ROW_REFUSED(2, "merge", "after SPDL_BRANCH there must be SPDL_PATH", source, branch, merge,
                 sink);
-    ROW_REFUSED(2, "by", "behind SPDL_BRANCH there must be SPDL_PATH", source, branch, branch, a, b,
+    ROW_REFUSED(2, "by", "after SPDL_BRANCH there must be SPDL_PATH", source, branch, branch, a, b,
                 merge, merge, sink);
     ROW_REFUSED(4, "merge", "SPDL_MERGE of fewer than 2 paths", source, branch, a, pipe, merge,
                 sink);
@@ -385,12 +386,39 @@ static void branches_have_paths_and_an_end(void) {
                 sink);
 }
 
+static void a_merge_in_turn_knows_what_its_paths_make(void) {
+    const spdl_stage source = SPDL_SOURCE(count_up), branch = SPDL_BRANCH(follow, .name = "by");
+    const spdl_stage a = SPDL_PATH("a"), b = SPDL_PATH("b"), merge = SPDL_MERGE();
+    const spdl_stage robin = SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), sink = SPDL_SINK(1);
+    const spdl_stage refused[] = {
+        SPDL_PIPE(follow, .emits = true), SPDL_PIPE(follow, .flush = true),
+        SPDL_PIPE(follow, .max_failures = -1), SPDL_PIPE(follow, .max_failure_rate = 0.1),
+    };
+    static const char *const fields[] = { "emits", "flush", "max_failures", "max_failure_rate" };
+    for (int i = 0; i < 4; ++i) {
+        const spdl_stage row = refused[i];
+        char why[150];
+        snprintf(why, sizeof why, "%s: in a path of SPDL_MERGE_ROBIN the number of results has to "
+                                  "be certain, or the merge could starve", fields[i]);
+        ROW_REFUSED(3, "follow", why, source, branch, a, row, b, robin, sink);
+        ROW_REFUSED(6, "follow", why, source, branch, a, branch, a, b, row, merge, b, robin, sink);
+        DONE(start(0, NULL, SPDL_STAGES(source, row, branch, a, branch, a, row, b, merge, b, merge,
+                                        row, sink)));
+        DONE(start(0, NULL, SPDL_STAGES(source, branch, a, branch, a, b, robin, row, b, merge,
+                                        sink)));
+    }
+    DONE(start(0, NULL, SPDL_STAGES(source, branch, a, SPDL_BATCH(2), b, SPDL_BATCH(4), robin,
+                                    sink)));
+}
+
 static void a_feed_comes_first_and_is_read(void) {
     const spdl_stage source = SPDL_SOURCE(count_up), feed = SPDL_FEED(item), sink = SPDL_SINK(1);
     const spdl_stage pipe = SPDL_PIPE(follow);
-    ROW_REFUSED(1, "feed", "only the first row may be SPDL_FEED", source, feed, sink);
-    ROW_REFUSED(1, "feed", "only the first row may be SPDL_FEED", feed, feed, pipe, sink);
-    ROW_REFUSED(1, "sink", "behind SPDL_FEED there must be a stage", feed, sink);
+    ROW_REFUSED(1, "feed", "only the first row may be SPDL_SOURCE or SPDL_FEED",
+                source, feed, sink);
+    ROW_REFUSED(1, "feed", "only the first row may be SPDL_SOURCE or SPDL_FEED",
+                feed, feed, pipe, sink);
+    ROW_REFUSED(1, "sink", "after SPDL_FEED there must be a stage", feed, sink);
 }
 
 static void budgets_of_the_desc_are_checked(void) {
@@ -561,11 +589,12 @@ TEST_TABLE(rows) {
     TEST_CASE(the_sink_has_its_own_buffer_size),
     TEST_CASE(the_desc_is_checked),
     TEST_CASE(fields_belong_to_kinds_of_rows),
-    TEST_CASE(some_strays_are_told_otherwise),
+    TEST_CASE(a_branch_has_the_edges_of_its_paths),
     TEST_CASE(numbers_of_newer_fields_have_limits),
     TEST_CASE(merges_know_where_they_are),
     TEST_CASE(merges_have_an_order),
     TEST_CASE(branches_have_paths_and_an_end),
+    TEST_CASE(a_merge_in_turn_knows_what_its_paths_make),
     TEST_CASE(a_feed_comes_first_and_is_read),
     TEST_CASE(budgets_of_the_desc_are_checked),
     TEST_CASE(types_have_to_fit),

@@ -202,7 +202,7 @@ typedef struct event {
     int lane;
     int64_t begin, ns; /* in nanoseconds */
     char cat[16], name[100], result[40];
-    long long item, id, items;
+    long long item, items;
     bool seen;
 } event;
 
@@ -249,7 +249,6 @@ static event event_of(const char *line) {
     e.ns = time_of(line, "\"dur\":");
     e.item = number_of(line, "\"item\":", -1);
     e.items = number_of(line, "\"items\":", -1);
-    e.id = number_of(line, "\"id\":", -1);
     text_of(line, "\"cat\":\"", e.cat, sizeof e.cat);
     text_of(line, "\"result\":\"", e.result, sizeof e.result);
     text_of(line, e.phase == 'M' ? "\"args\":{\"name\":\"" : "\"name\":\"", e.name, sizeof e.name);
@@ -323,45 +322,6 @@ static void check_lanes(trace *t) {
     }
 }
 
-/* The slice of a lane that encloses a time, as viewers find it. */
-static const event *slice_at(const trace *t, int lane, int64_t at) {
-    for (size_t i = 0; i < t->count; ++i) {
-        const event *e = &t->events[i];
-        if (e->phase == 'X' && e->lane == lane && e->begin <= at && at < e->begin + e->ns) return e;
-    }
-    return NULL;
-}
-
-/* Every arrow has one start, in a call or a batch, and one end, in a batch, later. How many. */
-static size_t check_arrows(trace *t, long long batch_size) {
-    size_t arrows = 0;
-    for (size_t i = 0; i < t->count; ++i) {
-        const event *s = &t->events[i], *from, *to;
-        size_t ends = 0, at = 0;
-        if (s->phase != 's') continue;
-        for (size_t k = 0; k < t->count; ++k) {
-            if (t->events[k].id != s->id || k == i) continue;
-            CHECK_EQ(t->events[k].phase, 'f');
-            ++ends;
-            at = k;
-        }
-        if (!CHECK_EQ(ends, 1)) continue;
-        from = slice_at(t, s->lane, s->begin);
-        to = slice_at(t, t->events[at].lane, t->events[at].begin);
-        CHECK(from != NULL && (strcmp(from->cat, "task") == 0 || strcmp(from->cat, "batch") == 0));
-        CHECK(to != NULL && strcmp(to->cat, "batch") == 0);
-        CHECK(s->begin <= t->events[at].begin);
-        if (from != NULL && to != NULL && batch_size > 0)
-            CHECK_EQ(to->item, from->item / batch_size);
-        ++arrows;
-    }
-    for (size_t i = 0, ends = 0; i < t->count; ++i) {
-        ends += t->events[i].phase == 'f';
-        if (i + 1 == t->count) CHECK_EQ(ends, arrows);
-    }
-    return arrows;
-}
-
 /* Each call of the run is there once, with its item and result. */
 static void check_calls(trace *t, const spdl_stats *stats) {
     for (int stage = 0; stage < stats->stage_count; ++stage) {
@@ -393,7 +353,7 @@ static void check_depths(const trace *t, const spdl_stats *stats) {
         char name[100];
         const event *last = NULL;
         size_t count = 0;
-        snprintf(name, sizeof name, "edge %d depth, behind %s", edge, stats->stage[edge].name);
+        snprintf(name, sizeof name, "edge %d depth, after %s", edge, stats->stage[edge].name);
         for (size_t i = 0; i < t->count; ++i) {
             if (t->events[i].phase != 'C' || strcmp(t->events[i].name, name) != 0) continue;
             last = &t->events[i];
@@ -401,7 +361,7 @@ static void check_depths(const trace *t, const spdl_stats *stats) {
             CHECK(last->items <= e->buffer_size + stats->stage[edge].concurrency);
             ++count;
         }
-        CHECK(count >= e->items); /* whenever an item was put or taken */
+        CHECK(count > 0 && count <= e->items); /* when the reader has moved on */
         if (last != NULL) CHECK_EQ(last->items, 0);
     }
 }
@@ -411,7 +371,7 @@ static void check_python(const char *path) {
     if (system("python3 -c pass >/dev/null 2>&1") != 0) return;
     snprintf(command, sizeof command,
              "python3 -c 'import json, sys; t = json.load(open(sys.argv[1], encoding=\"utf-8\"));"
-             "assert all(e[\"ph\"] in \"XMCsf\" for e in t[\"traceEvents\"])' '%s'",
+             "assert all(e[\"ph\"] in \"XMC\" for e in t[\"traceEvents\"])' '%s'",
              path);
     CHECK_EQ(system(command), 0);
 }
@@ -441,10 +401,9 @@ static void whole_run(int workers) {
     check_lanes(&t);
     check_calls(&t, &stats);
     check_depths(&t, &stats);
-    CHECK_EQ(check_arrows(&t, BATCH), items);
     CHECK(trace_find(&t, 'M', "", "trainer", -1) != NULL);
     CHECK(trace_find(&t, 'M', "", "loader-0", -1) != NULL);
-    CHECK(trace_find(&t, 'M', "", "edge 1, behind pass", -1) != NULL);
+    CHECK(trace_find(&t, 'M', "", "edge 1, after pass", -1) != NULL);
     CHECK((stats.wait_ns > 0) == (trace_count(&t, 'X', "trainer", "next waits") > 0));
     trace_free(&t);
     remove_files();
@@ -453,32 +412,6 @@ static void whole_run(int workers) {
 static void whole_run_on_workers(void) { whole_run(3); }
 static void whole_run_inline(void) { whole_run(0); }
 
-/* A writer may see the reader's head late, and its clock tells nothing of that. */
-static void depth_of_a_head_gone_by_is_left_out(void) {
-    const char *path = file_named("t.json");
-    static uintptr_t items = 20;
-    messages m;
-    const spdl_pipeline_desc desc = desc_of(0, path, &m);
-    spdl_pipeline *p;
-    spdl_stats stats;
-    trace t;
-    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-        SPDL_SOURCE(numbers, .ctx = &items), SPDL_PIPE(pass), SPDL_SINK(2))) == SPDL_OK);
-    run_to_the_end(p, false, &stats);
-    for (int edge = 0; edge < 2; ++edge) {
-        const uint64_t now = spdl_time_ns(), head = stats.edge[edge].items;
-        spdl__trace_add(p->node[edge].out.lane, SPDL__EVENT_DEPTH, 0, 0, now, head - 1, 1);
-        spdl__trace_add(p->node[edge].out.lane, SPDL__EVENT_DEPTH, 0, 0, now, head, 0);
-        spdl__trace_add(p->node[edge].out.lane, SPDL__EVENT_DEPTH, 0, 0, now + 1, head - 1, 1);
-    }
-    spdl_pipeline_destroy(p);
-    t = trace_read(path);
-    check_depths(&t, &stats);
-    trace_free(&t);
-    remove_files();
-}
-
-/* Dropped and failed items have no arrow; batches of batches have arrows, too. */
 static void drops_failures_and_batches_of_batches(void) {
     const char *path = file_named("t.json");
     static uintptr_t items = 600;
@@ -486,7 +419,6 @@ static void drops_failures_and_batches_of_batches(void) {
     const spdl_pipeline_desc desc = desc_of(3, path, &m);
     spdl_pipeline *p;
     spdl_stats stats;
-    size_t inner, outer;
     trace t;
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
         SPDL_SOURCE(numbers, .ctx = &items),
@@ -499,10 +431,7 @@ static void drops_failures_and_batches_of_batches(void) {
     t = trace_read(path);
     check_lanes(&t);
     check_calls(&t, &stats);
-    inner = (size_t)stats.stage[2].tasks;
-    outer = (size_t)stats.stage[3].tasks;
-    CHECK_EQ(inner, items * 8 / 10 / 4);
-    CHECK_EQ(check_arrows(&t, 0), items * 8 / 10 + outer * 3);
+    CHECK_EQ(stats.stage[2].tasks, items * 8 / 10 / 4);
     trace_free(&t);
     remove_files();
 }
@@ -603,29 +532,6 @@ static void latest_events_are_kept_and_the_rest_counted(void) {
     remove_files();
 }
 
-/* Arrows match even when one of their ends has been dropped. */
-static void arrows_match_when_events_were_dropped(void) {
-    const char *path = file_named("t.json");
-    static uintptr_t items = 3000;
-    messages m;
-    spdl_pipeline_desc desc = desc_of(3, path, &m);
-    spdl_pipeline *p;
-    spdl_stats stats;
-    trace t;
-    desc.trace_events = 256;
-    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-        SPDL_SOURCE(numbers, .ctx = &items), SPDL_PIPE(pass, .concurrency = 2),
-        SPDL_BATCH(BATCH), SPDL_SINK(2))) == SPDL_OK);
-    run_to_the_end(p, true, &stats);
-    spdl_pipeline_destroy(p);
-    t = trace_read(path);
-    check_lanes(&t);
-    CHECK(check_arrows(&t, BATCH) > 0);
-    CHECK(t.dropped > 0);
-    trace_free(&t);
-    remove_files();
-}
-
 static void pipelines_do_not_take_each_others_files(void) {
     const char *path = file_named("t.json"), *second = file_named("t-2.json");
     const char *third = file_named("t-3.json"), *fourth = file_named("t-4.json");
@@ -653,21 +559,6 @@ static void pipelines_do_not_take_each_others_files(void) {
     trace_free(&t);
     CHECK_EQ(m.warnings, 0);
     remove_files();
-}
-
-static void numbers_go_before_the_extension(void) {
-    static const char *const cases[][2] = {
-        { "t.json", "t-2.json" }, { "a.b/t", "a.b/t-2" }, { "t", "t-2" }, { ".t", ".t-2" },
-        { "d/.t", "d/.t-2" }, { "d/t.x.json", "d/t.x-2.json" }, { "t.", "t-2." }
-    };
-    char path[64];
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
-        CHECK(spdl__trace_path(path, sizeof path, cases[i][0], 2));
-        CHECK_STR(path, cases[i][1]);
-        CHECK(spdl__trace_path(path, sizeof path, cases[i][0], 1));
-        CHECK_STR(path, cases[i][0]);
-    }
-    CHECK(!spdl__trace_path(path, 8, "abcd.json", 1));
 }
 
 /* Whatever is wrong with the file: the pipeline runs, and says so once. */
@@ -788,7 +679,6 @@ static void written_while_it_runs(void) {
         CHECK_EQ(spdl_trace_write(p, path), SPDL_OK);
         t = trace_read(path);
         check_lanes(&t);
-        (void)check_arrows(&t, BATCH);
         CHECK(t.dropped > 0 && t.kept > 0);
         trace_free(&t);
     }
@@ -869,7 +759,7 @@ static void every_allocation_fails(void) {
         CHECK_EQ(of.alive, 0);
     }
     CHECK(traced);
-    CHECK_EQ(untraced, 4); /* the trace, its lanes, its events; the copy for the file */
+    CHECK_EQ(untraced, 2); /* the trace; the copy for the file */
     remove_files();
 }
 
@@ -976,6 +866,7 @@ static void sleeping_stages_are_blocked(void) {
 /* Two that compute on one processor: each waits for half of the time. (In calls much shorter than
    a turn on the processor they hardly ever wait: the turn of the other passes between calls.) */
 static void crowded_stages_are_runnable(void) {
+    TEST_NEEDS_LINUX();
     static uint64_t us[] = { 20000, 1000 };
     static const uintptr_t items[] = { 16, 400 };
     cpu_set_t all, one;
@@ -1090,6 +981,7 @@ SPDL_FN(look_at_name, void, void) {
 }
 
 static void threads_have_names(void) {
+    TEST_NEEDS_LINUX();
     static uintptr_t items = 50;
     messages m;
     const spdl_pipeline_desc desc = desc_of(2, "", &m);
@@ -1123,14 +1015,11 @@ static void probes_are_in_the_program(void) {
 TEST_TABLE(trace) {
     TEST_CASE(whole_run_on_workers),
     TEST_CASE(whole_run_inline),
-    TEST_CASE(depth_of_a_head_gone_by_is_left_out),
     TEST_CASE(drops_failures_and_batches_of_batches),
     TEST_CASE(times_are_what_they_were),
     TEST_CASE(environment_asks_for_a_trace),
     TEST_CASE(latest_events_are_kept_and_the_rest_counted),
-    TEST_CASE(arrows_match_when_events_were_dropped),
     TEST_CASE(pipelines_do_not_take_each_others_files),
-    TEST_CASE(numbers_go_before_the_extension),
     TEST_CASE(bad_files_are_one_warning),
     TEST_CASE(malformed_options_are_one_warning),
     TEST_CASE(options_without_a_file_are_one_warning),

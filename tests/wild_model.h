@@ -10,7 +10,7 @@
 
 /* What the rows of a path must keep to, for the sake of the merge behind it. */
 typedef struct wild_rule {
-    bool lossless; /* one item out for one in: else a merge might wait for ever */
+    bool lossless; /* one item out for one in: else a merge might starve */
     bool joined;   /* but a stage may drop a batch: it goes on without its items */
     bool inorder;
     bool level;    /* items come out as deep in batches as they went in */
@@ -46,8 +46,9 @@ static void wild_losses(wild *w, dice *d, wild_rule rule) {
     spdl_stage *row = wild_last(w);
     d->slow = chance(w, 8);
     if (w->end == STOP_INSIDE && chance(w, 2)) d->stop_at = (long)draw(w, WILD_ITEMS);
+    if (rule.lossless && !rule.joined) return; /* a merge in turn refuses even a budget there */
     wild_budget(w, row);
-    if (rule.lossless && (!rule.joined || wild_last(w)->kind != SPDL_KIND_PIPE)) return;
+    if (rule.joined && row->kind != SPDL_KIND_PIPE) return;
     if (chance(w, 2)) d->skips = draw(w, 30);
     if (chance(w, 3)) d->fails = draw(w, 10);
     if (chance(w, 3) && d->way != DEFERS) row->retries = (int)draw(w, 3) + 1;

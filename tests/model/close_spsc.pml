@@ -1,14 +1,14 @@
 /* Closing an SPSC ring of >>ring-core and >>ring-impl: a producer that pushes PUSHES times, one or
-   BATCH items at once, a consumer that pops until it is told the end, and a thread that closes at
+   BATCH items at once, a consumer that pops until it sees the end, and a thread that closes at
    some moment. Both sides sleep when they have to (spdl__ring_wait); the producer may give up.
 
-   A push publishes tail and then looks whether somebody closes. If so, `final` (`end` in the
+   A push publishes tail and then looks whether a thread closes. If so, `final` (`end` in the
    header) decides: the first to set it, producer or consumer, says how many items there are. A push
-   that comes too late takes its tail back.
+   that comes too late is refused; tail goes on counting it, and nobody looks there any more.
 
    Checked: no push that begins after a close has returned is accepted; no item that was refused is
-   taken; whoever is told the end has taken all that was accepted; when nothing moves any more
-   nobody sleeps, and tail counts what was accepted.
+   taken; a consumer that sees the end has taken all that was accepted; when nothing moves any more
+   nobody sleeps, and the smaller of tail and `final` counts what was accepted.
 
    FENCE: light and heavy barriers are both full ones, instead of none and membarrier.
    COMMIT: room is reserved by one call, and filled and committed by another.
@@ -18,7 +18,7 @@
      NO_CLOSE_HEAVY  ... only closing, sleepers still do a heavy one
      EARLY_CLOSED    the closed bit is set before the barrier
      NO_END_FIRST    the consumer reads tail before it looks at `final`
-     NO_RETRACT      a push that came too late leaves its tail where it is
+     NO_LOSER        a consumer that loses the decision reports the end all the same
      NO_LIMIT        closing leaves `limit` as it is
      LATE_LIMIT      a push that sees the closing leaves `limit` to the thread that closes
      NO_LOOK_AGAIN   the slow path of a push stores `limit` and does not look who closes
@@ -88,7 +88,7 @@ end_asleep:
 #define WAIT 1 /* full, empty */
 #define OVER 2 /* closed */
 
-/* the quick path, or spdl__spsc_room with spdl__spsc_credit */
+/* the quick path, or spdl__spsc_room as spdl__spsc_push_n goes on from it */
 inline room() {
     result = GO;
     if
@@ -132,11 +132,7 @@ inline publish() {
 #endif
         d_step { FENCED(PRODUCER); final = (final == UNDECIDED -> tail + n : final) };
         if
-        :: final <= tail ->
-            result = OVER;
-#ifndef NO_RETRACT
-            store(PRODUCER, TAIL, tail)
-#endif
+        :: final <= tail -> result = OVER
         :: else
         fi
     :: else
@@ -188,40 +184,42 @@ proctype Producer() {
     od
 }
 
-/* spdl__spsc_look and a pop: `fresh` is the consumer's copy of tail */
+#ifdef NO_LAST_LOOK
+#define LOOKS !closed
+#else
+#define LOOKS true
+#endif
+
+/* spdl__spsc_look and a pop: `fresh` is the consumer's copy of tail. `final` is looked at before
+   tail: once it is decided, tail may count a push that was refused. */
 inline pop() {
     result = GO;
     if
     :: head < fresh
     :: else ->
-        do
-        :: true ->
+        closed = (not_empty & CLOSED) != 0;
 #ifndef NO_END_FIRST
-            if
-            :: final <= head -> result = OVER; break
-            :: else
-            fi;
+        if
+        :: closed && final <= head -> result = OVER
+        :: else
+        fi;
 #endif
-            closed = (not_empty & CLOSED) != 0;
-#ifdef NO_LAST_LOOK
-            if
-            :: closed -> skip
-            :: else -> fresh = LOAD(CONSUMER, TAIL)
-            fi;
+        if
+        :: result == GO && LOOKS -> fresh = LOAD(CONSUMER, TAIL)
+        :: else
+        fi;
+        if
+        :: result == OVER || head < fresh
+        :: result == GO && head >= fresh && !closed -> result = WAIT
+        :: else ->
+            d_step { FENCED(CONSUMER); final = (final == UNDECIDED -> head : final) };
+#ifdef NO_LOSER
+            result = OVER
 #else
-            fresh = LOAD(CONSUMER, TAIL);
+            fresh = final; /* this one, or what the producer has decided */
+            result = (head < fresh -> GO : OVER)
 #endif
-            if
-            :: head < fresh -> break
-            :: head >= fresh && !closed -> result = WAIT; break
-            :: else ->
-                d_step { FENCED(CONSUMER); final = (final == UNDECIDED -> head : final) };
-                if
-                :: final <= head -> result = OVER; break
-                :: else
-                fi
-            fi
-        od;
+        fi;
         closed = false
     fi;
     if
@@ -308,5 +306,5 @@ init {
     }
     timeout;
     assert(!asleep[PRODUCER] && !asleep[CONSUMER]);
-    assert(taken == accepted && mem[TAIL] == accepted)
+    assert(taken == accepted && (mem[TAIL] < final -> mem[TAIL] : final) == accepted)
 }

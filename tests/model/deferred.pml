@@ -1,5 +1,5 @@
-/* Deferred calls: spdl_defer, spdl__parked_returned, spdl__complete and spdl__parked_release of
-   >>flow-impl, and the end of spdl_pipeline_destroy.
+/* Deferred calls: spdl_defer, spdl__deferred_returned, spdl__complete and spdl__deferred_release of
+   >>defer-impl, and the end of spdl_pipeline_destroy.
 
    One place of a stage with concurrency 1, used by CALLS calls one after the other. Each function
    defers, and returns PENDING or something else. COMPLETERS threads complete any call that has been
@@ -62,7 +62,7 @@ inline compare_and_swap(p, from, to) {
     }
 }
 
-/* spdl__parked_release: the place goes back to the list under a spin lock, which is a
+/* spdl__deferred_release: the place goes back to the list under a spin lock, which is a
    read-modify-write */
 inline release(p, g) {
     to = IS(NEXT(g), FREE);
@@ -105,7 +105,7 @@ end_one_call:
             if
             :: swapped
             :: else ->
-                mem[STATE] == IS(OF(call), DONE); /* spdl__parked_await */
+                mem[STATE] == IS(OF(call), DONE); /* spdl__deferred_returned */
                 assert(!waits || LOAD(WORKER, RESULT) == call + 1)
             fi;
             release(WORKER, OF(call));
@@ -131,7 +131,7 @@ end_idle:
     :: swapped -> goto over
     :: else
     fi;
-    do /* spdl__parked_claim */
+    do /* spdl__deferred_claim */
     :: true ->
         state = LOAD(me, STATE);
         if
@@ -171,7 +171,7 @@ end_idle:
 #ifdef LATE_RELEASE
             release(me, OF(call));
 #endif
-            assert(!gone) /* spdl__pipeline_hint */
+            assert(!gone) /* spdl__wake_all */
         fi
     fi;
     assert(!gone);

@@ -1,4 +1,4 @@
-/* Sleeping and waking with an event of >>os-impl, as the MPMC ring of >>ring-impl does it: WAITERS
+/* Sleeping and waking with an event of >>os, as the MPMC ring of >>ring-impl does it: WAITERS
    threads in spdl_ring_pop, PUSHERS threads in spdl_ring_try_push, and one that closes the ring.
 
    A push claims the next ticket and stamps its slot a little later, so a later slot may be ready
@@ -59,7 +59,7 @@ inline futex_wake_all() {
     }
 }
 
-/* spdl__ring_pushed: only a compiler barrier before the look. `all` is looked at when there are
+/* spdl__ring_hint: only a compiler barrier before the look. `all` is looked at when there are
    waiters. */
 inline notify(p, all) {
     if
@@ -84,7 +84,7 @@ inline notify(p, all) {
 #define TAKEN 1
 #define CLOSED 2
 
-/* spdl__mc_pop_n */
+/* spdl__mpmc_pop_n */
 inline try_pop(p) {
     at = head;
     do
@@ -122,7 +122,7 @@ proctype Waiter(byte me) {
     do
     :: timed_out -> break
     :: else ->
-        /* spdl__ring_announce */
+        /* says that it is about to sleep */
 #ifndef LATE_WORD
         word = event_word;
 #endif
@@ -142,7 +142,7 @@ proctype Waiter(byte me) {
 #ifdef LATE_WORD
         word = event_word;
 #endif
-        /* spdl__event_sleep */
+        /* spdl__os_event_sleep */
         d_step { FENCED(me); asleep[me] = event_word == word; word = 0 };
         if
         :: true ->
@@ -170,7 +170,7 @@ done:
     atomic { result = 0; word = 0; timed_out = false }
 }
 
-/* spdl__mp_push_n and spdl__ring_pushed after it */
+/* spdl__mpmc_push_n and spdl__ring_hint after it */
 proctype Pusher(byte me) {
     byte ticket;
     bool refused, to_all;

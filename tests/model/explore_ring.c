@@ -1,7 +1,7 @@
 /* What explore.c runs: the rings of spdl.h, as users call them. The header is not changed; the
    system calls it makes and the bytes it copies go through the explorer. Each plan is run with the
    membarrier and without: `fences` is a kernel that has none, `quick fences` (in a program of its
-   own, with SPDL_NO_MEMBARRIER) a system that has none. */
+   own, with SPDL__OS_BARRIER=0) a system that has none. */
 #include "explore.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@
 typedef enum way { TRY, BLOCK, TIMED, SPIN_PUSH, SPIN_POP, TRY_BATCH, BATCH, PLACE } way;
 static const char *const way_names[] = { "try",      "block", "timed",   "spin push",
                                          "spin pop", "try_n", "block_n", "in place" };
-static const char *const mode_names[] = { "mpmc", "spsc", "mpsc", "spmc" };
+static const char *const mode_names[] = { "mpmc", "spsc" };
 
 typedef struct plan {
     spdl_ring_mode mode;
@@ -264,15 +264,8 @@ static const plan plans[] = {
     { SPDL_RING_SPSC, 2, 1, 1, 6, BATCH, 1, 8, false, 0, false },
     { SPDL_RING_SPSC, 3, 1, 1, 6, PLACE, 0, 8, false, 0, false },
     { SPDL_RING_SPSC, 2, 1, 1, 6, PLACE, 1, 16, false, 0, false },
-    { SPDL_RING_SPMC, 1, 1, 2, 4, TRY, 0, 8, false, 0, false },
-    { SPDL_RING_SPMC, 2, 1, 2, 4, TRY, 1, 8, false, 0, false },
-    { SPDL_RING_SPMC, 2, 1, 2, 6, BLOCK, 0, 8, false, 0, false },
-    { SPDL_RING_SPMC, 2, 1, 2, 4, BLOCK, 1, 8, false, 0, false },
-    { SPDL_RING_SPMC, 3, 1, 2, 6, BATCH, 1, 16, false, 0, false },
-    { SPDL_RING_MPSC, 1, 2, 1, 2, TRY, 0, 8, false, 0, false },
-    { SPDL_RING_MPSC, 2, 2, 1, 3, BLOCK, 0, 8, false, 0, false },
-    { SPDL_RING_MPSC, 3, 2, 1, 3, BLOCK, 1, 8, false, 0, false },
-    { SPDL_RING_MPSC, 3, 2, 1, 4, BATCH, 1, 16, false, 0, false },
+    { SPDL_RING_MPMC, 2, 1, 2, 4, BLOCK, 1, 8, false, 0, false },
+    { SPDL_RING_MPMC, 3, 2, 1, 4, BATCH, 1, 16, false, 0, false },
     { SPDL_RING_MPMC, 1, 2, 2, 3, TRY, 0, 8, false, 0, false },
     { SPDL_RING_MPMC, 2, 2, 2, 3, TRY, 1, 8, false, 0, false },
     { SPDL_RING_MPMC, 3, 2, 2, 4, TRY, 0, 16, false, 0, false },
@@ -289,23 +282,19 @@ static const plan plans[] = {
     { SPDL_RING_MPMC, 1, 2, 2, 2, SPIN_PUSH, 0, 8, false, 0, false },
     { SPDL_RING_MPMC, 1, 2, 2, 2, SPIN_POP, 0, 8, false, 0, false },
     { SPDL_RING_SPSC, 2, 1, 1, 4, TRY, 0, 8, false, 0, true },
-    { SPDL_RING_SPMC, 3, 1, 2, 4, TRY_BATCH, 0, 8, false, 0, true },
-    { SPDL_RING_MPSC, 2, 2, 1, 2, TRY, 0, 8, false, 0, true },
+    { SPDL_RING_MPMC, 3, 1, 2, 4, TRY_BATCH, 0, 8, false, 0, true },
     { SPDL_RING_MPMC, 3, 2, 2, 2, TRY, 0, 8, false, 0, true },
     /* nobody pops, or nobody pushes: close wakes them */
     { SPDL_RING_SPSC, 1, 1, 0, 2, BLOCK, 1, 8, false, 0, false },
     { SPDL_RING_SPSC, 2, 1, 0, 4, PLACE, 1, 8, false, 0, false },
     { SPDL_RING_SPSC, 1, 1, 0, 2, BATCH, 1, 16, false, 0, false },
-    { SPDL_RING_SPMC, 1, 1, 0, 2, BLOCK, 1, 8, false, 0, false },
     { SPDL_RING_MPMC, 1, 2, 0, 2, BLOCK, 1, 8, false, 0, false },
-    { SPDL_RING_MPSC, 3, 0, 1, 0, BLOCK, 1, 8, false, 0, false },
     { SPDL_RING_MPMC, 3, 0, 3, 0, BLOCK, 1, 8, false, 0, false },
     /* every schedule with two preemptions and two old values */
     { SPDL_RING_SPSC, 1, 1, 1, 1, TRY, 1, 8, true, 0, false },
     { SPDL_RING_SPSC, 1, 1, 1, 2, BLOCK, 0, 8, true, 0, false },
     { SPDL_RING_SPSC, 1, 1, 1, 1, BLOCK, 1, 8, true, 0, false },
-    { SPDL_RING_SPMC, 1, 1, 1, 1, BLOCK, 1, 8, true, 0, false },
-    { SPDL_RING_MPSC, 1, 1, 1, 1, BLOCK, 1, 8, true, 0, false },
+    { SPDL_RING_MPMC, 1, 1, 1, 1, BLOCK, 1, 8, true, 0, false },
     { SPDL_RING_MPMC, 1, 2, 1, 1, TRY, 1, 8, true, 0, false },
 };
 
@@ -313,7 +302,7 @@ int explore_scenarios(const explore_scenario **list) {
     static explore_scenario made[2 * sizeof(plans) / sizeof(plans[0])];
     const int count = (int)(sizeof(plans) / sizeof(plans[0]));
     int i, n = 0, fences;
-    for (fences = !SPDL__MEMBARRIER; fences < 2; fences++)
+    for (fences = !SPDL__OS_BARRIER; fences < 2; fences++)
         for (i = 0; i < count; i++) {
             const plan *p = &plans[i];
             explore_scenario *s = &made[n++];
@@ -322,7 +311,7 @@ int explore_scenarios(const explore_scenario **list) {
                      way_names[p->way], p->items, p->item_bytes,
                      p->leave > 0 ? " some stay" : "", p->counts ? " counted" : "",
                      p->closers == 0 ? "" : p->closers == 1 ? " close" : " two closes",
-                     !fences ? "" : SPDL__MEMBARRIER ? " fences" : " quick fences",
+                     !fences ? "" : SPDL__OS_BARRIER ? " fences" : " quick fences",
                      p->exhaustive ? " exhaustive" : "");
             s->plan = p;
             s->threads = (int)(p->producers + p->consumers + p->closers + p->counts);

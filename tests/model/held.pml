@@ -1,4 +1,4 @@
-/* Held takes: spdl__node_sit and spdl__node_take_held of >>flow-impl, beside the plain takes of
+/* Held takes: spdl__step_sit and spdl__claim_held of >>claim-impl, beside the plain takes of
    others, with who wakes whom as in sit.pml.
 
    Row 0 is a source that puts SLOTS slots: items, holes (dropped items), bundles of two entries,

@@ -1,4 +1,4 @@
-/* A producer that waits for room: spdl__push_try and spdl__push_wait of >>pipeline-impl, against
+/* A producer that waits for room: spdl__push_try and spdl__push_wait of >>next-impl, against
    the takes of the row behind the feed, a failure or a stop, and with drop_oldest.
 
    One producer pushes ITEMS items into an edge with room for CAPACITY, then ends it (END). Two
@@ -62,7 +62,7 @@ byte pushed, settled; /* the producer's own; items called or dropped */
 
 #include "tso.pml"
 
-/* spdl__node_hint for the row: one worker, if it is runnable and one sleeps */
+/* spdl__wake_hint for the row: one worker, if it is runnable and one sleeps */
 inline hint_row(p) {
     if
     :: (sleepers & 15) == 0 || waking

@@ -1,5 +1,5 @@
-/* Who wakes whom: spdl__node_sit, spdl__node_hint and spdl__pool_park of >>flow-impl and
-   >>pool-impl, with the trainer that takes and waits (spdl__next_wait of >>pipeline-impl).
+/* Who wakes whom: spdl__step_sit, spdl__wake_hint and spdl__pool_park of >>step-impl and
+   >>pool-impl, with the trainer that takes and waits (spdl__next_wait of >>next-impl).
 
    Rows 0 (a source, limit 1), 1 (limit LIM1) and 2 (limit LIM2), in input order, room for CAP0,
    CAP1 and CAP2 (buffer and limit) behind them; WORKERS workers; a trainer that takes ROOMS items
@@ -102,7 +102,7 @@ bool trainer_asleep, asked;
 #define LOWEST 0
 #endif
 
-/* spdl__node_runnable: one load in each step: word, stamp, room */
+/* spdl__claim_runnable: one load in each step: word, stamp, room */
 inline runnable(p, n) {
     w2 = LOAD(p, W(n));
     if

@@ -1,6 +1,6 @@
 /* Stopping: spdl_pipeline_stop with spdl__pipeline_await_quiet and spdl__pipeline_purge, against
-   the takes, held takes and leaves of spdl__node_sit, and spdl_complete, of >>flow-impl and
-   >>pipeline-impl.
+   the takes, held takes and leaves of spdl__step_sit, and spdl_complete, of >>claim-impl and
+   >>stop-impl.
 
    One row with concurrency 2, an edge with ITEMS items before it and one behind it; two workers; a
    call may be deferred, then a thread of its own completes it at any moment, or never. Two threads

@@ -1,5 +1,5 @@
-/* Waiting on a ring with stamps, both sides at a small capacity: spdl__mp_push_n, spdl__mc_pop_n,
-   spdl__ring_wait and spdl__ring_wake, with PUSHERS threads that push BATCH items each, POPPERS
+/* Waiting on an MPMC ring, both sides at a small capacity: spdl__mpmc_push_n, spdl__mpmc_pop_n,
+   spdl__ring_wait and spdl__ring_hint, with PUSHERS threads that push BATCH items each, POPPERS
    threads that pop one, and one that closes the ring.
 
    A push claims tickets and stamps the slots a little later, so a later slot may be ready before an
@@ -95,7 +95,7 @@ inline wake(first, last, count) {
 #define WAKE_PUSHERS(count) wake(0, PUSHERS - 1, count)
 #define WAKE_POPPERS(count) wake(PUSHERS, PROCS - 1, count)
 
-/* spdl__ring_pushed; `closed` is looked at when there are waiters */
+/* spdl__ring_hint; `closed` is looked at when there are waiters */
 inline notify_poppers(p, count) {
     LIGHT(p);
     if

@@ -78,6 +78,24 @@ run self.passes
 exits "a pass" 0
 ends "a pass" '1 passed, 0 failed'
 
+run --jobs 3
+says "a check beside others" '.*selftest.c:[0-9]*: CHECK(arg == NULL && 1 > 2) failed'
+says "a hang beside others" 'FAIL self.hangs: timeout after 1 s, .*'
+says "a skip beside others" 'skip self.skips: because it is told to'
+counts "a million failures beside others" 20 'CHECK(i < 0) failed'
+exits "beside others" 1
+ends "beside others" '2 passed, 13 failed, 1 skipped'
+if [ "$(grep -n 'self.check_' "$output" | head -n 1 | cut -d: -f1)" -gt \
+    "$(grep -n 'self.shows_its_seed' "$output" | cut -d: -f1)" ]; then
+    ok
+else
+    not_ok "those that run alone are the last"
+fi
+
+run --slow self.passes
+says "the slow ones" ' *[0-9]* *[0-9]*  self.passes'
+ends "the slow ones" '1 passed, 0 failed'
+
 run --repeat 3 self.passes
 ends "three rounds" '3 passed, 0 failed'
 

@@ -1,5 +1,5 @@
 /* Two pools of one pipeline: a row with threads of its own beside the rows of the pool.
-   spdl__node_hint and spdl__pool_park of >>flow-impl and >>pool-impl, as in sit.pml, but each hint
+   spdl__wake_hint and spdl__pool_park of >>claim-impl and >>pool-impl, as in sit.pml, but each hint
    looks at the sleepers of the pool of the row it looks at.
 
    Rows 0 (a source), 1 and 2, in input order, limit 1, room for CAP behind each. Worker 0 runs rows

@@ -1,0 +1,76 @@
+/* switches.c - a pipeline in builds with SPDL_NO_NPZ, SPDL_NO_REPORT, both or neither: items and
+   statistics come as ever; a desc or a variable that asks for a report or a trace in vain is one
+   warning. tests/check_headers.sh runs it, tests/check_warnings.sh compiles it as C and C++. */
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+
+static int warnings;
+static char warned[SPDL_TEXT_BYTES];
+
+static void on_log(spdl_log_level level, const char *text, void *user) {
+    (void)user;
+    if (level != SPDL_LOG_WARN) return;
+    ++warnings;
+    snprintf(warned, sizeof warned, "%s", text);
+}
+
+SPDL_FN(count_up, void, void) {
+    if (spdl_sequence(task) == 1000) return SPDL_END;
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+SPDL_FN(pass, void, void) {
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Whether everything comes in order and is counted. */
+static bool run(const spdl_pipeline_desc *desc) {
+    spdl_pipeline *p;
+    spdl_stats stats;
+    void *item;
+    uintptr_t taken = 0;
+    char text[4096];
+    if (spdl_pipeline_create(&p, desc, SPDL_STAGES(SPDL_SOURCE(count_up), SPDL_PIPE(pass),
+                                                   SPDL_SINK(3))) != SPDL_OK)
+        return false;
+    while (spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK)
+        if ((uintptr_t)item != ++taken) return false;
+    spdl_pipeline_stats(p, &stats);
+    spdl_pipeline_destroy(p);
+    return taken == 1000 && stats.delivered == 1000 && stats.stage[1].tasks == 1000 &&
+           stats.stage[1].busy_ns > 0 && stats.stage[1].split_calls > 0 &&
+           spdl_stats_json(&stats, text, sizeof text) > 100;
+}
+
+int main(void) {
+    spdl_pipeline_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.workers = 2;
+    desc.logger.log_fn = on_log;
+    unsetenv("SPDL_STATS");
+    unsetenv("SPDL_REPORT");
+    unsetenv("SPDL_TRACE");
+    if (!run(&desc) || warnings != 0) return 1;
+#ifdef SPDL_NO_REPORT
+    setenv("SPDL_STATS", "0", 1);
+    if (!run(&desc) || warnings != 0) return 2;
+    setenv("SPDL_STATS", "5", 1);
+    if (!run(&desc) || warnings != 1 || strstr(warned, "SPDL_STATS is ignored") == NULL) return 3;
+    desc.trace = "/nowhere/t.json";
+    if (!run(&desc) || warnings != 2 || strstr(warned, "desc.trace is ignored") == NULL) return 4;
+    if (strstr(warned, "SPDL_NO_REPORT") == NULL) return 5;
+#else
+    desc.trace = "/nowhere/t.json";
+    if (!run(&desc) || warnings != 1 || strstr(warned, "No such file") == NULL) return 6;
+#endif
+#ifndef SPDL_NO_NPZ
+    {
+        spdl_npz *npz;
+        if (spdl_npz_open_file(&npz, "/nowhere/a.npz", NULL) == SPDL_OK) return 7;
+    }
+#endif
+    return 0;
+}
