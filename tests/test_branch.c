@@ -332,6 +332,28 @@ static void a_choice_that_cannot_be_is_a_failure(void) {
     }
 }
 
+/* What comes after a merge is slower than what comes before it, and the trainer looks all the time
+   whether it starves: room appears while it looks. */
+static void a_merge_that_is_full_does_not_starve(void) {
+    chaos_on();
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(3000), BY_VALUE(2), SPDL_PATH("even"),
+                                 SPDL_PATH("odd"), SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN),
+                                 FOLLOW(.plus = 0), SPDL_SINK(1));
+        spdl_result result;
+        void *it = NULL;
+        long taken = 0;
+        while ((result = spdl_pipeline_next(p, &it, 0)) == SPDL_OK || result == SPDL_TIMEOUT)
+            if (result == SPDL_OK) {
+                ++taken;
+                item_free(it);
+            }
+        CHECK_EQ(result, SPDL_END);
+        CHECK_EQ(taken, 3000);
+        DONE(p);
+    }
+}
+
 /* While a merge waits for one path and the other has items, nobody is busy. */
 static void a_merge_that_waits_burns_nothing(void) {
     static const spdl_merge_order orders[] = { SPDL_MERGE_ROBIN, SPDL_MERGE_CHOICE };
@@ -789,6 +811,7 @@ TEST_TABLE(branch) {
     TEST_CASE(a_function_may_choose),
     TEST_CASE(a_function_may_choose_any_rhythm),
     TEST_CASE(a_choice_that_cannot_be_is_a_failure),
+    TEST_CASE(a_merge_that_is_full_does_not_starve),
     TEST_CASE(a_merge_that_waits_burns_nothing),
     TEST_CASE(a_path_may_fail),
     TEST_CASE(branches_can_be_stopped),

@@ -42,6 +42,8 @@ static void wild_tell(const wild *w) {
             w->desc.workers, w->desc.pool ? ", shared pool" : "", w->meddler ? ", meddler" : "",
             w->autotune ? ", autotune" : "", (int)w->end, w->leave_after, w->epochs);
     for (size_t i = 0; i < w->count; ++i) wild_tell_row(w, i);
+    if (w->pipeline != NULL && spdl_pipeline_failed(w->pipeline))
+        fprintf(stderr, "  failed: %s\n", spdl_pipeline_error(w->pipeline)->text);
 }
 
 static void wild_broke(wild *w) {
