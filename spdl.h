@@ -5646,6 +5646,8 @@ SPDL__PRIVATE spdl__taken spdl__claim_held_item(spdl__sitting *s, spdl__cursor *
     if (epoch_end) {
         spdl__put_epoch_end(p, node, before, s->now);
         spdl__cursor_pass_epoch_end(c);
+    } else if (s->inside) {
+        return SPDL__LEFT; /* what this sitting has done is booked before the row ends */
     } else {
         spdl__put_finish(p, node, before);
         s->word |= SPDL__FINISHED;
@@ -5668,7 +5670,7 @@ SPDL__NOINLINE spdl__taken spdl__claim_held(spdl__sitting *s) {
         moved = spdl__cursor_settle(&c, s->now);
         if (moved && taken == SPDL__LEFT) taken = SPDL__DONE;
         change += (c.head - c.from) << SPDL__HEAD_BITS;
-    } else if ((spdl__load(node->word) & SPDL__ACTIVE) == 1 &&
+    } else if (!s->inside && (spdl__load(node->word) & SPDL__ACTIVE) == 1 &&
                (spdl__load32(&node->closed) || spdl__load32(&node->ended))) {
         spdl__put_finish(s->p, node, in != NULL ? spdl__head(s->word) + in->shift : 0);
         s->word |= SPDL__FINISHED;
@@ -5677,9 +5679,8 @@ SPDL__NOINLINE spdl__taken spdl__claim_held(spdl__sitting *s) {
     change += s->word & SPDL__FINISHED;
     if (taken == SPDL__CALL) {
         s->inside = true;
-    } else if (!s->inside || (s->word & SPDL__FINISHED)) {
+    } else if (!s->inside) {
         change -= 1;
-        s->inside = false;
     }
     s->word = spdl__claim_move(s->p, node, change);
     if (moved) spdl__edge_took(in, c.from, c.head, s->now);
