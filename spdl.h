@@ -7540,21 +7540,23 @@ SPDL__PRIVATE uint64_t spdl__starve_taken(const spdl__node *merge) {
 /* Whether this merge waits for ever: it does not want the item that it has room for, the branch has
    no room for the one that it has, and none of the rows from there to here has a call inside, or
    work. They are looked at in the order of the data: those before the one looked at rest, so nothing
-   more comes to it; room comes when something is taken, and as the sum stays nothing was. Room
-   after the merge comes without that: it is looked at before its work is. */
+   more comes to it; room comes when something is taken, and as the sum stays nothing was. The room
+   after the merge comes without that, and goes when a step of the merge puts what it took before
+   the first sum: it is looked at when no step runs, and before the merge's work is. */
 SPDL__PRIVATE bool spdl__starve_at(const spdl_pipeline *p, const spdl__node *merge) {
     const uint64_t passed = spdl__starve_taken(merge);
     const spdl__node *node = merge->begin;
     const uint64_t at_branch = spdl__load(node->word);
-    if (!spdl__claim_room(p, merge, 0) || spdl__merge_look(p, merge).items == 0 ||
-        !spdl__edge_ready(node->in, spdl__head(at_branch)) || spdl__claim_room(p, node, at_branch))
+    if (!spdl__edge_ready(node->in, spdl__head(at_branch)) || spdl__claim_room(p, node, at_branch))
         return false;
     for (; node <= merge; ++node) {
         const uint64_t word = spdl__load(node->word);
-        if ((word & SPDL__ACTIVE) != 0 || spdl__claim_has_work(p, node, word)) return false;
+        if ((word & SPDL__ACTIVE) != 0 || (node == merge && !spdl__claim_room(p, merge, 0)) ||
+            spdl__claim_has_work(p, node, word))
+            return false;
         SPDL_TEST_POINT("starve looked");
     }
-    return spdl__starve_taken(merge) == passed;
+    return spdl__merge_look(p, merge).items > 0 && spdl__starve_taken(merge) == passed;
 }
 
 /* The trainer is about to sleep: what starves now does so for good, and is a failure. Of a merge in
