@@ -44,7 +44,7 @@
        >>platform-impl  >>atomics-impl  >>os  >>os-posix  >>core-impl      what all stand on
        >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
        >>edge-impl  >>flow-impl  >>claim-impl  >>call-impl  >>batch-impl    an item's way
-       >>merge-impl  >>defer-impl  >>step-impl  >>tune-impl  >>next-impl
+       >>merge-impl  >>defer-impl  >>again-impl  >>step-impl  >>tune-impl  >>next-impl
        >>stop-impl  >>create-impl  >>stats-impl  >>report-impl               around it
        >>cache-impl  >>crc-impl  >>inflate-impl  >>zip-impl
        >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
@@ -194,6 +194,7 @@ SPDL_API uint64_t spdl_time_ns(void);
     X(SPDL_EMPTY, 5, "empty")                                                                      \
     X(SPDL_CLOSED, 6, "closed")                                                                    \
     X(SPDL_PENDING, 7, "pending")                                                                  \
+    X(SPDL_AGAIN, 8, "call again")                                                                 \
     X(SPDL_E_INVALID, -1, "invalid argument")                                                      \
     X(SPDL_E_NOMEM, -2, "out of memory")                                                           \
     X(SPDL_E_THREAD, -3, "a thread could not be created")                                          \
@@ -559,8 +560,16 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    Invariant: items made by source and stages = delivered + taken in by stages, skipped, failed or
    freed at stop.
 
-   One to many. A stage with .emits hands on what it gives to spdl_emit, none or any number of items
-   for each call (*out stays NULL); they wait in memory, whatever buffer_size says. A stage with
+   One to many. A stage with .again may return SPDL_AGAIN: what is in *out goes on at once, and the
+   stage is called again with the same input when there is room for the next result, until it
+   returns SPDL_OK with the last one, SPDL_SKIP without one, or fails. So an archive of many files
+   or a video flows in bounded memory. *spdl_state(task) is NULL when an input is new, and keeps
+   what the calls for it share; free_state destroys that once, when the last of them has returned
+   or the pipeline was stopped. With input order and a concurrency above 1 each call may have
+   buffer_size results waiting, and those of one input come before those of the next.
+
+   A stage with .emits = n hands on what it gives to spdl_emit, none or up to n items for each call
+   (*out stays NULL); they wait in memory, whatever buffer_size says. A stage with
    .flush is called once more when its input ends (spdl_flushing(task) is true, there is no input):
    it may gather items by its own rules and hand on what is left.
 
@@ -670,9 +679,10 @@ typedef struct spdl_stage {
     bool drop_last SPDL__ZERO;          /* batch: drop the last one when it is not full */
     bool drop_oldest SPDL__ZERO;        /* feed: when full, an old item makes way for a new one */
     bool continuous SPDL__ZERO;         /* source: starts over after SPDL_END */
-    bool emits SPDL__ZERO;              /* source, pipe: hands on what it gives to spdl_emit */
+    int emits SPDL__ZERO;               /* source, pipe: a call may give so many to spdl_emit */
     bool flush SPDL__ZERO;              /* pipe: called once more at the end; concurrency 1 */
     bool deferred SPDL__ZERO;           /* pipe: may return SPDL_PENDING */
+    bool again SPDL__ZERO;              /* pipe: may return SPDL_AGAIN */
     spdl_merge_order merge_order SPDL__ZERO;
     spdl_merge_fn merge_fn SPDL__ZERO;  /* merge: gets the row's ctx */
     int retries SPDL__ZERO;             /* a call that fails is repeated so many times */
@@ -680,6 +690,7 @@ typedef struct spdl_stage {
                                            logged as SPDL_LOG_INFO; -1: any number is */
     double max_failure_rate SPDL__ZERO; /* instead: a share in (0,1], judged from 100 calls on */
     spdl_free_fn free_item SPDL__ZERO;  /* destroys what this stage makes; default: nothing to do */
+    spdl_free_fn free_state SPDL__ZERO; /* again: destroys what spdl_state holds */
     spdl_init_fn init SPDL__ZERO;       /* on each worker, before any call of any stage */
     spdl_fini_fn fini SPDL__ZERO;       /* on each worker that ran init */
     int line SPDL__ZERO;
@@ -703,15 +714,17 @@ typedef struct spdl_stage {
     SPDL__WITH(bool, drop_last)
     SPDL__WITH(bool, drop_oldest)
     SPDL__WITH(bool, continuous)
-    SPDL__WITH(bool, emits)
+    SPDL__WITH(int, emits)
     SPDL__WITH(bool, flush)
     SPDL__WITH(bool, deferred)
+    SPDL__WITH(bool, again)
     SPDL__WITH(spdl_merge_order, merge_order)
     SPDL__WITH(spdl_merge_fn, merge_fn)
     SPDL__WITH(int, retries)
     SPDL__WITH(int, max_failures)
     SPDL__WITH(double, max_failure_rate)
     SPDL__WITH(spdl_free_fn, free_item)
+    SPDL__WITH(spdl_free_fn, free_state)
     SPDL__WITH(spdl_init_fn, init)
     SPDL__WITH(spdl_fini_fn, fini)
 #undef SPDL__WITH
@@ -981,13 +994,23 @@ SPDL_API bool spdl_stopping(const spdl_task *task);
 SPDL_API void spdl_take(spdl_task *task);
 
 /* Hands on one more result of this call, in a stage with .emits. Without .emits this is an error
-   that ends the pipeline. (In a call that returns SPDL_PENDING it is a line in the log.)
-   Returns: SPDL_OK, SPDL_E_NOMEM, SPDL_E_INVALID when the row does not say .emits; outside of the
-            call, or on another thread, that and a line in the log.
+   that ends the pipeline, and more than .emits items make the call fail. (In a call that returns
+   SPDL_PENDING it is a line in the log.)
+   Returns: SPDL_OK, SPDL_E_NOMEM, SPDL_E_INVALID when the row does not say .emits or says less;
+            outside of the call, or on another thread, that and a line in the log.
    Threads: a stage.
    Blocks:  never.
    Owns:    the library has the item after SPDL_OK. The input may be handed on, too, once. */
 SPDL_API spdl_result spdl_emit(spdl_task *task, void *item);
+
+/* In a stage with .again: what the calls for one input share. NULL when the input is new; whatever
+   is stored there is there in the next call, and destroyed with the row's free_state when the last
+   one has returned, before its input is, or when the pipeline stops. The input stays the same too.
+   Returns: where it is; never NULL.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    the library, through free_state. */
+SPDL_API void **spdl_state(spdl_task *task);
 
 /* Sends the result of this call down a path, in an SPDL_BRANCH; without it path 0 is taken.
    Returns: SPDL_OK, so that it can be what the function returns; SPDL_E_INVALID when there is no
@@ -4614,6 +4637,7 @@ typedef struct spdl__edge {
     uint64_t shift;   /* while held: items taken - tickets passed (lists more, dropped ones less) */
     uint64_t dropped; /* while held: tickets passed whose items were dropped */
     uint64_t epoch_ends; /* while held: tickets passed that were ends of epochs */
+    uint64_t dry; /* 1 + the ticket of a stream with nothing to take, or 0; also by its writer */
     char pad2[SPDL_CACHE_LINE];
     /* written by the reader, and by the writer where it says so */
     uint64_t put_wait_ns; /* finished items waited for a place in the buffer */
@@ -4656,6 +4680,12 @@ SPDL__INLINE uint64_t spdl__origin(uint64_t sequence, unsigned owner) {
 }
 
 SPDL__INLINE unsigned spdl__origin_tag(uint64_t origin) { return (unsigned)(origin & 0xff); }
+
+/* Whether there is something to take at `ticket`, or to pass. A stream that waits for its call to
+   add something is ready, too, but offers nothing. */
+SPDL__INLINE bool spdl__edge_offers(const spdl__edge *edge, uint64_t ticket) {
+    return spdl__edge_ready(edge, ticket) && spdl__load(&edge->dry) != ticket + 1;
+}
 
 /* Both ranges, and what lies between them. */
 SPDL__PRIVATE uint64_t spdl__range_join(uint64_t a, uint64_t b) {
@@ -4752,10 +4782,10 @@ SPDL__INLINE void spdl__edge_took(spdl__edge *edge, uint64_t from, uint64_t head
     if (SPDL__UNLIKELY(spdl__load_relaxed(&edge->gap_since) != 0 ||
                        spdl__load_relaxed(&edge->wait_since) != 0))
         spdl__edge_gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, from), now));
-    if (SPDL__LIKELY(spdl__edge_ready(edge, head))) return;
+    if (SPDL__LIKELY(spdl__edge_offers(edge, head))) return;
     if (spdl__head(spdl__load_relaxed(&edge->word)) != head) return; /* others are further */
     spdl__store_relaxed(&edge->gap_since, now);
-    if (spdl__edge_ready(edge, head)) spdl__exchange(&edge->gap_since, 0); /* put just then */
+    if (spdl__edge_offers(edge, head)) spdl__exchange(&edge->gap_since, 0); /* put just then */
 }
 
 /* The reader has met the end. */
@@ -4769,13 +4799,20 @@ SPDL__PRIVATE void spdl__edge_ended(spdl__edge *edge, uint64_t now) {
 
 /* The items one call has emitted. Lists are made when a call needs one, kept by their stage and
    used again: a stage that emits as much as before allocates nothing. A list is written by its
-   call, then by the reader of its slot. */
+   call, then by the reader of its slot.
+
+   A stream is a list that is read while its call goes on (SPDL_AGAIN, input order): a ring of
+   `space` places that the call fills and the reader of its slot empties. The call stores `open`
+   last of all; when it is 0 and all was taken the reader puts the list back. */
 typedef struct spdl__freelist spdl__freelist;
 typedef struct spdl__list {
     struct spdl__list *next; /* under the freelist's lock */
     spdl__freelist *freelist;
-    size_t space, count;
-    size_t at; /* the reader's: the next one to take */
+    uint64_t space;
+    uint64_t count; /* the call's: items added */
+    uint64_t at;    /* the reader's: items taken */
+    uint32_t open;  /* a stream, and its call may add more; by the call */
+    bool stream;    /* by the call, before the first item */
     spdl__item *entry;
 } spdl__list;
 
@@ -4809,7 +4846,9 @@ SPDL__PRIVATE spdl__list *spdl__list_get(spdl__freelist *freelist) {
 
 SPDL__PRIVATE void spdl__list_put_back(spdl__list *list) {
     spdl__freelist *freelist = list->freelist;
-    list->at = list->count = 0;
+    spdl__store_relaxed(&list->at, 0); /* others may still look whether it has room */
+    spdl__store_relaxed(&list->count, 0);
+    list->stream = false;
     spdl__spin_lock(&freelist->lock);
     list->next = freelist->spare;
     freelist->spare = list;
@@ -4820,12 +4859,12 @@ SPDL__PRIVATE void spdl__list_put_back(spdl__list *list) {
 SPDL__PRIVATE bool spdl__list_add(spdl__list *list, const spdl__item *what) {
     const spdl_allocator *allocator = list->freelist->allocator;
     if (list->count == list->space) {
-        const size_t space = list->space ? 2 * list->space : 8;
+        const size_t before = (size_t)list->space, space = before ? 2 * before : 8;
         spdl__item *entry =
             (spdl__item *)spdl__alloc_zeroed(allocator, space, sizeof(*entry), sizeof(void *));
         if (entry == NULL) return false;
-        if (list->count > 0) memcpy(entry, list->entry, list->count * sizeof(*entry));
-        spdl__free(allocator, list->entry, list->space * sizeof(*entry));
+        if (before > 0) memcpy(entry, list->entry, before * sizeof(*entry));
+        spdl__free(allocator, list->entry, before * sizeof(*entry));
         list->entry = entry;
         list->space = space;
     }
@@ -4833,11 +4872,33 @@ SPDL__PRIVATE bool spdl__list_add(spdl__list *list, const spdl__item *what) {
     return true;
 }
 
+/* The call whose stream lies at `ticket` has added to it, or closed it: it is not dry any more. The
+   barrier pairs with that in stream_look. */
+SPDL__PRIVATE void spdl__stream_changed(spdl__edge *edge, uint64_t ticket) {
+    uint64_t dry = ticket + 1;
+    spdl__full_barrier();
+    if (spdl__load_relaxed(&edge->dry) != dry || !spdl__cas(&edge->dry, &dry, 0)) return;
+    if (!SPDL__NO_STATS) spdl__edge_gap_close(edge, spdl_time_ns());
+}
+
+/* There is room for one more: the call looked before it began. */
+SPDL__PRIVATE void spdl__stream_add(spdl__edge *edge, uint64_t ticket, spdl__list *list,
+                                    const spdl__item *what) {
+    list->entry[list->count % list->space] = *what;
+    spdl__store(&list->count, list->count + 1); /* pairs with stream_look */
+    spdl__stream_changed(edge, ticket);
+}
+
+SPDL__PRIVATE void spdl__stream_close(spdl__edge *edge, uint64_t ticket, spdl__list *list) {
+    spdl__store32(&list->open, 0); /* pairs with stream_look: the list is the reader's */
+    spdl__stream_changed(edge, ticket);
+}
+
 SPDL__PRIVATE void spdl__freelist_release(spdl__freelist *freelist) {
     while (freelist->spare != NULL) {
         spdl__list *list = freelist->spare;
         freelist->spare = list->next;
-        spdl__free(freelist->allocator, list->entry, list->space * sizeof(*list->entry));
+        spdl__free(freelist->allocator, list->entry, (size_t)list->space * sizeof(*list->entry));
         spdl__free(freelist->allocator, list, sizeof(*list));
     }
 }
@@ -4952,7 +5013,12 @@ typedef struct spdl__cursor {
     uint64_t shift, dropped, epoch_ends;
 } spdl__cursor;
 
-typedef enum spdl__peek { SPDL__PEEK_NONE, SPDL__PEEK_ITEM, SPDL__PEEK_EPOCH_END } spdl__peek;
+typedef enum spdl__peek {
+    SPDL__PEEK_NONE,
+    SPDL__PEEK_ITEM,
+    SPDL__PEEK_EPOCH_END,
+    SPDL__PEEK_DRY /* a stream that waits for its call */
+} spdl__peek;
 
 SPDL__INLINE spdl__cursor spdl__cursor_at_head(spdl__edge *edge) {
     spdl__cursor c;
@@ -4965,7 +5031,30 @@ SPDL__INLINE spdl__cursor spdl__cursor_at_head(spdl__edge *edge) {
     return c;
 }
 
-/* What comes next. Dropped items are passed over. */
+/* For the reader: whether nothing is in it, now. */
+SPDL__PRIVATE bool spdl__list_empty(const spdl__list *list) {
+    return list->at == spdl__load(&list->count);
+}
+
+/* Whether a stream offers something; if not and its call is over, it is put back. Else lookers see
+   that it is dry: the barrier pairs with that in stream_add, so one of both sees the other. */
+SPDL__NOINLINE spdl__peek spdl__stream_look(spdl__cursor *c, spdl__list *list) {
+    for (;;) {
+        const bool open = spdl__load32(&list->open) != 0; /* before count: then that is the last */
+        if (!spdl__list_empty(list)) break;
+        if (!open) {
+            spdl__list_put_back(list);
+            return SPDL__PEEK_NONE;
+        }
+        if (spdl__load_relaxed(&c->edge->dry) == c->head + 1) return SPDL__PEEK_DRY;
+        spdl__store(&c->edge->dry, c->head + 1);
+        spdl__full_barrier();
+    }
+    spdl__store_relaxed(&c->edge->dry, 0);
+    return SPDL__PEEK_ITEM;
+}
+
+/* What comes next. Dropped items, and streams that are over, are passed. */
 SPDL__INLINE spdl__peek spdl__cursor_look(spdl__cursor *c) {
     for (; c->head < c->end; ++c->head, ++c->dropped, --c->shift) {
         const spdl__slot *slot = spdl__edge_slot(c->edge, c->head);
@@ -4973,7 +5062,13 @@ SPDL__INLINE spdl__peek spdl__cursor_look(spdl__cursor *c) {
         if (!spdl__slot_has(slot, c->head)) return SPDL__PEEK_NONE;
         tag = spdl__origin_tag(spdl__load_relaxed(&slot->origin));
         if (tag == SPDL__EPOCH_END) return SPDL__PEEK_EPOCH_END;
-        if (tag != SPDL__DROPPED) return SPDL__PEEK_ITEM;
+        if (SPDL__UNLIKELY(tag == SPDL__LIST) && ((spdl__list *)slot->item)->stream) {
+            const spdl__peek peek = spdl__stream_look(c, (spdl__list *)slot->item);
+            if (peek != SPDL__PEEK_NONE) return peek;
+            --c->dropped; /* its items were taken from it */
+        } else if (tag != SPDL__DROPPED) {
+            return SPDL__PEEK_ITEM;
+        }
     }
     return SPDL__PEEK_NONE;
 }
@@ -4989,8 +5084,9 @@ SPDL__INLINE spdl__item spdl__cursor_take(spdl__cursor *c) {
     spdl__item got = spdl__slot_read(spdl__edge_slot(c->edge, c->head));
     if (SPDL__UNLIKELY(spdl__origin_tag(got.origin) == SPDL__LIST)) {
         spdl__list *list = (spdl__list *)got.item;
-        got = list->entry[list->at++];
-        if (list->at < list->count) { /* the slot stays */
+        got = list->entry[list->at % list->space];
+        spdl__store(&list->at, list->at + 1); /* pairs with again_room: it was read */
+        if (list->stream || list->at < list->count) { /* the slot stays */
             ++c->shift;
             return got;
         }
@@ -5018,8 +5114,7 @@ SPDL__PRIVATE bool spdl__cursor_settle(const spdl__cursor *c, uint64_t now) {
 
 /* For a merge and the trainer, which have no row's calls in the word: the head, too. */
 SPDL__PRIVATE bool spdl__cursor_store(const spdl__cursor *c, uint64_t now) {
-    const bool moved = spdl__cursor_settle(c, now);
-    if (c->head == c->from) return moved;
+    if (!spdl__cursor_settle(c, now)) return false;
     (void)spdl__exchange(&c->edge->word, c->head << SPDL__HEAD_BITS);
     spdl__edge_took(c->edge, c->from, c->head, now);
     return true;
@@ -5081,6 +5176,7 @@ typedef struct spdl__counters {
 } spdl__counters;
 
 typedef struct spdl__deferred spdl__deferred;
+typedef struct spdl__again spdl__again;
 typedef struct spdl__tuner spdl__tuner;
 typedef struct spdl__group spdl__group;
 
@@ -5093,6 +5189,7 @@ typedef struct spdl__node {
     bool serial;     /* one call at a time: results take their ticket when they are put */
     bool by_ticket;  /* ordered and not serial: tickets are promised when the inputs are taken */
     bool plain;      /* a result is what the function says: no .emits, no split, no .deferred */
+    bool held;       /* items are taken while the word is held: a window, or promises of .again */
     bool splits;     /* a branch whose batches are joined again */
     bool at_end;     /* the trainer or the producer may wait for what it does */
     uint32_t above;  /* bit i: what row i makes can come here */
@@ -5111,6 +5208,7 @@ typedef struct spdl__node {
     spdl__batch_pool *batches;
     spdl__freelist freelist;
     spdl__deferred *deferred;
+    spdl__again *again; /* places for calls that return SPDL_AGAIN, as many as calls at once */
     spdl__group *group; /* whose workers run it */
     uint32_t *settled; /* completion order with a window: stamps of the calls that have ended */
     uint64_t settled_mask;
@@ -5180,9 +5278,29 @@ struct spdl_task {
     spdl__item in;
     spdl__list *list;
     spdl__deferred *deferred;
+    spdl__again *again;  /* of a row with .again */
     spdl__batch **split; /* a branch of batches: what goes down each path, NULL before */
+    void *no_state;      /* what spdl_state returns where there is none */
     spdl__meter meter;   /* of the worker */
     char text[SPDL_TEXT_BYTES];
+};
+
+/* A place for one call of a row with .again, from when its input is taken until it is over. Written
+   by the worker that runs it. */
+typedef enum spdl__again_state {
+    SPDL__AGAIN_FREE,
+    SPDL__AGAIN_RUNNING, /* a worker has the call */
+    SPDL__AGAIN_WAITING  /* it has returned SPDL_AGAIN: whoever makes it RUNNING goes on */
+} spdl__again_state;
+
+struct spdl__again {
+    uint32_t state; /* spdl__again_state */
+    bool flush;
+    uint64_t calls; /* that returned SPDL_AGAIN */
+    uint64_t ticket, place;
+    spdl__item in;
+    void *user;         /* spdl_state */
+    void *stream;       /* in input order: the list of what it has handed on; else NULL */
 };
 
 struct spdl_pipeline {
@@ -5357,6 +5475,10 @@ SPDL__PRIVATE uint64_t spdl__claim_window_left(const spdl__node *node) {
 /* Whether a step of a merge would do something. (>>merge-impl) */
 SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node);
 
+/* Whether a call that has returned SPDL_AGAIN can go on. (>>again-impl) */
+SPDL__PRIVATE bool spdl__again_runnable(const spdl_pipeline *p, const spdl__node *node,
+                                        uint64_t word);
+
 /* Any thread: whether a step of this row would do something, its word being `word`. The thread that
    holds a word looks at that row when it lets go. */
 SPDL__PRIVATE bool spdl__claim_has_work(const spdl_pipeline *p, const spdl__node *node,
@@ -5367,6 +5489,7 @@ SPDL__PRIVATE bool spdl__claim_has_work(const spdl_pipeline *p, const spdl__node
     unsigned owner;
     if ((word & SPDL__FLAGS) != 0 || kind == SPDL_KIND_PATH || kind == SPDL_KIND_FEED) return false;
     if (kind == SPDL_KIND_MERGE) return active == 0 && spdl__merge_runnable(p, node);
+    if (node->again != NULL && spdl__again_runnable(p, node, word)) return true;
     if (spdl__load32(&node->closed)) return active == 0;
     if (node->in == NULL ? spdl__load32(&node->ended) != 0 : spdl__edge_exhausted(node->in))
         return active == 0 &&
@@ -5375,7 +5498,7 @@ SPDL__PRIVATE bool spdl__claim_has_work(const spdl_pipeline *p, const spdl__node
     if (active >= spdl__load_relaxed32(&node->limit)) return false;
     if (node->in == NULL) return spdl__claim_room(p, node, word);
     slot = spdl__edge_slot(node->in, spdl__head(word));
-    if (!spdl__slot_has(slot, spdl__head(word))) return false;
+    if (!spdl__edge_offers(node->in, spdl__head(word))) return false;
     owner = spdl__origin_tag(spdl__load_relaxed(&slot->origin));
     if (owner == SPDL__DROPPED) return true; /* needs no room, and makes some above */
     if (!spdl__claim_room(p, node, word)) return false;
@@ -5419,7 +5542,7 @@ SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
     uint64_t ticket = head;
     for (; ticket - head < sink->window / 2 + 1; ++ticket) {
         const spdl__slot *slot = spdl__edge_slot(sink, ticket);
-        if (!spdl__slot_has(slot, ticket)) return false;
+        if (!spdl__edge_offers(sink, ticket)) return false;
         if (spdl__origin_tag(spdl__load_relaxed(&slot->origin)) != SPDL__DROPPED) return true;
     }
     return true;
@@ -5547,6 +5670,8 @@ SPDL__PRIVATE void spdl__put_end(spdl_pipeline *p, spdl__edge *edge, uint64_t en
 SPDL__PRIVATE void spdl__put_finish(spdl_pipeline *p, spdl__node *node, uint64_t position) {
     const uint64_t now = spdl_time_ns();
     const spdl_kind kind = node->row.kind;
+    const spdl__slot *slot;
+    uint64_t end;
     int i;
     if (node->in != NULL) spdl__edge_ended(node->in, now);
     for (i = 0; i < node->paths; ++i) { /* those a merge reads, or a branch writes */
@@ -5555,10 +5680,15 @@ SPDL__PRIVATE void spdl__put_finish(spdl_pipeline *p, spdl__node *node, uint64_t
             spdl__edge_ended(edge, now);
         else spdl__put_end(p, edge, spdl__load_relaxed(&edge->tail));
     }
-    if (kind != SPDL_KIND_BRANCH)
-        spdl__put_end(p, &node->out,
-                      node->by_ticket ? spdl__min(position, spdl__load(&node->cut))
-                                      : spdl__load_relaxed(&node->out.tail));
+    if (kind == SPDL_KIND_BRANCH) return;
+    end = node->by_ticket ? spdl__min(position, spdl__load(&node->cut))
+                          : spdl__load_relaxed(&node->out.tail);
+    spdl__put_end(p, &node->out, end);
+    if (node->again == NULL || end == 0 || end != spdl__load(&node->cut)) return;
+    slot = spdl__edge_slot(&node->out, end - 1); /* of the failure: what it has made is delivered */
+    if (spdl__slot_has(slot, end - 1) && spdl__origin_tag(slot->origin) == SPDL__LIST &&
+        spdl__load32(&((spdl__list *)slot->item)->open))
+        spdl__stream_close(&node->out, end - 1, (spdl__list *)slot->item);
 }
 
 /* --- the word --- */
@@ -5586,6 +5716,7 @@ typedef struct spdl__sitting {
     bool inside;     /* we are counted in `active` */
     bool timed;      /* calls are timed one by one */
     bool flush;      /* the call has no input */
+    spdl__again *again; /* the call goes on that returned SPDL_AGAIN; else NULL */
     spdl__item in;
     uint64_t ticket, place;
 } spdl__sitting;
@@ -5715,7 +5846,7 @@ SPDL__INLINE spdl__taken spdl__claim_take(spdl__sitting *s) {
             return !s->inside && spdl__edge_exhausted(in) ? spdl__claim_rare(s) : SPDL__LEFT;
         s->in = spdl__slot_read(slot);
         if (SPDL__UNLIKELY(spdl__origin_tag(s->in.origin) >= SPDL_MAX_STAGES ||
-                           node->settled != NULL))
+                           node->held))
             return spdl__claim_rare(s);
     } else if (spdl__load32(&node->ended)) {
         return s->inside ? SPDL__LEFT : spdl__claim_rare(s);
@@ -5800,9 +5931,12 @@ SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin
 
 /* Destroys what is left in a list; how many items that were. */
 SPDL__PRIVATE size_t spdl__list_drop(spdl_pipeline *p, spdl__list *list) {
-    const size_t left = list->count - list->at;
-    for (; list->at < list->count; ++list->at)
-        spdl__item_free(p, list->entry[list->at].item, list->entry[list->at].origin);
+    const size_t left = (size_t)(list->count - list->at);
+    uint64_t at = list->at;
+    for (; at < list->count; ++at) {
+        const spdl__item *entry = &list->entry[at % list->space];
+        spdl__item_free(p, entry->item, entry->origin);
+    }
     spdl__list_put_back(list);
     return left;
 }
@@ -5989,6 +6123,10 @@ SPDL_API spdl_result spdl_emit(spdl_task *task, void *item) {
     what = task->in;
     what.item = item;
     if (!is_input) what.origin = spdl__origin(task->sequence, (unsigned)task->node->index);
+    if (task->list != NULL && task->list->count >= (uint64_t)task->node->row.emits)
+        return spdl__task_call_error(
+            task, spdl__task_fail(task, "more than %d items from one call (.emits = %d)",
+                                  task->node->row.emits, task->node->row.emits));
     if (task->list == NULL) task->list = spdl__list_get(&task->node->freelist);
     if (task->list == NULL || !spdl__list_add(task->list, &what)) return SPDL_E_NOMEM;
     if (is_input) task->taken = true;
@@ -6108,6 +6246,8 @@ SPDL__PRIVATE void spdl__failure_explain(spdl_task *task, spdl_result result) {
     if (task->text[0] != '\0') return;
     if (result == SPDL_PENDING && task->node->deferred == NULL)
         text = "returned SPDL_PENDING, but its row does not say .deferred";
+    else if (result == SPDL_AGAIN)
+        text = "returned SPDL_AGAIN, but its row does not say .again";
     else if (result == SPDL_END)
         text = "returned SPDL_END, which only a source may";
     else if (result >= 0 || text == spdl__unknown_result)
@@ -6126,6 +6266,7 @@ SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
     spdl__node *node = task->node;
     const bool over = spdl__call_over_budget(node);
     const bool fatal = over || task->row_error;
+    const bool streams = task->again != NULL && task->again->stream != NULL; /* it is delivered */
     char text[SPDL_TEXT_BYTES];
     spdl__failure_explain(task, result);
     if (result >= 0) result = SPDL_E_STAGE;
@@ -6135,7 +6276,7 @@ SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
                        over && node->row.max_failures > 0       ? " (one more than max_failures)"
                        : over && node->row.max_failure_rate > 0 ? " (more than max_failure_rate)"
                                                                 : "");
-        spdl__call_fatal(task->pipeline, node, task->ticket, task->sequence, result, text);
+        spdl__call_fatal(task->pipeline, node, task->ticket + streams, task->sequence, result, text);
     } else if (task->pipeline->logger.log_fn != NULL) {
         spdl__logf(&task->pipeline->logger, SPDL_LOG_INFO,
                    "spdl: stage %d '%s', item %llu: %.300s (tolerated)", node->index, node->name,
@@ -6146,11 +6287,21 @@ SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
 
 /* --- the result --- */
 
+/* One result of a call goes on; in input order, when the call has returned SPDL_AGAIN before, with
+   those in its stream. */
+SPDL__PRIVATE void spdl__task_put(spdl_task *task, spdl__edge *edge, const spdl__item *what,
+                                  uint64_t now) {
+    if (task->again != NULL && task->again->stream != NULL)
+        spdl__stream_add(edge, task->ticket, (spdl__list *)task->again->stream, what);
+    else
+        spdl__put(task->node, edge, task->ticket, what, now);
+}
+
 /* What a call with .emits has emitted goes on: as a list, or if it is one item as that. */
 SPDL__PRIVATE void spdl__task_put_list(spdl_task *task, spdl__counters *counters, uint64_t now) {
     spdl__node *node = task->node;
     spdl__list *list = task->list;
-    const size_t count = list != NULL ? list->count : 0;
+    const size_t count = list != NULL ? (size_t)list->count : 0;
     spdl__item what = task->in;
     task->list = NULL;
     spdl__count(&counters->made, count);
@@ -6191,7 +6342,8 @@ SPDL__PRIVATE void spdl__task_put_nothing(spdl_task *task, spdl__counters *count
     spdl__item what = task->in;
     spdl__batch *empty;
     if (node->branch == NULL) {
-        spdl__put_dropped(node, task->ticket, now);
+        if (task->again == NULL || task->again->stream == NULL) /* else it has its place */
+            spdl__put_dropped(node, task->ticket, now);
         return;
     }
     if (node->splits && spdl__task_split(task, task->sequence)) {
@@ -6220,7 +6372,7 @@ SPDL__NOINLINE bool spdl__task_settle_nothing(spdl_task *task, spdl__counters *c
     if (task->cut_short)
         spdl__count(&counters->freed, spdl__origin_tag(task->in.origin) != SPDL__DROPPED);
     else if (result == SPDL_SKIP)
-        spdl__count(&counters->skips, 1);
+        spdl__count(&counters->skips, task->again == NULL || task->again->calls == 0);
     else
         fatal = spdl__task_failed(task, counters, result);
     /* after a fatal failure, or one that a stop has cut short, a ticket stays unfilled: nothing
@@ -6251,11 +6403,11 @@ SPDL__INLINE bool spdl__task_settle(spdl_task *task, spdl__counters *counters, s
     else if (task->split != NULL)
         spdl__task_put_split(task, counters, now);
     else
-        spdl__put(node,
-                  node->row.kind == SPDL_KIND_BRANCH
-                      ? spdl__path_edge(task->pipeline, node, task->path)
-                      : &node->out,
-                  task->ticket, &what, now);
+        spdl__task_put(task,
+                       node->row.kind == SPDL_KIND_BRANCH
+                           ? spdl__path_edge(task->pipeline, node, task->path)
+                           : &node->out,
+                       &what, now);
     /* with a window: this call does not hold it back any more. Pairs with the load in
        claim_window_left, after which nothing else of this call is looked at */
     if (node->settled != NULL)
@@ -6398,16 +6550,21 @@ typedef struct spdl__paths {
     bool dropped; /* there are some in front: passing over them makes room above */
 } spdl__paths;
 
-SPDL__PRIVATE spdl__paths spdl__merge_look(const spdl_pipeline *p, const spdl__node *node) {
+/* `held`: by the thread that holds the word, which may look into a stream; others guess. */
+SPDL__PRIVATE spdl__paths spdl__merge_look(const spdl_pipeline *p, const spdl__node *node,
+                                           bool held) {
     spdl__paths seen;
     int i;
     memset(&seen, 0, sizeof(seen));
     for (i = 0; i < node->paths; ++i) {
         const spdl__edge *edge = spdl__path_edge(p, node, i);
         const uint64_t end = spdl__load(&edge->end), head = spdl__head(spdl__load(&edge->word));
-        const bool ended = head >= end, there = !ended && spdl__edge_ready(edge, head);
-        const uint64_t origin = spdl__load_relaxed(&spdl__edge_slot(edge, head)->origin);
-        const bool dropped = there && spdl__origin_tag(origin) == SPDL__DROPPED;
+        const bool ended = head >= end, there = !ended && spdl__edge_offers(edge, head);
+        const spdl__slot *slot = spdl__edge_slot(edge, head);
+        const uint64_t origin = spdl__load_relaxed(&slot->origin);
+        const bool dropped = there && (spdl__origin_tag(origin) == SPDL__DROPPED ||
+                                       (held && spdl__origin_tag(origin) == SPDL__LIST &&
+                                        spdl__list_empty((const spdl__list *)slot->item)));
         const bool epoch_end = there && spdl__origin_tag(origin) == SPDL__EPOCH_END;
         if (dropped) seen.dropped = true;
         if (there && !dropped && !epoch_end) ++seen.items;
@@ -6439,7 +6596,7 @@ SPDL__PRIVATE int spdl__merge_turn(const spdl__node *node, const spdl__paths *se
 }
 
 SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node) {
-    const spdl__paths seen = spdl__merge_look(p, node);
+    const spdl__paths seen = spdl__merge_look(p, node, false);
     if (spdl__load32(&node->closed) || seen.dropped || seen.ended == node->paths) return true;
     if (!spdl__claim_room(p, node, 0)) return false;
     if (seen.items == 0) return seen.epoch_ends > 0 && seen.epoch_ends + seen.ended == node->paths;
@@ -6587,7 +6744,7 @@ SPDL__PRIVATE bool spdl__merge_epoch_end(spdl_pipeline *p, spdl__node *node,
 /* Whether anything was done; *ended: it was the end of the row. */
 SPDL__PRIVATE bool spdl__merge_once(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                     uint64_t now, bool *ended, spdl__dropped *dropped) {
-    const spdl__paths seen = spdl__merge_look(p, node);
+    const spdl__paths seen = spdl__merge_look(p, node, true);
     *ended = spdl__load32(&node->closed) || seen.ended == node->paths;
     if (*ended) {
         spdl__put_finish(p, node, 0);
@@ -6853,6 +7010,205 @@ SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *form
 }
 
 /* ============================================================================================= */
+/* >>again-impl
+   Calls that return SPDL_AGAIN: each hands on an item and is called again, with the same input, when
+   there is room for the next. In between no worker is in it: it waits in its place, and counts as a
+   call inside of the row. A worker that makes it RUNNING goes on with it. Room for each result but
+   the first, which the take has promised:
+
+       serial       alone in the row: the edge has room
+       completion   one more result is promised (`refunds` goes down) while the word is held
+       input order  the results of one call are a stream in the slot of its ticket, which has as many
+                    places as may wait: those after it do not use up its room
+
+   In a row that is closed calls that wait are dropped, except those before the failure that is to
+   end what is delivered. Stop drops all of them, after no worker enters any more. */
+
+SPDL_API void **spdl_state(spdl_task *task) {
+    if (task->again != NULL) return &task->again->user;
+    (void)spdl__task_row_error(task, "spdl_state in a stage whose row does not say .again");
+    return &task->no_state;
+}
+
+/* Whether the call may go on although its row is closed: what comes before the cut is delivered. */
+SPDL__PRIVATE bool spdl__again_lives(const spdl__node *node, const spdl__again *call) {
+    const uint64_t cut = spdl__load(&node->cut);
+    return !spdl__load32(&node->closed) ||
+           (node->by_ticket && cut != UINT64_MAX && call->ticket < cut);
+}
+
+/* Whether there is room for one more result; a guess, except for the thread that has the call and
+   is alone, or holds the word. */
+SPDL__PRIVATE bool spdl__again_room(const spdl_pipeline *p, const spdl__node *node,
+                                    const spdl__again *call, uint64_t word) {
+    const spdl__list *list = (const spdl__list *)spdl__load_pointer(&call->stream);
+    if (list == NULL) return node->by_ticket || spdl__claim_room(p, node, word);
+    return spdl__load(&list->count) - spdl__load(&list->at) < node->out.buffer_size;
+}
+
+SPDL__PRIVATE bool spdl__again_runnable(const spdl_pipeline *p, const spdl__node *node,
+                                        uint64_t word) {
+    int i;
+    for (i = 0; i < node->row.max_concurrency; ++i) {
+        const spdl__again *call = &node->again[i];
+        if (spdl__load32(&call->state) == SPDL__AGAIN_WAITING &&
+            (spdl__again_room(p, node, call, word) || !spdl__again_lives(node, call)))
+            return true;
+    }
+    return false;
+}
+
+SPDL__PRIVATE bool spdl__again_claim(spdl__again *call, spdl__again_state from) {
+    uint32_t expected = (uint32_t)from;
+    return spdl__load_relaxed32(&call->state) == expected &&
+           spdl__cas32(&call->state, &expected, SPDL__AGAIN_RUNNING);
+}
+
+/* The last call has returned: frees what spdl_state holds. */
+SPDL__PRIVATE void spdl__again_forget(const spdl__node *node, spdl__again *call) {
+    void *user = call->user;
+    call->user = NULL;
+    if (user != NULL && node->row.free_state != NULL) node->row.free_state(user);
+}
+
+/* And its result was put: its place is free, and the reader of its stream goes on to the next. But
+   not when the call was cut: what comes after it is not delivered. */
+SPDL__PRIVATE void spdl__again_over(spdl__node *node, spdl__again *call, bool cut) {
+    spdl__list *stream = (spdl__list *)call->stream;
+    spdl__store_pointer(&call->stream, NULL);
+    if (stream != NULL && !cut) spdl__stream_close(&node->out, call->ticket, stream);
+    spdl__store32(&call->state, SPDL__AGAIN_FREE);
+}
+
+/* RUNNING, and not to go on. */
+SPDL__PRIVATE void spdl__again_drop(spdl_pipeline *p, spdl__node *node, spdl__again *call,
+                                    spdl__counters *counters) {
+    const spdl__item in = call->in;
+    spdl__count(&counters->freed, spdl__origin_tag(in.origin) < SPDL_MAX_STAGES);
+    spdl__again_forget(node, call);
+    spdl__again_over(node, call, true);
+    spdl__item_free(p, in.item, in.origin);
+    (void)spdl__claim_move(p, node, (uint64_t)-1);
+    spdl__wake_changed(p, node);
+}
+
+/* Room for the next result is the call's from here on. */
+SPDL__PRIVATE bool spdl__again_promise(spdl__sitting *s, const spdl__again *call) {
+    spdl__node *node = s->node;
+    bool room;
+    s->word = spdl__load(node->word);
+    if (node->serial || node->by_ticket) return spdl__again_room(s->p, node, call, s->word);
+    s->inside = true; /* the call is */
+    if ((s->word & SPDL__FLAGS) != 0 || !spdl__claim_hold(s)) return s->inside = false;
+    room = s->inside = spdl__claim_room(s->p, node, s->word) > 0;
+    if (room) spdl__sub(&node->out.refunds, 1);
+    s->word = spdl__claim_move(s->p, node, (uint64_t)0 - SPDL__HELD);
+    return room;
+}
+
+/* A call that waits and has room is the sitting's next. */
+SPDL__NOINLINE bool spdl__again_take(spdl__sitting *s, spdl__counters *counters) {
+    spdl__node *node = s->node;
+    int i;
+    for (i = 0; i < node->row.max_concurrency; ++i) {
+        spdl__again *call = &node->again[i];
+        if (!spdl__again_claim(call, SPDL__AGAIN_WAITING)) continue;
+        if (!spdl__again_lives(node, call)) {
+            spdl__again_drop(s->p, node, call, counters);
+        } else if (spdl__again_promise(s, call)) {
+            s->again = call;
+            s->inside = true;
+            s->flush = call->flush;
+            s->in = call->in;
+            s->ticket = call->ticket;
+            s->place = call->place;
+            return true;
+        } else {
+            spdl__store32(&call->state, SPDL__AGAIN_WAITING);
+        }
+    }
+    return false;
+}
+
+/* A call begins: there is a place for each that the concurrency allows. */
+SPDL__PRIVATE spdl__again *spdl__again_begin(const spdl__sitting *s) {
+    spdl__again *call = s->node->again;
+    while (!spdl__again_claim(call, SPDL__AGAIN_FREE)) ++call;
+    call->flush = s->flush;
+    call->in = s->in;
+    call->ticket = s->ticket;
+    call->place = s->place;
+    call->calls = 0;
+    return call;
+}
+
+/* In input order the first result opens the stream. */
+SPDL__PRIVATE bool spdl__again_open(spdl__node *node, spdl__again *call, uint64_t now) {
+    spdl__list *list = spdl__list_get(&node->freelist);
+    spdl__item what = call->in;
+    if (list == NULL) return false;
+    if (list->space == 0) {
+        list->entry = (spdl__item *)spdl__alloc_zeroed(list->freelist->allocator,
+                                                       (size_t)node->out.buffer_size,
+                                                       sizeof(*list->entry), sizeof(void *));
+        if (list->entry == NULL) {
+            spdl__list_put_back(list);
+            return false;
+        }
+        list->space = node->out.buffer_size;
+    }
+    list->stream = true;
+    spdl__store32(&list->open, 1);
+    what.item = list;
+    what.origin = spdl__origin(call->in.origin >> 8, SPDL__LIST);
+    spdl__store_pointer(&call->stream, list);
+    spdl__put(node, &node->out, call->ticket, &what, now);
+    return true;
+}
+
+/* The function has returned SPDL_AGAIN: its result goes on. SPDL_AGAIN, or why the call fails. */
+SPDL__NOINLINE spdl_result spdl__again_returned(spdl_task *task, spdl__counters *counters,
+                                                void *out, uint64_t now) {
+    spdl__node *node = task->node;
+    spdl__again *call = task->again;
+    spdl__item what = task->in;
+    what.item = out;
+    what.origin = spdl__origin(task->sequence, (unsigned)node->index);
+    if (out != NULL && out == task->in.item)
+        return spdl__task_fail(task, "returned SPDL_AGAIN with its input in *out");
+    if (node->by_ticket && call->stream == NULL && !spdl__again_open(node, call, now)) {
+        spdl__item_free(task->pipeline, out, what.origin);
+        return SPDL_E_NOMEM;
+    }
+    spdl__task_put(task, &node->out, &what, now);
+    spdl__count(&counters->made, 1);
+    ++call->calls;
+    if (task->taken) call->in.origin = spdl__origin(task->sequence, SPDL__DROPPED);
+    return SPDL_AGAIN;
+}
+
+/* After all of the call was booked: whoever comes may go on with it. Its result is seen by those
+   that sleep, and a stop that waits looks again. */
+SPDL__PRIVATE void spdl__again_wait(spdl_pipeline *p, spdl__node *node, spdl__again *call) {
+    spdl__store32(&call->state, SPDL__AGAIN_WAITING);
+    spdl__full_barrier(); /* pairs with those of the reader's take, and in pipeline_halt */
+    if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
+    spdl__wake_hint(p, node, node->beside | (uint32_t)1 << node->index, NULL);
+}
+
+/* Stop: no worker goes on with the calls that wait. */
+SPDL__PRIVATE void spdl__again_drop_all(spdl_pipeline *p) {
+    int i, k;
+    if (!spdl__try_lock(&p->purge_lock)) return;
+    for (i = 0; i < p->count; ++i)
+        for (k = 0; p->node[i].again != NULL && k < p->node[i].row.max_concurrency; ++k)
+            if (spdl__again_claim(&p->node[i].again[k], SPDL__AGAIN_WAITING))
+                spdl__again_drop(p, &p->node[i], &p->node[i].again[k],
+                                 &p->node[i].counters[p->workers]);
+    spdl__spin_unlock(&p->purge_lock);
+}
+
+/* ============================================================================================= */
 /* >>step-impl
    What a worker does in a pipeline: its init and fini, a sitting in a row, and what the trainer's
    waiting is booked on meanwhile.
@@ -6983,6 +7339,7 @@ typedef enum spdl__outcome {
     SPDL__GOES_ON,
     SPDL__OVER,     /* no call of this row is to follow */
     SPDL__NO_CALL,  /* it was the one that said the source has ended */
+    SPDL__LATER,    /* it is to be called again, by whoever comes */
     SPDL__ELSEWHERE /* spdl_complete will end it, and give its place back */
 } spdl__outcome;
 
@@ -7019,6 +7376,7 @@ SPDL__INLINE spdl__outcome spdl__step_call(spdl__sitting *s, spdl_task *task,
     spdl__node *node = s->node;
     const bool source = node->in == NULL;
     spdl_result result;
+    bool goes_on;
     void *out;
     task->in = s->in;
     task->flushing = s->flush;
@@ -7034,10 +7392,19 @@ SPDL__INLINE spdl__outcome spdl__step_call(spdl__sitting *s, spdl_task *task,
     } else if (node->row.flush && !s->flush) {
         node->range = s->in.range;
     }
+    task->again = s->again;
+    if (SPDL__UNLIKELY(node->again != NULL) && s->again == NULL)
+        task->again = s->again = spdl__again_begin(s);
     result = spdl__task_call(task, counters, &out);
     if (SPDL__UNLIKELY(!node->plain) && !spdl__step_returned(task, &result, &out))
         return SPDL__ELSEWHERE;
     if (s->timed) s->now = spdl_time_ns();
+    if (SPDL__UNLIKELY(task->again != NULL) && result == SPDL_AGAIN) {
+        result = spdl__again_returned(task, counters, out, s->now);
+        if (result == SPDL_AGAIN) return SPDL__LATER;
+        out = NULL;
+    }
+    if (SPDL__UNLIKELY(task->again != NULL)) spdl__again_forget(node, task->again);
     if (source && result == SPDL_END) {
         spdl__task_discard(task);
         spdl__step_source_end(s->p, node, s->now);
@@ -7047,7 +7414,10 @@ SPDL__INLINE spdl__outcome spdl__step_call(spdl__sitting *s, spdl_task *task,
         spdl__store_relaxed(&node->made, node->made + 1);
         ++node->made_all;
     }
-    return spdl__task_settle(task, counters, result, out, s->now) ? SPDL__GOES_ON : SPDL__OVER;
+    goes_on = spdl__task_settle(task, counters, result, out, s->now);
+    if (SPDL__UNLIKELY(task->again != NULL)) spdl__again_over(node, task->again, !goes_on || task->cut_short);
+    s->again = NULL;
+    return goes_on ? SPDL__GOES_ON : SPDL__OVER;
 }
 
 /* The end of a sitting of `ns` that was measured, and how many to leave out then: on average as
@@ -7096,10 +7466,13 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
     spdl_task *task = &p->task[worker];
     const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
     const uint32_t most =
-        each == 0 ? 1 : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
+        each == 0 || node->again != NULL
+            ? 1
+            : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
                                                          SPDL__SITTING_ITEMS));
     const uint64_t failures = spdl__load_relaxed(&counters->failures);
     uint64_t begun, failed = failures;
+    spdl__outcome outcome = SPDL__GOES_ON;
     bool done = false;
     spdl__sitting s;
     spdl__taken taken;
@@ -7107,12 +7480,14 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
     s.node = node;
     s.until = s.waited = s.each_waited = s.place = s.calls = 0;
     s.inside = false;
+    s.again = NULL;
     s.timed = each == 0 || each >= SPDL__TIMED_NS;
     begun = s.now = spdl_time_ns();
     s.word = spdl__load(node->word);
     task->node = node;
-    while ((taken = spdl__claim_take(&s)) != SPDL__LEFT) {
-        spdl__outcome outcome;
+    while ((taken = SPDL__UNLIKELY(node->again != NULL) && spdl__again_take(&s, counters)
+                        ? SPDL__CALL
+                        : spdl__claim_take(&s)) != SPDL__LEFT) {
         uint64_t since;
         done = true;
         /* after a held take our own row may have looked empty to others */
@@ -7137,17 +7512,21 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
             spdl__counters_book(counters, 1, now_failed - failed, s.now - since);
             failed = now_failed;
         }
-        if (outcome == SPDL__OVER || s.calls >= most) break;
+        if (outcome == SPDL__OVER || outcome == SPDL__LATER || s.calls >= most) break;
         s.word = spdl__load(node->word);
     }
     if (s.calls > 0) spdl__step_book(&s, counters, &task->meter, begun, failures);
     if (s.waited != 0) spdl__add(&node->in->put_wait_ns, s.waited);
     /* a polite worker whose turn is over meanwhile does not look again at what it held */
     if (!done && p->rescue != NULL) spdl__wake_all(p);
-    if (!s.inside) return done;
-    if (node->in != NULL) spdl__edge_reader_idle(node->in, s.now);
-    (void)spdl__claim_move(p, node, (uint64_t)-1);
-    spdl__wake_hint(p, node, node->beside, NULL);
+    if (outcome != SPDL__LATER && !s.inside) return done;
+    if (outcome == SPDL__LATER) {
+        spdl__again_wait(p, node, s.again);
+    } else {
+        if (node->in != NULL) spdl__edge_reader_idle(node->in, s.now);
+        (void)spdl__claim_move(p, node, (uint64_t)-1);
+        spdl__wake_hint(p, node, node->beside, NULL);
+    }
     if (s.timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     return true;
 }
@@ -7177,7 +7556,8 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
             spdl__node *node = &p->node[i];
             const uint64_t word = spdl__load(node->word);
             const spdl_kind kind = node->row.kind;
-            if (!(group->rows >> i & 1) || ((word & SPDL__ACTIVE) != 0) != (joins != 0) ||
+            if (!(group->rows >> i & 1) ||
+                ((word & SPDL__ACTIVE) != 0 && node->again == NULL) != (joins != 0) ||
                 !spdl__claim_has_work(p, node, word))
                 continue;
             if (kind == SPDL_KIND_BATCH   ? spdl__batch_step(group, node, worker)
@@ -7556,7 +7936,7 @@ SPDL__PRIVATE bool spdl__starve_at(const spdl_pipeline *p, const spdl__node *mer
             return false;
         SPDL_TEST_POINT("starve looked");
     }
-    return spdl__merge_look(p, merge).items > 0 && spdl__starve_taken(merge) == passed;
+    return spdl__merge_look(p, merge, false).items > 0 && spdl__starve_taken(merge) == passed;
 }
 
 /* The trainer is about to sleep: what starves now does so for good, and is a failure. Of a merge in
@@ -7851,6 +8231,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t 
     int i = 0;
     while (i < p->count) {
         const uint32_t word = spdl__load32(&p->quiet.word);
+        spdl__again_drop_all(p);
         if ((spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) { /* pairs with claim_move */
             ++i;
         } else {
@@ -7952,6 +8333,8 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         spdl__free(&allocator, node->counters, (workers + 1) * sizeof(*node->counters));
         spdl__free(&allocator, node->deferred,
                    (size_t)node->row.max_concurrency * sizeof(*node->deferred));
+        spdl__free(&allocator, node->again,
+                   (size_t)node->row.max_concurrency * sizeof(*node->again));
         spdl__free(&allocator, node->settled,
                    (size_t)(node->settled_mask + 1) * sizeof(*node->settled));
     }
@@ -8091,9 +8474,11 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "drop_last", "batch", row->drop_last, 0, 1 },
         { "drop_oldest", "feed", row->drop_oldest, 0, 1 },
         { "continuous", "source", row->continuous, 0, 1 },
-        { "emits", "source and pipe", row->emits, 0, 1 },
+        { "emits", "source and pipe", row->emits, 1, SPDL__MAX_BUFFER },
         { "flush", "pipe", row->flush, 0, 1 },
         { "deferred", "pipe", row->deferred, 0, 1 },
+        { "again", "pipe", row->again, 0, 1 },
+        { "free_state", "pipe", row->free_state != NULL, 0, 1 },
         { "merge_order", "merge", row->merge_order, 0, SPDL_MERGE_CHOICE },
         { "merge_fn", "merge", row->merge_fn != NULL, 0, 1 },
         { "retries", calls, row->retries, 0, INT32_MAX },
@@ -8150,6 +8535,9 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
           "flush is set, but concurrency is more than 1" },
         { row->deferred && row->emits, "deferred and emits are both set" },
         { row->deferred && row->flush, "deferred and flush are both set" },
+        { row->again && row->emits, "again and emits are both set" },
+        { row->again && row->deferred, "again and deferred are both set" },
+        { row->free_state != NULL && !row->again, "free_state is set without again" },
         { row->deferred && row->retries > 0,
           "deferred and retries are both set: whoever completes a call repeats it" },
         { (row->merge_order == SPDL_MERGE_CHOICE) != (row->merge_fn != NULL),
@@ -8298,6 +8686,7 @@ SPDL__COLD spdl_result spdl__check_inside(const spdl__plan *plan, int i) {
         if (order == SPDL_MERGE_BATCHES) {
             if (row->output_order == SPDL_ORDER_COMPLETION) why = "completion order";
             if (row->emits) why = "emits";
+            if (row->again) why = "again";
             if (row->flush) why = "flush";
             if (row->kind == SPDL_KIND_BATCH) why = "SPDL_BATCH";
             if (row->kind == SPDL_KIND_MERGE && row->merge_order != order) why = "merge_order";
@@ -8309,6 +8698,7 @@ SPDL__COLD spdl_result spdl__check_inside(const spdl__plan *plan, int i) {
         }
         if (order != SPDL_MERGE_ROBIN) continue;
         if (row->emits) why = "emits";
+        if (row->again) why = "again";
         if (row->flush) why = "flush";
         if (row->max_failures != 0) why = "max_failures";
         if (row->max_failure_rate > 0) why = "max_failure_rate";
@@ -8430,6 +8820,8 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
         row->free_item = spdl_batch_free;
     node->splits = row->kind == SPDL_KIND_BRANCH && spdl__plan_joins(plan, i);
     node->plain = !row->emits && !row->deferred && !node->splits;
+    node->held = (!node->ordered && row->reorder_window > 0) ||
+                 (row->again && !node->serial && !node->by_ticket);
     if (row->kind == SPDL_KIND_MERGE) {
         node->begin = &p->node[outer];
         outer = plan->branch[outer];
@@ -8502,6 +8894,11 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
         if (node->deferred == NULL) return SPDL_E_NOMEM;
         for (k = 0; k < calls; ++k) node->deferred[k].next = k + 1 < calls ? k + 2 : 0;
         node->deferred_free = 1;
+    }
+    if (row->again) {
+        node->again = (spdl__again *)spdl__alloc_zeroed(allocator, calls, sizeof(*node->again),
+                                                        sizeof(uint64_t));
+        if (node->again == NULL) return SPDL_E_NOMEM;
     }
     if (!node->ordered && row->reorder_window > 0) {
         node->settled_mask = spdl__pow2((uint64_t)row->reorder_window + 1) - 1;

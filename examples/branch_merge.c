@@ -70,7 +70,7 @@ int main(void) {
                 SPDL_PIPE(read_text, .concurrency = 2),
             SPDL_PATH("picture"),
                 SPDL_BATCH(4),
-                SPDL_PIPE(look_at, .emits = true, .free_item = free),
+                SPDL_PIPE(look_at, .emits = 4, .free_item = free),
             SPDL_PATH("other"),
         SPDL_MERGE(),
         SPDL_SINK(8)));

@@ -117,7 +117,7 @@ SPDL_FN(scatter, item, item) {
 }
 
 #define BURST(...) .ctx = &(burst){ __VA_ARGS__ }
-#define SCATTER(...) SPDL_PIPE(scatter, __VA_ARGS__, .emits = true, .free_item = item_free)
+#define SCATTER(...) SPDL_PIPE(scatter, __VA_ARGS__, .emits = 64, .free_item = item_free)
 
 /* Adds up values, and hands on a sum that is heavy enough. */
 typedef struct scale {

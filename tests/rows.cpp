@@ -67,7 +67,7 @@ static int first_ready(void *, const signed char *ready, int paths) {
 static const spdl_stage plain[] = {
 #if __cplusplus >= 202002L
     SPDL_SOURCE(count, .buffer_size = 1, .continuous = true, .free_item = destroy),
-    SPDL_PIPE(twice, .concurrency = 1, .reorder_window = 4, .emits = true, .retries = 1,
+    SPDL_PIPE(twice, .concurrency = 1, .reorder_window = 4, .emits = 64, .retries = 1,
               .free_item = destroy, .init = init, .fini = fini),
     SPDL_BRANCH(by_parity, .max_failures = 2),
     SPDL_PATH("even", .buffer_size = 4),
@@ -83,7 +83,7 @@ static const spdl_stage plain[] = {
     SPDL_SINK(1),
 #else
     SPDL_SOURCE(count).with_buffer_size(1).with_continuous(true).with_free_item(destroy),
-    SPDL_PIPE(twice).with_concurrency(1).with_reorder_window(4).with_emits(true).with_retries(1)
+    SPDL_PIPE(twice).with_concurrency(1).with_reorder_window(4).with_emits(64).with_retries(1)
         .with_free_item(destroy).with_init(init).with_fini(fini),
     SPDL_BRANCH(by_parity).with_max_failures(2),
     SPDL_PATH("even").with_buffer_size(4),

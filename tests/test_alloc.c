@@ -570,7 +570,7 @@ SPDL_FN(drops_some, spdl_batch, spdl_batch) {
 
 static const spdl_stage shape_that_emits[] = {
     SPDL_SOURCE(makes, .free_item = item_gone),
-    SPDL_PIPE(scatter, .emits = true, .concurrency = 2, .free_item = item_gone),
+    SPDL_PIPE(scatter, .emits = 64, .concurrency = 2, .free_item = item_gone),
     SPDL_BATCH(4),
     SPDL_SINK(2),
 };

@@ -47,7 +47,7 @@ SPDL_FN(spring, void, item) {
 static void a_source_may_emit(void) {
     for (int i = 0; i < 2 * CROWDS; ++i) {
         spdl_pipeline *p = START(crowds[i / 2],
-                                 SPDL_SOURCE(spring, .emits = true, .free_item = item_free,
+                                 SPDL_SOURCE(spring, .emits = 64, .free_item = item_free,
                                              .buffer_size = i % 2 + 1),
                                  SPDL_PIPE(pass_on), SPDL_SINK(1));
         RUN(p, "100 200 201 400 - - 700 800 801", SPDL_END);
@@ -166,7 +166,7 @@ static void no_budget_is_for_a_wrong_row(void) {
         TAKE_ALL(p, "0 1 2", SPDL_E_INVALID);
         CHECK(strstr(spdl_pipeline_error(p)->text, text) != NULL);
         DONE(p);
-        p = START(w, COUNT_TO(3), SPDL_PIPE(emits_and_routes, .emits = true), SPDL_SINK(4));
+        p = START(w, COUNT_TO(3), SPDL_PIPE(emits_and_routes, .emits = 64), SPDL_SINK(4));
         TAKE_ALL(p, "", SPDL_E_INVALID);
         DONE(p);
     }
@@ -187,11 +187,11 @@ static void results_are_emitted_or_returned(void) {
     static const char text[] = "*out is set, but its row says .emits: results go to spdl_emit";
     for (int i = 0; i < CROWDS; ++i) {
         spdl_pipeline *p = START(crowds[i], COUNT_TO(6),
-                                 SPDL_PIPE(returns_what_it_emits, .emits = true), SPDL_SINK(2));
+                                 SPDL_PIPE(returns_what_it_emits, .emits = 64), SPDL_SINK(2));
         TAKE_ALL(p, "", SPDL_E_STAGE);
         CHECK(strstr(spdl_pipeline_error(p)->text, text) != NULL);
         DONE(p);
-        p = START(crowds[i], COUNT_TO(6), SPDL_PIPE(returns_instead, .emits = true), SPDL_SINK(2));
+        p = START(crowds[i], COUNT_TO(6), SPDL_PIPE(returns_instead, .emits = 64), SPDL_SINK(2));
         TAKE_ALL(p, "", SPDL_E_STAGE);
         CHECK(strstr(spdl_pipeline_error(p)->text, text) != NULL);
         DONE(p);
@@ -277,7 +277,7 @@ static void a_task_is_of_its_call_only(void) {
         desc.logger.user = &l;
         REQUIRE(spdl_pipeline_create(&p, &desc,
                                      SPDL_STAGES(COUNT_TO(3), SPDL_PIPE(leaks_its_task, .ctx = &l,
-                                                                        .emits = true),
+                                                                        .emits = 64),
                                                  SPDL_SINK(4))) == SPDL_OK);
         TAKE_ALL(p, "0 2", SPDL_END);
         CHECK_EQ(l.lines, 1);
@@ -331,9 +331,36 @@ SPDL_FN(flood, item, item) {
 static void one_call_may_emit_very_many(void) {
     for (int i = 0; i < CROWDS; i += TEST_SANITIZED ? 3 : 1) {
         spdl_pipeline *p = START(crowds[i], COUNT_TO(1),
-                                 SPDL_PIPE(flood, .emits = true, .free_item = item_free),
+                                 SPDL_PIPE(flood, .emits = 100000, .free_item = item_free),
                                  SPDL_PIPE(follow, SCRIPT(.plus = 0)), SPDL_SINK(256));
         CHECK_EQ(take_from(p, 0, 1000000, SPDL_END), 100000);
+        DONE(p);
+    }
+}
+
+/* One more than the row says: the call fails, and nothing of it is handed on. */
+SPDL_FN(emits_too_many, item, item) {
+    for (long k = 0; k <= in->value; ++k) {
+        item *made = item_make(k);
+        if (spdl_emit(task, made) == SPDL_OK) continue;
+        CHECK(k >= 3);
+        item_free(made);
+    }
+    return SPDL_OK;
+}
+
+static void one_call_may_emit_no_more_than_its_row_says(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i / 2], COUNT_TO(5),
+                                 SPDL_PIPE(emits_too_many, .emits = 3, .free_item = item_free,
+                                           .max_failures = i % 2 ? -1 : 0),
+                                 SPDL_SINK(3));
+        notes n = { .length = 0 };
+        CHECK_EQ(take(p, &n, 1000, " ", note_item), i % 2 ? SPDL_END : SPDL_E_INVALID);
+        CHECK_STR(n.text, "0 0 1 0 1 2");
+        if (i % 2 == 0)
+            failed_with(p, 1, "spdl: stage 1 'emits_too_many', item 3: more than 3 items from one "
+                              "call (.emits = 3)");
         DONE(p);
     }
 }
@@ -415,7 +442,7 @@ SPDL_FN(reverse, item, item) {
 }
 
 #define REVERSE(stack_)                                                                            \
-    SPDL_PIPE(reverse, .ctx = (stack_), .emits = true, .flush = true, .free_item = item_free)
+    SPDL_PIPE(reverse, .ctx = (stack_), .emits = 64, .flush = true, .free_item = item_free)
 
 static void a_flush_may_emit(void) {
     for (int i = 0; i < CROWDS; ++i) {
@@ -1247,6 +1274,7 @@ TEST_TABLE(flow) {
     TEST_CASE(emitting_beside_the_calls_breaks_nothing),
     TEST_CASE(emitted_items_fill_batches),
     TEST_CASE(one_call_may_emit_very_many),
+    TEST_CASE(one_call_may_emit_no_more_than_its_row_says),
     TEST_CASE(emitted_items_are_freed_at_a_stop),
     TEST_CASE(a_stage_may_gather_by_its_own_rule),
     TEST_CASE(a_flush_may_fail),

@@ -924,7 +924,7 @@ static uint64_t digest_of(int workers, uint64_t seed) {
     spdl_pipeline *p =
         START(workers, SPDL_SOURCE(count_up, SCRIPT(.count = 300), .continuous = true,
                                    .buffer_size = 8, .free_item = item_free),
-              SPDL_PIPE(augment, .ctx = &seed, .emits = true, .concurrency = 4, .max_failures = -1,
+              SPDL_PIPE(augment, .ctx = &seed, .emits = 64, .concurrency = 4, .max_failures = -1,
                         .free_item = item_free, .buffer_size = 8),
               SPDL_BRANCH(by_chance), SPDL_PATH("a", .buffer_size = 900),
               SPDL_PIPE(jitter, .concurrency = 3), SPDL_PATH("b", .buffer_size = 900),

@@ -249,7 +249,7 @@ static bool set_field(int field, spdl_stage *row, const char **name, unsigned *k
     FIELD(5, drop_last, true, KIND(BATCH))
     FIELD(6, drop_oldest, true, KIND(FEED))
     FIELD(7, continuous, true, KIND(SOURCE))
-    FIELD(8, emits, true, KIND(SOURCE) | KIND(PIPE))
+    FIELD(8, emits, 4, KIND(SOURCE) | KIND(PIPE))
     FIELD(9, flush, true, KIND(PIPE))
     FIELD(10, deferred, true, KIND(PIPE))
     FIELD(11, merge_order, SPDL_MERGE_ROBIN, KIND(MERGE))
@@ -261,6 +261,7 @@ static bool set_field(int field, spdl_stage *row, const char **name, unsigned *k
     FIELD(17, concurrency, 2, KIND(PIPE))
     FIELD(18, free_item, free_none, MAKES)
     FIELD(19, init, init_nothing, CALLS)
+    FIELD(20, again, true, KIND(PIPE))
 #undef FIELD
     default: return false;
     }
@@ -332,7 +333,11 @@ static void numbers_of_newer_fields_have_limits(void) {
     PIPE_REFUSED("flush is set, but concurrency is more than 1", .flush = true, .concurrency = 2);
     PIPE_REFUSED("flush is set, but concurrency is more than 1", .flush = true,
                  .max_concurrency = 2);
-    PIPE_REFUSED("deferred and emits are both set", .deferred = true, .emits = true);
+    PIPE_REFUSED("deferred and emits are both set", .deferred = true, .emits = 64);
+    PIPE_REFUSED("again and emits are both set", .again = true, .emits = 64);
+    PIPE_REFUSED("again and deferred are both set", .again = true, .deferred = true);
+    PIPE_REFUSED("free_state is set without again", .free_state = free_none);
+    PIPE_REFUSED("emits is -1, must be 1 to 1048576", .emits = -1);
     PIPE_REFUSED("deferred and flush are both set", .deferred = true, .flush = true);
 }
 
@@ -391,7 +396,7 @@ static void a_merge_in_turn_knows_what_its_paths_make(void) {
     const spdl_stage a = SPDL_PATH("a"), b = SPDL_PATH("b"), merge = SPDL_MERGE();
     const spdl_stage robin = SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), sink = SPDL_SINK(1);
     const spdl_stage refused[] = {
-        SPDL_PIPE(follow, .emits = true), SPDL_PIPE(follow, .flush = true),
+        SPDL_PIPE(follow, .emits = 64), SPDL_PIPE(follow, .flush = true),
         SPDL_PIPE(follow, .max_failures = -1), SPDL_PIPE(follow, .max_failure_rate = 0.1),
     };
     static const char *const fields[] = { "emits", "flush", "max_failures", "max_failure_rate" };

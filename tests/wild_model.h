@@ -101,7 +101,7 @@ static void wild_pipe(wild *w, wild_rule rule) {
     dice *d = wild_add(w, way == OPENS ? (w->depth > 1 ? deeper : opened)
                                        : w->depth ? batches : items, way);
     spdl_stage *row = wild_last(w);
-    row->emits = way == EMITS || way == OPENS || way == GATHERS;
+    row->emits = way == EMITS || way == OPENS || way == GATHERS ? 1000 : 0;
     row->flush = way == GATHERS || way == SUMS;
     row->deferred = way == DEFERS;
     if (way != PLAIN && way != DEFERS) w->window = -1;
@@ -215,7 +215,7 @@ static void wild_begin(wild *w) {
     wild_last(w)->continuous = chance(w, 3);
     if (wild_last(w)->continuous) w->epochs = 1 + (long)draw(w, 4);
     if (chance(w, 6)) d->way = EMITS;
-    wild_last(w)->emits = d->way == EMITS;
+    wild_last(w)->emits = d->way == EMITS ? 1000 : 0;
     w->emitters += d->way == EMITS;
     wild_losses(w, d, free_rule);
 }

@@ -1,0 +1,369 @@
+/* Streaming one to many: stages that return SPDL_AGAIN. */
+#include "flow.h"
+
+static int states; /* alive */
+
+typedef struct state {
+    long next;
+} state;
+
+static void state_free(void *what) {
+    __atomic_sub_fetch(&states, 1, __ATOMIC_RELAXED);
+    free(what);
+}
+
+/* What a stage that streams does. */
+typedef struct tape {
+    long modulo, plus;  /* an input becomes value % modulo + plus items */
+    bool last;          /* the last one comes with SPDL_OK, not before SPDL_SKIP */
+    bool input;         /* and the input after them, with SPDL_OK */
+    bool takes;         /* the first call takes its input and frees it */
+    bool bare;          /* keeps no state: counts in the item's place, for one input */
+    long fail_at, at;   /* value fail_at fails instead of its item number `at` */
+    int slow_us;
+    int fails;          /* so many calls fail before they are repeated */
+    int inside, most;   /* calls at once */
+    long first_seen;    /* items the trainer had when item number 1 of input 0 was made */
+    const int *trainer_has;
+} tape;
+
+static spdl_result tape_next(spdl_task *task, tape *t, item *in, item **out) {
+    state **s = (state **)spdl_state(task);
+    long count, at;
+    if (*s == NULL) {
+        *s = (state *)calloc(1, sizeof **s);
+        __atomic_add_fetch(&states, 1, __ATOMIC_RELAXED);
+    }
+    count = (t->modulo ? in->value % t->modulo : 0) + t->plus;
+    at = (*s)->next;
+    if (t->slow_us && in->value % 2 == 0) sleep_us(t->slow_us);
+    if (t->fails > 0 && __atomic_sub_fetch(&t->fails, 1, __ATOMIC_RELAXED) >= 0) return SPDL_E_IO;
+    if (t->fail_at && in->value == t->fail_at && at == t->at)
+        return spdl_fail(task, "no item %ld in %ld", at, in->value);
+    if (t->trainer_has != NULL && in->value == 0 && at == 1)
+        t->first_seen = __atomic_load_n(t->trainer_has, __ATOMIC_ACQUIRE);
+    if (at >= count && t->input) {
+        *out = in;
+        return SPDL_OK;
+    }
+    if (at >= count) return SPDL_SKIP;
+    *out = item_make(in->value * 100 + at);
+    (*s)->next = at + 1;
+    return t->last && at + 1 == count ? SPDL_OK : SPDL_AGAIN;
+}
+
+SPDL_FN(unroll, item, item) {
+    tape *t = (tape *)spdl_ctx(task);
+    const int inside = __atomic_add_fetch(&t->inside, 1, __ATOMIC_RELAXED);
+    int most = __atomic_load_n(&t->most, __ATOMIC_RELAXED);
+    const spdl_result result = tape_next(task, t, in, out);
+    while (inside > most && !__atomic_compare_exchange_n(&t->most, &most, inside, false,
+                                                         __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    __atomic_sub_fetch(&t->inside, 1, __ATOMIC_RELAXED);
+    return result;
+}
+
+#define TAPE(...) .ctx = &(tape){ __VA_ARGS__ }
+#define UNROLL(...)                                                                                \
+    SPDL_PIPE(unroll, .again = true, .free_item = item_free, .free_state = state_free, __VA_ARGS__)
+
+static const spdl_order orders[] = { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION };
+
+/* All orders and concurrencies, with the smallest buffers. */
+static void an_input_becomes_many(void) {
+    static const char text[] = "100 200 201 300 301 302 500 600 601";
+    chaos_on();
+    for (int i = 0; i < 16 * CROWDS; ++i) {
+        const spdl_order order = orders[i % 2];
+        const int concurrency = i / 2 % 2 ? 4 : 1;
+        spdl_pipeline *p =
+            START(crowds[i / 16],
+                  SPDL_SOURCE(count_up, SCRIPT(.count = 7), .buffer_size = 1,
+                              .free_item = item_free),
+                  UNROLL(TAPE(.modulo = 4, .last = i / 4 % 2), .concurrency = concurrency,
+                         .output_order = order, .buffer_size = 1 + i / 8 % 2),
+                  FOLLOW(.plus = 0), SPDL_SINK(1));
+        if (order == SPDL_ORDER_INPUT || concurrency == 1) RUN(p, text, SPDL_END);
+        else RUN_SORTED(p, text, SPDL_END);
+        CHECK_EQ(states, 0);
+    }
+}
+
+/* The last row: the trainer reads the streams itself. */
+static void the_trainer_may_be_next(void) {
+    chaos_on();
+    for (int i = 0; i < 4 * CROWDS; ++i) {
+        static long values[1000];
+        const bool ordered = i % 2 == 0;
+        spdl_pipeline *p =
+            START(crowds[i / 4], COUNT_TO(40),
+                  UNROLL(TAPE(.modulo = 13, .plus = 3, .slow_us = 100),
+                         .concurrency = i / 2 % 2 ? 3 : 1, .output_order = orders[i % 2]),
+                  SPDL_SINK(i % 3 + 1));
+        const size_t count = take_values(p, values, 1000, SPDL_END);
+        size_t expected = 0, k = 0;
+        if (!ordered) qsort(values, count, sizeof values[0], by_value_of);
+        for (long v = 0; v < 40; ++v)
+            for (long n = 0; n < v % 13 + 3; ++n, ++expected, ++k)
+                if (k < count) CHECK_EQ(values[k], v * 100 + n);
+        CHECK_EQ(count, expected);
+        DONE(p);
+        CHECK_EQ(states, 0);
+    }
+}
+
+/* Ten thousand items of one input, and the buffers hold two: the first is with the trainer before
+   the third is made, and never are more alive than there are places. */
+static void memory_is_bounded(void) {
+    for (int i = 0; i < 3 * CROWDS; ++i) {
+        int has = 0;
+        tape t = { .plus = 2000, .trainer_has = &has };
+        spdl_pipeline *p = START(crowds[i / 3], COUNT_TO(2),
+                                 UNROLL(.ctx = &t, .concurrency = i % 3 + 1,
+                                        .output_order = orders[i % 3 == 2]),
+                                 SPDL_SINK(1));
+        spdl_result result;
+        item *it = NULL;
+        long most = 0;
+        while ((result = spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15))) == SPDL_OK) {
+            const long alive = items_alive();
+            if (alive > most) most = alive;
+            __atomic_add_fetch(&has, 1, __ATOMIC_RELEASE);
+            item_free(it);
+        }
+        CHECK_EQ(result, SPDL_END);
+        CHECK_EQ(has, 4000);
+        CHECK(most <= 16);
+        DONE(p);
+        CHECK_EQ(states, 0);
+    }
+}
+
+/* Item 0 is with the trainer while item 1 is not yet made: the stage waits for that. */
+SPDL_FN(waits_for_the_trainer, item, item) {
+    int *taken = (int *)spdl_ctx(task);
+    uintptr_t *at = (uintptr_t *)spdl_state(task);
+    while (__atomic_load_n(taken, __ATOMIC_ACQUIRE) < (int)*at && !spdl_stopping(task)) sched_yield();
+    if (*at == 5) return SPDL_SKIP;
+    *out = item_make((long)(*at)++);
+    return SPDL_AGAIN;
+}
+
+static void an_item_goes_on_at_once(void) {
+    for (int i = 1; i < CROWDS; ++i) {
+        int taken = 0;
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(1),
+                                 SPDL_PIPE(waits_for_the_trainer, .ctx = &taken, .again = true,
+                                           .concurrency = i, .free_item = item_free),
+                                 SPDL_SINK(4));
+        item *it = NULL;
+        while (spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(10)) == SPDL_OK) {
+            CHECK_EQ(it->value, taken);
+            item_free(it);
+            __atomic_add_fetch(&taken, 1, __ATOMIC_RELEASE);
+        }
+        CHECK_EQ(taken, 5);
+        DONE(p);
+    }
+}
+
+/* Calls for several inputs run at once, up to the concurrency and not beyond. */
+static void calls_run_at_once(void) {
+    for (int i = 0; i < 2; ++i) {
+        tape t = { .plus = 20, .slow_us = 200 };
+        spdl_pipeline *p = START(8, COUNT_TO(24), UNROLL(.ctx = &t, .concurrency = 4,
+                                                         .output_order = orders[i]),
+                                 SPDL_SINK(2));
+        CHECK_EQ(take_from_any(p), 480);
+        CHECK(t.most <= 4);
+        DONE(p);
+    }
+}
+
+static void the_input_may_be_the_last(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i)
+        RUN(START(crowds[i / 2], COUNT_TO(3),
+                  UNROLL(TAPE(.modulo = 3, .input = true), .concurrency = i % 2 * 2 + 1),
+                  SPDL_SINK(1)),
+            "0 100 1 200 201 2", SPDL_END);
+}
+
+/* What came before the failure is delivered, up to its items of the same input. */
+static void a_call_may_fail_midway(void) {
+    chaos_on();
+    for (int i = 0; i < 4 * CROWDS; ++i) {
+        const int w = crowds[i / 4], concurrency = i % 2 ? 3 : 1;
+        const bool tolerated = i / 2 % 2;
+        spdl_pipeline *p = START(w, COUNT_TO(4),
+                                 UNROLL(TAPE(.plus = 3, .fail_at = 2, .at = 2),
+                                        .concurrency = concurrency, .max_failures = tolerated),
+                                 SPDL_SINK(1));
+        notes n = { .length = 0 };
+        const spdl_result result = take(p, &n, 1000, " ", note_item);
+        CHECK_STR(n.text, tolerated ? "0 1 2 100 101 102 200 201 300 301 302"
+                                    : "0 1 2 100 101 102 200 201");
+        CHECK_EQ(result, tolerated ? SPDL_END : SPDL_E_STAGE);
+        if (!tolerated)
+            failed_with(p, 1, "spdl: stage 1 'unroll', item 2: no item 2 in 2");
+        DONE(p);
+        CHECK_EQ(states, 0);
+    }
+}
+
+/* A later row fails: streams above it end, wherever they are. */
+static void a_later_failure_ends_streams(void) {
+    chaos_on();
+    for (int i = 0; i < 4 * CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i / 4], COUNT_TO(-1),
+                                 UNROLL(TAPE(.plus = 1000000), .concurrency = i % 2 * 3 + 1,
+                                        .output_order = orders[i / 2 % 2]),
+                                 FOLLOW(.every = 1000, .rest = 7, .result = SPDL_E_IO), SPDL_SINK(2));
+        static long values[1000];
+        (void)take_values(p, values, 1000, SPDL_E_IO);
+        CHECK_EQ(spdl_pipeline_error(p)->stage, 2);
+        DONE(p);
+        CHECK_EQ(states, 0);
+    }
+}
+
+/* A call that fails is repeated with its state as it left it. */
+static void a_call_may_be_repeated(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i)
+        RUN(START(crowds[i / 2], COUNT_TO(3),
+                  UNROLL(TAPE(.plus = 2, .fails = 3), .retries = 3, .concurrency = i % 2 + 1),
+                  SPDL_SINK(1)),
+            "0 1 100 101 200 201", SPDL_END);
+}
+
+/* Stopped after every number of items; stopped by a stage; left. */
+static void streams_end_at_a_stop(void) {
+    chaos_on();
+    for (int i = 0; i < 60; ++i) {
+        spdl_pipeline *p = START(crowds[i % 4], COUNT_TO(-1),
+                                 UNROLL(TAPE(.plus = 7), .concurrency = i / 4 % 3 + 1,
+                                        .output_order = orders[i / 2 % 2]),
+                                 UNROLL(TAPE(.plus = 3), .concurrency = i / 5 % 3 + 1),
+                                 SPDL_SINK(2));
+        item *it = NULL;
+        for (int k = 0; k < i; ++k) {
+            if (!CHECK_EQ(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)), SPDL_OK)) break;
+            item_free(it);
+        }
+        if (i % 3 != 0) {
+            CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+            while (spdl_pipeline_next(p, (void **)&it, 0) == SPDL_OK) item_free(it);
+            CHECK_EQ(states, 0);
+        }
+        DONE(p);
+        CHECK_EQ(states, 0);
+        CHECK_EQ(items_alive(), 0);
+    }
+}
+
+static void epochs_keep_streams_apart(void) {
+    for (int i = 0; i < 4 * CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i / 4], CONTINUOUS(.count = 3),
+                                 UNROLL(TAPE(.modulo = 3), .concurrency = i % 2 * 3 + 1),
+                                 SPDL_BATCH(2), SPDL_SINK(1));
+        for (int k = 0; k < 3; ++k) TAKE_EPOCH_OF_BATCHES(p, "100 200|201");
+        DONE(p);
+        CHECK_EQ(states, 0);
+    }
+}
+
+/* At the end of its input a stage may stream what is left. */
+typedef struct heap {
+    long held[8];
+    uint64_t count;
+} heap;
+
+SPDL_FN(pile, item, item) {
+    heap *h = (heap *)spdl_ctx(task);
+    if (!spdl_flushing(task)) {
+        h->held[h->count++] = in->value;
+        return SPDL_SKIP;
+    }
+    if (h->count == 0) return SPDL_SKIP;
+    *out = item_make(h->held[--h->count]);
+    return SPDL_AGAIN;
+}
+
+static void a_flush_may_stream(void) {
+    for (int i = 0; i < CROWDS; ++i)
+        RUN(START(crowds[i], COUNT_TO(5),
+                  SPDL_PIPE(pile, .ctx = &(heap){ .count = 0 }, .again = true, .flush = true,
+                            .free_item = item_free),
+                  SPDL_SINK(1)),
+            "4 3 2 1 0", SPDL_END);
+}
+
+/* In the paths of a branch, merged as they come. */
+static void paths_may_stream(void) {
+    chaos_on();
+    for (int i = 0; i < 4 * CROWDS; ++i)
+        RUN_SORTED(START(crowds[i / 4], COUNT_TO(6), SPDL_BRANCH(pass_on), SPDL_PATH("a"),
+                         UNROLL(TAPE(.modulo = 3), .concurrency = i % 2 * 2 + 1,
+                                .output_order = orders[i / 2 % 2]),
+                         SPDL_PATH("b"), SPDL_MERGE(), UNROLL(TAPE(.plus = 1), .concurrency = 2),
+                         SPDL_SINK(1)),
+                   "10000 20000 20100 40000 50000 50100", SPDL_END);
+}
+
+SPDL_FN(again_for_ever, item, item) { return SPDL_AGAIN; }
+
+SPDL_FN(again_with_its_input, item, item) {
+    *out = in;
+    return SPDL_AGAIN;
+}
+
+SPDL_FN(state_without, item, item) {
+    CHECK(spdl_state(task) != NULL);
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Nothing comes out, and it is known why. */
+#define ENDS(p, result, why)                                                                       \
+    do {                                                                                           \
+        item *it_ = NULL;                                                                          \
+        CHECK_EQ(spdl_pipeline_next((p), (void **)&it_, SPDL_SECONDS(15)), (result));              \
+        why;                                                                                       \
+        DONE(p);                                                                                   \
+    } while (0)
+
+static void misuse_is_a_failure(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(2),
+                                 SPDL_PIPE(again_for_ever, .free_item = item_free), SPDL_SINK(1));
+        ENDS(p, SPDL_E_STAGE, failed_with(p, 1, "spdl: stage 1 'again_for_ever', item 0: "
+                                                       "returned SPDL_AGAIN, but its row does not "
+                                                       "say .again"));
+        p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(again_with_its_input, .again = true),
+                  SPDL_SINK(1));
+        ENDS(p, SPDL_E_STAGE, failed_with(p, 1, "spdl: stage 1 'again_with_its_input', item "
+                                                       "0: returned SPDL_AGAIN with its input in "
+                                                       "*out"));
+        p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(state_without), SPDL_SINK(1));
+        ENDS(p, SPDL_E_INVALID, failed_with(p, 1, "spdl: stage 1 'state_without', item 0: "
+                                                         "spdl_state in a stage whose row does not "
+                                                         "say .again"));
+    }
+}
+
+TEST_TABLE(again) {
+    TEST_CASE(an_input_becomes_many),
+    TEST_CASE(the_trainer_may_be_next),
+    TEST_CASE(memory_is_bounded),
+    TEST_CASE(an_item_goes_on_at_once),
+    TEST_CASE(calls_run_at_once),
+    TEST_CASE(the_input_may_be_the_last),
+    TEST_CASE(a_call_may_fail_midway),
+    TEST_CASE(a_later_failure_ends_streams),
+    TEST_CASE(a_call_may_be_repeated),
+    TEST_CASE(streams_end_at_a_stop),
+    TEST_CASE(epochs_keep_streams_apart),
+    TEST_CASE(a_flush_may_stream),
+    TEST_CASE(paths_may_stream),
+    TEST_CASE(misuse_is_a_failure),
+    TEST_END,
+};
