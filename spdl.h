@@ -882,6 +882,20 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, in
    Owns:    the library frees the items that are not in the sink. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
+/* Starts again, with the source at `sequence`: waits for the calls that run, frees all that is on
+   its way, and forgets an end, a failure or a stop. spdl_sequence of the source's next call is
+   `sequence`, its epoch 0; a source that reads in order sees by that that it has to seek. No thread
+   is made and no init runs; statistics go on. For a validation set that is read from its beginning
+   every few steps, or a position to go on from.
+   Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
+            inside of a stage, while another thread is in next or push, or in the child of a fork;
+            the error when an init has failed.
+   Threads: the trainer.
+   Blocks:  until the calls at hand have returned, deferred ones too, or up to the timeout.
+   Owns:    nothing: what next has returned stays the trainer's. */
+SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequence,
+                                          int64_t timeout_ns);
+
 /* Hands an item to a pipeline whose first row is SPDL_FEED. A timeout of 0 never blocks, whatever
    the rest of the pipeline does: for threads with deadlines, as of games and audio. With
    .drop_oldest the item that has waited longest makes way when there is no room (the stats count it
@@ -6276,7 +6290,8 @@ SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
                        over && node->row.max_failures > 0       ? " (one more than max_failures)"
                        : over && node->row.max_failure_rate > 0 ? " (more than max_failure_rate)"
                                                                 : "");
-        spdl__call_fatal(task->pipeline, node, task->ticket + streams, task->sequence, result, text);
+        spdl__call_fatal(task->pipeline, node, task->ticket + streams, task->sequence, result,
+                         text);
     } else if (task->pipeline->logger.log_fn != NULL) {
         spdl__logf(&task->pipeline->logger, SPDL_LOG_INFO,
                    "spdl: stage %d '%s', item %llu: %.300s (tolerated)", node->index, node->name,
@@ -7415,7 +7430,8 @@ SPDL__INLINE spdl__outcome spdl__step_call(spdl__sitting *s, spdl_task *task,
         ++node->made_all;
     }
     goes_on = spdl__task_settle(task, counters, result, out, s->now);
-    if (SPDL__UNLIKELY(task->again != NULL)) spdl__again_over(node, task->again, !goes_on || task->cut_short);
+    if (SPDL__UNLIKELY(task->again != NULL))
+        spdl__again_over(node, task->again, !goes_on || task->cut_short);
     s->again = NULL;
     return goes_on ? SPDL__GOES_ON : SPDL__OVER;
 }
@@ -8349,6 +8365,76 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     spdl__os_event_fini(&p->quiet);
     spdl__os_event_fini(&p->room);
     spdl__free(&allocator, p, sizeof(*p));
+}
+
+/* Quiet and purged: the edge is empty, at the ticket its row will promise next, and what was in it
+   counts as neither taken nor dropped. Room is as at the start. */
+SPDL__PRIVATE void spdl__edge_rewind(spdl__node *node, uint64_t now) {
+    spdl__edge *edge = &node->out;
+    const uint64_t promised = spdl__claim_position(node, spdl__load(node->word));
+    const uint64_t head = node->by_ticket ? promised : spdl__load_relaxed(&edge->tail);
+    spdl__store(&edge->shift, edge->shift + spdl__head(spdl__load(&edge->word)) - head);
+    spdl__store(&edge->refunds, promised - head + edge->dropped);
+    spdl__store_relaxed(&edge->tail, head);
+    spdl__store_relaxed(&edge->dry, 0);
+    spdl__store(&edge->end, SPDL__OPEN);
+    spdl__store_relaxed(&edge->ended_ns, 0);
+    if (spdl__load_relaxed(&edge->gap_since) == 0) spdl__store_relaxed(&edge->gap_since, now);
+    spdl__store(&edge->word, head << SPDL__HEAD_BITS | SPDL__STOPPED);
+}
+
+/* As create has left it. */
+SPDL__PRIVATE void spdl__node_rewind(spdl__node *node, uint64_t sequence) {
+    spdl__store_relaxed32(&node->flushed, 0);
+    spdl__store_relaxed32(&node->turn, 0);
+    spdl__store_relaxed(&node->refused, 0);
+    spdl__store_relaxed(&node->oldest, node->begun);
+    node->number = node->range = 0;
+    spdl__store_relaxed(&node->epoch, 0);
+    spdl__store_relaxed(&node->made, sequence);
+    node->made_all = sequence;
+    spdl__store32(&node->closed, 0);
+    spdl__store32(&node->ended, 0);
+    spdl__store(&node->cut, SPDL__OPEN);
+    spdl__store_relaxed(&node->calls, 0);
+    spdl__store_relaxed(&node->failures, 0);
+}
+
+/* Nobody enters a row, and no end of the pipeline is in use: everything starts again. */
+SPDL__PRIVATE void spdl__pipeline_restart(spdl_pipeline *p, uint64_t sequence) {
+    const uint64_t now = spdl_time_ns();
+    int i;
+    spdl__pipeline_purge(p, 0);
+    for (i = 0; i < p->count; ++i) spdl__edge_rewind(&p->node[i], now);
+    for (i = 0; i < p->count; ++i) spdl__node_rewind(&p->node[i], sequence);
+    spdl__store32(&p->failed, 0);
+    spdl__error_clear(&p->error);
+    p->closed_returned = false;
+    memset(&p->last_item, 0, sizeof(p->last_item));
+    spdl__store_relaxed(&p->ended_ns, 0);
+    spdl__store32(&p->stopping, 0);
+    for (i = 0; i < p->count; ++i) { /* the flags go: of the words of edges, of sources and merges */
+        spdl__node *node = &p->node[i];
+        spdl__store(&node->out.word, spdl__head(spdl__load(&node->out.word)) << SPDL__HEAD_BITS);
+        spdl__store(&node->own, spdl__head(spdl__load(&node->own)) << SPDL__HEAD_BITS);
+    }
+    spdl__wake_all(p);
+}
+
+SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *p, uint64_t sequence,
+                                          int64_t timeout_ns) {
+    spdl_result result = SPDL_E_INVALID;
+    if (p == NULL || spdl__pipeline_forked(p) || spdl__pipeline_inside(p)) return SPDL_E_INVALID;
+    if (spdl__load32(&p->failed) && !spdl__load32(&p->open)) return p->error.result; /* in init */
+    if (spdl__exchange32(&p->trainer_inside, 1) != 0) return SPDL_E_INVALID;
+    if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
+        spdl__pipeline_halt(p);
+        result = spdl__pipeline_await_quiet(p, spdl__deadline(timeout_ns));
+        if (result == SPDL_OK) spdl__pipeline_restart(p, sequence);
+        if (p->feed != NULL) spdl__store32(&p->producer_inside, 0);
+    }
+    spdl__store32(&p->trainer_inside, 0);
+    return result;
 }
 
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {

@@ -61,6 +61,7 @@
    vs_torch_noop      the same against a DataLoader of PyTorch with as many worker processes
    inline_ns          three stages with workers = 0: per item and call (a source and three stages)
    startup_us         three stages: from create to the first item
+   rewind_us          three stages, after five items: from the call of rewind to the first item
    stop_idle_ms       three stages with every edge full: stop and destroy
    stop_busy_ms       the same while calls of one stage sleep 2 ms
    idle_cpu_pct       three stages with every edge full and nobody taking: CPU, in percent of a core
@@ -988,6 +989,32 @@ static outcome run_start(const pipe_peer *peer, const shape *is) {
     return got;
 }
 
+/* What a validation loader does every few steps. */
+static outcome run_rewind(const pipe_peer *peer, const shape *is) {
+    double took[100];
+    outcome got = nothing;
+    spdl_pipeline *p;
+    void *item;
+    flow f;
+    int i, k;
+    (void)peer;
+    flow_open(&f, is);
+    p = ours_open_with(&f, NULL);
+    for (i = 0; i < COUNT(took); ++i) {
+        uint64_t start;
+        for (k = 0; k < 5; ++k) BENCH_CHECK(spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK);
+        start = bench_ns();
+        BENCH_CHECK(spdl_pipeline_rewind(p, 0, SPDL_FOREVER) == SPDL_OK);
+        BENCH_CHECK(spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK);
+        took[i] = (double)(bench_ns() - start);
+        BENCH_CHECK(((const slot *)item)->index == 0);
+    }
+    spdl_pipeline_destroy(p);
+    flow_close(&f);
+    got.ns = bench_quantile(took, COUNT(took), 0.5) / 1e3;
+    return got;
+}
+
 static outcome run_stop(const pipe_peer *peer, const shape *is) {
     double took[REPEATS];
     outcome got = nothing;
@@ -1010,11 +1037,13 @@ static outcome run_stop(const pipe_peer *peer, const shape *is) {
 
 static void rows_start_and_stop(void) {
     const view start = { { "startup_us", "us", "", false, 0, false, 0 }, as_us, { NULL } };
+    const bench_row again = { "rewind_us", "us", NULL, false, 20, false, 0 };
     const view idle = { { "stop_idle_ms", "ms", "", false, 1, false, 0 }, as_ms, { NULL } };
     const view busy = { { "stop_busy_ms", "ms", "", false, 3, false, 0 }, as_ms, { NULL } };
     shape is = to_trainer(3, 16, false);
     is.items = FOREVER;
     rows_run(&start, 1, &is, run_start, 9, 0);
+    row_alone(&again, 9, &is, run_rewind);
     rows_run(&idle, 1, &is, run_stop, 9, 0);
     is.pipes = 1;
     is.work = WORK_NAP;

@@ -1,0 +1,278 @@
+/* spdl_pipeline_rewind: after any number of items, an end, a failure or a stop the pipeline starts
+   again where it is said. */
+#include "flow.h"
+
+#define STREAM(...)                                                                                \
+    SPDL_PIPE(twice, .again = true, .free_item = item_free, .free_state = free, __VA_ARGS__)
+
+/* One becomes two, by SPDL_AGAIN. */
+SPDL_FN(twice, item, item) {
+    long **at = (long **)spdl_state(task);
+    if (*at == NULL) *at = (long *)calloc(1, sizeof **at);
+    *out = item_make(in->value);
+    return (*at)[0]++ == 0 ? SPDL_AGAIN : SPDL_OK;
+}
+
+SPDL_FN(by_two, item, item) {
+    *out = in;
+    return spdl_route(task, (int)(in->value % 2));
+}
+
+static script source, plain, more, fresh;
+static burst pair = { .plus = 2 };
+
+/* Pipelines that hand on 0, 1, 2, ... or each number twice. */
+static spdl_pipeline *shape(int number, int workers, long count) {
+    const spdl_stage from = SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free);
+    const spdl_stage step = SPDL_PIPE(follow, .ctx = &plain), next = SPDL_PIPE(follow, .ctx = &more);
+    memset(&source, 0, sizeof source);
+    source.count = count;
+    fresh.fresh = true;
+    switch (number) {
+    case 0: return START(workers, from, SPDL_SINK(3));
+    case 1: return START(workers, from, step, next, SPDL_SINK(1));
+    case 2:
+        return START(workers, from,
+                     SPDL_PIPE(follow, .ctx = &fresh, .concurrency = 4, .free_item = item_free),
+                     SPDL_SINK(3));
+    case 3:
+        return START(workers, from, SPDL_BRANCH(by_two), SPDL_PATH("a"), step, SPDL_PATH("b"),
+                     SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(2));
+    case 4:
+        return START(workers, from,
+                     SPDL_PIPE(follow, .ctx = &plain, .concurrency = 3, .threads = 3),
+                     SPDL_SINK(9));
+    case 5: return START(workers, from, STREAM(.concurrency = 1), SPDL_SINK(2));
+    case 6: return START(workers, from, step, STREAM(.concurrency = 3), next, SPDL_SINK(2));
+    default:
+        return START(workers, from,
+                     SPDL_PIPE(scatter, .ctx = &pair, .emits = 2, .concurrency = 2,
+                               .free_item = item_free),
+                     step, SPDL_SINK(2));
+    }
+}
+
+enum { SHAPES = 8 };
+
+static long value_at(int number, long first, long k) {
+    if (number < 5) return first + k;
+    return number == 7 ? (first + k / 2) * 100 + k % 2 : first + k / 2;
+}
+
+/* Rewound after any number of items, to any number. */
+static void it_starts_again_where_it_is_told(void) {
+    chaos_on();
+    for (int number = 0; number < SHAPES; ++number)
+        for (int i = 0; i < CROWDS; ++i) {
+            spdl_pipeline *p = shape(number, crowds[i], -1);
+            for (long round = 0; round < 40; ++round) {
+                const long first = round ? round % 7 * 3 % 4 * 2 : 0, most = round * 5 % 12;
+                for (long k = 0; k < most; ++k) {
+                    item *it = NULL;
+                    if (!CHECK_EQ(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)), SPDL_OK))
+                        break;
+                    CHECK_EQ(it->value, value_at(number, first, k));
+                    item_free(it);
+                }
+                CHECK_EQ(spdl_pipeline_rewind(
+                             p, (uint64_t)((round + 1) % 7 * 3 % 4 * 2), SPDL_FOREVER),
+                         SPDL_OK);
+            }
+            DONE(p);
+        }
+}
+
+/* An end is forgotten, with what was on its way. */
+static void an_end_is_forgotten(void) {
+    for (int number = 0; number < 4; ++number)
+        for (int i = 0; i < CROWDS; ++i) {
+            spdl_pipeline *p = shape(number, crowds[i], 5);
+            for (int round = 0; round < 6; ++round) {
+                notes n = { .length = 0 };
+                CHECK_EQ(take(p, &n, round == 3 ? 2 : 1000, " ", note_item),
+                         round == 3 ? SPDL_OK : SPDL_END);
+                CHECK_STR(n.text, round == 3       ? "0 1"
+                                  : round % 2 != 0 ? "2 3 4"
+                                                   : "0 1 2 3 4");
+                CHECK_EQ(spdl_pipeline_rewind(p, round % 2 || round == 2 ? 0 : 2, SPDL_FOREVER),
+                         SPDL_OK);
+            }
+            DONE(p);
+        }
+}
+
+static void a_failure_is_forgotten(void) {
+    for (int i = 0; i < 3 * CROWDS; ++i) {
+        spdl_pipeline *p =
+            START(crowds[i / 3], COUNT_TO(-1),
+                  SPDL_PIPE(follow, SCRIPT(.every = 5, .rest = 4, .result = SPDL_E_IO),
+                            .concurrency = i % 3 + 1, .max_failures = i % 2),
+                  SPDL_SINK(2));
+        for (int round = 0; round < 4; ++round) {
+            notes n = { .length = 0 };
+            CHECK_EQ(take(p, &n, 1000, " ", note_item), SPDL_E_IO);
+            CHECK_STR(n.text, i % 2 ? "0 1 2 3 5 6 7 8" : "0 1 2 3");
+            CHECK(spdl_pipeline_failed(p));
+            CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+            CHECK(!spdl_pipeline_failed(p));
+            CHECK_EQ(spdl_pipeline_error(p)->result, SPDL_OK);
+        }
+        DONE(p);
+    }
+}
+
+/* Stopped by a call of spdl_pipeline_stop or from inside. */
+static void a_stop_is_forgotten(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        script s = { .stop_at = i % 2 ? 4 : 0 };
+        spdl_pipeline *p = START(crowds[i / 2], COUNT_TO(-1),
+                                 SPDL_PIPE(follow, .ctx = &s, .concurrency = 2), SPDL_SINK(2));
+        item *it = NULL;
+        notes n = { .length = 0 };
+        for (int round = 0; round < 3; ++round) {
+            if (i % 2 == 0) CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+            while (spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)) == SPDL_OK) item_free(it);
+            CHECK_EQ(spdl_pipeline_next(p, (void **)&it, 0), SPDL_CLOSED);
+            CHECK_EQ(spdl_pipeline_rewind(p, round == 2 ? 5 : 0, SPDL_FOREVER), SPDL_OK);
+        }
+        CHECK_EQ(take(p, &n, 3, " ", note_item), SPDL_OK);
+        CHECK_STR(n.text, "5 6 7");
+        DONE(p);
+    }
+}
+
+/* Batches begin anew, epochs are counted from 0 again. */
+SPDL_FN(knows_its_epoch, item, item) {
+    in->value += 10 * (long)spdl_epoch(task);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void batches_and_epochs_begin_anew(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i], CONTINUOUS(.count = 5), SPDL_PIPE(knows_its_epoch),
+                                 SPDL_BATCH(2), SPDL_SINK(1));
+        for (int round = 0; round < 4; ++round) {
+            notes n = { .length = 0 };
+            TAKE_EPOCH_OF_BATCHES(p, "0 1|2 3|4");
+            TAKE_EPOCH_OF_BATCHES(p, "10 11|12 13|14");
+            CHECK_EQ(take(p, &n, 1, "|", note_batch), SPDL_OK);
+            CHECK_STR(n.text, "20 21");
+            CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+        }
+        DONE(p);
+    }
+}
+
+static void what_was_pushed_is_dropped(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        spdl_pipeline *p = START(crowds[i / 2], SPDL_FEED(item, .free_item = item_free,
+                                                          .buffer_size = 3),
+                                 FOLLOW(.plus = 0), SPDL_SINK(2));
+        for (long round = 0; round < 5; ++round) {
+            notes n = { .length = 0 };
+            for (long k = 0; k < 3; ++k)
+                CHECK_EQ(spdl_pipeline_push(p, item_make(round * 10 + k), SPDL_SECONDS(15)),
+                         SPDL_OK);
+            if (i % 2) {
+                CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+                CHECK_EQ(take(p, &n, 1000, " ", note_item), SPDL_END);
+            } else {
+                CHECK_EQ(take(p, &n, 1, " ", note_item), SPDL_OK);
+            }
+            CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+        }
+        DONE(p);
+    }
+}
+
+/* A call that does not return: the time is over, and it can be asked again. */
+static void a_call_that_runs_is_waited_for(void) {
+    for (int deferred = 0; deferred < 2; ++deferred) {
+        int gate = 0;
+        spdl_pipeline *p = START(2, COUNT_TO(3),
+                                 SPDL_PIPE(follow, SCRIPT(.gate = &gate, .gate_at = 1)),
+                                 SPDL_SINK(1));
+        item *it = NULL;
+        CHECK_EQ(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)), SPDL_OK);
+        item_free(it);
+        sleep_us(2000);
+        CHECK_EQ(spdl_pipeline_rewind(p, 0, 1000000), SPDL_TIMEOUT);
+        CHECK_EQ(spdl_pipeline_next(p, (void **)&it, 0), SPDL_CLOSED);
+        open_gate(&gate);
+        if (deferred == 0) CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_SECONDS(15)), SPDL_OK);
+        if (deferred == 0) RUN(p, "0 1 2", SPDL_END);
+        else DONE(p);
+    }
+}
+
+SPDL_FN(rewinds, item, item) {
+    CHECK_EQ(spdl_pipeline_rewind(*(spdl_pipeline **)spdl_ctx(task), 0, 0), SPDL_E_INVALID);
+    *out = in;
+    return SPDL_OK;
+}
+
+static spdl_result no_init(void *ctx, int worker, void **local) {
+    (void)ctx, (void)worker, (void)local;
+    return SPDL_E_IO;
+}
+
+static void misuse_is_refused(void) {
+    const spdl_stage rows[] = { COUNT_TO(3), SPDL_PIPE(pass_on, .init = no_init), SPDL_SINK(1) };
+    CHECK_EQ(spdl_pipeline_rewind(NULL, 0, 0), SPDL_E_INVALID);
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline_desc desc = { .workers = crowds[i] };
+        spdl_pipeline *p = NULL;
+        item *it = NULL;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(COUNT_TO(3),
+                                     SPDL_PIPE(rewinds, .ctx = &p), SPDL_SINK(1))) == SPDL_OK);
+        RUN(p, "0 1 2", SPDL_END);
+        p = start(crowds[i], NULL, rows, 3);
+        CHECK_EQ(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)), SPDL_E_IO);
+        CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_E_IO);
+        DONE(p);
+    }
+}
+
+/* What was made was delivered or freed; statistics go on. */
+static void statistics_go_on(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        static spdl_stats stats;
+        spdl_pipeline *p = shape(2, crowds[i], -1);
+        uint64_t taken = 0, before = 0;
+        for (int round = 0; round < 30; ++round) {
+            for (int k = 0; k < round % 4; ++k, ++taken) {
+                item *it = NULL;
+                CHECK_EQ(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)), SPDL_OK);
+                item_free(it);
+            }
+            CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+            spdl_pipeline_stats(p, &stats);
+            CHECK(stats.stage[0].tasks >= before);
+            before = stats.stage[0].tasks;
+        }
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        for (item *it = NULL; spdl_pipeline_next(p, (void **)&it, 0) == SPDL_OK; ++taken)
+            item_free(it);
+        spdl_pipeline_stats(p, &stats);
+        CHECK_EQ(stats.edge[1].items, taken);
+        CHECK_EQ(stats.edge[0].items, stats.stage[1].tasks);
+        CHECK_EQ(stats.stage[0].tasks, stats.stage[1].tasks + stats.stage[0].freed);
+        DONE(p);
+    }
+}
+
+TEST_TABLE(rewind) {
+    TEST_CASE(it_starts_again_where_it_is_told),
+    TEST_CASE(an_end_is_forgotten),
+    TEST_CASE(a_failure_is_forgotten),
+    TEST_CASE(a_stop_is_forgotten),
+    TEST_CASE(batches_and_epochs_begin_anew),
+    TEST_CASE(what_was_pushed_is_dropped),
+    TEST_CASE(a_call_that_runs_is_waited_for),
+    TEST_CASE(misuse_is_refused),
+    TEST_CASE(statistics_go_on),
+    TEST_END,
+};
