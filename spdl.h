@@ -762,11 +762,18 @@ typedef struct spdl_pipeline_desc {
 } spdl_pipeline_desc;
 
 /* clang-format off */
+#ifdef __cpp_exceptions
+#define SPDL__TRY(result, call)                                                                    \
+    try { result = call; } catch (...) { result = spdl__thrown<std::exception>(task, 0); }
+#else
+#define SPDL__TRY(result, call) result = call;
+#endif
 #define SPDL_FN(name, In, Out)                                                                     \
     static spdl_result name(spdl_task *task, In *in, Out **out);                                   \
     SPDL__UNUSED static spdl_result name##_spdl_call(spdl_task *task, void *in, void **out) {      \
         Out *spdl__made = NULL; /* no name that a program may have, too */                         \
-        const spdl_result spdl__result = name(task, SPDL__CAST(In *, in), &spdl__made);            \
+        spdl_result spdl__result;                                                                  \
+        SPDL__TRY(spdl__result, name(task, SPDL__CAST(In *, in), &spdl__made))                     \
         *out = SPDL__UNCONST(spdl__made);                                                          \
         return spdl__result;                                                                       \
     }                                                                                              \
@@ -809,15 +816,21 @@ typedef struct spdl_pipeline_desc {
     SPDL__STAGE { .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,           \
                   .line = __LINE__ }
 #else
-#define SPDL__LINE __LINE__
-/* Before C++20 fields follow the row: SPDL_PIPE(decode).with_concurrency(4) */
-#define SPDL__FN_ROW(kind_, fn_, line_) spdl__row(kind_, &fn_##_spdl, __FILE__, line_, 0, NULL)
-#define SPDL__BATCH_ROW(size_, line_)                                                              \
-    spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, line_, size_, NULL)
-#define SPDL__FEED_ROW(type_, line_) spdl__row(SPDL_KIND_FEED, NULL, __FILE__, line_, 0, #type_)
-#define SPDL__PATH_ROW(name_, line_)                                                               \
-    spdl__row(SPDL_KIND_PATH, NULL, __FILE__, line_, 0, NULL).with_name(name_)
-#define SPDL__MERGE_ROW(...) spdl__row(SPDL_KIND_MERGE, NULL, __FILE__, __LINE__, 0, NULL)
+/* Before C++20 fields follow the row, SPDL_PIPE(decode).with_concurrency(4): what the text of the
+   arguments shows to stand inside of it does not compile, with a message that says so. */
+#define SPDL__NO_FIELDS(none) spdl__no_fields<(none)>(__LINE__)
+#define SPDL__ROW_LINE(rest) SPDL__NO_FIELDS(sizeof(rest) == sizeof("SPDL__LINE"))
+#define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
+    spdl__row(kind_, &fn_##_spdl, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)
+#define SPDL__BATCH_ROW(size_, ...)                                                                \
+    spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), size_, NULL)
+#define SPDL__FEED_ROW(type_, ...)                                                                 \
+    spdl__row(SPDL_KIND_FEED, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, #type_)
+#define SPDL__PATH_ROW(name_, ...)                                                                 \
+    spdl__row(SPDL_KIND_PATH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)               \
+        .with_name(name_)
+#define SPDL__MERGE_ROW(...)                                                                       \
+    spdl__row(SPDL_KIND_MERGE, NULL, __FILE__, SPDL__NO_FIELDS(sizeof(#__VA_ARGS__) == 1), 0, NULL)
 #define SPDL_SINK(buffer_size_)                                                                    \
     spdl__row(SPDL_KIND_SINK, NULL, __FILE__, __LINE__, 0, NULL).with_buffer_size(buffer_size_)
 #endif
@@ -869,6 +882,18 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
             inside this call, and the timeout is looked at between their calls.
    Owns:    the caller has *item after SPDL_OK; otherwise *item is untouched. */
 SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, int64_t timeout_ns);
+
+/* The same without a cast: `out` is the address of a pointer to any type of object. */
+#ifdef __cplusplus
+#define SPDL_NEXT(pipeline, out, timeout_ns) spdl__next(pipeline, out, timeout_ns)
+#else
+#define SPDL_NEXT(pipeline, out, timeout_ns)                                                       \
+    spdl__next(pipeline, ((void)sizeof(&**(out)), (out)), timeout_ns)
+SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void *out,
+                                                  int64_t timeout_ns) {
+    return spdl_pipeline_next(pipeline, (void **)out, timeout_ns); /* which copies bytes */
+}
+#endif
 
 /* Ends the flow early: no stage function is called again; those running are waited for. Items in
    the sink can still be taken, then next returns SPDL_CLOSED; all others are freed, by a stop that
@@ -1713,8 +1738,9 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
     spdl__npz_row(spdl_stage{ .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_spdl,                   \
                               .file = __FILE__, __VA_ARGS__ }, desc_)
 #else
-#define SPDL__NPZ_ROW(desc_, line_)                                                                \
-    spdl__npz_row(spdl__row(SPDL_KIND_PIPE, &spdl_npz_load_spdl, __FILE__, line_, 0, 0), desc_)
+#define SPDL__NPZ_ROW(desc_, ...)                                                                  \
+    spdl__npz_row(spdl__row(SPDL_KIND_PIPE, &spdl_npz_load_spdl, __FILE__,                         \
+                            SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL), desc_)
 #endif
 /* clang-format on */
 
@@ -1795,9 +1821,15 @@ SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
 
 /* ============================================================================================= */
 /* >>cpp
-   Thin C++ forms of what C does with compound literals. */
+   Thin C++ forms of what C does with compound literals, and rows of lambdas. Nothing here needs a
+   header of the C++ library. */
 
 #ifdef __cplusplus
+template <bool none> inline int spdl__no_fields(int line) {
+    static_assert(none, "before C++20 write SPDL_PIPE(fn).with_concurrency(4)");
+    return line;
+}
+
 inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char *file, int line,
                             int size, const char *type) {
     spdl_stage row = spdl_stage();
@@ -1830,6 +1862,115 @@ template <size_t count>
 inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
                                         const spdl_stage (&stages)[count]) {
     return spdl_pipeline_create(pipeline, desc, stages, count);
+}
+
+#ifdef __cpp_exceptions
+namespace std {
+class exception;
+}
+
+/* The failure of a stage that threw, called where it was caught. The second stands for the first
+   where a file defines stages before it has seen a header that knows std::exception. */
+template <class Exception, size_t = sizeof(Exception)>
+static spdl_result spdl__thrown(spdl_task *task, int) {
+    try {
+        throw;
+    } catch (const Exception &thrown) {
+        return spdl_fail(task, "%s", thrown.what());
+    } catch (...) {
+        return spdl_fail(task, "threw something that is no std::exception");
+    }
+}
+template <class Exception> static spdl_result spdl__thrown(spdl_task *task, long) {
+    return spdl_fail(task, "threw; to see what, include <exception> before the stage");
+}
+#endif
+
+/* The name of a type, "[with T = Image]" or so. Those are compared with each other only: SPDL_FN
+   has a type as it was written. */
+template <class T> struct spdl__type {
+    static const char *name() {
+        const char *text = __PRETTY_FUNCTION__;
+        while (*text != '[') ++text;
+        return text;
+    }
+};
+template <class T> struct spdl__type<const T> : spdl__type<T> {};
+template <> struct spdl__type<void> {
+    static const char *name() { return "void"; }
+};
+template <> struct spdl__type<spdl_batch> {
+    static const char *name() { return "spdl_batch"; }
+};
+
+/* What SPDL_FN makes of a function, of anything that can be called; ctx of the row is its address. */
+template <class In, class Out, class Call>
+static spdl_result spdl__called(spdl_task *task, void *in, void **out) {
+    Out *made = NULL;
+    spdl_result result;
+    SPDL__TRY(result, (*reinterpret_cast<Call *>(spdl_ctx(task)))(task, static_cast<In *>(in),
+                                                                  &made))
+    *out = made;
+    return result;
+}
+
+template <class In, class Out, class Call>
+static spdl_stage spdl__called_row(spdl_kind kind, const char *name, Call *call, const char *file,
+                                   int line) {
+    static const spdl_function function = { spdl__called<In, Out, Call>, "lambda",
+                                            spdl__type<In>::name(), spdl__type<Out>::name() };
+    return spdl__row(kind, &function, file, line, 0, NULL)
+        .with_name(name)
+        .with_ctx(const_cast<void *>(reinterpret_cast<const void *>(call)));
+}
+
+/* Rows of lambdas, with the arguments and the result of a stage function (a source takes void *):
+       auto load = [&](spdl_task *task, Path *in, Image **out) { ...; return SPDL_OK; };
+       spdl_pipe<Path, Image>("load", load).with_concurrency(4).with_free_item(spdl_delete<Image>)
+   The row has the address of `load`, which must outlive the pipeline, in place of a ctx, and with a
+   concurrency several threads call it at the same time. A lambda without captures, or a function,
+   may be written in place. */
+template <class In, class Out, class Call>
+static spdl_stage spdl_pipe(const char *name, Call &call, const char *file = __builtin_FILE(),
+                            int line = __builtin_LINE()) {
+    return spdl__called_row<In, Out, Call>(SPDL_KIND_PIPE, name, &call, file, line);
+}
+template <class In, class Out>
+static spdl_stage spdl_pipe(const char *name, spdl_result (*call)(spdl_task *, In *, Out **),
+                            const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, call, file, line);
+}
+template <class Out, class Call>
+static spdl_stage spdl_source(const char *name, Call &call, const char *file = __builtin_FILE(),
+                              int line = __builtin_LINE()) {
+    return spdl__called_row<void, Out, Call>(SPDL_KIND_SOURCE, name, &call, file, line);
+}
+template <class Out>
+static spdl_stage spdl_source(const char *name, spdl_result (*call)(spdl_task *, void *, Out **),
+                              const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return spdl__called_row<void, Out>(SPDL_KIND_SOURCE, name, call, file, line);
+}
+
+/* As free_item of what was made by `new T`. */
+template <class T> inline void spdl_delete(void *item) { delete static_cast<T *>(item); }
+
+/* spdl_pipeline_next into an owner, which is empty when there is no item; *result says why.
+       while (auto image = spdl_next<std::unique_ptr<Image>>(p)) train(*image); */
+template <class Owner>
+static Owner spdl_next(spdl_pipeline *pipeline, int64_t timeout_ns = SPDL_FOREVER,
+                       spdl_result *result = NULL) {
+    void *item = NULL;
+    const spdl_result got = spdl_pipeline_next(pipeline, &item, timeout_ns);
+    if (result != NULL) *result = got;
+    return Owner(static_cast<typename Owner::element_type *>(item));
+}
+
+template <class T>
+static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_ns) {
+    void *item = NULL;
+    const spdl_result result = spdl_pipeline_next(pipeline, &item, timeout_ns);
+    if (result == SPDL_OK) *out = static_cast<T *>(item);
+    return result;
 }
 #endif
 
@@ -8710,7 +8851,8 @@ SPDL__COLD const char *spdl__row_takes(const spdl_stage *row) {
 /* Whether a stage may take what another yields; it may promise not to change it. */
 SPDL__COLD bool spdl__types_fit(const char *takes, const char *yields) {
     if (strncmp(takes, "const ", 6) == 0 && strncmp(yields, "const ", 6) != 0) takes += 6;
-    return spdl__type_any(takes) || spdl__type_any(yields) || strcmp(takes, yields) == 0;
+    return spdl__type_any(takes) || spdl__type_any(yields) || strcmp(takes, yields) == 0 ||
+           (*takes == '[') != (*yields == '['); /* one name is a compiler's, see >>cpp */
 }
 
 /* Whether row i can read what row `from` yields; a merge stands for the ends of its paths. */
