@@ -1903,9 +1903,10 @@ template <> struct spdl__type<spdl_batch> {
     static const char *name() { return "spdl_batch"; }
 };
 
-/* What SPDL_FN makes of a function, of anything that can be called; ctx of the row is its address. */
-template <class In, class Out, class Call>
-static spdl_result spdl__called(spdl_task *task, void *in, void **out) {
+/* What SPDL_FN makes of a function, of anything that can be called; ctx of the row is its address.
+   Task is spdl_task: a parameter, for std::exception to be looked up where the row is written. */
+template <class In, class Out, class Call, class Task>
+static spdl_result spdl__called(Task *task, void *in, void **out) {
     Out *made = NULL;
     spdl_result result;
     SPDL__TRY(result, (*reinterpret_cast<Call *>(spdl_ctx(task)))(task, static_cast<In *>(in),
@@ -1917,7 +1918,7 @@ static spdl_result spdl__called(spdl_task *task, void *in, void **out) {
 template <class In, class Out, class Call>
 static spdl_stage spdl__called_row(spdl_kind kind, const char *name, Call *call, const char *file,
                                    int line) {
-    static const spdl_function function = { spdl__called<In, Out, Call>, "lambda",
+    static const spdl_function function = { spdl__called<In, Out, Call, spdl_task>, "lambda",
                                             spdl__type<In>::name(), spdl__type<Out>::name() };
     return spdl__row(kind, &function, file, line, 0, NULL)
         .with_name(name)

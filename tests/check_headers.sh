@@ -168,12 +168,62 @@ empty "symbols that SPDL_API does not hide" "$scratch/visible"
 check "implemented in C, used in C++" two_units c cpp
 check "implemented in C++, used in C" two_units cpp c
 
-# Rows in C++, without designated initialisers and with them.
-rows_in_cpp() {
-    g++ -std="$1" -I. tests/rows.cpp -o "$scratch/rows" -lpthread && timeout 60 "$scratch/rows"
+# Rows in C++, without designated initialisers and with them; what is there for C++ alone.
+runs_in_cpp() {
+    file=$1
+    std=$2
+    shift 2
+    g++ -std="$std" -I. "$@" "tests/$file.cpp" -o "$scratch/$file" -lpthread &&
+        timeout 60 "$scratch/$file"
 }
-check "rows in C++11" rows_in_cpp c++11
-check "rows in C++20" rows_in_cpp c++20
+for std in c++11 c++20; do
+    check "rows in $std" runs_in_cpp rows $std
+    check "throws, lambdas and owners in $std" runs_in_cpp cpp $std
+done
+check "lambdas and owners without exceptions" runs_in_cpp cpp c++17 -fno-exceptions
+
+# statement CODE OPTION ...: compiles it in a function that has pointers of all kinds
+statement() {
+    code=$1
+    shift
+    compile "#include \"spdl.h\"
+typedef struct some some;
+void use(spdl_pipeline *p, some *item, some **out, const char *text, int number);
+SPDL_FN(stage, void, some) { *out = NULL; return SPDL_OK; }
+void use(spdl_pipeline *p, some *item, some **out, const char *text, int number) {
+    (void)p, (void)item, (void)out, (void)text, (void)number, (void)stage_spdl;
+    $code;
+}" -c -o "$scratch/statement.o" "$@"
+}
+
+# refused CODE TEXT: it does not compile, and the compiler says TEXT
+refused() {
+    ! statement "$1" -w >"$scratch/said" 2>&1 && grep -F "$2" "$scratch/said"
+}
+for compiler in gcc:c:c99 clang:c:c99 g++:c++:c++17 clang++:c++:c++11; do
+    IFS=: read -r cc language std <<EOF
+$compiler
+EOF
+    for right in '&item' out '&text'; do
+        check "$cc -std=$std: SPDL_NEXT of $right" statement "(void)SPDL_NEXT(p, $right, 0)" \
+            -O2 -Wall -Wextra -Wpedantic -Wcast-qual -Wstrict-aliasing=1 -Wstrict-aliasing=2 -Werror
+    done
+    for wrong in item number '&number' text; do
+        check "$cc -std=$std: SPDL_NEXT of $wrong compiles" refused \
+            "(void)SPDL_NEXT(p, $wrong, 0)" error
+    done
+    [ "$language" = c ] && continue
+    for row in "SPDL_PIPE(stage, .concurrency = 4)" "SPDL_SOURCE(stage, .ctx = p)" \
+        "SPDL_BRANCH(stage, .name = 0)" "SPDL_BATCH(4, .drop_last = true)" \
+        "SPDL_FEED(some, .buffer_size = 2, .name = 0)" "SPDL_PATH(0, .buffer_size = 2)" \
+        "SPDL_MERGE(.buffer_size = 2)" "SPDL_NPZ(NULL, .concurrency = 4)"; do
+        check "$cc -std=$std: what it says of $row" refused "(void)$row" \
+            "before C++20 write SPDL_PIPE(fn).with_concurrency(4)"
+    done
+    check "$cc -std=$std: a lambda with captures in place compiles" refused \
+        '(void)spdl_pipe<some, some>("s", [&](spdl_task *, some *, some **to) {
+            *to = item; return SPDL_OK; })' error
+done
 
 # Licence: the text at the end of a header is that of LICENSE, but for spacing.
 words() {

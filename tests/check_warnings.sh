@@ -83,7 +83,11 @@ printf '#define SPDL_STATIC\n' | cat - "$modes/implementation" >"$modes/static"
             [ -f "$file" ] && echo "$family c++ c++20 $file"
         done
         echo "$family c++ gnu++17 tests/main.c"
-        for std in c++11 c++14 c++17 c++20; do echo "$family c++ $std tests/rows.cpp"; done
+        for std in c++11 c++14 c++17 c++20; do
+            echo "$family c++ $std tests/rows.cpp"
+            echo "$family c++ $std tests/cpp.cpp"
+        done
+        echo "$family c++ c++11 tests/cpp.cpp -fno-exceptions"
     done
 } | sed "s/ *$//" >"$scratch/jobs" # xargs would take a blank at the end for a line that goes on
 

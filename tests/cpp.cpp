@@ -1,0 +1,429 @@
+// What >>cpp adds: stages that throw, rows of lambdas, owners, SPDL_NEXT. Compiled by
+// check-warnings; run by check-headers in C++11 and C++20, once without exceptions.
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+
+#ifdef __cpp_exceptions
+SPDL_FN(throws_before_exception, int, int) {
+    if (*in >= 0) throw 1; /* spdl.h and nothing else: std::exception is not known yet */
+    *out = in;
+    return SPDL_OK;
+}
+#endif
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+static int failures;
+static std::atomic<int> alive(0);
+
+#define CHECK(condition) check((condition), #condition, __LINE__)
+
+static void check(bool right, const char *text, int line) {
+    if (right) return;
+    ++failures;
+    std::printf("tests/cpp.cpp:%d: %s\n", line, text);
+}
+
+struct Number {
+    long value;
+    explicit Number(long from) : value(from) { ++alive; }
+    Number(const Number &) = delete;
+    Number &operator=(const Number &) = delete;
+    ~Number() { --alive; }
+};
+
+namespace other {
+struct Number {};
+}
+
+static const int crowds[] = { 0, 1, 4 };
+
+SPDL_FN(count_to_100, void, Number) {
+    if (spdl_sequence(task) == 100) return SPDL_END;
+    *out = new Number(static_cast<long>(spdl_sequence(task)));
+    return SPDL_OK;
+}
+
+static void silent(spdl_log_level, const char *, void *) {}
+
+static spdl_pipeline_desc with_workers(int workers) {
+    spdl_pipeline_desc desc = {};
+    desc.workers = workers;
+    desc.logger.log_fn = silent;
+    return desc;
+}
+
+/* How many items there are, the sum of their values, and how it ended. */
+struct Taken {
+    int count;
+    long sum;
+    spdl_result end;
+};
+
+static Taken take(spdl_pipeline *p) {
+    Taken taken = { 0, 0, SPDL_OK };
+    while (std::unique_ptr<Number> number =
+               spdl_next<std::unique_ptr<Number> >(p, SPDL_SECONDS(15), &taken.end)) {
+        ++taken.count;
+        taken.sum += number->value;
+    }
+    return taken;
+}
+
+#ifdef __cpp_exceptions
+struct Odd {};
+
+/* Of 0, 1, 2 ...: 3 and 13 throw an exception, 7 something else, after the result was made. */
+SPDL_FN(fragile, Number, Number) {
+    std::unique_ptr<Number> made(new Number(in->value + 1000));
+    if (in->value % 10 == 3) throw std::runtime_error("no " + std::to_string(in->value) + " %s");
+    if (in->value % 10 == 7) throw Odd();
+    *out = made.release();
+    return SPDL_OK;
+}
+
+/* Throws what it is asked to, after it has asked for something itself. */
+enum Act { EMIT, DEFER, TAKE, ROUTE };
+SPDL_FN(acts, Number, Number) {
+    const Act act = *static_cast<const Act *>(spdl_ctx(task));
+    *out = NULL;
+    if (act == EMIT) (void)spdl_emit(task, new Number(-1));
+    if (act == DEFER) (void)spdl_defer(task);
+    if (act == ROUTE) (void)spdl_route(task, 1);
+    if (act == TAKE) {
+        spdl_take(task);
+        delete in;
+    }
+    throw std::logic_error("acted");
+}
+
+static std::atomic<int> calls(0);
+
+SPDL_FN(works_the_third_time, Number, Number) {
+    if (++calls % 3 != 0) throw std::runtime_error("again");
+    *out = in;
+    return SPDL_OK;
+}
+
+SPDL_FN(source_throws, void, Number) {
+    if (spdl_sequence(task) == 5) throw std::runtime_error("unplugged");
+    *out = new Number(1);
+    return SPDL_OK;
+}
+
+static void a_throw_is_a_failure(int workers) {
+    spdl_pipeline_desc desc = with_workers(workers);
+    spdl_pipeline *p = nullptr;
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                          SPDL_PIPE(fragile).with_concurrency(4).with_free_item(spdl_delete<Number>),
+                          SPDL_SINK(2))) == SPDL_OK);
+    const Taken taken = take(p);
+    CHECK(taken.count == 3 && taken.sum == 3003 && taken.end == SPDL_E_STAGE);
+    CHECK(spdl_pipeline_failed(p));
+    CHECK(std::strcmp(spdl_pipeline_error(p)->text, "spdl: stage 1 'fragile', item 3: no 3 %s") ==
+          0);
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
+static void budgets_count_throws(int workers) {
+    spdl_pipeline_desc desc = with_workers(workers);
+    spdl_pipeline *p = nullptr;
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                          SPDL_PIPE(fragile).with_max_failures(20).with_concurrency(4)
+                              .with_free_item(spdl_delete<Number>),
+                          SPDL_SINK(2))) == SPDL_OK);
+    const Taken taken = take(p);
+    CHECK(taken.count == 80 && taken.end == SPDL_END);
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
+static void what_is_no_exception_has_a_text(int workers) {
+    spdl_pipeline_desc desc = with_workers(workers);
+    spdl_pipeline *p = nullptr;
+    auto odd = [](spdl_task *, Number *, Number **) -> spdl_result { throw Odd(); };
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                          spdl_pipe<Number, Number>("odd", odd), SPDL_SINK(2))) == SPDL_OK);
+    CHECK(take(p).end == SPDL_E_STAGE);
+    CHECK(std::strcmp(spdl_pipeline_error(p)->text,
+                      "spdl: stage 1 'odd', item 0: threw something that is no std::exception") ==
+          0);
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
+static void one_that_knows_no_exception_fails_too(int workers) {
+    spdl_pipeline_desc desc = with_workers(workers);
+    spdl_pipeline *p = nullptr;
+    int zero = 0;
+    auto make = [&](spdl_task *, void *, int **out) {
+        *out = &zero;
+        return SPDL_OK;
+    };
+    int *item;
+    CHECK(spdl_pipeline_create(&p, &desc,
+                               SPDL_STAGES(spdl_source<int>("make", make),
+                                           SPDL_PIPE(throws_before_exception), SPDL_SINK(2))) ==
+          SPDL_OK);
+    CHECK(SPDL_NEXT(p, &item, SPDL_SECONDS(15)) == SPDL_E_STAGE);
+    CHECK(std::strstr(spdl_pipeline_error(p)->text, "include <exception>") != nullptr);
+    spdl_pipeline_destroy(p);
+}
+
+/* What a call has asked for before it threw is undone, its input freed once. */
+static void what_a_call_asked_for_is_undone(int workers) {
+    static const Act all[] = { EMIT, DEFER, TAKE, ROUTE };
+    for (const Act &act : all) {
+        spdl_pipeline_desc desc = with_workers(workers);
+        spdl_pipeline *p = nullptr;
+        const spdl_stage row = SPDL_PIPE(acts).with_ctx(const_cast<Act *>(&act))
+                                   .with_max_failures(-1).with_free_item(spdl_delete<Number>);
+        spdl_stage rows[] = { SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                              row.with_emits(act == EMIT).with_deferred(act == DEFER), SPDL_SINK(2),
+                              SPDL_SINK(2), SPDL_SINK(2), SPDL_SINK(2) };
+        size_t size = 3;
+        if (act == ROUTE) {
+            rows[1].kind = SPDL_KIND_BRANCH;
+            rows[2] = SPDL_PATH("left");
+            rows[3] = SPDL_PATH("right");
+            rows[4] = SPDL_MERGE();
+            size = 6;
+        }
+        CHECK(spdl_pipeline_create(&p, &desc, rows, size) == SPDL_OK);
+        const Taken taken = take(p);
+        CHECK(taken.count == 0 && taken.end == SPDL_END);
+        spdl_pipeline_destroy(p);
+        CHECK(alive == 0);
+    }
+}
+
+static void retries_call_again(int workers) {
+    spdl_pipeline_desc desc = with_workers(workers);
+    spdl_pipeline *p = nullptr;
+    calls = 0;
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                          SPDL_PIPE(works_the_third_time).with_retries(2), SPDL_SINK(2))) ==
+          SPDL_OK);
+    CHECK(take(p).count == 100 && calls == 300);
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
+static void a_source_may_throw(int workers) {
+    spdl_pipeline_desc desc = with_workers(workers);
+    spdl_pipeline *p = nullptr;
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(SPDL_SOURCE(source_throws).with_free_item(spdl_delete<Number>),
+                          SPDL_SINK(2))) == SPDL_OK);
+    const Taken taken = take(p);
+    CHECK(taken.count == 5 && taken.end == SPDL_E_STAGE);
+    CHECK(std::strstr(spdl_pipeline_error(p)->text, "unplugged") != nullptr);
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+#endif
+
+/* A lambda with captures, one without in place, and a function, called by several threads. */
+static void rows_may_be_lambdas(int workers) {
+    spdl_pipeline_desc desc = with_workers(workers);
+    spdl_pipeline *p = nullptr;
+    std::atomic<long> seen(0);
+    uint64_t made = 0;
+    auto source = [&made](spdl_task *, void *, Number **out) mutable {
+        if (made == 500) return SPDL_END;
+        *out = new Number(static_cast<long>(made++));
+        return SPDL_OK;
+    };
+    const auto add = [&seen](spdl_task *task, const Number *in, Number **out) {
+        if (in->value % 5 == 4) return SPDL_SKIP;
+        if (in->value < 0) return spdl_fail(task, "negative");
+        ++seen;
+        *out = new Number(in->value + 1);
+        return SPDL_OK;
+    };
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(spdl_source<Number>("numbers", source)
+                              .with_free_item(spdl_delete<Number>),
+                          spdl_pipe<const Number, Number>("add", add).with_concurrency(4)
+                              .with_free_item(spdl_delete<Number>),
+                          spdl_pipe<Number, Number>("pass", [](spdl_task *, Number *in,
+                                                               Number **out) {
+                              *out = in;
+                              return SPDL_OK;
+                          }),
+                          SPDL_SINK(3))) == SPDL_OK);
+    CHECK(spdl_pipeline_find(p, "add") == 1 && spdl_pipeline_find(p, "pass") == 2);
+    const Taken taken = take(p);
+    CHECK(taken.count == 400 && taken.sum == 100000);
+    CHECK(seen == 400 && made == 500);
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
+static void functions_fit_too() {
+    spdl_pipeline_desc desc = with_workers(1);
+    spdl_pipeline *p = nullptr;
+    uint64_t until = 10;
+    spdl_stage rows[] = { SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                          spdl_pipe<Number, Number>("same", [](spdl_task *, Number *in,
+                                                               Number **out) {
+                              *out = in;
+                              return SPDL_OK;
+                          }),
+                          SPDL_SINK(3) };
+    CHECK(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
+    CHECK(take(p).count == 100);
+    spdl_pipeline_destroy(p);
+    rows[0] = spdl_source<Number>("count", [](spdl_task *task, void *, Number **out) {
+        if (spdl_sequence(task) == 7) return SPDL_END;
+        *out = new Number(2);
+        return SPDL_OK;
+    }).with_free_item(spdl_delete<Number>);
+    CHECK(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
+    CHECK(take(p).sum == 14);
+    spdl_pipeline_destroy(p);
+    const auto bound = [&until](spdl_task *task, void *in, Number **out) {
+        if (spdl_sequence(task) == until) return SPDL_END;
+        return count_to_100(task, in, out);
+    };
+    rows[0] = spdl_source<Number>("bound", bound).with_free_item(spdl_delete<Number>);
+    CHECK(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
+    CHECK(take(p).count == 10);
+    spdl_pipeline_destroy(p);
+    rows[0] = spdl_source<Number>("function", count_to_100).with_free_item(spdl_delete<Number>);
+    CHECK(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
+    CHECK(take(p).count == 100);
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
+static spdl_result created(const spdl_stage &before, const spdl_stage &after, const char *text) {
+    spdl_error error = {};
+    spdl_pipeline_desc desc = with_workers(0);
+    spdl_pipeline *p = nullptr;
+    desc.error = &error;
+    const spdl_result result = spdl_pipeline_create(
+        &p, &desc, SPDL_STAGES(SPDL_SOURCE(count_to_100), before, after, SPDL_SINK(1)));
+    if (text != nullptr && std::strstr(error.text, text) == nullptr) {
+        ++failures;
+        std::printf("'%s' is not in '%s'\n", text, error.text);
+    }
+    spdl_pipeline_destroy(p);
+    return result;
+}
+
+SPDL_FN(spelled, Number, Number) {
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Types of lambdas are compared with each other, whatever namespace they were named in. */
+static void types_are_checked() {
+    auto pass = [](spdl_task *, void *, void **) { return SPDL_OK; };
+    auto same = [](spdl_task *, Number *in, Number **out) { *out = in; return SPDL_OK; };
+    auto keep = [](spdl_task *, const Number *, Number **) { return SPDL_SKIP; };
+    auto else_ = [](spdl_task *, other::Number *, other::Number **) { return SPDL_OK; };
+    auto batch = [](spdl_task *, spdl_batch *, spdl_batch **) { return SPDL_OK; };
+    const spdl_stage number = spdl_pipe<Number, Number>("same", same);
+    const spdl_stage stranger = spdl_pipe<other::Number, other::Number>("stranger", else_);
+    const spdl_stage batches = spdl_pipe<spdl_batch, spdl_batch>("batches", batch);
+    const spdl_stage any = spdl_pipe<void, void>("any", pass);
+    char here[100];
+    std::snprintf(here, sizeof here, "cpp.cpp:%d: stage 2 'stranger' takes '", number.line + 1);
+    CHECK(number.line == __LINE__ - 6);
+    CHECK(created(number, number, nullptr) == SPDL_OK);
+    CHECK(created(number, spdl_pipe<const Number, Number>("keep", keep), nullptr) == SPDL_OK);
+    CHECK(created(number, any, nullptr) == SPDL_OK);
+    CHECK(created(any, stranger, nullptr) == SPDL_OK);
+    CHECK(created(SPDL_PIPE(spelled), number, nullptr) == SPDL_OK);
+    CHECK(created(number, SPDL_PIPE(spelled), nullptr) == SPDL_OK);
+    CHECK(created(SPDL_BATCH(2), batches, nullptr) == SPDL_OK);
+    CHECK(created(number, stranger, here) == SPDL_E_TYPE);
+    CHECK(created(number, stranger, "T = other::Number] *'") == SPDL_E_TYPE);
+    CHECK(created(number, batches, nullptr) == SPDL_OK); /* spelled, as SPDL_FN has it */
+}
+
+static void next_says_why_there_is_none() {
+    spdl_pipeline_desc desc = with_workers(1);
+    spdl_pipeline *p = nullptr;
+    spdl_result result = SPDL_OK;
+    std::atomic<bool> go(false);
+    auto waits = [&](spdl_task *task, void *, Number **out) {
+        if (spdl_sequence(task) == 1) return SPDL_END;
+        while (!go) {}
+        *out = new Number(5);
+        return SPDL_OK;
+    };
+    CHECK(spdl_pipeline_create(&p, &desc,
+                               SPDL_STAGES(spdl_source<Number>("waits", waits)
+                                               .with_free_item(spdl_delete<Number>),
+                                           SPDL_SINK(1))) == SPDL_OK);
+    CHECK(!spdl_next<std::unique_ptr<Number> >(p, 1000000, &result));
+    CHECK(result == SPDL_TIMEOUT);
+    go = true;
+    const std::shared_ptr<Number> number = spdl_next<std::shared_ptr<Number> >(p);
+    CHECK(number && number->value == 5);
+    Number *none = number.get();
+    CHECK(SPDL_NEXT(p, &none, SPDL_FOREVER) == SPDL_END && none == number.get());
+    CHECK(!spdl_next<std::unique_ptr<Number> >(p, SPDL_FOREVER, &result) && result == SPDL_END);
+    spdl_pipeline_destroy(p);
+}
+
+static void next_is_typed() {
+    spdl_pipeline_desc desc = with_workers(2);
+    spdl_pipeline *p = nullptr;
+    const Number *number = nullptr;
+    Number *kept[100];
+    void *plain = nullptr;
+    int taken = 0;
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                          SPDL_SINK(1))) == SPDL_OK);
+    CHECK(SPDL_NEXT(p, &number, SPDL_SECONDS(15)) == SPDL_OK && number->value == 0);
+    delete number;
+    CHECK(SPDL_NEXT(p, &plain, SPDL_SECONDS(15)) == SPDL_OK);
+    spdl_delete<Number>(plain);
+    while (SPDL_NEXT(p, &kept[taken], SPDL_SECONDS(15)) == SPDL_OK) ++taken;
+    CHECK(taken == 98);
+    for (int i = 0; i < taken; ++i) delete kept[i];
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
+int main() {
+    for (const int workers : crowds) {
+#ifdef __cpp_exceptions
+        a_throw_is_a_failure(workers);
+        budgets_count_throws(workers);
+        what_is_no_exception_has_a_text(workers);
+        one_that_knows_no_exception_fails_too(workers);
+        what_a_call_asked_for_is_undone(workers);
+        retries_call_again(workers);
+        a_source_may_throw(workers);
+#endif
+        rows_may_be_lambdas(workers);
+    }
+    functions_fit_too();
+    types_are_checked();
+    next_says_why_there_is_none();
+    next_is_typed();
+    return failures == 0 ? 0 : 1;
+}
