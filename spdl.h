@@ -552,6 +552,8 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
        negative   this item failed; `return spdl_fail(task, "...")` records why
    *out counts only with SPDL_OK; with any other result what it points to stays the function's. A
    task is good for its call: a worker has the same one for all its calls, of whatever stage.
+   In C++ a stage function that throws has failed, with what() as the reason (where it is compiled
+   with exceptions). Other functions of yours must not throw, and none may end its thread.
 
    Ownership. A stage borrows its input. After the call the library destroys it, exactly once, with
    the free_item of the stage that made it, unless the stage passed it on (*out == in) or took it
