@@ -210,6 +210,32 @@ static void what_a_call_asked_for_is_undone(int workers) {
     }
 }
 
+/* Epochs go on after calls that threw, and a stop at any point frees what there is. */
+static void epochs_and_stops(int workers, int threads) {
+    for (int until = 0; until < 170; until += 1 + until / 8) {
+        spdl_pipeline_desc desc = with_workers(workers);
+        spdl_pipeline *p = nullptr;
+        int taken = 0, ends = 0;
+        CHECK(spdl_pipeline_create(
+                  &p, &desc,
+                  SPDL_STAGES(SPDL_SOURCE(count_to_100).with_continuous(true).with_buffer_size(1)
+                                  .with_free_item(spdl_delete<Number>),
+                              SPDL_PIPE(fragile).with_concurrency(2)
+                                  .with_max_failures(-1).with_threads(threads)
+                                  .with_free_item(spdl_delete<Number>),
+                              SPDL_SINK(1))) == SPDL_OK);
+        while (taken < until) {
+            spdl_result result;
+            if (spdl_next<std::unique_ptr<Number> >(p, SPDL_SECONDS(15), &result)) ++taken;
+            if (result == SPDL_OK) continue;
+            CHECK(result == SPDL_END && taken == 80 * ++ends);
+            if (result != SPDL_END) break;
+        }
+        spdl_pipeline_destroy(p);
+        CHECK(alive == 0);
+    }
+}
+
 static void retries_call_again(int workers) {
     spdl_pipeline_desc desc = with_workers(workers);
     spdl_pipeline *p = nullptr;
@@ -416,6 +442,8 @@ int main() {
         what_is_no_exception_has_a_text(workers);
         one_that_knows_no_exception_fails_too(workers);
         what_a_call_asked_for_is_undone(workers);
+        epochs_and_stops(workers, 0);
+        if (workers > 0) epochs_and_stops(workers, 2);
         retries_call_again(workers);
         a_source_may_throw(workers);
 #endif
