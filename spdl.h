@@ -30,7 +30,7 @@
            if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
                    SPDL_SOURCE(count, .free_item = free),
                    SPDL_SINK(3))) != SPDL_OK) return 1;
-           while (spdl_pipeline_next(p, (void **)&n, SPDL_FOREVER) == SPDL_OK) {
+           while (SPDL_NEXT(p, &n, SPDL_FOREVER) == SPDL_OK) {
                printf("%d\n", *n);
                free(n);
            }

@@ -75,7 +75,7 @@ int main(void) {
         SPDL_MERGE(),
         SPDL_SINK(8)));
     if (made != SPDL_OK) return 1; /* the log says which row and why */
-    while (spdl_pipeline_next(p, (void **)&message, SPDL_FOREVER) == SPDL_OK) {
+    while (SPDL_NEXT(p, &message, SPDL_FOREVER) == SPDL_OK) {
         printf("%2" PRIu64 " %-8s %s\n", message->number, names[message->kind], message->label);
         came[message->number]++;
         free(message);

@@ -63,7 +63,7 @@ static uint64_t collect(spdl_pipeline *p, int frame, Timing *take, int *oldest) 
     for (;;) {
         Request *answer;
         const uint64_t since = spdl_time_ns();
-        const spdl_result result = spdl_pipeline_next(p, (void **)&answer, 0);
+        const spdl_result result = SPDL_NEXT(p, &answer, 0);
         timing_add(take, since);
         if (result != SPDL_OK) return found;
         if (frame - answer->frame > *oldest) *oldest = frame - answer->frame;
@@ -90,7 +90,7 @@ int main(void) {
         poll(NULL, 0, FRAME_MS); /* the rest of the frame: physics, drawing, the display */
     }
     spdl_pipeline_push_end(p);
-    while (spdl_pipeline_next(p, (void **)&late, SPDL_FOREVER) == SPDL_OK) {
+    while (SPDL_NEXT(p, &late, SPDL_FOREVER) == SPDL_OK) {
         found++;
         free(late);
     }

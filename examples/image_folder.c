@@ -114,7 +114,7 @@ int main(int argc, char **argv) {
             SPDL_BATCH(BATCH),
             SPDL_PIPE(collate, .free_item = free),
             SPDL_SINK(3))) != SPDL_OK) return 1;
-    for (; spdl_pipeline_next(p, (void **)&batch, SPDL_FOREVER) == SPDL_OK; free(batch))
+    for (; SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK; free(batch))
         images += batch->count; /* a trainer would take its step here */
     spdl_pipeline_stats(p, &stats);
     spdl_stats_verdict(&stats, text, sizeof text);

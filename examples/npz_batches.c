@@ -69,8 +69,7 @@ static bool next_batch(spdl_pipeline *p, Samples **file, size_t *at, Batch *batc
             if (*file) samples_free(*file);
             *file = NULL;
             *at = 0;
-            if (spdl_pipeline_next(p, (void **)file, SPDL_FOREVER) != SPDL_OK)
-                return batch->count > 0;
+            if (SPDL_NEXT(p, file, SPDL_FOREVER) != SPDL_OK) return batch->count > 0;
         }
         memcpy(batch->images[batch->count], (*file)->images + *at * PIXELS, PIXELS);
         batch->labels[batch->count] = (*file)->labels[*at];

@@ -27,7 +27,7 @@ int main(void) {
             SPDL_PIPE(square, .concurrency = 4),
             SPDL_BATCH(32),
             SPDL_SINK(3))) != SPDL_OK) return 1;    /* the log says which row and why */
-    while (spdl_pipeline_next(p, (void **)&batch, SPDL_FOREVER) == SPDL_OK) {
+    while (SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK) {
         for (size_t i = 0; i < batch->count; ++i) sum += ((Sample *)batch->items[i])->square;
         spdl_batch_free(batch);                     /* "training" on the batch, in order */
     }

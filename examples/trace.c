@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
             SPDL_PIPE(sum_images, .free_item = free),
             SPDL_SINK(2))) != SPDL_OK)
         return 1;
-    while (spdl_pipeline_next(pipeline, (void **)&batch, SPDL_FOREVER) == SPDL_OK) {
+    while (SPDL_NEXT(pipeline, &batch, SPDL_FOREVER) == SPDL_OK) {
         images += batch->count;
         free(batch);
     }

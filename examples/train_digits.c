@@ -79,15 +79,16 @@ static spdl_pipeline *open_pipeline(file_list *files, spdl_error *error) {
 static double train(model *m, spdl_next_fn next, void *source, spdl_free_fn release) {
     const bool show = isatty(2);
     uint64_t step = 0, start = 0;
-    spdl_batch *batch;
     spdl_result result;
+    void *item;
     model_init(m, 1998);
-    while ((result = next(source, (void **)&batch, SPDL_FOREVER)) == SPDL_OK) {
+    while ((result = next(source, &item, SPDL_FOREVER)) == SPDL_OK) {
+        const spdl_batch *batch = (const spdl_batch *)item;
         float loss = 0;
         for (size_t i = 0; i < batch->count; i++)
             loss += model_learn(m, (const samples *)batch->items[i]) / (float)batch->count;
         model_step(m);
-        if (release) release(batch);
+        if (release) release(item);
         if (++step == STEPS) start = spdl_time_ns();
         if (show && step % STEPS == 0)
             fprintf(stderr, "\repoch %3d of %d  loss %6.3f", (int)(step / STEPS), EPOCHS,

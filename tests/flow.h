@@ -26,7 +26,7 @@ static inline size_t take_values(spdl_pipeline *p, long *values, size_t most, sp
     size_t count = 0;
     for (; count < most; ++count) {
         item *it = NULL;
-        result = spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15));
+        result = SPDL_NEXT(p, &it, SPDL_SECONDS(15));
         if (result != SPDL_OK) break;
         values[count] = it->value;
         item_free(it);

@@ -298,7 +298,7 @@ static inline long take_from(spdl_pipeline *p, long first, long most, spdl_resul
     long count = 0;
     for (; count < most; ++count) {
         item *it = NULL;
-        result = spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15));
+        result = SPDL_NEXT(p, &it, SPDL_SECONDS(15));
         if (result != SPDL_OK) break;
         CHECK_EQ(it->value, first + count);
         item_free(it);

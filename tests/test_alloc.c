@@ -469,7 +469,7 @@ static void kept_batches_are_allocated(void) {
         source_count = 3 * KEPT;
         REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
         for (int i = 0; i < KEPT; ++i)
-            REQUIRE(spdl_pipeline_next(p, (void **)&kept[i], SPDL_FOREVER) == SPDL_OK);
+            REQUIRE(SPDL_NEXT(p, &kept[i], SPDL_FOREVER) == SPDL_OK);
         if (order) spdl_pipeline_destroy(p); /* the batches outlive the pipeline */
         for (int i = 0; i < KEPT; ++i) {
             CHECK_EQ(kept[i]->count, 3);
@@ -500,7 +500,7 @@ static void kept_batches_may_fail(void) {
         REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
         __atomic_store_n(&c.fail_all, true, __ATOMIC_RELAXED);
         while (count < KEPT && result == SPDL_OK) {
-            result = spdl_pipeline_next(p, (void **)&kept[count], SPDL_FOREVER);
+            result = SPDL_NEXT(p, &kept[count], SPDL_FOREVER);
             count += result == SPDL_OK;
         }
         CHECK_EQ(result, SPDL_E_NOMEM);
@@ -619,7 +619,7 @@ static bool runs_out_of_memory(const shape *of, int workers, int fail_at, bool f
     __atomic_store_n(&c.fail_at, c.allocs + fail_at, __ATOMIC_RELAXED);
     __atomic_store_n(&may_begin, true, __ATOMIC_RELEASE);
     while (count < MOST_KEPT && result == SPDL_OK) {
-        result = spdl_pipeline_next(p, (void **)&kept[count], SPDL_FOREVER);
+        result = SPDL_NEXT(p, &kept[count], SPDL_FOREVER);
         count += result == SPDL_OK;
     }
     failed = __atomic_load_n(&c.allocs, __ATOMIC_RELAXED) > c.fail_at;

@@ -742,7 +742,7 @@ static uint64_t order_of(int workers, uint64_t items, int room) {
                              SPDL_PATH("b", .buffer_size = room),
                              SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(4));
     spdl_result result;
-    while ((result = spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15))) == SPDL_OK)
+    while ((result = SPDL_NEXT(p, &it, SPDL_SECONDS(15))) == SPDL_OK)
         digest = digest * 0x100000001b3u ^ (uintptr_t)it;
     CHECK_EQ(result, room < 40 ? SPDL_E_INVALID : SPDL_END);
     DONE(p);
@@ -783,11 +783,11 @@ static void a_batch_that_is_taken_is_split(void) {
                                  SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES), SPDL_SINK(1));
         spdl_batch *batch = NULL;
         for (int k = 0; k < 3; ++k) {
-            REQUIRE(spdl_pipeline_next(p, (void **)&batch, SPDL_FOREVER) == SPDL_OK);
+            REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
             CHECK_EQ(batch->count, 3);
             spdl_batch_free(batch);
         }
-        CHECK_EQ(spdl_pipeline_next(p, (void **)&batch, SPDL_FOREVER), SPDL_END);
+        CHECK_EQ(SPDL_NEXT(p, &batch, SPDL_FOREVER), SPDL_END);
         DONE(p);
     }
 }

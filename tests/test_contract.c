@@ -848,7 +848,7 @@ static void *house_clear(void *arg) {
 static spdl_result house_take(house *h) {
     item *it = NULL;
     spdl_result result;
-    while ((result = spdl_pipeline_next(h->p, (void **)&it, 0)) == SPDL_OK) {
+    while ((result = SPDL_NEXT(h->p, &it, 0)) == SPDL_OK) {
         ++h->taken;
         item_free(it);
     }

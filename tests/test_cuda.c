@@ -671,7 +671,7 @@ static void a_pipeline_sends(void) {
                                                          .free_item = spdl_cuda_host_free),
                                              SPDL_CUDA_TRANSFER(line_cuda), SPDL_SINK(2))) ==
             SPDL_OK);
-    while (spdl_pipeline_next(pipeline, (void **)&batch, SPDL_FOREVER) == SPDL_OK) {
+    while (SPDL_NEXT(pipeline, &batch, SPDL_FOREVER) == SPDL_OK) {
         CHECK_EQ((uintptr_t)batch->user, count);
         CHECK_EQ(spdl_cuda_ready(batch, stream), SPDL_OK);
         flow_read(batch, stream, count++);

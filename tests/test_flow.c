@@ -775,7 +775,7 @@ static void take_but(spdl_pipeline *p, long end, bool dropped, spdl_result resul
     for (long value = 0; value < end; ++value) {
         item *it = NULL;
         if (dropped && value % 7 == 3) continue;
-        REQUIRE(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)) == SPDL_OK);
+        REQUIRE(SPDL_NEXT(p, &it, SPDL_SECONDS(15)) == SPDL_OK);
         CHECK_EQ(it->magic, ALIVE);
         CHECK_EQ(it->value, value);
         item_free(it);
@@ -826,7 +826,7 @@ static void take_batches_but(spdl_pipeline *p, int size, long end, bool dropped,
     long value = 0;
     while (value < end) {
         spdl_batch *batch = NULL;
-        REQUIRE(spdl_pipeline_next(p, (void **)&batch, SPDL_SECONDS(15)) == SPDL_OK);
+        REQUIRE(SPDL_NEXT(p, &batch, SPDL_SECONDS(15)) == SPDL_OK);
         CHECK(batch->count > 0);
         for (size_t i = 0; i < batch->count; ++i, ++value) {
             if (dropped && value % 7 == 3) ++value;
@@ -1046,7 +1046,7 @@ static void a_frozen_worker_does_not_stop_the_trainer(void) {
         freeze(points[i / 3]);
         while (empty < 20) {
             item *it = NULL;
-            const spdl_result result = spdl_pipeline_next(p, (void **)&it, 0);
+            const spdl_result result = SPDL_NEXT(p, &it, 0);
             if (result == SPDL_OK) {
                 CHECK_EQ(it->value, taken++);
                 item_free(it);
@@ -1240,7 +1240,7 @@ static void deliveries_know_their_sources(void) {
             SPDL_PIPE(hands_a_batch_on, .concurrency = 2), SPDL_SINK(3));
         for (long i = 0; i < 5; ++i) {
             spdl_batch *batch = NULL;
-            REQUIRE(spdl_pipeline_next(p, (void **)&batch, SPDL_SECONDS(15)) == SPDL_OK);
+            REQUIRE(SPDL_NEXT(p, &batch, SPDL_SECONDS(15)) == SPDL_OK);
             CHECK_EQ((long)(p->last_item.range >> SPDL__SPAN_BITS), 5 * i);
             CHECK_EQ((long)(p->last_item.range & SPDL__SPAN_MAX), i < 4 ? 4 : 2);
             spdl_batch_free(batch);

@@ -38,7 +38,7 @@ static void next_can_be_polled(void) {
         long count = 0;
         while (result == SPDL_OK || result == SPDL_TIMEOUT) {
             item *it = NULL;
-            result = spdl_pipeline_next(p, (void **)&it, 0);
+            result = SPDL_NEXT(p, &it, 0);
             if (result == SPDL_TIMEOUT) sched_yield();
             if (result != SPDL_OK) continue;
             CHECK_EQ(it->value, count++);
@@ -737,7 +737,7 @@ static void a_running_pipeline_allocates_nothing(void) {
         long calls, batches = 0;
         REQUIRE(make_full(&p, &h, w, NULL) == SPDL_OK);
         calls = h.calls;
-        while (spdl_pipeline_next(p, (void **)&batch, SPDL_FOREVER) == SPDL_OK) {
+        while (SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK) {
             ++batches;
             spdl_batch_free(batch);
         }
@@ -761,7 +761,7 @@ static void a_batch_there_is_no_memory_for_is_a_failure(void) {
         REQUIRE(make_full(&p, &h, w, NULL) == SPDL_OK);
         __atomic_store_n(&h.left, 0, __ATOMIC_RELAXED);
         while (result == SPDL_OK && count < 125) {
-            result = spdl_pipeline_next(p, (void **)&kept[count], SPDL_FOREVER);
+            result = SPDL_NEXT(p, &kept[count], SPDL_FOREVER);
             count += result == SPDL_OK;
         }
         CHECK_EQ(result, SPDL_E_NOMEM);

@@ -792,7 +792,7 @@ static void row_of_a_pipeline(void) {
             fprintf(stderr, "%s\n", error.text);
             return;
         }
-        while (spdl_pipeline_next(p, (void **)&bundle, SPDL_FOREVER) == SPDL_OK) {
+        while (SPDL_NEXT(p, &bundle, SPDL_FOREVER) == SPDL_OK) {
             if (n == 4) ++n; /* this one cannot be read */
             check_bundle(bundle, row_path[n++ % 3]);
             spdl_npz_bundle_free(bundle);
@@ -816,7 +816,7 @@ static void row_that_fails(void) {
     const spdl_pipeline_desc desc = { 0 };
     const spdl_stage stages[] = { SPDL_SOURCE(bad_path), SPDL_NPZ(NULL), SPDL_SINK(1) };
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(stages)) == SPDL_OK);
-    CHECK_EQ(spdl_pipeline_next(p, (void **)&bundle, SPDL_FOREVER), SPDL_E_IO);
+    CHECK_EQ(SPDL_NEXT(p, &bundle, SPDL_FOREVER), SPDL_E_IO);
     CHECK(strstr(spdl_pipeline_error(p)->text, "/nowhere.npz: No such file") != NULL);
     CHECK_EQ(spdl_pipeline_error(p)->stage, 1);
     spdl_pipeline_destroy(p);

@@ -61,7 +61,7 @@ static void pipelines_without_threads(void) {
             break;
         }
         REQUIRE(result == SPDL_OK);
-        while (spdl_pipeline_next(p, (void **)&batch, SPDL_FOREVER) == SPDL_OK) {
+        while (SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK) {
             for (size_t i = 0; i < batch->count; ++i, at += 2)
                 CHECK_EQ(*(int *)batch->items[i], at);
             spdl_batch_free(batch);

@@ -376,7 +376,7 @@ static void batches_outlive_their_pipeline(void) {
     spdl_batch *kept[30];
     spdl_pipeline *p = START(2, COUNT_TO(100), SPDL_BATCH(3), SPDL_SINK(3));
     for (int i = 0; i < 30; ++i)
-        CHECK_EQ(spdl_pipeline_next(p, (void **)&kept[i], SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(SPDL_NEXT(p, &kept[i], SPDL_FOREVER), SPDL_OK);
     spdl_pipeline_destroy(p);
     CHECK_EQ(items_alive(), 90);
     for (int i = 0; i < 30; ++i) {

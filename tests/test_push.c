@@ -152,7 +152,7 @@ static void items_make_way_in_order(void) {
         one.p = START(crowds[i / 2], FEED(1 + i % 2 * 3, .drop_oldest = true), FOLLOW(.plus = 0),
                       SPDL_SINK(1));
         thread = thread_of(produce, &one);
-        for (item *it; spdl_pipeline_next(one.p, (void **)&it, SPDL_SECONDS(15)) == SPDL_OK;) {
+        for (item *it; SPDL_NEXT(one.p, &it, SPDL_SECONDS(15)) == SPDL_OK;) {
             CHECK(it->value > last);
             last = it->value;
             ++taken;
@@ -255,7 +255,7 @@ static void two_producers_break_nothing(void) {
         }
         for (int k = 0; k < 600; ++k) {
             item *it = NULL;
-            if (!CHECK_EQ(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)), SPDL_OK)) break;
+            if (!CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_OK)) break;
             CHECK(!seen[it->value]);
             seen[it->value] = true;
             item_free(it);
@@ -354,7 +354,7 @@ static void concurrency_changes_while_it_runs(void) {
                                                        bounds[i]; ++items, ++next) {
                     item *it = NULL;
                     REQUIRE(spdl_time_ns() - start < 10000000000u); /* it is reached, too */
-                    REQUIRE(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)) == SPDL_OK);
+                    REQUIRE(SPDL_NEXT(p, &it, SPDL_SECONDS(15)) == SPDL_OK);
                     CHECK(order == SPDL_ORDER_COMPLETION || it->value == next);
                     item_free(it);
                 }
@@ -932,7 +932,7 @@ static uint64_t digest_of(int workers, uint64_t seed) {
               SPDL_PIPE(shuffle, .concurrency = 2), SPDL_SINK(3));
     while (ends < 2) {
         spdl_batch *batch = NULL;
-        const spdl_result result = spdl_pipeline_next(p, (void **)&batch, SPDL_SECONDS(15));
+        const spdl_result result = SPDL_NEXT(p, &batch, SPDL_SECONDS(15));
         if (result != SPDL_OK && !CHECK_EQ(result, SPDL_END)) break;
         digest = digest * 0x100000001b3u ^ (result == SPDL_OK ? batch->count : 99);
         for (size_t i = 0; result == SPDL_OK && i < batch->count; ++i)
