@@ -123,7 +123,8 @@ static void a_throw_is_a_failure(int workers) {
     CHECK(spdl_pipeline_create(
               &p, &desc,
               SPDL_STAGES(SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
-                          SPDL_PIPE(fragile).with_concurrency(4).with_free_item(spdl_delete<Number>),
+                          SPDL_PIPE(fragile).with_concurrency(4)
+                              .with_free_item(spdl_delete<Number>),
                           SPDL_SINK(2))) == SPDL_OK);
     const Taken taken = take(p);
     CHECK(taken.count == 3 && taken.sum == 3003 && taken.end == SPDL_E_STAGE);
