@@ -211,6 +211,31 @@ static void what_a_call_asked_for_is_undone(int workers) {
     }
 }
 
+/* Four of each, but a throw at the third of one that is odd. */
+SPDL_FN(streams, Number, Number) {
+    Number **state = reinterpret_cast<Number **>(spdl_state(task));
+    if (*state == nullptr) *state = new Number(0);
+    if (in->value % 2 == 1 && (*state)->value == 2) throw std::runtime_error("cut off");
+    *out = new Number(in->value);
+    return ++(*state)->value == 4 ? SPDL_OK : SPDL_AGAIN;
+}
+
+static void a_stream_may_throw(int workers) {
+    spdl_pipeline_desc desc = with_workers(workers);
+    spdl_pipeline *p = nullptr;
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                          SPDL_PIPE(streams).with_again(true).with_concurrency(2)
+                              .with_free_state(spdl_delete<Number>).with_max_failures(-1)
+                              .with_free_item(spdl_delete<Number>),
+                          SPDL_SINK(2))) == SPDL_OK);
+    const Taken taken = take(p);
+    CHECK(taken.count == 50 * 4 + 50 * 2 && taken.end == SPDL_END);
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
 /* Epochs go on after calls that threw, and a stop at any point frees what there is. */
 static void epochs_and_stops(int workers, int threads) {
     for (int until = 0; until < 170; until += 1 + until / 8) {
@@ -443,6 +468,7 @@ int main() {
         what_is_no_exception_has_a_text(workers);
         one_that_knows_no_exception_fails_too(workers);
         what_a_call_asked_for_is_undone(workers);
+        a_stream_may_throw(workers);
         epochs_and_stops(workers, 0);
         if (workers > 0) epochs_and_stops(workers, 2);
         retries_call_again(workers);

@@ -125,7 +125,7 @@ static void memory_is_bounded(void) {
         spdl_result result;
         item *it = NULL;
         long most = 0;
-        while ((result = spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15))) == SPDL_OK) {
+        while ((result = SPDL_NEXT(p, &it, SPDL_SECONDS(15))) == SPDL_OK) {
             const long alive = items_alive();
             if (alive > most) most = alive;
             __atomic_add_fetch(&has, 1, __ATOMIC_RELEASE);
@@ -157,7 +157,7 @@ static void an_item_goes_on_at_once(void) {
                                            .concurrency = i, .free_item = item_free),
                                  SPDL_SINK(4));
         item *it = NULL;
-        while (spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(10)) == SPDL_OK) {
+        while (SPDL_NEXT(p, &it, SPDL_SECONDS(10)) == SPDL_OK) {
             CHECK_EQ(it->value, taken);
             item_free(it);
             __atomic_add_fetch(&taken, 1, __ATOMIC_RELEASE);
@@ -246,12 +246,12 @@ static void streams_end_at_a_stop(void) {
                                  SPDL_SINK(2));
         item *it = NULL;
         for (int k = 0; k < i; ++k) {
-            if (!CHECK_EQ(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)), SPDL_OK)) break;
+            if (!CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_OK)) break;
             item_free(it);
         }
         if (i % 3 != 0) {
             CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
-            while (spdl_pipeline_next(p, (void **)&it, 0) == SPDL_OK) item_free(it);
+            while (SPDL_NEXT(p, &it, 0) == SPDL_OK) item_free(it);
             CHECK_EQ(states, 0);
         }
         DONE(p);
@@ -326,7 +326,7 @@ SPDL_FN(state_without, item, item) {
 #define ENDS(p, result, why)                                                                       \
     do {                                                                                           \
         item *it_ = NULL;                                                                          \
-        CHECK_EQ(spdl_pipeline_next((p), (void **)&it_, SPDL_SECONDS(15)), (result));              \
+        CHECK_EQ(SPDL_NEXT((p), &it_, SPDL_SECONDS(15)), (result));                                \
         why;                                                                                       \
         DONE(p);                                                                                   \
     } while (0)
