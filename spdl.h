@@ -818,8 +818,8 @@ typedef struct spdl_pipeline_desc {
     SPDL__STAGE { .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,           \
                   .line = __LINE__ }
 #else
-/* Before C++20 fields follow the row, SPDL_PIPE(decode).with_concurrency(4): what the text of the
-   arguments shows to stand inside of it does not compile, with a message that says so. */
+/* Before C++20 fields follow the row: SPDL_PIPE(decode).with_concurrency(4). Fields inside of the
+   row make the text of its arguments longer, and do not compile, with a message that says so. */
 #define SPDL__NO_FIELDS(none) spdl__no_fields<(none)>(__LINE__)
 #define SPDL__ROW_LINE(rest) SPDL__NO_FIELDS(sizeof(rest) == sizeof("SPDL__LINE"))
 #define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
@@ -1868,7 +1868,7 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
 
 #ifdef __cpp_exceptions
 namespace std {
-class exception;
+class exception; /* what throws one has seen the rest of it */
 }
 
 /* The failure of a stage that threw, called where it was caught. The second stands for the first
