@@ -69,7 +69,7 @@ static void it_starts_again_where_it_is_told(void) {
                 const long first = round ? round % 7 * 3 % 4 * 2 : 0, most = round * 5 % 12;
                 for (long k = 0; k < most; ++k) {
                     item *it = NULL;
-                    if (!CHECK_EQ(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)), SPDL_OK))
+                    if (!CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_OK))
                         break;
                     CHECK_EQ(it->value, value_at(number, first, k));
                     item_free(it);
@@ -131,8 +131,8 @@ static void a_stop_is_forgotten(void) {
         notes n = { .length = 0 };
         for (int round = 0; round < 3; ++round) {
             if (i % 2 == 0) CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
-            while (spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)) == SPDL_OK) item_free(it);
-            CHECK_EQ(spdl_pipeline_next(p, (void **)&it, 0), SPDL_CLOSED);
+            while (SPDL_NEXT(p, &it, SPDL_SECONDS(15)) == SPDL_OK) item_free(it);
+            CHECK_EQ(SPDL_NEXT(p, &it, 0), SPDL_CLOSED);
             CHECK_EQ(spdl_pipeline_rewind(p, round == 2 ? 5 : 0, SPDL_FOREVER), SPDL_OK);
         }
         CHECK_EQ(take(p, &n, 3, " ", note_item), SPDL_OK);
@@ -194,11 +194,11 @@ static void a_call_that_runs_is_waited_for(void) {
                                  SPDL_PIPE(follow, SCRIPT(.gate = &gate, .gate_at = 1)),
                                  SPDL_SINK(1));
         item *it = NULL;
-        CHECK_EQ(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)), SPDL_OK);
+        CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_OK);
         item_free(it);
         sleep_us(2000);
         CHECK_EQ(spdl_pipeline_rewind(p, 0, 1000000), SPDL_TIMEOUT);
-        CHECK_EQ(spdl_pipeline_next(p, (void **)&it, 0), SPDL_CLOSED);
+        CHECK_EQ(SPDL_NEXT(p, &it, 0), SPDL_CLOSED);
         open_gate(&gate);
         if (deferred == 0) CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_SECONDS(15)), SPDL_OK);
         if (deferred == 0) RUN(p, "0 1 2", SPDL_END);
@@ -228,7 +228,7 @@ static void misuse_is_refused(void) {
                                      SPDL_PIPE(rewinds, .ctx = &p), SPDL_SINK(1))) == SPDL_OK);
         RUN(p, "0 1 2", SPDL_END);
         p = start(crowds[i], NULL, rows, 3);
-        CHECK_EQ(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)), SPDL_E_IO);
+        CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_E_IO);
         CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_E_IO);
         DONE(p);
     }
@@ -243,7 +243,7 @@ static void statistics_go_on(void) {
         for (int round = 0; round < 30; ++round) {
             for (int k = 0; k < round % 4; ++k, ++taken) {
                 item *it = NULL;
-                CHECK_EQ(spdl_pipeline_next(p, (void **)&it, SPDL_SECONDS(15)), SPDL_OK);
+                CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_OK);
                 item_free(it);
             }
             CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
@@ -254,7 +254,7 @@ static void statistics_go_on(void) {
         CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
         CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
         CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
-        for (item *it = NULL; spdl_pipeline_next(p, (void **)&it, 0) == SPDL_OK; ++taken)
+        for (item *it = NULL; SPDL_NEXT(p, &it, 0) == SPDL_OK; ++taken)
             item_free(it);
         spdl_pipeline_stats(p, &stats);
         CHECK_EQ(stats.edge[1].items, taken);
