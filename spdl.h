@@ -7180,6 +7180,9 @@ SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *form
        input order  the results of one call are a stream in the slot of its ticket, which has as many
                     places as may wait: those after it do not use up its room
 
+   A stream is dry when its reader has found nothing in it: stored with a barrier before it looks
+   again, and cleared after the call has added something (tests/model/stream.pml).
+
    In a row that is closed calls that wait are dropped, except those before the failure that is to
    end what is delivered. Stop drops all of them, after no worker enters any more. */
 

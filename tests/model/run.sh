@@ -42,7 +42,7 @@ is_wanted() {
 }
 
 # What the assertions speak of: another one that fails is a mistake in the model.
-claims='asleep|inside|returned|taken|late|result|settled|told|gone|waits|ticket|calls|freed|pushed'
+claims='asleep|inside|value|passed|returned|taken|late|result|settled|told|gone|waits|ticket|calls|freed|pushed'
 
 # Most searches are over sooner than a compiler has optimised them: `large` ones, of more than a
 # million states, are worth it. COLLAPSE takes half the memory and half as long again. The search is
@@ -164,6 +164,8 @@ model holds next -DTICKETS=2
 model holds next -DNO_STOP
 model holds deferred
 model holds groups
+model holds stream
+model holds stream -DITEMS=4 -DSPACE=2
 if [ "$long" = yes ]; then
     large holds sit
     large holds sit -DNO_SLEEP -DITEMS=3
@@ -244,6 +246,10 @@ model breaks deferred -DNO_TELLING
 model breaks deferred -DBLIND_RETURN
 model breaks deferred -DNO_COMPLETING
 model breaks deferred -DLATE_RELEASE
+for mutant in NO_CHANGED NO_DRY_LOOK PLAIN_DRY PLAIN_CHANGED COUNT_FIRST NO_WAIT_FENCE \
+    NO_ROOM_HINT EARLY_AT; do
+    model breaks stream "-D$mutant"
+done
 for mutant in OWN_POOL NO_NEXT NO_PREV NO_TAKE_HINT NO_LEAVE_HINT NO_CLEAR NO_RECHECK LATE_WORD; do
     model breaks groups "-D$mutant"
 done
