@@ -7259,6 +7259,7 @@ SPDL__PRIVATE bool spdl__again_promise(spdl__sitting *s, const spdl__again *call
     spdl__node *node = s->node;
     bool room;
     s->word = spdl__load(node->word);
+    if ((s->word & SPDL__STOPPED) != 0 || !spdl__again_lives(node, call)) return false;
     if (node->serial || node->by_ticket) return spdl__again_room(s->p, node, call, s->word);
     s->inside = true; /* the call is */
     if ((s->word & SPDL__FLAGS) != 0 || !spdl__claim_hold(s)) return s->inside = false;
@@ -7268,10 +7269,17 @@ SPDL__PRIVATE bool spdl__again_promise(spdl__sitting *s, const spdl__again *call
     return room;
 }
 
-/* A call that waits and has room is the sitting's next. */
+/* The sitting's next: the call at hand, if it has returned SPDL_AGAIN and has room, or one that
+   waits and has. */
 SPDL__NOINLINE bool spdl__again_take(spdl__sitting *s, spdl__counters *counters) {
     spdl__node *node = s->node;
     int i;
+    if (s->again != NULL) {
+        spdl__full_barrier(); /* its last result was put; the take that follows is a look */
+        s->in = s->again->in;
+        return spdl__again_promise(s, s->again);
+    }
+    if (s->inside) return false;
     for (i = 0; i < node->row.max_concurrency; ++i) {
         spdl__again *call = &node->again[i];
         if (!spdl__again_claim(call, SPDL__AGAIN_WAITING)) continue;
@@ -7629,9 +7637,7 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
     spdl_task *task = &p->task[worker];
     const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
     const uint32_t most =
-        each == 0 || node->again != NULL
-            ? 1
-            : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
+        each == 0 ? 1 : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
                                                          SPDL__SITTING_ITEMS));
     const uint64_t failures = spdl__load_relaxed(&counters->failures);
     uint64_t begun, failed = failures;
@@ -7650,7 +7656,8 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
     task->node = node;
     while ((taken = SPDL__UNLIKELY(node->again != NULL) && spdl__again_take(&s, counters)
                         ? SPDL__CALL
-                        : spdl__claim_take(&s)) != SPDL__LEFT) {
+                    : outcome == SPDL__LATER ? SPDL__LEFT
+                                             : spdl__claim_take(&s)) != SPDL__LEFT) {
         uint64_t since;
         done = true;
         /* after a held take our own row may have looked empty to others */
@@ -7675,7 +7682,7 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
             spdl__counters_book(counters, 1, now_failed - failed, s.now - since);
             failed = now_failed;
         }
-        if (outcome == SPDL__OVER || outcome == SPDL__LATER || s.calls >= most) break;
+        if (outcome == SPDL__OVER || s.calls >= most) break;
         s.word = spdl__load(node->word);
     }
     if (s.calls > 0) spdl__step_book(&s, counters, &task->meter, begun, failures);
