@@ -586,12 +586,14 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
 
    Branches. SPDL_BRANCH(fn), then two or more SPDL_PATH(name), each followed by its rows, then
    SPDL_MERGE(): `fn` is a stage that sends its result down one of the paths with spdl_route(task,
-   path); paths may hold any rows except a source and a sink, none, or branches of their own. A
-   branch of batches sends the items of a batch down several paths with spdl_route_items: every path
-   then gets one batch, maybe an empty one, and SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES) joins
-   them to one batch again (one that a stage drops counts as empty; one that spdl_route sends down
-   one path has empty ones beside it). What a merge hands on is of one type: say void where it is
-   not.
+   path); paths may hold any rows except a source and a sink, none, or branches of their own. A path
+   that is full or slow does not stop the others: what exceeds its buffer_size waits, in order, and
+   `fn` is called while fewer than .buffer_size of SPDL_BRANCH results wait so, on all its paths
+   together. (1: nothing passes the first one that finds its path full.) A branch of batches sends
+   the items of a batch down several paths with spdl_route_items: every path then gets one batch,
+   maybe an empty one, and SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES) joins them to one batch
+   again (one that a stage drops counts as empty; one that spdl_route sends down one path has empty
+   ones beside it). What a merge hands on is of one type: say void where it is not.
 
    Epochs. A source with .continuous starts over after SPDL_END, its items numbered from 0 again;
    next returns SPDL_END once for each epoch. The end of an epoch is a barrier in every stage: no
@@ -645,9 +647,10 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
 typedef enum spdl_merge_order {
     SPDL_MERGE_READY,   /* whichever has one, in turn */
     SPDL_MERGE_ROBIN,   /* each in turn, waiting for it until it has ended, or its epoch has. If
-                           another path is full meanwhile the pipeline fails, with a text that says
-                           "starved": .buffer_size of SPDL_PATH is by how many items a path may be
-                           ahead. What makes that uncertain is refused in the paths: .emits, .flush,
+                           others are full meanwhile, and as many items wait as the branch allows,
+                           the pipeline fails, with a text that says "starved": .buffer_size of
+                           SPDL_PATH and of SPDL_BRANCH are by how many items a path may be ahead.
+                           What makes that uncertain is refused in the paths: .emits, .flush,
                            .max_failures, .max_failure_rate */
     SPDL_MERGE_BATCHES, /* one batch from each, joined in the order of the paths */
     SPDL_MERGE_CHOICE   /* what merge_fn says */
@@ -675,7 +678,8 @@ typedef struct spdl_stage {
                                            default: `concurrency`, with autotune as many as there
                                            are threads: set 1 if only one may be in the function */
     int threads SPDL__ZERO;             /* pipe: runs on so many threads of its own */
-    int buffer_size SPDL__ZERO;         /* finished items that may wait; default 2, sink 3 */
+    int buffer_size SPDL__ZERO;         /* finished items that may wait; default 2, sink 3, branch
+                                           (see Branches above) 32, or 2 where they are batches */
     spdl_order output_order SPDL__ZERO; /* pipe: default input order */
     int reorder_window SPDL__ZERO;      /* pipe: see Order above */
     bool drop_last SPDL__ZERO;          /* batch: drop the last one when it is not full */
@@ -1191,7 +1195,8 @@ typedef struct spdl_stage_stats {
 
 typedef struct spdl_edge_stats {
     int buffer_size;
-    int depth;              /* items that can be taken now: up to buffer_size + concurrency */
+    int depth;              /* items that can be taken now: up to buffer_size + concurrency; of a
+                               path up to buffer_size and that of its branch */
     uint64_t items;         /* items taken so far */
     uint64_t put_wait_ns;   /* time finished items waited for a place among the buffer_size */
     uint64_t get_wait_ns;   /* time the reader was idle for want of an item, open waits too */
@@ -4740,7 +4745,7 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
    other writers take a ticket when they put (`tail`).
 
    Room is known before the call, so no result ever waits for room: promised - refunds - taken <=
-   buffer_size + concurrency, and promised - head <= window.
+   buffer_size + concurrency, and promised - head <= window. (Of a branch: see >>flow-impl.)
 
    A slot holds an item; none, as it was dropped; a list, the items one call has emitted, which the
    reader takes one by one; or the end of an epoch. Its range is the lowest and the highest of the
@@ -5294,9 +5299,11 @@ SPDL__PRIVATE bool spdl__cursor_store(const spdl__cursor *c, uint64_t now) {
    release and loaded with acquire by threads that take or look, so that what was written before (an
    error, the cut, what init has stored) is seen with them. `limit` guards nothing.
 
-   Branches. The edges of a branch are those of its path rows, which do nothing else. A branch is
-   called when there is room on every path. A merge has no edge of its own in front: it reads those
-   of the last row of each path.
+   Branches. The edges of a branch are those of its path rows, which do nothing else. What a branch
+   routes is put at once; what a path then holds beyond its buffer_size waits. A branch is called
+   while fewer than its own buffer_size wait, on all its paths together. One path may hold them all,
+   so its edge has slots for both, and no result ever waits outside of a ring. A merge has no edge
+   of its own in front: it reads those of the last row of each path.
 
    Epochs. The end of an epoch is passed when no other call of the row is active, and handed on at
    once; a merge does so when every path is there.
@@ -5599,18 +5606,25 @@ SPDL__INLINE uint64_t spdl__claim_position(const spdl__node *node, uint64_t word
     return spdl__head(word) + spdl__load(&node->in->shift); /* pairs with cursor_settle */
 }
 
-/* For how many more results there is room; of a branch 1, if every path has some. Exact for the
-   thread that is alone in a row, or holds its word; else a guess. */
+/* Of a branch: whether one more result may be routed, as fewer wait than may. */
+SPDL__PRIVATE bool spdl__claim_routes(const spdl_pipeline *p, const spdl__node *node) {
+    uint64_t waiting = 0;
+    int i;
+    for (i = 0; i < node->paths; ++i) {
+        const spdl__edge *edge = spdl__path_edge(p, node, i);
+        const uint64_t until = spdl__edge_until(edge, edge->buffer_size, false);
+        const int64_t over = (int64_t)(spdl__load_relaxed(&edge->tail) - until);
+        if (over > 0) waiting += (uint64_t)over;
+    }
+    return waiting < (uint64_t)node->row.buffer_size;
+}
+
+/* For how many more results there is room; of a branch 1, if there is any. Exact for the thread
+   that is alone in a row, or holds its word; else a guess. */
 SPDL__PRIVATE uint64_t spdl__claim_room(const spdl_pipeline *p, const spdl__node *node,
                                         uint64_t word) {
     uint64_t until, at;
-    int i;
-    for (i = 0; node->row.kind == SPDL_KIND_BRANCH && i < node->paths; ++i) {
-        const spdl__edge *edge = spdl__path_edge(p, node, i);
-        if (spdl__load_relaxed(&edge->tail) >= spdl__edge_until(edge, edge->buffer_size + 1, false))
-            return 0;
-    }
-    if (node->row.kind == SPDL_KIND_BRANCH) return 1;
+    if (node->row.kind == SPDL_KIND_BRANCH) return spdl__claim_routes(p, node);
     until = spdl__edge_until(&node->out,
                              node->out.buffer_size + spdl__load_relaxed32(&node->limit),
                              node->by_ticket);
@@ -8088,11 +8102,12 @@ SPDL__PRIVATE uint64_t spdl__starve_taken(const spdl__node *merge) {
 }
 
 /* Whether this merge waits for ever: it does not want the item that it has room for, the branch has
-   no room for the one that it has, and none of the rows from there to here has a call inside, or
-   work. They are looked at in the order of the data: those before the one looked at rest, so nothing
-   more comes to it; room comes when something is taken, and as the sum stays nothing was. The room
-   after the merge comes without that, and goes when a step of the merge puts what it took before
-   the first sum: it is looked at when no step runs, and before the merge's work is. */
+   an input and may not route it, as so many results wait already, and none of the rows from there
+   to here has a call inside, or work. They are looked at in the order of the data: those before the
+   one looked at rest, so nothing more comes to it; room comes when something is taken, and as the
+   sum stays nothing was. The room after the merge comes without that, and goes when a step of the
+   merge puts what it took before the first sum: it is looked at when no step runs, and before the
+   merge's work is. */
 SPDL__PRIVATE bool spdl__starve_at(const spdl_pipeline *p, const spdl__node *merge) {
     const uint64_t passed = spdl__starve_taken(merge);
     const spdl__node *node = merge->begin;
@@ -8129,7 +8144,7 @@ SPDL__PRIVATE void spdl__starve_fail(spdl_pipeline *p) {
         else
             (void)snprintf(text, sizeof(text),
                            "starved: it waits for path %d '%s', which gets nothing while another "
-                           "is full (see .buffer_size of SPDL_PATH)",
+                           "is full (see .buffer_size of SPDL_BRANCH)",
                            turn, p->node[node->begin->path[turn]].name);
         spdl__call_fatal(p, node, tail, tail, SPDL_E_INVALID, text);
         return;
@@ -8623,6 +8638,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
    owner's thread. Create allocates everything, spdl__pipeline_release frees what is there. */
 
 #define SPDL__MAX_SPARE 65536 /* batches of one row that are made ahead */
+#define SPDL__ROUTED 32 /* results of a branch that may wait when the row does not say */
 
 /* --- what the rows say --- */
 
@@ -8763,9 +8779,6 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
           "after SPDL_FEED there must be a stage" },
         { spdl__row_calls(row) && (row->fn == NULL || row->fn->call == NULL), "fn is NULL" },
         { row->kind == SPDL_KIND_BATCH && row->size == 0, "size is 0, must be at least 1" },
-        { row->kind == SPDL_KIND_BRANCH && row->buffer_size != 0,
-          "buffer_size is set, but the edges of a branch are those of its SPDL_PATH rows: set it "
-          "there" },
         { i == plan->count - 2 && row->buffer_size != 0,
           "buffer_size is set, but SPDL_SINK sets that of the edge after the last stage" },
         { row->max_failure_rate != 0 && row->max_failures != 0,
@@ -9020,6 +9033,8 @@ SPDL__COLD size_t spdl__node_batch_size(const spdl_pipeline *p, const spdl__plan
 /* The row with defaults in place of zeros. */
 SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i, int threads) {
     const int at_sink = plan->rows[plan->count - 1].buffer_size;
+    const bool routes_items = plan->rows[i].kind == SPDL_KIND_BRANCH &&
+                              strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0;
     spdl_stage row = plan->rows[i];
     if (row.concurrency == 0) row.concurrency = 1;
     if (row.max_concurrency == 0) row.max_concurrency = row.concurrency;
@@ -9027,7 +9042,7 @@ SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i, int thre
         plan->rows[i].max_concurrency == 0 && threads > row.concurrency)
         row.max_concurrency = threads;
     if (i == plan->count - 2) row.buffer_size = at_sink ? at_sink : 3;
-    if (row.buffer_size == 0) row.buffer_size = 2;
+    if (row.buffer_size == 0) row.buffer_size = routes_items ? SPDL__ROUTED : 2;
     if (row.kind == SPDL_KIND_BATCH || row.kind == SPDL_KIND_MERGE) row.free_item = spdl_batch_free;
     return row;
 }
@@ -9117,6 +9132,9 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     edge->end = SPDL__OPEN;
     edge->buffer_size = (uint64_t)row->buffer_size;
     edge->window = edge->buffer_size + calls;
+    if (row->kind == SPDL_KIND_PATH) /* all that wait may be here */
+        edge->window = edge->buffer_size + (uint64_t)node->before->row.buffer_size;
+    if (row->kind == SPDL_KIND_BRANCH) edge->window = 1; /* it writes those of its paths */
     if (node->by_ticket)
         edge->window = spdl__max(edge->window, row->reorder_window ? (uint64_t)row->reorder_window
                                                                    : SPDL__WINDOW);
@@ -9563,7 +9581,9 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
             put_wait += spdl__slot_age(slot, now);
     }
     /* the reader may have gone on from `head`: what it took meanwhile still looks ready */
-    depth = spdl__min(depth, edge->buffer_size + (uint64_t)node->row.max_concurrency);
+    depth = spdl__min(depth, node->row.kind == SPDL_KIND_PATH
+                                 ? edge->window
+                                 : edge->buffer_size + (uint64_t)node->row.max_concurrency);
     if (depth > 0) { /* something is there: what looks open has just ended */
         empty = spdl__load_relaxed(&edge->empty_ns);
         get_wait = spdl__load_relaxed(&edge->get_wait_ns);

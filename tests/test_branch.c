@@ -11,7 +11,9 @@ SPDL_FN(by_value, item, item) {
     return spdl_route(task, (int)in->value % *(const int *)spdl_ctx(task));
 }
 
-#define BY_VALUE(paths) SPDL_BRANCH(by_value, .ctx = &(int){ (paths) })
+#define BY_VALUE(paths) BY_VALUE_OF(paths, 0)
+#define BY_VALUE_OF(paths, room)                                                                   \
+    SPDL_BRANCH(by_value, .ctx = &(int){ (paths) }, .buffer_size = (room))
 
 static void items_go_down_their_path(void) {
     for (int i = 0; i < 2 * CROWDS; ++i)
@@ -159,6 +161,170 @@ static void as_many_rows_as_there_may_be(void) {
     }
 }
 
+/* --- a path that is full --- */
+
+/* Values below *ctx go down path 0, the others down path 1. */
+SPDL_FN(below, item, item) {
+    *out = in;
+    return spdl_route(task, in->value >= *(const long *)spdl_ctx(task));
+}
+
+#define BELOW(first, room) SPDL_BRANCH(below, .ctx = &(first), .buffer_size = (room))
+/* The call with value 0 waits for `gate`, on a thread that nobody else needs. */
+#define GATED(gate, ...)                                                                           \
+    SPDL_PIPE(follow, SCRIPT(.gate = &(gate), __VA_ARGS__), .free_item = item_free, .threads = 1)
+
+/* Until so many calls of a row have ended; nothing is delivered meanwhile, nor after it. */
+static void calls_are(spdl_pipeline *p, int row, long calls) {
+    const uint64_t since = spdl_time_ns();
+    void *it = NULL;
+    do {
+        CHECK_EQ(spdl_pipeline_next(p, &it, 1000000), SPDL_TIMEOUT);
+        REQUIRE(spdl_time_ns() - since < 15000000000u);
+    } while ((long)stats_of(p, row).tasks < calls);
+    CHECK_EQ(spdl_pipeline_next(p, &it, 5000000), SPDL_TIMEOUT);
+    CHECK_EQ(stats_of(p, row).tasks, calls);
+}
+
+/* Takes what comes from 0 and from `first` on, each in its order: how many of both. */
+static long take_both(spdl_pipeline *p, long first, spdl_result end) {
+    long next[2] = { 0, first };
+    spdl_result result;
+    void *taken = NULL;
+    while ((result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15))) == SPDL_OK) {
+        const long value = ((item *)taken)->value;
+        CHECK_EQ(value, next[value >= first]++);
+        item_free(taken);
+    }
+    CHECK_STR(spdl_result_text(result), spdl_result_text(end));
+    return next[0] + next[1] - first;
+}
+
+static int depth_of(const spdl_pipeline *p, int edge) {
+    static spdl_stats stats;
+    spdl_pipeline_stats(p, &stats);
+    return stats.edge[edge].depth;
+}
+
+/* One item is in the call that waits, `buffer` in the path, and room - buffer wait: with one more
+   in that path the branch has as many as may wait, and nothing passes. */
+static void a_path_that_is_full_does_not_stop_the_others(void) {
+    static const int rooms[] = { 0, 1, 5 };
+    for (int i = 0; i < 12 * CROWDS; ++i) {
+        const int may = rooms[i % 3], buffer = 1 + i / 3 % 2 * 2, more = i / 6 % 2;
+        const long room = buffer + (may ? may : 32);
+        long first = room + more;
+        int gate = 0;
+        spdl_pipeline *p =
+            START(crowds[i / 12], COUNT_TO(first + 60), BELOW(first, may),
+                  SPDL_PATH("full", .buffer_size = buffer), GATED(gate, .plus = 0),
+                  SPDL_PATH("free"), FOLLOW(.plus = 0), SPDL_MERGE(), SPDL_SINK(1));
+        if (more) calls_are(p, 1, room + 1);
+        else CHECK_EQ(take_from(p, first, 60, SPDL_OK), 60);
+        CHECK_EQ(depth_of(p, 2), room - 1 + more);
+        open_gate(&gate);
+        if (more) CHECK_EQ(take_both(p, first, SPDL_END), first + 60);
+        else CHECK_EQ(take_from(p, 0, 1000, SPDL_END), first);
+        DONE(p);
+    }
+}
+
+static void an_inner_path_that_is_full_stops_only_its_branch(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        long first = 7 + i % 2, all = 1000; /* 1 in the call, 1 + 2 inside, 1 + 2 outside */
+        int gate = 0;
+        spdl_pipeline *p =
+            START(crowds[i / 2], COUNT_TO(first + 60), BELOW(first, 3),
+                  SPDL_PATH("deep", .buffer_size = 1), BELOW(all, 2),
+                  SPDL_PATH("full", .buffer_size = 1), GATED(gate, .plus = 0), SPDL_PATH("none"),
+                  SPDL_MERGE(), SPDL_PATH("free"), SPDL_MERGE(), SPDL_SINK(1));
+        if (i % 2) calls_are(p, 1, 8);
+        else CHECK_EQ(take_from(p, first, 60, SPDL_OK), 60);
+        open_gate(&gate);
+        CHECK_EQ(take_both(p, i % 2 ? first : 0, SPDL_END), i % 2 ? first + 60 : first);
+        DONE(p);
+    }
+}
+
+/* Nothing of an epoch comes after its end, also of what waited. */
+static void what_waits_comes_before_the_end_of_its_epoch(void) {
+    chaos_on();
+    for (int i = 0; i < 3 * CROWDS; ++i) {
+        long first = 8;
+        int gate = 0;
+        spdl_pipeline *p =
+            START(crowds[i / 3], CONTINUOUS(.count = first + 20), BELOW(first, 7),
+                  SPDL_PATH("full", .buffer_size = 1), GATED(gate, .plus = 0), SPDL_PATH("free"),
+                  FOLLOW(.plus = 0), SPDL_MERGE(), SPDL_SINK(1));
+        CHECK_EQ(take_from(p, first, 20, SPDL_OK), 20);
+        open_gate(&gate);
+        CHECK_EQ(take_from(p, 0, 1000, SPDL_END), first);
+        for (int epoch = 0; epoch < i % 3; ++epoch)
+            CHECK_EQ(take_both(p, first, SPDL_END), first + 20);
+        DONE(p);
+    }
+}
+
+/* What was routed before a failure on another path is delivered, also what waited. */
+static void a_path_that_fails_leaves_what_waits_for_others(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        long first = 10;
+        int gate = 0;
+        void *it = NULL;
+        spdl_pipeline *p =
+            START(crowds[i], COUNT_TO(-1), BELOW(first, 9), SPDL_PATH("full", .buffer_size = 1),
+                  GATED(gate, .plus = 0), SPDL_PATH("fails"),
+                  FOLLOW(.every = 100, .rest = 12, .result = SPDL_E_IO), SPDL_MERGE(),
+                  SPDL_SINK(1));
+        CHECK_EQ(take_from(p, first, 2, SPDL_OK), 2);
+        while (!spdl_pipeline_failed(p))
+            REQUIRE(spdl_pipeline_next(p, &it, 1000000) == SPDL_TIMEOUT);
+        open_gate(&gate);
+        CHECK_EQ(take_from(p, 0, 1000, SPDL_E_IO), first);
+        failed_with(p, 5, "spdl: stage 5 'follow', item 12: input or output error");
+        DONE(p);
+    }
+}
+
+/* And what waits for a path that fails is freed. */
+static void what_waits_for_a_path_that_fails_is_freed(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        long first = 10;
+        int gate = 0;
+        spdl_pipeline *p =
+            START(crowds[i], COUNT_TO(first + 40), BELOW(first, 9),
+                  SPDL_PATH("fails", .buffer_size = 1),
+                  GATED(gate, .every = 100, .result = SPDL_E_IO), SPDL_PATH("free"),
+                  FOLLOW(.plus = 0), SPDL_MERGE(), SPDL_SINK(1));
+        CHECK_EQ(take_from(p, first, 40, SPDL_OK), 40);
+        open_gate(&gate);
+        CHECK_EQ(take_from(p, 0, 1000, SPDL_E_IO), 0);
+        failed_with(p, 3, "spdl: stage 3 'follow', item 0: input or output error");
+        DONE(p);
+    }
+}
+
+SPDL_FN(until_stopped, item, item) {
+    while (!spdl_stopping(task)) sleep_us(50);
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Even ones fill their path: 8 of them, so 7 odd ones come. */
+static void what_waits_can_be_left_at_any_point(void) {
+    chaos_on();
+    for (int i = 0; i < 16 * CROWDS; ++i) {
+        static long values[10];
+        spdl_pipeline *p =
+            START(crowds[i / 16], COUNT_TO(-1), BY_VALUE_OF(2, 5),
+                  SPDL_PATH("full", .buffer_size = 2), SPDL_PIPE(until_stopped, .threads = 1),
+                  SPDL_PATH("free"), FOLLOW(.fresh = true), SPDL_MERGE(), SPDL_SINK(1));
+        take_values(p, values, (size_t)(i % 8), SPDL_OK);
+        if (i / 8 % 2) CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        DONE(p);
+    }
+}
+
 /* --- merges --- */
 
 /* Turn by turn, whatever is slower. */
@@ -201,7 +367,7 @@ static void starves(spdl_pipeline *p, int64_t timeout_ns, const char *taken, int
     CHECK_EQ(result, SPDL_E_INVALID);
     CHECK(strncmp(n.text, taken, strlen(taken)) == 0); /* other paths deliver what they have */
     snprintf(text, sizeof text, "starved: it waits for path %s, which gets nothing while another "
-                                "is full (see .buffer_size of SPDL_PATH)", path);
+                                "is full (see .buffer_size of SPDL_BRANCH)", path);
     CHECK_EQ(spdl_pipeline_error(p)->stage, row);
     CHECK(strstr(spdl_pipeline_error(p)->text, text) != NULL);
     DONE(p);
@@ -213,27 +379,52 @@ static void a_merge_that_starves_is_a_failure(void) {
     static const int64_t timeouts[] = { SPDL_FOREVER, 0, 1000000 };
     chaos_on();
     for (int i = 0; i < 6 * CROWDS; ++i) {
-        const int w = crowds[i / 6], threads = i % 2;
+        const int w = crowds[i / 6], threads = i % 2, room = i / 3 % 2 * 8;
         const int64_t timeout_ns = timeouts[i % 3];
         const spdl_stage robin = SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN);
         const spdl_stage slow = SPDL_PIPE(follow, SCRIPT(.sleep_us = 50), .concurrency = 2,
                                           .threads = threads, .buffer_size = 1);
-        starves(START(w, COUNT_TO(60), SPDL_BRANCH(pass_on), SPDL_PATH("all", .buffer_size = 1),
-                      slow, SPDL_PATH("none"), FOLLOW(.plus = 0), SPDL_PATH("none either"), robin,
+        const spdl_stage all_to_one = SPDL_BRANCH(pass_on, .buffer_size = room);
+        starves(START(w, COUNT_TO(300), all_to_one, SPDL_PATH("all", .buffer_size = 1), slow,
+                      SPDL_PATH("none"), FOLLOW(.plus = 0), SPDL_PATH("none either"), robin,
                       SPDL_SINK(1)),
                 timeout_ns, "0", 7, "1 'none'");
-        starves(START(w, COUNT_TO(60), BY_VALUE(2), SPDL_PATH("even"),
-                      FOLLOW(.every = 1, .result = SPDL_SKIP), SPDL_PATH("odd"), BY_VALUE(3),
-                      SPDL_PATH("a"), SPDL_PATH("b"), SPDL_PATH("c"), robin, robin, SPDL_SINK(1)),
+        starves(START(w, COUNT_TO(300), BY_VALUE_OF(2, room), SPDL_PATH("even"),
+                      FOLLOW(.every = 1, .result = SPDL_SKIP), SPDL_PATH("odd"),
+                      BY_VALUE_OF(3, room), SPDL_PATH("a"), SPDL_PATH("b"), SPDL_PATH("c"), robin,
+                      robin, SPDL_SINK(1)),
                 timeout_ns, "", 10, "0 'even'");
-        starves(START(w, COUNT_TO(60), BY_VALUE(2), SPDL_PATH("even"), BY_VALUE(4), SPDL_PATH("a"),
-                      SPDL_PATH("b"), SPDL_PATH("c"), SPDL_PATH("d"), robin, SPDL_PATH("odd"),
-                      slow, robin, FOLLOW(.plus = 0), SPDL_SINK(1)),
+        starves(START(w, COUNT_TO(300), BY_VALUE_OF(2, room), SPDL_PATH("even"),
+                      BY_VALUE_OF(4, room), SPDL_PATH("a"), SPDL_PATH("b"), SPDL_PATH("c"),
+                      SPDL_PATH("d"), robin, SPDL_PATH("odd"), slow, robin, FOLLOW(.plus = 0),
+                      SPDL_SINK(1)),
                 timeout_ns, "0 1", 8, "1 'b'");
-        starves(START(w, COUNT_TO(60), SPDL_BRANCH(pass_on), SPDL_PATH("a"), SPDL_PATH("b"), robin,
-                      BY_VALUE(2), SPDL_PATH("c", .buffer_size = 9), slow,
+        starves(START(w, COUNT_TO(300), all_to_one, SPDL_PATH("a"), SPDL_PATH("b"), robin,
+                      BY_VALUE_OF(2, room), SPDL_PATH("c", .buffer_size = 9), slow,
                       SPDL_PATH("d", .buffer_size = 9), robin, SPDL_SINK(1)),
                 timeout_ns, "0", 4, "1 'b'");
+    }
+}
+
+/* By its own buffer and what may wait for the branch's: not by one more. */
+static void a_path_is_ahead_by_what_may_wait(void) {
+    static const int rooms[] = { 0, 1, 4 };
+    for (int i = 0; i < 6 * CROWDS; ++i) {
+        const int may = rooms[i % 3], buffer = 1 + i / 3 % 2 * 3;
+        long room = buffer + (may ? may : 32), one_more = room + 1;
+        const spdl_stage robin = SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN);
+        const spdl_stage a = SPDL_PATH("a", .buffer_size = buffer);
+        spdl_pipeline *p = START(crowds[i / 6], COUNT_TO(2 * room), BELOW(room, may), a,
+                                 SPDL_PATH("b"), robin, SPDL_SINK(1));
+        for (long k = 0; k < room; ++k) {
+            CHECK_EQ(take_from(p, k, 1, SPDL_OK), 1);
+            CHECK_EQ(take_from(p, room + k, 1, SPDL_OK), 1);
+        }
+        CHECK_EQ(take_from(p, 0, 1, SPDL_END), 0);
+        DONE(p);
+        starves(START(crowds[i / 6], COUNT_TO(2 * one_more), BELOW(one_more, may), a,
+                      SPDL_PATH("b"), robin, SPDL_SINK(1)),
+                SPDL_FOREVER, "0", 4, "1 'b'");
     }
 }
 
@@ -600,6 +791,57 @@ static void whole_batches_may_be_joined(void) {
     }
 }
 
+/* Waits for a gate, or without one until it is stopped. */
+SPDL_FN(hold_batch, spdl_batch, spdl_batch) {
+    const int *gate = (const int *)spdl_ctx(task);
+    if (gate != NULL) await(gate, 1);
+    while (gate == NULL && !spdl_stopping(task)) sleep_us(50);
+    *out = in;
+    return SPDL_OK;
+}
+
+#define START_PARTS(workers, room, gate)                                                           \
+    START((workers), COUNT_TO(40), SPDL_BATCH(2),                                                  \
+          SPDL_BRANCH(sort_batch, .ctx = &(sorting){ 2, -1 }, .buffer_size = (room)),              \
+          SPDL_PATH("full", .buffer_size = 1),                                                     \
+          SPDL_PIPE(hold_batch, .ctx = (gate), .threads = 1), SPDL_PATH("free"),                   \
+          SPDL_PIPE(treat, .ctx = &(treatment){ .plus = 0 }, .buffer_size = 100), JOIN_BATCHES,    \
+          SPDL_SINK(1))
+
+/* One part is in the call, one in the path, and `may` wait: the other path gets on as far. */
+static void parts_of_batches_may_wait(void) {
+    static const int rooms[] = { 0, 1, 6 };
+    for (int i = 0; i < 3 * CROWDS; ++i) {
+        const int room = rooms[i % 3], may = room ? room : 2;
+        int gate = 0;
+        spdl_pipeline *p = START_PARTS(crowds[i / 3], room, &gate);
+        calls_are(p, 2, 2 + may);
+        CHECK_EQ(stats_of(p, 6).tasks, 2 + may);
+        open_gate(&gate);
+        for (long k = 0; k < 20; ++k) {
+            spdl_batch *batch = NULL;
+            REQUIRE(spdl_pipeline_next(p, (void **)&batch, SPDL_SECONDS(15)) == SPDL_OK);
+            CHECK(batch->count == 2 && ((item *)batch->items[0])->value == 2 * k &&
+                  ((item *)batch->items[1])->value == 2 * k + 1);
+            spdl_batch_free(batch);
+        }
+        CHECK_EQ(take_from(p, 0, 1, SPDL_END), 0);
+        DONE(p);
+    }
+}
+
+static void parts_that_wait_can_be_left(void) {
+    chaos_on();
+    for (int i = 0; i < 10 * CROWDS; ++i) {
+        void *it = NULL;
+        spdl_pipeline *p = START_PARTS(crowds[i / 10], 6, NULL);
+        while ((int)stats_of(p, 2).tasks < i % 10 && i % 10 < 9)
+            REQUIRE(spdl_pipeline_next(p, &it, 100000) == SPDL_TIMEOUT);
+        if (i % 2) CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        DONE(p);
+    }
+}
+
 /* An item that is to go where no path is. */
 static void an_item_without_a_path_is_a_failure(void) {
     for (int i = 0; i < CROWDS; ++i) {
@@ -804,9 +1046,16 @@ TEST_TABLE(branch) {
     TEST_CASE(paths_may_hold_any_rows),
     TEST_CASE(paths_may_hold_batches),
     TEST_CASE(as_many_rows_as_there_may_be),
+    TEST_CASE(a_path_that_is_full_does_not_stop_the_others),
+    TEST_CASE(an_inner_path_that_is_full_stops_only_its_branch),
+    TEST_CASE(what_waits_comes_before_the_end_of_its_epoch),
+    TEST_CASE(a_path_that_fails_leaves_what_waits_for_others),
+    TEST_CASE(what_waits_for_a_path_that_fails_is_freed),
+    TEST_CASE(what_waits_can_be_left_at_any_point),
     TEST_CASE(a_merge_may_go_round),
     TEST_CASE(a_round_leaves_out_what_has_ended),
     TEST_CASE(a_merge_that_starves_is_a_failure),
+    TEST_CASE(a_path_is_ahead_by_what_may_wait),
     TEST_CASE(a_merge_that_waits_for_long_does_not_starve),
     TEST_CASE(a_function_may_choose),
     TEST_CASE(a_function_may_choose_any_rhythm),
@@ -822,6 +1071,8 @@ TEST_TABLE(branch) {
     TEST_CASE(a_path_may_take_items_out),
     TEST_CASE(parts_may_be_delivered_as_they_are),
     TEST_CASE(whole_batches_may_be_joined),
+    TEST_CASE(parts_of_batches_may_wait),
+    TEST_CASE(parts_that_wait_can_be_left),
     TEST_CASE(an_item_without_a_path_is_a_failure),
     TEST_CASE(branches_of_batches_can_be_left),
     TEST_CASE(turns_are_the_same_at_any_number_of_workers),

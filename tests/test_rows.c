@@ -309,11 +309,7 @@ static void fields_belong_to_kinds_of_rows(void) {
     }
 }
 
-static void a_branch_has_the_edges_of_its_paths(void) {
-    ROW_REFUSED(1, "by", "buffer_size is set, but the edges of a branch are those of its SPDL_PATH "
-                         "rows: set it there",
-                SPDL_SOURCE(count_up), SPDL_BRANCH(follow, .name = "by", .buffer_size = 2),
-                SPDL_PATH("a"), SPDL_PATH("b"), SPDL_MERGE(), SPDL_SINK(1));
+static void the_last_edge_is_that_of_the_sink(void) {
     ROW_REFUSED(4, "merge", "buffer_size is set, but SPDL_SINK sets that of the edge after the "
                             "last stage",
                 SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"), SPDL_PATH("b"),
@@ -594,7 +590,7 @@ TEST_TABLE(rows) {
     TEST_CASE(the_sink_has_its_own_buffer_size),
     TEST_CASE(the_desc_is_checked),
     TEST_CASE(fields_belong_to_kinds_of_rows),
-    TEST_CASE(a_branch_has_the_edges_of_its_paths),
+    TEST_CASE(the_last_edge_is_that_of_the_sink),
     TEST_CASE(numbers_of_newer_fields_have_limits),
     TEST_CASE(merges_know_where_they_are),
     TEST_CASE(merges_have_an_order),

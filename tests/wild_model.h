@@ -28,7 +28,7 @@ static dice *wild_add(wild *w, spdl_stage row, wild_way way) {
     d->stop_at = -1;
     d->most = 1;
     row.ctx = d;
-    if (row.kind != SPDL_KIND_BRANCH) row.buffer_size = (int)draw(w, 6);
+    row.buffer_size = (int)draw(w, 6);
     w->rows[w->count++] = row;
     return d;
 }
