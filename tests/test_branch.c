@@ -313,14 +313,19 @@ SPDL_FN(until_stopped, item, item) {
 /* Even ones fill their path: 8 of them, so 7 odd ones come. */
 static void what_waits_can_be_left_at_any_point(void) {
     chaos_on();
-    for (int i = 0; i < 16 * CROWDS; ++i) {
+    for (int i = 0; i < 24 * CROWDS; ++i) {
         static long values[10];
         spdl_pipeline *p =
-            START(crowds[i / 16], COUNT_TO(-1), BY_VALUE_OF(2, 5),
+            START(crowds[i / 24], COUNT_TO(-1), BY_VALUE_OF(2, 5),
                   SPDL_PATH("full", .buffer_size = 2), SPDL_PIPE(until_stopped, .threads = 1),
                   SPDL_PATH("free"), FOLLOW(.fresh = true), SPDL_MERGE(), SPDL_SINK(1));
         take_values(p, values, (size_t)(i % 8), SPDL_OK);
-        if (i / 8 % 2) CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        if (i / 8 % 3 == 1) CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        if (i / 8 % 3 == 2) { /* or all of it starts again */
+            CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+            CHECK_EQ(take_values(p, values, 7, SPDL_OK), 7);
+            for (long k = 0; k < 7; ++k) CHECK_EQ(values[k], 2 * k + 1);
+        }
         DONE(p);
     }
 }
