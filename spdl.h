@@ -8124,31 +8124,38 @@ SPDL__PRIVATE bool spdl__starve_at(const spdl_pipeline *p, const spdl__node *mer
     return spdl__merge_look(p, merge, false).items > 0 && spdl__starve_taken(merge) == passed;
 }
 
+/* The first merge that starves, or NULL. */
+SPDL__PRIVATE spdl__node *spdl__starve_find(const spdl_pipeline *p) {
+    int i;
+    for (i = 0; i < p->count; ++i)
+        if (p->node[i].row.kind == SPDL_KIND_MERGE && spdl__starve_at(p, &p->node[i]))
+            return &p->node[i];
+    return NULL;
+}
+
 /* The trainer is about to sleep: what starves now does so for good, and is a failure. Of a merge in
-   a path of another it is the inner one. */
+   a path of another it is the inner one: that may have come to rest after it was looked at, and is
+   looked at again when all of it rests. */
 SPDL__PRIVATE void spdl__starve_fail(spdl_pipeline *p) {
     char text[SPDL_TEXT_BYTES / 2];
-    int i;
-    for (i = 0; i < p->count; ++i) {
-        spdl__node *node = &p->node[i];
-        uint64_t tail;
-        int turn;
-        if (node->row.kind != SPDL_KIND_MERGE || !spdl__starve_at(p, node)) continue;
-        tail = spdl__load_relaxed(&node->out.tail);
-        turn = (int)spdl__load_relaxed32(&node->turn);
-        /* a row that has stopped or failed has no work either: that is seen by now */
-        if (spdl__load32(&p->failed) || spdl__load32(&p->stopping)) return;
-        if (node->row.merge_order == SPDL_MERGE_CHOICE)
-            (void)snprintf(text, sizeof(text),
-                           "starved: merge_fn waits, but nothing comes before something is taken");
-        else
-            (void)snprintf(text, sizeof(text),
-                           "starved: it waits for path %d '%s', which gets nothing while another "
-                           "is full (see .buffer_size of SPDL_BRANCH)",
-                           turn, p->node[node->begin->path[turn]].name);
-        spdl__call_fatal(p, node, tail, tail, SPDL_E_INVALID, text);
-        return;
-    }
+    spdl__node *node = spdl__starve_find(p);
+    uint64_t tail;
+    int turn;
+    if (node != NULL) node = spdl__starve_find(p);
+    if (node == NULL) return;
+    tail = spdl__load_relaxed(&node->out.tail);
+    turn = (int)spdl__load_relaxed32(&node->turn);
+    /* a row that has stopped or failed has no work either: that is seen by now */
+    if (spdl__load32(&p->failed) || spdl__load32(&p->stopping)) return;
+    if (node->row.merge_order == SPDL_MERGE_CHOICE)
+        (void)snprintf(text, sizeof(text),
+                       "starved: merge_fn waits, but nothing comes before something is taken");
+    else
+        (void)snprintf(text, sizeof(text),
+                       "starved: it waits for path %d '%s', which gets nothing while another is "
+                       "full (see .buffer_size of SPDL_BRANCH)",
+                       turn, p->node[node->begin->path[turn]].name);
+    spdl__call_fatal(p, node, tail, tail, SPDL_E_INVALID, text);
 }
 
 /* From here on, or no longer, whatever takes or puts looks whether this thread waits. */
