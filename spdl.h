@@ -7184,15 +7184,15 @@ SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *form
 
 /* ============================================================================================= */
 /* >>again-impl
-   Calls that return SPDL_AGAIN: each hands on an item and is called again, with the same input, when
-   there is room for the next. In between no worker is in it: it waits in its place, and counts as a
-   call inside of the row. A worker that makes it RUNNING goes on with it. Room for each result but
-   the first, which the take has promised:
+   Calls that return SPDL_AGAIN: each hands on an item and is called again, with the same input,
+   when there is room for the next: by the worker at hand, or after that has left by whoever makes
+   it RUNNING. It waits in its place then, and counts as a call inside of the row. Room for each
+   result but the first, which the take has promised:
 
        serial       alone in the row: the edge has room
        completion   one more result is promised (`refunds` goes down) while the word is held
-       input order  the results of one call are a stream in the slot of its ticket, which has as many
-                    places as may wait: those after it do not use up its room
+       input order  the results of one call are a stream in the slot of its ticket, which has as
+                    many places as may wait: those after it do not use up its room
 
    A stream is dry when its reader has found nothing in it: stored with a barrier before it looks
    again, and cleared after the call has added something (tests/model/stream.pml).
@@ -8589,7 +8589,7 @@ SPDL__PRIVATE void spdl__pipeline_restart(spdl_pipeline *p, uint64_t sequence) {
     memset(&p->last_item, 0, sizeof(p->last_item));
     spdl__store_relaxed(&p->ended_ns, 0);
     spdl__store32(&p->stopping, 0);
-    for (i = 0; i < p->count; ++i) { /* the flags go: of the words of edges, of sources and merges */
+    for (i = 0; i < p->count; ++i) { /* the flags of words go */
         spdl__node *node = &p->node[i];
         spdl__store(&node->out.word, spdl__head(spdl__load(&node->out.word)) << SPDL__HEAD_BITS);
         spdl__store(&node->own, spdl__head(spdl__load(&node->own)) << SPDL__HEAD_BITS);

@@ -143,7 +143,8 @@ static void memory_is_bounded(void) {
 SPDL_FN(waits_for_the_trainer, item, item) {
     int *taken = (int *)spdl_ctx(task);
     uintptr_t *at = (uintptr_t *)spdl_state(task);
-    while (__atomic_load_n(taken, __ATOMIC_ACQUIRE) < (int)*at && !spdl_stopping(task)) sched_yield();
+    while (__atomic_load_n(taken, __ATOMIC_ACQUIRE) < (int)*at && !spdl_stopping(task))
+        sched_yield();
     if (*at == 5) return SPDL_SKIP;
     *out = item_make((long)(*at)++);
     return SPDL_AGAIN;
@@ -217,7 +218,8 @@ static void a_later_failure_ends_streams(void) {
         spdl_pipeline *p = START(crowds[i / 4], COUNT_TO(-1),
                                  UNROLL(TAPE(.plus = 1000000), .concurrency = i % 2 * 3 + 1,
                                         .output_order = orders[i / 2 % 2]),
-                                 FOLLOW(.every = 1000, .rest = 7, .result = SPDL_E_IO), SPDL_SINK(2));
+                                 FOLLOW(.every = 1000, .rest = 7, .result = SPDL_E_IO),
+                                 SPDL_SINK(2));
         static long values[1000];
         (void)take_values(p, values, 1000, SPDL_E_IO);
         CHECK_EQ(spdl_pipeline_error(p)->stage, 2);

@@ -24,7 +24,8 @@ static burst pair = { .plus = 2 };
 /* Pipelines that hand on 0, 1, 2, ... or each number twice. */
 static spdl_pipeline *shape(int number, int workers, long count) {
     const spdl_stage from = SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free);
-    const spdl_stage step = SPDL_PIPE(follow, .ctx = &plain), next = SPDL_PIPE(follow, .ctx = &more);
+    const spdl_stage step = SPDL_PIPE(follow, .ctx = &plain);
+    const spdl_stage next = SPDL_PIPE(follow, .ctx = &more);
     memset(&source, 0, sizeof source);
     source.count = count;
     fresh.fresh = true;
