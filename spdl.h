@@ -41,8 +41,8 @@
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
        >>pipeline  >>stats  >>report  >>trace  >>cache  >>npz  >>cpp         declarations
-       >>platform-impl  >>atomics-impl  >>os  >>os-posix  >>core-impl      what all stand on
-       >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
+       >>platform-impl  >>atomics-impl  >>os  >>os-posix  >>os-none        what all stand on
+       >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
        >>edge-impl  >>flow-impl  >>claim-impl  >>call-impl  >>batch-impl    an item's way
        >>merge-impl  >>defer-impl  >>again-impl  >>step-impl  >>tune-impl  >>next-impl
        >>stop-impl  >>create-impl  >>stats-impl  >>report-impl               around it
@@ -144,6 +144,11 @@ extern "C" {
        SPDL_NO_REPORT   >>report and >>trace. Counting and spdl_pipeline_stats stay; a desc or a
                         variable that asks for a report or a trace is answered by a warning.
        SPDL_NO_NPZ      >>npz
+       SPDL_NO_THREADS  threads, and whatever is not C: for wasm and boards. Only one thread calls,
+                        and does all the work. There are rings, pipelines with workers = 0, pools of
+                        guests alone, statistics, traces, cache and npz; workers and .threads are
+                        refused with SPDL_E_THREAD, reports with a warning. What would sleep
+                        returns SPDL_TIMEOUT at once, whatever the timeout.
    Define them for the file with the implementation, where what is called all the same is missing
    when the program is linked; or for every file, where it is not declared then. Structs and all
    other functions are the same with and without. */
@@ -444,7 +449,15 @@ SPDL_API void spdl_ring_stats(const spdl_ring *ring, spdl_ring_counters *counter
 /* ============================================================================================= */
 /* >>pool
    A fixed set of worker threads. It runs jobs that are submitted to it, and the stages of the
-   pipelines that are attached to it. */
+   pipelines that are attached to it.
+
+   Guests. A program with a job system of its own lends its threads: a pool with guests = n has
+   places for n of them at a time, and any thread may take one by spdl_pool_run. A guest does what a
+   worker does; statistics, traces, spdl_worker and the `worker` of a job count the places after
+   the workers. Nobody wakes a thread that is outside: it should come when there may be something to
+   do, as once a frame. With workers = 0 all work is that of guests: then next and push wait for
+   them, and SPDL_FOREVER is for programs where they come. As any thread may take any place, what
+   `init` stores for a place must not belong to a thread. */
 
 /* Per-worker state: init stores it, fini gets it back. */
 typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
@@ -470,17 +483,39 @@ typedef struct spdl_policy {
     int cpu_count;   /* 0: all that the process may use */
 } spdl_policy;
 
+/* What a profiler of yours (Tracy and the like) gets as it happens: a begin and its end come on the
+   same thread. */
+typedef enum spdl_event {
+    SPDL_EVENT_THREAD_BEGIN, /* a worker, before its init; with the pool's name and its number */
+    SPDL_EVENT_THREAD_END,
+    SPDL_EVENT_TASK_BEGIN,   /* a call of a stage, with the names of row and number of item; a job,
+                                with the pool's name and the worker's number */
+    SPDL_EVENT_TASK_END,
+    SPDL_EVENT_WAIT_BEGIN,   /* a worker is about to sleep, with the pool's name and its number; the
+                                trainer has to wait, with "next" and the number of the item */
+    SPDL_EVENT_WAIT_END
+} spdl_event;
+
+/* Zero is none, and costs a branch. `name` is valid as long as the pool or the pipeline. event_fn
+   runs on all threads at the same time, and must not call the library. */
+typedef struct spdl_profiler {
+    void (*event_fn)(spdl_event event, const char *name, uint64_t number, void *user);
+    void *user;
+} spdl_profiler;
+
 typedef struct spdl_pool_desc {
-    int workers;            /* 1 to 256 */
+    int workers;            /* 1 to 256; with guests from 0 */
+    int guests;             /* places for threads in spdl_pool_run; with workers up to 256 */
     const char *name;       /* thread names are name-0, name-1, ... (default "spdl") */
     spdl_policy policy;
     size_t stack_bytes;     /* 0: the system's default */
     int queue_size;         /* jobs that may wait, default 256 */
-    spdl_init_fn init;      /* on each worker, before any job */
-    spdl_fini_fn fini;      /* on each worker that ran init */
+    spdl_init_fn init;      /* on each worker, before any job; for guests create calls it */
+    spdl_fini_fn fini;      /* on each worker that ran init; for guests destroy calls it */
     void *ctx;              /* handed to init and fini */
     spdl_allocator allocator;
     spdl_logger logger;
+    spdl_profiler profiler; /* also of pipelines on the pool that have none */
     spdl_error *error;      /* optional: says why create failed */
 } spdl_pool_desc;
 
@@ -498,10 +533,11 @@ typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
 SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *desc);
 
 /* Stops the pool, runs `fini` on every worker and joins them. Pipelines on the pool must have been
-   destroyed before: else nothing happens but a logged error.
+   destroyed before: else nothing happens but a logged error. Guests that are inside are waited for;
+   no thread may come any more.
    Returns: nothing; NULL is allowed.
-   Threads: owner; not a worker of this pool.
-   Blocks:  until the jobs that were accepted have run.
+   Threads: owner; not a worker of this pool, nor a guest.
+   Blocks:  until the jobs that were accepted have run; without workers it runs them.
    Owns:    the pool's memory is freed. */
 SPDL_API void spdl_pool_destroy(spdl_pool *pool);
 
@@ -513,8 +549,8 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool);
 SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
                                       int64_t timeout_ns);
 
-/* Waits until no job is queued or running. Jobs that others submit meanwhile count too: beside
-   steady submitters it may never return.
+/* Waits until no job is queued or running; without workers it runs those that are queued. Jobs that
+   others submit meanwhile count too: beside steady submitters it may never return.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool.
    Threads: any but a worker of this pool.
    Blocks:  until then, or up to timeout_ns.
@@ -528,8 +564,20 @@ SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns);
    Owns:    nothing. */
 SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns);
 
-/* How many workers the pool has.
-   Returns: at least 1.
+/* The calling thread is a guest: it runs jobs and stages of all pipelines on the pool, as a worker
+   would, until there is nothing to do or budget_ns is over. After that it begins no job or call;
+   the one at hand is finished. So a job of a job system may come to
+       if (spdl_pool_run(pool, 300000) == SPDL_OK) come_again();
+   Returns: SPDL_OK: the budget is over, and there is more to do; SPDL_EMPTY: there is nothing to do
+            now; SPDL_FULL: others are at all places; SPDL_E_INVALID: the pool has no guests, or the
+            thread is a worker or inside already. With a budget of 0 it only looks.
+   Threads: any, any number at the same time.
+   Blocks:  in the functions it calls; SPDL_FOREVER: until there is nothing to do.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
+
+/* How many workers the pool has, guests not counted.
+   Returns: the number.
    Threads: any.
    Blocks:  never.
    Owns:    nothing. */
@@ -697,8 +745,9 @@ typedef struct spdl_stage {
     double max_failure_rate SPDL__ZERO; /* instead: a share in (0,1], judged from 100 calls on */
     spdl_free_fn free_item SPDL__ZERO;  /* destroys what this stage makes; default: nothing to do */
     spdl_free_fn free_state SPDL__ZERO; /* again: destroys what spdl_state holds */
-    spdl_init_fn init SPDL__ZERO;       /* on each worker, before any call of any stage */
-    spdl_fini_fn fini SPDL__ZERO;       /* on each worker that ran init */
+    spdl_init_fn init SPDL__ZERO;       /* on each worker, before any call of any stage; for guests
+                                           of the pool create calls it */
+    spdl_fini_fn fini SPDL__ZERO;       /* on each worker that ran init; for guests: in destroy */
     int line SPDL__ZERO;
 #ifdef __cplusplus
     /* For C++ before C++20, which has no designated initialisers:
@@ -761,6 +810,7 @@ typedef struct spdl_pipeline_desc {
     double tune_seconds;      /* autotune: the least time between two decisions; default 0.5 */
     spdl_allocator allocator;
     spdl_logger logger;
+    spdl_profiler profiler;   /* see >>pool; default: that of `pool` */
     spdl_error *error;        /* optional: says why create failed */
     const char *trace;        /* file of a trace; NULL: as SPDL_TRACE says; "": none; see >>trace */
     int trace_events;         /* kept of each thread and edge, of 32 bytes each; default 65536 */
@@ -1017,7 +1067,7 @@ SPDL_API void *spdl_local(const spdl_task *task);
 SPDL_API uint64_t spdl_sequence(const spdl_task *task);
 
 /* The worker that runs this call, from 0; 0 with workers = 0.
-   Returns: less than the workers of the pool; with policy.polite less than twice that.
+   Returns: less than workers and guests of the pool; with policy.polite less than twice that.
    Threads: a stage.
    Blocks:  never.
    Owns:    nothing. */
@@ -1995,8 +2045,9 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 /* >>platform-impl
    The compiler, the processor, and which system there is: of the sections only >>os-posix, and this
    one where it chooses, name one. Everything here may be defined before the include.
+   SPDL_NO_THREADS takes >>os-none for >>os-posix: C alone, all on the caller's thread.
    SPDL_OS_POSIX leaves out what only Linux has; SPDL_OS_HEADER names a file that takes the place of
-   >>os-posix.
+   both.
    SPDL_TEST_POINT(id) marks the places where timing decides, for tests that want to yield or fail
    there. SPDL_DEBUG turns on what finds misuse at run time. */
 
@@ -2005,7 +2056,8 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__linux__) && !defined(SPDL_OS_POSIX) && !defined(SPDL_OS_HEADER)
+#if defined(__linux__) && !defined(SPDL_OS_POSIX) && !defined(SPDL_OS_HEADER) &&                   \
+    !defined(SPDL_NO_THREADS)
 #define SPDL__LINUX 1
 #else
 #define SPDL__LINUX 0
@@ -2233,8 +2285,8 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
    except where it says so, and files for as long as a disk takes.
 
    A twin also defines struct spdl__os_event, with the words `word` and `waiters` in it, struct
-   spdl__os_thread, with `refused` in it, and SPDL__OS_BARRIER: 0 where spdl__os_barrier is always
-   false. */
+   spdl__os_thread, with `refused` in it, SPDL__OS_BARRIER: 0 where spdl__os_barrier is always
+   false, and SPDL__OS_NO_THREAD: "", or what to say of a thread where there is never one. */
 
 #define SPDL__NEVER UINT64_MAX /* as a deadline; as a time: unknown */
 #define SPDL__ALL 0x7fffffff   /* sleepers */
@@ -2367,8 +2419,9 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 
 #if defined(SPDL_OS_HEADER)
 #include SPDL_OS_HEADER
+#elif defined(SPDL_NO_THREADS) /* the next section */
 #elif !defined(__unix__) && !defined(__unix) && !defined(__APPLE__)
-#error "spdl.h: not a POSIX system: SPDL_OS_HEADER may name a file with the functions of >>os"
+#error "spdl.h: not a POSIX system: SPDL_NO_THREADS, or SPDL_OS_HEADER, a file with what >>os says"
 #else
 
 #include <errno.h>
@@ -2385,6 +2438,7 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 #include <time.h>
 #include <unistd.h>
 
+#define SPDL__OS_NO_THREAD ""
 #ifndef SPDL_PTHREAD_CREATE
 #define SPDL_PTHREAD_CREATE pthread_create
 #endif
@@ -2993,6 +3047,199 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 #endif
 
 /* ============================================================================================= */
+/* >>os-none
+   No system at all, only C: for SPDL_NO_THREADS, as in wasm without threads and on boards. There is
+   no other thread that could end a sleep, so each times out at once. Files are those of <stdio.h>:
+   as long as a long counts, not mapped, never in use by others, and one that is claimed is emptied
+   at once. A twin for another system can begin with a copy of this. */
+
+#if defined(SPDL_NO_THREADS) && !defined(SPDL_OS_HEADER)
+
+#include <limits.h>
+#include <time.h>
+
+#define SPDL__OS_BARRIER 0
+#define SPDL__OS_NO_THREAD ": there are none with SPDL_NO_THREADS"
+
+struct spdl__os_event {
+    uint32_t word;
+    uint32_t waiters;
+};
+
+struct spdl__os_thread {
+    bool refused;
+};
+
+/* The best clock that is declared. The last one is that of the processor. */
+#if defined(CLOCK_MONOTONIC) && (!defined(__STRICT_ANSI__) || defined(_POSIX_C_SOURCE))
+#define SPDL__OS_CLOCK 1
+#else
+#define SPDL__OS_CLOCK 0
+#endif
+
+SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
+#if SPDL__OS_CLOCK || defined(TIME_UTC)
+    struct timespec now = { 0, 0 };
+#if SPDL__OS_CLOCK
+    (void)clock_gettime(which == SPDL__OS_UNIX ? CLOCK_REALTIME : CLOCK_MONOTONIC, &now);
+#else
+    (void)which;
+    (void)timespec_get(&now, TIME_UTC);
+#endif
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+#else
+    if (which == SPDL__OS_UNIX) return (uint64_t)time(NULL) * 1000000000u;
+    return (uint64_t)((double)clock() * (1e9 / (double)CLOCKS_PER_SEC));
+#endif
+}
+
+SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
+
+SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
+    event->word = event->waiters = 0;
+    return true;
+}
+
+SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
+
+SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
+                                               uint64_t deadline) {
+    (void)deadline;
+    return event->word != word ? SPDL_OK : SPDL_TIMEOUT;
+}
+
+SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
+    (void)count;
+    ++event->word;
+}
+
+SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
+                                         const spdl_policy *policy, size_t stack_bytes,
+                                         void *(*entry)(void *), void *arg) {
+    (void)thread, (void)name, (void)policy, (void)stack_bytes, (void)entry, (void)arg;
+    return false;
+}
+
+SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) { (void)thread; }
+
+SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
+
+SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
+                                         uint64_t *cpu_ns, uint64_t *queued_ns) {
+    (void)thread, (void)file;
+    if (cpu_ns != NULL) *cpu_ns = SPDL__NEVER;
+    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
+}
+
+SPDL__PRIVATE void spdl__os_yield(void) {}
+
+SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
+    if (started != NULL) *started = (uint64_t)time(NULL); /* roughly: it is written into files */
+    return 1;
+}
+
+SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
+    const char *value = getenv(name);
+    return value != NULL && *value != '\0' ? value : NULL;
+}
+
+SPDL__PRIVATE bool spdl__os_terminal(spdl__os_file *lock) {
+    if (lock != NULL) *lock = SPDL__NO_FILE;
+    return false;
+}
+
+SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
+                                                int64_t patience_ns) {
+    (void)patience_ns;
+    return fwrite(text, 1, bytes, stderr) == bytes ? NULL : "it takes no more";
+}
+
+SPDL_API void spdl_process_read(spdl_process_stats *stats) {
+    memset(stats, 0, sizeof(*stats));
+    stats->time_ns = stats->cpu_ns = spdl_time_ns();
+    stats->cores_allowed = 1;
+}
+
+/* --- files --- */
+
+SPDL__PRIVATE FILE *spdl__os_file_stream(spdl__os_file file) { return (FILE *)file; }
+
+SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
+    if (file == SPDL__NO_FILE || fclose(spdl__os_file_stream(file)) == 0) return NULL;
+    return "it could not be written";
+}
+
+SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
+                                             spdl__os_access access, uint64_t *bytes) {
+    static const char *const how[] = { "rb", "w+b", "w+b", "ab", "w+b" };
+    FILE *stream = access == SPDL__OS_NEW ? fopen(path, "rb") : NULL;
+    long length = 0;
+    *file = SPDL__NO_FILE;
+    if (stream != NULL) {
+        (void)fclose(stream);
+        return spdl__os_in_use;
+    }
+    stream = fopen(path, how[access]);
+    if (stream == NULL) return "it could not be opened";
+    if (fseek(stream, 0, SEEK_END) == 0) length = ftell(stream);
+    if (length < 0 || length == LONG_MAX || fseek(stream, 0, SEEK_SET) != 0) {
+        (void)fclose(stream);
+        return "it has no length";
+    }
+    if (bytes != NULL) *bytes = (uint64_t)length;
+    *file = (spdl__os_file)stream;
+    return NULL;
+}
+
+SPDL__PRIVATE const char *spdl__os_file_duplicate(spdl__os_file *file, int from, uint64_t *bytes) {
+    (void)from, (void)bytes;
+    *file = SPDL__NO_FILE;
+    return "files have no numbers with SPDL_NO_THREADS";
+}
+
+SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
+                                             uint64_t at, size_t *have) {
+    FILE *stream = spdl__os_file_stream(file);
+    *have = 0;
+    if (at > (uint64_t)LONG_MAX || fseek(stream, (long)at, SEEK_SET) != 0)
+        return "there is no such place";
+    *have = fread(to, 1, bytes, stream);
+    if (*have == bytes) return NULL;
+    return ferror(stream) ? "it could not be read" : "it ended while it was read";
+}
+
+SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
+                                              uint64_t at) {
+    FILE *stream = spdl__os_file_stream(file);
+    if (at != SPDL__NEVER && (at > (uint64_t)LONG_MAX || fseek(stream, (long)at, SEEK_SET) != 0))
+        return "there is no such place";
+    if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
+    return "it could not be written";
+}
+
+SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
+    /* nothing was written yet: what is written again and again are reports, by a thread */
+    return fseek(spdl__os_file_stream(file), 0, SEEK_SET) == 0 ? NULL : "it has no start";
+}
+
+SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes) {
+    (void)file, (void)bytes;
+    return NULL;
+}
+
+SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
+    (void)memory, (void)bytes;
+}
+
+SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
+                                               bool sync) {
+    (void)sync;
+    if (fflush(spdl__os_file_stream(file)) != 0) return "it could not be written";
+    return rename(from, to) == 0 ? NULL : "it could not be renamed";
+}
+#endif
+
+/* ============================================================================================= */
 /* >>core-impl
    What all rooms share: results, time, memory, errors and messages, sleeping. No state of its
    own. */
@@ -3112,6 +3359,13 @@ SPDL__PRIVATE void spdl__logf(const spdl_logger *logger, spdl_log_level level, c
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     spdl__log(logger, level, text);
+}
+
+/* Tells a profiler, if there is one. */
+SPDL__INLINE void spdl__profile(const spdl_profiler *profiler, spdl_event event, const char *name,
+                                uint64_t number) {
+    if (SPDL__UNLIKELY(profiler->event_fn != NULL))
+        profiler->event_fn(event, name, number, profiler->user);
 }
 
 /* Copies a name, cut to what fits. */
@@ -4086,6 +4340,11 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
    Turns. Of several pipelines each worker steps in the one it has worked least for, for up to
    SPDL__TURN_NS; one that had nothing to do saves up no more than two turns.
 
+   Guests. A place of a guest is a worker without a thread: `taken` says that one is there. A guest
+   never sleeps, so nobody wakes it, and `waking` is nothing to it: as a worker that leaves a client
+   with work in it, it hints before it goes. Whoever destroys the pool waits for `taken`, the last
+   word that a guest writes.
+
    Threads: workers run worker_main; clients come and go from any thread; `slot.users` counts the
    workers inside a client, and detach waits for it to be 0. The pool owns threads, queue and
    locals; jobs own their args. */
@@ -4128,6 +4387,9 @@ typedef struct spdl__worker {
     uint64_t id;
     uint32_t asleep; /* or about to be; cleared by the thread that rings, too */
     void *local;
+    /* written by the guest whose place it is */
+    uint32_t taken;
+    uint64_t until; /* when it begins no call any more; create: SPDL__NEVER, for workers */
     /* written by the worker: turns, when there are several clients */
     uint64_t turn_ns;                       /* worked_ns of the one that had the last */
     uint64_t worked_ns[SPDL__MAX_CLIENTS];  /* for each of them */
@@ -4139,6 +4401,7 @@ struct spdl_pool {
     spdl_pool_desc desc;
     char name[SPDL_NAME_BYTES];
     spdl__worker *worker;
+    int places;         /* workers, and after them guests */
     int bells, threads; /* workers that have one */
     spdl_ring *jobs;
     /* written by workers at their start */
@@ -4263,6 +4526,11 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__barrier_after_rmw();
 }
 
+/* Whether a guest's budget is over. */
+SPDL__PRIVATE bool spdl__worker_late(const spdl__worker *worker) {
+    return worker->until != SPDL__NEVER && spdl_time_ns() >= worker->until;
+}
+
 /* Works for one client until it has nothing to do, or others should have a turn. Whether it had
    something to do. */
 SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at) {
@@ -4275,7 +4543,7 @@ SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint3
     while (!over && client->step(client->self, worker->index)) {
         found = true;
         over = (spdl__load_relaxed(&pool->pending) != 0 && spdl_ring_count(pool->jobs) > 0) ||
-               spdl__load32(&pool->quit) ||
+               spdl__load32(&pool->quit) || spdl__worker_late(worker) ||
                (alone ? spdl__load_relaxed32(&pool->slots_used) != 1
                       : spdl_time_ns() - since > SPDL__TURN_NS);
     }
@@ -4319,48 +4587,67 @@ SPDL__PRIVATE bool spdl__pool_turn(spdl_pool *pool, spdl__worker *worker, uint32
 
 /* A job, if there is one. */
 SPDL__PRIVATE bool spdl__pool_job(spdl_pool *pool, spdl__worker *worker) {
+    const spdl_profiler *profiler = &pool->desc.profiler;
     spdl__job job;
     if (spdl_ring_try_pop(pool->jobs, &job) != SPDL_OK) return false;
     spdl__pool_hint(pool);
+    spdl__profile(profiler, SPDL_EVENT_TASK_BEGIN, pool->name, (uint64_t)worker->index);
     job.fn(job.arg, worker->index, worker->local);
+    spdl__profile(profiler, SPDL_EVENT_TASK_END, pool->name, (uint64_t)worker->index);
     if (spdl__sub(&pool->pending, 1) == 1) spdl__os_event_wake(&pool->idle, SPDL__ALL);
     return true;
 }
 
+/* A job, and a turn with a client. Whether there was anything to do. */
+SPDL__PRIVATE bool spdl__worker_turn(spdl_pool *pool, spdl__worker *worker) {
+    const uint32_t used = spdl__load32(&pool->slots_used);
+    const bool job = spdl__pool_job(pool, worker);
+    const bool turn = used == 1 ? spdl__pool_visit(pool, worker, 0)
+                                : spdl__pool_turn(pool, worker, used);
+    return job || turn;
+}
+
 SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
     spdl_pool *pool = worker->pool;
+    const spdl_profiler *profiler = &pool->desc.profiler;
     int round = 0;
     while (!spdl__load32(&pool->quit)) {
-        const uint32_t used = spdl__load32(&pool->slots_used);
-        const bool job = spdl__pool_job(pool, worker);
-        const bool turn = used == 1 ? spdl__pool_visit(pool, worker, 0)
-                                    : spdl__pool_turn(pool, worker, used);
-        if (job || turn) {
+        if (spdl__worker_turn(pool, worker)) {
             round = 0;
         } else if (!spdl__backoff(&round, SPDL__IDLE_YIELDS)) {
+            spdl__profile(profiler, SPDL_EVENT_WAIT_BEGIN, pool->name, (uint64_t)worker->index);
             spdl__pool_park(pool, worker);
+            spdl__profile(profiler, SPDL_EVENT_WAIT_END, pool->name, (uint64_t)worker->index);
             round = 0;
         }
     }
+}
+
+SPDL__PRIVATE void spdl__worker_init(spdl__worker *worker) {
+    spdl_pool *pool = worker->pool;
+    const spdl_pool_desc *desc = &pool->desc;
+    spdl_result result = SPDL_OK;
+    uint32_t none = 0;
+    if (desc->init != NULL) result = desc->init(desc->ctx, worker->index, &worker->local);
+    worker->initialised = result == SPDL_OK;
+    if (result != SPDL_OK)
+        (void)spdl__cas32(&pool->init_result, &none, (uint32_t)(int)result);
 }
 
 SPDL__PRIVATE void *spdl__worker_main(void *arg) {
     spdl__worker *worker = (spdl__worker *)arg;
     spdl_pool *pool = worker->pool;
     const spdl_pool_desc *desc = &pool->desc;
-    spdl_result result = SPDL_OK;
-    uint32_t none = 0;
     spdl__store(&worker->id, spdl__os_thread_id());
+    spdl__profile(&desc->profiler, SPDL_EVENT_THREAD_BEGIN, pool->name, (uint64_t)worker->index);
     if (worker->thread.refused) spdl__store32(&pool->policy_refused, 1);
-    if (desc->init != NULL) result = desc->init(desc->ctx, worker->index, &worker->local);
-    worker->initialised = result == SPDL_OK;
-    if (result != SPDL_OK)
-        (void)spdl__cas32(&pool->init_result, &none, (uint32_t)(int)result);
+    spdl__worker_init(worker);
     spdl__add32(&pool->started, 1);
     spdl__os_event_wake(&pool->idle, SPDL__ALL);
     spdl__worker_run(worker);
     if (worker->initialised && desc->fini != NULL)
         desc->fini(desc->ctx, worker->index, worker->local);
+    spdl__profile(&desc->profiler, SPDL_EVENT_THREAD_END, pool->name, (uint64_t)worker->index);
     return NULL;
 }
 
@@ -4400,9 +4687,62 @@ SPDL__PRIVATE void spdl__pool_detach(spdl_pool *pool, spdl__client_slot *slot) {
 
 SPDL__PRIVATE bool spdl__pool_is_worker(const spdl_pool *pool) {
     int i;
-    for (i = 0; i < pool->desc.workers; ++i)
+    for (i = 0; i < pool->places; ++i)
         if (spdl__load(&pool->worker[i].id) == spdl__os_thread_id()) return true;
     return false;
+}
+
+/* --- guests --- */
+
+/* NULL: there is no free place. */
+SPDL__PRIVATE spdl__worker *spdl__guest_enter(spdl_pool *pool, uint64_t until) {
+    int i;
+    for (i = pool->desc.workers; i < pool->places; ++i) {
+        spdl__worker *guest = &pool->worker[i];
+        uint32_t no = 0;
+        if (spdl__load_relaxed32(&guest->taken) || !spdl__cas32(&guest->taken, &no, 1)) continue;
+        spdl__store(&guest->id, spdl__os_thread_id());
+        guest->until = until;
+        return guest;
+    }
+    return NULL;
+}
+
+/* Passes on what it leaves; with the last store it may be the pool's end. */
+SPDL__PRIVATE void spdl__guest_leave(spdl__worker *guest) {
+    spdl__pool_hint(guest->pool);
+    spdl__store(&guest->id, 0);
+    spdl__store32(&guest->taken, 0); /* pairs with the next guest's swap and the wait in release */
+}
+
+SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns) {
+    const uint64_t until = spdl__deadline(budget_ns);
+    spdl_result result = SPDL_EMPTY;
+    spdl__worker *guest;
+    bool found = true;
+    if (pool == NULL || pool->desc.guests == 0 || spdl__pool_is_worker(pool)) return SPDL_E_INVALID;
+    guest = spdl__guest_enter(pool, until);
+    if (guest == NULL) return SPDL_FULL;
+    while (found && !spdl__load32(&pool->quit) && !spdl__worker_late(guest))
+        found = spdl__worker_turn(pool, guest);
+    if (spdl__worker_late(guest) && spdl__pool_runnable(pool, -1, NULL)) result = SPDL_OK;
+    spdl__guest_leave(guest);
+    return result;
+}
+
+/* On a pool without workers: runs a job that waits, as a guest. */
+SPDL__PRIVATE bool spdl__pool_help(spdl_pool *pool) {
+    spdl__worker *guest;
+    bool found;
+    if (pool->desc.workers > 0 || spdl_ring_count(pool->jobs) == 0) return false;
+    guest = spdl__guest_enter(pool, SPDL__NEVER);
+    if (guest == NULL) {
+        spdl__os_yield(); /* until a guest leaves, or has run the jobs */
+        return true;
+    }
+    found = spdl__pool_job(pool, guest);
+    spdl__guest_leave(guest);
+    return found;
 }
 
 /* --- jobs --- */
@@ -4433,7 +4773,9 @@ SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns) {
         const uint32_t ticket = spdl__load32(&pool->idle.word);
         if (spdl__load(&pool->pending) == 0) return SPDL_OK;
         if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
-        slept = spdl__os_event_sleep(&pool->idle, ticket, deadline);
+        if (spdl__pool_help(pool))
+            slept = spdl_time_ns() >= deadline ? SPDL_TIMEOUT : SPDL_OK;
+        else slept = spdl__os_event_sleep(&pool->idle, ticket, deadline);
     }
 }
 
@@ -4446,10 +4788,14 @@ SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns) {
 /* --- create and destroy --- */
 
 SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
-    if (desc->workers < 1 || desc->workers > SPDL__MAX_WORKERS)
+    if (desc->guests < 0 || desc->guests > SPDL__MAX_WORKERS)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: workers is %d, must be 1 to %d", desc->workers,
+                               "spdl: pool: guests is %d, must be 0 to %d", desc->guests,
                                SPDL__MAX_WORKERS);
+    if (desc->workers < (desc->guests == 0) || desc->workers > SPDL__MAX_WORKERS - desc->guests)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: pool: workers is %d, must be %d to %d", desc->workers,
+                               desc->guests == 0, SPDL__MAX_WORKERS - desc->guests);
     if (desc->queue_size < 0 || desc->queue_size > SPDL__MAX_QUEUE)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: pool: queue_size is %d, must be 1 to %d", desc->queue_size,
@@ -4477,9 +4823,15 @@ SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     spdl__full_barrier();
     for (i = 0; i < pool->threads; ++i) (void)spdl__worker_wake(&pool->worker[i]);
     for (i = 0; i < pool->threads; ++i) spdl__os_thread_join(&pool->worker[i].thread);
+    for (i = pool->desc.workers; pool->worker != NULL && i < pool->places; ++i) {
+        spdl__worker *guest = &pool->worker[i];
+        while (spdl__load32(&guest->taken)) spdl__os_yield(); /* on its last steps */
+        if (guest->initialised && pool->desc.fini != NULL)
+            pool->desc.fini(pool->desc.ctx, i, guest->local);
+    }
     for (i = 0; i < pool->bells; ++i) spdl__os_event_fini(&pool->worker[i].bell);
     spdl_ring_destroy(pool->jobs, NULL, NULL);
-    spdl__free(&allocator, pool->worker, (size_t)pool->desc.workers * sizeof(*pool->worker));
+    spdl__free(&allocator, pool->worker, (size_t)pool->places * sizeof(*pool->worker));
     spdl__os_event_fini(&pool->idle);
     spdl__free(&allocator, pool, sizeof(*pool));
 }
@@ -4493,13 +4845,15 @@ SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     jobs.item_bytes = sizeof(spdl__job);
     jobs.allocator = desc->allocator;
     spdl__name_copy(pool->name, desc->name ? desc->name : "spdl");
-    pool->worker = (spdl__worker *)spdl__alloc_zeroed(&desc->allocator, (size_t)desc->workers,
+    pool->places = desc->workers + desc->guests;
+    pool->worker = (spdl__worker *)spdl__alloc_zeroed(&desc->allocator, (size_t)pool->places,
                                                       sizeof(*pool->worker), sizeof(void *));
     if (pool->worker == NULL) return SPDL_E_NOMEM;
-    for (; pool->bells < desc->workers; ++pool->bells) {
+    for (; pool->bells < pool->places; ++pool->bells) {
         spdl__worker *worker = &pool->worker[pool->bells];
         worker->pool = pool;
         worker->index = pool->bells;
+        worker->until = SPDL__NEVER;
         if (!spdl__os_event_init(&worker->bell)) return SPDL_E_NOMEM;
     }
     return spdl_ring_create(&pool->jobs, &jobs);
@@ -4510,6 +4864,7 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
     const spdl_pool_desc *desc = &pool->desc;
     const spdl_policy *policy = &desc->policy;
     spdl_result result;
+    int i;
     for (; pool->threads < desc->workers; ++pool->threads) {
         spdl__worker *worker = &pool->worker[pool->threads];
         char name[SPDL_NAME_BYTES];
@@ -4517,9 +4872,12 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
         if (!spdl__os_thread_start(&worker->thread, name, policy, desc->stack_bytes,
                                    spdl__worker_main, worker))
             return spdl__error_set(desc->error, SPDL_E_THREAD,
-                                   "spdl: pool '%s': thread %d of %d could not be created",
-                                   pool->name, pool->threads, desc->workers);
+                                   "spdl: pool '%s': thread %d of %d could not be created%s",
+                                   pool->name, pool->threads, desc->workers, SPDL__OS_NO_THREAD);
     }
+    for (i = desc->workers; i < pool->places && spdl__load32(&pool->init_result) == 0;
+         ++i)
+        spdl__worker_init(&pool->worker[i]);
     if (desc->init == NULL && !policy->polite && policy->nice == 0 &&
         policy->sched == SPDL_SCHED_DEFAULT && policy->cpu_count == 0)
         return SPDL_OK;
@@ -5417,6 +5775,7 @@ struct spdl__group {
     bool own_pool;
     int first; /* its workers count from here in the pipeline */
     int workers;
+    int guests; /* so many of them, the last ones, are places without a thread */
     uint32_t rows; /* a bit for each */
     spdl__client client;
     spdl__client_slot *slot;
@@ -5472,6 +5831,7 @@ struct spdl_pipeline {
     /* written by create */
     spdl_allocator allocator;
     spdl_logger logger;
+    spdl_profiler profiler;
     bool has_hooks; /* some row has init or fini */
     bool threaded;  /* has workers, of whatever pool */
     bool may_starve; /* has a merge that may wait for one path while another is full */
@@ -6378,6 +6738,7 @@ SPDL__NOINLINE bool spdl__task_repeats(spdl_task *task, spdl__counters *counters
 /* Calls the function, and calls it again if it fails and may be repeated. Codes that no stage may
    return are no reason to. */
 SPDL__INLINE spdl_result spdl__task_call(spdl_task *task, spdl__counters *counters, void **out) {
+    const spdl_profiler *profiler = &task->pipeline->profiler;
     spdl__node *node = task->node;
     spdl_result result;
     int tries = 0;
@@ -6388,7 +6749,9 @@ SPDL__INLINE spdl_result spdl__task_call(spdl_task *task, spdl__counters *counte
         task->text[0] = '\0';
         spdl__store_relaxed32(&task->live, 1);
         SPDL__PROBE(task_begin, node->row.name, task->sequence);
+        spdl__profile(profiler, SPDL_EVENT_TASK_BEGIN, node->row.name, task->sequence);
         result = node->row.fn->call(task, task->in.item, out);
+        spdl__profile(profiler, SPDL_EVENT_TASK_END, node->row.name, task->sequence);
         SPDL__PROBE(task_end, node->row.name, task->sequence);
         spdl__store_relaxed32(&task->live, 0);
         if (SPDL__UNLIKELY(task->call_error)) result = spdl__task_misused(task, result, *out);
@@ -7654,6 +8017,8 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
         each == 0 ? 1 : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
                                                          SPDL__SITTING_ITEMS));
     const uint64_t failures = spdl__load_relaxed(&counters->failures);
+    const uint64_t late = /* from then on no call begins: a guest's budget */
+        group->pool != NULL ? group->pool->worker[worker - group->first].until : SPDL__NEVER;
     uint64_t begun, failed = failures;
     spdl__outcome outcome = SPDL__GOES_ON;
     bool done = false;
@@ -7664,11 +8029,12 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
     s.until = s.waited = s.each_waited = s.place = s.calls = 0;
     s.inside = false;
     s.again = NULL;
-    s.timed = each == 0 || each >= SPDL__TIMED_NS;
+    s.timed = each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER;
     begun = s.now = spdl_time_ns();
     s.word = spdl__load(node->word);
     task->node = node;
-    while ((taken = SPDL__UNLIKELY(node->again != NULL) && spdl__again_take(&s, counters)
+    while (s.now < late &&
+           (taken = SPDL__UNLIKELY(node->again != NULL) && spdl__again_take(&s, counters)
                         ? SPDL__CALL
                     : outcome == SPDL__LATER ? SPDL__LEFT
                                              : spdl__claim_take(&s)) != SPDL__LEFT) {
@@ -7723,8 +8089,9 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
     const spdl__group *group = (const spdl__group *)self;
     spdl_pipeline *p = group->pipeline;
     int joins, i;
+    const bool guest = worker >= group->workers - group->guests; /* others call their hooks */
     worker += group->first;
-    if (p->has_hooks && p->inits[worker] != UINT8_MAX) {
+    if (p->has_hooks && !guest && p->inits[worker] != UINT8_MAX) {
         if (spdl__load32(&p->leaving)) {
             spdl__step_fini(p, group, worker);
             return true;
@@ -7805,8 +8172,8 @@ SPDL__COLD void spdl__tune_look(spdl_pipeline *p) {
     int i, k;
     spdl_pipeline_stats(p, &t->now);
     for (i = 0; i < p->groups; ++i)
-        for (k = 0; p->group[i].pool != NULL && k < p->group[i].workers; ++k) {
-            uint64_t used;
+        for (k = 0; p->group[i].pool != NULL && k < p->group[i].pool->threads; ++k) {
+            uint64_t used; /* what guests use is not known */
             spdl__os_thread_times(&p->group[i].pool->worker[k].thread, NULL, &used, NULL);
             if (used != SPDL__NEVER) cpu_ns += used;
         }
@@ -8250,10 +8617,13 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
         result = SPDL_TIMEOUT;
     } else if (result == SPDL_EMPTY) {
         const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
+        const uint64_t waited_for = p->delivered;
         spdl__store_relaxed(&p->wait_since, since);
         SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
+        spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
         result = p->group[0].pool == NULL ? spdl__next_inline(p, item, deadline)
                                          : spdl__next_wait(p, item, deadline);
+        spdl__profile(&p->profiler, SPDL_EVENT_WAIT_END, "next", waited_for);
         SPDL__PROBE(next_wait_end, p->last->name, p->delivered);
         if (SPDL__TRACED(p->trace))
             spdl__trace_add(&p->trace->track[p->workers], SPDL__RECORD_NEXT, p->count - 1,
@@ -8500,9 +8870,17 @@ SPDL__PRIVATE void spdl__pipeline_part_all(spdl_pipeline *p) {
         if (p->group[i].pool != NULL) spdl__pool_wake_all(p->group[i].pool);
     for (;;) {
         const uint32_t word = spdl__load32(&p->quiet.word);
-        if (spdl__load32(&p->left) == (uint32_t)p->workers) return;
+        if (spdl__load32(&p->left) == (uint32_t)(p->workers - p->group[0].guests)) return;
         (void)spdl__os_event_sleep(&p->quiet, word, SPDL__NEVER);
     }
+}
+
+/* No guest can be inside any more: the fini of their places. */
+SPDL__PRIVATE void spdl__pipeline_part_guests(spdl_pipeline *p) {
+    const spdl__group *group = &p->group[0];
+    int i;
+    for (i = group->workers - group->guests; p->has_hooks && i < group->workers; ++i)
+        spdl__step_fini(p, group, i);
 }
 
 /* Frees whatever create has made so far. */
@@ -8633,6 +9011,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     if (p->has_hooks) spdl__pipeline_part_all(p);
     for (i = 0; i < p->groups; ++i)
         if (p->group[i].slot != NULL) spdl__pool_detach(p->group[i].pool, p->group[i].slot);
+    spdl__pipeline_part_guests(p);
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     spdl__pipeline_purge(p, 0);
     spdl__report_end(p);
@@ -9223,10 +9602,11 @@ SPDL__COLD spdl_result spdl__groups_plan(spdl_pipeline *p, const spdl__plan *pla
     p->group =
         (spdl__group *)spdl__alloc_zeroed(&p->allocator, count, sizeof(*p->group), SPDL_CACHE_LINE);
     if (p->group == NULL) return SPDL_E_NOMEM;
-    spdl__group_add(p, 0, desc->pool      ? spdl_pool_workers(desc->pool)
+    spdl__group_add(p, 0, desc->pool      ? desc->pool->places
                          : desc->workers ? desc->workers
                                          : 1);
     p->group[0].pool = desc->pool;
+    if (desc->pool != NULL) p->group[0].guests = desc->pool->desc.guests;
     for (i = 0; i < p->count; ++i) {
         if (plan->rows[i].threads > 0)
             spdl__group_add(p, (uint32_t)1 << i, plan->rows[i].threads);
@@ -9298,6 +9678,7 @@ SPDL__COLD spdl_result spdl__groups_start(spdl_pipeline *p, const spdl_pipeline_
         pool.queue_size = 1;
         pool.allocator = desc->allocator;
         pool.logger = desc->logger;
+        pool.profiler = desc->profiler;
         pool.error = desc->error;
         pool.name = desc->name;
         if (group == p->rescue) {
@@ -9329,6 +9710,8 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
         p->node[i].out.gap_since = p->start_ns;
         if (i + 1 < p->count) p->node[i].out.wait_since = p->start_ns;
     }
+    for (i = p->group[0].workers - p->group[0].guests; p->has_hooks && i < p->group[0].workers; ++i)
+        spdl__step_init(p, &p->group[0], i); /* of the guests' places, while nobody is there */
     for (i = 0; i < p->groups; ++i) {
         spdl__group *group = &p->group[i];
         group->client.step = spdl__step;
@@ -9336,10 +9719,11 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
         group->client.self = group;
         if (group->pool == NULL) continue;
         group->slot = spdl__pool_attach(group->pool, &group->client);
-        if (group->slot == NULL)
-            return spdl__error_set(desc->error, SPDL_E_LIMIT,
-                                   "spdl: pipeline: the pool has %d pipelines already",
-                                   SPDL__MAX_CLIENTS);
+        if (group->slot != NULL) continue;
+        spdl__pipeline_part_guests(p);
+        return spdl__error_set(desc->error, SPDL_E_LIMIT,
+                               "spdl: pipeline: the pool has %d pipelines already",
+                               SPDL__MAX_CLIENTS);
     }
     return SPDL_OK;
 }
@@ -9367,6 +9751,9 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     if (p != NULL) {
         p->allocator = desc->allocator;
         p->logger = desc->logger;
+        p->profiler = desc->profiler;
+        if (desc->profiler.event_fn == NULL && desc->pool != NULL)
+            p->profiler = desc->pool->desc.profiler;
         p->count = plan->count - 1;
         spdl__error_clear(&p->error);
         result = spdl__pipeline_build(p, plan);
