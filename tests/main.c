@@ -8,7 +8,7 @@
     X(core) X(alloc) X(ring) X(debug) X(pool) X(pipeline) X(rows) X(lifetime) X(flow)              \
     X(branch) X(again) X(rewind) X(defer) X(push) X(contract) X(chance) X(stats) X(report) X(trace) X(cache) \
     X(npz) X(npz_file) X(npz_write) X(inflate) X(npz_cover)                                        \
-    X(npz_hook) X(npz_by_hook) X(npz_in_pieces) X(os_none) X(stress)
+    X(npz_hook) X(npz_by_hook) X(npz_in_pieces) X(os_none) X(guests) X(stress)
 
 #define DECLARE(module) extern const test_case test_table_##module[] __attribute__((weak));
 #define ROW(module) { #module, test_table_##module },
