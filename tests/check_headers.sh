@@ -84,9 +84,9 @@ for header in $headers; do
     grep -nE '^[ ]*#[ ]*define' "$header" | grep -vE 'define[ ]+(SPDL_|spdl_)' >"$scratch/strangers"
     empty "$header defines macros without the prefix" "$scratch/strangers"
 done
-# Two switches for users, and two that the tests turn other systems' waits on with.
+# Three switches for users, and two that the tests turn other systems' waits on with.
 grep -oh 'SPDL_NO_[A-Z_]*' $headers | sort -u |
-    grep -vxE 'SPDL_NO_(FUTEX|MEMBARRIER|NPZ|REPORT)' >"$scratch/switches"
+    grep -vxE 'SPDL_NO_(FUTEX|MEMBARRIER|NPZ|REPORT|THREADS)' >"$scratch/switches"
 empty "switches that nobody has asked for" "$scratch/switches"
 
 # What a switch leaves out is not declared and not there; what it leaves works.
@@ -97,7 +97,8 @@ switched() {
         timeout 60 "$scratch/switched"
 }
 for cc in gcc clang; do
-    for switches in "" -DSPDL_NO_NPZ -DSPDL_NO_REPORT "-DSPDL_NO_NPZ -DSPDL_NO_REPORT"; do
+    for switches in "" -DSPDL_NO_NPZ -DSPDL_NO_REPORT "-DSPDL_NO_NPZ -DSPDL_NO_REPORT" \
+        -DSPDL_NO_THREADS "-DSPDL_NO_NPZ -DSPDL_NO_REPORT -DSPDL_NO_THREADS"; do
         # shellcheck disable=SC2086 # a list of options
         check "$cc: a pipeline with ${switches:-everything}" switched c $switches
     done
@@ -111,7 +112,7 @@ $implement" >"$scratch/symbols" && [ -s "$scratch/symbols" ] &&
 }
 check "what the switches leave out is there" left_out
 
-# No section but >>platform-impl, >>os and >>os-posix names a system: no header, function, constant
+# No section but >>platform-impl, >>os and its twins names a system: no header, function, constant
 # or path of one. Comments may.
 names='pthread|futex|membarrier|syscall|mmap|munmap|socket|errno|strerror|__linux__|__APPLE__'
 names="$names|_WIN32|__unix__|__GLIBC__|SYS_|STDERR_FILENO|ssize_t|off_t"
@@ -120,7 +121,7 @@ calls='open|close|read|write|pread|pwrite|stat|fstat|flock|fcntl|dup2?|fsync|ftr
 calls="$calls|isatty|getpid|gettid|get[eu]?[ug]id|sysconf|getrusage|nanosleep|usleep|rename"
 calls="$calls|clock_gettime|gettimeofday|sched_yield|getauxval"
 awk '/^\/\* =+ \*\/$/ { next }
-    /^\/\* >>/ { off = $2 == ">>platform-impl" || $2 == ">>os" || $2 == ">>os-posix" }
+    /^\/\* >>/ { off = $2 == ">>platform-impl" || $2 == ">>os" || $2 ~ /^>>os-/ }
     !off' spdl.h | gcc -w -fpreprocessed -dD -E -P -x c - >"$scratch/portable"
 grep -nE "\b($names)|\b($calls)\(|\"/(proc|sys|dev)/|^#include" "$scratch/portable" |
     grep -vE '#include <(std(arg|bool|def|int|io|lib)|string|assert)\.h>' >"$scratch/systems"
@@ -131,17 +132,33 @@ empty "an atomic builtin outside of >>atomics-impl" "$scratch/atomics"
 count=$(awk '/^\/\* >>/ { on = $2 == ">>os" } on && /^SPDL__PRIVATE/' spdl.h | wc -l)
 check ">>os has $count functions and spdl_process_read, not 25" [ "$count" -eq 24 ]
 
-# On a twin for no system the implementation needs C alone.
-for cc in gcc clang; do
-    check "$cc: the implementation on tests/os_none.h" $cc -std=c99 -pedantic -Wall -Wextra \
-        -Werror -DSPDL_IMPLEMENTATION -DSPDL_OS_HEADER='"tests/os_none.h"' -I. -fno-pie -x c \
-        -c spdl.h -o "$scratch/none.o"
+# With SPDL_NO_THREADS the implementation needs C alone; so it does with a copy of that twin, as a
+# port begins.
+{
+    echo '#define SPDL_NO_THREADS'
+    awk '/^\/\* =+ \*\/$/ { next } /^\/\* >>/ { on = $2 == ">>os-none" } on' spdl.h |
+        sed 's/ && !defined(SPDL_OS_HEADER)//'
+} >"$scratch/copy.h"
+for job in gcc:SPDL_NO_THREADS clang:SPDL_NO_THREADS "gcc:SPDL_OS_HEADER=\"$scratch/copy.h\""; do
+    cc=${job%%:*}
+    check "$cc: the implementation with ${job#*:}" $cc -std=c99 -pedantic -Wall -Wextra \
+        -Werror -DSPDL_IMPLEMENTATION "-D${job#*:}" -I. -fno-pie -x c -c spdl.h \
+        -o "$scratch/none.o"
     nm -u "$scratch/none.o" | awk '{ print $NF }' |
         grep -vE '^(__cpu_[a-z_]*[0-9]?|_GLOBAL_OFFSET_TABLE_|__stack_chk_fail)$' |
         grep -vE '^(clock|time|getenv|malloc|free|qsort|remove|stderr|(mem|str)[a-z]*)$' |
-        grep -vE '^(v?snprintf|f?printf|fwrite|fput[cs]|putc)$' >"$scratch/symbols"
-    empty "$cc: the implementation on tests/os_none.h needs more than C" "$scratch/symbols"
+        grep -vE '^(v?snprintf|f?printf|fput[cs]|putc|rename)$' |
+        grep -vE '^f(open|close|read|write|seek|tell|error|flush)$' >"$scratch/symbols"
+    empty "$cc: the implementation with ${job#*:} needs more than C" "$scratch/symbols"
 done
+wasi=/usr/include/wasm32-wasi # of wasi-libc
+if [ -d $wasi ]; then
+    for std in c99 c11 gnu17; do
+        check "wasm32, $std: the implementation with SPDL_NO_THREADS" clang --target=wasm32-wasi \
+            -isystem $wasi -std=$std -Wall -Wextra -Werror -DSPDL_IMPLEMENTATION \
+            -DSPDL_NO_THREADS -fsyntax-only -x c spdl.h
+    done
+fi
 
 # One unit implements, the other uses; either may be C++.
 echo '#define SPDL_IMPLEMENTATION

@@ -61,13 +61,15 @@ printf '#define SPDL_STATIC\n' | cat - "$modes/implementation" >"$modes/static"
             echo "$family c++ c++17 $modes/implementation -D$switch"
         done
         both="-DSPDL_NO_NPZ -DSPDL_NO_REPORT"
-        for switches in "" -DSPDL_NO_NPZ -DSPDL_NO_REPORT "$both"; do
+        for switches in "" -DSPDL_NO_NPZ -DSPDL_NO_REPORT "$both" -DSPDL_NO_THREADS; do
             echo "$family c gnu17 tests/switches.c $switches"
             echo "$family c++ c++17 tests/switches.c $switches"
         done
         for mode in declaration implementation static; do
             echo "$family c c99 $modes/$mode $both"
             echo "$family c++ c++11 $modes/$mode $both"
+            echo "$family c c99 $modes/$mode $both -DSPDL_NO_THREADS"
+            echo "$family c++ c++11 $modes/$mode $both -DSPDL_NO_THREADS"
         done
         echo "$family c gnu11 $modes/implementation -DSPDL_OS_POSIX"
         echo "$family c++ gnu++17 $modes/implementation -DSPDL_OS_POSIX"

@@ -1,10 +1,15 @@
-/* switches.c - a pipeline in builds with SPDL_NO_NPZ, SPDL_NO_REPORT, both or neither: items and
-   statistics come as ever; a desc or a variable that asks for a report or a trace in vain is one
-   warning. tests/check_headers.sh runs it, tests/check_warnings.sh compiles it as C and C++. */
+/* switches.c - a pipeline in builds with SPDL_NO_NPZ, SPDL_NO_REPORT, SPDL_NO_THREADS, some or none
+   of them: items and statistics come as ever; a desc or a variable that asks for a report or a trace
+   in vain is one warning, workers without threads are an error. tests/check_headers.sh runs it, tests/check_warnings.sh compiles it as C and C++. */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 
+#ifdef SPDL_NO_THREADS
+static const bool threads = false;
+#else
+static const bool threads = true;
+#endif
 static int warnings;
 static char warned[SPDL_TEXT_BYTES];
 
@@ -41,14 +46,14 @@ static bool run(const spdl_pipeline_desc *desc) {
     spdl_pipeline_stats(p, &stats);
     spdl_pipeline_destroy(p);
     return taken == 1000 && stats.delivered == 1000 && stats.stage[1].tasks == 1000 &&
-           stats.stage[1].busy_ns > 0 && stats.stage[1].split_calls > 0 &&
+           stats.stage[1].busy_ns > 0 && (stats.stage[1].split_calls > 0) == threads &&
            spdl_stats_json(&stats, text, sizeof text) > 100;
 }
 
 int main(void) {
     spdl_pipeline_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.workers = 2;
+    desc.workers = threads ? 2 : 0;
     desc.logger.log_fn = on_log;
     unsetenv("SPDL_STATS");
     unsetenv("SPDL_REPORT");
@@ -64,8 +69,13 @@ int main(void) {
     if (strstr(warned, "SPDL_NO_REPORT") == NULL) return 5;
 #else
     desc.trace = "/nowhere/t.json";
-    if (!run(&desc) || warnings != 1 || strstr(warned, "No such file") == NULL) return 6;
+    if (!run(&desc) || warnings != 1 ||
+        strstr(warned, threads ? "No such file" : "could not be opened") == NULL)
+        return 6;
 #endif
+    desc.workers = 1;
+    desc.trace = NULL;
+    if (run(&desc) != threads) return 8;
 #ifndef SPDL_NO_NPZ
     {
         spdl_npz *npz;

@@ -1,10 +1,11 @@
-/* The library on a system that has neither threads nor files: the twin in os_none.h takes the place
-   of the one in the header. */
+/* The library with SPDL_NO_THREADS: C alone, and one thread that does all the work. */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
-#define SPDL_OS_HEADER "tests/os_none.h"
+#define SPDL_NO_THREADS
 #include "../spdl.h"
 #include "test.h"
+
+#include <unistd.h>
 
 /* What would wait for another thread times out at once. */
 static void rings_without_threads(void) {
@@ -55,9 +56,10 @@ static void pipelines_without_threads(void) {
             SPDL_BATCH(3), SPDL_SINK(2)));
         spdl_batch *batch;
         int at = 0;
-        if (desc.workers > 0) { /* the twin has none to give */
+        if (desc.workers > 0) {
             CHECK_EQ(result, SPDL_E_THREAD);
-            CHECK(strstr(error.text, "thread 0 of 1 could not be created") != NULL);
+            CHECK(strstr(error.text, "thread 0 of 1 could not be created: there are none with "
+                                     "SPDL_NO_THREADS") != NULL);
             break;
         }
         REQUIRE(result == SPDL_OK);
@@ -71,8 +73,115 @@ static void pipelines_without_threads(void) {
     }
 }
 
-/* An array in memory can be read, one in a file cannot. */
-static void arrays_without_files(void) {
+/* A row with threads of its own is refused by its name. */
+static void rows_without_threads(void) {
+    spdl_error error;
+    const spdl_pipeline_desc desc = { .error = &error };
+    spdl_pipeline *p;
+    CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(count_to_ten, .free_item = free), SPDL_PIPE(twice, .threads = 2),
+        SPDL_SINK(2))), SPDL_E_THREAD);
+    CHECK(strstr(error.text, "'twice': thread 0 of 2 could not be created: there are none") != NULL);
+}
+
+static void count_job(void *arg, int worker, void *local) {
+    (void)worker;
+    (void)local;
+    ++*(int *)arg;
+}
+
+/* The only thread is guest, producer and trainer; what would sleep is a timeout. */
+static void pools_of_guests_alone(void) {
+    const spdl_pool_desc pool_desc = { .guests = 1, .queue_size = 2 };
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p;
+    spdl_stats stats;
+    int ran = 0, *item;
+    REQUIRE(spdl_pool_create(&desc.pool, &pool_desc) == SPDL_OK);
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_FEED(int, .buffer_size = 2), SPDL_PIPE(twice), SPDL_SINK(3))) == SPDL_OK);
+    for (int i = 1; i < 100; ++i) {
+        int number = i;
+        CHECK_EQ(spdl_pool_submit(desc.pool, count_job, &ran, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_pipeline_push(p, &number, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_pipeline_next(p, (void **)&item, SPDL_FOREVER), SPDL_TIMEOUT);
+        CHECK_EQ(spdl_pool_run(desc.pool, SPDL_FOREVER), SPDL_EMPTY);
+        CHECK_EQ(ran, i);
+        CHECK_EQ(spdl_pipeline_next(p, (void **)&item, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(number, 2 * i);
+    }
+    for (int i = 0; i < 3; ++i)
+        CHECK_EQ(spdl_pool_submit(desc.pool, count_job, &ran, SPDL_FOREVER),
+                 i < 2 ? SPDL_OK : SPDL_TIMEOUT);
+    for (int i = 0; i < 3; ++i)
+        CHECK_EQ(spdl_pipeline_push(p, &ran, SPDL_FOREVER), i < 2 ? SPDL_OK : SPDL_TIMEOUT);
+    spdl_pipeline_stats(p, &stats);
+    CHECK_EQ(stats.delivered, 99);
+    CHECK_EQ(stats.stage[1].tasks, 99);
+    spdl_pipeline_destroy(p);
+    spdl_pool_destroy(desc.pool);
+    CHECK_EQ(ran, 101);
+}
+
+/* A file of this process, in a folder that `name` is long enough for. */
+static const char *scratch(char name[64], const char *what) {
+    snprintf(name, 64, "/tmp/spdl-none-%d-%s", (int)getpid(), what);
+    return name;
+}
+
+/* Items come from the pipeline, then from the cache; the trace is written all the same. */
+static void caches_and_traces(void) {
+    char path[64], head[64] = "";
+    const spdl_pipeline_desc desc = { .trace = scratch(path, "trace.json") };
+    spdl_cache_desc cached = { .num_caches = 5, .stop_after = 20, .free_item = free };
+    spdl_cache *cache;
+    spdl_pipeline *p;
+    int *item, taken = 0;
+    FILE *file;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(count_to_ten, .free_item = free), SPDL_SINK(2))) == SPDL_OK);
+    cached.next = spdl_pipeline_next_fn;
+    cached.source = p;
+    REQUIRE(spdl_cache_create(&cache, &cached) == SPDL_OK);
+    while (spdl_cache_next(cache, (void **)&item, SPDL_FOREVER) == SPDL_OK)
+        CHECK_EQ(*item, taken++ % 5);
+    CHECK_EQ(taken, 20);
+    spdl_cache_destroy(cache);
+    spdl_pipeline_destroy(p);
+    REQUIRE((file = fopen(path, "rb")) != NULL);
+    CHECK(fread(head, 1, sizeof head - 1, file) == sizeof head - 1 && head[0] == '{');
+    fclose(file);
+    remove(path);
+}
+
+/* Twice, so that the second takes the place of the first. */
+static void write_and_read_back(const spdl_npz_desc *desc) {
+    static const int32_t numbers[4] = { 1, -2, 3, -4 };
+    char path[64];
+    for (uint64_t count = 3; count < 5; ++count) {
+        spdl_npz_write_desc write = { .error = desc->error };
+        spdl_npy_info info = { 0 };
+        spdl_npz_writer *writer;
+        int32_t back[4] = { 0 };
+        spdl_npz *npz;
+        info.ndim = 1;
+        info.shape[0] = count;
+        info.kind = 'i';
+        info.itemsize = sizeof *numbers;
+        REQUIRE(spdl_npz_create(&writer, scratch(path, "a.npz"), &write) == SPDL_OK);
+        CHECK_EQ(spdl_npz_write(writer, "a", &info, numbers, NULL), SPDL_OK);
+        CHECK_EQ(spdl_npz_finish(writer, NULL), SPDL_OK);
+        spdl_npz_writer_close(writer);
+        REQUIRE(spdl_npz_open_file(&npz, path, desc) == SPDL_OK);
+        CHECK_EQ(spdl_npz_read(npz, 0, back, (size_t)count * sizeof *back, NULL), SPDL_OK);
+        CHECK(memcmp(back, numbers, (size_t)count * sizeof *back) == 0);
+        spdl_npz_close(npz);
+    }
+    remove(path);
+}
+
+/* From memory, and by way of a file. */
+static void arrays_in_memory_and_files(void) {
     static const char head[] = "\x93NUMPY\1\0\x76\0{'descr': '|u1', 'fortran_order': False, "
                                "'shape': (3,), }";
     unsigned char bytes[128 + 3], data[3] = { 0 };
@@ -87,13 +196,17 @@ static void arrays_without_files(void) {
     CHECK_EQ(spdl_npz_read(npz, 0, data, sizeof data, NULL), SPDL_OK);
     CHECK(memcmp(data, "\1\2\3", 3) == 0);
     spdl_npz_close(npz);
-    CHECK_EQ(spdl_npz_open_file(&npz, "three.npz", &desc), SPDL_E_IO);
-    CHECK(strstr(error.text, "there are no files here") != NULL);
+    CHECK_EQ(spdl_npz_open_file(&npz, "/nowhere/three.npz", &desc), SPDL_E_IO);
+    CHECK(strstr(error.text, "it could not be opened") != NULL);
+    write_and_read_back(&desc);
 }
 
 TEST_TABLE(os_none) {
     TEST_CASE(rings_without_threads),
     TEST_CASE(pipelines_without_threads),
-    TEST_CASE(arrays_without_files),
+    TEST_CASE(rows_without_threads),
+    TEST_CASE(pools_of_guests_alone),
+    TEST_CASE(caches_and_traces),
+    TEST_CASE(arrays_in_memory_and_files),
     TEST_END,
 };
