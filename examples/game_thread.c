@@ -1,6 +1,7 @@
 /* game_thread.c - a game asks for paths and never waits for one. Each frame its thread pushes what
-   it wants found and takes what has been found; both calls return at once, whatever the workers are
-   doing. There are more requests than two workers can answer: the oldest make way.
+   it wants found and takes what has been found; both calls return at once. The searches are done by
+   the three threads of the game's own job system: each frame a job lends each of them for 1.5 ms.
+   There are more requests than that can answer: the oldest make way.
 
    Build:  cc -O2 -I. examples/game_thread.c -o game_thread -lpthread
    Run:    ./game_thread */
@@ -9,96 +10,112 @@
 
 #include <inttypes.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { FRAMES = 200, FRAME_MS = 4, ASKED = 5, BUDGET_US = 500 };
+enum { FRAMES = 200, FRAME_MS = 4, ASKED = 8, THREADS = 3, LENT_NS = 1500000 };
 
-typedef struct Request {
-    int frame, steps;
-} Request;
+typedef struct Request { int frame; } Request;
 
-/* Stands for 2 ms of search. */
+static void spin(uint64_t ns) {
+    const uint64_t end = spdl_time_ns() + ns;
+    while (spdl_time_ns() < end) {}
+}
+
+/* Stands for 0.5 ms of search. */
 SPDL_FN(find_path, Request, Request) {
-    const uint64_t end = spdl_time_ns() + 2000000;
-    while (spdl_time_ns() < end) in->steps++;
+    spin(500000);
     *out = in;
     return SPDL_OK;
 }
 
-/* How long the calls of one kind have taken. */
-typedef struct Timing {
-    uint64_t calls, sum_ns, max_ns, over_budget;
-} Timing;
+/* --- the game's job system --- */
 
-static void timing_add(Timing *timing, uint64_t since) {
-    const uint64_t ns = spdl_time_ns() - since;
-    timing->calls++;
-    timing->sum_ns += ns;
-    if (ns > timing->max_ns) timing->max_ns = ns;
-    timing->over_budget += ns > BUDGET_US * 1000;
+typedef struct Job { void (*run)(void *arg), *arg; } Job;
+
+static void *job_thread(void *jobs) {
+    Job job;
+    while (spdl_ring_pop((spdl_ring *)jobs, &job, SPDL_FOREVER) == SPDL_OK) job.run(job.arg);
+    return NULL;
 }
 
-static void timing_print(const Timing *timing, const char *name) {
-    printf("%s  %5" PRIu64 " calls, mean %6.2f us, longest %7.2f us, %" PRIu64
-           " over the budget of %d us\n", name, timing->calls,
-           (double)timing->sum_ns * 1e-3 / (double)timing->calls, (double)timing->max_ns * 1e-3,
-           timing->over_budget, BUDGET_US);
+static void physics(void *arg) {
+    (void)arg;
+    spin(300000);
 }
 
-static uint64_t ask(spdl_pipeline *p, int frame, Timing *push) {
+static void lend(void *pool) { (void)spdl_pool_run((spdl_pool *)pool, LENT_NS); }
+
+/* --- the game's thread --- */
+
+static uint64_t calls, sum_ns; /* of push and next */
+
+static void timed(uint64_t since) {
+    sum_ns += spdl_time_ns() - since;
+    calls++;
+}
+
+static uint64_t ask(spdl_pipeline *p, int frame) {
     Request *request = (Request *)calloc(1, sizeof *request);
     if (!request) return 0;
     request->frame = frame;
     const uint64_t since = spdl_time_ns();
     const spdl_result result = spdl_pipeline_push(p, request, 0);
-    timing_add(push, since);
+    timed(since);
     if (result != SPDL_OK) free(request); /* not taken: still ours */
     return result == SPDL_OK;
 }
 
-/* Takes what is there. */
-static uint64_t collect(spdl_pipeline *p, int frame, Timing *take, int *oldest) {
-    uint64_t found = 0;
+/* Takes what is there; the last result is why there is no more. */
+static spdl_result collect(spdl_pipeline *p, int frame, uint64_t *found, int *oldest) {
     for (;;) {
         Request *answer;
         const uint64_t since = spdl_time_ns();
         const spdl_result result = SPDL_NEXT(p, &answer, 0);
-        timing_add(take, since);
-        if (result != SPDL_OK) return found;
+        timed(since);
+        if (result != SPDL_OK) return result;
         if (frame - answer->frame > *oldest) *oldest = frame - answer->frame;
         free(answer);
-        found++;
+        ++*found;
     }
 }
 
 int main(void) {
     static spdl_stats stats;
-    const spdl_pipeline_desc desc = { .workers = 2, .policy = { .polite = true } };
-    Timing push = { 0 }, take = { 0 };
+    const spdl_ring_desc jobs_desc = { .capacity = 64, .item_bytes = sizeof(Job) };
+    const spdl_pool_desc pool_desc = { .guests = THREADS + 1 }; /* and no workers of its own */
+    spdl_pipeline_desc desc = { 0 };
     uint64_t asked = 0, found = 0;
     int oldest = 0;
+    pthread_t thread[THREADS];
     spdl_pipeline *p;
-    Request *late;
+    spdl_ring *jobs;
+    if (spdl_ring_create(&jobs, &jobs_desc) != SPDL_OK) return 1;
+    if (spdl_pool_create(&desc.pool, &pool_desc) != SPDL_OK) return 1;
     if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-            SPDL_FEED(Request, .drop_oldest = true, .buffer_size = 8, .free_item = free),
-            SPDL_PIPE(find_path, .concurrency = 2),
+            SPDL_FEED(Request, .drop_oldest = true, .buffer_size = 16, .free_item = free),
+            SPDL_PIPE(find_path, .concurrency = THREADS),
             SPDL_SINK(16))) != SPDL_OK) return 1;
+    for (int i = 0; i < THREADS; i++) pthread_create(&thread[i], NULL, job_thread, jobs);
     for (int frame = 0; frame < FRAMES; frame++) {
-        for (int i = 0; i < ASKED; i++) asked += ask(p, frame, &push);
-        found += collect(p, frame, &take, &oldest);
-        poll(NULL, 0, FRAME_MS); /* the rest of the frame: physics, drawing, the display */
+        const Job work = { physics, NULL }, help = { lend, desc.pool };
+        for (int i = 0; i < THREADS; i++) (void)spdl_ring_push(jobs, &work, 0);
+        for (int i = 0; i < ASKED; i++) asked += ask(p, frame);
+        for (int i = 0; i < THREADS; i++) (void)spdl_ring_push(jobs, &help, 0);
+        (void)collect(p, frame, &found, &oldest);
+        poll(NULL, 0, FRAME_MS); /* the rest of the frame: drawing, the display */
     }
+    spdl_ring_close(jobs);
+    for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
     spdl_pipeline_push_end(p);
-    while (SPDL_NEXT(p, &late, SPDL_FOREVER) == SPDL_OK) {
-        found++;
-        free(late);
-    }
+    while (collect(p, FRAMES, &found, &oldest) == SPDL_TIMEOUT) lend(desc.pool); /* only us now */
     spdl_pipeline_stats(p, &stats);
     spdl_pipeline_destroy(p);
-    timing_print(&push, "push");
-    timing_print(&take, "poll");
+    spdl_pool_destroy(desc.pool);
+    spdl_ring_destroy(jobs, NULL, NULL);
     printf("%" PRIu64 " asked = %" PRIu64 " found + %" PRIu64 " made way; the oldest answer was %d "
-           "frames late\n", asked, found, stats.stage[0].skips, oldest);
+           "frames late; a push or poll took %.2f us\n", asked, found, stats.stage[0].skips,
+           oldest, (double)sum_ns * 1e-3 / (double)calls);
     return found > 0 && asked == found + stats.stage[0].skips ? 0 : 1;
 }
