@@ -89,8 +89,8 @@
 
    LIMITS
        Linux on 64-bit processors. The code for other POSIX systems is there, but was only run on
-       Linux; MIPS, SPARC, Alpha and Windows: not yet.
-       32 stages in a pipeline, 64 pipelines on a pool, 256 workers in a pool.
+       Linux; MIPS, SPARC, Alpha and Windows: not yet. SPDL_NO_THREADS takes C alone, also wasm32.
+       32 stages in a pipeline, 64 pipelines on a pool, 256 workers and guests in a pool.
 
    License (MIT) at the end of the file. */
 
@@ -488,8 +488,8 @@ typedef struct spdl_policy {
 typedef enum spdl_event {
     SPDL_EVENT_THREAD_BEGIN, /* a worker, before its init; with the pool's name and its number */
     SPDL_EVENT_THREAD_END,
-    SPDL_EVENT_TASK_BEGIN,   /* a call of a stage, with the names of row and number of item; a job,
-                                with the pool's name and the worker's number */
+    SPDL_EVENT_TASK_BEGIN,   /* a call of a stage, with the name of its row and the number of its
+                                item; a job, with the pool's name and the worker's number */
     SPDL_EVENT_TASK_END,
     SPDL_EVENT_WAIT_BEGIN,   /* a worker is about to sleep, with the pool's name and its number; the
                                 trainer has to wait, with "next" and the number of the item */
@@ -1257,7 +1257,7 @@ typedef struct spdl_edge_stats {
 
 typedef struct spdl_stats {
     uint64_t elapsed_ns;    /* from the start to now, or to the end */
-    int workers;
+    int workers;            /* and guests */
     int stage_count;        /* rows but the sink: stage[i] feeds edge[i], the last is the sink */
     uint64_t delivered;     /* items handed to the trainer */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */

@@ -50,7 +50,6 @@ static void lend(void *pool) { (void)spdl_pool_run((spdl_pool *)pool, LENT_NS); 
 /* --- the game's thread --- */
 
 static uint64_t calls, sum_ns; /* of push and next */
-
 static void timed(uint64_t since) {
     sum_ns += spdl_time_ns() - since;
     calls++;
@@ -91,8 +90,8 @@ int main(void) {
     pthread_t thread[THREADS];
     spdl_pipeline *p;
     spdl_ring *jobs;
-    if (spdl_ring_create(&jobs, &jobs_desc) != SPDL_OK) return 1;
-    if (spdl_pool_create(&desc.pool, &pool_desc) != SPDL_OK) return 1;
+    if (spdl_ring_create(&jobs, &jobs_desc) != SPDL_OK ||
+        spdl_pool_create(&desc.pool, &pool_desc) != SPDL_OK) return 1;
     if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
             SPDL_FEED(Request, .drop_oldest = true, .buffer_size = 16, .free_item = free),
             SPDL_PIPE(find_path, .concurrency = THREADS),

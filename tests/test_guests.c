@@ -107,7 +107,8 @@ SPDL_FN(work, int, int) {
     return SPDL_OK;
 }
 
-#define ITEMS(...) SPDL_SOURCE(count_up, .free_item = item_free, .ctx = (void *)(uintptr_t)__VA_ARGS__)
+#define ITEMS(...) \
+    SPDL_SOURCE(count_up, .free_item = item_free, .ctx = (void *)(uintptr_t)__VA_ARGS__)
 
 /* Takes an epoch of n items, in order. */
 static void take_all(spdl_pipeline *p, int n, spdl_result end) {
@@ -706,7 +707,7 @@ static void profilers_see_all(void) {
     CHECK_EQ(own.threads + own.waits + own.jobs, 0);
     alone.profiler.event_fn = on_event;
     alone.profiler.user = &inside;
-    for (alone.workers = 0; alone.workers < 2; ++alone.workers) { /* of a pool of its own, or none */
+    for (alone.workers = 0; alone.workers < 2; ++alone.workers) { /* a pool of its own, or none */
         memset(&inside, 0, sizeof inside);
         REQUIRE(spdl_pipeline_create(&p, &alone, SPDL_STAGES(
             ITEMS(200), SPDL_PIPE(work), SPDL_SINK(3))) == SPDL_OK);
