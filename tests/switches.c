@@ -1,6 +1,6 @@
 /* switches.c - a pipeline in builds with SPDL_NO_NPZ, SPDL_NO_REPORT, SPDL_NO_THREADS, some of
-   them or none: items and statistics come as ever; a desc or a variable that asks for a report or a trace
-   in vain is one warning, and workers where there are no threads are an error.
+   them or none: items and statistics come as ever; a desc or a variable that asks for a report or a
+   trace in vain is one warning, and workers where there are no threads are an error.
    tests/check_headers.sh runs it, tests/check_warnings.sh compiles it as C and C++. */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
