@@ -114,7 +114,7 @@ SPDL_FN(work, int, int) {
 static void take_all(spdl_pipeline *p, int n, spdl_result end) {
     spdl_result result;
     int *item, next = 0;
-    while ((result = spdl_pipeline_next(p, (void **)&item, SPDL_FOREVER)) == SPDL_OK) {
+    while ((result = SPDL_NEXT(p, &item, SPDL_FOREVER)) == SPDL_OK) {
         CHECK_EQ(*item, next);
         ++next;
         item_free(item);
@@ -160,13 +160,13 @@ static void one_thread_is_guest_and_trainer(void) {
     int *item;
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
         ITEMS(300), SPDL_PIPE(work), SPDL_SINK(8))) == SPDL_OK);
-    CHECK_EQ(spdl_pipeline_next(p, (void **)&item, 0), SPDL_TIMEOUT);
-    CHECK_EQ(spdl_pipeline_next(p, (void **)&item, 1000000), SPDL_TIMEOUT); /* nobody works */
+    CHECK_EQ(SPDL_NEXT(p, &item, 0), SPDL_TIMEOUT);
+    CHECK_EQ(SPDL_NEXT(p, &item, 1000000), SPDL_TIMEOUT); /* nobody works */
     for (frames = 0; frames < 100000; ++frames) {
         const spdl_result ran = spdl_pool_run(pool, 50000);
         spdl_result got;
         CHECK(ran == SPDL_OK || ran == SPDL_EMPTY);
-        while ((got = spdl_pipeline_next(p, (void **)&item, 0)) == SPDL_OK) {
+        while ((got = SPDL_NEXT(p, &item, 0)) == SPDL_OK) {
             CHECK_EQ(*item, taken);
             ++taken;
             item_free(item);
@@ -197,7 +197,7 @@ static void guests_answer_pushes(void) {
         *item = i;
         add(&alive, 1);
         REQUIRE(spdl_pipeline_push(p, item, SPDL_FOREVER) == SPDL_OK);
-        REQUIRE(spdl_pipeline_next(p, (void **)&back, SPDL_FOREVER) == SPDL_OK);
+        REQUIRE(SPDL_NEXT(p, &back, SPDL_FOREVER) == SPDL_OK);
         CHECK_EQ(*back, i);
         item_free(back);
     }
@@ -234,7 +234,7 @@ static void no_call_begins_after_the_budget(void) {
     CHECK_EQ(spdl_pool_run(pool, SPDL_FOREVER), SPDL_EMPTY); /* all calls were quick so far */
     for (int i = 0; i < 10; ++i) {
         for (int k = 0; k < 50; ++k) {
-            REQUIRE(spdl_pipeline_next(p, (void **)&item, 0) == SPDL_OK);
+            REQUIRE(SPDL_NEXT(p, &item, 0) == SPDL_OK);
             item_free(item);
         }
         slow_from = calls + i;
@@ -379,7 +379,7 @@ static void stop_and_destroy_inside(void) {
     CHECK_EQ(lines, 2);
     CHECK(strstr(said[0], "spdl_pipeline_destroy: called on a worker") != NULL);
     CHECK(strstr(said[1], "spdl_pool_destroy:") != NULL);
-    while (spdl_pipeline_next(h.pipeline, (void **)&item, 0) == SPDL_OK) item_free(item);
+    while (SPDL_NEXT(h.pipeline, &item, 0) == SPDL_OK) item_free(item);
     spdl_pipeline_destroy(h.pipeline);
     spdl_pool_destroy(h.pool);
     CHECK_EQ(alive, 0);
@@ -471,7 +471,7 @@ static void init_that_fails_on_a_place(void) {
                 ITEMS(300), SPDL_PIPE(has_local, .init = on_init, .fini = on_fini),
                 SPDL_SINK(3))) == SPDL_OK);
             CHECK_EQ(spdl_pool_run(desc.pool, SPDL_FOREVER), SPDL_EMPTY);
-            CHECK_EQ(spdl_pipeline_next(p, (void **)&item, SPDL_FOREVER), SPDL_E_NOMEM);
+            CHECK_EQ(SPDL_NEXT(p, &item, SPDL_FOREVER), SPDL_E_NOMEM);
             spdl_pipeline_destroy(p);
             CHECK_EQ(finis, inits);
             spdl_pool_destroy(desc.pool);
@@ -495,7 +495,7 @@ static void one_pipeline_too_many(void) {
     CHECK_EQ(spdl_pool_run(desc.pool, SPDL_FOREVER), SPDL_EMPTY); /* has been in all of them */
     while (made > 0) {
         int *item;
-        CHECK_EQ(spdl_pipeline_next(p[made - 1], (void **)&item, 0), SPDL_OK);
+        CHECK_EQ(SPDL_NEXT(p[made - 1], &item, 0), SPDL_OK);
         item_free(item);
         spdl_pipeline_destroy(p[--made]);
     }
@@ -546,7 +546,14 @@ static void stop_at_any_time(void) {
                     SPDL_SINK(1 + round % 4))) == SPDL_OK);
             for (int i = 0; i < round % 13; ++i) {
                 int *item;
-                REQUIRE(spdl_pipeline_next(p[i % 2], (void **)&item, SPDL_FOREVER) == SPDL_OK);
+                REQUIRE(SPDL_NEXT(p[i % 2], &item, SPDL_FOREVER) == SPDL_OK);
+                item_free(item);
+            }
+            if (round % 3 == 0) CHECK_EQ(spdl_pipeline_rewind(p[0], 0, SPDL_FOREVER), SPDL_OK);
+            for (int i = 0; i < 3 && round % 3 == 0; ++i) {
+                int *item;
+                REQUIRE(SPDL_NEXT(p[0], &item, SPDL_FOREVER) == SPDL_OK);
+                CHECK_EQ(*item, i);
                 item_free(item);
             }
             for (int i = 0; i < 2; ++i) spdl_pipeline_destroy(p[i]);
@@ -607,7 +614,7 @@ static void what_a_guest_leaves_wakes_a_worker(void) {
     while ((spdl__load32(&desc.pool->sleepers) & SPDL__ASLEEP) == 0) usleep(100);
     usleep(2000); /* the guest's budget is over */
     set(&h.go, 1);
-    REQUIRE(spdl_pipeline_next(p, (void **)&item, SPDL_FOREVER) == SPDL_OK);
+    REQUIRE(SPDL_NEXT(p, &item, SPDL_FOREVER) == SPDL_OK);
     CHECK_EQ(*item, 2);
     item_free(item);
     pthread_join(thread, NULL);

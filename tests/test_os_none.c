@@ -104,10 +104,10 @@ static void pools_of_guests_alone(void) {
         int number = i;
         CHECK_EQ(spdl_pool_submit(desc.pool, count_job, &ran, SPDL_FOREVER), SPDL_OK);
         CHECK_EQ(spdl_pipeline_push(p, &number, SPDL_FOREVER), SPDL_OK);
-        CHECK_EQ(spdl_pipeline_next(p, (void **)&item, SPDL_FOREVER), SPDL_TIMEOUT);
+        CHECK_EQ(SPDL_NEXT(p, &item, SPDL_FOREVER), SPDL_TIMEOUT);
         CHECK_EQ(spdl_pool_run(desc.pool, SPDL_FOREVER), SPDL_EMPTY);
         CHECK_EQ(ran, i);
-        CHECK_EQ(spdl_pipeline_next(p, (void **)&item, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(SPDL_NEXT(p, &item, SPDL_FOREVER), SPDL_OK);
         CHECK_EQ(number, 2 * i);
     }
     for (int i = 0; i < 3; ++i)
