@@ -142,7 +142,8 @@ extern "C" {
 
 /* What a program does not use can be left out, with its part of the time to compile:
        SPDL_NO_REPORT   >>report and >>trace. Counting and spdl_pipeline_stats stay; a desc or a
-                        variable that asks for a report or a trace is answered by a warning.
+                        variable that asks for a report or a trace is answered by a warning; spans
+                        and counters (spdl_trace_begin) do nothing.
        SPDL_NO_NPZ      >>npz
        SPDL_NO_THREADS  threads, and whatever is not C: for wasm and boards. Only one thread calls,
                         and does all the work. There are rings, pipelines with workers = 0, pools of
@@ -1337,6 +1338,17 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
    Owns:    nothing. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
 
+/* The rows of a table as a drawing, one a line, before a pipeline is made of them or after: number,
+   kind, name, and of the fields sizes, concurrency, threads and order where the row sets them. The
+   rows of a path are indented. Nothing is checked: it is for tables that create refuses, too. Call
+   it as spdl_rows_text(SPDL_STAGES(...), text, sizeof(text)), or with SPDL_TABLE(rows).
+   Returns: the length of the whole text, as snprintf does; buffer holds what fits.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API int spdl_rows_text(const spdl_stage *stages, size_t stage_count, char *buffer,
+                            size_t bytes);
+
 /* One line without a newline: items, rate, the time left (`length`: how many items there will be;
    0: not known), and the share of time the trainer waited.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits.
@@ -1431,13 +1443,63 @@ SPDL_API spdl_result spdl_report_html(const spdl_pipeline *pipeline, const char 
    claims the file, as that of a page (t-2.json), and destroy writes it. What goes wrong with it is
    one warning in the log, and the pipeline runs as it would without.
 
-   Memory: (workers + 1 + edges) * trace_events * 32 bytes, allocated by create. Of each thread and
+   Memory: (workers + 2 + edges) * trace_events * 32 bytes, allocated by create. Of each thread and
    edge the latest events are kept; log and file say how many were dropped. With trace_events set
    and no file the pipeline only records, for spdl_trace_write.
+
+   Spans and counters of your own, by the functions below: parts of a call on the worker's lane, or
+   parts of a step on the trainer's. Spans nest, 16 deep; deeper ones are left out. One that is open
+   when the call returns, or the trainer's when the pipeline is destroyed, ends then; an end without
+   a begin is nothing. Only the pointer to a name is kept, so names are string literals, or live as
+   long as the pipeline; the file has their first 100 bytes. Each function takes some 30 ns
+   where a trace is recorded, and 1 where none is. Copies to a device: spdl_cuda_trace.
 
    Debuggers and profilers: the workers have names. Where the implementation is compiled with
    <sys/sdt.h>, it has probes for perf and bpftrace: spdl:task_begin and spdl:task_end (stage,
    item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items delivered). */
+
+/* Begins a span of this call, inside of those that are open.
+   Returns: nothing.
+   Threads: a stage; outside of the call, or on another thread, a line in the log.
+   Blocks:  never.
+   Owns:    `name` stays where it is until the pipeline is destroyed. */
+SPDL_API void spdl_trace_begin(spdl_task *task, const char *name);
+
+/* Ends the span of this call that was begun last.
+   Returns: nothing.
+   Threads: a stage, as spdl_trace_begin.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_trace_end(spdl_task *task);
+
+/* Records the value that a counter has now, for a plot over time; one that is not finite is left
+   out. There is one counter of each name.
+   Returns: nothing.
+   Threads: a stage, as spdl_trace_begin.
+   Blocks:  never.
+   Owns:    as spdl_trace_begin. */
+SPDL_API void spdl_trace_counter(spdl_task *task, const char *name, double value);
+
+/* Begins a span of the trainer, around what it does, its calls of next included.
+   Returns: nothing.
+   Threads: the trainer.
+   Blocks:  never.
+   Owns:    as spdl_trace_begin. */
+SPDL_API void spdl_pipeline_trace_begin(spdl_pipeline *pipeline, const char *name);
+
+/* Ends the span of the trainer that was begun last.
+   Returns: nothing.
+   Threads: the trainer.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_pipeline_trace_end(spdl_pipeline *pipeline);
+
+/* As spdl_trace_counter: the loss, for one.
+   Returns: nothing.
+   Threads: the trainer.
+   Blocks:  never.
+   Owns:    as spdl_trace_begin. */
+SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *pipeline, const char *name, double value);
 
 #ifndef SPDL_NO_REPORT
 /* Writes what is recorded now to a file, which is created or replaced, while the pipeline runs or
@@ -1919,6 +1981,11 @@ template <size_t count>
 inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
                                         const spdl_stage (&stages)[count]) {
     return spdl_pipeline_create(pipeline, desc, stages, count);
+}
+
+template <size_t count>
+inline int spdl_rows_text(const spdl_stage (&stages)[count], char *buffer, size_t bytes) {
+    return spdl_rows_text(stages, count, buffer, bytes);
 }
 
 #ifdef __cpp_exceptions
@@ -4944,10 +5011,11 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
    split; >>trace-impl has the rest. Off, each place costs a branch on a pointer.
 
    Events. A track is a ring of events that keeps the latest; there is one for each thread that runs
-   stages, one for the trainer and one for each edge. Any thread may add to any track: it takes a
+   stages, one for the trainer, one for each edge and one for copies to a device. Any thread may add to any track: it takes a
    number, marks the slot as in use, writes it and stamps it with the number. A reader takes a slot
    whose stamp is the same before and after it has copied it. (Two that add to one slot at the same
-   time, a whole ring apart, may mix their words.)
+   time, a whole ring apart, may mix their words. So pointers to names stand only in tracks of
+   threads, to which no other thread adds.)
 
    Where time goes. A meter reads the thread's processor clock, and the time it was runnable, before
    and after a sitting: four system calls, some microseconds. So about one sitting is measured for
@@ -4958,6 +5026,7 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 
 #define SPDL__TRACE_EVENTS 65536
 #define SPDL__TRACE_EVENTS_MAX (1 << 24)
+#define SPDL__SPANS 16 /* of a user that may be open inside each other */
 #define SPDL__METER_NS 800000 /* time of a worker in a stage for each measurement, on average */
 #define SPDL__PATH_BYTES 1024 /* the name of a file that is written: a trace, a report */
 
@@ -4975,7 +5044,10 @@ typedef enum spdl__record_kind {
     SPDL__RECORD_NEXT,  /* the trainer waited; number: of the item it got */
     SPDL__RECORD_EMPTY, /* the reader of an edge had to wait */
     SPDL__RECORD_FULL,  /* a finished item had to wait for its place */
-    SPDL__RECORD_DEPTH  /* number: the items on an edge */
+    SPDL__RECORD_DEPTH, /* number: the items on an edge */
+    SPDL__RECORD_SPAN,  /* of a user; number: the pointer to its name, result: spans around it */
+    SPDL__RECORD_COPY,  /* to a device; number: bytes */
+    SPDL__RECORD_VALUE  /* of a counter; number: the pointer to its name, end: the bits */
 } spdl__record_kind;
 
 /* 32 bytes, as is documented. Written by the thread that took its place in the track. */
@@ -4986,6 +5058,11 @@ typedef struct spdl__record {
     uint64_t stamp; /* low bits of its place in the track + 1, result 16, row 8, kind 8 bits */
 } spdl__record;
 
+typedef struct spdl__span {
+    const char *name;
+    uint64_t begin;
+} spdl__span;
+
 typedef struct spdl__track {
     /* written by create */
     spdl__record *records;
@@ -4994,13 +5071,16 @@ typedef struct spdl__track {
     uint64_t count; /* events so far, those that were overwritten too */
     uint64_t begun; /* an edge: the wait of its reader, or 0 */
     uint64_t ready; /* an edge: tickets below this were ready when its reader looked */
+    /* written by the thread whose track it is */
+    uint32_t spans; /* that are open, also those too deep to be kept */
+    spdl__span span[SPDL__SPANS];
     char pad[SPDL_CACHE_LINE];
 } spdl__track;
 
 /* Written by create. */
 typedef struct spdl__trace {
     size_t bytes;    /* of the block: this, the tracks, their records */
-    int tracks;      /* of threads, then those of edges */
+    int tracks;      /* of threads, then those of edges, then one of copies to a device */
     uint64_t events; /* of each track */
     spdl__track *track;
     const spdl_function *fn[SPDL_MAX_STAGES]; /* the stages' own */
@@ -10340,6 +10420,53 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
     return (int)text.length;
 }
 
+/* The fields that a row sets, in its line of a drawing. */
+SPDL__COLD void spdl__row_fields(spdl__text *text, const spdl_stage *row) {
+    static const char *const merges[] = { "", "in turn", "joins batches", "merge_fn" };
+    const struct {
+        const char *name;
+        int value;
+    } fields[] = {
+        { "size", row->size },
+        { "concurrency", row->concurrency == 1 ? 0 : row->concurrency },
+        { "max_concurrency", row->max_concurrency },
+        { "threads", row->threads },
+        { "buffer_size", row->buffer_size },
+        { "reorder_window", row->reorder_window },
+    };
+    const char *before = "  ";
+    size_t k;
+    for (k = 0; k < sizeof(fields) / sizeof(fields[0]); ++k) {
+        if (fields[k].value == 0) continue;
+        spdl__text_add(text, "%s%s %d", before, fields[k].name, fields[k].value);
+        before = ", ";
+    }
+    if (row->output_order == SPDL_ORDER_COMPLETION)
+        spdl__text_add(text, "%scompletion order", before);
+    if (row->merge_order > SPDL_MERGE_READY && row->merge_order <= SPDL_MERGE_CHOICE)
+        spdl__text_add(text, "%s%s", before, merges[row->merge_order]);
+}
+
+SPDL_API int spdl_rows_text(const spdl_stage *stages, size_t stage_count, char *buffer,
+                            size_t bytes) {
+    spdl__text text = spdl__text_start(buffer, bytes);
+    int depth = 0, i, k;
+    for (i = 0; i < (int)stage_count; ++i) {
+        const spdl_stage *row = &stages[i];
+        if (row->kind == SPDL_KIND_MERGE && depth > 0) --depth;
+        spdl__text_add(&text, "%2d  ", i);
+        for (k = 1; k <= depth; ++k)
+            spdl__text_add(&text, k == depth && row->kind == SPDL_KIND_PATH ? "+- " : "|  ");
+        spdl__text_add(&text, "%-6s  ", spdl__kind_name(row->kind));
+        if (row->name != NULL || row->fn != NULL) /* else its name is its kind */
+            spdl__text_name(&text, spdl__row_name(row), -1);
+        spdl__row_fields(&text, row);
+        spdl__text_add(&text, "\n");
+        if (row->kind == SPDL_KIND_BRANCH) ++depth;
+    }
+    return (int)text.length;
+}
+
 SPDL__COLD void spdl__progress(spdl__text *text, const spdl_stats *stats, uint64_t length,
                                bool ended) {
     const uint64_t since = spdl__grown(stats->first_item_ns, stats->elapsed_ns);
@@ -15039,15 +15166,82 @@ SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t from, uint64_t now)
     spdl__trace_depth(edge);
 }
 
+/* --- spans and counters of users --- */
+
+SPDL__RARE void spdl__span_begin(spdl__track *track, const char *name) {
+    const uint32_t depth = track->spans++;
+    if (depth >= SPDL__SPANS) return;
+    track->span[depth].name = name;
+    track->span[depth].begin = spdl_time_ns();
+}
+
+/* The innermost span ends, if there is one. */
+SPDL__RARE void spdl__span_end(spdl__track *track, uint64_t now) {
+    const uint32_t depth = track->spans - 1;
+    if (track->spans == 0) return;
+    track->spans = depth;
+    if (depth < SPDL__SPANS)
+        spdl__trace_add(track, SPDL__RECORD_SPAN, 0, (int)depth, track->span[depth].begin, now,
+                        (uint64_t)(uintptr_t)track->span[depth].name);
+}
+
+SPDL__RARE void spdl__trace_value(spdl__track *track, const char *name, double value) {
+    const uint64_t now = spdl_time_ns();
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    if ((bits >> 52 & 0x7ff) != 0x7ff) /* JSON has no infinity */
+        spdl__trace_add(track, SPDL__RECORD_VALUE, 0, 0, now, bits, (uint64_t)(uintptr_t)name);
+}
+
+/* For spdl_cuda.h; any thread. */
+SPDL__RARE void spdl__trace_copy(const spdl_pipeline *p, uint64_t begin, uint64_t bytes) {
+    if (SPDL__TRACED(p->trace))
+        spdl__trace_add(&p->trace->track[p->trace->tracks - 1], SPDL__RECORD_COPY, 0, 0, begin,
+                        spdl_time_ns(), bytes);
+}
+
+SPDL_API void spdl_trace_begin(spdl_task *task, const char *name) {
+    spdl__trace *trace = task->pipeline->trace;
+    if (SPDL__TRACED(trace) && spdl__task_allows(task, "spdl_trace_begin"))
+        spdl__span_begin(&trace->track[task->worker], name);
+}
+
+SPDL_API void spdl_trace_end(spdl_task *task) {
+    spdl__trace *trace = task->pipeline->trace;
+    if (SPDL__TRACED(trace) && spdl__task_allows(task, "spdl_trace_end"))
+        spdl__span_end(&trace->track[task->worker], spdl_time_ns());
+}
+
+SPDL_API void spdl_trace_counter(spdl_task *task, const char *name, double value) {
+    spdl__trace *trace = task->pipeline->trace;
+    if (SPDL__TRACED(trace) && spdl__task_allows(task, "spdl_trace_counter"))
+        spdl__trace_value(&trace->track[task->worker], name, value);
+}
+
+SPDL_API void spdl_pipeline_trace_begin(spdl_pipeline *p, const char *name) {
+    if (SPDL__TRACED(p->trace)) spdl__span_begin(&p->trace->track[p->workers], name);
+}
+
+SPDL_API void spdl_pipeline_trace_end(spdl_pipeline *p) {
+    if (SPDL__TRACED(p->trace)) spdl__span_end(&p->trace->track[p->workers], spdl_time_ns());
+}
+
+SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *p, const char *name, double value) {
+    if (SPDL__TRACED(p->trace)) spdl__trace_value(&p->trace->track[p->workers], name, value);
+}
+
 #ifndef SPDL_NO_REPORT
-/* Stands in the rows of a pipeline that has a trace, so that the others pay nothing. */
+/* Stands in the rows of a pipeline that has a trace, so that the others pay nothing. Spans that the
+   function has left open end with the call. */
 SPDL__COLD spdl_result spdl__traced_call(spdl_task *task, void *in, void **out) {
     spdl__trace *trace = task->pipeline->trace;
     const int row = task->node->index;
+    spdl__track *track = &trace->track[task->worker];
     const uint64_t begun = spdl_time_ns();
     const spdl_result result = trace->fn[row]->call(task, in, out);
-    spdl__trace_add(&trace->track[task->worker], SPDL__RECORD_CALL, row, (int)result, begun,
-                    spdl_time_ns(), task->sequence);
+    const uint64_t now = spdl_time_ns();
+    while (track->spans > 0) spdl__span_end(track, now);
+    spdl__trace_add(track, SPDL__RECORD_CALL, row, (int)result, begun, now, task->sequence);
     return result;
 }
 
@@ -15090,27 +15284,49 @@ SPDL__COLD size_t spdl__trace_collect(const spdl__trace *trace, spdl__record *re
     return count;
 }
 
-/* By track and time. */
+/* What a slice may be inside of: slices of a lower level. The trainer waits inside of its spans. */
+SPDL__COLD int spdl__record_level(const spdl__record *record) {
+    const spdl__record_kind kind = spdl__record_of_kind(record);
+    if (kind == SPDL__RECORD_SPAN) return 1 + (int)(record->stamp >> 16 & 0xffff) % SPDL__SPANS;
+    return kind == SPDL__RECORD_NEXT ? SPDL__SPANS + 1 : 0;
+}
+
+/* By track and time, what is around the others first. */
 SPDL__COLD int spdl__record_compare(const void *a, const void *b) {
     const spdl__record *x = (const spdl__record *)a, *y = (const spdl__record *)b;
     const int lane_x = spdl__record_track(x), lane_y = spdl__record_track(y);
+    const int level_x = spdl__record_level(x), level_y = spdl__record_level(y);
     if (lane_x != lane_y) return lane_x - lane_y;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    if (level_x != level_y) return level_x - level_y;
     return (x->end > y->end) - (x->end < y->end);
 }
 
-/* In order, and slices of a track one after the other: each begins where the one before it ends at
-   the earliest. */
+/* In order, and slices of a track one after the other, or one inside of another of a lower level:
+   each begins where the one before it ends at the earliest, and ends where the one around it does
+   at the latest. */
 SPDL__COLD void spdl__trace_order(spdl__record *records, size_t count, uint64_t start) {
-    uint64_t end = start;
+    struct {
+        int level;
+        uint64_t end;
+    } open[SPDL__SPANS + 2]; /* levels only rise */
+    int depth = 0;
     size_t i;
     if (count > 0) qsort(records, count, sizeof(*records), spdl__record_compare);
     for (i = 0; i < count; ++i) {
         spdl__record *record = &records[i];
-        if (i > 0 && spdl__record_track(record) != spdl__record_track(record - 1)) end = start;
-        if (spdl__record_of_kind(record) == SPDL__RECORD_DEPTH) continue;
-        record->begin = spdl__max(record->begin, end);
-        record->end = end = spdl__max(record->end, record->begin);
+        const spdl__record_kind kind = spdl__record_of_kind(record);
+        const int level = spdl__record_level(record);
+        if (i > 0 && spdl__record_track(record) != spdl__record_track(record - 1)) depth = 0;
+        record->begin = spdl__max(record->begin, start);
+        if (kind == SPDL__RECORD_DEPTH || kind > SPDL__RECORD_SPAN) continue;
+        for (; depth > 0 && (open[depth - 1].level >= level || open[depth - 1].end <= record->begin);
+             --depth)
+            record->begin = spdl__max(record->begin, open[depth - 1].end);
+        record->end = spdl__max(record->end, record->begin);
+        if (depth > 0) record->end = spdl__min(record->end, open[depth - 1].end);
+        open[depth].level = level;
+        open[depth++].end = record->end;
     }
 }
 
@@ -15127,7 +15343,7 @@ SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const char *phase, int 
 /* The names of the tracks; the viewer shows them in this order. */
 SPDL__COLD void spdl__trace_lanes(spdl__out *out, const spdl_pipeline *p) {
     int i;
-    for (i = 0; i < p->trace->tracks; ++i) {
+    for (i = 0; i + 1 < p->trace->tracks; ++i) { /* copies have no lane */
         const int edge = i - spdl__tracks(p);
         spdl__text *text = spdl__trace_event(out, "M", i);
         spdl__text_add(text, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}", i);
@@ -15143,6 +15359,53 @@ SPDL__COLD void spdl__trace_lanes(spdl__out *out, const spdl_pipeline *p) {
             spdl__text_add(text, "-%d", i);
         }
         spdl__text_add(text, "\"}}");
+    }
+}
+
+/* The name of a span or counter, of a length for which there is room. */
+SPDL__COLD void spdl__trace_user_name(spdl__text *text, const spdl__record *record) {
+    const char *name = (const char *)(uintptr_t)record->number;
+    char start[101];
+    (void)snprintf(start, sizeof(start), "%s", name != NULL ? name : "");
+    spdl__text_add(text, ",\"name\":\"");
+    spdl__json_escape(text, start);
+    spdl__text_add(text, "\"");
+}
+
+/* The value of a counter, with a point whatever the locale. */
+SPDL__COLD void spdl__trace_print_value(spdl__out *out, const spdl_pipeline *p,
+                                        const spdl__record *record) {
+    spdl__text *text = spdl__trace_event(out, "C", spdl__record_track(record));
+    char digits[40];
+    const char *at = digits;
+    bool point = false;
+    double value;
+    memcpy(&value, &record->end, sizeof(value));
+    (void)snprintf(digits, sizeof(digits), "%.9e", value);
+    spdl__json_real(text, "ts", (double)(record->begin - p->start_ns) / 1e3);
+    spdl__trace_user_name(text, record);
+    spdl__text_add(text, ",\"args\":{\"value\":");
+    for (; *at != '\0'; ++at) {
+        const bool plain = strchr("+-0123456789e", *at) != NULL;
+        if (plain || !point) spdl__text_add(text, "%c", plain ? *at : '.');
+        if (!plain) point = true;
+    }
+    spdl__text_add(text, "}}");
+}
+
+/* Copies overlap, as slices of a lane must not: they are asynchronous events, each with an id. */
+SPDL__COLD void spdl__trace_print_copy(spdl__out *out, const spdl_pipeline *p,
+                                       const spdl__record *record, size_t id) {
+    int i;
+    for (i = 0; i < 2; ++i) {
+        spdl__text *text = spdl__trace_event(out, i ? "e" : "b", spdl__record_track(record));
+        const uint64_t when = i ? spdl__max(record->end, record->begin) : record->begin;
+        spdl__json_real(text, "ts", (double)(when - p->start_ns) / 1e3);
+        spdl__text_add(text, ",\"cat\":\"copy\",\"id\":%llu,\"name\":\"copy to device\"",
+                       (spdl__llu)id);
+        if (i == 0)
+            spdl__text_add(text, ",\"args\":{\"bytes\":%llu}", (spdl__llu)record->number);
+        spdl__text_add(text, "}");
     }
 }
 
@@ -15164,6 +15427,11 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
         return;
     }
     spdl__json_real(text, "dur", (double)(record->end - record->begin) / 1e3);
+    if (kind == SPDL__RECORD_SPAN) {
+        spdl__trace_user_name(text, record);
+        spdl__text_add(text, ",\"cat\":\"span\"}");
+        return;
+    }
     spdl__text_add(text, ",\"cat\":\"%s\",\"name\":\"%s", cats[kind], names[kind]);
     if (kind <= SPDL__RECORD_BATCH) spdl__json_escape(text, p->node[row].name);
     spdl__text_add(text, "\"");
@@ -15191,7 +15459,14 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, spdl__os_file f
     spdl__text_add(&out.text, "\"}}");
     spdl__trace_lanes(&out, p);
     spdl__trace_order(records, count, p->start_ns);
-    for (i = 0; i < count && out.failure == NULL; ++i) spdl__trace_record(&out, p, &records[i]);
+    for (i = 0; i < count && out.failure == NULL; ++i) {
+        const spdl__record_kind kind = spdl__record_of_kind(&records[i]);
+        if (kind == SPDL__RECORD_COPY) spdl__trace_print_copy(&out, p, &records[i], i);
+        else if (kind == SPDL__RECORD_VALUE)
+            spdl__trace_print_value(&out, p, &records[i]);
+        else
+            spdl__trace_record(&out, p, &records[i]);
+    }
     spdl__text_add(&out.text, "\n]}\n");
     spdl__out_flush(&out);
     return out.failure;
@@ -15243,7 +15518,7 @@ SPDL_API spdl_result spdl_trace_write(const spdl_pipeline *p, const char *path) 
 
 /* Room for `events` events of each track; false when there is no memory. */
 SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
-    const int tracks = spdl__tracks(p) + p->count;
+    const int tracks = spdl__tracks(p) + p->count + 1;
     const size_t records = (size_t)spdl__pow2(events);
     const size_t lane_bytes = sizeof(spdl__track) + records * sizeof(spdl__record);
     const size_t bytes = sizeof(spdl__trace) + (size_t)tracks * lane_bytes;
@@ -15326,6 +15601,8 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
 }
 
 SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
+    spdl__track *trainer = p->trace != NULL ? &p->trace->track[p->workers] : NULL;
+    while (trainer != NULL && trainer->spans > 0) spdl__span_end(trainer, spdl_time_ns());
     if (p->trace != NULL && p->trace->file != SPDL__NO_FILE && p->start_ns != 0)
         (void)spdl__trace_save(p, p->trace->file, p->trace->path);
     spdl__trace_free(p);

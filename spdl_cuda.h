@@ -388,6 +388,17 @@ SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error);
    Owns:    nothing. */
 SPDL_API void spdl_cuda_get_stats(const spdl_cuda *cuda, spdl_cuda_stats *stats);
 
+/* From here on copies are in the trace of a pipeline, whoever sends them: as spans "copy to device",
+   with their bytes, from when a copy was put on the copy stream to when it was seen to be done
+   (which may be a call or two later). Those that are not seen to be done by the next call of this
+   are left out, as is what the CPU backend does. NULL ends it: it has to, before the pipeline is
+   destroyed. (Not yet measured on a device.)
+   Returns: nothing.
+   Threads: any.
+   Blocks:  never, except for calls that send meanwhile.
+   Owns:    nothing; the pipeline stays alive until the next call, or spdl_cuda_close. */
+SPDL_API void spdl_cuda_trace(spdl_cuda *cuda, const spdl_pipeline *pipeline);
+
 /* SPDL_CUDA_TRANSFER(cuda): a row of a pipeline that takes host slots (spdl_cuda_host) and yields
    batches (spdl_cuda_batch). The row before it has .free_item = spdl_cuda_host_free. The trainer
    calls spdl_cuda_ready and spdl_cuda_done for what it gets. device_slots should be buffer_size of
@@ -855,6 +866,7 @@ typedef struct spdl__cuda_transfer {
     void *start;  /* with time_copies */
     void *behind[SPDL_CUDA_MAX_READERS]; /* events of readers it waits for, then NULL */
     spdl__cuda_held held;
+    uint64_t since, bytes; /* for a trace: when it was submitted, or 0 */
 } spdl__cuda_transfer;
 
 enum { SPDL__HOST_FREE, SPDL__HOST_FILLING, SPDL__HOST_SENDING, SPDL__HOST_SENT };
@@ -926,6 +938,7 @@ struct spdl_cuda {
     /* written under lock; the numbers are read without it */
     pthread_mutex_t lock;
     uint64_t sent, reclaimed;
+    const spdl_pipeline *traced; /* copies are in its trace; or NULL */
     spdl__cuda_slab arena[SPDL_CUDA_MAX_ARENAS];
     char pad1[SPDL_CACHE_LINE];
     /* written by any thread */
@@ -1387,6 +1400,22 @@ SPDL__PRIVATE void spdl__cuda_time_copy(spdl_cuda *cuda, const spdl__cuda_transf
     spdl__add(&cuda->copy_us[k], 1);
 }
 
+/* A copy that was seen to be done goes into the trace. Under lock. */
+SPDL__PRIVATE void spdl__cuda_trace_copy(spdl_cuda *cuda, spdl__cuda_transfer *transfer) {
+    if (cuda->traced != NULL && transfer->since != 0)
+        spdl__trace_copy(cuda->traced, transfer->since, transfer->bytes);
+    transfer->since = 0;
+}
+
+SPDL_API void spdl_cuda_trace(spdl_cuda *cuda, const spdl_pipeline *pipeline) {
+    uint64_t i;
+    if (cuda == NULL || cuda->process != (long)getpid()) return;
+    pthread_mutex_lock(&cuda->lock);
+    cuda->traced = pipeline;
+    for (i = 0; i < cuda->transfers; ++i) cuda->transfer[i].since = 0; /* of another trace */
+    pthread_mutex_unlock(&cuda->lock);
+}
+
 /* Reclaims the numbers before `until`, whose copies the caller has seen to be done, and gives their
    sources back (E1). */
 SPDL__PRIVATE void spdl__cuda_reap(spdl_cuda *cuda, uint64_t until) {
@@ -1397,6 +1426,7 @@ SPDL__PRIVATE void spdl__cuda_reap(spdl_cuda *cuda, uint64_t until) {
         if (cuda->reclaimed >= until) break;
         transfer = spdl__cuda_transfer_of(cuda, cuda->reclaimed);
         spdl__cuda_time_copy(cuda, transfer);
+        spdl__cuda_trace_copy(cuda, transfer);
         held = transfer->held;
         memset(&transfer->held, 0, sizeof(transfer->held));
         /* pairs with the load in ready: who sees it may do without waiting for the event */
@@ -1631,8 +1661,13 @@ SPDL__PRIVATE spdl_result spdl__submit_device(spdl_cuda *cuda, spdl__cuda_slot *
     }
     transfer = spdl__cuda_transfer_of(cuda, cuda->sent);
     if (result == SPDL_OK) result = spdl__submit_behind(cuda, slot, transfer);
-    if (result == SPDL_OK) result = spdl__submit_copy(cuda, slot, transfer, job);
     if (result == SPDL_OK) {
+        transfer->since = cuda->traced != NULL ? spdl_time_ns() : 0;
+        transfer->bytes = job->bytes;
+        result = spdl__submit_copy(cuda, slot, transfer, job);
+    }
+    if (result == SPDL_OK) {
+        if (job->pageable) spdl__cuda_trace_copy(cuda, transfer); /* it was waited for */
         if (!job->pageable) transfer->held = job->held;
         slot->transfer = cuda->sent;
         /* pairs with the loads of those who ask for, or wait for, copies: the event is recorded */
