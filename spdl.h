@@ -10457,9 +10457,12 @@ SPDL_API int spdl_rows_text(const spdl_stage *stages, size_t stage_count, char *
         spdl__text_add(&text, "%2d  ", i);
         for (k = 1; k <= depth; ++k)
             spdl__text_add(&text, k == depth && row->kind == SPDL_KIND_PATH ? "+- " : "|  ");
-        spdl__text_add(&text, "%-6s  ", spdl__kind_name(row->kind));
-        if (row->name != NULL || row->fn != NULL) /* else its name is its kind */
+        if (row->name == NULL && row->fn == NULL) { /* its name is its kind */
+            spdl__text_add(&text, "%s", spdl__kind_name(row->kind));
+        } else {
+            spdl__text_add(&text, "%-6s  ", spdl__kind_name(row->kind));
             spdl__text_name(&text, spdl__row_name(row), -1);
+        }
         spdl__row_fields(&text, row);
         spdl__text_add(&text, "\n");
         if (row->kind == SPDL_KIND_BRANCH) ++depth;
@@ -15381,7 +15384,7 @@ SPDL__COLD void spdl__trace_print_value(spdl__out *out, const spdl_pipeline *p,
     bool point = false;
     double value;
     memcpy(&value, &record->end, sizeof(value));
-    (void)snprintf(digits, sizeof(digits), "%.9e", value);
+    (void)snprintf(digits, sizeof(digits), "%.9g", value);
     spdl__json_real(text, "ts", (double)(record->begin - p->start_ns) / 1e3);
     spdl__trace_user_name(text, record);
     spdl__text_add(text, ",\"args\":{\"value\":");

@@ -1,6 +1,7 @@
 /* trace.c - what every worker did when: a trace of a small loader, for Perfetto (ui.perfetto.dev)
-   or chrome://tracing, and where the time of each stage went. The stages do what their names say
-   to numbers that stand for images; reading only waits.
+   or chrome://tracing, with spans of its own inside of calls and of the trainer's steps, and where
+   the time of each stage went; its rows are drawn first. The stages do what their names say to
+   numbers that stand for images; reading only waits.
 
    Build:  cc -O2 -g -fno-omit-frame-pointer -I. examples/trace.c -o trace -lpthread
    Run:    ./trace [file]
@@ -37,11 +38,17 @@ SPDL_FN(read_image, image, image) {
     return SPDL_OK;
 }
 
-/* Stands for a decoder: nothing but arithmetic. */
+/* Stands for a decoder: nothing but arithmetic, in two parts that the trace shows. */
 SPDL_FN(decode_image, image, image) {
-    for (int round = 0; round < 60; ++round)
+    spdl_trace_begin(task, "inflate");
+    for (int round = 0; round < 60; ++round) {
+        if (round == 40) {
+            spdl_trace_end(task);
+            spdl_trace_begin(task, "resize"); /* ends with the call */
+        }
         for (int i = 1; i < PIXELS; ++i)
             in->pixel[i] = in->pixel[i - 1] * 1664525u + 1013904223u + (uint32_t)round;
+    }
     *out = in;
     return SPDL_OK;
 }
@@ -70,22 +77,29 @@ static void print_split(const spdl_stats *stats) {
 int main(int argc, char **argv) {
     const char *file = argc > 1 ? argv[1] : "trace.json";
     const spdl_pipeline_desc desc = { .workers = WORKERS, .name = "loader", .trace = file };
+    const spdl_stage rows[] = {
+        SPDL_SOURCE(list_images, .free_item = free),
+        SPDL_PIPE(read_image, .concurrency = 2),
+        SPDL_PIPE(decode_image, .concurrency = 2),
+        SPDL_BATCH(BATCH),
+        SPDL_PIPE(sum_images, .free_item = free),
+        SPDL_SINK(2),
+    };
     spdl_pipeline *pipeline;
     spdl_stats stats;
     uint64_t images = 0;
+    char drawing[500];
     bool failed;
     sums *batch;
-    if (spdl_pipeline_create(&pipeline, &desc, SPDL_STAGES(
-            SPDL_SOURCE(list_images, .free_item = free),
-            SPDL_PIPE(read_image, .concurrency = 2),
-            SPDL_PIPE(decode_image, .concurrency = 2),
-            SPDL_BATCH(BATCH),
-            SPDL_PIPE(sum_images, .free_item = free),
-            SPDL_SINK(2))) != SPDL_OK)
-        return 1;
+    spdl_rows_text(SPDL_TABLE(rows), drawing, sizeof(drawing));
+    printf("%s\n", drawing);
+    if (spdl_pipeline_create(&pipeline, &desc, SPDL_TABLE(rows)) != SPDL_OK) return 1;
     while (SPDL_NEXT(pipeline, &batch, SPDL_FOREVER) == SPDL_OK) {
+        spdl_pipeline_trace_begin(pipeline, "step");
         images += batch->count;
         free(batch);
+        spdl_pipeline_trace_counter(pipeline, "images", (double)images);
+        spdl_pipeline_trace_end(pipeline);
     }
     failed = spdl_pipeline_failed(pipeline);
     spdl_pipeline_stats(pipeline, &stats);

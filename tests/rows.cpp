@@ -5,6 +5,7 @@
 #include "../spdl.h"
 
 #include <cstdio>
+#include <cstring>
 
 struct Number {
     long value;
@@ -162,4 +163,13 @@ static bool can_be_fed() {
     return sum == 5;
 }
 
-int main() { return runs(0) && can_be_fed() && alive == 0 ? 0 : 1; }
+static bool can_be_drawn() {
+    char text[1000], same[1000];
+    const int length = spdl_rows_text(SPDL_TABLE(fed), text, sizeof text);
+    return length > 0 && spdl_rows_text(fed, same, sizeof same) == length &&
+           std::strcmp(text, same) == 0 &&
+           spdl_rows_text(SPDL_STAGES(SPDL_SOURCE(count), SPDL_SINK(2)), text, sizeof text) > 0 &&
+           std::strcmp(text, " 0  source  count\n 1  sink  buffer_size 2\n") == 0;
+}
+
+int main() { return runs(0) && can_be_fed() && can_be_drawn() && alive == 0 ? 0 : 1; }

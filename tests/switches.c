@@ -28,6 +28,9 @@ SPDL_FN(count_up, void, void) {
 }
 
 SPDL_FN(pass, void, void) {
+    spdl_trace_begin(task, "pass");
+    spdl_trace_counter(task, "passed", 1);
+    spdl_trace_end(task);
     *out = in;
     return SPDL_OK;
 }

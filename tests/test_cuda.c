@@ -719,6 +719,69 @@ static void a_pipeline_feeds_the_iterator(void) {
     }
 }
 
+/* How many lines of a file have both texts, and the sum of what follows the second. */
+static uint64_t lines_with(const char *path, const char *first, const char *second, uint64_t *sum) {
+    FILE *file = fopen(path, "r");
+    char line[1000];
+    uint64_t count = 0;
+    *sum = 0;
+    REQUIRE(file != NULL);
+    while (fgets(line, sizeof line, file) != NULL) {
+        const char *at = strstr(line, second);
+        if (strstr(line, first) == NULL || at == NULL) continue;
+        *sum += strtoull(at + strlen(second), NULL, 10);
+        ++count;
+    }
+    fclose(file);
+    return count;
+}
+
+/* All copies of an iterator are in the trace of the pipeline, until that is ended. */
+static void copies_are_in_the_trace(void) {
+    int mode;
+    for (mode = SPDL_CUDA_INLINE; mode <= SPDL_CUDA_THREAD; ++mode) {
+        const spdl_pipeline_desc desc = { .workers = 2, .trace = "", .trace_events = 1000 };
+        const bool copied = backend == SPDL_CUDA_GPU;
+        char path[] = "/tmp/spdl_cuda_XXXXXX";
+        const int file = mkstemp(path);
+        void *stream = kit_stream(false);
+        spdl_pipeline *pipeline = NULL;
+        spdl_cuda_iter_desc iter_desc;
+        spdl_cuda_iter *it = NULL;
+        uint64_t count = 0, bytes, ends;
+        REQUIRE(file >= 0 && close(file) == 0);
+        kit_disorder(test_seed());
+        line_cuda = open_small(6, 3);
+        line_made = 0;
+        REQUIRE(spdl_pipeline_create(&pipeline, &desc,
+                                     SPDL_STAGES(SPDL_SOURCE(line_source,
+                                                             .free_item = spdl_cuda_host_free),
+                                                 SPDL_SINK(2))) == SPDL_OK);
+        spdl_cuda_trace(NULL, pipeline);
+        spdl_cuda_trace(line_cuda, pipeline);
+        memset(&iter_desc, 0, sizeof iter_desc);
+        iter_desc.next = spdl_pipeline_next_fn;
+        iter_desc.source = pipeline;
+        iter_desc.mode = (spdl_cuda_mode)mode;
+        REQUIRE(spdl_cuda_iter_open(&it, line_cuda, &iter_desc) == SPDL_OK);
+        CHECK_EQ(flow_train(it, stream, &count), SPDL_END);
+        CHECK_EQ(count, 50);
+        spdl_cuda_iter_close(it);
+        spdl_cuda_trace(line_cuda, NULL);
+        CHECK_EQ(flow_batch(line_cuda, stream, 1000, 1), SPDL_OK); /* not in it any more */
+        CHECK_EQ(spdl_trace_write(pipeline, path), SPDL_OK);
+        CHECK_EQ(lines_with(path, "\"ph\":\"b\"", "\"copy to device\",\"args\":{\"bytes\":", &bytes),
+                 copied ? 50 : 0);
+        CHECK_EQ(bytes, copied ? 50 * 3000 : 0);
+        CHECK_EQ(lines_with(path, "\"ph\":\"e\"", "\"copy to device\"", &ends), copied ? 50 : 0);
+        spdl_pipeline_destroy(pipeline);
+        spdl_cuda_close(line_cuda);
+        unlink(path);
+        kit_stream_free(stream);
+        finish();
+    }
+}
+
 /* ---- processes ---- */
 
 #ifndef CUDA_REAL
@@ -846,6 +909,7 @@ static void the_cpu_iterates_too(void) {
     iterators_end_in_the_middle();
     a_pipeline_sends();
     a_pipeline_feeds_the_iterator();
+    copies_are_in_the_trace();
 }
 
 static void arguments_are_checked(void) {
@@ -899,6 +963,7 @@ TEST_TABLE(cuda) {
     TEST_CASE(iterators_end_in_the_middle),
     TEST_CASE(a_pipeline_sends),
     TEST_CASE(a_pipeline_feeds_the_iterator),
+    TEST_CASE(copies_are_in_the_trace),
     TEST_CASE(a_child_is_refused),
     TEST_CASE(leaving_is_quiet),
     TEST_CASE(a_device_that_is_not_there_is_told),

@@ -163,7 +163,10 @@ static const char *json_number(const char *at) {
     if (strspn(at, "0123456789") == 0) return NULL;
     at += strspn(at, "0123456789");
     if (*at == '.' && strspn(at + 1, "0123456789") == 0) return NULL;
-    return *at == '.' ? at + 1 + strspn(at + 1, "0123456789") : at;
+    if (*at == '.') at += 1 + strspn(at + 1, "0123456789");
+    if (*at != 'e') return at;
+    if (*++at == '+' || *at == '-') ++at;
+    return strspn(at, "0123456789") ? at + strspn(at, "0123456789") : NULL;
 }
 
 /* The members of an object, or the elements of an array, with the bracket at the end. */
@@ -203,6 +206,7 @@ typedef struct event {
     int64_t begin, ns; /* in nanoseconds */
     char cat[16], name[100], result[40];
     long long item, items;
+    double value; /* of a counter, else 0 */
     bool seen;
 } event;
 
@@ -249,6 +253,7 @@ static event event_of(const char *line) {
     e.ns = time_of(line, "\"dur\":");
     e.item = number_of(line, "\"item\":", -1);
     e.items = number_of(line, "\"items\":", -1);
+    if (strstr(line, "\"value\":") != NULL) e.value = strtod(strstr(line, "\"value\":") + 8, NULL);
     text_of(line, "\"cat\":\"", e.cat, sizeof e.cat);
     text_of(line, "\"result\":\"", e.result, sizeof e.result);
     text_of(line, e.phase == 'M' ? "\"args\":{\"name\":\"" : "\"name\":\"", e.name, sizeof e.name);
@@ -306,19 +311,32 @@ static size_t trace_count(const trace *t, char phase, const char *cat, const cha
 static int by_place(const void *a, const void *b) {
     const event *x = (const event *)a, *y = (const event *)b;
     if (x->lane != y->lane) return x->lane < y->lane ? -1 : 1;
-    return x->begin < y->begin ? -1 : x->begin > y->begin;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return x->ns > y->ns ? -1 : x->ns < y->ns;
 }
 
-/* No two slices of a lane overlap. Sorts the events. */
+static bool is_span(const event *e) { return strcmp(e->cat, "span") == 0; }
+
+/* No two slices of a lane overlap, but for spans, which are inside of a slice or around one. Sorts
+   the events. */
 static void check_lanes(trace *t) {
-    const event *last = NULL;
+    const event *around[40];
+    int depth = 0;
     qsort(t->events, t->count, sizeof(event), by_place);
     for (size_t i = 0; i < t->count; ++i) {
         const event *e = &t->events[i];
         if (e->phase != 'X') continue;
         CHECK(e->ns >= 0 && e->lane >= 0);
-        if (last != NULL && last->lane == e->lane) CHECK(last->begin + last->ns <= e->begin);
-        last = e;
+        if (e->ns == 0) continue; /* at the border of another, before or after it */
+        while (depth > 0 && (around[depth - 1]->lane != e->lane ||
+                             around[depth - 1]->begin + around[depth - 1]->ns <= e->begin))
+            --depth;
+        if (depth > 0) {
+            CHECK(is_span(e) || is_span(around[depth - 1]));
+            CHECK(e->begin + e->ns <= around[depth - 1]->begin + around[depth - 1]->ns);
+        }
+        REQUIRE(depth < 40);
+        around[depth++] = e;
     }
 }
 
@@ -712,6 +730,264 @@ static void arguments_are_checked(void) {
     }
 }
 
+/* --- spans and counters of users --- */
+
+/* Each call has one span with two inside of it, and counts. */
+SPDL_FN(in_parts, void, void) {
+    spdl_trace_begin(task, "outer");
+    for (int i = 0; i < 2; ++i) {
+        spdl_trace_begin(task, i ? "second" : "first");
+        spin_us(3);
+        spdl_trace_end(task);
+    }
+    spdl_trace_end(task);
+    spdl_trace_counter(task, "parts", (double)spdl_sequence(task));
+    *out = in;
+    return SPDL_OK;
+}
+
+static bool inside(const event *e, const event *of) {
+    return e->lane == of->lane && e->begin >= of->begin && e->begin + e->ns <= of->begin + of->ns;
+}
+
+/* How many slices of this category and name one of another lies in. */
+static size_t around(const trace *t, const event *e, const char *cat, const char *name) {
+    size_t count = 0;
+    for (size_t i = 0; i < t->count; ++i)
+        count += t->events[i].phase == 'X' && strcmp(t->events[i].cat, cat) == 0 &&
+                 strcmp(t->events[i].name, name) == 0 && inside(e, &t->events[i]);
+    return count;
+}
+
+static void spans_of_calls_and_steps(int workers) {
+    const char *path = file_named("t.json");
+    static uintptr_t items = 60;
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(workers, path, &m);
+    size_t values = 0, waits = 0;
+    spdl_pipeline *p;
+    spdl_stats stats;
+    void *item;
+    trace t;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &items), SPDL_PIPE(in_parts, .concurrency = 2),
+        SPDL_SINK(2))) == SPDL_OK);
+    for (spdl_result result = SPDL_OK; result == SPDL_OK;) {
+        spdl_pipeline_trace_begin(p, "step");
+        result = spdl_pipeline_next(p, &item, SPDL_FOREVER);
+        spdl_pipeline_trace_begin(p, "forward");
+        spdl_pipeline_trace_end(p);
+        spdl_pipeline_trace_counter(p, "loss", 0.5);
+        spdl_pipeline_trace_end(p);
+    }
+    spdl_pipeline_stats(p, &stats);
+    spdl_pipeline_destroy(p);
+    t = trace_read(path);
+    CHECK_EQ(t.dropped, 0);
+    check_lanes(&t);
+    check_calls(&t, &stats);
+    CHECK_EQ(trace_count(&t, 'X', "span", "outer"), items);
+    CHECK_EQ(trace_count(&t, 'X', "span", "first"), items);
+    CHECK_EQ(trace_count(&t, 'X', "span", "second"), items);
+    CHECK_EQ(trace_count(&t, 'X', "span", "step"), items + 1);
+    CHECK_EQ(trace_count(&t, 'X', "span", "forward"), items + 1);
+    CHECK_EQ(trace_count(&t, 'C', "", "loss"), items + 1);
+    for (size_t i = 0; i < t.count; ++i) {
+        const event *e = &t.events[i];
+        if (strcmp(e->name, "outer") == 0) CHECK_EQ(around(&t, e, "task", "in_parts"), 1);
+        if (strcmp(e->name, "first") == 0 || strcmp(e->name, "second") == 0) {
+            CHECK_EQ(around(&t, e, "span", "outer"), 1);
+            CHECK(e->ns >= 3000);
+        }
+        if (strcmp(e->name, "forward") == 0) CHECK_EQ(around(&t, e, "span", "step"), 1);
+        if (strcmp(e->name, "next waits") == 0) {
+            CHECK_EQ(around(&t, e, "span", "step"), 1);
+            ++waits;
+        }
+        if (strcmp(e->name, "loss") == 0) CHECK(e->value == 0.5);
+        if (e->phase == 'C' && strcmp(e->name, "parts") == 0) ++values;
+    }
+    CHECK_EQ(values, items);
+    CHECK(waits > 0);
+    CHECK_EQ(m.warnings, 0);
+    trace_free(&t);
+    check_python(path);
+    remove_files();
+}
+
+static void spans_on_workers(void) { spans_of_calls_and_steps(3); }
+static void spans_on_one_worker(void) { spans_of_calls_and_steps(1); }
+static void spans_inline(void) { spans_of_calls_and_steps(0); }
+
+enum { TOO_DEEP = 40 };
+
+/* What does not go together: ends too many and too few, too deep, in calls that fail. */
+SPDL_FN(unbalanced, void, void) {
+    const uint64_t n = spdl_sequence(task) % 4;
+    *out = in;
+    if (n == 0) {
+        for (int i = 0; i < 3; ++i) spdl_trace_end(task);
+        return SPDL_OK;
+    }
+    if (n == 1) {
+        for (int i = 0; i < TOO_DEEP; ++i) spdl_trace_begin(task, "deep");
+        for (int i = 0; i < TOO_DEEP; ++i) spdl_trace_end(task);
+        return SPDL_OK;
+    }
+    spdl_trace_begin(task, "open");
+    spdl_trace_begin(task, NULL);
+    return n == 2 ? SPDL_OK : spdl_fail(task, "with open spans");
+}
+
+static void unbalanced_spans_end_with_their_call(void) {
+    const char *path = file_named("t.json");
+    static uintptr_t items = 40;
+    for (int workers = 0; workers < 3; ++workers) {
+        messages m;
+        const spdl_pipeline_desc desc = desc_of(workers, path, &m);
+        spdl_pipeline *p;
+        spdl_stats stats;
+        trace t;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            SPDL_SOURCE(numbers, .ctx = &items),
+            SPDL_PIPE(unbalanced, .concurrency = 2, .max_failures = -1, .retries = 1),
+            SPDL_SINK(2))) == SPDL_OK);
+        spdl_pipeline_trace_end(p);
+        spdl_pipeline_trace_begin(p, "never ended");
+        for (int i = 0; i < TOO_DEEP; ++i) spdl_pipeline_trace_begin(p, "nor this");
+        run_to_the_end(p, false, &stats);
+        CHECK_EQ(stats.stage[1].failures, items / 4);
+        spdl_pipeline_destroy(p);
+        t = trace_read(path);
+        check_lanes(&t);
+        CHECK_EQ(trace_count(&t, 'X', "span", "deep"), items / 4 * SPDL__SPANS);
+        CHECK_EQ(trace_count(&t, 'X', "span", "open"), items / 4 * 3); /* failed ones twice */
+        CHECK_EQ(trace_count(&t, 'X', "span", ""), items / 4 * 3);
+        CHECK_EQ(trace_count(&t, 'X', "span", "never ended"), 1);
+        CHECK_EQ(trace_count(&t, 'X', "span", "nor this"), SPDL__SPANS - 1);
+        for (size_t i = 0; i < t.count; ++i)
+            if (strcmp(t.events[i].name, "open") == 0)
+                CHECK_EQ(around(&t, &t.events[i], "task", "unbalanced"), 1);
+        CHECK_EQ(m.warnings, 0);
+        trace_free(&t);
+        remove(path);
+    }
+    remove_files();
+}
+
+static void counters_and_names_are_json(void) {
+    static const double values[] = { 0, -1.5, 1e-30, 123456789012345680.0, -2e300, 5e-324 };
+    static char name[4000];
+    const char *path = file_named("t.json");
+    messages m;
+    spdl_pipeline_desc desc = desc_of(1, path, &m);
+    const volatile double zero = 0;
+    spdl_pipeline *p = short_pipeline(&desc);
+    size_t count = 0;
+    trace t;
+    memset(name, '"', sizeof name - 1);
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; ++i)
+        spdl_pipeline_trace_counter(p, "of \"all\"\n\xff kinds", values[i]);
+    spdl_pipeline_trace_counter(p, "no number", zero / zero);
+    spdl_pipeline_trace_counter(p, "no number", 1 / zero);
+    spdl_pipeline_trace_counter(p, "no number", -1 / zero);
+    for (int i = 0; i < 100; ++i) {
+        spdl_pipeline_trace_begin(p, name);
+        spdl_pipeline_trace_counter(p, name, i);
+        spdl_pipeline_trace_end(p);
+    }
+    spdl_pipeline_destroy(p);
+    t = trace_read(path); /* as it is written: by time */
+    for (size_t i = 0; i < t.count; ++i) {
+        const event *e = &t.events[i];
+        if (e->phase != 'C' || strncmp(e->name, "of ", 3) != 0) continue;
+        CHECK_STR(e->name, "of \\u0022all\\u0022\\u000a\\ufffd kinds");
+        if (CHECK(count < sizeof values / sizeof values[0])) {
+            const double off = e->value - values[count];
+            CHECK(off == 0 || (off < 0 ? -off : off) <= 1e-9 * (values[count] < 0 ? -1 : 1) *
+                                                            values[count]);
+        }
+        ++count;
+    }
+    CHECK_EQ(count, sizeof values / sizeof values[0]);
+    CHECK_EQ(trace_count(&t, 'C', "", "no number"), 0);
+    CHECK_EQ(trace_count(&t, 'X', "span", NULL), 100);
+    trace_free(&t);
+    check_python(path);
+    remove_files();
+}
+
+static spdl_task *kept_task;
+
+SPDL_FN(keeps_task, void, void) {
+    kept_task = task;
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Without a trace they are nothing, wherever they are called; with one a task is good for its call
+   only. */
+static void spans_elsewhere_are_reported(void) {
+    static uintptr_t items = 10;
+    for (int on = 0; on < 2; ++on) {
+        messages m;
+        spdl_pipeline_desc desc = desc_of(1, "", &m);
+        spdl_pipeline *p;
+        spdl_stats stats;
+        desc.trace_events = on ? 100 : 0;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            SPDL_SOURCE(numbers, .ctx = &items), SPDL_PIPE(keeps_task), SPDL_SINK(2))) == SPDL_OK);
+        run_to_the_end(p, false, &stats);
+        m.others = 0;
+        spdl_trace_begin(kept_task, "late");
+        spdl_trace_counter(kept_task, "late", 1);
+        spdl_trace_end(kept_task);
+        CHECK_EQ(m.others, on ? 3 : 0);
+        spdl_pipeline_trace_begin(p, "step");
+        spdl_pipeline_trace_counter(p, "loss", 1);
+        spdl_pipeline_trace_end(p);
+        CHECK_EQ(m.others, on ? 3 : 0);
+        if (on) {
+            trace t;
+            CHECK_EQ(spdl_trace_write(p, file_named("t.json")), SPDL_OK);
+            t = trace_read(file_named("t.json"));
+            CHECK_EQ(trace_count(&t, 'X', "span", NULL), 1);
+            trace_free(&t);
+        }
+        spdl_pipeline_destroy(p);
+    }
+    remove_files();
+}
+
+/* Rings that overtake the writer lose the calls around spans, and the spans around others. */
+static void spans_written_while_they_run(void) {
+    const char *path = file_named("t.json");
+    static uintptr_t endless = UINTPTR_MAX;
+    messages m;
+    spdl_pipeline_desc desc = desc_of(3, "", &m);
+    void *item;
+    spdl_pipeline *p;
+    desc.trace_events = 64;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &endless), SPDL_PIPE(in_parts, .concurrency = 2),
+        SPDL_PIPE(unbalanced, .max_failures = -1), SPDL_SINK(2))) == SPDL_OK);
+    for (int round = 0; round < 10; ++round) {
+        trace t;
+        for (int i = 0; i < 200; ++i) {
+            spdl_pipeline_trace_begin(p, "step");
+            REQUIRE(spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK);
+            spdl_pipeline_trace_end(p);
+        }
+        CHECK_EQ(spdl_trace_write(p, path), SPDL_OK);
+        t = trace_read(path);
+        check_lanes(&t);
+        CHECK(t.dropped > 0 && trace_count(&t, 'X', "span", NULL) > 0);
+        trace_free(&t);
+    }
+    spdl_pipeline_destroy(p);
+    remove_files();
+}
+
 /* --- memory --- */
 
 typedef struct memory {
@@ -1027,6 +1303,13 @@ TEST_TABLE(trace) {
     TEST_CASE(names_are_escaped),
     TEST_CASE(written_while_it_runs),
     TEST_CASE(arguments_are_checked),
+    TEST_CASE(spans_on_workers),
+    TEST_CASE(spans_on_one_worker),
+    TEST_CASE(spans_inline),
+    TEST_CASE(unbalanced_spans_end_with_their_call),
+    TEST_CASE(counters_and_names_are_json),
+    TEST_CASE(spans_elsewhere_are_reported),
+    TEST_CASE(spans_written_while_they_run),
     TEST_CASE(every_allocation_fails),
     TEST_CASE(computing_stages_are_on_a_processor),
     TEST_CASE(sleeping_stages_are_blocked),
