@@ -1451,8 +1451,8 @@ SPDL_API spdl_result spdl_report_html(const spdl_pipeline *pipeline, const char 
    parts of a step on the trainer's. Spans nest, 16 deep; deeper ones are left out. One that is open
    when the call returns, or the trainer's when the pipeline is destroyed, ends then; an end without
    a begin is nothing. Only the pointer to a name is kept, so names are string literals, or live as
-   long as the pipeline; the file has their first 100 bytes. Each function takes some 30 ns
-   where a trace is recorded, and 1 where none is. Copies to a device: spdl_cuda_trace.
+   long as the pipeline; the file has their first 100 bytes. Each function takes some 30 ns where a
+   trace is recorded, and 1 where none is. Copies to a device: spdl_cuda_trace.
 
    Debuggers and profilers: the workers have names. Where the implementation is compiled with
    <sys/sdt.h>, it has probes for perf and bpftrace: spdl:task_begin and spdl:task_end (stage,
@@ -5011,11 +5011,11 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
    split; >>trace-impl has the rest. Off, each place costs a branch on a pointer.
 
    Events. A track is a ring of events that keeps the latest; there is one for each thread that runs
-   stages, one for the trainer, one for each edge and one for copies to a device. Any thread may add to any track: it takes a
-   number, marks the slot as in use, writes it and stamps it with the number. A reader takes a slot
-   whose stamp is the same before and after it has copied it. (Two that add to one slot at the same
-   time, a whole ring apart, may mix their words. So pointers to names stand only in tracks of
-   threads, to which no other thread adds.)
+   stages, one for the trainer, one for each edge and one for copies to a device. Any thread may add
+   to any track: it takes a number, marks the slot as in use, writes it and stamps it with the
+   number. A reader takes a slot whose stamp is the same before and after it has copied it. (Two
+   that add to one slot at the same time, a whole ring apart, may mix their words. So pointers to
+   names stand only in tracks of threads, to which no other thread adds.)
 
    Where time goes. A meter reads the thread's processor clock, and the time it was runnable, before
    and after a sitting: four system calls, some microseconds. So about one sitting is measured for
@@ -5045,7 +5045,7 @@ typedef enum spdl__record_kind {
     SPDL__RECORD_EMPTY, /* the reader of an edge had to wait */
     SPDL__RECORD_FULL,  /* a finished item had to wait for its place */
     SPDL__RECORD_DEPTH, /* number: the items on an edge */
-    SPDL__RECORD_SPAN,  /* of a user; number: the pointer to its name, result: spans around it */
+    SPDL__RECORD_SPAN,  /* a user's; number: the pointer to its name, result: spans around it */
     SPDL__RECORD_COPY,  /* to a device; number: bytes */
     SPDL__RECORD_VALUE  /* of a counter; number: the pointer to its name, end: the bits */
 } spdl__record_kind;
@@ -15323,9 +15323,10 @@ SPDL__COLD void spdl__trace_order(spdl__record *records, size_t count, uint64_t 
         if (i > 0 && spdl__record_track(record) != spdl__record_track(record - 1)) depth = 0;
         record->begin = spdl__max(record->begin, start);
         if (kind == SPDL__RECORD_DEPTH || kind > SPDL__RECORD_SPAN) continue;
-        for (; depth > 0 && (open[depth - 1].level >= level || open[depth - 1].end <= record->begin);
-             --depth)
+        for (; depth > 0; --depth) {
+            if (open[depth - 1].level < level && open[depth - 1].end > record->begin) break;
             record->begin = spdl__max(record->begin, open[depth - 1].end);
+        }
         record->end = spdl__max(record->end, record->begin);
         if (depth > 0) record->end = spdl__min(record->end, open[depth - 1].end);
         open[depth].level = level;

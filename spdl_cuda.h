@@ -388,11 +388,11 @@ SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error);
    Owns:    nothing. */
 SPDL_API void spdl_cuda_get_stats(const spdl_cuda *cuda, spdl_cuda_stats *stats);
 
-/* From here on copies are in the trace of a pipeline, whoever sends them: as spans "copy to device",
-   with their bytes, from when a copy was put on the copy stream to when it was seen to be done
-   (which may be a call or two later). Those that are not seen to be done by the next call of this
-   are left out, as is what the CPU backend does. NULL ends it: it has to, before the pipeline is
-   destroyed. (Not yet measured on a device.)
+/* Records copies from here on in the trace of a pipeline, whoever sends them: as spans "copy to
+   device" with their bytes, from when a copy was put on the copy stream to when it was seen to be
+   done (which may be a call or two later). NULL ends it: it has to, before the pipeline is
+   destroyed. Copies that are not seen to be done until the next call of this are left out, and so
+   is what the CPU backend does. (Not measured on a GPU.)
    Returns: nothing.
    Threads: any.
    Blocks:  never, except for calls that send meanwhile.

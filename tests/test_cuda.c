@@ -770,7 +770,8 @@ static void copies_are_in_the_trace(void) {
         spdl_cuda_trace(line_cuda, NULL);
         CHECK_EQ(flow_batch(line_cuda, stream, 1000, 1), SPDL_OK); /* not in it any more */
         CHECK_EQ(spdl_trace_write(pipeline, path), SPDL_OK);
-        CHECK_EQ(lines_with(path, "\"ph\":\"b\"", "\"copy to device\",\"args\":{\"bytes\":", &bytes),
+        CHECK_EQ(lines_with(path, "\"ph\":\"b\"",
+                            "\"copy to device\",\"args\":{\"bytes\":", &bytes),
                  copied ? 50 : 0);
         CHECK_EQ(bytes, copied ? 50 * 3000 : 0);
         CHECK_EQ(lines_with(path, "\"ph\":\"e\"", "\"copy to device\"", &ends), copied ? 50 : 0);

@@ -238,7 +238,7 @@ static void text_of(const char *line, const char *key, char *to, size_t bytes) {
     size_t length = 0;
     if (at != NULL) {
         at += strlen(key);
-        while (at[length] != '"' || at[length - 1] == '\\') ++length;
+        while (at[length] != '"') ++length; /* inside of a string it is an escape */
     }
     snprintf(to, bytes, "%.*s", (int)length, length ? at : "");
 }
