@@ -15313,6 +15313,7 @@ SPDL__COLD void spdl__trace_order(spdl__record *records, size_t count, uint64_t 
         int level;
         uint64_t end;
     } open[SPDL__SPANS + 2]; /* levels only rise */
+    uint64_t last = start; /* where the slice before this one begins now */
     int depth = 0;
     size_t i;
     if (count > 0) qsort(records, count, sizeof(*records), spdl__record_compare);
@@ -15320,15 +15321,20 @@ SPDL__COLD void spdl__trace_order(spdl__record *records, size_t count, uint64_t 
         spdl__record *record = &records[i];
         const spdl__record_kind kind = spdl__record_of_kind(record);
         const int level = spdl__record_level(record);
-        if (i > 0 && spdl__record_track(record) != spdl__record_track(record - 1)) depth = 0;
+        if (i > 0 && spdl__record_track(record) != spdl__record_track(record - 1)) {
+            last = start;
+            depth = 0;
+        }
         record->begin = spdl__max(record->begin, start);
         if (kind == SPDL__RECORD_DEPTH || kind > SPDL__RECORD_SPAN) continue;
+        record->begin = spdl__max(record->begin, last);
         for (; depth > 0; --depth) {
             if (open[depth - 1].level < level && open[depth - 1].end > record->begin) break;
             record->begin = spdl__max(record->begin, open[depth - 1].end);
         }
         record->end = spdl__max(record->end, record->begin);
         if (depth > 0) record->end = spdl__min(record->end, open[depth - 1].end);
+        last = record->begin;
         open[depth].level = level;
         open[depth++].end = record->end;
     }

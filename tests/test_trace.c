@@ -988,6 +988,54 @@ static void spans_written_while_they_run(void) {
     remove_files();
 }
 
+static spdl__record record_of(spdl__record_kind kind, int spans_around, uint64_t begin,
+                              uint64_t end) {
+    const spdl__record r = { begin, end, 0, (uint64_t)spans_around << 16 | (uint64_t)kind };
+    return r;
+}
+
+/* Slices with the same times: the call, its spans, what the trainer waits for in them. And whatever
+   the events of a track are, as some were overwritten: what is written nests. */
+static void slices_nest_whatever_they_were(void) {
+    spdl__record same[] = { record_of(SPDL__RECORD_SPAN, 1, 5, 9),
+                            record_of(SPDL__RECORD_NEXT, 0, 5, 9),
+                            record_of(SPDL__RECORD_CALL, 0, 5, 9),
+                            record_of(SPDL__RECORD_SPAN, 0, 5, 9) };
+    uint64_t random = test_seed() | 1;
+    spdl__trace_order(same, 4, 1);
+    for (int i = 0; i < 4; ++i) CHECK(same[i].begin == 5 && same[i].end == 9);
+    CHECK_EQ(spdl__record_of_kind(&same[0]), SPDL__RECORD_CALL);
+    CHECK_EQ(spdl__record_level(&same[1]), 1);
+    CHECK_EQ(spdl__record_level(&same[2]), 2);
+    CHECK_EQ(spdl__record_of_kind(&same[3]), SPDL__RECORD_NEXT);
+    for (int round = 0; round < 3000; ++round) {
+        spdl__record r[24], *outer[24];
+        int depth = 0;
+        for (int i = 0; i < 24; ++i) {
+            uint64_t at[3];
+            for (int k = 0; k < 3; ++k) {
+                random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+                at[k] = random >> 20;
+            }
+            r[i] = record_of((spdl__record_kind)(at[2] % 9), (int)(at[2] >> 8 & 15), at[0] % 40,
+                             at[0] % 40 + at[1] % 20);
+        }
+        spdl__trace_order(r, 24, 10);
+        for (int i = 0; i < 24; ++i) {
+            const spdl__record_kind kind = spdl__record_of_kind(&r[i]);
+            CHECK(r[i].begin >= 10);
+            if (kind == SPDL__RECORD_DEPTH || kind > SPDL__RECORD_SPAN) continue;
+            CHECK(r[i].end >= r[i].begin);
+            while (depth > 0 && outer[depth - 1]->end <= r[i].begin) --depth;
+            if (depth > 0) {
+                CHECK(outer[depth - 1]->begin <= r[i].begin && r[i].end <= outer[depth - 1]->end);
+                CHECK(spdl__record_level(outer[depth - 1]) < spdl__record_level(&r[i]));
+            }
+            outer[depth++] = &r[i];
+        }
+    }
+}
+
 /* --- memory --- */
 
 typedef struct memory {
@@ -1308,6 +1356,7 @@ TEST_TABLE(trace) {
     TEST_CASE(spans_inline),
     TEST_CASE(unbalanced_spans_end_with_their_call),
     TEST_CASE(counters_and_names_are_json),
+    TEST_CASE(slices_nest_whatever_they_were),
     TEST_CASE(spans_elsewhere_are_reported),
     TEST_CASE(spans_written_while_they_run),
     TEST_CASE(every_allocation_fails),
