@@ -56,8 +56,10 @@ static uint64_t stream_all(spdl_cuda *cuda, spdl_pipeline *pipeline, spdl_error 
     spdl_cuda_batch batch;
     uint64_t n = 0;
     if (spdl_cuda_iter_open(&it, cuda, &desc) != SPDL_OK) return 0;
+    spdl_cuda_trace(cuda, pipeline); /* with SPDL_TRACE=t.json copies are in that file, too */
     while (spdl_cuda_next(it, stream, &batch) == SPDL_OK && right(&batch, n, stream)) n++;
     spdl_cuda_iter_close(it);
+    spdl_cuda_trace(cuda, NULL);
     return n;
 }
 

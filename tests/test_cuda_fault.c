@@ -439,9 +439,14 @@ static void too_little_device_memory_is_told(void) {
 
 /* ---- pinning ---- */
 
+SPDL_FN(nothing, void, void) { return SPDL_END; }
+
+/* Its copies are waited for in send, and in a trace when that returns. */
 static void what_cannot_be_pinned_is_used_as_it_is(void) {
+    const spdl_pipeline_desc traced = { .trace = "", .trace_events = 64 };
     spdl_cuda_desc desc = small();
     void *stream = kit_stream(false);
+    spdl_pipeline *pipeline;
     spdl_cuda *cuda;
     uint64_t i;
     kit_disorder(test_seed());
@@ -453,11 +458,19 @@ static void what_cannot_be_pinned_is_used_as_it_is(void) {
     CHECK(strstr(flow_line, "pin") != NULL);
     CHECK_EQ(stats_of(cuda).pinned_bytes, 0);
     CHECK(stats_of(cuda).requested_bytes >= 2 * FLOW_SLOT);
-    for (i = 0; i < 40; ++i) CHECK_EQ(flow_batch(cuda, stream, FLOW_SLOT, i), SPDL_OK);
+    REQUIRE(spdl_pipeline_create(&pipeline, &traced, SPDL_STAGES(
+        SPDL_SOURCE(nothing), SPDL_SINK(1))) == SPDL_OK);
+    spdl_cuda_trace(cuda, pipeline);
+    for (i = 0; i < 40; ++i) {
+        CHECK_EQ(flow_batch(cuda, stream, FLOW_SLOT, i), SPDL_OK);
+        CHECK_EQ(pipeline->trace->track[pipeline->trace->tracks - 1].count, i + 1);
+    }
     CHECK_EQ(kit_wrong(), 0);
     CHECK_EQ(sim_now().pageable_copies, 40);
     CHECK_EQ(cudaGetLastError(), cudaSuccess);
     spdl_cuda_close(cuda);
+    CHECK_EQ(pipeline->trace->track[pipeline->trace->tracks - 1].count, 40);
+    spdl_pipeline_destroy(pipeline);
     kit_stream_free(stream);
     desc.must_pin = true;
     refuses(&desc, SPDL_E_CUDA, "cudaHostRegister");
