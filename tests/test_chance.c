@@ -32,8 +32,8 @@ static void wild_tell_row(const wild *w, size_t i) {
             row->output_order ? ", completion" : "", row->reorder_window, (int)row->merge_order,
             row->continuous ? ", continuous" : "", row->drop_oldest ? ", drop_oldest" : "",
             row->retries, row->max_failures, row->max_failure_rate, d->skips, d->fails);
-    fprintf(stderr, "%s%s stop_at %ld\n", d->fresh ? " fresh" : "", d->slow ? " slow" : "",
-            d->stop_at);
+    fprintf(stderr, "%s%s%s stop_at %ld\n", d->fresh ? " fresh" : "", d->slow ? " slow" : "",
+            d->streams ? " streams" : "", d->stop_at);
 }
 
 static void wild_tell(const wild *w) {

@@ -19,7 +19,7 @@ typedef enum wild_way {
     GATHERS, /* .flush and .emits: hands on what it took, some items at a time */
     SUMS,    /* .flush: one item at the end */
     DEFERS,
-    OPENS,   /* .emits the items of a batch */
+    OPENS,   /* hands on the items of a batch: .emits, or .again */
     ROUTES,  /* a branch, by the number of the item */
     DEALS,   /* a branch, each path in turn */
     SPLITS,  /* a branch, the items of a batch */
@@ -44,6 +44,7 @@ typedef struct dice {
     wild_way way;
     unsigned skips, fails; /* percent */
     bool fresh, slow;
+    bool streams; /* opens: one item for each call */
     int depth;    /* of its input: 0 an item, 1 a batch, 2 a batch of batches */
     int paths;
     int most;     /* calls at the same time */
@@ -291,6 +292,26 @@ static spdl_result call_opens(dice *d, spdl_task *task, spdl_batch *in, uint64_t
     return dice_leave(d, NULL, result, OTHERWISE);
 }
 
+/* The same with SPDL_AGAIN: what spdl_state holds is 1 + the number of the next. */
+static spdl_result call_streams(dice *d, spdl_task *task, spdl_batch *in, uint64_t number,
+                                void **out) {
+    uintptr_t *next = (uintptr_t *)spdl_state(task);
+    if (*next == 0) {
+        const spdl_result result = dice_try(d, in, number);
+        doom(in, d->depth, result == SPDL_OK ? OTHERWISE : fate_of(result));
+        if (result != SPDL_OK) return dice_leave(d, NULL, result, OTHERWISE);
+        ++*next;
+    }
+    if (*next > in->count) { /* no skip, except of an empty batch */
+        const spdl_result result = dice_leave(d, NULL, SPDL_SKIP, OTHERWISE);
+        if (in->count > 0) __atomic_sub_fetch(&d->skipped, 1, __ATOMIC_RELAXED);
+        return result;
+    }
+    *out = in->items[*next - 1];
+    in->items[(*next)++ - 1] = NULL;
+    return dice_leave(d, NULL, SPDL_AGAIN, OTHERWISE);
+}
+
 static spdl_result call_gathers(dice *d, spdl_task *task, void *in, uint64_t number) {
     const spdl_result result = in ? dice_try(d, in, number) : SPDL_OK;
     if (result != SPDL_OK) return dice_leave(d, in, result, fate_of(result));
@@ -407,7 +428,9 @@ static spdl_result wild_call(spdl_task *task, void *in, void **out) {
     if (in != NULL) things_each(in, d->depth, thing_check, task);
     switch (d->way) {
     case EMITS: return call_emits(d, task, in, number);
-    case OPENS: return call_opens(d, task, (spdl_batch *)in, number);
+    case OPENS:
+        return d->streams ? call_streams(d, task, (spdl_batch *)in, number, out)
+                          : call_opens(d, task, (spdl_batch *)in, number);
     case GATHERS: return call_gathers(d, task, in, number);
     case SUMS: return call_sums(d, task, in, number, out);
     case DEFERS: return call_defers(d, task, in, number, out);

@@ -101,7 +101,8 @@ static void wild_pipe(wild *w, wild_rule rule) {
     dice *d = wild_add(w, way == OPENS ? (w->depth > 1 ? deeper : opened)
                                        : w->depth ? batches : items, way);
     spdl_stage *row = wild_last(w);
-    row->emits = way == EMITS || way == OPENS || way == GATHERS ? 1000 : 0;
+    d->streams = row->again = way == OPENS && chance(w, 2);
+    row->emits = way == EMITS || (way == OPENS && !row->again) || way == GATHERS ? 1000 : 0;
     row->flush = way == GATHERS || way == SUMS;
     row->deferred = way == DEFERS;
     if (way != PLAIN && way != DEFERS) w->window = -1;
