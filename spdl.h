@@ -75,9 +75,9 @@
 
    MEMORY
        Allocation happens in create and open calls only, through spdl_allocator, except in these
-       cases: batches that the trainer keeps, what a stage emits at once for the first time,
-       spdl_report_html, reading and writing npz (see >>npz-impl), and a copy of what a trace has
-       recorded while its file is written.
+       cases: batches and buffers that the trainer keeps, what a stage emits at once for the first
+       time, spdl_report_html, reading and writing npz (see >>npz-impl), and a copy of what a trace
+       has recorded while its file is written.
        A running pipeline allocates nothing. An item belongs to the library from the moment a stage
        hands it out until spdl_pipeline_next hands it to the trainer; see >>pipeline for the rules.
 
@@ -624,6 +624,19 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    .flush is called once more when its input ends (spdl_flushing(task) is true, there is no input):
    it may gather items by its own rules and hand on what is left.
 
+   Memory that is used again. With .item_bytes = n on a source or pipe, spdl_buffer(task) gives its
+   calls buffers of n bytes. One that is handed on comes back when the library destroys the item, or
+   when the trainer calls spdl_buffer_free. SPDL_BATCH(count, .item_bytes = n) makes batches in
+   place: `data` of a batch is one block of count * n bytes, and spdl_buffer gives a call of the row
+   directly before (in input order, without .emits and .again) the part of it where its item will
+   be. All other items must have n bytes, too: they are copied there, then destroyed. What comes
+   after a dropped item in the same epoch may be copied as well. NULL becomes zeros. spdl_batch_free
+   gives the block back. The items of a batch in place cannot leave it.
+   Blocks and buffers begin at a multiple of 64, are not cleared, come from desc.allocator, and are
+   made with the pipeline (up to 256 MiB for each row, the rest when it is needed).
+   SPDL_UNBATCH() hands on the items of each batch one by one, except those that were taken out.
+   They have the number of the batch.
+
    Order. With input order (the default) a stage hands on its results in the order of its inputs; a
    slow call holds back those after it, up to buffer_size of them. With completion order it hands
    them on as they are done; reorder_window = n then bounds the disorder: no item is overtaken by
@@ -686,7 +699,8 @@ typedef enum spdl_kind {
     SPDL_KIND_FEED,
     SPDL_KIND_BRANCH,
     SPDL_KIND_PATH,
-    SPDL_KIND_MERGE
+    SPDL_KIND_MERGE,
+    SPDL_KIND_UNBATCH
 } spdl_kind;
 
 /* The order in which a stage hands on its results. */
@@ -731,6 +745,8 @@ typedef struct spdl_stage {
                                            (see Branches above) 32, or 2 where they are batches */
     spdl_order output_order SPDL__ZERO; /* pipe: default input order */
     int reorder_window SPDL__ZERO;      /* pipe: see Order above */
+    size_t item_bytes SPDL__ZERO;       /* source, pipe: of spdl_buffer; batch: of an item, whose
+                                           bytes lie in the batch: see Memory that is used again */
     bool drop_last SPDL__ZERO;          /* batch: drop the last one when it is not full */
     bool drop_oldest SPDL__ZERO;        /* feed: when full, an old item makes way for a new one */
     bool continuous SPDL__ZERO;         /* source: starts over after SPDL_END */
@@ -767,6 +783,7 @@ typedef struct spdl_stage {
     SPDL__WITH(int, buffer_size)
     SPDL__WITH(spdl_order, output_order)
     SPDL__WITH(int, reorder_window)
+    SPDL__WITH(size_t, item_bytes)
     SPDL__WITH(bool, drop_last)
     SPDL__WITH(bool, drop_oldest)
     SPDL__WITH(bool, continuous)
@@ -789,11 +806,12 @@ typedef struct spdl_stage {
 
 /* Items grouped by SPDL_BATCH; the input type of the next stage is spdl_batch. Set items[i] to NULL
    to take an item out of a batch you borrow; an item put in its place is destroyed with the same
-   free_item. */
+   free_item. In a batch in place (.item_bytes) the items are parts of `data`: they stay there. */
 typedef struct spdl_batch {
     void **items;
     size_t count;
     uint64_t sequence; /* number of the batch, from 0 */
+    void *data;        /* in place: items one after the other, on a line of the cache; else NULL */
 } spdl_batch;
 
 typedef struct spdl_pipeline spdl_pipeline;
@@ -841,7 +859,7 @@ typedef struct spdl_pipeline_desc {
 /* Rows, as data, the fields written as .concurrency = 4 and so on:
        SPDL_SOURCE(fn, fields...), or SPDL_FEED(Type, fields...) for spdl_pipeline_push
        SPDL_PIPE(fn, fields...)
-       SPDL_BATCH(size, fields...)
+       SPDL_BATCH(size, fields...), and SPDL_UNBATCH(fields...) to take batches apart again
        SPDL_BRANCH(fn, fields...), for each path SPDL_PATH(name, fields...) and its rows, and
        SPDL_MERGE(fields...)
        SPDL_SINK(buffer_size) */
@@ -849,9 +867,10 @@ typedef struct spdl_pipeline_desc {
 #define SPDL_FEED(...)   SPDL__FEED_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_PIPE(...)   SPDL__FN_ROW(SPDL_KIND_PIPE, __VA_ARGS__, SPDL__LINE)
 #define SPDL_BATCH(...)  SPDL__BATCH_ROW(__VA_ARGS__, SPDL__LINE)
+#define SPDL_UNBATCH(...) SPDL__BARE_ROW(SPDL_KIND_UNBATCH, __VA_ARGS__)
 #define SPDL_BRANCH(...) SPDL__FN_ROW(SPDL_KIND_BRANCH, __VA_ARGS__, SPDL__LINE)
 #define SPDL_PATH(...)   SPDL__PATH_ROW(__VA_ARGS__, SPDL__LINE)
-#define SPDL_MERGE(...)  SPDL__MERGE_ROW(__VA_ARGS__)
+#define SPDL_MERGE(...)  SPDL__BARE_ROW(SPDL_KIND_MERGE, __VA_ARGS__)
 
 #define SPDL__STRING(x) #x
 #define SPDL__EXPAND(x) SPDL__STRING(x)
@@ -866,9 +885,8 @@ typedef struct spdl_pipeline_desc {
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
     SPDL__STAGE { .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
 /* It may have no fields, so its line cannot come last: it is part of the file's name. */
-#define SPDL__MERGE_ROW(...)                                                                       \
-    SPDL__STAGE { .kind = SPDL_KIND_MERGE, .file = __FILE__ ":" SPDL__EXPAND(__LINE__),            \
-                  __VA_ARGS__ }
+#define SPDL__BARE_ROW(kind_, ...)                                                                 \
+    SPDL__STAGE { .kind = kind_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #define SPDL_SINK(buffer_size_)                                                                    \
     SPDL__STAGE { .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,           \
                   .line = __LINE__ }
@@ -886,8 +904,8 @@ typedef struct spdl_pipeline_desc {
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
     spdl__row(SPDL_KIND_PATH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)               \
         .with_name(name_)
-#define SPDL__MERGE_ROW(...)                                                                       \
-    spdl__row(SPDL_KIND_MERGE, NULL, __FILE__, SPDL__NO_FIELDS(sizeof(#__VA_ARGS__) == 1), 0, NULL)
+#define SPDL__BARE_ROW(kind_, ...)                                                                 \
+    spdl__row(kind_, NULL, __FILE__, SPDL__NO_FIELDS(sizeof(#__VA_ARGS__) == 1), 0, NULL)
 #define SPDL_SINK(buffer_size_)                                                                    \
     spdl__row(SPDL_KIND_SINK, NULL, __FILE__, __LINE__, 0, NULL).with_buffer_size(buffer_size_)
 #endif
@@ -1029,6 +1047,23 @@ SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
    Blocks:  never.
    Owns:    the pipeline; valid until it is destroyed. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
+
+/* Memory for the result of this call, to be its *out or given to spdl_emit; see Memory that is used
+   again. What is not handed on goes back when the call ends.
+   Returns: item_bytes bytes, the same ones until they are handed on; NULL: there is no memory, or
+            (the pipeline fails) neither this row nor a SPDL_BATCH after it says .item_bytes;
+            outside of the call, or on another thread, NULL and a line in the log.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    the library; from SPDL_OK on as any item. */
+SPDL_API void *spdl_buffer(spdl_task *task);
+
+/* Gives back what spdl_buffer gave and the pipeline has handed out; nothing of a batch in place.
+   Returns: nothing; NULL is allowed. Fits free_item.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the buffer is gone. May be called after the pipeline was destroyed. */
+SPDL_API void spdl_buffer_free(void *buffer);
 
 /* Frees a batch and the items in it that are not NULL, with the free_item of their stage.
    Returns: nothing; NULL is allowed. Fits free_item.
@@ -5191,11 +5226,14 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 
    Threads: each field says who writes it. The pipeline owns the edges and every item on them. */
 
+#define SPDL__BUFFER SPDL_MAX_STAGES /* owner of an item that is a buffer of spdl_buffer */
+#define SPDL__IN_PLACE (SPDL_MAX_STAGES + 1) /* and of one that lies in a batch: nobody frees it */
 #define SPDL__DROPPED 0xffu   /* owner of a slot whose item was dropped */
 #define SPDL__EPOCH_END 0xfeu /* owner of a slot that ends an epoch */
 #define SPDL__LIST 0xfdu      /* owner of a slot with a list */
 #define SPDL__OPEN UINT64_MAX /* end of an edge that has not ended */
 #define SPDL__WINDOW 64       /* slots that dropped items may take when the row does not say */
+#define SPDL__AHEAD_BYTES ((uint64_t)256 << 20) /* of one row's blocks are made with a pipeline */
 
 /* A word: head, flags, active. */
 #define SPDL__ACTIVE 0x1fffu   /* calls inside, deferred ones too, and the thread that holds */
@@ -5506,101 +5544,152 @@ SPDL__PRIVATE void spdl__freelist_release(spdl__freelist *freelist) {
 
 /* --- batches --- */
 
-/* Batches are made with the pipeline and come back to its pool; a trainer that keeps many makes the
-   pool grow. The pool lives until the pipeline and every batch are gone. */
+/* Batches, and buffers, which are batches of no items with a block behind them, are made with the
+   pipeline and come back to its pool; a trainer that keeps many makes the pool grow. What came back
+   last is used first: it may still be in a cache. Whoever gives one back waits for nobody. The pool
+   lives until the pipeline and every batch are gone. */
+typedef struct spdl__batch spdl__batch;
 typedef struct spdl__batch_pool {
     /* written by create */
     spdl_allocator allocator;
     size_t size;
-    spdl_ring *spare;
-    spdl_free_fn free_item[SPDL_MAX_STAGES];
-    /* written by any thread */
-    uint64_t references; /* the pipeline, and every batch outside of `spare` */
+    size_t block_bytes; /* 0: there is none */
+    size_t keep;        /* so many spare ones */
+    spdl_free_fn free_item[SPDL__IN_PLACE + 1];
+    /* by whoever gives one back, or takes: never popped one by one, but emptied */
+    uint64_t returned;   /* the last one that came back; a list */
+    uint64_t spares;     /* how many there are, in both lists */
+    uint64_t references; /* the pipeline, and every batch that is not spare */
+    /* under the lock, by workers */
+    uint32_t lock;
+    spdl__batch *spare;
 } spdl__batch_pool;
 
 /* Written by the thread that fills it, then by that which has taken it. */
-typedef struct spdl__batch {
+struct spdl__batch {
     spdl_batch shown; /* first: what users see */
     spdl__batch_pool *pool;
-    uint8_t *owner;   /* row of the stage that made each item */
+    uint8_t *owner;   /* row of the stage that made each item; in place: the parts that are given */
     uint64_t range;   /* of the source's items in it; when there is one */
-} spdl__batch;
+    spdl__batch *next; /* of a spare one: as above; in place: under place_lock */
+    uint64_t epoch;   /* under place_lock: with shown.sequence, which batch it will be */
+};
+
+SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
+    return (bytes + SPDL_CACHE_LINE - 1) / SPDL_CACHE_LINE * SPDL_CACHE_LINE;
+}
+
+/* Without the block. */
+SPDL__PRIVATE size_t spdl__batch_head_bytes(const spdl__batch_pool *pool) {
+    return spdl__line_up(sizeof(spdl__batch) + pool->size * (sizeof(void *) + 1));
+}
 
 SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
-    return sizeof(spdl__batch) + pool->size * (sizeof(void *) + 1);
+    return spdl__batch_head_bytes(pool) + pool->block_bytes;
 }
 
 SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
     spdl__batch *batch =
-        (spdl__batch *)spdl__alloc(&pool->allocator, spdl__batch_bytes(pool), sizeof(void *));
+        (spdl__batch *)spdl__alloc(&pool->allocator, spdl__batch_bytes(pool), SPDL_CACHE_LINE);
     if (batch == NULL) return NULL;
     batch->pool = pool;
     batch->shown.items = (void **)(void *)(batch + 1);
+    batch->shown.data = pool->block_bytes ? (char *)batch + spdl__batch_head_bytes(pool) : NULL;
     batch->owner = (uint8_t *)(batch->shown.items + pool->size);
     return batch;
 }
 
-SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool) {
+/* Under the lock, or alone. What came back goes in front of the spare ones, the last one first. */
+SPDL__PRIVATE spdl__batch *spdl__batch_pool_pop(spdl__batch_pool *pool) {
+    spdl__batch *got = NULL, *last;
+    if (spdl__load_relaxed(&pool->returned) != 0)
+        got = (spdl__batch *)(uintptr_t)spdl__exchange(&pool->returned, 0);
+    if (got == NULL) got = pool->spare;
+    else {
+        for (last = got; last->next != NULL; last = last->next) {}
+        last->next = pool->spare;
+    }
+    if (got == NULL) return NULL;
+    pool->spare = got->next;
+    spdl__sub(&pool->spares, 1);
+    return got;
+}
+
+/* One reference less: of the pipeline, or with `batch` that, which is kept or freed. */
+SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__batch *batch) {
     const spdl_allocator allocator = pool->allocator;
-    void *batch;
+    const size_t bytes = spdl__batch_bytes(pool);
+    if (batch != NULL && spdl__add(&pool->spares, 1) < pool->keep) {
+        uint64_t top = spdl__load_relaxed(&pool->returned);
+        do batch->next = (spdl__batch *)(uintptr_t)top;
+        while (!spdl__cas(&pool->returned, &top, (uint64_t)(uintptr_t)batch));
+    } else if (batch != NULL) {
+        spdl__sub(&pool->spares, 1);
+        spdl__free(&allocator, batch, bytes);
+    }
     if (spdl__sub(&pool->references, 1) != 1) return;
-    while (pool->spare != NULL && spdl_ring_try_pop(pool->spare, &batch) == SPDL_OK)
-        spdl__free(&allocator, batch, spdl__batch_bytes(pool));
-    spdl_ring_destroy(pool->spare, NULL, NULL);
+    while ((batch = spdl__batch_pool_pop(pool)) != NULL) spdl__free(&allocator, batch, bytes);
     spdl__free(&allocator, pool, sizeof(*pool));
 }
 
 /* An empty batch; NULL when there is no memory for one more. */
 SPDL__PRIVATE spdl__batch *spdl__batch_get(spdl__batch_pool *pool) {
-    void *spare = NULL;
     spdl__batch *batch;
-    if (spdl_ring_try_pop(pool->spare, &spare) == SPDL_OK)
-        batch = (spdl__batch *)spare;
-    else
-        batch = spdl__batch_make(pool);
-    if (batch == NULL) return NULL;
+    spdl__add(&pool->references, 1);
+    spdl__spin_lock(&pool->lock);
+    batch = spdl__batch_pool_pop(pool);
+    spdl__spin_unlock(&pool->lock);
+    if (batch == NULL) batch = spdl__batch_make(pool);
+    if (batch == NULL) {
+        spdl__batch_pool_drop(pool, NULL);
+        return NULL;
+    }
     batch->shown.count = 0;
     batch->range = 0;
-    spdl__add(&pool->references, 1);
     return batch;
 }
 
 SPDL_API void spdl_batch_free(void *batch) {
     spdl__batch *whole = (spdl__batch *)batch;
-    spdl__batch_pool *pool;
     size_t i;
     if (whole == NULL) return;
-    pool = whole->pool;
     for (i = 0; i < whole->shown.count; ++i) {
-        const spdl_free_fn free_item = pool->free_item[whole->owner[i]];
+        const spdl_free_fn free_item = whole->pool->free_item[whole->owner[i]];
         if (whole->shown.items[i] != NULL && free_item != NULL) free_item(whole->shown.items[i]);
     }
-    if (spdl_ring_try_push(pool->spare, &batch) != SPDL_OK)
-        spdl__free(&pool->allocator, whole, spdl__batch_bytes(pool));
-    spdl__batch_pool_drop(pool);
+    spdl__batch_pool_drop(whole->pool, whole);
 }
 
-/* `ahead` batches are made now: as many as the pipeline itself can hold. */
+SPDL_API void spdl_buffer_free(void *buffer) {
+    const size_t head = spdl__line_up(sizeof(spdl__batch));
+    if (buffer == NULL) return;
+    spdl_batch_free((char *)buffer - head);
+}
+
+/* `keep` batches are made now: as many as the pipeline itself can hold, but no more than
+   SPDL__AHEAD_BYTES of blocks. */
 SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allocator, size_t size,
-                                                      size_t ahead) {
+                                                      size_t block_bytes, size_t keep) {
     spdl__batch_pool *pool =
         (spdl__batch_pool *)spdl__alloc_zeroed(allocator, 1, sizeof(*pool), sizeof(void *));
-    spdl_ring_desc spare;
-    spdl_result result;
+    size_t ahead = keep;
     if (pool == NULL) return NULL;
     pool->allocator = *allocator;
     pool->size = size;
+    pool->block_bytes = block_bytes;
+    pool->keep = keep;
+    pool->free_item[SPDL__BUFFER] = spdl_buffer_free;
     pool->references = 1;
-    memset(&spare, 0, sizeof(spare));
-    spare.capacity = ahead;
-    spare.allocator = *allocator;
-    result = spdl_ring_create(&pool->spare, &spare);
-    for (; result == SPDL_OK && ahead > 0; --ahead) {
+    if (block_bytes > 0) ahead = (size_t)spdl__min(keep, SPDL__AHEAD_BYTES / block_bytes);
+    for (; ahead > 0; --ahead) {
         spdl__batch *batch = spdl__batch_make(pool);
-        result = batch != NULL ? spdl_ring_try_push(pool->spare, &batch) : SPDL_E_NOMEM;
+        if (batch == NULL) break;
+        batch->next = pool->spare;
+        pool->spare = batch;
+        ++pool->spares;
     }
-    if (result == SPDL_OK) return pool;
-    spdl__batch_pool_drop(pool);
+    if (ahead == 0) return pool;
+    spdl__batch_pool_drop(pool, NULL);
     return NULL;
 }
 
@@ -5795,6 +5884,7 @@ typedef struct spdl__node {
     bool held;       /* items are taken while the word is held: a window, or promises of .again */
     bool splits;     /* a branch whose batches are joined again */
     bool at_end;     /* the trainer or the producer may wait for what it does */
+    bool places;     /* its calls write into the batches of the next row */
     uint32_t above;  /* bit i: what row i makes can come here */
     uint32_t beside; /* bit i: row i writes an edge that this one reads, or the other way */
     int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
@@ -5809,6 +5899,7 @@ typedef struct spdl__node {
     spdl__edge out;
     spdl__counters *counters; /* one per worker, and one for other threads */
     spdl__batch_pool *batches;
+    spdl__batch_pool *buffers;
     spdl__freelist freelist;
     spdl__deferred *deferred;
     spdl__again *again; /* places for calls that return SPDL_AGAIN, as many as calls at once */
@@ -5828,6 +5919,8 @@ typedef struct spdl__node {
     uint64_t range;    /* with .flush: what came in last */
     spdl__batch *open_batch;
     uint64_t epoch;    /* of the items that pass now */
+    uint64_t first;    /* ticket of the first result of this epoch */
+    uint64_t dropped;  /* batch in place: `dropped` of its input when the epoch began */
     uint64_t made;     /* source: items made so far in this epoch */
     uint64_t made_all; /* and in all of them */
     char pad1[SPDL_CACHE_LINE];
@@ -5842,6 +5935,12 @@ typedef struct spdl__node {
     uint64_t failures;
     uint64_t item_ns; /* moving average of a call; a guess */
     char pad2[SPDL_CACHE_LINE];
+    /* batch in place: by the row, and by calls of the row before; all under the lock */
+    uint32_t place_lock;
+    spdl__batch *place;     /* batches that calls write into, the open one among them */
+    uint64_t place_epoch;   /* of the items the row takes */
+    uint64_t place_dropped; /* dropped items of this epoch that the row has passed, or fewer */
+    char pad3[SPDL_CACHE_LINE];
     /* written under blame_lock: the trainer waited while this row's call was running, and while no
        worker took its input */
     uint64_t exposed_ns, exposed_idle_ns;
@@ -5875,6 +5974,8 @@ struct spdl_task {
     bool flushing;
     bool cut_short; /* it would be repeated, but for a stop: neither a result nor a failure */
     int path;
+    void *buffer;        /* what spdl_buffer gave and was not handed on yet */
+    spdl__batch *holder; /* whose block it is, or a part of it */
     uint64_t sequence;
     uint64_t ticket;
     uint64_t place;  /* among the calls of a stage with a window */
@@ -6267,6 +6368,7 @@ SPDL__PRIVATE void spdl__put_epoch_end(spdl_pipeline *p, spdl__node *node, uint6
         spdl__put(node, spdl__path_edge(p, node, i), 0, &end, now);
     spdl__store_relaxed32(&node->flushed, 0);
     node->number = 0;
+    node->first = node->by_ticket ? ticket + 1 : spdl__load_relaxed(&node->out.tail);
     spdl__store_relaxed(&node->epoch, epoch + 1);
 }
 
@@ -6457,8 +6559,7 @@ SPDL__INLINE spdl__taken spdl__claim_take(spdl__sitting *s) {
         if (!spdl__slot_has(slot, head))
             return !s->inside && spdl__edge_exhausted(in) ? spdl__claim_rare(s) : SPDL__LEFT;
         s->in = spdl__slot_read(slot);
-        if (SPDL__UNLIKELY(spdl__origin_tag(s->in.origin) >= SPDL_MAX_STAGES ||
-                           node->held))
+        if (SPDL__UNLIKELY(spdl__origin_tag(s->in.origin) >= SPDL__LIST || node->held))
             return spdl__claim_rare(s);
     } else if (spdl__load32(&node->ended)) {
         return s->inside ? SPDL__LEFT : spdl__claim_rare(s);
@@ -6537,6 +6638,7 @@ SPDL__PRIVATE void spdl__counters_learn(spdl__node *node, uint64_t calls, uint64
 /* Destroys an item with the free_item of the stage that made it. */
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
     const unsigned owner = spdl__origin_tag(origin);
+    if (owner == SPDL__BUFFER) spdl_buffer_free(item);
     if (item == NULL || owner >= SPDL_MAX_STAGES) return;
     if (p->node[owner].row.free_item != NULL) p->node[owner].row.free_item(item);
 }
@@ -6606,9 +6708,35 @@ SPDL__PRIVATE bool spdl__call_over_budget(spdl__node *node) {
 
 /* --- what a call may ask for --- */
 
+/* What spdl_buffer gave is not handed on. */
+SPDL__PRIVATE void spdl__task_give_back(spdl_task *task) {
+    char *buffer = (char *)task->buffer;
+    task->buffer = NULL;
+    if (buffer != NULL && task->node->places) {
+        spdl__node *row = task->node + 1;
+        spdl__spin_lock(&row->place_lock);
+        task->holder->owner[(size_t)(buffer - (char *)task->holder->shown.data) /
+                            row->row.item_bytes] = 0;
+        spdl__spin_unlock(&row->place_lock);
+    } else {
+        spdl_buffer_free(buffer);
+    }
+}
+
+/* The origin of a result; a buffer that is one is the call's no more. */
+SPDL__PRIVATE uint64_t spdl__task_origin(spdl_task *task, const void *item) {
+    unsigned owner = (unsigned)task->node->index;
+    if (SPDL__UNLIKELY(task->buffer != NULL) && item == task->buffer) {
+        owner = task->node->places ? SPDL__IN_PLACE : SPDL__BUFFER;
+        task->buffer = NULL;
+    }
+    return spdl__origin(task->sequence, owner);
+}
+
 /* Takes back what a call has handed on that failed, or dropped its item after all. */
 SPDL__PRIVATE void spdl__task_discard(spdl_task *task) {
     int i;
+    spdl__task_give_back(task);
     if (task->list != NULL) (void)spdl__list_drop(task->pipeline, task->list);
     task->list = NULL;
     for (i = 0; task->split != NULL && i < task->node->paths; ++i) {
@@ -6719,6 +6847,57 @@ SPDL_API void spdl_take(spdl_task *task) {
     if (spdl__task_allows(task, "spdl_take")) task->taken = task->in.item != NULL;
 }
 
+/* Under place_lock: the batch that will have this number in this epoch. */
+SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, uint64_t number) {
+    spdl__batch *batch = row->place;
+    while (batch != NULL && (batch->epoch != epoch || batch->shown.sequence != number))
+        batch = batch->next;
+    if (batch != NULL) return batch;
+    batch = spdl__batch_get(row->batches);
+    if (batch == NULL) return NULL;
+    memset(batch->owner, 0, (size_t)row->row.size);
+    batch->epoch = epoch;
+    batch->shown.sequence = number;
+    batch->next = row->place;
+    row->place = batch;
+    return batch;
+}
+
+/* A part of a batch in place, for this call: the one its item will lie in if no call before drops
+   its own, or the next that is free. Dropped items only move others to the front, so an item never
+   lies before its place: when the batch row has come to a part, no call that still runs has it. */
+SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
+    const spdl__node *node = task->node;
+    const uint64_t size = (uint64_t)row->row.size, epoch = spdl__load_relaxed(&node->epoch);
+    uint64_t at = (node->serial ? spdl__load_relaxed(&node->out.tail) : task->ticket) - node->first;
+    spdl__batch *batch;
+    spdl__spin_lock(&row->place_lock);
+    if (row->place_epoch == epoch) at -= row->place_dropped;
+    batch = spdl__place_batch(row, epoch, at / size);
+    while (batch != NULL && batch->owner[at % size] != 0)
+        batch = spdl__place_batch(row, epoch, ++at / size);
+    if (batch != NULL) batch->owner[at % size] = SPDL__IN_PLACE;
+    spdl__spin_unlock(&row->place_lock);
+    task->holder = batch;
+    return batch != NULL ? (char *)batch->shown.data + at % size * row->row.item_bytes : NULL;
+}
+
+SPDL_API void *spdl_buffer(spdl_task *task) {
+    spdl__node *node = task->node;
+    if (!spdl__task_allows(task, "spdl_buffer")) return NULL;
+    if (task->buffer != NULL) return task->buffer;
+    if (node->places) {
+        task->buffer = spdl__place_get(task, node + 1);
+    } else if (node->buffers != NULL) {
+        task->holder = spdl__batch_get(node->buffers);
+        if (task->holder != NULL) task->buffer = task->holder->shown.data;
+    } else {
+        (void)spdl__task_row_error(task, "spdl_buffer in a stage whose row does not say "
+                                         ".item_bytes, nor a SPDL_BATCH after it");
+    }
+    return task->buffer;
+}
+
 SPDL_API bool spdl_flushing(const spdl_task *task) { return task->flushing; }
 
 SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
@@ -6734,13 +6913,16 @@ SPDL_API spdl_result spdl_emit(spdl_task *task, void *item) {
     is_input = item != NULL && item == task->in.item && !task->taken;
     what = task->in;
     what.item = item;
-    if (!is_input) what.origin = spdl__origin(task->sequence, (unsigned)task->node->index);
     if (task->list != NULL && task->list->count >= (uint64_t)task->node->row.emits)
         return spdl__task_call_error(
             task, spdl__task_fail(task, "more than %d items from one call (.emits = %d)",
                                   task->node->row.emits, task->node->row.emits));
+    if (!is_input) what.origin = spdl__task_origin(task, item);
     if (task->list == NULL) task->list = spdl__list_get(&task->node->freelist);
-    if (task->list == NULL || !spdl__list_add(task->list, &what)) return SPDL_E_NOMEM;
+    if (task->list == NULL || !spdl__list_add(task->list, &what)) {
+        if (!is_input && spdl__origin_tag(what.origin) == SPDL__BUFFER) task->buffer = item;
+        return SPDL_E_NOMEM;
+    }
     if (is_input) task->taken = true;
     return SPDL_OK;
 }
@@ -6755,6 +6937,9 @@ SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
     task->path = path;
     return SPDL_OK;
 }
+
+static const char *const spdl__in_place_stays =
+    "the items of a batch in place (.item_bytes) cannot leave it";
 
 SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
     spdl__batch *in;
@@ -6777,6 +6962,8 @@ SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
         return spdl__task_call_error(
             task,
             spdl__task_fail(task, "a batch with more items than the rows above can have made"));
+    if (in->shown.data != NULL)
+        return spdl__task_row_error(task, spdl__in_place_stays);
     if (!spdl__task_split(task, in->shown.sequence)) return SPDL_E_NOMEM;
     for (i = 0; i < in->shown.count; ++i) spdl__task_send(task, path[i], in, i);
     return SPDL_OK;
@@ -6796,7 +6983,7 @@ SPDL__NOINLINE spdl_result spdl__task_misused(spdl_task *task, spdl_result resul
     if (result == SPDL_OK && !task->node->row.emits) {
         if (out == task->in.item) /* its own again, taken or not */
             task->taken = false;
-        else
+        else if (out != task->buffer)
             spdl__item_free(task->pipeline, out,
                             spdl__origin(task->sequence, (unsigned)task->node->index));
     }
@@ -6846,6 +7033,7 @@ SPDL__PRIVATE spdl_result spdl__task_send_all(spdl_task *task, void *out) {
     spdl__batch *batch = (spdl__batch *)out;
     size_t i;
     if (batch == NULL) return spdl__task_fail(task, "no batch in *out");
+    if (batch->shown.data != NULL) return spdl__task_fail(task, "%s", spdl__in_place_stays);
     if (batch->shown.count > task->node->batches->size)
         return spdl__task_fail(task, "a batch with more items than the rows above can have made");
     if (!spdl__task_split(task, batch->shown.sequence)) return SPDL_E_NOMEM;
@@ -7009,10 +7197,11 @@ SPDL__INLINE bool spdl__task_settle(spdl_task *task, spdl__counters *counters, s
         spdl__origin_tag(what.origin) == SPDL__DROPPED) { /* else it is passed on */
         if (what.item != NULL && !task->taken)
             spdl__item_free(task->pipeline, what.item, what.origin);
-        what.origin = spdl__origin(task->sequence, (unsigned)node->index);
+        what.origin = result == SPDL_OK ? spdl__task_origin(task, out) : 0;
         what.item = out;
         if (result == SPDL_OK && plain) spdl__count(&counters->made, 1);
     }
+    if (SPDL__UNLIKELY(task->buffer != NULL)) spdl__task_give_back(task);
     if (SPDL__UNLIKELY(result != SPDL_OK))
         goes_on = spdl__task_settle_nothing(task, counters, result, now);
     else if (node->row.emits) spdl__task_put_list(task, counters, now);
@@ -7038,13 +7227,47 @@ SPDL__INLINE bool spdl__task_settle(spdl_task *task, spdl__counters *counters, s
    the row's word is held. One worker at a time steps; an open batch and what it holds belong to the
    row. A batch with drop_last, or of a row that has failed, is freed when the word is released. */
 
+#define SPDL__COPIED 32 /* items that a step copies into a batch in place, to be freed after it */
+
+/* What a step has to free when the word was let go of. */
+typedef struct spdl__leavings {
+    spdl__batch *batch;
+    int count;
+    spdl__item copied[SPDL__COPIED];
+} spdl__leavings;
+
+/* In place: the row has come to the end of `done`, or with NULL to that of an epoch. */
+SPDL__PRIVATE void spdl__place_passed(spdl__node *node, const spdl__cursor *c, spdl__batch *done) {
+    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
+    spdl__batch **at = &node->place;
+    if (node->row.item_bytes == 0) return;
+    spdl__spin_lock(&node->place_lock);
+    node->place_dropped = c->dropped - node->dropped;
+    while (*at != NULL) {
+        spdl__batch *batch = *at;
+        if (done != NULL ? batch != done : batch->epoch != epoch) {
+            at = &batch->next;
+            continue;
+        }
+        *at = batch->next;
+        if (done == NULL) spdl_batch_free(batch); /* empty: all calls that had a part dropped it */
+    }
+    if (done == NULL) {
+        node->place_epoch = epoch + 1;
+        node->place_dropped = 0;
+        node->dropped = c->dropped;
+    }
+    spdl__spin_unlock(&node->place_lock);
+}
+
 /* The open batch is full, or the last: it goes on. */
 SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                   uint64_t now) {
+                                   const spdl__cursor *c, uint64_t now) {
     spdl__batch *batch = node->open_batch;
     const uint64_t number = node->number++;
     spdl__item what;
     node->open_batch = NULL;
+    spdl__place_passed(node, c, batch);
     batch->shown.sequence = number;
     what.item = batch;
     what.origin = spdl__origin(number, (unsigned)node->index);
@@ -7058,68 +7281,95 @@ SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__cou
 }
 
 /* The input has ended, or an epoch: what is left goes on, or is returned to be freed when the word
-   was let go of. */
+   was let go of. Calls may still write into one in place when the row has failed: it is purged. */
 SPDL__PRIVATE spdl__batch *spdl__batch_rest(spdl_pipeline *p, spdl__node *node,
-                                            spdl__counters *counters, uint64_t now) {
+                                            spdl__counters *counters, const spdl__cursor *c,
+                                            uint64_t now) {
     spdl__batch *batch = node->open_batch;
     const bool closed = spdl__load32(&node->closed) != 0;
-    if (batch == NULL) return NULL;
+    if (batch == NULL || (closed && node->row.item_bytes > 0)) return NULL;
     if (!node->row.drop_last && !closed && batch->shown.count > 0) {
-        spdl__batch_put(p, node, counters, now);
+        spdl__batch_put(p, node, counters, c, now);
         return NULL;
     }
     spdl__count(closed ? &counters->freed : &counters->skips, batch->shown.count);
     node->open_batch = NULL;
+    spdl__place_passed(node, c, batch);
     return batch;
 }
 
-/* Moves ready items into batches, up to the end of an epoch; the batch that is returned is to be
-   freed. There is room for one batch; an end of an epoch after it waits for its own. */
-SPDL__PRIVATE spdl__batch *spdl__batch_fill(spdl_pipeline *p, spdl__node *node,
-                                            spdl__counters *counters, spdl__cursor *c,
-                                            uint64_t now) {
-    spdl__batch *dropped;
-    spdl__peek peek;
-    while ((peek = spdl__cursor_look(c)) == SPDL__PEEK_ITEM) {
-        spdl__batch *batch = node->open_batch;
-        spdl__item got;
-        if (batch == NULL) {
-            if (!spdl__claim_room(p, node, 0)) return NULL;
-            batch = node->open_batch = spdl__batch_get(node->batches);
-        }
-        if (batch == NULL) {
-            spdl__call_fatal(p, node, node->out.tail, node->number, SPDL_E_NOMEM,
-                             "no memory for another batch");
-            return NULL;
-        }
-        got = spdl__cursor_take(c);
-        batch->range =
-            batch->shown.count == 0 ? got.range : spdl__range_join(batch->range, got.range);
-        batch->owner[batch->shown.count] = (uint8_t)spdl__origin_tag(got.origin);
-        batch->shown.items[batch->shown.count++] = got.item;
-        if (batch->shown.count == (size_t)node->row.size) spdl__batch_put(p, node, counters, now);
+/* The batch that the next item goes to; false when there is no memory for it. */
+SPDL__PRIVATE bool spdl__batch_open(spdl_pipeline *p, spdl__node *node) {
+    if (node->row.item_bytes == 0) {
+        node->open_batch = spdl__batch_get(node->batches);
+    } else {
+        spdl__spin_lock(&node->place_lock);
+        node->open_batch =
+            spdl__place_batch(node, spdl__load_relaxed(&node->epoch), node->number);
+        spdl__spin_unlock(&node->place_lock);
     }
-    if (peek != SPDL__PEEK_EPOCH_END || !spdl__claim_room(p, node, 0)) return NULL;
-    dropped = spdl__batch_rest(p, node, counters, now);
-    if (!spdl__claim_room(p, node, 0)) return dropped;
-    spdl__cursor_pass_epoch_end(c);
-    spdl__put_epoch_end(p, node, 0, now);
-    return dropped;
+    if (node->open_batch != NULL) return true;
+    spdl__call_fatal(p, node, node->out.tail, node->number, SPDL_E_NOMEM,
+                     "no memory for another batch");
+    return false;
 }
 
-/* Without room only dropped items in front are passed. Whether the row has ended; *dropped is to be
-   freed. */
+/* The next item of a batch; in place it is copied to its part, if it was not written there. */
+SPDL__PRIVATE void spdl__batch_add(spdl__batch *batch, size_t item_bytes, const spdl__item *got,
+                                   spdl__leavings *leavings) {
+    const size_t at = batch->shown.count++;
+    unsigned owner = spdl__origin_tag(got->origin);
+    void *item = got->item;
+    batch->range = at == 0 ? got->range : spdl__range_join(batch->range, got->range);
+    if (item_bytes > 0) {
+        item = (char *)batch->shown.data + at * item_bytes;
+        if (got->item == NULL)
+            memset(item, 0, item_bytes);
+        else if (got->item != item)
+            memcpy(item, got->item, item_bytes);
+        if (owner != SPDL__IN_PLACE) leavings->copied[leavings->count++] = *got;
+        owner = SPDL__IN_PLACE;
+    }
+    batch->owner[at] = (uint8_t)owner;
+    batch->shown.items[at] = item;
+}
+
+/* Moves ready items into batches, up to the end of an epoch. There is room for one batch; an end of
+   an epoch after it waits for its own. */
+SPDL__PRIVATE void spdl__batch_fill(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                    spdl__cursor *c, uint64_t now, spdl__leavings *leavings) {
+    spdl__peek peek;
+    while ((peek = spdl__cursor_look(c)) == SPDL__PEEK_ITEM) {
+        spdl__item got;
+        if (leavings->count == SPDL__COPIED) return;
+        if (node->open_batch == NULL &&
+            (!spdl__claim_room(p, node, 0) || !spdl__batch_open(p, node)))
+            return;
+        got = spdl__cursor_take(c);
+        spdl__batch_add(node->open_batch, node->row.item_bytes, &got, leavings);
+        if (node->open_batch->shown.count == (size_t)node->row.size)
+            spdl__batch_put(p, node, counters, c, now);
+    }
+    if (peek != SPDL__PEEK_EPOCH_END || !spdl__claim_room(p, node, 0)) return;
+    leavings->batch = spdl__batch_rest(p, node, counters, c, now);
+    if (!spdl__claim_room(p, node, 0)) return;
+    spdl__place_passed(node, c, NULL);
+    spdl__cursor_pass_epoch_end(c);
+    spdl__put_epoch_end(p, node, 0, now);
+}
+
+/* Without room only dropped items in front are passed. Whether the row has ended. */
 SPDL__PRIVATE bool spdl__batch_work(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                    spdl__cursor *c, uint64_t now, spdl__batch **dropped) {
+                                    spdl__cursor *c, uint64_t now, spdl__leavings *leavings) {
     const bool closed = spdl__load32(&node->closed) != 0;
     if (!closed && !spdl__claim_room(p, node, 0)) {
         (void)spdl__cursor_look(c);
         return false;
     }
-    if (!closed) *dropped = spdl__batch_fill(p, node, counters, c, now);
-    if (*dropped != NULL || (!closed && !spdl__claim_room(p, node, 0))) return false;
+    if (!closed) spdl__batch_fill(p, node, counters, c, now, leavings);
+    if (leavings->batch != NULL || (!closed && !spdl__claim_room(p, node, 0))) return false;
     if (!spdl__load32(&node->closed) && c->head < c->end) return false;
-    *dropped = spdl__batch_rest(p, node, counters, now);
+    leavings->batch = spdl__batch_rest(p, node, counters, c, now);
     spdl__put_finish(p, node, 0);
     return true;
 }
@@ -7128,28 +7378,57 @@ SPDL__PRIVATE bool spdl__batch_work(spdl_pipeline *p, spdl__node *node, spdl__co
 SPDL__PRIVATE bool spdl__batch_step(const spdl__group *group, spdl__node *node, int worker) {
     spdl_pipeline *p = group->pipeline;
     const uint64_t now = spdl_time_ns();
-    spdl__batch *dropped = NULL;
+    spdl__leavings leavings;
     uint64_t tail;
-    bool ended, moved;
+    bool ended, moved, frees;
     spdl__cursor c;
     spdl__sitting s;
+    leavings.batch = NULL;
+    leavings.count = 0;
     s.node = node;
     s.inside = false;
     s.word = spdl__load(node->word);
     if ((s.word & SPDL__BUSY) != 0 || !spdl__claim_hold(&s)) return false;
     tail = node->out.tail;
     c = spdl__cursor_at_head(node->in);
-    ended = spdl__batch_work(p, node, &node->counters[worker], &c, now, &dropped);
-    moved = spdl__cursor_settle(&c, now) || ended || dropped != NULL || tail != node->out.tail;
+    ended = spdl__batch_work(p, node, &node->counters[worker], &c, now, &leavings);
+    frees = leavings.batch != NULL || leavings.count > 0;
+    moved = spdl__cursor_settle(&c, now) || ended || frees || tail != node->out.tail;
     (void)spdl__claim_move(p, node,
                            ((c.head - c.from) << SPDL__HEAD_BITS) - SPDL__HELD - 1 +
                                (ended ? SPDL__FINISHED : 0));
     if (c.head != c.from) spdl__edge_took(node->in, c.from, c.head, now);
     if (moved) spdl__edge_reader_idle(node->in, now);
-    spdl__wake_hint(p, node, node->beside, dropped != NULL ? group : NULL);
-    spdl_batch_free(dropped); /* user code */
+    spdl__wake_hint(p, node, node->beside, frees ? group : NULL);
+    spdl_batch_free(leavings.batch); /* user code, and below */
+    while (leavings.count-- > 0)
+        spdl__item_free(p, leavings.copied[leavings.count].item,
+                        leavings.copied[leavings.count].origin);
     return moved;
 }
+
+/* What SPDL_UNBATCH calls; its row says .emits. What is not handed on stays in the batch. */
+SPDL__PRIVATE spdl_result spdl__unbatch(spdl_task *task, void *in, void **out) {
+    spdl__batch *batch = (spdl__batch *)in;
+    spdl__item what = task->in;
+    size_t i;
+    (void)out;
+    if (batch == NULL) return SPDL_OK;
+    if (batch->shown.data != NULL) return spdl__task_row_error(task, spdl__in_place_stays);
+    task->list = spdl__list_get(&task->node->freelist);
+    if (task->list == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i < batch->shown.count; ++i) {
+        what.item = batch->shown.items[i];
+        what.origin = spdl__origin(task->sequence, batch->owner[i]);
+        if (what.item == NULL) continue;
+        if (!spdl__list_add(task->list, &what)) return SPDL_E_NOMEM;
+        batch->shown.items[i] = NULL;
+    }
+    return SPDL_OK;
+}
+
+static const spdl_function spdl__unbatch_function = { spdl__unbatch, "unbatch", "spdl_batch",
+                                                      "void" };
 
 /* ============================================================================================= */
 /* >>merge-impl
@@ -7428,6 +7707,8 @@ struct spdl__deferred {
     uint64_t thread; /* that settles the call inside spdl_complete, or 0 */
     spdl__item in;
     bool taken, flushing;
+    void *buffer; /* as in the task */
+    spdl__batch *holder;
     spdl_result result;
     void *item;
     char text[SPDL_TEXT_BYTES];
@@ -7503,6 +7784,9 @@ SPDL__PRIVATE bool spdl__deferred_returned(spdl_task *task, spdl_result *result,
         return true;
     }
     call->taken = task->taken;
+    call->buffer = task->buffer;
+    call->holder = task->holder;
+    if (pending) task->buffer = NULL; /* it is the call's */
     if (spdl__deferred_move(call, generation, SPDL__DEFERRED_ARMED,
                             pending ? SPDL__DEFERRED_WAITING : SPDL__DEFERRED_FREE)) {
         if (!pending) spdl__deferred_release(task->node, call);
@@ -7513,11 +7797,13 @@ SPDL__PRIVATE bool spdl__deferred_returned(spdl_task *task, spdl_result *result,
     if (pending) {
         *result = call->result;
         *out = call->item;
+        task->buffer = call->buffer;
         memcpy(task->text, call->text, sizeof(call->text));
     } else {
         spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR,
                   "spdl: a call that did not return SPDL_PENDING was completed with spdl_complete");
-        if (call->result == SPDL_OK && call->item != task->in.item && call->item != *out)
+        if (call->result == SPDL_OK && call->item != task->in.item && call->item != *out &&
+            call->item != task->buffer)
             spdl__item_free(task->pipeline, call->item,
                             spdl__origin(0, (unsigned)task->node->index));
     }
@@ -7550,6 +7836,8 @@ SPDL__PRIVATE void spdl__deferred_settle(spdl_pipeline *p, spdl__node *node, spd
     task.worker = p->workers;
     task.in = call->in;
     task.taken = call->taken;
+    task.buffer = call->buffer;
+    task.holder = call->holder;
     task.flushing = call->flushing;
     task.sequence = call->sequence;
     task.ticket = call->ticket;
@@ -7703,7 +7991,7 @@ SPDL__PRIVATE void spdl__again_over(spdl__node *node, spdl__again *call, bool cu
 SPDL__PRIVATE void spdl__again_drop(spdl_pipeline *p, spdl__node *node, spdl__again *call,
                                     spdl__counters *counters) {
     const spdl__item in = call->in;
-    spdl__count(&counters->freed, spdl__origin_tag(in.origin) < SPDL_MAX_STAGES);
+    spdl__count(&counters->freed, spdl__origin_tag(in.origin) < SPDL__LIST);
     spdl__again_forget(node, call);
     spdl__again_over(node, call, true);
     spdl__item_free(p, in.item, in.origin);
@@ -7800,13 +8088,14 @@ SPDL__NOINLINE spdl_result spdl__again_returned(spdl_task *task, spdl__counters 
     spdl__again *call = task->again;
     spdl__item what = task->in;
     what.item = out;
-    what.origin = spdl__origin(task->sequence, (unsigned)node->index);
+    what.origin = spdl__task_origin(task, out);
     if (out != NULL && out == task->in.item)
         return spdl__task_fail(task, "returned SPDL_AGAIN with its input in *out");
     if (node->by_ticket && call->stream == NULL && !spdl__again_open(node, call, now)) {
         spdl__item_free(task->pipeline, out, what.origin);
         return SPDL_E_NOMEM;
     }
+    if (SPDL__UNLIKELY(task->buffer != NULL)) spdl__task_give_back(task);
     spdl__task_put(task, &node->out, &what, now);
     spdl__count(&counters->made, 1);
     ++call->calls;
@@ -8890,7 +9179,7 @@ SPDL__PRIVATE size_t spdl__slot_purge(spdl_pipeline *p, spdl__slot *slot) {
     void *item = slot->item;
     spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__DROPPED));
     if (spdl__origin_tag(origin) == SPDL__LIST) return spdl__list_drop(p, (spdl__list *)item);
-    if (spdl__origin_tag(origin) >= SPDL_MAX_STAGES) return 0;
+    if (spdl__origin_tag(origin) > SPDL__LIST) return 0;
     spdl__item_free(p, item, origin);
     return 1;
 }
@@ -8908,7 +9197,12 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
         spdl__batch *open_batch = node->open_batch;
         node->open_batch = NULL;
         if (open_batch != NULL) spdl__count(&counters->freed, open_batch->shown.count);
-        spdl_batch_free(open_batch);
+        if (node->place == NULL) spdl_batch_free(open_batch);
+        while (node->place != NULL) { /* one of them is open_batch */
+            spdl__batch *batch = node->place;
+            node->place = batch->next;
+            spdl_batch_free(batch);
+        }
         for (; ticket < end; ++ticket)
             if (spdl__edge_ready(&node->out, ticket))
                 spdl__count(&counters->freed,
@@ -8977,7 +9271,8 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         (void)spdl__os_file_close(p->task[i].meter.file);
     for (i = 0; p->node != NULL && i < p->count; ++i) {
         spdl__node *node = &p->node[i];
-        if (node->batches != NULL) spdl__batch_pool_drop(node->batches);
+        if (node->batches != NULL) spdl__batch_pool_drop(node->batches, NULL);
+        if (node->buffers != NULL) spdl__batch_pool_drop(node->buffers, NULL);
         spdl__freelist_release(&node->freelist);
         spdl__free(&allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->counters, (workers + 1) * sizeof(*node->counters));
@@ -9015,6 +9310,7 @@ SPDL__PRIVATE void spdl__edge_rewind(spdl__node *node, uint64_t now) {
     spdl__store_relaxed(&edge->ended_ns, 0);
     if (spdl__load_relaxed(&edge->gap_since) == 0) spdl__store_relaxed(&edge->gap_since, now);
     spdl__store(&edge->word, head << SPDL__HEAD_BITS | SPDL__STOPPED);
+    node->first = head;
 }
 
 /* As create has left it. */
@@ -9027,6 +9323,8 @@ SPDL__PRIVATE void spdl__node_rewind(spdl__node *node, uint64_t sequence) {
     spdl__store_relaxed(&node->epoch, 0);
     spdl__store_relaxed(&node->made, sequence);
     node->made_all = sequence;
+    node->dropped = node->in != NULL ? node->in->dropped : 0;
+    node->place_epoch = node->place_dropped = 0;
     spdl__store32(&node->closed, 0);
     spdl__store32(&node->ended, 0);
     spdl__store(&node->cut, SPDL__OPEN);
@@ -9123,8 +9421,8 @@ typedef struct spdl__plan {
 
 SPDL__COLD const char *spdl__kind_name(spdl_kind kind) {
     static const char *const names[] = { "(none)", "source", "pipe",   "batch", "sink",
-                                         "feed",   "branch", "path", "merge" };
-    return (unsigned)kind <= SPDL_KIND_MERGE ? names[kind] : "(unknown)";
+                                         "feed",   "branch", "path", "merge", "unbatch" };
+    return (unsigned)kind <= SPDL_KIND_UNBATCH ? names[kind] : "(unknown)";
 }
 
 SPDL__COLD const char *spdl__row_name(const spdl_stage *row) {
@@ -9193,6 +9491,7 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "buffer_size", NULL, row->buffer_size, 1, SPDL__MAX_BUFFER },
         { "output_order", "pipe", row->output_order, 0, SPDL_ORDER_COMPLETION },
         { "reorder_window", "pipe", row->reorder_window, 1, SPDL__MAX_BUFFER },
+        { "item_bytes", "source, pipe and batch", (int64_t)row->item_bytes, 1, INT32_MAX },
         { "drop_last", "batch", row->drop_last, 0, 1 },
         { "drop_oldest", "feed", row->drop_oldest, 0, 1 },
         { "continuous", "source", row->continuous, 0, 1 },
@@ -9211,7 +9510,7 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "fini", calls, row->fini != NULL, 0, 1 },
     };
     const spdl__row_field *f = fields;
-    if (row->kind < SPDL_KIND_SOURCE || row->kind > SPDL_KIND_MERGE)
+    if (row->kind < SPDL_KIND_SOURCE || row->kind > SPDL_KIND_UNBATCH)
         return spdl__row_error(plan, i, "kind is %d, which is no kind of row", (int)row->kind);
     for (; f < fields + sizeof(fields) / sizeof(fields[0]); ++f) {
         if (f->value == 0) continue;
@@ -9328,6 +9627,8 @@ SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
     int k;
     if (row->kind == SPDL_KIND_PATH) return spdl__row_yields(plan, plan->before[i]);
     if (row->kind == SPDL_KIND_BATCH) return "spdl_batch";
+    if (row->kind == SPDL_KIND_UNBATCH && plan->rows[plan->before[i]].kind == SPDL_KIND_BATCH)
+        return spdl__row_yields(plan, plan->before[plan->before[i]]);
     if (row->kind == SPDL_KIND_FEED && row->type != NULL) return row->type;
     if (row->fn != NULL && row->fn->out_type != NULL) return row->fn->out_type;
     for (k = 0; k < plan->paths[i] && row->kind == SPDL_KIND_MERGE && spdl__type_any(type); ++k)
@@ -9337,6 +9638,7 @@ SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
 
 SPDL__COLD const char *spdl__row_takes(const spdl_stage *row) {
     if (row->kind == SPDL_KIND_MERGE && row->merge_order == SPDL_MERGE_BATCHES) return "spdl_batch";
+    if (row->kind == SPDL_KIND_UNBATCH) return "spdl_batch";
     return row->fn != NULL && row->fn->in_type != NULL ? row->fn->in_type : "void";
 }
 
@@ -9409,6 +9711,7 @@ SPDL__COLD spdl_result spdl__check_inside(const spdl__plan *plan, int i) {
             if (row->again) why = "again";
             if (row->flush) why = "flush";
             if (row->kind == SPDL_KIND_BATCH) why = "SPDL_BATCH";
+            if (row->kind == SPDL_KIND_UNBATCH) why = "SPDL_UNBATCH";
             if (row->kind == SPDL_KIND_MERGE && row->merge_order != order) why = "merge_order";
             if (why != NULL)
                 return spdl__row_error(plan, i,
@@ -9420,6 +9723,7 @@ SPDL__COLD spdl_result spdl__check_inside(const spdl__plan *plan, int i) {
         if (row->emits) why = "emits";
         if (row->again) why = "again";
         if (row->flush) why = "flush";
+        if (row->kind == SPDL_KIND_UNBATCH) why = "SPDL_UNBATCH";
         if (row->max_failures != 0) why = "max_failures";
         if (row->max_failure_rate > 0) why = "max_failure_rate";
         if (why != NULL)
@@ -9487,13 +9791,29 @@ SPDL__COLD size_t spdl__node_batch_size(const spdl_pipeline *p, const spdl__plan
     size_t most = 0;
     int k;
     if (row->kind == SPDL_KIND_BATCH) return (size_t)row->size;
-    if (strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0) return 0;
+    if (row->kind != SPDL_KIND_UNBATCH && strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0)
+        return 0;
     for (k = 0; row->kind == SPDL_KIND_MERGE && k < plan->paths[i]; ++k)
         most = (size_t)spdl__max(most, p->node[plan->path[i][k]].batch_size);
     if (plan->before[i] >= 0) most = p->node[plan->before[i]].batch_size;
-    for (k = 0; row->emits && k < i; ++k) /* batches out of a batch of batches */
+    for (k = 0; (row->emits || row->kind == SPDL_KIND_UNBATCH) && k < i; ++k) /* of batches */
         if (plan->above[i] >> k & 1) most = (size_t)spdl__max(most, p->node[k].batch_size);
     return most;
+}
+
+/* The bytes of an item in the batches in place that row `i` feeds, or 0. */
+SPDL__COLD size_t spdl__row_feeds(const spdl__plan *plan, int i) {
+    const spdl_kind kind = plan->rows[i].kind;
+    if (kind != SPDL_KIND_SOURCE && kind != SPDL_KIND_PIPE) return 0;
+    return plan->rows[i + 1].kind == SPDL_KIND_BATCH ? plan->rows[i + 1].item_bytes : 0;
+}
+
+/* Whether calls of this row know where in a batch their items will lie: if none is dropped, that is
+   a matter of tickets. */
+SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i];
+    return spdl__row_feeds(plan, i) > 0 && row->item_bytes == 0 && !row->emits && !row->again &&
+           row->output_order == SPDL_ORDER_INPUT;
 }
 
 /* The row with defaults in place of zeros. */
@@ -9508,7 +9828,16 @@ SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i, int thre
         plan->rows[i].max_concurrency == 0 && threads > row.concurrency)
         row.max_concurrency = threads;
     if (i == plan->count - 2) row.buffer_size = at_sink ? at_sink : 3;
+    if (row.buffer_size == 0 && spdl__row_places(plan, i)) /* they need no memory of their own */
+        row.buffer_size = (int)spdl__min(SPDL__SITTING_ITEMS, (uint64_t)plan->rows[i + 1].size);
     if (row.buffer_size == 0) row.buffer_size = routes_items ? SPDL__ROUTED : 2;
+    if (!spdl__row_places(plan, i) && row.item_bytes == 0)
+        row.item_bytes = spdl__row_feeds(plan, i);
+    if (row.kind == SPDL_KIND_UNBATCH) {
+        row.kind = SPDL_KIND_PIPE;
+        row.fn = &spdl__unbatch_function;
+        row.emits = 1; /* or as many as there are: no spdl_emit counts them */
+    }
     if (row.kind == SPDL_KIND_BATCH || row.kind == SPDL_KIND_MERGE) row.free_item = spdl_batch_free;
     return row;
 }
@@ -9531,6 +9860,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     node->ordered = row->kind != SPDL_KIND_PIPE || row->output_order == SPDL_ORDER_INPUT;
     node->serial = row->max_concurrency == 1;
     node->by_ticket = node->ordered && !node->serial;
+    node->places = spdl__row_places(plan, i);
     node->above = plan->above[i];
     node->paths = plan->paths[i];
     memcpy(node->path, plan->path[i], sizeof(node->path));
@@ -9579,7 +9909,9 @@ SPDL__COLD uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
         const uint64_t room = (uint64_t)row->buffer_size + (uint64_t)row->max_concurrency;
         alive += room + calls;
         calls = row->kind == SPDL_KIND_PIPE ? (uint64_t)row->max_concurrency : 0;
-        if (row->kind == SPDL_KIND_BATCH && i > first)
+        if (row->kind == SPDL_KIND_BATCH && i > first && row->item_bytes > 0)
+            alive = SPDL__COPIED; /* items end here */
+        else if (row->kind == SPDL_KIND_BATCH && i > first)
             alive = spdl__min((alive + 1) * (uint64_t)row->size, SPDL__MAX_SPARE);
     }
     if (p->node[first].row.kind == SPDL_KIND_BRANCH) alive *= 2;
@@ -9593,6 +9925,7 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
     const uint32_t calls = (uint32_t)row->max_concurrency;
     spdl__edge *edge = &node->out;
+    uint64_t alive;
     uint32_t k;
     int i;
     edge->end = SPDL__OPEN;
@@ -9631,9 +9964,16 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
                                                        sizeof(*node->settled), sizeof(void *));
         if (node->settled == NULL) return SPDL_E_NOMEM;
     }
+    alive = spdl__batches_alive(p, node->index);
+    if (row->kind == SPDL_KIND_BATCH && node->before->places) /* those that are written into */
+        alive += node->before->out.window / (uint64_t)row->size + 2;
+    if (row->item_bytes > 0 && spdl__row_calls(row)) {
+        node->buffers = spdl__batch_pool_make(allocator, 0, row->item_bytes, (size_t)alive);
+        if (node->buffers == NULL) return SPDL_E_NOMEM;
+    }
     if (!spdl__node_makes_batches(node)) return SPDL_OK;
     node->batches = spdl__batch_pool_make(allocator, node->batch_size,
-                                          (size_t)spdl__batches_alive(p, node->index));
+                                          (size_t)row->size * row->item_bytes, (size_t)alive);
     if (node->batches == NULL) return SPDL_E_NOMEM;
     for (i = 0; i <= node->index; ++i) node->batches->free_item[i] = p->node[i].row.free_item;
     return SPDL_OK;

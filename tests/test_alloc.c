@@ -372,7 +372,7 @@ static void no_batch_is_missed_at_the_end(void) {
         desc.allocator = allocator_of(&c);
         source_count = 0;
         REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(shape_of_batches)) == SPDL_OK);
-        ahead = spdl_ring_count(p->node[2].batches->spare);
+        ahead = p->node[2].batches->spares;
         spdl_pipeline_destroy(p);
         REQUIRE(ahead < 32);
         source_count = ahead * (uint64_t)shape_of_batches[2].size;

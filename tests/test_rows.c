@@ -166,8 +166,8 @@ static void functions_have_to_fit_their_row(void) {
     BATCH_REFUSED("init is set, but only source, pipe and branch rows have it", 3,
                   .init = init_nothing);
     row = (spdl_stage)SPDL_PIPE(follow);
-    row.kind = (spdl_kind)9;
-    field_refused(row, "kind is 9, which is no kind of row");
+    row.kind = (spdl_kind)99;
+    field_refused(row, "kind is 99, which is no kind of row");
     row.kind = SPDL_KIND_NONE;
     field_refused(row, "kind is 0, which is no kind of row");
 }
