@@ -87,6 +87,7 @@ run_example() {
         check "http_fetch on no server" fails_with 1 "0 pages, 20 not to be had" \
             ./http_fetch http://127.0.0.1:1/ 20
         ;;
+    tokens) check "tokens goes on from a checkpoint" fails_with 0 "200 on: the same" ./tokens ;;
     autotune) check "autotune" fails_with 0 "concurrency 1 -> 2, because" ./autotune ;;
     *) check "run $1" run "./$1" ;;
     esac
