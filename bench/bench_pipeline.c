@@ -69,6 +69,9 @@
    allocs_steady      allocations while 100,000 items pass
    bytes_per_item     three stages: memory of a buffer_size of 4096 less that of one of 256, for
                       each item that fits in addition
+   tokens_us          a source that writes windows of 1,024 tokens, as inputs and targets of int32,
+                      into batches in place: per batch of 32, with one worker, against the same
+                      loop in the trainer with one buffer
    pool_submit_ns     the pool alone: a job that does nothing
 
    Work is a loop that was timed before each run, not a wait for the clock: a thread that does not
@@ -1314,6 +1317,89 @@ static void row_pool(void) {
     bench_compare_sides(&row, 9, ours_submit_ns, &our_jobs, peer_submit_ns, &their_jobs);
 }
 
+/* ---- batches in place ---- */
+
+enum { TOKENS = 1024, WINDOWS = 32, SHARD_WINDOWS = 4096, WINDOW_BYTES = 2 * TOKENS * 4 };
+
+static uint16_t token_shard[SHARD_WINDOWS * TOKENS + 1];
+
+static void window_write(int32_t *to, uint64_t number) {
+    const uint16_t *from = token_shard + number % SHARD_WINDOWS * TOKENS;
+    int i;
+    for (i = 0; i < TOKENS; ++i) {
+        to[i] = from[i];
+        to[TOKENS + i] = from[i + 1];
+    }
+}
+
+SPDL_FN(read_window, void, int32_t) {
+    const uint64_t number = spdl_sequence(task);
+    if (number == *(const uint64_t *)spdl_ctx(task)) return SPDL_END;
+    if ((*out = (int32_t *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
+    window_write(*out, number);
+    return SPDL_OK;
+}
+
+static int32_t tokens_seen;
+
+static double ours_tokens_run(const void *arg, uint64_t batches) {
+    uint64_t windows = (batches + 16) * WINDOWS, start = 0, count;
+    spdl_stage rows[] = { SPDL_SOURCE(read_window), SPDL_BATCH(WINDOWS, .item_bytes = WINDOW_BYTES),
+                          SPDL_SINK(3) };
+    spdl_pipeline_desc desc;
+    spdl_pipeline *p;
+    double elapsed;
+    (void)arg;
+    memset(&desc, 0, sizeof desc);
+    desc.workers = 1;
+    rows[0].ctx = &windows;
+    BENCH_CHECK(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
+    for (count = 0; count < batches + 16; ++count) {
+        spdl_batch *batch;
+        if (count == 16) start = bench_ns(); /* every block was written once */
+        BENCH_CHECK(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
+        tokens_seen += *(const int32_t *)batch->items[count % WINDOWS];
+        spdl_batch_free(batch);
+    }
+    elapsed = (double)(bench_ns() - start);
+    spdl_pipeline_destroy(p);
+    return elapsed;
+}
+
+static double hand_tokens_run(const void *arg, uint64_t batches) {
+    static int32_t buffer[WINDOWS * 2 * TOKENS];
+    const uint64_t start = bench_ns();
+    uint64_t count;
+    int i;
+    (void)arg;
+    for (count = 0; count < batches; ++count) {
+        for (i = 0; i < WINDOWS; ++i)
+            window_write(buffer + i * 2 * TOKENS, count * WINDOWS + (uint64_t)i);
+        tokens_seen += buffer[count % WINDOWS * 2 * TOKENS];
+    }
+    return (double)(bench_ns() - start);
+}
+
+static double ours_tokens_us(const void *arg) {
+    const uint64_t batches = ((const shape *)arg)->items;
+    return ours_tokens_run(NULL, batches) / 1e3 / (double)batches;
+}
+
+static double hand_tokens_us(const void *arg) {
+    const uint64_t batches = ((const shape *)arg)->items;
+    return hand_tokens_run(NULL, batches) / 1e3 / (double)batches;
+}
+
+static void row_tokens(void) {
+    const bench_row row = { "tokens_us", "us", "by hand", false, 0, false, 1 / 1.1 };
+    shape batches;
+    int i;
+    if (!bench_wanted(row.name)) return;
+    for (i = 0; i < COUNT(token_shard); ++i) token_shard[i] = (uint16_t)(i * 40503);
+    batches.items = bench_calibrate(hand_tokens_run, NULL, 200, RUN_MS);
+    bench_compare_sides(&row, 9, ours_tokens_us, &batches, hand_tokens_us, &batches);
+}
+
 int main(int argc, char **argv) {
     bench_start("pipeline", argc, argv);
     head_print();
@@ -1333,6 +1419,7 @@ int main(int argc, char **argv) {
     rows_idle();
     row_allocs();
     row_bytes();
+    row_tokens();
     row_pool();
     if (bench_opt.all) rows_scale();
     return 0;
