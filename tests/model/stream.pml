@@ -1,7 +1,7 @@
 /* A stream, the list that a call with SPDL_AGAIN in input order fills while it is read: its call
    (whichever worker has it) adds ITEMS items and closes it, its reader takes them. There are SPACE
-   places. Both sleep when there is nothing to do: the reader when the stream is dry, the call, which
-   waits in its place then, when it is full.
+   places. Both sleep when there is nothing to do: the reader when the stream is dry; the call,
+   which waits in its place then, when it is full.
 
    What is left out: who sleeps in which pool. A thread that sleeps has announced that, done a full
    barrier, and looked once more; a thread that has changed something does a full barrier and looks
@@ -48,7 +48,7 @@ bool passed, over;
 
 #define ROOM(p) (LOAD(p, COUNT) - LOAD(p, AT) < SPACE)
 
-/* The reader's store of `dry` is the only plain one: it waits until the reader has no store left. */
+/* The reader's store of `dry`: the only plain one. */
 inline dry_store() {
 #ifdef PLAIN_DRY
     dry_waits = true
