@@ -1257,9 +1257,10 @@ typedef struct spdl_stage_stats {
     spdl_kind kind;
     int concurrency;   /* the bound */
     int in_flight;     /* calls running now */
-    uint64_t tasks;    /* calls that have ended; for a batch row: batches made */
+    uint64_t tasks;    /* calls that have ended; for a batch row: batches made; feed: pushes */
     uint64_t failures; /* of them, calls that failed; not in the times */
-    uint64_t skips;    /* of them, calls that dropped their item; batch: items of drop_last */
+    uint64_t skips;    /* of them, calls that dropped their item; batch: items of drop_last; feed:
+                          items that made way */
     uint64_t retries;  /* calls that were made again for an item that had failed */
     uint64_t freed;    /* items this stage had made or taken that a stop or failure freed */
     uint64_t busy_ns;  /* time spent in calls that did not fail, over all workers */
@@ -1268,7 +1269,9 @@ typedef struct spdl_stage_stats {
        which the item it waited for was here: the sum over all stages is what it waited. */
     uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
     uint64_t exposed_idle_ns; /* ready for it, but no worker took it */
-    uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns; /* of one call; below 1 us of up to 32 */
+    /* Of one call; below 1 us of up to 32. Of a feed: from the push of an item until the trainer
+       has the answer, of a batch or the like from the oldest push, to 256 ns. */
+    uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns;
     /* Where busy_ns went: the three add up to it. Estimates, scaled up from the calls measured (one
        in about 0.8 ms of each worker, not its first); they may go backwards a little. */
     uint64_t cpu_ns;       /* on a processor */
@@ -1303,6 +1306,7 @@ typedef struct spdl_stats {
                                threads had the processors (Linux with schedstat; else 0) */
     uint64_t step_ns;       /* time since the first item that it did not: its own steps */
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
+    uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink until they were taken */
     spdl_stage_stats stage[SPDL_MAX_STAGES];
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
@@ -1324,7 +1328,8 @@ SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t byt
    Owns:    nothing. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
 
-/* The durations of the calls of one stage so far, failed calls left out.
+/* The durations of the calls of one stage so far, failed calls left out; of a feed those from push
+   to answer.
    Returns: SPDL_OK, SPDL_E_NOT_FOUND (there is no such stage).
    Threads: any.
    Blocks:  never.
@@ -1352,7 +1357,8 @@ typedef struct spdl_process_stats {
    Owns:    nothing. */
 SPDL_API void spdl_process_read(spdl_process_stats *stats);
 
-/* One sentence: how long the trainer waited, and for which stage.
+/* A sentence: how long the trainer waited, and for which stage. With a feed, one or two: how many
+   requests made way, how soon the others were answered, and where most of that time went.
    Returns: the length of the whole sentence, as snprintf does; buffer holds what fits.
    Threads: any.
    Blocks:  never.
@@ -1361,7 +1367,7 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
 
 /* The verdict, a line about the run, and a table of at most 100 columns, ">" at what limits:
        conc tasks rate  its concurrency; calls that have ended, so many a second
-       mean .. max      how long a call takes
+       mean .. max      how long a call takes; of a feed, how long from push to answer
        busy             share of the time that as many calls ran as can
        cpu runq block   where that went: on a processor ("-": not measured); ready, but others had
                         the processors; asleep (these two where they are over 5 %)
@@ -1385,7 +1391,8 @@ SPDL_API int spdl_rows_text(const spdl_stage *stages, size_t stage_count, char *
                             size_t bytes);
 
 /* One line without a newline: items, rate, the time left (`length`: how many items there will be;
-   0: not known), and the share of time the trainer waited.
+   0: not known), and the share of time the trainer waited; with a feed the p99 from push to
+   answer.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits.
    Threads: any.
    Blocks:  never.
@@ -5246,8 +5253,10 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
 #define SPDL__HEAD_ONE ((uint64_t)1 << SPDL__HEAD_BITS)
 
 /* A range of the source's items: the lowest, from 0 over all epochs, and how many more there are up
-   to the highest. */
+   to the highest. Of a feed, whose items nobody numbers, when they were pushed, in units of 256 ns:
+   the lowest is the oldest (after 78 hours they count from 0 again). */
 #define SPDL__SPAN_BITS 24
+#define SPDL__PUSHED_BITS 8
 #define SPDL__SPAN_MAX (((uint64_t)1 << SPDL__SPAN_BITS) - 1)
 
 typedef struct spdl__slot { /* half a line of the cache; written by the owner of the ticket */
@@ -5333,6 +5342,13 @@ SPDL__PRIVATE uint64_t spdl__range_join(uint64_t a, uint64_t b) {
     const uint64_t high =
         spdl__max(low_a + (a & SPDL__SPAN_MAX), low_b + (b & SPDL__SPAN_MAX));
     return low << SPDL__SPAN_BITS | spdl__min(high - low, SPDL__SPAN_MAX);
+}
+
+/* How long ago the oldest item of a feed's range was pushed. */
+SPDL__INLINE uint64_t spdl__range_age(uint64_t range, uint64_t now) {
+    const uint64_t low = now >> SPDL__PUSHED_BITS << SPDL__SPAN_BITS;
+    const uint64_t units = (low - (range & ~SPDL__SPAN_MAX)) >> SPDL__SPAN_BITS;
+    return units >> 39 == 0 ? units << SPDL__PUSHED_BITS : 0; /* its clock was ahead of ours */
 }
 
 /* An item on its way. */
@@ -5853,7 +5869,8 @@ SPDL__PRIVATE bool spdl__cursor_store(const spdl__cursor *c, uint64_t now) {
 
 /* What one worker counted for one stage: one writer, read by snapshots. In the cell after those of
    the workers `freed` is written under purge_lock, the rest under external_lock; the producer
-   counts in the first cell of its row, which no worker runs. */
+   counts in the first cell of its row, which no worker runs, the trainer times answers in the
+   last. */
 typedef struct spdl__counters {
     uint64_t tasks, failures, skips, retries, freed;
     uint64_t made;     /* items handed on that it did not get as its input */
@@ -6070,6 +6087,7 @@ struct spdl_pipeline {
     uint64_t wait_ns;
     uint64_t first_wait_ns; /* what it was when the first item came */
     uint64_t ready_ns;     /* time inside next while an item was ready */
+    uint64_t answer_wait_ns; /* with a feed: time items lay in the sink */
     uint64_t hurried_ns;   /* when it slept last, and could be rescued from that */
     uint32_t hurry;        /* the rescue works, not the first group; read by all */
     char pad3[SPDL_CACHE_LINE];
@@ -6608,6 +6626,15 @@ SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
            (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
 }
 
+/* So many durations of `each`, `ns` together. */
+SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t times, uint64_t each,
+                                       uint64_t ns) {
+    spdl__count(&counters->timed_ns, ns);
+    spdl__count(&counters->bucket[spdl__bucket(each)], times);
+    if (each > spdl__load_relaxed(&counters->max_ns))
+        spdl__store_relaxed(&counters->max_ns, each);
+}
+
 /* Books `calls` calls that took `ns` together, `failed` of them without success. */
 SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls, uint64_t failed,
                                        uint64_t ns) {
@@ -6616,10 +6643,7 @@ SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls,
     spdl__count(&counters->tasks, calls);
     if (SPDL__NO_STATS || good == 0) return;
     each = ns / calls;
-    spdl__count(&counters->timed_ns, failed ? each * good : ns);
-    spdl__count(&counters->bucket[spdl__bucket(each)], good);
-    if (each > spdl__load_relaxed(&counters->max_ns))
-        spdl__store_relaxed(&counters->max_ns, each);
+    spdl__counters_time(counters, good, each, failed ? each * good : ns);
 }
 
 /* A moving average that a few slow calls raise fast and many quick ones lower slowly. */
@@ -8771,6 +8795,15 @@ SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     spdl__count(&p->ready_ns, spdl_time_ns() - since);
 }
 
+/* With a feed: the trainer takes an answer. How long that took since the push goes to the feed's
+   row, which makes no calls. */
+SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, uint64_t now) {
+    spdl__counters *counters = &p->feed->counters[p->workers];
+    const uint64_t ns = spdl__range_age(p->last_item.range, now);
+    spdl__counters_time(counters, 1, ns, ns);
+    spdl__count(&p->answer_wait_ns, spdl__min(ns, spdl__slot_age(item, now)));
+}
+
 /* Something was read from the sink. The clock is read when that begins or ends something: it costs
    more than the rest. */
 SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, const spdl__cursor *c,
@@ -8778,13 +8811,15 @@ SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, const spdl__cursor *c,
     const spdl__edge *sink = p->sink;
     const uint64_t waits = spdl__load_relaxed(&p->wait_since);
     const bool timed =
-        !SPDL__NO_STATS && (p->delivered == 0 || spdl__load_relaxed(&sink->gap_since) != 0 ||
+        !SPDL__NO_STATS && (p->delivered == 0 || p->feed != NULL ||
+                            spdl__load_relaxed(&sink->gap_since) != 0 ||
                             spdl__load_relaxed(&sink->wait_since) != 0 || waits != 0 ||
                             !spdl__edge_ready(sink, c->head) ||
                             spdl__edge_ready(sink, c->head + sink->buffer_size - 1));
     const uint64_t now = timed || p->tuner != NULL || p->hurry ? spdl_time_ns() : 0;
     if (item != NULL && waits != 0 && now > waits) /* it lay there before we came to look */
         spdl__count(&p->ready_ns, spdl__min(now - waits, spdl__slot_age(item, now)));
+    if (item != NULL && p->feed != NULL && timed) spdl__sink_answer(p, item, now);
     (void)spdl__cursor_store(c, now);
     if (item != NULL && p->delivered == 0) {
         spdl__store_relaxed(&p->first_wait_ns, spdl__gap_sum(&p->wait_since, &p->wait_ns, now));
@@ -9018,17 +9053,19 @@ SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     spdl__node *feed = p->feed;
     const uint64_t number = feed->made;
     spdl__item what;
+    uint64_t now;
     if (spdl__load32(&feed->ended) || spdl__load32(&feed->closed) || spdl__load32(&p->stopping))
         return SPDL_CLOSED;
     if (feed->out.tail >= spdl__edge_until(&feed->out, feed->out.buffer_size, false))
         return SPDL_FULL;
+    now = SPDL__NO_STATS ? 0 : spdl_time_ns();
     what.item = item;
     what.origin = spdl__origin(number, (unsigned)feed->index);
-    what.range = number << SPDL__SPAN_BITS;
+    what.range = now >> SPDL__PUSHED_BITS << SPDL__SPAN_BITS;
     spdl__store_relaxed(&feed->made, number + 1);
     spdl__count(&feed->counters[0].tasks, 1);
     spdl__count(&feed->counters[0].made, 1);
-    spdl__put(feed, &feed->out, 0, &what, spdl_time_ns());
+    spdl__put(feed, &feed->out, 0, &what, now);
     spdl__wake_changed(p, feed);
     return SPDL_OK;
 }
@@ -10315,7 +10352,7 @@ SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *p, int stage,
 
 /* The fields that follow from the times of the calls. */
 SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl_histogram *times) {
-    stats->busy_ns = times->sum_ns;
+    stats->busy_ns = stats->kind != SPDL_KIND_FEED ? times->sum_ns : 0;
     stats->mean_ns = times->count ? times->sum_ns / times->count : 0;
     stats->p50_ns = spdl_histogram_percentile(times, 0.50);
     stats->p90_ns = spdl_histogram_percentile(times, 0.90);
@@ -10451,6 +10488,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     }
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
     stats->ready_ns = spdl__load_relaxed(&p->ready_ns);
+    stats->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
     for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i].meter.waited_ns);
     for (i = 0; i < p->count; ++i) inside += stats->stage[i].runnable_ns;
     stats->workers_runnable_ns =
@@ -10605,11 +10643,18 @@ SPDL__COLD double spdl__stats_waiting(const spdl_stats *stats) {
                        spdl__grown(stats->first_item_ns, stats->elapsed_ns));
 }
 
-/* The row of the stage that holds the trainer back, or -1 when none does. */
+/* Whether items are pushed: what counts then is how soon they are answered. */
+SPDL__COLD bool spdl__stats_pushed(const spdl_stats *stats) {
+    return stats->stage_count > 0 && stats->stage[0].kind == SPDL_KIND_FEED;
+}
+
+/* The row of the stage that holds the trainer, or requests, back, or -1 when none does. */
 SPDL__COLD int spdl__stats_limit(const spdl_stats *stats) {
     const int busiest = spdl__stats_busiest(stats);
-    return stats->delivered > 0 && spdl__stats_waiting(stats) >= SPDL__FED &&
-                   spdl__stage_load(stats, busiest) >= SPDL__LIMITING ? busiest : -1;
+    const bool waits = spdl__stats_pushed(stats) || spdl__stats_waiting(stats) >= SPDL__FED;
+    return stats->delivered > 0 && waits && spdl__stage_load(stats, busiest) >= SPDL__LIMITING
+               ? busiest
+               : -1;
 }
 
 /* --- the verdict --- */
@@ -10621,8 +10666,8 @@ SPDL__COLD void spdl__text_stage(spdl__text *text, const char *before, const spd
     spdl__text_add(text, "'");
 }
 
-/* The trainer waits though no stage is busy: for its producer, for processors that others have, for
-   a slow call now and then. */
+/* The trainer waits though no stage is busy: for processors that others have, for a slow call now
+   and then. */
 SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats, double load) {
     uint64_t calls = 0, idle = 0, runnable = stats->workers_runnable_ns;
     spdl__cell cell;
@@ -10632,10 +10677,6 @@ SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
         idle += stats->stage[i].exposed_idle_ns;
         runnable += stats->stage[i].runnable_ns;
         if (stats->stage[i].exposed_ns > stats->stage[most].exposed_ns) most = i;
-    }
-    if (calls > idle && stats->stage[most].kind == SPDL_KIND_FEED) {
-        spdl__text_add(text, "for items to be pushed.");
-        return;
     }
     spdl__text_add(text, "no stage was busy more than %.0f %% of the time", 100 * load);
     if (runnable > stats->wait_ns / 2) {
@@ -10650,24 +10691,14 @@ SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
     }
 }
 
-SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
+/* What has no time for more: all workers, or a stage. False, and no text, when neither is busy. */
+SPDL__COLD bool spdl__verdict_of_busy(spdl__text *text, const spdl_stats *stats) {
     const int busiest = spdl__stats_busiest(stats);
-    const double waiting = 100 * spdl__stats_waiting(stats);
     const double load = spdl__stage_load(stats, busiest);
     uint64_t busy = 0;
     int i;
     for (i = 0; i < stats->stage_count; ++i)
         busy += stats->stage[i].deferred ? 0 : stats->stage[i].busy_ns;
-    if (stats->delivered == 0) {
-        spdl__text_add(text, "Nothing has been delivered yet.");
-        return;
-    }
-    if (waiting < 100 * SPDL__FED) {
-        spdl__text_add(text, "Loading is fast enough: the trainer waited %.1f %% of its time.",
-                       waiting);
-        return;
-    }
-    spdl__text_add(text, "The trainer waited %.0f %% of its time: ", waiting);
     if (spdl__share(busy, stats->elapsed_ns) > SPDL__ALL_BUSY * spdl__stats_threads(stats)) {
         if (stats->workers > 1)
             spdl__text_add(text, "all %d workers were busy", stats->workers);
@@ -10680,8 +10711,76 @@ SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
         spdl__text_add(text, " was busy %.0f %% of the time (concurrency %d).", 100 * load,
                        stats->stage[busiest].concurrency);
     } else {
-        spdl__verdict_of_none(text, stats, load);
+        return false;
     }
+    return true;
+}
+
+/* Of a pipeline with a feed: where most of the time from push to answer went. */
+SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *stats) {
+    const spdl_stage_stats *feed = &stats->stage[0];
+    const double half = 0.5 * (double)feed->mean_ns * (double)stats->delivered;
+    const int busiest = spdl__stats_busiest(stats);
+    const double load = spdl__stage_load(stats, busiest);
+    bool batches = false;
+    uint64_t busy = 0;
+    spdl__cell cell[2];
+    int i;
+    for (i = 0; i < stats->stage_count; ++i) {
+        busy += stats->stage[i].busy_ns;
+        batches = batches || stats->stage[i].kind == SPDL_KIND_BATCH;
+    }
+    spdl__text_add(text, "Answers took %s (p50) to %s (p99), most of it ",
+                   spdl__duration(&cell[0], (double)feed->p50_ns),
+                   spdl__duration(&cell[1], (double)feed->p99_ns));
+    if ((double)stats->answer_wait_ns > half)
+        spdl__text_add(text, "until they were taken.");
+    else if ((double)busy > half)
+        spdl__text_add(text, "in calls%s", feed->skips ? "." : ": no request waited long.");
+    else if (batches && load < SPDL__LIMITING)
+        spdl__text_add(text, "until a batch was full.");
+    else {
+        spdl__text_stage(text, "waiting in front of ", stats, busiest);
+        if (feed->skips == 0) spdl__text_add(text, ", busy %.0f %% of the time", 100 * load);
+        spdl__text_add(text, ".");
+    }
+}
+
+SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats) {
+    const spdl_stage_stats *feed = &stats->stage[0];
+    if (feed->skips > 0) {
+        spdl__text_add(text, "%llu of %llu requests made way: ", (spdl__llu)feed->skips,
+                       (spdl__llu)feed->tasks);
+        if (!spdl__verdict_of_busy(text, stats))
+            spdl__text_add(text, stats->edge[stats->stage_count - 1].readiness >= SPDL__LIMITING
+                                     ? "answers were not taken in time."
+                                     : "more came at once than its buffer_size.");
+        spdl__text_add(text, " ");
+    }
+    if (stats->delivered > 0)
+        spdl__verdict_of_answers(text, stats);
+    else
+        spdl__text_add(text, "Nothing has been %s yet.", feed->tasks ? "answered" : "pushed");
+}
+
+SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
+    const double waiting = 100 * spdl__stats_waiting(stats);
+    if (spdl__stats_pushed(stats)) {
+        spdl__verdict_of_feed(text, stats);
+        return;
+    }
+    if (stats->delivered == 0) {
+        spdl__text_add(text, "Nothing has been delivered yet.");
+        return;
+    }
+    if (waiting < 100 * SPDL__FED) {
+        spdl__text_add(text, "Loading is fast enough: the trainer waited %.1f %% of its time.",
+                       waiting);
+        return;
+    }
+    spdl__text_add(text, "The trainer waited %.0f %% of its time: ", waiting);
+    if (!spdl__verdict_of_busy(text, stats))
+        spdl__verdict_of_none(text, stats, spdl__stage_load(stats, spdl__stats_busiest(stats)));
 }
 
 /* --- the table --- */
@@ -10694,13 +10793,14 @@ SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i
     const double block = spdl__share(stage->blocked_ns, stage->busy_ns);
     const bool calls = stage->kind == SPDL_KIND_SOURCE || stage->kind == SPDL_KIND_PIPE ||
                        stage->kind == SPDL_KIND_BRANCH;
+    const bool timed = calls || stage->kind == SPDL_KIND_FEED;
     spdl__cell c[4];
     int k;
     spdl__text_name(text, stage->name, 16);
     spdl__text_add(text, " %4d %9llu %7s", stage->concurrency, (spdl__llu)stage->tasks,
                    spdl__rate(&c[0], stage->tasks, stats->elapsed_ns));
     for (k = 0; k < 4; ++k)
-        spdl__text_add(text, " %7s", calls ? spdl__duration(&c[k], (double)times[k]) : "-");
+        spdl__text_add(text, " %7s", timed ? spdl__duration(&c[k], (double)times[k]) : "-");
     spdl__text_add(text, " %4s", calls ? spdl__percent(&c[0], spdl__stage_load(stats, i)) : "-");
     spdl__text_add(text, " %4s %4s %5s", stage->split_calls == 0 ? "-" : spdl__percent(&c[1],
                    spdl__share(stage->cpu_ns, stage->busy_ns)),
@@ -10748,8 +10848,11 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
     spdl__text text = spdl__text_start(buffer, bytes);
     spdl__cell cell[4];
     spdl__verdict(&text, stats);
+    spdl__text_add(&text, "\n");
+    if (spdl__stats_pushed(stats))
+        spdl__text_add(&text, "%llu requests, ", (spdl__llu)stats->stage[0].tasks);
     spdl__text_add(&text,
-                   "\n%llu items in %s, the first after %s, %s, a step of %s, %d worker%s\n\n",
+                   "%llu items in %s, the first after %s, %s, a step of %s, %d worker%s\n\n",
                    (spdl__llu)stats->delivered,
                    spdl__duration(&cell[0], (double)stats->elapsed_ns),
                    spdl__duration(&cell[1], (double)stats->first_item_ns),
@@ -10826,7 +10929,9 @@ SPDL__COLD void spdl__progress(spdl__text *text, const spdl_stats *stats, uint64
         spdl__text_add(text, ", %s left",
                        spdl__clock(&cell, 1e-9 * (double)since / (double)(stats->delivered - 1) *
                                               (double)left));
-    if (stats->delivered > 0)
+    if (stats->delivered > 0 && spdl__stats_pushed(stats))
+        spdl__text_add(text, ", p99 %s", spdl__duration(&cell, (double)stats->stage[0].p99_ns));
+    else if (stats->delivered > 0)
         spdl__text_add(text, ", waited %.0f %%", 100 * spdl__stats_waiting(stats));
 }
 
@@ -10858,6 +10963,7 @@ static const spdl__field spdl__stats_fields[] = {
     SPDL__FIELD(spdl_stats, workers_runnable_ns),
     SPDL__FIELD(spdl_stats, step_ns),
     SPDL__FIELD(spdl_stats, step_mean_ns),
+    SPDL__FIELD(spdl_stats, answer_wait_ns),
     SPDL__FIELDS_END
 };
 static const spdl__field spdl__stage_fields[] = {
@@ -11289,7 +11395,10 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     spdl__text_add(&text, "\n");
     if (draws || !live) {
         spdl__text_style(&text, "1");
-        if (stats->delivered == 0 && r->now.delivered > 0) /* not the same as before the first */
+        if (stats->delivered == 0 && spdl__stats_pushed(stats) && r->now.delivered > 0)
+            spdl__text_add(&text, "No answer was taken, %s.",
+                           stats->stage[0].tasks > 0 ? "though requests came" : "as none came");
+        else if (stats->delivered == 0 && r->now.delivered > 0) /* not as before the first */
             spdl__text_add(&text, "No item was taken: the trainer %s.",
                            2 * stats->wait_ns > stats->elapsed_ns ? "waited"
                                                                   : "did not ask for one");
@@ -11469,67 +11578,70 @@ NULL,
 "onst scaled=(v,units)=>{let u=0;for(;v>=999.5&&u<3;u++)v/=1000;return(u||v%1?digits(v):v)+units[u"
 "];};const time=ns=>scaled(ns,[' ns',' us',' ms',' s']);const count=v=>scaled(v,['','k','M','G']),"
 "rate=v=>count(v)+'/s';const percent=v=>(100*v).toFixed()+' %';const div=(a,b)=>b>0?a/b:NaN;const "
-"color=k=>`var(--c${k % 8})`;const waited=Math.max(0,div(T.wait_ns-T.first_item_ns,T.elapsed_ns-T."
-"first_item_ns))||0;const dot=' \\u00b7 ';document.title=D.pipeline+dot+'spdl report';$('name').te"
-"xtContent=D.pipeline+dot+new Date(1000*D.time).toLocaleString()+dot+time(T.elapsed_ns);$('verdict"
-"').textContent=T.verdict.replaceAll(' %','\\u00a0%');for(const[key,value]of Object.entries({'item"
-"s':count(T.delivered),'rate':rate(div(1e9*T.delivered,T.elapsed_ns)||0),'trainer waited':percent("
-"waited),'its own step':time(T.step_mean_ns),'first item after':time(T.first_item_ns),'memory':dig"
-"its(P.resident_bytes/1e6)+' MB','cores allowed':+P.cores_allowed.toFixed(2)}))$('tiles').append(e"
-"l('div','card',el('span','',key),el('b','',value)));const bar=v=>drawn('bar',`<i style=width:${10"
-"0 * Math.min(1, v)}%></i>`);const put=(made,title)=>{made.title=title;$('flow').append(made);};co"
-"nst box=(name,kind,lines,load)=>put(el('div','stage'+kind,el('b','',name),...lines.map(line=>el('"
-"span','',line)),load>=0?bar(load):''),name);T.stages.forEach((s,i)=>{const e=T.edges[i];if(s.busy"
-"_ns)box(s.name,i==T.limit?' limit':'',[s.kind+' \\u00d7 '+s.concurrency,time(s.p50_ns)+' p50',per"
-"cent(s.load)+' busy'],s.load);else box(s.name,'',[s.kind,s.tasks+' made']);put(el('div','edge',ba"
-"r(e.readiness),percent(e.readiness)+' ready'),e.depth+' of '+e.buffer_size+' waiting now');});box"
-"('trainer','',[time(T.step_mean_ns)+' a step','waited '+percent(waited)],waited);const X=S.map(ro"
-"w=>row[0]/1e6),last=X.length-1;const steps=(from,to,by)=>{const all=[];for(let v=from;v<=to+by/10"
-"0;v+=by)all.push(v);return all;};const nice=most=>{const power=10**Math.floor(Math.log10(most)),f"
-"irst=most/power;return power*(first>5?2:first>2?1:.5);};const chart=(title,note,format,series,mos"
-"t,log)=>{const f=log?Math.log10:v=>v,shown=v=>log?v>0:isFinite(v);const rows=series.map(s=>X.map("
-"(t,i)=>i?s.at(i):NaN));const all=rows.flat().filter(shown);let high=Math.max(most||0,...all)||1,l"
-"ow=0;if(log){low=10**Math.floor(f(Math.min(high,...all)));high=10**Math.floor(f(high)+1);}else if"
-"(!most)high*=1.06;const x=t=>54+458*(t-X[0])/(X[last]-X[0]);const y=v=>6+144*(f(high)-f(v))/(f(hi"
-"gh)-f(low));const marks=log?steps(f(low),f(high),Math.ceil((f(high)-f(low))/6)).map(v=>10**v):ste"
-"ps(0,high,nice(high));let art='';for(const v of marks)art+=`<path d='M54 ${y(v)}h458' stroke=var("
-"--line) />`+`<text x=48 y=${y(v) + 4}>${format(v)}</text>`;for(const t of steps(0,X[last],nice(X["
-"last])))if(t>=X[0])art+=`<text x=${x(t) + 12} y=166>${+t.toFixed(2)} s</text>`;series.forEach((s,"
-"k)=>{let path='',pen='M';rows[k].forEach((v,i)=>{if(shown(v))path+=pen+x(X[i])+' '+y(v);pen=shown"
-"(v)?'L':'M';});if(path&&!s.name)art+=`<path d='${path}V150H${x(X[1])}z' fill=${s.color} opacity=."
-"13 />`;art+=`<path d='${path}' fill=none stroke=${s.color} stroke-width=${s.wide ? 2.6 : 1.6} `+`"
-"stroke-linejoin=round stroke-dasharray=${k > 7 ? '5,3' : 0} />`;});const plot=drawn('plot',`<svg "
-"viewBox='0 0 520 170'>${art}<path class=rule d=M0,6V150 /></svg>`);const tip=el('div','tip card')"
-";plot.onmousemove=mouse=>{const edge=plot.getBoundingClientRect(),left=mouse.clientX-edge.left;co"
-"nst i=X.findIndex((t,i)=>i&&(x(t)>=left*520/edge.width||i==last));plot.querySelector('.rule').sty"
-"le.transform=`translate(${x(X[i])}px)`;tip.replaceChildren(el('b','',digits(X[i])+' s'),...series"
-".map((s,k)=>el('div',''",
-",(s.name?s.name+'  ':'')+(isFinite(rows[k][i])?format(rows[k][i]):'-'))));tip.style.left=Math.min"
-"(left+24,edge.width-tip.offsetWidth)+'px';};$('charts').append(el('div','card chart',el('h3','',t"
-"itle),el('p','',note),plot,el('div','legend',...series.filter(s=>s.name).map(s=>el('span','',draw"
-"n('',`<i style=background:${s.color}></i>`),s.name))),tip));};const since=(i,at)=>S[i][at]-S[i-1]"
-"[at];const per=(a,b,unit)=>(i,at)=>unit*div(since(i,at+a),since(i,at+b));const one=(k,of)=>[{colo"
-"r:color(k),at:i=>of(i,0)}];const each=of=>T.stages.map((s,k)=>({name:s.name,color:color(k),wide:k"
-"==T.limit,at:i=>of(i,7+7*k)}));if(last>2){chart('Rate','items the trainer took per second',rate,o"
-"ne(0,per(1,0,1e6)));chart('Trainer waiting','share of time it waited for data',percent,one(1,per("
-"2,0,1)),1);chart('Data readiness','share of time something could be taken after each stage',perce"
-"nt,each((i,at)=>1-Math.min(1,div(since(i,at+3),since(i,0)))),1);chart('Stage time','mean of a cal"
-"l',time,each(per(1,0,1e3)).filter((s,k)=>T.stages[k].busy_ns),0,true);chart('Put wait','time a fi"
-"nished item waits for a place after its stage',time,each(per(4,2,1e3)));chart('Get wait','time th"
-"e reader after each stage is idle, per item',time,each(per(5,2,1e3)));chart('Processor','cores us"
-"ed by this process, and by others on the machine',v=>+v.toFixed(2),[{name:'this process',wide:tru"
-"e,...one(0,per(4,3,1))[0]},{name:'others',...one(7,per(5,3,1))[0]}],P.cores_allowed);chart('Memor"
-"y','resident',v=>count(v)+'B',one(3,i=>1024*S[i][6]));}else $('charts').append('No plots: nothing"
-" was sampled. SPDL_REPORT=FILE, or html in the desc of '+'the reports, has samples taken from the"
-" start.');const timed=text=>s=>s.busy_ns?text(s):'-';const columns={'stage':s=>s.name,'calls':s=>"
-"s.in_flight+'/'+s.concurrency,'tasks':s=>s.tasks,'failed':s=>s.failures,'skip':s=>s.skips,'retry'"
-":s=>s.retries,...Object.fromEntries(['mean','p50','p90','p99','max'].map(k=>[k,timed(s=>time(s[k+"
-"'_ns']))])),'busy':timed(s=>percent(s.load)),'put wait':(s,e)=>time(div(e.put_wait_ns,e.items)||0"
-"),'get wait':(s,e)=>time(div(e.get_wait_ns,e.items)||0),'ready':(s,e)=>percent(e.readiness)};$('t"
-"able').append(el('tr','',...Object.keys(columns).map(name=>el('th','',name))),...T.stages.map((s,"
-"i)=>el('tr',i==T.limit?'limit':'',...Object.values(columns).map(text=>el('td','',text(s,T.edges[i"
-"]))))));document.querySelector('footer').textContent=`spdl.h ${D.version}, process ${D.pid}; ${S."
-"length} samples`;</script></body></html>\n",
+"color=k=>`var(--c${k % 8})`;const feed=T.stages.length&&T.stages[0].kind=='feed'?T.stages[0]:0;co"
+"nst waited=Math.max(0,div(T.wait_ns-T.first_item_ns,T.elapsed_ns-T.first_item_ns))||0;const dot='"
+" \\u00b7 ';document.title=D.pipeline+dot+'spdl report';$('name').textContent=D.pipeline+dot+new D"
+"ate(1000*D.time).toLocaleString()+dot+time(T.elapsed_ns);$('verdict').textContent=T.verdict.repla"
+"ceAll(' %','\\u00a0%');for(const[key,value]of Object.entries({'items':count(T.delivered),'rate':r"
+"ate(div(1e9*T.delivered,T.elapsed_ns)||0),...feed?{'requests':count(feed.tasks),'made way':count("
+"feed.skips),'answer p50':time(feed.p50_ns),'answer p99':time(feed.p99_ns)}:{'trainer waited':perc"
+"ent(waited),'its own step':time(T.step_mean_ns)},'first item after':time(T.first_item_ns),'memory"
+"':digits(P.resident_bytes/1e6)+' MB','cores allowed':+P.cores_allowed.toFixed(2)}))$('tiles').app"
+"end(el('div','card',el('span','',key),el('b','',value)));const bar=v=>drawn('bar',`<i style=width"
+":${100 * Math.min(1, v)}%></i>`);const put=(made,title)=>{made.title=title;$('flow').append(made)"
+";};const box=(name,kind,lines,load)=>put(el('div','stage'+kind,el('b','',name),...lines.map(line="
+">el('span','',line)),load>=0?bar(load):''),name);T.stages.forEach((s,i)=>{const e=T.edges[i];if(s"
+".busy_ns)box(s.name,i==T.limit?' limit':'',[s.kind+' \\u00d7 '+s.concurrency,time(s.p50_ns)+' p50"
+"',percent(s.load)+' busy'],s.load);else box(s.name,'',[s.kind,s.tasks+(s==feed?' pushed':' made')"
+"]);put(el('div','edge',bar(e.readiness),percent(e.readiness)+' ready'),e.depth+' of '+e.buffer_si"
+"ze+' waiting now');});if(feed)box('answers','',[T.delivered+' taken',time(feed.p50_ns)+' p50']);e"
+"lse box('trainer','',[time(T.step_mean_ns)+' a step','waited '+percent(waited)],waited);const X=S"
+".map(row=>row[0]/1e6),last=X.length-1;const steps=(from,to,by)=>{const all=[];for(let v=from;v<=t"
+"o+by/100;v+=by)all.push(v);return all;};const nice=most=>{const power=10**Math.floor(Math.log10(m"
+"ost)),first=most/power;return power*(first>5?2:first>2?1:.5);};const chart=(title,note,format,ser"
+"ies,most,log)=>{const f=log?Math.log10:v=>v,shown=v=>log?v>0:isFinite(v);const rows=series.map(s="
+">X.map((t,i)=>i?s.at(i):NaN));const all=rows.flat().filter(shown);let high=Math.max(most||0,...al"
+"l)||1,low=0;if(log){low=10**Math.floor(f(Math.min(high,...all)));high=10**Math.floor(f(high)+1);}"
+"else if(!most)high*=1.06;const x=t=>54+458*(t-X[0])/(X[last]-X[0]);const y=v=>6+144*(f(high)-f(v)"
+")/(f(high)-f(low));const marks=log?steps(f(low),f(high),Math.ceil((f(high)-f(low))/6)).map(v=>10*"
+"*v):steps(0,high,nice(high));let art='';for(const v of marks)art+=`<path d='M54 ${y(v)}h458' stro"
+"ke=var(--line) />`+`<text x=48 y=${y(v) + 4}>${format(v)}</text>`;for(const t of steps(0,X[last],"
+"nice(X[last])))if(t>=X[0])art+=`<text x=${x(t) + 12} y=166>${+t.toFixed(2)} s</text>`;series.forE"
+"ach((s,k)=>{let path='',pen='M';rows[k].forEach((v,i)=>{if(shown(v))path+=pen+x(X[i])+' '+y(v);pe"
+"n=shown(v)?'L':'M';});if(path&&!s.name)art+=`<path d='${path}V150H${x(X[1])}z' fill=${s.color} op"
+"acity=.13 />`;art+=`<path d='${path}' fill=none stroke=${s.color} stroke-width=${s.wide ? 2.6 : 1"
+".6} `+`stroke-linejoin=round stroke-dasharray=${k > 7 ? '5,3' : 0} />`;});const plot=drawn('plot'"
+",`<svg viewBox='0 0 520 170'>${art}<path class=rule d=M0,6V150 /></svg>`);const tip=el('div','tip"
+" card');plot.onmousemov",
+"e=mouse=>{const edge=plot.getBoundingClientRect(),left=mouse.clientX-edge.left;const i=X.findInde"
+"x((t,i)=>i&&(x(t)>=left*520/edge.width||i==last));plot.querySelector('.rule').style.transform=`tr"
+"anslate(${x(X[i])}px)`;tip.replaceChildren(el('b','',digits(X[i])+' s'),...series.map((s,k)=>el('"
+"div','',(s.name?s.name+'  ':'')+(isFinite(rows[k][i])?format(rows[k][i]):'-'))));tip.style.left=M"
+"ath.min(left+24,edge.width-tip.offsetWidth)+'px';};$('charts').append(el('div','card chart',el('h"
+"3','',title),el('p','',note),plot,el('div','legend',...series.filter(s=>s.name).map(s=>el('span',"
+"'',drawn('',`<i style=background:${s.color}></i>`),s.name))),tip));};const since=(i,at)=>S[i][at]"
+"-S[i-1][at];const per=(a,b,unit)=>(i,at)=>unit*div(since(i,at+a),since(i,at+b));const one=(k,of)="
+">[{color:color(k),at:i=>of(i,0)}];const each=of=>T.stages.map((s,k)=>({name:s.name,color:color(k)"
+",wide:k==T.limit,at:i=>of(i,7+7*k)}));if(last>2){chart('Rate','items taken per second',rate,one(0"
+",per(1,0,1e6)));if(!feed)chart('Trainer waiting','share of time it waited for data',percent,one(1"
+",per(2,0,1)),1);chart('Data readiness','share of time something could be taken after each stage',"
+"percent,each((i,at)=>1-Math.min(1,div(since(i,at+3),since(i,0)))),1);chart('Stage time','mean of "
+"a call',time,each(per(1,0,1e3)).filter((s,k)=>T.stages[k].busy_ns),0,true);chart('Put wait','time"
+" a finished item waits for a place after its stage',time,each(per(4,2,1e3)));chart('Get wait','ti"
+"me the reader after each stage is idle, per item',time,each(per(5,2,1e3)));chart('Processor','cor"
+"es used by this process, and by others on the machine',v=>+v.toFixed(2),[{name:'this process',wid"
+"e:true,...one(0,per(4,3,1))[0]},{name:'others',...one(7,per(5,3,1))[0]}],P.cores_allowed);chart('"
+"Memory','resident',v=>count(v)+'B',one(3,i=>1024*S[i][6]));}else $('charts').append('No plots: no"
+"thing was sampled. SPDL_REPORT=FILE, or html in the desc of '+'the reports, has samples taken fro"
+"m the start.');const timed=text=>s=>s.max_ns?text(s):'-';const columns={'stage':s=>s.name,'calls'"
+":s=>s.in_flight+'/'+s.concurrency,'tasks':s=>s.tasks,'failed':s=>s.failures,'skip':s=>s.skips,'re"
+"try':s=>s.retries,...Object.fromEntries(['mean','p50','p90','p99','max'].map(k=>[k,timed(s=>time("
+"s[k+'_ns']))])),'busy':s=>s.busy_ns?percent(s.load):'-','put wait':(s,e)=>time(div(e.put_wait_ns,"
+"e.items)||0),'get wait':(s,e)=>time(div(e.get_wait_ns,e.items)||0),'ready':(s,e)=>percent(e.readi"
+"ness)};$('table').append(el('tr','',...Object.keys(columns).map(name=>el('th','',name))),...T.sta"
+"ges.map((s,i)=>el('tr',i==T.limit?'limit':'',...Object.values(columns).map(text=>el('td','',text("
+"s,T.edges[i]))))));document.querySelector('footer').textContent=`spdl.h ${D.version}, process ${D"
+".pid}; ${S.length} samples`;</script></body></html>\n",
 NULL,
 };
 /* clang-format on */

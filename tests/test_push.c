@@ -28,6 +28,13 @@ typedef struct producer {
     spdl_result last;
 } producer;
 
+/* How long answers took. */
+static spdl_histogram answers_of(const spdl_pipeline *p) {
+    spdl_histogram times;
+    REQUIRE(spdl_pipeline_histogram(p, 0, &times) == SPDL_OK);
+    return times;
+}
+
 /* Each item until it is accepted, or the pipeline is closed. */
 static void *produce(void *arg) {
     producer *one = (producer *)arg;
@@ -138,8 +145,152 @@ static void the_newest_items_may_win(void) {
         TAKE_ALL(p, workers ? "0 97 98 99 100" : "97 98 99 100", SPDL_END);
         CHECK_EQ(stats_of(p, 0).tasks, 101);
         CHECK_EQ(stats_of(p, 0).skips, workers ? 96 : 97);
+        CHECK_EQ(answers_of(p).count, workers ? 5 : 4);
         DONE(p);
     }
+}
+
+/* --- how long answers take --- */
+
+/* What the answers taken so far must have taken at least and at most: both ends of every push and
+   every take are known. */
+typedef struct bounds {
+    uint64_t answers, least, most;
+    uint64_t before[64], after[64]; /* the push of each item */
+} bounds;
+
+static void push_timed(spdl_pipeline *p, bounds *b, long value) {
+    b->before[value] = spdl_time_ns();
+    CHECK_EQ(push(p, value, SPDL_FOREVER), SPDL_OK);
+    b->after[value] = spdl_time_ns();
+}
+
+/* Takes an answer; the oldest item in it is that of `oldest`, or its own value if that is -1. */
+static spdl_result take_timed(spdl_pipeline *p, bounds *b, long oldest, bool batch) {
+    const uint64_t since = spdl_time_ns();
+    void *taken = NULL;
+    const spdl_result result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15));
+    const uint64_t now = spdl_time_ns();
+    if (result != SPDL_OK) return result;
+    if (oldest < 0) oldest = ((item *)taken)->value % 100;
+    ++b->answers;
+    b->least += since > b->after[oldest] ? since - b->after[oldest] : 0;
+    b->most += now - b->before[oldest];
+    if (batch) spdl_batch_free(taken);
+    else item_free((item *)taken);
+    return result;
+}
+
+static void answers_took(spdl_pipeline *p, const bounds *b) {
+    const spdl_histogram times = answers_of(p);
+    const uint64_t unit = b->answers << SPDL__PUSHED_BITS;
+    const spdl_stage_stats feed = stats_of(p, 0);
+    CHECK_EQ(times.count, b->answers);
+    CHECK(times.sum_ns + unit >= b->least && times.sum_ns <= b->most + unit);
+    CHECK_EQ(feed.mean_ns, times.count ? times.sum_ns / times.count : 0);
+    CHECK_EQ(feed.p99_ns, spdl_histogram_percentile(&times, 0.99));
+    CHECK_EQ(feed.busy_ns, 0); /* it makes no calls */
+}
+
+SPDL_FN(drops_odd, item, item) {
+    *out = in;
+    return in->value % 2 ? SPDL_SKIP : SPDL_OK;
+}
+
+/* From its push until it is taken, whatever rows it has passed. Here they lie in the sink first. */
+static void answers_are_timed_from_their_push(void) {
+    for (int i = 0; i < 3 * CROWDS; ++i) {
+        bounds b = { .answers = 0 };
+        spdl_stats stats;
+        spdl_pipeline *p =
+            i % 3 == 0 ? START(crowds[i / 3], FEED(64), FOLLOW(.plus = 0), SPDL_SINK(9))
+            : i % 3 == 1
+                ? START(crowds[i / 3], FEED(64), SPDL_PIPE(drops_odd, .concurrency = 2),
+                        SPDL_BRANCH(by_parity), SPDL_PATH("even"), FOLLOW(.plus = 100),
+                        SPDL_PATH("odd"), SPDL_MERGE(), SPDL_SINK(9))
+                : START(crowds[i / 3], FEED(64), FOLLOW(.plus = 0, .fresh = true),
+                        SPDL_PIPE(follow, SCRIPT(.plus = 300), .concurrency = 3,
+                                  .output_order = SPDL_ORDER_COMPLETION), SPDL_SINK(9));
+        for (long value = 0; value < 20; ++value) push_timed(p, &b, value);
+        CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+        sleep_us(3000);
+        CHECK_EQ(take_timed(p, &b, -1, false), SPDL_OK);
+        answers_took(p, &b);
+        while (take_timed(p, &b, -1, false) == SPDL_OK) {}
+        CHECK_EQ(b.answers, i % 3 == 1 ? 10 : 20);
+        answers_took(p, &b);
+        spdl_pipeline_stats(p, &stats);
+        CHECK(stats.answer_wait_ns <= b.most);
+        DONE(p);
+    }
+}
+
+/* A batch is as old as the oldest item in it. */
+static void a_batch_is_as_late_as_its_oldest(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        bounds b = { .answers = 0 };
+        spdl_pipeline *p = START(crowds[i], FEED(9), FOLLOW(.plus = 0), SPDL_BATCH(3),
+                                 SPDL_PIPE(pass_batch, .concurrency = 2), SPDL_SINK(9));
+        for (long value = 0; value < 7; ++value) {
+            push_timed(p, &b, value);
+            sleep_us(1000);
+        }
+        CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+        for (long k = 0; k < 3; ++k) CHECK_EQ(take_timed(p, &b, 3 * k, true), SPDL_OK);
+        CHECK_EQ(take_timed(p, &b, 0, true), SPDL_END);
+        answers_took(p, &b);
+        DONE(p);
+    }
+}
+
+/* Each item of one that becomes many is an answer to it; the last are answers to what came last. */
+static void what_is_emitted_answers_its_input(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        bounds b = { .answers = 0 };
+        scale s = { .limit = 1000 };
+        spdl_pipeline *p = START(crowds[i], FEED(9), SCATTER(BURST(.plus = 3)), SPDL_SINK(20));
+        for (long value = 0; value < 4; ++value) push_timed(p, &b, value);
+        sleep_us(1000);
+        for (long k = 0; k < 12; ++k) CHECK_EQ(take_timed(p, &b, k / 3, false), SPDL_OK);
+        answers_took(p, &b);
+        DONE(p);
+        b = (bounds){ .answers = 0 };
+        p = START(crowds[i], FEED(9), WEIGH(&s), SPDL_SINK(2));
+        for (long value = 1; value < 4; ++value) push_timed(p, &b, value);
+        CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+        CHECK_EQ(take_timed(p, &b, 3, false), SPDL_OK);
+        CHECK_EQ(take_timed(p, &b, 3, false), SPDL_END);
+        answers_took(p, &b);
+        DONE(p);
+    }
+}
+
+/* Also while the counter of the clock begins again, and on processors whose clocks differ. */
+static void the_age_of_a_push_is_exact(void) {
+    const uint64_t turn = (uint64_t)1 << (64 - SPDL__SPAN_BITS + SPDL__PUSHED_BITS);
+    const uint64_t span = SPDL__SPAN_MAX;
+    const struct {
+        uint64_t pushed, now, age;
+    } rows[] = { { 0, 0, 0 },          { 512, 1024, 512 },       { 300, 1000, 512 },
+                 { 1024, 512, 0 },     { turn - 256, turn, 256 }, { 3 * turn - 512, 3 * turn, 512 },
+                 { turn, turn - 1, 0 } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        const uint64_t range = rows[i].pushed >> SPDL__PUSHED_BITS << SPDL__SPAN_BITS;
+        CHECK_EQ(spdl__range_age(range, rows[i].now), rows[i].age);
+        CHECK_EQ(spdl__range_age(range | span, rows[i].now), rows[i].age);
+    }
+}
+
+/* A pipeline with a source has no answers. */
+static void a_source_is_asked_for_nothing(void) {
+    spdl_stats stats;
+    spdl_pipeline *p = START(1, COUNT_TO(5), FOLLOW(.plus = 0), SPDL_SINK(1));
+    TAKE_ALL(p, "0 1 2 3 4", SPDL_END);
+    spdl_pipeline_stats(p, &stats);
+    CHECK_EQ(stats.answer_wait_ns, 0);
+    CHECK_EQ(answers_of(p).count, 5); /* calls */
+    CHECK(stats.stage[0].busy_ns > 0);
+    DONE(p);
 }
 
 /* Beside readers that are at work: nothing is lost but what made way, and never the last. */
@@ -960,6 +1111,11 @@ TEST_TABLE(push) {
     TEST_CASE(any_row_may_stand_behind_a_feed),
     TEST_CASE(a_full_feed_tells_it),
     TEST_CASE(the_newest_items_may_win),
+    TEST_CASE(answers_are_timed_from_their_push),
+    TEST_CASE(a_batch_is_as_late_as_its_oldest),
+    TEST_CASE(what_is_emitted_answers_its_input),
+    TEST_CASE(the_age_of_a_push_is_exact),
+    TEST_CASE(a_source_is_asked_for_nothing),
     TEST_CASE(items_make_way_in_order),
     TEST_CASE(a_push_that_waits_is_closed),
     TEST_CASE(a_push_that_waits_is_told_of_a_failed_init),
