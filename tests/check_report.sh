@@ -80,4 +80,13 @@ check "one heading of the first rank" [ "$(how_many '<h1')" -eq 1 ]
 open_page one.html
 in_page "it says that it has no plots" "No plots: nothing was sampled"
 check "the flow is there" [ "$(how_many '<div class="stage')" -eq 6 ]
+
+open_page feed.html
+in_page "requests made way" 'requests made way: '
+in_page "a tile for what answers take" '<span>answer p99</span>'
+in_page "and in the flow" '<div class="stage" title="answers">'
+check "no chart of a trainer" [ "$(how_many '<div class="card chart">')" -eq 7 ]
+not_in_page "nor a word" trainer
+not_in_page "no number went wrong" NaN
+not_in_page "nothing is undefined" undefined
 finish

@@ -1,6 +1,6 @@
 /* report_page.c - makes the pages that tests/check_report.sh opens in a browser.
    usage: report_page FOLDER: slow.html has a stage that limits, hostile.html names that would like
-   to be markup, one.html no samples. */
+   to be markup, one.html no samples, feed.html a feed and no trainer. */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
@@ -52,11 +52,37 @@ static int make(const char *folder, const char *file, const char *const names[3]
     return i;
 }
 
+static int make_feed(const char *folder) {
+    static const double ms = 2;
+    char path[1000];
+    spdl_pipeline_desc desc = { 0 };
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    void *item;
+    uintptr_t i;
+    snprintf(path, sizeof path, "%s/feed.html", folder);
+    report.html = path;
+    desc.workers = 1;
+    desc.report = &report;
+    if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            SPDL_FEED(void, .drop_oldest = true, .buffer_size = 8),
+            SPDL_PIPE(work, .name = "find_path", .ctx = (void *)(uintptr_t)&ms),
+            SPDL_SINK(3))) != SPDL_OK)
+        return 1;
+    for (i = 1; i <= 600; ++i) {
+        if (spdl_pipeline_push(p, (void *)i, 0) != SPDL_OK) return 1;
+        while (spdl_pipeline_next(p, &item, 0) == SPDL_OK) {}
+        nap(1);
+    }
+    spdl_pipeline_destroy(p);
+    return 0;
+}
+
 int main(int argc, char **argv) {
     static const char *const slow[] = { "pictures", "read", "decode" };
     static const char *const hostile[] = { "</script><h1>", "<img id=bad>&amp;'\"",
                                            "a\tb\xff\xe2\x82\xac" };
     if (argc != 2) return 2;
     return make(argv[1], "slow.html", slow, true) || make(argv[1], "hostile.html", hostile, true) ||
-           make(argv[1], "one.html", slow, false);
+           make(argv[1], "one.html", slow, false) || make_feed(argv[1]);
 }

@@ -535,6 +535,40 @@ static void live_view_without_a_terminal(void) {
     world_close(&w);
 }
 
+/* Requests: how long the answers of an interval took, and that there were none. */
+static void reports_speak_of_requests(void) {
+    spdl_report_desc report = { .every = 0.03, .table = true };
+    spdl_pipeline_desc desc = { .workers = 1, .report = &report };
+    int asked[4];
+    spdl_pipeline *p;
+    world w;
+    char *text;
+    world_open(&w);
+    world_capture(&w, NULL);
+    report.html = world_path(&w, "run.html");
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_FEED(void), SPDL_PIPE(work),
+                                                        SPDL_SINK(9))) == SPDL_OK);
+    for (int i = 0; i < 3; ++i)
+        CHECK_EQ(spdl_pipeline_push(p, &asked[i], SPDL_FOREVER), SPDL_OK);
+    take(p, 3);
+    sleep_ms(100);
+    CHECK_EQ(spdl_pipeline_push(p, &asked[3], SPDL_FOREVER), SPDL_OK);
+    sleep_ms(60);
+    spdl_pipeline_destroy(p);
+    dup2(w.stderr_before, 2);
+    text = read_all(w.captured);
+    CHECK(says(text, ", p99 ") && says(text, "\nAnswers took "));
+    CHECK(says(text, "\nNo answer was taken, as none came.\n"));
+    CHECK(says(text, "\nNo answer was taken, though requests came.\n"));
+    CHECK(!says(text, "trainer") && !says(text, "waited"));
+    CHECK_EQ(w.warnings, 0);
+    free(text);
+    text = read_all(w.file);
+    CHECK(says(text, "\"kind\":\"feed\"") && says(text, "\"answer_wait_ns\":"));
+    free(text);
+    world_close(&w);
+}
+
 static void colours_are_for_terminals(void) {
     static const char *const no_color[] = { NULL, "", "1" }, *const terms[] = { "xterm", "dumb" };
     static char text[1 << 16];
@@ -1122,6 +1156,7 @@ TEST_TABLE(report) {
     TEST_CASE(table_on_stderr),
     TEST_CASE(live_view_redraws),
     TEST_CASE(live_view_without_a_terminal),
+    TEST_CASE(reports_speak_of_requests),
     TEST_CASE(colours_are_for_terminals),
     TEST_CASE(environment_asks_for_everything),
     TEST_CASE(environment_can_be_quiet_or_ignored),

@@ -1146,8 +1146,8 @@ static void verdict_of_deferred_calls(void) {
                     "time (concurrency 256).");
 }
 
-/* No stage is busy, and the trainer waits all the same: for a slow call now and then, for its
-   producer, for processors. */
+/* No stage is busy, and the trainer waits all the same: for a slow call now and then, for
+   processors. */
 static void verdict_of_no_busy_stage(void) {
     spdl_stats stats;
     char text[400];
@@ -1174,15 +1174,93 @@ static void verdict_of_no_busy_stage(void) {
     spdl_stats_verdict(&stats, text, sizeof text);
     CHECK_STR(text, "The trainer waited 40 % of its time: no stage was busy more than 30 % of the "
                     "time: other threads had the processors.");
-    stats.stage[1].kind = SPDL_KIND_FEED;
-    spdl_stats_verdict(&stats, text, sizeof text);
-    CHECK_STR(text, "The trainer waited 40 % of its time: for items to be pushed.");
     stats.stage[1].runnable_ns = stats.workers_runnable_ns = 0;
     stats.stage[0].exposed_idle_ns = 250000000;
     spdl_stats_verdict(&stats, text, sizeof text);
     CHECK_STR(text, "The trainer waited 40 % of its time: no stage was busy more than 30 % of the "
                     "time: the workers lacked processor time, or buffer_size is small for items "
                     "this short.");
+}
+
+/* 3000 requests, of which 683 made way: find_path is busy all the time. */
+static spdl_stats stats_pushed(void) {
+    spdl_stats stats;
+    memset(&stats, 0, sizeof stats);
+    stats.elapsed_ns = 10000000000u;
+    stats.wait_ns = 10000000;
+    stats.delivered = 2317;
+    stats.workers = 2;
+    stats.stage_count = 2;
+    snprintf(stats.stage[0].name, sizeof stats.stage[0].name, "feed");
+    snprintf(stats.stage[1].name, sizeof stats.stage[1].name, "find_path");
+    stats.stage[0].kind = SPDL_KIND_FEED;
+    stats.stage[1].kind = SPDL_KIND_PIPE;
+    stats.stage[0].concurrency = stats.stage[1].concurrency = 1;
+    stats.stage[0].tasks = 3000;
+    stats.stage[0].skips = 683;
+    stats.stage[0].mean_ns = 40000000;
+    stats.stage[0].p50_ns = 38000000;
+    stats.stage[0].p99_ns = 83000000;
+    stats.stage[1].tasks = 2317;
+    stats.stage[1].busy_ns = 10000000000u;
+    stats.answer_wait_ns = 5000000000u;
+    return stats;
+}
+
+static const char *verdict_of(const spdl_stats *stats) {
+    static char text[400];
+    spdl_stats_verdict(stats, text, sizeof text);
+    return text;
+}
+
+/* Of a pipeline with a feed: whether requests made way and why, and where the time of the others
+   went. Nothing is said of a trainer. */
+static void verdict_of_requests(void) {
+    spdl_stats stats = stats_pushed();
+    CHECK_STR(verdict_of(&stats), "683 of 3000 requests made way: stage 1 'find_path' was busy "
+                                  "100 % of the time (concurrency 1). Answers took 38.0 ms (p50) "
+                                  "to 83.0 ms (p99), most of it waiting in front of stage 1 "
+                                  "'find_path'.");
+    stats.stage[1].concurrency = 2;
+    stats.stage[1].busy_ns = 19000000000u;
+    CHECK(says(verdict_of(&stats), "made way: all 2 workers were busy, most of all with stage 1"));
+    stats.stage[1].busy_ns = 2000000000u;
+    CHECK(says(verdict_of(&stats), "made way: more came at once than its buffer_size. Answers"));
+    stats.edge[1].readiness = 0.9;
+    CHECK(says(verdict_of(&stats), "made way: answers were not taken in time. Answers"));
+    stats.stage[0].skips = 0;
+    CHECK_STR(verdict_of(&stats), "Answers took 38.0 ms (p50) to 83.0 ms (p99), most of it waiting "
+                                  "in front of stage 1 'find_path', busy 10 % of the time.");
+    stats.answer_wait_ns = 60000000000u;
+    CHECK(says(verdict_of(&stats), "(p99), most of it until they were taken."));
+    stats.answer_wait_ns = 0;
+    stats.stage[0].mean_ns = 1000000;
+    CHECK(says(verdict_of(&stats), "(p99), most of it in calls: no request waited long."));
+    stats.stage[1].kind = SPDL_KIND_BATCH;
+    stats.stage[1].busy_ns = 0;
+    CHECK(says(verdict_of(&stats), "(p99), most of it until a batch was full."));
+    stats.delivered = 0;
+    CHECK_STR(verdict_of(&stats), "Nothing has been answered yet.");
+    stats.stage[0].tasks = 0;
+    CHECK_STR(verdict_of(&stats), "Nothing has been pushed yet.");
+}
+
+/* The stage that limits is marked though nobody waits in next; the row of the feed has the times of
+   the answers, and no load. */
+static void texts_of_requests(void) {
+    const spdl_stats stats = stats_pushed();
+    char text[4000];
+    spdl_stats_text(&stats, text, sizeof text);
+    CHECK(says(text, "\n3000 requests, 2317 items in 10.0 s, "));
+    CHECK(says(text, "  feed                1      3000   300/s 40.0 ms 38.0 ms 83.0 ms    0 ns "
+                     "   -"));
+    CHECK(says(text, "\n> find_path "));
+    CHECK(!says(text, "trainer"));
+    spdl_stats_progress(&stats, 0, text, sizeof text);
+    CHECK_STR(text, "2317 items, 232/s, p99 83.0 ms");
+    spdl_stats_json(&stats, text, sizeof text);
+    CHECK(says(text, "\"limit\":1,") && says(text, "\"answer_wait_ns\":5000000000,"));
+    CHECK(says(text, "\"p50_ns\":38000000,"));
 }
 
 /* Numbers that every text of the tests below is made of. */
@@ -1507,6 +1585,8 @@ TEST_TABLE(stats) {
     TEST_CASE(verdict_of_too_few_workers),
     TEST_CASE(verdict_of_deferred_calls),
     TEST_CASE(verdict_of_no_busy_stage),
+    TEST_CASE(verdict_of_requests),
+    TEST_CASE(texts_of_requests),
     TEST_CASE(text_tells_the_verdict_first),
     TEST_CASE(text_is_a_table),
     TEST_CASE(texts_are_cut_to_the_buffer),
