@@ -11397,7 +11397,8 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
         spdl__text_style(&text, "1");
         if (stats->delivered == 0 && spdl__stats_pushed(stats) && r->now.delivered > 0)
             spdl__text_add(&text, "No answer was taken, %s.",
-                           stats->stage[0].tasks > 0 ? "though requests came" : "as none came");
+                           stats->edge[stats->stage_count - 1].depth > 0 ? "though some are ready"
+                                                                         : "as none was ready");
         else if (stats->delivered == 0 && r->now.delivered > 0) /* not as before the first */
             spdl__text_add(&text, "No item was taken: the trainer %s.",
                            2 * stats->wait_ns > stats->elapsed_ns ? "waited"
