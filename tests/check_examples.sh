@@ -88,6 +88,20 @@ run_example() {
             ./http_fetch http://127.0.0.1:1/ 20
         ;;
     tokens) check "tokens goes on from a checkpoint" fails_with 0 "200 on: the same" ./tokens ;;
+    tar)
+        if command -v python3 >/dev/null; then
+            check "make_tars" python3 "$root/tests/make_tars.py"
+            check "tar on 3 formats" fails_with 0 "members in memory" \
+                ./tar ustar.tar pax.tar gnu.tar
+            check "tar lists what is there" sh -c './tar ustar.tar pax.tar gnu.tar | cmp - members.txt'
+            head -c 5000 gnu.tar >cut.tar
+            check "tar on a cut file" fails_with 1 "cut.tar: cut" ./tar cut.tar
+        else
+            skip "run tar: no python3 to make files"
+        fi
+        check "tar on no tar file" fails_with 1 "no tar file" ./tar "$root/spdl.h"
+        check "tar on no file" fails_with 1 "no none.tar" ./tar none.tar
+        ;;
     autotune) check "autotune" fails_with 0 "concurrency 1 -> 2, because" ./autotune ;;
     *) check "run $1" run "./$1" ;;
     esac

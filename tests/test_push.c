@@ -243,6 +243,14 @@ static void a_batch_is_as_late_as_its_oldest(void) {
     }
 }
 
+SPDL_FN(thrice, item, item) {
+    void **state = spdl_state(task);
+    const long times = (long)(uintptr_t)*state;
+    *out = item_make(in->value * 100 + times);
+    *state = (void *)(uintptr_t)(times + 1);
+    return times == 2 ? SPDL_OK : SPDL_AGAIN;
+}
+
 /* Each item of one that becomes many is an answer to it; the last are answers to what came last. */
 static void what_is_emitted_answers_its_input(void) {
     for (int i = 0; i < CROWDS; ++i) {
@@ -251,6 +259,13 @@ static void what_is_emitted_answers_its_input(void) {
         spdl_pipeline *p = START(crowds[i], FEED(9), SCATTER(BURST(.plus = 3)), SPDL_SINK(20));
         for (long value = 0; value < 4; ++value) push_timed(p, &b, value);
         sleep_us(1000);
+        for (long k = 0; k < 12; ++k) CHECK_EQ(take_timed(p, &b, k / 3, false), SPDL_OK);
+        answers_took(p, &b);
+        DONE(p);
+        b = (bounds){ .answers = 0 };
+        p = START(crowds[i], FEED(9), SPDL_PIPE(thrice, .again = true, .concurrency = 1 + i % 3,
+                                                .free_item = item_free), SPDL_SINK(2));
+        for (long value = 0; value < 4; ++value) push_timed(p, &b, value);
         for (long k = 0; k < 12; ++k) CHECK_EQ(take_timed(p, &b, k / 3, false), SPDL_OK);
         answers_took(p, &b);
         DONE(p);
