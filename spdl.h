@@ -5256,8 +5256,8 @@ SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
    to the highest. Of a feed, whose items nobody numbers, when they were pushed, in units of 256 ns:
    the lowest is the oldest (after 78 hours they count from 0 again). */
 #define SPDL__SPAN_BITS 24
-#define SPDL__PUSHED_BITS 8
 #define SPDL__SPAN_MAX (((uint64_t)1 << SPDL__SPAN_BITS) - 1)
+#define SPDL__PUSHED_BITS 8
 
 typedef struct spdl__slot { /* half a line of the cache; written by the owner of the ticket */
     void *item;
