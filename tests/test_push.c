@@ -154,19 +154,19 @@ static void the_newest_items_may_win(void) {
 
 /* What the answers taken so far must have taken at least and at most: both ends of every push and
    every take are known. */
-typedef struct bounds {
+typedef struct answers {
     uint64_t answers, least, most;
     uint64_t before[64], after[64]; /* the push of each item */
-} bounds;
+} answers;
 
-static void push_timed(spdl_pipeline *p, bounds *b, long value) {
+static void push_timed(spdl_pipeline *p, answers *b, long value) {
     b->before[value] = spdl_time_ns();
     CHECK_EQ(push(p, value, SPDL_FOREVER), SPDL_OK);
     b->after[value] = spdl_time_ns();
 }
 
 /* Takes an answer; the oldest item in it is that of `oldest`, or its own value if that is -1. */
-static spdl_result take_timed(spdl_pipeline *p, bounds *b, long oldest, bool batch) {
+static spdl_result take_timed(spdl_pipeline *p, answers *b, long oldest, bool batch) {
     const uint64_t since = spdl_time_ns();
     void *taken = NULL;
     const spdl_result result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15));
@@ -181,7 +181,7 @@ static spdl_result take_timed(spdl_pipeline *p, bounds *b, long oldest, bool bat
     return result;
 }
 
-static void answers_took(spdl_pipeline *p, const bounds *b) {
+static void answers_took(spdl_pipeline *p, const answers *b) {
     const spdl_histogram times = answers_of(p);
     const uint64_t unit = b->answers << SPDL__PUSHED_BITS;
     const spdl_stage_stats feed = stats_of(p, 0);
@@ -200,7 +200,7 @@ SPDL_FN(drops_odd, item, item) {
 /* From its push until it is taken, whatever rows it has passed. Here they lie in the sink first. */
 static void answers_are_timed_from_their_push(void) {
     for (int i = 0; i < 3 * CROWDS; ++i) {
-        bounds b = { .answers = 0 };
+        answers b = { .answers = 0 };
         spdl_stats stats;
         spdl_pipeline *p =
             i % 3 == 0 ? START(crowds[i / 3], FEED(64), FOLLOW(.plus = 0), SPDL_SINK(9))
@@ -228,7 +228,7 @@ static void answers_are_timed_from_their_push(void) {
 /* A batch is as old as the oldest item in it. */
 static void a_batch_is_as_late_as_its_oldest(void) {
     for (int i = 0; i < CROWDS; ++i) {
-        bounds b = { .answers = 0 };
+        answers b = { .answers = 0 };
         spdl_pipeline *p = START(crowds[i], FEED(9), FOLLOW(.plus = 0), SPDL_BATCH(3),
                                  SPDL_PIPE(pass_batch, .concurrency = 2), SPDL_SINK(9));
         for (long value = 0; value < 7; ++value) {
@@ -254,7 +254,7 @@ SPDL_FN(thrice, item, item) {
 /* Each item of one that becomes many is an answer to it; the last are answers to what came last. */
 static void what_is_emitted_answers_its_input(void) {
     for (int i = 0; i < CROWDS; ++i) {
-        bounds b = { .answers = 0 };
+        answers b = { .answers = 0 };
         scale s = { .limit = 1000 };
         spdl_pipeline *p = START(crowds[i], FEED(9), SCATTER(BURST(.plus = 3)), SPDL_SINK(20));
         for (long value = 0; value < 4; ++value) push_timed(p, &b, value);
@@ -262,14 +262,14 @@ static void what_is_emitted_answers_its_input(void) {
         for (long k = 0; k < 12; ++k) CHECK_EQ(take_timed(p, &b, k / 3, false), SPDL_OK);
         answers_took(p, &b);
         DONE(p);
-        b = (bounds){ .answers = 0 };
+        b = (answers){ .answers = 0 };
         p = START(crowds[i], FEED(9), SPDL_PIPE(thrice, .again = true, .concurrency = 1 + i % 3,
                                                 .free_item = item_free), SPDL_SINK(2));
         for (long value = 0; value < 4; ++value) push_timed(p, &b, value);
         for (long k = 0; k < 12; ++k) CHECK_EQ(take_timed(p, &b, k / 3, false), SPDL_OK);
         answers_took(p, &b);
         DONE(p);
-        b = (bounds){ .answers = 0 };
+        b = (answers){ .answers = 0 };
         p = START(crowds[i], FEED(9), WEIGH(&s), SPDL_SINK(2));
         for (long value = 1; value < 4; ++value) push_timed(p, &b, value);
         CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
