@@ -10748,12 +10748,15 @@ SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *sta
 
 SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats) {
     const spdl_stage_stats *feed = &stats->stage[0];
+    const spdl_edge_stats *sink = &stats->edge[stats->stage_count - 1];
     if (feed->skips > 0) {
         spdl__text_add(text, "%llu of %llu requests made way: ", (spdl__llu)feed->skips,
                        (spdl__llu)feed->tasks);
         if (!spdl__verdict_of_busy(text, stats))
-            spdl__text_add(text, stats->edge[stats->stage_count - 1].readiness >= SPDL__LIMITING
+            spdl__text_add(text, spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING
                                      ? "answers were not taken in time."
+                                 : stats->edge[0].readiness >= SPDL__LIMITING
+                                     ? "the workers lacked processor time."
                                      : "more came at once than its buffer_size.");
         spdl__text_add(text, " ");
     }

@@ -1226,7 +1226,10 @@ static void verdict_of_requests(void) {
     CHECK(says(verdict_of(&stats), "made way: all 2 workers were busy, most of all with stage 1"));
     stats.stage[1].busy_ns = 2000000000u;
     CHECK(says(verdict_of(&stats), "made way: more came at once than its buffer_size. Answers"));
-    stats.edge[1].readiness = 0.9;
+    stats.edge[0].readiness = 0.9;
+    CHECK(says(verdict_of(&stats), "made way: the workers lacked processor time. Answers"));
+    stats.edge[1].elapsed_ns = stats.elapsed_ns;
+    stats.edge[1].put_wait_ns = stats.elapsed_ns / 2;
     CHECK(says(verdict_of(&stats), "made way: answers were not taken in time. Answers"));
     stats.stage[0].skips = 0;
     CHECK_STR(verdict_of(&stats), "Answers took 38.0 ms (p50) to 83.0 ms (p99), most of it waiting "
