@@ -657,6 +657,19 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    again (one that a stage drops counts as empty; one that spdl_route sends down one path has empty
    ones beside it). What a merge hands on is of one type: say void where it is not.
 
+   Several sources. A table that begins with SPDL_PATH(name) has a source in each path: SPDL_PATH,
+   SPDL_SOURCE or SPDL_FROM, any rows, and so on for two or more paths, then SPDL_MERGE and what
+   follows. A path that ends leaves the merge; a path that fails ends it, with the pipeline, as soon
+   as the items made before were handed on, whatever the others do. Items are numbered by their own
+   source. Either every source has .continuous or none: an epoch ends when it has in every path.
+
+   SPDL_FROM(Type, next_fn, source) is a source whose items are what next_fn(source, &item, timeout)
+   yields: with spdl_pipeline_next_fn, another pipeline. It runs on a thread of its own and asks for
+   at most 50 ms at a time, so next_fn has to keep to its timeout. SPDL_END ends it (or with
+   .continuous an epoch), SPDL_TIMEOUT is asked again, anything else fails, with the text of the
+   other pipeline's failure. `source` has to outlive the pipeline. To rewind both, stop this one,
+   rewind the other one, and then this one.
+
    Epochs. A source with .continuous starts over after SPDL_END, its items numbered from 0 again;
    next returns SPDL_END once for each epoch. The end of an epoch is a barrier in every stage: no
    call of the next epoch begins before the calls of this one have ended, no batch spans two epochs,
@@ -690,6 +703,9 @@ typedef struct spdl_function {
 
 typedef void (*spdl_free_fn)(void *item); /* destroys an item; never gets NULL */
 
+/* Anything that yields items, such as spdl_pipeline_next_fn. */
+typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
+
 typedef enum spdl_kind {
     SPDL_KIND_NONE,
     SPDL_KIND_SOURCE,
@@ -709,14 +725,18 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
 /* Which path a merge takes its next item from. */
 typedef enum spdl_merge_order {
     SPDL_MERGE_READY,   /* whichever has one, in turn */
-    SPDL_MERGE_ROBIN,   /* each in turn, waiting for it until it has ended, or its epoch has. If
-                           others are full meanwhile, and as many items wait as the branch allows,
-                           the pipeline fails, with a text that says "starved": .buffer_size of
-                           SPDL_PATH and of SPDL_BRANCH are by how many items a path may be ahead.
-                           What makes that uncertain is refused in the paths: .emits, .flush,
-                           .max_failures, .max_failure_rate */
+    SPDL_MERGE_ROBIN,   /* each in turn, waiting for it until it has ended, or its epoch has. In a
+                           branch: if others are full meanwhile, and as many items wait as the
+                           branch allows, the pipeline fails, with a text that says "starved":
+                           .buffer_size of SPDL_PATH and of SPDL_BRANCH are by how many items a path
+                           may be ahead. What makes that uncertain is refused in the paths: .emits,
+                           .flush, .max_failures, .max_failure_rate */
     SPDL_MERGE_BATCHES, /* one batch from each, joined in the order of the paths */
-    SPDL_MERGE_CHOICE   /* what merge_fn says */
+    SPDL_MERGE_CHOICE,  /* what merge_fn says */
+    SPDL_MERGE_WEIGHTED /* of several sources: the path for which (items taken in this epoch + 1) /
+                           .weight is smallest, the first of those that are equal, waiting for it
+                           as SPDL_MERGE_ROBIN does. Exact, so always in the same order; when a
+                           path ends the rest keep their ratios */
 } spdl_merge_order;
 
 /* Which of `paths` paths to take from: ready[i] is 1 when path i has an item, 0 when it may get
@@ -731,7 +751,9 @@ typedef int (*spdl_merge_fn)(void *ctx, const signed char *ready, int paths);
 typedef struct spdl_stage {
     spdl_kind kind SPDL__ZERO;
     const spdl_function *fn SPDL__ZERO;
-    const char *type SPDL__ZERO;        /* feed: the type of its items */
+    const char *type SPDL__ZERO;        /* feed, SPDL_FROM: the type of its items */
+    spdl_next_fn next SPDL__ZERO;       /* SPDL_FROM: what yields the items */
+    void *source SPDL__ZERO;            /* its first argument */
     const char *file SPDL__ZERO;        /* with line: where the row was written */
     int size SPDL__ZERO;                /* batch: items in a batch */
     const char *name SPDL__ZERO;        /* default: the name of the function, "batch" or so */
@@ -740,7 +762,8 @@ typedef struct spdl_stage {
     int max_concurrency SPDL__ZERO;     /* pipe: upper bound for autotune and set_concurrency;
                                            default: `concurrency`, with autotune as many as there
                                            are threads: set 1 if only one may be in the function */
-    int threads SPDL__ZERO;             /* pipe: runs on so many threads of its own */
+    int threads SPDL__ZERO;             /* source, pipe: runs on so many threads of its own; 1 for a
+                                           source that may block, see spdl_pipeline_destroy */
     int buffer_size SPDL__ZERO;         /* finished items that may wait; default 2, sink 3, branch
                                            (see Branches above) 32, or 2 where they are batches */
     spdl_order output_order SPDL__ZERO; /* pipe: default input order */
@@ -756,6 +779,7 @@ typedef struct spdl_stage {
     bool again SPDL__ZERO;              /* pipe: may return SPDL_AGAIN */
     spdl_merge_order merge_order SPDL__ZERO;
     spdl_merge_fn merge_fn SPDL__ZERO;  /* merge: gets the row's ctx */
+    double weight SPDL__ZERO;           /* path, with SPDL_MERGE_WEIGHTED: more than 0 */
     int retries SPDL__ZERO;             /* a call that fails is repeated so many times */
     int max_failures SPDL__ZERO;        /* 0: the first one is fatal; n: n are tolerated, and
                                            logged as SPDL_LOG_INFO; -1: any number is */
@@ -793,6 +817,7 @@ typedef struct spdl_stage {
     SPDL__WITH(bool, again)
     SPDL__WITH(spdl_merge_order, merge_order)
     SPDL__WITH(spdl_merge_fn, merge_fn)
+    SPDL__WITH(double, weight)
     SPDL__WITH(int, retries)
     SPDL__WITH(int, max_failures)
     SPDL__WITH(double, max_failure_rate)
@@ -857,7 +882,8 @@ typedef struct spdl_pipeline_desc {
                             Out **out SPDL__UNUSED)
 
 /* Rows, as data, the fields written as .concurrency = 4 and so on:
-       SPDL_SOURCE(fn, fields...), or SPDL_FEED(Type, fields...) for spdl_pipeline_push
+       SPDL_SOURCE(fn, fields...), or SPDL_FEED(Type, fields...) for spdl_pipeline_push, or
+       SPDL_FROM(Type, next_fn, source, fields...) for what another function yields
        SPDL_PIPE(fn, fields...)
        SPDL_BATCH(size, fields...), and SPDL_UNBATCH(fields...) to take batches apart again
        SPDL_BRANCH(fn, fields...), for each path SPDL_PATH(name, fields...) and its rows, and
@@ -865,6 +891,7 @@ typedef struct spdl_pipeline_desc {
        SPDL_SINK(buffer_size) */
 #define SPDL_SOURCE(...) SPDL__FN_ROW(SPDL_KIND_SOURCE, __VA_ARGS__, SPDL__LINE)
 #define SPDL_FEED(...)   SPDL__FEED_ROW(__VA_ARGS__, SPDL__LINE)
+#define SPDL_FROM(...)   SPDL__FROM_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_PIPE(...)   SPDL__FN_ROW(SPDL_KIND_PIPE, __VA_ARGS__, SPDL__LINE)
 #define SPDL_BATCH(...)  SPDL__BATCH_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_UNBATCH(...) SPDL__BARE_ROW(SPDL_KIND_UNBATCH, __VA_ARGS__)
@@ -882,6 +909,9 @@ typedef struct spdl_pipeline_desc {
     SPDL__STAGE { .kind = SPDL_KIND_BATCH, .file = __FILE__, .size = size_, __VA_ARGS__ }
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
     SPDL__STAGE { .kind = SPDL_KIND_FEED, .type = #type_, .file = __FILE__, __VA_ARGS__ }
+#define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
+    SPDL__STAGE { .kind = SPDL_KIND_SOURCE, .type = #type_, .next = next_, .source = source_,      \
+                  .file = __FILE__, __VA_ARGS__ }
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
     SPDL__STAGE { .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
 /* It may have no fields, so its line cannot come last: it is part of the file's name. */
@@ -901,6 +931,9 @@ typedef struct spdl_pipeline_desc {
     spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), size_, NULL)
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
     spdl__row(SPDL_KIND_FEED, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, #type_)
+#define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
+    spdl__row(SPDL_KIND_SOURCE, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, #type_, next_,    \
+              source_)
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
     spdl__row(SPDL_KIND_PATH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)               \
         .with_name(name_)
@@ -938,10 +971,14 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 /* Stops the pipeline if it runs, waits for the calls in flight, and frees every item that was not
    handed out. Batches that were handed out stay valid. After 5 seconds the log says which stages it
    waits for.
+   A source with .threads = 1 that is in a call is waited for 5 seconds, and not at all when a stop
+   with a timeout has waited for it in vain. Its thread then frees what the call returns, runs fini
+   and frees the rest when it does: its ctx, allocator and profiler have to be there until then.
    Returns: nothing; NULL is allowed.
    Threads: owner; no other call on the pipeline may be running; not on a worker of its pool.
-   Blocks:  until the stage functions that are running have returned and every deferred call was
-            completed; with init rows on a shared pool also until each worker has been free once.
+   Blocks:  until the stage functions that are running have returned, except as above, and every
+            deferred call was completed; with init rows on a shared pool also until each worker has
+            been free once.
    Owns:    the pipeline and every item still inside are freed. */
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
 
@@ -971,9 +1008,10 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
 #endif
 
 /* Ends the flow early: no stage function is called again; those running are waited for. Items in
-   the sink can still be taken, then next returns SPDL_CLOSED; all others are freed, by a stop that
-   has waited or else by destroy. Stopping twice, or after the end, is fine. On a worker of the
-   pipeline's pool it does not wait, nor in a free_item or log_fn that spdl_complete calls.
+   the sink can still be taken, then next returns SPDL_CLOSED, also while a source blocks; others
+   are freed, by a stop that has waited or else by destroy. Stopping twice, or after the end, is
+   fine. On a worker of the pipeline's pool it does not wait, nor in a free_item or log_fn that
+   spdl_complete calls.
    Returns: SPDL_OK, SPDL_TIMEOUT (stage functions are still running; the stop goes on),
             SPDL_E_INVALID in the child of a fork.
    Threads: any, also inside a stage.
@@ -1560,9 +1598,6 @@ SPDL_API spdl_result spdl_trace_write(const spdl_pipeline *pipeline, const char 
    the source and hands out the kept ones, over and over. A trainer that runs on it runs as if
    loading cost nothing: the difference is the headspace. All of it runs in the owner's thread. */
 
-/* Anything that yields items, such as spdl_pipeline_next_fn. */
-typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
-
 typedef struct spdl_cache_desc {
     spdl_next_fn next;
     void *source;                 /* its first argument */
@@ -1992,7 +2027,8 @@ template <bool none> inline int spdl__no_fields(int line) {
 }
 
 inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char *file, int line,
-                            int size, const char *type) {
+                            int size, const char *type, spdl_next_fn next = NULL,
+                            void *source = NULL) {
     spdl_stage row = spdl_stage();
     row.kind = kind;
     row.fn = fn;
@@ -2000,6 +2036,8 @@ inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char 
     row.line = line;
     row.size = size;
     row.type = type;
+    row.next = next;
+    row.source = source;
     return row;
 }
 
@@ -2387,7 +2425,7 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
 
 /* ============================================================================================= */
 /* >>os
-   The operating system, as 25 functions: no other section calls one. Each kind of system is a twin
+   The operating system, as 26 functions: no other section calls one. Each kind of system is a twin
    of the next section with the same functions, and no other code has an #if for it. Any thread may
    call any of them at any time; pointers are not NULL unless it says so; times are nanoseconds. A
    text that is returned says why not, until the thread's next call; NULL is success. Nothing blocks
@@ -2443,6 +2481,9 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
 
 /* Blocks until the thread has returned. */
 SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread);
+
+/* Instead of join: nobody waits for the thread. It may free *thread before its entry returns. */
+SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread);
 
 /* A number for the calling thread that no other one has now; not 0. Some nanoseconds. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
@@ -2977,6 +3018,10 @@ SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) {
     pthread_join(thread->handle, NULL);
 }
 
+SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) {
+    (void)pthread_detach(thread->handle);
+}
+
 /* An integer or a pointer on every POSIX system we know. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return (uint64_t)(uintptr_t)pthread_self(); }
 
@@ -3230,6 +3275,8 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
 }
 
 SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) { (void)thread; }
+
+SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) { (void)thread; }
 
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
 
@@ -4522,6 +4569,8 @@ struct spdl_pool {
     spdl__os_event idle; /* signalled when `pending` is 0, a worker has started or left a client */
     /* written by destroy */
     uint32_t quit;
+    void (*leave)(void *ctx); /* by pool_abandon, before `quit` */
+    void *leave_ctx;
     char pad0[SPDL_CACHE_LINE];
     /* written by threads that sleep and those that wake them; read by all */
     uint32_t sleepers; /* workers asleep; SPDL__WAITER for each trainer or producer that waits */
@@ -4757,6 +4806,7 @@ SPDL__PRIVATE void *spdl__worker_main(void *arg) {
     if (worker->initialised && desc->fini != NULL)
         desc->fini(desc->ctx, worker->index, worker->local);
     spdl__profile(&desc->profiler, SPDL_EVENT_THREAD_END, pool->name, (uint64_t)worker->index);
+    if (pool->leave != NULL) pool->leave(pool->leave_ctx); /* the pool may be gone then */
     return NULL;
 }
 
@@ -4943,6 +4993,18 @@ SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     spdl__free(&allocator, pool->worker, (size_t)pool->places * sizeof(*pool->worker));
     spdl__os_event_fini(&pool->idle);
     spdl__free(&allocator, pool, sizeof(*pool));
+}
+
+/* Of a pool with one worker and no jobs: nobody waits for that worker any more. When it has left
+   what it does now, it calls leave(ctx), which may release the pool, and ends. */
+SPDL__PRIVATE void spdl__pool_abandon(spdl_pool *pool, void (*leave)(void *ctx), void *ctx) {
+    pool->leave = leave; /* read after `quit` */
+    pool->leave_ctx = ctx;
+    spdl__os_thread_detach(&pool->worker[0].thread);
+    pool->threads = 0;
+    spdl__store32(&pool->quit, 1);
+    spdl__full_barrier();
+    (void)spdl__worker_wake(&pool->worker[0]);
 }
 
 /* Everything but the threads. */
@@ -5857,8 +5919,12 @@ SPDL__PRIVATE bool spdl__cursor_store(const spdl__cursor *c, uint64_t now) {
    and what is after them delivers what it got.
 
    Stop. The flag STOPPED in every word lets nobody enter any more; a worker inside leaves after the
-   call at hand, and the last one to leave wakes the stop. */
+   call at hand, and the last one to leave wakes the stop. A call of a source with a thread of its
+   own may never return: destroy goes on without it (pipeline_abandon, tests/model/leave.pml). That
+   thread then frees what the call returns, does not log, and drops its reference; the last
+   reference frees the pipeline. */
 
+#define SPDL__ABANDONED 2u /* a call that destroy does not wait for */
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
 
@@ -5909,8 +5975,9 @@ typedef struct spdl__node {
     size_t batch_size; /* what comes out: the most items in a batch; 0: no batches of ours */
     struct spdl__node *branch; /* a row of a path whose batches are joined: the branch that splits
                                   them; else NULL */
-    struct spdl__node *begin;  /* merge: the branch it ends */
+    struct spdl__node *begin;  /* merge: the branch it ends; of sources: the first path */
     struct spdl__node *before; /* the row that writes `in`; of a path, its branch; or NULL */
+    double weight;             /* of the path that ends here, for SPDL_MERGE_WEIGHTED */
     spdl__edge *in;  /* NULL for rows that read none or several */
     uint64_t *word;  /* of the edge it reads, or `own` */
     spdl__edge out;
@@ -5929,6 +5996,7 @@ typedef struct spdl__node {
     /* written by the thread that holds the word, or is alone in a serial row */
     uint32_t flushed;  /* the call without input was made in this epoch */
     uint32_t turn;     /* merge: the path that is looked at first */
+    uint64_t taken;    /* items of this epoch that a merge took from here; by the merge */
     uint64_t refused;  /* merge: what merge_fn saw when it said to wait */
     uint64_t begun;    /* with a window: so many calls; all of those before `oldest` have ended */
     uint64_t oldest;
@@ -5951,6 +6019,8 @@ typedef struct spdl__node {
     uint64_t calls;  /* for max_failure_rate */
     uint64_t failures;
     uint64_t item_ns; /* moving average of a call; a guess */
+    uint32_t calling; /* source with a thread of its own: 1 while it calls, by that thread;
+                         SPDL__ABANDONED by destroy */
     char pad2[SPDL_CACHE_LINE];
     /* batch in place: by the row, and by calls of the row before; all under the lock */
     uint32_t place_lock;
@@ -5975,6 +6045,7 @@ struct spdl__group {
     uint32_t rows; /* a bit for each */
     spdl__client client;
     spdl__client_slot *slot;
+    uint32_t abandoned; /* its thread is in a call that destroy does not wait for; by destroy */
 };
 
 /* One call of a stage on a worker; there is one for each worker, used again and again. Written by
@@ -6045,6 +6116,7 @@ struct spdl_pipeline {
     spdl__node *last; /* the row in front of the sink */
     spdl__edge *sink;
     spdl__node *feed; /* the first row when items are pushed, or NULL */
+    spdl__node *mix;  /* the merge of several sources, or NULL */
     spdl_task *task;  /* [worker] */
     spdl__batch **split; /* [worker * SPDL_MAX_STAGES + path], for branches */
     spdl__tuner *tuner;
@@ -6063,6 +6135,8 @@ struct spdl_pipeline {
     uint32_t joined;       /* workers that ran every init */
     uint32_t open;         /* all of them did: calls may begin */
     uint32_t failed;
+    uint32_t late;         /* a stop has waited in vain */
+    uint64_t references;   /* destroy, and every thread that it has abandoned */
     uint32_t completing;   /* threads inside spdl_complete */
     uint32_t error_lock;
     spdl_error error;      /* under it */
@@ -6689,8 +6763,22 @@ SPDL__PRIVATE bool spdl__error_precedes(const spdl_pipeline *p, const spdl__node
                                         uint64_t item) {
     if (!p->failed) return true;
     if (!spdl__load32(&p->open)) return false; /* of several init the first is reported */
+    if (p->mix != NULL && node->index < p->mix->index && spdl__load32(&p->mix->closed))
+        return false; /* the merge has not waited for this path: the trainer may read the error */
     if (node->index > p->error.stage) return true;
     return node->index == p->error.stage && node->ordered && item < p->error.item;
+}
+
+/* Any thread. Nothing more is taken by this row and those above. Under the lock: of several sources
+   none records a failure when their merge is closed. */
+SPDL__PRIVATE void spdl__call_close(spdl_pipeline *p, spdl__node *node) {
+    int i;
+    spdl__spin_lock(&p->error_lock);
+    spdl__store32(&node->closed, 1);
+    spdl__spin_unlock(&p->error_lock);
+    for (i = 0; i < p->count; ++i)
+        if (node->above >> i & 1) spdl__store32(&p->node[i].closed, 1);
+    spdl__wake_all(p); /* rows that are closed have an end to write, and the producer */
 }
 
 /* Any thread. Records the failure, and cuts the flow at `ticket` of this row. */
@@ -6698,7 +6786,6 @@ SPDL__PRIVATE void spdl__call_fatal(spdl_pipeline *p, spdl__node *node, uint64_t
                                     uint64_t item, spdl_result result, const char *text) {
     uint64_t cut = spdl__load(&node->cut);
     char line[SPDL_TEXT_BYTES];
-    int i;
     line[0] = '\0';
     spdl__spin_lock(&p->error_lock);
     if (spdl__error_precedes(p, node, item)) {
@@ -6713,10 +6800,7 @@ SPDL__PRIVATE void spdl__call_fatal(spdl_pipeline *p, spdl__node *node, uint64_t
     spdl__spin_unlock(&p->error_lock);
     if (line[0] != '\0') spdl__log(&p->logger, SPDL_LOG_INFO, line); /* not under the lock */
     while (ticket < cut && !spdl__cas(&node->cut, &cut, ticket)) {}
-    spdl__store32(&node->closed, 1);
-    for (i = 0; i < p->count; ++i)
-        if (node->above >> i & 1) spdl__store32(&p->node[i].closed, 1);
-    spdl__wake_all(p); /* rows that are closed have an end to write, and the producer */
+    spdl__call_close(p, node);
 }
 
 /* Whether one more failure is more than this stage may have. */
@@ -7245,6 +7329,37 @@ SPDL__INLINE bool spdl__task_settle(spdl_task *task, spdl__counters *counters, s
     return goes_on;
 }
 
+/* --- SPDL_FROM --- */
+
+#define SPDL__FROM_NS 50000000 /* how long it asks before it looks whether it should stop */
+
+/* The source of an SPDL_FROM row. */
+SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out) {
+    const spdl__node *node = task->node;
+    const spdl_stage *row = &node->row;
+    spdl_result result;
+    (void)in;
+    do {
+        if (spdl_stopping(task) || spdl__load32(&node->closed)) {
+            task->cut_short = true; /* neither an item nor the end of them */
+            return SPDL_SKIP;
+        }
+        result = row->next(row->source, out, SPDL__FROM_NS);
+    } while (result == SPDL_TIMEOUT);
+    if (result == SPDL_OK || result == SPDL_END) return result;
+    *out = NULL;
+    if (result < 0 && row->next == spdl_pipeline_next_fn && row->source != NULL) {
+        const char *text = spdl_pipeline_error((const spdl_pipeline *)row->source)->text;
+        if (text[0] != '\0') (void)spdl_fail(task, "%s", text);
+    } else if (result > 0) {
+        (void)spdl_fail(task, "its next function returned %d (%s)", (int)result,
+                        spdl_result_text(result));
+    }
+    return result < 0 ? result : SPDL_E_STAGE;
+}
+
+static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL };
+
 /* ============================================================================================= */
 /* >>batch-impl
    Rows that gather items into batches: they call nothing, so a step does all there is to do while
@@ -7456,18 +7571,29 @@ static const spdl_function spdl__unbatch_function = { spdl__unbatch, "unbatch", 
 
 /* ============================================================================================= */
 /* >>merge-impl
-   Rows that join the paths of a branch again. A merge calls no stage; a step takes as many items as
-   there are and room for while the row's word is held. It has the edges it reads to itself, so what
-   it takes is a function of what the paths hold: in turn it waits for the path whose turn it is
-   until that has an item, an end of an epoch, or its end. A pipeline whose merge so waits for ever
-   is found by the trainer (spdl__starve_fail). */
+   Rows that join the paths of a branch again, or those of several sources. A merge calls no stage;
+   a step takes as many items as there are and room for while the row's word is held. It has the
+   edges it reads to itself, so what it takes is a function of what the paths hold: in turn it waits
+   for the path whose turn it is until that has an item, an end of an epoch, or its end. A pipeline
+   whose merge so waits for ever is found by the trainer (spdl__starve_fail). Sources do not starve
+   each other; a path of them that fails ends the merge, which then closes the rest. */
 
 /* What a merge sees of its paths. */
 typedef struct spdl__paths {
     signed char ready[SPDL_MAX_STAGES]; /* 1: an item; 0: nothing yet; -1: the epoch or all ended */
     int items, epoch_ends, ended;
     bool dropped; /* there are some in front: passing over them makes room above */
+    bool failed;  /* of several sources: a path has, and all before that was taken */
 } spdl__paths;
+
+/* Whether a row of this path has failed: those of a path lie in one piece before its last one. */
+SPDL__PRIVATE bool spdl__merge_path_failed(const spdl_pipeline *p, const spdl__node *node,
+                                           int path) {
+    const spdl__node *row = &p->node[node->path[path]];
+    for (; row->row.kind != SPDL_KIND_PATH || row->before != NULL; --row)
+        if (spdl__load32(&row->closed)) return true;
+    return false;
+}
 
 /* `held`: by the thread that holds the word, which may look into a stream; others guess. */
 SPDL__PRIVATE spdl__paths spdl__merge_look(const spdl_pipeline *p, const spdl__node *node,
@@ -7489,6 +7615,8 @@ SPDL__PRIVATE spdl__paths spdl__merge_look(const spdl_pipeline *p, const spdl__n
         if (there && !dropped && !epoch_end) ++seen.items;
         seen.epoch_ends += epoch_end;
         seen.ended += ended;
+        if (ended && node == p->mix)
+            seen.failed = seen.failed || spdl__merge_path_failed(p, node, i);
         seen.ready[i] = ended || epoch_end ? -1 : there && !dropped ? 1 : 0;
     }
     return seen;
@@ -7502,10 +7630,71 @@ SPDL__PRIVATE uint64_t spdl__paths_key(const spdl__paths *seen, int paths) {
     return key;
 }
 
+/* A weight as mantissa * 2^exponent, exactly. */
+SPDL__PRIVATE uint64_t spdl__weight_split(double weight, int *exponent) {
+    uint64_t bits;
+    memcpy(&bits, &weight, sizeof(bits));
+    *exponent = bits >> 52 ? (int)(bits >> 52) - 1 : 0; /* a subnormal has that of the smallest */
+    return (bits & (((uint64_t)1 << 52) - 1)) | (uint64_t)(bits >> 52 != 0) << 52;
+}
+
+/* A product of 128 bits: some compilers for boards have no such type. */
+typedef struct spdl__wide {
+    uint64_t high, low;
+} spdl__wide;
+
+SPDL__PRIVATE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
+    const uint64_t half = 0xffffffffu, low = (a & half) * (b & half);
+    const uint64_t left = (a >> 32) * (b & half) + (low >> 32);
+    const uint64_t right = (a & half) * (b >> 32) + (left & half);
+    spdl__wide product;
+    product.high = (a >> 32) * (b >> 32) + (left >> 32) + (right >> 32);
+    product.low = right << 32 | (low & half);
+    return product;
+}
+
+/* Whether a / a_weight < b / b_weight, exactly: compares a * b_weight with b * a_weight, the one
+   with the smaller exponent shifted down. */
+SPDL__PRIVATE bool spdl__weight_less(uint64_t a, double a_weight, uint64_t b, double b_weight) {
+    int ea, eb, shift;
+    spdl__wide x = spdl__wide_product(a, spdl__weight_split(b_weight, &eb));
+    spdl__wide y = spdl__wide_product(b, spdl__weight_split(a_weight, &ea));
+    spdl__wide *less = eb > ea ? &y : &x;
+    uint64_t rest = 0; /* what was shifted out */
+    for (shift = eb > ea ? eb - ea : ea - eb; shift > 0 && (less->high | less->low) != 0; --shift) {
+        rest |= less->low & 1;
+        less->low = less->low >> 1 | less->high << 63;
+        less->high >>= 1;
+    }
+    if (x.high != y.high || x.low != y.low)
+        return x.high != y.high ? x.high < y.high : x.low < y.low;
+    return rest != 0 && less == &y;
+}
+
+/* The path that is behind its weight the most. */
+SPDL__PRIVATE int spdl__merge_weighted(const spdl_pipeline *p, const spdl__node *node,
+                                       const spdl__paths *seen) {
+    uint64_t next = 0;
+    int i, best = -1;
+    for (i = 0; i < node->paths; ++i) {
+        const spdl__node *path = &p->node[node->path[i]];
+        const uint64_t count = spdl__load_relaxed(&path->taken) + 1;
+        if (seen->ready[i] < 0 ||
+            (best >= 0 && !spdl__weight_less(count, path->weight, next,
+                                             p->node[node->path[best]].weight)))
+            continue;
+        best = i;
+        next = count;
+    }
+    return best >= 0 && seen->ready[best] == 1 ? best : -1;
+}
+
 /* The path to take from next, in turn or as soon as one has something; -1: none yet. */
-SPDL__PRIVATE int spdl__merge_turn(const spdl__node *node, const spdl__paths *seen) {
+SPDL__PRIVATE int spdl__merge_turn(const spdl_pipeline *p, const spdl__node *node,
+                                   const spdl__paths *seen) {
     const int turn = (int)spdl__load_relaxed32(&node->turn);
     int i;
+    if (node->row.merge_order == SPDL_MERGE_WEIGHTED) return spdl__merge_weighted(p, node, seen);
     for (i = 0; i < node->paths; ++i) {
         const int at = (turn + i) % node->paths;
         if (seen->ready[at] == 1) return at;
@@ -7516,13 +7705,14 @@ SPDL__PRIVATE int spdl__merge_turn(const spdl__node *node, const spdl__paths *se
 
 SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node) {
     const spdl__paths seen = spdl__merge_look(p, node, false);
-    if (spdl__load32(&node->closed) || seen.dropped || seen.ended == node->paths) return true;
+    if (spdl__load32(&node->closed) || seen.dropped || seen.failed || seen.ended == node->paths)
+        return true;
     if (!spdl__claim_room(p, node, 0)) return false;
     if (seen.items == 0) return seen.epoch_ends > 0 && seen.epoch_ends + seen.ended == node->paths;
     if (node->row.merge_order == SPDL_MERGE_BATCHES) return seen.items + seen.ended == node->paths;
     if (node->row.merge_order == SPDL_MERGE_CHOICE)
         return spdl__load_relaxed(&node->refused) != spdl__paths_key(&seen, node->paths);
-    return spdl__merge_turn(node, &seen) >= 0;
+    return spdl__merge_turn(p, node, &seen) >= 0;
 }
 
 /* What merge_fn says: a path to take from, or -1 to wait. An answer that would never let anything
@@ -7569,9 +7759,12 @@ SPDL__PRIVATE spdl__item spdl__merge_take(spdl_pipeline *p, spdl__node *node, in
 SPDL__PRIVATE bool spdl__merge_one(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen,
                                    uint64_t now) {
     const int path = node->row.merge_order == SPDL_MERGE_CHOICE ? spdl__merge_ask(p, node, seen)
-                                                                : spdl__merge_turn(node, seen);
+                                                                : spdl__merge_turn(p, node, seen);
+    spdl__node *from;
     spdl__item got;
     if (path < 0) return false;
+    from = &p->node[node->path[path]];
+    spdl__store_relaxed(&from->taken, from->taken + 1);
     got = spdl__merge_take(p, node, path, now);
     spdl__store_relaxed32(&node->turn, (uint32_t)(path + 1) % (uint32_t)node->paths);
     spdl__put(node, &node->out, 0, &got, now);
@@ -7653,6 +7846,7 @@ SPDL__PRIVATE bool spdl__merge_epoch_end(spdl_pipeline *p, spdl__node *node,
         spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
         if (spdl__cursor_look(&c) == SPDL__PEEK_EPOCH_END) spdl__cursor_pass_epoch_end(&c);
         (void)spdl__cursor_store(&c, now);
+        spdl__store_relaxed(&p->node[node->path[i]].taken, 0);
     }
     spdl__store_relaxed32(&node->turn, 0);
     spdl__store_relaxed(&node->refused, 0);
@@ -7664,6 +7858,7 @@ SPDL__PRIVATE bool spdl__merge_epoch_end(spdl_pipeline *p, spdl__node *node,
 SPDL__PRIVATE bool spdl__merge_once(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                     uint64_t now, bool *ended, spdl__dropped *dropped) {
     const spdl__paths seen = spdl__merge_look(p, node, true);
+    if (seen.failed) spdl__call_close(p, node); /* the other sources, too */
     *ended = spdl__load32(&node->closed) || seen.ended == node->paths;
     if (*ended) {
         spdl__put_finish(p, node, 0);
@@ -8201,6 +8396,7 @@ SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, const spdl__group *group, i
                       p->local[worker * p->count + i]);
     }
     p->inits[worker] = UINT8_MAX;
+    if (spdl__load32(&group->abandoned)) return; /* nobody counts it */
     spdl__add32(&p->left, 1);
     spdl__os_event_wake(&p->quiet, SPDL__ALL);
 }
@@ -8278,7 +8474,7 @@ SPDL__PRIVATE void spdl__blame_begin(spdl_pipeline *p, uint64_t since) {
 typedef enum spdl__outcome {
     SPDL__GOES_ON,
     SPDL__OVER,     /* no call of this row is to follow */
-    SPDL__NO_CALL,  /* it was the one that said the source has ended */
+    SPDL__NO_CALL,  /* it was the one that said the source has ended, or nobody waits for it */
     SPDL__LATER,    /* it is to be called again, by whoever comes */
     SPDL__ELSEWHERE /* spdl_complete will end it, and give its place back */
 } spdl__outcome;
@@ -8310,14 +8506,38 @@ SPDL__NOINLINE bool spdl__step_returned(spdl_task *task, spdl_result *result, vo
     return node->deferred == NULL || spdl__deferred_returned(task, result, out);
 }
 
+/* A source with a thread of its own is about to be called: not after a stop. Either this exchange
+   is seen by destroy, which may abandon the call then, or the stop is seen here: both threads have
+   a full barrier between their store and their load. */
+SPDL__PRIVATE bool spdl__step_may_block(spdl_pipeline *p, spdl__node *node) {
+    (void)spdl__exchange32(&node->calling, 1);
+    spdl__full_barrier();
+    SPDL_TEST_POINT("source about to block");
+    if (!spdl__load32(&p->stopping)) return true;
+    (void)spdl__exchange32(&node->calling, 0);
+    return false;
+}
+
+/* Such a call has returned. False: destroy has gone on without it, and what it made is freed. */
+SPDL__PRIVATE bool spdl__step_is_back(spdl_task *task, spdl_result result, void *out) {
+    spdl__node *node = task->node;
+    if (spdl__exchange32(&node->calling, 0) != SPDL__ABANDONED) return true;
+    if (result == SPDL_OK && out != task->buffer) /* else it is given back */
+        spdl__item_free(task->pipeline, out,
+                        spdl__origin(task->sequence, (unsigned)node->index));
+    spdl__task_discard(task);
+    return false;
+}
+
 /* One call on what was taken. */
 SPDL__INLINE spdl__outcome spdl__step_call(spdl__sitting *s, spdl_task *task,
                                            spdl__counters *counters) {
     spdl__node *node = s->node;
-    const bool source = node->in == NULL;
+    const bool source = node->in == NULL, blocks = source && node->row.threads > 0;
     spdl_result result;
     bool goes_on;
     void *out;
+    if (SPDL__UNLIKELY(blocks) && !spdl__step_may_block(s->p, node)) return SPDL__NO_CALL;
     task->in = s->in;
     task->flushing = s->flush;
     task->sequence = s->flush ? 0 : s->in.origin >> 8;
@@ -8336,6 +8556,7 @@ SPDL__INLINE spdl__outcome spdl__step_call(spdl__sitting *s, spdl_task *task,
     if (SPDL__UNLIKELY(node->again != NULL) && s->again == NULL)
         task->again = s->again = spdl__again_begin(s);
     result = spdl__task_call(task, counters, &out);
+    if (SPDL__UNLIKELY(blocks) && !spdl__step_is_back(task, result, out)) return SPDL__NO_CALL;
     if (SPDL__UNLIKELY(!node->plain) && !spdl__step_returned(task, &result, &out))
         return SPDL__ELSEWHERE;
     if (s->timed) s->now = spdl_time_ns();
@@ -8476,6 +8697,16 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
 
 /* --- a step --- */
 
+/* The row to look at as number `i` from the source: of several sources the path whose turn it is in
+   their merge comes first, or one that is quick would leave no time for the rest. */
+SPDL__PRIVATE int spdl__step_row(const spdl_pipeline *p, int i) {
+    const spdl__node *mix = p->mix;
+    int at;
+    if (mix == NULL || i >= mix->index) return i;
+    at = mix->path[spdl__load_relaxed32(&mix->turn)] + i + 1 - mix->index;
+    return at < 0 ? at + mix->index : at;
+}
+
 /* One piece of work, as far downstream as possible: first where nobody else is, as two in one row
    send its word to and fro. */
 SPDL__PRIVATE bool spdl__step(void *self, int worker) {
@@ -8497,10 +8728,10 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
     if (!spdl__claim_flows(p) || !spdl__claim_turn(p, group)) return false;
     for (joins = 0; joins < 2; ++joins) {
         for (i = p->count - 1; i >= 0; --i) {
-            spdl__node *node = &p->node[i];
+            spdl__node *node = &p->node[spdl__step_row(p, i)];
             const uint64_t word = spdl__load(node->word);
             const spdl_kind kind = node->row.kind;
-            if (!(group->rows >> i & 1) ||
+            if (!(group->rows >> node->index & 1) ||
                 ((word & SPDL__ACTIVE) != 0 && node->again == NULL) != (joins != 0) ||
                 !spdl__claim_has_work(p, node, word))
                 continue;
@@ -8899,7 +9130,8 @@ SPDL__PRIVATE bool spdl__starve_at(const spdl_pipeline *p, const spdl__node *mer
 SPDL__PRIVATE spdl__node *spdl__starve_find(const spdl_pipeline *p) {
     int i;
     for (i = 0; i < p->count; ++i)
-        if (p->node[i].row.kind == SPDL_KIND_MERGE && spdl__starve_at(p, &p->node[i]))
+        if (p->node[i].row.kind == SPDL_KIND_MERGE && &p->node[i] != p->mix &&
+            spdl__starve_at(p, &p->node[i]))
             return &p->node[i];
     return NULL;
 }
@@ -9193,14 +9425,30 @@ SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
     return p->group[0].pool == NULL && spdl__load(&p->trainer) == thread;
 }
 
-/* After halt: waits until no call is inside of a row. */
-SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline) {
+/* Destroy, after halt: whether this row is a source on a thread of its own that is in a call, which
+   is abandoned by that. A thread that is not in the call leaves soon. A next function keeps to its
+   timeout: it is abandoned only when it was waited for (`long_ago`). */
+SPDL__PRIVATE bool spdl__pipeline_abandon(spdl_pipeline *p, spdl__node *node, bool long_ago) {
+    uint32_t calling = 1;
+    if (spdl__load_relaxed32(&node->group->abandoned)) return true;
+    if (node->row.next != NULL && !long_ago) return false;
+    if (!spdl__cas32(&node->calling, &calling, SPDL__ABANDONED)) return false;
+    spdl__store32(&node->group->abandoned, 1);
+    ++p->references;
+    return true;
+}
+
+/* After halt: waits until no call is inside of a row. With `leave` those of sources on threads of
+   their own are abandoned. */
+SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline,
+                                                     bool leave) {
     spdl_result slept = SPDL_OK;
     int i = 0;
     while (i < p->count) {
         const uint32_t word = spdl__load32(&p->quiet.word);
         spdl__again_drop_all(p);
-        if ((spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) { /* pairs with claim_move */
+        if ((spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0 || /* pairs with claim_move */
+            (leave && spdl__pipeline_abandon(p, &p->node[i], deadline == SPDL__NEVER))) {
             ++i;
         } else {
             if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
@@ -9265,8 +9513,9 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     if (p == NULL || spdl__pipeline_forked(p)) return SPDL_E_INVALID;
     spdl__pipeline_halt(p);
     if (spdl__pipeline_inside(p)) return SPDL_OK;
-    result = spdl__pipeline_await_quiet(p, spdl__deadline(timeout_ns));
+    result = spdl__pipeline_await_quiet(p, spdl__deadline(timeout_ns), false);
     if (result == SPDL_OK) spdl__pipeline_purge(p, 1);
+    else if (timeout_ns != 0) spdl__store32(&p->late, 1);
     return result;
 }
 
@@ -9281,7 +9530,9 @@ SPDL__PRIVATE void spdl__pipeline_part_all(spdl_pipeline *p) {
         if (p->group[i].pool != NULL) spdl__pool_wake_all(p->group[i].pool);
     for (;;) {
         const uint32_t word = spdl__load32(&p->quiet.word);
-        if (spdl__load32(&p->left) == (uint32_t)(p->workers - p->group[0].guests)) return;
+        if (spdl__load32(&p->left) + p->references - 1 ==
+            (uint64_t)(p->workers - p->group[0].guests))
+            return;
         (void)spdl__os_event_sleep(&p->quiet, word, SPDL__NEVER);
     }
 }
@@ -9300,7 +9551,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     const size_t workers = (size_t)p->workers;
     int i;
     for (i = 0; p->group != NULL && i < p->groups; ++i)
-        if (p->group[i].own_pool) spdl_pool_destroy(p->group[i].pool);
+        if (p->group[i].own_pool) spdl__pool_release(p->group[i].pool);
 #ifndef SPDL_NO_REPORT
     spdl__trace_close(p);
 #endif
@@ -9354,6 +9605,7 @@ SPDL__PRIVATE void spdl__edge_rewind(spdl__node *node, uint64_t now) {
 SPDL__PRIVATE void spdl__node_rewind(spdl__node *node, uint64_t sequence) {
     spdl__store_relaxed32(&node->flushed, 0);
     spdl__store_relaxed32(&node->turn, 0);
+    spdl__store_relaxed(&node->taken, 0);
     spdl__store_relaxed(&node->refused, 0);
     spdl__store_relaxed(&node->oldest, node->begun);
     node->number = node->range = 0;
@@ -9377,6 +9629,7 @@ SPDL__PRIVATE void spdl__pipeline_restart(spdl_pipeline *p, uint64_t sequence) {
     for (i = 0; i < p->count; ++i) spdl__edge_rewind(&p->node[i], now);
     for (i = 0; i < p->count; ++i) spdl__node_rewind(&p->node[i], sequence);
     spdl__store32(&p->failed, 0);
+    spdl__store32(&p->late, 0);
     spdl__error_clear(&p->error);
     p->closed_returned = false;
     memset(&p->last_item, 0, sizeof(p->last_item));
@@ -9398,12 +9651,39 @@ SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *p, uint64_t sequence,
     if (spdl__exchange32(&p->trainer_inside, 1) != 0) return SPDL_E_INVALID;
     if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
         spdl__pipeline_halt(p);
-        result = spdl__pipeline_await_quiet(p, spdl__deadline(timeout_ns));
+        result = spdl__pipeline_await_quiet(p, spdl__deadline(timeout_ns), false);
         if (result == SPDL_OK) spdl__pipeline_restart(p, sequence);
         if (p->feed != NULL) spdl__store32(&p->producer_inside, 0);
     }
     spdl__store32(&p->trainer_inside, 0);
     return result;
+}
+
+/* A reference less. */
+SPDL__PRIVATE void spdl__pipeline_drop(spdl_pipeline *p) {
+    if (spdl__sub(&p->references, 1) == 1) spdl__pipeline_release(p);
+}
+
+/* The end of a thread that was abandoned. */
+SPDL__PRIVATE void spdl__pipeline_leave(void *ctx) {
+    const spdl__group *group = (const spdl__group *)ctx;
+    spdl_pipeline *p = group->pipeline;
+    if (p->has_hooks && p->inits[group->first] != UINT8_MAX)
+        spdl__step_fini(p, group, group->first);
+    spdl__pipeline_drop(p);
+}
+
+/* Destroy has waited for long: what for. */
+SPDL__PRIVATE void spdl__pipeline_warn(spdl_pipeline *p) {
+    int i;
+    for (i = 0; i < p->count; ++i) {
+        const spdl__node *node = &p->node[i];
+        if ((spdl__load(node->word) & SPDL__ACTIVE) == 0 || node->group->abandoned) continue;
+        spdl__logf(&p->logger, SPDL_LOG_WARN,
+                   "spdl: spdl_pipeline_destroy %s a call of stage %d '%s' to return%s",
+                   node->in == NULL && node->row.threads > 0 ? "no longer waits for" : "waits for",
+                   i, node->name, node->row.deferred ? " and be completed" : "");
+    }
 }
 
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
@@ -9414,23 +9694,30 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
                   "spdl: spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
         return;
     }
-    if (spdl_pipeline_stop(p, SPDL__DESTROY_WARN_NS) != SPDL_OK) {
-        for (i = 0; i < p->count; ++i)
-            if ((spdl__load(p->node[i].word) & SPDL__ACTIVE) != 0)
-                spdl__logf(&p->logger, SPDL_LOG_WARN,
-                           "spdl: spdl_pipeline_destroy waits for a call of stage %d '%s' to %s", i,
-                           p->node[i].name,
-                           p->node[i].row.deferred ? "return and be completed" : "return");
-        (void)spdl_pipeline_stop(p, SPDL_FOREVER);
+    spdl__pipeline_halt(p);
+    if (spdl__pipeline_await_quiet(p, spdl__deadline(SPDL__DESTROY_WARN_NS),
+                                   spdl__load32(&p->late) != 0) != SPDL_OK) {
+        spdl__pipeline_warn(p);
+        (void)spdl__pipeline_await_quiet(p, SPDL__NEVER, true);
     }
     if (p->has_hooks) spdl__pipeline_part_all(p);
     for (i = 0; i < p->groups; ++i)
-        if (p->group[i].slot != NULL) spdl__pool_detach(p->group[i].pool, p->group[i].slot);
+        if (p->group[i].slot != NULL && !p->group[i].abandoned)
+            spdl__pool_detach(p->group[i].pool, p->group[i].slot);
     spdl__pipeline_part_guests(p);
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     spdl__pipeline_purge(p, 0);
     spdl__report_end(p);
-    spdl__pipeline_release(p);
+    for (i = 0; i < p->groups; ++i) {
+        spdl__group *group = &p->group[i];
+        if (group->abandoned) {
+            spdl__pool_abandon(group->pool, spdl__pipeline_leave, group);
+        } else if (group->own_pool) {
+            spdl__pool_release(group->pool);
+            group->own_pool = false;
+        }
+    }
+    spdl__pipeline_drop(p);
 }
 
 /* ============================================================================================= */
@@ -9452,7 +9739,8 @@ typedef struct spdl__plan {
     uint32_t above[SPDL_MAX_STAGES + 1]; /* bit k: what row k makes can come here */
     int paths[SPDL_MAX_STAGES + 1];      /* branch and merge: how many */
     uint8_t path[SPDL_MAX_STAGES + 1][SPDL_MAX_STAGES]; /* and which rows they write, or read */
-    int branch[SPDL_MAX_STAGES + 1]; /* the branch it is inside of; merge: that it ends; or -1 */
+    int branch[SPDL_MAX_STAGES + 1]; /* the branch it is inside of; merge: that it ends; or -1. Of
+                                        several sources that is row 0, the first of their paths */
     int merge[SPDL_MAX_STAGES + 1];  /* branch: where it ends */
 } spdl__plan;
 
@@ -9464,6 +9752,7 @@ SPDL__COLD const char *spdl__kind_name(spdl_kind kind) {
 
 SPDL__COLD const char *spdl__row_name(const spdl_stage *row) {
     if (row->name != NULL) return row->name;
+    if (row->next != NULL) return spdl__from.name;
     return row->fn != NULL && row->fn->name != NULL ? row->fn->name : spdl__kind_name(row->kind);
 }
 
@@ -9519,12 +9808,14 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     const spdl__row_field fields[] = {
         { "fn", calls, row->fn != NULL, 0, 1 },
-        { "type", "feed", row->type != NULL, 0, 1 },
+        { "type", "feed", row->type != NULL && row->next == NULL, 0, 1 },
+        { "next", "source", row->next != NULL, 0, 1 },
         { "size", "batch", row->size, 1, SPDL__MAX_BATCH },
         { "concurrency", "pipe", row->concurrency == 1 ? 0 : row->concurrency, 1,
           SPDL__MAX_CONCURRENCY },
         { "max_concurrency", "pipe", row->max_concurrency, 1, SPDL__MAX_CONCURRENCY },
-        { "threads", "pipe", row->threads, 1, SPDL__MAX_WORKERS },
+        { "threads", "source and pipe", row->threads, 1,
+          row->kind == SPDL_KIND_SOURCE ? 1 : SPDL__MAX_WORKERS },
         { "buffer_size", NULL, row->buffer_size, 1, SPDL__MAX_BUFFER },
         { "output_order", "pipe", row->output_order, 0, SPDL_ORDER_COMPLETION },
         { "reorder_window", "pipe", row->reorder_window, 1, SPDL__MAX_BUFFER },
@@ -9537,8 +9828,9 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "deferred", "pipe", row->deferred, 0, 1 },
         { "again", "pipe", row->again, 0, 1 },
         { "free_state", "pipe", row->free_state != NULL, 0, 1 },
-        { "merge_order", "merge", row->merge_order, 0, SPDL_MERGE_CHOICE },
+        { "merge_order", "merge", row->merge_order, 0, SPDL_MERGE_WEIGHTED },
         { "merge_fn", "merge", row->merge_fn != NULL, 0, 1 },
+        { "weight", "path", row->weight != 0, 0, 1 },
         { "retries", calls, row->retries, 0, INT32_MAX },
         { "max_failures", calls, row->max_failures, -1, INT32_MAX },
         { "max_failure_rate", calls, row->max_failure_rate != 0, 0, 1 },
@@ -9573,13 +9865,21 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
         bool broken;
         const char *why;
     } rules[] = {
-        { i == 0 && !begins, "the first row must be SPDL_SOURCE or SPDL_FEED" },
-        { i > 0 && begins, "only the first row may be SPDL_SOURCE or SPDL_FEED" },
+        { i == 0 && !begins && row->kind != SPDL_KIND_PATH,
+          "the first row must be SPDL_SOURCE, SPDL_FROM or SPDL_FEED, or SPDL_PATH before several "
+          "sources" },
+        { i > 0 && row->kind == SPDL_KIND_FEED,
+          "only the first row may be SPDL_FEED: one of several sources is SPDL_SOURCE or "
+          "SPDL_FROM" },
         { last && !ends, "the last row must be SPDL_SINK" },
         { !last && ends, "only the last row may be SPDL_SINK" },
         { i == 1 && ends && plan->rows[0].kind == SPDL_KIND_FEED,
           "after SPDL_FEED there must be a stage" },
-        { spdl__row_calls(row) && (row->fn == NULL || row->fn->call == NULL), "fn is NULL" },
+        { spdl__row_calls(row) && row->next == NULL && (row->fn == NULL || row->fn->call == NULL),
+          "fn is NULL" },
+        { row->next != NULL && row->type == NULL, "next is set, but type is NULL" },
+        { row->next != NULL && row->fn != NULL, "next and fn are both set" },
+        { row->next != NULL && row->emits, "emits is set, but what SPDL_FROM yields are items" },
         { row->kind == SPDL_KIND_BATCH && row->size == 0, "size is 0, must be at least 1" },
         { i == plan->count - 2 && row->buffer_size != 0,
           "buffer_size is set, but SPDL_SINK sets that of the edge after the last stage" },
@@ -9604,6 +9904,8 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
     if (row->max_concurrency != 0 && row->max_concurrency < row->concurrency)
         return spdl__row_error(plan, i, "max_concurrency is %d, less than the concurrency of %d",
                                row->max_concurrency, row->concurrency);
+    if (!(row->weight >= 0 && row->weight <= 1.7976931348623157e308))
+        return spdl__row_error(plan, i, "weight is %g, must be more than 0", row->weight);
     if (!(row->max_failure_rate >= 0 && row->max_failure_rate <= 1))
         return spdl__row_error(plan, i, "max_failure_rate is %g, must be in (0, 1]",
                                row->max_failure_rate);
@@ -9615,28 +9917,77 @@ SPDL__COLD void spdl__plan_join(spdl__plan *plan, int i, int from) {
     plan->above[i] |= plan->above[from] | (uint32_t)1 << from;
 }
 
+/* Whether this is the first row of several sources, in the place of their branch. */
+SPDL__COLD bool spdl__plan_sources(const spdl__plan *plan, int branch) {
+    return branch == 0 && plan->rows[0].kind == SPDL_KIND_PATH;
+}
+
+/* What may be wrong with a row between the paths of several sources, or their merge. */
+SPDL__COLD spdl_result spdl__check_sources(const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i], *before = &plan->rows[i > 0 ? i - 1 : 0];
+    const bool merge = row->kind == SPDL_KIND_MERGE, source = row->kind == SPDL_KIND_SOURCE;
+    const bool among = spdl__plan_sources(plan, plan->branch[i]); /* not in a branch of a path */
+    const char *why = NULL;
+    if (source && i > 0 && !(among && before->kind == SPDL_KIND_PATH))
+        why = "only the first row may be SPDL_SOURCE or SPDL_FROM, or the first of a path when the "
+              "table begins with SPDL_PATH";
+    if (among && i > 0 && before->kind == SPDL_KIND_PATH && !source)
+        why = "after SPDL_PATH of several sources there must be SPDL_SOURCE or SPDL_FROM";
+    if (among && row->kind == SPDL_KIND_PATH && row->buffer_size != 0)
+        why = "buffer_size is set, but there is no edge before a source: set that of the source";
+    if (among && source && row->continuous != plan->rows[1].continuous)
+        why = "continuous is set for some of the sources that a merge joins, but not for all";
+    if (merge && among && row->merge_order == SPDL_MERGE_BATCHES)
+        why = "merge_order is SPDL_MERGE_BATCHES, which joins what one SPDL_BRANCH has split";
+    if (merge && !among && row->merge_order == SPDL_MERGE_WEIGHTED)
+        why = "merge_order is SPDL_MERGE_WEIGHTED, which joins several sources";
+    return why == NULL ? SPDL_OK : spdl__row_error(plan, i, "%s", why);
+}
+
+/* Each path of a weighted merge has a weight, and no other one. */
+SPDL__COLD spdl_result spdl__check_weights(const spdl__plan *plan, int merge, int branch) {
+    const bool weighted = plan->rows[merge].merge_order == SPDL_MERGE_WEIGHTED;
+    int k;
+    for (k = 0; k < plan->paths[branch]; ++k)
+        if ((plan->rows[plan->path[branch][k]].weight > 0) != weighted)
+            return spdl__row_error(plan, plan->path[branch][k],
+                                   weighted ? "weight is 0, must be more than 0: its merge is "
+                                              "SPDL_MERGE_WEIGHTED"
+                                            : "weight is set, but its merge is not "
+                                              "SPDL_MERGE_WEIGHTED");
+    return SPDL_OK;
+}
+
 /* Which row reads the edge of which; `open` are the branches whose merge is still to come. */
 SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
     int open[SPDL_MAX_STAGES + 2], depth = 0, i, k;
+    spdl_result result;
     open[0] = -1;
+    if (plan->rows[0].kind == SPDL_KIND_PATH) open[++depth] = 0;
     for (i = 0; i < plan->count; ++i) {
         const spdl_kind kind = plan->rows[i].kind;
         const int branch = open[depth];
         plan->branch[i] = branch;
         plan->before[i] = i - 1;
+        result = spdl__check_sources(plan, i);
+        if (result != SPDL_OK) return result;
+        if (i == 0) plan->branch[0] = -1; /* also where it stands for the branch */
         if (i > 0 && plan->rows[i - 1].kind == SPDL_KIND_BRANCH && kind != SPDL_KIND_PATH)
             return spdl__row_error(plan, i, "after SPDL_BRANCH there must be SPDL_PATH");
         if (branch < 0 && (kind == SPDL_KIND_PATH || kind == SPDL_KIND_MERGE))
             return spdl__row_error(plan, i, "%s without SPDL_BRANCH above",
                                    kind == SPDL_KIND_PATH ? "SPDL_PATH" : "SPDL_MERGE");
         if (kind == SPDL_KIND_BRANCH) open[++depth] = i;
+        if (kind == SPDL_KIND_SOURCE) plan->before[i] = -1;
         if (kind == SPDL_KIND_PATH) {
-            plan->before[i] = branch;
+            plan->before[i] = spdl__plan_sources(plan, branch) ? -1 : branch;
             plan->path[branch][plan->paths[branch]++] = (uint8_t)i;
         }
         if (kind == SPDL_KIND_MERGE) {
             if (plan->paths[branch] < 2)
                 return spdl__row_error(plan, i, "SPDL_MERGE of fewer than 2 paths");
+            result = spdl__check_weights(plan, i, branch);
+            if (result != SPDL_OK) return result;
             --depth;
             plan->before[i] = -1;
             plan->merge[branch] = i;
@@ -9650,7 +10001,9 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
         if (plan->before[i] >= 0) spdl__plan_join(plan, i, plan->before[i]);
     }
     if (depth == 0) return SPDL_OK;
-    return spdl__row_error(plan, open[depth], "SPDL_BRANCH without SPDL_MERGE below");
+    return spdl__row_error(plan, open[depth], "%s without SPDL_MERGE below",
+                           plan->rows[open[depth]].kind == SPDL_KIND_PATH ? "SPDL_PATH"
+                                                                          : "SPDL_BRANCH");
 }
 
 SPDL__COLD bool spdl__type_any(const char *type) {
@@ -9662,11 +10015,12 @@ SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     const char *type = "void";
     int k;
-    if (row->kind == SPDL_KIND_PATH) return spdl__row_yields(plan, plan->before[i]);
+    if (row->kind == SPDL_KIND_PATH)
+        return plan->before[i] < 0 ? type : spdl__row_yields(plan, plan->before[i]);
     if (row->kind == SPDL_KIND_BATCH) return "spdl_batch";
     if (row->kind == SPDL_KIND_UNBATCH && plan->rows[plan->before[i]].kind == SPDL_KIND_BATCH)
         return spdl__row_yields(plan, plan->before[plan->before[i]]);
-    if (row->kind == SPDL_KIND_FEED && row->type != NULL) return row->type;
+    if ((row->kind == SPDL_KIND_FEED || row->next != NULL) && row->type != NULL) return row->type;
     if (row->fn != NULL && row->fn->out_type != NULL) return row->fn->out_type;
     for (k = 0; k < plan->paths[i] && row->kind == SPDL_KIND_MERGE && spdl__type_any(type); ++k)
         type = spdl__row_yields(plan, plan->path[i][k]);
@@ -9756,7 +10110,7 @@ SPDL__COLD spdl_result spdl__check_inside(const spdl__plan *plan, int i) {
                                        "to keep their order and number",
                                        why);
         }
-        if (order != SPDL_MERGE_ROBIN) continue;
+        if (order != SPDL_MERGE_ROBIN || spdl__plan_sources(plan, branch)) continue;
         if (row->emits) why = "emits";
         if (row->again) why = "again";
         if (row->flush) why = "flush";
@@ -9853,12 +10207,18 @@ SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
            row->output_order == SPDL_ORDER_INPUT;
 }
 
+SPDL__COLD int spdl__row_threads(const spdl_stage *row) {
+    return row->next != NULL ? 1 : row->threads;
+}
+
 /* The row with defaults in place of zeros. */
 SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i, int threads) {
     const int at_sink = plan->rows[plan->count - 1].buffer_size;
     const bool routes_items = plan->rows[i].kind == SPDL_KIND_BRANCH &&
                               strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0;
     spdl_stage row = plan->rows[i];
+    if (row.next != NULL) row.fn = &spdl__from;
+    row.threads = spdl__row_threads(&row);
     if (row.concurrency == 0) row.concurrency = 1;
     if (row.max_concurrency == 0) row.max_concurrency = row.concurrency;
     if (plan->desc->autotune && row.kind == SPDL_KIND_PIPE && !row.flush &&
@@ -9888,7 +10248,7 @@ SPDL__COLD bool spdl__plan_joins(const spdl__plan *plan, int branch) {
 SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i) {
     spdl__node *node = &p->node[i];
     spdl_stage *row = &node->row;
-    int outer = plan->branch[i];
+    int outer = plan->branch[i], k;
     *row = spdl__row_defaults(plan, i,
                               plan->rows[i].threads ? plan->rows[i].threads : p->group[0].workers);
     node->index = i;
@@ -9912,6 +10272,8 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     node->held = (!node->ordered && row->reorder_window > 0) ||
                  (row->again && !node->serial && !node->by_ticket);
     if (row->kind == SPDL_KIND_MERGE) {
+        for (k = 0; k < node->paths; ++k)
+            p->node[node->path[k]].weight = plan->rows[plan->path[outer][k]].weight;
         node->begin = &p->node[outer];
         outer = plan->branch[outer];
     }
@@ -9923,8 +10285,10 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
         node->word = &node->in->word;
     }
     if (row->kind == SPDL_KIND_FEED) p->feed = node;
+    if (node->begin != NULL && node->begin->row.kind == SPDL_KIND_PATH) p->mix = node;
     if (row->init != NULL) p->has_hooks = true;
-    if (row->merge_order == SPDL_MERGE_ROBIN || row->merge_order == SPDL_MERGE_CHOICE)
+    if ((row->merge_order == SPDL_MERGE_ROBIN || row->merge_order == SPDL_MERGE_CHOICE) &&
+        node != p->mix)
         p->may_starve = true;
 }
 
@@ -9968,7 +10332,7 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     edge->end = SPDL__OPEN;
     edge->buffer_size = (uint64_t)row->buffer_size;
     edge->window = edge->buffer_size + calls;
-    if (row->kind == SPDL_KIND_PATH) /* all that wait may be here */
+    if (row->kind == SPDL_KIND_PATH && node->before != NULL) /* all that wait may be here */
         edge->window = edge->buffer_size + (uint64_t)node->before->row.buffer_size;
     if (row->kind == SPDL_KIND_BRANCH) edge->window = 1; /* it writes those of its paths */
     if (node->by_ticket)
@@ -10054,7 +10418,7 @@ SPDL__COLD spdl_result spdl__groups_plan(spdl_pipeline *p, const spdl__plan *pla
     const bool polite = desc->workers > 0 && desc->policy.polite;
     size_t count = 1 + (size_t)polite;
     int i;
-    for (i = 0; i < p->count; ++i) count += plan->rows[i].threads > 0;
+    for (i = 0; i < p->count; ++i) count += spdl__row_threads(&plan->rows[i]) > 0;
     p->threaded = desc->pool != NULL || desc->workers > 0 || count > 1;
     p->group =
         (spdl__group *)spdl__alloc_zeroed(&p->allocator, count, sizeof(*p->group), SPDL_CACHE_LINE);
@@ -10065,8 +10429,9 @@ SPDL__COLD spdl_result spdl__groups_plan(spdl_pipeline *p, const spdl__plan *pla
     p->group[0].pool = desc->pool;
     if (desc->pool != NULL) p->group[0].guests = desc->pool->desc.guests;
     for (i = 0; i < p->count; ++i) {
-        if (plan->rows[i].threads > 0)
-            spdl__group_add(p, (uint32_t)1 << i, plan->rows[i].threads);
+        const int threads = spdl__row_threads(&plan->rows[i]);
+        if (threads > 0)
+            spdl__group_add(p, (uint32_t)1 << i, threads);
         else p->group[0].rows |= (uint32_t)1 << i;
     }
     if (polite) p->rescue = spdl__group_add(p, p->group[0].rows, desc->workers);
@@ -10212,6 +10577,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
         if (desc->profiler.event_fn == NULL && desc->pool != NULL)
             p->profiler = desc->pool->desc.profiler;
         p->count = plan->count - 1;
+        p->references = 1;
         spdl__error_clear(&p->error);
         result = spdl__pipeline_build(p, plan);
     }
@@ -10868,7 +11234,8 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
 /* The fields that a row sets, in its line of a drawing. */
 SPDL__COLD void spdl__row_fields(spdl__text *text, const spdl_stage *row) {
-    static const char *const merges[] = { "", "in turn", "joins batches", "merge_fn" };
+    static const char *const merges[] = { "", "in turn", "joins batches", "merge_fn",
+                                           "by weight" };
     const struct {
         const char *name;
         int value;
@@ -10889,21 +11256,22 @@ SPDL__COLD void spdl__row_fields(spdl__text *text, const spdl_stage *row) {
     }
     if (row->output_order == SPDL_ORDER_COMPLETION)
         spdl__text_add(text, "%scompletion order", before);
-    if (row->merge_order > SPDL_MERGE_READY && row->merge_order <= SPDL_MERGE_CHOICE)
+    if (row->merge_order > SPDL_MERGE_READY && row->merge_order <= SPDL_MERGE_WEIGHTED)
         spdl__text_add(text, "%s%s", before, merges[row->merge_order]);
+    if (row->weight != 0) spdl__text_add(text, "%sweight %g", before, row->weight);
 }
 
 SPDL_API int spdl_rows_text(const spdl_stage *stages, size_t stage_count, char *buffer,
                             size_t bytes) {
     spdl__text text = spdl__text_start(buffer, bytes);
-    int depth = 0, i, k;
+    int depth = stage_count > 0 && stages[0].kind == SPDL_KIND_PATH, i, k; /* several sources */
     for (i = 0; i < (int)stage_count; ++i) {
         const spdl_stage *row = &stages[i];
         if (row->kind == SPDL_KIND_MERGE && depth > 0) --depth;
         spdl__text_add(&text, "%2d  ", i);
         for (k = 1; k <= depth; ++k)
             spdl__text_add(&text, k == depth && row->kind == SPDL_KIND_PATH ? "+- " : "|  ");
-        if (row->name == NULL && row->fn == NULL) { /* its name is its kind */
+        if (row->name == NULL && row->fn == NULL && row->next == NULL) { /* named as its kind */
             spdl__text_add(&text, "%s", spdl__kind_name(row->kind));
         } else {
             spdl__text_add(&text, "%-6s  ", spdl__kind_name(row->kind));

@@ -4,6 +4,7 @@
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 
@@ -11,7 +12,7 @@ struct Number {
     long value;
 };
 
-static int alive;
+static std::atomic<int> alive(0);
 
 static Number *make(long value) {
     ++alive;
@@ -126,6 +127,33 @@ static const spdl_stage fed[] = {
     SPDL_SINK(4),
 };
 
+static spdl_pipeline *inner;
+
+static spdl_result next(void *, void **item, int64_t timeout_ns) {
+    return spdl_pipeline_next(inner, item, timeout_ns);
+}
+
+static const spdl_stage mixed[] = {
+#if __cplusplus >= 202002L
+    SPDL_PATH("a", .weight = 2),
+    SPDL_FROM(Number, next, nullptr, .name = "inner", .continuous = true, .free_item = destroy),
+    SPDL_PATH("b", .weight = 1),
+    SPDL_SOURCE(count, .threads = 1, .continuous = true, .free_item = destroy),
+    SPDL_MERGE(.merge_order = SPDL_MERGE_WEIGHTED),
+    SPDL_BATCH(4),
+    SPDL_SINK(1),
+#else
+    SPDL_PATH("a").with_weight(2),
+    SPDL_FROM(Number, next, nullptr).with_name("inner").with_continuous(true)
+        .with_free_item(destroy),
+    SPDL_PATH("b").with_weight(1),
+    SPDL_SOURCE(count).with_threads(1).with_continuous(true).with_free_item(destroy),
+    SPDL_MERGE().with_merge_order(SPDL_MERGE_WEIGHTED),
+    SPDL_BATCH(4),
+    SPDL_SINK(1),
+#endif
+};
+
 /* The sum of what one epoch of batches holds. */
 static long sum_of_epoch(spdl_pipeline *p) {
     long sum = 0;
@@ -148,6 +176,20 @@ static bool runs(int workers) {
     const bool right = sum_of_epoch(p) == 1090 && sum_of_epoch(p) == 1090;
     if (!right) std::puts(spdl_pipeline_error(p)->text);
     spdl_pipeline_destroy(p);
+    return right;
+}
+
+static bool can_be_mixed() {
+    spdl_pipeline *p = nullptr;
+    spdl_pipeline_desc desc = {};
+    desc.workers = 1;
+    if (spdl_pipeline_create(&inner, &desc, SPDL_STAGES(SPDL_SOURCE(count), SPDL_SINK(2))) !=
+            SPDL_OK ||
+        spdl_pipeline_create(&p, &desc, SPDL_TABLE(mixed)) != SPDL_OK)
+        return false;
+    const bool right = sum_of_epoch(p) == 90;
+    spdl_pipeline_destroy(p);
+    spdl_pipeline_destroy(inner);
     return right;
 }
 
@@ -176,4 +218,6 @@ static bool can_be_drawn() {
            std::strcmp(text, " 0  source  count\n 1  sink  buffer_size 2\n") == 0;
 }
 
-int main() { return runs(0) && can_be_fed() && can_be_drawn() && alive == 0 ? 0 : 1; }
+int main() {
+    return runs(0) && can_be_fed() && can_be_mixed() && can_be_drawn() && alive == 0 ? 0 : 1;
+}

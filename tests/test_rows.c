@@ -57,13 +57,17 @@ static void row_refused(const spdl_stage *rows, size_t count, int row, const cha
 
 #define ROW_REFUSED(row, name, why, ...) row_refused(SPDL_STAGES(__VA_ARGS__), (row), (name), (why))
 
+#define FIRST_ROW                                                                                  \
+    "the first row must be SPDL_SOURCE, SPDL_FROM or SPDL_FEED, or SPDL_PATH before several sources"
+
 static void rows_stand_in_order(void) {
     const spdl_stage pipe = SPDL_PIPE(follow);
     const spdl_stage source = SPDL_SOURCE(count_up), sink = SPDL_SINK(3);
-    ROW_REFUSED(0, "follow", "the first row must be SPDL_SOURCE or SPDL_FEED", pipe, sink);
-    ROW_REFUSED(0, "sink", "the first row must be SPDL_SOURCE or SPDL_FEED", sink, source);
-    ROW_REFUSED(1, "count_up", "only the first row may be SPDL_SOURCE or SPDL_FEED",
-                source, source, sink);
+    ROW_REFUSED(0, "follow", FIRST_ROW, pipe, sink);
+    ROW_REFUSED(0, "sink", FIRST_ROW, sink, source);
+    ROW_REFUSED(1, "count_up",
+                "only the first row may be SPDL_SOURCE or SPDL_FROM, or the first of a path when "
+                "the table begins with SPDL_PATH", source, source, sink);
     ROW_REFUSED(1, "follow", "the last row must be SPDL_SINK", source, pipe);
     ROW_REFUSED(1, "sink", "only the last row may be SPDL_SINK", source, sink, sink);
     ROW_REFUSED(1, "sink", "only the last row may be SPDL_SINK", source, sink, pipe, sink);
@@ -243,7 +247,7 @@ static bool set_field(int field, spdl_stage *row, const char **name, unsigned *k
     case number: row->field_ = value; *name = #field_; *kinds = kinds_; return true;
     FIELD(0, size, 4, KIND(BATCH))
     FIELD(1, max_concurrency, 4, KIND(PIPE))
-    FIELD(2, threads, 1, KIND(PIPE))
+    FIELD(2, threads, 1, KIND(SOURCE) | KIND(PIPE))
     FIELD(3, output_order, SPDL_ORDER_COMPLETION, KIND(PIPE))
     FIELD(4, reorder_window, 4, KIND(PIPE))
     FIELD(5, drop_last, true, KIND(BATCH))
@@ -348,10 +352,10 @@ static void merges_know_where_they_are(void) {
 }
 
 static void merges_have_an_order(void) {
-    static const int orders[] = { -1, 4, 77 };
+    static const int orders[] = { -1, 5, 77 };
     for (int i = 0; i < 3; ++i) {
         char why[80];
-        snprintf(why, sizeof why, "merge_order is %d, must be 0 to 3", orders[i]);
+        snprintf(why, sizeof why, "merge_order is %d, must be 0 to 4", orders[i]);
         ROW_REFUSED(4, "merge", why, SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"),
                     SPDL_PATH("b"), SPDL_MERGE(.merge_order = (spdl_merge_order)orders[i]),
                     SPDL_SINK(1));
@@ -383,8 +387,7 @@ static void branches_have_paths_and_an_end(void) {
                 merge, sink);
     ROW_REFUSED(5, "merge", "SPDL_MERGE without SPDL_BRANCH above", source, branch, a, b, merge,
                 merge, sink);
-    ROW_REFUSED(0, "by", "the first row must be SPDL_SOURCE or SPDL_FEED", branch, a, b, merge,
-                sink);
+    ROW_REFUSED(0, "by", FIRST_ROW, branch, a, b, merge, sink);
 }
 
 static void a_merge_in_turn_knows_what_its_paths_make(void) {
@@ -415,10 +418,10 @@ static void a_merge_in_turn_knows_what_its_paths_make(void) {
 static void a_feed_comes_first_and_is_read(void) {
     const spdl_stage source = SPDL_SOURCE(count_up), feed = SPDL_FEED(item), sink = SPDL_SINK(1);
     const spdl_stage pipe = SPDL_PIPE(follow);
-    ROW_REFUSED(1, "feed", "only the first row may be SPDL_SOURCE or SPDL_FEED",
-                source, feed, sink);
-    ROW_REFUSED(1, "feed", "only the first row may be SPDL_SOURCE or SPDL_FEED",
-                feed, feed, pipe, sink);
+    const char *only = "only the first row may be SPDL_FEED: one of several sources is "
+                       "SPDL_SOURCE or SPDL_FROM";
+    ROW_REFUSED(1, "feed", only, source, feed, sink);
+    ROW_REFUSED(1, "feed", only, feed, feed, pipe, sink);
     ROW_REFUSED(1, "sink", "after SPDL_FEED there must be a stage", feed, sink);
 }
 
@@ -613,7 +616,7 @@ static void rows_are_drawn(void) {
     for (size_t bytes = 0; bytes <= sizeof start; ++bytes) {
         memset(start, '#', sizeof start);
         CHECK_EQ(spdl_rows_text(SPDL_STAGES(SPDL_PATH("some name"), SPDL_SINK(3)), start, bytes),
-                 strlen(" 0  path    some name\n 1  sink  buffer_size 3\n"));
+                 strlen(" 0  +- path    some name\n 1  |  sink  buffer_size 3\n"));
         if (bytes > 0) CHECK_EQ(strlen(start), bytes - 1);
         if (bytes < sizeof start) CHECK_EQ(start[bytes], '#');
     }

@@ -145,6 +145,7 @@ large holds held -DKINDS=12           # an item, a mark, an item
 large holds held -DKINDS=35           # a mark, an item, a bundle
 large holds stop -DNO_DEFER -DNO_DROP
 large holds stop -DONE_STOP
+model holds leave
 large holds push -DITEMS=2 -DNO_CLOSE
 large holds push -DDROP -DNO_CLOSE
 large holds event -DNO_FIRST_TRY
@@ -236,6 +237,9 @@ for mutant in PLAIN_STOPPED STORE_RELEASE SILENT_RELEASE EARLY_LOOK LATE_WORD SI
     model breaks stop -DONE_STOP "-D$mutant"
 done
 model breaks stop -DNO_DEFER -DNO_DROP -DNO_PURGE_LOCK
+for mutant in PLAIN_CALLING NO_LOOK BLIND_RETURN LATE_WORD NO_REFERENCE; do
+    model breaks leave "-D$mutant"
+done
 for mutant in PLAIN_WAITING NO_RECHECK LATE_WORD EARLY_HINT NO_PUSH_FENCE NO_END_HINT; do
     model breaks push -DITEMS=2 -DNO_CLOSE "-D$mutant"
 done
