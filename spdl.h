@@ -10199,16 +10199,18 @@ SPDL__COLD size_t spdl__row_feeds(const spdl__plan *plan, int i) {
     return plan->rows[i + 1].kind == SPDL_KIND_BATCH ? plan->rows[i + 1].item_bytes : 0;
 }
 
+SPDL__COLD int spdl__row_threads(const spdl_stage *row) {
+    return row->next != NULL ? 1 : row->threads;
+}
+
 /* Whether calls of this row know where in a batch their items will lie: if none is dropped, that is
-   a matter of tickets. */
+   a matter of tickets. Not of a source that destroy may leave: it would write into a batch that is
+   gone. */
 SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     return spdl__row_feeds(plan, i) > 0 && row->item_bytes == 0 && !row->emits && !row->again &&
-           row->output_order == SPDL_ORDER_INPUT;
-}
-
-SPDL__COLD int spdl__row_threads(const spdl_stage *row) {
-    return row->next != NULL ? 1 : row->threads;
+           row->output_order == SPDL_ORDER_INPUT &&
+           (row->kind != SPDL_KIND_SOURCE || spdl__row_threads(row) == 0);
 }
 
 /* The row with defaults in place of zeros. */

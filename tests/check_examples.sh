@@ -93,7 +93,8 @@ run_example() {
             check "make_tars" python3 "$root/tests/make_tars.py"
             check "tar on 3 formats" fails_with 0 "members in memory" \
                 ./tar ustar.tar pax.tar gnu.tar
-            check "tar lists what is there" sh -c './tar ustar.tar pax.tar gnu.tar | cmp - members.txt'
+            check "tar lists what is there" \
+                sh -c './tar ustar.tar pax.tar gnu.tar | cmp - members.txt'
             head -c 5000 gnu.tar >cut.tar
             check "tar on a cut file" fails_with 1 "cut.tar: cut" ./tar cut.tar
         else
