@@ -25,7 +25,7 @@
        int main(void) {
            spdl_pipeline *p;
            spdl_pipeline_desc desc = { 0 };
-           int *n;
+           int *n, failed;
            desc.workers = 2;
            if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
                    SPDL_SOURCE(count, .free_item = free),
@@ -34,8 +34,10 @@
                printf("%d\n", *n);
                free(n);
            }
+           failed = spdl_pipeline_failed(p);
+           if (failed) puts(spdl_pipeline_error(p)->text);
            spdl_pipeline_destroy(p);
-           return 0;
+           return failed;
        }
 
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
@@ -153,6 +155,13 @@ extern "C" {
    Define them for the file with the implementation, where what is called all the same is missing
    when the program is linked; or for every file, where it is not declared then. Structs and all
    other functions are the same with and without. */
+
+/* SPDL_DEBUG, defined before the implementation, has misuse found that costs time to look for:
+       two threads on a side of a ring that is for one (an assert);
+       a stage that hands on nothing but NULL, as it may have forgotten *out;
+       items that the library had to free, but the row that made them has no .free_item (a line for
+       each row when the pipeline is destroyed; nothing is wrong if they need none).
+   The last two are warnings in the log. */
 
 /* Limits that size plain structs. */
 #define SPDL_MAX_STAGES 32
@@ -637,6 +646,15 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    SPDL_UNBATCH() hands on the items of each batch one by one, except those that were taken out.
    They have the number of the batch.
 
+   Failures. A failed call is made again as often as .retries says; then its item is dropped. While
+   .max_failures or .max_failure_rate allows it, the flow goes on: each failure is logged as
+   SPDL_LOG_INFO, and at the end (SPDL_END, a stop, destroy) one line for each stage, as
+   SPDL_LOG_WARN, says how many items were dropped. A failure beyond that ends the pipeline, and is
+   logged as SPDL_LOG_ERROR. The trainer gets what was ready, then the failure; calls of the rows
+   above, as of a source that blocks, are not waited for. If several stages fail, each is logged
+   (see spdl_pipeline_failed_stages). So after the loop a program asks spdl_pipeline_failed.
+   .on_drop of a row is called with the input of every call that failed.
+
    Order. With input order (the default) a stage hands on its results in the order of its inputs; a
    slow call holds back those after it, up to buffer_size of them. With completion order it hands
    them on as they are done; reorder_window = n then bounds the disorder: no item is overtaken by
@@ -677,14 +695,14 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
 
    Who may wait for whom. While one worker is free, every row with an input, under its concurrency
    and with room for its result is called, whatever other calls wait for; calls of a row begin in
-   the order of its inputs. Up to `concurrency` calls of a row may wait for each other (in input
-   order: within buffer_size + concurrency items). A call may wait for what a later stage, the
-   trainer or the producer does, if its row has a concurrency of 1 or completion order: else order
-   itself makes calls wait for those before them. The trainer may wait until its buffer is full, or
-   pause for as long as it likes at no cost. `*pipeline` is stored before the first call. Pipelines
-   on one pool get turns by time, not by calls. No function of yours is called under a lock of the
-   library, except merge_fn; alloc_fn and free_fn, when more batches are alive than were made ahead;
-   and log_fn, when a row of batches or a merge fails.
+   the order of its inputs. Up to `concurrency` calls of a row may wait for each other, if there are
+   as many threads (in input order: within buffer_size + concurrency items). A call may wait for
+   what a later stage, the trainer or the producer does, if its row has a concurrency of 1 or
+   completion order: else order itself makes calls wait for those before them. The trainer may wait
+   until its buffer is full, or pause for as long as it likes at no cost. `*pipeline` is stored
+   before the first call. Pipelines on one pool get turns by time, not by calls. No function of
+   yours is called under a lock of the library, except merge_fn; alloc_fn and free_fn, when more
+   batches are alive than were made ahead; and log_fn, when a row of batches or a merge fails.
 
    Fork. In the child of a fork a pipeline that has threads is dead: next, push and stop return
    SPDL_E_INVALID as soon as they would wait for another thread, and destroy does nothing. The
@@ -705,6 +723,13 @@ typedef void (*spdl_free_fn)(void *item); /* destroys an item; never gets NULL *
 
 /* Anything that yields items, such as spdl_pipeline_next_fn. */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
+
+/* A call has failed for good, retries included, whether that is tolerated or ends the pipeline: the
+   place to note what was dropped. `item` is the input of the call, a batch where that is an
+   spdl_batch: borrowed, it is freed afterwards. NULL: the call was a source's or that of .flush, or
+   it has taken its input. Called on the thread of the call (or in spdl_complete), by as many at a
+   time as the row has calls. Not called for SPDL_SKIP. */
+typedef void (*spdl_drop_fn)(void *ctx, void *item, const spdl_error *error);
 
 typedef enum spdl_kind {
     SPDL_KIND_NONE,
@@ -756,9 +781,11 @@ typedef struct spdl_stage {
     void *source SPDL__ZERO;            /* its first argument */
     const char *file SPDL__ZERO;        /* with line: where the row was written */
     int size SPDL__ZERO;                /* batch: items in a batch */
-    const char *name SPDL__ZERO;        /* default: the name of the function, "batch" or so */
+    const char *name SPDL__ZERO;        /* default: the name of the function, "batch" or so; the
+                                           second of a name is called "name#2" */
     void *ctx SPDL__ZERO;               /* spdl_ctx(task) */
-    int concurrency SPDL__ZERO;         /* pipe: calls at the same time, a hard bound; default 1 */
+    int concurrency SPDL__ZERO;         /* pipe: calls at the same time, a hard bound; default 1,
+                                           with .threads as many (1 with .flush) */
     int max_concurrency SPDL__ZERO;     /* pipe: upper bound for autotune and set_concurrency;
                                            default: `concurrency`, with autotune as many as there
                                            are threads: set 1 if only one may be in the function */
@@ -781,9 +808,10 @@ typedef struct spdl_stage {
     spdl_merge_fn merge_fn SPDL__ZERO;  /* merge: gets the row's ctx */
     double weight SPDL__ZERO;           /* path, with SPDL_MERGE_WEIGHTED: more than 0 */
     int retries SPDL__ZERO;             /* a call that fails is repeated so many times */
-    int max_failures SPDL__ZERO;        /* 0: the first one is fatal; n: n are tolerated, and
-                                           logged as SPDL_LOG_INFO; -1: any number is */
+    int max_failures SPDL__ZERO;        /* 0: the first one is fatal; n: n are tolerated; -1: any
+                                           number is. See Failures above */
     double max_failure_rate SPDL__ZERO; /* instead: a share in (0,1], judged from 100 calls on */
+    spdl_drop_fn on_drop SPDL__ZERO;    /* sees the input of a failed call; gets the row's ctx */
     spdl_free_fn free_item SPDL__ZERO;  /* destroys what this stage makes; default: nothing to do */
     spdl_free_fn free_state SPDL__ZERO; /* again: destroys what spdl_state holds */
     spdl_init_fn init SPDL__ZERO;       /* on each worker, before any call of any stage; for guests
@@ -821,6 +849,7 @@ typedef struct spdl_stage {
     SPDL__WITH(int, retries)
     SPDL__WITH(int, max_failures)
     SPDL__WITH(double, max_failure_rate)
+    SPDL__WITH(spdl_drop_fn, on_drop)
     SPDL__WITH(spdl_free_fn, free_item)
     SPDL__WITH(spdl_free_fn, free_state)
     SPDL__WITH(spdl_init_fn, init)
@@ -959,7 +988,8 @@ typedef struct spdl_pipeline_desc {
 
 /* Checks the rows, allocates everything the pipeline will use, and starts it. The rows are copied;
    ctx pointers must outlive the pipeline. Whatever is wrong is reported in desc->error and the log,
-   with file and line of the row, the row's number and the field.
+   with file and line of the row, the row's number and the field. More concurrency than there are
+   threads for is a warning in the log.
    Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_TYPE, SPDL_E_NOMEM, SPDL_E_THREAD, SPDL_E_LIMIT (the
             pool has 64 pipelines already).
    Threads: any.
@@ -1077,6 +1107,14 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int 
    Blocks:  never.
    Owns:    nothing. */
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
+
+/* Which stages have: bit i is that of row i. More than one if others failed before they were ended;
+   spdl_pipeline_error is about the one that ended what is delivered, the log has all.
+   Returns: the bits; 0 while spdl_pipeline_failed is false.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint32_t spdl_pipeline_failed_stages(const spdl_pipeline *pipeline);
 
 /* The failure that ended the pipeline: stage, item and text.
    Returns: never NULL; result is SPDL_OK when there was no failure.
@@ -1396,7 +1434,8 @@ typedef struct spdl_process_stats {
 SPDL_API void spdl_process_read(spdl_process_stats *stats);
 
 /* A sentence: how long the trainer waited, and for which stage. With a feed, one or two: how many
-   requests made way, how soon the others were answered, and where most of that time went.
+   requests made way, how soon the others were answered, and where most of that time went. One more
+   if more than 5 % of the calls of a stage fail.
    Returns: the length of the whole sentence, as snprintf does; buffer holds what fits.
    Threads: any.
    Blocks:  never.
@@ -2292,6 +2331,9 @@ SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
 
 #ifdef SPDL_DEBUG
 #include <assert.h>
+#define SPDL__DEBUGS 1
+#else
+#define SPDL__DEBUGS 0
 #endif
 
 /* ============================================================================================= */
@@ -5641,6 +5683,8 @@ typedef struct spdl__batch_pool {
     /* under the lock, by workers */
     uint32_t lock;
     spdl__batch *spare;
+    /* with SPDL_DEBUG, by any thread: see spdl__node */
+    uint64_t unfreed[SPDL_MAX_STAGES];
 } spdl__batch_pool;
 
 /* Written by the thread that fills it, then by that which has taken it. */
@@ -5732,8 +5776,12 @@ SPDL_API void spdl_batch_free(void *batch) {
     size_t i;
     if (whole == NULL) return;
     for (i = 0; i < whole->shown.count; ++i) {
-        const spdl_free_fn free_item = whole->pool->free_item[whole->owner[i]];
-        if (whole->shown.items[i] != NULL && free_item != NULL) free_item(whole->shown.items[i]);
+        const uint8_t owner = whole->owner[i];
+        if (whole->shown.items[i] == NULL) continue;
+        if (whole->pool->free_item[owner] != NULL)
+            whole->pool->free_item[owner](whole->shown.items[i]);
+        else if (SPDL__DEBUGS && owner < SPDL_MAX_STAGES)
+            spdl__add(&whole->pool->unfreed[owner], 1);
     }
     spdl__batch_pool_drop(whole->pool, whole);
 }
@@ -5916,7 +5964,9 @@ SPDL__PRIVATE bool spdl__cursor_store(const spdl__cursor *c, uint64_t now) {
    Failures. The first failure that exceeds a budget is recorded and cuts the flow: with tickets
    given in advance at its ticket, which stays unfilled, so that exactly the items before it are
    delivered; else after what was in flight. The row and all before it take no more: they finish,
-   and what is after them delivers what it got.
+   and what is after them delivers what it got. The thread that ends a row also ends those after it
+   that have nothing to call, so that workers which are all in calls that block, further up, are not
+   waited for.
 
    Stop. The flag STOPPED in every word lets nobody enter any more; a worker inside leaves after the
    call at hand, and the last one to leave wakes the stop. A call of a source with a thread of its
@@ -6018,6 +6068,11 @@ typedef struct spdl__node {
     uint64_t cut;    /* with tickets in advance: that of the failure that ended the pipeline */
     uint64_t calls;  /* for max_failure_rate */
     uint64_t failures;
+    uint64_t tolerated; /* of them; a rewind does not forget these */
+    uint64_t logged;    /* of these: so many when the log had the line about them */
+    uint64_t nulls;   /* with SPDL_DEBUG: results that were NULL, before the first that was not */
+    uint64_t unfreed; /* and items it made that had to be freed, without free_item */
+    char first_text[SPDL_TEXT_BYTES / 2]; /* why the first of those, by its thread */
     uint64_t item_ns; /* moving average of a call; a guess */
     uint32_t calling; /* source with a thread of its own: 1 while it calls, by that thread;
                          SPDL__ABANDONED by destroy */
@@ -6134,7 +6189,7 @@ struct spdl_pipeline {
     uint32_t left;         /* workers that have */
     uint32_t joined;       /* workers that ran every init */
     uint32_t open;         /* all of them did: calls may begin */
-    uint32_t failed;
+    uint32_t failed;       /* bit i: row i has, more often than it may; under error_lock */
     uint32_t late;         /* a stop has waited in vain */
     uint64_t references;   /* destroy, and every thread that it has abandoned */
     uint32_t completing;   /* threads inside spdl_complete */
@@ -6677,6 +6732,35 @@ SPDL__INLINE spdl__taken spdl__claim_take(spdl__sitting *s) {
     return SPDL__CALL;
 }
 
+/* Nothing more is taken here, and nothing is to be called for the end. */
+SPDL__PRIVATE bool spdl__claim_over(const spdl__node *node) {
+    return spdl__load32(&node->closed) ||
+           (node->in != NULL && !node->row.flush && spdl__edge_exhausted(node->in));
+}
+
+/* This row has ended, or has failed and lost a call: ends it and those after it that have nothing
+   to call, as every worker of theirs may be in a call that blocks. A rewind may have begun them
+   anew since they were looked at first. */
+SPDL__PRIVATE void spdl__claim_end_rows(spdl_pipeline *p, spdl__node *node) {
+    for (; node < p->node + p->count; ++node) {
+        const spdl__edge *in = node->in;
+        uint64_t change = (uint64_t)0 - SPDL__HELD - 1;
+        spdl__sitting s;
+        s.node = node;
+        s.inside = false;
+        s.word = spdl__load(node->word);
+        if ((s.word & SPDL__BUSY) != 0 || !spdl__row_calls(&node->row) ||
+            !spdl__claim_over(node) || !spdl__claim_hold(&s))
+            continue;
+        if (spdl__claim_over(node)) {
+            spdl__put_finish(p, node, in != NULL ? spdl__head(s.word) + in->shift : 0);
+            change += SPDL__FINISHED;
+        }
+        (void)spdl__claim_move(p, node, change);
+        spdl__wake_changed(p, node);
+    }
+}
+
 /* ============================================================================================= */
 /* >>call-impl
    One call: the function and its retries, what it may ask for while it runs, failures and their
@@ -6688,6 +6772,7 @@ SPDL__INLINE spdl__taken spdl__claim_take(spdl__sitting *s) {
    after that unless it was taken; a result is the library's. */
 
 #define SPDL__RATE_CALLS 100 /* a failure rate is judged from this many calls on */
+#define SPDL__NULLS 100      /* with SPDL_DEBUG: so many in a row, and nothing before, are odd */
 
 /* --- counters --- */
 
@@ -6738,7 +6823,10 @@ SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin
     const unsigned owner = spdl__origin_tag(origin);
     if (owner == SPDL__BUFFER) spdl_buffer_free(item);
     if (item == NULL || owner >= SPDL_MAX_STAGES) return;
-    if (p->node[owner].row.free_item != NULL) p->node[owner].row.free_item(item);
+    if (p->node[owner].row.free_item != NULL)
+        p->node[owner].row.free_item(item);
+    else if (SPDL__DEBUGS)
+        spdl__add(&p->node[owner].unfreed, 1);
 }
 
 /* Destroys what is left in a list; how many items that were. */
@@ -6781,24 +6869,34 @@ SPDL__PRIVATE void spdl__call_close(spdl_pipeline *p, spdl__node *node) {
     spdl__wake_all(p); /* rows that are closed have an end to write, and the producer */
 }
 
+/* What is known of a failed call. */
+SPDL__PRIVATE void spdl__call_error(const spdl__node *node, uint64_t item, spdl_result result,
+                                    const char *text, spdl_error *error) {
+    spdl__error_set(error, result, "spdl: stage %d '%s', item %llu: %s", node->index, node->name,
+                    (spdl__llu)item, text);
+    error->stage = node->index;
+    error->item = item;
+    spdl__name_copy(error->stage_name, node->name);
+}
+
 /* Any thread. Records the failure, and cuts the flow at `ticket` of this row. */
 SPDL__PRIVATE void spdl__call_fatal(spdl_pipeline *p, spdl__node *node, uint64_t ticket,
                                     uint64_t item, spdl_result result, const char *text) {
     uint64_t cut = spdl__load(&node->cut);
-    char line[SPDL_TEXT_BYTES];
-    line[0] = '\0';
+    const uint32_t row = (uint32_t)1 << node->index;
+    spdl_error error;
+    bool logs;
+    spdl__call_error(node, item, result, text, &error);
     spdl__spin_lock(&p->error_lock);
+    logs = !(p->failed & row);
     if (spdl__error_precedes(p, node, item)) {
-        spdl__error_set(&p->error, result, "spdl: stage %d '%s', item %llu: %s", node->index,
-                        node->name, (spdl__llu)item, text);
-        p->error.stage = node->index;
-        p->error.item = item;
-        spdl__name_copy(p->error.stage_name, node->name);
-        memcpy(line, p->error.text, sizeof(line));
+        p->error = error;
+        logs = true;
     }
-    spdl__store32(&p->failed, 1); /* pairs with the loads in next and failed: the text is there */
+    /* pairs with the loads in next and failed: the text is there */
+    spdl__store32(&p->failed, p->failed | row);
     spdl__spin_unlock(&p->error_lock);
-    if (line[0] != '\0') spdl__log(&p->logger, SPDL_LOG_INFO, line); /* not under the lock */
+    if (logs) spdl__log(&p->logger, SPDL_LOG_ERROR, error.text); /* not under the lock */
     while (ticket < cut && !spdl__cas(&node->cut, &cut, ticket)) {}
     spdl__call_close(p, node);
 }
@@ -7189,12 +7287,47 @@ SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
                                                                 : "");
         spdl__call_fatal(task->pipeline, node, task->ticket + streams, task->sequence, result,
                          text);
-    } else if (task->pipeline->logger.log_fn != NULL) {
-        spdl__logf(&task->pipeline->logger, SPDL_LOG_INFO,
-                   "spdl: stage %d '%s', item %llu: %.300s (tolerated)", node->index, node->name,
-                   (spdl__llu)task->sequence, task->text);
+    } else {
+        if (spdl__add(&node->tolerated, 1) == 0)
+            (void)snprintf(node->first_text, sizeof(node->first_text), "item %llu: %.220s",
+                           (spdl__llu)task->sequence, task->text);
+        if (task->pipeline->logger.log_fn != NULL)
+            spdl__logf(&task->pipeline->logger, SPDL_LOG_INFO,
+                       "spdl: stage %d '%s', item %llu: %.300s (tolerated)", node->index,
+                       node->name, (spdl__llu)task->sequence, task->text);
     }
     return fatal;
+}
+
+/* A call failed, and its row has .on_drop: the input is still there, unless the call took it. */
+SPDL__NOINLINE void spdl__task_on_drop(spdl_task *task, spdl_result result) {
+    const spdl_stage *row = &task->node->row;
+    /* an earlier call for the same input may have taken it, too (SPDL_AGAIN) */
+    const bool is_there = !task->taken && spdl__origin_tag(task->in.origin) != SPDL__DROPPED;
+    spdl_error error;
+    if (result == SPDL_SKIP || task->cut_short) return;
+    spdl__failure_explain(task, result);
+    spdl__call_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
+                     &error);
+    row->on_drop(row->ctx, is_there ? task->in.item : NULL, &error);
+}
+
+/* The pipeline has ended, or is quiet after a stop: one line for each stage whose failures were
+   tolerated. */
+SPDL__COLD void spdl__failures_log(spdl_pipeline *p) {
+    int i, k;
+    for (i = 0; i < p->count; ++i) {
+        spdl__node *node = &p->node[i];
+        const uint64_t dropped = spdl__load(&node->tolerated);
+        const bool items = node->in != NULL && !node->row.again; /* a call for each */
+        uint64_t calls = 0;
+        for (k = 0; k <= p->workers; ++k) calls += spdl__load_relaxed(&node->counters[k].tasks);
+        if (spdl__exchange(&node->logged, dropped) != dropped)
+            spdl__logf(&p->logger, SPDL_LOG_WARN,
+                       "spdl: %llu of %llu %s of stage %d '%s' %s, the first: %s",
+                       (spdl__llu)dropped, (spdl__llu)calls, items ? "items" : "calls", i,
+                       node->name, items ? "were dropped" : "failed", node->first_text);
+    }
 }
 
 /* --- the result --- */
@@ -7293,6 +7426,21 @@ SPDL__NOINLINE bool spdl__task_settle_nothing(spdl_task *task, spdl__counters *c
     return !fatal;
 }
 
+/* With SPDL_DEBUG: a result that is handed on. */
+SPDL__NOINLINE void spdl__task_debug(spdl_task *task, const void *out) {
+    spdl__node *node = task->node;
+    const char *type = node->row.fn->out_type;
+    if (out != NULL) spdl__store_relaxed(&node->nulls, SPDL__NULLS);
+    if (out != NULL || (node->in != NULL && task->in.item == NULL) ||
+        (type != NULL && strcmp(type, "void") == 0))
+        return;
+    if (spdl__load_relaxed(&node->nulls) < SPDL__NULLS &&
+        spdl__add(&node->nulls, 1) == SPDL__NULLS - 1)
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
+                   "spdl: stage %d '%s' has handed on nothing but NULL, %d times: is *out set?",
+                   node->index, node->name, SPDL__NULLS);
+}
+
 /* After a call: the input is destroyed or handed on, the result is put. False when the call was the
    failure that ends the pipeline: nothing more is to be called. */
 SPDL__INLINE bool spdl__task_settle(spdl_task *task, spdl__counters *counters, spdl_result result,
@@ -7301,8 +7449,12 @@ SPDL__INLINE bool spdl__task_settle(spdl_task *task, spdl__counters *counters, s
     const bool plain = !node->row.emits && task->split == NULL; /* the result is in `out` */
     spdl__item what = task->in;
     bool goes_on = true;
+    if (SPDL__DEBUGS && result == SPDL_OK && plain && task->again == NULL)
+        spdl__task_debug(task, out);
     if (SPDL__UNLIKELY(result != SPDL_OK) || out != what.item || !plain ||
         spdl__origin_tag(what.origin) == SPDL__DROPPED) { /* else it is passed on */
+        if (SPDL__UNLIKELY(result != SPDL_OK && node->row.on_drop != NULL))
+            spdl__task_on_drop(task, result); /* user code */
         if (what.item != NULL && !task->taken)
             spdl__item_free(task->pipeline, what.item, what.origin);
         what.origin = result == SPDL_OK ? spdl__task_origin(task, out) : 0;
@@ -8071,6 +8223,7 @@ SPDL__PRIVATE void spdl__deferred_settle(spdl_pipeline *p, spdl__node *node, spd
     if (node->in != NULL) spdl__edge_reader_idle(node->in, now);
     (void)spdl__claim_move(p, node, (uint64_t)-1);
     spdl__wake_changed(p, node);
+    if (spdl__load32(&node->closed)) spdl__claim_end_rows(p, node);
 }
 
 /* What the call was when it became ours to complete: ARMED or WAITING; FREE when there is no such
@@ -8657,7 +8810,10 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
         /* after a held take our own row may have looked empty to others */
         spdl__wake_hint(p, node, node->beside | (uint32_t)1 << node->index,
                         s.calls == 0 && taken == SPDL__CALL ? group : NULL);
-        if (taken == SPDL__DONE) continue;
+        if (taken == SPDL__DONE) {
+            if (s.word & SPDL__FINISHED) spdl__claim_end_rows(p, node + 1);
+            continue;
+        }
         if (s.calls == 0) {
             if (s.timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
             spdl__store_relaxed(&task->thread, spdl__os_thread_id());
@@ -9089,7 +9245,9 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
     if (p->ended_ns == 0) spdl__store_relaxed(&p->ended_ns, now);
     p->closed_returned = c.head < c.end;
     if (p->closed_returned) return SPDL_CLOSED;
-    return spdl__load32(&p->failed) ? p->error.result : SPDL_END;
+    if (spdl__load32(&p->failed)) return p->error.result;
+    spdl__failures_log(p);
+    return SPDL_END;
 }
 
 /* What was taken so far from the edge in front of a branch and from those between it and its merge:
@@ -9276,6 +9434,10 @@ SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t 
 }
 
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *p) { return spdl__load32(&p->failed) != 0; }
+
+SPDL_API uint32_t spdl_pipeline_failed_stages(const spdl_pipeline *p) {
+    return spdl__load32(&p->failed);
+}
 
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) { return &p->error; }
 
@@ -9514,9 +9676,13 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     spdl__pipeline_halt(p);
     if (spdl__pipeline_inside(p)) return SPDL_OK;
     result = spdl__pipeline_await_quiet(p, spdl__deadline(timeout_ns), false);
-    if (result == SPDL_OK) spdl__pipeline_purge(p, 1);
-    else if (timeout_ns != 0) spdl__store32(&p->late, 1);
-    return result;
+    if (result != SPDL_OK) {
+        if (timeout_ns != 0) spdl__store32(&p->late, 1);
+        return result;
+    }
+    spdl__pipeline_purge(p, 1);
+    spdl__failures_log(p);
+    return SPDL_OK;
 }
 
 /* Each worker runs its fini on its own thread. */
@@ -9543,6 +9709,21 @@ SPDL__PRIVATE void spdl__pipeline_part_guests(spdl_pipeline *p) {
     int i;
     for (i = group->workers - group->guests; p->has_hooks && i < group->workers; ++i)
         spdl__step_fini(p, group, i);
+}
+
+/* With SPDL_DEBUG: the items that nobody has freed, those in batches included. */
+SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
+    int i, k;
+    for (i = 0; i < p->count; ++i) {
+        uint64_t items = p->node[i].unfreed;
+        for (k = 0; k < p->count; ++k)
+            if (p->node[k].batches != NULL)
+                items += spdl__load_relaxed(&p->node[k].batches->unfreed[i]);
+        if (items > 0)
+            spdl__logf(&p->logger, SPDL_LOG_WARN,
+                       "spdl: %llu items of stage %d '%s' were freed by nobody: its row has no "
+                       "free_item", (spdl__llu)items, i, p->node[i].name);
+    }
 }
 
 /* Frees whatever create has made so far. */
@@ -9707,6 +9888,8 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__pipeline_part_guests(p);
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     spdl__pipeline_purge(p, 0);
+    spdl__failures_log(p);
+    if (SPDL__DEBUGS) spdl__unfreed_log(p);
     spdl__report_end(p);
     for (i = 0; i < p->groups; ++i) {
         spdl__group *group = &p->group[i];
@@ -9834,6 +10017,7 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "retries", calls, row->retries, 0, INT32_MAX },
         { "max_failures", calls, row->max_failures, -1, INT32_MAX },
         { "max_failure_rate", calls, row->max_failure_rate != 0, 0, 1 },
+        { "on_drop", calls, row->on_drop != NULL, 0, 1 },
         { "free_item", "source, feed, pipe and branch", row->free_item != NULL, 0, 1 },
         { "init", calls, row->init != NULL, 0, 1 },
         { "fini", calls, row->fini != NULL, 0, 1 },
@@ -10221,6 +10405,10 @@ SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i, int thre
     spdl_stage row = plan->rows[i];
     if (row.next != NULL) row.fn = &spdl__from;
     row.threads = spdl__row_threads(&row);
+    if (row.kind == SPDL_KIND_PIPE && row.concurrency == 0 && row.threads > 0 && !row.flush)
+        row.concurrency = row.max_concurrency ? (int)spdl__min((uint64_t)row.threads,
+                                                               (uint64_t)row.max_concurrency)
+                                              : row.threads;
     if (row.concurrency == 0) row.concurrency = 1;
     if (row.max_concurrency == 0) row.max_concurrency = row.concurrency;
     if (plan->desc->autotune && row.kind == SPDL_KIND_PIPE && !row.flush &&
@@ -10246,6 +10434,24 @@ SPDL__COLD bool spdl__plan_joins(const spdl__plan *plan, int branch) {
     return branch >= 0 && plan->rows[plan->merge[branch]].merge_order == SPDL_MERGE_BATCHES;
 }
 
+/* Whether a row before this one has its name. */
+SPDL__COLD bool spdl__node_namesake(const spdl_pipeline *p, const spdl__node *node) {
+    int i = 0;
+    while (i < node->index && strcmp(p->node[i].name, node->name) != 0) ++i;
+    return i < node->index;
+}
+
+/* The name of a row, the second one of the same name being "name#2". */
+SPDL__COLD void spdl__node_name(const spdl_pipeline *p, spdl__node *node, const char *name) {
+    char text[SPDL_NAME_BYTES + 16];
+    int number;
+    spdl__name_copy(node->name, name);
+    for (number = 2; spdl__node_namesake(p, node); ++number) {
+        (void)snprintf(text, sizeof(text), "%.*s#%d", SPDL_NAME_BYTES - 4, name, number);
+        spdl__name_copy(node->name, text);
+    }
+}
+
 /* A row, except for its memory. The rows before it are there. */
 SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i) {
     spdl__node *node = &p->node[i];
@@ -10254,7 +10460,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     *row = spdl__row_defaults(plan, i,
                               plan->rows[i].threads ? plan->rows[i].threads : p->group[0].workers);
     node->index = i;
-    spdl__name_copy(node->name, spdl__row_name(&plan->rows[i]));
+    spdl__node_name(p, node, spdl__row_name(&plan->rows[i]));
     row->name = node->name; /* for the probes */
     node->ordered = row->kind != SPDL_KIND_PIPE || row->output_order == SPDL_ORDER_INPUT;
     node->serial = row->max_concurrency == 1;
@@ -10562,6 +10768,24 @@ no_quiet:
     return false;
 }
 
+/* More calls than there are threads for: if they wait for each other they do so for ever. Deferred
+   calls need no thread, and a pipeline without workers has but one. */
+SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) {
+    int i;
+    for (i = 0; i < p->count; ++i) {
+        const spdl__node *node = &p->node[i];
+        if (node->group->pool == NULL || node->row.deferred ||
+            node->row.concurrency <= node->group->workers)
+            continue;
+        spdl__logf(&p->logger, SPDL_LOG_WARN,
+                   "spdl: %s: stage %d '%s': concurrency is %d, but no more calls than its %d "
+                   "%s%s can run at the same time",
+                   spdl__row_place(&plan->rows[i]).text, i, node->name, node->row.concurrency,
+                   node->group->workers, node->row.threads > 0 ? "thread" : "worker",
+                   node->group->workers > 1 ? "s" : "");
+    }
+}
+
 /* The rows are right: allocates everything and starts the threads. */
 SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
@@ -10614,6 +10838,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     plan.count = stage_count > INT16_MAX ? INT16_MAX : (int)stage_count;
     result = spdl__check_plan(&plan);
     if (result == SPDL_OK) result = spdl__pipeline_new(pipeline, &plan);
+    if (result == SPDL_OK) spdl__rows_warn(*pipeline, &plan);
     if (result == SPDL_OK) spdl__report_begin(*pipeline, &known);
     if (result != SPDL_OK) spdl__log(&known.logger, SPDL_LOG_ERROR, known.error->text);
     return result;
@@ -10983,6 +11208,7 @@ SPDL__COLD const char *spdl__clock(spdl__cell *cell, double seconds) {
 
 #define SPDL__FED 0.05        /* a trainer that waits less has enough */
 #define SPDL__LIMITING 0.5    /* a stage that is busy less is not the limit */
+#define SPDL__FAILING 0.05    /* a larger share of calls that fail is in the verdict */
 #define SPDL__ALL_BUSY 0.9    /* workers that are busy more have no time for other calls */
 #define SPDL__PART_SHOWN 0.05 /* of the time in calls: the table shows runq and block over this */
 
@@ -11057,6 +11283,22 @@ SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
         spdl__text_add(text, ": the workers lacked processor time, or buffer_size is small for "
                              "items this short.");
     }
+}
+
+/* The stage with the largest share of calls that fail, if that is too large to go unseen. */
+SPDL__COLD void spdl__verdict_of_failures(spdl__text *text, const spdl_stats *stats) {
+    double most = SPDL__FAILING;
+    int i, stage = -1;
+    for (i = 0; i < stats->stage_count; ++i) {
+        const double share = spdl__share(stats->stage[i].failures, stats->stage[i].tasks);
+        if (share <= most) continue;
+        most = share;
+        stage = i;
+    }
+    if (stage < 0) return;
+    spdl__text_add(text, " %.0f %% of the calls of ", 100 * most);
+    spdl__text_stage(text, "", stats, stage);
+    spdl__text_add(text, " fail.");
 }
 
 /* What has no time for more: all workers, or a stage. False, and no text, when neither is busy. */
@@ -11134,7 +11376,7 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats)
         spdl__text_add(text, "Nothing has been %s yet.", feed->tasks ? "answered" : "pushed");
 }
 
-SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
+SPDL__COLD void spdl__verdict_of_waits(spdl__text *text, const spdl_stats *stats) {
     const double waiting = 100 * spdl__stats_waiting(stats);
     if (spdl__stats_pushed(stats)) {
         spdl__verdict_of_feed(text, stats);
@@ -11152,6 +11394,11 @@ SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
     spdl__text_add(text, "The trainer waited %.0f %% of its time: ", waiting);
     if (!spdl__verdict_of_busy(text, stats))
         spdl__verdict_of_none(text, stats, spdl__stage_load(stats, spdl__stats_busiest(stats)));
+}
+
+SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
+    spdl__verdict_of_waits(text, stats);
+    spdl__verdict_of_failures(text, stats);
 }
 
 /* --- the table --- */

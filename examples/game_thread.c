@@ -109,6 +109,7 @@ int main(void) {
     for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
     spdl_pipeline_push_end(p);
     while (collect(p, FRAMES, &found, &oldest) == SPDL_TIMEOUT) lend(desc.pool); /* only us now */
+    if (spdl_pipeline_failed(p)) puts(spdl_pipeline_error(p)->text);
     spdl_pipeline_stats(p, &stats);
     spdl_pipeline_destroy(p);
     spdl_pool_destroy(desc.pool);

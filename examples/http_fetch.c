@@ -137,6 +137,7 @@ static double fetch_all(Client *client, List list, int in_flight) {
                       .output_order = SPDL_ORDER_COMPLETION, .max_failures = -1),
             SPDL_SINK(64))) != SPDL_OK) return 0;
     for (; spdl_pipeline_next(p, &page, SPDL_FOREVER) == SPDL_OK; pages++) free(page);
+    if (spdl_pipeline_failed(p)) puts(spdl_pipeline_error(p)->text);
     spdl_pipeline_stats(p, &stats);
     spdl_pipeline_destroy(p);
     const double rate = (double)pages * 1e9 / (double)stats.elapsed_ns;

@@ -66,6 +66,7 @@ int main(int argc, char **argv) {
             SPDL_PIPE(work, .name = "scale", .ctx = &acts[2], .concurrency = 2),
             SPDL_SINK(20))) != SPDL_OK) return 1;
     while (spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK) nap(1);
+    const bool failed = spdl_pipeline_failed(p); /* the log says why */
     spdl_pipeline_destroy(p);
-    return 0;
+    return failed;
 }

@@ -96,7 +96,8 @@ int main(void) {
     if (spdl_pipeline_histogram(p, 2, &times) == SPDL_OK)
         printf("decode: %llu calls, p99.9 %.2f ms\n", (unsigned long long)times.count,
                (double)spdl_histogram_percentile(&times, 0.999) * 1e-6);
-    spdl_pipeline_destroy(p); /* the last reports are written now */
+    const bool failed = spdl_pipeline_failed(p); /* the log says why */
+    spdl_pipeline_destroy(p); /* the last reports are written now, and how many were no JPEG */
     puts("see run.html and run.jsonl");
-    return 0;
+    return failed;
 }

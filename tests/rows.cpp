@@ -60,6 +60,8 @@ SPDL_FN(halve, spdl_batch, spdl_batch) {
     return spdl_route_items(task, path);
 }
 
+static void dropped(void *, void *, const spdl_error *) {}
+
 static int first_ready(void *, const signed char *ready, int paths) {
     for (int i = 0; i < paths; ++i)
         if (ready[i] == 1) return i;
@@ -71,7 +73,7 @@ static const spdl_stage plain[] = {
     SPDL_SOURCE(count, .buffer_size = 1, .continuous = true, .free_item = destroy),
     SPDL_PIPE(twice, .concurrency = 1, .reorder_window = 4, .emits = 64, .retries = 1,
               .free_item = destroy, .init = init, .fini = fini),
-    SPDL_BRANCH(by_parity, .max_failures = 2),
+    SPDL_BRANCH(by_parity, .max_failures = 2, .on_drop = dropped),
     SPDL_PATH("even", .buffer_size = 4),
     SPDL_PIPE(later, .max_concurrency = 4, .output_order = SPDL_ORDER_COMPLETION, .deferred = true),
     SPDL_PATH("odd"),
@@ -89,7 +91,7 @@ static const spdl_stage plain[] = {
     SPDL_SOURCE(count).with_buffer_size(1).with_continuous(true).with_free_item(destroy),
     SPDL_PIPE(twice).with_concurrency(1).with_reorder_window(4).with_emits(64).with_retries(1)
         .with_free_item(destroy).with_init(init).with_fini(fini),
-    SPDL_BRANCH(by_parity).with_max_failures(2),
+    SPDL_BRANCH(by_parity).with_max_failures(2).with_on_drop(dropped),
     SPDL_PATH("even").with_buffer_size(4),
     SPDL_PIPE(later).with_max_concurrency(4).with_output_order(SPDL_ORDER_COMPLETION)
         .with_deferred(true),

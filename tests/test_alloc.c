@@ -122,8 +122,8 @@ static void every_allocation_may_fail(attempt attempt_one, int at_least) {
 static int logged;
 
 static void log_count(spdl_log_level level, const char *text, void *user) {
-    (void)level;
     (void)user;
+    if (level == SPDL_LOG_WARN) return; /* more concurrency than workers */
     CHECK(strstr(text, "out of memory") != NULL);
     ++logged;
 }

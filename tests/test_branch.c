@@ -281,7 +281,7 @@ static void a_path_that_fails_leaves_what_waits_for_others(void) {
             REQUIRE(spdl_pipeline_next(p, &it, 1000000) == SPDL_TIMEOUT);
         open_gate(&gate);
         CHECK_EQ(take_from(p, 0, 1000, SPDL_E_IO), first);
-        failed_with(p, 5, "spdl: stage 5 'follow', item 12: input or output error");
+        failed_with(p, 5, "spdl: stage 5 'follow#2', item 12: input or output error");
         DONE(p);
     }
 }

@@ -115,10 +115,101 @@ static void use_after_close(void) {
     }
 }
 
+/* --- pipelines --- */
+
+typedef struct warnings {
+    int count; /* atomic */
+    char text[4][SPDL_TEXT_BYTES + 1024];
+} warnings;
+
+static void log_warnings(spdl_log_level level, const char *text, void *user) {
+    warnings *w = (warnings *)user;
+    const int i = __atomic_fetch_add(&w->count, level == SPDL_LOG_WARN, __ATOMIC_RELAXED);
+    if (level == SPDL_LOG_WARN && i < 4) snprintf(w->text[i], sizeof w->text[i], "%s", text);
+}
+
+static int numbers[400];
+
+SPDL_FN(list, void, int) {
+    if (spdl_sequence(task) == 400) return SPDL_END;
+    *out = &numbers[spdl_sequence(task)];
+    return SPDL_OK;
+}
+SPDL_FN(make, void, int) {
+    if (spdl_sequence(task) == 400) return SPDL_END;
+    *out = (int *)calloc(1, sizeof **out);
+    return SPDL_OK;
+}
+SPDL_FN(forget, int, int) { return SPDL_OK; }
+SPDL_FN(consume, int, void) { return SPDL_OK; }
+SPDL_FN(forget_at_first, int, int) {
+    if (spdl_sequence(task) >= 99) *out = in;
+    return SPDL_OK;
+}
+SPDL_FN(renew, int, int) {
+    *out = (int *)malloc(sizeof **out);
+    return SPDL_OK;
+}
+
+static void run_all(warnings *w, int workers, spdl_free_fn free_item, const spdl_stage *rows,
+                    size_t count) {
+    spdl_pipeline_desc desc = { .workers = workers };
+    spdl_pipeline *p;
+    void *taken;
+    memset(w, 0, sizeof *w);
+    desc.logger.log_fn = log_warnings;
+    desc.logger.user = w;
+    REQUIRE(spdl_pipeline_create(&p, &desc, rows, count) == SPDL_OK);
+    while (spdl_pipeline_next(p, &taken, SPDL_FOREVER) == SPDL_OK)
+        if (free_item != NULL && taken != NULL) free_item(taken);
+    spdl_pipeline_destroy(p);
+}
+
+#define RUN_ALL(free_item, ...) run_all(&w, workers, (free_item), SPDL_STAGES(__VA_ARGS__))
+
+/* Once; not of what the stage says is nothing, nor of NULL that came in. */
+static void a_stage_that_hands_on_nothing(void) {
+    warnings w;
+    for (int workers = 0; workers < 3; ++workers) {
+        RUN_ALL(NULL, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(forget, .threads = workers),
+                SPDL_PIPE(forget, .name = "next"), SPDL_SINK(3));
+        CHECK_EQ(w.count, 1);
+        CHECK_STR(w.text[0], "spdl: stage 1 'forget' has handed on nothing but NULL, 100 times: is "
+                             "*out set?");
+        RUN_ALL(NULL, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(consume), SPDL_SINK(3));
+        CHECK_EQ(w.count, 0);
+        RUN_ALL(free, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(forget_at_first),
+                SPDL_SINK(3));
+        CHECK_EQ(w.count, 0);
+    }
+}
+
+/* Inputs that a call has used up, those in a batch, and what a stop finds. */
+static void items_that_nobody_frees(void) {
+    warnings w;
+    for (int workers = 0; workers < 3; ++workers) {
+        RUN_ALL(free, SPDL_SOURCE(list), SPDL_PIPE(renew, .free_item = free), SPDL_SINK(3));
+        CHECK_EQ(w.count, 1);
+        CHECK_STR(w.text[0], "spdl: 400 items of stage 0 'list' were freed by nobody: its row has "
+                             "no free_item");
+        RUN_ALL(spdl_batch_free, SPDL_SOURCE(list), SPDL_BATCH(30), SPDL_SINK(3));
+        CHECK_EQ(w.count, 1);
+        CHECK(strncmp(w.text[0], "spdl: 400 items of stage 0 'list' were freed by nobody", 54) ==
+              0);
+        RUN_ALL(free, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(renew, .free_item = free),
+                SPDL_SINK(3));
+        CHECK_EQ(w.count, 0);
+        RUN_ALL(NULL, SPDL_SOURCE(list), SPDL_SINK(3)); /* the trainer has them */
+        CHECK_EQ(w.count, 0);
+    }
+}
+
 TEST_TABLE(debug) {
     TEST_CASE(two_threads_on_a_side_for_one),
     TEST_CASE(one_thread_on_each_side_is_fine),
     TEST_CASE(a_side_may_change_hands),
     TEST_CASE(use_after_close),
+    TEST_CASE(a_stage_that_hands_on_nothing),
+    TEST_CASE(items_that_nobody_frees),
     TEST_END,
 };

@@ -542,8 +542,8 @@ static void a_failure_cuts_the_input_order(void) {
             SPDL_PIPE(follow, SCRIPT(.fresh = true), .concurrency = 2, .free_item = item_free),
             SPDL_SINK(3));
         CHECK_EQ(take_from(p, 0, 1000, SPDL_E_STAGE), 49);
-        failed_with(p, SPDL_E_STAGE, 2, 49, "follow",
-                    "spdl: stage 2 'follow', item 49: value 49 is bad");
+        failed_with(p, SPDL_E_STAGE, 2, 49, "follow#2",
+                    "spdl: stage 2 'follow#2', item 49: value 49 is bad");
         DONE(p);
     }
 }
@@ -563,8 +563,8 @@ static void the_failure_that_is_told_is_the_one_that_is_met(void) {
         if (w > 1) await(&ahead.calls, 8);
         __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
         TAKE_ALL(p, "0 1 2 3", SPDL_E_STAGE);
-        failed_with(p, SPDL_E_STAGE, 2, 4, "follow",
-                    "spdl: stage 2 'follow', item 4: value 4 is bad");
+        failed_with(p, SPDL_E_STAGE, 2, 4, "follow#2",
+                    "spdl: stage 2 'follow#2', item 4: value 4 is bad");
         DONE(p);
     }
 }

@@ -576,6 +576,7 @@ static void log_to_diary(spdl_log_level level, const char *text, void *user) {
     static const char idle[] = "spdl: autotune: nothing is raised: ";
     diary *d = (diary *)user;
     unsigned from, to;
+    if (strstr(text, "can run at the same time") != NULL) return; /* from create */
     CHECK_EQ(level, SPDL_LOG_INFO);
     snprintf(d->line, sizeof d->line, "%s", text);
     if (sscanf(text, "spdl: autotune: stage 1 'work': concurrency %u -> %u, because", &from, &to) ==

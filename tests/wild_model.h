@@ -77,7 +77,7 @@ static void wild_many(wild *w, dice *d, wild_rule rule) {
         ++w->own_threads;
     }
     if (!row->flush) row->concurrency = (int)draw(w, 6);
-    d->most = row->concurrency ? row->concurrency : 1;
+    d->most = row->concurrency ? row->concurrency : row->threads && !row->flush ? row->threads : 1;
     if (!row->flush && chance(w, 3)) row->max_concurrency = d->most += (int)draw(w, 4);
     if (w->autotune && !row->flush && row->max_concurrency == 0) {
         const int threads = row->threads ? row->threads : wild_workers(w);
