@@ -607,9 +607,10 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
        SPDL_SKIP  drops the item
        SPDL_END   from a source: there is no more, or with .continuous no more in this epoch
        SPDL_PENDING  with .deferred, after spdl_defer: spdl_complete gives the result later
+       SPDL_AGAIN with .again: an item in *out, and there is more: see One to many below
        negative   this item failed; `return spdl_fail(task, "...")` records why
-   *out counts only with SPDL_OK; with any other result what it points to stays the function's. A
-   task is good for its call: a worker has the same one for all its calls, of whatever stage.
+   *out counts only with SPDL_OK and SPDL_AGAIN; with any other result what it points to stays the
+   function's. A task is good for its call: a worker has the same one for all its calls, of whatever stage.
    In C++ a stage function that throws has failed, with what() as the reason (where it is compiled
    with exceptions). Other functions of yours must not throw, and none may end its thread.
 
@@ -8386,6 +8387,13 @@ SPDL__PRIVATE bool spdl__again_promise(spdl__sitting *s, const spdl__again *call
     return room;
 }
 
+/* RUNNING no more: whoever comes may go on. A stop that has found it RUNNING looks again. */
+SPDL__PRIVATE void spdl__again_let_go(spdl_pipeline *p, spdl__again *call) {
+    spdl__store32(&call->state, SPDL__AGAIN_WAITING);
+    spdl__full_barrier(); /* pairs with those of the reader's take, and in pipeline_halt */
+    if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
+}
+
 /* The sitting's next: the call at hand, if it has returned SPDL_AGAIN and has room, or one that
    waits and has. */
 SPDL__NOINLINE bool spdl__again_take(spdl__sitting *s, spdl__counters *counters) {
@@ -8411,7 +8419,7 @@ SPDL__NOINLINE bool spdl__again_take(spdl__sitting *s, spdl__counters *counters)
             s->place = call->place;
             return true;
         } else {
-            spdl__store32(&call->state, SPDL__AGAIN_WAITING);
+            spdl__again_let_go(s->p, call);
         }
     }
     return false;
@@ -8476,11 +8484,9 @@ SPDL__NOINLINE spdl_result spdl__again_returned(spdl_task *task, spdl__counters 
 }
 
 /* After all of the call was booked: whoever comes may go on with it. Its result is seen by those
-   that sleep, and a stop that waits looks again. */
+   that sleep. */
 SPDL__PRIVATE void spdl__again_wait(spdl_pipeline *p, spdl__node *node, spdl__again *call) {
-    spdl__store32(&call->state, SPDL__AGAIN_WAITING);
-    spdl__full_barrier(); /* pairs with those of the reader's take, and in pipeline_halt */
-    if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
+    spdl__again_let_go(p, call);
     spdl__wake_hint(p, node, node->beside | (uint32_t)1 << node->index, NULL);
 }
 
