@@ -756,7 +756,7 @@ typedef enum spdl_merge_order {
                            branch allows, the pipeline fails, with a text that says "starved":
                            .buffer_size of SPDL_PATH and of SPDL_BRANCH are by how many items a path
                            may be ahead. What makes that uncertain is refused in the paths: .emits,
-                           .flush, .max_failures, .max_failure_rate */
+                           .again, .flush, .max_failures, .max_failure_rate, SPDL_UNBATCH */
     SPDL_MERGE_BATCHES, /* one batch from each, joined in the order of the paths */
     SPDL_MERGE_CHOICE,  /* what merge_fn says */
     SPDL_MERGE_WEIGHTED /* of several sources: the path for which (items taken in this epoch + 1) /
@@ -10377,7 +10377,8 @@ SPDL__COLD size_t spdl__node_batch_size(const spdl_pipeline *p, const spdl__plan
     for (k = 0; row->kind == SPDL_KIND_MERGE && k < plan->paths[i]; ++k)
         most = (size_t)spdl__max(most, p->node[plan->path[i][k]].batch_size);
     if (plan->before[i] >= 0) most = p->node[plan->before[i]].batch_size;
-    for (k = 0; (row->emits || row->kind == SPDL_KIND_UNBATCH) && k < i; ++k) /* of batches */
+    if (!row->emits && !row->again && row->kind != SPDL_KIND_UNBATCH) return most;
+    for (k = 0; k < i; ++k) /* batches out of a batch of batches */
         if (plan->above[i] >> k & 1) most = (size_t)spdl__max(most, p->node[k].batch_size);
     return most;
 }

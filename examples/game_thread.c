@@ -1,7 +1,6 @@
-/* game_thread.c - a game asks for paths and never waits for one. Each frame its thread pushes what
-   it wants found and takes what has been found; both calls return at once. The searches are done by
-   the three threads of the game's own job system: each frame a job lends each of them for 1.5 ms.
-   There are more requests than that can answer: the oldest make way.
+/* game_thread.c - a game asks for paths and never waits for one: push and poll return at once. The
+   three threads of its own job system search, each lent for 1.5 ms a frame; the oldest requests make
+   way for those that are too many.
 
    Build:  cc -O2 -I. examples/game_thread.c -o game_thread -lpthread
    Run:    ./game_thread */

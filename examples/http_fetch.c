@@ -140,10 +140,9 @@ static double fetch_all(Client *client, List list, int in_flight) {
     if (spdl_pipeline_failed(p)) puts(spdl_pipeline_error(p)->text);
     spdl_pipeline_stats(p, &stats);
     spdl_pipeline_destroy(p);
-    const double rate = (double)pages * 1e9 / (double)stats.elapsed_ns;
-    printf("%3d in flight: %4" PRIu64 " pages, %" PRIu64 " not to be had, %.0f a second\n",
-           in_flight, pages, stats.stage[1].failures, rate);
-    return rate;
+    printf("%3d in flight: %4" PRIu64 " pages, %" PRIu64 " not to be had\n", in_flight, pages,
+           stats.stage[1].failures);
+    return (double)pages * 1e9 / (double)stats.elapsed_ns;
 }
 
 int main(int argc, char **argv) {

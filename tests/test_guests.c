@@ -535,7 +535,7 @@ static void stop_at_any_time(void) {
     chaos_seed = test_seed();
     for (int workers = 0; workers < 2; ++workers) {
         spdl_pool *pool = pool_of(workers, 2);
-        const spdl_pipeline_desc desc = { .pool = pool };
+        const spdl_pipeline_desc desc = { .pool = pool, .logger = { on_log, NULL } };
         crew c;
         crew_start(&c, pool, 3, 0);
         for (int round = 0; round < rounds; ++round) {
