@@ -610,7 +610,8 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
        SPDL_AGAIN with .again: an item in *out, and there is more: see One to many below
        negative   this item failed; `return spdl_fail(task, "...")` records why
    *out counts only with SPDL_OK and SPDL_AGAIN; with any other result what it points to stays the
-   function's. A task is good for its call: a worker has the same one for all its calls, of whatever stage.
+   function's. A task is good for its call: a worker has the same one for all its calls, of
+   whatever stage.
    In C++ a stage function that throws has failed, with what() as the reason (where it is compiled
    with exceptions). Other functions of yours must not throw, and none may end its thread.
 

@@ -1,6 +1,6 @@
 /* game_thread.c - a game asks for paths and never waits for one: push and poll return at once. The
-   three threads of its own job system search, each lent for 1.5 ms a frame; the oldest requests make
-   way for those that are too many.
+   three threads of its own job system search, each lent for 1.5 ms a frame; the oldest requests
+   make way for those that are too many.
 
    Build:  cc -O2 -I. examples/game_thread.c -o game_thread -lpthread
    Run:    ./game_thread */
