@@ -149,9 +149,9 @@ extern "C" {
        SPDL_NO_NPZ      >>npz
        SPDL_NO_THREADS  threads, and whatever is not C: for wasm and boards. Only one thread calls,
                         and does all the work. There are rings, pipelines with workers = 0, pools of
-                        guests alone, statistics, traces, cache and npz; workers and .threads are
-                        refused with SPDL_E_THREAD, reports with a warning. What would sleep
-                        returns SPDL_TIMEOUT at once, whatever the timeout.
+                        guests alone, statistics, traces, cache and npz; workers, .threads and
+                        SPDL_FROM are refused with SPDL_E_THREAD, reports with a warning. What
+                        would sleep returns SPDL_TIMEOUT at once, whatever the timeout.
    Define them for the file with the implementation, where what is called all the same is missing
    when the program is linked; or for every file, where it is not declared then. Structs and all
    other functions are the same with and without. */
@@ -650,7 +650,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
 
    Failures. A failed call is made again as often as .retries says; then its item is dropped. While
    .max_failures or .max_failure_rate allows it, the flow goes on: each failure is logged as
-   SPDL_LOG_INFO, and at the end (SPDL_END, a stop, destroy) one line for each stage, as
+   SPDL_LOG_INFO, and at the end (of all epochs, a stop, destroy) one line for each stage, as
    SPDL_LOG_WARN, says how many items were dropped. A failure beyond that ends the pipeline, and is
    logged as SPDL_LOG_ERROR. The trainer gets what was ready, then the failure; calls of the rows
    above, as of a source that blocks, are not waited for. If several stages fail, each is logged
@@ -1005,7 +1005,8 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
    waits for.
    A source with .threads = 1 that is in a call is waited for 5 seconds, and not at all when a stop
    with a timeout has waited for it in vain. Its thread then frees what the call returns, runs fini
-   and frees the rest when it does: its ctx, allocator and profiler have to be there until then.
+   and frees the rest when it does: its ctx (of SPDL_FROM: source), allocator and profiler have to
+   be there until then.
    Returns: nothing; NULL is allowed.
    Threads: owner; no other call on the pipeline may be running; not on a worker of its pool.
    Blocks:  until the stage functions that are running have returned, except as above, and every
@@ -1054,14 +1055,16 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 
 /* Starts again, with the source at `sequence`: waits for the calls that run, frees all that is on
    its way, and forgets an end, a failure or a stop. spdl_sequence of the source's next call is
-   `sequence`, its epoch 0; a source that reads in order sees by that that it has to seek. No thread
-   is made and no init runs; statistics go on. For a validation set that is read from its beginning
-   every few steps, or a position to go on from.
+   `sequence` (of each, if there are several), its epoch 0; a source that reads in order sees by that
+   that it has to seek. What a stage keeps in its ctx stays there, as what one with .flush has
+   gathered. No thread is made; statistics go on. For a validation set that is read from its
+   beginning every few steps, or a position to go on from.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
-            inside of a stage, while another thread is in next or push, or in the child of a fork;
-            the error when an init has failed.
-   Threads: the trainer.
-   Blocks:  until the calls at hand have returned, deferred ones too, or up to the timeout.
+            inside of a stage, while another thread is in next, push or stop, in the child of a fork,
+            or for a sequence of 2^40 or more; the error when an init has failed.
+   Threads: the trainer. A push or push_end meanwhile returns SPDL_E_INVALID, a stop waits.
+   Blocks:  until the calls at hand have returned, deferred ones and those of SPDL_FROM (50 ms) too,
+            or up to the timeout; before the first call until every init has run.
    Owns:    nothing: what next has returned stays the trainer's. */
 SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequence,
                                           int64_t timeout_ns);
@@ -1104,7 +1107,7 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int 
                                                    int concurrency);
 
 /* Whether a stage has failed more often than it may.
-   Returns: true once the pipeline has failed, for good.
+   Returns: true once the pipeline has failed, until it is rewound.
    Threads: any.
    Blocks:  never.
    Owns:    nothing. */
@@ -1123,7 +1126,7 @@ SPDL_API uint32_t spdl_pipeline_failed_stages(const spdl_pipeline *pipeline);
    Threads: the trainer, after next has returned the failure; any, after a stop outside of stages
             that returned SPDL_OK.
    Blocks:  never.
-   Owns:    the pipeline; valid until it is destroyed. */
+   Owns:    the pipeline; valid until it is rewound or destroyed. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 
 /* Memory for the result of this call, to be its *out or given to spdl_emit; see Memory that is used
@@ -2156,7 +2159,7 @@ static spdl_result spdl__called(Task *task, void *in, void **out) {
     spdl_result result;
     SPDL__TRY(result, (*reinterpret_cast<Call *>(spdl_ctx(task)))(task, static_cast<In *>(in),
                                                                   &made))
-    *out = made;
+    *out = SPDL__UNCONST(made);
     return result;
 }
 
@@ -2633,6 +2636,7 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 #include <unistd.h>
 
 #define SPDL__OS_NO_THREAD ""
+#define SPDL__NO_SLEEP 0
 #ifndef SPDL_PTHREAD_CREATE
 #define SPDL_PTHREAD_CREATE pthread_create
 #endif
@@ -3258,6 +3262,7 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 
 #define SPDL__OS_BARRIER 0
 #define SPDL__OS_NO_THREAD ": there are none with SPDL_NO_THREADS"
+#define SPDL__NO_SLEEP 1
 
 struct spdl__os_event {
     uint32_t word;
@@ -5308,6 +5313,7 @@ SPDL__RARE void spdl__trace_taken(struct spdl__edge *edge, uint64_t from, uint64
 #ifndef SPDL_NO_REPORT /* in create and destroy */
 SPDL__PRIVATE void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *desc);
 SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
+SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 #endif
 
 /* ============================================================================================= */
@@ -5986,7 +5992,7 @@ SPDL__PRIVATE bool spdl__cursor_store(const spdl__cursor *c, uint64_t now) {
 #define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
 
 /* What one worker counted for one stage: one writer, read by snapshots. In the cell after those of
-   the workers `freed` is written under purge_lock, the rest under external_lock; the producer
+   the workers `freed` is added to by any stop, the rest is under external_lock; the producer
    counts in the first cell of its row, which no worker runs, the trainer times answers in the
    last. */
 typedef struct spdl__counters {
@@ -6198,6 +6204,8 @@ struct spdl_pipeline {
     uint32_t error_lock;
     spdl_error error;      /* under it */
     uint32_t purge_lock;
+    uint32_t stops;        /* threads inside spdl_pipeline_stop */
+    uint64_t rewinder;     /* the thread inside spdl_pipeline_rewind, or 0 */
     uint32_t external_lock; /* the counters of threads that are no workers */
     spdl__os_event quiet;  /* a call has ended while stopping, or a worker has left */
     char pad1[SPDL_CACHE_LINE];
@@ -7182,13 +7190,14 @@ SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
 /* After a call that did not look at what spdl_emit or spdl_route returned: items are not to be lost
    in silence. A call that goes on elsewhere is judged by its completion. */
 SPDL__NOINLINE spdl_result spdl__task_misused(spdl_task *task, spdl_result result, void *out) {
+    const bool again = result == SPDL_AGAIN && task->again != NULL;
     if (result == SPDL_PENDING && task->deferred != NULL) {
         spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "spdl: stage %d '%s', item %llu: %s",
                    task->node->index, task->node->name, (spdl__llu)task->sequence, task->text);
         task->call_error = task->row_error = false;
     }
-    if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END) return result;
-    if (result == SPDL_OK && !task->node->row.emits) {
+    if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END && !again) return result;
+    if ((result == SPDL_OK || again) && !task->node->row.emits) {
         if (out == task->in.item) /* its own again, taken or not */
             task->taken = false;
         else if (out != task->buffer)
@@ -8306,6 +8315,7 @@ SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *form
    end what is delivered. Stop drops all of them, after no worker enters any more. */
 
 SPDL_API void **spdl_state(spdl_task *task) {
+    if (!spdl__task_allows(task, "spdl_state")) return &task->no_state;
     if (task->again != NULL) return &task->again->user;
     (void)spdl__task_row_error(task, "spdl_state in a stage whose row does not say .again");
     return &task->no_state;
@@ -8361,15 +8371,19 @@ SPDL__PRIVATE void spdl__again_over(spdl__node *node, spdl__again *call, bool cu
     spdl__store32(&call->state, SPDL__AGAIN_FREE);
 }
 
-/* RUNNING, and not to go on. */
+/* RUNNING, and not to go on. For a stop (`outside` of the row) the call is over before its state and
+   input are freed: they may stop the pipeline, too. */
 SPDL__PRIVATE void spdl__again_drop(spdl_pipeline *p, spdl__node *node, spdl__again *call,
-                                    spdl__counters *counters) {
+                                    spdl__counters *counters, bool outside) {
     const spdl__item in = call->in;
-    spdl__count(&counters->freed, spdl__origin_tag(in.origin) < SPDL__LIST);
-    spdl__again_forget(node, call);
+    void *user = call->user;
+    spdl__add(&counters->freed, spdl__origin_tag(in.origin) < SPDL__LIST);
+    call->user = NULL;
     spdl__again_over(node, call, true);
+    if (outside) (void)spdl__claim_move(p, node, (uint64_t)-1);
+    if (user != NULL && node->row.free_state != NULL) node->row.free_state(user);
     spdl__item_free(p, in.item, in.origin);
-    (void)spdl__claim_move(p, node, (uint64_t)-1);
+    if (!outside) (void)spdl__claim_move(p, node, (uint64_t)-1);
     spdl__wake_changed(p, node);
 }
 
@@ -8410,7 +8424,7 @@ SPDL__NOINLINE bool spdl__again_take(spdl__sitting *s, spdl__counters *counters)
         spdl__again *call = &node->again[i];
         if (!spdl__again_claim(call, SPDL__AGAIN_WAITING)) continue;
         if (!spdl__again_lives(node, call)) {
-            spdl__again_drop(s->p, node, call, counters);
+            spdl__again_drop(s->p, node, call, counters, false);
         } else if (spdl__again_promise(s, call)) {
             s->again = call;
             s->inside = true;
@@ -8494,13 +8508,12 @@ SPDL__PRIVATE void spdl__again_wait(spdl_pipeline *p, spdl__node *node, spdl__ag
 /* Stop: no worker goes on with the calls that wait. */
 SPDL__PRIVATE void spdl__again_drop_all(spdl_pipeline *p) {
     int i, k;
-    if (!spdl__try_lock(&p->purge_lock)) return;
-    for (i = 0; i < p->count; ++i)
-        for (k = 0; p->node[i].again != NULL && k < p->node[i].row.max_concurrency; ++k)
-            if (spdl__again_claim(&p->node[i].again[k], SPDL__AGAIN_WAITING))
-                spdl__again_drop(p, &p->node[i], &p->node[i].again[k],
-                                 &p->node[i].counters[p->workers]);
-    spdl__spin_unlock(&p->purge_lock);
+    for (i = 0; i < p->count; ++i) {
+        spdl__node *node = &p->node[i];
+        for (k = 0; node->again != NULL && k < node->row.max_concurrency; ++k)
+            if (spdl__again_claim(&node->again[k], SPDL__AGAIN_WAITING))
+                spdl__again_drop(p, node, &node->again[k], &node->counters[p->workers], true);
+    }
 }
 
 /* ============================================================================================= */
@@ -9397,7 +9410,7 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
                                    ? spdl__min(deadline, spdl_time_ns() + SPDL__STARVED_NS)
                                    : deadline;
         result = spdl__next_sleep(p, item, until, &late);
-        if (!late || until == deadline) continue;
+        if (!late || until == deadline || SPDL__NO_SLEEP) continue;
         late = false;
         if (rescues && spdl__rescue_due(p, &queued)) spdl__rescue(p, true);
     }
@@ -9650,7 +9663,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
         const uint64_t end = i < p->count - keep ? ticket + node->out.mask + 1 : ticket;
         spdl__batch *open_batch = node->open_batch;
         node->open_batch = NULL;
-        if (open_batch != NULL) spdl__count(&counters->freed, open_batch->shown.count);
+        if (open_batch != NULL) spdl__add(&counters->freed, open_batch->shown.count);
         if (node->place == NULL) spdl_batch_free(open_batch);
         while (node->place != NULL) { /* one of them is open_batch */
             spdl__batch *batch = node->place;
@@ -9659,8 +9672,8 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
         }
         for (; ticket < end; ++ticket)
             if (spdl__edge_ready(&node->out, ticket))
-                spdl__count(&counters->freed,
-                            spdl__slot_purge(p, spdl__edge_slot(&node->out, ticket)));
+                spdl__add(&counters->freed,
+                          spdl__slot_purge(p, spdl__edge_slot(&node->out, ticket)));
     }
     spdl__spin_unlock(&p->purge_lock);
 }
@@ -9677,19 +9690,42 @@ SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
 
 SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
 
+/* A stop waits until a rewind is over. One in a free_item that the rewind calls does not: that drops
+   everything anyway. */
+SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t deadline) {
+    spdl_result slept = SPDL_OK;
+    for (;;) {
+        const uint32_t word = spdl__load32(&p->quiet.word);
+        const uint64_t rewinder = spdl__load(&p->rewinder);
+        if (rewinder == 0) return SPDL_OK;
+        if (rewinder == spdl__os_thread_id()) return SPDL_E_INVALID;
+        if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
+        slept = spdl__os_event_sleep(&p->quiet, word, deadline);
+    }
+}
+
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
+    const uint64_t deadline = spdl__deadline(timeout_ns);
     spdl_result result;
     if (p == NULL || spdl__pipeline_forked(p)) return SPDL_E_INVALID;
-    spdl__pipeline_halt(p);
-    if (spdl__pipeline_inside(p)) return SPDL_OK;
-    result = spdl__pipeline_await_quiet(p, spdl__deadline(timeout_ns), false);
-    if (result != SPDL_OK) {
-        if (timeout_ns != 0) spdl__store32(&p->late, 1);
-        return result;
+    if (spdl__pipeline_inside(p)) {
+        spdl__pipeline_halt(p);
+        return SPDL_OK;
     }
-    spdl__pipeline_purge(p, 1);
-    spdl__failures_log(p);
-    return SPDL_OK;
+    spdl__add32(&p->stops, 1); /* pairs with rewind: one of both sees the other */
+    spdl__full_barrier();
+    result = spdl__pipeline_await_rewind(p, deadline);
+    if (result == SPDL_OK) {
+        spdl__pipeline_halt(p);
+        result = spdl__pipeline_await_quiet(p, deadline, false);
+        if (result != SPDL_OK && timeout_ns != 0) spdl__store32(&p->late, 1);
+    }
+    if (result == SPDL_OK) {
+        spdl__pipeline_purge(p, 1);
+        spdl__failures_log(p);
+    }
+    spdl__sub32(&p->stops, 1);
+    return result;
 }
 
 /* Each worker runs its fini on its own thread. */
@@ -9722,7 +9758,7 @@ SPDL__PRIVATE void spdl__pipeline_part_guests(spdl_pipeline *p) {
 SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
     int i, k;
     for (i = 0; i < p->count; ++i) {
-        uint64_t items = p->node[i].unfreed;
+        uint64_t items = spdl__load_relaxed(&p->node[i].unfreed);
         for (k = 0; k < p->count; ++k)
             if (p->node[k].batches != NULL)
                 items += spdl__load_relaxed(&p->node[k].batches->unfreed[i]);
@@ -9741,7 +9777,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     for (i = 0; p->group != NULL && i < p->groups; ++i)
         if (p->group[i].own_pool) spdl__pool_release(p->group[i].pool);
 #ifndef SPDL_NO_REPORT
-    spdl__trace_close(p);
+    spdl__trace_free(p);
 #endif
     for (i = 0; p->task != NULL && i < p->workers; ++i)
         (void)spdl__os_file_close(p->task[i].meter.file);
@@ -9831,16 +9867,47 @@ SPDL__PRIVATE void spdl__pipeline_restart(spdl_pipeline *p, uint64_t sequence) {
     spdl__wake_all(p);
 }
 
+/* Before the first call: waits for every init, of the trainer's thread here. */
+SPDL__PRIVATE spdl_result spdl__pipeline_await_open(spdl_pipeline *p, uint64_t deadline) {
+    if (!spdl__load32(&p->open) && p->group[0].pool == NULL && p->inits[0] == 0)
+        spdl__step_init(p, &p->group[0], 0);
+    while (!spdl__load32(&p->open)) {
+        const uint64_t now = spdl_time_ns();
+        if (spdl__load32(&p->failed)) return p->error.result;
+        if (now >= deadline) return SPDL_TIMEOUT;
+        (void)spdl__os_event_sleep(&p->quiet, spdl__load32(&p->quiet.word),
+                                   spdl__min(deadline, now + 1000000));
+    }
+    return SPDL_OK;
+}
+
+/* With both ends of the pipeline in hand. */
+SPDL__PRIVATE spdl_result spdl__pipeline_again(spdl_pipeline *p, uint64_t sequence,
+                                               uint64_t deadline) {
+    spdl_result result = spdl__pipeline_await_open(p, deadline);
+    if (result != SPDL_OK) return result;
+    spdl__store(&p->rewinder, spdl__os_thread_id());
+    spdl__full_barrier(); /* pairs with stop */
+    result = spdl__load32(&p->stops) != 0 ? SPDL_E_INVALID : SPDL_OK;
+    if (result == SPDL_OK) {
+        spdl__pipeline_halt(p);
+        result = spdl__pipeline_await_quiet(p, deadline, false);
+    }
+    if (result == SPDL_OK) spdl__pipeline_restart(p, sequence);
+    spdl__store(&p->rewinder, 0);
+    spdl__os_event_wake(&p->quiet, SPDL__ALL);
+    return result;
+}
+
 SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *p, uint64_t sequence,
                                           int64_t timeout_ns) {
     spdl_result result = SPDL_E_INVALID;
-    if (p == NULL || spdl__pipeline_forked(p) || spdl__pipeline_inside(p)) return SPDL_E_INVALID;
-    if (spdl__load32(&p->failed) && !spdl__load32(&p->open)) return p->error.result; /* in init */
+    if (p == NULL || sequence >> (64 - SPDL__SPAN_BITS) != 0 || spdl__pipeline_forked(p) ||
+        spdl__pipeline_inside(p) || spdl__load(&p->rewinder) != 0)
+        return SPDL_E_INVALID;
     if (spdl__exchange32(&p->trainer_inside, 1) != 0) return SPDL_E_INVALID;
     if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
-        spdl__pipeline_halt(p);
-        result = spdl__pipeline_await_quiet(p, spdl__deadline(timeout_ns), false);
-        if (result == SPDL_OK) spdl__pipeline_restart(p, sequence);
+        result = spdl__pipeline_again(p, sequence, spdl__deadline(timeout_ns));
         if (p->feed != NULL) spdl__store32(&p->producer_inside, 0);
     }
     spdl__store32(&p->trainer_inside, 0);
@@ -9886,7 +9953,8 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     if (spdl__pipeline_await_quiet(p, spdl__deadline(SPDL__DESTROY_WARN_NS),
                                    spdl__load32(&p->late) != 0) != SPDL_OK) {
         spdl__pipeline_warn(p);
-        (void)spdl__pipeline_await_quiet(p, SPDL__NEVER, true);
+        /* without threads nobody else can complete a call: nothing is freed that one may use */
+        if (spdl__pipeline_await_quiet(p, SPDL__NEVER, true) != SPDL_OK) return;
     }
     if (p->has_hooks) spdl__pipeline_part_all(p);
     for (i = 0; i < p->groups; ++i)
@@ -9898,6 +9966,9 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__failures_log(p);
     if (SPDL__DEBUGS) spdl__unfreed_log(p);
     spdl__report_end(p);
+#ifndef SPDL_NO_REPORT
+    spdl__trace_close(p);
+#endif
     for (i = 0; i < p->groups; ++i) {
         spdl__group *group = &p->group[i];
         if (group->abandoned) {
@@ -10081,6 +10152,10 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
           "flush is set, but concurrency is more than 1" },
         { row->deferred && row->emits, "deferred and emits are both set" },
         { row->deferred && row->flush, "deferred and flush are both set" },
+        { (uint64_t)row->size * row->item_bytes > SIZE_MAX / 2,
+          "size times item_bytes is more than there can be memory" },
+        { row->next != NULL && row->item_bytes != 0,
+          "item_bytes is set, but what SPDL_FROM yields are items" },
         { row->again && row->emits, "again and emits are both set" },
         { row->again && row->deferred, "again and deferred are both set" },
         { row->free_state != NULL && !row->again, "free_state is set without again" },
@@ -10388,6 +10463,7 @@ SPDL__COLD size_t spdl__node_batch_size(const spdl_pipeline *p, const spdl__plan
 SPDL__COLD size_t spdl__row_feeds(const spdl__plan *plan, int i) {
     const spdl_kind kind = plan->rows[i].kind;
     if (kind != SPDL_KIND_SOURCE && kind != SPDL_KIND_PIPE) return 0;
+    if (plan->rows[i].next != NULL) return 0; /* it has no calls of spdl_buffer */
     return plan->rows[i + 1].kind == SPDL_KIND_BATCH ? plan->rows[i + 1].item_bytes : 0;
 }
 
@@ -16696,7 +16772,9 @@ SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
     while (trainer != NULL && trainer->spans > 0) spdl__span_end(trainer, spdl_time_ns());
     if (p->trace != NULL && p->trace->file != SPDL__NO_FILE && p->start_ns != 0)
         (void)spdl__trace_save(p, p->trace->file, p->trace->path);
-    spdl__trace_free(p);
+    if (p->trace == NULL) return;
+    (void)spdl__os_file_close(p->trace->file);
+    p->trace->file = SPDL__NO_FILE;
 }
 #endif
 

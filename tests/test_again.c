@@ -318,6 +318,11 @@ SPDL_FN(again_with_its_input, item, item) {
     return SPDL_AGAIN;
 }
 
+SPDL_FN(emits_and_again, item, item) {
+    CHECK(spdl_emit(task, in) != SPDL_OK);
+    return SPDL_AGAIN;
+}
+
 SPDL_FN(state_without, item, item) {
     CHECK(spdl_state(task) != NULL);
     *out = in;
@@ -345,6 +350,10 @@ static void misuse_is_a_failure(void) {
         ENDS(p, SPDL_E_STAGE, failed_with(p, 1, "spdl: stage 1 'again_with_its_input', item "
                                                        "0: returned SPDL_AGAIN with its input in "
                                                        "*out"));
+        p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(emits_and_again, .again = true), SPDL_SINK(1));
+        ENDS(p, SPDL_E_INVALID, failed_with(p, 1, "spdl: stage 1 'emits_and_again', item 0: "
+                                                  "spdl_emit in a stage whose row does not say "
+                                                  ".emits"));
         p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(state_without), SPDL_SINK(1));
         ENDS(p, SPDL_E_INVALID, failed_with(p, 1, "spdl: stage 1 'state_without', item 0: "
                                                          "spdl_state in a stage whose row does not "

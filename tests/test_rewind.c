@@ -236,6 +236,70 @@ static void misuse_is_refused(void) {
     }
 }
 
+/* Another thread stops it again and again: each of both waits for the other, or says so. */
+typedef struct stopper {
+    spdl_pipeline *p;
+    int over;
+} stopper;
+
+static void *stops_it(void *arg) {
+    stopper *s = (stopper *)arg;
+    uint64_t state = 1;
+    while (!__atomic_load_n(&s->over, __ATOMIC_ACQUIRE)) {
+        const spdl_result result =
+            spdl_pipeline_stop(s->p, (int64_t)(test_random(&state) % 3) * 100000);
+        CHECK(result == SPDL_OK || result == SPDL_TIMEOUT);
+        sleep_us((long)(test_random(&state) % 200));
+    }
+    return NULL;
+}
+
+static void others_may_stop_it(void) {
+    chaos_on();
+    for (int number = 0; number < SHAPES; ++number)
+        for (int i = 1; i < CROWDS; ++i) {
+            stopper s = { .p = shape(number, crowds[i], -1) };
+            const pthread_t other = thread_of(stops_it, &s);
+            item *it = NULL;
+            for (int round = 0; round < 200; ++round) {
+                const spdl_result result = spdl_pipeline_rewind(s.p, 0, SPDL_FOREVER);
+                CHECK(result == SPDL_OK || result == SPDL_E_INVALID);
+                for (int k = 0; k < round % 5; ++k)
+                    if (SPDL_NEXT(s.p, &it, SPDL_SECONDS(15)) == SPDL_OK) item_free(it);
+            }
+            __atomic_store_n(&s.over, 1, __ATOMIC_RELEASE);
+            pthread_join(other, NULL);
+            while (spdl_pipeline_rewind(s.p, 0, SPDL_FOREVER) != SPDL_OK) {}
+            CHECK_EQ(SPDL_NEXT(s.p, &it, SPDL_SECONDS(15)), SPDL_OK);
+            item_free(it);
+            DONE(s.p);
+        }
+}
+
+/* Before the first call: every init has run, or failed. */
+static spdl_result slow_init(void *ctx, int worker, void **local) {
+    (void)worker, (void)local;
+    sleep_us(3000);
+    return ctx != NULL ? SPDL_E_IO : SPDL_OK;
+}
+
+static void a_rewind_waits_for_init(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        const spdl_stage rows[] = {
+            COUNT_TO(7), SPDL_PIPE(pass_on, .init = slow_init, .ctx = i % 2 ? &rows : NULL),
+            SPDL_SINK(1)
+        };
+        spdl_pipeline *p = start(crowds[i / 2], NULL, rows, 3);
+        item *it = NULL;
+        CHECK_EQ(spdl_pipeline_rewind(p, 5, SPDL_FOREVER), i % 2 ? SPDL_E_IO : SPDL_OK);
+        CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), i % 2 ? SPDL_E_IO : SPDL_OK);
+        if (it != NULL) CHECK_EQ(it->value, 5);
+        if (it != NULL) item_free(it);
+        CHECK_EQ(spdl_pipeline_rewind(p, (uint64_t)1 << 40, 0), SPDL_E_INVALID);
+        DONE(p);
+    }
+}
+
 /* What was made was delivered or freed; statistics go on. */
 static void statistics_go_on(void) {
     for (int i = 0; i < CROWDS; ++i) {
@@ -275,6 +339,8 @@ TEST_TABLE(rewind) {
     TEST_CASE(what_was_pushed_is_dropped),
     TEST_CASE(a_call_that_runs_is_waited_for),
     TEST_CASE(misuse_is_refused),
+    TEST_CASE(others_may_stop_it),
+    TEST_CASE(a_rewind_waits_for_init),
     TEST_CASE(statistics_go_on),
     TEST_END,
 };
