@@ -1060,9 +1060,9 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
    gathered. No thread is made; statistics go on. For a validation set that is read from its
    beginning every few steps, or a position to go on from.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
-            inside of a stage, while another thread is in next, push or stop, in the child of a fork,
-            or for a sequence of 2^40 or more; the error when an init has failed.
-   Threads: the trainer. A push or push_end meanwhile returns SPDL_E_INVALID, a stop waits.
+            inside of a stage, while another thread is in next or push, in the child of a fork, or
+            for a sequence of 2^40 or more; the error when an init has failed.
+   Threads: the trainer. A push or push_end meanwhile returns SPDL_E_INVALID; a stop waits.
    Blocks:  until the calls at hand have returned, deferred ones and those of SPDL_FROM (50 ms) too,
             or up to the timeout; before the first call until every init has run.
    Owns:    nothing: what next has returned stays the trainer's. */
@@ -9725,6 +9725,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
         spdl__failures_log(p);
     }
     spdl__sub32(&p->stops, 1);
+    spdl__os_event_wake(&p->quiet, SPDL__ALL);
     return result;
 }
 
@@ -9881,18 +9882,30 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_open(spdl_pipeline *p, uint64_t d
     return SPDL_OK;
 }
 
+/* This thread is the rewinder as soon as no other thread is in stop; one that comes later waits. */
+SPDL__PRIVATE spdl_result spdl__pipeline_await_stops(spdl_pipeline *p, uint64_t deadline) {
+    spdl_result slept = SPDL_OK;
+    for (;;) {
+        uint32_t word;
+        spdl__store(&p->rewinder, spdl__os_thread_id());
+        spdl__full_barrier(); /* pairs with stop */
+        if (spdl__load32(&p->stops) == 0) return SPDL_OK;
+        spdl__store(&p->rewinder, 0);
+        spdl__os_event_wake(&p->quiet, SPDL__ALL);
+        word = spdl__load32(&p->quiet.word);
+        if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
+        if (spdl__load32(&p->stops) != 0) slept = spdl__os_event_sleep(&p->quiet, word, deadline);
+    }
+}
+
 /* With both ends of the pipeline in hand. */
 SPDL__PRIVATE spdl_result spdl__pipeline_again(spdl_pipeline *p, uint64_t sequence,
                                                uint64_t deadline) {
     spdl_result result = spdl__pipeline_await_open(p, deadline);
+    if (result == SPDL_OK) result = spdl__pipeline_await_stops(p, deadline);
     if (result != SPDL_OK) return result;
-    spdl__store(&p->rewinder, spdl__os_thread_id());
-    spdl__full_barrier(); /* pairs with stop */
-    result = spdl__load32(&p->stops) != 0 ? SPDL_E_INVALID : SPDL_OK;
-    if (result == SPDL_OK) {
-        spdl__pipeline_halt(p);
-        result = spdl__pipeline_await_quiet(p, deadline, false);
-    }
+    spdl__pipeline_halt(p);
+    result = spdl__pipeline_await_quiet(p, deadline, false);
     if (result == SPDL_OK) spdl__pipeline_restart(p, sequence);
     spdl__store(&p->rewinder, 0);
     spdl__os_event_wake(&p->quiet, SPDL__ALL);
