@@ -1055,8 +1055,8 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 
 /* Starts again, with the source at `sequence`: waits for the calls that run, frees all that is on
    its way, and forgets an end, a failure or a stop. spdl_sequence of the source's next call is
-   `sequence` (of each, if there are several), its epoch 0; a source that reads in order sees by that
-   that it has to seek. What a stage keeps in its ctx stays there, as what one with .flush has
+   `sequence` (of each, if there are several), its epoch 0; a source that reads in order sees by
+   that that it has to seek. What a stage keeps in its ctx stays there, as what one with .flush has
    gathered. No thread is made; statistics go on. For a validation set that is read from its
    beginning every few steps, or a position to go on from.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
@@ -8371,8 +8371,8 @@ SPDL__PRIVATE void spdl__again_over(spdl__node *node, spdl__again *call, bool cu
     spdl__store32(&call->state, SPDL__AGAIN_FREE);
 }
 
-/* RUNNING, and not to go on. For a stop (`outside` of the row) the call is over before its state and
-   input are freed: they may stop the pipeline, too. */
+/* RUNNING, and not to go on. For a stop (`outside` of the row) the call is over before its state
+   and input are freed: they may stop the pipeline, too. */
 SPDL__PRIVATE void spdl__again_drop(spdl_pipeline *p, spdl__node *node, spdl__again *call,
                                     spdl__counters *counters, bool outside) {
     const spdl__item in = call->in;
@@ -9690,8 +9690,8 @@ SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
 
 SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
 
-/* A stop waits until a rewind is over. One in a free_item that the rewind calls does not: that drops
-   everything anyway. */
+/* A stop waits until a rewind is over. One in a free_item that the rewind calls does not: that
+   drops everything anyway. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     for (;;) {
