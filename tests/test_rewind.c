@@ -284,8 +284,9 @@ static spdl_result slow_init(void *ctx, int worker, void **local) {
 
 static void a_rewind_waits_for_init(void) {
     for (int i = 0; i < 2 * CROWDS; ++i) {
+        static int fails;
         const spdl_stage rows[] = {
-            COUNT_TO(7), SPDL_PIPE(pass_on, .init = slow_init, .ctx = i % 2 ? &rows : NULL),
+            COUNT_TO(7), SPDL_PIPE(pass_on, .init = slow_init, .ctx = i % 2 ? &fails : NULL),
             SPDL_SINK(1)
         };
         spdl_pipeline *p = start(crowds[i / 2], NULL, rows, 3);
