@@ -37,7 +37,9 @@ static spdl_result tape_next(spdl_task *task, tape *t, item *in, item **out) {
     count = (t->modulo ? in->value % t->modulo : 0) + t->plus;
     at = (*s)->next;
     if (t->slow_us && in->value % 2 == 0) sleep_us(t->slow_us);
-    if (t->fails > 0 && __atomic_sub_fetch(&t->fails, 1, __ATOMIC_RELAXED) >= 0) return SPDL_E_IO;
+    if (__atomic_load_n(&t->fails, __ATOMIC_RELAXED) > 0 &&
+        __atomic_sub_fetch(&t->fails, 1, __ATOMIC_RELAXED) >= 0)
+        return SPDL_E_IO;
     if (t->fail_at && in->value == t->fail_at && at == t->at)
         return spdl_fail(task, "no item %ld in %ld", at, in->value);
     if (t->trainer_has != NULL && in->value == 0 && at == 1)
