@@ -8794,6 +8794,40 @@ SPDL__PRIVATE void spdl__step_book(spdl__sitting *s, spdl__counters *counters, s
         spdl__meter_book(meter, counters, s->calls, s->now - begun);
 }
 
+/* What comes next: a call of SPDL_AGAIN that can go on, or an item. A call at hand that cannot ends
+   the sitting. */
+SPDL__INLINE spdl__taken spdl__step_take(spdl__sitting *s, spdl__counters *counters,
+                                         spdl__outcome outcome) {
+    if (SPDL__UNLIKELY(s->node->again != NULL) && spdl__again_take(s, counters)) return SPDL__CALL;
+    return outcome == SPDL__LATER ? SPDL__LEFT : spdl__claim_take(s);
+}
+
+/* Before the first call of a sitting. Whether it is measured: then it begins now. */
+SPDL__INLINE bool spdl__step_first(spdl__sitting *s, spdl_task *task,
+                                   const spdl__counters *counters) {
+    if (s->timed && spdl__load_relaxed(&s->p->blame_since) != 0) spdl__blame_mark(s->p, false);
+    spdl__store_relaxed(&task->thread, spdl__os_thread_id());
+    if (!SPDL__METERED || SPDL__LIKELY(counters->meter_due > 0)) return false;
+    spdl__meter_start(&task->meter);
+    s->now = spdl_time_ns();
+    return true;
+}
+
+/* The end of a sitting, all of it booked: the place in the row is given back, or the call at hand
+   waits in it. */
+SPDL__INLINE void spdl__step_leave(spdl__sitting *s, spdl__outcome outcome) {
+    spdl_pipeline *p = s->p;
+    spdl__node *node = s->node;
+    if (outcome == SPDL__LATER) {
+        spdl__again_wait(p, node, s->again);
+    } else {
+        if (node->in != NULL) spdl__edge_reader_idle(node->in, s->now);
+        (void)spdl__claim_move(p, node, (uint64_t)-1);
+        spdl__wake_hint(p, node, node->beside, NULL);
+    }
+    if (s->timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
+}
+
 /* What a worker does in a row that calls a function. Whether anything was done. */
 SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, int worker) {
     spdl_pipeline *p = group->pipeline;
@@ -8820,11 +8854,7 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
     begun = s.now = spdl_time_ns();
     s.word = spdl__load(node->word);
     task->node = node;
-    while (s.now < late &&
-           (taken = SPDL__UNLIKELY(node->again != NULL) && spdl__again_take(&s, counters)
-                        ? SPDL__CALL
-                    : outcome == SPDL__LATER ? SPDL__LEFT
-                                             : spdl__claim_take(&s)) != SPDL__LEFT) {
+    while (s.now < late && (taken = spdl__step_take(&s, counters, outcome)) != SPDL__LEFT) {
         uint64_t since;
         done = true;
         /* after a held take our own row may have looked empty to others */
@@ -8834,14 +8864,7 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
             if (s.word & SPDL__FINISHED) spdl__claim_end_rows(p, node + 1);
             continue;
         }
-        if (s.calls == 0) {
-            if (s.timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
-            spdl__store_relaxed(&task->thread, spdl__os_thread_id());
-            if (SPDL__METERED && SPDL__UNLIKELY(counters->meter_due <= 0)) {
-                spdl__meter_start(&task->meter);
-                begun = s.now = spdl_time_ns();
-            }
-        }
+        if (s.calls == 0 && spdl__step_first(&s, task, counters)) begun = s.now;
         since = s.now;
         outcome = spdl__step_call(&s, task, counters);
         if (outcome == SPDL__ELSEWHERE) s.inside = false;
@@ -8859,16 +8882,8 @@ SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, in
     if (s.waited != 0) spdl__add(&node->in->put_wait_ns, s.waited);
     /* a polite worker whose turn is over meanwhile does not look again at what it held */
     if (!done && p->rescue != NULL) spdl__wake_all(p);
-    if (outcome != SPDL__LATER && !s.inside) return done;
-    if (outcome == SPDL__LATER) {
-        spdl__again_wait(p, node, s.again);
-    } else {
-        if (node->in != NULL) spdl__edge_reader_idle(node->in, s.now);
-        (void)spdl__claim_move(p, node, (uint64_t)-1);
-        spdl__wake_hint(p, node, node->beside, NULL);
-    }
-    if (s.timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
-    return true;
+    if (outcome == SPDL__LATER || s.inside) spdl__step_leave(&s, outcome);
+    return done;
 }
 
 /* --- a step --- */
