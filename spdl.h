@@ -722,6 +722,7 @@ typedef struct spdl_function {
 } spdl_function;
 
 typedef void (*spdl_free_fn)(void *item); /* destroys an item; never gets NULL */
+typedef void *(*spdl_copy_fn)(const void *item); /* NULL: out of memory */
 
 /* Anything that yields items, such as spdl_pipeline_next_fn. */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
@@ -816,6 +817,10 @@ typedef struct spdl_stage {
     spdl_drop_fn on_drop SPDL__ZERO;    /* sees the input of a failed call; gets the row's ctx */
     spdl_free_fn free_item SPDL__ZERO;  /* destroys what this stage makes; default: nothing to do */
     spdl_free_fn free_state SPDL__ZERO; /* again: destroys what spdl_state holds */
+    spdl_copy_fn copy_item SPDL__ZERO;  /* source, pipe: another item like this one: see >>doctor */
+    bool const_input SPDL__ZERO;        /* pipe: it does not change its input, take it or pass it
+                                           on: it may be called with the same one again, even
+                                           twice at a time. See >>doctor */
     spdl_init_fn init SPDL__ZERO;       /* on each worker, before any call of any stage; for guests
                                            of the pool create calls it */
     spdl_fini_fn fini SPDL__ZERO;       /* on each worker that ran init; for guests: in destroy */
@@ -854,6 +859,8 @@ typedef struct spdl_stage {
     SPDL__WITH(spdl_drop_fn, on_drop)
     SPDL__WITH(spdl_free_fn, free_item)
     SPDL__WITH(spdl_free_fn, free_state)
+    SPDL__WITH(spdl_copy_fn, copy_item)
+    SPDL__WITH(bool, const_input)
     SPDL__WITH(spdl_init_fn, init)
     SPDL__WITH(spdl_fini_fn, fini)
 #undef SPDL__WITH
@@ -890,6 +897,7 @@ typedef struct spdl_pipeline_desc {
     const char *trace;        /* file of a trace; NULL: as SPDL_TRACE says; "": none; see >>trace */
     int trace_events;         /* kept of each thread and edge, of 32 bytes each; default 65536 */
     const struct spdl_report_desc *report; /* optional, is copied: see >>report */
+    const struct spdl_doctor_desc *doctor; /* optional, is copied; NULL: as SPDL_DOCTOR says */
 } spdl_pipeline_desc;
 
 /* clang-format off */
@@ -1375,6 +1383,26 @@ typedef struct spdl_edge_stats {
     double readiness;       /* 1 - empty_ns / elapsed_ns; 0 before any time has passed */
 } spdl_edge_stats;
 
+/* What holds a trainer back. */
+typedef enum spdl_limit {
+    SPDL_LIMIT_NOT_KNOWN,
+    SPDL_LIMIT_TRAINER,     /* nothing: loading is fast enough */
+    SPDL_LIMIT_CONCURRENCY, /* a stage that computes: more calls at a time help */
+    SPDL_LIMIT_IO,          /* a stage that sleeps: the same */
+    SPDL_LIMIT_MACHINE,     /* the processors are used up */
+    SPDL_LIMIT_LOCK,        /* calls of a stage wait for each other */
+    SPDL_LIMIT_SERIAL,      /* a stage that may have one call at a time only */
+    SPDL_LIMIT_ORDER,       /* rare slow calls hold back those after them */
+    SPDL_LIMIT_BATCH,       /* items wait until a batch is full */
+    SPDL_LIMIT_WORKERS,     /* all workers are in calls */
+    SPDL_LIMIT_MEMORY,      /* page faults */
+    SPDL_LIMIT_DEVICE,      /* copies to a device */
+    SPDL_LIMIT_SOURCE,      /* the source */
+    SPDL_LIMIT_HARM,        /* loading takes processor time from the trainer's steps */
+    SPDL_LIMIT_FOREIGN,     /* other programs have the processors */
+    SPDL_LIMIT_REQUESTS     /* of a feed: more is pushed than can be answered */
+} spdl_limit;
+
 typedef struct spdl_stats {
     uint64_t elapsed_ns;    /* from the start to now, or to the end */
     int workers;            /* and guests */
@@ -1650,7 +1678,7 @@ typedef struct spdl_cache_desc {
     uint64_t stop_after;          /* end after so many items in all; 0: never */
     void (*delete_source)(void *source); /* optional: called once, when the source is done with */
     spdl_free_fn free_item;       /* destroys an item of the source */
-    void *(*copy_item)(const void *item); /* optional: see spdl_cache_next; NULL: out of memory */
+    spdl_copy_fn copy_item;       /* optional: see spdl_cache_next */
     spdl_allocator allocator;
     spdl_error *error; /* optional: says why create failed */
 } spdl_cache_desc;
@@ -1704,6 +1732,180 @@ SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t 
    Blocks:  as spdl_cache_next.
    Owns:    as spdl_cache_next. */
 SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeout_ns);
+
+/* ============================================================================================= */
+/* >>doctor
+   Finds which stage holds a trainer back by experiments on the running pipeline, says what there is
+   to gain and what to write, tries the best single change and takes it back if it does not help.
+   In any program, without a change to it, by the environment:
+
+       SPDL_DOCTOR=1                 for 10 s from the first item on; the report goes to stderr
+       SPDL_DOCTOR=20                for 20 s
+       SPDL_DOCTOR=1,json=d.json     the report as JSON as well; html=d.html: as a page
+       SPDL_DOCTOR=1,replay          also repeats items that were kept, see below: what the trainer
+                                     learns in this run is void
+       SPDL_DOCTOR=1,raise           may try a concurrency of 2 for stages that have 1
+       SPDL_DOCTOR=1,steps=100000    the steps of the whole run: to say how many hours there are to
+                                     gain
+
+   What it does, in next, on the thread of the trainer. It observes for a second. Then it runs short
+   windows, in an order drawn by lot, in which one thing is different, and compares each with
+   windows of the same round in which nothing is:
+   - everything up to a row is replayed: its results are items that were kept, nothing above it is
+     called. That needs .copy_item on the row (buffers of spdl_buffer are copied without), or
+     .const_input on the row after it; and `replay`, as the trainer gets items more than once.
+   - else each call of the row takes a known time longer, once computing, once asleep. How far
+     throughput follows says how much the program hangs on the row, and on which resource.
+   Then the change that promises most is compared with things as they are, in ten rounds or more,
+   and kept if it helps. Delays change no item: without `replay` a trainer gets what it would get
+   without the doctor. Statistics of the run include what the experiments did.
+
+   What it prints. Ratios are of throughput, with 95 % intervals that hold for all comparisons of
+   the run. A gain is claimed only if the trial and the model (service demands of the rows,
+   processors, threads, the trainer's step) agree; else "not known", "too few rounds", "other
+   programs had the processors" or "no difference" is the answer. Not known to it: what happens with
+   other data, or with files that are not in the page cache. */
+
+/* One step of a training loop; borrows the item. */
+typedef void (*spdl_step_fn)(void *ctx, void *item);
+
+/* The median of a ratio, and its 95 % interval by the sign test. */
+typedef struct spdl_interval {
+    double value, low, high;
+    int rounds;
+    bool known; /* false: too few rounds for an interval; low is 0 and high HUGE_VAL */
+} spdl_interval;
+
+typedef enum spdl_doctor_outcome {
+    SPDL_DOCTOR_RUNNING,   /* not done yet */
+    SPDL_DOCTOR_LIMIT,     /* `limit` and `stage` say what holds the trainer back */
+    SPDL_DOCTOR_NOTHING,   /* there is nothing to gain */
+    SPDL_DOCTOR_FEW,       /* too few rounds: the items ended, or it needs more seconds */
+    SPDL_DOCTOR_FOREIGN,   /* other programs had the processors in too many rounds */
+    SPDL_DOCTOR_BURSTY,    /* windows differ too much by themselves */
+    SPDL_DOCTOR_DISAGREE   /* two methods name different rows, or the model does not fit */
+} spdl_doctor_outcome;
+
+typedef enum spdl_doctor_method {
+    SPDL_DOCTOR_NO_METHOD, /* it calls nothing, or is hardly busy */
+    SPDL_DOCTOR_REPLAYED,
+    SPDL_DOCTOR_SLOWED
+} spdl_doctor_method;
+
+typedef enum spdl_doctor_change {
+    SPDL_DOCTOR_CONCURRENCY,
+    SPDL_DOCTOR_WORKERS,
+    SPDL_DOCTOR_BUFFER /* of SPDL_SINK */
+} spdl_doctor_change;
+
+/* One row. Intervals are throughput compared with that of the rows as they are: 1.2 is 20 % more. */
+typedef struct spdl_doctor_row {
+    char name[SPDL_NAME_BYTES];
+    spdl_kind kind;
+    int concurrency;
+    bool may_raise;        /* its concurrency may be raised: it is 2 or more, or the row says so */
+    spdl_doctor_method method;
+    double visits;         /* calls for each item of the trainer */
+    double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of one call; the last three make the first */
+    double load;           /* share of the time that as many calls ran as can */
+    double most;           /* items/s that it allows, were nothing else a limit */
+    double twice;          /* model: throughput if its calls took half as long */
+    spdl_interval replayed; /* everything up to this row replayed */
+    spdl_interval computing, asleep; /* each call took delay_ns longer */
+    double delay_ns;
+} spdl_doctor_row;
+
+/* A change that was tried. */
+typedef struct spdl_doctor_trial {
+    spdl_doctor_change change;
+    int stage;             /* the row, or -1 */
+    int from, to;
+    double predicted;      /* by the model */
+    spdl_interval measured;
+    bool kept;
+} spdl_doctor_trial;
+
+#define SPDL_DOCTOR_ARMS 16
+#define SPDL_DOCTOR_ROUNDS 64
+#define SPDL_DOCTOR_TRIALS 4
+
+/* A kind of window: what was different in it, and items/s in each round; 0: the round was dropped. */
+typedef struct spdl_doctor_arm {
+    char name[24];         /* "as it is", "same again", "after decode", "decode +20 %" ... */
+    int stage;             /* or -1 */
+    bool confirming;       /* of the second phase */
+    int rounds;
+    float rate[SPDL_DOCTOR_ROUNDS];
+} spdl_doctor_arm;
+
+/* Plain data without pointers. */
+typedef struct spdl_doctor_report {
+    spdl_doctor_outcome outcome;
+    spdl_limit limit;      /* the class, see spdl_stats_limit */
+    int stage, next_stage; /* rows of the limit and of the one after it; -1: no row */
+    double seconds;        /* that it took */
+    int workers;
+    double cores, cores_used, others_used; /* processors: allowed, used by this process, by others */
+    double step_ns, step_cpu_ns; /* of the trainer, and the processor time in it */
+    double today;          /* items/s as it is */
+    double model;          /* items/s that the model gives for that */
+    double ceiling;        /* items/s if loading cost nothing: of the trainer alone */
+    double waiting;        /* share of the time that the trainer waited */
+    double harm;           /* share of the step in which it waited for a processor */
+    double hours, hours_less; /* of the whole run, and less if loading cost nothing; 0: not known */
+    bool replays;          /* items were given out more than once */
+    spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
+    int rounds, dropped;   /* rounds of windows; of them not used, as others had processors */
+    int row_count, trial_count, arm_count;
+    spdl_doctor_row row[SPDL_MAX_STAGES];
+    spdl_doctor_trial trial[SPDL_DOCTOR_TRIALS];
+    spdl_doctor_arm arm[2 * SPDL_DOCTOR_ARMS];
+    char verdict[512];     /* what holds it back and why; what to write, with the figure measured */
+} spdl_doctor_report;
+
+/* What SPDL_DOCTOR says, as the field `doctor` of spdl_pipeline_desc. */
+typedef struct spdl_doctor_desc {
+    double seconds;        /* it takes; default 10 */
+    bool replay, raise;
+    bool quiet;            /* nothing goes to stderr */
+    uint64_t run_steps;    /* 0: not known */
+    const char *json, *html; /* files, or NULL */
+} spdl_doctor_desc;
+
+/* The report of a pipeline that was created with a doctor.
+   Returns: SPDL_OK; SPDL_TIMEOUT: it is not done yet, `report` is what is known; SPDL_E_NOT_FOUND:
+            it has none.
+   Threads: the trainer.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *pipeline,
+                                          spdl_doctor_report *report);
+
+/* Runs a training loop until the doctor is done: takes items, calls `step` with each, and frees
+   them as the pipeline would. Starts over with spdl_pipeline_rewind when the items end.
+   Returns: SPDL_OK; SPDL_E_INVALID when the pipeline has no doctor; how the pipeline ended, if not
+            with SPDL_END.
+   Threads: the trainer.
+   Blocks:  for as long as the doctor takes.
+   Owns:    `step` borrows the item. */
+SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx,
+                                     spdl_doctor_report *report);
+
+/* The report for a terminal of 80 columns.
+   Returns: the length of the whole text, as snprintf does; buffer holds what fits.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes);
+
+/* The report as a JSON object, "schema" being "spdl.doctor.1": the fields of the structs by their
+   names, the raw rounds among them.
+   Returns, Threads, Blocks, Owns: as spdl_doctor_text. */
+SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, size_t bytes);
+
+/* The report as a page, the ladder drawn as a waterfall.
+   Returns, Threads, Blocks, Owns: as spdl_doctor_text. */
+SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, size_t bytes);
 
 /* ============================================================================================= */
 /* >>npz
