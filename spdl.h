@@ -42,13 +42,13 @@
 
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
-       >>pipeline  >>stats  >>report  >>trace  >>cache  >>npz  >>cpp         declarations
+       >>pipeline  >>stats  >>report  >>trace  >>cache  >>headspace  >>npz  >>cpp  declarations
        >>platform-impl  >>atomics-impl  >>os  >>os-posix  >>os-none        what all stand on
        >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
        >>edge-impl  >>flow-impl  >>claim-impl  >>call-impl  >>batch-impl    an item's way
        >>merge-impl  >>defer-impl  >>again-impl  >>step-impl  >>tune-impl  >>next-impl
        >>stop-impl  >>create-impl  >>stats-impl  >>report-impl               around it
-       >>cache-impl  >>crc-impl  >>inflate-impl  >>zip-impl
+       >>cache-impl  >>compare-impl  >>crc-impl  >>inflate-impl  >>zip-impl
        >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
        >>trace-impl  >>license
 
@@ -1734,6 +1734,22 @@ SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t 
 SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeout_ns);
 
 /* ============================================================================================= */
+/* >>headspace
+   What loading costs a loop. */
+
+/* How many times as large one thing is as another, measured in rounds that each have both. low and
+   high hold the true ratio in 95 of 100 such measurements, whatever the noise looks like; when
+   several were made to choose among, all of them together do. An interval that holds 1 is no
+   difference. With too few rounds (under 6; 8 for four comparisons, 10 for 18) it is from 0 to
+   infinity. */
+typedef struct spdl_interval {
+    double value; /* the median of the rounds' ratios; 0 without a round */
+    double low, high;
+    int rounds;
+    bool known; /* there were rounds enough */
+} spdl_interval;
+
+/* ============================================================================================= */
 /* >>doctor
    Finds which stage holds a trainer back by experiments on the running pipeline, says what there is
    to gain and what to write, tries the best single change and takes it back if it does not help.
@@ -1768,13 +1784,6 @@ SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeou
 
 /* One step of a training loop; borrows the item. */
 typedef void (*spdl_step_fn)(void *ctx, void *item);
-
-/* The median of a ratio, and its 95 % interval by the sign test. */
-typedef struct spdl_interval {
-    double value, low, high;
-    int rounds;
-    bool known; /* false: too few rounds for an interval; low is 0 and high HUGE_VAL */
-} spdl_interval;
 
 typedef enum spdl_doctor_outcome {
     SPDL_DOCTOR_RUNNING,   /* not done yet */
@@ -12924,6 +12933,105 @@ SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t tim
 
 SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeout_ns) {
     return spdl_cache_next((spdl_cache *)cache, item, timeout_ns);
+}
+
+/* ============================================================================================= */
+/* >>compare-impl
+   Is one thing quicker than another? Both are measured in each round, in an order that a drift of
+   the machine cannot favour; the ratio of a round is free of what the round's two share; and the
+   interval is the one of the sign test, which asks nothing of the noise but that rounds do not
+   depend on each other. (As in nanobench's Bench::compare.) No state but the caller's, no libm. */
+
+/* The geometric mean of two that are not negative: the middle of two ratios, either way up. */
+SPDL__COLD double spdl__middle(double a, double b) {
+    const double square = a * b;
+    double root = square > 1 ? square : 1, next;
+    while ((next = (root + square / root) / 2) < root) root = next; /* Newton, from above */
+    return root;
+}
+
+SPDL__COLD int spdl__ratio_compare(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* How many of n rounds (up to 1000) may be cut off at either end: the largest k for which fewer
+   than k of n fair coins show heads, or fewer than k tails, in 5 % of throws divided by the number
+   of comparisons (Bonferroni). 0: with so few rounds nothing is known. */
+SPDL__COLD int spdl__interval_rank(int n, int comparisons) {
+    double term = 1, tail;
+    int k;
+    for (k = 0; k < n; ++k) term /= 2;
+    tail = term; /* k or fewer heads */
+    for (k = 0; 2 * tail * comparisons <= 0.05;) {
+        ++k;
+        term = term * (n - k + 1) / k;
+        tail += term;
+    }
+    return k;
+}
+
+/* Of n ratios above 0, which are sorted on the way. A ratio of exactly 1 counts for both sides: it
+   stays in the order. `comparisons`: how many are read from the same rounds, or chosen among. */
+SPDL__COLD spdl_interval spdl__interval(double *ratio, int n, int comparisons) {
+    spdl_interval interval = { 0, 0, __builtin_huge_val(), n, false };
+    const int rank = spdl__interval_rank(n, comparisons);
+    if (n > 0) {
+        qsort(ratio, (size_t)n, sizeof(*ratio), spdl__ratio_compare);
+        interval.value = spdl__middle(ratio[(n - 1) / 2], ratio[n / 2]);
+    }
+    if (rank > 0) {
+        interval.low = ratio[rank - 1];
+        interval.high = ratio[n - rank];
+        interval.known = true;
+    }
+    return interval;
+}
+
+/* Which arm (from 0) stands where in a round: a cyclic Latin square of as many rounds as arms, so
+   that each arm stands once in each place, with its rows and symbols in random order, and another
+   one after each. The same seed has the same squares. */
+#define SPDL__LATIN 16 /* arms at most */
+
+typedef struct spdl__latin {
+    uint64_t seed;
+    int arms, square;
+    uint8_t row[SPDL__LATIN], symbol[SPDL__LATIN];
+} spdl__latin;
+
+/* The next of a row of random numbers (splitmix64); it may begin with any state. */
+SPDL__COLD uint64_t spdl__random(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* The numbers below n in random order. */
+SPDL__COLD void spdl__latin_shuffle(uint8_t *order, int n, uint64_t *random) {
+    int i;
+    for (i = 0; i < n; ++i) {
+        const int j = (int)(spdl__random(random) % (uint64_t)(i + 1));
+        order[i] = order[j];
+        order[j] = (uint8_t)i;
+    }
+}
+
+SPDL__COLD void spdl__latin_start(spdl__latin *latin, uint64_t seed, int arms) {
+    latin->seed = seed;
+    latin->arms = arms;
+    latin->square = -1;
+}
+
+SPDL__COLD int spdl__latin_arm(spdl__latin *latin, int round, int position) {
+    const int n = latin->arms, square = round / n;
+    if (square != latin->square) {
+        uint64_t random = latin->seed + (uint64_t)square * 0xd1342543de82ef95u;
+        spdl__latin_shuffle(latin->row, n, &random);
+        spdl__latin_shuffle(latin->symbol, n, &random);
+        latin->square = square;
+    }
+    return latin->symbol[(latin->row[round % n] + position) % n];
 }
 
 #ifndef SPDL_NO_NPZ
