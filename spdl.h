@@ -1452,6 +1452,7 @@ typedef struct spdl_process_stats {
     uint64_t time_ns;        /* spdl_time_ns of the reading */
     uint64_t cpu_ns;         /* CPU time of this process so far, all threads */
     uint64_t others_ns;      /* and of everything else on the machine (Linux; else 0) */
+    int cores;               /* of the machine */
     double cores_allowed;    /* by affinity and cgroup quotas (elsewhere: the cores there are) */
     uint64_t resident_bytes; /* memory in use (Linux; else 0) */
     uint64_t minor_faults;   /* pages that were mapped or zeroed on first use */
@@ -1864,6 +1865,8 @@ typedef struct spdl_doctor_report {
     double hours, hours_less; /* of the whole run, and less if loading cost nothing; 0: not known */
     bool replays;          /* items were given out more than once */
     spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
+    spdl_interval cached;  /* spdl_doctor_run with replay: the trainer on items it has */
+    spdl_interval trainer_asleep; /* each step 20 % longer, asleep */
     int rounds, dropped;   /* rounds of windows; of them not used, as others had processors */
     int row_count, trial_count, arm_count;
     spdl_doctor_row row[SPDL_MAX_STAGES];
@@ -2764,6 +2767,9 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started);
 /* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name);
 
+/* For how long nobody had the processors, or those did that make way (nice); 0: not known. */
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(void);
+
 /* Whether stderr is a terminal. Unless `lock` is NULL the caller asks to be the one to draw on it:
    *lock is a file to close then, or SPDL__NO_FILE while another one is. */
 SPDL__PRIVATE bool spdl__os_terminal(spdl__os_file *lock);
@@ -3078,27 +3084,29 @@ SPDL__PRIVATE double spdl__os_quota(const char *root, const char *self, double m
     return most;
 }
 
-/* What all cores have done so far that was not waiting: the sum of the columns of
-   "cpu  user nice system idle iowait irq softirq steal ..." without the two in the middle. */
-SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
+/* What all cores have done so far: the sum of some columns of
+   "cpu  user nice system idle iowait irq softirq steal ...". */
+SPDL__PRIVATE uint64_t spdl__os_machine_ns(unsigned columns) {
     const long tick = sysconf(_SC_CLK_TCK);
     char text[256], *at = text + 4;
-    uint64_t busy = 0;
+    uint64_t sum = 0;
     int column;
     (void)spdl__os_text(NULL, "/proc/stat", text, sizeof(text));
     if (strncmp(text, "cpu ", 4) != 0) return 0;
     for (column = 0; column < 8; ++column) {
         const uint64_t ticks = strtoull(at, &at, 10);
-        if (column != 3 && column != 4) busy += ticks;
+        if (columns >> column & 1) sum += ticks;
     }
-    return busy * (1000000000u / (uint64_t)(tick > 0 ? tick : 100));
+    return sum * (1000000000u / (uint64_t)(tick > 0 ? tick : 100));
 }
+
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return spdl__os_machine_ns(0x1a); }
 
 /* What POSIX does not know. */
 SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats) {
     uint64_t mask[SPDL__CPUS_MAX / 64];
     const long bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
-    const uint64_t busy = spdl__os_machine_busy();
+    const uint64_t busy = spdl__os_machine_ns(0xe7);
     char statm[128], *resident;
     int cores = 0;
     long i;
@@ -3240,6 +3248,8 @@ SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os
 SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return 0; }
 
 SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats) { (void)stats; }
+
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
 #endif
 
 /* --- threads and the process --- */
@@ -3309,7 +3319,8 @@ SPDL_API void spdl_process_read(spdl_process_stats *stats) {
         stats->minor_faults = (uint64_t)used.ru_minflt;
         stats->major_faults = (uint64_t)used.ru_majflt;
     }
-    stats->cores_allowed = online > 0 ? (double)online : 1;
+    stats->cores = online > 0 ? (int)online : 1;
+    stats->cores_allowed = stats->cores;
     spdl__os_process_more(stats);
     stats->time_ns = spdl_time_ns();
 }
@@ -3554,6 +3565,8 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
     return 1;
 }
 
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
+
 SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
     const char *value = getenv(name);
     return value != NULL && *value != '\0' ? value : NULL;
@@ -3573,7 +3586,7 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 SPDL_API void spdl_process_read(spdl_process_stats *stats) {
     memset(stats, 0, sizeof(*stats));
     stats->time_ns = stats->cpu_ns = spdl_time_ns();
-    stats->cores_allowed = 1;
+    stats->cores_allowed = stats->cores = 1;
 }
 
 /* --- files --- */
@@ -5558,6 +5571,7 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 
 #define SPDL__BUFFER SPDL_MAX_STAGES /* owner of an item that is a buffer of spdl_buffer */
 #define SPDL__IN_PLACE (SPDL_MAX_STAGES + 1) /* and of one that lies in a batch: nobody frees it */
+#define SPDL__TOKEN (SPDL_MAX_STAGES + 2)    /* and of one that is none: see >>probe-impl */
 #define SPDL__DROPPED 0xffu   /* owner of a slot whose item was dropped */
 #define SPDL__EPOCH_END 0xfeu /* owner of a slot that ends an epoch */
 #define SPDL__LIST 0xfdu      /* owner of a slot with a list */
@@ -5625,6 +5639,24 @@ typedef struct spdl__edge {
 
 SPDL__PRIVATE void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc);
 SPDL__PRIVATE void spdl__report_end(spdl_pipeline *p); /* both: >>report-impl */
+
+/* What SPDL_DOCTOR and desc.doctor ask for. With SPDL_NO_REPORT there is no doctor, and these do
+   nothing. (>>doctor-impl) */
+typedef struct spdl__doctor spdl__doctor;
+typedef struct spdl__hand spdl__hand;
+typedef struct spdl__doctor_plan {
+    spdl_doctor_desc desc; /* but for the files */
+    char json[SPDL__PATH_BYTES], html[SPDL__PATH_BYTES];
+} spdl__doctor_plan;
+SPDL__PRIVATE bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
+                                    const spdl_logger *logger);
+SPDL__PRIVATE spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
+                                            int workers);
+SPDL__PRIVATE int spdl__doctor_workers(const spdl__doctor *d);
+SPDL__PRIVATE void spdl__doctor_comes(spdl__doctor *d);
+SPDL__PRIVATE void spdl__doctor_item(spdl__doctor *d);
+SPDL__PRIVATE void spdl__doctor_close(spdl_pipeline *p);
+SPDL__PRIVATE void spdl__doctor_free(spdl_pipeline *p);
 
 /* Whether the edge has ended and all of it was taken. The end is read before the head. */
 SPDL__PRIVATE bool spdl__edge_exhausted(const spdl__edge *edge) {
@@ -6275,6 +6307,7 @@ typedef struct spdl__node {
     uint64_t epoch;    /* of the items that pass now */
     uint64_t first;    /* ticket of the first result of this epoch */
     uint64_t dropped;  /* batch in place: `dropped` of its input when the epoch began */
+    uint64_t tokens;   /* batch: so many have come */
     uint64_t made;     /* source: items made so far in this epoch */
     uint64_t made_all; /* and in all of them */
     char pad1[SPDL_CACHE_LINE];
@@ -6377,6 +6410,7 @@ struct spdl_pipeline {
     spdl_profiler profiler;
     bool has_hooks; /* some row has init or fini */
     bool threaded;  /* has workers, of whatever pool */
+    bool doctored;   /* has a doctor */
     bool may_starve; /* has a merge that may wait for one path while another is full */
     int workers;     /* of all groups; at least 1: the trainer is worker 0 when there is no pool */
     int count;      /* rows but the sink */
@@ -6397,6 +6431,9 @@ struct spdl_pipeline {
     uint64_t process;
     uint64_t start_ns;
     struct spdl__reporter *reporter; /* NULL unless reports were asked for */
+    struct spdl__doctor *doctor; /* NULL unless it was asked for, and these two */
+    struct spdl__hand *hand;
+    const char *tokens;    /* count of them: items that are none */
     spdl__trace *trace;    /* NULL: nothing is recorded */
     /* written by workers, each its own */
     void **local;          /* [worker * count + row] */
@@ -6455,6 +6492,12 @@ struct spdl_pipeline {
 SPDL__PRIVATE spdl__edge *spdl__path_edge(const spdl_pipeline *p, const spdl__node *node,
                                           int path) {
     return &p->node[node->path[path]].out;
+}
+
+/* Of a token the row after which the flow was cut, else -1. */
+SPDL__INLINE int spdl__token_row(const spdl_pipeline *p, const void *item) {
+    const uintptr_t at = (uintptr_t)item - (uintptr_t)p->tokens;
+    return p->tokens != NULL && at < (uintptr_t)p->count ? (int)at : -1;
 }
 
 SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
@@ -6535,7 +6578,8 @@ SPDL__PRIVATE uint64_t spdl__claim_room(const spdl_pipeline *p, const spdl__node
     uint64_t until, at;
     if (node->row.kind == SPDL_KIND_BRANCH) return spdl__claim_routes(p, node);
     until = spdl__edge_until(&node->out,
-                             node->out.buffer_size + spdl__load_relaxed32(&node->limit),
+                             spdl__load_relaxed(&node->out.buffer_size) +
+                                 spdl__load_relaxed32(&node->limit),
                              node->by_ticket);
     at = spdl__claim_position(node, word);
     return (int64_t)(until - at) > 0 ? until - at : 0;
@@ -7139,6 +7183,7 @@ SPDL__PRIVATE bool spdl__call_over_budget(spdl__node *node) {
 SPDL__PRIVATE void spdl__task_give_back(spdl_task *task) {
     char *buffer = (char *)task->buffer;
     task->buffer = NULL;
+    if (spdl__token_row(task->pipeline, buffer) >= 0) return;
     if (buffer != NULL && task->node->places) {
         spdl__node *row = task->node + 1;
         spdl__spin_lock(&row->place_lock);
@@ -7154,7 +7199,9 @@ SPDL__PRIVATE void spdl__task_give_back(spdl_task *task) {
 SPDL__PRIVATE uint64_t spdl__task_origin(spdl_task *task, const void *item) {
     unsigned owner = (unsigned)task->node->index;
     if (SPDL__UNLIKELY(task->buffer != NULL) && item == task->buffer) {
-        owner = task->node->places ? SPDL__IN_PLACE : SPDL__BUFFER;
+        owner = spdl__token_row(task->pipeline, item) >= 0 ? SPDL__TOKEN
+                : task->node->places                       ? SPDL__IN_PLACE
+                                                           : SPDL__BUFFER;
         task->buffer = NULL;
     }
     return spdl__origin(task->sequence, owner);
@@ -7855,10 +7902,16 @@ SPDL__PRIVATE void spdl__batch_fill(spdl_pipeline *p, spdl__node *node, spdl__co
     while ((peek = spdl__cursor_look(c)) == SPDL__PEEK_ITEM) {
         spdl__item got;
         if (leavings->count == SPDL__COPIED) return;
-        if (node->open_batch == NULL &&
-            (!spdl__claim_room(p, node, 0) || !spdl__batch_open(p, node)))
+        if ((node->open_batch == NULL || p->tokens != NULL) && !spdl__claim_room(p, node, 0))
             return;
+        if (node->open_batch == NULL && !spdl__batch_open(p, node)) return;
         got = spdl__cursor_take(c);
+        if (SPDL__UNLIKELY(spdl__origin_tag(got.origin) == SPDL__TOKEN)) {
+            --node->dropped; /* as if one more was dropped: it takes no place in a batch */
+            if (++node->tokens % (uint64_t)node->row.size == 0)
+                spdl__put(node, &node->out, 0, &got, now);
+            continue;
+        }
         spdl__batch_add(node->open_batch, node->row.item_bytes, &got, leavings);
         if (node->open_batch->shown.count == (size_t)node->row.size)
             spdl__batch_put(p, node, counters, c, now);
@@ -8545,7 +8598,8 @@ SPDL__PRIVATE bool spdl__again_room(const spdl_pipeline *p, const spdl__node *no
                                     const spdl__again *call, uint64_t word) {
     const spdl__list *list = (const spdl__list *)spdl__load_pointer(&call->stream);
     if (list == NULL) return node->by_ticket || spdl__claim_room(p, node, word);
-    return spdl__load(&list->count) - spdl__load(&list->at) < node->out.buffer_size;
+    return spdl__load(&list->count) - spdl__load(&list->at) <
+           spdl__load_relaxed(&node->out.buffer_size);
 }
 
 SPDL__PRIVATE bool spdl__again_runnable(const spdl_pipeline *p, const spdl__node *node,
@@ -9649,6 +9703,7 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
     if (spdl__exchange32(&p->trainer_inside, 1) != 0) return SPDL_E_INVALID;
+    if (SPDL__UNLIKELY(p->doctor != NULL)) spdl__doctor_comes(p->doctor);
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->group[0].pool != NULL) {
         spdl__full_barrier(); /* instead of a sleep: what the watermark has passed over */
@@ -9671,6 +9726,7 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
         spdl__store_relaxed(&p->wait_since, 0);
         spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with gap_sum */
     }
+    if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
     spdl__store32(&p->trainer_inside, 0);
     return result;
 }
@@ -10003,6 +10059,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     int i;
     for (i = 0; p->group != NULL && i < p->groups; ++i)
         if (p->group[i].own_pool) spdl__pool_release(p->group[i].pool);
+    spdl__doctor_free(p);
 #ifndef SPDL_NO_REPORT
     spdl__trace_free(p);
 #endif
@@ -10188,6 +10245,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
                   "spdl: spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
         return;
     }
+    spdl__doctor_close(p);
     spdl__pipeline_halt(p);
     if (spdl__pipeline_await_quiet(p, spdl__deadline(SPDL__DESTROY_WARN_NS),
                                    spdl__load32(&p->late) != 0) != SPDL_OK) {
@@ -10242,6 +10300,7 @@ typedef struct spdl__plan {
     int branch[SPDL_MAX_STAGES + 1]; /* the branch it is inside of; merge: that it ends; or -1. Of
                                         several sources that is row 0, the first of their paths */
     int merge[SPDL_MAX_STAGES + 1];  /* branch: where it ends */
+    const spdl__doctor_plan *doctor; /* or NULL */
 } spdl__plan;
 
 SPDL__COLD const char *spdl__kind_name(spdl_kind kind) {
@@ -10734,8 +10793,10 @@ SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i, int thre
                                               : row.threads;
     if (row.concurrency == 0) row.concurrency = 1;
     if (row.max_concurrency == 0) row.max_concurrency = row.concurrency;
-    if (plan->desc->autotune && row.kind == SPDL_KIND_PIPE && !row.flush &&
-        plan->rows[i].max_concurrency == 0 && threads > row.concurrency)
+    if ((plan->desc->autotune ||
+         (plan->doctor != NULL && (row.concurrency > 1 || plan->doctor->desc.raise))) &&
+        row.kind == SPDL_KIND_PIPE && !row.flush && plan->rows[i].max_concurrency == 0 &&
+        threads > row.concurrency)
         row.max_concurrency = threads;
     if (i == plan->count - 2) row.buffer_size = at_sink ? at_sink : 3;
     if (row.buffer_size == 0 && spdl__row_places(plan, i)) /* they need no memory of their own */
@@ -10863,6 +10924,7 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     edge->end = SPDL__OPEN;
     edge->buffer_size = (uint64_t)row->buffer_size;
     edge->window = edge->buffer_size + calls;
+    if (node == p->last && p->doctored) edge->window += edge->buffer_size; /* it may be doubled */
     if (row->kind == SPDL_KIND_PATH && node->before != NULL) /* all that wait may be here */
         edge->window = edge->buffer_size + (uint64_t)node->before->row.buffer_size;
     if (row->kind == SPDL_KIND_BRANCH) edge->window = 1; /* it writes those of its paths */
@@ -10947,6 +11009,7 @@ SPDL__COLD spdl__group *spdl__group_add(spdl_pipeline *p, uint32_t rows, int wor
 SPDL__COLD spdl_result spdl__groups_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
     const bool polite = desc->workers > 0 && desc->policy.polite;
+    const bool one_more = plan->doctor != NULL && plan->doctor->desc.raise && !polite;
     size_t count = 1 + (size_t)polite;
     int i;
     for (i = 0; i < p->count; ++i) count += spdl__row_threads(&plan->rows[i]) > 0;
@@ -10955,7 +11018,7 @@ SPDL__COLD spdl_result spdl__groups_plan(spdl_pipeline *p, const spdl__plan *pla
         (spdl__group *)spdl__alloc_zeroed(&p->allocator, count, sizeof(*p->group), SPDL_CACHE_LINE);
     if (p->group == NULL) return SPDL_E_NOMEM;
     spdl__group_add(p, 0, desc->pool      ? desc->pool->places
-                         : desc->workers ? desc->workers
+                         : desc->workers ? desc->workers + one_more
                                          : 1);
     p->group[0].pool = desc->pool;
     if (desc->pool != NULL) p->group[0].guests = desc->pool->desc.guests;
@@ -11011,6 +11074,9 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     for (i = 0; i < p->count && result == SPDL_OK; ++i) result = spdl__node_build(p, &p->node[i]);
     if (result == SPDL_OK) result = spdl__tasks_build(p);
     if (result == SPDL_OK) result = spdl__tuner_build(p, plan->desc);
+    if (result == SPDL_OK)
+        result = spdl__doctor_open(p, plan->doctor,
+                                   plan->desc->pool ? p->group[0].workers : plan->desc->workers);
 #ifndef SPDL_NO_REPORT /* else report_begin says so */
     if (result == SPDL_OK) spdl__trace_open(p, plan->desc);
 #endif
@@ -11127,6 +11193,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
             p->profiler = desc->pool->desc.profiler;
         p->count = plan->count - 1;
         p->references = 1;
+        p->doctored = plan->doctor != NULL;
         spdl__error_clear(&p->error);
         result = spdl__pipeline_build(p, plan);
     }
@@ -11147,6 +11214,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
                                           const spdl_stage *stages, size_t stage_count) {
     spdl_pipeline_desc known;
     spdl_error error;
+    spdl__doctor_plan doctor;
     spdl__plan plan;
     spdl_result result;
     if (pipeline == NULL) return SPDL_E_INVALID;
@@ -11159,6 +11227,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     plan.desc = &known;
     plan.rows = stages;
     plan.count = stage_count > INT16_MAX ? INT16_MAX : (int)stage_count;
+    if (spdl__doctor_ask(&doctor, known.doctor, &known.logger)) plan.doctor = &doctor;
     result = spdl__check_plan(&plan);
     if (result == SPDL_OK) result = spdl__pipeline_new(pipeline, &plan);
     if (result == SPDL_OK) spdl__rows_warn(*pipeline, &plan);
@@ -11395,6 +11464,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     stats->elapsed_ns = spdl__atomic_max(&p->sink->seen[4], now - p->start_ns);
     stats->workers = p->threaded ? p->workers : 0;
     if (p->rescue != NULL) stats->workers -= p->rescue->workers;
+    if (p->doctor != NULL) stats->workers -= spdl__doctor_workers(p->doctor);
     stats->stage_count = p->count;
     stats->delivered = spdl__load_relaxed(&p->delivered);
     stats->first_item_ns = spdl__load_relaxed(&p->first_item_ns);
@@ -12792,6 +12862,29 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
 }
 
 SPDL__COLD void spdl__report_end(spdl_pipeline *p) { (void)p; }
+
+SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
+                                 const spdl_logger *logger) {
+    (void)plan;
+    if (desc != NULL || spdl__os_environment("SPDL_DOCTOR") != NULL)
+        spdl__logf(logger, SPDL_LOG_WARN, "spdl: there is no doctor: this program was built with "
+                                          "SPDL_NO_REPORT");
+    return false;
+}
+
+SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
+                                         int workers) {
+    (void)p;
+    (void)plan;
+    (void)workers;
+    return SPDL_OK;
+}
+
+SPDL__COLD int spdl__doctor_workers(const spdl__doctor *d) { return d != NULL; }
+SPDL__COLD void spdl__doctor_comes(spdl__doctor *d) { (void)d; }
+SPDL__COLD void spdl__doctor_item(spdl__doctor *d) { (void)d; }
+SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) { (void)p; }
+SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) { (void)p; }
 #endif
 
 /* ============================================================================================= */
@@ -13033,6 +13126,1389 @@ SPDL__COLD int spdl__latin_arm(spdl__latin *latin, int round, int position) {
     }
     return latin->symbol[(latin->row[round % n] + position) % n];
 }
+
+/* ============================================================================================= */
+/* >>probe-impl
+   The doctor's hand in the rows. In a pipeline with a doctor each row that calls a function calls
+   probe_call in its place, which may make the call take longer, keep what it made, or leave it out.
+   In all others nothing of this is looked at.
+
+   Replay. While the flow is cut after row k, calls of the source make tokens instead of items. A
+   token passes row after row without a call, a row of batches one for each `size` of them, until
+   row k (.copy_item) puts a copy of a kept item in its place, or row k + 1 (.const_input) is called
+   with a kept item. So real items before and after the cut lose nothing and keep their numbers, and
+   when the cut ends what is still a token goes on to its row. A token has an origin of its own:
+   nobody frees it. Kept items are a random sample of those seen in the time of observing; nobody
+   looks at them before that is over, and nobody changes them after.
+
+   Threads: the trainer sets what is different; any worker calls. */
+
+#ifndef SPDL_NO_REPORT
+
+#define SPDL__KEPT 32         /* items of a row */
+#define SPDL__SLEEP_NS 100000 /* a thread that is to sleep a while does so in pieces of this */
+
+typedef enum spdl__replay { SPDL__REPLAY_NOT, SPDL__REPLAY_COPY, SPDL__REPLAY_INPUT } spdl__replay;
+
+/* One row. */
+typedef struct spdl__probe {
+    const spdl_function *fn; /* the user's; NULL: the row calls none */
+    spdl_function call;      /* what the row has in its place */
+    spdl__replay replay;     /* how its results can be replayed */
+    size_t bytes;            /* copied as so many bytes; 0: by copy_item */
+    uint64_t seen, turn;
+    uint32_t lock;
+    uint32_t broken;         /* the row after it keeps its input, or hands it on */
+    int count;               /* of `kept`; by the trainer when that is complete */
+    spdl__item kept[SPDL__KEPT];
+    uint64_t item_ns;        /* of a call, when nothing was different */
+    uint64_t delay_ns;       /* each call takes longer by this: computing, or asleep */
+    uint32_t asleep;
+    uint64_t worked;         /* what the computing comes to */
+} spdl__probe;
+
+/* What a thread still has to sleep, of a row or of the trainer. */
+typedef struct spdl__debt {
+    uint64_t arm;
+    int64_t ns;
+} spdl__debt;
+
+typedef struct spdl__hand {
+    spdl_pipeline *p;
+    spdl__probe probe[SPDL_MAX_STAGES];
+    char token[SPDL_MAX_STAGES]; /* their addresses are the tokens; by the row of the cut */
+    spdl__debt *debt;        /* [worker * rows + row], the trainer's last */
+    uint32_t keeps;          /* results are kept */
+    uint32_t cut;            /* 1 + the row after which the flow is cut; 0: none */
+    uint64_t arm;            /* counts what was set */
+    double rounds_ns;        /* of counted work, in a nanosecond */
+    spdl__os_event never;    /* nobody wakes it */
+} spdl__hand;
+
+/* Counted work: a clock would go on while others have the processor. */
+SPDL__NOINLINE uint64_t spdl__spin_work(uint64_t rounds) {
+    uint64_t x = rounds;
+    while (rounds-- > 0) x = (x ^ x >> 29) * 6364136223846793005u + 1442695040888963407u;
+    return x;
+}
+
+/* How much of it fits in a nanosecond: the best of some tries. */
+SPDL__COLD void spdl__spin_calibrate(spdl__hand *hand) {
+    uint64_t best = SPDL__NEVER, begun;
+    int i;
+    for (i = 0; i < 16; ++i) {
+        begun = spdl_time_ns();
+        hand->probe[0].worked += spdl__spin_work(20000);
+        best = spdl__min(best, spdl_time_ns() - begun);
+    }
+    hand->rounds_ns = 20000 / (double)spdl__max(best, 1);
+}
+
+/* Takes `ns`, now or in the calls to come: sleeping takes its own time, which is counted. */
+SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__debt *debt, uint64_t ns, bool asleep,
+                                 uint64_t *worked) {
+    const uint64_t arm = spdl__load_relaxed(&hand->arm);
+    uint64_t begun;
+    if (!asleep) {
+        spdl__store_relaxed(worked, spdl__spin_work((uint64_t)((double)ns * hand->rounds_ns)));
+        return;
+    }
+    if (debt->arm != arm) debt->ns = 0;
+    debt->arm = arm;
+    debt->ns += (int64_t)ns;
+    if (debt->ns < SPDL__SLEEP_NS) return;
+    begun = spdl_time_ns();
+    (void)spdl__os_event_sleep(&hand->never, spdl__load32(&hand->never.word),
+                               begun + (uint64_t)debt->ns);
+    debt->ns -= (int64_t)(spdl_time_ns() - begun);
+}
+
+/* --- what is kept --- */
+
+SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe,
+                                const spdl__item *kept) {
+    if (kept->item == NULL) return;
+    if (probe->replay == SPDL__REPLAY_COPY && probe->bytes > 0)
+        spdl__free(&p->allocator, kept->item, probe->bytes);
+    else
+        spdl__item_free(p, kept->item, kept->origin);
+}
+
+SPDL__COLD void *spdl__kept_copy(const spdl_task *task, const spdl__probe *probe,
+                                 const void *item) {
+    void *copy;
+    if (probe->bytes == 0) return task->node->row.copy_item(item);
+    if (item != task->buffer) return NULL; /* who knows how large it is */
+    copy = spdl__alloc(&task->pipeline->allocator, probe->bytes, SPDL_CACHE_LINE);
+    if (copy != NULL) memcpy(copy, item, probe->bytes);
+    return copy;
+}
+
+/* The place of one more result in the sample, or SPDL__KEPT: it is not kept. */
+SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
+    uint64_t random = spdl__add(&probe->seen, 1);
+    if (random < SPDL__KEPT) return random;
+    return spdl__min(spdl__random(&random) % (random + 1), SPDL__KEPT);
+}
+
+/* Whether it is there now; if not it stays the caller's. */
+SPDL__COLD bool spdl__kept_store(spdl__hand *hand, spdl__probe *probe, uint64_t place,
+                                 const spdl__item *what) {
+    spdl__item old = *what;
+    bool keeps;
+    spdl__spin_lock(&probe->lock);
+    keeps = spdl__load32(&hand->keeps) != 0;
+    if (keeps) {
+        old = probe->kept[place];
+        probe->kept[place] = *what;
+    }
+    spdl__spin_unlock(&probe->lock);
+    if (keeps) spdl__kept_free(hand->p, probe, &old); /* user code */
+    return keeps;
+}
+
+/* After a call that was made as always: its result is kept, or its input. */
+SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *out) {
+    const int row = task->node->index;
+    spdl__probe *probe = &hand->probe[row];
+    uint64_t place = SPDL__KEPT;
+    if (probe->replay == SPDL__REPLAY_COPY && out != NULL &&
+        (place = spdl__kept_place(probe)) < SPDL__KEPT) {
+        spdl__item what = { NULL, 0, 0 };
+        what.item = spdl__kept_copy(task, probe, out);
+        what.origin = spdl__origin(0, (unsigned)row);
+        if (what.item != NULL && !spdl__kept_store(hand, probe, place, &what))
+            spdl__kept_free(hand->p, probe, &what);
+    }
+    if (row == 0 || probe[-1].replay != SPDL__REPLAY_INPUT || task->in.item == NULL) return;
+    if (out == task->in.item || task->taken) {
+        spdl__store32(&probe[-1].broken, 1);
+    } else if ((place = spdl__kept_place(&probe[-1])) < SPDL__KEPT) {
+        task->taken = spdl__kept_store(hand, &probe[-1], place, &task->in);
+    }
+}
+
+/* The sample is complete: nothing is kept any more. */
+SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
+    int i, k;
+    spdl__store32(&hand->keeps, 0);
+    for (i = 0; i < hand->p->count; ++i) {
+        spdl__probe *probe = &hand->probe[i];
+        spdl__spin_lock(&probe->lock); /* a thread that has seen `keeps` has stored */
+        for (k = 0; k < SPDL__KEPT; ++k)
+            if (probe->kept[k].item != NULL) probe->kept[probe->count++] = probe->kept[k];
+        for (k = probe->count; k < SPDL__KEPT; ++k) probe->kept[k].item = NULL;
+        if (spdl__load32(&probe->broken) || probe->count < 2) probe->replay = SPDL__REPLAY_NOT;
+        spdl__spin_unlock(&probe->lock);
+    }
+}
+
+/* --- a call --- */
+
+SPDL__COLD const spdl__item *spdl__kept_next(spdl__probe *probe) {
+    return &probe->kept[spdl__add(&probe->turn, 1) % (uint64_t)probe->count];
+}
+
+/* A token becomes a copy of what was kept. */
+SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, void **out) {
+    const spdl__item *kept = spdl__kept_next(probe);
+    if (probe->bytes == 0) {
+        *out = task->node->row.copy_item(kept->item);
+    } else {
+        *out = spdl_buffer(task);
+        if (*out != NULL) memcpy(*out, kept->item, probe->bytes);
+    }
+    return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
+}
+
+/* A token goes on, or from the source is made. */
+SPDL__COLD spdl_result spdl__probe_pass(spdl_task *task, void *token, void **out) {
+    if (task->node->in == NULL) task->buffer = token; /* task_origin knows it by that */
+    if (task->node->row.emits) return spdl_emit(task, token);
+    *out = token;
+    return SPDL_OK;
+}
+
+/* A row is called with what was kept of the row before. */
+SPDL__COLD spdl_result spdl__probe_again(spdl_task *task, spdl__probe *probe, void **out) {
+    spdl_result result;
+    task->in.item = spdl__kept_next(&probe[-1])->item; /* with the origin of the token */
+    result = probe->fn->call(task, task->in.item, out);
+    if (task->taken || (result == SPDL_OK && *out == task->in.item))
+        return spdl__task_row_error(task, "its row says .const_input, but it has kept its input "
+                                          "or handed it on");
+    return result;
+}
+
+/* What rows call instead of their function. */
+SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__node *node = task->node;
+    spdl__hand *hand = p->hand;
+    spdl__probe *probe = &hand->probe[node->index];
+    const bool source = node->in == NULL;
+    const int cut = source ? (int)spdl__load32(&hand->cut) - 1 : spdl__token_row(p, in);
+    const uint64_t delay_ns = spdl__load_relaxed(&probe->delay_ns);
+    spdl_result result;
+    if (SPDL__UNLIKELY(cut >= 0)) {
+        if (source) spdl__store_relaxed(&node->made, node->made - 1); /* it has no number */
+        spdl__store_relaxed(&node->item_ns, probe->item_ns); /* a call is not as quick as this */
+        if (cut == node->index && probe->replay == SPDL__REPLAY_COPY)
+            return spdl__probe_copy(task, probe, out);
+        if (cut + 1 != node->index || probe[-1].replay != SPDL__REPLAY_INPUT)
+            return spdl__probe_pass(task, source ? &hand->token[cut] : in, out);
+    }
+    if (delay_ns > 0)
+        spdl__hand_delay(hand, &hand->debt[task->worker * p->count + node->index], delay_ns,
+                         spdl__load_relaxed32(&probe->asleep), &probe->worked);
+    if (SPDL__UNLIKELY(cut >= 0)) return spdl__probe_again(task, probe, out);
+    result = probe->fn->call(task, in, out);
+    if (SPDL__UNLIKELY(spdl__load_relaxed32(&hand->keeps)) && result == SPDL_OK)
+        spdl__kept_look(task, hand, *out);
+    return result;
+}
+
+/* --- a pipeline gets it, and loses it --- */
+
+/* How the results of a row can be replayed. Tokens are items to a branch or a merge: none there. */
+SPDL__COLD spdl__replay spdl__probe_replay(const spdl_pipeline *p, const spdl__node *node,
+                                           size_t *bytes) {
+    const spdl_stage *row = &node->row, *next = node == p->last ? NULL : &node[1].row;
+    const bool plain = spdl__row_calls(row) && !row->emits && !row->again;
+    int i;
+    for (i = 0; i < p->count; ++i)
+        if (!spdl__row_calls(&p->node[i].row) && p->node[i].row.kind != SPDL_KIND_BATCH)
+            return SPDL__REPLAY_NOT;
+    for (i = 0; i < p->count; ++i)
+        if (p->node[i].row.kind == SPDL_KIND_BRANCH) return SPDL__REPLAY_NOT;
+    *bytes = node->places ? next->item_bytes : row->item_bytes;
+    if (plain && row->copy_item != NULL) *bytes = 0;
+    if (plain && (row->copy_item != NULL || *bytes > 0)) return SPDL__REPLAY_COPY;
+    return next != NULL && next->const_input && !next->again && !next->deferred
+               ? SPDL__REPLAY_INPUT : SPDL__REPLAY_NOT;
+}
+
+SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
+    const size_t debts = (size_t)(p->workers * p->count + 1);
+    spdl__hand *hand =
+        (spdl__hand *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*hand), SPDL_CACHE_LINE);
+    int i;
+    if (hand == NULL) return SPDL_E_NOMEM;
+    hand->debt = (spdl__debt *)spdl__alloc_zeroed(&p->allocator, debts, sizeof(*hand->debt), 8);
+    if (hand->debt == NULL || !spdl__os_event_init(&hand->never)) {
+        spdl__free(&p->allocator, hand->debt, debts * sizeof(*hand->debt));
+        spdl__free(&p->allocator, hand, sizeof(*hand));
+        return SPDL_E_NOMEM;
+    }
+    hand->p = p;
+    p->hand = hand;
+    p->tokens = hand->token;
+    for (i = 0; i < p->count; ++i) {
+        spdl__node *node = &p->node[i];
+        spdl__probe *probe = &hand->probe[i];
+        if (!spdl__row_calls(&node->row)) continue;
+        probe->fn = node->row.fn;
+        probe->call = *probe->fn;
+        probe->call.call = spdl__probe_call;
+        node->row.fn = &probe->call;
+    }
+    for (i = 0; replay && i < p->count; ++i)
+        hand->probe[i].replay = spdl__probe_replay(p, &p->node[i], &hand->probe[i].bytes);
+    spdl__spin_calibrate(hand);
+    return SPDL_OK;
+}
+
+SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
+    spdl__hand *hand = p->hand;
+    int i, k;
+    if (hand == NULL) return;
+    for (i = 0; i < p->count; ++i)
+        for (k = 0; k < SPDL__KEPT; ++k)
+            spdl__kept_free(p, &hand->probe[i], &hand->probe[i].kept[k]);
+    spdl__os_event_fini(&hand->never);
+    spdl__free(&p->allocator, hand->debt,
+               (size_t)(p->workers * p->count + 1) * sizeof(*hand->debt));
+    spdl__free(&p->allocator, hand, sizeof(*hand));
+    p->hand = NULL;
+}
+/* ============================================================================================= */
+/* >>doctor-impl
+   The experiments, and what follows from them. All of it runs on the thread of the trainer, in
+   next: an item ends a window or does not. What is different in a window is set before it, some
+   items and some time are let pass, and then the time is taken from one item to another.
+
+   The model is the operational law: a row allows c / (V t) items/s, c calls at a time of t each and
+   V of them for an item, what a call waited for a processor left out; the processors, the workers
+   and the trainer allow what they do; the least of these is the rate. */
+
+#define SPDL__DOCTOR_SECONDS 10
+#define SPDL__WINDOW_NS 50000000  /* the least length of a window */
+#define SPDL__WINDOW_ITEMS 8
+#define SPDL__ROUNDS_LEAST 6      /* fewer say nothing */
+#define SPDL__SLOWER 0.2          /* calls are made longer by this share */
+#define SPDL__BUSY_ROW 0.4        /* a row that is less busy is not looked at */
+#define SPDL__FITS 0.8            /* a rate below this share of the model's is not explained by it */
+#define SPDL__GAIN 1.04           /* what is less is not worth a word */
+#define SPDL__FOREIGN 0.15        /* processors that others had */
+#define SPDL__BURSTY 0.3          /* the same twice differs by more */
+
+/* What limits, where it is no row. */
+enum { SPDL__BY_TRAINER = -1, SPDL__BY_MACHINE = -2, SPDL__BY_WORKERS = -3, SPDL__BY_NONE = -4 };
+
+typedef enum spdl__arm_kind {
+    SPDL__ARM_BASE,
+    SPDL__ARM_CUT,     /* after `row` */
+    SPDL__ARM_KEPT,    /* the trainer works on what it has, the pipeline is not asked */
+    SPDL__ARM_COMPUTE, /* calls of `row` take `value` ns longer */
+    SPDL__ARM_SLEEP,
+    SPDL__ARM_PAUSE,   /* the trainer does */
+    SPDL__ARM_CALLS,   /* `row` has a concurrency of `value` */
+    SPDL__ARM_WORKER,  /* one more */
+    SPDL__ARM_BUFFER   /* of the sink */
+} spdl__arm_kind;
+
+typedef struct spdl__arm {
+    spdl__arm_kind kind;
+    int row;
+    uint64_t value;
+} spdl__arm;
+
+typedef enum spdl__doctor_phase {
+    SPDL__DOCTOR_WARM,
+    SPDL__DOCTOR_OBSERVE,
+    SPDL__DOCTOR_SCREEN,
+    SPDL__DOCTOR_CONFIRM,
+    SPDL__DOCTOR_DONE
+} spdl__doctor_phase;
+
+typedef struct spdl__clocks {
+    uint64_t time_ns, cpu_ns, idle_ns;
+    double cores; /* of the machine */
+} spdl__clocks;
+
+struct spdl__doctor {
+    spdl_pipeline *p;
+    spdl__doctor_plan plan;
+    spdl__doctor_phase phase;
+    uint64_t begun_ns, phase_ns; /* the first item; the phase */
+    uint64_t items;              /* since the first */
+    spdl_stats last, now;        /* at both ends of observing */
+    spdl_process_stats process;
+    uint64_t step_since, step_sum, step_cpu, step_queued, steps; /* of the trainer, observing */
+    uint64_t step_cpu_at, step_queued_at;
+    spdl__os_file schedstat;     /* of the trainer's thread */
+    /* windows */
+    spdl__arm arm[SPDL_DOCTOR_ARMS];
+    int arms, first, position, round; /* arms from `first` of the report's are of this phase */
+    spdl__latin latin;
+    bool counting;
+    uint64_t window_ns, settle_items, settle_ns; /* lengths */
+    uint64_t window_since, window_items;         /* of the one at hand: when, and d->items then */
+    uint64_t set_since, set_items;               /* when it was set */
+    spdl__clocks clocks;         /* when the round began */
+    double foreign;              /* sum over rounds */
+    uint64_t pause_ns;           /* of the trainer, each step */
+    uint32_t limit[SPDL_MAX_STAGES]; /* as it is */
+    uint64_t buffer;
+    bool worker_kept;            /* the further worker goes on */
+    uint32_t holds;              /* it is kept away: see doctor_worker */
+    spdl__os_event hold;
+    void *kept[SPDL__KEPT];      /* of doctor_run, for SPDL__ARM_KEPT */
+    uint64_t kept_origin[SPDL__KEPT];
+    int kept_count;
+    bool runs, keeps_to_itself;  /* inside of doctor_run; the arm is SPDL__ARM_KEPT */
+    spdl_doctor_report report;
+};
+
+SPDL__COLD double spdl__least(double a, double b) { return a < b ? a : b; }
+
+/* --- the model --- */
+
+/* What is different from the rows as they are. */
+typedef struct spdl__what_if {
+    int row;
+    double speed;  /* of its calls */
+    int calls;     /* more at a time */
+    int workers;   /* more */
+} spdl__what_if;
+
+typedef struct spdl__law {
+    double rate, next; /* items/s; and if what limits did not */
+    int by, next_by;
+} spdl__law;
+
+SPDL__COLD void spdl__law_limit(spdl__law *law, double rate, int by) {
+    if (!(rate > 0)) return;
+    if (rate < law->rate) {
+        law->next = law->rate;
+        law->next_by = law->by;
+        law->rate = rate;
+        law->by = by;
+    } else if (rate < law->next) {
+        law->next = rate;
+        law->next_by = by;
+    }
+}
+
+SPDL__COLD spdl__law spdl__law_of(const spdl__doctor *d, const spdl__what_if *what) {
+    const spdl_doctor_report *r = &d->report;
+    spdl__law law = { 1e18, 1e18, SPDL__BY_NONE, SPDL__BY_NONE };
+    double cpu = r->step_cpu_ns, calls = 0;
+    int workers = r->workers + (what != NULL ? what->workers : 0), i;
+    for (i = 0; i < r->row_count; ++i) {
+        const spdl_doctor_row *row = &r->row[i];
+        const bool pooled = d->p->node[i].group == &d->p->group[0];
+        const double speed = what != NULL && what->row == i ? what->speed : 1;
+        const double ns = (row->mean_ns - row->runnable_ns) / speed;
+        int most = row->concurrency + (what != NULL && what->row == i ? what->calls : 0);
+        if (row->method == SPDL_DOCTOR_NO_METHOD && row->mean_ns <= 0) continue;
+        cpu += row->visits * row->cpu_ns / speed;
+        if (d->p->node[i].row.deferred) {
+            spdl__law_limit(&law, 1e9 * most / (row->visits * ns), i);
+            continue;
+        }
+        if (pooled) calls += row->visits * ns;
+        if (pooled && workers > 0 && most > workers) most = workers;
+        spdl__law_limit(&law, 1e9 * most / (row->visits * ns), i);
+    }
+    spdl__law_limit(&law, 1e9 / r->step_ns, SPDL__BY_TRAINER);
+    spdl__law_limit(&law, 1e9 * r->cores / cpu, SPDL__BY_MACHINE);
+    if (d->p->group[0].pool == NULL) /* the trainer does it all */
+        spdl__law_limit(&law, 1e9 / (calls + r->step_ns), SPDL__BY_WORKERS);
+    else
+        spdl__law_limit(&law, 1e9 * workers / calls, SPDL__BY_WORKERS);
+    return law;
+}
+
+/* The least concurrency of a row with which something else limits, as far as it may be raised. */
+SPDL__COLD int spdl__law_calls(const spdl__doctor *d, int row, int most) {
+    spdl__what_if what = { row, 1, 1, 0 };
+    const int now = d->report.row[row].concurrency;
+    while (now + what.calls < most && spdl__law_of(d, &what).by == row) ++what.calls;
+    return now + what.calls;
+}
+
+/* --- observing --- */
+
+/* Before and after a step of the trainer. */
+SPDL__COLD void spdl__doctor_step_begins(spdl__doctor *d) {
+    spdl__os_thread_times(NULL, &d->schedstat, NULL, &d->step_queued_at);
+    spdl__os_thread_times(NULL, NULL, &d->step_cpu_at, NULL);
+    d->step_since = spdl_time_ns();
+}
+
+SPDL__COLD void spdl__doctor_step_ends(spdl__doctor *d) {
+    uint64_t cpu, queued;
+    if (d->step_since == 0) return;
+    d->step_sum += spdl_time_ns() - d->step_since;
+    spdl__os_thread_times(NULL, NULL, &cpu, NULL);
+    spdl__os_thread_times(NULL, &d->schedstat, NULL, &queued);
+    if (cpu != SPDL__NEVER) d->step_cpu += cpu - d->step_cpu_at;
+    if (queued != SPDL__NEVER && d->step_queued_at != SPDL__NEVER)
+        d->step_queued += queued - d->step_queued_at;
+    ++d->steps;
+    d->step_since = 0;
+}
+
+SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
+    const spdl_stage_stats *now = &d->now.stage[i], *last = &d->last.stage[i];
+    const spdl_stage *row = &d->p->node[i].row;
+    spdl_doctor_row *to = &d->report.row[i];
+    const double tasks = (double)(now->tasks - last->tasks);
+    const double busy = (double)(now->busy_ns - last->busy_ns);
+    const double whole = (double)now->busy_ns, items = (double)(d->now.delivered - d->last.delivered);
+    memcpy(to->name, now->name, sizeof(to->name));
+    to->kind = now->kind;
+    to->concurrency = (int)d->limit[i];
+    to->may_raise = row->kind == SPDL_KIND_PIPE && row->max_concurrency > (int)d->limit[i];
+    if (!spdl__row_calls(row) || tasks <= 0 || busy <= 0 || items <= 0) return;
+    to->visits = tasks / items;
+    to->mean_ns = busy / tasks;
+    to->cpu_ns = to->mean_ns; /* if nothing is known */
+    if (now->split_calls > 0 && whole > 0) {
+        to->cpu_ns = to->mean_ns * (double)now->cpu_ns / whole;
+        to->runnable_ns = to->mean_ns * (double)now->runnable_ns / whole;
+        to->blocked_ns = to->mean_ns - to->cpu_ns - to->runnable_ns;
+    }
+    to->load = busy / ((double)(d->now.elapsed_ns - d->last.elapsed_ns)) / to->concurrency;
+    d->p->hand->probe[i].item_ns = (uint64_t)to->mean_ns;
+}
+
+/* The end of observing. */
+SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
+    spdl_doctor_report *r = &d->report;
+    spdl_process_stats process;
+    double ns, visits_most = 1;
+    uint64_t there = 0;
+    int i;
+    spdl_pipeline_stats(d->p, &d->now);
+    spdl_process_read(&process);
+    ns = (double)(d->now.elapsed_ns - d->last.elapsed_ns);
+    r->row_count = d->p->count;
+    r->cores = process.cores_allowed;
+    r->cores_used = (double)(process.cpu_ns - d->process.cpu_ns) / ns;
+    r->today = 1e9 * (double)(d->now.delivered - d->last.delivered) / ns;
+    r->waiting = (double)(d->now.wait_ns - d->last.wait_ns) / ns;
+    if (d->steps > 0) {
+        r->step_ns = (double)d->step_sum / (double)d->steps;
+        r->step_cpu_ns = (double)d->step_cpu / (double)d->steps;
+        r->harm = r->step_ns > 0 ? (double)d->step_queued / (double)d->step_sum : 0;
+    }
+    for (i = 0; i < r->row_count; ++i) spdl__doctor_row_look(d, i);
+    for (i = r->row_count - 1; i >= 0; --i) { /* sink items that lie in buffers and calls */
+        const spdl__node *node = &d->p->node[i];
+        if (r->row[i].visits > 0) visits_most = r->row[i].visits;
+        there += (uint64_t)((double)(node->out.buffer_size + d->limit[i]) / visits_most + 0.5);
+    }
+    for (i = 0; i < r->row_count; ++i) {
+        spdl_doctor_row *row = &r->row[i];
+        if (row->mean_ns > 0)
+            row->most = 1e9 * row->concurrency / (row->visits * (row->mean_ns - row->runnable_ns));
+        if (row->mean_ns > 0) {
+            const spdl__what_if what = { i, 2, 0, 0 };
+            row->twice = spdl__law_of(d, &what).rate / spdl__law_of(d, NULL).rate;
+        }
+    }
+    d->settle_items = there;
+    r->model = spdl__law_of(d, NULL).rate;
+    r->ceiling = r->step_ns > 0 ? 1e9 / (r->step_ns * (1 - r->harm)) : 0;
+}
+
+/* --- windows --- */
+
+SPDL__COLD void spdl__doctor_limit(spdl__doctor *d, int row, uint32_t calls) {
+    spdl__node *node = &d->p->node[row];
+    if (spdl__load_relaxed32(&node->limit) == calls) return;
+    spdl__store32(&node->limit, calls);
+    spdl__wake_changed(d->p, node);
+}
+
+/* The job that keeps a worker away. */
+SPDL__COLD void spdl__doctor_hold(void *arg, int worker, void *local) {
+    spdl__doctor *d = (spdl__doctor *)arg;
+    (void)worker;
+    (void)local;
+    for (;;) {
+        const uint32_t word = spdl__load32(&d->hold.word);
+        if (spdl__load32(&d->holds) != 1) break;
+        (void)spdl__os_event_sleep(&d->hold, word, SPDL__NEVER);
+    }
+    spdl__store32(&d->holds, 0);
+}
+
+/* Whether the worker that create has made for the doctor works: `holds` is 1 while it is kept away,
+   2 until it has left the job, 0 without. */
+SPDL__COLD void spdl__doctor_worker(spdl__doctor *d, bool works) {
+    uint32_t holds = 1;
+    if (spdl__doctor_workers(d) == 0) return;
+    if (works && spdl__cas32(&d->holds, &holds, 2)) {
+        spdl__os_event_wake(&d->hold, SPDL__ALL);
+    } else if (!works) {
+        while (spdl__load32(&d->holds) == 2) spdl__os_yield(); /* it is on its way out */
+        holds = 0;
+        if (!spdl__cas32(&d->holds, &holds, 1)) return;
+        if (spdl_pool_submit(d->p->group[0].pool, spdl__doctor_hold, d, SPDL_FOREVER) != SPDL_OK)
+            spdl__store32(&d->holds, 0);
+    }
+}
+
+SPDL__COLD void spdl__doctor_buffer(spdl__doctor *d, uint64_t size) {
+    spdl__store_relaxed(&d->p->sink->buffer_size, size);
+    spdl__wake_changed(d->p, d->p->last);
+}
+
+/* What is different from here on; all else as it is. */
+SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
+    spdl__hand *hand = d->p->hand;
+    int i;
+    spdl__add(&hand->arm, 1);
+    spdl__store32(&hand->cut, arm->kind == SPDL__ARM_CUT ? (uint32_t)arm->row + 1 : 0);
+    d->keeps_to_itself = arm->kind == SPDL__ARM_KEPT;
+    d->pause_ns = arm->kind == SPDL__ARM_PAUSE ? arm->value : 0;
+    for (i = 0; i < d->p->count; ++i) {
+        const bool mine = arm->row == i;
+        const bool slower =
+            mine && (arm->kind == SPDL__ARM_COMPUTE || arm->kind == SPDL__ARM_SLEEP);
+        spdl__store_relaxed32(&hand->probe[i].asleep, arm->kind == SPDL__ARM_SLEEP);
+        spdl__store_relaxed(&hand->probe[i].delay_ns, slower ? arm->value : 0);
+        spdl__doctor_limit(d, i, mine && arm->kind == SPDL__ARM_CALLS ? (uint32_t)arm->value
+                                                                    : d->limit[i]);
+    }
+    spdl__doctor_worker(d, d->worker_kept || arm->kind == SPDL__ARM_WORKER);
+    spdl__doctor_buffer(d, arm->kind == SPDL__ARM_BUFFER ? arm->value : d->buffer);
+    d->counting = false;
+    d->set_since = spdl_time_ns();
+    d->set_items = d->items;
+}
+
+SPDL__COLD spdl__clocks spdl__doctor_clocks(void) {
+    spdl_process_stats process;
+    spdl__clocks clocks;
+    clocks.time_ns = spdl_time_ns();
+    clocks.idle_ns = spdl__os_machine_idle();
+    spdl_process_read(&process);
+    clocks.cpu_ns = process.cpu_ns;
+    clocks.cores = process.cores;
+    return clocks;
+}
+
+/* Processors that other programs have had since then: those that were neither idle nor ours. What
+   runs at a low priority makes way and counts as idle. 0 where that is not known. */
+SPDL__COLD double spdl__doctor_foreign(const spdl__clocks *since) {
+    const spdl__clocks now = spdl__doctor_clocks();
+    const double ns = (double)(now.time_ns - since->time_ns);
+    const double idle = (double)spdl__grown(since->idle_ns, now.idle_ns);
+    const double own = (double)spdl__grown(since->cpu_ns, now.cpu_ns);
+    const double others = now.cores - (idle + own) / ns;
+    if (now.idle_ns == 0 || ns < 1e8) return 0;
+    if (idle / ns >= 1) return 0; /* there is one for everybody */
+    return others > 0 ? others : 0;
+}
+
+SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...)
+    SPDL__PRINTF(2, 3);
+SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) {
+    char line[256];
+    va_list args;
+    int length;
+    if (d->plan.desc.quiet) return;
+    length = snprintf(line, sizeof(line), "spdl: doctor: ");
+    va_start(args, format);
+    length += vsnprintf(line + length, sizeof(line) - (size_t)length - 1, format, args);
+    va_end(args);
+    length = (int)spdl__min((uint64_t)length, sizeof(line) - 2);
+    line[length++] = '\n';
+    (void)spdl__os_stderr_write(line, (size_t)length, SPDL__STDERR_NS);
+}
+
+/* One more kind of window in this phase. */
+SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, uint64_t value) {
+    spdl_doctor_arm *to = &d->report.arm[d->first + d->arms];
+    const char *name = row >= 0 ? d->report.row[row].name : "";
+    const spdl__arm arm = { kind, row, value };
+    static const char *const formats[] = {
+        "as it is", "after %.16s", "all kept", "%.14s computes", "%.14s sleeps", "trainer sleeps",
+        "%.14s x %d", "one more worker", "buffer of %.0s%d"
+    };
+    if (d->arms == SPDL__LATIN) return;
+    d->arm[d->arms] = arm;
+    memset(to, 0, sizeof(*to));
+    to->stage = row;
+    to->confirming = d->phase == SPDL__DOCTOR_CONFIRM;
+    (void)snprintf(to->name, sizeof(to->name), d->arms == 1 ? "the same again" : formats[kind],
+                   name, (int)value);
+    ++d->arms;
+}
+
+/* All kinds of windows of this phase are there; it may last `seconds`. */
+SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
+    const double each = 1e9 * seconds / (d->arms * 10); /* ten rounds */
+    d->report.arm_count = d->first + d->arms;
+    d->window_ns = each > 6 * SPDL__WINDOW_NS   ? 5 * SPDL__WINDOW_NS
+                   : each > 1.25 * SPDL__WINDOW_NS ? (uint64_t)(0.8 * each)
+                                                   : SPDL__WINDOW_NS;
+    d->settle_ns = d->window_ns / 5;
+    d->phase_ns = spdl_time_ns() + (uint64_t)(1e9 * seconds);
+    d->round = d->position = 0;
+    spdl__latin_start(&d->latin, d->phase_ns, d->arms);
+    d->clocks = spdl__doctor_clocks();
+    spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, 0, 0)]);
+}
+
+/* A round is complete: it counts, unless others had the processors. Whether the phase goes on. */
+SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
+    const double others = spdl__doctor_foreign(&d->clocks);
+    const uint64_t took = now - d->clocks.time_ns;
+    const bool drop = others > SPDL__FOREIGN;
+    int i;
+    ++d->report.rounds;
+    d->foreign += others;
+    d->report.others_used = d->foreign / d->report.rounds;
+    if (drop) ++d->report.dropped;
+    for (i = d->first; i < d->first + d->arms; ++i) {
+        if (drop) d->report.arm[i].rate[d->round] = 0;
+        d->report.arm[i].rounds = d->round + 1;
+    }
+    d->position = 0;
+    d->clocks = spdl__doctor_clocks();
+    return ++d->round < SPDL_DOCTOR_ROUNDS && now + took / 2 < d->phase_ns;
+}
+
+/* An item has come: whether the phase is over. */
+SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
+    const int arm = spdl__latin_arm(&d->latin, d->round, d->position);
+    const uint64_t settle = spdl__min(d->settle_items, SPDL__WINDOW_ITEMS);
+    const uint64_t items = d->items - d->window_items, ns = now - d->window_since;
+    if (!d->counting) {
+        if (d->items - d->set_items < settle || now - d->set_since < d->settle_ns) return false;
+        d->counting = true;
+        d->window_since = now;
+        d->window_items = d->items;
+        return false;
+    }
+    if (ns < d->window_ns || (items < SPDL__WINDOW_ITEMS && ns < 4 * d->window_ns)) return false;
+    d->report.arm[d->first + arm].rate[d->round] = (float)(1e9 * (double)items / (double)ns);
+    if (++d->position == d->arms && !spdl__doctor_round_ends(d, now)) return true;
+    spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, d->round, d->position)]);
+    return false;
+}
+
+/* --- what the windows say --- */
+
+/* Throughput in windows of one kind, compared with those as it is in the same rounds. In the first
+   phase there are two of these, the second is `same`. */
+SPDL__COLD spdl_interval spdl__doctor_ratio(const spdl__doctor *d, int first, int arm,
+                                            int comparisons) {
+    const spdl_doctor_arm *base = &d->report.arm[first], *to = &d->report.arm[arm];
+    double ratio[SPDL_DOCTOR_ROUNDS];
+    int i, n = 0;
+    for (i = 0; i < to->rounds; ++i) {
+        double from = base->rate[i];
+        if (from <= 0 || to->rate[i] <= 0) continue;
+        if (arm > first + 1 && base[1].rate[i] > 0) from = spdl__middle(from, base[1].rate[i]);
+        ratio[n++] = to->rate[i] / from;
+    }
+    return spdl__interval(ratio, n, comparisons);
+}
+
+/* How far throughput follows a longer call: 1 all the way, 0 not at all. */
+SPDL__COLD double spdl__doctor_follows(const spdl_interval *slower, double delay, double ns) {
+    const double all = ns > 0 ? 1 - 1 / (1 + delay / ns) : 0;
+    return slower->rounds > 0 && all > 0 ? (1 - slower->value) / all : 0;
+}
+
+/* --- the phases --- */
+
+SPDL__COLD void spdl__doctor_finish(spdl__doctor *d);
+
+/* The first phase: what would be if a row were not there, or were slower. */
+SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
+    spdl_doctor_report *r = &d->report;
+    int i;
+    d->phase = SPDL__DOCTOR_SCREEN;
+    d->first = d->arms = 0;
+    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
+    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
+    if (d->kept_count > 0) spdl__doctor_arm(d, SPDL__ARM_KEPT, -1, 0);
+    for (i = r->row_count - 1; i >= 0; --i) {
+        spdl_doctor_row *row = &r->row[i];
+        if (d->p->hand->probe[i].replay != SPDL__REPLAY_NOT && d->arms < 9) {
+            row->method = SPDL_DOCTOR_REPLAYED;
+            spdl__doctor_arm(d, SPDL__ARM_CUT, i, 0);
+        }
+    }
+    for (i = 0; i < r->row_count && d->arms + 2 < 12; ++i) {
+        spdl_doctor_row *row = &r->row[i];
+        if (row->method == SPDL_DOCTOR_REPLAYED || row->mean_ns <= 0 || row->load < SPDL__BUSY_ROW)
+            continue;
+        row->method = SPDL_DOCTOR_SLOWED;
+        row->delay_ns = row->mean_ns * (row->load > 0.7 ? SPDL__SLOWER : 2 * SPDL__SLOWER);
+        spdl__doctor_arm(d, SPDL__ARM_COMPUTE, i, (uint64_t)row->delay_ns);
+        spdl__doctor_arm(d, SPDL__ARM_SLEEP, i, (uint64_t)row->delay_ns);
+    }
+    if (r->today * r->step_ns > 1e9 * SPDL__BUSY_ROW && d->arms < 13)
+        spdl__doctor_arm(d, SPDL__ARM_PAUSE, -1, (uint64_t)(SPDL__SLOWER * r->step_ns));
+    spdl__doctor_say(d, "%d kinds of windows for %.1f s", d->arms, 0.5 * d->plan.desc.seconds);
+    spdl__doctor_phase_begins(d, 0.5 * d->plan.desc.seconds);
+}
+
+/* What the first phase has found goes into the rows. */
+SPDL__COLD void spdl__doctor_screened(spdl__doctor *d) {
+    spdl_doctor_report *r = &d->report;
+    int i;
+    r->same = spdl__doctor_ratio(d, 0, 1, 1);
+    for (i = 2; i < d->arms; ++i) {
+        const spdl__arm *arm = &d->arm[i];
+        const spdl_interval ratio = spdl__doctor_ratio(d, 0, i, d->arms - 2);
+        if (arm->kind == SPDL__ARM_CUT) r->row[arm->row].replayed = ratio;
+        if (arm->kind == SPDL__ARM_COMPUTE) r->row[arm->row].computing = ratio;
+        if (arm->kind == SPDL__ARM_SLEEP) r->row[arm->row].asleep = ratio;
+        if (arm->kind == SPDL__ARM_KEPT) r->cached = ratio;
+        if (arm->kind == SPDL__ARM_PAUSE) r->trainer_asleep = ratio;
+    }
+}
+
+/* How much of throughput hangs on a row: the load, and what the windows say. */
+SPDL__COLD double spdl__doctor_weight(const spdl__doctor *d, int i) {
+    const spdl_doctor_row *row = &d->report.row[i];
+    double weight = row->load;
+    if (row->mean_ns <= 0) return 0;
+    if (row->method == SPDL_DOCTOR_SLOWED)
+        weight += (spdl__doctor_follows(&row->computing, row->delay_ns, row->mean_ns) +
+                   spdl__doctor_follows(&row->asleep, row->delay_ns, row->mean_ns)) / 2;
+    if (row->method == SPDL_DOCTOR_REPLAYED) { /* more than with only the rows above replayed */
+        int k = i - 1;
+        double above = 1;
+        while (k >= 0 && d->report.row[k].method != SPDL_DOCTOR_REPLAYED) --k;
+        if (k >= 0) above = d->report.row[k].replayed.value;
+        if (above > 0) weight += spdl__least(1, row->replayed.value / above - 1);
+    }
+    return weight;
+}
+
+/* The row that most hangs on, or -1. */
+SPDL__COLD int spdl__doctor_row(const spdl__doctor *d) {
+    int i, most = -1;
+    for (i = 0; i < d->report.row_count; ++i)
+        if (d->report.row[i].mean_ns > 0 &&
+            (most < 0 || spdl__doctor_weight(d, i) > spdl__doctor_weight(d, most)))
+            most = i;
+    return most;
+}
+
+SPDL__COLD void spdl__doctor_try(spdl__doctor *d, spdl__arm_kind kind, int row, int from, int to,
+                                 double predicted) {
+    static const spdl_doctor_change changes[] = { SPDL_DOCTOR_CONCURRENCY, SPDL_DOCTOR_WORKERS,
+                                                  SPDL_DOCTOR_BUFFER };
+    spdl_doctor_trial *trial = &d->report.trial[d->report.trial_count];
+    if (d->report.trial_count == SPDL_DOCTOR_TRIALS) return;
+    ++d->report.trial_count;
+    trial->change = changes[kind - SPDL__ARM_CALLS];
+    trial->stage = row;
+    trial->from = from;
+    trial->to = to;
+    trial->predicted = predicted;
+    spdl__doctor_arm(d, kind, row, (uint64_t)to);
+}
+
+/* The second phase: as it is, and the changes that promise most. */
+SPDL__COLD void spdl__doctor_confirm(spdl__doctor *d) {
+    spdl_doctor_report *r = &d->report;
+    const spdl__law law = spdl__law_of(d, NULL);
+    const int row = spdl__doctor_row(d), now = row >= 0 ? r->row[row].concurrency : 0;
+    const double left = d->plan.desc.seconds - 1e-9 * (double)(spdl_time_ns() - d->begun_ns);
+    const spdl__what_if worker = { -1, 1, 0, 1 };
+    d->first = r->arm_count;
+    d->arms = 0;
+    d->phase = SPDL__DOCTOR_CONFIRM;
+    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
+    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
+    r->stage = row;
+    if (row >= 0 && r->row[row].may_raise) {
+        const int to = spdl__law_calls(d, row, d->p->node[row].row.max_concurrency);
+        const spdl__what_if what = { row, 1, to - now, 0 };
+        spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, to,
+                         spdl__law_of(d, &what).rate / law.rate);
+    }
+    if (spdl__doctor_workers(d) > 0)
+        spdl__doctor_try(d, SPDL__ARM_WORKER, -1, r->workers, r->workers + 1,
+                         spdl__law_of(d, &worker).rate / law.rate);
+    if (row >= 0 && now > 1) {
+        const spdl__what_if what = { row, 1, -1, 0 };
+        spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, now - 1,
+                         spdl__law_of(d, &what).rate / law.rate);
+    }
+    if (d->p->sink->window >= 2 * d->buffer && r->today * r->step_ns < 0.95e9)
+        spdl__doctor_try(d, SPDL__ARM_BUFFER, -1, (int)d->buffer, (int)(2 * d->buffer), 1);
+    if (left > 0.5 && r->trial_count > 0) {
+        spdl__doctor_say(d, "%d changes for %.1f s", r->trial_count, left);
+        spdl__doctor_phase_begins(d, left);
+    } else {
+        r->trial_count = 0;
+        spdl__doctor_finish(d);
+    }
+}
+
+/* What the trials have come to; the best one that helps is kept. */
+SPDL__COLD void spdl__doctor_confirmed(spdl__doctor *d) {
+    spdl_doctor_report *r = &d->report;
+    const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0 };
+    spdl_doctor_trial *best = NULL;
+    int i;
+    for (i = 0; i < r->trial_count; ++i) {
+        spdl_doctor_trial *trial = &r->trial[i];
+        trial->measured = spdl__doctor_ratio(d, d->first, d->first + 2 + i, r->trial_count);
+        if (trial->measured.known && trial->measured.low > 1 &&
+            trial->measured.value > SPDL__GAIN &&
+            (best == NULL || trial->measured.value > best->measured.value))
+            best = trial;
+    }
+    if (best != NULL) {
+        best->kept = true;
+        if (best->change == SPDL_DOCTOR_CONCURRENCY) d->limit[best->stage] = (uint32_t)best->to;
+        if (best->change == SPDL_DOCTOR_BUFFER) d->buffer = (uint64_t)best->to;
+        if (best->change == SPDL_DOCTOR_WORKERS) d->worker_kept = true;
+    }
+    spdl__doctor_set(d, &as_it_is);
+}
+
+/* --- the verdict --- */
+
+/* Processors that the rows and the trainer ask for, of those there are. */
+SPDL__COLD double spdl__doctor_demand(const spdl__doctor *d) {
+    const spdl_doctor_report *r = &d->report;
+    double ns = r->step_cpu_ns;
+    int i;
+    for (i = 0; i < r->row_count; ++i) ns += r->row[i].visits * r->row[i].cpu_ns;
+    return r->cores > 0 ? 1e-9 * r->today * ns / r->cores : 0;
+}
+
+/* The trial of this change, or NULL. */
+SPDL__COLD const spdl_doctor_trial *spdl__doctor_trial_of(const spdl_doctor_report *r,
+                                                          spdl_doctor_change change, bool more) {
+    int i;
+    for (i = 0; i < r->trial_count; ++i)
+        if (r->trial[i].change == change && (r->trial[i].to > r->trial[i].from) == more)
+            return &r->trial[i];
+    return NULL;
+}
+
+/* Calls of this row wait for each other: more of them bring less than 40 % of what they should, or
+   fewer cost less than 40 % of it. */
+SPDL__COLD bool spdl__doctor_locks(const spdl_doctor_report *r, int row) {
+    const spdl_doctor_trial *more = spdl__doctor_trial_of(r, SPDL_DOCTOR_CONCURRENCY, true);
+    const spdl_doctor_trial *less = spdl__doctor_trial_of(r, SPDL_DOCTOR_CONCURRENCY, false);
+    if (r->row[row].concurrency < 2) return false;
+    if (less != NULL && less->measured.rounds >= SPDL__ROUNDS_LEAST && less->predicted < 0.95 &&
+        1 - less->measured.value < 0.4 * (1 - less->predicted))
+        return true;
+    return less == NULL && more != NULL && more->measured.rounds >= SPDL__ROUNDS_LEAST &&
+           more->predicted > 1.1 && more->measured.value - 1 < 0.4 * (more->predicted - 1);
+}
+
+/* The class of a row that limits. */
+SPDL__COLD spdl_limit spdl__doctor_class(const spdl__doctor *d, int i) {
+    const spdl_doctor_row *row = &d->report.row[i];
+    const spdl_stage *stage = &d->p->node[i].row;
+    if (spdl__doctor_locks(&d->report, i)) return SPDL_LIMIT_LOCK;
+    if (stage->kind == SPDL_KIND_SOURCE) return SPDL_LIMIT_SOURCE;
+    if (stage->flush || (!row->may_raise && row->concurrency == 1)) return SPDL_LIMIT_SERIAL;
+    return row->blocked_ns > row->mean_ns / 2 ? SPDL_LIMIT_IO : SPDL_LIMIT_CONCURRENCY;
+}
+
+/* First line of the table that holds. */
+SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
+    spdl_doctor_report *r = &d->report;
+    const spdl__law law = spdl__law_of(d, NULL);
+    const spdl_doctor_trial *worker = spdl__doctor_trial_of(r, SPDL_DOCTOR_WORKERS, true);
+    const int row = spdl__doctor_row(d), used = r->rounds - r->dropped;
+    const double demand = spdl__doctor_demand(d);
+    const double trainer = 1e-9 * r->today * r->step_ns;
+    const double paused = spdl__doctor_follows(&r->trainer_asleep, SPDL__SLOWER, 1);
+    double calls = 0;
+    bool helps = false;
+    int i;
+    for (i = 0; i < r->row_count; ++i)
+        if (d->p->node[i].group == &d->p->group[0] && !d->p->node[i].row.deferred)
+            calls += 1e-9 * r->today * r->row[i].visits * r->row[i].mean_ns;
+    for (i = 0; i < r->trial_count; ++i)
+        helps = helps || (r->trial[i].to > r->trial[i].from && r->trial[i].measured.value > 1.06);
+    r->stage = r->next_stage = -1;
+    r->outcome = SPDL_DOCTOR_LIMIT;
+    if (r->dropped > 0 && used < SPDL__ROUNDS_LEAST) {
+        r->outcome = SPDL_DOCTOR_FOREIGN;
+        r->limit = SPDL_LIMIT_FOREIGN;
+    } else if (used < SPDL__ROUNDS_LEAST) {
+        r->outcome = SPDL_DOCTOR_FEW;
+    } else if (r->same.known && r->same.high - r->same.low > 2 * SPDL__BURSTY) {
+        r->outcome = SPDL_DOCTOR_BURSTY;
+        for (i = 0; i < r->row_count && r->limit != SPDL_LIMIT_ORDER; ++i)
+            if (d->now.stage[i].p50_ns > 0 && d->p->node[i].ordered &&
+                d->now.stage[i].max_ns > 10 * d->now.stage[i].p50_ns) {
+                r->limit = SPDL_LIMIT_ORDER;
+                r->stage = i;
+            }
+    } else if (trainer >= 0.9 || paused > 0.6) {
+        r->limit = r->harm > 0.05 ? SPDL_LIMIT_HARM : SPDL_LIMIT_TRAINER;
+        if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
+    } else if (demand >= 0.92 && !helps) {
+        r->limit = SPDL_LIMIT_MACHINE;
+        for (i = 0; i < r->row_count; ++i)
+            if (r->stage < 0 || r->row[i].visits * r->row[i].cpu_ns >
+                                    r->row[r->stage].visits * r->row[r->stage].cpu_ns)
+                r->stage = i;
+    } else if (r->workers > 0 && calls >= 0.93 * r->workers &&
+               (worker == NULL || worker->measured.value > SPDL__GAIN)) {
+        r->limit = SPDL_LIMIT_WORKERS;
+    } else if (row >= 0 && r->row[row].load >= SPDL__BUSY_ROW) {
+        r->stage = row;
+        r->next_stage = law.by == row ? law.next_by : law.by;
+        r->limit = spdl__doctor_class(d, row);
+        if (r->limit != SPDL_LIMIT_LOCK && r->today < SPDL__FITS * r->model && !helps)
+            r->outcome = SPDL_DOCTOR_DISAGREE;
+    } else {
+        r->outcome = SPDL_DOCTOR_DISAGREE;
+    }
+    if (r->next_stage < 0) r->next_stage = -1;
+}
+
+SPDL__COLD void spdl__doctor_measured(spdl__text *text, const spdl_doctor_trial *trial) {
+    spdl__text_add(text, ": measured %.2fx", trial->measured.value);
+    if (trial->measured.known)
+        spdl__text_add(text, " (%.2f to %.2f)", trial->measured.low, trial->measured.high);
+    spdl__text_add(text, ", the model says %.2fx.%s", trial->predicted,
+                   trial->kept ? " It is so from now on, in this run." : "");
+}
+
+/* What to write, for a row that more calls at a time may help. */
+SPDL__COLD void spdl__doctor_say_calls(spdl__text *text, const spdl__doctor *d) {
+    const spdl_doctor_report *r = &d->report;
+    const spdl_doctor_row *row = &r->row[r->stage];
+    const spdl_doctor_trial *more = spdl__doctor_trial_of(r, SPDL_DOCTOR_CONCURRENCY, true);
+    if (more != NULL && more->measured.known && more->measured.low > 1) {
+        spdl__text_add(text, "Write .concurrency = %d", more->to);
+        spdl__doctor_measured(text, more);
+    } else if (more != NULL) {
+        spdl__text_add(text, "A concurrency of %d instead of %d makes no difference", more->to,
+                       more->from);
+        spdl__doctor_measured(text, more);
+    } else {
+        const int to = spdl__law_calls(d, r->stage, row->concurrency + 64);
+        const spdl__what_if what = { r->stage, 1, to - row->concurrency, 0 };
+        spdl__text_add(text,
+                       "If its function may run on several threads at a time write .concurrency = "
+                       "%d: the model says %.2fx (not tried: .max_concurrency allows no more).",
+                       to, spdl__law_of(d, &what).rate / r->model);
+    }
+}
+
+SPDL__COLD void spdl__doctor_say_row(spdl__text *text, const spdl__doctor *d) {
+    const spdl_doctor_report *r = &d->report;
+    const spdl_doctor_row *row = &r->row[r->stage];
+    spdl__cell cell[2];
+    spdl__text_add(text, "Stage %d '", r->stage);
+    spdl__text_name(text, row->name, -1);
+    spdl__text_add(text, "' limits: %d call%s of %s at a time make %s. ", row->concurrency,
+                   row->concurrency > 1 ? "s" : "", spdl__duration(&cell[0], row->mean_ns),
+                   spdl__rate(&cell[1], (uint64_t)(row->most + 0.5), 1000000000));
+    if (r->limit == SPDL_LIMIT_LOCK)
+        spdl__text_add(text, "Its calls wait for each other, as for a lock: with a concurrency of "
+                             "1 less it is as fast. Make what they hold it for shorter.");
+    else if (r->limit == SPDL_LIMIT_SOURCE)
+        spdl__text_add(text, "A source makes one item at a time: move work from it to a stage; "
+                             "%.2fx if it took half as long.", row->twice);
+    else if (r->limit == SPDL_LIMIT_SERIAL && d->p->node[r->stage].row.flush)
+        spdl__text_add(text, "It has one call at a time as it says .flush: split it; %.2fx if it "
+                             "took half as long.", row->twice);
+    else
+        spdl__doctor_say_calls(text, d);
+}
+
+/* Two sentences or so. */
+SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
+    spdl_doctor_report *r = &d->report;
+    spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
+    const spdl_doctor_trial *worker = spdl__doctor_trial_of(r, SPDL_DOCTOR_WORKERS, true);
+    const spdl_doctor_trial *buffer = spdl__doctor_trial_of(r, SPDL_DOCTOR_BUFFER, true);
+    spdl__cell cell;
+    switch (r->outcome) {
+    case SPDL_DOCTOR_FOREIGN:
+        spdl__text_add(&text, "Not known: in %d of %d rounds other programs had %.1f processors. "
+                              "Run it again without them.", r->dropped, r->rounds, r->others_used);
+        return;
+    case SPDL_DOCTOR_FEW:
+        spdl__text_add(&text, "Not known: %d rounds are too few. %s", r->rounds - r->dropped,
+                       r->seconds < 0.9 * d->plan.desc.seconds ? "The items have ended."
+                                                          : "Give it more seconds.");
+        return;
+    case SPDL_DOCTOR_BURSTY:
+        spdl__text_add(&text, "Not known: the same windows differ by %.0f %%. ",
+                       100 * (r->same.high - r->same.low) / 2);
+        if (r->limit == SPDL_LIMIT_ORDER)
+            spdl__text_add(&text, "Stage %d '%s' has rare calls of up to %s, and those after them "
+                                  "wait: .output_order = SPDL_ORDER_COMPLETION or a larger "
+                                  "buffer_size.", r->stage, r->row[r->stage].name,
+                           spdl__duration(&cell, (double)d->now.stage[r->stage].max_ns));
+        return;
+    case SPDL_DOCTOR_NOTHING:
+        spdl__text_add(&text, "There is nothing to gain: the trainer's own steps of %s take %.0f %% "
+                              "of the time. Stop tuning.", spdl__duration(&cell, r->step_ns),
+                       100 * spdl__least(1, 1e-9 * r->today * r->step_ns));
+        return;
+    case SPDL_DOCTOR_DISAGREE:
+        spdl__text_add(&text, "Not known: %.0f items/s, but the times of the calls allow %.0f: "
+                              "they are handed over late, or come in bursts.", r->today, r->model);
+        return;
+    default: break;
+    }
+    if (r->limit == SPDL_LIMIT_HARM)
+        spdl__text_add(&text, "Loading takes processors from the trainer: %.0f %% of a step it "
+                              "waits for one, and %.1f %% of the time for items. Use fewer workers, "
+                              "or polite ones (.policy.polite).", 100 * r->harm, 100 * r->waiting);
+    else if (r->limit == SPDL_LIMIT_MACHINE)
+        spdl__text_add(&text, "The processors are used up (%.2f of %.3g): no concurrency helps. "
+                              "Make stage %d '%s' cheaper, it takes most of them.", r->cores_used,
+                       r->cores, r->stage, r->row[r->stage].name);
+    else if (r->limit == SPDL_LIMIT_WORKERS)
+        spdl__text_add(&text, "All %d workers are in calls. Write .workers = %d", r->workers,
+                       worker != NULL ? worker->to : r->workers + 1);
+    else
+        spdl__doctor_say_row(&text, d);
+    if (r->limit == SPDL_LIMIT_WORKERS && worker != NULL)
+        spdl__doctor_measured(&text, worker);
+    else if (r->limit == SPDL_LIMIT_WORKERS)
+        spdl__text_add(&text, " or more.");
+    if (buffer != NULL && buffer->kept) {
+        spdl__text_add(&text, " Write SPDL_SINK(%d)", buffer->to);
+        spdl__doctor_measured(&text, buffer);
+    }
+}
+
+SPDL__COLD void spdl__doctor_file(spdl__doctor *d, const char *path,
+                                  int (*write)(const spdl_doctor_report *, char *, size_t)) {
+    const size_t bytes = (size_t)write(&d->report, NULL, 0) + 1;
+    char *buffer = (char *)spdl__alloc(&d->p->allocator, bytes, 16), name[SPDL__PATH_BYTES];
+    const char *reason = "no memory";
+    spdl__os_file file = SPDL__NO_FILE;
+    if (buffer != NULL) {
+        (void)write(&d->report, buffer, bytes);
+        reason = path == NULL ? spdl__os_stderr_write(buffer, bytes - 1, SPDL__STDERR_NS)
+                              : spdl__out_claim(&file, name, path);
+        if (path != NULL && reason == NULL) reason = spdl__os_file_truncate(file);
+        if (path != NULL && reason == NULL)
+            reason = spdl__os_file_write(file, buffer, bytes - 1, SPDL__NEVER);
+        if (file != SPDL__NO_FILE) (void)spdl__os_file_close(file);
+    }
+    spdl__free(&d->p->allocator, buffer, bytes);
+    if (reason != NULL)
+        spdl__logf(&d->p->logger, SPDL_LOG_WARN, "spdl: doctor: no report in %.400s: %s",
+                   path != NULL ? path : "stderr", reason);
+}
+
+/* Everything is as it was, or better; what was found is written. */
+SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
+    const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0 };
+    spdl_doctor_report *r = &d->report;
+    if (d->phase == SPDL__DOCTOR_DONE) return;
+    if (d->phase == SPDL__DOCTOR_SCREEN) spdl__doctor_screened(d);
+    if (d->phase == SPDL__DOCTOR_CONFIRM) spdl__doctor_confirmed(d);
+    if (d->phase >= SPDL__DOCTOR_SCREEN) spdl__doctor_set(d, &as_it_is);
+    d->phase = SPDL__DOCTOR_DONE;
+    r->seconds = d->begun_ns ? 1e-9 * (double)(spdl_time_ns() - d->begun_ns) : 0;
+    spdl__doctor_decide(d);
+    if (d->plan.desc.run_steps > 0 && r->today > 0 && r->ceiling > 0) {
+        r->hours = (double)d->plan.desc.run_steps / r->today / 3600;
+        r->hours_less = r->hours * (1 - spdl__least(1, r->today / r->ceiling));
+    }
+    spdl__doctor_verdict(d);
+    if (!d->plan.desc.quiet) spdl__doctor_file(d, NULL, spdl_doctor_text);
+    if (d->plan.json[0] != '\0') spdl__doctor_file(d, d->plan.json, spdl_doctor_json);
+    if (d->plan.html[0] != '\0') spdl__doctor_file(d, d->plan.html, spdl_doctor_html);
+}
+
+/* --- where the trainer passes --- */
+
+/* It comes for an item: a step has ended. */
+SPDL__COLD void spdl__doctor_comes(spdl__doctor *d) {
+    if (d->phase == SPDL__DOCTOR_OBSERVE) spdl__doctor_step_ends(d);
+}
+
+/* It leaves with an item. */
+SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
+    const uint64_t now = spdl_time_ns();
+    spdl_pipeline *p = d->p;
+    const double seconds = d->plan.desc.seconds;
+    ++d->items;
+    switch (d->phase) {
+    case SPDL__DOCTOR_WARM:
+        if (d->begun_ns == 0) {
+            d->begun_ns = now;
+            spdl__doctor_say(d, "%.3g s from now on", seconds);
+            spdl__doctor_worker(d, false);
+        }
+        if ((double)(now - d->begun_ns) < 0.03e9 * seconds) break;
+        d->phase = SPDL__DOCTOR_OBSERVE;
+        d->phase_ns = now + (uint64_t)(0.1e9 * seconds);
+        spdl_pipeline_stats(p, &d->last);
+        spdl_process_read(&d->process);
+        spdl__store32(&p->hand->keeps, d->plan.desc.replay);
+        break;
+    case SPDL__DOCTOR_OBSERVE:
+        if (now < d->phase_ns || d->steps < SPDL__WINDOW_ITEMS) break;
+        spdl__kept_close(p->hand);
+        spdl__doctor_look(d);
+        spdl__doctor_screen(d);
+        break;
+    case SPDL__DOCTOR_SCREEN:
+        if (!spdl__doctor_window(d, now)) break;
+        spdl__doctor_screened(d);
+        spdl__doctor_confirm(d);
+        break;
+    case SPDL__DOCTOR_CONFIRM:
+        if (spdl__doctor_window(d, now)) spdl__doctor_finish(d);
+        break;
+    default: break;
+    }
+    if (d->pause_ns > 0) {
+        uint64_t worked;
+        spdl__hand_delay(p->hand, &p->hand->debt[p->workers * p->count], d->pause_ns, true,
+                         &worked);
+    }
+    if (d->phase == SPDL__DOCTOR_OBSERVE) spdl__doctor_step_begins(d);
+}
+
+SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *p, spdl_doctor_report *report) {
+    if (p == NULL || report == NULL || p->doctor == NULL) return SPDL_E_NOT_FOUND;
+    *report = p->doctor->report;
+    return p->doctor->phase == SPDL__DOCTOR_DONE ? SPDL_OK : SPDL_TIMEOUT;
+}
+
+/* The trainer of doctor_run is done with an item: it is kept, or freed. */
+SPDL__COLD void spdl__doctor_done_with(spdl__doctor *d, void *item) {
+    const uint64_t origin = d->p->last_item.origin;
+    if (d->plan.desc.replay && d->phase == SPDL__DOCTOR_OBSERVE && d->kept_count < SPDL__KEPT) {
+        d->kept[d->kept_count] = item;
+        d->kept_origin[d->kept_count++] = origin;
+    } else {
+        spdl__item_free(d->p, item, origin);
+    }
+}
+
+SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *ctx,
+                                     spdl_doctor_report *report) {
+    spdl__doctor *d = p != NULL ? p->doctor : NULL;
+    spdl_result result = SPDL_OK;
+    uint64_t turn = 0, before = 0;
+    void *item;
+    if (d == NULL || step == NULL) return SPDL_E_INVALID;
+    while (result == SPDL_OK && d->phase != SPDL__DOCTOR_DONE) {
+        if (d->keeps_to_itself) {
+            step(ctx, d->kept[turn++ % (uint64_t)d->kept_count]);
+            spdl__doctor_item(d);
+            continue;
+        }
+        result = spdl_pipeline_next(p, &item, SPDL_FOREVER);
+        if (result == SPDL_OK) {
+            step(ctx, item);
+            spdl__doctor_done_with(d, item);
+        } else if (result == SPDL_END && d->items > before) {
+            before = d->items;
+            result = p->ended_ns != 0 ? spdl_pipeline_rewind(p, 0, SPDL_FOREVER) : SPDL_OK;
+        }
+    }
+    spdl__doctor_finish(d);
+    if (report != NULL) *report = d->report;
+    return result;
+}
+
+/* --- a pipeline gets it, and loses it --- */
+
+/* One word of SPDL_DOCTOR; false when it is none. */
+SPDL__COLD bool spdl__doctor_word(spdl__doctor_plan *plan, const char *word) {
+    const double number = spdl__report_seconds(word);
+    if (strcmp(word, "replay") == 0) return plan->desc.replay = true;
+    if (strcmp(word, "raise") == 0) return plan->desc.raise = true;
+    if (strncmp(word, "steps=", 6) == 0)
+        return (plan->desc.run_steps = (uint64_t)spdl__report_seconds(word + 6)) > 0;
+    if (strncmp(word, "json=", 5) == 0 || strncmp(word, "html=", 5) == 0) {
+        char *to = word[0] == 'j' ? plan->json : plan->html;
+        const int length = snprintf(to, SPDL__PATH_BYTES, "%s", word + 5);
+        return length > 0 && length < SPDL__PATH_BYTES;
+    }
+    if (number != 1) plan->desc.seconds = number;
+    return number > 0 && number < 1e6;
+}
+
+/* What is asked for, by desc and environment; false: nothing. A word that is wrong is a warning. */
+SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
+                                 const spdl_logger *logger) {
+    const char *at = spdl__os_environment("SPDL_DOCTOR"), *const value = at;
+    char word[SPDL__PATH_BYTES + 8];
+    memset(plan, 0, sizeof(*plan));
+    if (desc != NULL) {
+        plan->desc = *desc;
+        (void)spdl__path_copy(plan->json, desc->json, "doctor", logger);
+        (void)spdl__path_copy(plan->html, desc->html, "doctor", logger);
+    } else if (at == NULL || strcmp(at, "0") == 0) {
+        return false;
+    }
+    for (; desc == NULL; ++at) {
+        const size_t length = strcspn(at, ",");
+        (void)snprintf(word, sizeof(word), "%.*s", (int)spdl__min(length, sizeof(word) - 1), at);
+        if (!spdl__doctor_word(plan, word)) {
+            spdl__logf(logger, SPDL_LOG_WARN,
+                       "spdl: SPDL_DOCTOR is \"%.200s\", but \"%.200s\" is neither a number of "
+                       "seconds nor replay, raise, steps=N, json=FILE or html=FILE: no doctor",
+                       value, word);
+            return false;
+        }
+        at += length;
+        if (*at == '\0') break;
+    }
+    if (!(plan->desc.seconds > 0)) plan->desc.seconds = SPDL__DOCTOR_SECONDS;
+    return true;
+}
+
+/* With the rows there, before the first thread. */
+SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
+                                         int workers) {
+    spdl__doctor *d;
+    int i;
+    if (plan == NULL) return SPDL_OK;
+    d = (spdl__doctor *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*d), SPDL_CACHE_LINE);
+    if (d == NULL) return SPDL_E_NOMEM;
+    d->p = p;
+    d->plan = *plan;
+    d->schedstat = SPDL__NO_FILE;
+    d->report.workers = workers;
+    d->report.replays = plan->desc.replay;
+    d->report.row_count = p->count;
+    d->report.stage = d->report.next_stage = -1;
+    d->buffer = p->sink->buffer_size;
+    for (i = 0; i < p->count; ++i) d->limit[i] = p->node[i].limit;
+    if (!spdl__os_event_init(&d->hold)) {
+        spdl__free(&p->allocator, d, sizeof(*d));
+        return SPDL_E_NOMEM;
+    }
+    p->doctor = d;
+    return spdl__hand_open(p, plan->desc.replay);
+}
+
+/* How many of the first group's workers are the doctor's. */
+SPDL__COLD int spdl__doctor_workers(const spdl__doctor *d) {
+    return d->p->group[0].pool != NULL ? d->p->group[0].workers - d->report.workers : 0;
+}
+
+/* Before a pipeline stops for good. */
+SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
+    if (p->doctor == NULL) return;
+    spdl__doctor_finish(p->doctor);
+    p->doctor->worker_kept = true;
+    spdl__doctor_worker(p->doctor, true);
+}
+
+SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
+    spdl__doctor *d = p->doctor;
+    int i;
+    if (d == NULL) return;
+    for (i = 0; i < d->kept_count; ++i) spdl__item_free(p, d->kept[i], d->kept_origin[i]);
+    spdl__hand_close(p);
+    (void)spdl__os_file_close(d->schedstat);
+    spdl__os_event_fini(&d->hold);
+    spdl__free(&p->allocator, d, sizeof(*d));
+    p->doctor = NULL;
+}
+
+/* TEMPORARY */
+SPDL_API int spdl_doctor_text(const spdl_doctor_report *r, char *buffer, size_t bytes) {
+    spdl__text text = spdl__text_start(buffer, bytes);
+    int i;
+    spdl__text_add(&text, "%s\n", r->verdict);
+    spdl__text_add(&text, "outcome %d limit %d stage %d next %d rounds %d dropped %d workers %d cores %.2f used %.2f others %.2f\n",
+       r->outcome, r->limit, r->stage, r->next_stage, r->rounds, r->dropped, r->workers, r->cores, r->cores_used, r->others_used);
+    spdl__text_add(&text, "today %.1f model %.1f ceiling %.1f step %.0f us cpu %.0f waiting %.3f harm %.3f same %.3f (%.3f %.3f) cached %.3f pause %.3f\n",
+       r->today, r->model, r->ceiling, r->step_ns/1e3, r->step_cpu_ns/1e3, r->waiting, r->harm, r->same.value, r->same.low, r->same.high, r->cached.value, r->trainer_asleep.value);
+    for (i = 0; i < r->row_count; ++i) {
+        const spdl_doctor_row *w = &r->row[i];
+        spdl__text_add(&text, "  %-12s c %d V %.2f mean %.0f us cpu %.0f runq %.0f blocked %.0f load %.2f most %.1f twice %.2f  m %d replay %.2f (%.2f %.2f) comp %.3f sleep %.3f\n",
+          w->name, w->concurrency, w->visits, w->mean_ns/1e3, w->cpu_ns/1e3, w->runnable_ns/1e3, w->blocked_ns/1e3, w->load, w->most, w->twice, w->method, w->replayed.value, w->replayed.low, w->replayed.high, w->computing.value, w->asleep.value);
+    }
+    for (i = 0; i < r->trial_count; ++i)
+        spdl__text_add(&text, "  trial %d row %d %d -> %d predicted %.3f measured %.3f (%.3f %.3f) n %d kept %d\n", r->trial[i].change, r->trial[i].stage,
+          r->trial[i].from, r->trial[i].to, r->trial[i].predicted, r->trial[i].measured.value, r->trial[i].measured.low, r->trial[i].measured.high, r->trial[i].measured.rounds, r->trial[i].kept);
+    for (i = 0; i < r->arm_count; ++i) {
+        int k;
+        spdl__text_add(&text, "  arm %-20s", r->arm[i].name);
+        for (k = 0; k < r->arm[i].rounds && k < 12; ++k) spdl__text_add(&text, " %.0f", (double)r->arm[i].rate[k]);
+        spdl__text_add(&text, "\n");
+    }
+    return (int)text.length;
+}
+SPDL_API int spdl_doctor_json(const spdl_doctor_report *r, char *buffer, size_t bytes) { return spdl_doctor_text(r, buffer, bytes); }
+SPDL_API int spdl_doctor_html(const spdl_doctor_report *r, char *buffer, size_t bytes) { return spdl_doctor_text(r, buffer, bytes); }
+/* END TEMPORARY */
+
+#endif /* SPDL_NO_REPORT */
 
 #ifndef SPDL_NO_NPZ
 
