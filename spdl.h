@@ -13837,10 +13837,12 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
 /* An item has come: whether the phase is over. */
 SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     const int arm = spdl__latin_arm(&d->latin, d->round, d->position);
-    const uint64_t settle = spdl__min(d->settle_items, SPDL__WINDOW_ITEMS);
+    const uint64_t most = 2 * d->window_ns;
     const uint64_t items = d->items - d->window_items, ns = now - d->window_since;
     if (!d->counting) {
-        if (d->items - d->set_items < settle || now - d->set_since < d->settle_ns) return false;
+        if (now - d->set_since < d->settle_ns ||
+            (now - d->set_since < most && d->items - d->set_items < d->settle_items))
+            return false;
         d->counting = true;
         d->window_since = now;
         d->window_items = d->items;
