@@ -13444,10 +13444,12 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__DOCTOR_SECONDS 10
 #define SPDL__WINDOW_NS 50000000  /* the least length of a window */
 #define SPDL__WINDOW_ITEMS 8
+#define SPDL__ROUNDS 11           /* of a phase, if there is time for them */
 #define SPDL__ROUNDS_LEAST 6      /* fewer say nothing */
 #define SPDL__SLOWER 0.2          /* calls are made longer by this share */
 #define SPDL__BUSY_ROW 0.4        /* a row that is less busy is not looked at */
 #define SPDL__FITS 0.8            /* a rate below this share of the model's is not explained by it */
+#define SPDL__EVEN 0.9            /* below this a larger buffer may even out what comes unevenly */
 #define SPDL__GAIN 1.04           /* what is less is not worth a word */
 #define SPDL__FOREIGN 0.15        /* processors that others had */
 #define SPDL__BURSTY 0.3          /* the same twice differs by more */
@@ -13802,11 +13804,12 @@ SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, 
 
 /* All kinds of windows of this phase are there; it may last `seconds`. */
 SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
-    const double each = 1e9 * seconds / (d->arms * 10); /* ten rounds */
+    const double each = 1e9 * seconds / (d->arms * SPDL__ROUNDS); /* with what it lets pass */
+    const double passing = 1e9 * (double)d->settle_items / d->report.today;
+    const double window = spdl__least(0.8 * each, each - passing);
     d->report.arm_count = d->first + d->arms;
-    d->window_ns = each > 6 * SPDL__WINDOW_NS   ? 5 * SPDL__WINDOW_NS
-                   : each > 1.25 * SPDL__WINDOW_NS ? (uint64_t)(0.8 * each)
-                                                   : SPDL__WINDOW_NS;
+    d->window_ns = window > SPDL__WINDOW_NS ? (uint64_t)spdl__least(window, 5 * SPDL__WINDOW_NS)
+                                            : SPDL__WINDOW_NS;
     d->settle_ns = d->window_ns / 5;
     d->phase_ns = spdl_time_ns() + (uint64_t)(1e9 * seconds);
     d->round = d->position = 0;
@@ -13886,6 +13889,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d);
 /* The first phase: what would be if a row were not there, or were slower. */
 SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
+    const double seconds = (r->replays ? 0.5 : 0.35) * d->plan.desc.seconds;
     int i;
     d->phase = SPDL__DOCTOR_SCREEN;
     d->first = d->arms = 0;
@@ -13910,8 +13914,8 @@ SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
     }
     if (r->today * r->step_ns > 1e9 * SPDL__BUSY_ROW && d->arms < 13)
         spdl__doctor_arm(d, SPDL__ARM_PAUSE, -1, (uint64_t)(SPDL__SLOWER * r->step_ns));
-    spdl__doctor_say(d, "%d kinds of windows for %.1f s", d->arms, 0.5 * d->plan.desc.seconds);
-    spdl__doctor_phase_begins(d, 0.5 * d->plan.desc.seconds);
+    spdl__doctor_say(d, "%d kinds of windows for %.1f s", d->arms, seconds);
+    spdl__doctor_phase_begins(d, seconds);
 }
 
 /* What the first phase has found goes into the rows. */
@@ -14000,7 +14004,8 @@ SPDL__COLD void spdl__doctor_confirm(spdl__doctor *d) {
         spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, now - 1,
                          spdl__law_of(d, &what).rate / law.rate);
     }
-    if (d->p->sink->window >= 2 * d->buffer && r->today * r->step_ns < 0.95e9)
+    if (d->p->sink->window >= 2 * d->buffer && r->today * r->step_ns < 0.95e9 &&
+        r->today < SPDL__EVEN * r->model)
         spdl__doctor_try(d, SPDL__ARM_BUFFER, -1, (int)d->buffer, (int)(2 * d->buffer), 1);
     if (left > 0.5 && r->trial_count > 0) {
         spdl__doctor_say(d, "%d changes for %.1f s", r->trial_count, left);
@@ -14053,6 +14058,14 @@ SPDL__COLD const spdl_doctor_trial *spdl__doctor_trial_of(const spdl_doctor_repo
         if (r->trial[i].change == change && (r->trial[i].to > r->trial[i].from) == more)
             return &r->trial[i];
     return NULL;
+}
+
+/* By its interval, or in few rounds if the model says the same. */
+SPDL__COLD bool spdl__doctor_helps(const spdl_doctor_trial *trial) {
+    const double measured = trial->measured.value, off = measured / trial->predicted;
+    if (measured <= SPDL__GAIN) return false;
+    if (trial->measured.known) return trial->measured.low > 1;
+    return trial->measured.rounds >= 3 && trial->predicted > SPDL__GAIN && off > 0.9 && off < 1.1;
 }
 
 /* Calls of this row wait for each other: more of them bring less than 40 % of what they should, or
@@ -14134,10 +14147,21 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     if (r->next_stage < 0) r->next_stage = -1;
 }
 
+/* How many workers were ready to run, in calls or between them, but had no processor. */
+SPDL__COLD double spdl__doctor_queued(const spdl__doctor *d) {
+    double ns = (double)(d->now.workers_runnable_ns - d->last.workers_runnable_ns);
+    int i;
+    for (i = 0; i < d->report.row_count; ++i)
+        ns += (double)(d->now.stage[i].runnable_ns - d->last.stage[i].runnable_ns);
+    return ns / (double)(d->now.elapsed_ns - d->last.elapsed_ns + 1);
+}
+
 SPDL__COLD void spdl__doctor_measured(spdl__text *text, const spdl_doctor_trial *trial) {
     spdl__text_add(text, ": measured %.2fx", trial->measured.value);
     if (trial->measured.known)
         spdl__text_add(text, " (%.2f to %.2f)", trial->measured.low, trial->measured.high);
+    else
+        spdl__text_add(text, " in %d rounds", trial->measured.rounds);
     spdl__text_add(text, ", the model says %.2fx.%s", trial->predicted,
                    trial->kept ? " It is so from now on, in this run." : "");
 }
@@ -14147,12 +14171,14 @@ SPDL__COLD void spdl__doctor_say_calls(spdl__text *text, const spdl__doctor *d) 
     const spdl_doctor_report *r = &d->report;
     const spdl_doctor_row *row = &r->row[r->stage];
     const spdl_doctor_trial *more = spdl__doctor_trial_of(r, SPDL_DOCTOR_CONCURRENCY, true);
-    if (more != NULL && more->measured.known && more->measured.low > 1) {
+    if (more != NULL && spdl__doctor_helps(more)) {
         spdl__text_add(text, "Write .concurrency = %d", more->to);
         spdl__doctor_measured(text, more);
     } else if (more != NULL) {
-        spdl__text_add(text, "A concurrency of %d instead of %d makes no difference", more->to,
-                       more->from);
+        spdl__text_add(text, more->measured.known ? "A concurrency of %d instead of %d makes no "
+                                                    "difference"
+                                                  : "A concurrency of %d instead of %d was tried "
+                                                    "in too few rounds", more->to, more->from);
         spdl__doctor_measured(text, more);
     } else {
         const int to = spdl__law_calls(d, r->stage, row->concurrency + 64);
@@ -14199,9 +14225,10 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
                               "Run it again without them.", r->dropped, r->rounds, r->others_used);
         return;
     case SPDL_DOCTOR_FEW:
-        spdl__text_add(&text, "Not known: %d rounds are too few. %s", r->rounds - r->dropped,
+        spdl__text_add(&text, "Not known: %d round%s too few. %s", r->rounds - r->dropped,
+                       r->rounds - r->dropped == 1 ? " is" : "s are",
                        r->seconds < 0.9 * d->plan.desc.seconds ? "The items have ended."
-                                                          : "Give it more seconds.");
+                                                               : "Give it more seconds.");
         return;
     case SPDL_DOCTOR_BURSTY:
         spdl__text_add(&text, "Not known: the same windows differ by %.0f %%. ",
@@ -14218,8 +14245,12 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
                        100 * spdl__least(1, 1e-9 * r->today * r->step_ns));
         return;
     case SPDL_DOCTOR_DISAGREE:
-        spdl__text_add(&text, "Not known: %.0f items/s, but the times of the calls allow %.0f: "
-                              "they are handed over late, or come in bursts.", r->today, r->model);
+        spdl__text_add(&text, "Not known: %.0f items/s, but the times of the calls allow %.0f: ",
+                       r->today, r->model);
+        spdl__text_add(&text, spdl__doctor_queued(d) > 0.5 && r->cores_used < r->cores - 0.5
+                                  ? "the system leaves workers waiting for a processor while "
+                                    "others are idle."
+                                  : "items are handed over late, or come in bursts.");
         return;
     default: break;
     }
@@ -14272,6 +14303,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0 };
     spdl_doctor_report *r = &d->report;
     if (d->phase == SPDL__DOCTOR_DONE) return;
+    if (d->phase < SPDL__DOCTOR_SCREEN) spdl__doctor_look(d);
     if (d->phase == SPDL__DOCTOR_SCREEN) spdl__doctor_screened(d);
     if (d->phase == SPDL__DOCTOR_CONFIRM) spdl__doctor_confirmed(d);
     if (d->phase >= SPDL__DOCTOR_SCREEN) spdl__doctor_set(d, &as_it_is);
@@ -14447,6 +14479,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     d->report.row_count = p->count;
     d->report.stage = d->report.next_stage = -1;
     d->buffer = p->sink->buffer_size;
+    spdl_process_read(&d->process);
     for (i = 0; i < p->count; ++i) d->limit[i] = p->node[i].limit;
     if (!spdl__os_event_init(&d->hold)) {
         spdl__free(&p->allocator, d, sizeof(*d));
