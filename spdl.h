@@ -1852,7 +1852,10 @@ typedef struct spdl_doctor_arm {
 typedef struct spdl_doctor_report {
     spdl_doctor_outcome outcome;
     spdl_limit limit;      /* the class, see spdl_stats_limit */
-    int stage, next_stage; /* rows of the limit and of the one after it; -1: no row */
+    int stage;             /* the row, or -1 */
+    spdl_limit next_limit; /* what the model names when that is no limit any more, its row or -1, */
+    int next_stage;        /* and the items/s that it allows */
+    double next_rate;
     double seconds;        /* that it took */
     int workers;
     double cores, cores_used, others_used; /* processors: allowed, used by this process, by others */
@@ -14136,15 +14139,21 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
                (worker == NULL || worker->measured.value > SPDL__GAIN)) {
         r->limit = SPDL_LIMIT_WORKERS;
     } else if (row >= 0 && r->row[row].load >= SPDL__BUSY_ROW) {
+        const int next = law.by == row ? law.next_by : law.by;
         r->stage = row;
-        r->next_stage = law.by == row ? law.next_by : law.by;
+        r->next_stage = next < 0 ? -1 : next;
+        r->next_rate = law.by == row ? law.next : law.rate;
+        r->next_limit = next >= 0                     ? spdl__doctor_class(d, next)
+                        : next == SPDL__BY_TRAINER    ? SPDL_LIMIT_TRAINER
+                        : next == SPDL__BY_MACHINE    ? SPDL_LIMIT_MACHINE
+                        : next == SPDL__BY_WORKERS    ? SPDL_LIMIT_WORKERS
+                                                      : SPDL_LIMIT_NOT_KNOWN;
         r->limit = spdl__doctor_class(d, row);
         if (r->limit != SPDL_LIMIT_LOCK && r->today < SPDL__FITS * r->model && !helps)
             r->outcome = SPDL_DOCTOR_DISAGREE;
     } else {
         r->outcome = SPDL_DOCTOR_DISAGREE;
     }
-    if (r->next_stage < 0) r->next_stage = -1;
 }
 
 /* How many workers were ready to run, in calls or between them, but had no processor. */
@@ -14164,6 +14173,19 @@ SPDL__COLD void spdl__doctor_measured(spdl__text *text, const spdl_doctor_trial 
         spdl__text_add(text, " in %d rounds", trial->measured.rounds);
     spdl__text_add(text, ", the model says %.2fx.%s", trial->predicted,
                    trial->kept ? " It is so from now on, in this run." : "");
+}
+
+/* What limits then. */
+SPDL__COLD void spdl__doctor_say_next(spdl__text *text, const spdl_doctor_report *r) {
+    static const char *const next[] = { "the trainer", "the machine's processors", "the workers" };
+    const int i = r->next_limit == SPDL_LIMIT_TRAINER   ? 0
+                  : r->next_limit == SPDL_LIMIT_MACHINE ? 1
+                  : r->next_limit == SPDL_LIMIT_WORKERS ? 2 : -1;
+    spdl__cell cell;
+    if (r->next_limit == SPDL_LIMIT_NOT_KNOWN || r->next_rate > 1e15) return;
+    spdl__text_add(text, " The next limit is %s%s%s (%s).", i < 0 ? "'" : "",
+                   i < 0 ? r->row[r->next_stage].name : next[i], i < 0 ? "'" : "",
+                   spdl__rate(&cell, (uint64_t)(r->next_rate + 0.5), 1000000000));
 }
 
 /* What to write, for a row that more calls at a time may help. */
@@ -14210,6 +14232,7 @@ SPDL__COLD void spdl__doctor_say_row(spdl__text *text, const spdl__doctor *d) {
                              "took half as long.", row->twice);
     else
         spdl__doctor_say_calls(text, d);
+    spdl__doctor_say_next(text, r);
 }
 
 /* Two sentences or so. */
