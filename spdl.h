@@ -11166,15 +11166,16 @@ SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) 
     int i;
     for (i = 0; i < p->count; ++i) {
         const spdl__node *node = &p->node[i];
-        if (node->group->pool == NULL || node->row.deferred ||
-            node->row.concurrency <= node->group->workers)
+        int threads = node->group->workers;
+        if (p->doctor != NULL && node->group == &p->group[0])
+            threads -= spdl__doctor_workers(p->doctor);
+        if (node->group->pool == NULL || node->row.deferred || node->row.concurrency <= threads)
             continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
                    "spdl: %s: stage %d '%s': concurrency is %d, but no more calls than its %d "
                    "%s%s can run at the same time",
                    spdl__row_place(&plan->rows[i]).text, i, node->name, node->row.concurrency,
-                   node->group->workers, node->row.threads > 0 ? "thread" : "worker",
-                   node->group->workers > 1 ? "s" : "");
+                   threads, node->row.threads > 0 ? "thread" : "worker", threads > 1 ? "s" : "");
     }
 }
 
@@ -13585,6 +13586,13 @@ SPDL__COLD spdl__law spdl__law_of(const spdl__doctor *d, const spdl__what_if *wh
     return law;
 }
 
+/* The least number of workers with which something else limits. */
+SPDL__COLD int spdl__law_workers(const spdl__doctor *d) {
+    spdl__what_if what = { -1, 1, 0, 1 };
+    while (what.workers < 64 && spdl__law_of(d, &what).by == SPDL__BY_WORKERS) ++what.workers;
+    return d->report.workers + what.workers;
+}
+
 /* The least concurrency of a row with which something else limits, as far as it may be raised. */
 SPDL__COLD int spdl__law_calls(const spdl__doctor *d, int row, int most) {
     spdl__what_if what = { row, 1, 1, 0 };
@@ -14235,11 +14243,25 @@ SPDL__COLD void spdl__doctor_say_row(spdl__text *text, const spdl__doctor *d) {
     spdl__doctor_say_next(text, r);
 }
 
+SPDL__COLD void spdl__doctor_say_workers(spdl__text *text, const spdl__doctor *d) {
+    const spdl_doctor_report *r = &d->report;
+    const spdl_doctor_trial *worker = spdl__doctor_trial_of(r, SPDL_DOCTOR_WORKERS, true);
+    const int to = spdl__law_workers(d);
+    const spdl__what_if what = { -1, 1, 0, to - r->workers };
+    spdl__text_add(text, "All %d workers are in calls. Write .workers = %d: the model says %.2fx",
+                   r->workers, to, spdl__law_of(d, &what).rate / r->model);
+    if (worker == NULL) {
+        spdl__text_add(text, " (not tried: see raise).");
+    } else {
+        spdl__text_add(text, "; with %d", worker->to);
+        spdl__doctor_measured(text, worker);
+    }
+}
+
 /* Two sentences or so. */
 SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
-    const spdl_doctor_trial *worker = spdl__doctor_trial_of(r, SPDL_DOCTOR_WORKERS, true);
     const spdl_doctor_trial *buffer = spdl__doctor_trial_of(r, SPDL_DOCTOR_BUFFER, true);
     spdl__cell cell;
     switch (r->outcome) {
@@ -14286,14 +14308,9 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
                               "Make stage %d '%s' cheaper, it takes most of them.", r->cores_used,
                        r->cores, r->stage, r->row[r->stage].name);
     else if (r->limit == SPDL_LIMIT_WORKERS)
-        spdl__text_add(&text, "All %d workers are in calls. Write .workers = %d", r->workers,
-                       worker != NULL ? worker->to : r->workers + 1);
+        spdl__doctor_say_workers(&text, d);
     else
         spdl__doctor_say_row(&text, d);
-    if (r->limit == SPDL_LIMIT_WORKERS && worker != NULL)
-        spdl__doctor_measured(&text, worker);
-    else if (r->limit == SPDL_LIMIT_WORKERS)
-        spdl__text_add(&text, " or more.");
     if (buffer != NULL && buffer->kept) {
         spdl__text_add(&text, " Write SPDL_SINK(%d)", buffer->to);
         spdl__doctor_measured(&text, buffer);
