@@ -5654,7 +5654,7 @@ typedef struct spdl__doctor_plan {
 SPDL__PRIVATE bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                     const spdl_logger *logger);
 SPDL__PRIVATE spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
-                                            int workers);
+                                            const spdl_stage *rows, int workers);
 SPDL__PRIVATE int spdl__doctor_workers(const spdl__doctor *d);
 SPDL__PRIVATE void spdl__doctor_comes(spdl__doctor *d);
 SPDL__PRIVATE void spdl__doctor_item(spdl__doctor *d);
@@ -11078,7 +11078,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     if (result == SPDL_OK) result = spdl__tasks_build(p);
     if (result == SPDL_OK) result = spdl__tuner_build(p, plan->desc);
     if (result == SPDL_OK)
-        result = spdl__doctor_open(p, plan->doctor,
+        result = spdl__doctor_open(p, plan->doctor, plan->rows,
                                    plan->desc->pool ? p->group[0].workers : plan->desc->workers);
 #ifndef SPDL_NO_REPORT /* else report_begin says so */
     if (result == SPDL_OK) spdl__trace_open(p, plan->desc);
@@ -12877,9 +12877,10 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
 }
 
 SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
-                                         int workers) {
+                                         const spdl_stage *rows, int workers) {
     (void)p;
     (void)plan;
+    (void)rows;
     (void)workers;
     return SPDL_OK;
 }
@@ -13515,6 +13516,7 @@ struct spdl__doctor {
     double foreign;              /* sum over rounds */
     uint64_t pause_ns;           /* of the trainer, each step */
     uint32_t limit[SPDL_MAX_STAGES]; /* as it is */
+    bool serial[SPDL_MAX_STAGES];    /* the row says that it may have one call at a time only */
     uint64_t buffer;
     bool worker_kept;            /* the further worker goes on */
     uint32_t holds;              /* it is kept away: see doctor_worker */
@@ -14095,11 +14097,23 @@ SPDL__COLD bool spdl__doctor_locks(const spdl_doctor_report *r, int row) {
 /* The class of a row that limits. */
 SPDL__COLD spdl_limit spdl__doctor_class(const spdl__doctor *d, int i) {
     const spdl_doctor_row *row = &d->report.row[i];
-    const spdl_stage *stage = &d->p->node[i].row;
     if (spdl__doctor_locks(&d->report, i)) return SPDL_LIMIT_LOCK;
-    if (stage->kind == SPDL_KIND_SOURCE) return SPDL_LIMIT_SOURCE;
-    if (stage->flush || (!row->may_raise && row->concurrency == 1)) return SPDL_LIMIT_SERIAL;
+    if (row->kind == SPDL_KIND_SOURCE) return SPDL_LIMIT_SOURCE;
+    if (d->serial[i]) return SPDL_LIMIT_SERIAL;
     return row->blocked_ns > row->mean_ns / 2 ? SPDL_LIMIT_IO : SPDL_LIMIT_CONCURRENCY;
+}
+
+/* The row in input order whose rare slow calls the trainer waited for most, or -1. */
+SPDL__COLD int spdl__doctor_tail(const spdl__doctor *d) {
+    int i, most = -1;
+    for (i = 0; i < d->report.row_count; ++i) {
+        const spdl_stage_stats *stage = &d->now.stage[i];
+        if (d->p->node[i].ordered && stage->max_ns > 10 * stage->p50_ns &&
+            5 * stage->exposed_ns > d->now.wait_ns &&
+            (most < 0 || stage->exposed_ns > d->now.stage[most].exposed_ns))
+            most = i;
+    }
+    return most;
 }
 
 /* First line of the table that holds. */
@@ -14128,12 +14142,8 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
         r->outcome = SPDL_DOCTOR_FEW;
     } else if (r->same.known && r->same.high - r->same.low > 2 * SPDL__BURSTY) {
         r->outcome = SPDL_DOCTOR_BURSTY;
-        for (i = 0; i < r->row_count && r->limit != SPDL_LIMIT_ORDER; ++i)
-            if (d->now.stage[i].p50_ns > 0 && d->p->node[i].ordered &&
-                d->now.stage[i].max_ns > 10 * d->now.stage[i].p50_ns) {
-                r->limit = SPDL_LIMIT_ORDER;
-                r->stage = i;
-            }
+        r->stage = spdl__doctor_tail(d);
+        if (r->stage >= 0) r->limit = SPDL_LIMIT_ORDER;
     } else if (trainer >= 0.9 || paused > 0.6) {
         r->limit = r->harm > 0.05 ? SPDL_LIMIT_HARM : SPDL_LIMIT_TRAINER;
         if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
@@ -14235,9 +14245,10 @@ SPDL__COLD void spdl__doctor_say_row(spdl__text *text, const spdl__doctor *d) {
     else if (r->limit == SPDL_LIMIT_SOURCE)
         spdl__text_add(text, "A source makes one item at a time: move work from it to a stage; "
                              "%.2fx if it took half as long.", row->twice);
-    else if (r->limit == SPDL_LIMIT_SERIAL && d->p->node[r->stage].row.flush)
-        spdl__text_add(text, "It has one call at a time as it says .flush: split it; %.2fx if it "
-                             "took half as long.", row->twice);
+    else if (r->limit == SPDL_LIMIT_SERIAL)
+        spdl__text_add(text, "By its row (%s) it may have one call at a time: split it; %.2fx if "
+                             "it took half as long.",
+                       d->p->node[r->stage].row.flush ? ".flush" : ".max_concurrency", row->twice);
     else
         spdl__doctor_say_calls(text, d);
     spdl__doctor_say_next(text, r);
@@ -14505,7 +14516,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
 
 /* With the rows there, before the first thread. */
 SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
-                                         int workers) {
+                                         const spdl_stage *rows, int workers) {
     spdl__doctor *d;
     int i;
     if (plan == NULL) return SPDL_OK;
@@ -14520,7 +14531,10 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     d->report.stage = d->report.next_stage = -1;
     d->buffer = p->sink->buffer_size;
     spdl_process_read(&d->process);
-    for (i = 0; i < p->count; ++i) d->limit[i] = p->node[i].limit;
+    for (i = 0; i < p->count; ++i) {
+        d->limit[i] = p->node[i].limit;
+        d->serial[i] = rows[i].flush || rows[i].max_concurrency == 1;
+    }
     if (!spdl__os_event_init(&d->hold)) {
         spdl__free(&p->allocator, d, sizeof(*d));
         return SPDL_E_NOMEM;
