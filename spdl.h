@@ -1868,6 +1868,7 @@ typedef struct spdl_doctor_report {
     double hours, hours_less; /* of the whole run, and less if loading cost nothing; 0: not known */
     bool replays;          /* items were given out more than once */
     spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
+    double noise;          /* by how much two windows of a round differ that should not: median */
     spdl_interval cached;  /* spdl_doctor_run with replay: the trainer on items it has */
     spdl_interval trainer_asleep; /* each step 20 % longer, asleep */
     int rounds, dropped;   /* rounds of windows; of them not used, as others had processors */
@@ -13889,6 +13890,24 @@ SPDL__COLD spdl_interval spdl__doctor_ratio(const spdl__doctor *d, int first, in
     return spdl__interval(ratio, n, comparisons);
 }
 
+/* Windows in which nothing is different, of all rounds so far. */
+SPDL__COLD void spdl__doctor_same(spdl__doctor *d) {
+    spdl_doctor_report *r = &d->report;
+    double ratio[2 * SPDL_DOCTOR_ROUNDS], off[2 * SPDL_DOCTOR_ROUNDS];
+    int first, i, n = 0;
+    for (first = 0; first + 1 < r->arm_count; first += d->first > first ? d->first : r->arm_count) {
+        const spdl_doctor_arm *arm = &r->arm[first];
+        for (i = 0; i < arm->rounds; ++i) {
+            if (arm[0].rate[i] <= 0 || arm[1].rate[i] <= 0) continue;
+            ratio[n] = (double)arm[1].rate[i] / arm[0].rate[i];
+            off[n] = ratio[n] > 1 ? ratio[n] : 1 / ratio[n];
+            ++n;
+        }
+    }
+    r->same = spdl__interval(ratio, n, 1);
+    r->noise = n > 0 ? spdl__interval(off, n, 1).value - 1 : 0;
+}
+
 /* How far throughput follows a longer call: 1 all the way, 0 not at all. */
 SPDL__COLD double spdl__doctor_follows(const spdl_interval *slower, double delay, double ns) {
     const double all = ns > 0 ? 1 - 1 / (1 + delay / ns) : 0;
@@ -13935,7 +13954,7 @@ SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_screened(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     int i;
-    r->same = spdl__doctor_ratio(d, 0, 1, 1);
+    spdl__doctor_same(d);
     for (i = 2; i < d->arms; ++i) {
         const spdl__arm *arm = &d->arm[i];
         const spdl_interval ratio = spdl__doctor_ratio(d, 0, i, d->arms - 2);
@@ -14035,6 +14054,7 @@ SPDL__COLD void spdl__doctor_confirmed(spdl__doctor *d) {
     const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0 };
     spdl_doctor_trial *best = NULL;
     int i;
+    spdl__doctor_same(d);
     for (i = 0; i < r->trial_count; ++i) {
         spdl_doctor_trial *trial = &r->trial[i];
         trial->measured = spdl__doctor_ratio(d, d->first, d->first + 2 + i, r->trial_count);
@@ -14140,7 +14160,7 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
         r->limit = SPDL_LIMIT_FOREIGN;
     } else if (used < SPDL__ROUNDS_LEAST) {
         r->outcome = SPDL_DOCTOR_FEW;
-    } else if (r->same.known && r->same.high - r->same.low > 2 * SPDL__BURSTY) {
+    } else if (r->noise > SPDL__BURSTY) {
         r->outcome = SPDL_DOCTOR_BURSTY;
         r->stage = spdl__doctor_tail(d);
         if (r->stage >= 0) r->limit = SPDL_LIMIT_ORDER;
@@ -14287,8 +14307,8 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
                                                                : "Give it more seconds.");
         return;
     case SPDL_DOCTOR_BURSTY:
-        spdl__text_add(&text, "Not known: the same windows differ by %.0f %%. ",
-                       100 * (r->same.high - r->same.low) / 2);
+        spdl__text_add(&text, "Not known: windows in which nothing is different differ by %.0f %%. ",
+                       100 * r->noise);
         if (r->limit == SPDL_LIMIT_ORDER)
             spdl__text_add(&text, "Stage %d '%s' has rare calls of up to %s, and those after them "
                                   "wait: .output_order = SPDL_ORDER_COMPLETION or a larger "
