@@ -14160,11 +14160,12 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
         r->limit = SPDL_LIMIT_FOREIGN;
     } else if (used < SPDL__ROUNDS_LEAST) {
         r->outcome = SPDL_DOCTOR_FEW;
-    } else if (r->noise > SPDL__BURSTY) {
+    } else if (r->noise > SPDL__BURSTY ||
+               (spdl__doctor_tail(d) >= 0 && r->today < SPDL__FITS * r->model)) {
         r->outcome = SPDL_DOCTOR_BURSTY;
         r->stage = spdl__doctor_tail(d);
         if (r->stage >= 0) r->limit = SPDL_LIMIT_ORDER;
-    } else if (trainer >= 0.9 || paused > 0.6) {
+    } else if (trainer >= 0.9 || (trainer >= 0.75 && paused > 0.6)) {
         r->limit = r->harm > 0.05 ? SPDL_LIMIT_HARM : SPDL_LIMIT_TRAINER;
         if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
     } else if (demand >= 0.92 && !helps) {
@@ -14294,7 +14295,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
     const spdl_doctor_trial *buffer = spdl__doctor_trial_of(r, SPDL_DOCTOR_BUFFER, true);
-    spdl__cell cell;
+    spdl__cell cell[2];
     switch (r->outcome) {
     case SPDL_DOCTOR_FOREIGN:
         spdl__text_add(&text, "Not known: in %d of %d rounds other programs had %.1f processors. "
@@ -14307,17 +14308,21 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
                                                                : "Give it more seconds.");
         return;
     case SPDL_DOCTOR_BURSTY:
-        spdl__text_add(&text, "Not known: windows in which nothing is different differ by %.0f %%. ",
-                       100 * r->noise);
-        if (r->limit == SPDL_LIMIT_ORDER)
-            spdl__text_add(&text, "Stage %d '%s' has rare calls of up to %s, and those after them "
-                                  "wait: .output_order = SPDL_ORDER_COMPLETION or a larger "
-                                  "buffer_size.", r->stage, r->row[r->stage].name,
-                           spdl__duration(&cell, (double)d->now.stage[r->stage].max_ns));
+        if (r->limit != SPDL_LIMIT_ORDER)
+            spdl__text_add(&text, "Not known: windows in which nothing is different differ by "
+                                  "%.0f %%.", 100 * r->noise);
+        else
+            spdl__text_add(&text, "Stage %d '%s' has rare calls of up to %s (half of them take %s "
+                                  "or less), and what comes after them waits: %.0f items/s, without "
+                                  "that %.0f. Write .output_order = SPDL_ORDER_COMPLETION, or a "
+                                  "larger buffer_size.", r->stage, r->row[r->stage].name,
+                           spdl__duration(&cell[0], (double)d->now.stage[r->stage].max_ns),
+                           spdl__duration(&cell[1], (double)d->now.stage[r->stage].p50_ns),
+                           r->today, r->model);
         return;
     case SPDL_DOCTOR_NOTHING:
         spdl__text_add(&text, "There is nothing to gain: the trainer's own steps of %s take %.0f %% "
-                              "of the time. Stop tuning.", spdl__duration(&cell, r->step_ns),
+                              "of the time. Stop tuning.", spdl__duration(&cell[0], r->step_ns),
                        100 * spdl__least(1, 1e-9 * r->today * r->step_ns));
         return;
     case SPDL_DOCTOR_DISAGREE:
