@@ -1819,7 +1819,8 @@ typedef struct spdl_doctor_row {
     double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of one call; the last three make the first */
     double load;           /* share of the time that as many calls ran as can */
     double most;           /* items/s that it allows, were nothing else a limit */
-    double twice;          /* model: throughput if its calls took half as long */
+    double twice;          /* throughput if its calls took half as long; 0: not known, as the model
+                              and the windows differ, or calls wait for each other */
     spdl_interval replayed; /* everything up to this row replayed */
     spdl_interval computing, asleep; /* each call took delay_ns longer */
     double delay_ns;
@@ -1830,7 +1831,7 @@ typedef struct spdl_doctor_trial {
     spdl_doctor_change change;
     int stage;             /* the row, or -1 */
     int from, to;
-    double predicted;      /* by the model */
+    double predicted;      /* by the model; 0: it does not fit what is measured */
     spdl_interval measured;
     bool kept;
 } spdl_doctor_trial;
@@ -13680,10 +13681,6 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
         spdl_doctor_row *row = &r->row[i];
         if (row->mean_ns > 0)
             row->most = 1e9 * row->concurrency / (row->visits * (row->mean_ns - row->runnable_ns));
-        if (row->mean_ns > 0) {
-            const spdl__what_if what = { i, 2, 0, 0 };
-            row->twice = spdl__law_of(d, &what).rate / spdl__law_of(d, NULL).rate;
-        }
     }
     d->settle_items = there;
     r->model = spdl__law_of(d, NULL).rate;
@@ -13964,6 +13961,8 @@ SPDL__COLD void spdl__doctor_screened(spdl__doctor *d) {
         if (arm->kind == SPDL__ARM_KEPT) r->cached = ratio;
         if (arm->kind == SPDL__ARM_PAUSE) r->trainer_asleep = ratio;
     }
+    for (i = 0; i < r->row_count; ++i)
+        if (r->row[i].mean_ns > 0) r->row[i].twice = spdl__doctor_twice(d, i);
 }
 
 /* How much of throughput hangs on a row: the load, and what the windows say. */
@@ -13982,6 +13981,23 @@ SPDL__COLD double spdl__doctor_weight(const spdl__doctor *d, int i) {
         if (above > 0) weight += spdl__least(1, row->replayed.value / above - 1);
     }
     return weight;
+}
+
+/* What both methods say, or 0: a row that is twice as fast takes half of what hangs on it away, and
+   the next limit stays. */
+SPDL__COLD double spdl__doctor_twice(const spdl__doctor *d, int i) {
+    const spdl_doctor_row *row = &d->report.row[i];
+    const spdl__what_if what = { i, 2, 0, 0 };
+    const spdl__law law = spdl__law_of(d, NULL);
+    const double model = spdl__law_of(d, &what).rate / law.rate;
+    double follows, windows;
+    if (d->report.today < SPDL__FITS * d->report.model) return 0;
+    if (row->method != SPDL_DOCTOR_SLOWED || row->computing.rounds < 3) return model;
+    follows = (spdl__doctor_follows(&row->computing, row->delay_ns, row->mean_ns) +
+               spdl__doctor_follows(&row->asleep, row->delay_ns, row->mean_ns)) / 2;
+    follows = follows < 0 ? 0 : spdl__least(follows, 1);
+    windows = spdl__least(1 / (1 - follows / 2), law.next / law.rate);
+    return windows > 0.9 * model && windows < 1.1 * model ? spdl__middle(windows, model) : 0;
 }
 
 /* The row that most hangs on, or -1. */
@@ -14005,7 +14021,7 @@ SPDL__COLD void spdl__doctor_try(spdl__doctor *d, spdl__arm_kind kind, int row, 
     trial->stage = row;
     trial->from = from;
     trial->to = to;
-    trial->predicted = predicted;
+    trial->predicted = d->report.today < SPDL__FITS * d->report.model ? 0 : predicted;
     spdl__doctor_arm(d, kind, row, (uint64_t)to);
 }
 
@@ -14103,11 +14119,14 @@ SPDL__COLD bool spdl__doctor_helps(const spdl_doctor_trial *trial) {
 
 /* Calls of this row wait for each other: more of them bring less than 40 % of what they should, or
    fewer cost less than 40 % of it. */
-SPDL__COLD bool spdl__doctor_locks(const spdl_doctor_report *r, int row) {
+SPDL__COLD bool spdl__doctor_locks(const spdl__doctor *d, int row) {
+    const spdl_doctor_report *r = &d->report;
     const spdl_doctor_trial *more = spdl__doctor_trial_of(r, SPDL_DOCTOR_CONCURRENCY, true);
     const spdl_doctor_trial *less = spdl__doctor_trial_of(r, SPDL_DOCTOR_CONCURRENCY, false);
     if (r->row[row].concurrency < 2) return false;
+    if (less != NULL && less->stage != row) return false;
     if (less != NULL && less->measured.rounds >= SPDL__ROUNDS_LEAST && less->predicted < 0.95 &&
+        less->predicted > 0 &&
         1 - less->measured.value < 0.4 * (1 - less->predicted))
         return true;
     return less == NULL && more != NULL && more->measured.rounds >= SPDL__ROUNDS_LEAST &&
@@ -14117,7 +14136,7 @@ SPDL__COLD bool spdl__doctor_locks(const spdl_doctor_report *r, int row) {
 /* The class of a row that limits. */
 SPDL__COLD spdl_limit spdl__doctor_class(const spdl__doctor *d, int i) {
     const spdl_doctor_row *row = &d->report.row[i];
-    if (spdl__doctor_locks(&d->report, i)) return SPDL_LIMIT_LOCK;
+    if (spdl__doctor_locks(d, i)) return SPDL_LIMIT_LOCK;
     if (row->kind == SPDL_KIND_SOURCE) return SPDL_LIMIT_SOURCE;
     if (d->serial[i]) return SPDL_LIMIT_SERIAL;
     return row->blocked_ns > row->mean_ns / 2 ? SPDL_LIMIT_IO : SPDL_LIMIT_CONCURRENCY;
@@ -14188,6 +14207,7 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
                         : next == SPDL__BY_WORKERS    ? SPDL_LIMIT_WORKERS
                                                       : SPDL_LIMIT_NOT_KNOWN;
         r->limit = spdl__doctor_class(d, row);
+        if (r->limit == SPDL_LIMIT_LOCK) r->row[row].twice = 0;
         if (r->limit != SPDL_LIMIT_LOCK && r->today < SPDL__FITS * r->model && !helps)
             r->outcome = SPDL_DOCTOR_DISAGREE;
     } else {
@@ -14210,8 +14230,8 @@ SPDL__COLD void spdl__doctor_measured(spdl__text *text, const spdl_doctor_trial 
         spdl__text_add(text, " (%.2f to %.2f)", trial->measured.low, trial->measured.high);
     else
         spdl__text_add(text, " in %d rounds", trial->measured.rounds);
-    spdl__text_add(text, ", the model says %.2fx.%s", trial->predicted,
-                   trial->kept ? " It is so from now on, in this run." : "");
+    if (trial->predicted > 0) spdl__text_add(text, ", the model says %.2fx", trial->predicted);
+    spdl__text_add(text, ".%s", trial->kept ? " It is so from now on, in this run." : "");
 }
 
 /* What limits then. */
@@ -14264,14 +14284,16 @@ SPDL__COLD void spdl__doctor_say_row(spdl__text *text, const spdl__doctor *d) {
         spdl__text_add(text, "Its calls wait for each other, as for a lock: with a concurrency of "
                              "1 less it is as fast. Make what they hold it for shorter.");
     else if (r->limit == SPDL_LIMIT_SOURCE)
-        spdl__text_add(text, "A source makes one item at a time: move work from it to a stage; "
-                             "%.2fx if it took half as long.", row->twice);
+        spdl__text_add(text, "A source makes one item at a time: move work from it to a stage");
     else if (r->limit == SPDL_LIMIT_SERIAL)
-        spdl__text_add(text, "By its row (%s) it may have one call at a time: split it; %.2fx if "
-                             "it took half as long.",
-                       d->p->node[r->stage].row.flush ? ".flush" : ".max_concurrency", row->twice);
+        spdl__text_add(text, "By its row (%s) it may have one call at a time: split it",
+                       d->p->node[r->stage].row.flush ? ".flush" : ".max_concurrency");
     else
         spdl__doctor_say_calls(text, d);
+    if (r->limit == SPDL_LIMIT_SOURCE || r->limit == SPDL_LIMIT_SERIAL) {
+        if (row->twice > 0) spdl__text_add(text, "; %.2fx if it took half as long", row->twice);
+        spdl__text_add(text, ".");
+    }
     spdl__doctor_say_next(text, r);
 }
 
