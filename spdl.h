@@ -13514,6 +13514,7 @@ struct spdl__doctor {
     uint64_t window_ns, settle_items, settle_ns; /* lengths */
     uint64_t window_since, window_items;         /* of the one at hand: when, and d->items then */
     uint64_t set_since, set_items;               /* when it was set */
+    uint64_t waited_ns;          /* the trainer, before the item at hand */
     spdl__clocks clocks;         /* when the round began */
     double foreign;              /* sum over rounds */
     uint64_t pause_ns;           /* of the trainer, each step */
@@ -13851,12 +13852,14 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
 /* An item has come: whether the phase is over. */
 SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     const int arm = spdl__latin_arm(&d->latin, d->round, d->position);
-    const uint64_t most = 2 * d->window_ns;
+    const uint64_t most = 3 * d->window_ns;
     const uint64_t items = d->items - d->window_items, ns = now - d->window_since;
-    if (!d->counting) {
-        if (now - d->set_since < d->settle_ns ||
-            (now - d->set_since < most && d->items - d->set_items < d->settle_items))
-            return false;
+    const bool waited = d->p->wait_ns != d->waited_ns;
+    d->waited_ns = d->p->wait_ns;
+    if (!d->counting) { /* what was ready is taken first, as quick as the trainer is */
+        const uint64_t passed = d->items - d->set_items;
+        const bool gone = passed >= 2 * d->settle_items || (passed >= d->settle_items && waited);
+        if (now - d->set_since < d->settle_ns || (now - d->set_since < most && !gone)) return false;
         d->counting = true;
         d->window_since = now;
         d->window_items = d->items;
@@ -13947,6 +13950,23 @@ SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
     spdl__doctor_phase_begins(d, seconds);
 }
 
+/* What both methods say, or 0: a row that is twice as fast takes half of what hangs on it away, and
+   the next limit stays. */
+SPDL__COLD double spdl__doctor_twice(const spdl__doctor *d, int i) {
+    const spdl_doctor_row *row = &d->report.row[i];
+    const spdl__what_if what = { i, 2, 0, 0 };
+    const spdl__law law = spdl__law_of(d, NULL);
+    const double model = spdl__law_of(d, &what).rate / law.rate;
+    double follows, windows;
+    if (d->report.today < SPDL__FITS * d->report.model) return 0;
+    if (row->method != SPDL_DOCTOR_SLOWED || row->computing.rounds < 3) return model;
+    follows = (spdl__doctor_follows(&row->computing, row->delay_ns, row->mean_ns) +
+               spdl__doctor_follows(&row->asleep, row->delay_ns, row->mean_ns)) / 2;
+    follows = follows < 0 ? 0 : spdl__least(follows, 1);
+    windows = spdl__least(1 / (1 - follows / 2), law.next / law.rate);
+    return windows > 0.9 * model && windows < 1.1 * model ? spdl__middle(windows, model) : 0;
+}
+
 /* What the first phase has found goes into the rows. */
 SPDL__COLD void spdl__doctor_screened(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
@@ -13981,23 +14001,6 @@ SPDL__COLD double spdl__doctor_weight(const spdl__doctor *d, int i) {
         if (above > 0) weight += spdl__least(1, row->replayed.value / above - 1);
     }
     return weight;
-}
-
-/* What both methods say, or 0: a row that is twice as fast takes half of what hangs on it away, and
-   the next limit stays. */
-SPDL__COLD double spdl__doctor_twice(const spdl__doctor *d, int i) {
-    const spdl_doctor_row *row = &d->report.row[i];
-    const spdl__what_if what = { i, 2, 0, 0 };
-    const spdl__law law = spdl__law_of(d, NULL);
-    const double model = spdl__law_of(d, &what).rate / law.rate;
-    double follows, windows;
-    if (d->report.today < SPDL__FITS * d->report.model) return 0;
-    if (row->method != SPDL_DOCTOR_SLOWED || row->computing.rounds < 3) return model;
-    follows = (spdl__doctor_follows(&row->computing, row->delay_ns, row->mean_ns) +
-               spdl__doctor_follows(&row->asleep, row->delay_ns, row->mean_ns)) / 2;
-    follows = follows < 0 ? 0 : spdl__least(follows, 1);
-    windows = spdl__least(1 / (1 - follows / 2), law.next / law.rate);
-    return windows > 0.9 * model && windows < 1.1 * model ? spdl__middle(windows, model) : 0;
 }
 
 /* The row that most hangs on, or -1. */
@@ -14047,10 +14050,10 @@ SPDL__COLD void spdl__doctor_confirm(spdl__doctor *d) {
     if (spdl__doctor_workers(d) > 0)
         spdl__doctor_try(d, SPDL__ARM_WORKER, -1, r->workers, r->workers + 1,
                          spdl__law_of(d, &worker).rate / law.rate);
-    if (row >= 0 && now > 1) {
+    if (row >= 0 && now > 1) { /* if that costs nothing they wait for each other */
         const spdl__what_if what = { row, 1, -1, 0 };
-        spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, now - 1,
-                         spdl__law_of(d, &what).rate / law.rate);
+        const double costs = spdl__law_of(d, &what).rate / law.rate;
+        if (costs < 0.95) spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, now - 1, costs);
     }
     if (d->p->sink->window >= 2 * d->buffer && r->today * r->step_ns < 0.95e9 &&
         r->today < SPDL__EVEN * r->model)
@@ -14097,6 +14100,20 @@ SPDL__COLD double spdl__doctor_demand(const spdl__doctor *d) {
     int i;
     for (i = 0; i < r->row_count; ++i) ns += r->row[i].visits * r->row[i].cpu_ns;
     return r->cores > 0 ? 1e-9 * r->today * ns / r->cores : 0;
+}
+
+/* The row that takes most of the workers' time, or of the processors'. */
+SPDL__COLD int spdl__doctor_most(const spdl__doctor *d, bool cpu) {
+    double most = 0;
+    int i, row = 0;
+    for (i = 0; i < d->report.row_count; ++i) {
+        const spdl_doctor_row *at = &d->report.row[i];
+        const double ns = at->visits * (cpu ? at->cpu_ns : at->mean_ns);
+        if (!cpu && (d->p->node[i].group != &d->p->group[0] || d->p->node[i].row.deferred)) continue;
+        if (ns > most) row = i;
+        if (ns > most) most = ns;
+    }
+    return row;
 }
 
 /* The trial of this change, or NULL. */
@@ -14189,13 +14206,11 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
         if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
     } else if (demand >= 0.92 && !helps) {
         r->limit = SPDL_LIMIT_MACHINE;
-        for (i = 0; i < r->row_count; ++i)
-            if (r->stage < 0 || r->row[i].visits * r->row[i].cpu_ns >
-                                    r->row[r->stage].visits * r->row[r->stage].cpu_ns)
-                r->stage = i;
+        r->stage = spdl__doctor_most(d, true);
     } else if (r->workers > 0 && calls >= 0.93 * r->workers &&
                (worker == NULL || worker->measured.value > SPDL__GAIN)) {
         r->limit = SPDL_LIMIT_WORKERS;
+        r->stage = spdl__doctor_most(d, false);
     } else if (row >= 0 && r->row[row].load >= SPDL__BUSY_ROW) {
         const int next = law.by == row ? law.next_by : law.by;
         r->stage = row;
@@ -14302,8 +14317,14 @@ SPDL__COLD void spdl__doctor_say_workers(spdl__text *text, const spdl__doctor *d
     const spdl_doctor_trial *worker = spdl__doctor_trial_of(r, SPDL_DOCTOR_WORKERS, true);
     const int to = spdl__law_workers(d);
     const spdl__what_if what = { -1, 1, 0, to - r->workers };
-    spdl__text_add(text, "All %d workers are in calls. Write .workers = %d: the model says %.2fx",
-                   r->workers, to, spdl__law_of(d, &what).rate / r->model);
+    const spdl_doctor_row *row = &r->row[r->stage];
+    spdl__text_add(text, "All %d workers are in calls, %.0f %% of the time in stage %d '",
+                   r->workers, 1e-7 * r->today * row->visits * row->mean_ns / r->workers, r->stage);
+    spdl__text_name(text, row->name, -1);
+    spdl__text_add(text, "'");
+    if (row->twice > 0) spdl__text_add(text, ": %.2fx if it took half as long", row->twice);
+    spdl__text_add(text, ". Or write .workers = %d: the model says %.2fx", to,
+                   spdl__law_of(d, &what).rate / r->model);
     if (worker == NULL) {
         spdl__text_add(text, " (not tried: see raise).");
     } else {
