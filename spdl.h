@@ -13944,7 +13944,7 @@ SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
         spdl__doctor_arm(d, SPDL__ARM_COMPUTE, i, (uint64_t)row->delay_ns);
         spdl__doctor_arm(d, SPDL__ARM_SLEEP, i, (uint64_t)row->delay_ns);
     }
-    if (r->today * r->step_ns > 1e9 * SPDL__BUSY_ROW && d->arms < 13)
+    if (!r->replays && r->today * r->step_ns > 1e9 * SPDL__BUSY_ROW)
         spdl__doctor_arm(d, SPDL__ARM_PAUSE, -1, (uint64_t)(SPDL__SLOWER * r->step_ns));
     spdl__doctor_say(d, "%d kinds of windows for %.1f s", d->arms, seconds);
     spdl__doctor_phase_begins(d, seconds);
