@@ -48,7 +48,7 @@
        >>edge-impl  >>flow-impl  >>claim-impl  >>call-impl  >>batch-impl    an item's way
        >>merge-impl  >>defer-impl  >>again-impl  >>step-impl  >>tune-impl  >>next-impl
        >>stop-impl  >>create-impl  >>stats-impl  >>report-impl               around it
-       >>cache-impl  >>compare-impl  >>crc-impl  >>inflate-impl  >>zip-impl
+       >>cache-impl  >>compare-impl  >>doctor-text-impl  >>crc-impl  >>inflate-impl  >>zip-impl
        >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
        >>trace-impl  >>license
 
@@ -1908,6 +1908,7 @@ SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *pipeline,
 SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx,
                                      spdl_doctor_report *report);
 
+#ifndef SPDL_NO_REPORT
 /* The report for a terminal of 80 columns.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits.
    Threads: any.
@@ -1923,6 +1924,7 @@ SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, si
 /* The report as a page, the ladder drawn as a waterfall.
    Returns, Threads, Blocks, Owns: as spdl_doctor_text. */
 SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, size_t bytes);
+#endif
 
 /* ============================================================================================= */
 /* >>npz
@@ -14636,34 +14638,806 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
     p->doctor = NULL;
 }
 
-/* TEMPORARY */
-SPDL_API int spdl_doctor_text(const spdl_doctor_report *r, char *buffer, size_t bytes) {
-    spdl__text text = spdl__text_start(buffer, bytes);
+#endif /* SPDL_NO_REPORT */
+
+/* ============================================================================================= */
+/* >>doctor-text-impl
+   The report of the doctor as text, as JSON and as a page: functions of the report alone, for any
+   thread. A number that cannot be one stands as "-", or null. The page has no script: a line of it
+   is a label and an <svg> as wide as the window, whose places are percentages. Its colours are
+   those of >>report-impl. */
+
+#ifndef SPDL_NO_REPORT
+
+#define SPDL__FOUND_COLUMNS 80
+#define SPDL__FOUND_BYTES 24576 /* of the text of the largest report */
+#define SPDL__LEAVE 0.05         /* of the hours of a run: less is not worth the work */
+
+/* --- words --- */
+
+static const char *const spdl__found_outcomes[] = { "running", "limit",  "nothing",  "few",
+                                                      "foreign", "bursty", "disagree", NULL };
+static const char *const spdl__found_limits[] = {
+    "not_known", "trainer", "concurrency", "io",     "machine", "lock",   "serial", "order",
+    "batch",     "workers", "memory",      "device", "source",  "harm",   "foreign", "requests",
+    NULL
+};
+static const char *const spdl__found_methods[] = { "none", "replayed", "slowed", NULL };
+static const char *const spdl__found_changes[] = { "concurrency", "workers", "buffer", NULL };
+
+SPDL__COLD const char *spdl__found_word(const char *const *words, unsigned value) {
+    for (; *words != NULL; ++words)
+        if (value-- == 0) return *words;
+    return "other";
+}
+
+SPDL__COLD int spdl__found_count(int count, int most) {
+    return count < 0 ? 0 : count < most ? count : most;
+}
+
+SPDL__COLD int spdl__found_rows(const spdl_doctor_report *report) {
+    return spdl__found_count(report->row_count, SPDL_MAX_STAGES);
+}
+
+/* --- numbers --- */
+
+SPDL__COLD const char *spdl__found_rate(spdl__cell *cell, double rate) {
+    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
+    return rate > 0 && rate < 1e12 ? spdl__scaled(cell, rate, units, false) : "-";
+}
+
+SPDL__COLD const char *spdl__found_time(spdl__cell *cell, double ns) {
+    return ns > 0 && ns < 1e12 ? spdl__duration(cell, ns) : "-";
+}
+
+SPDL__COLD const char *spdl__found_share(spdl__cell *cell, double share) {
+    return share >= 0 && share < 10 ? spdl__percent(cell, share > 0 ? share : 0) : "-";
+}
+
+/* A ratio of throughput as a change in percent: 0.83 is -17. */
+SPDL__COLD int spdl__found_percent(double ratio) {
+    const double change = 100 * (ratio - 1);
+    return !(ratio < 100) ? 9900 : (int)(change < 0 ? change - 0.5 : change + 0.5);
+}
+
+/* "0.83x", or in percent "-17 %". */
+SPDL__COLD const char *spdl__found_ratio(spdl__cell *cell, double ratio, bool percent) {
+    if (!(ratio > 0 && ratio < 10000)) return "-";
+    if (percent)
+        (void)snprintf(cell->text, sizeof(cell->text), "%+d %%", spdl__found_percent(ratio));
+    else
+        (void)snprintf(cell->text, sizeof(cell->text), "%.2fx", ratio);
+    return cell->text;
+}
+
+/* "1.41 to 1.49" or "-19 to -15 %". */
+SPDL__COLD const char *spdl__found_range(spdl__cell *cell, const spdl_interval *interval,
+                                          bool percent) {
+    const double low = interval->low, high = interval->high;
+    if (!interval->known) return "too few rounds";
+    if (!(low >= 0 && high >= low && high < 10000)) return "-";
+    if (percent)
+        (void)snprintf(cell->text, sizeof(cell->text), "%+d to %+d %%", spdl__found_percent(low),
+                       spdl__found_percent(high));
+    else
+        (void)snprintf(cell->text, sizeof(cell->text), high < 100 ? "%.2f to %.2f" : "%.0f to %.0f",
+                       low, high);
+    return cell->text;
+}
+
+/* "1.45x (1.41 to 1.49)" */
+SPDL__COLD void spdl__found_result(spdl__text *text, const spdl_interval *interval,
+                                    bool percent) {
+    spdl__cell cell[2];
+    spdl__text_add(text, "%s (%s)", spdl__found_ratio(&cell[0], interval->value, percent),
+                   spdl__found_range(&cell[1], interval, percent));
+}
+
+/* --- the experiments, for text and page --- */
+
+/* One that was made, as a line of the ladder. */
+typedef struct spdl__rung {
+    int row;                       /* -1: of the trainer or of all */
+    const char *name;
+    char what[24];
+    double rate, ratio;            /* 0: not known */
+    const spdl_interval *interval; /* NULL: none */
+    bool percent;                  /* of one that slows */
+} spdl__rung;
+
+#define SPDL__RUNGS (3 * SPDL_MAX_STAGES + 5)
+
+/* The next one, when it was made. */
+SPDL__COLD spdl__rung *spdl__rung_add(spdl__rung *rung, const spdl_doctor_report *report, int row,
+                                      const char *what, const spdl_interval *interval) {
+    if (interval->rounds <= 0) return rung;
+    rung->row = row;
+    rung->name = row >= 0 ? report->row[row].name : "trainer";
+    (void)snprintf(rung->what, sizeof(rung->what), "%s", what);
+    rung->interval = interval;
+    rung->ratio = interval->value;
+    rung->rate = rung->ratio * report->today;
+    return rung + 1;
+}
+
+/* One in which calls took `share` longer. */
+SPDL__COLD spdl__rung *spdl__rung_slowed(spdl__rung *rung, const spdl_doctor_report *report,
+                                         int row, const char *how, double share,
+                                         const spdl_interval *interval) {
+    char what[sizeof(rung->what)];
+    const int length = snprintf(what, sizeof(what), "%s", how);
+    if (share > 0 && share < 100)
+        (void)snprintf(what + length, sizeof(what) - (size_t)length, " +%.0f %%", 100 * share);
+    rung->percent = interval->rounds > 0; /* else the place is for another one */
+    return spdl__rung_add(rung, report, row, what, interval);
+}
+
+/* One that compares with nothing. */
+SPDL__COLD spdl__rung *spdl__rung_plain(spdl__rung *rung, const char *name, const char *what,
+                                        double rate, double ratio) {
+    static const spdl__rung none;
+    *rung = none;
+    rung->row = -1;
+    rung->name = name;
+    (void)snprintf(rung->what, sizeof(rung->what), "%s", what);
+    rung->rate = rate;
+    rung->ratio = ratio;
+    return rung + 1;
+}
+
+/* From the trainer alone down to the rows as they are; how many there are. */
+SPDL__COLD int spdl__rungs(spdl__rung rung[SPDL__RUNGS], const spdl_doctor_report *report) {
+    const double most = report->today > 0 ? report->ceiling / report->today : 0;
+    spdl__rung *at = rung;
     int i;
-    spdl__text_add(&text, "%s\n", r->verdict);
-    spdl__text_add(&text, "outcome %d limit %d stage %d next %d rounds %d dropped %d workers %d cores %.2f used %.2f others %.2f\n",
-       r->outcome, r->limit, r->stage, r->next_stage, r->rounds, r->dropped, r->workers, r->cores, r->cores_used, r->others_used);
-    spdl__text_add(&text, "today %.1f model %.1f ceiling %.1f step %.0f us cpu %.0f waiting %.3f harm %.3f same %.3f (%.3f %.3f) cached %.3f pause %.3f\n",
-       r->today, r->model, r->ceiling, r->step_ns/1e3, r->step_cpu_ns/1e3, r->waiting, r->harm, r->same.value, r->same.low, r->same.high, r->cached.value, r->trainer_asleep.value);
-    for (i = 0; i < r->row_count; ++i) {
-        const spdl_doctor_row *w = &r->row[i];
-        spdl__text_add(&text, "  %-12s c %d V %.2f mean %.0f us cpu %.0f runq %.0f blocked %.0f load %.2f most %.1f twice %.2f  m %d replay %.2f (%.2f %.2f) comp %.3f sleep %.3f\n",
-          w->name, w->concurrency, w->visits, w->mean_ns/1e3, w->cpu_ns/1e3, w->runnable_ns/1e3, w->blocked_ns/1e3, w->load, w->most, w->twice, w->method, w->replayed.value, w->replayed.low, w->replayed.high, w->computing.value, w->asleep.value);
+    memset(rung, 0, SPDL__RUNGS * sizeof(*rung));
+    at = spdl__rung_plain(at, "trainer", "alone", report->ceiling, most);
+    at = spdl__rung_add(at, report, -1, "on kept items", &report->cached);
+    at = spdl__rung_slowed(at, report, -1, "asleep", 0.2, &report->trainer_asleep);
+    for (i = spdl__found_rows(report); i-- > 0;) {
+        const spdl_doctor_row *row = &report->row[i];
+        const double share = row->mean_ns > 0 ? row->delay_ns / row->mean_ns : 0;
+        at = spdl__rung_add(at, report, i, "replayed", &row->replayed);
+        at = spdl__rung_slowed(at, report, i, "computing", share, &row->computing);
+        at = spdl__rung_slowed(at, report, i, "asleep", share, &row->asleep);
     }
-    for (i = 0; i < r->trial_count; ++i)
-        spdl__text_add(&text, "  trial %d row %d %d -> %d predicted %.3f measured %.3f (%.3f %.3f) n %d kept %d\n", r->trial[i].change, r->trial[i].stage,
-          r->trial[i].from, r->trial[i].to, r->trial[i].predicted, r->trial[i].measured.value, r->trial[i].measured.low, r->trial[i].measured.high, r->trial[i].measured.rounds, r->trial[i].kept);
-    for (i = 0; i < r->arm_count; ++i) {
-        int k;
-        spdl__text_add(&text, "  arm %-20s", r->arm[i].name);
-        for (k = 0; k < r->arm[i].rounds && k < 12; ++k) spdl__text_add(&text, " %.0f", (double)r->arm[i].rate[k]);
-        spdl__text_add(&text, "\n");
+    at = spdl__rung_plain(at, "as it is", "", report->today, 0);
+    at = spdl__rung_add(at, report, -1, "", &report->same);
+    if (at[-1].interval != NULL) at[-1].name = "same again";
+    return (int)(at - rung);
+}
+
+/* --- text --- */
+
+/* A paragraph: lines of 80 characters at most, the later ones indented. */
+SPDL__COLD void spdl__found_wrap(spdl__text *text, const char *string, int indent) {
+    int column = 0;
+    string += strspn(string, " ");
+    while (*string != '\0') {
+        const int limit = SPDL__FOUND_COLUMNS - (column > 0 ? column + 1 : 0);
+        const int room = SPDL__FOUND_COLUMNS - indent;
+        char word[4 * SPDL__FOUND_COLUMNS + 1];
+        int width = 0;
+        size_t bytes = 0;
+        while (string[bytes] != '\0' && string[bytes] != ' ' && width < room) {
+            const int length = spdl__utf8(string + bytes);
+            bytes += length > 0 ? (size_t)length : 1;
+            ++width;
+        }
+        memcpy(word, string, bytes);
+        word[bytes] = '\0';
+        if (column > 0 && width > limit) {
+            spdl__text_add(text, "\n%*s", indent, "");
+            column = indent;
+        } else if (column > 0) {
+            spdl__text_add(text, " ");
+            ++column;
+        }
+        spdl__text_name(text, word, -1);
+        column += width;
+        string += bytes;
+        string += strspn(string, " ");
     }
+    spdl__text_add(text, "\n");
+}
+
+SPDL__COLD void spdl__found_verdict(spdl__text *text, const spdl_doctor_report *report) {
+    static const char *const none[] = {
+        "It is not done yet.", "Something holds the trainer back.", "There is nothing to gain.",
+        "Too few rounds for an answer.", "Other programs had the processors: no answer.",
+        "Windows differ too much by themselves: no answer.",
+        "Two methods do not agree: no answer.", NULL
+    };
+    spdl__text_add(text, "%s", report->verdict[0] != '\0'
+                                   ? report->verdict
+                                   : spdl__found_word(none, (unsigned)report->outcome));
+}
+
+SPDL__COLD void spdl__found_run_line(spdl__text *text, const spdl_doctor_report *report) {
+    const double numbers[] = { report->seconds, report->cores_used, report->cores,
+                               report->others_used };
+    double shown[4];
+    int i;
+    for (i = 0; i < 4; ++i) shown[i] = numbers[i] > 0 && numbers[i] < 1e6 ? numbers[i] : 0;
+    spdl__text_add(text, "%.1f s, %d round%s", shown[0], report->rounds,
+                   report->rounds == 1 ? "" : "s");
+    if (report->dropped > 0)
+        spdl__text_add(text, " (%d dropped: others had processors)", report->dropped);
+    spdl__text_add(text, ", %d worker%s, %.2f of %.3g processors used, %.2f by others%s",
+                   report->workers, report->workers == 1 ? "" : "s", shown[1], shown[2], shown[3],
+                   report->replays ? "; items were repeated: what the trainer learned is void"
+                                   : "");
+}
+
+SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl_doctor_report *report) {
+    spdl__rung rung[SPDL__RUNGS];
+    const int count = spdl__rungs(rung, report);
+    spdl__cell cell[3];
+    int i;
+    spdl__text_style(text, "2");
+    spdl__text_add(text, "\n  row              experiment            rate   result  95 %% interval"
+                         "   rounds\n");
+    spdl__text_style(text, "0");
+    for (i = 0; i < count; ++i) {
+        const bool limit = rung[i].row >= 0 && rung[i].row == report->stage;
+        const bool same = i > 0 && rung[i].name == rung[i - 1].name;
+        spdl__text_style(text, limit ? "1;33" : "0");
+        spdl__text_add(text, "%c ", limit && !same ? '>' : ' ');
+        spdl__text_name(text, same ? "" : rung[i].name, 16);
+        spdl__text_add(text, " %-17s %8s", rung[i].what,
+                       spdl__found_rate(&cell[0], rung[i].rate));
+        if (rung[i].ratio != 0)
+            spdl__text_add(text, " %8s",
+                           spdl__found_ratio(&cell[1], rung[i].ratio, rung[i].percent));
+        if (rung[i].interval != NULL)
+            spdl__text_add(text, "  %-16s %6d",
+                           spdl__found_range(&cell[2], rung[i].interval, rung[i].percent),
+                           spdl__found_count(rung[i].interval->rounds, 9999));
+        spdl__text_style(text, "0");
+        spdl__text_add(text, "\n");
+    }
+}
+
+SPDL__COLD void spdl__found_row_line(spdl__text *text, const spdl_doctor_row *row, bool limit) {
+    const double part[] = { row->cpu_ns, row->runnable_ns, row->blocked_ns };
+    spdl__cell cell;
+    int k;
+    spdl__text_style(text, limit ? "1;33" : "0");
+    spdl__text_add(text, "%c ", limit ? '>' : ' ');
+    spdl__text_name(text, row->name, 16);
+    spdl__text_add(text, " %4d %8s", spdl__found_count(row->concurrency, 9999),
+                   spdl__found_time(&cell, row->mean_ns));
+    for (k = 0; k < 3; ++k)
+        spdl__text_add(text, k == 2 ? " %6s" : " %4s",
+                       spdl__found_share(&cell, row->mean_ns > 0 ? part[k] / row->mean_ns : -1));
+    spdl__text_add(text, " %5s", spdl__found_share(&cell, row->load));
+    spdl__text_add(text, " %8s", spdl__found_rate(&cell, row->most));
+    spdl__text_add(text, " %8s", spdl__found_ratio(&cell, row->twice, false));
+    spdl__text_style(text, "0");
+    spdl__text_add(text, "\n");
+}
+
+/* What the rows cost, and what the model makes of it. */
+SPDL__COLD void spdl__found_model(spdl__text *text, const spdl_doctor_report *report) {
+    spdl_doctor_row trainer;
+    int i;
+    memset(&trainer, 0, sizeof(trainer));
+    memcpy(trainer.name, "trainer", 8);
+    trainer.concurrency = 1;
+    trainer.mean_ns = report->step_ns;
+    trainer.cpu_ns = report->step_cpu_ns;
+    trainer.runnable_ns = report->harm * report->step_ns;
+    trainer.blocked_ns = trainer.mean_ns - trainer.cpu_ns - trainer.runnable_ns;
+    if (trainer.blocked_ns < 0) trainer.blocked_ns = 0;
+    trainer.load = 1 - report->waiting;
+    trainer.most = report->ceiling;
+    spdl__text_style(text, "2");
+    spdl__text_add(text, "\n  row              conc     mean  cpu runq asleep  load   allows   "
+                         "halved\n");
+    spdl__text_style(text, "0");
+    spdl__found_row_line(text, &trainer, false);
+    for (i = spdl__found_rows(report); i-- > 0;)
+        if (report->row[i].mean_ns > 0 || i == report->stage)
+            spdl__found_row_line(text, &report->row[i], i == report->stage);
+}
+
+SPDL__COLD void spdl__found_legend(spdl__text *text, const spdl_doctor_report *report) {
+    char words[512];
+    spdl__text line = spdl__text_start(words, sizeof(words));
+    spdl__cell cell[2];
+    spdl__text_add(&line,
+                   "replayed: results of this row are kept items, nothing above it is called. "
+                   "computing, asleep: each call takes so much longer. x, %%: throughput compared "
+                   "with \"as it is\". allows: rate if nothing else were a limit. halved: "
+                   "throughput by the model if its calls took half as long; it gives %s for the "
+                   "%s of today.",
+                   spdl__found_rate(&cell[0], report->model),
+                   spdl__found_rate(&cell[1], report->today));
+    spdl__text_style(text, "2");
+    spdl__found_wrap(text, words, 0);
+    spdl__text_style(text, "0");
+}
+
+/* The name of the row that a change is of; "" when it is of all. */
+SPDL__COLD const char *spdl__trial_row(const spdl_doctor_report *report,
+                                       const spdl_doctor_trial *trial) {
+    const bool row = trial->change == SPDL_DOCTOR_CONCURRENCY && trial->stage >= 0 &&
+                     trial->stage < spdl__found_rows(report);
+    return row ? report->row[trial->stage].name : "";
+}
+
+/* "conc 2 -> 3" */
+SPDL__COLD const char *spdl__trial_change(spdl__cell *cell, const spdl_doctor_trial *trial) {
+    static const char *const changes[] = { "conc", "workers", "buffer", NULL };
+    (void)snprintf(cell->text, sizeof(cell->text), "%s %d -> %d",
+                   spdl__found_word(changes, (unsigned)trial->change),
+                   spdl__found_count(trial->from, 999), spdl__found_count(trial->to, 999));
+    return cell->text;
+}
+
+/* What to write for a change that was kept. */
+SPDL__COLD void spdl__trial_paste(spdl__text *text, const spdl_doctor_report *report,
+                                  const spdl_doctor_trial *trial) {
+    if (trial->change == SPDL_DOCTOR_WORKERS)
+        spdl__text_add(text, "write: .workers = %d in spdl_pipeline_desc", trial->to);
+    else if (trial->change == SPDL_DOCTOR_BUFFER)
+        spdl__text_add(text, "write: SPDL_SINK(%d)", trial->to);
+    else
+        spdl__text_add(text, "write: .concurrency = %d in the row of '%s'", trial->to,
+                       spdl__trial_row(report, trial));
+}
+
+SPDL__COLD void spdl__found_trials(spdl__text *text, const spdl_doctor_report *report) {
+    const int count = spdl__found_count(report->trial_count, SPDL_DOCTOR_TRIALS);
+    char words[512];
+    spdl__cell cell[4];
+    int i, k;
+    spdl__text_style(text, "2");
+    if (count > 0)
+        spdl__text_add(text, "\n  row              change            predicted measured  "
+                             "95 %% interval\n");
+    spdl__text_style(text, "0");
+    for (i = 0; i < count; ++i) {
+        const spdl_doctor_trial *trial = &report->trial[i];
+        spdl__text_add(text, "  ");
+        spdl__text_name(text, spdl__trial_row(report, trial), 16);
+        spdl__text_add(text, " %-18s %8s %8s  %-16s %s\n", spdl__trial_change(&cell[0], trial),
+                       spdl__found_ratio(&cell[1], trial->predicted, false),
+                       spdl__found_ratio(&cell[2], trial->measured.value, false),
+                       spdl__found_range(&cell[3], &trial->measured, false),
+                       trial->kept ? "kept" : "undone");
+    }
+    for (i = 0; i < count; ++i) {
+        const spdl_doctor_trial *trial = &report->trial[i];
+        spdl__text line = spdl__text_start(words, sizeof(words));
+        bool last = trial->kept; /* a later one may have raised it again */
+        for (k = i + 1; k < count; ++k)
+            if (report->trial[k].kept && report->trial[k].change == trial->change &&
+                report->trial[k].stage == trial->stage)
+                last = false;
+        if (last) spdl__trial_paste(&line, report, trial);
+        if (line.length == 0) continue;
+        spdl__text_style(text, "1");
+        spdl__found_wrap(text, words, 4);
+        spdl__text_style(text, "0");
+    }
+}
+
+/* What loading costs the trainer, and whether the rest is worth the work. */
+SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl_doctor_report *report) {
+    const double hours = report->hours, less = report->hours_less;
+    char words[512];
+    spdl__text line = spdl__text_start(words, sizeof(words));
+    spdl__cell cell;
+    if (!(report->ceiling > 0 && report->waiting >= 0 && report->waiting <= 1)) return;
+    spdl__text_add(&line, "headspace: the trainer waited %.1f %% of the time for items",
+                   100 * report->waiting);
+    if (report->harm >= 0 && report->harm <= 1)
+        spdl__text_add(&line, ", and for a processor in %.1f %% of its step", 100 * report->harm);
+    spdl__text_add(&line, ". Without any loading: %s",
+                   spdl__found_rate(&cell, report->ceiling));
+    if (hours > 0 && hours < 1e6 && less >= 0 && less <= hours)
+        spdl__text_add(&line, ", at most %.1f h less of %.1f h: %s", less, hours,
+                       less < SPDL__LEAVE * hours ? "leave it" : "worth the work");
+    spdl__text_add(&line, ".");
+    spdl__found_wrap(text, words, 0);
+}
+
+SPDL__COLD void spdl__found_write(spdl__text *text, const spdl_doctor_report *report) {
+    char words[sizeof(report->verdict) + 16];
+    spdl__text line = spdl__text_start(words, sizeof(words));
+    spdl__text_add(&line, "spdl doctor: ");
+    spdl__found_verdict(&line, report);
+    spdl__text_style(text, "1");
+    spdl__found_wrap(text, words, 0);
+    spdl__text_style(text, "0");
+    line = spdl__text_start(words, sizeof(words));
+    spdl__found_run_line(&line, report);
+    spdl__found_wrap(text, words, 0);
+    if (report->outcome == SPDL_DOCTOR_RUNNING) return;
+    if (report->outcome == SPDL_DOCTOR_LIMIT) {
+        spdl__found_ladder(text, report);
+        spdl__found_model(text, report);
+        spdl__found_legend(text, report);
+    }
+    spdl__found_trials(text, report);
+    spdl__found_headspace(text, report);
+    if (report->outcome == SPDL_DOCTOR_LIMIT)
+        spdl__text_add(text, "not known: how it is with other data, or with files that are not in "
+                             "memory.\n");
+}
+
+SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes) {
+    spdl__text text = spdl__text_start(buffer, bytes);
+    spdl__found_write(&text, report);
     return (int)text.length;
 }
-SPDL_API int spdl_doctor_json(const spdl_doctor_report *r, char *buffer, size_t bytes) { return spdl_doctor_text(r, buffer, bytes); }
-SPDL_API int spdl_doctor_html(const spdl_doctor_report *r, char *buffer, size_t bytes) { return spdl_doctor_text(r, buffer, bytes); }
-/* END TEMPORARY */
+
+/* --- JSON --- */
+
+/* A field of a struct: 'd' double, 'i' int, 'b' bool, 's' characters, 'v' an interval, 'e' an
+   enum with its words, 'k' a kind. */
+typedef struct spdl__found_field {
+    char type;
+    const char *name;
+    size_t at; /* offset in its struct */
+    const char *const *words;
+} spdl__found_field;
+
+#define SPDL__SHOWN(type, of, field) { type, #field, offsetof(of, field), NULL }
+#define SPDL__SHOWN_ENUM(of, field, words) { 'e', #field, offsetof(of, field), words }
+#define SPDL__SHOWN_END { '\0', NULL, 0, NULL }
+
+static const spdl__found_field spdl__found_fields[] = {
+    SPDL__SHOWN_ENUM(spdl_doctor_report, outcome, spdl__found_outcomes),
+    SPDL__SHOWN_ENUM(spdl_doctor_report, limit, spdl__found_limits),
+    SPDL__SHOWN('i', spdl_doctor_report, stage),
+    SPDL__SHOWN_ENUM(spdl_doctor_report, next_limit, spdl__found_limits),
+    SPDL__SHOWN('i', spdl_doctor_report, next_stage),
+    SPDL__SHOWN('d', spdl_doctor_report, next_rate),
+    SPDL__SHOWN('d', spdl_doctor_report, seconds),
+    SPDL__SHOWN('i', spdl_doctor_report, workers),
+    SPDL__SHOWN('d', spdl_doctor_report, cores),
+    SPDL__SHOWN('d', spdl_doctor_report, cores_used),
+    SPDL__SHOWN('d', spdl_doctor_report, others_used),
+    SPDL__SHOWN('d', spdl_doctor_report, step_ns),
+    SPDL__SHOWN('d', spdl_doctor_report, step_cpu_ns),
+    SPDL__SHOWN('d', spdl_doctor_report, today),
+    SPDL__SHOWN('d', spdl_doctor_report, model),
+    SPDL__SHOWN('d', spdl_doctor_report, ceiling),
+    SPDL__SHOWN('d', spdl_doctor_report, waiting),
+    SPDL__SHOWN('d', spdl_doctor_report, harm),
+    SPDL__SHOWN('d', spdl_doctor_report, hours),
+    SPDL__SHOWN('d', spdl_doctor_report, hours_less),
+    SPDL__SHOWN('b', spdl_doctor_report, replays),
+    SPDL__SHOWN('v', spdl_doctor_report, same),
+    SPDL__SHOWN('v', spdl_doctor_report, cached),
+    SPDL__SHOWN('v', spdl_doctor_report, trainer_asleep),
+    SPDL__SHOWN('i', spdl_doctor_report, rounds),
+    SPDL__SHOWN('i', spdl_doctor_report, dropped),
+    SPDL__SHOWN('s', spdl_doctor_report, verdict),
+    SPDL__SHOWN_END
+};
+static const spdl__found_field spdl__found_row_fields[] = {
+    SPDL__SHOWN('s', spdl_doctor_row, name),
+    SPDL__SHOWN('k', spdl_doctor_row, kind),
+    SPDL__SHOWN('i', spdl_doctor_row, concurrency),
+    SPDL__SHOWN('b', spdl_doctor_row, may_raise),
+    SPDL__SHOWN_ENUM(spdl_doctor_row, method, spdl__found_methods),
+    SPDL__SHOWN('d', spdl_doctor_row, visits),
+    SPDL__SHOWN('d', spdl_doctor_row, mean_ns),
+    SPDL__SHOWN('d', spdl_doctor_row, cpu_ns),
+    SPDL__SHOWN('d', spdl_doctor_row, runnable_ns),
+    SPDL__SHOWN('d', spdl_doctor_row, blocked_ns),
+    SPDL__SHOWN('d', spdl_doctor_row, load),
+    SPDL__SHOWN('d', spdl_doctor_row, most),
+    SPDL__SHOWN('d', spdl_doctor_row, twice),
+    SPDL__SHOWN('v', spdl_doctor_row, replayed),
+    SPDL__SHOWN('v', spdl_doctor_row, computing),
+    SPDL__SHOWN('v', spdl_doctor_row, asleep),
+    SPDL__SHOWN('d', spdl_doctor_row, delay_ns),
+    SPDL__SHOWN_END
+};
+static const spdl__found_field spdl__found_trial_fields[] = {
+    SPDL__SHOWN_ENUM(spdl_doctor_trial, change, spdl__found_changes),
+    SPDL__SHOWN('i', spdl_doctor_trial, stage),
+    SPDL__SHOWN('i', spdl_doctor_trial, from),
+    SPDL__SHOWN('i', spdl_doctor_trial, to),
+    SPDL__SHOWN('d', spdl_doctor_trial, predicted),
+    SPDL__SHOWN('v', spdl_doctor_trial, measured),
+    SPDL__SHOWN('b', spdl_doctor_trial, kept),
+    SPDL__SHOWN_END
+};
+static const spdl__found_field spdl__found_arm_fields[] = {
+    SPDL__SHOWN('s', spdl_doctor_arm, name),
+    SPDL__SHOWN('i', spdl_doctor_arm, stage),
+    SPDL__SHOWN('b', spdl_doctor_arm, confirming),
+    SPDL__SHOWN('i', spdl_doctor_arm, rounds),
+    SPDL__SHOWN_END
+};
+
+/* With up to six decimals, and a point whatever the locale; null when it is none. */
+SPDL__COLD void spdl__json_double(spdl__text *text, double value) {
+    const spdl__llu parts = value >= 0 && value < 1e12 ? (spdl__llu)(value * 1e6 + 0.5) : 0;
+    if (!(value >= 0 && value < 1e12)) {
+        spdl__text_add(text, "null");
+        return;
+    }
+    spdl__text_add(text, "%llu", parts / 1000000);
+    if (parts % 1000000 > 0) spdl__text_add(text, ".%06llu", parts % 1000000);
+}
+
+/* Without an interval low and high are null. */
+SPDL__COLD void spdl__json_interval(spdl__text *text, const spdl_interval *interval) {
+    spdl__text_add(text, "{\"value\":");
+    spdl__json_double(text, interval->value);
+    spdl__text_add(text, ",\"low\":");
+    spdl__json_double(text, interval->known ? interval->low : -1);
+    spdl__text_add(text, ",\"high\":");
+    spdl__json_double(text, interval->known ? interval->high : -1);
+    spdl__text_add(text, ",\"rounds\":%d}", interval->rounds);
+}
+
+SPDL__COLD void spdl__found_value(spdl__text *text, const char *at,
+                                   const spdl__found_field *field) {
+    int number = 0;
+    double real;
+    if (field->type == 'i' || field->type == 'k' || field->type == 'e')
+        memcpy(&number, at, sizeof(number));
+    if (field->type == 'd') {
+        memcpy(&real, at, sizeof(real));
+        spdl__json_double(text, real);
+    } else if (field->type == 'i') {
+        spdl__text_add(text, "%d", number);
+    } else if (field->type == 'b') {
+        spdl__text_add(text, *(const bool *)at ? "true" : "false");
+    } else if (field->type == 's') {
+        spdl__json_string(text, at);
+    } else if (field->type == 'v') {
+        spdl__json_interval(text, (const spdl_interval *)(const void *)at);
+    } else {
+        spdl__json_string(text, field->words != NULL
+                                    ? spdl__found_word(field->words, (unsigned)number)
+                                    : spdl__kind_name((spdl_kind)number));
+    }
+}
+
+/* All but the brace that ends it. */
+SPDL__COLD void spdl__found_object(spdl__text *text, const char *before, const void *object,
+                                    const spdl__found_field *field) {
+    for (; field->name != NULL; ++field, before = ",") {
+        spdl__text_add(text, "%s\"%s\":", before, field->name);
+        spdl__found_value(text, (const char *)object + field->at, field);
+    }
+}
+
+SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, size_t bytes) {
+    const int trials = spdl__found_count(report->trial_count, SPDL_DOCTOR_TRIALS);
+    const int arms = spdl__found_count(report->arm_count, 2 * SPDL_DOCTOR_ARMS);
+    spdl__text text = spdl__text_start(buffer, bytes);
+    int i, k;
+    spdl__text_add(&text, "{\"schema\":\"spdl.doctor.1\",\"version\":\"%s\"",
+                   spdl_version());
+    spdl__found_object(&text, ",", report, spdl__found_fields);
+    spdl__text_add(&text, ",\"row\":[");
+    for (i = 0; i < spdl__found_rows(report); ++i) {
+        spdl__found_object(&text, i > 0 ? "},\n{" : "\n{", &report->row[i],
+                            spdl__found_row_fields);
+    }
+    spdl__text_add(&text, i > 0 ? "}],\"trial\":[" : "],\"trial\":[");
+    for (i = 0; i < trials; ++i) {
+        spdl__found_object(&text, i > 0 ? "},\n{" : "\n{", &report->trial[i],
+                            spdl__found_trial_fields);
+    }
+    spdl__text_add(&text, i > 0 ? "}],\"arm\":[" : "],\"arm\":[");
+    for (i = 0; i < arms; ++i) {
+        const spdl_doctor_arm *arm = &report->arm[i];
+        spdl__found_object(&text, i > 0 ? ",\n{" : "\n{", arm, spdl__found_arm_fields);
+        spdl__text_add(&text, ",\"rate\":[");
+        for (k = 0; k < spdl__found_count(arm->rounds, SPDL_DOCTOR_ROUNDS); ++k) {
+            if (k > 0) spdl__text_add(&text, ",");
+            spdl__json_double(&text, (double)arm->rate[k]);
+        }
+        spdl__text_add(&text, "]}");
+    }
+    spdl__text_add(&text, "]}\n");
+    return (int)text.length;
+}
+
+/* --- the page --- */
+
+/* A name or a text inside an element. */
+SPDL__COLD void spdl__html_add(spdl__text *text, const char *string) {
+    for (; *string != '\0'; ++string) {
+        const int length = spdl__utf8(string);
+        const char c = *string;
+        if (length > 1) {
+            spdl__text_add(text, "%.*s", length, string);
+            string += length - 1;
+        } else if (length == 1 && (c == '\n' || ((unsigned char)c >= 0x20 && c != 0x7f))) {
+            spdl__text_add(text, strchr("<>&'\"", c) != NULL ? "&#%d;" : "%c", c);
+        } else {
+            spdl__text_add(text, "?");
+        }
+    }
+}
+
+/* A line of a picture: numbers from 0 to `top` are from the left to the right of the window. */
+typedef struct spdl__strip {
+    spdl__text *text;
+    double top;
+} spdl__strip;
+
+/* Percent of the width. A point in every locale. */
+SPDL__COLD const char *spdl__strip_at(const spdl__strip *strip, spdl__cell *cell, double value) {
+    const double share = value > 0 && strip->top > 0 ? value / strip->top : 0;
+    const unsigned tenths = share < 1 ? (unsigned)(1000 * share) : 1000;
+    (void)snprintf(cell->text, sizeof(cell->text), "%u.%u%%", tenths / 10, tenths % 10);
+    return cell->text;
+}
+
+SPDL__COLD void spdl__strip_rect(const spdl__strip *strip, double from, double to,
+                                 const char *style) {
+    const double low = from < to ? from : to, width = from < to ? to - from : from - to;
+    spdl__cell cell[2];
+    spdl__text_add(strip->text, "<rect x='%s' y='2' width='%s' height='10' class='%s'/>",
+                   spdl__strip_at(strip, &cell[0], low), spdl__strip_at(strip, &cell[1], width),
+                   style);
+}
+
+SPDL__COLD void spdl__strip_line(const spdl__strip *strip, double from, double to, int top,
+                                 int bottom) {
+    spdl__cell cell[2];
+    spdl__text_add(strip->text, "<line x1='%s' x2='%s' y1='%d' y2='%d'/>",
+                   spdl__strip_at(strip, &cell[0], from), spdl__strip_at(strip, &cell[1], to), top,
+                   bottom);
+}
+
+/* The label, then a bar: what was there, and what `from` to `to` adds or takes; `unit` is what the
+   interval counts in. */
+SPDL__COLD void spdl__strip_bar(const spdl__strip *strip, const char *label, bool limit,
+                                double from, double to, const spdl_interval *interval,
+                                double unit) {
+    spdl__text_add(strip->text, "<p%s>", limit ? " class='hot'" : "");
+    spdl__html_add(strip->text, label);
+    spdl__text_add(strip->text, "</p><svg width='100%%' height='16'%s>",
+                   limit ? " class='hot'" : "");
+    spdl__strip_rect(strip, 0, from < to ? from : to, "base");
+    spdl__strip_rect(strip, from, to, from < to ? "more" : "less");
+    if (interval != NULL && interval->known) {
+        spdl__strip_line(strip, interval->low * unit, interval->high * unit, 7, 7);
+        spdl__strip_line(strip, interval->low * unit, interval->low * unit, 3, 11);
+        spdl__strip_line(strip, interval->high * unit, interval->high * unit, 3, 11);
+    }
+    spdl__text_add(strip->text, "</svg>\n");
+}
+
+/* The rungs from the rows as they are up to the trainer alone: each bar begins where the replay
+   before ended, so that its end is that row's share of what there is to gain. */
+SPDL__COLD void spdl__page_ladder(spdl__text *text, const spdl_doctor_report *report) {
+    spdl__rung rung[SPDL__RUNGS];
+    const double gap = report->ceiling - report->today;
+    double reached = report->today;
+    spdl__strip strip = { text, report->ceiling };
+    spdl__cell cell;
+    int i = spdl__rungs(rung, report), k;
+    if (report->same.rounds > 0) --i; /* is among the rounds */
+    spdl__text_add(text, "<h2>From today up to the trainer alone</h2><div class='card'>\n");
+    for (k = 0; k < i; ++k)
+        if (rung[k].rate > strip.top && rung[k].rate < 1e12) strip.top = rung[k].rate;
+    while (i-- > 0) {
+        const spdl__rung *at = &rung[i];
+        const double to = at->rate;
+        const double from = at->percent ? report->today
+                            : at->interval == NULL && i > 0 ? 0 : reached;
+        char label[256];
+        spdl__text line = spdl__text_start(label, sizeof(label));
+        spdl__text_add(&line, "%s %s ", at->name, at->what);
+        if (at->rate > 0) spdl__text_add(&line, "%s ", spdl__found_rate(&cell, at->rate));
+        if (at->interval != NULL) spdl__found_result(&line, at->interval, at->percent);
+        if (!at->percent && from > 0 && gap > 0 && to > from && to - from < 2 * gap)
+            spdl__text_add(&line, ": %.0f %% of the gap", 100 * (to - from) / gap);
+        spdl__strip_bar(&strip, label, at->row >= 0 && at->row == report->stage, from, to,
+                        at->interval, report->today);
+        if (!at->percent && to > 0) reached = to;
+    }
+    spdl__text_add(text, "</div>\n");
+}
+
+SPDL__COLD void spdl__page_trials(spdl__text *text, const spdl_doctor_report *report) {
+    const int count = spdl__found_count(report->trial_count, SPDL_DOCTOR_TRIALS);
+    spdl__strip strip = { text, 1 };
+    spdl__cell cell[2];
+    int i;
+    for (i = 0; i < count; ++i) {
+        const spdl_doctor_trial *trial = &report->trial[i];
+        const double ends[] = { trial->predicted, trial->measured.value,
+                                trial->measured.known ? trial->measured.high : 0 };
+        int k;
+        for (k = 0; k < 3; ++k)
+            if (ends[k] > strip.top && ends[k] < 10000) strip.top = ends[k];
+    }
+    if (count > 0)
+        spdl__text_add(text, "<h2>Changes that were tried</h2><div class='card'>\n");
+    for (i = 0; i < count; ++i) {
+        const spdl_doctor_trial *trial = &report->trial[i];
+        char label[256];
+        spdl__text line = spdl__text_start(label, sizeof(label));
+        spdl__text_add(&line, "%s %s: predicted %s", spdl__trial_row(report, trial),
+                       spdl__trial_change(&cell[0], trial),
+                       spdl__found_ratio(&cell[1], trial->predicted, false));
+        spdl__strip_bar(&strip, label, false, 1, trial->predicted, NULL, 1);
+        line = spdl__text_start(label, sizeof(label));
+        spdl__text_add(&line, "measured ");
+        spdl__found_result(&line, &trial->measured, false);
+        spdl__text_add(&line, trial->kept ? ", kept" : ", undone");
+        spdl__strip_bar(&strip, label, trial->kept, 1, trial->measured.value, &trial->measured, 1);
+    }
+    if (count > 0) spdl__text_add(text, "</div>\n");
+}
+
+/* Each window as a dot; the first round is at the top. */
+SPDL__COLD void spdl__page_rounds(spdl__text *text, const spdl_doctor_report *report) {
+    const int arms = spdl__found_count(report->arm_count, 2 * SPDL_DOCTOR_ARMS);
+    spdl__strip strip = { text, 0 };
+    spdl__cell cell;
+    int i, k;
+    for (i = 0; i < arms; ++i)
+        for (k = 0; k < spdl__found_count(report->arm[i].rounds, SPDL_DOCTOR_ROUNDS); ++k)
+            if (report->arm[i].rate[k] < 1e12f && (double)report->arm[i].rate[k] > strip.top)
+                strip.top = (double)report->arm[i].rate[k];
+    if (arms > 0)
+        spdl__text_add(text, "<h2>Every round, from 0 to %s</h2><div class='card'>\n",
+                       spdl__found_rate(&cell, strip.top));
+    for (i = 0; i < arms; ++i) {
+        const spdl_doctor_arm *arm = &report->arm[i];
+        const int rounds = spdl__found_count(arm->rounds, SPDL_DOCTOR_ROUNDS);
+        spdl__text_add(text, "<p>");
+        spdl__html_add(text, arm->name);
+        spdl__text_add(text, "%s</p><svg width='100%%' height='22' class='dots%s'>",
+                       arm->confirming ? ", confirming" : "", arm->confirming ? " two" : "");
+        for (k = 0; k < rounds; ++k)
+            if (arm->rate[k] > 0)
+                spdl__text_add(text, "<circle cx='%s' cy='%d' r='2.5'/>",
+                               spdl__strip_at(&strip, &cell, (double)arm->rate[k]),
+                               3 + 16 * k / rounds);
+        spdl__text_add(text, "</svg>\n");
+    }
+    if (arms > 0) spdl__text_add(text, "</div>\n");
+}
+
+SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, size_t bytes) {
+    const char *style = strstr(spdl__page[0], "<style>"), *end = strstr(style, "</style>");
+    spdl__text text = spdl__text_start(buffer, bytes);
+    char words[SPDL__FOUND_BYTES];
+    spdl__text line = spdl__text_start(words, sizeof(words));
+    spdl__text_add(&text,
+                   "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>spdl doctor"
+                   "</title><meta name='viewport' content='width=device-width,initial-scale=1'>"
+                   "%.*s.card{padding:10px 16px 14px}.card p{margin-top:8px}svg line{stroke:"
+                   "var(--ink);stroke-width:1.5}.base{fill:var(--line)}.more{fill:var(--c2)}.less"
+                   "{fill:var(--c6);opacity:.5}.hot .more,.hot .less{fill:var(--hot)}p.hot{color:"
+                   "var(--hot);font-weight:600}.dots{background:var(--soft);fill:var(--c0)}.two{"
+                   "fill:var(--c1)}circle{opacity:.7}pre{font-size:12.5px;line-height:1.4}"
+                   "</style></head><body><main><p>",
+                   (int)(end - style), style);
+    spdl__found_run_line(&line, report);
+    spdl__html_add(&text, words);
+    spdl__text_add(&text, "</p><h1>");
+    line = spdl__text_start(words, sizeof(words));
+    spdl__found_verdict(&line, report);
+    spdl__html_add(&text, words);
+    spdl__text_add(&text, "</h1>\n");
+    if (report->today > 0) spdl__page_ladder(&text, report);
+    spdl__page_trials(&text, report);
+    spdl__page_rounds(&text, report);
+    (void)spdl_doctor_text(report, words, sizeof(words));
+    spdl__text_add(&text, "<h2>The report</h2><pre class='card scroll'>");
+    spdl__html_add(&text, words);
+    spdl__text_add(&text, "</pre><footer>spdl.h %s</footer></main></body></html>\n",
+                   spdl_version());
+    return (int)text.length;
+}
 
 #endif /* SPDL_NO_REPORT */
 
