@@ -1808,7 +1808,7 @@ typedef enum spdl_doctor_change {
     SPDL_DOCTOR_BUFFER /* of SPDL_SINK */
 } spdl_doctor_change;
 
-/* One row. Intervals are throughput compared with that of the rows as they are: 1.2 is 20 % more. */
+/* One row. Intervals are of throughput, compared with the rows as they are: 1.2 is 20 % more. */
 typedef struct spdl_doctor_row {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
@@ -1816,7 +1816,7 @@ typedef struct spdl_doctor_row {
     bool may_raise;        /* its concurrency may be raised: it is 2 or more, or the row says so */
     spdl_doctor_method method;
     double visits;         /* calls for each item of the trainer */
-    double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of one call; the last three make the first */
+    double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of one call; the first is the sum */
     double load;           /* share of the time that as many calls ran as can */
     double most;           /* items/s that it allows, were nothing else a limit */
     double twice;          /* throughput if its calls took half as long; 0: not known, as the model
@@ -1840,7 +1840,7 @@ typedef struct spdl_doctor_trial {
 #define SPDL_DOCTOR_ROUNDS 64
 #define SPDL_DOCTOR_TRIALS 4
 
-/* A kind of window: what was different in it, and items/s in each round; 0: the round was dropped. */
+/* A kind of window: what was different, and items/s in each round; 0: the round was dropped. */
 typedef struct spdl_doctor_arm {
     char name[24];         /* "as it is", "same again", "after decode", "decode +20 %" ... */
     int stage;             /* or -1 */
@@ -1859,7 +1859,7 @@ typedef struct spdl_doctor_report {
     double next_rate;
     double seconds;        /* that it took */
     int workers;
-    double cores, cores_used, others_used; /* processors: allowed, used by this process, by others */
+    double cores, cores_used, others_used; /* processors: allowed, used by us, by others */
     double step_ns, step_cpu_ns; /* of the trainer, and the processor time in it */
     double today;          /* items/s as it is */
     double model;          /* items/s that the model gives for that */
@@ -13457,7 +13457,7 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__ROUNDS_LEAST 6      /* fewer say nothing */
 #define SPDL__SLOWER 0.2          /* calls are made longer by this share */
 #define SPDL__BUSY_ROW 0.4        /* a row that is less busy is not looked at */
-#define SPDL__FITS 0.8            /* a rate below this share of the model's is not explained by it */
+#define SPDL__FITS 0.8            /* below this share of its rate the model explains nothing */
 #define SPDL__EVEN 0.9            /* below this a larger buffer may even out what comes unevenly */
 #define SPDL__GAIN 1.04           /* what is less is not worth a word */
 #define SPDL__FOREIGN 0.15        /* processors that others had */
@@ -13535,6 +13535,11 @@ struct spdl__doctor {
 
 SPDL__COLD double spdl__least(double a, double b) { return a < b ? a : b; }
 
+/* Whether calls of this row need a worker of the pool. */
+SPDL__COLD bool spdl__doctor_pooled(const spdl__doctor *d, int row) {
+    return d->p->node[row].group == &d->p->group[0] && !d->p->node[row].row.deferred;
+}
+
 /* --- the model --- */
 
 /* What is different from the rows as they are. */
@@ -13570,16 +13575,12 @@ SPDL__COLD spdl__law spdl__law_of(const spdl__doctor *d, const spdl__what_if *wh
     int workers = r->workers + (what != NULL ? what->workers : 0), i;
     for (i = 0; i < r->row_count; ++i) {
         const spdl_doctor_row *row = &r->row[i];
-        const bool pooled = d->p->node[i].group == &d->p->group[0];
+        const bool pooled = spdl__doctor_pooled(d, i);
         const double speed = what != NULL && what->row == i ? what->speed : 1;
         const double ns = (row->mean_ns - row->runnable_ns) / speed;
         int most = row->concurrency + (what != NULL && what->row == i ? what->calls : 0);
         if (row->method == SPDL_DOCTOR_NO_METHOD && row->mean_ns <= 0) continue;
         cpu += row->visits * row->cpu_ns / speed;
-        if (d->p->node[i].row.deferred) {
-            spdl__law_limit(&law, 1e9 * most / (row->visits * ns), i);
-            continue;
-        }
         if (pooled) calls += row->visits * ns;
         if (pooled && workers > 0 && most > workers) most = workers;
         spdl__law_limit(&law, 1e9 * most / (row->visits * ns), i);
@@ -13593,11 +13594,17 @@ SPDL__COLD spdl__law spdl__law_of(const spdl__doctor *d, const spdl__what_if *wh
     return law;
 }
 
-/* The least number of workers with which something else limits. */
-SPDL__COLD int spdl__law_workers(const spdl__doctor *d) {
-    spdl__what_if what = { -1, 1, 0, 1 };
-    while (what.workers < 64 && spdl__law_of(d, &what).by == SPDL__BY_WORKERS) ++what.workers;
-    return d->report.workers + what.workers;
+/* More workers, until something else limits; with them the calls of a row that may use them all. */
+SPDL__COLD spdl__what_if spdl__law_workers(const spdl__doctor *d, int row) {
+    const bool both = !d->serial[row] && d->report.row[row].concurrency >= d->report.workers;
+    spdl__what_if what = { row, 1, both, 1 };
+    int by = SPDL__BY_WORKERS;
+    while (what.workers < 64 && (by == SPDL__BY_WORKERS || (both && by == row))) {
+        ++what.workers;
+        what.calls += both;
+        by = spdl__law_of(d, &what).by;
+    }
+    return what;
 }
 
 /* The least concurrency of a row with which something else limits, as far as it may be raised. */
@@ -13636,7 +13643,8 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     spdl_doctor_row *to = &d->report.row[i];
     const double tasks = (double)(now->tasks - last->tasks);
     const double busy = (double)(now->busy_ns - last->busy_ns);
-    const double whole = (double)now->busy_ns, items = (double)(d->now.delivered - d->last.delivered);
+    const double items = (double)(d->now.delivered - d->last.delivered);
+    const double whole = (double)now->busy_ns;
     memcpy(to->name, now->name, sizeof(to->name));
     to->kind = now->kind;
     to->concurrency = (int)d->limit[i];
@@ -14111,7 +14119,7 @@ SPDL__COLD int spdl__doctor_most(const spdl__doctor *d, bool cpu) {
     for (i = 0; i < d->report.row_count; ++i) {
         const spdl_doctor_row *at = &d->report.row[i];
         const double ns = at->visits * (cpu ? at->cpu_ns : at->mean_ns);
-        if (!cpu && (d->p->node[i].group != &d->p->group[0] || d->p->node[i].row.deferred)) continue;
+        if (!cpu && !spdl__doctor_pooled(d, i)) continue;
         if (ns > most) row = i;
         if (ns > most) most = ns;
     }
@@ -14174,21 +14182,45 @@ SPDL__COLD int spdl__doctor_tail(const spdl__doctor *d) {
     return most;
 }
 
+/* How many workers were in calls, on average. */
+SPDL__COLD double spdl__doctor_in_calls(const spdl__doctor *d) {
+    double calls = 0;
+    int i;
+    for (i = 0; i < d->report.row_count; ++i)
+        if (spdl__doctor_pooled(d, i))
+            calls += 1e-9 * d->report.today * d->report.row[i].visits * d->report.row[i].mean_ns;
+    return calls;
+}
+
+/* A row limits, and what would without it. */
+SPDL__COLD void spdl__doctor_decide_row(spdl__doctor *d, int row, bool helps) {
+    spdl_doctor_report *r = &d->report;
+    const spdl__law law = spdl__law_of(d, NULL);
+    const int next = law.by == row ? law.next_by : law.by;
+    r->stage = row;
+    r->limit = spdl__doctor_class(d, row);
+    r->next_stage = next < 0 ? -1 : next;
+    r->next_rate = law.by == row ? law.next : law.rate;
+    r->next_limit = next >= 0                  ? spdl__doctor_class(d, next)
+                    : next == SPDL__BY_TRAINER ? SPDL_LIMIT_TRAINER
+                    : next == SPDL__BY_MACHINE ? SPDL_LIMIT_MACHINE
+                    : next == SPDL__BY_WORKERS ? SPDL_LIMIT_WORKERS
+                                               : SPDL_LIMIT_NOT_KNOWN;
+    if (r->limit == SPDL_LIMIT_LOCK)
+        r->row[row].twice = 0;
+    else if (r->today < SPDL__FITS * r->model && !helps)
+        r->outcome = SPDL_DOCTOR_DISAGREE;
+}
+
 /* First line of the table that holds. */
 SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
-    const spdl__law law = spdl__law_of(d, NULL);
     const spdl_doctor_trial *worker = spdl__doctor_trial_of(r, SPDL_DOCTOR_WORKERS, true);
-    const int row = spdl__doctor_row(d), used = r->rounds - r->dropped;
-    const double demand = spdl__doctor_demand(d);
+    const int row = spdl__doctor_row(d), tail = spdl__doctor_tail(d), used = r->rounds - r->dropped;
     const double trainer = 1e-9 * r->today * r->step_ns;
     const double paused = spdl__doctor_follows(&r->trainer_asleep, SPDL__SLOWER, 1);
-    double calls = 0;
     bool helps = false;
     int i;
-    for (i = 0; i < r->row_count; ++i)
-        if (d->p->node[i].group == &d->p->group[0] && !d->p->node[i].row.deferred)
-            calls += 1e-9 * r->today * r->row[i].visits * r->row[i].mean_ns;
     for (i = 0; i < r->trial_count; ++i)
         helps = helps || (r->trial[i].to > r->trial[i].from && r->trial[i].measured.value > 1.06);
     r->stage = r->next_stage = -1;
@@ -14198,35 +14230,22 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
         r->limit = SPDL_LIMIT_FOREIGN;
     } else if (used < SPDL__ROUNDS_LEAST) {
         r->outcome = SPDL_DOCTOR_FEW;
-    } else if (r->noise > SPDL__BURSTY ||
-               (spdl__doctor_tail(d) >= 0 && r->today < SPDL__FITS * r->model)) {
+    } else if (r->noise > SPDL__BURSTY || (tail >= 0 && r->today < SPDL__FITS * r->model)) {
         r->outcome = SPDL_DOCTOR_BURSTY;
-        r->stage = spdl__doctor_tail(d);
-        if (r->stage >= 0) r->limit = SPDL_LIMIT_ORDER;
+        r->stage = tail;
+        if (tail >= 0) r->limit = SPDL_LIMIT_ORDER;
     } else if (trainer >= 0.9 || (trainer >= 0.75 && paused > 0.6)) {
         r->limit = r->harm > 0.05 ? SPDL_LIMIT_HARM : SPDL_LIMIT_TRAINER;
         if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
-    } else if (demand >= 0.92 && !helps) {
+    } else if (spdl__doctor_demand(d) >= 0.92 && !helps) {
         r->limit = SPDL_LIMIT_MACHINE;
         r->stage = spdl__doctor_most(d, true);
-    } else if (r->workers > 0 && calls >= 0.93 * r->workers &&
+    } else if (r->workers > 0 && spdl__doctor_in_calls(d) >= 0.93 * r->workers &&
                (worker == NULL || worker->measured.value > SPDL__GAIN)) {
         r->limit = SPDL_LIMIT_WORKERS;
         r->stage = spdl__doctor_most(d, false);
     } else if (row >= 0 && r->row[row].load >= SPDL__BUSY_ROW) {
-        const int next = law.by == row ? law.next_by : law.by;
-        r->stage = row;
-        r->next_stage = next < 0 ? -1 : next;
-        r->next_rate = law.by == row ? law.next : law.rate;
-        r->next_limit = next >= 0                     ? spdl__doctor_class(d, next)
-                        : next == SPDL__BY_TRAINER    ? SPDL_LIMIT_TRAINER
-                        : next == SPDL__BY_MACHINE    ? SPDL_LIMIT_MACHINE
-                        : next == SPDL__BY_WORKERS    ? SPDL_LIMIT_WORKERS
-                                                      : SPDL_LIMIT_NOT_KNOWN;
-        r->limit = spdl__doctor_class(d, row);
-        if (r->limit == SPDL_LIMIT_LOCK) r->row[row].twice = 0;
-        if (r->limit != SPDL_LIMIT_LOCK && r->today < SPDL__FITS * r->model && !helps)
-            r->outcome = SPDL_DOCTOR_DISAGREE;
+        spdl__doctor_decide_row(d, row, helps);
     } else {
         r->outcome = SPDL_DOCTOR_DISAGREE;
     }
@@ -14317,20 +14336,22 @@ SPDL__COLD void spdl__doctor_say_row(spdl__text *text, const spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_say_workers(spdl__text *text, const spdl__doctor *d) {
     const spdl_doctor_report *r = &d->report;
     const spdl_doctor_trial *worker = spdl__doctor_trial_of(r, SPDL_DOCTOR_WORKERS, true);
-    const int to = spdl__law_workers(d);
-    const spdl__what_if what = { -1, 1, 0, to - r->workers };
     const spdl_doctor_row *row = &r->row[r->stage];
+    const spdl__what_if what = spdl__law_workers(d, r->stage);
     spdl__text_add(text, "All %d workers are in calls, %.0f %% of the time in stage %d '",
                    r->workers, 1e-7 * r->today * row->visits * row->mean_ns / r->workers, r->stage);
     spdl__text_name(text, row->name, -1);
     spdl__text_add(text, "'");
     if (row->twice > 0) spdl__text_add(text, ": %.2fx if it took half as long", row->twice);
-    spdl__text_add(text, ". Or write .workers = %d: the model says %.2fx", to,
-                   spdl__law_of(d, &what).rate / r->model);
+    spdl__text_add(text, ". Or write .workers = %d", r->workers + what.workers);
+    if (what.calls > 0)
+        spdl__text_add(text, ", in its row .concurrency = %d", row->concurrency + what.calls);
+    if (r->today >= SPDL__FITS * r->model)
+        spdl__text_add(text, ": the model says %.2fx", spdl__law_of(d, &what).rate / r->model);
     if (worker == NULL) {
         spdl__text_add(text, " (not tried: see raise).");
     } else {
-        spdl__text_add(text, "; with %d", worker->to);
+        spdl__text_add(text, "; with %d workers", worker->to);
         spdl__doctor_measured(text, worker);
     }
 }
@@ -14358,16 +14379,16 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
                                   "%.0f %%.", 100 * r->noise);
         else
             spdl__text_add(&text, "Stage %d '%s' has rare calls of up to %s (half of them take %s "
-                                  "or less), and what comes after them waits: %.0f items/s, without "
-                                  "that %.0f. Write .output_order = SPDL_ORDER_COMPLETION, or a "
+                                  "or less), and what comes after them waits: %.0f items/s, "
+                                  "without that %.0f. Write .output_order = SPDL_ORDER_COMPLETION, or a "
                                   "larger buffer_size.", r->stage, r->row[r->stage].name,
                            spdl__duration(&cell[0], (double)d->now.stage[r->stage].max_ns),
                            spdl__duration(&cell[1], (double)d->now.stage[r->stage].p50_ns),
                            r->today, r->model);
         return;
     case SPDL_DOCTOR_NOTHING:
-        spdl__text_add(&text, "There is nothing to gain: the trainer's own steps of %s take %.0f %% "
-                              "of the time. Stop tuning.", spdl__duration(&cell[0], r->step_ns),
+        spdl__text_add(&text, "There is nothing to gain: the trainer's own steps of %s take "
+                              "%.0f %% of the time. Stop tuning.", spdl__duration(&cell[0], r->step_ns),
                        100 * spdl__least(1, 1e-9 * r->today * r->step_ns));
         return;
     case SPDL_DOCTOR_DISAGREE:
@@ -14382,8 +14403,8 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     }
     if (r->limit == SPDL_LIMIT_HARM)
         spdl__text_add(&text, "Loading takes processors from the trainer: %.0f %% of a step it "
-                              "waits for one, and %.1f %% of the time for items. Use fewer workers, "
-                              "or polite ones (.policy.polite).", 100 * r->harm, 100 * r->waiting);
+                              "waits for one, and %.1f %% of the time for items. Use fewer "
+                              "workers, or polite ones (.policy.polite).", 100 * r->harm, 100 * r->waiting);
     else if (r->limit == SPDL_LIMIT_MACHINE)
         spdl__text_add(&text, "The processors are used up (%.2f of %.3g): no concurrency helps. "
                               "Make stage %d '%s' cheaper, it takes most of them.", r->cores_used,
