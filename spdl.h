@@ -13827,7 +13827,7 @@ SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, 
 /* All kinds of windows of this phase are there; it may last `seconds`. */
 SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
     const double each = 1e9 * seconds / (d->arms * SPDL__ROUNDS); /* with what it lets pass */
-    const double passing = 1e9 * (double)d->settle_items / d->report.today;
+    const double passing = 1.5e9 * (double)d->settle_items / d->report.today;
     const double window = spdl__least(0.8 * each, each - passing);
     d->report.arm_count = d->first + d->arms;
     d->window_ns = window > SPDL__WINDOW_NS ? (uint64_t)spdl__least(window, 5 * SPDL__WINDOW_NS)
@@ -13931,7 +13931,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d);
 /* The first phase: what would be if a row were not there, or were slower. */
 SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
-    const double seconds = (r->replays ? 0.5 : 0.35) * d->plan.desc.seconds;
+    const double seconds = (r->replays ? 0.6 : 0.35) * d->plan.desc.seconds;
     int i;
     d->phase = SPDL__DOCTOR_SCREEN;
     d->first = d->arms = 0;
@@ -14356,63 +14356,76 @@ SPDL__COLD void spdl__doctor_say_workers(spdl__text *text, const spdl__doctor *d
     }
 }
 
+/* Why there is no limit to name. */
+SPDL__COLD void spdl__doctor_say_unknown(spdl__text *text, const spdl__doctor *d) {
+    const spdl_doctor_report *r = &d->report;
+    const int used = r->rounds - r->dropped;
+    if (r->outcome == SPDL_DOCTOR_FOREIGN)
+        spdl__text_add(text, "Not known: in %d of %d rounds other programs had %.1f processors. "
+                             "Run it again without them.", r->dropped, r->rounds, r->others_used);
+    else if (r->outcome == SPDL_DOCTOR_FEW)
+        spdl__text_add(text, "Not known: %d round%s too few. %s", used, used == 1 ? " is" : "s are",
+                       r->seconds < 0.9 * d->plan.desc.seconds ? "The items have ended."
+                                                               : "Give it more seconds.");
+    else if (r->outcome == SPDL_DOCTOR_BURSTY)
+        spdl__text_add(text, "Not known: windows in which nothing is different differ by %.0f %%.",
+                       100 * r->noise);
+    else
+        spdl__text_add(text, "Not known: %.0f items/s, but the times of the calls allow %.0f: %s",
+                       r->today, r->model,
+                       spdl__doctor_queued(d) > 0.5 && r->cores_used < r->cores - 0.5
+                           ? "the system leaves workers waiting for a processor while others are "
+                             "idle."
+                           : "items are handed over late, or come in bursts.");
+}
+
+/* Rare slow calls. */
+SPDL__COLD void spdl__doctor_say_tail(spdl__text *text, const spdl__doctor *d) {
+    const spdl_doctor_report *r = &d->report;
+    const spdl_stage_stats *stage = &d->now.stage[r->stage];
+    spdl__cell cell[2];
+    spdl__text_add(text, "Stage %d '", r->stage);
+    spdl__text_name(text, stage->name, -1);
+    spdl__text_add(text, "' has rare calls of up to %s (half of them take %s or less), and what "
+                         "comes after them waits: %.0f items/s, without that %.0f. Write "
+                         ".output_order = SPDL_ORDER_COMPLETION, or a larger buffer_size.",
+                   spdl__duration(&cell[0], (double)stage->max_ns),
+                   spdl__duration(&cell[1], (double)stage->p50_ns), r->today, r->model);
+}
+
 /* Two sentences or so. */
 SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
     const spdl_doctor_trial *buffer = spdl__doctor_trial_of(r, SPDL_DOCTOR_BUFFER, true);
-    spdl__cell cell[2];
-    switch (r->outcome) {
-    case SPDL_DOCTOR_FOREIGN:
-        spdl__text_add(&text, "Not known: in %d of %d rounds other programs had %.1f processors. "
-                              "Run it again without them.", r->dropped, r->rounds, r->others_used);
-        return;
-    case SPDL_DOCTOR_FEW:
-        spdl__text_add(&text, "Not known: %d round%s too few. %s", r->rounds - r->dropped,
-                       r->rounds - r->dropped == 1 ? " is" : "s are",
-                       r->seconds < 0.9 * d->plan.desc.seconds ? "The items have ended."
-                                                               : "Give it more seconds.");
-        return;
-    case SPDL_DOCTOR_BURSTY:
-        if (r->limit != SPDL_LIMIT_ORDER)
-            spdl__text_add(&text, "Not known: windows in which nothing is different differ by "
-                                  "%.0f %%.", 100 * r->noise);
-        else
-            spdl__text_add(&text, "Stage %d '%s' has rare calls of up to %s (half of them take %s "
-                                  "or less), and what comes after them waits: %.0f items/s, "
-                                  "without that %.0f. Write .output_order = SPDL_ORDER_COMPLETION, or a "
-                                  "larger buffer_size.", r->stage, r->row[r->stage].name,
-                           spdl__duration(&cell[0], (double)d->now.stage[r->stage].max_ns),
-                           spdl__duration(&cell[1], (double)d->now.stage[r->stage].p50_ns),
-                           r->today, r->model);
-        return;
-    case SPDL_DOCTOR_NOTHING:
-        spdl__text_add(&text, "There is nothing to gain: the trainer's own steps of %s take "
-                              "%.0f %% of the time. Stop tuning.", spdl__duration(&cell[0], r->step_ns),
+    spdl__cell cell;
+    switch (r->limit) {
+    case SPDL_LIMIT_NOT_KNOWN:
+    case SPDL_LIMIT_FOREIGN: spdl__doctor_say_unknown(&text, d); return;
+    case SPDL_LIMIT_ORDER: spdl__doctor_say_tail(&text, d); break;
+    case SPDL_LIMIT_TRAINER:
+        spdl__text_add(&text, "There is nothing to gain: the trainer's own steps of %s take %.0f "
+                              "%% of the time. Stop tuning.", spdl__duration(&cell, r->step_ns),
                        100 * spdl__least(1, 1e-9 * r->today * r->step_ns));
-        return;
-    case SPDL_DOCTOR_DISAGREE:
-        spdl__text_add(&text, "Not known: %.0f items/s, but the times of the calls allow %.0f: ",
-                       r->today, r->model);
-        spdl__text_add(&text, spdl__doctor_queued(d) > 0.5 && r->cores_used < r->cores - 0.5
-                                  ? "the system leaves workers waiting for a processor while "
-                                    "others are idle."
-                                  : "items are handed over late, or come in bursts.");
-        return;
-    default: break;
-    }
-    if (r->limit == SPDL_LIMIT_HARM)
+        break;
+    case SPDL_LIMIT_HARM:
         spdl__text_add(&text, "Loading takes processors from the trainer: %.0f %% of a step it "
                               "waits for one, and %.1f %% of the time for items. Use fewer "
-                              "workers, or polite ones (.policy.polite).", 100 * r->harm, 100 * r->waiting);
-    else if (r->limit == SPDL_LIMIT_MACHINE)
+                              "workers, or polite ones (.policy.polite).", 100 * r->harm,
+                       100 * r->waiting);
+        break;
+    case SPDL_LIMIT_MACHINE:
         spdl__text_add(&text, "The processors are used up (%.2f of %.3g): no concurrency helps. "
                               "Make stage %d '%s' cheaper, it takes most of them.", r->cores_used,
                        r->cores, r->stage, r->row[r->stage].name);
-    else if (r->limit == SPDL_LIMIT_WORKERS)
-        spdl__doctor_say_workers(&text, d);
-    else
-        spdl__doctor_say_row(&text, d);
+        break;
+    case SPDL_LIMIT_WORKERS: spdl__doctor_say_workers(&text, d); break;
+    default:
+        if (r->outcome == SPDL_DOCTOR_DISAGREE)
+            spdl__doctor_say_unknown(&text, d);
+        else
+            spdl__doctor_say_row(&text, d);
+    }
     if (buffer != NULL && buffer->kept) {
         spdl__text_add(&text, " Write SPDL_SINK(%d)", buffer->to);
         spdl__doctor_measured(&text, buffer);
