@@ -2774,8 +2774,8 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started);
 /* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name);
 
-/* For how long nobody had the processors, or those did that make way (nice); 0: not known. */
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(void);
+/* For how long nobody had the processors, or with `nice` those did that make way; 0: not known. */
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(bool nice);
 
 /* Whether stderr is a terminal. Unless `lock` is NULL the caller asks to be the one to draw on it:
    *lock is a file to close then, or SPDL__NO_FILE while another one is. */
@@ -3107,7 +3107,9 @@ SPDL__PRIVATE uint64_t spdl__os_machine_ns(unsigned columns) {
     return sum * (1000000000u / (uint64_t)(tick > 0 ? tick : 100));
 }
 
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return spdl__os_machine_ns(0x1a); }
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(bool nice) {
+    return spdl__os_machine_ns(nice ? 0x1a : 0x18);
+}
 
 /* What POSIX does not know. */
 SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats) {
@@ -3256,7 +3258,10 @@ SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return 0; }
 
 SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats) { (void)stats; }
 
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(bool nice) {
+    (void)nice;
+    return 0;
+}
 #endif
 
 /* --- threads and the process --- */
@@ -3572,7 +3577,10 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
     return 1;
 }
 
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(bool nice) {
+    (void)nice;
+    return 0;
+}
 
 SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
     const char *value = getenv(name);
@@ -13461,6 +13469,7 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__EVEN 0.9            /* below this a larger buffer may even out what comes unevenly */
 #define SPDL__GAIN 1.04           /* what is less is not worth a word */
 #define SPDL__FOREIGN 0.15        /* processors that others had */
+#define SPDL__HARM 0.05           /* of a step, waiting for a processor */
 #define SPDL__BURSTY 0.3          /* the same twice differs by more */
 
 /* What limits, where it is no row. */
@@ -13519,6 +13528,7 @@ struct spdl__doctor {
     uint64_t waited_ns;          /* the trainer, before the item at hand */
     spdl__clocks clocks;         /* when the round began */
     double foreign;              /* sum over rounds */
+    double others;               /* processors that others had in the time of observing */
     uint64_t pause_ns;           /* of the trainer, each step */
     uint32_t limit[SPDL_MAX_STAGES]; /* as it is */
     bool serial[SPDL_MAX_STAGES];    /* the row says that it may have one call at a time only */
@@ -13529,11 +13539,17 @@ struct spdl__doctor {
     void *kept[SPDL__KEPT];      /* of doctor_run, for SPDL__ARM_KEPT */
     uint64_t kept_origin[SPDL__KEPT];
     int kept_count;
-    bool runs, keeps_to_itself;  /* inside of doctor_run; the arm is SPDL__ARM_KEPT */
+    bool keeps_to_itself;        /* the arm is SPDL__ARM_KEPT */
+    bool ended;                  /* the pipeline has, before the doctor was done */
     spdl_doctor_report report;
 };
 
 SPDL__COLD double spdl__least(double a, double b) { return a < b ? a : b; }
+
+/* How many of the first group's workers are the doctor's. */
+SPDL__COLD int spdl__doctor_workers(const spdl__doctor *d) {
+    return d->p->group[0].pool != NULL ? d->p->group[0].workers - d->report.workers : 0;
+}
 
 /* Whether calls of this row need a worker of the pool. */
 SPDL__COLD bool spdl__doctor_pooled(const spdl__doctor *d, int row) {
@@ -13765,21 +13781,21 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     d->set_items = d->items;
 }
 
-SPDL__COLD spdl__clocks spdl__doctor_clocks(void) {
+SPDL__COLD spdl__clocks spdl__doctor_clocks(bool nice) {
     spdl_process_stats process;
     spdl__clocks clocks;
     clocks.time_ns = spdl_time_ns();
-    clocks.idle_ns = spdl__os_machine_idle();
+    clocks.idle_ns = spdl__os_machine_idle(nice);
     spdl_process_read(&process);
     clocks.cpu_ns = process.cpu_ns;
     clocks.cores = process.cores;
     return clocks;
 }
 
-/* Processors that other programs have had since then: those that were neither idle nor ours. What
-   runs at a low priority makes way and counts as idle. 0 where that is not known. */
-SPDL__COLD double spdl__doctor_foreign(const spdl__clocks *since) {
-    const spdl__clocks now = spdl__doctor_clocks();
+/* Processors that other programs have had since then: those that were neither idle nor ours; with
+   `nice` what runs at a low priority counts as idle, as it makes way. 0 where that is not known. */
+SPDL__COLD double spdl__doctor_foreign(const spdl__clocks *since, bool nice) {
+    const spdl__clocks now = spdl__doctor_clocks(nice);
     const double ns = (double)(now.time_ns - since->time_ns);
     const double idle = (double)spdl__grown(since->idle_ns, now.idle_ns);
     const double own = (double)spdl__grown(since->cpu_ns, now.cpu_ns);
@@ -13836,13 +13852,21 @@ SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
     d->phase_ns = spdl_time_ns() + (uint64_t)(1e9 * seconds);
     d->round = d->position = 0;
     spdl__latin_start(&d->latin, d->phase_ns, d->arms);
-    d->clocks = spdl__doctor_clocks();
+    d->clocks = spdl__doctor_clocks(true);
     spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, 0, 0)]);
+}
+
+/* Whether there may be a change to try. */
+SPDL__COLD bool spdl__doctor_tries(const spdl__doctor *d) {
+    int i;
+    for (i = 0; i < d->report.row_count; ++i)
+        if (d->report.row[i].may_raise || d->report.row[i].concurrency > 1) return true;
+    return spdl__doctor_workers(d) > 0;
 }
 
 /* A round is complete: it counts, unless others had the processors. Whether the phase goes on. */
 SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
-    const double others = spdl__doctor_foreign(&d->clocks);
+    const double others = spdl__doctor_foreign(&d->clocks, true);
     const uint64_t took = now - d->clocks.time_ns;
     const bool drop = others > SPDL__FOREIGN;
     int i;
@@ -13855,7 +13879,9 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
         d->report.arm[i].rounds = d->round + 1;
     }
     d->position = 0;
-    d->clocks = spdl__doctor_clocks();
+    d->clocks = spdl__doctor_clocks(true);
+    if (d->phase == SPDL__DOCTOR_SCREEN && !spdl__doctor_tries(d)) /* all the time is for this */
+        d->phase_ns = d->begun_ns + (uint64_t)(1e9 * d->plan.desc.seconds);
     return ++d->round < SPDL_DOCTOR_ROUNDS && now + took / 2 < d->phase_ns;
 }
 
@@ -14073,6 +14099,7 @@ SPDL__COLD void spdl__doctor_confirm(spdl__doctor *d) {
         spdl__doctor_phase_begins(d, left);
     } else {
         r->trial_count = 0;
+        r->arm_count = d->first;
         spdl__doctor_finish(d);
     }
 }
@@ -14235,7 +14262,8 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
         r->stage = tail;
         if (tail >= 0) r->limit = SPDL_LIMIT_ORDER;
     } else if (trainer >= 0.9 || (trainer >= 0.75 && paused > 0.6)) {
-        r->limit = r->harm > 0.05 ? SPDL_LIMIT_HARM : SPDL_LIMIT_TRAINER;
+        r->limit = r->harm > SPDL__HARM && d->others < SPDL__FOREIGN ? SPDL_LIMIT_HARM
+                                                                     : SPDL_LIMIT_TRAINER;
         if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
     } else if (spdl__doctor_demand(d) >= 0.92 && !helps) {
         r->limit = SPDL_LIMIT_MACHINE;
@@ -14365,8 +14393,7 @@ SPDL__COLD void spdl__doctor_say_unknown(spdl__text *text, const spdl__doctor *d
                              "Run it again without them.", r->dropped, r->rounds, r->others_used);
     else if (r->outcome == SPDL_DOCTOR_FEW)
         spdl__text_add(text, "Not known: %d round%s too few. %s", used, used == 1 ? " is" : "s are",
-                       r->seconds < 0.9 * d->plan.desc.seconds ? "The items have ended."
-                                                               : "Give it more seconds.");
+                       d->ended ? "The items have ended." : "Give it more seconds.");
     else if (r->outcome == SPDL_DOCTOR_BURSTY)
         spdl__text_add(text, "Not known: windows in which nothing is different differ by %.0f %%.",
                        100 * r->noise);
@@ -14500,11 +14527,13 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
         d->phase_ns = now + (uint64_t)(0.1e9 * seconds);
         spdl_pipeline_stats(p, &d->last);
         spdl_process_read(&d->process);
+        d->clocks = spdl__doctor_clocks(false);
         spdl__store32(&p->hand->keeps, d->plan.desc.replay);
         break;
     case SPDL__DOCTOR_OBSERVE:
         if (now < d->phase_ns || d->steps < SPDL__WINDOW_ITEMS) break;
         spdl__kept_close(p->hand);
+        d->others = spdl__doctor_foreign(&d->clocks, false);
         spdl__doctor_look(d);
         spdl__doctor_screen(d);
         break;
@@ -14565,6 +14594,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
             result = p->ended_ns != 0 ? spdl_pipeline_rewind(p, 0, SPDL_FOREVER) : SPDL_OK;
         }
     }
+    d->ended = true;
     spdl__doctor_finish(d);
     if (report != NULL) *report = d->report;
     return result;
@@ -14647,14 +14677,10 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     return spdl__hand_open(p, plan->desc.replay);
 }
 
-/* How many of the first group's workers are the doctor's. */
-SPDL__COLD int spdl__doctor_workers(const spdl__doctor *d) {
-    return d->p->group[0].pool != NULL ? d->p->group[0].workers - d->report.workers : 0;
-}
-
 /* Before a pipeline stops for good. */
 SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
     if (p->doctor == NULL) return;
+    p->doctor->ended = true;
     spdl__doctor_finish(p->doctor);
     p->doctor->worker_kept = true;
     spdl__doctor_worker(p->doctor, true);
