@@ -48,8 +48,8 @@
        >>edge-impl  >>flow-impl  >>claim-impl  >>call-impl  >>batch-impl    an item's way
        >>merge-impl  >>defer-impl  >>again-impl  >>step-impl  >>tune-impl  >>next-impl
        >>stop-impl  >>create-impl  >>stats-impl  >>report-impl               around it
-       >>cache-impl  >>compare-impl  >>doctor-text-impl  >>crc-impl  >>inflate-impl  >>zip-impl
-       >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
+       >>cache-impl  >>compare-impl  >>headspace-impl  >>doctor-text-impl
+       >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
        >>trace-impl  >>license
 
    WORDS
@@ -1669,7 +1669,8 @@ SPDL_API spdl_result spdl_trace_write(const spdl_pipeline *pipeline, const char 
    An iterator that stands before anything with a next function, such as a pipeline. It hands on the
    source's items, keeps the first num_caches of them, and after return_caches_after items forgets
    the source and hands out the kept ones, over and over. A trainer that runs on it runs as if
-   loading cost nothing: the difference is the headspace. All of it runs in the owner's thread. */
+   loading cost nothing. (What it would gain >>headspace measures.) All of it runs in the owner's
+   thread. */
 
 typedef struct spdl_cache_desc {
     spdl_next_fn next;
@@ -1736,7 +1737,18 @@ SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeou
 
 /* ============================================================================================= */
 /* >>headspace
-   What loading costs a loop. */
+   What loading costs a training loop, whatever loads: one call that runs the loop for some seconds
+   and answers in a sentence. Windows of the loop as it is take turns with windows of the same steps
+   on items that were kept, in which nothing is loaded: the source is not asked, its workers fill
+   their buffers and rest. What a loop would gain is called headspace. It has two parts: the loop
+   waits for items, and the step itself is slower beside those who load (harm), which no figure of
+   the loader shows.
+
+   The steps are real ones: a model is trained on items that come again and again, while others are
+   taken and dropped, so the results of training are void: measure before a run, or on a copy.
+
+   A loader that takes longer than a window to fill its buffers works on while the loop is on kept
+   items: its harm is then understated. Niced programs beside this one count as idle. */
 
 /* How many times as large one thing is as another, measured in rounds that each have both. low and
    high hold the true ratio in 95 of 100 such measurements, whatever the noise looks like; when
@@ -1749,6 +1761,69 @@ typedef struct spdl_interval {
     int rounds;
     bool known; /* there were rounds enough */
 } spdl_interval;
+
+/* One step of a training loop; borrows the item. */
+typedef void (*spdl_step_fn)(void *ctx, void *item);
+
+typedef struct spdl_headspace_desc {
+    spdl_next_fn next; /* after SPDL_END it is asked once more: there may be another epoch */
+    void *source;      /* its first argument */
+    spdl_step_fn step; /* returns when all is done, on a device, too */
+    void *ctx;         /* its first argument */
+    spdl_free_fn free_item; /* destroys an item of the source */
+    uint64_t run_steps; /* steps of the whole run, for the hours it would save; 0: not known */
+    double seconds;     /* how long to measure, 0.1 to 86400; default 10 */
+    int kept;           /* items the steps without loading go around on; default 32 */
+    spdl_logger logger; /* each round is an SPDL_LOG_INFO */
+    spdl_allocator allocator;
+    spdl_error *error;  /* optional: says why it failed */
+} spdl_headspace_desc;
+
+typedef enum spdl_headspace_kind {
+    SPDL_HEADSPACE_GAIN,   /* loading costs something */
+    SPDL_HEADSPACE_NONE,   /* no difference */
+    SPDL_HEADSPACE_FEW,    /* too few rounds to say */
+    SPDL_HEADSPACE_FOREIGN /* too few, as others used the processors in some */
+} spdl_headspace_kind;
+
+typedef struct spdl_headspace_round {
+    double today, ceiling; /* steps per second as it is, and on kept items */
+    double waiting;        /* share of the time in next, as it is */
+    double queued;         /* share of the time the caller was ready to run while others had the
+                              processors, as it is, less the same on kept items (Linux) */
+    double others;         /* processors that other programs used, unless one was idle all the time;
+                              niced ones make way (Linux) */
+    bool dropped;          /* more than 0.15: it does not count */
+} spdl_headspace_round;
+
+#define SPDL_HEADSPACE_ROUNDS 64
+
+typedef struct spdl_headspace_report {
+    spdl_headspace_kind kind;
+    double today, ceiling; /* these and the next two are medians of the rounds that count */
+    double waiting, queued;
+    spdl_interval gain; /* ceiling / today: so many times as many steps if loading cost nothing */
+    spdl_interval harm; /* a step takes so many times as long beside those who load */
+    double more_seconds; /* FEW: what `seconds` would probably do; 0 if more would not help */
+    uint64_t items;      /* taken from the source */
+    bool ended;          /* the source has, before the time was over */
+    int rounds, dropped; /* all rounds; those of them that do not count */
+    spdl_headspace_round round[SPDL_HEADSPACE_ROUNDS];
+    char text[SPDL_TEXT_BYTES]; /* such as "Loading costs 17 % of a step (15 to 19), 2.1 h of this
+                                   12 h run: harm 16.7, waiting 0.3." */
+} spdl_headspace_report;
+
+/* Measures the headspace of a loop. A window is 300 ms (a 32nd of `seconds` if that is shorter, but
+   50 at least) and 8 steps or more; a round has one of each kind, in random order. What was loaded
+   while the source was not asked is taken and dropped before the loop goes on as it is. Six rounds
+   of steps of 100 ms take some 15 s.
+   Returns: SPDL_OK, with whatever there is to say in *report; SPDL_E_INVALID, SPDL_E_NOMEM; or what
+            next returned, if that was neither SPDL_OK nor SPDL_END: *report has the rounds so far.
+   Threads: owner of the source; step is called here.
+   Blocks:  for about `seconds`, and as long as a call of next or step does.
+   Owns:    the source stays the caller's; each item taken is given to free_item before it returns.
+ */
+SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headspace_report *report);
 
 /* ============================================================================================= */
 /* >>doctor
@@ -1782,9 +1857,6 @@ typedef struct spdl_interval {
    processors, threads, the trainer's step) agree; else "not known", "too few rounds", "other
    programs had the processors" or "no difference" is the answer. Not known to it: what happens with
    other data, or with files that are not in the page cache. */
-
-/* One step of a training loop; borrows the item. */
-typedef void (*spdl_step_fn)(void *ctx, void *item);
 
 typedef enum spdl_doctor_outcome {
     SPDL_DOCTOR_RUNNING,   /* not done yet */
@@ -2693,7 +2765,7 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
 
 /* ============================================================================================= */
 /* >>os
-   The operating system, as 26 functions: no other section calls one. Each kind of system is a twin
+   The operating system, as 27 functions: no other section calls one. Each kind of system is a twin
    of the next section with the same functions, and no other code has an #if for it. Any thread may
    call any of them at any time; pointers are not NULL unless it says so; times are nanoseconds. A
    text that is returned says why not, until the thread's next call; NULL is success. Nothing blocks
@@ -13060,7 +13132,7 @@ SPDL__COLD double spdl__middle(double a, double b) {
     return root;
 }
 
-SPDL__COLD int spdl__ratio_compare(const void *a, const void *b) {
+SPDL__COLD int spdl__double_compare(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
@@ -13087,7 +13159,7 @@ SPDL__COLD spdl_interval spdl__interval(double *ratio, int n, int comparisons) {
     spdl_interval interval = { 0, 0, __builtin_huge_val(), n, false };
     const int rank = spdl__interval_rank(n, comparisons);
     if (n > 0) {
-        qsort(ratio, (size_t)n, sizeof(*ratio), spdl__ratio_compare);
+        qsort(ratio, (size_t)n, sizeof(*ratio), spdl__double_compare);
         interval.value = spdl__middle(ratio[(n - 1) / 2], ratio[n / 2]);
     }
     if (rank > 0) {
@@ -13142,6 +13214,353 @@ SPDL__COLD int spdl__latin_arm(spdl__latin *latin, int round, int position) {
         latin->square = square;
     }
     return latin->symbol[(latin->row[round % n] + position) % n];
+}
+
+/* Whether others disturbed a measurement: read before it, asked about after it. */
+typedef struct spdl__clocks {
+    uint64_t time_ns, cpu_ns, idle_ns;
+    double cores; /* of the machine */
+} spdl__clocks;
+
+#define SPDL__FOREIGN 0.15 /* processors of others that make figures worthless */
+
+SPDL__COLD spdl__clocks spdl__clocks_read(bool nice) {
+    spdl_process_stats process;
+    spdl__clocks clocks;
+    clocks.time_ns = spdl_time_ns();
+    clocks.idle_ns = spdl__os_machine_idle(nice);
+    spdl_process_read(&process);
+    clocks.cpu_ns = process.cpu_ns;
+    clocks.cores = process.cores;
+    return clocks;
+}
+
+/* Processors that other programs have had since then: those that were neither idle nor ours; with
+   `nice` what runs at a low priority counts as idle, as it makes way. 0 where that is not known. */
+SPDL__COLD double spdl__clocks_foreign(const spdl__clocks *since, bool nice) {
+    const spdl__clocks now = spdl__clocks_read(nice);
+    const double ns = (double)(now.time_ns - since->time_ns);
+    const double idle = (double)spdl__grown(since->idle_ns, now.idle_ns);
+    const double own = (double)spdl__grown(since->cpu_ns, now.cpu_ns);
+    const double others = now.cores - (idle + own) / ns;
+    if (now.idle_ns == 0 || ns < 1e8) return 0;
+    if (idle / ns >= 1) return 0; /* there is one for everybody */
+    return others > 0 ? others : 0;
+}
+
+/* ============================================================================================= */
+/* >>headspace-impl
+   All of it runs in the caller's thread. Measuring fills in the rounds of the report; what they
+   mean is worked out of them alone, at the end. */
+
+#define SPDL__HEADSPACE_NS 300000000 /* a window; workers that have rested are given processors */
+#define SPDL__HEADSPACE_LEAST_NS 50000000 /* sooner, so short ones understate harm */
+#define SPDL__HEADSPACE_STEPS 8           /* in a window, at least */
+#define SPDL__HEADSPACE_KEPT 32
+#define SPDL__HEADSPACE_LEAVE 0.03 /* share of a step that is not worth anybody's time */
+
+/* A stretch of the loop. */
+typedef struct spdl__window {
+    uint64_t steps, ns;
+    uint64_t wait_ns;   /* inside of next */
+    uint64_t queued_ns; /* the caller was ready to run */
+} spdl__window;
+
+typedef struct spdl__headspace { /* written by the caller of spdl_headspace */
+    const spdl_headspace_desc *desc;
+    spdl_headspace_report *report;
+    void **item; /* those that are kept */
+    int kept, position;
+    uint64_t start, deadline, window_ns;
+    uint64_t paused_ns;   /* since the source was asked */
+    spdl__window usual;   /* as it is, before the first pause */
+    spdl_result result;   /* not SPDL_OK: the source has ended or failed */
+} spdl__headspace;
+
+SPDL__COLD spdl_result spdl__headspace_check(const spdl_headspace_desc *desc) {
+    if (desc->next == NULL || desc->step == NULL)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: headspace: %s is NULL",
+                               desc->next == NULL ? "next" : "step");
+    if (desc->kept < 0)
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: headspace: kept is %d, must be at least 1", desc->kept);
+    if (!(desc->seconds <= 86400 && (desc->seconds >= 0.1 || desc->seconds == 0)))
+        return spdl__error_set(desc->error, SPDL_E_INVALID,
+                               "spdl: headspace: seconds is %g, must be 0.1 to 86400",
+                               desc->seconds);
+    return spdl__allocator_check(&desc->allocator, "headspace", desc->error);
+}
+
+SPDL__COLD void spdl__headspace_free(const spdl__headspace *h, void *item) {
+    if (item != NULL && h->desc->free_item != NULL) h->desc->free_item(item);
+}
+
+/* False when there is none. */
+SPDL__COLD bool spdl__headspace_take(spdl__headspace *h, void **item) {
+    const spdl_headspace_desc *desc = h->desc;
+    h->result = desc->next(desc->source, item, SPDL_FOREVER);
+    if (h->result == SPDL_END) h->result = desc->next(desc->source, item, SPDL_FOREVER);
+    h->report->items += h->result == SPDL_OK;
+    return h->result == SPDL_OK;
+}
+
+/* Steps on the source's items, or on those that are kept, for so long and so many at least. */
+SPDL__COLD spdl__window spdl__headspace_steps(spdl__headspace *h, bool live, uint64_t ns,
+                                              uint64_t steps) {
+    const uint64_t start = spdl_time_ns();
+    spdl__window w = { 0, 0, 0, 0 };
+    uint64_t queued[2] = { 0, 0 };
+    spdl__os_thread_times(NULL, NULL, NULL, &queued[0]);
+    while (w.ns < ns || w.steps < steps) {
+        void *item = NULL;
+        if (live) {
+            if (!spdl__headspace_take(h, &item)) break;
+            w.wait_ns += spdl_time_ns() - start - w.ns;
+        } else {
+            item = h->item[h->position];
+            h->position = (h->position + 1) % h->kept;
+        }
+        h->desc->step(h->desc->ctx, item);
+        if (live) spdl__headspace_free(h, item);
+        ++w.steps;
+        w.ns = spdl_time_ns() - start;
+    }
+    spdl__os_thread_times(NULL, NULL, NULL, &queued[1]);
+    w.queued_ns = queued[0] == SPDL__NEVER ? 0 : queued[1] - queued[0];
+    return w;
+}
+
+/* Takes the items to keep, for up to a fifth of the time; then the loop as it is. As no step runs
+   meanwhile, what lay in buffers at the start is gone. */
+SPDL__COLD void spdl__headspace_begin(spdl__headspace *h, int most) {
+    const uint64_t until = h->start + (h->deadline - h->start) / 5;
+    void *item = NULL;
+    while (h->kept < most && (h->kept == 0 || spdl_time_ns() < until)) {
+        if (!spdl__headspace_take(h, &item)) return;
+        h->item[h->kept++] = item;
+    }
+    (void)spdl__headspace_steps(h, true, h->window_ns, 1);
+    if (h->result == SPDL_OK)
+        h->usual = spdl__headspace_steps(h, true, h->window_ns, SPDL__HEADSPACE_STEPS);
+}
+
+/* After a pause: drops what was loaded in it, so that the loop does not live on its buffers. There
+   is nothing more of it when some calls of next in a row took as long as they usually do, or when
+   as many items are gone as the loop takes in such a time. */
+SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
+    uint64_t took[SPDL__HEADSPACE_STEPS] = { 0 }, sum = 0, since = spdl_time_ns(), i;
+    const uint64_t wait = h->usual.wait_ns / h->usual.steps;
+    const uint64_t most = h->usual.steps * h->paused_ns / h->usual.ns + 1;
+    if (wait * 200 < h->usual.ns / h->usual.steps) return; /* its buffers are full all the time */
+    for (i = 0; i < most && sum < SPDL__HEADSPACE_STEPS * wait * 9 / 10; ++i) {
+        uint64_t *last = &took[i % SPDL__HEADSPACE_STEPS], now;
+        void *item = NULL;
+        if (!spdl__headspace_take(h, &item)) return;
+        now = spdl_time_ns();
+        spdl__headspace_free(h, item);
+        sum += now - since - *last;
+        *last = now - since;
+        since = now;
+    }
+}
+
+/* One window of the two, once things have settled. */
+SPDL__COLD spdl__window spdl__headspace_window(spdl__headspace *h, bool live) {
+    spdl__window w = { 0, 0, 0, 0 };
+    if (live && h->paused_ns > 0) spdl__headspace_drain(h);
+    if (h->result == SPDL_OK) w = spdl__headspace_steps(h, live, h->window_ns / 5, 1);
+    h->paused_ns = live ? 0 : h->paused_ns + w.ns;
+    if (h->result == SPDL_OK)
+        w = spdl__headspace_steps(h, live, h->window_ns, SPDL__HEADSPACE_STEPS);
+    h->paused_ns += live ? 0 : w.ns;
+    return w;
+}
+
+SPDL__COLD void spdl__headspace_round(spdl__headspace *h, spdl__latin *order) {
+    spdl_headspace_report *report = h->report;
+    spdl_headspace_round *round = &report->round[report->rounds];
+    const spdl__clocks before = spdl__clocks_read(true);
+    spdl__window w[2]; /* as it is, on kept items */
+    int i;
+    for (i = 0; i < 2; ++i) {
+        const int arm = spdl__latin_arm(order, report->rounds, i);
+        w[arm] = spdl__headspace_window(h, arm == 0);
+    }
+    if (h->result != SPDL_OK) return; /* half a round is none */
+    round->today = 1e9 * (double)w[0].steps / (double)w[0].ns;
+    round->ceiling = 1e9 * (double)w[1].steps / (double)w[1].ns;
+    round->waiting = (double)w[0].wait_ns / (double)w[0].ns;
+    round->queued = (double)w[0].queued_ns / (double)w[0].ns -
+                    (double)w[1].queued_ns / (double)w[1].ns;
+    round->others = spdl__clocks_foreign(&before, true);
+    round->dropped = round->others > SPDL__FOREIGN;
+    ++report->rounds;
+    spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
+               "spdl: headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
+               "processors%s", report->rounds, round->today, round->ceiling, round->others,
+               round->dropped ? ": dropped" : "");
+}
+
+/* Rounds until the time is over. */
+SPDL__COLD void spdl__headspace_measure(spdl__headspace *h) {
+    spdl_headspace_report *report = h->report;
+    const uint64_t budget = h->deadline - h->start;
+    uint64_t setup, length, now;
+    spdl__latin order;
+    h->window_ns = spdl__max(spdl__min(budget / 32, SPDL__HEADSPACE_NS), SPDL__HEADSPACE_LEAST_NS);
+    h->window_ns = spdl__max(h->window_ns, budget / (2 * SPDL_HEADSPACE_ROUNDS));
+    spdl__headspace_begin(h, h->desc->kept > 0 ? h->desc->kept : SPDL__HEADSPACE_KEPT);
+    if (h->result != SPDL_OK) return;
+    spdl__latin_start(&order, spdl_time_ns(), 2);
+    now = spdl_time_ns();
+    setup = now - h->start;
+    length = h->usual.ns * 5 / 2; /* of a round */
+    while (report->rounds < SPDL_HEADSPACE_ROUNDS && now + length <= h->deadline) {
+        spdl__headspace_round(h, &order);
+        if (h->result != SPDL_OK) return;
+        now = spdl_time_ns();
+        length = (now - h->start - setup) / (uint64_t)report->rounds;
+    }
+    report->more_seconds = 1e-9 * (double)setup + 7e-9 * (double)length;
+}
+
+/* --- what it means --- */
+
+/* Sorts them. */
+SPDL__COLD double spdl__median(double *value, int n) {
+    if (n == 0) return 0;
+    qsort(value, (size_t)n, sizeof(*value), spdl__double_compare);
+    return (value[(n - 1) / 2] + value[n / 2]) / 2;
+}
+
+SPDL__COLD void spdl__headspace_sum_up(spdl_headspace_report *report) {
+    double value[6][SPDL_HEADSPACE_ROUNDS];
+    int n = 0, i;
+    for (i = 0; i < report->rounds; ++i) {
+        const spdl_headspace_round *round = &report->round[i];
+        if (round->dropped) continue;
+        value[0][n] = round->today;
+        value[1][n] = round->ceiling;
+        value[2][n] = round->waiting;
+        value[3][n] = round->queued;
+        value[4][n] = round->ceiling / round->today;
+        value[5][n++] = round->ceiling / round->today * (1 - round->waiting);
+    }
+    report->dropped = report->rounds - n;
+    report->today = spdl__median(value[0], n);
+    report->ceiling = spdl__median(value[1], n);
+    report->waiting = spdl__median(value[2], n);
+    report->queued = spdl__median(value[3], n);
+    report->gain = spdl__interval(value[4], n, 1);
+    report->harm = spdl__interval(value[5], n, 1);
+    report->kind = report->gain.low > 1 ? SPDL_HEADSPACE_GAIN : SPDL_HEADSPACE_NONE;
+    if (!report->gain.known)
+        report->kind = spdl__interval_rank(report->rounds, 1) > 0 ? SPDL_HEADSPACE_FOREIGN
+                                                                  : SPDL_HEADSPACE_FEW;
+}
+
+/* The share of a step that loading costs, for so many times as many steps without it. */
+SPDL__COLD double spdl__headspace_cost(double gain) { return gain > 1 ? 1 - 1 / gain : 0; }
+
+/* ", 2.1 h of this 12 h run": the share of the whole run, if its length is known. */
+SPDL__COLD void spdl__headspace_run(spdl__text *text, const spdl_headspace_report *report,
+                                    uint64_t run_steps, const char *before, double share) {
+    const double run = (double)run_steps / report->today;
+    const char *unit = run >= 3600 ? "h" : run >= 60 ? "min" : "s";
+    const double length = run / (run >= 3600 ? 3600 : run >= 60 ? 60 : 1);
+    if (run_steps == 0) return;
+    spdl__text_add(text, ", %s%.*f %s of this %.*f %s run", before, share * length < 9.95,
+                   share * length, unit, length < 9.95, length, unit);
+}
+
+SPDL__COLD void spdl__headspace_costs(spdl__text *text, const spdl_headspace_report *report,
+                                      uint64_t run_steps) {
+    const double cost = 100 * spdl__headspace_cost(report->gain.value);
+    const double high = 100 * spdl__headspace_cost(report->gain.high);
+    const double waiting = 100 * report->waiting;
+    const bool leave = high < 100 * SPDL__HEADSPACE_LEAVE;
+    const int digits = high < 9.95;
+    spdl__text_add(text, "Loading costs %.*f %% of a step (%.*f to %.*f)", digits, cost, digits,
+                   100 * spdl__headspace_cost(report->gain.low), digits, high);
+    spdl__headspace_run(text, report, run_steps, leave ? "at most " : "",
+                        (leave ? high : cost) / 100);
+    spdl__text_add(text, leave ? ": leave it." : ": harm %.1f, waiting %.1f.",
+                   cost > waiting ? cost - waiting : 0, waiting < cost ? waiting : cost);
+}
+
+SPDL__COLD void spdl__headspace_no_difference(spdl__text *text,
+                                              const spdl_headspace_report *report,
+                                              uint64_t run_steps) {
+    const double high = spdl__headspace_cost(report->gain.high);
+    spdl__text_add(text, "No difference: loading costs %s%.*f %% of a step",
+                   high > 0 ? "at most " : "", high > 0 && high < 0.0995, 100 * high);
+    if (high > 0) spdl__headspace_run(text, report, run_steps, "", high);
+    spdl__text_add(text, high < SPDL__HEADSPACE_LEAVE ? ": leave it."
+                                                      : "; a longer measurement knows it better.");
+}
+
+SPDL__COLD void spdl__headspace_unknown(spdl__text *text, const spdl_headspace_report *report) {
+    double most = 0;
+    int i;
+    if (report->kind == SPDL_HEADSPACE_FEW) {
+        spdl__text_add(text, "Too few rounds to say: %d, and 6 are needed",
+                       report->rounds - report->dropped);
+        if (report->more_seconds > 0)
+            spdl__text_add(text, ": measure for %.0f seconds", report->more_seconds + 0.5);
+        spdl__text_add(text, ".");
+        return;
+    }
+    for (i = 0; i < report->rounds; ++i)
+        if (report->round[i].others > most) most = report->round[i].others;
+    spdl__text_add(text,
+                   "Foreign load: in %d of %d rounds other programs used processors, up to %.1f: "
+                   "no verdict.", report->dropped, report->rounds, most);
+}
+
+/* All of the report that follows from its rounds. */
+SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, uint64_t run_steps) {
+    spdl__text text = spdl__text_start(report->text, sizeof(report->text));
+    spdl__headspace_sum_up(report);
+    if (report->kind == SPDL_HEADSPACE_GAIN)
+        spdl__headspace_costs(&text, report, run_steps);
+    else if (report->kind == SPDL_HEADSPACE_NONE)
+        spdl__headspace_no_difference(&text, report, run_steps);
+    else
+        spdl__headspace_unknown(&text, report);
+    if (report->kind != SPDL_HEADSPACE_FEW) report->more_seconds = 0;
+    if (report->ended)
+        spdl__text_add(&text, " The source ended after %llu items.", (spdl__llu)report->items);
+}
+
+SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
+                                    spdl_headspace_report *report) {
+    spdl__headspace h;
+    spdl_result result;
+    size_t bytes;
+    int i;
+    if (desc == NULL || report == NULL) return SPDL_E_INVALID;
+    memset(report, 0, sizeof(*report));
+    memset(&h, 0, sizeof(h));
+    spdl__error_clear(desc->error);
+    result = spdl__headspace_check(desc);
+    if (result != SPDL_OK) return result;
+    bytes = (size_t)(desc->kept > 0 ? desc->kept : SPDL__HEADSPACE_KEPT) * sizeof(*h.item);
+    h.desc = desc;
+    h.report = report;
+    h.item = (void **)spdl__alloc(&desc->allocator, bytes, sizeof(*h.item));
+    if (h.item == NULL)
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: headspace: out of memory");
+    h.start = spdl_time_ns();
+    h.deadline = h.start + (uint64_t)(1e9 * (desc->seconds > 0 ? desc->seconds : 10));
+    spdl__headspace_measure(&h);
+    for (i = 0; i < h.kept; ++i) spdl__headspace_free(&h, h.item[i]);
+    spdl__free(&desc->allocator, h.item, bytes);
+    report->ended = h.result == SPDL_END;
+    spdl__headspace_judge(report, desc->run_steps);
+    if (h.result == SPDL_OK || report->ended) return SPDL_OK;
+    return spdl__error_set(desc->error, h.result,
+                           "spdl: headspace: next returned '%s' after %llu items",
+                           spdl_result_text(h.result), (spdl__llu)report->items);
 }
 
 /* ============================================================================================= */
@@ -13468,7 +13887,6 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__FITS 0.8            /* below this share of its rate the model explains nothing */
 #define SPDL__EVEN 0.9            /* below this a larger buffer may even out what comes unevenly */
 #define SPDL__GAIN 1.04           /* what is less is not worth a word */
-#define SPDL__FOREIGN 0.15        /* processors that others had */
 #define SPDL__HARM 0.05           /* of a step, waiting for a processor */
 #define SPDL__BURSTY 0.3          /* the same twice differs by more */
 
@@ -13500,11 +13918,6 @@ typedef enum spdl__doctor_phase {
     SPDL__DOCTOR_CONFIRM,
     SPDL__DOCTOR_DONE
 } spdl__doctor_phase;
-
-typedef struct spdl__clocks {
-    uint64_t time_ns, cpu_ns, idle_ns;
-    double cores; /* of the machine */
-} spdl__clocks;
 
 struct spdl__doctor {
     spdl_pipeline *p;
@@ -13781,30 +14194,6 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     d->set_items = d->items;
 }
 
-SPDL__COLD spdl__clocks spdl__doctor_clocks(bool nice) {
-    spdl_process_stats process;
-    spdl__clocks clocks;
-    clocks.time_ns = spdl_time_ns();
-    clocks.idle_ns = spdl__os_machine_idle(nice);
-    spdl_process_read(&process);
-    clocks.cpu_ns = process.cpu_ns;
-    clocks.cores = process.cores;
-    return clocks;
-}
-
-/* Processors that other programs have had since then: those that were neither idle nor ours; with
-   `nice` what runs at a low priority counts as idle, as it makes way. 0 where that is not known. */
-SPDL__COLD double spdl__doctor_foreign(const spdl__clocks *since, bool nice) {
-    const spdl__clocks now = spdl__doctor_clocks(nice);
-    const double ns = (double)(now.time_ns - since->time_ns);
-    const double idle = (double)spdl__grown(since->idle_ns, now.idle_ns);
-    const double own = (double)spdl__grown(since->cpu_ns, now.cpu_ns);
-    const double others = now.cores - (idle + own) / ns;
-    if (now.idle_ns == 0 || ns < 1e8) return 0;
-    if (idle / ns >= 1) return 0; /* there is one for everybody */
-    return others > 0 ? others : 0;
-}
-
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...)
     SPDL__PRINTF(2, 3);
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) {
@@ -13852,7 +14241,7 @@ SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
     d->phase_ns = spdl_time_ns() + (uint64_t)(1e9 * seconds);
     d->round = d->position = 0;
     spdl__latin_start(&d->latin, d->phase_ns, d->arms);
-    d->clocks = spdl__doctor_clocks(true);
+    d->clocks = spdl__clocks_read(true);
     spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, 0, 0)]);
 }
 
@@ -13866,7 +14255,7 @@ SPDL__COLD bool spdl__doctor_tries(const spdl__doctor *d) {
 
 /* A round is complete: it counts, unless others had the processors. Whether the phase goes on. */
 SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
-    const double others = spdl__doctor_foreign(&d->clocks, true);
+    const double others = spdl__clocks_foreign(&d->clocks, true);
     const uint64_t took = now - d->clocks.time_ns;
     const bool drop = others > SPDL__FOREIGN;
     int i;
@@ -13879,7 +14268,7 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
         d->report.arm[i].rounds = d->round + 1;
     }
     d->position = 0;
-    d->clocks = spdl__doctor_clocks(true);
+    d->clocks = spdl__clocks_read(true);
     if (d->phase == SPDL__DOCTOR_SCREEN && !spdl__doctor_tries(d)) /* all the time is for this */
         d->phase_ns = d->begun_ns + (uint64_t)(1e9 * d->plan.desc.seconds);
     return ++d->round < SPDL_DOCTOR_ROUNDS && now + took / 2 < d->phase_ns;
@@ -14527,13 +14916,13 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
         d->phase_ns = now + (uint64_t)(0.1e9 * seconds);
         spdl_pipeline_stats(p, &d->last);
         spdl_process_read(&d->process);
-        d->clocks = spdl__doctor_clocks(false);
+        d->clocks = spdl__clocks_read(false);
         spdl__store32(&p->hand->keeps, d->plan.desc.replay);
         break;
     case SPDL__DOCTOR_OBSERVE:
         if (now < d->phase_ns || d->steps < SPDL__WINDOW_ITEMS) break;
         spdl__kept_close(p->hand);
-        d->others = spdl__doctor_foreign(&d->clocks, false);
+        d->others = spdl__clocks_foreign(&d->clocks, false);
         spdl__doctor_look(d);
         spdl__doctor_screen(d);
         break;
