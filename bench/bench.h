@@ -2,8 +2,12 @@
 
    A row compares us with a peer from the same run. Each round runs both, in turns who goes first;
    what is printed is the median of each side over the rounds, and a ratio that says how many times
-   better we are, whichever way the unit runs. Every run checks the number and the order of its
-   items; a wrong one ends the program with status 1. A missed goal does not: machines differ.
+   better we are, whichever way the unit runs: the median of the rounds' ratios. Beside it stands
+   what the true ratio lies between, with 95 % (a sign test; if the peer is the best of several, for
+   all of them at once): 0.97 to 1.02 is no difference. With fewer than 6 rounds nothing can be
+   said. In a row without a peer it is about our value. Every run checks the number and the order
+   of its items; a wrong one ends the program with status 1. A missed goal does not: machines
+   differ.
 
    Options of every benchmark:
        --json     one JSON object per line (the line about the machine goes to stderr)
@@ -65,6 +69,13 @@ typedef struct bench_note {
     const char *more; /* further lines of the table, each with its newline */
     const char *json; /* further members of the object, each with a comma before it */
 } bench_note;
+
+/* One row's rounds. */
+typedef struct bench_sides {
+    const double *ours, *peer; /* a value for each round; peer is NULL when row->peer_name is */
+    int rounds;
+    int peers; /* the peer is the best of so many; 0: of one */
+} bench_sides;
 
 /* One measurement of one side; `arg` describes the case. */
 typedef double (*bench_side_fn)(const void *arg);
@@ -205,6 +216,8 @@ static inline const char *bench_number(char *buffer, size_t bytes, double value)
 
 /* ---- rows ---- */
 
+#ifdef SPDL_IMPLEMENTATION_INCLUDED /* peers that are built alone print nothing */
+
 static inline void bench_goal_text(const bench_row *row, char *buffer, size_t bytes) {
     const char *sign = row->more_is_better ? ">=" : "<=";
     buffer[0] = '\0';
@@ -227,28 +240,41 @@ static inline bool bench_goal_met(const bench_row *row, double ours, double rati
 }
 
 static inline void bench_print_json(const bench_row *row, double ours, double peer,
-                                    const char *goal, const bench_note *note) {
+                                    const spdl_interval *is, const char *goal,
+                                    const bench_note *note) {
+    const char *what = row->peer_name != NULL ? "ratio" : "ours";
     printf("{\"bench\":\"%s\",\"case\":\"%s\",\"ours\":%.6g,\"unit\":\"%s\"", bench_opt.bench,
            row->name, ours, row->unit);
     if (row->peer_name != NULL) {
         printf(",\"peer\":%.6g,\"peer_name\":\"%s\",\"ratio\":%.4g", peer, row->peer_name,
-               bench_ratio(row, ours, peer));
+               is->value);
     }
+    if (is->known) printf(",\"%s_low\":%.4g,\"%s_high\":%.4g", what, is->low, what, is->high);
+    if (is->rounds > 0) printf(",\"rounds\":%d", is->rounds);
     if (goal[0] != '\0') printf(",\"goal\":\"%s\"", goal);
     if (note != NULL && note->json != NULL) fputs(note->json, stdout);
     puts("}");
 }
 
 static inline void bench_print_table(const bench_row *row, double ours, double peer,
-                                     const char *goal, const bench_note *note) {
+                                     const spdl_interval *is, const char *goal,
+                                     const bench_note *note) {
     char a[32];
     char b[32];
-    const double ratio = row->peer_name != NULL ? bench_ratio(row, ours, peer) : 0;
+    char between[72] = "";
+    const double ratio = row->peer_name != NULL ? is->value : 0;
+    if (is->known && row->peer_name != NULL) {
+        snprintf(between, sizeof between, "%.2f to %.2f", is->low, is->high);
+    } else if (is->known) {
+        snprintf(between, sizeof between, "%s to %s", bench_number(a, sizeof a, is->low),
+                 bench_number(b, sizeof b, is->high));
+    }
     printf("%-22s %10s %-6s", row->name, bench_number(a, sizeof a, ours), row->unit);
     if (row->peer_name != NULL) {
-        printf(" %10s %8.2f  %-24s", bench_number(b, sizeof b, peer), ratio, row->peer_name);
-    } else if (goal[0] != '\0' || note != NULL) {
-        printf(" %10s %8s  %-24s", "", "", "");
+        printf(" %10s %6.2f  %-14s  %-24s", bench_number(b, sizeof b, peer), ratio, between,
+               row->peer_name);
+    } else if (goal[0] != '\0' || note != NULL || is->known) {
+        printf(" %10s %6s  %-14s  %-24s", "", "", between, "");
     }
     if (note != NULL && note->text != NULL) printf(" %-20s", note->text);
     if (goal[0] != '\0') {
@@ -258,21 +284,52 @@ static inline void bench_print_table(const bench_row *row, double ours, double p
     if (note != NULL && note->more != NULL) fputs(note->more, stdout);
 }
 
+/* Of the rounds' ratios, or of our values where there is no peer. NULL: no rounds. */
+static inline spdl_interval bench_interval(const bench_row *row, const bench_sides *sides) {
+    double value[BENCH_MAX_ROUNDS];
+    spdl_interval none = { 0, 0, 0, 0, false };
+    int i;
+    if (sides == NULL) return none;
+    for (i = 0; i < sides->rounds; ++i) {
+        value[i] = sides->ours[i];
+        if (row->peer_name != NULL) value[i] = bench_ratio(row, value[i], sides->peer[i]);
+    }
+    return spdl__interval(value, sides->rounds, sides->peers > 0 ? sides->peers : 1);
+}
+
+/* `sides` and `note` may be NULL. */
 static inline void bench_print_noted(const bench_row *row, double ours, double peer,
-                                     const bench_note *note) {
+                                     const bench_sides *sides, const bench_note *note) {
+    spdl_interval is = bench_interval(row, sides);
     char goal[64];
+    if (is.rounds == 0 && row->peer_name != NULL) is.value = bench_ratio(row, ours, peer);
     bench_goal_text(row, goal, sizeof goal);
     if (bench_opt.json) {
-        bench_print_json(row, ours, peer, goal, note);
+        bench_print_json(row, ours, peer, &is, goal, note);
     } else {
-        bench_print_table(row, ours, peer, goal, note);
+        bench_print_table(row, ours, peer, &is, goal, note);
     }
     fflush(stdout);
 }
 
 static inline void bench_print(const bench_row *row, double ours, double peer) {
-    bench_print_noted(row, ours, peer, NULL);
+    bench_print_noted(row, ours, peer, NULL, NULL);
 }
+
+static inline double bench_median(const double *values, int count) {
+    double sorted[BENCH_MAX_ROUNDS];
+    memcpy(sorted, values, (size_t)count * sizeof *values);
+    return bench_quantile(sorted, (size_t)count, 0.5);
+}
+
+/* The row of these rounds. */
+static inline void bench_print_sides(const bench_row *row, const bench_sides *sides,
+                                     const bench_note *note) {
+    const double peer = row->peer_name != NULL ? bench_median(sides->peer, sides->rounds) : 0;
+    bench_print_noted(row, bench_median(sides->ours, sides->rounds), peer, sides, note);
+}
+
+#endif /* SPDL_IMPLEMENTATION_INCLUDED */
 
 /* Whether the row is wanted; arms the alarm for it. */
 static inline bool bench_wanted(const char *name) {
@@ -294,22 +351,23 @@ static inline void bench_now_with(const char *side) {
 
 static inline int bench_rounds(int rounds) { return bench_opt.quick ? (rounds + 2) / 3 : rounds; }
 
+#ifdef SPDL_IMPLEMENTATION_INCLUDED
 /* Runs and prints a row. `peer` is NULL when row->peer_name is. */
 static inline void bench_compare_sides(const bench_row *row, int rounds, bench_side_fn ours,
                                        const void *ours_arg, bench_side_fn peer,
                                        const void *peer_arg) {
-    double a[BENCH_MAX_ROUNDS];
+    double a[BENCH_MAX_ROUNDS] = { 0 };
     double b[BENCH_MAX_ROUNDS] = { 0 };
+    const bench_sides sides = { a, b, bench_rounds(rounds), 1 };
     int i;
-    rounds = bench_rounds(rounds);
-    for (i = 0; i < rounds; ++i) {
+    for (i = 0; i < sides.rounds; ++i) {
         if (peer != NULL && i % 2 == 1) b[i] = peer(peer_arg);
         a[i] = ours(ours_arg);
         if (peer != NULL && i % 2 == 0) b[i] = peer(peer_arg);
     }
-    bench_print(row, bench_quantile(a, (size_t)rounds, 0.5),
-                bench_quantile(b, (size_t)rounds, 0.5));
+    bench_print_sides(row, &sides, NULL);
 }
+#endif
 
 /* Elapsed nanoseconds of a run of `items` items. */
 typedef double (*bench_run_fn)(const void *arg, uint64_t items);
@@ -383,8 +441,8 @@ static inline void bench_start(const char *bench, int argc, char **argv) {
     if (bench_opt.list) return;
     bench_print_machine(bench_opt.json ? stderr : stdout);
     if (bench_opt.json) return;
-    printf("%-22s %10s %-6s %10s %8s  %-24s %s\n", bench, "ours", "unit", "peer", "ratio",
-           "peer is", "goal");
+    printf("%-22s %10s %-6s %10s %6s  %-14s  %-24s %s\n", bench, "ours", "unit", "peer", "ratio",
+           "95 % between", "peer is", "goal");
     fflush(stdout);
 }
 

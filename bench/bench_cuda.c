@@ -411,7 +411,7 @@ static void row_overlap(double ratio, double goal) {
     o.bytes = SIMULATED ? 2 * MIB : 32 * MIB;
     o.ratio = ratio;
     o.copy_ns = (double)o.bytes / bare_rate(&o.bytes);
-    bench_compare_sides(&row, 5, overlap_share, &o, NULL, NULL);
+    bench_compare_sides(&row, 7, overlap_share, &o, NULL, NULL);
 }
 
 /* ---- kernel launches beside the loader ---- */
@@ -617,7 +617,7 @@ static void row_pin(void) {
     bench_row row = { "pin", "ms/GiB", "cudaHostAlloc", false, 0, false, 0 };
     row.goal_ratio = timed_goal(3);
     if (!bench_wanted(row.name)) return;
-    bench_compare_sides(&row, 5, pin_ms, NULL, host_alloc_ms, NULL);
+    bench_compare_sides(&row, 7, pin_ms, NULL, host_alloc_ms, NULL);
 }
 
 static double pinned_share(const void *arg) {
@@ -683,7 +683,7 @@ static void row_trainer_cpu(void) {
     const size_t bytes = SIMULATED ? MIB : 8 * MIB;
     row.goal = timed_goal(10);
     if (!bench_wanted(row.name)) return;
-    bench_compare_sides(&row, 5, trainer_cpu_ms, &bytes, NULL, NULL);
+    bench_compare_sides(&row, 7, trainer_cpu_ms, &bytes, NULL, NULL);
 }
 
 static void print_device(void) {

@@ -274,7 +274,7 @@ typedef struct pair {
 } pair;
 
 typedef struct geomean {
-    double logs[SIDES];
+    double logs[SIDES][BENCH_MAX_ROUNDS]; /* the sum over contents, round by round */
     int count;
 } geomean;
 
@@ -312,24 +312,21 @@ static size_t pairs_of(const content *c, pair *pairs) {
     return count;
 }
 
-static void print_pair(const pair *p, const double *rates) {
+static void print_pair(const pair *p, double rates[SIDES][BENCH_MAX_ROUNDS]) {
     const bench_row row = { p->name, "MB/s", side_name[p->peer], true, 0, false, p->goal };
-    bench_print(&row, rates[p->ours], rates[p->peer]);
+    const bench_sides sides = { rates[p->ours], rates[p->peer], bench_rounds(ROUNDS), 1 };
+    bench_print_sides(&row, &sides, NULL);
 }
 
-static void measure(const archive *a, const bool *sides, double *rates) {
-    double values[SIDES][BENCH_MAX_ROUNDS];
+static void measure(const archive *a, const bool *sides, double rates[SIDES][BENCH_MAX_ROUNDS]) {
     const int rounds = bench_rounds(ROUNDS);
     int round;
     int i;
     for (round = 0; round < rounds; ++round) {
         for (i = 0; i < SIDES; ++i) {
             const int side = (i + round) % SIDES;
-            if (sides[side]) values[side][round] = decode_rate(a, side);
+            rates[side][round] = sides[side] ? decode_rate(a, side) : 0;
         }
-    }
-    for (i = 0; i < SIDES; ++i) {
-        rates[i] = sides[i] ? bench_quantile(values[i], (size_t)rounds, 0.5) : 0;
     }
 }
 
@@ -338,9 +335,10 @@ static void row_content(const content *c, bool for_mean, geomean *mean) {
     bool wanted[8];
     bool sides[SIDES] = { false };
     bool any = for_mean && c->counts;
-    double rates[SIDES];
+    double rates[SIDES][BENCH_MAX_ROUNDS];
     archive a;
     const size_t count = pairs_of(c, pairs);
+    int round;
     size_t i;
     for (i = 0; i < count; ++i) {
         wanted[i] = bench_wanted(pairs[i].name);
@@ -360,13 +358,17 @@ static void row_content(const content *c, bool for_mean, geomean *mean) {
     }
     if (!c->counts) return;
     ++mean->count;
-    for (i = 0; i < SIDES; ++i) mean->logs[i] += sides[i] ? log(rates[i]) : 0;
+    for (i = 0; i < SIDES; ++i) {
+        for (round = 0; round < bench_rounds(ROUNDS) && sides[i]; ++round)
+            mean->logs[i][round] += log(rates[i][round]);
+    }
 }
 
 static void rows_of_contents(void) {
-    geomean mean = { { 0 }, 0 };
+    static geomean mean;
     bool wanted[MEAN_ROWS];
     bool any = false;
+    int round;
     size_t i;
     size_t k;
     for (i = 0; i < MEAN_ROWS; ++i) {
@@ -376,7 +378,10 @@ static void rows_of_contents(void) {
     for (i = 0; i < sizeof contents / sizeof contents[0]; ++i) {
         row_content(&contents[i], any, &mean);
     }
-    for (k = 0; k < SIDES && any; ++k) mean.logs[k] = exp(mean.logs[k] / mean.count);
+    for (k = 0; k < SIDES && any; ++k) {
+        for (round = 0; round < bench_rounds(ROUNDS); ++round)
+            mean.logs[k][round] = exp(mean.logs[k][round] / mean.count);
+    }
     for (i = 0; i < MEAN_ROWS; ++i) {
         if (wanted[i]) print_pair(&mean_rows[i], mean.logs);
     }

@@ -484,6 +484,20 @@ static void peers_text(const view *v, const side *sides, int count, char *more, 
     }
 }
 
+/* What the ratio to the best peer is made of. */
+static bench_sides view_rounds(const view *v, const side *sides, int count, const side *best,
+                               double values[2][BENCH_MAX_ROUNDS]) {
+    bench_sides rounds = { values[0], best != NULL ? values[1] : NULL, sides[0].rounds, 0 };
+    int i;
+    for (i = 1; i < count; ++i) rounds.peers += is_rival(v, sides[i].peer) && !sides[i].behind;
+    if (best != NULL && best->rounds < rounds.rounds) rounds.rounds = 0; /* it fell behind */
+    for (i = 0; i < rounds.rounds; ++i) {
+        values[0][i] = v->value(&sides[0].got[i], &sides[0].is);
+        if (best != NULL) values[1][i] = v->value(&best->got[i], &best->is);
+    }
+    return rounds;
+}
+
 static void view_print(const view *v, const side *sides, int count) {
     const side *best = best_rival(v, sides, count);
     const side *last = &sides[count - 1];
@@ -493,6 +507,8 @@ static void view_print(const view *v, const side *sides, int count) {
     char text[32];
     char more[1024];
     char json[1024];
+    double values[2][BENCH_MAX_ROUNDS];
+    const bench_sides rounds = view_rounds(v, sides, count, best, values);
     peers_text(v, sides, count, more, json, sizeof more);
     row.peer_name = best != NULL ? best->peer->name : NULL;
     if (best == NULL) row.goal_ratio = 0; /* to what? */
@@ -503,7 +519,7 @@ static void view_print(const view *v, const side *sides, int count) {
                  bench_ratio(&row, value, side_value(last, v)));
         note.text = text;
     }
-    bench_print_noted(&row, value, best != NULL ? side_value(best, v) : 0, &note);
+    bench_print_noted(&row, value, best != NULL ? side_value(best, v) : 0, &rounds, &note);
 }
 
 /* Whether any of the views is wanted, and which. */
@@ -536,11 +552,14 @@ static void rows_run(const view *views, int view_count, const shape *is, measure
 
 static void row_alone(const bench_row *row, int rounds, const shape *is, measure_fn fn) {
     const view v = { *row, as_is, { NULL } };
+    double values[2][BENCH_MAX_ROUNDS];
+    bench_sides alone;
     side s;
     if (!bench_wanted(row->name)) return;
     side_open(&s, &ours, is, 0);
     sides_run(&s, 1, fn, bench_rounds(rounds));
-    bench_print(row, side_value(&s, &v), 0);
+    alone = view_rounds(&v, &s, 1, NULL, values);
+    bench_print_sides(row, &alone, NULL);
 }
 
 #define COUNT(views) ((int)(sizeof(views) / sizeof(views)[0]))
@@ -656,7 +675,7 @@ static void rows_user(const char *step, double step_us, int buffer_size) {
     is.trainer_us = step_us;
     is.items = FOREVER;
     is.steps = user_steps(step_us, buffer_size) / (bench_opt.quick ? 2 : 1);
-    rows_run(views, COUNT(views), &is, run_user, 5, 0);
+    rows_run(views, COUNT(views), &is, run_user, 8, 0);
 }
 
 static void rows_users(void) {
@@ -707,7 +726,7 @@ static void row_work(const char *name, double work_us, work_kind work, bool unor
     shape is = to_sink(1, work_buffer(all_workers()), unordered);
     is.work = work;
     is.work_us = work_us;
-    rows_run(&v, 1, &is, run_flow, 5, SLOW_RUN_MS);
+    rows_run(&v, 1, &is, run_flow, 8, SLOW_RUN_MS);
 }
 
 static void rows_work(void) {
@@ -727,7 +746,7 @@ static void row_scale(double work_us, int workers) {
     is.work_us = work_us;
     is.workers = workers;
     is.concurrency = workers;
-    rows_run(&v, 1, &is, run_flow, 5, SLOW_RUN_MS);
+    rows_run(&v, 1, &is, run_flow, 8, SLOW_RUN_MS);
 }
 
 static void rows_scale(void) {
@@ -758,7 +777,7 @@ static void rows_tail(void) {
         is.work = WORK_TAIL;
         is.work_us = 100;
         is.batch = 32;
-        rows_run(&v, 1, &is, run_flow, 5, SLOW_RUN_MS);
+        rows_run(&v, 1, &is, run_flow, 8, SLOW_RUN_MS);
     }
 }
 
@@ -775,9 +794,9 @@ static void rows_sparse(void) {
     is.feed = FEED_SPARSE;
     is.feed_us = 300;
     is.items = bench_opt.quick ? 300 : 800;
-    rows_run(to_the_sink, COUNT(to_the_sink), &is, run_flow, 5, 0);
+    rows_run(to_the_sink, COUNT(to_the_sink), &is, run_flow, 8, 0);
     is.pulled = true;
-    rows_run(to_the_trainer, COUNT(to_the_trainer), &is, run_flow, 5, 0);
+    rows_run(to_the_trainer, COUNT(to_the_trainer), &is, run_flow, 8, 0);
 }
 
 /* Who has the item from the source must not keep the source waiting. */
@@ -791,7 +810,7 @@ static void row_convoy(const char *name, int workers) {
     is.work = WORK_EVEN;
     is.work_us = 1900;
     is.items = bench_opt.quick ? 100 : 250;
-    rows_run(&v, 1, &is, run_flow, 5, 0);
+    rows_run(&v, 1, &is, run_flow, 8, 0);
 }
 
 static void rows_convoy(void) {
@@ -808,7 +827,7 @@ static void rows_jpeg(void) {
     };
     shape is = to_sink(1, work_buffer(all_workers()), false);
     is.work = WORK_JPEG;
-    if (jpeg_calls != NULL) rows_run(views, COUNT(views), &is, run_flow, 7, SLOW_RUN_MS * 2);
+    if (jpeg_calls != NULL) rows_run(views, COUNT(views), &is, run_flow, 8, SLOW_RUN_MS * 2);
 }
 
 /* ---- two pipelines ---- */
@@ -1125,7 +1144,7 @@ static void row_niced(void) {
     const view v = { { "niced_stall_us", "us", "", false, 0, false, 0 }, as_us, { NULL } };
     shape is = to_trainer(1, 512, false);
     is.items = FOREVER;
-    if (cores() > 1) rows_run(&v, 1, &is, run_niced, 5, 0);
+    if (cores() > 1) rows_run(&v, 1, &is, run_niced, 8, 0);
 }
 
 /* ---- idle ---- */
@@ -1227,7 +1246,7 @@ static void row_python(bench_row row, const char *needs, const char *operation, 
     c.items = items / (bench_opt.quick ? 3 : 1);
     c.is = to_trainer(3, 16, false);
     c.is.items = bench_opt.quick ? 300000 : 1000000;
-    bench_compare_sides(&row, 5, ours_rate, &c, there ? python_rate : NULL, &c);
+    bench_compare_sides(&row, 7, ours_rate, &c, there ? python_rate : NULL, &c);
 }
 
 static void rows_python(void) {

@@ -778,8 +778,8 @@ static void measure_all(const row_case *c, side *sides, int count, int rounds) {
     }
     for (i = 0; i < count; ++i) {
         if (sides[i].dropped) continue;
-        sides[i].median = bench_quantile(sides[i].values, (size_t)sides[i].rounds, 0.5);
-        sides[i].cpu_median = bench_quantile(sides[i].cpu, (size_t)sides[i].rounds, 0.5);
+        sides[i].median = bench_median(sides[i].values, sides[i].rounds);
+        sides[i].cpu_median = bench_median(sides[i].cpu, sides[i].rounds);
     }
 }
 
@@ -813,6 +813,14 @@ static const char *wait_name(const flow_spec *spec) {
 
 static bool is_better(const row_case *c, const side *a, const side *b) {
     return c->row.more_is_better ? a->median > b->median : a->median < b->median;
+}
+
+/* How many peers the best one is chosen among. */
+static int rivals_of(const row_case *c, const side *sides, int count) {
+    int rivals = 0;
+    int i;
+    for (i = 1; i < count; ++i) rivals += !sides[i].dropped && is_rival(c, sides, i);
+    return rivals;
 }
 
 /* The best of the rivals, or of the others of a class; 0: none. */
@@ -877,6 +885,8 @@ static void row_print(row_case *c, const side *sides, int count, const double rt
     text more = { { 0 }, 0 };
     text json = { { 0 }, 0 };
     const bench_note note = { trips.chars, more.chars, json.chars };
+    const bench_sides rounds = { sides[0].values, rival > 0 ? sides[rival].values : NULL,
+                                 sides[0].rounds, rivals_of(c, sides, count) };
     text_add(&trips, "rtt %.0f/%.0f ns%s", rtt[0], rtt[1], steady ? "" : " UNSTEADY");
     text_add(&json, ",\"rtt_before\":%.4g,\"rtt_after\":%.4g,\"steady\":%s", rtt[0], rtt[1],
              steady ? "true" : "false");
@@ -887,7 +897,7 @@ static void row_print(row_case *c, const side *sides, int count, const double rt
         tell_others(c, &more, sides, count);
     }
     c->row.peer_name = rival > 0 ? sides[rival].name : NULL;
-    bench_print_noted(&c->row, sides[0].median, rival > 0 ? sides[rival].median : 0, &note);
+    bench_print_sides(&c->row, &rounds, &note);
 }
 
 /* All of it once more where the machine was not the same before and after, whatever came out. */

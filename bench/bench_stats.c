@@ -87,18 +87,16 @@ typedef struct pairing {
     uint64_t items;
 } pairing;
 
-/* How much longer the first side takes, in percent: the median over pairs. */
-static double pair_pct(const pairing *is, int pairs) {
-    double ratio[BENCH_MAX_ROUNDS];
+/* How much longer the first side takes, in percent, pair by pair. */
+static void pair_pct(const pairing *is, double *pct, int pairs) {
     int i;
     for (i = 0; i < pairs; ++i) {
         double with = 0, without = 0;
         if (i % 2) with = is->with(is->workers, is->items, is->report);
         without = is->without(is->workers, is->items, NULL);
         if (!(i % 2)) with = is->with(is->workers, is->items, is->report);
-        ratio[i] = with / without;
+        pct[i] = 100 * (with / without - 1);
     }
-    return 100 * (bench_quantile(ratio, (size_t)pairs, 0.5) - 1);
 }
 
 static double hop_run(const void *arg, uint64_t items) {
@@ -112,14 +110,16 @@ static void row_pair(const char *name, double goal, pairing is) {
     pairing control = same;
     char text[64], json[64];
     bench_note note = { text, NULL, json };
-    double pct, error;
+    double pct[BENCH_MAX_ROUNDS], itself[BENCH_MAX_ROUNDS], error;
+    const bench_sides sides = { pct, NULL, bench_rounds(PAIRS), 1 };
     if (!bench_wanted(name)) return;
     is.items = control.items = bench_calibrate(hop_run, &is, 2000, RUN_MS);
-    pct = pair_pct(&is, bench_rounds(PAIRS));
-    error = pair_pct(&control, bench_rounds(PAIRS));
+    pair_pct(&is, pct, sides.rounds);
+    pair_pct(&control, itself, sides.rounds);
+    error = bench_median(itself, sides.rounds);
     snprintf(text, sizeof text, "itself: %+.1f %%", error);
     snprintf(json, sizeof json, ",\"itself\":%.3g", error);
-    bench_print_noted(&row, pct, 0, &note);
+    bench_print_sides(&row, &sides, &note);
 }
 
 /* ---- what a call takes ---- */

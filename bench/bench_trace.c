@@ -98,9 +98,9 @@ static void row_pct(const char *name, double goal, bench_side_fn more, const tra
     const bench_row row = { name, "%", NULL, false, goal, false, 0 };
     const int rounds = bench_rounds(ROUNDS);
     double pct[BENCH_MAX_ROUNDS], took[BENCH_MAX_ROUNDS];
-    char text[96];
+    char text[64];
     bench_note note = { text, NULL, NULL };
-    double middle;
+    const bench_sides sides = { pct, NULL, rounds, 1 };
     int i;
     if (!bench_wanted(name)) return;
     for (i = 0; i < rounds; ++i) {
@@ -110,10 +110,8 @@ static void row_pct(const char *name, double goal, bench_side_fn more, const tra
         pct[i] = 100 * (a / b - 1);
         took[i] = b / (double)less_case->items;
     }
-    middle = bench_quantile(pct, (size_t)rounds, 0.5);
-    snprintf(text, sizeof text, "quartiles %.1f and %.1f %% of %.0f ns an item",
-             pct[rounds / 4], pct[rounds * 3 / 4], bench_quantile(took, (size_t)rounds, 0.5));
-    bench_print_noted(&row, middle, 0, &note);
+    snprintf(text, sizeof text, "of %.0f ns an item", bench_median(took, rounds));
+    bench_print_sides(&row, &sides, &note);
 }
 
 static void rows_pct(void) {
@@ -162,7 +160,7 @@ static double file_ms(const void *arg) {
 static void row_file(void) {
     const bench_row row = { "trace_file_ms", "ms", NULL, false, 0, false, 0 };
     const trace_case is = { 0, 0, 57000, 1 << 17 }; /* nearly 2 events an item */
-    if (bench_wanted(row.name)) bench_compare_sides(&row, 5, file_ms, &is, NULL, NULL);
+    if (bench_wanted(row.name)) bench_compare_sides(&row, 7, file_ms, &is, NULL, NULL);
 }
 
 int main(int argc, char **argv) {
