@@ -103,6 +103,15 @@ run_example() {
         check "tar on no tar file" fails_with 1 "no tar file" ./tar "$root/spdl.h"
         check "tar on no file" fails_with 1 "no none.tar" ./tar none.tar
         ;;
+    doctor)
+        for cured in 0 1 2; do
+            check "doctor $cured for 1 s" fails_with 0 "spdl doctor:" ./doctor $cured 1
+        done
+        check "a doctor in branch_merge" \
+            sh -c './branch_merge >plain && SPDL_DOCTOR=1 ./branch_merge 2>report | cmp - plain &&
+                grep -qF "spdl doctor:" report'
+        check "doctor of what is not there" fails_with 2 "usage:" ./doctor 3
+        ;;
     autotune) check "autotune" fails_with 0 "concurrency 1 -> 2, because" ./autotune ;;
     *) check "run $1" run "./$1" ;;
     esac
