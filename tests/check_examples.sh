@@ -107,10 +107,12 @@ run_example() {
         for cured in 0 1 2; do
             check "doctor $cured for 1 s" fails_with 0 "spdl doctor:" ./doctor $cured 1
         done
-        check "a doctor in branch_merge" \
-            sh -c './branch_merge >plain && SPDL_DOCTOR=1 ./branch_merge 2>report | cmp - plain &&
-                grep -qF "spdl doctor:" report'
         check "doctor of what is not there" fails_with 2 "usage:" ./doctor 3
+        ;;
+    quickstart)
+        check "quickstart" run ./quickstart
+        check "quickstart with a doctor" fails_with 0 "spdl doctor:" \
+            env SPDL_DOCTOR=1 ./quickstart
         ;;
     autotune) check "autotune" fails_with 0 "concurrency 1 -> 2, because" ./autotune ;;
     *) check "run $1" run "./$1" ;;
