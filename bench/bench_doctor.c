@@ -1,0 +1,498 @@
+/* bench_doctor.c - whether the doctor is right: programs with a limit that was planted.
+
+       make bench-doctor
+       make bench-doctor ARGS="--all --plot doctor.svg --raw doctor.jsonl"
+
+   A row for each program of doctor_programs.h: the share of repeats with the right verdict. Each
+   repeat runs the doctor for --seconds (10; with --quick 6), in 5 repeats (--quick 2, --all 20).
+   Then the change it has kept, or else the first one it tried, is really made, and calls of the row
+   it blames really take half as long: two pipelines, as it is and with the change, in 6 rounds of
+   150-ms windows. From these:
+
+   predict_err_p50..    predicted by the model, against the truth: of changes that were kept, and of
+                        "twice" of a row that limits
+   measured_err_p50..   the doctor's own trial, against the truth, of all changes tried
+   interval_holds       the printed 95 % interval holds the truth (its interval has an error, too)
+   aa_no_difference     nothing against nothing is no difference
+   worse_left           changes that were kept, and are worse in truth
+   wrong_claims         verdicts that name a wrong limit, or find nothing to gain where there is
+   unused_overhead_pct  a pipeline whose doctor is done against one without, 1-us stages
+
+   --plot FILE   what was said against the truth, as an SVG
+   --raw FILE    each repeat as a line of JSON
+
+   Not at a low priority: the doctor then takes other programs for idle time. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#include "bench.h"
+#include "doctor_programs.h"
+#include <math.h>
+
+#define TRUTH_ROUNDS 6
+#define TRUTH_NS 150000000
+#define REPEATS_MOST 20
+#define POINTS_MOST 2048
+
+/* Something the doctor said about a change, and what the change does. */
+typedef struct point {
+    const char *program;
+    double said, low, high; /* no interval: 0, 0 */
+    double truth;
+    bool predicted; /* by the model; else measured */
+    bool claimed;
+} point;
+
+/* One repeat. */
+typedef struct repeat {
+    spdl_doctor_report report;
+    bool right;
+    bool tried, halved; /* there is a truth of the first trial; of the row that limits */
+    spdl_interval trial, twice;
+    double others;      /* processors that other programs had */
+} repeat;
+
+static struct {
+    double seconds;
+    int repeats;
+    const char *plot, *raw;
+} asked;
+
+static point points[POINTS_MOST];
+static int point_count;
+static struct {
+    int repeats, intervals, held, same, no_difference, worse, wrong;
+} total;
+
+/* ---- what is true ---- */
+
+/* Items/s in one window, when what lay in buffers is gone. */
+static double window_rate(planted_run *run) {
+    const uint64_t set = bench_ns();
+    uint64_t since = 0, items = 0, passed = 0, now;
+    int i, lay = (int)run->row[run->count - 1].is.sink;
+    for (i = 0; i < run->count; ++i)
+        lay = run->row[i].kind == SPDL_KIND_BATCH ? 8 : lay + 2 + (int)run->row[i].is.calls;
+    do {
+        void *item;
+        if (planted_next(run, &item) != SPDL_OK) bench_fail("a pipeline has ended");
+        planted_step(run, item);
+        planted_free(run, item);
+        now = bench_ns();
+        if (since != 0) {
+            ++items;
+        } else if (++passed >= (uint64_t)lay && now - set > 60000000) {
+            since = now;
+        }
+    } while (since == 0 || now - since < TRUTH_NS || items < 8);
+    return 1e9 * (double)items / (double)(now - since);
+}
+
+static void open_or_fail(planted_run *run, const planted *is, const planted_change *change,
+                         const spdl_doctor_desc *doctor) {
+    spdl_error error;
+    memset(&error, 0, sizeof error);
+    if (planted_open(run, is, change, doctor, &error) != SPDL_OK)
+        bench_fail("it cannot be made: %s", error.text);
+}
+
+/* How many times as fast the program is with the change. */
+static spdl_interval truth_of(const planted *is, const planted_change *change) {
+    static planted_run run[2];
+    double ratio[TRUTH_ROUNDS];
+    const planted_change none = { -1, 0, 0, 0, 0, true };
+    int i;
+    bench_now_with("as it really is");
+    open_or_fail(&run[0], is, &none, NULL);
+    open_or_fail(&run[1], is, change, NULL);
+    for (i = 0; i < TRUTH_ROUNDS; ++i) {
+        double rate[2];
+        rate[i % 2] = window_rate(&run[i % 2]);
+        rate[1 - i % 2] = window_rate(&run[1 - i % 2]);
+        ratio[i] = rate[1] / rate[0];
+    }
+    planted_close(&run[0]);
+    planted_close(&run[1]);
+    return spdl__interval(ratio, TRUTH_ROUNDS, 1);
+}
+
+/* ---- a repeat ---- */
+
+/* The change that was kept, or the first. */
+static const spdl_doctor_trial *tried_of(const spdl_doctor_report *r) {
+    int i = 0;
+    while (i < r->trial_count && !r->trial[i].kept) ++i;
+    return &r->trial[i < r->trial_count ? i : 0];
+}
+
+static void find_truth(repeat *at, const planted *is) {
+    const spdl_doctor_report *r = &at->report;
+    planted_change change = { -1, 0, 0, 0, 0, true };
+    at->tried = tried_of(r)->measured.rounds > 0;
+    at->halved = r->outcome == SPDL_DOCTOR_LIMIT && r->stage >= 0 && r->limit != SPDL_LIMIT_LOCK &&
+                 r->row[r->stage].twice > 0;
+    if (at->tried) {
+        const spdl_doctor_trial *trial = tried_of(r);
+        change.stage = trial->change == SPDL_DOCTOR_CONCURRENCY ? trial->stage : -1;
+        change.calls = trial->change == SPDL_DOCTOR_CONCURRENCY ? trial->to : 0;
+        change.workers = trial->change == SPDL_DOCTOR_WORKERS ? trial->to : 0;
+        change.sink = trial->change == SPDL_DOCTOR_BUFFER ? trial->to : 0;
+        at->trial = truth_of(is, &change);
+    }
+    if (at->halved) {
+        const planted_change faster = { r->stage, 2, 0, 0, 0, true };
+        at->twice = truth_of(is, &faster);
+    }
+}
+
+/* NULL, or why the program cannot be had here. */
+static const char *run_repeat(repeat *at, const planted *is) {
+    static planted_run run;
+    planted_around around;
+    spdl_doctor_desc doctor;
+    spdl_process_stats before, after;
+    const char *reason = planted_around_begins(&around, is);
+    if (reason != NULL) return reason;
+    memset(at, 0, sizeof *at);
+    memset(&doctor, 0, sizeof doctor);
+    doctor.seconds = asked.seconds;
+    doctor.quiet = true;
+    doctor.raise = (is->flags & PLANTED_RAISE) != 0;
+    doctor.replay = (is->flags & PLANTED_REPLAY) != 0;
+    open_or_fail(&run, is, NULL, &doctor);
+    spdl_process_read(&before);
+    if (spdl_doctor_run(run.pipeline, planted_step, &run, &at->report) != SPDL_OK)
+        bench_fail("spdl_doctor_run has failed");
+    spdl_process_read(&after);
+    planted_close(&run);
+    at->right = planted_right(is, &at->report);
+    at->others = (double)(after.others_ns - before.others_ns) /
+                 (double)(after.time_ns - before.time_ns);
+    if (around.others == 0) find_truth(at, is);
+    planted_around_ends(&around);
+    return NULL;
+}
+
+static void add_point(const planted *is, spdl_interval said, double truth, bool predicted,
+                      bool claimed) {
+    const point to = { is->name, said.value, said.low, said.high, truth, predicted, claimed };
+    if (point_count < POINTS_MOST && said.value > 0 && truth > 0) points[point_count++] = to;
+}
+
+static void count_repeat(const repeat *at, const planted *is) {
+    const spdl_doctor_report *r = &at->report;
+    spdl_interval model = { 0, 0, 0, 0, false };
+    ++total.repeats;
+    if (r->same.known) {
+        ++total.same;
+        total.no_difference += r->same.low <= 1 && r->same.high >= 1;
+    }
+    total.wrong += !at->right && (r->outcome == SPDL_DOCTOR_LIMIT ||
+                                  r->outcome == SPDL_DOCTOR_NOTHING);
+    if (at->tried) {
+        const spdl_doctor_trial *trial = tried_of(r);
+        const double truth = at->trial.value;
+        if (trial->measured.known) {
+            ++total.intervals;
+            total.held += trial->measured.low <= truth && truth <= trial->measured.high;
+        }
+        total.worse += trial->kept && truth < 1 && at->trial.high < 1;
+        model.value = trial->predicted;
+        add_point(is, trial->measured, truth, false, trial->kept);
+        add_point(is, model, truth, true, trial->kept);
+    }
+    if (at->halved) {
+        model.value = r->row[r->stage].twice;
+        add_point(is, model, at->twice.value, true, true);
+    }
+}
+
+/* ---- what is printed ---- */
+
+static const char *const outcome_names[] = { "running", "limit", "nothing", "few", "foreign",
+                                             "bursty", "disagree" };
+static const char *const limit_names[] = {
+    "not known", "trainer", "concurrency", "io", "machine", "lock", "serial", "order", "batch",
+    "workers", "memory", "device", "source", "harm", "foreign", "requests"
+};
+
+static void raw_interval(FILE *to, const char *name, const spdl_interval *is) {
+    fprintf(to, ",\"%s\":%.4g", name, is->value);
+    if (is->known) fprintf(to, ",\"%s_low\":%.4g,\"%s_high\":%.4g", name, is->low, name, is->high);
+}
+
+static void raw_line(FILE *to, const repeat *at, const planted *is) {
+    const spdl_doctor_report *r = &at->report;
+    const char *c;
+    fprintf(to, "{\"program\":\"%s\",\"right\":%d,\"outcome\":\"%s\",\"limit\":\"%s\","
+                "\"stage\":\"%s\",\"seconds\":%.2f,\"rounds\":%d,\"dropped\":%d,\"others\":%.3f,"
+                "\"today\":%.4g,\"model\":%.4g",
+            is->name, at->right, outcome_names[r->outcome], limit_names[r->limit],
+            r->stage >= 0 ? r->row[r->stage].name : "", r->seconds, r->rounds, r->dropped,
+            at->others, r->today, r->model);
+    raw_interval(to, "same", &r->same);
+    if (at->tried) {
+        const spdl_doctor_trial *trial = tried_of(r);
+        fprintf(to, ",\"change\":%d,\"row\":%d,\"from\":%d,\"to\":%d,\"kept\":%d,"
+                    "\"predicted\":%.4g", trial->change, trial->stage, trial->from, trial->to,
+                trial->kept, trial->predicted);
+        raw_interval(to, "measured", &trial->measured);
+        raw_interval(to, "true", &at->trial);
+    }
+    if (at->halved) {
+        fprintf(to, ",\"twice\":%.4g", r->row[r->stage].twice);
+        raw_interval(to, "true_twice", &at->twice);
+    }
+    fputs(",\"verdict\":\"", to);
+    for (c = r->verdict; *c != '\0'; ++c) fputc(*c == '"' || *c == '\\' ? '\'' : *c, to);
+    fputs("\"}\n", to);
+    fflush(to);
+}
+
+/* |said / true - 1| in percent, of one program (NULL: all); how many. */
+static int errors_of(double *error, const char *program, bool predicted, bool claimed) {
+    int i, count = 0;
+    for (i = 0; i < point_count; ++i) {
+        const point *at = &points[i];
+        const double off = 100 * (at->said / at->truth - 1);
+        if (at->predicted != predicted || (claimed && !at->claimed)) continue;
+        if (program == NULL || strcmp(program, at->program) == 0)
+            error[count++] = off < 0 ? -off : off;
+    }
+    return count;
+}
+
+static void row_program(const planted *is, FILE *raw) {
+    const bench_row row = { is->name, "right", NULL, true, 0.95, false, 0 };
+    static repeat at;
+    static double error[POINTS_MOST];
+    char text[96], json[160], more[4096] = "";
+    const bench_note note = { text, more, json };
+    int i, right = 0, used = 0, predicted, measured;
+    double others = 0, off[2] = { 0, 0 };
+    if (!bench_wanted(is->name)) return;
+    for (i = 0; i < asked.repeats; ++i) {
+        const char *reason;
+        bench_now_with("the doctor");
+        alarm(BENCH_HANG_SECONDS + 4 * (unsigned)asked.seconds);
+        reason = run_repeat(&at, is);
+        if (reason != NULL) {
+            fprintf(bench_opt.json ? stderr : stdout, "%-22s skipped: %s\n", is->name, reason);
+            return;
+        }
+        count_repeat(&at, is);
+        if (raw != NULL) raw_line(raw, &at, is);
+        right += at.right;
+        others += at.others / asked.repeats;
+        if (!at.right)
+            used += snprintf(more + used, sizeof more - (size_t)used, "    %s, %s: %.300s\n",
+                             outcome_names[at.report.outcome], limit_names[at.report.limit],
+                             at.report.verdict);
+        if ((size_t)used > sizeof more - 512) used = (int)sizeof more - 512;
+    }
+    predicted = errors_of(error, is->name, true, true);
+    if (predicted > 0) off[0] = bench_quantile(error, (size_t)predicted, 0.5);
+    measured = errors_of(error, is->name, false, false);
+    if (measured > 0) off[1] = bench_quantile(error, (size_t)measured, 0.5);
+    snprintf(text, sizeof text, "off %4.1f %4.1f %%, others %.2f", off[0], off[1], others);
+    snprintf(json, sizeof json, ",\"repeats\":%d,\"predict_err\":%.3g,\"measured_err\":%.3g,"
+             "\"others\":%.3g", asked.repeats, off[0], off[1], others);
+    bench_print_noted(&row, (double)right / asked.repeats, 0, &note);
+}
+
+static void row_errors(const char *what, bool predicted) {
+    static const struct { const char *name; double quantile, goal; } kinds[] = {
+        { "p50", 0.5, 3 }, { "p90", 0.9, 8 }, { "max", 1, 15 }
+    };
+    static double error[POINTS_MOST];
+    const int count = errors_of(error, NULL, predicted, predicted);
+    char name[40], text[32], json[32];
+    const bench_note note = { text, NULL, json };
+    int i;
+    for (i = 0; i < 3; ++i) {
+        const bench_row row = { name, "%", NULL, false, kinds[i].goal, false, 0 };
+        snprintf(name, sizeof name, "%s_err_%s", what, kinds[i].name);
+        snprintf(text, sizeof text, "of %d", count);
+        snprintf(json, sizeof json, ",\"of\":%d", count);
+        if (bench_opt.list) puts(name);
+        else if (count > 0)
+            bench_print_noted(&row, bench_quantile(error, (size_t)count, kinds[i].quantile), 0,
+                              &note);
+    }
+}
+
+/* `many` of `all`; with a goal of 0 there are to be none. */
+static void row_share(const char *name, int many, int all, double goal) {
+    const bench_row row = { name, goal > 0 ? "share" : "cases", NULL, goal > 0, goal, goal <= 0,
+                            0 };
+    char text[32], json[32];
+    const bench_note note = { text, NULL, json };
+    snprintf(text, sizeof text, "%d of %d", many, all);
+    snprintf(json, sizeof json, ",\"of\":%d", all);
+    if (bench_opt.list) puts(name);
+    else if (all > 0) bench_print_noted(&row, goal > 0 ? (double)many / all : many, 0, &note);
+}
+
+/* ---- what a doctor costs that is not there, or done ---- */
+
+static void row_overhead(void) {
+    static const planted quick = { "unused_overhead_pct", "source list; pipe a compute=1;"
+                                   "pipe b compute=1; pipe c compute=1; trainer sink=64",
+                                   0, 0, 0, NULL };
+    const bench_row row = { quick.name, "%", NULL, false, 0, false, 0 };
+    static planted_run run[3]; /* without, the same again, with one that is done */
+    static spdl_doctor_report report;
+    double ratio[2][BENCH_MAX_ROUNDS];
+    const int rounds = bench_rounds(42);
+    spdl_interval same, done;
+    spdl_doctor_desc doctor;
+    char text[96], json[96];
+    const bench_note note = { text, NULL, json };
+    int i, k;
+    if (!bench_wanted(quick.name)) return;
+    memset(&doctor, 0, sizeof doctor);
+    doctor.seconds = 0.05; /* too short for a trial: the rows stay as they are */
+    doctor.quiet = true;
+    for (i = 0; i < 3; ++i) open_or_fail(&run[i], &quick, NULL, i == 2 ? &doctor : NULL);
+    BENCH_CHECK(spdl_doctor_run(run[2].pipeline, planted_step, &run[2], &report) == SPDL_OK);
+    for (i = 0; i < report.trial_count; ++i) BENCH_CHECK(!report.trial[i].kept);
+    for (i = 0; i < rounds; ++i) {
+        double rate[3];
+        bench_now_with("a doctor that is done");
+        for (k = 0; k < 3; ++k) rate[(i + k) % 3] = window_rate(&run[(i + k) % 3]);
+        ratio[0][i] = rate[0] / rate[1];
+        ratio[1][i] = rate[0] / rate[2];
+    }
+    for (i = 0; i < 3; ++i) planted_close(&run[i]);
+    same = spdl__interval(ratio[0], rounds, 1);
+    done = spdl__interval(ratio[1], rounds, 1);
+    snprintf(text, sizeof text, "%+.1f to %+.1f, itself %+.1f to %+.1f: %s",
+             100 * (done.low - 1), 100 * (done.high - 1), 100 * (same.low - 1),
+             100 * (same.high - 1), done.low <= 1 ? "no difference" : "a difference");
+    snprintf(json, sizeof json, ",\"low\":%.3g,\"high\":%.3g,\"itself\":%.3g",
+             100 * (done.low - 1), 100 * (done.high - 1), 100 * (same.value - 1));
+    bench_print_noted(&row, 100 * (done.value - 1), 0, &note);
+}
+
+/* ---- the plot ---- */
+
+#define PLOT_SIZE 520.0
+#define PLOT_LEAST 0.5
+#define PLOT_MOST 5.0
+
+/* Where a ratio is, on a logarithmic scale. */
+static double plot_at(double ratio) {
+    if (ratio < PLOT_LEAST) ratio = PLOT_LEAST;
+    if (ratio > PLOT_MOST) ratio = PLOT_MOST;
+    return PLOT_SIZE * log(ratio / PLOT_LEAST) / log(PLOT_MOST / PLOT_LEAST);
+}
+
+static void plot_point(FILE *to, const point *at) {
+    const double x = 60 + plot_at(at->truth), y = 20 + PLOT_SIZE - plot_at(at->said);
+    const double off = 100 * (at->said / at->truth - 1);
+    fprintf(to, "<g class=\"%s\"><title>%s: %.2f, in truth %.2f (%+.1f %%)</title>",
+            at->predicted ? "model" : "trial", at->program, at->said, at->truth, off);
+    if (at->low > 0 && at->high < 1e6)
+        fprintf(to, "<path d=\"M%.1f %.1fV%.1f\"/>", x, 20 + PLOT_SIZE - plot_at(at->low),
+                20 + PLOT_SIZE - plot_at(at->high));
+    if (at->predicted)
+        fprintf(to, "<rect x=\"%.1f\" y=\"%.1f\" width=\"6\" height=\"6\"/></g>\n", x - 3, y - 3);
+    else fprintf(to, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/></g>\n", x, y);
+}
+
+static void plot_axes(FILE *to) {
+    static const double ticks[] = { 0.5, 0.7, 1, 1.5, 2, 3, 4, 5 };
+    const double end = 20 + PLOT_SIZE;
+    size_t i;
+    for (i = 0; i < sizeof ticks / sizeof *ticks; ++i) {
+        const double at = plot_at(ticks[i]);
+        fprintf(to, "<path class=\"grid\" d=\"M60 %.1fh%.0fM%.1f 20v%.0f\"/>"
+                    "<text x=\"52\" y=\"%.1f\" text-anchor=\"end\">%g</text>"
+                    "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%g</text>\n",
+                end - at, PLOT_SIZE, 60 + at, PLOT_SIZE, end - at + 4, ticks[i], 60 + at, end + 18,
+                ticks[i]);
+    }
+    fprintf(to, "<path class=\"band\" d=\"M60 %.1fV%.1fL%.1f 20H%.1fV%.1fL%.1f %.1fZ\"/>"
+                "<path class=\"line\" d=\"M60 %.1fL%.1f 20\"/>\n",
+            end, end - plot_at(PLOT_LEAST * 1.08), 60 + plot_at(PLOT_MOST / 1.08),
+            60 + PLOT_SIZE, 20 + PLOT_SIZE - plot_at(PLOT_MOST / 1.08),
+            60 + plot_at(PLOT_LEAST * 1.08), end, end, 60 + PLOT_SIZE);
+    fprintf(to, "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\">throughput with the change "
+                "really made, as it is = 1</text><text transform=\"translate(16 %.0f) "
+                "rotate(-90)\" text-anchor=\"middle\">as the doctor said</text>\n",
+            60 + PLOT_SIZE / 2, end + 40, 20 + PLOT_SIZE / 2);
+}
+
+static void plot_write(const char *path) {
+    FILE *to = fopen(path, "w");
+    int i;
+    if (to == NULL) {
+        fprintf(stderr, "bench: cannot write %s\n", path);
+        exit(1);
+    }
+    fprintf(to, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" "
+                "font-family=\"system-ui,sans-serif\" font-size=\"12\">\n"
+                "<style>svg{background:#fff;color:#333}text{fill:currentColor}path{fill:none}"
+                ".grid{stroke:#8883}.band{fill:#8882}.line{stroke:#888}.trial circle{fill:#0072b2}"
+                ".trial path{stroke:#0072b2;opacity:.5}.model rect{fill:none;stroke:#d55e00}"
+                "@media(prefers-color-scheme:dark){svg{background:#111;color:#ccc}}</style>\n",
+            PLOT_SIZE + 80, PLOT_SIZE + 70);
+    plot_axes(to);
+    for (i = 0; i < point_count; ++i)
+        if (!points[i].predicted || points[i].claimed) plot_point(to, &points[i]);
+    fprintf(to, "<g class=\"trial\"><circle cx=\"76\" cy=\"36\" r=\"3\"/></g><text x=\"86\" "
+                "y=\"40\">tried, with the 95 %% interval printed</text><g class=\"model\"><rect "
+                "x=\"73\" y=\"51\" width=\"6\" height=\"6\"/></g><text x=\"86\" y=\"58\">predicted "
+                "by the model; band: 8 %% off</text>\n</svg>\n");
+    if (fclose(to) != 0) exit(1);
+}
+
+/* ---- options ---- */
+
+/* Takes those that bench_start does not know out of argv. */
+static int take_options(int argc, char **argv) {
+    int i, count = 1;
+    for (i = 1; i < argc; ++i) {
+        const bool value = i + 1 < argc;
+        if (value && strcmp(argv[i], "--plot") == 0) asked.plot = argv[++i];
+        else if (value && strcmp(argv[i], "--raw") == 0) asked.raw = argv[++i];
+        else if (value && strcmp(argv[i], "--seconds") == 0) asked.seconds = atof(argv[++i]);
+        else argv[count++] = argv[i];
+    }
+    return count;
+}
+
+int main(int argc, char **argv) {
+    FILE *raw = NULL;
+    size_t i;
+    bench_start("doctor", take_options(argc, argv), argv);
+    asked.repeats = bench_opt.all ? REPEATS_MOST : bench_opt.quick ? 2 : 5;
+    if (!(asked.seconds > 0)) asked.seconds = bench_opt.quick ? 6 : 10;
+    if (!bench_opt.list) {
+        planted_calibrate();
+        fprintf(bench_opt.json ? stderr : stdout,
+                "%d programs, %d repeats of %g s and some 5 s for the truth: up to %.0f min%s\n",
+                (int)PLANTED_PROGRAMS, asked.repeats, asked.seconds,
+                (double)PLANTED_PROGRAMS * asked.repeats * (asked.seconds + 6) / 60,
+                getpriority(PRIO_PROCESS, 0) > 0 ? "; niced: other programs are not seen" : "");
+        fflush(stdout);
+        if (asked.raw != NULL && (raw = fopen(asked.raw, "w")) == NULL) {
+            fprintf(stderr, "bench: cannot write %s\n", asked.raw);
+            return 1;
+        }
+    }
+    for (i = 0; i < PLANTED_PROGRAMS; ++i) row_program(&planted_programs[i], raw);
+    row_errors("predict", true);
+    row_errors("measured", false);
+    row_share("interval_holds", total.held, total.intervals, 0.9);
+    row_share("aa_no_difference", total.no_difference, total.same, 0.95);
+    row_share("worse_left", total.worse, total.repeats, 0);
+    row_share("wrong_claims", total.wrong, total.repeats, 0);
+    row_overhead();
+    if (asked.plot != NULL && !bench_opt.list) plot_write(asked.plot);
+    if (raw != NULL) fclose(raw);
+    return 0;
+}

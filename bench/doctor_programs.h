@@ -1,0 +1,597 @@
+/* doctor_programs.h - programs whose limit is known, as it was planted: for bench_doctor.c and
+   tests/test_doctor.c, which include spdl.h with its implementation first.
+
+   A program is a line of text: rows separated by ';', each a kind, a name and values.
+
+       source | pipe | batch | branch | path | merge  NAME
+           calls=2           concurrency; of a batch: its size
+           compute=4000      microseconds of counted work: a clock would go on while others run
+           sleep=4000        microseconds asleep
+           locked=0.7        this share of both holds a lock of the row
+           touch=4096        KiB touched for the first time, in each call
+           every=40 late=9e4 each 40th call sleeps so long as well
+           first=80 cold=8e3 the first 80 calls sleep so long as well
+           spread            costs differ from item to item, by a factor of 0.3 to 1.9, mean 1
+           passes            hands its input on; the row after a batch always does
+           copies            has .copy_item; `reads` is .const_input, `flush` is .flush
+           most=1 buffer=2   .max_concurrency, .buffer_size
+       trainer               compute, sleep, every, late: of its step, and
+           workers=4 sink=3  of the pipeline; 4 and 3 unless given
+           items=300         in an epoch; without: no end. `continuous` is .continuous
+           cpus=1            the process may use so many
+           quota=1           it gets the time of so many (cgroup)
+           others=1 share=1  so many other processes compute, for this share of each 1.8 s
+
+   "2n" is twice the processors of the machine. */
+#ifndef DOCTOR_PROGRAMS_H_INCLUDED
+#define DOCTOR_PROGRAMS_H_INCLUDED
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PLANTED_ROWS 12
+#define PLANTED_OTHERS 64
+
+#define PLANTED_OUTCOME(what) (1u << SPDL_DOCTOR_##what)
+#define PLANTED_LIMIT(what) (1u << SPDL_LIMIT_##what)
+#define PLANTED_NOT_SURE                                                                           \
+    (PLANTED_OUTCOME(FEW) | PLANTED_OUTCOME(BURSTY) | PLANTED_OUTCOME(DISAGREE))
+
+enum { PLANTED_RAISE = 1, PLANTED_REPLAY = 2 }; /* of the doctor's desc */
+
+/* A verdict is right if its outcome is one of these, and where it names a limit, that as well. */
+typedef struct planted {
+    const char *name, *rows;
+    unsigned flags, outcomes, limits;
+    const char *stages; /* one of these, a comma after each; NULL: whichever */
+} planted;
+
+/* clang-format off */
+#define PLANTED_KEYS(X)                                                                            \
+    X(calls) X(compute) X(sleep) X(locked) X(touch) X(every) X(late) X(first) X(cold) X(spread)    \
+    X(passes) X(copies) X(reads) X(flush) X(most) X(buffer) X(workers) X(sink) X(items)            \
+    X(continuous) X(cpus) X(quota) X(others) X(share)
+/* clang-format on */
+
+#define PLANTED_MEMBER(key) double key;
+typedef struct planted_values { PLANTED_KEYS(PLANTED_MEMBER) } planted_values;
+
+typedef struct planted_row {
+    spdl_kind kind;
+    char name[20];
+    planted_values is;
+    double speed; /* 2: its calls take half as long */
+    pthread_mutex_t lock;
+    uint64_t calls;
+} planted_row;
+
+/* What is different from the program as it is written. */
+typedef struct planted_change {
+    int stage;    /* or -1 */
+    double speed; /* of its calls; 0: as it is */
+    int calls, workers, sink; /* 0: as it is */
+    bool warm;    /* the first calls are as quick as those after them */
+} planted_change;
+
+/* A program that runs. */
+typedef struct planted_run {
+    planted_row row[PLANTED_ROWS]; /* the last is the trainer */
+    int count;                     /* with it */
+    uint64_t steps;
+    spdl_pipeline *pipeline;
+} planted_run;
+
+typedef struct planted_item {
+    uint64_t number;
+    char body[56];
+} planted_item;
+
+/* --- what calls cost --- */
+
+static double planted_turns_ns; /* of planted_work, in a nanosecond */
+static uint64_t planted_worked;
+
+static __attribute__((noinline)) uint64_t planted_work(uint64_t turns) {
+    uint64_t x = turns;
+    while (turns-- > 0) x = (x ^ x >> 29) * 6364136223846793005u + 1442695040888963407u;
+    return x;
+}
+
+/* Once, before the first program; a sleep of the threads to come is as long as it should be. */
+static inline void planted_calibrate(void) {
+    uint64_t best = UINT64_MAX;
+    int i;
+    (void)prctl(PR_SET_TIMERSLACK, 1000L, 0L, 0L, 0L);
+    for (i = 0; i < 200; ++i) {
+        const uint64_t begun = spdl_time_ns();
+        uint64_t took;
+        planted_worked += planted_work(100000);
+        took = spdl_time_ns() - begun;
+        if (took < best) best = took;
+    }
+    planted_turns_ns = 100000 / (double)best;
+}
+
+static inline void planted_sleep(double us) {
+    struct timespec t;
+    if (us <= 0) return;
+    t.tv_sec = (time_t)(us / 1e6);
+    t.tv_nsec = (long)((us - 1e6 * (double)t.tv_sec) * 1e3);
+    (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+}
+
+static inline void planted_compute(double us) {
+    if (us <= 0) return;
+    __atomic_store_n(&planted_worked, planted_work((uint64_t)(us * 1e3 * planted_turns_ns)),
+                     __ATOMIC_RELAXED);
+}
+
+static inline void planted_touch(size_t bytes) {
+    char *at = (char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                            0);
+    size_t i;
+    if (at == (char *)MAP_FAILED) return;
+    for (i = 0; i < bytes; i += 4096) *(volatile char *)(at + i) = 1;
+    (void)munmap(at, bytes);
+}
+
+/* One call, for the item of this number. */
+static inline void planted_call(planted_row *row, uint64_t number) {
+    static const double factors[8] = { 0.3, 0.5, 0.65, 0.8, 1.0, 1.25, 1.6, 1.9 };
+    const planted_values *v = &row->is;
+    const uint64_t call = __atomic_add_fetch(&row->calls, 1, __ATOMIC_RELAXED);
+    double times = 1 / row->speed;
+    if (v->spread > 0) times *= factors[(number * 0x9e3779b97f4a7c15u) >> 61];
+    planted_compute(times * v->compute * (1 - v->locked));
+    planted_sleep(times * v->sleep * (1 - v->locked));
+    if (v->locked > 0) {
+        pthread_mutex_lock(&row->lock);
+        planted_compute(times * v->compute * v->locked);
+        planted_sleep(times * v->sleep * v->locked);
+        pthread_mutex_unlock(&row->lock);
+    }
+    if (v->touch > 0) planted_touch((size_t)(times * v->touch * 1024));
+    if (v->every > 0 && call % (uint64_t)v->every == 0) planted_sleep(times * v->late);
+    if (call <= (uint64_t)v->first) planted_sleep(times * v->cold);
+}
+
+/* --- the rows --- */
+
+static inline void *planted_copy(const void *item) {
+    void *copy = malloc(sizeof(planted_item));
+    if (copy != NULL) memcpy(copy, item, sizeof(planted_item));
+    return copy;
+}
+
+SPDL_FN(planted_source, void, void) {
+    planted_row *row = (planted_row *)spdl_ctx(task);
+    const uint64_t number = spdl_sequence(task);
+    planted_item *made;
+    if (row->is.items > 0 && number >= (uint64_t)row->is.items)
+        return SPDL_END;
+    made = (planted_item *)calloc(1, sizeof(*made));
+    if (made == NULL) return SPDL_E_NOMEM;
+    planted_call(row, number);
+    made->number = number;
+    *out = made;
+    return SPDL_OK;
+}
+
+SPDL_FN(planted_pipe, void, void) {
+    planted_row *row = (planted_row *)spdl_ctx(task);
+    if (in == NULL) return SPDL_SKIP; /* .flush, at the end */
+    planted_call(row, spdl_sequence(task));
+    *out = row->is.passes > 0 ? in : planted_copy(in);
+    return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
+}
+
+SPDL_FN(planted_branch, void, void) {
+    planted_call((planted_row *)spdl_ctx(task), spdl_sequence(task));
+    *out = in;
+    return spdl_route(task, (int)(spdl_sequence(task) & 1));
+}
+
+/* As spdl_step_fn; ctx is the run. */
+static inline void planted_step(void *ctx, void *item) {
+    planted_run *run = (planted_run *)ctx;
+    (void)item;
+    planted_call(&run->row[run->count - 1], run->steps++);
+}
+
+/* --- the text --- */
+
+static inline int planted_cores(void) {
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    return cores < 1 ? 1 : (int)cores;
+}
+
+/* One word of a row, "key" or "key=value". */
+static inline bool planted_word(planted_values *values, const char *word) {
+#define PLANTED_KEY(key) { #key, offsetof(planted_values, key) },
+    static const struct { const char *key; size_t at; } keys[] = { PLANTED_KEYS(PLANTED_KEY) };
+    const size_t length = strcspn(word, "=");
+    double value = 1;
+    size_t i;
+    if (word[length] == '=') {
+        char *end;
+        value = strtod(word + length + 1, &end);
+        if (*end == 'n') value *= planted_cores(), ++end;
+        if (*end != '\0') return false;
+    }
+    for (i = 0; i < sizeof(keys) / sizeof(*keys); ++i)
+        if (strlen(keys[i].key) == length && memcmp(keys[i].key, word, length) == 0) {
+            memcpy((char *)values + keys[i].at, &value, sizeof(value));
+            return true;
+        }
+    return false;
+}
+
+static inline bool planted_row_read(planted_row *row, char *text) {
+    static const struct { const char *word; spdl_kind kind; } kinds[] = {
+        { "source", SPDL_KIND_SOURCE }, { "pipe", SPDL_KIND_PIPE }, { "batch", SPDL_KIND_BATCH },
+        { "branch", SPDL_KIND_BRANCH }, { "path", SPDL_KIND_PATH }, { "merge", SPDL_KIND_MERGE }
+    };
+    char *rest, *word = strtok_r(text, " ", &rest);
+    size_t i;
+    memset(row, 0, sizeof(*row));
+    row->speed = 1;
+    row->is.calls = 1;
+    row->is.workers = 4;
+    row->is.sink = 3;
+    if (word == NULL || pthread_mutex_init(&row->lock, NULL) != 0) return false;
+    for (i = 0; i < sizeof(kinds) / sizeof(*kinds); ++i)
+        if (strcmp(kinds[i].word, word) == 0) row->kind = kinds[i].kind;
+    if (row->kind == SPDL_KIND_NONE && strcmp(word, "trainer") != 0) return false;
+    if (row->kind != SPDL_KIND_NONE) {
+        if ((word = strtok_r(NULL, " ", &rest)) == NULL) return false;
+        (void)snprintf(row->name, sizeof(row->name), "%s", word);
+    }
+    while ((word = strtok_r(NULL, " ", &rest)) != NULL)
+        if (!planted_word(&row->is, word)) return false;
+    return true;
+}
+
+/* The rows of a program, the trainer last; false: the text is wrong. */
+static inline bool planted_read(planted_run *run, const planted *is) {
+    char text[512];
+    char *rest, *row;
+    memset(run, 0, sizeof(*run));
+    (void)snprintf(text, sizeof(text), "%s", is->rows);
+    for (row = strtok_r(text, ";", &rest); row != NULL; row = strtok_r(NULL, ";", &rest))
+        if (run->count == PLANTED_ROWS || !planted_row_read(&run->row[run->count++], row))
+            return false;
+    return run->count > 1 && run->row[run->count - 1].kind == SPDL_KIND_NONE;
+}
+
+/* --- the pipeline --- */
+
+static inline spdl_stage planted_stage(planted_run *run, int i) {
+    static spdl_stage nothing;
+    planted_row *row = &run->row[i];
+    const planted_values *v = &row->is;
+    spdl_stage to = nothing;
+    to.kind = row->kind;
+    to.name = row->name;
+    to.file = __FILE__;
+    to.ctx = row;
+    if (i > 0 && run->row[i - 1].kind == SPDL_KIND_BATCH) row->is.passes = 1;
+    if (row->kind == SPDL_KIND_SOURCE) to.fn = &planted_source_spdl;
+    if (row->kind == SPDL_KIND_BRANCH) to.fn = &planted_branch_spdl;
+    if (row->kind == SPDL_KIND_BATCH) to.size = (int)v->calls;
+    if (row->kind == SPDL_KIND_PIPE) {
+        to.fn = &planted_pipe_spdl;
+        to.concurrency = v->flush > 0 ? 0 : (int)v->calls;
+        to.max_concurrency = (int)v->most;
+        to.flush = v->flush > 0;
+        to.const_input = v->reads > 0;
+    }
+    to.buffer_size = (int)v->buffer;
+    if (row->kind == SPDL_KIND_SOURCE) to.continuous = v->continuous > 0;
+    if (to.fn != NULL) to.free_item = free;
+    if (to.fn != NULL && v->copies > 0) to.copy_item = planted_copy;
+    return to;
+}
+
+static inline void planted_make_change(planted_run *run, const planted_change *change) {
+    planted_values *pool = &run->row[run->count - 1].is;
+    int i;
+    if (change->stage >= 0 && change->speed > 0) run->row[change->stage].speed = change->speed;
+    if (change->stage >= 0 && change->calls > 0)
+        run->row[change->stage].is.calls = change->calls;
+    for (i = 0; change->warm && i < run->count; ++i) run->row[i].is.first = 0;
+    if (change->workers > 0) pool->workers = change->workers;
+    if (change->sink > 0) pool->sink = change->sink;
+}
+
+/* Makes the program and starts it; `change` and `doctor` may be NULL. `run` has to stay where it
+   is. */
+static inline spdl_result planted_open(planted_run *run, const planted *is,
+                                       const planted_change *change,
+                                       const spdl_doctor_desc *doctor, spdl_error *error) {
+    spdl_stage rows[PLANTED_ROWS];
+    spdl_pipeline_desc desc;
+    const planted_values *pool;
+    int i;
+    if (!planted_read(run, is)) return SPDL_E_INVALID;
+    if (change != NULL) planted_make_change(run, change);
+    pool = &run->row[run->count - 1].is;
+    run->row[0].is.items = pool->items;
+    run->row[0].is.continuous = pool->continuous;
+    for (i = 0; i < run->count; ++i) rows[i] = planted_stage(run, i);
+    rows[run->count - 1].kind = SPDL_KIND_SINK;
+    rows[run->count - 1].name = NULL;
+    rows[run->count - 1].ctx = NULL;
+    rows[run->count - 1].buffer_size = (int)pool->sink;
+    memset(&desc, 0, sizeof(desc));
+    desc.workers = (int)pool->workers;
+    desc.doctor = doctor;
+    desc.error = error;
+    return spdl_pipeline_create(&run->pipeline, &desc, rows, (size_t)run->count);
+}
+
+/* The next item, over ends of epochs. */
+static inline spdl_result planted_next(planted_run *run, void **item) {
+    spdl_result result = spdl_pipeline_next(run->pipeline, item, SPDL_FOREVER);
+    while (result == SPDL_END) {
+        if (run->row[0].is.continuous <= 0)
+            result = spdl_pipeline_rewind(run->pipeline, 0, SPDL_FOREVER);
+        else result = SPDL_OK;
+        if (result == SPDL_OK) result = spdl_pipeline_next(run->pipeline, item, SPDL_FOREVER);
+    }
+    return result;
+}
+
+static inline void planted_free(const planted_run *run, void *item) {
+    int i;
+    for (i = 0; i < run->count; ++i)
+        if (run->row[i].kind == SPDL_KIND_BATCH) {
+            spdl_batch_free(item);
+            return;
+        }
+    free(item);
+}
+
+static inline void planted_close(planted_run *run) {
+    int i;
+    spdl_pipeline_destroy(run->pipeline);
+    for (i = 0; i < run->count; ++i) (void)pthread_mutex_destroy(&run->row[i].lock);
+}
+
+/* --- what is around it --- */
+
+/* Other processes, the processors it may use, and the time it gets of them. */
+typedef struct planted_around {
+    pid_t other[PLANTED_OTHERS];
+    int others;
+    cpu_set_t cpus; /* before */
+    bool fewer;
+    char group[200], before[200]; /* the cgroup made, and the file that leads out of it */
+} planted_around;
+
+static inline bool planted_file(const char *path, const char *text) {
+    FILE *file = fopen(path, "w");
+    bool wrote;
+    if (file == NULL) return false;
+    wrote = fputs(text, file) >= 0;
+    return fclose(file) == 0 && wrote;
+}
+
+/* Into a group of its own, below the one it is in. `line` is one of /proc/self/cgroup. */
+static inline bool planted_quota_at(planted_around *around, const char *line, double cores) {
+    const char *names = strchr(line, ':'), *path = names != NULL ? strchr(names + 1, ':') : NULL;
+    const bool old = path != NULL && strncmp(names, ":cpu", 4) == 0 && strchr(":,", names[4]);
+    char at[320], text[64];
+    if (path == NULL || (!old && path != names + 1)) return false;
+    (void)snprintf(at, sizeof(at), "/sys/fs/cgroup%s%.*s%.*s", old ? "/" : "",
+                   (int)(path - names - 1), names + 1, (int)strcspn(path + 1, "\n"), path + 1);
+    (void)snprintf(around->before, sizeof(around->before), "%.200s/cgroup.procs", at);
+    (void)snprintf(around->group, sizeof(around->group), "%.200s/spdl_doctor_%d", at,
+                   (int)getpid());
+    if (mkdir(around->group, 0755) != 0) return false;
+    (void)snprintf(at, sizeof(at), "%s/%s", around->group, old ? "cpu.cfs_quota_us" : "cpu.max");
+    (void)snprintf(text, sizeof(text), old ? "%d\n" : "%d 100000\n", (int)(cores * 1e5));
+    if (planted_file(at, text)) {
+        (void)snprintf(at, sizeof(at), "%s/cgroup.procs", around->group);
+        (void)snprintf(text, sizeof(text), "%d\n", (int)getpid());
+        if (planted_file(at, text)) return true;
+    }
+    (void)rmdir(around->group);
+    return false;
+}
+
+static inline bool planted_quota(planted_around *around, double cores) {
+    FILE *file = fopen("/proc/self/cgroup", "r");
+    char line[512];
+    bool done = false;
+    while (file != NULL && !done && fgets(line, sizeof(line), file) != NULL)
+        done = planted_quota_at(around, line, cores);
+    if (file != NULL) fclose(file);
+    if (!done) around->group[0] = '\0';
+    return done;
+}
+
+/* Computes for this share of each 1.8 s, until it is killed. */
+static inline void planted_other(double share) {
+    (void)prctl(PR_SET_PDEATHSIG, (long)SIGKILL, 0L, 0L, 0L);
+    for (;;) {
+        const uint64_t begun = spdl_time_ns();
+        while ((double)(spdl_time_ns() - begun) < 1.8e9 * share) planted_compute(100);
+        if (share < 1) planted_sleep(1.8e6 * (1 - share));
+    }
+}
+
+/* Before the program is opened. NULL, or why it cannot be had here. */
+static inline const char *planted_around_begins(planted_around *around, const planted *is) {
+    planted_run run;
+    const planted_values *v;
+    memset(around, 0, sizeof(*around));
+    if (!planted_read(&run, is)) return "its text is wrong";
+    v = &run.row[run.count - 1].is;
+    if (v->quota > 0 && !planted_quota(around, v->quota))
+        return "no cgroup can be made here";
+    if (v->cpus > 0 && sched_getaffinity(0, sizeof(around->cpus), &around->cpus) == 0) {
+        int wanted = (int)v->cpus;
+        cpu_set_t cpus = around->cpus;
+        size_t i;
+        for (i = 0; i < CPU_SETSIZE; ++i)
+            if (CPU_ISSET(i, &cpus) && wanted-- <= 0) CPU_CLR(i, &cpus);
+        around->fewer = sched_setaffinity(0, sizeof(cpus), &cpus) == 0;
+    }
+    while (around->others < (int)v->others && around->others < PLANTED_OTHERS) {
+        const pid_t child = fork();
+        if (child == 0) planted_other(v->share > 0 ? v->share : 1);
+        if (child < 0) break;
+        around->other[around->others++] = child;
+    }
+    return NULL;
+}
+
+/* After it was closed; also after one that cannot be had. */
+static inline void planted_around_ends(planted_around *around) {
+    char text[64];
+    while (around->others > 0) {
+        (void)kill(around->other[--around->others], SIGKILL);
+        (void)waitpid(around->other[around->others], NULL, 0);
+    }
+    if (around->fewer) (void)sched_setaffinity(0, sizeof(around->cpus), &around->cpus);
+    if (around->group[0] == '\0') return;
+    (void)snprintf(text, sizeof(text), "%d\n", (int)getpid());
+    (void)planted_file(around->before, text);
+    (void)rmdir(around->group);
+}
+
+/* --- the programs --- */
+
+#define LIMITED PLANTED_OUTCOME(LIMIT)
+#define IS(limit) PLANTED_LIMIT(limit)
+/* clang-format off */
+static const planted planted_programs[] = {
+    /* one stage */
+    { "compute_1", "source list; pipe decode compute=3000; trainer sleep=500",
+      PLANTED_RAISE, LIMITED, IS(CONCURRENCY), "decode," },
+    { "compute_beside_read", "source list; pipe read calls=2 sleep=1000 copies;"
+      "pipe decode compute=4000 copies; trainer sleep=2000",
+      PLANTED_RAISE | PLANTED_REPLAY, LIMITED, IS(CONCURRENCY), "decode," },
+    { "sleep_1", "source list; pipe read sleep=3000; trainer sleep=500",
+      PLANTED_RAISE, LIMITED, IS(IO), "read," },
+    { "read_8ms", "source list; pipe read sleep=8000 copies;"
+      "pipe decode calls=2 compute=4000 copies; trainer sleep=2000 workers=6",
+      PLANTED_RAISE | PLANTED_REPLAY, LIMITED, IS(IO), "read," },
+    { "read_2_calls", "source list; pipe read calls=2 sleep=6000; pipe decode compute=1000;"
+      "trainer sleep=700", PLANTED_RAISE, LIMITED, IS(IO), "read," },
+    { "varied", "source list; pipe read calls=2 sleep=500 copies;"
+      "pipe decode compute=4000 spread copies; trainer sleep=2000",
+      PLANTED_RAISE | PLANTED_REPLAY, LIMITED, IS(CONCURRENCY), "decode," },
+    { "in_place", "source list sleep=300; pipe augment compute=3000 passes;"
+      "pipe check compute=200 passes; trainer sleep=500",
+      PLANTED_RAISE, LIMITED, IS(CONCURRENCY), "augment," },
+    { "const_input", "source list; pipe decode compute=500 reads;"
+      "pipe resize compute=3000 reads; trainer sleep=500",
+      PLANTED_RAISE | PLANTED_REPLAY, LIMITED, IS(CONCURRENCY), "resize," },
+    { "page_faults", "source list; pipe fill touch=4096; pipe check compute=300; trainer sleep=200",
+      PLANTED_RAISE, LIMITED, IS(CONCURRENCY) | IS(MEMORY), "fill," },
+    { "tiny", "source list; pipe a compute=1; pipe b compute=8; pipe c compute=2; trainer",
+      PLANTED_RAISE, LIMITED | PLANTED_OUTCOME(DISAGREE), IS(CONCURRENCY), "b," },
+    { "serial", "source list; pipe read calls=2 sleep=500; pipe pack compute=2500 flush;"
+      "trainer sleep=500", 0, LIMITED, IS(SERIAL), "pack," },
+    { "declared_serial", "source list; pipe pack compute=2500 most=1 reads;"
+      "pipe check compute=300 reads; trainer sleep=500",
+      PLANTED_RAISE | PLANTED_REPLAY, LIMITED, IS(SERIAL), "pack," },
+    { "source", "source list sleep=2500 copies; pipe decode compute=1000 copies; trainer sleep=300",
+      PLANTED_REPLAY, LIMITED, IS(SOURCE), "list," },
+    /* locks */
+    { "lock_computing", "source list; pipe decode calls=2 compute=3100 locked=1; trainer sleep=500",
+      0, LIMITED, IS(LOCK), "decode," },
+    { "lock_sleeping", "source list; pipe read calls=4 sleep=3100 locked=1;"
+      "pipe decode compute=500; trainer sleep=500 workers=6", 0, LIMITED, IS(LOCK), "read," },
+    { "lock_in_part", "source list; pipe read calls=4 sleep=3000 locked=0.6 copies;"
+      "pipe decode compute=500 copies; trainer sleep=500 workers=8",
+      PLANTED_REPLAY, LIMITED, IS(LOCK), "read," },
+    /* processors and workers */
+    { "machine", "source list; pipe decode calls=2n compute=3000 copies;"
+      "pipe augment calls=1n compute=1500 copies; trainer sleep=500 workers=2n",
+      PLANTED_REPLAY, LIMITED, IS(MACHINE), "decode," },
+    { "machine_raise", "source list; pipe decode calls=1n compute=4000;"
+      "trainer sleep=300 workers=2n",
+      PLANTED_RAISE, LIMITED, IS(MACHINE), "decode," },
+    { "one_processor", "source list; pipe decode calls=4 compute=2000; trainer sleep=500 cpus=1",
+      0, LIMITED, IS(MACHINE), "decode," },
+    { "quota", "source list; pipe decode calls=4 compute=2000; trainer sleep=500 quota=1",
+      0, LIMITED, IS(MACHINE), "decode," },
+    { "workers", "source list; pipe read calls=8 sleep=4000; pipe check compute=200;"
+      "trainer sleep=300", PLANTED_RAISE, LIMITED, IS(WORKERS), NULL },
+    { "workers_2", "source list; pipe read calls=4 sleep=4000 copies;"
+      "pipe decode compute=500 copies; trainer sleep=300 workers=2",
+      PLANTED_RAISE | PLANTED_REPLAY, LIMITED, IS(WORKERS), NULL },
+    { "no_workers", "source list; pipe decode compute=2000; trainer sleep=2000 workers=0",
+      0, LIMITED, IS(WORKERS), NULL },
+    /* the trainer */
+    { "trainer", "source list; pipe decode calls=2 compute=1500; trainer sleep=6000",
+      PLANTED_RAISE, PLANTED_OUTCOME(NOTHING), 0, NULL },
+    { "trainer_computes", "source list; pipe decode compute=500 copies; trainer compute=5000",
+      PLANTED_REPLAY, PLANTED_OUTCOME(NOTHING), 0, NULL },
+    { "harm", "source list; pipe decode calls=1n compute=4000; trainer compute=2200 workers=1n",
+      0, LIMITED, IS(HARM) | IS(MACHINE), NULL },
+    /* more than one, and uneven */
+    { "two_limits", "source list; pipe decode sleep=3000; pipe augment sleep=3000;"
+      "trainer sleep=500",
+      PLANTED_RAISE, LIMITED | PLANTED_OUTCOME(DISAGREE), IS(IO), "decode,augment," },
+    { "late_calls", "source list; pipe read calls=4 sleep=2000 every=100 late=100000;"
+      "trainer sleep=200 workers=8", 0, LIMITED | PLANTED_OUTCOME(BURSTY), IS(ORDER), "read," },
+    { "bursty_source", "source list every=40 late=100000; pipe decode compute=500;"
+      "trainer sleep=500", PLANTED_RAISE, LIMITED | PLANTED_NOT_SURE,
+      IS(SOURCE) | IS(NOT_KNOWN), "list," },
+    { "late_steps", "source list; pipe decode compute=3000; trainer sleep=500 every=50 late=30000",
+      PLANTED_RAISE, LIMITED, IS(CONCURRENCY), "decode," },
+    /* batches, branches, ends */
+    { "batch_32", "source list; pipe read calls=2 sleep=500; batch group calls=32;"
+      "pipe pack compute=300; trainer sleep=1000", PLANTED_RAISE, LIMITED, IS(IO), "read," },
+    { "batch_256", "source list; pipe decode compute=40; batch group calls=256;"
+      "pipe pack compute=1000; trainer sleep=2000",
+      PLANTED_RAISE, LIMITED, IS(CONCURRENCY), "decode," },
+    { "branches", "source list; branch split; path small; pipe shrink compute=500; path large;"
+      "pipe crop compute=5000; merge join; pipe check compute=100; trainer sleep=500",
+      PLANTED_RAISE, LIMITED, IS(CONCURRENCY), "crop," },
+    { "epochs", "source list; pipe decode compute=3000; trainer sleep=500 items=37 continuous",
+      PLANTED_RAISE, LIMITED, IS(CONCURRENCY), "decode," },
+    { "rewinds", "source list; pipe read sleep=3000; trainer sleep=500 items=300",
+      PLANTED_RAISE, LIMITED, IS(IO), "read," },
+    { "cold_start", "source list; pipe read sleep=500 first=120 cold=8000;"
+      "pipe decode compute=2500; trainer sleep=500",
+      PLANTED_RAISE, LIMITED | PLANTED_NOT_SURE, IS(CONCURRENCY), "decode," },
+    /* others on the machine */
+    { "others", "source list; pipe decode compute=4000; trainer sleep=500 others=1n",
+      PLANTED_RAISE, PLANTED_OUTCOME(FOREIGN) | PLANTED_NOT_SURE, IS(NOT_KNOWN) | IS(FOREIGN),
+      NULL },
+    { "others_at_times", "source list; pipe decode calls=1n compute=4000;"
+      "trainer sleep=500 others=1n share=0.4",
+      0, PLANTED_OUTCOME(FOREIGN) | PLANTED_NOT_SURE | LIMITED,
+      IS(NOT_KNOWN) | IS(FOREIGN) | IS(MACHINE), "decode," }
+};
+/* clang-format on */
+#undef LIMITED
+#undef IS
+#define PLANTED_PROGRAMS (sizeof(planted_programs) / sizeof(*planted_programs))
+
+static inline bool planted_right(const planted *is, const spdl_doctor_report *report) {
+    char name[SPDL_NAME_BYTES + 1];
+    if (!(is->outcomes >> report->outcome & 1)) return false;
+    if (report->outcome != SPDL_DOCTOR_LIMIT && report->outcome != SPDL_DOCTOR_BURSTY) return true;
+    if (!(is->limits >> report->limit & 1)) return false;
+    if (is->stages == NULL || report->stage < 0) return is->stages == NULL || report->limit == 0;
+    (void)snprintf(name, sizeof(name), "%s,", report->row[report->stage].name);
+    return strstr(is->stages, name) != NULL;
+}
+
+#endif /* DOCTOR_PROGRAMS_H_INCLUDED */
