@@ -314,6 +314,12 @@ static inline void planted_make_change(planted_run *run, const planted_change *c
     if (change->sink > 0) pool->sink = change->sink;
 }
 
+/* Warnings are part of some programs. */
+static inline void planted_log(spdl_log_level level, const char *text, void *user) {
+    (void)user;
+    if (level == SPDL_LOG_ERROR) fprintf(stderr, "%s\n", text);
+}
+
 /* Makes the program and starts it; `change` and `doctor` may be NULL. `run` has to stay where it
    is. */
 static inline spdl_result planted_open(planted_run *run, const planted *is,
@@ -336,6 +342,7 @@ static inline spdl_result planted_open(planted_run *run, const planted *is,
     memset(&desc, 0, sizeof(desc));
     desc.workers = (int)pool->workers;
     desc.doctor = doctor;
+    desc.logger.log_fn = planted_log;
     desc.error = error;
     return spdl_pipeline_create(&run->pipeline, &desc, rows, (size_t)run->count);
 }
@@ -376,7 +383,7 @@ typedef struct planted_around {
     int others;
     cpu_set_t cpus; /* before */
     bool fewer;
-    char group[200], before[200]; /* the cgroup made, and the file that leads out of it */
+    char group[256], before[256]; /* the cgroup made, and the file that leads out of it */
 } planted_around;
 
 static inline bool planted_file(const char *path, const char *text) {
