@@ -143,9 +143,9 @@ extern "C" {
    the decoder here takes its turn, and reports what is wrong. Any threads may be in it at once. */
 
 /* What a program does not use can be left out, with its part of the time to compile:
-       SPDL_NO_REPORT   >>report and >>trace. Counting and spdl_pipeline_stats stay; a desc or a
-                        variable that asks for a report or a trace is answered by a warning; spans
-                        and counters (spdl_trace_begin) do nothing.
+       SPDL_NO_REPORT   >>report, >>trace and >>doctor. Counting and spdl_pipeline_stats stay; a
+                        desc or a variable that asks for one of them is answered by a warning;
+                        spans and counters (spdl_trace_begin) do nothing.
        SPDL_NO_NPZ      >>npz
        SPDL_NO_THREADS  threads, and whatever is not C: for wasm and boards. Only one thread calls,
                         and does all the work. There are rings, pipelines with workers = 0, pools of
@@ -15224,8 +15224,6 @@ SPDL__COLD spdl__rung *spdl__rung_slowed(spdl__rung *rung, const spdl_doctor_rep
 /* One that compares with nothing. */
 SPDL__COLD spdl__rung *spdl__rung_plain(spdl__rung *rung, const char *name, const char *what,
                                         double rate, double ratio) {
-    static const spdl__rung none;
-    *rung = none;
     rung->row = -1;
     rung->name = name;
     (void)snprintf(rung->what, sizeof(rung->what), "%s", what);
@@ -15395,11 +15393,12 @@ SPDL__COLD void spdl__found_legend(spdl__text *text, const spdl_doctor_report *r
     spdl__text line = spdl__text_start(words, sizeof(words));
     spdl__cell cell[2];
     spdl__text_add(&line,
-                   "replayed: results of this row are kept items, nothing above it is called. "
+                   "%sreplayed: results of this row are kept items, nothing above it is called. "
                    "computing, asleep: each call takes so much longer. x, %%: throughput compared "
                    "with \"as it is\". allows: rate if nothing else were a limit. halved: "
                    "throughput by the model if its calls took half as long; it gives %s for the "
                    "%s of today.",
+                   report->cached.rounds > 0 ? "on kept items: nothing is loaded. " : "",
                    spdl__found_rate(&cell[0], report->model),
                    spdl__found_rate(&cell[1], report->today));
     spdl__text_style(text, "2");
@@ -15485,7 +15484,8 @@ SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl_doctor_report
         spdl__text_add(&line, ", and for a processor in %.1f %% of its step", 100 * report->harm);
     spdl__text_add(&line, ". Without any loading: %s",
                    spdl__found_rate(&cell, report->ceiling));
-    if (hours > 0 && hours < 1e6 && less >= 0 && less <= hours)
+    if (report->outcome <= SPDL_DOCTOR_NOTHING && hours > 0 && hours < 1e6 && less >= 0 &&
+        less <= hours)
         spdl__text_add(&line, ", at most %.1f h less of %.1f h: %s", less, hours,
                        less < SPDL__LEAVE * hours ? "leave it" : "worth the work");
     spdl__text_add(&line, ".");
@@ -15781,11 +15781,14 @@ SPDL__COLD void spdl__page_ladder(spdl__text *text, const spdl_doctor_report *re
                             : at->interval == NULL && i > 0 ? 0 : reached;
         char label[256];
         spdl__text line = spdl__text_start(label, sizeof(label));
-        spdl__text_add(&line, "%s %s ", at->name, at->what);
-        if (at->rate > 0) spdl__text_add(&line, "%s ", spdl__found_rate(&cell, at->rate));
-        if (at->interval != NULL) spdl__found_result(&line, at->interval, at->percent);
+        spdl__text_add(&line, "%s%s%s: %s", at->name, at->what[0] != '\0' ? " " : "", at->what,
+                       spdl__found_rate(&cell, at->rate));
+        if (at->interval != NULL) {
+            spdl__text_add(&line, ", ");
+            spdl__found_result(&line, at->interval, at->percent);
+        }
         if (!at->percent && from > 0 && gap > 0 && to > from && to - from < 2 * gap)
-            spdl__text_add(&line, ": %.0f %% of the gap", 100 * (to - from) / gap);
+            spdl__text_add(&line, ", %.0f %% of the gap", 100 * (to - from) / gap);
         spdl__strip_bar(&strip, label, at->row >= 0 && at->row == report->stage, from, to,
                         at->interval, report->today);
         if (!at->percent && to > 0) reached = to;
@@ -15820,7 +15823,7 @@ SPDL__COLD void spdl__page_trials(spdl__text *text, const spdl_doctor_report *re
         spdl__text_add(&line, "measured ");
         spdl__found_result(&line, &trial->measured, false);
         spdl__text_add(&line, trial->kept ? ", kept" : ", undone");
-        spdl__strip_bar(&strip, label, trial->kept, 1, trial->measured.value, &trial->measured, 1);
+        spdl__strip_bar(&strip, label, false, 1, trial->measured.value, &trial->measured, 1);
     }
     if (count > 0) spdl__text_add(text, "</div>\n");
 }

@@ -89,4 +89,13 @@ check "no chart of a trainer" [ "$(how_many '<div class="card chart">')" -eq 7 ]
 not_in_page "nor a word" trainer
 not_in_page "no number went wrong" NaN
 not_in_page "nothing is undefined" undefined
+
+open_page doctor.html
+in_page "the doctor's verdict is text" "<h1>'&lt;img id=bad&gt;' limits.</h1>"
+not_in_page "and no element" '<img'
+check "a bar for each experiment and each end of a trial, and the rounds" \
+    [ "$(how_many '<svg width')" -eq 6 ]
+check "a dot for each round" [ "$(how_many '<circle')" -eq 2 ]
+in_page "a bar ends where it should" '<rect x="0.0%" y="2" width="40.9%" height="10" class="base">'
+check "a picture" browse --screenshot="$out/doctor.png" "file://$out/doctor.html"
 finish

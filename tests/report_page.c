@@ -1,6 +1,7 @@
 /* report_page.c - makes the pages that tests/check_report.sh opens in a browser.
    usage: report_page FOLDER: slow.html has a stage that limits, hostile.html names that would like
-   to be markup, one.html no samples, feed.html a feed and no trainer. */
+   to be markup, one.html no samples, feed.html a feed and no trainer; doctor.html is
+   the doctor's. */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
@@ -78,11 +79,40 @@ static int make_feed(const char *folder) {
     return 0;
 }
 
+/* Of a report with a row that is the limit. */
+static int make_doctor(const char *folder) {
+    static spdl_doctor_report report;
+    static char page[100000];
+    static const spdl_interval half = { 0.83, 0.81, 0.85, 12, true };
+    char path[1000];
+    FILE *file;
+    int length;
+    snprintf(path, sizeof path, "%s/doctor.html", folder);
+    report.outcome = SPDL_DOCTOR_LIMIT;
+    report.today = 239;
+    report.ceiling = 484;
+    report.row_count = report.trial_count = report.arm_count = 1;
+    strcpy(report.row[0].name, "<img id=bad>");
+    report.row[0].mean_ns = 4e6;
+    report.row[0].computing = half;
+    report.trial[0].predicted = report.trial[0].measured.value = 1.9;
+    strcpy(report.arm[0].name, "</svg>");
+    report.arm[0].rounds = 2;
+    report.arm[0].rate[0] = report.arm[0].rate[1] = 239;
+    strcpy(report.verdict, "'<img id=bad>' limits.");
+    length = spdl_doctor_html(&report, page, sizeof page);
+    file = fopen(path, "wb");
+    if (file == NULL || length >= (int)sizeof page) return 1;
+    length -= (int)fwrite(page, 1, (size_t)length, file);
+    return fclose(file) != 0 || length != 0;
+}
+
 int main(int argc, char **argv) {
     static const char *const slow[] = { "pictures", "read", "decode" };
     static const char *const hostile[] = { "</script><h1>", "<img id=bad>&amp;'\"",
                                            "a\tb\xff\xe2\x82\xac" };
     if (argc != 2) return 2;
     return make(argv[1], "slow.html", slow, true) || make(argv[1], "hostile.html", hostile, true) ||
-           make(argv[1], "one.html", slow, false) || make_feed(argv[1]);
+           make(argv[1], "one.html", slow, false) || make_feed(argv[1]) ||
+           make_doctor(argv[1]);
 }

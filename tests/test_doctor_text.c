@@ -487,9 +487,10 @@ static void buffers_of_every_size(void) {
 
 static void json_has_every_field(void) {
     static const char *const fields[] = {
-        "schema", "outcome", "limit", "stage", "next_limit", "next_stage", "next_rate", "seconds", "workers", "cores",
-        "cores_used", "others_used", "step_ns", "step_cpu_ns", "today", "model", "ceiling",
-        "waiting", "harm", "hours", "hours_less", "replays", "same", "cached", "trainer_asleep", "rounds", "dropped", "row",
+        "schema", "outcome", "limit", "stage", "next_limit", "next_stage", "next_rate", "seconds",
+        "workers", "cores", "cores_used", "others_used", "step_ns", "step_cpu_ns", "today", "model", "ceiling",
+        "waiting", "harm", "hours", "hours_less", "replays", "same", "cached",
+        "trainer_asleep", "rounds", "dropped", "row",
         "trial", "arm", "verdict", "name", "kind", "concurrency", "may_raise", "method", "visits",
         "mean_ns", "cpu_ns", "runnable_ns", "blocked_ns", "load", "most", "twice", "replayed",
         "computing", "asleep", "delay_ns", "change", "from", "to", "predicted", "measured", "kept",
@@ -543,7 +544,8 @@ static void page_of_a_limit(void) {
     CHECK_EQ(count_of(page, "<circle"), 5 * 11); /* a round of each was dropped */
     CHECK_EQ(count_of(page, "<svg"), 9 + 4 + 5);
     CHECK_EQ(count_of(page, "<line"), 3 * (7 + 2));
-    CHECK(says(page, "decode replayed 480/s 2.01x (2.00 to 2.03): 97 % of the gap"));
+    CHECK(says(page, "<p class='hot'>decode replayed: 480/s, 2.01x (2.00 to 2.03), 97 % of the "
+                     "gap</p>"));
     CHECK(says(page, "<rect x='49.8%' y='2' width='49.3%' height='10' class='more'/>"));
     CHECK(says(page, "<pre class='card scroll'>spdl doctor: "));
     free(page);
