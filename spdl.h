@@ -15310,6 +15310,8 @@ SPDL__COLD void spdl__found_run_line(spdl__text *text, const spdl_doctor_report 
                    report->rounds == 1 ? "" : "s");
     if (report->dropped > 0)
         spdl__text_add(text, " (%d dropped: others had processors)", report->dropped);
+    if (report->noise > 0 && report->noise < 100)
+        spdl__text_add(text, " with a noise of %.1f %%", 100 * report->noise);
     spdl__text_add(text, ", %d worker%s, %.2f of %.3g processors used, %.2f by others%s",
                    report->workers, report->workers == 1 ? "" : "s", shown[1], shown[2], shown[3],
                    report->replays ? "; items were repeated: what the trainer learned is void"
@@ -15396,11 +15398,11 @@ SPDL__COLD void spdl__found_legend(spdl__text *text, const spdl_doctor_report *r
                    "%sreplayed: results of this row are kept items, nothing above it is called. "
                    "computing, asleep: each call takes so much longer. x, %%: throughput compared "
                    "with \"as it is\". allows: rate if nothing else were a limit. halved: "
-                   "throughput by the model if its calls took half as long; it gives %s for the "
-                   "%s of today.",
+                   "throughput if its calls took half as long. By the model today's "
+                   "%s would be %s.",
                    report->cached.rounds > 0 ? "on kept items: nothing is loaded. " : "",
-                   spdl__found_rate(&cell[0], report->model),
-                   spdl__found_rate(&cell[1], report->today));
+                   spdl__found_rate(&cell[0], report->today),
+                   spdl__found_rate(&cell[1], report->model));
     spdl__text_style(text, "2");
     spdl__found_wrap(text, words, 0);
     spdl__text_style(text, "0");
@@ -15560,6 +15562,7 @@ static const spdl__found_field spdl__found_fields[] = {
     SPDL__SHOWN('d', spdl_doctor_report, hours_less),
     SPDL__SHOWN('b', spdl_doctor_report, replays),
     SPDL__SHOWN('v', spdl_doctor_report, same),
+    SPDL__SHOWN('d', spdl_doctor_report, noise),
     SPDL__SHOWN('v', spdl_doctor_report, cached),
     SPDL__SHOWN('v', spdl_doctor_report, trainer_asleep),
     SPDL__SHOWN('i', spdl_doctor_report, rounds),
