@@ -42,13 +42,15 @@
 
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
-       >>pipeline  >>stats  >>report  >>trace  >>cache  >>headspace  >>npz  >>cpp  declarations
+       >>pipeline  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor  >>npz
+       >>cpp                                                               declarations
        >>platform-impl  >>atomics-impl  >>os  >>os-posix  >>os-none        what all stand on
        >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
        >>edge-impl  >>flow-impl  >>claim-impl  >>call-impl  >>batch-impl    an item's way
        >>merge-impl  >>defer-impl  >>again-impl  >>step-impl  >>tune-impl  >>next-impl
        >>stop-impl  >>create-impl  >>stats-impl  >>report-impl               around it
-       >>cache-impl  >>compare-impl  >>headspace-impl  >>doctor-text-impl
+       >>cache-impl  >>compare-impl  >>headspace-impl
+       >>probe-impl  >>doctor-impl  >>doctor-text-impl
        >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
        >>trace-impl  >>license
 
@@ -1989,12 +1991,18 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
 SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes);
 
 /* The report as a JSON object, "schema" being "spdl.doctor.1": the fields of the structs by their
-   names, the raw rounds among them.
-   Returns, Threads, Blocks, Owns: as spdl_doctor_text. */
+   names, the raw rounds among them. What is not known, as the interval of too few rounds, is null.
+   Returns: as spdl_doctor_text.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
 SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, size_t bytes);
 
-/* The report as a page, the ladder drawn as a waterfall.
-   Returns, Threads, Blocks, Owns: as spdl_doctor_text. */
+/* The report as a page that loads nothing: the ladder, the changes that were tried, every round.
+   Returns: as spdl_doctor_text.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
 SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, size_t bytes);
 #endif
 
