@@ -15403,12 +15403,13 @@ SPDL__COLD void spdl__found_legend(spdl__text *text, const spdl_doctor_report *r
     spdl__text line = spdl__text_start(words, sizeof(words));
     spdl__cell cell[2];
     spdl__text_add(&line,
-                   "%sreplayed: results of this row are kept items, nothing above it is called. "
-                   "computing, asleep: each call takes so much longer. x, %%: throughput compared "
-                   "with \"as it is\". allows: rate if nothing else were a limit. halved: "
-                   "throughput if its calls took half as long. By the model today's "
+                   "%scomputing, asleep: each call takes so much longer. x, %%: throughput "
+                   "compared with \"as it is\". allows: rate if nothing else were a limit. "
+                   "halved: throughput if its calls took half as long. By the model today's "
                    "%s would be %s.",
-                   report->cached.rounds > 0 ? "on kept items: nothing is loaded. " : "",
+                   !report->replays ? ""
+                                    : "on kept items: nothing is loaded. replayed: results of "
+                                      "this row are kept items, nothing above it is called. ",
                    spdl__found_rate(&cell[0], report->today),
                    spdl__found_rate(&cell[1], report->model));
     spdl__text_style(text, "2");

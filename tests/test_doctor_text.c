@@ -68,6 +68,7 @@ static void report_of_decode(spdl_doctor_report *r) {
     r->hours_less = 15.7;
     r->same = between(0.99, 1.002, 1.01);
     r->noise = 0.015;
+    r->replays = true;
     r->cached = between(2.01, 2.02, 2.03);
     r->trainer_asleep = between(0.98, 0.995, 1.01);
     r->next_limit = SPDL_LIMIT_TRAINER;
@@ -342,7 +343,7 @@ static void text_of_a_limit(void) {
     CHECK(strncmp(text, "spdl doctor: stage 'decode' holds the trainer back:", 50) == 0);
     CHECK(says_wrapped(text, "10.2 s, 14 rounds (2 dropped: others had processors) with a "
                              "noise of 1.5 %, 4 workers, 0.99 of 2 processors used, 0.02 by "
-                             "others"));
+                             "others; items were repeated: what the trainer learned is void"));
     CHECK(says(text, "\n  trainer          alone                484/s    2.03x\n"
                      "                   on kept items        483/s    2.02x  2.01 to 2.03"));
     CHECK(says(text, "\n                   asleep +20 %         238/s     -1 %  -2 to +1 %"));
@@ -362,7 +363,11 @@ static void text_of_a_limit(void) {
     CHECK(says(text, "\nwrite: .concurrency = 3 in the row of 'decode'\n"));
     CHECK(says_wrapped(text, "waited 51.0 % of the time for items, and for a processor in 0.2 %"));
     CHECK(says_wrapped(text, "at most 15.7 h less of 31.0 h: worth the work."));
-    CHECK(says(text, "not known: "));
+    CHECK(says(text, "not known: ") && says(text, "replayed: results"));
+    free(text);
+    r.replays = false;
+    text = written(spdl_doctor_text, &r);
+    CHECK(!says(text, "replayed: ") && !says_wrapped(text, "repeated"));
     free(text);
 }
 
@@ -414,7 +419,7 @@ static void every_outcome_and_class(void) {
             r.trial_count = outcome == SPDL_DOCTOR_LIMIT ? 2 : 0;
             for (int k = 0; k < 3; ++k) text[k] = written(writers[k], &r);
             CHECK(fits_a_terminal(text[0]) && !says(text[0], "other\n"));
-            CHECK(outcome == SPDL_DOCTOR_LIMIT || count_of(text[0], "\n") <= 8);
+            CHECK(outcome == SPDL_DOCTOR_LIMIT || count_of(text[0], "\n") <= 10);
             CHECK(is_json(text[1]) && !says(text[1], "\"other\""));
             CHECK(is_page(text[2]));
             snprintf(key, sizeof key, "\"limit\":\"%s\"", spdl__found_limits[limit]);
