@@ -5751,6 +5751,7 @@ SPDL__PRIVATE int spdl__doctor_workers(const spdl__doctor *d);
 SPDL__PRIVATE void spdl__doctor_comes(spdl__doctor *d);
 SPDL__PRIVATE void spdl__doctor_item(spdl__doctor *d);
 SPDL__PRIVATE void spdl__doctor_close(spdl_pipeline *p);
+SPDL__PRIVATE void spdl__doctor_empty(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_free(spdl_pipeline *p);
 
 /* Whether the edge has ended and all of it was taken. The end is read before the head. */
@@ -10355,6 +10356,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__pipeline_part_guests(p);
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     spdl__pipeline_purge(p, 0);
+    spdl__doctor_empty(p);
     spdl__failures_log(p);
     if (SPDL__DEBUGS) spdl__unfreed_log(p);
     spdl__report_end(p);
@@ -11498,6 +11500,7 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
     const uint64_t head = spdl__head(spdl__load(&edge->word));
     const uint64_t shift = spdl__load(&edge->shift); /* after head: no less than belongs to it */
     const uint64_t ended = spdl__load_relaxed(&edge->ended_ns);
+    const uint64_t size = spdl__load_relaxed(&edge->buffer_size); /* the doctor may change it */
     /* dropped items and ends of epochs may be counted before the head has moved past them */
     const int64_t items = (int64_t)(head + shift - spdl__load_relaxed(&edge->epoch_ends));
     uint64_t put_wait = spdl__load_relaxed(&edge->put_wait_ns), get_wait, empty, depth = 0, ticket;
@@ -11509,13 +11512,13 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
         in_turn = in_turn && has;
         if (!has || spdl__slot_dropped(slot)) continue;
         depth += in_turn;
-        if (ended == 0 && ticket - head >= edge->buffer_size) /* has no place in the buffer yet */
+        if (ended == 0 && ticket - head >= size) /* has no place in the buffer yet */
             put_wait += spdl__slot_age(slot, now);
     }
     /* the reader may have gone on from `head`: what it took meanwhile still looks ready */
     depth = spdl__min(depth, node->row.kind == SPDL_KIND_PATH
                                  ? edge->window
-                                 : edge->buffer_size + (uint64_t)node->row.max_concurrency);
+                                 : size + (uint64_t)node->row.max_concurrency);
     if (depth > 0) { /* something is there: what looks open has just ended */
         empty = spdl__load_relaxed(&edge->empty_ns);
         get_wait = spdl__load_relaxed(&edge->get_wait_ns);
@@ -11524,7 +11527,7 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
         get_wait = spdl__gap_sum(&edge->wait_since, &edge->get_wait_ns, now);
     }
     if (edge == p->sink) get_wait = spdl__gap_sum(&p->wait_since, &p->wait_ns, now);
-    stats->buffer_size = (int)edge->buffer_size;
+    stats->buffer_size = (int)size;
     stats->depth = (int)depth;
     stats->elapsed_ns = spdl__atomic_max(&edge->seen[0], now - p->start_ns);
     stats->put_wait_ns = spdl__atomic_max(&edge->seen[1], put_wait);
@@ -12981,6 +12984,7 @@ SPDL__COLD int spdl__doctor_workers(const spdl__doctor *d) { return d != NULL; }
 SPDL__COLD void spdl__doctor_comes(spdl__doctor *d) { (void)d; }
 SPDL__COLD void spdl__doctor_item(spdl__doctor *d) { (void)d; }
 SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) { (void)p; }
+SPDL__COLD void spdl__doctor_empty(spdl_pipeline *p) { (void)p; }
 SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) { (void)p; }
 #endif
 
@@ -13598,8 +13602,8 @@ typedef enum spdl__replay { SPDL__REPLAY_NOT, SPDL__REPLAY_COPY, SPDL__REPLAY_IN
 typedef struct spdl__probe {
     const spdl_function *fn; /* the user's; NULL: the row calls none */
     spdl_function call;      /* what the row has in its place */
-    spdl__replay replay;     /* how its results can be replayed */
-    size_t bytes;            /* copied as so many bytes; 0: by copy_item */
+    uint32_t replay;         /* spdl__replay: how its results can be replayed */
+    size_t bytes;            /* kept are copies of so many bytes; 0: copy_item's, or inputs */
     uint64_t seen, turn;
     uint32_t lock;
     uint32_t broken;         /* the row after it keeps its input, or hands it on */
@@ -13624,6 +13628,7 @@ typedef struct spdl__hand {
     spdl__debt *debt;        /* [worker * rows + row], the trainer's last */
     uint32_t keeps;          /* results are kept */
     uint32_t cut;            /* 1 + the row after which the flow is cut; 0: none */
+    uint64_t cut_until;      /* for so long at most: an item may not come before the source ends */
     uint64_t arm;            /* counts what was set */
     double rounds_ns;        /* of counted work, in a nanosecond */
     spdl__os_event never;    /* nobody wakes it */
@@ -13672,7 +13677,7 @@ SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__debt *debt, uint64_t ns
 SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe,
                                 const spdl__item *kept) {
     if (kept->item == NULL) return;
-    if (probe->replay == SPDL__REPLAY_COPY && probe->bytes > 0)
+    if (probe->bytes > 0)
         spdl__free(&p->allocator, kept->item, probe->bytes);
     else
         spdl__item_free(p, kept->item, kept->origin);
@@ -13690,9 +13695,10 @@ SPDL__COLD void *spdl__kept_copy(const spdl_task *task, const spdl__probe *probe
 
 /* The place of one more result in the sample, or SPDL__KEPT: it is not kept. */
 SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
-    uint64_t random = spdl__add(&probe->seen, 1);
-    if (random < SPDL__KEPT) return random;
-    return spdl__min(spdl__random(&random) % (random + 1), SPDL__KEPT);
+    const uint64_t seen = spdl__add(&probe->seen, 1);
+    uint64_t random = seen;
+    if (seen < SPDL__KEPT) return seen;
+    return spdl__min(spdl__random(&random) % (seen + 1), SPDL__KEPT);
 }
 
 /* Whether it is there now; if not it stays the caller's. */
@@ -13716,7 +13722,8 @@ SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *o
     const int row = task->node->index;
     spdl__probe *probe = &hand->probe[row];
     uint64_t place = SPDL__KEPT;
-    if (probe->replay == SPDL__REPLAY_COPY && out != NULL &&
+    if (task->call_error) return; /* it will have failed */
+    if (spdl__load_relaxed32(&probe->replay) == SPDL__REPLAY_COPY && out != NULL &&
         (place = spdl__kept_place(probe)) < SPDL__KEPT) {
         spdl__item what = { NULL, 0, 0 };
         what.item = spdl__kept_copy(task, probe, out);
@@ -13724,7 +13731,9 @@ SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *o
         if (what.item != NULL && !spdl__kept_store(hand, probe, place, &what))
             spdl__kept_free(hand->p, probe, &what);
     }
-    if (row == 0 || probe[-1].replay != SPDL__REPLAY_INPUT || task->in.item == NULL) return;
+    if (row == 0 || task->in.item == NULL ||
+        spdl__load_relaxed32(&probe[-1].replay) != SPDL__REPLAY_INPUT)
+        return;
     if (out == task->in.item || task->taken) {
         spdl__store32(&probe[-1].broken, 1);
     } else if ((place = spdl__kept_place(&probe[-1])) < SPDL__KEPT) {
@@ -13742,18 +13751,19 @@ SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
         for (k = 0; k < SPDL__KEPT; ++k)
             if (probe->kept[k].item != NULL) probe->kept[probe->count++] = probe->kept[k];
         for (k = probe->count; k < SPDL__KEPT; ++k) probe->kept[k].item = NULL;
-        if (spdl__load32(&probe->broken) || probe->count < 2) probe->replay = SPDL__REPLAY_NOT;
+        if (spdl__load32(&probe->broken) || probe->count < 2)
+            spdl__store_relaxed32(&probe->replay, SPDL__REPLAY_NOT);
         spdl__spin_unlock(&probe->lock);
     }
 }
 
 /* --- a call --- */
 
-SPDL__COLD const spdl__item *spdl__kept_next(spdl__probe *probe) {
+SPDL__COLD spdl__item *spdl__kept_next(spdl__probe *probe) {
     return &probe->kept[spdl__add(&probe->turn, 1) % (uint64_t)probe->count];
 }
 
-/* A token becomes a copy of what was kept. */
+/* A token becomes a copy of what was kept; without memory for it nothing, as it was nothing. */
 SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, void **out) {
     const spdl__item *kept = spdl__kept_next(probe);
     if (probe->bytes == 0) {
@@ -13762,26 +13772,43 @@ SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, voi
         *out = spdl_buffer(task);
         if (*out != NULL) memcpy(*out, kept->item, probe->bytes);
     }
-    return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
+    return *out != NULL ? SPDL_OK : SPDL_SKIP;
 }
 
 /* A token goes on, or from the source is made. */
 SPDL__COLD spdl_result spdl__probe_pass(spdl_task *task, void *token, void **out) {
     if (task->node->in == NULL) task->buffer = token; /* task_origin knows it by that */
-    if (task->node->row.emits) return spdl_emit(task, token);
+    if (task->node->row.emits) return spdl_emit(task, token) == SPDL_OK ? SPDL_OK : SPDL_SKIP;
     *out = token;
     return SPDL_OK;
 }
 
-/* A row is called with what was kept of the row before. */
+/* A row is called with what was kept of the row before. What it takes is not ours any more. */
 SPDL__COLD spdl_result spdl__probe_again(spdl_task *task, spdl__probe *probe, void **out) {
+    spdl__item *kept = spdl__kept_next(&probe[-1]);
     spdl_result result;
-    task->in.item = spdl__kept_next(&probe[-1])->item; /* with the origin of the token */
+    task->in.item = spdl__load_pointer(&kept->item); /* with the origin of the token */
+    if (task->in.item == NULL) return SPDL_SKIP;
     result = probe->fn->call(task, task->in.item, out);
+    if (task->taken && !task->node->row.emits) spdl__store_pointer(&kept->item, NULL);
     if (task->taken || (result == SPDL_OK && *out == task->in.item))
         return spdl__task_row_error(task, "its row says .const_input, but it has kept its input "
                                           "or handed it on");
     return result;
+}
+
+/* The row of the cut: of the source 1 is how far it goes now, of others a token knows. A call with a
+   kept item that has failed is repeated with another one. -1: an item. */
+SPDL__INLINE int spdl__probe_cut(const spdl_task *task, spdl__hand *hand, const void *in) {
+    const int row = task->node->index;
+    int cut;
+    if (task->node->in != NULL) {
+        cut = spdl__token_row(task->pipeline, in);
+        return cut < 0 && spdl__origin_tag(task->in.origin) == SPDL__TOKEN ? row - 1 : cut;
+    }
+    cut = (int)spdl__load32(&hand->cut) - 1; /* pairs with its store: the kept are complete */
+    return SPDL__UNLIKELY(cut >= 0) && spdl_time_ns() > spdl__load_relaxed(&hand->cut_until) ? -1
+                                                                                           : cut;
 }
 
 /* What rows call instead of their function. */
@@ -13791,16 +13818,19 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
     spdl__hand *hand = p->hand;
     spdl__probe *probe = &hand->probe[node->index];
     const bool source = node->in == NULL;
-    const int cut = source ? (int)spdl__load32(&hand->cut) - 1 : spdl__token_row(p, in);
+    const int cut = spdl__probe_cut(task, hand, in);
     const uint64_t delay_ns = spdl__load_relaxed(&probe->delay_ns);
     spdl_result result;
     if (SPDL__UNLIKELY(cut >= 0)) {
-        if (source) spdl__store_relaxed(&node->made, node->made - 1); /* it has no number */
         spdl__store_relaxed(&node->item_ns, probe->item_ns); /* a call is not as quick as this */
-        if (cut == node->index && probe->replay == SPDL__REPLAY_COPY)
-            return spdl__probe_copy(task, probe, out);
-        if (cut + 1 != node->index || probe[-1].replay != SPDL__REPLAY_INPUT)
-            return spdl__probe_pass(task, source ? &hand->token[cut] : in, out);
+        if (cut + 1 != node->index || probe[-1].replay != SPDL__REPLAY_INPUT) {
+            result = cut == node->index && probe->replay == SPDL__REPLAY_COPY
+                         ? spdl__probe_copy(task, probe, out)
+                         : spdl__probe_pass(task, source ? &hand->token[cut] : in, out);
+            if (source && result == SPDL_OK) /* it has no number */
+                spdl__store_relaxed(&node->made, node->made - 1);
+            return result;
+        }
     }
     if (delay_ns > 0)
         spdl__hand_delay(hand, &hand->debt[task->worker * p->count + node->index], delay_ns,
@@ -13828,6 +13858,7 @@ SPDL__COLD spdl__replay spdl__probe_replay(const spdl_pipeline *p, const spdl__n
     *bytes = node->places ? next->item_bytes : row->item_bytes;
     if (plain && row->copy_item != NULL) *bytes = 0;
     if (plain && (row->copy_item != NULL || *bytes > 0)) return SPDL__REPLAY_COPY;
+    *bytes = 0;
     return next != NULL && next->const_input && !next->again && !next->deferred
                ? SPDL__REPLAY_INPUT : SPDL__REPLAY_NOT;
 }
@@ -13846,7 +13877,7 @@ SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
     }
     hand->p = p;
     p->hand = hand;
-    p->tokens = hand->token;
+    p->tokens = replay ? hand->token : NULL;
     for (i = 0; i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         spdl__probe *probe = &hand->probe[i];
@@ -13862,13 +13893,21 @@ SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
     return SPDL_OK;
 }
 
+/* No call of a row is to come: what was kept is freed. */
+SPDL__COLD void spdl__hand_empty(spdl_pipeline *p) {
+    int i, k;
+    for (i = 0; p->hand != NULL && i < p->count; ++i)
+        for (k = 0; k < SPDL__KEPT; ++k) {
+            spdl__item *kept = &p->hand->probe[i].kept[k];
+            spdl__kept_free(p, &p->hand->probe[i], kept);
+            kept->item = NULL;
+        }
+}
+
 SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
     spdl__hand *hand = p->hand;
-    int i, k;
     if (hand == NULL) return;
-    for (i = 0; i < p->count; ++i)
-        for (k = 0; k < SPDL__KEPT; ++k)
-            spdl__kept_free(p, &hand->probe[i], &hand->probe[i].kept[k]);
+    spdl__hand_empty(p);
     spdl__os_event_fini(&hand->never);
     spdl__free(&p->allocator, hand->debt,
                (size_t)(p->workers * p->count + 1) * sizeof(*hand->debt));
@@ -13886,7 +13925,9 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
    and the trainer allow what they do; the least of these is the rate. */
 
 #define SPDL__DOCTOR_SECONDS 10
+#ifndef SPDL__WINDOW_NS
 #define SPDL__WINDOW_NS 50000000  /* the least length of a window */
+#endif
 #define SPDL__WINDOW_ITEMS 8
 #define SPDL__ROUNDS 11           /* of a phase, if there is time for them */
 #define SPDL__ROUNDS_LEAST 6      /* fewer say nothing */
@@ -14151,10 +14192,10 @@ SPDL__COLD void spdl__doctor_hold(void *arg, int worker, void *local) {
     (void)local;
     for (;;) {
         const uint32_t word = spdl__load32(&d->hold.word);
-        if (spdl__load32(&d->holds) != 1) break;
+        uint32_t holds = 2;
+        if (spdl__cas32(&d->holds, &holds, 0)) break;
         (void)spdl__os_event_sleep(&d->hold, word, SPDL__NEVER);
     }
-    spdl__store32(&d->holds, 0);
 }
 
 /* Whether the worker that create has made for the doctor works: `holds` is 1 while it is kept away,
@@ -14165,7 +14206,8 @@ SPDL__COLD void spdl__doctor_worker(spdl__doctor *d, bool works) {
     if (works && spdl__cas32(&d->holds, &holds, 2)) {
         spdl__os_event_wake(&d->hold, SPDL__ALL);
     } else if (!works) {
-        while (spdl__load32(&d->holds) == 2) spdl__os_yield(); /* it is on its way out */
+        holds = 2; /* it has not left yet: it stays */
+        if (spdl__cas32(&d->holds, &holds, 1)) return;
         holds = 0;
         if (!spdl__cas32(&d->holds, &holds, 1)) return;
         if (spdl_pool_submit(d->p->group[0].pool, spdl__doctor_hold, d, SPDL_FOREVER) != SPDL_OK)
@@ -14183,6 +14225,7 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__hand *hand = d->p->hand;
     int i;
     spdl__add(&hand->arm, 1);
+    spdl__store_relaxed(&hand->cut_until, spdl_time_ns() + 20 * d->window_ns);
     spdl__store32(&hand->cut, arm->kind == SPDL__ARM_CUT ? (uint32_t)arm->row + 1 : 0);
     d->keeps_to_itself = arm->kind == SPDL__ARM_KEPT;
     d->pause_ns = arm->kind == SPDL__ARM_PAUSE ? arm->value : 0;
@@ -14232,8 +14275,8 @@ SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, 
     memset(to, 0, sizeof(*to));
     to->stage = row;
     to->confirming = d->phase == SPDL__DOCTOR_CONFIRM;
-    (void)snprintf(to->name, sizeof(to->name), d->arms == 1 ? "the same again" : formats[kind],
-                   name, (int)value);
+    (void)snprintf(to->name, sizeof(to->name), formats[kind], name, (int)value);
+    if (d->arms == 1) (void)snprintf(to->name, sizeof(to->name), "the same again");
     ++d->arms;
 }
 
@@ -14882,6 +14925,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0 };
     spdl_doctor_report *r = &d->report;
     if (d->phase == SPDL__DOCTOR_DONE) return;
+    spdl__store32(&d->p->hand->keeps, 0);
     if (d->phase < SPDL__DOCTOR_SCREEN) spdl__doctor_look(d);
     if (d->phase == SPDL__DOCTOR_SCREEN) spdl__doctor_screened(d);
     if (d->phase == SPDL__DOCTOR_CONFIRM) spdl__doctor_confirmed(d);
@@ -14986,7 +15030,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
         if (result == SPDL_OK) {
             step(ctx, item);
             spdl__doctor_done_with(d, item);
-        } else if (result == SPDL_END && d->items > before) {
+        } else if (result == SPDL_END && d->items > before && p->feed == NULL) {
             before = d->items;
             result = p->ended_ns != 0 ? spdl_pipeline_rewind(p, 0, SPDL_FOREVER) : SPDL_OK;
         }
@@ -14994,7 +15038,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
     d->ended = true;
     spdl__doctor_finish(d);
     if (report != NULL) *report = d->report;
-    return result;
+    return result == SPDL_END ? SPDL_OK : result;
 }
 
 /* --- a pipeline gets it, and loses it --- */
@@ -15083,11 +15127,19 @@ SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
     spdl__doctor_worker(p->doctor, true);
 }
 
+/* It is quiet, but for a source that destroy does not wait for. */
+SPDL__COLD void spdl__doctor_empty(spdl_pipeline *p) {
+    spdl__doctor *d = p->doctor;
+    if (d == NULL) return;
+    for (; d->kept_count > 0; --d->kept_count)
+        spdl__item_free(p, d->kept[d->kept_count - 1], d->kept_origin[d->kept_count - 1]);
+    spdl__hand_empty(p);
+}
+
 SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
     spdl__doctor *d = p->doctor;
-    int i;
     if (d == NULL) return;
-    for (i = 0; i < d->kept_count; ++i) spdl__item_free(p, d->kept[i], d->kept_origin[i]);
+    spdl__doctor_empty(p);
     spdl__hand_close(p);
     (void)spdl__os_file_close(d->schedstat);
     spdl__os_event_fini(&d->hold);
@@ -15232,6 +15284,7 @@ SPDL__COLD spdl__rung *spdl__rung_slowed(spdl__rung *rung, const spdl_doctor_rep
 /* One that compares with nothing. */
 SPDL__COLD spdl__rung *spdl__rung_plain(spdl__rung *rung, const char *name, const char *what,
                                         double rate, double ratio) {
+    memset(rung, 0, sizeof(*rung));
     rung->row = -1;
     rung->name = name;
     (void)snprintf(rung->what, sizeof(rung->what), "%s", what);
