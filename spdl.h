@@ -13797,8 +13797,8 @@ SPDL__COLD spdl_result spdl__probe_again(spdl_task *task, spdl__probe *probe, vo
     return result;
 }
 
-/* The row of the cut: of the source 1 is how far it goes now, of others a token knows. A call with a
-   kept item that has failed is repeated with another one. -1: an item. */
+/* The row after which the flow is cut, for this call: the source looks, a token knows. -1: it is an
+   item. A call with a kept item that has failed is repeated with another one. */
 SPDL__INLINE int spdl__probe_cut(const spdl_task *task, spdl__hand *hand, const void *in) {
     const int row = task->node->index;
     int cut;

@@ -1,0 +1,373 @@
+/* The doctor's hand in the rows, and what a trainer gets with it: every item once, in order and with
+   its number, whatever is different at the moment, and kept ones in between where it is asked to
+   replay. What is different is drawn after every few items, so nothing here hangs on time; and with
+   windows this short a whole examination is over soon. */
+#define SPDL__WINDOW_NS 300000
+#include "flow.h"
+
+#include <math.h>
+
+/* Marks in the value of an item: it was an input already, it is a copy or was made of a kept one. */
+#define SEEN (1L << 40)
+#define KEPT (1L << 41)
+#define NUMBER (SEEN - 1)
+
+static long mark_seen(item *it) { return __atomic_fetch_or(&it->value, SEEN, __ATOMIC_RELAXED); }
+
+static long value_of(const item *it) { return __atomic_load_n(&it->value, __ATOMIC_RELAXED); }
+
+/* --- memory that is counted --- */
+
+static long bytes_live;
+
+static void *counted_alloc(size_t bytes, size_t align, void *user) {
+    void *memory = NULL;
+    (void)user;
+    if (posix_memalign(&memory, align < sizeof memory ? sizeof memory : align, bytes) != 0)
+        return NULL;
+    __atomic_add_fetch(&bytes_live, (long)bytes, __ATOMIC_RELAXED);
+    return memory;
+}
+
+static void counted_free(void *memory, size_t bytes, void *user) {
+    (void)user;
+    __atomic_sub_fetch(&bytes_live, (long)bytes, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+/* --- a pipeline with a doctor --- */
+
+static const spdl_doctor_desc watches = { .seconds = 1e9, .quiet = true }; /* does nothing itself */
+static const spdl_doctor_desc replays = { .seconds = 1e9, .quiet = true, .replay = true };
+
+static spdl_pipeline *examine(const spdl_doctor_desc *doctor, int workers, const spdl_stage *rows,
+                              size_t count) {
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p = NULL;
+    spdl_error error = { 0 };
+    desc.workers = workers;
+    desc.doctor = doctor;
+    desc.error = &error;
+    desc.logger.log_fn = log_nothing;
+    desc.allocator.alloc_fn = counted_alloc;
+    desc.allocator.free_fn = counted_free;
+    if (spdl_pipeline_create(&p, &desc, rows, count) != SPDL_OK) CHECK_STR(error.text, "");
+    REQUIRE(p != NULL);
+    return p;
+}
+
+#define EXAMINE(doctor, workers, ...) examine((doctor), (workers), SPDL_STAGES(__VA_ARGS__))
+
+static void gone(spdl_pipeline *p) {
+    DONE(p);
+    CHECK_EQ(__atomic_load_n(&bytes_live, __ATOMIC_RELAXED), 0);
+}
+
+static unsigned draw(uint64_t *state, unsigned below) {
+    return (unsigned)(test_random(state) % below);
+}
+
+/* Something is different from here on. */
+static void differ(spdl_pipeline *p, uint64_t *state) {
+    spdl__doctor *d = p->doctor;
+    spdl__arm arm = { (spdl__arm_kind)draw(state, SPDL__ARM_BUFFER + 1), -1, 0 };
+    const int row = (int)draw(state, (unsigned)p->count);
+    const bool replay = p->hand->probe[row].replay != SPDL__REPLAY_NOT && !p->hand->keeps;
+    d->window_ns = SPDL_SECONDS(1); /* a cut lasts for 20 of them */
+    if (arm.kind == SPDL__ARM_KEPT || (arm.kind == SPDL__ARM_CUT && !replay))
+        arm.kind = SPDL__ARM_SLEEP;
+    if (draw(state, 2) && replay) arm.kind = SPDL__ARM_CUT;
+    if (arm.kind != SPDL__ARM_BASE) arm.row = row;
+    arm.value = draw(state, 60000);
+    if (arm.kind == SPDL__ARM_CALLS)
+        arm.value = 1 + draw(state, (unsigned)p->node[row].row.max_concurrency);
+    if (arm.kind == SPDL__ARM_BUFFER) arm.value = (1 + draw(state, 2)) * d->buffer;
+    spdl__doctor_set(d, &arm);
+}
+
+/* Looks for the items that must come, in order or not; copies come in between. */
+typedef struct audit {
+    uint64_t state;
+    long first, next, kept, each; /* every number comes so many times */
+    bool ordered;
+    long sum;
+} audit;
+
+static void audit_item(audit *a, item *it) {
+    const long value = value_of(it);
+    CHECK_EQ(it->magic, ALIVE);
+    if (value & KEPT) {
+        ++a->kept;
+        return;
+    }
+    if (a->ordered) CHECK_EQ(value & NUMBER, a->first + a->next / a->each);
+    a->sum += value & NUMBER;
+    ++a->next;
+}
+
+static void audit_taken(audit *a, void *taken, bool batches) {
+    spdl_batch *batch = (spdl_batch *)taken;
+    if (batches) {
+        for (size_t i = 0; i < batch->count; ++i) audit_item(a, (item *)batch->items[i]);
+        spdl_batch_free(batch);
+    } else {
+        audit_item(a, (item *)taken);
+        item_free(taken);
+    }
+}
+
+/* Takes up to `most`, what is different changing now and then. */
+static spdl_result audit_take(audit *a, spdl_pipeline *p, long most, bool batches) {
+    spdl_result result = SPDL_OK;
+    while (most-- > 0) {
+        void *taken;
+        result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15));
+        if (result == SPDL_TIMEOUT) CHECK_STR("an item", "none for 15 s");
+        if (result != SPDL_OK) break;
+        audit_taken(a, taken, batches);
+        if (draw(&a->state, 4) == 0) differ(p, &a->state);
+    }
+    return result;
+}
+
+/* --- stages that can be replayed --- */
+
+static int copies_fail;
+
+static void *item_copy(const void *from) {
+    const item *it = (const item *)from;
+    CHECK_EQ(it->magic, ALIVE);
+    if (__atomic_load_n(&copies_fail, __ATOMIC_RELAXED)) return NULL;
+    return item_make((value_of(it) & NUMBER) | KEPT);
+}
+
+typedef struct glance {
+    int fails;   /* percent of the calls that fail */
+    int lies;    /* 1: hands its input on, 2: takes and frees it; atomic */
+    bool counts; /* numbers of items are those of the source's calls */
+    uint64_t calls;
+} glance;
+
+static spdl_result glance_at(glance *g, spdl_task *task, item *in, item **out) {
+    const long before = mark_seen(in);
+    const bool kept = (before & (SEEN | KEPT)) != 0;
+    uint64_t luck = __atomic_add_fetch(&g->calls, 1, __ATOMIC_RELAXED);
+    CHECK_EQ(in->magic, ALIVE);
+    if (g->counts && !kept) CHECK_EQ(spdl_sequence(task), (before & NUMBER));
+    if ((int)(test_random(&luck) % 100) < g->fails) {
+        __atomic_fetch_and(&in->value, kept ? -1 : ~SEEN, __ATOMIC_RELAXED);
+        return SPDL_E_IO;
+    }
+    *out = item_make((before & NUMBER) | (kept ? KEPT : 0));
+    return SPDL_OK;
+}
+
+/* Looks at its input and makes another item. */
+SPDL_FN(look, item, item) {
+    glance *g = (glance *)spdl_ctx(task);
+    const int lies = __atomic_load_n(&g->lies, __ATOMIC_RELAXED);
+    if (lies == 0) return glance_at(g, task, in, out);
+    if (lies == 1) {
+        *out = in;
+        return SPDL_OK;
+    }
+    spdl_take(task);
+    item_free(in);
+    return SPDL_SKIP;
+}
+
+/* The same of a batch, whose items it looks at. */
+SPDL_FN(look_in, spdl_batch, item) {
+    glance *g = (glance *)spdl_ctx(task);
+    (void)out;
+    for (size_t i = 0; i < in->count; ++i) {
+        item *made = NULL;
+        if (glance_at(g, task, (item *)in->items[i], &made) != SPDL_OK) return SPDL_E_IO;
+        CHECK_EQ(spdl_emit(task, made), SPDL_OK);
+    }
+    return SPDL_OK;
+}
+
+/* Checks the number of a real item, and hands it on. */
+SPDL_FN(numbered, item, item) {
+    if (!(value_of(in) & KEPT)) CHECK_EQ(spdl_sequence(task), (value_of(in) & NUMBER));
+    *out = in;
+    return SPDL_OK;
+}
+
+SPDL_FN(renew, item, item) {
+    *out = item_make(value_of(in));
+    return SPDL_OK;
+}
+
+SPDL_FN(pair_up, void, item) {
+    const long value = (long)spdl_sequence(task), count = ((const script *)spdl_ctx(task))->count;
+    (void)out;
+    if (count >= 0 && value >= count) return SPDL_END;
+    CHECK_EQ(spdl_emit(task, item_make(value)), SPDL_OK);
+    return spdl_emit(task, item_make(value));
+}
+
+SPDL_FN(twice, item, item) {
+    long **at = (long **)spdl_state(task);
+    if (*at == NULL) *at = (long *)calloc(1, sizeof **at);
+    *out = item_make(value_of(in));
+    return (*at)[0]++ == 0 ? SPDL_AGAIN : SPDL_OK;
+}
+
+SPDL_FN(in_time, item, item) {
+    const spdl_deferred call = spdl_defer(task);
+    (void)out;
+    CHECK_EQ(spdl_complete(call, SPDL_OK, in), SPDL_OK);
+    return SPDL_PENDING;
+}
+
+/* Hands on all it gets; is called once more at the end. */
+SPDL_FN(to_the_end, item, item) {
+    *out = in;
+    return in == NULL ? SPDL_SKIP : SPDL_OK;
+}
+
+/* A buffer with the number, and what reads one. Copies of bytes look like what they were made of:
+   their numbers go down. */
+enum { BYTES = 24 };
+
+SPDL_FN(fill, item, void) {
+    long *buffer = (long *)spdl_buffer(task);
+    REQUIRE(buffer != NULL);
+    buffer[0] = buffer[2] = value_of(in);
+    buffer[1] = (long)spdl_sequence(task);
+    *out = buffer;
+    return SPDL_OK;
+}
+
+static long read_bytes(const long *bytes, uint64_t sequence) {
+    CHECK_EQ(bytes[0], bytes[2]);
+    return bytes[0] | (bytes[1] == (long)sequence ? 0 : KEPT);
+}
+
+SPDL_FN(spill, void, item) {
+    *out = item_make(read_bytes((const long *)in, spdl_sequence(task)));
+    return SPDL_OK;
+}
+
+/* --- shapes --- */
+
+static script source;
+static glance glances;
+
+#define NOTHING .max_failures = 0 /* else */
+#define COPIED .copy_item = item_copy, .free_item = item_free
+#define FROM(...) SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free, __VA_ARGS__)
+#define LOOK(...)                                                                                  \
+    SPDL_PIPE(look, .ctx = &glances, .const_input = true, .free_item = item_free, __VA_ARGS__)
+
+enum { SHAPES = 14 };
+
+static spdl_pipeline *shape(int number, const spdl_doctor_desc *doctor, int workers, long count,
+                            int buffer) {
+    const spdl_stage sink = SPDL_SINK(buffer);
+    memset(&source, 0, sizeof source);
+    memset(&glances, 0, sizeof glances);
+    source.count = count;
+    glances.counts = number == 1 || number == 2 || number == 10;
+    switch (number) {
+    case 0: return EXAMINE(doctor, workers, FROM(.copy_item = item_copy), sink);
+    case 1: return EXAMINE(doctor, workers, FROM(NOTHING), LOOK(NOTHING), sink);
+    case 2:
+        return EXAMINE(doctor, workers, FROM(.copy_item = item_copy),
+                       SPDL_PIPE(renew, .concurrency = 4, COPIED), SPDL_PIPE(numbered),
+                       LOOK(.concurrency = 2), sink);
+    case 3:
+        glances.fails = 30;
+        return EXAMINE(doctor, workers, FROM(NOTHING), SPDL_PIPE(numbered, .concurrency = 3),
+                       LOOK(.concurrency = 2, .retries = 50), sink);
+    case 4:
+        return EXAMINE(doctor, workers, FROM(.copy_item = item_copy), SPDL_BATCH(3),
+                       SPDL_UNBATCH(), sink);
+    case 5:
+        return EXAMINE(doctor, workers, FROM(NOTHING), SPDL_BATCH(3),
+                       SPDL_PIPE(look_in, .ctx = &glances, .const_input = true, .emits = 3,
+                                 .free_item = item_free), sink);
+    case 6:
+        return EXAMINE(doctor, workers, FROM(.copy_item = item_copy),
+                       SPDL_PIPE(fill, .item_bytes = BYTES, .concurrency = 2),
+                       SPDL_PIPE(spill, .free_item = item_free), sink);
+    case 7:
+        return EXAMINE(doctor, workers,
+                       SPDL_SOURCE(pair_up, .ctx = &source, .emits = 2, .free_item = item_free),
+                       LOOK(NOTHING), SPDL_BATCH(4), SPDL_UNBATCH(), sink);
+    case 8:
+        return EXAMINE(doctor, workers, FROM(NOTHING),
+                       SPDL_PIPE(twice, .again = true, .concurrency = 2, .free_state = free,
+                                 .free_item = item_free),
+                       LOOK(NOTHING), sink);
+    case 9:
+        return EXAMINE(doctor, workers, FROM(NOTHING),
+                       SPDL_PIPE(in_time, .deferred = true, .concurrency = 2),
+                       SPDL_PIPE(renew, COPIED, .concurrency = 2), LOOK(NOTHING), sink);
+    case 10:
+        return EXAMINE(doctor, workers, FROM(NOTHING), SPDL_PIPE(to_the_end, .flush = true),
+                       LOOK(NOTHING), SPDL_PIPE(numbered), sink);
+    case 11:
+        return EXAMINE(doctor, workers, FROM(.threads = 1),
+                       SPDL_PIPE(renew, COPIED, .threads = 2), LOOK(.threads = 1), sink);
+    case 12: /* the order is not known */
+        return EXAMINE(doctor, workers, FROM(NOTHING),
+                       SPDL_PIPE(renew, COPIED, .concurrency = 3,
+                                 .output_order = SPDL_ORDER_COMPLETION),
+                       LOOK(.concurrency = 3, .output_order = SPDL_ORDER_COMPLETION,
+                            .reorder_window = 4),
+                       sink);
+    default: /* nothing to replay: a branch */
+        return EXAMINE(doctor, workers, FROM(.copy_item = item_copy), SPDL_BRANCH(pass_on),
+                       SPDL_PATH("a"), LOOK(NOTHING), SPDL_PATH("b"),
+                       SPDL_MERGE(.merge_order = SPDL_MERGE_READY), sink);
+    }
+}
+
+static audit audit_of(int number, uint64_t state) {
+    audit a = { .each = number == 7 || number == 8 ? 2 : 1, .ordered = number != 12 };
+    a.state = state;
+    return a;
+}
+
+static const int many[] = { 0, 1, 4, 64 };
+
+/* Keeps a sample of the first `count` items. */
+static spdl_result keep(audit *a, spdl_pipeline *p, long count) {
+    spdl_result result;
+    spdl__store32(&p->hand->keeps, 1);
+    result = audit_take(a, p, count, false);
+    spdl__kept_close(p->hand);
+    return result;
+}
+
+static long rounds(long usual) {
+    const char *wanted = getenv("CHANCE_ROUNDS");
+    return wanted != NULL ? atol(wanted) : TEST_SANITIZED ? (usual + 3) / 4 : usual;
+}
+
+/* --- without replay --- */
+
+static void delays_change_no_item(void) {
+    chaos_on();
+    for (long round = 0; round < rounds(4) * SHAPES * 4; ++round) {
+        const int number = (int)(round % SHAPES);
+        audit a = audit_of(number, test_seed() + (uint64_t)round);
+        spdl_doctor_desc doctor = watches;
+        spdl_pipeline *p;
+        doctor.raise = draw(&a.state, 2) != 0;
+        p = shape(number, &doctor, many[round / SHAPES % 4], 90, 1 + (int)draw(&a.state, 3));
+        CHECK_EQ(audit_take(&a, p, 1000000, false), SPDL_END);
+        CHECK_EQ(a.next, 90 * a.each);
+        CHECK_EQ(a.sum, 89 * 90 / 2 * a.each);
+        CHECK_EQ(a.kept, 0);
+        gone(p);
+    }
+}
+
+TEST_TABLE(doctor) {
+    TEST_CASE(delays_change_no_item),
+    TEST_END,
+};
