@@ -5,6 +5,7 @@
 #define SPDL__WINDOW_NS 300000
 #include "flow.h"
 
+#include <limits.h>
 #include <math.h>
 
 /* Marks in the value of an item: it was an input already, it is a copy or was made of a kept one. */
@@ -72,7 +73,8 @@ static void differ(spdl_pipeline *p, uint64_t *state) {
     spdl__doctor *d = p->doctor;
     spdl__arm arm = { (spdl__arm_kind)draw(state, SPDL__ARM_BUFFER + 1), -1, 0 };
     const int row = (int)draw(state, (unsigned)p->count);
-    const bool replay = p->hand->probe[row].replay != SPDL__REPLAY_NOT && !p->hand->keeps;
+    const spdl__probe *probe = &p->hand->probe[row];
+    const bool replay = probe->count > 1 && probe->replay != SPDL__REPLAY_NOT;
     d->window_ns = SPDL_SECONDS(1); /* a cut lasts for 20 of them */
     if (arm.kind == SPDL__ARM_KEPT || (arm.kind == SPDL__ARM_CUT && !replay))
         arm.kind = SPDL__ARM_SLEEP;
@@ -145,6 +147,7 @@ typedef struct glance {
     int fails;   /* percent of the calls that fail */
     int lies;    /* 1: hands its input on, 2: takes and frees it; atomic */
     bool counts; /* numbers of items are those of the source's calls */
+    long expected; /* spill_all: the next number */
     uint64_t calls;
 } glance;
 
@@ -262,7 +265,26 @@ static glance glances;
 #define LOOK(...)                                                                                  \
     SPDL_PIPE(look, .ctx = &glances, .const_input = true, .free_item = item_free, __VA_ARGS__)
 
-enum { SHAPES = 14 };
+static bool goes_back; /* it is rewound: copies may have any number */
+
+/* A batch in place becomes items again. Copies look like items that came before. */
+SPDL_FN(spill_all, spdl_batch, item) {
+    glance *g = (glance *)spdl_ctx(task);
+    (void)out;
+    for (size_t i = 0; i < in->count; ++i) {
+        long bytes[3], number;
+        memcpy(bytes, (const char *)in->data + i * BYTES, sizeof bytes);
+        number = bytes[0] & NUMBER;
+        CHECK_EQ(bytes[0], bytes[2]);
+        CHECK(number <= g->expected || goes_back);
+        if (number < g->expected) bytes[0] |= KEPT;
+        else if (!(bytes[0] & KEPT)) ++g->expected;
+        CHECK_EQ(spdl_emit(task, item_make(bytes[0])), SPDL_OK);
+    }
+    return SPDL_OK;
+}
+
+enum { SHAPES = 15 };
 
 static spdl_pipeline *shape(int number, const spdl_doctor_desc *doctor, int workers, long count,
                             int buffer) {
@@ -319,6 +341,11 @@ static spdl_pipeline *shape(int number, const spdl_doctor_desc *doctor, int work
                        LOOK(.concurrency = 3, .output_order = SPDL_ORDER_COMPLETION,
                             .reorder_window = 4),
                        sink);
+    case 13:
+        return EXAMINE(doctor, workers, FROM(NOTHING), SPDL_PIPE(fill, .concurrency = 3),
+                       SPDL_BATCH(4, .item_bytes = BYTES),
+                       SPDL_PIPE(spill_all, .ctx = &glances, .emits = 4, .free_item = item_free),
+                       sink);
     default: /* nothing to replay: a branch */
         return EXAMINE(doctor, workers, FROM(.copy_item = item_copy), SPDL_BRANCH(pass_on),
                        SPDL_PATH("a"), LOOK(NOTHING), SPDL_PATH("b"),
@@ -367,7 +394,247 @@ static void delays_change_no_item(void) {
     }
 }
 
+static void nothing_is_replayed_where_there_are_several_ways(void) {
+    spdl_pipeline *p = shape(SHAPES - 1, &replays, 2, 10, 2);
+    for (int i = 0; i < p->count; ++i) CHECK_EQ(p->hand->probe[i].replay, SPDL__REPLAY_NOT);
+    CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 10);
+    gone(p);
+    p = EXAMINE(&replays, 2, SPDL_PATH("a"), FROM(.copy_item = item_copy), SPDL_PATH("b"),
+                SPDL_SOURCE(count_up, SCRIPT(.count = 10), COPIED), SPDL_MERGE(), SPDL_SINK(2));
+    for (int i = 0; i < p->count; ++i) CHECK_EQ(p->hand->probe[i].replay, SPDL__REPLAY_NOT);
+    CHECK_EQ(take_from_any(p), 20);
+    gone(p);
+    p = EXAMINE(&replays, 1, SPDL_FEED(item, .free_item = item_free), LOOK(NOTHING), SPDL_SINK(2));
+    for (int i = 0; i < p->count; ++i) CHECK_EQ(p->hand->probe[i].replay, SPDL__REPLAY_NOT);
+    for (long i = 0; i < 2; ++i) CHECK_EQ(spdl_pipeline_push(p, item_make(i), 0), SPDL_OK);
+    CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+    CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 2);
+    gone(p);
+}
+
+/* --- with replay --- */
+
+static void all_come_once_among_those_that_were_kept(void) {
+    long kept = 0;
+    chaos_on();
+    for (long round = 0; round < rounds(4) * SHAPES * 4; ++round) {
+        const int number = (int)(round % SHAPES);
+        audit a = audit_of(number, test_seed() + (uint64_t)round);
+        spdl_pipeline *p = shape(number, &replays, many[round / SHAPES % 4], 240,
+                                 1 + (int)draw(&a.state, 3));
+        CHECK_EQ(keep(&a, p, 20 + (long)draw(&a.state, 60)), SPDL_OK);
+        CHECK_EQ(audit_take(&a, p, 1000000, false), SPDL_END);
+        CHECK_EQ(a.next, 240 * a.each);
+        CHECK_EQ(a.sum, 239 * 240 / 2 * a.each);
+        kept += a.kept;
+        if (number == SHAPES - 1) CHECK_EQ(a.kept, 0);
+        if (number == SHAPES - 1 || round >= SHAPES) {
+            gone(p);
+            continue;
+        }
+        for (int i = 0; i < p->count; ++i) /* and what was meant to be replayed was */
+            kept += p->hand->probe[i].replay != SPDL__REPLAY_NOT;
+        CHECK(kept > 0);
+        kept = 0;
+        gone(p);
+    }
+}
+
+static void epochs_keep_their_items(void) {
+    for (long round = 0; round < rounds(3) * 4 * 3; ++round) {
+        audit a = audit_of(0, test_seed() + (uint64_t)round);
+        spdl_pipeline *p;
+        long kept = 0;
+        memset(&source, 0, sizeof source);
+        memset(&glances, 0, sizeof glances);
+        source.count = 31;
+        p = round % 3 == 0   ? EXAMINE(&replays, many[round / 3 % 4],
+                                       FROM(.continuous = true, .copy_item = item_copy),
+                                       LOOK(.concurrency = 2), SPDL_SINK(2))
+            : round % 3 == 1 ? EXAMINE(&replays, many[round / 3 % 4], FROM(.continuous = true),
+                                       SPDL_BATCH(4),
+                                       SPDL_PIPE(look_in, .ctx = &glances, .const_input = true,
+                                                 .emits = 4, .free_item = item_free),
+                                       SPDL_SINK(2))
+                             : EXAMINE(&replays, many[round / 3 % 4], FROM(.continuous = true),
+                                       SPDL_PIPE(renew, .concurrency = 3, COPIED), SPDL_BATCH(7),
+                                       SPDL_UNBATCH(), SPDL_SINK(2));
+        spdl__store32(&p->hand->keeps, 1);
+        for (int epoch = 0; epoch < 6; ++epoch) {
+            CHECK_EQ(audit_take(&a, p, 1000000, false), SPDL_END);
+            CHECK_EQ(a.next, 31);
+            CHECK_EQ(a.sum, 30 * 31 / 2);
+            a.next = a.sum = 0;
+            kept += a.kept;
+            if (epoch == 1) spdl__kept_close(p->hand);
+        }
+        gone(p);
+        (void)kept;
+    }
+}
+
+/* Left, stopped or rewound at any point, some of it by another thread. */
+static void *stop_it(void *pipeline) {
+    CHECK_EQ(spdl_pipeline_stop((spdl_pipeline *)pipeline, SPDL_FOREVER), SPDL_OK);
+    return NULL;
+}
+
+static void it_is_left_at_any_point(void) {
+    chaos_on();
+    goes_back = true;
+    for (long round = 0; round < rounds(3) * SHAPES * 4; ++round) {
+        const int number = (int)(round % SHAPES);
+        audit a = audit_of(number, test_seed() + (uint64_t)round);
+        spdl_pipeline *p = shape(number, &replays, many[round / SHAPES % 4], -1,
+                                 1 + (int)draw(&a.state, 3));
+        a.ordered = a.ordered && number != 6 && number != 13; /* bytes of numbers to come */
+        for (int again = 0; again < 4; ++again) {
+            const bool keeps = again == 1;
+            spdl_result result;
+            pthread_t stopper;
+            if (keeps) spdl__store32(&p->hand->keeps, 1);
+            if (again == 2) spdl__kept_close(p->hand);
+            CHECK_EQ(audit_take(&a, p, (long)draw(&a.state, 50), false), SPDL_OK);
+            if (again == 3) break;
+            if (draw(&a.state, 2)) {
+                stopper = thread_of(stop_it, p);
+                result = audit_take(&a, p, 1000000, false);
+                CHECK(result == SPDL_CLOSED);
+                pthread_join(stopper, NULL);
+            }
+            a.first = (long)draw(&a.state, 4) * 5;
+            a.next = 0;
+            CHECK_EQ(spdl_pipeline_rewind(p, (uint64_t)a.first, SPDL_FOREVER), SPDL_OK);
+        }
+        gone(p);
+    }
+}
+
+SPDL_FN(breaks, item, item) {
+    *out = in;
+    return in->value == 99 ? spdl_fail(task, "at %ld", in->value) : SPDL_OK;
+}
+
+static void errors_come_as_they_would(void) {
+    for (long round = 0; round < 16; ++round) {
+        audit a = audit_of(0, test_seed() + (uint64_t)round);
+        spdl_pipeline *p;
+        memset(&source, 0, sizeof source);
+        memset(&glances, 0, sizeof glances);
+        source.count = -1;
+        p = EXAMINE(&replays, many[round % 4], FROM(.copy_item = item_copy),
+                    SPDL_PIPE(breaks, .concurrency = 2),
+                    LOOK(NOTHING), SPDL_SINK(2));
+        CHECK_EQ(keep(&a, p, 40), SPDL_OK);
+        CHECK_EQ(audit_take(&a, p, 1000000, false), SPDL_E_STAGE);
+        CHECK_EQ(a.next, 99);
+        CHECK_EQ(spdl_pipeline_error(p)->stage, 1);
+        CHECK_EQ(spdl_pipeline_error(p)->item, 99);
+        gone(p);
+    }
+}
+
+/* Cut after `row` from now on. */
+static void cut_after(spdl_pipeline *p, int row, uint64_t window_ns) {
+    const spdl__arm arm = { SPDL__ARM_CUT, row, 0 };
+    p->doctor->window_ns = window_ns;
+    spdl__doctor_set(p->doctor, &arm);
+}
+
+/* A row that says .const_input and hands its input on, or takes it. */
+static void lies_are_found_out(void) {
+    for (int round = 0; round < 8; ++round) {
+        audit a = audit_of(0, 1);
+        spdl_pipeline *p = shape(1, &replays, many[round % 4], -1, 2);
+        a.state = test_seed();
+        spdl__store32(&p->hand->keeps, 1);
+        CHECK_EQ(take_from(p, 0, 50, SPDL_OK), 50);
+        spdl__kept_close(p->hand);
+        __atomic_store_n(&glances.lies, 1 + round / 4, __ATOMIC_RELAXED);
+        cut_after(p, 0, SPDL_SECONDS(1));
+        for (;;) {
+            item *it = NULL;
+            const spdl_result result = SPDL_NEXT(p, &it, SPDL_SECONDS(15));
+            if (result == SPDL_OK) {
+                item_free(it);
+                continue;
+            }
+            CHECK_EQ(result, SPDL_E_INVALID);
+            break;
+        }
+        CHECK(strstr(spdl_pipeline_error(p)->text, ".const_input") != NULL);
+        CHECK_EQ(spdl_pipeline_error(p)->stage, 1);
+        gone(p);
+        p = shape(1, &replays, many[round % 4], 200, 2); /* one that always did is not replayed */
+        glances.lies = 1;
+        spdl__store32(&p->hand->keeps, 1);
+        for (int i = 0; i < 50; ++i) {
+            item *it = NULL;
+            CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_OK);
+            item_free(it);
+        }
+        spdl__kept_close(p->hand);
+        CHECK_EQ(p->hand->probe[0].replay, SPDL__REPLAY_NOT);
+        gone(p);
+    }
+}
+
+/* No copy can be made: nothing comes of the tokens, the cut is over after a time, and all items are
+   there. */
+static void copies_that_fail_are_nothing(void) {
+    for (int round = 0; round < 8; ++round) {
+        const int row = round / 4;
+        audit a = audit_of(0, 1);
+        spdl_pipeline *p = shape(2, &replays, many[round % 4], 200, 2);
+        glances.counts = false;
+        CHECK_EQ(keep(&a, p, 60), SPDL_OK);
+        CHECK_EQ(p->hand->probe[row].replay, SPDL__REPLAY_COPY);
+        __atomic_store_n(&copies_fail, 1, __ATOMIC_RELAXED);
+        cut_after(p, row, 500000);
+        for (spdl_result result = SPDL_OK; result == SPDL_OK;) {
+            void *taken;
+            result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15));
+            if (result == SPDL_OK) audit_taken(&a, taken, false);
+            else CHECK_EQ(result, SPDL_END);
+        }
+        CHECK_EQ(a.next, 200);
+        __atomic_store_n(&copies_fail, 0, __ATOMIC_RELAXED);
+        gone(p);
+    }
+}
+
+/* A pipeline whose only result comes with the end of the source is not cut for ever. */
+static void a_cut_ends_by_itself(void) {
+    for (int i = 0; i < 4; ++i) {
+        scale s = { .limit = LONG_MAX };
+        spdl_pipeline *p = EXAMINE(&replays, many[i],
+                                   SPDL_SOURCE(count_up, SCRIPT(.count = 50), .continuous = true,
+                                               COPIED),
+                                   WEIGH(&s), SPDL_SINK(1));
+        item *it = NULL;
+        spdl__store32(&p->hand->keeps, 1);
+        for (int epoch = 0; epoch < 6; ++epoch) {
+            CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_OK);
+            if (epoch < 1) CHECK_EQ(it->value, 49 * 25);
+            item_free(it);
+            CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_END);
+            if (epoch == 0) spdl__kept_close(p->hand);
+            CHECK_EQ(p->hand->probe[0].replay, SPDL__REPLAY_COPY);
+            cut_after(p, 0, 500000);
+        }
+        gone(p);
+    }
+}
+
 TEST_TABLE(doctor) {
     TEST_CASE(delays_change_no_item),
+    TEST_CASE(nothing_is_replayed_where_there_are_several_ways),
+    TEST_CASE(all_come_once_among_those_that_were_kept),
+    TEST_CASE(epochs_keep_their_items),
+    TEST_CASE(it_is_left_at_any_point),
+    TEST_CASE(errors_come_as_they_would),
+    TEST_CASE(lies_are_found_out),
+    TEST_CASE(copies_that_fail_are_nothing),
+    TEST_CASE(a_cut_ends_by_itself),
     TEST_END,
 };
