@@ -1925,6 +1925,7 @@ typedef struct spdl_doctor_arm {
 
 /* Plain data without pointers. */
 typedef struct spdl_doctor_report {
+    char name[SPDL_NAME_BYTES]; /* of the pipeline */
     spdl_doctor_outcome outcome;
     spdl_limit limit;      /* the class, see spdl_stats_limit */
     int stage;             /* the row, or -1 */
@@ -5741,6 +5742,7 @@ typedef struct spdl__doctor spdl__doctor;
 typedef struct spdl__hand spdl__hand;
 typedef struct spdl__doctor_plan {
     spdl_doctor_desc desc; /* but for the files */
+    char name[SPDL_NAME_BYTES];
     char json[SPDL__PATH_BYTES], html[SPDL__PATH_BYTES];
 } spdl__doctor_plan;
 SPDL__PRIVATE bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
@@ -5748,6 +5750,7 @@ SPDL__PRIVATE bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_d
 SPDL__PRIVATE spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
                                             const spdl_stage *rows, int workers);
 SPDL__PRIVATE int spdl__doctor_workers(const spdl__doctor *d);
+SPDL__PRIVATE bool spdl__doctor_is_done(const spdl__doctor *d);
 SPDL__PRIVATE void spdl__doctor_comes(spdl__doctor *d);
 SPDL__PRIVATE void spdl__doctor_item(spdl__doctor *d);
 SPDL__PRIVATE void spdl__doctor_close(spdl_pipeline *p);
@@ -9611,7 +9614,8 @@ SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, const spdl__cursor *c,
     spdl__count(&p->delivered, item != NULL);
     if (p->hurry && now - p->hurried_ns > SPDL__RESCUE_NS) spdl__rescue(p, false);
     spdl__sink_hint(p);
-    if (p->tuner != NULL && item != NULL) spdl__tune(p, now);
+    if (p->tuner != NULL && item != NULL && (p->doctor == NULL || spdl__doctor_is_done(p->doctor)))
+        spdl__tune(p, now);
 }
 
 /* Takes the next item if there is one: SPDL_OK, SPDL_EMPTY, or how it ended. */
@@ -11326,6 +11330,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     plan.rows = stages;
     plan.count = stage_count > INT16_MAX ? INT16_MAX : (int)stage_count;
     if (spdl__doctor_ask(&doctor, known.doctor, &known.logger)) plan.doctor = &doctor;
+    if (known.name != NULL) spdl__name_copy(doctor.name, known.name);
     result = spdl__check_plan(&plan);
     if (result == SPDL_OK) result = spdl__pipeline_new(pipeline, &plan);
     if (result == SPDL_OK) spdl__rows_warn(*pipeline, &plan);
@@ -12981,6 +12986,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
 }
 
 SPDL__COLD int spdl__doctor_workers(const spdl__doctor *d) { return d != NULL; }
+SPDL__COLD bool spdl__doctor_is_done(const spdl__doctor *d) { return d == NULL; }
 SPDL__COLD void spdl__doctor_comes(spdl__doctor *d) { (void)d; }
 SPDL__COLD void spdl__doctor_item(spdl__doctor *d) { (void)d; }
 SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) { (void)p; }
@@ -13621,7 +13627,7 @@ typedef struct spdl__debt {
     int64_t ns;
 } spdl__debt;
 
-typedef struct spdl__hand {
+struct spdl__hand {
     spdl_pipeline *p;
     spdl__probe probe[SPDL_MAX_STAGES];
     char token[SPDL_MAX_STAGES]; /* their addresses are the tokens; by the row of the cut */
@@ -13632,7 +13638,7 @@ typedef struct spdl__hand {
     uint64_t arm;            /* counts what was set */
     double rounds_ns;        /* of counted work, in a nanosecond */
     spdl__os_event never;    /* nobody wakes it */
-} spdl__hand;
+};
 
 /* Counted work: a clock would go on while others have the processor. */
 SPDL__NOINLINE uint64_t spdl__spin_work(uint64_t rounds) {
@@ -14097,17 +14103,17 @@ SPDL__COLD int spdl__law_calls(const spdl__doctor *d, int row, int most) {
 
 /* Before and after a step of the trainer. */
 SPDL__COLD void spdl__doctor_step_begins(spdl__doctor *d) {
-    spdl__os_thread_times(NULL, &d->schedstat, NULL, &d->step_queued_at);
-    spdl__os_thread_times(NULL, NULL, &d->step_cpu_at, NULL);
     d->step_since = spdl_time_ns();
+    spdl__os_thread_times(NULL, NULL, &d->step_cpu_at, NULL);
+    spdl__os_thread_times(NULL, &d->schedstat, NULL, &d->step_queued_at);
 }
 
 SPDL__COLD void spdl__doctor_step_ends(spdl__doctor *d) {
     uint64_t cpu, queued;
     if (d->step_since == 0) return;
-    d->step_sum += spdl_time_ns() - d->step_since;
-    spdl__os_thread_times(NULL, NULL, &cpu, NULL);
     spdl__os_thread_times(NULL, &d->schedstat, NULL, &queued);
+    spdl__os_thread_times(NULL, NULL, &cpu, NULL);
+    d->step_sum += spdl_time_ns() - d->step_since;
     if (cpu != SPDL__NEVER) d->step_cpu += cpu - d->step_cpu_at;
     if (queued != SPDL__NEVER && d->step_queued_at != SPDL__NEVER)
         d->step_queued += queued - d->step_queued_at;
@@ -14158,7 +14164,8 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     if (d->steps > 0) {
         r->step_ns = (double)d->step_sum / (double)d->steps;
         r->step_cpu_ns = (double)d->step_cpu / (double)d->steps;
-        r->harm = r->step_ns > 0 ? (double)d->step_queued / (double)d->step_sum : 0;
+        r->harm = d->step_sum > 0 ? (double)d->step_queued / (double)d->step_sum : 0;
+        r->harm = spdl__least(r->harm, 0.95);
     }
     for (i = 0; i < r->row_count; ++i) spdl__doctor_row_look(d, i);
     for (i = r->row_count - 1; i >= 0; --i) { /* sink items that lie in buffers and calls */
@@ -14831,6 +14838,9 @@ SPDL__COLD void spdl__doctor_say_unknown(spdl__text *text, const spdl__doctor *d
     if (r->outcome == SPDL_DOCTOR_FOREIGN)
         spdl__text_add(text, "Not known: in %d of %d rounds other programs had %.1f processors. "
                              "Run it again without them.", r->dropped, r->rounds, r->others_used);
+    else if (r->outcome == SPDL_DOCTOR_FEW && r->rounds == 0 && d->ended)
+        spdl__text_add(text, "Not known: the items ended after %.2g s, before the first "
+                             "experiment.", r->seconds);
     else if (r->outcome == SPDL_DOCTOR_FEW)
         spdl__text_add(text, "Not known: %d round%s too few. %s", used, used == 1 ? " is" : "s are",
                        d->ended ? "The items have ended." : "Give it more seconds.");
@@ -14900,13 +14910,13 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
 }
 
 SPDL__COLD void spdl__doctor_file(spdl__doctor *d, const char *path,
-                                  int (*write)(const spdl_doctor_report *, char *, size_t)) {
-    const size_t bytes = (size_t)write(&d->report, NULL, 0) + 1;
+                                  int (*text)(const spdl_doctor_report *, char *, size_t)) {
+    const size_t bytes = (size_t)text(&d->report, NULL, 0) + 1;
     char *buffer = (char *)spdl__alloc(&d->p->allocator, bytes, 16), name[SPDL__PATH_BYTES];
     const char *reason = "no memory";
     spdl__os_file file = SPDL__NO_FILE;
     if (buffer != NULL) {
-        (void)write(&d->report, buffer, bytes);
+        (void)text(&d->report, buffer, bytes);
         reason = path == NULL ? spdl__os_stderr_write(buffer, bytes - 1, SPDL__STDERR_NS)
                               : spdl__out_claim(&file, name, path);
         if (path != NULL && reason == NULL) reason = spdl__os_file_truncate(file);
@@ -14944,6 +14954,10 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
 }
 
 /* --- where the trainer passes --- */
+
+SPDL__COLD bool spdl__doctor_is_done(const spdl__doctor *d) {
+    return d->phase == SPDL__DOCTOR_DONE;
+}
 
 /* It comes for an item: a step has ended. */
 SPDL__COLD void spdl__doctor_comes(spdl__doctor *d) {
@@ -15095,11 +15109,17 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     spdl__doctor *d;
     int i;
     if (plan == NULL) return SPDL_OK;
+    if (p->feed != NULL) {
+        spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: no doctor where items are pushed: the "
+                                              "statistics say how soon they are answered");
+        return SPDL_OK;
+    }
     d = (spdl__doctor *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*d), SPDL_CACHE_LINE);
     if (d == NULL) return SPDL_E_NOMEM;
     d->p = p;
     d->plan = *plan;
     d->schedstat = SPDL__NO_FILE;
+    memcpy(d->report.name, plan->name, sizeof(d->report.name));
     d->report.workers = workers;
     d->report.replays = plan->desc.replay;
     d->report.row_count = p->count;
@@ -15557,9 +15577,13 @@ SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl_doctor_report
 }
 
 SPDL__COLD void spdl__found_write(spdl__text *text, const spdl_doctor_report *report) {
-    char words[sizeof(report->verdict) + 16];
+    char words[sizeof(report->verdict) + 4 * sizeof(report->name) + 16];
     spdl__text line = spdl__text_start(words, sizeof(words));
     spdl__text_add(&line, "spdl doctor: ");
+    if (report->name[0] != '\0') {
+        spdl__text_name(&line, report->name, -1);
+        spdl__text_add(&line, ": ");
+    }
     spdl__found_verdict(&line, report);
     spdl__text_style(text, "1");
     spdl__found_wrap(text, words, 0);
@@ -15602,6 +15626,7 @@ typedef struct spdl__found_field {
 #define SPDL__SHOWN_END { '\0', NULL, 0, NULL }
 
 static const spdl__found_field spdl__found_fields[] = {
+    SPDL__SHOWN('s', spdl_doctor_report, name),
     SPDL__SHOWN_ENUM(spdl_doctor_report, outcome, spdl__found_outcomes),
     SPDL__SHOWN_ENUM(spdl_doctor_report, limit, spdl__found_limits),
     SPDL__SHOWN('i', spdl_doctor_report, stage),
