@@ -11,7 +11,7 @@
 
    predict_err_p50..    predicted by the model, against the truth: of changes that were kept, and of
                         "twice" of a row that limits
-   measured_err_p50..   the doctor's own trial, against the truth, of all changes tried
+   measured_err_p50..   the doctor's own trial, against the truth: where it gives an interval
    interval_holds       the printed 95 % interval holds the truth (its interval has an error, too)
    aa_no_difference     nothing against nothing is no difference
    worse_left           changes that were kept, and are worse in truth
@@ -191,17 +191,18 @@ static void count_repeat(const repeat *at, const planted *is) {
         total.no_difference += r->same.low <= 1 && r->same.high >= 1;
     }
     total.wrong += !at->right && (r->outcome == SPDL_DOCTOR_LIMIT ||
-                                  r->outcome == SPDL_DOCTOR_NOTHING);
+                                  r->outcome == SPDL_DOCTOR_NOTHING ||
+                                  (r->outcome == SPDL_DOCTOR_BURSTY && r->limit != 0));
     if (at->tried) {
         const spdl_doctor_trial *trial = tried_of(r);
         const double truth = at->trial.value;
         if (trial->measured.known) {
             ++total.intervals;
             total.held += trial->measured.low <= truth && truth <= trial->measured.high;
+            add_point(is, trial->measured, truth, false, trial->kept);
         }
         total.worse += trial->kept && truth < 1 && at->trial.high < 1;
         model.value = trial->predicted;
-        add_point(is, trial->measured, truth, false, trial->kept);
         add_point(is, model, truth, true, trial->kept);
     }
     if (at->halved) {
