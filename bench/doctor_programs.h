@@ -559,7 +559,7 @@ static const planted planted_programs[] = {
     { "bursty_source", "source list every=40 late=100000; pipe decode compute=500;"
       "trainer sleep=500", PLANTED_RAISE, LIMITED | PLANTED_NOT_SURE,
       IS(SOURCE) | IS(NOT_KNOWN), "list," },
-    { "late_steps", "source list; pipe decode compute=3000; trainer sleep=500 every=50 late=30000",
+    { "late_steps", "source list; pipe decode compute=3000; trainer sleep=500 every=10 late=5000",
       PLANTED_RAISE, LIMITED, IS(CONCURRENCY), "decode," },
     /* batches, branches, ends */
     { "batch_32", "source list; pipe read calls=2 sleep=500; batch group calls=32;"
