@@ -1793,8 +1793,8 @@ typedef struct spdl_headspace_round {
     double waiting;        /* share of the time in next, as it is */
     double queued;         /* share of the time the caller was ready to run while others had the
                               processors, as it is, less the same on kept items (Linux) */
-    double others;         /* processors that other programs used, unless one was idle all the time;
-                              niced ones make way (Linux) */
+    double others;         /* processors that other programs used, unless one was idle all the time
+                              (Linux) */
     bool dropped;          /* more than 0.15: it does not count */
 } spdl_headspace_round;
 
@@ -2855,8 +2855,8 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started);
 /* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name);
 
-/* For how long nobody had the processors, or with `nice` those did that make way; 0: not known. */
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(bool nice);
+/* For how long nobody had the processors, all together; 0: not known. */
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(void);
 
 /* Whether stderr is a terminal. Unless `lock` is NULL the caller asks to be the one to draw on it:
    *lock is a file to close then, or SPDL__NO_FILE while another one is. */
@@ -3188,9 +3188,7 @@ SPDL__PRIVATE uint64_t spdl__os_machine_ns(unsigned columns) {
     return sum * (1000000000u / (uint64_t)(tick > 0 ? tick : 100));
 }
 
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(bool nice) {
-    return spdl__os_machine_ns(nice ? 0x1a : 0x18);
-}
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return spdl__os_machine_ns(0x18); }
 
 /* What POSIX does not know. */
 SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats) {
@@ -3339,10 +3337,7 @@ SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return 0; }
 
 SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats) { (void)stats; }
 
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(bool nice) {
-    (void)nice;
-    return 0;
-}
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
 #endif
 
 /* --- threads and the process --- */
@@ -3658,10 +3653,7 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
     return 1;
 }
 
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(bool nice) {
-    (void)nice;
-    return 0;
-}
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
 
 SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
     const char *value = getenv(name);
@@ -13242,21 +13234,22 @@ typedef struct spdl__clocks {
 
 #define SPDL__FOREIGN 0.15 /* processors of others that make figures worthless */
 
-SPDL__COLD spdl__clocks spdl__clocks_read(bool nice) {
+SPDL__COLD spdl__clocks spdl__clocks_read(void) {
     spdl_process_stats process;
     spdl__clocks clocks;
     clocks.time_ns = spdl_time_ns();
-    clocks.idle_ns = spdl__os_machine_idle(nice);
+    clocks.idle_ns = spdl__os_machine_idle();
     spdl_process_read(&process);
     clocks.cpu_ns = process.cpu_ns;
     clocks.cores = process.cores;
     return clocks;
 }
 
-/* Processors that other programs have had since then: those that were neither idle nor ours; with
-   `nice` what runs at a low priority counts as idle, as it makes way. 0 where that is not known. */
-SPDL__COLD double spdl__clocks_foreign(const spdl__clocks *since, bool nice) {
-    const spdl__clocks now = spdl__clocks_read(nice);
+/* Processors that other programs have had since then: those that were neither idle nor ours. What
+   runs at a low priority counts, too: it does not make way for other sessions everywhere. 0: not
+   known. */
+SPDL__COLD double spdl__clocks_foreign(const spdl__clocks *since) {
+    const spdl__clocks now = spdl__clocks_read();
     const double ns = (double)(now.time_ns - since->time_ns);
     const double idle = (double)spdl__grown(since->idle_ns, now.idle_ns);
     const double own = (double)spdl__grown(since->cpu_ns, now.cpu_ns);
@@ -13397,7 +13390,7 @@ SPDL__COLD spdl__window spdl__headspace_window(spdl__headspace *h, bool live) {
 SPDL__COLD void spdl__headspace_round(spdl__headspace *h, spdl__latin *order) {
     spdl_headspace_report *report = h->report;
     spdl_headspace_round *round = &report->round[report->rounds];
-    const spdl__clocks before = spdl__clocks_read(true);
+    const spdl__clocks before = spdl__clocks_read();
     spdl__window w[2]; /* as it is, on kept items */
     int i;
     for (i = 0; i < 2; ++i) {
@@ -13410,7 +13403,7 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h, spdl__latin *order) {
     round->waiting = (double)w[0].wait_ns / (double)w[0].ns;
     round->queued = (double)w[0].queued_ns / (double)w[0].ns -
                     (double)w[1].queued_ns / (double)w[1].ns;
-    round->others = spdl__clocks_foreign(&before, true);
+    round->others = spdl__clocks_foreign(&before);
     round->dropped = round->others > SPDL__FOREIGN;
     ++report->rounds;
     spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
@@ -14299,7 +14292,7 @@ SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
     d->phase_ns = spdl_time_ns() + (uint64_t)(1e9 * seconds);
     d->round = d->position = 0;
     spdl__latin_start(&d->latin, d->phase_ns, d->arms);
-    d->clocks = spdl__clocks_read(true);
+    d->clocks = spdl__clocks_read();
     spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, 0, 0)]);
 }
 
@@ -14313,7 +14306,7 @@ SPDL__COLD bool spdl__doctor_tries(const spdl__doctor *d) {
 
 /* A round is complete: it counts, unless others had the processors. Whether the phase goes on. */
 SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
-    const double others = spdl__clocks_foreign(&d->clocks, true);
+    const double others = spdl__clocks_foreign(&d->clocks);
     const uint64_t took = now - d->clocks.time_ns;
     const bool drop = others > SPDL__FOREIGN;
     int i;
@@ -14326,7 +14319,7 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
         d->report.arm[i].rounds = d->round + 1;
     }
     d->position = 0;
-    d->clocks = spdl__clocks_read(true);
+    d->clocks = spdl__clocks_read();
     if (d->phase == SPDL__DOCTOR_SCREEN && !spdl__doctor_tries(d)) /* all the time is for this */
         d->phase_ns = d->begun_ns + (uint64_t)(1e9 * d->plan.desc.seconds);
     return ++d->round < SPDL_DOCTOR_ROUNDS && now + took / 2 < d->phase_ns;
@@ -14982,13 +14975,13 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
         d->phase_ns = now + (uint64_t)(0.1e9 * seconds);
         spdl_pipeline_stats(p, &d->last);
         spdl_process_read(&d->process);
-        d->clocks = spdl__clocks_read(false);
+        d->clocks = spdl__clocks_read();
         spdl__store32(&p->hand->keeps, d->plan.desc.replay);
         break;
     case SPDL__DOCTOR_OBSERVE:
         if (now < d->phase_ns || d->steps < SPDL__WINDOW_ITEMS) break;
         spdl__kept_close(p->hand);
-        d->others = spdl__clocks_foreign(&d->clocks, false);
+        d->others = spdl__clocks_foreign(&d->clocks);
         spdl__doctor_look(d);
         spdl__doctor_screen(d);
         break;
