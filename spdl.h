@@ -1347,6 +1347,7 @@ typedef struct spdl_stage_stats {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
     int concurrency;   /* the bound */
+    int threads;       /* of its own; 0: the workers are */
     int in_flight;     /* calls running now */
     uint64_t tasks;    /* calls that have ended; for a batch row: batches made; feed: pushes */
     uint64_t failures; /* of them, calls that failed; not in the times */
@@ -1356,6 +1357,8 @@ typedef struct spdl_stage_stats {
     uint64_t freed;    /* items this stage had made or taken that a stop or failure freed */
     uint64_t busy_ns;  /* time spent in calls that did not fail, over all workers */
     bool deferred;     /* calls end when they are completed: busy_ns is no worker's time */
+    bool alone;        /* its row says one call at a time: .max_concurrency = 1, .flush */
+    bool in_order;     /* results leave in input order */
     /* Of the trainer's waits of more than a microsecond or so (not with workers = 0), the part in
        which the item it waited for was here: the sum over all stages is what it waited. */
     uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
@@ -1418,6 +1421,15 @@ typedef struct spdl_stats {
     uint64_t step_ns;       /* time since the first item that it did not: its own steps */
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink until they were taken */
+    uint64_t trainer_runnable_ns; /* since the first item: the trainer was ready to run, but other
+                               threads had the processors (known to its own snapshots; else 0) */
+    /* The process since the start, read at most every 10 ms; 0: not known. */
+    uint64_t process_ns;    /* from the start to that reading */
+    uint64_t process_cpu_ns; /* CPU time of all its threads */
+    uint64_t others_cpu_ns; /* and of other programs on the machine */
+    uint64_t minor_faults;
+    double cores_allowed;   /* see spdl_process_stats */
+    int cores;
     spdl_stage_stats stage[SPDL_MAX_STAGES];
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
@@ -1431,8 +1443,8 @@ SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t byt
 
 /* Copies the counters as they stand, while the pipeline runs on. Each is exact, and none goes
    backwards from one snapshot to the next; they are read one after the other, some microseconds for
-   each stage. A worker is woken if the last stage can be called, so a trainer may wait until its
-   buffer is full.
+   each stage, and every 10 ms what spdl_process_read knows. A worker is woken if the last stage can
+   be called, so a trainer may wait until its buffer is full.
    Returns: nothing.
    Threads: any.
    Blocks:  never.
@@ -1469,10 +1481,19 @@ typedef struct spdl_process_stats {
    Owns:    nothing. */
 SPDL_API void spdl_process_read(spdl_process_stats *stats);
 
-/* A sentence: how long the trainer waited, and for which stage. With a feed, one or two: how many
-   requests made way, how soon the others were answered, and where most of that time went. One more
-   if more than 5 % of the calls of a stage fail.
-   Returns: the length of the whole sentence, as snprintf does; buffer holds what fits.
+/* The class of what holds the trainer, or requests, back. *stage, unless it is NULL, is the row, or
+   -1 when it is no row.
+   Returns: SPDL_LIMIT_NOT_KNOWN when the numbers do not decide.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_limit spdl_stats_limit(const spdl_stats *stats, int *stage);
+
+/* Two sentences: how long the trainer waited, for which stage and why; and what to write. The
+   numbers in it are those at which the next limit is reached, as far as times of calls tell. With a
+   feed: how many requests made way, how soon the others were answered, and where most of that time
+   went. One more if more than 5 % of the calls of a stage fail.
+   Returns: the length of all sentences, as snprintf does; buffer holds what fits.
    Threads: any.
    Blocks:  never.
    Owns:    nothing. */
@@ -1480,11 +1501,13 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
 
 /* The verdict, a line about the run, and a table of at most 100 columns, ">" at what limits:
        conc tasks rate  its concurrency; calls that have ended, so many a second
-       mean .. max      how long a call takes; of a feed, how long from push to answer
+       p50 .. max       how long a call takes; of a feed, how long from push to answer
        busy             share of the time that as many calls ran as can
        cpu runq block   where that went: on a processor ("-": not measured); ready, but others had
                         the processors; asleep (these two where they are over 5 %)
        ready            share of the time the next stage, or the trainer, had a result to take
+       waits            share of the trainer's waits in which its item was here, in a call or
+                        waiting for a worker: they add up to 100 %
    Below, a line for each stage with calls that failed or were retried, items skipped or freed.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits.
    Threads: any.
@@ -1514,8 +1537,9 @@ SPDL_API int spdl_stats_progress(const spdl_stats *stats, uint64_t length, char 
                                  size_t bytes);
 
 /* The struct as a JSON object: its fields by their names, "stages" and "edges" being arrays, with
-   the "verdict", the index of the stage that is the "limit" (or -1), and the "load" of each stage,
-   from 0 to 1. Strings are valid UTF-8 whatever the names are.
+   the "verdict", its "class" ("concurrency", "io", ...: the names of spdl_limit), the index of the
+   stage that is the "limit" (or -1), and the "load" of each stage, from 0 to 1. Strings are valid
+   UTF-8 whatever the names are.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits.
    Threads: any.
    Blocks:  never.
@@ -6359,6 +6383,7 @@ typedef struct spdl__node {
     bool held;       /* items are taken while the word is held: a window, or promises of .again */
     bool splits;     /* a branch whose batches are joined again */
     bool at_end;     /* the trainer or the producer may wait for what it does */
+    bool alone;      /* the row says one call at a time */
     bool places;     /* its calls write into the batches of the next row */
     uint32_t above;  /* bit i: what row i makes can come here */
     uint32_t beside; /* bit i: row i writes an edge that this one reads, or the other way */
@@ -6565,6 +6590,8 @@ struct spdl_pipeline {
     uint64_t wait_ns;
     uint64_t first_wait_ns; /* what it was when the first item came */
     uint64_t ready_ns;     /* time inside next while an item was ready */
+    uint64_t taker;        /* the thread that took the first item */
+    uint64_t taker_queued_ns; /* how long it had been on a run queue by then, or SPDL__NEVER */
     uint64_t answer_wait_ns; /* with a feed: time items lay in the sink */
     uint64_t hurried_ns;   /* when it slept last, and could be rescued from that */
     uint32_t hurry;        /* the rescue works, not the first group; read by all */
@@ -6578,6 +6605,9 @@ struct spdl_pipeline {
     bool blame_idle;       /* it waits for a worker there */
     char pad4[SPDL_CACHE_LINE];
     uint64_t seen_runnable_ns; /* what snapshots have reported; written by them */
+    uint32_t process_lock;     /* the rest: written under it */
+    spdl_process_stats process_first, process_last;
+    uint64_t trainer_runnable_ns;
 };
 
 SPDL__PRIVATE spdl__edge *spdl__path_edge(const spdl_pipeline *p, const spdl__node *node,
@@ -9602,6 +9632,8 @@ SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, const spdl__cursor *c,
     if (item != NULL && p->delivered == 0) {
         spdl__store_relaxed(&p->first_wait_ns, spdl__gap_sum(&p->wait_since, &p->wait_ns, now));
         spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
+        spdl__os_thread_times(NULL, NULL, NULL, &p->taker_queued_ns);
+        spdl__store(&p->taker, spdl__os_thread_id());
     }
     spdl__count(&p->delivered, item != NULL);
     if (p->hurry && now - p->hurried_ns > SPDL__RESCUE_NS) spdl__rescue(p, false);
@@ -10941,6 +10973,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     row->name = node->name; /* for the probes */
     node->ordered = row->kind != SPDL_KIND_PIPE || row->output_order == SPDL_ORDER_INPUT;
     node->serial = row->max_concurrency == 1;
+    node->alone = row->flush || plan->rows[i].max_concurrency == 1;
     node->by_ticket = node->ordered && !node->serial;
     node->places = spdl__row_places(plan, i);
     node->above = plan->above[i];
@@ -11212,6 +11245,8 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     static const uint32_t always = 1;
     int i;
     p->process = spdl__os_process_id(NULL);
+    if (!SPDL__NO_STATS) spdl_process_read(&p->process_first);
+    p->process_last = p->process_first;
     p->start_ns = spdl_time_ns();
     if (p->tuner != NULL) p->tuner->since = p->start_ns;
     /* before the first call: one word that says whether anybody may have to be woken */
@@ -11481,7 +11516,10 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *n
     word = spdl__load(node->word);
     stats->in_flight = (int)(word & SPDL__ACTIVE) - ((word & SPDL__HELD) != 0);
     if (stats->in_flight > stats->concurrency) stats->in_flight = stats->concurrency;
+    stats->threads = node->group != &p->group[0] ? node->group->workers : 0;
     stats->deferred = node->row.deferred;
+    stats->alone = node->alone;
+    stats->in_order = node->ordered;
     stats->exposed_ns = spdl__load_relaxed(&node->exposed_ns);
     stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
     spdl__node_times(p, node, &times);
@@ -11545,6 +11583,31 @@ SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
     }
 }
 
+/* What the process has used. Reading it takes about 0.1 ms, and its clocks tick every 10 ms. After
+   the end it is read once. */
+SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats *stats) {
+    const spdl_process_stats *first = &p->process_first, *last = &p->process_last;
+    const uint64_t now = spdl_time_ns();
+    uint64_t queued = 0;
+    if (first->time_ns == 0) return;
+    spdl__spin_lock(&p->process_lock);
+    if (ended ? last->time_ns < ended : now > last->time_ns + 10000000)
+        spdl_process_read(&p->process_last);
+    if (stats->delivered > 0 && spdl__load(&p->taker) == spdl__os_thread_id()) {
+        spdl__os_thread_times(NULL, NULL, NULL, &queued);
+        if (queued != SPDL__NEVER && p->taker_queued_ns != SPDL__NEVER)
+            p->trainer_runnable_ns = spdl__grown(p->taker_queued_ns, queued);
+    }
+    stats->trainer_runnable_ns = p->trainer_runnable_ns;
+    stats->process_ns = spdl__grown(p->start_ns, last->time_ns);
+    stats->process_cpu_ns = spdl__grown(first->cpu_ns, last->cpu_ns);
+    stats->others_cpu_ns = spdl__grown(first->others_ns, last->others_ns);
+    stats->minor_faults = spdl__grown(first->minor_faults, last->minor_faults);
+    stats->cores_allowed = last->cores_allowed;
+    stats->cores = last->cores;
+    spdl__spin_unlock(&p->process_lock);
+}
+
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats) {
     spdl_pipeline *p = SPDL__CAST(spdl_pipeline *, SPDL__UNCONST(pipeline)); /* `seen` is written */
     const uint64_t ended = spdl__load_relaxed(&p->ended_ns);
@@ -11575,6 +11638,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     for (i = 0; i < p->count; ++i) inside += stats->stage[i].runnable_ns;
     stats->workers_runnable_ns =
         spdl__atomic_max(&p->seen_runnable_ns, spdl__grown(inside, runnable));
+    spdl__stats_process(p, ended, stats);
     since = spdl__grown(stats->first_item_ns, stats->elapsed_ns);
     waited = spdl__grown(spdl__load_relaxed(&p->first_wait_ns), stats->wait_ns);
     if (stats->delivered > 0 && stats->first_item_ns > 0)
@@ -11697,20 +11761,36 @@ SPDL__COLD const char *spdl__clock(spdl__cell *cell, double seconds) {
 
 #define SPDL__FED 0.05        /* a trainer that waits less has enough */
 #define SPDL__LIMITING 0.5    /* a stage that is busy less is not the limit */
+#define SPDL__SURE 0.8        /* one that is busy more is, wherever the trainer's item was */
 #define SPDL__FAILING 0.05    /* a larger share of calls that fail is in the verdict */
-#define SPDL__ALL_BUSY 0.9    /* workers that are busy more have no time for other calls */
+#define SPDL__ALL_BUSY 0.93   /* workers that are busy more have no time for other calls */
+#define SPDL__FULL 0.92       /* processors that are used more have none either */
+#define SPDL__OTHERS 0.15     /* so much of a core that other programs use is worth a word */
+#define SPDL__TAIL 10         /* so many times the median is a rare slow call */
+#define SPDL__FAULT_NS 500    /* of a page that is mapped and zeroed, about */
 #define SPDL__PART_SHOWN 0.05 /* of the time in calls: the table shows runq and block over this */
 
-/* Threads that run stages: with workers = 0 the trainer's. */
+SPDL__COLD double spdl__smaller(double a, double b) { return a < b ? a : b; }
+SPDL__COLD double spdl__larger(double a, double b) { return a > b ? a : b; }
+
+/* Threads that run stages: with workers = 0 the trainer's. Those of rows with threads of their own
+   are left out. */
 SPDL__COLD int spdl__stats_threads(const spdl_stats *stats) {
-    return stats->workers > 0 ? stats->workers : 1;
+    int threads = stats->workers, i;
+    for (i = 0; i < stats->stage_count; ++i) threads -= stats->stage[i].threads;
+    return threads > 0 ? threads : 1;
+}
+
+/* The most calls of a stage at a time. */
+SPDL__COLD int spdl__stage_calls(const spdl_stats *stats, int i) {
+    const spdl_stage_stats *stage = &stats->stage[i];
+    const int threads = stage->threads > 0 ? stage->threads : spdl__stats_threads(stats);
+    return stage->concurrency < threads || stage->deferred ? stage->concurrency : threads;
 }
 
 /* How busy a stage was: 1 when all the calls it may have were running all the time. */
 SPDL__COLD double spdl__stage_load(const spdl_stats *stats, int i) {
-    const int threads = spdl__stats_threads(stats), bound = stats->stage[i].concurrency;
-    return spdl__share(stats->stage[i].busy_ns, stats->elapsed_ns) /
-           (bound < threads || stats->stage[i].deferred ? bound : threads);
+    return spdl__share(stats->stage[i].busy_ns, stats->elapsed_ns) / spdl__stage_calls(stats, i);
 }
 
 SPDL__COLD int spdl__stats_busiest(const spdl_stats *stats) {
@@ -11731,13 +11811,216 @@ SPDL__COLD bool spdl__stats_pushed(const spdl_stats *stats) {
     return stats->stage_count > 0 && stats->stage[0].kind == SPDL_KIND_FEED;
 }
 
-/* The row of the stage that holds the trainer, or requests, back, or -1 when none does. */
-SPDL__COLD int spdl__stats_limit(const spdl_stats *stats) {
+/* What the numbers say, and what to write; 0: nothing. */
+typedef struct spdl__finding {
+    spdl_limit limit;
+    int stage;      /* or -1 */
+    int tie;        /* a row that is as busy, or -1 */
+    int calls, workers, threads, buffer_size;
+    double used, others; /* cores: of this process; of other programs, as far as they take ours */
+    bool full;      /* the processors are used up */
+} spdl__finding;
+
+/* The processors. Too short a run says nothing, nor a reading from long after its end. */
+SPDL__COLD void spdl__find_cores(const spdl_stats *stats, spdl__finding *f) {
+    const double spare = (double)stats->cores - stats->cores_allowed;
+    if (stats->process_ns < 50000000 || stats->process_ns / 5 > stats->elapsed_ns / 4 ||
+        !(stats->cores_allowed > 0))
+        return;
+    f->used = spdl__share(stats->process_cpu_ns, stats->process_ns);
+    f->others = spdl__share(stats->others_cpu_ns, stats->process_ns) - spdl__larger(spare, 0);
+    f->others = spdl__larger(f->others, 0);
+    f->full = f->used + f->others >= SPDL__FULL * stats->cores_allowed;
+}
+
+/* Time in calls that was not spent waiting for a processor. */
+SPDL__COLD double spdl__stage_work(const spdl_stats *stats, int i) {
+    const spdl_stage_stats *stage = &stats->stage[i];
+    return (double)(stage->busy_ns - spdl__min(stage->runnable_ns, stage->busy_ns));
+}
+
+/* The time that the run takes at least if row `but` had all the calls it can use: by the rows, the
+   trainer's steps, or the processors, whichever is the next limit. */
+SPDL__COLD double spdl__find_rest(const spdl_stats *stats, const spdl__finding *f, int but) {
+    const double cores = spdl__larger(stats->cores_allowed - f->others, 0.1);
+    double rest = spdl__larger((double)stats->step_ns,
+                               f->used / cores * (double)stats->elapsed_ns);
+    int i;
+    for (i = 0; i < stats->stage_count; ++i)
+        if (i != but)
+            rest = spdl__larger(rest, spdl__stage_work(stats, i) / stats->stage[i].concurrency);
+    return rest;
+}
+
+/* So many that the next limit is reached, but not over four times as many as now: what is further
+   away is not known that well. One more where the processors are not known. */
+SPDL__COLD int spdl__find_more(const spdl__finding *f, double work, double rest, int now) {
+    const double wanted = rest > 0 ? spdl__smaller(work / rest, 4.0 * now) : 4.0 * now;
+    return f->used <= 0 || wanted < now + 1 ? now + 1 : (int)(wanted + 0.9);
+}
+
+/* The threads that run `calls` of a row, if there are too few. */
+SPDL__COLD void spdl__find_threads(const spdl_stats *stats, spdl__finding *f) {
+    const spdl_stage_stats *stage = &stats->stage[f->stage];
+    const int threads = spdl__stats_threads(stats);
+    if (stage->deferred) return;
+    if (stage->threads > 0)
+        f->threads = f->calls > stage->threads ? f->calls : 0;
+    else
+        f->workers = f->calls > threads ? f->calls : 0;
+}
+
+/* All workers are in calls: so many that the next limit is reached. The busiest row gets more calls
+   if it has no use for more workers without. */
+SPDL__COLD void spdl__find_workers(const spdl_stats *stats, spdl__finding *f) {
+    const spdl_stage_stats *stage = &stats->stage[f->stage];
+    const double work = spdl__stage_work(stats, f->stage);
+    const bool raise = !stage->alone && stage->kind == SPDL_KIND_PIPE &&
+                       work / stage->concurrency >= SPDL__SURE * (double)stats->elapsed_ns;
+    const double rest = spdl__find_rest(stats, f, raise ? f->stage : -1);
+    const int threads = spdl__stats_threads(stats);
+    double sum = 0;
+    int i;
+    for (i = 0; i < stats->stage_count; ++i)
+        if (!stats->stage[i].deferred && stats->stage[i].threads == 0)
+            sum += spdl__stage_work(stats, i);
+    f->limit = SPDL_LIMIT_WORKERS;
+    f->workers = stats->workers == 0 ? 1 : spdl__find_more(f, sum, rest, threads);
+    if (raise && stats->workers > 0)
+        f->calls = spdl__find_more(f, work, spdl__larger(rest, sum / f->workers),
+                                   stage->concurrency);
+}
+
+/* How many results have to fit while one call takes as long as the slow ones. */
+SPDL__COLD void spdl__find_buffer(const spdl_stats *stats, spdl__finding *f) {
+    const spdl_stage_stats *stage = &stats->stage[f->stage];
+    const int now = stats->edge[f->stage].buffer_size;
+    const uint64_t slow = stage->p99_ns >= SPDL__TAIL * stage->p50_ns ? stage->p99_ns
+                                                                      : stage->max_ns;
+    double rate = stats->step_ns ? (double)stage->tasks / (double)stats->step_ns : 1;
+    if (stage->concurrency > 1 && stage->p50_ns > 0)
+        rate = spdl__smaller(rate, (stage->concurrency - 1) / (double)stage->p50_ns);
+    f->limit = SPDL_LIMIT_ORDER;
+    f->buffer_size = (int)spdl__smaller(spdl__larger((double)slow * rate, 2.0 * now), 4096);
+}
+
+/* Why row f->stage, which is busy, is the limit. */
+SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__finding *f) {
+    const spdl_stage_stats *stage = &stats->stage[f->stage];
+    const double cpu = spdl__share(stage->cpu_ns, stats->elapsed_ns);
+    const double blocked = spdl__share(stage->blocked_ns, stage->busy_ns);
+    const double rest = spdl__find_rest(stats, f, f->stage);
+    double faults = spdl__share(stats->minor_faults * SPDL__FAULT_NS, stats->process_ns), all = 0;
+    int i;
+    f->limit = SPDL_LIMIT_CONCURRENCY;
+    for (i = 0; i < stats->stage_count; ++i) {
+        all += spdl__share(stats->stage[i].cpu_ns, stats->elapsed_ns);
+        if (i != f->stage && f->tie < 0 &&
+            spdl__stage_load(stats, i) > SPDL__ALL_BUSY * spdl__stage_load(stats, f->stage))
+            f->tie = i;
+    }
+    if (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1)
+        f->limit = SPDL_LIMIT_SOURCE;
+    else if (stage->kind == SPDL_KIND_BRANCH || stage->alone)
+        f->limit = SPDL_LIMIT_SERIAL;
+    else if (stage->concurrency > 1 && cpu > 0.85 && cpu < 1.05 && blocked > 0.15)
+        f->limit = SPDL_LIMIT_LOCK; /* one thread computes, the others sleep */
+    else if (blocked > 0.5)
+        f->limit = SPDL_LIMIT_IO;
+    else if (stage->split_calls > 0 && faults > 0.3 * all)
+        f->limit = SPDL_LIMIT_MEMORY;
+    if (f->limit != SPDL_LIMIT_CONCURRENCY && f->limit != SPDL_LIMIT_IO) return;
+    f->calls = spdl__find_more(f, spdl__stage_work(stats, f->stage), rest, stage->concurrency);
+    spdl__find_threads(stats, f);
+}
+
+/* The processors are used up: by other programs, or by the row with the most CPU time. */
+SPDL__COLD void spdl__find_full(const spdl_stats *stats, spdl__finding *f) {
+    const int busiest = f->stage;
+    uint64_t cpu = 0;
+    int i;
+    f->stage = 0;
+    for (i = 0; i < stats->stage_count; ++i) {
+        cpu += stats->stage[i].cpu_ns;
+        if (stats->stage[i].cpu_ns > stats->stage[f->stage].cpu_ns) f->stage = i;
+    }
+    f->limit = SPDL_LIMIT_MACHINE;
+    if (f->others >= SPDL__OTHERS && f->used < SPDL__FULL * stats->cores_allowed) {
+        f->limit = SPDL_LIMIT_FOREIGN;
+        f->stage = spdl__stage_load(stats, busiest) >= SPDL__LIMITING ? busiest : -1;
+    } else if (spdl__share(cpu, stats->elapsed_ns) < f->used / 2) {
+        f->limit = SPDL_LIMIT_NOT_KNOWN; /* it is not the stages that use them */
+        f->stage = -1;
+    }
+}
+
+/* Whether rare slow calls of a row explain what the trainer waited for it. */
+SPDL__COLD bool spdl__stage_tail(const spdl_stage_stats *stage, uint64_t exposed) {
+    return stage->exposed_ns > exposed / 2 && stage->p50_ns > 0 && stage->kind != SPDL_KIND_FEED &&
+           stage->max_ns >= SPDL__TAIL * stage->p50_ns &&
+           spdl__grown(stage->p50_ns * stage->tasks, stage->busy_ns) > stage->exposed_ns / 2;
+}
+
+/* The trainer waits, or requests made way. */
+SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__finding *f) {
     const int busiest = spdl__stats_busiest(stats);
-    const bool waits = spdl__stats_pushed(stats) || spdl__stats_waiting(stats) >= SPDL__FED;
-    return stats->delivered > 0 && waits && spdl__stage_load(stats, busiest) >= SPDL__LIMITING
-               ? busiest
-               : -1;
+    const double load = spdl__stage_load(stats, busiest);
+    const spdl_stage_stats *stage = &stats->stage[busiest];
+    const bool sleeps = spdl__share(stage->blocked_ns, stage->busy_ns) > 0.5;
+    uint64_t busy = 0, exposed = 0;
+    bool limits = load >= (spdl__stats_pushed(stats) ? SPDL__LIMITING : SPDL__SURE), tail;
+    int i, most = 0;
+    for (i = 0; i < stats->stage_count; ++i) {
+        stage = &stats->stage[i];
+        busy += stage->deferred || stage->threads > 0 ? 0 : stage->busy_ns;
+        exposed += stage->exposed_ns + stage->exposed_idle_ns;
+        if (stage->exposed_ns > stats->stage[most].exposed_ns) most = i;
+    }
+    stage = &stats->stage[most];
+    tail = spdl__stage_tail(stage, exposed);
+    if (load >= SPDL__LIMITING && busiest == most && stage->exposed_ns > exposed / 2 && !tail)
+        limits = true;
+    f->stage = busiest;
+    if (f->full && !(limits && sleeps))
+        spdl__find_full(stats, f);
+    else if (stats->workers == 0 ||
+             spdl__share(busy, stats->elapsed_ns) >= SPDL__ALL_BUSY * spdl__stats_threads(stats))
+        spdl__find_workers(stats, f);
+    else if (limits)
+        spdl__find_class(stats, f);
+    else if (tail && (f->stage = most, stage->in_order || stage->concurrency == 1))
+        spdl__find_buffer(stats, f);
+    else if (stats->stage[f->stage = most].kind == SPDL_KIND_BATCH &&
+             stage->exposed_ns > exposed / 2)
+        f->limit = SPDL_LIMIT_BATCH;
+    else
+        f->stage = -1;
+}
+
+SPDL__COLD spdl__finding spdl__find(const spdl_stats *stats) {
+    spdl__finding f;
+    const int busiest = spdl__stats_busiest(stats);
+    memset(&f, 0, sizeof(f));
+    f.stage = f.tie = -1;
+    if (stats->delivered == 0) return f;
+    spdl__find_cores(stats, &f);
+    if (spdl__stats_pushed(stats)) {
+        if (stats->stage[0].skips > 0) f.limit = SPDL_LIMIT_REQUESTS;
+        if (spdl__stage_load(stats, busiest) >= SPDL__LIMITING) f.stage = busiest;
+    } else if (spdl__stats_waiting(stats) >= SPDL__FED) {
+        spdl__find_wait(stats, &f);
+    } else if (spdl__share(stats->trainer_runnable_ns, stats->step_ns) >= SPDL__FED) {
+        f.limit = f.others > f.used ? SPDL_LIMIT_FOREIGN : SPDL_LIMIT_HARM;
+    } else {
+        f.limit = SPDL_LIMIT_TRAINER;
+    }
+    return f;
+}
+
+SPDL_API spdl_limit spdl_stats_limit(const spdl_stats *stats, int *stage) {
+    const spdl__finding f = spdl__find(stats);
+    if (stage != NULL) *stage = f.stage;
+    return f.limit;
 }
 
 /* --- the verdict --- */
@@ -11747,31 +12030,6 @@ SPDL__COLD void spdl__text_stage(spdl__text *text, const char *before, const spd
     spdl__text_add(text, "%sstage %d '", before, i);
     spdl__text_name(text, stats->stage[i].name, -1);
     spdl__text_add(text, "'");
-}
-
-/* The trainer waits though no stage is busy: for processors that others have, for a slow call now
-   and then. */
-SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats, double load) {
-    uint64_t calls = 0, idle = 0, runnable = stats->workers_runnable_ns;
-    spdl__cell cell;
-    int i, most = 0;
-    for (i = 0; i < stats->stage_count; ++i) {
-        calls += stats->stage[i].exposed_ns;
-        idle += stats->stage[i].exposed_idle_ns;
-        runnable += stats->stage[i].runnable_ns;
-        if (stats->stage[i].exposed_ns > stats->stage[most].exposed_ns) most = i;
-    }
-    spdl__text_add(text, "no stage was busy more than %.0f %% of the time", 100 * load);
-    if (runnable > stats->wait_ns / 2) {
-        spdl__text_add(text, ": other threads had the processors.");
-    } else if (calls > idle) {
-        spdl__text_stage(text, ", but calls of ", stats, most);
-        spdl__text_add(text, " took up to %s: a larger buffer_size evens them out.",
-                       spdl__duration(&cell, (double)stats->stage[most].max_ns));
-    } else {
-        spdl__text_add(text, ": the workers lacked processor time, or buffer_size is small for "
-                             "items this short.");
-    }
 }
 
 /* The stage with the largest share of calls that fail, if that is too large to go unseen. */
@@ -11788,31 +12046,6 @@ SPDL__COLD void spdl__verdict_of_failures(spdl__text *text, const spdl_stats *st
     spdl__text_add(text, " %.0f %% of the calls of ", 100 * most);
     spdl__text_stage(text, "", stats, stage);
     spdl__text_add(text, " fail.");
-}
-
-/* What has no time for more: all workers, or a stage. False, and no text, when neither is busy. */
-SPDL__COLD bool spdl__verdict_of_busy(spdl__text *text, const spdl_stats *stats) {
-    const int busiest = spdl__stats_busiest(stats);
-    const double load = spdl__stage_load(stats, busiest);
-    uint64_t busy = 0;
-    int i;
-    for (i = 0; i < stats->stage_count; ++i)
-        busy += stats->stage[i].deferred ? 0 : stats->stage[i].busy_ns;
-    if (spdl__share(busy, stats->elapsed_ns) > SPDL__ALL_BUSY * spdl__stats_threads(stats)) {
-        if (stats->workers > 1)
-            spdl__text_add(text, "all %d workers were busy", stats->workers);
-        else
-            spdl__text_add(text, "the only %s was busy", stats->workers ? "worker" : "thread");
-        spdl__text_stage(text, ", most of all with ", stats, busiest);
-        spdl__text_add(text, ".");
-    } else if (load >= SPDL__LIMITING) {
-        spdl__text_stage(text, "", stats, busiest);
-        spdl__text_add(text, " was busy %.0f %% of the time (concurrency %d).", 100 * load,
-                       stats->stage[busiest].concurrency);
-    } else {
-        return false;
-    }
-    return true;
 }
 
 /* Of a pipeline with a feed: where most of the time from push to answer went. */
@@ -11845,13 +12078,149 @@ SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *sta
     }
 }
 
-SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats) {
+static const char spdl__ask_doctor[] = "run the doctor (SPDL_DOCTOR=1)";
+
+/* What the calls of a stage do, where it was measured. */
+SPDL__COLD const char *spdl__stage_does(const spdl_stage_stats *stage) {
+    if (stage->split_calls == 0) return "";
+    return spdl__share(stage->blocked_ns, stage->busy_ns) > 0.5 ? ", asleep"
+           : spdl__share(stage->cpu_ns, stage->busy_ns) > 0.5   ? ", computing" : "";
+}
+
+/* The settings to write, as "Write .concurrency = 3 and workers = 5." */
+SPDL__COLD void spdl__verdict_write(spdl__text *text, const spdl_stats *stats,
+                                    const spdl__finding *f) {
+    const struct {
+        const char *name;
+        int value;
+    } fields[] = { { ".concurrency", f->calls }, { ".threads", f->threads },
+                   { "workers", f->workers }, { ".buffer_size", f->buffer_size } };
+    const char *before = " Write ";
+    int i;
+    for (i = 0; i < 4; ++i) {
+        if (fields[i].value == 0) continue;
+        spdl__text_add(text, "%s%s = %d", before, fields[i].name, fields[i].value);
+        before = " and ";
+    }
+    if (f->tie >= 0 && f->calls > 0) spdl__text_stage(text, ", and more for ", stats, f->tie);
+    if (f->tie >= 0 && f->calls > 0) spdl__text_add(text, ", which is as busy");
+    if (f->calls > 0 && stats->stage[f->stage].concurrency == 1)
+        spdl__text_add(text, ", if its function may run on several threads at a time");
+}
+
+/* What to do about a stage. */
+SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
+                                   const spdl__finding *f) {
+    const spdl_stage_stats *stage = &stats->stage[f->stage];
+    spdl__verdict_write(text, stats, f);
+    if (f->limit == SPDL_LIMIT_WORKERS && stage->blocked_ns > stage->busy_ns / 2)
+        spdl__text_add(text, ", or give it .threads = %d of its own",
+                       f->calls > 0 ? f->calls : stage->concurrency);
+    else if (f->limit == SPDL_LIMIT_IO && stage->concurrency > 1)
+        spdl__text_add(text, "; if its calls wait for a lock that will not help: %s",
+                       spdl__ask_doctor);
+    else if (f->limit == SPDL_LIMIT_ORDER && stage->concurrency > 1)
+        spdl__text_add(text, ", or .output_order = SPDL_ORDER_COMPLETION");
+    else if (f->limit == SPDL_LIMIT_LOCK)
+        spdl__text_add(text, " It may be a lock: %s", spdl__ask_doctor);
+    else if (f->limit == SPDL_LIMIT_SOURCE)
+        spdl__text_add(text, " Move work from the source to a stage");
+    else if (f->limit == SPDL_LIMIT_SERIAL)
+        spdl__text_add(text, " Make it cheaper, or split the row in two");
+    else if (f->limit == SPDL_LIMIT_MEMORY)
+        spdl__text_add(text, " Use memory again instead of allocating it for each item, such as "
+                             "by spdl_buffer; or else %s", spdl__ask_doctor);
+    spdl__text_add(text, ".");
+}
+
+/* A row, or all workers, that the trainer or requests wait for. */
+SPDL__COLD void spdl__verdict_of_row(spdl__text *text, const spdl_stats *stats,
+                                     const spdl__finding *f) {
+    const spdl_stage_stats *stage = &stats->stage[f->stage];
+    const double load = 100 * spdl__stage_load(stats, f->stage);
+    spdl__cell cell[2];
+    if (f->limit == SPDL_LIMIT_WORKERS) {
+        const int threads = spdl__stats_threads(stats);
+        if (stats->workers == 0)
+            spdl__text_add(text, "the only thread was busy, as workers is 0");
+        else if (threads == 1)
+            spdl__text_add(text, "the only worker was busy");
+        else
+            spdl__text_add(text, "all %d workers were busy", threads);
+        spdl__text_stage(text, ", most of all with ", stats, f->stage);
+        spdl__text_add(text, "%s.", spdl__stage_does(stage));
+    } else if (f->limit == SPDL_LIMIT_ORDER) {
+        spdl__text_add(text, "rare slow calls of");
+        spdl__text_stage(text, " ", stats, f->stage);
+        spdl__text_add(text, " took up to %s, where half take %s, and held back the rest.",
+                       spdl__duration(&cell[0], (double)stage->max_ns),
+                       spdl__duration(&cell[1], (double)stage->p50_ns));
+    } else {
+        spdl__text_stage(text, "", stats, f->stage);
+        spdl__text_add(text, " was busy %.0f %% of the time (concurrency %d)%s", load,
+                       stage->concurrency, spdl__stage_does(stage));
+        if (f->limit == SPDL_LIMIT_MEMORY)
+            spdl__text_add(text, ", with %.0f page faults for each item of the trainer",
+                           spdl__share(stats->minor_faults, stats->delivered));
+        else if (f->limit == SPDL_LIMIT_SERIAL)
+            spdl__text_add(text, ", one call at a time");
+        else if (f->limit == SPDL_LIMIT_LOCK)
+            spdl__text_add(text, " on one processor at a time");
+        spdl__text_add(text, ".");
+    }
+    spdl__verdict_cure(text, stats, f);
+}
+
+/* The trainer waits, and no row is to blame; or the processors are. */
+SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
+                                      const spdl__finding *f) {
+    const int busiest = spdl__stats_busiest(stats);
+    const uint64_t each = stats->elapsed_ns / spdl__max(stats->delivered, 1);
+    if (f->limit == SPDL_LIMIT_MACHINE) {
+        spdl__text_add(text, "the processors are used up (%.2f of %.3g)", f->used + f->others,
+                       stats->cores_allowed);
+        spdl__text_stage(text, ", most of all by ", stats, f->stage);
+        spdl__text_add(text, ". More concurrency does not help: make that stage cheaper.");
+    } else if (f->limit == SPDL_LIMIT_FOREIGN) {
+        spdl__text_add(text, "other programs used %.2f of %.3g processors", f->others,
+                       stats->cores_allowed);
+        if (f->stage >= 0) {
+            spdl__text_stage(text, ", and ", stats, f->stage);
+            spdl__text_add(text, " was busy %.0f %% of the time",
+                           100 * spdl__stage_load(stats, f->stage));
+        }
+        spdl__text_add(text, ". Run less beside it, and look again.");
+    } else if (f->limit == SPDL_LIMIT_BATCH) {
+        spdl__text_stage(text, "until ", stats, f->stage);
+        spdl__text_add(text, " had a batch full. Write a smaller size, or a larger buffer_size.");
+    } else if (f->full) {
+        spdl__text_add(text, "the processors are used up (%.2f of %.3g), mostly outside of the "
+                             "stages. To know more, %s.", f->used + f->others,
+                       stats->cores_allowed, spdl__ask_doctor);
+    } else {
+        spdl__text_add(text, "no stage was busy more than %.0f %% of the time. What holds it back "
+                             "is not known: %s", 100 * spdl__stage_load(stats, busiest),
+                       spdl__ask_doctor);
+        if (each < 50000)
+            spdl__text_add(text, ", or try a larger buffer_size (16 to 64), as items are short");
+        spdl__text_add(text, ".");
+    }
+}
+
+SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
+                                      spdl__finding f) {
     const spdl_stage_stats *feed = &stats->stage[0];
     const spdl_edge_stats *sink = &stats->edge[stats->stage_count - 1];
     if (feed->skips > 0) {
         spdl__text_add(text, "%llu of %llu requests made way: ", (spdl__llu)feed->skips,
                        (spdl__llu)feed->tasks);
-        if (!spdl__verdict_of_busy(text, stats))
+        spdl__find_wait(stats, &f);
+        if (f.limit == SPDL_LIMIT_MACHINE || f.limit == SPDL_LIMIT_FOREIGN)
+            spdl__verdict_of_none(text, stats, &f);
+        else if (f.limit != SPDL_LIMIT_NOT_KNOWN && f.limit != SPDL_LIMIT_REQUESTS &&
+                 f.limit != SPDL_LIMIT_ORDER && f.limit != SPDL_LIMIT_BATCH)
+            spdl__verdict_of_row(text, stats, &f);
+        else
             spdl__text_add(text, spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING
                                      ? "answers were not taken in time."
                                  : stats->edge[0].readiness >= SPDL__LIMITING
@@ -11867,22 +12236,31 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats)
 
 SPDL__COLD void spdl__verdict_of_waits(spdl__text *text, const spdl_stats *stats) {
     const double waiting = 100 * spdl__stats_waiting(stats);
+    const double late = 100 * spdl__share(stats->trainer_runnable_ns, stats->step_ns);
+    const spdl__finding f = spdl__find(stats);
     if (spdl__stats_pushed(stats)) {
-        spdl__verdict_of_feed(text, stats);
-        return;
-    }
-    if (stats->delivered == 0) {
+        spdl__verdict_of_feed(text, stats, f);
+    } else if (stats->delivered == 0) {
         spdl__text_add(text, "Nothing has been delivered yet.");
-        return;
-    }
-    if (waiting < 100 * SPDL__FED) {
-        spdl__text_add(text, "Loading is fast enough: the trainer waited %.1f %% of its time.",
+    } else if (waiting >= 100 * SPDL__FED) {
+        spdl__text_add(text, "The trainer waited %.0f %% of its time: ", waiting);
+        if (f.stage < 0 || f.limit == SPDL_LIMIT_MACHINE || f.limit == SPDL_LIMIT_BATCH ||
+            f.limit == SPDL_LIMIT_FOREIGN)
+            spdl__verdict_of_none(text, stats, &f);
+        else
+            spdl__verdict_of_row(text, stats, &f);
+    } else {
+        spdl__text_add(text, "Loading is fast enough: the trainer waited %.1f %% of its time",
                        waiting);
-        return;
+        if (f.limit == SPDL_LIMIT_TRAINER)
+            spdl__text_add(text, ". There is nothing to gain: stop tuning.");
+        else
+            spdl__text_add(text, ". For %.0f %% of its own steps other %s had its processor: "
+                                 "%s.", late,
+                           f.limit == SPDL_LIMIT_HARM ? "threads" : "programs",
+                           f.limit == SPDL_LIMIT_HARM ? "use fewer workers, or .policy.polite"
+                                                      : "run less beside it");
     }
-    spdl__text_add(text, "The trainer waited %.0f %% of its time: ", waiting);
-    if (!spdl__verdict_of_busy(text, stats))
-        spdl__verdict_of_none(text, stats, spdl__stage_load(stats, spdl__stats_busiest(stats)));
 }
 
 SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
@@ -11895,7 +12273,8 @@ SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
 /* One row, 100 columns wide with the mark before it. */
 SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i) {
     const spdl_stage_stats *stage = &stats->stage[i];
-    const uint64_t times[] = { stage->mean_ns, stage->p50_ns, stage->p99_ns, stage->max_ns };
+    const uint64_t times[] = { stage->p50_ns, stage->p99_ns, stage->max_ns };
+    const double waits = spdl__share(stage->exposed_ns + stage->exposed_idle_ns, stats->wait_ns);
     const double runq = spdl__share(stage->runnable_ns, stage->busy_ns);
     const double block = spdl__share(stage->blocked_ns, stage->busy_ns);
     const bool calls = stage->kind == SPDL_KIND_SOURCE || stage->kind == SPDL_KIND_PIPE ||
@@ -11903,26 +12282,27 @@ SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i
     const bool timed = calls || stage->kind == SPDL_KIND_FEED;
     spdl__cell c[4];
     int k;
-    spdl__text_name(text, stage->name, 16);
+    spdl__text_name(text, stage->name, 18);
     spdl__text_add(text, " %4d %9llu %7s", stage->concurrency, (spdl__llu)stage->tasks,
                    spdl__rate(&c[0], stage->tasks, stats->elapsed_ns));
-    for (k = 0; k < 4; ++k)
+    for (k = 0; k < 3; ++k)
         spdl__text_add(text, " %7s", timed ? spdl__duration(&c[k], (double)times[k]) : "-");
     spdl__text_add(text, " %4s", calls ? spdl__percent(&c[0], spdl__stage_load(stats, i)) : "-");
     spdl__text_add(text, " %4s %4s %5s", stage->split_calls == 0 ? "-" : spdl__percent(&c[1],
                    spdl__share(stage->cpu_ns, stage->busy_ns)),
                    runq > SPDL__PART_SHOWN ? spdl__percent(&c[2], runq) : "",
                    block > SPDL__PART_SHOWN ? spdl__percent(&c[3], block) : "");
-    spdl__text_add(text, " %5s", spdl__percent(&c[0], stats->edge[i].readiness));
+    spdl__text_add(text, " %5s %5s", spdl__percent(&c[0], stats->edge[i].readiness),
+                   waits > 0.005 ? spdl__percent(&c[1], spdl__smaller(waits, 1)) : "");
 }
 
 SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats) {
     static const char *const losses[] = { "failed", "retried", "skipped", "freed" };
-    const int limit = spdl__stats_limit(stats);
+    const int limit = spdl__find(stats).stage;
     int i, k;
     spdl__text_style(text, "2");
-    spdl__text_add(text, "  stage            conc     tasks    rate    mean     p50     p99     max"
-                         " busy  cpu runq block ready\n");
+    spdl__text_add(text, "  stage              conc     tasks    rate     p50     p99     max"
+                         " busy  cpu runq block ready waits\n");
     for (i = 0; i < stats->stage_count; ++i) {
         spdl__text_style(text, i == limit ? "1;33" : "0");
         spdl__text_add(text, i == limit ? "> " : "  ");
@@ -12073,6 +12453,11 @@ static const spdl__field spdl__stats_fields[] = {
     SPDL__FIELD(spdl_stats, step_ns),
     SPDL__FIELD(spdl_stats, step_mean_ns),
     SPDL__FIELD(spdl_stats, answer_wait_ns),
+    SPDL__FIELD(spdl_stats, trainer_runnable_ns),
+    SPDL__FIELD(spdl_stats, process_ns),
+    SPDL__FIELD(spdl_stats, process_cpu_ns),
+    SPDL__FIELD(spdl_stats, others_cpu_ns),
+    SPDL__FIELD(spdl_stats, minor_faults),
     SPDL__FIELDS_END
 };
 static const spdl__field spdl__stage_fields[] = {
@@ -12154,10 +12539,11 @@ SPDL__COLD void spdl__json_stage(spdl__text *text, const spdl_stats *stats, int 
     const spdl_stage_stats *stage = &stats->stage[i];
     spdl__text_add(text, "%s{\"name\":", i ? "," : "");
     spdl__json_string(text, stage->name);
-    spdl__text_add(text, ",\"kind\":\"%s\",\"concurrency\":%d,\"in_flight\":%d,\"deferred\":%s"
-                   ",\"runnable_known\":%s",
+    spdl__text_add(text, ",\"kind\":\"%s\",\"concurrency\":%d,\"threads\":%d,\"in_flight\":%d"
+                   ",\"deferred\":%s,\"alone\":%s,\"in_order\":%s,\"runnable_known\":%s",
                    (unsigned)stage->kind < 9 ? kinds[stage->kind] : "other", stage->concurrency,
-                   stage->in_flight, stage->deferred ? "true" : "false",
+                   stage->threads, stage->in_flight, stage->deferred ? "true" : "false",
+                   stage->alone ? "true" : "false", stage->in_order ? "true" : "false",
                    stage->runnable_known ? "true" : "false");
     spdl__json_real(text, "load", spdl__stage_load(stats, i));
     spdl__json_fields(text, stage, spdl__stage_fields);
@@ -12174,12 +12560,19 @@ SPDL__COLD void spdl__json_edge(spdl__text *text, const spdl_stats *stats, int i
 }
 
 SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
-    char verdict[512];
-    int i;
+    static const char *const classes[] = {
+        "not known", "trainer", "concurrency", "io", "machine", "lock", "serial", "order", "batch",
+        "workers", "memory", "device", "source", "harm", "foreign", "requests"
+    };
+    char verdict[768];
+    int i, limit;
     (void)spdl_stats_verdict(stats, verdict, sizeof(verdict));
     spdl__text_add(text, "{\"verdict\":");
     spdl__json_string(text, verdict);
-    spdl__text_add(text, ",\"limit\":%d,\"workers\":%d", spdl__stats_limit(stats), stats->workers);
+    spdl__text_add(text, ",\"class\":\"%s\"", classes[spdl_stats_limit(stats, &limit)]);
+    spdl__text_add(text, ",\"limit\":%d,\"workers\":%d,\"cores\":%d", limit, stats->workers,
+                   stats->cores);
+    spdl__json_real(text, "cores_allowed", stats->cores_allowed);
     spdl__json_fields(text, stats, spdl__stats_fields);
     spdl__text_add(text, ",\"stages\":[");
     for (i = 0; i < stats->stage_count; ++i) spdl__json_stage(text, stats, i);
@@ -12483,7 +12876,7 @@ SPDL__COLD void spdl__report_live_row(spdl__reporter *r, spdl__text *text, int i
 SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     const bool live = r->plan.desc.live && !final, draws = live && r->draws;
     const spdl_stats *stats = final ? &r->now : &r->interval;
-    const int limit = spdl__stats_limit(stats);
+    const int limit = spdl__find(stats).stage;
     const char *reason;
     spdl__text text = spdl__text_start(r->buffer, r->bytes);
     spdl__cell cell;

@@ -1078,7 +1078,7 @@ static bool slow_stage_is_named(bool tell) {
     spdl_stats_verdict(&stats, text, sizeof text);
     spdl_pipeline_destroy(p);
     return told(says(text, "The trainer waited") && says(text, "stage 2 'decode'") &&
-                    !says(text, "read") && !says(text, "scale"), text, tell);
+                    !says(text, "'read'") && !says(text, "'scale'"), text, tell);
 }
 
 static void verdict_names_the_slow_stage(void) { verdict_check(slow_stage_is_named); }
@@ -1120,7 +1120,8 @@ static bool too_few_workers_are_told(bool tell) {
     spdl_pipeline_stats(p, &stats);
     spdl_stats_verdict(&stats, text, sizeof text);
     spdl_pipeline_destroy(p);
-    return told(says(text, "the only worker was busy"), text, tell);
+    return told(says(text, "the only worker was busy") || says(text, "other programs used"), text,
+                tell);
 }
 
 static void verdict_of_too_few_workers(void) { verdict_check(too_few_workers_are_told); }
@@ -1142,44 +1143,12 @@ static void verdict_of_deferred_calls(void) {
     stats.stage[0].deferred = true;
     stats.stage[0].busy_ns = 192 * stats.elapsed_ns;
     spdl_stats_verdict(&stats, text, sizeof text);
-    CHECK_STR(text, "The trainer waited 80 % of its time: stage 0 'fetch' was busy 75 % of the "
-                    "time (concurrency 256).");
-}
-
-/* No stage is busy, and the trainer waits all the same: for a slow call now and then, for
-   processors. */
-static void verdict_of_no_busy_stage(void) {
-    spdl_stats stats;
-    char text[400];
-    memset(&stats, 0, sizeof stats);
-    stats.elapsed_ns = 1000000000;
-    stats.wait_ns = 400000000;
-    stats.delivered = 100;
-    stats.workers = 4;
-    stats.stage_count = 2;
-    for (int i = 0; i < 2; ++i) {
-        snprintf(stats.stage[i].name, sizeof stats.stage[i].name, i ? "slow" : "list");
-        stats.stage[i].concurrency = 1;
-    }
-    stats.stage[1].busy_ns = 300000000;
-    stats.stage[1].max_ns = 193000000;
-    stats.stage[0].exposed_ns = 50000000;
-    stats.stage[1].exposed_ns = 250000000;
-    stats.stage[1].exposed_idle_ns = 100000000;
+    CHECK_STR(text, "The trainer waited 80 % of its time: no stage was busy more than 75 % of the "
+                    "time. What holds it back is not known: run the doctor (SPDL_DOCTOR=1).");
+    stats.stage[0].busy_ns = 230 * stats.elapsed_ns;
     spdl_stats_verdict(&stats, text, sizeof text);
-    CHECK_STR(text, "The trainer waited 40 % of its time: no stage was busy more than 30 % of the "
-                    "time, but calls of stage 1 'slow' took up to 193 ms: a larger buffer_size "
-                    "evens them out.");
-    stats.stage[1].runnable_ns = stats.workers_runnable_ns = 150000000;
-    spdl_stats_verdict(&stats, text, sizeof text);
-    CHECK_STR(text, "The trainer waited 40 % of its time: no stage was busy more than 30 % of the "
-                    "time: other threads had the processors.");
-    stats.stage[1].runnable_ns = stats.workers_runnable_ns = 0;
-    stats.stage[0].exposed_idle_ns = 250000000;
-    spdl_stats_verdict(&stats, text, sizeof text);
-    CHECK_STR(text, "The trainer waited 40 % of its time: no stage was busy more than 30 % of the "
-                    "time: the workers lacked processor time, or buffer_size is small for items "
-                    "this short.");
+    CHECK_STR(text, "The trainer waited 80 % of its time: stage 0 'fetch' was busy 90 % of the "
+                    "time (concurrency 256). Write .concurrency = 257.");
 }
 
 /* 3000 requests, of which 683 made way: find_path is busy all the time. */
@@ -1208,7 +1177,7 @@ static spdl_stats stats_pushed(void) {
 }
 
 static const char *verdict_of(const spdl_stats *stats) {
-    static char text[400];
+    static char text[600];
     spdl_stats_verdict(stats, text, sizeof text);
     return text;
 }
@@ -1218,9 +1187,10 @@ static const char *verdict_of(const spdl_stats *stats) {
 static void verdict_of_requests(void) {
     spdl_stats stats = stats_pushed();
     CHECK_STR(verdict_of(&stats), "683 of 3000 requests made way: stage 1 'find_path' was busy "
-                                  "100 % of the time (concurrency 1). Answers took 38.0 ms (p50) "
-                                  "to 83.0 ms (p99), most of it waiting in front of stage 1 "
-                                  "'find_path'.");
+                                  "100 % of the time (concurrency 1). Write .concurrency = 2, if "
+                                  "its function may run on several threads at a time. Answers "
+                                  "took 38.0 ms (p50) to 83.0 ms (p99), most of it waiting in "
+                                  "front of stage 1 'find_path'.");
     stats.stage[1].concurrency = 2;
     stats.stage[1].busy_ns = 19000000000u;
     CHECK(says(verdict_of(&stats), "made way: all 2 workers were busy, most of all with stage 1"));
@@ -1255,14 +1225,15 @@ static void texts_of_requests(void) {
     char text[4000];
     spdl_stats_text(&stats, text, sizeof text);
     CHECK(says(text, "\n3000 requests, 2317 items in 10.0 s, "));
-    CHECK(says(text, "  feed                1      3000   300/s 40.0 ms 38.0 ms 83.0 ms    0 ns "
+    CHECK(says(text, "  feed                  1      3000   300/s 38.0 ms 83.0 ms    0 ns "
                      "   -"));
     CHECK(says(text, "\n> find_path "));
     CHECK(!says(text, "trainer"));
     spdl_stats_progress(&stats, 0, text, sizeof text);
     CHECK_STR(text, "2317 items, 232/s, p99 83.0 ms");
     spdl_stats_json(&stats, text, sizeof text);
-    CHECK(says(text, "\"limit\":1,") && says(text, "\"answer_wait_ns\":5000000000,"));
+    CHECK(says(text, "\"class\":\"requests\",\"limit\":1,"));
+    CHECK(says(text, "\"answer_wait_ns\":5000000000,"));
     CHECK(says(text, "\"p50_ns\":38000000,"));
 }
 
@@ -1302,7 +1273,7 @@ static spdl_stats stats_made_up(void) {
 
 static void text_tells_the_verdict_first(void) {
     const spdl_stats stats = stats_made_up();
-    char text[4000], verdict[400];
+    char text[4000], verdict[600];
     const int length = spdl_stats_text(&stats, text, sizeof text);
     const int short_length = spdl_stats_verdict(&stats, verdict, sizeof verdict);
     CHECK_EQ(length, strlen(text));
@@ -1315,14 +1286,14 @@ static void text_tells_the_verdict_first(void) {
 
 /* A line for each stage, 100 columns wide, the slow one marked; then one for each with losses. */
 static void text_is_a_table(void) {
-    static const char head[] = "  stage            conc     tasks    rate    mean     p50     p99"
-                               "     max busy  cpu runq block ready";
+    static const char head[] = "  stage              conc     tasks    rate     p50     p99     max"
+                               " busy  cpu runq block ready waits";
     static const char *const shown[] = {
-        "  100/s 1.00 ms 1.00 ms 3.00 ms 3.00 ms  10%    -             100%",
-        "  100/s 36.0 ms 36.0 ms  108 ms  108 ms  90%  90%         6%   10%",
-        "  100/s 1.00 ms 1.00 ms 3.00 ms 3.00 ms  10%  50%  50%         10%",
-        " 25.0/s       -       -       -       -    -    -              10%",
-        " 25.0/s 4.00 ms 4.00 ms 12.0 ms 12.0 ms  10%    -              10%",
+        "  100/s 1.00 ms 3.00 ms 3.00 ms  10%    -             100%      ",
+        "  100/s 36.0 ms  108 ms  108 ms  90%  90%         6%   10%   75%",
+        "  100/s 1.00 ms 3.00 ms 3.00 ms  10%  50%  50%         10%   25%",
+        " 25.0/s       -       -       -    -    -              10%      ",
+        " 25.0/s 4.00 ms 12.0 ms 12.0 ms  10%    -              10%      ",
     };
     spdl_stats stats = stats_made_up();
     char text[4000], *line;
@@ -1335,13 +1306,15 @@ static void text_is_a_table(void) {
     stats.stage[1].runnable_ns = stats.stage[1].busy_ns / 25;
     stats.stage[1].blocked_ns = stats.stage[1].busy_ns / 50 * 3;
     stats.stage[2].cpu_ns = stats.stage[2].runnable_ns = stats.stage[2].busy_ns / 2;
+    stats.stage[1].exposed_ns = stats.wait_ns / 2;
+    stats.stage[1].exposed_idle_ns = stats.stage[2].exposed_ns = stats.wait_ns / 4;
     spdl_stats_text(&stats, text, sizeof text);
     CHECK_EQ(strlen(head), 100);
     for (line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
         const bool row = begun && strlen(line) == 100;
         if (row) {
-            char name[17];
-            snprintf(name, sizeof name, "%.16s", stats.stage[rows].name);
+            char name[19];
+            snprintf(name, sizeof name, "%.18s", stats.stage[rows].name);
             CHECK(strncmp(line + 2, name, strlen(name)) == 0);
             CHECK_EQ(line[0] == '>', rows == 1);
             marks += line[0] == '>';
@@ -1587,7 +1560,6 @@ TEST_TABLE(stats) {
     TEST_CASE(verdict_of_a_slow_trainer),
     TEST_CASE(verdict_of_too_few_workers),
     TEST_CASE(verdict_of_deferred_calls),
-    TEST_CASE(verdict_of_no_busy_stage),
     TEST_CASE(verdict_of_requests),
     TEST_CASE(texts_of_requests),
     TEST_CASE(text_tells_the_verdict_first),

@@ -1,0 +1,436 @@
+/* The verdict: its class, stage and cure, on numbers made up at the borders of each class, and on
+   programs with a fault planted in them. */
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#include "test.h"
+
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+static bool says(const char *text, const char *words) { return strstr(text, words) != NULL; }
+
+static void sleep_us(long us) {
+    struct timespec time;
+    time.tv_sec = us / 1000000;
+    time.tv_nsec = us % 1000000 * 1000;
+    while (nanosleep(&time, &time) != 0) {}
+}
+
+/* --- numbers made up --- */
+
+/* A second of a list, a read and a decode; the trainer waits half of it. The machine has 8 cores of
+   which 1 is used. */
+static spdl_stats second(void) {
+    static const char *const names[] = { "list", "read", "decode" };
+    spdl_stats s;
+    memset(&s, 0, sizeof s);
+    s.elapsed_ns = s.process_ns = 1000000000;
+    s.wait_ns = s.step_ns = 500000000;
+    s.first_item_ns = 1000;
+    s.delivered = 100;
+    s.workers = 8;
+    s.stage_count = 3;
+    s.cores = 8;
+    s.cores_allowed = 8;
+    s.process_cpu_ns = 1000000000;
+    for (int i = 0; i < 3; ++i) {
+        spdl_stage_stats *stage = &s.stage[i];
+        snprintf(stage->name, sizeof stage->name, "%s", names[i]);
+        stage->kind = i == 0 ? SPDL_KIND_SOURCE : SPDL_KIND_PIPE;
+        stage->concurrency = 1;
+        stage->in_order = true;
+        stage->tasks = stage->split_calls = 100;
+        stage->busy_ns = stage->cpu_ns = 10000000;
+        stage->p50_ns = stage->p99_ns = stage->max_ns = 100000;
+        s.edge[i].buffer_size = 2;
+    }
+    return s;
+}
+
+/* Busy for so long, in `cpu` of it computing, the rest asleep. */
+static void busy(spdl_stats *s, int i, double seconds, double cpu) {
+    spdl_stage_stats *stage = &s->stage[i];
+    stage->busy_ns = (uint64_t)(seconds * 1e9 + 0.5);
+    stage->cpu_ns = (uint64_t)(cpu * seconds * 1e9 + 0.5);
+    stage->blocked_ns = stage->busy_ns - stage->cpu_ns;
+    stage->p50_ns = stage->p99_ns = stage->max_ns = stage->busy_ns / stage->tasks;
+    stage->exposed_ns = 500000000;
+}
+
+static bool is(const spdl_stats *s, spdl_limit limit, int stage, const char *words) {
+    char text[800];
+    int row = 99;
+    const spdl_limit found = spdl_stats_limit(s, &row);
+    spdl_stats_verdict(s, text, sizeof text);
+    if (found == limit && row == stage && says(text, words) &&
+        (limit != SPDL_LIMIT_NOT_KNOWN || !says(text, "Write ")))
+        return true;
+    printf("    class %d of row %d, not %d of %d, \"%s\":\n    %s\n", (int)found, row, (int)limit,
+           stage, words, text);
+    return false;
+}
+
+static void concurrency_up_to_the_next_limit(void) {
+    spdl_stats s = second();
+    busy(&s, 2, 0.96, 1);
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, "busy 96 % of the time (concurrency 1), computing. "
+                                            "Write .concurrency = 2, if its function may run"));
+    s.step_ns = 240000000;
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, "Write .concurrency = 4,"));
+    s.step_ns = 0; /* the processors are next: 1 of 8 */
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, "Write .concurrency = 4,"));
+    s.process_cpu_ns = 4000000000u;
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, "Write .concurrency = 2,"));
+    s.process_cpu_ns = 1000000000;
+    busy(&s, 1, 0.32, 1); /* another row is next */
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, "Write .concurrency = 3,"));
+    s.workers = 2;
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, "Write .concurrency = 3 and workers = 3,"));
+    s.stage[2].threads = 1;
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, "Write .concurrency = 3 and .threads = 3,"));
+    s = second();
+    busy(&s, 1, 0.95, 1);
+    busy(&s, 2, 0.96, 1); /* two limits */
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, "and more for stage 1 'read', which is as busy"));
+    s.process_ns = 0; /* processors are not known: a step at a time */
+    s.step_ns = 0;
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, "Write .concurrency = 2"));
+}
+
+static void rows_that_may_be_the_limit(void) {
+    spdl_stats s = second();
+    busy(&s, 2, 0.80, 1);
+    s.stage[2].exposed_ns = 0;
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, ""));
+    busy(&s, 2, 0.79, 1); /* so the trainer's item has to have been there */
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, ""));
+    s.stage[2].exposed_ns = 0;
+    CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, "not known: run the doctor (SPDL_DOCTOR=1)."));
+    busy(&s, 2, 0.49, 1);
+    CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, "no stage was busy more than 49 %"));
+    s.delivered = 100000;
+    CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, "larger buffer_size (16 to 64), as items are short"));
+}
+
+static void sleep_locks_serial_rows_and_sources(void) {
+    spdl_stats s = second();
+    busy(&s, 1, 0.97, 0.49);
+    CHECK(is(&s, SPDL_LIMIT_IO, 1, "asleep. Write .concurrency = 2, if"));
+    busy(&s, 1, 0.97, 0.51);
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 1, "computing"));
+    s.stage[1].concurrency = 4;
+    busy(&s, 1, 3.9, 0.01);
+    CHECK(is(&s, SPDL_LIMIT_IO, 1, "if its calls wait for a lock that will not help: run the"));
+    busy(&s, 1, 3.9, 0.25); /* one computes, three sleep */
+    CHECK(is(&s, SPDL_LIMIT_LOCK, 1, "It may be a lock: run the doctor (SPDL_DOCTOR=1)."));
+    busy(&s, 1, 3.9, 0.2);
+    CHECK(is(&s, SPDL_LIMIT_IO, 1, ""));
+    s = second();
+    busy(&s, 1, 0.97, 1);
+    s.stage[1].alone = true;
+    CHECK(is(&s, SPDL_LIMIT_SERIAL, 1, "one call at a time. Make it cheaper, or split the row"));
+    s = second();
+    busy(&s, 0, 0.97, 0);
+    CHECK(is(&s, SPDL_LIMIT_SOURCE, 0, "asleep. Move work from the source to a stage."));
+    s = second();
+    busy(&s, 2, 0.97, 1);
+    s.minor_faults = 800000; /* 0.4 s of them */
+    CHECK(is(&s, SPDL_LIMIT_MEMORY, 2, "with 8000 page faults for each item"));
+    s.minor_faults = 400000;
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, ""));
+}
+
+static void processors_that_are_used_up(void) {
+    spdl_stats s = second();
+    s.cores = 2;
+    s.cores_allowed = 2;
+    s.stage[2].concurrency = 2;
+    busy(&s, 2, 1.8, 1);
+    s.process_cpu_ns = 1830000000;
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, ""));
+    s.process_cpu_ns = 1850000000;
+    CHECK(is(&s, SPDL_LIMIT_MACHINE, 2, "used up (1.85 of 2), most of all by stage 2 'decode'."));
+    busy(&s, 2, 0.8, 1); /* somebody else's threads in this process */
+    CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, "mostly outside of the stages"));
+    s.process_cpu_ns = 900000000;
+    s.others_cpu_ns = 950000000;
+    busy(&s, 2, 1.8, 0.6);
+    CHECK(is(&s, SPDL_LIMIT_FOREIGN, 2, "other programs used 0.95 of 2 processors"));
+    s.cores = 4; /* they have two of their own */
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, ""));
+    s.cores = 2;
+    busy(&s, 1, 0.97, 0); /* sleeps all the time, whoever computes beside it */
+    CHECK(is(&s, SPDL_LIMIT_IO, 1, ""));
+    s.process_ns = 2000000000; /* read long after the end */
+    CHECK(is(&s, SPDL_LIMIT_IO, 1, ""));
+}
+
+static void workers_that_are_too_few(void) {
+    spdl_stats s = second();
+    s.workers = 2;
+    s.stage[1].concurrency = 4;
+    busy(&s, 1, 1.85, 0);
+    CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "all 2 workers were busy, most of all with stage 1 'read', "
+                                        "asleep. Write workers = 4, or give it .threads = 4"));
+    busy(&s, 1, 1.82, 0);
+    CHECK(is(&s, SPDL_LIMIT_IO, 1, "")); /* 0.92 of them: the row has as many as there are */
+    s.stage[1].concurrency = 2;
+    busy(&s, 1, 1.9, 0);
+    CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "Write .concurrency = 4 and workers = 4,"));
+    s.workers = 0;
+    CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "as workers is 0"));
+    CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "Write workers = 1"));
+}
+
+static void order_and_batches(void) {
+    spdl_stats s = second();
+    s.stage[1].concurrency = 4;
+    busy(&s, 1, 1.4, 0.01);
+    s.stage[1].p50_ns = 2000000;
+    s.stage[1].p99_ns = s.stage[1].max_ns = 200000000;
+    s.step_ns = 100000000;
+    CHECK(is(&s, SPDL_LIMIT_ORDER, 1, "took up to 200 ms, where half take 2.00 ms, and held back "
+                                      "the rest. Write .buffer_size = 200, or .output_order = "));
+    s.stage[1].max_ns = 19000000; /* not rare */
+    s.stage[1].p99_ns = 19000000;
+    CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, ""));
+    s.stage[1].max_ns = 200000000; /* one that was slow, and does not explain the wait */
+    s.stage[1].busy_ns = 400000000;
+    CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, ""));
+    s.stage[1].busy_ns = 1400000000;
+    s.stage[1].in_order = false; /* nothing is held back */
+    CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, ""));
+    s = second();
+    s.stage[2].kind = SPDL_KIND_BATCH;
+    busy(&s, 2, 0, 0);
+    s.stage[1].exposed_ns = 400000000;
+    CHECK(is(&s, SPDL_LIMIT_BATCH, 2, "had a batch full"));
+}
+
+static void trainers_that_have_enough(void) {
+    spdl_stats s = second();
+    s.step_ns = 960000000;
+    s.wait_ns = 49000000;
+    busy(&s, 2, 0.99, 1);
+    CHECK(is(&s, SPDL_LIMIT_TRAINER, -1, "Loading is fast enough: the trainer waited 4.9 % of its "
+                                         "time. There is nothing to gain: stop tuning."));
+    s.trainer_runnable_ns = 48000000;
+    CHECK(is(&s, SPDL_LIMIT_HARM, -1, "For 5 % of its own steps other threads had its processor: "
+                                      "use fewer workers, or .policy.polite."));
+    s.others_cpu_ns = 1100000000;
+    CHECK(is(&s, SPDL_LIMIT_FOREIGN, -1, "other programs had its processor"));
+    s.wait_ns = 51000000;
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, ""));
+    s.delivered = 0;
+    CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, "Nothing has been delivered yet."));
+}
+
+/* Numbers of any kind give a text that fits, and no value that is out of range. */
+static void numbers_of_any_kind(void) {
+    uint64_t state = test_seed();
+    for (int round = 0; round < 20000; ++round) {
+        spdl_stats s = second();
+        char text[1200];
+        int stage;
+        uint64_t *const numbers[] = {
+            &s.elapsed_ns, &s.wait_ns, &s.step_ns, &s.delivered, &s.process_ns, &s.process_cpu_ns,
+            &s.others_cpu_ns, &s.minor_faults, &s.trainer_runnable_ns, &s.stage[1].busy_ns,
+            &s.stage[1].cpu_ns, &s.stage[1].blocked_ns, &s.stage[1].p50_ns, &s.stage[1].max_ns,
+            &s.stage[1].exposed_ns, &s.stage[1].tasks, &s.stage[1].split_calls
+        };
+        for (int k = 0; k < 6; ++k)
+            *numbers[test_random(&state) % (sizeof numbers / sizeof numbers[0])] =
+                test_random(&state) >> (test_random(&state) % 64);
+        s.workers = (int)(test_random(&state) % 5);
+        s.stage[1].concurrency = 1 + (int)(test_random(&state) % 4096);
+        REQUIRE((unsigned)spdl_stats_limit(&s, &stage) <= SPDL_LIMIT_REQUESTS);
+        REQUIRE(stage >= -1 && stage < 3);
+        REQUIRE((size_t)spdl_stats_verdict(&s, text, sizeof text) < sizeof text);
+        REQUIRE(!says(text, "= -") && !says(text, "= 0"));
+    }
+}
+
+/* --- programs --- */
+
+/* What a stage does with each item; a lock is held meanwhile. */
+typedef struct job {
+    long sleeps_us, computes_us;
+    int slow_every; /* this many calls: one takes 80 ms */
+    bool locks;
+    int calls;
+    pthread_mutex_t lock;
+} job;
+
+static void compute(long us) {
+    struct timespec begun, now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begun);
+    do
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    while ((now.tv_sec - begun.tv_sec) * 1000000 + (now.tv_nsec - begun.tv_nsec) / 1000 < us);
+}
+
+static void job_do(job *j) {
+    const int call = __atomic_fetch_add(&j->calls, 1, __ATOMIC_RELAXED);
+    if (j->locks) pthread_mutex_lock(&j->lock);
+    if (j->sleeps_us > 0) sleep_us(j->sleeps_us);
+    if (j->computes_us > 0) compute(j->computes_us);
+    if (j->slow_every > 0 && call % j->slow_every == 0) sleep_us(80000);
+    if (j->locks) pthread_mutex_unlock(&j->lock);
+}
+
+SPDL_FN(list, void, void) {
+    (void)in;
+    job_do((job *)spdl_ctx(task));
+    *out = spdl_ctx(task);
+    return SPDL_OK;
+}
+
+SPDL_FN(work, void, void) {
+    job_do((job *)spdl_ctx(task));
+    *out = in;
+    return SPDL_OK;
+}
+
+typedef struct program {
+    const char *name;
+    job source, stage;
+    int concurrency, workers, items, step_us;
+    spdl_limit limit;
+    int row; /* at fault */
+    const char *cure;
+} program;
+
+/* Runs it, and says whether the verdict is the right one. On a machine that others use it may be
+   that one, or that it is not known; never a third. */
+static bool runs(program *it, int max_concurrency, char *text, size_t bytes) {
+    spdl_pipeline_desc desc = { .workers = it->workers };
+    spdl_pipeline *p;
+    spdl_stats stats;
+    spdl_limit limit;
+    void *item;
+    int row;
+    pthread_mutex_init(&it->stage.lock, NULL);
+    it->source.calls = it->stage.calls = 0;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(list, .ctx = &it->source),
+        SPDL_PIPE(work, .name = "slow", .ctx = &it->stage, .concurrency = it->concurrency,
+                  .max_concurrency = max_concurrency),
+        SPDL_SINK(3))) == SPDL_OK);
+    for (int i = 0; i < it->items && spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK; ++i)
+        if (it->step_us > 0) sleep_us(it->step_us);
+    spdl_pipeline_stats(p, &stats);
+    spdl_pipeline_destroy(p);
+    pthread_mutex_destroy(&it->stage.lock);
+    limit = spdl_stats_limit(&stats, &row);
+    spdl_stats_verdict(&stats, text, bytes);
+    if (limit == it->limit && row == it->row && says(text, it->cure)) return true;
+    return limit == SPDL_LIMIT_FOREIGN ||
+           (limit == SPDL_LIMIT_NOT_KNOWN && says(text, "run the doctor"));
+}
+
+static void program_check(program it, int max_concurrency) {
+    char text[800] = "";
+    bool held = false;
+    for (int i = 0; i < 4 && !held; ++i) held = runs(&it, max_concurrency, text, sizeof text);
+    if (!CHECK(held)) printf("    %s: %s\n", it.name, text);
+}
+
+static void stages_that_compute(void) {
+    const program alone = { .name = "computes", .stage = { .computes_us = 3000 }, .concurrency = 1,
+                            .workers = 4, .items = 120, .limit = SPDL_LIMIT_CONCURRENCY, .row = 1,
+                            .cure = "Write .concurrency = " };
+    program full = alone, serial = alone;
+    program_check(alone, 0);
+    full.concurrency = 4;
+    full.limit = SPDL_LIMIT_MACHINE; /* with more than 4 cores it is not */
+    if (sysconf(_SC_NPROCESSORS_ONLN) <= 4) program_check(full, 0);
+    serial.limit = SPDL_LIMIT_SERIAL;
+    serial.cure = "split the row";
+    program_check(serial, 1);
+}
+
+static void stages_that_sleep(void) {
+    const program alone = { .name = "sleeps", .stage = { .sleeps_us = 3000 }, .concurrency = 1,
+                            .workers = 4, .items = 120, .limit = SPDL_LIMIT_IO, .row = 1,
+                            .cure = "Write .concurrency = 4" };
+    program all = alone;
+    program_check(alone, 0);
+    all.concurrency = 4;
+    all.items = 400;
+    all.limit = SPDL_LIMIT_WORKERS;
+    all.cure = "workers = ";
+    program_check(all, 0);
+}
+
+/* Whatever is said of a lock, it leads to the doctor. */
+static void stages_with_a_lock(void) {
+    program it = { .name = "sleeps under a lock", .stage = { .sleeps_us = 3000, .locks = true },
+                   .concurrency = 4, .workers = 8, .items = 120, .limit = SPDL_LIMIT_IO, .row = 1,
+                   .cure = "if its calls wait for a lock that will not help: run the doctor" };
+    program_check(it, 0);
+}
+
+static void sources_and_trainers(void) {
+    const program list_slow = { .name = "source", .source = { .sleeps_us = 4000 },
+                                .concurrency = 1, .workers = 4, .items = 100,
+                                .limit = SPDL_LIMIT_SOURCE, .row = 0,
+                                .cure = "Move work from the source" };
+    const program slow_step = { .name = "trainer", .stage = { .sleeps_us = 200 }, .concurrency = 2,
+                                .workers = 4, .items = 60, .step_us = 6000,
+                                .limit = SPDL_LIMIT_TRAINER, .row = -1, .cure = "stop tuning" };
+    program_check(list_slow, 0);
+    program_check(slow_step, 0);
+}
+
+static void rare_slow_calls(void) {
+    const program it = { .name = "rare", .stage = { .sleeps_us = 1000, .slow_every = 60 },
+                         .concurrency = 4, .workers = 8, .items = 600,
+                         .limit = SPDL_LIMIT_ORDER, .row = 1, .cure = "Write .buffer_size = " };
+    program_check(it, 0);
+}
+
+/* The process was read, and what a snapshot has of it does not go backwards. */
+static void process_in_the_numbers(void) {
+    job none = { .calls = 0 }, computes = { .computes_us = 2000 };
+    spdl_pipeline_desc desc = { .workers = 2 };
+    spdl_stats before, now;
+    spdl_pipeline *p;
+    void *item;
+    memset(&before, 0, sizeof before);
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(list, .ctx = &none), SPDL_PIPE(work, .ctx = &computes), SPDL_SINK(3))) ==
+        SPDL_OK);
+    for (int i = 0; i < 40; ++i) {
+        REQUIRE(spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK);
+        spdl_pipeline_stats(p, &now);
+        CHECK(now.process_ns >= before.process_ns);
+        CHECK(now.process_cpu_ns >= before.process_cpu_ns);
+        CHECK(now.others_cpu_ns >= before.others_cpu_ns || now.others_cpu_ns == 0 ||
+              before.others_cpu_ns - now.others_cpu_ns < 50000000); /* ticks against a clock */
+        CHECK(now.trainer_runnable_ns >= before.trainer_runnable_ns);
+        before = now;
+    }
+    CHECK(now.process_cpu_ns > 40000000 && now.process_ns > 0);
+    CHECK(now.cores >= 1 && now.cores_allowed > 0);
+    spdl_pipeline_destroy(p);
+}
+
+TEST_TABLE(verdict) {
+    TEST_CASE(concurrency_up_to_the_next_limit),
+    TEST_CASE(rows_that_may_be_the_limit),
+    TEST_CASE(sleep_locks_serial_rows_and_sources),
+    TEST_CASE(processors_that_are_used_up),
+    TEST_CASE(workers_that_are_too_few),
+    TEST_CASE(order_and_batches),
+    TEST_CASE(trainers_that_have_enough),
+    TEST_CASE(numbers_of_any_kind),
+    TEST_CASE(stages_that_compute),
+    TEST_CASE(stages_that_sleep),
+    TEST_CASE(stages_with_a_lock),
+    TEST_CASE(sources_and_trainers),
+    TEST_CASE(rare_slow_calls),
+    TEST_CASE(process_in_the_numbers),
+    TEST_END,
+};
