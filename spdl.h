@@ -11840,9 +11840,10 @@ SPDL__COLD double spdl__stage_work(const spdl_stats *stats, int i) {
 }
 
 /* The time that the run takes at least if row `but` had all the calls it can use: by the rows, the
-   trainer's steps, or the processors, whichever is the next limit. */
+   trainer's steps, or the processors, whichever is the next limit. Of those that others use half
+   could be had. */
 SPDL__COLD double spdl__find_rest(const spdl_stats *stats, const spdl__finding *f, int but) {
-    const double cores = spdl__larger(stats->cores_allowed - f->others, 0.1);
+    const double cores = spdl__larger(stats->cores_allowed - f->others, stats->cores_allowed / 2);
     double rest = spdl__larger((double)stats->step_ns,
                                f->used / cores * (double)stats->elapsed_ns);
     int i;
@@ -11876,7 +11877,8 @@ SPDL__COLD void spdl__find_workers(const spdl_stats *stats, spdl__finding *f) {
     const spdl_stage_stats *stage = &stats->stage[f->stage];
     const double work = spdl__stage_work(stats, f->stage);
     const bool raise = !stage->alone && stage->kind == SPDL_KIND_PIPE &&
-                       work / stage->concurrency >= SPDL__SURE * (double)stats->elapsed_ns;
+                       spdl__share(stage->busy_ns, stats->elapsed_ns) / stage->concurrency >=
+                           SPDL__SURE;
     const double rest = spdl__find_rest(stats, f, raise ? f->stage : -1);
     const int threads = spdl__stats_threads(stats);
     double sum = 0;
@@ -11961,7 +11963,8 @@ SPDL__COLD bool spdl__stage_tail(const spdl_stage_stats *stage, uint64_t exposed
            spdl__grown(stage->p50_ns * stage->tasks, stage->busy_ns) > stage->exposed_ns / 2;
 }
 
-/* The trainer waits, or requests made way. */
+/* The trainer waits, or requests made way. A row that is not that busy is the limit if it has one
+   call at a time, and the trainer's item was mostly in it. */
 SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__finding *f) {
     const int busiest = spdl__stats_busiest(stats);
     const double load = spdl__stage_load(stats, busiest);
@@ -11978,7 +11981,8 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__finding *f) {
     }
     stage = &stats->stage[most];
     tail = spdl__stage_tail(stage, exposed);
-    if (load >= SPDL__LIMITING && busiest == most && stage->exposed_ns > exposed / 2 && !tail)
+    if (load >= SPDL__LIMITING && busiest == most && stage->concurrency == 1 &&
+        stage->exposed_ns > exposed / 2 && !tail)
         limits = true;
     f->stage = busiest;
     if (f->full && !(limits && sleeps))

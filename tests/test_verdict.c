@@ -110,6 +110,9 @@ static void rows_that_may_be_the_limit(void) {
     CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, "not known: run the doctor (SPDL_DOCTOR=1)."));
     busy(&s, 2, 0.49, 1);
     CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, "no stage was busy more than 49 %"));
+    s.stage[2].concurrency = 2; /* with two it is not that simple */
+    busy(&s, 2, 1.58, 1);
+    CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, "no stage was busy more than 79 %"));
     s.delivered = 100000;
     CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, "larger buffer_size (16 to 64), as items are short"));
 }
@@ -354,7 +357,7 @@ static void stages_that_compute(void) {
 static void stages_that_sleep(void) {
     const program alone = { .name = "sleeps", .stage = { .sleeps_us = 3000 }, .concurrency = 1,
                             .workers = 4, .items = 120, .limit = SPDL_LIMIT_IO, .row = 1,
-                            .cure = "Write .concurrency = 4" };
+                            .cure = "Write .concurrency = " };
     program all = alone;
     program_check(alone, 0);
     all.concurrency = 4;
@@ -389,6 +392,32 @@ static void rare_slow_calls(void) {
                          .concurrency = 4, .workers = 8, .items = 600,
                          .limit = SPDL_LIMIT_ORDER, .row = 1, .cure = "Write .buffer_size = " };
     program_check(it, 0);
+}
+
+/* More is pushed than is answered: nothing is said of a trainer. */
+static void requests_that_make_way(void) {
+    job finds = { .sleeps_us = 3000 };
+    spdl_pipeline_desc desc = { .workers = 2 };
+    spdl_pipeline *p;
+    spdl_stats stats;
+    char text[800];
+    void *item;
+    int row;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_FEED(void, .buffer_size = 2, .drop_oldest = true),
+        SPDL_PIPE(work, .name = "find_path", .ctx = &finds), SPDL_SINK(64))) == SPDL_OK);
+    for (int i = 0; i < 200; ++i) {
+        REQUIRE(spdl_pipeline_push(p, &finds, SPDL_FOREVER) == SPDL_OK);
+        while (spdl_pipeline_next(p, &item, 0) == SPDL_OK) {}
+        sleep_us(1000);
+    }
+    spdl_pipeline_stats(p, &stats);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(spdl_stats_limit(&stats, &row), SPDL_LIMIT_REQUESTS);
+    spdl_stats_verdict(&stats, text, sizeof text);
+    if (!CHECK(row == 1 && says(text, " of 200 requests made way: ") && !says(text, "trainer") &&
+               (says(text, "stage 1 'find_path' was busy") || says(text, "other programs used"))))
+        printf("    row %d: %s\n", row, text);
 }
 
 /* The process was read, and what a snapshot has of it does not go backwards. */
@@ -431,6 +460,7 @@ TEST_TABLE(verdict) {
     TEST_CASE(stages_with_a_lock),
     TEST_CASE(sources_and_trainers),
     TEST_CASE(rare_slow_calls),
+    TEST_CASE(requests_that_make_way),
     TEST_CASE(process_in_the_numbers),
     TEST_END,
 };
