@@ -1474,7 +1474,7 @@ typedef struct spdl_process_stats {
 } spdl_process_stats;
 
 /* Reads what the system knows about this process: a few files of /proc and of the cgroup, some 50
-   to 200 microseconds. Nothing reads it unless asked to.
+   to 200 microseconds. A pipeline reads it when it is created and in spdl_pipeline_stats.
    Returns: nothing; what cannot be had is 0.
    Threads: any.
    Blocks:  never, except for the system calls.
