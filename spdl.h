@@ -16764,22 +16764,6 @@ SPDL__INLINE void spdl__inflate_double(uint32_t *table, unsigned entries) {
     }
 }
 
-/* Puts the codes of one length in their places and returns the next code. The first number is even,
-   as every length begins with the double of the last one's: so codes come in pairs that differ in
-   nothing but their last bit. */
-SPDL__INLINE unsigned spdl__inflate_place(uint32_t *table, const uint32_t *sorted, unsigned codes,
-                                          unsigned length, unsigned code, unsigned number) {
-    const unsigned last = 1u << (length - 1);
-    for (number /= 2; codes >= 2; codes -= 2, sorted += 2) {
-        table[code] = sorted[0] + length * 0x101;
-        table[code | last] = sorted[1] + length * 0x101;
-        code = spdl__inflate_next_code(code, ++number, length - 1);
-    }
-    if (codes == 0) return code;
-    table[code] = sorted[0] + length * 0x101;
-    return code | last;
-}
-
 /* Fills a decoding table and returns the bits of its first level, or 0 when there is no such code.
    It is filled for codes of one bit, then doubled by a copy for those of two bits, and so on: every
    code is written once. The size of the large table follows the longest code, so that many tiny
@@ -16788,7 +16772,7 @@ SPDL__INLINE unsigned spdl__inflate_place(uint32_t *table, const uint32_t *sorte
 SPDL__INLINE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
                                           spdl__inflate_alphabet alphabet, const uint8_t *lengths,
                                           unsigned symbols, unsigned *count) {
-    unsigned longest = 15, used, i = 0, length, code = 0, number = 0;
+    unsigned longest = 15, used, i = 0, end, length, code = 0, number = 0;
     uint32_t sorted[288];
     used = spdl__inflate_sort(sorted, alphabet, lengths, symbols, count);
     while (longest > 0 && count[longest] == 0) longest--;
@@ -16797,9 +16781,10 @@ SPDL__INLINE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
     if (longest <= 1) table[0] = table[1] = SPDL__INFLATE_BAD | 1;
     for (length = 1; length <= root; length++) {
         number *= 2;
-        code = spdl__inflate_place(table, sorted + i, count[length], length, code, number);
-        number += count[length];
-        i += count[length];
+        for (end = i + count[length]; i < end; i++) {
+            table[code] = sorted[i] + length * 0x101;
+            code = spdl__inflate_next_code(code, ++number, length);
+        }
         if (length < root && (i > 0 || longest <= 1))
             spdl__inflate_double(table, 1u << length);
     }
@@ -16874,7 +16859,7 @@ SPDL__PRIVATE bool spdl__inflate_stored_block(spdl__inflate *s) {
    foretold, so all are: 8 bytes are written for each, which are enough except for long runs of
    zeros, and zeros are there already. Four need no more bits than are loaded at once; when there
    were too few, `left` is far above 64. */
-SPDL__INLINE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode,
+SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode,
                                          uint8_t *lengths, unsigned total, unsigned *count) {
     const uint8_t *in = s->in, *const end = s->in_end;
     unsigned have = 0, value = 0, run, left = s->count, i;
@@ -16907,24 +16892,6 @@ SPDL__INLINE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precod
     return have == total || spdl__inflate_fail(s, "a run of code lengths does not fit");
 }
 
-SPDL__NOINLINE bool spdl__inflate_lengths_any(spdl__inflate *s, const uint32_t *precode,
-                                              uint8_t *lengths, unsigned total, unsigned *count) {
-    return spdl__inflate_lengths(s, precode, lengths, total, count);
-}
-
-/* A twin where BMI2 is, which shifts by any register and needs fewer moves for it. */
-#if SPDL__X86
-SPDL__TARGET("bmi,bmi2")
-SPDL__PRIVATE bool spdl__inflate_lengths_bmi2(spdl__inflate *s, const uint32_t *precode,
-                                              uint8_t *lengths, unsigned total, unsigned *count) {
-    return spdl__inflate_lengths(s, precode, lengths, total, count);
-}
-#define SPDL__INFLATE_BMI2(function) \
-    (__builtin_cpu_supports("bmi2") ? function##_bmi2 : function##_any)
-#else
-#define SPDL__INFLATE_BMI2(function) function##_any
-#endif
-
 SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
     static const uint8_t place[19] = { 16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
                                        11, 4,  12, 3, 13, 2, 14, 1, 15 };
@@ -16948,8 +16915,7 @@ SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
                             19, count) == 0)
         return spdl__inflate_fail(s, "the code of the code lengths is no code");
     memset(count, 0, sizeof(count));
-    if (!SPDL__INFLATE_BMI2(spdl__inflate_lengths)(s, precode, lengths, litlens + dists, count))
-        return false;
+    if (!spdl__inflate_lengths(s, precode, lengths, litlens + dists, count)) return false;
     reason = spdl__inflate_build_both(&s->own, lengths, litlens, dists, count);
     if (reason != NULL) return spdl__inflate_fail(s, reason);
     s->tables = &s->own;
@@ -17132,12 +17098,6 @@ SPDL__INLINE void spdl__inflate_copy_4x8(uint8_t *out, const uint8_t *from) {
     spdl__inflate_copy_8(out + 24, from + 24);
 }
 
-SPDL__INLINE void spdl__inflate_copy_32(uint8_t *out, const uint8_t *from) {
-    uint64_t words[4];
-    memcpy(words, from, 32);
-    memcpy(out, words, 32);
-}
-
 SPDL__INLINE void spdl__inflate_fill(uint8_t *out, const uint8_t *end, uint64_t word) {
     const uint64_t words[4] = { word, word, word, word };
     do {
@@ -17160,7 +17120,7 @@ SPDL__INLINE void spdl__inflate_copy(uint8_t *out, size_t distance, size_t lengt
         out += 24;
         from += 24;
         if (distance >= 32)
-            for (; out < end; out += 32, from += 32) spdl__inflate_copy_32(out, from);
+            for (; out < end; out += 32, from += 32) memcpy(out, from, 32);
         else
             for (; out < end; out += 32, from += 32) spdl__inflate_copy_4x8(out, from);
     } else if (distance == 1) {
@@ -17282,12 +17242,16 @@ SPDL__NOINLINE void spdl__inflate_fast_any(spdl__inflate *const *s, unsigned cou
     spdl__inflate_loop(s, count);
 }
 
-/* A twin where BMI2 is, as above. */
+/* A twin where BMI2 is, which shifts by any register and needs fewer moves for it. */
 #if SPDL__X86
 SPDL__TARGET("bmi,bmi2")
 SPDL__PRIVATE void spdl__inflate_fast_bmi2(spdl__inflate *const *s, unsigned count) {
     spdl__inflate_loop(s, count);
 }
+#define SPDL__INFLATE_FAST \
+    (__builtin_cpu_supports("bmi2") ? spdl__inflate_fast_bmi2 : spdl__inflate_fast_any)
+#else
+#define SPDL__INFLATE_FAST spdl__inflate_fast_any
 #endif
 
 /* Goes on with care until the fast loop can: CODES; otherwise what the run ended with. */
@@ -17322,7 +17286,7 @@ SPDL__PRIVATE unsigned spdl__inflate_run_lanes(spdl__inflate *const *lanes, unsi
             *ended = spdl__inflate_careful(lanes[i]);
             if (*ended != SPDL__INFLATE_CODES) return i;
         }
-        SPDL__INFLATE_BMI2(spdl__inflate_fast)(lanes, count);
+        SPDL__INFLATE_FAST(lanes, count);
     }
 }
 
