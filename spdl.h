@@ -17331,7 +17331,7 @@ typedef struct spdl__zip_member {
     uint64_t csize, usize;
     uint32_t crc;
     uint32_t hidden;    /* earlier members of the same name */
-    uint32_t *state;    /* of the CRC, a spdl_npz_crc: written by any thread, whole and relaxed */
+    uint32_t state;     /* of the CRC, a spdl_npz_crc: written by any thread, whole and relaxed */
     uint16_t key_bytes, method, flags;
     bool overlaps;
 } spdl__zip_member;
@@ -17352,7 +17352,7 @@ typedef struct spdl__zip {
     spdl__zip_member *members;
     uint32_t *by_name; /* members in the order of spdl__zip_name_before */
     size_t count;
-    void *block; /* holds members, by_name, the states and the names */
+    void *block; /* holds members, by_name, as many numbers to sort with, and the names */
     size_t block_bytes;
 } spdl__zip;
 
@@ -17423,8 +17423,7 @@ typedef struct spdl__zip_opening {
     uint64_t max_members;
     uint64_t entries, bytes, offset; /* of the central directory, as the end records say */
     uint64_t stop;                   /* where the central directory must end */
-    bool wide;    /* a ZIP64 record was there: `entries` is the whole number */
-    size_t names; /* bytes for all names */
+    bool wide; /* a ZIP64 record was there: `entries` is the whole number */
 } spdl__zip_opening;
 
 /* The byte at a place of the tail. */
@@ -17573,33 +17572,6 @@ SPDL__PRIVATE size_t spdl__zip_entry_bytes(const uint8_t *entry) {
            spdl__le16(entry + 32);
 }
 
-/* Walks over the directory: counts the entries and the bytes of their names, and proves that each
-   entry is there as a whole. */
-SPDL__PRIVATE spdl_result spdl__zip_measure(spdl__zip_opening *o) {
-    spdl__zip *zip = o->zip;
-    uint64_t at = zip->directory, stop = o->stop;
-    const uint8_t *entry;
-    for (zip->count = 0; at < stop; zip->count++, at += spdl__zip_entry_bytes(entry)) {
-        entry = spdl__zip_at(zip, at);
-        if (stop - at < SPDL__ZIP_ENTRY_BYTES || spdl__le32(entry) != 0x02014b50 ||
-            stop - at < spdl__zip_entry_bytes(entry) ||
-            memchr(entry + SPDL__ZIP_ENTRY_BYTES, 0, spdl__le16(entry + 28)) != NULL)
-            return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
-                                  "entry %llu of the central directory, at byte %llu, is damaged",
-                                  (spdl__llu)zip->count, (spdl__llu)at);
-        if (zip->count >= o->max_members)
-            return spdl__zip_fail(&o->where, SPDL_E_LIMIT,
-                                  "more members than max_members, which is %llu",
-                                  (spdl__llu)o->max_members);
-        o->names += (size_t)spdl__le16(entry + 28) + 1;
-    }
-    if (zip->count == o->entries || (!o->wide && (zip->count & 0xffff) == o->entries))
-        return SPDL_OK;
-    return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
-                          "the central directory has %llu entries, its end record says %llu",
-                          (spdl__llu)zip->count, (spdl__llu)o->entries);
-}
-
 /* Takes the sizes that are all ones in the entry from its ZIP64 field, which need not be the first.
    Up to three bytes that are no field may follow the last. */
 SPDL__PRIVATE bool spdl__zip_read_extra(spdl__zip_member *member, const uint8_t *extra,
@@ -17622,51 +17594,70 @@ SPDL__PRIVATE bool spdl__zip_read_extra(spdl__zip_member *member, const uint8_t 
     return true;
 }
 
-/* Fills in the members. Keys end in ".npy" in NumPy's files; one such ending is left out of the
-   name. */
-SPDL__PRIVATE spdl_result spdl__zip_read_entries(spdl__zip_opening *o) {
+/* Fills in a member from its entry, all but the name; false when its extra field is damaged. */
+SPDL__PRIVATE bool spdl__zip_read_entry(const spdl__zip *zip, spdl__zip_member *member,
+                                        const uint8_t *entry) {
+    memset(member, 0, sizeof(*member));
+    member->flags = spdl__le16(entry + 8);
+    member->method = spdl__le16(entry + 10);
+    member->crc = spdl__le32(entry + 16);
+    member->csize = spdl__le32(entry + 20);
+    member->usize = spdl__le32(entry + 24);
+    member->key_bytes = spdl__le16(entry + 28);
+    member->offset = spdl__le32(entry + 42);
+    member->key = entry + SPDL__ZIP_ENTRY_BYTES;
+    member->state = SPDL_NPZ_CRC_UNCHECKED;
+    if (!spdl__zip_read_extra(member, member->key + member->key_bytes, spdl__le16(entry + 30)))
+        return false;
+    member->offset += spdl__min(zip->prefix, UINT64_MAX - member->offset);
+    return true;
+}
+
+/* Fills in the members, and proves that each entry is there as a whole. Keys end in ".npy" in
+   NumPy's files; one such ending is left out of the name. */
+SPDL__PRIVATE spdl_result spdl__zip_read_entries(spdl__zip_opening *o, char *names) {
     spdl__zip *zip = o->zip;
-    char *names = (char *)(zip->by_name + 2 * zip->count);
-    const uint8_t *entry = spdl__zip_at(zip, zip->directory);
-    spdl__zip_member *member;
-    size_t i, bytes;
-    for (i = 0; i < zip->count; i++, entry += spdl__zip_entry_bytes(entry)) {
-        member = &zip->members[i];
-        member->flags = spdl__le16(entry + 8);
-        member->method = spdl__le16(entry + 10);
-        member->crc = spdl__le32(entry + 16);
-        member->csize = spdl__le32(entry + 20);
-        member->usize = spdl__le32(entry + 24);
-        member->key_bytes = spdl__le16(entry + 28);
-        member->offset = spdl__le32(entry + 42);
-        member->key = entry + SPDL__ZIP_ENTRY_BYTES;
-        member->overlaps = false;
-        member->hidden = 0;
-        member->state = &zip->by_name[zip->count + i];
-        *member->state = SPDL_NPZ_CRC_UNCHECKED;
-        member->name = names;
+    uint64_t at = zip->directory, stop = o->stop;
+    spdl__zip_member *member = zip->members;
+    const uint8_t *entry;
+    size_t bytes;
+    bool good;
+    for (; at < stop; at += spdl__zip_entry_bytes(entry), member++, zip->count++) {
+        entry = spdl__zip_at(zip, at);
+        if (stop - at < SPDL__ZIP_ENTRY_BYTES || spdl__le32(entry) != 0x02014b50 ||
+            stop - at < spdl__zip_entry_bytes(entry) ||
+            memchr(entry + SPDL__ZIP_ENTRY_BYTES, 0, spdl__le16(entry + 28)) != NULL)
+            return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
+                                  "entry %llu of the central directory, at byte %llu, is damaged",
+                                  (spdl__llu)zip->count, (spdl__llu)at);
+        if (zip->count >= o->max_members)
+            return spdl__zip_fail(&o->where, SPDL_E_LIMIT,
+                                  "more members than max_members, which is %llu",
+                                  (spdl__llu)o->max_members);
+        good = spdl__zip_read_entry(zip, member, entry);
         bytes = member->key_bytes;
         if (bytes >= 4 && memcmp(member->key + bytes - 4, ".npy", 4) == 0) bytes -= 4;
         memcpy(names, member->key, bytes);
         names[bytes] = 0;
-        names += (size_t)member->key_bytes + 1;
-        if (!spdl__zip_read_extra(member, member->key + member->key_bytes,
-                                  spdl__le16(entry + 30))) {
-            o->where.member = member;
-            return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
-                                  "the extra field of its directory entry is damaged");
-        }
-        if (member->offset > UINT64_MAX - zip->prefix) member->offset = UINT64_MAX;
-        else member->offset += zip->prefix;
+        member->name = names;
+        names += bytes + 1;
+        if (good) continue;
+        o->where.member = member;
+        return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
+                              "the extra field of its directory entry is damaged");
     }
-    return SPDL_OK;
+    if (zip->count == o->entries || (!o->wide && (zip->count & 0xffff) == o->entries))
+        return SPDL_OK;
+    return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
+                          "the central directory has %llu entries, its end record says %llu",
+                          (spdl__llu)zip->count, (spdl__llu)o->entries);
 }
 
-/* Whether a member comes before another. Equal ones keep the order of the directory. */
+/* Whether a member comes before another. */
 typedef bool (*spdl__zip_before)(const spdl__zip_member *a, const spdl__zip_member *b);
 
 SPDL__PRIVATE bool spdl__zip_offset_before(const spdl__zip_member *a, const spdl__zip_member *b) {
-    return a->offset != b->offset ? a->offset < b->offset : a < b;
+    return a->offset < b->offset;
 }
 
 /* Below zero when the name of the member comes before `name` with `suffix`. Shorter names come
@@ -17681,43 +17672,37 @@ SPDL__PRIVATE int spdl__zip_compare(const spdl__zip_member *member, const uint8_
 }
 
 SPDL__PRIVATE bool spdl__zip_name_before(const spdl__zip_member *a, const spdl__zip_member *b) {
-    int order = spdl__zip_compare(a, b->key, b->key_bytes, "");
-    return order != 0 ? order < 0 : a < b;
+    return spdl__zip_compare(a, b->key, b->key_bytes, "") < 0;
 }
 
-/* Lets order[root] sink to its place in a heap whose top is the last in order. */
-SPDL__PRIVATE void spdl__zip_sift(const spdl__zip *zip, spdl__zip_before before, size_t root,
-                                  size_t count) {
-    uint32_t *order = zip->by_name, moved = order[root];
-    size_t child;
-    for (; (child = 2 * root + 1) < count; root = child) {
-        if (child + 1 < count &&
-            before(&zip->members[order[child]], &zip->members[order[child + 1]]))
-            child++;
-        if (!before(&zip->members[moved], &zip->members[order[child]])) break;
-        order[root] = order[child];
-    }
-    order[root] = moved;
-}
-
-/* Fills by_name with the members in an order: a look when they are sorted already, a heap sort
-   otherwise, which needs no memory, no recursion and never more than n log n. */
+/* Fills by_name with the members in an order; equal ones keep that of the directory. Merges sorted
+   runs of twice the length each time, between by_name and the numbers after it: n log n at most,
+   without recursion. */
 SPDL__PRIVATE void spdl__zip_sort(spdl__zip *zip, spdl__zip_before before) {
-    size_t i, count = zip->count;
-    uint32_t last;
+    const spdl__zip_member *const m = zip->members;
+    const size_t count = zip->count;
+    uint32_t *from = zip->by_name, *to = from + count, *held;
+    size_t width, a, b, middle, end, i;
     bool sorted = true;
     for (i = 0; i < count; i++) {
-        zip->by_name[i] = (uint32_t)i;
-        if (i > 0 && !before(&zip->members[i - 1], &zip->members[i])) sorted = false;
+        from[i] = (uint32_t)i;
+        sorted = sorted && (i == 0 || !before(&m[i], &m[i - 1]));
     }
     if (sorted) return;
-    for (i = count / 2; i-- > 0;) spdl__zip_sift(zip, before, i, count);
-    for (i = count; i-- > 1;) {
-        last = zip->by_name[0];
-        zip->by_name[0] = zip->by_name[i];
-        zip->by_name[i] = last;
-        spdl__zip_sift(zip, before, 0, i);
+    for (width = 1; width < count; width *= 2) {
+        for (i = 0; i < count;) {
+            a = i;
+            b = middle = spdl__min(a + width, count);
+            end = spdl__min(b + width, count);
+            for (; i < end; i++)
+                to[i] = a == middle || (b < end && before(&m[from[b]], &m[from[a]])) ? from[b++]
+                                                                                   : from[a++];
+        }
+        held = from;
+        from = to;
+        to = held;
     }
+    if (from != zip->by_name) memcpy(zip->by_name, from, count * sizeof(*from));
 }
 
 /* Marks members that share bytes with another, and notes where each must end. Two entries with
@@ -17778,23 +17763,23 @@ SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
 /* Needs data or file, size, label and allocator. To be closed also after a failure. */
 SPDL__PRIVATE spdl_result spdl__zip_open(spdl__zip *zip, uint64_t max_members, spdl_error *error) {
     const size_t each = sizeof(spdl__zip_member) + 2 * sizeof(uint32_t);
-    spdl__zip_opening o = { zip, { zip, NULL, error }, 0, 0, 0, 0, 0, false, 0 };
-    uint64_t bytes;
+    spdl__zip_opening o = { zip, { zip, NULL, error }, 0, 0, 0, 0, 0, false };
+    uint64_t most, bytes;
     uint8_t *block;
     spdl_result result;
     o.max_members = spdl__min(max_members, 0x7fffffff); /* they are numbered with 32 bits */
     zip->tail = zip->data;
     result = spdl__zip_read_end(&o);
-    if (result == SPDL_OK) result = spdl__zip_measure(&o);
-    if (result != SPDL_OK || zip->count == 0) return result;
-    bytes = (uint64_t)zip->count * each + o.names; /* at most 2^31 members and their names */
+    if (result != SPDL_OK) return result;
+    most = spdl__min(o.bytes / SPDL__ZIP_ENTRY_BYTES, o.max_members);
+    bytes = most * each + o.bytes + 1; /* names take less than the directory */
     result = spdl__zip_alloc(&o.where, &block, bytes, "the directory");
     if (result != SPDL_OK) return result;
     zip->block = block;
     zip->block_bytes = (size_t)bytes;
     zip->members = (spdl__zip_member *)zip->block;
-    zip->by_name = (uint32_t *)(void *)(zip->members + zip->count);
-    result = spdl__zip_read_entries(&o);
+    zip->by_name = (uint32_t *)(void *)(zip->members + most);
+    result = spdl__zip_read_entries(&o, (char *)(zip->by_name + 2 * most));
     if (result != SPDL_OK) return result;
     spdl__zip_find_limits(zip);
     spdl__zip_sort(zip, spdl__zip_name_before);
@@ -18316,7 +18301,7 @@ struct spdl_npz {
     /* Written by open alone. */
     spdl__zip zip;         /* of a .npy file: one member, made up */
     spdl__zip_member only; /* that member */
-    uint32_t only_order, only_state;
+    uint32_t only_order;
     bool is_npy;
     spdl_npz_desc desc; /* with its defaults; verify is NONE when there are no CRCs */
     uint8_t *small;     /* the bytes of a small file */
@@ -18335,7 +18320,7 @@ typedef struct spdl__npz_reader {
     const spdl__npz_tables *tables; /* NULL until they are needed */
 
     /* Set when a member is found. */
-    const spdl__zip_member *member;
+    spdl__zip_member *member;
     bool stored;
     uint64_t payload; /* where its bytes begin */
 
@@ -18571,7 +18556,7 @@ SPDL__PRIVATE spdl_result spdl__npz_locate(spdl__npz_reader *r, size_t index) {
     if (index >= npz->zip.count)
         return spdl__zip_fail(&r->where, SPDL_E_NOT_FOUND, "no array %llu; there are %llu",
                               (spdl__llu)index, (spdl__llu)npz->zip.count);
-    r->member = r->where.member = &npz->zip.members[index];
+    r->where.member = r->member = &npz->zip.members[index];
     r->stored = r->member->method == SPDL__ZIP_STORED;
     r->payload = 0;
     if (npz->is_npy) return SPDL_OK;
@@ -18640,7 +18625,7 @@ SPDL__PRIVATE spdl_result spdl__npz_start(spdl__npz_reader *r, size_t index, spd
 /* Compares a CRC with the directory's, and remembers what came of it. */
 SPDL__PRIVATE spdl_result spdl__npz_check_crc(const spdl__npz_reader *r, uint32_t crc) {
     const bool good = crc == r->member->crc;
-    spdl__store_relaxed32(r->member->state,
+    spdl__store_relaxed32(&r->member->state,
                           (uint32_t)(good ? SPDL_NPZ_CRC_GOOD : SPDL_NPZ_CRC_BAD));
     if (good) return SPDL_OK;
     return spdl__zip_fail(&r->where, SPDL_E_CHECKSUM, "CRC-32 is %08lx, the directory says %08lx",
@@ -18862,8 +18847,6 @@ SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
     npz->only.key_bytes = 9;
     npz->only.name = "arr_0";
     npz->only.limit = npz->only.csize = npz->only.usize = npz->zip.size;
-    npz->only_state = SPDL_NPZ_CRC_NONE;
-    npz->only.state = &npz->only_state;
     npz->zip.members = &npz->only;
     npz->zip.by_name = &npz->only_order;
     npz->zip.count = 1;
@@ -19011,7 +18994,7 @@ SPDL_API spdl_result spdl_npz_stat(const spdl_npz *npz, size_t index, spdl_npz_m
     member->file_bytes = from->csize;
     member->file_offset = from->offset;
     member->crc = from->crc;
-    member->crc_state = (spdl_npz_crc)spdl__load_relaxed32(from->state);
+    member->crc_state = (spdl_npz_crc)spdl__load_relaxed32(&from->state);
     member->duplicates = from->hidden;
     return SPDL_OK;
 }
@@ -19173,16 +19156,12 @@ typedef struct spdl__npz_many {
 
 /* Keeps the failure of the first of all requests. */
 SPDL__PRIVATE void spdl__many_fail(spdl__npz_many *many, size_t which, const spdl_error *error) {
-    uint32_t open = 0;
-    while (!spdl__cas32(&many->locked, &open, 1)) { /* sees what the one before wrote */
-        open = 0;
-        spdl__os_yield();
-    }
+    spdl__spin_lock(&many->locked);
     if (which < many->failed) {
         many->failed = which;
         many->error = *error;
     }
-    spdl__store32(&many->locked, 0);
+    spdl__spin_unlock(&many->locked);
 }
 
 /* One of the members that a thread reads side by side. */
