@@ -2144,13 +2144,6 @@ SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index);
    Owns:    nothing. */
 SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t *index);
 
-/* Whether array `index` is stored rather than deflated.
-   Returns: true when spdl_npz_view can work.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API bool spdl_npz_stored(const spdl_npz *npz, size_t index);
-
 /* What is known of a CRC-32. */
 typedef enum spdl_npz_crc {
     SPDL_NPZ_CRC_NONE,      /* a .npy file has none */
@@ -2161,7 +2154,7 @@ typedef enum spdl_npz_crc {
 
 /* What the directory says of a member. */
 typedef struct spdl_npz_member {
-    bool stored;
+    bool stored;            /* not deflated: spdl_npz_view can work */
     uint64_t bytes;         /* the array with its header, inflated */
     uint64_t file_bytes;    /* what it takes in the file */
     uint64_t file_offset;   /* of its local header; 0 for .npy */
@@ -17041,12 +17034,6 @@ SPDL__INLINE ptrdiff_t spdl__inflate_out_left(const spdl__inflate *s) {
     return s->slack ? 2 : SPDL__INFLATE_FAST_OUT;
 }
 
-/* Whether there is room on both ends for a fast round. */
-SPDL__PRIVATE bool spdl__inflate_can_run(const spdl__inflate *s) {
-    return s->in_room - s->in >= SPDL__INFLATE_FAST_IN + 8 &&
-           s->limit - s->out > spdl__inflate_out_left(s);
-}
-
 /* Without a branch, to 56 bits or more (variant 4 of Fabian Giesen's "Reading bits in far too many
    ways"). */
 SPDL__INLINE void spdl__inflate_lane_refill(spdl__inflate_lane *l) {
@@ -17266,7 +17253,8 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_careful(spdl__inflate *s) {
             return s->mode;
         } else if (s->match_left > 0) {
             room = spdl__inflate_match(s);
-        } else if (!s->odd && spdl__inflate_can_run(s)) {
+        } else if (!s->odd && s->in_room - s->in >= SPDL__INFLATE_FAST_IN + 8 &&
+                   s->limit - s->out > spdl__inflate_out_left(s)) {
             return SPDL__INFLATE_CODES;
         } else {
             s->odd = false;
@@ -17346,14 +17334,12 @@ typedef struct spdl__zip {
     /* Written by open. */
     const uint8_t *tail; /* its bytes from tail_at on: all, or a block of the zip */
     uint64_t tail_at;
-    size_t tail_bytes;   /* of the block */
     uint64_t directory;  /* where the central directory begins */
     uint64_t prefix;     /* bytes in front of the archive, which its offsets do not count */
     spdl__zip_member *members;
     uint32_t *by_name; /* members in the order of spdl__zip_name_before */
     size_t count;
-    void *block; /* holds members, by_name, as many numbers to sort with, and the names */
-    size_t block_bytes;
+    size_t block_bytes; /* at members: they, by_name, as many numbers to sort with, and the names */
 } spdl__zip;
 
 /* Copies a name for a message: nothing in it can steer a terminal, and it does not fill it. */
@@ -17432,7 +17418,8 @@ SPDL__PRIVATE const uint8_t *spdl__zip_at(const spdl__zip *zip, uint64_t at) {
 }
 
 SPDL__PRIVATE void spdl__zip_drop_tail(spdl__zip *zip) {
-    if (zip->data == NULL) spdl__free(&zip->allocator, SPDL__UNCONST(zip->tail), zip->tail_bytes);
+    if (zip->data == NULL)
+        spdl__free(&zip->allocator, SPDL__UNCONST(zip->tail), (size_t)(zip->size - zip->tail_at));
     zip->tail = zip->data;
     zip->tail_at = 0;
 }
@@ -17450,8 +17437,7 @@ SPDL__PRIVATE spdl_result spdl__zip_need_tail(const spdl__zip_opening *o, uint64
     if (result != SPDL_OK) return result;
     zip->tail = block;
     zip->tail_at = at;
-    zip->tail_bytes = (size_t)bytes;
-    return spdl__zip_read(&o->where, block, zip->tail_bytes, at, &have);
+    return spdl__zip_read(&o->where, block, (size_t)bytes, at, &have);
 }
 
 /* Looks for the end record in the tail. It is the last thing in the file except its comment: true
@@ -17756,8 +17742,7 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
 
 SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
     spdl__zip_drop_tail(zip);
-    spdl__free(&zip->allocator, zip->block, zip->block_bytes);
-    zip->block = NULL;
+    if (zip->block_bytes > 0) spdl__free(&zip->allocator, zip->members, zip->block_bytes);
 }
 
 /* Needs data or file, size, label and allocator. To be closed also after a failure. */
@@ -17775,9 +17760,8 @@ SPDL__PRIVATE spdl_result spdl__zip_open(spdl__zip *zip, uint64_t max_members, s
     bytes = most * each + o.bytes + 1; /* names take less than the directory */
     result = spdl__zip_alloc(&o.where, &block, bytes, "the directory");
     if (result != SPDL_OK) return result;
-    zip->block = block;
     zip->block_bytes = (size_t)bytes;
-    zip->members = (spdl__zip_member *)zip->block;
+    zip->members = (spdl__zip_member *)(void *)block;
     zip->by_name = (uint32_t *)(void *)(zip->members + most);
     result = spdl__zip_read_entries(&o, (char *)(zip->by_name + 2 * most));
     if (result != SPDL_OK) return result;
@@ -18002,12 +17986,7 @@ SPDL__PRIVATE bool spdl__npy_itemsize(char kind, uint64_t number, uint64_t *item
     }
 }
 
-SPDL__PRIVATE char spdl__npy_host_order(void) {
-    const uint16_t one = 1;
-    uint8_t first;
-    memcpy(&first, &one, 1);
-    return first == 1 ? '<' : '>';
-}
+SPDL__PRIVATE char spdl__npy_host_order(void) { return SPDL__BIG_ENDIAN ? '>' : '<'; }
 
 /* Whether a type has a byte order at all. */
 SPDL__PRIVATE bool spdl__npy_is_ordered(char kind, uint64_t itemsize) {
@@ -18327,7 +18306,7 @@ typedef struct spdl__npz_reader {
     /* The bytes of the file that are there. */
     uint8_t *window; /* `local`, or allocated */
     size_t room, have;
-    size_t ahead; /* how much of a file to read at once, at least */
+    size_t ahead; /* how much of a file to read at once, at least; `room` may be more */
     uint64_t window_at;
     const uint8_t *readable; /* the end of the memory in which the last bytes fetched lie */
 
@@ -18398,7 +18377,7 @@ SPDL__PRIVATE bool spdl__npz_has(const spdl__npz_reader *r, uint64_t at, size_t 
 SPDL__PRIVATE spdl_result spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes,
                                           const uint8_t **from) {
     const spdl__zip *zip = &r->npz->zip;
-    size_t room = bytes > SPDL__NPZ_WINDOW ? bytes + SPDL__NPZ_AFTER : bytes;
+    const size_t room = (size_t)spdl__max(bytes + SPDL__NPZ_AFTER, r->ahead);
     uint8_t *made;
     spdl_result result = SPDL_OK;
     if (zip->data != NULL) {
@@ -18407,7 +18386,6 @@ SPDL__PRIVATE spdl_result spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size
         return SPDL_OK;
     }
     if (!spdl__npz_has(r, at, bytes)) {
-        room = (size_t)spdl__max(room, r->ahead);
         if (room > r->room) { /* a larger window; what was in it is lost */
             spdl__npz_free_window(r);
             result = spdl__zip_alloc(&r->where, &made, room, "its bytes in the file");
@@ -18415,7 +18393,6 @@ SPDL__PRIVATE spdl_result spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size
             r->window = made;
             r->room = room;
         }
-        room = bytes > SPDL__NPZ_PIECE ? bytes + SPDL__NPZ_AFTER : r->room; /* as inflate likes */
         r->window_at = at;
         result = spdl__zip_read(&r->where, r->window, (size_t)spdl__min(room, zip->size - at), at,
                                 &r->have);
@@ -18432,7 +18409,7 @@ SPDL__PRIVATE spdl_result spdl__npz_copy_out(spdl__npz_reader *r, uint64_t at, u
     const uint8_t *from = NULL;
     size_t have = 0;
     spdl_result result;
-    if (r->npz->zip.data == NULL && bytes > r->room / 2 && !spdl__npz_has(r, at, bytes))
+    if (r->npz->zip.data == NULL && bytes > r->ahead / 2 && !spdl__npz_has(r, at, bytes))
         return spdl__zip_read(&r->where, to, bytes, at, &have);
     result = spdl__npz_fetch(r, at, bytes, &from);
     if (result == SPDL_OK) memcpy(to, from, bytes);
@@ -18525,17 +18502,12 @@ SPDL__PRIVATE spdl_result spdl__npz_read_head(spdl__npz_reader *r, size_t *text)
 /* Makes a reader that can be used for one member after the other. */
 SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *npz,
                                          spdl_error *error) {
+    memset(r, 0, offsetof(spdl__npz_reader, small)); /* the rest is filled before it is used */
     r->npz = npz;
     r->where.zip = npz != NULL ? &npz->zip : NULL;
     r->where.error = error;
-    r->tables = NULL;
     r->window = r->local;
-    r->room = sizeof(r->local);
-    r->have = r->ahead = 0;
-    r->window_at = 0;
-    r->keep = r->verify = false;
-    r->want = 0;
-    r->large = r->held = r->trailer = NULL;
+    r->room = r->ahead = sizeof(r->local);
 }
 
 SPDL__PRIVATE void spdl__npz_fini_reader(spdl__npz_reader *r) {
@@ -18558,7 +18530,6 @@ SPDL__PRIVATE spdl_result spdl__npz_locate(spdl__npz_reader *r, size_t index) {
                               (spdl__llu)index, (spdl__llu)npz->zip.count);
     r->where.member = r->member = &npz->zip.members[index];
     r->stored = r->member->method == SPDL__ZIP_STORED;
-    r->payload = 0;
     if (npz->is_npy) return SPDL_OK;
     result = spdl__zip_check(&r->where, npz->desc.max_ratio);
     if (result == SPDL_OK)
@@ -18979,10 +18950,6 @@ SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t
         return SPDL_E_NOT_FOUND;
     if (index != NULL) *index = npz->zip.by_name[place];
     return SPDL_OK;
-}
-
-SPDL_API bool spdl_npz_stored(const spdl_npz *npz, size_t index) {
-    return index < spdl_npz_count(npz) && npz->zip.members[index].method == SPDL__ZIP_STORED;
 }
 
 SPDL_API spdl_result spdl_npz_stat(const spdl_npz *npz, size_t index, spdl_npz_member *member) {
@@ -19532,11 +19499,6 @@ SPDL__COLD uint8_t *spdl__put64(uint8_t *to, uint64_t value) {
     return spdl__put32(spdl__put32(to, value), value >> 32);
 }
 
-/* What the older fields say of a number, that has 8 bytes elsewhere if it does not fit. */
-SPDL__COLD uint64_t spdl__write_narrow(uint64_t value) {
-    return value >= 0xffffffffu ? 0xffffffffu : value;
-}
-
 SPDL__COLD bool spdl__write_is_ascii(const void *text, size_t bytes) {
     const uint8_t *at = (const uint8_t *)text;
     for (; bytes > 0; bytes--, at++)
@@ -19553,8 +19515,8 @@ SPDL__COLD uint8_t *spdl__write_common(uint8_t *to, const spdl__zip_member *m) {
     to = spdl__put16(to, SPDL__ZIP_STORED);
     to = spdl__put32(to, SPDL__WRITE_DATE);
     to = spdl__put32(to, m->crc);
-    to = spdl__put32(to, spdl__write_narrow(m->usize));
-    to = spdl__put32(to, spdl__write_narrow(m->usize));
+    to = spdl__put32(to, spdl__min(m->usize, 0xffffffffu));
+    to = spdl__put32(to, spdl__min(m->usize, 0xffffffffu));
     return spdl__put16(to, m->key_bytes);
 }
 
@@ -19583,7 +19545,7 @@ SPDL__COLD size_t spdl__write_central(uint8_t *to, const spdl__zip_member *m) {
     for (i = 0; i < 3; i++) wide += all[i] >= 0xffffffffu;
     at = spdl__put16(spdl__write_common(at, m), wide > 0 ? 4 + 8 * wide : 0);
     memset(at, 0, 10); /* comment, disk, attributes */
-    at = spdl__put32(at + 10, spdl__write_narrow(m->offset));
+    at = spdl__put32(at + 10, spdl__min(m->offset, 0xffffffffu));
     memcpy(at, m->key, m->key_bytes);
     at += m->key_bytes;
     if (wide > 0) at = spdl__put16(spdl__put16(at, 1), 8 * wide);
@@ -19606,8 +19568,8 @@ SPDL__COLD bool spdl__write_grow(spdl_npz_writer *w) {
         memcpy(members, w->zip.members, w->room * sizeof(*members));
         memcpy(by_name, w->zip.by_name, w->room * sizeof(*by_name));
     }
-    spdl__free(&w->zip.allocator, w->zip.block, w->zip.block_bytes);
-    w->zip.block = w->zip.members = members;
+    spdl__free(&w->zip.allocator, w->zip.members, w->zip.block_bytes);
+    w->zip.members = members;
     w->zip.block_bytes = bytes;
     w->zip.by_name = by_name;
     w->room = room;
@@ -19806,8 +19768,8 @@ SPDL__COLD spdl_result spdl__write_end(spdl_npz_writer *w, uint64_t start) {
     at = spdl__put32(spdl__put32(at, 0x06054b50), 0);
     at = spdl__put16(at, spdl__min(count, 0xffff));
     at = spdl__put16(at, spdl__min(count, 0xffff));
-    at = spdl__put32(at, spdl__write_narrow(bytes));
-    at = spdl__put16(spdl__put32(at, spdl__write_narrow(start)), 0);
+    at = spdl__put32(at, spdl__min(bytes, 0xffffffffu));
+    at = spdl__put16(spdl__put32(at, spdl__min(start, 0xffffffffu)), 0);
     return spdl__write_bytes(w, w->scratch, (size_t)(at - w->scratch));
 }
 

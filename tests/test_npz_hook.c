@@ -32,7 +32,7 @@ static bool inflate_hook(uint8_t *out, size_t out_bytes, const uint8_t *in, size
 /* One question for each deflated array. */
 static int questions(const spdl_npz *npz) {
     int count = 0;
-    for (size_t i = 0; i < spdl_npz_count(npz); ++i) count += !spdl_npz_stored(npz, i);
+    for (size_t i = 0; i < spdl_npz_count(npz); ++i) count += !is_stored(npz, i);
     return count;
 }
 
