@@ -16373,12 +16373,10 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
    CRC-32 as ZIP has it, and the loads of little-endian numbers, which are right at any alignment
    and on any host. The owner of a spdl__crc fills it before any other thread can see it; from then
    on it is only read, so any number of threads may use it at once.
-   A CRC is the remainder of a division, in which the bytes are the digits of a long polynomial over
-   GF(2). It stays the same when leading digits are replaced by others with the same remainder: so
-   the fast way multiplies 128 bits (without carries) by what x^n is modulo the divisor and adds
-   them n digits further on, with four products under way at once. What is left of everything, 16
-   bytes, goes through the tables. (V. Gopal and others, "Fast CRC Computation for Generic
-   Polynomials Using PCLMULQDQ Instruction", Intel 2009.) */
+   A CRC is the remainder of a division of polynomials, which stays the same when leading digits are
+   replaced by others with the same remainder: so the fast way multiplies 128 bits (without carries)
+   by what x^n is modulo the divisor and adds them n digits further on. (V. Gopal and others, "Fast
+   CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009.) */
 
 SPDL__PRIVATE uint16_t spdl__le16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 
@@ -17440,35 +17438,27 @@ SPDL__PRIVATE spdl_result spdl__zip_need_tail(const spdl__zip_opening *o, uint64
     return spdl__zip_read(&o->where, block, (size_t)bytes, at, &have);
 }
 
-/* Looks for the end record in the tail. It is the last thing in the file except its comment: true
-   when one is found that ends with the file. Otherwise *end is the last there is, as Python takes
-   it, or the size of the file. */
-SPDL__PRIVATE bool spdl__zip_find_end(const spdl__zip *zip, uint64_t *end) {
-    const uint64_t reach = SPDL__ZIP_END_BYTES + 65535;
-    uint64_t at, first = zip->size > reach ? zip->size - reach : 0;
-    *end = zip->size;
-    if (zip->size < SPDL__ZIP_END_BYTES) return false;
-    if (first < zip->tail_at) first = zip->tail_at;
-    for (at = zip->size - SPDL__ZIP_END_BYTES + 1; at-- > first;) {
-        if (spdl__le32(spdl__zip_at(zip, at)) != 0x06054b50) continue;
-        if (at + SPDL__ZIP_END_BYTES + spdl__le16(spdl__zip_at(zip, at) + 20) == zip->size) {
+/* Looks for the end record, the last thing in the file except its comment: in the last bytes of a
+   file first, then in all that a comment can take. When none ends with the file, *end is the last
+   there is, as Python takes it. */
+SPDL__PRIVATE spdl_result spdl__zip_find_end(const spdl__zip_opening *o, uint64_t *end) {
+    const spdl__zip *zip = o->zip;
+    const uint64_t size = zip->size, reach = SPDL__ZIP_END_BYTES + 65535;
+    uint64_t at, tail = SPDL__ZIP_TAIL_BYTES;
+    spdl_result result;
+    for (*end = size; tail <= SPDL__ZIP_TAIL_BYTES + reach; tail += reach) {
+        result = spdl__zip_need_tail(o, size - spdl__min(size, tail));
+        if (result != SPDL_OK) return result;
+        at = size < SPDL__ZIP_END_BYTES ? 0 : size - SPDL__ZIP_END_BYTES + 1;
+        while (at-- > spdl__max(zip->tail_at, size - spdl__min(size, reach))) {
+            if (spdl__le32(spdl__zip_at(zip, at)) != 0x06054b50) continue;
+            if (*end == size) *end = at;
+            if (at + SPDL__ZIP_END_BYTES + spdl__le16(spdl__zip_at(zip, at) + 20) != size) continue;
             *end = at;
-            return true;
+            return SPDL_OK;
         }
-        if (*end == zip->size) *end = at;
     }
-    return false;
-}
-
-/* Looks in the last bytes of a file first, then in all that a comment can take. */
-SPDL__PRIVATE spdl_result spdl__zip_seek_end(const spdl__zip_opening *o, uint64_t *end) {
-    const uint64_t most = SPDL__ZIP_END_BYTES + 65535 + SPDL__ZIP_TAIL_BYTES, size = o->zip->size;
-    spdl_result result = spdl__zip_need_tail(o, size - spdl__min(size, SPDL__ZIP_TAIL_BYTES));
-    if (result == SPDL_OK && !spdl__zip_find_end(o->zip, end)) {
-        result = spdl__zip_need_tail(o, size - spdl__min(size, most));
-        if (result == SPDL_OK) (void)spdl__zip_find_end(o->zip, end);
-    }
-    if (result != SPDL_OK || *end < size) return result;
+    if (*end < size) return SPDL_OK;
     return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
                           "neither .npy nor .npz, or cut off: no end of a ZIP archive in "
                           "%llu bytes", (spdl__llu)size);
@@ -17525,7 +17515,7 @@ SPDL__PRIVATE spdl_result spdl__zip_read_end(spdl__zip_opening *o) {
     const uint8_t *record;
     uint64_t at = 0;
     uint16_t disk;
-    spdl_result result = spdl__zip_seek_end(o, &at);
+    spdl_result result = spdl__zip_find_end(o, &at);
     if (result == SPDL_OK) /* with the ZIP64 records before it */
         result = spdl__zip_need_tail(o, at > 128 ? at - 128 : 0);
     if (result != SPDL_OK) return result;
@@ -19217,8 +19207,8 @@ SPDL__PRIVATE void spdl__many_work(spdl__npz_many *many) {
     for (i = 0; i < SPDL__INFLATE_LANES; i++) spdl__npz_fini_reader(&share.lane[i].r);
     /* Releases what was read to the caller, which may return when it sees 0. This thread is a user
        of `many` still. */
-    if (spdl__sub(&many->left, share.done) == share.done)
-        spdl__event_notify(&many->done, false, SPDL__ALL);
+    if (spdl__sub(&many->left, share.done) == share.done && spdl__load(&many->users) > 1)
+        spdl__os_event_wake(&many->done, 1);
 }
 
 SPDL__PRIVATE void spdl__many_leave(spdl__npz_many *many) {
@@ -19250,13 +19240,10 @@ SPDL__PRIVATE void spdl__many_ask(spdl__npz_many *many, spdl_pool *pool) {
 }
 
 SPDL__PRIVATE void spdl__many_wait(spdl__npz_many *many) {
-    uint32_t word;
-    while (spdl__load(&many->left) > 0) {
-        word = spdl__event_prepare(&many->done, false);
-        if (spdl__load(&many->left) == 0)
-            spdl__event_cancel(&many->done);
-        else
-            (void)spdl__event_commit(&many->done, word, SPDL__NEVER);
+    for (;;) {
+        const uint32_t word = spdl__load32(&many->done.word);
+        if (spdl__load(&many->left) == 0) return;
+        (void)spdl__os_event_sleep(&many->done, word, SPDL__NEVER);
     }
 }
 
@@ -19301,7 +19288,7 @@ SPDL__PRIVATE spdl_result spdl__bundle_heads(const spdl_npz *npz, spdl_npz_array
     for (i = 0; i < npz->zip.count; i++) *bytes += strlen(npz->zip.members[i].name) + 1;
     *bytes = (*bytes + 63) & ~(uint64_t)63;
     spdl__npz_init_reader(&r, npz, error);
-    for (i = 0; i < npz->zip.count && result == SPDL_OK; i++) {
+    for (i = 0; i < npz->zip.count; i++) {
         result = spdl__npz_start(&r, i, &arrays[i].info);
         if (result != SPDL_OK) break;
         one = arrays[i].info.bytes;
@@ -19310,6 +19297,7 @@ SPDL__PRIVATE spdl_result spdl__bundle_heads(const spdl_npz *npz, spdl_npz_array
             result = spdl__zip_fail(&r.where, SPDL_E_LIMIT,
                                     "its arrays are larger than max_bytes, which is %llu",
                                     (spdl__llu)npz->desc.max_bytes);
+            break;
         }
         data += one;
         *bytes += (one + 63) & ~(uint64_t)63;
