@@ -18276,15 +18276,13 @@ struct spdl_npz {
     uint8_t *small;     /* the bytes of a small file */
 
     /* Any thread: set once, by cas, by the first call that needs it. */
-    struct spdl__npz_shared {
-        uint64_t mapping; /* a const uint8_t *, or 0 */
-        uint64_t tables;  /* a const spdl__npz_tables *, or 0 */
-    } made, *shared;      /* that, for calls on a const archive */
+    uint64_t mapping; /* a const uint8_t *, or 0 */
+    uint64_t tables;  /* a const spdl__npz_tables *, or 0 */
 };
 
 /* A member in use: on the stack of the call that uses it, which alone writes it. */
 typedef struct spdl__npz_reader {
-    const spdl_npz *npz;
+    spdl_npz *npz;
     spdl__zip_where where;
     const spdl__npz_tables *tables; /* NULL until they are needed */
 
@@ -18329,8 +18327,8 @@ typedef struct spdl__npz_reader {
 
 /* Makes the tables, or finds those that another call made. */
 SPDL__PRIVATE spdl_result spdl__npz_need_tables(spdl__npz_reader *r) {
-    const spdl_npz *npz = r->npz;
-    uint64_t found = spdl__load(&npz->shared->tables); /* pairs with the cas below */
+    spdl_npz *npz = r->npz;
+    uint64_t found = spdl__load(&npz->tables); /* pairs with the cas below */
     spdl__npz_tables *made;
     spdl_result result;
     uint8_t *block;
@@ -18340,7 +18338,7 @@ SPDL__PRIVATE spdl_result spdl__npz_need_tables(spdl__npz_reader *r) {
         made = (spdl__npz_tables *)(void *)block;
         spdl__crc_init(&made->crc);
         spdl__inflate_build_fixed(&made->fixed);
-        if (spdl__cas(&npz->shared->tables, &found, (uint64_t)(uintptr_t)made))
+        if (spdl__cas(&npz->tables, &found, (uint64_t)(uintptr_t)made))
             found = (uint64_t)(uintptr_t)made;
         else
             spdl__free(&npz->zip.allocator, made, sizeof(*made)); /* another was faster */
@@ -18493,7 +18491,7 @@ SPDL__PRIVATE spdl_result spdl__npz_read_head(spdl__npz_reader *r, size_t *text)
 SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *npz,
                                          spdl_error *error) {
     memset(r, 0, offsetof(spdl__npz_reader, small)); /* the rest is filled before it is used */
-    r->npz = npz;
+    r->npz = (spdl_npz *)SPDL__UNCONST(npz); /* for what is made once */
     r->where.zip = npz != NULL ? &npz->zip : NULL;
     r->where.error = error;
     r->window = r->local;
@@ -18791,13 +18789,13 @@ SPDL__PRIVATE spdl_result spdl__npz_finish(spdl__npz_reader *r, spdl_result resu
 }
 
 /* The whole file as one mapping, made by the first call that needs it. */
-SPDL__PRIVATE const uint8_t *spdl__npz_map(const spdl_npz *npz) {
-    uint64_t mapping = spdl__load(&npz->shared->mapping), none = 0;
+SPDL__PRIVATE const uint8_t *spdl__npz_map(spdl_npz *npz) {
+    uint64_t mapping = spdl__load(&npz->mapping), none = 0;
     const uint8_t *made;
     if (mapping != 0) return (const uint8_t *)(uintptr_t)mapping;
     made = spdl__os_file_map(npz->zip.file, npz->zip.size);
     if (made == NULL) return NULL;
-    if (spdl__cas(&npz->shared->mapping, &none, (uint64_t)(uintptr_t)made)) return made;
+    if (spdl__cas(&npz->mapping, &none, (uint64_t)(uintptr_t)made)) return made;
     spdl__os_file_unmap(made, npz->zip.size); /* another thread was faster */
     return (const uint8_t *)(uintptr_t)none;
 }
@@ -18840,7 +18838,6 @@ SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, bool there, const char 
     if (made == NULL)
         return spdl__error_set(full.error, SPDL_E_NOMEM, "%.200s: no memory for the archive", name);
     made->desc = full;
-    made->shared = &made->made;
     made->zip.allocator = full.allocator;
     made->zip.file = SPDL__NO_FILE;
     spdl__zip_set_label(&made->zip, name);
@@ -18917,8 +18914,8 @@ SPDL_API void spdl_npz_close(spdl_npz *npz) {
     spdl_allocator allocator;
     if (npz == NULL) return;
     allocator = npz->zip.allocator;
-    spdl__free(&allocator, (void *)(uintptr_t)npz->made.tables, sizeof(spdl__npz_tables));
-    spdl__os_file_unmap((const uint8_t *)(uintptr_t)npz->made.mapping, npz->zip.size);
+    spdl__free(&allocator, (void *)(uintptr_t)npz->tables, sizeof(spdl__npz_tables));
+    spdl__os_file_unmap((const uint8_t *)(uintptr_t)npz->mapping, npz->zip.size);
     (void)spdl__os_file_close(npz->zip.file);
     spdl__zip_close(&npz->zip);
     spdl__free(&allocator, npz->small, (size_t)npz->zip.size);
@@ -19029,7 +19026,7 @@ SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint6
 }
 
 SPDL__PRIVATE spdl_result spdl__npz_find_data(spdl__npz_reader *r, const uint8_t **data) {
-    const spdl_npz *npz = r->npz;
+    spdl_npz *npz = r->npz;
     const uint8_t *base = npz->zip.data;
     spdl_result result;
     if (!r->stored)
@@ -19283,22 +19280,20 @@ SPDL__PRIVATE spdl_result spdl__bundle_heads(const spdl_npz *npz, spdl_npz_array
                                              uint64_t *bytes, spdl_error *error) {
     uint64_t data = 0, one;
     size_t i;
-    spdl__npz_reader r;
+    spdl__npz_reader r; /* one for all: its window holds several small members */
     spdl_result result = SPDL_OK;
     for (i = 0; i < npz->zip.count; i++) *bytes += strlen(npz->zip.members[i].name) + 1;
     *bytes = (*bytes + 63) & ~(uint64_t)63;
     spdl__npz_init_reader(&r, npz, error);
-    for (i = 0; i < npz->zip.count; i++) {
+    for (i = 0; result == SPDL_OK && i < npz->zip.count; i++) {
         result = spdl__npz_start(&r, i, &arrays[i].info);
         if (result != SPDL_OK) break;
         one = arrays[i].info.bytes;
-        if (one > npz->desc.max_bytes - data || one > SIZE_MAX / 2 - *bytes) {
-            r.where.member = NULL;
+        r.where.member = NULL;
+        if (one > npz->desc.max_bytes - data || one > SIZE_MAX / 2 - *bytes)
             result = spdl__zip_fail(&r.where, SPDL_E_LIMIT,
                                     "its arrays are larger than max_bytes, which is %llu",
                                     (spdl__llu)npz->desc.max_bytes);
-            break;
-        }
         data += one;
         *bytes += (one + 63) & ~(uint64_t)63;
     }
