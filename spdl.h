@@ -16678,7 +16678,6 @@ SPDL__PRIVATE bool spdl__inflate_complete(const unsigned *count, unsigned longes
     return left == 0 || (longest <= 1 && alphabet != SPDL__INFLATE_PRECODE);
 }
 
-/* How many codes of each length there are. */
 SPDL__PRIVATE void spdl__inflate_count(unsigned *count, const uint8_t *lengths, unsigned symbols) {
     unsigned i;
     memset(count, 0, 16 * sizeof(*count));
@@ -16814,7 +16813,6 @@ SPDL__PRIVATE void spdl__inflate_build_fixed(spdl__inflate_tables *tables) {
     (void)spdl__inflate_build_both(tables, lengths, 288, 32, count);
 }
 
-/* The entry for the code in the lowest bits. */
 SPDL__INLINE uint32_t spdl__inflate_follow(const uint32_t *table, unsigned root, uint64_t bits,
                                            uint32_t link) {
     return table[(link >> 16) + (bits >> root & ((1u << (link & 15)) - 1))];
@@ -17200,7 +17198,6 @@ SPDL__INLINE void spdl__inflate_lane_store(const spdl__inflate_lane *l, spdl__in
     if (s->in > s->in_end) spdl__inflate_fail(s, "the deflate stream is cut off");
 }
 
-/* One round, if there is room for it. */
 SPDL__INLINE bool spdl__inflate_step(spdl__inflate_lane *l) {
     if (SPDL__UNLIKELY(l->in >= l->in_stop)) return false; /* two branches: gcc joins an && */
     if (SPDL__UNLIKELY(l->out >= l->out_stop)) return false;
@@ -17335,7 +17332,7 @@ typedef struct spdl__zip {
     uint64_t directory;  /* where the central directory begins */
     uint64_t prefix;     /* bytes in front of the archive, which its offsets do not count */
     spdl__zip_member *members;
-    uint32_t *by_name; /* members in the order of spdl__zip_name_before */
+    uint32_t *by_name; /* members by name */
     size_t count;
     size_t block_bytes; /* at members: they, by_name, as many numbers to sort with, and the names */
 } spdl__zip;
@@ -17410,7 +17407,6 @@ typedef struct spdl__zip_opening {
     bool wide; /* a ZIP64 record was there: `entries` is the whole number */
 } spdl__zip_opening;
 
-/* The byte at a place of the tail. */
 SPDL__PRIVATE const uint8_t *spdl__zip_at(const spdl__zip *zip, uint64_t at) {
     return zip->tail + (at - zip->tail_at);
 }
@@ -17629,13 +17625,6 @@ SPDL__PRIVATE spdl_result spdl__zip_read_entries(spdl__zip_opening *o, char *nam
                           (spdl__llu)zip->count, (spdl__llu)o->entries);
 }
 
-/* Whether a member comes before another. */
-typedef bool (*spdl__zip_before)(const spdl__zip_member *a, const spdl__zip_member *b);
-
-SPDL__PRIVATE bool spdl__zip_offset_before(const spdl__zip_member *a, const spdl__zip_member *b) {
-    return a->offset < b->offset;
-}
-
 /* Below zero when the name of the member comes before `name` with `suffix`. Shorter names come
    first: arr_0 to arr_10 as NumPy writes them are in this order already. */
 SPDL__PRIVATE int spdl__zip_compare(const spdl__zip_member *member, const uint8_t *name,
@@ -17647,14 +17636,15 @@ SPDL__PRIVATE int spdl__zip_compare(const spdl__zip_member *member, const uint8_
     return order != 0 ? order : memcmp(member->key + bytes, suffix, more);
 }
 
-SPDL__PRIVATE bool spdl__zip_name_before(const spdl__zip_member *a, const spdl__zip_member *b) {
-    return spdl__zip_compare(a, b->key, b->key_bytes, "") < 0;
+SPDL__PRIVATE bool spdl__zip_before(const spdl__zip_member *a, const spdl__zip_member *b,
+                                    bool by_name) {
+    return by_name ? spdl__zip_compare(a, b->key, b->key_bytes, "") < 0 : a->offset < b->offset;
 }
 
-/* Fills by_name with the members in an order; equal ones keep that of the directory. Merges sorted
-   runs of twice the length each time, between by_name and the numbers after it: n log n at most,
-   without recursion. */
-SPDL__PRIVATE void spdl__zip_sort(spdl__zip *zip, spdl__zip_before before) {
+/* Fills by_name with the members by name or by offset; equal ones keep the order of the directory.
+   Merges sorted runs of twice the length each time, between by_name and the numbers after it: n log
+   n at most, without recursion. */
+SPDL__PRIVATE void spdl__zip_sort(spdl__zip *zip, bool by_name) {
     const spdl__zip_member *const m = zip->members;
     const size_t count = zip->count;
     uint32_t *from = zip->by_name, *to = from + count, *held;
@@ -17662,17 +17652,19 @@ SPDL__PRIVATE void spdl__zip_sort(spdl__zip *zip, spdl__zip_before before) {
     bool sorted = true;
     for (i = 0; i < count; i++) {
         from[i] = (uint32_t)i;
-        sorted = sorted && (i == 0 || !before(&m[i], &m[i - 1]));
+        sorted = sorted && (i == 0 || !spdl__zip_before(&m[i], &m[i - 1], by_name));
     }
     if (sorted) return;
     for (width = 1; width < count; width *= 2) {
         for (i = 0; i < count;) {
             a = i;
-            b = middle = spdl__min(a + width, count);
-            end = spdl__min(b + width, count);
-            for (; i < end; i++)
-                to[i] = a == middle || (b < end && before(&m[from[b]], &m[from[a]])) ? from[b++]
-                                                                                   : from[a++];
+            b = middle = (size_t)spdl__min(a + width, count);
+            end = (size_t)spdl__min(b + width, count);
+            for (; i < end; i++) {
+                const bool second = b < end && (a == middle || spdl__zip_before(
+                                                   &m[from[b]], &m[from[a]], by_name));
+                to[i] = from[second ? b++ : a++];
+            }
         }
         held = from;
         from = to;
@@ -17687,7 +17679,7 @@ SPDL__PRIVATE void spdl__zip_find_limits(spdl__zip *zip) {
     spdl__zip_member *member, *other = NULL;
     uint64_t limit = zip->directory, start = limit, end = 0, bytes;
     size_t i;
-    spdl__zip_sort(zip, spdl__zip_offset_before);
+    spdl__zip_sort(zip, false);
     for (i = zip->count; i-- > 0;) {
         member = &zip->members[zip->by_name[i]];
         if (member->offset < start) {
@@ -17756,8 +17748,8 @@ SPDL__PRIVATE spdl_result spdl__zip_open(spdl__zip *zip, uint64_t max_members, s
     result = spdl__zip_read_entries(&o, (char *)(zip->by_name + 2 * most));
     if (result != SPDL_OK) return result;
     spdl__zip_find_limits(zip);
-    spdl__zip_sort(zip, spdl__zip_name_before);
-    if (spdl__zip_drop_hidden(zip)) spdl__zip_sort(zip, spdl__zip_name_before);
+    spdl__zip_sort(zip, true);
+    if (spdl__zip_drop_hidden(zip)) spdl__zip_sort(zip, true);
     return SPDL_OK;
 }
 
@@ -18354,7 +18346,6 @@ SPDL__PRIVATE void spdl__npz_free_window(spdl__npz_reader *r) {
     r->have = 0;
 }
 
-/* Whether these bytes of the file are in the window. */
 SPDL__PRIVATE bool spdl__npz_has(const spdl__npz_reader *r, uint64_t at, size_t bytes) {
     return at >= r->window_at && at - r->window_at <= r->have &&
            bytes <= r->have - (size_t)(at - r->window_at);
@@ -18404,7 +18395,6 @@ SPDL__PRIVATE spdl_result spdl__npz_copy_out(spdl__npz_reader *r, uint64_t at, u
     return result;
 }
 
-/* Says why a deflated member did not give the bytes it should. */
 SPDL__PRIVATE spdl_result spdl__npz_inflate_error(const spdl__npz_reader *r,
                                                   spdl__inflate_mode ended) {
     const spdl__llu at = (spdl__llu)spdl__min((uint64_t)(r->inflate.in - r->inflate.in_begin),
@@ -18417,7 +18407,6 @@ SPDL__PRIVATE spdl_result spdl__npz_inflate_error(const spdl__npz_reader *r,
         ended == SPDL__INFLATE_DONE ? "less" : "more", (spdl__llu)r->member->usize);
 }
 
-/* Frees what the read of a member took. */
 SPDL__PRIVATE void spdl__npz_end(spdl__npz_reader *r) {
     const spdl_allocator *allocator = &r->npz->zip.allocator;
     spdl__free(allocator, r->large, r->large_bytes);
@@ -18426,7 +18415,7 @@ SPDL__PRIVATE void spdl__npz_end(spdl__npz_reader *r) {
     r->large = r->held = r->trailer = NULL;
 }
 
-/* Lets inflate begin with so many of the compressed bytes in peek. */
+/* Lets inflate begin, with so many of the compressed bytes. */
 SPDL__PRIVATE spdl_result spdl__npz_start_inflate(spdl__npz_reader *r, size_t bytes) {
     const uint8_t *in = NULL;
     spdl_result result = spdl__npz_need_tables(r);
@@ -18702,17 +18691,18 @@ SPDL__PRIVATE spdl_result spdl__npz_open_data(spdl__npz_reader *r) {
 SPDL__PRIVATE spdl_result spdl__npz_next_trailer(spdl__npz_reader *r) {
     const size_t window = SPDL__INFLATE_WINDOW;
     spdl__inflate *s = &r->inflate;
-    const size_t near = (size_t)spdl__min((uint64_t)(s->out - s->base), window);
-    const size_t far = (size_t)spdl__min(s->before_bytes, window - near);
+    const size_t here = (size_t)spdl__min((uint64_t)(s->out - s->base), window);
+    const size_t earlier = (size_t)spdl__min(s->before_bytes, window - here);
+    uint8_t *to;
     spdl_result result = SPDL_OK;
     if (r->trailer == NULL)
         result = spdl__zip_alloc(&r->where, &r->trailer, 2 * window, "what follows the array");
     if (result != SPDL_OK) return result;
-    memmove(r->trailer + window - near, s->out - near, near);
-    if (far > 0)
-        memcpy(r->trailer + window - near - far, s->before + s->before_bytes - far, far);
+    to = r->trailer + window - here;
+    memmove(to, s->out - here, here);
+    if (earlier > 0) memcpy(to - earlier, s->before + s->before_bytes - earlier, earlier);
     s->before_bytes = 0;
-    s->base = r->trailer + window - near - far;
+    s->base = to - earlier;
     s->out = r->trailer + window;
     s->slack = false;
     return SPDL_OK;
@@ -18781,7 +18771,6 @@ SPDL__PRIVATE spdl_result spdl__npz_begin(spdl__npz_reader *r, size_t index, spd
     return result;
 }
 
-/* Reads a member to its end. */
 SPDL__PRIVATE spdl_result spdl__npz_finish(spdl__npz_reader *r, spdl_result result) {
     while (result == SPDL_PENDING)
         result = spdl__npz_ran(r, spdl__inflate_run(&r->inflate, r->inflate.limit));
@@ -19187,7 +19176,6 @@ SPDL__PRIVATE void spdl__many_run(spdl__many_share *share) {
     }
 }
 
-/* Reads until nothing is left to take. */
 SPDL__PRIVATE void spdl__many_work(spdl__npz_many *many) {
     spdl__many_share share;
     unsigned i;
@@ -19301,7 +19289,6 @@ SPDL__PRIVATE spdl_result spdl__bundle_heads(const spdl_npz *npz, spdl_npz_array
     return result;
 }
 
-/* Copies the names and says where the data go. */
 SPDL__PRIVATE void spdl__bundle_place(const spdl_npz *npz, spdl_npz_bundle *bundle,
                                       spdl_npz_request *requests) {
     char *at = (char *)(bundle->arrays + bundle->count);
@@ -19390,7 +19377,6 @@ SPDL_API void spdl_npz_bundle_free(void *bundle) {
     spdl__free(&allocator, freed, freed->bytes);
 }
 
-/* The stage of SPDL_NPZ. */
 SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out) {
     spdl_npz_desc desc = spdl__npz_defaults((const spdl_npz_desc *)spdl_ctx(task));
     spdl_npz_bundle *bundle = NULL;
@@ -19537,7 +19523,6 @@ SPDL__COLD size_t spdl__write_central(uint8_t *to, const spdl__zip_member *m) {
     return (size_t)(at - to);
 }
 
-/* Makes the zip have room for one more member. */
 SPDL__COLD bool spdl__write_grow(spdl_npz_writer *w) {
     const size_t room = w->room > 0 ? 2 * w->room : 64;
     const size_t bytes = room * (sizeof(spdl__zip_member) + sizeof(uint32_t));
