@@ -2655,8 +2655,10 @@ SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
 
 #ifdef SPDL_DEBUG
 #include <assert.h>
+#define SPDL__ASSERT(condition) assert(condition)
 #define SPDL__DEBUGS 1
 #else
+#define SPDL__ASSERT(condition) ((void)0)
 #define SPDL__DEBUGS 0
 #endif
 
@@ -3807,6 +3809,10 @@ SPDL__PRIVATE uint64_t spdl__deadline(int64_t timeout_ns) {
     return timeout_ns < 0 ? SPDL__NEVER : spdl_time_ns() + (uint64_t)timeout_ns;
 }
 
+SPDL__PRIVATE bool spdl__late(uint64_t deadline) {
+    return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
+}
+
 /* malloc with an alignment: the start of the block is kept in front of what is handed out. */
 SPDL__PRIVATE void *spdl__default_alloc(size_t bytes, size_t align) {
     char *block;
@@ -4429,6 +4435,7 @@ typedef struct spdl__ring_side {
     uint32_t *waiting; /* how many, in the core; written by create */
     spdl__os_event event;
     uint64_t waits, wait_ns, sleeps;
+    uint32_t inside; /* SPDL_DEBUG: a thread is in a call; written by it */
 } spdl__ring_side;
 
 struct spdl_ring {
@@ -4436,27 +4443,16 @@ struct spdl_ring {
     spdl__ring_side pushes; /* wait for room */
     spdl__ring_side pops;   /* wait for items */
     uint64_t wakes;         /* written by threads that wake others */
-#ifdef SPDL_DEBUG
-    uint32_t pushing, popping; /* a thread is inside; written by producers, by consumers */
-#endif
     spdl_allocator allocator; /* written by create */
 };
 
-/* A side of SPSC notices a second thread on it, in debug builds. */
-#ifdef SPDL_DEBUG
-SPDL__PRIVATE bool spdl__ring_enter(const spdl_ring *ring, uint32_t *inside) {
-    const bool entered = ring->core.mode != SPDL_RING_SPSC || spdl__exchange32(inside, 1) == 0;
-    assert(entered && "spdl: two threads on a side of a ring that is for one");
+/* A side of SPSC notices a second thread on it, in debug builds. (The quick paths do not look.) */
+SPDL__INLINE bool spdl__ring_enter(const spdl_ring *ring, spdl__ring_side *side) {
+    const bool entered = !SPDL__DEBUGS || ring->core.mode != SPDL_RING_SPSC ||
+                         spdl__exchange32(&side->inside, 1) == 0;
+    SPDL__ASSERT(entered && "spdl: two threads on a side of a ring that is for one");
     return entered;
 }
-#define SPDL__QUICK false /* they do not look */
-#define SPDL__RING_ENTER(ring, side) spdl__ring_enter(ring, &(ring)->side)
-#define SPDL__RING_LEAVE(ring, side) spdl__store32(&(ring)->side, 0)
-#else
-#define SPDL__QUICK true
-#define SPDL__RING_ENTER(ring, side) true
-#define SPDL__RING_LEAVE(ring, side) ((void)0)
-#endif
 
 /* Wakes n of the threads that wait on a side. After a close the pops that sleep wait only for the
    pushes that were under way, and all of them for the last: then each of these wakes all. */
@@ -4475,39 +4471,62 @@ SPDL__INLINE void spdl__ring_hint(spdl_ring *ring, spdl__ring_side *side, uint64
     if (spdl__load_relaxed32(side->waiting) != 0) spdl__ring_wake(ring, side, n);
 }
 
-SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
+/* What a call does, without waiting. Odd ones are for consumers. */
+enum {
+    SPDL__RING_PUSH,
+    SPDL__RING_POP,
+    SPDL__RING_COMMIT,
+    SPDL__RING_RELEASE,
+    SPDL__RING_RESERVE, /* these two give the slots, in *items */
+    SPDL__RING_PEEK
+};
+
+SPDL__PRIVATE spdl__ring_side *spdl__ring_side_of(spdl_ring *ring, int op) {
+    return op % 2 == 0 ? &ring->pushes : &ring->pops;
+}
+
+/* Up to n items. Out of line, as all long ways are, so that the quick paths stay small. */
+SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, int op, void **items, uint64_t n,
                                           uint64_t *moved) {
     spdl__ring_core *core = &ring->core;
+    const bool spsc = core->mode == SPDL_RING_SPSC;
+    spdl__ring_side *side = spdl__ring_side_of(ring, op);
     spdl_result result;
     *moved = 0;
-    if (n == 0) return SPDL_OK;
-    if (!SPDL__RING_ENTER(ring, pushing)) return SPDL_E_INVALID;
-    result = core->mode == SPDL_RING_SPSC ? spdl__spsc_push_n(core, items, n, moved)
-                                          : spdl__mpmc_push_n(core, items, n, moved);
-    if (result == SPDL_OK)
-        spdl__ring_hint(ring, &ring->pops, *moved);
+    if (n == 0 && op <= SPDL__RING_POP) return SPDL_OK;
+    if (!spdl__ring_enter(ring, side)) return SPDL_E_INVALID;
+    if (op == SPDL__RING_PUSH)
+        result = spsc ? spdl__spsc_push_n(core, *items, n, moved)
+                      : spdl__mpmc_push_n(core, *items, n, moved);
+    else if (op == SPDL__RING_POP)
+        result = spsc ? spdl__spsc_pop_n(core, *items, n, moved)
+                      : spdl__mpmc_pop_n(core, *items, n, moved);
+    else if (op <= SPDL__RING_RELEASE)
+        result = op == SPDL__RING_COMMIT ? spdl__spsc_commit(core, *moved = n)
+                                         : spdl__spsc_release(core, *moved = n);
     else
+        result = op == SPDL__RING_RESERVE ? spdl__spsc_reserve(core, n, items, moved)
+                                          : spdl__spsc_peek(core, n, items, moved);
+    if (result != SPDL_OK)
         *moved = 0; /* close may have been faster */
-    SPDL__RING_LEAVE(ring, pushing);
+    else if (op <= SPDL__RING_RELEASE)
+        spdl__ring_hint(ring, spdl__ring_side_of(ring, op + 1), *moved);
+    if (SPDL__DEBUGS) spdl__store32(&side->inside, 0);
     return result;
+}
+
+SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
+                                          uint64_t *moved) {
+    void *from = SPDL__UNCONST(items);
+    return spdl__ring_try(ring, SPDL__RING_PUSH, &from, n, moved);
 }
 
 SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
                                          uint64_t *moved) {
-    spdl__ring_core *core = &ring->core;
-    spdl_result result;
-    *moved = 0;
-    if (n == 0) return SPDL_OK;
-    if (!SPDL__RING_ENTER(ring, popping)) return SPDL_E_INVALID;
-    result = core->mode == SPDL_RING_SPSC ? spdl__spsc_pop_n(core, items, n, moved)
-                                          : spdl__mpmc_pop_n(core, items, n, moved);
-    if (result == SPDL_OK) spdl__ring_hint(ring, &ring->pushes, *moved);
-    SPDL__RING_LEAVE(ring, popping);
-    return result;
+    return spdl__ring_try(ring, SPDL__RING_POP, &items, n, moved);
 }
 
-/* What is left to do after a quick push that found `waiting`. Out of line, as the next two, so that
-   the quick paths stay small. */
+/* What is left to do after a quick push that found `waiting`. */
 SPDL__NOINLINE spdl_result spdl__ring_quick_pushed(spdl_ring *ring, uint32_t waiting) {
     spdl__ring_core *core = &ring->core;
     spdl_result result = SPDL_OK;
@@ -4517,75 +4536,47 @@ SPDL__NOINLINE spdl_result spdl__ring_quick_pushed(spdl_ring *ring, uint32_t wai
     return result;
 }
 
-SPDL__NOINLINE spdl_result spdl__ring_push_long(spdl_ring *ring, const void *item) {
-    uint64_t moved;
-    return spdl_ring_try_push_n(ring, item, 1, &moved);
-}
-
-SPDL__NOINLINE spdl_result spdl__ring_pop_long(spdl_ring *ring, void *item) {
-    uint64_t moved;
-    return spdl_ring_try_pop_n(ring, item, 1, &moved);
-}
-
 SPDL_API SPDL__HOT spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item) {
     uint32_t waiting;
+    uint64_t moved;
     if (!spdl__ring_quick_push(&ring->core, item, &waiting))
-        return spdl__ring_push_long(ring, item);
+        return spdl_ring_try_push_n(ring, item, 1, &moved);
     return SPDL__LIKELY(waiting == 0) ? SPDL_OK : spdl__ring_quick_pushed(ring, waiting);
 }
 
 SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
     uint32_t waiting;
-    if (!spdl__ring_quick_pop(&ring->core, item, &waiting)) return spdl__ring_pop_long(ring, item);
+    uint64_t moved;
+    if (!spdl__ring_quick_pop(&ring->core, item, &waiting))
+        return spdl_ring_try_pop_n(ring, item, 1, &moved);
     if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(ring, &ring->pushes, 1);
     return SPDL_OK;
 }
 
-/* A call that may wait. `attempt` does what it can, counts it in `moved`, and returns SPDL_FULL or
-   SPDL_EMPTY while it has to go on. */
+/* A call that may wait. */
 typedef struct spdl__ring_call {
     spdl_ring *ring;
-    spdl_result (*attempt)(struct spdl__ring_call *call);
+    int op;
     void *items; /* that a push reads, or a pop writes; in place: the slots */
     uint64_t n;
-    uint64_t moved;
+    uint64_t moved; /* so far */
 } spdl__ring_call;
 
-SPDL__PRIVATE spdl_result spdl__ring_attempt_push(spdl__ring_call *call) {
-    const char *from = (const char *)call->items + call->moved * call->ring->core.item_bytes;
+/* Does what it can, and returns SPDL_FULL or SPDL_EMPTY while it has to go on. */
+SPDL__PRIVATE spdl_result spdl__ring_attempt(spdl__ring_call *call) {
+    spdl_result result;
     uint64_t moved;
-    const spdl_result result =
-        spdl_ring_try_push_n(call->ring, from, call->n - call->moved, &moved);
+    void *from;
+    if (call->op != SPDL__RING_PUSH)
+        return spdl__ring_try(call->ring, call->op, &call->items, call->n, &call->moved);
+    from = (char *)call->items + call->moved * call->ring->core.item_bytes;
+    result = spdl__ring_try(call->ring, call->op, &from, call->n - call->moved, &moved);
     call->moved += moved;
     return result == SPDL_OK && call->moved < call->n ? SPDL_FULL : result;
 }
 
-SPDL__PRIVATE spdl_result spdl__ring_attempt_pop(spdl__ring_call *call) {
-    return spdl_ring_try_pop_n(call->ring, call->items, call->n, &call->moved);
-}
-
-SPDL__PRIVATE spdl_result spdl__ring_attempt_reserve(spdl__ring_call *call) {
-    spdl_result result;
-    if (!SPDL__RING_ENTER(call->ring, pushing)) return SPDL_E_INVALID;
-    result = spdl__spsc_reserve(&call->ring->core, call->n, &call->items, &call->moved);
-    SPDL__RING_LEAVE(call->ring, pushing);
-    return result;
-}
-
-SPDL__PRIVATE spdl_result spdl__ring_attempt_peek(spdl__ring_call *call) {
-    spdl_result result;
-    if (!SPDL__RING_ENTER(call->ring, popping)) return SPDL_E_INVALID;
-    result = spdl__spsc_peek(&call->ring->core, call->n, &call->items, &call->moved);
-    SPDL__RING_LEAVE(call->ring, popping);
-    return result;
-}
-
 SPDL__PRIVATE bool spdl__ring_must_wait(spdl_result result) {
     return result == SPDL_FULL || result == SPDL_EMPTY;
-}
-
-SPDL__PRIVATE bool spdl__ring_late(uint64_t deadline) {
-    return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
 }
 
 /* A wake-up may have come too early: an earlier push (or pop) was still under way, the thread that
@@ -4607,7 +4598,7 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, spdl__ring_sid
         const uint32_t word = spdl__load32(&side->event.word);
         spdl__add32(side->waiting, 1);
         spdl__barrier_heavy(call->ring->core.asymmetric); /* pairs with light ones after a move */
-        result = call->attempt(call);
+        result = spdl__ring_attempt(call);
         if (!spdl__ring_must_wait(result)) {
             spdl__sub32(side->waiting, 1);
             return result;
@@ -4616,19 +4607,19 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, spdl__ring_sid
         spdl__add(&side->sleeps, 1);
         slept = spdl__os_event_sleep(&side->event, word, deadline);
         spdl__sub32(side->waiting, 1);
-        result = call->attempt(call);
+        result = spdl__ring_attempt(call);
         if (result == SPDL_OK) spdl__ring_pass_on(call->ring, side);
         if (!spdl__ring_must_wait(result)) return result;
-        if (spdl__ring_late(deadline)) break;
+        if (spdl__late(deadline)) break;
     }
     return SPDL_TIMEOUT;
 }
 
 /* Spins, yields, then sleeps until an attempt succeeds. Yields may take long, and a call that makes
    progress never gets to the sleep, so both look at the deadline. */
-SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, spdl__ring_side *side,
-                                          int64_t timeout_ns) {
-    spdl_result result = call->attempt(call);
+SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, int64_t timeout_ns) {
+    spdl__ring_side *side = spdl__ring_side_of(call->ring, call->op);
+    spdl_result result = spdl__ring_attempt(call);
     uint64_t deadline, moved = call->moved, since = 0;
     int round = 0;
     if (!spdl__ring_must_wait(result)) return result;
@@ -4636,9 +4627,9 @@ SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, spdl__ring_side
     deadline = spdl__deadline(timeout_ns);
     while (spdl__ring_must_wait(result) && spdl__backoff(&round, SPDL_YIELDS)) {
         if (round >= SPDL_SPINS && since == 0) since = spdl_time_ns();
-        result = call->attempt(call);
+        result = spdl__ring_attempt(call);
         if (call->moved == moved && round < SPDL_SPINS) continue;
-        if (spdl__ring_must_wait(result) && spdl__ring_late(deadline)) result = SPDL_TIMEOUT;
+        if (spdl__ring_must_wait(result) && spdl__late(deadline)) result = SPDL_TIMEOUT;
         if (call->moved != moved) round = 0;
         moved = call->moved;
     }
@@ -4650,31 +4641,27 @@ SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, spdl__ring_side
     return result;
 }
 
-/* These two are long ways of the next two, and so out of line. */
-#define SPDL__RING_LONG __attribute__((noinline)) SPDL_API
-
-SPDL__RING_LONG spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
-                                             uint64_t *moved, int64_t timeout_ns) {
-    spdl__ring_call call = { ring, spdl__ring_attempt_push, SPDL__UNCONST(items), n, 0 };
+/* Push and pop. */
+SPDL__NOINLINE spdl_result spdl__ring_many(spdl_ring *ring, int op, void *items, uint64_t n,
+                                           uint64_t *moved, int64_t timeout_ns) {
+    spdl__ring_call call = { ring, op, items, n, 0 };
     spdl_result result;
     if (moved != NULL) *moved = 0;
     if (ring == NULL || moved == NULL || (items == NULL && n > 0)) return SPDL_E_INVALID;
     if (n == 0) return SPDL_OK;
-    result = spdl__ring_wait(&call, &ring->pushes, timeout_ns);
+    result = spdl__ring_wait(&call, timeout_ns);
     *moved = call.moved;
     return result;
 }
 
-SPDL__RING_LONG spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n,
-                                            uint64_t *moved, int64_t timeout_ns) {
-    spdl__ring_call call = { ring, spdl__ring_attempt_pop, items, n, 0 };
-    spdl_result result;
-    if (moved != NULL) *moved = 0;
-    if (ring == NULL || moved == NULL || (items == NULL && n > 0)) return SPDL_E_INVALID;
-    if (n == 0) return SPDL_OK;
-    result = spdl__ring_wait(&call, &ring->pops, timeout_ns);
-    *moved = call.moved;
-    return result;
+SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
+                                      uint64_t *moved, int64_t timeout_ns) {
+    return spdl__ring_many(ring, SPDL__RING_PUSH, SPDL__UNCONST(items), n, moved, timeout_ns);
+}
+
+SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, uint64_t *moved,
+                                     int64_t timeout_ns) {
+    return spdl__ring_many(ring, SPDL__RING_POP, items, n, moved, timeout_ns);
 }
 
 SPDL_API SPDL__HOT spdl_result spdl_ring_push(spdl_ring *ring, const void *item,
@@ -4697,53 +4684,38 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_
     return SPDL_OK;
 }
 
-/* Reserve and peek. */
-SPDL__PRIVATE spdl_result spdl__ring_in_place(spdl__ring_call *call, void **slots, uint64_t *have,
-                                              int64_t timeout_ns) {
-    spdl_ring *ring = call->ring;
-    const bool push = call->attempt == spdl__ring_attempt_reserve;
-    spdl_result result;
+SPDL__PRIVATE spdl_result spdl__ring_in_place(spdl_ring *ring, int op, uint64_t n,
+                                              void **slots, uint64_t *have, int64_t timeout_ns) {
+    spdl__ring_call call = { ring, op, NULL, n, 0 };
+    spdl_result result = SPDL_E_INVALID;
     if (slots != NULL) *slots = NULL;
     if (have != NULL) *have = 0;
-    if (ring == NULL || slots == NULL || have == NULL || call->n == 0) return SPDL_E_INVALID;
-    if (ring->core.mode != SPDL_RING_SPSC) return SPDL_E_INVALID;
-    result = spdl__ring_wait(call, push ? &ring->pushes : &ring->pops, timeout_ns);
+    if (ring != NULL && slots != NULL && have != NULL && n > 0 && ring->core.mode == SPDL_RING_SPSC)
+        result = spdl__ring_wait(&call, timeout_ns);
     if (result != SPDL_OK) return result;
-    *slots = call->items;
-    *have = call->moved;
+    *slots = call.items;
+    *have = call.moved;
     return SPDL_OK;
 }
 
 SPDL_API spdl_result spdl_ring_reserve(spdl_ring *ring, uint64_t n, void **slots, uint64_t *have,
                                        int64_t timeout_ns) {
-    spdl__ring_call call = { ring, spdl__ring_attempt_reserve, NULL, n, 0 };
-    return spdl__ring_in_place(&call, slots, have, timeout_ns);
+    return spdl__ring_in_place(ring, SPDL__RING_RESERVE, n, slots, have, timeout_ns);
 }
 
 SPDL_API spdl_result spdl_ring_peek(spdl_ring *ring, uint64_t n, void **items, uint64_t *have,
                                     int64_t timeout_ns) {
-    spdl__ring_call call = { ring, spdl__ring_attempt_peek, NULL, n, 0 };
-    return spdl__ring_in_place(&call, items, have, timeout_ns);
+    return spdl__ring_in_place(ring, SPDL__RING_PEEK, n, items, have, timeout_ns);
 }
 
 SPDL_API spdl_result spdl_ring_commit(spdl_ring *ring, uint64_t n) {
-    spdl_result result;
     if (ring == NULL || ring->core.mode != SPDL_RING_SPSC) return SPDL_E_INVALID;
-    if (!SPDL__RING_ENTER(ring, pushing)) return SPDL_E_INVALID;
-    result = spdl__spsc_commit(&ring->core, n);
-    if (result == SPDL_OK) spdl__ring_hint(ring, &ring->pops, n);
-    SPDL__RING_LEAVE(ring, pushing);
-    return result;
+    return spdl__ring_try(ring, SPDL__RING_COMMIT, NULL, n, &n);
 }
 
 SPDL_API spdl_result spdl_ring_release(spdl_ring *ring, uint64_t n) {
-    spdl_result result;
     if (ring == NULL || ring->core.mode != SPDL_RING_SPSC) return SPDL_E_INVALID;
-    if (!SPDL__RING_ENTER(ring, popping)) return SPDL_E_INVALID;
-    result = spdl__spsc_release(&ring->core, n);
-    if (result == SPDL_OK) spdl__ring_hint(ring, &ring->pushes, n);
-    SPDL__RING_LEAVE(ring, popping);
-    return result;
+    return spdl__ring_try(ring, SPDL__RING_RELEASE, NULL, n, &n);
 }
 
 SPDL_API void spdl_ring_close(spdl_ring *ring) {
@@ -4788,9 +4760,15 @@ SPDL__PRIVATE spdl_result spdl__ring_check(const spdl_ring_desc *desc) {
     return spdl__allocator_check(&desc->allocator, "ring", desc->error);
 }
 
+/* A ring is one block: itself, and its slots from the next cache line on. In strides. */
+#define SPDL__RING_HEAD ((sizeof(spdl_ring) + SPDL_CACHE_LINE - 1) & ~(size_t)(SPDL_CACHE_LINE - 1))
+SPDL__PRIVATE size_t spdl__ring_strides(const spdl__ring_core *core) {
+    return (size_t)core->slot_count + SPDL__RING_HEAD / core->stride + 1;
+}
+
 SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc) {
+    spdl__ring_core core;
     spdl_ring *made;
-    spdl__ring_core *core;
     spdl_result result;
     if (ring == NULL) return SPDL_E_INVALID;
     *ring = NULL;
@@ -4798,30 +4776,28 @@ SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *de
     spdl__error_clear(desc->error);
     result = spdl__ring_check(desc);
     if (result != SPDL_OK) return result;
-    made = (spdl_ring *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), SPDL_CACHE_LINE);
-    if (made == NULL) goto no_ring;
-    core = &made->core;
-    made->allocator = desc->allocator;
-    made->pushes.waiting = &core->pushes_waiting;
-    made->pops.waiting = &core->pops_waiting;
-    core->asymmetric = spdl__os_barrier();
-    spdl__ring_core_shape(core, desc->mode, desc->capacity,
+    memset(&core, 0, sizeof(core));
+    core.asymmetric = spdl__os_barrier();
+    spdl__ring_core_shape(&core, desc->mode, desc->capacity,
                           desc->item_bytes ? desc->item_bytes : sizeof(void *),
-                          SPDL__QUICK && (core->asymmetric || !SPDL__OS_BARRIER));
-    core->slots = (unsigned char *)spdl__alloc_zeroed(&desc->allocator, (size_t)core->slot_count,
-                                                      core->stride, SPDL_CACHE_LINE);
-    if (core->slots == NULL) goto no_slots;
+                          !SPDL__DEBUGS && (core.asymmetric || !SPDL__OS_BARRIER));
+    made = (spdl_ring *)spdl__alloc_zeroed(&desc->allocator, spdl__ring_strides(&core), core.stride,
+                                           SPDL_CACHE_LINE);
+    if (made == NULL) goto no_ring;
     if (!spdl__os_event_init(&made->pushes.event)) goto no_event;
     if (!spdl__os_event_init(&made->pops.event)) goto no_second_event;
-    spdl__ring_core_start(core);
+    made->core = core;
+    made->core.slots = (unsigned char *)made + SPDL__RING_HEAD;
+    made->allocator = desc->allocator;
+    made->pushes.waiting = &made->core.pushes_waiting;
+    made->pops.waiting = &made->core.pops_waiting;
+    spdl__ring_core_start(&made->core);
     *ring = made;
     return SPDL_OK;
 no_second_event:
     spdl__os_event_fini(&made->pushes.event);
 no_event:
-    spdl__free(&desc->allocator, core->slots, (size_t)core->slot_count * core->stride);
-no_slots:
-    spdl__free(&desc->allocator, made, sizeof(*made));
+    spdl__free(&desc->allocator, made, spdl__ring_strides(&core) * core.stride);
 no_ring:
     return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: ring: out of memory");
 }
@@ -4845,8 +4821,7 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
     }
     spdl__os_event_fini(&ring->pops.event);
     spdl__os_event_fini(&ring->pushes.event);
-    spdl__free(&allocator, core->slots, (size_t)core->slot_count * core->stride);
-    spdl__free(&allocator, ring, sizeof(*ring));
+    spdl__free(&allocator, ring, spdl__ring_strides(core) * core->stride);
 }
 
 /* ============================================================================================= */
@@ -5062,11 +5037,6 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__barrier_after_rmw();
 }
 
-/* Whether a guest's budget is over. */
-SPDL__PRIVATE bool spdl__worker_late(const spdl__worker *worker) {
-    return worker->until != SPDL__NEVER && spdl_time_ns() >= worker->until;
-}
-
 /* Works for one client until it has nothing to do, or others should have a turn. Whether it had
    something to do. */
 SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at) {
@@ -5079,7 +5049,7 @@ SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint3
     while (!over && client->step(client->self, worker->index)) {
         found = true;
         over = (spdl__load_relaxed(&pool->pending) != 0 && spdl_ring_count(pool->jobs) > 0) ||
-               spdl__load32(&pool->quit) || spdl__worker_late(worker) ||
+               spdl__load32(&pool->quit) || spdl__late(worker->until) ||
                (alone ? spdl__load_relaxed32(&pool->slots_used) != 1
                       : spdl_time_ns() - since > SPDL__TURN_NS);
     }
@@ -5260,9 +5230,9 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns) {
     if (pool == NULL || pool->desc.guests == 0 || spdl__pool_is_worker(pool)) return SPDL_E_INVALID;
     guest = spdl__guest_enter(pool, until);
     if (guest == NULL) return SPDL_FULL;
-    while (found && !spdl__load32(&pool->quit) && !spdl__worker_late(guest))
+    while (found && !spdl__load32(&pool->quit) && !spdl__late(guest->until))
         found = spdl__worker_turn(pool, guest);
-    if (spdl__worker_late(guest) && spdl__pool_runnable(pool, -1, NULL)) result = SPDL_OK;
+    if (spdl__late(guest->until) && spdl__pool_runnable(pool, -1, NULL)) result = SPDL_OK;
     spdl__guest_leave(guest);
     return result;
 }
@@ -5311,7 +5281,7 @@ SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns) {
         if (spdl__load(&pool->pending) == 0) return SPDL_OK;
         if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
         if (spdl__pool_help(pool))
-            slept = spdl_time_ns() >= deadline ? SPDL_TIMEOUT : SPDL_OK;
+            slept = spdl__late(deadline) ? SPDL_TIMEOUT : SPDL_OK;
         else slept = spdl__os_event_sleep(&pool->idle, ticket, deadline);
     }
 }

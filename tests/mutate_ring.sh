@@ -48,7 +48,7 @@ spdl__mpmc_at | < ring->capacity | <= ring->capacity
 spdl__ring_quick_pop | head + ring->index_mask + 1 | head + 1
 spdl__ring_totals | spdl__min(tail, spdl__load(&ring->end)) | tail
 spdl__ring_sleep | &side->event, word, | &side->event, spdl__load32(&side->event.word),
-spdl__ring_sleep | result = call->attempt(call); | result = SPDL_EMPTY;
+spdl__ring_sleep | result = spdl__ring_attempt(call); | result = SPDL_EMPTY;
 spdl__ring_sleep | spdl__sub32(side->waiting, 1); | (void)0;
 spdl__ring_quick_pushed | spdl__spsc_settle(core, spdl__load_relaxed(&core->tail) - 1, 1) | SPDL_OK
 spdl_ring_try_push | SPDL__LIKELY(waiting == 0) ? SPDL_OK : | true ? SPDL_OK :
@@ -73,7 +73,7 @@ spdl__ring_totals: load 1 | counts are bounded whatever the pair; this one is on
 spdl__ring_totals: load 2 | counts are bounded whatever the pair; this one is only closer
 spdl__ring_totals: load 3 | counts are bounded whatever the pair; this one is only closer
 spdl__ring_totals: load 4 | only compared
-spdl__ring_enter: store32 1 | SPDL_DEBUG only, orders nothing
+spdl__ring_try: store32 1 | SPDL_DEBUG only, orders nothing
 spdl__ring_sleep: load32 1 | the heavy barrier after it acquires as well
 spdl__ring_sleep: add32 1 | the heavy barrier comes after it
 spdl__ring_sleep: sub32 1 | a number, nothing after it

@@ -156,8 +156,8 @@ static spdl_result attempt_mpmc(counting *c) { return attempt_ring(c, SPDL_RING_
 static spdl_result attempt_spsc(counting *c) { return attempt_ring(c, SPDL_RING_SPSC); }
 
 static void ring_without_memory(void) {
-    every_allocation_may_fail(attempt_mpmc, 2);
-    every_allocation_may_fail(attempt_spsc, 2);
+    every_allocation_may_fail(attempt_mpmc, 1);
+    every_allocation_may_fail(attempt_spsc, 1);
 }
 
 /* --- pools --- */
@@ -177,7 +177,7 @@ static spdl_result attempt_pool(counting *c) {
     return result;
 }
 
-static void pool_without_memory(void) { every_allocation_may_fail(attempt_pool, 4); }
+static void pool_without_memory(void) { every_allocation_may_fail(attempt_pool, 3); }
 
 /* --- pipelines --- */
 

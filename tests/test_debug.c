@@ -24,7 +24,7 @@ static void two_threads_on_a_side_for_one(void) {
         const bool spsc = m == SPDL_RING_SPSC;
         spdl_ring *ring = ring_of((spdl_ring_mode)m);
         uint64_t item = 7, moved = 9;
-        ring->pushing = ring->popping = 1;
+        ring->pushes.inside = ring->pops.inside = 1;
         CHECK_EQ(spdl_ring_push(ring, &item, 0), spsc ? SPDL_E_INVALID : SPDL_OK);
         CHECK_EQ(spdl_ring_count(ring), spsc ? 0 : 1);
         CHECK_EQ(spdl_ring_try_push_n(ring, &item, 1, &moved), spsc ? SPDL_E_INVALID : SPDL_OK);
