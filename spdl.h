@@ -2774,14 +2774,9 @@ SPDL__INLINE void spdl__barrier_after_rmw(void) {
 #endif
 }
 
-/* What one thread writes and others read: no read-modify-write is needed. */
-SPDL__INLINE void spdl__advance(uint64_t *number, uint64_t more) {
-    spdl__store_relaxed(number, spdl__load_relaxed(number) + more);
-}
-
-/* The same for what is only reported. */
+/* What one thread writes, and others report: no read-modify-write is needed. */
 SPDL__INLINE void spdl__count(uint64_t *counter, uint64_t more) {
-    if (!SPDL__NO_STATS) spdl__advance(counter, more);
+    if (!SPDL__NO_STATS) spdl__store_relaxed(counter, spdl__load_relaxed(counter) + more);
 }
 
 /* Raises *word to `value`, if it is less. Returns what it is then, or more. */
@@ -4859,7 +4854,7 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
    locals; jobs own their args. */
 
 #define SPDL__MAX_WORKERS 256
-#define SPDL__MAX_CLIENTS 64
+#define SPDL__MAX_CLIENTS 64 /* bits of a word */
 #define SPDL__MAX_QUEUE (1 << 24)
 #define SPDL__IDLE_YIELDS 8   /* turns a worker or trainer gives away before it sleeps; 64 cost 18 %
                                  more processor time beside steps of a millisecond */
@@ -4873,10 +4868,9 @@ typedef struct spdl__client {
 } spdl__client;
 
 typedef struct spdl__client_slot {
-    uint64_t client;     /* a spdl__client *, or 0; written by attach and detach */
-    uint32_t taken;      /* from attach until detach has returned; written by these */
-    uint32_t generation; /* counts the clients; written by attach */
-    uint32_t users;      /* workers inside the client; written by them */
+    uint64_t client; /* a spdl__client *, or 0; written by attach and detach */
+    uint32_t taken;  /* from attach until detach has returned; written by these */
+    uint32_t users;  /* workers inside the client; written by them */
     char pad[SPDL_CACHE_LINE];
 } spdl__client_slot;
 
@@ -4900,9 +4894,8 @@ typedef struct spdl__worker {
     uint32_t taken;
     uint64_t until; /* when it begins no call any more; create: SPDL__NEVER, for workers */
     /* written by the worker: turns, when there are several clients */
-    uint64_t turn_ns;                       /* worked_ns of the one that had the last */
-    uint64_t worked_ns[SPDL__MAX_CLIENTS];  /* for each of them */
-    uint32_t generation[SPDL__MAX_CLIENTS]; /* of the client that this is about */
+    uint64_t worked_ns[SPDL__MAX_CLIENTS];
+    uint64_t least_ns; /* none of these counts as less */
 } spdl__worker;
 
 struct spdl_pool {
@@ -5059,36 +5052,24 @@ SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint3
     return found;
 }
 
-/* Of the clients that are not in `tried`, the one this worker has worked least for. One that is new
-   begins where the last turn was. */
-SPDL__PRIVATE uint32_t spdl__pool_least(spdl_pool *pool, spdl__worker *worker, uint32_t used,
-                                        uint64_t tried) {
-    uint32_t i, least = used;
-    for (i = 0; i < used; ++i) {
-        const uint32_t generation = spdl__load_relaxed32(&pool->slot[i].generation);
-        if (worker->generation[i] != generation) worker->worked_ns[i] = worker->turn_ns;
-        worker->generation[i] = generation;
-        if ((tried >> i & 1) != 0) continue;
-        if (least == used || worker->worked_ns[i] < worker->worked_ns[least]) least = i;
-    }
-    return least;
-}
-
-/* A turn with one client that has something to do. */
+/* A turn with a client that has something to do, the one first that this worker has worked least
+   for. None is further behind than two turns: it is new, or had nothing to do. */
 SPDL__PRIVATE bool spdl__pool_turn(spdl_pool *pool, spdl__worker *worker, uint32_t used) {
-    uint64_t tried = 0; /* a bit for each client */
-    uint32_t i, at, left;
+    uint64_t *worked = worker->worked_ns, tried = 0, turn; /* a bit for each client */
+    uint32_t i, left, least;
     for (left = used; left > 0; --left) {
-        at = spdl__pool_least(pool, worker, used, tried);
-        worker->turn_ns = worker->worked_ns[at];
-        if (spdl__pool_visit(pool, worker, at)) break;
-        tried |= (uint64_t)1 << at;
+        for (i = 0, least = used; i < used; ++i) {
+            worked[i] = spdl__max(worked[i], worker->least_ns);
+            if ((tried >> i & 1) == 0 && (least == used || worked[i] < worked[least])) least = i;
+        }
+        tried |= (uint64_t)1 << least;
+        turn = worked[least];
+        if (!spdl__pool_visit(pool, worker, least)) continue;
+        if (turn > worker->least_ns + 2 * SPDL__TURN_NS)
+            worker->least_ns = turn - 2 * SPDL__TURN_NS;
+        return true;
     }
-    if (left == 0) return false;
-    for (i = 0; i < used; ++i) /* those that had nothing to do */
-        if ((tried >> i & 1) != 0 && worker->worked_ns[i] + 2 * SPDL__TURN_NS < worker->turn_ns)
-            worker->worked_ns[i] = worker->turn_ns - 2 * SPDL__TURN_NS;
-    return true;
+    return false;
 }
 
 /* A job, if there is one. */
@@ -5176,7 +5157,6 @@ SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__
         uint32_t used = spdl__load32(&pool->slots_used);
         if (!spdl__cas32(&slot->taken, &no, 1)) continue;
         while (used < i + 1 && !spdl__cas32(&pool->slots_used, &used, i + 1)) {}
-        spdl__store_relaxed32(&slot->generation, slot->generation + 1);
         spdl__store_ordered(&slot->client, (uint64_t)(uintptr_t)client);
         spdl__full_barrier();
         spdl__pool_wake_all(pool); /* each worker has a look: there may be an init to run */
