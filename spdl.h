@@ -5275,22 +5275,20 @@ SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns) {
 /* --- create and destroy --- */
 
 SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
-    if (desc->guests < 0 || desc->guests > SPDL__MAX_WORKERS)
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: guests is %d, must be 0 to %d", desc->guests,
-                               SPDL__MAX_WORKERS);
-    if (desc->workers < (desc->guests == 0) || desc->workers > SPDL__MAX_WORKERS - desc->guests)
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: workers is %d, must be %d to %d", desc->workers,
-                               desc->guests == 0, SPDL__MAX_WORKERS - desc->guests);
-    if (desc->queue_size < 0 || desc->queue_size > SPDL__MAX_QUEUE)
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: queue_size is %d, must be 1 to %d", desc->queue_size,
-                               SPDL__MAX_QUEUE);
-    if (desc->policy.nice < -20 || desc->policy.nice > 19)
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: policy.nice is %d, must be -20 to 19",
-                               desc->policy.nice);
+    const int threads = SPDL__MAX_WORKERS - (desc->guests > 0 ? desc->guests : 0);
+    const struct {
+        const char *name;
+        int value, least, most;
+    } number[] = { { "guests", desc->guests, 0, SPDL__MAX_WORKERS },
+                   { "workers", desc->workers, desc->guests == 0, threads },
+                   { "queue_size", desc->queue_size ? desc->queue_size : 1, 1, SPDL__MAX_QUEUE },
+                   { "policy.nice", desc->policy.nice, -20, 19 } };
+    int i;
+    for (i = 0; i < 4; ++i)
+        if (number[i].value < number[i].least || number[i].value > number[i].most)
+            return spdl__error_set(desc->error, SPDL_E_INVALID,
+                                   "spdl: pool: %s is %d, must be %d to %d", number[i].name,
+                                   number[i].value, number[i].least, number[i].most);
     if (desc->policy.sched < SPDL_SCHED_DEFAULT || desc->policy.sched > SPDL_SCHED_IDLE)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: pool: policy.sched is %d, which is no class",
@@ -5513,7 +5511,6 @@ typedef struct spdl__track {
 typedef struct spdl__trace {
     size_t bytes;    /* of the block: this, the tracks, their records */
     int tracks;      /* of threads, then those of edges, then one of copies to a device */
-    uint64_t events; /* of each track */
     spdl__track *track;
     const spdl_function *fn[SPDL_MAX_STAGES]; /* the stages' own */
     spdl__os_file file; /* claimed for destroy to write, or SPDL__NO_FILE */
@@ -19925,7 +19922,7 @@ SPDL__COLD size_t spdl__trace_collect(const spdl__trace *trace, spdl__record *re
     for (i = 0; i < trace->tracks; ++i) {
         const spdl__track *track = &trace->track[i];
         const uint64_t end = spdl__load(&track->count);
-        uint64_t place = end - spdl__min(end, trace->events);
+        uint64_t place = end - spdl__min(end, track->mask + 1);
         *dropped += place;
         for (; place < end; ++place) {
             const spdl__record *record = &track->records[place & track->mask];
@@ -20043,21 +20040,17 @@ SPDL__COLD void spdl__trace_user_name(spdl__text *text, const spdl__record *reco
 SPDL__COLD void spdl__trace_print_value(spdl__out *out, const spdl_pipeline *p,
                                         const spdl__record *record) {
     spdl__text *text = spdl__trace_event(out, "C", spdl__record_track(record));
+    const char *at, *end;
     char digits[40];
-    const char *at = digits;
-    bool point = false;
     double value;
     memcpy(&value, &record->end, sizeof(value));
     (void)snprintf(digits, sizeof(digits), "%.9g", value);
     spdl__json_real(text, "ts", (double)(record->begin - p->start_ns) / 1e3);
     spdl__trace_user_name(text, record);
-    spdl__text_add(text, ",\"args\":{\"value\":");
-    for (; *at != '\0'; ++at) {
-        const bool plain = strchr("+-0123456789e", *at) != NULL;
-        if (plain || !point) spdl__text_add(text, "%c", plain ? *at : '.');
-        if (!plain) point = true;
-    }
-    spdl__text_add(text, "}}");
+    at = digits + strspn(digits, "+-0123456789");
+    end = at + strcspn(at, "0123456789e");
+    spdl__text_add(text, ",\"args\":{\"value\":%.*s%s%s}}", (int)(at - digits), digits,
+                   end > at ? "." : "", end);
 }
 
 /* Copies overlap, as slices of a lane must not: they are asynchronous events, each with an id. */
@@ -20142,7 +20135,7 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, spdl__os_file f
 /* Writes to an open file and reports how it went. */
 SPDL__COLD spdl_result spdl__trace_save(const spdl_pipeline *p, spdl__os_file file,
                                         const char *path) {
-    const size_t most = (size_t)p->trace->tracks * (size_t)p->trace->events;
+    const size_t most = (size_t)p->trace->tracks * (size_t)(p->trace->track->mask + 1);
     spdl__record *records =
         (spdl__record *)spdl__alloc_zeroed(&p->allocator, most, sizeof(*records), sizeof(uint64_t));
     const char *failure = "out of memory";
@@ -20194,7 +20187,6 @@ SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     if (trace == NULL) return false;
     trace->bytes = bytes;
     trace->tracks = tracks;
-    trace->events = records;
     trace->file = SPDL__NO_FILE;
     trace->track = (spdl__track *)(trace + 1);
     for (i = 0; i < tracks; ++i) {
