@@ -2963,11 +2963,13 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 /* In strict modes the C library hides what is below; it is always there. glibc goes by what was
    defined before its first header, others by what is defined now. */
 #if SPDL__LINUX
+typedef int spdl__os_clock_id;
 #define SPDL__CLOCK_UNIX 0
 #define SPDL__CLOCK_MONOTONIC 1
 #define SPDL__O_CLOEXEC 02000000
 #define SPDL__F_DUPFD 1030 /* F_DUPFD_CLOEXEC */
 #else
+typedef clockid_t spdl__os_clock_id;
 #define SPDL__CLOCK_UNIX CLOCK_REALTIME
 #define SPDL__CLOCK_MONOTONIC CLOCK_MONOTONIC
 #define SPDL__O_CLOEXEC O_CLOEXEC
@@ -2986,14 +2988,14 @@ extern int ftruncate(int file, off_t bytes);
 
 /* --- time and events --- */
 
-SPDL__PRIVATE uint64_t spdl__os_timespec_ns(const struct timespec *time) {
-    return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
+SPDL__PRIVATE uint64_t spdl__os_clock_read(spdl__os_clock_id clock) {
+    struct timespec now;
+    if (clock_gettime(clock, &now) != 0) return SPDL__NEVER;
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
-    struct timespec now;
-    (void)clock_gettime(which == SPDL__OS_UNIX ? SPDL__CLOCK_UNIX : SPDL__CLOCK_MONOTONIC, &now);
-    return spdl__os_timespec_ns(&now);
+    return spdl__os_clock_read(which == SPDL__OS_UNIX ? SPDL__CLOCK_UNIX : SPDL__CLOCK_MONOTONIC);
 }
 
 struct spdl__os_thread {
@@ -3121,10 +3123,7 @@ SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os
     const int clock = thread != NULL ? -8 * number - 2 : 3; /* as pthread_getcpuclockid has it */
     const bool known = thread == NULL || number != 0;
     char path[64] = "/proc/thread-self/schedstat", text[64], *at;
-    struct timespec used;
-    if (cpu_ns != NULL)
-        *cpu_ns = known && clock_gettime(clock, &used) == 0 ? spdl__os_timespec_ns(&used)
-                                                            : SPDL__NEVER;
+    if (cpu_ns != NULL) *cpu_ns = known ? spdl__os_clock_read(clock) : SPDL__NEVER;
     if (queued_ns == NULL) return;
     *queued_ns = SPDL__NEVER;
     if (thread != NULL) (void)snprintf(path, sizeof(path), "/proc/self/task/%d/schedstat", number);
@@ -3334,7 +3333,6 @@ SPDL__PRIVATE void spdl__os_thread_begins(spdl__os_thread *thread) {
 SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
                                          uint64_t *cpu_ns, uint64_t *queued_ns) {
     clockid_t clock = CLOCK_THREAD_CPUTIME_ID;
-    struct timespec used;
     bool known = true;
     (void)file;
     if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
@@ -3344,7 +3342,7 @@ SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os
 #else
     if (thread != NULL) known = pthread_getcpuclockid(thread->handle, &clock) == 0;
 #endif
-    *cpu_ns = known && clock_gettime(clock, &used) == 0 ? spdl__os_timespec_ns(&used) : SPDL__NEVER;
+    *cpu_ns = known ? spdl__os_clock_read(clock) : SPDL__NEVER;
 }
 
 SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return 0; }
@@ -3408,16 +3406,13 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
-SPDL__PRIVATE uint64_t spdl__os_timeval_ns(const struct timeval *time) {
-    return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_usec * 1000u;
-}
-
 SPDL_API void spdl_process_read(spdl_process_stats *stats) {
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     struct rusage used;
     memset(stats, 0, sizeof(*stats));
     if (getrusage(RUSAGE_SELF, &used) == 0) {
-        stats->cpu_ns = spdl__os_timeval_ns(&used.ru_utime) + spdl__os_timeval_ns(&used.ru_stime);
+        stats->cpu_ns = (uint64_t)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000000u +
+                        (uint64_t)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1000u;
         stats->minor_faults = (uint64_t)used.ru_minflt;
         stats->major_faults = (uint64_t)used.ru_majflt;
     }
@@ -3598,26 +3593,25 @@ struct spdl__os_thread {
 };
 
 /* The best clock that is declared. The last one is that of the processor. */
-#if defined(CLOCK_MONOTONIC) && (!defined(__STRICT_ANSI__) || defined(_POSIX_C_SOURCE))
-#define SPDL__OS_CLOCK 1
-#else
-#define SPDL__OS_CLOCK 0
-#endif
-
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
-#if SPDL__OS_CLOCK || defined(TIME_UTC)
-    struct timespec now = { 0, 0 };
-#if SPDL__OS_CLOCK
+#if defined(CLOCK_MONOTONIC) && (!defined(__STRICT_ANSI__) || defined(_POSIX_C_SOURCE))
+    struct timespec now;
     (void)clock_gettime(which == SPDL__OS_UNIX ? CLOCK_REALTIME : CLOCK_MONOTONIC, &now);
-#else
+#elif defined(TIME_UTC)
+    struct timespec now;
     (void)which;
     (void)timespec_get(&now, TIME_UTC);
+#else
+    struct {
+        time_t tv_sec;
+        double tv_nsec;
+    } now = { 0, 0 };
+    if (which == SPDL__OS_UNIX)
+        now.tv_sec = time(NULL);
+    else
+        now.tv_nsec = (double)clock() * (1e9 / (double)CLOCKS_PER_SEC);
 #endif
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-#else
-    if (which == SPDL__OS_UNIX) return (uint64_t)time(NULL) * 1000000000u;
-    return (uint64_t)((double)clock() * (1e9 / (double)CLOCKS_PER_SEC));
-#endif
 }
 
 SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
@@ -3855,8 +3849,7 @@ SPDL__PRIVATE void spdl__error_clear(spdl_error *error) {
 }
 
 /* Fills in an error that belongs to no stage, and returns its result. error may be NULL. */
-SPDL__PRIVATE spdl_result spdl__error_set(spdl_error *error, spdl_result result, const char *format,
-                                          ...) SPDL__PRINTF(3, 4);
+SPDL__PRINTF(3, 4)
 SPDL__PRIVATE spdl_result spdl__error_set(spdl_error *error, spdl_result result, const char *format,
                                           ...) {
     va_list args;
@@ -3884,8 +3877,7 @@ SPDL__PRIVATE void spdl__log(const spdl_logger *logger, spdl_log_level level, co
 }
 
 /* The same, as printf would write it. */
-SPDL__PRIVATE void spdl__logf(const spdl_logger *logger, spdl_log_level level, const char *format,
-                              ...) SPDL__PRINTF(3, 4);
+SPDL__PRINTF(3, 4)
 SPDL__PRIVATE void spdl__logf(const spdl_logger *logger, spdl_log_level level, const char *format,
                               ...) {
     char text[SPDL_TEXT_BYTES + 1024]; /* with the name of a file */
@@ -3905,10 +3897,8 @@ SPDL__INLINE void spdl__profile(const spdl_profiler *profiler, spdl_event event,
 
 /* Copies a name, cut to what fits. */
 SPDL__PRIVATE void spdl__name_copy(char name[SPDL_NAME_BYTES], const char *from) {
-    size_t length = strlen(from);
-    if (length >= SPDL_NAME_BYTES) length = SPDL_NAME_BYTES - 1;
-    memcpy(name, from, length);
-    name[length] = '\0';
+    name[0] = '\0';
+    (void)strncat(name, from, SPDL_NAME_BYTES - 1);
 }
 
 /* How much a counter has grown. */
