@@ -44,7 +44,7 @@
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
        >>pipeline  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor  >>npz
        >>cpp                                                               declarations
-       >>platform-impl  >>atomics-impl  >>os  >>os-posix  >>os-none        what all stand on
+       >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix        what all stand on
        >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
        >>edge-impl  >>flow-impl  >>claim-impl  >>call-impl  >>batch-impl    an item's way
        >>merge-impl  >>defer-impl  >>again-impl  >>step-impl  >>tune-impl  >>next-impl
@@ -2788,15 +2788,16 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
 
 /* ============================================================================================= */
 /* >>os
-   The operating system, as 27 functions: no other section calls one. Each kind of system is a twin
-   of the next section with the same functions, and no other code has an #if for it. Any thread may
-   call any of them at any time; pointers are not NULL unless it says so; times are nanoseconds. A
-   text that is returned says why not, until the thread's next call; NULL is success. Nothing blocks
-   except where it says so, and files for as long as a disk takes.
+   The operating system, as 27 functions: no other section calls one. The next section says what
+   they do. Each kind of system is a twin of it with the same functions, and no other code has an
+   #if for it. Any thread may call any of them at any time; pointers are not NULL unless it says so;
+   times are nanoseconds. A text that is returned says why not, until the thread's next call; NULL
+   is success. Nothing blocks except where it says so, and files for as long as a disk takes.
 
    A twin also defines struct spdl__os_event, with the words `word` and `waiters` in it, struct
    spdl__os_thread, with `refused` in it, SPDL__OS_BARRIER: 0 where spdl__os_barrier is always
-   false, and SPDL__OS_NO_THREAD: "", or what to say of a thread where there is never one. */
+   false, SPDL__OS_NO_THREAD: "", or what to say of a thread where there is never one, and
+   SPDL__NO_SLEEP: 1 where every sleep ends at once. */
 
 #define SPDL__NEVER UINT64_MAX /* as a deadline; as a time: unknown */
 #define SPDL__ALL 0x7fffffff   /* sleepers */
@@ -2804,86 +2805,7 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
 typedef intptr_t spdl__os_file; /* a descriptor or a handle */
 typedef struct spdl__os_event spdl__os_event;
 typedef struct spdl__os_thread spdl__os_thread;
-
-/* --- time, and order between threads --- */
-
 typedef enum spdl__os_clock { SPDL__OS_MONOTONIC, SPDL__OS_UNIX } spdl__os_clock;
-
-/* A monotonic time with any origin, the same for all threads; or that since 1970. */
-SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which);
-
-/* A full barrier in every thread of this process, some time before it returns: then all others need
-   only keep their compiler from reordering. False, and nothing done, where there is no such thing:
-   that never changes for a process. Some microseconds. */
-SPDL__PRIVATE bool spdl__os_barrier(void);
-
-/* --- sleeping --- */
-
-/* A word that threads wait for. False when there is no memory. fini: nobody sleeps on it. */
-SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event);
-SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event);
-
-/* Blocks while event->word is `word`, until the deadline on the monotonic clock: SPDL_TIMEOUT then;
-   SPDL_OK may be spurious. */
-SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
-                                               uint64_t deadline);
-
-/* Adds 1 to event->word, with release, and wakes up to `count` sleepers. A thread that read the
-   word before and sleeps afterwards does not miss it. */
-SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count);
-
-/* --- threads --- */
-
-/* Runs entry(arg) in a new thread with a name (shown as far as the system does), a policy (or NULL;
-   it has to stay until entry begins) and a stack (0: the usual one). It handles no signals but
-   faults. Before entry thread->refused says whether the system refused the policy. *thread stays
-   in place until join. False: no thread. */
-SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
-                                         const spdl_policy *policy, size_t stack_bytes,
-                                         void *(*entry)(void *), void *arg);
-
-/* Blocks until the thread has returned. */
-SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread);
-
-/* Instead of join: nobody waits for the thread. It may free *thread before its entry returns. */
-SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread);
-
-/* A number for the calling thread that no other one has now; not 0. Some nanoseconds. */
-SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
-
-/* The processor time of a thread that is not joined (NULL: of the caller) so far, and how long it
-   was ready to run while others had the processors; what is unknown is SPDL__NEVER. Either pointer
-   may be NULL. *file keeps what is open between calls for the same thread, SPDL__NO_FILE before
-   the first; or NULL. Some microseconds. */
-SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
-                                         uint64_t *cpu_ns, uint64_t *queued_ns);
-
-/* Lets other threads run. */
-SPDL__PRIVATE void spdl__os_yield(void);
-
-/* --- the process --- */
-
-/* Its number; *started, unless NULL: when it was, or 0. No two processes have both the same. */
-SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started);
-
-/* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
-SPDL__PRIVATE const char *spdl__os_environment(const char *name);
-
-/* For how long nobody had the processors, all together; 0: not known. */
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(void);
-
-/* Whether stderr is a terminal. Unless `lock` is NULL the caller asks to be the one to draw on it:
-   *lock is a file to close then, or SPDL__NO_FILE while another one is. */
-SPDL__PRIVATE bool spdl__os_terminal(spdl__os_file *lock);
-
-/* Writes to stderr. Blocks up to patience_ns for each piece; if it is not taken by then it is left
-   out with all that follows, which is no failure. */
-SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
-                                                int64_t patience_ns);
-
-/* And spdl_process_read, see >>stats. */
-
-/* --- files --- */
 
 typedef enum spdl__os_access {
     SPDL__OS_READ,    /* a plain file that is there: a pipe could make a reader wait */
@@ -2895,37 +2817,241 @@ typedef enum spdl__os_access {
 
 static const char spdl__os_in_use[] = "it is in use"; /* of NEW and CLAIM: this very pointer */
 
+/* ============================================================================================= */
+/* >>os-none
+   What the functions do, and no system at all, only C: for SPDL_NO_THREADS, as in wasm without
+   threads and on boards. There is no other thread that could end a sleep, so each times out at
+   once. Files are those of <stdio.h>: as long as a long counts, not mapped, never in use by others,
+   and one that is claimed is emptied at once. Another twin can begin with a copy of this. */
+
+#if defined(SPDL_NO_THREADS) && !defined(SPDL_OS_HEADER)
+
+#include <limits.h>
+#include <time.h>
+
+#define SPDL__OS_BARRIER 0
+#define SPDL__OS_NO_THREAD ": there are none with SPDL_NO_THREADS"
+#define SPDL__NO_SLEEP 1
+
+struct spdl__os_event {
+    uint32_t word;
+    uint32_t waiters;
+};
+
+struct spdl__os_thread {
+    bool refused;
+};
+
+/* A monotonic time with any origin, the same for all threads; or that since 1970. */
+SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
+/* the best clock that is declared; the last one is that of the processor */
+#if defined(CLOCK_MONOTONIC) && (!defined(__STRICT_ANSI__) || defined(_POSIX_C_SOURCE))
+    struct timespec now;
+    (void)clock_gettime(which == SPDL__OS_UNIX ? CLOCK_REALTIME : CLOCK_MONOTONIC, &now);
+#elif defined(TIME_UTC)
+    struct timespec now;
+    (void)which;
+    (void)timespec_get(&now, TIME_UTC);
+#else
+    struct {
+        time_t tv_sec;
+        double tv_nsec;
+    } now = { 0, 0 };
+    if (which == SPDL__OS_UNIX)
+        now.tv_sec = time(NULL);
+    else
+        now.tv_nsec = (double)clock() * (1e9 / (double)CLOCKS_PER_SEC);
+#endif
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* A full barrier in every thread of this process, some time before it returns: then all others need
+   only keep their compiler from reordering. False, and nothing done, where there is no such thing:
+   that never changes for a process. Some microseconds. */
+SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
+
+/* A word that threads wait for. False when there is no memory. fini: nobody sleeps on it. */
+SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
+    event->word = event->waiters = 0;
+    return true;
+}
+
+SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
+
+/* Blocks while event->word is `word`, until the deadline on the monotonic clock: SPDL_TIMEOUT then;
+   SPDL_OK may be spurious. */
+SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
+                                               uint64_t deadline) {
+    (void)deadline;
+    return event->word != word ? SPDL_OK : SPDL_TIMEOUT;
+}
+
+/* Adds 1 to event->word, with release, and wakes up to `count` sleepers. A thread that read the
+   word before and sleeps afterwards does not miss it. */
+SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
+    (void)count;
+    ++event->word;
+}
+
+/* Runs entry(arg) in a new thread with a name (shown as far as the system does), a policy (or NULL;
+   it has to stay until entry begins) and a stack (0: the usual one). It handles no signals but
+   faults. Before entry thread->refused says whether the system refused the policy. *thread stays
+   in place until join. False: no thread. */
+SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
+                                         const spdl_policy *policy, size_t stack_bytes,
+                                         void *(*entry)(void *), void *arg) {
+    (void)thread, (void)name, (void)policy, (void)stack_bytes, (void)entry, (void)arg;
+    return false;
+}
+
+/* Blocks until the thread has returned. */
+SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) { (void)thread; }
+
+/* Instead of join: nobody waits for the thread. It may free *thread before its entry returns. */
+SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) { (void)thread; }
+
+/* A number for the calling thread that no other one has now; not 0. Some nanoseconds. */
+SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
+
+/* The processor time of a thread that is not joined (NULL: of the caller) so far, and how long it
+   was ready to run while others had the processors; what is unknown is SPDL__NEVER. Either pointer
+   may be NULL. *file keeps what is open between calls for the same thread, SPDL__NO_FILE before
+   the first; or NULL. Some microseconds. */
+SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
+                                         uint64_t *cpu_ns, uint64_t *queued_ns) {
+    (void)thread, (void)file;
+    if (cpu_ns != NULL) *cpu_ns = SPDL__NEVER;
+    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
+}
+
+/* Lets other threads run. */
+SPDL__PRIVATE void spdl__os_yield(void) {}
+
+/* Its number; *started, unless NULL: when it was, or 0. No two processes have both the same. */
+SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
+    if (started != NULL) *started = (uint64_t)time(NULL); /* roughly: it is written into files */
+    return 1;
+}
+
+/* For how long nobody had the processors, all together; 0: not known. */
+SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
+
+/* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
+SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
+    const char *value = getenv(name);
+    return value != NULL && *value != '\0' ? value : NULL;
+}
+
+/* Whether stderr is a terminal. Unless `lock` is NULL the caller asks to be the one to draw on it:
+   *lock is a file to close then, or SPDL__NO_FILE while another one is. */
+SPDL__PRIVATE bool spdl__os_terminal(spdl__os_file *lock) {
+    if (lock != NULL) *lock = SPDL__NO_FILE;
+    return false;
+}
+
+/* Writes to stderr. Blocks up to patience_ns for each piece; if it is not taken by then it is left
+   out with all that follows, which is no failure. */
+SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
+                                                int64_t patience_ns) {
+    (void)patience_ns;
+    return fwrite(text, 1, bytes, stderr) == bytes ? NULL : "it takes no more";
+}
+
+SPDL_API void spdl_process_read(spdl_process_stats *stats) {
+    memset(stats, 0, sizeof(*stats));
+    stats->time_ns = stats->cpu_ns = spdl_time_ns();
+    stats->cores_allowed = stats->cores = 1;
+}
+
+/* --- files --- */
+
+SPDL__PRIVATE FILE *spdl__os_file_stream(spdl__os_file file) { return (FILE *)file; }
+
+/* What could not be written may be known only now. Does nothing with SPDL__NO_FILE. */
+SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
+    if (file == SPDL__NO_FILE || fclose(spdl__os_file_stream(file)) == 0) return NULL;
+    return "it could not be written";
+}
+
 /* Opens a file; all but READ make it. The last three may also open a pipe or a device: it is not
    waited for, and never in use for a claim. The path is UTF-8 where the system has an opinion.
    *bytes: how long it is, 0 for a pipe or a device; or NULL. */
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
-                                             spdl__os_access access, uint64_t *bytes);
+                                             spdl__os_access access, uint64_t *bytes) {
+    static const char *const how[] = { "rb", "w+b", "w+b", "ab", "w+b" };
+    FILE *stream = access == SPDL__OS_NEW ? fopen(path, "rb") : NULL;
+    long length = 0;
+    *file = SPDL__NO_FILE;
+    if (stream != NULL) {
+        (void)fclose(stream);
+        return spdl__os_in_use;
+    }
+    stream = fopen(path, how[access]);
+    if (stream == NULL) return "it could not be opened";
+    if (fseek(stream, 0, SEEK_END) == 0) length = ftell(stream);
+    if (length < 0 || length == LONG_MAX || fseek(stream, 0, SEEK_SET) != 0) {
+        (void)fclose(stream);
+        return "it has no length";
+    }
+    if (bytes != NULL) *bytes = (uint64_t)length;
+    *file = (spdl__os_file)stream;
+    return NULL;
+}
 
 /* The same for READ, of a file the program has open (by its number in C); that one stays open. */
-SPDL__PRIVATE const char *spdl__os_file_duplicate(spdl__os_file *file, int from, uint64_t *bytes);
-
-/* What could not be written may be known only now. Does nothing with SPDL__NO_FILE. */
-SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file);
+SPDL__PRIVATE const char *spdl__os_file_duplicate(spdl__os_file *file, int from, uint64_t *bytes) {
+    (void)from, (void)bytes;
+    *file = SPDL__NO_FILE;
+    return "files have no numbers with SPDL_NO_THREADS";
+}
 
 /* Reads `bytes` bytes at a place; *have: how many there were, all of them on success. */
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
-                                             uint64_t at, size_t *have);
+                                             uint64_t at, size_t *have) {
+    FILE *stream = spdl__os_file_stream(file);
+    *have = 0;
+    if (at > (uint64_t)LONG_MAX || fseek(stream, (long)at, SEEK_SET) != 0)
+        return "there is no such place";
+    *have = fread(to, 1, bytes, stream);
+    if (*have == bytes) return NULL;
+    return ferror(stream) ? "it could not be read" : "it ended while it was read";
+}
 
 /* Writes at a place, or after what was written last: SPDL__NEVER. */
 SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
-                                              uint64_t at);
+                                              uint64_t at) {
+    FILE *stream = spdl__os_file_stream(file);
+    if (at != SPDL__NEVER && (at > (uint64_t)LONG_MAX || fseek(stream, (long)at, SEEK_SET) != 0))
+        return "there is no such place";
+    if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
+    return "it could not be written";
+}
 
 /* Makes an open file empty; writing begins at its start again. Nothing for a pipe or a device. */
-SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file);
+SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
+    /* nothing was written yet: what is written again and again are reports, by a thread */
+    return fseek(spdl__os_file_stream(file), 0, SEEK_SET) == 0 ? NULL : "it has no start";
+}
 
 /* The file in memory, to read; NULL when that cannot be. It may be closed meanwhile. */
-SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes);
-SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes);
+SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes) {
+    (void)file, (void)bytes;
+    return NULL;
+}
+
+SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
+    (void)memory, (void)bytes;
+}
 
 /* The open file at `from` takes the place of `to`, in one step; with sync not before its bytes are
    safe. */
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
-                                               bool sync);
+                                               bool sync) {
+    (void)sync;
+    if (fflush(spdl__os_file_stream(file)) != 0) return "it could not be written";
+    return rename(from, to) == 0 ? NULL : "it could not be renamed";
+}
+#endif
 
 /* ============================================================================================= */
 /* >>os-posix
@@ -2935,7 +3061,7 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 
 #if defined(SPDL_OS_HEADER)
 #include SPDL_OS_HEADER
-#elif defined(SPDL_NO_THREADS) /* the next section */
+#elif defined(SPDL_NO_THREADS) /* the section before */
 #elif !defined(__unix__) && !defined(__unix) && !defined(__APPLE__)
 #error "spdl.h: not a POSIX system: SPDL_NO_THREADS, or SPDL_OS_HEADER, a file with what >>os says"
 #else
@@ -3564,203 +3690,6 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
         bytes -= (size_t)put;
     }
     return NULL;
-}
-#endif
-
-/* ============================================================================================= */
-/* >>os-none
-   No system at all, only C: for SPDL_NO_THREADS, as in wasm without threads and on boards. There is
-   no other thread that could end a sleep, so each times out at once. Files are those of <stdio.h>:
-   as long as a long counts, not mapped, never in use by others, and one that is claimed is emptied
-   at once. A twin for another system can begin with a copy of this. */
-
-#if defined(SPDL_NO_THREADS) && !defined(SPDL_OS_HEADER)
-
-#include <limits.h>
-#include <time.h>
-
-#define SPDL__OS_BARRIER 0
-#define SPDL__OS_NO_THREAD ": there are none with SPDL_NO_THREADS"
-#define SPDL__NO_SLEEP 1
-
-struct spdl__os_event {
-    uint32_t word;
-    uint32_t waiters;
-};
-
-struct spdl__os_thread {
-    bool refused;
-};
-
-/* The best clock that is declared. The last one is that of the processor. */
-SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
-#if defined(CLOCK_MONOTONIC) && (!defined(__STRICT_ANSI__) || defined(_POSIX_C_SOURCE))
-    struct timespec now;
-    (void)clock_gettime(which == SPDL__OS_UNIX ? CLOCK_REALTIME : CLOCK_MONOTONIC, &now);
-#elif defined(TIME_UTC)
-    struct timespec now;
-    (void)which;
-    (void)timespec_get(&now, TIME_UTC);
-#else
-    struct {
-        time_t tv_sec;
-        double tv_nsec;
-    } now = { 0, 0 };
-    if (which == SPDL__OS_UNIX)
-        now.tv_sec = time(NULL);
-    else
-        now.tv_nsec = (double)clock() * (1e9 / (double)CLOCKS_PER_SEC);
-#endif
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
-
-SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
-    event->word = event->waiters = 0;
-    return true;
-}
-
-SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
-
-SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
-                                               uint64_t deadline) {
-    (void)deadline;
-    return event->word != word ? SPDL_OK : SPDL_TIMEOUT;
-}
-
-SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
-    (void)count;
-    ++event->word;
-}
-
-SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
-                                         const spdl_policy *policy, size_t stack_bytes,
-                                         void *(*entry)(void *), void *arg) {
-    (void)thread, (void)name, (void)policy, (void)stack_bytes, (void)entry, (void)arg;
-    return false;
-}
-
-SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) { (void)thread; }
-
-SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) { (void)thread; }
-
-SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
-
-SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
-                                         uint64_t *cpu_ns, uint64_t *queued_ns) {
-    (void)thread, (void)file;
-    if (cpu_ns != NULL) *cpu_ns = SPDL__NEVER;
-    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
-}
-
-SPDL__PRIVATE void spdl__os_yield(void) {}
-
-SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
-    if (started != NULL) *started = (uint64_t)time(NULL); /* roughly: it is written into files */
-    return 1;
-}
-
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
-
-SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
-    const char *value = getenv(name);
-    return value != NULL && *value != '\0' ? value : NULL;
-}
-
-SPDL__PRIVATE bool spdl__os_terminal(spdl__os_file *lock) {
-    if (lock != NULL) *lock = SPDL__NO_FILE;
-    return false;
-}
-
-SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
-                                                int64_t patience_ns) {
-    (void)patience_ns;
-    return fwrite(text, 1, bytes, stderr) == bytes ? NULL : "it takes no more";
-}
-
-SPDL_API void spdl_process_read(spdl_process_stats *stats) {
-    memset(stats, 0, sizeof(*stats));
-    stats->time_ns = stats->cpu_ns = spdl_time_ns();
-    stats->cores_allowed = stats->cores = 1;
-}
-
-/* --- files --- */
-
-SPDL__PRIVATE FILE *spdl__os_file_stream(spdl__os_file file) { return (FILE *)file; }
-
-SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
-    if (file == SPDL__NO_FILE || fclose(spdl__os_file_stream(file)) == 0) return NULL;
-    return "it could not be written";
-}
-
-SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
-                                             spdl__os_access access, uint64_t *bytes) {
-    static const char *const how[] = { "rb", "w+b", "w+b", "ab", "w+b" };
-    FILE *stream = access == SPDL__OS_NEW ? fopen(path, "rb") : NULL;
-    long length = 0;
-    *file = SPDL__NO_FILE;
-    if (stream != NULL) {
-        (void)fclose(stream);
-        return spdl__os_in_use;
-    }
-    stream = fopen(path, how[access]);
-    if (stream == NULL) return "it could not be opened";
-    if (fseek(stream, 0, SEEK_END) == 0) length = ftell(stream);
-    if (length < 0 || length == LONG_MAX || fseek(stream, 0, SEEK_SET) != 0) {
-        (void)fclose(stream);
-        return "it has no length";
-    }
-    if (bytes != NULL) *bytes = (uint64_t)length;
-    *file = (spdl__os_file)stream;
-    return NULL;
-}
-
-SPDL__PRIVATE const char *spdl__os_file_duplicate(spdl__os_file *file, int from, uint64_t *bytes) {
-    (void)from, (void)bytes;
-    *file = SPDL__NO_FILE;
-    return "files have no numbers with SPDL_NO_THREADS";
-}
-
-SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
-                                             uint64_t at, size_t *have) {
-    FILE *stream = spdl__os_file_stream(file);
-    *have = 0;
-    if (at > (uint64_t)LONG_MAX || fseek(stream, (long)at, SEEK_SET) != 0)
-        return "there is no such place";
-    *have = fread(to, 1, bytes, stream);
-    if (*have == bytes) return NULL;
-    return ferror(stream) ? "it could not be read" : "it ended while it was read";
-}
-
-SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
-                                              uint64_t at) {
-    FILE *stream = spdl__os_file_stream(file);
-    if (at != SPDL__NEVER && (at > (uint64_t)LONG_MAX || fseek(stream, (long)at, SEEK_SET) != 0))
-        return "there is no such place";
-    if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
-    return "it could not be written";
-}
-
-SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
-    /* nothing was written yet: what is written again and again are reports, by a thread */
-    return fseek(spdl__os_file_stream(file), 0, SEEK_SET) == 0 ? NULL : "it has no start";
-}
-
-SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes) {
-    (void)file, (void)bytes;
-    return NULL;
-}
-
-SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
-    (void)memory, (void)bytes;
-}
-
-SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
-                                               bool sync) {
-    (void)sync;
-    if (fflush(spdl__os_file_stream(file)) != 0) return "it could not be written";
-    return rename(from, to) == 0 ? NULL : "it could not be renamed";
 }
 #endif
 

@@ -129,8 +129,17 @@ empty "a system is named outside of its sections" "$scratch/systems"
 awk '/^\/\* >>/ { on = $2 != ">>atomics-impl" } on' spdl.h | grep -nE '[^l]__atomic_|__sync_' \
     >"$scratch/atomics"
 empty "an atomic builtin outside of >>atomics-impl" "$scratch/atomics"
-count=$(awk '/^\/\* >>/ { on = $2 == ">>os" } on && /^SPDL__PRIVATE/' spdl.h | wc -l)
-check ">>os has $count functions and spdl_process_read, not 27" [ "$count" -eq 26 ]
+# twin SECTION FILE: its functions, less one that is its own
+twin() {
+    awk -v on_in=">>$1" '/^\/\* >>/ { on = $2 == on_in } on && /^SPDL_(_PRIVATE|API)/' spdl.h |
+        grep -oE 'spdl_\w+\(' | grep -v os_file_stream | sort -u >"$2"
+}
+twin os-none "$scratch/none"
+twin os-posix "$scratch/posix"
+count=$(wc -l <"$scratch/none")
+check ">>os-none has $count functions, not 27" [ "$count" -eq 27 ]
+comm -23 "$scratch/none" "$scratch/posix" >"$scratch/missing"
+empty ">>os-posix lacks functions" "$scratch/missing"
 
 # With SPDL_NO_THREADS the implementation needs C alone; so it does with a copy of that twin, as a
 # port begins.
