@@ -2666,10 +2666,9 @@ SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
 /* >>atomics-impl
    Plain integers behind these helpers: _Atomic does not compile in every C++, and a reader should
    see at each access what it orders. load = acquire, store = release, add, or, exchange and cas =
-   acquire and release; relaxed ones say so, `ordered` ones are sequentially consistent, for the few
-   places where two threads write one word each and then read the other's. `32` is for uint32_t, the
-   others are for uint64_t. What has a name with __atomic or __builtin in it comes first: another
-   compiler is a twin of that part. */
+   acquire and release; relaxed ones say so. `32` is for uint32_t, the others are for uint64_t. What
+   has a name with __atomic or __builtin in it comes first: another compiler is a twin of that
+   part. */
 
 #define SPDL__ATOMICS(type, suffix)                                                                \
     SPDL__INLINE type spdl__load##suffix(const type *p) {                                         \
@@ -2677,9 +2676,6 @@ SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
     }                                                                                              \
     SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) {                                 \
         return __atomic_load_n(p, __ATOMIC_RELAXED);                                               \
-    }                                                                                              \
-    SPDL__INLINE type spdl__load_ordered##suffix(const type *p) {                                 \
-        return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                               \
     }                                                                                              \
     SPDL__INLINE void spdl__store##suffix(type *p, type value) {                                  \
         __atomic_store_n(p, value, __ATOMIC_RELEASE);                                              \
@@ -2706,16 +2702,6 @@ SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
 SPDL__ATOMICS(uint32_t, 32)
 SPDL__ATOMICS(uint64_t, )
 #undef SPDL__ATOMICS
-
-SPDL__INLINE void spdl__store_ordered(uint64_t *p, uint64_t value) {
-    __atomic_store_n(p, value, __ATOMIC_SEQ_CST);
-}
-SPDL__INLINE void spdl__add_ordered32(uint32_t *p, uint32_t value) {
-    (void)__atomic_fetch_add(p, value, __ATOMIC_SEQ_CST);
-}
-SPDL__INLINE void spdl__sub_ordered32(uint32_t *p, uint32_t value) {
-    (void)__atomic_fetch_sub(p, value, __ATOMIC_SEQ_CST);
-}
 
 /* For claims whose order is carried by something else. */
 SPDL__INLINE bool spdl__cas_relaxed(uint64_t *p, uint64_t *expected, uint64_t desired) {
@@ -4851,21 +4837,23 @@ struct spdl_pool {
 /* --- clients --- */
 
 SPDL__PRIVATE const spdl__client *spdl__slot_client(const spdl__client_slot *slot) {
-    return (const spdl__client *)(uintptr_t)spdl__load_ordered(&slot->client);
+    return (const spdl__client *)(uintptr_t)spdl__load(&slot->client);
 }
 
 SPDL__PRIVATE void spdl__client_leave(spdl_pool *pool, spdl__client_slot *slot) {
-    spdl__sub_ordered32(&slot->users, 1);
+    spdl__sub32(&slot->users, 1);
+    spdl__barrier_after_rmw(); /* pairs with that in detach */
     if (spdl__slot_client(slot) == NULL) spdl__os_event_wake(&pool->idle, SPDL__ALL);
 }
 
 /* A worker that enters counts itself first and reads the client then; detach clears the client
-   first and reads the count then. All four accesses are sequentially consistent, so one of them
-   sees the other. NULL: there is no client, and nothing to leave. */
+   first and reads the count then. Between the two each has a full barrier, so one of them sees the
+   other. NULL: there is no client, and nothing to leave. */
 SPDL__PRIVATE const spdl__client *spdl__client_enter(spdl_pool *pool, spdl__client_slot *slot) {
     const spdl__client *client;
     if (spdl__slot_client(slot) == NULL) return NULL;
-    spdl__add_ordered32(&slot->users, 1);
+    spdl__add32(&slot->users, 1);
+    spdl__barrier_after_rmw(); /* pairs with that in detach */
     client = spdl__slot_client(slot);
     if (client == NULL) spdl__client_leave(pool, slot);
     return client;
@@ -5062,7 +5050,7 @@ SPDL__PRIVATE void *spdl__worker_main(void *arg) {
 SPDL__PRIVATE void spdl__pool_await32(spdl_pool *pool, const uint32_t *word, uint32_t value) {
     for (;;) {
         const uint32_t ticket = spdl__load32(&pool->idle.word);
-        if (spdl__load_ordered32(word) == value) return;
+        if (spdl__load32(word) == value) return;
         (void)spdl__os_event_sleep(&pool->idle, ticket, SPDL__NEVER);
     }
 }
@@ -5076,7 +5064,7 @@ SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__
         uint32_t used = spdl__load32(&pool->slots_used);
         if (!spdl__cas32(&slot->taken, &no, 1)) continue;
         while (used < i + 1 && !spdl__cas32(&pool->slots_used, &used, i + 1)) {}
-        spdl__store_ordered(&slot->client, (uint64_t)(uintptr_t)client);
+        spdl__store(&slot->client, (uint64_t)(uintptr_t)client);
         spdl__full_barrier();
         spdl__pool_wake_all(pool); /* each worker has a look: there may be an init to run */
         return slot;
@@ -5086,7 +5074,8 @@ SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__
 
 /* When it returns no worker is inside the client, nor will be. */
 SPDL__PRIVATE void spdl__pool_detach(spdl_pool *pool, spdl__client_slot *slot) {
-    spdl__store_ordered(&slot->client, 0);
+    spdl__store(&slot->client, 0);
+    spdl__full_barrier();
     spdl__pool_await32(pool, &slot->users, 0);
     spdl__store32(&slot->taken, 0);
 }
@@ -19915,11 +19904,14 @@ SPDL__COLD void spdl__trace_order(spdl__record *records, size_t count, uint64_t 
 
 /* --- text --- */
 
-/* The start of an event; `track` is a thread to the viewer. */
-SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const char *phase, int track) {
+/* The start of an event; `track` is a thread to the viewer. Times are in microseconds. */
+SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p, const char *phase,
+                                         int track, uint64_t when) {
     if (out->text.length + 1000 >= out->text.bytes) spdl__out_flush(out); /* more than it takes */
     spdl__text_add(&out->text, ",\n{\"ph\":\"%s\",\"pid\":%llu,\"tid\":%d", phase,
                    (spdl__llu)spdl__os_process_id(NULL), track + 1);
+    if (when != SPDL__NEVER)
+        spdl__json_real(&out->text, "ts", (double)(when - p->start_ns) / 1e3);
     return &out->text;
 }
 
@@ -19928,9 +19920,9 @@ SPDL__COLD void spdl__trace_lanes(spdl__out *out, const spdl_pipeline *p) {
     int i;
     for (i = 0; i + 1 < p->trace->tracks; ++i) { /* copies have no lane */
         const int edge = i - spdl__tracks(p);
-        spdl__text *text = spdl__trace_event(out, "M", i);
+        spdl__text *text = spdl__trace_event(out, p, "M", i, SPDL__NEVER);
         spdl__text_add(text, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}", i);
-        (void)spdl__trace_event(out, "M", i);
+        (void)spdl__trace_event(out, p, "M", i, SPDL__NEVER);
         spdl__text_add(text, ",\"name\":\"thread_name\",\"args\":{\"name\":\"");
         if (edge >= 0) {
             spdl__text_add(text, "edge %d, after ", edge);
@@ -19958,13 +19950,13 @@ SPDL__COLD void spdl__trace_user_name(spdl__text *text, const spdl__record *reco
 /* The value of a counter, with a point whatever the locale. */
 SPDL__COLD void spdl__trace_print_value(spdl__out *out, const spdl_pipeline *p,
                                         const spdl__record *record) {
-    spdl__text *text = spdl__trace_event(out, "C", spdl__record_track(record));
+    spdl__text *text =
+        spdl__trace_event(out, p, "C", spdl__record_track(record), record->begin);
     const char *at, *end;
     char digits[40];
     double value;
     memcpy(&value, &record->end, sizeof(value));
     (void)snprintf(digits, sizeof(digits), "%.9g", value);
-    spdl__json_real(text, "ts", (double)(record->begin - p->start_ns) / 1e3);
     spdl__trace_user_name(text, record);
     at = digits + strspn(digits, "+-0123456789");
     end = at + strcspn(at, "0123456789e");
@@ -19977,9 +19969,9 @@ SPDL__COLD void spdl__trace_print_copy(spdl__out *out, const spdl_pipeline *p,
                                        const spdl__record *record, size_t id) {
     int i;
     for (i = 0; i < 2; ++i) {
-        spdl__text *text = spdl__trace_event(out, i ? "e" : "b", spdl__record_track(record));
         const uint64_t when = i ? spdl__max(record->end, record->begin) : record->begin;
-        spdl__json_real(text, "ts", (double)(when - p->start_ns) / 1e3);
+        spdl__text *text =
+            spdl__trace_event(out, p, i ? "e" : "b", spdl__record_track(record), when);
         spdl__text_add(text, ",\"cat\":\"copy\",\"id\":%llu,\"name\":\"copy to device\"",
                        (spdl__llu)id);
         if (i == 0)
@@ -19995,9 +19987,7 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
     const spdl__record_kind kind = spdl__record_of_kind(record);
     const int track = spdl__record_track(record), row = (int)(record->stamp >> 8 & 0xff);
     const bool depth = kind == SPDL__RECORD_DEPTH;
-    spdl__text *text = spdl__trace_event(out, depth ? "C" : "X", track);
-    /* in microseconds, as viewers want it */
-    spdl__json_real(text, "ts", (double)(record->begin - p->start_ns) / 1e3);
+    spdl__text *text = spdl__trace_event(out, p, depth ? "C" : "X", track, record->begin);
     if (depth) {
         const int edge = track - spdl__tracks(p);
         spdl__text_add(text, ",\"name\":\"edge %d depth, after ", edge);
