@@ -3972,13 +3972,6 @@ typedef struct spdl__ring_core {
     char pad5[SPDL_CACHE_LINE];
 } spdl__ring_core;
 
-SPDL__PRIVATE void spdl__ring_copy(void *to, const void *from, size_t bytes) {
-    if (bytes == sizeof(uint64_t))
-        memcpy(to, from, sizeof(uint64_t));
-    else
-        memcpy(to, from, bytes);
-}
-
 SPDL__PRIVATE unsigned char *spdl__ring_slot(const spdl__ring_core *ring, uint64_t at) {
     return ring->slots + (size_t)(at & ring->index_mask) * ring->stride;
 }
@@ -4047,7 +4040,7 @@ SPDL__PRIVATE spdl_result spdl__spsc_push_n(spdl__ring_core *ring, const void *i
     if (n == 0) return SPDL_FULL;
     *moved = n;
     run = spdl__spsc_run(ring, tail, n);
-    spdl__ring_copy(spdl__ring_slot(ring, tail), from, (size_t)run * ring->stride);
+    memcpy(spdl__ring_slot(ring, tail), from, (size_t)run * ring->stride);
     if (run < n) memcpy(ring->slots, from + run * ring->stride, (size_t)(n - run) * ring->stride);
     next = tail + n;
     if (n > 1) {
@@ -4105,7 +4098,7 @@ SPDL__PRIVATE spdl_result spdl__spsc_pop_n(spdl__ring_core *ring, void *items, u
     if (n == 0) return result;
     *moved = n;
     run = spdl__spsc_run(ring, head, n);
-    spdl__ring_copy(to, spdl__ring_slot(ring, head), (size_t)run * ring->stride);
+    memcpy(to, spdl__ring_slot(ring, head), (size_t)run * ring->stride);
     if (run < n) memcpy(to + run * ring->stride, ring->slots, (size_t)(n - run) * ring->stride);
     spdl__store(&ring->head, head + n); /* pairs with its load in spdl__spsc_room */
     return SPDL_OK;
@@ -4175,7 +4168,7 @@ SPDL__PRIVATE spdl_result spdl__mpmc_push_n(spdl__ring_core *ring, const void *i
     SPDL_TEST_POINT("ring claimed for push");
     for (; n > 0; --n) {
         uint64_t *stamp = spdl__mpmc_stamp(ring, at);
-        spdl__ring_copy(stamp + 1, from, ring->item_bytes);
+        memcpy(stamp + 1, from, ring->item_bytes);
         spdl__store(stamp, at + 1); /* pairs with its load in a pop: the item is there */
         at = spdl__mpmc_at(ring, at + 1);
         from += ring->item_bytes;
@@ -4197,7 +4190,7 @@ SPDL__PRIVATE spdl_result spdl__mpmc_pop_n(spdl__ring_core *ring, void *items, u
     SPDL_TEST_POINT("ring claimed for pop");
     for (; n > 0; --n) {
         uint64_t *stamp = spdl__mpmc_stamp(ring, at);
-        spdl__ring_copy(to, stamp + 1, ring->item_bytes);
+        memcpy(to, stamp + 1, ring->item_bytes);
         /* pairs with its load in a push: the item was read; free in the next lap */
         spdl__store(stamp, at + ring->index_mask + 1);
         at = spdl__mpmc_at(ring, at + 1);
@@ -20169,13 +20162,14 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
 }
 
 SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
-    spdl__track *trainer = p->trace != NULL ? &p->trace->track[p->workers] : NULL;
-    while (trainer != NULL && trainer->spans > 0) spdl__span_end(trainer, spdl_time_ns());
-    if (p->trace != NULL && p->trace->file != SPDL__NO_FILE && p->start_ns != 0)
-        (void)spdl__trace_save(p, p->trace->file, p->trace->path);
-    if (p->trace == NULL) return;
-    (void)spdl__os_file_close(p->trace->file);
-    p->trace->file = SPDL__NO_FILE;
+    spdl__trace *trace = p->trace;
+    if (trace == NULL) return;
+    while (trace->track[p->workers].spans > 0)
+        spdl__span_end(&trace->track[p->workers], spdl_time_ns());
+    if (trace->file != SPDL__NO_FILE && p->start_ns != 0)
+        (void)spdl__trace_save(p, trace->file, trace->path);
+    (void)spdl__os_file_close(trace->file);
+    trace->file = SPDL__NO_FILE;
 }
 #endif
 
