@@ -2740,7 +2740,6 @@ SPDL__INLINE void spdl__full_barrier(void) {
 #endif
 SPDL__INLINE void spdl__prefetch_write(const void *p) { __builtin_prefetch(p, 1); }
 
-/* In a loop that waits for another thread. */
 SPDL__INLINE void spdl__pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -2890,7 +2889,6 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
     return false;
 }
 
-/* Blocks until the thread has returned. */
 SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) { (void)thread; }
 
 /* Instead of join: nobody waits for the thread. It may free *thread before its entry returns. */
@@ -2910,7 +2908,6 @@ SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os
     if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
 }
 
-/* Lets other threads run. */
 SPDL__PRIVATE void spdl__os_yield(void) {}
 
 /* Its number; *started, unless NULL: when it was, or 0. No two processes have both the same. */
@@ -3803,20 +3800,17 @@ SPDL__PRIVATE void spdl__logf(const spdl_logger *logger, spdl_log_level level, c
     spdl__log(logger, level, text);
 }
 
-/* Tells a profiler, if there is one. */
 SPDL__INLINE void spdl__profile(const spdl_profiler *profiler, spdl_event event, const char *name,
                                 uint64_t number) {
     if (SPDL__UNLIKELY(profiler->event_fn != NULL))
         profiler->event_fn(event, name, number, profiler->user);
 }
 
-/* Copies a name, cut to what fits. */
 SPDL__PRIVATE void spdl__name_copy(char name[SPDL_NAME_BYTES], const char *from) {
     name[0] = '\0';
     (void)strncat(name, from, SPDL_NAME_BYTES - 1);
 }
 
-/* How much a counter has grown. */
 SPDL__PRIVATE uint64_t spdl__grown(uint64_t from, uint64_t to) { return to > from ? to - from : 0; }
 
 /* The smallest power of two that is at least `n`. */
@@ -4225,7 +4219,6 @@ SPDL__INLINE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
     return true;
 }
 
-/* As spdl__ring_quick_push, at the other end. */
 SPDL__INLINE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32_t *waiting) {
     uint64_t head = spdl__load_relaxed(&ring->head);
     if (__builtin_expect(ring->quick_pops, 1)) {
@@ -4446,7 +4439,6 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
     return SPDL_OK;
 }
 
-/* A call that may wait. */
 typedef struct spdl__ring_call {
     spdl_ring *ring;
     int op;
@@ -4534,7 +4526,6 @@ SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, int64_t timeout
     return result;
 }
 
-/* Push and pop. */
 SPDL__NOINLINE spdl_result spdl__ring_many(spdl_ring *ring, int op, void *items, uint64_t n,
                                            uint64_t *moved, int64_t timeout_ns) {
     spdl__ring_call call = { ring, op, items, n, 0 };
@@ -4954,7 +4945,8 @@ SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint3
 
 /* A turn with a client that has something to do, the one first that this worker has worked least
    for. None is further behind than two turns: it is new, or had nothing to do. */
-SPDL__PRIVATE bool spdl__pool_turn(spdl_pool *pool, spdl__worker *worker, uint32_t used) {
+SPDL__PRIVATE bool spdl__pool_turn(spdl_pool *pool, spdl__worker *worker) {
+    const uint32_t used = spdl__load32(&pool->slots_used);
     uint64_t *worked = worker->worked_ns, tried = 0, turn; /* a bit for each client */
     uint32_t i, left, least;
     for (left = used; left > 0; --left) {
@@ -4972,7 +4964,6 @@ SPDL__PRIVATE bool spdl__pool_turn(spdl_pool *pool, spdl__worker *worker, uint32
     return false;
 }
 
-/* A job, if there is one. */
 SPDL__PRIVATE bool spdl__pool_job(spdl_pool *pool, spdl__worker *worker) {
     const spdl_profiler *profiler = &pool->desc.profiler;
     spdl__job job;
@@ -4987,11 +4978,8 @@ SPDL__PRIVATE bool spdl__pool_job(spdl_pool *pool, spdl__worker *worker) {
 
 /* A job, and a turn with a client. Whether there was anything to do. */
 SPDL__PRIVATE bool spdl__worker_turn(spdl_pool *pool, spdl__worker *worker) {
-    const uint32_t used = spdl__load32(&pool->slots_used);
     const bool job = spdl__pool_job(pool, worker);
-    const bool turn = used == 1 ? spdl__pool_visit(pool, worker, 0)
-                                : spdl__pool_turn(pool, worker, used);
-    return job || turn;
+    return spdl__pool_turn(pool, worker) || job;
 }
 
 SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
@@ -5039,7 +5027,6 @@ SPDL__PRIVATE void *spdl__worker_main(void *arg) {
     return NULL;
 }
 
-/* Waits on pool->idle until *word is `value`. */
 SPDL__PRIVATE void spdl__pool_await32(spdl_pool *pool, const uint32_t *word, uint32_t value) {
     for (;;) {
         const uint32_t ticket = spdl__load32(&pool->idle.word);
@@ -12534,7 +12521,6 @@ SPDL__COLD const char *spdl__out_claim(spdl__os_file *file, char to[SPDL__PATH_B
 
 /* --- what is asked for --- */
 
-/* By the desc and by the environment. */
 typedef struct spdl__report_plan {
     spdl_report_desc desc; /* except for the names of files */
     char json[SPDL__PATH_BYTES], html[SPDL__PATH_BYTES];
@@ -12775,7 +12761,6 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
 
 /* --- intervals --- */
 
-/* What came between two snapshots. */
 SPDL__COLD void spdl__report_subtract(void *to, const void *from, const spdl__field *field) {
     for (; field->name != NULL; ++field) {
         const uint64_t value =
@@ -12804,7 +12789,6 @@ SPDL__COLD void spdl__report_interval(spdl__reporter *r) {
     spdl__stats_means(stats);
 }
 
-/* One report, in every form that is wanted. */
 SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
     const spdl_process_stats before = r->process;
     uint64_t ns;
@@ -13036,7 +13020,6 @@ SPDL__COLD const char *spdl__page_write(const spdl_pipeline *p, spdl__os_file fi
     return out.failure;
 }
 
-/* The page of the thread itself. */
 SPDL__COLD void spdl__report_page(spdl__reporter *r) {
     if (r->page_file == SPDL__NO_FILE) return;
     spdl__report_failed(r, &r->page_file, r->plan.html, "report",
@@ -13176,7 +13159,6 @@ SPDL__COLD void spdl__report_end(spdl_pipeline *p) {
 
 #else /* SPDL_NO_REPORT */
 
-/* Says what is asked for in vain. */
 SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
     static const char *const names[] = { "SPDL_TRACE", "SPDL_REPORT", "SPDL_STATS" };
     const char *asked = NULL;
@@ -19733,7 +19715,6 @@ SPDL__RARE void spdl__span_begin(spdl__track *track, const char *name) {
     track->span[depth].begin = spdl_time_ns();
 }
 
-/* The innermost span ends, if there is one. */
 SPDL__RARE void spdl__span_end(spdl__track *track, uint64_t now) {
     const uint32_t depth = track->spans - 1;
     if (track->spans == 0) return;
@@ -19751,7 +19732,6 @@ SPDL__RARE void spdl__trace_value(spdl__track *track, const char *name, double v
         spdl__trace_add(track, SPDL__RECORD_VALUE, 0, 0, now, bits, (uint64_t)(uintptr_t)name);
 }
 
-/* For spdl_cuda.h; any thread. */
 SPDL__RARE void spdl__trace_copy(const spdl_pipeline *p, uint64_t begin, uint64_t bytes) {
     if (SPDL__TRACED(p->trace))
         spdl__trace_add(&p->trace->track[p->trace->tracks - 1], SPDL__RECORD_COPY, 0, 0, begin,
