@@ -3714,23 +3714,19 @@ SPDL__PRIVATE bool spdl__late(uint64_t deadline) {
     return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
 }
 
-/* malloc with an alignment: the start of the block is kept in front of what is handed out. */
-SPDL__PRIVATE void *spdl__default_alloc(size_t bytes, size_t align) {
+/* Memory for `bytes`, at least as aligned as a pointer; NULL when there is none. malloc knows no
+   alignment: the start of its block is kept in front of what is handed out. */
+SPDL__PRIVATE void *spdl__alloc(const spdl_allocator *allocator, size_t bytes, size_t align) {
     char *block;
     uintptr_t at;
+    if (align < sizeof(void *)) align = sizeof(void *);
+    if (allocator->alloc_fn != NULL) return allocator->alloc_fn(bytes, align, allocator->user);
     if (bytes > SIZE_MAX - align - sizeof(void *)) return NULL;
     block = (char *)SPDL_MALLOC(bytes + align + sizeof(void *));
     if (block == NULL) return NULL;
     at = ((uintptr_t)block + sizeof(void *) + align - 1) & ~(uintptr_t)(align - 1);
     memcpy((void *)(at - sizeof(void *)), &block, sizeof(block));
     return (void *)at;
-}
-
-/* Memory for `bytes`, at least as aligned as a pointer; NULL when there is none. */
-SPDL__PRIVATE void *spdl__alloc(const spdl_allocator *allocator, size_t bytes, size_t align) {
-    if (align < sizeof(void *)) align = sizeof(void *);
-    if (allocator->alloc_fn != NULL) return allocator->alloc_fn(bytes, align, allocator->user);
-    return spdl__default_alloc(bytes, align);
 }
 
 SPDL__PRIVATE void spdl__free(const spdl_allocator *allocator, void *memory, size_t bytes) {

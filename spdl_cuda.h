@@ -642,8 +642,9 @@ SPDL__PRIVATE int spdl__cpu_elapsed(float *ms, void *p SPDL__UNUSED, void *q SPD
     return 0;
 }
 SPDL__PRIVATE int spdl__cpu_malloc(void **memory, size_t bytes) {
+    const spdl_allocator plain = { NULL, NULL, NULL };
     const int out_of_memory = 2;
-    *memory = spdl__default_alloc(bytes, SPDL_CUDA_ALIGN);
+    *memory = spdl__alloc(&plain, bytes, SPDL_CUDA_ALIGN);
     return *memory == NULL ? out_of_memory : 0;
 }
 SPDL__PRIVATE int spdl__cpu_free(void *memory) {
