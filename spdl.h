@@ -3803,8 +3803,10 @@ SPDL__INLINE void spdl__profile(const spdl_profiler *profiler, spdl_event event,
 }
 
 SPDL__PRIVATE void spdl__name_copy(char name[SPDL_NAME_BYTES], const char *from) {
-    name[0] = '\0';
-    (void)strncat(name, from, SPDL_NAME_BYTES - 1);
+    size_t length = strlen(from);
+    if (length >= SPDL_NAME_BYTES) length = SPDL_NAME_BYTES - 1;
+    memcpy(name, from, length);
+    name[length] = '\0';
 }
 
 SPDL__PRIVATE uint64_t spdl__grown(uint64_t from, uint64_t to) { return to > from ? to - from : 0; }
