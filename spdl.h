@@ -1988,6 +1988,7 @@ typedef struct spdl_doctor_desc {
     const char *json, *html; /* files, or NULL */
 } spdl_doctor_desc;
 
+#ifndef SPDL_NO_REPORT
 /* The report of a pipeline that was created with a doctor.
    Returns: SPDL_OK; SPDL_TIMEOUT: it is not done yet, `report` is what is known; SPDL_E_NOT_FOUND:
             it has none.
@@ -2007,7 +2008,6 @@ SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *pipeline,
 SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx,
                                      spdl_doctor_report *report);
 
-#ifndef SPDL_NO_REPORT
 /* The report for a terminal of 80 columns.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits.
    Threads: any.
