@@ -332,7 +332,7 @@ static void row_overhead(void) {
     static spdl_doctor_report report;
     double itself[BENCH_MAX_ROUNDS], pct[BENCH_MAX_ROUNDS];
     const bench_sides sides = { pct, NULL, bench_rounds(42), 0 };
-    spdl_interval same;
+    spdl_interval same, done;
     spdl_doctor_desc doctor;
     char text[64], json[64];
     const bench_note note = { text, NULL, json };
@@ -353,8 +353,10 @@ static void row_overhead(void) {
     }
     for (i = 0; i < 3; ++i) planted_close(&run[i]);
     same = spdl__interval(itself, sides.rounds, 1);
-    snprintf(text, sizeof text, "itself %+.1f to %+.1f", 100 * (same.low - 1),
-             100 * (same.high - 1));
+    done = bench_interval(&row, &sides);
+    snprintf(text, sizeof text, "%s, itself %+.1f to %+.1f",
+             done.low <= 0 && done.high >= 0 ? "no difference" : "a difference",
+             100 * (same.low - 1), 100 * (same.high - 1));
     snprintf(json, sizeof json, ",\"itself_low\":%.3g,\"itself_high\":%.3g",
              100 * (same.low - 1), 100 * (same.high - 1));
     bench_print_sides(&row, &sides, &note);
