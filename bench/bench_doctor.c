@@ -32,11 +32,14 @@
 #include "bench.h"
 #include "doctor_programs.h"
 #include <math.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 
 #define TRUTH_ROUNDS 6
 #define TRUTH_NS 150000000
 #define REPEATS_MOST 20
 #define POINTS_MOST 2048
+#define OTHERS_MOST 64
 
 /* Something the doctor said about a change, and what the change does. */
 typedef struct point {
@@ -67,6 +70,109 @@ static int point_count;
 static struct {
     int repeats, intervals, held, same, no_difference, worse, wrong;
 } total;
+
+/* ---- what is around a program ---- */
+
+/* Other processes, the processors it may use, and the time it gets of them. */
+typedef struct surroundings {
+    pid_t other[OTHERS_MOST];
+    int others;
+    cpu_set_t cpus; /* before */
+    bool fewer;
+    char group[256], before[256]; /* the cgroup made, and the file that leads out of it */
+} surroundings;
+
+static bool file_write(const char *path, const char *text) {
+    FILE *file = fopen(path, "w");
+    bool wrote;
+    if (file == NULL) return false;
+    wrote = fputs(text, file) >= 0;
+    return fclose(file) == 0 && wrote;
+}
+
+/* Into a group of its own, below the one it is in. `line` is one of /proc/self/cgroup. */
+static bool quota_at(surroundings *around, const char *line, double cores) {
+    const char *names = strchr(line, ':'), *path = names != NULL ? strchr(names + 1, ':') : NULL;
+    const bool old = path != NULL && strncmp(names, ":cpu", 4) == 0 && strchr(":,", names[4]);
+    char at[320], text[64];
+    if (path == NULL || (!old && path != names + 1)) return false;
+    (void)snprintf(at, sizeof at, "/sys/fs/cgroup%s%.*s%.*s", old ? "/" : "",
+                   (int)(path - names - 1), names + 1, (int)strcspn(path + 1, "\n"), path + 1);
+    (void)snprintf(around->before, sizeof around->before, "%.200s/cgroup.procs", at);
+    (void)snprintf(around->group, sizeof around->group, "%.200s/spdl_doctor_%d", at,
+                   (int)getpid());
+    if (mkdir(around->group, 0755) != 0) return false;
+    (void)snprintf(at, sizeof at, "%s/%s", around->group, old ? "cpu.cfs_quota_us" : "cpu.max");
+    (void)snprintf(text, sizeof text, old ? "%d\n" : "%d 100000\n", (int)(cores * 1e5));
+    if (file_write(at, text)) {
+        (void)snprintf(at, sizeof at, "%s/cgroup.procs", around->group);
+        (void)snprintf(text, sizeof text, "%d\n", (int)getpid());
+        if (file_write(at, text)) return true;
+    }
+    (void)rmdir(around->group);
+    return false;
+}
+
+static bool quota_begins(surroundings *around, double cores) {
+    FILE *file = fopen("/proc/self/cgroup", "r");
+    char line[512];
+    bool done = false;
+    while (file != NULL && !done && fgets(line, sizeof line, file) != NULL)
+        done = quota_at(around, line, cores);
+    if (file != NULL) fclose(file);
+    if (!done) around->group[0] = '\0';
+    return done;
+}
+
+/* Computes for this share of each 1.8 s, until it is killed. */
+static void other_process(double share) {
+    (void)prctl(PR_SET_PDEATHSIG, (long)SIGKILL, 0L, 0L, 0L);
+    for (;;) {
+        const uint64_t begun = spdl_time_ns();
+        while ((double)(spdl_time_ns() - begun) < 1.8e9 * share) planted_compute(100);
+        if (share < 1) planted_sleep(1.8e6 * (1 - share));
+    }
+}
+
+/* Before the program is opened. NULL, or why it cannot be had here. */
+static const char *around_begins(surroundings *around, const planted *is) {
+    planted_run run;
+    const planted_values *v;
+    memset(around, 0, sizeof *around);
+    if (!planted_read(&run, is)) return "its text is wrong";
+    v = &run.row[run.count - 1].is;
+    if (v->quota > 0 && !quota_begins(around, v->quota))
+        return "no cgroup can be made here";
+    if (v->cpus > 0 && sched_getaffinity(0, sizeof around->cpus, &around->cpus) == 0) {
+        int wanted = (int)v->cpus;
+        cpu_set_t cpus = around->cpus;
+        size_t i;
+        for (i = 0; i < CPU_SETSIZE; ++i)
+            if (CPU_ISSET(i, &cpus) && wanted-- <= 0) CPU_CLR(i, &cpus);
+        around->fewer = sched_setaffinity(0, sizeof cpus, &cpus) == 0;
+    }
+    while (around->others < (int)v->others && around->others < OTHERS_MOST) {
+        const pid_t child = fork();
+        if (child == 0) other_process(v->share > 0 ? v->share : 1);
+        if (child < 0) break;
+        around->other[around->others++] = child;
+    }
+    return NULL;
+}
+
+/* After it was closed. */
+static void around_ends(surroundings *around) {
+    char text[64];
+    while (around->others > 0) {
+        (void)kill(around->other[--around->others], SIGKILL);
+        (void)waitpid(around->other[around->others], NULL, 0);
+    }
+    if (around->fewer) (void)sched_setaffinity(0, sizeof around->cpus, &around->cpus);
+    if (around->group[0] == '\0') return;
+    (void)snprintf(text, sizeof text, "%d\n", (int)getpid());
+    (void)file_write(around->before, text);
+    (void)rmdir(around->group);
+}
 
 /* ---- what is true ---- */
 
@@ -152,10 +258,10 @@ static void find_truth(repeat *at, const planted *is) {
 /* NULL, or why the program cannot be had here. */
 static const char *run_repeat(repeat *at, const planted *is) {
     static planted_run run;
-    planted_around around;
+    surroundings around;
     spdl_doctor_desc doctor;
     spdl_process_stats before, after;
-    const char *reason = planted_around_begins(&around, is);
+    const char *reason = around_begins(&around, is);
     if (reason != NULL) return reason;
     memset(at, 0, sizeof *at);
     memset(&doctor, 0, sizeof doctor);
@@ -173,7 +279,7 @@ static const char *run_repeat(repeat *at, const planted *is) {
     at->others = (double)(after.others_ns - before.others_ns) /
                  (double)(after.time_ns - before.time_ns);
     if (around.others == 0) find_truth(at, is);
-    planted_around_ends(&around);
+    around_ends(&around);
     return NULL;
 }
 

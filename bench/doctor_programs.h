@@ -18,6 +18,7 @@
        trainer               compute, sleep, every, late: of its step, and
            workers=4 sink=3  of the pipeline; 4 and 3 unless given
            items=300         in an epoch; without: no end. `continuous` is .continuous
+       and, what whoever runs it has to see to, as bench_doctor.c does,
            cpus=1            the process may use so many
            quota=1           it gets the time of so many (cgroup)
            others=1 share=1  so many other processes compute, for this share of each 1.8 s
@@ -27,21 +28,16 @@
 #define DOCTOR_PROGRAMS_H_INCLUDED
 
 #include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #define PLANTED_ROWS 12
-#define PLANTED_OTHERS 64
 
 #define PLANTED_OUTCOME(what) (1u << SPDL_DOCTOR_##what)
 #define PLANTED_LIMIT(what) (1u << SPDL_LIMIT_##what)
@@ -168,9 +164,9 @@ static inline void planted_call(planted_row *row, uint64_t number) {
 
 /* --- the rows --- */
 
-static inline void *planted_copy(const void *item) {
+static inline void *planted_copy(const void *from) {
     void *copy = malloc(sizeof(planted_item));
-    if (copy != NULL) memcpy(copy, item, sizeof(planted_item));
+    if (copy != NULL) memcpy(copy, from, sizeof(planted_item));
     return copy;
 }
 
@@ -203,9 +199,9 @@ SPDL_FN(planted_branch, void, void) {
 }
 
 /* As spdl_step_fn; ctx is the run. */
-static inline void planted_step(void *ctx, void *item) {
+static inline void planted_step(void *ctx, void *given) {
     planted_run *run = (planted_run *)ctx;
-    (void)item;
+    (void)given;
     planted_call(&run->row[run->count - 1], run->steps++);
 }
 
@@ -348,134 +344,31 @@ static inline spdl_result planted_open(planted_run *run, const planted *is,
 }
 
 /* The next item, over ends of epochs. */
-static inline spdl_result planted_next(planted_run *run, void **item) {
-    spdl_result result = spdl_pipeline_next(run->pipeline, item, SPDL_FOREVER);
+static inline spdl_result planted_next(planted_run *run, void **next) {
+    spdl_result result = spdl_pipeline_next(run->pipeline, next, SPDL_FOREVER);
     while (result == SPDL_END) {
         if (run->row[0].is.continuous <= 0)
             result = spdl_pipeline_rewind(run->pipeline, 0, SPDL_FOREVER);
         else result = SPDL_OK;
-        if (result == SPDL_OK) result = spdl_pipeline_next(run->pipeline, item, SPDL_FOREVER);
+        if (result == SPDL_OK) result = spdl_pipeline_next(run->pipeline, next, SPDL_FOREVER);
     }
     return result;
 }
 
-static inline void planted_free(const planted_run *run, void *item) {
+static inline void planted_free(const planted_run *run, void *given) {
     int i;
     for (i = 0; i < run->count; ++i)
         if (run->row[i].kind == SPDL_KIND_BATCH) {
-            spdl_batch_free(item);
+            spdl_batch_free(given);
             return;
         }
-    free(item);
+    free(given);
 }
 
 static inline void planted_close(planted_run *run) {
     int i;
     spdl_pipeline_destroy(run->pipeline);
     for (i = 0; i < run->count; ++i) (void)pthread_mutex_destroy(&run->row[i].lock);
-}
-
-/* --- what is around it --- */
-
-/* Other processes, the processors it may use, and the time it gets of them. */
-typedef struct planted_around {
-    pid_t other[PLANTED_OTHERS];
-    int others;
-    cpu_set_t cpus; /* before */
-    bool fewer;
-    char group[256], before[256]; /* the cgroup made, and the file that leads out of it */
-} planted_around;
-
-static inline bool planted_file(const char *path, const char *text) {
-    FILE *file = fopen(path, "w");
-    bool wrote;
-    if (file == NULL) return false;
-    wrote = fputs(text, file) >= 0;
-    return fclose(file) == 0 && wrote;
-}
-
-/* Into a group of its own, below the one it is in. `line` is one of /proc/self/cgroup. */
-static inline bool planted_quota_at(planted_around *around, const char *line, double cores) {
-    const char *names = strchr(line, ':'), *path = names != NULL ? strchr(names + 1, ':') : NULL;
-    const bool old = path != NULL && strncmp(names, ":cpu", 4) == 0 && strchr(":,", names[4]);
-    char at[320], text[64];
-    if (path == NULL || (!old && path != names + 1)) return false;
-    (void)snprintf(at, sizeof(at), "/sys/fs/cgroup%s%.*s%.*s", old ? "/" : "",
-                   (int)(path - names - 1), names + 1, (int)strcspn(path + 1, "\n"), path + 1);
-    (void)snprintf(around->before, sizeof(around->before), "%.200s/cgroup.procs", at);
-    (void)snprintf(around->group, sizeof(around->group), "%.200s/spdl_doctor_%d", at,
-                   (int)getpid());
-    if (mkdir(around->group, 0755) != 0) return false;
-    (void)snprintf(at, sizeof(at), "%s/%s", around->group, old ? "cpu.cfs_quota_us" : "cpu.max");
-    (void)snprintf(text, sizeof(text), old ? "%d\n" : "%d 100000\n", (int)(cores * 1e5));
-    if (planted_file(at, text)) {
-        (void)snprintf(at, sizeof(at), "%s/cgroup.procs", around->group);
-        (void)snprintf(text, sizeof(text), "%d\n", (int)getpid());
-        if (planted_file(at, text)) return true;
-    }
-    (void)rmdir(around->group);
-    return false;
-}
-
-static inline bool planted_quota(planted_around *around, double cores) {
-    FILE *file = fopen("/proc/self/cgroup", "r");
-    char line[512];
-    bool done = false;
-    while (file != NULL && !done && fgets(line, sizeof(line), file) != NULL)
-        done = planted_quota_at(around, line, cores);
-    if (file != NULL) fclose(file);
-    if (!done) around->group[0] = '\0';
-    return done;
-}
-
-/* Computes for this share of each 1.8 s, until it is killed. */
-static inline void planted_other(double share) {
-    (void)prctl(PR_SET_PDEATHSIG, (long)SIGKILL, 0L, 0L, 0L);
-    for (;;) {
-        const uint64_t begun = spdl_time_ns();
-        while ((double)(spdl_time_ns() - begun) < 1.8e9 * share) planted_compute(100);
-        if (share < 1) planted_sleep(1.8e6 * (1 - share));
-    }
-}
-
-/* Before the program is opened. NULL, or why it cannot be had here. */
-static inline const char *planted_around_begins(planted_around *around, const planted *is) {
-    planted_run run;
-    const planted_values *v;
-    memset(around, 0, sizeof(*around));
-    if (!planted_read(&run, is)) return "its text is wrong";
-    v = &run.row[run.count - 1].is;
-    if (v->quota > 0 && !planted_quota(around, v->quota))
-        return "no cgroup can be made here";
-    if (v->cpus > 0 && sched_getaffinity(0, sizeof(around->cpus), &around->cpus) == 0) {
-        int wanted = (int)v->cpus;
-        cpu_set_t cpus = around->cpus;
-        size_t i;
-        for (i = 0; i < CPU_SETSIZE; ++i)
-            if (CPU_ISSET(i, &cpus) && wanted-- <= 0) CPU_CLR(i, &cpus);
-        around->fewer = sched_setaffinity(0, sizeof(cpus), &cpus) == 0;
-    }
-    while (around->others < (int)v->others && around->others < PLANTED_OTHERS) {
-        const pid_t child = fork();
-        if (child == 0) planted_other(v->share > 0 ? v->share : 1);
-        if (child < 0) break;
-        around->other[around->others++] = child;
-    }
-    return NULL;
-}
-
-/* After it was closed; also after one that cannot be had. */
-static inline void planted_around_ends(planted_around *around) {
-    char text[64];
-    while (around->others > 0) {
-        (void)kill(around->other[--around->others], SIGKILL);
-        (void)waitpid(around->other[around->others], NULL, 0);
-    }
-    if (around->fewer) (void)sched_setaffinity(0, sizeof(around->cpus), &around->cpus);
-    if (around->group[0] == '\0') return;
-    (void)snprintf(text, sizeof(text), "%d\n", (int)getpid());
-    (void)planted_file(around->before, text);
-    (void)rmdir(around->group);
 }
 
 /* --- the programs --- */
