@@ -22,7 +22,8 @@
    --raw FILE    each repeat as a line of JSON: the doctor's report, and what is true: median, low
                  and high of the change number `trial`, and of the row's calls in half the time
 
-   Not at a low priority: the doctor then takes other programs for idle time. */
+   On a machine that others use verdicts are "foreign", which is not right in most rows; beside each
+   row stand how many, and the processors that others had. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -360,7 +361,7 @@ static void row_program(const planted *is, FILE *raw) {
     static double error[POINTS_MOST];
     char text[96], json[160], more[4096] = "";
     const bench_note note = { text, more, json };
-    int i, right = 0, used = 0, predicted, measured;
+    int i, right = 0, foreign = 0, used = 0, predicted, measured;
     double others = 0, off[2] = { 0, 0 };
     if (!bench_wanted(is->name)) return;
     for (i = 0; i < asked.repeats; ++i) {
@@ -375,6 +376,7 @@ static void row_program(const planted *is, FILE *raw) {
         count_repeat(&at, is);
         if (raw != NULL) raw_line(raw, &at, is);
         right += at.right;
+        foreign += at.report.outcome == SPDL_DOCTOR_FOREIGN;
         others += at.others / asked.repeats;
         if (!at.right)
             used += snprintf(more + used, sizeof more - (size_t)used, "    %s, %s: %.300s\n",
@@ -387,9 +389,10 @@ static void row_program(const planted *is, FILE *raw) {
     if (predicted > 0) off[0] = bench_quantile(error, (size_t)predicted, 0.5);
     measured = errors_of(error, is->name, false, false);
     if (measured > 0) off[1] = bench_quantile(error, (size_t)measured, 0.5);
-    snprintf(text, sizeof text, "off %4.1f %4.1f %%, others %.2f", off[0], off[1], others);
+    snprintf(text, sizeof text, "off %4.1f %4.1f %%, others %.2f, foreign %d", off[0], off[1],
+             others, foreign);
     snprintf(json, sizeof json, ",\"repeats\":%d,\"predict_err\":%.3g,\"measured_err\":%.3g,"
-             "\"others\":%.3g", asked.repeats, off[0], off[1], others);
+             "\"others\":%.3g,\"foreign\":%d", asked.repeats, off[0], off[1], others, foreign);
     bench_print_noted(&row, (double)right / asked.repeats, 0, NULL, &note);
 }
 
@@ -565,10 +568,9 @@ int main(int argc, char **argv) {
     if (!bench_opt.list) {
         planted_calibrate();
         fprintf(bench_opt.json ? stderr : stdout,
-                "%d programs, %d repeats of %g s and some 5 s for the truth: up to %.0f min%s\n",
+                "%d programs, %d repeats of %g s and some 5 s for the truth: up to %.0f min\n",
                 (int)PLANTED_PROGRAMS, asked.repeats, asked.seconds,
-                (double)PLANTED_PROGRAMS * asked.repeats * (asked.seconds + 6) / 60,
-                getpriority(PRIO_PROCESS, 0) > 0 ? "; niced: other programs are not seen" : "");
+                (double)PLANTED_PROGRAMS * asked.repeats * (asked.seconds + 6) / 60);
         fflush(stdout);
         if (asked.raw != NULL && (raw = fopen(asked.raw, "w")) == NULL) {
             fprintf(stderr, "bench: cannot write %s\n", asked.raw);
