@@ -613,16 +613,228 @@ static void a_cut_ends_by_itself(void) {
                                    WEIGH(&s), SPDL_SINK(1));
         item *it = NULL;
         spdl__store32(&p->hand->keeps, 1);
-        for (int epoch = 0; epoch < 6; ++epoch) {
+        for (int epoch = 0; epoch < 14; ++epoch) {
             CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_OK);
-            if (epoch < 1) CHECK_EQ(it->value, 49 * 25);
+            if (epoch < 8) CHECK_EQ(it->value, 49 * 25);
             item_free(it);
             CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_END);
-            if (epoch == 0) spdl__kept_close(p->hand);
-            CHECK_EQ(p->hand->probe[0].replay, SPDL__REPLAY_COPY);
+            if (epoch < 8) continue; /* the source was some ahead when keeping began */
+            if (epoch == 8) spdl__kept_close(p->hand);
+            REQUIRE(p->hand->probe[0].replay == SPDL__REPLAY_COPY);
             cut_after(p, 0, 500000);
         }
         gone(p);
+    }
+}
+
+/* --- a whole examination --- */
+
+/* Every number of a report is one, whatever came of it. */
+static void check_interval(const spdl_interval *i) {
+    CHECK(i->rounds >= 0 && isfinite(i->value) && i->value >= 0);
+    CHECK(!i->known || (i->low <= i->value && i->value <= i->high));
+}
+
+static void check_number(double number) { CHECK(isfinite(number) && number >= 0); }
+
+static void check_report(const spdl_pipeline *p, const spdl_doctor_report *r, bool ended) {
+    CHECK(r->outcome >= SPDL_DOCTOR_RUNNING && r->outcome <= SPDL_DOCTOR_DISAGREE);
+    CHECK_EQ(r->outcome == SPDL_DOCTOR_RUNNING, !ended);
+    CHECK_EQ(r->verdict[0] != '\0', ended);
+    CHECK_EQ(r->row_count, p->count);
+    CHECK(r->stage >= -1 && r->stage < p->count);
+    CHECK(r->next_stage >= -1 && r->next_stage < p->count);
+    CHECK(r->trial_count >= 0 && r->trial_count <= SPDL_DOCTOR_TRIALS);
+    CHECK(r->arm_count >= 0 && r->arm_count <= 2 * SPDL_DOCTOR_ARMS);
+    CHECK(r->dropped >= 0 && r->dropped <= r->rounds);
+    check_number(r->seconds), check_number(r->cores), check_number(r->cores_used);
+    check_number(r->others_used), check_number(r->step_ns), check_number(r->step_cpu_ns);
+    check_number(r->today), check_number(r->model), check_number(r->ceiling);
+    check_number(r->waiting), check_number(r->harm), check_number(r->hours);
+    check_number(r->hours_less), check_number(r->noise), check_number(r->next_rate);
+    CHECK(r->harm <= 1 && r->hours_less <= r->hours);
+    check_interval(&r->same), check_interval(&r->cached), check_interval(&r->trainer_asleep);
+    for (int i = 0; i < r->row_count; ++i) {
+        const spdl_doctor_row *row = &r->row[i];
+        if (ended) CHECK_EQ(row->kind, p->node[i].row.kind);
+        if (ended) CHECK(row->concurrency > 0 && row->name[0] != '\0');
+        check_number(row->visits), check_number(row->mean_ns), check_number(row->cpu_ns);
+        check_number(row->runnable_ns), check_number(row->load), check_number(row->most);
+        CHECK(isfinite(row->blocked_ns));
+        check_number(row->twice), check_number(row->delay_ns);
+        check_interval(&row->replayed), check_interval(&row->computing);
+        check_interval(&row->asleep);
+    }
+    for (int i = 0; i < r->trial_count; ++i) {
+        CHECK(r->trial[i].stage >= -1 && r->trial[i].stage < p->count);
+        check_number(r->trial[i].predicted);
+        check_interval(&r->trial[i].measured);
+        CHECK(!r->trial[i].kept || r->trial[i].measured.low > 1);
+    }
+    for (int i = 0; i < r->arm_count; ++i) {
+        const spdl_doctor_arm *arm = &r->arm[i];
+        CHECK(arm->name[0] != '\0' && arm->rounds >= 0 && arm->rounds <= SPDL_DOCTOR_ROUNDS);
+        for (int k = 0; k < arm->rounds; ++k) check_number((double)arm->rate[k]);
+    }
+}
+
+/* Takes items until the doctor is done, or they end. */
+static spdl_result examined(spdl_pipeline *p, audit *a) {
+    static spdl_doctor_report report;
+    spdl_result result = SPDL_OK;
+    const uint64_t start = spdl_time_ns();
+    while (result == SPDL_OK && spdl_pipeline_doctor(p, &report) == SPDL_TIMEOUT) {
+        void *taken;
+        result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15));
+        if (result == SPDL_OK) audit_taken(a, taken, false);
+        if (!CHECK(spdl_time_ns() - start < 60000000000u)) break;
+    }
+    check_report(p, &report, result == SPDL_OK);
+    return result;
+}
+
+/* With windows of all kinds as the doctor itself draws them. */
+static void an_examination_changes_no_item(void) {
+    for (int round = 0; round < 2 * SHAPES; ++round) {
+        const int number = round % SHAPES;
+        const bool trials = number == 2 || number == 12; /* there is time for them */
+        audit a = audit_of(number, test_seed());
+        spdl_doctor_desc doctor = { .seconds = trials ? 1.2 : 0.1, .quiet = true };
+        spdl_pipeline *p;
+        doctor.replay = round < SHAPES;
+        doctor.raise = round % 2;
+        p = shape(number, &doctor, many[(number + round / SHAPES) % 4], -1, 2);
+        source.sleep_us = 20;
+        CHECK_EQ(examined(p, &a), SPDL_OK);
+        if (!doctor.replay) CHECK_EQ(a.kept, 0);
+        gone(p);
+    }
+}
+
+typedef struct lesson {
+    long steps, sum;
+    long wait_us;
+} lesson;
+
+static void learn(void *ctx, void *taken) {
+    lesson *l = (lesson *)ctx;
+    const item *it = (const item *)taken;
+    CHECK_EQ(it->magic, ALIVE);
+    ++l->steps;
+    l->sum += value_of(it) & NUMBER;
+    sleep_us(l->wait_us);
+}
+
+/* spdl_doctor_run starts over when the items end, and frees what it takes. */
+static void it_runs_a_loop(void) {
+    static spdl_doctor_report report, same;
+    goes_back = true;
+    for (int round = 0; round < 8; ++round) {
+        const spdl_doctor_desc doctor = { .seconds = 0.1, .quiet = true, .replay = round < 4,
+                                          .run_steps = 100000 };
+        lesson l = { .wait_us = 20 };
+        spdl_pipeline *p = shape(round < 4 ? 2 : 13, &doctor, many[round % 4], 5, 2);
+        CHECK_EQ(spdl_doctor_run(p, learn, &l, &report), SPDL_OK);
+        CHECK(l.steps > 5);
+        check_report(p, &report, true);
+        CHECK_EQ(report.replays, round < 4);
+        CHECK_EQ(spdl_pipeline_doctor(p, &same), SPDL_OK);
+        CHECK(memcmp(&same, &report, sizeof same) == 0);
+        l.steps = 0;
+        CHECK_EQ(spdl_doctor_run(p, learn, &l, NULL), SPDL_OK); /* it is done already */
+        CHECK_EQ(l.steps, 0);
+        gone(p);
+    }
+}
+
+static void a_loop_that_cannot_go_on_ends(void) {
+    static spdl_doctor_report report;
+    const spdl_doctor_desc doctor = { .seconds = 1e9, .quiet = true, .replay = true };
+    lesson l = { 0 };
+    for (int i = 0; i < 4; ++i) {
+        spdl_pipeline *p = shape(2, &doctor, many[i], 0, 2); /* no item at all */
+        CHECK_EQ(spdl_doctor_run(p, learn, &l, &report), SPDL_OK);
+        CHECK_EQ(report.outcome, SPDL_DOCTOR_FEW);
+        check_report(p, &report, true);
+        gone(p);
+        p = EXAMINE(&doctor, many[i], SPDL_SOURCE(count_up, SCRIPT(.count = -1), COPIED),
+                    SPDL_PIPE(breaks), SPDL_SINK(2));
+        CHECK_EQ(spdl_doctor_run(p, learn, &l, &report), SPDL_E_STAGE);
+        CHECK_EQ(l.steps, 99);
+        check_report(p, &report, true);
+        gone(p);
+        l.steps = 0;
+    }
+    for (int i = 1; i < 4; ++i) { /* a source that blocks, and another thread that stops */
+        int gate = 0;
+        pthread_t stopper;
+        spdl_pipeline *p = EXAMINE(&doctor, many[i],
+                                   SPDL_SOURCE(count_up, SCRIPT(.count = -1, .gate = &gate,
+                                                                .gate_at = 5), COPIED),
+                                   SPDL_SINK(1));
+        stopper = thread_of(stop_it, p);
+        sleep_us(1000);
+        open_gate(&gate);
+        CHECK_EQ(spdl_doctor_run(p, learn, &l, &report), SPDL_CLOSED);
+        pthread_join(stopper, NULL);
+        gone(p);
+    }
+}
+
+static void it_is_asked_for_what_is_not_there(void) {
+    static spdl_doctor_report report;
+    spdl_pipeline *p = START(1, COUNT_TO(3), SPDL_SINK(2));
+    CHECK_EQ(spdl_doctor_run(p, learn, NULL, &report), SPDL_E_INVALID);
+    CHECK_EQ(spdl_doctor_run(NULL, learn, NULL, &report), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_doctor(p, &report), SPDL_E_NOT_FOUND);
+    CHECK_EQ(spdl_pipeline_doctor(NULL, &report), SPDL_E_NOT_FOUND);
+    RUN(p, "0 1 2", SPDL_END);
+    p = shape(0, &watches, 1, 3, 2);
+    CHECK_EQ(spdl_doctor_run(p, NULL, NULL, &report), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_doctor(p, &report), SPDL_TIMEOUT);
+    check_report(p, &report, false);
+    CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 3);
+    gone(p);
+}
+
+/* With `raise` one worker more; each runs its init and its fini. */
+static int inits, finis;
+
+static spdl_result comes(void *ctx, int worker, void **local) {
+    CHECK(worker >= 0 && worker <= *(const int *)ctx);
+    *local = ctx;
+    __atomic_add_fetch(&inits, 1, __ATOMIC_RELAXED);
+    return SPDL_OK;
+}
+
+static void goes(void *ctx, int worker, void *local) {
+    (void)worker;
+    CHECK(local == ctx);
+    __atomic_add_fetch(&finis, 1, __ATOMIC_RELAXED);
+}
+
+static void a_worker_more_comes_and_goes(void) {
+    for (int i = 0; i < 8; ++i) {
+        int workers = many[i % 4];
+        spdl_doctor_desc doctor = watches;
+        audit a = audit_of(0, test_seed());
+        spdl_pipeline *p;
+        spdl_stats *stats = (spdl_stats *)malloc(sizeof *stats);
+        REQUIRE(stats != NULL);
+        doctor.raise = i < 4;
+        inits = finis = 0;
+        memset(&source, 0, sizeof source);
+        source.count = 300;
+        p = EXAMINE(&doctor, workers, FROM(NOTHING),
+                    SPDL_PIPE(pass_on, .ctx = &workers, .init = comes, .fini = goes),
+                    SPDL_SINK(2));
+        CHECK_EQ(audit_take(&a, p, i % 2 ? 1000 : 100, false), i % 2 ? SPDL_END : SPDL_OK);
+        spdl_pipeline_stats(p, stats);
+        CHECK_EQ(stats->workers, workers);
+        free(stats);
+        gone(p);
+        CHECK_EQ(inits, (workers ? workers : 1) + (doctor.raise && workers > 0));
+        CHECK_EQ(finis, inits);
     }
 }
 
@@ -636,5 +848,10 @@ TEST_TABLE(doctor) {
     TEST_CASE(lies_are_found_out),
     TEST_CASE(copies_that_fail_are_nothing),
     TEST_CASE(a_cut_ends_by_itself),
+    TEST_CASE(an_examination_changes_no_item),
+    TEST_CASE(it_runs_a_loop),
+    TEST_CASE(a_loop_that_cannot_go_on_ends),
+    TEST_CASE(it_is_asked_for_what_is_not_there),
+    TEST_CASE(a_worker_more_comes_and_goes),
     TEST_END,
 };
