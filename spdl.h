@@ -14391,7 +14391,7 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     }
     d->settle_items = there;
     r->model = spdl__law_of(d, NULL).rate;
-    r->ceiling = r->step_ns > 0 ? 1e9 / (r->step_ns * (1 - r->harm)) : 0;
+    r->ceiling = r->step_ns > 0 && r->harm < 1 ? 1e9 / (r->step_ns * (1 - r->harm)) : 0;
 }
 
 /* --- windows --- */
@@ -15120,20 +15120,36 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     }
 }
 
+/* Into a file, with the mark of this process after its first words: the next pipeline's has another
+   name. */
+SPDL__COLD const char *spdl__doctor_save(const char *path, const char *text, size_t bytes,
+                                         bool json) {
+    const size_t head = json ? strcspn(text, ",") : strcspn(text, ">") + 1;
+    char name[SPDL__PATH_BYTES], mark[SPDL__MARK_BYTES], line[SPDL__MARK_BYTES + 32];
+    spdl__os_file file = SPDL__NO_FILE;
+    const char *reason = spdl__out_claim(&file, name, path);
+    int length;
+    spdl__out_mark(mark);
+    length = snprintf(line, sizeof(line), json ? ",\"process\":\"%s\"" : "<!-- %s -->", mark);
+    if (reason == NULL) reason = spdl__os_file_truncate(file);
+    if (reason == NULL) reason = spdl__os_file_write(file, text, head, SPDL__NEVER);
+    if (reason == NULL) reason = spdl__os_file_write(file, line, (size_t)length, SPDL__NEVER);
+    if (reason == NULL)
+        reason = spdl__os_file_write(file, text + head, bytes - head, SPDL__NEVER);
+    if (file != SPDL__NO_FILE) (void)spdl__os_file_close(file);
+    return reason;
+}
+
 SPDL__COLD void spdl__doctor_file(spdl__doctor *d, const char *path,
                                   int (*text)(const spdl_doctor_report *, char *, size_t)) {
     const size_t bytes = (size_t)text(&d->report, NULL, 0) + 1;
-    char *buffer = (char *)spdl__alloc(&d->p->allocator, bytes, 16), name[SPDL__PATH_BYTES];
+    char *buffer = (char *)spdl__alloc(&d->p->allocator, bytes, 16);
     const char *reason = "no memory";
-    spdl__os_file file = SPDL__NO_FILE;
     if (buffer != NULL) {
         (void)text(&d->report, buffer, bytes);
         reason = path == NULL ? spdl__os_stderr_write(buffer, bytes - 1, SPDL__STDERR_NS)
-                              : spdl__out_claim(&file, name, path);
-        if (path != NULL && reason == NULL) reason = spdl__os_file_truncate(file);
-        if (path != NULL && reason == NULL)
-            reason = spdl__os_file_write(file, buffer, bytes - 1, SPDL__NEVER);
-        if (file != SPDL__NO_FILE) (void)spdl__os_file_close(file);
+                              : spdl__doctor_save(path, buffer, bytes - 1,
+                                                  text == spdl_doctor_json);
     }
     spdl__free(&d->p->allocator, buffer, bytes);
     if (reason != NULL)

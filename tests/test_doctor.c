@@ -838,6 +838,100 @@ static void a_worker_more_comes_and_goes(void) {
     }
 }
 
+/* --- SPDL_DOCTOR --- */
+
+static char logged[4096];
+static int warnings;
+
+static void note_log(spdl_log_level level, const char *text, void *user) {
+    (void)user;
+    if (level != SPDL_LOG_WARN) return;
+    ++warnings;
+    snprintf(logged, sizeof logged, "%s", text);
+}
+
+/* A pipeline whose desc has none; whether it got one. */
+static bool asked(const char *value, spdl__doctor_plan *plan) {
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p = NULL;
+    bool has;
+    if (value != NULL) setenv("SPDL_DOCTOR", value, 1);
+    else unsetenv("SPDL_DOCTOR");
+    warnings = 0;
+    desc.workers = 1;
+    desc.logger.log_fn = note_log;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(COUNT_TO(5), SPDL_SINK(2))) == SPDL_OK);
+    has = p->doctor != NULL;
+    if (has) p->doctor->plan.desc.quiet = true;
+    if (has && plan != NULL) *plan = p->doctor->plan;
+    CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 5);
+    DONE(p);
+    unsetenv("SPDL_DOCTOR");
+    return has;
+}
+
+static void the_environment_asks_for_it(void) {
+    static spdl__doctor_plan plan;
+    static const char *const wrong[] = { "yes", "-1", "1,2x", "1,", "1,json=", "1,steps=0",
+                                         "replay,,raise", "1,REPLAY", "1e3", "0,replay", "1,html" };
+    CHECK(!asked(NULL, NULL));
+    CHECK(!asked("", NULL) && !asked("0", NULL));
+    CHECK_EQ(warnings, 0);
+    CHECK(asked("1", &plan));
+    CHECK(plan.desc.seconds == 10 && !plan.desc.replay && !plan.desc.raise);
+    CHECK_EQ(plan.desc.run_steps, 0);
+    CHECK(asked("2.5", &plan));
+    CHECK(plan.desc.seconds == 2.5);
+    CHECK(asked("20,replay,raise,steps=100000", &plan));
+    CHECK(plan.desc.seconds == 20 && plan.desc.replay && plan.desc.raise);
+    CHECK_EQ(plan.desc.run_steps, 100000);
+    CHECK(asked("replay", &plan));
+    CHECK(plan.desc.seconds == 10 && plan.desc.replay);
+    CHECK_EQ(warnings, 0);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; ++i) {
+        if (!CHECK(!asked(wrong[i], NULL))) fprintf(stderr, "\"%s\"\n", wrong[i]);
+        CHECK_EQ(warnings, 1);
+        CHECK(strstr(logged, "SPDL_DOCTOR") != NULL && strstr(logged, "no doctor") != NULL);
+    }
+}
+
+/* Whether the file is there and has the text. */
+static bool file_has(const char *path, const char *text) {
+    static char bytes[1 << 20];
+    FILE *file = fopen(path, "rb");
+    size_t count;
+    if (file == NULL) return false;
+    count = fread(bytes, 1, sizeof bytes - 1, file);
+    bytes[count] = '\0';
+    fclose(file);
+    return strstr(bytes, text) != NULL;
+}
+
+static void reports_go_to_files(void) {
+    char folder[] = "/tmp/spdl_doctor_XXXXXX", value[256], path[64];
+    REQUIRE(mkdtemp(folder) != NULL);
+    for (int i = 0; i < 2; ++i) { /* two pipelines: the second one's have other names */
+        snprintf(value, sizeof value, "1,json=%s/d.json,html=%s/d.html", folder, folder);
+        CHECK(asked(value, NULL));
+        CHECK_EQ(warnings, 0);
+    }
+    for (int i = 0; i < 2; ++i) {
+        snprintf(path, sizeof path, "%s/d%s.json", folder, i ? "-2" : "");
+        CHECK(file_has(path, "{\"schema\":\"spdl.doctor.1\",\"process\":\""));
+        CHECK(file_has(path, "\"outcome\":\"few\""));
+        CHECK_EQ(remove(path), 0);
+        snprintf(path, sizeof path, "%s/d%s.html", folder, i ? "-2" : "");
+        CHECK(file_has(path, "<!doctype html><!-- "));
+        CHECK(file_has(path, "</html>"));
+        CHECK_EQ(remove(path), 0);
+    }
+    CHECK_EQ(rmdir(folder), 0);
+    snprintf(value, sizeof value, "1,json=%s/none.json", folder);
+    CHECK(asked(value, NULL));
+    CHECK_EQ(warnings, 1);
+    CHECK(strstr(logged, "none.json") != NULL);
+}
+
 TEST_TABLE(doctor) {
     TEST_CASE(delays_change_no_item),
     TEST_CASE(nothing_is_replayed_where_there_are_several_ways),
@@ -853,5 +947,7 @@ TEST_TABLE(doctor) {
     TEST_CASE(a_loop_that_cannot_go_on_ends),
     TEST_CASE(it_is_asked_for_what_is_not_there),
     TEST_CASE(a_worker_more_comes_and_goes),
+    TEST_CASE(the_environment_asks_for_it),
+    TEST_CASE(reports_go_to_files),
     TEST_END,
 };
