@@ -13179,8 +13179,9 @@ SPDL__COLD void spdl__report_end(spdl_pipeline *p) { (void)p; }
 
 SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                  const spdl_logger *logger) {
+    const char *value = spdl__os_environment("SPDL_DOCTOR");
     (void)plan;
-    if (desc != NULL || spdl__os_environment("SPDL_DOCTOR") != NULL)
+    if (desc != NULL || (value != NULL && strcmp(value, "0") != 0))
         spdl__logf(logger, SPDL_LOG_WARN, "spdl: there is no doctor: this program was built with "
                                           "SPDL_NO_REPORT");
     return false;
@@ -14039,7 +14040,8 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
     const uint64_t delay_ns = spdl__load_relaxed(&probe->delay_ns);
     spdl_result result;
     if (SPDL__UNLIKELY(cut >= 0)) {
-        spdl__store_relaxed(&node->item_ns, probe->item_ns); /* a call is not as quick as this */
+        /* a call is not as quick as this */
+        spdl__store_relaxed(&node->item_ns, spdl__load_relaxed(&probe->item_ns));
         if (cut + 1 != node->index || probe[-1].replay != SPDL__REPLAY_INPUT) {
             result = cut == node->index && probe->replay == SPDL__REPLAY_COPY
                          ? spdl__probe_copy(task, probe, out)
@@ -14354,7 +14356,7 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
         to->blocked_ns = to->mean_ns - to->cpu_ns - to->runnable_ns;
     }
     to->load = busy / ((double)(d->now.elapsed_ns - d->last.elapsed_ns)) / to->concurrency;
-    d->p->hand->probe[i].item_ns = (uint64_t)to->mean_ns;
+    spdl__store_relaxed(&d->p->hand->probe[i].item_ns, (uint64_t)to->mean_ns);
 }
 
 /* The end of observing. */

@@ -56,9 +56,13 @@ static bool run(const spdl_pipeline_desc *desc) {
 
 int main(void) {
     spdl_pipeline_desc desc;
+    spdl_doctor_desc doctor;
     memset(&desc, 0, sizeof desc);
     desc.workers = threads ? 2 : 0;
     desc.logger.log_fn = on_log;
+    memset(&doctor, 0, sizeof doctor);
+    doctor.quiet = true;
+    unsetenv("SPDL_DOCTOR");
     unsetenv("SPDL_STATS");
     unsetenv("SPDL_REPORT");
     unsetenv("SPDL_TRACE");
@@ -71,7 +75,20 @@ int main(void) {
     desc.trace = "/nowhere/t.json";
     if (!run(&desc) || warnings != 2 || strstr(warned, "desc.trace is ignored") == NULL) return 4;
     if (strstr(warned, "SPDL_NO_REPORT") == NULL) return 5;
+    unsetenv("SPDL_STATS");
+    desc.trace = NULL;
+    setenv("SPDL_DOCTOR", "0", 1);
+    if (!run(&desc) || warnings != 2) return 9;
+    setenv("SPDL_DOCTOR", "1,replay", 1);
+    if (!run(&desc) || warnings != 3 || strstr(warned, "no doctor") == NULL) return 10;
+    unsetenv("SPDL_DOCTOR");
+    desc.doctor = &doctor;
+    if (!run(&desc) || warnings != 4 || strstr(warned, "SPDL_NO_REPORT") == NULL) return 11;
+    desc.doctor = NULL;
 #else
+    desc.doctor = &doctor;
+    if (!run(&desc) || warnings != 0) return 12;
+    desc.doctor = NULL;
     desc.trace = "/nowhere/t.json";
     if (!run(&desc) || warnings != 1 ||
         strstr(warned, threads ? "No such file" : "could not be opened") == NULL)

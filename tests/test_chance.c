@@ -40,7 +40,8 @@ static void wild_tell(const wild *w) {
     fprintf(stderr, "chance: pipeline %llu (CHANCE=%llu runs it alone): workers %d%s%s%s, end %d "
             "after %ld, epochs %ld\n", (unsigned long long)w->seed, (unsigned long long)w->seed,
             w->desc.workers, w->desc.pool ? ", shared pool" : "", w->meddler ? ", meddler" : "",
-            w->autotune ? ", autotune" : "", (int)w->end, w->leave_after, w->epochs);
+            w->autotune ? ", autotune" : w->doctored ? ", doctor" : "", (int)w->end,
+            w->leave_after, w->epochs);
     for (size_t i = 0; i < w->count; ++i) wild_tell_row(w, i);
     if (w->pipeline != NULL && spdl_pipeline_failed(w->pipeline))
         fprintf(stderr, "  failed: %s\n", spdl_pipeline_error(w->pipeline)->text);
@@ -173,6 +174,19 @@ static void wild_see(wild *w, void *taken, int depth) {
     stream_add(&w->seen, WILD_CLOSE);
 }
 
+/* The doctor: something else is different from here on. */
+static void wild_differ(wild *w) {
+    static const spdl__arm_kind kinds[] = { SPDL__ARM_BASE, SPDL__ARM_COMPUTE, SPDL__ARM_SLEEP,
+                                            SPDL__ARM_PAUSE, SPDL__ARM_CALLS, SPDL__ARM_WORKER,
+                                            SPDL__ARM_BUFFER };
+    spdl_pipeline *p = w->pipeline;
+    spdl__arm arm = { kinds[draw(w, 7)], (int)draw(w, (unsigned)p->count), draw(w, 20000) };
+    const spdl_stage *row = &p->node[arm.row].row;
+    if (arm.kind == SPDL__ARM_CALLS) arm.value = 1 + draw(w, (unsigned)row->max_concurrency);
+    if (arm.kind == SPDL__ARM_BUFFER) arm.value = (1 + draw(w, 2)) * p->doctor->buffer;
+    spdl__doctor_set(p->doctor, &arm);
+}
+
 /* Takes up to `most` items, over the ends of epochs. */
 static spdl_result wild_take(wild *w, long most) {
     static const int64_t timeouts[] = { 0, 20000, SPDL_FOREVER, SPDL_FOREVER, SPDL_FOREVER };
@@ -188,6 +202,7 @@ static spdl_result wild_take(wild *w, long most) {
             wild_see(w, taken, w->depth);
             if (w->depth) spdl_batch_free(taken);
             else thing_free(taken);
+            if (w->doctored && chance(w, 4)) wild_differ(w);
             --most;
         }
     }

@@ -79,8 +79,9 @@ static void wild_many(wild *w, dice *d, wild_rule rule) {
     if (!row->flush) row->concurrency = (int)draw(w, 6);
     d->most = row->concurrency ? row->concurrency : row->threads && !row->flush ? row->threads : 1;
     if (!row->flush && chance(w, 3)) row->max_concurrency = d->most += (int)draw(w, 4);
-    if (w->autotune && !row->flush && row->max_concurrency == 0) {
-        const int threads = row->threads ? row->threads : wild_workers(w);
+    if ((w->autotune || (w->doctored && (d->most > 1 || w->doctor.raise))) && !row->flush &&
+        row->max_concurrency == 0) {
+        const int threads = row->threads ? row->threads : wild_workers(w) + w->one_more;
         if (threads > d->most) d->most = threads;
     }
     if (!rule.inorder && chance(w, 4)) row->output_order = SPDL_ORDER_COMPLETION;
@@ -241,6 +242,12 @@ static void wild_make(wild *w, uint64_t seed, spdl_pool *pool) {
     w->desc.cpu_budget = 1 + draw(w, 2);
     w->desc.tune_seconds = 1e-6;
     w->desc.logger.log_fn = log_nothing;
+    w->doctored = chance(w, 6);
+    w->doctor.seconds = 1e9; /* what is different the trainer draws, see wild_differ */
+    w->doctor.quiet = true;
+    w->doctor.raise = chance(w, 2);
+    if (w->doctored) w->desc.doctor = &w->doctor;
+    w->one_more = w->doctored && w->doctor.raise && w->desc.workers > 0;
     wild_begin(w);
     wild_line(w, w->feed + draw(w, 5), free_rule);
     if (w->count < 2 || (w->feed && w->count == 2)) wild_pipe(w, free_rule);
