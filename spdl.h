@@ -14393,7 +14393,7 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     }
     d->settle_items = there;
     r->model = spdl__law_of(d, NULL).rate;
-    r->ceiling = r->step_ns > 0 && r->harm < 1 ? 1e9 / (r->step_ns * (1 - r->harm)) : 0;
+    r->ceiling = r->step_ns > 0 ? 1e9 / (r->step_ns * (1 - r->harm)) : 0;
 }
 
 /* --- windows --- */

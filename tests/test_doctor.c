@@ -373,8 +373,8 @@ static spdl_result keep(audit *a, spdl_pipeline *p, long count) {
     return result;
 }
 
-/* Whether there is one more round: all shapes with all crowds, so many times. On a machine that does
-   much else fewer will do. */
+/* Whether there is one more round: all shapes with all crowds, so many times. On a machine that
+   does much else fewer will do. */
 static bool goes_on(long round, long each, uint64_t since) {
     const char *wanted = getenv("CHANCE_ROUNDS");
     if (wanted != NULL) return round < each * 4 * atol(wanted);
