@@ -11185,6 +11185,11 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     if (spdl__doctor_ask(&doctor, known.doctor, &known.logger)) plan.doctor = &doctor;
     if (known.name != NULL) spdl__name_copy(doctor.name, known.name);
     result = spdl__check_plan(&plan);
+    if (result == SPDL_OK && plan.doctor != NULL && stages[0].kind == SPDL_KIND_FEED) {
+        spdl__log(&known.logger, SPDL_LOG_WARN, "spdl: no doctor where items are pushed: the "
+                                                "statistics say how soon they are answered");
+        plan.doctor = NULL;
+    }
     if (result == SPDL_OK) result = spdl__pipeline_new(pipeline, &plan);
     if (result == SPDL_OK) spdl__rows_warn(*pipeline, &plan);
     if (result == SPDL_OK) spdl__report_begin(*pipeline, &known);
@@ -15273,7 +15278,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
         if (result == SPDL_OK) {
             step(ctx, item);
             spdl__doctor_done_with(d, item);
-        } else if (result == SPDL_END && d->items > before && p->feed == NULL) {
+        } else if (result == SPDL_END && d->items > before) {
             before = d->items;
             result = p->ended_ns != 0 ? spdl_pipeline_rewind(p, 0, SPDL_FOREVER) : SPDL_OK;
         }
@@ -15338,11 +15343,6 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     spdl__doctor *d;
     int i;
     if (plan == NULL) return SPDL_OK;
-    if (p->feed != NULL) {
-        spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: no doctor where items are pushed: the "
-                                              "statistics say how soon they are answered");
-        return SPDL_OK;
-    }
     d = (spdl__doctor *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*d), SPDL_CACHE_LINE);
     if (d == NULL) return SPDL_E_NOMEM;
     d->p = p;

@@ -412,8 +412,18 @@ static void nothing_is_replayed_where_there_are_several_ways(void) {
     for (int i = 0; i < p->count; ++i) CHECK_EQ(p->hand->probe[i].replay, SPDL__REPLAY_NOT);
     CHECK_EQ(take_from_any(p), 20);
     gone(p);
-    p = EXAMINE(&replays, 1, SPDL_FEED(item, .free_item = item_free), LOOK(NOTHING), SPDL_SINK(2));
-    for (int i = 0; i < p->count; ++i) CHECK_EQ(p->hand->probe[i].replay, SPDL__REPLAY_NOT);
+}
+
+/* Nor is there a worker more. */
+static void there_is_none_where_items_are_pushed(void) {
+    static spdl_doctor_report report;
+    static spdl_stats stats;
+    const spdl_doctor_desc doctor = { .raise = true };
+    spdl_pipeline *p = EXAMINE(&doctor, 1, SPDL_FEED(item, .free_item = item_free), LOOK(NOTHING),
+                               SPDL_SINK(2));
+    CHECK_EQ(spdl_pipeline_doctor(p, &report), SPDL_E_NOT_FOUND);
+    spdl_pipeline_stats(p, &stats);
+    CHECK_EQ(stats.workers, 1);
     for (long i = 0; i < 2; ++i) CHECK_EQ(spdl_pipeline_push(p, item_make(i), 0), SPDL_OK);
     CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
     CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 2);
@@ -943,6 +953,7 @@ static void reports_go_to_files(void) {
 TEST_TABLE(doctor) {
     TEST_CASE(delays_change_no_item),
     TEST_CASE(nothing_is_replayed_where_there_are_several_ways),
+    TEST_CASE(there_is_none_where_items_are_pushed),
     TEST_CASE(all_come_once_among_those_that_were_kept),
     TEST_CASE(epochs_keep_their_items),
     TEST_CASE(it_is_left_at_any_point),

@@ -242,13 +242,13 @@ static void wild_make(wild *w, uint64_t seed, spdl_pool *pool) {
     w->desc.cpu_budget = 1 + draw(w, 2);
     w->desc.tune_seconds = 1e-6;
     w->desc.logger.log_fn = log_nothing;
-    w->doctored = chance(w, 6);
     w->doctor.seconds = 1e9; /* what is different the trainer draws, see wild_differ */
     w->doctor.quiet = true;
     w->doctor.raise = chance(w, 2);
-    if (w->doctored) w->desc.doctor = &w->doctor;
-    w->one_more = w->doctored && w->doctor.raise && w->desc.workers > 0;
+    if (chance(w, 6)) w->desc.doctor = &w->doctor;
     wild_begin(w);
+    w->doctored = w->desc.doctor != NULL && !w->feed;
+    w->one_more = w->doctored && w->doctor.raise && w->desc.workers > 0;
     wild_line(w, w->feed + draw(w, 5), free_rule);
     if (w->count < 2 || (w->feed && w->count == 2)) wild_pipe(w, free_rule);
     wild_last(w)->buffer_size = 0;
