@@ -14866,7 +14866,8 @@ SPDL__COLD int spdl__doctor_tail(const spdl__doctor *d) {
     int i, most = -1;
     for (i = 0; i < d->report.row_count; ++i) {
         const spdl_stage_stats *stage = &d->now.stage[i];
-        if (d->p->node[i].ordered && stage->max_ns > 10 * stage->p50_ns &&
+        if (d->p->node[i].ordered && stage->concurrency > 1 &&
+            stage->max_ns > 10 * stage->p50_ns && stage->mean_ns > stage->p50_ns * 5 / 4 &&
             5 * stage->exposed_ns > d->now.wait_ns &&
             (most < 0 || stage->exposed_ns > d->now.stage[most].exposed_ns))
             most = i;
@@ -14927,13 +14928,15 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
         r->stage = tail;
         if (tail >= 0) r->limit = SPDL_LIMIT_ORDER;
     } else if (trainer >= 0.9 || (trainer >= 0.75 && paused > 0.6)) {
-        r->limit = r->harm > SPDL__HARM && d->others < SPDL__FOREIGN ? SPDL_LIMIT_HARM
-                                                                     : SPDL_LIMIT_TRAINER;
+        r->limit = r->harm < SPDL__HARM          ? SPDL_LIMIT_TRAINER
+                   : d->others < SPDL__FOREIGN ? SPDL_LIMIT_HARM
+                                               : SPDL_LIMIT_FOREIGN;
         if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
+        if (r->limit == SPDL_LIMIT_FOREIGN) r->outcome = SPDL_DOCTOR_FOREIGN;
     } else if (spdl__doctor_demand(d) >= 0.92 && !helps) {
         r->limit = SPDL_LIMIT_MACHINE;
         r->stage = spdl__doctor_most(d, true);
-    } else if (r->workers > 0 && spdl__doctor_in_calls(d) >= 0.93 * r->workers &&
+    } else if (spdl__doctor_in_calls(d) >= 0.93 * r->workers &&
                (worker == NULL || worker->measured.value > SPDL__GAIN)) {
         r->limit = SPDL_LIMIT_WORKERS;
         r->stage = spdl__doctor_most(d, false);
@@ -15031,6 +15034,12 @@ SPDL__COLD void spdl__doctor_say_workers(spdl__text *text, const spdl__doctor *d
     const spdl_doctor_trial *worker = spdl__doctor_trial_of(r, SPDL_DOCTOR_WORKERS, true);
     const spdl_doctor_row *row = &r->row[r->stage];
     const spdl__what_if what = spdl__law_workers(d, r->stage);
+    if (r->workers == 0) {
+        spdl__text_add(text, "Without workers the stages run between the trainer's steps, most of "
+                             "the time stage %d '%s'. Write .workers = 1 or more.", r->stage,
+                       row->name);
+        return;
+    }
     spdl__text_add(text, "All %d workers are in calls, %.0f %% of the time in stage %d '",
                    r->workers, 1e-7 * r->today * row->visits * row->mean_ns / r->workers, r->stage);
     spdl__text_name(text, row->name, -1);
@@ -15053,7 +15062,11 @@ SPDL__COLD void spdl__doctor_say_workers(spdl__text *text, const spdl__doctor *d
 SPDL__COLD void spdl__doctor_say_unknown(spdl__text *text, const spdl__doctor *d) {
     const spdl_doctor_report *r = &d->report;
     const int used = r->rounds - r->dropped;
-    if (r->outcome == SPDL_DOCTOR_FOREIGN)
+    if (r->outcome == SPDL_DOCTOR_FOREIGN && r->dropped == 0)
+        spdl__text_add(text, "Not known: the trainer waits %.0f %% of a step for a processor, and "
+                             "other programs had %.1f of them. Run it again without them.",
+                       100 * r->harm, d->others);
+    else if (r->outcome == SPDL_DOCTOR_FOREIGN)
         spdl__text_add(text, "Not known: in %d of %d rounds other programs had %.1f processors. "
                              "Run it again without them.", r->dropped, r->rounds, r->others_used);
     else if (r->outcome == SPDL_DOCTOR_FEW && r->rounds == 0 && d->ended)
