@@ -129,6 +129,7 @@ static spdl_result audit_take(audit *a, spdl_pipeline *p, long most, bool batche
         if (result != SPDL_OK) break;
         audit_taken(a, taken, batches);
         if (draw(&a->state, 4) == 0) differ(p, &a->state);
+        if (draw(&a->state, 64) == 0) sleep_us(500); /* buffers fill up */
     }
     return result;
 }
@@ -146,7 +147,7 @@ static void *item_copy(const void *from) {
 
 typedef struct glance {
     int fails;   /* percent of the calls that fail */
-    int lies;    /* 1: hands its input on, 2: takes and frees it; atomic */
+    int lies;    /* 1: hands its input on, 2: takes and frees it, 3: fails, then hands it on */
     bool counts; /* numbers of items are those of the source's calls */
     long expected; /* spill_all: the next number */
     uint64_t calls;
@@ -171,7 +172,8 @@ SPDL_FN(look, item, item) {
     glance *g = (glance *)spdl_ctx(task);
     const int lies = __atomic_load_n(&g->lies, __ATOMIC_RELAXED);
     if (lies == 0) return glance_at(g, task, in, out);
-    if (lies == 1) {
+    if (lies == 3 && __atomic_fetch_add(&g->calls, 1, __ATOMIC_RELAXED) % 2 == 0) return SPDL_E_IO;
+    if (lies != 2) {
         *out = in;
         return SPDL_OK;
     }
@@ -311,7 +313,7 @@ static spdl_pipeline *shape(int number, const spdl_doctor_desc *doctor, int work
         return EXAMINE(doctor, workers, FROM(.copy_item = item_copy), SPDL_BATCH(3),
                        SPDL_UNBATCH(), sink);
     case 5:
-        return EXAMINE(doctor, workers, FROM(NOTHING), SPDL_BATCH(3),
+        return EXAMINE(doctor, workers, FROM(.buffer_size = 20), SPDL_BATCH(3, .buffer_size = 1),
                        SPDL_PIPE(look_in, .ctx = &glances, .const_input = true, .emits = 3,
                                  .free_item = item_free), sink);
     case 6:
@@ -347,7 +349,8 @@ static spdl_pipeline *shape(int number, const spdl_doctor_desc *doctor, int work
     case 13:
         return EXAMINE(doctor, workers, FROM(NOTHING), SPDL_PIPE(fill, .concurrency = 3),
                        SPDL_BATCH(4, .item_bytes = BYTES),
-                       SPDL_PIPE(spill_all, .ctx = &glances, .emits = 4, .free_item = item_free),
+                       SPDL_PIPE(spill_all, .ctx = &glances, .emits = 4, .const_input = true,
+                                 .free_item = item_free),
                        sink);
     default: /* nothing to replay: a branch */
         return EXAMINE(doctor, workers, FROM(.copy_item = item_copy), SPDL_BRANCH(pass_on),
@@ -564,8 +567,12 @@ static void cut_after(spdl_pipeline *p, int row, uint64_t window_ns) {
 
 /* A row that says .const_input and hands its input on, or takes it. */
 static void lies_are_found_out(void) {
-    for (int round = 0; round < 8; ++round) {
-        spdl_pipeline *p = shape(1, &replays, many[round % 4], -1, 2);
+    for (int round = 0; round < 12; ++round) {
+        spdl_pipeline *p;
+        memset(&source, 0, sizeof source);
+        memset(&glances, 0, sizeof glances);
+        source.count = -1;
+        p = EXAMINE(&replays, many[round % 4], FROM(NOTHING), LOOK(.retries = 1), SPDL_SINK(2));
         spdl__store32(&p->hand->keeps, 1);
         CHECK_EQ(take_from(p, 0, 50, SPDL_OK), 50);
         spdl__kept_close(p->hand);
@@ -594,6 +601,49 @@ static void lies_are_found_out(void) {
         }
         spdl__kept_close(p->hand);
         CHECK_EQ(p->hand->probe[0].replay, SPDL__REPLAY_NOT);
+        gone(p);
+    }
+}
+
+/* Samples that are too small are freed, too. */
+static void one_item_is_no_sample(void) {
+    for (int i = 0; i < 2 * SHAPES; ++i) {
+        audit a = audit_of(i % SHAPES, test_seed());
+        spdl_pipeline *p = shape(i % SHAPES, &replays, many[i % 4], 1, 1);
+        spdl__store32(&p->hand->keeps, 1);
+        CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(audit_take(&a, p, 1000, false), SPDL_END);
+        spdl__kept_close(p->hand);
+        if (a.each == 1)
+            for (int k = 0; k < p->count; ++k) CHECK(p->hand->probe[k].count <= 2);
+        gone(p);
+    }
+}
+
+/* Tokens take no place in a batch: not more and more of them are begun. */
+static int batches_begun(spdl__node *node) {
+    int count = 0;
+    spdl__spin_lock(&node->place_lock);
+    for (const spdl__batch *batch = node->place; batch != NULL; batch = batch->next) ++count;
+    spdl__spin_unlock(&node->place_lock);
+    return count;
+}
+
+static void tokens_take_no_place(void) {
+    for (int i = 0; i < 4; ++i) {
+        audit a = audit_of(13, test_seed());
+        spdl_pipeline *p = shape(13, &replays, many[i], -1, 2);
+        CHECK_EQ(keep(&a, p, 40), SPDL_OK);
+        for (int k = 0; k < 400; ++k) {
+            const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0 };
+            void *taken;
+            if (k % 10 == 0) cut_after(p, 2, SPDL_SECONDS(1));
+            if (k % 10 == 5) spdl__doctor_set(p->doctor, &as_it_is);
+            REQUIRE(spdl_pipeline_next(p, &taken, SPDL_SECONDS(15)) == SPDL_OK);
+            audit_taken(&a, taken, false);
+        }
+        CHECK(a.kept > 0);
+        CHECK(batches_begun(&p->node[2]) < 16);
         gone(p);
     }
 }
@@ -771,8 +821,10 @@ static void a_loop_that_cannot_go_on_ends(void) {
     lesson l = { 0 };
     for (int i = 0; i < 4; ++i) {
         spdl_pipeline *p = shape(2, &doctor, many[i], 0, 2); /* no item at all */
+        spdl__store32(&p->hand->keeps, 1);
         CHECK_EQ(spdl_doctor_run(p, learn, &l, &report), SPDL_OK);
         CHECK_EQ(report.outcome, SPDL_DOCTOR_FEW);
+        CHECK_EQ(p->hand->keeps, 0);
         check_report(p, &report, true);
         gone(p);
         p = EXAMINE(&doctor, many[i], SPDL_SOURCE(count_up, SCRIPT(.count = -1), COPIED),
@@ -959,6 +1011,8 @@ TEST_TABLE(doctor) {
     TEST_CASE(it_is_left_at_any_point),
     TEST_CASE(errors_come_as_they_would),
     TEST_CASE(lies_are_found_out),
+    TEST_CASE(one_item_is_no_sample),
+    TEST_CASE(tokens_take_no_place),
     TEST_CASE(copies_that_fail_are_nothing),
     TEST_CASE(a_cut_ends_by_itself),
     TEST_CASE(an_examination_changes_no_item),
