@@ -1862,7 +1862,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
        SPDL_DOCTOR=1,json=d.json     the report as JSON as well; html=d.html: as a page
        SPDL_DOCTOR=1,replay          also repeats items that were kept, see below: what the trainer
                                      learns in this run is void
-       SPDL_DOCTOR=1,raise           may try a concurrency of 2 for stages that have 1
+       SPDL_DOCTOR=1,raise           may try a concurrency of 2 for stages that have 1, and one
+                                     more worker: spdl_worker may be as large as desc.workers then
        SPDL_DOCTOR=1,steps=100000    the steps of the whole run: to say how many hours there are to
                                      gain
 
@@ -1876,7 +1877,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
      throughput follows says how much the program hangs on the row, and on which resource.
    Then the change that promises most is compared with things as they are, in ten rounds or more,
    and kept if it helps. Delays change no item: without `replay` a trainer gets what it would get
-   without the doctor. Statistics of the run include what the experiments did.
+   without the doctor. Statistics of the run include what the experiments did. Meanwhile .autotune
+   rests, and what spdl_pipeline_set_concurrency sets does not last.
 
    What it prints. Ratios are of throughput, with 95 % intervals that hold for all comparisons of
    the run. A gain is claimed only if the trial and the model (service demands of the rows,
@@ -14157,9 +14159,11 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__ROUNDS_LEAST 6      /* fewer say nothing */
 #define SPDL__SLOWER 0.2          /* calls are made longer by this share */
 #define SPDL__BUSY_ROW 0.4        /* a row that is less busy is not looked at */
+#define SPDL__TINY_NS 10000       /* calls as short as this take no longer than handing over does */
 #define SPDL__FITS 0.8            /* below this share of its rate the model explains nothing */
 #define SPDL__EVEN 0.9            /* below this a larger buffer may even out what comes unevenly */
 #define SPDL__GAIN 1.04           /* what is less is not worth a word */
+#define SPDL__WAITED 0.05         /* then our threads wait for a processor so much of the time */
 #define SPDL__HARM 0.05           /* of a step, waiting for a processor */
 #define SPDL__BURSTY 0.3          /* the same twice differs by more */
 
@@ -14213,6 +14217,7 @@ struct spdl__doctor {
     uint64_t set_since, set_items;               /* when it was set */
     uint64_t waited_ns;          /* the trainer, before the item at hand */
     spdl__clocks clocks;         /* when the round began */
+    uint64_t queued_ns;          /* of our threads, then */
     double foreign;              /* sum over rounds */
     double others;               /* processors that others had in the time of observing */
     uint64_t pause_ns;           /* of the trainer, each step */
@@ -14296,15 +14301,16 @@ SPDL__COLD spdl__law spdl__law_of(const spdl__doctor *d, const spdl__what_if *wh
     return law;
 }
 
-/* More workers, until something else limits; with them the calls of a row that may use them all. */
+/* More workers, until something else limits; if that brings nothing, with them more calls of a row
+   that may use them all. */
 SPDL__COLD spdl__what_if spdl__law_workers(const spdl__doctor *d, int row) {
-    const bool both = !d->serial[row] && d->report.row[row].concurrency >= d->report.workers;
-    spdl__what_if what = { row, 1, both, 1 };
-    int by = SPDL__BY_WORKERS;
-    while (what.workers < 64 && (by == SPDL__BY_WORKERS || (both && by == row))) {
-        ++what.workers;
-        what.calls += both;
-        by = spdl__law_of(d, &what).by;
+    const double rate = spdl__law_of(d, NULL).rate;
+    spdl__what_if what = { row, 1, 0, 1 };
+    while (what.workers < 64 && spdl__law_of(d, &what).by == SPDL__BY_WORKERS) ++what.workers;
+    if (spdl__law_of(d, &what).rate > SPDL__GAIN * rate || d->serial[row]) return what;
+    for (what.workers = 0; what.workers < 64; ++what.workers, ++what.calls) {
+        const int by = spdl__law_of(d, &what).by;
+        if (what.workers > 0 && by != SPDL__BY_WORKERS && by != row) break;
     }
     return what;
 }
@@ -14505,6 +14511,22 @@ SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, 
     ++d->arms;
 }
 
+/* For how long our threads have been ready to run without a processor so far, all together; 0: not
+   known. */
+SPDL__COLD uint64_t spdl__doctor_queued_ns(spdl__doctor *d) {
+    const spdl_pipeline *p = d->p;
+    uint64_t sum = 0, ns;
+    int i, k;
+    spdl__os_thread_times(NULL, &d->schedstat, NULL, &ns);
+    if (ns != SPDL__NEVER) sum = ns;
+    for (i = 0; i < p->groups; ++i)
+        for (k = 0; p->group[i].pool != NULL && k < p->group[i].pool->threads; ++k) {
+            spdl__os_thread_times(&p->group[i].pool->worker[k].thread, NULL, NULL, &ns);
+            if (ns != SPDL__NEVER) sum += ns;
+        }
+    return sum;
+}
+
 /* All kinds of windows of this phase are there; it may last `seconds`. */
 SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
     const double each = 1e9 * seconds / (d->arms * SPDL__ROUNDS); /* with what it lets pass */
@@ -14516,6 +14538,7 @@ SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
     d->settle_ns = d->window_ns / 5;
     d->phase_ns = spdl_time_ns() + (uint64_t)(1e9 * seconds);
     d->round = d->position = 0;
+    d->queued_ns = spdl__doctor_queued_ns(d);
     spdl__latin_start(&d->latin, d->phase_ns, d->arms);
     d->clocks = spdl__clocks_read();
     spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, 0, 0)]);
@@ -14529,11 +14552,19 @@ SPDL__COLD bool spdl__doctor_tries(const spdl__doctor *d) {
     return spdl__doctor_workers(d) > 0;
 }
 
+/* Whether others have had processors since the round began, and we have waited for some. */
+SPDL__COLD bool spdl__doctor_disturbed(spdl__doctor *d, double others, double took_ns) {
+    const uint64_t queued = spdl__doctor_queued_ns(d);
+    const double waited = (double)spdl__grown(d->queued_ns, queued);
+    d->queued_ns = queued;
+    return others > SPDL__FOREIGN && (queued == 0 || waited > SPDL__WAITED * took_ns);
+}
+
 /* A round is complete: it counts, unless others had the processors. Whether the phase goes on. */
 SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
     const double others = spdl__clocks_foreign(&d->clocks);
     const uint64_t took = now - d->clocks.time_ns;
-    const bool drop = others > SPDL__FOREIGN;
+    const bool drop = spdl__doctor_disturbed(d, others, (double)took);
     int i;
     ++d->report.rounds;
     d->foreign += others;
@@ -14595,6 +14626,7 @@ SPDL__COLD spdl_interval spdl__doctor_ratio(const spdl__doctor *d, int first, in
 SPDL__COLD void spdl__doctor_same(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     double ratio[2 * SPDL_DOCTOR_ROUNDS], off[2 * SPDL_DOCTOR_ROUNDS];
+    double rate[2 * SPDL_DOCTOR_ROUNDS];
     int first, i, n = 0;
     for (first = 0; first + 1 < r->arm_count; first += d->first > first ? d->first : r->arm_count) {
         const spdl_doctor_arm *arm = &r->arm[first];
@@ -14602,9 +14634,11 @@ SPDL__COLD void spdl__doctor_same(spdl__doctor *d) {
             if (arm[0].rate[i] <= 0 || arm[1].rate[i] <= 0) continue;
             ratio[n] = (double)arm[1].rate[i] / arm[0].rate[i];
             off[n] = ratio[n] > 1 ? ratio[n] : 1 / ratio[n];
+            rate[n] = spdl__middle(arm[0].rate[i], arm[1].rate[i]);
             ++n;
         }
     }
+    if (n > 0) r->today = spdl__interval(rate, n, 1).value;
     r->same = spdl__interval(ratio, n, 1);
     r->noise = n > 0 ? spdl__interval(off, n, 1).value - 1 : 0;
 }
@@ -14843,12 +14877,9 @@ SPDL__COLD bool spdl__doctor_locks(const spdl__doctor *d, int row) {
     const spdl_doctor_trial *more = spdl__doctor_trial_of(r, SPDL_DOCTOR_CONCURRENCY, true);
     const spdl_doctor_trial *less = spdl__doctor_trial_of(r, SPDL_DOCTOR_CONCURRENCY, false);
     if (r->row[row].concurrency < 2) return false;
-    if (less != NULL && less->stage != row) return false;
-    if (less != NULL && less->measured.rounds >= SPDL__ROUNDS_LEAST && less->predicted < 0.95 &&
-        less->predicted > 0 &&
-        1 - less->measured.value < 0.4 * (1 - less->predicted))
-        return true;
-    return less == NULL && more != NULL && more->measured.rounds >= SPDL__ROUNDS_LEAST &&
+    if (less != NULL && less->stage == row && less->measured.rounds >= 3 && less->predicted > 0)
+        return 1 - less->measured.value < 0.4 * (1 - less->predicted);
+    return more != NULL && more->stage == row && more->measured.rounds >= 3 &&
            more->predicted > 1.1 && more->measured.value - 1 < 0.4 * (more->predicted - 1);
 }
 
@@ -14866,7 +14897,9 @@ SPDL__COLD int spdl__doctor_tail(const spdl__doctor *d) {
     int i, most = -1;
     for (i = 0; i < d->report.row_count; ++i) {
         const spdl_stage_stats *stage = &d->now.stage[i];
-        if (d->p->node[i].ordered && stage->concurrency > 1 &&
+        const spdl_doctor_row *row = &d->report.row[i];
+        if (d->p->node[i].ordered && stage->concurrency > 1 && row->mean_ns > SPDL__TINY_NS &&
+            row->runnable_ns < row->mean_ns / 5 &&
             stage->max_ns > 10 * stage->p50_ns && stage->mean_ns > stage->p50_ns * 5 / 4 &&
             5 * stage->exposed_ns > d->now.wait_ns &&
             (most < 0 || stage->exposed_ns > d->now.stage[most].exposed_ns))
@@ -14901,8 +14934,13 @@ SPDL__COLD void spdl__doctor_decide_row(spdl__doctor *d, int row, bool helps) {
                                                : SPDL_LIMIT_NOT_KNOWN;
     if (r->limit == SPDL_LIMIT_LOCK)
         r->row[row].twice = 0;
-    else if (r->today < SPDL__FITS * r->model && !helps)
-        r->outcome = SPDL_DOCTOR_DISAGREE;
+    else if (r->today < SPDL__FITS * r->model && !helps &&
+             spdl__doctor_weight(d, row) < r->row[row].load + SPDL__BUSY_ROW)
+        r->outcome = SPDL_DOCTOR_DISAGREE; /* the windows do not say so either */
+    else if (next == SPDL__BY_TRAINER && r->next_rate < SPDL__GAIN * r->model) {
+        r->limit = SPDL_LIMIT_TRAINER;
+        r->outcome = SPDL_DOCTOR_NOTHING;
+    }
 }
 
 /* First line of the table that holds. */
@@ -14936,7 +14974,8 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     } else if (spdl__doctor_demand(d) >= 0.92 && !helps) {
         r->limit = SPDL_LIMIT_MACHINE;
         r->stage = spdl__doctor_most(d, true);
-    } else if (spdl__doctor_in_calls(d) >= 0.93 * r->workers &&
+    } else if (spdl__doctor_in_calls(d) >=
+                   (spdl__law_of(d, NULL).by == SPDL__BY_WORKERS ? 0.85 : 0.93) * r->workers &&
                (worker == NULL || worker->measured.value > SPDL__GAIN)) {
         r->limit = SPDL_LIMIT_WORKERS;
         r->stage = spdl__doctor_most(d, false);
@@ -15058,6 +15097,13 @@ SPDL__COLD void spdl__doctor_say_workers(spdl__text *text, const spdl__doctor *d
     }
 }
 
+SPDL__COLD bool spdl__doctor_tiny(const spdl_doctor_report *r) {
+    int i;
+    for (i = 0; i < r->row_count; ++i)
+        if (r->row[i].mean_ns > SPDL__TINY_NS) return false;
+    return r->step_ns < SPDL__TINY_NS;
+}
+
 /* Why there is no limit to name. */
 SPDL__COLD void spdl__doctor_say_unknown(spdl__text *text, const spdl__doctor *d) {
     const spdl_doctor_report *r = &d->report;
@@ -15078,6 +15124,9 @@ SPDL__COLD void spdl__doctor_say_unknown(spdl__text *text, const spdl__doctor *d
     else if (r->outcome == SPDL_DOCTOR_BURSTY)
         spdl__text_add(text, "Not known: windows in which nothing is different differ by %.0f %%.",
                        100 * r->noise);
+    else if (spdl__doctor_tiny(r))
+        spdl__text_add(text, "No call takes as long as handing an item on (%.0f items/s): do more "
+                             "in one call, or hand on batches.", r->today);
     else
         spdl__text_add(text, "Not known: %.0f items/s, but the times of the calls allow %.0f: %s",
                        r->today, r->model,
@@ -15216,6 +15265,7 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     const uint64_t now = spdl_time_ns();
     spdl_pipeline *p = d->p;
     const double seconds = d->plan.desc.seconds;
+    int i;
     ++d->items;
     switch (d->phase) {
     case SPDL__DOCTOR_WARM:
@@ -15226,6 +15276,7 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
         }
         if ((double)(now - d->begun_ns) < 0.03e9 * seconds) break;
         d->phase = SPDL__DOCTOR_OBSERVE;
+        for (i = 0; i < p->count; ++i) d->limit[i] = spdl__load_relaxed32(&p->node[i].limit);
         d->phase_ns = now + (uint64_t)(0.1e9 * seconds);
         spdl_pipeline_stats(p, &d->last);
         spdl_process_read(&d->process);
@@ -15561,7 +15612,8 @@ SPDL__COLD int spdl__rungs(spdl__rung rung[SPDL__RUNGS], const spdl_doctor_repor
     spdl__rung *at = rung;
     int i;
     memset(rung, 0, SPDL__RUNGS * sizeof(*rung));
-    at = spdl__rung_plain(at, "trainer", "alone", report->ceiling, most);
+    if (report->cached.rounds <= 0)
+        at = spdl__rung_plain(at, "trainer", "alone", report->ceiling, most);
     at = spdl__rung_add(at, report, -1, "on kept items", &report->cached);
     at = spdl__rung_slowed(at, report, -1, "asleep", 0.2, &report->trainer_asleep);
     for (i = spdl__found_rows(report); i-- > 0;) {

@@ -277,7 +277,7 @@ static const char *run_repeat(repeat *at, const planted *is) {
     spdl_process_read(&after);
     planted_close(&run);
     at->right = planted_right(is, &at->report);
-    at->others = (double)(after.others_ns - before.others_ns) /
+    at->others = (double)(int64_t)(after.others_ns - before.others_ns) /
                  (double)(after.time_ns - before.time_ns);
     if (around.others == 0) find_truth(at, is);
     around_ends(&around);
