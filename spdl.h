@@ -14155,6 +14155,7 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__WINDOW_NS 50000000  /* the least length of a window */
 #endif
 #define SPDL__WINDOW_ITEMS 8
+#define SPDL__SETTLE_NS 1e9       /* the most that is let pass for what was ready to be gone */
 #define SPDL__ROUNDS 11           /* of a phase, if there is time for them */
 #define SPDL__ROUNDS_LEAST 6      /* fewer say nothing */
 #define SPDL__SLOWER 0.2          /* calls are made longer by this share */
@@ -14219,7 +14220,9 @@ struct spdl__doctor {
     spdl__clocks clocks;         /* when the round began */
     uint64_t queued_ns;          /* of our threads, then */
     double foreign;              /* sum over rounds */
-    double others;               /* processors that others had in the time of observing */
+    double others;               /* processors that others had in the time of observing, */
+    bool disturbed;              /* and we have waited for some */
+    double observed;             /* items/s then */
     uint64_t pause_ns;           /* of the trainer, each step */
     uint32_t limit[SPDL_MAX_STAGES]; /* as it is */
     bool serial[SPDL_MAX_STAGES];    /* the row says that it may have one call at a time only */
@@ -14230,6 +14233,7 @@ struct spdl__doctor {
     void *kept[SPDL__KEPT];      /* of doctor_run, for SPDL__ARM_KEPT */
     uint64_t kept_origin[SPDL__KEPT];
     int kept_count;
+    double predicted[SPDL_DOCTOR_TRIALS]; /* by the model, whether it fits or not */
     bool keeps_to_itself;        /* the arm is SPDL__ARM_KEPT */
     bool ended;                  /* the pipeline has, before the doctor was done */
     spdl_doctor_report report;
@@ -14383,7 +14387,7 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     r->row_count = d->p->count;
     r->cores = process.cores_allowed;
     r->cores_used = (double)(process.cpu_ns - d->process.cpu_ns) / ns;
-    r->today = 1e9 * (double)(d->now.delivered - d->last.delivered) / ns;
+    r->today = d->observed = 1e9 * (double)(d->now.delivered - d->last.delivered) / ns;
     r->waiting = (double)(d->now.wait_ns - d->last.wait_ns) / ns;
     if (d->steps > 0) {
         r->step_ns = (double)d->step_sum / (double)d->steps;
@@ -14584,7 +14588,8 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
 /* An item has come: whether the phase is over. */
 SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     const int arm = spdl__latin_arm(&d->latin, d->round, d->position);
-    const uint64_t most = 3 * d->window_ns;
+    const uint64_t most = spdl__max(3 * d->window_ns, (uint64_t)spdl__least(
+        SPDL__SETTLE_NS, 1.5e9 * (double)d->settle_items / d->report.today));
     const uint64_t items = d->items - d->window_items, ns = now - d->window_since;
     const bool waited = d->p->wait_ns != d->waited_ns;
     d->waited_ns = d->p->wait_ns;
@@ -14738,11 +14743,11 @@ SPDL__COLD double spdl__doctor_weight(const spdl__doctor *d, int i) {
     return weight;
 }
 
-/* The row that most hangs on, or -1. */
+/* Of the rows that are busy the one that most hangs on, or -1. */
 SPDL__COLD int spdl__doctor_row(const spdl__doctor *d) {
     int i, most = -1;
     for (i = 0; i < d->report.row_count; ++i)
-        if (d->report.row[i].mean_ns > 0 &&
+        if (d->report.row[i].mean_ns > 0 && d->report.row[i].load >= SPDL__BUSY_ROW &&
             (most < 0 || spdl__doctor_weight(d, i) > spdl__doctor_weight(d, most)))
             most = i;
     return most;
@@ -14760,6 +14765,7 @@ SPDL__COLD void spdl__doctor_try(spdl__doctor *d, spdl__arm_kind kind, int row, 
     trial->from = from;
     trial->to = to;
     trial->predicted = d->report.today < SPDL__FITS * d->report.model ? 0 : predicted;
+    d->predicted[d->report.trial_count - 1] = predicted;
     spdl__doctor_arm(d, kind, row, (uint64_t)to);
 }
 
@@ -14874,13 +14880,17 @@ SPDL__COLD bool spdl__doctor_helps(const spdl_doctor_trial *trial) {
    fewer cost less than 40 % of it. */
 SPDL__COLD bool spdl__doctor_locks(const spdl__doctor *d, int row) {
     const spdl_doctor_report *r = &d->report;
-    const spdl_doctor_trial *more = spdl__doctor_trial_of(r, SPDL_DOCTOR_CONCURRENCY, true);
-    const spdl_doctor_trial *less = spdl__doctor_trial_of(r, SPDL_DOCTOR_CONCURRENCY, false);
-    if (r->row[row].concurrency < 2) return false;
-    if (less != NULL && less->stage == row && less->measured.rounds >= 3 && less->predicted > 0)
-        return 1 - less->measured.value < 0.4 * (1 - less->predicted);
-    return more != NULL && more->stage == row && more->measured.rounds >= 3 &&
-           more->predicted > 1.1 && more->measured.value - 1 < 0.4 * (more->predicted - 1);
+    int i, locks = -1;
+    for (i = 0; i < r->trial_count && r->row[row].concurrency > 1; ++i) {
+        const spdl_doctor_trial *trial = &r->trial[i];
+        const double should = d->predicted[i] - 1, does = trial->measured.value - 1;
+        if (trial->change != SPDL_DOCTOR_CONCURRENCY || trial->stage != row ||
+            trial->measured.rounds < 3 || (should < 0.1 && should > -0.05))
+            continue;
+        if (should < 0) return does > 0.4 * should; /* says more than the other */
+        locks = does < 0.4 * should;
+    }
+    return locks > 0;
 }
 
 /* The class of a row that limits. */
@@ -14950,17 +14960,20 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     const int row = spdl__doctor_row(d), tail = spdl__doctor_tail(d), used = r->rounds - r->dropped;
     const double trainer = 1e-9 * r->today * r->step_ns;
     const double paused = spdl__doctor_follows(&r->trainer_asleep, SPDL__SLOWER, 1);
+    const int by = spdl__law_of(d, NULL).by;
     bool helps = false;
     int i;
     for (i = 0; i < r->trial_count; ++i)
         helps = helps || (r->trial[i].to > r->trial[i].from && r->trial[i].measured.value > 1.06);
     r->stage = r->next_stage = -1;
     r->outcome = SPDL_DOCTOR_LIMIT;
-    if (r->dropped > 0 && used < SPDL__ROUNDS_LEAST) {
+    if (d->disturbed || (r->dropped > 0 && used < SPDL__ROUNDS_LEAST)) {
         r->outcome = SPDL_DOCTOR_FOREIGN;
         r->limit = SPDL_LIMIT_FOREIGN;
     } else if (used < SPDL__ROUNDS_LEAST) {
         r->outcome = SPDL_DOCTOR_FEW;
+    } else if (r->today > 1.3 * d->observed || d->observed > 1.3 * r->today) {
+        r->outcome = SPDL_DOCTOR_DISAGREE; /* what was observed is not so any more */
     } else if (r->noise > SPDL__BURSTY || (tail >= 0 && r->today < SPDL__FITS * r->model)) {
         r->outcome = SPDL_DOCTOR_BURSTY;
         r->stage = tail;
@@ -14971,15 +14984,14 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
                                                : SPDL_LIMIT_FOREIGN;
         if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
         if (r->limit == SPDL_LIMIT_FOREIGN) r->outcome = SPDL_DOCTOR_FOREIGN;
-    } else if (spdl__doctor_demand(d) >= 0.92 && !helps) {
+    } else if (spdl__doctor_demand(d) >= (by == SPDL__BY_MACHINE ? SPDL__FITS : 0.92) && !helps) {
         r->limit = SPDL_LIMIT_MACHINE;
         r->stage = spdl__doctor_most(d, true);
-    } else if (spdl__doctor_in_calls(d) >=
-                   (spdl__law_of(d, NULL).by == SPDL__BY_WORKERS ? 0.85 : 0.93) * r->workers &&
+    } else if (spdl__doctor_in_calls(d) >= (by == SPDL__BY_WORKERS ? 0.85 : 0.93) * r->workers &&
                (worker == NULL || worker->measured.value > SPDL__GAIN)) {
         r->limit = SPDL_LIMIT_WORKERS;
         r->stage = spdl__doctor_most(d, false);
-    } else if (row >= 0 && r->row[row].load >= SPDL__BUSY_ROW) {
+    } else if (row >= 0) {
         spdl__doctor_decide_row(d, row, helps);
     } else {
         r->outcome = SPDL_DOCTOR_DISAGREE;
@@ -15108,10 +15120,9 @@ SPDL__COLD bool spdl__doctor_tiny(const spdl_doctor_report *r) {
 SPDL__COLD void spdl__doctor_say_unknown(spdl__text *text, const spdl__doctor *d) {
     const spdl_doctor_report *r = &d->report;
     const int used = r->rounds - r->dropped;
-    if (r->outcome == SPDL_DOCTOR_FOREIGN && r->dropped == 0)
-        spdl__text_add(text, "Not known: the trainer waits %.0f %% of a step for a processor, and "
-                             "other programs had %.1f of them. Run it again without them.",
-                       100 * r->harm, d->others);
+    if (r->outcome == SPDL_DOCTOR_FOREIGN && (d->disturbed || r->dropped == 0))
+        spdl__text_add(text, "Not known: the threads waited for processors, and other programs had "
+                             "%.1f of them. Run it again without them.", d->others);
     else if (r->outcome == SPDL_DOCTOR_FOREIGN)
         spdl__text_add(text, "Not known: in %d of %d rounds other programs had %.1f processors. "
                              "Run it again without them.", r->dropped, r->rounds, r->others_used);
@@ -15121,6 +15132,10 @@ SPDL__COLD void spdl__doctor_say_unknown(spdl__text *text, const spdl__doctor *d
     else if (r->outcome == SPDL_DOCTOR_FEW)
         spdl__text_add(text, "Not known: %d round%s too few. %s", used, used == 1 ? " is" : "s are",
                        d->ended ? "The items have ended." : "Give it more seconds.");
+    else if (r->today > 1.3 * d->observed || d->observed > 1.3 * r->today)
+        spdl__text_add(text, "Not known: it made %.0f items/s at first, and %.0f later, as a first "
+                             "epoch does that fills caches. Run it for longer, or again.",
+                       d->observed, r->today);
     else if (r->outcome == SPDL_DOCTOR_BURSTY)
         spdl__text_add(text, "Not known: windows in which nothing is different differ by %.0f %%.",
                        100 * r->noise);
@@ -15251,6 +15266,20 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
 
 /* --- where the trainer passes --- */
 
+/* Observing begins, or begins again as others had processors that we waited for. */
+SPDL__COLD void spdl__doctor_observe(spdl__doctor *d, uint64_t now) {
+    int i;
+    d->phase = SPDL__DOCTOR_OBSERVE;
+    d->phase_ns = now + (uint64_t)(0.1e9 * d->plan.desc.seconds);
+    d->step_since = d->step_sum = d->step_cpu = d->step_queued = d->steps = 0;
+    for (i = 0; i < d->p->count; ++i)
+        d->limit[i] = spdl__load_relaxed32(&d->p->node[i].limit);
+    spdl_pipeline_stats(d->p, &d->last);
+    spdl_process_read(&d->process);
+    d->clocks = spdl__clocks_read();
+    d->queued_ns = spdl__doctor_queued_ns(d);
+}
+
 SPDL__COLD bool spdl__doctor_is_done(const spdl__doctor *d) {
     return d->phase == SPDL__DOCTOR_DONE;
 }
@@ -15265,7 +15294,6 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     const uint64_t now = spdl_time_ns();
     spdl_pipeline *p = d->p;
     const double seconds = d->plan.desc.seconds;
-    int i;
     ++d->items;
     switch (d->phase) {
     case SPDL__DOCTOR_WARM:
@@ -15275,18 +15303,18 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
             spdl__doctor_worker(d, false);
         }
         if ((double)(now - d->begun_ns) < 0.03e9 * seconds) break;
-        d->phase = SPDL__DOCTOR_OBSERVE;
-        for (i = 0; i < p->count; ++i) d->limit[i] = spdl__load_relaxed32(&p->node[i].limit);
-        d->phase_ns = now + (uint64_t)(0.1e9 * seconds);
-        spdl_pipeline_stats(p, &d->last);
-        spdl_process_read(&d->process);
-        d->clocks = spdl__clocks_read();
         spdl__store32(&p->hand->keeps, d->plan.desc.replay);
+        spdl__doctor_observe(d, now);
         break;
     case SPDL__DOCTOR_OBSERVE:
         if (now < d->phase_ns || d->steps < SPDL__WINDOW_ITEMS) break;
-        spdl__kept_close(p->hand);
         d->others = spdl__clocks_foreign(&d->clocks);
+        d->disturbed = spdl__doctor_disturbed(d, d->others, (double)(now - d->clocks.time_ns));
+        if (d->disturbed && (double)(now - d->begun_ns) < 0.3e9 * seconds) {
+            spdl__doctor_observe(d, now);
+            break;
+        }
+        spdl__kept_close(p->hand);
         spdl__doctor_look(d);
         spdl__doctor_screen(d);
         break;
