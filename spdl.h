@@ -1774,7 +1774,7 @@ SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeou
    taken and dropped, so the results of training are void: measure before a run, or on a copy.
 
    A loader that takes longer than a window to fill its buffers works on while the loop is on kept
-   items: its harm is then understated. Niced programs beside this one count as idle. */
+   items: its harm is then understated. */
 
 /* How many times as large one thing is as another, measured in rounds that each have both. low and
    high hold the true ratio in 95 of 100 such measurements, whatever the noise looks like; when
@@ -1862,29 +1862,38 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
        SPDL_DOCTOR=1,json=d.json     the report as JSON as well; html=d.html: as a page
        SPDL_DOCTOR=1,replay          also repeats items that were kept, see below: what the trainer
                                      learns in this run is void
-       SPDL_DOCTOR=1,raise           may try a concurrency of 2 for stages that have 1, and one
-                                     more worker: spdl_worker may be as large as desc.workers then
+       SPDL_DOCTOR=1,raise           may change the concurrency of every stage that does not say
+                                     .max_concurrency = 1, and try one more worker: spdl_worker may
+                                     be as large as desc.workers then. Without it only stages whose
+                                     .max_concurrency says more than .concurrency are changed. With
+                                     fewer calls at a time, calls that wait for each other hang
        SPDL_DOCTOR=1,steps=100000    the steps of the whole run: to say how many hours there are to
                                      gain
 
-   What it does, in next, on the thread of the trainer. It observes for a second. Then it runs short
-   windows, in an order drawn by lot, in which one thing is different, and compares each with
-   windows of the same round in which nothing is:
+   What it does, in next, on the thread of the trainer. It observes for a tenth of the time. Then it
+   runs short windows, in an order drawn by lot, in which one thing is different, and compares each
+   with windows of the same round in which nothing is:
    - everything up to a row is replayed: its results are items that were kept, nothing above it is
      called. That needs .copy_item on the row (buffers of spdl_buffer are copied without), or
      .const_input on the row after it; and `replay`, as the trainer gets items more than once.
    - else each call of the row takes a known time longer, once computing, once asleep. How far
      throughput follows says how much the program hangs on the row, and on which resource.
-   Then the change that promises most is compared with things as they are, in ten rounds or more,
-   and kept if it helps. Delays change no item: without `replay` a trainer gets what it would get
+   Then the changes that promise most are compared with things as they are, and the best is kept if
+   it helps. Delays change no item: without `replay` a trainer gets what it would get
    without the doctor. Statistics of the run include what the experiments did. Meanwhile .autotune
    rests, and what spdl_pipeline_set_concurrency sets does not last.
 
-   What it prints. Ratios are of throughput, with 95 % intervals that hold for all comparisons of
-   the run. A gain is claimed only if the trial and the model (service demands of the rows,
-   processors, threads, the trainer's step) agree; else "not known", "too few rounds", "other
-   programs had the processors" or "no difference" is the answer. Not known to it: what happens with
-   other data, or with files that are not in the page cache. */
+   What it prints. Ratios are of throughput, with 95 % intervals that hold for all comparisons of a
+   phase. A gain is claimed if the interval of its trial is above 1, or in fewer rounds if the model
+   (service demands of the rows, processors, threads, the trainer's step) says the same; what the
+   model gives stands beside it, where it fits what is measured. Else "not known", "too few rounds",
+   "other programs had the processors" or "no difference" is the answer. Not known to it: what
+   happens with other data, or with files that are not in the page cache.
+
+   Every pipeline of the process has its doctor, and those that run at the same time disturb each
+   other. What is kept for replay, up to 32 items of each row and 256 MiB of those whose size is
+   known, is freed with the pipeline. A process that ends without spdl_pipeline_destroy before the
+   time is over prints nothing. */
 
 typedef enum spdl_doctor_outcome {
     SPDL_DOCTOR_RUNNING,   /* not done yet */
@@ -1897,7 +1906,7 @@ typedef enum spdl_doctor_outcome {
 } spdl_doctor_outcome;
 
 typedef enum spdl_doctor_method {
-    SPDL_DOCTOR_NO_METHOD, /* it calls nothing, or is hardly busy */
+    SPDL_DOCTOR_NO_METHOD, /* it calls nothing, is hardly busy, deferred, or one row too many */
     SPDL_DOCTOR_REPLAYED,
     SPDL_DOCTOR_SLOWED
 } spdl_doctor_method;
@@ -8547,8 +8556,7 @@ SPDL__PRIVATE bool spdl__again_room(const spdl_pipeline *p, const spdl__node *no
                                     const spdl__again *call, uint64_t word) {
     const spdl__list *list = (const spdl__list *)spdl__load_pointer(&call->stream);
     if (list == NULL) return node->by_ticket || spdl__claim_room(p, node, word);
-    return spdl__load(&list->count) - spdl__load(&list->at) <
-           spdl__load_relaxed(&node->out.buffer_size);
+    return spdl__load(&list->count) - spdl__load(&list->at) < (uint64_t)node->row.buffer_size;
 }
 
 SPDL__PRIVATE bool spdl__again_runnable(const spdl_pipeline *p, const spdl__node *node,
@@ -8673,13 +8681,13 @@ SPDL__PRIVATE bool spdl__again_open(spdl__node *node, spdl__again *call, uint64_
     if (list == NULL) return false;
     if (list->space == 0) {
         list->entry = (spdl__item *)spdl__alloc_zeroed(list->freelist->allocator,
-                                                       (size_t)node->out.buffer_size,
+                                                       (size_t)node->row.buffer_size,
                                                        sizeof(*list->entry), sizeof(void *));
         if (list->entry == NULL) {
             spdl__list_put_back(list);
             return false;
         }
-        list->space = node->out.buffer_size;
+        list->space = (uint64_t)node->row.buffer_size;
     }
     list->stream = true;
     spdl__store32(&list->open, 1);
@@ -9380,6 +9388,7 @@ SPDL__COLD spdl_result spdl__tuner_build(spdl_pipeline *p, const spdl_pipeline_d
 #define SPDL__RESCUE_NS SPDL_SECONDS(60) /* are helped for so long then */
 #define SPDL__WATERMARK_BUFFER 8 /* a sink that large has a low watermark, see sink_hint */
 #define SPDL__MAX_BATCH (1 << 24)
+#define SPDL__TAKER_ITEMS 16 /* with reports: after so many the trainer reads its schedstat */
 
 /* --- the trainer --- */
 
@@ -9440,6 +9449,14 @@ SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, u
     spdl__count(&p->answer_wait_ns, spdl__min(ns, spdl__slot_age(item, now)));
 }
 
+/* The trainer: for how long it has been on a run queue since the first item. */
+SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
+    uint64_t queued;
+    spdl__os_thread_times(NULL, NULL, NULL, &queued);
+    if (queued != SPDL__NEVER && p->taker_queued_ns != SPDL__NEVER)
+        spdl__store_relaxed(&p->trainer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
+}
+
 /* Something was read from the sink. The clock is read when that begins or ends something: it costs
    more than the rest. */
 SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, const spdl__cursor *c,
@@ -9464,6 +9481,7 @@ SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, const spdl__cursor *c,
         spdl__store(&p->taker, spdl__os_thread_id());
     }
     spdl__count(&p->delivered, item != NULL);
+    if (p->reporter != NULL && p->delivered % SPDL__TAKER_ITEMS == 0) spdl__taker_look(p);
     if (p->hurry && now - p->hurried_ns > SPDL__RESCUE_NS) spdl__rescue(p, false);
     spdl__sink_hint(p);
     if (p->tuner != NULL && item != NULL && (p->doctor == NULL || spdl__doctor_is_done(p->doctor)))
@@ -10348,6 +10366,8 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "max_failure_rate", calls, row->max_failure_rate != 0, 0, 1 },
         { "on_drop", calls, row->on_drop != NULL, 0, 1 },
         { "free_item", "source, feed, pipe and branch", row->free_item != NULL, 0, 1 },
+        { "copy_item", "source and pipe", row->copy_item != NULL, 0, 1 },
+        { "const_input", "pipe", row->const_input, 0, 1 },
         { "init", calls, row->init != NULL, 0, 1 },
         { "fini", calls, row->fini != NULL, 0, 1 },
     };
@@ -10747,7 +10767,7 @@ SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i, int thre
     if (row.concurrency == 0) row.concurrency = 1;
     if (row.max_concurrency == 0) row.max_concurrency = row.concurrency;
     if ((plan->desc->autotune ||
-         (plan->doctor != NULL && (row.concurrency > 1 || plan->doctor->desc.raise))) &&
+         (plan->doctor != NULL && plan->doctor->desc.raise)) &&
         row.kind == SPDL_KIND_PIPE && !row.flush && plan->rows[i].max_concurrency == 0 &&
         threads > row.concurrency)
         row.max_concurrency = threads;
@@ -10963,7 +10983,8 @@ SPDL__COLD spdl__group *spdl__group_add(spdl_pipeline *p, uint32_t rows, int wor
 SPDL__COLD spdl_result spdl__groups_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
     const bool polite = desc->workers > 0 && desc->policy.polite;
-    const bool one_more = plan->doctor != NULL && plan->doctor->desc.raise && !polite;
+    const bool one_more = plan->doctor != NULL && plan->doctor->desc.raise && !polite &&
+                          desc->workers < SPDL__MAX_WORKERS;
     size_t count = 1 + (size_t)polite;
     int i;
     for (i = 0; i < p->count; ++i) count += spdl__row_threads(&plan->rows[i]) > 0;
@@ -11421,17 +11442,13 @@ SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
 SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats *stats) {
     const spdl_process_stats *first = &p->process_first, *last = &p->process_last;
     const uint64_t now = spdl_time_ns();
-    uint64_t queued = 0;
     if (first->time_ns == 0) return;
     spdl__spin_lock(&p->process_lock);
     if (ended ? last->time_ns < ended : now > last->time_ns + 10000000)
         spdl_process_read(&p->process_last);
-    if (stats->delivered > 0 && spdl__load(&p->taker) == spdl__os_thread_id()) {
-        spdl__os_thread_times(NULL, NULL, NULL, &queued);
-        if (queued != SPDL__NEVER && p->taker_queued_ns != SPDL__NEVER)
-            p->trainer_runnable_ns = spdl__grown(p->taker_queued_ns, queued);
-    }
-    stats->trainer_runnable_ns = p->trainer_runnable_ns;
+    if (stats->delivered > 0 && spdl__load(&p->taker) == spdl__os_thread_id())
+        spdl__taker_look(p);
+    stats->trainer_runnable_ns = spdl__load_relaxed(&p->trainer_runnable_ns);
     stats->process_ns = spdl__grown(p->start_ns, last->time_ns);
     stats->process_cpu_ns = spdl__grown(first->cpu_ns, last->cpu_ns);
     stats->others_cpu_ns = spdl__grown(first->others_ns, last->others_ns);
@@ -13819,6 +13836,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
 #ifndef SPDL_NO_REPORT
 
 #define SPDL__KEPT 32         /* items of a row */
+#define SPDL__KEPT_BYTES ((size_t)256 << 20) /* of them, where their size is known */
 #define SPDL__SLEEP_NS 100000 /* a thread that is to sleep a while does so in pieces of this */
 
 typedef enum spdl__replay { SPDL__REPLAY_NOT, SPDL__REPLAY_COPY, SPDL__REPLAY_INPUT } spdl__replay;
@@ -13829,6 +13847,7 @@ typedef struct spdl__probe {
     spdl_function call;      /* what the row has in its place */
     uint32_t replay;         /* spdl__replay: how its results can be replayed */
     size_t bytes;            /* kept are copies of so many bytes; 0: copy_item's, or inputs */
+    uint64_t most;           /* are kept: up to SPDL__KEPT, as far as their size is known */
     uint64_t seen, turn;
     uint32_t lock;
     uint32_t broken;         /* the row after it keeps its input, or hands it on */
@@ -13922,8 +13941,9 @@ SPDL__COLD void *spdl__kept_copy(const spdl_task *task, const spdl__probe *probe
 SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
     const uint64_t seen = spdl__add(&probe->seen, 1);
     uint64_t random = seen;
-    if (seen < SPDL__KEPT) return seen;
-    return spdl__min(spdl__random(&random) % (seen + 1), SPDL__KEPT);
+    if (seen < probe->most) return seen;
+    random = spdl__random(&random) % (seen + 1);
+    return random < probe->most ? random : SPDL__KEPT;
 }
 
 /* Whether it is there now; if not it stays the caller's. */
@@ -14071,22 +14091,25 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
 /* --- a pipeline gets it, and loses it --- */
 
 /* How the results of a row can be replayed. Tokens are items to a branch or a merge: none there. */
-SPDL__COLD spdl__replay spdl__probe_replay(const spdl_pipeline *p, const spdl__node *node,
-                                           size_t *bytes) {
+SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *node,
+                                   spdl__probe *probe) {
     const spdl_stage *row = &node->row, *next = node == p->last ? NULL : &node[1].row;
     const bool plain = spdl__row_calls(row) && !row->emits && !row->again;
+    const size_t bytes = node->places                  ? next->item_bytes
+                         : row->kind == SPDL_KIND_BATCH ? (size_t)row->size * row->item_bytes
+                                                        : row->item_bytes;
     int i;
     for (i = 0; i < p->count; ++i)
-        if (!spdl__row_calls(&p->node[i].row) && p->node[i].row.kind != SPDL_KIND_BATCH)
-            return SPDL__REPLAY_NOT;
-    for (i = 0; i < p->count; ++i)
-        if (p->node[i].row.kind == SPDL_KIND_BRANCH) return SPDL__REPLAY_NOT;
-    *bytes = node->places ? next->item_bytes : row->item_bytes;
-    if (plain && row->copy_item != NULL) *bytes = 0;
-    if (plain && (row->copy_item != NULL || *bytes > 0)) return SPDL__REPLAY_COPY;
-    *bytes = 0;
-    return next != NULL && next->const_input && !next->again && !next->deferred
-               ? SPDL__REPLAY_INPUT : SPDL__REPLAY_NOT;
+        if ((!spdl__row_calls(&p->node[i].row) && p->node[i].row.kind != SPDL_KIND_BATCH) ||
+            p->node[i].row.kind == SPDL_KIND_BRANCH)
+            return;
+    probe->most = spdl__max(2, spdl__min(SPDL__KEPT, SPDL__KEPT_BYTES / spdl__max(bytes, 1)));
+    if (plain && (row->copy_item != NULL || bytes > 0)) {
+        probe->replay = SPDL__REPLAY_COPY;
+        if (row->copy_item == NULL) probe->bytes = bytes;
+    } else if (next != NULL && next->const_input && !next->again && !next->deferred) {
+        probe->replay = SPDL__REPLAY_INPUT;
+    }
 }
 
 SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
@@ -14114,7 +14137,7 @@ SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
         node->row.fn = &probe->call;
     }
     for (i = 0; replay && i < p->count; ++i)
-        hand->probe[i].replay = spdl__probe_replay(p, &p->node[i], &hand->probe[i].bytes);
+        spdl__probe_replay(p, &p->node[i], &hand->probe[i]);
     spdl__spin_calibrate(hand);
     return SPDL_OK;
 }
@@ -14226,6 +14249,7 @@ struct spdl__doctor {
     uint64_t pause_ns;           /* of the trainer, each step */
     uint32_t limit[SPDL_MAX_STAGES]; /* as it is */
     bool serial[SPDL_MAX_STAGES];    /* the row says that it may have one call at a time only */
+    bool tuned[SPDL_MAX_STAGES];     /* it may be changed */
     uint64_t buffer;
     bool worker_kept;            /* the further worker goes on */
     uint32_t holds;              /* it is kept away: see doctor_worker */
@@ -14238,8 +14262,6 @@ struct spdl__doctor {
     bool ended;                  /* the pipeline has, before the doctor was done */
     spdl_doctor_report report;
 };
-
-SPDL__COLD double spdl__least(double a, double b) { return a < b ? a : b; }
 
 /* How many of the first group's workers are the doctor's. */
 SPDL__COLD int spdl__doctor_workers(const spdl__doctor *d) {
@@ -14294,6 +14316,8 @@ SPDL__COLD spdl__law spdl__law_of(const spdl__doctor *d, const spdl__what_if *wh
         cpu += row->visits * row->cpu_ns / speed;
         if (pooled) calls += row->visits * ns;
         if (pooled && workers > 0 && most > workers) most = workers;
+        if (d->p->node[i].row.threads > 0 && most > d->p->node[i].row.threads)
+            most = d->p->node[i].row.threads;
         spdl__law_limit(&law, 1e9 * most / (row->visits * ns), i);
     }
     spdl__law_limit(&law, 1e9 / r->step_ns, SPDL__BY_TRAINER);
@@ -14331,17 +14355,17 @@ SPDL__COLD int spdl__law_calls(const spdl__doctor *d, int row, int most) {
 
 /* Before and after a step of the trainer. */
 SPDL__COLD void spdl__doctor_step_begins(spdl__doctor *d) {
-    d->step_since = spdl_time_ns();
-    spdl__os_thread_times(NULL, NULL, &d->step_cpu_at, NULL);
     spdl__os_thread_times(NULL, &d->schedstat, NULL, &d->step_queued_at);
+    spdl__os_thread_times(NULL, NULL, &d->step_cpu_at, NULL);
+    d->step_since = spdl_time_ns();
 }
 
 SPDL__COLD void spdl__doctor_step_ends(spdl__doctor *d) {
     uint64_t cpu, queued;
     if (d->step_since == 0) return;
-    spdl__os_thread_times(NULL, &d->schedstat, NULL, &queued);
-    spdl__os_thread_times(NULL, NULL, &cpu, NULL);
     d->step_sum += spdl_time_ns() - d->step_since;
+    spdl__os_thread_times(NULL, NULL, &cpu, NULL);
+    spdl__os_thread_times(NULL, &d->schedstat, NULL, &queued);
     if (cpu != SPDL__NEVER) d->step_cpu += cpu - d->step_cpu_at;
     if (queued != SPDL__NEVER && d->step_queued_at != SPDL__NEVER)
         d->step_queued += queued - d->step_queued_at;
@@ -14353,7 +14377,8 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     const spdl_stage_stats *now = &d->now.stage[i], *last = &d->last.stage[i];
     const spdl_stage *row = &d->p->node[i].row;
     spdl_doctor_row *to = &d->report.row[i];
-    const double tasks = (double)(now->tasks - last->tasks);
+    const double calls = (double)(now->tasks - last->tasks);
+    const double tasks = calls - (double)(now->failures - last->failures); /* that are timed */
     const double busy = (double)(now->busy_ns - last->busy_ns);
     const double items = (double)(d->now.delivered - d->last.delivered);
     const double whole = (double)now->busy_ns;
@@ -14362,14 +14387,15 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     to->concurrency = (int)d->limit[i];
     to->may_raise = row->kind == SPDL_KIND_PIPE && row->max_concurrency > (int)d->limit[i];
     if (!spdl__row_calls(row) || tasks <= 0 || busy <= 0 || items <= 0) return;
-    to->visits = tasks / items;
+    to->visits = calls / items;
     to->mean_ns = busy / tasks;
-    to->cpu_ns = to->mean_ns; /* if nothing is known */
+    to->cpu_ns = row->deferred ? 0 : to->mean_ns; /* if nothing is known */
     if (now->split_calls > 0 && whole > 0) {
         to->cpu_ns = to->mean_ns * (double)now->cpu_ns / whole;
         to->runnable_ns = to->mean_ns * (double)now->runnable_ns / whole;
-        to->blocked_ns = to->mean_ns - to->cpu_ns - to->runnable_ns;
     }
+    to->blocked_ns = to->mean_ns - to->cpu_ns - to->runnable_ns;
+    if (to->blocked_ns < 0) to->blocked_ns = 0;
     to->load = busy / ((double)(d->now.elapsed_ns - d->last.elapsed_ns)) / to->concurrency;
     spdl__store_relaxed(&d->p->hand->probe[i].item_ns, (uint64_t)to->mean_ns);
 }
@@ -14393,7 +14419,7 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
         r->step_ns = (double)d->step_sum / (double)d->steps;
         r->step_cpu_ns = (double)d->step_cpu / (double)d->steps;
         r->harm = d->step_sum > 0 ? (double)d->step_queued / (double)d->step_sum : 0;
-        r->harm = spdl__least(r->harm, 0.95);
+        r->harm = spdl__smaller(r->harm, 0.95);
     }
     for (i = 0; i < r->row_count; ++i) spdl__doctor_row_look(d, i);
     for (i = r->row_count - 1; i >= 0; --i) { /* sink items that lie in buffers and calls */
@@ -14535,9 +14561,9 @@ SPDL__COLD uint64_t spdl__doctor_queued_ns(spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
     const double each = 1e9 * seconds / (d->arms * SPDL__ROUNDS); /* with what it lets pass */
     const double passing = 1.5e9 * (double)d->settle_items / d->report.today;
-    const double window = spdl__least(0.8 * each, each - passing);
+    const double window = spdl__smaller(0.8 * each, each - passing);
     d->report.arm_count = d->first + d->arms;
-    d->window_ns = window > SPDL__WINDOW_NS ? (uint64_t)spdl__least(window, 5 * SPDL__WINDOW_NS)
+    d->window_ns = window > SPDL__WINDOW_NS ? (uint64_t)spdl__smaller(window, 5 * SPDL__WINDOW_NS)
                                             : SPDL__WINDOW_NS;
     d->settle_ns = d->window_ns / 5;
     d->phase_ns = spdl_time_ns() + (uint64_t)(1e9 * seconds);
@@ -14552,8 +14578,9 @@ SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
 SPDL__COLD bool spdl__doctor_tries(const spdl__doctor *d) {
     int i;
     for (i = 0; i < d->report.row_count; ++i)
-        if (d->report.row[i].may_raise || d->report.row[i].concurrency > 1) return true;
-    return spdl__doctor_workers(d) > 0;
+        if (d->report.row[i].may_raise || (d->tuned[i] && d->report.row[i].concurrency > 1))
+            return true;
+    return spdl__doctor_workers(d) > 0 || d->report.today < SPDL__EVEN * d->report.model;
 }
 
 /* Whether others have had processors since the round began, and we have waited for some. */
@@ -14588,7 +14615,7 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
 /* An item has come: whether the phase is over. */
 SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     const int arm = spdl__latin_arm(&d->latin, d->round, d->position);
-    const uint64_t most = spdl__max(3 * d->window_ns, (uint64_t)spdl__least(
+    const uint64_t most = spdl__max(3 * d->window_ns, (uint64_t)spdl__smaller(
         SPDL__SETTLE_NS, 1.5e9 * (double)d->settle_items / d->report.today));
     const uint64_t items = d->items - d->window_items, ns = now - d->window_since;
     const bool waited = d->p->wait_ns != d->waited_ns;
@@ -14611,8 +14638,8 @@ SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
 
 /* --- what the windows say --- */
 
-/* Throughput in windows of one kind, compared with those as it is in the same rounds. In the first
-   phase there are two of these, the second is `same`. */
+/* Throughput in windows of one kind, compared with those as it is in the same rounds: with either
+   of the two in turn. */
 SPDL__COLD spdl_interval spdl__doctor_ratio(const spdl__doctor *d, int first, int arm,
                                             int comparisons) {
     const spdl_doctor_arm *base = &d->report.arm[first], *to = &d->report.arm[arm];
@@ -14621,7 +14648,7 @@ SPDL__COLD spdl_interval spdl__doctor_ratio(const spdl__doctor *d, int first, in
     for (i = 0; i < to->rounds; ++i) {
         double from = base->rate[i];
         if (from <= 0 || to->rate[i] <= 0) continue;
-        if (arm > first + 1 && base[1].rate[i] > 0) from = spdl__middle(from, base[1].rate[i]);
+        if (arm > first + 1 && (i & 1)) from = base[1].rate[i]; /* one of the two: as noisy as it */
         ratio[n++] = to->rate[i] / from;
     }
     return spdl__interval(ratio, n, comparisons);
@@ -14646,6 +14673,11 @@ SPDL__COLD void spdl__doctor_same(spdl__doctor *d) {
     if (n > 0) r->today = spdl__interval(rate, n, 1).value;
     r->same = spdl__interval(ratio, n, 1);
     r->noise = n > 0 ? spdl__interval(off, n, 1).value - 1 : 0;
+}
+
+/* Whether the model gives what is measured. */
+SPDL__COLD bool spdl__doctor_fits(const spdl_doctor_report *r) {
+    return r->today >= SPDL__FITS * r->model && r->today <= r->model / SPDL__FITS;
 }
 
 /* How far throughput follows a longer call: 1 all the way, 0 not at all. */
@@ -14677,7 +14709,8 @@ SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
     }
     for (i = 0; i < r->row_count && d->arms + 2 < 12; ++i) {
         spdl_doctor_row *row = &r->row[i];
-        if (row->method == SPDL_DOCTOR_REPLAYED || row->mean_ns <= 0 || row->load < SPDL__BUSY_ROW)
+        if (row->method == SPDL_DOCTOR_REPLAYED || row->mean_ns <= 0 ||
+            row->load < SPDL__BUSY_ROW || d->p->node[i].row.deferred) /* it takes no worker */
             continue;
         row->method = SPDL_DOCTOR_SLOWED;
         row->delay_ns = row->mean_ns * (row->load > 0.7 ? SPDL__SLOWER : 2 * SPDL__SLOWER);
@@ -14698,12 +14731,12 @@ SPDL__COLD double spdl__doctor_twice(const spdl__doctor *d, int i) {
     const spdl__law law = spdl__law_of(d, NULL);
     const double model = spdl__law_of(d, &what).rate / law.rate;
     double follows, windows;
-    if (d->report.today < SPDL__FITS * d->report.model) return 0;
+    if (!spdl__doctor_fits(&d->report)) return 0;
     if (row->method != SPDL_DOCTOR_SLOWED || row->computing.rounds < 3) return model;
     follows = (spdl__doctor_follows(&row->computing, row->delay_ns, row->mean_ns) +
                spdl__doctor_follows(&row->asleep, row->delay_ns, row->mean_ns)) / 2;
-    follows = follows < 0 ? 0 : spdl__least(follows, 1);
-    windows = spdl__least(1 / (1 - follows / 2), law.next / law.rate);
+    follows = follows < 0 ? 0 : spdl__smaller(follows, 1);
+    windows = spdl__smaller(1 / (1 - follows / 2), law.next / law.rate);
     return windows > 0.9 * model && windows < 1.1 * model ? spdl__middle(windows, model) : 0;
 }
 
@@ -14738,7 +14771,7 @@ SPDL__COLD double spdl__doctor_weight(const spdl__doctor *d, int i) {
         double above = 1;
         while (k >= 0 && d->report.row[k].method != SPDL_DOCTOR_REPLAYED) --k;
         if (k >= 0) above = d->report.row[k].replayed.value;
-        if (above > 0) weight += spdl__least(1, row->replayed.value / above - 1);
+        if (above > 0) weight += spdl__smaller(1, row->replayed.value / above - 1);
     }
     return weight;
 }
@@ -14764,7 +14797,7 @@ SPDL__COLD void spdl__doctor_try(spdl__doctor *d, spdl__arm_kind kind, int row, 
     trial->stage = row;
     trial->from = from;
     trial->to = to;
-    trial->predicted = d->report.today < SPDL__FITS * d->report.model ? 0 : predicted;
+    trial->predicted = spdl__doctor_fits(&d->report) ? predicted : 0;
     d->predicted[d->report.trial_count - 1] = predicted;
     spdl__doctor_arm(d, kind, row, (uint64_t)to);
 }
@@ -14791,7 +14824,7 @@ SPDL__COLD void spdl__doctor_confirm(spdl__doctor *d) {
     if (spdl__doctor_workers(d) > 0)
         spdl__doctor_try(d, SPDL__ARM_WORKER, -1, r->workers, r->workers + 1,
                          spdl__law_of(d, &worker).rate / law.rate);
-    if (row >= 0 && now > 1) { /* if that costs nothing they wait for each other */
+    if (row >= 0 && now > 1 && d->tuned[row]) { /* if that costs nothing they wait for each other */
         const spdl__what_if what = { row, 1, -1, 0 };
         const double costs = spdl__law_of(d, &what).rate / law.rate;
         if (costs < 0.95) spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, now - 1, costs);
@@ -14883,12 +14916,13 @@ SPDL__COLD bool spdl__doctor_locks(const spdl__doctor *d, int row) {
     int i, locks = -1;
     for (i = 0; i < r->trial_count && r->row[row].concurrency > 1; ++i) {
         const spdl_doctor_trial *trial = &r->trial[i];
-        const double should = d->predicted[i] - 1, does = trial->measured.value - 1;
+        const double should = d->predicted[i] - 1;
         if (trial->change != SPDL_DOCTOR_CONCURRENCY || trial->stage != row ||
-            trial->measured.rounds < 3 || (should < 0.1 && should > -0.05))
+            !trial->measured.known || (should < 0.1 && should > -0.05))
             continue;
-        if (should < 0) return does > 0.4 * should; /* says more than the other */
-        locks = does < 0.4 * should;
+        if (should < 0 && trial->measured.low - 1 > 0.4 * should) return true;
+        if (should < 0) return false; /* it says more than the other */
+        locks = trial->measured.high - 1 < 0.4 * should;
     }
     return locks > 0;
 }
@@ -14947,7 +14981,7 @@ SPDL__COLD void spdl__doctor_decide_row(spdl__doctor *d, int row, bool helps) {
     else if (r->today < SPDL__FITS * r->model && !helps &&
              spdl__doctor_weight(d, row) < r->row[row].load + SPDL__BUSY_ROW)
         r->outcome = SPDL_DOCTOR_DISAGREE; /* the windows do not say so either */
-    else if (next == SPDL__BY_TRAINER && r->next_rate < SPDL__GAIN * r->model) {
+    else if (!helps && next == SPDL__BY_TRAINER && r->next_rate < SPDL__GAIN * r->model) {
         r->limit = SPDL_LIMIT_TRAINER;
         r->outcome = SPDL_DOCTOR_NOTHING;
     }
@@ -14958,19 +14992,21 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     const spdl_doctor_trial *worker = spdl__doctor_trial_of(r, SPDL_DOCTOR_WORKERS, true);
     const int row = spdl__doctor_row(d), tail = spdl__doctor_tail(d), used = r->rounds - r->dropped;
+    const bool few = used < SPDL__ROUNDS_LEAST || spdl__doctor_ratio(d, 0, 1, 1).rounds < 3;
     const double trainer = 1e-9 * r->today * r->step_ns;
     const double paused = spdl__doctor_follows(&r->trainer_asleep, SPDL__SLOWER, 1);
     const int by = spdl__law_of(d, NULL).by;
     bool helps = false;
     int i;
     for (i = 0; i < r->trial_count; ++i)
-        helps = helps || (r->trial[i].to > r->trial[i].from && r->trial[i].measured.value > 1.06);
+        helps = helps || r->trial[i].kept ||
+                (r->trial[i].to > r->trial[i].from && spdl__doctor_helps(&r->trial[i]));
     r->stage = r->next_stage = -1;
     r->outcome = SPDL_DOCTOR_LIMIT;
-    if (d->disturbed || (r->dropped > 0 && used < SPDL__ROUNDS_LEAST)) {
+    if (d->disturbed || (few && 2 * r->dropped > r->rounds)) {
         r->outcome = SPDL_DOCTOR_FOREIGN;
         r->limit = SPDL_LIMIT_FOREIGN;
-    } else if (used < SPDL__ROUNDS_LEAST) {
+    } else if (few) {
         r->outcome = SPDL_DOCTOR_FEW;
     } else if (r->today > 1.3 * d->observed || d->observed > 1.3 * r->today) {
         r->outcome = SPDL_DOCTOR_DISAGREE; /* what was observed is not so any more */
@@ -14978,17 +15014,19 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
         r->outcome = SPDL_DOCTOR_BURSTY;
         r->stage = tail;
         if (tail >= 0) r->limit = SPDL_LIMIT_ORDER;
-    } else if (trainer >= 0.9 || (trainer >= 0.75 && paused > 0.6)) {
+    } else if (!helps && (trainer >= 0.9 || (trainer >= 0.75 && paused > 0.6))) {
         r->limit = r->harm < SPDL__HARM          ? SPDL_LIMIT_TRAINER
                    : d->others < SPDL__FOREIGN ? SPDL_LIMIT_HARM
                                                : SPDL_LIMIT_FOREIGN;
         if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
         if (r->limit == SPDL_LIMIT_FOREIGN) r->outcome = SPDL_DOCTOR_FOREIGN;
+    } else if (r->today > r->model / SPDL__FITS) {
+        r->outcome = SPDL_DOCTOR_DISAGREE;
     } else if (spdl__doctor_demand(d) >= (by == SPDL__BY_MACHINE ? SPDL__FITS : 0.92) && !helps) {
         r->limit = SPDL_LIMIT_MACHINE;
         r->stage = spdl__doctor_most(d, true);
     } else if (spdl__doctor_in_calls(d) >= (by == SPDL__BY_WORKERS ? 0.85 : 0.93) * r->workers &&
-               (worker == NULL || worker->measured.value > SPDL__GAIN)) {
+               (worker == NULL || spdl__doctor_helps(worker))) {
         r->limit = SPDL_LIMIT_WORKERS;
         r->stage = spdl__doctor_most(d, false);
     } else if (row >= 0) {
@@ -15024,7 +15062,8 @@ SPDL__COLD void spdl__doctor_say_next(spdl__text *text, const spdl_doctor_report
                   : r->next_limit == SPDL_LIMIT_MACHINE ? 1
                   : r->next_limit == SPDL_LIMIT_WORKERS ? 2 : -1;
     spdl__cell cell;
-    if (r->next_limit == SPDL_LIMIT_NOT_KNOWN || r->next_rate > 1e15) return;
+    if (r->next_limit == SPDL_LIMIT_NOT_KNOWN || r->next_rate > 1e15 || !spdl__doctor_fits(r))
+        return;
     spdl__text_add(text, " The next limit is %s%s%s (%s).", i < 0 ? "'" : "",
                    i < 0 ? r->row[r->next_stage].name : next[i], i < 0 ? "'" : "",
                    spdl__rate(&cell, (uint64_t)(r->next_rate + 0.5), 1000000000));
@@ -15039,18 +15078,24 @@ SPDL__COLD void spdl__doctor_say_calls(spdl__text *text, const spdl__doctor *d) 
         spdl__text_add(text, "Write .concurrency = %d", more->to);
         spdl__doctor_measured(text, more);
     } else if (more != NULL) {
-        spdl__text_add(text, more->measured.known ? "A concurrency of %d instead of %d makes no "
-                                                    "difference"
-                                                  : "A concurrency of %d instead of %d was tried "
-                                                    "in too few rounds", more->to, more->from);
+        const spdl_interval *m = &more->measured;
+        spdl__text_add(text, "A concurrency of %d instead of %d %s", more->to, more->from,
+                       !m->known                ? "was tried in too few rounds"
+                       : m->high < 1            ? "is slower"
+                       : m->high < 1.5 * SPDL__GAIN - 0.5 || m->low > 0.9
+                           ? "makes no difference that shows"
+                           : "may help or not");
         spdl__doctor_measured(text, more);
     } else {
-        const int to = spdl__law_calls(d, r->stage, row->concurrency + 64);
+        const int most = spdl__doctor_pooled(d, r->stage) && r->workers > row->concurrency
+                             ? r->workers : row->concurrency + 1;
+        const int to = spdl__law_calls(d, r->stage, most);
         const spdl__what_if what = { r->stage, 1, to - row->concurrency, 0 };
-        spdl__text_add(text,
-                       "If its function may run on several threads at a time write .concurrency = "
-                       "%d: the model says %.2fx (not tried: .max_concurrency allows no more).",
-                       to, spdl__law_of(d, &what).rate / r->model);
+        spdl__text_add(text, "If its function may have more calls at a time write .concurrency = "
+                             "%d", to);
+        if (spdl__doctor_fits(r))
+            spdl__text_add(text, ": the model says %.2fx", spdl__law_of(d, &what).rate / r->model);
+        spdl__text_add(text, " (not tried%s).", row->may_raise ? "" : ": see raise");
     }
 }
 
@@ -15062,10 +15107,11 @@ SPDL__COLD void spdl__doctor_say_row(spdl__text *text, const spdl__doctor *d) {
     spdl__text_name(text, row->name, -1);
     spdl__text_add(text, "' limits: %d call%s of %s at a time make %s. ", row->concurrency,
                    row->concurrency > 1 ? "s" : "", spdl__duration(&cell[0], row->mean_ns),
-                   spdl__rate(&cell[1], (uint64_t)(row->most + 0.5), 1000000000));
+                   spdl__rate(&cell[1], (uint64_t)spdl__smaller(row->most + 0.5, 1e15),
+                              1000000000));
     if (r->limit == SPDL_LIMIT_LOCK)
-        spdl__text_add(text, "Its calls wait for each other, as for a lock: with a concurrency of "
-                             "1 less it is as fast. Make what they hold it for shorter.");
+        spdl__text_add(text, "Its calls wait for each other, as for a lock: another concurrency is "
+                             "hardly slower or faster. Make what they hold it for shorter.");
     else if (r->limit == SPDL_LIMIT_SOURCE)
         spdl__text_add(text, "A source makes one item at a time: move work from it to a stage");
     else if (r->limit == SPDL_LIMIT_SERIAL)
@@ -15099,7 +15145,7 @@ SPDL__COLD void spdl__doctor_say_workers(spdl__text *text, const spdl__doctor *d
     spdl__text_add(text, ". Or write .workers = %d", r->workers + what.workers);
     if (what.calls > 0)
         spdl__text_add(text, ", in its row .concurrency = %d", row->concurrency + what.calls);
-    if (r->today >= SPDL__FITS * r->model)
+    if (spdl__doctor_fits(r))
         spdl__text_add(text, ": the model says %.2fx", spdl__law_of(d, &what).rate / r->model);
     if (worker == NULL) {
         spdl__text_add(text, " (not tried: see raise).");
@@ -15159,10 +15205,10 @@ SPDL__COLD void spdl__doctor_say_tail(spdl__text *text, const spdl__doctor *d) {
     spdl__text_add(text, "Stage %d '", r->stage);
     spdl__text_name(text, stage->name, -1);
     spdl__text_add(text, "' has rare calls of up to %s (half of them take %s or less), and what "
-                         "comes after them waits: %.0f items/s, without that %.0f. Write "
+                         "comes after them waits. Write "
                          ".output_order = SPDL_ORDER_COMPLETION, or a larger buffer_size.",
                    spdl__duration(&cell[0], (double)stage->max_ns),
-                   spdl__duration(&cell[1], (double)stage->p50_ns), r->today, r->model);
+                   spdl__duration(&cell[1], (double)stage->p50_ns));
 }
 
 /* Two sentences or so. */
@@ -15178,7 +15224,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     case SPDL_LIMIT_TRAINER:
         spdl__text_add(&text, "There is nothing to gain: the trainer's own steps of %s take %.0f "
                               "%% of the time. Stop tuning.", spdl__duration(&cell, r->step_ns),
-                       100 * spdl__least(1, 1e-9 * r->today * r->step_ns));
+                       100 * spdl__smaller(1, 1e-9 * r->today * r->step_ns));
         break;
     case SPDL_LIMIT_HARM:
         spdl__text_add(&text, "Loading takes processors from the trainer: %.0f %% of a step it "
@@ -15256,7 +15302,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     spdl__doctor_decide(d);
     if (d->plan.desc.run_steps > 0 && r->today > 0 && r->ceiling > 0) {
         r->hours = (double)d->plan.desc.run_steps / r->today / 3600;
-        r->hours_less = r->hours * (1 - spdl__least(1, r->today / r->ceiling));
+        r->hours_less = r->hours * (1 - spdl__smaller(1, r->today / r->ceiling));
     }
     spdl__doctor_verdict(d);
     if (!d->plan.desc.quiet) spdl__doctor_file(d, NULL, spdl_doctor_text);
@@ -15426,6 +15472,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
         if (*at == '\0') break;
     }
     if (!(plan->desc.seconds > 0)) plan->desc.seconds = SPDL__DOCTOR_SECONDS;
+    if (plan->desc.seconds > 1e6) plan->desc.seconds = 1e6;
     return true;
 }
 
@@ -15450,6 +15497,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     for (i = 0; i < p->count; ++i) {
         d->limit[i] = p->node[i].limit;
         d->serial[i] = rows[i].flush || rows[i].max_concurrency == 1;
+        d->tuned[i] = plan->desc.raise || rows[i].max_concurrency > 1;
     }
     if (!spdl__os_event_init(&d->hold)) {
         spdl__free(&p->allocator, d, sizeof(*d));

@@ -412,12 +412,13 @@ static const planted planted_programs[] = {
       PLANTED_REPLAY, LIMITED, IS(SOURCE), "list," },
     /* locks */
     { "lock_computing", "source list; pipe decode calls=2 compute=3100 locked=1; trainer sleep=500",
-      0, LIMITED, IS(LOCK), "decode," },
+      PLANTED_RAISE, LIMITED, IS(LOCK), "decode," },
     { "lock_sleeping", "source list; pipe read calls=4 sleep=3100 locked=1;"
-      "pipe decode compute=500; trainer sleep=500 workers=6", 0, LIMITED, IS(LOCK), "read," },
+      "pipe decode compute=500; trainer sleep=500 workers=6",
+      PLANTED_RAISE, LIMITED, IS(LOCK), "read," },
     { "lock_in_part", "source list; pipe read calls=4 sleep=3000 locked=0.6 copies;"
       "pipe decode compute=500 copies; trainer sleep=500 workers=8",
-      PLANTED_REPLAY, LIMITED, IS(LOCK), "read," },
+      PLANTED_RAISE | PLANTED_REPLAY, LIMITED, IS(LOCK), "read," },
     /* processors and workers */
     { "machine", "source list; pipe decode calls=2n compute=3000 copies;"
       "pipe augment calls=1n compute=1500 copies; trainer sleep=500 workers=2n",

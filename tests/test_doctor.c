@@ -288,7 +288,7 @@ SPDL_FN(spill_all, spdl_batch, item) {
     return SPDL_OK;
 }
 
-enum { SHAPES = 15 };
+enum { SHAPES = 16 };
 
 static spdl_pipeline *shape(int number, const spdl_doctor_desc *doctor, int workers, long count,
                             int buffer) {
@@ -352,6 +352,11 @@ static spdl_pipeline *shape(int number, const spdl_doctor_desc *doctor, int work
                        SPDL_PIPE(spill_all, .ctx = &glances, .emits = 4, .const_input = true,
                                  .free_item = item_free),
                        sink);
+    case 14: /* streams into the sink, whose buffer may be another */
+        return EXAMINE(doctor, workers, FROM(NOTHING), LOOK(NOTHING),
+                       SPDL_PIPE(twice, .again = true, .concurrency = 3, .free_state = free,
+                                 .free_item = item_free),
+                       sink);
     default: /* nothing to replay: a branch */
         return EXAMINE(doctor, workers, FROM(.copy_item = item_copy), SPDL_BRANCH(pass_on),
                        SPDL_PATH("a"), LOOK(NOTHING), SPDL_PATH("b"),
@@ -360,7 +365,7 @@ static spdl_pipeline *shape(int number, const spdl_doctor_desc *doctor, int work
 }
 
 static audit audit_of(int number, uint64_t state) {
-    audit a = { .each = number == 7 || number == 8 ? 2 : 1, .ordered = number != 12 };
+    audit a = { .each = number == 7 || number == 8 || number == 14 ? 2 : 1, .ordered = number != 12 };
     a.state = state;
     return a;
 }

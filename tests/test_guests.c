@@ -583,7 +583,8 @@ static void wait_job(void *arg, int worker, void *local) {
 }
 
 static void *run_briefly(void *arg) {
-    CHECK_EQ(spdl_pool_run(((hold *)arg)->pool, 1000000), SPDL_OK);
+    const spdl_result result = spdl_pool_run(((hold *)arg)->pool, 1000000);
+    CHECK(result == SPDL_OK || result == SPDL_EMPTY); /* the worker was quicker */
     return NULL;
 }
 

@@ -154,6 +154,11 @@ static void a_rate_that_is_no_number_is_refused(void) {
     CHECK(strstr(logged, "max_failure_rate") != NULL);
 }
 
+static void *item_copy_nothing(const void *item) {
+    (void)item;
+    return NULL;
+}
+
 static void functions_have_to_fit_their_row(void) {
     static const spdl_function empty = { NULL, "follow", "item", "item" };
     spdl_stage row = SPDL_PIPE(follow);
@@ -169,6 +174,10 @@ static void functions_have_to_fit_their_row(void) {
                   .free_item = item_free);
     BATCH_REFUSED("init is set, but only source, pipe and branch rows have it", 3,
                   .init = init_nothing);
+    BATCH_REFUSED("const_input is set, but only pipe rows have it", 3, .const_input = true);
+    row = (spdl_stage)SPDL_BATCH(3);
+    row.copy_item = item_copy_nothing;
+    field_refused(row, "copy_item is set, but only source and pipe rows have it");
     row = (spdl_stage)SPDL_PIPE(follow);
     row.kind = (spdl_kind)99;
     field_refused(row, "kind is 99, which is no kind of row");

@@ -349,6 +349,7 @@ static void stages_that_compute(void) {
     program_check(alone, 0);
     full.concurrency = 4;
     full.limit = SPDL_LIMIT_MACHINE; /* with more than 4 cores it is not */
+    full.cure = "make that stage cheaper";
     if (sysconf(_SC_NPROCESSORS_ONLN) <= 4) program_check(full, 0);
     serial.limit = SPDL_LIMIT_SERIAL;
     serial.cure = "split the row";
