@@ -1854,7 +1854,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
 /* ============================================================================================= */
 /* >>doctor
    Finds which stage holds a trainer back by experiments on the running pipeline, says what there is
-   to gain and what to write, tries the best single change and takes it back if it does not help.
+   to gain and what to write. What it may change it tries, and takes back if it does not help.
    In any program, without a change to it, by the environment:
 
        SPDL_DOCTOR=1                 for 10 s from the first item on; the report goes to stderr

@@ -365,7 +365,8 @@ static spdl_pipeline *shape(int number, const spdl_doctor_desc *doctor, int work
 }
 
 static audit audit_of(int number, uint64_t state) {
-    audit a = { .each = number == 7 || number == 8 || number == 14 ? 2 : 1, .ordered = number != 12 };
+    audit a = { .each = number == 7 || number == 8 || number == 14 ? 2 : 1,
+                .ordered = number != 12 };
     a.state = state;
     return a;
 }
