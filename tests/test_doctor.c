@@ -350,7 +350,7 @@ static spdl_pipeline *shape(int number, const spdl_doctor_desc *doctor, int work
         return EXAMINE(doctor, workers, FROM(NOTHING), SPDL_PIPE(fill, .concurrency = 3),
                        SPDL_BATCH(4, .item_bytes = BYTES),
                        SPDL_PIPE(spill_all, .ctx = &glances, .emits = 4, .const_input = true,
-                                 .free_item = item_free),
+                                 .max_concurrency = 1, .free_item = item_free),
                        sink);
     case 14: /* streams into the sink, whose buffer may be another */
         return EXAMINE(doctor, workers, FROM(NOTHING), LOOK(NOTHING),

@@ -154,8 +154,8 @@ static void a_rate_that_is_no_number_is_refused(void) {
     CHECK(strstr(logged, "max_failure_rate") != NULL);
 }
 
-static void *item_copy_nothing(const void *item) {
-    (void)item;
+static void *item_copy_nothing(const void *from) {
+    (void)from;
     return NULL;
 }
 
