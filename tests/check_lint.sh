@@ -19,7 +19,7 @@ lint() {
     esac
     grep -nE '[[:space:]]+$' "$1" | sed 's/:.*/: trailing blank/'
     case $1 in
-    *.md) ;;
+    *.md | *.svg) ;;
     *) grep -nE '^.{101,}$' "$1" | sed 's/:.*/: over 100 columns/' ;;
     esac
     [ -z "$(tail -c 1 "$1")" ] || echo "end: no newline at the end"
