@@ -14312,7 +14312,7 @@ SPDL__COLD spdl__law spdl__law_of(const spdl__doctor *d, const spdl__what_if *wh
         const double speed = what != NULL && what->row == i ? what->speed : 1;
         const double ns = (row->mean_ns - row->runnable_ns) / speed;
         int most = row->concurrency + (what != NULL && what->row == i ? what->calls : 0);
-        if (row->method == SPDL_DOCTOR_NO_METHOD && row->mean_ns <= 0) continue;
+        if (row->mean_ns <= 0) continue;
         cpu += row->visits * row->cpu_ns / speed;
         if (pooled) calls += row->visits * ns;
         if (pooled && workers > 0 && most > workers) most = workers;
@@ -14885,8 +14885,9 @@ SPDL__COLD int spdl__doctor_most(const spdl__doctor *d, bool cpu) {
         const spdl_doctor_row *at = &d->report.row[i];
         const double ns = at->visits * (cpu ? at->cpu_ns : at->mean_ns);
         if (!cpu && !spdl__doctor_pooled(d, i)) continue;
-        if (ns > most) row = i;
-        if (ns > most) most = ns;
+        if (ns <= most) continue;
+        row = i;
+        most = ns;
     }
     return row;
 }
@@ -14913,7 +14914,8 @@ SPDL__COLD bool spdl__doctor_helps(const spdl_doctor_trial *trial) {
    fewer cost less than 40 % of it. */
 SPDL__COLD bool spdl__doctor_locks(const spdl__doctor *d, int row) {
     const spdl_doctor_report *r = &d->report;
-    int i, locks = -1;
+    bool locks = false;
+    int i;
     for (i = 0; i < r->trial_count && r->row[row].concurrency > 1; ++i) {
         const spdl_doctor_trial *trial = &r->trial[i];
         const double should = d->predicted[i] - 1, does = trial->measured.value - 1;
@@ -14926,7 +14928,7 @@ SPDL__COLD bool spdl__doctor_locks(const spdl__doctor *d, int row) {
         if (should < 0) return false; /* it says more than the other */
         locks = clear || trial->measured.high - 1 < 0.4 * should;
     }
-    return locks > 0;
+    return locks;
 }
 
 /* The class of a row that limits. */
@@ -15499,7 +15501,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     for (i = 0; i < p->count; ++i) {
         d->limit[i] = p->node[i].limit;
         d->serial[i] = rows[i].flush || rows[i].max_concurrency == 1;
-        d->tuned[i] = plan->desc.raise || rows[i].max_concurrency > 1;
+        d->tuned[i] = plan->desc.raise || rows[i].max_concurrency > (int)p->node[i].limit;
     }
     if (!spdl__os_event_init(&d->hold)) {
         spdl__free(&p->allocator, d, sizeof(*d));

@@ -1008,6 +1008,23 @@ static void reports_go_to_files(void) {
     CHECK(strstr(logged, "none.json") != NULL);
 }
 
+/* A concurrency is a hard bound: what a row says is changed only where it may be. */
+static void bounds_are_kept(void) {
+    const int most[] = { 0, 2, 3 };
+    for (int i = 0; i < 6; ++i) {
+        spdl_doctor_desc doctor = watches;
+        spdl_pipeline *p;
+        memset(&source, 0, sizeof source);
+        source.count = 3;
+        doctor.raise = i > 2;
+        p = EXAMINE(&doctor, 4, FROM(NOTHING),
+                    LOOK(.concurrency = 2, .max_concurrency = most[i % 3]), SPDL_SINK(2));
+        CHECK_EQ(p->doctor->tuned[1], doctor.raise || most[i % 3] == 3);
+        if (!doctor.raise) CHECK_EQ(p->node[1].row.max_concurrency, most[i % 3] == 3 ? 3 : 2);
+        gone(p);
+    }
+}
+
 TEST_TABLE(doctor) {
     TEST_CASE(delays_change_no_item),
     TEST_CASE(nothing_is_replayed_where_there_are_several_ways),
@@ -1028,5 +1045,6 @@ TEST_TABLE(doctor) {
     TEST_CASE(a_worker_more_comes_and_goes),
     TEST_CASE(the_environment_asks_for_it),
     TEST_CASE(reports_go_to_files),
+    TEST_CASE(bounds_are_kept),
     TEST_END,
 };
