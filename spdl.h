@@ -2727,6 +2727,10 @@ SPDL__INLINE void *spdl__load_pointer(void *const *p) {
 SPDL__INLINE void spdl__store_pointer(void **p, void *value) {
     __atomic_store_n(p, value, __ATOMIC_RELAXED);
 }
+SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) {
+    __atomic_store_n(p, value, __ATOMIC_RELAXED);
+}
 
 SPDL__INLINE void spdl__compiler_barrier(void) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 
@@ -7450,7 +7454,7 @@ SPDL__INLINE spdl_result spdl__task_call(spdl_task *task, spdl__counters *counte
         spdl__store_relaxed32(&task->live, 1);
         SPDL__PROBE(task_begin, node->row.name, task->sequence);
         spdl__profile(profiler, SPDL_EVENT_TASK_BEGIN, node->row.name, task->sequence);
-        result = node->row.fn->call(task, task->in.item, out);
+        result = spdl__load_fn(&node->row.fn->call)(task, task->in.item, out);
         spdl__profile(profiler, SPDL_EVENT_TASK_END, node->row.name, task->sequence);
         SPDL__PROBE(task_end, node->row.name, task->sequence);
         spdl__store_relaxed32(&task->live, 0);
@@ -12561,38 +12565,51 @@ SPDL__COLD double spdl__report_seconds(const char *word) {
     return value;
 }
 
-/* One word of SPDL_STATS; false when it is none. */
-SPDL__COLD bool spdl__report_word(spdl__report_plan *plan, const char *word) {
+/* The words of an environment variable, with commas between; takes one, false when it is none. */
+typedef bool (*spdl__word_fn)(void *plan, const char *word);
+
+/* False, and a warning, when one is wrong: then nothing is asked for. `known`: what else it could
+   have been, and what is not done now. */
+SPDL__COLD bool spdl__words_read(const char *name, const char *value, spdl__word_fn take,
+                                 void *plan, const char *known, const spdl_logger *logger) {
+    char word[SPDL__PATH_BYTES + 8];
+    const char *at = value;
+    for (;; ++at) {
+        const size_t length = strcspn(at, ",");
+        (void)snprintf(word, sizeof(word), "%.*s", (int)spdl__min(length, sizeof(word) - 1), at);
+        if (!take(plan, word)) {
+            spdl__logf(logger, SPDL_LOG_WARN, "spdl: %s is \"%.200s\", but \"%.200s\" is neither a "
+                                              "number of seconds nor %s", name, value, word, known);
+            return false;
+        }
+        at += length;
+        if (*at == '\0') return true;
+    }
+}
+
+/* "json=FILE" and the like, from behind the sign. */
+SPDL__COLD bool spdl__word_path(char to[SPDL__PATH_BYTES], const char *from) {
+    const int length = snprintf(to, SPDL__PATH_BYTES, "%s", from);
+    return length > 0 && length < SPDL__PATH_BYTES;
+}
+
+/* Of SPDL_STATS. */
+SPDL__COLD bool spdl__report_word(void *to, const char *word) {
+    spdl__report_plan *plan = (spdl__report_plan *)to;
     if (strcmp(word, "live") == 0) return plan->desc.live = true;
     if (strcmp(word, "quiet") == 0) return plan->quiet = true;
-    if (strncmp(word, "json=", 5) == 0) {
-        const int length = snprintf(plan->json, sizeof(plan->json), "%s", word + 5);
-        return length > 0 && length < SPDL__PATH_BYTES;
-    }
+    if (strncmp(word, "json=", 5) == 0) return spdl__word_path(plan->json, word + 5);
     plan->desc.every = spdl__report_seconds(word);
     return plan->desc.every >= SPDL__EVERY_LEAST && plan->desc.every <= SPDL__EVERY_MOST;
 }
 
-/* SPDL_STATS: nothing is asked for when any word is wrong. */
-SPDL__COLD void spdl__report_stats(spdl__report_plan *plan, const char *at,
+SPDL__COLD void spdl__report_stats(spdl__report_plan *plan, const char *value,
                                    const spdl_logger *logger) {
-    const char *const value = at;
     spdl__report_plan asked = *plan;
-    char word[SPDL__PATH_BYTES + 8];
-    if (strcmp(value, "0") == 0) return;
-    for (;; ++at) {
-        const size_t length = strcspn(at, ",");
-        (void)snprintf(word, sizeof(word), "%.*s", (int)spdl__min(length, sizeof(word) - 1), at);
-        if (!spdl__report_word(&asked, word)) {
-            spdl__logf(logger, SPDL_LOG_WARN,
-                       "spdl: SPDL_STATS is \"%.200s\", but \"%.200s\" is neither a number of "
-                       "seconds nor live, quiet or json=FILE: no reports",
-                       value, word);
-            return;
-        }
-        at += length;
-        if (*at == '\0') break;
-    }
+    if (strcmp(value, "0") == 0 ||
+        !spdl__words_read("SPDL_STATS", value, spdl__report_word, &asked,
+                          "live, quiet or json=FILE: no reports", logger))
+        return;
     *plan = asked;
     plan->desc.table |= !asked.quiet && !asked.desc.live;
 }
@@ -14153,6 +14170,14 @@ SPDL__COLD void spdl__hand_empty(spdl_pipeline *p) {
         }
 }
 
+/* The rows have their own functions again. With replay there may be tokens under way. */
+SPDL__COLD void spdl__hand_leave(spdl_pipeline *p) {
+    spdl__probe *probe = p->hand->probe;
+    int i;
+    for (i = 0; p->tokens == NULL && i < p->count; ++i)
+        if (probe[i].fn != NULL) spdl__store_fn(&probe[i].call.call, probe[i].fn->call);
+}
+
 SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
     spdl__hand *hand = p->hand;
     if (hand == NULL) return;
@@ -15302,6 +15327,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     if (d->phase == SPDL__DOCTOR_CONFIRM) spdl__doctor_confirmed(d);
     if (d->phase >= SPDL__DOCTOR_SCREEN) spdl__doctor_set(d, &as_it_is);
     d->phase = SPDL__DOCTOR_DONE;
+    spdl__hand_leave(d->p);
     r->seconds = d->begun_ns ? 1e-9 * (double)(spdl_time_ns() - d->begun_ns) : 0;
     spdl__doctor_decide(d);
     if (d->plan.desc.run_steps > 0 && r->today > 0 && r->ceiling > 0) {
@@ -15341,9 +15367,11 @@ SPDL__COLD void spdl__doctor_comes(spdl__doctor *d) {
 
 /* It leaves with an item. */
 SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
-    const uint64_t now = spdl_time_ns();
-    spdl_pipeline *p = d->p;
     const double seconds = d->plan.desc.seconds;
+    spdl_pipeline *p = d->p;
+    uint64_t now;
+    if (d->phase == SPDL__DOCTOR_DONE) return;
+    now = spdl_time_ns();
     ++d->items;
     switch (d->phase) {
     case SPDL__DOCTOR_WARM:
@@ -15433,47 +15461,34 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
 
 /* --- a pipeline gets it, and loses it --- */
 
-/* One word of SPDL_DOCTOR; false when it is none. */
-SPDL__COLD bool spdl__doctor_word(spdl__doctor_plan *plan, const char *word) {
+/* Of SPDL_DOCTOR. */
+SPDL__COLD bool spdl__doctor_word(void *to, const char *word) {
+    spdl__doctor_plan *plan = (spdl__doctor_plan *)to;
     const double number = spdl__report_seconds(word);
     if (strcmp(word, "replay") == 0) return plan->desc.replay = true;
     if (strcmp(word, "raise") == 0) return plan->desc.raise = true;
     if (strncmp(word, "steps=", 6) == 0)
         return (plan->desc.run_steps = (uint64_t)spdl__report_seconds(word + 6)) > 0;
-    if (strncmp(word, "json=", 5) == 0 || strncmp(word, "html=", 5) == 0) {
-        char *to = word[0] == 'j' ? plan->json : plan->html;
-        const int length = snprintf(to, SPDL__PATH_BYTES, "%s", word + 5);
-        return length > 0 && length < SPDL__PATH_BYTES;
-    }
+    if (strncmp(word, "json=", 5) == 0) return spdl__word_path(plan->json, word + 5);
+    if (strncmp(word, "html=", 5) == 0) return spdl__word_path(plan->html, word + 5);
     if (number != 1) plan->desc.seconds = number;
     return number > 0 && number < 1e6;
 }
 
-/* What is asked for, by desc and environment; false: nothing. A word that is wrong is a warning. */
+/* What is asked for, by desc and environment; false: nothing. */
 SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                  const spdl_logger *logger) {
-    const char *at = spdl__os_environment("SPDL_DOCTOR"), *const value = at;
-    char word[SPDL__PATH_BYTES + 8];
+    const char *value = spdl__os_environment("SPDL_DOCTOR");
     memset(plan, 0, sizeof(*plan));
     if (desc != NULL) {
         plan->desc = *desc;
         (void)spdl__path_copy(plan->json, desc->json, "doctor", logger);
         (void)spdl__path_copy(plan->html, desc->html, "doctor", logger);
-    } else if (at == NULL || strcmp(at, "0") == 0) {
+    } else if (value == NULL || strcmp(value, "0") == 0 ||
+               !spdl__words_read("SPDL_DOCTOR", value, spdl__doctor_word, plan,
+                                 "replay, raise, steps=N, json=FILE or html=FILE: no doctor",
+                                 logger)) {
         return false;
-    }
-    for (; desc == NULL; ++at) {
-        const size_t length = strcspn(at, ",");
-        (void)snprintf(word, sizeof(word), "%.*s", (int)spdl__min(length, sizeof(word) - 1), at);
-        if (!spdl__doctor_word(plan, word)) {
-            spdl__logf(logger, SPDL_LOG_WARN,
-                       "spdl: SPDL_DOCTOR is \"%.200s\", but \"%.200s\" is neither a number of "
-                       "seconds nor replay, raise, steps=N, json=FILE or html=FILE: no doctor",
-                       value, word);
-            return false;
-        }
-        at += length;
-        if (*at == '\0') break;
     }
     if (!(plan->desc.seconds > 0)) plan->desc.seconds = SPDL__DOCTOR_SECONDS;
     if (plan->desc.seconds > 1e6) plan->desc.seconds = 1e6;
@@ -19937,7 +19952,7 @@ SPDL__COLD spdl_result spdl__traced_call(spdl_task *task, void *in, void **out) 
     const int row = task->node->index;
     spdl__track *track = &trace->track[task->worker];
     const uint64_t begun = spdl_time_ns();
-    const spdl_result result = trace->fn[row]->call(task, in, out);
+    const spdl_result result = spdl__load_fn(&trace->fn[row]->call)(task, in, out);
     const uint64_t now = spdl_time_ns();
     while (track->spans > 0) spdl__span_end(track, now);
     spdl__trace_add(track, SPDL__RECORD_CALL, row, (int)result, begun, now, task->sequence);
