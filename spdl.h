@@ -1423,6 +1423,9 @@ typedef struct spdl_stats {
     uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink until they were taken */
     uint64_t trainer_runnable_ns; /* since the first item: the trainer was ready to run, but other
                                threads had the processors (known to its own snapshots; else 0) */
+    /* Waits for copies to a device (spdl_cuda.h): of spdl_cuda_next when its source is this
+       pipeline, which are in step_ns; and of calls in front of SPDL_CUDA_TRANSFER. */
+    uint64_t step_device_ns, calls_device_ns;
     /* The process since the start, read at most every 10 ms; 0: not known. */
     uint64_t process_ns;    /* from the start to that reading */
     uint64_t process_cpu_ns; /* CPU time of all its threads */
@@ -5609,7 +5612,7 @@ SPDL__PRIVATE spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor
 SPDL__PRIVATE int spdl__doctor_workers(const spdl__doctor *d);
 SPDL__PRIVATE bool spdl__doctor_is_done(const spdl__doctor *d);
 SPDL__PRIVATE void spdl__doctor_comes(spdl__doctor *d);
-SPDL__PRIVATE void spdl__doctor_item(spdl__doctor *d);
+SPDL__PRIVATE void spdl__doctor_leaves(spdl__doctor *d, bool item);
 SPDL__PRIVATE void spdl__doctor_close(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_empty(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_free(spdl_pipeline *p);
@@ -6387,6 +6390,7 @@ struct spdl_pipeline {
     spdl__tuner *tuner;
     uint64_t process;
     uint64_t start_ns;
+    uint64_t step_device_ns, calls_device_ns; /* written by spdl_cuda.h */
     struct spdl__reporter *reporter; /* NULL unless reports were asked for */
     struct spdl__doctor *doctor; /* NULL unless it was asked for, and these two */
     struct spdl__hand *hand;
@@ -9700,7 +9704,7 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
         spdl__store_relaxed(&p->wait_since, 0);
         spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with gap_sum */
     }
-    if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
+    if (SPDL__UNLIKELY(p->doctor != NULL)) spdl__doctor_leaves(p->doctor, result == SPDL_OK);
     spdl__store32(&p->trainer_inside, 0);
     return result;
 }
@@ -11488,6 +11492,8 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
     stats->ready_ns = spdl__load_relaxed(&p->ready_ns);
     stats->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
+    stats->step_device_ns = spdl__load_relaxed(&p->step_device_ns);
+    stats->calls_device_ns = spdl__load_relaxed(&p->calls_device_ns);
     for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i].meter.waited_ns);
     for (i = 0; i < p->count; ++i) inside += stats->stage[i].runnable_ns;
     stats->workers_runnable_ns =
@@ -11760,22 +11766,36 @@ SPDL__COLD void spdl__find_buffer(const spdl_stats *stats, spdl__finding *f) {
     f->buffer_size = (int)spdl__smaller(spdl__larger((double)slow * rate, 2.0 * now), 4096);
 }
 
+/* Whether calls of a row that sleep do so for copies to a device. */
+SPDL__COLD bool spdl__stage_copies(const spdl_stats *stats, int i) {
+    const uint64_t blocked = stats->stage[i].blocked_ns;
+    return blocked > stats->stage[i].busy_ns / 2 && stats->calls_device_ns > blocked / 2;
+}
+
+/* Whether a good part of what the rows compute is page faults. */
+SPDL__COLD bool spdl__stats_faults(const spdl_stats *stats) {
+    uint64_t cpu = 0;
+    int i;
+    for (i = 0; i < stats->stage_count; ++i) cpu += stats->stage[i].cpu_ns;
+    return spdl__share(stats->minor_faults * SPDL__FAULT_NS, stats->process_ns) >
+           0.3 * spdl__share(cpu, stats->elapsed_ns);
+}
+
 /* Why row f->stage, which is busy, is the limit. */
 SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__finding *f) {
     const spdl_stage_stats *stage = &stats->stage[f->stage];
     const double cpu = spdl__share(stage->cpu_ns, stats->elapsed_ns);
     const double blocked = spdl__share(stage->blocked_ns, stage->busy_ns);
     const double rest = spdl__find_rest(stats, f, f->stage);
-    double faults = spdl__share(stats->minor_faults * SPDL__FAULT_NS, stats->process_ns), all = 0;
     int i;
     f->limit = SPDL_LIMIT_CONCURRENCY;
-    for (i = 0; i < stats->stage_count; ++i) {
-        all += spdl__share(stats->stage[i].cpu_ns, stats->elapsed_ns);
+    for (i = 0; i < stats->stage_count; ++i)
         if (i != f->stage && f->tie < 0 &&
             spdl__stage_load(stats, i) > SPDL__ALL_BUSY * spdl__stage_load(stats, f->stage))
             f->tie = i;
-    }
-    if (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1)
+    if (spdl__stage_copies(stats, f->stage))
+        f->limit = SPDL_LIMIT_DEVICE;
+    else if (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1)
         f->limit = SPDL_LIMIT_SOURCE;
     else if (stage->kind == SPDL_KIND_BRANCH || stage->alone)
         f->limit = SPDL_LIMIT_SERIAL;
@@ -11783,7 +11803,7 @@ SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__finding *f) {
         f->limit = SPDL_LIMIT_LOCK; /* one thread computes, the others sleep */
     else if (blocked > 0.5)
         f->limit = SPDL_LIMIT_IO;
-    else if (stage->split_calls > 0 && faults > 0.3 * all)
+    else if (stage->split_calls > 0 && spdl__stats_faults(stats))
         f->limit = SPDL_LIMIT_MEMORY;
     if (f->limit != SPDL_LIMIT_CONCURRENCY && f->limit != SPDL_LIMIT_IO) return;
     f->calls = spdl__find_more(f, spdl__stage_work(stats, f->stage), rest, stage->concurrency);
@@ -11867,6 +11887,8 @@ SPDL__COLD spdl__finding spdl__find(const spdl_stats *stats) {
         if (spdl__stage_load(stats, busiest) >= SPDL__LIMITING) f.stage = busiest;
     } else if (spdl__stats_waiting(stats) >= SPDL__FED) {
         spdl__find_wait(stats, &f);
+    } else if (spdl__share(stats->step_device_ns, stats->step_ns) >= SPDL__FED) {
+        f.limit = SPDL_LIMIT_DEVICE;
     } else if (spdl__share(stats->trainer_runnable_ns, stats->step_ns) >= SPDL__FED) {
         f.limit = f.others > f.used ? SPDL_LIMIT_FOREIGN : SPDL_LIMIT_HARM;
     } else {
@@ -11937,6 +11959,7 @@ SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *sta
 }
 
 static const char spdl__ask_doctor[] = "run the doctor (SPDL_DOCTOR=1)";
+static const char spdl__send_less[] = "Send less: bytes instead of floats, converted there";
 
 /* What the calls of a stage do, where it was measured. */
 SPDL__COLD const char *spdl__stage_does(const spdl_stage_stats *stage) {
@@ -11988,6 +12011,8 @@ SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
     else if (f->limit == SPDL_LIMIT_MEMORY)
         spdl__text_add(text, " Use memory again instead of allocating it for each item, such as "
                              "by spdl_buffer; or else %s", spdl__ask_doctor);
+    else if (f->limit == SPDL_LIMIT_DEVICE)
+        spdl__text_add(text, " %s", spdl__send_less);
     spdl__text_add(text, ".");
 }
 
@@ -12024,6 +12049,8 @@ SPDL__COLD void spdl__verdict_of_row(spdl__text *text, const spdl_stats *stats,
             spdl__text_add(text, ", one call at a time");
         else if (f->limit == SPDL_LIMIT_LOCK)
             spdl__text_add(text, " on one processor at a time");
+        else if (f->limit == SPDL_LIMIT_DEVICE)
+            spdl__text_add(text, ", waiting for copies to the device");
         spdl__text_add(text, ".");
     }
     spdl__verdict_cure(text, stats, f);
@@ -12112,6 +12139,11 @@ SPDL__COLD void spdl__verdict_of_waits(spdl__text *text, const spdl_stats *stats
                        waiting);
         if (f.limit == SPDL_LIMIT_TRAINER)
             spdl__text_add(text, ". There is nothing to gain: stop tuning.");
+        else if (f.limit == SPDL_LIMIT_DEVICE)
+            spdl__text_add(text, ". But for %.0f %% of its own steps it waited for copies to the "
+                                 "device. %s.",
+                           100 * spdl__share(stats->step_device_ns, stats->step_ns),
+                           spdl__send_less);
         else
             spdl__text_add(text, ". For %.0f %% of its own steps other %s had its processor: "
                                  "%s.", late,
@@ -12312,6 +12344,8 @@ static const spdl__field spdl__stats_fields[] = {
     SPDL__FIELD(spdl_stats, step_mean_ns),
     SPDL__FIELD(spdl_stats, answer_wait_ns),
     SPDL__FIELD(spdl_stats, trainer_runnable_ns),
+    SPDL__FIELD(spdl_stats, step_device_ns),
+    SPDL__FIELD(spdl_stats, calls_device_ns),
     SPDL__FIELD(spdl_stats, process_ns),
     SPDL__FIELD(spdl_stats, process_cpu_ns),
     SPDL__FIELD(spdl_stats, others_cpu_ns),
@@ -13240,7 +13274,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
 SPDL__COLD int spdl__doctor_workers(const spdl__doctor *d) { return d != NULL; }
 SPDL__COLD bool spdl__doctor_is_done(const spdl__doctor *d) { return d == NULL; }
 SPDL__COLD void spdl__doctor_comes(spdl__doctor *d) { (void)d; }
-SPDL__COLD void spdl__doctor_item(spdl__doctor *d) { (void)d; }
+SPDL__COLD void spdl__doctor_leaves(spdl__doctor *d, bool item) { (void)d, (void)item; }
 SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) { (void)p; }
 SPDL__COLD void spdl__doctor_empty(spdl_pipeline *p) { (void)p; }
 SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) { (void)p; }
@@ -14394,7 +14428,6 @@ SPDL__COLD void spdl__doctor_step_ends(spdl__doctor *d) {
     if (cpu != SPDL__NEVER) d->step_cpu += cpu - d->step_cpu_at;
     if (queued != SPDL__NEVER && d->step_queued_at != SPDL__NEVER)
         d->step_queued += queued - d->step_queued_at;
-    ++d->steps;
     d->step_since = 0;
 }
 
@@ -14423,6 +14456,12 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     if (to->blocked_ns < 0) to->blocked_ns = 0;
     to->load = busy / ((double)(d->now.elapsed_ns - d->last.elapsed_ns)) / to->concurrency;
     spdl__store_relaxed(&d->p->hand->probe[i].item_ns, (uint64_t)to->mean_ns);
+}
+
+/* The share of the trainer's steps in which it waits for copies to a device. */
+SPDL__COLD double spdl__doctor_copies(const spdl__doctor *d) {
+    return spdl__share(d->now.step_device_ns - d->last.step_device_ns,
+                       d->now.step_ns - d->last.step_ns);
 }
 
 /* The end of observing. */
@@ -14459,7 +14498,8 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     }
     d->settle_items = there;
     r->model = spdl__law_of(d, NULL).rate;
-    r->ceiling = r->step_ns > 0 ? 1e9 / (r->step_ns * (1 - r->harm)) : 0;
+    r->ceiling = r->step_ns * (1 - r->harm - spdl__doctor_copies(d));
+    r->ceiling = r->ceiling > 0 ? 1e9 / r->ceiling : 0;
 }
 
 /* --- windows --- */
@@ -14959,10 +14999,13 @@ SPDL__COLD bool spdl__doctor_locks(const spdl__doctor *d, int row) {
 /* The class of a row that limits. */
 SPDL__COLD spdl_limit spdl__doctor_class(const spdl__doctor *d, int i) {
     const spdl_doctor_row *row = &d->report.row[i];
+    if (spdl__stage_copies(&d->now, i)) return SPDL_LIMIT_DEVICE;
     if (spdl__doctor_locks(d, i)) return SPDL_LIMIT_LOCK;
     if (row->kind == SPDL_KIND_SOURCE) return SPDL_LIMIT_SOURCE;
     if (d->serial[i]) return SPDL_LIMIT_SERIAL;
-    return row->blocked_ns > row->mean_ns / 2 ? SPDL_LIMIT_IO : SPDL_LIMIT_CONCURRENCY;
+    if (row->blocked_ns > row->mean_ns / 2) return SPDL_LIMIT_IO;
+    return d->now.stage[i].split_calls > 0 && spdl__stats_faults(&d->now) ? SPDL_LIMIT_MEMORY
+                                                                          : SPDL_LIMIT_CONCURRENCY;
 }
 
 /* The row in input order whose rare slow calls the trainer waited for most, or -1. */
@@ -14991,6 +15034,17 @@ SPDL__COLD double spdl__doctor_in_calls(const spdl__doctor *d) {
     return calls;
 }
 
+/* No row is to blame. The statistics know whether it was the filling of a batch. */
+SPDL__COLD void spdl__doctor_decide_none(spdl__doctor *d) {
+    spdl_doctor_report *r = &d->report;
+    int stage;
+    r->outcome = SPDL_DOCTOR_DISAGREE;
+    if (spdl_stats_limit(&d->now, &stage) != SPDL_LIMIT_BATCH) return;
+    r->outcome = SPDL_DOCTOR_LIMIT;
+    r->limit = SPDL_LIMIT_BATCH;
+    r->stage = stage;
+}
+
 /* A row limits, and what would without it. */
 SPDL__COLD void spdl__doctor_decide_row(spdl__doctor *d, int row, bool helps) {
     spdl_doctor_report *r = &d->report;
@@ -15009,7 +15063,7 @@ SPDL__COLD void spdl__doctor_decide_row(spdl__doctor *d, int row, bool helps) {
         r->row[row].twice = 0;
     else if (r->today < SPDL__FITS * r->model && !helps &&
              spdl__doctor_weight(d, row) < r->row[row].load + SPDL__BUSY_ROW)
-        r->outcome = SPDL_DOCTOR_DISAGREE; /* the windows do not say so either */
+        spdl__doctor_decide_none(d); /* the windows do not say so either */
     else if (!helps && next == SPDL__BY_TRAINER && r->next_rate < SPDL__GAIN * r->model) {
         r->limit = SPDL_LIMIT_TRAINER;
         r->outcome = SPDL_DOCTOR_NOTHING;
@@ -15044,7 +15098,8 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
         r->stage = tail;
         if (tail >= 0) r->limit = SPDL_LIMIT_ORDER;
     } else if (!helps && (trainer >= 0.9 || (trainer >= 0.75 && paused > 0.6))) {
-        r->limit = r->harm < SPDL__HARM          ? SPDL_LIMIT_TRAINER
+        r->limit = spdl__doctor_copies(d) >= SPDL__FED ? SPDL_LIMIT_DEVICE
+                   : r->harm < SPDL__HARM      ? SPDL_LIMIT_TRAINER
                    : d->others < SPDL__FOREIGN ? SPDL_LIMIT_HARM
                                                : SPDL_LIMIT_FOREIGN;
         if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
@@ -15061,7 +15116,7 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     } else if (row >= 0) {
         spdl__doctor_decide_row(d, row, helps);
     } else {
-        r->outcome = SPDL_DOCTOR_DISAGREE;
+        spdl__doctor_decide_none(d);
     }
 }
 
@@ -15146,8 +15201,15 @@ SPDL__COLD void spdl__doctor_say_row(spdl__text *text, const spdl__doctor *d) {
     else if (r->limit == SPDL_LIMIT_SERIAL)
         spdl__text_add(text, "By its row (%s) it may have one call at a time: split it",
                        d->p->node[r->stage].row.flush ? ".flush" : ".max_concurrency");
-    else
+    else if (r->limit == SPDL_LIMIT_DEVICE)
+        spdl__text_add(text, "Its calls wait for copies to the device. %s.", spdl__send_less);
+    else {
+        if (r->limit == SPDL_LIMIT_MEMORY)
+            spdl__text_add(text, "With %.0f page faults for each item of the trainer: use memory "
+                                 "again, such as by spdl_buffer. ",
+                           spdl__share(d->now.minor_faults, d->now.delivered));
         spdl__doctor_say_calls(text, d);
+    }
     if (r->limit == SPDL_LIMIT_SOURCE || r->limit == SPDL_LIMIT_SERIAL) {
         if (row->twice > 0) spdl__text_add(text, "; %.2fx if it took half as long", row->twice);
         spdl__text_add(text, ".");
@@ -15267,6 +15329,18 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
                        r->cores, r->stage, r->row[r->stage].name);
         break;
     case SPDL_LIMIT_WORKERS: spdl__doctor_say_workers(&text, d); break;
+    case SPDL_LIMIT_BATCH:
+        spdl__text_add(&text, "The trainer waits until stage %d '", r->stage);
+        spdl__text_name(&text, r->row[r->stage].name, -1);
+        spdl__text_add(&text, "' has a batch full. Write a smaller size, or a larger buffer_size "
+                              "(not tried).");
+        break;
+    case SPDL_LIMIT_DEVICE:
+        if (r->stage < 0) {
+            spdl__text_add(&text, "For %.0f %% of its steps the trainer waits for copies to the "
+                                  "device. %s.", 100 * spdl__doctor_copies(d), spdl__send_less);
+            break;
+        } /* fallthrough */
     default:
         if (r->outcome == SPDL_DOCTOR_DISAGREE)
             spdl__doctor_say_unknown(&text, d);
@@ -15360,18 +15434,16 @@ SPDL__COLD bool spdl__doctor_is_done(const spdl__doctor *d) {
     return d->phase == SPDL__DOCTOR_DONE;
 }
 
-/* It comes for an item: a step has ended. */
+/* The trainer comes for an item: its step has ended, unless there is none yet. */
 SPDL__COLD void spdl__doctor_comes(spdl__doctor *d) {
     if (d->phase == SPDL__DOCTOR_OBSERVE) spdl__doctor_step_ends(d);
 }
 
-/* It leaves with an item. */
+/* It has an item. */
 SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
+    const uint64_t now = spdl_time_ns();
     const double seconds = d->plan.desc.seconds;
     spdl_pipeline *p = d->p;
-    uint64_t now;
-    if (d->phase == SPDL__DOCTOR_DONE) return;
-    now = spdl_time_ns();
     ++d->items;
     switch (d->phase) {
     case SPDL__DOCTOR_WARM:
@@ -15385,6 +15457,7 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
         spdl__doctor_observe(d, now);
         break;
     case SPDL__DOCTOR_OBSERVE:
+        ++d->steps;
         if (now < d->phase_ns || d->steps < SPDL__WINDOW_ITEMS) break;
         d->others = spdl__clocks_foreign(&d->clocks);
         d->disturbed = spdl__doctor_disturbed(d, d->others, (double)(now - d->clocks.time_ns));
@@ -15411,6 +15484,11 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
         spdl__hand_delay(p->hand, &p->hand->debt[p->workers * p->count], d->pause_ns, true,
                          &worked);
     }
+}
+
+/* Its step begins, or goes on. */
+SPDL__COLD void spdl__doctor_leaves(spdl__doctor *d, bool item) {
+    if (item && d->phase != SPDL__DOCTOR_DONE) spdl__doctor_item(d);
     if (d->phase == SPDL__DOCTOR_OBSERVE) spdl__doctor_step_begins(d);
 }
 

@@ -950,6 +950,7 @@ struct spdl_cuda {
     uint64_t fetcher;         /* the thread that is fetching for it; 0: none */
     uint64_t calls, checks, batches, bytes, copied_bytes, adopted_bytes;
     uint64_t wait_source_ns, wait_bus_ns, wait_device_ns, wait_next_ns;
+    uint64_t told_bus_ns; /* of wait_bus_ns: in the statistics of a pipeline */
     uint64_t copy_us[32];
     pthread_mutex_t error_lock;
     spdl_error error; /* under error_lock */
@@ -1547,6 +1548,14 @@ SPDL__PRIVATE spdl_result spdl__cuda_poll_copy(spdl_cuda *cuda, uint64_t deadlin
 SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadline) {
     return deadline == SPDL__NEVER ? spdl__cuda_wait_copy(cuda)
                                    : spdl__cuda_poll_copy(cuda, deadline);
+}
+
+/* What was waited for copies since it was told last is added to a counter of a pipeline. */
+SPDL__PRIVATE void spdl__cuda_tell(spdl_cuda *cuda, uint64_t *counter) {
+    const uint64_t now = spdl__load_relaxed(&cuda->wait_bus_ns);
+    uint64_t told = spdl__load_relaxed(&cuda->told_bus_ns);
+    if (told < now && spdl__cas_relaxed(&cuda->told_bus_ns, &told, now))
+        spdl__add(counter, now - told);
 }
 
 /* All copies are done and reaped. */
@@ -2300,6 +2309,7 @@ SPDL__PRIVATE spdl_result spdl__transfer_stage(spdl_task *task, void *in, void *
         (void)spdl_fail(task, "%.*s", (int)sizeof(error.text) - 1, error.text);
         return result;
     }
+    spdl__cuda_tell(host->cuda, &task->pipeline->calls_device_ns);
     spdl_take(task); /* the slot goes back by itself */
     *out = &slot->batch;
     return SPDL_OK;
@@ -2948,6 +2958,8 @@ SPDL__PRIVATE spdl_result spdl__iter_fetch(spdl_cuda_iter *iter, bool wait,
         spdl__store(&iter->cuda->fetcher, spdl__os_thread_id()); /* for host_get on this thread */
         result = spdl__iter_take(iter, wait, &item);
         spdl__store(&iter->cuda->fetcher, 0);
+        if (desc->next == spdl_pipeline_next_fn)
+            spdl__cuda_tell(iter->cuda, &((spdl_pipeline *)desc->source)->step_device_ns);
         if (result == SPDL_OK) result = spdl__iter_send_item(iter, item, slot);
         if (result == SPDL_OK && ++iter->taken >= desc->return_caches_after &&
             desc->cache != SPDL_CUDA_CACHE_NONE)

@@ -4,6 +4,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#define SPDL__WINDOW_NS 5000000
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
@@ -688,6 +689,93 @@ static void waits_name_what_limits(void) {
     CHECK(device);
 }
 
+/* What the statistics of a pipeline say of copies, when the iterator sends its items (`row` is
+   false) or a row of its own does. */
+static spdl_cuda *limit_cuda;
+
+SPDL_FN(limit_source, void, spdl_cuda_host) {
+    const uint64_t shape = FLOW_SLOT;
+    spdl_result result = SPDL_TIMEOUT;
+    void *data;
+    while (result == SPDL_TIMEOUT && !spdl_stopping(task))
+        result = spdl_cuda_host_get(limit_cuda, out, 5000000);
+    if (result == SPDL_TIMEOUT) return SPDL_SKIP;
+    return result == SPDL_OK ? spdl_cuda_host_add(*out, "bytes", "u1", 1, &shape, &data) : result;
+}
+
+static uint64_t limit_step_us;
+
+static void limit_rest(void *stream) {
+    kit_spin(stream, 200000);
+    (void)usleep((useconds_t)limit_step_us);
+}
+
+static spdl_limit limit_of(bool row, uint64_t copy_us, uint64_t step_us, spdl_stats *stats,
+                           spdl_doctor_report *report) {
+    const spdl_doctor_desc doctor = { .seconds = 0.8, .quiet = true };
+    spdl_pipeline_desc desc = { .workers = 2 };
+    const spdl_cuda_desc slots = small();
+    void *stream = kit_stream(false);
+    spdl_pipeline *p = NULL;
+    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next_fn };
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_batch batch, *sent;
+    spdl_limit limit;
+    int i = 0;
+    if (report != NULL) desc.doctor = &doctor;
+    limit_step_us = step_us;
+    limit_cuda = flow_open(&slots);
+    sim_model((double)FLOW_SLOT / ((double)copy_us * 1e-6), 0);
+#define LIMIT_SOURCE SPDL_SOURCE(limit_source, .free_item = spdl_cuda_host_free)
+    if (row) {
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(LIMIT_SOURCE,
+                                                            SPDL_CUDA_TRANSFER(limit_cuda),
+                                                            SPDL_SINK(2))) == SPDL_OK);
+    } else {
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(LIMIT_SOURCE, SPDL_SINK(2))) ==
+                SPDL_OK);
+        iter_desc.source = p;
+        REQUIRE(spdl_cuda_iter_open(&it, limit_cuda, &iter_desc) == SPDL_OK);
+    }
+    while (report != NULL ? spdl_pipeline_doctor(p, report) == SPDL_TIMEOUT : i < 60) {
+        if (row) {
+            REQUIRE(SPDL_NEXT(p, &sent, SPDL_FOREVER) == SPDL_OK);
+            CHECK_EQ(spdl_cuda_ready(sent, stream), SPDL_OK);
+            limit_rest(stream);
+            CHECK_EQ(spdl_cuda_done(sent, stream), SPDL_OK);
+        } else {
+            REQUIRE(spdl_cuda_next(it, stream, &batch) == SPDL_OK);
+            limit_rest(stream);
+        }
+        ++i;
+    }
+    spdl_pipeline_stats(p, stats);
+    limit = spdl_stats_limit(stats, NULL);
+    spdl_cuda_iter_close(it);
+    spdl_pipeline_destroy(p);
+    spdl_cuda_close(limit_cuda);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+    return limit;
+}
+
+static void copies_are_in_the_verdict(void) {
+    static spdl_doctor_report report;
+    static spdl_stats stats;
+    char text[1000];
+    for (int row = 0; row < 2; ++row) {
+        CHECK_EQ(limit_of(row, 4000, 0, &stats, NULL), SPDL_LIMIT_DEVICE);
+        (void)spdl_stats_verdict(&stats, text, sizeof text);
+        CHECK(strstr(text, "copies to the device") != NULL && strstr(text, "Send less") != NULL);
+        printf("   %s\n", text);
+        CHECK_EQ(limit_of(row, 300, 6000, &stats, NULL), SPDL_LIMIT_TRAINER);
+        (void)limit_of(row, 1000, 0, &stats, &report);
+        printf("   %s\n", report.verdict);
+        if (report.outcome == SPDL_DOCTOR_LIMIT) CHECK_EQ(report.limit, SPDL_LIMIT_DEVICE);
+    }
+}
+
 /* ---- processes ---- */
 
 static spdl_cuda *exit_cuda;
@@ -1350,6 +1438,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(a_node_is_asked_for),
     TEST_CASE(copies_are_timed),
     TEST_CASE(waits_name_what_limits),
+    TEST_CASE(copies_are_in_the_verdict),
     TEST_CASE(leaving_is_quiet),
     TEST_CASE(a_runtime_that_unloads_is_let_go),
     TEST_CASE(a_lost_device_stays_lost),
