@@ -1870,6 +1870,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
                                      be as large as desc.workers then. Without it only stages whose
                                      .max_concurrency says more than .concurrency are changed. With
                                      fewer calls at a time, calls that wait for each other hang
+       SPDL_DOCTOR=30,cold           also how it is with files that are not in memory, see below
        SPDL_DOCTOR=1,steps=100000    the steps of the whole run: to say how many hours there are to
                                      gain
 
@@ -1891,7 +1892,14 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    (service demands of the rows, processors, threads, the trainer's step) says the same; what the
    model gives stands beside it, where it fits what is measured. Else "not known", "too few rounds",
    "other programs had the processors" or "no difference" is the answer. Not known to it: what
-   happens with other data, or with files that are not in the page cache.
+   happens with other data.
+
+   Nor, without `cold`, with files that are not in the page cache, where reading looks free: a first
+   epoch, or data larger than memory. With it (Linux) the last windows begin with files taken out of
+   that cache, and are compared with some just before: the files it saw open to be read, or mapped
+   to be shared, while it observed, and those beside them with the same ending, as far as 0.2 s
+   go. What the system has read from disks meanwhile says whether they were cold; if not, it is not
+   known. They stay cold, so this comes last, and takes a third of the time or more.
 
    Every pipeline of the process has its doctor, and those that run at the same time disturb each
    other. What is kept for replay, up to 32 items of each row and 256 MiB of those whose size is
@@ -1917,7 +1925,8 @@ typedef enum spdl_doctor_method {
 typedef enum spdl_doctor_change {
     SPDL_DOCTOR_CONCURRENCY,
     SPDL_DOCTOR_WORKERS,
-    SPDL_DOCTOR_BUFFER /* of SPDL_SINK */
+    SPDL_DOCTOR_BUFFER, /* of SPDL_SINK */
+    SPDL_DOCTOR_POLITE  /* .policy of the workers: 1 is .sched = SPDL_SCHED_BATCH, 2 .polite */
 } spdl_doctor_change;
 
 /* One row. Intervals are of throughput, compared with the rows as they are: 1.2 is 20 % more. */
@@ -1985,6 +1994,12 @@ typedef struct spdl_doctor_report {
     double noise;          /* by how much two windows of a round differ that should not: median */
     spdl_interval cached;  /* spdl_doctor_run with replay: the trainer on items it has */
     spdl_interval trainer_asleep; /* each step 20 % longer, asleep */
+    bool cools;            /* with `cold`: */
+    int cold_files;        /* taken out of the page cache; 0: none was seen */
+    double cold_bytes;     /* their sizes */
+    spdl_interval cold;    /* throughput then */
+    double from_cache, cold_from_cache; /* share of the bytes read that were in the page cache: as
+                              it is, and then; -1: not known, or less than 1 MiB was read */
     int rounds, dropped;   /* rounds of windows; of them not used, as others had processors */
     int row_count, trial_count, arm_count;
     spdl_doctor_row row[SPDL_MAX_STAGES];
@@ -1996,7 +2011,7 @@ typedef struct spdl_doctor_report {
 /* What SPDL_DOCTOR says, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
     double seconds;        /* it takes; default 10 */
-    bool replay, raise;
+    bool replay, raise, cold;
     bool quiet;            /* nothing goes to stderr */
     uint64_t run_steps;    /* 0: not known */
     const char *json, *html; /* files, or NULL */
@@ -2730,7 +2745,9 @@ SPDL__INLINE void *spdl__load_pointer(void *const *p) {
 SPDL__INLINE void spdl__store_pointer(void **p, void *value) {
     __atomic_store_n(p, value, __ATOMIC_RELAXED);
 }
-SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) {
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
 SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) {
     __atomic_store_n(p, value, __ATOMIC_RELAXED);
 }
@@ -2791,7 +2808,7 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
 
 /* ============================================================================================= */
 /* >>os
-   The operating system, as 27 functions: no other section calls one. The next section says what
+   The operating system, as 30 functions: no other section calls one. The next section says what
    they do. Each kind of system is a twin of it with the same functions, and no other code has an
    #if for it. Any thread may call any of them at any time; pointers are not NULL unless it says so;
    times are nanoseconds. A text that is returned says why not, until the thread's next call; NULL
@@ -2936,6 +2953,30 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
 
 /* For how long nobody had the processors, all together; 0: not known. */
 SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
+
+/* Looks which plain files this process has open to read only, or mapped to be shared, and adds
+   their names to the `used` bytes of `names`, each with a zero behind it, unless one of the same
+   folder and ending is there. Returns the bytes used then; no more than there were where the system
+   does not say. Some 100 us. */
+SPDL__PRIVATE size_t spdl__os_files_seen(char *names, size_t used, size_t bytes) {
+    (void)names, (void)bytes;
+    return used;
+}
+
+/* Takes these files, and those beside them with the same ending, out of the page cache, until the
+   deadline. *files and *bytes: how many, and their sizes; what others use may stay. */
+SPDL__PRIVATE void spdl__os_files_forget(const char *names, size_t used, uint64_t deadline,
+                                         uint64_t *files, uint64_t *bytes) {
+    (void)names, (void)used, (void)deadline;
+    *files = *bytes = 0;
+}
+
+/* What the process has read by calls so far, and what was read from disks for it; false: not
+   known. */
+SPDL__PRIVATE bool spdl__os_reads(uint64_t *asked, uint64_t *from_disk) {
+    *asked = *from_disk = 0;
+    return false;
+}
 
 /* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
@@ -3110,6 +3151,8 @@ extern ssize_t pread(int file, void *to, size_t bytes, off_t at);
 extern ssize_t pwrite(int file, const void *from, size_t bytes, off_t at);
 extern int fsync(int file);
 extern int ftruncate(int file, off_t bytes);
+extern ssize_t readlink(const char *path, char *to, size_t bytes);
+extern int posix_fadvise(int file, off_t at, off_t bytes, int advice);
 #endif
 #endif
 
@@ -3138,6 +3181,7 @@ struct spdl__os_thread {
 };
 
 #if SPDL__LINUX
+#include <dirent.h>
 #include <sys/syscall.h>
 
 #if !defined(SPDL__OS_BARRIER)
@@ -3348,6 +3392,121 @@ SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats) {
     stats->resident_bytes = strtoull(resident, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+/* From the last point of a name on. */
+SPDL__PRIVATE const char *spdl__os_ending(const char *path) {
+    const char *slash = strrchr(path, '/'), *point = strrchr(slash != NULL ? slash : path, '.');
+    return point != NULL ? point : path + strlen(path);
+}
+
+SPDL__PRIVATE size_t spdl__os_name_add(char *names, size_t used, size_t bytes, const char *path) {
+    static const char *const no_data[] = { "/usr/lib", "/lib", "/proc/", "/sys/", "/dev/" };
+    const char *slash = strrchr(path, '/'), *at;
+    const size_t length = strlen(path) + 1;
+    size_t i;
+    if (path[0] != '/' || length > bytes - used) return used;
+    for (i = 0; i < sizeof(no_data) / sizeof(*no_data); ++i)
+        if (strncmp(path, no_data[i], strlen(no_data[i])) == 0) return used;
+    for (at = names; at < names + used; at += strlen(at) + 1)
+        if (strrchr(at, '/') - at == slash - path &&
+            strncmp(at, path, (size_t)(slash - path)) == 0 &&
+            strcmp(spdl__os_ending(at), spdl__os_ending(path)) == 0)
+            return used;
+    memcpy(names + used, path, length);
+    return used + length;
+}
+
+/* The names of what is mapped to be shared; or without `names` its pages leave the tables of this
+   process, as a cache keeps what is in use. They come back by themselves. */
+SPDL__PRIVATE size_t spdl__os_mappings(char *names, size_t used, size_t bytes) {
+    const long forget_pages = 4; /* MADV_DONTNEED */
+    FILE *maps = fopen("/proc/self/maps", "re");
+    struct stat status;
+    unsigned long from, to;
+    char line[1024], path[768], how[5];
+    while (maps != NULL && fgets(line, sizeof(line), maps) != NULL) {
+        if (sscanf(line, "%lx-%lx %4s %*s %*s %*s %767[^\n]", &from, &to, how, path) != 4 ||
+            how[0] != 'r' || how[3] != 's' || stat(path, &status) != 0 ||
+            !S_ISREG(status.st_mode))
+            continue;
+        if (names != NULL)
+            used = spdl__os_name_add(names, used, bytes, path);
+        else
+            (void)syscall(SYS_madvise, from, to - from, forget_pages);
+    }
+    if (maps != NULL) (void)fclose(maps);
+    return used;
+}
+
+SPDL__PRIVATE size_t spdl__os_files_seen(char *names, size_t used, size_t bytes) {
+    DIR *folder = opendir("/proc/self/fd");
+    const struct dirent *entry;
+    struct stat status;
+    char path[1024], at[64];
+    while (folder != NULL && (entry = readdir(folder)) != NULL) {
+        const int file = (int)strtol(entry->d_name, NULL, 10), how = fcntl(file, F_GETFL, 0);
+        ssize_t length;
+        if (how < 0 || (how & O_ACCMODE) != O_RDONLY || fstat(file, &status) != 0 ||
+            !S_ISREG(status.st_mode) || status.st_size == 0)
+            continue;
+        (void)snprintf(at, sizeof(at), "/proc/self/fd/%d", file);
+        length = readlink(at, path, sizeof(path) - 1);
+        if (length <= 0) continue;
+        path[length] = '\0';
+        used = spdl__os_name_add(names, used, bytes, path);
+    }
+    if (folder != NULL) (void)closedir(folder);
+    return spdl__os_mappings(names, used, bytes);
+}
+
+/* False: it is no plain file, or stays. */
+SPDL__PRIVATE bool spdl__os_file_forget(const char *path, uint64_t *bytes) {
+    const int dont_need = 4; /* POSIX_FADV_DONTNEED */
+    struct stat status;
+    bool done;
+    int file;
+    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return false;
+    file = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | SPDL__O_CLOEXEC);
+    if (file < 0) return false;
+    done = posix_fadvise(file, 0, 0, dont_need) == 0;
+    if (done) *bytes += (uint64_t)status.st_size;
+    (void)close(file);
+    return done;
+}
+
+SPDL__PRIVATE void spdl__os_files_forget(const char *names, size_t used, uint64_t deadline,
+                                         uint64_t *files, uint64_t *bytes) {
+    const char *name;
+    char path[1024];
+    *files = *bytes = 0;
+    (void)spdl__os_mappings(NULL, 0, 0);
+    for (name = names; name < names + used; name += strlen(name) + 1) {
+        const int folder = (int)(strrchr(name, '/') - name) + 1;
+        const struct dirent *entry;
+        DIR *beside;
+        (void)snprintf(path, sizeof(path), "%.*s", folder, name);
+        beside = opendir(path);
+        while (beside != NULL && (entry = readdir(beside)) != NULL &&
+               spdl__os_clock_ns(SPDL__OS_MONOTONIC) < deadline) {
+            if (strcmp(spdl__os_ending(entry->d_name), spdl__os_ending(name)) != 0) continue;
+            (void)snprintf(path + folder, sizeof(path) - (size_t)folder, "%s", entry->d_name);
+            *files += spdl__os_file_forget(path, bytes);
+        }
+        if (beside != NULL) (void)closedir(beside);
+    }
+}
+
+SPDL__PRIVATE bool spdl__os_reads(uint64_t *asked, uint64_t *from_disk) {
+    char text[256];
+    const char *disk;
+    *asked = *from_disk = 0;
+    if (spdl__os_text(NULL, "/proc/self/io", text, sizeof(text)) == 0) return false;
+    disk = strstr(text, "\nread_bytes: ");
+    if (strncmp(text, "rchar: ", 7) != 0 || disk == NULL) return false;
+    *asked = strtoull(text + 7, NULL, 10);
+    *from_disk = strtoull(disk + 13, NULL, 10);
+    return true;
+}
+
 #else /* not Linux */
 #if defined(__APPLE__)
 #include <pthread/qos.h>
@@ -3477,6 +3636,22 @@ SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return 0; }
 SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats) { (void)stats; }
 
 SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
+
+SPDL__PRIVATE size_t spdl__os_files_seen(char *names, size_t used, size_t bytes) {
+    (void)names, (void)bytes;
+    return used;
+}
+
+SPDL__PRIVATE void spdl__os_files_forget(const char *names, size_t used, uint64_t deadline,
+                                         uint64_t *files, uint64_t *bytes) {
+    (void)names, (void)used, (void)deadline;
+    *files = *bytes = 0;
+}
+
+SPDL__PRIVATE bool spdl__os_reads(uint64_t *asked, uint64_t *from_disk) {
+    *asked = *from_disk = 0;
+    return false;
+}
 #endif
 
 /* --- threads and the process --- */
@@ -14249,6 +14424,11 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__WAITED 0.05         /* then our threads wait for a processor so much of the time */
 #define SPDL__HARM 0.05           /* of a step, waiting for a processor */
 #define SPDL__BURSTY 0.3          /* the same twice differs by more */
+#define SPDL__COOLING 0.3         /* of the time, for windows with cold files and those before */
+#define SPDL__COLD_ROUNDS 8
+#define SPDL__COLD_NS 200000000   /* for taking files out of the page cache */
+#define SPDL__LOOK_NS 10000000    /* between two looks which files are open */
+#define SPDL__READ_LEAST (1 << 20) /* bytes that say where they came from */
 
 /* What limits, where it is no row. */
 enum { SPDL__BY_TRAINER = -1, SPDL__BY_MACHINE = -2, SPDL__BY_WORKERS = -3, SPDL__BY_NONE = -4 };
@@ -14262,7 +14442,8 @@ typedef enum spdl__arm_kind {
     SPDL__ARM_PAUSE,   /* the trainer does */
     SPDL__ARM_CALLS,   /* `row` has a concurrency of `value` */
     SPDL__ARM_WORKER,  /* one more */
-    SPDL__ARM_BUFFER   /* of the sink */
+    SPDL__ARM_BUFFER,  /* of the sink */
+    SPDL__ARM_COLD     /* files are taken out of the page cache first */
 } spdl__arm_kind;
 
 typedef struct spdl__arm {
@@ -14276,6 +14457,8 @@ typedef enum spdl__doctor_phase {
     SPDL__DOCTOR_OBSERVE,
     SPDL__DOCTOR_SCREEN,
     SPDL__DOCTOR_CONFIRM,
+    SPDL__DOCTOR_BEFORE, /* with `cold`: windows as it is */
+    SPDL__DOCTOR_COLD,
     SPDL__DOCTOR_DONE
 } spdl__doctor_phase;
 
@@ -14316,6 +14499,11 @@ struct spdl__doctor {
     void *kept[SPDL__KEPT];      /* of doctor_run, for SPDL__ARM_KEPT */
     uint64_t kept_origin[SPDL__KEPT];
     int kept_count;
+    char files[8192];            /* seen: names, each with a zero behind it */
+    size_t files_used;
+    uint64_t looked_ns;          /* for them, last */
+    uint64_t read_asked, read_disk;  /* when the window began */
+    double asked[2], from_disk[2];   /* in windows as it is, in cold ones */
     double predicted[SPDL_DOCTOR_TRIALS]; /* by the model, whether it fits or not */
     bool keeps_to_itself;        /* the arm is SPDL__ARM_KEPT */
     bool ended;                  /* the pipeline has, before the doctor was done */
@@ -14546,6 +14734,22 @@ SPDL__COLD void spdl__doctor_buffer(spdl__doctor *d, uint64_t size) {
     spdl__wake_changed(d->p, d->p->last);
 }
 
+/* The files that are open, now and then while it observes. */
+SPDL__COLD void spdl__doctor_look_for_files(spdl__doctor *d, uint64_t now) {
+    if (!d->plan.desc.cold || now - d->looked_ns < SPDL__LOOK_NS) return;
+    d->files_used = spdl__os_files_seen(d->files, d->files_used, sizeof(d->files));
+    d->looked_ns = now;
+}
+
+SPDL__COLD void spdl__doctor_forget_files(spdl__doctor *d) {
+    uint64_t files, bytes;
+    spdl__os_files_forget(d->files, d->files_used, spdl_time_ns() + SPDL__COLD_NS, &files, &bytes);
+    if (files > (uint64_t)d->report.cold_files) {
+        d->report.cold_files = (int)spdl__min(files, INT32_MAX);
+        d->report.cold_bytes = (double)bytes;
+    }
+}
+
 /* What is different from here on; all else as it is. */
 SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__hand *hand = d->p->hand;
@@ -14566,6 +14770,7 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     }
     spdl__doctor_worker(d, d->worker_kept || arm->kind == SPDL__ARM_WORKER);
     spdl__doctor_buffer(d, arm->kind == SPDL__ARM_BUFFER ? arm->value : d->buffer);
+    if (arm->kind == SPDL__ARM_COLD) spdl__doctor_forget_files(d);
     d->counting = false;
     d->set_since = spdl_time_ns();
     d->set_items = d->items;
@@ -14594,7 +14799,7 @@ SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, 
     const spdl__arm arm = { kind, row, value };
     static const char *const formats[] = {
         "as it is", "after %.16s", "all kept", "%.14s computes", "%.14s sleeps", "trainer sleeps",
-        "%.14s x %d", "one more worker", "buffer of %.0s%d"
+        "%.14s x %d", "one more worker", "buffer of %.0s%d", "files not in memory"
     };
     if (d->arms == SPDL__LATIN) return;
     d->arm[d->arms] = arm;
@@ -14620,6 +14825,12 @@ SPDL__COLD uint64_t spdl__doctor_queued_ns(spdl__doctor *d) {
             if (ns != SPDL__NEVER) sum += ns;
         }
     return sum;
+}
+
+/* When the second phase is to end. */
+SPDL__COLD uint64_t spdl__doctor_until(const spdl__doctor *d) {
+    const double cools = d->plan.desc.cold ? SPDL__COOLING : 0;
+    return d->begun_ns + (uint64_t)(1e9 * (1 - cools) * d->plan.desc.seconds);
 }
 
 /* All kinds of windows of this phase are there; it may last `seconds`. */
@@ -14661,11 +14872,12 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
     const double others = spdl__clocks_foreign(&d->clocks);
     const uint64_t took = now - d->clocks.time_ns;
     const bool drop = spdl__doctor_disturbed(d, others, (double)took);
+    const bool cools = d->phase > SPDL__DOCTOR_CONFIRM;
     int i;
-    ++d->report.rounds;
-    d->foreign += others;
+    d->report.rounds += !cools; /* a verdict does not hang on the others */
+    d->foreign += cools ? 0 : others;
     d->report.others_used = d->foreign / d->report.rounds;
-    if (drop) ++d->report.dropped;
+    d->report.dropped += drop && !cools;
     for (i = d->first; i < d->first + d->arms; ++i) {
         if (drop) d->report.arm[i].rate[d->round] = 0;
         d->report.arm[i].rounds = d->round + 1;
@@ -14673,8 +14885,22 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
     d->position = 0;
     d->clocks = spdl__clocks_read();
     if (d->phase == SPDL__DOCTOR_SCREEN && !spdl__doctor_tries(d)) /* all the time is for this */
-        d->phase_ns = d->begun_ns + (uint64_t)(1e9 * d->plan.desc.seconds);
-    return ++d->round < SPDL_DOCTOR_ROUNDS && now + took / 2 < d->phase_ns;
+        d->phase_ns = spdl__doctor_until(d);
+    return ++d->round < (cools ? SPDL__COLD_ROUNDS : SPDL_DOCTOR_ROUNDS) &&
+           now + took / 2 < d->phase_ns;
+}
+
+/* At the begin of a window, and at its end. */
+SPDL__COLD void spdl__doctor_count_reads(spdl__doctor *d, bool ends) {
+    const int cold = d->phase == SPDL__DOCTOR_COLD;
+    uint64_t asked, disk;
+    if (d->phase <= SPDL__DOCTOR_CONFIRM) return;
+    if (cold && !ends) spdl__doctor_forget_files(d); /* what is read again and again, too */
+    if (!spdl__os_reads(&asked, &disk)) return;
+    d->asked[cold] += ends ? (double)(asked - d->read_asked) : 0;
+    d->from_disk[cold] += ends ? (double)(disk - d->read_disk) : 0;
+    d->read_asked = asked;
+    d->read_disk = disk;
 }
 
 /* An item has come: whether the phase is over. */
@@ -14689,12 +14915,14 @@ SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
         const uint64_t passed = d->items - d->set_items;
         const bool gone = passed >= 2 * d->settle_items || (passed >= d->settle_items && waited);
         if (now - d->set_since < d->settle_ns || (now - d->set_since < most && !gone)) return false;
+        spdl__doctor_count_reads(d, false);
         d->counting = true;
-        d->window_since = now;
+        d->window_since = d->phase == SPDL__DOCTOR_COLD ? spdl_time_ns() : now;
         d->window_items = d->items;
         return false;
     }
     if (ns < d->window_ns || (items < SPDL__WINDOW_ITEMS && ns < 4 * d->window_ns)) return false;
+    spdl__doctor_count_reads(d, true);
     d->report.arm[d->first + arm].rate[d->round] = (float)(1e9 * (double)items / (double)ns);
     if (++d->position == d->arms && !spdl__doctor_round_ends(d, now)) return true;
     spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, d->round, d->position)]);
@@ -14753,7 +14981,7 @@ SPDL__COLD double spdl__doctor_follows(const spdl_interval *slower, double delay
 
 /* --- the phases --- */
 
-SPDL__COLD void spdl__doctor_finish(spdl__doctor *d);
+SPDL__COLD void spdl__doctor_tried(spdl__doctor *d);
 
 /* The first phase: what would be if a row were not there, or were slower. */
 SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
@@ -14872,7 +15100,7 @@ SPDL__COLD void spdl__doctor_confirm(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     const spdl__law law = spdl__law_of(d, NULL);
     const int row = spdl__doctor_row(d), now = row >= 0 ? r->row[row].concurrency : 0;
-    const double left = d->plan.desc.seconds - 1e-9 * (double)(spdl_time_ns() - d->begun_ns);
+    const double left = 1e-9 * ((double)spdl__doctor_until(d) - (double)spdl_time_ns());
     const spdl__what_if worker = { -1, 1, 0, 1 };
     d->first = r->arm_count;
     d->arms = 0;
@@ -14903,7 +15131,7 @@ SPDL__COLD void spdl__doctor_confirm(spdl__doctor *d) {
     } else {
         r->trial_count = 0;
         r->arm_count = d->first;
-        spdl__doctor_finish(d);
+        spdl__doctor_tried(d);
     }
 }
 
@@ -14929,6 +15157,32 @@ SPDL__COLD void spdl__doctor_confirmed(spdl__doctor *d) {
         if (best->change == SPDL_DOCTOR_WORKERS) d->worker_kept = true;
     }
     spdl__doctor_set(d, &as_it_is);
+}
+
+/* Windows as it is, or with cold files: not in turns, as these stay cold. */
+SPDL__COLD void spdl__doctor_cool(spdl__doctor *d, spdl__doctor_phase phase) {
+    const double seconds = d->plan.desc.seconds;
+    d->phase = phase;
+    d->first = d->report.arm_count;
+    d->arms = 0;
+    spdl__doctor_arm(d, phase == SPDL__DOCTOR_COLD ? SPDL__ARM_COLD : SPDL__ARM_BASE, -1, 0);
+    spdl__doctor_phase_begins(d, SPDL__COOLING / 2 * seconds);
+    if (phase == SPDL__DOCTOR_COLD) /* they may be slow, and a few rounds say nothing */
+        d->phase_ns += (uint64_t)(1e9 * SPDL__COOLING * seconds);
+}
+
+/* The share that did not come from a disk, or -1. */
+SPDL__COLD double spdl__doctor_from_cache(const spdl__doctor *d, int cold) {
+    const double asked = d->asked[cold], disk = d->from_disk[cold];
+    if (spdl__larger(asked, disk) < SPDL__READ_LEAST) return -1;
+    return disk < asked ? 1 - disk / asked : 0;
+}
+
+SPDL__COLD void spdl__doctor_cooled(spdl__doctor *d) {
+    spdl_doctor_report *r = &d->report;
+    r->cold = spdl__doctor_ratio(d, d->first - 1, d->first, 1);
+    r->from_cache = spdl__doctor_from_cache(d, 0);
+    r->cold_from_cache = spdl__doctor_from_cache(d, 1);
 }
 
 /* --- the verdict --- */
@@ -15399,6 +15653,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     if (d->phase < SPDL__DOCTOR_SCREEN) spdl__doctor_look(d);
     if (d->phase == SPDL__DOCTOR_SCREEN) spdl__doctor_screened(d);
     if (d->phase == SPDL__DOCTOR_CONFIRM) spdl__doctor_confirmed(d);
+    if (d->phase == SPDL__DOCTOR_COLD) spdl__doctor_cooled(d);
     if (d->phase >= SPDL__DOCTOR_SCREEN) spdl__doctor_set(d, &as_it_is);
     d->phase = SPDL__DOCTOR_DONE;
     spdl__hand_leave(d->p);
@@ -15412,6 +15667,18 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     if (!d->plan.desc.quiet) spdl__doctor_file(d, NULL, spdl_doctor_text);
     if (d->plan.json[0] != '\0') spdl__doctor_file(d, d->plan.json, spdl_doctor_json);
     if (d->plan.html[0] != '\0') spdl__doctor_file(d, d->plan.html, spdl_doctor_html);
+}
+
+/* The second phase is over. */
+SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
+    if (d->files_used == 0) {
+        spdl__doctor_finish(d);
+        return;
+    }
+    spdl__doctor_confirmed(d);
+    spdl__doctor_say(d, "as it is, and with files that are not in memory, for %.1f s",
+                     SPDL__COOLING * d->plan.desc.seconds);
+    spdl__doctor_cool(d, SPDL__DOCTOR_BEFORE);
 }
 
 /* --- where the trainer passes --- */
@@ -15445,6 +15712,7 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     const double seconds = d->plan.desc.seconds;
     spdl_pipeline *p = d->p;
     ++d->items;
+    if (d->phase <= SPDL__DOCTOR_OBSERVE) spdl__doctor_look_for_files(d, now);
     switch (d->phase) {
     case SPDL__DOCTOR_WARM:
         if (d->begun_ns == 0) {
@@ -15475,6 +15743,12 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
         spdl__doctor_confirm(d);
         break;
     case SPDL__DOCTOR_CONFIRM:
+        if (spdl__doctor_window(d, now)) spdl__doctor_tried(d);
+        break;
+    case SPDL__DOCTOR_BEFORE:
+        if (spdl__doctor_window(d, now)) spdl__doctor_cool(d, SPDL__DOCTOR_COLD);
+        break;
+    case SPDL__DOCTOR_COLD:
         if (spdl__doctor_window(d, now)) spdl__doctor_finish(d);
         break;
     default: break;
@@ -15545,6 +15819,7 @@ SPDL__COLD bool spdl__doctor_word(void *to, const char *word) {
     const double number = spdl__report_seconds(word);
     if (strcmp(word, "replay") == 0) return plan->desc.replay = true;
     if (strcmp(word, "raise") == 0) return plan->desc.raise = true;
+    if (strcmp(word, "cold") == 0) return plan->desc.cold = true;
     if (strncmp(word, "steps=", 6) == 0)
         return (plan->desc.run_steps = (uint64_t)spdl__report_seconds(word + 6)) > 0;
     if (strncmp(word, "json=", 5) == 0) return spdl__word_path(plan->json, word + 5);
@@ -15564,7 +15839,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
         (void)spdl__path_copy(plan->html, desc->html, "doctor", logger);
     } else if (value == NULL || strcmp(value, "0") == 0 ||
                !spdl__words_read("SPDL_DOCTOR", value, spdl__doctor_word, plan,
-                                 "replay, raise, steps=N, json=FILE or html=FILE: no doctor",
+                                 "replay, raise, cold, steps=N, json=FILE or html=FILE: no doctor",
                                  logger)) {
         return false;
     }
@@ -15587,6 +15862,8 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     memcpy(d->report.name, plan->name, sizeof(d->report.name));
     d->report.workers = workers;
     d->report.replays = plan->desc.replay;
+    d->report.cools = plan->desc.cold;
+    d->report.from_cache = d->report.cold_from_cache = -1;
     d->report.row_count = p->count;
     d->report.stage = d->report.next_stage = -1;
     d->buffer = p->sink->buffer_size;
@@ -16022,6 +16299,38 @@ SPDL__COLD void spdl__found_trials(spdl__text *text, const spdl_doctor_report *r
     }
 }
 
+/* How it is with files that are not in memory. */
+SPDL__COLD void spdl__found_cold(spdl__text *text, const spdl_doctor_report *report) {
+    static const char *const units[] = { " B", " kB", " MB", " GB" };
+    const double cached = report->cold_from_cache;
+    char words[512];
+    spdl__text line = spdl__text_start(words, sizeof(words));
+    spdl__cell cell;
+    if (!report->cools) return;
+    spdl__text_add(&line, "cold: ");
+    if (report->cold_files <= 0) {
+        spdl__text_add(&line, "not known: no file was seen to be open or mapped.");
+    } else {
+        spdl__text_add(&line, "with %d file%s of %s not in memory ", report->cold_files,
+                       report->cold_files > 1 ? "s" : "",
+                       spdl__scaled(&cell, report->cold_bytes, units, false));
+        if (cached > 0.5) {
+            spdl__text_add(&line, "%.0f %% of what was read was there all the same: how it is "
+                                  "without is not known.", 100 * cached);
+        } else {
+            spdl__found_result(&line, &report->cold, false);
+            if (report->from_cache >= 0)
+                spdl__text_add(&line, ". As it is the page cache has %.0f %% of what is read",
+                               100 * report->from_cache);
+            if (cached >= 0) spdl__text_add(&line, ", then %.0f %%", 100 * cached);
+            else spdl__text_add(&line, "; how much came from a disk then is not known");
+            spdl__text_add(&line, ". A warm cache makes reading look free: not so in a first "
+                                  "epoch, or with data larger than memory.");
+        }
+    }
+    spdl__found_wrap(text, words, 0);
+}
+
 /* What loading costs the trainer, and whether the rest is worth the work. */
 SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl_doctor_report *report) {
     const double hours = report->hours, less = report->hours_less;
@@ -16066,9 +16375,10 @@ SPDL__COLD void spdl__found_write(spdl__text *text, const spdl_doctor_report *re
     }
     spdl__found_trials(text, report);
     spdl__found_headspace(text, report);
+    spdl__found_cold(text, report);
     if (report->outcome == SPDL_DOCTOR_LIMIT)
-        spdl__text_add(text, "not known: how it is with other data, or with files that are not in "
-                             "memory.\n");
+        spdl__text_add(text, "not known: how it is with other data%s.\n",
+                       report->cools ? "" : ", or with files that are not in memory");
 }
 
 SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes) {
@@ -16119,6 +16429,12 @@ static const spdl__found_field spdl__found_fields[] = {
     SPDL__SHOWN('d', spdl_doctor_report, noise),
     SPDL__SHOWN('v', spdl_doctor_report, cached),
     SPDL__SHOWN('v', spdl_doctor_report, trainer_asleep),
+    SPDL__SHOWN('b', spdl_doctor_report, cools),
+    SPDL__SHOWN('i', spdl_doctor_report, cold_files),
+    SPDL__SHOWN('d', spdl_doctor_report, cold_bytes),
+    SPDL__SHOWN('v', spdl_doctor_report, cold),
+    SPDL__SHOWN('d', spdl_doctor_report, from_cache),
+    SPDL__SHOWN('d', spdl_doctor_report, cold_from_cache),
     SPDL__SHOWN('i', spdl_doctor_report, rounds),
     SPDL__SHOWN('i', spdl_doctor_report, dropped),
     SPDL__SHOWN('s', spdl_doctor_report, verdict),

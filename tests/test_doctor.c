@@ -6,8 +6,10 @@
 #define SPDL__WINDOW_NS 300000
 #include "flow.h"
 
+#include <fcntl.h>
 #include <limits.h>
 #include <math.h>
+#include <sys/mman.h>
 
 /* Marks in the value of an item: it was an input already; it is a copy, or was made of one. */
 #define SEEN (1L << 40)
@@ -727,6 +729,9 @@ static void check_report(const spdl_pipeline *p, const spdl_doctor_report *r, bo
     check_number(r->waiting), check_number(r->harm), check_number(r->hours);
     check_number(r->hours_less), check_number(r->noise), check_number(r->next_rate);
     CHECK(r->harm <= 1 && r->hours_less <= r->hours);
+    check_interval(&r->cold), check_number(r->cold_bytes);
+    CHECK(r->from_cache == -1 || (r->from_cache >= 0 && r->from_cache <= 1));
+    CHECK(r->cold_from_cache == -1 || (r->cold_from_cache >= 0 && r->cold_from_cache <= 1));
     check_interval(&r->same), check_interval(&r->cached), check_interval(&r->trainer_asleep);
     for (int i = 0; i < r->row_count; ++i) {
         const spdl_doctor_row *row = &r->row[i];
@@ -918,6 +923,119 @@ static void a_worker_more_comes_and_goes(void) {
     }
 }
 
+/* --- files that are not in memory --- */
+
+enum { BLOCK = 1 << 16, BLOCKS = 64 };
+
+static char cold_folder[] = "/tmp/spdl_cold_XXXXXX";
+static int cold_file;
+
+static int cold_make(const char *name, int flags) {
+    char path[64], block[BLOCK];
+    int file;
+    snprintf(path, sizeof path, "%s/%s", cold_folder, name);
+    file = open(path, O_CREAT | O_RDWR, 0600);
+    REQUIRE(file >= 0);
+    memset(block, 1, sizeof block);
+    for (int i = 0; i < BLOCKS; ++i) CHECK_EQ(write(file, block, BLOCK), BLOCK);
+    CHECK_EQ(fsync(file), 0);
+    close(file);
+    return open(path, flags);
+}
+
+static void cold_gone(void) {
+    static const char *const names[] = { "a.bin", "b.bin", "c.log", "d.map" };
+    char path[64];
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) {
+        snprintf(path, sizeof path, "%s/%s", cold_folder, names[i]);
+        (void)unlink(path);
+    }
+    CHECK_EQ(rmdir(cold_folder), 0);
+    memcpy(strrchr(cold_folder, '_') + 1, "XXXXXX", 6);
+}
+
+SPDL_FN(read_block, item, item) {
+    char block[BLOCK];
+    const off_t at = (off_t)(spdl_sequence(task) % BLOCKS) * BLOCK;
+    CHECK_EQ(pread(cold_file, block, BLOCK, at), BLOCK);
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Whether this disk can have cold files at all: not one that is memory. */
+static bool disk_is_one(uint64_t expected) {
+    uint64_t files, bytes, asked[2], disk[2];
+    char block[BLOCK], path[64];
+    snprintf(path, sizeof path, "%s/a.bin", cold_folder);
+    if (!spdl__os_reads(&asked[0], &disk[0])) return false;
+    spdl__os_files_forget(path, strlen(path) + 1, UINT64_MAX, &files, &bytes);
+    CHECK_EQ(files, expected);
+    CHECK_EQ(bytes, expected * BLOCKS * BLOCK);
+    CHECK_EQ(pread(cold_file, block, BLOCK, 0), BLOCK);
+    CHECK(spdl__os_reads(&asked[1], &disk[1]) && asked[1] >= asked[0] + BLOCK);
+    return disk[1] > disk[0];
+}
+
+static void files_that_are_open_are_seen(void) {
+    char names[256];
+    uint8_t *map;
+    int log, mapped;
+    size_t used;
+    REQUIRE(mkdtemp(cold_folder) != NULL);
+    cold_file = cold_make("a.bin", O_RDONLY);
+    log = cold_make("c.log", O_WRONLY);
+    mapped = cold_make("d.map", O_RDWR);
+    map = (uint8_t *)mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, mapped, 0);
+    REQUIRE(map != MAP_FAILED);
+    used = spdl__os_files_seen(names, 0, sizeof names);
+    CHECK_EQ(spdl__os_files_seen(names, used, sizeof names), used);
+    CHECK_EQ(used, 2 * (strlen(cold_folder) + 7));
+    CHECK(used > 0 && strcmp(strrchr(names, '/'), "/a.bin") == 0);
+    CHECK(used > 0 && strcmp(strrchr(names + strlen(names) + 1, '/'), "/d.map") == 0);
+    CHECK_EQ(spdl__os_files_seen(names, 0, 10), 0);
+    map[0] = 7; /* what was written stays */
+    (void)disk_is_one(1);
+    CHECK(map[0] == 7 && map[BLOCK - 1] == 1);
+    munmap(map, BLOCK);
+    close(log), close(mapped), close(cold_file);
+    cold_gone();
+}
+
+static void reading_is_compared_with_cold_files(void) {
+    static spdl_doctor_report report;
+    static char text[1 << 15];
+    const spdl_doctor_desc doctor = { .seconds = 0.3, .quiet = true, .cold = true };
+    for (int files = 0; files < 2; ++files) {
+        lesson l = { .wait_us = 20 };
+        bool disk = false;
+        spdl_pipeline *p;
+        memset(&source, 0, sizeof source);
+        source.count = -1;
+        if (files) {
+            REQUIRE(mkdtemp(cold_folder) != NULL);
+            cold_file = cold_make("b.bin", O_RDONLY);
+            close(cold_file);
+            cold_file = cold_make("a.bin", O_RDONLY);
+            disk = disk_is_one(2); /* and the one beside it */
+        }
+        p = files ? EXAMINE(&doctor, 2, FROM(NOTHING), SPDL_PIPE(read_block), SPDL_SINK(2))
+                  : EXAMINE(&doctor, 2, FROM(NOTHING), LOOK(NOTHING), SPDL_SINK(2));
+        CHECK_EQ(spdl_doctor_run(p, learn, &l, &report), SPDL_OK);
+        check_report(p, &report, true);
+        gone(p);
+        CHECK(report.cools);
+        CHECK_EQ(report.cold_files, 2 * files);
+        CHECK_EQ(report.cold_bytes, 2.0 * files * BLOCKS * BLOCK);
+        CHECK_EQ(report.cold.rounds > 0, files);
+        CHECK((size_t)spdl_doctor_text(&report, text, sizeof text) < sizeof text);
+        if (!files) CHECK(strstr(text, "cold: not known: no file was seen") != NULL);
+        if (files) CHECK(strstr(text, "cold: with 2 files of 8.39 MB not in memory") != NULL);
+        printf("   %s", strstr(text, "cold: "));
+        if (disk) CHECK(report.from_cache > 0.8 && report.cold_from_cache < report.from_cache);
+        if (files) close(cold_file), cold_gone();
+    }
+}
+
 /* --- SPDL_DOCTOR --- */
 
 static char logged[4096];
@@ -965,6 +1083,9 @@ static void the_environment_asks_for_it(void) {
     CHECK(asked("20,replay,raise,steps=100000", &plan));
     CHECK(plan.desc.seconds == 20 && plan.desc.replay && plan.desc.raise);
     CHECK_EQ(plan.desc.run_steps, 100000);
+    CHECK(!plan.desc.cold);
+    CHECK(asked("30,cold", &plan));
+    CHECK(plan.desc.cold && plan.desc.seconds == 30);
     CHECK(asked("replay", &plan));
     CHECK(plan.desc.seconds == 10 && plan.desc.replay);
     CHECK_EQ(warnings, 0);
@@ -1047,6 +1168,8 @@ TEST_TABLE(doctor) {
     TEST_CASE(a_loop_that_cannot_go_on_ends),
     TEST_CASE(it_is_asked_for_what_is_not_there),
     TEST_CASE(a_worker_more_comes_and_goes),
+    TEST_CASE(files_that_are_open_are_seen),
+    TEST_CASE(reading_is_compared_with_cold_files),
     TEST_CASE(the_environment_asks_for_it),
     TEST_CASE(reports_go_to_files),
     TEST_CASE(bounds_are_kept),
