@@ -1883,7 +1883,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    - else each call of the row takes a known time longer, once computing, once asleep. How far
      throughput follows says how much the program hangs on the row, and on which resource.
    Then the changes that promise most are compared with things as they are, and the best is kept if
-   it helps. Delays change no item: without `replay` a trainer gets what it would get
+   it helps; but .policy.polite, which is tried where the trainer waits for processors and the
+   process may raise priorities again (else .policy.sched is). Delays change no item: without `replay` a trainer gets what it would get
    without the doctor. Statistics of the run include what the experiments did. Meanwhile .autotune
    rests, and what spdl_pipeline_set_concurrency sets does not last.
 
@@ -2808,7 +2809,7 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
 
 /* ============================================================================================= */
 /* >>os
-   The operating system, as 30 functions: no other section calls one. The next section says what
+   The operating system, as 32 functions: no other section calls one. The next section says what
    they do. Each kind of system is a twin of it with the same functions, and no other code has an
    #if for it. Any thread may call any of them at any time; pointers are not NULL unless it says so;
    times are nanoseconds. A text that is returned says why not, until the thread's next call; NULL
@@ -2941,6 +2942,18 @@ SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os
     (void)thread, (void)file;
     if (cpu_ns != NULL) *cpu_ns = SPDL__NEVER;
     if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
+}
+
+/* How far threads can be made to make way for others while they run, and that be taken back: 0 not
+   at all, 1 SCHED_BATCH, 2 nice 19 as well. *nice: of the caller. */
+SPDL__PRIVATE int spdl__os_thread_manners(int *nice) {
+    *nice = 0;
+    return 0;
+}
+
+/* Makes a thread that such a one has started do so; 0: as the starter. */
+SPDL__PRIVATE void spdl__os_thread_behave(const spdl__os_thread *thread, int manners, int nice) {
+    (void)thread, (void)manners, (void)nice;
 }
 
 SPDL__PRIVATE void spdl__os_yield(void) {}
@@ -3263,6 +3276,27 @@ SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
     return spdl__os_thread_set_cpus(policy->cpus, policy->cpu_count) &&
            (sched == 0 || syscall(SYS_sched_setscheduler, 0L, sched, &priority) == 0) &&
            (nice == 0 || syscall(SYS_setpriority, 0L, 0L, (long)nice) == 0);
+}
+
+/* Up again is allowed by a limit or a privilege, which the caller tries on itself. */
+SPDL__PRIVATE int spdl__os_thread_manners(int *nice) {
+    const long limit_nice = 13;
+    uint64_t limit[2] = { 0, 0 };
+    *nice = 20 - (int)syscall(SYS_getpriority, 0L, 0L);
+    if (syscall(SYS_sched_getscheduler, 0L) != 0) return 0;
+    (void)syscall(SYS_prlimit64, 0L, limit_nice, NULL, limit);
+    if (limit[0] >= (uint64_t)(20 - *nice)) return 2;
+    if (syscall(SYS_setpriority, 0L, 0L, (long)*nice - 1) != 0) return 1;
+    (void)syscall(SYS_setpriority, 0L, 0L, (long)*nice);
+    return 2;
+}
+
+SPDL__PRIVATE void spdl__os_thread_behave(const spdl__os_thread *thread, int manners, int nice) {
+    const long number = (long)spdl__load32(&thread->number), sched = manners > 0 ? 3 : 0;
+    const int priority = 0;
+    if (number == 0) return;
+    (void)syscall(SYS_sched_setscheduler, number, sched, &priority);
+    (void)syscall(SYS_setpriority, 0L, number, manners > 1 ? 19L : (long)nice);
 }
 
 /* Shows 15 characters of the name. */
@@ -3607,6 +3641,15 @@ SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
     (void)policy;
     return true;
 #endif
+}
+
+SPDL__PRIVATE int spdl__os_thread_manners(int *nice) {
+    *nice = 0;
+    return 0;
+}
+
+SPDL__PRIVATE void spdl__os_thread_behave(const spdl__os_thread *thread, int manners, int nice) {
+    (void)thread, (void)manners, (void)nice;
 }
 
 SPDL__PRIVATE void spdl__os_thread_begins(spdl__os_thread *thread) {
@@ -14443,6 +14486,7 @@ typedef enum spdl__arm_kind {
     SPDL__ARM_CALLS,   /* `row` has a concurrency of `value` */
     SPDL__ARM_WORKER,  /* one more */
     SPDL__ARM_BUFFER,  /* of the sink */
+    SPDL__ARM_POLITE,  /* the workers make way, `value` is how: 1 or 2, see os_thread_manners */
     SPDL__ARM_COLD     /* files are taken out of the page cache first */
 } spdl__arm_kind;
 
@@ -14494,6 +14538,8 @@ struct spdl__doctor {
     bool tuned[SPDL_MAX_STAGES];     /* it may be changed */
     uint64_t buffer;
     bool worker_kept;            /* the further worker goes on */
+    int manners, manners_now;    /* of the workers: as it is, in this window */
+    int nice;                    /* as they were made */
     uint32_t holds;              /* it is kept away: see doctor_worker */
     spdl__os_event hold;
     void *kept[SPDL__KEPT];      /* of doctor_run, for SPDL__ARM_KEPT */
@@ -14729,6 +14775,16 @@ SPDL__COLD void spdl__doctor_worker(spdl__doctor *d, bool works) {
     }
 }
 
+/* Whether the workers make way for others. */
+SPDL__COLD void spdl__doctor_manners(spdl__doctor *d, int manners) {
+    const spdl_pipeline *p = d->p;
+    int i, k;
+    for (i = 0; manners != d->manners_now && i < p->groups; ++i)
+        for (k = 0; p->group[i].own_pool && k < p->group[i].pool->threads; ++k)
+            spdl__os_thread_behave(&p->group[i].pool->worker[k].thread, manners, d->nice);
+    d->manners_now = manners;
+}
+
 SPDL__COLD void spdl__doctor_buffer(spdl__doctor *d, uint64_t size) {
     spdl__store_relaxed(&d->p->sink->buffer_size, size);
     spdl__wake_changed(d->p, d->p->last);
@@ -14770,6 +14826,7 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     }
     spdl__doctor_worker(d, d->worker_kept || arm->kind == SPDL__ARM_WORKER);
     spdl__doctor_buffer(d, arm->kind == SPDL__ARM_BUFFER ? arm->value : d->buffer);
+    spdl__doctor_manners(d, arm->kind == SPDL__ARM_POLITE ? (int)arm->value : d->manners);
     if (arm->kind == SPDL__ARM_COLD) spdl__doctor_forget_files(d);
     d->counting = false;
     d->set_since = spdl_time_ns();
@@ -14799,7 +14856,8 @@ SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, 
     const spdl__arm arm = { kind, row, value };
     static const char *const formats[] = {
         "as it is", "after %.16s", "all kept", "%.14s computes", "%.14s sleeps", "trainer sleeps",
-        "%.14s x %d", "one more worker", "buffer of %.0s%d", "files not in memory"
+        "%.14s x %d", "one more worker", "buffer of %.0s%d", "polite workers",
+        "files not in memory"
     };
     if (d->arms == SPDL__LATIN) return;
     d->arm[d->arms] = arm;
@@ -14850,13 +14908,22 @@ SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
     spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, 0, 0)]);
 }
 
+/* How polite the workers may be for a while: not if they have a policy, or are not ours. */
+SPDL__COLD int spdl__doctor_may_be_polite(spdl__doctor *d) {
+    const spdl__group *group = &d->p->group[0];
+    const spdl_policy *policy = group->own_pool ? &group->pool->desc.policy : NULL;
+    if (policy == NULL || policy->polite || policy->nice != 0 || policy->sched != 0) return 0;
+    return spdl__os_thread_manners(&d->nice);
+}
+
 /* Whether there may be a change to try. */
 SPDL__COLD bool spdl__doctor_tries(const spdl__doctor *d) {
     int i;
     for (i = 0; i < d->report.row_count; ++i)
         if (d->report.row[i].may_raise || (d->tuned[i] && d->report.row[i].concurrency > 1))
             return true;
-    return spdl__doctor_workers(d) > 0 || d->report.today < SPDL__EVEN * d->report.model;
+    return spdl__doctor_workers(d) > 0 || d->report.today < SPDL__EVEN * d->report.model ||
+           d->report.harm >= SPDL__HARM;
 }
 
 /* Whether others have had processors since the round began, and we have waited for some. */
@@ -15082,7 +15149,7 @@ SPDL__COLD int spdl__doctor_row(const spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_try(spdl__doctor *d, spdl__arm_kind kind, int row, int from, int to,
                                  double predicted) {
     static const spdl_doctor_change changes[] = { SPDL_DOCTOR_CONCURRENCY, SPDL_DOCTOR_WORKERS,
-                                                  SPDL_DOCTOR_BUFFER };
+                                                  SPDL_DOCTOR_BUFFER, SPDL_DOCTOR_POLITE };
     spdl_doctor_trial *trial = &d->report.trial[d->report.trial_count];
     if (d->report.trial_count == SPDL_DOCTOR_TRIALS) return;
     ++d->report.trial_count;
@@ -15108,6 +15175,11 @@ SPDL__COLD void spdl__doctor_confirm(spdl__doctor *d) {
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
     r->stage = row;
+    if (r->harm >= SPDL__HARM && spdl__doctor_may_be_polite(d) > 0) {
+        const double most = law.by == SPDL__BY_TRAINER ? law.next / law.rate : 1;
+        spdl__doctor_try(d, SPDL__ARM_POLITE, -1, 0, spdl__doctor_may_be_polite(d),
+                         spdl__smaller(1 / (1 - r->harm), most));
+    }
     if (row >= 0 && r->row[row].may_raise) {
         const int to = spdl__law_calls(d, row, d->p->node[row].row.max_concurrency);
         const spdl__what_if what = { row, 1, to - now, 0 };
@@ -15145,6 +15217,8 @@ SPDL__COLD void spdl__doctor_confirmed(spdl__doctor *d) {
     for (i = 0; i < r->trial_count; ++i) {
         spdl_doctor_trial *trial = &r->trial[i];
         trial->measured = spdl__doctor_ratio(d, d->first, d->first + 2 + i, r->trial_count);
+        if (trial->change == SPDL_DOCTOR_POLITE && trial->to > 1)
+            continue; /* nobody would work for them while other programs keep them from running */
         if (trial->measured.known && trial->measured.low > 1 &&
             trial->measured.value > SPDL__GAIN &&
             (best == NULL || trial->measured.value > best->measured.value))
@@ -15155,6 +15229,7 @@ SPDL__COLD void spdl__doctor_confirmed(spdl__doctor *d) {
         if (best->change == SPDL_DOCTOR_CONCURRENCY) d->limit[best->stage] = (uint32_t)best->to;
         if (best->change == SPDL_DOCTOR_BUFFER) d->buffer = (uint64_t)best->to;
         if (best->change == SPDL_DOCTOR_WORKERS) d->worker_kept = true;
+        if (best->change == SPDL_DOCTOR_POLITE) d->manners = best->to;
     }
     spdl__doctor_set(d, &as_it_is);
 }
@@ -15336,8 +15411,9 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     bool helps = false;
     int i;
     for (i = 0; i < r->trial_count; ++i)
-        helps = helps || r->trial[i].kept ||
-                (r->trial[i].to > r->trial[i].from && spdl__doctor_helps(&r->trial[i]));
+        helps = helps || (r->trial[i].change != SPDL_DOCTOR_POLITE &&
+                          (r->trial[i].kept || (r->trial[i].to > r->trial[i].from &&
+                                                spdl__doctor_helps(&r->trial[i]))));
     r->stage = r->next_stage = -1;
     r->outcome = SPDL_DOCTOR_LIMIT;
     if (d->disturbed || (few && 2 * r->dropped > r->rounds)) {
@@ -15556,6 +15632,24 @@ SPDL__COLD void spdl__doctor_say_tail(spdl__text *text, const spdl__doctor *d) {
                    spdl__duration(&cell[1], (double)stage->p50_ns));
 }
 
+/* Loading costs the trainer processors. */
+SPDL__COLD void spdl__doctor_say_harm(spdl__text *text, const spdl__doctor *d) {
+    const spdl_doctor_report *r = &d->report;
+    const spdl_doctor_trial *polite = spdl__doctor_trial_of(r, SPDL_DOCTOR_POLITE, true);
+    const char *write = polite != NULL && polite->to == 1 ? ".policy.sched = SPDL_SCHED_BATCH"
+                                                          : ".policy.polite = true";
+    spdl__text_add(text, "Loading takes processors from the trainer: %.0f %% of a step it waits "
+                         "for one, and %.1f %% of the time for items. Use fewer workers, or write "
+                         "%s", 100 * r->harm, 100 * r->waiting, write);
+    if (polite == NULL)
+        spdl__text_add(text, " (not tried).");
+    else
+        spdl__doctor_measured(text, polite);
+    if (polite != NULL && polite->to == 1)
+        spdl__text_add(text, " .policy.polite was not tried: this process may not raise priorities "
+                             "again.");
+}
+
 /* Two sentences or so. */
 SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
@@ -15571,12 +15665,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
                               "%% of the time. Stop tuning.", spdl__duration(&cell, r->step_ns),
                        100 * spdl__smaller(1, 1e-9 * r->today * r->step_ns));
         break;
-    case SPDL_LIMIT_HARM:
-        spdl__text_add(&text, "Loading takes processors from the trainer: %.0f %% of a step it "
-                              "waits for one, and %.1f %% of the time for items. Use fewer "
-                              "workers, or polite ones (.policy.polite).", 100 * r->harm,
-                       100 * r->waiting);
-        break;
+    case SPDL_LIMIT_HARM: spdl__doctor_say_harm(&text, d); break;
     case SPDL_LIMIT_MACHINE:
         spdl__text_add(&text, "The processors are used up (%.2f of %.3g): no concurrency helps. "
                               "Make stage %d '%s' cheaper, it takes most of them.", r->cores_used,
@@ -15935,7 +16024,8 @@ static const char *const spdl__found_limits[] = {
     NULL
 };
 static const char *const spdl__found_methods[] = { "none", "replayed", "slowed", NULL };
-static const char *const spdl__found_changes[] = { "concurrency", "workers", "buffer", NULL };
+static const char *const spdl__found_changes[] = { "concurrency", "workers", "buffer", "polite",
+                                                   NULL };
 
 SPDL__COLD const char *spdl__found_word(const char *const *words, unsigned value) {
     for (; *words != NULL; ++words)
@@ -16245,9 +16335,12 @@ SPDL__COLD const char *spdl__trial_row(const spdl_doctor_report *report,
 /* "conc 2 -> 3" */
 SPDL__COLD const char *spdl__trial_change(spdl__cell *cell, const spdl_doctor_trial *trial) {
     static const char *const changes[] = { "conc", "workers", "buffer", NULL };
-    (void)snprintf(cell->text, sizeof(cell->text), "%s %d -> %d",
-                   spdl__found_word(changes, (unsigned)trial->change),
-                   spdl__found_count(trial->from, 999), spdl__found_count(trial->to, 999));
+    if (trial->change == SPDL_DOCTOR_POLITE)
+        (void)snprintf(cell->text, sizeof(cell->text), trial->to > 1 ? "polite" : "SCHED_BATCH");
+    else
+        (void)snprintf(cell->text, sizeof(cell->text), "%s %d -> %d",
+                       spdl__found_word(changes, (unsigned)trial->change),
+                       spdl__found_count(trial->from, 999), spdl__found_count(trial->to, 999));
     return cell->text;
 }
 
@@ -16258,6 +16351,8 @@ SPDL__COLD void spdl__trial_paste(spdl__text *text, const spdl_doctor_report *re
         spdl__text_add(text, "write: .workers = %d in spdl_pipeline_desc", trial->to);
     else if (trial->change == SPDL_DOCTOR_BUFFER)
         spdl__text_add(text, "write: SPDL_SINK(%d)", trial->to);
+    else if (trial->change == SPDL_DOCTOR_POLITE)
+        spdl__text_add(text, "write: .policy.sched = SPDL_SCHED_BATCH in spdl_pipeline_desc");
     else
         spdl__text_add(text, "write: .concurrency = %d in the row of '%s'", trial->to,
                        spdl__trial_row(report, trial));

@@ -10,6 +10,7 @@
 #include <limits.h>
 #include <math.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 /* Marks in the value of an item: it was an input already; it is a copy, or was made of one. */
 #define SEEN (1L << 40)
@@ -74,7 +75,7 @@ static unsigned draw(uint64_t *state, unsigned below) {
 /* Something is different from here on. */
 static void differ(spdl_pipeline *p, uint64_t *state) {
     spdl__doctor *d = p->doctor;
-    spdl__arm arm = { (spdl__arm_kind)draw(state, SPDL__ARM_BUFFER + 1), -1, 0 };
+    spdl__arm arm = { (spdl__arm_kind)draw(state, SPDL__ARM_POLITE + 1), -1, 0 };
     const int row = (int)draw(state, (unsigned)p->count);
     const spdl__probe *probe = &p->hand->probe[row];
     const bool replay = probe->count > 1 && probe->replay != SPDL__REPLAY_NOT;
@@ -87,6 +88,9 @@ static void differ(spdl_pipeline *p, uint64_t *state) {
     if (arm.kind == SPDL__ARM_CALLS)
         arm.value = 1 + draw(state, (unsigned)p->node[row].row.max_concurrency);
     if (arm.kind == SPDL__ARM_BUFFER) arm.value = (1 + draw(state, 2)) * d->buffer;
+    if (arm.kind == SPDL__ARM_POLITE) arm.value = 1 + draw(state, 2);
+    if (arm.kind == SPDL__ARM_POLITE && spdl__doctor_may_be_polite(d) < (int)arm.value)
+        arm.kind = SPDL__ARM_BASE; /* it could not be taken back */
     spdl__doctor_set(d, &arm);
 }
 
@@ -923,6 +927,52 @@ static void a_worker_more_comes_and_goes(void) {
     }
 }
 
+/* --- workers that make way --- */
+
+static bool workers_are(const spdl_pipeline *p, long sched, int nice) {
+    bool are = true;
+    for (int i = 0; i < p->group[0].pool->threads; ++i) {
+        const long number = (long)p->group[0].pool->worker[i].thread.number;
+        are = are && syscall(SYS_sched_getscheduler, number) == sched &&
+              20 - syscall(SYS_getpriority, 0L, number) == nice;
+    }
+    return are;
+}
+
+static void workers_make_way_for_a_while(void) {
+    const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0 };
+    spdl__arm polite = { SPDL__ARM_POLITE, -1, 0 };
+    int nice;
+    const int most = spdl__os_thread_manners(&nice);
+    for (int manners = 1; manners <= most; ++manners) {
+        spdl_pipeline *p = shape(1, &watches, 3, 50, 2);
+        CHECK_EQ(spdl__doctor_may_be_polite(p->doctor), most);
+        polite.value = (uint64_t)manners;
+        CHECK_EQ(take_from(p, 0, 10, SPDL_OK), 10);
+        CHECK(workers_are(p, 0, nice));
+        spdl__doctor_set(p->doctor, &polite);
+        CHECK(workers_are(p, 3, manners == 2 ? 19 : nice));
+        CHECK_EQ(take_from(p, 10, 20, SPDL_OK), 20);
+        spdl__doctor_set(p->doctor, &as_it_is);
+        CHECK(workers_are(p, 0, nice));
+        spdl__doctor_set(p->doctor, &polite);
+        spdl__doctor_finish(p->doctor); /* at any time: it was not kept */
+        if (p->doctor->phase >= SPDL__DOCTOR_SCREEN) CHECK_EQ(p->doctor->manners, 0);
+        gone(p);
+    }
+    for (int i = 0; i < 3; ++i) { /* a policy of their own is left alone */
+        spdl_pipeline_desc desc = { .workers = 1, .doctor = &watches };
+        spdl_pipeline *p = NULL;
+        desc.policy.polite = i == 0;
+        desc.policy.nice = i == 1;
+        if (i == 2) desc.policy.sched = SPDL_SCHED_BATCH;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(COUNT_TO(3), SPDL_SINK(2))) == SPDL_OK);
+        CHECK_EQ(spdl__doctor_may_be_polite(p->doctor), 0);
+        CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 3);
+        DONE(p);
+    }
+}
+
 /* --- files that are not in memory --- */
 
 enum { BLOCK = 1 << 16, BLOCKS = 64 };
@@ -1168,6 +1218,7 @@ TEST_TABLE(doctor) {
     TEST_CASE(a_loop_that_cannot_go_on_ends),
     TEST_CASE(it_is_asked_for_what_is_not_there),
     TEST_CASE(a_worker_more_comes_and_goes),
+    TEST_CASE(workers_make_way_for_a_while),
     TEST_CASE(files_that_are_open_are_seen),
     TEST_CASE(reading_is_compared_with_cold_files),
     TEST_CASE(the_environment_asks_for_it),
