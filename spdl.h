@@ -1888,6 +1888,9 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    without the doctor. Statistics of the run include what the experiments did. Meanwhile .autotune
    rests, and what spdl_pipeline_set_concurrency sets does not last.
 
+   Completion order is named and not tried: nothing in a table allows another order for a while, what
+   has come out of order cannot be taken back, and rows after it may count on the order.
+
    What it prints. Ratios are of throughput, with 95 % intervals that hold for all comparisons of a
    phase. A gain is claimed if the interval of its trial is above 1, or in fewer rounds if the model
    (service demands of the rows, processors, threads, the trainer's step) says the same; what the
@@ -15627,9 +15630,12 @@ SPDL__COLD void spdl__doctor_say_tail(spdl__text *text, const spdl__doctor *d) {
     spdl__text_name(text, stage->name, -1);
     spdl__text_add(text, "' has rare calls of up to %s (half of them take %s or less), and what "
                          "comes after them waits. Write "
-                         ".output_order = SPDL_ORDER_COMPLETION, or a larger buffer_size.",
+                         ".output_order = SPDL_ORDER_COMPLETION, or a larger buffer_size",
                    spdl__duration(&cell[0], (double)stage->max_ns),
                    spdl__duration(&cell[1], (double)stage->p50_ns));
+    if (r->model > r->today)
+        spdl__text_add(text, ": by the model up to %.2fx", r->model / r->today);
+    spdl__text_add(text, " (not tried: items would come in another order).");
 }
 
 /* Loading costs the trainer processors. */

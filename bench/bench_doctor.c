@@ -2,6 +2,8 @@
 
        make bench-doctor
        make bench-doctor ARGS="--all --plot doctor.svg --raw doctor.jsonl"
+       make bench-doctor ARGS="--all --part 3/20 --raw doctor.jsonl"    a piece, added to the file
+       make bench-doctor ARGS="--sum doctor.jsonl --plot doctor.svg"    what all pieces come to
 
    A row for each program of doctor_programs.h: the share of repeats with the right verdict. Each
    repeat runs the doctor for --seconds (10; with --quick 6), in 5 repeats (--quick 2, --all 20).
@@ -14,13 +16,17 @@
    measured_err_p50..   the doctor's own trial, against the truth: where it gives an interval
    interval_holds       the printed 95 % interval holds the truth (its interval has an error, too)
    aa_no_difference     nothing against nothing is no difference
-   worse_left           changes that were kept, and are worse in truth
+   worse_left           changes that were kept, and are worse in truth: in 5 of 6 rounds or more
    wrong_claims         verdicts that name a wrong limit, or find nothing to gain where there is
    unused_overhead_pct  a pipeline whose doctor is done against one without, 1-us stages
 
    --plot FILE   what was said against the truth, as an SVG
    --raw FILE    each repeat as a line of JSON: the doctor's report, and what is true: median, low
-                 and high of the change number `trial`, and of the row's calls in half the time
+                 and high of the change number `trial`, and of the row's calls in half the time;
+                 "sum" is what the rows are made of. The file is added to
+   --part K/N    only the Kth of N pieces, each with some repeats of every program, so that hours
+                 can be spread; with --raw
+   --sum FILE    runs nothing: the rows of all repeats in the file
 
    On a machine that others use verdicts are "foreign", which is not right in most rows; beside each
    row stand how many, and the processors that others had. */
@@ -57,13 +63,28 @@ typedef struct repeat {
     bool right;
     bool tried, halved; /* there is a truth of the first trial; of the row that limits */
     spdl_interval trial, twice;
+    bool worse;         /* with the change in all rounds of the truth but one */
     double others;      /* processors that other programs had */
 } repeat;
+
+/* What the rows are made of, from a repeat or a line of a file. */
+#define BRIEF_KEYS(X)                                                                              \
+    X(right) X(foreign) X(wrong) X(same) X(no_difference) X(kept) X(worse) X(said) X(low) X(high)  \
+    X(predicted) X(truth) X(twice) X(true_twice) X(others)
+#define BRIEF_MEMBER(key) double key;
+typedef struct brief {
+    char program[24];
+    BRIEF_KEYS(BRIEF_MEMBER)
+} brief;
+#define BRIEFS_MOST 2048
+static brief briefs[BRIEFS_MOST];
+static int brief_count;
 
 static struct {
     double seconds;
     int repeats;
-    const char *plot, *raw;
+    const char *plot, *raw, *sum;
+    int part, parts; /* from 1; 0: all */
 } asked;
 
 static point points[POINTS_MOST];
@@ -207,11 +228,13 @@ static void open_or_fail(planted_run *run, const planted *is, const planted_chan
         bench_fail("it cannot be made: %s", error.text);
 }
 
-/* How many times as fast the program is with the change. */
-static spdl_interval truth_of(const planted *is, const planted_change *change) {
+/* How many times as fast the program is with the change. *but_one: as fast in all rounds but one, at
+   most. */
+static spdl_interval truth_of(const planted *is, const planted_change *change, double *but_one) {
     static planted_run run[2];
     double ratio[TRUTH_ROUNDS];
-    const planted_change none = { -1, 0, 0, 0, 0, true };
+    spdl_interval truth;
+    const planted_change none = { -1, 0, 0, 0, 0, true, 0 };
     int i;
     bench_now_with("as it really is");
     open_or_fail(&run[0], is, &none, NULL);
@@ -224,7 +247,9 @@ static spdl_interval truth_of(const planted *is, const planted_change *change) {
     }
     planted_close(&run[0]);
     planted_close(&run[1]);
-    return spdl__interval(ratio, TRUTH_ROUNDS, 1);
+    truth = spdl__interval(ratio, TRUTH_ROUNDS, 1); /* sorts them */
+    *but_one = ratio[TRUTH_ROUNDS - 2];
+    return truth;
 }
 
 /* ---- a repeat ---- */
@@ -238,7 +263,8 @@ static const spdl_doctor_trial *tried_of(const spdl_doctor_report *r) {
 
 static void find_truth(repeat *at, const planted *is) {
     const spdl_doctor_report *r = &at->report;
-    planted_change change = { -1, 0, 0, 0, 0, true };
+    planted_change change = { -1, 0, 0, 0, 0, true, 0 };
+    double but_one;
     at->tried = tried_of(r)->measured.rounds > 0;
     at->halved = r->outcome == SPDL_DOCTOR_LIMIT && r->stage >= 0 && r->limit != SPDL_LIMIT_LOCK &&
                  r->row[r->stage].twice > 0;
@@ -248,11 +274,13 @@ static void find_truth(repeat *at, const planted *is) {
         change.calls = trial->change == SPDL_DOCTOR_CONCURRENCY ? trial->to : 0;
         change.workers = trial->change == SPDL_DOCTOR_WORKERS ? trial->to : 0;
         change.sink = trial->change == SPDL_DOCTOR_BUFFER ? trial->to : 0;
-        at->trial = truth_of(is, &change);
+        change.manners = trial->change == SPDL_DOCTOR_POLITE ? trial->to : 0;
+        at->trial = truth_of(is, &change, &but_one);
+        at->worse = but_one < 1;
     }
     if (at->halved) {
-        const planted_change faster = { r->stage, 2, 0, 0, 0, true };
-        at->twice = truth_of(is, &faster);
+        const planted_change faster = { r->stage, 2, 0, 0, 0, true, 0 };
+        at->twice = truth_of(is, &faster, &but_one);
     }
 }
 
@@ -284,50 +312,94 @@ static const char *run_repeat(repeat *at, const planted *is) {
     return NULL;
 }
 
-static void add_point(const planted *is, spdl_interval said, double truth, bool predicted,
-                      bool claimed) {
-    const point to = { is->name, said.value, said.low, said.high, truth, predicted, claimed };
-    if (point_count < POINTS_MOST && said.value > 0 && truth > 0) points[point_count++] = to;
-}
-
-static void count_repeat(const repeat *at, const planted *is) {
+static brief brief_of(const repeat *at, const planted *is) {
     const spdl_doctor_report *r = &at->report;
-    spdl_interval model = { 0, 0, 0, 0, false };
-    ++total.repeats;
-    if (r->same.known) {
-        ++total.same;
-        total.no_difference += r->same.low <= 1 && r->same.high >= 1;
-    }
-    total.wrong += !at->right && (r->outcome == SPDL_DOCTOR_LIMIT ||
-                                  r->outcome == SPDL_DOCTOR_NOTHING ||
-                                  (r->outcome == SPDL_DOCTOR_BURSTY && r->limit != 0));
+    brief b;
+    memset(&b, 0, sizeof b);
+    (void)snprintf(b.program, sizeof b.program, "%s", is->name);
+    b.right = at->right;
+    b.foreign = r->outcome == SPDL_DOCTOR_FOREIGN;
+    b.wrong = !at->right && (r->outcome == SPDL_DOCTOR_LIMIT || r->outcome == SPDL_DOCTOR_NOTHING ||
+                             (r->outcome == SPDL_DOCTOR_BURSTY && r->limit != 0));
+    b.same = r->same.known;
+    b.no_difference = r->same.known && r->same.low <= 1 && r->same.high >= 1;
+    b.others = at->others;
     if (at->tried) {
         const spdl_doctor_trial *trial = tried_of(r);
-        const double truth = at->trial.value;
+        b.kept = trial->kept;
+        b.worse = trial->kept && at->worse;
+        b.truth = at->trial.value;
+        b.predicted = trial->predicted;
         if (trial->measured.known) {
-            ++total.intervals;
-            total.held += trial->measured.low <= truth && truth <= trial->measured.high;
-            add_point(is, trial->measured, truth, false, trial->kept);
+            b.said = trial->measured.value;
+            b.low = trial->measured.low;
+            b.high = trial->measured.high;
         }
-        total.worse += trial->kept && truth < 1 && at->trial.high < 1;
-        model.value = trial->predicted;
-        add_point(is, model, truth, true, trial->kept);
     }
     if (at->halved) {
-        model.value = r->row[r->stage].twice;
-        add_point(is, model, at->twice.value, true, true);
+        b.twice = r->row[r->stage].twice;
+        b.true_twice = at->twice.value;
     }
+    return b;
+}
+
+static void add_point(const brief *b, double said, double low, double high, double truth,
+                      bool predicted, bool claimed) {
+    const point to = { b->program, said, low, high, truth, predicted, claimed };
+    if (point_count < POINTS_MOST && said > 0 && truth > 0) points[point_count++] = to;
+}
+
+static void count_brief(const brief *b) {
+    ++total.repeats;
+    total.wrong += b->wrong > 0;
+    total.same += b->same > 0;
+    total.no_difference += b->no_difference > 0;
+    total.worse += b->worse > 0;
+    if (b->said > 0 && b->truth > 0) {
+        ++total.intervals;
+        total.held += b->low <= b->truth && b->truth <= b->high;
+    }
+    add_point(b, b->said, b->low, b->high, b->truth, false, b->kept > 0);
+    add_point(b, b->predicted, 0, 0, b->truth, true, b->kept > 0);
+    add_point(b, b->twice, 0, 0, b->true_twice, true, true);
+}
+
+static void keep_brief(const brief *b) {
+    if (brief_count == BRIEFS_MOST) bench_fail("there are more than %d repeats", BRIEFS_MOST);
+    briefs[brief_count] = *b;
+    count_brief(&briefs[brief_count++]); /* points keep its name */
+}
+
+/* The lines that raw_line has written. */
+static void read_briefs(const char *path) {
+    static char line[1 << 18];
+    FILE *from = fopen(path, "r");
+    if (from == NULL) bench_fail("cannot read %s", path);
+    while (fgets(line, sizeof line, from) != NULL) {
+        const char *at = strstr(line, "\"sum\":[");
+        brief b;
+        memset(&b, 0, sizeof b);
+        if (at == NULL || sscanf(line, "{\"program\":\"%23[^\"]", b.program) != 1)
+            bench_fail("%s has a line that is none of --raw", path);
+        at += 6;
+#define BRIEF_READ(key) at += strcspn(at, "[,") + 1; b.key = strtod(at, NULL);
+        BRIEF_KEYS(BRIEF_READ)
+        keep_brief(&b);
+    }
+    (void)fclose(from);
 }
 
 /* ---- what is printed ---- */
 
-static void raw_line(FILE *to, const repeat *at, const planted *is) {
+static void raw_line(FILE *to, const repeat *at, const brief *b) {
     static char json[1 << 17];
-    const char *c;
+    const char *c, *before = ",\"sum\":[";
     if (spdl_doctor_json(&at->report, json, sizeof json) >= (int)sizeof json)
         bench_fail("its report does not fit");
-    fprintf(to, "{\"program\":\"%s\",\"right\":%s,\"others\":%.3f", is->name,
-            at->right ? "true" : "false", at->others);
+    fprintf(to, "{\"program\":\"%s\"", b->program);
+#define BRIEF_WRITE(key) fprintf(to, "%s%.6g", before, b->key), before = ",";
+    BRIEF_KEYS(BRIEF_WRITE)
+    fputs("]", to);
     if (at->tried)
         fprintf(to, ",\"trial\":%d,\"true\":[%.4f,%.4f,%.4f]",
                 (int)(tried_of(&at->report) - at->report.trial), at->trial.value, at->trial.low,
@@ -355,45 +427,63 @@ static int errors_of(double *error, const char *program, bool predicted, bool cl
     return count;
 }
 
-static void row_program(const planted *is, FILE *raw) {
-    const bench_row row = { is->name, "right", NULL, true, 0.95, false, 0 };
+/* The repeats of a program that are asked for; what was wrong goes into `more`. NULL, or why it
+   cannot be had here. */
+static const char *run_program(size_t program, FILE *raw, char *more, size_t bytes) {
+    const planted *is = &planted_programs[program];
     static repeat at;
-    static double error[POINTS_MOST];
-    char text[96], json[160], more[4096] = "";
-    const bench_note note = { text, more, json };
-    int i, right = 0, foreign = 0, used = 0, predicted, measured;
-    double others = 0, off[2] = { 0, 0 };
-    if (!bench_wanted(is->name)) return;
+    size_t used = 0;
+    int i;
     for (i = 0; i < asked.repeats; ++i) {
         const char *reason;
+        brief b;
+        if (asked.parts > 0 && (i + (int)program) % asked.parts != asked.part - 1) continue;
         bench_now_with("the doctor");
         alarm(BENCH_HANG_SECONDS + 4 * (unsigned)asked.seconds);
         reason = run_repeat(&at, is);
-        if (reason != NULL) {
-            fprintf(bench_opt.json ? stderr : stdout, "%-22s skipped: %s\n", is->name, reason);
-            return;
-        }
-        count_repeat(&at, is);
-        if (raw != NULL) raw_line(raw, &at, is);
-        right += at.right;
-        foreign += at.report.outcome == SPDL_DOCTOR_FOREIGN;
-        others += at.others / asked.repeats;
-        if (!at.right)
-            used += snprintf(more + used, sizeof more - (size_t)used, "    %s, %s: %.300s\n",
-                             spdl__found_word(spdl__found_outcomes, at.report.outcome),
-                             spdl__found_word(spdl__found_limits, at.report.limit),
-                             at.report.verdict);
-        if ((size_t)used > sizeof more - 512) used = (int)sizeof more - 512;
+        if (reason != NULL) return reason;
+        b = brief_of(&at, is);
+        keep_brief(&b);
+        if (raw != NULL) raw_line(raw, &at, &b);
+        if (at.right || used + 512 > bytes) continue;
+        used += (size_t)snprintf(more + used, bytes - used, "    %s, %s: %.300s\n",
+                                 spdl__found_word(spdl__found_outcomes, at.report.outcome),
+                                 spdl__found_word(spdl__found_limits, at.report.limit),
+                                 at.report.verdict);
     }
+    return NULL;
+}
+
+static void row_program(size_t program, FILE *raw) {
+    const planted *is = &planted_programs[program];
+    const bench_row row = { is->name, "right", NULL, true, 0.95, false, 0 };
+    static double error[POINTS_MOST];
+    char text[96], json[160], more[4096] = "";
+    const bench_note note = { text, more, json };
+    int i, all = 0, predicted, measured;
+    double right = 0, foreign = 0, others = 0, off[2] = { 0, 0 };
+    const char *reason;
+    if (!bench_wanted(is->name)) return;
+    reason = asked.sum == NULL ? run_program(program, raw, more, sizeof more) : NULL;
+    if (reason != NULL)
+        fprintf(bench_opt.json ? stderr : stdout, "%-22s skipped: %s\n", is->name, reason);
+    for (i = 0; i < brief_count; ++i) {
+        if (strcmp(briefs[i].program, is->name) != 0) continue;
+        ++all;
+        right += briefs[i].right;
+        foreign += briefs[i].foreign;
+        others += briefs[i].others;
+    }
+    if (all == 0) return;
     predicted = errors_of(error, is->name, true, true);
     if (predicted > 0) off[0] = bench_quantile(error, (size_t)predicted, 0.5);
     measured = errors_of(error, is->name, false, false);
     if (measured > 0) off[1] = bench_quantile(error, (size_t)measured, 0.5);
-    snprintf(text, sizeof text, "off %4.1f %4.1f %%, others %.2f, foreign %d", off[0], off[1],
-             others, foreign);
+    snprintf(text, sizeof text, "of %d, off %4.1f %4.1f %%, others %.2f, foreign %.0f", all, off[0],
+             off[1], others / all, foreign);
     snprintf(json, sizeof json, ",\"repeats\":%d,\"predict_err\":%.3g,\"measured_err\":%.3g,"
-             "\"others\":%.3g,\"foreign\":%d", asked.repeats, off[0], off[1], others, foreign);
-    bench_print_noted(&row, (double)right / asked.repeats, 0, NULL, &note);
+             "\"others\":%.3g,\"foreign\":%.0f", all, off[0], off[1], others / all, foreign);
+    bench_print_noted(&row, right / all, 0, NULL, &note);
 }
 
 static void row_errors(const char *what, bool predicted) {
@@ -446,7 +536,7 @@ static void row_overhead(void) {
     char text[64], json[64];
     const bench_note note = { text, NULL, json };
     int i, k;
-    if (!bench_wanted(quick.name)) return;
+    if (!bench_wanted(quick.name) || asked.parts > 0 || asked.sum != NULL) return;
     memset(&doctor, 0, sizeof doctor);
     doctor.seconds = 0.05; /* too short for a trial: the rows stay as they are */
     doctor.quiet = true;
@@ -553,6 +643,14 @@ static int take_options(int argc, char **argv) {
         const bool value = i + 1 < argc;
         if (value && strcmp(argv[i], "--plot") == 0) asked.plot = argv[++i];
         else if (value && strcmp(argv[i], "--raw") == 0) asked.raw = argv[++i];
+        else if (value && strcmp(argv[i], "--sum") == 0) asked.sum = argv[++i];
+        else if (value && strcmp(argv[i], "--part") == 0) {
+            if (sscanf(argv[++i], "%d/%d", &asked.part, &asked.parts) != 2 || asked.part < 1 ||
+                asked.part > asked.parts) {
+                fprintf(stderr, "bench: --part is \"%s\", must be K/N\n", argv[i]);
+                exit(1);
+            }
+        }
         else if (value && strcmp(argv[i], "--seconds") == 0) asked.seconds = atof(argv[++i]);
         else argv[count++] = argv[i];
     }
@@ -565,19 +663,23 @@ int main(int argc, char **argv) {
     bench_start("doctor", take_options(argc, argv), argv);
     asked.repeats = bench_opt.all ? REPEATS_MOST : bench_opt.quick ? 2 : 5;
     if (!(asked.seconds > 0)) asked.seconds = bench_opt.quick ? 6 : 10;
-    if (!bench_opt.list) {
+    if (asked.sum != NULL) {
+        read_briefs(asked.sum);
+        asked.raw = NULL;
+    } else if (!bench_opt.list) {
         planted_calibrate();
         fprintf(bench_opt.json ? stderr : stdout,
                 "%d programs, %d repeats of %g s and some 5 s for the truth: up to %.0f min\n",
                 (int)PLANTED_PROGRAMS, asked.repeats, asked.seconds,
-                (double)PLANTED_PROGRAMS * asked.repeats * (asked.seconds + 6) / 60);
+                (double)PLANTED_PROGRAMS * asked.repeats * (asked.seconds + 6) / 60 /
+                    (asked.parts > 0 ? asked.parts : 1));
         fflush(stdout);
-        if (asked.raw != NULL && (raw = fopen(asked.raw, "w")) == NULL) {
+        if (asked.raw != NULL && (raw = fopen(asked.raw, "a")) == NULL) {
             fprintf(stderr, "bench: cannot write %s\n", asked.raw);
             return 1;
         }
     }
-    for (i = 0; i < PLANTED_PROGRAMS; ++i) row_program(&planted_programs[i], raw);
+    for (i = 0; i < PLANTED_PROGRAMS; ++i) row_program(i, raw);
     row_errors("predict", true);
     row_errors("measured", false);
     row_share("interval_holds", total.held, total.intervals, 0.9);

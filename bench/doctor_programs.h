@@ -78,6 +78,7 @@ typedef struct planted_change {
     double speed; /* of its calls; 0: as it is */
     int calls, workers, sink; /* 0: as it is */
     bool warm;    /* the first calls are as quick as those after them */
+    int manners;  /* of the workers: 1 SCHED_BATCH, 2 polite */
 } planted_change;
 
 /* A program that runs. */
@@ -338,6 +339,8 @@ static inline spdl_result planted_open(planted_run *run, const planted *is,
     memset(&desc, 0, sizeof(desc));
     desc.workers = (int)pool->workers;
     desc.doctor = doctor;
+    if (change != NULL && change->manners == 1) desc.policy.sched = SPDL_SCHED_BATCH;
+    desc.policy.polite = change != NULL && change->manners == 2;
     desc.logger.log_fn = planted_log;
     desc.error = error;
     return spdl_pipeline_create(&run->pipeline, &desc, rows, (size_t)run->count);
