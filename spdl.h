@@ -16403,31 +16403,27 @@ SPDL__COLD void spdl__found_trials(spdl__text *text, const spdl_doctor_report *r
 /* How it is with files that are not in memory. */
 SPDL__COLD void spdl__found_cold(spdl__text *text, const spdl_doctor_report *report) {
     static const char *const units[] = { " B", " kB", " MB", " GB" };
-    const double cached = report->cold_from_cache;
+    const double bytes = report->cold_bytes, cached = report->cold_from_cache;
     char words[512];
     spdl__text line = spdl__text_start(words, sizeof(words));
-    spdl__cell cell;
+    spdl__cell cell[3];
     if (!report->cools) return;
-    spdl__text_add(&line, "cold: ");
-    if (report->cold_files <= 0) {
-        spdl__text_add(&line, "not known: no file was seen to be open or mapped.");
+    if (report->cold_files <= 0 || !(bytes >= 0 && bytes < 1e15)) {
+        spdl__found_wrap(text, "cold: not known: no file was seen to be open or mapped.", 0);
+        return;
+    }
+    spdl__text_add(&line, "cold: with %d file%s of %s not in memory ", report->cold_files,
+                   report->cold_files > 1 ? "s" : "", spdl__scaled(&cell[0], bytes, units, false));
+    if (cached > 0.5) {
+        spdl__text_add(&line, "%s of what was read was there all the same: how it is without is "
+                              "not known.", spdl__found_share(&cell[1], cached));
     } else {
-        spdl__text_add(&line, "with %d file%s of %s not in memory ", report->cold_files,
-                       report->cold_files > 1 ? "s" : "",
-                       spdl__scaled(&cell, report->cold_bytes, units, false));
-        if (cached > 0.5) {
-            spdl__text_add(&line, "%.0f %% of what was read was there all the same: how it is "
-                                  "without is not known.", 100 * cached);
-        } else {
-            spdl__found_result(&line, &report->cold, false);
-            if (report->from_cache >= 0)
-                spdl__text_add(&line, ". As it is the page cache has %.0f %% of what is read",
-                               100 * report->from_cache);
-            if (cached >= 0) spdl__text_add(&line, ", then %.0f %%", 100 * cached);
-            else spdl__text_add(&line, "; how much came from a disk then is not known");
-            spdl__text_add(&line, ". A warm cache makes reading look free: not so in a first "
-                                  "epoch, or with data larger than memory.");
-        }
+        spdl__found_result(&line, &report->cold, false);
+        spdl__text_add(&line, ". Of what is read %s is in the page cache as it is, %s then (\"-\": "
+                              "not known). A warm cache makes reading look free: not so in a first "
+                              "epoch, or with data larger than memory.",
+                       spdl__found_share(&cell[1], report->from_cache),
+                       spdl__found_share(&cell[2], cached));
     }
     spdl__found_wrap(text, words, 0);
 }

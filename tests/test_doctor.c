@@ -932,7 +932,9 @@ static void a_worker_more_comes_and_goes(void) {
 static bool workers_are(const spdl_pipeline *p, long sched, int nice) {
     bool are = true;
     for (int i = 0; i < p->group[0].pool->threads; ++i) {
-        const long number = (long)p->group[0].pool->worker[i].thread.number;
+        const uint32_t *begun = &p->group[0].pool->worker[i].thread.number;
+        long number;
+        while ((number = (long)spdl__load32(begun)) == 0) sleep_us(100);
         are = are && syscall(SYS_sched_getscheduler, number) == sched &&
               20 - syscall(SYS_getpriority, 0L, number) == nice;
     }
@@ -1086,6 +1088,58 @@ static void reading_is_compared_with_cold_files(void) {
     }
 }
 
+/* --- classes that the statistics know --- */
+
+static void batches_memory_and_devices_are_named(void) {
+    spdl_pipeline *p = shape(4, &watches, 1, 5, 2); /* row 1 is a batch, row 2 a stage */
+    spdl__doctor *d = p->doctor;
+    spdl_doctor_report *r = &d->report;
+    spdl_stats *now = &d->now;
+    CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 5);
+    spdl_pipeline_stats(p, now);
+    now->elapsed_ns = now->process_ns = 1000000000;
+    now->first_item_ns = 1000;
+    now->delivered = 100;
+    now->wait_ns = 900000000;
+    now->step_ns = 100000000;
+    now->process_cpu_ns = now->minor_faults = 0;
+    for (int i = 0; i < 3; ++i) {
+        spdl_stage_stats *stage = &now->stage[i];
+        stage->busy_ns = stage->exposed_ns = stage->cpu_ns = stage->blocked_ns = 1000;
+        stage->p50_ns = stage->max_ns = 10;
+    }
+    now->stage[1].exposed_ns = 800000000;
+    spdl__doctor_decide_none(d);
+    CHECK_EQ(r->outcome, SPDL_DOCTOR_LIMIT);
+    CHECK_EQ(r->limit, SPDL_LIMIT_BATCH);
+    CHECK_EQ(r->stage, 1);
+    spdl__doctor_verdict(d);
+    CHECK(strstr(r->verdict, "has a batch full. Write a smaller size") != NULL);
+    now->stage[1].exposed_ns = 300000000;
+    now->stage[2].exposed_ns = 500000000;
+    r->limit = SPDL_LIMIT_NOT_KNOWN;
+    spdl__doctor_decide_none(d);
+    CHECK_EQ(r->outcome, SPDL_DOCTOR_DISAGREE);
+    r->row[2].mean_ns = 100;
+    CHECK_EQ(spdl__doctor_class(d, 2), SPDL_LIMIT_CONCURRENCY);
+    now->stage[2].split_calls = 1;
+    now->stage[2].cpu_ns = now->stage[2].busy_ns = 900000000;
+    now->minor_faults = 800000; /* 0.4 s of them */
+    CHECK_EQ(spdl__doctor_class(d, 2), SPDL_LIMIT_MEMORY);
+    r->outcome = SPDL_DOCTOR_LIMIT;
+    r->limit = SPDL_LIMIT_MEMORY;
+    r->stage = 2;
+    spdl__doctor_verdict(d);
+    CHECK(strstr(r->verdict, "With 8000 page faults for each item") != NULL);
+    r->row[2].blocked_ns = 60;
+    CHECK_EQ(spdl__doctor_class(d, 2), SPDL_LIMIT_IO);
+    now->stage[2].blocked_ns = 500000000;
+    now->calls_device_ns = 300000000;
+    CHECK_EQ(spdl__doctor_class(d, 2), SPDL_LIMIT_DEVICE);
+    d->phase = SPDL__DOCTOR_WARM;
+    gone(p);
+}
+
 /* --- SPDL_DOCTOR --- */
 
 static char logged[4096];
@@ -1221,6 +1275,7 @@ TEST_TABLE(doctor) {
     TEST_CASE(workers_make_way_for_a_while),
     TEST_CASE(files_that_are_open_are_seen),
     TEST_CASE(reading_is_compared_with_cold_files),
+    TEST_CASE(batches_memory_and_devices_are_named),
     TEST_CASE(the_environment_asks_for_it),
     TEST_CASE(reports_go_to_files),
     TEST_CASE(bounds_are_kept),

@@ -384,6 +384,44 @@ static void text_says_when_to_stop(void) {
     free(text);
 }
 
+static void text_of_cold_files(void) {
+    static spdl_doctor_report r;
+    char *text;
+    report_of_decode(&r);
+    text = written(spdl_doctor_text, &r);
+    CHECK(!says(text, "cold: "));
+    CHECK(says(text, "not known: how it is with other data, or with files that are not in memory"));
+    free(text);
+    r.cools = true;
+    r.from_cache = r.cold_from_cache = -1;
+    text = written(spdl_doctor_text, &r);
+    CHECK(says(text, "\ncold: not known: no file was seen"));
+    CHECK(says(text, "not known: how it is with other data.\n"));
+    free(text);
+    text = written(spdl_doctor_json, &r);
+    CHECK(says(text, "\"cools\":true,\"cold_files\":0,") && says(text, "\"from_cache\":null,"));
+    free(text);
+    r.cold_files = 3;
+    r.cold_bytes = 1.5e9;
+    r.cold = (spdl_interval){ 0.31, 0.28, 0.35, 8, true };
+    text = written(spdl_doctor_text, &r);
+    CHECK(says_wrapped(text, "cold: with 3 files of 1.50 GB not in memory 0.31x (0.28 to 0.35)"));
+    CHECK(says_wrapped(text, "Of what is read - is in the page cache as it is, - then"));
+    free(text);
+    r.from_cache = 1;
+    r.cold_from_cache = 0.04;
+    text = written(spdl_doctor_text, &r);
+    CHECK(says_wrapped(text, "Of what is read 100% is in the page cache as it is, 4% then"));
+    CHECK(says_wrapped(text, "A warm cache makes reading look free"));
+    free(text);
+    r.cold_from_cache = 0.9; /* others are read than were taken out */
+    text = written(spdl_doctor_text, &r);
+    CHECK(says_wrapped(text, "90% of what was read was there all the same: how it is without is "
+                             "not known."));
+    CHECK(!says(text, "0.31x"));
+    free(text);
+}
+
 static void text_of_changes(void) {
     static spdl_doctor_report r;
     char *text;
@@ -396,11 +434,18 @@ static void text_of_changes(void) {
     CHECK(says(text, "write: .workers = 2 in spdl_pipeline_desc\n"));
     CHECK(says(text, "write: SPDL_SINK(3)\n"));
     free(text);
+    r.trial[0].change = SPDL_DOCTOR_POLITE;
+    r.trial[0].to = 1;
+    text = written(spdl_doctor_text, &r);
+    CHECK(says(text, " SCHED_BATCH "));
+    CHECK(says(text, "write: .policy.sched = SPDL_SCHED_BATCH in spdl_pipeline_desc\n"));
+    free(text);
+    r.trial[0].to = 2;
     r.trial[0].kept = r.trial[1].kept = false;
     r.trial[0].measured.known = false;
     text = written(spdl_doctor_text, &r);
     CHECK(!says(text, "write: "));
-    CHECK(says(text, "  too few rounds   undone\n"));
+    CHECK(says(text, "  too few rounds   undone\n") && says(text, " polite "));
     free(text);
 }
 
@@ -567,6 +612,7 @@ static void page_of_a_limit(void) {
 TEST_TABLE(doctor_text) {
     TEST_CASE(text_of_a_limit),
     TEST_CASE(text_says_when_to_stop),
+    TEST_CASE(text_of_cold_files),
     TEST_CASE(text_of_changes),
     TEST_CASE(every_outcome_and_class),
     TEST_CASE(empty_reports),
