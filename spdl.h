@@ -1937,7 +1937,8 @@ typedef enum spdl_doctor_change {
 typedef struct spdl_doctor_row {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
-    int concurrency;
+    int concurrency, buffer_size;
+    double ready;          /* share of the time that its buffer had something to take */
     bool may_raise;        /* its concurrency may be raised: it is 2 or more, or the row says so */
     spdl_doctor_method method;
     double visits;         /* calls for each item of the trainer */
@@ -1994,6 +1995,7 @@ typedef struct spdl_doctor_report {
     double harm;           /* share of the step in which it waited for a processor */
     double hours, hours_less; /* of the whole run, and less if loading cost nothing; 0: not known */
     bool replays;          /* items were given out more than once */
+    bool raises;           /* as `raise` said */
     spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
     double noise;          /* by how much two windows of a round differ that should not: median */
     spdl_interval cached;  /* spdl_doctor_run with replay: the trainer on items it has */
@@ -14680,6 +14682,9 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     memcpy(to->name, now->name, sizeof(to->name));
     to->kind = now->kind;
     to->concurrency = (int)d->limit[i];
+    to->buffer_size = d->now.edge[i].buffer_size;
+    to->ready = 1 - spdl__smaller(1, spdl__share(d->now.edge[i].empty_ns - d->last.edge[i].empty_ns,
+                                                 d->now.elapsed_ns - d->last.elapsed_ns));
     to->may_raise = row->kind == SPDL_KIND_PIPE && row->max_concurrency > (int)d->limit[i];
     if (!spdl__row_calls(row) || tasks <= 0 || busy <= 0 || items <= 0) return;
     to->visits = calls / items;
@@ -15472,6 +15477,11 @@ SPDL__COLD void spdl__doctor_measured(spdl__text *text, const spdl_doctor_trial 
     spdl__text_add(text, ".%s", trial->kept ? " It is so from now on, in this run." : "");
 }
 
+SPDL__COLD const char *spdl__found_rate(spdl__cell *cell, double rate) {
+    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
+    return rate > 0 && rate < 1e12 ? spdl__scaled(cell, rate, units, false) : "-";
+}
+
 /* What limits then. */
 SPDL__COLD void spdl__doctor_say_next(spdl__text *text, const spdl_doctor_report *r) {
     static const char *const next[] = { "the trainer", "the machine's processors", "the workers" };
@@ -15483,7 +15493,7 @@ SPDL__COLD void spdl__doctor_say_next(spdl__text *text, const spdl_doctor_report
         return;
     spdl__text_add(text, " The next limit is %s%s%s (%s).", i < 0 ? "'" : "",
                    i < 0 ? r->row[r->next_stage].name : next[i], i < 0 ? "'" : "",
-                   spdl__rate(&cell, (uint64_t)(r->next_rate + 0.5), 1000000000));
+                   spdl__found_rate(&cell, r->next_rate));
 }
 
 /* What to write, for a row that more calls at a time may help. */
@@ -15524,8 +15534,7 @@ SPDL__COLD void spdl__doctor_say_row(spdl__text *text, const spdl__doctor *d) {
     spdl__text_name(text, row->name, -1);
     spdl__text_add(text, "' limits: %d call%s of %s at a time make %s. ", row->concurrency,
                    row->concurrency > 1 ? "s" : "", spdl__duration(&cell[0], row->mean_ns),
-                   spdl__rate(&cell[1], (uint64_t)spdl__smaller(row->most + 0.5, 1e15),
-                              1000000000));
+                   spdl__found_rate(&cell[1], row->most));
     if (r->limit == SPDL_LIMIT_LOCK)
         spdl__text_add(text, "Its calls wait for each other, as for a lock: another concurrency is "
                              "hardly slower or faster. Make what they hold it for shorter.");
@@ -15958,6 +15967,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     d->report.workers = workers;
     d->report.replays = plan->desc.replay;
     d->report.cools = plan->desc.cold;
+    d->report.raises = plan->desc.raise;
     d->report.from_cache = d->report.cold_from_cache = -1;
     d->report.row_count = p->count;
     d->report.stage = d->report.next_stage = -1;
@@ -16048,11 +16058,6 @@ SPDL__COLD int spdl__found_rows(const spdl_doctor_report *report) {
 }
 
 /* --- numbers --- */
-
-SPDL__COLD const char *spdl__found_rate(spdl__cell *cell, double rate) {
-    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
-    return rate > 0 && rate < 1e12 ? spdl__scaled(cell, rate, units, false) : "-";
-}
 
 SPDL__COLD const char *spdl__found_time(spdl__cell *cell, double ns) {
     return ns > 0 && ns < 1e12 ? spdl__duration(cell, ns) : "-";
@@ -16522,6 +16527,7 @@ static const spdl__found_field spdl__found_fields[] = {
     SPDL__SHOWN('d', spdl_doctor_report, hours),
     SPDL__SHOWN('d', spdl_doctor_report, hours_less),
     SPDL__SHOWN('b', spdl_doctor_report, replays),
+    SPDL__SHOWN('b', spdl_doctor_report, raises),
     SPDL__SHOWN('v', spdl_doctor_report, same),
     SPDL__SHOWN('d', spdl_doctor_report, noise),
     SPDL__SHOWN('v', spdl_doctor_report, cached),
@@ -16541,6 +16547,8 @@ static const spdl__found_field spdl__found_row_fields[] = {
     SPDL__SHOWN('s', spdl_doctor_row, name),
     SPDL__SHOWN('k', spdl_doctor_row, kind),
     SPDL__SHOWN('i', spdl_doctor_row, concurrency),
+    SPDL__SHOWN('i', spdl_doctor_row, buffer_size),
+    SPDL__SHOWN('d', spdl_doctor_row, ready),
     SPDL__SHOWN('b', spdl_doctor_row, may_raise),
     SPDL__SHOWN_ENUM(spdl_doctor_row, method, spdl__found_methods),
     SPDL__SHOWN('d', spdl_doctor_row, visits),
