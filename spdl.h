@@ -1884,12 +1884,13 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
      throughput follows says how much the program hangs on the row, and on which resource.
    Then the changes that promise most are compared with things as they are, and the best is kept if
    it helps; but .policy.polite, which is tried where the trainer waits for processors and the
-   process may raise priorities again (else .policy.sched is). Delays change no item: without `replay` a trainer gets what it would get
-   without the doctor. Statistics of the run include what the experiments did. Meanwhile .autotune
-   rests, and what spdl_pipeline_set_concurrency sets does not last.
+   process may raise priorities again (else .policy.sched is), is taken back. Delays change no item:
+   without `replay` a trainer gets what it would get without the doctor. Statistics of the run
+   include what the experiments did. Meanwhile .autotune rests, and what
+   spdl_pipeline_set_concurrency sets does not last.
 
-   Completion order is named and not tried: nothing in a table allows another order for a while, what
-   has come out of order cannot be taken back, and rows after it may count on the order.
+   Completion order is named and not tried: nothing in a table allows another order for a while,
+   what has come out of order cannot be taken back, and rows after it may count on the order.
 
    What it prints. Ratios are of throughput, with 95 % intervals that hold for all comparisons of a
    phase. A gain is claimed if the interval of its trial is above 1, or in fewer rounds if the model

@@ -228,8 +228,8 @@ static void open_or_fail(planted_run *run, const planted *is, const planted_chan
         bench_fail("it cannot be made: %s", error.text);
 }
 
-/* How many times as fast the program is with the change. *but_one: as fast in all rounds but one, at
-   most. */
+/* How many times as fast the program is with the change. *but_one: no more in all rounds but
+   one. */
 static spdl_interval truth_of(const planted *is, const planted_change *change, double *but_one) {
     static planted_run run[2];
     double ratio[TRUTH_ROUNDS];
