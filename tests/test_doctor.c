@@ -1014,18 +1014,29 @@ SPDL_FN(read_block, item, item) {
     return SPDL_OK;
 }
 
+/* What a block of the file takes from the disk. */
+static uint64_t block_from_disk(void) {
+    uint64_t asked[2], disk[2];
+    char block[BLOCK];
+    if (!spdl__os_reads(&asked[0], &disk[0])) return 0;
+    CHECK_EQ(pread(cold_file, block, BLOCK, 0), BLOCK);
+    CHECK(spdl__os_reads(&asked[1], &disk[1]) && asked[1] >= asked[0] + BLOCK);
+    return disk[1] - disk[0];
+}
+
 /* Whether this disk can have cold files at all: not one that is memory. */
 static bool disk_is_one(uint64_t expected) {
-    uint64_t files, bytes, asked[2], disk[2];
-    char block[BLOCK], path[64];
+    uint64_t files, bytes;
+    char path[64];
+    bool disk;
+    (void)posix_fadvise(cold_file, 0, 0, POSIX_FADV_DONTNEED);
+    disk = block_from_disk() > 0;
     snprintf(path, sizeof path, "%s/a.bin", cold_folder);
-    if (!spdl__os_reads(&asked[0], &disk[0])) return false;
     spdl__os_files_forget(path, strlen(path) + 1, UINT64_MAX, &files, &bytes);
     CHECK_EQ(files, expected);
     CHECK_EQ(bytes, expected * BLOCKS * BLOCK);
-    CHECK_EQ(pread(cold_file, block, BLOCK, 0), BLOCK);
-    CHECK(spdl__os_reads(&asked[1], &disk[1]) && asked[1] >= asked[0] + BLOCK);
-    return disk[1] > disk[0];
+    if (disk) CHECK(block_from_disk() > 0);
+    return disk;
 }
 
 static void files_that_are_open_are_seen(void) {
