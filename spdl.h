@@ -43,7 +43,7 @@
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
        >>pipeline  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor  >>npz
-       >>cpp                                                               declarations
+       >>files  >>cpp                                                       declarations
        >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix        what all stand on
        >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
        >>edge-impl  >>flow-impl  >>claim-impl  >>call-impl  >>batch-impl    an item's way
@@ -52,7 +52,7 @@
        >>cache-impl  >>compare-impl  >>headspace-impl
        >>probe-impl  >>doctor-impl  >>doctor-text-impl
        >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
-       >>trace-impl  >>license
+       >>files-impl  >>trace-impl  >>license
 
    WORDS
        item          a void * that moves through the pipeline; NULL is an item like any other
@@ -80,8 +80,8 @@
    MEMORY
        Allocation happens in create and open calls only, through spdl_allocator, except in these
        cases: batches and buffers that the trainer keeps, what a stage emits at once for the first
-       time, spdl_report_html, reading and writing npz (see >>npz-impl), and a copy of what a trace
-       has recorded while its file is written.
+       time, spdl_report_html, reading and writing npz (see >>npz-impl), records of files (>>files),
+       and a copy of what a trace has recorded while its file is written.
        A running pipeline allocates nothing. An item belongs to the library from the moment a stage
        hands it out until spdl_pipeline_next hands it to the trainer; see >>pipeline for the rules.
 
@@ -2410,6 +2410,315 @@ SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
 
 #endif /* SPDL_NO_NPZ */
 
+/* ============================================================================================= */
+/* >>files
+   Data sets in files: lists of files, shards of tokens, lines, tar archives, WAV. Sizes and places
+   have 64 bits. Every length is compared with the bytes that are there before it is used; what is
+   cut off is an error, and an error names the file and the byte. Any `desc` and any `error` may be
+   NULL. Rows are at the end of the section. */
+
+/* What SPDL_FILES_AT, SPDL_TOKENS_AT and SPDL_LINES_AT take: an order given from outside. */
+typedef struct spdl_index {
+    uint64_t index;    /* of the file, window or line */
+    uint64_t position; /* in its epoch */
+    uint64_t epoch;
+    uint32_t source;   /* of a mixture */
+} spdl_index;
+
+typedef struct spdl_files_desc {
+    bool recursive;     /* of a folder: also what is in the folders below it */
+    uint64_t max_files; /* refuse more files and folders; default 2^24 */
+    spdl_allocator allocator;
+    spdl_error *error;  /* optional: why open failed */
+} spdl_files_desc;
+
+typedef struct spdl_files spdl_files;
+
+/* Lists files. `path` is a file; a folder: the files in it; a pattern with *, ? or [a-z], also for
+   folders, as "train-?/[a-c]*.tar"; or @list.txt, which has a path on each line, relative to the
+   folder of list.txt. Files come in the order of the bytes of their paths, which is the same on
+   every machine, those of a list in its order. Names that begin with a dot are left out, unless the
+   pattern or the list has the dot. Some 24 bytes and its path are kept of each file; none is open.
+   Returns: SPDL_OK; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the list),
+            SPDL_E_LIMIT (max_files; paths over 4095 bytes, 32 folders deep), SPDL_E_NOMEM,
+            SPDL_E_INVALID. With SPDL_NO_THREADS there are no folders: SPDL_E_IO.
+   Threads: any.
+   Blocks:  on the file system.
+   Owns:    the caller closes *files; on failure it is NULL. */
+SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
+                                     const spdl_files_desc *desc);
+
+/* Frees a list.
+   Returns: nothing; NULL is allowed.
+   Threads: owner; nothing that was opened with it may be in use.
+   Blocks:  never.
+   Owns:    the list and its paths are gone. */
+SPDL_API void spdl_files_close(spdl_files *files);
+
+/* How many files there are.
+   Returns: the number.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_files_count(const spdl_files *files);
+
+/* The path of file `index`.
+   Returns: a string, or NULL when there is no such file.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the list; valid until close. */
+SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index);
+
+/* How long file `index` was when the list was made.
+   Returns: bytes; 0 when there is no such file.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index);
+
+/* A hash of the manifest: names, sizes and order, to tell whether a run goes on with the data it
+   began with. Names count from the folder or the list on: where that lies does not matter.
+   Returns: the hash, the same on every machine.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_files_hash(const spdl_files *files);
+
+/* Bytes out of a file: a member of an archive, a line, a piece of sound. One allocation. */
+typedef struct spdl_record {
+    const char *name; /* of the member; else the path of the file */
+    uint8_t *data;    /* aligned to 64 bytes; a zero follows the last one */
+    size_t bytes;
+    uint64_t offset;  /* of the data in the file */
+    struct spdl_record *next; /* the other members of a sample (.group), or NULL */
+} spdl_record;
+
+/* Frees a record and those that follow it.
+   Returns: nothing; NULL is allowed. Fits free_item.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the records are gone. */
+SPDL_API void spdl_record_free(void *record);
+
+/* The member of a sample whose name has this after the first dot: "jpg", "seg.png".
+   Returns: the record, or NULL.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the sample. */
+SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extension);
+
+/* Files that are read record by record, from the first to the last. Tar archives may be ustar, GNU,
+   pax or older; what is handed on are the plain files in them. Checksums are verified; an archive
+   without an empty block at its end was cut off. Lines end in LF or CR LF, or with the file. Memory
+   does not grow with the file: 64 KB and a record. */
+typedef enum spdl_records_kind { SPDL_RECORDS_TAR, SPDL_RECORDS_LINES } spdl_records_kind;
+
+typedef struct spdl_records_desc {
+    spdl_records_kind kind; /* the rows set it themselves */
+    bool group;             /* tar: members that follow each other and have the same path up to the
+                               first dot of the file's name are one sample: a row of records */
+    uint64_t max_bytes;     /* refuse a larger member, sample or line; default 2^30, lines 2^24 */
+    spdl_allocator allocator;
+    spdl_error *error;      /* optional: why open failed */
+} spdl_records_desc;
+
+typedef struct spdl_records spdl_records;
+
+/* Opens a file to be read record by record.
+   Returns: SPDL_OK, SPDL_E_IO, SPDL_E_NOMEM, SPDL_E_INVALID.
+   Threads: any.
+   Blocks:  on the file system.
+   Owns:    the caller closes *records; on failure it is NULL. `path` is copied. */
+SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
+                                       const spdl_records_desc *desc);
+
+/* Reads the next record.
+   Returns: SPDL_OK, SPDL_END; SPDL_E_FORMAT, SPDL_E_UNSUPPORTED (sparse files, parts of archives),
+            SPDL_E_LIMIT, SPDL_E_IO, SPDL_E_NOMEM, and the same again if it is called again.
+   Threads: owner.
+   Blocks:  on the file system.
+   Owns:    the caller frees *record. */
+SPDL_API spdl_result spdl_records_next(spdl_records *records, spdl_record **record,
+                                       spdl_error *error);
+
+/* Closes the file. Records stay.
+   Returns: nothing; NULL is allowed. Fits free_state.
+   Threads: owner.
+   Blocks:  never.
+   Owns:    the reader is freed. */
+SPDL_API void spdl_records_close(void *records);
+
+/* Lines of text files by number, counted over all files of a list. */
+typedef struct spdl_lines spdl_lines;
+
+/* Opens the files of a list and notes where their lines begin: it reads them once, and keeps 8 to
+   16 bytes for each line. Of desc max_bytes, allocator and error count. The files stay open.
+   Returns: as spdl_records_next.
+   Threads: any.
+   Blocks:  on the file system.
+   Owns:    the caller closes *lines, and after that `files`; on failure *lines is NULL. */
+SPDL_API spdl_result spdl_lines_open(spdl_lines **lines, const spdl_files *files,
+                                     const spdl_records_desc *desc);
+
+/* Closes the files.
+   Returns: nothing; NULL is allowed.
+   Threads: owner; no other call may be running.
+   Blocks:  never.
+   Owns:    the lines are freed; records stay. */
+SPDL_API void spdl_lines_close(spdl_lines *lines);
+
+/* How many lines there are.
+   Returns: the number.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_lines_count(const spdl_lines *lines);
+
+/* Reads line `index`, without its end.
+   Returns: SPDL_OK, SPDL_E_INVALID (no such line), SPDL_E_IO, SPDL_E_NOMEM.
+   Threads: any.
+   Blocks:  on the file system.
+   Owns:    the caller frees *record. */
+SPDL_API spdl_result spdl_lines_read(const spdl_lines *lines, uint64_t index, spdl_record **record,
+                                     spdl_error *error);
+
+/* Tokens in shards: the files of llm.c (256 int32 of header: 20240520, version 1 with uint16, or
+   20240801, version 7 with uint32), or raw ones as those of nanoGPT. All shards one after the other
+   are one row of tokens. Window i is the tokens i * length to i * length + length, one more than
+   `length`: the last one is the last target, and the first input of the next window. */
+typedef struct spdl_tokens_desc {
+    uint64_t length; /* of a window: needed */
+    int raw_bytes;   /* the shards have no header, and tokens of 2 or 4 bytes; 0: of llm.c */
+    bool map;        /* map the shards and close them, instead of reading each window with a system
+                        call; when one is truncated meanwhile, reading raises SIGBUS */
+    spdl_allocator allocator;
+    spdl_error *error; /* optional: why open failed */
+} spdl_tokens_desc;
+
+typedef struct spdl_tokens spdl_tokens;
+
+/* Opens the shards of a list and checks their lengths. They stay open, or mapped.
+   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_IO, SPDL_E_NOMEM; SPDL_E_FORMAT: no such shard, or it is
+            longer or shorter than it says, or all have too few tokens for a window.
+   Threads: any.
+   Blocks:  on the file system.
+   Owns:    the caller closes *tokens, and after that `files`; on failure *tokens is NULL. */
+SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
+                                      const spdl_tokens_desc *desc);
+
+/* Closes the shards.
+   Returns: nothing; NULL is allowed.
+   Threads: owner; no other call may be running.
+   Blocks:  never.
+   Owns:    the tokens are freed. */
+SPDL_API void spdl_tokens_close(spdl_tokens *tokens);
+
+/* How many windows there are; what is left at the end is no window.
+   Returns: the number.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens);
+
+/* What a window takes in memory: for .item_bytes.
+   Returns: 4 * (length + 1).
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API size_t spdl_tokens_bytes(const spdl_tokens *tokens);
+
+/* Copies window `index` to `window`, of spdl_tokens_bytes, as uint32_t whatever the shards have.
+   Returns: SPDL_OK, SPDL_E_INVALID (no such window), SPDL_E_IO.
+   Threads: any.
+   Blocks:  on the file system.
+   Owns:    the caller has `window`; after a failure its content is undefined. */
+SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, uint32_t *window,
+                                      spdl_error *error);
+
+/* Sound: RIFF and RF64 files of PCM (8 bits without a sign, 16, 24 or 32 with one) or floats (32,
+   64), little-endian, a sample of each channel in a frame. */
+typedef struct spdl_wav_info {
+    int channels;
+    int bits;             /* of a sample in the file */
+    bool is_float;
+    uint32_t rate;        /* frames a second */
+    uint32_t frame_bytes;
+    uint64_t frames;
+    uint64_t offset;      /* of the first one */
+} spdl_wav_info;
+
+/* Reads the head of a WAV file in memory; allocates nothing.
+   Returns: SPDL_OK, SPDL_E_INVALID; SPDL_E_FORMAT, also when the file was cut off;
+            SPDL_E_UNSUPPORTED.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. The frames are at info->offset. */
+SPDL_API spdl_result spdl_wav_parse(const void *data, size_t bytes, spdl_wav_info *info,
+                                    spdl_error *error);
+
+/* Reads a window of a WAV file: from `start` seconds, so many seconds, up to the end at most
+   (INFINITY: all that follows). info->frames and offset are those of the window.
+   Returns: as spdl_wav_parse, SPDL_E_IO, SPDL_E_NOMEM; SPDL_E_INVALID: start or seconds is negative
+            or NaN, or it starts at the end or later.
+   Threads: any.
+   Blocks:  on the file system.
+   Owns:    the caller frees *record; on failure it is NULL. */
+SPDL_API spdl_result spdl_wav_load(spdl_record **record, const char *path, double start,
+                                   double seconds, spdl_wav_info *info, spdl_error *error);
+
+/* Rows. The first argument has to outlive the pipeline; fields follow, as in all rows.
+       SPDL_FILES(files)       a source of paths (char), which belong to the list
+       SPDL_TOKENS(tokens)     a source of windows (uint32_t), in memory of spdl_buffer: it, or the
+                               SPDL_BATCH after it, says .item_bytes = spdl_tokens_bytes(tokens)
+       SPDL_FILES_AT(files), SPDL_TOKENS_AT(tokens), SPDL_LINES_AT(lines)
+                               pipes: the path, the window or the line (spdl_record) that an
+                               spdl_index names
+       SPDL_TAR(desc), SPDL_LINES(desc)
+                               pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
+                               desc is NULL or the address of a spdl_records_desc, whose error is
+                               not used
+   Item spdl_sequence of a source is file or window spdl_sequence: a rewind goes to any of them. */
+/* clang-format off */
+#define SPDL_FILES(...)     SPDL__FILE_ROW(SOURCE, 0, spdl_files, NULL, __VA_ARGS__, SPDL__LINE)
+#define SPDL_FILES_AT(...)  SPDL__FILE_ROW(PIPE, 1, spdl_files, NULL, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS(...)    SPDL__FILE_ROW(SOURCE, 2, spdl_tokens, NULL, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS_AT(...) SPDL__FILE_ROW(PIPE, 3, spdl_tokens, NULL, __VA_ARGS__, SPDL__LINE)
+#define SPDL_LINES_AT(...)                                                                         \
+    SPDL__FILE_ROW(PIPE, 4, spdl_lines, spdl_record_free, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TAR(...)   SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
+#define SPDL_LINES(...) SPDL__RECORDS_ROW(6, __VA_ARGS__, SPDL__LINE)
+#if !defined(__cplusplus)
+#define SPDL__FILE_ROW(kind_, which_, type_, free_, ctx_, ...)                                     \
+    { .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,                 \
+      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), .free_item = free_, __VA_ARGS__ }
+#define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
+    { .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,                    \
+      .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
+      .free_item = spdl_record_free, .free_state = spdl_records_close, __VA_ARGS__ }
+#else
+#if __cplusplus >= 202002L
+#define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
+    spdl_stage{ .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,       \
+                __VA_ARGS__ }
+#else
+#define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
+    spdl__row(SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), \
+              0, NULL)
+#endif
+#define SPDL__FILE_ROW(kind_, which_, type_, free_, ctx_, ...)                                     \
+    spdl__file_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, free_)
+#define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
+    spdl__file_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__),                 \
+                                      desc_, spdl_record_free, spdl_records_close)
+#endif
+/* clang-format on */
+
+#if !defined(SPDL_STATIC)
+SPDL_API const spdl_function spdl__file_rows[7];
+#elif !defined(__cplusplus)
+SPDL__UNUSED static const spdl_function spdl__file_rows[7];
+#endif
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
@@ -2454,6 +2763,23 @@ inline spdl_stage spdl__npz_row(spdl_stage row, const spdl_npz_desc *desc) {
     return row;
 }
 #endif
+
+#ifdef SPDL_STATIC
+namespace {
+extern SPDL__UNUSED const spdl_function spdl__file_rows[7];
+}
+#endif
+
+/* What the rows of >>files stand for. */
+template <class Ctx>
+inline spdl_stage spdl__file_row(spdl_stage row, const Ctx *ctx, spdl_free_fn free_item,
+                                 spdl_free_fn free_state = NULL) {
+    row.ctx = SPDL__UNCONST(ctx);
+    row.again = free_state != NULL;
+    if (row.free_item == NULL) row.free_item = free_item;
+    if (row.free_state == NULL) row.free_state = free_state;
+    return row;
+}
 
 /* As the C function, with SPDL_STAGES(...) as the last argument. */
 template <size_t count>
@@ -2815,7 +3141,7 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
 
 /* ============================================================================================= */
 /* >>os
-   The operating system, as 32 functions: no other section calls one. The next section says what
+   The operating system, as 34 functions: no other section calls one. The next section says what
    they do. Each kind of system is a twin of it with the same functions, and no other code has an
    #if for it. Any thread may call any of them at any time; pointers are not NULL unless it says so;
    times are nanoseconds. A text that is returned says why not, until the thread's next call; NULL
@@ -3059,6 +3385,22 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     return NULL;
 }
 
+/* What is at a path: a folder, or a plain file of so many bytes. */
+SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
+    spdl__os_file file;
+    const char *reason = spdl__os_file_open(&file, path, SPDL__OS_READ, bytes);
+    *folder = false;
+    return reason == NULL ? spdl__os_file_close(file) : reason;
+}
+
+/* Calls each(ctx, name) for what is in a folder, in any order, until it returns false. */
+SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
+                                               bool (*each)(void *ctx, const char *name),
+                                               void *ctx) {
+    (void)path, (void)each, (void)ctx;
+    return "there are no folders with SPDL_NO_THREADS";
+}
+
 /* The same for READ, of a file the program has open (by its number in C); that one stays open. */
 SPDL__PRIVATE const char *spdl__os_file_duplicate(spdl__os_file *file, int from, uint64_t *bytes) {
     (void)from, (void)bytes;
@@ -3127,6 +3469,7 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 #error "spdl.h: not a POSIX system: SPDL_NO_THREADS, or SPDL_OS_HEADER, a file with what >>os says"
 #else
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -3795,6 +4138,33 @@ SPDL__PRIVATE const char *spdl__os_file_length(spdl__os_file file, uint64_t *byt
     return NULL;
 }
 
+SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
+    struct stat status;
+    if (stat(path, &status) != 0) return strerror(errno);
+    *folder = S_ISDIR(status.st_mode);
+    *bytes = *folder ? 0 : (uint64_t)status.st_size;
+    return *folder || S_ISREG(status.st_mode) ? NULL : "a pipe or a device, not a file";
+}
+
+SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
+                                               bool (*each)(void *ctx, const char *name),
+                                               void *ctx) {
+    DIR *folder = opendir(path);
+    const struct dirent *entry;
+    bool more = true;
+    int error = errno;
+    while (folder != NULL && more) {
+        errno = 0;
+        entry = readdir(folder);
+        error = errno;
+        if (entry == NULL) break;
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            more = each(ctx, entry->d_name);
+    }
+    if (folder != NULL) (void)closedir(folder);
+    return more && error != 0 ? strerror(error) : NULL;
+}
+
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
     return file == SPDL__NO_FILE || close((int)file) == 0 ? NULL : strerror(errno);
 }
@@ -4058,6 +4428,36 @@ SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
     uint64_t power = 1;
     while (power < n) power <<= 1;
     return power;
+}
+
+/* Little-endian numbers, at any alignment and on any host. */
+SPDL__PRIVATE uint16_t spdl__le16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
+
+SPDL__PRIVATE uint32_t spdl__le32(const uint8_t *p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+SPDL__INLINE uint64_t spdl__le64(const uint8_t *p) {
+    uint64_t value;
+    memcpy(&value, p, 8);
+    return SPDL__BIG_ENDIAN ? __builtin_bswap64(value) : value;
+}
+
+/* Copies a name for a message: nothing in it can steer a terminal, and it does not fill it. */
+SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
+    size_t i, length = strlen(name);
+    for (i = 0; i < length && i + 1 < bytes; i++)
+        to[i] = (unsigned char)name[i] < 32 || name[i] == 127 ? '?' : name[i];
+    to[i] = 0;
+    if (i < length) memcpy(to + bytes - 4, "...", 3);
+}
+
+/* The same for the path of a file: a long one loses its head. */
+SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
+    const size_t length = strlen(path);
+    if (length >= bytes) path += length - (bytes - 1);
+    spdl__printable(to, bytes, path);
+    if (length >= bytes) memcpy(to, "...", 3);
 }
 
 /* How long to look for work before sleeping: a little spinning, then turns for other threads. With
@@ -16876,25 +17276,12 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
 
 /* ============================================================================================= */
 /* >>crc-impl
-   CRC-32 as ZIP has it, and the loads of little-endian numbers, which are right at any alignment
-   and on any host. The owner of a spdl__crc fills it before any other thread can see it; from then
-   on it is only read, so any number of threads may use it at once.
+   CRC-32 as ZIP has it. The owner of a spdl__crc fills it before any other thread can see it; from
+   then on it is only read, so any number of threads may use it at once.
    A CRC is the remainder of a division of polynomials, which stays the same when leading digits are
    replaced by others with the same remainder: so the fast way multiplies 128 bits (without carries)
    by what x^n is modulo the divisor and adds them n digits further on. (V. Gopal and others, "Fast
    CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009.) */
-
-SPDL__PRIVATE uint16_t spdl__le16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
-
-SPDL__PRIVATE uint32_t spdl__le32(const uint8_t *p) {
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-SPDL__INLINE uint64_t spdl__le64(const uint8_t *p) {
-    uint64_t value;
-    memcpy(&value, p, 8);
-    return SPDL__BIG_ENDIAN ? __builtin_bswap64(value) : value;
-}
 
 typedef struct spdl__crc {
     uint32_t table[8][256]; /* table[k][b]: what byte b does when k zero bytes follow it */
@@ -17843,22 +18230,6 @@ typedef struct spdl__zip {
     size_t block_bytes; /* at members: they, by_name, as many numbers to sort with, and the names */
 } spdl__zip;
 
-/* Copies a name for a message: nothing in it can steer a terminal, and it does not fill it. */
-SPDL__PRIVATE void spdl__zip_printable(char *to, size_t bytes, const char *name) {
-    size_t i, length = strlen(name);
-    for (i = 0; i < length && i + 1 < bytes; i++)
-        to[i] = (unsigned char)name[i] < 32 || name[i] == 127 ? '?' : name[i];
-    to[i] = 0;
-    if (i < length) memcpy(to + bytes - 4, "...", 3);
-}
-
-SPDL__PRIVATE void spdl__zip_set_label(spdl__zip *zip, const char *path) {
-    size_t length = strlen(path), room = sizeof(zip->label) - 1;
-    if (length > room) path += length - room;
-    spdl__zip_printable(zip->label, sizeof(zip->label), path);
-    if (length > room) memcpy(zip->label, "...", 3);
-}
-
 /* What is being looked at, and where to report what is wrong with it. */
 typedef struct spdl__zip_where {
     const spdl__zip *zip;
@@ -17879,7 +18250,7 @@ SPDL__PRIVATE spdl_result spdl__zip_fail(const spdl__zip_where *where, spdl_resu
     va_end(args);
     if (where->member == NULL)
         return spdl__error_set(where->error, result, "%s: %s", label, reason);
-    spdl__zip_printable(name, sizeof(name), where->member->name);
+    spdl__printable(name, sizeof(name), where->member->name);
     return spdl__error_set(where->error, result, "%s: member '%s': %s", label, name, reason);
 }
 
@@ -19335,7 +19706,7 @@ SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, bool there, const char 
     made->desc = full;
     made->zip.allocator = full.allocator;
     made->zip.file = SPDL__NO_FILE;
-    spdl__zip_set_label(&made->zip, name);
+    spdl__label(made->zip.label, sizeof(made->zip.label), name);
     return SPDL_OK;
 }
 
@@ -20332,7 +20703,7 @@ SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
     w->error = full.error;
     w->file = SPDL__NO_FILE;
     w->zip.allocator = full.allocator;
-    spdl__zip_set_label(&w->zip, path);
+    spdl__label(w->zip.label, sizeof(w->zip.label), path);
     result = spdl__write_open(w, path);
     if (result == SPDL_OK) *writer = w;
     else spdl_npz_writer_close(w);
@@ -20340,6 +20711,1373 @@ SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
 }
 
 #endif /* SPDL_NO_NPZ */
+
+/* ============================================================================================= */
+/* >>files-impl
+   A spdl__reader is a file, or memory, that one thread looks at through a window: what is asked for
+   is compared with what is there first. Streams (tar, lines) move such a reader forward, and only
+   when a record was made, so that a call that failed can be repeated. A spdl__shards is a list of
+   open files that any threads read from at any place at the same time: nothing in it changes between
+   open and close. */
+
+#define SPDL__READER_ROOM 65536
+#define SPDL__LISTED_BYTES 4096
+#define SPDL__FOLDERS_DEEP 32
+
+typedef struct spdl__reader {
+    const char *path; /* for messages; its owner keeps it */
+    spdl_error *error; /* of the call that is running */
+    const uint8_t *data; /* all of it in memory; NULL: in the file */
+    spdl__os_file file;
+    uint64_t bytes;
+    uint8_t *window; /* `room` bytes, `have` of them those at window_at; NULL, 0: none */
+    size_t room;
+    uint64_t window_at;
+    size_t have;
+} spdl__reader;
+
+/* Records "file: at byte N: reason" and returns the result. */
+SPDL__PRINTF(5, 6)
+SPDL__PRIVATE spdl_result spdl__place_fail(const char *path, spdl_error *error, spdl_result result,
+                                           uint64_t at, const char *format, ...) {
+    char reason[224], label[208];
+    va_list args;
+    if (error == NULL) return result;
+    va_start(args, format);
+    (void)vsnprintf(reason, sizeof(reason), format, args);
+    va_end(args);
+    spdl__label(label, sizeof(label), path);
+    return spdl__error_set(error, result, "%s: at byte %llu: %s", label, (spdl__llu)at, reason);
+}
+#define SPDL__READER_FAIL(r, result, ...)                                                          \
+    spdl__place_fail((r)->path, (r)->error, result, __VA_ARGS__)
+
+SPDL__PRIVATE spdl_result spdl__reader_has(const spdl__reader *r, uint64_t at, uint64_t bytes) {
+    if (at <= r->bytes && bytes <= r->bytes - at) return SPDL_OK;
+    return SPDL__READER_FAIL(r, SPDL_E_FORMAT, at,
+                             "cut off: %llu bytes should be here, and the file ends at %llu",
+                             (spdl__llu)bytes, (spdl__llu)r->bytes);
+}
+
+/* How many bytes from `at` on are in the window. */
+SPDL__PRIVATE size_t spdl__reader_ready(const spdl__reader *r, uint64_t at) {
+    if (at < r->window_at || at - r->window_at >= r->have) return 0;
+    return r->have - (size_t)(at - r->window_at);
+}
+
+/* At least `bytes` bytes, no more than the window holds, at *from; *have: how many are there. */
+SPDL__PRIVATE spdl_result spdl__reader_need(spdl__reader *r, uint64_t at, size_t bytes,
+                                            const uint8_t **from, size_t *have) {
+    const char *reason = NULL;
+    const spdl_result result = spdl__reader_has(r, at, bytes);
+    if (result != SPDL_OK) return result;
+    if (r->data != NULL) {
+        *from = r->data + at;
+        *have = (size_t)(r->bytes - at);
+        return SPDL_OK;
+    }
+    if (spdl__reader_ready(r, at) < bytes) {
+        r->window_at = at;
+        reason = spdl__os_file_read(r->file, r->window,
+                                    (size_t)spdl__min(r->room, r->bytes - at), at,
+                                    &r->have);
+        if (r->have < bytes) return SPDL__READER_FAIL(r, SPDL_E_IO, at + r->have, "%s", reason);
+    }
+    *from = r->window + (size_t)(at - r->window_at);
+    *have = spdl__reader_ready(r, at);
+    return SPDL_OK;
+}
+
+/* Copies bytes that spdl__reader_has. */
+SPDL__PRIVATE spdl_result spdl__reader_copy(spdl__reader *r, uint64_t at, uint8_t *to,
+                                            size_t bytes) {
+    const uint8_t *from = NULL;
+    const char *reason;
+    size_t have = (size_t)spdl__min(spdl__reader_ready(r, at), bytes);
+    if (have == 0 && bytes > 0 && bytes <= r->room / 4) {
+        const spdl_result result = spdl__reader_need(r, at, bytes, &from, &have);
+        if (result != SPDL_OK) return result;
+        have = bytes;
+    }
+    if (have > 0) memcpy(to, r->window + (size_t)(at - r->window_at), have);
+    if (have == bytes) return SPDL_OK;
+    at += have;
+    reason = spdl__os_file_read(r->file, to + have, bytes - have, at, &bytes);
+    return reason == NULL ? SPDL_OK : SPDL__READER_FAIL(r, SPDL_E_IO, at + bytes, "%s", reason);
+}
+
+/* Opens the file of a reader; it is closed by spdl__os_file_close. */
+SPDL__PRIVATE spdl_result spdl__reader_open(spdl__reader *r, const char *path, spdl_error *error) {
+    char label[208];
+    const char *reason;
+    memset(r, 0, sizeof(*r));
+    r->path = path;
+    r->error = error;
+    reason = spdl__os_file_open(&r->file, path, SPDL__OS_READ, &r->bytes);
+    if (reason == NULL) return SPDL_OK;
+    spdl__label(label, sizeof(label), path);
+    return spdl__error_set(error, SPDL_E_IO, "%s: %s", label, reason);
+}
+
+/* The block of `count` elements, or a larger one in its place, with room for `more`; *room: how
+   many it holds. NULL: no memory, and the block is as it was. */
+SPDL__PRIVATE void *spdl__room_for(const spdl_allocator *allocator, void *block, size_t *room,
+                                   size_t count, size_t more, size_t each) {
+    const size_t wanted = (size_t)spdl__max(count + more, count * 2 + 64);
+    void *made;
+    if (more <= *room - count) return block;
+    if (count > SIZE_MAX / 4 / each || more > SIZE_MAX / 4 / each) return NULL;
+    made = spdl__alloc(allocator, wanted * each, 16);
+    if (made == NULL) return NULL;
+    if (count > 0) memcpy(made, block, count * each);
+    spdl__free(allocator, block, *room * each);
+    *room = wanted;
+    return made;
+}
+
+/* --- records --- */
+
+typedef struct spdl__kept {
+    spdl_record shown;
+    spdl_allocator allocator;
+    size_t block_bytes;
+} spdl__kept;
+
+/* Header, data, a zero, and the name with a zero: in one block. */
+SPDL__PRIVATE spdl_record *spdl__record_make(const spdl_allocator *allocator, const char *name,
+                                             uint64_t bytes, uint64_t offset) {
+    const size_t head = (sizeof(spdl__kept) + 63) & ~(size_t)63, name_bytes = strlen(name) + 1;
+    spdl__kept *record;
+    if (bytes > SIZE_MAX / 2) return NULL;
+    record = (spdl__kept *)spdl__alloc(allocator, head + (size_t)bytes + 1 + name_bytes, 64);
+    if (record == NULL) return NULL;
+    record->allocator = *allocator;
+    record->block_bytes = head + (size_t)bytes + 1 + name_bytes;
+    record->shown.data = (uint8_t *)record + head;
+    record->shown.bytes = (size_t)bytes;
+    record->shown.data[bytes] = 0;
+    record->shown.name = (char *)memcpy(record->shown.data + bytes + 1, name, name_bytes);
+    record->shown.offset = offset;
+    record->shown.next = NULL;
+    return &record->shown;
+}
+
+SPDL_API void spdl_record_free(void *record) {
+    spdl_record *next = (spdl_record *)record;
+    while (next != NULL) {
+        spdl__kept *freed = (spdl__kept *)(void *)next;
+        const spdl_allocator allocator = freed->allocator;
+        next = next->next;
+        spdl__free(&allocator, freed, freed->block_bytes);
+    }
+}
+
+/* A record of the bytes at a place, which spdl__reader_has. */
+SPDL__PRIVATE spdl_result spdl__reader_record(spdl__reader *r, const spdl_allocator *allocator,
+                                              const char *name, uint64_t at, uint64_t bytes,
+                                              spdl_record **record) {
+    spdl_record *made = spdl__record_make(allocator, name, bytes, at);
+    spdl_result result;
+    if (made == NULL)
+        return SPDL__READER_FAIL(r, SPDL_E_NOMEM, at, "no memory for %llu bytes",
+                                 (spdl__llu)bytes);
+    result = spdl__reader_copy(r, at, made->data, made->bytes);
+    if (result == SPDL_OK)
+        *record = made;
+    else
+        spdl_record_free(made);
+    return result;
+}
+
+/* Where the extension begins: behind the first dot of the last part of a name, or at its end. What
+   comes before it is the key of a sample. */
+SPDL__PRIVATE const char *spdl__extension(const char *name) {
+    const char *slash = strrchr(name, '/'), *dot = strchr(slash != NULL ? slash : name, '.');
+    return dot != NULL ? dot + 1 : name + strlen(name);
+}
+
+SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extension) {
+    while (sample != NULL && strcmp(spdl__extension(sample->name), extension) != 0)
+        sample = sample->next;
+    return sample;
+}
+
+/* --- records one after the other --- */
+
+struct spdl_records {
+    spdl__reader reader;
+    spdl_records_desc desc; /* with its defaults */
+    uint64_t at;            /* of what is read next */
+    uint64_t line;          /* lines so far */
+    spdl_record *sample;    /* .group: the sample under way */
+    size_t block_bytes;
+    uint8_t window[SPDL__READER_ROOM];
+    char path[1]; /* all of it */
+};
+
+/* What the headers in front of a member say. */
+typedef struct spdl__tar_member {
+    uint64_t at; /* of the next header, then of the data */
+    uint64_t bytes;
+    uint64_t long_bytes; /* of pax, in place of `bytes`: SPDL__NEVER if it says nothing */
+    char kind;
+    char name[SPDL__LISTED_BYTES]; /* of pax and GNU, when it is not empty before the member's own */
+} spdl__tar_member;
+
+/* A number: in base 256 when the first bit says so, else octal, between blanks and zeros. */
+SPDL__PRIVATE bool spdl__tar_number(const uint8_t *field, int bytes, uint64_t *number) {
+    int i = 0;
+    *number = field[0] & 0x7f;
+    if (field[0] & 0x80) {
+        for (i = 1; i < bytes; ++i) {
+            if (*number >> 55 != 0) return false;
+            *number = *number << 8 | field[i];
+        }
+        return true;
+    }
+    for (*number = 0; i < bytes && field[i] == ' '; ++i) {}
+    for (; i < bytes && field[i] >= '0' && field[i] <= '7'; ++i)
+        *number = *number << 3 | (uint64_t)(field[i] - '0');
+    return i == bytes || field[i] == ' ' || field[i] == '\0';
+}
+
+/* Puts a name together; false: it is too long, or has a zero in it. */
+SPDL__PRIVATE bool spdl__tar_name(spdl__tar_member *m, const uint8_t *name, size_t bytes) {
+    if (bytes >= sizeof(m->name) || memchr(name, 0, bytes) != NULL) return false;
+    memcpy(m->name, name, bytes);
+    m->name[bytes] = '\0';
+    return true;
+}
+
+SPDL__PRIVATE size_t spdl__tar_length(const uint8_t *field, size_t bytes) {
+    const void *end = memchr(field, 0, bytes);
+    return end != NULL ? (size_t)((const uint8_t *)end - field) : bytes;
+}
+
+/* What the pax record KEY=VALUE at `key` says, of so many bytes; *wrong: what is wrong with it. */
+SPDL__PRIVATE spdl_result spdl__tar_pax_record(spdl__tar_member *m, const uint8_t *key,
+                                               size_t bytes, const char **wrong) {
+    const uint8_t *value = (const uint8_t *)memchr(key, '=', bytes);
+    const size_t key_bytes = value != NULL ? (size_t)(value++ - key) : 0;
+    const bool path = key_bytes == 4 && memcmp(key, "path", 4) == 0;
+    const bool size = key_bytes == 4 && memcmp(key, "size", 4) == 0;
+    size_t left = bytes - key_bytes - 1;
+    uint64_t number = 0;
+    *wrong = "a pax header that is damaged";
+    if (value == NULL) return SPDL_E_FORMAT;
+    *wrong = "a sparse file";
+    if (key_bytes >= 10 && memcmp(key, "GNU.sparse", 10) == 0) return SPDL_E_UNSUPPORTED;
+    *wrong = "a path or a size for all members";
+    if ((path || size) && m->kind == 'g') return SPDL_E_UNSUPPORTED;
+    *wrong = "a name that is empty, too long or has a zero in it";
+    if (path && (left == 0 || !spdl__tar_name(m, value, left))) return SPDL_E_FORMAT;
+    *wrong = "a size that is no number";
+    if (!size) return SPDL_OK;
+    for (; left > 0 && *value >= '0' && *value <= '9' && number >> 59 == 0; --left)
+        number = number * 10 + (uint64_t)(*value++ - '0');
+    m->long_bytes = number;
+    return left == 0 ? SPDL_OK : SPDL_E_FORMAT;
+}
+
+/* Pax records "LENGTH KEY=VALUE\n": the lengths count, whatever the values hold. */
+SPDL__PRIVATE spdl_result spdl__tar_pax(spdl__tar_member *m, const uint8_t *text, size_t bytes,
+                                        const char **wrong) {
+    spdl_result result = SPDL_OK;
+    while (bytes > 0 && result == SPDL_OK) {
+        size_t length = 0, i = 0;
+        for (; i < bytes && i < 7 && text[i] >= '0' && text[i] <= '9'; ++i)
+            length = length * 10 + (size_t)(text[i] - '0');
+        *wrong = "a pax header that is damaged";
+        if (i == bytes || text[i] != ' ' || length > bytes || length < i + 3 ||
+            text[length - 1] != '\n')
+            return SPDL_E_FORMAT;
+        result = spdl__tar_pax_record(m, text + i + 1, length - i - 2, wrong);
+        text += length;
+        bytes -= length;
+    }
+    return result;
+}
+
+/* Reads a header: its kind, and the size of what follows it. SPDL_END: the empty block. */
+SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
+                                         const uint8_t **head) {
+    uint64_t sum = 0, told = 0;
+    int64_t sum_signed = 0;
+    size_t i, have = 0;
+    bool empty = true, good;
+    spdl_result result;
+    if (m->at == r->bytes)
+        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, m->at,
+                                 "cut off: it ends without an empty block");
+    result = spdl__reader_need(r, m->at, 512, head, &have);
+    if (result != SPDL_OK) return result;
+    for (i = 0; i < 512; ++i) {
+        const uint8_t byte = i >= 148 && i < 156 ? ' ' : (*head)[i];
+        empty = empty && (*head)[i] == 0;
+        sum += byte;
+        sum_signed += byte < 128 ? byte : byte - 256; /* as some old ones have it */
+    }
+    if (empty) return SPDL_END;
+    good = spdl__tar_number(*head + 148, 8, &told);
+    if (!good || (told != sum && told != (uint64_t)sum_signed))
+        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, m->at, "%s",
+                                 m->at == 0 && (*head)[0] == 0x1f && (*head)[1] == 0x8b
+                                     ? "gzip: a tar file has to be unpacked"
+                                     : "no header of a tar file: its checksum is wrong");
+    m->kind = (char)(*head)[156];
+    if (!spdl__tar_number(*head + 124, 12, &m->bytes))
+        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, m->at + 124, "a size that is no number");
+    return SPDL_OK;
+}
+
+/* Reads what a header of kind x, g, L or K has to say of the next member. */
+SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__reader *r, spdl__tar_member *m) {
+    const uint8_t *text = NULL;
+    const char *wrong = "a name that is too long";
+    size_t have = 0;
+    spdl_result result;
+    if (m->bytes == 0) return SPDL_OK;
+    if (m->bytes > r->room)
+        return SPDL__READER_FAIL(r, SPDL_E_LIMIT, m->at, "a header of %llu bytes",
+                                 (spdl__llu)m->bytes);
+    result = spdl__reader_need(r, m->at, (size_t)m->bytes, &text, &have);
+    if (result != SPDL_OK) return result;
+    if (m->kind == 'x' || m->kind == 'g')
+        result = spdl__tar_pax(m, text, (size_t)m->bytes, &wrong);
+    else if (m->kind == 'L' && !spdl__tar_name(m, text, spdl__tar_length(text, (size_t)m->bytes)))
+        result = SPDL_E_FORMAT;
+    return result == SPDL_OK ? result : SPDL__READER_FAIL(r, result, m->at, "%s", wrong);
+}
+
+/* Name and size of a member, with what the headers in front of it said. ustar has the first part of
+   a long name in another field; what others have there is no name. */
+SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
+    const size_t prefix = memcmp(head + 257, "ustar", 6) == 0
+                              ? spdl__tar_length(head + 345, 155) : 0;
+    const size_t name = spdl__tar_length(head, 100);
+    if (m->long_bytes != SPDL__NEVER) m->bytes = m->long_bytes;
+    if (m->name[0] == '\0') {
+        memcpy(m->name, head + 345, prefix);
+        m->name[prefix] = '/';
+        memcpy(m->name + (prefix > 0 ? prefix + 1 : 0), head, name);
+        m->name[(prefix > 0 ? prefix + 1 : 0) + name] = '\0';
+    }
+    /* in old archives a folder is a file whose name ends in a slash */
+    if (m->kind == '\0') m->kind = name > 0 && head[name - 1] == '/' ? '5' : '0';
+    if (m->kind >= '1' && m->kind <= '6') m->bytes = 0; /* whatever a link or a folder says */
+}
+
+/* Goes through headers up to the next member that is a plain file: m->at is that of its data. */
+SPDL__PRIVATE spdl_result spdl__tar_find(spdl_records *s, spdl__tar_member *m) {
+    spdl__reader *r = &s->reader;
+    const uint8_t *head = NULL;
+    bool extends, plain;
+    spdl_result result;
+    m->at = s->at;
+    m->name[0] = '\0';
+    m->long_bytes = SPDL__NEVER;
+    for (;;) {
+        result = spdl__tar_head(r, m, &head);
+        if (result != SPDL_OK) return result;
+        extends = m->kind != '\0' && strchr("xgLK", m->kind) != NULL;
+        if (!extends) spdl__tar_own(m, head);
+        if (m->kind == 'S' || m->kind == 'M')
+            return SPDL__READER_FAIL(r, SPDL_E_UNSUPPORTED, m->at, "%s", m->kind == 'S'
+                                         ? "a sparse file" : "a part of a larger archive");
+        m->at += 512;
+        result = spdl__reader_has(r, m->at, m->bytes);
+        if (result == SPDL_OK && extends) result = spdl__tar_extend(r, m);
+        plain = m->kind == '0' || m->kind == '7';
+        if (result != SPDL_OK || plain) return result;
+        m->at += (m->bytes + 511) & ~(uint64_t)511;
+        if (extends) continue;
+        s->at = m->at; /* a link, a folder: what was said of it is over */
+        m->name[0] = '\0';
+        m->long_bytes = SPDL__NEVER;
+    }
+}
+
+SPDL__PRIVATE spdl_result spdl__tar_next(spdl_records *s, spdl_record **record) {
+    spdl__tar_member m;
+    char name[80];
+    spdl_result result = spdl__tar_find(s, &m);
+    if (result != SPDL_OK) return result;
+    if (m.bytes > s->desc.max_bytes) {
+        spdl__printable(name, sizeof(name), m.name);
+        return SPDL__READER_FAIL(&s->reader, SPDL_E_LIMIT, m.at,
+                                 "member '%s' has %llu bytes, more than max_bytes, which is %llu",
+                                 name, (spdl__llu)m.bytes, (spdl__llu)s->desc.max_bytes);
+    }
+    result = spdl__reader_record(&s->reader, &s->desc.allocator, m.name, m.at, m.bytes, record);
+    if (result == SPDL_OK) s->at = m.at + ((m.bytes + 511) & ~(uint64_t)511);
+    return result;
+}
+
+/* Members up to one of another key, which waits in s->sample for the next call. */
+SPDL__PRIVATE spdl_result spdl__tar_sample(spdl_records *s, spdl_record **record) {
+    spdl_record *more = NULL, **end = &s->sample;
+    uint64_t bytes = 0;
+    for (;;) {
+        const char *key = s->sample != NULL ? s->sample->name : NULL;
+        const size_t length = key != NULL ? (size_t)(spdl__extension(key) - key) : 0;
+        spdl_result result;
+        for (; *end != NULL; end = &(*end)->next) bytes += (*end)->bytes + 512;
+        if (bytes > s->desc.max_bytes + 512)
+            return SPDL__READER_FAIL(&s->reader, SPDL_E_LIMIT, s->at,
+                                     "a sample with more than max_bytes, which is %llu",
+                                     (spdl__llu)s->desc.max_bytes);
+        result = spdl__tar_next(s, &more);
+        if (result < 0 || (result == SPDL_END && key == NULL)) return result;
+        if (result == SPDL_OK && (key == NULL || (strncmp(key, more->name, length) == 0 &&
+                                  spdl__extension(more->name) == more->name + length))) {
+            *end = more;
+            continue;
+        }
+        *record = s->sample;
+        s->sample = result == SPDL_OK ? more : NULL;
+        return SPDL_OK;
+    }
+}
+
+/* The line at `at`: *bytes without its end, and *next, where the next one begins. */
+SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t most,
+                                          uint64_t *bytes, uint64_t *next) {
+    const uint8_t *from = NULL, *end = NULL;
+    size_t have = 0;
+    uint8_t last = 0;
+    for (*next = at; end == NULL && *next < r->bytes; *next += have) {
+        const spdl_result result = spdl__reader_need(r, *next, 1, &from, &have);
+        if (result != SPDL_OK) return result;
+        end = (const uint8_t *)memchr(from, '\n', have);
+        if (end != NULL) have = (size_t)(end - from) + 1;
+        if (have > (end != NULL)) last = from[have - 1 - (end != NULL)];
+        if (end == NULL && *next - at > most) break;
+    }
+    *bytes = *next - at - (end != NULL);
+    if (end != NULL && *bytes > 0 && last == '\r') --*bytes;
+    if (*bytes <= most) return SPDL_OK;
+    return SPDL__READER_FAIL(r, SPDL_E_LIMIT, at, "a line of more than max_bytes, which is %llu",
+                             (spdl__llu)most);
+}
+
+SPDL__PRIVATE spdl_result spdl__line_next(spdl_records *s, spdl_record **record) {
+    uint64_t bytes = 0, next = 0;
+    spdl_result result = SPDL_END;
+    if (s->at == s->reader.bytes) return result;
+    result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
+    if (result == SPDL_OK)
+        result = spdl__reader_record(&s->reader, &s->desc.allocator, s->path, s->at, bytes, record);
+    if (result == SPDL_OK) s->at = next;
+    return result;
+}
+
+SPDL__PRIVATE spdl_records_desc spdl__records_defaults(const spdl_records_desc *given) {
+    spdl_records_desc desc;
+    memset(&desc, 0, sizeof(desc));
+    if (given != NULL) desc = *given;
+    if (desc.max_bytes == 0) desc.max_bytes = desc.kind == SPDL_RECORDS_TAR ? 1 << 30 : 1 << 24;
+    spdl__error_clear(desc.error);
+    return desc;
+}
+
+SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
+                                       const spdl_records_desc *given) {
+    const spdl_records_desc desc = spdl__records_defaults(given);
+    spdl__reader reader;
+    spdl_records *s;
+    size_t block_bytes;
+    spdl_result result;
+    if (records != NULL) *records = NULL;
+    if (records == NULL || path == NULL)
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl_records_open: %s is NULL",
+                               path == NULL ? "path" : "records");
+    result = spdl__allocator_check(&desc.allocator, "records", desc.error);
+    if (result == SPDL_OK) result = spdl__reader_open(&reader, path, desc.error);
+    if (result != SPDL_OK) return result;
+    block_bytes = sizeof(*s) + strlen(path);
+    s = (spdl_records *)spdl__alloc(&desc.allocator, block_bytes, 64);
+    if (s == NULL) {
+        (void)spdl__os_file_close(reader.file);
+        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl_records_open: out of memory");
+    }
+    memset(s, 0, offsetof(spdl_records, window));
+    s->reader = reader;
+    s->reader.window = s->window;
+    s->reader.room = sizeof(s->window);
+    s->reader.path = strcpy(s->path, path);
+    s->desc = desc;
+    s->block_bytes = block_bytes;
+    *records = s;
+    return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_records_next(spdl_records *records, spdl_record **record,
+                                       spdl_error *error) {
+    spdl__error_clear(error);
+    records->reader.error = error;
+    if (records->desc.kind == SPDL_RECORDS_LINES) return spdl__line_next(records, record);
+    return records->desc.group ? spdl__tar_sample(records, record)
+                               : spdl__tar_next(records, record);
+}
+
+SPDL_API void spdl_records_close(void *records) {
+    spdl_records *s = (spdl_records *)records;
+    spdl_allocator allocator;
+    if (s == NULL) return;
+    allocator = s->desc.allocator;
+    spdl_record_free(s->sample);
+    (void)spdl__os_file_close(s->reader.file);
+    spdl__free(&allocator, s, s->block_bytes);
+}
+
+/* --- lists of files --- */
+
+typedef struct spdl__file {
+    const char *path; /* while the list is made: how far into the text */
+    uint64_t bytes;
+} spdl__file;
+
+struct spdl_files {
+    spdl_allocator allocator;
+    spdl__file *at;
+    char *text; /* the paths, each with a zero at its end */
+    size_t count, room, text_bytes, text_room;
+    size_t base_bytes; /* of what the paths have in common, and the hash leaves out */
+};
+
+/* What open knows so far. */
+typedef struct spdl__search {
+    spdl_files *files;
+    spdl_files_desc desc;
+    const char *pattern; /* what is left of it: for the folder at `path`; NULL: everything */
+    uint64_t seen;       /* files and folders */
+    int depth;
+    spdl_result result;
+    size_t length;
+    char path[SPDL__LISTED_BYTES];
+} spdl__search;
+
+SPDL__PRIVATE bool spdl__search_fail(spdl__search *f, spdl_result result, const char *reason) {
+    char label[208];
+    spdl__label(label, sizeof(label), f->path[0] != '\0' ? f->path : ".");
+    f->result = spdl__error_set(f->desc.error, result, "%s: %s", label, reason);
+    return false;
+}
+
+/* Appends to the path; spdl__search_pop takes it back. */
+SPDL__PRIVATE bool spdl__search_push(spdl__search *f, const char *name, size_t bytes) {
+    const size_t slash = f->length > 0 && f->path[f->length - 1] != '/' && f->depth > 0;
+    if (bytes >= sizeof(f->path) - f->length - slash)
+        return spdl__search_fail(f, SPDL_E_LIMIT, "a path in it has more than 4095 bytes");
+    if (slash) f->path[f->length++] = '/';
+    memcpy(f->path + f->length, name, bytes);
+    f->path[f->length += bytes] = '\0';
+    return true;
+}
+
+SPDL__PRIVATE void spdl__search_pop(spdl__search *f, size_t length) {
+    f->path[f->length = length] = '\0';
+}
+
+SPDL__PRIVATE bool spdl__search_add(spdl__search *f, uint64_t bytes) {
+    spdl_files *files = f->files;
+    void *at = spdl__room_for(&files->allocator, files->at, &files->room, files->count, 1,
+                              sizeof(*files->at));
+    void *text = spdl__room_for(&files->allocator, files->text, &files->text_room,
+                                files->text_bytes, f->length + 1, 1);
+    if (at != NULL) files->at = (spdl__file *)at;
+    if (text != NULL) files->text = (char *)text;
+    if (at == NULL || text == NULL)
+        return spdl__search_fail(f, SPDL_E_NOMEM, "no memory for a list of files");
+    files->at[files->count].path = (const char *)(uintptr_t)files->text_bytes;
+    files->at[files->count++].bytes = bytes;
+    memcpy(files->text + files->text_bytes, f->path, f->length + 1);
+    files->text_bytes += f->length + 1;
+    return true;
+}
+
+/* The end of the set that begins with the '[' at `set`, behind its ']', or NULL: then it is a
+   character as others. *in: whether `byte` is in it. */
+SPDL__PRIVATE const char *spdl__match_set(const char *set, const char *end, char byte, bool *in) {
+    const bool not_in = ++set < end && (*set == '!' || *set == '^');
+    const char *first = set += not_in;
+    for (*in = false; set < end && (*set != ']' || set == first); ++set) {
+        const bool range = end - set > 2 && set[1] == '-' && set[2] != ']';
+        *in = *in || (range ? *set <= byte && byte <= set[2] : *set == byte);
+        if (range) set += 2;
+    }
+    *in = *in != not_in;
+    return set < end ? set + 1 : NULL;
+}
+
+/* Whether a name fits one part of a pattern. After a mismatch the last star takes one more. */
+SPDL__PRIVATE bool spdl__match(const char *part, const char *end, const char *name) {
+    const char *star = NULL, *from = NULL, *behind;
+    bool fits;
+    if (name[0] == '.' && part[0] != '.') return false;
+    while (*name != '\0' || part < end) {
+        behind = part + 1;
+        fits = part < end && *name != '\0' && (*part == '?' || *part == *name);
+        if (part < end && *part == '*') {
+            star = part = behind;
+            from = name;
+            continue;
+        }
+        if (part < end && *part == '[' && *name != '\0') {
+            bool in = false;
+            behind = spdl__match_set(part, end, *name, &in);
+            if (behind != NULL) fits = in;
+            if (behind == NULL) behind = part + 1;
+        }
+        if (fits) {
+            part = behind;
+            ++name;
+        } else {
+            if (star == NULL || *from == '\0') return false;
+            part = star;
+            name = ++from;
+        }
+    }
+    return true;
+}
+
+SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name);
+
+SPDL__PRIVATE bool spdl__search_in(spdl__search *f) {
+    const char *reason;
+    if (++f->depth > SPDL__FOLDERS_DEEP)
+        return spdl__search_fail(f, SPDL_E_LIMIT, "32 folders deep: does a link lead back?");
+    reason = spdl__os_folder_read(f->length > 0 ? f->path : ".", spdl__search_entry, f);
+    --f->depth;
+    return f->result != SPDL_OK ? false
+           : reason == NULL     ? true
+                                : spdl__search_fail(f, SPDL_E_IO, reason);
+}
+
+/* An entry of the folder at f->path: false ends the search. */
+SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
+    spdl__search *f = (spdl__search *)finding;
+    const char *pattern = f->pattern, *reason;
+    const char *end = pattern != NULL ? pattern + strcspn(pattern, "/") : NULL;
+    const bool more = end != NULL && *end == '/';
+    const size_t length = f->length;
+    uint64_t bytes = 0;
+    bool folder = false, good = true;
+    if (pattern != NULL ? !spdl__match(pattern, end, name) : name[0] == '.') return true;
+    if (!spdl__search_push(f, name, strlen(name))) return false;
+    reason = spdl__os_file_look(f->path, &bytes, &folder);
+    if (reason != NULL) {
+        good = spdl__search_fail(f, SPDL_E_IO, reason);
+    } else if (++f->seen > f->desc.max_files) {
+        good = spdl__search_fail(f, SPDL_E_LIMIT, "more files and folders than max_files");
+    } else if (folder && (more || (pattern == NULL && f->desc.recursive))) {
+        f->pattern = more ? end + 1 : NULL;
+        good = spdl__search_in(f);
+        f->pattern = pattern;
+    } else if (!folder && !more) {
+        good = spdl__search_add(f, bytes);
+    }
+    spdl__search_pop(f, length);
+    return good;
+}
+
+/* What the paths have in common, if they begin with it: kept in front of all paths. */
+SPDL__PRIVATE bool spdl__search_base(spdl__search *f, const char *path, size_t bytes) {
+    spdl_files *files = f->files;
+    if (!spdl__search_push(f, path, bytes) || !spdl__search_add(f, 0)) return false;
+    files->count = 0;
+    files->base_bytes = bytes;
+    return true;
+}
+
+/* A path that was named, not found: `f->path`. */
+SPDL__PRIVATE bool spdl__search_named(spdl__search *f) {
+    uint64_t bytes = 0;
+    bool folder = false;
+    const char *reason = spdl__os_file_look(f->path, &bytes, &folder);
+    if (reason == NULL && folder) reason = "a folder, not a file";
+    if (reason != NULL) return spdl__search_fail(f, SPDL_E_IO, reason);
+    if (++f->seen > f->desc.max_files)
+        return spdl__search_fail(f, SPDL_E_LIMIT, "more files than max_files");
+    return spdl__search_add(f, bytes);
+}
+
+/* The line of a list: an empty one names nothing. */
+SPDL__PRIVATE bool spdl__search_line(spdl__search *f, const spdl_record *line) {
+    const char *path = (const char *)line->data;
+    spdl__search_pop(f, 0);
+    if (line->bytes == 0) return true;
+    if (path[0] != '/' && !spdl__search_push(f, line->name, f->files->base_bytes)) return false;
+    if (!spdl__search_push(f, path, line->bytes)) return false;
+    if (strlen(path) == line->bytes) return spdl__search_named(f);
+    return spdl__search_fail(f, SPDL_E_FORMAT, "in a list: a path with a zero in it");
+}
+
+SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
+    spdl_records_desc desc;
+    spdl_records *lines = NULL;
+    spdl_record *line = NULL;
+    const char *slash = strrchr(list, '/');
+    bool good = spdl__search_base(f, list, slash != NULL ? (size_t)(slash + 1 - list) : 0);
+    memset(&desc, 0, sizeof(desc));
+    desc.kind = SPDL_RECORDS_LINES;
+    desc.max_bytes = SPDL__LISTED_BYTES;
+    desc.allocator = f->desc.allocator;
+    desc.error = f->desc.error;
+    if (good) f->result = spdl_records_open(&lines, list, &desc);
+    while (good && f->result == SPDL_OK) {
+        f->result = spdl_records_next(lines, &line, f->desc.error);
+        if (f->result != SPDL_OK) break;
+        good = spdl__search_line(f, line);
+        spdl_record_free(line);
+    }
+    spdl_records_close(lines);
+    if (f->result == SPDL_END) f->result = SPDL_OK;
+    return f->result == SPDL_OK;
+}
+
+/* A folder, or a pattern: what comes before the part with the first wildcard is no pattern. */
+SPDL__PRIVATE bool spdl__search_folder(spdl__search *f, const char *path, bool folder) {
+    const char *end = path + strlen(path);
+    if (!folder) {
+        for (end = strpbrk(path, "*?["); end > path && end[-1] != '/'; --end) {}
+        f->pattern = end;
+    }
+    if (!spdl__search_base(f, path, (size_t)(end - path))) return false;
+    if (folder && end[-1] != '/') ++f->files->base_bytes; /* the slash that follows */
+    return spdl__search_in(f);
+}
+
+SPDL__PRIVATE bool spdl__search_path(spdl__search *f, const char *path) {
+    const char *reason, *slash;
+    uint64_t bytes = 0;
+    bool folder = false;
+    if (path[0] == '@') return spdl__search_listed(f, path + 1);
+    reason = spdl__os_file_look(path, &bytes, &folder);
+    if (reason == NULL ? folder : strpbrk(path, "*?[") != NULL)
+        return spdl__search_folder(f, path, folder);
+    slash = strrchr(path, '/');
+    if (!spdl__search_base(f, path, slash != NULL ? (size_t)(slash + 1 - path) : 0)) return false;
+    spdl__search_pop(f, 0);
+    return spdl__search_push(f, path, strlen(path)) && spdl__search_named(f);
+}
+
+SPDL__PRIVATE int spdl__file_order(const void *a, const void *b) {
+    return strcmp(((const spdl__file *)a)->path, ((const spdl__file *)b)->path);
+}
+
+SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
+                                     const spdl_files_desc *desc) {
+    spdl__search f;
+    spdl_files *made;
+    size_t i;
+    memset(&f, 0, sizeof(f));
+    if (desc != NULL) f.desc = *desc;
+    if (f.desc.max_files == 0) f.desc.max_files = 1 << 24;
+    spdl__error_clear(f.desc.error);
+    if (files != NULL) *files = NULL;
+    if (files == NULL || path == NULL || path[0] == '\0')
+        return spdl__error_set(f.desc.error, SPDL_E_INVALID, "spdl_files_open: %s",
+                               files == NULL ? "files is NULL" : "path is NULL or empty");
+    f.result = spdl__allocator_check(&f.desc.allocator, "files", f.desc.error);
+    if (f.result != SPDL_OK) return f.result;
+    made = (spdl_files *)spdl__alloc_zeroed(&f.desc.allocator, 1, sizeof(*made), 64);
+    if (made == NULL)
+        return spdl__error_set(f.desc.error, SPDL_E_NOMEM, "spdl_files_open: out of memory");
+    made->allocator = f.desc.allocator;
+    f.files = made;
+    if (spdl__search_path(&f, path) && made->count == 0) {
+        spdl__search_pop(&f, 0);
+        (void)(spdl__search_push(&f, path, strlen(path)) &&
+               spdl__search_fail(&f, SPDL_E_NOT_FOUND, "no files"));
+    }
+    if (f.result != SPDL_OK) {
+        spdl_files_close(made);
+        return f.result;
+    }
+    for (i = 0; i < made->count; ++i)
+        made->at[i].path = made->text + (uintptr_t)made->at[i].path;
+    if (path[0] != '@') qsort(made->at, made->count, sizeof(*made->at), spdl__file_order);
+    *files = made;
+    return SPDL_OK;
+}
+
+SPDL_API void spdl_files_close(spdl_files *files) {
+    spdl_allocator allocator;
+    if (files == NULL) return;
+    allocator = files->allocator;
+    spdl__free(&allocator, files->at, files->room * sizeof(*files->at));
+    spdl__free(&allocator, files->text, files->text_room);
+    spdl__free(&allocator, files, sizeof(*files));
+}
+
+SPDL_API uint64_t spdl_files_count(const spdl_files *files) { return files->count; }
+
+SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index) {
+    return index < files->count ? files->at[index].path : NULL;
+}
+
+SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index) {
+    return index < files->count ? files->at[index].bytes : 0;
+}
+
+/* FNV-1a, which takes bytes one by one, and a mix of the bits at the end. */
+SPDL_API uint64_t spdl_files_hash(const spdl_files *files) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    size_t i, k;
+    for (i = 0; i < files->count; ++i) {
+        const char *name = files->at[i].path;
+        if (strncmp(name, files->text, files->base_bytes) == 0) name += files->base_bytes;
+        for (k = 0; k <= strlen(name); ++k) hash = (hash ^ (uint8_t)name[k]) * 0x100000001b3u;
+        for (k = 0; k < 64; k += 8)
+            hash = (hash ^ (files->at[i].bytes >> k & 0xff)) * 0x100000001b3u;
+    }
+    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9u;
+    hash = (hash ^ hash >> 27) * 0x94d049bb133111ebu;
+    return hash ^ hash >> 31;
+}
+
+/* --- many files as one --- */
+
+typedef struct spdl__shard {
+    spdl__reader reader; /* file and length */
+    const uint8_t *map;
+    uint64_t data;       /* where its tokens begin */
+    uint64_t first;      /* its first token, line */
+} spdl__shard;
+
+typedef struct spdl__shards {
+    spdl_allocator allocator;
+    spdl__shard *at;
+    size_t count, opened;
+    uint64_t total; /* tokens, lines */
+} spdl__shards;
+
+SPDL__PRIVATE void spdl__shards_close(spdl__shards *s) {
+    while (s->opened > 0) {
+        spdl__shard *shard = &s->at[--s->opened];
+        spdl__os_file_unmap(shard->map, shard->reader.bytes);
+        (void)spdl__os_file_close(shard->reader.file);
+    }
+    spdl__free(&s->allocator, s->at, s->count * sizeof(*s->at));
+}
+
+SPDL__PRIVATE spdl_result spdl__shards_open(spdl__shards *s, const spdl_files *files,
+                                            const spdl_allocator *allocator, spdl_error *error) {
+    spdl_result result = SPDL_OK;
+    s->allocator = *allocator;
+    s->at = (spdl__shard *)spdl__alloc_zeroed(allocator, files->count, sizeof(*s->at), 64);
+    if (s->at == NULL) return spdl__error_set(error, SPDL_E_NOMEM, "spdl: files: out of memory");
+    for (s->count = files->count; s->opened < s->count && result == SPDL_OK;) {
+        result = spdl__reader_open(&s->at[s->opened].reader, files->at[s->opened].path, error);
+        s->opened += result == SPDL_OK;
+    }
+    return result;
+}
+
+/* The one with token or line `index`, which is less than the total: the last that begins there or
+   before; empty ones come before it. */
+SPDL__PRIVATE const spdl__shard *spdl__shards_find(const spdl__shards *s, uint64_t index) {
+    size_t low = 0, high = s->count;
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        if (s->at[middle].first <= index)
+            low = middle;
+        else
+            high = middle;
+    }
+    return &s->at[low];
+}
+
+/* What all open functions check. */
+SPDL__PRIVATE spdl_result spdl__files_check(const char *what, const void *out,
+                                            const spdl_files *files,
+                                            const spdl_allocator *allocator, spdl_error *error) {
+    if (out == NULL || files == NULL)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: an argument is NULL", what);
+    return spdl__allocator_check(allocator, what, error);
+}
+
+SPDL__PRIVATE spdl_result spdl__no_such(const char *what, uint64_t index, uint64_t count,
+                                        spdl_error *error) {
+    return spdl__error_set(error, SPDL_E_INVALID, "spdl: no %s %llu: there are %llu", what,
+                           (spdl__llu)index, (spdl__llu)count);
+}
+
+struct spdl_lines {
+    spdl__shards shards;
+    uint64_t *begins; /* where each line begins, and after those of each file where it ends */
+    size_t room;
+};
+
+/* Looks through file number `number` by way of a window. */
+SPDL__PRIVATE spdl_result spdl__lines_scan(spdl_lines *lines, size_t number, uint8_t *window,
+                                           uint64_t most) {
+    spdl__shards *set = &lines->shards;
+    spdl__reader *r = &set->at[number].reader;
+    uint64_t at = 0, bytes = 0, *begins;
+    spdl_result result = SPDL_OK;
+    r->window = window;
+    r->room = SPDL__READER_ROOM;
+    set->at[number].first = set->total;
+    for (;;) {
+        begins = (uint64_t *)spdl__room_for(&set->allocator, lines->begins, &lines->room,
+                                            (size_t)set->total + number, 1, sizeof(*begins));
+        if (begins == NULL)
+            return SPDL__READER_FAIL(r, SPDL_E_NOMEM, at, "no memory for the places of lines");
+        lines->begins = begins;
+        begins[set->total + number] = at;
+        if (at == r->bytes || result != SPDL_OK) break;
+        result = spdl__line_find(r, at, most, &bytes, &at);
+        if (result == SPDL_OK) ++set->total;
+    }
+    r->room = r->have = 0; /* from now on any thread reads, without a window */
+    return result;
+}
+
+SPDL_API spdl_result spdl_lines_open(spdl_lines **lines, const spdl_files *files,
+                                     const spdl_records_desc *given) {
+    spdl_records_desc desc = spdl__records_defaults(given);
+    spdl_lines *made;
+    uint8_t *window;
+    size_t i;
+    spdl_result result = spdl__files_check("lines", lines, files, &desc.allocator, desc.error);
+    if (lines != NULL) *lines = NULL;
+    if (result != SPDL_OK) return result;
+    if (given == NULL || given->max_bytes == 0) desc.max_bytes = 1 << 24;
+    made = (spdl_lines *)spdl__alloc_zeroed(&desc.allocator, 1, sizeof(*made), 64);
+    if (made == NULL)
+        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: lines: out of memory");
+    result = spdl__shards_open(&made->shards, files, &desc.allocator, desc.error);
+    window = (uint8_t *)spdl__alloc(&desc.allocator, SPDL__READER_ROOM, 64);
+    if (result == SPDL_OK && window == NULL)
+        result = spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: lines: out of memory");
+    for (i = 0; i < files->count && result == SPDL_OK; ++i)
+        result = spdl__lines_scan(made, i, window, desc.max_bytes);
+    spdl__free(&desc.allocator, window, SPDL__READER_ROOM);
+    if (result == SPDL_OK)
+        *lines = made;
+    else
+        spdl_lines_close(made);
+    return result;
+}
+
+SPDL_API void spdl_lines_close(spdl_lines *lines) {
+    spdl_allocator allocator;
+    if (lines == NULL) return;
+    allocator = lines->shards.allocator;
+    spdl__shards_close(&lines->shards);
+    spdl__free(&allocator, lines->begins, lines->room * sizeof(*lines->begins));
+    spdl__free(&allocator, lines, sizeof(*lines));
+}
+
+SPDL_API uint64_t spdl_lines_count(const spdl_lines *lines) { return lines->shards.total; }
+
+SPDL_API spdl_result spdl_lines_read(const spdl_lines *lines, uint64_t index, spdl_record **record,
+                                     spdl_error *error) {
+    const spdl__shards *set = &lines->shards;
+    const spdl__shard *shard;
+    const uint64_t *begins;
+    spdl__reader reader;
+    size_t bytes;
+    spdl_result result;
+    spdl__error_clear(error);
+    if (index >= set->total) return spdl__no_such("line", index, set->total, error);
+    shard = spdl__shards_find(set, index);
+    begins = lines->begins + index + (size_t)(shard - set->at);
+    reader = shard->reader;
+    reader.error = error;
+    bytes = (size_t)(begins[1] - begins[0]);
+    result = spdl__reader_record(&reader, &set->allocator, reader.path, begins[0], bytes, record);
+    if (result != SPDL_OK) return result;
+    if (bytes > 0 && (*record)->data[bytes - 1] == '\n') {
+        --bytes;
+        if (bytes > 0 && (*record)->data[bytes - 1] == '\r') --bytes;
+    }
+    (*record)->bytes = bytes;
+    (*record)->data[bytes] = 0;
+    return SPDL_OK;
+}
+
+/* --- tokens --- */
+
+struct spdl_tokens {
+    spdl__shards shards;
+    uint64_t length, windows;
+    int width; /* bytes of a token in the file */
+};
+
+/* Finds out where the tokens of a shard are, and how many. Of several shards *width is that of the
+   first. */
+SPDL__PRIVATE spdl_result spdl__tokens_head(const spdl__reader *r, int raw_bytes, int *width,
+                                            uint64_t *data, uint64_t *count) {
+    uint8_t head[12] = { 0 };
+    uint32_t magic, version;
+    int bytes;
+    size_t have = 0;
+    const char *reason = NULL;
+    if (raw_bytes == 0) {
+        const spdl_result result = spdl__reader_has(r, 0, 1024);
+        if (result != SPDL_OK) return result;
+    }
+    if (r->bytes >= 1024) reason = spdl__os_file_read(r->file, head, sizeof(head), 0, &have);
+    if (reason != NULL) return SPDL__READER_FAIL(r, SPDL_E_IO, have, "%s", reason);
+    magic = spdl__le32(head);
+    version = spdl__le32(head + 4);
+    bytes = magic == 20240520 && version == 1 ? 2 : magic == 20240801 && version == 7 ? 4 : 0;
+    *data = raw_bytes == 0 ? 1024 : 0;
+    if (bytes == 0 && raw_bytes == 0)
+        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, 0, "no tokens of llm.c: magic %u, version %u",
+                                 (unsigned)magic, (unsigned)version);
+    if (bytes != 0 && raw_bytes != 0)
+        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, 0, "a header of llm.c: raw_bytes has to be 0");
+    if (raw_bytes != 0) bytes = raw_bytes;
+    *count = (r->bytes - *data) / (uint64_t)bytes;
+    if (r->bytes % (uint64_t)bytes != 0)
+        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, r->bytes - r->bytes % (uint64_t)bytes,
+                                 "cut off: a token has %d bytes", bytes);
+    if (raw_bytes == 0 && *count != spdl__le32(head + 8))
+        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, 8, "it says %u tokens, and has %llu",
+                                 (unsigned)spdl__le32(head + 8), (spdl__llu)*count);
+    if (*width != 0 && *width != bytes)
+        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, 0, "tokens of %d bytes, behind some of %d",
+                                 bytes, *width);
+    *width = bytes;
+    return SPDL_OK;
+}
+
+/* Opens all shards and counts. */
+SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_files *files,
+                                            const spdl_tokens_desc *desc) {
+    spdl__shards *set = &tokens->shards;
+    uint64_t count = 0;
+    size_t i;
+    spdl_result result = spdl__shards_open(set, files, &desc->allocator, desc->error);
+    for (i = 0; i < set->count && result == SPDL_OK; ++i) {
+        spdl__shard *shard = &set->at[i];
+        shard->first = set->total;
+        result = spdl__tokens_head(&shard->reader, desc->raw_bytes, &tokens->width, &shard->data,
+                                   &count);
+        set->total += count;
+        if (desc->map) shard->map = spdl__os_file_map(shard->reader.file, shard->reader.bytes);
+        if (shard->map == NULL) continue;
+        (void)spdl__os_file_close(shard->reader.file);
+        shard->reader.file = SPDL__NO_FILE;
+    }
+    if (result != SPDL_OK) return result;
+    tokens->length = desc->length;
+    tokens->windows = set->total > 0 ? (set->total - 1) / desc->length : 0;
+    if (tokens->windows > 0) return SPDL_OK;
+    return SPDL__READER_FAIL(&set->at[0].reader, SPDL_E_FORMAT, set->at[0].data,
+                             "all files together have %llu tokens, and a window takes %llu",
+                             (spdl__llu)set->total, (spdl__llu)desc->length + 1);
+}
+
+SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
+                                      const spdl_tokens_desc *given) {
+    spdl_tokens_desc desc;
+    spdl_tokens *made;
+    spdl_result result;
+    memset(&desc, 0, sizeof(desc));
+    if (given != NULL) desc = *given;
+    spdl__error_clear(desc.error);
+    if (tokens != NULL) *tokens = NULL;
+    result = spdl__files_check("tokens", tokens, files, &desc.allocator, desc.error);
+    if (result != SPDL_OK) return result;
+    if (desc.length == 0 || desc.length >= SIZE_MAX / 8)
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: tokens: length is %llu",
+                               (spdl__llu)desc.length);
+    if (desc.raw_bytes != 0 && desc.raw_bytes != 2 && desc.raw_bytes != 4)
+        return spdl__error_set(desc.error, SPDL_E_INVALID,
+                               "spdl: tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
+    made = (spdl_tokens *)spdl__alloc_zeroed(&desc.allocator, 1, sizeof(*made), 64);
+    if (made == NULL)
+        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: tokens: out of memory");
+    result = spdl__tokens_fill(made, files, &desc);
+    if (result == SPDL_OK)
+        *tokens = made;
+    else
+        spdl_tokens_close(made);
+    return result;
+}
+
+SPDL_API void spdl_tokens_close(spdl_tokens *tokens) {
+    spdl_allocator allocator;
+    if (tokens == NULL) return;
+    allocator = tokens->shards.allocator;
+    spdl__shards_close(&tokens->shards);
+    spdl__free(&allocator, tokens, sizeof(*tokens));
+}
+
+SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens) { return tokens->windows; }
+
+SPDL_API size_t spdl_tokens_bytes(const spdl_tokens *tokens) {
+    return ((size_t)tokens->length + 1) * sizeof(uint32_t);
+}
+
+/* Copies `bytes` bytes from byte `at` of a shard on. */
+SPDL__PRIVATE spdl_result spdl__tokens_copy(const spdl__shard *shard, uint64_t at, uint8_t *to,
+                                            size_t bytes, spdl_error *error) {
+    size_t have = 0;
+    const char *reason = NULL;
+    if (shard->map != NULL)
+        memcpy(to, shard->map + at, bytes);
+    else
+        reason = spdl__os_file_read(shard->reader.file, to, bytes, at, &have);
+    if (reason == NULL) return SPDL_OK;
+    return spdl__place_fail(shard->reader.path, error, SPDL_E_IO, at + have, "%s", reason);
+}
+
+/* The bytes from the file go to the end of the window. Made wider one by one from the front, no
+   token is written over one that is still to be read. */
+SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, uint32_t *window,
+                                      spdl_error *error) {
+    const spdl__shard *shard;
+    const size_t width = (size_t)tokens->width, count = (size_t)tokens->length + 1;
+    uint8_t *const tail = (uint8_t *)window + count * (sizeof(*window) - width);
+    uint64_t at = index * tokens->length;
+    size_t done = 0, i;
+    spdl_result result = SPDL_OK;
+    spdl__error_clear(error);
+    if (index >= tokens->windows) return spdl__no_such("window", index, tokens->windows, error);
+    for (shard = spdl__shards_find(&tokens->shards, at); done < count && result == SPDL_OK;
+         ++shard) {
+        const uint64_t from = shard->data + (at + done - shard->first) * width;
+        const size_t part = (size_t)spdl__min(count - done, (shard->reader.bytes - from) / width);
+        if (part == 0) continue;
+        result = spdl__tokens_copy(shard, from, tail + done * width, part * width, error);
+        done += part;
+    }
+    for (i = 0; i < count && result == SPDL_OK; ++i)
+        window[i] = width == 2 ? spdl__le16(tail + 2 * i) : spdl__le32(tail + 4 * i);
+    return result;
+}
+
+/* --- sound --- */
+
+/* The chunk "fmt " at `at`. */
+SPDL__PRIVATE spdl_result spdl__wav_format(const spdl__reader *r, uint64_t at,
+                                           const uint8_t *format, uint64_t bytes,
+                                           spdl_wav_info *info) {
+    static const uint8_t guid[] = { 0, 0, 0, 0, 16, 0, 128, 0, 0, 170, 0, 56, 155, 113 };
+    const unsigned channels = spdl__le16(format + 2), bits = spdl__le16(format + 14);
+    unsigned code = spdl__le16(format);
+    if (code == 0xfffe && bytes >= 40 && memcmp(format + 26, guid, sizeof(guid)) == 0)
+        code = spdl__le16(format + 24);
+    info->channels = (int)channels;
+    info->bits = (int)bits;
+    info->is_float = code == 3;
+    info->rate = spdl__le32(format + 4);
+    info->frame_bytes = channels * (bits / 8);
+    if (!(code == 1 && (bits == 8 || bits == 16 || bits == 24 || bits == 32)) &&
+        !(code == 3 && (bits == 32 || bits == 64)))
+        return SPDL__READER_FAIL(r, SPDL_E_UNSUPPORTED, at, "samples of format %u with %u bits",
+                                 code, bits);
+    if (channels == 0 || info->rate == 0 || spdl__le16(format + 12) != info->frame_bytes)
+        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, at,
+                                 "%u channels, %u frames a second, frames of %u bytes", channels,
+                                 (unsigned)info->rate, (unsigned)spdl__le16(format + 12));
+    return SPDL_OK;
+}
+
+/* Goes through the chunks up to the data. One of odd length is followed by a byte. */
+SPDL__PRIVATE spdl_result spdl__wav_head(spdl__reader *r, spdl_wav_info *info) {
+    const uint8_t *from = NULL;
+    uint64_t at = 12, bytes = 0, data_bytes = UINT32_MAX;
+    size_t have = 0;
+    bool format, wide;
+    spdl_result result = spdl__reader_need(r, 0, 12, &from, &have);
+    memset(info, 0, sizeof(*info));
+    if (result != SPDL_OK) return result;
+    if ((memcmp(from, "RIFF", 4) != 0 && memcmp(from, "RF64", 4) != 0) ||
+        memcmp(from + 8, "WAVE", 4) != 0)
+        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, 0, "no WAV file");
+    for (;; at += 8 + bytes + (bytes & 1)) {
+        result = spdl__reader_need(r, at, 8, &from, &have);
+        if (result != SPDL_OK) return result;
+        bytes = spdl__le32(from + 4);
+        format = memcmp(from, "fmt ", 4) == 0;
+        wide = memcmp(from, "ds64", 4) == 0;
+        if (memcmp(from, "data", 4) == 0) break;
+        result = spdl__reader_has(r, at + 8, bytes);
+        if (result == SPDL_OK && (format || wide) && bytes < 16)
+            result = SPDL__READER_FAIL(r, SPDL_E_FORMAT, at, "a head of %u bytes", (unsigned)bytes);
+        if (result == SPDL_OK && (format || wide))
+            result = spdl__reader_need(r, at + 8, (size_t)spdl__min(bytes, 40), &from, &have);
+        if (result == SPDL_OK && wide) data_bytes = spdl__le64(from + 8);
+        if (result == SPDL_OK && format) result = spdl__wav_format(r, at + 8, from, bytes, info);
+        if (result != SPDL_OK) return result;
+    }
+    if (info->channels == 0)
+        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, at, "data, and no format before them");
+    if (bytes == UINT32_MAX) bytes = data_bytes; /* of RF64 */
+    info->offset = at + 8;
+    info->frames = bytes / info->frame_bytes;
+    result = spdl__reader_has(r, at + 8, bytes);
+    if (result != SPDL_OK || bytes % info->frame_bytes == 0) return result;
+    return SPDL__READER_FAIL(r, SPDL_E_FORMAT, at + 4, "%llu bytes are no whole frames of %u",
+                             (spdl__llu)bytes, (unsigned)info->frame_bytes);
+}
+
+SPDL_API spdl_result spdl_wav_parse(const void *data, size_t bytes, spdl_wav_info *info,
+                                    spdl_error *error) {
+    spdl__reader reader;
+    spdl__error_clear(error);
+    if (data == NULL || info == NULL)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_wav_parse: an argument is NULL");
+    memset(&reader, 0, sizeof(reader));
+    reader.path = "WAV in memory";
+    reader.error = error;
+    reader.data = (const uint8_t *)data;
+    reader.bytes = bytes;
+    return spdl__wav_head(&reader, info);
+}
+
+/* Makes frames out of seconds, no more than there are; false: negative, or NaN. */
+SPDL__PRIVATE bool spdl__wav_frames(double seconds, uint32_t rate, uint64_t most,
+                                    uint64_t *frames) {
+    const double wanted = seconds * rate + 0.5;
+    *frames = wanted < (double)most ? (uint64_t)wanted : most;
+    return seconds >= 0;
+}
+
+SPDL_API spdl_result spdl_wav_load(spdl_record **record, const char *path, double start,
+                                   double seconds, spdl_wav_info *info, spdl_error *error) {
+    static const spdl_allocator plain = { NULL, NULL, NULL };
+    spdl__reader reader;
+    uint8_t window[512];
+    uint64_t first = 0, frames = 0;
+    spdl_result result;
+    spdl__error_clear(error);
+    if (record != NULL) *record = NULL;
+    if (record == NULL || path == NULL || info == NULL)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_wav_load: an argument is NULL");
+    result = spdl__reader_open(&reader, path, error);
+    if (result != SPDL_OK) return result;
+    reader.window = window;
+    reader.room = sizeof(window);
+    result = spdl__wav_head(&reader, info);
+    if (result == SPDL_OK) {
+        const bool good = spdl__wav_frames(start, info->rate, info->frames, &first) &&
+                          spdl__wav_frames(seconds, info->rate, info->frames - first, &frames);
+        if (!good || (start > 0 && first == info->frames))
+            result = SPDL__READER_FAIL(&reader, SPDL_E_INVALID, info->offset,
+                                       "%g seconds from %g on, of %g", seconds, start,
+                                       (double)info->frames / info->rate);
+        info->offset += first * info->frame_bytes;
+        info->frames = frames;
+    }
+    if (result == SPDL_OK)
+        result = spdl__reader_record(&reader, &plain, path, info->offset,
+                                     frames * info->frame_bytes, record);
+    (void)spdl__os_file_close(reader.file);
+    return result;
+}
+
+/* --- rows --- */
+
+/* The number of what a call is to hand on: that of a source's item, or what its input says. */
+SPDL__PRIVATE spdl_result spdl__row_index(spdl_task *task, const void *in, const char *what,
+                                          uint64_t count, uint64_t *index) {
+    const bool source = task->node->row.kind == SPDL_KIND_SOURCE;
+    if (!source && in == NULL) return spdl_fail(task, "NULL, not an index");
+    *index = source ? spdl_sequence(task) : ((const spdl_index *)in)->index;
+    if (*index < count) return SPDL_OK;
+    if (source) return SPDL_END;
+    return spdl_fail(task, "no %s %llu: there are %llu", what, (spdl__llu)*index,
+                     (spdl__llu)count);
+}
+
+SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
+                                           const spdl_error *error) {
+    if (result < 0) (void)spdl_fail(task, "%s", error->text);
+    return result;
+}
+
+SPDL__PRIVATE spdl_result spdl__files_row(spdl_task *task, void *in, void **out) {
+    const spdl_files *files = (const spdl_files *)spdl_ctx(task);
+    uint64_t index = 0;
+    const spdl_result result = spdl__row_index(task, in, "file", files->count, &index);
+    if (result == SPDL_OK) *out = SPDL__UNCONST(files->at[index].path);
+    return result;
+}
+
+SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out) {
+    const spdl_tokens *tokens = (const spdl_tokens *)spdl_ctx(task);
+    const spdl__node *node = task->node + task->node->places; /* whose item_bytes a buffer has */
+    uint64_t index = 0;
+    spdl_error error;
+    spdl_result result = spdl__row_index(task, in, "window", tokens->windows, &index);
+    if (result != SPDL_OK) return result;
+    if (node->row.item_bytes > 0 && node->row.item_bytes < spdl_tokens_bytes(tokens))
+        return spdl_fail(task, "item_bytes is %zu, and a window takes %zu", node->row.item_bytes,
+                         spdl_tokens_bytes(tokens));
+    *out = spdl_buffer(task);
+    if (*out == NULL) return SPDL_E_NOMEM;
+    result = spdl_tokens_read(tokens, index, (uint32_t *)*out, &error);
+    return spdl__row_result(task, result, &error);
+}
+
+SPDL__PRIVATE spdl_result spdl__lines_row(spdl_task *task, void *in, void **out) {
+    const spdl_lines *lines = (const spdl_lines *)spdl_ctx(task);
+    spdl_record *record = NULL;
+    uint64_t index = 0;
+    spdl_error error;
+    spdl_result result = spdl__row_index(task, in, "line", lines->shards.total, &index);
+    if (result != SPDL_OK) return result;
+    result = spdl_lines_read(lines, index, &record, &error);
+    *out = record;
+    return spdl__row_result(task, result, &error);
+}
+
+SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, void **out,
+                                            spdl_records_kind kind) {
+    const spdl_records_desc *given = (const spdl_records_desc *)spdl_ctx(task);
+    void **state = spdl_state(task);
+    spdl_records *opened = NULL;
+    spdl_record *record = NULL;
+    spdl_records_desc desc;
+    spdl_error error;
+    spdl_result result = SPDL_OK;
+    memset(&desc, 0, sizeof(desc));
+    if (given != NULL) desc = *given;
+    desc.kind = kind;
+    desc.error = &error;
+    if (*state == NULL) {
+        result = spdl_records_open(&opened, (const char *)in, &desc);
+        *state = opened;
+    }
+    if (result == SPDL_OK) result = spdl_records_next((spdl_records *)*state, &record, &error);
+    *out = record;
+    return result == SPDL_OK ? SPDL_AGAIN
+           : result == SPDL_END ? SPDL_SKIP : spdl__row_result(task, result, &error);
+}
+
+SPDL__PRIVATE spdl_result spdl__tar_row(spdl_task *task, void *in, void **out) {
+    return spdl__records_row(task, in, out, SPDL_RECORDS_TAR);
+}
+
+SPDL__PRIVATE spdl_result spdl__text_row(spdl_task *task, void *in, void **out) {
+    return spdl__records_row(task, in, out, SPDL_RECORDS_LINES);
+}
+
+#if defined(SPDL_STATIC) && defined(__cplusplus)
+namespace {
+#elif defined(SPDL_STATIC)
+SPDL__UNUSED static
+#endif
+const spdl_function spdl__file_rows[7] = {
+    { spdl__files_row, "files", "void", "char" },
+    { spdl__files_row, "files_at", "spdl_index", "char" },
+    { spdl__tokens_row, "tokens", "void", "uint32_t" },
+    { spdl__tokens_row, "tokens_at", "spdl_index", "uint32_t" },
+    { spdl__lines_row, "lines_at", "spdl_index", "spdl_record" },
+    { spdl__tar_row, "tar", "char", "spdl_record" },
+    { spdl__text_row, "lines", "char", "spdl_record" },
+};
+#if defined(SPDL_STATIC) && defined(__cplusplus)
+}
+#endif
 
 /* ============================================================================================= */
 /* >>trace-impl
