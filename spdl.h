@@ -20717,8 +20717,8 @@ SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
    A spdl__reader is a file, or memory, that one thread looks at through a window: what is asked for
    is compared with what is there first. Streams (tar, lines) move such a reader forward, and only
    when a record was made, so that a call that failed can be repeated. A spdl__shards is a list of
-   open files that any threads read from at any place at the same time: nothing in it changes between
-   open and close. */
+   open files that any threads read from at the same time: nothing in it changes between open and
+   close. */
 
 #define SPDL__READER_ROOM 65536
 #define SPDL__LISTED_BYTES 4096
@@ -20921,7 +20921,7 @@ typedef struct spdl__tar_member {
     uint64_t bytes;
     uint64_t long_bytes; /* of pax, in place of `bytes`: SPDL__NEVER if it says nothing */
     char kind;
-    char name[SPDL__LISTED_BYTES]; /* of pax and GNU, when it is not empty before the member's own */
+    char name[SPDL__LISTED_BYTES]; /* of pax or GNU, or empty up to the member's own header */
 } spdl__tar_member;
 
 /* A number: in base 256 when the first bit says so, else octal, between blanks and zeros. */
@@ -20973,7 +20973,7 @@ SPDL__PRIVATE spdl_result spdl__tar_pax_record(spdl__tar_member *m, const uint8_
     if (path && (left == 0 || !spdl__tar_name(m, value, left))) return SPDL_E_FORMAT;
     *wrong = "a size that is no number";
     if (!size) return SPDL_OK;
-    for (; left > 0 && *value >= '0' && *value <= '9' && number >> 59 == 0; --left)
+    for (; left > 0 && *value >= '0' && *value <= '9' && number < INT64_MAX / 10; --left)
         number = number * 10 + (uint64_t)(*value++ - '0');
     m->long_bytes = number;
     return left == 0 ? SPDL_OK : SPDL_E_FORMAT;
@@ -21383,10 +21383,12 @@ SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
 
 /* What the paths have in common, if they begin with it: kept in front of all paths. */
 SPDL__PRIVATE bool spdl__search_base(spdl__search *f, const char *path, size_t bytes) {
-    spdl_files *files = f->files;
-    if (!spdl__search_push(f, path, bytes) || !spdl__search_add(f, 0)) return false;
-    files->count = 0;
-    files->base_bytes = bytes;
+    const bool slash = bytes > 0 && path[bytes - 1] != '/';
+    if (!spdl__search_push(f, path, bytes) || (slash && !spdl__search_push(f, "/", 1)) ||
+        !spdl__search_add(f, 0))
+        return false;
+    f->files->count = 0;
+    f->files->base_bytes = f->length;
     return true;
 }
 
@@ -21443,9 +21445,7 @@ SPDL__PRIVATE bool spdl__search_folder(spdl__search *f, const char *path, bool f
         for (end = strpbrk(path, "*?["); end > path && end[-1] != '/'; --end) {}
         f->pattern = end;
     }
-    if (!spdl__search_base(f, path, (size_t)(end - path))) return false;
-    if (folder && end[-1] != '/') ++f->files->base_bytes; /* the slash that follows */
-    return spdl__search_in(f);
+    return spdl__search_base(f, path, (size_t)(end - path)) && spdl__search_in(f);
 }
 
 SPDL__PRIVATE bool spdl__search_path(spdl__search *f, const char *path) {

@@ -1,0 +1,1377 @@
+/* Lists of files, tokens, lines, tar archives and WAV: what is good against a second opinion, what
+   is bad told with file and byte, and the rows. tests/check_examples.sh compares with Python's
+   tarfile. */
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#include "test.h"
+
+#include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char folder[64];
+static spdl_error error;
+
+/* A path in the folder of this test, which is made by the first call and removed at its end. */
+static void folder_remove(void) {
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    if (folder[0] != '\0' && system(command) != 0) fprintf(stderr, "%s is left\n", folder);
+}
+
+static const char *path_of(const char *name) {
+    static char paths[8][256];
+    static int turn;
+    if (folder[0] == '\0') {
+        strcpy(folder, "/tmp/spdl_files_XXXXXX");
+        REQUIRE(mkdtemp(folder) != NULL);
+        atexit(folder_remove);
+    }
+    turn = (turn + 1) % 8;
+    snprintf(paths[turn], sizeof paths[turn], "%s/%s", folder, name);
+    return paths[turn];
+}
+
+static const char *put_file(const char *name, const void *data, size_t bytes) {
+    const char *path = path_of(name);
+    FILE *file = fopen(path, "wb");
+    REQUIRE(file != NULL);
+    CHECK_EQ(fwrite(data, 1, bytes, file), bytes);
+    fclose(file);
+    return path;
+}
+
+static const char *put_text(const char *name, const char *text) {
+    return put_file(name, text, strlen(text));
+}
+
+/* What was told has all of it: a name and words, with a star between them. */
+static void told(const char *words) {
+    const char *at = error.text;
+    char part[128];
+    for (const char *end; *words != '\0'; words = *end ? end + 1 : end) {
+        end = words + strcspn(words, "*");
+        snprintf(part, sizeof part, "%.*s", (int)(end - words), words);
+        at = strstr(at, part);
+        if (at == NULL) break;
+    }
+    if (!CHECK(at != NULL)) fprintf(stderr, "  '%s' lacks '%s'\n", error.text, words);
+}
+
+/* --- lists of files --- */
+
+static spdl_files *files_of(const char *path) {
+    const spdl_files_desc desc = { .error = &error };
+    spdl_files *files = NULL;
+    if (!CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_OK))
+        fprintf(stderr, "  %s\n", error.text);
+    return files;
+}
+
+/* The names in a list, from the folder on. */
+static const char *names_of(const spdl_files *files) {
+    static char text[2048];
+    size_t length = 0;
+    text[0] = '\0';
+    for (uint64_t i = 0; files != NULL && i < spdl_files_count(files); ++i)
+        length += (size_t)snprintf(text + length, sizeof text - length, "%s%s", i ? " " : "",
+                                   spdl_files_path(files, i) + strlen(folder) + 1);
+    return text;
+}
+
+static void tree_make(void) {
+    static const char *const folders[] = { "a", "a/deep", "b", ".git", "A" };
+    static const char *const names[] = { "a/2.tar", "a/10.tar", "a/1.txt", "a/deep/x.tar",
+                                         "b/[1].tar", "b/2.tar", ".git/y.tar", "A/3.tar", "a.tar",
+                                         ".tar", "a/.z.tar" };
+    for (size_t i = 0; i < 5; ++i) REQUIRE(mkdir(path_of(folders[i]), 0700) == 0);
+    for (size_t i = 0; i < 11; ++i) put_file(names[i], "0123456789", i);
+}
+
+static void folders_and_patterns(void) {
+    static const struct { const char *path, *names; } cases[] = {
+        { "", "a.tar" },
+        { "a", "a/1.txt a/10.tar a/2.tar" },
+        { "a/", "a/1.txt a/10.tar a/2.tar" },
+        { "a/2.tar", "a/2.tar" },
+        { "b/[1].tar", "b/[1].tar" },
+        { "*/*.tar", "A/3.tar a/10.tar a/2.tar b/2.tar b/[1].tar" },
+        { "[a-c]/?.tar", "a/2.tar b/2.tar" },
+        { "[!a-c]/*", "A/3.tar" },
+        { "*/*/*", "a/deep/x.tar" },
+        { "*/deep/x*", "a/deep/x.tar" },
+        { "a/*1*", "a/1.txt a/10.tar" },
+        { "a/*a*r*", "a/10.tar a/2.tar" },
+        { "b/[[]*", "b/[1].tar" },
+        { "b/[]1[]?[]]*", "b/[1].tar" },
+        { "a/.*", "a/.z.tar" },
+        { "?.tar", "a.tar" },
+    };
+    spdl_files_desc desc = { .recursive = true, .error = &error };
+    spdl_files *files;
+    tree_make();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        files = files_of(path_of(cases[i].path));
+        CHECK_STR(names_of(files), cases[i].names);
+        spdl_files_close(files);
+    }
+    REQUIRE(spdl_files_open(&files, path_of(""), &desc) == SPDL_OK);
+    CHECK_STR(names_of(files),
+              "A/3.tar a.tar a/1.txt a/10.tar a/2.tar a/deep/x.tar b/2.tar b/[1].tar");
+    CHECK_EQ(spdl_files_bytes(files, 1), 8);
+    CHECK_EQ(spdl_files_bytes(files, 7), 4);
+    CHECK_EQ(spdl_files_bytes(files, 8), 0);
+    CHECK(spdl_files_path(files, 8) == NULL);
+    spdl_files_close(files);
+    REQUIRE(chdir(folder) == 0);
+    files = files_of("*.tar");
+    CHECK_STR(spdl_files_path(files, 0), "a.tar");
+    spdl_files_close(files);
+    files = files_of(".");
+    CHECK_STR(spdl_files_path(files, 0), "./a.tar");
+    spdl_files_close(files);
+}
+
+static void nothing_to_list(void) {
+    static const struct { const char *path; spdl_result result; const char *told; } cases[] = {
+        { "none", SPDL_E_IO, "/none: No such file" },
+        { "*.none", SPDL_E_NOT_FOUND, "/*.none: no files" },
+        { "none/*.tar", SPDL_E_IO, "/none/: No such file" },
+        { "empty", SPDL_E_NOT_FOUND, "/empty: no files" },
+        { "pipe", SPDL_E_IO, "/pipe: a pipe" },
+        { "[a", SPDL_E_NOT_FOUND, "/[a: no files" },
+    };
+    spdl_files_desc desc = { .recursive = true, .max_files = 3, .error = &error };
+    spdl_files *files = (spdl_files *)folder;
+    char longer[5000];
+    REQUIRE(mkdir(path_of("empty"), 0700) == 0);
+    REQUIRE(mkfifo(path_of("pipe"), 0600) == 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        files = (spdl_files *)folder;
+        CHECK_EQ(spdl_files_open(&files, path_of(cases[i].path), &desc), cases[i].result);
+        CHECK(files == NULL);
+        told(cases[i].told);
+    }
+    CHECK_EQ(spdl_files_open(&files, path_of(""), &desc), SPDL_E_IO);
+    told("/pipe: a pipe or a device");
+    REQUIRE(unlink(path_of("pipe")) == 0);
+    for (int i = 0; i < 4; ++i) put_text((const char *[]){ "1", "2", "3", "4" }[i], "");
+    CHECK_EQ(spdl_files_open(&files, path_of(""), &desc), SPDL_E_LIMIT);
+    told("max_files");
+    CHECK_EQ(spdl_files_open(&files, path_of("?"), &desc), SPDL_E_LIMIT);
+    desc.max_files = 0;
+    REQUIRE(symlink(".", path_of("empty/loop")) == 0);
+    CHECK_EQ(spdl_files_open(&files, path_of(""), &desc), SPDL_E_LIMIT);
+    told("/loop/loop*32 folders deep");
+    memset(longer, 'x', sizeof longer);
+    longer[sizeof longer - 1] = '\0';
+    longer[4500] = '*';
+    CHECK(spdl_files_open(&files, longer, &desc) != SPDL_OK);
+    longer[10] = '/';
+    CHECK(spdl_files_open(&files, longer, &desc) != SPDL_OK);
+    CHECK_EQ(spdl_files_open(&files, "", &desc), SPDL_E_INVALID);
+    CHECK_EQ(spdl_files_open(&files, NULL, &desc), SPDL_E_INVALID);
+    CHECK_EQ(spdl_files_open(NULL, "x", NULL), SPDL_E_INVALID);
+    spdl_files_close(NULL);
+}
+
+static void lists_of_paths(void) {
+    char list[512], path[300];
+    spdl_files *files;
+    spdl_files_desc desc = { .error = &error };
+    tree_make();
+    snprintf(list, sizeof list, "b/2.tar\r\n\n%s\na/10.tar\nb/2.tar", path_of("a.tar"));
+    snprintf(path, sizeof path, "@%s", put_text("list", list));
+    files = files_of(path);
+    CHECK_STR(names_of(files), "b/2.tar a.tar a/10.tar b/2.tar");
+    CHECK_EQ(spdl_files_bytes(files, 1), 8);
+    spdl_files_close(files);
+    REQUIRE(chdir(folder) == 0);
+    put_text("list", "a.tar\n");
+    files = files_of("@list");
+    CHECK_STR(spdl_files_path(files, 0), "a.tar");
+    spdl_files_close(files);
+    put_text("list", "a.tar\nb/none.tar\n");
+    CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO);
+    told("/b/none.tar: No such file");
+    put_text("list", "a.tar\nb\n");
+    CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO);
+    told("/b: a folder");
+    put_file("list", "a.tar\0b\n", 8);
+    CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_FORMAT);
+    told("a path with a zero");
+    put_text("list", "\n\r\n");
+    CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_NOT_FOUND);
+    CHECK_EQ(spdl_files_open(&files, "@none", &desc), SPDL_E_IO);
+    told("none: No such file");
+    memset(list, 'x', sizeof list - 1);
+    list[sizeof list - 1] = '\0';
+    for (int i = 0; i < 10; ++i) memcpy(list, "a.tar\n", 6);
+    put_text("list", list);
+    CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO); /* a name too long for the system */
+}
+
+/* Names, sizes and order count; where the folder lies does not. */
+static void hash_of_the_manifest(void) {
+    uint64_t first, hash;
+    spdl_files *files;
+    char list[300];
+    REQUIRE(mkdir(path_of("one"), 0700) == 0);
+    put_text("one/x", "12345");
+    put_text("one/y", "123");
+#define HASH(path)                                                                                 \
+    (files = files_of(path), hash = spdl_files_hash(files), spdl_files_close(files), hash)
+    first = HASH(path_of("one"));
+    CHECK(first == HASH(path_of("one/")));
+    CHECK(first == HASH(path_of("one/*")));
+    REQUIRE(rename(path_of("one"), path_of("two")) == 0);
+    CHECK(first == HASH(path_of("two")));
+    REQUIRE(chdir(path_of("two")) == 0);
+    CHECK(first == HASH("?"));
+    put_text("list", "two/x\ntwo/y\n");
+    snprintf(list, sizeof list, "@%s", path_of("list"));
+    CHECK(first != HASH(list));
+    put_text("two/.list", "x\ny");
+    snprintf(list, sizeof list, "@%s", path_of("two/.list"));
+    CHECK(first == HASH(list));
+    put_text("two/.list", "y\nx");
+    CHECK(first != HASH(list));
+    put_text("two/x", "54321");
+    CHECK(first == HASH("."));
+    put_text("two/x", "5432");
+    CHECK(first != HASH("."));
+    put_text("two/x", "54321");
+    REQUIRE(rename("x", "w") == 0);
+    CHECK(first != HASH("."));
+#undef HASH
+}
+
+/* --- rows --- */
+
+static spdl_pipeline *start_rows(const spdl_stage *rows, size_t count) {
+    const spdl_pipeline_desc desc = { .workers = 2, .error = &error };
+    spdl_pipeline *p = NULL;
+    if (!CHECK_EQ(spdl_pipeline_create(&p, &desc, rows, count), SPDL_OK))
+        fprintf(stderr, "  %s\n", error.text);
+    REQUIRE(p != NULL);
+    return p;
+}
+#define START(...) start_rows(SPDL_STAGES(__VA_ARGS__))
+
+/* How it ended, with the text of a failure. */
+static void ends(spdl_pipeline *p, spdl_result result, spdl_result wanted, const char *words) {
+    CHECK_STR(spdl_result_text(result), spdl_result_text(wanted));
+    error = *spdl_pipeline_error(p);
+    told(words);
+    spdl_pipeline_destroy(p);
+}
+
+/* The other end of 9, then one that is not there. */
+SPDL_FN(backwards, void, spdl_index) {
+    const uint64_t number = spdl_sequence(task);
+    if (number == 10) return SPDL_END;
+    if ((*out = (spdl_index *)calloc(1, sizeof **out)) == NULL) return SPDL_E_NOMEM;
+    (*out)->index = number < 9 ? 8 - number : UINT64_MAX;
+    return SPDL_OK;
+}
+
+SPDL_FN(nothing, void, spdl_index) { return spdl_sequence(task) == 1 ? SPDL_END : SPDL_OK; }
+
+static void rows_of_files(void) {
+    spdl_files *files;
+    spdl_pipeline *p;
+    spdl_result result;
+    char *path, name[2] = "0";
+    for (; name[0] < '9'; ++name[0]) put_text(name, "");
+    put_text("8", "");
+    files = files_of(path_of(""));
+    REQUIRE(spdl_files_count(files) == 9);
+    p = START(SPDL_FILES(files, .continuous = true), SPDL_SINK(3));
+    for (int epoch = 0; epoch < 2; ++epoch) {
+        for (uint64_t i = 0; i < 9; ++i) {
+            REQUIRE(SPDL_NEXT(p, &path, SPDL_FOREVER) == SPDL_OK);
+            CHECK(path == spdl_files_path(files, i));
+        }
+        CHECK_EQ(SPDL_NEXT(p, &path, SPDL_FOREVER), SPDL_END);
+    }
+    CHECK_EQ(spdl_pipeline_rewind(p, 7, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(SPDL_NEXT(p, &path, SPDL_FOREVER), SPDL_OK);
+    CHECK(path == spdl_files_path(files, 7));
+    spdl_pipeline_destroy(p);
+    p = START(SPDL_SOURCE(backwards, .free_item = free), SPDL_FILES_AT(files, .concurrency = 2),
+              SPDL_SINK(3));
+    for (uint64_t i = 9; i-- > 0;) {
+        REQUIRE(SPDL_NEXT(p, &path, SPDL_FOREVER) == SPDL_OK);
+        CHECK(path == spdl_files_path(files, i));
+    }
+    result = SPDL_NEXT(p, &path, SPDL_FOREVER);
+    ends(p, result, SPDL_E_STAGE, "files_at*no file 18446744073709551615: there are 9");
+    p = START(SPDL_SOURCE(nothing), SPDL_FILES_AT(files), SPDL_SINK(3));
+    result = SPDL_NEXT(p, &path, SPDL_FOREVER);
+    ends(p, result, SPDL_E_STAGE, "NULL, not an index");
+    spdl_files_close(files);
+}
+
+/* --- tokens --- */
+
+typedef struct blob {
+    uint8_t at[200000];
+    size_t count;
+} blob;
+
+static void put_le(blob *to, uint64_t value, int count) {
+    for (; count > 0; --count, value >>= 8) to->at[to->count++] = (uint8_t)value;
+}
+
+static const char *put_bytes(const char *name, const blob *from) {
+    return put_file(name, from->at, from->count);
+}
+
+static uint32_t token_of(uint64_t at, int width) {
+    const uint32_t value = (uint32_t)(at * 2654435761u >> 7);
+    return width == 2 ? value & 0xffff : value;
+}
+
+/* A shard of tokens with the numbers from `first` on. */
+static void put_shard(const char *name, uint64_t first, uint32_t count, int width, bool raw) {
+    static blob shard;
+    shard.count = 0;
+    if (!raw) {
+        put_le(&shard, width == 2 ? 20240520 : 20240801, 4);
+        put_le(&shard, width == 2 ? 1 : 7, 4);
+        put_le(&shard, count, 4);
+        while (shard.count < 1024) put_le(&shard, 0xab, 1);
+    }
+    for (uint32_t i = 0; i < count; ++i) put_le(&shard, token_of(first + i, width), width);
+    put_bytes(name, &shard);
+}
+
+static spdl_result open_tokens(spdl_tokens **tokens, const spdl_files *files,
+                               spdl_tokens_desc desc) {
+    desc.error = &error;
+    memset(&error, 0xff, sizeof error);
+    return spdl_tokens_open(tokens, files, &desc);
+}
+
+static void windows_across_shards(void) {
+    static const uint32_t counts[] = { 5, 0, 1, 700, 3, 41, 0 };
+    static const uint32_t lengths[] = { 1, 2, 7, 64, 374, 749 };
+    static uint32_t window[800];
+    for (int kind = 0; kind < 8; ++kind) {
+        const int width = kind & 1 ? 4 : 2;
+        const bool raw = kind & 2, map = kind & 4;
+        uint64_t total = 0;
+        spdl_files *files;
+        char name[] = "0.bin";
+        for (size_t i = 0; i < 7; total += counts[i++], ++name[0])
+            put_shard(name, total, counts[i], width, raw);
+        files = files_of(path_of("*.bin"));
+        for (size_t k = 0; k < 6; ++k) {
+            const spdl_tokens_desc desc = { .length = lengths[k], .raw_bytes = raw ? width : 0,
+                                            .map = map };
+            spdl_tokens *tokens = NULL;
+            REQUIRE(open_tokens(&tokens, files, desc) == SPDL_OK);
+            CHECK_EQ(spdl_tokens_count(tokens), (total - 1) / lengths[k]);
+            CHECK_EQ(spdl_tokens_bytes(tokens), 4 * (lengths[k] + 1));
+            for (uint64_t i = 0; i < spdl_tokens_count(tokens); ++i) {
+                bool same = true;
+                memset(window, 0xee, sizeof window);
+                CHECK_EQ(spdl_tokens_read(tokens, i, window, &error), SPDL_OK);
+                for (uint32_t j = 0; j <= lengths[k]; ++j)
+                    same = same && window[j] == token_of(i * lengths[k] + j, width);
+                CHECK(same && window[lengths[k] + 1] == 0xeeeeeeee);
+            }
+            CHECK_EQ(spdl_tokens_read(tokens, spdl_tokens_count(tokens), window, &error),
+                     SPDL_E_INVALID);
+            told("no window*there are");
+            CHECK_EQ(spdl_tokens_read(tokens, UINT64_MAX, window, NULL), SPDL_E_INVALID);
+            spdl_tokens_close(tokens);
+        }
+        spdl_files_close(files);
+    }
+}
+
+static void bad_shards(void) {
+    static const struct {
+        uint32_t magic, version, tokens;
+        int bytes, raw;
+        const char *told;
+    } cases[] = {
+        { 20240520, 1, 10, 1043, 0, "x.bin: at byte 1042: cut off: a token has 2 bytes" },
+        { 20240520, 1, 10, 1042, 0, "x.bin: at byte 8: it says 10 tokens, and has 9" },
+        { 20240520, 1, 10, 1046, 0, "x.bin: at byte 8: it says 10 tokens, and has 11" },
+        { 20240520, 1, 0xffffffff, 1044, 0, "it says 4294967295 tokens, and has 10" },
+        { 20240801, 7, 10, 1066, 0, "at byte 1064: cut off: a token has 4 bytes" },
+        { 20240801, 7, 10, 1060, 0, "it says 10 tokens, and has 9" },
+        { 20240520, 2, 10, 1044, 0, "at byte 0: no tokens of llm.c: magic 20240520, version 2" },
+        { 20240801, 1, 10, 1064, 0, "magic 20240801, version 1" },
+        { 7, 1, 10, 1044, 0, "at byte 0: no tokens of llm.c: magic 7" },
+        { 20240520, 1, 10, 1023, 0, 
+          "at byte 0: cut off: 1024 bytes should be here, and the file ends at 1023" },
+        { 20240520, 1, 10, 0, 0, "the file ends at 0" },
+        { 20240520, 1, 10, 1044, 2, "at byte 0: a header of llm.c" },
+        { 9, 9, 9, 1045, 2, "at byte 1044: cut off: a token has 2 bytes" },
+        { 9, 9, 9, 1046, 4, "at byte 1044: cut off: a token has 4 bytes" },
+        { 20240520, 1, 0, 1024, 0, "all files together have 0 tokens, and a window takes 5" },
+        { 9, 9, 9, 8, 2, "all files together have 4 tokens, and a window takes 5" },
+    };
+    spdl_tokens *tokens;
+    spdl_files *files;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        const spdl_tokens_desc desc = { .length = 4, .raw_bytes = cases[i].raw,
+                                        .map = i % 2 != 0 };
+        blob shard = { .count = 0 };
+        put_le(&shard, cases[i].magic, 4);
+        put_le(&shard, cases[i].version, 4);
+        put_le(&shard, cases[i].tokens, 4);
+        shard.count = (size_t)cases[i].bytes;
+        files = files_of(put_bytes("x.bin", &shard));
+        tokens = (spdl_tokens *)folder;
+        CHECK_EQ(open_tokens(&tokens, files, desc), SPDL_E_FORMAT);
+        CHECK(tokens == NULL);
+        told(cases[i].told);
+        spdl_files_close(files);
+    }
+    put_shard("a.bin", 0, 100, 2, false);
+    put_shard("b.bin", 0, 100, 4, false);
+    files = files_of(path_of("*.bin"));
+    CHECK_EQ(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 4 }), SPDL_E_FORMAT);
+    told("b.bin: at byte 0: tokens of 4 bytes, behind some of 2");
+    CHECK_EQ(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 0 }), SPDL_E_INVALID);
+    told("length is 0");
+    CHECK_EQ(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = UINT64_MAX }),
+             SPDL_E_INVALID);
+    CHECK_EQ(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 4, .raw_bytes = 3 }),
+             SPDL_E_INVALID);
+    told("raw_bytes is 3");
+    CHECK_EQ(open_tokens(&tokens, NULL, (spdl_tokens_desc){ .length = 4 }), SPDL_E_INVALID);
+    CHECK_EQ(spdl_tokens_open(NULL, files, NULL), SPDL_E_INVALID);
+    REQUIRE(unlink(path_of("a.bin")) == 0);
+    CHECK_EQ(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 4 }), SPDL_E_IO);
+    told("a.bin: No such file");
+    spdl_tokens_close(NULL);
+    spdl_files_close(files);
+}
+
+/* Where llm.c's int and 32-bit offsets end; and a shard that is cut after it was opened. */
+static void tokens_over_4_gib(void) {
+    const uint64_t length = 1 << 20, size = ((uint64_t)5 << 30) + 2;
+    static const uint16_t mark[2] = { 1234, 4321 };
+    uint32_t *window = (uint32_t *)malloc(4 * (length + 1));
+    spdl_tokens *tokens = NULL;
+    spdl_files *files;
+    const char *path = put_text("big.bin", "");
+    FILE *file = fopen(path, "r+b");
+    REQUIRE(window != NULL && file != NULL);
+    REQUIRE(fseeko(file, (off_t)(size - sizeof mark), SEEK_SET) == 0);
+    REQUIRE(fwrite(mark, sizeof mark, 1, file) == 1 && fflush(file) == 0);
+    files = files_of(path);
+    CHECK_EQ(spdl_files_bytes(files, 0), (long long)size);
+    REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = length, .raw_bytes = 2 }) ==
+            SPDL_OK);
+    CHECK_EQ(spdl_tokens_count(tokens), 2560);
+    CHECK_EQ(spdl_tokens_read(tokens, 2559, window, &error), SPDL_OK);
+    CHECK(window[length] == 4321 && window[length - 1] == 1234 && window[length - 2] == 0);
+    REQUIRE(ftruncate(fileno(file), (off_t)size - 100) == 0);
+    CHECK_EQ(spdl_tokens_read(tokens, 2559, window, &error), SPDL_E_IO);
+    told("big.bin: at byte 5368709022: it ended while it was read");
+    spdl_tokens_close(tokens);
+    spdl_files_close(files);
+    fclose(file);
+    free(window);
+}
+
+static void rows_of_tokens(void) {
+    spdl_tokens *tokens = NULL;
+    spdl_files *files;
+    spdl_pipeline *p;
+    spdl_batch *batch;
+    uint32_t *window;
+    spdl_result result;
+    put_shard("0.bin", 0, 40, 2, false);
+    put_shard("1.bin", 40, 51, 2, false);
+    files = files_of(path_of("*.bin"));
+    REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 10 }) == SPDL_OK);
+    CHECK_EQ(spdl_tokens_count(tokens), 9);
+    p = START(SPDL_TOKENS(tokens), SPDL_BATCH(4, .item_bytes = spdl_tokens_bytes(tokens)),
+              SPDL_SINK(3));
+    for (uint64_t i = 0; i < 9; i += 4) {
+        REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
+        REQUIRE(batch->count == (i < 8 ? 4 : 1));
+        for (uint64_t k = 0; k < batch->count * 11; ++k)
+            CHECK_EQ(((const uint32_t *)batch->data)[k], token_of((i + k / 11) * 10 + k % 11, 2));
+        spdl_batch_free(batch);
+    }
+    CHECK_EQ(SPDL_NEXT(p, &batch, SPDL_FOREVER), SPDL_END);
+    spdl_pipeline_destroy(p);
+    p = START(SPDL_SOURCE(backwards, .free_item = free),
+              SPDL_TOKENS_AT(tokens, .concurrency = 2, .item_bytes = spdl_tokens_bytes(tokens)),
+              SPDL_SINK(3));
+    for (uint64_t i = 9; i-- > 0;) {
+        REQUIRE(SPDL_NEXT(p, &window, SPDL_FOREVER) == SPDL_OK);
+        CHECK_EQ(window[0], token_of(i * 10, 2));
+        CHECK_EQ(window[10], token_of(i * 10 + 10, 2));
+        spdl_buffer_free(window);
+    }
+    result = SPDL_NEXT(p, &window, SPDL_FOREVER);
+    ends(p, result, SPDL_E_STAGE, "no window 18446744073709551615: there are 9");
+    p = START(SPDL_TOKENS(tokens, .item_bytes = 43), SPDL_SINK(3));
+    result = SPDL_NEXT(p, &window, SPDL_FOREVER);
+    ends(p, result, SPDL_E_STAGE, "item_bytes is 43, and a window takes 44");
+    p = START(SPDL_TOKENS(tokens), SPDL_BATCH(4, .item_bytes = 40), SPDL_SINK(3));
+    result = SPDL_NEXT(p, &batch, SPDL_FOREVER);
+    ends(p, result, SPDL_E_STAGE, "item_bytes is 40, and a window takes 44");
+    p = START(SPDL_TOKENS(tokens), SPDL_SINK(3));
+    result = SPDL_NEXT(p, &window, SPDL_FOREVER);
+    ends(p, result, SPDL_E_NOMEM, "does not say .item_bytes");
+    spdl_tokens_close(tokens);
+    spdl_files_close(files);
+}
+
+/* --- tar --- */
+
+typedef struct member {
+    const char *name;
+    uint64_t size;
+    char kind;         /* default '0' */
+    const char *magic; /* default "ustar", of 6 bytes: with the zero */
+    const char *prefix;
+    bool base256, no_data, blanks;
+    int sum; /* 1: that of signed bytes, 2: a wrong one */
+} member;
+
+static void tar_header(blob *tar, const member *m) {
+    uint8_t *head = tar->at + tar->count;
+    int sum = 0;
+    memset(head, 0, 512);
+    memcpy(head, m->name, strlen(m->name) < 100 ? strlen(m->name) : 100);
+    memcpy(head + 100, "0000644", 8);
+    snprintf((char *)head + 124, 12, m->blanks ? "%10llo " : "%011llo",
+             (unsigned long long)m->size);
+    if (m->base256) {
+        memset(head + 124, 0, 12);
+        head[124] = 0x80;
+        for (int i = 0; i < 8; ++i) head[135 - i] = (uint8_t)(m->size >> 8 * i);
+    }
+    head[156] = (uint8_t)(m->kind ? m->kind : '0');
+    if (m->kind == 'v') head[156] = 0; /* of an archive of version 7 */
+    memcpy(head + 257, m->magic ? m->magic : "ustar", 6);
+    if (m->prefix) memcpy(head + 345, m->prefix, strlen(m->prefix));
+    memset(head + 148, ' ', 8);
+    for (int i = 0; i < 512; ++i) sum += m->sum == 1 ? (signed char)head[i] : head[i];
+    snprintf((char *)head + 148, 8, "%06o", (unsigned)(sum + (m->sum == 2)));
+    tar->count += 512;
+}
+
+/* The data of a member: its bytes are those of its name, again and again. */
+static void tar_data(blob *tar, const void *data, size_t count) {
+    memset(tar->at + tar->count, 0, (count + 511) & ~(size_t)511);
+    memcpy(tar->at + tar->count, data, count);
+    tar->count += (count + 511) & ~(size_t)511;
+}
+
+static void tar_add(blob *tar, const member *m) {
+    static char data[100000];
+    tar_header(tar, m);
+    for (size_t i = 0; i < m->size && !m->no_data; ++i) data[i] = m->name[i % strlen(m->name)];
+    if (!m->no_data) tar_data(tar, data, (size_t)m->size);
+}
+#define ADD(tar, ...) tar_add((tar), &(member){ __VA_ARGS__ })
+
+/* A header of kind x, g, L or K. */
+static void tar_extra(blob *tar, char kind, const char *text) {
+    tar_header(tar, &(member){ .name = "extra", .size = strlen(text), .kind = kind });
+    tar_data(tar, text, strlen(text));
+}
+
+static void tar_end(blob *tar) {
+    memset(tar->at + tar->count, 0, 1024);
+    tar->count += 1024;
+}
+
+static spdl_records *records_of(const char *path, spdl_records_desc desc) {
+    spdl_records *records = NULL;
+    desc.error = &error;
+    if (!CHECK_EQ(spdl_records_open(&records, path, &desc), SPDL_OK)) told("");
+    REQUIRE(records != NULL);
+    return records;
+}
+
+/* All records as text: "name:bytes name:bytes", those of a sample joined by +, and how it ended. */
+static const char *read_records(const char *path, spdl_records_desc desc, spdl_result *result) {
+    static char text[4096];
+    spdl_records *records = records_of(path, desc);
+    spdl_record *record = NULL;
+    size_t length = 0;
+    text[0] = '\0';
+    while ((*result = spdl_records_next(records, &record, &error)) == SPDL_OK) {
+        for (const spdl_record *r = record; r != NULL; r = r->next) {
+            CHECK(r->data[r->bytes] == 0 && ((uintptr_t)r->data & 63) == 0);
+            length += (size_t)snprintf(text + length, sizeof text - length, "%s%s:%zu",
+                                       r != record ? "+" : length ? " " : "", r->name, r->bytes);
+        }
+        spdl_record_free(record);
+    }
+    if (*result < 0) { /* and stays so */
+        const spdl_error before = error;
+        CHECK_EQ(spdl_records_next(records, &record, &error), *result);
+        CHECK_STR(error.text, before.text);
+    }
+    spdl_records_close(records);
+    return text;
+}
+
+static void tar_reads(const blob *tar, const char *wanted) {
+    spdl_result result;
+    const spdl_records_desc desc = { .max_bytes = 0 };
+    CHECK_STR(read_records(put_bytes("x.tar", tar), desc, &result), wanted);
+    if (!CHECK_EQ(result, SPDL_END)) fprintf(stderr, "  %s\n", error.text);
+}
+
+static void tar_fails(const blob *tar, const char *before, spdl_result wanted, const char *words) {
+    spdl_result result;
+    const spdl_records_desc desc = { .max_bytes = 90000 };
+    CHECK_STR(read_records(put_bytes("x.tar", tar), desc, &result), before);
+    CHECK_STR(spdl_result_text(result), spdl_result_text(wanted));
+    told(words);
+}
+
+static void tar_of_all_kinds(void) {
+    static blob tar;
+    char longest[256], pax[1024];
+    spdl_records *records;
+    spdl_record *record = NULL;
+    memset(longest, 'n', 250);
+    longest[250] = '\0';
+    tar.count = 0;
+    tar_end(&tar);
+    tar_reads(&tar, "");
+    tar.count = 0;
+    ADD(&tar, .name = "a/empty");
+    ADD(&tar, .name = "one", .size = 1);
+    ADD(&tar, .name = "block", .size = 512);
+    ADD(&tar, .name = "more", .size = 513);
+    ADD(&tar, .name = "old", .size = 3, .kind = 'v', .magic = "\0\0\0\0\0");
+    ADD(&tar, .name = "oldfolder/", .size = 700, .kind = 'v', .magic = "\0\0\0\0\0",
+        .no_data = true);
+    ADD(&tar, .name = "rest", .size = 5, .prefix = "prefix");
+    ADD(&tar, .name = "gnu", .size = 5, .prefix = "12345", .magic = "ustar ");
+    ADD(&tar, .name = "seven", .size = 5, .kind = '7');
+    ADD(&tar, .name = "blanks", .size = 6, .blanks = true);
+    ADD(&tar, .name = "base256", .size = 7, .base256 = true);
+    ADD(&tar, .name = "signed\xe9", .size = 7, .sum = 1);
+    for (char kind = '1'; kind < '7'; ++kind)
+        ADD(&tar, .name = "link", .size = 99, .kind = kind, .no_data = true);
+    ADD(&tar, .name = "dumped", .size = 99, .kind = 'D');
+    ADD(&tar, .name = "last", .size = 4);
+    tar_end(&tar);
+    tar_reads(&tar, "a/empty:0 one:1 block:512 more:513 old:3 prefix/rest:5 gnu:5 seven:5 "
+                    "blanks:6 base256:7 signed\xe9:7 last:4");
+    records = records_of(path_of("x.tar"), (spdl_records_desc){ .max_bytes = 0 });
+    for (int i = 0; i < 4; ++i) {
+        spdl_record_free(record);
+        REQUIRE(spdl_records_next(records, &record, &error) == SPDL_OK);
+    }
+    CHECK_EQ(record->offset, 6 * 512);
+    CHECK(memcmp(record->data, "moremore", 8) == 0 && record->data[512] == 'm');
+    spdl_records_close(records);
+    spdl_record_free(record); /* it stays behind */
+    spdl_record_free(NULL);
+    spdl_records_close(NULL);
+    tar.count = 0;
+    tar_extra(&tar, 'L', longest);
+    tar_extra(&tar, 'K', "the target of a link");
+    ADD(&tar, .name = "short", .size = 3);
+    tar_extra(&tar, 'g', "15 comment=all\n");
+    snprintf(pax, sizeof pax, "%s%s260 path=%s\n11 size=20\n", "18 comment=8 path\n",
+             "21 x=1\n13 path=evil\n\n", longest);
+    tar_extra(&tar, 'x', pax);
+    tar_header(&tar, &(member){ .name = "short", .size = 1 });
+    tar_data(&tar, "12345678901234567890", 20);
+    ADD(&tar, .name = "plain", .size = 2);
+    tar_extra(&tar, 'L', "of a folder");
+    ADD(&tar, .name = "d", .kind = '5');
+    ADD(&tar, .name = "plain2", .size = 2);
+    tar_end(&tar);
+    snprintf(pax, sizeof pax, "%s:3 %s:20 plain:2 plain2:2", longest, longest);
+    tar_reads(&tar, pax);
+}
+
+static void bad_pax_headers(void) {
+    static const struct {
+        const char *pax;
+        char kind;
+        spdl_result result;
+        const char *told;
+    } cases[] = {
+        { "9 path=x", 'x', SPDL_E_FORMAT, "x.tar: at byte 1536: a pax header that is damaged" },
+        { "99 path=x\n", 'x', SPDL_E_FORMAT, "damaged" },
+        { "9 path=x\nx", 'x', SPDL_E_FORMAT, "damaged" },
+        { "path=x\n", 'x', SPDL_E_FORMAT, "damaged" },
+        { "0 path=x\n", 'x', SPDL_E_FORMAT, "damaged" },
+        { "3 \n", 'x', SPDL_E_FORMAT, "damaged" },
+        { "8 pathx\n", 'x', SPDL_E_FORMAT, "damaged" },
+        { "99999999999999999999 path=x\n", 'x', SPDL_E_FORMAT, "damaged" },
+        { "8 path=\n", 'x', SPDL_E_FORMAT, "a name that is empty" },
+        { "9 size=x\n", 'x', SPDL_E_FORMAT, "a size that is no number" },
+        { "11 size=-1\n", 'x', SPDL_E_FORMAT, "a size that is no number" },
+        { "29 size=18446744073709551616\n", 'x', SPDL_E_FORMAT, "a size that is no number" },
+        { "28 size=9000000000000000000\n", 'x', SPDL_E_FORMAT,
+          "at byte 2560: cut off: 9000000000000000000 bytes" },
+        { "22 GNU.sparse.major=1\n", 'x', SPDL_E_UNSUPPORTED, "a sparse file" },
+        { "10 path=x\n", 'g', SPDL_E_UNSUPPORTED, "for all members" },
+        { "10 size=1\n", 'g', SPDL_E_UNSUPPORTED, "for all members" },
+    };
+    static blob tar;
+    char *name = (char *)malloc(70000);
+    REQUIRE(name != NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        tar.count = 0;
+        ADD(&tar, .name = "first", .size = 4);
+        tar_extra(&tar, cases[i].kind, cases[i].pax);
+        ADD(&tar, .name = "last", .size = 4);
+        tar_end(&tar);
+        tar_fails(&tar, "first:4", cases[i].result, cases[i].told);
+    }
+    for (int kind = 0; kind < 4; ++kind) { /* too long a name, and too long a header */
+        const int digits = kind < 2 ? 4 : 5, length = kind < 2 ? 4200 : 66000;
+        memset(name, 'n', 70000);
+        if (kind & 1) snprintf(name, 12, "%d path=", length);
+        if (kind & 1) name[digits + 6] = 'n';
+        name[length] = '\0';
+        if (kind & 1) name[length - 1] = '\n';
+        tar.count = 0;
+        tar_extra(&tar, kind & 1 ? 'x' : 'L', name);
+        ADD(&tar, .name = "last");
+        tar_end(&tar);
+        tar_fails(&tar, "", kind < 2 ? SPDL_E_FORMAT : SPDL_E_LIMIT,
+                  kind < 2 ? "too long" : "at byte 512: a header of 66000 bytes");
+    }
+    free(name);
+}
+
+static void bad_tars(void) {
+    static blob tar;
+    size_t whole;
+    tar.count = 0;
+    tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: cut off: it ends without an empty block");
+    put_le(&tar, 0x8b1f, 2);
+    tar.count = 600;
+    tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: gzip");
+    memset(tar.at, 'x', 600);
+    tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: no header of a tar file: its checksum is wrong");
+    tar.count = 0;
+    ADD(&tar, .name = "good", .size = 3);
+    ADD(&tar, .name = "bad", .sum = 2);
+    tar_end(&tar);
+    tar_fails(&tar, "good:3", SPDL_E_FORMAT, "at byte 1024: no header of a tar file");
+    tar.count = 0;
+    ADD(&tar, .name = "sparse", .kind = 'S');
+    tar_fails(&tar, "", SPDL_E_UNSUPPORTED, "at byte 0: a sparse file");
+    tar.count = 0;
+    ADD(&tar, .name = "part", .kind = 'M');
+    tar_fails(&tar, "", SPDL_E_UNSUPPORTED, "a part of a larger archive");
+    for (int i = 0; i < 4; ++i) { /* sizes */
+        static const char *const fields[] = { "0000000000x", "0000000 001",
+                                              "\xff\xff\xff\xff\xff\xff",
+                                              "\x80\1\1\1\1\1\1\1\1\1\1" };
+        int sum = 0;
+        tar.count = 0;
+        ADD(&tar, .name = "size", .size = 0);
+        memset(tar.at + 124, 0, 12);
+        memcpy(tar.at + 124, fields[i], strlen(fields[i]));
+        memset(tar.at + 148, ' ', 8);
+        for (int k = 0; k < 512; ++k) sum += tar.at[k];
+        snprintf((char *)tar.at + 148, 8, "%06o", (unsigned)sum);
+        tar_end(&tar);
+        if (i == 1)
+            tar_reads(&tar, "size:0"); /* what follows a blank is no number */
+        else
+            tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 124: a size that is no number");
+    }
+    tar.count = 0;
+    ADD(&tar, .name = "large", .size = (uint64_t)1 << 62, .base256 = true, .no_data = true);
+    tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 512: cut off: 4611686018427387904 bytes");
+    tar.count = 0;
+    ADD(&tar, .name = "limited\n", .size = 90001);
+    tar_fails(&tar, "", SPDL_E_LIMIT, "member 'limited?' has 90001 bytes, more than max_bytes");
+    tar.count = 0; /* cut at every place but inside of the last empty block: never the end */
+    tar_extra(&tar, 'x', "10 path=x\n");
+    ADD(&tar, .name = "y", .size = 3);
+    ADD(&tar, .name = "z", .size = 513);
+    whole = tar.count;
+    tar_end(&tar);
+    for (size_t cut = whole + 511; cut-- > 0; cut -= cut % 512 > 20 && cut % 512 < 500 ? 17 : 0) {
+        spdl_result result;
+        const char *text;
+        put_file("cut.tar", tar.at, cut);
+        text = read_records(path_of("cut.tar"), (spdl_records_desc){ .max_bytes = 0 }, &result);
+        CHECK_EQ(result, SPDL_E_FORMAT);
+        told("cut.tar: at byte*cut off: ");
+        CHECK_STR(text, cut < 1536 + 3 ? "" : cut < 2560 + 513 ? "x:3" : "x:3 z:513");
+    }
+}
+
+/* A member behind 5 GiB of another, which are skipped, and an archive that shrinks meanwhile. */
+static void tar_over_4_gib(void) {
+    static blob tar;
+    const uint64_t skipped = ((uint64_t)5 << 30) + 1;
+    spdl_records *records;
+    spdl_record *record = NULL;
+    const char *path;
+    FILE *file;
+    tar.count = 0;
+    ADD(&tar, .name = "skipped", .size = skipped, .kind = 'D', .base256 = true, .no_data = true);
+    path = put_bytes("big.tar", &tar);
+    file = fopen(path, "r+b");
+    REQUIRE(file != NULL);
+    tar.count = 0;
+    ADD(&tar, .name = "last", .size = 80000);
+    tar_end(&tar);
+    REQUIRE(fseeko(file, (off_t)(512 + ((skipped + 511) & ~(uint64_t)511)), SEEK_SET) == 0);
+    REQUIRE(fwrite(tar.at, 1, tar.count, file) == tar.count && fflush(file) == 0);
+    records = records_of(path, (spdl_records_desc){ .max_bytes = 0 });
+    REQUIRE(spdl_records_next(records, &record, &error) == SPDL_OK);
+    CHECK_STR(record->name, "last");
+    CHECK_EQ(record->offset, 5368710656);
+    CHECK(memcmp(record->data, "lastlast", 8) == 0);
+    spdl_record_free(record);
+    CHECK_EQ(spdl_records_next(records, &record, &error), SPDL_END);
+    spdl_records_close(records);
+    records = records_of(path, (spdl_records_desc){ .max_bytes = 0 });
+    REQUIRE(ftruncate(fileno(file), 5368710656 + 70000) == 0);
+    CHECK_EQ(spdl_records_next(records, &record, &error), SPDL_E_IO);
+    told("big.tar: at byte 5368780656: it ended while it was read");
+    spdl_records_close(records);
+    fclose(file);
+}
+
+static void samples(void) {
+    static blob tar;
+    const spdl_records_desc grouped = { .group = true, .max_bytes = 2000 };
+    spdl_records *records;
+    spdl_record *record = NULL;
+    spdl_result result;
+    tar.count = 0;
+    ADD(&tar, .name = "d.x/1.jpg", .size = 9);
+    ADD(&tar, .name = "d.x", .kind = '5');
+    ADD(&tar, .name = "d.x/1.seg.png", .size = 8);
+    ADD(&tar, .name = "d.x/1.cls", .size = 1);
+    ADD(&tar, .name = "d.x/10.jpg", .size = 2);
+    ADD(&tar, .name = "e/10.jpg", .size = 2);
+    ADD(&tar, .name = "README", .size = 2);
+    ADD(&tar, .name = "READ.me", .size = 2);
+    ADD(&tar, .name = "READ", .size = 2);
+    ADD(&tar, .name = "last.a", .size = 2);
+    ADD(&tar, .name = "last.b", .size = 2);
+    tar_end(&tar);
+    CHECK_STR(read_records(put_bytes("x.tar", &tar), grouped, &result),
+              "d.x/1.jpg:9+d.x/1.seg.png:8+d.x/1.cls:1 d.x/10.jpg:2 e/10.jpg:2 README:2 "
+              "READ.me:2 READ:2 last.a:2+last.b:2");
+    CHECK_EQ(result, SPDL_END);
+    records = records_of(path_of("x.tar"), grouped);
+    REQUIRE(spdl_records_next(records, &record, &error) == SPDL_OK);
+    CHECK(spdl_record_find(record, "jpg") == record);
+    CHECK(spdl_record_find(record, "seg.png") == record->next);
+    CHECK(spdl_record_find(record, "cls") == record->next->next);
+    CHECK(spdl_record_find(record, "png") == NULL && spdl_record_find(NULL, "x") == NULL);
+    spdl_records_close(records); /* which has the next one already */
+    spdl_record_free(record);
+    tar.count = 0;
+    ADD(&tar, .name = "a.1", .size = 900);
+    ADD(&tar, .name = "b.1", .size = 1000);
+    ADD(&tar, .name = "b.2", .size = 1000);
+    tar_end(&tar);
+    CHECK_STR(read_records(put_bytes("x.tar", &tar), grouped, &result), "a.1:900");
+    CHECK_EQ(result, SPDL_E_LIMIT);
+    told("x.tar: at byte*a sample with more than max_bytes, which is 2000");
+    tar.count -= 1024;
+    CHECK_STR(read_records(put_bytes("x.tar", &tar), (spdl_records_desc){ .group = true }, &result),
+              "a.1:900");
+    CHECK_EQ(result, SPDL_E_FORMAT); /* the last one may lack a member: it is not handed on */
+}
+
+SPDL_FN(count_bytes, spdl_record, spdl_record) {
+    CHECK(in->bytes == 0 || in->data[0] == (uint8_t)in->name[0]);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void rows_of_tar(void) {
+    static blob tar;
+    static const spdl_records_desc grouped = { .group = true };
+    spdl_files *files;
+    spdl_pipeline *p;
+    spdl_record *record;
+    spdl_result result;
+    char path[] = "0.tar";
+    int count = 0;
+    for (; path[0] < '6'; ++path[0]) {
+        tar.count = 0;
+        for (int i = 0; i < 40; ++i) {
+            char name[40];
+            snprintf(name, sizeof name, "%c/%d.%d", path[0], i / 2, i % 2);
+            ADD(&tar, .name = name, .size = (uint64_t)i * 60);
+        }
+        tar_end(&tar);
+        put_bytes(path, &tar);
+    }
+    files = files_of(path_of("*.tar"));
+    for (int order = 0; order < 4; ++order) {
+        char wanted[40], last[6] = { 0 };
+        p = START(SPDL_FILES(files),
+                  SPDL_TAR(order & 1 ? &grouped : NULL, .concurrency = 3,
+                           .output_order = order & 2 ? SPDL_ORDER_COMPLETION : SPDL_ORDER_INPUT),
+                  SPDL_PIPE(count_bytes, .concurrency = 2), SPDL_SINK(3));
+        for (count = 0; (result = SPDL_NEXT(p, &record, SPDL_FOREVER)) == SPDL_OK; ++count) {
+            const int step = order & 1 ? 2 : 1, each = 40 / step;
+            const int file = order & 2 ? record->name[0] - '0' : count / each;
+            const int at = (order & 2 ? last[file]++ : count % each) * step;
+            snprintf(wanted, sizeof wanted, "%d/%d.%d", file, at / 2, at % 2);
+            CHECK_STR(record->name, wanted);
+            CHECK((record->next != NULL) == ((order & 1) != 0));
+            spdl_record_free(record);
+        }
+        CHECK_EQ(result, SPDL_END);
+        CHECK_EQ(count, order & 1 ? 120 : 240);
+        spdl_pipeline_destroy(p);
+    }
+    tar.count -= 1024;
+    put_bytes("5.tar", &tar);
+    p = START(SPDL_FILES(files), SPDL_TAR(NULL), SPDL_SINK(3));
+    for (count = 0; (result = SPDL_NEXT(p, &record, SPDL_FOREVER)) == SPDL_OK; ++count)
+        spdl_record_free(record);
+    CHECK_EQ(count, 240);
+    ends(p, result, SPDL_E_FORMAT, "stage 1 'tar', item 5: */5.tar: at byte*ends without an empty");
+    p = START(SPDL_FILES(files), SPDL_TAR(NULL, .concurrency = 2), SPDL_SINK(3)); /* and no more */
+    CHECK_EQ(SPDL_NEXT(p, &record, SPDL_FOREVER), SPDL_OK);
+    spdl_record_free(record);
+    spdl_pipeline_destroy(p);
+    REQUIRE(unlink(path_of("0.tar")) == 0);
+    p = START(SPDL_FILES(files), SPDL_TAR(NULL, .retries = 1), SPDL_SINK(3));
+    result = SPDL_NEXT(p, &record, SPDL_FOREVER);
+    ends(p, result, SPDL_E_IO, "item 0: */0.tar: No such file");
+    spdl_files_close(files);
+}
+
+/* --- lines --- */
+
+/* The lines of a text by looking at each byte: their lengths and beginnings. */
+static size_t split(const char *text, size_t bytes, size_t *begin, size_t *length) {
+    size_t count = 0, start = 0, i;
+    for (i = 0; i < bytes; ++i) {
+        if (text[i] != '\n') continue;
+        begin[count] = start;
+        length[count++] = i - start - (i > start && text[i - 1] == '\r');
+        start = i + 1;
+    }
+    if (start < bytes) begin[count] = start, length[count++] = bytes - start;
+    return count;
+}
+
+static void line_is(const spdl_record *line, const char *text, size_t begin, size_t length) {
+    CHECK_EQ(line->bytes, length);
+    CHECK_EQ(line->offset, begin);
+    CHECK(memcmp(line->data, text + begin, length) == 0 && line->data[length] == 0);
+}
+
+/* As a stream, and by number out of two files: this one and an empty one in front of it. */
+static void lines_are(const char *text, size_t bytes) {
+    static size_t begin[300000], length[300000];
+    const size_t count = split(text, bytes, begin, length);
+    spdl_records *records = records_of(put_file("1.txt", text, bytes),
+                                       (spdl_records_desc){ .kind = SPDL_RECORDS_LINES });
+    spdl_files *files = files_of(path_of("?.txt"));
+    spdl_lines *lines = NULL;
+    spdl_record *line = NULL;
+    for (size_t i = 0; i < count; ++i) {
+        REQUIRE(spdl_records_next(records, &line, &error) == SPDL_OK);
+        line_is(line, text, begin[i], length[i]);
+        CHECK(strstr(line->name, "/1.txt") != NULL);
+        spdl_record_free(line);
+    }
+    CHECK_EQ(spdl_records_next(records, &line, &error), SPDL_END);
+    spdl_records_close(records);
+    REQUIRE(spdl_lines_open(&lines, files, NULL) == SPDL_OK);
+    REQUIRE(spdl_lines_count(lines) == count);
+    for (size_t i = count; i-- > 0;) {
+        REQUIRE(spdl_lines_read(lines, i, &line, &error) == SPDL_OK);
+        line_is(line, text, begin[i], length[i]);
+        spdl_record_free(line);
+    }
+    CHECK_EQ(spdl_lines_read(lines, count, &line, &error), SPDL_E_INVALID);
+    told("no line");
+    spdl_lines_close(lines);
+    spdl_files_close(files);
+}
+
+static void lines_of_all_kinds(void) {
+    static const char *const texts[] = { "", "\n", "\r\n", "a", "a\n", "a\r\n", "a\r", "\r",
+                                         "\r\r\n", "\n\n", "a\nb", "a\n\nb\n", "a\r\nb\r\n\r\nc",
+                                         "\nx" };
+    static char text[300000];
+    uint64_t random = test_seed();
+    put_text("0.txt", "");
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; ++i)
+        lines_are(texts[i], strlen(texts[i]));
+    lines_are("a\0b\nc", 5);
+    for (int round = 0; round < 12; ++round) { /* around the ends of windows */
+        const size_t bytes = (size_t)(test_random(&random) % sizeof text);
+        const uint64_t share = round % 3 == 0 ? 5 : round % 3 == 1 ? 500 : 40000;
+        for (size_t i = 0; i < bytes; ++i) {
+            const uint64_t r = test_random(&random) % share;
+            text[i] = r == 0 ? '\n' : r < 3 && i + 1 < bytes ? '\r' : (char)(r % 26 + 'a');
+            if (text[i] == '\r' && r == 2) text[++i] = '\n';
+        }
+        lines_are(text, bytes);
+    }
+    for (size_t at = 65530; at < 65540; ++at) {
+        memset(text, 'x', 140000);
+        text[at] = '\r';
+        text[at + 1] = '\n';
+        lines_are(text, at + 2 + at % 2 * 70000);
+    }
+}
+
+static void bad_lines(void) {
+    const spdl_records_desc desc = { .kind = SPDL_RECORDS_LINES, .max_bytes = 5, .error = &error };
+    const spdl_records_desc none = { .kind = SPDL_RECORDS_LINES, .error = &error };
+    static char text[200000];
+    spdl_result result;
+    spdl_records *records;
+    spdl_record *line = NULL;
+    spdl_lines *lines;
+    spdl_files *files;
+    FILE *file;
+    const char *path = put_text("x.txt", "12345\r\n12345\n123456\n1\n");
+    read_records(path, desc, &result);
+    CHECK_EQ(result, SPDL_E_LIMIT);
+    told("x.txt: at byte 13: a line of more than max_bytes, which is 5");
+    files = files_of(path);
+    CHECK_EQ(spdl_lines_open(&lines, files, &desc), SPDL_E_LIMIT);
+    told("at byte 13: a line of more than max_bytes");
+    CHECK(lines == NULL);
+    memset(text, 'x', sizeof text);
+    put_file("x.txt", text, sizeof text);
+    read_records(path, desc, &result);
+    CHECK_EQ(result, SPDL_E_LIMIT);
+    CHECK_EQ(spdl_records_open(&records, NULL, &none), SPDL_E_INVALID);
+    CHECK_EQ(spdl_records_open(NULL, path, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_records_open(&records, folder, &none), SPDL_E_IO);
+    told("a directory");
+    CHECK_EQ(spdl_lines_open(&lines, NULL, &none), SPDL_E_INVALID);
+    CHECK_EQ(spdl_lines_open(NULL, files, &none), SPDL_E_INVALID);
+    for (size_t i = 999; i < sizeof text; i += 1000) text[i] = '\n';
+    put_file("x.txt", text, sizeof text);
+    REQUIRE(spdl_lines_open(&lines, files, NULL) == SPDL_OK); /* and the file shrinks */
+    records = records_of(path, none);
+    REQUIRE(spdl_records_next(records, &line, &error) == SPDL_OK);
+    spdl_record_free(line);
+    file = fopen(path, "r+b");
+    REQUIRE(file != NULL && ftruncate(fileno(file), 100100) == 0);
+    fclose(file);
+    CHECK_EQ(spdl_lines_read(lines, 100, &line, &error), SPDL_E_IO);
+    told("x.txt: at byte 100100: it ended while it was read");
+    CHECK_EQ(spdl_lines_read(lines, 99, &line, &error), SPDL_OK);
+    spdl_record_free(line);
+    while ((result = spdl_records_next(records, &line, &error)) == SPDL_OK) spdl_record_free(line);
+    CHECK_EQ(result, SPDL_E_IO);
+    told("x.txt: at byte 100100: it ended");
+    spdl_records_close(records);
+    spdl_lines_close(lines);
+    spdl_lines_close(NULL);
+    spdl_files_close(files);
+}
+
+static void rows_of_lines(void) {
+    spdl_files *files;
+    spdl_lines *lines = NULL;
+    spdl_pipeline *p;
+    spdl_record *line;
+    spdl_result result;
+    char digit[2] = "0";
+    put_text("a.txt", "0\n1\n2");
+    put_text("b.txt", "");
+    put_text("c.txt", "3\r\n4\n5\n6\n7\n8\n");
+    files = files_of(path_of(""));
+    p = START(SPDL_FILES(files), SPDL_LINES(NULL, .concurrency = 2), SPDL_SINK(3));
+    for (; digit[0] <= '8'; ++digit[0]) {
+        REQUIRE(SPDL_NEXT(p, &line, SPDL_FOREVER) == SPDL_OK);
+        CHECK_STR((const char *)line->data, digit);
+        spdl_record_free(line);
+    }
+    CHECK_EQ(SPDL_NEXT(p, &line, SPDL_FOREVER), SPDL_END);
+    spdl_pipeline_destroy(p);
+    REQUIRE(spdl_lines_open(&lines, files, NULL) == SPDL_OK);
+    p = START(SPDL_SOURCE(backwards, .free_item = free), SPDL_LINES_AT(lines, .concurrency = 2),
+              SPDL_SINK(3));
+    while (digit[0]-- > '0') {
+        REQUIRE(SPDL_NEXT(p, &line, SPDL_FOREVER) == SPDL_OK);
+        CHECK_STR((const char *)line->data, digit);
+        spdl_record_free(line);
+    }
+    result = SPDL_NEXT(p, &line, SPDL_FOREVER);
+    ends(p, result, SPDL_E_STAGE, "lines_at*no line 18446744073709551615: there are 9");
+    spdl_lines_close(lines);
+    spdl_files_close(files);
+}
+
+/* --- WAV --- */
+
+typedef struct sound {
+    uint32_t code, channels, bits, rate;
+    bool extensible, wide;
+    uint32_t odd;   /* bytes of a chunk in front of the data */
+    uint32_t align; /* when it is not what it should be */
+} sound;
+
+/* A file of so many frames, byte i of the data is i. */
+static void wav_make(blob *wav, const sound *s, uint32_t frames) {
+    const uint32_t frame = s->channels * (s->bits / 8), data = frames * frame;
+    wav->count = 0;
+    put_le(wav, s->wide ? 0x34364652 : 0x46464952, 4); /* RF64, RIFF */
+    put_le(wav, s->wide ? UINT32_MAX : 36 + data, 4);
+    put_le(wav, 0x45564157, 4); /* WAVE */
+    if (s->wide) {
+        put_le(wav, 0x34367364, 4); /* ds64 */
+        put_le(wav, 28, 4);
+        put_le(wav, 36 + data, 8);
+        put_le(wav, data, 8);
+        put_le(wav, 0, 12);
+    }
+    put_le(wav, 0x20746d66, 4);
+    put_le(wav, s->extensible ? 40 : 16, 4);
+    put_le(wav, s->extensible ? 0xfffe : s->code, 2);
+    put_le(wav, s->channels, 2);
+    put_le(wav, s->rate, 4);
+    put_le(wav, s->rate * frame, 4);
+    put_le(wav, s->align ? s->align : frame, 2);
+    put_le(wav, s->bits, 2);
+    if (s->extensible) {
+        put_le(wav, 22, 2);
+        put_le(wav, s->bits, 2);
+        put_le(wav, 3, 4);
+        put_le(wav, s->code, 2);
+        put_le(wav, 0x0080001000000000, 8);
+        put_le(wav, 0x719b3800aa00, 6);
+    }
+    if (s->odd) {
+        put_le(wav, 0x5453494c, 4); /* LIST */
+        put_le(wav, s->odd, 4);
+        for (uint32_t i = 0; i < (s->odd + 1) / 2 * 2; ++i) put_le(wav, 'x', 1);
+    }
+    put_le(wav, 0x61746164, 4);
+    put_le(wav, s->wide ? UINT32_MAX : data, 4);
+    for (uint32_t i = 0; i < data; ++i) put_le(wav, i, 1);
+    put_le(wav, 'j', 1); /* and something behind */
+}
+
+static void wav_of_all_kinds(void) {
+    static const uint32_t kinds[][2] = { { 1, 8 },  { 1, 16 }, { 1, 24 },
+                                         { 1, 32 }, { 3, 32 }, { 3, 64 } };
+    static blob wav;
+    spdl_record *record = NULL;
+    spdl_wav_info info;
+    for (uint32_t i = 0; i < 6 * 8; ++i) {
+        const sound s = { kinds[i % 6][0], 1 + i % 5, kinds[i % 6][1], 100, i & 8, i & 16,
+                          i % 4, 0 };
+        const uint32_t frame = s.channels * s.bits / 8;
+        wav_make(&wav, &s, 50);
+        for (int from_file = 0; from_file < 2; ++from_file) {
+            memset(&info, 0xee, sizeof info);
+            if (from_file) {
+                const char *path = put_bytes("x.wav", &wav);
+                CHECK_EQ(spdl_wav_load(&record, path, 0, INFINITY, &info, &error), SPDL_OK);
+                REQUIRE(record != NULL);
+                CHECK(record->bytes == 50 * frame && record->offset == info.offset);
+                CHECK(memcmp(record->data, wav.at + info.offset, record->bytes) == 0);
+                spdl_record_free(record);
+            } else if (!CHECK_EQ(spdl_wav_parse(wav.at, wav.count, &info, &error), SPDL_OK)) {
+                fprintf(stderr, "%s\n", error.text);
+            }
+            CHECK_EQ(info.channels, s.channels);
+            CHECK_EQ(info.bits, s.bits);
+            CHECK_EQ(info.is_float, s.code == 3);
+            CHECK_EQ(info.rate, 100);
+            CHECK_EQ(info.frame_bytes, frame);
+            CHECK_EQ(info.frames, 50);
+            CHECK_EQ(info.offset, wav.count - 1 - 50 * frame);
+        }
+        /* a window: 0.105 s and 0.25 s are 11 and 25 frames */
+        CHECK_EQ(spdl_wav_load(&record, path_of("x.wav"), 0.105, 0.25, &info, &error), SPDL_OK);
+        CHECK(info.frames == 25 && record->bytes == 25 * frame);
+        CHECK_EQ(info.offset, wav.count - 1 - 39 * frame);
+        CHECK(memcmp(record->data, wav.at + info.offset, record->bytes) == 0);
+        spdl_record_free(record);
+    }
+    CHECK_EQ(spdl_wav_load(&record, path_of("x.wav"), 0.4, 5, &info, &error), SPDL_OK);
+    CHECK_EQ(info.frames, 10); /* up to the end */
+    spdl_record_free(record);
+    CHECK_EQ(spdl_wav_load(&record, path_of("x.wav"), 0.4, 0, &info, &error), SPDL_OK);
+    CHECK_EQ(info.frames, 0);
+    spdl_record_free(record);
+}
+
+static void bad_wavs(void) {
+    static const struct {
+        sound sound;
+        spdl_result result;
+        const char *told;
+    } cases[] = {
+        { { 1, 1, 12, 100, false, false, 0, 0 }, SPDL_E_UNSUPPORTED,
+          "WAV in memory: at byte 20: samples of format 1 with 12 bits" },
+        { { 3, 1, 16, 100, false, false, 0, 0 }, SPDL_E_UNSUPPORTED, "format 3 with 16 bits" },
+        { { 2, 1, 16, 100, false, false, 0, 0 }, SPDL_E_UNSUPPORTED, "format 2" },
+        { { 2, 1, 16, 100, true, false, 0, 0 }, SPDL_E_UNSUPPORTED, "format 2" },
+        { { 1, 0, 16, 100, false, false, 0, 0 }, SPDL_E_FORMAT, "0 channels" },
+        { { 1, 1, 16, 0, false, false, 0, 0 }, SPDL_E_FORMAT, "0 frames a second" },
+        { { 1, 2, 16, 100, false, false, 0, 2 }, SPDL_E_FORMAT, "frames of 2 bytes" },
+    };
+    static const double bad[][2] = { { -1, 1 }, { NAN, 1 }, { 0, NAN }, { 0, -0.001 }, { 0.5, 1 },
+                                     { 1e300, 1 }, { INFINITY, 1 }, { 0, -INFINITY } };
+    const sound plain = { 1, 2, 16, 100, false, false, 3, 0 };
+    static blob wav;
+    spdl_record *record;
+    spdl_wav_info info;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        wav_make(&wav, &cases[i].sound, 50);
+        CHECK_EQ(spdl_wav_parse(wav.at, wav.count, &info, &error), cases[i].result);
+        told(cases[i].told);
+    }
+    wav_make(&wav, &plain, 50);
+    put_bytes("x.wav", &wav);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
+        record = (spdl_record *)folder;
+        CHECK_EQ(spdl_wav_load(&record, path_of("x.wav"), bad[i][0], bad[i][1], &info, &error),
+                 SPDL_E_INVALID);
+        CHECK(record == NULL);
+        told("x.wav: at byte 56: *seconds from*of 0.5");
+    }
+    for (size_t cut = wav.count - 1; cut-- > 0;) {
+        CHECK_EQ(spdl_wav_parse(wav.at, cut, &info, &error), SPDL_E_FORMAT);
+        told("at byte*cut off");
+    }
+    wav.at[0] = 'X';
+    CHECK_EQ(spdl_wav_parse(wav.at, wav.count, &info, &error), SPDL_E_FORMAT);
+    told("at byte 0: no WAV file");
+    wav_make(&wav, &plain, 50);
+    wav.at[16] = 14;
+    CHECK_EQ(spdl_wav_parse(wav.at, wav.count, &info, &error), SPDL_E_FORMAT);
+    told("at byte 12: a head of 14 bytes");
+    wav_make(&wav, &plain, 50);
+    wav.at[52] = 199;
+    CHECK_EQ(spdl_wav_parse(wav.at, wav.count, &info, &error), SPDL_E_FORMAT);
+    told("at byte 52: 199 bytes are no whole frames of 4");
+    memcpy(wav.at + 12, "junk", 4);
+    CHECK_EQ(spdl_wav_parse(wav.at, wav.count, &info, &error), SPDL_E_FORMAT);
+    told("data, and no format before them");
+    CHECK_EQ(spdl_wav_parse(NULL, 10, &info, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_wav_load(NULL, "x", 0, 1, &info, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_wav_load(&record, "/nowhere.wav", 0, 1, &info, &error), SPDL_E_IO);
+    told("/nowhere.wav: No such file");
+}
+
+/* --- memory --- */
+
+static size_t blocks, block_bytes;
+static int left;
+
+static void *counted_alloc(size_t bytes, size_t align, void *user) {
+    void *memory = NULL;
+    (void)user;
+    if (left-- <= 0 || posix_memalign(&memory, align, bytes ? bytes : 1) != 0) return NULL;
+    ++blocks;
+    block_bytes += bytes;
+    return memory;
+}
+
+static void counted_free(void *memory, size_t bytes, void *user) {
+    (void)user;
+    --blocks;
+    block_bytes -= bytes;
+    free(memory);
+}
+
+/* All of it with memory for so many allocations only: what fails says so, and nothing is lost. */
+static bool with_memory(int allocations) {
+    spdl_files_desc by = { .allocator = { counted_alloc, counted_free, NULL }, .error = &error };
+    spdl_records_desc read = { .group = true, .allocator = by.allocator, .error = &error };
+    spdl_tokens_desc tokens = { .length = 3, .allocator = by.allocator, .error = &error };
+    char list[300];
+    spdl_files *tar = NULL, *text = NULL, *bin = NULL;
+    spdl_records *records = NULL;
+    spdl_record *record = NULL;
+    spdl_lines *lines = NULL;
+    spdl_tokens *windows = NULL;
+    spdl_result result;
+    left = allocations;
+    snprintf(list, sizeof list, "@%s", path_of("list"));
+    result = spdl_files_open(&tar, path_of("x.tar"), &by);
+    if (result == SPDL_OK) result = spdl_files_open(&text, list, &by);
+    if (result == SPDL_OK) result = spdl_files_open(&bin, path_of("*.bin"), &by);
+    if (result == SPDL_OK) result = spdl_records_open(&records, path_of("x.tar"), &read);
+    while (result == SPDL_OK) {
+        result = spdl_records_next(records, &record, &error);
+        if (result == SPDL_OK) spdl_record_free(record);
+    }
+    if (result == SPDL_END) result = spdl_lines_open(&lines, text, &read);
+    if (result == SPDL_OK) result = spdl_lines_read(lines, 1, &record, &error);
+    if (result == SPDL_OK) spdl_record_free(record);
+    if (result == SPDL_OK) result = spdl_tokens_open(&windows, bin, &tokens);
+    CHECK(result == SPDL_OK || result == SPDL_E_NOMEM);
+    if (result != SPDL_OK) told("memory");
+    spdl_tokens_close(windows);
+    spdl_lines_close(lines);
+    spdl_records_close(records);
+    spdl_files_close(tar);
+    spdl_files_close(text);
+    spdl_files_close(bin);
+    CHECK(blocks == 0 && block_bytes == 0);
+    return result == SPDL_OK;
+}
+
+static void no_memory(void) {
+    static blob tar;
+    static char text[5000];
+    int enough = 0;
+    tar.count = 0;
+    ADD(&tar, .name = "a.1", .size = 10);
+    ADD(&tar, .name = "a.2", .size = 10);
+    ADD(&tar, .name = "b.1", .size = 10);
+    tar_end(&tar);
+    put_bytes("x.tar", &tar);
+    put_shard("x.bin", 0, 10, 2, false);
+    memset(text, '\n', sizeof text);
+    put_file("text", text, sizeof text);
+    put_text("list", "text\ntext\n");
+    while (enough < 200 && !with_memory(enough)) ++enough;
+    CHECK(enough > 15 && enough < 200);
+    for (int half = 0; half < 4; ++half) { /* an allocator with one function */
+        const spdl_files_desc by = { .allocator = { counted_alloc, NULL, NULL }, .error = &error };
+        const spdl_records_desc read = { .allocator = by.allocator, .error = &error };
+        const spdl_tokens_desc windows = { .length = 1, .allocator = by.allocator,
+                                           .error = &error };
+        spdl_files *files = files_of(path_of("x.tar"));
+        spdl_files *none;
+        spdl_records *records;
+        spdl_lines *lines;
+        spdl_tokens *tokens;
+        CHECK_EQ(half == 0   ? spdl_files_open(&none, path_of("x.tar"), &by)
+                 : half == 1 ? spdl_records_open(&records, path_of("x.tar"), &read)
+                 : half == 2 ? spdl_lines_open(&lines, files, &read)
+                             : spdl_tokens_open(&tokens, files, &windows), SPDL_E_INVALID);
+        told("both functions of the allocator");
+        spdl_files_close(files);
+    }
+}
+
+TEST_TABLE(files) {
+    TEST_CASE(folders_and_patterns), TEST_CASE(nothing_to_list), TEST_CASE(lists_of_paths),
+    TEST_CASE(hash_of_the_manifest), TEST_CASE(rows_of_files), TEST_CASE(windows_across_shards),
+    TEST_CASE(bad_shards), TEST_CASE(tokens_over_4_gib), TEST_CASE(rows_of_tokens),
+    TEST_CASE(tar_of_all_kinds), TEST_CASE(bad_pax_headers), TEST_CASE(bad_tars),
+    TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(rows_of_tar),
+    TEST_CASE(lines_of_all_kinds), TEST_CASE(bad_lines), TEST_CASE(rows_of_lines),
+    TEST_CASE(wav_of_all_kinds), TEST_CASE(bad_wavs), TEST_CASE(no_memory), TEST_END
+};
