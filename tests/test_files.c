@@ -316,7 +316,7 @@ static void rows_of_files(void) {
 /* --- tokens --- */
 
 typedef struct blob {
-    uint8_t at[200000];
+    uint8_t at[400000];
     size_t count;
 } blob;
 
@@ -898,6 +898,56 @@ SPDL_FN(count_bytes, spdl_record, spdl_record) {
     return SPDL_OK;
 }
 
+/* Counts what is alive, and gives out no more than `left` blocks. */
+static size_t blocks, block_bytes, most_blocks;
+static int left;
+
+static void *counted_alloc(size_t bytes, size_t align, void *user) {
+    void *memory = NULL;
+    (void)user;
+    if (__atomic_fetch_sub(&left, 1, __ATOMIC_RELAXED) <= 0) return NULL;
+    if (posix_memalign(&memory, align, bytes ? bytes : 1) != 0) return NULL;
+    const size_t now = __atomic_add_fetch(&blocks, 1, __ATOMIC_RELAXED);
+    if (now > most_blocks) most_blocks = now; /* one call at a time */
+    __atomic_add_fetch(&block_bytes, bytes, __ATOMIC_RELAXED);
+    return memory;
+}
+
+static void counted_free(void *memory, size_t bytes, void *user) {
+    (void)user;
+    __atomic_sub_fetch(&blocks, 1, __ATOMIC_RELAXED);
+    __atomic_sub_fetch(&block_bytes, bytes, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+/* However many members there are: those on the edges, one in each call, and the reader. */
+static void tar_in_bounded_memory(void) {
+    static blob tar;
+    const spdl_records_desc counted = { .allocator = { counted_alloc, counted_free, NULL } };
+    spdl_pipeline *p;
+    spdl_record *record;
+    spdl_files *files;
+    spdl_result result;
+    size_t count = 0;
+    tar.count = 0;
+    for (int i = 0; i < 150; ++i) ADD(&tar, .name = "0.bin", .size = 600);
+    tar_end(&tar);
+    files = files_of(put_bytes("x.tar", &tar));
+    left = 1 << 30;
+    p = START(SPDL_FILES(files), SPDL_TAR(&counted), SPDL_PIPE(count_bytes, .concurrency = 2),
+              SPDL_SINK(3));
+    for (; (result = SPDL_NEXT(p, &record, SPDL_FOREVER)) == SPDL_OK; ++count) {
+        if (count % 10 == 0) usleep(1000);
+        spdl_record_free(record);
+    }
+    CHECK_EQ(result, SPDL_END);
+    CHECK_EQ(count, 150);
+    CHECK(most_blocks > 3 && most_blocks <= 1 + 1 + 2 + 2 + 3 + 1);
+    spdl_pipeline_destroy(p);
+    spdl_files_close(files);
+    CHECK(blocks == 0 && block_bytes == 0);
+}
+
 static void rows_of_tar(void) {
     static blob tar;
     static const spdl_records_desc grouped = { .group = true };
@@ -1274,25 +1324,6 @@ static void bad_wavs(void) {
 
 /* --- memory --- */
 
-static size_t blocks, block_bytes;
-static int left;
-
-static void *counted_alloc(size_t bytes, size_t align, void *user) {
-    void *memory = NULL;
-    (void)user;
-    if (left-- <= 0 || posix_memalign(&memory, align, bytes ? bytes : 1) != 0) return NULL;
-    ++blocks;
-    block_bytes += bytes;
-    return memory;
-}
-
-static void counted_free(void *memory, size_t bytes, void *user) {
-    (void)user;
-    --blocks;
-    block_bytes -= bytes;
-    free(memory);
-}
-
 /* All of it with memory for so many allocations only: what fails says so, and nothing is lost. */
 static bool with_memory(int allocations) {
     spdl_files_desc by = { .allocator = { counted_alloc, counted_free, NULL }, .error = &error };
@@ -1371,7 +1402,8 @@ TEST_TABLE(files) {
     TEST_CASE(hash_of_the_manifest), TEST_CASE(rows_of_files), TEST_CASE(windows_across_shards),
     TEST_CASE(bad_shards), TEST_CASE(tokens_over_4_gib), TEST_CASE(rows_of_tokens),
     TEST_CASE(tar_of_all_kinds), TEST_CASE(bad_pax_headers), TEST_CASE(bad_tars),
-    TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(rows_of_tar),
+    TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(tar_in_bounded_memory),
+    TEST_CASE(rows_of_tar),
     TEST_CASE(lines_of_all_kinds), TEST_CASE(bad_lines), TEST_CASE(rows_of_lines),
     TEST_CASE(wav_of_all_kinds), TEST_CASE(bad_wavs), TEST_CASE(no_memory), TEST_END
 };

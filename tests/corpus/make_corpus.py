@@ -4,9 +4,11 @@ kept because they reach what no other input does. Run it in any directory:
     python3 tests/corpus/make_corpus.py
 """
 
+import io
 import os
 import random
 import struct
+import tarfile
 import zlib
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -129,5 +131,43 @@ def npz():
     write("npz", "none", struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 0, 0, 0, 0, 0))
 
 
-for target in (inflate, npy, directory, roundtrip, npz):
+def files():
+    """A byte that says what the rest is: see tests/fuzz_files.c."""
+    members = [("a/1.img", b"image" * 30), ("a/1.cls", b"7"), ("b" * 120 + "/2.img", bytes(600))]
+    for name, form in (("ustar", tarfile.USTAR_FORMAT), ("pax", tarfile.PAX_FORMAT),
+                       ("gnu", tarfile.GNU_FORMAT)):
+        raw = io.BytesIO()
+        with tarfile.open(fileobj=raw, mode="w", format=form) as tar:
+            for path, data in members:
+                member = tarfile.TarInfo(path)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+                member.type = tarfile.SYMTYPE
+                tar.addfile(member)
+            end = tar.offset + 1024
+        data = raw.getvalue()[:end]
+        for way in (0x00, 0x10, 0x20, 0x38):
+            write("files", f"{name}_{way:02x}", bytes([way]) + data)
+    write("files", "lines", b"\x01one\r\ntwo\n\n\r\nlast" + b"x" * 990)
+    for way, magic, version, code in ((0x02, 20240520, 1, "H"), (0x12, 20240801, 7, "I")):
+        tokens = struct.pack(f"<16{code}", *range(16))
+        head = struct.pack("<256i", magic, version, 16, *[0] * 253)
+        write("files", f"tokens_{code}", bytes([way]) + head + tokens)
+    write("files", "tokens_raw", b"\x23" + bytes(range(40)))
+    for name, code, bits, extra in (("pcm", 1, 16, b""), ("float", 3, 32, b"LIST\3\0\0\0abc\0"),
+                                    ("wide", 0xFFFE, 24, b"")):
+        form = struct.pack("<HHIIHH", code, 2, 8000, 8000 * bits // 4, bits // 4, bits)
+        if code == 0xFFFE:
+            form += struct.pack("<HHIH", 22, bits, 3, 1) + bytes.fromhex("000000001000800000aa00389b71")
+        chunks = b"fmt " + struct.pack("<I", len(form)) + form + extra
+        chunks += b"data" + struct.pack("<I", bits) + bytes(bits)
+        kind = b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE"
+        if code == 0xFFFE:
+            ds64 = struct.pack("<QQQI", 0, bits, 0, 0)
+            kind = b"RF64\xff\xff\xff\xffWAVEds64" + struct.pack("<I", len(ds64)) + ds64
+        write("files", f"wav_{name}", b"\x04" + kind + chunks)
+    write("files", "list", b"\x05none\n\r\n.\n")
+
+
+for target in (inflate, npy, directory, roundtrip, npz, files):
     target()

@@ -1,0 +1,161 @@
+/* Feeds any bytes to what reads tar archives, lines, tokens, WAV and lists of files. The first byte
+   picks which of them, how, and the side of the guard page of what is in memory. Records have to be pieces of the file, and
+   what is refused is told in a text. */
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#include "fuzz.h"
+
+enum { BLOCK_FILE, BLOCK_OUT, LENGTH = 5 };
+
+static char path[64];
+static spdl_error error;
+
+static void remove_file(void) { remove(path); }
+
+/* In memory, where there is such a folder. */
+static void put_file(const uint8_t *data, size_t bytes) {
+    FILE *file;
+    if (path[0] == '\0') {
+        const char *folder = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+        snprintf(path, sizeof path, "%s/spdl_fuzz_%ld", folder, (long)getpid());
+        atexit(remove_file);
+    }
+    file = fopen(path, "wb");
+    if (file == NULL || fwrite(data, 1, bytes, file) != bytes) abort();
+    fclose(file);
+}
+
+static void check_result(spdl_result result) {
+    FUZZ_CHECK((result < 0) == (error.text[0] != '\0'));
+    FUZZ_CHECK(result >= 0 || result == error.result);
+}
+
+static void check_record(const spdl_record *record, const uint8_t *data, size_t bytes) {
+    FUZZ_CHECK(record->offset <= bytes && record->bytes <= bytes - record->offset);
+    FUZZ_CHECK(memcmp(record->data, data + record->offset, record->bytes) == 0);
+    FUZZ_CHECK(record->data[record->bytes] == 0 && strlen(record->name) < 4096);
+}
+
+/* How many records there are. */
+static uint64_t try_records(const uint8_t *data, size_t bytes, spdl_records_kind kind, bool group) {
+    spdl_records_desc desc = { kind, group, kind == SPDL_RECORDS_LINES ? 1000 : 20000,
+                               { NULL, NULL, NULL }, &error };
+    spdl_records *records;
+    spdl_record *record = NULL;
+    spdl_result result;
+    uint64_t count = 0, last = 0;
+    FUZZ_CHECK(spdl_records_open(&records, path, &desc) == SPDL_OK);
+    while ((result = spdl_records_next(records, &record, &error)) == SPDL_OK) {
+        const spdl_record *r = record;
+        for (; r != NULL; r = r->next, ++count) {
+            check_record(r, data, bytes);
+            FUZZ_CHECK(r->offset >= last && (group || r == record));
+            last = r->offset;
+        }
+        spdl_record_free(record);
+    }
+    check_result(result);
+    FUZZ_CHECK(count <= bytes);
+    spdl_records_close(records);
+    return result == SPDL_END ? count : UINT64_MAX;
+}
+
+/* By number there are the same as one after the other. */
+static void try_lines(const spdl_files *files, const uint8_t *data, size_t bytes) {
+    const spdl_records_desc desc = { SPDL_RECORDS_LINES, false, 1000, { NULL, NULL, NULL }, &error };
+    const uint64_t count = try_records(data, bytes, SPDL_RECORDS_LINES, false);
+    spdl_lines *lines;
+    spdl_record *record = NULL;
+    uint64_t i;
+    check_result(spdl_lines_open(&lines, files, &desc));
+    FUZZ_CHECK((lines == NULL) == (count == UINT64_MAX));
+    if (lines == NULL) return;
+    FUZZ_CHECK(spdl_lines_count(lines) == count);
+    for (i = 0; i < count; ++i) {
+        FUZZ_CHECK(spdl_lines_read(lines, i, &record, &error) == SPDL_OK);
+        check_record(record, data, bytes);
+        FUZZ_CHECK(memchr(record->data, '\n', record->bytes) == NULL);
+        spdl_record_free(record);
+    }
+    spdl_lines_close(lines);
+}
+
+static void try_tokens(const spdl_files *files, int raw_bytes, bool map, size_t bytes) {
+    spdl_tokens_desc desc = { LENGTH, raw_bytes, map, { NULL, NULL, NULL }, &error };
+    uint32_t *window = (uint32_t *)(void *)fuzz_out(BLOCK_OUT, 4 * (LENGTH + 1), true);
+    spdl_tokens *tokens;
+    uint64_t i;
+    check_result(spdl_tokens_open(&tokens, files, &desc));
+    if (tokens == NULL) return;
+    FUZZ_CHECK(spdl_tokens_count(tokens) * LENGTH < bytes);
+    for (i = 0; i < spdl_tokens_count(tokens); ++i)
+        FUZZ_CHECK(spdl_tokens_read(tokens, i, window, &error) == SPDL_OK);
+    spdl_tokens_close(tokens);
+}
+
+static void try_wav(const uint8_t *data, size_t bytes) {
+    spdl_wav_info info, read;
+    spdl_record *record = NULL;
+    const spdl_result result = spdl_wav_parse(data, bytes, &info, &error);
+    check_result(result);
+    FUZZ_CHECK(spdl_wav_load(&record, path, 0, 1e300, &read, &error) == result);
+    check_result(result);
+    if (result != SPDL_OK) return;
+    FUZZ_CHECK(info.frame_bytes > 0 && info.channels > 0 && info.rate > 0);
+    FUZZ_CHECK(info.frame_bytes == (uint32_t)(info.channels * info.bits / 8));
+    FUZZ_CHECK(info.offset <= bytes && info.frames <= (bytes - info.offset) / info.frame_bytes);
+    FUZZ_CHECK(read.frames == info.frames && read.offset == info.offset);
+    check_record(record, data, bytes);
+    spdl_record_free(record);
+}
+
+/* Only names of its own: a list may name any file of the machine, but not here. */
+static void try_list(const uint8_t *data, size_t bytes) {
+    char list[80];
+    spdl_files_desc desc = { false, 100, { NULL, NULL, NULL }, &error };
+    spdl_files *files;
+    if (memchr(data, '/', bytes) != NULL) return;
+    snprintf(list, sizeof list, "@%s", path);
+    check_result(spdl_files_open(&files, list, &desc));
+    if (files != NULL) (void)spdl_files_hash(files);
+    spdl_files_close(files);
+}
+
+/* Gives every block that is not empty the checksum it should have: what is behind that is read. */
+static void repair(uint8_t *at, size_t bytes) {
+    char text[16];
+    for (; bytes >= 512; at += 512, bytes -= 512) {
+        unsigned sum = 0;
+        int i;
+        for (i = 0; i < 512; ++i) sum += at[i];
+        if (sum == 0) continue;
+        for (i = 148; i < 156; ++i) sum += ' ' - (unsigned)at[i];
+        snprintf(text, sizeof text, "%06o", sum);
+        memcpy(at + 148, text, 8);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
+    const unsigned how = bytes > 0 ? data[0] : 0;
+    const spdl_files_desc desc = { false, 0, { NULL, NULL, NULL }, &error };
+    spdl_files *files;
+    uint8_t *at;
+    if (bytes < 2 || bytes > 200000) return 0;
+    at = fuzz_copy(BLOCK_FILE, data + 1, --bytes, (how & 8) != 0);
+    if (how % 8 == 0 && (how & 32) != 0) repair(at, bytes);
+    memset(&error, 0, sizeof error);
+    put_file(at, bytes);
+    FUZZ_CHECK(spdl_files_open(&files, path, &desc) == SPDL_OK);
+    FUZZ_CHECK(spdl_files_bytes(files, 0) == bytes);
+    switch (how % 8) {
+    case 1: try_lines(files, at, bytes); break;
+    case 2: try_tokens(files, 0, (how & 16) != 0, bytes); break;
+    case 3: try_tokens(files, how & 32 ? 2 : 4, (how & 16) != 0, bytes); break;
+    case 4: try_wav(at, bytes); break;
+    case 5: try_list(at, bytes); break;
+    default: (void)try_records(at, bytes, SPDL_RECORDS_TAR, (how & 16) != 0); break;
+    }
+    spdl_files_close(files);
+    return 0;
+}
