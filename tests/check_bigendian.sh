@@ -1,5 +1,5 @@
 #!/bin/sh
-# The tests and the fuzz targets of npz on a machine that has its bytes the other way round: s390x,
+# The tests and the fuzz targets of npz and files on a machine that has its bytes the other way round: s390x,
 # under qemu-user.
 # usage: tests/check_bigendian.sh
 . "$(dirname "$0")/tally.sh"
@@ -18,8 +18,9 @@ build=build/s390x
 mkdir -p $build
 flags="-std=gnu11 -O1 -DTEST_SANITIZED=1 -static -pthread" # as slow as with a sanitizer
 # shellcheck disable=SC2086 # a list of options
-$cc $flags tests/main.c tests/test_npz*.c tests/test_inflate.c -o $build/runner -lm || exit 1
-modules="inflate. $(sed -n 's/^TEST_TABLE(\(npz[a-z_]*\)).*/\1./p' tests/test_npz*.c)"
+$cc $flags tests/main.c tests/test_npz*.c tests/test_inflate.c tests/test_files.c \
+    -o $build/runner -lm || exit 1
+modules="inflate. files. $(sed -n 's/^TEST_TABLE(\(npz[a-z_]*\)).*/\1./p' tests/test_npz*.c)"
 # shellcheck disable=SC2086 # a list of modules
 TEST_TIMEOUT=${TEST_TIMEOUT:-120} $qemu $build/runner $modules >"$scratch/log" 2>&1
 status=$?
@@ -30,7 +31,7 @@ failed=$2
 skipped=$3
 [ $status -eq 0 ] || [ "$failed" -gt 0 ] || not_ok "the runner ended with $status"
 
-for target in npy directory inflate npz roundtrip; do
+for target in npy directory inflate npz roundtrip files; do
     set -- "tests/corpus/$target"
     # shellcheck disable=SC2086 # a list of options
     $cc $flags -DFUZZ_DRIVER -DFUZZ_NO_ZLIB tests/fuzz_$target.c -o $build/driver_$target || exit 1

@@ -201,6 +201,39 @@ static void arrays_in_memory_and_files(void) {
     write_and_read_back(&desc);
 }
 
+/* Files are there by name, and by lists of names. */
+static void files_without_folders(void) {
+    char path[64], list[66] = "@";
+    spdl_error error;
+    const spdl_files_desc desc = { .error = &error };
+    const spdl_pipeline_desc plain = { 0 };
+    spdl_files *files;
+    spdl_pipeline *p;
+    spdl_record *line;
+    int count = 0;
+    FILE *file = fopen(scratch(path, "list"), "wb");
+    REQUIRE(file != NULL);
+    fprintf(file, "%s\n%s\n", path, path);
+    fclose(file);
+    strcat(list, path);
+    REQUIRE(spdl_files_open(&files, list, &desc) == SPDL_OK);
+    CHECK_EQ(spdl_files_count(files), 2);
+    CHECK_EQ(spdl_files_bytes(files, 1), 2 * (strlen(path) + 1));
+    REQUIRE(spdl_pipeline_create(&p, &plain, SPDL_STAGES(
+        SPDL_FILES(files), SPDL_LINES(NULL, .concurrency = 2), SPDL_SINK(2))) == SPDL_OK);
+    for (; SPDL_NEXT(p, &line, SPDL_FOREVER) == SPDL_OK; ++count) {
+        CHECK_STR((const char *)line->data, path);
+        spdl_record_free(line);
+    }
+    CHECK_EQ(count, 4);
+    spdl_pipeline_destroy(p);
+    spdl_files_close(files);
+    remove(path);
+    CHECK(spdl_files_open(&files, "/tmp", &desc) == SPDL_E_IO);
+    CHECK_EQ(spdl_files_open(&files, "/tmp/*", &desc), SPDL_E_IO);
+    CHECK_STR(error.text, "/tmp/: there are no folders with SPDL_NO_THREADS");
+}
+
 TEST_TABLE(os_none) {
     TEST_CASE(rings_without_threads),
     TEST_CASE(pipelines_without_threads),
@@ -208,5 +241,6 @@ TEST_TABLE(os_none) {
     TEST_CASE(pools_of_guests_alone),
     TEST_CASE(caches_and_traces),
     TEST_CASE(arrays_in_memory_and_files),
+    TEST_CASE(files_without_folders),
     TEST_END,
 };
