@@ -2477,7 +2477,7 @@ SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index);
 SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index);
 
 /* A hash of the manifest: names, sizes and order, to tell whether a run goes on with the data it
-   began with. Names count from the folder or the list on: where that lies does not matter.
+   began with. Names count from the folder on that all paths share: where it lies does not matter.
    Returns: the hash, the same on every machine.
    Threads: any.
    Blocks:  never.
@@ -20908,7 +20908,6 @@ struct spdl_records {
     spdl__reader reader;
     spdl_records_desc desc; /* with its defaults */
     uint64_t at;            /* of what is read next */
-    uint64_t line;          /* lines so far */
     spdl_record *sample;    /* .group: the sample under way */
     size_t block_bytes;
     uint8_t window[SPDL__READER_ROOM];
@@ -21122,7 +21121,7 @@ SPDL__PRIVATE spdl_result spdl__tar_sample(spdl_records *s, spdl_record **record
         const size_t length = key != NULL ? (size_t)(spdl__extension(key) - key) : 0;
         spdl_result result;
         for (; *end != NULL; end = &(*end)->next) bytes += (*end)->bytes + 512;
-        if (bytes > s->desc.max_bytes + 512)
+        if (bytes > 512 && bytes - 512 > s->desc.max_bytes)
             return SPDL__READER_FAIL(&s->reader, SPDL_E_LIMIT, s->at,
                                      "a sample with more than max_bytes, which is %llu",
                                      (spdl__llu)s->desc.max_bytes);
@@ -21242,7 +21241,6 @@ struct spdl_files {
     spdl__file *at;
     char *text; /* the paths, each with a zero at its end */
     size_t count, room, text_bytes, text_room;
-    size_t base_bytes; /* of what the paths have in common, and the hash leaves out */
 };
 
 /* What open knows so far. */
@@ -21381,17 +21379,6 @@ SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
     return good;
 }
 
-/* What the paths have in common, if they begin with it: kept in front of all paths. */
-SPDL__PRIVATE bool spdl__search_base(spdl__search *f, const char *path, size_t bytes) {
-    const bool slash = bytes > 0 && path[bytes - 1] != '/';
-    if (!spdl__search_push(f, path, bytes) || (slash && !spdl__search_push(f, "/", 1)) ||
-        !spdl__search_add(f, 0))
-        return false;
-    f->files->count = 0;
-    f->files->base_bytes = f->length;
-    return true;
-}
-
 /* A path that was named, not found: `f->path`. */
 SPDL__PRIVATE bool spdl__search_named(spdl__search *f) {
     uint64_t bytes = 0;
@@ -21406,10 +21393,11 @@ SPDL__PRIVATE bool spdl__search_named(spdl__search *f) {
 
 /* The line of a list: an empty one names nothing. */
 SPDL__PRIVATE bool spdl__search_line(spdl__search *f, const spdl_record *line) {
-    const char *path = (const char *)line->data;
+    const char *path = (const char *)line->data, *slash = strrchr(line->name, '/');
+    const size_t folder = slash != NULL && path[0] != '/' ? (size_t)(slash + 1 - line->name) : 0;
     spdl__search_pop(f, 0);
     if (line->bytes == 0) return true;
-    if (path[0] != '/' && !spdl__search_push(f, line->name, f->files->base_bytes)) return false;
+    if (!spdl__search_push(f, line->name, folder)) return false;
     if (!spdl__search_push(f, path, line->bytes)) return false;
     if (strlen(path) == line->bytes) return spdl__search_named(f);
     return spdl__search_fail(f, SPDL_E_FORMAT, "in a list: a path with a zero in it");
@@ -21419,14 +21407,13 @@ SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     spdl_records_desc desc;
     spdl_records *lines = NULL;
     spdl_record *line = NULL;
-    const char *slash = strrchr(list, '/');
-    bool good = spdl__search_base(f, list, slash != NULL ? (size_t)(slash + 1 - list) : 0);
+    bool good = true;
     memset(&desc, 0, sizeof(desc));
     desc.kind = SPDL_RECORDS_LINES;
     desc.max_bytes = SPDL__LISTED_BYTES;
     desc.allocator = f->desc.allocator;
     desc.error = f->desc.error;
-    if (good) f->result = spdl_records_open(&lines, list, &desc);
+    f->result = spdl_records_open(&lines, list, &desc);
     while (good && f->result == SPDL_OK) {
         f->result = spdl_records_next(lines, &line, f->desc.error);
         if (f->result != SPDL_OK) break;
@@ -21445,20 +21432,17 @@ SPDL__PRIVATE bool spdl__search_folder(spdl__search *f, const char *path, bool f
         for (end = strpbrk(path, "*?["); end > path && end[-1] != '/'; --end) {}
         f->pattern = end;
     }
-    return spdl__search_base(f, path, (size_t)(end - path)) && spdl__search_in(f);
+    return spdl__search_push(f, path, (size_t)(end - path)) && spdl__search_in(f);
 }
 
 SPDL__PRIVATE bool spdl__search_path(spdl__search *f, const char *path) {
-    const char *reason, *slash;
+    const char *reason;
     uint64_t bytes = 0;
     bool folder = false;
     if (path[0] == '@') return spdl__search_listed(f, path + 1);
     reason = spdl__os_file_look(path, &bytes, &folder);
     if (reason == NULL ? folder : strpbrk(path, "*?[") != NULL)
         return spdl__search_folder(f, path, folder);
-    slash = strrchr(path, '/');
-    if (!spdl__search_base(f, path, slash != NULL ? (size_t)(slash + 1 - path) : 0)) return false;
-    spdl__search_pop(f, 0);
     return spdl__search_push(f, path, strlen(path)) && spdl__search_named(f);
 }
 
@@ -21523,14 +21507,19 @@ SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index) {
 
 /* FNV-1a, which takes bytes one by one, and a mix of the bits at the end. */
 SPDL_API uint64_t spdl_files_hash(const spdl_files *files) {
+    const char *first = files->at[0].path, *name = strrchr(first, '/');
+    size_t common = name != NULL ? (size_t)(name + 1 - first) : 0, i;
     uint64_t hash = 0xcbf29ce484222325u;
-    size_t i, k;
+    int shift;
+    for (i = 1; i < files->count; ++i) /* the folder that all paths begin with */
+        while (strncmp(first, files->at[i].path, common) != 0)
+            for (--common; common > 0 && first[common - 1] != '/'; --common) {}
     for (i = 0; i < files->count; ++i) {
-        const char *name = files->at[i].path;
-        if (strncmp(name, files->text, files->base_bytes) == 0) name += files->base_bytes;
-        for (k = 0; k <= strlen(name); ++k) hash = (hash ^ (uint8_t)name[k]) * 0x100000001b3u;
-        for (k = 0; k < 64; k += 8)
-            hash = (hash ^ (files->at[i].bytes >> k & 0xff)) * 0x100000001b3u;
+        name = files->at[i].path + common;
+        do hash = (hash ^ (uint8_t)*name) * 0x100000001b3u;
+        while (*name++ != '\0');
+        for (shift = 0; shift < 64; shift += 8)
+            hash = (hash ^ (files->at[i].bytes >> shift & 0xff)) * 0x100000001b3u;
     }
     hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9u;
     hash = (hash ^ hash >> 27) * 0x94d049bb133111ebu;

@@ -231,7 +231,14 @@ static void hash_of_the_manifest(void) {
     CHECK(first == HASH("?"));
     put_text("list", "two/x\ntwo/y\n");
     snprintf(list, sizeof list, "@%s", path_of("list"));
+    CHECK(first == HASH(list));
+    put_text("list", "two/x\ntwo/y\nlist");
     CHECK(first != HASH(list));
+    REQUIRE(mkdir(path_of("three"), 0700) == 0); /* "t" is no folder */
+    put_text("three/y", "123");
+    put_text("list", "two/x\nthree/y\n");
+    hash = HASH(list);
+    CHECK(hash != first);
     put_text("two/.list", "x\ny");
     snprintf(list, sizeof list, "@%s", path_of("two/.list"));
     CHECK(first == HASH(list));
@@ -457,7 +464,7 @@ static void bad_shards(void) {
 /* Where llm.c's int and 32-bit offsets end; and a shard that is cut after it was opened. */
 static void tokens_over_4_gib(void) {
     const uint64_t length = 1 << 20, size = ((uint64_t)5 << 30) + 2;
-    static const uint16_t mark[2] = { 1234, 4321 };
+    static const uint8_t mark[4] = { 0xd2, 0x04, 0xe1, 0x10 }; /* 1234, 4321 */
     uint32_t *window = (uint32_t *)malloc(4 * (length + 1));
     spdl_tokens *tokens = NULL;
     spdl_files *files;
