@@ -1,6 +1,6 @@
 #!/bin/sh
-# The tests and the fuzz targets of npz and files on a machine that has its bytes the other way round: s390x,
-# under qemu-user.
+# The tests and the fuzz targets of npz and files on a machine that has its bytes the other way
+# round: s390x, under qemu-user.
 # usage: tests/check_bigendian.sh
 . "$(dirname "$0")/tally.sh"
 

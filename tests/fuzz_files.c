@@ -1,6 +1,6 @@
 /* Feeds any bytes to what reads tar archives, lines, tokens, WAV and lists of files. The first byte
-   picks which of them, how, and the side of the guard page of what is in memory. Records have to be pieces of the file, and
-   what is refused is told in a text. */
+   picks which of them, how, and the side of the guard page of what is in memory. Records have to be
+   pieces of the file, and what is refused is told in a text. */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
@@ -63,7 +63,8 @@ static uint64_t try_records(const uint8_t *data, size_t bytes, spdl_records_kind
 
 /* By number there are the same as one after the other. */
 static void try_lines(const spdl_files *files, const uint8_t *data, size_t bytes) {
-    const spdl_records_desc desc = { SPDL_RECORDS_LINES, false, 1000, { NULL, NULL, NULL }, &error };
+    const spdl_records_desc desc = { SPDL_RECORDS_LINES, false, 1000, { NULL, NULL, NULL },
+                                     &error };
     const uint64_t count = try_records(data, bytes, SPDL_RECORDS_LINES, false);
     spdl_lines *lines;
     spdl_record *record = NULL;

@@ -236,7 +236,8 @@ static bool can_be_files() {
         SPDL_SINK(3),
     };
     const spdl_stage others[] = { SPDL_FILES_AT(files), SPDL_TOKENS(nullptr),
-                                  SPDL_TOKENS_AT(nullptr), SPDL_LINES_AT(lines), SPDL_TAR(nullptr) };
+                                  SPDL_TOKENS_AT(nullptr), SPDL_LINES_AT(lines),
+                                  SPDL_TAR(nullptr) };
     if (others[0].ctx != files || others[1].kind != SPDL_KIND_SOURCE || others[1].again ||
         others[3].free_item != spdl_record_free || others[4].free_state != spdl_records_close ||
         !others[4].again || spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)
@@ -260,5 +261,8 @@ static bool can_be_drawn() {
 }
 
 int main() {
-    return runs(0) && can_be_fed() && can_be_mixed() && can_be_files() && can_be_drawn() && alive == 0 ? 0 : 1;
+    return runs(0) && can_be_fed() && can_be_mixed() && can_be_files() && can_be_drawn() &&
+                   alive == 0
+               ? 0
+               : 1;
 }

@@ -414,7 +414,7 @@ static void bad_shards(void) {
         { 20240520, 2, 10, 1044, 0, "at byte 0: no tokens of llm.c: magic 20240520, version 2" },
         { 20240801, 1, 10, 1064, 0, "magic 20240801, version 1" },
         { 7, 1, 10, 1044, 0, "at byte 0: no tokens of llm.c: magic 7" },
-        { 20240520, 1, 10, 1023, 0, 
+        { 20240520, 1, 10, 1023, 0,
           "at byte 0: cut off: 1024 bytes should be here, and the file ends at 1023" },
         { 20240520, 1, 10, 0, 0, "the file ends at 0" },
         { 20240520, 1, 10, 1044, 2, "at byte 0: a header of llm.c" },

@@ -158,7 +158,8 @@ def files():
                                     ("wide", 0xFFFE, 24, b"")):
         form = struct.pack("<HHIIHH", code, 2, 8000, 8000 * bits // 4, bits // 4, bits)
         if code == 0xFFFE:
-            form += struct.pack("<HHIH", 22, bits, 3, 1) + bytes.fromhex("000000001000800000aa00389b71")
+            form += struct.pack("<HHIH", 22, bits, 3, 1)
+            form += bytes.fromhex("000000001000800000aa00389b71")
         chunks = b"fmt " + struct.pack("<I", len(form)) + form + extra
         chunks += b"data" + struct.pack("<I", bits) + bytes(bits)
         kind = b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE"
