@@ -2434,8 +2434,8 @@ typedef struct spdl_files_desc {
 
 typedef struct spdl_files spdl_files;
 
-/* Lists files. `path` is a file; a folder: the files in it; a pattern with *, ? or [a-z], also for
-   folders, as "train-?/[a-c]*.tar"; or @list.txt, which has a path on each line, relative to the
+/* Lists files. `path` is a file; a folder: the files in it; a pattern with * and ?, also for
+   folders, as "train-?/a*.tar"; or @list.txt, which has a path on each line, relative to the
    folder of list.txt. Files come in the order of the bytes of their paths, which is the same on
    every machine, those of a list in its order. Names that begin with a dot are left out, unless the
    pattern or the list has the dot. Some 24 bytes and its path are kept of each file; none is open.
@@ -21294,41 +21294,16 @@ SPDL__PRIVATE bool spdl__search_add(spdl__search *f, uint64_t bytes) {
     return true;
 }
 
-/* The end of the set that begins with the '[' at `set`, behind its ']', or NULL: then it is a
-   character as others. *in: whether `byte` is in it. */
-SPDL__PRIVATE const char *spdl__match_set(const char *set, const char *end, char byte, bool *in) {
-    const bool not_in = ++set < end && (*set == '!' || *set == '^');
-    const char *first = set += not_in;
-    for (*in = false; set < end && (*set != ']' || set == first); ++set) {
-        const bool range = end - set > 2 && set[1] == '-' && set[2] != ']';
-        *in = *in || (range ? *set <= byte && byte <= set[2] : *set == byte);
-        if (range) set += 2;
-    }
-    *in = *in != not_in;
-    return set < end ? set + 1 : NULL;
-}
-
 /* Whether a name fits one part of a pattern. After a mismatch the last star takes one more. */
 SPDL__PRIVATE bool spdl__match(const char *part, const char *end, const char *name) {
-    const char *star = NULL, *from = NULL, *behind;
-    bool fits;
+    const char *star = NULL, *from = NULL;
     if (name[0] == '.' && part[0] != '.') return false;
     while (*name != '\0' || part < end) {
-        behind = part + 1;
-        fits = part < end && *name != '\0' && (*part == '?' || *part == *name);
         if (part < end && *part == '*') {
-            star = part = behind;
+            star = ++part;
             from = name;
-            continue;
-        }
-        if (part < end && *part == '[' && *name != '\0') {
-            bool in = false;
-            behind = spdl__match_set(part, end, *name, &in);
-            if (behind != NULL) fits = in;
-            if (behind == NULL) behind = part + 1;
-        }
-        if (fits) {
-            part = behind;
+        } else if (part < end && *name != '\0' && (*part == '?' || *part == *name)) {
+            ++part;
             ++name;
         } else {
             if (star == NULL || *from == '\0') return false;
@@ -21429,7 +21404,7 @@ SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
 SPDL__PRIVATE bool spdl__search_folder(spdl__search *f, const char *path, bool folder) {
     const char *end = path + strlen(path);
     if (!folder) {
-        for (end = strpbrk(path, "*?["); end > path && end[-1] != '/'; --end) {}
+        for (end = strpbrk(path, "*?"); end > path && end[-1] != '/'; --end) {}
         f->pattern = end;
     }
     return spdl__search_push(f, path, (size_t)(end - path)) && spdl__search_in(f);
@@ -21441,7 +21416,7 @@ SPDL__PRIVATE bool spdl__search_path(spdl__search *f, const char *path) {
     bool folder = false;
     if (path[0] == '@') return spdl__search_listed(f, path + 1);
     reason = spdl__os_file_look(path, &bytes, &folder);
-    if (reason == NULL ? folder : strpbrk(path, "*?[") != NULL)
+    if (reason == NULL ? folder : strpbrk(path, "*?") != NULL)
         return spdl__search_folder(f, path, folder);
     return spdl__search_push(f, path, strlen(path)) && spdl__search_named(f);
 }
@@ -22019,8 +21994,7 @@ SPDL__PRIVATE spdl_result spdl__lines_row(spdl_task *task, void *in, void **out)
     return spdl__row_result(task, result, &error);
 }
 
-SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, void **out,
-                                            spdl_records_kind kind) {
+SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, void **out) {
     const spdl_records_desc *given = (const spdl_records_desc *)spdl_ctx(task);
     void **state = spdl_state(task);
     spdl_records *opened = NULL;
@@ -22030,7 +22004,7 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, void **ou
     spdl_result result = SPDL_OK;
     memset(&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
-    desc.kind = kind;
+    desc.kind = task->node->row.fn == &spdl__file_rows[5] ? SPDL_RECORDS_TAR : SPDL_RECORDS_LINES;
     desc.error = &error;
     if (*state == NULL) {
         result = spdl_records_open(&opened, (const char *)in, &desc);
@@ -22040,14 +22014,6 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, void **ou
     *out = record;
     return result == SPDL_OK ? SPDL_AGAIN
            : result == SPDL_END ? SPDL_SKIP : spdl__row_result(task, result, &error);
-}
-
-SPDL__PRIVATE spdl_result spdl__tar_row(spdl_task *task, void *in, void **out) {
-    return spdl__records_row(task, in, out, SPDL_RECORDS_TAR);
-}
-
-SPDL__PRIVATE spdl_result spdl__text_row(spdl_task *task, void *in, void **out) {
-    return spdl__records_row(task, in, out, SPDL_RECORDS_LINES);
 }
 
 #if defined(SPDL_STATIC) && defined(__cplusplus)
@@ -22061,8 +22027,8 @@ const spdl_function spdl__file_rows[7] = {
     { spdl__tokens_row, "tokens", "void", "uint32_t" },
     { spdl__tokens_row, "tokens_at", "spdl_index", "uint32_t" },
     { spdl__lines_row, "lines_at", "spdl_index", "spdl_record" },
-    { spdl__tar_row, "tar", "char", "spdl_record" },
-    { spdl__text_row, "lines", "char", "spdl_record" },
+    { spdl__records_row, "tar", "char", "spdl_record" },
+    { spdl__records_row, "lines", "char", "spdl_record" },
 };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }

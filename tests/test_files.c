@@ -97,14 +97,13 @@ static void folders_and_patterns(void) {
         { "a/2.tar", "a/2.tar" },
         { "b/[1].tar", "b/[1].tar" },
         { "*/*.tar", "A/3.tar a/10.tar a/2.tar b/2.tar b/[1].tar" },
-        { "[a-c]/?.tar", "a/2.tar b/2.tar" },
-        { "[!a-c]/*", "A/3.tar" },
+        { "?/?.tar", "A/3.tar a/2.tar b/2.tar" },
         { "*/*/*", "a/deep/x.tar" },
         { "*/deep/x*", "a/deep/x.tar" },
         { "a/*1*", "a/1.txt a/10.tar" },
         { "a/*a*r*", "a/10.tar a/2.tar" },
-        { "b/[[]*", "b/[1].tar" },
-        { "b/[]1[]?[]]*", "b/[1].tar" },
+        { "b/[*", "b/[1].tar" },
+        { "b/?1]*.*", "b/[1].tar" },
         { "a/.*", "a/.z.tar" },
         { "?.tar", "a.tar" },
     };
@@ -140,7 +139,7 @@ static void nothing_to_list(void) {
         { "none/*.tar", SPDL_E_IO, "/none/: No such file" },
         { "empty", SPDL_E_NOT_FOUND, "/empty: no files" },
         { "pipe", SPDL_E_IO, "/pipe: a pipe" },
-        { "[a", SPDL_E_NOT_FOUND, "/[a: no files" },
+        { "[a", SPDL_E_IO, "/[a: No such file" },
     };
     spdl_files_desc desc = { .recursive = true, .max_files = 3, .error = &error };
     spdl_files *files = (spdl_files *)folder;
