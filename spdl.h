@@ -21901,7 +21901,7 @@ SPDL_API spdl_result spdl_wav_parse(const void *data, size_t bytes, spdl_wav_inf
 SPDL__PRIVATE bool spdl__wav_frames(double seconds, uint32_t rate, uint64_t most,
                                     uint64_t *frames) {
     const double wanted = seconds * rate + 0.5;
-    *frames = wanted < (double)most ? (uint64_t)wanted : most;
+    *frames = wanted >= 0 && wanted < (double)most ? (uint64_t)wanted : most;
     return seconds >= 0;
 }
 
