@@ -606,7 +606,7 @@ static spdl_records *records_of(const char *path, spdl_records_desc desc) {
 
 /* All records as text: "name:bytes name:bytes", those of a sample joined by +, and how it ended. */
 static const char *read_records(const char *path, spdl_records_desc desc, spdl_result *result) {
-    static char text[4096];
+    static char text[9000];
     spdl_records *records = records_of(path, desc);
     spdl_record *record = NULL;
     size_t length = 0;
@@ -740,6 +740,27 @@ static void bad_pax_headers(void) {
         tar_end(&tar);
         tar_fails(&tar, "first:4", cases[i].result, cases[i].told);
     }
+    for (int kind = 0; kind < 2; ++kind) { /* a record that leaves its header, a zero in a name */
+        static const char records[2][21] = { "20 path=xyz........\n", "20 path=x\0z........\n" };
+        tar.count = 0;
+        tar_header(&tar, &(member){ .name = "extra", .size = kind ? 20 : 12, .kind = 'x' });
+        tar_data(&tar, records[kind], 20);
+        ADD(&tar, .name = "last");
+        tar_end(&tar);
+        tar_fails(&tar, "", SPDL_E_FORMAT, kind ? "has a zero in it" : "damaged");
+    }
+    for (int length = 4095; length < 4097; ++length) {
+        spdl_result result;
+        memset(name, 'n', 4096);
+        name[length] = '\0';
+        tar.count = 0;
+        tar_extra(&tar, 'L', name);
+        ADD(&tar, .name = "last");
+        tar_end(&tar);
+        put_bytes("x.tar", &tar);
+        read_records(path_of("x.tar"), (spdl_records_desc){ .max_bytes = 0 }, &result);
+        CHECK_EQ(result, length == 4095 ? SPDL_END : SPDL_E_FORMAT);
+    }
     for (int kind = 0; kind < 4; ++kind) { /* too long a name, and too long a header */
         const int digits = kind < 2 ? 4 : 5, length = kind < 2 ? 4200 : 66000;
         memset(name, 'n', 70000);
@@ -849,6 +870,8 @@ static void tar_over_4_gib(void) {
     REQUIRE(ftruncate(fileno(file), 5368710656 + 70000) == 0);
     CHECK_EQ(spdl_records_next(records, &record, &error), SPDL_E_IO);
     told("big.tar: at byte 5368780656: it ended while it was read");
+    CHECK_EQ(spdl_records_next(records, &record, &error), SPDL_E_IO); /* and so on */
+    told("big.tar: at byte 5368780656");
     spdl_records_close(records);
     fclose(file);
 }
@@ -867,13 +890,14 @@ static void samples(void) {
     ADD(&tar, .name = "d.x/10.jpg", .size = 2);
     ADD(&tar, .name = "e/10.jpg", .size = 2);
     ADD(&tar, .name = "README", .size = 2);
+    ADD(&tar, .name = "README2", .size = 2);
     ADD(&tar, .name = "READ.me", .size = 2);
     ADD(&tar, .name = "READ", .size = 2);
     ADD(&tar, .name = "last.a", .size = 2);
     ADD(&tar, .name = "last.b", .size = 2);
     tar_end(&tar);
     CHECK_STR(read_records(put_bytes("x.tar", &tar), grouped, &result),
-              "d.x/1.jpg:9+d.x/1.seg.png:8+d.x/1.cls:1 d.x/10.jpg:2 e/10.jpg:2 README:2 "
+              "d.x/1.jpg:9+d.x/1.seg.png:8+d.x/1.cls:1 d.x/10.jpg:2 e/10.jpg:2 README:2 README2:2 "
               "READ.me:2 READ:2 last.a:2+last.b:2");
     CHECK_EQ(result, SPDL_END);
     records = records_of(path_of("x.tar"), grouped);
