@@ -123,6 +123,9 @@ static void folders_and_patterns(void) {
     CHECK_EQ(spdl_files_bytes(files, 8), 0);
     CHECK(spdl_files_path(files, 8) == NULL);
     spdl_files_close(files);
+    REQUIRE(spdl_files_open(&files, path_of("*"), &desc) == SPDL_OK);
+    CHECK_STR(names_of(files), "a.tar");
+    spdl_files_close(files);
     REQUIRE(chdir(folder) == 0);
     files = files_of("*.tar");
     CHECK_STR(spdl_files_path(files, 0), "a.tar");
