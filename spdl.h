@@ -21808,7 +21808,6 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
          ++shard) {
         const uint64_t from = shard->data + (at + done - shard->first) * width;
         const size_t part = (size_t)spdl__min(count - done, (shard->reader.bytes - from) / width);
-        if (part == 0) continue;
         result = spdl__tokens_copy(shard, from, tail + done * width, part * width, error);
         done += part;
     }

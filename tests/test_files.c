@@ -238,9 +238,19 @@ static void hash_of_the_manifest(void) {
     CHECK(first != HASH(list));
     REQUIRE(mkdir(path_of("three"), 0700) == 0); /* "t" is no folder */
     put_text("three/y", "123");
+    REQUIRE(mkdir(path_of("own"), 0700) == 0);
+    put_text("own/y", "123");
+    put_text("list", "two/x\nown/y\n");
+    CHECK(first != HASH(list));
     put_text("list", "two/x\nthree/y\n");
     hash = HASH(list);
-    CHECK(hash != first);
+    REQUIRE(rename(path_of("two"), path_of("swo")) == 0);
+    REQUIRE(rename(path_of("three"), path_of("shree")) == 0);
+    put_text("list", "swo/x\nshree/y\n");
+    first = hash;
+    CHECK(first != HASH(list));
+    REQUIRE(rename(path_of("swo"), path_of("two")) == 0);
+    first = HASH(path_of("two"));
     put_text("two/.list", "x\ny");
     snprintf(list, sizeof list, "@%s", path_of("two/.list"));
     CHECK(first == HASH(list));
@@ -722,6 +732,7 @@ static void bad_pax_headers(void) {
         { "3 \n", 'x', SPDL_E_FORMAT, "damaged" },
         { "8 pathx\n", 'x', SPDL_E_FORMAT, "damaged" },
         { "99999999999999999999 path=x\n", 'x', SPDL_E_FORMAT, "damaged" },
+        { "18446744073709551644 path=x\n", 'x', SPDL_E_FORMAT, "damaged" }, /* 2^64 + 28 */
         { "8 path=\n", 'x', SPDL_E_FORMAT, "a name that is empty" },
         { "9 size=x\n", 'x', SPDL_E_FORMAT, "a size that is no number" },
         { "11 size=-1\n", 'x', SPDL_E_FORMAT, "a size that is no number" },
@@ -1322,6 +1333,10 @@ static void bad_wavs(void) {
         CHECK_EQ(spdl_wav_parse(wav.at, wav.count, &info, &error), cases[i].result);
         told(cases[i].told);
     }
+    wav_make(&wav, &(sound){ 1, 1, 16, 100, true, false, 0, 0 }, 50);
+    wav.at[50] ^= 1; /* of the GUID */
+    CHECK_EQ(spdl_wav_parse(wav.at, wav.count, &info, &error), SPDL_E_UNSUPPORTED);
+    told("samples of format 65534");
     wav_make(&wav, &plain, 50);
     put_bytes("x.wav", &wav);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
