@@ -42,15 +42,15 @@
 
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
-       >>pipeline  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor  >>npz
-       >>files  >>cpp                                                       declarations
+       >>pipeline  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor  >>sampler
+       >>npz  >>files  >>cpp                                                declarations
        >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix        what all stand on
        >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
        >>edge-impl  >>flow-impl  >>claim-impl  >>call-impl  >>batch-impl    an item's way
        >>merge-impl  >>defer-impl  >>again-impl  >>step-impl  >>tune-impl  >>next-impl
        >>stop-impl  >>create-impl  >>stats-impl  >>report-impl               around it
        >>cache-impl  >>compare-impl  >>headspace-impl
-       >>probe-impl  >>doctor-impl  >>doctor-text-impl
+       >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl
        >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
        >>files-impl  >>trace-impl  >>license
 
@@ -2068,6 +2068,268 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
 #endif
 
 /* ============================================================================================= */
+/* >>sampler
+   Which item comes when: shuffled, weighted, dealt to ranks, mixed from several data sets, skipped;
+   by arithmetic, so that any position of any epoch can be asked for at any time, on any machine. The
+   row SPDL_INDEX(sampler) makes a pipeline's items of it.
+
+       spdl_sampler_desc desc = { 0 };
+       desc.count = 1000000;                       indices 0 to 999,999
+       desc.order = SPDL_SAMPLE_SHUFFLED;
+       desc.seed = 7;
+       spdl_ranks_from_env(&desc.ranks, NULL);     rank 3 of 8, as torchrun or mpirun says
+       spdl_sampler_create(&s, &desc);
+       ... SPDL_STAGES(SPDL_INDEX(s, .continuous = true), SPDL_PIPE(load, .concurrency = 4), ...)
+
+   Words. An epoch has positions from 0, and an order puts an index on each. Rank r of w ranks takes
+   the positions r, r + w, r + 2w and so on: its items number 0, 1, 2. All of it depends on the desc
+   and the epoch alone. The epoch is hashed together with the seed: epochs and seeds share no order.
+
+   Costs. An index of SPDL_SAMPLE_SHUFFLED takes about 10 ns, and the sampler some hundred bytes and,
+   for up to 1,024 indices, two tables of them; that order is a true shuffle, above it a permutation
+   by hashing. What else there is, for each index or block: SPDL_SAMPLE_BLOCKS 16 bytes a block and
+   some 10 ns for each at the begin of an epoch; SPDL_SAMPLE_WEIGHTED 16 bytes an index, and 10 ns;
+   SPDL_SAMPLE_WEIGHTED_ONCE 24 bytes an index, and 0.4 us for each at the begin of an epoch.
+
+   Seek. spdl_pipeline_rewind(p, n, timeout) goes on with item number n of epoch 0 in no time, and
+   spdl_sampler_skip leaves out positions, as those of a loss spike. */
+
+/* An item of SPDL_INDEX: from spdl_buffer, so spdl_buffer_free frees it. */
+typedef struct spdl_index {
+    uint64_t index;
+    uint64_t position; /* in the epoch, the same whatever the ranks; also after a skip */
+    uint64_t epoch;
+    uint32_t source;   /* of a mixture: the sampler that the index is of; else 0 */
+} spdl_index;
+
+typedef enum spdl_sampler_order {
+    SPDL_SAMPLE_SEQUENTIAL,
+    SPDL_SAMPLE_SHUFFLED,
+    SPDL_SAMPLE_BLOCKS,        /* blocks, as files are, in shuffled order; in each the indices as they
+                                  are, to be read in one go, or with .shuffle_inside shuffled */
+    SPDL_SAMPLE_WEIGHTED,      /* each drawn by weight, whatever was drawn before */
+    SPDL_SAMPLE_WEIGHTED_ONCE, /* the same without what was drawn in this epoch; weight 0: never */
+    SPDL_SAMPLE_CURRICULUM,    /* what index_fn says */
+    SPDL_SAMPLE_MIXTURE        /* samplers, mixed */
+} spdl_sampler_order;
+
+/* What becomes of the last positions, when they do not suffice for all ranks. */
+typedef enum spdl_tail {
+    SPDL_TAIL_KEEP, /* some ranks have one item more: 26 on 4 ranks are 7, 7, 6, 6 */
+    SPDL_TAIL_DROP, /* nobody has them: 6 each */
+    SPDL_TAIL_PAD   /* those at the epoch's begin come again: 7 each */
+} spdl_tail;
+
+/* Which of `world` processes this is; all zero: the only one. */
+typedef struct spdl_ranks {
+    int rank, world;
+} spdl_ranks;
+
+/* The index at a position of an epoch: less than desc.count, and always the same. */
+typedef uint64_t (*spdl_index_fn)(void *ctx, uint64_t epoch, uint64_t position);
+
+typedef struct spdl_sampler spdl_sampler;
+typedef struct spdl_mixture spdl_mixture;
+
+typedef struct spdl_sampler_desc {
+    spdl_sampler_order order;
+    uint64_t count;        /* indices, up to 2^63 */
+    uint64_t draws;        /* positions in an epoch; default `count`, of a mixture its length. More
+                              than `count` only where an index may come twice */
+    uint64_t seed;
+    spdl_ranks ranks;
+    spdl_tail tail;
+    uint64_t data_hash;    /* tells data sets apart when a run goes on: see spdl_hash */
+    uint64_t block;        /* blocks: indices in each, the last one may have less; or */
+    const uint64_t *block_sizes; /* those of each, together `count`; copied */
+    uint64_t blocks;
+    bool shuffle_inside;   /* blocks of up to 1,024: best asked in order, as each needs its table */
+    const double *weights; /* of each index, not negative; copied */
+    spdl_index_fn index_fn; /* curriculum */
+    void *ctx;             /* its first argument */
+    const spdl_mixture *mixture; /* with a sampler of one rank for each of its sources; they stay */
+    spdl_sampler *const *samplers; /* the caller's, are used by this one alone, and outlive it */
+    spdl_allocator allocator;
+    spdl_error *error;     /* optional: says why create failed */
+} spdl_sampler_desc;
+
+/* Makes a sampler. That of a mixture goes through each source's own order: where a source has no
+   length in the mixture, or comes again, once more in another epoch of that source. When the mixture
+   never ends (`draws` is needed then) the next epoch goes on with it; else it starts over.
+   Returns: SPDL_OK, SPDL_E_INVALID (desc->error names the field), SPDL_E_NOMEM.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the caller destroys *sampler, after the pipeline that uses it; NULL after a failure. */
+SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc);
+
+/* Frees a sampler.
+   Returns: nothing; NULL is allowed.
+   Threads: owner.
+   Blocks:  never.
+   Owns:    the sampler is gone. */
+SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler);
+
+/* How many items this rank has in an epoch.
+   Returns: the number.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch);
+
+/* This rank's item `number` of an epoch, from 0: what SPDL_INDEX makes.
+   Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: what index_fn returned is in item->index
+            and not less than count.
+   Threads: one at a time, a running pipeline with SPDL_INDEX being one of them. A second sampler of
+            the same desc is for another thread.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
+                                       spdl_index *item);
+
+/* What comes at a position of an epoch, on whatever rank, skipped or not.
+   Returns: as spdl_sampler_item; SPDL_END: the epoch has fewer positions.
+   Threads: as spdl_sampler_item.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
+                                     spdl_index *item);
+
+/* Where in an epoch an index comes: the inverse of spdl_sampler_at, at the same cost, but with
+   SPDL_SAMPLE_WEIGHTED_ONCE a search.
+   Returns: SPDL_OK, SPDL_E_NOT_FOUND: not in this epoch, SPDL_E_UNSUPPORTED: of such an order
+            nothing is known (SPDL_SAMPLE_WEIGHTED, _CURRICULUM, _MIXTURE).
+   Threads: as spdl_sampler_item.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t epoch,
+                                              uint64_t index, uint64_t *position);
+
+/* Leaves out the positions from `begin` to `end` - 1 of an epoch; what follows is dealt to the ranks
+   anew, so all of them have to do it. None of the positions may have been taken; a run that goes on
+   from before them (spdl_pipeline_rewind, or a saved state) jumps over them.
+   Returns: SPDL_OK; SPDL_E_INVALID: begin > end; SPDL_E_LIMIT: more than 16 skips of epochs from
+            the one that was loaded on.
+   Threads: as spdl_sampler_item; not while a pipeline uses the sampler.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_sampler_skip(spdl_sampler *sampler, uint64_t epoch, uint64_t begin,
+                                       uint64_t end);
+
+/* Rank and world as a launcher has set them: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK
+   and _SIZE (Open MPI), PMI_RANK and PMI_SIZE (MPICH), SLURM_PROCID and SLURM_NTASKS (srun): the
+   first of these that there are. error may be NULL.
+   Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none, *ranks is 0 of 1; SPDL_E_INVALID: they make no
+            sense, which `error` says, and *ranks is as before.
+   Threads: any, while no other one changes the environment.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error);
+
+/* A hash of bytes, the same on every machine, for desc.data_hash: chain it over names and sizes of
+   files, with what it returned as the next `seed`. No protection against intent.
+   Returns: 64 bits.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
+
+/* What a mixture does when a source would be next that has ended. */
+typedef enum spdl_mixture_end {
+    SPDL_MIXTURE_STOP,   /* the mixture ends */
+    SPDL_MIXTURE_GO_ON,  /* without it: the others keep their ratios */
+    SPDL_MIXTURE_REPEAT  /* it begins again */
+} spdl_mixture_end;
+
+/* From a position on the sources have other weights. */
+typedef struct spdl_mixture_change {
+    uint64_t position;
+    const double *weights;
+} spdl_mixture_change;
+
+typedef struct spdl_mixture_desc {
+    size_t sources;          /* 1 to 65536 */
+    const double *weights;   /* of each: any scale; 0: it never comes */
+    const uint64_t *lengths; /* items of each; NULL: they do not end */
+    spdl_mixture_end at_end;
+    const spdl_mixture_change *changes; /* at ascending positions */
+    size_t change_count;
+    spdl_allocator allocator;
+    spdl_error *error;       /* optional: says why create failed */
+} spdl_mixture_desc;
+
+/* Makes a mixture: which source each position takes its item from, without state. After p positions
+   a source with share x of the weights has given x * p items, but for what spdl_mixture_error says:
+   for any p, counted from the last change, or end of a source. Sources of equal weight take turns.
+   Costs 40 bytes a source, as often as weights change or, with SPDL_MIXTURE_GO_ON, a source ends.
+   Returns: SPDL_OK, SPDL_E_INVALID (desc->error names the field), SPDL_E_LIMIT: more than 2^22
+            sources, counted again for each change and end; SPDL_E_NOMEM.
+   Threads: any.
+   Blocks:  never: some 100 ns for each source, up to 10 ms when they have 5 to 32 weights.
+   Owns:    the caller destroys *mixture, and keeps the arrays; NULL after a failure. */
+SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc);
+
+/* Frees a mixture.
+   Returns: nothing; NULL is allowed.
+   Threads: owner.
+   Blocks:  never.
+   Owns:    the mixture is gone. */
+SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture);
+
+/* Which source a position takes its item from, and which one of the source, from 0: with
+   SPDL_MIXTURE_REPEAT and lengths less than the length. Takes about 2 ns for each time the sources
+   have to be halved, with equal weights 5 in all.
+   Returns: SPDL_OK, SPDL_END: the mixture is shorter.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
+                                     uint32_t *source, uint64_t *index);
+
+/* How many positions there are.
+   Returns: the number; 2^63: it does not end.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture);
+
+/* How many items more or less than its share a source may have given, after any number of positions:
+   proven for these weights. At most 1 with up to 4 different weights (equal ones count once), as a
+   rule with up to 8, and never more than 1.7. From 2^50 positions on rounding adds to it.
+   Returns: the items.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API double spdl_mixture_error(const spdl_mixture *mixture);
+
+/* A source of a pipeline: the items of a sampler, of type spdl_index, in its order, whatever the
+   workers; SPDL_END after those of an epoch.
+       SPDL_INDEX(sampler, .continuous = true)
+   Before C++20: SPDL_INDEX(sampler).with_continuous(true). */
+/* clang-format off */
+#define SPDL_INDEX(...) SPDL__INDEX_ROW(__VA_ARGS__, SPDL__LINE)
+#if !defined(__cplusplus)
+#define SPDL__INDEX_ROW(sampler_, ...)                                                             \
+    { .kind = SPDL_KIND_SOURCE, .fn = &spdl_index_spdl, .file = __FILE__,                          \
+      .ctx = SPDL__UNCONST((const spdl_sampler *)(sampler_)), .item_bytes = sizeof(spdl_index),    \
+      .free_item = spdl_buffer_free, __VA_ARGS__ }
+#elif __cplusplus >= 202002L
+#define SPDL__INDEX_ROW(sampler_, ...)                                                             \
+    spdl__index_row(spdl_stage{ .kind = SPDL_KIND_SOURCE, .fn = &spdl_index_spdl,                  \
+                                .file = __FILE__, __VA_ARGS__ }, sampler_)
+#else
+#define SPDL__INDEX_ROW(sampler_, ...)                                                             \
+    spdl__index_row(spdl__row(SPDL_KIND_SOURCE, &spdl_index_spdl, __FILE__,                        \
+                              SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL), sampler_)
+#endif
+/* clang-format on */
+
+#if !defined(SPDL_STATIC)
+SPDL_API const spdl_function spdl_index_spdl;
+#elif !defined(__cplusplus)
+SPDL__UNUSED static const spdl_function spdl_index_spdl;
+#endif
+
+/* ============================================================================================= */
 /* >>npz
    Arrays as NumPy writes them: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members, ZIP64),
    read and written. Every length is compared with the bytes that are there before it is used or
@@ -2417,14 +2679,6 @@ SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
    cut off is an error, and an error names the file and the byte. Any `desc` and any `error` may be
    NULL. Rows are at the end of the section. */
 
-/* What SPDL_FILES_AT, SPDL_TOKENS_AT and SPDL_LINES_AT take: an order given from outside. */
-typedef struct spdl_index {
-    uint64_t index;    /* of the file, window or line */
-    uint64_t position; /* in its epoch */
-    uint64_t epoch;
-    uint32_t source;   /* of a mixture */
-} spdl_index;
-
 typedef struct spdl_files_desc {
     bool recursive;     /* of a folder: also what is in the folders below it */
     uint64_t max_files; /* refuse more files and folders; default 2^24 */
@@ -2746,6 +3000,20 @@ inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char 
     row.type = type;
     row.next = next;
     row.source = source;
+    return row;
+}
+
+#ifdef SPDL_STATIC
+namespace {
+extern SPDL__UNUSED const spdl_function spdl_index_spdl;
+}
+#endif
+
+/* What SPDL_INDEX stands for. */
+inline spdl_stage spdl__index_row(spdl_stage row, const spdl_sampler *sampler) {
+    row.ctx = SPDL__UNCONST(sampler);
+    if (row.item_bytes == 0) row.item_bytes = sizeof(spdl_index);
+    if (row.free_item == NULL) row.free_item = spdl_buffer_free;
     return row;
 }
 
@@ -8660,13 +8928,19 @@ typedef struct spdl__wide {
     uint64_t high, low;
 } spdl__wide;
 
-SPDL__PRIVATE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
+SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
+    spdl__wide product;
+#ifdef __SIZEOF_INT128__
+    __extension__ typedef unsigned __int128 spdl__u128;
+    product.high = (uint64_t)((spdl__u128)a * b >> 64);
+    product.low = a * b;
+#else
     const uint64_t half = 0xffffffffu, low = (a & half) * (b & half);
     const uint64_t left = (a >> 32) * (b & half) + (low >> 32);
     const uint64_t right = (a & half) * (b >> 32) + (left & half);
-    spdl__wide product;
     product.high = (a >> 32) * (b >> 32) + (left >> 32) + (right >> 32);
     product.low = right << 32 | (low & half);
+#endif
     return product;
 }
 
@@ -17271,6 +17545,1531 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
 }
 
 #endif /* SPDL_NO_REPORT */
+
+/* ============================================================================================= */
+/* >>sampler-impl
+   Orders are functions of (seed, epoch, position). What they need more of is kept in the sampler for
+   one key or epoch at a time, and made anew when another is asked for: so one thread calls at a
+   time, which also holds for the calls of a source. What >>state asks, from the trainer's thread
+   (spdl__sampler_global and below), looks at ranks and edits alone, which do not change meanwhile.
+
+   Edits take positions out of an epoch, for spdl_sampler_skip and for a run that goes on. Each maps
+   the numbers 0, 1, 2 ... of what is left to numbers of what was left before it, in ascending order;
+   the oldest one's are positions. Ranks are dealt the numbers of the newest. */
+
+#define SPDL__TABLE 1024u /* up to here a shuffle is a table */
+#define SPDL__SHUFFLE_ROUNDS 6 /* 4 are seen by tests of neighbours, below some 20,000 */
+#define SPDL__EDITS 16
+#define SPDL__MOST ((uint64_t)1 << 63) /* of what is counted here */
+
+/* A bijection of 64-bit words that looks like chance (the end of splitmix64). */
+SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Number `n` of the random numbers of a key. */
+SPDL__INLINE uint64_t spdl__hashed(uint64_t key, uint64_t n) {
+    return spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) + n * 0x9e3779b97f4a7c15u);
+}
+
+SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes) {
+    const unsigned char *from = (const unsigned char *)data;
+    uint64_t hash = spdl__hashed(seed, bytes), word = 0;
+    size_t i;
+    for (i = 0; i < bytes; ++i) {
+        word = word << 8 | from[i];
+        if (i % 8 == 7 || i + 1 == bytes) {
+            hash = spdl__mix(hash ^ word) + 0x9e3779b97f4a7c15u;
+            word = 0;
+        }
+    }
+    return spdl__mix(hash);
+}
+
+/* --- shuffles --- */
+
+/* The numbers below n in an order that depends on the key. Few of them are shuffled, in a table. Of
+   more, the part above `shift` bits and that below are changed in turn by a hash of the other one (a
+   Feistel network that adds, as that reaches odd permutations, too); what comes out at n or above
+   goes through again, which is rare: the parts leave room for less than `1 << shift` of those. */
+typedef struct spdl__shuffle {
+    uint64_t key, n; /* n 0: none so far */
+    uint64_t highs;  /* how many values the high part has */
+    unsigned shift;
+    uint64_t round[SPDL__SHUFFLE_ROUNDS];
+    uint16_t *table; /* for those that may be few: the order, and after SPDL__TABLE its inverse */
+} spdl__shuffle;
+
+SPDL__NOINLINE void spdl__shuffle_fill(spdl__shuffle *shuffle) {
+    uint16_t *order = shuffle->table, *inverse = order + SPDL__TABLE;
+    const uint64_t key = spdl__hashed(shuffle->key, shuffle->n);
+    uint64_t i;
+    for (i = 0; i < shuffle->n; ++i) {
+        const uint64_t j = spdl__wide_product(spdl__hashed(key, i), i + 1).high;
+        order[i] = order[j];
+        order[j] = (uint16_t)i;
+    }
+    for (i = 0; i < shuffle->n; ++i) inverse[order[i]] = (uint16_t)i;
+}
+
+SPDL__PRIVATE void spdl__shuffle_set(spdl__shuffle *shuffle, uint64_t key, uint64_t n) {
+    int i;
+    if (shuffle->n == n && shuffle->key == key) return;
+    shuffle->n = n;
+    shuffle->key = key;
+    if (n <= SPDL__TABLE) {
+        spdl__shuffle_fill(shuffle);
+        return;
+    }
+    for (shuffle->shift = 0; n >> 2 * shuffle->shift > 3; ++shuffle->shift) {}
+    shuffle->highs = (n - 1) / ((uint64_t)1 << shuffle->shift) + 1;
+    for (i = 0; i < SPDL__SHUFFLE_ROUNDS; ++i)
+        shuffle->round[i] = spdl__hashed(spdl__hashed(key, n), (uint64_t)i);
+}
+
+/* A hash of one part, below 2^64. */
+SPDL__INLINE uint64_t spdl__shuffle_hash(uint64_t part, uint64_t key) {
+    part = (part ^ key) * 0xbf58476d1ce4e5b9u;
+    return (part ^ part >> 32) * 0x94d049bb133111ebu;
+}
+
+SPDL__INLINE uint64_t spdl__shuffle_at(const spdl__shuffle *shuffle, uint64_t x) {
+    const uint64_t highs = shuffle->highs, lows = ((uint64_t)1 << shuffle->shift) - 1;
+    int i;
+    if (shuffle->n <= SPDL__TABLE) return shuffle->table[x];
+    do {
+        uint64_t high = x >> shuffle->shift, low = x & lows;
+        for (i = 0; i < SPDL__SHUFFLE_ROUNDS; i += 2) {
+            high += spdl__wide_product(spdl__shuffle_hash(low, shuffle->round[i]), highs).high;
+            high -= high >= highs ? highs : 0;
+            low += spdl__shuffle_hash(high, shuffle->round[i + 1]) >> 32;
+            low &= lows;
+        }
+        x = high << shuffle->shift | low;
+    } while (SPDL__UNLIKELY(x >= shuffle->n));
+    return x;
+}
+
+SPDL__PRIVATE uint64_t spdl__shuffle_find(const spdl__shuffle *shuffle, uint64_t x) {
+    const uint64_t highs = shuffle->highs, lows = ((uint64_t)1 << shuffle->shift) - 1;
+    int i;
+    if (shuffle->n <= SPDL__TABLE) return shuffle->table[SPDL__TABLE + x];
+    do {
+        uint64_t high = x >> shuffle->shift, low = x & lows;
+        for (i = SPDL__SHUFFLE_ROUNDS - 2; i >= 0; i -= 2) {
+            low -= spdl__shuffle_hash(high, shuffle->round[i + 1]) >> 32;
+            low &= lows;
+            high += highs;
+            high -= spdl__wide_product(spdl__shuffle_hash(low, shuffle->round[i]), highs).high;
+            high -= high >= highs ? highs : 0;
+        }
+        x = high << shuffle->shift | low;
+    } while (x >= shuffle->n);
+    return x;
+}
+
+/* --- the sampler --- */
+
+/* Of SPDL_SAMPLE_WEIGHTED: an index is kept if a random number is below `keep`, else it is `other`.
+   All n of them have the same probability (Walker's alias method). */
+typedef struct spdl__alias {
+    uint64_t keep, other;
+} spdl__alias;
+
+/* Of SPDL_SAMPLE_WEIGHTED_ONCE: the index with the smallest key comes first. */
+typedef struct spdl__drawn {
+    uint64_t key, index;
+} spdl__drawn;
+
+/* Positions that are left out, see above. Of one gap: those from `from` to from + gap - 1. Of ranks:
+   rank r of `world` has had its first done[r]; at least one has had none, and `order` is `done` in
+   ascending order. */
+typedef struct spdl__edit {
+    uint64_t epoch, from, gap;
+    uint64_t world; /* 0: a gap */
+    uint64_t *done, *order;
+} spdl__edit;
+
+struct spdl_sampler {
+    spdl_sampler_desc desc; /* arrays are our own or NULL, ranks those of now */
+    uint64_t length;        /* positions of an epoch */
+    uint64_t spec;          /* a hash of what else makes the order: weights, sizes of blocks */
+    uint64_t entries;       /* weighted once: indices with a weight */
+    uint64_t epoch, key;    /* of the tables, if `ready` */
+    bool ready;
+    spdl__shuffle outer, inner; /* of indices or blocks; in a block */
+    uint64_t *start;        /* blocks: the first index of each, and count */
+    uint64_t *slot;         /* blocks: the first position of each in this epoch's order, and count */
+    uint64_t at_slot;       /* blocks: where the last position was */
+    spdl__alias *alias;
+    spdl__drawn *drawn;
+    spdl__edit edit[SPDL__EDITS];
+    int edits;
+    void *held[6]; /* what destroy frees, with its size */
+    size_t held_bytes[6];
+    int helds;
+};
+
+SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: %s", why);
+}
+
+/* Whether a weight may be one: not by comparing, which -ffast-math does away with for NaN. */
+SPDL__PRIVATE bool spdl__weight_fits(double weight) {
+    uint64_t bits;
+    memcpy(&bits, &weight, sizeof(bits));
+    return bits << 1 == 0 || bits < (uint64_t)0x7ff << 52;
+}
+
+/* The largest of some weights; not `fits` when one cannot be a weight, *bad is its number then. */
+SPDL__PRIVATE double spdl__weight_most(const double *weight, uint64_t count, uint64_t *bad) {
+    double most = 0;
+    for (*bad = 0; *bad < count; ++*bad) {
+        if (!spdl__weight_fits(weight[*bad])) return 0;
+        if (weight[*bad] > most) most = weight[*bad];
+    }
+    return most;
+}
+
+SPDL__COLD spdl_result spdl__check_weights_of(const char *what, const double *weight,
+                                              uint64_t count, spdl_error *error) {
+    uint64_t bad = 0;
+    const double most = weight != NULL ? spdl__weight_most(weight, count, &bad) : 0;
+    if (weight == NULL)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: weights is NULL", what);
+    if (bad < count)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: weights[%llu] is %g, must be a "
+                               "number that is not negative", what, (spdl__llu)bad, weight[bad]);
+    if (most > 0) return SPDL_OK;
+    return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: the sum of weights is 0", what);
+}
+
+SPDL__COLD spdl_result spdl__sampler_check_blocks(const spdl_sampler_desc *desc) {
+    uint64_t sum = 0, i;
+    if ((desc->block != 0) == (desc->block_sizes != NULL))
+        return spdl__sampler_refuse(desc, "set block, or block_sizes and blocks, to what is read "
+                                          "in one go");
+    if (desc->block_sizes == NULL) return SPDL_OK;
+    for (i = 0; i < desc->blocks && desc->block_sizes[i] <= desc->count - sum; ++i)
+        sum += desc->block_sizes[i];
+    if (i == desc->blocks && sum == desc->count) return SPDL_OK;
+    return spdl__sampler_refuse(desc, "the sum of block_sizes is not count");
+}
+
+SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc);
+
+SPDL__COLD spdl_result spdl__ranks_check(const spdl_ranks *ranks, const char *what,
+                                         spdl_error *error) {
+    if (ranks->world == 0 && ranks->rank == 0) return SPDL_OK; /* not set */
+    if (ranks->world < 1)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: world is %d, must be at least 1",
+                               what, ranks->world);
+    if (ranks->rank >= 0 && ranks->rank < ranks->world) return SPDL_OK;
+    return spdl__error_set(error, SPDL_E_INVALID,
+                           "spdl: %s: rank is %d, must be from 0 to world - 1, which is %d", what,
+                           ranks->rank, ranks->world - 1);
+}
+
+SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
+    const bool weighted = desc->order == SPDL_SAMPLE_WEIGHTED ||
+                          desc->order == SPDL_SAMPLE_WEIGHTED_ONCE;
+    spdl_result result = spdl__ranks_check(&desc->ranks, "sampler", desc->error);
+    if (result == SPDL_OK) result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
+    if (result != SPDL_OK) return result;
+    if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
+        return spdl__sampler_refuse(desc, "order or tail is none that there is");
+    if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
+        return spdl__sampler_refuse(desc, "count or draws is more than 2^63");
+    if (desc->order == SPDL_SAMPLE_MIXTURE) return spdl__sampler_check_mixture(desc);
+    if (desc->order == SPDL_SAMPLE_CURRICULUM && desc->index_fn == NULL)
+        return spdl__sampler_refuse(desc, "index_fn is NULL");
+    if (weighted) result = spdl__check_weights_of("sampler", desc->weights, desc->count,
+                                                  desc->error);
+    if (desc->order == SPDL_SAMPLE_BLOCKS) result = spdl__sampler_check_blocks(desc);
+    if (result != SPDL_OK || desc->draws <= desc->count) return result;
+    if (desc->order == SPDL_SAMPLE_WEIGHTED || desc->order == SPDL_SAMPLE_CURRICULUM)
+        return desc->count > 0 ? SPDL_OK : spdl__sampler_refuse(desc, "count is 0");
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but each of "
+                           "the %llu indices comes once", (spdl__llu)desc->draws,
+                           (spdl__llu)desc->count);
+}
+
+/* Memory that destroy frees, or NULL. */
+SPDL__COLD void *spdl__sampler_hold(spdl_sampler *s, uint64_t count, size_t bytes) {
+    void *memory = NULL;
+    if (count <= SIZE_MAX / bytes - 1) /* never 0 bytes */
+        memory = spdl__alloc_zeroed(&s->desc.allocator, (size_t)count + 1, bytes, sizeof(void *));
+    s->held[s->helds] = memory;
+    s->held_bytes[s->helds++] = memory == NULL ? 0 : ((size_t)count + 1) * bytes;
+    return memory;
+}
+
+/* Vose's way to Walker's table: an index with less than the mean is filled up by one with more. */
+SPDL__COLD bool spdl__alias_make(spdl_sampler *s, const double *weight) {
+    const uint64_t n = s->desc.count;
+    uint64_t i, small = 0, large = n, heaviest = 0, bad;
+    const double most = spdl__weight_most(weight, n, &bad);
+    double sum = 0, scale;
+    double *share = (double *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)n, 16, 8);
+    uint64_t *queue = (uint64_t *)(void *)(share + n);
+    s->alias = (spdl__alias *)spdl__sampler_hold(s, n, sizeof(*s->alias));
+    if (s->alias == NULL || share == NULL) {
+        spdl__free(&s->desc.allocator, share, (size_t)n * 16);
+        return false;
+    }
+    for (i = 0; i < n; ++i) sum += weight[i] / most;
+    scale = (double)n / sum;
+    for (i = 0; i < n; ++i) {
+        share[i] = weight[i] / most * scale;
+        if (weight[i] > weight[heaviest]) heaviest = i;
+        queue[share[i] < 1 ? small++ : --large] = i;
+    }
+    while (small > 0 && large < n) { /* those with less lie before `small`, with more from large on */
+        const uint64_t less = queue[--small], more = queue[large];
+        s->alias[less].keep = (uint64_t)(share[less] * 18446744073709551616.0);
+        s->alias[less].other = more;
+        share[more] = share[more] - (1 - share[less]);
+        if (share[more] < 1) queue[small++] = queue[large++];
+    }
+    while (small > 0) { /* rounding has left them */
+        i = queue[--small];
+        s->alias[i].other = weight[i] > 0 ? i : heaviest;
+    }
+    for (; large < n; ++large) s->alias[queue[large]].other = queue[large];
+    spdl__free(&s->desc.allocator, share, (size_t)n * 16);
+    return true;
+}
+
+/* What the order needs, and its hash. */
+SPDL__COLD bool spdl__sampler_tables(spdl_sampler *s, const spdl_sampler_desc *desc) {
+    const bool blocks = desc->order == SPDL_SAMPLE_BLOCKS;
+    uint64_t i, least;
+    double *weights;
+    if (blocks && desc->block_sizes == NULL)
+        s->desc.blocks = desc->count / desc->block + (desc->count % desc->block != 0);
+    if (blocks || desc->order == SPDL_SAMPLE_SHUFFLED) {
+        least = blocks ? s->desc.blocks : desc->count;
+        if (least <= SPDL__TABLE)
+            s->outer.table = (uint16_t *)spdl__sampler_hold(s, 2 * SPDL__TABLE, 2);
+        if (least <= SPDL__TABLE && s->outer.table == NULL) return false;
+    }
+    if (blocks) {
+        if (desc->shuffle_inside)
+            s->inner.table = (uint16_t *)spdl__sampler_hold(s, 2 * SPDL__TABLE, 2);
+        s->start = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
+        s->slot = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
+        if (s->start == NULL || s->slot == NULL || (desc->shuffle_inside && s->inner.table == NULL))
+            return false;
+        for (i = 0; i < s->desc.blocks; ++i) {
+            least = desc->block_sizes != NULL ? desc->block_sizes[i] : desc->block;
+            s->start[i + 1] = spdl__min(s->start[i] + least, desc->count);
+            s->spec = spdl__hashed(s->spec, s->start[i + 1]);
+        }
+    }
+    if (desc->order != SPDL_SAMPLE_WEIGHTED && desc->order != SPDL_SAMPLE_WEIGHTED_ONCE) return true;
+    for (i = 0; i < desc->count; ++i) {
+        memcpy(&least, &desc->weights[i], sizeof(least));
+        s->spec = spdl__hashed(s->spec, least);
+        if (desc->weights[i] > 0) ++s->entries;
+    }
+    if (desc->order == SPDL_SAMPLE_WEIGHTED) return spdl__alias_make(s, desc->weights);
+    s->drawn = (spdl__drawn *)spdl__sampler_hold(s, s->entries, sizeof(*s->drawn));
+    weights = (double *)spdl__sampler_hold(s, desc->count, sizeof(*weights));
+    if (weights != NULL) memcpy(weights, desc->weights, (size_t)desc->count * sizeof(*weights));
+    s->desc.weights = weights;
+    return s->drawn != NULL && weights != NULL;
+}
+
+SPDL__COLD bool spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *desc);
+
+SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc) {
+    spdl_result result;
+    spdl_sampler *s;
+    bool made;
+    if (sampler == NULL) return SPDL_E_INVALID;
+    *sampler = NULL;
+    if (desc == NULL) return SPDL_E_INVALID;
+    spdl__error_clear(desc->error);
+    result = spdl__sampler_check(desc);
+    if (result != SPDL_OK) return result;
+    s = (spdl_sampler *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*s), sizeof(void *));
+    if (s == NULL) return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
+    s->desc = *desc;
+    s->desc.error = NULL;
+    s->desc.weights = NULL;
+    s->desc.block_sizes = NULL;
+    if (desc->ranks.world == 0) s->desc.ranks.world = 1;
+    made = desc->order == SPDL_SAMPLE_MIXTURE ? spdl__sampler_mixture(s, desc)
+                                              : spdl__sampler_tables(s, desc);
+    s->length = desc->draws != 0 ? desc->draws
+                : desc->order == SPDL_SAMPLE_WEIGHTED_ONCE ? s->entries
+                : desc->order == SPDL_SAMPLE_MIXTURE ? spdl_mixture_length(desc->mixture)
+                                                     : desc->count;
+    if (!made) {
+        spdl_sampler_destroy(s);
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
+    }
+    if (desc->order == SPDL_SAMPLE_WEIGHTED_ONCE && s->length > s->entries) {
+        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but "
+                                 "only %llu indices have a weight", (spdl__llu)desc->draws,
+                                 (spdl__llu)s->entries);
+        spdl_sampler_destroy(s);
+        return result;
+    }
+    *sampler = s;
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE void spdl__edit_free(spdl_sampler *s, spdl__edit *edit) {
+    spdl__free(&s->desc.allocator, edit->done, 16 * (size_t)edit->world);
+}
+
+SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
+    spdl_allocator allocator;
+    if (sampler == NULL) return;
+    allocator = sampler->desc.allocator;
+    while (sampler->edits > 0) spdl__edit_free(sampler, &sampler->edit[--sampler->edits]);
+    while (sampler->helds-- > 0)
+        spdl__free(&allocator, sampler->held[sampler->helds], sampler->held_bytes[sampler->helds]);
+    spdl__free(&allocator, sampler, sizeof(*sampler));
+}
+
+/* --- which index is at a position --- */
+
+/* The last of `count` ascending numbers that is at most x; the first one is. */
+SPDL__PRIVATE uint64_t spdl__last_at_most(const uint64_t *number, uint64_t count, uint64_t x) {
+    uint64_t low = 0, high = count;
+    while (high - low > 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (number[middle] <= x) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* -log2 of a random number between 0 and 1, times 2^52 (what it misses is below 2^-50). By squaring:
+   each time the logarithm doubles. Integers, so it is the same on every machine. */
+SPDL__PRIVATE uint64_t spdl__minus_log2(uint64_t random) {
+    uint64_t x = random | 1, log = 63;
+    int i;
+    while (x >> 63 == 0) {
+        x <<= 1;
+        --log;
+    }
+    for (i = 0; i < 52; ++i) {
+        x = spdl__wide_product(x, x).high;
+        log = log << 1 | x >> 63;
+        if (x >> 63 == 0) x <<= 1;
+    }
+    return ((uint64_t)64 << 52) - log;
+}
+
+/* An index of weight w gets the key (-log of a random number) / w: they are in the order of draws
+   without replacement (Efraimidis and Spirakis). A double's bits are in the order of doubles, and a
+   power of two, as of the weight, can be divided by where they hold the exponent. */
+SPDL__PRIVATE uint64_t spdl__draw_key(uint64_t random, double weight) {
+    int exponent;
+    const uint64_t fraction = spdl__weight_split(weight, &exponent);
+    const double ratio = (double)spdl__minus_log2(random) / (double)fraction;
+    uint64_t bits;
+    memcpy(&bits, &ratio, sizeof(bits));
+    return bits + ((uint64_t)(2047 - exponent) << 52);
+}
+
+SPDL__PRIVATE int spdl__drawn_compare(const void *left, const void *right) {
+    const spdl__drawn *a = (const spdl__drawn *)left, *b = (const spdl__drawn *)right;
+    if (a->key != b->key) return a->key < b->key ? -1 : 1;
+    return a->index < b->index ? -1 : a->index > b->index;
+}
+
+/* Makes the tables those of an epoch. */
+SPDL__NOINLINE void spdl__sampler_make(spdl_sampler *s, uint64_t epoch) {
+    uint64_t key, i, n = 0;
+    s->ready = true;
+    s->epoch = epoch;
+    key = s->key = spdl__hashed(s->desc.seed, epoch);
+    if (s->desc.order == SPDL_SAMPLE_SHUFFLED) spdl__shuffle_set(&s->outer, key, s->desc.count);
+    if (s->desc.order == SPDL_SAMPLE_BLOCKS) {
+        spdl__shuffle_set(&s->outer, key, s->desc.blocks);
+        for (i = 0; i < s->desc.blocks; ++i) {
+            const uint64_t block = spdl__shuffle_at(&s->outer, i);
+            s->slot[i + 1] = s->slot[i] + (s->start[block + 1] - s->start[block]);
+        }
+        s->at_slot = 0;
+    }
+    if (s->desc.order != SPDL_SAMPLE_WEIGHTED_ONCE) return;
+    for (i = 0; i < s->desc.count; ++i) {
+        if (!(s->desc.weights[i] > 0)) continue;
+        s->drawn[n].index = i;
+        s->drawn[n++].key = spdl__draw_key(spdl__hashed(key, i), s->desc.weights[i]);
+    }
+    qsort(s->drawn, (size_t)n, sizeof(*s->drawn), spdl__drawn_compare);
+}
+
+SPDL__INLINE void spdl__sampler_ready(spdl_sampler *s, uint64_t epoch) {
+    if (SPDL__UNLIKELY(s->epoch != epoch || !s->ready)) spdl__sampler_make(s, epoch);
+}
+
+/* The order inside of a block. */
+SPDL__PRIVATE void spdl__sampler_inside(spdl_sampler *s, uint64_t block) {
+    if (s->desc.shuffle_inside)
+        spdl__shuffle_set(&s->inner, spdl__hashed(~s->key, block),
+                          s->start[block + 1] - s->start[block]);
+}
+
+SPDL__PRIVATE uint64_t spdl__block_at(spdl_sampler *s, uint64_t position) {
+    uint64_t block, inside;
+    if (position < s->slot[s->at_slot] || position >= s->slot[s->at_slot + 1])
+        s->at_slot = spdl__last_at_most(s->slot, s->desc.blocks, position);
+    block = spdl__shuffle_at(&s->outer, s->at_slot);
+    inside = position - s->slot[s->at_slot];
+    spdl__sampler_inside(s, block);
+    return s->start[block] +
+           (s->desc.shuffle_inside ? spdl__shuffle_at(&s->inner, inside) : inside);
+}
+
+SPDL__PRIVATE uint64_t spdl__block_find(spdl_sampler *s, uint64_t index) {
+    const uint64_t block = spdl__last_at_most(s->start, s->desc.blocks, index);
+    const uint64_t inside = index - s->start[block];
+    spdl__sampler_inside(s, block);
+    return s->slot[spdl__shuffle_find(&s->outer, block)] +
+           (s->desc.shuffle_inside ? spdl__shuffle_find(&s->inner, inside) : inside);
+}
+
+SPDL__PRIVATE uint64_t spdl__alias_at(const spdl_sampler *s, uint64_t position) {
+    const uint64_t random = spdl__hashed(s->key, position);
+    const uint64_t i = spdl__wide_product(random, s->desc.count).high;
+    return spdl__mix(random ^ s->key) < s->alias[i].keep ? i : s->alias[i].other;
+}
+
+SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
+                                             spdl_index *item);
+
+SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
+                                     spdl_index *item) {
+    uint64_t index = position;
+    if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
+    if (position >= sampler->length) return SPDL_END;
+    spdl__sampler_ready(sampler, epoch);
+    item->position = position;
+    item->epoch = epoch;
+    item->source = 0;
+    switch (sampler->desc.order) {
+    case SPDL_SAMPLE_SEQUENTIAL: break;
+    case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&sampler->outer, position); break;
+    case SPDL_SAMPLE_BLOCKS: index = spdl__block_at(sampler, position); break;
+    case SPDL_SAMPLE_WEIGHTED: index = spdl__alias_at(sampler, position); break;
+    case SPDL_SAMPLE_WEIGHTED_ONCE: index = sampler->drawn[position].index; break;
+    case SPDL_SAMPLE_CURRICULUM:
+        index = sampler->desc.index_fn(sampler->desc.ctx, epoch, position);
+        break;
+    case SPDL_SAMPLE_MIXTURE: return spdl__mixture_item(sampler, epoch, position, item);
+    }
+    item->index = index;
+    return index < sampler->desc.count ? SPDL_OK : SPDL_E_INVALID;
+}
+
+SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t epoch,
+                                              uint64_t index, uint64_t *position) {
+    uint64_t at = index;
+    if (sampler == NULL || position == NULL) return SPDL_E_INVALID;
+    if (sampler->desc.order == SPDL_SAMPLE_WEIGHTED || sampler->desc.order >= SPDL_SAMPLE_CURRICULUM)
+        return SPDL_E_UNSUPPORTED;
+    if (index >= sampler->desc.count) return SPDL_E_NOT_FOUND;
+    spdl__sampler_ready(sampler, epoch);
+    if (sampler->desc.order == SPDL_SAMPLE_SHUFFLED) at = spdl__shuffle_find(&sampler->outer, index);
+    if (sampler->desc.order == SPDL_SAMPLE_BLOCKS) at = spdl__block_find(sampler, index);
+    if (sampler->desc.order == SPDL_SAMPLE_WEIGHTED_ONCE)
+        for (at = 0; at < sampler->length && sampler->drawn[at].index != index; ++at) {}
+    if (at >= sampler->length) return SPDL_E_NOT_FOUND;
+    *position = at;
+    return SPDL_OK;
+}
+
+/* --- which position is whose --- */
+
+/* The number of row `row`'s element `nth`, in numbers before an edit of ranks: `row` of them are
+   dealt in turn to the ranks, and those ranks are left that have had no more than `had`. */
+SPDL__PRIVATE uint64_t spdl__edit_nth(const spdl__edit *edit, uint64_t row, uint64_t had,
+                                      uint64_t nth) {
+    uint64_t rank;
+    for (rank = 0; edit->done[rank] > had || nth-- > 0; ++rank) {}
+    return row * edit->world + rank;
+}
+
+/* From a number of what is left after an edit to one of what was before. From the row on that nobody
+   has had, all are left; the rows before it fall into stretches in each of which the same ranks have
+   had theirs. */
+SPDL__PRIVATE uint64_t spdl__edit_up(const spdl__edit *edit, uint64_t number) {
+    uint64_t i;
+    if (edit->world == 0) return number < edit->from ? number : number + edit->gap;
+    for (i = 1; i < edit->world; ++i) {
+        const uint64_t rows = edit->order[i] - edit->order[i - 1];
+        if (number < rows * i)
+            return spdl__edit_nth(edit, edit->order[i - 1] + number / i, edit->order[i - 1],
+                                  number % i);
+        number -= rows * i;
+    }
+    return edit->order[edit->world - 1] * edit->world + number;
+}
+
+/* How many numbers below `number`, from before an edit, are left after it. */
+SPDL__PRIVATE uint64_t spdl__edit_down(const spdl__edit *edit, uint64_t number) {
+    uint64_t i, left = number;
+    if (edit->world == 0)
+        return number < edit->from ? number : number - spdl__min(number - edit->from, edit->gap);
+    for (i = 0; i < edit->world; ++i) {
+        const uint64_t dealt = number > i ? (number - i - 1) / edit->world + 1 : 0;
+        left -= spdl__min(dealt, edit->done[i]);
+    }
+    return left;
+}
+
+SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
+    int i;
+    for (i = s->edits - 1; i >= 0; --i)
+        if (s->edit[i].epoch == epoch) number = spdl__edit_up(&s->edit[i], number);
+    return number;
+}
+
+SPDL__PRIVATE uint64_t spdl__sampler_down(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
+    int i;
+    for (i = 0; i < s->edits; ++i)
+        if (s->edit[i].epoch == epoch) number = spdl__edit_down(&s->edit[i], number);
+    return number;
+}
+
+SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch) {
+    const uint64_t world = (uint64_t)sampler->desc.ranks.world;
+    const uint64_t rank = (uint64_t)sampler->desc.ranks.rank;
+    const uint64_t left = spdl__sampler_down(sampler, epoch, sampler->length);
+    if (sampler->desc.tail == SPDL_TAIL_DROP) return left / world;
+    if (sampler->desc.tail == SPDL_TAIL_PAD) return left == 0 ? 0 : (left - 1) / world + 1;
+    return left > rank ? (left - rank - 1) / world + 1 : 0;
+}
+
+/* The position of this rank's item `number`; SPDL__NEVER: it has fewer. */
+SPDL__PRIVATE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch,
+                                            uint64_t number) {
+    uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
+    if (number >= s->length) return SPDL__NEVER;
+    if (s->desc.tail != SPDL_TAIL_KEEP && number >= spdl_sampler_length(s, epoch))
+        return SPDL__NEVER;
+    at = spdl__sampler_up(s, epoch, at);
+    if (at < s->length) return at;
+    return s->desc.tail == SPDL_TAIL_PAD ? at % s->length : SPDL__NEVER;
+}
+
+SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
+                                       spdl_index *item) {
+    uint64_t position;
+    if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
+    position = spdl__sampler_global(sampler, epoch, number);
+    return position == SPDL__NEVER ? SPDL_END : spdl_sampler_at(sampler, epoch, position, item);
+}
+
+/* Puts an edit on top. A gap at the beginning becomes one with a gap below it, and one of ranks is
+   forgotten when all that they have had lies in the gap. */
+SPDL__PRIVATE spdl_result spdl__edit_push(spdl_sampler *s, spdl__edit edit) {
+    while (edit.world == 0 && edit.from == 0 && s->edits > 0) {
+        spdl__edit *top = &s->edit[s->edits - 1];
+        const uint64_t up = spdl__edit_up(top, edit.gap);
+        const bool whole = top->world == 0 ? edit.gap >= top->from
+                                           : up >= top->order[top->world - 1] * top->world;
+        if (top->epoch != edit.epoch || !whole) break;
+        edit.gap = up;
+        spdl__edit_free(s, top);
+        --s->edits;
+    }
+    if (edit.world == 0 && edit.gap == 0) return SPDL_OK;
+    if (s->edits == SPDL__EDITS) {
+        spdl__edit_free(s, &edit);
+        return SPDL_E_LIMIT;
+    }
+    s->edit[s->edits++] = edit;
+    return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__edit_gap(spdl_sampler *s, uint64_t epoch, uint64_t from,
+                                         uint64_t gap) {
+    spdl__edit edit;
+    memset(&edit, 0, sizeof(edit));
+    edit.epoch = epoch;
+    edit.from = from;
+    edit.gap = gap;
+    return spdl__edit_push(s, edit);
+}
+
+SPDL_API spdl_result spdl_sampler_skip(spdl_sampler *sampler, uint64_t epoch, uint64_t begin,
+                                       uint64_t end) {
+    uint64_t from;
+    if (sampler == NULL || begin > end) return SPDL_E_INVALID;
+    begin = spdl__min(begin, sampler->length);
+    end = spdl__min(end, sampler->length);
+    from = spdl__sampler_down(sampler, epoch, begin);
+    return spdl__edit_gap(sampler, epoch, from, spdl__sampler_down(sampler, epoch, end) - from);
+}
+
+SPDL__PRIVATE int spdl__number_compare(const void *left, const void *right) {
+    const uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+    return a < b ? -1 : a > b;
+}
+
+/* Ranks have had the first done[r] of theirs. What all of them have had is a gap. */
+SPDL__PRIVATE spdl_result spdl__edit_ranks(spdl_sampler *s, uint64_t epoch, const uint64_t *done,
+                                           uint64_t world) {
+    spdl__edit edit;
+    uint64_t least = done[0], ahead = 0, i;
+    spdl_result result;
+    memset(&edit, 0, sizeof(edit));
+    for (i = 1; i < world; ++i) least = spdl__min(least, done[i]);
+    while (ahead < world && done[ahead] == least + 1) ++ahead; /* the next row is begun, no more */
+    for (i = ahead; i < world && done[i] == least; ++i) {}
+    if (i == world) return spdl__edit_gap(s, epoch, 0, least * world + ahead);
+    result = spdl__edit_gap(s, epoch, 0, least * world);
+    if (result != SPDL_OK) return result;
+    edit.epoch = epoch;
+    edit.world = world;
+    edit.done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 16, 8);
+    if (edit.done == NULL) return SPDL_E_NOMEM;
+    edit.order = edit.done + world;
+    for (i = 0; i < world; ++i) edit.done[i] = edit.order[i] = done[i] - least;
+    qsort(edit.order, (size_t)world, 8, spdl__number_compare);
+    return spdl__edit_push(s, edit);
+}
+
+/* --- what >>state asks --- */
+
+/* What one of the ranks of a run has delivered in an epoch: the first `local` of its items, and
+   `results` results of the next one. */
+typedef struct spdl__rank_at {
+    uint64_t local, results;
+} spdl__rank_at;
+
+SPDL__PRIVATE uint64_t spdl__sampler_seed(const spdl_sampler *s) { return s->desc.seed; }
+
+/* From here on this rank's numbers in `epoch` go over what `ranks` (of the run before, all of them,
+   dealt to as this sampler deals now, see spdl__sampler_adopt) have not delivered, in the order of
+   positions, dealt in turn to the ranks of this sampler. Edits of epochs before are forgotten. */
+SPDL__PRIVATE spdl_result spdl__sampler_resume(spdl_sampler *s, uint64_t epoch,
+                                               const spdl__rank_at *ranks, int world,
+                                               spdl_error *error) {
+    spdl_result result;
+    uint64_t *done;
+    int i, kept = 0;
+    for (i = 0; i < world; ++i)
+        if (ranks[i].local > s->length / (uint64_t)world + 1)
+            return spdl__error_set(error, SPDL_E_INVALID, "spdl: state: rank %d of %d has had %llu "
+                                   "items of an epoch of %llu", i, world,
+                                   (spdl__llu)ranks[i].local, (spdl__llu)s->length);
+    done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 8, 8);
+    if (done == NULL) return spdl__error_set(error, SPDL_E_NOMEM, "spdl: state: no memory");
+    for (i = 0; i < s->edits; ++i)
+        if (s->edit[i].epoch < epoch) spdl__edit_free(s, &s->edit[i]);
+        else s->edit[kept++] = s->edit[i];
+    s->edits = kept;
+    for (i = 0; i < world; ++i) done[i] = ranks[i].local;
+    result = spdl__edit_ranks(s, epoch, done, (uint64_t)world);
+    spdl__free(&s->desc.allocator, done, 8 * (size_t)world);
+    if (result == SPDL_E_LIMIT)
+        return spdl__error_set(error, result, "spdl: state: epoch %llu was gone on with, or skipped "
+                               "in, too often: more than %d times", (spdl__llu)epoch, SPDL__EDITS);
+    return result == SPDL_OK ? SPDL_OK : spdl__error_set(error, result, "spdl: state: no memory");
+}
+
+/* Whether this rank is dealt a position (before % length, of one that is padded), and as which of
+   its items. */
+SPDL__PRIVATE bool spdl__sampler_mine(const spdl_sampler *s, uint64_t epoch, uint64_t position,
+                                      uint64_t *number) {
+    const uint64_t at = spdl__sampler_down(s, epoch, position);
+    *number = at / (uint64_t)s->desc.ranks.world;
+    return at % (uint64_t)s->desc.ranks.world == (uint64_t)s->desc.ranks.rank;
+}
+
+/* Appends to a text that is cut to `bytes`, as snprintf does; *length counts on. */
+SPDL__PRINTF(4, 5)
+SPDL__PRIVATE void spdl__append(char *text, size_t bytes, int *length, const char *format, ...) {
+    const size_t at = spdl__min((uint64_t)*length, bytes);
+    va_list args;
+    va_start(args, format);
+    *length += vsnprintf(text == NULL ? NULL : text + at, bytes - at, format, args);
+    va_end(args);
+}
+
+/* What has to be the same in another run. */
+SPDL__PRIVATE int spdl__sampler_identity(const spdl_sampler *s, char *text, size_t bytes) {
+    static const char *const order[] = { "sequential", "shuffled", "blocks", "weighted",
+                                         "weighted-once", "curriculum", "mixture" };
+    static const char *const tail[] = { "keep", "drop", "pad" };
+    int length = 0;
+    spdl__append(text, bytes, &length, "order=%s count=%llu draws=%llu seed=%llu tail=%s "
+                 "data=%016llx spec=%016llx", order[s->desc.order], (spdl__llu)s->desc.count,
+                 (spdl__llu)s->length, (spdl__llu)s->desc.seed, tail[s->desc.tail],
+                 (spdl__llu)s->desc.data_hash, (spdl__llu)s->spec);
+    return length;
+}
+
+/* The sampler as words key=value, one blank between them, for a line of text; returns the length as
+   snprintf does. left= has the edits from `epoch` on, the oldest first: epoch:from+gap, or of ranks
+   epoch:world/done.done*times.done */
+SPDL__PRIVATE int spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, char *text,
+                                         size_t bytes) {
+    int length = spdl__sampler_identity(s, text, bytes), i;
+    uint64_t r, times;
+    const char *before = " left=";
+    spdl__append(text, bytes, &length, " rank=%d/%d", s->desc.ranks.rank, s->desc.ranks.world);
+    for (i = 0; i < s->edits; ++i) {
+        const spdl__edit *edit = &s->edit[i];
+        if (edit->epoch < epoch) continue;
+        spdl__append(text, bytes, &length, "%s%llu:", before, (spdl__llu)edit->epoch);
+        before = ",";
+        if (edit->world == 0)
+            spdl__append(text, bytes, &length, "%llu+%llu", (spdl__llu)edit->from,
+                         (spdl__llu)edit->gap);
+        else
+            spdl__append(text, bytes, &length, "%llu", (spdl__llu)edit->world);
+        for (r = 0; r < edit->world; r += times) {
+            for (times = 1; r + times < edit->world && edit->done[r + times] == edit->done[r];)
+                ++times;
+            spdl__append(text, bytes, &length, "%c%llu", r == 0 ? '/' : '.',
+                         (spdl__llu)edit->done[r]);
+            if (times > 1) spdl__append(text, bytes, &length, "*%llu", (spdl__llu)times);
+        }
+    }
+    return length;
+}
+
+/* The value after " key" (which ends in '='), or at the beginning; NULL: there is none. */
+SPDL__PRIVATE const char *spdl__text_value(const char *text, const char *key, size_t bytes) {
+    const char *at;
+    for (at = text; (at = strstr(at, key)) != NULL; ++at)
+        if (strncmp(at, key, bytes) == 0 && (at == text || at[-1] == ' ')) return at + bytes;
+    return NULL;
+}
+
+/* Whether a text that spdl__sampler_describe has written (other words may be around) is of the same
+   order of the same data, on whatever rank. */
+SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const char *text,
+                                                spdl_error *error) {
+    char own[256], key[16];
+    const char *at = own, *end, *there;
+    (void)spdl__sampler_identity(s, own, sizeof(own));
+    for (; *at != '\0'; at = *end == ' ' ? end + 1 : end) {
+        const size_t bytes = (size_t)(strchr(at, '=') + 1 - at);
+        memcpy(key, at, bytes);
+        key[bytes] = '\0';
+        at += bytes;
+        end = at + strcspn(at, " ");
+        there = spdl__text_value(text, key, bytes);
+        if (there != NULL && strcspn(there, " \n") == (size_t)(end - at) &&
+            strncmp(there, at, (size_t)(end - at)) == 0)
+            continue;
+        key[bytes - 1] = '\0';
+        if (there == NULL)
+            return spdl__error_set(error, SPDL_E_FORMAT, "spdl: state: it says nothing of the "
+                                   "sampler's %s", key);
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: state: %s of the sampler is %.*s, that "
+                               "of the saved run was %.*s%s", key, (int)(end - at), at,
+                               (int)spdl__min(strcspn(there, " \n"), 32), there,
+                               strcmp(key, "data") == 0 ? ": it is another data set" : "");
+    }
+    return SPDL_OK;
+}
+
+/* A decimal number at *text, which moves past it and one `after`, if that is not 0. */
+SPDL__PRIVATE bool spdl__text_number(const char **text, char after, uint64_t *number) {
+    const char *at = *text;
+    for (*number = 0; *at >= '0' && *at <= '9' && *number < SPDL__MOST / 10; ++at)
+        *number = *number * 10 + (uint64_t)(*at - '0');
+    if (at == *text || (after != '\0' && *at != after)) return false;
+    *text = at + (after != '\0');
+    return true;
+}
+
+/* Which rank of how many has written a text. */
+SPDL__PRIVATE bool spdl__sampler_rank_of(const char *text, spdl_ranks *ranks) {
+    const char *at = spdl__text_value(text, "rank=", 5);
+    uint64_t rank, world;
+    if (at == NULL || !spdl__text_number(&at, '/', &rank) ||
+        !spdl__text_number(&at, '\0', &world) || world > 0x7fffffff || rank >= world)
+        return false;
+    ranks->rank = (int)rank;
+    ranks->world = (int)world;
+    return true;
+}
+
+SPDL__PRIVATE spdl_result spdl__edit_read_ranks(spdl_sampler *s, const char **at, uint64_t epoch,
+                                                uint64_t world) {
+    uint64_t *done, r = 0, times, value;
+    spdl_result result = SPDL_E_FORMAT;
+    if (world < 1 || world > 1 << 20) return SPDL_E_FORMAT;
+    done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 8, 8);
+    if (done == NULL) return SPDL_E_NOMEM;
+    while (r < world && (r == 0 || *(*at)++ == '.') && spdl__text_number(at, '\0', &value)) {
+        times = 1;
+        if (**at == '*' && (++*at, !spdl__text_number(at, '\0', &times))) break;
+        if (value > s->length / world + 1 || times < 1 || times > world - r) break;
+        while (times-- > 0) done[r++] = value;
+    }
+    if (r == world) result = spdl__edit_ranks(s, epoch, done, world);
+    spdl__free(&s->desc.allocator, done, 8 * (size_t)world);
+    return result;
+}
+
+/* Takes over the edits of a text, in place of those that there are: before spdl__sampler_resume. */
+SPDL__PRIVATE spdl_result spdl__sampler_adopt(spdl_sampler *s, const char *text,
+                                              spdl_error *error) {
+    const char *at = spdl__text_value(text, "left=", 5);
+    spdl_result result = SPDL_OK;
+    uint64_t epoch, first, gap;
+    while (s->edits > 0) spdl__edit_free(s, &s->edit[--s->edits]);
+    while (at != NULL && result == SPDL_OK) {
+        result = SPDL_E_FORMAT;
+        if (!spdl__text_number(&at, ':', &epoch) || !spdl__text_number(&at, '\0', &first)) break;
+        if (*at == '/') {
+            ++at;
+            result = spdl__edit_read_ranks(s, &at, epoch, first);
+        } else if (*at == '+') {
+            ++at;
+            if (spdl__text_number(&at, '\0', &gap) && first <= s->length &&
+                gap <= s->length + ((uint64_t)1 << 32))
+                result = spdl__edit_gap(s, epoch, first, gap);
+        }
+        if (*at != ',') break;
+        ++at;
+    }
+    if (result == SPDL_OK && (at == NULL || *at == '\0' || *at == ' ' || *at == '\n'))
+        return SPDL_OK;
+    return spdl__error_set(error, result == SPDL_OK ? SPDL_E_FORMAT : result,
+                           "spdl: state: what it says is left (left=) %s",
+                           result == SPDL_E_NOMEM ? "does not fit the memory" : "makes no sense");
+}
+
+/* --- mixtures ---
+   A binary tree. Its leaves are groups of sources of the same weight, which take turns. Of the items
+   that a node gets, the first c are split so that its left child, of share f of the weights, has c *
+   f of them, rounded: which one gets the next item, and how many it has had, is one multiplication.
+
+   How far a source is off. Rounding adds up to 1/2 at each node, either way, and what a node is off
+   goes on to its children by their shares. So a leaf of weight w is off by up to (1 + the sum of w /
+   W over the nodes above it but the root, W being theirs) / 2. With the tree of Huffman, where a
+   node's children weigh less than its sibling, the sum is below that of 1 / 1, 1 / 1, 1 / 2, 1 / 3,
+   1 / 5 and so on by Fibonacci's numbers, less the first: 2.36, and the error below 1.68. With two
+   levels it is at most 1, so nobody is off by more than 1 with 4 leaves; up to 32 leaves are swapped
+   about until that is so, or for a while. Of k sources that take turns each is off by (k - 1) / k
+   more, and by 1 / k of what their leaf is. (To be off by less than 1 always can be had one position
+   after the other, by the earliest deadline; but nobody knows how to find the source at a position
+   without those before it.)
+
+   Weights are rounded to 2^-62 of their sum, shares to 2^-64: after 2^50 positions this is below
+   0.001 of an item. */
+
+#define SPDL__MIXED_UNIT 4611686018427387904.0 /* 2^62 */
+
+typedef struct spdl__split {
+    uint64_t share; /* of the left child, times 2^64 */
+    int32_t kid[2]; /* a node, or -1 - a group */
+} spdl__split;
+
+/* Members from `first` to first + count - 1. */
+typedef struct spdl__turns {
+    uint32_t first, count;
+} spdl__turns;
+
+/* What holds from `begin` on. All in one block of 36 bytes for each source. */
+typedef struct spdl__phase {
+    uint64_t begin;
+    int32_t root;        /* as `kid` */
+    uint64_t *base;      /* items of each source before `begin` */
+    spdl__split *node;
+    spdl__turns *group;
+    uint32_t *member;    /* sources */
+} spdl__phase;
+
+struct spdl_mixture {
+    spdl_mixture_desc desc; /* lengths are our own or NULL */
+    uint64_t length, spec;
+    uint64_t *lengths;
+    spdl__phase *phase;
+    size_t phases, room;
+    double error;
+};
+
+/* What create works on. */
+typedef struct spdl__mixing {
+    const double *weights;  /* those of now, and */
+    spdl__drawn *source;    /* those with a weight, by it */
+    uint64_t *weight;       /* of groups, then of nodes */
+    uint64_t *count;        /* of each source, at some position */
+    uint64_t *at;           /* of groups and nodes: their items, or how far they may be off */
+    int32_t *order;         /* groups by weight; nodes still to look at */
+    int32_t *parent;
+    int groups, all;        /* groups and nodes; the last one is the root */
+} spdl__mixing;
+
+/* a / b times 2^64, a < b < 2^63. */
+SPDL__PRIVATE uint64_t spdl__fraction(uint64_t a, uint64_t b) {
+    uint64_t quotient = 0;
+    int i;
+    for (i = 0; i < 64; ++i) {
+        a <<= 1;
+        quotient = quotient << 1 | (a >= b);
+        if (a >= b) a -= b;
+    }
+    return quotient;
+}
+
+/* Of the first c items of a node: how many its left child has. *next: it gets the one after them. */
+SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
+    const spdl__wide product = spdl__wide_product(c, share);
+    const uint64_t half = (uint64_t)1 << 63, low = product.low + half;
+    *next = low + share < low;
+    return product.high + (low < half);
+}
+
+/* The source, and which of its items: also beyond its length, where it repeats. */
+SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl_mixture *m, uint64_t position,
+                                         uint32_t *source) {
+    size_t low = 0, high = m->phases;
+    const spdl__phase *phase;
+    const spdl__turns *group;
+    uint64_t c;
+    int32_t at;
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        if (m->phase[middle].begin <= position) low = middle;
+        else high = middle;
+    }
+    phase = &m->phase[low];
+    c = position - phase->begin;
+    for (at = phase->root; at >= 0;) {
+        const spdl__split *node = &phase->node[at];
+        bool left;
+        const uint64_t lefts = spdl__split_left(c, node->share, &left);
+        c = left ? lefts : c - lefts;
+        at = node->kid[left ? 0 : 1];
+    }
+    group = &phase->group[-1 - at];
+    *source = phase->member[group->first + (uint32_t)(c % group->count)];
+    return phase->base[*source] + c / group->count;
+}
+
+SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
+                                     uint32_t *source, uint64_t *index) {
+    if (mixture == NULL || source == NULL || index == NULL) return SPDL_E_INVALID;
+    if (position >= mixture->length) return SPDL_END;
+    *index = spdl__mixture_get(mixture, position, source);
+    if (mixture->lengths != NULL && mixture->desc.at_end == SPDL_MIXTURE_REPEAT)
+        *index %= mixture->lengths[*source];
+    return SPDL_OK;
+}
+
+SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture) { return mixture->length; }
+SPDL_API double spdl_mixture_error(const spdl_mixture *mixture) { return mixture->error; }
+
+/* How many items each source has had after the first c of a phase. */
+SPDL__COLD void spdl__phase_counts(const spdl_mixture *m, const spdl__phase *phase,
+                                   spdl__mixing *mixing, uint64_t c) {
+    uint32_t open = 0, i;
+    memset(mixing->count, 0, m->desc.sources * sizeof(*mixing->count));
+    mixing->order[open] = phase->root;
+    mixing->at[open++] = c;
+    while (open > 0) {
+        const int32_t at = mixing->order[--open];
+        uint64_t left;
+        bool next;
+        c = mixing->at[open];
+        if (at < 0) {
+            const spdl__turns *group = &phase->group[-1 - at];
+            for (i = 0; i < group->count; ++i)
+                mixing->count[phase->member[group->first + i]] =
+                    c / group->count + (i < c % group->count);
+            continue;
+        }
+        left = spdl__split_left(c, phase->node[at].share, &next);
+        mixing->order[open] = phase->node[at].kid[0];
+        mixing->at[open++] = left;
+        mixing->order[open] = phase->node[at].kid[1];
+        mixing->at[open++] = c - left;
+    }
+}
+
+/* Groups of the sources that have a weight and, with SPDL_MIXTURE_GO_ON, are not at their end. */
+SPDL__COLD void spdl__mix_groups(const spdl_mixture *m, spdl__phase *phase, spdl__mixing *mixing) {
+    const bool ends = m->lengths != NULL && m->desc.at_end == SPDL_MIXTURE_GO_ON;
+    const size_t sources = m->desc.sources;
+    double most = 0, sum = 0;
+    size_t i, n = 0;
+    int g = -1;
+    for (i = 0; i < sources; ++i) {
+        mixing->at[i] = !(ends && phase->base[i] >= m->lengths[i]);
+        if (mixing->at[i] && mixing->weights[i] > most) most = mixing->weights[i];
+    }
+    for (i = 0; i < sources && most > 0; ++i)
+        if (mixing->at[i]) sum += mixing->weights[i] / most;
+    for (i = 0; i < sources && most > 0; ++i) {
+        if (!mixing->at[i]) continue;
+        mixing->source[n].key = (uint64_t)(mixing->weights[i] / most / sum * SPDL__MIXED_UNIT);
+        mixing->source[n].index = i;
+        if (mixing->source[n].key != 0) ++n; /* else its turn comes after 2^62 positions or more */
+    }
+    qsort(mixing->source, n, sizeof(*mixing->source), spdl__drawn_compare);
+    for (i = 0; i < n; ++i) {
+        phase->member[i] = (uint32_t)mixing->source[i].index;
+        if (i == 0 || mixing->source[i].key != mixing->source[i - 1].key) {
+            phase->group[++g].first = (uint32_t)i;
+            phase->group[g].count = 0;
+            mixing->weight[g] = 0;
+        }
+        ++phase->group[g].count;
+        mixing->weight[g] += mixing->source[i].key;
+    }
+    mixing->groups = mixing->all = g + 1;
+}
+
+/* Huffman's tree: the two lightest become one, of groups by weight and of nodes, whose weights
+   ascend. Kids are numbers of groups, and of nodes after them. */
+SPDL__COLD void spdl__mix_tree(spdl__phase *phase, spdl__mixing *mixing) {
+    spdl__drawn *sorted = mixing->source;
+    int leaf = 0, node = mixing->groups, i, k;
+    for (i = 0; i < mixing->groups; ++i) {
+        sorted[i].key = mixing->weight[i];
+        sorted[i].index = (uint64_t)i;
+    }
+    qsort(sorted, (size_t)mixing->groups, sizeof(*sorted), spdl__drawn_compare);
+    while (mixing->all < 2 * mixing->groups - 1) {
+        spdl__split *made = &phase->node[mixing->all - mixing->groups];
+        mixing->weight[mixing->all] = 0;
+        for (k = 0; k < 2; ++k) {
+            const bool is_leaf = leaf < mixing->groups &&
+                                 (node == mixing->all || sorted[leaf].key <= mixing->weight[node]);
+            made->kid[k] = is_leaf ? (int32_t)sorted[leaf++].index : (int32_t)node++;
+            mixing->parent[made->kid[k]] = mixing->all;
+            mixing->weight[mixing->all] += mixing->weight[made->kid[k]];
+        }
+        ++mixing->all;
+    }
+}
+
+/* a / b times 2^32, a <= b, off by 2^-31 of it. */
+SPDL__PRIVATE uint64_t spdl__ratio32(uint64_t a, uint64_t b) {
+    while (b >> 32 != 0) {
+        a >>= 1;
+        b >>= 1;
+    }
+    return b == 0 ? 0 : (a << 32) / b;
+}
+
+/* For each leaf the sum of w / W over the nodes above it but the root, times 2^32; returns the most
+   of them, and in *over by how much they are above 1, together. */
+SPDL__COLD uint64_t spdl__mix_sums(const spdl__phase *phase, spdl__mixing *mixing, uint64_t *over) {
+    const uint64_t one = (uint64_t)1 << 32;
+    uint64_t most = 0;
+    int open = 0, k;
+    *over = 0;
+    mixing->order[open++] = mixing->all - 1;
+    while (open > 0) {
+        const int at = mixing->order[--open];
+        if (at < mixing->groups) {
+            most = spdl__max(most, mixing->at[at]);
+            *over += spdl__grown(one, mixing->at[at]);
+            continue;
+        }
+        for (k = 0; k < 2; ++k) {
+            const int kid = phase->node[at - mixing->groups].kid[k];
+            const uint64_t ratio = spdl__ratio32(mixing->weight[kid], mixing->weight[at]);
+            mixing->at[kid] = at == mixing->all - 1 ? 0 : ratio * (mixing->at[at] + one) >> 32;
+            mixing->order[open++] = kid;
+        }
+    }
+    return most;
+}
+
+/* Has a and b, of which none is above the other, change places. */
+SPDL__COLD void spdl__mix_swap(spdl__phase *phase, spdl__mixing *mixing, int a, int b) {
+    int32_t *from[2];
+    int k, at;
+    for (k = 0; k < 2; ++k) {
+        spdl__split *up = &phase->node[mixing->parent[k == 0 ? a : b] - mixing->groups];
+        from[k] = &up->kid[up->kid[1] == (k == 0 ? a : b)];
+    }
+    *from[0] = b;
+    *from[1] = a;
+    at = mixing->parent[a];
+    mixing->parent[a] = mixing->parent[b];
+    mixing->parent[b] = at;
+    for (k = 0; k < 2; ++k)
+        for (at = mixing->parent[k == 0 ? a : b]; at >= 0; at = mixing->parent[at]) {
+            const spdl__split *node = &phase->node[at - mixing->groups];
+            mixing->weight[at] = mixing->weight[node->kid[0]] + mixing->weight[node->kid[1]];
+        }
+}
+
+/* Swaps parts of the tree while that makes it better, until no source is off by more than 1. */
+SPDL__COLD uint64_t spdl__mix_better(spdl__phase *phase, spdl__mixing *mixing) {
+    uint64_t over, less, random = 0;
+    uint64_t most = spdl__mix_sums(phase, mixing, &over);
+    const uint64_t kids = (uint64_t)mixing->all - 1;
+    int round, up;
+    for (round = 0; round < 8192 && over > 0 && mixing->groups <= 32; ++round) {
+        const int a = (int)(spdl__random(&random) % kids), b = (int)(spdl__random(&random) % kids);
+        for (up = a; up >= 0 && up != b; up = mixing->parent[up]) {}
+        if (up == b) continue;
+        for (up = b; up >= 0 && up != a; up = mixing->parent[up]) {}
+        if (up == a || mixing->parent[a] == mixing->parent[b]) continue;
+        spdl__mix_swap(phase, mixing, a, b);
+        (void)spdl__mix_sums(phase, mixing, &less);
+        if (less <= over) over = less;
+        else spdl__mix_swap(phase, mixing, a, b);
+    }
+    most = spdl__mix_sums(phase, mixing, &over);
+    return most;
+}
+
+/* The shares; and how far a source may be off. */
+SPDL__COLD double spdl__mix_finish(spdl__phase *phase, spdl__mixing *mixing) {
+    double most = 0;
+    int i, k;
+    for (i = 0; i < mixing->all - mixing->groups; ++i) {
+        spdl__split *node = &phase->node[i];
+        if (mixing->weight[node->kid[0]] > mixing->weight[node->kid[1]]) { /* a share below 1 */
+            const int32_t left = node->kid[0];
+            node->kid[0] = node->kid[1];
+            node->kid[1] = left;
+        }
+        node->share = spdl__fraction(mixing->weight[node->kid[0]],
+                                     mixing->weight[node->kid[0]] + mixing->weight[node->kid[1]]);
+        for (k = 0; k < 2; ++k)
+            node->kid[k] = node->kid[k] < mixing->groups ? -1 - node->kid[k]
+                                                         : node->kid[k] - mixing->groups;
+    }
+    for (i = 0; i < mixing->groups; ++i) {
+        const double off = mixing->groups == 1 ? 0 : 0.5 + (double)mixing->at[i] / 8589934592.0;
+        const double turns = (double)phase->group[i].count;
+        if (off / turns + (turns - 1) / turns > most) most = off / turns + (turns - 1) / turns;
+    }
+    phase->root = mixing->groups == 1 ? -1 : (int32_t)(mixing->all - 1 - mixing->groups);
+    return most;
+}
+
+/* Room for one more phase, from `begin` on; NULL: no memory. */
+SPDL__COLD spdl__phase *spdl__mix_phase(spdl_mixture *m, uint64_t begin) {
+    const size_t sources = m->desc.sources;
+    spdl__phase *phase;
+    if (m->phases == m->room) {
+        const size_t room = 2 * m->room + 1;
+        phase = (spdl__phase *)spdl__alloc_zeroed(&m->desc.allocator, room, sizeof(*phase), 8);
+        if (phase == NULL) return NULL;
+        if (m->phases > 0) memcpy(phase, m->phase, m->phases * sizeof(*phase));
+        spdl__free(&m->desc.allocator, m->phase, m->room * sizeof(*phase));
+        m->phase = phase;
+        m->room = room;
+    }
+    phase = &m->phase[m->phases];
+    phase->begin = begin;
+    phase->base = (uint64_t *)spdl__alloc_zeroed(&m->desc.allocator, sources, 36, 8);
+    if (phase->base == NULL) return NULL;
+    phase->node = (spdl__split *)(void *)(phase->base + sources);
+    phase->group = (spdl__turns *)(void *)(phase->node + sources);
+    phase->member = (uint32_t *)(void *)(phase->group + sources);
+    ++m->phases;
+    return phase;
+}
+
+/* Whether no source has had more than there is of it after the first c items of a phase. */
+SPDL__COLD bool spdl__mix_suffices(const spdl_mixture *m, const spdl__phase *phase,
+                                   spdl__mixing *mixing, uint64_t c) {
+    size_t i;
+    spdl__phase_counts(m, phase, mixing, c);
+    for (i = 0; i < m->desc.sources; ++i)
+        if (mixing->count[i] > spdl__grown(phase->base[i], m->lengths[i])) return false;
+    return true;
+}
+
+/* The most items, up to `most`, after which that is so. */
+SPDL__COLD uint64_t spdl__mix_until(const spdl_mixture *m, const spdl__phase *phase,
+                                    spdl__mixing *mixing, uint64_t most) {
+    uint64_t low = 0, high = most;
+    if (m->lengths == NULL || m->desc.at_end == SPDL_MIXTURE_REPEAT ||
+        spdl__mix_suffices(m, phase, mixing, most))
+        return most;
+    while (high - low > 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (spdl__mix_suffices(m, phase, mixing, middle)) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* A phase for each change of weights, and with SPDL_MIXTURE_GO_ON for each end of a source. */
+SPDL__COLD spdl_result spdl__mix_all(spdl_mixture *m, spdl__mixing *mixing) {
+    const spdl_mixture_desc *desc = &m->desc;
+    size_t change = 0, i;
+    uint64_t begin = 0, next, items;
+    double error;
+    mixing->weights = desc->weights;
+    while (begin < SPDL__MOST) {
+        spdl__phase *phase;
+        for (; change < desc->change_count && desc->changes[change].position <= begin; ++change)
+            mixing->weights = desc->changes[change].weights;
+        next = change < desc->change_count ? desc->changes[change].position : SPDL__MOST;
+        if ((m->phases + 1) * desc->sources > (size_t)1 << 22) return SPDL_E_LIMIT;
+        phase = spdl__mix_phase(m, begin);
+        if (phase == NULL) return SPDL_E_NOMEM;
+        for (i = 0; i < desc->sources && m->phases > 1; ++i)
+            phase->base[i] = (phase - 1)->base[i] + mixing->count[i];
+        spdl__mix_groups(m, phase, mixing);
+        if (mixing->groups == 0) break; /* all have ended */
+        spdl__mix_tree(phase, mixing);
+        (void)spdl__mix_better(phase, mixing);
+        error = spdl__mix_finish(phase, mixing);
+        if (error > m->error) m->error = error;
+        items = spdl__mix_until(m, phase, mixing, next - begin);
+        spdl__phase_counts(m, phase, mixing, items);
+        begin += items;
+        if (begin < next && desc->at_end == SPDL_MIXTURE_STOP) break;
+    }
+    m->length = begin;
+    return SPDL_OK;
+}
+
+SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
+    spdl_result result = spdl__allocator_check(&desc->allocator, "mixture", desc->error);
+    size_t i;
+    if (result == SPDL_OK && (desc->sources < 1 || desc->sources > 65536))
+        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: sources is %llu, "
+                                 "must be from 1 to 65536", (spdl__llu)desc->sources);
+    if (result == SPDL_OK && (unsigned)desc->at_end > SPDL_MIXTURE_REPEAT)
+        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: at_end is %d",
+                                 (int)desc->at_end);
+    if (result == SPDL_OK)
+        result = spdl__check_weights_of("mixture", desc->weights, desc->sources, desc->error);
+    for (i = 0; i < desc->change_count && result == SPDL_OK; ++i) {
+        if (i > 0 && desc->changes[i].position <= desc->changes[i - 1].position)
+            return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: changes[%llu] is "
+                                   "not after the one before it", (spdl__llu)i);
+        result = spdl__check_weights_of("mixture: changes", desc->changes[i].weights,
+                                        desc->sources, desc->error);
+    }
+    for (i = 0; i < desc->sources && result == SPDL_OK && desc->lengths != NULL; ++i)
+        if (desc->lengths[i] > SPDL__MOST ||
+            (desc->lengths[i] == 0 && desc->at_end == SPDL_MIXTURE_REPEAT))
+            result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: lengths[%llu] is "
+                                     "%llu", (spdl__llu)i, (spdl__llu)desc->lengths[i]);
+    return result;
+}
+
+/* What a sampler says of it, so that a run goes on with the same one only. */
+SPDL__COLD uint64_t spdl__mixture_spec(const spdl_mixture *m) {
+    uint64_t spec = spdl__hashed(m->length, m->desc.at_end);
+    size_t p, i;
+    for (p = 0; p < m->phases; ++p)
+        for (i = 0; i < m->desc.sources; ++i)
+            spec = spdl__hashed(spec, m->phase[p].base[i] ^ m->phase[p].begin);
+    for (i = 0; i < m->desc.sources; ++i) {
+        uint64_t weight;
+        memcpy(&weight, &m->desc.weights[i], sizeof(weight));
+        spec = spdl__hashed(spec, weight);
+    }
+    return spec;
+}
+
+SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc) {
+    size_t bytes;
+    spdl__mixing mixing;
+    spdl_mixture *m;
+    spdl_result result;
+    char *work;
+    if (mixture == NULL) return SPDL_E_INVALID;
+    *mixture = NULL;
+    if (desc == NULL) return SPDL_E_INVALID;
+    spdl__error_clear(desc->error);
+    result = spdl__mixture_check(desc);
+    if (result != SPDL_OK) return result;
+    bytes = desc->sources * (16 + 16 + 8 + 16 + 8 + 8);
+    memset(&mixing, 0, sizeof(mixing));
+    m = (spdl_mixture *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*m), sizeof(void *));
+    work = (char *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, 8);
+    if (m != NULL) {
+        m->desc = *desc;
+        m->desc.error = NULL;
+        m->lengths = desc->lengths == NULL ? NULL : (uint64_t *)spdl__alloc_zeroed(
+            &desc->allocator, desc->sources, 8, 8);
+    }
+    result = SPDL_E_NOMEM;
+    if (m != NULL && work != NULL && (desc->lengths == NULL || m->lengths != NULL)) {
+        if (m->lengths != NULL) memcpy(m->lengths, desc->lengths, desc->sources * 8);
+        mixing.source = (spdl__drawn *)(void *)work;
+        mixing.weight = (uint64_t *)(void *)(mixing.source + desc->sources);
+        mixing.count = mixing.weight + 2 * desc->sources;
+        mixing.at = mixing.count + desc->sources;
+        mixing.order = (int32_t *)(void *)(mixing.at + 2 * desc->sources);
+        mixing.parent = mixing.order + 2 * desc->sources;
+        result = spdl__mix_all(m, &mixing);
+        m->spec = spdl__mixture_spec(m);
+    }
+    spdl__free(&desc->allocator, work, bytes);
+    if (result != SPDL_OK) spdl_mixture_destroy(m);
+    else *mixture = m;
+    if (result == SPDL_E_LIMIT)
+        return spdl__error_set(desc->error, result, "spdl: mixture: changes, and ends of sources "
+                               "with SPDL_MIXTURE_GO_ON, are too many for so many sources");
+    return result == SPDL_OK ? SPDL_OK
+                             : spdl__error_set(desc->error, result, "spdl: mixture: no memory");
+}
+
+SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture) {
+    spdl_allocator allocator;
+    if (mixture == NULL) return;
+    allocator = mixture->desc.allocator;
+    while (mixture->phases-- > 0)
+        spdl__free(&allocator, mixture->phase[mixture->phases].base, 36 * mixture->desc.sources);
+    spdl__free(&allocator, mixture->phase, mixture->room * sizeof(*mixture->phase));
+    spdl__free(&allocator, mixture->lengths, 8 * mixture->desc.sources);
+    spdl__free(&allocator, mixture, sizeof(*mixture));
+}
+
+/* --- a sampler of a mixture --- */
+
+SPDL__PRIVATE bool spdl__mixture_endless(const spdl_mixture *m) { return m->length == SPDL__MOST; }
+
+SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
+    const spdl_mixture *m = desc->mixture;
+    size_t i;
+    if (m == NULL || desc->samplers == NULL)
+        return spdl__sampler_refuse(desc, "mixture or samplers is NULL");
+    if (spdl__mixture_endless(m) && desc->draws == 0)
+        return spdl__sampler_refuse(desc, "draws is 0, but the mixture does not end");
+    if (desc->draws > m->length)
+        return spdl__sampler_refuse(desc, "draws is more than the length of the mixture");
+    for (i = 0; i < m->desc.sources; ++i) {
+        const spdl_sampler *source = desc->samplers[i];
+        const char *why = source == NULL ? "is NULL"
+                          : source->desc.ranks.world != 1
+                              ? "has ranks of its own; give them to the one of the mixture"
+                          : m->lengths != NULL && m->lengths[i] != source->length
+                              ? "has another length than its source in the mixture"
+                          : source->length == 0 && m->lengths == NULL ? "has no items"
+                                                                      : NULL;
+        if (why != NULL)
+            return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: samplers[%llu] %s",
+                                   (spdl__llu)i, why);
+    }
+    return SPDL_OK;
+}
+
+SPDL__COLD bool spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *desc) {
+    const size_t sources = desc->mixture->desc.sources;
+    spdl_sampler **samplers = (spdl_sampler **)spdl__sampler_hold(s, sources, sizeof(*samplers));
+    size_t i;
+    s->desc.samplers = samplers;
+    s->spec = desc->mixture->spec;
+    for (i = 0; i < sources && samplers != NULL; ++i) {
+        const spdl_sampler *source = samplers[i] = desc->samplers[i];
+        s->spec = spdl__hashed(s->spec, source->spec ^ source->length);
+        s->spec = spdl__hashed(s->spec, source->desc.seed ^ source->desc.data_hash);
+        s->spec = spdl__hashed(s->spec, source->desc.count ^ (uint64_t)source->desc.order);
+    }
+    return samplers != NULL;
+}
+
+SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
+                                             spdl_index *item) {
+    const spdl_mixture *m = s->desc.mixture;
+    const bool endless = spdl__mixture_endless(m);
+    uint64_t at = position, pass = epoch, length;
+    spdl_result result;
+    uint32_t source;
+    if (endless) {
+        if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
+        at += epoch * s->length;
+    }
+    at = spdl__mixture_get(m, at, &source);
+    length = s->desc.samplers[source]->length;
+    if (endless) {
+        pass = at / length;
+        at %= length;
+    }
+    result = spdl_sampler_at(s->desc.samplers[source], pass, at, item);
+    item->position = position;
+    item->epoch = epoch;
+    item->source = source;
+    return result;
+}
+
+/* --- ranks from the environment --- */
+
+SPDL__COLD bool spdl__env_number(const char *text, int *number) {
+    const char *at = text;
+    uint64_t value;
+    if (!spdl__text_number(&at, '\0', &value) || *at != '\0' || value > 0x7fffffff) return false;
+    *number = (int)value;
+    return true;
+}
+
+SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
+    /* Slurm's last: mpirun and torchrun within its jobs inherit those of the script. */
+    static const char *const names[][2] = { { "RANK", "WORLD_SIZE" },
+                                            { "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE" },
+                                            { "PMI_RANK", "PMI_SIZE" },
+                                            { "SLURM_PROCID", "SLURM_NTASKS" } };
+    spdl_ranks found = { 0, 1 };
+    size_t i;
+    if (ranks == NULL) return SPDL_E_INVALID;
+    spdl__error_clear(error);
+    for (i = 0; i < sizeof(names) / sizeof(names[0]); ++i) {
+        const char *rank = spdl__os_environment(names[i][0]);
+        const char *world = spdl__os_environment(names[i][1]);
+        if (rank == NULL) continue;
+        if (world == NULL)
+            return spdl__error_set(error, SPDL_E_INVALID, "spdl: ranks: %s is set, but %s is not",
+                                   names[i][0], names[i][1]);
+        if (!spdl__env_number(rank, &found.rank) || !spdl__env_number(world, &found.world) ||
+            found.rank >= found.world)
+            return spdl__error_set(error, SPDL_E_INVALID, "spdl: ranks: %s is %.32s and %s is "
+                                   "%.32s, must be a number and a larger one", names[i][0], rank,
+                                   names[i][1], world);
+        *ranks = found;
+        return SPDL_OK;
+    }
+    *ranks = found;
+    return SPDL_E_NOT_FOUND;
+}
+
+/* --- SPDL_INDEX --- */
+
+SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **out) {
+    spdl_sampler *s = (spdl_sampler *)spdl_ctx(task);
+    spdl_index item, *made;
+    spdl_result result;
+    (void)in;
+    if (s == NULL) return spdl_fail(task, "its sampler is NULL");
+    result = spdl_sampler_item(s, spdl_epoch(task), spdl_sequence(task), &item);
+    if (result == SPDL_E_INVALID)
+        return spdl_fail(task, "index_fn gave %llu for position %llu of epoch %llu, must be less "
+                         "than count, %llu", (spdl__llu)item.index, (spdl__llu)item.position,
+                         (spdl__llu)item.epoch, (spdl__llu)s->desc.count);
+    if (result != SPDL_OK) return result;
+    made = (spdl_index *)spdl_buffer(task);
+    if (made == NULL) return SPDL_E_NOMEM;
+    *made = item;
+    *out = made;
+    return SPDL_OK;
+}
+
+#if defined(SPDL_STATIC) && defined(__cplusplus)
+namespace {
+SPDL__UNUSED const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
+                                                     "spdl_index" };
+}
+#else
+#if defined(SPDL_STATIC)
+SPDL__UNUSED static
+#endif
+const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void", "spdl_index" };
+#endif
 
 #ifndef SPDL_NO_NPZ
 
