@@ -93,6 +93,9 @@ bench-npz: ## reading arrays, against libdeflate, ISA-L, zlib, NumPy and SPDL
 .PHONY: bench-pipeline
 bench-pipeline: ## the engine, against oneTBB, GLib, OpenMP, threads by hand, SPDL and PyTorch
 
+.PHONY: bench-sampler
+bench-sampler: ## what an index costs, against Grain and SPDL
+
 .PHONY: bench-trace
 bench-trace: ## what traces cost, on and off
 
@@ -334,7 +337,7 @@ else
 	    -Itests/cudart_min $< tests/cudart_sim.c tests/cuda_kit_sim.c -o $@ -lpthread -lm
 endif
 
-$(filter-out bench-npz bench-pipeline,$(BENCHES:%=bench-%)): bench-%: build/bench/bench_%
+$(filter-out bench-npz bench-pipeline bench-sampler,$(BENCHES:%=bench-%)): bench-%: build/bench/bench_%
 	@$< $(JSON:%=--json) $(ARGS)
 
 bench-pipeline: build/bench/bench_pipeline $(PIPE_PEERS:%=build/%)
@@ -349,6 +352,9 @@ build/bench/bench_npz: BENCH_LIBS = $(call libraries,libdeflate.h:deflate isa-l.
 build/bench/npz/made: bench/make_npz_data.py
 	@mkdir -p $(@D)
 	@python=$$(bench/npz_python.sh) && $$python $< $(@D) && touch $@
+
+bench-sampler: build/bench/bench_sampler
+	@BENCH_SAMPLER_PYTHON=$$(bench/sampler_python.sh) $< $(JSON:%=--json) $(ARGS)
 
 bench-npz: build/bench/bench_npz build/bench/npz/made
 	@BENCH_NPZ_PYTHON=$$(bench/npz_python.sh) $< $(JSON:%=--json) $(ARGS)

@@ -18596,7 +18596,8 @@ SPDL__COLD void spdl__phase_counts(const spdl_mixture *m, const spdl__phase *pha
     }
 }
 
-/* Groups of the sources that have a weight and, with SPDL_MIXTURE_GO_ON, are not at their end. */
+/* Groups of the sources that have a weight and, with SPDL_MIXTURE_GO_ON, are not at their end. In a
+   group whoever has had less comes first, so that turns go on after another's end. */
 SPDL__COLD void spdl__mix_groups(const spdl_mixture *m, spdl__phase *phase, spdl__mixing *mixing) {
     const bool ends = m->lengths != NULL && m->desc.at_end == SPDL_MIXTURE_GO_ON;
     const size_t sources = m->desc.sources;
@@ -18612,12 +18613,12 @@ SPDL__COLD void spdl__mix_groups(const spdl_mixture *m, spdl__phase *phase, spdl
     for (i = 0; i < sources && most > 0; ++i) {
         if (!mixing->at[i]) continue;
         mixing->source[n].key = (uint64_t)(mixing->weights[i] / most / sum * SPDL__MIXED_UNIT);
-        mixing->source[n].index = i;
+        mixing->source[n].index = spdl__min(phase->base[i], (uint64_t)1 << 47) << 16 | i;
         if (mixing->source[n].key != 0) ++n; /* else its turn comes after 2^62 positions or more */
     }
     qsort(mixing->source, n, sizeof(*mixing->source), spdl__drawn_compare);
     for (i = 0; i < n; ++i) {
-        phase->member[i] = (uint32_t)mixing->source[i].index;
+        phase->member[i] = (uint32_t)mixing->source[i].index & 0xffff;
         if (i == 0 || mixing->source[i].key != mixing->source[i - 1].key) {
             phase->group[++g].first = (uint32_t)i;
             phase->group[g].count = 0;
@@ -18651,6 +18652,7 @@ SPDL__COLD void spdl__mix_tree(spdl__phase *phase, spdl__mixing *mixing) {
         }
         ++mixing->all;
     }
+    if (mixing->all > 0) mixing->parent[mixing->all - 1] = -1;
 }
 
 /* a / b times 2^32, a <= b, off by 2^-31 of it. */
@@ -18662,19 +18664,17 @@ SPDL__PRIVATE uint64_t spdl__ratio32(uint64_t a, uint64_t b) {
     return b == 0 ? 0 : (a << 32) / b;
 }
 
-/* For each leaf the sum of w / W over the nodes above it but the root, times 2^32; returns the most
-   of them, and in *over by how much they are above 1, together. */
-SPDL__COLD uint64_t spdl__mix_sums(const spdl__phase *phase, spdl__mixing *mixing, uint64_t *over) {
-    const uint64_t one = (uint64_t)1 << 32;
-    uint64_t most = 0;
+/* For each leaf the sum of w / W over the nodes above it but the root, times 2^26; returns by how
+   much they are above 1, together. (A sum is below 32 where leaves are swapped, else below 2.4.) */
+SPDL__COLD uint64_t spdl__mix_sums(const spdl__phase *phase, spdl__mixing *mixing) {
+    const uint64_t one = (uint64_t)1 << 26;
+    uint64_t over = 0;
     int open = 0, k;
-    *over = 0;
     mixing->order[open++] = mixing->all - 1;
     while (open > 0) {
         const int at = mixing->order[--open];
         if (at < mixing->groups) {
-            most = spdl__max(most, mixing->at[at]);
-            *over += spdl__grown(one, mixing->at[at]);
+            over += spdl__grown(one, mixing->at[at]);
             continue;
         }
         for (k = 0; k < 2; ++k) {
@@ -18684,7 +18684,7 @@ SPDL__COLD uint64_t spdl__mix_sums(const spdl__phase *phase, spdl__mixing *mixin
             mixing->order[open++] = kid;
         }
     }
-    return most;
+    return over;
 }
 
 /* Has a and b, of which none is above the other, change places. */
@@ -18708,24 +18708,22 @@ SPDL__COLD void spdl__mix_swap(spdl__phase *phase, spdl__mixing *mixing, int a, 
 }
 
 /* Swaps parts of the tree while that makes it better, until no source is off by more than 1. */
-SPDL__COLD uint64_t spdl__mix_better(spdl__phase *phase, spdl__mixing *mixing) {
-    uint64_t over, less, random = 0;
-    uint64_t most = spdl__mix_sums(phase, mixing, &over);
+SPDL__COLD void spdl__mix_better(spdl__phase *phase, spdl__mixing *mixing) {
+    uint64_t over = spdl__mix_sums(phase, mixing), less, random = 0;
     const uint64_t kids = (uint64_t)mixing->all - 1;
     int round, up;
-    for (round = 0; round < 8192 && over > 0 && mixing->groups <= 32; ++round) {
+    for (round = 0; round < 4096 && over > 0 && mixing->groups <= 32; ++round) {
         const int a = (int)(spdl__random(&random) % kids), b = (int)(spdl__random(&random) % kids);
         for (up = a; up >= 0 && up != b; up = mixing->parent[up]) {}
         if (up == b) continue;
         for (up = b; up >= 0 && up != a; up = mixing->parent[up]) {}
         if (up == a || mixing->parent[a] == mixing->parent[b]) continue;
         spdl__mix_swap(phase, mixing, a, b);
-        (void)spdl__mix_sums(phase, mixing, &less);
+        less = spdl__mix_sums(phase, mixing);
         if (less <= over) over = less;
         else spdl__mix_swap(phase, mixing, a, b);
     }
-    most = spdl__mix_sums(phase, mixing, &over);
-    return most;
+    (void)spdl__mix_sums(phase, mixing);
 }
 
 /* The shares; and how far a source may be off. */
@@ -18746,7 +18744,7 @@ SPDL__COLD double spdl__mix_finish(spdl__phase *phase, spdl__mixing *mixing) {
                                                          : node->kid[k] - mixing->groups;
     }
     for (i = 0; i < mixing->groups; ++i) {
-        const double off = mixing->groups == 1 ? 0 : 0.5 + (double)mixing->at[i] / 8589934592.0;
+        const double off = mixing->groups == 1 ? 0 : 0.5 + ((double)mixing->at[i] + 64) / 134217728.0;
         const double turns = (double)phase->group[i].count;
         if (off / turns + (turns - 1) / turns > most) most = off / turns + (turns - 1) / turns;
     }
@@ -18823,7 +18821,7 @@ SPDL__COLD spdl_result spdl__mix_all(spdl_mixture *m, spdl__mixing *mixing) {
         spdl__mix_groups(m, phase, mixing);
         if (mixing->groups == 0) break; /* all have ended */
         spdl__mix_tree(phase, mixing);
-        (void)spdl__mix_better(phase, mixing);
+        spdl__mix_better(phase, mixing);
         error = spdl__mix_finish(phase, mixing);
         if (error > m->error) m->error = error;
         items = spdl__mix_until(m, phase, mixing, next - begin);

@@ -1008,6 +1008,432 @@ static void hashes_tell_bytes_apart(void) {
     CHECK(spdl_hash(0, "", 0) != spdl_hash(0, "\0", 1) && spdl_hash(0, NULL, 0) != 0);
 }
 
+/* --- mixtures --- */
+
+static spdl_mixture *mixture_of(spdl_mixture_desc desc, const char *file, int line) {
+    spdl_mixture *m = NULL;
+    spdl_error error;
+    desc.error = &error;
+    if (!test_check_eq(spdl_mixture_create(&m, &desc), SPDL_OK, file, line, "create"))
+        fprintf(stderr, "%s\n", error.text);
+    REQUIRE(m != NULL);
+    return m;
+}
+
+#define MIXTURE(...) mixture_of((spdl_mixture_desc){ __VA_ARGS__ }, __FILE__, __LINE__)
+#define WEIGHTS(...)                                                                               \
+    .weights = (const double[]){ __VA_ARGS__ },                                                    \
+    .sources = sizeof((const double[]){ __VA_ARGS__ }) / sizeof(double)
+#define LENGTHS(...) .lengths = (const uint64_t[]){ __VA_ARGS__ }
+
+/* The sources at the first positions, and the number of each item where there is place. */
+static const char *mixed_text(const spdl_mixture *m, uint64_t first, uint64_t count) {
+    static notes n;
+    uint32_t source = 0;
+    uint64_t index;
+    n.length = 0;
+    n.text[0] = '\0';
+    for (uint64_t p = first; p < first + count; ++p) {
+        if (spdl_mixture_at(m, p, &source, &index) != SPDL_OK) break;
+        note(&n, p > first ? " %ld" : "%ld", (long)source);
+    }
+    return n.text;
+}
+
+/* The farthest any source is off its share, after any number of positions up to `most`; each one's
+   items come in order. */
+static double farthest_off(const spdl_mixture *m, const double *w, uint32_t n, uint64_t most) {
+    static uint64_t had[65536];
+    double worst = 0, sum = 0;
+    memset(had, 0, sizeof had);
+    for (uint32_t i = 0; i < n; ++i) sum += w[i];
+    for (uint64_t p = 0; p < most; ++p) {
+        uint32_t source = n;
+        uint64_t index = 0;
+        REQUIRE(spdl_mixture_at(m, p, &source, &index) == SPDL_OK);
+        REQUIRE(source < n && index == had[source]);
+        ++had[source];
+        for (uint32_t k = n < 64 ? 0 : source; k < (n < 64 ? n : source + 1); ++k) {
+            const double off = fabs((double)had[k] - w[k] / sum * (double)(p + 1));
+            if (off > worst) worst = off;
+        }
+    }
+    for (uint32_t k = 0; k < n; ++k) {
+        const double off = fabs((double)had[k] - w[k] / sum * (double)most);
+        if (off > worst) worst = off;
+    }
+    return worst;
+}
+
+static double weight_like(int kind, uint32_t i, uint64_t *random) {
+    const double u = (double)(test_random(random) >> 11) * 0x1p-53 + 1e-9;
+    switch (kind) {
+    case 0: return u;
+    case 1: return pow(10, 3 * u);
+    case 2: return (double)(1 + test_random(random) % 4);
+    case 3: return pow(2, -(double)(i % 60));
+    case 4: return i % 3 ? 1 : 1e-4 * u;
+    case 5: return 1.0 / (i + 1);
+    case 6: return pow(10, 9 * u);
+    default: return i % 5 == 1 ? 0 : 1 + u;
+    }
+}
+
+static void nobody_is_far_off_his_share(void) {
+    static double w[65536];
+    uint64_t random = test_seed();
+    double worst = 0, most = 0, off;
+    long within = 0, tried = 0;
+    for (int round = 0; round < (TEST_SANITIZED ? 60 : 400); ++round) {
+        const uint32_t n = 1 + (uint32_t)(test_random(&random) % (round % 10 ? 12 : 200));
+        for (uint32_t i = 0; i < n; ++i) w[i] = weight_like(round % 8, i, &random);
+        spdl_mixture *m = MIXTURE(.weights = w, .sources = n);
+        off = farthest_off(m, w, n, n < 64 ? 5000 : 20000);
+        CHECK(off <= spdl_mixture_error(m) + 1e-9);
+        if (n <= 4) CHECK(spdl_mixture_error(m) <= 1 + 1e-6);
+        CHECK(spdl_mixture_error(m) < 1.7);
+        if (n <= 8) ++tried, within += spdl_mixture_error(m) <= 1 + 1e-6;
+        if (off > worst) worst = off;
+        if (spdl_mixture_error(m) > most) most = spdl_mixture_error(m);
+        spdl_mixture_destroy(m);
+    }
+    printf("off by %.3f at most, %.3f by proof; by 1 or less %ld of %ld with up to 8 weights\n",
+           worst, most, within, tried);
+}
+
+static void any_ratio_is_kept(void) {
+    static const double a[] = { 1e6, 1 }, b[] = { 0.001, 0.999 }, c[] = { 1e308, 5e-324 },
+                        d[] = { 1e308, 1e308, 1e308 }, e[] = { 5e-324, 1e-323 };
+    spdl_mixture *m = MIXTURE(.weights = a, .sources = 2);
+    uint32_t source;
+    uint64_t index;
+    CHECK(farthest_off(m, a, 2, 2000000) <= 0.5 + 1e-9);
+    for (uint64_t k = 1; k < 1000000; k *= 10) { /* the small one's item k, anywhere */
+        long found = 0;
+        for (uint64_t p = k * 1000001 - 500002; p < k * 1000001 - 499998; ++p) {
+            CHECK_EQ(spdl_mixture_at(m, p, &source, &index), SPDL_OK);
+            if (source == 1) ++found, CHECK_EQ(index, k - 1);
+        }
+        CHECK_EQ(found, 1);
+    }
+    spdl_mixture_destroy(m);
+    m = MIXTURE(.weights = b, .sources = 2);
+    CHECK(farthest_off(m, b, 2, 100000) <= 0.5 + 1e-9);
+    spdl_mixture_destroy(m);
+    m = MIXTURE(.weights = c, .sources = 2);
+    CHECK_STR(mixed_text(m, 0, 5), "0 0 0 0 0");
+    CHECK_STR(mixed_text(m, SPDL__MOST - 3, 5), "0 0 0");
+    CHECK_EQ(spdl_mixture_length(m), SPDL__MOST);
+    spdl_mixture_destroy(m);
+    m = MIXTURE(.weights = d, .sources = 3);
+    CHECK_STR(mixed_text(m, 0, 7), "0 1 2 0 1 2 0");
+    spdl_mixture_destroy(m);
+    m = MIXTURE(.weights = e, .sources = 2);
+    CHECK_STR(mixed_text(m, 0, 6), "1 0 1 1 0 1");
+    spdl_mixture_destroy(m);
+    m = MIXTURE(WEIGHTS(0, 3, 0, 1));
+    CHECK_STR(mixed_text(m, 0, 8), "1 3 1 1 1 3 1 1");
+    spdl_mixture_destroy(m);
+    m = MIXTURE(WEIGHTS(7));
+    CHECK_STR(mixed_text(m, 5, 3), "0 0 0");
+    CHECK_EQ(spdl_mixture_error(m), 0);
+    spdl_mixture_destroy(m);
+}
+
+static void sixty_five_thousand_sources_are_mixed(void) {
+    static double w[65536];
+    uint64_t random = test_seed();
+    for (int kind = 0; kind < 3; ++kind) {
+        for (uint32_t i = 0; i < 65536; ++i) w[i] = kind == 0 ? 1 : weight_like(kind, i, &random);
+        spdl_mixture *m = MIXTURE(.weights = w, .sources = 65536);
+        const double off = farthest_off(m, w, 65536, 200000);
+        CHECK(off <= spdl_mixture_error(m) + 1e-9 && spdl_mixture_error(m) < 1.7);
+        CHECK(kind == 1 || spdl_mixture_error(m) < 1.3);
+        spdl_mixture_destroy(m);
+    }
+}
+
+/* Far out, as near the beginning. */
+static void positions_are_asked_for_in_any_order(void) {
+    uint64_t random = test_seed();
+    spdl_mixture *m = MIXTURE(WEIGHTS(0.31, 7, 0.02, 1.5, 2, 2, 2));
+    for (int i = 0; i < 200; ++i) {
+        const uint64_t first = test_random(&random) >> (2 + i % 50);
+        uint64_t next[7], index;
+        uint32_t source;
+        memset(next, 0xff, sizeof next);
+        for (uint64_t p = first; p < first + 300; ++p) {
+            REQUIRE(spdl_mixture_at(m, p, &source, &index) == SPDL_OK);
+            CHECK(next[source] == UINT64_MAX || next[source] == index);
+            next[source] = index + 1;
+        }
+        CHECK(fabs((double)next[1] / (7 / 14.83) / ((double)first + 300) - 1) < 0.02 || first < 1000);
+    }
+    spdl_mixture_destroy(m);
+}
+
+static void sources_end_as_they_are_told(void) {
+    spdl_mixture *m = MIXTURE(WEIGHTS(1, 1), LENGTHS(2, 9));
+    CHECK_EQ(spdl_mixture_length(m), 4);
+    CHECK_STR(mixed_text(m, 0, 9), "0 1 0 1");
+    spdl_mixture_destroy(m);
+    m = MIXTURE(WEIGHTS(1, 1), LENGTHS(9, 0));
+    CHECK_STR(mixed_text(m, 0, 9), "0");
+    spdl_mixture_destroy(m);
+    m = MIXTURE(WEIGHTS(1, 1, 0), LENGTHS(2, 4, 7), .at_end = SPDL_MIXTURE_GO_ON);
+    CHECK_STR(mixed_text(m, 0, 9), "0 1 0 1 1 1");
+    spdl_mixture_destroy(m);
+    m = MIXTURE(WEIGHTS(4, 2, 1), LENGTHS(8, 100, 100), .at_end = SPDL_MIXTURE_GO_ON);
+    CHECK_EQ(spdl_mixture_length(m), 208); /* the rest keep their ratio, 2 to 1 */
+    const char *text = mixed_text(m, 14, 12);
+    long ones = 0;
+    for (; *text; ++text) ones += *text == '1';
+    CHECK_EQ(ones, 8);
+    spdl_mixture_destroy(m);
+    m = MIXTURE(WEIGHTS(1, 1), LENGTHS(2, 3), .at_end = SPDL_MIXTURE_REPEAT);
+    CHECK_EQ(spdl_mixture_length(m), SPDL__MOST);
+    uint32_t source;
+    uint64_t index;
+    for (uint64_t p = 0; p < 30; ++p) {
+        CHECK_EQ(spdl_mixture_at(m, p, &source, &index), SPDL_OK);
+        CHECK_EQ(source, p % 2);
+        CHECK_EQ(index, p / 2 % (source + 2));
+    }
+    spdl_mixture_destroy(m);
+}
+
+/* All items of all sources, each once. */
+static void going_on_leaves_nothing_over(void) {
+    uint64_t random = test_seed();
+    for (int round = 0; round < 24; ++round) {
+        double w[30];
+        uint64_t length[30], had[30] = { 0 }, sum = 0;
+        const uint32_t n = 1 + (uint32_t)(test_random(&random) % 30);
+        for (uint32_t i = 0; i < n; ++i) {
+            w[i] = weight_like(round % 8, i, &random);
+            length[i] = test_random(&random) % 50;
+            if (w[i] * 1e12 > 1) sum += length[i];
+            else w[i] = 0;
+        }
+        if (n == 1) w[0] = 1;
+        spdl_mixture_desc desc = { .weights = w, .sources = n, .lengths = length,
+                                   .at_end = SPDL_MIXTURE_GO_ON };
+        spdl_mixture *m = mixture_of(desc, __FILE__, __LINE__);
+        for (uint64_t p = 0; p < spdl_mixture_length(m); ++p) {
+            uint32_t source;
+            uint64_t index;
+            REQUIRE(spdl_mixture_at(m, p, &source, &index) == SPDL_OK);
+            CHECK_EQ(index, had[source]);
+            ++had[source];
+        }
+        CHECK(n == 1 || spdl_mixture_length(m) == sum);
+        for (uint32_t i = 0; i < n; ++i) CHECK_EQ(had[i], w[i] > 0 ? length[i] : 0);
+        spdl_mixture_destroy(m);
+    }
+}
+
+static void weights_change_at_positions(void) {
+    static const double first[] = { 1, 0 }, second[] = { 1, 1 }, third[] = { 0, 1 };
+    static const spdl_mixture_change changes[] = { { 4, second }, { 10, third } };
+    spdl_mixture *m = MIXTURE(.weights = first, .sources = 2, .changes = changes,
+                              .change_count = 2);
+    uint32_t source;
+    uint64_t index;
+    CHECK_STR(mixed_text(m, 0, 14), "0 0 0 0 1 0 1 0 1 0 1 1 1 1"); /* who had less begins */
+    CHECK_EQ(spdl_mixture_at(m, 1000, &source, &index), SPDL_OK);
+    CHECK_EQ(index, 993);
+    spdl_mixture_destroy(m);
+    m = MIXTURE(.weights = first, .sources = 2, .changes = changes, .change_count = 2,
+                LENGTHS(6, 5), .at_end = SPDL_MIXTURE_GO_ON);
+    CHECK_STR(mixed_text(m, 0, 14), "0 0 0 0 1 0 1 0 1 1 1");
+    spdl_mixture_destroy(m);
+}
+
+static void mixture_refused(const char *text, spdl_mixture_desc desc) {
+    spdl_mixture *m = (spdl_mixture *)&desc;
+    spdl_error error;
+    desc.error = &error;
+    CHECK_EQ(spdl_mixture_create(&m, &desc), SPDL_E_INVALID);
+    CHECK(m == NULL);
+    CHECK_STR(error.text, text);
+}
+
+static void mixtures_that_make_no_sense_are_refused(void) {
+    static const double one[] = { 1, 1 }, none[] = { 0, 0 };
+    static const spdl_mixture_change twice[] = { { 4, one }, { 4, one } }, zero[] = { { 4, none } };
+    static const uint64_t lengths[] = { 1, 0 };
+    mixture_refused("spdl: mixture: sources is 0, must be from 1 to 65536",
+                    (spdl_mixture_desc){ .weights = one });
+    mixture_refused("spdl: mixture: sources is 65537, must be from 1 to 65536",
+                    (spdl_mixture_desc){ .sources = 65537 });
+    mixture_refused("spdl: mixture: weights is NULL", (spdl_mixture_desc){ .sources = 2 });
+    mixture_refused("spdl: mixture: the sum of weights is 0",
+                    (spdl_mixture_desc){ .sources = 2, .weights = none });
+    mixture_refused("spdl: mixture: weights[1] is -1, must be a number that is not negative",
+                    (spdl_mixture_desc){ WEIGHTS(1, -1) });
+    mixture_refused("spdl: mixture: weights[0] is nan, must be a number that is not negative",
+                    (spdl_mixture_desc){ WEIGHTS(NAN, 1) });
+    mixture_refused("spdl: mixture: at_end is 7", (spdl_mixture_desc){
+                        WEIGHTS(1), .at_end = (spdl_mixture_end)7 });
+    mixture_refused("spdl: mixture: changes[1] is not after the one before it", (spdl_mixture_desc){
+                        WEIGHTS(1, 2), .changes = twice, .change_count = 2 });
+    mixture_refused("spdl: mixture: changes: the sum of weights is 0", (spdl_mixture_desc){
+                        WEIGHTS(1, 2), .changes = zero, .change_count = 1 });
+    mixture_refused("spdl: mixture: lengths[1] is 0", (spdl_mixture_desc){
+                        WEIGHTS(1, 2), .lengths = lengths, .at_end = SPDL_MIXTURE_REPEAT });
+    CHECK_EQ(spdl_mixture_create(NULL, NULL), SPDL_E_INVALID);
+}
+
+/* Pipelines take the same order from sources of the same weight, also where some of them end. */
+static void a_merge_of_equal_weights_is_the_same(void) {
+    uint64_t random = test_seed();
+    for (int round = 0; round < 12; ++round) {
+        uint64_t length[3];
+        char expected[2000];
+        size_t at = 0;
+        uint32_t source;
+        uint64_t index;
+        for (int i = 0; i < 3; ++i) length[i] = test_random(&random) % 12;
+        spdl_mixture *m = MIXTURE(WEIGHTS(1, 1, 1), .lengths = length,
+                                  .at_end = SPDL_MIXTURE_GO_ON);
+        expected[0] = '\0';
+        for (uint64_t p = 0; spdl_mixture_at(m, p, &source, &index) == SPDL_OK; ++p)
+            at += (size_t)sprintf(expected + at, p ? " %d" : "%d", (int)(100 * source + index));
+        RUN(START(crowds[round % CROWDS], SPDL_PATH("a", .weight = 2),
+                  SPDL_SOURCE(count_up, SCRIPT(.count = (long)length[0]), .free_item = item_free),
+                  SPDL_PATH("b", .weight = 2),
+                  SPDL_SOURCE(count_up, SCRIPT(.count = (long)length[1]), .free_item = item_free),
+                  FOLLOW(.plus = 100), SPDL_PATH("c", .weight = 2),
+                  SPDL_SOURCE(count_up, SCRIPT(.count = (long)length[2]), .free_item = item_free),
+                  FOLLOW(.plus = 200), SPDL_MERGE(.merge_order = SPDL_MERGE_WEIGHTED),
+                  SPDL_SINK(1)),
+            expected, SPDL_END);
+        spdl_mixture_destroy(m);
+    }
+}
+
+/* Three data sets in a pipeline: each pass through one is an order of its own. */
+static void samplers_are_mixed(void) {
+    static const double w[] = { 5, 2, 1 };
+    spdl_mixture *m = MIXTURE(.weights = w, .sources = 3);
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_sampler *of[] = { SHUFFLED(.count = 40, .seed = 1), SHUFFLED(.count = 30, .seed = 2),
+                               SAMPLER(.count = 7) };
+        spdl_sampler *s = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of,
+                                  .draws = 500, .ranks = { i % 2, 2 });
+        spdl_pipeline *p = START(crowds[i], SPDL_INDEX(s, .continuous = true),
+                                 SPDL_PIPE(look_up, .concurrency = 3), SPDL_SINK(3));
+        uint64_t k = 0;
+        for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+            k = 0;
+            for (void *v = NULL; spdl_pipeline_next(p, &v, SPDL_SECONDS(15)) == SPDL_OK; ++k) {
+                const spdl_index *it = (const spdl_index *)v;
+                const uint64_t position = 2 * k + (uint64_t)(i % 2), all = epoch * 500 + position;
+                uint32_t source = 9;
+                uint64_t index = 0;
+                CHECK_EQ(spdl_mixture_at(m, all, &source, &index), SPDL_OK);
+                CHECK_EQ(it->position, position);
+                CHECK_EQ(it->epoch, epoch);
+                CHECK_EQ(it->source, source);
+                spdl_sampler *fresh = source == 2 ? SAMPLER(.count = 7)
+                                                  : SHUFFLED(.count = 40 - 10 * source,
+                                                             .seed = source + 1);
+                const uint64_t length = spdl_sampler_length(fresh, 0);
+                CHECK_EQ(it->index, index_at(fresh, index / length, index % length));
+                spdl_sampler_destroy(fresh);
+                spdl_buffer_free(v);
+            }
+            CHECK_EQ(k, 250);
+        }
+        spdl_pipeline_destroy(p);
+        spdl_sampler_destroy(s);
+        for (int j = 0; j < 3; ++j) spdl_sampler_destroy(of[j]);
+    }
+    spdl_mixture_destroy(m);
+}
+
+static void mixtures_with_lengths_start_over_each_epoch(void) {
+    spdl_sampler *of[] = { SHUFFLED(.count = 6, .seed = 1), SHUFFLED(.count = 3, .seed = 2) };
+    spdl_mixture *m = MIXTURE(WEIGHTS(1, 1), LENGTHS(6, 3), .at_end = SPDL_MIXTURE_GO_ON);
+    spdl_sampler *s = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of);
+    for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+        uint64_t at[2] = { 0, 0 };
+        CHECK_EQ(spdl_sampler_length(s, epoch), 9);
+        for (uint64_t p = 0; p < 9; ++p) {
+            spdl_index it;
+            CHECK_EQ(spdl_sampler_item(s, epoch, p, &it), SPDL_OK);
+            CHECK_EQ(it.index, index_at(of[it.source], epoch, at[it.source]));
+            ++at[it.source];
+        }
+        CHECK(at[0] == 6 && at[1] == 3);
+    }
+    spdl_sampler_destroy(s);
+    spdl_mixture_destroy(m);
+    m = MIXTURE(WEIGHTS(1, 1), LENGTHS(6, 4));
+    REFUSED("spdl: sampler: samplers[1] has another length than its source in the mixture",
+            .order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of);
+    spdl_mixture_destroy(m);
+    m = MIXTURE(WEIGHTS(1, 1));
+    spdl_sampler *ranked[] = { of[0], SAMPLER(.count = 3, .ranks = { 0, 2 }) };
+    REFUSED("spdl: sampler: draws is 0, but the mixture does not end",
+            .order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of);
+    REFUSED("spdl: sampler: samplers[1] has ranks of its own; give them to the one of the mixture",
+            .order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = ranked, .draws = 1);
+    spdl_mixture_destroy(m);
+    spdl_sampler_destroy(ranked[1]);
+    spdl_sampler_destroy(of[0]), spdl_sampler_destroy(of[1]);
+}
+
+/* --- memory --- */
+
+static long blocks_alive, blocks_until_none;
+
+static void *meagre_alloc(size_t bytes, size_t align, void *user) {
+    void *memory = NULL;
+    (void)user;
+    if (blocks_until_none-- == 0 || posix_memalign(&memory, align < 8 ? 8 : align, bytes))
+        return NULL;
+    ++blocks_alive;
+    return memory;
+}
+
+static void meagre_free(void *memory, size_t bytes, void *user) {
+    (void)bytes, (void)user;
+    free(memory);
+    --blocks_alive;
+}
+
+/* Whichever allocation fails, it is told, and nothing leaks. */
+static void no_memory_is_told(void) {
+    static const double w[] = { 1, 2, 3, 4, 5 };
+    static const uint64_t lengths[] = { 9, 8, 7, 6, 5 };
+    const spdl_allocator meagre = { meagre_alloc, meagre_free, NULL };
+    for (int order = 0; order < 7; ++order)
+        for (long fail = 0, result = SPDL_E_NOMEM; result != SPDL_OK; ++fail) {
+            const bool blocks = order == SPDL_SAMPLE_BLOCKS;
+            spdl_error error = { .result = SPDL_OK };
+            spdl_sampler *s = NULL;
+            spdl_mixture *m = NULL;
+            spdl_sampler_desc desc = { .order = (spdl_sampler_order)order, .count = 5, .weights = w,
+                                       .block = blocks, .shuffle_inside = blocks,
+                                       .index_fn = by_length, .allocator = meagre,
+                                       .error = &error };
+            spdl_mixture_desc mix = { .weights = w, .sources = 5, .lengths = lengths,
+                                      .at_end = SPDL_MIXTURE_GO_ON, .allocator = meagre,
+                                      .error = &error };
+            blocks_until_none = fail;
+            result = order == SPDL_SAMPLE_MIXTURE ? spdl_mixture_create(&m, &mix)
+                                                  : spdl_sampler_create(&s, &desc);
+            if (result != SPDL_OK) CHECK_EQ(result, SPDL_E_NOMEM);
+            if (result != SPDL_OK) CHECK(error.result == SPDL_E_NOMEM && error.text[0] != '\0');
+            if (!CHECK(fail < 20)) break;
+            blocks_until_none = -1;
+            spdl_sampler_destroy(s);
+            spdl_mixture_destroy(m);
+            CHECK_EQ(blocks_alive, 0);
+        }
+}
+
 TEST_TABLE(sampler) {
     TEST_CASE(a_shuffle_is_a_bijection),
     TEST_CASE(any_size_up_to_2_to_the_63_is_shuffled),
@@ -1038,5 +1464,17 @@ TEST_TABLE(sampler) {
     TEST_CASE(texts_that_make_no_sense_are_refused),
     TEST_CASE(a_thousand_ranks_cost_nothing),
     TEST_CASE(hashes_tell_bytes_apart),
+    TEST_CASE(nobody_is_far_off_his_share),
+    TEST_CASE(any_ratio_is_kept),
+    TEST_CASE(sixty_five_thousand_sources_are_mixed),
+    TEST_CASE(positions_are_asked_for_in_any_order),
+    TEST_CASE(sources_end_as_they_are_told),
+    TEST_CASE(going_on_leaves_nothing_over),
+    TEST_CASE(weights_change_at_positions),
+    TEST_CASE(mixtures_that_make_no_sense_are_refused),
+    TEST_CASE(a_merge_of_equal_weights_is_the_same),
+    TEST_CASE(samplers_are_mixed),
+    TEST_CASE(mixtures_with_lengths_start_over_each_epoch),
+    TEST_CASE(no_memory_is_told),
     TEST_END,
 };
