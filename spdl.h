@@ -2082,8 +2082,10 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
        ... SPDL_STAGES(SPDL_INDEX(s, .continuous = true), SPDL_PIPE(load, .concurrency = 4), ...)
 
    Words. An epoch has positions from 0, and an order puts an index on each. Rank r of w ranks takes
-   the positions r, r + w, r + 2w and so on: its items number 0, 1, 2. All of it depends on the desc
-   and the epoch alone. The epoch is hashed together with the seed: epochs and seeds share no order.
+   the positions r, r + w, r + 2w and so on: its items number 0, 1, 2. (Of a mixture it takes one of
+   each w, too, but not always the same: a rank's share of each source is that of all.) It all
+   depends on the desc and the epoch alone. The epoch is hashed together with the seed: epochs and
+   seeds share no order.
 
    Costs. An index of SPDL_SAMPLE_SHUFFLED takes about 10 ns, and the sampler some hundred bytes and,
    for up to 1,024 indices, two tables of them; that order is a true shuffle, above it a permutation
@@ -18090,74 +18092,109 @@ SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t ep
 
 /* --- which position is whose --- */
 
-/* The number of row `row`'s element `nth`, in numbers before an edit of ranks: `row` of them are
-   dealt in turn to the ranks, and those ranks are left that have had no more than `had`. */
-SPDL__PRIVATE uint64_t spdl__edit_nth(const spdl__edit *edit, uint64_t row, uint64_t had,
-                                      uint64_t nth) {
-    uint64_t rank;
-    for (rank = 0; edit->done[rank] > had || nth-- > 0; ++rank) {}
-    return row * edit->world + rank;
+SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, int edits,
+                                        uint64_t number);
+
+/* Numbers are dealt in rows of `world`, the first to rank 0. Those of a mixture, where sources come
+   in a rhythm that a rank could fall into, are dealt from another rank on in each row: the first of
+   row `row`, after so many edits, is that of rank world - this, modulo world. It depends on where
+   the row begins, so it is the same when a run goes on from there. */
+SPDL__PRIVATE uint64_t spdl__deal_turn(const spdl_sampler *s, uint64_t epoch, int edits,
+                                       uint64_t world, uint64_t row) {
+    uint64_t key;
+    if (s->desc.order != SPDL_SAMPLE_MIXTURE || world < 2) return 0;
+    key = spdl__hashed(s->desc.seed, epoch);
+    key = spdl__hashed(key, spdl__sampler_up(s, epoch, edits, row * world));
+    return spdl__wide_product(key, world).high;
 }
 
-/* From a number of what is left after an edit to one of what was before. From the row on that nobody
-   has had, all are left; the rows before it fall into stretches in each of which the same ranks have
-   had theirs. */
-SPDL__PRIVATE uint64_t spdl__edit_up(const spdl__edit *edit, uint64_t number) {
-    uint64_t i;
-    if (edit->world == 0) return number < edit->from ? number : number + edit->gap;
-    for (i = 1; i < edit->world; ++i) {
-        const uint64_t rows = edit->order[i] - edit->order[i - 1];
-        if (number < rows * i)
-            return spdl__edit_nth(edit, edit->order[i - 1] + number / i, edit->order[i - 1],
-                                  number % i);
-        number -= rows * i;
+/* The rank whose number `column` of a row is. */
+SPDL__PRIVATE uint64_t spdl__deal_rank(uint64_t column, uint64_t turn, uint64_t world) {
+    return column >= turn ? column - turn : column + world - turn;
+}
+
+/* From a number of what is left after edit `i` to one of what was before. Of ranks: from the row on
+   that nobody has had, all are left; the rows before it fall into stretches in each of which the
+   same ranks have had theirs. */
+SPDL__PRIVATE uint64_t spdl__edit_up(const spdl_sampler *s, int i, uint64_t number) {
+    const spdl__edit *edit = &s->edit[i];
+    const uint64_t world = edit->world;
+    uint64_t k, rows = 0, had = 0, row, turn, column;
+    if (world == 0) return number < edit->from ? number : number + edit->gap;
+    for (k = 1; k < world; ++k) {
+        had = edit->order[k - 1];
+        rows = edit->order[k] - had;
+        if (number < rows * k) break;
+        number -= rows * k;
     }
-    return edit->order[edit->world - 1] * edit->world + number;
+    if (k == world) return edit->order[world - 1] * world + number;
+    row = had + number / k; /* whose k ranks have had no more than `had` of theirs */
+    number %= k;
+    turn = spdl__deal_turn(s, edit->epoch, i, world, row);
+    for (column = 0; edit->done[spdl__deal_rank(column, turn, world)] > had || number-- > 0;)
+        ++column;
+    return row * world + column;
 }
 
-/* How many numbers below `number`, from before an edit, are left after it. */
-SPDL__PRIVATE uint64_t spdl__edit_down(const spdl__edit *edit, uint64_t number) {
-    uint64_t i, left = number;
-    if (edit->world == 0)
+/* How many numbers below `number`, from before edit `i`, are left after it. */
+SPDL__PRIVATE uint64_t spdl__edit_down(const spdl_sampler *s, int i, uint64_t number) {
+    const spdl__edit *edit = &s->edit[i];
+    const uint64_t world = edit->world;
+    uint64_t k, left = number, rows, turn;
+    if (world == 0)
         return number < edit->from ? number : number - spdl__min(number - edit->from, edit->gap);
-    for (i = 0; i < edit->world; ++i) {
-        const uint64_t dealt = number > i ? (number - i - 1) / edit->world + 1 : 0;
-        left -= spdl__min(dealt, edit->done[i]);
-    }
+    rows = number / world;
+    for (k = 0; k < world; ++k) left -= spdl__min(edit->done[k], rows);
+    turn = spdl__deal_turn(s, edit->epoch, i, world, rows);
+    for (k = 0; k < number % world; ++k)
+        left -= edit->done[spdl__deal_rank(k, turn, world)] > rows;
     return left;
 }
 
-SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
-    int i;
-    for (i = s->edits - 1; i >= 0; --i)
-        if (s->edit[i].epoch == epoch) number = spdl__edit_up(&s->edit[i], number);
+/* The position of a number of what is left after the first `edits` edits. */
+SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, int edits,
+                                        uint64_t number) {
+    while (edits-- > 0)
+        if (s->edit[edits].epoch == epoch) number = spdl__edit_up(s, edits, number);
     return number;
 }
 
+/* How many of what is left lies before a position. */
 SPDL__PRIVATE uint64_t spdl__sampler_down(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
     int i;
     for (i = 0; i < s->edits; ++i)
-        if (s->edit[i].epoch == epoch) number = spdl__edit_down(&s->edit[i], number);
+        if (s->edit[i].epoch == epoch) number = spdl__edit_down(s, i, number);
     return number;
 }
 
 SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch) {
     const uint64_t world = (uint64_t)sampler->desc.ranks.world;
     const uint64_t rank = (uint64_t)sampler->desc.ranks.rank;
-    const uint64_t left = spdl__sampler_down(sampler, epoch, sampler->length);
-    if (sampler->desc.tail == SPDL_TAIL_DROP) return left / world;
-    if (sampler->desc.tail == SPDL_TAIL_PAD) return left == 0 ? 0 : (left - 1) / world + 1;
-    return left > rank ? (left - rank - 1) / world + 1 : 0;
+    const uint64_t left = spdl__sampler_down(sampler, epoch, sampler->length), rows = left / world;
+    const uint64_t rest = left % world;
+    if (sampler->desc.tail == SPDL_TAIL_DROP || rest == 0) return rows;
+    if (sampler->desc.tail == SPDL_TAIL_PAD) return rows + 1;
+    return rows + ((rank + spdl__deal_turn(sampler, epoch, sampler->edits, world, rows)) % world <
+                   rest);
+}
+
+/* The position that rank `rank` of `world` is dealt as its item `number`, beyond the length if there
+   are not as many. */
+SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch, uint64_t rank,
+                                           uint64_t world, uint64_t number) {
+    const uint64_t turn = spdl__deal_turn(s, epoch, s->edits, world, number);
+    return spdl__sampler_up(s, epoch, s->edits, number * world + (rank + turn) % world);
 }
 
 /* The position of this rank's item `number`; SPDL__NEVER: it has fewer. */
 SPDL__PRIVATE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch,
                                             uint64_t number) {
-    uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
+    uint64_t at;
     if (number >= s->length) return SPDL__NEVER;
     if (s->desc.tail != SPDL_TAIL_KEEP && number >= spdl_sampler_length(s, epoch))
         return SPDL__NEVER;
-    at = spdl__sampler_up(s, epoch, at);
+    at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank,
+                             (uint64_t)s->desc.ranks.world, number);
     if (at < s->length) return at;
     return s->desc.tail == SPDL_TAIL_PAD ? at % s->length : SPDL__NEVER;
 }
@@ -18175,7 +18212,7 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
 SPDL__PRIVATE spdl_result spdl__edit_push(spdl_sampler *s, spdl__edit edit) {
     while (edit.world == 0 && edit.from == 0 && s->edits > 0) {
         spdl__edit *top = &s->edit[s->edits - 1];
-        const uint64_t up = spdl__edit_up(top, edit.gap);
+        const uint64_t up = spdl__edit_up(s, s->edits - 1, edit.gap);
         const bool whole = top->world == 0 ? edit.gap >= top->from
                                            : up >= top->order[top->world - 1] * top->world;
         if (top->epoch != edit.epoch || !whole) break;
@@ -18225,7 +18262,8 @@ SPDL__PRIVATE spdl_result spdl__edit_ranks(spdl_sampler *s, uint64_t epoch, cons
     spdl_result result;
     memset(&edit, 0, sizeof(edit));
     for (i = 1; i < world; ++i) least = spdl__min(least, done[i]);
-    while (ahead < world && done[ahead] == least + 1) ++ahead; /* the next row is begun, no more */
+    if (s->desc.order != SPDL_SAMPLE_MIXTURE) /* the next row is begun, no more */
+        while (ahead < world && done[ahead] == least + 1) ++ahead;
     for (i = ahead; i < world && done[i] == least; ++i) {}
     if (i == world) return spdl__edit_gap(s, epoch, 0, least * world + ahead);
     result = spdl__edit_gap(s, epoch, 0, least * world);
@@ -18283,9 +18321,11 @@ SPDL__PRIVATE spdl_result spdl__sampler_resume(spdl_sampler *s, uint64_t epoch,
    its items. */
 SPDL__PRIVATE bool spdl__sampler_mine(const spdl_sampler *s, uint64_t epoch, uint64_t position,
                                       uint64_t *number) {
+    const uint64_t world = (uint64_t)s->desc.ranks.world;
     const uint64_t at = spdl__sampler_down(s, epoch, position);
-    *number = at / (uint64_t)s->desc.ranks.world;
-    return at % (uint64_t)s->desc.ranks.world == (uint64_t)s->desc.ranks.rank;
+    const uint64_t turn = spdl__deal_turn(s, epoch, s->edits, world, at / world);
+    *number = at / world;
+    return spdl__deal_rank(at % world, turn, world) == (uint64_t)s->desc.ranks.rank;
 }
 
 /* Appends to a text that is cut to `bytes`, as snprintf does; *length counts on. */

@@ -243,7 +243,8 @@ EOF
         "SPDL_BRANCH(stage, .name = 0)" "SPDL_BATCH(4, .drop_last = true)" \
         "SPDL_FEED(some, .buffer_size = 2, .name = 0)" "SPDL_PATH(0, .buffer_size = 2)" \
         "SPDL_MERGE(.buffer_size = 2)" "SPDL_NPZ(NULL, .concurrency = 4)" \
-        "SPDL_TAR(NULL, .concurrency = 4)" "SPDL_FILES(NULL, .name = 0)"; do
+        "SPDL_TAR(NULL, .concurrency = 4)" "SPDL_FILES(NULL, .name = 0)" \
+        "SPDL_INDEX(NULL, .name = 0)"; do
         check "$cc -std=$std: what it says of $row" refused "(void)$row" \
             "before C++20 write SPDL_PIPE(fn).with_concurrency(4)"
     done

@@ -260,9 +260,34 @@ static bool can_be_drawn() {
            std::strcmp(text, " 0  source  count\n 1  sink  buffer_size 2\n") == 0;
 }
 
+/* The items of a sampler, as before C++20 and since. */
+static bool can_be_sampled() {
+    spdl_sampler_desc desc = spdl_sampler_desc();
+    spdl_pipeline *p;
+    spdl_sampler *s;
+    spdl_index *it;
+    uint64_t taken = 0;
+    desc.count = 9;
+    if (spdl_sampler_create(&s, &desc) != SPDL_OK) return false;
+#if __cplusplus >= 202002L
+    const spdl_stage rows[] = { SPDL_INDEX(s, .name = "order"), SPDL_SINK(2) };
+#else
+    const spdl_stage rows[] = { SPDL_INDEX(s).with_name("order"), SPDL_SINK(2) };
+#endif
+    if (spdl_pipeline_create(&p, nullptr, SPDL_TABLE(rows)) != SPDL_OK) return false;
+    while (SPDL_NEXT(p, &it, SPDL_SECONDS(10)) == SPDL_OK) {
+        taken += it->index == taken;
+        spdl_buffer_free(it);
+    }
+    const bool named = spdl_pipeline_find(p, "order") == 0;
+    spdl_pipeline_destroy(p);
+    spdl_sampler_destroy(s);
+    return taken == 9 && named;
+}
+
 int main() {
-    return runs(0) && can_be_fed() && can_be_mixed() && can_be_files() && can_be_drawn() &&
-                   alive == 0
+    return can_be_sampled() && runs(0) && can_be_fed() && can_be_mixed() && can_be_files() &&
+                   can_be_drawn() && alive == 0
                ? 0
                : 1;
 }

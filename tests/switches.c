@@ -54,6 +54,28 @@ static bool run(const spdl_pipeline_desc *desc) {
            spdl_stats_json(&stats, text, sizeof text) > 100;
 }
 
+/* A sampler's items; mixtures, ranks and all of it need C alone. */
+static bool sample(const spdl_pipeline_desc *desc) {
+    spdl_sampler_desc order;
+    spdl_sampler *s;
+    spdl_pipeline *p;
+    void *item;
+    uint64_t sum = 0;
+    memset(&order, 0, sizeof order);
+    order.count = 2000;
+    order.order = SPDL_SAMPLE_SHUFFLED;
+    if (spdl_sampler_create(&s, &order) != SPDL_OK) return false;
+    if (spdl_pipeline_create(&p, desc, SPDL_STAGES(SPDL_INDEX(s), SPDL_SINK(3))) != SPDL_OK)
+        return false;
+    while (spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK) {
+        sum += ((const spdl_index *)item)->index;
+        spdl_buffer_free(item);
+    }
+    spdl_pipeline_destroy(p);
+    spdl_sampler_destroy(s);
+    return sum == 1999 * 1000;
+}
+
 int main(void) {
     spdl_pipeline_desc desc;
     spdl_doctor_desc doctor;
@@ -66,7 +88,7 @@ int main(void) {
     unsetenv("SPDL_STATS");
     unsetenv("SPDL_REPORT");
     unsetenv("SPDL_TRACE");
-    if (!run(&desc) || warnings != 0) return 1;
+    if (!run(&desc) || !sample(&desc) || warnings != 0) return 1;
 #ifdef SPDL_NO_REPORT
     setenv("SPDL_STATS", "0", 1);
     if (!run(&desc) || warnings != 0) return 2;

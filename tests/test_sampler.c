@@ -19,6 +19,22 @@ static spdl_sampler *sampler_of(spdl_sampler_desc desc, const char *file, int li
 #define SAMPLER(...) sampler_of((spdl_sampler_desc){ __VA_ARGS__ }, __FILE__, __LINE__)
 #define SHUFFLED(...) SAMPLER(.order = SPDL_SAMPLE_SHUFFLED, __VA_ARGS__)
 
+static spdl_mixture *mixture_of(spdl_mixture_desc desc, const char *file, int line) {
+    spdl_mixture *m = NULL;
+    spdl_error error;
+    desc.error = &error;
+    if (!test_check_eq(spdl_mixture_create(&m, &desc), SPDL_OK, file, line, "create"))
+        fprintf(stderr, "%s\n", error.text);
+    REQUIRE(m != NULL);
+    return m;
+}
+
+#define MIXTURE(...) mixture_of((spdl_mixture_desc){ __VA_ARGS__ }, __FILE__, __LINE__)
+#define WEIGHTS(...)                                                                               \
+    .weights = (const double[]){ __VA_ARGS__ },                                                    \
+    .sources = sizeof((const double[]){ __VA_ARGS__ }) / sizeof(double)
+#define LENGTHS(...) .lengths = (const uint64_t[]){ __VA_ARGS__ }
+
 static uint64_t index_at(spdl_sampler *s, uint64_t epoch, uint64_t position) {
     spdl_index it;
     REQUIRE(spdl_sampler_at(s, epoch, position, &it) == SPDL_OK);
@@ -730,14 +746,19 @@ typedef struct run_model {
     spdl_sampler *s[16];
     uint64_t at[16];
     bool *had;
+    spdl_mixture *mixture; /* NULL: shuffled */
+    spdl_sampler *one;     /* its only source */
     long delivered, most_text;
 } run_model;
 
 static void run_start(run_model *m, int world) {
     m->world = world;
     for (int r = 0; r < world; ++r) {
-        m->s[r] = SHUFFLED(.count = m->count, .seed = 5, .ranks = { r, world }, .tail = m->tail,
-                           .data_hash = 1);
+        m->s[r] = m->mixture
+            ? SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m->mixture, .samplers = &m->one,
+                      .seed = 5, .draws = m->count, .ranks = { r, world }, .tail = m->tail)
+            : SHUFFLED(.count = m->count, .seed = 5, .ranks = { r, world }, .tail = m->tail,
+                       .data_hash = 1);
         m->at[r] = 0;
     }
 }
@@ -777,8 +798,12 @@ static void run_move(run_model *m, int world) {
         ranks[r].local = m->at[r];
         ranks[r].results = 0;
         in_hand[r] = spdl__sampler_global(m->s[r], 3, m->at[r]);
-        spdl_sampler_destroy(m->s[r]);
+        if (in_hand[r] != SPDL__NEVER) /* asked of any rank */
+            CHECK_EQ(spdl__sampler_dealt(m->s[before - 1], 3, (uint64_t)r, (uint64_t)before,
+                                         m->at[r]), in_hand[r]);
+        if (r < before - 1) spdl_sampler_destroy(m->s[r]);
     }
+    spdl_sampler_destroy(m->s[before - 1]);
     run_start(m, world);
     for (int r = 0; r < world; ++r) {
         CHECK_EQ(spdl__sampler_differs(m->s[r], text[r % before], &error), SPDL_OK);
@@ -805,13 +830,19 @@ static void run_finish(run_model *m) {
     CHECK_EQ(m->delivered + left, m->count);
     CHECK(m->tail == SPDL_TAIL_DROP ? left < m->world : left == 0);
     for (int r = 0; r < m->world; ++r) spdl_sampler_destroy(m->s[r]);
+    spdl_sampler_destroy(m->one);
+    spdl_mixture_destroy(m->mixture);
     free(m->had);
 }
 
-static void run_begin(run_model *m, uint64_t count, spdl_tail tail, int world) {
+static void run_begin(run_model *m, uint64_t count, spdl_tail tail, int world, bool mixed) {
     memset(m, 0, sizeof *m);
     m->count = count;
     m->tail = tail;
+    if (mixed) {
+        m->one = SAMPLER(.count = 10);
+        m->mixture = MIXTURE(WEIGHTS(1));
+    }
     m->had = (bool *)calloc(count + 1, 1);
     run_start(m, world);
 }
@@ -821,14 +852,15 @@ static void nothing_is_lost_between_worlds(void) {
     uint64_t random = test_seed();
     for (int from = 1; from <= 16; ++from)
         for (int to = 1; to <= 16; ++to)
-            for (int how = 0; how < 4; ++how) {
+            for (int how = 0; how < 8; ++how) {
                 run_model m;
-                run_begin(&m, test_random(&random) % 200, how % 2 ? SPDL_TAIL_DROP : SPDL_TAIL_KEEP,
-                          from);
+                run_begin(&m, 1 + test_random(&random) % 200,
+                          how % 2 ? SPDL_TAIL_DROP : SPDL_TAIL_KEEP, from, how >= 4);
                 for (int moves = 0; moves < 3; ++moves) {
                     const uint64_t level = test_random(&random) % 8;
                     for (int r = 0; r < m.world; ++r)
-                        run_take(&m, r, how < 2 ? level : test_random(&random) % (how == 2 ? 4 : 20));
+                        run_take(&m, r, how % 4 < 2 ? level : test_random(&random) %
+                                                              (how % 4 == 2 ? 4 : 20));
                     run_move(&m, moves % 2 ? from : to);
                     check_ascending(&m);
                 }
@@ -873,7 +905,7 @@ static void level_ranks_keep_the_order(void) {
 /* One rank is far ahead: the text stays short, and goes on being when all have passed it. */
 static void texts_of_what_is_left_stay_short(void) {
     run_model m;
-    run_begin(&m, 100000, SPDL_TAIL_KEEP, 16);
+    run_begin(&m, 100000, SPDL_TAIL_KEEP, 16, false);
     for (int move = 0; move < 12; ++move) {
         for (int r = 0; r < m.world; ++r) run_take(&m, r, (uint64_t)(20 + r % 3 * (move % 5)));
         run_move(&m, 1 + (move * 5 + 3) % 16);
@@ -1009,22 +1041,6 @@ static void hashes_tell_bytes_apart(void) {
 }
 
 /* --- mixtures --- */
-
-static spdl_mixture *mixture_of(spdl_mixture_desc desc, const char *file, int line) {
-    spdl_mixture *m = NULL;
-    spdl_error error;
-    desc.error = &error;
-    if (!test_check_eq(spdl_mixture_create(&m, &desc), SPDL_OK, file, line, "create"))
-        fprintf(stderr, "%s\n", error.text);
-    REQUIRE(m != NULL);
-    return m;
-}
-
-#define MIXTURE(...) mixture_of((spdl_mixture_desc){ __VA_ARGS__ }, __FILE__, __LINE__)
-#define WEIGHTS(...)                                                                               \
-    .weights = (const double[]){ __VA_ARGS__ },                                                    \
-    .sources = sizeof((const double[]){ __VA_ARGS__ }) / sizeof(double)
-#define LENGTHS(...) .lengths = (const uint64_t[]){ __VA_ARGS__ }
 
 /* The sources at the first positions, and the number of each item where there is place. */
 static const char *mixed_text(const spdl_mixture *m, uint64_t first, uint64_t count) {
@@ -1328,11 +1344,11 @@ static void samplers_are_mixed(void) {
             k = 0;
             for (void *v = NULL; spdl_pipeline_next(p, &v, SPDL_SECONDS(15)) == SPDL_OK; ++k) {
                 const spdl_index *it = (const spdl_index *)v;
-                const uint64_t position = 2 * k + (uint64_t)(i % 2), all = epoch * 500 + position;
+                const uint64_t position = it->position, all = epoch * 500 + position;
                 uint32_t source = 9;
                 uint64_t index = 0;
                 CHECK_EQ(spdl_mixture_at(m, all, &source, &index), SPDL_OK);
-                CHECK_EQ(it->position, position);
+                CHECK_EQ(it->position / 2, k);
                 CHECK_EQ(it->epoch, epoch);
                 CHECK_EQ(it->source, source);
                 spdl_sampler *fresh = source == 2 ? SAMPLER(.count = 7)
@@ -1350,6 +1366,43 @@ static void samplers_are_mixed(void) {
         for (int j = 0; j < 3; ++j) spdl_sampler_destroy(of[j]);
     }
     spdl_mixture_destroy(m);
+}
+
+/* Two sources of the same weight on two ranks, four on four: nobody has one of them alone; and a run
+   that goes on on as many ranks goes on as it would have. */
+static void ranks_share_each_source(void) {
+    spdl_sampler *of[4], *s[4], *on[4];
+    spdl__rank_at had[4];
+    spdl_error error;
+    for (int i = 0; i < 4; ++i) of[i] = SHUFFLED(.count = 100, .seed = (uint64_t)i);
+    spdl_mixture *m = MIXTURE(WEIGHTS(1, 1, 1, 1));
+    for (int world = 2; world <= 4; world += 2) {
+        bool seen[4000] = { false };
+        for (int r = 0; r < world; ++r) {
+            long found[4] = { 0 };
+            s[r] = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of,
+                           .draws = 4000, .ranks = { r, world });
+            for (uint64_t k = 0; k < 4000 / (uint64_t)world; ++k) {
+                spdl_index it;
+                CHECK_EQ(spdl_sampler_item(s[r], 1, k, &it), SPDL_OK);
+                CHECK(!seen[it.position] && it.position / (uint64_t)world == k);
+                seen[it.position] = true;
+                ++found[it.source];
+            }
+            for (int i = 0; i < 4; ++i) CHECK(fabs((double)found[i] - 1000.0 / world) < 100);
+            had[r].local = 37, had[r].results = 0;
+        }
+        for (int r = 0; r < world; ++r) {
+            on[r] = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of,
+                            .draws = 4000, .ranks = { r, world });
+            CHECK_EQ(spdl__sampler_resume(on[r], 1, had, world, &error), SPDL_OK);
+            for (uint64_t k = 37; k < 4000 / (uint64_t)world; ++k)
+                CHECK_EQ(spdl__sampler_global(on[r], 1, k - 37), spdl__sampler_global(s[r], 1, k));
+        }
+        for (int r = 0; r < world; ++r) spdl_sampler_destroy(s[r]), spdl_sampler_destroy(on[r]);
+    }
+    spdl_mixture_destroy(m);
+    for (int i = 0; i < 4; ++i) spdl_sampler_destroy(of[i]);
 }
 
 static void mixtures_with_lengths_start_over_each_epoch(void) {
@@ -1474,6 +1527,7 @@ TEST_TABLE(sampler) {
     TEST_CASE(mixtures_that_make_no_sense_are_refused),
     TEST_CASE(a_merge_of_equal_weights_is_the_same),
     TEST_CASE(samplers_are_mixed),
+    TEST_CASE(ranks_share_each_source),
     TEST_CASE(mixtures_with_lengths_start_over_each_epoch),
     TEST_CASE(no_memory_is_told),
     TEST_END,
