@@ -2087,11 +2087,11 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
    depends on the desc and the epoch alone. The epoch is hashed together with the seed: epochs and
    seeds share no order.
 
-   Costs. An index of SPDL_SAMPLE_SHUFFLED takes about 10 ns, and the sampler some hundred bytes and,
-   for up to 1,024 indices, two tables of them; that order is a true shuffle, above it a permutation
-   by hashing. What else there is, for each index or block: SPDL_SAMPLE_BLOCKS 16 bytes a block and
-   some 10 ns for each at the begin of an epoch; SPDL_SAMPLE_WEIGHTED 16 bytes an index, and 10 ns;
-   SPDL_SAMPLE_WEIGHTED_ONCE 24 bytes an index, and 0.4 us for each at the begin of an epoch.
+   Costs. An index of SPDL_SAMPLE_SHUFFLED takes 10 to 15 ns, and the sampler 1.3 KB whatever the
+   count. Up to 4,096 indices it is a true shuffle, in 16 KB; above, a permutation by hashing. The
+   others: SPDL_SAMPLE_BLOCKS 16 bytes a block, and 20 ns for each at the begin of an epoch;
+   SPDL_SAMPLE_WEIGHTED 16 bytes an index, and two accesses to them; SPDL_SAMPLE_WEIGHTED_ONCE 24
+   bytes an index, and 0.3 us for each at the begin of an epoch.
 
    Seek. spdl_pipeline_rewind(p, n, timeout) goes on with item number n of epoch 0 in no time, and
    spdl_sampler_skip leaves out positions, as those of a loss spike. */
@@ -2145,7 +2145,7 @@ typedef struct spdl_sampler_desc {
     uint64_t block;        /* blocks: indices in each, the last one may have less; or */
     const uint64_t *block_sizes; /* those of each, together `count`; copied */
     uint64_t blocks;
-    bool shuffle_inside;   /* blocks of up to 1,024: best asked in order, as each needs its table */
+    bool shuffle_inside;   /* blocks of up to 4,096: best asked in order, as each needs its table */
     const double *weights; /* of each index, not negative; copied */
     spdl_index_fn index_fn; /* curriculum */
     void *ctx;             /* its first argument */
@@ -2262,11 +2262,13 @@ typedef struct spdl_mixture_desc {
 /* Makes a mixture: which source each position takes its item from, without state. After p positions
    a source with share x of the weights has given x * p items, but for what spdl_mixture_error says:
    for any p, counted from the last change, or end of a source. Sources of equal weight take turns.
-   Costs 40 bytes a source, as often as weights change or, with SPDL_MIXTURE_GO_ON, a source ends.
+   (SPDL_MERGE_WEIGHTED has the same order where all weights are equal, also when sources end. Else
+   it is further off: of weights 10, 1, 1 and so on it takes nine of the first before any other.)
+   Costs 36 bytes a source, as often as weights change or, with SPDL_MIXTURE_GO_ON, a source ends.
    Returns: SPDL_OK, SPDL_E_INVALID (desc->error names the field), SPDL_E_LIMIT: more than 2^22
             sources, counted again for each change and end; SPDL_E_NOMEM.
    Threads: any.
-   Blocks:  never: some 100 ns for each source, up to 10 ms when they have 5 to 32 weights.
+   Blocks:  never: 1 us for each source, and up to 5 ms when they have 5 to 32 weights.
    Owns:    the caller destroys *mixture, and keeps the arrays; NULL after a failure. */
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc);
 
@@ -2278,8 +2280,8 @@ SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixt
 SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture);
 
 /* Which source a position takes its item from, and which one of the source, from 0: with
-   SPDL_MIXTURE_REPEAT and lengths less than the length. Takes about 2 ns for each time the sources
-   have to be halved, with equal weights 5 in all.
+   SPDL_MIXTURE_REPEAT and lengths less than the length. Takes about 4 ns for each time the sources
+   have to be halved, where their weights fit the caches; with equal weights 7 in all.
    Returns: SPDL_OK, SPDL_END: the mixture is shorter.
    Threads: any.
    Blocks:  never.
@@ -17559,8 +17561,7 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
    the numbers 0, 1, 2 ... of what is left to numbers of what was left before it, in ascending order;
    the oldest one's are positions. Ranks are dealt the numbers of the newest. */
 
-#define SPDL__TABLE 1024u /* up to here a shuffle is a table */
-#define SPDL__SHUFFLE_ROUNDS 6 /* 4 are seen by tests of neighbours, below some 20,000 */
+#define SPDL__TABLE 4096u /* up to here a shuffle is a table: statistics see 5 rounds below 3,000 */
 #define SPDL__EDITS 16
 #define SPDL__MOST ((uint64_t)1 << 63) /* of what is counted here */
 
@@ -17600,7 +17601,7 @@ typedef struct spdl__shuffle {
     uint64_t key, n; /* n 0: none so far */
     uint64_t highs;  /* how many values the high part has */
     unsigned shift;
-    uint64_t round[SPDL__SHUFFLE_ROUNDS];
+    uint64_t key_of[5]; /* rounds */
     uint16_t *table; /* for those that may be few: the order, and after SPDL__TABLE its inverse */
 } spdl__shuffle;
 
@@ -17627,28 +17628,35 @@ SPDL__PRIVATE void spdl__shuffle_set(spdl__shuffle *shuffle, uint64_t key, uint6
     }
     for (shuffle->shift = 0; n >> 2 * shuffle->shift > 3; ++shuffle->shift) {}
     shuffle->highs = (n - 1) / ((uint64_t)1 << shuffle->shift) + 1;
-    for (i = 0; i < SPDL__SHUFFLE_ROUNDS; ++i)
-        shuffle->round[i] = spdl__hashed(spdl__hashed(key, n), (uint64_t)i);
+    for (i = 0; i < 5; ++i)
+        shuffle->key_of[i] = spdl__hashed(spdl__hashed(key, n), (uint64_t)i);
 }
 
-/* A hash of one part, below 2^64. */
+/* A hash of one part, of 32 bits. */
 SPDL__INLINE uint64_t spdl__shuffle_hash(uint64_t part, uint64_t key) {
     part = (part ^ key) * 0xbf58476d1ce4e5b9u;
-    return (part ^ part >> 32) * 0x94d049bb133111ebu;
+    return (part ^ part >> 32) * 0x94d049bb133111ebu >> 32;
+}
+
+/* high + a hash of low, modulo highs; with `back` minus. */
+SPDL__INLINE uint64_t spdl__shuffle_high(uint64_t high, uint64_t low, uint64_t key, uint64_t highs,
+                                         bool back) {
+    const uint64_t more = spdl__shuffle_hash(low, key) * highs >> 32;
+    const uint64_t sum = high + (back ? highs - more : more), wrapped = sum - highs;
+    return sum < highs ? sum : wrapped; /* no branch */
 }
 
 SPDL__INLINE uint64_t spdl__shuffle_at(const spdl__shuffle *shuffle, uint64_t x) {
     const uint64_t highs = shuffle->highs, lows = ((uint64_t)1 << shuffle->shift) - 1;
-    int i;
+    const uint64_t *key = shuffle->key_of;
     if (shuffle->n <= SPDL__TABLE) return shuffle->table[x];
     do {
         uint64_t high = x >> shuffle->shift, low = x & lows;
-        for (i = 0; i < SPDL__SHUFFLE_ROUNDS; i += 2) {
-            high += spdl__wide_product(spdl__shuffle_hash(low, shuffle->round[i]), highs).high;
-            high -= high >= highs ? highs : 0;
-            low += spdl__shuffle_hash(high, shuffle->round[i + 1]) >> 32;
-            low &= lows;
-        }
+        high = spdl__shuffle_high(high, low, key[0], highs, false);
+        low = (low + spdl__shuffle_hash(high, key[1])) & lows;
+        high = spdl__shuffle_high(high, low, key[2], highs, false);
+        low = (low + spdl__shuffle_hash(high, key[3])) & lows;
+        high = spdl__shuffle_high(high, low, key[4], highs, false);
         x = high << shuffle->shift | low;
     } while (SPDL__UNLIKELY(x >= shuffle->n));
     return x;
@@ -17656,17 +17664,15 @@ SPDL__INLINE uint64_t spdl__shuffle_at(const spdl__shuffle *shuffle, uint64_t x)
 
 SPDL__PRIVATE uint64_t spdl__shuffle_find(const spdl__shuffle *shuffle, uint64_t x) {
     const uint64_t highs = shuffle->highs, lows = ((uint64_t)1 << shuffle->shift) - 1;
-    int i;
+    const uint64_t *key = shuffle->key_of;
     if (shuffle->n <= SPDL__TABLE) return shuffle->table[SPDL__TABLE + x];
     do {
         uint64_t high = x >> shuffle->shift, low = x & lows;
-        for (i = SPDL__SHUFFLE_ROUNDS - 2; i >= 0; i -= 2) {
-            low -= spdl__shuffle_hash(high, shuffle->round[i + 1]) >> 32;
-            low &= lows;
-            high += highs;
-            high -= spdl__wide_product(spdl__shuffle_hash(low, shuffle->round[i]), highs).high;
-            high -= high >= highs ? highs : 0;
-        }
+        high = spdl__shuffle_high(high, low, key[4], highs, true);
+        low = (low - spdl__shuffle_hash(high, key[3])) & lows;
+        high = spdl__shuffle_high(high, low, key[2], highs, true);
+        low = (low - spdl__shuffle_hash(high, key[1])) & lows;
+        high = spdl__shuffle_high(high, low, key[0], highs, true);
         x = high << shuffle->shift | low;
     } while (x >= shuffle->n);
     return x;
@@ -18049,28 +18055,31 @@ SPDL__PRIVATE uint64_t spdl__alias_at(const spdl_sampler *s, uint64_t position) 
 SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
                                              spdl_index *item);
 
-SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
-                                     spdl_index *item) {
+SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint64_t position,
+                                           spdl_index *item) {
     uint64_t index = position;
-    if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
-    if (position >= sampler->length) return SPDL_END;
-    spdl__sampler_ready(sampler, epoch);
+    spdl__sampler_ready(s, epoch);
     item->position = position;
     item->epoch = epoch;
     item->source = 0;
-    switch (sampler->desc.order) {
+    switch (s->desc.order) {
     case SPDL_SAMPLE_SEQUENTIAL: break;
-    case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&sampler->outer, position); break;
-    case SPDL_SAMPLE_BLOCKS: index = spdl__block_at(sampler, position); break;
-    case SPDL_SAMPLE_WEIGHTED: index = spdl__alias_at(sampler, position); break;
-    case SPDL_SAMPLE_WEIGHTED_ONCE: index = sampler->drawn[position].index; break;
-    case SPDL_SAMPLE_CURRICULUM:
-        index = sampler->desc.index_fn(sampler->desc.ctx, epoch, position);
-        break;
-    case SPDL_SAMPLE_MIXTURE: return spdl__mixture_item(sampler, epoch, position, item);
+    case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&s->outer, position); break;
+    case SPDL_SAMPLE_BLOCKS: index = spdl__block_at(s, position); break;
+    case SPDL_SAMPLE_WEIGHTED: index = spdl__alias_at(s, position); break;
+    case SPDL_SAMPLE_WEIGHTED_ONCE: index = s->drawn[position].index; break;
+    case SPDL_SAMPLE_CURRICULUM: index = s->desc.index_fn(s->desc.ctx, epoch, position); break;
+    case SPDL_SAMPLE_MIXTURE: return spdl__mixture_item(s, epoch, position, item);
     }
     item->index = index;
-    return index < sampler->desc.count ? SPDL_OK : SPDL_E_INVALID;
+    return index < s->desc.count ? SPDL_OK : SPDL_E_INVALID;
+}
+
+SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
+                                     spdl_index *item) {
+    if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
+    if (position >= sampler->length) return SPDL_END;
+    return spdl__sampler_get(sampler, epoch, position, item);
 }
 
 SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t epoch,
@@ -18099,17 +18108,23 @@ SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, i
    in a rhythm that a rank could fall into, are dealt from another rank on in each row: the first of
    row `row`, after so many edits, is that of rank world - this, modulo world. It depends on where
    the row begins, so it is the same when a run goes on from there. */
-SPDL__PRIVATE uint64_t spdl__deal_turn(const spdl_sampler *s, uint64_t epoch, int edits,
-                                       uint64_t world, uint64_t row) {
-    uint64_t key;
+SPDL__NOINLINE uint64_t spdl__deal_turned(const spdl_sampler *s, uint64_t epoch, int edits,
+                                          uint64_t world, uint64_t row) {
+    const uint64_t key = spdl__hashed(s->desc.seed, epoch);
+    const uint64_t begin = spdl__sampler_up(s, epoch, edits, row * world);
+    return spdl__wide_product(spdl__hashed(key, begin), world).high;
+}
+SPDL__INLINE uint64_t spdl__deal_turn(const spdl_sampler *s, uint64_t epoch, int edits,
+                                      uint64_t world, uint64_t row) {
     if (s->desc.order != SPDL_SAMPLE_MIXTURE || world < 2) return 0;
-    key = spdl__hashed(s->desc.seed, epoch);
-    key = spdl__hashed(key, spdl__sampler_up(s, epoch, edits, row * world));
-    return spdl__wide_product(key, world).high;
+    return spdl__deal_turned(s, epoch, edits, world, row);
 }
 
-/* The rank whose number `column` of a row is. */
-SPDL__PRIVATE uint64_t spdl__deal_rank(uint64_t column, uint64_t turn, uint64_t world) {
+/* Which of a row is a rank's, and the other way round. */
+SPDL__INLINE uint64_t spdl__deal_column(uint64_t rank, uint64_t turn, uint64_t world) {
+    return rank + turn < world ? rank + turn : rank + turn - world;
+}
+SPDL__INLINE uint64_t spdl__deal_rank(uint64_t column, uint64_t turn, uint64_t world) {
     return column >= turn ? column - turn : column + world - turn;
 }
 
@@ -18174,8 +18189,8 @@ SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoc
     const uint64_t rest = left % world;
     if (sampler->desc.tail == SPDL_TAIL_DROP || rest == 0) return rows;
     if (sampler->desc.tail == SPDL_TAIL_PAD) return rows + 1;
-    return rows + ((rank + spdl__deal_turn(sampler, epoch, sampler->edits, world, rows)) % world <
-                   rest);
+    return rows + (spdl__deal_column(rank, spdl__deal_turn(sampler, epoch, sampler->edits, world,
+                                                           rows), world) < rest);
 }
 
 /* The position that rank `rank` of `world` is dealt as its item `number`, beyond the length if there
@@ -18183,14 +18198,14 @@ SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoc
 SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch, uint64_t rank,
                                            uint64_t world, uint64_t number) {
     const uint64_t turn = spdl__deal_turn(s, epoch, s->edits, world, number);
-    return spdl__sampler_up(s, epoch, s->edits, number * world + (rank + turn) % world);
+    return spdl__sampler_up(s, epoch, s->edits,
+                            number * world + spdl__deal_column(rank, turn, world));
 }
 
 /* The position of this rank's item `number`; SPDL__NEVER: it has fewer. */
-SPDL__PRIVATE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch,
-                                            uint64_t number) {
+SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t epoch,
+                                               uint64_t number) {
     uint64_t at;
-    if (number >= s->length) return SPDL__NEVER;
     if (s->desc.tail != SPDL_TAIL_KEEP && number >= spdl_sampler_length(s, epoch))
         return SPDL__NEVER;
     at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank,
@@ -18198,13 +18213,20 @@ SPDL__PRIVATE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoc
     if (at < s->length) return at;
     return s->desc.tail == SPDL_TAIL_PAD ? at % s->length : SPDL__NEVER;
 }
+SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
+    const uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
+    if (number >= s->length) return SPDL__NEVER;
+    if (s->edits != 0 || s->desc.tail != SPDL_TAIL_KEEP || s->desc.order == SPDL_SAMPLE_MIXTURE)
+        return spdl__sampler_globally(s, epoch, number);
+    return at < s->length ? at : SPDL__NEVER;
+}
 
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
                                        spdl_index *item) {
     uint64_t position;
     if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
     position = spdl__sampler_global(sampler, epoch, number);
-    return position == SPDL__NEVER ? SPDL_END : spdl_sampler_at(sampler, epoch, position, item);
+    return position == SPDL__NEVER ? SPDL_END : spdl__sampler_get(sampler, epoch, position, item);
 }
 
 /* Puts an edit on top. A gap at the beginning becomes one with a gap below it, and one of ranks is
