@@ -337,7 +337,8 @@ else
 	    -Itests/cudart_min $< tests/cudart_sim.c tests/cuda_kit_sim.c -o $@ -lpthread -lm
 endif
 
-$(filter-out bench-npz bench-pipeline bench-sampler,$(BENCHES:%=bench-%)): bench-%: build/bench/bench_%
+$(filter-out bench-npz bench-pipeline bench-sampler,$(BENCHES:%=bench-%)): bench-%: \
+    build/bench/bench_%
 	@$< $(JSON:%=--json) $(ARGS)
 
 bench-pipeline: build/bench/bench_pipeline $(PIPE_PEERS:%=build/%)

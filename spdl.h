@@ -2070,8 +2070,8 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
 /* ============================================================================================= */
 /* >>sampler
    Which item comes when: shuffled, weighted, dealt to ranks, mixed from several data sets, skipped;
-   by arithmetic, so that any position of any epoch can be asked for at any time, on any machine. The
-   row SPDL_INDEX(sampler) makes a pipeline's items of it.
+   by arithmetic, so that any position of any epoch can be asked for at any time, on any machine.
+   The row SPDL_INDEX(sampler) makes a pipeline's items of it.
 
        spdl_sampler_desc desc = { 0 };
        desc.count = 1000000;                       indices 0 to 999,999
@@ -2107,8 +2107,8 @@ typedef struct spdl_index {
 typedef enum spdl_sampler_order {
     SPDL_SAMPLE_SEQUENTIAL,
     SPDL_SAMPLE_SHUFFLED,
-    SPDL_SAMPLE_BLOCKS,        /* blocks, as files are, in shuffled order; in each the indices as they
-                                  are, to be read in one go, or with .shuffle_inside shuffled */
+    SPDL_SAMPLE_BLOCKS,        /* blocks, as of files, in shuffled order; in each the indices in
+                                  order, to be read in one go, or with .shuffle_inside shuffled */
     SPDL_SAMPLE_WEIGHTED,      /* each drawn by weight, whatever was drawn before */
     SPDL_SAMPLE_WEIGHTED_ONCE, /* the same without what was drawn in this epoch; weight 0: never */
     SPDL_SAMPLE_CURRICULUM,    /* what index_fn says */
@@ -2156,8 +2156,8 @@ typedef struct spdl_sampler_desc {
 } spdl_sampler_desc;
 
 /* Makes a sampler. That of a mixture goes through each source's own order: where a source has no
-   length in the mixture, or comes again, once more in another epoch of that source. When the mixture
-   never ends (`draws` is needed then) the next epoch goes on with it; else it starts over.
+   length in the mixture, or comes again, once more in another epoch of that source. When the
+   mixture never ends (`draws` is needed then) the next epoch goes on with it; else it starts over.
    Returns: SPDL_OK, SPDL_E_INVALID (desc->error names the field), SPDL_E_NOMEM.
    Threads: any.
    Blocks:  never.
@@ -2179,8 +2179,8 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler);
 SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch);
 
 /* This rank's item `number` of an epoch, from 0: what SPDL_INDEX makes.
-   Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: what index_fn returned is in item->index
-            and not less than count.
+   Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: what index_fn returned is in
+            item->index and not less than count.
    Threads: one at a time, a running pipeline with SPDL_INDEX being one of them. A second sampler of
             the same desc is for another thread.
    Blocks:  never.
@@ -2206,9 +2206,9 @@ SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint
 SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t epoch,
                                               uint64_t index, uint64_t *position);
 
-/* Leaves out the positions from `begin` to `end` - 1 of an epoch; what follows is dealt to the ranks
-   anew, so all of them have to do it. None of the positions may have been taken; a run that goes on
-   from before them (spdl_pipeline_rewind, or a saved state) jumps over them.
+/* Leaves out the positions from `begin` to `end` - 1 of an epoch; what follows is dealt to the
+   ranks anew, so all of them have to do it. None of the positions may have been taken; a run that
+   goes on from before them (spdl_pipeline_rewind, or a saved state) jumps over them.
    Returns: SPDL_OK; SPDL_E_INVALID: begin > end; SPDL_E_LIMIT: more than 16 skips of epochs from
             the one that was loaded on.
    Threads: as spdl_sampler_item; not while a pipeline uses the sampler.
@@ -2220,8 +2220,8 @@ SPDL_API spdl_result spdl_sampler_skip(spdl_sampler *sampler, uint64_t epoch, ui
 /* Rank and world as a launcher has set them: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK
    and _SIZE (Open MPI), PMI_RANK and PMI_SIZE (MPICH), SLURM_PROCID and SLURM_NTASKS (srun): the
    first of these that there are. error may be NULL.
-   Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none, *ranks is 0 of 1; SPDL_E_INVALID: they make no
-            sense, which `error` says, and *ranks is as before.
+   Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none, *ranks is 0 of 1; SPDL_E_INVALID: they make
+            no sense, which `error` says, and *ranks is as before.
    Threads: any, while no other one changes the environment.
    Blocks:  never.
    Owns:    nothing. */
@@ -2263,7 +2263,7 @@ typedef struct spdl_mixture_desc {
    a source with share x of the weights has given x * p items, but for what spdl_mixture_error says:
    for any p, counted from the last change, or end of a source. Sources of equal weight take turns.
    (SPDL_MERGE_WEIGHTED has the same order where all weights are equal, also when sources end. Else
-   it is further off: of weights 10, 1, 1 and so on it takes nine of the first before any other.)
+   it is further off: of weights 10, 1, 1 and so on it takes ten of the first before any other.)
    Costs 36 bytes a source, as often as weights change or, with SPDL_MIXTURE_GO_ON, a source ends.
    Returns: SPDL_OK, SPDL_E_INVALID (desc->error names the field), SPDL_E_LIMIT: more than 2^22
             sources, counted again for each change and end; SPDL_E_NOMEM.
@@ -2296,9 +2296,10 @@ SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t posit
    Owns:    nothing. */
 SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture);
 
-/* How many items more or less than its share a source may have given, after any number of positions:
-   proven for these weights. At most 1 with up to 4 different weights (equal ones count once), as a
-   rule with up to 8, and never more than 1.7. From 2^50 positions on rounding adds to it.
+/* How many items more or less than its share a source may have given, after any number of
+   positions: proven for these weights. At most 1 with up to 4 different weights (equal ones count
+   once), as a rule with up to 8, and never more than 1.7. From 2^50 positions on rounding adds to
+   it.
    Returns: the items.
    Threads: any.
    Blocks:  never.
@@ -17552,14 +17553,14 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
 
 /* ============================================================================================= */
 /* >>sampler-impl
-   Orders are functions of (seed, epoch, position). What they need more of is kept in the sampler for
-   one key or epoch at a time, and made anew when another is asked for: so one thread calls at a
+   Orders are functions of (seed, epoch, position). What they need more of is kept in the sampler
+   for one key or epoch at a time, and made anew when another is asked for: so one thread calls at a
    time, which also holds for the calls of a source. What >>state asks, from the trainer's thread
    (spdl__sampler_global and below), looks at ranks and edits alone, which do not change meanwhile.
 
    Edits take positions out of an epoch, for spdl_sampler_skip and for a run that goes on. Each maps
-   the numbers 0, 1, 2 ... of what is left to numbers of what was left before it, in ascending order;
-   the oldest one's are positions. Ranks are dealt the numbers of the newest. */
+   the numbers 0, 1, 2 ... of what is left to numbers of what was left before it, in ascending
+   order; the oldest one's are positions. Ranks are dealt the numbers of the newest. */
 
 #define SPDL__TABLE 4096u /* up to here a shuffle is a table: statistics see 5 rounds below 3,000 */
 #define SPDL__EDITS 16
@@ -17594,9 +17595,10 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes) {
 /* --- shuffles --- */
 
 /* The numbers below n in an order that depends on the key. Few of them are shuffled, in a table. Of
-   more, the part above `shift` bits and that below are changed in turn by a hash of the other one (a
-   Feistel network that adds, as that reaches odd permutations, too); what comes out at n or above
-   goes through again, which is rare: the parts leave room for less than `1 << shift` of those. */
+   more, the part above `shift` bits and that below are changed in turn by a hash of the other one
+   (a Feistel network that adds, as that reaches odd permutations, too); what comes out at n or
+   above goes through again, which is rare: the parts leave room for less than `1 << shift` of
+   those. */
 typedef struct spdl__shuffle {
     uint64_t key, n; /* n 0: none so far */
     uint64_t highs;  /* how many values the high part has */
@@ -17691,9 +17693,9 @@ typedef struct spdl__drawn {
     uint64_t key, index;
 } spdl__drawn;
 
-/* Positions that are left out, see above. Of one gap: those from `from` to from + gap - 1. Of ranks:
-   rank r of `world` has had its first done[r]; at least one has had none, and `order` is `done` in
-   ascending order. */
+/* Positions that are left out, see above. Of one gap: those from `from` to from + gap - 1. Of
+   ranks: rank r of `world` has had its first done[r]; at least one has had none, and `order` is
+   `done` in ascending order. */
 typedef struct spdl__edit {
     uint64_t epoch, from, gap;
     uint64_t world; /* 0: a gap */
@@ -17709,7 +17711,7 @@ struct spdl_sampler {
     bool ready;
     spdl__shuffle outer, inner; /* of indices or blocks; in a block */
     uint64_t *start;        /* blocks: the first index of each, and count */
-    uint64_t *slot;         /* blocks: the first position of each in this epoch's order, and count */
+    uint64_t *slot;         /* blocks: the first position of each of this epoch, and count */
     uint64_t at_slot;       /* blocks: where the last position was */
     spdl__alias *alias;
     spdl__drawn *drawn;
@@ -17834,7 +17836,7 @@ SPDL__COLD bool spdl__alias_make(spdl_sampler *s, const double *weight) {
         if (weight[i] > weight[heaviest]) heaviest = i;
         queue[share[i] < 1 ? small++ : --large] = i;
     }
-    while (small > 0 && large < n) { /* those with less lie before `small`, with more from large on */
+    while (small > 0 && large < n) { /* those with less lie before `small`, others from `large` */
         const uint64_t less = queue[--small], more = queue[large];
         s->alias[less].keep = (uint64_t)(share[less] * 18446744073709551616.0);
         s->alias[less].other = more;
@@ -17876,7 +17878,8 @@ SPDL__COLD bool spdl__sampler_tables(spdl_sampler *s, const spdl_sampler_desc *d
             s->spec = spdl__hashed(s->spec, s->start[i + 1]);
         }
     }
-    if (desc->order != SPDL_SAMPLE_WEIGHTED && desc->order != SPDL_SAMPLE_WEIGHTED_ONCE) return true;
+    if (desc->order != SPDL_SAMPLE_WEIGHTED && desc->order != SPDL_SAMPLE_WEIGHTED_ONCE)
+        return true;
     for (i = 0; i < desc->count; ++i) {
         memcpy(&least, &desc->weights[i], sizeof(least));
         s->spec = spdl__hashed(s->spec, least);
@@ -17957,8 +17960,8 @@ SPDL__PRIVATE uint64_t spdl__last_at_most(const uint64_t *number, uint64_t count
     return low;
 }
 
-/* -log2 of a random number between 0 and 1, times 2^52 (what it misses is below 2^-50). By squaring:
-   each time the logarithm doubles. Integers, so it is the same on every machine. */
+/* -log2 of a random number between 0 and 1, times 2^52 (what it misses is below 2^-50). By
+   squaring: each time the logarithm doubles. Integers, so it is the same on every machine. */
 SPDL__PRIVATE uint64_t spdl__minus_log2(uint64_t random) {
     uint64_t x = random | 1, log = 63;
     int i;
@@ -18084,15 +18087,17 @@ SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint
 
 SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t epoch,
                                               uint64_t index, uint64_t *position) {
+    spdl_sampler_order order;
     uint64_t at = index;
     if (sampler == NULL || position == NULL) return SPDL_E_INVALID;
-    if (sampler->desc.order == SPDL_SAMPLE_WEIGHTED || sampler->desc.order >= SPDL_SAMPLE_CURRICULUM)
+    order = sampler->desc.order;
+    if (order == SPDL_SAMPLE_WEIGHTED || order >= SPDL_SAMPLE_CURRICULUM)
         return SPDL_E_UNSUPPORTED;
     if (index >= sampler->desc.count) return SPDL_E_NOT_FOUND;
     spdl__sampler_ready(sampler, epoch);
-    if (sampler->desc.order == SPDL_SAMPLE_SHUFFLED) at = spdl__shuffle_find(&sampler->outer, index);
-    if (sampler->desc.order == SPDL_SAMPLE_BLOCKS) at = spdl__block_find(sampler, index);
-    if (sampler->desc.order == SPDL_SAMPLE_WEIGHTED_ONCE)
+    if (order == SPDL_SAMPLE_SHUFFLED) at = spdl__shuffle_find(&sampler->outer, index);
+    if (order == SPDL_SAMPLE_BLOCKS) at = spdl__block_find(sampler, index);
+    if (order == SPDL_SAMPLE_WEIGHTED_ONCE)
         for (at = 0; at < sampler->length && sampler->drawn[at].index != index; ++at) {}
     if (at >= sampler->length) return SPDL_E_NOT_FOUND;
     *position = at;
@@ -18193,8 +18198,8 @@ SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoc
                                                            rows), world) < rest);
 }
 
-/* The position that rank `rank` of `world` is dealt as its item `number`, beyond the length if there
-   are not as many. */
+/* The position that rank `rank` of `world` is dealt as its item `number`, beyond the length if
+   there are not as many. */
 SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch, uint64_t rank,
                                            uint64_t world, uint64_t number) {
     const uint64_t turn = spdl__deal_turn(s, epoch, s->edits, world, number);
@@ -18334,8 +18339,9 @@ SPDL__PRIVATE spdl_result spdl__sampler_resume(spdl_sampler *s, uint64_t epoch,
     result = spdl__edit_ranks(s, epoch, done, (uint64_t)world);
     spdl__free(&s->desc.allocator, done, 8 * (size_t)world);
     if (result == SPDL_E_LIMIT)
-        return spdl__error_set(error, result, "spdl: state: epoch %llu was gone on with, or skipped "
-                               "in, too often: more than %d times", (spdl__llu)epoch, SPDL__EDITS);
+        return spdl__error_set(error, result, "spdl: state: epoch %llu was gone on with, or "
+                               "skipped in, too often: more than %d times", (spdl__llu)epoch,
+                               SPDL__EDITS);
     return result == SPDL_OK ? SPDL_OK : spdl__error_set(error, result, "spdl: state: no memory");
 }
 
@@ -18432,8 +18438,8 @@ SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const cha
         if (there == NULL)
             return spdl__error_set(error, SPDL_E_FORMAT, "spdl: state: it says nothing of the "
                                    "sampler's %s", key);
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: state: %s of the sampler is %.*s, that "
-                               "of the saved run was %.*s%s", key, (int)(end - at), at,
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: state: %s of the sampler is %.*s, "
+                               "that of the saved run was %.*s%s", key, (int)(end - at), at,
                                (int)spdl__min(strcspn(there, " \n"), 32), there,
                                strcmp(key, "data") == 0 ? ": it is another data set" : "");
     }
@@ -18510,20 +18516,21 @@ SPDL__PRIVATE spdl_result spdl__sampler_adopt(spdl_sampler *s, const char *text,
 }
 
 /* --- mixtures ---
-   A binary tree. Its leaves are groups of sources of the same weight, which take turns. Of the items
-   that a node gets, the first c are split so that its left child, of share f of the weights, has c *
-   f of them, rounded: which one gets the next item, and how many it has had, is one multiplication.
+   A binary tree. Its leaves are groups of sources of the same weight, which take turns. Of the
+   items that a node gets, the first c are split so that its left child, of share f of the weights,
+   has c * f of them, rounded: which one gets the next item, and how many it has had, is one
+   multiplication.
 
    How far a source is off. Rounding adds up to 1/2 at each node, either way, and what a node is off
-   goes on to its children by their shares. So a leaf of weight w is off by up to (1 + the sum of w /
-   W over the nodes above it but the root, W being theirs) / 2. With the tree of Huffman, where a
+   goes on to its children by their shares. So a leaf of weight w is off by up to (1 + the sum of w
+   / W over the nodes above it but the root, W being theirs) / 2. With the tree of Huffman, where a
    node's children weigh less than its sibling, the sum is below that of 1 / 1, 1 / 1, 1 / 2, 1 / 3,
    1 / 5 and so on by Fibonacci's numbers, less the first: 2.36, and the error below 1.68. With two
-   levels it is at most 1, so nobody is off by more than 1 with 4 leaves; up to 32 leaves are swapped
-   about until that is so, or for a while. Of k sources that take turns each is off by (k - 1) / k
-   more, and by 1 / k of what their leaf is. (To be off by less than 1 always can be had one position
-   after the other, by the earliest deadline; but nobody knows how to find the source at a position
-   without those before it.)
+   levels it is at most 1, so nobody is off by more than 1 with 4 leaves; up to 32 leaves are
+   swapped about until that is so, or for a while. Of k sources that take turns each is off by (k -
+   1) / k more, and by 1 / k of what their leaf is. (To be off by less than 1 always can be had one
+   position after the other, by the earliest deadline, Tijdeman's way; but we know of none that
+   finds the source at a position without those before it.)
 
    Weights are rounded to 2^-62 of their sum, shares to 2^-64: after 2^50 positions this is below
    0.001 of an item. */
@@ -18583,7 +18590,7 @@ SPDL__PRIVATE uint64_t spdl__fraction(uint64_t a, uint64_t b) {
     return quotient;
 }
 
-/* Of the first c items of a node: how many its left child has. *next: it gets the one after them. */
+/* Of the first c items of a node: how many its left child has. *next: it gets the next one. */
 SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
     const spdl__wide product = spdl__wide_product(c, share);
     const uint64_t half = (uint64_t)1 << 63, low = product.low + half;
@@ -18806,7 +18813,8 @@ SPDL__COLD double spdl__mix_finish(spdl__phase *phase, spdl__mixing *mixing) {
                                                          : node->kid[k] - mixing->groups;
     }
     for (i = 0; i < mixing->groups; ++i) {
-        const double off = mixing->groups == 1 ? 0 : 0.5 + ((double)mixing->at[i] + 64) / 134217728.0;
+        const double sum = ((double)mixing->at[i] + 64) / 67108864.0; /* 64: it was rounded */
+        const double off = mixing->groups == 1 ? 0 : (1 + sum) / 2;
         const double turns = (double)phase->group[i].count;
         if (off / turns + (turns - 1) / turns > most) most = off / turns + (turns - 1) / turns;
     }

@@ -100,7 +100,8 @@ static double grain_ns(const void *arg) { return each_ns(grain_run, arg); }
 static void order_row(const char *name, spdl_sampler_desc desc, uint64_t stride, bool inverse,
                       double goal) {
     const bool shuffled = desc.order == SPDL_SAMPLE_SHUFFLED && grain_shuffle != NULL && !inverse;
-    const bench_row row = { name, "ns", shuffled ? "Grain, 4 rounds" : NULL, false, goal, false, 0 };
+    const char *peer = shuffled ? "Grain, 4 rounds" : NULL;
+    const bench_row row = { name, "ns", peer, false, goal, false, 0 };
     indices x = { NULL, NULL, desc.draws != 0 ? desc.draws : desc.count, stride, inverse };
     if (!bench_wanted(name)) return;
     x.s = sampler_of(&desc);
@@ -111,7 +112,7 @@ static void order_row(const char *name, spdl_sampler_desc desc, uint64_t stride,
 
 static void orders(void) {
     static double weights[1000000];
-    spdl_sampler_desc desc = { SPDL_SAMPLE_SHUFFLED };
+    spdl_sampler_desc desc = { .order = SPDL_SAMPLE_SHUFFLED };
     size_t i;
     for (i = 0; i < 1000000; ++i) weights[i] = (double)(i % 10 + 1);
     desc.count = 4096;
@@ -139,7 +140,7 @@ static void orders(void) {
 static void mixture_row(const char *name, size_t sources, int kind, uint64_t stride) {
     static double weights[65536];
     const bench_row row = { name, "ns", NULL, false, 0, false, 0 };
-    spdl_mixture_desc desc = { sources, weights };
+    spdl_mixture_desc desc = { .sources = sources, .weights = weights };
     spdl_mixture *m = NULL;
     indices x = { NULL, NULL, 0, stride, false };
     uint64_t random = 5;
@@ -165,7 +166,7 @@ static void mixtures(void) {
     static double weights[65536];
     const bench_row create = { "mixture.create.65536", "ms", NULL, false, 0, false, 0 };
     const bench_row swapped = { "mixture.create.8", "ms", NULL, false, 0, false, 0 };
-    spdl_mixture_desc desc = { 65536, weights };
+    spdl_mixture_desc desc = { .sources = 65536, .weights = weights };
     uint64_t random = 1;
     size_t i;
     for (i = 0; i < 65536; ++i) weights[i] = (double)(spdl__random(&random) >> 20) + 1;
@@ -174,7 +175,8 @@ static void mixtures(void) {
     mixture_row("mixture.8.random", 8, 1, 0x9e3779b97f);
     mixture_row("mixture.8.equal", 8, 0, 1);
     mixture_row("mixture.65536", 65536, 1, 1);
-    if (bench_wanted(create.name)) bench_compare_sides(&create, ROUNDS, create_ms, &desc, NULL, NULL);
+    if (bench_wanted(create.name))
+        bench_compare_sides(&create, ROUNDS, create_ms, &desc, NULL, NULL);
     desc.sources = 8;
     if (bench_wanted(swapped.name))
         bench_compare_sides(&swapped, ROUNDS, create_ms, &desc, NULL, NULL);
@@ -182,7 +184,7 @@ static void mixtures(void) {
 
 /* A sampler of one of 1,000 ranks, made and told what they all have delivered. */
 static double resume_us(const void *arg) {
-    spdl_sampler_desc desc = { SPDL_SAMPLE_SHUFFLED };
+    spdl_sampler_desc desc = { .order = SPDL_SAMPLE_SHUFFLED };
     spdl_sampler *s;
     spdl_error error;
     const uint64_t start = bench_ns();
@@ -220,7 +222,7 @@ static void going_on(void) {
     if (bench_wanted(uneven.name))
         bench_compare_sides(&uneven, ROUNDS, resume_us, ahead, NULL, NULL);
     if (bench_wanted(text.name)) {
-        spdl_sampler_desc desc = { SPDL_SAMPLE_SHUFFLED };
+        spdl_sampler_desc desc = { .order = SPDL_SAMPLE_SHUFFLED };
         spdl_sampler *s;
         desc.count = 20000000;
         s = sampler_of(&desc);
@@ -299,7 +301,7 @@ static void whole_row(const char *name, const char *unit, const whole *w, bench_
 
 static void epochs(void) {
     static double weights[1000000];
-    whole w = { { SPDL_SAMPLE_SHUFFLED }, "shuffled" };
+    whole w = { { .order = SPDL_SAMPLE_SHUFFLED }, "shuffled" };
     size_t i;
     for (i = 0; i < 1000000; ++i) weights[i] = (double)(i % 10 + 1);
     w.desc.count = 1000000;

@@ -3,7 +3,7 @@
 bench_sampler starts this program. The first line tells versions, "spdl 0.8.0, grain 0.2.18", or -;
 the second one the library with Grain's index_shuffle, which bench_sampler calls itself, or -. Then
 lines are read, OPERATION REPEATS COUNT, and each is answered by the nanoseconds of one repetition,
-that is of an epoch of COUNT indices, or by bytes. A line beginning with ! is why there is no answer.
+that is of an epoch of COUNT indices, or by bytes. A line beginning with ! says why there is none.
 """
 
 import importlib.metadata

@@ -60,7 +60,8 @@ static void refused(const spdl_sampler_desc *desc, const char *text, const char 
 /* Every index once, and found again. */
 static void a_shuffle_is_a_bijection(void) {
     static bool seen[70000];
-    for (uint64_t n = 1; n <= 70000; n = n < 300 || (n > 4000 && n < 4300) ? n + 1 : n * 9 / 8 + 1) {
+    for (uint64_t n = 1; n <= 70000;
+         n = n < 300 || (n > 4000 && n < 4300) ? n + 1 : n * 9 / 8 + 1) {
         spdl_sampler *s = SHUFFLED(.count = n, .seed = n);
         memset(seen, 0, sizeof seen);
         for (uint64_t p = 0; p < n; ++p) {
@@ -218,8 +219,8 @@ static void every_size_is_as_a_true_shuffle(void) {
     CHECK(worst_of(&sums[WEAK], false) > 5);
 }
 
-/* Where an index comes, the distance of neighbours, and what four corners of a square have in common:
-   what a network of too few rounds shows first. */
+/* Where an index comes, the distance of neighbours, and what four corners of a square have in
+   common: what a network of too few rounds shows first. */
 static double table_sigma(const long *found, size_t count, double expected) {
     double sum = 0;
     for (size_t i = 0; i < count; ++i)
@@ -446,7 +447,7 @@ static void without_replacement_the_draws_are_exact(void) {
 
 /* The logarithm in it, and weights from one end of the numbers to the other. */
 static void keys_of_any_weight_are_in_order(void) {
-    static const double w[] = { 5e-324, 1e-310, 2.2250738585072014e-308, 1e-200, 1, 3, 1e300, DBL_MAX };
+    static const double w[] = { 5e-324, 1e-310, DBL_MIN, 1e-200, 1, 3, 1e300, DBL_MAX };
     uint64_t random = test_seed();
     for (int i = 0; i < 10000; ++i) {
         const uint64_t x = test_random(&random) >> (i % 60);
@@ -476,9 +477,10 @@ static void a_curriculum_is_what_it_says(void) {
     CHECK_EQ(spdl_sampler_at(s, 0, 5, &it), SPDL_END);
     CHECK_EQ(spdl_sampler_position_of(s, 0, 1, &at), SPDL_E_UNSUPPORTED);
     spdl_pipeline *p = START(2, SPDL_INDEX(s), SPDL_SINK(3));
-    for (void *i = NULL; spdl_pipeline_next(p, &i, SPDL_SECONDS(15)) == SPDL_OK;) spdl_buffer_free(i);
-    failed_with(p, 0, "spdl: stage 0 'spdl_index', item 4: index_fn gave 8 for position 4 of epoch 0, "
-                      "must be less than count, 8");
+    for (void *i = NULL; spdl_pipeline_next(p, &i, SPDL_SECONDS(15)) == SPDL_OK;)
+        spdl_buffer_free(i);
+    failed_with(p, 0, "spdl: stage 0 'spdl_index', item 4: index_fn gave 8 for position 4 of epoch "
+                      "0, must be less than count, 8");
     spdl_pipeline_destroy(p);
     spdl_sampler_destroy(s);
 }
@@ -592,17 +594,18 @@ static void check_env(const char *const *set, spdl_result result, int rank, int 
 
 static void ranks_come_from_the_environment(void) {
     ENV(SPDL_E_NOT_FOUND, 0, 1, "", NULL);
-    ENV(SPDL_OK, 3, 8, "", "RANK", "3", "WORLD_SIZE", "8", "SLURM_PROCID", "0", "SLURM_NTASKS", "9");
+    ENV(SPDL_OK, 3, 8, "", "RANK", "3", "WORLD_SIZE", "8", "SLURM_PROCID", "0", "SLURM_NTASKS",
+        "9");
     ENV(SPDL_OK, 1, 2, "", "OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "2",
         "SLURM_PROCID", "0", "SLURM_NTASKS", "1");
     ENV(SPDL_OK, 0, 1, "", "PMI_RANK", "0", "PMI_SIZE", "1");
     ENV(SPDL_OK, 1023, 1024, "", "SLURM_PROCID", "1023", "SLURM_NTASKS", "1024");
     ENV(SPDL_E_NOT_FOUND, 0, 1, "", "SLURM_NTASKS", "4"); /* salloc without srun */
     ENV(SPDL_E_INVALID, 77, 78, "spdl: ranks: RANK is set, but WORLD_SIZE is not", "RANK", "3");
-    ENV(SPDL_E_INVALID, 77, 78, "spdl: ranks: RANK is 4 and WORLD_SIZE is 4, must be a number and a "
-        "larger one", "RANK", "4", "WORLD_SIZE", "4");
-    ENV(SPDL_E_INVALID, 77, 78, "spdl: ranks: PMI_RANK is -1 and PMI_SIZE is 4, must be a number and "
-        "a larger one", "PMI_RANK", "-1", "PMI_SIZE", "4");
+    ENV(SPDL_E_INVALID, 77, 78, "spdl: ranks: RANK is 4 and WORLD_SIZE is 4, must be a number and "
+        "a larger one", "RANK", "4", "WORLD_SIZE", "4");
+    ENV(SPDL_E_INVALID, 77, 78, "spdl: ranks: PMI_RANK is -1 and PMI_SIZE is 4, must be a number "
+        "and a larger one", "PMI_RANK", "-1", "PMI_SIZE", "4");
     ENV(SPDL_E_INVALID, 77, 78, "spdl: ranks: RANK is 1 and WORLD_SIZE is 99999999999, must be a "
         "number and a larger one", "RANK", "1", "WORLD_SIZE", "99999999999");
     ENV(SPDL_E_INVALID, 77, 78, "spdl: ranks: RANK is 1x and WORLD_SIZE is 2, must be a number and "
@@ -894,7 +897,7 @@ static void level_ranks_keep_the_order(void) {
                                                       : n >= 1000);
                 }
                 for (int r = 0; r < to; ++r) {
-                    CHECK(spdl_sampler_length(s[r], 1) >= 1000 / (uint64_t)to); /* all of the next */
+                    CHECK(spdl_sampler_length(s[r], 1) >= 1000 / (uint64_t)to); /* all again */
                     spdl_sampler_destroy(s[r]);
                 }
             next:
@@ -978,8 +981,9 @@ static void another_run_is_told_from_ours(void) {
 
 static void texts_that_make_no_sense_are_refused(void) {
     static const char *const bad[] = {
-        "left=", "left=x", "left=1", "left=1:", "left=1:5", "left=1:5+", "left=1:5+3,", "left=1:5+3x",
-        "left=1:0/1", "left=1:2/1", "left=1:2/1.", "left=1:2/1.1.1", "left=1:2/1*3", "left=1:2/1*0",
+        "left=", "left=x", "left=1", "left=1:", "left=1:5", "left=1:5+", "left=1:5+3,",
+        "left=1:5+3x", "left=1:0/1", "left=1:2/1", "left=1:2/1.", "left=1:2/1.1.1", "left=1:2/1*3",
+        "left=1:2/1*0",
         "left=1:2/1*", "left=1:99999999/1", "left=1:2/99.1", "left=1:500+1", "left=1:1+99999999999",
         "left=99999999999999999999999:1+1", "left=1:2/1.-1", "left=1:2/0*2/3",
     };
@@ -1183,7 +1187,8 @@ static void positions_are_asked_for_in_any_order(void) {
             CHECK(next[source] == UINT64_MAX || next[source] == index);
             next[source] = index + 1;
         }
-        CHECK(fabs((double)next[1] / (7 / 14.83) / ((double)first + 300) - 1) < 0.02 || first < 1000);
+        if (first > 1000)
+            CHECK(fabs((double)next[1] / (7 / 14.83) / ((double)first + 300) - 1) < 0.02);
     }
     spdl_mixture_destroy(m);
 }
@@ -1368,8 +1373,8 @@ static void samplers_are_mixed(void) {
     spdl_mixture_destroy(m);
 }
 
-/* Two sources of the same weight on two ranks, four on four: nobody has one of them alone; and a run
-   that goes on on as many ranks goes on as it would have. */
+/* Two sources of the same weight on two ranks, four on four: nobody has one of them alone; and a
+   run that goes on on as many ranks goes on as it would have. */
 static void ranks_share_each_source(void) {
     spdl_sampler *of[4], *s[4], *on[4];
     spdl__rank_at had[4];
