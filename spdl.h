@@ -17823,12 +17823,13 @@ SPDL__COLD bool spdl__alias_make(spdl_sampler *s, const double *weight) {
     const double most = spdl__weight_most(weight, n, &bad);
     double sum = 0, scale;
     double *share = (double *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)n, 16, 8);
-    uint64_t *queue = (uint64_t *)(void *)(share + n);
+    uint64_t *queue;
     s->alias = (spdl__alias *)spdl__sampler_hold(s, n, sizeof(*s->alias));
     if (s->alias == NULL || share == NULL) {
         spdl__free(&s->desc.allocator, share, (size_t)n * 16);
         return false;
     }
+    queue = (uint64_t *)(void *)(share + n);
     for (i = 0; i < n; ++i) sum += weight[i] / most;
     scale = (double)n / sum;
     for (i = 0; i < n; ++i) {
@@ -18475,8 +18476,10 @@ SPDL__PRIVATE spdl_result spdl__edit_read_ranks(spdl_sampler *s, const char **at
     if (world < 1 || world > 1 << 20) return SPDL_E_FORMAT;
     done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 8, 8);
     if (done == NULL) return SPDL_E_NOMEM;
-    while (r < world && (r == 0 || *(*at)++ == '.') && spdl__text_number(at, '\0', &value)) {
+    while (r < world && (r == 0 || **at == '.')) {
+        if (r > 0) ++*at;
         times = 1;
+        if (!spdl__text_number(at, '\0', &value)) break;
         if (**at == '*' && (++*at, !spdl__text_number(at, '\0', &times))) break;
         if (value > s->length / world + 1 || times < 1 || times > world - r) break;
         while (times-- > 0) done[r++] = value;

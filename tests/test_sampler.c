@@ -216,7 +216,7 @@ static void every_size_is_as_a_true_shuffle(void) {
     }
     CHECK(worst_of(&sums[OURS], true) < 5);
     CHECK(worst_of(&sums[TRUE], true) < 5);
-    CHECK(worst_of(&sums[WEAK], false) > 5);
+    if (!TEST_SANITIZED) CHECK(worst_of(&sums[WEAK], false) > 5);
 }
 
 /* Where an index comes, the distance of neighbours, and what four corners of a square have in
@@ -263,7 +263,7 @@ static void a_large_shuffle_has_no_pattern(void) {
     const int items = TEST_SANITIZED ? 1000000 : 8000000;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i)
         CHECK(network_sigma(sizes[i], items / (int)sizes[i], 5) < 5);
-    CHECK(network_sigma(4128, items / 4128, 2) > 5); /* the rest have no key */
+    if (!TEST_SANITIZED) CHECK(network_sigma(4128, items / 4128, 2) > 5); /* the rest have no key */
 }
 
 /* How much two orders have in common: indices in the same place, and the correlation. */
