@@ -633,6 +633,38 @@ static void orders_have_no_memory(void) {
     }
 }
 
+/* A run may go on on another machine, with another compiler or version: the hash of many items. */
+static void orders_are_the_same_everywhere(void) {
+    static const uint64_t golden[] = {
+        0x4e4ea1615593a915u, 0xf08cb5244e9f2665u, 0x45927c8effd56ae3u,
+        0x7e9e5b36f77b74dfu, 0xd838b81506c71874u, 0x20078d9c80a5bae0u,
+        0xf1d2483dc98ef591u };
+    double w[500];
+    uint64_t hash = 0;
+    for (int i = 0; i < 500; ++i) w[i] = i % 7 * 0.1 + i % 3;
+    spdl_mixture *m = MIXTURE(.weights = w, .sources = 500);
+    for (int k = 0; k < 6; ++k) {
+        spdl_sampler *s = SAMPLER(.order = (spdl_sampler_order)(k < 5 ? k : SPDL_SAMPLE_SHUFFLED),
+                                  .count = k == 5 ? 1000000007 : 500, .weights = w, .seed = 77,
+                                  .block = k == SPDL_SAMPLE_BLOCKS ? 30 : 0);
+        for (uint64_t e = 0; e < 3; ++e)
+            for (uint64_t p = 0; p < 300; ++p) {
+                const uint64_t index = index_at(s, e, p);
+                hash = spdl__hashed(hash, index);
+            }
+        if (!CHECK(hash == golden[k])) fprintf(stderr, "0x%llxu,\n", (unsigned long long)hash);
+        spdl_sampler_destroy(s);
+    }
+    for (uint64_t p = 0; p < 2000; ++p) {
+        uint64_t index;
+        uint32_t source;
+        CHECK_EQ(spdl_mixture_at(m, p * p, &source, &index), SPDL_OK);
+        hash = spdl__hashed(spdl__hashed(hash, source), index);
+    }
+    if (!CHECK(hash == golden[6])) fprintf(stderr, "0x%llxu,\n", (unsigned long long)hash);
+    spdl_mixture_destroy(m);
+}
+
 /* --- the row --- */
 
 /* The indices that a pipeline delivers up to an end, with their epoch. */
@@ -1510,6 +1542,7 @@ TEST_TABLE(sampler) {
     TEST_CASE(ranks_share_an_epoch),
     TEST_CASE(ranks_come_from_the_environment),
     TEST_CASE(orders_have_no_memory),
+    TEST_CASE(orders_are_the_same_everywhere),
     TEST_CASE(a_row_makes_the_items_of_a_rank),
     TEST_CASE(a_row_without_a_sampler_fails),
     TEST_CASE(items_lie_in_batches_in_place),
