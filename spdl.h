@@ -42,17 +42,17 @@
 
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
-       >>pipeline  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor  >>sampler
-       >>npz  >>files  >>cpp                                                declarations
+       >>pipeline  >>state  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor
+       >>sampler  >>npz  >>files  >>cpp                                     declarations
        >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix        what all stand on
        >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
-       >>edge-impl  >>flow-impl  >>claim-impl  >>call-impl  >>batch-impl    an item's way
-       >>merge-impl  >>defer-impl  >>again-impl  >>step-impl  >>tune-impl  >>next-impl
+       >>edge-impl  >>flow-impl  >>claim-impl  >>position-impl  >>call-impl  an item's way
+       >>batch-impl  >>merge-impl  >>defer-impl  >>again-impl  >>step-impl  >>tune-impl  >>next-impl
        >>stop-impl  >>create-impl  >>stats-impl  >>report-impl               around it
        >>cache-impl  >>compare-impl  >>headspace-impl
        >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl
        >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
-       >>files-impl  >>trace-impl  >>license
+       >>files-impl  >>state-impl  >>trace-impl  >>license
 
    WORDS
        item          a void * that moves through the pipeline; NULL is an item like any other
@@ -81,7 +81,7 @@
        Allocation happens in create and open calls only, through spdl_allocator, except in these
        cases: batches and buffers that the trainer keeps, what a stage emits at once for the first
        time, spdl_report_html, reading and writing npz (see >>npz-impl), records of files (>>files),
-       and a copy of what a trace has recorded while its file is written.
+       spdl_state_load, and a copy of what a trace has recorded while its file is written.
        A running pipeline allocates nothing. An item belongs to the library from the moment a stage
        hands it out until spdl_pipeline_next hands it to the trainer; see >>pipeline for the rules.
 
@@ -880,6 +880,7 @@ typedef struct spdl_batch {
 } spdl_batch;
 
 typedef struct spdl_pipeline spdl_pipeline;
+struct spdl__deal;
 
 typedef struct spdl_pipeline_desc {
     int workers;              /* threads of its own pool; 0: the thread in next does all the work */
@@ -900,6 +901,8 @@ typedef struct spdl_pipeline_desc {
     int trace_events;         /* kept of each thread and edge, of 32 bytes each; default 65536 */
     const struct spdl_report_desc *report; /* optional, is copied: see >>report */
     const struct spdl_doctor_desc *doctor; /* optional, is copied; NULL: as SPDL_DOCTOR says */
+    uint64_t seed;            /* of spdl_item_key */
+    const struct spdl__deal *deal; /* of the library: leave it NULL */
 } spdl_pipeline_desc;
 
 /* clang-format off */
@@ -1258,6 +1261,17 @@ SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path);
    Owns:    nothing. */
 SPDL_API bool spdl_flushing(const spdl_task *task);
 
+/* In a stage with .flush: nothing that it holds after this call, in its ctx, is of the inputs
+   before this one, as when a pack is full and handed on. With keeps_input it may be of this one, of
+   which no result has a part so far: it opens the next pack. Without it the stage holds nothing at
+   all. So what comes next does not depend on those inputs, and spdl_state_save notes a position
+   after them; without this a load makes the whole epoch again up to it.
+   Returns: nothing. In a row without .flush the call fails, and the pipeline.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_gathered(spdl_task *task, bool keeps_input);
+
 /* The epoch this item belongs to, from 0.
    Returns: 0 when the source is not continuous.
    Threads: a stage.
@@ -1304,6 +1318,92 @@ SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *form
    Blocks:  never.
    Owns:    nothing. */
 SPDL_API void spdl_stop(spdl_task *task);
+
+/* ============================================================================================= */
+/* >>state
+   To go on where a run was interrupted: the trainer saves the pipeline's position as a line of
+   text, beside its model, and another run loads it. A position says what was *delivered to the
+   trainer*; nothing of what waits in the pipeline is in it, that is made again. What the trainer
+   gets after a load is bit by bit what it would have got without the interruption, at any number of
+   workers and with any .concurrency and .buffer_size, if
+     - the order is the same in every run, as said under Order in >>pipeline, and the rows are, too
+     - sources make the item with number spdl_sequence(task) of epoch spdl_epoch(task), or seek when
+       the number is not the one after the last
+     - results are a function of the input, spdl_sequence, spdl_epoch, and spdl_item_key, which is
+       for random numbers
+     - what a stage keeps in its ctx does not matter, except in a row with .flush: that is called
+       with spdl_flushing first, for what it has gathered by then, and its results are freed.
+   What is taken ahead of the trainer, to a cache, a GPU or another thread, counts as delivered.
+   Where the order is not the same (SPDL_ORDER_COMPLETION, merges that take what is ready) nothing
+   is lost and nothing delivered twice. How many items may be overtaken by others then is limited:
+   to 2,048 as a rule, see .reorder_window.
+
+   What a load costs. Rows before the first SPDL_BATCH, or all if there is none, are called again
+   for what was under way, with .emits or .again for the item at hand as well, with .flush for all
+   since the call that said spdl_gathered: without that for the whole epoch. Rows after it that make
+   several results of a batch are called again for the batch at hand. Several sources, batches of
+   batches, .flush after a batch and merges in turn within a branch: the whole epoch up to the
+   position is made again, and freed. What was delivered never reaches the trainer a second time.
+
+   No position have items that are pushed (SPDL_FEED) or come from SPDL_FROM; several sources,
+   batches of batches, .emits, .again and .flush together with an order that is not the same; and a
+   pipeline whose doctor replays items.
+
+   Ranks. With SPDL_INDEX each rank saves a text of its own, which also says what the sampler does.
+   As many ranks as before go on with their own. Another number of them goes on when each gets the
+   texts of all, saved in the same epoch: what remains of it is dealt to them in order of position.
+   An item of which some results were delivered goes to one of them, which delivers the others. If
+   all ranks were level the order over all of them is the same as before. Batches are numbered on
+   from the mean of the ranks. Only at the end of an epoch this can be done for tables whose epoch
+   or batch at hand is made again, for results since a call of spdl_gathered, and for items ahead of
+   others. To jump over a loss spike: load, spdl_pipeline_stop, spdl_sampler_skip for positions to
+   come, and load what spdl_state_save says then.
+
+   Epochs. Saved after the last item of an epoch, the next call returns SPDL_END; saved after that,
+   the first item of the next epoch; after the end of all, the end again.
+
+       char text[SPDL_STATE_BYTES];
+       if (spdl_state_save(p, text, sizeof text) < 0) puts(text);          beside the model
+       ...
+       const char *texts[] = { text };
+       if (spdl_state_load(p, texts, 1, SPDL_FOREVER, &error) != SPDL_OK) puts(error.text);  */
+
+#define SPDL_STATE_BYTES 1024 /* the longest text, with its end */
+
+/* Writes where the trainer is: after what spdl_pipeline_next returned last, a line of text without
+   a newline. It takes less than a microsecond, and may be done after every step.
+   Returns: the length of the text, which is cut to `bytes` with its end, as by snprintf; or a
+            negative result, and `text` says why: SPDL_E_UNSUPPORTED: the table has no position, or
+            not now, as items are too far ahead of others.
+   Threads: the trainer.
+   Blocks:  never.
+   Owns:    the text is the caller's. */
+SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t bytes);
+
+/* Starts again at the position of a text, in a new pipeline or one that runs, as
+   spdl_pipeline_rewind does. A text that was changed, of another version, or of other rows or
+   another seed is refused, with a sentence that says what differs and how to load it all the same.
+   After a refusal the pipeline goes on as if nothing had been asked.
+   Returns: SPDL_OK; SPDL_E_FORMAT: no such text; SPDL_E_CHECKSUM: it was changed; SPDL_E_INVALID:
+            it does not fit this pipeline, or as rewind; SPDL_E_UNSUPPORTED as save; SPDL_E_NOMEM;
+            SPDL_TIMEOUT: calls still run, and the pipeline is stopped; the error when an init has
+            failed.
+   Threads: the trainer.
+   Blocks:  as spdl_pipeline_rewind.
+   Owns:    the texts are read in this call; error may be NULL. */
+SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const *texts, int count,
+                                     int64_t timeout_ns, spdl_error *error);
+
+/* A seed for the random numbers of this call: a hash of the seed of the pipeline (desc.seed), the
+   epoch (0 if the source is not continuous) and the number that spdl_sequence returns; with
+   SPDL_INDEX of the sampler's seed and the position, too. So it is the same after a load, whatever
+   the number of workers and, up to the first SPDL_BATCH, of ranks. The results of one item have the
+   same.
+   Returns: 64 bits, all of them good.
+   Threads: a stage.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 
 /* ============================================================================================= */
 /* >>stats
@@ -6444,7 +6544,8 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 
 /* A range of the source's items: the lowest, from 0 over all epochs, and how many more there are up
    to the highest. Of a feed, whose items nobody numbers, when they were pushed, in units of 256 ns:
-   the lowest is the oldest (after 78 hours they count from 0 again). */
+   the lowest is the oldest (after 78 hours they count from 0 again). After a row that marks it is
+   what >>position-impl says. */
 #define SPDL__SPAN_BITS 24
 #define SPDL__SPAN_MAX (((uint64_t)1 << SPDL__SPAN_BITS) - 1)
 #define SPDL__PUSHED_BITS 8
@@ -7107,6 +7208,48 @@ typedef struct spdl__counters {
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
 
+/* Which part of the items is made here. Numbers are counted as if this pipeline had made all of its
+   own; what users see (spdl_sequence, of batches too) is the number among those of all children. */
+typedef struct spdl__deal {
+    uint64_t chunk, children, child; /* `chunk` to each child in turn; no children: all of them */
+} spdl__deal;
+
+/* What has passed one point of the flow: a run whose source starts at item `low` passes the same,
+   after `results` others. (>>position-impl) */
+typedef struct spdl__mark {
+    uint64_t low, results;
+    uint64_t next; /* one past the highest item of what has passed */
+} spdl__mark;
+
+/* Where the trainer is: after what it took last. A run that starts there delivers the rest. */
+typedef struct spdl__position {
+    uint64_t epoch;
+    uint64_t source;    /* the item that the source begins with, in that epoch: of this pipeline, if
+                           items are dealt (desc.deal) */
+    uint64_t results;   /* so many results at the row that marks, or the sink, are not for us */
+    uint64_t number;    /* of the next batch of that row; of this pipeline, too */
+    uint64_t drops;     /* so many items in the sink are not, either */
+    uint64_t delivered; /* items of this epoch that the trainer got */
+} spdl__position;
+
+/* `results` of an item of the source were delivered before this run, or are to be dropped. */
+typedef struct spdl__skip {
+    uint64_t item; /* in the epoch; SPDL__NEVER: of all that come first */
+    uint64_t results;
+} spdl__skip;
+
+/* How a run begins. */
+typedef struct spdl__start {
+    spdl__position at;
+    bool loads;            /* rows with .flush are to forget what they have gathered */
+    const uint64_t *ahead; /* bit i: item at.source + i was delivered, too */
+    size_t ahead_bits;
+    spdl__skip *skips;     /* NULL: at.results of what comes first; the run frees them */
+    size_t skip_count;
+    spdl_sampler *sampler; /* NULL, or what has the edits that the sampler gets */
+} spdl__start;
+
+typedef struct spdl__seen spdl__seen;
 typedef struct spdl__deferred spdl__deferred;
 typedef struct spdl__again spdl__again;
 typedef struct spdl__tuner spdl__tuner;
@@ -7120,7 +7263,7 @@ typedef struct spdl__node {
     bool ordered;    /* results come in the order of the inputs */
     bool serial;     /* one call at a time: results take their ticket when they are put */
     bool by_ticket;  /* ordered and not serial: tickets are promised when the inputs are taken */
-    bool plain;      /* a result is what the function says: no .emits, no split, no .deferred */
+    bool plain;      /* a result is what the function says: no .emits, .flush, .deferred, split */
     bool held;       /* items are taken while the word is held: a window, or promises of .again */
     bool splits;     /* a branch whose batches are joined again */
     bool at_end;     /* the trainer or the producer may wait for what it does */
@@ -7159,7 +7302,15 @@ typedef struct spdl__node {
     uint64_t begun;    /* with a window: so many calls; all of those before `oldest` have ended */
     uint64_t oldest;
     uint64_t number;   /* batch: of the next one in this epoch */
-    uint64_t range;    /* with .flush: what came in last */
+    uint64_t number_first; /* and of the first one that this run makes in it */
+    uint64_t number_all; /* and over all epochs of this run */
+    bool in_batches;   /* by create: what it takes has the number of a batch */
+    bool passes;       /* by create: not only the last item of a batch counts */
+    spdl__mark mark;   /* of the row that marks */
+    uint64_t range;    /* with .flush: of what it may hold; if nothing, of what came before */
+    uint64_t range_in; /* of its call's input */
+    bool gathers;      /* and it may hold something */
+    bool sheds;        /* what it holds is of another run: it is told to hand it on, to nobody */
     spdl__batch *open_batch;
     uint64_t epoch;    /* of the items that pass now */
     uint64_t first;    /* ticket of the first result of this epoch */
@@ -7212,6 +7363,13 @@ struct spdl__group {
     uint32_t abandoned; /* its thread is in a call that destroy does not wait for; by destroy */
 };
 
+/* What a row with .flush holds after a call. */
+typedef enum spdl__gathered {
+    SPDL__GATHERS,         /* something of what it has held, maybe, and of the input */
+    SPDL__GATHERED_BEFORE, /* its input, of which no result has a part */
+    SPDL__GATHERED_ALL     /* nothing */
+} spdl__gathered;
+
 /* One call of a stage on a worker; there is one for each worker, used again and again. Written by
    that worker, before the call and, as what the call asks for, during it. */
 struct spdl_task {
@@ -7225,6 +7383,7 @@ struct spdl_task {
     bool row_error;  /* nor can it in any other call: the row is wrong */
     bool flushing;
     bool cut_short; /* it would be repeated, but for a stop: neither a result nor a failure */
+    spdl__gathered gathered; /* what spdl_gathered has said */
     int path;
     void *buffer;        /* what spdl_buffer gave and was not handed on yet */
     spdl__batch *holder; /* whose block it is, or a part of it */
@@ -7281,6 +7440,17 @@ struct spdl_pipeline {
     spdl__node *last; /* the row in front of the sink */
     spdl__edge *sink;
     spdl__node *feed; /* the first row when items are pushed, or NULL */
+    spdl__node *marks; /* the row that marks; NULL: results are counted at the sink */
+    const char *unsaved; /* why it has no position that could be saved, or NULL */
+    uint32_t table; /* a hash of what a position depends on */
+    spdl_sampler *sampler; /* that of SPDL_INDEX, of several the first; or NULL */
+    spdl__seen *seen; /* of a table whose order is not always the same, or NULL */
+    bool many;     /* an item of the source may make several results before they are counted */
+    bool remakes;  /* and a batch after that: the batch delivered last is made again */
+    bool replays;  /* the epoch is made again, from its beginning */
+    bool watches;  /* the trainer counts, too */
+    spdl__deal deal;
+    uint64_t seed;
     spdl__node *mix;  /* the merge of several sources, or NULL */
     spdl_task *task;  /* [worker] */
     spdl__batch **split; /* [worker * SPDL_MAX_STAGES + path], for branches */
@@ -7325,6 +7495,19 @@ struct spdl_pipeline {
     uint64_t trainer;      /* with workers = 0: the thread that is inside next, or 0 */
     bool closed_returned;
     spdl__item last_item;
+    spdl__position at;     /* when `delivered` was `begun` */
+    uint64_t begun;
+    uint64_t base;         /* the epoch's first item, over all epochs of this run */
+    spdl__mark mark;       /* if nobody else marks; of a pipeline that remakes: the batch, and how
+                              many of its items were taken */
+    spdl__skip skip;       /* what was delivered before this run, where results are counted; */
+    spdl__skip *skips;     /* or, if not NULL, so many of these, in order */
+    size_t skip_count;
+    uint64_t drops;        /* items of the sink that were delivered before this run */
+    bool counts;           /* there are some, or it watches */
+    int described;         /* bytes of what a position says of the sampler: of this epoch, and */
+    uint64_t described_of; /* of these edits */
+    char description[SPDL_STATE_BYTES];
     uint64_t delivered;
     uint64_t first_item_ns;
     uint64_t ended_ns;
@@ -7338,6 +7521,9 @@ struct spdl_pipeline {
     uint64_t hurried_ns;   /* when it slept last, and could be rescued from that */
     uint32_t hurry;        /* the rescue works, not the first group; read by all */
     char pad3[SPDL_CACHE_LINE];
+    /* written where results are counted: by the row that marks, or the trainer */
+    size_t skip_left;      /* of skip_count, the one at hand included */
+    uint64_t skip_used;    /* of its results */
     /* while the trainer waits; read by threads that take and put */
     uint32_t waiting;      /* set before it sleeps, cleared by the thread that wakes it */
     spdl__os_event fed;    /* the sink got what the trainer waits for, or an end */
@@ -7366,6 +7552,33 @@ SPDL__INLINE int spdl__token_row(const spdl_pipeline *p, const void *item) {
 SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
     return row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE ||
            row->kind == SPDL_KIND_BRANCH;
+}
+
+/* --- marks: see >>position-impl --- */
+
+/* What a range of items covers has passed. A span that does not fit may be of any length. */
+SPDL__INLINE void spdl__mark_pass(spdl__mark *mark, uint64_t range, bool many) {
+    const uint64_t low = range >> SPDL__SPAN_BITS, span = range & SPDL__SPAN_MAX;
+    const uint64_t next = span == SPDL__SPAN_MAX ? UINT64_MAX : low + span + 1;
+    if (!many) {
+        mark->low = next;
+    } else if (low >= mark->next) {
+        mark->low = low;
+        mark->results = 1;
+    } else {
+        ++mark->results;
+    }
+    if (next > mark->next) mark->next = next;
+}
+
+SPDL__INLINE uint64_t spdl__mark_range(const spdl__mark *mark) {
+    return mark->low << SPDL__SPAN_BITS | spdl__min(mark->results, SPDL__SPAN_MAX);
+}
+
+/* A run begins. */
+SPDL__PRIVATE void spdl__mark_begin(spdl__mark *mark, uint64_t source) {
+    mark->low = mark->next = source;
+    mark->results = 0;
 }
 
 /* All rows may have changed: wakes whoever can go on. (>>claim-impl) */
@@ -7631,18 +7844,23 @@ SPDL__PRIVATE void spdl__put_dropped(spdl__node *node, uint64_t ticket, uint64_t
 }
 
 /* By the thread that holds the word, with no call active and with room: the epoch has ended here,
-   too. */
+   too. `range`: of the source's next item. */
 SPDL__PRIVATE void spdl__put_epoch_end(spdl_pipeline *p, spdl__node *node, uint64_t ticket,
-                                       uint64_t now) {
+                                       uint64_t range, uint64_t now) {
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
-    const spdl__item end = { NULL, spdl__origin(epoch, SPDL__EPOCH_END), 0 };
     const bool branches = node->row.kind == SPDL_KIND_BRANCH;
+    spdl__item end = { NULL, 0, 0 };
     int i;
+    end.origin = spdl__origin(epoch, SPDL__EPOCH_END);
+    end.range = range;
     if (!branches) spdl__put(node, &node->out, ticket, &end, now);
     for (i = 0; branches && i < node->paths; ++i)
         spdl__put(node, spdl__path_edge(p, node, i), 0, &end, now);
     spdl__store_relaxed32(&node->flushed, 0);
-    node->number = 0;
+    node->number = node->number_first = 0;
+    node->range = range;
+    node->gathers = false;
+    spdl__mark_begin(&node->mark, range >> SPDL__SPAN_BITS);
     node->first = node->by_ticket ? ticket + 1 : spdl__load_relaxed(&node->out.tail);
     spdl__store_relaxed(&node->epoch, epoch + 1);
 }
@@ -7764,7 +7982,7 @@ SPDL__PRIVATE spdl__taken spdl__claim_held_item(spdl__sitting *s, spdl__cursor *
         return SPDL__CALL;
     }
     if (epoch_end) {
-        spdl__put_epoch_end(p, node, before, s->now);
+        spdl__put_epoch_end(p, node, before, spdl__edge_slot(c->edge, c->head)->range, s->now);
         spdl__cursor_pass_epoch_end(c);
     } else if (s->inside) {
         return SPDL__LEFT; /* what this sitting has done is booked before the row ends */
@@ -7887,6 +8105,360 @@ SPDL__PRIVATE void spdl__claim_end_rows(spdl_pipeline *p, spdl__node *node) {
         (void)spdl__claim_move(p, node, change);
         spdl__wake_changed(p, node);
     }
+}
+
+/* ============================================================================================= */
+/* >>position-impl
+   Where a run goes on (>>state-impl). Results are counted where they pass one point of the flow in
+   an order that is always the same: the first SPDL_BATCH, the row that marks, or else the sink. A
+   run whose source starts at a later item passes the same results there as this one, if no row in
+   front of that point holds anything of earlier items. So a mark is the last such item, `low`, and
+   the results that have passed since. Rows hold something if they say .emits, .again or .flush: a
+   result of items above all before it shows that they held nothing (what a row with .flush makes
+   has the range of all that it may hold). If there are none a mark is the next item, and 0.
+
+   What the trainer takes carries the mark to it: from the row that marks on, the range of a slot is
+   low << SPDL__SPAN_BITS | results, after the batch. In a pipeline that remakes it is the mark
+   before the batch, and the trainer counts what comes of it.
+
+   Threads: a mark belongs to the thread that holds the row's word, that of the sink and `at` to the
+   trainer. Whoever takes a slot has what was written before it was put. */
+
+/* Item or batch number `k` of this pipeline, of those that are dealt to several: `chunk` of them to
+   each in turn. */
+SPDL__INLINE uint64_t spdl__deal_number(const spdl__deal *deal, uint64_t chunk, uint64_t k) {
+    if (SPDL__LIKELY(deal->children == 0)) return k;
+    return (k / chunk * deal->children + deal->child) * chunk + k % chunk;
+}
+
+/* Whether what passes the point where results are counted was delivered before this run. By the one
+   thread that passes things there; `item` of several grows. */
+SPDL__NOINLINE bool spdl__skip_passes(spdl_pipeline *p, uint64_t item) {
+    for (; p->skip_left > 0; --p->skip_left, p->skip_used = 0) {
+        const spdl__skip *skip =
+            p->skips != NULL ? &p->skips[p->skip_count - p->skip_left] : &p->skip;
+        const bool here = skip->item == SPDL__NEVER || skip->item == item;
+        if (here && p->skip_used < skip->results) {
+            ++p->skip_used;
+            return true;
+        }
+        if (skip->item != SPDL__NEVER && skip->item > item) return false;
+    }
+    return false;
+}
+
+/* --- where the order is not always the same --- */
+
+/* Which items were delivered, or dropped on their way: bits in a window of numbers that moves on
+   when the lowest of them is done. A batch row behind the disorder notes into which batch each item
+   goes, and the bits of batches say the rest; the range of a slot is then the number of the batch
+   over all epochs << SPDL__SPAN_BITS.
+
+   Threads: the trainer sets the bits of what it takes, moves `low`, and clears what is below before
+   it stores `floor`: others set bits, or entries of `batch`, of numbers that are not below the
+   floor they have read, and less than the window above it. Which drops are seen does not matter:
+   what was dropped and is made again is dropped again. What was delivered the trainer sets itself;
+   of a batch it has the entries as it has the batch. */
+#define SPDL__SEEN_ITEMS 16384
+
+typedef struct spdl__done {
+    uint64_t low;   /* the trainer's: all below are done */
+    uint64_t floor; /* the same, up to a multiple of 64 */
+    uint64_t bits[SPDL__SEEN_ITEMS / 64];
+} spdl__done;
+
+struct spdl__seen {
+    spdl__done items, batches;
+    uint64_t high;   /* above all items that were counted: by who counts */
+    uint64_t lost;   /* and above those that were out of the window: while low is less it is unknown
+                        what was delivered */
+    uint64_t number; /* of the next batch: above those delivered in this epoch */
+    uint64_t batch_high; /* above those delivered, over all epochs */
+    uint64_t until;  /* items of the source below may have been delivered before this run */
+    uint32_t batch[SPDL__SEEN_ITEMS]; /* of each item: number << 1 | 1, or 0: in none yet */
+};
+
+/* Any thread. */
+SPDL__PRIVATE bool spdl__done_has(const spdl__done *d, uint64_t n) {
+    const uint64_t floor = spdl__load(&d->floor);
+    return n < floor || (n - floor < SPDL__SEEN_ITEMS &&
+                         (spdl__load(&d->bits[n % SPDL__SEEN_ITEMS / 64]) >> n % 64 & 1));
+}
+
+/* Any thread. False: it is out of the window. */
+SPDL__PRIVATE bool spdl__done_note(spdl__done *d, uint64_t n) {
+    const uint64_t floor = spdl__load(&d->floor); /* what the trainer has cleared is cleared */
+    if (n < floor) return true;
+    if (n - floor >= SPDL__SEEN_ITEMS) return false;
+    (void)spdl__or(&d->bits[n % SPDL__SEEN_ITEMS / 64], (uint64_t)1 << n % 64);
+    return true;
+}
+
+/* The trainer: `low` is done. */
+SPDL__PRIVATE void spdl__done_advance(spdl__done *d) {
+    if (++d->low % 64 != 0) return;
+    spdl__store(&d->bits[(d->low - 1) % SPDL__SEEN_ITEMS / 64], 0);
+    spdl__store(&d->floor, d->low);
+}
+
+/* The trainer: whether an item of the source, not below `low`, is done. */
+SPDL__INLINE bool spdl__seen_item(const spdl__seen *seen, uint64_t item) {
+    const uint64_t at = item % SPDL__SEEN_ITEMS, floor = seen->batches.floor;
+    const uint32_t batch = spdl__load_relaxed32(&seen->batch[at]);
+    const int32_t from = (int32_t)(batch - ((uint32_t)floor << 1 | 1)) / 2; /* the floor */
+    if (spdl__load_relaxed(&seen->items.bits[at / 64]) >> item % 64 & 1) return true;
+    if (batch == 0 || from >= (int32_t)(seen->batch_high - floor)) return false;
+    return from < 0 || spdl__done_has(&seen->batches, floor + (uint64_t)from);
+}
+
+/* The trainer: all items below `item` are done. */
+SPDL__PRIVATE void spdl__seen_below(spdl__seen *seen, uint64_t item) {
+    size_t i;
+    if (item - seen->items.low > 2 * SPDL__SEEN_ITEMS && seen->items.low < item) {
+        /* far behind: nobody sets any of these */
+        for (i = 0; i < SPDL__SEEN_ITEMS; ++i) spdl__store_relaxed32(&seen->batch[i], 0);
+        for (i = 0; i < SPDL__SEEN_ITEMS / 64; ++i) spdl__store(&seen->items.bits[i], 0);
+        seen->items.low = item / 64 * 64;
+        spdl__store(&seen->items.floor, seen->items.low);
+    }
+    while (seen->items.low < item) {
+        spdl__store_relaxed32(&seen->batch[seen->items.low % SPDL__SEEN_ITEMS], 0);
+        spdl__done_advance(&seen->items);
+    }
+}
+
+/* Who counts: item `item` passes. */
+SPDL__PRIVATE void spdl__seen_passes(spdl__seen *seen, uint64_t item, bool there) {
+    if (!there) spdl__store_relaxed(&seen->lost, spdl__max(seen->lost, item + 1));
+    if (item >= seen->high) spdl__store_relaxed(&seen->high, item + 1);
+}
+
+/* The row that marks has put an item into this batch. */
+SPDL__PRIVATE void spdl__seen_batched(spdl__seen *seen, uint64_t item, uint64_t batch) {
+    const bool there = item - spdl__load(&seen->items.floor) < SPDL__SEEN_ITEMS;
+    if (there)
+        spdl__store_relaxed32(&seen->batch[item % SPDL__SEEN_ITEMS], (uint32_t)batch << 1 | 1);
+    spdl__seen_passes(seen, item, there);
+}
+
+/* The trainer has taken an item or a batch, of this range and number. */
+SPDL__PRIVATE void spdl__seen_taken(spdl_pipeline *p, uint64_t range, uint64_t number) {
+    spdl__seen *seen = p->seen;
+    const uint64_t n = range >> SPDL__SPAN_BITS;
+    if (p->marks == NULL) {
+        spdl__seen_passes(seen, n, spdl__done_note(&seen->items, n));
+    } else {
+        (void)spdl__done_note(&seen->batches, n); /* there are not so many */
+        seen->number = spdl__max(seen->number, number + 1);
+        seen->batch_high = spdl__max(seen->batch_high, n + 1);
+        while (spdl__done_has(&seen->batches, seen->batches.low))
+            spdl__done_advance(&seen->batches);
+    }
+    while (seen->items.low < spdl__load_relaxed(&seen->high) &&
+           spdl__seen_item(seen, seen->items.low))
+        spdl__seen_below(seen, seen->items.low + 1);
+}
+
+/* Any thread: what this row got with this range is dropped. */
+SPDL__PRIVATE void spdl__seen_dropped(spdl_pipeline *p, const spdl__node *node, uint64_t range) {
+    if (SPDL__LIKELY(p->seen == NULL)) return;
+    (void)spdl__done_note(p->marks != NULL && node > p->marks ? &p->seen->batches
+                                                                : &p->seen->items,
+                            range >> SPDL__SPAN_BITS);
+}
+
+/* The source: whether it was delivered before this run. */
+SPDL__PRIVATE bool spdl__seen_before(const spdl__seen *seen, uint64_t item) {
+    return item < seen->until && spdl__done_has(&seen->items, item);
+}
+
+/* A run begins. */
+SPDL__PRIVATE void spdl__seen_begin(spdl__seen *seen, const spdl__start *start) {
+    size_t i;
+    memset(seen, 0, sizeof(*seen));
+    seen->items.low = seen->high = start->at.source;
+    seen->items.floor = start->at.source / 64 * 64;
+    seen->items.bits[start->at.source % SPDL__SEEN_ITEMS / 64] =
+        ((uint64_t)1 << start->at.source % 64) - 1;
+    seen->number = start->at.number;
+    for (i = 0; i < start->ahead_bits; ++i)
+        if (start->ahead[i / 64] >> i % 64 & 1)
+            spdl__seen_passes(seen, start->at.source + i,
+                              spdl__done_note(&seen->items, start->at.source + i));
+    seen->until = seen->high;
+}
+
+/* --- the trainer's place --- */
+
+/* What a position says of the sampler, and edits for it. (Both: >>state-impl) */
+SPDL__PRIVATE void spdl__state_describe(spdl_pipeline *p, uint64_t epoch);
+SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, spdl_sampler *from);
+
+/* The trainer has taken this, or dropped it. */
+SPDL__NOINLINE void spdl__position_watch(spdl_pipeline *p, const spdl__item *got) {
+    if (!p->watches) return;
+    if (p->seen != NULL) {
+        spdl__seen_taken(p, got->range, p->deal.children ? (got->origin >> 8) / p->deal.children
+                                                         : got->origin >> 8);
+    } else if (!p->remakes) {
+        spdl__mark_pass(&p->mark, got->range, p->many);
+    } else if (got->range != p->mark.low) {
+        p->mark.low = got->range;
+        p->mark.results = 1;
+    } else {
+        ++p->mark.results;
+    }
+}
+
+/* And the end of its epoch. */
+SPDL__PRIVATE void spdl__position_epoch_end(spdl_pipeline *p, uint64_t range) {
+    const uint64_t epoch = p->at.epoch + 1;
+    memset(&p->at, 0, sizeof(p->at));
+    p->at.epoch = epoch;
+    p->begun = p->delivered;
+    p->base = range >> SPDL__SPAN_BITS;
+    spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : p->base);
+    spdl__state_describe(p, epoch);
+    if (p->seen == NULL) return;
+    spdl__seen_below(p->seen, p->base);
+    p->seen->number = 0;
+}
+
+/* A run begins. */
+SPDL__PRIVATE void spdl__position_begin(spdl_pipeline *p, const spdl__start *start) {
+    p->at = start->at;
+    p->begun = p->delivered;
+    p->base = 0;
+    p->drops = start->at.drops;
+    spdl__free(&p->allocator, p->skips, p->skip_count * sizeof(*p->skips));
+    p->skip.item = SPDL__NEVER;
+    p->skip.results = start->at.results;
+    p->skips = start->skips;
+    p->skip_left = p->skip_count = start->skips != NULL ? start->skip_count : 1;
+    p->skip_used = 0;
+    p->counts = true;
+    spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : start->at.source);
+    if (p->seen != NULL) spdl__seen_begin(p->seen, start);
+    if (start->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
+    spdl__state_describe(p, p->at.epoch);
+}
+
+/* The trainer, between calls of next: where it is. Not for a pipeline that is `unsaved`; of one
+   whose order is not always the same this is not all, see `seen`. */
+SPDL__PRIVATE void spdl__position_read(const spdl_pipeline *p, spdl__position *at) {
+    const uint64_t taken = p->delivered - p->begun;
+    const uint64_t range = p->last_item.range, number = p->last_item.origin >> 8;
+    *at = p->at;
+    at->delivered += taken;
+    if (taken == 0) return;
+    at->drops = p->replays ? at->delivered : p->remakes ? p->mark.results : 0;
+    if (p->replays) return;
+    if (p->seen != NULL) {
+        at->source = p->seen->items.low - p->base;
+        at->number = p->seen->number;
+    } else if (p->marks != NULL) {
+        at->number = (p->deal.children ? number / p->deal.children : number) + !p->remakes;
+        at->source = (range >> SPDL__SPAN_BITS) - p->base;
+        at->results = range & SPDL__SPAN_MAX;
+    } else if (p->many) {
+        at->source = p->mark.low - p->base;
+        at->results = p->mark.results;
+    } else {
+        at->source = (range >> SPDL__SPAN_BITS) + (range & SPDL__SPAN_MAX) + 1 - p->base;
+    }
+}
+
+/* In a row with .flush, before a call: its results may be of all that was gathered. */
+SPDL__PRIVATE void spdl__flush_gathers(spdl_task *task) {
+    spdl__node *node = task->node;
+    task->gathered = SPDL__GATHERS;
+    node->range_in = task->in.range;
+    if (!task->flushing && node->gathers)
+        task->in.range = spdl__range_join(node->range, task->in.range);
+}
+
+/* And after it: what is gathered now. */
+SPDL__PRIVATE void spdl__flush_gathered(spdl_task *task) {
+    spdl__node *node = task->node;
+    const uint64_t before = node->range;
+    uint64_t i;
+    if (task->flushing) return;
+    node->range = task->gathered == SPDL__GATHERED_BEFORE ? node->range_in : task->in.range;
+    if (task->gathered == SPDL__GATHERED_BEFORE && node->gathers) {
+        task->in.range = before;
+        for (i = 0; task->list != NULL && i < task->list->count; ++i)
+            task->list->entry[i].range = before;
+    }
+    node->gathers = task->gathered != SPDL__GATHERED_ALL;
+}
+
+/* What is the same for all tables that have positions in common. */
+SPDL__COLD uint32_t spdl__position_table(const spdl_pipeline *p) {
+    const uint64_t deal = p->deal.children * 64 + p->deal.child; /* what one has is no other's */
+    uint32_t hash = (2166136261u ^ (uint32_t)deal) * 16777619u ^ (uint32_t)p->deal.chunk;
+    int i, k;
+    for (i = 0; i < p->count; ++i) {
+        const spdl_stage *row = &p->node[i].row;
+        const int says[] = { (int)row->kind, row->emits > 0, row->again, row->flush,
+                             row->continuous, (int)row->merge_order, p->seen != NULL,
+                             p->replays || p->remakes ? row->size * 2 + row->drop_last : 0 };
+        for (k = 0; k < (int)(sizeof(says) / sizeof(says[0])); ++k)
+            hash = (hash ^ (uint32_t)says[k]) * 16777619u; /* FNV-1a */
+    }
+    return hash;
+}
+
+/* Which row marks, and what else a position of this table depends on. */
+SPDL__COLD spdl_result spdl__position_plan(spdl_pipeline *p) {
+    int i, k, depth = 0;
+    bool disorder = false, nested = false;
+    p->replays = p->mix != NULL;
+    for (i = 0; i < p->count; ++i) {
+        spdl__node *node = &p->node[i];
+        const spdl_stage *row = &node->row;
+        const bool merges = row->kind == SPDL_KIND_MERGE;
+        const bool joins = merges && row->merge_order == SPDL_MERGE_BATCHES;
+        const bool several = row->emits || row->again || row->flush;
+        depth += (row->kind == SPDL_KIND_BRANCH) - (merges && node != p->mix);
+        for (k = 0; k < i; ++k)
+            if ((node->above >> k & 1) && p->node[k].row.kind == SPDL_KIND_BATCH)
+                node->in_batches = true;
+        disorder = disorder || (!node->ordered && !node->serial) ||
+                   (merges && (row->merge_order == SPDL_MERGE_READY ||
+                               row->merge_order == SPDL_MERGE_CHOICE));
+        if (row->kind == SPDL_KIND_BATCH && depth == 0 && p->marks == NULL && p->mix == NULL)
+            p->marks = node;
+        else if (row->kind == SPDL_KIND_BATCH || (row->flush && p->marks != NULL)) nested = true;
+        else if (p->marks != NULL)
+            p->remakes = p->remakes || several;
+        else p->many = p->many || several;
+        if (merges && !joins && node->batch_size > 0) nested = true; /* parts of one, apart */
+        if (merges && !joins) p->replays = true;
+        if (row->next != NULL) p->unsaved = "SPDL_FROM cannot be asked for one of its items";
+        if (row->kind == SPDL_KIND_FEED) p->unsaved = "its items are pushed (SPDL_FEED)";
+    }
+    if (disorder && (nested || p->many || p->remakes || p->mix != NULL))
+        p->unsaved = "its order is not always the same (SPDL_ORDER_COMPLETION, or a merge that "
+                     "takes what is ready), and it has several sources, batches of batches, or "
+                     "rows with .emits, .again or .flush";
+    if (p->tokens != NULL) p->unsaved = "its doctor replays items";
+    p->replays = !disorder && (p->replays || nested);
+    if (p->replays || p->unsaved != NULL) p->marks = NULL;
+    p->remakes = p->remakes && p->marks != NULL;
+    if (disorder && p->unsaved == NULL) {
+        p->seen = (spdl__seen *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*p->seen),
+                                                   SPDL_CACHE_LINE);
+        if (p->seen == NULL) return SPDL_E_NOMEM;
+    }
+    p->watches = p->unsaved == NULL && !p->replays &&
+                 (p->seen != NULL || (p->marks != NULL ? p->remakes : p->many));
+    p->counts = p->watches;
+    for (i = 0; i < p->count; ++i)
+        p->node[i].passes = &p->node[i] != p->marks || p->many || p->remakes || p->seen != NULL;
+    p->table = spdl__position_table(p);
+    if (p->remakes) spdl__mark_begin(&p->mark, SPDL__NEVER);
+    spdl__state_describe(p, 0);
+    return SPDL_OK;
 }
 
 /* ============================================================================================= */
@@ -8237,6 +8809,14 @@ SPDL_API void *spdl_buffer(spdl_task *task) {
 
 SPDL_API bool spdl_flushing(const spdl_task *task) { return task->flushing; }
 
+SPDL_API void spdl_gathered(spdl_task *task, bool keeps_input) {
+    if (!spdl__task_allows(task, "spdl_gathered")) return;
+    if (task->node->row.flush)
+        task->gathered = keeps_input ? SPDL__GATHERED_BEFORE : SPDL__GATHERED_ALL;
+    else
+        (void)spdl__task_row_error(task, "spdl_gathered in a stage whose row does not say .flush");
+}
+
 SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
     return spdl__load_relaxed(&task->node->epoch);
 }
@@ -8336,6 +8916,7 @@ SPDL__NOINLINE bool spdl__task_repeats(spdl_task *task, spdl__counters *counters
     task->cut_short = spdl__load32(&task->pipeline->stopping) != 0;
     if (task->cut_short) return false;
     spdl__task_discard(task);
+    task->gathered = SPDL__GATHERS;
     spdl__count(&counters->retries, 1);
     return true;
 }
@@ -8519,6 +9100,7 @@ SPDL__PRIVATE void spdl__task_put_nothing(spdl_task *task, spdl__counters *count
     spdl__item what = task->in;
     spdl__batch *empty;
     if (node->branch == NULL) {
+        spdl__seen_dropped(task->pipeline, node, what.range);
         if (task->again == NULL || task->again->stream == NULL) /* else it has its place */
             spdl__put_dropped(node, task->ticket, now);
         return;
@@ -8650,7 +9232,8 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL 
    the row's word is held. One worker at a time steps; an open batch and what it holds belong to the
    row. A batch with drop_last, or of a row that has failed, is freed when the word is released. */
 
-#define SPDL__COPIED 32 /* items that a step copies into a batch in place, to be freed after it */
+#define SPDL__COPIED 32 /* items that a step copies into a batch in place or leaves out: they are
+                           freed after it */
 
 /* What a step has to free when the word was let go of. */
 typedef struct spdl__leavings {
@@ -8683,18 +9266,27 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, const spdl__cursor *c, s
     spdl__spin_unlock(&node->place_lock);
 }
 
+/* What a batch that goes on says of the source's items: see >>position-impl. */
+SPDL__PRIVATE uint64_t spdl__batch_range(const spdl_pipeline *p, const spdl__node *node,
+                                         const spdl__batch *batch) {
+    if (!node->passes) return batch->range + ((uint64_t)1 << SPDL__SPAN_BITS); /* the next item */
+    if (node == p->marks && p->seen != NULL) return node->number_all << SPDL__SPAN_BITS;
+    return node != p->marks || p->remakes ? batch->range : spdl__mark_range(&node->mark);
+}
+
 /* The open batch is full, or the last: it goes on. */
 SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                    const spdl__cursor *c, uint64_t now) {
     spdl__batch *batch = node->open_batch;
-    const uint64_t number = node->number++;
+    const uint64_t number = spdl__deal_number(&p->deal, 1, node->number++);
     spdl__item what;
     node->open_batch = NULL;
     spdl__place_passed(node, c, batch);
     batch->shown.sequence = number;
     what.item = batch;
     what.origin = spdl__origin(number, (unsigned)node->index);
-    what.range = batch->range;
+    what.range = spdl__batch_range(p, node, batch);
+    ++node->number_all;
     spdl__count(&counters->tasks, 1);
     spdl__count(&counters->made, 1);
     if (SPDL__TRACED(p->trace))
@@ -8728,7 +9320,8 @@ SPDL__PRIVATE bool spdl__batch_open(spdl_pipeline *p, spdl__node *node) {
     } else {
         spdl__spin_lock(&node->place_lock);
         node->open_batch =
-            spdl__place_batch(node, spdl__load_relaxed(&node->epoch), node->number);
+            spdl__place_batch(node, spdl__load_relaxed(&node->epoch),
+                              node->number - node->number_first);
         spdl__spin_unlock(&node->place_lock);
     }
     if (node->open_batch != NULL) return true;
@@ -8737,13 +9330,29 @@ SPDL__PRIVATE bool spdl__batch_open(spdl_pipeline *p, spdl__node *node) {
     return false;
 }
 
+/* Another item passes, on its way into the open batch. False: it was delivered before. */
+SPDL__NOINLINE bool spdl__batch_pass(spdl_pipeline *p, spdl__node *node, uint64_t range) {
+    spdl__batch *batch = node->open_batch;
+    const bool first = batch->shown.count == 0;
+    if (node != p->marks) {
+        batch->range = first ? range : spdl__range_join(batch->range, range);
+        return true;
+    }
+    if (p->seen != NULL) {
+        spdl__seen_batched(p->seen, range >> SPDL__SPAN_BITS, node->number_all);
+    } else {
+        if (first) batch->range = spdl__mark_range(&node->mark);
+        spdl__mark_pass(&node->mark, range, p->many);
+    }
+    return !spdl__skip_passes(p, range >> SPDL__SPAN_BITS);
+}
+
 /* The next item of a batch; in place it is copied to its part, if it was not written there. */
 SPDL__PRIVATE void spdl__batch_add(spdl__batch *batch, size_t item_bytes, const spdl__item *got,
                                    spdl__leavings *leavings) {
     const size_t at = batch->shown.count++;
     unsigned owner = spdl__origin_tag(got->origin);
     void *item = got->item;
-    batch->range = at == 0 ? got->range : spdl__range_join(batch->range, got->range);
     if (item_bytes > 0) {
         item = (char *)batch->shown.data + at * item_bytes;
         if (got->item == NULL)
@@ -8775,6 +9384,14 @@ SPDL__PRIVATE void spdl__batch_fill(spdl_pipeline *p, spdl__node *node, spdl__co
                 spdl__put(node, &node->out, 0, &got, now);
             continue;
         }
+        if (SPDL__LIKELY(!node->passes)) {
+            node->open_batch->range = got.range; /* of the last one */
+        } else if (!spdl__batch_pass(p, node, got.range)) { /* takes no place, either */
+            --node->dropped;
+            spdl__count(&counters->freed, 1);
+            leavings->copied[leavings->count++] = got;
+            continue;
+        }
         spdl__batch_add(node->open_batch, node->row.item_bytes, &got, leavings);
         if (node->open_batch->shown.count == (size_t)node->row.size)
             spdl__batch_put(p, node, counters, c, now);
@@ -8783,8 +9400,8 @@ SPDL__PRIVATE void spdl__batch_fill(spdl_pipeline *p, spdl__node *node, spdl__co
     leavings->batch = spdl__batch_rest(p, node, counters, c, now);
     if (!spdl__claim_room(p, node, 0)) return;
     spdl__place_passed(node, c, NULL);
+    spdl__put_epoch_end(p, node, 0, spdl__edge_slot(c->edge, c->head)->range, now);
     spdl__cursor_pass_epoch_end(c);
-    spdl__put_epoch_end(p, node, 0, now);
 }
 
 /* Without room only dropped items in front are passed. Whether the row has ended. */
@@ -9121,6 +9738,7 @@ SPDL__PRIVATE bool spdl__merge_batches(spdl_pipeline *p, spdl__node *node, const
     /* a path that has ended has failed: what was to be joined with its batches is not delivered */
     if (!fits || seen->ended > 0 || (batch->shown.count == 0 && node->branch == NULL)) {
         if (batch != NULL) spdl__count(&counters->freed, batch->shown.count);
+        if (fits && seen->ended == 0) spdl__seen_dropped(p, node, what.range);
         spdl__merge_drop(dropped, batch);
         return true;
     }
@@ -9136,17 +9754,21 @@ SPDL__PRIVATE bool spdl__merge_batches(spdl_pipeline *p, spdl__node *node, const
 /* Every path is at the end of the epoch. */
 SPDL__PRIVATE bool spdl__merge_epoch_end(spdl_pipeline *p, spdl__node *node,
                                          const spdl__paths *seen, uint64_t now) {
+    uint64_t range = 0;
     int i;
     if (seen->epoch_ends == 0 || seen->epoch_ends + seen->ended < node->paths) return false;
     for (i = 0; i < node->paths; ++i) {
         spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
-        if (spdl__cursor_look(&c) == SPDL__PEEK_EPOCH_END) spdl__cursor_pass_epoch_end(&c);
+        if (spdl__cursor_look(&c) == SPDL__PEEK_EPOCH_END) {
+            range = spdl__edge_slot(c.edge, c.head)->range;
+            spdl__cursor_pass_epoch_end(&c);
+        }
         (void)spdl__cursor_store(&c, now);
         spdl__store_relaxed(&p->node[node->path[i]].taken, 0);
     }
     spdl__store_relaxed32(&node->turn, 0);
     spdl__store_relaxed(&node->refused, 0);
-    spdl__put_epoch_end(p, node, 0, now);
+    spdl__put_epoch_end(p, node, 0, range, now);
     return true;
 }
 
@@ -9791,7 +10413,7 @@ SPDL__PRIVATE void spdl__step_source_end(spdl_pipeline *p, spdl__node *node, uin
         spdl__store32(&node->ended, 1);
         return;
     }
-    spdl__put_epoch_end(p, node, 0, now);
+    spdl__put_epoch_end(p, node, 0, node->made_all << SPDL__SPAN_BITS, now);
     spdl__store_relaxed(&node->made, 0);
 }
 
@@ -9799,6 +10421,7 @@ SPDL__PRIVATE void spdl__step_source_end(spdl_pipeline *p, spdl__node *node, uin
    goes on without us. */
 SPDL__NOINLINE bool spdl__step_returned(spdl_task *task, spdl_result *result, void **out) {
     const spdl__node *node = task->node;
+    if (node->row.flush) spdl__flush_gathered(task);
     if (node->row.emits && *result == SPDL_OK && *out != NULL)
         *result = spdl__task_fail(
             task, "*out is set, but its row says .emits: results go to spdl_emit");
@@ -9835,6 +10458,40 @@ SPDL__PRIVATE bool spdl__step_is_back(spdl_task *task, spdl_result result, void 
     return false;
 }
 
+/* What the source has made was delivered before this run. */
+SPDL__COLD spdl_result spdl__step_leaves_out(spdl_task *task, void **out) {
+    if (*out != task->buffer) /* else it is given back */
+        spdl__item_free(task->pipeline, *out,
+                        spdl__origin(task->sequence, (unsigned)task->node->index));
+    *out = NULL;
+    return SPDL_SKIP;
+}
+
+/* In a row with .flush, before its first call after a load: what it has gathered is freed. */
+SPDL__COLD void spdl__step_shed(spdl_task *task, spdl__counters *counters) {
+    const spdl__node *node = task->node;
+    const spdl__item in = task->in;
+    const bool flushing = task->flushing;
+    spdl__again call;
+    spdl_result result;
+    void *out;
+    task->node->sheds = false;
+    memset(&call, 0, sizeof(call));
+    if (node->again != NULL) task->again = &call;
+    task->flushing = true;
+    task->in.item = NULL;
+    task->in.origin = SPDL__DROPPED;
+    do {
+        result = spdl__task_call(task, counters, &out);
+        if ((result == SPDL_OK || result == SPDL_AGAIN) && out != task->buffer)
+            spdl__item_free(task->pipeline, out, spdl__origin(0, (unsigned)node->index));
+        spdl__task_discard(task);
+    } while (result == SPDL_AGAIN && node->again != NULL);
+    if (call.user != NULL && node->row.free_state != NULL) node->row.free_state(call.user);
+    task->flushing = flushing;
+    task->in = in;
+}
+
 /* One call on what was taken. */
 SPDL__INLINE spdl__outcome spdl__step_call(spdl__sitting *s, spdl_task *task,
                                            spdl__counters *counters) {
@@ -9854,9 +10511,10 @@ SPDL__INLINE spdl__outcome spdl__step_call(spdl__sitting *s, spdl_task *task,
         task->in.item = NULL;
         task->in.origin = SPDL__DROPPED;
         task->in.range = node->made_all << SPDL__SPAN_BITS;
-        task->sequence = node->made;
-    } else if (node->row.flush && !s->flush) {
-        node->range = s->in.range;
+        task->sequence = spdl__deal_number(&s->p->deal, s->p->deal.chunk, node->made);
+    } else if (SPDL__UNLIKELY(node->row.flush)) {
+        if (node->sheds) spdl__step_shed(task, counters);
+        spdl__flush_gathers(task);
     }
     task->again = s->again;
     if (SPDL__UNLIKELY(node->again != NULL) && s->again == NULL)
@@ -9878,6 +10536,8 @@ SPDL__INLINE spdl__outcome spdl__step_call(spdl__sitting *s, spdl_task *task,
         return SPDL__NO_CALL;
     }
     if (source && result == SPDL_OK) {
+        if (SPDL__UNLIKELY(s->p->seen != NULL) && spdl__seen_before(s->p->seen, node->made_all))
+            result = spdl__step_leaves_out(task, &out);
         spdl__store_relaxed(&node->made, node->made + 1);
         ++node->made_all;
     }
@@ -10399,6 +11059,28 @@ SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, const spdl__cursor *c,
         spdl__tune(p, now);
 }
 
+/* If the item that the cursor sees was delivered before this run it is freed; else false. */
+SPDL__NOINLINE bool spdl__sink_drops(spdl_pipeline *p, spdl__cursor *c) {
+    spdl__item got = spdl__slot_read(spdl__edge_slot(c->edge, c->head));
+    p->counts = p->watches || p->drops > 0 || (p->marks == NULL && p->skip_left > 0);
+    if (!p->counts) return false;
+    if (spdl__origin_tag(got.origin) == SPDL__LIST) {
+        const spdl__list *list = (const spdl__list *)got.item;
+        got = list->entry[list->at % list->space];
+    }
+    if (p->drops > 0)
+        --p->drops;
+    else if (p->marks != NULL || !spdl__skip_passes(p, got.range >> SPDL__SPAN_BITS))
+        return false;
+    (void)spdl__cursor_take(c);
+    spdl__position_watch(p, &got);
+    spdl__sink_taken(p, c, NULL);
+    spdl__add(&p->last->counters[p->workers].freed, 1);
+    spdl__item_free(p, got.item, got.origin); /* user code */
+    *c = spdl__cursor_at_head(p->sink);
+    return true;
+}
+
 /* Takes the next item if there is one: SPDL_OK, SPDL_EMPTY, or how it ended. */
 SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
     /* the stop is looked at before the items: what was put before it is still handed out */
@@ -10410,12 +11092,16 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
     uint64_t now;
     if (p->closed_returned) return SPDL_CLOSED;
     peek = spdl__cursor_look(&c);
+    while (SPDL__UNLIKELY(p->counts) && peek == SPDL__PEEK_ITEM && spdl__sink_drops(p, &c))
+        peek = spdl__cursor_look(&c);
     if (peek == SPDL__PEEK_ITEM) {
         slot = spdl__edge_slot(p->sink, c.head);
         p->last_item = spdl__cursor_take(&c);
+        if (SPDL__UNLIKELY(p->counts)) spdl__position_watch(p, &p->last_item);
         memcpy(item, &p->last_item.item, sizeof(*item)); /* *item may be any object pointer */
         result = SPDL_OK;
     } else if (peek == SPDL__PEEK_EPOCH_END) {
+        spdl__position_epoch_end(p, spdl__edge_slot(p->sink, c.head)->range);
         spdl__cursor_pass_epoch_end(&c);
         result = SPDL_END;
     }
@@ -10967,6 +11653,8 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     spdl__free(&allocator, p->local, workers * (size_t)p->count * sizeof(*p->local));
     spdl__free(&allocator, p->inits, workers);
     spdl__free(&allocator, p->tuner, sizeof(*p->tuner));
+    spdl__free(&allocator, p->seen, sizeof(*p->seen));
+    spdl__free(&allocator, p->skips, p->skip_count * sizeof(*p->skips));
     spdl__os_event_fini(&p->fed);
     spdl__os_event_fini(&p->quiet);
     spdl__os_event_fini(&p->room);
@@ -10990,19 +11678,27 @@ SPDL__PRIVATE void spdl__edge_rewind(spdl__node *node, uint64_t now) {
     node->first = head;
 }
 
-/* As create has left it. */
-SPDL__PRIVATE void spdl__node_rewind(spdl__node *node, uint64_t sequence) {
+/* As create has left it, but for the position. */
+SPDL__PRIVATE void spdl__node_rewind(const spdl_pipeline *p, spdl__node *node,
+                                     const spdl__start *start) {
+    const spdl__position *at = &start->at;
     spdl__store_relaxed32(&node->flushed, 0);
     spdl__store_relaxed32(&node->turn, 0);
     spdl__store_relaxed(&node->taken, 0);
     spdl__store_relaxed(&node->refused, 0);
     spdl__store_relaxed(&node->oldest, node->begun);
-    node->number = node->range = 0;
-    spdl__store_relaxed(&node->epoch, 0);
-    spdl__store_relaxed(&node->made, sequence);
-    node->made_all = sequence;
+    node->number = node->number_first = node == p->marks ? at->number : 0;
+    node->number_all = 0;
+    spdl__mark_begin(&node->mark, at->source);
+    node->range = at->source << SPDL__SPAN_BITS;
+    node->sheds = start->loads && (node->gathers || node->sheds);
+    node->gathers = false;
+    spdl__store_relaxed(&node->epoch, at->epoch);
+    spdl__store_relaxed(&node->made, at->source);
+    node->made_all = at->source;
     node->dropped = node->in != NULL ? node->in->dropped : 0;
-    node->place_epoch = node->place_dropped = 0;
+    node->place_epoch = at->epoch;
+    node->place_dropped = 0;
     spdl__store32(&node->closed, 0);
     spdl__store32(&node->ended, 0);
     spdl__store(&node->cut, SPDL__OPEN);
@@ -11011,17 +11707,18 @@ SPDL__PRIVATE void spdl__node_rewind(spdl__node *node, uint64_t sequence) {
 }
 
 /* Nobody enters a row, and no end of the pipeline is in use: everything starts again. */
-SPDL__PRIVATE void spdl__pipeline_restart(spdl_pipeline *p, uint64_t sequence) {
+SPDL__PRIVATE void spdl__pipeline_restart(spdl_pipeline *p, const spdl__start *start) {
     const uint64_t now = spdl_time_ns();
     int i;
     spdl__pipeline_purge(p, 0);
     for (i = 0; i < p->count; ++i) spdl__edge_rewind(&p->node[i], now);
-    for (i = 0; i < p->count; ++i) spdl__node_rewind(&p->node[i], sequence);
+    for (i = 0; i < p->count; ++i) spdl__node_rewind(p, &p->node[i], start);
     spdl__store32(&p->failed, 0);
     spdl__store32(&p->late, 0);
     spdl__error_clear(&p->error);
     p->closed_returned = false;
     memset(&p->last_item, 0, sizeof(p->last_item));
+    spdl__position_begin(p, start);
     spdl__store_relaxed(&p->ended_ns, 0);
     spdl__store32(&p->stopping, 0);
     for (i = 0; i < p->count; ++i) { /* the flags of words go */
@@ -11063,32 +11760,50 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_stops(spdl_pipeline *p, uint64_t 
 }
 
 /* With both ends of the pipeline in hand. */
-SPDL__PRIVATE spdl_result spdl__pipeline_again(spdl_pipeline *p, uint64_t sequence,
+SPDL__PRIVATE spdl_result spdl__pipeline_again(spdl_pipeline *p, const spdl__start *start,
                                                uint64_t deadline) {
     spdl_result result = spdl__pipeline_await_open(p, deadline);
     if (result == SPDL_OK) result = spdl__pipeline_await_stops(p, deadline);
     if (result != SPDL_OK) return result;
     spdl__pipeline_halt(p);
     result = spdl__pipeline_await_quiet(p, deadline, false);
-    if (result == SPDL_OK) spdl__pipeline_restart(p, sequence);
+    if (result == SPDL_OK) spdl__pipeline_restart(p, start);
     spdl__store(&p->rewinder, 0);
     spdl__os_event_wake(&p->quiet, SPDL__ALL);
     return result;
 }
 
-SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *p, uint64_t sequence,
-                                          int64_t timeout_ns) {
+SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start *start,
+                                            uint64_t deadline) {
     spdl_result result = SPDL_E_INVALID;
-    if (p == NULL || sequence >> (64 - SPDL__SPAN_BITS) != 0 || spdl__pipeline_forked(p) ||
+    if (p == NULL || start->at.source >> (64 - SPDL__SPAN_BITS) != 0 || spdl__pipeline_forked(p) ||
         spdl__pipeline_inside(p) || spdl__load(&p->rewinder) != 0)
         return SPDL_E_INVALID;
     if (spdl__exchange32(&p->trainer_inside, 1) != 0) return SPDL_E_INVALID;
     if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
-        result = spdl__pipeline_again(p, sequence, spdl__deadline(timeout_ns));
+        result = spdl__pipeline_again(p, start, deadline);
         if (p->feed != NULL) spdl__store32(&p->producer_inside, 0);
     }
     spdl__store32(&p->trainer_inside, 0);
     return result;
+}
+
+SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *p, uint64_t sequence,
+                                          int64_t timeout_ns) {
+    spdl__start start;
+    memset(&start, 0, sizeof(start));
+    start.at.source = sequence;
+    return spdl__pipeline_go(p, &start, spdl__deadline(timeout_ns));
+}
+
+/* The trainer: starts again at a position of this table, as rewind. */
+SPDL__PRIVATE spdl_result spdl__position_go(spdl_pipeline *p, const spdl__position *at,
+                                            uint64_t deadline) {
+    spdl__start start;
+    memset(&start, 0, sizeof(start));
+    start.at = *at;
+    start.loads = true;
+    return spdl__pipeline_go(p, &start, deadline);
 }
 
 /* A reference less. */
@@ -11745,7 +12460,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     if (row->kind == SPDL_KIND_BRANCH && node->batch_size > 0 && row->free_item == NULL)
         row->free_item = spdl_batch_free;
     node->splits = row->kind == SPDL_KIND_BRANCH && spdl__plan_joins(plan, i);
-    node->plain = !row->emits && !row->deferred && !node->splits;
+    node->plain = !row->emits && !row->deferred && !row->flush && !node->splits;
     node->held = (!node->ordered && row->reorder_window > 0) ||
                  (row->again && !node->serial && !node->by_ticket);
     if (row->kind == SPDL_KIND_MERGE) {
@@ -11762,6 +12477,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
         node->word = &node->in->word;
     }
     if (row->kind == SPDL_KIND_FEED) p->feed = node;
+    if (row->fn == &spdl_index_spdl && p->sampler == NULL) p->sampler = (spdl_sampler *)row->ctx;
     if (node->begin != NULL && node->begin->row.kind == SPDL_KIND_PATH) p->mix = node;
     if (row->init != NULL) p->has_hooks = true;
     if ((row->merge_order == SPDL_MERGE_ROBIN || row->merge_order == SPDL_MERGE_CHOICE) &&
@@ -11966,6 +12682,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
 #ifndef SPDL_NO_REPORT /* else report_begin says so */
     if (result == SPDL_OK) spdl__trace_open(p, plan->desc);
 #endif
+    if (result == SPDL_OK) result = spdl__position_plan(p);
     return result;
 }
 
@@ -12083,6 +12800,8 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
         p->count = plan->count - 1;
         p->references = 1;
         p->doctored = plan->doctor != NULL;
+        if (desc->deal != NULL) p->deal = *desc->deal;
+        p->seed = desc->seed;
         spdl__error_clear(&p->error);
         result = spdl__pipeline_build(p, plan);
     }
@@ -23902,6 +24621,595 @@ const spdl_function spdl__file_rows[7] = {
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
 #endif
+
+/* ============================================================================================= */
+/* >>state-impl
+   Positions as text: "spdl.state.1 table=... item_seed=... epoch=... item=... sum=...", fields with
+   one space before each, those of a sampler among them. What they mean is in >>position-impl. A
+   field that can be compared may be taken out by hand, and with "sum=none" nobody looks whether the
+   rest was changed. Bytes from outside: numbers are checked, a text has an end within
+   SPDL_STATE_BYTES, and whatever it says the worst is another position.
+
+   Threads: the trainer. */
+
+#define SPDL__STATE_BEGIN "spdl.state."
+#define SPDL__STATE_VERSION 1
+#define SPDL__STATE_AHEAD 2048 /* items in a text: 4 to a digit */
+
+/* --- writing --- */
+
+typedef struct spdl__line {
+    char text[SPDL_STATE_BYTES + 64];
+    size_t length;
+    bool full;
+} spdl__line;
+
+SPDL__PRIVATE void spdl__line_add(spdl__line *line, const char *text, size_t length) {
+    line->full = line->full || length >= SPDL_STATE_BYTES - line->length;
+    if (line->full) return;
+    memcpy(line->text + line->length, text, length);
+    line->length += length;
+}
+
+/* snprintf takes half a microsecond for as many. */
+SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint64_t number) {
+    char digits[20];
+    size_t at = sizeof(digits);
+    do digits[--at] = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    spdl__line_add(line, before, strlen(before));
+    spdl__line_add(line, digits + at, sizeof(digits) - at);
+}
+
+SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint32_t number) {
+    char digits[8];
+    int i;
+    for (i = 0; i < 8; ++i) digits[i] = "0123456789abcdef"[number >> (28 - 4 * i) & 15];
+    spdl__line_add(line, before, strlen(before));
+    spdl__line_add(line, digits, sizeof(digits));
+}
+
+SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length) {
+    return (uint32_t)spdl_hash(SPDL__STATE_VERSION, text, length);
+}
+
+/* Items ahead of the lowest that is not done, a digit for four. Why it cannot be said, or NULL. */
+SPDL__PRIVATE const char *spdl__state_ahead(spdl__line *line, const spdl__seen *seen) {
+    const uint64_t low = seen->items.low, high = spdl__load_relaxed(&seen->high);
+    const uint64_t lost = spdl__load_relaxed(&seen->lost);
+    char digits[SPDL__STATE_AHEAD / 4];
+    size_t count = 0, some = 0, i;
+    unsigned digit;
+    for (; low + 4 * count < high && count < sizeof(digits) && lost <= low; ++count) {
+        digit = 0;
+        for (i = 0; i < 4; ++i)
+            digit |= (unsigned)spdl__seen_item(seen, low + 4 * count + i) << i;
+        digits[count] = "0123456789abcdef"[digit];
+        if (digit > 0) some = count + 1;
+    }
+    if (lost > low || low + 4 * count < high)
+        return "items are more than 2048 ahead of one that is late: .reorder_window bounds that";
+    if (some > 0) spdl__line_add(line, " ahead=", 7);
+    spdl__line_add(line, digits, some);
+    return NULL;
+}
+
+/* Changes with every spdl_sampler_skip. */
+SPDL__PRIVATE uint64_t spdl__state_edits(const spdl_sampler *s) {
+    const spdl__edit *last = &s->edit[s->edits - 1];
+    if (s->edits == 0) return 0;
+    return spdl__mix(last->from + spdl__mix(last->gap + spdl__mix(last->epoch + last->world))) |
+           (uint64_t)s->edits;
+}
+
+/* It takes a microsecond, so it is done ahead. */
+SPDL__PRIVATE void spdl__state_describe(spdl_pipeline *p, uint64_t epoch) {
+    if (p->sampler == NULL) return;
+    p->described_of = spdl__state_edits(p->sampler);
+    p->description[0] = ' ';
+    p->described = 1 + spdl__sampler_describe(p->sampler, epoch, p->description + 1,
+                                              sizeof(p->description) - 1);
+}
+
+/* What a position says of the sampler; it may have got another skip since. */
+SPDL__PRIVATE void spdl__state_sampler(const spdl_pipeline *p, uint64_t epoch, spdl__line *line) {
+    char text[SPDL_STATE_BYTES] = " ";
+    if (p->described_of == spdl__state_edits(p->sampler))
+        spdl__line_add(line, p->description, (size_t)p->described);
+    else
+        spdl__line_add(line, text, 1 + (size_t)spdl__sampler_describe(p->sampler, epoch, text + 1,
+                                                                      sizeof(text) - 1));
+}
+
+/* What others had delivered of items that are still to come. */
+SPDL__PRIVATE void spdl__state_skips(spdl__line *line, const spdl_pipeline *p,
+                                     const spdl__position *at) {
+    const char *before = " skip=";
+    size_t i;
+    for (i = 0; p->skips != NULL && i < p->skip_count; ++i) {
+        const spdl__skip *skip = &p->skips[i];
+        if (skip->item == SPDL__NEVER || skip->item < p->base + at->source ||
+            (skip->item == p->base + at->source && skip->results <= at->results))
+            continue;
+        spdl__line_number(line, before, skip->item - p->base);
+        spdl__line_number(line, ":", skip->results);
+        before = ",";
+    }
+}
+
+/* The line; why there is none, or NULL. */
+SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *line) {
+    const char *why = p->unsaved;
+    spdl__position at;
+    line->length = 0;
+    line->full = false;
+    if (why != NULL) return why;
+    spdl__position_read(p, &at);
+    if (at.results >= SPDL__SPAN_MAX)
+        return "one item has more than 16777214 results, or a row with .flush has made so many and "
+               "never said spdl_gathered";
+    spdl__line_number(line, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
+    spdl__line_hex(line, " table=", p->table);
+    spdl__line_number(line, " item_seed=", p->seed);
+    spdl__line_number(line, " epoch=", at.epoch);
+    spdl__line_number(line, " item=", at.source);
+    spdl__line_number(line, " results=", at.results);
+    spdl__line_number(line, " batch=", at.number);
+    spdl__line_number(line, " drops=", at.drops);
+    spdl__line_number(line, " delivered=", at.delivered);
+    if (p->sampler != NULL) spdl__state_sampler(p, at.epoch, line);
+    if (p->seen != NULL) why = spdl__state_ahead(line, p->seen);
+    spdl__state_skips(line, p, &at);
+    spdl__line_hex(line, " sum=", spdl__state_sum(line->text, line->length));
+    return why == NULL && line->full ? "it would be longer than SPDL_STATE_BYTES" : why;
+}
+
+SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
+    spdl__line line;
+    const char *why;
+    if (p == NULL || text == NULL || bytes == 0) return SPDL_E_INVALID;
+    why = spdl__state_write(p, &line);
+    if (why != NULL) {
+        (void)snprintf(text, bytes, "spdl: the position of this pipeline cannot be saved: %s", why);
+        return SPDL_E_UNSUPPORTED;
+    }
+    bytes = (size_t)spdl__min(bytes - 1, line.length);
+    memcpy(text, line.text, bytes);
+    text[bytes] = '\0';
+    return (int)line.length;
+}
+
+/* --- reading --- */
+
+/* A text that is being loaded. */
+typedef struct spdl__state_text {
+    const char *text;
+    size_t length; /* up to the sum */
+    int number;    /* among those of the call */
+    spdl_error *error;
+} spdl__state_text;
+
+SPDL__PRINTF(3, 4)
+SPDL__COLD spdl_result spdl__state_error(const spdl__state_text *t, spdl_result result,
+                                         const char *format, ...) {
+    char text[SPDL_TEXT_BYTES / 2];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return spdl__error_set(t->error, result, "spdl: spdl_state_load: text %d %s", t->number, text);
+}
+
+/* Where the value of a field is, or NULL. */
+SPDL__COLD const char *spdl__state_field(const spdl__state_text *t, const char *name) {
+    const size_t length = strlen(name);
+    const char *at = t->text, *end = t->text + t->length;
+    for (; (size_t)(end - at) > length + 1; ++at)
+        if (*at == ' ' && memcmp(at + 1, name, length) == 0 && at[length + 1] == '=')
+            return at + length + 2;
+    return NULL;
+}
+
+/* A number of this base, and what follows it; NULL when there is none that fits. */
+SPDL__COLD const char *spdl__state_digits(const char *at, const char *end, unsigned base,
+                                          uint64_t *number) {
+    static const char digits[] = "0123456789abcdef";
+    const char *begin = at, *digit;
+    *number = 0;
+    for (; at < end; ++at) {
+        digit = (const char *)memchr(digits, *at, base);
+        if (digit == NULL) break;
+        if (*number > (UINT64_MAX - (uint64_t)(digit - digits)) / base) return NULL;
+        *number = *number * base + (uint64_t)(digit - digits);
+    }
+    return at == begin || (at < end && *at != ' ' && *at != ',' && *at != ':') ? NULL : at;
+}
+
+/* A field that has to be there. */
+SPDL__COLD spdl_result spdl__state_number(const spdl__state_text *t, const char *name,
+                                          uint64_t most, uint64_t *number) {
+    const char *at = spdl__state_field(t, name);
+    if (at == NULL || spdl__state_digits(at, t->text + t->length, 10, number) == NULL ||
+        *number > most)
+        return spdl__state_error(t, SPDL_E_FORMAT, "%s '%s='",
+                                 at == NULL ? "has no" : "has a number that cannot be in", name);
+    return SPDL_OK;
+}
+
+static const char *const spdl__state_force =
+    "to load it all the same take that out of it and end it with sum=none";
+
+/* A field that has to be the same as ours, if it is there. */
+SPDL__COLD spdl_result spdl__state_same(const spdl__state_text *t, const char *name, unsigned base,
+                                        uint64_t ours, const char *what) {
+    const char *at = spdl__state_field(t, name);
+    uint64_t number;
+    char here[24];
+    if (at == NULL) return SPDL_OK;
+    if (spdl__state_digits(at, t->text + t->length, base, &number) != NULL && number == ours)
+        return SPDL_OK;
+    (void)snprintf(here, sizeof(here), base == 16 ? "%08llx" : "%llu", (spdl__llu)ours);
+    return spdl__state_error(t, SPDL_E_INVALID, "is of %s: %s=%.*s, here %s=%s; %s", what, name,
+                             (int)strcspn(at, " "), at, name, here, spdl__state_force);
+}
+
+/* Version, length and sum. */
+SPDL__COLD spdl_result spdl__state_check(spdl__state_text *t) {
+    const size_t begin = sizeof(SPDL__STATE_BEGIN) - 1;
+    const char *end = (const char *)memchr(t->text, '\0', SPDL_STATE_BYTES), *sum;
+    uint64_t number;
+    t->length = end != NULL ? (size_t)(end - t->text) : 0;
+    while (t->length > 0 && strchr("\r\n ", t->text[t->length - 1]) != NULL) --t->length;
+    end = t->text + t->length;
+    if (t->length <= begin || memcmp(t->text, SPDL__STATE_BEGIN, begin) != 0)
+        return spdl__state_error(t, SPDL_E_FORMAT, "is not what spdl_state_save has written");
+    if (spdl__state_digits(t->text + begin, end, 10, &number) == NULL ||
+        number != SPDL__STATE_VERSION)
+        return spdl__state_error(t, SPDL_E_FORMAT, "is of version %.*s, this is version %d",
+                                 (int)strcspn(t->text + begin, " "), t->text + begin,
+                                 SPDL__STATE_VERSION);
+    sum = spdl__state_field(t, "sum");
+    if (sum == NULL)
+        return spdl__state_error(t, SPDL_E_FORMAT, "has no 'sum=': its end is missing");
+    t->length = (size_t)(sum - 5 - t->text);
+    if (end - sum == 4 && memcmp(sum, "none", 4) == 0) return SPDL_OK;
+    if (spdl__state_digits(sum, end, 16, &number) == end && end - sum == 8 &&
+        number == spdl__state_sum(t->text, t->length))
+        return SPDL_OK;
+    return spdl__state_error(t, SPDL_E_CHECKSUM,
+                             "was changed: its sum does not fit; to load it all the same end it "
+                             "with sum=none");
+}
+
+/* What is ahead: the bits, in `bits`. */
+SPDL__COLD spdl_result spdl__state_read_ahead(const spdl__state_text *t, spdl__start *start,
+                                              uint64_t bits[SPDL__STATE_AHEAD / 64]) {
+    const char *at = spdl__state_field(t, "ahead"), *end = t->text + t->length;
+    uint64_t digit;
+    size_t i;
+    memset(bits, 0, SPDL__STATE_AHEAD / 8);
+    start->ahead = bits;
+    for (i = 0; at != NULL && at < end && *at != ' '; ++i, ++at) {
+        if (i == SPDL__STATE_AHEAD / 4 || spdl__state_digits(at, at + 1, 16, &digit) == NULL)
+            return spdl__state_error(t, SPDL_E_FORMAT,
+                                     "has something else than digits in 'ahead='");
+        bits[i / 16] |= digit << i % 16 * 4;
+    }
+    start->ahead_bits = i * 4;
+    return SPDL_OK;
+}
+
+/* Parts of items that are still to come, after those of the item at hand. */
+SPDL__COLD spdl_result spdl__state_read_skips(const spdl_pipeline *p, const spdl__state_text *t,
+                                              spdl__start *start) {
+    const char *at = spdl__state_field(t, "skip"), *end = t->text + t->length;
+    const size_t most = SPDL_STATE_BYTES / 4; /* "1:1," */
+    spdl__skip *skip;
+    if (at == NULL) return SPDL_OK;
+    skip = start->skips = (spdl__skip *)spdl__alloc_zeroed(&p->allocator, most, sizeof(*skip),
+                                                           sizeof(uint64_t));
+    if (skip == NULL) return spdl__state_error(t, SPDL_E_NOMEM, "needs memory: there is none");
+    start->skip_count = most;
+    skip->item = SPDL__NEVER;
+    skip->results = start->at.results;
+    for (++skip; at != NULL && skip < start->skips + most; ++at) {
+        at = spdl__state_digits(at, end, 10, &skip->item);
+        if (at == NULL || at == end || *at != ':') break;
+        at = spdl__state_digits(at + 1, end, 10, &skip->results);
+        if (at == NULL || skip->item < start->at.source || skip->item < skip[-1].item + 1) break;
+        if (at == end || *at == ' ') return SPDL_OK; /* those behind are of no item, and nothing */
+        ++skip;
+    }
+    return spdl__state_error(t, SPDL_E_FORMAT, "has something else than item:results in 'skip='");
+}
+
+/* What is said of the sampler. */
+SPDL__COLD spdl_result spdl__state_sampler_same(const spdl_pipeline *p, const spdl__state_text *t) {
+    const char *why;
+    spdl_error error;
+    spdl_result result;
+    if (p->sampler == NULL) return SPDL_OK;
+    result = spdl__sampler_differs(p->sampler, t->text, &error);
+    if (result == SPDL_OK) return SPDL_OK;
+    why = strstr(error.text, "state: ");
+    return spdl__state_error(t, result, "does not fit: %.300s; to load it all the same write ours "
+                             "into it and end it with sum=none", why != NULL ? why + 7 : "");
+}
+
+/* All of a text. */
+SPDL__COLD spdl_result spdl__state_read(const spdl_pipeline *p, spdl__state_text *t,
+                                        spdl__start *start,
+                                        uint64_t bits[SPDL__STATE_AHEAD / 64]) {
+    const uint64_t items = UINT64_MAX >> SPDL__SPAN_BITS, any = SPDL__NEVER - 1;
+    spdl__position *at = &start->at;
+    spdl_result result = spdl__state_check(t);
+    memset(start, 0, sizeof(*start));
+    start->loads = true;
+    if (result == SPDL_OK)
+        result = spdl__state_same(t, "table", 16, p->table, "a pipeline with other rows");
+    if (result == SPDL_OK)
+        result = spdl__state_same(t, "item_seed", 10, p->seed, "a run with another seed");
+    if (result == SPDL_OK) result = spdl__state_number(t, "epoch", items, &at->epoch);
+    if (result == SPDL_OK) result = spdl__state_number(t, "item", items, &at->source);
+    if (result == SPDL_OK) result = spdl__state_number(t, "results", any, &at->results);
+    if (result == SPDL_OK) result = spdl__state_number(t, "batch", items, &at->number);
+    if (result == SPDL_OK) result = spdl__state_number(t, "drops", any, &at->drops);
+    if (result == SPDL_OK) result = spdl__state_number(t, "delivered", any, &at->delivered);
+    if (result == SPDL_OK) result = spdl__state_sampler_same(p, t);
+    if (result == SPDL_OK) result = spdl__state_read_ahead(t, start, bits);
+    if (result == SPDL_OK) result = spdl__state_read_skips(p, t, start);
+    return result;
+}
+
+/* --- samplers and ranks --- */
+
+/* The edits of `from` in place of those of `sampler`; `from` has none then. */
+SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, spdl_sampler *from) {
+    while (sampler->edits > 0) spdl__edit_free(sampler, &sampler->edit[--sampler->edits]);
+    memcpy(sampler->edit, from->edit, sizeof(sampler->edit));
+    sampler->edits = from->edits;
+    from->edits = 0;
+}
+
+/* A load, as far as it has come. */
+typedef struct spdl__state_loads {
+    spdl_pipeline *p;
+    const char *const *texts;
+    int count;
+    int own; /* the text that is ours, or -1: the numbers of ranks differ */
+    spdl_sampler sampler; /* for the edits to come: the pipeline's own may be at work */
+    spdl__rank_at *ranks; /* of the run before: those have what follows */
+    spdl__skip *parts;    /* positions whose items one of them has delivered in part */
+    size_t part_room, part_count;
+    spdl_error *error;
+    uint64_t bits[SPDL__STATE_AHEAD / 64];
+} spdl__state_loads;
+
+SPDL__COLD spdl__state_text spdl__state_text_at(const spdl__state_loads *l, int i) {
+    spdl__state_text t;
+    t.text = l->texts[i];
+    t.length = 0;
+    t.number = i;
+    t.error = l->error;
+    return t;
+}
+
+/* Which ranks the texts are of, and which is to be loaded. */
+SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l) {
+    const spdl_sampler *sampler = l->p->sampler;
+    spdl__state_text t = spdl__state_text_at(l, 0);
+    spdl_ranks ours, of;
+    spdl_result result;
+    int i;
+    l->own = 0;
+    if (sampler == NULL && l->count > 1)
+        return spdl__state_error(&t, SPDL_E_INVALID, "is one of %d, but only a pipeline whose "
+                                                     "source is SPDL_INDEX can go on with several",
+                                 l->count);
+    if (sampler == NULL) return SPDL_OK;
+    ours = sampler->desc.ranks;
+    l->own = -1;
+    for (i = 0; i < l->count; ++i) {
+        t = spdl__state_text_at(l, i);
+        result = spdl__state_check(&t);
+        if (result != SPDL_OK) return result;
+        if (!spdl__sampler_rank_of(t.text, &of))
+            return spdl__state_error(&t, SPDL_E_FORMAT, "does not say of which rank it is");
+        if (of.world == ours.world && of.rank == ours.rank) l->own = i;
+        if (l->count == 1 && l->own == 0) return SPDL_OK;
+        if (of.world != l->count)
+            return spdl__state_error(&t, SPDL_E_INVALID, "is of rank %d of %d, this is rank %d of "
+                                     "%d: that takes the texts of all %d, not of %d", of.rank,
+                                     of.world, ours.rank, ours.world, of.world, l->count);
+        if (l->ranks[of.rank].local++ > 0)
+            return spdl__state_error(&t, SPDL_E_INVALID, "is the second one of rank %d", of.rank);
+    }
+    return SPDL_OK;
+}
+
+/* How many parts of items all texts can name. */
+SPDL__COLD size_t spdl__state_parts(const spdl__state_loads *l) {
+    size_t parts = 0;
+    const char *at;
+    int i;
+    for (i = 0; i < l->count; ++i, parts += 2)
+        for (at = l->texts[i]; (at = strchr(at, ',')) != NULL; ++at) ++parts;
+    return parts;
+}
+
+/* Whether both texts say the same of what is left of the epoch. */
+SPDL__COLD bool spdl__state_left_same(const char *a, const char *b) {
+    a = spdl__text_value(a, "left=", 5);
+    b = spdl__text_value(b, "left=", 5);
+    if (a == NULL || b == NULL) return a == b;
+    return strcspn(a, " ") == strcspn(b, " ") && strncmp(a, b, strcspn(a, " ")) == 0;
+}
+
+/* Whether what a rank has delivered can be said by an item of the source, and results of it. */
+SPDL__COLD bool spdl__state_splits(const spdl_pipeline *p, const spdl__start *start) {
+    uint64_t ahead = start->at.drops + p->deal.children;
+    size_t i;
+    for (i = 0; i < start->ahead_bits; ++i) ahead += start->ahead[i / 64] >> i % 64 & 1;
+    for (i = 0; i < (size_t)p->count; ++i)
+        if (p->node[i].row.flush) ahead += start->at.results;
+    return ahead == 0;
+}
+
+/* An item that one rank of the run before has delivered in part. */
+SPDL__COLD void spdl__state_part(spdl__state_loads *l, uint64_t epoch, int rank, spdl__skip part) {
+    if (part.results == 0 || part.item == SPDL__NEVER || l->part_count == l->part_room) return;
+    part.item = spdl__sampler_dealt(&l->sampler, epoch, (uint64_t)rank, (uint64_t)l->count,
+                                    part.item);
+    l->parts[l->part_count++] = part;
+}
+
+/* The text of one of several ranks: what it has delivered. */
+SPDL__COLD spdl_result spdl__state_read_rank(spdl__state_loads *l, int i, spdl__start *all) {
+    spdl__state_text t = spdl__state_text_at(l, i);
+    spdl_ranks of = { 0, 0 };
+    spdl__start start;
+    spdl__skip part;
+    size_t k;
+    spdl_result result = spdl__state_read(l->p, &t, &start, l->bits);
+    if (result == SPDL_OK && !spdl__state_splits(l->p, &start))
+        result = spdl__state_error(&t, SPDL_E_UNSUPPORTED,
+                                   "is of another number of ranks, and not of the end of an epoch: "
+                                   "with these rows that cannot be gone on with");
+    if (result == SPDL_OK && i > 0 && (start.at.epoch != all->at.epoch ||
+                                       !spdl__state_left_same(l->texts[0], l->texts[i])))
+        result = spdl__state_error(&t, SPDL_E_INVALID, "was not saved in the same epoch as text 0, "
+                                                       "or not by the same run");
+    if (result == SPDL_OK) {
+        (void)spdl__sampler_rank_of(t.text, &of);
+        part.item = l->ranks[of.rank].local = start.at.source;
+        part.results = l->ranks[of.rank].results = start.at.results;
+        spdl__state_part(l, start.at.epoch, of.rank, part);
+        for (k = 0; k < start.skip_count; ++k)
+            spdl__state_part(l, start.at.epoch, of.rank, start.skips[k]);
+        all->at.epoch = start.at.epoch;
+        all->at.number += start.at.number;
+        all->at.delivered += start.at.delivered;
+    }
+    spdl__free(&l->p->allocator, start.skips, start.skip_count * sizeof(*start.skips));
+    return result;
+}
+
+/* The texts of all ranks of a run that had another number of them. */
+SPDL__COLD spdl_result spdl__state_read_ranks(spdl__state_loads *l, spdl__start *start) {
+    const uint64_t world = (uint64_t)l->sampler.desc.ranks.world;
+    spdl_result result = SPDL_OK;
+    size_t k;
+    int i;
+    memset(start, 0, sizeof(*start));
+    start->loads = true;
+    for (i = 0; i < l->count && result == SPDL_OK; ++i)
+        result = spdl__state_read_rank(l, i, start);
+    if (result == SPDL_OK)
+        result = spdl__sampler_resume(&l->sampler, start->at.epoch, l->ranks, l->count, l->error);
+    if (result != SPDL_OK) return result;
+    start->at.number /= world;
+    start->at.delivered /= world;
+    for (k = 0; k < l->part_count; ++k) {
+        spdl__skip part = l->parts[k];
+        if (spdl__sampler_mine(&l->sampler, start->at.epoch, part.item, &part.item))
+            l->parts[start->skip_count++] = part;
+    }
+    if (start->skip_count == 0) return SPDL_OK;
+    qsort(l->parts, start->skip_count, sizeof(*l->parts), spdl__number_compare);
+    start->skips = (spdl__skip *)spdl__alloc_zeroed(&l->p->allocator, start->skip_count,
+                                                    sizeof(*start->skips), sizeof(uint64_t));
+    if (start->skips == NULL)
+        return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl: spdl_state_load: no memory");
+    memcpy(start->skips, l->parts, start->skip_count * sizeof(*start->skips));
+    return SPDL_OK;
+}
+
+/* What the run is to begin with. */
+SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__start *start) {
+    spdl__state_text t;
+    spdl_result result = spdl__state_pick(l);
+    if (result != SPDL_OK) return result;
+    t = spdl__state_text_at(l, l->own >= 0 ? l->own : 0);
+    if (l->p->sampler != NULL) {
+        l->sampler.desc = l->p->sampler->desc; /* what does not change while it is at work */
+        l->sampler.length = l->p->sampler->length;
+        result = spdl__sampler_adopt(&l->sampler, t.text, l->error);
+    }
+    if (result != SPDL_OK) return result;
+    return l->own >= 0 ? spdl__state_read(l->p, &t, start, l->bits)
+                       : spdl__state_read_ranks(l, start);
+}
+
+/* Memory for what `count` texts may say. */
+SPDL__COLD bool spdl__state_room(spdl__state_loads *l) {
+    const spdl_allocator *allocator = &l->p->allocator;
+    l->part_room = spdl__state_parts(l);
+    l->ranks = (spdl__rank_at *)spdl__alloc_zeroed(allocator, (size_t)l->count, sizeof(*l->ranks),
+                                                   sizeof(uint64_t));
+    l->parts = (spdl__skip *)spdl__alloc_zeroed(allocator, l->part_room, sizeof(*l->parts),
+                                                sizeof(uint64_t));
+    return l->ranks != NULL && l->parts != NULL;
+}
+
+SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts, int count,
+                                     int64_t timeout_ns, spdl_error *error) {
+    const uint64_t deadline = spdl__deadline(timeout_ns);
+    const char *why;
+    spdl__state_loads l;
+    spdl__start start;
+    spdl_result result;
+    int i = 0;
+    memset(&l, 0, sizeof(l));
+    memset(&start, 0, sizeof(start));
+    while (p != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
+    if (i == 0 || i < count)
+        return spdl__error_set(error, SPDL_E_INVALID,
+                               "spdl: spdl_state_load: no pipeline, or text %d is not there", i);
+    if (p->unsaved != NULL)
+        return spdl__error_set(error, SPDL_E_UNSUPPORTED,
+                               "spdl: spdl_state_load: this pipeline has no position: %s",
+                               p->unsaved);
+    l.p = p;
+    l.texts = texts;
+    l.count = count;
+    l.error = error;
+    result = spdl__state_room(&l) ? spdl__state_start(&l, &start)
+                                  : spdl__error_set(error, SPDL_E_NOMEM,
+                                                    "spdl: spdl_state_load: no memory");
+    if (p->sampler != NULL) start.sampler = &l.sampler;
+    if (result == SPDL_OK) {
+        result = spdl__pipeline_go(p, &start, deadline);
+        why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
+              : spdl__load32(&p->failed) ? p->error.text
+                                         : "not in a stage, beside next or push, or after a fork";
+        if (result != SPDL_OK)
+            (void)spdl__error_set(error, result, "spdl: spdl_state_load: %s", why);
+    }
+    if (result != SPDL_OK) /* else they are the pipeline's */
+        spdl__free(&p->allocator, start.skips, start.skip_count * sizeof(*start.skips));
+    while (l.sampler.edits > 0) spdl__edit_free(&l.sampler, &l.sampler.edit[--l.sampler.edits]);
+    spdl__free(&p->allocator, l.ranks, (size_t)count * sizeof(*l.ranks));
+    spdl__free(&p->allocator, l.parts, l.part_room * sizeof(*l.parts));
+    return result;
+}
+
+/* --- random numbers --- */
+
+SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
+    const spdl_pipeline *p = task->pipeline;
+    const spdl_sampler *sampler = p->mix == NULL ? p->sampler : NULL;
+    const uint64_t epoch = spdl_epoch(task);
+    uint64_t item = task->sequence, key = p->seed, kind = task->flushing ? 3 : 1;
+    if (task->node->in_batches && !task->flushing) kind = 2;
+    if (sampler != NULL) {
+        key += spdl__mix(spdl__sampler_seed(sampler) + 1);
+        item = kind == 1 ? spdl__sampler_global(sampler, epoch, item)
+                         : item * (uint64_t)sampler->desc.ranks.world +
+                               (uint64_t)sampler->desc.ranks.rank;
+    }
+    key = spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) ^ (epoch * 0x9e3779b97f4a7c15u + kind));
+    return spdl__mix(key ^ (item * 0x9e3779b97f4a7c15u + 1));
+}
 
 /* ============================================================================================= */
 /* >>trace-impl
