@@ -102,6 +102,9 @@ bench-trace: ## what traces cost, on and off
 .PHONY: bench-stats
 bench-stats: ## what statistics and reports cost
 
+.PHONY: bench-state
+bench-state: ## what it costs to save and load a position
+
 .PHONY: bench-doctor
 bench-doctor: ## whether the doctor is right, on programs with a planted limit (about 40 min)
 
@@ -156,6 +159,7 @@ torture: ## the long forms of what `make check` does briefly: hours
 	@$(MAKE) stress
 	@CHANCE_ROUNDS=$(or $(CHANCE_ROUNDS),200000) TEST_TIMEOUT=0 \
 	    tests/run.sh $(B)/runner chance. # built by `stress`
+	@STATE_POINTS=1000 TEST_TIMEOUT=0 tests/run.sh $(B)/runner state.random
 	@$(MAKE) model MODEL_ARGS=--long RUNS=$(or $(RUNS),1000000)
 	@$(MAKE) check-fuzz FUZZ_RUNS=$(if $(filter file,$(origin FUZZ_RUNS)),1000000,$(FUZZ_RUNS))
 	@$(MAKE) test-cuda
