@@ -107,7 +107,7 @@ static void model_step(model *m) {
     m->seen = 0;
 }
 
-static double model_accuracy(const model *m, const samples *test) {
+static inline double model_accuracy(const model *m, const samples *test) {
     float hidden[HIDDEN], p[CLASSES];
     int right = 0;
     for (size_t n = 0; n < test->count; n++)
