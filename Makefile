@@ -162,6 +162,7 @@ torture: ## the long forms of what `make check` does briefly: hours
 	@STATE_POINTS=1000 TEST_TIMEOUT=0 tests/run.sh $(B)/runner state.random
 	@$(MAKE) model MODEL_ARGS=--long RUNS=$(or $(RUNS),1000000)
 	@$(MAKE) check-fuzz FUZZ_RUNS=$(if $(filter file,$(origin FUZZ_RUNS)),1000000,$(FUZZ_RUNS))
+	@$(MAKE) torture-loader
 	@$(MAKE) test-cuda
 	@$(MAKE) mutate-ring
 
@@ -178,6 +179,11 @@ fuzz: ## hostile files and streams, FUZZ_TIME seconds (60) for each target; need
 check-fuzz: ## the same for FUZZ_RUNS inputs (20000), always the same ones; any compiler
 	@$(MAKE) $(PARALLEL) $(FUZZ:%=build/fuzz/driver_%)
 	@tests/check_fuzz.sh $(FUZZ_RUNS) $(FUZZ)
+
+POINTS = 1000
+.PHONY: torture-loader
+torture-loader: build/torture_loader ## ends a loader's processes at POINTS (1000) points of each kind
+	@build/torture_loader $(POINTS)
 
 .PHONY: check-bigendian
 check-bigendian: ## the npz tests on s390x (needs gcc-s390x-linux-gnu and qemu-user)
@@ -282,6 +288,10 @@ build/explore/%: tests/model/explore.c tests/model/explore_ring.c tests/model/ex
 	$(Q)gcc -g -O2 -std=gnu11 $(WARN_C) -c tests/model/explore.c -o $@-run.o
 	$(Q)gcc $(EXPLORE_FLAGS) $(EXPLORE_MODE) -c tests/model/explore_ring.c -o $@.o
 	$(Q)gcc -o $@ $@-run.o $@.o -lpthread
+
+build/torture_loader: tests/torture_loader.c tests/loader.h spdl.h
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=gnu11 $(WARN_C) -Og -g -Itests $< -o $@ -lpthread
 
 build/demo/%: examples/%.c $(wildcard examples/*.h) spdl.h
 	@mkdir -p $(@D)

@@ -43,14 +43,15 @@
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
        >>pipeline  >>state  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor
-       >>sampler  >>npz  >>files  >>cpp                                     declarations
-       >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix        what all stand on
+       >>sampler  >>loader  >>npz  >>files  >>cpp                          declarations
+       >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix
+       >>os-process                                                        what all stand on
        >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
        >>edge-impl  >>flow-impl  >>claim-impl  >>position-impl  >>call-impl  an item's way
        >>batch-impl  >>merge-impl  >>defer-impl  >>again-impl  >>step-impl  >>tune-impl  >>next-impl
        >>stop-impl  >>create-impl  >>stats-impl  >>report-impl               around it
        >>cache-impl  >>compare-impl  >>headspace-impl
-       >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl
+       >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
        >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
        >>files-impl  >>state-impl  >>trace-impl  >>license
 
@@ -225,7 +226,8 @@ SPDL_API uint64_t spdl_time_ns(void);
     X(SPDL_E_LIMIT, -11, "limit exceeded")                                                         \
     X(SPDL_E_CUDA, -12, "a CUDA call failed")                                                      \
     X(SPDL_E_CUDA_LOST, -13, "the CUDA device is lost to this process")                            \
-    X(SPDL_E_CUDA_FORKED, -14, "CUDA was opened before a fork and used after it, in the child")
+    X(SPDL_E_CUDA_FORKED, -14, "CUDA was opened before a fork and used after it, in the child")    \
+    X(SPDL_E_PROCESS, -15, "a loader process has ended")
 
 typedef enum spdl_result SPDL__INT_ENUM {
 #define SPDL__ENUM(name, value, text) name = value,
@@ -2433,6 +2435,266 @@ SPDL_API const spdl_function spdl_index_spdl;
 #elif !defined(__cplusplus)
 SPDL__UNUSED static const spdl_function spdl_index_spdl;
 #endif
+/* >>loader
+   A pipeline in a process of its own, or in several, that writes its batches where the trainer
+   reads them: in shared memory. Nothing is copied, and what a stage does to its process, a crash or
+   a leak, stays there. Linux; on other systems, and with SPDL_NO_THREADS, the same calls run the
+   pipeline in this process, and say so.
+
+       spdl_loader_desc desc = { 0 };
+       desc.pipeline.workers = 4;
+       if (spdl_loader_open(&loader, &desc, SPDL_STAGES(
+               SPDL_SOURCE(list), SPDL_PIPE(decode, .concurrency = 4),
+               SPDL_BATCH(32, .item_bytes = sizeof(image)), SPDL_SINK(2))) != SPDL_OK) return 1;
+       while (spdl_loader_next(loader, &batch, SPDL_FOREVER) == SPDL_OK) {
+           train(batch.data, batch.count);
+           spdl_loader_done(loader, &batch);
+       }
+       if (spdl_loader_error(loader)->result != SPDL_OK) puts(spdl_loader_error(loader)->text);
+       spdl_loader_close(loader);
+
+   Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
+   spdl_buffer or spdl_slot_array. Rows after it hand on what they get. Its blocks are slots of the
+   shared memory (the arena): as many as the pipeline itself can have in use, and desc.slots.
+
+   Processes. Open forks a supervisor from this process as it is, and that forks the children, now
+   and when one has to be started again. So rows, ctx and all memory are there as they were at open,
+   and what a stage writes stays in its child. A fork copies one thread alone: by default open
+   refuses when the process has others (SPDL_LOADER_FORK: I know what they hold; CUDA may be in use,
+   but not in stages), or with SPDL_LOADER_EXEC the supervisor is this program, run again with the
+   same arguments: its main comes to the open of the same desc.name, which does not return there.
+   Until there it should do little, and the same. So open a loader first of all, before threads,
+   CUDA and large allocations.
+   Supervisor and children ignore SIGINT, SIGQUIT, SIGTERM and SIGHUP. They end with the process
+   that opened the loader, however it ends; nothing is left, as nothing has a name.
+
+   Several children deal the source's items among them, in turns of one batch (of one item without
+   SPDL_BATCH), so the source has to make the item of number spdl_sequence(task), and to end where
+   that is the number of items or more. The trainer takes a batch of each in turn: the same batches
+   as of one child if no row drops or adds items; else the same items, and batches are cut in each
+   child's share. They are also the cure for a library that is not thread-safe: .concurrency = 1 and
+   several children.
+
+   Several trainers, as the ranks of a machine: the first opens, the others call
+   spdl_loader_attach by its name. Of each epoch trainer i takes the batches i, i + trainers, ...
+
+   Failures. What a child has handed out before is delivered first. Then spdl_loader_next returns
+   what the pipeline failed with, or SPDL_E_PROCESS when the child has ended: by which signal, or
+   with which code, in which call of which stage (when it was killed: which calls were running). An
+   end with code 0 is one, too. With max_restarts the supervisor starts it again, at the item after
+   the last batch that was handed out; an item that was in the call of two such deaths is left out,
+   which the log and spdl_loader_read say. A table that has no position to go on from (see
+   spdl_state_save) is not started again.
+
+   Memory. Open reserves the arena: if the cgroup, RLIMIT_AS or the machine has no room for it, it
+   says so there, and no page of it can be missing later. What children use is theirs: see
+   child_rss_limit. When a cgroup runs out of memory the system kills one process in it or, in a
+   Kubernetes pod, all of them: then no one is left to report it.
+
+   Seeing inside. spdl_loader_stats has the numbers of a child or of all. With SPDL_STATS,
+   SPDL_REPORT or desc.pipeline.report the first child reports for all; SPDL_TRACE or
+   desc.pipeline.trace makes one file, in which each child is a process; one that was killed is not
+   in it. log_fn, report_fn and event_fn of desc.pipeline are called in the children, log_fn of desc
+   in the trainer's process. With SPDL_DOCTOR or desc.pipeline.doctor SPDL_LOADER_AUTO makes no
+   other process, as the doctor changes a pipeline from within. */
+
+typedef enum spdl_loader_start {
+    SPDL_LOADER_AUTO, /* fork if this process has one thread, else an error */
+    SPDL_LOADER_FORK,
+    SPDL_LOADER_EXEC,
+    SPDL_LOADER_IN_PROCESS /* no other process: to debug, or to compare */
+} spdl_loader_start;
+
+#define SPDL_LOADER_CHILDREN 64
+#define SPDL_LOADER_TRAINERS 64
+#define SPDL_LOADER_ARRAYS 16
+#define SPDL_LOADER_DIMS 8
+#define SPDL_LOADER_QUARANTINE 16
+
+typedef struct spdl_loader_desc {
+    spdl_pipeline_desc pipeline; /* of each child; without pool */
+    int children;             /* default 1 */
+    int slots;                /* batches of a child that are ready or the trainers'; default 4 */
+    uint64_t arena_bytes;     /* the most that may be shared; 0: what there is room for */
+    uint64_t child_rss_limit; /* the most a child may use of its own; 0: no limit */
+    double hang_timeout;      /* seconds for which the trainer may wait for a child; 0: for ever */
+    int max_restarts;         /* of all children together */
+    spdl_loader_start start;
+    int trainers;             /* that take in turn; default 1: who opens it */
+    const char *name;         /* for attach, SPDL_LOADER_EXEC and messages; default "spdl" */
+    spdl_logger logger;       /* in this process */
+    spdl_error *error;        /* optional: says why open failed */
+} spdl_loader_desc;
+
+typedef struct spdl_loader spdl_loader;
+
+/* An array in a batch, by spdl_slot_array. */
+typedef struct spdl_loader_array {
+    char name[SPDL_NAME_BYTES];
+    char kind;       /* as NumPy's dtype.kind: b i u f c S U V M m */
+    size_t itemsize; /* bytes of an element */
+    int ndim;
+    uint64_t shape[SPDL_LOADER_DIMS];
+    size_t bytes;
+    void *data;      /* at a multiple of 64 */
+} spdl_loader_array;
+
+/* Zero before it is filled in. What it points to is there until spdl_loader_done. */
+typedef struct spdl_loader_batch {
+    void *data;      /* at a multiple of 64; may be written, too */
+    size_t bytes;    /* of it: items of SPDL_BATCH, arrays, or item_bytes */
+    size_t count;    /* items of SPDL_BATCH; else 1 */
+    uint64_t number; /* in its epoch, from 0 */
+    uint64_t epoch;
+    int array_count;
+    const spdl_loader_array *array;
+    int child, slot; /* who made it, and where: data is the same again for the same two */
+    uint64_t ticket; /* of the library */
+    spdl_loader *loader;
+} spdl_loader_batch;
+
+typedef struct spdl_loader_item {
+    int stage;
+    uint64_t item, epoch;
+} spdl_loader_item;
+
+typedef struct spdl_loader_status {
+    spdl_loader_start start; /* what it has become: never SPDL_LOADER_AUTO */
+    int children, trainers, trainer;
+    int slots;          /* of each child, those its pipeline uses too */
+    int64_t supervisor; /* process ids; 0: there is none now */
+    int64_t pid[SPDL_LOADER_CHILDREN];
+    int restarts;
+    int quarantined;    /* items that are left out; the first of them: */
+    spdl_loader_item quarantine[SPDL_LOADER_QUARANTINE];
+    uint64_t taken;     /* batches that this trainer got */
+    uint64_t held;      /* and has now */
+    uint64_t wait_ns;   /* time it waited for them */
+} spdl_loader_status;
+
+/* Checks the rows as spdl_pipeline_create does, reserves the arena, and starts the processes; it
+   does not wait for a child to be ready. A failure of theirs comes with spdl_loader_next.
+   Returns: SPDL_OK; what spdl_pipeline_create returns for wrong rows; SPDL_E_INVALID (a field, or
+            threads with SPDL_LOADER_AUTO); SPDL_E_NOMEM; SPDL_E_LIMIT (arena_bytes, or no room);
+            SPDL_E_PROCESS (no process could be started); SPDL_E_UNSUPPORTED (SPDL_FEED).
+   Threads: any.
+   Blocks:  until the supervisor runs; with SPDL_LOADER_EXEC until its main comes to the same call.
+   Owns:    the caller closes *loader; on failure it is NULL. Rows are copied; ctx pointers must
+            outlive the loader. */
+SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
+                                      const spdl_stage *stages, size_t stage_count);
+
+/* Another trainer, in another process of the same user, of a loader that is open: number `trainer`,
+   from 1 to its `trainers` - 1. Of desc, which may be NULL, count logger, error and the allocator
+   in `pipeline`.
+   Returns: SPDL_OK; SPDL_E_NOT_FOUND (there is none of this name); SPDL_E_INVALID (there is no such
+            trainer, or it is there already); SPDL_E_UNSUPPORTED (another build of the library, or
+            not Linux); SPDL_E_NOMEM; SPDL_E_PROCESS.
+   Threads: any.
+   Blocks:  until the supervisor answers, a second at most.
+   Owns:    the caller closes *loader, which ends nothing; on failure it is NULL. */
+SPDL_API spdl_result spdl_loader_attach(spdl_loader **loader, const char *name, int trainer,
+                                        const spdl_loader_desc *desc);
+
+/* Ends all processes of the loader, waits for them, and frees the arena. A child has a second to
+   end as spdl_pipeline_destroy does, then it is killed.
+   Returns: nothing; NULL is allowed.
+   Threads: owner; nothing else of it may be running.
+   Blocks:  until then; as spdl_pipeline_destroy with SPDL_LOADER_IN_PROCESS.
+   Owns:    everything, batches that the trainer holds, too: nothing of the arena may be used. */
+SPDL_API void spdl_loader_close(spdl_loader *loader);
+
+/* The next batch: a view of shared memory. After the last one each call returns SPDL_END; with a
+   continuous source it does once for each epoch. A failure is returned again and again.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
+            failure, which spdl_loader_error describes; SPDL_E_PROCESS: a process has ended, or
+            hung, or has overwritten what is shared; SPDL_E_INVALID in the child of a fork.
+   Threads: one at a time (the trainer). No system call when a batch is ready.
+   Blocks:  until there is a batch, an end or a failure, or up to timeout_ns.
+   Owns:    the batch is the trainer's until spdl_loader_done. A child goes on as long as fewer than
+            desc.slots of its batches are ready or held: hold fewer than that. */
+SPDL_API spdl_result spdl_loader_next(spdl_loader *loader, spdl_loader_batch *batch,
+                                      int64_t timeout_ns);
+
+/* Gives the slot of a batch back, in any order.
+   Returns: SPDL_OK; SPDL_E_INVALID: it was given back already, or is none of this loader's.
+   Threads: one at a time, also beside spdl_loader_next.
+   Blocks:  never.
+   Owns:    the slot is the child's: nothing of the batch may be used. */
+SPDL_API spdl_result spdl_loader_done(spdl_loader *loader, const spdl_loader_batch *batch);
+
+/* spdl_loader_next with the type of spdl_next_fn, for >>cache, >>headspace and SPDL_FROM: the item
+   is a spdl_loader_batch *, to be freed with spdl_loader_batch_free.
+   Returns: as spdl_loader_next.
+   Threads: as spdl_loader_next.
+   Blocks:  as spdl_loader_next.
+   Owns:    the loader; valid until it is freed. */
+SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns);
+
+/* spdl_loader_done of what spdl_loader_next_fn gave.
+   Returns: nothing; NULL is allowed. Fits free_item.
+   Threads: as spdl_loader_done.
+   Blocks:  never.
+   Owns:    the slot is the child's. */
+SPDL_API void spdl_loader_batch_free(void *batch);
+
+/* Starts again in the same processes, as spdl_pipeline_rewind does: the source at `sequence`, epoch
+   and batch numbers from 0. Batches that are ready are dropped; those the trainer holds stay its.
+   A failure of the pipeline is forgotten; a process that has ended stays gone.
+   Returns: SPDL_OK; SPDL_TIMEOUT: the next call of rewind or next waits on; SPDL_E_INVALID:
+            `sequence` is 2^40 or more, or does not begin a turn of all children (a multiple of the
+            batch size times children); SPDL_E_UNSUPPORTED with several trainers; SPDL_E_PROCESS;
+            or what a child's spdl_pipeline_rewind returned.
+   Threads: the trainer.
+   Blocks:  until the calls at hand have returned, or up to timeout_ns.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_loader_rewind(spdl_loader *loader, uint64_t sequence,
+                                        int64_t timeout_ns);
+
+/* The failure that spdl_loader_next has returned.
+   Returns: never NULL; result is SPDL_OK when there was none. stage -1: it is of no stage.
+   Threads: the trainer.
+   Blocks:  never.
+   Owns:    the loader; valid until it is rewound or closed. */
+SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
+
+/* The statistics of one child's pipeline, or of all together: child -1. They are some 50 ms old.
+   The trainer in them is the child's own, which takes a batch when fewer than desc.slots are ready
+   or held, so it waits when the trainer does. Of all: what is counted is the sum, times of calls
+   are means, waits are means of the children's; spdl_stats_text and spdl_stats_verdict take either.
+   Returns: SPDL_OK; SPDL_E_NOT_FOUND: there is no such child, or it has none yet.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, int child, spdl_stats *stats);
+
+/* Who runs, what was started again, what is left out.
+   Returns: nothing.
+   Threads: the trainer.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API void spdl_loader_read(const spdl_loader *loader, spdl_loader_status *status);
+
+/* Where the slots are: one block of memory, at a page border, with a slot of *slot_bytes after the
+   other (a batch's data lie in one). For spdl_cuda_adopt(cuda, base, bytes, slot_bytes). Each
+   pointer may be NULL.
+   Returns: nothing.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the loader; mapped until it is closed. */
+SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *bytes,
+                                size_t *slot_bytes);
+
+/* A named array in the buffer of this call (spdl_buffer), for spdl_loader_batch: one after the
+   other, each at a multiple of 64. dtype is as NumPy's, without byte order: "f4", "u1", "i8". All
+   arrays have to fit in the .item_bytes of the row, SPDL_LOADER_ARRAYS at most. The call's result
+   has to be that buffer.
+   Returns: where it lies, not cleared; NULL: the call fails, with a text that has both sizes.
+   Threads: a stage of the row that makes the batches.
+   Blocks:  never.
+   Owns:    as spdl_buffer. */
+SPDL_API void *spdl_slot_array(spdl_task *task, const char *name, const char *dtype, int ndim,
+                               const uint64_t *shape);
 
 /* ============================================================================================= */
 /* >>npz
@@ -4059,19 +4321,21 @@ SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os
     *queued_ns = strtoull(at, NULL, 10);
 }
 
-/* The second one in the 22nd field; the second field is a name in brackets. */
-SPDL__PRIVATE uint64_t spdl__os_process_start(void) {
+/* A field of the process's stat, from the third on; the second one is a name in brackets. */
+SPDL__PRIVATE uint64_t spdl__os_process_field(int wanted) {
     char stat[1024], *at;
     int field;
     (void)spdl__os_text(NULL, "/proc/self/stat", stat, sizeof(stat));
     at = strrchr(stat, ')');
-    for (field = 2; at != NULL && field < 22; ++field) at = strchr(at + 1, ' ');
+    for (field = 2; at != NULL && field < wanted; ++field) at = strchr(at + 1, ' ');
     return at != NULL ? strtoull(at, NULL, 10) : 0;
 }
 
-/* The cores that the quota of the cgroup in folder `at` allows, or `most`. Version 2 has "quota
-   period" or "max period" in one file, version 1 two files, and -1 for no quota. */
-SPDL__PRIVATE double spdl__os_quota_at(const char *at, double most) {
+SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return spdl__os_process_field(22); }
+
+/* Lowers *most to the cores that the quota of the cgroup in folder `at` allows. Version 2 has
+   "quota period" or "max period" in one file, version 1 two files, and -1 for no quota. */
+SPDL__PRIVATE void spdl__os_quota_at(const char *at, void *most) {
     static const char *const files[] = { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" };
     char path[640], text[192], *end;
     double quota, period;
@@ -4082,13 +4346,15 @@ SPDL__PRIVATE double spdl__os_quota_at(const char *at, double most) {
     }
     quota = strtod(text, &end);
     period = strtod(end, NULL); /* of "max" as well: no number is 0 */
-    return quota > 0 && period > 0 && quota / period < most ? quota / period : most;
+    if (quota > 0 && period > 0 && quota / period < *(double *)most)
+        *(double *)most = quota / period;
 }
 
-/* The same for those of the process and all above them: each may have a quota. `self` has lines
-   "number:controllers:path", and no controllers in version 2. Inside of a container the path may be
-   one of the host: the way up ends at the container's own root. */
-SPDL__PRIVATE double spdl__os_quota(const char *root, const char *self, double most) {
+/* Calls look(folder, data) for the cgroups of the process and all above them, as each may have a
+   limit. `self` has lines "number:controllers:path", and no controllers in version 2. Inside of a
+   container the path may be one of the host: the way up ends at the container's own root. */
+SPDL__PRIVATE void spdl__os_cgroups(const char *root, const char *self, const char *controller,
+                                    void (*look)(const char *at, void *data), void *data) {
     char text[2048], at[576], *line = text, *next;
     (void)spdl__os_text(NULL, self, text, sizeof(text));
     for (; *line != '\0'; line = next) {
@@ -4098,17 +4364,20 @@ SPDL__PRIVATE double spdl__os_quota(const char *root, const char *self, double m
         line[length] = '\0';
         if (path == NULL || path > line + length) continue;
         *path++ = '\0';
-        if (*++names != '\0' && strncmp(names, "cpu", 3) != 0 && strstr(names, ",cpu") == NULL)
-            continue;
+        if (*++names != '\0' && strstr(names, controller) == NULL) continue;
         for (;;) {
             char *slash = strrchr(path, '/');
             (void)snprintf(at, sizeof(at), "%.200s%s%.100s%.250s", root, *names ? "/" : "", names,
                            path);
-            most = spdl__os_quota_at(at, most);
+            look(at, data);
             if (slash == NULL) break;
             *slash = '\0';
         }
     }
+}
+
+SPDL__PRIVATE double spdl__os_quota(const char *root, const char *self, double most) {
+    spdl__os_cgroups(root, self, "cpu", spdl__os_quota_at, &most);
     return most;
 }
 
@@ -4659,6 +4928,520 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
     }
     return NULL;
 }
+#endif
+
+/* ============================================================================================= */
+/* >>os-process
+   Processes and the memory they share, for >>loader-impl alone: Linux. Where there are none
+   SPDL__OS_PROCESSES is 0 and only the first two functions are there. A process is known by its id;
+   a text that is returned says why not, as in >>os. */
+
+#if SPDL__LINUX
+#define SPDL__OS_PROCESSES 1
+#ifndef SPDL_FORK
+#define SPDL_FORK fork
+#endif
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+/* Blocks while *word is `was`, in whatever process it is changed, until the deadline. */
+SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t deadline) {
+    const long wait_bitset = 9;
+    struct {
+        long seconds, nanoseconds;
+    } at;
+    at.seconds = (long)(deadline / 1000000000u);
+    at.nanoseconds = (long)(deadline % 1000000000u);
+    (void)syscall(SYS_futex, word, wait_bitset, (long)was, deadline == SPDL__NEVER ? NULL : &at,
+                  NULL, 0xffffffffL);
+}
+
+/* Wakes all who sleep there. */
+SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) {
+    (void)syscall(SYS_futex, word, 1L, 0x7fffffffL, NULL, NULL, 0L);
+}
+
+SPDL__PRIVATE uint64_t spdl__os_threads(void) { return spdl__os_process_field(20); }
+
+/* --- memory --- */
+
+/* What there may be of a kind of memory, and what is left of it. */
+typedef struct spdl__os_room {
+    const char *what;
+    uint64_t limit, left;
+} spdl__os_room;
+
+SPDL__PRIVATE void spdl__os_room_least(spdl__os_room *room, const char *what, uint64_t limit,
+                                       uint64_t used) {
+    const uint64_t left = limit > used ? limit - used : 0;
+    if (left >= room->left) return;
+    room->what = what;
+    room->limit = limit;
+    room->left = left;
+}
+
+/* The number in a file, or SPDL__NEVER. */
+SPDL__PRIVATE uint64_t spdl__os_number_at(const char *at, const char *file) {
+    char path[640], text[64];
+    (void)snprintf(path, sizeof(path), "%s/%s", at, file);
+    if (spdl__os_text(NULL, path, text, sizeof(text)) == 0) return SPDL__NEVER;
+    return text[0] >= '0' && text[0] <= '9' ? strtoull(text, NULL, 10) : SPDL__NEVER;
+}
+
+SPDL__PRIVATE void spdl__os_room_at(const char *at, void *data) {
+    uint64_t limit = spdl__os_number_at(at, "memory.max");
+    uint64_t used = spdl__os_number_at(at, "memory.current");
+    if (limit == SPDL__NEVER) limit = spdl__os_number_at(at, "memory.limit_in_bytes");
+    if (used == SPDL__NEVER) used = spdl__os_number_at(at, "memory.usage_in_bytes");
+    if (limit != SPDL__NEVER && used != SPDL__NEVER)
+        spdl__os_room_least((spdl__os_room *)data, "memory.max of the cgroup", limit, used);
+}
+
+/* A line "name: number kB" of /proc/meminfo. */
+SPDL__PRIVATE uint64_t spdl__os_meminfo(const char *text, const char *name) {
+    const char *at = strstr(text, name);
+    return at != NULL ? strtoull(at + strlen(name), NULL, 10) * 1024 : SPDL__NEVER;
+}
+
+/* The least of what the cgroups, this process and the machine leave. */
+SPDL__PRIVATE spdl__os_room spdl__os_memory_room(const char *root, const char *self) {
+    spdl__os_room room = { "no limit", SPDL__NEVER, SPDL__NEVER };
+    char text[512];
+    uint64_t pages;
+    struct rlimit space;
+    spdl__os_cgroups(root, self, "memory", spdl__os_room_at, &room);
+    (void)spdl__os_text(NULL, "/proc/self/statm", text, sizeof(text));
+    pages = strtoull(text, NULL, 10);
+    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
+        spdl__os_room_least(&room, "RLIMIT_AS of the process", space.rlim_cur,
+                            pages * (uint64_t)sysconf(_SC_PAGESIZE));
+    if (getrlimit(RLIMIT_FSIZE, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
+        spdl__os_room_least(&room, "RLIMIT_FSIZE of the process", space.rlim_cur, 0);
+    (void)spdl__os_text(NULL, "/proc/meminfo", text, sizeof(text));
+    pages = spdl__os_meminfo(text, "MemAvailable:");
+    if (pages != SPDL__NEVER && spdl__os_meminfo(text, "MemTotal:") >= pages)
+        spdl__os_room_least(&room, "memory of the machine", spdl__os_meminfo(text, "MemTotal:"),
+                            spdl__os_meminfo(text, "MemTotal:") - pages);
+    return room;
+}
+
+SPDL__PRIVATE void spdl__os_oom_at(const char *at, void *data) {
+    char path[640], text[512];
+    const char *kills;
+    (void)snprintf(path, sizeof(path), "%s/memory.events", at);
+    (void)spdl__os_text(NULL, path, text, sizeof(text));
+    kills = strstr(text, "oom_kill ");
+    if (kills != NULL) *(uint64_t *)data += strtoull(kills + 9, NULL, 10);
+}
+
+/* Grows when a process of the cgroup is killed for want of memory. */
+SPDL__PRIVATE uint64_t spdl__os_oom_kills(void) {
+    uint64_t kills = 0;
+    spdl__os_cgroups("/sys/fs/cgroup", "/proc/self/cgroup", "memory", spdl__os_oom_at, &kills);
+    return kills;
+}
+
+/* Memory that a process has for itself alone; 0: not known. */
+SPDL__PRIVATE uint64_t spdl__os_private_bytes(int64_t process) {
+    char path[64], text[128], *at;
+    uint64_t resident;
+    (void)snprintf(path, sizeof(path), "/proc/%lld/statm", (long long)process);
+    if (spdl__os_text(NULL, path, text, sizeof(text)) == 0) return 0;
+    (void)strtoull(text, &at, 10);
+    resident = strtoull(at, &at, 10);
+    resident -= strtoull(at, NULL, 10);
+    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Has the pages of shared memory now. */
+SPDL__PRIVATE void spdl__os_shared_fill(void *memory, uint64_t bytes) {
+    const long huge = 14, populate_write = 23;
+    uint64_t at;
+    (void)syscall(SYS_madvise, memory, (long)bytes, huge);
+    if (syscall(SYS_madvise, memory, (long)bytes, populate_write) == 0) return;
+    for (at = 0; at < bytes; at += 4096) (void)((volatile char *)memory)[at];
+}
+
+/* NULL: there is no address space for it. */
+SPDL__PRIVATE void *spdl__os_shared_map(spdl__os_file file, uint64_t bytes) {
+    void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, (int)file, 0);
+    return memory != MAP_FAILED ? memory : NULL;
+}
+
+SPDL__PRIVATE void spdl__os_shared_unmap(void *memory, uint64_t bytes) {
+    if (memory != NULL) (void)munmap(memory, (size_t)bytes);
+}
+
+SPDL__PRIVATE uint64_t spdl__os_shared_bytes(spdl__os_file file) {
+    struct stat status;
+    return fstat((int)file, &status) == 0 && status.st_size > 0 ? (uint64_t)status.st_size : 0;
+}
+
+/* Memory without a name, of a size that nobody can change, and with all of its pages: none can be
+   missing later. Huge pages come when a mapping is touched first; fallocate says what is missing
+   then, and where there is a signal begins again where it was. */
+SPDL__PRIVATE const char *spdl__os_shared_make(spdl__os_file *file, void **memory, uint64_t bytes) {
+    const long cloexec_seals = 3, huge = 14, populate_write = 23, add_seals = 1033;
+    const int shrink_grow_seal = 1 | 2 | 4;
+    int error;
+    *memory = NULL;
+    *file = spdl__os_file_own((int)syscall(SYS_memfd_create, "spdl", cloexec_seals));
+    if (*file < 0) return strerror(errno);
+    error = ftruncate((int)*file, (off_t)bytes) != 0 ? errno : 0;
+    if (error == 0 && (*memory = spdl__os_shared_map(*file, bytes)) == NULL) error = errno;
+    if (error == 0 && syscall(SYS_madvise, *memory, (long)bytes, huge) == 0)
+        (void)syscall(SYS_madvise, *memory, (long)bytes, populate_write);
+    while (error == 0 && syscall(SYS_fallocate, (long)*file, 0L, 0L, (long)bytes) != 0)
+        if (errno != EINTR) error = errno;
+    if (error == 0 && fcntl((int)*file, (int)add_seals, shrink_grow_seal) != 0) error = errno;
+    if (error == 0) spdl__os_shared_fill(*memory, bytes);
+    if (error == 0) return NULL;
+    spdl__os_shared_unmap(*memory, bytes);
+    *memory = NULL;
+    (void)close((int)*file);
+    *file = SPDL__NO_FILE;
+    return strerror(error);
+}
+
+/* A file that has no name. */
+SPDL__PRIVATE const char *spdl__os_memory_file(spdl__os_file *file) {
+    *file = spdl__os_file_own((int)syscall(SYS_memfd_create, "spdl", 1L));
+    return *file >= 0 ? NULL : strerror(errno);
+}
+
+/* --- messages: each arrives whole --- */
+
+SPDL__PRIVATE const char *spdl__os_pair(spdl__os_file ends[2]) {
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) return strerror(errno);
+    ends[0] = spdl__os_file_own(pair[0]);
+    ends[1] = spdl__os_file_own(pair[1]);
+    return NULL;
+}
+
+/* A place others may come to, by a name that is in no file system: gone with the process. */
+SPDL__PRIVATE const char *spdl__os_meeting(spdl__os_file *file, const char *name, bool listens) {
+    struct sockaddr_un at;
+    socklen_t bytes;
+    int error = 0;
+    memset(&at, 0, sizeof(at));
+    at.sun_family = AF_UNIX;
+    bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+                        (size_t)snprintf(at.sun_path + 1, sizeof(at.sun_path) - 1,
+                                         "spdl-loader-%lu-%.60s", (unsigned long)getuid(), name));
+    *file = spdl__os_file_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (*file < 0) return strerror(errno);
+    if (listens)
+        error = bind((int)*file, (struct sockaddr *)(void *)&at, bytes) != 0 ||
+                listen((int)*file, 64) != 0;
+    else
+        error = connect((int)*file, (struct sockaddr *)(void *)&at, bytes) != 0;
+    if (error == 0) return NULL;
+    error = errno;
+    (void)close((int)*file);
+    *file = SPDL__NO_FILE;
+    return strerror(error);
+}
+
+/* Whoever has come, if it is of the same user. */
+SPDL__PRIVATE spdl__os_file spdl__os_accept(spdl__os_file meeting) {
+    struct {
+        int process;
+        unsigned user, group;
+    } peer;
+    socklen_t bytes = sizeof(peer);
+    const int peer_credentials = 17;
+    int file = accept((int)meeting, NULL, NULL);
+    if (file < 0) return SPDL__NO_FILE;
+    (void)fcntl(file, F_SETFD, FD_CLOEXEC);
+    if (getsockopt(file, SOL_SOCKET, peer_credentials, &peer, &bytes) == 0 &&
+        peer.user == (unsigned)getuid())
+        return spdl__os_file_own(file);
+    (void)close(file);
+    return SPDL__NO_FILE;
+}
+
+/* With a file, unless that is SPDL__NO_FILE. False: nobody is there. */
+SPDL__PRIVATE bool spdl__os_send(spdl__os_file to, const void *message, size_t bytes,
+                                 spdl__os_file file) {
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } more;
+    struct iovec piece;
+    struct msghdr all;
+    const int number = (int)file;
+    piece.iov_base = (void *)(uintptr_t)message;
+    piece.iov_len = bytes;
+    memset(&all, 0, sizeof(all));
+    memset(&more, 0, sizeof(more));
+    all.msg_iov = &piece;
+    all.msg_iovlen = 1;
+    if (file != SPDL__NO_FILE) {
+        all.msg_control = more.room;
+        all.msg_controllen = sizeof(more.room);
+        more.head.cmsg_level = SOL_SOCKET;
+        more.head.cmsg_type = SCM_RIGHTS;
+        more.head.cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(&more.head), &number, sizeof(number));
+    }
+    return sendmsg((int)to, &all, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
+}
+
+/* The length of the next message, with the file that came with it; 0: nobody is there any more; -1:
+   there is none before the deadline. */
+SPDL__PRIVATE int spdl__os_receive(spdl__os_file from, void *message, size_t bytes,
+                                   spdl__os_file *file, uint64_t deadline) {
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } more;
+    struct iovec piece;
+    struct msghdr all;
+    int number = -1;
+    ssize_t got;
+    for (;;) {
+        struct pollfd ready = { (int)from, POLLIN, 0 };
+        const uint64_t now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
+        const uint64_t left = deadline > now ? (deadline - now + 999999) / 1000000 : 0;
+        piece.iov_base = message;
+        piece.iov_len = bytes;
+        memset(&all, 0, sizeof(all));
+        all.msg_iov = &piece;
+        all.msg_iovlen = 1;
+        all.msg_control = more.room;
+        all.msg_controllen = file != NULL ? sizeof(more.room) : 0;
+        got = recvmsg((int)from, &all, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (got >= 0 || (errno != EAGAIN && errno != EINTR)) break;
+        if (left == 0) return -1;
+        (void)poll(&ready, 1, (int)(left < 1000 ? left : 1000));
+    }
+    if (got > 0 && file != NULL) {
+        if (all.msg_controllen >= CMSG_LEN(sizeof(int)) && more.head.cmsg_type == SCM_RIGHTS)
+            memcpy(&number, CMSG_DATA(&more.head), sizeof(number));
+        *file = number;
+    }
+    return got > 0 ? (int)got : 0;
+}
+
+/* Waits until one of the files has something to read, or the deadline. Those that are SPDL__NO_FILE
+   are passed over; ready[i] says whether file i has. */
+SPDL__PRIVATE void spdl__os_wait(const spdl__os_file *files, bool *ready, int count,
+                                 uint64_t deadline) {
+    struct pollfd all[72];
+    const uint64_t now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
+    const uint64_t left = deadline > now ? (deadline - now + 999999) / 1000000 : 0;
+    int i;
+    for (i = 0; i < count; ++i) {
+        all[i].fd = (int)files[i];
+        all[i].events = POLLIN;
+        all[i].revents = 0;
+    }
+    (void)poll(all, (nfds_t)count, (int)(left < 10000 ? left : 10000));
+    for (i = 0; i < count; ++i) ready[i] = all[i].revents != 0;
+}
+
+/* --- processes --- */
+
+/* How a process has ended. */
+typedef struct spdl__os_end {
+    int signal; /* or 0: */
+    int code;
+} spdl__os_end;
+
+SPDL__PRIVATE const char *spdl__os_fork(int64_t *process) {
+    (void)fflush(stdout); /* or both would write what it holds */
+    *process = SPDL_FORK();
+    return *process >= 0 ? NULL : strerror(errno);
+}
+
+/* In a new process: `parent` has made it. What ends it, or wakes it if it asks for `wakes`, is the
+   end of that. Signals of the terminal are for the program, which we end with. False: the parent
+   has ended already. */
+SPDL__PRIVATE bool spdl__os_process_begins(int64_t parent, const char *name, bool wakes) {
+    static const int ignored[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGPIPE };
+    const spdl__os_signals blocked = wakes ? (uint64_t)1 << (SIGCHLD - 1) : 0;
+    const long set_parent_signal = 1, set_name = 15;
+    size_t i;
+    for (i = 0; i < sizeof(ignored) / sizeof(ignored[0]); ++i) (void)signal(ignored[i], SIG_IGN);
+    (void)signal(SIGCHLD, SIG_DFL);
+    spdl__os_signals_set(&blocked, NULL);
+    (void)syscall(SYS_prctl, set_parent_signal, wakes ? (long)SIGCHLD : (long)SIGKILL, 0L, 0L, 0L);
+    (void)syscall(SYS_prctl, set_name, name, 0L, 0L, 0L);
+    return parent == 0 || getppid() == (pid_t)parent;
+}
+
+/* Becomes readable when a child has ended, or the parent: SIGCHLD is blocked. */
+SPDL__PRIVATE const char *spdl__os_ends_open(spdl__os_file *file) {
+    const spdl__os_signals set = (uint64_t)1 << (SIGCHLD - 1);
+    const long nonblock_cloexec = O_NONBLOCK | SPDL__O_CLOEXEC;
+    *file = spdl__os_file_own((int)syscall(SYS_signalfd4, -1L, &set, (long)sizeof(set),
+                                           nonblock_cloexec));
+    return *file >= 0 ? NULL : strerror(errno);
+}
+
+SPDL__PRIVATE void spdl__os_ends_read(spdl__os_file file) {
+    char signals[1024];
+    while (read((int)file, signals, sizeof(signals)) > 0) {}
+}
+
+/* Whether a child has ended; with `waits` it blocks until then. One that somebody else has waited
+   for has ended with code 0, as far as anybody knows. */
+SPDL__PRIVATE bool spdl__os_process_ended(int64_t process, bool waits, spdl__os_end *end) {
+    int status = 0;
+    pid_t got;
+    memset(end, 0, sizeof(*end));
+    do got = waitpid((pid_t)process, &status, waits ? 0 : WNOHANG);
+    while (got < 0 && errno == EINTR);
+    if (got == 0) return false;
+    if (got < 0) return true;
+    if (WIFSIGNALED(status))
+        end->signal = WTERMSIG(status);
+    else
+        end->code = WEXITSTATUS(status);
+    return true;
+}
+
+SPDL__PRIVATE int64_t spdl__os_parent(void) { return getppid(); }
+SPDL__PRIVATE void spdl__os_process_kill(int64_t process) {
+    if (process > 1) (void)syscall(SYS_kill, (long)process, (long)SIGKILL);
+}
+
+/* Without what the program has asked to be done at its end: it ends elsewhere. */
+SPDL__PRIVATE void spdl__os_process_exit(int code) {
+    (void)fflush(stdout);
+    _exit(code);
+}
+
+SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
+    static const struct {
+        int number;
+        const char *name;
+    } names[] = { { SIGHUP, "SIGHUP" },   { SIGINT, "SIGINT" },   { SIGQUIT, "SIGQUIT" },
+                  { SIGILL, "SIGILL" },   { SIGABRT, "SIGABRT" }, { SIGFPE, "SIGFPE" },
+                  { SIGKILL, "SIGKILL" }, { SIGSEGV, "SIGSEGV" }, { SIGPIPE, "SIGPIPE" },
+                  { SIGALRM, "SIGALRM" }, { SIGTERM, "SIGTERM" }, { SIGBUS, "SIGBUS" },
+                  { SIGTRAP, "SIGTRAP" }, { SIGXCPU, "SIGXCPU" }, { SIGSYS, "SIGSYS" } };
+    size_t i;
+    for (i = 0; i < sizeof(names) / sizeof(names[0]); ++i)
+        if (names[i].number == number) return names[i].name;
+    return "a signal";
+}
+
+/* --- faults: which thread it was --- */
+
+#define SPDL__OS_STACK_BYTES 65536
+
+#ifdef SA_ONSTACK
+/* On the stack that the thread has for faults, whose first words say where to note `value`. */
+SPDL__PRIVATE void spdl__os_fault(int number) {
+    stack_t stack;
+    (void)signal(number, SIG_DFL);
+    if (sigaltstack(NULL, &stack) == 0 && (stack.ss_flags & SS_DISABLE) == 0) {
+        uint32_t *to, value, none = 0;
+        memcpy(&to, stack.ss_sp, sizeof(to));
+        memcpy(&value, (char *)stack.ss_sp + sizeof(to), sizeof(value));
+        (void)spdl__cas32(to, &none, value);
+    }
+    (void)raise(number); /* comes when we return */
+}
+
+/* Faults whose action is the default one are noted, then take it. */
+SPDL__PRIVATE void spdl__os_faults_watch(void) {
+    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
+    size_t i;
+    for (i = 0; i < sizeof(faults) / sizeof(faults[0]); ++i) {
+        struct sigaction action;
+        if (sigaction(faults[i], NULL, &action) != 0 || action.sa_handler != SIG_DFL) continue;
+        memset(&action, 0, sizeof(action));
+        action.sa_handler = spdl__os_fault;
+        action.sa_flags = SA_ONSTACK;
+        (void)sigaction(faults[i], &action, NULL);
+    }
+}
+
+/* This thread notes its faults as `value` in *to, on this stack. False: it has a stack of others'
+   for that. */
+SPDL__PRIVATE bool spdl__os_faults_note(void *stack, uint32_t *to, uint32_t value) {
+    stack_t now;
+    memcpy(stack, &to, sizeof(to));
+    memcpy((char *)stack + sizeof(to), &value, sizeof(value));
+    if (sigaltstack(NULL, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0) return false;
+    memset(&now, 0, sizeof(now));
+    now.ss_sp = stack;
+    now.ss_size = SPDL__OS_STACK_BYTES;
+    return sigaltstack(&now, NULL) == 0;
+}
+#else /* the C library hides what it takes: then it is not known which call it was */
+SPDL__PRIVATE void spdl__os_faults_watch(void) {}
+SPDL__PRIVATE bool spdl__os_faults_note(void *stack, uint32_t *to, uint32_t value) {
+    (void)stack, (void)to, (void)value;
+    return false;
+}
+#endif
+
+/* --- this program, once more --- */
+
+extern char **environ;
+
+/* With the same arguments and one variable more, "NAME=value"; it inherits the two files. NULL, and
+   there is a process: what it becomes its end tells. */
+SPDL__PRIVATE const char *spdl__os_run_again(int64_t *process, char *variable, spdl__os_file a,
+                                             spdl__os_file b) {
+    const size_t most = 1 << 20;
+    char *text = (char *)malloc(most), **words = NULL, *at;
+    size_t length = 0, arguments = 0, variables = 0, i;
+    const char *reason = "out of memory";
+    if (text != NULL) length = spdl__os_text(NULL, "/proc/self/cmdline", text, most);
+    for (i = 0; i < length; ++i) arguments += text[i] == '\0';
+    while (environ[variables] != NULL) ++variables;
+    if (length > 0)
+        words = (char **)malloc((arguments + variables + 3) * sizeof(*words));
+    if (words != NULL) {
+        for (i = 0, at = text; i < arguments; ++i, at += strlen(at) + 1) words[i] = at;
+        words[arguments] = NULL;
+        memcpy(words + arguments + 1, environ, variables * sizeof(*words));
+        words[arguments + 1 + variables] = variable;
+        words[arguments + 2 + variables] = NULL;
+        reason = spdl__os_fork(process);
+    }
+    if (reason == NULL && *process == 0) {
+        (void)fcntl((int)a, F_SETFD, 0);
+        (void)fcntl((int)b, F_SETFD, 0);
+        (void)execve("/proc/self/exe", words, words + arguments + 1);
+        _exit(127);
+    }
+    free(words);
+    free(text);
+    return reason;
+}
+
+/* The value of that variable, which is there once; the files are ours alone again. */
+SPDL__PRIVATE bool spdl__os_ran_again(const char *name, char *value, size_t bytes) {
+    const size_t length = strlen(name);
+    char **at = environ;
+    while (*at != NULL && (strncmp(*at, name, length) != 0 || (*at)[length] != '=')) ++at;
+    if (*at == NULL) return false;
+    (void)snprintf(value, bytes, "%s", *at + length + 1);
+    return true;
+}
+
+SPDL__PRIVATE void spdl__os_inherited(const char *name, spdl__os_file a, spdl__os_file b) {
+    const size_t length = strlen(name);
+    char **at = environ;
+    while (*at != NULL && (strncmp(*at, name, length) != 0 || (*at)[length] != '=')) ++at;
+    for (; *at != NULL; ++at) at[0] = at[1];
+    (void)fcntl((int)a, F_SETFD, FD_CLOEXEC);
+    (void)fcntl((int)b, F_SETFD, FD_CLOEXEC);
+}
+#else
+#define SPDL__OS_PROCESSES 0
+SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t deadline) {
+    (void)word, (void)was, (void)deadline;
+}
+SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) { (void)word; }
 #endif
 
 /* ============================================================================================= */
@@ -6411,6 +7194,7 @@ typedef struct spdl__track {
 /* Written by create. */
 typedef struct spdl__trace {
     size_t bytes;    /* of the block: this, the tracks, their records */
+    uint64_t origin; /* times in the file are since then: the start, or that of a loader */
     int tracks;      /* of threads, then those of edges, then one of copies to a device */
     spdl__track *track;
     const spdl_function *fn[SPDL_MAX_STAGES]; /* the stages' own */
@@ -6614,6 +7398,15 @@ SPDL__PRIVATE void spdl__doctor_leaves(spdl__doctor *d, bool item);
 SPDL__PRIVATE void spdl__doctor_close(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_empty(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_free(spdl_pipeline *p);
+
+/* A pipeline of a loader has a child: its blocks lie in shared memory. (>>loader-impl) */
+typedef struct spdl__child spdl__child;
+SPDL__PRIVATE bool spdl__child_makes(spdl__child *child, int row, spdl_allocator *blocks,
+                                     uint64_t *ahead);
+SPDL__PRIVATE void spdl__child_watch(spdl__child *child, spdl_pipeline *p);
+SPDL__COLD bool spdl__child_trace(const spdl__child *child, spdl__os_file *file, uint64_t *origin);
+SPDL__COLD bool spdl__child_doctored(const spdl__child *child);
+SPDL__COLD void spdl__child_all_stats(const spdl_pipeline *p, spdl_stats *stats);
 
 /* Whether the edge has ended and all of it was taken. The end is read before the head. */
 SPDL__PRIVATE bool spdl__edge_exhausted(const spdl__edge *edge) {
@@ -6909,13 +7702,13 @@ SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
     return (bytes + SPDL_CACHE_LINE - 1) / SPDL_CACHE_LINE * SPDL_CACHE_LINE;
 }
 
-/* Without the block. */
-SPDL__PRIVATE size_t spdl__batch_head_bytes(const spdl__batch_pool *pool) {
-    return spdl__line_up(sizeof(spdl__batch) + pool->size * (sizeof(void *) + 1));
+/* Of a batch of `size` items, without the block. */
+SPDL__PRIVATE size_t spdl__batch_head_bytes(size_t size) {
+    return spdl__line_up(sizeof(spdl__batch) + size * (sizeof(void *) + 1));
 }
 
 SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
-    return spdl__batch_head_bytes(pool) + pool->block_bytes;
+    return spdl__batch_head_bytes(pool->size) + pool->block_bytes;
 }
 
 SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
@@ -6924,7 +7717,8 @@ SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
     if (batch == NULL) return NULL;
     batch->pool = pool;
     batch->shown.items = (void **)(void *)(batch + 1);
-    batch->shown.data = pool->block_bytes ? (char *)batch + spdl__batch_head_bytes(pool) : NULL;
+    batch->shown.data =
+        pool->block_bytes ? (char *)batch + spdl__batch_head_bytes(pool->size) : NULL;
     batch->owner = (uint8_t *)(batch->shown.items + pool->size);
     return batch;
 }
@@ -7000,13 +7794,13 @@ SPDL_API void spdl_buffer_free(void *buffer) {
     spdl_batch_free((char *)buffer - head);
 }
 
-/* `keep` batches are made now: as many as the pipeline itself can hold, but no more than
-   SPDL__AHEAD_BYTES of blocks. */
+/* `ahead` batches are made now: as many as the pipeline itself can hold, but no more than
+   SPDL__AHEAD_BYTES of blocks. Up to `keep` are kept. */
 SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allocator, size_t size,
-                                                      size_t block_bytes, size_t keep) {
+                                                      size_t block_bytes, size_t ahead,
+                                                      size_t keep) {
     spdl__batch_pool *pool =
         (spdl__batch_pool *)spdl__alloc_zeroed(allocator, 1, sizeof(*pool), sizeof(void *));
-    size_t ahead = keep;
     if (pool == NULL) return NULL;
     pool->allocator = *allocator;
     pool->size = size;
@@ -7014,7 +7808,7 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
     pool->keep = keep;
     pool->free_item[SPDL__BUFFER] = spdl_buffer_free;
     pool->references = 1;
-    if (block_bytes > 0) ahead = (size_t)spdl__min(keep, SPDL__AHEAD_BYTES / block_bytes);
+    if (block_bytes > 0) ahead = (size_t)spdl__min(ahead, SPDL__AHEAD_BYTES / block_bytes);
     for (; ahead > 0; --ahead) {
         spdl__batch *batch = spdl__batch_make(pool);
         if (batch == NULL) break;
@@ -7461,6 +8255,7 @@ struct spdl_pipeline {
     struct spdl__reporter *reporter; /* NULL unless reports were asked for */
     struct spdl__doctor *doctor; /* NULL unless it was asked for, and these two */
     struct spdl__hand *hand;
+    spdl__child *child; /* of a loader, or NULL */
     const char *tokens;    /* count of them: items that are none */
     spdl__trace *trace;    /* NULL: nothing is recorded */
     /* written by workers, each its own */
@@ -11898,6 +12693,7 @@ typedef struct spdl__plan {
                                         several sources that is row 0, the first of their paths */
     int merge[SPDL_MAX_STAGES + 1];  /* branch: where it ends */
     const spdl__doctor_plan *doctor; /* or NULL */
+    spdl__child *child; /* or NULL */
 } spdl__plan;
 
 SPDL__COLD const char *spdl__kind_name(spdl_kind kind) {
@@ -12512,26 +13308,42 @@ SPDL__COLD uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
     return spdl__min(alive, SPDL__MAX_SPARE);
 }
 
+/* Results of a row that may be promised and not taken. */
+SPDL__COLD uint64_t spdl__node_window(const spdl_pipeline *p, const spdl__node *node) {
+    const spdl_stage *row = &node->row;
+    const uint64_t buffer_size = (uint64_t)row->buffer_size;
+    uint64_t window = buffer_size + (uint64_t)row->max_concurrency;
+    if (node == p->last && p->doctored) window += buffer_size; /* it may be doubled */
+    if (row->kind == SPDL_KIND_PATH && node->before != NULL) /* all that wait may be here */
+        window = buffer_size + (uint64_t)node->before->row.buffer_size;
+    if (row->kind == SPDL_KIND_BRANCH) window = 1; /* it writes those of its paths */
+    if (!node->by_ticket) return window;
+    return spdl__max(window, row->reorder_window ? (uint64_t)row->reorder_window : SPDL__WINDOW);
+}
+
+/* Blocks of a row that the pipeline itself may have in use; of a batch in place those that are
+   written into, too. */
+SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *node) {
+    uint64_t alive = spdl__batches_alive(p, node->index);
+    if (node->row.kind == SPDL_KIND_BATCH && node->before->places)
+        alive += spdl__node_window(p, node->before) / (uint64_t)node->row.size + 2;
+    return alive;
+}
+
 /* The memory of a row: its edge, places for deferred calls, stamps for completion order with a
    window, counters, and batches. */
 SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     const spdl_allocator *allocator = &p->allocator;
     const spdl_stage *row = &node->row;
     const uint32_t calls = (uint32_t)row->max_concurrency;
+    spdl_allocator blocks = *allocator;
     spdl__edge *edge = &node->out;
-    uint64_t alive;
+    uint64_t alive, ahead;
     uint32_t k;
     int i;
     edge->end = SPDL__OPEN;
     edge->buffer_size = (uint64_t)row->buffer_size;
-    edge->window = edge->buffer_size + calls;
-    if (node == p->last && p->doctored) edge->window += edge->buffer_size; /* it may be doubled */
-    if (row->kind == SPDL_KIND_PATH && node->before != NULL) /* all that wait may be here */
-        edge->window = edge->buffer_size + (uint64_t)node->before->row.buffer_size;
-    if (row->kind == SPDL_KIND_BRANCH) edge->window = 1; /* it writes those of its paths */
-    if (node->by_ticket)
-        edge->window = spdl__max(edge->window, row->reorder_window ? (uint64_t)row->reorder_window
-                                                                   : SPDL__WINDOW);
+    edge->window = spdl__node_window(p, node);
     edge->mask = spdl__pow2(edge->window) - 1;
     edge->slots = (spdl__slot *)spdl__alloc_zeroed(allocator, (size_t)edge->mask + 1,
                                                    sizeof(*edge->slots), SPDL_CACHE_LINE);
@@ -12559,16 +13371,17 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
                                                        sizeof(*node->settled), sizeof(void *));
         if (node->settled == NULL) return SPDL_E_NOMEM;
     }
-    alive = spdl__batches_alive(p, node->index);
-    if (row->kind == SPDL_KIND_BATCH && node->before->places) /* those that are written into */
-        alive += node->before->out.window / (uint64_t)row->size + 2;
+    alive = ahead = spdl__node_blocks(p, node);
+    if (spdl__child_makes(p->child, node->index, &blocks, &ahead)) alive = SPDL__MAX_SPARE;
     if (row->item_bytes > 0 && spdl__row_calls(row)) {
-        node->buffers = spdl__batch_pool_make(allocator, 0, row->item_bytes, (size_t)alive);
+        node->buffers = spdl__batch_pool_make(&blocks, 0, row->item_bytes, (size_t)ahead,
+                                              (size_t)alive);
         if (node->buffers == NULL) return SPDL_E_NOMEM;
     }
     if (!spdl__node_makes_batches(node)) return SPDL_OK;
-    node->batches = spdl__batch_pool_make(allocator, node->batch_size,
-                                          (size_t)row->size * row->item_bytes, (size_t)alive);
+    node->batches = spdl__batch_pool_make(&blocks, node->batch_size,
+                                          (size_t)row->size * row->item_bytes, (size_t)ahead,
+                                          (size_t)alive);
     if (node->batches == NULL) return SPDL_E_NOMEM;
     for (i = 0; i <= node->index; ++i) node->batches->free_item[i] = p->node[i].row.free_item;
     return SPDL_OK;
@@ -12683,6 +13496,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     if (result == SPDL_OK) spdl__trace_open(p, plan->desc);
 #endif
     if (result == SPDL_OK) result = spdl__position_plan(p);
+    if (result == SPDL_OK) spdl__child_watch(p->child, p);
     return result;
 }
 
@@ -12725,6 +13539,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     if (!SPDL__NO_STATS) spdl_process_read(&p->process_first);
     p->process_last = p->process_first;
     p->start_ns = spdl_time_ns();
+    if (p->trace != NULL && p->trace->origin == 0) p->trace->origin = p->start_ns;
     if (p->tuner != NULL) p->tuner->since = p->start_ns;
     /* before the first call: one word that says whether anybody may have to be woken */
     p->sleepers = p->groups > 1 || (p->feed != NULL && p->group[0].pool == NULL) ? &always
@@ -12798,6 +13613,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
         if (desc->profiler.event_fn == NULL && desc->pool != NULL)
             p->profiler = desc->pool->desc.profiler;
         p->count = plan->count - 1;
+        p->child = plan->child;
         p->references = 1;
         p->doctored = plan->doctor != NULL;
         if (desc->deal != NULL) p->deal = *desc->deal;
@@ -12818,8 +13634,11 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     return result;
 }
 
-SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
-                                          const spdl_stage *stages, size_t stage_count) {
+/* Create, for a child of a loader or with NULL for a program. */
+SPDL__COLD spdl_result spdl__pipeline_make(spdl_pipeline **pipeline,
+                                           const spdl_pipeline_desc *desc,
+                                           const spdl_stage *stages, size_t stage_count,
+                                           spdl__child *child) {
     spdl_pipeline_desc known;
     spdl_error error;
     spdl__doctor_plan doctor;
@@ -12835,7 +13654,9 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     plan.desc = &known;
     plan.rows = stages;
     plan.count = stage_count > INT16_MAX ? INT16_MAX : (int)stage_count;
-    if (spdl__doctor_ask(&doctor, known.doctor, &known.logger)) plan.doctor = &doctor;
+    plan.child = child;
+    if (spdl__child_doctored(child) && spdl__doctor_ask(&doctor, known.doctor, &known.logger))
+        plan.doctor = &doctor;
     if (known.name != NULL) spdl__name_copy(doctor.name, known.name);
     result = spdl__check_plan(&plan);
     if (result == SPDL_OK && plan.doctor != NULL && stages[0].kind == SPDL_KIND_FEED) {
@@ -12848,6 +13669,11 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     if (result == SPDL_OK) spdl__report_begin(*pipeline, &known);
     if (result != SPDL_OK) spdl__log(&known.logger, SPDL_LOG_ERROR, known.error->text);
     return result;
+}
+
+SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
+                                          const spdl_stage *stages, size_t stage_count) {
+    return spdl__pipeline_make(pipeline, desc, stages, stage_count, NULL);
 }
 
 /* ============================================================================================= */
@@ -14487,7 +15313,7 @@ SPDL__COLD void spdl__report_interval(spdl__reporter *r) {
 SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
     const spdl_process_stats before = r->process;
     uint64_t ns;
-    spdl_pipeline_stats(r->pipeline, &r->now);
+    spdl__child_all_stats(r->pipeline, &r->now);
     spdl_process_read(&r->process);
     ns = r->process.time_ns - before.time_ns;
     r->cores_used = spdl__share(spdl__grown(before.cpu_ns, r->process.cpu_ns), ns);
@@ -14541,7 +15367,7 @@ SPDL__COLD void spdl__report_sample(spdl__reporter *r) {
     spdl_process_stats process;
     uint64_t *row;
     if (r->samples == NULL || !spdl__try_lock(&r->lock)) return;
-    spdl_pipeline_stats(r->pipeline, &r->now);
+    spdl__child_all_stats(r->pipeline, &r->now);
     spdl_process_read(&process);
     if (r->sample_count == SPDL__SAMPLES) spdl__samples_thin(r);
     row = r->samples + r->sample_count * width;
@@ -14687,7 +15513,7 @@ SPDL__COLD const char *spdl__page_write(const spdl_pipeline *p, spdl__os_file fi
     const char *const *page = spdl__page;
     char mark[SPDL__MARK_BYTES];
     size_t i, k;
-    spdl_pipeline_stats(p, total);
+    spdl__child_all_stats(p, total);
     spdl_process_read(&process);
     spdl__out_mark(mark);
     spdl__text_add(&out.text, "<!doctype html><!-- spdl.report %s -->", mark);
@@ -19860,6 +20686,2246 @@ SPDL__UNUSED static
 #endif
 const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void", "spdl_index" };
 #endif
+
+/* >>loader-impl
+   Who is there. The trainer's process opens a loader; `shared` is its memory, in three parts: the
+   head, a struct spdl__shared_child with its arrays for each child, and the slots. Children write
+   batches and publish them; trainers walk along all that is published, in the same order, and take
+   their own. The supervisor starts children and says how they ended. No lock is shared, so the
+   death of any of them leaves nothing locked; no process trusts what it reads there: lengths and
+   places are compared with those it knows itself (struct spdl__layout).
+
+   A batch, number n of its child (from 0, over all of its lives), and its slot s:
+       child    words[s] = n + 1        the slot is not the child's
+                entry[n] = { s, ... }   then stamp = n + 1 (release): it is published
+       trainer  sees the stamp (acquire), reads the entry, then passed = n + 1 (release): the entry
+                may be written again, when all trainers have passed it
+                works on the data, then words[s] = 0 (release): done
+       child    sees 0 (acquire): the slot goes back to the pool of its pipeline
+   A child that was killed before the stamp has published nothing: the next one takes the slot back,
+   as words[s] is more than what was published. One that was killed after it has.
+
+   Sleep. Both sides wait for a word that the other one changes: `filled` by whoever publishes or
+   ends, `emptied` by whoever passes, is done, commands or quits. A waiter counts itself, does a
+   full barrier and looks again; the other side changes what is waited for, does a full barrier and
+   looks whether somebody counts. So one of both sees the other, and no call is made when nobody
+   sleeps.
+
+   A rewind is a command: the trainer writes where to start, then `command`; the child takes back
+   what nobody has passed, starts its pipeline there, and writes `ack`. The trainer walks no entry
+   in between. What was written there is also where a child starts that has published nothing since.
+
+   Threads: in a child all of this runs on its main thread, which is its pipeline's trainer, but for
+   calls (any worker). The supervisor has one thread. In the trainer's process it is the trainer's,
+   but spdl_loader_done may come from another one. With SPDL_LOADER_IN_PROCESS the trainer does the
+   child's turns itself, while it waits. */
+
+#define SPDL__LOADER_MAGIC 0x4c445053u
+#define SPDL__LOADER_VARIABLE "SPDL_LOADER_SERVES"
+#define SPDL__LOADER_LOOK_NS 100000000u /* a trainer that sleeps looks for the supervisor */
+#define SPDL__LOADER_TURN_NS 20000000u  /* a child whose pipeline has nothing looks for commands */
+#define SPDL__LOADER_STATS_NS 50000000u /* so old its statistics may be */
+#define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
+#define SPDL__LOADER_SUSPECTS 8
+#define SPDL__LOADER_SPARE 4 /* entries without a slot: ends and failures */
+
+typedef struct spdl__shared_event {
+    uint32_t word, waiters;
+} spdl__shared_event;
+
+/* Written by the child, before the stamp. */
+typedef struct spdl__shared_entry {
+    uint64_t stamp;
+    int32_t result; /* SPDL_OK: a batch; else what next of its pipeline has returned */
+    uint32_t last;  /* nothing comes after it but by a command */
+    uint64_t slot, bytes, count;
+    spdl__position after; /* where to go on */
+    char pad[SPDL_CACHE_LINE - 40 - sizeof(spdl__position)];
+} spdl__shared_entry;
+
+/* The call that a worker is in. */
+typedef struct spdl__shared_note {
+    uint32_t stage; /* 1 + row, or 0: in none */
+    uint32_t pad;
+    uint64_t item, epoch, since;
+} spdl__shared_note;
+
+/* How a child has ended: by itself, or killed by the supervisor, and why. */
+typedef enum spdl__end_kind {
+    SPDL__END_ITSELF,
+    SPDL__END_HUNG,
+    SPDL__END_LARGE,
+    SPDL__END_NO_FORK
+} spdl__end_kind;
+
+typedef struct spdl__shared_end {
+    int32_t kind, signal, code;
+    uint32_t oom;   /* the system has killed one of the cgroup for want of memory */
+    uint32_t known; /* the only suspect is who did it */
+    uint32_t count; /* of suspects: the calls that were running, the oldest first */
+    uint32_t unsaved; /* it would have been started again, but has no position */
+    spdl_loader_item suspect[SPDL__LOADER_SUSPECTS];
+    char text[64];  /* of SPDL__END_NO_FORK */
+} spdl__shared_end;
+
+typedef struct spdl__shared_child {
+    /* written by the child */
+    spdl__shared_event filled; /* waiters: by trainers */
+    uint64_t published;
+    uint32_t ack;
+    int32_t ack_result;
+    uint32_t fault;    /* 1 + the worker whose call raised one */
+    uint32_t unsaved;  /* the pipeline has no position */
+    uint64_t version;  /* of stats: odd while they are written */
+    spdl_stats stats;
+    spdl_error error;
+    char pad0[SPDL_CACHE_LINE];
+    /* written by trainers */
+    spdl__shared_event emptied; /* waiters: by the child */
+    uint32_t command;
+    uint64_t start_at; /* the entry that the run of the last command began with */
+    spdl__position start;
+    uint64_t passed[SPDL_LOADER_TRAINERS];
+    uint64_t waits[SPDL_LOADER_TRAINERS]; /* since when, or 0 */
+    char pad1[SPDL_CACHE_LINE];
+    /* written by the supervisor */
+    uint32_t quits;
+    uint32_t gone;  /* `end` says how */
+    uint32_t ends;  /* of its lives, so far */
+    int64_t process;
+    spdl__shared_end end; /* of the last one */
+    char pad2[SPDL_CACHE_LINE];
+} spdl__shared_child;
+
+typedef struct spdl__shared_array {
+    char name[SPDL_NAME_BYTES];
+    uint32_t kind, ndim;
+    uint64_t itemsize, at;
+    uint64_t shape[SPDL_LOADER_DIMS];
+} spdl__shared_array;
+
+/* The arrays of a slot; written by the call that makes them. */
+typedef struct spdl__shared_arrays {
+    uint64_t count;
+    spdl__shared_array array[SPDL_LOADER_ARRAYS];
+} spdl__shared_arrays;
+
+/* Sizes and places, each process's own. */
+typedef struct spdl__layout {
+    int children, trainers, stages, workers;
+    int row;      /* that makes the batches */
+    int slots;    /* of each child */
+    int quota;    /* of them for the trainers */
+    uint64_t ring;   /* entries, a power of two */
+    uint64_t stride; /* of a slot: `head` bytes of the child's, then the data */
+    uint64_t head, room;
+    uint64_t chunk;  /* items that are dealt to a child at once */
+    uint64_t entries, notes, words, arrays, child_bytes; /* in the part of a child */
+    uint64_t first, data, bytes;    /* the part of the first child, the slots, and all of it */
+} spdl__layout;
+
+typedef struct spdl__shared_head {
+    /* written by open */
+    uint32_t magic, version;
+    uint64_t hash;
+    spdl__layout layout;
+    uint64_t opened_ns;
+    char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
+    /* written by the supervisor */
+    uint32_t restarts, quarantined;
+    uint32_t left; /* 1 + a trainer that has gone */
+    spdl_loader_item quarantine[SPDL_LOADER_QUARANTINE];
+} spdl__shared_head;
+
+/* A batch in the trainer's hands. The ticket goes to 0 by any thread. */
+typedef struct spdl__held {
+    uint64_t ticket;
+    spdl_loader_batch shown;
+    spdl_loader_array array[SPDL_LOADER_ARRAYS];
+} spdl__held;
+
+struct spdl_loader {
+    /* written by open and attach */
+    spdl_allocator allocator;
+    spdl_logger logger;
+    char name[SPDL_NAME_BYTES];
+    spdl_loader_start start;
+    bool owner;
+    int trainer;
+    uint64_t process;
+    int64_t supervisor;
+    spdl__os_file memory, line; /* to the supervisor */
+    spdl__layout layout;
+    char *shared;
+    char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
+    spdl__child **child; /* with SPDL_LOADER_IN_PROCESS */
+    spdl__os_file *trace; /* of each child, or NULL */
+    /* written by the trainer: of each child */
+    uint64_t *at;   /* the next entry */
+    bool *over;     /* its epoch has ended */
+    uint32_t *ends; /* of lives, that were logged */
+    uint32_t *holds; /* batches of it in our hands; by any thread */
+    spdl__held *held; /* [child * slots + slot] */
+    /* written by the trainer */
+    int turn, running; /* whose batch comes next; children whose epoch goes on */
+    uint64_t number, epoch;
+    bool last;      /* no epoch follows */
+    uint32_t command; /* the last one; `commanded` until all have obeyed */
+    bool commanded;
+    uint64_t taken, wait_ns;
+    spdl_error error;
+};
+
+/* One child, or with SPDL_LOADER_IN_PROCESS a part of the trainer. */
+struct spdl__child {
+    /* written when it begins */
+    spdl_loader *loader;
+    int number;
+    bool alone; /* in a process of its own */
+    bool resumes; /* positions are noted */
+    bool continuous;
+    spdl__shared_child *shared;
+    spdl__shared_entry *entries;
+    spdl__shared_note *notes;
+    uint64_t *words;
+    spdl__shared_arrays *arrays;
+    char *slots;
+    size_t block_bytes;
+    spdl_allocator heap;
+    spdl_pipeline *pipeline; /* NULL: it could not be made */
+    spdl_error failure;
+    const spdl_function *fn[SPDL_MAX_STAGES];
+    spdl__deal deal;
+    char *stacks; /* for faults, one for each worker */
+    /* written by each worker, its own */
+    uint64_t *thread;
+    /* under the lock, by any thread: slots that are in use */
+    uint32_t lock;
+    uint8_t *used;
+    /* written by the main thread */
+    void **out;     /* [slot] what was published and has not come back; */
+    uint8_t *lent;  /* 1: that; 2: by a life before this one */
+    int lendings;
+    uint32_t emptied; /* the word of that event when slots were looked through */
+    uint64_t published;
+    uint32_t command;
+    bool over;      /* the pipeline has ended */
+    uint64_t stats_ns;
+};
+
+/* --- places --- */
+
+SPDL__PRIVATE uint64_t spdl__fnv(uint64_t hash, uint64_t value) {
+    return (hash ^ value) * 0x100000001b3u;
+}
+
+/* What two builds have to agree on. */
+SPDL__COLD uint64_t spdl__loader_hash(void) {
+    const uint64_t sizes[] = {
+        sizeof(spdl__shared_head), sizeof(spdl__shared_child), sizeof(spdl__shared_entry),
+        sizeof(spdl__shared_note), sizeof(spdl__shared_arrays), sizeof(spdl__batch),
+        sizeof(spdl__layout), sizeof(spdl_stats), sizeof(spdl_error), sizeof(spdl__position),
+        offsetof(spdl__shared_child, emptied), offsetof(spdl__shared_child, quits),
+        offsetof(spdl__shared_head, restarts), offsetof(spdl_stats, stage),
+        offsetof(spdl_stats, edge), SPDL_CACHE_LINE
+    };
+    uint64_t hash = 0xcbf29ce484222325u;
+    size_t i;
+    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); ++i) hash = spdl__fnv(hash, sizes[i]);
+    return hash;
+}
+
+/* Fills in the places. False: it is more than there can be. */
+SPDL__COLD bool spdl__layout_plan(spdl__layout *y) {
+    const uint64_t page = 4096, slots = (uint64_t)y->slots, children = (uint64_t)y->children;
+    uint64_t at = spdl__line_up(sizeof(spdl__shared_child));
+    y->ring = spdl__pow2((uint64_t)y->quota + SPDL__LOADER_SPARE);
+    y->entries = at;
+    at += y->ring * sizeof(spdl__shared_entry);
+    y->notes = at;
+    at += spdl__line_up((size_t)y->workers * sizeof(spdl__shared_note));
+    y->words = at;
+    at += spdl__line_up((size_t)y->slots * sizeof(uint64_t));
+    y->arrays = at;
+    y->child_bytes = spdl__line_up((size_t)(at + slots * sizeof(spdl__shared_arrays)));
+    y->first = spdl__line_up(sizeof(spdl__shared_head));
+    y->data = (y->first + children * y->child_bytes + page - 1) / page * page;
+    y->stride = spdl__line_up((size_t)(y->head + y->room));
+    if (y->stride > ((uint64_t)1 << 46) / (slots * children)) return false;
+    y->bytes = (y->data + children * slots * y->stride + page - 1) / page * page;
+    return true;
+}
+
+SPDL__PRIVATE spdl__shared_head *spdl__loader_head(const spdl_loader *l) {
+    return (spdl__shared_head *)(void *)l->shared;
+}
+
+SPDL__PRIVATE char *spdl__loader_part(const spdl_loader *l, int child) {
+    return l->shared + l->layout.first + (uint64_t)child * l->layout.child_bytes;
+}
+
+SPDL__PRIVATE spdl__shared_child *spdl__loader_child(const spdl_loader *l, int child) {
+    return (spdl__shared_child *)(void *)spdl__loader_part(l, child);
+}
+
+SPDL__PRIVATE spdl__shared_entry *spdl__loader_entry(const spdl_loader *l, int child, uint64_t n) {
+    spdl__shared_entry *entries =
+        (spdl__shared_entry *)(void *)(spdl__loader_part(l, child) + l->layout.entries);
+    return &entries[n & (l->layout.ring - 1)];
+}
+
+SPDL__PRIVATE char *spdl__loader_slot(const spdl_loader *l, int child, int slot) {
+    return l->shared + l->layout.data +
+           ((uint64_t)child * (uint64_t)l->layout.slots + (uint64_t)slot) * l->layout.stride;
+}
+
+SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
+    spdl__full_barrier();
+    if (spdl__load_relaxed32(&event->waiters) == 0) return;
+    spdl__add32(&event->word, 1);
+    spdl__os_shared_wake(&event->word);
+}
+
+/* --- the slots of a child --- */
+
+/* A block of the row that makes the batches is a slot; by its alignment it is told from what else
+   the same allocator gives. */
+SPDL__PRIVATE void *spdl__child_alloc(size_t bytes, size_t align, void *user) {
+    spdl__child *child = (spdl__child *)user;
+    const int slots = child->loader->layout.slots;
+    int slot = 0;
+    if (bytes != child->block_bytes || align != SPDL_CACHE_LINE)
+        return spdl__alloc(&child->heap, bytes, align);
+    spdl__spin_lock(&child->lock);
+    while (slot < slots && child->used[slot]) ++slot;
+    if (slot < slots) child->used[slot] = 1;
+    spdl__spin_unlock(&child->lock);
+    return slot < slots ? child->slots + (uint64_t)slot * child->loader->layout.stride : NULL;
+}
+
+/* Where in the slots a pointer is, or SIZE_MAX. */
+SPDL__PRIVATE size_t spdl__child_offset(const spdl__child *child, const void *memory) {
+    const spdl__layout *y = &child->loader->layout;
+    const uintptr_t at = (uintptr_t)memory - (uintptr_t)child->slots;
+    return at < (uint64_t)y->slots * y->stride ? (size_t)at : SIZE_MAX;
+}
+
+SPDL__PRIVATE void spdl__child_free(void *memory, size_t bytes, void *user) {
+    spdl__child *child = (spdl__child *)user;
+    const size_t at = spdl__child_offset(child, memory);
+    if (at == SIZE_MAX) {
+        spdl__free(&child->heap, memory, bytes);
+        return;
+    }
+    spdl__spin_lock(&child->lock);
+    child->used[at / child->loader->layout.stride] = 0;
+    spdl__spin_unlock(&child->lock);
+}
+
+/* The allocator for the blocks of a row, if it is the one that makes the batches; *ahead: how many
+   of them can be made now. Without it NULL. */
+SPDL__PRIVATE bool spdl__child_makes(spdl__child *child, int row, spdl_allocator *blocks,
+                                     uint64_t *ahead) {
+    int slot;
+    if (child == NULL || row != child->loader->layout.row) return false;
+    blocks->alloc_fn = spdl__child_alloc;
+    blocks->free_fn = spdl__child_free;
+    blocks->user = child;
+    for (slot = 0, *ahead = 0; slot < child->loader->layout.slots; ++slot)
+        *ahead += child->used[slot] == 0;
+    return true;
+}
+
+/* The batch, or buffer, whose slot this item is; NULL: it lies elsewhere. */
+SPDL__PRIVATE spdl__batch *spdl__child_batch(const spdl__child *child, const void *item,
+                                             int *slot) {
+    const spdl__layout *y = &child->loader->layout;
+    const size_t at = spdl__child_offset(child, item);
+    const bool batches = child->pipeline->node[y->row].row.kind == SPDL_KIND_BATCH;
+    if (at == SIZE_MAX || at % y->stride != (batches ? 0 : y->head)) return NULL;
+    *slot = (int)(at / y->stride);
+    return (spdl__batch *)(void *)(child->slots + (uint64_t)*slot * y->stride);
+}
+
+SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
+    if (child->lent[slot] == 1) {
+        if (child->pipeline->node[child->loader->layout.row].row.kind == SPDL_KIND_BATCH)
+            spdl_batch_free(child->out[slot]);
+        else
+            spdl_buffer_free(child->out[slot]);
+    } else {
+        spdl__spin_lock(&child->lock);
+        child->used[slot] = 0;
+        spdl__spin_unlock(&child->lock);
+    }
+    child->lent[slot] = 0;
+    --child->lendings;
+}
+
+/* Slots that the trainers are done with are the pipeline's again. */
+SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child) {
+    int slot;
+    if (child->lendings == 0) return;
+    for (slot = 0; slot < child->loader->layout.slots; ++slot)
+        if (child->lent[slot] && spdl__load(&child->words[slot]) == 0)
+            spdl__child_give_back(child, slot);
+}
+
+/* --- arrays --- */
+
+/* The kind and size of "f4"; false: it is none. */
+SPDL__PRIVATE bool spdl__dtype_parse(const char *dtype, spdl__shared_array *array) {
+    char *end;
+    array->kind = (unsigned char)dtype[0];
+    if (dtype[0] == '\0' || strchr("biufcSUVMm", dtype[0]) == NULL) return false;
+    if (dtype[1] < '1' || dtype[1] > '9') return false;
+    array->itemsize = strtoull(dtype + 1, &end, 10);
+    return *end == '\0' && array->itemsize <= 1 << 20;
+}
+
+/* Its bytes; SPDL__NEVER: more than there can be. */
+SPDL__PRIVATE uint64_t spdl__array_bytes(const spdl__shared_array *array) {
+    uint64_t bytes = array->itemsize;
+    uint32_t i;
+    for (i = 0; i < array->ndim; ++i) {
+        if (array->shape[i] != 0 && bytes > ((uint64_t)1 << 46) / array->shape[i])
+            return SPDL__NEVER;
+        bytes *= array->shape[i];
+    }
+    return bytes;
+}
+
+/* What a call wants may not be: it fails. */
+SPDL__PRIVATE void *spdl__array_fail(spdl_task *task, const char *name, const char *why) {
+    (void)spdl__task_call_error(task, spdl__task_fail(task, "array '%.32s': %s", name, why));
+    return NULL;
+}
+
+SPDL_API void *spdl_slot_array(spdl_task *task, const char *name, const char *dtype, int ndim,
+                               const uint64_t *shape) {
+    spdl__child *child = task->pipeline->child;
+    char *buffer, text[128];
+    spdl__shared_arrays *all;
+    spdl__shared_array *array;
+    uint64_t bytes;
+    if (!spdl__task_allows(task, "spdl_slot_array")) return NULL;
+    if (child == NULL || task->node->index != child->loader->layout.row) {
+        (void)spdl__task_row_error(task, "spdl_slot_array in a stage that does not make the "
+                                         "batches of a loader");
+        return NULL;
+    }
+    buffer = (char *)spdl_buffer(task);
+    if (buffer == NULL) return NULL;
+    all = &child->arrays[spdl__child_offset(child, buffer) / child->loader->layout.stride];
+    if (task->holder->range == 0) all->count = 0; /* a new buffer: then it is 1 + what is used */
+    if (all->count == SPDL_LOADER_ARRAYS)
+        return spdl__array_fail(task, name, "there are SPDL_LOADER_ARRAYS already");
+    array = &all->array[all->count];
+    if (ndim < 0 || ndim > SPDL_LOADER_DIMS || !spdl__dtype_parse(dtype, array))
+        return spdl__array_fail(task, name, "its dtype is not as \"f4\", or ndim not 0 to 8");
+    spdl__name_copy(array->name, name);
+    array->ndim = (uint32_t)ndim;
+    if (ndim > 0) memcpy(array->shape, shape, (size_t)ndim * sizeof(*shape));
+    array->at = task->holder->range > 0 ? (task->holder->range - 1 + 63) / 64 * 64 : 0;
+    bytes = spdl__array_bytes(array);
+    if (bytes > task->node->row.item_bytes || array->at > task->node->row.item_bytes - bytes) {
+        (void)snprintf(text, sizeof(text), "it ends at byte %llu of a slot of %llu (.item_bytes)",
+                       bytes == SPDL__NEVER ? (spdl__llu)bytes : (spdl__llu)(array->at + bytes),
+                       (spdl__llu)task->node->row.item_bytes);
+        return spdl__array_fail(task, name, text);
+    }
+    ++all->count;
+    task->holder->range = 1 + array->at + bytes;
+    return buffer + array->at;
+}
+
+/* --- a child publishes --- */
+
+/* Its statistics, for whoever looks: by `version` they see whether they have read half of them. */
+SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
+    spdl__shared_child *s = child->shared;
+    const uint64_t version = spdl__load_relaxed(&s->version);
+    spdl_stats stats;
+    if (child->pipeline == NULL || now < child->stats_ns) return;
+    child->stats_ns = now + SPDL__LOADER_STATS_NS;
+    spdl_pipeline_stats(child->pipeline, &stats);
+    spdl__store_relaxed(&s->version, version | 1);
+    spdl__full_barrier();
+    memcpy(&s->stats, &stats, sizeof(stats));
+    spdl__store(&s->version, (version | 1) + 1);
+}
+
+SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, bool last, int slot,
+                                       uint64_t bytes, uint64_t count) {
+    spdl__shared_child *s = child->shared;
+    spdl__shared_entry *entry =
+        &child->entries[child->published & (child->loader->layout.ring - 1)];
+    entry->result = (int32_t)result;
+    entry->last = last;
+    entry->slot = (uint64_t)slot;
+    entry->bytes = bytes;
+    entry->count = count;
+    if (child->resumes && child->pipeline != NULL && child->pipeline->unsaved == NULL)
+        spdl__position_read(child->pipeline, &entry->after);
+    child->over = last;
+    SPDL_TEST_POINT("loader publishes");
+    spdl__store(&entry->stamp, child->published + 1); /* pairs with loader_look */
+    spdl__store(&s->published, ++child->published);
+    SPDL_TEST_POINT("loader published");
+    spdl__shared_notify(&s->filled);
+}
+
+/* Nothing more comes of this child's pipeline: `error` says why. */
+SPDL__COLD void spdl__child_fail(spdl__child *child, const spdl_error *error) {
+    child->shared->error = *error;
+    spdl__child_publish(child, error->result, true, 0, 0, 0);
+}
+
+SPDL__COLD void spdl__child_misplaced(spdl__child *child, void *item) {
+    spdl_pipeline *p = child->pipeline;
+    const spdl__layout *y = &child->loader->layout;
+    spdl_error error;
+    spdl__item_free(p, item, p->last_item.origin);
+    (void)spdl__error_set(&error, SPDL_E_INVALID,
+                          "spdl: loader '%s': an item does not lie in a slot: rows after stage %d "
+                          "'%s', the last one with .item_bytes, may only hand on what it makes",
+                          child->loader->name, y->row, p->node[y->row].name);
+    spdl__child_fail(child, &error);
+}
+
+/* A batch of the pipeline. */
+SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
+    const spdl__node *node = &child->pipeline->node[child->loader->layout.row];
+    int slot = 0;
+    spdl__batch *batch = spdl__child_batch(child, item, &slot);
+    uint64_t bytes = node->row.item_bytes, count = 1;
+    if (batch == NULL) {
+        spdl__child_misplaced(child, item);
+        return;
+    }
+    if (node->row.kind == SPDL_KIND_BATCH) {
+        count = batch->shown.count;
+        bytes *= count;
+        child->arrays[slot].count = 0;
+    } else if (batch->range > 0) {
+        bytes = batch->range - 1;
+    } else {
+        child->arrays[slot].count = 0;
+    }
+    child->out[slot] = item;
+    child->lent[slot] = 1;
+    ++child->lendings;
+    spdl__store_relaxed(&child->words[slot], child->published + 1);
+    spdl__child_publish(child, SPDL_OK, false, slot, bytes, count);
+}
+
+/* Whether one more batch may be published: the slots for trainers are not all out, and no trainer
+   is too far behind. */
+SPDL__PRIVATE bool spdl__child_room(const spdl__child *child) {
+    const spdl__layout *y = &child->loader->layout;
+    int i;
+    if (child->lendings >= y->quota) return false;
+    for (i = 0; i < y->trainers; ++i)
+        if (child->published - spdl__load(&child->shared->passed[i]) + 1 >= y->ring) return false;
+    return true;
+}
+
+/* Takes back what nobody has passed, and starts the pipeline where the command says. */
+SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
+    spdl__shared_child *s = child->shared;
+    const uint64_t from = spdl__load_relaxed(&s->start_at), ring = child->loader->layout.ring;
+    spdl__position at = s->start;
+    spdl_result result = child->failure.result;
+    child->command = command;
+    while (child->published > from && child->published - from <= ring) {
+        spdl__shared_entry *entry = &child->entries[--child->published & (ring - 1)];
+        const uint64_t slot = entry->slot;
+        if (entry->result == SPDL_OK && slot < (uint64_t)child->loader->layout.slots &&
+            spdl__load_relaxed(&child->words[slot]) == child->published + 1)
+            spdl__store_relaxed(&child->words[slot], 0);
+        spdl__store(&entry->stamp, 0);
+    }
+    spdl__store(&s->published, child->published);
+    spdl__child_reclaim(child);
+    if (child->pipeline != NULL)
+        result = spdl__position_go(child->pipeline, &at, SPDL__NEVER);
+    child->over = result != SPDL_OK;
+    s->ack_result = (int32_t)result;
+    spdl__store32(&s->ack, command); /* pairs with loader_obeyed: the entries are as they will be */
+    spdl__shared_notify(&s->filled);
+}
+
+/* Sleeps until a trainer has done something, or the deadline. */
+SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
+    spdl__shared_child *s = child->shared;
+    const uint32_t word = spdl__load32(&s->emptied.word);
+    spdl__add32(&s->emptied.waiters, 1);
+    spdl__full_barrier();
+    spdl__child_reclaim(child);
+    if ((child->over || !spdl__child_room(child)) && !spdl__load32(&s->quits) &&
+        spdl__load32(&s->command) == child->command)
+        spdl__os_shared_sleep(&s->emptied.word, word, deadline);
+    spdl__sub32(&s->emptied.waiters, 1);
+}
+
+/* What a child does, over and over: obeys, takes slots back, takes a batch and publishes it. It
+   comes back when it has published something, or at the deadline. */
+SPDL__PRIVATE void spdl__child_turn(spdl__child *child, uint64_t deadline) {
+    spdl__shared_child *s = child->shared;
+    const uint32_t command = spdl__load32(&s->command); /* pairs with loader_rewind */
+    const uint64_t now = spdl_time_ns();
+    spdl_result result;
+    void *item;
+    if (command != child->command) spdl__child_obey(child, command);
+    spdl__child_reclaim(child);
+    spdl__child_stats(child, now);
+    if (child->over || !spdl__child_room(child)) {
+        if (child->alone) spdl__child_sleep(child, deadline);
+        return;
+    }
+    result = spdl_pipeline_next(child->pipeline, &item,
+                                deadline == SPDL__NEVER ? SPDL_FOREVER
+                                                        : (int64_t)spdl__grown(now, deadline));
+    if (result == SPDL_TIMEOUT) return;
+    if (result != SPDL_OK) child->stats_ns = 0;
+    if (result == SPDL_OK)
+        spdl__child_batch_out(child, item);
+    else if (result == SPDL_END)
+        spdl__child_publish(child, result, !child->continuous, 0, 0, 0);
+    else if (result == SPDL_CLOSED)
+        spdl__child_publish(child, result, true, 0, 0, 0);
+    else
+        spdl__child_fail(child, spdl_pipeline_error(child->pipeline));
+    if (child->over) spdl__child_stats(child, spdl_time_ns());
+}
+
+/* --- a child's calls, so that its end can name them --- */
+
+/* Of a call that has twice been in the last one of its process. */
+SPDL__COLD bool spdl__child_left_out(const spdl__child *child, const spdl_task *task) {
+    const spdl__shared_head *head = spdl__loader_head(child->loader);
+    const uint32_t count = spdl__load32(&head->quarantined);
+    uint32_t i;
+    for (i = 0; i < count && i < SPDL_LOADER_QUARANTINE; ++i) {
+        const spdl_loader_item *item = &head->quarantine[i];
+        if (item->stage == task->node->index && item->item == task->sequence &&
+            item->epoch == spdl_epoch(task) && !task->flushing)
+            return true;
+    }
+    return false;
+}
+
+/* What rows of a child in its own process call instead of their function. */
+SPDL__PRIVATE spdl_result spdl__child_call(spdl_task *task, void *in, void **out) {
+    spdl__child *child = task->pipeline->child;
+    spdl__shared_note *note = &child->notes[task->worker];
+    const int row = task->node->index;
+    spdl_result result;
+    if (SPDL__UNLIKELY(spdl__load_relaxed32(&spdl__loader_head(child->loader)->quarantined) != 0) &&
+        spdl__child_left_out(child, task))
+        return SPDL_SKIP;
+#if SPDL__OS_PROCESSES
+    if (SPDL__UNLIKELY(child->thread[task->worker] != spdl__os_thread_id())) {
+        child->thread[task->worker] = spdl__os_thread_id();
+        if (child->stacks != NULL)
+            (void)spdl__os_faults_note(
+                child->stacks + (size_t)task->worker * SPDL__OS_STACK_BYTES, &child->shared->fault,
+                (uint32_t)task->worker + 1);
+    }
+#endif
+    spdl__store_relaxed(&note->item, task->sequence);
+    spdl__store_relaxed(&note->epoch, spdl_epoch(task));
+    spdl__store_relaxed(&note->since, task->since);
+    spdl__store32(&note->stage, (uint32_t)row + 1); /* pairs with supervisor_suspects */
+    result = child->fn[row]->call(task, in, out);
+    spdl__store32(&note->stage, 0);
+    return result;
+}
+
+static const spdl_function spdl__child_function = { spdl__child_call, "loader", "void", "void" };
+
+/* The pipeline is built, and no call has begun. */
+SPDL__PRIVATE void spdl__child_watch(spdl__child *child, spdl_pipeline *p) {
+    int i;
+    if (child == NULL || !child->alone) return;
+    spdl__store32(&child->shared->unsaved, p->unsaved != NULL);
+    for (i = 0; i < p->count; ++i) {
+        child->fn[i] = p->node[i].row.fn;
+        if (spdl__row_calls(&p->node[i].row)) p->node[i].row.fn = &spdl__child_function;
+    }
+}
+
+/* --- a child begins and ends --- */
+
+/* For stderr, where no log_fn was given. */
+SPDL__COLD void spdl__child_log(spdl_log_level level, const char *text, void *user) {
+    const spdl__child *child = (const spdl__child *)user;
+    if (level <= SPDL_LOG_WARN)
+        (void)fprintf(stderr, "%s[%d]: %s\n", child->loader->name, child->number, text);
+}
+
+/* A child in a process of its own has a file for its trace, which is made one with the others'. */
+SPDL__COLD bool spdl__child_trace(const spdl__child *child, spdl__os_file *file, uint64_t *origin) {
+    if (child == NULL || !child->alone || child->loader->trace == NULL) return false;
+    *file = child->loader->trace[child->number];
+    *origin = spdl__loader_head(child->loader)->opened_ns;
+    return true;
+}
+
+/* Whether its pipeline may have a doctor. */
+SPDL__COLD bool spdl__child_doctored(const spdl__child *child) {
+    return child == NULL || (!child->alone && child->number == 0);
+}
+
+SPDL__COLD void spdl__child_delete(spdl__child *child) {
+    const spdl_allocator heap = child->heap;
+    const size_t slots = (size_t)child->loader->layout.slots;
+    int slot;
+    for (slot = 0; child->lendings > 0 && slot < (int)slots; ++slot)
+        if (child->lent[slot]) spdl__child_give_back(child, slot);
+    spdl_pipeline_destroy(child->pipeline);
+    spdl__free(&heap, child->used, slots);
+    spdl__free(&heap, child->lent, slots);
+    spdl__free(&heap, child->out, slots * sizeof(*child->out));
+    spdl__free(&heap, child->thread, (size_t)child->loader->layout.workers * sizeof(uint64_t));
+#if SPDL__OS_PROCESSES
+    spdl__free(&heap, child->stacks,
+               (size_t)child->loader->layout.workers * SPDL__OS_STACK_BYTES);
+#endif
+    spdl__free(&heap, child, sizeof(*child));
+}
+
+/* A child without its pipeline; NULL: no memory. */
+SPDL__COLD spdl__child *spdl__child_new(spdl_loader *l, const spdl_loader_desc *desc, int number,
+                                        bool alone) {
+    const size_t slots = (size_t)l->layout.slots;
+    char *part = spdl__loader_part(l, number);
+    spdl__child *child =
+        (spdl__child *)spdl__alloc_zeroed(&l->allocator, 1, sizeof(*child), SPDL_CACHE_LINE);
+    if (child == NULL) return NULL;
+    child->loader = l;
+    child->number = number;
+    child->alone = alone;
+    child->resumes = desc->max_restarts > 0;
+    child->heap = l->allocator;
+    child->block_bytes = (size_t)(l->layout.head + l->layout.room);
+    child->shared = (spdl__shared_child *)(void *)part;
+    child->entries = (spdl__shared_entry *)(void *)(part + l->layout.entries);
+    child->notes = (spdl__shared_note *)(void *)(part + l->layout.notes);
+    child->words = (uint64_t *)(void *)(part + l->layout.words);
+    child->arrays = (spdl__shared_arrays *)(void *)(part + l->layout.arrays);
+    child->slots = spdl__loader_slot(l, number, 0);
+    child->used = (uint8_t *)spdl__alloc_zeroed(&child->heap, slots, 1, 1);
+    child->lent = (uint8_t *)spdl__alloc_zeroed(&child->heap, slots, 1, 1);
+    child->out = (void **)spdl__alloc_zeroed(&child->heap, slots, sizeof(*child->out), 8);
+    child->thread = (uint64_t *)spdl__alloc_zeroed(&child->heap, (size_t)l->layout.workers,
+                                                   sizeof(uint64_t), 8);
+#if SPDL__OS_PROCESSES
+    if (alone) {
+        child->stacks = (char *)spdl__alloc_zeroed(&child->heap, (size_t)l->layout.workers,
+                                                   SPDL__OS_STACK_BYTES, SPDL_CACHE_LINE);
+        spdl__os_faults_watch();
+    }
+#endif
+    if (child->used != NULL && child->lent != NULL && child->out != NULL && child->thread != NULL)
+        return child;
+    spdl__child_delete(child);
+    return NULL;
+}
+
+/* What a life before this one has left: what was published, and the slots that are not ours. The
+   entry of what was published last, or NULL. */
+SPDL__COLD spdl__shared_entry *spdl__child_inherit(spdl__child *child) {
+    spdl__shared_child *s = child->shared;
+    const uint64_t mask = child->loader->layout.ring - 1;
+    int slot, worker;
+    child->published = spdl__load(&s->published);
+    if (child->entries[child->published & mask].stamp == child->published + 1)
+        spdl__store(&s->published, ++child->published); /* it was killed before it said so */
+    for (slot = 0; slot < child->loader->layout.slots; ++slot) {
+        const uint64_t word = spdl__load(&child->words[slot]);
+        if (word > child->published) spdl__store_relaxed(&child->words[slot], 0);
+        if (word == 0 || word > child->published) continue;
+        child->used[slot] = 1;
+        child->lent[slot] = 2;
+        ++child->lendings;
+    }
+    for (worker = 0; worker < child->loader->layout.workers; ++worker)
+        spdl__store_relaxed32(&child->notes[worker].stage, 0);
+    spdl__store_relaxed32(&s->fault, 0);
+    spdl__store_relaxed32(&s->emptied.waiters, 0);
+    child->command = spdl__load32(&s->ack);
+    return child->published > 0 ? &child->entries[(child->published - 1) & mask] : NULL;
+}
+
+/* The pipeline, at the place where it is to go on; if there is none a failure is published. */
+SPDL__COLD void spdl__child_begin(spdl__child *child, const spdl_loader_desc *desc,
+                                  const spdl_stage *rows, size_t count) {
+#ifndef SPDL_NO_REPORT
+    static const spdl_report_desc silent = { 0, NULL, NULL, false, false, NULL, NULL, 0, true };
+#endif
+    spdl_loader *l = child->loader;
+    spdl__shared_child *s = child->shared;
+    const spdl__shared_entry *last = spdl__child_inherit(child);
+    spdl__position at = s->start;
+    spdl_pipeline_desc all = desc->pipeline;
+    bool begins = spdl__load_relaxed32(&s->command) == 0;
+    size_t i;
+    if (last != NULL && child->published > s->start_at) {
+        at = last->after;
+        begins = false;
+    }
+    for (i = 0; i < count; ++i) child->continuous = child->continuous || rows[i].continuous;
+    child->deal.chunk = l->layout.chunk;
+    child->deal.children = l->layout.children > 1 ? (uint64_t)l->layout.children : 0;
+    child->deal.child = (uint64_t)child->number;
+    all.deal = &child->deal;
+    all.error = &child->failure;
+    if (all.name == NULL) all.name = l->name;
+    if (child->alone && all.logger.log_fn == NULL) {
+        all.logger.log_fn = spdl__child_log;
+        all.logger.user = child;
+    }
+#ifndef SPDL_NO_REPORT
+    if (child->number > 0) all.report = &silent;
+#endif
+    if (spdl__pipeline_make(&child->pipeline, &all, rows, count, child) == SPDL_OK && !begins)
+        child->failure.result = spdl__position_go(child->pipeline, &at, SPDL__NEVER);
+    if (child->failure.result != SPDL_OK)
+        spdl__child_fail(child, &child->failure);
+    else if (last != NULL && last->last && child->published > s->start_at)
+        child->over = true; /* all was published */
+}
+
+/* --- statistics of all --- */
+
+/* False: there are none yet. What another process has written is made such that texts can be made
+   of it. */
+SPDL__COLD bool spdl__loader_read_stats(const spdl_loader *l, int child, spdl_stats *stats) {
+    const spdl__shared_child *s = spdl__loader_child(l, child);
+    int tries, i;
+    for (tries = 0; tries < 1000; ++tries) {
+        const uint64_t version = spdl__load(&s->version);
+        if (version == 0) return false;
+        memcpy(stats, &s->stats, sizeof(*stats));
+        spdl__full_barrier(); /* pairs with child_stats */
+        if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
+        spdl__os_yield();
+    }
+    if (tries == 1000 || stats->stage_count != l->layout.stages) return false;
+    for (i = 0; i < stats->stage_count; ++i) {
+        stats->stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
+        if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
+            stats->stage[i].kind = SPDL_KIND_NONE;
+    }
+    return true;
+}
+
+/* Field by field, all of 64 bits. */
+SPDL__COLD void spdl__stats_sum(void *all, const void *more, const spdl__field *field) {
+    for (; field->name != NULL; ++field) {
+        uint64_t sum, part;
+        memcpy(&sum, (char *)all + field->at, sizeof(sum));
+        memcpy(&part, (const char *)more + field->at, sizeof(part));
+        sum += part;
+        memcpy((char *)all + field->at, &sum, sizeof(sum));
+    }
+}
+
+/* Means of calls weigh by calls, before and after they are summed up. */
+SPDL__COLD void spdl__stats_weigh(spdl_stats *stats, bool before) {
+    int i, k;
+    for (i = 0; i < stats->stage_count; ++i) {
+        spdl_stage_stats *stage = &stats->stage[i];
+        uint64_t *const means[] = { &stage->p50_ns, &stage->p90_ns, &stage->p99_ns };
+        for (k = 0; k < 3; ++k)
+            *means[k] = before ? *means[k] * stage->tasks : *means[k] / spdl__max(stage->tasks, 1);
+    }
+}
+
+SPDL__COLD void spdl__stats_join(spdl_stats *all, spdl_stats *more) {
+    const uint64_t first = all->first_item_ns, others = all->others_cpu_ns;
+    int i;
+    spdl__stats_weigh(more, true);
+    spdl__stats_sum(all, more, spdl__stats_fields);
+    all->first_item_ns = first == 0 || more->first_item_ns == 0
+                             ? first + more->first_item_ns
+                             : spdl__min(first, more->first_item_ns);
+    all->others_cpu_ns = spdl__grown(more->process_cpu_ns, others);
+    all->workers += more->workers;
+    for (i = 0; i < all->stage_count; ++i) {
+        spdl_stage_stats *stage = &all->stage[i];
+        const uint64_t max_ns = spdl__max(stage->max_ns, more->stage[i].max_ns);
+        spdl__stats_sum(stage, &more->stage[i], spdl__stage_fields);
+        spdl__stats_sum(&all->edge[i], &more->edge[i], spdl__edge_fields);
+        stage->max_ns = max_ns;
+        stage->concurrency += more->stage[i].concurrency;
+        stage->threads += more->stage[i].threads;
+        stage->in_flight += more->stage[i].in_flight;
+        all->edge[i].buffer_size += more->edge[i].buffer_size;
+        all->edge[i].depth += more->edge[i].depth;
+    }
+}
+
+/* What was summed up of `children`: times that pass beside each other become means. */
+SPDL__COLD void spdl__stats_joined(spdl_stats *all, uint64_t children) {
+    uint64_t *const times[] = { &all->elapsed_ns, &all->wait_ns, &all->ready_ns, &all->step_ns,
+                                &all->process_ns, &all->trainer_runnable_ns };
+    size_t k;
+    int i;
+    spdl__stats_weigh(all, false);
+    for (k = 0; k < sizeof(times) / sizeof(times[0]); ++k) *times[k] /= children;
+    for (i = 0; i < all->stage_count; ++i) {
+        spdl_edge_stats *edge = &all->edge[i];
+        all->stage[i].exposed_ns /= children;
+        all->stage[i].exposed_idle_ns /= children;
+        edge->put_wait_ns /= children;
+        edge->get_wait_ns /= children;
+        edge->empty_ns /= children;
+        edge->elapsed_ns /= children;
+    }
+    spdl__stats_means(all);
+}
+
+/* Of child `but`, which are there, and of all others. */
+SPDL__COLD void spdl__loader_join_stats(const spdl_loader *l, int but, spdl_stats *all) {
+    uint64_t children = 1;
+    spdl_stats more;
+    int i;
+    spdl__stats_weigh(all, true);
+    for (i = 0; i < l->layout.children; ++i)
+        if (i != but && spdl__loader_read_stats(l, i, &more)) {
+            spdl__stats_join(all, &more);
+            ++children;
+        }
+    spdl__stats_joined(all, children);
+}
+
+/* What a report shows. */
+SPDL__COLD void spdl__child_all_stats(const spdl_pipeline *p, spdl_stats *stats) {
+    spdl_pipeline_stats(p, stats);
+    if (p->child != NULL && p->child->loader->layout.children > 1)
+        spdl__loader_join_stats(p->child->loader, p->child->number, stats);
+}
+
+SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, int child, spdl_stats *stats) {
+    int i = child;
+    if (l->shared == NULL || child < -1 || child >= l->layout.children) return SPDL_E_NOT_FOUND;
+    if (child >= 0) return spdl__loader_read_stats(l, i, stats) ? SPDL_OK : SPDL_E_NOT_FOUND;
+    for (i = 0; i < l->layout.children; ++i)
+        if (spdl__loader_read_stats(l, i, stats)) break;
+    if (i == l->layout.children) return SPDL_E_NOT_FOUND;
+    spdl__loader_join_stats(l, i, stats);
+    return SPDL_OK;
+}
+
+/* --- the supervisor --- */
+
+#if SPDL__OS_PROCESSES
+/* What the two ends of a line say first. */
+typedef struct spdl__hello {
+    uint32_t magic, trainer;
+    uint64_t hash;
+    char reason[SPDL_TEXT_BYTES / 2]; /* why not, or "" */
+} spdl__hello;
+
+typedef struct spdl__supervisor {
+    spdl_loader *l;
+    const spdl_loader_desc *desc;
+    const spdl_stage *rows;
+    size_t count;
+    int64_t parent;
+    spdl__os_file ends, meeting; /* see os_ends_open, os_meeting */
+    spdl__os_file line[SPDL_LOADER_TRAINERS];
+    uint64_t oom_kills;
+    uint64_t quits_ns; /* the children have to be gone by then; 0: they run */
+    struct {
+        int64_t process; /* 0: there is none */
+        spdl__end_kind why;
+        uint64_t published, moved_ns; /* and when it was seen to grow */
+        spdl__shared_end before; /* how the life before ended */
+    } child[SPDL_LOADER_CHILDREN];
+} spdl__supervisor;
+
+/* The process of a child: does not return. */
+SPDL__COLD void spdl__child_main(spdl__supervisor *v, int number, int64_t supervisor) {
+    spdl_loader *l = v->l;
+    spdl__child *child;
+    int i;
+    (void)spdl__os_file_close(v->ends);
+    (void)spdl__os_file_close(v->meeting);
+    for (i = 0; i < SPDL_LOADER_TRAINERS; ++i) (void)spdl__os_file_close(v->line[i]);
+    (void)spdl__os_file_close(l->memory); /* it stays mapped */
+    for (i = 0; l->trace != NULL && i < l->layout.children; ++i)
+        if (i != number) (void)spdl__os_file_close(l->trace[i]);
+    if (!spdl__os_process_begins(supervisor, l->name, false)) spdl__os_process_exit(1);
+    child = spdl__child_new(l, v->desc, number, true);
+    if (child == NULL) spdl__os_process_exit(1);
+    SPDL_TEST_POINT("loader child begins");
+    spdl__child_begin(child, v->desc, v->rows, v->count);
+    while (!spdl__load32(&child->shared->quits))
+        spdl__child_turn(child, spdl_time_ns() + SPDL__LOADER_TURN_NS);
+    spdl__child_delete(child);
+    spdl__os_process_exit(0);
+}
+
+/* Says how a child has ended: after all it has published. */
+SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, int child, const spdl__shared_end *end,
+                                      bool gone) {
+    spdl__shared_child *s = spdl__loader_child(v->l, child);
+    s->end = *end;
+    spdl__store32(&s->ends, s->ends + 1);
+    s->process = 0;
+    if (gone) spdl__store32(&s->gone, 1); /* pairs with loader_sleep */
+    spdl__add32(&s->filled.word, 1);
+    spdl__os_shared_wake(&s->filled.word);
+}
+
+SPDL__COLD void spdl__supervisor_start(spdl__supervisor *v, int child) {
+    const int64_t self = (int64_t)spdl__os_process_id(NULL);
+    spdl__shared_end end;
+    int64_t process = 0;
+    const char *reason = spdl__os_fork(&process);
+    if (reason == NULL && process == 0) spdl__child_main(v, child, self);
+    v->child[child].process = reason == NULL ? process : 0;
+    v->child[child].why = SPDL__END_ITSELF;
+    v->child[child].moved_ns = spdl_time_ns();
+    spdl__loader_child(v->l, child)->process = v->child[child].process;
+    if (reason == NULL) return;
+    memset(&end, 0, sizeof(end));
+    end.kind = SPDL__END_NO_FORK;
+    (void)snprintf(end.text, sizeof(end.text), "%s", reason);
+    spdl__supervisor_gone(v, child, &end, true);
+}
+
+/* The calls that were running, the oldest first; or the one that did it. */
+SPDL__COLD void spdl__supervisor_suspects(const spdl__supervisor *v, int child,
+                                          spdl__shared_end *end) {
+    const spdl_loader *l = v->l;
+    const spdl__shared_note *notes =
+        (const spdl__shared_note *)(void *)(spdl__loader_part(l, child) + l->layout.notes);
+    const uint32_t fault = spdl__load32(&spdl__loader_child(l, child)->fault);
+    uint64_t since[SPDL__LOADER_SUSPECTS];
+    uint32_t at;
+    int worker;
+    for (worker = 0; worker < l->layout.workers; ++worker) {
+        const uint32_t stage = spdl__load32(&notes[worker].stage);
+        const uint64_t begun = notes[worker].since;
+        if (stage == 0 || stage > (uint32_t)l->layout.stages) continue;
+        end->known = fault == (uint32_t)worker + 1;
+        if (end->known) end->count = 0;
+        if (end->count == SPDL__LOADER_SUSPECTS) continue;
+        for (at = end->count++; at > 0 && since[at - 1] > begun; --at) {
+            since[at] = since[at - 1];
+            end->suspect[at] = end->suspect[at - 1];
+        }
+        since[at] = begun;
+        end->suspect[at].stage = (int)stage - 1;
+        end->suspect[at].item = notes[worker].item;
+        end->suspect[at].epoch = notes[worker].epoch;
+        if (end->known) return;
+    }
+}
+
+/* An item that was in the last calls of two lives is left out from now on. */
+SPDL__COLD void spdl__supervisor_leave_out(spdl__supervisor *v, const spdl__shared_end *before,
+                                           const spdl__shared_end *end) {
+    spdl__shared_head *head = spdl__loader_head(v->l);
+    uint32_t i, k;
+    for (i = 0; i < end->count; ++i)
+        for (k = 0; k < before->count; ++k) {
+            const spdl_loader_item *a = &end->suspect[i], *b = &before->suspect[k];
+            if (a->stage != b->stage || a->item != b->item || a->epoch != b->epoch) continue;
+            if (head->quarantined < SPDL_LOADER_QUARANTINE)
+                head->quarantine[head->quarantined] = *a;
+            if (head->quarantined <= SPDL_LOADER_QUARANTINE)
+                spdl__store32(&head->quarantined, head->quarantined + 1);
+            return;
+        }
+}
+
+SPDL__COLD void spdl__supervisor_ended(spdl__supervisor *v, int child, spdl__os_end how) {
+    spdl__shared_head *head = spdl__loader_head(v->l);
+    const spdl__shared_child *s = spdl__loader_child(v->l, child);
+    const uint64_t oom_kills = how.signal != 0 ? spdl__os_oom_kills() : v->oom_kills;
+    spdl__shared_end end;
+    bool again;
+    v->child[child].process = 0;
+    if (v->quits_ns != 0) return;
+    memset(&end, 0, sizeof(end));
+    end.kind = (int32_t)v->child[child].why;
+    end.signal = how.signal;
+    end.code = how.code;
+    end.oom = v->child[child].why == SPDL__END_ITSELF && oom_kills != v->oom_kills;
+    v->oom_kills = oom_kills;
+    spdl__supervisor_suspects(v, child, &end);
+    end.unsaved = v->desc->max_restarts > 0 && s->unsaved != 0;
+    again = head->restarts < (uint32_t)v->desc->max_restarts && !end.unsaved;
+    if (again) {
+        spdl__supervisor_leave_out(v, &v->child[child].before, &end);
+        v->child[child].before = end;
+        spdl__store32(&head->restarts, head->restarts + 1);
+    }
+    spdl__supervisor_gone(v, child, &end, !again);
+    if (again) spdl__supervisor_start(v, child);
+}
+
+/* Whether trainers wait for a child that could go on: they do not hold all of its slots. */
+SPDL__COLD bool spdl__supervisor_hangs(spdl__supervisor *v, int child, uint64_t now) {
+    const spdl__layout *y = &v->l->layout;
+    const spdl__shared_child *s = spdl__loader_child(v->l, child);
+    const uint64_t *words =
+        (const uint64_t *)(void *)(spdl__loader_part(v->l, child) + y->words);
+    const uint64_t published = spdl__load(&s->published);
+    uint64_t since = SPDL__NEVER;
+    int i, lent = 0;
+    if (published != v->child[child].published) v->child[child].moved_ns = now;
+    v->child[child].published = published;
+    for (i = 0; i < y->trainers; ++i) {
+        const uint64_t waits = spdl__load_relaxed(&s->waits[i]);
+        if (waits != 0) since = spdl__min(since, waits);
+        if (published - spdl__load_relaxed(&s->passed[i]) + 1 >= y->ring) return false;
+    }
+    for (i = 0; i < y->slots; ++i) lent += spdl__load_relaxed(&words[i]) != 0;
+    if (since == SPDL__NEVER || lent >= y->quota) return false;
+    since = spdl__max(since, v->child[child].moved_ns);
+    return (double)spdl__grown(since, now) > v->desc->hang_timeout * 1e9;
+}
+
+/* Looks at children for what they do not tell; when to look again. */
+SPDL__COLD uint64_t spdl__supervisor_watch(spdl__supervisor *v) {
+    const spdl_loader_desc *desc = v->desc;
+    const uint64_t now = spdl_time_ns();
+    uint64_t next = SPDL__NEVER;
+    int i;
+    for (i = 0; i < v->l->layout.children; ++i) {
+        const int64_t process = v->child[i].process;
+        spdl__end_kind why = SPDL__END_ITSELF;
+        if (process == 0 || v->child[i].why != SPDL__END_ITSELF) continue;
+        if (desc->hang_timeout > 0 && spdl__supervisor_hangs(v, i, now)) why = SPDL__END_HUNG;
+        if (desc->child_rss_limit > 0 && spdl__os_private_bytes(process) > desc->child_rss_limit)
+            why = SPDL__END_LARGE;
+        v->child[i].why = why;
+        if (why != SPDL__END_ITSELF) spdl__os_process_kill(process);
+    }
+    if (desc->child_rss_limit > 0) next = now + SPDL__LOADER_LOOK_NS;
+    if (desc->hang_timeout > 0)
+        next = spdl__min(next, now + spdl__min((uint64_t)(desc->hang_timeout * 1e9 / 8) + 1000000,
+                                               SPDL__LOADER_LOOK_NS));
+    return next;
+}
+
+SPDL__COLD int spdl__supervisor_alive(const spdl__supervisor *v) {
+    int i, alive = 0;
+    for (i = 0; i < v->l->layout.children; ++i) alive += v->child[i].process != 0;
+    return alive;
+}
+
+/* Whatever happens, nobody is left. Does not return. */
+SPDL__COLD void spdl__supervisor_exit(spdl__supervisor *v) {
+    spdl__os_end end;
+    int i;
+    for (i = 0; i < v->l->layout.children; ++i) spdl__os_process_kill(v->child[i].process);
+    for (i = 0; i < v->l->layout.children; ++i)
+        if (v->child[i].process != 0) (void)spdl__os_process_ended(v->child[i].process, true, &end);
+    spdl__os_process_exit(0);
+}
+
+#ifndef SPDL_NO_REPORT
+/* The events in the trace of a child, which is the first one or not, go to `file`. */
+SPDL__COLD const char *spdl__supervisor_copy_trace(const spdl__supervisor *v, int child,
+                                                   spdl__os_file file, bool *first) {
+    static const char begin[] = "\"traceEvents\":[\n", end[] = "\n]}\n";
+    const size_t bytes = (size_t)spdl__os_shared_bytes(v->l->trace[child]);
+    const char *failure = NULL, *from;
+    char *text = (char *)SPDL_MALLOC(bytes + 1);
+    size_t have = 0;
+    if (text == NULL) return "out of memory";
+    (void)spdl__os_file_read(v->l->trace[child], text, bytes, 0, &have);
+    text[have] = '\0';
+    from = strstr(text, begin);
+    if (from != NULL && have >= sizeof(end) - 1 &&
+        strcmp(text + have - (sizeof(end) - 1), end) == 0) {
+        text[have -= sizeof(end) - 1] = '\0';
+        from = *first ? text : from + sizeof(begin) - 1;
+        if (!*first) failure = spdl__os_file_write(file, ",\n", 2, SPDL__NEVER);
+        if (failure == NULL)
+            failure = spdl__os_file_write(file, from, (size_t)(text + have - from), SPDL__NEVER);
+        *first = false;
+    }
+    SPDL_FREE(text);
+    return failure;
+}
+
+/* One file of all children's traces; those of children that were killed are lost. */
+SPDL__COLD void spdl__supervisor_trace(const spdl__supervisor *v, const char *asked) {
+    char path[SPDL__PATH_BYTES], to[SPDL__PATH_BYTES];
+    spdl__os_file file;
+    const char *failure;
+    bool first = true;
+    int i;
+    if (!spdl__path_copy(path, asked, "trace", &v->l->logger)) return;
+    if (v->desc->pipeline.trace == NULL) path[strcspn(path, ",")] = '\0';
+    failure = spdl__out_claim(&file, to, path);
+    if (failure == NULL) failure = spdl__os_file_truncate(file);
+    for (i = 0; failure == NULL && i < v->l->layout.children; ++i)
+        failure = spdl__supervisor_copy_trace(v, i, file, &first);
+    if (failure == NULL && !first) failure = spdl__os_file_write(file, "\n]}\n", 4, SPDL__NEVER);
+    if (failure != NULL) (void)fprintf(stderr, "spdl: trace '%s': %s\n", path, failure);
+    (void)spdl__os_file_close(file);
+}
+#endif
+
+/* The name of the file if a trace is asked for, or NULL. */
+SPDL__COLD const char *spdl__loader_trace(const spdl_loader_desc *desc) {
+    const char *path = desc->pipeline.trace;
+    if (path == NULL) path = spdl__os_environment("SPDL_TRACE");
+    return path != NULL && *path != '\0' ? path : NULL;
+}
+
+/* Children end, as soon as they can. */
+SPDL__COLD void spdl__supervisor_quit(spdl__supervisor *v) {
+    int i;
+    if (v->quits_ns != 0) return;
+    v->quits_ns = spdl_time_ns() + SPDL__LOADER_GRACE_NS;
+    for (i = 0; i < v->l->layout.children; ++i) {
+        spdl__shared_child *s = spdl__loader_child(v->l, i);
+        spdl__store32(&s->quits, 1);
+        spdl__add32(&s->emptied.word, 1);
+        spdl__os_shared_wake(&s->emptied.word);
+    }
+}
+
+/* A trainer has come. */
+SPDL__COLD void spdl__supervisor_welcome(spdl__supervisor *v) {
+    const uint64_t patience = 20000000;
+    const spdl__os_file line = spdl__os_accept(v->meeting);
+    spdl__hello hello;
+    uint32_t trainer;
+    if (line == SPDL__NO_FILE) return;
+    if (spdl__os_receive(line, &hello, sizeof(hello), NULL, spdl_time_ns() + patience) !=
+        (int)sizeof(hello)) {
+        (void)spdl__os_file_close(line);
+        return;
+    }
+    trainer = hello.trainer;
+    hello.reason[0] = '\0';
+    if (hello.magic != SPDL__LOADER_MAGIC || hello.hash != spdl__loader_hash())
+        (void)snprintf(hello.reason, sizeof(hello.reason), "it was built with another spdl.h");
+    else if (trainer == 0 || trainer >= (uint32_t)v->l->layout.trainers)
+        (void)snprintf(hello.reason, sizeof(hello.reason), "trainer is %u, must be 1 to %d",
+                       trainer, v->l->layout.trainers - 1);
+    else if (v->line[trainer] != SPDL__NO_FILE || v->quits_ns != 0)
+        (void)snprintf(hello.reason, sizeof(hello.reason), "trainer %u is there already", trainer);
+    if (hello.reason[0] == '\0') v->line[trainer] = line;
+    (void)spdl__os_send(line, &hello, sizeof(hello),
+                        hello.reason[0] == '\0' ? v->l->memory : SPDL__NO_FILE);
+    if (hello.reason[0] != '\0') (void)spdl__os_file_close(line);
+}
+
+/* A trainer says that the loader is closed, or it has gone; without the first one there is nothing
+   to do. */
+SPDL__COLD void spdl__supervisor_listen(spdl__supervisor *v, int trainer) {
+    char message[16];
+    int i;
+    if (v->line[trainer] == SPDL__NO_FILE) return;
+    if (spdl__os_receive(v->line[trainer], message, sizeof(message), NULL, 0) < 0) return;
+    if (trainer == 0) {
+        spdl__supervisor_quit(v);
+        return;
+    }
+    (void)spdl__os_file_close(v->line[trainer]);
+    v->line[trainer] = SPDL__NO_FILE;
+    spdl__store32(&spdl__loader_head(v->l)->left, (uint32_t)trainer + 1);
+    for (i = 0; i < v->l->layout.children; ++i) {
+        spdl__shared_child *s = spdl__loader_child(v->l, i);
+        spdl__add32(&s->filled.word, 1);
+        spdl__os_shared_wake(&s->filled.word);
+    }
+}
+
+/* What it needs before the first child; a reason why it cannot be. */
+SPDL__COLD const char *spdl__supervisor_open(spdl__supervisor *v) {
+    spdl_loader *l = v->l;
+    const int children = l->layout.children;
+    const char *reason = spdl__os_ends_open(&v->ends);
+    int i;
+    if (reason == NULL && l->layout.trainers > 1)
+        reason = spdl__os_meeting(&v->meeting, l->name, true);
+    if (reason != NULL || spdl__loader_trace(v->desc) == NULL) return reason;
+    l->trace = (spdl__os_file *)spdl__alloc_zeroed(&l->allocator, (size_t)children,
+                                                   sizeof(*l->trace), sizeof(*l->trace));
+    if (l->trace == NULL) return "out of memory";
+    for (i = 0; i < children && reason == NULL; ++i)
+        reason = spdl__os_memory_file(&l->trace[i]);
+    return reason;
+}
+
+/* The supervisor's process: does not return. */
+SPDL__COLD void spdl__supervise(spdl__supervisor *v) {
+    spdl__os_file files[SPDL_LOADER_TRAINERS + 2];
+    bool ready[SPDL_LOADER_TRAINERS + 2];
+    const int children = v->l->layout.children, trainers = v->l->layout.trainers;
+    const char *reason = spdl__supervisor_open(v);
+    spdl__os_end how;
+    spdl__hello hello;
+    uint64_t next;
+    int i;
+    memset(&hello, 0, sizeof(hello));
+    if (reason != NULL) (void)snprintf(hello.reason, sizeof(hello.reason), "%s", reason);
+    v->oom_kills = spdl__os_oom_kills();
+    for (i = 0; i < children && reason == NULL; ++i) spdl__supervisor_start(v, i);
+    if (!spdl__os_send(v->line[0], &hello, sizeof(hello), SPDL__NO_FILE) || reason != NULL)
+        spdl__supervisor_exit(v);
+    for (;;) {
+        next = v->quits_ns != 0 ? v->quits_ns : spdl__supervisor_watch(v);
+        files[0] = v->ends;
+        files[1] = v->meeting;
+        memcpy(files + 2, v->line, (size_t)trainers * sizeof(*files));
+        spdl__os_wait(files, ready, trainers + 2, next);
+        if (ready[0]) spdl__os_ends_read(v->ends);
+        if (spdl__os_parent() != v->parent) spdl__supervisor_exit(v);
+        for (i = 0; i < children; ++i)
+            if (v->child[i].process != 0 &&
+                spdl__os_process_ended(v->child[i].process, false, &how))
+                spdl__supervisor_ended(v, i, how);
+        if (ready[1]) spdl__supervisor_welcome(v);
+        for (i = 0; i < trainers; ++i)
+            if (ready[2 + i]) spdl__supervisor_listen(v, i);
+        if (v->quits_ns == 0 || (spdl__supervisor_alive(v) > 0 && spdl_time_ns() < v->quits_ns))
+            continue;
+#ifndef SPDL_NO_REPORT
+        if (v->l->trace != NULL) spdl__supervisor_trace(v, spdl__loader_trace(v->desc));
+#endif
+        spdl__supervisor_exit(v);
+    }
+}
+
+/* This process is the supervisor of `l`, and its parent is the trainer. Does not return. */
+SPDL__COLD void spdl__supervisor_main(spdl_loader *l, const spdl_loader_desc *desc,
+                                      const spdl_stage *rows, size_t count, int64_t parent) {
+    spdl__supervisor v;
+    int i;
+    memset(&v, 0, sizeof(v));
+    v.l = l;
+    v.desc = desc;
+    v.rows = rows;
+    v.count = count;
+    v.parent = parent;
+    v.ends = v.meeting = SPDL__NO_FILE;
+    for (i = 0; i < SPDL_LOADER_TRAINERS; ++i) v.line[i] = SPDL__NO_FILE;
+    v.line[0] = l->line;
+    if (!spdl__os_process_begins(parent, "spdl-loader", true)) spdl__os_process_exit(0);
+    spdl__supervise(&v);
+}
+#endif
+
+/* --- the trainer takes --- */
+
+SPDL__PRIVATE uint64_t *spdl__loader_word(const spdl_loader *l, int child, int slot) {
+    return (uint64_t *)(void *)(spdl__loader_part(l, child) + l->layout.words) + slot;
+}
+
+/* What the trainer's calls return from now on. */
+SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, const char *format,
+                                         ...) SPDL__PRINTF(3, 4);
+SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, const char *format,
+                                         ...) {
+    char text[SPDL_TEXT_BYTES - 80];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    (void)spdl__error_set(&l->error, result, "spdl: loader '%s': %s", l->name, text);
+    spdl__log(&l->logger, SPDL_LOG_ERROR, l->error.text);
+    return result;
+}
+
+SPDL__COLD spdl_result spdl__loader_torn(spdl_loader *l, int child, const char *what) {
+    return spdl__loader_fail(l, SPDL_E_PROCESS,
+                             "what child %d has published makes no sense: %s; something has "
+                             "overwritten the shared memory", child, what);
+}
+
+/* The failure of a child's pipeline, as it was recorded there. */
+SPDL__COLD spdl_result spdl__loader_failed(spdl_loader *l, int child, int32_t result) {
+    l->error = spdl__loader_child(l, child)->error;
+    l->error.text[SPDL_TEXT_BYTES - 1] = l->error.stage_name[SPDL_NAME_BYTES - 1] = '\0';
+    if (l->error.stage < -1 || l->error.stage >= l->layout.stages) l->error.stage = -1;
+    if (result >= 0 || (int32_t)l->error.result != result)
+        return spdl__loader_torn(l, child, "a failure");
+    return l->error.result;
+}
+
+/* Whether the arrays of a slot lie in it; *batch has them then. */
+SPDL__PRIVATE bool spdl__loader_arrays(const spdl_loader *l, int child, spdl__held *held) {
+    const spdl__shared_arrays *all =
+        (const spdl__shared_arrays *)(void *)(spdl__loader_part(l, child) + l->layout.arrays) +
+        held->shown.slot;
+    const uint64_t count = spdl__load_relaxed(&all->count);
+    uint64_t i;
+    held->shown.array = held->array;
+    held->shown.array_count = (int)count;
+    if (count > SPDL_LOADER_ARRAYS) return false;
+    for (i = 0; i < count; ++i) {
+        spdl__shared_array from = all->array[i]; /* a copy: it may change while we look */
+        spdl_loader_array *to = &held->array[i];
+        uint64_t bytes;
+        if (from.ndim > SPDL_LOADER_DIMS) return false;
+        bytes = spdl__array_bytes(&from);
+        if (bytes > l->layout.room || from.at > l->layout.room - bytes) return false;
+        memcpy(to->name, from.name, sizeof(to->name));
+        to->name[SPDL_NAME_BYTES - 1] = '\0';
+        to->kind = (char)from.kind;
+        to->itemsize = (size_t)from.itemsize;
+        to->ndim = (int)from.ndim;
+        memcpy(to->shape, from.shape, sizeof(to->shape));
+        to->bytes = (size_t)bytes;
+        to->data = (char *)held->shown.data + from.at;
+    }
+    return true;
+}
+
+/* The batch of an entry is ours now. */
+SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, int child,
+                                            const spdl__shared_entry *entry,
+                                            spdl_loader_batch *batch) {
+    const uint64_t slot = entry->slot, bytes = entry->bytes;
+    spdl__held *held;
+    if (slot >= (uint64_t)l->layout.slots || bytes > l->layout.room)
+        return spdl__loader_torn(l, child, "a batch");
+    held = &l->held[child * l->layout.slots + (int)slot];
+    if (spdl__load_relaxed(&held->ticket) != 0)
+        return spdl__loader_torn(l, child, "a batch in a slot that we have");
+    held->shown.child = child;
+    held->shown.slot = (int)slot;
+    held->shown.data = spdl__loader_slot(l, child, (int)slot) + l->layout.head;
+    held->shown.bytes = (size_t)bytes;
+    held->shown.count = (size_t)entry->count;
+    held->shown.number = l->number;
+    held->shown.epoch = l->epoch;
+    held->shown.ticket = l->at[child] + 1;
+    held->shown.loader = l;
+    if (!spdl__loader_arrays(l, child, held)) return spdl__loader_torn(l, child, "arrays");
+    spdl__store_relaxed(&held->ticket, held->shown.ticket);
+    spdl__add32(&l->holds[child], 1);
+    ++l->taken;
+    *batch = held->shown;
+    return SPDL_OK;
+}
+
+/* The entry that comes next of a child was read, and may be written again. */
+SPDL__PRIVATE void spdl__loader_pass(spdl_loader *l, int child) {
+    spdl__shared_child *s = spdl__loader_child(l, child);
+    spdl__store(&s->passed[l->trainer], ++l->at[child]); /* pairs with child_room */
+    spdl__shared_notify(&s->emptied);
+}
+
+/* All children have come to the end of an epoch. */
+SPDL__PRIVATE void spdl__loader_next_epoch(spdl_loader *l) {
+    memset(l->over, 0, (size_t)l->layout.children * sizeof(*l->over));
+    l->running = l->layout.children;
+    l->turn = 0;
+    l->number = 0;
+    ++l->epoch;
+}
+
+/* What is there for us: SPDL_OK with a batch, an end, a failure; or SPDL_EMPTY. */
+SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *batch) {
+    for (;;) {
+        const int child = l->turn;
+        const spdl__shared_entry *entry;
+        spdl_result result;
+        if (l->running == 0 && l->last) return SPDL_END;
+        if (l->running == 0) {
+            spdl__loader_next_epoch(l);
+            return SPDL_END;
+        }
+        if (l->over[child]) {
+            l->turn = (child + 1) % l->layout.children;
+            continue;
+        }
+        entry = spdl__loader_entry(l, child, l->at[child]);
+        /* pairs with child_publish: the entry is written, and the batch */
+        if (spdl__load(&entry->stamp) != l->at[child] + 1) return SPDL_EMPTY;
+        result = (spdl_result)entry->result;
+        if (result == SPDL_OK) {
+            const bool ours = l->number % (uint64_t)l->layout.trainers == (uint64_t)l->trainer;
+            if (ours) result = spdl__loader_take(l, child, entry, batch);
+            if (result != SPDL_OK) return result;
+            ++l->number;
+            spdl__loader_pass(l, child);
+            l->turn = (child + 1) % l->layout.children;
+            if (ours) return SPDL_OK;
+        } else if (result == SPDL_END) {
+            l->last = entry->last != 0;
+            l->over[child] = true;
+            --l->running;
+            spdl__loader_pass(l, child);
+        } else {
+            return result == SPDL_CLOSED ? SPDL_CLOSED
+                                         : spdl__loader_failed(l, child, entry->result);
+        }
+    }
+}
+
+/* --- the trainer waits --- */
+
+#if SPDL__OS_PROCESSES
+/* How the last life of a child has ended, without the name of the loader. */
+SPDL__COLD void spdl__loader_end_text(const spdl_loader *l, int child, const spdl__shared_end *end,
+                                      char *text, size_t bytes) {
+    spdl__text t = spdl__text_start(text, bytes);
+    uint32_t i, count = (uint32_t)spdl__min(end->count, SPDL__LOADER_SUSPECTS);
+    spdl__text_add(&t, "child %d ", child);
+    if (end->kind == SPDL__END_NO_FORK)
+        spdl__text_add(&t, "could not be started: %.60s", end->text);
+    else if (end->kind == SPDL__END_HUNG)
+        spdl__text_add(&t, "was killed, as it made nothing for hang_timeout");
+    else if (end->kind == SPDL__END_LARGE)
+        spdl__text_add(&t, "was killed, as it used more memory than child_rss_limit");
+    else if (end->signal != 0)
+        spdl__text_add(&t, "was killed by %s%s", spdl__os_signal_name(end->signal),
+                       end->oom ? ", the system had no memory left" : "");
+    else
+        spdl__text_add(&t, "has ended with code %d%s", end->code,
+                       end->code == 0 ? ", but not its source" : "");
+    if (end->kind == SPDL__END_NO_FORK) return;
+    if (count == 0) spdl__text_add(&t, ", outside of calls of stages");
+    if (count > 0) spdl__text_add(&t, end->known || count == 1 ? ", in" : "; calls that ran:");
+    for (i = 0; i < count; ++i) {
+        const int stage = end->suspect[i].stage;
+        spdl__text_add(&t, "%s stage %d '%s', item %llu", i > 0 ? "," : "", stage,
+                       stage >= 0 && stage < l->layout.stages ? l->stage_name[stage] : "?",
+                       (spdl__llu)end->suspect[i].item);
+        if (end->suspect[i].epoch > 0)
+            spdl__text_add(&t, " of epoch %llu", (spdl__llu)end->suspect[i].epoch);
+    }
+    if (end->unsaved)
+        spdl__text_add(&t, "; it is not started again, as its table has no position to go on from");
+}
+
+/* A child has ended for good, and all it has published was taken. */
+SPDL__COLD spdl_result spdl__loader_gone(spdl_loader *l, int child) {
+    const spdl__shared_end end = spdl__loader_child(l, child)->end;
+    const bool known = end.count > 0 && end.suspect[0].stage >= 0 &&
+                       end.suspect[0].stage < l->layout.stages;
+    char text[SPDL_TEXT_BYTES - 80];
+    spdl__loader_end_text(l, child, &end, text, sizeof(text));
+    (void)spdl__loader_fail(l, SPDL_E_PROCESS, "%s", text);
+    if (!known) return SPDL_E_PROCESS;
+    l->error.stage = end.suspect[0].stage;
+    l->error.item = end.suspect[0].item;
+    spdl__name_copy(l->error.stage_name, l->stage_name[l->error.stage]);
+    return SPDL_E_PROCESS;
+}
+
+/* Whether the child was started again: the log says why. */
+SPDL__COLD void spdl__loader_log_ends(spdl_loader *l, int child) {
+    const spdl__shared_child *s = spdl__loader_child(l, child);
+    const spdl__shared_head *head = spdl__loader_head(l);
+    const uint32_t ends = spdl__load32(&s->ends);
+    const spdl__shared_end end = s->end;
+    char text[SPDL_TEXT_BYTES - 80];
+    if (ends == l->ends[child]) return;
+    l->ends[child] = ends;
+    if (spdl__load32(&s->gone)) return;
+    spdl__loader_end_text(l, child, &end, text, sizeof(text));
+    spdl__logf(&l->logger, SPDL_LOG_WARN,
+               "spdl: loader '%s': %s; started again (%u starts so far, %u items are left out)",
+               l->name, text, head->restarts, head->quarantined);
+}
+
+/* Whether the supervisor is still there, and all trainers are. */
+SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l) {
+    const uint32_t left = spdl__load32(&spdl__loader_head(l)->left);
+    char message[16];
+    if (left != 0)
+        return spdl__loader_fail(l, SPDL_E_PROCESS, "trainer %u has gone", left - 1);
+    if (spdl__os_receive(l->line, message, sizeof(message), NULL, 0) != 0) return SPDL_OK;
+    return spdl__loader_fail(l, SPDL_E_PROCESS,
+                             "its supervisor (process %lld) has ended, and the children with it",
+                             (long long)l->supervisor);
+}
+
+/* Sleeps until something has changed at a child, or a while. What it finds out is a failure. */
+SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, int child, uint64_t deadline) {
+    spdl__shared_child *s = spdl__loader_child(l, child);
+    const uint64_t until = spdl__min(deadline, spdl_time_ns() + SPDL__LOADER_LOOK_NS);
+    const uint32_t word = spdl__load32(&s->filled.word);
+    const uint64_t at = l->at[child];
+    bool gone, waits;
+    spdl__add32(&s->filled.waiters, 1);
+    spdl__full_barrier(); /* pairs with shared_notify */
+    gone = spdl__load32(&s->gone) != 0; /* before the stamp: what was published before is seen */
+    waits = l->commanded ? spdl__load32(&s->ack) != l->command
+                         : spdl__load(&spdl__loader_entry(l, child, at)->stamp) != at + 1;
+    SPDL_TEST_POINT("loader trainer about to sleep");
+    if (waits && !gone) spdl__os_shared_sleep(&s->filled.word, word, until);
+    spdl__sub32(&s->filled.waiters, 1);
+    spdl__loader_log_ends(l, child);
+    if (waits && gone) return spdl__loader_gone(l, child);
+    return waits && spdl_time_ns() >= until ? spdl__loader_look_around(l) : SPDL_OK;
+}
+#endif
+
+/* Until something has changed at a child, or the deadline, or a while. */
+SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, int child, uint64_t deadline,
+                                            int *round) {
+    if (!l->commanded && spdl__load_relaxed32(&l->holds[child]) >= (uint32_t)l->layout.quota)
+        return spdl__loader_fail(l, SPDL_E_LIMIT,
+                                 "the trainer holds all %d slots of child %d: give batches back, "
+                                 "or raise desc.slots", l->layout.quota, child);
+    if (l->child != NULL) {
+        spdl__child_turn(l->child[child], deadline);
+        return SPDL_OK;
+    }
+#if SPDL__OS_PROCESSES
+    if (!spdl__backoff(round, SPDL_YIELDS)) return spdl__loader_sleep(l, child, deadline);
+#endif
+    (void)round;
+    return SPDL_OK;
+}
+
+/* After a rewind whether child after child has obeyed: SPDL_OK, SPDL_TIMEOUT or a failure. */
+SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline) {
+    spdl_result result = SPDL_OK;
+    int i, round = 0;
+    for (i = 0; i < l->layout.children && l->commanded; ++i) {
+        const spdl__shared_child *s = spdl__loader_child(l, i);
+        while (spdl__load32(&s->ack) != l->command) { /* pairs with child_obey */
+            if (l->error.result != SPDL_OK) return l->error.result;
+            if (spdl__late(deadline)) return SPDL_TIMEOUT;
+            result = spdl__loader_wait(l, i, deadline, &round);
+            if (result != SPDL_OK) return result;
+        }
+    }
+    for (i = 0; i < l->layout.children && l->commanded; ++i)
+        if (spdl__loader_child(l, i)->ack_result != SPDL_OK && result == SPDL_OK)
+            result = spdl__loader_failed(l, i, spdl__loader_child(l, i)->ack_result);
+    l->commanded = false;
+    return result;
+}
+
+/* There is nothing yet. */
+SPDL__PRIVATE spdl_result spdl__loader_await(spdl_loader *l, spdl_loader_batch *batch,
+                                             uint64_t deadline) {
+    const uint64_t since = spdl_time_ns();
+    spdl_result result = spdl__loader_obeyed(l, deadline);
+    int round = 0;
+    while (result == SPDL_OK) {
+        const int child = l->turn;
+        uint64_t *waits = &spdl__loader_child(l, child)->waits[l->trainer];
+        if (spdl__load_relaxed(waits) == 0) spdl__store_relaxed(waits, since);
+        result = spdl__loader_wait(l, child, deadline, &round);
+        if (result != SPDL_OK) break;
+        result = spdl__loader_look(l, batch);
+        if (result != SPDL_EMPTY || l->turn != child) spdl__store_relaxed(waits, 0);
+        if (result != SPDL_EMPTY) break;
+        result = spdl__late(deadline) ? SPDL_TIMEOUT : SPDL_OK;
+        if (result == SPDL_TIMEOUT) spdl__store_relaxed(waits, 0);
+    }
+    l->wait_ns += spdl_time_ns() - since;
+    return result;
+}
+
+SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
+                                      int64_t timeout_ns) {
+    spdl_result result = SPDL_EMPTY;
+    if (l == NULL || batch == NULL) return SPDL_E_INVALID;
+    if (SPDL__UNLIKELY(l->error.result != SPDL_OK && l->error.result != SPDL_E_LIMIT))
+        return l->error.result;
+    if (!l->commanded) result = spdl__loader_look(l, batch);
+    if (result != SPDL_EMPTY) return result;
+    if (l->process != spdl__os_process_id(NULL)) return SPDL_E_INVALID;
+    return spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
+}
+
+SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
+    spdl__held *held;
+    if (l == NULL || batch == NULL || batch->loader != l || l->held == NULL || batch->child < 0 ||
+        batch->child >= l->layout.children || batch->slot < 0 || batch->slot >= l->layout.slots)
+        return SPDL_E_INVALID;
+    held = &l->held[batch->child * l->layout.slots + batch->slot];
+    if (batch->ticket == 0 || spdl__load_relaxed(&held->ticket) != batch->ticket)
+        return SPDL_E_INVALID;
+    spdl__store_relaxed(&held->ticket, 0);
+    spdl__sub32(&l->holds[batch->child], 1);
+    /* pairs with child_reclaim: the trainer has read the data */
+    spdl__store(spdl__loader_word(l, batch->child, batch->slot), 0);
+    spdl__shared_notify(&spdl__loader_child(l, batch->child)->emptied);
+    return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns) {
+    spdl_loader *l = (spdl_loader *)loader;
+    spdl_loader_batch batch;
+    const spdl_result result = spdl_loader_next(l, &batch, timeout_ns);
+    if (result == SPDL_OK) *item = &l->held[batch.child * l->layout.slots + batch.slot].shown;
+    return result;
+}
+
+SPDL_API void spdl_loader_batch_free(void *batch) {
+    const spdl_loader_batch *whole = (const spdl_loader_batch *)batch;
+    if (whole != NULL) (void)spdl_loader_done(whole->loader, whole);
+}
+
+SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
+    const uint64_t children = (uint64_t)(l != NULL ? l->layout.children : 1);
+    int i;
+    if (l == NULL || l->shared == NULL || l->process != spdl__os_process_id(NULL) ||
+        sequence >> (64 - SPDL__SPAN_BITS) != 0)
+        return SPDL_E_INVALID;
+    if (children > 1 && sequence % (children * l->layout.chunk) != 0) return SPDL_E_INVALID;
+    if (l->layout.trainers > 1) return SPDL_E_UNSUPPORTED;
+    if (l->error.result == SPDL_E_PROCESS) return SPDL_E_PROCESS;
+    spdl__error_clear(&l->error);
+    ++l->command;
+    l->commanded = true;
+    for (i = 0; i < l->layout.children; ++i) {
+        spdl__shared_child *s = spdl__loader_child(l, i);
+        memset(&s->start, 0, sizeof(s->start));
+        s->start.source = sequence / children;
+        spdl__store_relaxed(&s->start_at, l->at[i]);
+        spdl__store32(&s->command, l->command); /* pairs with child_turn */
+        spdl__shared_notify(&s->emptied);
+    }
+    spdl__loader_next_epoch(l);
+    l->epoch = 0;
+    l->last = false;
+    return spdl__loader_obeyed(l, spdl__deadline(timeout_ns));
+}
+
+SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) { return &l->error; }
+
+SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
+    const spdl__shared_head *head = spdl__loader_head(l);
+    int i;
+    memset(status, 0, sizeof(*status));
+    status->start = l->start;
+    status->children = l->layout.children;
+    status->trainers = l->layout.trainers;
+    status->trainer = l->trainer;
+    status->slots = l->layout.slots;
+    status->supervisor = l->supervisor;
+    status->taken = l->taken;
+    status->wait_ns = l->wait_ns;
+    if (head == NULL) return;
+    for (i = 0; i < l->layout.children; ++i) {
+        status->pid[i] = spdl__loader_child(l, i)->process;
+        status->held += spdl__load_relaxed32(&l->holds[i]);
+    }
+    status->restarts = (int)spdl__min(spdl__load32(&head->restarts), INT32_MAX);
+    status->quarantined = (int)spdl__min(spdl__load32(&head->quarantined), INT32_MAX);
+    memcpy(status->quarantine, head->quarantine, sizeof(status->quarantine));
+}
+
+SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
+                                size_t *slot_bytes) {
+    const bool there = l->shared != NULL;
+    if (base != NULL) *base = there ? l->shared + l->layout.data : NULL;
+    if (bytes != NULL) *bytes = there ? (size_t)(l->layout.bytes - l->layout.data) : 0;
+    if (slot_bytes != NULL) *slot_bytes = (size_t)l->layout.stride;
+}
+
+/* --- open and close --- */
+
+/* Whether a doctor is asked for. */
+SPDL__COLD bool spdl__loader_doctored(const spdl_loader_desc *desc) {
+    return desc->pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR") != NULL;
+}
+
+SPDL__COLD spdl_result spdl__loader_check(const spdl_loader_desc *desc, spdl_error *error) {
+    const struct {
+        const char *name;
+        int value, most;
+    } fields[] = { { "children", desc->children, SPDL_LOADER_CHILDREN },
+                   { "slots", desc->slots, 1 << 16 },
+                   { "trainers", desc->trainers, SPDL_LOADER_TRAINERS },
+                   { "max_restarts", desc->max_restarts, INT16_MAX },
+                   { "start", (int)desc->start, SPDL_LOADER_IN_PROCESS } };
+    size_t i;
+    for (i = 0; i < sizeof(fields) / sizeof(fields[0]); ++i)
+        if (fields[i].value < 0 || fields[i].value > fields[i].most)
+            return spdl__error_set(error, SPDL_E_INVALID,
+                                   "spdl: loader: %s is %d, must be 0 to %d", fields[i].name,
+                                   fields[i].value, fields[i].most);
+    if (!(desc->hang_timeout >= 0 && desc->hang_timeout < 1e9))
+        return spdl__error_set(error, SPDL_E_INVALID,
+                               "spdl: loader: hang_timeout is %g, must be 0 to 1e9",
+                               desc->hang_timeout);
+    if (desc->pipeline.pool != NULL)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: loader: pipeline.pool is set, but "
+                                                      "threads of this process are in no child");
+    return SPDL_OK;
+}
+
+/* What the rows say, before there is a pipeline: sizes and names. */
+SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
+                                            const spdl__plan *plan) {
+    spdl__layout *y = &l->layout;
+    const spdl__node *node = NULL;
+    spdl_result result = spdl__groups_plan(p, plan);
+    uint64_t slots, product = 1;
+    int i;
+    if (result != SPDL_OK) return result;
+    p->node = (spdl__node *)spdl__alloc_zeroed(&p->allocator, (size_t)p->count, sizeof(*p->node),
+                                               SPDL_CACHE_LINE);
+    if (p->node == NULL) return SPDL_E_NOMEM;
+    p->last = &p->node[p->count - 1];
+    for (i = 0; i < p->count; ++i) {
+        spdl__node_init(p, plan, i);
+        spdl__name_copy(l->stage_name[i], p->node[i].name);
+        if (p->node[i].row.kind == SPDL_KIND_BATCH) product *= (uint64_t)p->node[i].row.size;
+        if (p->node[i].row.item_bytes > 0) node = &p->node[i];
+    }
+    if (node == NULL)
+        return spdl__error_set(plan->desc->error, SPDL_E_INVALID,
+                               "spdl: loader '%s': no row says .item_bytes: batches are made in "
+                               "shared memory by SPDL_BATCH(n, .item_bytes = ...), or by a stage "
+                               "that calls spdl_buffer", l->name);
+    y->row = node->index;
+    y->stages = p->count;
+    y->workers = p->workers;
+    y->chunk = spdl__max(1, spdl__min(product, (uint64_t)1 << 20));
+    y->head = spdl__batch_head_bytes(node->row.kind == SPDL_KIND_BATCH ? node->batch_size : 0);
+    y->room = node->row.kind == SPDL_KIND_BATCH
+                  ? (uint64_t)node->row.size * node->row.item_bytes
+                  : node->row.item_bytes;
+    slots = spdl__node_blocks(p, node) + (uint64_t)y->quota;
+    if (p->doctored) slots += 64; /* of what it keeps, and when the sink is larger */
+    y->slots = (int)spdl__min(slots, SPDL__MAX_SPARE);
+    if (spdl__layout_plan(y)) return SPDL_OK;
+    return spdl__error_set(plan->desc->error, SPDL_E_LIMIT,
+                           "spdl: loader '%s': %d children with %d slots of %llu bytes are more "
+                           "than there can be", l->name, y->children, y->slots,
+                           (spdl__llu)y->room);
+}
+
+SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l, const spdl_loader_desc *desc,
+                                         const spdl_stage *rows, size_t count, spdl_error *error) {
+    spdl_pipeline_desc known = desc->pipeline;
+    spdl__plan plan;
+    spdl_pipeline *p;
+    spdl_result result;
+    memset(&plan, 0, sizeof(plan));
+    known.error = error;
+    plan.desc = &known;
+    plan.rows = rows;
+    plan.count = count > INT16_MAX ? INT16_MAX : (int)count;
+    result = spdl__check_plan(&plan);
+    if (result != SPDL_OK) return result;
+    if (rows[0].kind == SPDL_KIND_FEED)
+        return spdl__error_set(error, SPDL_E_UNSUPPORTED,
+                               "spdl: loader '%s': SPDL_FEED: what is pushed in this process is in "
+                               "no child", l->name);
+    p = (spdl_pipeline *)spdl__alloc_zeroed(&l->allocator, 1, sizeof(*p), SPDL_CACHE_LINE);
+    if (p != NULL && !spdl__pipeline_events(p)) {
+        spdl__free(&l->allocator, p, sizeof(*p));
+        p = NULL;
+    }
+    result = SPDL_E_NOMEM;
+    if (p != NULL) {
+        p->allocator = l->allocator;
+        p->count = plan.count - 1;
+        p->doctored = l->start == SPDL_LOADER_IN_PROCESS && spdl__loader_doctored(desc);
+        result = spdl__loader_measure(l, p, &plan);
+        spdl__pipeline_release(p);
+    }
+    if (result == SPDL_E_NOMEM)
+        (void)spdl__error_set(error, result, "spdl: loader '%s': out of memory", l->name);
+    return result;
+}
+
+/* What the trainer has for each child and slot. */
+SPDL__COLD bool spdl__loader_build(spdl_loader *l) {
+    const size_t children = (size_t)l->layout.children;
+    const size_t slots = children * (size_t)l->layout.slots;
+    l->at = (uint64_t *)spdl__alloc_zeroed(&l->allocator, children, sizeof(*l->at), 8);
+    l->over = (bool *)spdl__alloc_zeroed(&l->allocator, children, sizeof(*l->over), 8);
+    l->ends = (uint32_t *)spdl__alloc_zeroed(&l->allocator, children, sizeof(*l->ends), 8);
+    l->holds = (uint32_t *)spdl__alloc_zeroed(&l->allocator, children, sizeof(*l->holds), 8);
+    l->held = (spdl__held *)spdl__alloc_zeroed(&l->allocator, slots, sizeof(*l->held), 8);
+    l->running = l->layout.children;
+    return l->at != NULL && l->over != NULL && l->ends != NULL && l->holds != NULL &&
+           l->held != NULL;
+}
+
+SPDL__COLD void spdl__loader_fill_head(spdl_loader *l) {
+    spdl__shared_head *head = spdl__loader_head(l);
+    head->magic = SPDL__LOADER_MAGIC;
+    head->version = SPDL_VERSION;
+    head->hash = spdl__loader_hash();
+    head->layout = l->layout;
+    head->opened_ns = spdl_time_ns();
+    memcpy(head->stage_name, l->stage_name, sizeof(head->stage_name));
+}
+
+/* Frees whatever open or attach has made so far. */
+SPDL__COLD void spdl__loader_release(spdl_loader *l) {
+    const spdl_allocator allocator = l->allocator;
+    const size_t children = (size_t)l->layout.children;
+    const size_t slots = children * (size_t)l->layout.slots;
+    int i;
+    for (i = 0; l->child != NULL && i < l->layout.children; ++i)
+        if (l->child[i] != NULL) spdl__child_delete(l->child[i]);
+    if (l->start == SPDL_LOADER_IN_PROCESS)
+        spdl__free(&allocator, l->shared, (size_t)l->layout.bytes);
+#if SPDL__OS_PROCESSES
+    else spdl__os_shared_unmap(l->shared, l->layout.bytes);
+    (void)spdl__os_file_close(l->memory);
+    (void)spdl__os_file_close(l->line);
+#endif
+    spdl__free(&allocator, l->child, children * sizeof(*l->child));
+    spdl__free(&allocator, l->at, children * sizeof(*l->at));
+    spdl__free(&allocator, l->over, children * sizeof(*l->over));
+    spdl__free(&allocator, l->ends, children * sizeof(*l->ends));
+    spdl__free(&allocator, l->holds, children * sizeof(*l->holds));
+    spdl__free(&allocator, l->held, slots * sizeof(*l->held));
+    spdl__free(&allocator, l, sizeof(*l));
+}
+
+SPDL__COLD spdl_loader *spdl__loader_new(const spdl_loader_desc *desc, const char *name) {
+    spdl_loader *l = (spdl_loader *)spdl__alloc_zeroed(&desc->pipeline.allocator, 1, sizeof(*l),
+                                                       sizeof(uint64_t));
+    if (l == NULL) return NULL;
+    l->allocator = desc->pipeline.allocator;
+    l->logger = desc->logger;
+    l->process = spdl__os_process_id(NULL);
+    l->memory = l->line = SPDL__NO_FILE;
+    spdl__name_copy(l->name, name != NULL ? name : "spdl");
+    spdl__error_clear(&l->error);
+    l->start = desc->start;
+    l->layout.children = desc->children > 0 ? desc->children : 1;
+    l->layout.trainers = desc->trainers > 0 ? desc->trainers : 1;
+    l->layout.quota = desc->slots > 0 ? desc->slots : 4;
+    return l;
+}
+
+/* No other process: the pipelines are here, and the trainer does the turns of all children. */
+SPDL__COLD spdl_result spdl__loader_inside(spdl_loader *l, const spdl_loader_desc *desc,
+                                           const spdl_stage *rows, size_t count,
+                                           spdl_error *error) {
+    int i;
+    if (l->layout.trainers > 1)
+        return spdl__error_set(error, SPDL_E_UNSUPPORTED,
+                               "spdl: loader '%s': several trainers, but it runs in this process",
+                               l->name);
+    l->shared = (char *)spdl__alloc_zeroed(&l->allocator, 1, (size_t)l->layout.bytes, 4096);
+    l->child = (spdl__child **)spdl__alloc_zeroed(
+        &l->allocator, (size_t)l->layout.children, sizeof(*l->child), sizeof(void *));
+    if (l->shared == NULL || l->child == NULL)
+        return spdl__error_set(error, SPDL_E_NOMEM, "spdl: loader '%s': out of memory", l->name);
+    spdl__loader_fill_head(l);
+    for (i = 0; i < l->layout.children; ++i) {
+        l->child[i] = spdl__child_new(l, desc, i, false);
+        if (l->child[i] == NULL)
+            return spdl__error_set(error, SPDL_E_NOMEM, "spdl: loader '%s': out of memory",
+                                   l->name);
+        spdl__child_begin(l->child[i], desc, rows, count);
+        if (l->child[i]->failure.result == SPDL_OK) continue;
+        *error = l->child[i]->failure;
+        return error->result;
+    }
+    spdl__logf(&l->logger, SPDL_LOG_INFO, "spdl: loader '%s': its pipelines run in this process",
+               l->name);
+    return SPDL_OK;
+}
+
+#if SPDL__OS_PROCESSES
+/* The memory, if there is room for it. */
+SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l, const spdl_loader_desc *desc,
+                                            spdl_error *error) {
+    const double mib = 1 << 20;
+    const uint64_t budget = l->layout.bytes + desc->child_rss_limit * (uint64_t)l->layout.children;
+    spdl__os_room room = spdl__os_memory_room("/sys/fs/cgroup", "/proc/self/cgroup");
+    const char *reason;
+    void *shared;
+    if (desc->arena_bytes > 0 && l->layout.bytes > desc->arena_bytes)
+        return spdl__error_set(error, SPDL_E_LIMIT,
+                               "spdl: loader '%s': no room: %.1f MiB wanted (%d children, %d slots "
+                               "each of %.1f MiB), arena_bytes is %.1f MiB", l->name,
+                               (double)l->layout.bytes / mib, l->layout.children, l->layout.slots,
+                               (double)l->layout.stride / mib, (double)desc->arena_bytes / mib);
+    if (budget > room.left)
+        return spdl__error_set(error, SPDL_E_LIMIT,
+                               "spdl: loader '%s': no room: %.1f MiB wanted, %s is %.1f MiB, %.1f "
+                               "MiB of it are left", l->name, (double)budget / mib, room.what,
+                               (double)room.limit / mib, (double)room.left / mib);
+    reason = spdl__os_shared_make(&l->memory, &shared, l->layout.bytes);
+    l->shared = (char *)shared;
+    if (reason != NULL)
+        return spdl__error_set(error, SPDL_E_LIMIT,
+                               "spdl: loader '%s': no room: %.1f MiB wanted, %s is %.1f MiB, %.1f "
+                               "MiB of it are left: %s", l->name, (double)l->layout.bytes / mib,
+                               room.what, (double)room.limit / mib, (double)room.left / mib,
+                               reason);
+    spdl__loader_fill_head(l);
+    spdl__logf(&l->logger, SPDL_LOG_INFO,
+               "spdl: loader '%s': %.1f MiB are shared (%d children, %d slots each of %.1f MiB) of "
+               "the %.1f MiB that were left", l->name, (double)l->layout.bytes / mib,
+               l->layout.children, l->layout.slots, (double)l->layout.stride / mib,
+               (double)room.left / mib);
+    return SPDL_OK;
+}
+
+/* Waits for what the supervisor says first. */
+SPDL__COLD spdl_result spdl__loader_greet(spdl_loader *l, uint64_t deadline, spdl__os_file *memory,
+                                          spdl_error *error) {
+    spdl__hello hello;
+    const int got = spdl__os_receive(l->line, &hello, sizeof(hello), memory, deadline);
+    if (got != (int)sizeof(hello))
+        return spdl__error_set(error, SPDL_E_PROCESS, "spdl: loader '%s': its supervisor %s",
+                               l->name, got < 0 ? "does not answer" : "has ended at once");
+    hello.reason[sizeof(hello.reason) - 1] = '\0';
+    if (hello.reason[0] == '\0') return SPDL_OK;
+    return spdl__error_set(error, SPDL_E_PROCESS, "spdl: loader '%s': its supervisor: %s", l->name,
+                           hello.reason);
+}
+
+/* Starts the supervisor: a copy of this process, or this program once more. */
+SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l, const spdl_loader_desc *desc,
+                                           const spdl_stage *rows, size_t count,
+                                           spdl_error *error) {
+    const uint64_t patience = SPDL_SECONDS(60);
+    const int64_t self = (int64_t)l->process;
+    char variable[SPDL_NAME_BYTES + 80];
+    spdl__os_file ends[2] = { SPDL__NO_FILE, SPDL__NO_FILE };
+    const char *what = "lines", *reason = spdl__os_pair(ends);
+    (void)snprintf(variable, sizeof(variable), "%s=%d,%d,%s", SPDL__LOADER_VARIABLE, (int)ends[1],
+                   (int)l->memory, l->name);
+    if (reason == NULL) {
+        what = "process";
+        reason = l->start == SPDL_LOADER_EXEC
+                     ? spdl__os_run_again(&l->supervisor, variable, ends[1], l->memory)
+                     : spdl__os_fork(&l->supervisor);
+    }
+    if (reason == NULL && l->supervisor == 0) {
+        (void)spdl__os_file_close(ends[0]);
+        l->line = ends[1];
+        spdl__supervisor_main(l, desc, rows, count, self);
+    }
+    (void)spdl__os_file_close(ends[1]);
+    l->line = ends[0];
+    if (reason != NULL) {
+        l->supervisor = 0;
+        return spdl__error_set(error, SPDL_E_PROCESS, "spdl: loader '%s': no %s: %s", l->name, what,
+                               reason);
+    }
+    return spdl__loader_greet(l, spdl_time_ns() + patience, NULL, error);
+}
+
+/* The program was run again for a loader. If it is this one the call does not return. */
+SPDL__COLD void spdl__loader_serve(spdl_loader *l, const spdl_loader_desc *desc,
+                                   const spdl_stage *rows, size_t count, char *value) {
+    spdl__shared_head *head;
+    spdl__hello hello;
+    char *name = strchr(value, ',');
+    memset(&hello, 0, sizeof(hello));
+    name = name != NULL ? strchr(name + 1, ',') : NULL;
+    if (name == NULL || strcmp(name + 1, l->name) != 0) {
+        (void)spdl__error_set(&l->error, SPDL_E_PROCESS,
+                              "spdl: loader '%s': this process is the supervisor of another one",
+                              l->name);
+        return;
+    }
+    l->line = (spdl__os_file)strtol(value, &name, 10);
+    l->memory = (spdl__os_file)strtol(name + 1, NULL, 10);
+    spdl__os_inherited(SPDL__LOADER_VARIABLE, l->line, l->memory);
+    l->shared = (char *)spdl__os_shared_map(l->memory, spdl__os_shared_bytes(l->memory));
+    head = spdl__loader_head(l);
+    if (head == NULL || spdl__os_shared_bytes(l->memory) < sizeof(*head) ||
+        head->magic != SPDL__LOADER_MAGIC || head->hash != spdl__loader_hash())
+        (void)snprintf(hello.reason, sizeof(hello.reason), "it was built with another spdl.h");
+    else if (memcmp(&head->layout, &l->layout, sizeof(l->layout)) != 0)
+        (void)snprintf(hello.reason, sizeof(hello.reason), "its main came to other rows");
+    else if (spdl__os_threads() > 1)
+        (void)snprintf(hello.reason, sizeof(hello.reason),
+                       "its main has started threads before it came to spdl_loader_open");
+    if (hello.reason[0] == '\0')
+        spdl__supervisor_main(l, desc, rows, count, spdl__os_parent());
+    (void)spdl__os_send(l->line, &hello, sizeof(hello), SPDL__NO_FILE);
+    spdl__os_process_exit(1);
+}
+
+SPDL__COLD spdl_result spdl__loader_outside(spdl_loader *l, const spdl_loader_desc *desc,
+                                            const spdl_stage *rows, size_t count,
+                                            spdl_error *error) {
+    char value[SPDL_NAME_BYTES + 80];
+    spdl_result result = SPDL_OK;
+    if (spdl__os_ran_again(SPDL__LOADER_VARIABLE, value, sizeof(value))) {
+        spdl__loader_serve(l, desc, rows, count, value);
+        return SPDL_OK; /* it has a failure, until main comes to the right one */
+    }
+    if (l->start == SPDL_LOADER_AUTO && spdl__os_threads() > 1)
+        return spdl__error_set(error, SPDL_E_INVALID,
+                               "spdl: loader '%s': this process has %llu threads, of which a child "
+                               "would have one: open the loader before they are started, or say "
+                               "start = SPDL_LOADER_FORK if they hold no lock that stages take, or "
+                               "SPDL_LOADER_EXEC", l->name, (spdl__llu)spdl__os_threads());
+    if (l->start == SPDL_LOADER_AUTO) l->start = SPDL_LOADER_FORK;
+    if (!spdl__loader_build(l))
+        return spdl__error_set(error, SPDL_E_NOMEM, "spdl: loader '%s': out of memory", l->name);
+    result = spdl__loader_reserve(l, desc, error);
+    return result == SPDL_OK ? spdl__loader_launch(l, desc, rows, count, error) : result;
+}
+
+/* The supervisor has been told, or never was there: it has some seconds. */
+SPDL__COLD void spdl__loader_await_end(spdl_loader *l) {
+    const uint64_t patience = 30 * (uint64_t)SPDL__LOADER_GRACE_NS; /* it may write a trace */
+    spdl__os_end how;
+    char message[16];
+    if (l->line != SPDL__NO_FILE) {
+        (void)spdl__os_send(l->line, "quit", 4, SPDL__NO_FILE);
+        if (spdl__os_receive(l->line, message, sizeof(message), NULL, spdl_time_ns() + patience) !=
+            0)
+            spdl__os_process_kill(l->supervisor);
+    }
+    (void)spdl__os_process_ended(l->supervisor, true, &how);
+}
+#endif
+
+/* Whether it may not have other processes, or a doctor asks for it. */
+SPDL__COLD bool spdl__loader_inside_only(const spdl_loader *l, const spdl_loader_desc *desc) {
+    if (!SPDL__OS_PROCESSES) return true;
+    if (l->start == SPDL_LOADER_IN_PROCESS || !spdl__loader_doctored(desc)) return false;
+    if (l->start != SPDL_LOADER_AUTO)
+        spdl__logf(&l->logger, SPDL_LOG_WARN,
+                   "spdl: loader '%s': no doctor in other processes: SPDL_LOADER_IN_PROCESS has "
+                   "one", l->name);
+    return l->start == SPDL_LOADER_AUTO;
+}
+
+SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
+                                      const spdl_stage *stages, size_t stage_count) {
+    spdl_error local, *error = desc != NULL && desc->error != NULL ? desc->error : &local;
+    spdl_loader_desc known;
+    spdl_result result;
+    spdl_loader *l = NULL;
+    if (loader == NULL) return SPDL_E_INVALID;
+    *loader = NULL;
+    memset(&known, 0, sizeof(known));
+    if (desc != NULL) known = *desc;
+    spdl__error_clear(error);
+    result = spdl__loader_check(&known, error);
+    if (result == SPDL_OK) {
+        l = spdl__loader_new(&known, known.name);
+        result = l != NULL ? SPDL_OK
+                           : spdl__error_set(error, SPDL_E_NOMEM, "spdl: loader: out of memory");
+    }
+    if (l != NULL && spdl__loader_inside_only(l, &known)) l->start = SPDL_LOADER_IN_PROCESS;
+    if (result == SPDL_OK) result = spdl__loader_plan(l, &known, stages, stage_count, error);
+    if (result == SPDL_OK) l->owner = true;
+    if (result == SPDL_OK && l->start == SPDL_LOADER_IN_PROCESS) {
+        if (!spdl__loader_build(l))
+            result = spdl__error_set(error, SPDL_E_NOMEM, "spdl: loader: out of memory");
+        else
+            result = spdl__loader_inside(l, &known, stages, stage_count, error);
+    }
+#if SPDL__OS_PROCESSES
+    else if (result == SPDL_OK)
+        result = spdl__loader_outside(l, &known, stages, stage_count, error);
+#endif
+    if (result == SPDL_OK) {
+        *loader = l;
+        return SPDL_OK;
+    }
+    spdl__log(&known.logger, SPDL_LOG_ERROR, error->text);
+    spdl_loader_close(l);
+    return result;
+}
+
+SPDL_API void spdl_loader_close(spdl_loader *l) {
+    if (l == NULL) return;
+    if (l->process != spdl__os_process_id(NULL)) return; /* a fork of the trainer: not ours */
+#if SPDL__OS_PROCESSES
+    if (l->owner && l->supervisor > 0) spdl__loader_await_end(l);
+#endif
+    spdl__loader_release(l);
+}
+
+#if SPDL__OS_PROCESSES
+/* The memory that the supervisor has sent: sizes are looked at before anything else is. */
+SPDL__COLD const char *spdl__loader_join(spdl_loader *l) {
+    const uint64_t bytes = spdl__os_shared_bytes(l->memory);
+    const spdl__shared_head *head;
+    if (bytes < sizeof(*head)) return "its memory is too small";
+    l->shared = (char *)spdl__os_shared_map(l->memory, bytes);
+    l->layout.bytes = bytes; /* for the release */
+    head = spdl__loader_head(l);
+    if (head == NULL) return "there is no address space for its memory";
+    spdl__os_shared_fill(l->shared, bytes);
+    if (head->magic != SPDL__LOADER_MAGIC || head->hash != spdl__loader_hash())
+        return "it was built with another spdl.h";
+    l->layout = head->layout;
+    if (l->layout.children < 1 || l->layout.children > SPDL_LOADER_CHILDREN ||
+        l->layout.slots < 1 || l->layout.slots > SPDL__MAX_SPARE || l->layout.quota < 1 ||
+        l->layout.quota > l->layout.slots || l->layout.stages < 1 ||
+        l->layout.stages > SPDL_MAX_STAGES || l->layout.workers < 1 ||
+        l->layout.workers > 1 << 16 || l->layout.room > (uint64_t)1 << 46 ||
+        l->layout.head > 1 << 30 || !spdl__layout_plan(&l->layout) ||
+        memcmp(&l->layout, &head->layout, sizeof(l->layout)) != 0 || l->layout.bytes != bytes) {
+        memset(&l->layout, 0, sizeof(l->layout));
+        l->layout.bytes = bytes;
+        return "its memory makes no sense";
+    }
+    memcpy(l->stage_name, head->stage_name, sizeof(l->stage_name));
+    return spdl__loader_build(l) ? NULL : "out of memory";
+}
+#endif
+
+SPDL_API spdl_result spdl_loader_attach(spdl_loader **loader, const char *name, int trainer,
+                                        const spdl_loader_desc *desc) {
+    spdl_error local, *error = desc != NULL && desc->error != NULL ? desc->error : &local;
+    spdl_loader_desc known;
+    spdl_result result = SPDL_E_UNSUPPORTED;
+    spdl_loader *l;
+    if (loader == NULL || name == NULL) return SPDL_E_INVALID;
+    *loader = NULL;
+    memset(&known, 0, sizeof(known));
+    if (desc != NULL) known = *desc;
+    spdl__error_clear(error);
+    (void)spdl__error_set(error, result, "spdl: loader '%.32s': no processes share memory here",
+                          name);
+    l = spdl__loader_new(&known, name);
+    if (l == NULL) return spdl__error_set(error, SPDL_E_NOMEM, "spdl: loader: out of memory");
+    l->start = SPDL_LOADER_FORK;
+    l->trainer = trainer;
+#if SPDL__OS_PROCESSES
+    {
+        const char *reason = spdl__os_meeting(&l->line, l->name, false);
+        spdl__hello hello;
+        memset(&hello, 0, sizeof(hello));
+        hello.magic = SPDL__LOADER_MAGIC;
+        hello.hash = spdl__loader_hash();
+        hello.trainer = (uint32_t)trainer;
+        result = SPDL_OK;
+        if (reason != NULL) {
+            result = spdl__error_set(error, SPDL_E_NOT_FOUND,
+                                     "spdl: loader '%s': there is none of this name with several "
+                                     "trainers (%s)", l->name, reason);
+        } else {
+            (void)spdl__os_send(l->line, &hello, sizeof(hello), SPDL__NO_FILE);
+            result = spdl__loader_greet(l, spdl_time_ns() + SPDL__LOADER_GRACE_NS, &l->memory,
+                                        error);
+            if (result == SPDL_E_PROCESS && strstr(error->text, "another spdl.h") != NULL)
+                result = error->result = SPDL_E_UNSUPPORTED;
+            else if (result == SPDL_E_PROCESS && strstr(error->text, "trainer ") != NULL)
+                result = error->result = SPDL_E_INVALID;
+        }
+        if (result == SPDL_OK && (reason = spdl__loader_join(l)) != NULL)
+            result = spdl__error_set(error, SPDL_E_UNSUPPORTED, "spdl: loader '%s': %s", l->name,
+                                     reason);
+    }
+#endif
+    if (result == SPDL_OK) {
+        *loader = l;
+        return SPDL_OK;
+    }
+    spdl__log(&l->logger, SPDL_LOG_ERROR, error->text);
+    spdl__loader_release(l);
+    return result;
+}
 
 #ifndef SPDL_NO_NPZ
 
@@ -25430,7 +28496,7 @@ SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p,
     spdl__text_add(&out->text, ",\n{\"ph\":\"%s\",\"pid\":%llu,\"tid\":%d", phase,
                    (spdl__llu)spdl__os_process_id(NULL), track + 1);
     if (when != SPDL__NEVER)
-        spdl__json_real(&out->text, "ts", (double)(when - p->start_ns) / 1e3);
+        spdl__json_real(&out->text, "ts", (double)(when - p->trace->origin) / 1e3);
     return &out->text;
 }
 
@@ -25546,7 +28612,7 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, spdl__os_file f
     spdl__json_escape(&out.text, p->trace->name);
     spdl__text_add(&out.text, "\"}}");
     spdl__trace_lanes(&out, p);
-    spdl__trace_order(records, count, p->start_ns);
+    spdl__trace_order(records, count, p->trace->origin);
     for (i = 0; i < count && out.failure == NULL; ++i) {
         const spdl__record_kind kind = spdl__record_of_kind(&records[i]);
         if (kind == SPDL__RECORD_COPY) spdl__trace_print_copy(&out, p, &records[i], i);
@@ -25677,7 +28743,8 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         failure = "out of memory";
     } else {
         spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
-        if (path[0] != '\0') failure = spdl__out_claim(&p->trace->file, p->trace->path, path);
+        if (path[0] != '\0' && !spdl__child_trace(p->child, &p->trace->file, &p->trace->origin))
+            failure = spdl__out_claim(&p->trace->file, p->trace->path, path);
     }
     if (failure == NULL && path[0] != '\0')
         failure = spdl__trace_print(p, p->trace->file, NULL, 0, 0);

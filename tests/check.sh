@@ -82,6 +82,7 @@ export CUDA_TESTS="gcc clang gcc-dlopen clang-asan clang-tsan valgrind"
 beside cuda "$make" -s test-cuda
 beside fuzz "$make" -s check-fuzz CC=clang FUZZ_RUNS=5000
 beside bigendian "$make" -s check-bigendian
+beside loader "$make" -s torture-loader CC=clang POINTS=8
 beside examples "$make" -s examples CC=clang CXX=clang++ EXAMPLE_FLAGS=-O0
 beside headers "$make" -s check-headers
 beside readme "$make" -s check-readme CC=gcc

@@ -114,6 +114,15 @@ run_example() {
         done
         check "doctor of what is not there" fails_with 2 "usage:" ./doctor 3
         ;;
+    loader_process)
+        check "loader_process" run ./loader_process
+        for how in kill again; do
+            check "loader_process $how trains the same model" fails_with 0 \
+                "$(./loader_process | cut -d';' -f1)" ./loader_process $how
+        done
+        check "loader_process poison leaves out one" fails_with 0 "left out: 1" \
+            ./loader_process poison
+        ;;
     quickstart)
         check "quickstart" run ./quickstart
         check "quickstart with a doctor" fails_with 0 "spdl doctor:" \

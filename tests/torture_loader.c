@@ -1,0 +1,300 @@
+/* Ends the processes of a loader at random points, over and over: what was handed out before is
+   whole and in order, how it ended is told, and nobody is left.
+
+       make torture-loader                 1,000 points of each kind (minutes)
+       build/torture_loader 20 [seed]      20 of each
+
+   It prints how long it takes until an end is told (of a supervisor: trainers look every 100 ms),
+   and fails when something is wrong. */
+#define _GNU_SOURCE
+#include <stdint.h>
+#include <unistd.h>
+
+/* Points where timing decides: the process of a child may end there. */
+static void torture_point(const char *id);
+#define SPDL_TEST_POINT(id) torture_point(id)
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+#include "loader.h"
+
+#include <sys/prctl.h>
+
+#define SAY(...) (void)(printf(__VA_ARGS__), fflush(stdout))
+
+static struct {
+    int64_t countdown; /* points that are passed; negative: none ends */
+    uint32_t done;
+} *shared;
+
+static pid_t trainer;
+static uint64_t dice = 1;
+static int wrong, passed, failed; /* checks of this kind; kinds */
+
+static uint64_t throw_dice(uint64_t below) {
+    dice ^= dice << 13, dice ^= dice >> 7, dice ^= dice << 17;
+    return dice % below;
+}
+
+static void torture_point(const char *id) {
+    (void)id;
+    if (shared == NULL || getpid() == trainer) return;
+    if (__atomic_load_n(&shared->countdown, __ATOMIC_RELAXED) < 0) return;
+    if (__atomic_fetch_sub(&shared->countdown, 1, __ATOMIC_RELAXED) == 0) kill(getpid(), SIGKILL);
+}
+
+#define HOLDS(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            ++wrong;                                                                               \
+            SAY("%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                            \
+        }                                                                                          \
+    } while (0)
+
+static void nobody_is_left(void) { HOLDS(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD); }
+
+/* --- how long an end takes to be told --- */
+
+static uint64_t told[100000];
+static size_t told_count;
+
+static int by_size(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static void tell(const char *kind, int points) {
+    qsort(told, told_count, sizeof told[0], by_size);
+    SAY("%-44s %5d points", kind, points);
+    if (told_count > 0)
+        SAY(", told after %.2f ms (p50), %.2f (p99), %.2f (max)",
+            (double)told[told_count / 2] / 1e6, (double)told[told_count * 99 / 100] / 1e6,
+            (double)told[told_count - 1] / 1e6);
+    SAY("%s\n", wrong ? ": WRONG" : "");
+    told_count = 0;
+    failed += wrong != 0;
+    passed += wrong == 0;
+    wrong = 0;
+}
+
+/* --- a run --- */
+
+enum { ITEMS = 300 };
+
+static spdl_loader *open_run(spdl_loader_desc *desc, fate *harm) {
+    spdl_loader *l = NULL;
+    spdl_error error;
+    desc->error = &error;
+    desc->pipeline.logger.log_fn = log_nothing;
+    if (spdl_loader_open(&l, desc, SPDL_STAGES(
+            RECORDS(ITEMS), SPDL_PIPE(copied, .item_bytes = sizeof(record)),
+            SPDL_PIPE(meets_its_fate, .ctx = harm), IN_BATCHES(3), SPDL_SINK(2))) == SPDL_OK)
+        return l;
+    ++wrong;
+    SAY("%s\n", error.text);
+    return NULL;
+}
+
+/* Takes all there is: batches have to be whole and in order. How it ended; *next: items. */
+static spdl_result take_run(spdl_loader *l, uint64_t *next) {
+    spdl_loader_batch batch;
+    spdl_result result;
+    while ((result = spdl_loader_next(l, &batch, SPDL_SECONDS(20))) == SPDL_OK) {
+        for (size_t i = 0; i < batch.count; ++i, ++*next)
+            HOLDS(record_is((const record *)batch.data + i, *next, 0));
+        HOLDS(spdl_loader_done(l, &batch) == SPDL_OK);
+    }
+    return result;
+}
+
+/* In a call: crashes and exits are named with stage and item. */
+static void ends_in_a_call(fate_how how, const char *kind, int points) {
+    for (int k = 0; k < points; ++k) {
+        spdl_loader_desc desc = desc_of(1 + (int)throw_dice(2));
+        fate harm = { .at = throw_dice(ITEMS), .how = how };
+        spdl_loader *l;
+        uint64_t next = 0;
+        desc.children = 1 + (int)throw_dice(2);
+        if ((l = open_run(&desc, &harm)) == NULL) return;
+        HOLDS(take_run(l, &next) == SPDL_E_PROCESS);
+        HOLDS(next <= harm.at + 3);
+        HOLDS(strstr(spdl_loader_error(l)->text, "stage 2 'meets_its_fate', item ") != NULL);
+        HOLDS(spdl_loader_error(l)->item == harm.at || how == EXIT_0);
+        spdl_loader_close(l);
+        nobody_is_left();
+    }
+    tell(kind, points);
+}
+
+/* From outside, at any time. */
+static void is_killed(int points) {
+    for (int k = 0; k < points; ++k) {
+        spdl_loader_desc desc = desc_of((int)throw_dice(3));
+        fate harm = { .at = UINT64_MAX, .how = KILL };
+        spdl_loader_status status;
+        spdl_loader *l;
+        uint64_t next = 0, since;
+        desc.children = 1 + (int)throw_dice(2);
+        if ((l = open_run(&desc, &harm)) == NULL) return;
+        spdl_loader_read(l, &status);
+        usleep((useconds_t)throw_dice(1500));
+        since = spdl_time_ns();
+        kill((pid_t)status.pid[throw_dice((uint64_t)desc.children)], SIGKILL);
+        HOLDS(take_run(l, &next) == SPDL_E_PROCESS);
+        told[told_count++] = spdl_time_ns() - since;
+        HOLDS(strstr(spdl_loader_error(l)->text, "was killed by SIGKILL") != NULL);
+        spdl_loader_close(l);
+        nobody_is_left();
+    }
+    tell("killed at any time", points);
+}
+
+/* At the points where timing decides, and started again: all is there, once and in order. */
+static void is_started_again(int points) {
+    int starts = 0;
+    for (int k = 0; k < points; ++k) {
+        spdl_loader_desc desc = desc_of(1 + (int)throw_dice(2));
+        fate harm = { .at = UINT64_MAX, .how = KILL };
+        spdl_loader_status status;
+        spdl_loader *l;
+        uint64_t next = 0;
+        desc.children = 1 + (int)throw_dice(2);
+        desc.max_restarts = 1;
+        desc.slots = 1 + (int)throw_dice(4);
+        __atomic_store_n(&shared->countdown, (int64_t)throw_dice(600), __ATOMIC_RELAXED);
+        if ((l = open_run(&desc, &harm)) == NULL) return;
+        HOLDS(take_run(l, &next) == SPDL_END);
+        HOLDS(next == ITEMS);
+        spdl_loader_read(l, &status);
+        starts += status.restarts;
+        __atomic_store_n(&shared->countdown, -1, __ATOMIC_RELAXED);
+        spdl_loader_close(l);
+        nobody_is_left();
+    }
+    HOLDS(starts > points / 4); /* the others were over before */
+    tell("killed where it matters, and started again", points);
+}
+
+static void is_stopped(int points) {
+    for (int k = 0; k < points; ++k) {
+        spdl_loader_desc desc = desc_of(1);
+        fate harm = { .at = throw_dice(ITEMS), .how = k % 2 ? STOP : HANG, .done = &shared->done };
+        spdl_loader *l;
+        uint64_t next = 0;
+        shared->done = 0;
+        desc.hang_timeout = 0.03;
+        desc.max_restarts = 2; /* the machine may be busy */
+        if ((l = open_run(&desc, &harm)) == NULL) return;
+        HOLDS(take_run(l, &next) == SPDL_END);
+        HOLDS(next == ITEMS);
+        spdl_loader_close(l);
+        nobody_is_left();
+    }
+    tell("stopped or hung, and started again", points);
+}
+
+/* The trainer is killed: everybody ends. This process is who orphans come to. */
+static void loses_its_trainer(int points) {
+    for (int k = 0; k < points; ++k) {
+        spdl_loader_status status;
+        int pipes[2];
+        pid_t child;
+        uint64_t since;
+        HOLDS(pipe(pipes) == 0);
+        child = fork();
+        if (child == 0) {
+            spdl_loader_desc desc = desc_of(2);
+            fate harm = { .at = UINT64_MAX, .how = KILL };
+            spdl_loader *l;
+            uint64_t next = 0;
+            trainer = getpid();
+            desc.children = 2;
+            l = open_run(&desc, &harm);
+            spdl_loader_read(l, &status);
+            if (write(pipes[1], &status, sizeof status) < 0) _exit(1);
+            (void)take_run(l, &next);
+            for (;;) pause();
+        }
+        HOLDS(read(pipes[0], &status, sizeof status) == (ssize_t)sizeof status);
+        usleep((useconds_t)throw_dice(2000));
+        since = spdl_time_ns();
+        kill(child, SIGKILL);
+        HOLDS(waitpid(child, NULL, 0) == child);
+        HOLDS(waitpid((pid_t)status.supervisor, NULL, 0) == (pid_t)status.supervisor);
+        told[told_count++] = spdl_time_ns() - since;
+        for (int i = 0; i < 2; ++i) HOLDS(kill((pid_t)status.pid[i], 0) != 0);
+        close(pipes[0]);
+        close(pipes[1]);
+        nobody_is_left();
+    }
+    tell("the trainer is killed: all are gone", points);
+}
+
+static void loses_its_supervisor(int points) {
+    for (int k = 0; k < points; ++k) {
+        spdl_loader_desc desc = desc_of(1);
+        fate harm = { .at = UINT64_MAX, .how = KILL };
+        spdl_loader_status status;
+        spdl_loader *l;
+        uint64_t next = 0, since;
+        spdl_result result;
+        if ((l = open_run(&desc, &harm)) == NULL) return;
+        spdl_loader_read(l, &status);
+        usleep((useconds_t)throw_dice(1500));
+        since = spdl_time_ns();
+        kill((pid_t)status.supervisor, SIGKILL);
+        result = take_run(l, &next);
+        HOLDS(result == SPDL_E_PROCESS || (result == SPDL_END && next == ITEMS));
+        told[told_count++] = spdl_time_ns() - since;
+        spdl_loader_close(l); /* it has waited for the supervisor: now its child is ours */
+        HOLDS(waitpid((pid_t)status.pid[0], NULL, 0) == (pid_t)status.pid[0]);
+        nobody_is_left();
+    }
+    tell("the supervisor is killed", points);
+}
+
+/* Whatever is written over what is shared, nothing happens to the trainer. */
+static void is_scribbled_over(int points) {
+    for (int k = 0; k < points; ++k) {
+        spdl_loader_desc desc = desc_of(1);
+        fate harm = { .at = UINT64_MAX, .how = KILL };
+        spdl_loader_batch batch;
+        spdl_loader *l;
+        desc.hang_timeout = 0.05;
+        if ((l = open_run(&desc, &harm)) == NULL) return;
+        for (int i = 0; i < 10; ++i) {
+            const spdl_result result = spdl_loader_next(l, &batch, 1000000);
+            char *at = spdl__loader_part(l, 0) + throw_dice(l->layout.child_bytes / 8) * 8;
+            const uint64_t with = throw_dice(3) ? throw_dice(UINT64_MAX) : throw_dice(40);
+            if (result == SPDL_OK) (void)spdl_loader_done(l, &batch);
+            else if (result != SPDL_TIMEOUT) break;
+            memcpy(at, &with, 1 + throw_dice(8));
+        }
+        spdl_loader_close(l);
+        nobody_is_left();
+    }
+    tell("scribbles, 10 in each", points);
+}
+
+int main(int argc, char **argv) {
+    const int points = argc > 1 ? atoi(argv[1]) : 1000;
+    dice = argc > 2 ? strtoull(argv[2], NULL, 10) : (spdl_time_ns() | 1);
+    SAY("seed %llu\n", (unsigned long long)dice);
+    trainer = getpid();
+    shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) return 1;
+    shared->countdown = -1;
+    HOLDS(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
+    ends_in_a_call(CRASH, "segmentation faults", points);
+    ends_in_a_call(ABORT, "aborts", points);
+    ends_in_a_call(EXIT_17, "exits with 17", points);
+    ends_in_a_call(EXIT_0, "exits with 0", points);
+    is_killed(points);
+    is_started_again(points);
+    is_stopped(points);
+    loses_its_trainer(points);
+    loses_its_supervisor(points);
+    is_scribbled_over(points);
+    SAY("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}
