@@ -20739,8 +20739,8 @@ typedef struct spdl__shared_entry {
     int32_t result; /* SPDL_OK: a batch; else what next of its pipeline has returned */
     uint32_t last;  /* nothing comes after it but by a command */
     uint64_t slot, bytes, count;
-    spdl__position after; /* where to go on */
-    char pad[SPDL_CACHE_LINE - 40 - sizeof(spdl__position)];
+    char pad[SPDL_CACHE_LINE - 40];
+    char after[SPDL_STATE_BYTES]; /* with restarts: where to go on, as spdl_state_save says */
 } spdl__shared_entry;
 
 /* The call that a worker is in. */
@@ -21165,8 +21165,8 @@ SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, b
     entry->slot = (uint64_t)slot;
     entry->bytes = bytes;
     entry->count = count;
-    if (child->resumes && child->pipeline != NULL && child->pipeline->unsaved == NULL)
-        spdl__position_read(child->pipeline, &entry->after);
+    if (child->resumes && child->pipeline != NULL)
+        (void)spdl_state_save(child->pipeline, entry->after, sizeof(entry->after));
     child->over = last;
     SPDL_TEST_POINT("loader publishes");
     spdl__store(&entry->stamp, child->published + 1); /* pairs with loader_look */
@@ -21458,6 +21458,23 @@ SPDL__COLD spdl__shared_entry *spdl__child_inherit(spdl__child *child) {
     return child->published > 0 ? &child->entries[(child->published - 1) & mask] : NULL;
 }
 
+/* The pipeline goes on after what was published last, or begins where the last command says. */
+SPDL__COLD void spdl__child_go(spdl__child *child, const spdl__shared_entry *last) {
+    const spdl__shared_child *s = child->shared;
+    const spdl__position start = s->start;
+    char text[SPDL_STATE_BYTES];
+    const char *const texts[] = { text };
+    if (last != NULL && last->last) {
+        child->over = true;
+    } else if (last != NULL) {
+        memcpy(text, last->after, sizeof(last->after));
+        text[sizeof(last->after) - 1] = '\0';
+        (void)spdl_state_load(child->pipeline, texts, 1, SPDL_FOREVER, &child->failure);
+    } else if (spdl__load_relaxed32(&s->command) != 0) {
+        child->failure.result = spdl__position_go(child->pipeline, &start, SPDL__NEVER);
+    }
+}
+
 /* The pipeline, at the place where it is to go on; if there is none a failure is published. */
 SPDL__COLD void spdl__child_begin(spdl__child *child, const spdl_loader_desc *desc,
                                   const spdl_stage *rows, size_t count) {
@@ -21467,14 +21484,9 @@ SPDL__COLD void spdl__child_begin(spdl__child *child, const spdl_loader_desc *de
     spdl_loader *l = child->loader;
     spdl__shared_child *s = child->shared;
     const spdl__shared_entry *last = spdl__child_inherit(child);
-    spdl__position at = s->start;
     spdl_pipeline_desc all = desc->pipeline;
-    bool begins = spdl__load_relaxed32(&s->command) == 0;
     size_t i;
-    if (last != NULL && child->published > s->start_at) {
-        at = last->after;
-        begins = false;
-    }
+    if (child->published <= s->start_at) last = NULL; /* of the run before a rewind */
     for (i = 0; i < count; ++i) child->continuous = child->continuous || rows[i].continuous;
     child->deal.chunk = l->layout.chunk;
     child->deal.children = l->layout.children > 1 ? (uint64_t)l->layout.children : 0;
@@ -21489,12 +21501,9 @@ SPDL__COLD void spdl__child_begin(spdl__child *child, const spdl_loader_desc *de
 #ifndef SPDL_NO_REPORT
     if (child->number > 0) all.report = &silent;
 #endif
-    if (spdl__pipeline_make(&child->pipeline, &all, rows, count, child) == SPDL_OK && !begins)
-        child->failure.result = spdl__position_go(child->pipeline, &at, SPDL__NEVER);
-    if (child->failure.result != SPDL_OK)
-        spdl__child_fail(child, &child->failure);
-    else if (last != NULL && last->last && child->published > s->start_at)
-        child->over = true; /* all was published */
+    if (spdl__pipeline_make(&child->pipeline, &all, rows, count, child) == SPDL_OK)
+        spdl__child_go(child, last);
+    if (child->failure.result != SPDL_OK) spdl__child_fail(child, &child->failure);
 }
 
 /* --- statistics of all --- */

@@ -345,10 +345,11 @@ static spdl_result refuses(void *ctx, int worker, void **local) {
     return worker == 1 ? SPDL_E_IO : SPDL_OK;
 }
 
+static volatile int forever = 1;
 static spdl_result never_ready(void *ctx, int worker, void **local) {
     *local = ctx;
-    (void)worker;
-    for (;;) pause();
+    while (worker >= 0 && forever) pause();
+    return SPDL_OK;
 }
 
 static spdl_result leaves(void *ctx, int worker, void **local) {
@@ -491,15 +492,22 @@ static void it_is_started_again(void) {
     all_gone();
 }
 
-/* Tables in which an item is not a result: what comes after a restart is what would have come. */
+static int by_number(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Tables in which an item is not a result: what comes after a restart is what would have come, in
+   some order where that is not always the same. */
 static void it_goes_on_exactly(void) {
     TEST_NEEDS_PROCESSES();
-    for (int k = 0; k < 10; ++k) {
+    for (int k = 0; k < 12; ++k) {
         static uint64_t as_is[600], again[600];
+        const spdl_order order = k < 9 ? SPDL_ORDER_INPUT : SPDL_ORDER_COMPLETION;
         size_t counted[2] = { 0, 0 };
         for (int run = 0; run < 2; ++run) {
             spdl_loader_desc desc = desc_of(1 + k % 3);
-            fate harm = { .at = 30 + 9 * (uint64_t)k, .how = KILL };
+            fate harm = { .at = 30 + 6 * (uint64_t)k, .how = KILL };
             uint64_t *numbers = run ? again : as_is;
             spdl_loader_batch batch;
             spdl_loader_status status;
@@ -510,10 +518,10 @@ static void it_goes_on_exactly(void) {
             desc.pipeline.logger.log_fn = log_nothing;
             REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(120, .continuous = true),
                         SPDL_PIPE(two_of_three, .concurrency = 2),
-                        SPDL_PIPE(one_to_three, .emits = 3, .concurrency = 2,
-                                  .item_bytes = sizeof(record)),
+                        SPDL_PIPE(one_to_three, .emits = 3 * (k < 9), .concurrency = 2,
+                                  .item_bytes = sizeof(record), .output_order = order),
                         SPDL_PIPE(meets_its_fate, .ctx = &harm),
-                        SPDL_BATCH(4, .item_bytes = sizeof(record), .drop_last = k % 2 == 0),
+                        SPDL_BATCH(4, .item_bytes = sizeof(record), .drop_last = k % 2 && k < 9),
                         SPDL_SINK(2))) == SPDL_OK);
             for (int epoch = 0; epoch < 2; ++epoch) {
                 while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK) {
@@ -527,9 +535,13 @@ static void it_goes_on_exactly(void) {
             CHECK_EQ(status.restarts, run);
             spdl_loader_close(l);
         }
-        CHECK(counted[0] > 200);
+        CHECK(counted[0] > 150);
         CHECK_EQ(counted[0], counted[1]);
-        CHECK(memcmp(as_is, again, sizeof as_is) == 0);
+        if (order == SPDL_ORDER_COMPLETION) {
+            qsort(as_is, counted[0], sizeof as_is[0], by_number);
+            qsort(again, counted[1], sizeof again[0], by_number);
+        }
+        CHECK(memcmp(as_is, again, counted[0] * sizeof as_is[0]) == 0);
     }
     all_gone();
 }
