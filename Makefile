@@ -182,7 +182,7 @@ check-fuzz: ## the same for FUZZ_RUNS inputs (20000), always the same ones; any 
 
 POINTS = 1000
 .PHONY: torture-loader
-torture-loader: build/torture_loader ## ends a loader's processes at POINTS (1000) points of each kind
+torture-loader: build/torture_loader ## ends processes of a loader, at POINTS (1000) of each kind
 	@build/torture_loader $(POINTS)
 
 .PHONY: check-bigendian

@@ -5006,7 +5006,7 @@ SPDL__PRIVATE uint64_t spdl__os_meminfo(const char *text, const char *name) {
 }
 
 /* The least of what the cgroups, this process and the machine leave. */
-SPDL__PRIVATE spdl__os_room spdl__os_memory_room(const char *root, const char *self) {
+SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self) {
     spdl__os_room room = { "no limit", SPDL__NEVER, SPDL__NEVER };
     char text[512];
     uint64_t pages;
@@ -5025,6 +5025,10 @@ SPDL__PRIVATE spdl__os_room spdl__os_memory_room(const char *root, const char *s
         spdl__os_room_least(&room, "memory of the machine", spdl__os_meminfo(text, "MemTotal:"),
                             spdl__os_meminfo(text, "MemTotal:") - pages);
     return room;
+}
+
+SPDL__PRIVATE spdl__os_room spdl__os_memory_room(void) {
+    return spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
 }
 
 SPDL__PRIVATE void spdl__os_oom_at(const char *at, void *data) {
@@ -22647,7 +22651,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l, const spdl_loader_de
                                             spdl_error *error) {
     const double mib = 1 << 20;
     const uint64_t budget = l->layout.bytes + desc->child_rss_limit * (uint64_t)l->layout.children;
-    spdl__os_room room = spdl__os_memory_room("/sys/fs/cgroup", "/proc/self/cgroup");
+    const spdl__os_room room = spdl__os_memory_room();
     const char *reason;
     void *shared;
     if (desc->arena_bytes > 0 && l->layout.bytes > desc->arena_bytes)

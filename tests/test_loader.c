@@ -837,19 +837,23 @@ static void room_is_the_least_of_all(void) {
 #if SPDL__OS_PROCESSES
     char folder[] = "/tmp/spdl_loader_XXXXXX", self[256], command[256];
     spdl__os_room room;
+    uint64_t kills = 0;
     REQUIRE(mkdtemp(folder) != NULL);
     file_at(folder, "memory.max", "200000000\n");
     file_at(folder, "memory.current", "150000000\n");
     file_at(folder, "self", "0::/\n");
     (void)snprintf(self, sizeof self, "%s/self", folder);
-    room = spdl__os_memory_room(folder, self);
+    room = spdl__os_room_in(folder, self);
     CHECK_STR(room.what, "memory.max of the cgroup");
     CHECK_EQ(room.limit, 200000000);
     CHECK_EQ(room.left, 50000000);
     file_at(folder, "memory.max", "max\n");
-    room = spdl__os_memory_room(folder, self);
+    room = spdl__os_room_in(folder, self);
     CHECK(strcmp(room.what, "memory.max of the cgroup") != 0);
     CHECK(room.left > 0 && room.left <= room.limit);
+    file_at(folder, "memory.events", "low 0\noom 5\noom_kill 3\noom_group_kill 1\n");
+    spdl__os_cgroups(folder, self, "memory", spdl__os_oom_at, &kills);
+    CHECK_EQ(kills, 3);
     (void)snprintf(command, sizeof command, "rm -r %s", folder);
     CHECK_EQ(system(command), 0);
 #endif
