@@ -4942,10 +4942,6 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 #define SPDL_FORK fork
 #endif
 
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-
 /* Blocks while *word is `was`, in whatever process it is changed, until the deadline. */
 SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t deadline) {
     const long wait_bitset = 9;
@@ -5117,9 +5113,46 @@ SPDL__PRIVATE const char *spdl__os_memory_file(spdl__os_file *file) {
 
 /* --- messages: each arrives whole --- */
 
+/* Sockets as the kernel has them: the header of the C library declares functions whose names are
+   programs' own, such as listen and accept. */
+#define SPDL__UNIX 1L
+#define SPDL__SEQPACKET_CLOEXEC (5L | SPDL__O_CLOEXEC)
+#define SPDL__NO_WAIT 0x40L
+#define SPDL__NO_SIGNAL 0x4000L
+#define SPDL__CLOEXEC_FILES 0x40000000L
+
+typedef struct spdl__os_address {
+    unsigned short family;
+    char path[108];
+} spdl__os_address;
+
+typedef struct spdl__os_piece {
+    void *at;
+    size_t bytes;
+} spdl__os_piece;
+
+typedef struct spdl__os_message {
+    void *name;
+    int name_bytes;
+    spdl__os_piece *pieces;
+    size_t piece_count;
+    void *control;
+    size_t control_bytes;
+    unsigned flags;
+} spdl__os_message;
+
+/* A file that comes with a message. */
+typedef struct spdl__os_passed {
+    size_t bytes;
+    int level, type;
+    int file;
+    int pad;
+} spdl__os_passed;
+
 SPDL__PRIVATE const char *spdl__os_pair(spdl__os_file ends[2]) {
     int pair[2];
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) return strerror(errno);
+    if (syscall(SYS_socketpair, SPDL__UNIX, SPDL__SEQPACKET_CLOEXEC, 0L, pair) != 0)
+        return strerror(errno);
     ends[0] = spdl__os_file_own(pair[0]);
     ends[1] = spdl__os_file_own(pair[1]);
     return NULL;
@@ -5127,23 +5160,21 @@ SPDL__PRIVATE const char *spdl__os_pair(spdl__os_file ends[2]) {
 
 /* A place others may come to, by a name that is in no file system: gone with the process. */
 SPDL__PRIVATE const char *spdl__os_meeting(spdl__os_file *file, const char *name, bool listens) {
-    struct sockaddr_un at;
-    socklen_t bytes;
+    spdl__os_address at;
+    long bytes;
     int error = 0;
     memset(&at, 0, sizeof(at));
-    at.sun_family = AF_UNIX;
-    bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
-                        (size_t)snprintf(at.sun_path + 1, sizeof(at.sun_path) - 1,
-                                         "spdl-loader-%lu-%.60s", (unsigned long)getuid(), name));
-    *file = spdl__os_file_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    at.family = (unsigned short)SPDL__UNIX;
+    bytes = (long)offsetof(spdl__os_address, path) + 1 +
+            snprintf(at.path + 1, sizeof(at.path) - 1, "spdl-loader-%lu-%.60s",
+                     (unsigned long)getuid(), name);
+    *file = spdl__os_file_own(
+        (int)syscall(SYS_socket, SPDL__UNIX, SPDL__SEQPACKET_CLOEXEC, 0L));
     if (*file < 0) return strerror(errno);
-    if (listens)
-        error = bind((int)*file, (struct sockaddr *)(void *)&at, bytes) != 0 ||
-                listen((int)*file, 64) != 0;
-    else
-        error = connect((int)*file, (struct sockaddr *)(void *)&at, bytes) != 0;
+    if (syscall(listens ? SYS_bind : SYS_connect, (long)*file, &at, bytes) != 0 ||
+        (listens && syscall(SYS_listen, (long)*file, 64L) != 0))
+        error = errno;
     if (error == 0) return NULL;
-    error = errno;
     (void)close((int)*file);
     *file = SPDL__NO_FILE;
     return strerror(error);
@@ -5155,78 +5186,65 @@ SPDL__PRIVATE spdl__os_file spdl__os_accept(spdl__os_file meeting) {
         int process;
         unsigned user, group;
     } peer;
-    socklen_t bytes = sizeof(peer);
-    const int peer_credentials = 17;
-    int file = accept((int)meeting, NULL, NULL);
+    unsigned bytes = sizeof(peer);
+    const long socket_level = 1, peer_credentials = 17, cloexec = SPDL__O_CLOEXEC;
+    const int file = (int)syscall(SYS_accept4, (long)meeting, NULL, NULL, cloexec);
     if (file < 0) return SPDL__NO_FILE;
-    (void)fcntl(file, F_SETFD, FD_CLOEXEC);
-    if (getsockopt(file, SOL_SOCKET, peer_credentials, &peer, &bytes) == 0 &&
+    if (syscall(SYS_getsockopt, (long)file, socket_level, peer_credentials, &peer, &bytes) == 0 &&
         peer.user == (unsigned)getuid())
         return spdl__os_file_own(file);
     (void)close(file);
     return SPDL__NO_FILE;
 }
 
+/* A message of one piece, with room for a file. */
+SPDL__PRIVATE long spdl__os_message_go(long call, spdl__os_file line, void *message, size_t bytes,
+                                       spdl__os_passed *passed, long flags) {
+    spdl__os_message all;
+    spdl__os_piece piece;
+    piece.at = message;
+    piece.bytes = bytes;
+    memset(&all, 0, sizeof(all));
+    all.pieces = &piece;
+    all.piece_count = 1;
+    if (passed != NULL) {
+        all.control = passed;
+        all.control_bytes = sizeof(*passed);
+    }
+    return syscall(call, (long)line, &all, flags);
+}
+
 /* With a file, unless that is SPDL__NO_FILE. False: nobody is there. */
 SPDL__PRIVATE bool spdl__os_send(spdl__os_file to, const void *message, size_t bytes,
                                  spdl__os_file file) {
-    union {
-        struct cmsghdr head;
-        char room[CMSG_SPACE(sizeof(int))];
-    } more;
-    struct iovec piece;
-    struct msghdr all;
-    const int number = (int)file;
-    piece.iov_base = (void *)(uintptr_t)message;
-    piece.iov_len = bytes;
-    memset(&all, 0, sizeof(all));
-    memset(&more, 0, sizeof(more));
-    all.msg_iov = &piece;
-    all.msg_iovlen = 1;
-    if (file != SPDL__NO_FILE) {
-        all.msg_control = more.room;
-        all.msg_controllen = sizeof(more.room);
-        more.head.cmsg_level = SOL_SOCKET;
-        more.head.cmsg_type = SCM_RIGHTS;
-        more.head.cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(&more.head), &number, sizeof(number));
-    }
-    return sendmsg((int)to, &all, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
+    spdl__os_passed passed;
+    memset(&passed, 0, sizeof(passed));
+    passed.bytes = offsetof(spdl__os_passed, pad);
+    passed.level = passed.type = 1;
+    passed.file = (int)file;
+    return spdl__os_message_go(SYS_sendmsg, to, (void *)(uintptr_t)message, bytes,
+                               file != SPDL__NO_FILE ? &passed : NULL,
+                               SPDL__NO_SIGNAL | SPDL__NO_WAIT) == (long)bytes;
 }
 
 /* The length of the next message, with the file that came with it; 0: nobody is there any more; -1:
    there is none before the deadline. */
 SPDL__PRIVATE int spdl__os_receive(spdl__os_file from, void *message, size_t bytes,
                                    spdl__os_file *file, uint64_t deadline) {
-    union {
-        struct cmsghdr head;
-        char room[CMSG_SPACE(sizeof(int))];
-    } more;
-    struct iovec piece;
-    struct msghdr all;
-    int number = -1;
-    ssize_t got;
+    spdl__os_passed passed;
+    long got;
     for (;;) {
         struct pollfd ready = { (int)from, POLLIN, 0 };
         const uint64_t now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
         const uint64_t left = deadline > now ? (deadline - now + 999999) / 1000000 : 0;
-        piece.iov_base = message;
-        piece.iov_len = bytes;
-        memset(&all, 0, sizeof(all));
-        all.msg_iov = &piece;
-        all.msg_iovlen = 1;
-        all.msg_control = more.room;
-        all.msg_controllen = file != NULL ? sizeof(more.room) : 0;
-        got = recvmsg((int)from, &all, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        passed.type = 0;
+        got = spdl__os_message_go(SYS_recvmsg, from, message, bytes, file != NULL ? &passed : NULL,
+                                  SPDL__NO_WAIT | SPDL__CLOEXEC_FILES);
         if (got >= 0 || (errno != EAGAIN && errno != EINTR)) break;
         if (left == 0) return -1;
         (void)poll(&ready, 1, (int)(left < 1000 ? left : 1000));
     }
-    if (got > 0 && file != NULL) {
-        if (all.msg_controllen >= CMSG_LEN(sizeof(int)) && more.head.cmsg_type == SCM_RIGHTS)
-            memcpy(&number, CMSG_DATA(&more.head), sizeof(number));
-        *file = number;
-    }
+    if (got > 0 && file != NULL) *file = passed.type == 1 ? passed.file : SPDL__NO_FILE;
     return got > 0 ? (int)got : 0;
 }
 
@@ -5295,16 +5313,14 @@ SPDL__PRIVATE void spdl__os_ends_read(spdl__os_file file) {
    for has ended with code 0, as far as anybody knows. */
 SPDL__PRIVATE bool spdl__os_process_ended(int64_t process, bool waits, spdl__os_end *end) {
     int status = 0;
-    pid_t got;
+    long got;
     memset(end, 0, sizeof(*end));
-    do got = waitpid((pid_t)process, &status, waits ? 0 : WNOHANG);
+    do got = syscall(SYS_wait4, (long)process, &status, waits ? 0L : 1L, NULL);
     while (got < 0 && errno == EINTR);
     if (got == 0) return false;
     if (got < 0) return true;
-    if (WIFSIGNALED(status))
-        end->signal = WTERMSIG(status);
-    else
-        end->code = WEXITSTATUS(status);
+    end->signal = status & 0x7f;
+    end->code = status >> 8 & 0xff;
     return true;
 }
 
@@ -20707,7 +20723,8 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
                 works on the data, then words[s] = 0 (release): done
        child    sees 0 (acquire): the slot goes back to the pool of its pipeline
    A child that was killed before the stamp has published nothing: the next one takes the slot back,
-   as words[s] is more than what was published. One that was killed after it has.
+   as words[s] is more than what was published. One that was killed after it has: the next one counts
+   anew, and the supervisor wakes whoever sleeps. (tests/model/loader.pml)
 
    Sleep. Both sides wait for a word that the other one changes: `filled` by whoever publishes or
    ends, `emptied` by whoever passes, is done, commands or quits. A waiter counts itself, does a

@@ -168,6 +168,8 @@ model holds deferred
 model holds groups
 model holds stream
 model holds stream -DITEMS=4 -DSPACE=2
+large holds loader -DBATCHES=1
+large holds loader -DLIVES=1
 if [ "$long" = yes ]; then
     large holds sit
     large holds sit -DNO_SLEEP -DITEMS=3
@@ -179,6 +181,8 @@ if [ "$long" = yes ]; then
     large holds push -DLIM=1
     large holds next
     large holds groups -DITEMS=3
+    large holds loader -DBATCHES=2
+    large holds loader
     large breaks push -DLIM=1 -DSILENT_CLOSE
     large breaks sit $full -DITEMS=4 -DROOMS=2 -DNO_SLEEP -DLIM1=1 -DNO_PREV
 fi
@@ -258,6 +262,11 @@ done
 for mutant in OWN_POOL NO_NEXT NO_PREV NO_TAKE_HINT NO_LEAVE_HINT NO_CLEAR NO_RECHECK LATE_WORD; do
     model breaks groups "-D$mutant"
 done
+for mutant in NO_PUT_FENCE NO_RECHECK LATE_WORD EARLY_STAMP LATE_HOLD NO_RECOUNT NO_RELEASE \
+    GONE_LAST SILENT_START; do
+    model breaks loader -DBATCHES=2 "-D$mutant"
+done
+model breaks loader -DLIVES=1 -DNO_DONE_FENCE
 
 wait
 tell
