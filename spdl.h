@@ -5438,16 +5438,7 @@ SPDL__PRIVATE const char *spdl__os_run_again(int64_t *process, char *variable, s
     return reason;
 }
 
-/* The value of that variable, which is there once; the files are ours alone again. */
-SPDL__PRIVATE bool spdl__os_ran_again(const char *name, char *value, size_t bytes) {
-    const size_t length = strlen(name);
-    char **at = environ;
-    while (*at != NULL && (strncmp(*at, name, length) != 0 || (*at)[length] != '=')) ++at;
-    if (*at == NULL) return false;
-    (void)snprintf(value, bytes, "%s", *at + length + 1);
-    return true;
-}
-
+/* In the program that was run again: nobody else is to see the variable, or the files. */
 SPDL__PRIVATE void spdl__os_inherited(const char *name, spdl__os_file a, spdl__os_file b) {
     const size_t length = strlen(name);
     char **at = environ;
@@ -21271,6 +21262,7 @@ SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
     if (child->pipeline != NULL)
         result = spdl__position_go(child->pipeline, &at, SPDL__NEVER);
     child->over = result != SPDL_OK;
+    if (child->over && child->pipeline != NULL) s->error = *spdl_pipeline_error(child->pipeline);
     s->ack_result = (int32_t)result;
     spdl__store32(&s->ack, command); /* pairs with loader_obeyed: the entries are as they will be */
     spdl__shared_notify(&s->filled);
@@ -22747,20 +22739,20 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l, const spdl_loader_des
 
 /* The program was run again for a loader. If it is this one the call does not return. */
 SPDL__COLD void spdl__loader_serve(spdl_loader *l, const spdl_loader_desc *desc,
-                                   const spdl_stage *rows, size_t count, char *value) {
+                                   const spdl_stage *rows, size_t count, const char *value) {
     spdl__shared_head *head;
     spdl__hello hello;
-    char *name = strchr(value, ',');
+    char *name;
     memset(&hello, 0, sizeof(hello));
-    name = name != NULL ? strchr(name + 1, ',') : NULL;
-    if (name == NULL || strcmp(name + 1, l->name) != 0) {
+    l->line = (spdl__os_file)strtol(value, &name, 10);
+    l->memory = (spdl__os_file)strtol(name + (*name == ','), &name, 10);
+    if (*name != ',' || strcmp(name + 1, l->name) != 0) {
+        l->line = l->memory = SPDL__NO_FILE;
         (void)spdl__error_set(&l->error, SPDL_E_PROCESS,
                               "spdl: loader '%s': this process is the supervisor of another one",
                               l->name);
         return;
     }
-    l->line = (spdl__os_file)strtol(value, &name, 10);
-    l->memory = (spdl__os_file)strtol(name + 1, NULL, 10);
     spdl__os_inherited(SPDL__LOADER_VARIABLE, l->line, l->memory);
     l->shared = (char *)spdl__os_shared_map(l->memory, spdl__os_shared_bytes(l->memory));
     head = spdl__loader_head(l);
@@ -22781,10 +22773,10 @@ SPDL__COLD void spdl__loader_serve(spdl_loader *l, const spdl_loader_desc *desc,
 SPDL__COLD spdl_result spdl__loader_outside(spdl_loader *l, const spdl_loader_desc *desc,
                                             const spdl_stage *rows, size_t count,
                                             spdl_error *error) {
-    char value[SPDL_NAME_BYTES + 80];
-    spdl_result result = SPDL_OK;
-    if (spdl__os_ran_again(SPDL__LOADER_VARIABLE, value, sizeof(value))) {
-        spdl__loader_serve(l, desc, rows, count, value);
+    const char *serves = spdl__os_environment(SPDL__LOADER_VARIABLE);
+    spdl_result result;
+    if (serves != NULL) {
+        spdl__loader_serve(l, desc, rows, count, serves);
         return SPDL_OK; /* it has a failure, until main comes to the right one */
     }
     if (l->start == SPDL_LOADER_AUTO && spdl__os_threads() > 1)

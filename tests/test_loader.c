@@ -697,6 +697,28 @@ static void a_fork_has_no_loader(void) {
     all_gone();
 }
 
+static void *opens(void *arg) {
+    spdl_loader_desc desc = desc_of(1);
+    if (spdl_loader_open((spdl_loader **)arg, &desc, SPDL_STAGES(
+            RECORDS(50), IN_BATCHES(5), SPDL_SINK(2))) != SPDL_OK)
+        *(spdl_loader **)arg = NULL;
+    return NULL;
+}
+
+/* The thread that has opened it may end; the process is what counts. */
+static void it_outlives_the_thread_that_opened_it(void) {
+    pthread_t thread;
+    spdl_loader *l = NULL;
+    TEST_NEEDS_PROCESSES();
+    REQUIRE(pthread_create(&thread, NULL, opens, &l) == 0);
+    pthread_join(thread, NULL);
+    REQUIRE(l != NULL);
+    usleep(20000); /* the supervisor hears of it */
+    takes_all(l, 50, 0, SPDL_END);
+    spdl_loader_close(l);
+    all_gone();
+}
+
 /* --- what is refused --- */
 
 SPDL_FN(elsewhere, record, record) {
@@ -1260,6 +1282,7 @@ TEST_TABLE(loader) {
     TEST_CASE(the_end_of_the_supervisor_is_told),
     TEST_CASE(it_minds_its_own_children),
     TEST_CASE(a_fork_has_no_loader),
+    TEST_CASE(it_outlives_the_thread_that_opened_it),
     TEST_CASE(wrong_things_are_refused),
     TEST_CASE(an_item_elsewhere_is_an_error),
     TEST_CASE(a_child_that_is_refused_is_told),

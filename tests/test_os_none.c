@@ -234,6 +234,38 @@ static void files_without_folders(void) {
     CHECK_STR(error.text, "/tmp/: there are no folders with SPDL_NO_THREADS");
 }
 
+SPDL_FN(ten_numbers, void, int) {
+    if (spdl_sequence(task) >= 10) return SPDL_END;
+    if ((*out = (int *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
+    **out = (int)spdl_sequence(task);
+    return SPDL_OK;
+}
+
+/* A loader has no other process: its pipelines run in calls of next. */
+static void a_loader_without_processes(void) {
+    spdl_loader_desc desc = { .children = 2 };
+    spdl_loader_status status;
+    spdl_loader_batch batch;
+    spdl_loader *l;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(
+                SPDL_SOURCE(ten_numbers), SPDL_BATCH(2, .item_bytes = sizeof(int)),
+                SPDL_SINK(1))) == SPDL_OK);
+    spdl_loader_read(l, &status);
+    CHECK_EQ(status.start, SPDL_LOADER_IN_PROCESS);
+    for (int k = 0; k < 2; ++k) {
+        for (int i = 0; i < 5; ++i) {
+            REQUIRE(spdl_loader_next(l, &batch, SPDL_FOREVER) == SPDL_OK);
+            CHECK_EQ(((int *)batch.data)[1], 2 * i + 1);
+            CHECK_EQ(batch.child, i % 2);
+            CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+        }
+        CHECK_EQ(spdl_loader_next(l, &batch, SPDL_FOREVER), SPDL_END);
+        CHECK_EQ(spdl_loader_rewind(l, 0, SPDL_FOREVER), SPDL_OK);
+    }
+    spdl_loader_close(l);
+    CHECK_EQ(spdl_loader_attach(&l, "none", 1, NULL), SPDL_E_UNSUPPORTED);
+}
+
 TEST_TABLE(os_none) {
     TEST_CASE(rings_without_threads),
     TEST_CASE(pipelines_without_threads),
@@ -242,5 +274,6 @@ TEST_TABLE(os_none) {
     TEST_CASE(caches_and_traces),
     TEST_CASE(arrays_in_memory_and_files),
     TEST_CASE(files_without_folders),
+    TEST_CASE(a_loader_without_processes),
     TEST_END,
 };

@@ -9,8 +9,8 @@
    batch + 1.
 
    Checked: the trainer gets each batch once and in order, and its data does not change while it has
-   it; when nothing moves any more it has them all, or was told that the child is gone after all that
-   was published.
+   it; when nothing moves any more it has them all, or was told that the child is gone after all
+   that was published.
 
    Switches that take out one part of the protocol, and must fail:
      NO_PUT_FENCE   who publishes looks for a sleeper without a full barrier
