@@ -2608,11 +2608,13 @@ SPDL_API void spdl_loader_close(spdl_loader *loader);
    continuous source it does once for each epoch. A failure is returned again and again.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
             failure, which spdl_loader_error describes; SPDL_E_PROCESS: a process has ended, or
-            hung, or has overwritten what is shared; SPDL_E_INVALID in the child of a fork.
+            hung, or has overwritten what is shared; SPDL_E_LIMIT: the trainer holds all slots of a
+            child: when it has given one back, it may go on; SPDL_E_INVALID in the child of a fork,
+            as soon as it would wait.
    Threads: one at a time (the trainer). No system call when a batch is ready.
    Blocks:  until there is a batch, an end or a failure, or up to timeout_ns.
    Owns:    the batch is the trainer's until spdl_loader_done. A child goes on as long as fewer than
-            desc.slots of its batches are ready or held: hold fewer than that. */
+            desc.slots of its batches are ready or held. */
 SPDL_API spdl_result spdl_loader_next(spdl_loader *loader, spdl_loader_batch *batch,
                                       int64_t timeout_ns);
 
@@ -20714,8 +20716,8 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
                 works on the data, then words[s] = 0 (release): done
        child    sees 0 (acquire): the slot goes back to the pool of its pipeline
    A child that was killed before the stamp has published nothing: the next one takes the slot back,
-   as words[s] is more than what was published. One that was killed after it has: the next one counts
-   anew, and the supervisor wakes whoever sleeps. (tests/model/loader.pml)
+   as words[s] is more than what was published. One that was killed after it has: the next one
+   counts anew, and the supervisor wakes whoever sleeps. (tests/model/loader.pml)
 
    Sleep. Both sides wait for a word that the other one changes: `filled` by whoever publishes or
    ends, `emptied` by whoever passes, is done, commands or quits. A waiter counts itself, does a
@@ -20918,7 +20920,6 @@ struct spdl__child {
     void **out;     /* [slot] what was published and has not come back; */
     uint8_t *lent;  /* 1: that; 2: by a life before this one */
     int lendings;
-    uint32_t emptied; /* the word of that event when slots were looked through */
     uint64_t published;
     uint32_t command;
     bool over;      /* the pipeline has ended */
@@ -28765,6 +28766,7 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         failure = "out of memory";
     } else {
         spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
+        memcpy(p->trace->path, path, sizeof(path));
         if (path[0] != '\0' && !spdl__child_trace(p->child, &p->trace->file, &p->trace->origin))
             failure = spdl__out_claim(&p->trace->file, p->trace->path, path);
     }
