@@ -21727,7 +21727,7 @@ SPDL__COLD void spdl__supervisor_suspects(const spdl__supervisor *v, int child,
     const spdl_loader *l = v->l;
     const spdl__shared_note *notes =
         (const spdl__shared_note *)(void *)(spdl__loader_part(l, child) + l->layout.notes);
-    const uint32_t fault = spdl__load32(&spdl__loader_child(l, child)->fault);
+    const uint32_t raised = spdl__load32(&spdl__loader_child(l, child)->fault);
     uint64_t since[SPDL__LOADER_SUSPECTS];
     uint32_t at;
     int worker;
@@ -21735,7 +21735,7 @@ SPDL__COLD void spdl__supervisor_suspects(const spdl__supervisor *v, int child,
         const uint32_t stage = spdl__load32(&notes[worker].stage);
         const uint64_t begun = notes[worker].since;
         if (stage == 0 || stage > (uint32_t)l->layout.stages) continue;
-        end->known = fault == (uint32_t)worker + 1;
+        end->known = raised == (uint32_t)worker + 1;
         if (end->known) end->count = 0;
         if (end->count == SPDL__LOADER_SUSPECTS) continue;
         for (at = end->count++; at > 0 && since[at - 1] > begun; --at) {
