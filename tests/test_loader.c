@@ -546,6 +546,50 @@ static void it_goes_on_exactly(void) {
     all_gone();
 }
 
+SPDL_FN(of_index, spdl_index, record) {
+    if ((*out = (record *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
+    record_make(*out, in->index, in->epoch);
+    return SPDL_OK;
+}
+
+/* A sampler gives the same sequence in and out, to any number of children, and after an end. */
+static void samplers_give_the_same_sequence(void) {
+    static uint64_t first[220], other[220];
+    for (int k = 0; k < 5; ++k) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_sampler_desc order = { .count = 100, .order = SPDL_SAMPLE_SHUFFLED, .seed = 5 };
+        fate harm = { .at = k == 4 ? 77 : UINT64_MAX, .how = KILL, .done = shared_flag() };
+        spdl_loader_batch batch;
+        spdl_sampler *sampler;
+        spdl_loader *l;
+        size_t count = 0;
+        uint64_t *numbers = k ? other : first;
+        if (k == 0) desc.start = SPDL_LOADER_IN_PROCESS;
+        desc.children = k < 4 ? 1 + k : 2;
+        desc.max_restarts = 1;
+        REQUIRE(spdl_sampler_create(&sampler, &order) == SPDL_OK);
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(
+                    SPDL_INDEX(sampler, .continuous = true),
+                    SPDL_PIPE(of_index, .item_bytes = sizeof(record)),
+                    SPDL_PIPE(meets_its_fate, .ctx = &harm), IN_BATCHES(4),
+                    SPDL_SINK(2))) == SPDL_OK);
+        for (int epoch = 0; epoch < 2; ++epoch) {
+            while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK) {
+                for (size_t i = 0; i < batch.count && count < 220; ++i)
+                    numbers[count++] = ((const record *)batch.data)[i].number;
+                CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+            }
+            CHECK_STR(spdl_loader_error(l)->text, "");
+            CHECK_EQ(count, 100 * (epoch + 1));
+        }
+        CHECK(memcmp(first, numbers, sizeof first) == 0);
+        spdl_loader_close(l);
+        spdl_sampler_destroy(sampler);
+        if (!SPDL__OS_PROCESSES) break;
+    }
+    all_gone();
+}
+
 static void a_table_without_a_position_is_not_started_again(void) {
     spdl_loader_desc desc = desc_of(1);
     fate harm = { .at = 10, .how = EXIT_17 };
@@ -1278,6 +1322,7 @@ TEST_TABLE(loader) {
     TEST_CASE(every_end_is_told),
     TEST_CASE(it_is_started_again),
     TEST_CASE(it_goes_on_exactly),
+    TEST_CASE(samplers_give_the_same_sequence),
     TEST_CASE(a_table_without_a_position_is_not_started_again),
     TEST_CASE(they_end_with_the_trainer),
     TEST_CASE(the_end_of_the_supervisor_is_told),
