@@ -21097,7 +21097,7 @@ SPDL__PRIVATE bool spdl__dtype_parse(const char *dtype, spdl__shared_array *arra
 }
 
 /* Its bytes; SPDL__NEVER: more than there can be. */
-SPDL__PRIVATE uint64_t spdl__array_bytes(const spdl__shared_array *array) {
+SPDL__PRIVATE uint64_t spdl__shared_array_bytes(const spdl__shared_array *array) {
     uint64_t bytes = array->itemsize;
     uint32_t i;
     for (i = 0; i < array->ndim; ++i) {
@@ -21140,7 +21140,7 @@ SPDL_API void *spdl_slot_array(spdl_task *task, const char *name, const char *dt
     array->ndim = (uint32_t)ndim;
     if (ndim > 0) memcpy(array->shape, shape, (size_t)ndim * sizeof(*shape));
     array->at = task->holder->range > 0 ? (task->holder->range - 1 + 63) / 64 * 64 : 0;
-    bytes = spdl__array_bytes(array);
+    bytes = spdl__shared_array_bytes(array);
     if (bytes > task->node->row.item_bytes || array->at > task->node->row.item_bytes - bytes) {
         (void)snprintf(text, sizeof(text), "it ends at byte %llu of a slot of %llu (.item_bytes)",
                        bytes == SPDL__NEVER ? (spdl__llu)bytes : (spdl__llu)(array->at + bytes),
@@ -22095,7 +22095,7 @@ SPDL__PRIVATE bool spdl__loader_arrays(const spdl_loader *l, int child, spdl__he
         spdl_loader_array *to = &held->array[i];
         uint64_t bytes;
         if (from.ndim > SPDL_LOADER_DIMS) return false;
-        bytes = spdl__array_bytes(&from);
+        bytes = spdl__shared_array_bytes(&from);
         if (bytes > l->layout.room || from.at > l->layout.room - bytes) return false;
         memcpy(to->name, from.name, sizeof(to->name));
         to->name[SPDL_NAME_BYTES - 1] = '\0';
