@@ -1594,6 +1594,15 @@ SPDL_API void spdl_process_read(spdl_process_stats *stats);
    Owns:    nothing. */
 SPDL_API spdl_limit spdl_stats_limit(const spdl_stats *stats, int *stage);
 
+/* Of the statistics of several trainers, as of all ranks of a run, each sent as bytes: the one that
+   waited the longest for one of its stages, and which. It is who holds up the others, who wait for
+   it elsewhere.
+   Returns: its index, with *stage (exposed_ns and exposed_idle_ns say how long); -1: nobody waited.
+   Threads: any.
+   Blocks:  never.
+   Owns:    nothing. */
+SPDL_API int spdl_stats_straggler(const spdl_stats *stats, int count, int *stage);
+
 /* Two sentences: how long the trainer waited, for which stage and why; and what to write. The
    numbers in it are those at which the next limit is reached, as far as times of calls tell. With a
    feed: how many requests made way, how soon the others were answered, and where most of that time
@@ -14674,6 +14683,21 @@ SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats) {
         }
         if (any) spdl__text_add(text, "\n");
     }
+}
+
+SPDL_API int spdl_stats_straggler(const spdl_stats *stats, int count, int *stage) {
+    uint64_t most = 0;
+    int i, k, who = -1;
+    for (i = 0; i < count; ++i) {
+        for (k = 0; k < stats[i].stage_count; ++k) {
+            const spdl_stage_stats *at = &stats[i].stage[k];
+            if (at->exposed_ns + at->exposed_idle_ns <= most) continue;
+            most = at->exposed_ns + at->exposed_idle_ns;
+            *stage = k;
+            who = i;
+        }
+    }
+    return who;
 }
 
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes) {

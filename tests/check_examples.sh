@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds each example by the commands in its own head comment, as they are written (but CC and CXX
 # stand for cc and c++, and EXAMPLE_FLAGS come last), and runs it. An example has at most 120 lines
-# (the trainer, and those that use another library, 160), so that it stays one idea. One whose
+# (the trainer, and those that use another library, 160 or 200), so that it stays one idea. One whose
 # headers are not all there is skipped with its line "Needs:", which says how to install them.
 . "$(dirname "$0")/tally.sh"
 
@@ -17,7 +17,7 @@ build_lines() {
     else
         awk '/^(#|int|static)/ { exit }
             { last = /\*\//; sub(/\*\/.*/, ""); sub(/^(\/\*)? *(Build: *)?/, "") }
-            /^(cc|c\+\+) / { print }
+            /^(cc|c\+\+|mpicc) / { print }
             last { exit }' "$1"
     fi | sed -e "s:^cc :${CC:-cc} :" -e "s:^c++ :${CXX:-c++} :" -e "s:\$: $EXAMPLE_FLAGS:"
 }
@@ -25,7 +25,8 @@ build_lines() {
 # What to install for a file, when something is missing; else nothing.
 missing() {
     needs=$(sed -n '1,/\*\//s/^ *Needs: *//p' "$1")
-    [ -z "$needs" ] || ${CC:-cc} -E -I. "$1" >/dev/null 2>&1 || echo "$needs"
+    [ -z "$needs" ] || ${CC:-cc} -E -I. "$1" >/dev/null 2>&1 ||
+        { [ "$1" = examples/mpi_train.c ] && mpicc -E -I. "$1" >/dev/null 2>&1; } || echo "$needs"
 }
 
 short() {
@@ -45,8 +46,35 @@ fails_with() {
     [ $? -eq "$expected" ] && grep -qF "$text" report || { cat report; false; }
 }
 
+# ranks N ARGUMENT ...: what mpi_train prints under so many ranks
+ranks() {
+    n=$1
+    shift
+    run mpirun --allow-run-as-root --oversubscribe -n "$n" ./mpi_train "$@" 2>&1
+}
+
+# The losses are those of one rank, whoever trains and loads, and whatever was interrupted.
+run_mpi_train() {
+    loss=$(ranks 1 | grep '^step 90, loss 0')
+    for say in 2 4 "4 loaders 2"; do
+        # shellcheck disable=SC2086 # words
+        check "mpi_train on $say" test "$loss" = "$(ranks $say | grep '^step')"
+    done
+    ranks 4 checkpoint run.bin steps 37 >report
+    ranks 2 checkpoint run.bin steps 61 >>report
+    check "mpi_train goes on with other ranks" \
+        test "$loss" = "$(ranks 4 loaders 2 checkpoint run.bin | grep '^step')"
+    ranks 4 slow 2 >slow
+    check "mpi_train names the straggler" grep "rank 2, stage .decode" slow
+    (sleep 2 && pkill -9 -n -x mpi_train) &
+    check "mpi_train names a rank that is killed" fails_with 137 "on signal 9" \
+        mpirun --allow-run-as-root --oversubscribe -n 4 ./mpi_train steps 1000000
+    wait
+}
+
 run_example() {
     case $1 in
+    mpi_train) run_mpi_train ;;
     npz_info)
         head -c 3000 examples/data/digits_test.npz >cut.npz
         check "npz_info on a good file" run ./npz_info examples/data/digits_test.npz
@@ -138,6 +166,7 @@ for file in examples/*.c examples/*.cpp examples/*/*.c examples/*/*.cpp; do
     limit=120
     case $file in
     examples/train_digits.c | examples/image_folder.c | examples/http_fetch.c) limit=160 ;;
+    examples/mpi_train.c) limit=200 ;;
     esac
     check "$file has at most $limit lines" short "$file" $limit
     build_lines "$file" >commands

@@ -1518,6 +1518,25 @@ static void time_in_next_beside_an_item(void) {
     spdl_pipeline_destroy(p);
 }
 
+static void a_straggler_among_a_thousand(void) {
+    spdl_stats *ranks = (spdl_stats *)calloc(1000, sizeof *ranks);
+    int stage = -1;
+    CHECK(ranks != NULL);
+    for (int r = 0; r < 1000; ++r) {
+        ranks[r].stage_count = 3;
+        for (int k = 0; k < 3; ++k) ranks[r].stage[k].exposed_ns = (uint64_t)(r * 7 % 1000 * 3 + k);
+    }
+    ranks[617].stage[1].exposed_ns = 2000;
+    ranks[617].stage[1].exposed_idle_ns = 1001;
+    CHECK_EQ(spdl_stats_straggler(ranks, 1000, &stage), 617);
+    CHECK_EQ(stage, 1);
+    CHECK_EQ(spdl_stats_straggler(ranks, 0, &stage), -1);
+    memset(ranks, 0, 1000 * sizeof *ranks);
+    ranks[3].stage_count = 3;
+    CHECK_EQ(spdl_stats_straggler(ranks, 1000, &stage), -1);
+    free(ranks);
+}
+
 TEST_TABLE(stats) {
     TEST_CASE(waits_are_exposed),
     TEST_CASE(waits_for_a_worker_are_exposed),
@@ -1557,6 +1576,7 @@ TEST_TABLE(stats) {
     TEST_CASE(times_are_those_of_the_calls),
     TEST_CASE(snapshots_of_a_running_pipeline),
     TEST_CASE(verdict_names_the_slow_stage),
+    TEST_CASE(a_straggler_among_a_thousand),
     TEST_CASE(verdict_of_a_slow_trainer),
     TEST_CASE(verdict_of_too_few_workers),
     TEST_CASE(verdict_of_deferred_calls),
