@@ -27809,7 +27809,7 @@ SPDL__PRIVATE const char *spdl__state_ahead(spdl__line *line, const spdl__seen *
 
 /* Changes with every spdl_sampler_skip. */
 SPDL__PRIVATE uint64_t spdl__state_edits(const spdl_sampler *s) {
-    const spdl__edit *last = &s->edit[s->edits - 1];
+    const spdl__edit *last = &s->edit[s->edits > 0 ? s->edits - 1 : 0];
     if (s->edits == 0) return 0;
     return spdl__mix(last->from + spdl__mix(last->gap + spdl__mix(last->epoch + last->world))) |
            (uint64_t)s->edits;
