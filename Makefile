@@ -96,6 +96,12 @@ bench-pipeline: ## the engine, against oneTBB, GLib, OpenMP, threads by hand, SP
 .PHONY: bench-sampler
 bench-sampler: ## what an index costs, against Grain and SPDL
 
+.PHONY: bench-loader
+bench-loader: ## the loader process, against a futex, SPDL's arena, PyTorch, Grain (first time: 5 GB)
+
+.PHONY: bench-neighbour
+bench-neighbour: ## a trainer beside loaders: threads or a process, polite or not
+
 .PHONY: bench-trace
 bench-trace: ## what traces cost, on and off
 
@@ -351,12 +357,19 @@ else
 	    -Itests/cudart_min $< tests/cudart_sim.c tests/cuda_kit_sim.c -o $@ -lpthread -lm
 endif
 
-$(filter-out bench-npz bench-pipeline bench-sampler,$(BENCHES:%=bench-%)): bench-%: \
+$(filter-out bench-npz bench-pipeline bench-sampler bench-loader,$(BENCHES:%=bench-%)): bench-%: \
     build/bench/bench_%
 	@$< $(JSON:%=--json) $(ARGS)
 
 bench-pipeline: build/bench/bench_pipeline $(PIPE_PEERS:%=build/%)
 	@BENCH_PIPELINE_PYTHON=$$(bench/npz_python.sh) $< $(JSON:%=--json) $(ARGS)
+
+build/bench/loader_work.so: bench/loader_work.c bench/loader_work.h
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(BENCH_FLAGS) -shared -fPIC $< -o $@
+
+bench-loader: build/bench/bench_loader build/bench/loader_work.so
+	@BENCH_LOADER_PYTHON=$$(bench/loader_python.sh) $< $(JSON:%=--json) $(ARGS)
 
 # -lLIBRARY for each HEADER:LIBRARY whose header is there.
 has_header = $(shell printf '\043include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo yes)
