@@ -9,9 +9,11 @@
 
    handoff_SIZE      batches that were made ahead, one slot: the trainer gives it back, the child
                      hands the next one over. Half of a round, against the best of three ping-pongs
-                     by futex between two processes: sleeping at once, after a spin of 2 us, and
-                     after one of 50 us; of batches that nobody writes or reads
-   handoff_ready     next and done, 64 B, when the batch is there already: ns
+                     by futex between two processes: sleeping at once (which is told), after a
+                     spin of 2 us, and after one of 50 us; of batches that nobody writes or reads.
+                     handoff alone is of 8 MiB
+   ready_next        next when the batch is there already, ready_done the done after it, which
+                     wakes a child that had no slot left; after a pause of 1 ms
    trainer_ms_per_gib  CPU of the trainer's process for batches of 8 MiB that are filled
    open_ms           from the call of open to the first batch of 64 KiB
    vs_mp_queue       filled batches of 8 MiB, made by one thread, against a multiprocessing.Queue of
@@ -95,6 +97,11 @@ SPDL_FN(make, void, void) {
     return SPDL_OK;
 }
 
+/* Failures that are wanted are no news. */
+static void say_nothing(spdl_log_level level, const char *text, void *user) {
+    (void)level, (void)text, (void)user;
+}
+
 static spdl_loader *ours_open(const shape *is) {
     spdl_stage items[] = { SPDL_SOURCE(number), SPDL_PIPE(make), SPDL_SINK(2) };
     spdl_stage batches[] = { SPDL_SOURCE(number), SPDL_PIPE(make), SPDL_BATCH(1), SPDL_SINK(2) };
@@ -106,6 +113,7 @@ static spdl_loader *ours_open(const shape *is) {
     desc.pipeline.workers = is->workers;
     desc.slots = is->slots > 0 ? is->slots : READY;
     desc.error = &error;
+    if (is->when != NULL) desc.logger.log_fn = say_nothing;
     rows[1].ctx = (void *)is;
     rows[1].concurrency = is->workers;
     if (is->batch > 0) batches[2].size = is->batch;
@@ -203,13 +211,15 @@ static double pingpong_ns(uint64_t spin_ns, uint32_t times) {
     return (double)start / 2 / times;
 }
 
-static double pingpong_best_ns(void) {
+/* In *asleep the one that sleeps at once. */
+static double pingpong_best_ns(double *asleep) {
     static const uint64_t spins[] = { 0, 2000, 50000 };
     double best = 0;
     int i;
     for (i = 0; i < COUNT(spins); ++i) {
         const double ns = pingpong_ns(spins[i], bench_opt.quick ? 1000 : 4000);
-        if (best <= 0 || ns < best) best = ns;
+        if (i == 0) *asleep = ns;
+        if (i == 0 || ns < best) best = ns;
     }
     return best;
 }
@@ -226,53 +236,83 @@ static void rows_handoff(void) {
     static const char *const names[] = { "handoff_64b", "handoff_64k", "handoff", "handoff_64m" };
     static const size_t bytes[] = { 64, 64 << 10, 8 << 20, 64 << 20 };
     static double ours[COUNT(names)][BENCH_MAX_ROUNDS];
-    double peer[BENCH_MAX_ROUNDS];
+    double peer[BENCH_MAX_ROUNDS], asleep[BENCH_MAX_ROUNDS];
     bool wanted[COUNT(names)], any = false;
+    char told[64], json[64];
+    const bench_note note = { told, NULL, json };
     const int rounds = bench_rounds(9);
     int round, i;
     for (i = 0; i < COUNT(names); ++i) any |= wanted[i] = bench_wanted(names[i]);
     for (round = 0; any && round < rounds; ++round) {
         bench_now_with("ping-pong");
-        if (round % 2 == 0) peer[round] = pingpong_best_ns();
+        if (round % 2 == 0) peer[round] = pingpong_best_ns(&asleep[round]);
         for (i = 0; i < COUNT(names); ++i) {
             const shape is = { bytes[i], -1, 0, 1, 1, NULL, -1, 0, NULL };
             bench_now_with(names[i]);
             if (wanted[i]) ours[i][round] = handoff_ns(&is);
         }
-        if (round % 2 == 1) peer[round] = pingpong_best_ns();
+        if (round % 2 == 1) peer[round] = pingpong_best_ns(&asleep[round]);
+    }
+    if (any) {
+        snprintf(told, sizeof told, "sleeping %.0f ns", bench_median(asleep, rounds));
+        snprintf(json, sizeof json, ",\"peer_asleep\":%.6g", bench_median(asleep, rounds));
     }
     for (i = 0; i < COUNT(names); ++i) {
         const bench_row row = { names[i], "ns", "futex ping-pong", false, 0, false, 1 / 1.1 };
         const bench_sides sides = { ours[i], peer, rounds, 1 };
-        if (wanted[i]) bench_print_sides(&row, &sides, NULL);
+        if (wanted[i]) bench_print_sides(&row, &sides, &note);
     }
 }
 
-/* Reading the clock is taken off. */
-static double ready_ns(const void *arg) {
-    enum { TIMES = 200, TAKE = 6 };
-    const shape *is = (const shape *)arg;
-    double took[TIMES];
-    spdl_loader *l = ours_open(is);
-    uint64_t clock = bench_ns(), i;
+static uint64_t clock_ns(void) {
+    const uint64_t start = bench_ns();
+    int i;
     for (i = 0; i < 1000; ++i) bench_ns();
-    clock = (bench_ns() - clock) / 1001;
+    return (bench_ns() - start) / 1001;
+}
+
+/* Of next, in [0], and of done, in [1], each time after a pause; reading the clock is taken off. */
+static void ready_ns(const shape *is, double *median) {
+    enum { TIMES = 200 };
+    const uint64_t clock = clock_ns();
+    double took[2][TIMES];
+    spdl_loader *l = ours_open(is);
+    spdl_loader_batch b;
+    int i;
+    memset(&b, 0, sizeof b);
     ours_take(l, is, READY);
     for (i = 0; i < TIMES; ++i) {
-        uint64_t start;
+        uint64_t start, between, end;
         bench_sleep_ms(1);
         start = bench_ns();
-        ours_take(l, is, TAKE);
-        took[i] = (double)(bench_ns() - start - clock) / TAKE;
+        BENCH_CHECK(spdl_loader_next(l, &b, SPDL_FOREVER) == SPDL_OK);
+        between = bench_ns();
+        BENCH_CHECK(spdl_loader_done(l, &b) == SPDL_OK);
+        end = bench_ns();
+        took[0][i] = (double)(between - start) - (double)clock;
+        took[1][i] = (double)(end - between) - (double)clock;
     }
     spdl_loader_close(l);
-    return bench_quantile(took, TIMES, 0.5);
+    for (i = 0; i < 2; ++i) median[i] = bench_quantile(took[i], TIMES, 0.5);
 }
 
-static void row_ready(void) {
-    const bench_row row = { "handoff_ready", "ns", NULL, false, 0, false, 0 };
+static void rows_ready(void) {
+    static const char *const names[] = { "ready_next", "ready_done" };
     const shape is = { 64, -1, 0, 1, 8, NULL, -1, 0, NULL };
-    if (bench_wanted(row.name)) bench_compare_sides(&row, ROUNDS, ready_ns, &is, NULL, NULL);
+    const int rounds = bench_rounds(ROUNDS);
+    double value[2][BENCH_MAX_ROUNDS], median[2];
+    bool wanted[2], any = false;
+    int i, k;
+    for (k = 0; k < 2; ++k) any |= wanted[k] = bench_wanted(names[k]);
+    for (i = 0; any && i < rounds; ++i) {
+        ready_ns(&is, median);
+        for (k = 0; k < 2; ++k) value[k][i] = median[k];
+    }
+    for (k = 0; k < 2; ++k) {
+        const bench_row row = { names[k], "ns", NULL, false, 0, false, 0 };
+        const bench_sides sides = { value[k], NULL, rounds, 1 };
+        if (wanted[k]) bench_print_sides(&row, &sides, NULL);
+    }
 }
 
 static double gib_ms(const void *arg) {
@@ -472,7 +512,7 @@ static void row_report(const char *name, int harm) {
 int main(int argc, char **argv) {
     bench_start("loader", argc, argv);
     rows_handoff();
-    row_ready();
+    rows_ready();
     rows_alone();
     row_report("kill_report_ms", SIGKILL);
     row_report("kill_report_segv_ms", SIGSEGV);

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prints a Python with the peers of bench_loader: $PYTHON, or one in build/venv-loader, which is made
-# here from PyPI. PyTorch is large (5 GB with what it brings); what cannot be had is left out, and
-# its rows say so.
+# Prints a Python with the peers of bench_loader: $PYTHON, or one in build/venv-loader, which is
+# made here from PyPI. PyTorch is large (5 GB with what it brings); what cannot be had is left out,
+# and its rows say so.
 cd "$(dirname "$0")/.." || exit 1
 
 has() {
