@@ -7428,6 +7428,7 @@ SPDL__PRIVATE bool spdl__child_makes(spdl__child *child, int row, spdl_allocator
 SPDL__PRIVATE void spdl__child_watch(spdl__child *child, spdl_pipeline *p);
 SPDL__COLD bool spdl__child_trace(const spdl__child *child, spdl__os_file *file, uint64_t *origin);
 SPDL__COLD bool spdl__child_doctored(const spdl__child *child);
+SPDL__PRIVATE bool spdl__child_awaited(const spdl__child *child);
 SPDL__COLD void spdl__child_all_stats(const spdl_pipeline *p, spdl_stats *stats);
 
 /* Whether the edge has ended and all of it was taken. The end is read before the head. */
@@ -8335,6 +8336,7 @@ struct spdl_pipeline {
     uint64_t taker;        /* the thread that took the first item */
     uint64_t taker_queued_ns; /* how long it had been on a run queue by then, or SPDL__NEVER */
     uint64_t answer_wait_ns; /* with a feed: time items lay in the sink */
+    uint64_t queued_ns, queued_at; /* for how long polite workers were ready to run, when */
     uint64_t hurried_ns;   /* when it slept last, and could be rescued from that */
     uint32_t hurry;        /* the rescue works, not the first group; read by all */
     char pad3[SPDL_CACHE_LINE];
@@ -11794,18 +11796,20 @@ SPDL__PRIVATE void spdl__rescue(spdl_pipeline *p, bool hurry) {
 }
 
 /* Whether the polite workers, all together, have been on the run queues for that long since this
-   was asked last, or the system does not say. *before: what they had been, 0 at first. */
-SPDL__PRIVATE bool spdl__rescue_due(const spdl_pipeline *p, uint64_t *before) {
-    const uint64_t last = *before;
+   was asked last, a moment ago, or the system does not say. */
+SPDL__PRIVATE bool spdl__rescue_due(spdl_pipeline *p) {
+    const uint64_t last = p->queued_ns, now = spdl_time_ns();
+    const bool lately = last != 0 && now - p->queued_at < 4 * SPDL__STARVED_NS;
     uint64_t ns;
     int i;
-    *before = 1;
+    p->queued_ns = 1;
+    p->queued_at = now;
     for (i = 0; i < p->group[0].workers; ++i) {
         spdl__os_thread_times(&p->group[0].pool->worker[i].thread, NULL, NULL, &ns);
         if (ns == SPDL__NEVER) return true;
-        *before += ns;
+        p->queued_ns += ns;
     }
-    return last != 0 && *before - last >= SPDL__STARVED_NS / 2;
+    return lately && p->queued_ns - last >= SPDL__STARVED_NS / 2;
 }
 
 /* After a take: wakes a worker for the last row. With a large buffer only when no more than half of
@@ -12055,7 +12059,6 @@ SPDL__PRIVATE spdl_result spdl__next_inline(spdl_pipeline *p, void **item, uint6
 /* Looks again a few times, then sleeps until there is a result. */
 SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_t deadline) {
     spdl_result result = SPDL_EMPTY;
-    uint64_t queued = 0;
     bool late = false, slept = false, booked = false;
     int round = 0;
     while (result == SPDL_EMPTY && spdl__backoff(&round, SPDL__IDLE_YIELDS)) {
@@ -12076,7 +12079,8 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
         result = spdl__next_sleep(p, item, until, &late);
         if (!late || until == deadline || SPDL__NO_SLEEP) continue;
         late = false;
-        if (rescues && spdl__rescue_due(p, &queued)) spdl__rescue(p, true);
+        if (rescues && spdl__rescue_due(p) && spdl__child_awaited(p->child))
+            spdl__rescue(p, true);
     }
     if (slept) spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
     if (booked) spdl__blame_mark(p, true);
@@ -20761,7 +20765,8 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
 #define SPDL__LOADER_MAGIC 0x4c445053u
 #define SPDL__LOADER_VARIABLE "SPDL_LOADER_SERVES"
 #define SPDL__LOADER_LOOK_NS 100000000u /* a trainer that sleeps looks for the supervisor */
-#define SPDL__LOADER_TURN_NS 20000000u  /* a child whose pipeline has nothing looks for commands */
+#define SPDL__LOADER_TURN_NS 50000000u  /* a child whose pipeline has nothing looks for commands:
+                                           time enough for a rescue of its polite workers */
 #define SPDL__LOADER_STATS_NS 50000000u /* so old its statistics may be */
 #define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
 #define SPDL__LOADER_SUSPECTS 8
@@ -21408,6 +21413,12 @@ SPDL__COLD bool spdl__child_trace(const spdl__child *child, spdl__os_file *file,
     *file = child->loader->trace[child->number];
     *origin = spdl__loader_head(child->loader)->opened_ns;
     return true;
+}
+
+/* Whether a trainer waits for what its pipeline makes: one of no loader is the trainer itself. */
+SPDL__PRIVATE bool spdl__child_awaited(const spdl__child *child) {
+    return child == NULL || !child->alone ||
+           spdl__load_relaxed32(&child->shared->filled.waiters) != 0;
 }
 
 /* Whether its pipeline may have a doctor. */
