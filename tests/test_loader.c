@@ -463,6 +463,37 @@ static void every_end_is_told(void) {
     all_gone();
 }
 
+SPDL_FN(crashes_beside_another, record, record) {
+    uint32_t *inside = (uint32_t *)spdl_ctx(task);
+    *out = in;
+    if (in->number != 4 && in->number != 5) return SPDL_OK;
+    __atomic_add_fetch(inside, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(inside, __ATOMIC_SEQ_CST) < 2) usleep(100);
+    if (in->number == 5) abort();
+    for (;;) pause();
+}
+
+/* By the thread that raised the signal, of several calls that ran; of those that were ended from
+   outside all are named. */
+static void the_call_that_crashed_is_known(void) {
+    spdl_loader_desc desc = desc_of(2);
+    spdl_loader_batch batch;
+    spdl_loader *l;
+    TEST_NEEDS_PROCESSES();
+    if (TEST_FAULTS_CAUGHT) TEST_SKIP("a sanitizer has them");
+    desc.pipeline.logger.log_fn = log_nothing;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(
+                RECORDS(50), SPDL_PIPE(crashes_beside_another, .concurrency = 2,
+                                       .ctx = shared_flag()), SPDL_SINK(2))) == SPDL_OK);
+    while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
+        CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+    CHECK_STR(spdl_loader_error(l)->text, "spdl: loader 'spdl': child 0 was killed by SIGABRT, in "
+                                          "stage 1 'crashes_beside_another', item 5");
+    CHECK_EQ(spdl_loader_error(l)->item, 5);
+    spdl_loader_close(l);
+    all_gone();
+}
+
 /* Started again at the very item; it is called again once, and left out after a second time. */
 static void it_is_started_again(void) {
     TEST_NEEDS_PROCESSES();
@@ -620,7 +651,7 @@ static void they_end_with_the_trainer(void) {
     for (int how = 0; how < 3; ++how) {
         spdl_loader_status status;
         int pipes[2];
-        pid_t trainer;
+        pid_t trainer, other = 0;
         uint64_t since;
         REQUIRE(pipe(pipes) == 0);
         trainer = fork();
@@ -636,10 +667,17 @@ static void they_end_with_the_trainer(void) {
             spdl_loader_read(l, &status);
             if (write(pipes[1], &status, sizeof status) != (ssize_t)sizeof status) _exit(1);
             if (how == 1) _exit(0); /* without a close */
-            if (how == 2) kill(getpid(), SIGKILL);
+            if (how == 2) { /* another process has the line to the supervisor, too */
+                other = fork();
+                if (other == 0)
+                    for (;;) pause();
+                if (write(pipes[1], &other, sizeof other) != (ssize_t)sizeof other) _exit(1);
+                kill(getpid(), SIGKILL);
+            }
             for (;;) pause();
         }
         REQUIRE(read(pipes[0], &status, sizeof status) == (ssize_t)sizeof status);
+        if (how == 2) REQUIRE(read(pipes[0], &other, sizeof other) == (ssize_t)sizeof other);
         if (how == 0) kill(trainer, SIGKILL);
         since = spdl_time_ns();
         CHECK_EQ(waitpid(trainer, NULL, 0), trainer);
@@ -649,6 +687,10 @@ static void they_end_with_the_trainer(void) {
         for (int i = 0; i < 3; ++i) {
             CHECK(status.pid[i] > 0);
             CHECK_EQ(kill((pid_t)status.pid[i], 0), -1);
+        }
+        if (other > 0) {
+            kill(other, SIGKILL);
+            CHECK_EQ(waitpid(other, NULL, 0), other);
         }
         close(pipes[0]);
         close(pipes[1]);
@@ -1128,6 +1170,36 @@ static void scribbles_are_survived(void) {
 #endif
 }
 
+/* Every number that is read is looked at. */
+static void wrong_numbers_are_seen(void) {
+#if SPDL__OS_PROCESSES
+    for (int k = 0; k < 7; ++k) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader_batch batch;
+        spdl_loader *l;
+        spdl__shared_entry *entry;
+        spdl__shared_arrays *all;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(
+                    RECORDS(40), SPDL_PIPE(arrays, .item_bytes = 136), SPDL_SINK(2))) == SPDL_OK);
+        entry = spdl__loader_entry(l, 0, 0);
+        while (spdl__load(&entry->stamp) != 1) usleep(100); /* nothing changes it any more */
+        all = (spdl__shared_arrays *)(void *)(spdl__loader_part(l, 0) + l->layout.arrays) +
+              entry->slot;
+        if (k == 0) entry->slot = (uint64_t)l->layout.slots;
+        if (k == 1) entry->bytes = 137;
+        if (k == 2) all->count = SPDL_LOADER_ARRAYS + 1;
+        if (k == 3) all->array[1].ndim = SPDL_LOADER_DIMS + 1;
+        if (k == 4) all->array[1].at = (uint64_t)1 << 63;
+        if (k == 5) all->array[1].shape[0] = (uint64_t)1 << 63;
+        if (k == 6) entry->result = -5; /* no such failure is there */
+        CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);
+        CHECK(strstr(spdl_loader_error(l)->text, "makes no sense") != NULL);
+        spdl_loader_close(l);
+    }
+    all_gone();
+#endif
+}
+
 /* --- seeing inside --- */
 
 static void stats_are_those_of_all_children(void) {
@@ -1320,6 +1392,7 @@ TEST_TABLE(loader) {
     TEST_CASE(failures_come_after_the_items_before_them),
     TEST_CASE(beginnings_and_ends),
     TEST_CASE(every_end_is_told),
+    TEST_CASE(the_call_that_crashed_is_known),
     TEST_CASE(it_is_started_again),
     TEST_CASE(it_goes_on_exactly),
     TEST_CASE(samplers_give_the_same_sequence),
@@ -1338,6 +1411,7 @@ TEST_TABLE(loader) {
     TEST_CASE(trainers_take_in_turn),
     TEST_CASE(a_trainer_that_is_wrong_is_refused),
     TEST_CASE(scribbles_are_survived),
+    TEST_CASE(wrong_numbers_are_seen),
     TEST_CASE(stats_are_those_of_all_children),
     TEST_CASE(one_trace_and_one_report),
     TEST_CASE(caches_and_headspace_take_from_it),
