@@ -97,7 +97,7 @@ bench-pipeline: ## the engine, against oneTBB, GLib, OpenMP, threads by hand, SP
 bench-sampler: ## what an index costs, against Grain and SPDL
 
 .PHONY: bench-loader
-bench-loader: ## the loader process, against a futex, SPDL's arena, PyTorch, Grain (first time: 5 GB)
+bench-loader: ## the loader process, against a futex, SPDL, PyTorch, Grain (first time: 5 GB)
 
 .PHONY: bench-neighbour
 bench-neighbour: ## a trainer beside loaders: threads or a process, polite or not

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds each example by the commands in its own head comment, as they are written (but CC and CXX
 # stand for cc and c++, and EXAMPLE_FLAGS come last), and runs it. An example has at most 120 lines
-# (the trainer, and those that use another library, 160 or 200), so that it stays one idea. One whose
-# headers are not all there is skipped with its line "Needs:", which says how to install them.
+# (the trainer, and those that use another library, 160 or 200), so that it stays one idea. One
+# whose headers are not all there is skipped with its line "Needs:", which says how to install them.
 . "$(dirname "$0")/tally.sh"
 
 # The commands run in a folder of their own, which looks like the top of the tree to them.
