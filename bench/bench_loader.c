@@ -114,7 +114,7 @@ static spdl_loader *ours_open(const shape *is) {
     desc.slots = is->slots > 0 ? is->slots : READY;
     desc.error = &error;
     if (is->when != NULL) desc.logger.log_fn = say_nothing;
-    rows[1].ctx = (void *)is;
+    rows[1].ctx = (void *)(uintptr_t)is;
     rows[1].concurrency = is->workers;
     if (is->batch > 0) batches[2].size = is->batch;
     rows[is->batch > 0 ? 2 : 1].item_bytes = is->bytes;

@@ -132,8 +132,8 @@ static void name_straggler(const spdl_stats *mine) {
     who = spdl_stats_straggler(all, world, &stage);
     if (rank == 0 && who >= 0)
         printf("straggler: rank %d, stage '%s', waited for %.0f ms of %.0f\n", who,
-               all[who].stage[stage].name, all[who].stage[stage].exposed_ns / 1e6,
-               all[who].elapsed_ns / 1e6);
+               all[who].stage[stage].name, (double)all[who].stage[stage].exposed_ns / 1e6,
+               (double)all[who].elapsed_ns / 1e6);
     free(all);
 }
 
