@@ -1044,6 +1044,7 @@ static void files_that_are_open_are_seen(void) {
     uint8_t *map;
     int log, mapped;
     size_t used;
+    TEST_NEEDS_LINUX();
     REQUIRE(mkdtemp(cold_folder) != NULL);
     cold_file = cold_make("a.bin", O_RDONLY);
     log = cold_make("c.log", O_WRONLY);
@@ -1068,7 +1069,7 @@ static void reading_is_compared_with_cold_files(void) {
     static spdl_doctor_report report;
     static char text[1 << 15];
     const spdl_doctor_desc doctor = { .seconds = 0.3, .quiet = true, .cold = true };
-    for (int files = 0; files < 2; ++files) {
+    for (int files = 0; files <= TEST_LINUX; ++files) {
         lesson l = { .wait_us = 20 };
         bool disk = false;
         spdl_pipeline *p;
