@@ -1095,7 +1095,8 @@ static void reading_is_compared_with_cold_files(void) {
         if (!files) CHECK(strstr(text, "cold: not known: no file was seen") != NULL);
         if (files) CHECK(strstr(text, "cold: with 2 files of 8.39 MB not in memory") != NULL);
         printf("   %s", strstr(text, "cold: "));
-        if (disk) CHECK(report.from_cache > 0.8 && report.cold_from_cache < report.from_cache);
+        if (disk && report.cold.known) /* windows enough: what one reads is little */
+            CHECK(report.cold_from_cache < report.from_cache);
         if (files) close(cold_file), cold_gone();
     }
 }
