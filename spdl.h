@@ -14622,8 +14622,11 @@ SPDL__COLD void spdl__verdict_of_waits(spdl__text *text, const spdl_stats *stats
             spdl__text_add(text, ". For %.0f %% of its own steps other %s had its processor: "
                                  "%s.", late,
                            f.limit == SPDL_LIMIT_HARM ? "threads" : "programs",
-                           f.limit == SPDL_LIMIT_HARM ? "use fewer workers, or .policy.polite"
-                                                      : "run less beside it");
+                           f.limit == SPDL_LIMIT_HARM
+                               ? "write .policy.polite, by which workers give way to it (those "
+                                 "of a loader process, too: it takes as much without), or use "
+                                 "fewer workers"
+                               : "run less beside it");
     }
 }
 
@@ -17929,6 +17932,8 @@ SPDL__COLD void spdl__doctor_say_harm(spdl__text *text, const spdl__doctor *d) {
     if (polite != NULL && polite->to == 1)
         spdl__text_add(text, " .policy.polite was not tried: this process may not raise priorities "
                              "again.");
+    spdl__text_add(text, " A loader process (spdl_loader_open) takes as much without that: what it "
+                         "keeps away is crashes and memory.");
 }
 
 /* Two sentences or so. */

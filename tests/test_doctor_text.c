@@ -449,6 +449,19 @@ static void text_of_changes(void) {
     free(text);
 }
 
+/* What takes less of the trainer's processors, and what does not. */
+static void harm_names_what_helps(void) {
+    static spdl__doctor d;
+    spdl__text text = spdl__text_start(d.report.verdict, sizeof d.report.verdict);
+    d.report.harm = 0.3;
+    d.report.waiting = 0.01;
+    spdl__doctor_say_harm(&text, &d);
+    CHECK(says(d.report.verdict, "30 % of a step it waits for one, and 1.0 % of the time for "
+                                 "items. Use fewer workers, or write .policy.polite = true (not "
+                                 "tried). A loader process (spdl_loader_open) takes as much "
+                                 "without that: what it keeps away is crashes and memory."));
+}
+
 /* What is not a limit is said in a few lines; and every outcome and class has its word. */
 static void every_outcome_and_class(void) {
     static spdl_doctor_report r;
@@ -614,6 +627,7 @@ TEST_TABLE(doctor_text) {
     TEST_CASE(text_says_when_to_stop),
     TEST_CASE(text_of_cold_files),
     TEST_CASE(text_of_changes),
+    TEST_CASE(harm_names_what_helps),
     TEST_CASE(every_outcome_and_class),
     TEST_CASE(empty_reports),
     TEST_CASE(hostile_reports),
