@@ -4,8 +4,8 @@
 
    Items are bytes that loader_work.h makes: the same code in every process of every side, at memory
    speed (fill) or at that of a JPEG decoder (decode). Whoever takes them looks at the first and the
-   last word. A side of Python runs in a process that stays; what may be ready is taken before its
-   clock starts, and before ours.
+   last word. A side of Python runs in processes that stay, but are stopped while we run; what may be
+   ready is taken before its clock starts, and before ours.
 
    handoff_SIZE      batches that were made ahead, one slot: the trainer gives it back, the child
                      hands the next one over. Half of a round, against the best of three ping-pongs
@@ -13,7 +13,7 @@
                      spin of 2 us, and after one of 50 us; of batches that nobody writes or reads.
                      handoff alone is of 8 MiB
    ready_next        next when the batch is there already, ready_done the done after it, which
-                     wakes a child that had no slot left; after a pause of 1 ms
+                     wakes a child that had no slot left; each time after 0.5 ms of computing
    trainer_ms_per_gib  CPU of the trainer's process for batches of 8 MiB that are filled
    open_ms           from the call of open to the first batch of 64 KiB
    vs_mp_queue       filled batches of 8 MiB, made by one thread, against a multiprocessing.Queue of
@@ -271,7 +271,7 @@ static uint64_t clock_ns(void) {
     return (bench_ns() - start) / 1001;
 }
 
-/* Of next, in [0], and of done, in [1], each time after a pause; reading the clock is taken off. */
+/* Of next, in [0], and of done, in [1], each time after some computing; reading the clock is taken off. */
 static void ready_ns(const shape *is, double *median) {
     enum { TIMES = 200 };
     const uint64_t clock = clock_ns();
@@ -282,9 +282,10 @@ static void ready_ns(const shape *is, double *median) {
     memset(&b, 0, sizeof b);
     ours_take(l, is, READY);
     for (i = 0; i < TIMES; ++i) {
+        const uint64_t until = bench_ns() + 500000;
         uint64_t start, between, end;
-        bench_sleep_ms(1);
-        start = bench_ns();
+        while ((start = bench_ns()) < until) {
+        }
         BENCH_CHECK(spdl_loader_next(l, &b, SPDL_FOREVER) == SPDL_OK);
         between = bench_ns();
         BENCH_CHECK(spdl_loader_done(l, &b) == SPDL_OK);
@@ -348,6 +349,12 @@ static void rows_alone(void) {
 /* ---- Python ---- */
 
 static peer_python python;
+static pid_t python_group; /* of its processes */
+
+/* While we run they do not: Grain's compute when nobody takes anything. */
+static void python_runs(bool runs) {
+    if (python_group > 0) BENCH_CHECK(kill(-python_group, runs ? SIGCONT : SIGSTOP) == 0);
+}
 
 /* The best of the operations in `names`, which blanks separate: batches a second. */
 static double python_rate(const char *names, const shape *is, int count) {
@@ -355,12 +362,14 @@ static double python_rate(const char *names, const shape *is, int count) {
     double best = 0;
     snprintf(what, sizeof what, "%zu:%d:%d", is->bytes, is->rounds, is->batch);
     snprintf(list, sizeof list, "%s", names);
+    python_runs(true);
     for (name = strtok(list, " "); name != NULL; name = strtok(NULL, " ")) {
         double ns;
         bench_now_with(name);
         ns = peer_python_ns(&python, name, count, what);
         if (ns > 0 && 1e9 / ns > best) best = 1e9 / ns;
     }
+    python_runs(false);
     return best;
 }
 
@@ -376,6 +385,9 @@ static void python_start(void) {
     const bool set = program != NULL && program[0] != '\0';
     if (python.from != NULL) return;
     peer_python_begin(&python, set ? program : "python3", "bench/loader_peers.py");
+    if (python.versions[0] != '\0') {
+        python_group = (pid_t)peer_python_ns(&python, "group", 0, "-");
+    }
 }
 
 /* MiB a second. Without the peer ours alone. */
@@ -402,6 +414,7 @@ static void row_python(python_case c) {
         ours[i] = mib * 1e9 / ours_ns(&c.is, (uint64_t)(c.ours_count / less), NULL);
         if (there && i % 2 == 0) peer[i] = mib * python_rate(c.operations, &c.is, c.count / less);
     }
+    python_runs(true);
     if (there) peer_python_ns(&python, "stop", 0, "-");
     free(c.is.made);
     bench_print_sides(&c.row, &sides, NULL);

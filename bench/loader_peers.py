@@ -190,6 +190,7 @@ def version_of(package):
 
 
 def main():
+    os.setpgid(0, 0)
     os.dup2(os.open("build/loader_peers.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)  # chatter
     warnings.simplefilter("ignore")  # of torch, that there are more workers than cores
     there = [(name, version_of(name)) for name in ("numpy", "spdl", "torch", "grain")]
@@ -198,9 +199,13 @@ def main():
     for line in sys.stdin:
         try:
             operation, count, what = line.split()
-            answer = str(running.ns(operation, int(count), what)) if operation != "stop" else "0"
-            if operation == "stop":
+            if operation == "group":  # of the processes
+                answer = str(os.getpgrp())
+            elif operation == "stop":
                 running.stop()
+                answer = "0"
+            else:
+                answer = str(running.ns(operation, int(count), what))
         except Exception as error:  # whatever it is, the bench goes on without this peer
             answer = "!" + repr(error).replace("\n", " ")
         print(answer, flush=True)
