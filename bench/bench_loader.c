@@ -4,8 +4,8 @@
 
    Items are bytes that loader_work.h makes: the same code in every process of every side, at memory
    speed (fill) or at that of a JPEG decoder (decode). Whoever takes them looks at the first and the
-   last word. A side of Python runs in processes that stay, but are stopped while we run; what may be
-   ready is taken before its clock starts, and before ours.
+   last word. A side of Python runs in processes that stay, stopped while we run; what may be ready
+   is taken before its clock starts, and before ours.
 
    handoff_SIZE      batches that were made ahead, one slot: the trainer gives it back, the child
                      hands the next one over. Half of a round, against the best of three ping-pongs
@@ -102,19 +102,23 @@ static void say_nothing(spdl_log_level level, const char *text, void *user) {
     (void)level, (void)text, (void)user;
 }
 
-static spdl_loader *ours_open(const shape *is) {
+/* The ctx of its stage stays until the next one is opened. */
+static spdl_loader *ours_open(const shape *the_shape) {
+    static shape copy;
+    shape *is = &copy;
     spdl_stage items[] = { SPDL_SOURCE(number), SPDL_PIPE(make), SPDL_SINK(2) };
     spdl_stage batches[] = { SPDL_SOURCE(number), SPDL_PIPE(make), SPDL_BATCH(1), SPDL_SINK(2) };
     spdl_stage *rows = is->batch > 0 ? batches : items;
     spdl_loader_desc desc;
     spdl_loader *l;
     spdl_error error;
+    *is = *the_shape;
     memset(&desc, 0, sizeof desc);
     desc.pipeline.workers = is->workers;
     desc.slots = is->slots > 0 ? is->slots : READY;
     desc.error = &error;
     if (is->when != NULL) desc.logger.log_fn = say_nothing;
-    rows[1].ctx = (void *)(uintptr_t)is;
+    rows[1].ctx = is;
     rows[1].concurrency = is->workers;
     if (is->batch > 0) batches[2].size = is->batch;
     rows[is->batch > 0 ? 2 : 1].item_bytes = is->bytes;
@@ -271,7 +275,8 @@ static uint64_t clock_ns(void) {
     return (bench_ns() - start) / 1001;
 }
 
-/* Of next, in [0], and of done, in [1], each time after some computing; reading the clock is taken off. */
+/* Of next, in [0], and of done, in [1], each time after some computing; reading the clock is
+   taken off. */
 static void ready_ns(const shape *is, double *median) {
     enum { TIMES = 200 };
     const uint64_t clock = clock_ns();

@@ -317,7 +317,7 @@ static void row_name(char *name, size_t bytes, const family *f, kind k, bool for
 static void row_print(const family *f, kind k, bool foreign) {
     const bool polite = (k == POLITE || k == CHILD_POLITE) && !foreign;
     const bool percentile = f->value == step_p999_of || f->value == wake_p999_of;
-    run(*of)[BENCH_MAX_ROUNDS] = runs[foreign][f->equal];
+    run(*const of)[BENCH_MAX_ROUNDS] = runs[foreign][f->equal];
     double ours[BENCH_MAX_ROUNDS], peer[BENCH_MAX_ROUNDS];
     const bench_sides sides = { ours, peer, rounds, 1 };
     bench_row row = { NULL, NULL, NULL, false, 0, false, 0 };

@@ -241,9 +241,9 @@ static void trainers_that_have_enough(void) {
                                          "time. There is nothing to gain: stop tuning."));
     s.trainer_runnable_ns = 48000000;
     CHECK(is(&s, SPDL_LIMIT_HARM, -1, "For 5 % of its own steps other threads had its processor: "
-                                      "write .policy.polite, by which workers give way to it (those "
-                                      "of a loader process, too: it takes as much without), or "
-                                      "use fewer workers."));
+                                      "write .policy.polite, by which workers give way to it "
+                                      "(those of a loader process, too: it takes as much "
+                                      "without), or use fewer workers."));
     s.others_cpu_ns = 1100000000;
     CHECK(is(&s, SPDL_LIMIT_FOREIGN, -1, "other programs had its processor"));
     s.wait_ns = 51000000;
