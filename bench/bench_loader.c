@@ -108,7 +108,7 @@ static spdl_loader *ours_open(const shape *the_shape) {
     shape *is = &copy;
     spdl_stage items[] = { SPDL_SOURCE(number), SPDL_PIPE(make), SPDL_SINK(2) };
     spdl_stage batches[] = { SPDL_SOURCE(number), SPDL_PIPE(make), SPDL_BATCH(1), SPDL_SINK(2) };
-    spdl_stage *rows = is->batch > 0 ? batches : items;
+    spdl_stage *rows = the_shape->batch > 0 ? batches : items;
     spdl_loader_desc desc;
     spdl_loader *l;
     spdl_error error;
