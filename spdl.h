@@ -20787,7 +20787,7 @@ typedef struct spdl__shared_entry {
     int32_t result; /* SPDL_OK: a batch; else what next of its pipeline has returned */
     uint32_t last;  /* nothing comes after it but by a command */
     uint64_t slot, bytes, count;
-    char pad[SPDL_CACHE_LINE - 40];
+    char pad[SPDL_CACHE_LINE];
     char after[SPDL_STATE_BYTES]; /* with restarts: where to go on, as spdl_state_save says */
 } spdl__shared_entry;
 
