@@ -2471,8 +2471,8 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    and what a stage writes stays in its child. A fork copies one thread alone: by default open
    refuses when the process has others (SPDL_LOADER_FORK: I know what they hold; CUDA may be in use,
    but not in stages), or with SPDL_LOADER_EXEC the supervisor is this program, run again with the
-   same arguments: its main comes to the open of the same desc.name, which does not return there.
-   Until there it should do little, and the same. So open a loader first of all, before threads,
+   same arguments: its main comes to the first open of the same desc.name, which does not return
+   there; so each loader needs a name of its own. Until there it should do little, and the same. So open a loader first of all, before threads,
    CUDA and large allocations.
    Supervisor and children ignore SIGINT, SIGQUIT, SIGTERM and SIGHUP. They end with the process
    that opened the loader, however it ends; nothing is left, as nothing has a name.
@@ -2526,7 +2526,8 @@ typedef struct spdl_loader_desc {
     int slots;                /* batches of a child that are ready or the trainers'; default 4 */
     uint64_t arena_bytes;     /* the most that may be shared; 0: what there is room for */
     uint64_t child_rss_limit; /* the most a child may use of its own; 0: no limit */
-    double hang_timeout;      /* seconds for which the trainer may wait for a child; 0: for ever */
+    double hang_timeout;      /* seconds for which the trainer may wait for a child, in one call or
+                                 in several that time out; 0: for ever */
     int max_restarts;         /* of all children together */
     spdl_loader_start start;
     int trainers;             /* that take in turn; default 1: who opens it */
@@ -2618,8 +2619,7 @@ SPDL_API void spdl_loader_close(spdl_loader *loader);
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
             failure, which spdl_loader_error describes; SPDL_E_PROCESS: a process has ended, or
             hung, or has overwritten what is shared; SPDL_E_LIMIT: the trainer holds all slots of a
-            child: when it has given one back, it may go on; SPDL_E_INVALID in the child of a fork,
-            as soon as it would wait.
+            child: when it has given one back, it may go on; SPDL_E_INVALID in the child of a fork.
    Threads: one at a time (the trainer). No system call when a batch is ready.
    Blocks:  until there is a batch, an end or a failure, or up to timeout_ns.
    Owns:    the batch is the trainer's until spdl_loader_done. A child goes on as long as fewer than
@@ -2628,7 +2628,8 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *loader, spdl_loader_batch *ba
                                       int64_t timeout_ns);
 
 /* Gives the slot of a batch back, in any order.
-   Returns: SPDL_OK; SPDL_E_INVALID: it was given back already, or is none of this loader's.
+   Returns: SPDL_OK; SPDL_E_INVALID: it was given back already, or is none of this loader's, or this
+            is the child of a fork.
    Threads: one at a time, also beside spdl_loader_next.
    Blocks:  never.
    Owns:    the slot is the child's: nothing of the batch may be used. */
@@ -5054,16 +5055,23 @@ SPDL__PRIVATE uint64_t spdl__os_oom_kills(void) {
     return kills;
 }
 
-/* Memory that a process has for itself alone; 0: not known. */
-SPDL__PRIVATE uint64_t spdl__os_private_bytes(int64_t process) {
-    char path[64], text[128], *at;
-    uint64_t resident;
+/* Whether a process has more memory than that for itself alone: what it has by a fork, and has not
+   written to, it shares. The kernel has a number at hand in which that is, too; it has to walk for
+   the other one. */
+SPDL__PRIVATE bool spdl__os_uses_more(int64_t process, uint64_t limit) {
+    char path[64], text[2048], *at;
+    uint64_t bytes, clean, dirty;
     (void)snprintf(path, sizeof(path), "/proc/%lld/statm", (long long)process);
-    if (spdl__os_text(NULL, path, text, sizeof(text)) == 0) return 0;
+    if (spdl__os_text(NULL, path, text, sizeof(text)) == 0) return false;
     (void)strtoull(text, &at, 10);
-    resident = strtoull(at, &at, 10);
-    resident -= strtoull(at, NULL, 10);
-    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+    bytes = strtoull(at, &at, 10);
+    bytes -= strtoull(at, NULL, 10);
+    if (bytes * (uint64_t)sysconf(_SC_PAGESIZE) <= limit) return false;
+    (void)snprintf(path, sizeof(path), "/proc/%lld/smaps_rollup", (long long)process);
+    (void)spdl__os_text(NULL, path, text, sizeof(text));
+    clean = spdl__os_meminfo(text, "Private_Clean:");
+    dirty = spdl__os_meminfo(text, "Private_Dirty:");
+    return clean == SPDL__NEVER || dirty == SPDL__NEVER || clean + dirty > limit;
 }
 
 /* Has the pages of shared memory now. */
@@ -5073,6 +5081,24 @@ SPDL__PRIVATE void spdl__os_shared_fill(void *memory, uint64_t bytes) {
     (void)syscall(SYS_madvise, memory, (long)bytes, huge);
     if (syscall(SYS_madvise, memory, (long)bytes, populate_write) == 0) return;
     for (at = 0; at < bytes; at += 4096) (void)((volatile char *)memory)[at];
+}
+
+/* A word that is 1, and 0 in the child of a fork; or NULL. */
+SPDL__PRIVATE uint32_t *spdl__os_mark_make(void) {
+    const long wipe_on_fork = 18;
+    const int private_anonymous = MAP_PRIVATE | 0x20; /* C99 hides the name; elsewhere it fails */
+    void *mark = mmap(NULL, 4096, PROT_READ | PROT_WRITE, private_anonymous, -1, 0);
+    if (mark == MAP_FAILED) return NULL;
+    if (syscall(SYS_madvise, mark, 4096L, wipe_on_fork) != 0) {
+        (void)munmap(mark, 4096);
+        return NULL;
+    }
+    *(uint32_t *)mark = 1;
+    return (uint32_t *)mark;
+}
+
+SPDL__PRIVATE void spdl__os_mark_free(uint32_t *mark) {
+    if (mark != NULL) (void)munmap(mark, 4096);
 }
 
 /* NULL: there is no address space for it. */
@@ -20867,6 +20893,7 @@ typedef struct spdl__layout {
     uint64_t ring;   /* entries, a power of two */
     uint64_t stride; /* of a slot: `head` bytes of the child's, then the data */
     uint64_t head, room;
+    uint64_t item;   /* bytes of an item of SPDL_BATCH; 0: a batch is one item */
     uint64_t chunk;  /* items that are dealt to a child at once */
     uint64_t entries, notes, words, arrays, child_bytes; /* in the part of a child */
     uint64_t first, data, bytes;    /* the part of the first child, the slots, and all of it */
@@ -20901,6 +20928,7 @@ struct spdl_loader {
     bool owner;
     int trainer;
     uint64_t process;
+    uint32_t *mark; /* see os_mark_make */
     int64_t supervisor;
     spdl__os_file memory, line; /* to the supervisor */
     spdl__layout layout;
@@ -20918,6 +20946,7 @@ struct spdl_loader {
     int turn, running; /* whose batch comes next; children whose epoch goes on */
     uint64_t number, epoch;
     bool last;      /* no epoch follows */
+    int awaited;    /* see loader_waits */
     uint32_t command; /* the last one; `commanded` until all have obeyed */
     bool commanded;
     uint64_t taken, wait_ns;
@@ -21161,6 +21190,8 @@ SPDL_API void *spdl_slot_array(spdl_task *task, const char *name, const char *dt
                                          "batches of a loader");
         return NULL;
     }
+    if (name == NULL || dtype == NULL || (ndim > 0 && shape == NULL))
+        return spdl__array_fail(task, name != NULL ? name : "?", "its name, dtype or shape is NULL");
     buffer = (char *)spdl_buffer(task);
     if (buffer == NULL) return NULL;
     all = &child->arrays[spdl__child_offset(child, buffer) / child->loader->layout.stride];
@@ -21324,7 +21355,10 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child, uint64_t deadline) {
     const uint64_t now = spdl_time_ns();
     spdl_result result;
     void *item;
-    if (command != child->command) spdl__child_obey(child, command);
+    if (command != child->command) {
+        spdl__child_obey(child, command);
+        if (!child->alone) return; /* the trainer may want no more than that */
+    }
     spdl__child_reclaim(child);
     spdl__child_stats(child, now);
     if (child->over || !spdl__child_room(child)) {
@@ -21833,24 +21867,27 @@ SPDL__COLD void spdl__supervisor_ended(spdl__supervisor *v, int child, spdl__os_
     if (again) spdl__supervisor_start(v, child);
 }
 
-/* Whether trainers wait for a child that could go on: they do not hold all of its slots. */
+/* Whether trainers wait for a child that could go on: to obey a command, or as they do not hold all
+   of its slots. */
 SPDL__COLD bool spdl__supervisor_hangs(spdl__supervisor *v, int child, uint64_t now) {
     const spdl__layout *y = &v->l->layout;
     const spdl__shared_child *s = spdl__loader_child(v->l, child);
     const uint64_t *words =
         (const uint64_t *)(void *)(spdl__loader_part(v->l, child) + y->words);
     const uint64_t published = spdl__load(&s->published);
+    const bool obeys = spdl__load32(&s->command) == spdl__load32(&s->ack);
     uint64_t since = SPDL__NEVER;
     int i, lent = 0;
     if (published != v->child[child].published) v->child[child].moved_ns = now;
     v->child[child].published = published;
     for (i = 0; i < y->trainers; ++i) {
         const uint64_t waits = spdl__load_relaxed(&s->waits[i]);
-        if (waits != 0) since = spdl__min(since, waits);
-        if (published - spdl__load_relaxed(&s->passed[i]) + 1 >= y->ring) return false;
+        const uint64_t ahead = published - spdl__load_relaxed(&s->passed[i]);
+        if (waits != 0 && (!obeys || ahead == 0)) since = spdl__min(since, waits);
+        if (obeys && ahead + 1 >= y->ring) return false;
     }
     for (i = 0; i < y->slots; ++i) lent += spdl__load_relaxed(&words[i]) != 0;
-    if (since == SPDL__NEVER || lent >= y->quota) return false;
+    if (since == SPDL__NEVER || (obeys && lent >= y->quota)) return false;
     since = spdl__max(since, v->child[child].moved_ns);
     return (double)spdl__grown(since, now) > v->desc->hang_timeout * 1e9;
 }
@@ -21866,7 +21903,7 @@ SPDL__COLD uint64_t spdl__supervisor_watch(spdl__supervisor *v) {
         spdl__end_kind why = SPDL__END_ITSELF;
         if (process == 0 || v->child[i].why != SPDL__END_ITSELF) continue;
         if (desc->hang_timeout > 0 && spdl__supervisor_hangs(v, i, now)) why = SPDL__END_HUNG;
-        if (desc->child_rss_limit > 0 && spdl__os_private_bytes(process) > desc->child_rss_limit)
+        if (desc->child_rss_limit > 0 && spdl__os_uses_more(process, desc->child_rss_limit))
             why = SPDL__END_LARGE;
         v->child[i].why = why;
         if (why != SPDL__END_ITSELF) spdl__os_process_kill(process);
@@ -22153,9 +22190,11 @@ SPDL__PRIVATE bool spdl__loader_arrays(const spdl_loader *l, int child, spdl__he
 SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, int child,
                                             const spdl__shared_entry *entry,
                                             spdl_loader_batch *batch) {
-    const uint64_t slot = entry->slot, bytes = entry->bytes;
+    const uint64_t slot = entry->slot, bytes = entry->bytes, count = entry->count;
+    const uint64_t item = l->layout.item;
     spdl__held *held;
-    if (slot >= (uint64_t)l->layout.slots || bytes > l->layout.room)
+    if (slot >= (uint64_t)l->layout.slots || bytes > l->layout.room || count == 0 ||
+        (item > 0 ? bytes % item != 0 || bytes / item != count : count != 1))
         return spdl__loader_torn(l, child, "a batch");
     held = &l->held[child * l->layout.slots + (int)slot];
     if (spdl__load_relaxed(&held->ticket) != 0)
@@ -22164,7 +22203,7 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, int child,
     held->shown.slot = (int)slot;
     held->shown.data = spdl__loader_slot(l, child, (int)slot) + l->layout.head;
     held->shown.bytes = (size_t)bytes;
-    held->shown.count = (size_t)entry->count;
+    held->shown.count = (size_t)count;
     held->shown.number = l->number;
     held->shown.epoch = l->epoch;
     held->shown.ticket = l->at[child] + 1;
@@ -22350,20 +22389,34 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, int child, uint64_t 
     return SPDL_OK;
 }
 
+/* The child that the trainer waits for is number `child` - 1, or none: the supervisor looks whether
+   it hangs. A call that has timed out leaves it, as the next one goes on waiting. */
+SPDL__PRIVATE void spdl__loader_waits(spdl_loader *l, int child) {
+    if (l->awaited == child) return;
+    if (l->awaited > 0)
+        spdl__store_relaxed(&spdl__loader_child(l, l->awaited - 1)->waits[l->trainer], 0);
+    l->awaited = child;
+    if (child > 0)
+        spdl__store_relaxed(&spdl__loader_child(l, child - 1)->waits[l->trainer], spdl_time_ns());
+}
+
 /* After a rewind whether child after child has obeyed: SPDL_OK, SPDL_TIMEOUT or a failure. */
 SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline) {
     spdl_result result = SPDL_OK;
     int i, round = 0;
-    for (i = 0; i < l->layout.children && l->commanded; ++i) {
+    if (!l->commanded) return SPDL_OK;
+    for (i = 0; i < l->layout.children; ++i) {
         const spdl__shared_child *s = spdl__loader_child(l, i);
         while (spdl__load32(&s->ack) != l->command) { /* pairs with child_obey */
             if (l->error.result != SPDL_OK) return l->error.result;
             if (spdl__late(deadline)) return SPDL_TIMEOUT;
+            spdl__loader_waits(l, i + 1);
             result = spdl__loader_wait(l, i, deadline, &round);
             if (result != SPDL_OK) return result;
         }
     }
-    for (i = 0; i < l->layout.children && l->commanded; ++i)
+    spdl__loader_waits(l, 0);
+    for (i = 0; i < l->layout.children; ++i)
         if (spdl__loader_child(l, i)->ack_result != SPDL_OK && result == SPDL_OK)
             result = spdl__loader_failed(l, i, spdl__loader_child(l, i)->ack_result);
     l->commanded = false;
@@ -22378,29 +22431,35 @@ SPDL__PRIVATE spdl_result spdl__loader_await(spdl_loader *l, spdl_loader_batch *
     int round = 0;
     while (result == SPDL_OK) {
         const int child = l->turn;
-        uint64_t *waits = &spdl__loader_child(l, child)->waits[l->trainer];
-        if (spdl__load_relaxed(waits) == 0) spdl__store_relaxed(waits, since);
+        spdl__loader_waits(l, child + 1);
         result = spdl__loader_wait(l, child, deadline, &round);
         if (result != SPDL_OK) break;
         result = spdl__loader_look(l, batch);
-        if (result != SPDL_EMPTY || l->turn != child) spdl__store_relaxed(waits, 0);
         if (result != SPDL_EMPTY) break;
         result = spdl__late(deadline) ? SPDL_TIMEOUT : SPDL_OK;
-        if (result == SPDL_TIMEOUT) spdl__store_relaxed(waits, 0);
     }
+    if (result != SPDL_TIMEOUT) spdl__loader_waits(l, 0);
     l->wait_ns += spdl_time_ns() - since;
     return result;
+}
+
+/* In the child of a fork: what is shared is the trainer's. */
+SPDL__PRIVATE bool spdl__loader_forked(const spdl_loader *l) {
+    return l->mark != NULL ? spdl__load_relaxed32(l->mark) == 0
+                           : l->process != spdl__os_process_id(NULL);
 }
 
 SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
                                       int64_t timeout_ns) {
     spdl_result result = SPDL_EMPTY;
-    if (l == NULL || batch == NULL) return SPDL_E_INVALID;
+    if (l == NULL || batch == NULL || spdl__loader_forked(l)) return SPDL_E_INVALID;
     if (SPDL__UNLIKELY(l->error.result != SPDL_OK && l->error.result != SPDL_E_LIMIT))
         return l->error.result;
     if (!l->commanded) result = spdl__loader_look(l, batch);
-    if (result != SPDL_EMPTY) return result;
-    if (l->process != spdl__os_process_id(NULL)) return SPDL_E_INVALID;
+    if (result != SPDL_EMPTY) {
+        if (SPDL__UNLIKELY(l->awaited != 0)) spdl__loader_waits(l, 0);
+        return result;
+    }
     return spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
 }
 
@@ -22410,7 +22469,8 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *b
         batch->child >= l->layout.children || batch->slot < 0 || batch->slot >= l->layout.slots)
         return SPDL_E_INVALID;
     held = &l->held[batch->child * l->layout.slots + batch->slot];
-    if (batch->ticket == 0 || spdl__load_relaxed(&held->ticket) != batch->ticket)
+    if (batch->ticket == 0 || spdl__load_relaxed(&held->ticket) != batch->ticket ||
+        spdl__loader_forked(l))
         return SPDL_E_INVALID;
     spdl__store_relaxed(&held->ticket, 0);
     spdl__sub32(&l->holds[batch->child], 1);
@@ -22552,9 +22612,8 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
     y->workers = p->workers;
     y->chunk = spdl__max(1, spdl__min(product, (uint64_t)1 << 20));
     y->head = spdl__batch_head_bytes(node->row.kind == SPDL_KIND_BATCH ? node->batch_size : 0);
-    y->room = node->row.kind == SPDL_KIND_BATCH
-                  ? (uint64_t)node->row.size * node->row.item_bytes
-                  : node->row.item_bytes;
+    y->item = node->row.kind == SPDL_KIND_BATCH ? node->row.item_bytes : 0;
+    y->room = y->item > 0 ? (uint64_t)node->row.size * y->item : node->row.item_bytes;
     slots = spdl__node_blocks(p, node) + (uint64_t)y->quota;
     if (p->doctored) slots += 64; /* of what it keeps, and when the sink is larger */
     y->slots = (int)spdl__min(slots, SPDL__MAX_SPARE);
@@ -22610,6 +22669,9 @@ SPDL__COLD bool spdl__loader_build(spdl_loader *l) {
     l->holds = (uint32_t *)spdl__alloc_zeroed(&l->allocator, children, sizeof(*l->holds), 8);
     l->held = (spdl__held *)spdl__alloc_zeroed(&l->allocator, slots, sizeof(*l->held), 8);
     l->running = l->layout.children;
+#if SPDL__OS_PROCESSES
+    l->mark = spdl__os_mark_make();
+#endif
     return l->at != NULL && l->over != NULL && l->ends != NULL && l->holds != NULL &&
            l->held != NULL;
 }
@@ -22638,6 +22700,7 @@ SPDL__COLD void spdl__loader_release(spdl_loader *l) {
     else spdl__os_shared_unmap(l->shared, l->layout.bytes);
     (void)spdl__os_file_close(l->memory);
     (void)spdl__os_file_close(l->line);
+    spdl__os_mark_free(l->mark);
 #endif
     spdl__free(&allocator, l->child, children * sizeof(*l->child));
     spdl__free(&allocator, l->at, children * sizeof(*l->at));
@@ -22800,7 +22863,8 @@ SPDL__COLD void spdl__loader_serve(spdl_loader *l, const spdl_loader_desc *desc,
     if (head == NULL || spdl__os_shared_bytes(l->memory) < sizeof(*head) ||
         head->magic != SPDL__LOADER_MAGIC || head->hash != spdl__loader_hash())
         (void)snprintf(hello.reason, sizeof(hello.reason), "it was built with another spdl.h");
-    else if (memcmp(&head->layout, &l->layout, sizeof(l->layout)) != 0)
+    else if (memcmp(&head->layout, &l->layout, sizeof(l->layout)) != 0 ||
+             memcmp(head->stage_name, l->stage_name, sizeof(l->stage_name)) != 0)
         (void)snprintf(hello.reason, sizeof(hello.reason), "its main came to other rows");
     else if (spdl__os_threads() > 1)
         (void)snprintf(hello.reason, sizeof(hello.reason),
@@ -22922,7 +22986,8 @@ SPDL__COLD const char *spdl__loader_join(spdl_loader *l) {
         return "it was built with another spdl.h";
     l->layout = head->layout;
     if (l->layout.children < 1 || l->layout.children > SPDL_LOADER_CHILDREN ||
-        l->layout.slots < 1 || l->layout.slots > SPDL__MAX_SPARE || l->layout.quota < 1 ||
+        l->layout.trainers <= l->trainer || l->layout.trainers > SPDL_LOADER_TRAINERS ||
+        l->layout.chunk < 1 || l->layout.slots < 1 || l->layout.slots > SPDL__MAX_SPARE || l->layout.quota < 1 ||
         l->layout.quota > l->layout.slots || l->layout.stages < 1 ||
         l->layout.stages > SPDL_MAX_STAGES || l->layout.workers < 1 ||
         l->layout.workers > 1 << 16 || l->layout.room > (uint64_t)1 << 46 ||

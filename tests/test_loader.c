@@ -763,23 +763,32 @@ static void it_minds_its_own_children(void) {
 /* A fork of the trainer has no loader: it may not end ours. */
 static void a_fork_has_no_loader(void) {
     spdl_loader_desc desc = desc_of(1);
+    spdl_loader_batch held, more;
     spdl_loader *l;
     pid_t child;
     int status;
     TEST_NEEDS_PROCESSES();
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(50),
                 IN_BATCHES(10), SPDL_SINK(2))) == SPDL_OK);
+    REQUIRE(spdl_loader_next(l, &held, SPDL_SECONDS(15)) == SPDL_OK);
+    while (spdl__load(&spdl__loader_entry(l, 0, 1)->stamp) != 2) usleep(100); /* one is ready */
     child = fork();
     if (child == 0) {
         spdl_loader_batch batch;
-        spdl_result result = SPDL_OK;
-        while (result == SPDL_OK) result = spdl_loader_next(l, &batch, SPDL_SECONDS(15));
+        if (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) != SPDL_E_INVALID) _exit(3);
+        if (spdl_loader_done(l, &held) != SPDL_E_INVALID) _exit(4);
         if (spdl_loader_rewind(l, 0, 0) != SPDL_E_INVALID) _exit(2);
         spdl_loader_close(l);
         _exit(0);
     }
     CHECK_EQ(waitpid(child, &status, 0), child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK_EQ(spdl_loader_done(l, &held), SPDL_OK);
+    for (uint64_t n = 10; n < 50; n += 10) {
+        REQUIRE(spdl_loader_next(l, &more, SPDL_SECONDS(15)) == SPDL_OK);
+        CHECK(record_is((const record *)more.data, n, 0));
+        CHECK_EQ(spdl_loader_done(l, &more), SPDL_OK);
+    }
     spdl_loader_close(l);
     all_gone();
 }
@@ -1111,6 +1120,14 @@ static void a_trainer_that_is_wrong_is_refused(void) {
     CHECK(strstr(error.text, "was built with another spdl.h") != NULL);
     spdl__loader_head(l)->hash ^= 1;
     spdl_loader_close(l);
+    for (int k = 0; k < 2; ++k) { /* numbers that others are divided by */
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100), SPDL_SINK(2))) == SPDL_OK);
+        if (k == 0) spdl__loader_head(l)->layout.trainers = 0;
+        else spdl__loader_head(l)->layout.chunk = 0;
+        CHECK_EQ(spdl_loader_attach(&more, name, 1, &other), SPDL_E_UNSUPPORTED);
+        CHECK(strstr(error.text, "its memory makes no sense") != NULL);
+        spdl_loader_close(l);
+    }
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100000), SPDL_SINK(2))) == SPDL_OK);
     CHECK_EQ(spdl_loader_attach(&more, name, 1, &other), SPDL_OK);
     CHECK_EQ(spdl_loader_next(more, &batch, SPDL_SECONDS(15)), SPDL_OK);
@@ -1360,6 +1377,7 @@ static void a_program_is_run_again(void) {
         spdl_loader *l, *other;
         spdl_loader_batch batch;
         spdl_loader_status status;
+        spdl_error error;
         desc.start = SPDL_LOADER_EXEC;
         desc.children = 2;
         desc.name = "first";
@@ -1377,6 +1395,10 @@ static void a_program_is_run_again(void) {
         CHECK_EQ(spdl_loader_next(other, &batch, SPDL_SECONDS(15)), SPDL_OK);
         spdl_loader_close(l);
         spdl_loader_close(other);
+        desc.error = &error; /* a name that the other one has, too: its main comes to that */
+        CHECK_EQ(spdl_loader_open(&other, &desc, SPDL_STAGES(RECORDS(50, .name = "others"),
+                    SPDL_SINK(2))), SPDL_E_PROCESS);
+        CHECK(strstr(error.text, "its main came to other rows") != NULL);
         all_gone();
     }
 }
@@ -1440,6 +1462,177 @@ static void polite_children_are_helped(void) {
     all_gone();
 }
 
+/* A child that is told to begin again, and cannot, as a call does not return. */
+static void a_rewind_ends_a_call_that_hangs(void) {
+    TEST_NEEDS_PROCESSES();
+    for (int held = 0; held < 2; ++held) {
+        spdl_loader_desc desc = desc_of(2);
+        fate harm = { .at = 2, .how = HANG, .done = shared_flag() };
+        spdl_loader_batch batch;
+        spdl_loader *l;
+        desc.slots = 2;
+        desc.hang_timeout = 0.2;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100),
+                    SPDL_PIPE(meets_its_fate, .ctx = &harm), IN_BATCHES(1),
+                    SPDL_SINK(2))) == SPDL_OK);
+        for (int i = 0; i < 2; ++i) {
+            REQUIRE(spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK);
+            if (!held) CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+        }
+        while (!__atomic_load_n(harm.done, __ATOMIC_ACQUIRE)) usleep(1000);
+        CHECK_EQ(spdl_loader_rewind(l, 0, SPDL_SECONDS(10)), SPDL_E_PROCESS);
+        if (!CHECK(strstr(spdl_loader_error(l)->text, "hang_timeout, in stage 1 'meets_its_fate', "
+                                                      "item 2") != NULL))
+            fprintf(stderr, "    %s\n", spdl_loader_error(l)->text);
+        spdl_loader_close(l);
+    }
+    all_gone();
+}
+
+/* A trainer that was told to give slots back, and then works for long, waits for nobody. */
+static void only_a_trainer_that_waits_finds_a_hang(void) {
+    spdl_loader_desc desc = desc_of(1);
+    spdl_loader_batch held[2], batch;
+    spdl_loader *l;
+    TEST_NEEDS_PROCESSES();
+    desc.slots = 2;
+    desc.hang_timeout = 0.1;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(2), IN_BATCHES(1),
+                SPDL_SINK(2))) == SPDL_OK);
+    for (int i = 0; i < 2; ++i)
+        REQUIRE(spdl_loader_next(l, &held[i], SPDL_SECONDS(15)) == SPDL_OK);
+    CHECK_EQ(spdl_loader_next(l, &batch, SPDL_FOREVER), SPDL_E_LIMIT);
+    for (int i = 0; i < 2; ++i) CHECK_EQ(spdl_loader_done(l, &held[i]), SPDL_OK);
+    usleep(500000);
+    CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_END);
+    CHECK_EQ(spdl_loader_rewind(l, 0, SPDL_SECONDS(15)), SPDL_OK);
+    takes_all(l, 2, 0, SPDL_END);
+    spdl_loader_close(l);
+    all_gone();
+}
+
+/* Calls that time out are one wait. */
+static void a_hang_is_found_between_short_waits(void) {
+    spdl_loader_desc desc = desc_of(2);
+    fate harm = { .at = 2, .how = HANG };
+    spdl_loader_batch batch;
+    spdl_loader *l;
+    spdl_result result = SPDL_TIMEOUT;
+    uint64_t since;
+    TEST_NEEDS_PROCESSES();
+    desc.hang_timeout = 0.2;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100),
+                SPDL_PIPE(meets_its_fate, .ctx = &harm), SPDL_SINK(2))) == SPDL_OK);
+    for (since = spdl_time_ns(); spdl_time_ns() - since < (uint64_t)SPDL_SECONDS(10);) {
+        result = spdl_loader_next(l, &batch, 10000000);
+        if (result == SPDL_OK) CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+        else if (result != SPDL_TIMEOUT) break;
+    }
+    CHECK_EQ(result, SPDL_E_PROCESS);
+    spdl_loader_close(l);
+    all_gone();
+}
+
+static int nothing_of;
+
+SPDL_FN(array_of_nothing, record, record) {
+    const uint64_t shape[] = { 3 };
+    void *at = nothing_of == 0   ? spdl_slot_array(task, NULL, "f4", 1, shape)
+               : nothing_of == 1 ? spdl_slot_array(task, "images", NULL, 1, shape)
+                                 : spdl_slot_array(task, "images", "f4", 1, NULL);
+    *out = (record *)at;
+    return in != NULL ? SPDL_OK : SPDL_E_STAGE;
+}
+
+static void an_array_without_a_name_is_an_error(void) {
+    static const char *const texts[] = { "name", "dtype", "shape" };
+    for (nothing_of = 0; nothing_of < 3; ++nothing_of) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader_batch batch;
+        spdl_loader *l;
+        desc.pipeline.logger.log_fn = log_nothing;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40),
+                    SPDL_PIPE(array_of_nothing, .item_bytes = 128), SPDL_SINK(2))) == SPDL_OK);
+        CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_INVALID);
+        if (!CHECK(strstr(spdl_loader_error(l)->text, texts[nothing_of]) != NULL &&
+                   strstr(spdl_loader_error(l)->text, "NULL") != NULL))
+            fprintf(stderr, "    %s\n", spdl_loader_error(l)->text);
+        spdl_loader_close(l);
+    }
+    all_gone();
+}
+
+/* How many items a batch has is looked at, too. */
+static void a_wrong_count_is_seen(void) {
+#if SPDL__OS_PROCESSES
+    static const uint64_t counts_of[] = { 0, 4, 6, (uint64_t)1 << 62, UINT64_MAX };
+    for (size_t k = 0; k < 2 * sizeof counts_of / sizeof counts_of[0]; ++k) {
+        const bool batches = k % 2;
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader_batch batch;
+        spdl_loader *l;
+        spdl__shared_entry *entry;
+        const spdl_stage one[] = { RECORDS(40), SPDL_SINK(2) };
+        const spdl_stage five[] = { RECORDS(40), IN_BATCHES(5), SPDL_SINK(2) };
+        REQUIRE(spdl_loader_open(&l, &desc, batches ? five : one, batches ? 3 : 2) == SPDL_OK);
+        entry = spdl__loader_entry(l, 0, 0);
+        while (spdl__load(&entry->stamp) != 1) usleep(100);
+        entry->count = counts_of[k / 2];
+        CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);
+        CHECK(strstr(spdl_loader_error(l)->text, "makes no sense") != NULL);
+        spdl_loader_close(l);
+    }
+    all_gone();
+#endif
+}
+
+/* What was there before a child began, and it has not written to, is not its own. */
+static void inherited_memory_is_no_childs_own(void) {
+    const size_t bytes = TEST_SANITIZED_BYTES + ((size_t)100 << 20);
+    spdl_loader_desc desc = desc_of(1);
+    volatile char *memory;
+    spdl_loader *l;
+    TEST_NEEDS_PROCESSES();
+    memory = (volatile char *)malloc(bytes);
+    REQUIRE(memory != NULL);
+    for (size_t i = 0; i < bytes; i += 4096) memory[i] = 1;
+    desc.child_rss_limit = TEST_SANITIZED_BYTES + (40 << 20);
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100), IN_BATCHES(5),
+                SPDL_SINK(2))) == SPDL_OK);
+    usleep(400000);
+    takes_all(l, 100, 0, SPDL_END);
+    CHECK_EQ(spdl_loader_rewind(l, 0, SPDL_SECONDS(15)), SPDL_OK);
+    spdl_loader_close(l);
+    free((void *)(uintptr_t)memory);
+    all_gone();
+}
+
+static uint32_t may_begin, waited_in_vain;
+
+SPDL_FN(begins_when_it_may, void, record) {
+    for (int i = 0; spdl_sequence(task) == 0 && !spdl__load32(&may_begin); ++i, usleep(10000))
+        if (i == 300 && spdl__exchange32(&waited_in_vain, 1) == 0) break;
+    return records_spdl_call(task, in, (void **)out);
+}
+
+/* In this process, too, a rewind does not wait for the first batch. */
+static void a_rewind_does_not_wait_for_a_batch(void) {
+    spdl_loader_desc desc = desc_of(1);
+    spdl_loader *l;
+    desc.start = SPDL_LOADER_IN_PROCESS;
+    spdl__store32(&may_begin, 1);
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(
+                SPDL_SOURCE(begins_when_it_may, .ctx = (void *)(uintptr_t)20,
+                            .item_bytes = sizeof(record)), SPDL_SINK(2))) == SPDL_OK);
+    takes_all(l, 20, 0, SPDL_END);
+    spdl__store32(&may_begin, 0);
+    CHECK_EQ(spdl_loader_rewind(l, 0, SPDL_FOREVER), SPDL_OK);
+    spdl__store32(&may_begin, 1);
+    takes_all(l, 20, 0, SPDL_END);
+    CHECK_EQ(waited_in_vain, 0);
+    spdl_loader_close(l);
+}
+
 TEST_TABLE(loader) {
     TEST_CASE(batches_come_whole_and_in_order),
     TEST_CASE(epochs_end_one_by_one),
@@ -1477,5 +1670,12 @@ TEST_TABLE(loader) {
     TEST_CASE(caches_and_headspace_take_from_it),
     TEST_CASE(polite_children_are_helped),
     TEST_CASE(a_program_is_run_again),
+    TEST_CASE(a_rewind_ends_a_call_that_hangs),
+    TEST_CASE(only_a_trainer_that_waits_finds_a_hang),
+    TEST_CASE(a_hang_is_found_between_short_waits),
+    TEST_CASE(an_array_without_a_name_is_an_error),
+    TEST_CASE(a_wrong_count_is_seen),
+    TEST_CASE(inherited_memory_is_no_childs_own),
+    TEST_CASE(a_rewind_does_not_wait_for_a_batch),
     TEST_END
 };
