@@ -2472,8 +2472,8 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    refuses when the process has others (SPDL_LOADER_FORK: I know what they hold; CUDA may be in use,
    but not in stages), or with SPDL_LOADER_EXEC the supervisor is this program, run again with the
    same arguments: its main comes to the first open of the same desc.name, which does not return
-   there; so each loader needs a name of its own. Until there it should do little, and the same. So open a loader first of all, before threads,
-   CUDA and large allocations.
+   there, so each loader needs a name of its own. Until there it should do little, and the same.
+   So open a loader first of all, before threads, CUDA and large allocations.
    Supervisor and children ignore SIGINT, SIGQUIT, SIGTERM and SIGHUP. They end with the process
    that opened the loader, however it ends; nothing is left, as nothing has a name.
 
@@ -21191,7 +21191,8 @@ SPDL_API void *spdl_slot_array(spdl_task *task, const char *name, const char *dt
         return NULL;
     }
     if (name == NULL || dtype == NULL || (ndim > 0 && shape == NULL))
-        return spdl__array_fail(task, name != NULL ? name : "?", "its name, dtype or shape is NULL");
+        return spdl__array_fail(task, name != NULL ? name : "?",
+                                "its name, dtype or shape is NULL");
     buffer = (char *)spdl_buffer(task);
     if (buffer == NULL) return NULL;
     all = &child->arrays[spdl__child_offset(child, buffer) / child->loader->layout.stride];
@@ -22987,7 +22988,8 @@ SPDL__COLD const char *spdl__loader_join(spdl_loader *l) {
     l->layout = head->layout;
     if (l->layout.children < 1 || l->layout.children > SPDL_LOADER_CHILDREN ||
         l->layout.trainers <= l->trainer || l->layout.trainers > SPDL_LOADER_TRAINERS ||
-        l->layout.chunk < 1 || l->layout.slots < 1 || l->layout.slots > SPDL__MAX_SPARE || l->layout.quota < 1 ||
+        l->layout.chunk < 1 || l->layout.slots < 1 || l->layout.slots > SPDL__MAX_SPARE ||
+        l->layout.quota < 1 ||
         l->layout.quota > l->layout.slots || l->layout.stages < 1 ||
         l->layout.stages > SPDL_MAX_STAGES || l->layout.workers < 1 ||
         l->layout.workers > 1 << 16 || l->layout.room > (uint64_t)1 << 46 ||
