@@ -1383,9 +1383,10 @@ SPDL_API void spdl_stop(spdl_task *task);
 SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t bytes);
 
 /* Starts again at the position of a text, in a new pipeline or one that runs, as
-   spdl_pipeline_rewind does. A text that was changed, of another version, or of other rows or
-   another seed is refused, with a sentence that says what differs and how to load it all the same.
-   After a refusal the pipeline goes on as if nothing had been asked.
+   spdl_pipeline_rewind does. A text that was changed, of another version, of other rows, of another
+   seed, or of files with other names, sizes or order (those of the rows of >>files; see data_hash
+   for SPDL_INDEX) is refused, with a sentence that says what differs and how to load it all the
+   same. After a refusal the pipeline goes on as if nothing had been asked.
    Returns: SPDL_OK; SPDL_E_FORMAT: no such text; SPDL_E_CHECKSUM: it was changed; SPDL_E_INVALID:
             it does not fit this pipeline, or as rewind; SPDL_E_UNSUPPORTED as save; SPDL_E_NOMEM;
             SPDL_TIMEOUT: calls still run, and the pipeline is stopped; the error when an init has
@@ -8349,6 +8350,7 @@ struct spdl_pipeline {
     size_t skip_count;
     uint64_t drops;        /* items of the sink that were delivered before this run */
     bool counts;           /* there are some, or it watches */
+    uint64_t files;        /* a hash of the lists of files of its rows, or 0 */
     int described;         /* bytes of what a position says of the sampler: of this epoch, and */
     uint64_t described_of; /* of these edits */
     char description[SPDL_STATE_BYTES];
@@ -9253,6 +9255,9 @@ SPDL__COLD uint32_t spdl__position_table(const spdl_pipeline *p) {
     return hash;
 }
 
+/* What the lists of files in the rows are a hash of, or 0. (>>files-impl) */
+SPDL__COLD uint64_t spdl__position_files(const spdl_pipeline *p);
+
 /* Which row marks, and what else a position of this table depends on. */
 SPDL__COLD spdl_result spdl__position_plan(spdl_pipeline *p) {
     int i, k, depth = 0;
@@ -9301,6 +9306,7 @@ SPDL__COLD spdl_result spdl__position_plan(spdl_pipeline *p) {
     for (i = 0; i < p->count; ++i)
         p->node[i].passes = &p->node[i] != p->marks || p->many || p->remakes || p->seen != NULL;
     p->table = spdl__position_table(p);
+    p->files = spdl__position_files(p);
     if (p->remakes) spdl__mark_begin(&p->mark, SPDL__NEVER);
     spdl__state_describe(p, 0);
     return SPDL_OK;
@@ -19321,7 +19327,8 @@ typedef struct spdl__edit {
 
 struct spdl_sampler {
     spdl_sampler_desc desc; /* arrays are our own or NULL, ranks those of now */
-    uint64_t length;        /* positions of an epoch */
+    uint64_t length;        /* positions of an epoch, */
+    uint64_t rows;          /* and the most a rank has of them */
     uint64_t spec;          /* a hash of what else makes the order: weights, sizes of blocks */
     uint64_t entries;       /* weighted once: indices with a weight */
     uint64_t epoch, key;    /* of the tables, if `ready` */
@@ -19495,6 +19502,7 @@ SPDL__COLD bool spdl__sampler_tables(spdl_sampler *s, const spdl_sampler_desc *d
             s->start[i + 1] = spdl__min(s->start[i] + least, desc->count);
             s->spec = spdl__hashed(s->spec, s->start[i + 1]);
         }
+        s->spec = spdl__hashed(s->spec, desc->shuffle_inside);
     }
     if (desc->order != SPDL_SAMPLE_WEIGHTED && desc->order != SPDL_SAMPLE_WEIGHTED_ONCE)
         return true;
@@ -19536,6 +19544,8 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
                 : desc->order == SPDL_SAMPLE_WEIGHTED_ONCE ? s->entries
                 : desc->order == SPDL_SAMPLE_MIXTURE ? spdl_mixture_length(desc->mixture)
                                                      : desc->count;
+    s->rows = s->length / (uint64_t)s->desc.ranks.world +
+              (s->length % (uint64_t)s->desc.ranks.world != 0);
     if (!made) {
         spdl_sampler_destroy(s);
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
@@ -19838,7 +19848,7 @@ SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t e
 }
 SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
     const uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
-    if (number >= s->length) return SPDL__NEVER;
+    if (number >= s->rows) return SPDL__NEVER;
     if (s->edits != 0 || s->desc.tail != SPDL_TAIL_KEEP || s->desc.order == SPDL_SAMPLE_MIXTURE)
         return spdl__sampler_globally(s, epoch, number);
     return at < s->length ? at : SPDL__NEVER;
@@ -20059,7 +20069,9 @@ SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const cha
         return spdl__error_set(error, SPDL_E_INVALID, "spdl: state: %s of the sampler is %.*s, "
                                "that of the saved run was %.*s%s", key, (int)(end - at), at,
                                (int)spdl__min(strcspn(there, " \n"), 32), there,
-                               strcmp(key, "data") == 0 ? ": it is another data set" : "");
+                               strcmp(key, "data") == 0   ? ": it is another data set"
+                               : strcmp(key, "spec") == 0 ? ": weights, blocks or mixture differ"
+                                                          : "");
     }
     return SPDL_OK;
 }
@@ -20534,6 +20546,8 @@ SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
                                  (int)desc->at_end);
     if (result == SPDL_OK)
         result = spdl__check_weights_of("mixture", desc->weights, desc->sources, desc->error);
+    if (result == SPDL_OK && desc->change_count > 0 && desc->changes == NULL)
+        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: changes is NULL");
     for (i = 0; i < desc->change_count && result == SPDL_OK; ++i) {
         if (i > 0 && desc->changes[i].position <= desc->changes[i - 1].position)
             return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: changes[%llu] is "
@@ -20556,11 +20570,13 @@ SPDL__COLD uint64_t spdl__mixture_spec(const spdl_mixture *m) {
     for (p = 0; p < m->phases; ++p)
         for (i = 0; i < m->desc.sources; ++i)
             spec = spdl__hashed(spec, m->phase[p].base[i] ^ m->phase[p].begin);
-    for (i = 0; i < m->desc.sources; ++i) {
-        uint64_t weight;
-        memcpy(&weight, &m->desc.weights[i], sizeof(weight));
-        spec = spdl__hashed(spec, weight);
-    }
+    for (p = 0; p <= m->desc.change_count; ++p)
+        for (i = 0; i < m->desc.sources; ++i) {
+            uint64_t weight;
+            memcpy(&weight, p == 0 ? &m->desc.weights[i] : &m->desc.changes[p - 1].weights[i],
+                   sizeof(weight));
+            spec = spdl__hashed(spec, weight);
+        }
     return spec;
 }
 
@@ -20651,14 +20667,16 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
 SPDL__COLD bool spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *desc) {
     const size_t sources = desc->mixture->desc.sources;
     spdl_sampler **samplers = (spdl_sampler **)spdl__sampler_hold(s, sources, sizeof(*samplers));
-    size_t i;
+    size_t i, k;
     s->desc.samplers = samplers;
     s->spec = desc->mixture->spec;
     for (i = 0; i < sources && samplers != NULL; ++i) {
         const spdl_sampler *source = samplers[i] = desc->samplers[i];
-        s->spec = spdl__hashed(s->spec, source->spec ^ source->length);
-        s->spec = spdl__hashed(s->spec, source->desc.seed ^ source->desc.data_hash);
-        s->spec = spdl__hashed(s->spec, source->desc.count ^ (uint64_t)source->desc.order);
+        const uint64_t says[] = { source->spec, source->length, source->desc.seed,
+                                  source->desc.data_hash, source->desc.count,
+                                  (uint64_t)source->desc.order };
+        for (k = 0; k < sizeof(says) / sizeof(says[0]); ++k)
+            s->spec = spdl__hashed(s->spec, says[k]);
     }
     return samplers != NULL;
 }
@@ -27025,6 +27043,7 @@ struct spdl_files {
     spdl_allocator allocator;
     spdl__file *at;
     char *text; /* the paths, each with a zero at its end */
+    uint64_t hash;
     size_t count, room, text_bytes, text_room;
 };
 
@@ -27210,6 +27229,27 @@ SPDL__PRIVATE int spdl__file_order(const void *a, const void *b) {
     return strcmp(((const spdl__file *)a)->path, ((const spdl__file *)b)->path);
 }
 
+/* FNV-1a, which takes bytes one by one, and a mix of the bits at the end. */
+SPDL__PRIVATE uint64_t spdl__files_manifest(const spdl_files *files) {
+    const char *first = files->at[0].path, *name = strrchr(first, '/');
+    size_t common = name != NULL ? (size_t)(name + 1 - first) : 0, i;
+    uint64_t hash = 0xcbf29ce484222325u;
+    int shift;
+    for (i = 1; i < files->count; ++i) /* the folder that all paths begin with */
+        while (strncmp(first, files->at[i].path, common) != 0)
+            for (--common; common > 0 && first[common - 1] != '/'; --common) {}
+    for (i = 0; i < files->count; ++i) {
+        name = files->at[i].path + common;
+        do hash = (hash ^ (uint8_t)*name) * 0x100000001b3u;
+        while (*name++ != '\0');
+        for (shift = 0; shift < 64; shift += 8)
+            hash = (hash ^ (files->at[i].bytes >> shift & 0xff)) * 0x100000001b3u;
+    }
+    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9u;
+    hash = (hash ^ hash >> 27) * 0x94d049bb133111ebu;
+    return hash ^ hash >> 31;
+}
+
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
                                      const spdl_files_desc *desc) {
     spdl__search f;
@@ -27242,6 +27282,7 @@ SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
     for (i = 0; i < made->count; ++i)
         made->at[i].path = made->text + (uintptr_t)made->at[i].path;
     if (path[0] != '@') qsort(made->at, made->count, sizeof(*made->at), spdl__file_order);
+    made->hash = spdl__files_manifest(made);
     *files = made;
     return SPDL_OK;
 }
@@ -27265,26 +27306,7 @@ SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index) {
     return index < files->count ? files->at[index].bytes : 0;
 }
 
-/* FNV-1a, which takes bytes one by one, and a mix of the bits at the end. */
-SPDL_API uint64_t spdl_files_hash(const spdl_files *files) {
-    const char *first = files->at[0].path, *name = strrchr(first, '/');
-    size_t common = name != NULL ? (size_t)(name + 1 - first) : 0, i;
-    uint64_t hash = 0xcbf29ce484222325u;
-    int shift;
-    for (i = 1; i < files->count; ++i) /* the folder that all paths begin with */
-        while (strncmp(first, files->at[i].path, common) != 0)
-            for (--common; common > 0 && first[common - 1] != '/'; --common) {}
-    for (i = 0; i < files->count; ++i) {
-        name = files->at[i].path + common;
-        do hash = (hash ^ (uint8_t)*name) * 0x100000001b3u;
-        while (*name++ != '\0');
-        for (shift = 0; shift < 64; shift += 8)
-            hash = (hash ^ (files->at[i].bytes >> shift & 0xff)) * 0x100000001b3u;
-    }
-    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9u;
-    hash = (hash ^ hash >> 27) * 0x94d049bb133111ebu;
-    return hash ^ hash >> 31;
-}
+SPDL_API uint64_t spdl_files_hash(const spdl_files *files) { return files->hash; }
 
 /* --- many files as one --- */
 
@@ -27300,6 +27322,7 @@ typedef struct spdl__shards {
     spdl__shard *at;
     size_t count, opened;
     uint64_t total; /* tokens, lines */
+    uint64_t hash;  /* of the list */
 } spdl__shards;
 
 SPDL__PRIVATE void spdl__shards_close(spdl__shards *s) {
@@ -27315,6 +27338,7 @@ SPDL__PRIVATE spdl_result spdl__shards_open(spdl__shards *s, const spdl_files *f
                                             const spdl_allocator *allocator, spdl_error *error) {
     spdl_result result = SPDL_OK;
     s->allocator = *allocator;
+    s->hash = files->hash;
     s->at = (spdl__shard *)spdl__alloc_zeroed(allocator, files->count, sizeof(*s->at), 64);
     if (s->at == NULL) return spdl__error_set(error, SPDL_E_NOMEM, "spdl: files: out of memory");
     for (s->count = files->count; s->opened < s->count && result == SPDL_OK;) {
@@ -27818,6 +27842,24 @@ const spdl_function spdl__file_rows[7] = {
 }
 #endif
 
+SPDL__COLD uint64_t spdl__position_files(const spdl_pipeline *p) {
+    uint64_t hash = 0;
+    int i;
+    for (i = 0; i < p->count; ++i) {
+        const spdl_function *fn = p->node[i].row.fn;
+        const void *ctx = p->node[i].row.ctx;
+        if (ctx == NULL) continue;
+        if (fn == &spdl__file_rows[0] || fn == &spdl__file_rows[1])
+            hash = spdl__hashed(hash, ((const spdl_files *)ctx)->hash);
+        if (fn == &spdl__file_rows[2] || fn == &spdl__file_rows[3])
+            hash = spdl__hashed(hash + ((const spdl_tokens *)ctx)->length,
+                                ((const spdl_tokens *)ctx)->shards.hash);
+        if (fn == &spdl__file_rows[4])
+            hash = spdl__hashed(hash, ((const spdl_lines *)ctx)->shards.hash);
+    }
+    return hash;
+}
+
 /* ============================================================================================= */
 /* >>state-impl
    Positions as text: "spdl.state.1 table=... item_seed=... epoch=... item=... sum=...", fields with
@@ -27947,6 +27989,7 @@ SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *
     spdl__line_number(line, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
     spdl__line_hex(line, " table=", p->table);
     spdl__line_number(line, " item_seed=", p->seed);
+    if (p->files != 0) spdl__line_number(line, " files=", p->files);
     spdl__line_number(line, " epoch=", at.epoch);
     spdl__line_number(line, " item=", at.source);
     spdl__line_number(line, " results=", at.results);
@@ -28145,6 +28188,8 @@ SPDL__COLD spdl_result spdl__state_read(const spdl_pipeline *p, spdl__state_text
         result = spdl__state_same(t, "table", 16, p->table, "a pipeline with other rows");
     if (result == SPDL_OK)
         result = spdl__state_same(t, "item_seed", 10, p->seed, "a run with another seed");
+    if (result == SPDL_OK)
+        result = spdl__state_same(t, "files", 10, p->files, "another data set");
     if (result == SPDL_OK) result = spdl__state_number(t, "epoch", items, &at->epoch);
     if (result == SPDL_OK) result = spdl__state_number(t, "item", items, &at->source);
     if (result == SPDL_OK) result = spdl__state_number(t, "results", any, &at->results);
@@ -28225,11 +28270,11 @@ SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l) {
 
 /* How many parts of items all texts can name. */
 SPDL__COLD size_t spdl__state_parts(const spdl__state_loads *l) {
-    size_t parts = 0;
-    const char *at;
+    size_t parts = 0, at;
     int i;
     for (i = 0; i < l->count; ++i, parts += 2)
-        for (at = l->texts[i]; (at = strchr(at, ',')) != NULL; ++at) ++parts;
+        for (at = 0; at < SPDL_STATE_BYTES && l->texts[i][at] != '\0'; ++at)
+            parts += l->texts[i][at] == ',';
     return parts;
 }
 

@@ -332,6 +332,39 @@ static void rows_of_files(void) {
     spdl_files_close(files);
 }
 
+/* A position is refused by a pipeline of other files, whatever row has them. */
+static void a_position_is_of_its_files(void) {
+    char text[3][SPDL_STATE_BYTES];
+    const char *texts[1];
+    for (int turn = 0; turn < 3; ++turn) {
+        put_text("1", turn < 2 ? "12345678" : "1234567890");
+        put_text("2", "123456\n8");
+        spdl_files *files = files_of(path_of(""));
+        const spdl_tokens_desc desc = { .length = 2, .raw_bytes = 2 };
+        spdl_tokens *tokens = NULL;
+        spdl_lines *lines = NULL;
+        REQUIRE(spdl_tokens_open(&tokens, files, &desc) == SPDL_OK);
+        REQUIRE(spdl_lines_open(&lines, files, NULL) == SPDL_OK);
+        for (int row = 0; row < 3; ++row) {
+            spdl_pipeline *p =
+                row == 0   ? START(SPDL_FILES(files), SPDL_SINK(3))
+                : row == 1 ? START(SPDL_TOKENS(tokens, .item_bytes = 12), SPDL_SINK(3))
+                           : START(SPDL_SOURCE(backwards, .free_item = free), SPDL_LINES_AT(lines),
+                                   SPDL_SINK(3));
+            spdl_error error = { .text = "" };
+            texts[0] = text[row];
+            if (turn == 0) CHECK(spdl_state_save(p, text[row], sizeof text[row]) > 0);
+            CHECK_EQ(spdl_state_load(p, texts, 1, SPDL_FOREVER, &error),
+                     turn < 2 ? SPDL_OK : SPDL_E_INVALID);
+            if (turn == 2) CHECK(strstr(error.text, "text 0 is of another data set: files=") != NULL);
+            spdl_pipeline_destroy(p);
+        }
+        spdl_lines_close(lines);
+        spdl_tokens_close(tokens);
+        spdl_files_close(files);
+    }
+}
+
 /* --- tokens --- */
 
 typedef struct blob {
@@ -1447,7 +1480,8 @@ static void no_memory(void) {
 
 TEST_TABLE(files) {
     TEST_CASE(folders_and_patterns), TEST_CASE(nothing_to_list), TEST_CASE(lists_of_paths),
-    TEST_CASE(hash_of_the_manifest), TEST_CASE(rows_of_files), TEST_CASE(windows_across_shards),
+    TEST_CASE(hash_of_the_manifest), TEST_CASE(rows_of_files),
+    TEST_CASE(a_position_is_of_its_files), TEST_CASE(windows_across_shards),
     TEST_CASE(bad_shards), TEST_CASE(tokens_over_4_gib), TEST_CASE(rows_of_tokens),
     TEST_CASE(tar_of_all_kinds), TEST_CASE(bad_pax_headers), TEST_CASE(bad_tars),
     TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(tar_in_bounded_memory),

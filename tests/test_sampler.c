@@ -75,6 +75,17 @@ static void a_shuffle_is_a_bijection(void) {
     }
 }
 
+static void nobody_has_items_beyond_the_end(void) {
+    spdl_sampler *s = SAMPLER(.count = (uint64_t)1 << 63, .ranks = { 1, 4 });
+    spdl_index it;
+    CHECK(spdl_sampler_length(s, 0) == (uint64_t)1 << 61);
+    CHECK_EQ(spdl_sampler_item(s, 0, ((uint64_t)1 << 61) - 1, &it), SPDL_OK);
+    CHECK(it.position == ((uint64_t)1 << 63) - 3);
+    for (int bits = 61; bits < 64; ++bits)
+        CHECK_EQ(spdl_sampler_item(s, 0, (uint64_t)1 << bits, &it), SPDL_END);
+    spdl_sampler_destroy(s);
+}
+
 static void any_size_up_to_2_to_the_63_is_shuffled(void) {
     uint64_t random = test_seed();
     for (int bits = 1; bits <= 63; ++bits)
@@ -1006,9 +1017,35 @@ static void another_run_is_told_from_ours(void) {
     CHECK(spdl__sampler_describe(one, 0, text, sizeof text) > 0);
     CHECK(spdl__sampler_differs(two, text, &error) == SPDL_E_INVALID);
     CHECK(strncmp(error.text, "spdl: state: spec of the sampler is ", 36) == 0);
+    CHECK(strstr(error.text, ": weights, blocks or mixture differ") != NULL);
     CHECK_EQ(spdl__sampler_describe(s, 0, NULL, 0), spdl__sampler_describe(s, 0, text, 1024));
     spdl_sampler_destroy(s), spdl_sampler_destroy(other), spdl_sampler_destroy(data);
     spdl_sampler_destroy(order), spdl_sampler_destroy(one), spdl_sampler_destroy(two);
+}
+
+/* One of a mixture of two samplers: of what differs all is in the text. */
+static void describe_mixed(int which, char text[1024]) {
+    static const double w[] = { 1, 2 }, v[] = { 1, 3 };
+    const spdl_mixture_change change = { 50, which == 1 ? v : w };
+    const spdl_sampler_order order = which == 2 ? SPDL_SAMPLE_SEQUENTIAL : SPDL_SAMPLE_SHUFFLED;
+    spdl_mixture *m = MIXTURE(.weights = v, .sources = 2, .changes = &change, .change_count = 1);
+    spdl_sampler *part[] = { SAMPLER(.order = order, .draws = 4, .count = which == 2 ? 5 : 4),
+                             SAMPLER(.order = SPDL_SAMPLE_BLOCKS, .count = 9, .block = 3,
+                                     .shuffle_inside = which == 3) };
+    spdl_sampler *s = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = part,
+                              .draws = 100);
+    CHECK(spdl__sampler_describe(s, 0, text, 1024) > 0);
+    spdl_sampler_destroy(s), spdl_sampler_destroy(part[0]), spdl_sampler_destroy(part[1]);
+    spdl_mixture_destroy(m);
+}
+
+static void other_parts_of_a_mixture_are_told(void) {
+    char text[2][1024];
+    describe_mixed(0, text[0]);
+    for (int which = 0; which < 4; ++which) {
+        describe_mixed(which, text[1]);
+        CHECK((strcmp(text[0], text[1]) == 0) == (which == 0));
+    }
 }
 
 static void texts_that_make_no_sense_are_refused(void) {
@@ -1330,6 +1367,8 @@ static void mixtures_that_make_no_sense_are_refused(void) {
                         WEIGHTS(1), .at_end = (spdl_mixture_end)7 });
     mixture_refused("spdl: mixture: changes[1] is not after the one before it", (spdl_mixture_desc){
                         WEIGHTS(1, 2), .changes = twice, .change_count = 2 });
+    mixture_refused("spdl: mixture: changes is NULL", (spdl_mixture_desc){
+                        WEIGHTS(1, 2), .change_count = 1 });
     mixture_refused("spdl: mixture: changes: the sum of weights is 0", (spdl_mixture_desc){
                         WEIGHTS(1, 2), .changes = zero, .change_count = 1 });
     mixture_refused("spdl: mixture: lengths[1] is 0", (spdl_mixture_desc){
@@ -1527,6 +1566,7 @@ static void no_memory_is_told(void) {
 TEST_TABLE(sampler) {
     TEST_CASE(a_shuffle_is_a_bijection),
     TEST_CASE(any_size_up_to_2_to_the_63_is_shuffled),
+    TEST_CASE(nobody_has_items_beyond_the_end),
     TEST_CASE(all_orders_of_few_are_as_likely),
     TEST_CASE(every_size_is_as_a_true_shuffle),
     TEST_CASE(a_large_shuffle_has_no_pattern),
@@ -1552,6 +1592,7 @@ TEST_TABLE(sampler) {
     TEST_CASE(texts_of_what_is_left_stay_short),
     TEST_CASE(skips_go_on_with_a_run),
     TEST_CASE(another_run_is_told_from_ours),
+    TEST_CASE(other_parts_of_a_mixture_are_told),
     TEST_CASE(texts_that_make_no_sense_are_refused),
     TEST_CASE(a_thousand_ranks_cost_nothing),
     TEST_CASE(hashes_tell_bytes_apart),

@@ -1070,6 +1070,9 @@ static void a_damaged_text_is_refused(void) {
     CHECK(loaded > 0);
     edited(edit, text, " item_seed", " item_seed", "none");
     load(p, text);
+    texts[0] = (char *)memset(malloc(SPDL_STATE_BYTES), ',', SPDL_STATE_BYTES); /* without end */
+    CHECK_EQ(spdl_state_load(p, texts, 1, 0, NULL), SPDL_E_FORMAT);
+    free((void *)(uintptr_t)texts[0]);
     DONE(p);
 }
 
