@@ -155,14 +155,17 @@ int main(int argc, char **argv) {
             atoi(argv[i + 1]);
     }
     trainers = world - loaders;
-    if (trainers < 1 || GLOBAL % trainers) fail("not 1, 2, 4 ... trainers", trainers);
+    if (loaders < 0 || trainers < 1 || GLOBAL % trainers)
+        fail("not 1, 2, 4 ... trainers", trainers);
     const int each = GLOBAL / trainers, bytes = each * (int)sizeof(sample);
     MPI_Comm_split(MPI_COMM_WORLD, rank < trainers, rank, &comm);
     read_digits("examples/data/digits_train_*.npz");
     model_init(&c.net, 1998);
     FILE *file = path ? fopen(path, "rb") : NULL;
-    if (file && fread(&c, sizeof c, 1, file) != 1) fail(path, 0);
+    if (file && (fread(&c, sizeof c, 1, file) != 1 || c.world < 1 || c.world > RANKS))
+        fail(path, 0);
     if (file) fclose(file);
+    const long begin = c.step;
     for (int t = 0; t < trainers; t++)
         if (rank == (loaders ? trainers + t % loaders : t)) of[t] = open_share(t, &c);
     for (; c.step < steps; c.step++) {
@@ -184,7 +187,7 @@ int main(int argc, char **argv) {
     }
     MPI_Gather(&after, sizeof after, MPI_BYTE, c.of, sizeof after, MPI_BYTE, 0, comm);
     c.world = trainers;
-    file = path && rank == 0 ? fopen(path, "wb") : NULL;
+    file = path && rank == 0 && c.step > begin ? fopen(path, "wb") : NULL;
     if (file && (fwrite(&c, sizeof c, 1, file) != 1 || fclose(file) != 0)) fail(path, 0);
     if (rank == 0) printf("step %ld, loss %.17g\n", c.step, c.loss);
     for (int t = 0; t < trainers; t++) {
