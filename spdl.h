@@ -2624,7 +2624,8 @@ SPDL_API void spdl_loader_close(spdl_loader *loader);
    Threads: one at a time (the trainer). No system call when a batch is ready.
    Blocks:  until there is a batch, an end or a failure, or up to timeout_ns.
    Owns:    the batch is the trainer's until spdl_loader_done. A child goes on as long as fewer than
-            desc.slots of its batches are ready or held. */
+            desc.slots of its batches are ready or held: several trainers that hold all of them wait
+            for each other. */
 SPDL_API spdl_result spdl_loader_next(spdl_loader *loader, spdl_loader_batch *batch,
                                       int64_t timeout_ns);
 
