@@ -351,7 +351,7 @@ static void a_position_is_of_its_files(void) {
                 : row == 1 ? START(SPDL_TOKENS(tokens, .item_bytes = 12), SPDL_SINK(3))
                            : START(SPDL_SOURCE(backwards, .free_item = free), SPDL_LINES_AT(lines),
                                    SPDL_SINK(3));
-            spdl_error error = { .text = "" };
+            error = (spdl_error){ .text = "" };
             texts[0] = text[row];
             if (turn == 0) CHECK(spdl_state_save(p, text[row], sizeof text[row]) > 0);
             CHECK_EQ(spdl_state_load(p, texts, 1, SPDL_FOREVER, &error),
