@@ -155,7 +155,7 @@ int main(int argc, char **argv) {
             atoi(argv[i + 1]);
     }
     trainers = world - loaders;
-    if (loaders < 0 || trainers < 1 || GLOBAL % trainers)
+    if (loaders < 0 || loaders > RANKS || trainers < 1 || GLOBAL % trainers)
         fail("not 1, 2, 4 ... trainers", trainers);
     const int each = GLOBAL / trainers, bytes = each * (int)sizeof(sample);
     MPI_Comm_split(MPI_COMM_WORLD, rank < trainers, rank, &comm);
