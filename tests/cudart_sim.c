@@ -1,4 +1,4 @@
-/* The CUDA runtime, simulated: see cudart_sim.h.
+/* The CUDA runtime and the driver, simulated: see cudart_sim.h.
 
    Order is the whole point. A host thread hands an operation to a stream through a list of many
    producers (each operation is its own link, so the stream acquires exactly what its producer had
@@ -127,6 +127,7 @@ static struct sim_state {
     int streams_made, blocks_used, global_captures, captures;
     uint64_t generation;
     size_t device_used[SIM_DEVICES];
+    int context[SIM_DEVICES], retained[SIM_DEVICES]; /* there is one; so many want it */
     sim_stats stats;
     const char *violation;
     sim_block block[SIM_BLOCKS];
@@ -138,7 +139,10 @@ static uint64_t sim_generation = 1; /* of resets: what a thread remembers of an 
 
 static __thread struct sim_thread_state {
     uint64_t generation;
-    int device, last_error, mode, local_captures;
+    int current; /* 1 + the device whose primary context is current; 0: none is */
+    int device;  /* of that, or the one that a call would make one on */
+    int saved[16], depth; /* under those that were pushed */
+    int last_error, mode, local_captures;
     cudaStream_t own[SIM_DEVICES];
 } sim_me;
 
@@ -274,6 +278,26 @@ static bool sim_no_driver(void) {
     return sim_device_count() < 0 || (driver > 0 && driver / 1000 < CUDART_VERSION / 1000);
 }
 
+/* A call of the runtime makes a context on the device that is current, unless it only asks. */
+static bool sim_makes_context(sim_call call) {
+    switch (call) {
+    case SIM_DriverGetVersion: case SIM_RuntimeGetVersion: case SIM_GetDeviceCount: case SIM_Init:
+    case SIM_DeviceGetAttribute: case SIM_GetDeviceProperties: case SIM_DeviceGetPCIBusId:
+    case SIM_GetDevice: case SIM_SetDevice: case SIM_GetLastError: case SIM_PeekAtLastError:
+    case SIM_DeviceGet: case SIM_PrimaryCtxRetain: case SIM_PrimaryCtxRelease:
+    case SIM_CtxPushCurrent: case SIM_CtxPopCurrent: case SIM_CtxGetCurrent:
+    case SIM_ExchangeMode:
+        return false;
+    default: return true;
+    }
+}
+
+static void sim_make_current(int device) {
+    STORE(&sim.context[device], 1);
+    sim_me.device = device;
+    sim_me.current = device + 1;
+}
+
 /* Without a driver, or with one that is too old, only cudaDriverGetVersion works. */
 static int sim_enter(sim_call call, bool needs_driver) {
     int error;
@@ -285,6 +309,7 @@ static int sim_enter(sim_call call, bool needs_driver) {
     if (sim_fails_now(call)) return LOAD(&sim.fail_with);
     if (needs_driver && call != SIM_GetDeviceCount && sim_device_count() == 0)
         return cudaErrorNoDevice;
+    if (sim_me.current == 0 && sim_makes_context(call)) sim_make_current(sim_me.device);
     return 0;
 }
 
@@ -816,15 +841,19 @@ void sim_get_stats(sim_stats *stats) {
     size_t i;
     for (i = 0; i < sizeof *stats / sizeof *to; ++i) to[i] = LOAD(&from[i]);
     stats->captures = LOAD(&sim.captures);
+    for (i = 0; i < SIM_DEVICES; ++i) {
+        stats->retained += LOAD(&sim.retained[i]);
+        if (LOAD(&sim.context[i])) stats->contexts |= 1u << i;
+    }
 }
 
 int sim_leaks(void) {
     sim_stats s;
     sim_get_stats(&s);
-    if (s.streams + s.events + s.pins + s.blocks != 0)
-        fprintf(stderr, "leaked: %d streams, %d events, %d pins, %d blocks\n", s.streams, s.events,
-                s.pins, s.blocks);
-    return s.streams + s.events + s.pins + s.blocks;
+    if (s.streams + s.events + s.pins + s.blocks + s.retained != 0)
+        fprintf(stderr, "leaked: %d streams, %d events, %d pins, %d blocks, %d contexts retained\n",
+                s.streams, s.events, s.pins, s.blocks, s.retained);
+    return s.streams + s.events + s.pins + s.blocks + s.retained;
 }
 
 cudaError_t sim_launch(cudaStream_t stream, sim_kernel kernel, void *arg, uint64_t takes_ns) {
@@ -884,7 +913,7 @@ static bool sim_no_such_device(int device) { return device < 0 || device >= sim_
 cudaError_t cudaSetDevice(int device) {
     ENTER(SetDevice);
     if (sim_no_such_device(device)) return sim_error(cudaErrorInvalidDevice);
-    sim_me.device = device;
+    sim_make_current(device); /* since CUDA 12 */
     return cudaSuccess;
 }
 
@@ -1308,11 +1337,26 @@ cudaError_t cudaFreeHost(void *memory) {
     return cudaSuccess;
 }
 
+/* What the kernel says of a mapping. */
+static bool sim_is_read_only(const void *memory) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    unsigned long from, until;
+    char line[512], may[5] = "";
+    bool read_only = false;
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL)
+        if (sscanf(line, "%lx-%lx %4s", &from, &until, may) == 3 && (uintptr_t)memory >= from &&
+            (uintptr_t)memory < until)
+            read_only = may[0] == 'r' && may[1] == '-';
+    if (maps != NULL) fclose(maps);
+    return read_only;
+}
+
 cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags) {
+    const unsigned read_only = 8; /* cudaHostRegisterReadOnly */
     bool overlaps = false;
-    (void)flags;
     ENTER_UNSAFE(HostRegister);
     if (memory == NULL || bytes == 0) return sim_error(cudaErrorInvalidValue);
+    if (!(flags & read_only) && sim_is_read_only(memory)) return sim_error(cudaErrorInvalidValue);
     if (sim_find(memory, bytes, &overlaps) != NULL || overlaps)
         return sim_error(cudaErrorHostMemoryAlreadyRegistered);
     if (sim_pins_too_much(bytes)) return sim_error(cudaErrorMemoryAllocation);
@@ -1552,4 +1596,202 @@ cudaError_t cudaMemset_ptds(void *memory, int value, size_t bytes);
 cudaError_t cudaMemset_ptds(void *memory, int value, size_t bytes) {
     ENTER_UNSAFE(Memset);
     return sim_memset(memory, value, bytes, cudaStreamPerThread);
+}
+
+/* ---- the driver: the same under other names, with the context that is current, and no last error.
+   CUresult, CUdevice are int, CUdeviceptr is uint64_t, the rest pointers. ---- */
+
+static char sim_contexts[SIM_DEVICES]; /* their addresses are the handles */
+
+static int sim_context_of(const void *context) {
+    const ptrdiff_t at = (const char *)context - sim_contexts;
+    return context != NULL && at >= 0 && at < SIM_DEVICES ? (int)at : -1;
+}
+
+enum { SIM_NO_CONTEXT = 201 };
+
+/* clang-format off */
+#define DRIVER(name, parameters, call)                                                             \
+    int name parameters;                                                                           \
+    int name parameters {                                                                          \
+        int before, result;                                                                        \
+        sim_remember();                                                                            \
+        before = sim_me.last_error;                                                                \
+        if (sim_me.current == 0) return sim_broken() ? sim_broken() : SIM_NO_CONTEXT;              \
+        result = (int)(call);                                                                      \
+        sim_me.last_error = before;                                                                \
+        return result;                                                                             \
+    }
+DRIVER(cuCtxSynchronize, (void), cudaDeviceSynchronize())
+DRIVER(cuStreamCreate, (void **s, unsigned flags),
+       cudaStreamCreateWithFlags((cudaStream_t *)(void *)s, flags))
+DRIVER(cuStreamDestroy_v2, (void *s), cudaStreamDestroy((cudaStream_t)s))
+DRIVER(cuStreamSynchronize, (void *s), cudaStreamSynchronize((cudaStream_t)s))
+DRIVER(cuStreamWaitEvent, (void *s, void *e, unsigned flags),
+       cudaStreamWaitEvent((cudaStream_t)s, (cudaEvent_t)e, flags))
+DRIVER(cuStreamIsCapturing, (void *s, int *status),
+       cudaStreamIsCapturing((cudaStream_t)s, (enum cudaStreamCaptureStatus *)(void *)status))
+DRIVER(cuEventCreate, (void **e, unsigned flags),
+       cudaEventCreateWithFlags((cudaEvent_t *)(void *)e, flags))
+DRIVER(cuEventDestroy_v2, (void *e), cudaEventDestroy((cudaEvent_t)e))
+DRIVER(cuEventRecord, (void *e, void *s), cudaEventRecord((cudaEvent_t)e, (cudaStream_t)s))
+DRIVER(cuEventQuery, (void *e), cudaEventQuery((cudaEvent_t)e))
+DRIVER(cuEventSynchronize, (void *e), cudaEventSynchronize((cudaEvent_t)e))
+DRIVER(cuEventElapsedTime, (float *ms, void *a, void *b),
+       cudaEventElapsedTime(ms, (cudaEvent_t)a, (cudaEvent_t)b))
+DRIVER(cuMemAlloc_v2, (uint64_t *memory, size_t bytes),
+       cudaMalloc((void **)(void *)memory, bytes))
+DRIVER(cuMemFree_v2, (uint64_t memory), cudaFree((void *)(uintptr_t)memory))
+DRIVER(cuMemHostRegister_v2, (void *memory, size_t bytes, unsigned flags),
+       cudaHostRegister(memory, bytes, flags))
+DRIVER(cuMemHostUnregister, (void *memory), cudaHostUnregister(memory))
+DRIVER(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *s),
+       cudaMemcpyAsync((void *)(uintptr_t)to, from, bytes, cudaMemcpyHostToDevice,
+                       (cudaStream_t)s))
+DRIVER(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t bytes, void *s),
+       cudaMemcpyAsync(to, (const void *)(uintptr_t)from, bytes, cudaMemcpyDeviceToHost,
+                       (cudaStream_t)s))
+/* clang-format on */
+
+/* Needs no context, and leaves no error. */
+#define DRIVER_ENTER(call, needs_driver)                                                           \
+    do {                                                                                           \
+        const int entered_ = sim_enter(SIM_##call, needs_driver);                                  \
+        if (entered_) return entered_;                                                             \
+    } while (0)
+
+int cuDriverGetVersion(int *version);
+int cuDriverGetVersion(int *version) {
+    DRIVER_ENTER(DriverGetVersion, false);
+    *version = LOAD(&sim.driver) ? LOAD(&sim.driver) : CUDART_VERSION;
+    return 0;
+}
+
+int cuInit(unsigned flags);
+int cuInit(unsigned flags) {
+    const int stub = 34;
+    (void)flags;
+    DRIVER_ENTER(Init, false);
+    return sim_device_count() < 0 ? stub : sim_device_count() == 0 ? cudaErrorNoDevice : 0;
+}
+
+int cuDeviceGetCount(int *count);
+int cuDeviceGetCount(int *count) {
+    DRIVER_ENTER(GetDeviceCount, false);
+    *count = sim_device_count();
+    return 0;
+}
+
+int cuDeviceGet(int *device, int ordinal);
+int cuDeviceGet(int *device, int ordinal) {
+    DRIVER_ENTER(DeviceGet, false);
+    *device = ordinal;
+    return sim_no_such_device(ordinal) ? cudaErrorInvalidDevice : 0;
+}
+
+int cuDeviceGetName(char *name, int bytes, int device);
+int cuDeviceGetName(char *name, int bytes, int device) {
+    DRIVER_ENTER(GetDeviceProperties, false);
+    snprintf(name, (size_t)bytes, "simulated device %d", device);
+    return 0;
+}
+
+int cuDeviceTotalMem_v2(size_t *bytes, int device);
+int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    (void)device;
+    DRIVER_ENTER(GetDeviceProperties, false);
+    *bytes = sim_device_bytes();
+    return 0;
+}
+
+int cuDeviceGetAttribute(int *value, int attribute, int device);
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    const int before = sim_me.last_error;
+    const int result = cudaDeviceGetAttribute(value, (enum cudaDeviceAttr)attribute, device);
+    sim_me.last_error = before;
+    return result;
+}
+
+int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    DRIVER_ENTER(PrimaryCtxRetain, false);
+    if (sim_no_such_device(device)) return cudaErrorInvalidDevice;
+    *context = &sim_contexts[device];
+    ADD(&sim.retained[device], 1);
+    STORE(&sim.context[device], 1);
+    return 0;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int device);
+int cuDevicePrimaryCtxRelease_v2(int device) {
+    DRIVER_ENTER(PrimaryCtxRelease, false);
+    if (LOAD(&sim.retained[device]) == 0) return SIM_NO_CONTEXT;
+    SUB(&sim.retained[device], 1);
+    return 0;
+}
+
+int cuCtxPushCurrent_v2(void *context);
+int cuCtxPushCurrent_v2(void *context) {
+    const int device = sim_context_of(context);
+    DRIVER_ENTER(CtxPushCurrent, false);
+    if (device < 0 || !LOAD(&sim.context[device]) || sim_me.depth == 16) return SIM_NO_CONTEXT;
+    sim_me.saved[sim_me.depth++] = sim_me.current;
+    sim_make_current(device);
+    ADD(&sim.stats.mode_depth, 1);
+    return 0;
+}
+
+int cuCtxPopCurrent_v2(void **context);
+int cuCtxPopCurrent_v2(void **context) {
+    DRIVER_ENTER(CtxPopCurrent, false);
+    if (sim_me.depth == 0) return SIM_NO_CONTEXT;
+    *context = &sim_contexts[sim_me.current - 1];
+    sim_me.current = sim_me.saved[--sim_me.depth];
+    sim_me.device = sim_me.current > 0 ? sim_me.current - 1 : 0;
+    SUB(&sim.stats.mode_depth, 1);
+    return 0;
+}
+
+int cuCtxGetCurrent(void **context);
+int cuCtxGetCurrent(void **context) {
+    DRIVER_ENTER(CtxGetCurrent, false);
+    *context = sim_me.current > 0 ? &sim_contexts[sim_me.current - 1] : NULL;
+    return 0;
+}
+
+DRIVER(cuCtxGetDevice, (int *device), cudaGetDevice(device))
+
+int cuStreamGetCtx(void *stream, void **context);
+int cuStreamGetCtx(void *stream, void **context) {
+    const cudaStream_t s = sim_resolve((cudaStream_t)stream);
+    DRIVER_ENTER(StreamGetCtx, false);
+    if (s == NULL) return cudaErrorInvalidResourceHandle;
+    *context = &sim_contexts[LOAD(&s->device)];
+    return 0;
+}
+
+int cuMemHostGetFlags(unsigned *flags, void *memory);
+int cuMemHostGetFlags(unsigned *flags, void *memory) {
+    const sim_block *b;
+    DRIVER_ENTER(HostGetFlags, false);
+    *flags = 0;
+    b = sim_find(memory, 1, NULL);
+    return b != NULL && LOAD(&b->host) ? 0 : cudaErrorInvalidValue;
+}
+
+/* Needs no context. */
+int cuThreadExchangeStreamCaptureMode(int *mode);
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+    const int old = sim_me.mode;
+    DRIVER_ENTER(ExchangeMode, false);
+    ADD(&sim.stats.mode_depth, (*mode != 0) - (old != 0));
+    sim_me.mode = *mode;
+    *mode = old;
+    return 0;
+}
+
+int cuGetErrorString(int error, const char **text);
+int cuGetErrorString(int error, const char **text) {
+    *text = cudaGetErrorName((cudaError_t)error);
+    return 0;
 }

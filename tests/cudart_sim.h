@@ -1,6 +1,6 @@
-/* cudart_sim.h - a stand-in for the CUDA runtime, and the strings to pull on it.
+/* cudart_sim.h - a stand-in for the CUDA runtime and the driver, and the strings to pull on it.
 
-   Linked instead of libcudart, or opened as libcudart_sim.so. It keeps the order that CUDA promises
+   libcudart_sim.so is linked instead of libcudart, and opened instead of libcuda.so.1. It keeps the order that CUDA promises
    and not a bit more: streams are threads; what a host thread did before it enqueued something is
    seen by the stream, what a stream did before a completed event is seen by whoever waited for that
    event, and nothing else is ordered. Host threads and stream threads share no lock, so that
@@ -28,10 +28,13 @@ extern "C" {
 /* clang-format off */
 #define SIM_THREAD_CALLS(X)                                                                        \
     X(GetDevice) X(SetDevice) X(GetLastError) X(PeekAtLastError)                                   \
+    X(CtxPushCurrent) X(CtxPopCurrent) X(CtxGetCurrent) X(CtxGetDevice) X(StreamGetCtx)            \
+    X(ExchangeMode)                                                                                \
     X(ThreadExchangeStreamCaptureMode) X(StreamIsCapturing)
 #define SIM_WORK_CALLS(X)                                                                          \
     X(DriverGetVersion) X(RuntimeGetVersion) X(GetDeviceCount) X(DeviceGetAttribute)               \
     X(GetDeviceProperties) X(DeviceGetPCIBusId) X(DeviceSynchronize) X(DeviceReset)                \
+    X(Init) X(DeviceGet) X(PrimaryCtxRetain) X(PrimaryCtxRelease) X(HostGetFlags)                  \
     X(MemGetInfo) X(StreamCreate) X(StreamDestroy) X(StreamSynchronize) X(StreamQuery)             \
     X(StreamWaitEvent) X(StreamBeginCapture) X(StreamEndCapture)                                   \
     X(GraphInstantiate) X(GraphLaunch) X(GraphDestroy) X(GraphExecDestroy)                         \
@@ -111,6 +114,8 @@ typedef struct sim_stats {
     size_t pinned_bytes, device_bytes;
     uint64_t largest_pin; /* bytes of the largest piece */
     int streams, events, pins, blocks; /* alive; pins: registrations and pinned memory */
+    int retained;        /* primary contexts, and not released */
+    unsigned contexts;   /* bit i: there is one on device i, made by whatever call */
     uint64_t violations; /* misuse that CUDA leaves undefined: freed in use, used when destroyed */
     int captures;        /* begun and not ended */
     int mode_depth;      /* threads that are not in the capture mode they began with */
@@ -119,7 +124,7 @@ typedef struct sim_stats {
 } sim_stats;
 
 void sim_get_stats(sim_stats *stats);
-int sim_leaks(void); /* streams + events + pins + blocks; says on stderr which */
+int sim_leaks(void); /* streams, events, pins, blocks, contexts retained; stderr has which */
 const char *sim_call_name(sim_call call);
 const char *sim_violation(void); /* the first one, as text */
 
