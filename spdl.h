@@ -7210,9 +7210,15 @@ typedef enum spdl__record_kind {
     SPDL__RECORD_FULL,  /* a finished item had to wait for its place */
     SPDL__RECORD_DEPTH, /* number: the items on an edge */
     SPDL__RECORD_SPAN,  /* a user's; number: the pointer to its name, result: spans around it */
-    SPDL__RECORD_COPY,  /* to a device; number: bytes */
+    SPDL__RECORD_COPY,  /* a device was at work; row: spdl__device_work, number: bytes */
     SPDL__RECORD_VALUE  /* of a counter; number: the pointer to its name, end: the bits */
 } spdl__record_kind;
+
+typedef enum spdl__device_work {
+    SPDL__DEVICE_TO,
+    SPDL__DEVICE_LAUNCH,
+    SPDL__DEVICE_FROM
+} spdl__device_work;
 
 /* 32 bytes, as is documented. Written by the thread that took its place in the track. */
 typedef struct spdl__record {
@@ -28520,10 +28526,11 @@ SPDL__RARE void spdl__trace_value(spdl__track *track, const char *name, double v
         spdl__trace_add(track, SPDL__RECORD_VALUE, 0, 0, now, bits, (uint64_t)(uintptr_t)name);
 }
 
-SPDL__RARE void spdl__trace_copy(const spdl_pipeline *p, uint64_t begin, uint64_t bytes) {
+SPDL__RARE void spdl__trace_copy(const spdl_pipeline *p, spdl__device_work what, uint64_t begin,
+                                 uint64_t end, uint64_t bytes) {
     if (SPDL__TRACED(p->trace))
-        spdl__trace_add(&p->trace->track[p->trace->tracks - 1], SPDL__RECORD_COPY, 0, 0, begin,
-                        spdl_time_ns(), bytes);
+        spdl__trace_add(&p->trace->track[p->trace->tracks - 1], SPDL__RECORD_COPY, (int)what, 0,
+                        begin, end, bytes);
 }
 
 SPDL_API void spdl_trace_begin(spdl_task *task, const char *name) {
@@ -28728,13 +28735,14 @@ SPDL__COLD void spdl__trace_print_value(spdl__out *out, const spdl_pipeline *p,
 /* Copies overlap, as slices of a lane must not: they are asynchronous events, each with an id. */
 SPDL__COLD void spdl__trace_print_copy(spdl__out *out, const spdl_pipeline *p,
                                        const spdl__record *record, size_t id) {
+    static const char *const names[] = { "copy to device", "launch", "copy to host" };
     int i;
     for (i = 0; i < 2; ++i) {
         const uint64_t when = i ? spdl__max(record->end, record->begin) : record->begin;
         spdl__text *text =
             spdl__trace_event(out, p, i ? "e" : "b", spdl__record_track(record), when);
-        spdl__text_add(text, ",\"cat\":\"copy\",\"id\":%llu,\"name\":\"copy to device\"",
-                       (spdl__llu)id);
+        spdl__text_add(text, ",\"cat\":\"copy\",\"id\":%llu,\"name\":\"%s\"", (spdl__llu)id,
+                       names[record->stamp >> 8 & 0xff]);
         if (i == 0)
             spdl__text_add(text, ",\"args\":{\"bytes\":%llu}", (spdl__llu)record->number);
         spdl__text_add(text, "}");

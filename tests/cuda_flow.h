@@ -26,12 +26,16 @@ static void flow_log(spdl_log_level level, const char *text, void *user) {
     snprintf(flow_line, sizeof flow_line, "%s", text);
 }
 
+static inline void flow_log_all(spdl_log_level level, const char *text, void *user) {
+    (void)user, (void)level;
+    snprintf(flow_line, sizeof flow_line, "%s", text);
+}
+
 static spdl_cuda_desc flow_desc(spdl_cuda_backend backend, size_t slot_bytes) {
     spdl_cuda_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.backend = backend;
     desc.slot_bytes = slot_bytes;
-    desc.touch_threads = 1;
     desc.logger.log_fn = flow_log;
     return desc;
 }
@@ -54,6 +58,20 @@ static void flow_read(const spdl_cuda_batch *batch, spdl_cuda_stream stream, uin
     if (spdl_cuda_on_cpu(batch->cuda))
         CHECK_EQ(kit_differ(batch->dev, batch->bytes, seed), 0);
     else kit_check(stream, batch->dev, batch->bytes, seed);
+}
+
+/* Bytes of a batch, behind the work on a stream that it is ready on. */
+static inline spdl_result flow_peek(const spdl_cuda_batch *batch, size_t offset, void *to,
+                                    size_t bytes, spdl_cuda_stream stream) {
+    const char *from = (const char *)batch->dev + offset;
+    if (spdl_cuda_on_cpu(batch->cuda)) {
+        memcpy(to, from, bytes);
+        return SPDL_OK;
+    }
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, (cudaStream_t)stream) == 0 &&
+                   cudaStreamSynchronize((cudaStream_t)stream) == 0
+               ? SPDL_OK
+               : SPDL_E_CUDA;
 }
 
 static spdl_result flow_fill(spdl_cuda *cuda, spdl_cuda_host **host, size_t bytes, uint64_t seed) {
@@ -108,11 +126,13 @@ typedef struct flow_source {
     int slots;
     int busy[64];              /* atomic: 1 while a batch lies in the slot */
     uint64_t next, count;      /* items made, items in all */
+    uint64_t ended;            /* `next` at the end of the last epoch */
     uint64_t fails_at;         /* this call returns SPDL_E_IO; 0: none */
     uint64_t released, viewed; /* released: atomic */
     uint64_t takes_us;         /* to make one: the next is there at ready_at */
     uint64_t ready_at;
-    int deleted, outside;      /* outside: every so many batches lie in malloc'd memory; 0: none */
+    int outside;               /* every so many batches lie in malloc'd memory; 0: none */
+    bool epochs;               /* it starts over at its end */
     size_t bytes;
 } flow_source;
 
@@ -182,9 +202,12 @@ static spdl_result flow_next(void *source, void **out, int64_t timeout_ns) {
     flow_source *s = (flow_source *)source;
     const uint64_t until = spdl_time_ns() + (uint64_t)timeout_ns;
     int slot;
-    CHECK_EQ(s->deleted, 0);
     if (s->fails_at > 0 && s->next + 1 == s->fails_at) return SPDL_E_IO;
-    if (s->next == s->count) return SPDL_END;
+    if (s->count > 0 && s->next % s->count == 0 && s->next > s->ended) {
+        s->ended = s->epochs ? s->next : s->ended;
+        return SPDL_END;
+    }
+    if (s->count == 0) return SPDL_END;
     if (s->takes_us > 0 && spdl_time_ns() < s->ready_at) {
         const uint64_t wait = s->ready_at - spdl_time_ns();
         if (timeout_ns >= 0 && wait > (uint64_t)timeout_ns) return SPDL_TIMEOUT;
@@ -226,7 +249,7 @@ static spdl_result flow_train(spdl_cuda_iter *it, spdl_cuda_stream stream, uint6
     spdl_cuda_batch batch;
     spdl_result result;
     *count = 0;
-    while ((result = spdl_cuda_next(it, stream, &batch)) == SPDL_OK) {
+    while ((result = spdl_cuda_next(it, stream, &batch, SPDL_FOREVER)) == SPDL_OK) {
         flow_read(&batch, stream, (uint64_t)(uintptr_t)batch.user);
         ++*count;
     }

@@ -1,5 +1,5 @@
-/* The three ways to reach CUDA, each in C, C++ and CUDA: what is there is told, and batches arrive,
-   on a device or on the CPU. tests/check_cuda.sh builds and runs it. */
+/* With and without CUDA, in C, C++ and CUDA: what is there is told, batches arrive, on a device or on
+   the CPU, and outputs come back. tests/check_cuda.sh builds and runs it. */
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #define SPDL_CUDA_IMPLEMENTATION
@@ -35,17 +35,22 @@ static void probe(void) {
 
 static bool arrives(spdl_cuda *cuda, unsigned char value) {
     const uint64_t shape = 1000;
-    unsigned char back[1000];
+    spdl_cuda_output *out = NULL;
     spdl_cuda_host *host = NULL;
     spdl_cuda_batch batch;
     void *data = NULL;
     if (spdl_cuda_host_get(cuda, &host, SPDL_FOREVER) != SPDL_OK) return false;
     if (spdl_cuda_host_add(host, "x", "u1", 1, &shape, &data) != SPDL_OK) return false;
-    memset(data, value, sizeof(back));
+    memset(data, value, 1000);
     if (spdl_cuda_send(host, &batch, SPDL_FOREVER) != SPDL_OK) return false;
     if (spdl_cuda_ready(&batch, NULL) != SPDL_OK) return false;
-    if (spdl_cuda_peek(&batch, 0, back, sizeof(back), NULL) != SPDL_OK) return false;
-    return back[0] == value && back[999] == value && spdl_cuda_done(&batch, NULL) == SPDL_OK;
+    if (spdl_cuda_arrived(&batch, SPDL_SECONDS(10)) != SPDL_OK) return false;
+    if (spdl_cuda_done(&batch, NULL) != SPDL_OK) return false;
+    if (spdl_cuda_output_get(cuda, NULL, &out, SPDL_FOREVER) != SPDL_OK) return false;
+    if (spdl_cuda_output_send(out) != SPDL_OK) return false;
+    if (spdl_cuda_output_wait(out, SPDL_SECONDS(10)) != SPDL_OK) return false;
+    spdl_cuda_output_free(out);
+    return true;
 }
 
 int main(void) {
@@ -57,6 +62,7 @@ int main(void) {
     memset(&desc, 0, sizeof(desc));
     memset(&error, 0, sizeof(error));
     desc.slot_bytes = 4096;
+    desc.output_bytes = 4096;
     desc.error = &error;
     CHECK(spdl_cuda_open(&cuda, &desc) == SPDL_OK);
     if (cuda == NULL) printf("%s\n", error.text);

@@ -1617,7 +1617,7 @@ enum { SIM_NO_CONTEXT = 201 };
         int before, result;                                                                        \
         sim_remember();                                                                            \
         before = sim_me.last_error;                                                                \
-        if (sim_me.current == 0) return sim_broken() ? sim_broken() : SIM_NO_CONTEXT;              \
+        if (sim_me.current == 0 && !sim_broken()) return SIM_NO_CONTEXT;                           \
         result = (int)(call);                                                                      \
         sim_me.last_error = before;                                                                \
         return result;                                                                             \
@@ -1707,7 +1707,8 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device) {
 int cuDeviceGetAttribute(int *value, int attribute, int device);
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     const int before = sim_me.last_error;
-    const int result = cudaDeviceGetAttribute(value, (enum cudaDeviceAttr)attribute, device);
+    const int result =
+        (int)cudaDeviceGetAttribute(value, (enum cudaDeviceAttr)attribute, device);
     sim_me.last_error = before;
     return result;
 }

@@ -1,5 +1,9 @@
-/* The tests of spdl_cuda.h in one program, linked with a CUDA runtime or the stand-in for it;
-   built and run by tests/check_cuda.sh. */
+/* The tests of spdl_cuda.h in one program, linked with the CUDA runtime or the stand-in for it, which
+   is the driver as well; built and run by tests/check_cuda.sh. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdlib.h>
 #define TEST_MAIN
 #include "test.h"
 
@@ -16,5 +20,8 @@ MODULES(DECLARE)
 
 int main(int argc, char **argv) {
     const test_module modules[] = { MODULES(ROW) };
+#ifndef CUDA_REAL
+    setenv("SPDL_LIBCUDA", "libcudart_sim.so", 0); /* the one that is loaded */
+#endif
     return test_main(argc, argv, modules, sizeof modules / sizeof modules[0], NULL);
 }
