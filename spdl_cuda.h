@@ -308,7 +308,8 @@ SPDL_API spdl_result spdl_cuda_host_get(spdl_cuda *cuda, spdl_cuda_host **host, 
    Returns: SPDL_OK, SPDL_SKIP (the pipeline is being stopped), or an error as spdl_cuda_host_get:
             what the stage then returns.
    Threads: a stage.
-   Blocks:  until a slot is free; the worker can do nothing else meanwhile.
+   Blocks:  until a slot is free. The worker can do nothing else meanwhile, so if it is the only one
+            and there are rows after this one, give this one .threads = 1.
    Owns:    the caller has *host until it is handed on, sent or freed. */
 SPDL_API spdl_result spdl_cuda_host_take(spdl_task *task, spdl_cuda *cuda, spdl_cuda_host **host);
 
@@ -1164,7 +1165,8 @@ SPDL__PRIVATE void spdl__stream_settle(spdl_cuda *cuda, const spdl__cuda_reader 
     spdl_result result;
     bool entered;
     if (spdl__load32(&cuda->unloading) != 0) return;
-    entered = spdl__cuda_enter(cuda, &scope, true) == SPDL_OK; /* on a lost device it may not be */
+    entered = spdl__cuda_enter(cuda, &scope, true) == SPDL_OK ||
+              spdl__cuda_enter(cuda, &scope, true) == SPDL_OK; /* not if the device is lost */
     result = own ? SPDL__CUDA_TRY(cuda, StreamSynchronize, (reader->stream))
                  : SPDL__CUDA_TRY(cuda, CtxSynchronize, ());
     if (entered) spdl__cuda_leave(cuda, &scope);
@@ -2031,6 +2033,13 @@ SPDL__PRIVATE uint64_t spdl__turns_before(spdl__cuda_turns *turns, const spdl_ta
     return before;
 }
 
+/* Whether nobody wants what a call makes: the pipeline stops, or a call before it, which the others
+   would wait for, has failed for good. */
+SPDL__PRIVATE bool spdl__turns_over(const spdl_task *task) {
+    return spdl_stopping(task) ||
+           (task->node->by_ticket && task->ticket > spdl__load(&task->node->cut));
+}
+
 /* Whether a call has got its own, from here on. */
 SPDL__PRIVATE void spdl__turns_mark(spdl__cuda_turns *turns, const spdl__node *node,
                                     uint64_t ticket, bool taken) {
@@ -2104,7 +2113,7 @@ SPDL__PRIVATE spdl_result spdl__host_take(spdl_cuda *cuda, const spdl_task *task
         const uint64_t now = spdl_time_ns();
         result = spdl__cuda_usable(cuda);
         if (result != SPDL_OK) return result; /* lost: all are woken */
-        if (task != NULL && spdl_stopping(task)) return SPDL_SKIP;
+        if (task != NULL && spdl__turns_over(task)) return SPDL_SKIP;
         if (now >= deadline) return SPDL_TIMEOUT;
         spdl__cuda_stalled(cuda, "a host slot", start);
         result = spdl__host_sleep(cuda, task, slot, &got, spdl__min(now + slice_ns, deadline),
@@ -2847,7 +2856,7 @@ SPDL__PRIVATE spdl_result spdl__stage_output(spdl_task *task, spdl_cuda *cuda,
         const bool got =
             result == SPDL_OK &&
             spdl__turns_pop(&cuda->output_turns, task, cuda->free_outputs, output, true);
-        if (result != SPDL_OK || got || spdl_stopping(task)) {
+        if (result != SPDL_OK || got || spdl__turns_over(task)) {
             spdl__event_cancel(&cuda->changed);
             if (got) break;
             return result != SPDL_OK ? result : SPDL_SKIP;

@@ -31,6 +31,10 @@ static inline void flow_log_all(spdl_log_level level, const char *text, void *us
     snprintf(flow_line, sizeof flow_line, "%s", text);
 }
 
+static inline void flow_quiet(spdl_log_level level, const char *text, void *user) {
+    (void)user, (void)level, (void)text;
+}
+
 static spdl_cuda_desc flow_desc(spdl_cuda_backend backend, size_t slot_bytes) {
     spdl_cuda_desc desc;
     memset(&desc, 0, sizeof desc);

@@ -58,6 +58,18 @@ extern "C" long kit_wrong(void) {
     return wrong;
 }
 
+__global__ static void kit_change(unsigned char *to, const unsigned char *from, size_t count) {
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    for (; i < count; i += (size_t)gridDim.x * blockDim.x) to[i] = (unsigned char)~from[i];
+}
+
+extern "C" void kit_invert(void *stream, void *to, const void *from, size_t bytes) {
+    if (bytes == 0) return;
+    kit_change<<<64, 256, 0, (cudaStream_t)stream>>>((unsigned char *)to,
+                                                     (const unsigned char *)from, bytes);
+    kit_must(cudaGetLastError(), "kit_change");
+}
+
 extern "C" void kit_spin(void *stream, uint64_t ns) {
     kit_wait<<<1, 1, 0, (cudaStream_t)stream>>>(ns);
     kit_must(cudaGetLastError(), "kit_wait");

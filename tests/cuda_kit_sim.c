@@ -9,6 +9,7 @@ enum { KIT_CHECKS = 1 << 16 };
 
 typedef struct kit_job {
     const void *device;
+    void *to; /* to be written, or NULL */
     size_t bytes;
     uint64_t seed;
     long wrong; /* of the stream's thread, until the host has waited for it */
@@ -39,16 +40,35 @@ static void kit_run(void *arg) {
     job->wrong = bytes ? kit_differ(bytes, job->bytes, job->seed) : (long)job->bytes;
 }
 
+static void kit_write(void *arg) {
+    const kit_job *job = (const kit_job *)arg;
+    const unsigned char *from = (const unsigned char *)sim_view(job->device);
+    unsigned char *to = (unsigned char *)sim_view(job->to);
+    size_t i;
+    for (i = 0; i < job->bytes; ++i) to[i] = (unsigned char)~from[i];
+}
+
 static void kit_nothing(void *arg) { (void)arg; }
 
-void kit_check(void *stream, const void *device, size_t bytes, uint64_t seed) {
+static kit_job *kit_job_new(const void *device, size_t bytes) {
     const unsigned i = __atomic_fetch_add(&kit_used, 1, __ATOMIC_RELAXED);
-    if (i >= KIT_CHECKS) kit_must(cudaErrorMemoryAllocation, "more checks without kit_wrong");
+    if (i >= KIT_CHECKS) kit_must(cudaErrorMemoryAllocation, "more jobs without kit_wrong");
     kit_jobs[i].device = device;
     kit_jobs[i].bytes = bytes;
-    kit_jobs[i].seed = seed;
     kit_jobs[i].wrong = 0;
-    kit_launch(stream, kit_run, &kit_jobs[i], 0);
+    return &kit_jobs[i];
+}
+
+void kit_invert(void *stream, void *to, const void *from, size_t bytes) {
+    kit_job *job = kit_job_new(from, bytes);
+    job->to = to;
+    kit_launch(stream, kit_write, job, 0);
+}
+
+void kit_check(void *stream, const void *device, size_t bytes, uint64_t seed) {
+    kit_job *job = kit_job_new(device, bytes);
+    job->seed = seed;
+    kit_launch(stream, kit_run, job, 0);
 }
 
 long kit_wrong(void) {

@@ -8,9 +8,9 @@
 #include "test.h"
 
 #ifdef CUDA_REAL /* on a device: without the stand-in, what needs its strings is left out */
-#define MODULES(X) X(cuda)
+#define MODULES(X) X(cuda) X(cuda_back)
 #else
-#define MODULES(X) X(cuda_sim) X(cuda) X(cuda_fault)
+#define MODULES(X) X(cuda_sim) X(cuda) X(cuda_back) X(cuda_fault)
 #endif
 
 #define DECLARE(module) extern const test_case test_table_##module[] __attribute__((weak));

@@ -1289,8 +1289,10 @@ static void a_reset_device_is_an_error(void) {
 
 static bool failed_early; /* before the close of a path: then nothing may be left */
 
+static void path_ends(void) { failed_early = failed_early && sim_failed(); }
+
 static void close_path(spdl_cuda *cuda) {
-    failed_early = sim_failed();
+    path_ends();
     spdl_cuda_close(cuda);
 }
 
@@ -1432,6 +1434,107 @@ static spdl_result path_hold_host(void *stream) {
     return iterate(stream, 1, SPDL_CUDA_HOLD_HOST);
 }
 
+static spdl_result path_outputs(void *stream) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda = NULL;
+    spdl_result result;
+    uint64_t i;
+    desc.output_bytes = 1000;
+    desc.output_slots = 2;
+    result = spdl_cuda_open(&cuda, &desc);
+    for (i = 0; i < 7 && result == SPDL_OK; ++i) {
+        spdl_cuda_output *out = NULL;
+        result = spdl_cuda_output_get(cuda, stream, &out, SPDL_FOREVER);
+        if (result == SPDL_OK && i % 4 != 3) result = spdl_cuda_output_send(out);
+        if (result == SPDL_OK && i % 4 == 1) result = spdl_cuda_output_wait(out, SPDL_FOREVER);
+        if (result == SPDL_OK && i % 4 == 2) result = spdl_cuda_output_wait(out, SPDL_SECONDS(5));
+        spdl_cuda_output_free(out);
+    }
+    close_path(cuda);
+    return result;
+}
+
+static spdl_result path_launch(spdl_task *task, const spdl_cuda_batch *batch,
+                               spdl_cuda_output *out, spdl_cuda_stream stream) {
+    (void)task;
+    kit_invert(stream, out->dev, batch->dev, out->bytes);
+    return SPDL_OK;
+}
+
+SPDL_FN(path_source, void, spdl_cuda_host) {
+    const uint64_t shape = 2000;
+    spdl_result result;
+    void *data;
+    if (spdl_sequence(task) == 9) return SPDL_END;
+    result = spdl_cuda_host_take(task, (spdl_cuda *)spdl_ctx(task), out);
+    if (result == SPDL_OK)
+        CHECK_EQ(spdl_cuda_host_add(*out, "x", "u1", 1, &shape, &data), SPDL_OK);
+    return result;
+}
+
+static spdl_result stage_path(bool traced) {
+    const spdl_pipeline_desc workers = { .workers = 2, .logger = { flow_quiet, NULL },
+                                         .trace = traced ? "" : NULL, .trace_events = 64 };
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda = NULL;
+    spdl_pipeline *p = NULL;
+    spdl_cuda_output *out = NULL;
+    spdl_result result;
+    desc.output_bytes = 1000;
+    result = spdl_cuda_open(&cuda, &desc);
+    if (result != SPDL_OK) return result;
+    result = spdl_pipeline_create(&p, &workers, SPDL_STAGES(
+        SPDL_SOURCE(path_source, .ctx = cuda, .free_item = spdl_cuda_host_free),
+        SPDL_CUDA_STAGE(cuda, path_launch), SPDL_SINK(2)));
+    if (result == SPDL_OK && traced) result = spdl_cuda_trace(cuda, p);
+    while (result == SPDL_OK) {
+        result = SPDL_NEXT(p, &out, SPDL_FOREVER);
+        if (result == SPDL_OK) spdl_cuda_output_free(out);
+    }
+    if (traced && cuda != NULL) (void)spdl_cuda_trace(cuda, NULL);
+    spdl_pipeline_destroy(p);
+    close_path(cuda);
+    /* without the thread of the row its calls fail, with a text */
+    return result == SPDL_END ? SPDL_OK : result == SPDL_E_STAGE ? SPDL_E_THREAD : result;
+}
+
+static spdl_result path_stage(void *stream) {
+    (void)stream;
+    return stage_path(false);
+}
+
+static spdl_result path_traced(void *stream) {
+    (void)stream;
+    return stage_path(true);
+}
+
+static spdl_result path_in_place(void *stream) {
+    spdl_cuda_desc desc = small();
+    spdl_allocator allocator;
+    spdl_cuda *cuda = NULL;
+    spdl_cuda_view view;
+    spdl_cuda_batch batch;
+    spdl_result result = spdl_cuda_open(&cuda, &desc);
+    void *memory;
+    if (result != SPDL_OK) return result;
+    allocator = spdl_cuda_slots(cuda);
+    memory = allocator.alloc_fn(FLOW_SLOT, 64, allocator.user);
+    memset(&view, 0, sizeof view);
+    view.data = memory;
+    view.bytes = memory == NULL ? 0 : 1000;
+    result = memory == NULL ? SPDL_E_NOMEM
+                            : spdl_cuda_send_view(cuda, &view, &batch, SPDL_FOREVER);
+    if (result == SPDL_OK) {
+        result = spdl_cuda_ready(&batch, stream);
+        spdl_cuda_batch_free(&batch);
+    }
+    while (spdl_cuda_reap(cuda, SPDL_FOREVER) == SPDL_OK) {}
+    path_ends();
+    if (memory != NULL) allocator.free_fn(memory, FLOW_SLOT, allocator.user);
+    close_path(cuda);
+    return result;
+}
+
 static const path paths[] = {
     { "slots", path_slots },
     { "pageable", path_pageable },
@@ -1440,6 +1543,10 @@ static const path paths[] = {
     { "iterator", path_iterator },
     { "hold on the device", path_hold_device },
     { "hold on the host", path_hold_host },
+    { "outputs", path_outputs },
+    { "the row", path_stage },
+    { "the row, traced", path_traced },
+    { "in place", path_in_place },
 };
 
 enum { PATHS = sizeof paths / sizeof paths[0], SWEEP_MOST = 3000 };
@@ -1577,7 +1684,7 @@ static void slots_cost_no_more_than_they_may(void) {
     spdl_cuda_desc desc = small();
     void *stream = kit_stream(false);
     spdl_cuda *cuda;
-    gate before, after;
+    gate before = { 0 }, after;
     uint64_t i;
     desc.host_slots = 4;
     desc.device_slots = 3;
@@ -1619,7 +1726,7 @@ static void the_arena_costs_no_more_than_it_may(void) {
     spdl_cuda_iter_desc iter_desc;
     spdl_cuda_batch batch;
     flow_source s;
-    gate before, after;
+    gate before = { 0 }, after;
     uint64_t i;
     desc.host_slots = -1;
     desc.device_slots = 3;
@@ -1645,6 +1752,41 @@ static void the_arena_costs_no_more_than_it_may(void) {
     spdl_cuda_close(cuda);
     munmap(s.seen, 8 * FLOW_SLOT);
     flow_source_close(&s);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* There and back: the batch and its output, each waited for one round later. */
+static void in_and_out_cost_no_more_than_they_may(void) {
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda_output *out[2] = { NULL, NULL };
+    spdl_cuda *cuda;
+    gate before = { 0 }, after;
+    uint64_t i;
+    desc.host_slots = 4;
+    desc.device_slots = 3;
+    desc.output_bytes = 1000;
+    desc.output_slots = 2;
+    cuda = flow_open(&desc);
+    for (i = 0; i < GATE_WARM + GATE_BATCHES; ++i) {
+        if (i == GATE_WARM) before = gate_now(cuda);
+        if (out[i % 2] != NULL) CHECK_EQ(spdl_cuda_output_wait(out[i % 2], SPDL_FOREVER), SPDL_OK);
+        spdl_cuda_output_free(out[i % 2]);
+        CHECK_EQ(flow_batch(cuda, stream, FLOW_SLOT, i), SPDL_OK);
+        REQUIRE(spdl_cuda_output_get(cuda, stream, &out[i % 2], SPDL_FOREVER) == SPDL_OK);
+        CHECK_EQ(spdl_cuda_output_send(out[i % 2]), SPDL_OK);
+    }
+    after = gate_now(cuda);
+    printf("   in and out: %.2f CUDA calls a batch\n",
+           (double)(after.sim.work_calls - before.sim.work_calls) / GATE_BATCHES);
+    CHECK(after.sim.work_calls - before.sim.work_calls <= 12 * GATE_BATCHES);
+    CHECK_EQ(after.sim.creations - before.sim.creations, 0);
+    CHECK_EQ(after.allocations - before.allocations, 0);
+    CHECK_EQ(after.cuda.copied_bytes, 0);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
     kit_stream_free(stream);
     nothing_is_left();
     sim_reset();
@@ -1848,6 +1990,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(each_allocation_may_fail),
     TEST_CASE(slots_cost_no_more_than_they_may),
     TEST_CASE(the_arena_costs_no_more_than_it_may),
+    TEST_CASE(in_and_out_cost_no_more_than_they_may),
     TEST_CASE(copies_hide_behind_kernels),
     TEST_CASE(all_edges_are_enough),
     TEST_CASE(without_e1_it_is_caught),
