@@ -1609,18 +1609,18 @@ SPDL__PRIVATE void spdl__held_release(spdl__cuda_held *held) {
 /* ---- what the device did when ---- */
 
 SPDL__PRIVATE bool spdl__cuda_timed(const spdl_cuda *cuda) {
-    return cuda->desc.time_copies || spdl__load_relaxed32(&cuda->tracing);
+    return cuda->desc.time_copies || spdl__load32(&cuda->tracing); /* pairs as trace_forget says */
 }
 
 /* When work that is submitted now was, if a trace is to know of it; else 0. */
 SPDL__PRIVATE uint64_t spdl__trace_since(const spdl_cuda *cuda) {
-    return spdl__load_relaxed32(&cuda->tracing) ? spdl_time_ns() : 0;
+    return spdl__load32(&cuda->tracing) ? spdl_time_ns() : 0;
 }
 
 /* Inside of a scope: records one end of a span, if it is to be told. */
-SPDL__PRIVATE int spdl__span_record(spdl_cuda *cuda, void *event, spdl_cuda_stream stream) {
-    if (event == NULL || !spdl__cuda_timed(cuda)) return 0;
-    return SPDL__CUDA(cuda, EventRecord(event, stream));
+SPDL__PRIVATE int spdl__span_record(spdl_cuda *cuda, void *const *event, spdl_cuda_stream stream) {
+    if (!spdl__cuda_timed(cuda) || *event == NULL) return 0;
+    return SPDL__CUDA(cuda, EventRecord(*event, stream));
 }
 
 /* Its number of ns from one event to another; false when there is none. */
@@ -1669,9 +1669,9 @@ SPDL__PRIVATE void spdl__work_tell(spdl_cuda *cuda, spdl__cuda_span *span, spdl_
     unsigned k = 0;
     const uint64_t since = spdl__load_relaxed(&span->since);
     spdl__store_relaxed(&span->since, 0);
-    if (span->start == NULL || spdl__load32(&cuda->unloading) != 0) return;
     if (since == 0 && what != SPDL__DEVICE_TO) return;
-    if (!spdl__cuda_timed(cuda) || !spdl__span_ns(cuda, span->start, span->stop, &took)) return;
+    if (!spdl__cuda_timed(cuda) || span->start == NULL || spdl__load32(&cuda->unloading)) return;
+    if (!spdl__span_ns(cuda, span->start, span->stop, &took)) return;
     if (cuda->desc.time_copies && what == SPDL__DEVICE_TO) {
         for (us = (uint64_t)(took / 1000.0); us > 1 && k < 31; us >>= 1) ++k;
         spdl__add(&cuda->copy_us[k], 1);
@@ -1716,7 +1716,8 @@ SPDL__PRIVATE spdl_result spdl__spans_make(spdl_cuda *cuda) {
 SPDL__PRIVATE void spdl__trace_forget(spdl_cuda *cuda, const spdl_pipeline *pipeline) {
     uint64_t i;
     cuda->traced = pipeline;
-    spdl__store_relaxed32(&cuda->tracing, pipeline != NULL);
+    /* pairs with the loads in cuda_timed and trace_since: the events of spans are there */
+    spdl__store32(&cuda->tracing, pipeline != NULL);
     cuda->origin_moves = false;
     cuda->fitted_ns = cuda->origin_ns = 0;
     for (i = 0; i < cuda->transfers; ++i) cuda->transfer[i].span.since = 0;
@@ -1917,7 +1918,7 @@ SPDL__PRIVATE spdl_result spdl__submit_calls(spdl_cuda *cuda, spdl__cuda_slot *s
     }
     if (code == 0) {
         call = "cuEventRecord";
-        code = spdl__span_record(cuda, transfer->span.start, cuda->stream);
+        code = spdl__span_record(cuda, &transfer->span.start, cuda->stream);
     }
     if (code == 0 && job->bytes > 0) {
         call = "cuMemcpyHtoDAsync";
@@ -1925,7 +1926,7 @@ SPDL__PRIVATE spdl_result spdl__submit_calls(spdl_cuda *cuda, spdl__cuda_slot *s
     }
     if (code == 0) {
         call = "cuEventRecord";
-        code = spdl__span_record(cuda, transfer->span.stop, cuda->stream);
+        code = spdl__span_record(cuda, &transfer->span.stop, cuda->stream);
     }
     if (code == 0) code = SPDL__CUDA(cuda, EventRecord(transfer->event, cuda->stream));
     return spdl__cuda_check(cuda, call, code);
@@ -2746,7 +2747,7 @@ SPDL__PRIVATE spdl_result spdl__output_calls(spdl_cuda *cuda, spdl__cuda_output 
     int code = SPDL__CUDA(cuda, StreamWaitEvent(cuda->back, output->kernels.event[0], 0));
     if (code == 0) {
         call = "cuEventRecord";
-        code = spdl__span_record(cuda, output->copy.start, cuda->back);
+        code = spdl__span_record(cuda, &output->copy.start, cuda->back);
     }
     if (code == 0 && output->out.bytes > 0) {
         call = "cuMemcpyDtoHAsync";
@@ -2755,7 +2756,7 @@ SPDL__PRIVATE spdl_result spdl__output_calls(spdl_cuda *cuda, spdl__cuda_output 
     }
     if (code == 0) {
         call = "cuEventRecord";
-        code = spdl__span_record(cuda, output->copy.stop, cuda->back);
+        code = spdl__span_record(cuda, &output->copy.stop, cuda->back);
     }
     if (code == 0) code = SPDL__CUDA(cuda, EventRecord(output->copied, cuda->back));
     return spdl__cuda_check(cuda, call, code);
@@ -2878,9 +2879,9 @@ SPDL__PRIVATE spdl_result spdl__stage_launch(spdl_task *task, spdl_cuda *cuda,
     spdl__store_relaxed(&output->launch.since, spdl__trace_since(cuda));
     output->launch.bytes = slot->batch.bytes;
     output->out.user = slot->batch.user;
-    (void)spdl__span_record(cuda, output->launch.start, cuda->compute);
+    (void)spdl__span_record(cuda, &output->launch.start, cuda->compute);
     launched = cuda->launch(task, &slot->batch, &output->out, cuda->cpu ? NULL : cuda->compute);
-    (void)spdl__span_record(cuda, output->launch.stop, cuda->compute);
+    (void)spdl__span_record(cuda, &output->launch.stop, cuda->compute);
     spdl__cuda_leave(cuda, &scope);
     return launched;
 }
@@ -3661,6 +3662,17 @@ SPDL_API spdl_result spdl_cuda_next(spdl_cuda_iter *iter, spdl_cuda_stream strea
     return SPDL_OK;
 }
 
+/* The last batch to be done with whose bytes on the host are those of a job, or NULL. */
+SPDL__PRIVATE spdl__cuda_slot *spdl__iter_user(const spdl_cuda_iter *iter, const void *data) {
+    int i = iter->count;
+    while (--i >= 0) {
+        spdl__cuda_slot *slot = iter->queue[(iter->first + i) % (iter->desc.depth + 2)];
+        if (slot != NULL && slot->batch.host == data) return slot;
+    }
+    if (iter->offered != NULL && iter->offered->batch.host == data) return iter->offered;
+    return iter->current != NULL && iter->current->batch.host == data ? iter->current : NULL;
+}
+
 /* Nothing is held any more. What the trainer has now goes back when it is done with it. */
 SPDL__PRIVATE spdl_result spdl__iter_let_go(spdl_cuda_iter *iter) {
     spdl_result result = SPDL_OK;
@@ -3669,7 +3681,11 @@ SPDL__PRIVATE spdl_result spdl__iter_let_go(spdl_cuda_iter *iter) {
     if (result == SPDL_E_CUDA) return result; /* they are still read */
     for (i = 0; i < iter->held; ++i) {
         if (iter->what == SPDL_CUDA_HOLD_HOST) {
-            spdl__held_release(&iter->jobs[i].held);
+            spdl__cuda_slot *user = spdl__iter_user(iter, iter->jobs[i].data);
+            if (user != NULL)
+                user->held = iter->jobs[i].held;
+            else
+                spdl__held_release(&iter->jobs[i].held);
         } else {
             iter->slots[i]->repeats = false;
             if (iter->slots[i] != iter->current && iter->slots[i] != iter->offered)

@@ -766,6 +766,184 @@ static void without_d3_it_is_caught(void) {
 
 #endif /* CUDA_REAL */
 
+/* ---- random programs ---- */
+
+typedef struct program {
+    uint64_t seed, count, stop_at; /* 0: it runs to its end */
+    int shape, fillers, workers, odd, hold;
+    bool epochs;
+    spdl_cuda *cuda;
+} program;
+
+SPDL_FN(program_source, void, void) {
+    const program *g = (const program *)spdl_ctx(task);
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return spdl_sequence(task) == g->count ? SPDL_END : SPDL_OK;
+}
+
+SPDL_FN(program_fill, void, spdl_cuda_host) {
+    const program *g = (const program *)spdl_ctx(task);
+    const uint64_t n = spdl_sequence(task), shape = 1000 + n % 50;
+    uint64_t state = g->seed + n;
+    spdl_result result;
+    void *data;
+    if (g->odd == 1 && n % 5 == 2) return SPDL_SKIP;
+    if (test_random(&state) % 4 == 0) usleep((useconds_t)(test_random(&state) % 300));
+    result = spdl_cuda_host_take(task, g->cuda, out);
+    if (result != SPDL_OK) return result;
+    CHECK_EQ(spdl_cuda_host_add(*out, "x", "u1", 1, &shape, &data), SPDL_OK);
+    kit_fill(data, shape, n);
+    (*out)->user = (void *)(uintptr_t)n;
+    if (g->odd == 2 && n % 7 == 3) {
+        spdl_cuda_host_free(*out);
+        return SPDL_SKIP;
+    }
+    return SPDL_OK;
+}
+
+static int64_t program_patience(uint64_t *state) {
+    const uint64_t which = test_random(state) % 3;
+    return which == 0 ? SPDL_FOREVER : which == 1 ? 0 : (int64_t)(test_random(state) % 300000);
+}
+
+static void program_read(const spdl_cuda_batch *batch, void *stream, uint64_t *last) {
+    const uint64_t n = (uint64_t)(uintptr_t)batch->user;
+    CHECK(last == NULL || n >= *last);
+    if (last != NULL) *last = n + 1;
+    CHECK_EQ(batch->bytes, 1000 + n % 50);
+    if (batch->host != NULL) CHECK_EQ(kit_differ(batch->host, batch->bytes, n), 0);
+    flow_read(batch, stream, n);
+}
+
+/* The trainer of an iterator: epochs, patience of all kinds, and now and then a while of the same. */
+static void program_iterate(const program *g, spdl_pipeline *p, void *stream, uint64_t *state) {
+    spdl_cuda_iter_desc desc = { .next = spdl_pipeline_next_fn, .source = p };
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_batch batch;
+    uint64_t n = 0, ends = 0, last = 0, held = 0;
+    spdl_result result = SPDL_OK;
+    desc.depth = (int)(test_random(state) % (uint64_t)stats_of(g->cuda).device_slots);
+    REQUIRE(spdl_cuda_iter_open(&it, g->cuda, &desc) == SPDL_OK);
+    while (result >= 0 && ends < (g->epochs ? 3u : 1u) && (g->stop_at == 0 || n < g->stop_at)) {
+        result = spdl_cuda_next(it, stream, &batch, program_patience(state));
+        if (result == SPDL_END) {
+            ++ends;
+            last = 0;
+        }
+        if (result != SPDL_OK) continue;
+        program_read(&batch, stream, held > 0 || g->hold > 0 ? NULL : &last);
+        ++n;
+        if (g->hold > 0 && n % 16 == 7)
+            CHECK_EQ(spdl_cuda_iter_hold(it, g->hold, n % 32 < 16 ? SPDL_CUDA_HOLD_DEVICE
+                                                                  : SPDL_CUDA_HOLD_HOST), SPDL_OK);
+        if (g->hold > 0 && n % 16 == 14)
+            CHECK_EQ(spdl_cuda_iter_hold(it, 0, SPDL_CUDA_HOLD_DEVICE), SPDL_OK);
+    }
+    CHECK(result >= 0);
+    spdl_cuda_iter_close(it);
+}
+
+static void program_rows(const program *g, spdl_pipeline *p, void *stream, uint64_t *state) {
+    void *item = NULL;
+    uint64_t n = 0, last = 0;
+    spdl_result result = SPDL_OK;
+    while (result >= 0 && result != SPDL_END && (g->stop_at == 0 || n < g->stop_at)) {
+        result = spdl_pipeline_next(p, &item, program_patience(state));
+        if (result != SPDL_OK) continue;
+        ++n;
+        if (g->shape == 1) {
+            const spdl_cuda_batch *batch = (const spdl_cuda_batch *)item;
+            CHECK_EQ(spdl_cuda_ready(batch, stream), SPDL_OK);
+            program_read(batch, stream, &last);
+            CHECK_EQ(spdl_cuda_done(batch, stream), SPDL_OK);
+        } else {
+            spdl_cuda_output *out = (spdl_cuda_output *)item;
+            const uint64_t seed = (uint64_t)(uintptr_t)out->user;
+            CHECK(seed >= last);
+            last = seed + 1;
+            CHECK_EQ(differs_inverted(out->host, out->bytes, seed), 0);
+            spdl_cuda_output_free(out);
+        }
+    }
+    CHECK(result >= 0);
+}
+
+static spdl_pipeline *program_pipeline(program *g) {
+    const spdl_pipeline_desc desc = { .workers = g->workers, .logger = { flow_quiet, NULL } };
+    spdl_pipeline *p = NULL;
+    stage_next = 0;
+#define PROGRAM_FILL                                                                               \
+    SPDL_SOURCE(program_source, .ctx = g, .continuous = g->epochs),                                \
+        SPDL_PIPE(program_fill, .ctx = g, .concurrency = g->fillers,                               \
+                  .threads = g->shape > 0 ? g->fillers : 0, .free_item = spdl_cuda_host_free)
+    if (g->shape == 0)
+        (void)spdl_pipeline_create(&p, &desc, SPDL_STAGES(PROGRAM_FILL, SPDL_SINK(2)));
+    else if (g->shape == 1)
+        (void)spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            PROGRAM_FILL, SPDL_CUDA_TRANSFER(g->cuda), SPDL_SINK(1)));
+    else
+        (void)spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            PROGRAM_FILL, SPDL_CUDA_STAGE(g->cuda, stage_launch), SPDL_SINK(2)));
+    REQUIRE(p != NULL);
+    return p;
+}
+
+static void run_program(uint64_t seed) {
+    uint64_t state = seed;
+    spdl_cuda_desc desc;
+    program g;
+    spdl_pipeline *p;
+    void *stream;
+    memset(&g, 0, sizeof g);
+    g.seed = seed;
+    backend = test_random(&state) % 5 == 0 ? SPDL_CUDA_CPU : SPDL_CUDA_GPU;
+    desc = back_desc(1 + (int)(test_random(&state) % 4), 1 + (int)(test_random(&state) % 4),
+                     1 + (int)(test_random(&state) % 4));
+    desc.keep_host = test_random(&state) % 4 == 0;
+    desc.time_copies = test_random(&state) % 8 == 0;
+    g.shape = (int)(test_random(&state) % 3);
+    g.fillers = 1 + (int)(test_random(&state) % 8);
+    g.workers = 1 + (int)(test_random(&state) % 8);
+    g.odd = (int)(test_random(&state) % 3);
+    g.count = 1 + test_random(&state) % 30;
+    g.epochs = g.shape == 0 && test_random(&state) % 3 == 0;
+    if (test_random(&state) % 3 == 0) g.stop_at = 1 + test_random(&state) % 20;
+    if (g.shape == 0 && test_random(&state) % 3 == 0)
+        g.hold = 1 + (int)(test_random(&state) % (uint64_t)(desc.host_slots < desc.device_slots
+                                                                ? desc.host_slots
+                                                                : desc.device_slots));
+    SIM(if (test_random(&state) % 6 == 0) sim_set_pin_limit(1));
+    SIM(sim_pageable_late(true));
+    if (test_random(&state) % 2) kit_disorder(seed);
+    stream = kit_stream(test_random(&state) % 2 == 0);
+    g.cuda = flow_open(&desc);
+    p = program_pipeline(&g);
+    if (g.shape == 0) program_iterate(&g, p, stream, &state);
+    else program_rows(&g, p, stream, &state);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(kit_wrong(), 0);
+    while (spdl_cuda_reap(g.cuda, SPDL_FOREVER) == SPDL_OK) {}
+    CHECK_EQ(stats_of(g.cuda).host_free, desc.host_slots);
+    CHECK_EQ(stats_of(g.cuda).device_free, desc.device_slots);
+    CHECK_EQ(stats_of(g.cuda).output_free, desc.output_slots);
+    spdl_cuda_close(g.cuda);
+    kit_stream_free(stream);
+    finish();
+}
+
+/* Each of its own kind, and none hangs. SPDL_PROGRAMS says how many, and has their numbers shown (with
+   TEST_TIMEOUT=0 any number of them). */
+static void random_programs_end(void) {
+    const char *wanted = getenv("SPDL_PROGRAMS");
+    const int count = wanted != NULL ? atoi(wanted) : TEST_SANITIZED ? 30 : 150;
+    const uint64_t first = test_seed() * 100000;
+    int i;
+    for (i = 0; i < count; ++i) {
+        if (wanted != NULL) fprintf(stderr, "\rprogram %d ", i);
+        run_program(first + (uint64_t)i);
+    }
+}
+
 /* ---- the same without a device ---- */
 
 static void the_cpu_does_it_too(void) {
@@ -798,6 +976,7 @@ TEST_TABLE(cuda_back) {
     TEST_CASE(the_row_ends_with_the_pipeline),
     TEST_CASE(the_row_needs_outputs),
     TEST_CASE(the_cpu_does_it_too),
+    TEST_CASE(random_programs_end),
 #ifndef CUDA_REAL
     TEST_CASE(arrived_asks_and_waits),
     TEST_CASE(a_lost_device_ends_the_row),
