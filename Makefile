@@ -353,8 +353,11 @@ ifneq ($(GPU),)
 	    build/bench/cuda_kit.o -o $@ -L$(CUDA_LIBRARY) -lcudart_static -lstdc++ -ldl -lrt \
 	    -lpthread -lm
 else
+	$(Q)$(CC) $(BENCH_FLAGS) -Itests/cudart_min -fPIC -shared tests/cudart_sim.c \
+	    -o $(@D)/libcudart_sim.so
 	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -DBENCH_SIMULATED \
-	    -Itests/cudart_min $< tests/cudart_sim.c tests/cuda_kit_sim.c -o $@ -lpthread -lm
+	    -Itests/cudart_min $< tests/cuda_kit_sim.c -o $@ -L$(@D) -lcudart_sim \
+	    -Wl,-rpath,$(abspath $(@D)) -ldl -lpthread -lm
 endif
 
 $(filter-out bench-npz bench-pipeline bench-sampler bench-loader,$(BENCHES:%=bench-%)): bench-%: \

@@ -11,19 +11,27 @@
    launch_p99_us     launching kernels while a loader process fills an arena and the iterator sends
                      it, inline; the peer launches kernels and nothing else
    packed_64x4K      64 arrays of 4 KiB in one batch; the peer copies them one by one
-   cached_step       a step of a kernel of 300 us with batches kept on the device; the peer is the
+   d2h_N             outputs of N bytes; the peer is a bare loop of cudaMemcpyAsync to pinned memory
+   infer_share       a row of SPDL_CUDA_STAGE, kernels as long as copies: kernels / time for all
+   infer_p99_us      launching kernels beside that row; the peer launches kernels and nothing else
+   infer_vs_spdl     batches there and results back by that row; the peer waits for its stream after
+                     each copy, as SPDL does
+   in_place_*        batches in place in pinned memory (spdl_cuda_slots), by the iterator: rate, with
+                     bare copies as the peer, and CPU time of the process per GiB
+   held_step         a step of a kernel of 300 us with batches held on the device; the peer is the
                      kernel alone
    pin               mapping, faulting in and registering slots; the peer is cudaHostAlloc
    pinned_bytes      that are pinned for each byte of slots
-   calls_per_batch   CUDA calls that reach the device
+   calls_in, _out    CUDA calls that reach the device for a batch there, and there and back
+   close_ms          closing an iterator beside a kernel of 1 s
+   contexts          on devices that were not asked for
    trainer_cpu       CPU time of the trainer's process per GiB out of an arena */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #if defined(__has_include)
 #if !__has_include(<cuda_runtime_api.h>)
-#define SPDL_CUDA_DLOPEN /* only to be compiled: `make bench-cuda` has a header */
-#include "../tests/cudart_min/cuda_runtime_api.h"
+#include "../tests/cudart_min/cuda_runtime_api.h" /* only to be compiled */
 #endif
 #endif
 #define SPDL_IMPLEMENTATION
@@ -35,6 +43,7 @@
 #include "bench.h"
 
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -68,6 +77,12 @@ static void begin(void) {
     sim_model(8e9, 3000);
 #endif
 }
+
+#ifdef BENCH_SIMULATED
+#define SIMULATED_DEVICES(count) sim_set_devices(count)
+#else
+#define SIMULATED_DEVICES(count) ((void)0)
+#endif
 
 /* What was sent has arrived; called outside of what is timed. */
 static void end(void) { BENCH_CHECK(kit_wrong() == 0); }
@@ -171,7 +186,8 @@ typedef struct rig {
     size_t bytes;
 } rig;
 
-static spdl_cuda *open_slots(size_t bytes, int host_slots, int device_slots) {
+static spdl_cuda *open_both(size_t bytes, int host_slots, int device_slots, size_t output_bytes,
+                            int output_slots) {
     spdl_cuda_desc desc;
     spdl_cuda *cuda = NULL;
     spdl_error error;
@@ -179,13 +195,19 @@ static spdl_cuda *open_slots(size_t bytes, int host_slots, int device_slots) {
     desc.slot_bytes = bytes;
     desc.host_slots = host_slots;
     desc.device_slots = device_slots;
+    desc.output_bytes = output_bytes;
+    desc.output_slots = output_slots;
     desc.backend = SPDL_CUDA_GPU;
     desc.error = &error;
     if (spdl_cuda_open(&cuda, &desc) != SPDL_OK) bench_fail("%s", error.text);
     return cuda;
 }
 
-static void rig_open(rig *r, size_t bytes, bool live, spdl_cuda_cache cache) {
+static spdl_cuda *open_slots(size_t bytes, int host_slots, int device_slots) {
+    return open_both(bytes, host_slots, device_slots, 0, 0);
+}
+
+static void rig_open(rig *r, size_t bytes, bool live) {
     spdl_cuda_iter_desc desc;
     size_t i;
     memset(r, 0, sizeof *r);
@@ -202,8 +224,6 @@ static void rig_open(rig *r, size_t bytes, bool live, spdl_cuda_cache cache) {
     desc.source = &r->source;
     desc.view = source_view;
     desc.free_item = source_release;
-    desc.cache = cache;
-    desc.num_caches = cache == SPDL_CUDA_CACHE_NONE ? 0 : 3;
     BENCH_CHECK(spdl_cuda_iter_open(&r->it, r->cuda, &desc) == SPDL_OK);
 }
 
@@ -214,8 +234,8 @@ static void rig_close(rig *r) {
 }
 
 static void rig_next(rig *r, spdl_cuda_batch *batch) {
-    const spdl_result result = spdl_cuda_next(r->it, r->stream, batch);
-    if (result != SPDL_OK) bench_fail("spdl_cuda_next: %s", spdl_cuda_result_text(result));
+    const spdl_result result = spdl_cuda_next(r->it, r->stream, batch, SPDL_FOREVER);
+    if (result != SPDL_OK) bench_fail("spdl_cuda_next: %s", spdl_result_text(result));
 }
 
 static double gb_per_s(size_t bytes, uint64_t count, uint64_t ns) {
@@ -275,7 +295,7 @@ static double arena_rate(const void *arg) {
     uint64_t start, took, i;
     rig r;
     begin();
-    rig_open(&r, bytes, false, SPDL_CUDA_CACHE_NONE);
+    rig_open(&r, bytes, false);
     for (i = 0; i < ARENA_SLOTS; ++i) {
         rig_next(&r, &batch);
         kit_check(r.stream, batch.dev, bytes, (uint64_t)(uintptr_t)batch.user);
@@ -337,6 +357,50 @@ static double bare_rate(const void *arg) {
     return gb_per_s(bytes, count, took);
 }
 
+/* ---- back ---- */
+
+static double d2h_rate(const void *arg) {
+    const size_t bytes = *(const size_t *)arg;
+    const uint64_t count = count_for(bytes);
+    spdl_cuda_output *out[SLOTS] = { NULL };
+    spdl_cuda_stream stream;
+    spdl_cuda *cuda;
+    uint64_t start = 0, took, i;
+    begin();
+    cuda = open_both(256, 1, 1, bytes, SLOTS);
+    stream = kit_stream(false);
+    for (i = 0; i < count + SLOTS; ++i) {
+        spdl_cuda_output **o = &out[i % SLOTS];
+        if (i == SLOTS) start = bench_ns();
+        if (*o != NULL) BENCH_CHECK(spdl_cuda_output_wait(*o, SPDL_FOREVER) == SPDL_OK);
+        spdl_cuda_output_free(*o);
+        BENCH_CHECK(spdl_cuda_output_get(cuda, stream, o, SPDL_FOREVER) == SPDL_OK);
+        BENCH_CHECK(spdl_cuda_output_send(*o) == SPDL_OK);
+    }
+    CUDA(cudaDeviceSynchronize());
+    took = bench_ns() - start;
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    return gb_per_s(bytes, count, took);
+}
+
+static double d2h_bare(const void *arg) {
+    const size_t bytes = *(const size_t *)arg;
+    const uint64_t count = count_for(bytes);
+    uint64_t start, took, i;
+    bare b;
+    begin();
+    bare_open(&b, bytes);
+    start = bench_ns();
+    for (i = 0; i < count; ++i)
+        CUDA(cudaMemcpyAsync(b.host[i % SLOTS], b.device[i % SLOTS], bytes, cudaMemcpyDeviceToHost,
+                             b.stream));
+    CUDA(cudaDeviceSynchronize());
+    took = bench_ns() - start;
+    bare_close(&b);
+    return gb_per_s(bytes, count, took);
+}
+
 static double pageable_rate(const void *arg) {
     const size_t bytes = *(const size_t *)arg;
     const uint64_t count = count_for(bytes) / 4 + 1;
@@ -386,7 +450,7 @@ static double overlap_share(const void *arg) {
     rig r;
     int i;
     begin();
-    rig_open(&r, o->bytes, false, SPDL_CUDA_CACHE_NONE);
+    rig_open(&r, o->bytes, false);
     for (i = 0; i < ARENA_SLOTS; ++i) rig_next(&r, &batch);
     CUDA(cudaDeviceSynchronize());
     start = bench_ns();
@@ -442,7 +506,7 @@ static double launch_beside_loader(const void *arg) {
     __atomic_store_n(&child->made, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&child->taken, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&child->bytes, LAUNCH_BYTES, __ATOMIC_RELEASE);
-    rig_open(&r, LAUNCH_BYTES, true, SPDL_CUDA_CACHE_NONE);
+    rig_open(&r, LAUNCH_BYTES, true);
     us = launch_p99(&r, r.stream);
     rig_close(&r);
     __atomic_store_n(&child->bytes, 0, __ATOMIC_RELEASE);
@@ -466,6 +530,287 @@ static void row_launch(void) {
     row.goal_ratio = timed_goal(1 / 1.10);
     if (!bench_wanted(row.name)) return;
     bench_compare_sides(&row, 7, launch_beside_loader, NULL, launch_alone, NULL);
+}
+
+/* ---- there and back: a row that answers each batch ---- */
+
+enum { INFER_BYTES = SIMULATED ? MIB : 4 * MIB, INFER_BACK = 64 * KIB,
+       INFER_BATCHES = SIMULATED ? 24 : 300 };
+
+static uint64_t infer_ns; /* of a kernel */
+
+SPDL_FN(infer_source, void, spdl_cuda_host) {
+    const uint64_t shape = INFER_BYTES;
+    spdl_result result;
+    void *data;
+    if (spdl_sequence(task) == INFER_BATCHES) return SPDL_END;
+    result = spdl_cuda_host_take(task, (spdl_cuda *)spdl_ctx(task), out);
+    return result == SPDL_OK ? spdl_cuda_host_add(*out, "x", "u1", 1, &shape, &data) : result;
+}
+
+static spdl_result infer_launch(spdl_task *task, const spdl_cuda_batch *batch,
+                                spdl_cuda_output *out, spdl_cuda_stream stream) {
+    (void)task;
+    if (infer_ns > 0) kit_spin(stream, infer_ns);
+    kit_invert(stream, out->dev, batch->dev, 1);
+    return SPDL_OK;
+}
+
+static spdl_pipeline *infer_open(spdl_cuda **cuda) {
+    const spdl_pipeline_desc desc = { .workers = 2 };
+    spdl_pipeline *p = NULL;
+    *cuda = open_both(INFER_BYTES, 6, 4, INFER_BACK, 12);
+    if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            SPDL_SOURCE(infer_source, .ctx = *cuda, .free_item = spdl_cuda_host_free),
+            SPDL_CUDA_STAGE(*cuda, infer_launch), SPDL_SINK(3))) != SPDL_OK)
+        bench_fail("no pipeline");
+    return p;
+}
+
+/* Nanoseconds for all batches. */
+static uint64_t infer_all(void) {
+    spdl_cuda_output *out = NULL;
+    spdl_cuda *cuda;
+    uint64_t start, took;
+    spdl_pipeline *p;
+    begin();
+    start = bench_ns();
+    p = infer_open(&cuda);
+    start = bench_ns();
+    while (SPDL_NEXT(p, &out, SPDL_FOREVER) == SPDL_OK) spdl_cuda_output_free(out);
+    took = bench_ns() - start;
+    BENCH_CHECK(!spdl_pipeline_failed(p));
+    spdl_pipeline_destroy(p);
+    end();
+    spdl_cuda_close(cuda);
+    return took;
+}
+
+static double infer_share(const void *arg) {
+    infer_ns = *(const uint64_t *)arg;
+    return (double)infer_ns * INFER_BATCHES / (double)infer_all();
+}
+
+static double infer_rate(const void *arg) {
+    infer_ns = *(const uint64_t *)arg;
+    return INFER_BATCHES * 1e9 / (double)infer_all();
+}
+
+/* Each copy waited for before the next thing is begun. */
+static double infer_step_by_step(const void *arg) {
+    uint64_t start, took;
+    bare b;
+    int i;
+    begin();
+    bare_open(&b, INFER_BYTES);
+    start = bench_ns();
+    for (i = 0; i < INFER_BATCHES; ++i) {
+        CUDA(cudaMemcpyAsync(b.device[0], b.host[0], INFER_BYTES, cudaMemcpyHostToDevice, b.stream));
+        CUDA(cudaStreamSynchronize(b.stream));
+        kit_spin(b.stream, *(const uint64_t *)arg);
+        CUDA(cudaMemcpyAsync(b.host[1], b.device[1], INFER_BACK, cudaMemcpyDeviceToHost, b.stream));
+        CUDA(cudaStreamSynchronize(b.stream));
+    }
+    took = bench_ns() - start;
+    end();
+    bare_close(&b);
+    return INFER_BATCHES * 1e9 / (double)took;
+}
+
+static double launch_beside_row(const void *arg) {
+    static double us[LAUNCHES];
+    spdl_cuda_output *out = NULL;
+    spdl_cuda_stream stream;
+    spdl_cuda *cuda;
+    spdl_pipeline *p;
+    int i, n = 0;
+    (void)arg;
+    begin();
+    infer_ns = 0;
+    p = infer_open(&cuda);
+    stream = kit_stream(false);
+    for (i = 0; i < LAUNCHES; ++i) {
+        uint64_t start;
+        if (i % LAUNCH_GROUP == 0) CUDA(cudaStreamSynchronize((cudaStream_t)stream));
+        if (i % LAUNCH_GROUP == 0 && ++n <= INFER_BATCHES &&
+            SPDL_NEXT(p, &out, SPDL_FOREVER) == SPDL_OK)
+            spdl_cuda_output_free(out);
+        start = bench_ns();
+        kit_spin(stream, 0);
+        us[i] = (double)(bench_ns() - start) * 1e-3;
+    }
+    spdl_pipeline_destroy(p);
+    CUDA(cudaDeviceSynchronize());
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    return bench_quantile(us, LAUNCHES, 0.99);
+}
+
+static void row_infer(void) {
+    bench_row share = { "infer_share", "of 1", NULL, true, 0, false, 0 };
+    bench_row p99 = { "infer_p99_us", "us", "kernels alone", false, 0, false, 0 };
+    bench_row spdl = { "infer_vs_spdl", "batches/s", "a wait after each copy", true, 0, false, 0 };
+    const size_t bytes = INFER_BYTES;
+    uint64_t ns;
+    share.goal = timed_goal(0.95);
+    p99.goal_ratio = timed_goal(1 / 1.10);
+    spdl.goal_ratio = timed_goal(2);
+    if (!bench_wanted(share.name) && !bench_wanted(p99.name) && !bench_wanted(spdl.name)) return;
+    ns = (uint64_t)((double)bytes / bare_rate(&bytes));
+    if (bench_wanted(share.name)) bench_compare_sides(&share, 5, infer_share, &ns, NULL, NULL);
+    if (bench_wanted(p99.name))
+        bench_compare_sides(&p99, 5, launch_beside_row, NULL, launch_alone, NULL);
+    if (bench_wanted(spdl.name))
+        bench_compare_sides(&spdl, 5, infer_rate, &ns, infer_step_by_step, &ns);
+}
+
+/* ---- batches in place ---- */
+
+enum { PLACES = 8, PLACE_BYTES = SIMULATED ? MIB : 4 * MIB };
+
+SPDL_FN(place_source, void, void) {
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+/* A decoder would write here; what it costs is not what this measures. */
+SPDL_FN(place_item, void, void) {
+    *out = spdl_buffer(task);
+    return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
+}
+
+/* GB/s, or with *cpu CPU nanoseconds for each byte. */
+static double in_place(bool cpu) {
+    spdl_pipeline_desc desc = { .workers = 2 };
+    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next_fn, .view = spdl_cuda_view_batch,
+                                      .free_item = spdl_batch_free };
+    const uint64_t count = count_for(PLACE_BYTES);
+    spdl_pipeline *p = NULL;
+    spdl_cuda_stats stats;
+    uint64_t start, took, i;
+    double cpu_ns;
+    rig r;
+    memset(&r, 0, sizeof r);
+    begin();
+    r.cuda = open_slots(PLACE_BYTES, -1, 4);
+    r.stream = kit_stream(false);
+    desc.allocator = spdl_cuda_slots(r.cuda);
+    BENCH_CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(place_source), SPDL_PIPE(place_item),
+        SPDL_BATCH(PLACES, .item_bytes = PLACE_BYTES / PLACES), SPDL_SINK(3))) == SPDL_OK);
+    iter_desc.source = p;
+    BENCH_CHECK(spdl_cuda_iter_open(&r.it, r.cuda, &iter_desc) == SPDL_OK);
+    for (i = 0; i < 8; ++i) {
+        spdl_cuda_batch batch;
+        rig_next(&r, &batch);
+    }
+    start = bench_ns();
+    cpu_ns = bench_cpu_ns();
+    for (i = 0; i < count; ++i) {
+        spdl_cuda_batch batch;
+        rig_next(&r, &batch);
+    }
+    CUDA(cudaDeviceSynchronize());
+    took = bench_ns() - start;
+    cpu_ns = bench_cpu_ns() - cpu_ns;
+    spdl_cuda_get_stats(r.cuda, &stats);
+    BENCH_CHECK(stats.copied_bytes == 0);
+    spdl_cuda_iter_close(r.it);
+    spdl_pipeline_destroy(p);
+    spdl_cuda_close(r.cuda);
+    kit_stream_free(r.stream);
+    return cpu ? cpu_ns * 1e-6 * 1024.0 * MIB / ((double)count * PLACE_BYTES)
+               : gb_per_s(PLACE_BYTES, count, took);
+}
+
+static double in_place_rate(const void *arg) { return (void)arg, in_place(false); }
+static double in_place_cpu(const void *arg) { return (void)arg, in_place(true); }
+
+static void row_in_place(void) {
+    bench_row rate = { "in_place_rate", "GB/s", "bare cudaMemcpyAsync", true, 0, false, 0 };
+    bench_row cpu = { "in_place_cpu", "ms/GiB", NULL, false, 0, false, 0 };
+    const size_t bytes = PLACE_BYTES;
+    rate.goal_ratio = timed_goal(0.98);
+    if (bench_wanted(rate.name))
+        bench_compare_sides(&rate, 5, in_place_rate, NULL, bare_rate, &bytes);
+    if (bench_wanted(cpu.name)) bench_compare_sides(&cpu, 5, in_place_cpu, NULL, NULL, NULL);
+}
+
+/* ---- closing, and other devices ---- */
+
+static double close_ms(const void *arg) {
+    const uint64_t kernel_ns = SIMULATED ? 100000000 : 1000000000;
+    spdl_cuda_stream theirs;
+    spdl_cuda_batch batch;
+    uint64_t start, took;
+    rig r;
+    int i;
+    (void)arg;
+    begin();
+    rig_open(&r, MIB, false);
+    theirs = kit_stream(false);
+    for (i = 0; i < 8; ++i) rig_next(&r, &batch);
+    kit_spin(theirs, kernel_ns);
+    start = bench_ns();
+    spdl_cuda_iter_close(r.it);
+    took = bench_ns() - start;
+    CUDA(cudaDeviceSynchronize());
+    spdl_cuda_close(r.cuda);
+    kit_stream_free(r.stream);
+    kit_stream_free(theirs);
+    return (double)took * 1e-6;
+}
+
+static void *sends_one(void *arg) {
+    slot_send((spdl_cuda *)arg, MIB, NULL, true, false);
+    return NULL;
+}
+
+/* Asks the driver itself: whether the primary context of a device exists. */
+static int contexts_there(void) {
+    int (*state)(int device, unsigned *flags, int *active) = NULL;
+    const char *named = getenv("SPDL_LIBCUDA");
+    void *library = dlopen(named != NULL ? named : "libcuda.so.1", RTLD_NOW);
+    void *symbol = library == NULL ? NULL : dlsym(library, "cuDevicePrimaryCtxGetState");
+    unsigned flags;
+    int i, active, count = 0, devices = 0;
+    CUDA(cudaGetDeviceCount(&devices));
+    memcpy(&state, &symbol, sizeof symbol);
+    for (i = 0; state != NULL && i < devices; ++i)
+        if (state(i, &flags, &active) == 0 && active) ++count;
+    return count;
+}
+
+/* A thread that has set no device sends to the last one. */
+static double contexts_elsewhere(const void *arg) {
+    int devices = 1, before;
+    spdl_cuda_desc desc;
+    spdl_cuda *cuda = NULL;
+    pthread_t thread;
+    (void)arg;
+    begin();
+    SIMULATED_DEVICES(3);
+    CUDA(cudaGetDeviceCount(&devices));
+    before = contexts_there();
+    memset(&desc, 0, sizeof desc);
+    desc.slot_bytes = MIB;
+    desc.device = SPDL_CUDA_ORDINAL(devices - 1);
+    desc.backend = SPDL_CUDA_GPU;
+    BENCH_CHECK(spdl_cuda_open(&cuda, &desc) == SPDL_OK);
+    BENCH_CHECK(pthread_create(&thread, NULL, sends_one, cuda) == 0);
+    pthread_join(thread, NULL);
+    devices = contexts_there() - before;
+    spdl_cuda_close(cuda);
+    return devices > 1 ? devices - 1 : 0; /* its own may have been there */
+}
+
+static void row_close(void) {
+    bench_row close = { "close_ms", "ms", NULL, false, 0, false, 0 };
+    const bench_row contexts = { "contexts", "contexts", NULL, false, 0, false, 0 };
+    close.goal = timed_goal(50);
+    if (bench_wanted(close.name)) bench_compare_sides(&close, 3, close_ms, NULL, NULL, NULL);
+    if (bench_wanted(contexts.name))
+        bench_compare_sides(&contexts, 1, contexts_elsewhere, NULL, NULL, NULL);
 }
 
 /* ---- many small arrays ---- */
@@ -534,28 +879,30 @@ static void row_packed(void) {
 
 /* ---- the rest ---- */
 
-enum { STEP_NS = 300000, CACHED_STEPS = SIMULATED ? 30 : 200 };
+enum { STEP_NS = 300000, HELD_STEPS = SIMULATED ? 30 : 200 };
 
-static double cached_step_us(const void *arg) {
+static double held_step_us(const void *arg) {
     spdl_cuda_batch batch;
     uint64_t start, took;
     rig r;
     int i;
     (void)arg;
     begin();
-    rig_open(&r, MIB, false, SPDL_CUDA_CACHE_DEVICE);
-    for (i = 0; i < 2 * ARENA_SLOTS; ++i) rig_next(&r, &batch);
+    rig_open(&r, MIB, false);
+    for (i = 0; i < 2 * ARENA_SLOTS; ++i) {
+        if (i == 3) BENCH_CHECK(spdl_cuda_iter_hold(r.it, 3, SPDL_CUDA_HOLD_DEVICE) == SPDL_OK);
+        rig_next(&r, &batch);
+    }
     CUDA(cudaDeviceSynchronize());
-    BENCH_CHECK(spdl_cuda_iter_warm(r.it));
     start = bench_ns();
-    for (i = 0; i < CACHED_STEPS; ++i) {
+    for (i = 0; i < HELD_STEPS; ++i) {
         rig_next(&r, &batch);
         kit_spin(r.stream, STEP_NS);
     }
     CUDA(cudaStreamSynchronize((cudaStream_t)r.stream));
     took = bench_ns() - start;
     rig_close(&r);
-    return (double)took * 1e-3 / CACHED_STEPS;
+    return (double)took * 1e-3 / HELD_STEPS;
 }
 
 static double bare_step_us(const void *arg) {
@@ -567,18 +914,18 @@ static double bare_step_us(const void *arg) {
     stream = kit_stream(false);
     CUDA(cudaDeviceSynchronize());
     start = bench_ns();
-    for (i = 0; i < CACHED_STEPS; ++i) kit_spin(stream, STEP_NS);
+    for (i = 0; i < HELD_STEPS; ++i) kit_spin(stream, STEP_NS);
     CUDA(cudaStreamSynchronize((cudaStream_t)stream));
     took = bench_ns() - start;
     kit_stream_free(stream);
-    return (double)took * 1e-3 / CACHED_STEPS;
+    return (double)took * 1e-3 / HELD_STEPS;
 }
 
-static void row_cached(void) {
-    bench_row row = { "cached_step", "us", "kernels alone", false, 0, false, 0 };
+static void row_held(void) {
+    bench_row row = { "held_step", "us", "kernels alone", false, 0, false, 0 };
     row.goal_ratio = timed_goal(1 / 1.01);
     if (!bench_wanted(row.name)) return;
-    bench_compare_sides(&row, 7, cached_step_us, NULL, bare_step_us, NULL);
+    bench_compare_sides(&row, 7, held_step_us, NULL, bare_step_us, NULL);
 }
 
 static double per_gib(uint64_t ns, double bytes) {
@@ -645,7 +992,7 @@ static double calls_of_a_batch(const void *arg) {
     int i;
     (void)arg;
     begin();
-    rig_open(&r, 256 * KIB, false, SPDL_CUDA_CACHE_NONE);
+    rig_open(&r, 256 * KIB, false);
     for (i = 0; i < 20; ++i) rig_next(&r, &batch);
     spdl_cuda_get_stats(r.cuda, &before);
     for (i = 0; i < BATCHES; ++i) rig_next(&r, &batch);
@@ -655,9 +1002,41 @@ static double calls_of_a_batch(const void *arg) {
 }
 
 static void row_calls(void) {
-    const bench_row row = { "calls_per_batch", "calls", NULL, false, 6, false, 0 };
+    const bench_row row = { "calls_in", "calls", NULL, false, 6, false, 0 };
     if (!bench_wanted(row.name)) return;
     bench_compare_sides(&row, 3, calls_of_a_batch, NULL, NULL, NULL);
+}
+
+static double calls_there_and_back(const void *arg) {
+    enum { BATCHES = 200, WARM = 20, DEEP = 2 };
+    spdl_cuda_stats before, after;
+    spdl_cuda_output *out[DEEP] = { NULL };
+    spdl_cuda_stream stream;
+    spdl_cuda *cuda;
+    int i;
+    (void)arg;
+    begin();
+    cuda = open_both(256 * KIB, 4, 3, 4 * KIB, DEEP);
+    stream = kit_stream(false);
+    for (i = 0; i < WARM + BATCHES; ++i) {
+        spdl_cuda_output **o = &out[i % DEEP];
+        if (i == WARM) spdl_cuda_get_stats(cuda, &before);
+        if (*o != NULL) BENCH_CHECK(spdl_cuda_output_wait(*o, SPDL_FOREVER) == SPDL_OK);
+        spdl_cuda_output_free(*o);
+        slot_send(cuda, 256 * KIB, stream, i < 4, false);
+        BENCH_CHECK(spdl_cuda_output_get(cuda, stream, o, SPDL_FOREVER) == SPDL_OK);
+        BENCH_CHECK(spdl_cuda_output_send(*o) == SPDL_OK);
+    }
+    spdl_cuda_get_stats(cuda, &after);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    return (double)(after.cuda_calls - before.cuda_calls) / BATCHES;
+}
+
+static void row_calls_out(void) {
+    const bench_row row = { "calls_out", "calls", NULL, false, 12, false, 0 };
+    if (!bench_wanted(row.name)) return;
+    bench_compare_sides(&row, 3, calls_there_and_back, NULL, NULL, NULL);
 }
 
 static double trainer_cpu_ms(const void *arg) {
@@ -668,7 +1047,7 @@ static double trainer_cpu_ms(const void *arg) {
     uint64_t i;
     rig r;
     begin();
-    rig_open(&r, bytes, false, SPDL_CUDA_CACHE_NONE);
+    rig_open(&r, bytes, false);
     for (i = 0; i < ARENA_SLOTS; ++i) rig_next(&r, &batch);
     CUDA(cudaDeviceSynchronize());
     cpu = bench_cpu_ns();
@@ -695,16 +1074,18 @@ static void print_device(void) {
               "say nothing about any device.\n", to);
     else if (info.device_count == 0) bench_fail("no device: %s", info.reason);
     else
-        fprintf(to, "device: %s, compute capability %d.%d; driver for CUDA %d.%d, runtime %d.%d\n",
+        fprintf(to, "device: %s, compute capability %d.%d; driver for CUDA %d.%d\n",
                 info.device[0].name, info.device[0].major, info.device[0].minor,
-                info.driver_version / 1000, info.driver_version % 1000 / 10,
-                info.runtime_version / 1000, info.runtime_version % 1000 / 10);
+                info.driver_version / 1000, info.driver_version % 1000 / 10);
 }
 
 int main(int argc, char **argv) {
     static const size_t sizes[] = { 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB };
     const char *const bare_name = "bare cudaMemcpyAsync";
     size_t i;
+#ifdef BENCH_SIMULATED
+    setenv("SPDL_LIBCUDA", "libcudart_sim.so", 0); /* the one that is loaded */
+#endif
     loader_open(); /* before there are threads, and before CUDA is used */
     bench_start("cuda", argc, argv);
     if (!bench_opt.list) print_device();
@@ -713,6 +1094,8 @@ int main(int argc, char **argv) {
                  slots_rate, bare_rate, bare_name);
     for (i = 2; i < sizeof sizes / sizeof sizes[0]; ++i)
         row_rate("arena", sizes[i], 0.98, arena_rate, bare_rate, bare_name);
+    for (i = 1; i < sizeof sizes / sizeof sizes[0]; ++i)
+        row_rate("d2h", sizes[i], sizes[i] >= MIB ? 0.98 : 0, d2h_rate, d2h_bare, bare_name);
     row_rate("pageable", 4 * MIB, 0, slots_rate, pageable_rate, "cudaMemcpy, not pinned");
     row_overlap(0.25, 0);
     row_overlap(0.5, 0);
@@ -720,11 +1103,15 @@ int main(int argc, char **argv) {
     row_overlap(2, 0);
     row_overlap(4, 0.99);
     row_launch();
+    row_infer();
+    row_in_place();
+    row_close();
     row_packed();
-    row_cached();
+    row_held();
     row_pin();
     row_pinned_bytes();
     row_calls();
+    row_calls_out();
     row_trainer_cpu();
     loader_close();
     return 0;

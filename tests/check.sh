@@ -78,7 +78,7 @@ part cross "$make" -s cross
 mkfifo build/check/places || exit 1
 exec 3<>build/check/places
 for _ in $(seq "$(getconf _NPROCESSORS_ONLN)"); do echo >&3; done
-export CUDA_TESTS="gcc clang gcc-dlopen clang-asan clang-tsan valgrind"
+export CUDA_TESTS="gcc clang clang-asan clang-tsan valgrind"
 beside cuda "$make" -s test-cuda
 beside fuzz "$make" -s check-fuzz CC=clang FUZZ_RUNS=5000
 beside bigendian "$make" -s check-bigendian

@@ -1,9 +1,9 @@
 #!/bin/sh
-# spdl_cuda.h without a GPU, and with one: it compiles in every language with every way to reach
-# CUDA; it runs with the real runtime, which has to do with and without a driver; and its tests run
-# on tests/cudart_sim.c, a stand-in for the runtime, under the sanitizers and valgrind. Where there
-# is no CUDA toolkit, tests/cudart_min/ stands in for its headers, and what needs more is skipped
-# with a line that says so. CUDA_HOME says where it is, CUDA_TESTS picks builds of the last part.
+# spdl_cuda.h without a GPU, and with one: it compiles in every language, with and without CUDA; it
+# runs with whatever driver there is, or none; and its tests run on tests/cudart_sim.c, a stand-in for
+# the runtime and the driver, under the sanitizers and valgrind. Where there is no CUDA toolkit,
+# tests/cudart_min/ stands in for its headers, and what needs more is skipped with a line that says
+# so. CUDA_HOME says where it is, CUDA_TESTS picks builds of the last part.
 . "$(dirname "$0")/tally.sh"
 : "${WARN:?run this by make test-cuda}"
 
@@ -24,27 +24,28 @@ compile() {
     "$@" -Werror -fsyntax-only -I. -pthread tests/cuda_link.c
 }
 
-fillings() {
-    what=$1
-    shift
-    if [ -n "$toolkit" ]; then check "$what linked" compile "$@" -isystem "$toolkit"; fi
-    check "$what linked, without the toolkit" compile "$@" $min
-    if [ -e "$toolkit/nvtx3/nvToolsExt.h" ]; then
-        check "$what linked, ranges" compile "$@" -isystem "$toolkit" -DSPDL_CUDA_NVTX
-    fi
-    check "$what SPDL_CUDA_DLOPEN" compile "$@" -DSPDL_CUDA_DLOPEN
-    check "$what SPDL_CUDA_NONE" compile "$@" -DSPDL_CUDA_NONE
-}
-
 # Each language once, each by another family of compilers; check-warnings has the standards.
 # shellcheck disable=SC2086
 {
-    fillings "gcc c11" gcc -x c -std=c11 $WARN_C
-    fillings "clang++ c++17" clang++ -x c++ -std=c++17 $WARN
+    check "gcc c11" compile gcc -x c -std=c11 $WARN_C
+    check "gcc c11 SPDL_CUDA_NONE" compile gcc -x c -std=c11 $WARN_C -DSPDL_CUDA_NONE
+    check "clang++ c++17" compile clang++ -x c++ -std=c++17 $WARN
+    check "clang++ c++17 SPDL_CUDA_NONE" compile clang++ -x c++ -std=c++17 $WARN -DSPDL_CUDA_NONE
+    check "clang++ c++20" compile clang++ -x c++ -std=c++20 $WARN
 }
 
+types() {
+    # shellcheck disable=SC2086
+    gcc -std=gnu11 $WARN_C -Werror -isystem "$toolkit" -fsyntax-only tests/cuda_types.c
+}
+if [ -n "$toolkit" ] && [ -f "$toolkit/cuda.h" ]; then
+    check "the functions are those of cuda.h" types
+else
+    skip "cuda: no cuda.h here"
+fi
+
 if [ -x "$home/bin/nvcc" ]; then
-    for define in -DLINKED -DSPDL_CUDA_DLOPEN -DSPDL_CUDA_NONE; do
+    for define in -DALL -DSPDL_CUDA_NONE; do
         check "nvcc $define" "$home/bin/nvcc" -x cu -Werror all-warnings -I. $define -c \
             -o "$scratch/cu.o" tests/cuda_link.c
     done
@@ -56,49 +57,37 @@ if [ -x "$home/bin/nvcc" ]; then
         gcc -std=gnu17 $WARN_C -Werror -DCUDA_REAL -O2 -isystem "$home/include" -o "$scratch/$1" \
             $2 "$scratch/kit.o" -L"$library" -lcudart -lstdc++ -lpthread -lm
     }
-    check "tests for a device" for_device tests "tests/main_cuda.c tests/test_cuda.c"
+    check "tests for a device" for_device tests \
+        "tests/main_cuda.c tests/test_cuda.c tests/test_cuda_back.c"
     check "bench for a device" for_device bench bench/bench_cuda.c
 else
     skip "cuda: no nvcc here (looked in $home/bin)"
 fi
 
-# ---- it runs with the real runtime ------------------------------------------------------------
+# ---- it runs with the driver that is there, or none ---------------------------------------------
 
 link() {
     output=$1
     shift
     # shellcheck disable=SC2086 # a list of options
     gcc -std=gnu11 $WARN_C -Werror -O2 -I. -o "$scratch/$output" tests/cuda_link.c "$@" \
-        -ldl -lrt -lpthread
+        -ldl -lpthread
 }
 
 runs() {
     env "$@"
 }
 
-if [ -n "$toolkit" ] && [ -d "$library" ]; then
-    check "link static" link static -isystem "$toolkit" -L"$library" -lcudart_static
-    if [ -e "$toolkit/nvtx3/nvToolsExt.h" ]; then
-        check "link with ranges" link nvtx -DSPDL_CUDA_NVTX -isystem "$toolkit" -L"$library" \
-            -lcudart_static
-        check "run with ranges" "$scratch/nvtx"
-    fi
-    check "link shared" link shared -isystem "$toolkit" -L"$library" -lcudart \
-        -Wl,-rpath,"$library"
-    for how in static shared; do
-        if [ -x "$scratch/$how" ]; then check "run $how" "$scratch/$how"; fi
-    done
-    grep -E '^(no )?device' "$scratch/output"
-fi
-check "link dlopen" link dlopen -DSPDL_CUDA_DLOPEN
+check "link" link linked
 check "link none" link none -DSPDL_CUDA_NONE
-if [ -x "$scratch/dlopen" ] && [ -n "$toolkit" ]; then
-    for so in "$library"/libcudart.so.1?; do
-        if [ -e "$so" ]; then check "dlopen $so" runs SPDL_CUDART="$so" "$scratch/dlopen"; fi
-    done
+if [ -x "$scratch/linked" ]; then
+    check "run" "$scratch/linked"
+    grep -E '^(no )?device' "$scratch/output"
+    check "run without a driver" runs SPDL_LIBCUDA="$scratch/nothing.so" "$scratch/linked"
+    if [ -e "$library/stubs/libcuda.so" ]; then
+        check "run on the stub" runs SPDL_LIBCUDA="$library/stubs/libcuda.so" "$scratch/linked"
+    fi
 fi
-[ -x "$scratch/dlopen" ] &&
-    check "dlopen, no runtime" runs SPDL_CUDART="$scratch/nothing.so" "$scratch/dlopen"
 [ -x "$scratch/none" ] && check "run none" "$scratch/none"
 
 # ---- its tests run on the stand-in ------------------------------------------------------------
@@ -155,9 +144,7 @@ stand_in() {
     failures=$failed
     check "$name: build" build "$@"
     [ "$failed" -eq "$failures" ] || return
-    # the loader finds the stand-in when the program asks for a runtime
-    SPDL_CUDART=$PWD/build/cuda/$name/libcudart_sim.so \
-        suite "$name" tests/run.sh "build/cuda/$name/tests" $CUDA_ARGS
+    suite "$name" tests/run.sh "build/cuda/$name/tests" $CUDA_ARGS
 }
 
 headers=$min
@@ -168,7 +155,6 @@ if [ -n "$toolkit" ]; then headers="-isystem $toolkit"; fi
     [ -z "$toolkit" ] || stand_in gcc-min gcc $min -O2
     stand_in clang clang $headers
     stand_in gcc-per-thread gcc $headers -DCUDA_API_PER_THREAD_DEFAULT_STREAM
-    stand_in gcc-dlopen gcc $min -DSPDL_CUDA_DLOPEN
     stand_in gcc-asan gcc $headers $asan
     stand_in clang-asan clang $min $asan -O0
     stand_in gcc-tsan gcc $headers -fsanitize=thread
@@ -181,6 +167,6 @@ elif ! command -v valgrind >/dev/null 2>&1; then
 elif [ -x build/cuda/gcc/tests ]; then
     TEST_TIMEOUT=300 suite valgrind valgrind -q --error-exitcode=99 --leak-check=full \
         --show-leak-kinds=definite --errors-for-leak-kinds=definite --fair-sched=yes \
-        build/cuda/gcc/tests cuda. cuda_sim. cuda_fault.a_ cuda_fault.an_
+        build/cuda/gcc/tests cuda. cuda_sim. cuda_back.o cuda_back.a_r cuda_fault.a_ cuda_fault.an_
 fi
 finish

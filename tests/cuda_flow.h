@@ -19,7 +19,7 @@ enum { FLOW_SLOT = 16 << 10 };
 static int flow_lines;
 static char flow_line[SPDL_TEXT_BYTES + 64];
 
-static void flow_log(spdl_log_level level, const char *text, void *user) {
+static inline void flow_log(spdl_log_level level, const char *text, void *user) {
     (void)user;
     if (level == SPDL_LOG_INFO) return;
     ++flow_lines;
@@ -35,7 +35,7 @@ static inline void flow_quiet(spdl_log_level level, const char *text, void *user
     (void)user, (void)level, (void)text;
 }
 
-static spdl_cuda_desc flow_desc(spdl_cuda_backend backend, size_t slot_bytes) {
+static inline spdl_cuda_desc flow_desc(spdl_cuda_backend backend, size_t slot_bytes) {
     spdl_cuda_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.backend = backend;
@@ -44,7 +44,7 @@ static spdl_cuda_desc flow_desc(spdl_cuda_backend backend, size_t slot_bytes) {
     return desc;
 }
 
-static spdl_cuda *flow_open(const spdl_cuda_desc *desc) {
+static inline spdl_cuda *flow_open(const spdl_cuda_desc *desc) {
     spdl_cuda *cuda = NULL;
     spdl_error error;
     spdl_cuda_desc copy = *desc;
@@ -58,7 +58,7 @@ static spdl_cuda *flow_open(const spdl_cuda_desc *desc) {
 /* ---- one batch ---- */
 
 /* Work that reads the batch: a kernel, or on the CPU the caller itself. */
-static void flow_read(const spdl_cuda_batch *batch, spdl_cuda_stream stream, uint64_t seed) {
+static inline void flow_read(const spdl_cuda_batch *batch, spdl_cuda_stream stream, uint64_t seed) {
     if (spdl_cuda_on_cpu(batch->cuda))
         CHECK_EQ(kit_differ(batch->dev, batch->bytes, seed), 0);
     else kit_check(stream, batch->dev, batch->bytes, seed);
@@ -78,7 +78,7 @@ static inline spdl_result flow_peek(const spdl_cuda_batch *batch, size_t offset,
                : SPDL_E_CUDA;
 }
 
-static spdl_result flow_fill(spdl_cuda *cuda, spdl_cuda_host **host, size_t bytes, uint64_t seed) {
+static inline spdl_result flow_fill(spdl_cuda *cuda, spdl_cuda_host **host, size_t bytes, uint64_t seed) {
     const uint64_t shape = bytes;
     void *data = NULL;
     spdl_result result = spdl_cuda_host_get(cuda, host, SPDL_FOREVER);
@@ -92,7 +92,7 @@ static spdl_result flow_fill(spdl_cuda *cuda, spdl_cuda_host **host, size_t byte
 }
 
 /* A batch through a slot, read on one stream. */
-static spdl_result flow_batch(spdl_cuda *cuda, spdl_cuda_stream stream, size_t bytes,
+static inline spdl_result flow_batch(spdl_cuda *cuda, spdl_cuda_stream stream, size_t bytes,
                               uint64_t seed) {
     spdl_cuda_host *host = NULL;
     spdl_cuda_batch batch;
@@ -141,14 +141,14 @@ typedef struct flow_source {
 } flow_source;
 
 /* The sources are the test's own: an allocation that is made to fail is tried again. */
-static void *flow_alloc(size_t bytes) {
+static inline void *flow_alloc(size_t bytes) {
     void *memory = malloc(bytes);
     if (memory == NULL) memory = malloc(bytes);
     REQUIRE(memory != NULL);
     return memory;
 }
 
-static void *flow_map(size_t bytes) {
+static inline void *flow_map(size_t bytes) {
     int tries;
     void *memory = MAP_FAILED;
     for (tries = 0; tries < 2 && memory == MAP_FAILED; ++tries)
@@ -157,7 +157,7 @@ static void *flow_map(size_t bytes) {
     return memory;
 }
 
-static void flow_source_open(flow_source *s, int slots, uint64_t count) {
+static inline void flow_source_open(flow_source *s, int slots, uint64_t count) {
     memset(s, 0, sizeof *s);
     s->slot_bytes = FLOW_SLOT;
     s->slots = slots;
@@ -167,12 +167,12 @@ static void flow_source_open(flow_source *s, int slots, uint64_t count) {
     s->seen = s->written;
 }
 
-static void flow_source_close(flow_source *s) {
+static inline void flow_source_close(flow_source *s) {
     CHECK_EQ(__atomic_load_n(&s->released, __ATOMIC_ACQUIRE), s->next);
     munmap(s->written, (size_t)s->slots * FLOW_SLOT);
 }
 
-static void flow_item_free(void *memory) {
+static inline void flow_item_free(void *memory) {
     flow_item *item = (flow_item *)memory;
     flow_source *s = item->source;
     if (item->slot < 0) {
@@ -184,14 +184,14 @@ static void flow_item_free(void *memory) {
     __atomic_add_fetch(&s->released, 1, __ATOMIC_RELEASE);
 }
 
-static int flow_free_slot(flow_source *s) {
+static inline int flow_free_slot(flow_source *s) {
     int i;
     for (i = 0; i < s->slots; ++i)
         if (__atomic_load_n(&s->busy[i], __ATOMIC_ACQUIRE) == 0) return i;
     return -1;
 }
 
-static flow_item *flow_item_new(flow_source *s, int slot) {
+static inline flow_item *flow_item_new(flow_source *s, int slot) {
     flow_item *item = slot < 0 ? (flow_item *)flow_alloc(sizeof *item) : &s->items[slot];
     item->source = s;
     item->seed = s->next++;
@@ -202,7 +202,7 @@ static flow_item *flow_item_new(flow_source *s, int slot) {
     return item;
 }
 
-static spdl_result flow_next(void *source, void **out, int64_t timeout_ns) {
+static inline spdl_result flow_next(void *source, void **out, int64_t timeout_ns) {
     flow_source *s = (flow_source *)source;
     const uint64_t until = spdl_time_ns() + (uint64_t)timeout_ns;
     int slot;
@@ -228,7 +228,7 @@ static spdl_result flow_next(void *source, void **out, int64_t timeout_ns) {
     return SPDL_OK;
 }
 
-static spdl_result flow_view(void *memory, spdl_cuda_view *view) {
+static inline spdl_result flow_view(void *memory, spdl_cuda_view *view) {
     flow_item *item = (flow_item *)memory;
     flow_source *s = item->source;
     ++s->viewed;
@@ -238,7 +238,7 @@ static spdl_result flow_view(void *memory, spdl_cuda_view *view) {
     return SPDL_OK;
 }
 
-static spdl_cuda_iter_desc flow_iter_desc(flow_source *s) {
+static inline spdl_cuda_iter_desc flow_iter_desc(flow_source *s) {
     spdl_cuda_iter_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.next = flow_next;
@@ -249,7 +249,7 @@ static spdl_cuda_iter_desc flow_iter_desc(flow_source *s) {
 }
 
 /* Trains on all there is. The result that ended it; *count is how many batches came. */
-static spdl_result flow_train(spdl_cuda_iter *it, spdl_cuda_stream stream, uint64_t *count) {
+static inline spdl_result flow_train(spdl_cuda_iter *it, spdl_cuda_stream stream, uint64_t *count) {
     spdl_cuda_batch batch;
     spdl_result result;
     *count = 0;

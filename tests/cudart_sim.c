@@ -1731,6 +1731,13 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     return 0;
 }
 
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    *flags = 0;
+    *active = LOAD(&sim.context[device]);
+    return 0;
+}
+
 int cuCtxPushCurrent_v2(void *context);
 int cuCtxPushCurrent_v2(void *context) {
     const int device = sim_context_of(context);
