@@ -72,7 +72,7 @@ SPDL_FN(load, void, spdl_cuda_host) {
     void *data;
     if (n > STEPS) return SPDL_END;
     if (spdl_npz_open_file(&npz, path, NULL) != SPDL_OK) return spdl_fail(task, "%s: bad", path);
-    spdl_result result = spdl_cuda_host_get(files->cuda, out, SPDL_FOREVER);
+    spdl_result result = spdl_cuda_host_take(task, files->cuda, out);
     for (int i = 0; i < 2 && result == SPDL_OK; i++) {
         spdl_npy_info info;
         result = spdl_npz_find(npz, names[i], &at);
@@ -84,7 +84,7 @@ SPDL_FN(load, void, spdl_cuda_host) {
     spdl_npz_close(npz);
     if (result == SPDL_OK) return result;
     spdl_cuda_host_free(*out);
-    return spdl_fail(task, "%s: %s", path, spdl_cuda_result_text(result));
+    return spdl_fail(task, "%s: %s", path, spdl_result_text(result));
 }
 
 /* Trains, and counts the right answers on the last batch; -1: it did not come that far. */
@@ -92,9 +92,9 @@ static int train(spdl_cuda_iter *it, State *state, cudaStream_t stream, bool on_
     static int right[MAX_IMAGES];
     spdl_cuda_batch batch;
     int sum = 0;
-    for (int n = 0; spdl_cuda_next(it, stream, &batch) == SPDL_OK; n++) {
-        const uint8_t *images = (const uint8_t *)spdl_cuda_batch_array(&batch, "images");
-        const uint8_t *labels = (const uint8_t *)spdl_cuda_batch_array(&batch, "labels");
+    for (int n = 0; spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK; n++) {
+        const uint8_t *images = (const uint8_t *)spdl_cuda_at(&batch, 0);
+        const uint8_t *labels = (const uint8_t *)spdl_cuda_at(&batch, 1);
         const int count = (int)batch.array[1].shape[0];
         run(Normalise{ images, state }, count * PIXELS, stream, on_cpu);
         run(Predict{ labels, state }, count, stream, on_cpu);
@@ -109,44 +109,49 @@ static int train(spdl_cuda_iter *it, State *state, cudaStream_t stream, bool on_
     return -1;
 }
 
-int main(int argc, char **argv) {
-    static Files files;
-    State *state = NULL;
-    spdl_cuda_iter *it = NULL;
-    spdl_pipeline *pipeline = NULL;
-    cudaStream_t stream = NULL;
-    int right = -1;
-    spdl_error error = spdl_error();
-    spdl_cuda_desc desc = spdl_cuda_desc();
+/* The right answers, or -1; *error says why. */
+static int run(Files *files, spdl_error *error) {
+    const bool on_cpu = spdl_cuda_on_cpu(files->cuda);
     spdl_cuda_iter_desc ahead = spdl_cuda_iter_desc();
     spdl_pipeline_desc loader = spdl_pipeline_desc();
+    spdl_pipeline *pipeline = NULL;
+    spdl_cuda_iter *it = NULL;
+    cudaStream_t stream = NULL;
+    State *state = NULL;
+    int right = -1;
+    if (on_cpu) state = (State *)calloc(1, sizeof *state);
+    else if (cudaMalloc(&state, sizeof *state) || cudaMemset(state, 0, sizeof *state) ||
+             cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return -1;
+    ahead.error = loader.error = error;
+    loader.workers = 1;
+    const spdl_stage rows[] = {
+        SPDL_SOURCE(load).with_ctx(files).with_free_item(spdl_cuda_host_free), SPDL_SINK(3) };
+    if (spdl_pipeline_create(&pipeline, &loader, rows) == SPDL_OK) {
+        ahead.next = spdl_pipeline_next_fn;
+        ahead.source = pipeline;
+        if (spdl_cuda_iter_open(&it, files->cuda, &ahead) == SPDL_OK)
+            right = train(it, state, stream, on_cpu);
+        spdl_cuda_iter_close(it);
+        if (right < 0) *error = *spdl_pipeline_error(pipeline);
+        spdl_pipeline_destroy(pipeline);
+    }
+    if (on_cpu) free(state);
+    else cudaFree(state);
+    return right;
+}
+
+int main(int argc, char **argv) {
+    static Files files;
+    spdl_error error = spdl_error();
+    spdl_cuda_desc desc = spdl_cuda_desc();
     for (int i = 0; i <= FILES; i++)
         snprintf(files.path[i], sizeof files.path[i], i < FILES ? "%.300s/digits_train_%02d.npz"
                  : "%.300s/digits_test.npz", argc > 1 ? argv[1] : "examples/data", i);
     desc.slot_bytes = MAX_IMAGES * (PIXELS + 1) + 4096;
     desc.host_slots = 8;
-    ahead.error = loader.error = desc.error = &error;
-    loader.workers = 1;
-    ahead.next = spdl_pipeline_next_fn;
-    if (spdl_cuda_open(&files.cuda, &desc) == SPDL_OK) {
-        const bool on_cpu = spdl_cuda_on_cpu(files.cuda);
-        if (on_cpu) state = (State *)calloc(1, sizeof *state);
-        else if (cudaMalloc(&state, sizeof *state) || cudaMemset(state, 0, sizeof *state) ||
-                 cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return 1;
-        const spdl_stage rows[] = {
-            SPDL_SOURCE(load).with_ctx(&files).with_free_item(spdl_cuda_host_free), SPDL_SINK(3) };
-        if (spdl_pipeline_create(&pipeline, &loader, rows) == SPDL_OK) {
-            ahead.source = pipeline;
-            if (spdl_cuda_iter_open(&it, files.cuda, &ahead) == SPDL_OK)
-                right = train(it, state, stream, on_cpu);
-            spdl_cuda_iter_close(it);
-            if (right < 0) error = *spdl_pipeline_error(pipeline);
-            spdl_pipeline_destroy(pipeline);
-        }
-        if (on_cpu) free(state);
-        else cudaFree(state);
-        spdl_cuda_close(files.cuda);
-    }
+    desc.error = &error;
+    const int right = spdl_cuda_open(&files.cuda, &desc) == SPDL_OK ? run(&files, &error) : -1;
+    spdl_cuda_close(files.cuda);
     if (right < 0) fprintf(stderr, "cuda_train: %s\n", error.text);
     else printf("%.1f %% of %d test images after %d steps\n", right / 3.6, MAX_IMAGES, STEPS);
     return right > 324 ? 0 : 1;
