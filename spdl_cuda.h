@@ -10,7 +10,8 @@
    There is nothing to link with (but -ldl before glibc 2.34), and no CUDA header or nvcc is needed:
    the functions are those of the driver, libcuda.so.1, which is opened when the first spdl_cuda is
    ($SPDL_LIBCUDA names another file). Streams are those of the CUDA runtime: pass cudaStream_t.
-   Without a driver or a device the same program runs on the CPU, and says so once. In front of that:
+   Without a driver or a device the same program runs on the CPU, and says so once. In front of
+   that:
 
        #define SPDL_CUDA_NONE     no CUDA at all: everything runs on the CPU
 
@@ -64,9 +65,9 @@
        being captured is refused.
 
    STREAMS are any of the same device: 0 and cudaStreamLegacy (in a build with
-       CUDA_API_PER_THREAD_DEFAULT_STREAM 0 is the next), cudaStreamPerThread, which is known only to
-       the thread that made a batch ready on it, or one that was made. They must outlive the batches
-       made ready on them. The library has no callbacks on streams.
+       CUDA_API_PER_THREAD_DEFAULT_STREAM 0 is the next), cudaStreamPerThread, which is known only
+       to the thread that made a batch ready on it, or one that was made. They must outlive the
+       batches made ready on them. The library has no callbacks on streams.
 
    LIMITS
        Linux. 16 arrays in a batch, 8 dimensions, 4 readers at a time, 4096 slots of each kind. On a
@@ -120,12 +121,12 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info);
 
 /* ============================================================================================= */
 /* >>slots
-   Level 1. A host slot goes round: spdl_cuda_host_get (in a stage: spdl_cuda_host_take), the filling
-   of its arrays, spdl_cuda_send; when its copy is done it is free again (E1). A device slot goes
-   round too: spdl_cuda_send, spdl_cuda_ready on each stream that reads it (E2), the kernels,
-   spdl_cuda_done on the same streams; the next copy into it waits on the device for all of them
-   (E3). Any other order is refused with SPDL_E_INVALID, and nothing happens: also for a batch that
-   was done with, until its slot has held two others.
+   Level 1. A host slot goes round: spdl_cuda_host_get (in a stage: spdl_cuda_host_take),
+   the filling of its arrays, spdl_cuda_send; when its copy is done it is free again (E1). A device
+   slot goes round too: spdl_cuda_send, spdl_cuda_ready on each stream that reads it (E2), the
+   kernels, spdl_cuda_done on the same streams; the next copy into it waits on the device for all of
+   them (E3). Any other order is refused with SPDL_E_INVALID, and nothing happens: also for a batch
+   that was done with, until its slot has held two others.
 
    send, ready and done put work on streams and never wait for the device. Where waiting is meant it
    has a timeout: for a free host slot (copies are not done yet: the bus) and for a free device slot
@@ -164,7 +165,7 @@ typedef struct spdl_cuda_desc {
     spdl_cuda_backend backend;
     int host_slots;     /* default 4; -1: none, everything comes out of arenas */
     int device_slots;   /* default 3 */
-    void *device_memory; /* your own for them: slot_bytes, rounded up to SPDL_CUDA_ALIGN, for each */
+    void *device_memory; /* yours for them; for each slot_bytes, rounded up to SPDL_CUDA_ALIGN */
     size_t output_bytes; /* of the largest output; 0: there are none */
     int output_slots;   /* default 4 when there are outputs */
     bool keep_host;     /* batches keep their host slot until they are done with: batch.host */
@@ -405,12 +406,18 @@ SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stre
    Owns:    the batch is the library's. */
 SPDL_API void spdl_cuda_batch_free(void *batch);
 
-/* Where an array of the batch lies on the device, by its number or by its name.
-   Returns: NULL when there is none.
+/* Where array i of the batch lies on the device.
+   Returns: NULL when there is none, or the batch was done with.
    Threads: any.
    Blocks:  never.
    Owns:    the batch. */
 SPDL_API void *spdl_cuda_at(const spdl_cuda_batch *batch, int i);
+
+/* The same by its name.
+   Returns: as spdl_cuda_at.
+   Threads: any.
+   Blocks:  never.
+   Owns:    the batch. */
 SPDL_API void *spdl_cuda_batch_array(const spdl_cuda_batch *batch, const char *name);
 
 /* Whether this is the CPU backend.
@@ -662,12 +669,12 @@ SPDL_API void spdl_cuda_iter_close(spdl_cuda_iter *iter);
 
 /* ============================================================================================= */
 /* >>driver-impl
-   What is used of the CUDA driver, as a table of pointers out of libcuda.so.1. CUresult and CUdevice
-   are int, CUdeviceptr is uint64_t, all other arguments are integers and pointers; they have been
-   the same since CUDA 11 (tests/cuda_types.c compares them with cuda.h). The driver and not the
-   runtime: a call of the runtime makes a context on whatever device is current for the thread,
-   hundreds of MiB each, and leaves its errors there. A table belongs to the object that was opened;
-   any thread reads it. On the CPU there is none: SPDL__CUDA makes no call. */
+   What is used of the CUDA driver, as a table of pointers out of libcuda.so.1.
+   CUresult and CUdevice are int, CUdeviceptr is uint64_t, all other arguments are integers and
+   pointers; they have been the same since CUDA 11 (tests/cuda_types.c compares them with cuda.h).
+   The driver and not the runtime: a call of the runtime makes a context on whatever device is
+   current for the thread, hundreds of MiB each, and leaves its errors there. A table belongs to the
+   object that was opened; any thread reads it. On the CPU there is none, and no call is made. */
 
 enum { /* of CUresult */
     SPDL__CU_UNLOADING = 4,
@@ -735,7 +742,7 @@ typedef struct spdl__cuda_api {
 #undef SPDL__CUDA_POINTER
 } spdl__cuda_api;
 
-/* Fills in the table. NULL, or why there is none. The library stays open: threads of it may live. */
+/* Fills in the table. NULL, or why there is none. The library stays open. */
 #ifdef SPDL_CUDA_NONE
 SPDL__PRIVATE const char *spdl__cuda_fill(spdl__cuda_api *api) {
     memset(api, 0, sizeof(*api));
@@ -889,8 +896,8 @@ typedef struct spdl__cuda_host {
     uint64_t ticket;
 } spdl__cuda_host;
 
-/* Rounds of a slot in which it has events and batch structs of its own, in turns: what the last copies
-   waited for can then be asked about while the host runs ahead, and a stale pointer be told. */
+/* Rounds of a slot for which it has events and batch structs of their own: what the last copies
+   waited for can be asked about while the host runs ahead, and a stale pointer is told. */
 enum { SPDL__LAPS = 3 };
 
 enum { SPDL__READER_NONE, SPDL__READER_READING, SPDL__READER_DONE };
@@ -988,7 +995,7 @@ struct spdl_cuda {
     spdl__cuda_slab *arenas;
     const spdl_pipeline *traced; /* copies are in its trace; or NULL */
     uint32_t tracing;            /* whether: read without it */
-    void *origin[2]; /* events the device's time in it counts from, in turns; the second is to come */
+    void *origin[2]; /* the event that the device's time in it counts from, and the next one */
     bool origin_moves;
     double origin_ns, low_ns, high_ns, fitted_ns; /* what is known of its clock: see trace_fit */
     char pad1[SPDL_CACHE_LINE];
@@ -1226,8 +1233,8 @@ SPDL__PRIVATE size_t spdl__cuda_piece(size_t slot_bytes) {
     return step >= SPDL__PIECE ? step : SPDL__PIECE / step * step;
 }
 
-/* Inside of a scope: unregisters all there is, in the context that it was registered in. False: some
-   of it stayed registered, and must stay mapped. */
+/* Inside of a scope: unregisters all there is, in the context that it was registered in. False:
+   some of it stayed registered, and must stay mapped. */
 SPDL__PRIVATE bool spdl__pin_end(spdl_cuda *cuda, spdl__pin *pin) {
     const spdl_allocator plain = { NULL, NULL, NULL };
     spdl_result result = SPDL_OK, ended;
@@ -1374,28 +1381,20 @@ SPDL__PRIVATE bool spdl__slab_unpin(spdl_cuda *cuda, spdl__cuda_slab *slab, bool
     return ended;
 }
 
-/* Asks for pages of one node; the kernel takes others when that is full. */
-SPDL__PRIVATE bool spdl__prefer_node(void *memory, size_t bytes, int node) {
+/* Pages of the device's node, if it has room, huge ones, and none for children: a forked child must
+   not move pinned pages. */
+SPDL__PRIVATE void spdl__slab_advise(spdl_cuda *cuda, const spdl__cuda_slab *slab) {
 #if defined(__linux__) && defined(SYS_mbind)
-    const long preferred = 1, bits = 64;
-    const uint64_t mask = (uint64_t)1 << (node & 63);
-    if (node < 0 || node > 63) return false;
-    return syscall(SYS_mbind, memory, bytes, preferred, &mask, bits + 1, 0L) == 0;
+    const long dont_fork = 10, huge_pages = 14, preferred = 1, bits = 64;
+    const uint64_t mask = (uint64_t)1 << (cuda->numa_node & 63);
+    (void)syscall(SYS_madvise, slab->base, slab->bytes, dont_fork);
+    (void)syscall(SYS_madvise, slab->base, slab->bytes, huge_pages);
+    if (cuda->numa_node >= 0 && cuda->numa_node < 64 &&
+        syscall(SYS_mbind, slab->base, slab->bytes, preferred, &mask, bits + 1, 0L) == 0) return;
 #else
-    (void)memory, (void)bytes, (void)node;
-    return false;
+    (void)slab;
 #endif
-}
-
-/* Huge pages, and no copies for children: a forked child must not move pinned pages. */
-SPDL__PRIVATE void spdl__advise(void *memory, size_t bytes) {
-#if defined(__linux__)
-    const long dont_fork = 10, huge_pages = 14;
-    (void)syscall(SYS_madvise, memory, bytes, dont_fork);
-    (void)syscall(SYS_madvise, memory, bytes, huge_pages);
-#else
-    (void)memory, (void)bytes;
-#endif
+    cuda->numa_node = -1;
 }
 
 /* Maps memory that begins on a huge page, when it is large enough to have one. */
@@ -1466,8 +1465,7 @@ SPDL__PRIVATE spdl_result spdl__slab_make(spdl_cuda *cuda, spdl__cuda_slab *slab
     slab->base = spdl__map(slab->bytes);
     if (slab->base == NULL) return SPDL_E_NOMEM;
     if (cuda->cpu) return SPDL_OK;
-    spdl__advise(slab->base, slab->bytes);
-    if (!spdl__prefer_node(slab->base, slab->bytes, cuda->numa_node)) cuda->numa_node = -1;
+    spdl__slab_advise(cuda, slab);
     spdl__touch_all(slab->base, slab->bytes);
     return SPDL_OK;
 }
@@ -1876,10 +1874,10 @@ SPDL__PRIVATE void spdl__cuda_stalled(spdl_cuda *cuda, const char *what, uint64_
     if (spdl__exchange32(&cuda->told, 1) != 0) return;
     for (i = 0; i < cuda->desc.host_slots; ++i) ++state[spdl__load32(&cuda->host[i].state)];
     spdl__logf(&cuda->desc.logger, SPDL_LOG_WARN,
-               "spdl: cuda: %s has been waited for for 1 s: of %d host slots %d are filled or being "
-               "filled, in stages and between them, %d are read by copies or kept with their "
-               "batches; of %d device slots %d hold batches that nobody was done with; of %d "
-               "outputs %d were not freed",
+               "spdl: cuda: %s has been waited for for 1 s: of %d host slots %d are filled or "
+               "being filled, in stages and between them, %d are read by copies or kept with "
+               "their batches; of %d device slots %d hold batches that nobody was done with; of "
+               "%d outputs %d were not freed",
                what, cuda->desc.host_slots, state[SPDL__HOST_FILLING],
                state[SPDL__HOST_SENDING] + state[SPDL__HOST_SENT], cuda->desc.device_slots,
                cuda->desc.device_slots - (int)spdl_ring_count(cuda->free_slots),
@@ -2006,10 +2004,10 @@ SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *sl
    of what it is given before it does anything. */
 
 /* ---- turns ----
-   A row with input order and a concurrency above 1 hands on its results in the order of its tickets.
-   If later calls had all that there is of something, and an earlier one none, all would wait for
-   each other. So a call gets one when there are more than calls before it that may still ask, and
-   the first always. */
+   A row with input order and a concurrency above 1 hands on its results in the
+   order of its tickets. If later calls had all that there is of something, and an earlier one none,
+   all would wait for each other. So a call gets one when there are more than calls before it that
+   may still ask, and the first always. */
 
 /* Under turns->lock: how many calls before this one have neither ended nor got one. */
 SPDL__PRIVATE uint64_t spdl__turns_before(spdl__cuda_turns *turns, const spdl_task *task) {
@@ -2053,8 +2051,8 @@ SPDL__PRIVATE void spdl__turns_mark(spdl__cuda_turns *turns, const spdl__node *n
     spdl__spin_unlock(&turns->lock);
 }
 
-/* Takes a pointer out of the ring, if it is the call's turn. `strictly`: only when no call before it
-   may still ask; then the caller marks it. */
+/* Takes a pointer out of the ring, if it is the call's turn. `strictly`: only when no call before
+   it may still ask; then the caller marks it. */
 SPDL__PRIVATE bool spdl__turns_pop(spdl__cuda_turns *turns, const spdl_task *task, spdl_ring *ring,
                                    void *pointer, bool strictly) {
     uint64_t before, i;
@@ -2072,9 +2070,9 @@ SPDL__PRIVATE bool spdl__turns_pop(spdl__cuda_turns *turns, const spdl_task *tas
 
 /* ---- host slots ---- */
 
-/* Whether the caller may make the CUDA calls that get a slot back: always on the thread that fetches
-   for an iterator, as a source that runs there would wait for itself otherwise; else unless an
-   iterator is open, which does that. One may be opened or closed during a wait. */
+/* Whether the caller may make the CUDA calls that get a slot back: always on the thread that
+   fetches for an iterator, as a source that runs there would wait for itself otherwise; else unless
+   an iterator is open, which does that. One may be opened or closed during a wait. */
 SPDL__PRIVATE bool spdl__host_reaps(const spdl_cuda *cuda) {
     return spdl__load32(&cuda->iterating) == 0 ||
            spdl__load(&cuda->fetcher) == spdl__os_thread_id();
@@ -2259,8 +2257,8 @@ SPDL__PRIVATE spdl_result spdl__free_pop(spdl_cuda *cuda, spdl_ring *ring, void 
     spdl_result result = spdl_ring_try_pop(ring, pointer);
     int64_t left = spdl__time_left(deadline);
     uint64_t start;
-    if (result == SPDL_OK || left == 0)
-        return result == SPDL_EMPTY ? SPDL_TIMEOUT : result == SPDL_CLOSED ? SPDL_E_CUDA_LOST : result;
+    if (result == SPDL_EMPTY && left == 0) return SPDL_TIMEOUT;
+    if (result != SPDL_EMPTY) return result == SPDL_CLOSED ? SPDL_E_CUDA_LOST : result;
     start = spdl_time_ns();
     result = spdl_ring_pop(ring, pointer, left < 0 || left > second ? second : left);
     if (result == SPDL_TIMEOUT && (left < 0 || left > second)) {
@@ -3263,8 +3261,8 @@ SPDL__PRIVATE void spdl__cuda_end_events(spdl_cuda *cuda) {
     spdl__event_end(cuda, cuda->origin[1]);
 }
 
-/* Frees what CUDA gave. Not once the driver is unloading, or does not answer: then the process ends,
-   and memory that may still be registered stays mapped. */
+/* Frees what CUDA gave. Not once the driver is unloading, or does not answer: then the process
+   ends, and memory that may still be registered stays mapped. */
 SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
     void *const streams[] = { cuda->stream, cuda->back, cuda->compute };
     const bool there = cuda->context != NULL && spdl__load32(&cuda->unloading) == 0;

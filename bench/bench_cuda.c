@@ -16,8 +16,8 @@
    infer_p99_us      launching kernels beside that row; the peer launches kernels and nothing else
    infer_vs_spdl     batches there and results back by that row; the peer waits for its stream after
                      each copy, as SPDL does
-   in_place_*        batches in place in pinned memory (spdl_cuda_slots), by the iterator: rate, with
-                     bare copies as the peer, and CPU time of the process per GiB
+   in_place_*        batches in place in pinned memory (spdl_cuda_slots), by the iterator: rate,
+                     with bare copies as the peer, and CPU time of the process per GiB
    held_step         a step of a kernel of 300 us with batches held on the device; the peer is the
                      kernel alone
    pin               mapping, faulting in and registering slots; the peer is cudaHostAlloc
@@ -605,7 +605,8 @@ static double infer_step_by_step(const void *arg) {
     bare_open(&b, INFER_BYTES);
     start = bench_ns();
     for (i = 0; i < INFER_BATCHES; ++i) {
-        CUDA(cudaMemcpyAsync(b.device[0], b.host[0], INFER_BYTES, cudaMemcpyHostToDevice, b.stream));
+        CUDA(cudaMemcpyAsync(b.device[0], b.host[0], INFER_BYTES, cudaMemcpyHostToDevice,
+                             b.stream));
         CUDA(cudaStreamSynchronize(b.stream));
         kit_spin(b.stream, *(const uint64_t *)arg);
         CUDA(cudaMemcpyAsync(b.host[1], b.device[1], INFER_BACK, cudaMemcpyDeviceToHost, b.stream));

@@ -30,7 +30,9 @@ static void find(void *library, const char *name, void *function) {
 }
 
 static float weight(int i, int o) { return (float)((i * 7 + o * 3) % 11) - 5; }
-static float feature(uint64_t n, int row, int i) { return (float)((n + (uint64_t)(row * 5 + i)) % 13); }
+static float feature(uint64_t n, int row, int i) {
+    return (float)((n + (uint64_t)(row * 5 + i)) % 13);
+}
 
 SPDL_FN(load, void, spdl_cuda_host) {
     const uint64_t n = spdl_sequence(task);

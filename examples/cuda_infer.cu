@@ -77,7 +77,8 @@ int main() {
     const spdl_stage rows[] = {
         SPDL_SOURCE(load).with_ctx(cuda).with_free_item(spdl_cuda_host_free),
         SPDL_CUDA_STAGE(cuda, launch), SPDL_SINK(3) };
-    const int n = spdl_pipeline_create(&pipeline, &workers, rows) == SPDL_OK ? answers(pipeline) : 0;
+    int n = 0;
+    if (spdl_pipeline_create(&pipeline, &workers, rows) == SPDL_OK) n = answers(pipeline);
     spdl_pipeline_destroy(pipeline);
     spdl_cuda_close(cuda);
     printf("%d batches of %d images answered\n", n, IMAGES);

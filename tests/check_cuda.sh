@@ -1,9 +1,9 @@
 #!/bin/sh
-# spdl_cuda.h without a GPU, and with one: it compiles in every language, with and without CUDA; it
-# runs with whatever driver there is, or none; and its tests run on tests/cudart_sim.c, a stand-in for
-# the runtime and the driver, under the sanitizers and valgrind. Where there is no CUDA toolkit,
-# tests/cudart_min/ stands in for its headers, and what needs more is skipped with a line that says
-# so. CUDA_HOME says where it is, CUDA_TESTS picks builds of the last part.
+# spdl_cuda.h without a GPU, and with one: it compiles in every language, with and without CUDA;
+# it runs with whatever driver there is, or none; and its tests run on tests/cudart_sim.c, a
+# stand-in for the runtime and the driver, under the sanitizers and valgrind. Where there is no
+# CUDA toolkit, tests/cudart_min/ stands in for its headers, and what needs more is skipped with a
+# line that says so. CUDA_HOME says where it is, CUDA_TESTS picks builds of the last part.
 . "$(dirname "$0")/tally.sh"
 : "${WARN:?run this by make test-cuda}"
 

@@ -78,7 +78,8 @@ static inline spdl_result flow_peek(const spdl_cuda_batch *batch, size_t offset,
                : SPDL_E_CUDA;
 }
 
-static inline spdl_result flow_fill(spdl_cuda *cuda, spdl_cuda_host **host, size_t bytes, uint64_t seed) {
+static inline spdl_result flow_fill(spdl_cuda *cuda, spdl_cuda_host **host, size_t bytes,
+                                    uint64_t seed) {
     const uint64_t shape = bytes;
     void *data = NULL;
     spdl_result result = spdl_cuda_host_get(cuda, host, SPDL_FOREVER);

@@ -40,7 +40,7 @@ static inline long kit_differ(const void *memory, size_t bytes, uint64_t seed) {
 void kit_check(void *stream, const void *device, size_t bytes, uint64_t seed);
 /* Waits for all devices. The bytes that were wrong since the last call. */
 long kit_wrong(void);
-/* Puts a kernel on the stream that writes the bytes of `from` to `to`, each with all bits changed. */
+/* Puts a kernel on the stream that writes the bytes of `from` to `to`, all bits changed. */
 void kit_invert(void *stream, void *to, const void *from, size_t bytes);
 /* A kernel that takes this long. */
 void kit_spin(void *stream, uint64_t ns);

@@ -1,5 +1,5 @@
-/* With and without CUDA, in C, C++ and CUDA: what is there is told, batches arrive, on a device or on
-   the CPU, and outputs come back. tests/check_cuda.sh builds and runs it. */
+/* With and without CUDA, in C, C++ and CUDA: what is there is told, batches arrive, on a device or
+   on the CPU, and outputs come back. tests/check_cuda.sh builds and runs it. */
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #define SPDL_CUDA_IMPLEMENTATION

@@ -1,6 +1,6 @@
-/* Whether the functions that spdl_cuda.h takes out of the driver are declared in cuda.h with as many
-   arguments, of types that integers and pointers convert to as in its table, and under these names.
-   Only to be compiled. */
+/* Whether the functions that spdl_cuda.h takes out of the driver are declared in cuda.h with as
+   many arguments, of types that integers and pointers convert to as in its table, and under these
+   names. Only to be compiled. */
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #define SPDL_CUDA_IMPLEMENTATION

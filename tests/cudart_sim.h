@@ -1,10 +1,10 @@
 /* cudart_sim.h - a stand-in for the CUDA runtime and the driver, and the strings to pull on it.
 
-   libcudart_sim.so is linked instead of libcudart, and opened instead of libcuda.so.1. It keeps the order that CUDA promises
-   and not a bit more: streams are threads; what a host thread did before it enqueued something is
-   seen by the stream, what a stream did before a completed event is seen by whoever waited for that
-   event, and nothing else is ordered. Host threads and stream threads share no lock, so that
-   ThreadSanitizer sees a missing edge as the race it is.
+   libcudart_sim.so is linked instead of libcudart, and opened instead of libcuda.so.1. It keeps the
+   order that CUDA promises and not a bit more: streams are threads; what a host thread did before
+   it enqueued something is seen by the stream, what a stream did before a completed event is seen
+   by whoever waited for that event, and nothing else is ordered. Host threads and stream threads
+   share no lock, so that ThreadSanitizer sees a missing edge as the race it is.
 
    It shows whether a program is right, not how fast it is: no driver, no locks of a driver, no
    cost of pinning. Times come from a model (sim_model), kept on a clock of the simulated device.

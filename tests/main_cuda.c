@@ -1,5 +1,5 @@
-/* The tests of spdl_cuda.h in one program, linked with the CUDA runtime or the stand-in for it, which
-   is the driver as well; built and run by tests/check_cuda.sh. */
+/* The tests of spdl_cuda.h in one program, linked with the CUDA runtime or the stand-in for it,
+   which is the driver as well; built and run by tests/check_cuda.sh. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -692,9 +692,9 @@ static long count_other(const unsigned char *from, int value) {
     return wrong;
 }
 
-/* Two outputs in turns, each waited for and read before it is got again; no batches, so that no other
-   edge is made by the calls that are left out. For D3 it is given back without that, for D4 before it
-   is read. */
+/* Two outputs in turns, each waited for and read before it is got again; no batches, so that no
+   other edge is made by the calls that are left out. For D3 it is given back without that, for D4
+   before it is read. */
 static int run_broken(void *arg) {
     const edge missing = *(const edge *)arg;
     static constant work[80];
@@ -815,7 +815,7 @@ static void program_read(const spdl_cuda_batch *batch, void *stream, uint64_t *l
     flow_read(batch, stream, n);
 }
 
-/* The trainer of an iterator: epochs, patience of all kinds, and now and then a while of the same. */
+/* The trainer of an iterator: epochs, patience of all kinds, now and then a while of the same. */
 static void program_iterate(const program *g, spdl_pipeline *p, void *stream, uint64_t *state) {
     spdl_cuda_iter_desc desc = { .next = spdl_pipeline_next_fn, .source = p };
     spdl_cuda_iter *it = NULL;
@@ -931,8 +931,8 @@ static void run_program(uint64_t seed) {
     finish();
 }
 
-/* Each of its own kind, and none hangs. SPDL_PROGRAMS says how many, and has their numbers shown (with
-   TEST_TIMEOUT=0 any number of them). */
+/* Each of its own kind, and none hangs. SPDL_PROGRAMS says how many, and has their numbers shown
+   (with TEST_TIMEOUT=0 any number of them). */
 static void random_programs_end(void) {
     const char *wanted = getenv("SPDL_PROGRAMS");
     const int count = wanted != NULL ? atoi(wanted) : TEST_SANITIZED ? 30 : 150;

@@ -1038,7 +1038,8 @@ static spdl_cuda_stats waits_of(uint64_t source_ms, uint64_t copy_ms, uint64_t k
     REQUIRE(spdl_cuda_adopt(cuda, s.seen, 3 * FLOW_SLOT, FLOW_SLOT) == SPDL_OK);
     iter_desc = flow_iter_desc(&s);
     REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
-    while (spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK) kit_spin(stream, kernel_ms * 1000000);
+    while (spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK)
+        kit_spin(stream, kernel_ms * 1000000);
     stats = stats_of(cuda);
     spdl_cuda_iter_close(it);
     CHECK_EQ(kit_wrong(), 0);
