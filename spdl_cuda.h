@@ -1165,19 +1165,23 @@ SPDL__PRIVATE spdl_result spdl__stream_check(spdl_cuda *cuda, spdl_cuda_stream s
                              "the stream is being captured; take batches outside of the capture");
 }
 
-/* Waits for a stream after a call on it has failed, or for all when it is another thread's. */
+/* Waits for a stream after a call on it has failed, or for all when it is another thread's. Twice,
+   as what comes next depends on it; when that does not help either, the device counts as lost. */
 SPDL__PRIVATE void spdl__stream_settle(spdl_cuda *cuda, const spdl__cuda_reader *reader) {
     const bool own = reader->thread == 0 || reader->thread == spdl__os_thread_id();
-    spdl__cuda_scope scope;
-    spdl_result result;
-    bool entered;
-    if (spdl__load32(&cuda->unloading) != 0) return;
-    entered = spdl__cuda_enter(cuda, &scope, true) == SPDL_OK ||
-              spdl__cuda_enter(cuda, &scope, true) == SPDL_OK; /* not if the device is lost */
-    result = own ? SPDL__CUDA_TRY(cuda, StreamSynchronize, (reader->stream))
-                 : SPDL__CUDA_TRY(cuda, CtxSynchronize, ());
-    if (entered) spdl__cuda_leave(cuda, &scope);
-    if (!entered || result != SPDL_OK) spdl__cuda_abandon(cuda);
+    spdl_result result = SPDL_E_CUDA;
+    int tries;
+    for (tries = 0; tries < 2 && result == SPDL_E_CUDA; ++tries) {
+        spdl__cuda_scope scope;
+        spdl_result entered;
+        if (spdl__load32(&cuda->unloading) != 0) return;
+        entered = spdl__cuda_enter(cuda, &scope, true);
+        if (entered == SPDL_E_CUDA) continue;
+        result = own ? SPDL__CUDA_TRY(cuda, StreamSynchronize, (reader->stream)) /* also if lost */
+                     : SPDL__CUDA_TRY(cuda, CtxSynchronize, ());
+        if (entered == SPDL_OK) spdl__cuda_leave(cuda, &scope);
+    }
+    if (result != SPDL_OK) spdl__cuda_abandon(cuda);
 }
 
 /* Records the end of the work on a stream. */
@@ -3203,9 +3207,9 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
 
 /* All slots are free. */
 SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
-    char *device = cuda->desc.device_memory != NULL ? (char *)cuda->desc.device_memory
-                                                    : (char *)(uintptr_t)cuda->memory;
-    char *outputs = (char *)(uintptr_t)cuda->output_memory;
+    const uintptr_t device = cuda->desc.device_memory != NULL
+                                 ? (uintptr_t)cuda->desc.device_memory
+                                 : (uintptr_t)cuda->memory;
     int i;
     for (i = 0; i < cuda->desc.host_slots; ++i) {
         spdl__cuda_host *slot = &cuda->host[i];
@@ -3216,7 +3220,7 @@ SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
     }
     for (i = 0; i < cuda->desc.device_slots; ++i) {
         spdl__cuda_slot *slot = &cuda->slot[i];
-        slot->memory = device + (size_t)i * cuda->stride;
+        slot->memory = (void *)(device + (size_t)i * cuda->stride);
         slot->batch.array = slot->array;
         slot->batch.slot = i;
         slot->batch.context = cuda->desc.context;
@@ -3227,7 +3231,9 @@ SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
     for (i = 0; i < cuda->desc.output_slots; ++i) {
         spdl__cuda_output *output = &cuda->output[i];
         output->out.host = cuda->output_slab.base + (size_t)i * cuda->output_slab.stride;
-        output->out.dev = cuda->cpu ? output->out.host : outputs + (size_t)i * cuda->output_stride;
+        output->out.dev = cuda->cpu ? output->out.host
+                                    : (void *)((uintptr_t)cuda->output_memory +
+                                               (size_t)i * cuda->output_stride);
         output->out.slot = i;
         output->out.cuda = cuda;
         (void)spdl_ring_try_push(cuda->free_outputs, &output);

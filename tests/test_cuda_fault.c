@@ -1515,7 +1515,7 @@ static spdl_result path_in_place(void *stream) {
     spdl_cuda *cuda = NULL;
     spdl_cuda_view view;
     spdl_cuda_batch batch;
-    spdl_result result = spdl_cuda_open(&cuda, &desc);
+    spdl_result result = spdl_cuda_open(&cuda, &desc), reaped;
     void *memory;
     if (result != SPDL_OK) return result;
     allocator = spdl_cuda_slots(cuda);
@@ -1529,7 +1529,8 @@ static spdl_result path_in_place(void *stream) {
         result = spdl_cuda_ready(&batch, stream);
         spdl_cuda_batch_free(&batch);
     }
-    while (spdl_cuda_reap(cuda, SPDL_FOREVER) == SPDL_OK) {}
+    do reaped = spdl_cuda_reap(cuda, SPDL_FOREVER); /* it is freed behind its copy */
+    while (reaped == SPDL_OK || reaped == SPDL_E_CUDA);
     path_ends();
     if (memory != NULL) allocator.free_fn(memory, FLOW_SLOT, allocator.user);
     close_path(cuda);
