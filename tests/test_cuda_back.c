@@ -400,6 +400,7 @@ static void outputs_may_be_dropped(void) {
 
 /* ---- the row ---- */
 
+
 static uint64_t stage_fails_at;       /* this launch fails, from 1; 0: none */
 static uint64_t stage_ns;             /* of a kernel */
 static uint64_t stage_next;           /* the batch whose launch comes next */
@@ -457,6 +458,41 @@ static uint64_t stage_drain(spdl_pipeline *p) {
         ++n;
     }
     return n;
+}
+
+/* What was repeated on the host stays there until the last batch of it is done with. */
+static void a_repeated_batch_keeps_its_host_slot(void) {
+    const spdl_pipeline_desc workers = { .workers = 1 };
+    spdl_cuda_desc desc = back_desc(2, 3, 0);
+    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next_fn };
+    void *stream = kit_stream(false);
+    spdl_cuda_iter *it = NULL;
+    spdl_pipeline *p = NULL;
+    spdl_cuda_batch batch;
+    spdl_cuda *cuda;
+    int i;
+    desc.keep_host = true;
+    cuda = flow_open(&desc);
+    REQUIRE(spdl_pipeline_create(&p, &workers, SPDL_STAGES(
+        SPDL_SOURCE(stage_source, .ctx = cuda, .free_item = spdl_cuda_host_free),
+        SPDL_SINK(1))) == SPDL_OK);
+    iter_desc.source = p;
+    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
+    for (i = 0; i < 24; ++i) {
+        if (i % 6 == 2) CHECK_EQ(spdl_cuda_iter_hold(it, 1, SPDL_CUDA_HOLD_HOST), SPDL_OK);
+        if (i % 6 == 5) CHECK_EQ(spdl_cuda_iter_hold(it, 0, SPDL_CUDA_HOLD_HOST), SPDL_OK);
+        REQUIRE(spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK);
+        usleep(2000); /* the source fills whatever it may */
+        CHECK_EQ(kit_differ(batch.host, batch.bytes, (uint64_t)(uintptr_t)batch.user), 0);
+        flow_read(&batch, stream, (uint64_t)(uintptr_t)batch.user);
+    }
+    spdl_cuda_iter_close(it);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(stats_of(cuda).host_free, 2);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    finish();
 }
 
 static void a_row_answers_each_batch(void) {
@@ -955,6 +991,7 @@ static void the_cpu_does_it_too(void) {
     outputs_come_back();
     any_other_order_is_refused();
     outputs_may_be_dropped();
+    a_repeated_batch_keeps_its_host_slot();
     a_row_answers_each_batch();
     a_launch_that_fails_fails_its_item();
     the_row_ends_with_the_pipeline();
@@ -971,6 +1008,7 @@ TEST_TABLE(cuda_back) {
     TEST_CASE(outputs_come_back),
     TEST_CASE(any_other_order_is_refused),
     TEST_CASE(outputs_may_be_dropped),
+    TEST_CASE(a_repeated_batch_keeps_its_host_slot),
     TEST_CASE(a_row_answers_each_batch),
     TEST_CASE(a_launch_that_fails_fails_its_item),
     TEST_CASE(the_row_ends_with_the_pipeline),
