@@ -1837,7 +1837,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadli
     void *reader = NULL;
     bool idle = true;
     if (!spdl__cuda_oldest(cuda, &until)) return SPDL_OK;
-    until += deadline == SPDL__NEVER && spdl__load(&cuda->sent) - until >= 3 ? 2 : 1;
+    until += deadline == SPDL__NEVER && spdl__load(&cuda->sent) - until >= 3 ? 2u : 1u;
     result = spdl__event_wait(cuda, spdl__cuda_transfer_of(cuda, until - 1)->event, deadline);
     stop = spdl_time_ns();
     if (result == SPDL_OK) spdl__cuda_reap(cuda, until);

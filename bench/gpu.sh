@@ -54,13 +54,14 @@ machine() {
 
 # ---- test ----
 
-# The tests of tests/test_cuda.c as they are, with kernels that run on the device.
+# The tests of test_cuda.c and test_cuda_back.c as they are, with kernels that run on the device.
 build_tests() {
     folder=build/gpu
     mkdir -p "$folder"
     "$home/bin/nvcc" -O2 -arch=native -Itests -c -o "$folder/kit.o" tests/cuda_kit.cu &&
         gcc -std=gnu11 -O1 -g -DCUDA_REAL -isystem "$home/include" -o "$folder/tests" \
-            tests/main_cuda.c tests/test_cuda.c "$folder/kit.o" -L"$home/lib64" -lcudart \
+            tests/main_cuda.c tests/test_cuda.c tests/test_cuda_back.c "$folder/kit.o" \
+            -L"$home/lib64" -lcudart \
             -Wl,-rpath,"$home/lib64" -lstdc++ -ldl -lrt -lpthread -lm
 }
 
@@ -70,7 +71,8 @@ sanitize() {
     echo "compute-sanitizer --tool $tool"
     "$home/bin/compute-sanitizer" --tool "$tool" --error-exitcode 99 "$@" \
         build/gpu/tests --no-fork cuda.every_size cuda.arrays_are cuda.order_holds \
-        cuda.iterates_inline cuda.arenas_are 2>&1 | tail -n 12
+        cuda.iterates_inline cuda.arenas_are cuda_back.outputs_come cuda_back.a_row 2>&1 |
+        tail -n 12
 }
 
 run_test() {
