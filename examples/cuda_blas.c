@@ -99,8 +99,10 @@ static int run(spdl_cuda *cuda) {
 
 int main(void) {
     Blas blas = { 0 };
-    const spdl_cuda_desc slots = { .array = { { "x", "<f4", 2, { ROWS, IN } },
-                                              { "w", "<f4", 2, { OUT, IN } } },
+    const spdl_cuda_desc slots = { .array = { { .name = "x", .type = "<f4", .ndim = 2,
+                                                .shape = { ROWS, IN } },
+                                              { .name = "w", .type = "<f4", .ndim = 2,
+                                                .shape = { OUT, IN } } },
                                    .output_bytes = ROWS * OUT * sizeof(float), .context = &blas,
                                    .backend = open_blas(&blas) ? SPDL_CUDA_AUTO : SPDL_CUDA_CPU };
     spdl_cuda *cuda;

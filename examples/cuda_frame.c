@@ -70,7 +70,8 @@ static bool play(Streaming *s) {
 }
 
 int main(void) {
-    const spdl_cuda_desc slots = { .array = { { "asset", "u1", 1, { BYTES } } } };
+    const spdl_cuda_desc slots = { .array = { { .name = "asset", .type = "u1", .ndim = 1,
+                                                .shape = { BYTES } } } };
     const spdl_pipeline_desc threads = { .workers = 1 };
     Streaming s = { 0 };
     bool played = false;

@@ -66,7 +66,8 @@ static int compare(spdl_cuda *cuda, spdl_pipeline *pipeline) {
 }
 
 int main(void) {
-    const spdl_cuda_desc slots = { .array = { { "bytes", "u1", 1, { BYTES } } }, .host_slots = 8 };
+    const spdl_cuda_desc slots = { .array = { { .name = "bytes", .type = "u1", .ndim = 1,
+                                                .shape = { BYTES } } }, .host_slots = 8 };
     const spdl_pipeline_desc loader = { .workers = LOADERS };
     int failed = 1;
     spdl_cuda *cuda;

@@ -23,7 +23,7 @@ SPDL_FN(load, void, spdl_cuda_host) {
 
 /* Here a training step would be launched, on spdl_cuda_at(batch, 0) and (batch, 1). */
 static bool train(const spdl_cuda_batch *batch, uint64_t n) {
-    const int32_t *labels = (const int32_t *)((const char *)batch->host + batch->array[1].offset);
+    const int32_t *labels = (const void *)((const char *)batch->host + batch->array[1].offset);
     return batch->sequence == n && labels[IMAGES - 1] == (int32_t)n + IMAGES - 1;
 }
 
@@ -57,8 +57,10 @@ static uint64_t run(spdl_cuda *cuda, spdl_pipeline *pipeline) {
 }
 
 int main(void) {
-    const spdl_cuda_desc slots = { .array = { { "images", "u1", 4, { IMAGES, 3, SIDE, SIDE } },
-                                              { "labels", "i4", 1, { IMAGES } } },
+    const spdl_cuda_desc slots = { .array = { { .name = "images", .type = "u1", .ndim = 4,
+                                                .shape = { IMAGES, 3, SIDE, SIDE } },
+                                              { .name = "labels", .type = "i4", .ndim = 1,
+                                                .shape = { IMAGES } } },
                                    .host_slots = 8, .keep_host = true };
     const spdl_pipeline_desc loader = { .workers = 2 };
     uint64_t n = 0;
