@@ -66,7 +66,7 @@ part lint "$make" -s lint
 part docs "$make" -s check-docs
 part warnings "$make" -s check-warnings
 part gcc "$make" -s test CC=gcc WERROR=1
-part portable "$make" -s portable CC=gcc WERROR=1
+part portable "$make" -s portable CC=clang CFLAGS="-O0 -g1" WERROR=1
 part asan "$make" -s asan CC=clang WERROR=1
 part tsan "$make" -s tsan CC=clang T="$(ls tests/test_*.c |
     sed -e 's:tests/test_::' -e 's:\.c$:.:' | grep -vE 'npz|inflate|cuda|condvar' |
@@ -78,8 +78,8 @@ part cross "$make" -s cross
 mkfifo build/check/places || exit 1
 exec 3<>build/check/places
 for _ in $(seq "$(getconf _NPROCESSORS_ONLN)"); do echo >&3; done
-export CUDA_TESTS="gcc clang clang-asan clang-tsan valgrind"
-beside cuda "$make" -s test-cuda
+beside cuda-clang "$make" -s test-cuda CUDA_TESTS="clang-asan clang-tsan"
+beside cuda "$make" -s test-cuda CUDA_TESTS="compiles gcc valgrind"
 beside fuzz "$make" -s check-fuzz CC=clang FUZZ_RUNS=5000
 beside bigendian "$make" -s check-bigendian
 beside loader "$make" -s torture-loader CC=clang POINTS=8

@@ -3,7 +3,8 @@
 # it runs with whatever driver there is, or none; and its tests run on tests/cudart_sim.c, a
 # stand-in for the runtime and the driver, under the sanitizers and valgrind. Where there is no
 # CUDA toolkit, tests/cudart_min/ stands in for its headers, and what needs more is skipped with a
-# line that says so. CUDA_HOME says where it is, CUDA_TESTS picks builds of the last part.
+# line that says so. CUDA_HOME says where it is, CUDA_TESTS picks builds of the last part, and
+# `compiles`: all that comes before it.
 . "$(dirname "$0")/tally.sh"
 : "${WARN:?run this by make test-cuda}"
 
@@ -17,6 +18,13 @@ library=$home/lib64
 min=-Itests/cudart_min
 [ -n "$toolkit" ] || skip "cuda: no CUDA toolkit here (looked in $home and /usr/include)"
 
+wanted() {
+    case " ${CUDA_TESTS:-all} " in
+    *" all "* | *" $1 "*) true ;;
+    *) false ;;
+    esac
+}
+
 # ---- it compiles -----------------------------------------------------------------------------
 
 # (Warnings that come only with -O2 would be seen where programs are linked, below.)
@@ -24,45 +32,45 @@ compile() {
     "$@" -Werror -fsyntax-only -I. -pthread tests/cuda_link.c
 }
 
+types() {
+    # shellcheck disable=SC2086
+    gcc -std=gnu11 $WARN_C -Werror -isystem "$toolkit" -fsyntax-only tests/cuda_types.c
+}
+
+# What bench/gpu.sh runs on a device.
+for_device() {
+    # shellcheck disable=SC2086
+    gcc -std=gnu17 $WARN_C -Werror -DCUDA_REAL -O2 -isystem "$home/include" -o "$scratch/$1" \
+        $2 "$scratch/kit.o" -L"$library" -lcudart -lstdc++ -lpthread -lm
+}
+
 # Each language once, each by another family of compilers; check-warnings has the standards.
 # shellcheck disable=SC2086
-{
+compiles() {
     check "gcc c11" compile gcc -x c -std=c11 $WARN_C
     check "gcc c11 SPDL_CUDA_NONE" compile gcc -x c -std=c11 $WARN_C -DSPDL_CUDA_NONE
     check "clang++ c++17" compile clang++ -x c++ -std=c++17 $WARN
     check "clang++ c++17 SPDL_CUDA_NONE" compile clang++ -x c++ -std=c++17 $WARN -DSPDL_CUDA_NONE
     check "clang++ c++20" compile clang++ -x c++ -std=c++20 $WARN
-}
-
-types() {
-    # shellcheck disable=SC2086
-    gcc -std=gnu11 $WARN_C -Werror -isystem "$toolkit" -fsyntax-only tests/cuda_types.c
-}
-if [ -n "$toolkit" ] && [ -f "$toolkit/cuda.h" ]; then
-    check "the functions are those of cuda.h" types
-else
-    skip "cuda: no cuda.h here"
-fi
-
-if [ -x "$home/bin/nvcc" ]; then
+    if [ -n "$toolkit" ] && [ -f "$toolkit/cuda.h" ]; then
+        check "the functions are those of cuda.h" types
+    else
+        skip "cuda: no cuda.h here"
+    fi
+    if [ ! -x "$home/bin/nvcc" ]; then
+        skip "cuda: no nvcc here (looked in $home/bin)"
+        return
+    fi
     for define in -DALL -DSPDL_CUDA_NONE; do
         check "nvcc $define" "$home/bin/nvcc" -x cu -Werror all-warnings -I. $define -c \
             -o "$scratch/cu.o" tests/cuda_link.c
     done
     check "nvcc cuda_kit.cu" "$home/bin/nvcc" -Werror all-warnings -Itests -c -o "$scratch/kit.o" \
         tests/cuda_kit.cu
-    # what bench/gpu.sh runs on a device
-    for_device() {
-        # shellcheck disable=SC2086
-        gcc -std=gnu17 $WARN_C -Werror -DCUDA_REAL -O2 -isystem "$home/include" -o "$scratch/$1" \
-            $2 "$scratch/kit.o" -L"$library" -lcudart -lstdc++ -lpthread -lm
-    }
     check "tests for a device" for_device tests \
         "tests/main_cuda.c tests/test_cuda.c tests/test_cuda_back.c"
     check "bench for a device" for_device bench bench/bench_cuda.c
-else
-    skip "cuda: no nvcc here (looked in $home/bin)"
-fi
+}
 
 # ---- it runs with the driver that is there, or none ---------------------------------------------
 
@@ -75,20 +83,23 @@ link() {
 }
 
 runs() {
-    env "$@"
+    check "link" link linked
+    check "link none" link none -DSPDL_CUDA_NONE
+    if [ -x "$scratch/linked" ]; then
+        check "run" "$scratch/linked"
+        grep -E '^(no )?device' "$scratch/output"
+        check "run without a driver" env SPDL_LIBCUDA="$scratch/nothing.so" "$scratch/linked"
+        if [ -e "$library/stubs/libcuda.so" ]; then
+            check "run on the stub" env SPDL_LIBCUDA="$library/stubs/libcuda.so" "$scratch/linked"
+        fi
+    fi
+    if [ -x "$scratch/none" ]; then check "run none" "$scratch/none"; fi
 }
 
-check "link" link linked
-check "link none" link none -DSPDL_CUDA_NONE
-if [ -x "$scratch/linked" ]; then
-    check "run" "$scratch/linked"
-    grep -E '^(no )?device' "$scratch/output"
-    check "run without a driver" runs SPDL_LIBCUDA="$scratch/nothing.so" "$scratch/linked"
-    if [ -e "$library/stubs/libcuda.so" ]; then
-        check "run on the stub" runs SPDL_LIBCUDA="$library/stubs/libcuda.so" "$scratch/linked"
-    fi
+if wanted compiles; then
+    compiles
+    runs
 fi
-[ -x "$scratch/none" ] && check "run none" "$scratch/none"
 
 # ---- its tests run on the stand-in ------------------------------------------------------------
 
@@ -128,13 +139,6 @@ suite() {
     if [ "$status" -ne 0 ] && [ "$3" -eq 0 ]; then not_ok "$what: ended with $status"; fi
     if [ "$1" -eq 0 ]; then not_ok "$what: no test has run"; fi
     if [ "$status" -ne 0 ]; then grep -v '^ok ' "$log" | tail -n 40 | sed 's/^/     /'; fi
-}
-
-wanted() {
-    case " ${CUDA_TESTS:-all} " in
-    *" all "* | *" $1 "*) true ;;
-    *) false ;;
-    esac
 }
 
 # stand_in NAME COMPILER OPTIONS ...
