@@ -63,6 +63,14 @@ SPDL_FN(decode, spdl_index, sample) {
     return SPDL_OK;
 }
 
+static bool save(const char *path, const checkpoint *c) {
+    char fresh[300]; /* a kill while it is written leaves the old one */
+    snprintf(fresh, sizeof fresh, "%s.new", path);
+    FILE *file = fopen(fresh, "wb");
+    const bool good = file && fwrite(c, sizeof *c, 1, file) == 1 && fclose(file) == 0;
+    return good && rename(fresh, path) == 0;
+}
+
 /* The pipeline of one trainer, which goes on where the trainers of the checkpoint were. */
 static share open_share(int trainer, const checkpoint *c) {
     const char *texts[RANKS];
@@ -187,8 +195,7 @@ int main(int argc, char **argv) {
     }
     MPI_Gather(&after, sizeof after, MPI_BYTE, c.of, sizeof after, MPI_BYTE, 0, comm);
     c.world = trainers;
-    file = path && rank == 0 && c.step > begin ? fopen(path, "wb") : NULL;
-    if (file && (fwrite(&c, sizeof c, 1, file) != 1 || fclose(file) != 0)) fail(path, 0);
+    if (path && rank == 0 && c.step > begin && !save(path, &c)) fail(path, 0);
     if (rank == 0) printf("step %ld, loss %.17g\n", c.step, c.loss);
     for (int t = 0; t < trainers; t++) {
         if (of[t].p) spdl_pipeline_stats(of[t].p, &stats);
