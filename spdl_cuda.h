@@ -630,7 +630,8 @@ SPDL_API spdl_result spdl_cuda_next(spdl_cuda_iter *iter, spdl_cuda_stream strea
 /* Keeps the next n batches and repeats them, without the source, until it is called with 0; then it
    goes on where it was. What steps gain by that is what loading, or the bus, costs. Kernels must
    not change them.
-   Returns: SPDL_OK, SPDL_E_INVALID (n is not 0 to device_slots), SPDL_E_CUDA, SPDL_E_CUDA_LOST,
+   Returns: SPDL_OK, SPDL_E_INVALID (n is not 0 to device_slots; or it is more than the host slots
+            there are, which SPDL_CUDA_HOLD_HOST may have to keep), SPDL_E_CUDA, SPDL_E_CUDA_LOST,
             SPDL_E_CUDA_FORKED.
    Threads: the trainer.
    Blocks:  never; at the end of SPDL_CUDA_HOLD_HOST until copies are done.
@@ -892,7 +893,7 @@ enum { SPDL__HOST_FREE, SPDL__HOST_FILLING, SPDL__HOST_SENDING, SPDL__HOST_SENT 
 typedef struct spdl__cuda_host {
     spdl_cuda_host host; /* first: what callers have a pointer to */
     uint32_t state;
-    const spdl__node *node; /* of the call that took it, or NULL; may be gone */
+    const spdl__node *node; /* of the call that took it, or NULL; may be gone: only compared */
     uint64_t ticket;
 } spdl__cuda_host;
 
@@ -2046,7 +2047,7 @@ SPDL__PRIVATE bool spdl__turns_over(const spdl_task *task) {
 /* Whether a call has got its own, from here on. */
 SPDL__PRIVATE void spdl__turns_mark(spdl__cuda_turns *turns, const spdl__node *node,
                                     uint64_t ticket, bool taken) {
-    if (node == NULL || !node->by_ticket) return;
+    if (node == NULL) return;
     spdl__spin_lock(&turns->lock);
     if (turns->node == node && ticket - turns->next < 64) {
         turns->taken &= ~((uint64_t)1 << (ticket - turns->next));
@@ -2659,25 +2660,34 @@ SPDL_API void spdl_cuda_get_stats(const spdl_cuda *cuda, spdl_cuda_stats *stats)
     for (i = 0; i < 32; ++i) stats->copy_us[i] = spdl__load_relaxed(&cuda->copy_us[i]);
 }
 
-/* The stage of SPDL_CUDA_TRANSFER. It looks every 20 ms whether the pipeline is to stop. */
+/* Sends the item of a stage. It looks every 20 ms whether the pipeline is to stop. */
+SPDL__PRIVATE spdl_result spdl__stage_send(spdl_task *task, spdl_cuda_host *host,
+                                           spdl__cuda_slot **slot) {
+    const uint64_t slice_ns = 20000000, start = spdl_time_ns();
+    spdl_result result;
+    do {
+        result = spdl__cuda_may_send(host->cuda);
+        if (result == SPDL_OK) result = spdl__host_send(host, slot, spdl_time_ns() + slice_ns);
+        if (result == SPDL_TIMEOUT) spdl__cuda_stalled(host->cuda, "a device slot", start);
+    } while (result == SPDL_TIMEOUT && !spdl_stopping(task));
+    if (result == SPDL_TIMEOUT) return SPDL_SKIP;
+    if (result != SPDL_OK) return spdl__stage_fails(task, host->cuda, result);
+    spdl_take(task); /* the host slot goes back by itself */
+    return SPDL_OK;
+}
+
+/* The stage of SPDL_CUDA_TRANSFER. */
 SPDL__PRIVATE spdl_result spdl__transfer_stage(spdl_task *task, void *in, void **out) {
     spdl_cuda_host *host = (spdl_cuda_host *)in;
-    const uint64_t slice_ns = 20000000, start = spdl_time_ns();
-    spdl__cuda_slot *slot;
+    spdl__cuda_slot *slot = NULL;
     spdl_cuda_batch *shown;
     spdl_result result;
     if (host == NULL) return spdl_fail(task, "spdl: cuda: a NULL item is no host slot");
     if (host->cuda != (spdl_cuda *)spdl_ctx(task))
         return spdl_fail(task, "spdl: cuda: the host slot is of another spdl_cuda");
-    do {
-        result = spdl__cuda_may_send(host->cuda);
-        if (result == SPDL_OK) result = spdl__host_send(host, &slot, spdl_time_ns() + slice_ns);
-        if (result == SPDL_TIMEOUT) spdl__cuda_stalled(host->cuda, "a device slot", start);
-    } while (result == SPDL_TIMEOUT && !spdl_stopping(task));
-    if (result == SPDL_TIMEOUT) return SPDL_SKIP;
-    if (result != SPDL_OK) return spdl__stage_fails(task, host->cuda, result);
+    result = spdl__stage_send(task, host, &slot);
+    if (result != SPDL_OK) return result;
     spdl__cuda_tell(host->cuda, &task->pipeline->calls_device_ns);
-    spdl_take(task); /* the slot goes back by itself */
     shown = &slot->shown[slot->ticket / 2 % SPDL__LAPS];
     *shown = slot->batch;
     *out = shown;
@@ -2901,10 +2911,8 @@ SPDL__PRIVATE spdl_result spdl__launch_stage(spdl_task *task, void *in, void **o
     result = spdl__cuda_usable(cuda);
     if (result == SPDL_OK) result = spdl__stage_output(task, cuda, &output);
     if (result != SPDL_OK) return result < 0 ? spdl__stage_fails(task, cuda, result) : result;
-    do result = spdl__host_send(host, &slot, spdl_time_ns() + 20000000);
-    while (result == SPDL_TIMEOUT && !spdl_stopping(task));
+    result = spdl__stage_send(task, host, &slot);
     if (result == SPDL_OK) {
-        spdl_take(task); /* the host slot goes back by itself */
         result = spdl__stage_launch(task, cuda, slot, output);
         spdl__slot_end(cuda, slot);
         spdl__slot_retire(cuda, slot);
@@ -2912,12 +2920,10 @@ SPDL__PRIVATE spdl_result spdl__launch_stage(spdl_task *task, void *in, void **o
             result = spdl_cuda_output_send(&output->out);
             if (result != SPDL_OK) (void)spdl__stage_fails(task, cuda, result);
         }
-    } else if (result < 0) {
-        (void)spdl__stage_fails(task, cuda, result);
     }
     if (result != SPDL_OK) {
         spdl_cuda_output_free(output);
-        return result == SPDL_TIMEOUT ? SPDL_SKIP : result;
+        return result;
     }
     *out = output;
     if (cuda->cpu) return spdl_cuda_output_wait(&output->out, 0);
@@ -3702,13 +3708,18 @@ SPDL__PRIVATE spdl_result spdl__iter_let_go(spdl_cuda_iter *iter) {
 
 SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n, spdl_cuda_hold what) {
     spdl_result result;
+    int hosts;
     if (iter == NULL) return SPDL_E_INVALID;
     result = spdl__cuda_usable(iter->cuda);
     if (result != SPDL_OK) return result;
+    hosts = iter->cuda->desc.host_slots;
     if (n < 0 || n > iter->cuda->desc.device_slots || (what != SPDL_CUDA_HOLD_DEVICE &&
                                                        what != SPDL_CUDA_HOLD_HOST))
         return spdl__cuda_refuse(iter->cuda, SPDL_E_INVALID,
                                  "iter_hold: n must be 0 to device_slots");
+    if (what == SPDL_CUDA_HOLD_HOST && hosts > 0 && n > hosts) /* the source would have none */
+        return spdl__cuda_refuse(iter->cuda, SPDL_E_INVALID,
+                                 "iter_hold: on the host n must be 0 to host_slots");
     result = spdl__iter_let_go(iter);
     if (result != SPDL_OK) return result;
     iter->hold = n;

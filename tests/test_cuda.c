@@ -514,6 +514,7 @@ static void iterate(const iter_case *c) {
         flow_read(&batch, stream, seed++);
     }
     CHECK_EQ(seed, ROUNDS);
+    CHECK_EQ(spdl_cuda_iter_hold(it, 5, SPDL_CUDA_HOLD_DEVICE), SPDL_E_INVALID);
     CHECK_EQ(spdl_cuda_next(it, stream, &batch, SPDL_FOREVER), SPDL_END); /* told again */
     CHECK_EQ(spdl_cuda_next(it, stream, &batch, 0), SPDL_END);
     spdl_cuda_iter_close(it);

@@ -495,6 +495,72 @@ static void a_repeated_batch_keeps_its_host_slot(void) {
     finish();
 }
 
+/* With all host slots held nothing would come any more. */
+static void no_more_is_held_than_there_is(void) {
+    const spdl_cuda_desc desc = back_desc(2, 4, 0);
+    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next_fn };
+    spdl_cuda *cuda = flow_open(&desc);
+    void *stream = kit_stream(false);
+    spdl_cuda_iter *it = NULL;
+    spdl_pipeline *p = NULL;
+    spdl_cuda_batch batch;
+    int i;
+    stage_next = 0;
+    REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2 }, SPDL_STAGES(
+        SPDL_SOURCE(stage_source, .ctx = cuda, .free_item = spdl_cuda_host_free),
+        SPDL_SINK(1))) == SPDL_OK);
+    stage_next = 0;
+    iter_desc.source = p;
+    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_hold(it, 3, SPDL_CUDA_HOLD_HOST), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_iter_hold(it, 2, SPDL_CUDA_HOLD_HOST), SPDL_OK);
+    for (i = 0; i < 12; ++i)
+        REQUIRE(spdl_cuda_next(it, stream, &batch, SPDL_SECONDS(10)) == SPDL_OK);
+    spdl_cuda_iter_close(it);
+    spdl_pipeline_destroy(p);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    finish();
+}
+
+/* The trainer may give back what it has when the pipeline is gone. */
+static void a_host_slot_outlives_its_pipeline(void) {
+    const spdl_cuda_desc desc = back_desc(2, 1, 0);
+    spdl_cuda *cuda = flow_open(&desc);
+    spdl_cuda_host *host = NULL;
+    spdl_pipeline *p = NULL;
+    stage_next = 0;
+    REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2 }, SPDL_STAGES(
+        SPDL_SOURCE(stage_source, .ctx = cuda, .free_item = spdl_cuda_host_free),
+        SPDL_SINK(1))) == SPDL_OK);
+    REQUIRE(SPDL_NEXT(p, &host, SPDL_FOREVER) == SPDL_OK);
+    spdl_pipeline_destroy(p);
+    spdl_cuda_host_free(host);
+    CHECK_EQ(stats_of(cuda).host_free, 2);
+    spdl_cuda_close(cuda);
+    finish();
+}
+
+/* Only one of them would get host slots back. */
+static void no_row_beside_an_iterator(void) {
+    const spdl_cuda_desc desc = back_desc(2, 2, 2);
+    flow_source none = { .count = 0 };
+    spdl_cuda_iter_desc iter_desc = { .next = flow_next, .source = &none };
+    spdl_cuda *cuda = flow_open(&desc);
+    spdl_cuda_iter *it = NULL;
+    spdl_pipeline *p;
+    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
+    p = stage_pipeline(cuda, 2, 1);
+    CHECK_EQ(stage_drain(p), 0);
+    CHECK(strstr(spdl_pipeline_error(p)->text, "iterator") != NULL);
+    spdl_pipeline_destroy(p);
+    spdl_cuda_iter_close(it);
+    CHECK_EQ(stats_of(cuda).output_free, 2);
+    CHECK_EQ(stats_of(cuda).host_free, 2);
+    spdl_cuda_close(cuda);
+    finish();
+}
+
 static void a_row_answers_each_batch(void) {
     int workers, slots;
     for (workers = 1; workers <= 3; workers += 2)
@@ -1009,6 +1075,9 @@ TEST_TABLE(cuda_back) {
     TEST_CASE(any_other_order_is_refused),
     TEST_CASE(outputs_may_be_dropped),
     TEST_CASE(a_repeated_batch_keeps_its_host_slot),
+    TEST_CASE(no_more_is_held_than_there_is),
+    TEST_CASE(a_host_slot_outlives_its_pipeline),
+    TEST_CASE(no_row_beside_an_iterator),
     TEST_CASE(a_row_answers_each_batch),
     TEST_CASE(a_launch_that_fails_fails_its_item),
     TEST_CASE(the_row_ends_with_the_pipeline),
