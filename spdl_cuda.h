@@ -1036,7 +1036,8 @@ SPDL__PRIVATE bool spdl__cuda_sticky(int error) {
     case SPDL__CU_UNLOADING:
     case 201: case 214: case 220: case 226:  /* no context, ECC, NVLink */
     case 700: case 702: case 709: case 710:  /* address, timeout, destroyed, assert */
-    case 714: case 715: case 716: case 717: case 718: case 719: case 721: return true;
+    case 714: case 715: case 716: case 717: case 718: case 719: case 721:
+    case 810: case 911: return true;         /* the MPS server, or another device, has ended it */
     default: return false;
     }
 }
@@ -1045,6 +1046,7 @@ SPDL__PRIVATE bool spdl__cuda_sticky(int error) {
 SPDL__PRIVATE void spdl__cuda_lose(spdl_cuda *cuda) {
     spdl__store32(&cuda->lost, 1);
     if (cuda->free_slots != NULL) spdl_ring_close(cuda->free_slots);
+    if (cuda->free_outputs != NULL) spdl_ring_close(cuda->free_outputs);
     if (cuda->event_made) spdl__os_event_wake(&cuda->changed, SPDL__ALL);
 }
 

@@ -1246,6 +1246,49 @@ static void a_lost_device_stays_lost(void) {
     sim_reset();
 }
 
+static void errors_that_stay_are_known(void) {
+    static const int code[] = { 201, 214, 220, 226, 700, 702, 709, 710, 714, 715,
+                                716, 717, 718, 719, 721, 810, 911 };
+    size_t i;
+    for (i = 0; i < sizeof(code) / sizeof(code[0]); ++i) {
+        spdl_cuda_desc desc = small();
+        spdl_cuda *cuda = flow_open(&desc);
+        sim_poison((cudaError_t)code[i]);
+        if (!CHECK_EQ(flow_batch(cuda, NULL, 1000, 1), SPDL_E_CUDA_LOST))
+            fprintf(stderr, "   error %d\n", code[i]);
+        spdl_cuda_close(cuda);
+        sim_reset();
+    }
+}
+
+static void *waits_for_an_output(void *arg) {
+    waiter *w = (waiter *)arg;
+    spdl_cuda_output *out = NULL;
+    w->result = spdl_cuda_output_get(w->cuda, cudaStreamLegacy, &out, SPDL_FOREVER);
+    return NULL;
+}
+
+/* The device is lost while somebody waits for an output: none will come. */
+static void a_lost_device_wakes_all(void) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda_output *out = NULL;
+    pthread_t thread;
+    waiter w;
+    desc.output_bytes = 1000;
+    desc.output_slots = 1;
+    w = (waiter){ flow_open(&desc), 0, SPDL_OK };
+    REQUIRE(spdl_cuda_output_get(w.cuda, cudaStreamLegacy, &out, SPDL_FOREVER) == SPDL_OK);
+    REQUIRE(pthread_create(&thread, NULL, waits_for_an_output, &w) == 0);
+    usleep(20000);
+    sim_poison(cudaErrorIllegalAddress);
+    CHECK_EQ(spdl_cuda_output_send(out), SPDL_E_CUDA_LOST);
+    spdl_cuda_output_free(out);
+    pthread_join(thread, NULL);
+    CHECK_EQ(w.result, SPDL_E_CUDA_LOST);
+    spdl_cuda_close(w.cuda);
+    sim_reset();
+}
+
 static void writes_over(void *item) { memset(item, 0x5a, 1000); }
 
 /* What a copy has read comes back when the device is lost, too, and behind the copy: whoever writes
@@ -1984,6 +2027,8 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(leaving_is_quiet),
     TEST_CASE(a_runtime_that_unloads_is_let_go),
     TEST_CASE(a_lost_device_stays_lost),
+    TEST_CASE(errors_that_stay_are_known),
+    TEST_CASE(a_lost_device_wakes_all),
     TEST_CASE(a_lost_device_lets_go_of_arenas),
     TEST_CASE(a_reset_device_is_an_error),
     TEST_CASE(probe_survives_everything),
