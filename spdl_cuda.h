@@ -277,7 +277,8 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
    Owns:    the caller; it must stay mapped until spdl_cuda_disown or spdl_cuda_close. */
 SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes, size_t slot_bytes);
 
-/* Lets go of an arena, once all copies have been made; batches out of it have been released then.
+/* Lets go of an arena, once all copies have been made; batches out of it have been released then
+   (with keep_host, and on the CPU backend, those that were done with).
    Returns: SPDL_OK, SPDL_E_NOT_FOUND (no arena begins there), SPDL_E_CUDA, SPDL_E_CUDA_LOST,
             SPDL_E_CUDA_FORKED.
    Threads: any; nothing may be sent out of that arena meanwhile.
@@ -3365,6 +3366,22 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
     return SPDL_OK;
 }
 
+/* Waits for the work on slots and outputs whose end was recorded: nobody else may, where the memory
+   is the caller's. */
+SPDL__PRIVATE void spdl__cuda_readers_end(spdl_cuda *cuda) {
+    spdl_result result = spdl__cuda_usable(cuda);
+    int i;
+    for (i = 0; i < cuda->desc.device_slots * SPDL_CUDA_MAX_READERS && result == SPDL_OK; ++i) {
+        const spdl__cuda_slot *slot = &cuda->slot[i / SPDL_CUDA_MAX_READERS];
+        const spdl__cuda_reader *reader = &slot->reader[i % SPDL_CUDA_MAX_READERS];
+        if (reader->state == SPDL__READER_DONE)
+            result = spdl__event_sync(cuda, reader->event[reader->lap]);
+    }
+    for (i = 0; i < cuda->desc.output_slots && result == SPDL_OK; ++i)
+        if (cuda->output[i].behind != NULL)
+            result = spdl__event_sync(cuda, cuda->output[i].behind);
+}
+
 SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
     spdl__cuda_reader stream;
     int i;
@@ -3376,6 +3393,7 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
         spdl__stream_settle(cuda, &stream);
         stream = spdl__stream_of(cuda->back);
         if (cuda->back != NULL) spdl__stream_settle(cuda, &stream);
+        spdl__cuda_readers_end(cuda);
     }
     spdl__cuda_reap(cuda, cuda->sent); /* idle, or lost: see >>state-impl */
     for (i = 0; i < cuda->desc.device_slots; ++i) spdl__held_release(&cuda->slot[i].held);

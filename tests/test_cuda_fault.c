@@ -318,6 +318,31 @@ static void a_send_keeps_its_time(void) {
     sim_reset();
 }
 
+/* When close returns nobody reads the slots, also where they are the caller's memory. */
+static void closing_waits_for_recorded_readers(void) {
+    slow_reader reader = { NULL, { 0 }, 0 };
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false), *memory = NULL;
+    spdl_cuda_batch batch;
+    spdl_cuda *cuda;
+    desc.device_slots = 1;
+    REQUIRE(cudaMalloc(&memory, FLOW_SLOT) == cudaSuccess);
+    desc.device_memory = memory;
+    cuda = flow_open(&desc);
+    CHECK_EQ(spdl_cuda_send(filled(cuda, 7), &batch, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    reader.device = batch.dev;
+    launch_on(0, (cudaStream_t)stream, &reader);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    spdl_cuda_close(cuda);
+    CHECK_EQ(cudaStreamQuery((cudaStream_t)stream), cudaSuccess);
+    CHECK_EQ(cudaFree(memory), cudaSuccess);
+    CHECK_EQ(kit_differ(reader.seen, sizeof reader.seen, 7), 0);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
 typedef struct waiter {
     spdl_cuda *cuda;
     int64_t timeout_ns;
@@ -2006,6 +2031,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(streams_of_other_devices_are_refused),
     TEST_CASE(a_threads_stream_is_its_own),
     TEST_CASE(closing_waits_for_nobody_else),
+    TEST_CASE(closing_waits_for_recorded_readers),
     TEST_CASE(memory_that_is_not_pinned_waits_for_its_event),
     TEST_CASE(next_does_not_wait_for_its_caller),
     TEST_CASE(arenas_are_counted),
