@@ -693,7 +693,8 @@ enum { /* flags and attributes */
     SPDL__CU_READ_ONLY = 8,       /* CU_MEMHOSTREGISTER_READ_ONLY */
     SPDL__CU_ATTR_MAJOR = 75,     /* CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR */
     SPDL__CU_ATTR_MINOR = 76,
-    SPDL__CU_ATTR_NUMA_NODE = 134 /* CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, of drivers since 12.2 */
+    SPDL__CU_ATTR_NUMA_NODE = 134, /* CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, of drivers since 12.2 */
+    SPDL__CU_POINTER_TYPE = 2     /* CU_POINTER_ATTRIBUTE_MEMORY_TYPE: fails if it is not pinned */
 };
 
 #define SPDL__CU_LEGACY ((spdl_cuda_stream)(uintptr_t)1)     /* CU_STREAM_LEGACY */
@@ -733,7 +734,7 @@ enum { /* flags and attributes */
     X(MemFree, "_v2", (uint64_t memory))                                                           \
     X(MemHostRegister, "_v2", (void *memory, size_t bytes, unsigned flags))                        \
     X(MemHostUnregister, "", (void *memory))                                                       \
-    X(MemHostGetFlags, "", (unsigned *flags, void *memory))                                        \
+    X(PointerGetAttribute, "", (void *value, int attribute, uint64_t memory))                      \
     X(MemcpyHtoDAsync, "_v2", (uint64_t to, const void *from, size_t bytes, void *stream))         \
     X(MemcpyDtoHAsync, "_v2", (void *to, uint64_t from, size_t bytes, void *stream))
 /* clang-format on */
@@ -1304,14 +1305,16 @@ SPDL__PRIVATE int spdl__pin_make(spdl_cuda *cuda, spdl__cuda_slab *slab, spdl__p
 }
 
 /* Whether somebody else has registered both ends of each piece: then all of it, or nothing that we
-   could find out. */
+   could find out. (cuMemHostGetFlags is for memory of cuMemHostAlloc only.) */
 SPDL__PRIVATE bool spdl__pin_is_there(spdl_cuda *cuda, const spdl__cuda_slab *slab) {
+    const uint64_t base = (uint64_t)(uintptr_t)slab->base;
+    const int what = SPDL__CU_POINTER_TYPE;
     size_t at;
-    unsigned flags;
+    int type;
     for (at = 0; at < slab->bytes; at += slab->piece) {
         const size_t left = slab->bytes - at, last = (left < slab->piece ? left : slab->piece) - 1;
-        if (SPDL__CUDA(cuda, MemHostGetFlags(&flags, slab->base + at)) != 0 ||
-            SPDL__CUDA(cuda, MemHostGetFlags(&flags, slab->base + at + last)) != 0)
+        if (SPDL__CUDA(cuda, PointerGetAttribute(&type, what, base + at)) != 0 ||
+            SPDL__CUDA(cuda, PointerGetAttribute(&type, what, base + at + last)) != 0)
             return false;
     }
     return true;

@@ -60,7 +60,8 @@ CALL(MemAlloc, "_v2", (uint64_t *memory, size_t bytes), ((CUdeviceptr *)(void *)
 CALL(MemFree, "_v2", (uint64_t memory), ((CUdeviceptr)memory))
 CALL(MemHostRegister, "_v2", (void *memory, size_t bytes, unsigned flags), (memory, bytes, flags))
 CALL(MemHostUnregister, "", (void *memory), (memory))
-CALL(MemHostGetFlags, "", (unsigned *flags, void *memory), (flags, memory))
+CALL(PointerGetAttribute, "", (void *value, int attribute, uint64_t memory),
+     (value, (CUpointer_attribute)attribute, (CUdeviceptr)memory))
 CALL(MemcpyHtoDAsync, "_v2", (uint64_t to, const void *from, size_t bytes, void *stream),
      ((CUdeviceptr)to, from, bytes, (CUstream)stream))
 CALL(MemcpyDtoHAsync, "_v2", (void *to, uint64_t from, size_t bytes, void *stream),
@@ -79,3 +80,4 @@ _Static_assert(CU_MEMHOSTREGISTER_PORTABLE == SPDL__CU_PORTABLE, "flags");
 _Static_assert(CU_MEMHOSTREGISTER_READ_ONLY == SPDL__CU_READ_ONLY, "flags");
 _Static_assert((int)CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR == SPDL__CU_ATTR_MAJOR, "attr");
 _Static_assert((int)CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID == SPDL__CU_ATTR_NUMA_NODE, "attr");
+_Static_assert((int)CU_POINTER_ATTRIBUTE_MEMORY_TYPE == SPDL__CU_POINTER_TYPE, "attr");

@@ -1778,13 +1778,16 @@ int cuStreamGetCtx(void *stream, void **context) {
     return 0;
 }
 
-int cuMemHostGetFlags(unsigned *flags, void *memory);
-int cuMemHostGetFlags(unsigned *flags, void *memory) {
+/* Memory of the device, or that was pinned or registered; of any other it says nothing. */
+int cuPointerGetAttribute(void *value, int attribute, uint64_t memory);
+int cuPointerGetAttribute(void *value, int attribute, uint64_t memory) {
+    const int type = 2; /* CU_POINTER_ATTRIBUTE_MEMORY_TYPE: 1 of the host, 2 of the device */
     const sim_block *b;
-    DRIVER_ENTER(HostGetFlags, false);
-    *flags = 0;
-    b = sim_find(memory, 1, NULL);
-    return b != NULL && LOAD(&b->host) ? 0 : cudaErrorInvalidValue;
+    DRIVER_ENTER(PointerGetAttribute, false);
+    b = sim_find((const void *)(uintptr_t)memory, 1, NULL);
+    if (b == NULL || attribute != type) return cudaErrorInvalidValue;
+    *(int *)value = LOAD(&b->host) ? 1 : 2;
+    return 0;
 }
 
 /* Needs no context. */

@@ -34,7 +34,7 @@ extern "C" {
 #define SIM_WORK_CALLS(X)                                                                          \
     X(DriverGetVersion) X(RuntimeGetVersion) X(GetDeviceCount) X(DeviceGetAttribute)               \
     X(GetDeviceProperties) X(DeviceGetPCIBusId) X(DeviceSynchronize) X(DeviceReset)                \
-    X(Init) X(DeviceGet) X(PrimaryCtxRetain) X(PrimaryCtxRelease) X(HostGetFlags)                  \
+    X(Init) X(DeviceGet) X(PrimaryCtxRetain) X(PrimaryCtxRelease) X(PointerGetAttribute)           \
     X(MemGetInfo) X(StreamCreate) X(StreamDestroy) X(StreamSynchronize) X(StreamQuery)             \
     X(StreamWaitEvent) X(StreamBeginCapture) X(StreamEndCapture)                                   \
     X(GraphInstantiate) X(GraphLaunch) X(GraphDestroy) X(GraphExecDestroy)                         \
