@@ -1100,10 +1100,25 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
     return sim_error(cudaErrorNotReady);
 }
 
+/* Whether a stream is being captured that the legacy one would wait for. */
+static bool sim_is_captured(int device) {
+    bool captured = false;
+    int i;
+    for (i = 0; i < LOAD(&sim.streams_made); ++i) {
+        cudaStream_t s = LOAD(&sim.stream[i]);
+        captured = captured || (s != NULL && sim_blocking_on(s, device) &&
+                                LOAD(&s->capture) != cudaStreamCaptureStatusNone);
+    }
+    return captured;
+}
+
+/* Of the legacy stream it fails where work would, but spoils no capture. */
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
     cudaStream_t s;
     ENTER(StreamIsCapturing);
     RESOLVE(s, stream);
+    if (sim_is(s, SIM_LEGACY) && sim_is_captured(s->device))
+        return sim_error(cudaErrorStreamCaptureImplicit);
     *status = (enum cudaStreamCaptureStatus)LOAD(&s->capture);
     return cudaSuccess;
 }

@@ -380,6 +380,30 @@ static void captures_go_on_undisturbed(void) {
     finish();
 }
 
+/* The legacy stream would wait for a blocking stream that is being captured, and spoil that. */
+static void the_legacy_stream_spoils_no_capture(void) {
+    spdl_cuda *cuda = open_small(2, 2);
+    cudaStream_t captured = (cudaStream_t)kit_stream(true);
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = NULL;
+    spdl_cuda_batch batch;
+    spdl_error error;
+    REQUIRE(spdl_cuda_send(filled(cuda, 1), &batch, SPDL_FOREVER) == SPDL_OK);
+    REQUIRE(cudaStreamBeginCapture(captured, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    CHECK_EQ(spdl_cuda_ready(&batch, cudaStreamLegacy), SPDL_E_INVALID);
+    spdl_cuda_error(cuda, &error);
+    CHECK(strstr(error.text, "captured") != NULL);
+    CHECK_EQ(cudaStreamIsCapturing(captured, &status), cudaSuccess);
+    CHECK_EQ(status, cudaStreamCaptureStatusActive);
+    CHECK_EQ(cudaStreamEndCapture(captured, &graph), cudaSuccess);
+    CHECK_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    CHECK_EQ(spdl_cuda_ready(&batch, cudaStreamLegacy), SPDL_OK);
+    CHECK_EQ(spdl_cuda_done(&batch, cudaStreamLegacy), SPDL_OK);
+    spdl_cuda_close(cuda);
+    kit_stream_free(captured);
+    finish();
+}
+
 /* ---- arenas ---- */
 
 static void arenas_are_read_where_they_are(void) {
@@ -963,6 +987,7 @@ TEST_TABLE(cuda) {
     TEST_CASE(any_thread_may_send),
     TEST_CASE(errors_of_the_caller_stay),
     TEST_CASE(captures_go_on_undisturbed),
+    TEST_CASE(the_legacy_stream_spoils_no_capture),
     TEST_CASE(arenas_are_read_where_they_are),
     TEST_CASE(other_memory_is_copied_first),
     TEST_CASE(adopt_refuses_what_it_cannot_use),
