@@ -553,7 +553,7 @@ SPDL_API spdl_result spdl_cuda_output_wait(spdl_cuda_output *out, int64_t timeou
 SPDL_API void spdl_cuda_output_free(void *out);
 
 /* The function of the row that SPDL_CUDA_STAGE makes; its ctx is the spdl_cuda.
-   Returns: never NULL. What is wrong (no outputs, another launch function) fails its calls.
+   Returns: never NULL. Without outputs its calls fail.
    Threads: any; no such row may be running.
    Blocks:  never.
    Owns:    the library. */

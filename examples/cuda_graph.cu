@@ -87,7 +87,8 @@ int main() {
     if (open_model(&m, spdl_cuda_on_cpu(cuda)) &&
         spdl_pipeline_create(&pipeline, &loader, rows) == SPDL_OK) train(&m, cuda, pipeline);
     spdl_pipeline_destroy(pipeline);
-    spdl_cuda_close(cuda);
+    spdl_cuda_close(cuda); /* has waited for copies, not for the steps */
+    if (!m.on_cpu) cudaStreamSynchronize(m.stream);
     if (m.on_cpu) sum = m.sum[FLOATS - 1];
     else cudaMemcpy(&sum, m.sum + FLOATS - 1, sizeof sum, cudaMemcpyDeviceToHost);
     printf("%.0f after %d batches\n", sum, BATCHES);
