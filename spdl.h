@@ -4947,8 +4947,10 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 /* ============================================================================================= */
 /* >>os-process
    Processes and the memory they share, for >>loader-impl alone: Linux. Where there are none
-   SPDL__OS_PROCESSES is 0 and only the first two functions are there. A process is known by its id;
-   a text that is returned says why not, as in >>os. */
+   SPDL__OS_PROCESSES is 0, and what is called all the same does nothing. A process is known by its
+   id; a text that is returned says why not, as in >>os, and what is open then is the caller's. */
+
+#define SPDL__OS_MARK_BYTES 4096 /* to unmap a mark, as a file */
 
 #if SPDL__LINUX
 #define SPDL__OS_PROCESSES 1
@@ -4968,8 +4970,9 @@ SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t 
                   NULL, 0xffffffffL);
 }
 
-/* Wakes all who sleep there. */
+/* Changes the word, and wakes all who sleep there. */
 SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) {
+    spdl__add32(word, 1);
     (void)syscall(SYS_futex, word, 1L, 0x7fffffffL, NULL, NULL, 0L);
 }
 
@@ -5019,7 +5022,7 @@ SPDL__PRIVATE uint64_t spdl__os_meminfo(const char *text, const char *name) {
 SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self) {
     spdl__os_room room = { "no limit", SPDL__NEVER, SPDL__NEVER };
     char text[512];
-    uint64_t pages;
+    uint64_t pages, total, left;
     struct rlimit space;
     spdl__os_cgroups(root, self, "memory", spdl__os_room_at, &room);
     (void)spdl__os_text(NULL, "/proc/self/statm", text, sizeof(text));
@@ -5030,10 +5033,9 @@ SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self)
     if (getrlimit(RLIMIT_FSIZE, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
         spdl__os_room_least(&room, "RLIMIT_FSIZE of the process", space.rlim_cur, 0);
     (void)spdl__os_text(NULL, "/proc/meminfo", text, sizeof(text));
-    pages = spdl__os_meminfo(text, "MemAvailable:");
-    if (pages != SPDL__NEVER && spdl__os_meminfo(text, "MemTotal:") >= pages)
-        spdl__os_room_least(&room, "memory of the machine", spdl__os_meminfo(text, "MemTotal:"),
-                            spdl__os_meminfo(text, "MemTotal:") - pages);
+    total = spdl__os_meminfo(text, "MemTotal:");
+    left = spdl__os_meminfo(text, "MemAvailable:");
+    if (left <= total) spdl__os_room_least(&room, "memory of the machine", total, total - left);
     return room;
 }
 
@@ -5089,65 +5091,47 @@ SPDL__PRIVATE void spdl__os_shared_fill(void *memory, uint64_t bytes) {
 SPDL__PRIVATE uint32_t *spdl__os_mark_make(void) {
     const long wipe_on_fork = 18;
     const int private_anonymous = MAP_PRIVATE | 0x20; /* C99 hides the name; elsewhere it fails */
-    void *mark = mmap(NULL, 4096, PROT_READ | PROT_WRITE, private_anonymous, -1, 0);
+    void *mark = mmap(NULL, SPDL__OS_MARK_BYTES, PROT_READ | PROT_WRITE, private_anonymous, -1, 0);
     if (mark == MAP_FAILED) return NULL;
-    if (syscall(SYS_madvise, mark, 4096L, wipe_on_fork) != 0) {
-        (void)munmap(mark, 4096);
+    if (syscall(SYS_madvise, mark, (long)SPDL__OS_MARK_BYTES, wipe_on_fork) != 0) {
+        (void)munmap(mark, SPDL__OS_MARK_BYTES);
         return NULL;
     }
     *(uint32_t *)mark = 1;
     return (uint32_t *)mark;
 }
 
-SPDL__PRIVATE void spdl__os_mark_free(uint32_t *mark) {
-    if (mark != NULL) (void)munmap(mark, 4096);
-}
-
-/* NULL: there is no address space for it. */
-SPDL__PRIVATE void *spdl__os_shared_map(spdl__os_file file, uint64_t bytes) {
+/* os_file_map to write as well, of any file. */
+SPDL__PRIVATE char *spdl__os_shared_map(spdl__os_file file, uint64_t bytes) {
     void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, (int)file, 0);
-    return memory != MAP_FAILED ? memory : NULL;
+    return memory != MAP_FAILED ? (char *)memory : NULL;
 }
 
-SPDL__PRIVATE void spdl__os_shared_unmap(void *memory, uint64_t bytes) {
-    if (memory != NULL) (void)munmap(memory, (size_t)bytes);
-}
-
-SPDL__PRIVATE uint64_t spdl__os_shared_bytes(spdl__os_file file) {
-    struct stat status;
-    return fstat((int)file, &status) == 0 && status.st_size > 0 ? (uint64_t)status.st_size : 0;
+/* A file that has no name, and whose size can be sealed. */
+SPDL__PRIVATE const char *spdl__os_memory_file(spdl__os_file *file) {
+    const long cloexec_seals = 3;
+    *file = spdl__os_file_own((int)syscall(SYS_memfd_create, "spdl", cloexec_seals));
+    return *file >= 0 ? NULL : strerror(errno);
 }
 
 /* Memory without a name, of a size that nobody can change, and with all of its pages: none can be
    missing later. Huge pages come when a mapping is touched first; fallocate says what is missing
    then, and where there is a signal begins again where it was. */
-SPDL__PRIVATE const char *spdl__os_shared_make(spdl__os_file *file, void **memory, uint64_t bytes) {
-    const long cloexec_seals = 3, huge = 14, populate_write = 23, add_seals = 1033;
+SPDL__PRIVATE const char *spdl__os_shared_make(spdl__os_file *file, char **memory, uint64_t bytes) {
+    const long huge = 14, populate_write = 23, add_seals = 1033;
     const int shrink_grow_seal = 1 | 2 | 4;
-    int error;
-    *memory = NULL;
-    *file = spdl__os_file_own((int)syscall(SYS_memfd_create, "spdl", cloexec_seals));
-    if (*file < 0) return strerror(errno);
-    error = ftruncate((int)*file, (off_t)bytes) != 0 ? errno : 0;
-    if (error == 0 && (*memory = spdl__os_shared_map(*file, bytes)) == NULL) error = errno;
-    if (error == 0 && syscall(SYS_madvise, *memory, (long)bytes, huge) == 0)
+    const char *reason = spdl__os_memory_file(file);
+    if (reason != NULL) return reason;
+    if (ftruncate((int)*file, (off_t)bytes) != 0) return strerror(errno);
+    *memory = spdl__os_shared_map(*file, bytes);
+    if (*memory == NULL) return strerror(errno);
+    if (syscall(SYS_madvise, *memory, (long)bytes, huge) == 0)
         (void)syscall(SYS_madvise, *memory, (long)bytes, populate_write);
-    while (error == 0 && syscall(SYS_fallocate, (long)*file, 0L, 0L, (long)bytes) != 0)
-        if (errno != EINTR) error = errno;
-    if (error == 0 && fcntl((int)*file, (int)add_seals, shrink_grow_seal) != 0) error = errno;
-    if (error == 0) spdl__os_shared_fill(*memory, bytes);
-    if (error == 0) return NULL;
-    spdl__os_shared_unmap(*memory, bytes);
-    *memory = NULL;
-    (void)close((int)*file);
-    *file = SPDL__NO_FILE;
-    return strerror(error);
-}
-
-/* A file that has no name. */
-SPDL__PRIVATE const char *spdl__os_memory_file(spdl__os_file *file) {
-    *file = spdl__os_file_own((int)syscall(SYS_memfd_create, "spdl", 1L));
-    return *file >= 0 ? NULL : strerror(errno);
+    while (syscall(SYS_fallocate, (long)*file, 0L, 0L, (long)bytes) != 0)
+        if (errno != EINTR) return strerror(errno);
+    if (fcntl((int)*file, (int)add_seals, shrink_grow_seal) != 0) return strerror(errno);
+    spdl__os_shared_fill(*memory, bytes);
+    return NULL;
 }
 
 /* --- messages: each arrives whole --- */
@@ -5201,7 +5185,6 @@ SPDL__PRIVATE const char *spdl__os_pair(spdl__os_file ends[2]) {
 SPDL__PRIVATE const char *spdl__os_meeting(spdl__os_file *file, const char *name, bool listens) {
     spdl__os_address at;
     long bytes;
-    int error = 0;
     memset(&at, 0, sizeof(at));
     at.family = (unsigned short)SPDL__UNIX;
     bytes = (long)offsetof(spdl__os_address, path) + 1 +
@@ -5209,14 +5192,10 @@ SPDL__PRIVATE const char *spdl__os_meeting(spdl__os_file *file, const char *name
                      (unsigned long)getuid(), name);
     *file = spdl__os_file_own(
         (int)syscall(SYS_socket, SPDL__UNIX, SPDL__SEQPACKET_CLOEXEC, 0L));
-    if (*file < 0) return strerror(errno);
-    if (syscall(listens ? SYS_bind : SYS_connect, (long)*file, &at, bytes) != 0 ||
+    if (*file < 0 || syscall(listens ? SYS_bind : SYS_connect, (long)*file, &at, bytes) != 0 ||
         (listens && syscall(SYS_listen, (long)*file, 64L) != 0))
-        error = errno;
-    if (error == 0) return NULL;
-    (void)close((int)*file);
-    *file = SPDL__NO_FILE;
-    return strerror(error);
+        return strerror(errno);
+    return NULL;
 }
 
 /* Whoever has come, if it is of the same user. */
@@ -5266,29 +5245,8 @@ SPDL__PRIVATE bool spdl__os_send(spdl__os_file to, const void *message, size_t b
                                SPDL__NO_SIGNAL | SPDL__NO_WAIT) == (long)bytes;
 }
 
-/* The length of the next message, with the file that came with it; 0: nobody is there any more; -1:
-   there is none before the deadline. */
-SPDL__PRIVATE int spdl__os_receive(spdl__os_file from, void *message, size_t bytes,
-                                   spdl__os_file *file, uint64_t deadline) {
-    spdl__os_passed passed;
-    long got;
-    for (;;) {
-        struct pollfd ready = { (int)from, POLLIN, 0 };
-        const uint64_t now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
-        const uint64_t left = deadline > now ? (deadline - now + 999999) / 1000000 : 0;
-        passed.type = 0;
-        got = spdl__os_message_go(SYS_recvmsg, from, message, bytes, file != NULL ? &passed : NULL,
-                                  SPDL__NO_WAIT | SPDL__CLOEXEC_FILES);
-        if (got >= 0 || (errno != EAGAIN && errno != EINTR)) break;
-        if (left == 0) return -1;
-        (void)poll(&ready, 1, (int)(left < 1000 ? left : 1000));
-    }
-    if (got > 0 && file != NULL) *file = passed.type == 1 ? passed.file : SPDL__NO_FILE;
-    return got > 0 ? (int)got : 0;
-}
-
-/* Waits until one of the files has something to read, or the deadline. Those that are SPDL__NO_FILE
-   are passed over; ready[i] says whether file i has. */
+/* Waits until one of the files has something to read, or the deadline, or a while. Those that are
+   SPDL__NO_FILE are passed over; ready[i] says whether file i has. */
 SPDL__PRIVATE void spdl__os_wait(const spdl__os_file *files, bool *ready, int count,
                                  uint64_t deadline) {
     struct pollfd all[72];
@@ -5302,6 +5260,25 @@ SPDL__PRIVATE void spdl__os_wait(const spdl__os_file *files, bool *ready, int co
     }
     (void)poll(all, (nfds_t)count, (int)(left < 10000 ? left : 10000));
     for (i = 0; i < count; ++i) ready[i] = all[i].revents != 0;
+}
+
+/* The length of the next message, with the file that came with it; 0: nobody is there any more; -1:
+   there is none before the deadline. */
+SPDL__PRIVATE int spdl__os_receive(spdl__os_file from, void *message, size_t bytes,
+                                   spdl__os_file *file, uint64_t deadline) {
+    spdl__os_passed passed;
+    bool ready;
+    long got;
+    for (;;) {
+        passed.type = 0;
+        got = spdl__os_message_go(SYS_recvmsg, from, message, bytes, file != NULL ? &passed : NULL,
+                                  SPDL__NO_WAIT | SPDL__CLOEXEC_FILES);
+        if (got >= 0 || (errno != EAGAIN && errno != EINTR)) break;
+        if (spdl__os_clock_ns(SPDL__OS_MONOTONIC) >= deadline) return -1;
+        spdl__os_wait(&from, &ready, 1, deadline);
+    }
+    if (got > 0 && file != NULL) *file = passed.type == 1 ? passed.file : SPDL__NO_FILE;
+    return got > 0 ? (int)got : 0;
 }
 
 /* --- processes --- */
@@ -5331,7 +5308,7 @@ SPDL__PRIVATE bool spdl__os_process_begins(int64_t parent, const char *name, boo
     spdl__os_signals_set(&blocked, NULL);
     (void)syscall(SYS_prctl, set_parent_signal, wakes ? (long)SIGCHLD : (long)SIGKILL, 0L, 0L, 0L);
     (void)syscall(SYS_prctl, set_name, name, 0L, 0L, 0L);
-    return parent == 0 || getppid() == (pid_t)parent;
+    return getppid() == (pid_t)parent;
 }
 
 /* Becomes readable when a child has ended, or the parent: SIGCHLD is blocked. */
@@ -5389,58 +5366,6 @@ SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
     return "a signal";
 }
 
-/* --- faults: which thread it was --- */
-
-#define SPDL__OS_STACK_BYTES 65536
-
-#ifdef SA_ONSTACK
-/* On the stack that the thread has for faults, whose first words say where to note `value`. */
-SPDL__PRIVATE void spdl__os_fault(int number) {
-    stack_t stack;
-    (void)signal(number, SIG_DFL);
-    if (sigaltstack(NULL, &stack) == 0 && (stack.ss_flags & SS_DISABLE) == 0) {
-        uint32_t *to, value, none = 0;
-        memcpy(&to, stack.ss_sp, sizeof(to));
-        memcpy(&value, (char *)stack.ss_sp + sizeof(to), sizeof(value));
-        (void)spdl__cas32(to, &none, value);
-    }
-    (void)raise(number); /* comes when we return */
-}
-
-/* Faults whose action is the default one are noted, then take it. */
-SPDL__PRIVATE void spdl__os_faults_watch(void) {
-    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
-    size_t i;
-    for (i = 0; i < sizeof(faults) / sizeof(faults[0]); ++i) {
-        struct sigaction action;
-        if (sigaction(faults[i], NULL, &action) != 0 || action.sa_handler != SIG_DFL) continue;
-        memset(&action, 0, sizeof(action));
-        action.sa_handler = spdl__os_fault;
-        action.sa_flags = SA_ONSTACK;
-        (void)sigaction(faults[i], &action, NULL);
-    }
-}
-
-/* This thread notes its faults as `value` in *to, on this stack. False: it has a stack of others'
-   for that. */
-SPDL__PRIVATE bool spdl__os_faults_note(void *stack, uint32_t *to, uint32_t value) {
-    stack_t now;
-    memcpy(stack, &to, sizeof(to));
-    memcpy((char *)stack + sizeof(to), &value, sizeof(value));
-    if (sigaltstack(NULL, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0) return false;
-    memset(&now, 0, sizeof(now));
-    now.ss_sp = stack;
-    now.ss_size = SPDL__OS_STACK_BYTES;
-    return sigaltstack(&now, NULL) == 0;
-}
-#else /* the C library hides what it takes: then it is not known which call it was */
-SPDL__PRIVATE void spdl__os_faults_watch(void) {}
-SPDL__PRIVATE bool spdl__os_faults_note(void *stack, uint32_t *to, uint32_t value) {
-    (void)stack, (void)to, (void)value;
-    return false;
-}
-#endif
-
 /* --- this program, once more --- */
 
 extern char **environ;
@@ -5492,6 +5417,59 @@ SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t 
     (void)word, (void)was, (void)deadline;
 }
 SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) { (void)word; }
+SPDL__PRIVATE uint32_t *spdl__os_mark_make(void) { return NULL; }
+#endif
+
+/* --- faults: which thread it was --- */
+
+#if SPDL__LINUX && defined(SA_ONSTACK)
+#define SPDL__OS_STACK_BYTES 65536
+
+/* On the stack that the thread has for faults, whose first words say where to note `value`. */
+SPDL__PRIVATE void spdl__os_fault(int number) {
+    stack_t stack;
+    (void)signal(number, SIG_DFL);
+    if (sigaltstack(NULL, &stack) == 0 && (stack.ss_flags & SS_DISABLE) == 0) {
+        uint32_t *to, value, none = 0;
+        memcpy(&to, stack.ss_sp, sizeof(to));
+        memcpy(&value, (char *)stack.ss_sp + sizeof(to), sizeof(value));
+        (void)spdl__cas32(to, &none, value);
+    }
+    (void)raise(number); /* comes when we return */
+}
+
+/* Faults whose action is the default one are noted, then take it. */
+SPDL__PRIVATE void spdl__os_faults_watch(void) {
+    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
+    size_t i;
+    for (i = 0; i < sizeof(faults) / sizeof(faults[0]); ++i) {
+        struct sigaction action;
+        if (sigaction(faults[i], NULL, &action) != 0 || action.sa_handler != SIG_DFL) continue;
+        memset(&action, 0, sizeof(action));
+        action.sa_handler = spdl__os_fault;
+        action.sa_flags = SA_ONSTACK;
+        (void)sigaction(faults[i], &action, NULL);
+    }
+}
+
+/* This thread notes its faults as `value` in *to, on this stack, unless it has one of others' for
+   that. */
+SPDL__PRIVATE void spdl__os_faults_note(void *stack, uint32_t *to, uint32_t value) {
+    stack_t now;
+    memcpy(stack, &to, sizeof(to));
+    memcpy((char *)stack + sizeof(to), &value, sizeof(value));
+    if (sigaltstack(NULL, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0) return;
+    memset(&now, 0, sizeof(now));
+    now.ss_sp = stack;
+    now.ss_size = SPDL__OS_STACK_BYTES;
+    (void)sigaltstack(&now, NULL);
+}
+#else /* no processes, or the C library hides what it takes: it is not known which call it was */
+#define SPDL__OS_STACK_BYTES 1
+SPDL__PRIVATE void spdl__os_faults_watch(void) {}
+SPDL__PRIVATE void spdl__os_faults_note(void *stack, uint32_t *to, uint32_t value) {
+    (void)stack, (void)to, (void)value;
+}
 #endif
 
 /* ============================================================================================= */
@@ -21082,9 +21060,7 @@ SPDL__PRIVATE char *spdl__loader_slot(const spdl_loader *l, int child, int slot)
 
 SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
     spdl__full_barrier();
-    if (spdl__load_relaxed32(&event->waiters) == 0) return;
-    spdl__add32(&event->word, 1);
-    spdl__os_shared_wake(&event->word);
+    if (spdl__load_relaxed32(&event->waiters) != 0) spdl__os_shared_wake(&event->word);
 }
 
 /* --- the slots of a child --- */
@@ -21800,7 +21776,6 @@ SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, int child, const spdl
     spdl__store32(&s->ends, s->ends + 1);
     s->process = 0;
     if (gone) spdl__store32(&s->gone, 1); /* pairs with loader_sleep */
-    spdl__add32(&s->filled.word, 1);
     spdl__os_shared_wake(&s->filled.word);
 }
 
@@ -21962,12 +21937,15 @@ SPDL__COLD void spdl__supervisor_exit(spdl__supervisor *v) {
 SPDL__COLD const char *spdl__supervisor_copy_trace(const spdl__supervisor *v, int child,
                                                    spdl__os_file file, bool *first) {
     static const char begin[] = "\"traceEvents\":[\n", end[] = "\n]}\n";
-    const size_t bytes = (size_t)spdl__os_shared_bytes(v->l->trace[child]);
+    const spdl__os_file trace = v->l->trace[child];
     const char *failure = NULL, *from;
-    char *text = (char *)SPDL_MALLOC(bytes + 1);
-    size_t have = 0;
+    uint64_t bytes;
+    size_t have;
+    char *text;
+    (void)spdl__os_file_length(trace, &bytes);
+    text = (char *)SPDL_MALLOC((size_t)bytes + 1);
     if (text == NULL) return "out of memory";
-    (void)spdl__os_file_read(v->l->trace[child], text, bytes, 0, &have);
+    (void)spdl__os_file_read(trace, text, (size_t)bytes, 0, &have);
     text[have] = '\0';
     from = strstr(text, begin);
     if (from != NULL && have >= sizeof(end) - 1 &&
@@ -22017,7 +21995,6 @@ SPDL__COLD void spdl__supervisor_quit(spdl__supervisor *v) {
     for (i = 0; i < v->l->layout.children; ++i) {
         spdl__shared_child *s = spdl__loader_child(v->l, i);
         spdl__store32(&s->quits, 1);
-        spdl__add32(&s->emptied.word, 1);
         spdl__os_shared_wake(&s->emptied.word);
     }
 }
@@ -22063,11 +22040,8 @@ SPDL__COLD void spdl__supervisor_listen(spdl__supervisor *v, int trainer) {
     (void)spdl__os_file_close(v->line[trainer]);
     v->line[trainer] = SPDL__NO_FILE;
     spdl__store32(&spdl__loader_head(v->l)->left, (uint32_t)trainer + 1);
-    for (i = 0; i < v->l->layout.children; ++i) {
-        spdl__shared_child *s = spdl__loader_child(v->l, i);
-        spdl__add32(&s->filled.word, 1);
-        spdl__os_shared_wake(&s->filled.word);
-    }
+    for (i = 0; i < v->l->layout.children; ++i)
+        spdl__os_shared_wake(&spdl__loader_child(v->l, i)->filled.word);
 }
 
 /* What it needs before the first child; a reason why it cannot be. */
@@ -22695,9 +22669,7 @@ SPDL__COLD bool spdl__loader_build(spdl_loader *l) {
     l->holds = (uint32_t *)spdl__alloc_zeroed(&l->allocator, children, sizeof(*l->holds), 8);
     l->held = (spdl__held *)spdl__alloc_zeroed(&l->allocator, slots, sizeof(*l->held), 8);
     l->running = l->layout.children;
-#if SPDL__OS_PROCESSES
     l->mark = spdl__os_mark_make();
-#endif
     return l->at != NULL && l->over != NULL && l->ends != NULL && l->holds != NULL &&
            l->held != NULL;
 }
@@ -22722,12 +22694,11 @@ SPDL__COLD void spdl__loader_release(spdl_loader *l) {
         if (l->child[i] != NULL) spdl__child_delete(l->child[i]);
     if (l->start == SPDL_LOADER_IN_PROCESS)
         spdl__free(&allocator, l->shared, (size_t)l->layout.bytes);
-#if SPDL__OS_PROCESSES
-    else spdl__os_shared_unmap(l->shared, l->layout.bytes);
+    else
+        spdl__os_file_unmap((const uint8_t *)l->shared, l->layout.bytes);
+    spdl__os_file_unmap((const uint8_t *)l->mark, SPDL__OS_MARK_BYTES);
     (void)spdl__os_file_close(l->memory);
     (void)spdl__os_file_close(l->line);
-    spdl__os_mark_free(l->mark);
-#endif
     spdl__free(&allocator, l->child, children * sizeof(*l->child));
     spdl__free(&allocator, l->at, children * sizeof(*l->at));
     spdl__free(&allocator, l->over, children * sizeof(*l->over));
@@ -22792,7 +22763,6 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l, const spdl_loader_de
     const uint64_t budget = l->layout.bytes + desc->child_rss_limit * (uint64_t)l->layout.children;
     const spdl__os_room room = spdl__os_memory_room();
     const char *reason;
-    void *shared;
     if (desc->arena_bytes > 0 && l->layout.bytes > desc->arena_bytes)
         return spdl__error_set(error, SPDL_E_LIMIT,
                                "spdl: loader '%s': no room: %.1f MiB wanted (%d children, %d slots "
@@ -22804,8 +22774,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l, const spdl_loader_de
                                "spdl: loader '%s': no room: %.1f MiB wanted, %s is %.1f MiB, %.1f "
                                "MiB of it are left", l->name, (double)budget / mib, room.what,
                                (double)room.limit / mib, (double)room.left / mib);
-    reason = spdl__os_shared_make(&l->memory, &shared, l->layout.bytes);
-    l->shared = (char *)shared;
+    reason = spdl__os_shared_make(&l->memory, &l->shared, l->layout.bytes);
     if (reason != NULL)
         return spdl__error_set(error, SPDL_E_LIMIT,
                                "spdl: loader '%s': no room: %.1f MiB wanted, %s is %.1f MiB, %.1f "
@@ -22872,6 +22841,7 @@ SPDL__COLD void spdl__loader_serve(spdl_loader *l, const spdl_loader_desc *desc,
                                    const spdl_stage *rows, size_t count, const char *value) {
     spdl__shared_head *head;
     spdl__hello hello;
+    uint64_t bytes;
     char *name;
     memset(&hello, 0, sizeof(hello));
     l->line = (spdl__os_file)strtol(value, &name, 10);
@@ -22884,9 +22854,10 @@ SPDL__COLD void spdl__loader_serve(spdl_loader *l, const spdl_loader_desc *desc,
         return;
     }
     spdl__os_inherited(SPDL__LOADER_VARIABLE, l->line, l->memory);
-    l->shared = (char *)spdl__os_shared_map(l->memory, spdl__os_shared_bytes(l->memory));
+    (void)spdl__os_file_length(l->memory, &bytes);
+    l->shared = spdl__os_shared_map(l->memory, bytes);
     head = spdl__loader_head(l);
-    if (head == NULL || spdl__os_shared_bytes(l->memory) < sizeof(*head) ||
+    if (head == NULL || bytes < sizeof(*head) ||
         head->magic != SPDL__LOADER_MAGIC || head->hash != spdl__loader_hash())
         (void)snprintf(hello.reason, sizeof(hello.reason), "it was built with another spdl.h");
     else if (memcmp(&head->layout, &l->layout, sizeof(l->layout)) != 0 ||
@@ -23000,10 +22971,11 @@ SPDL_API void spdl_loader_close(spdl_loader *l) {
 #if SPDL__OS_PROCESSES
 /* The memory that the supervisor has sent: sizes are looked at before anything else is. */
 SPDL__COLD const char *spdl__loader_join(spdl_loader *l) {
-    const uint64_t bytes = spdl__os_shared_bytes(l->memory);
     const spdl__shared_head *head;
+    uint64_t bytes;
+    (void)spdl__os_file_length(l->memory, &bytes);
     if (bytes < sizeof(*head)) return "its memory is too small";
-    l->shared = (char *)spdl__os_shared_map(l->memory, bytes);
+    l->shared = spdl__os_shared_map(l->memory, bytes);
     l->layout.bytes = bytes; /* for the release */
     head = spdl__loader_head(l);
     if (head == NULL) return "there is no address space for its memory";
