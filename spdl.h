@@ -5102,9 +5102,9 @@ SPDL__PRIVATE uint32_t *spdl__os_mark_make(void) {
 }
 
 /* os_file_map to write as well, of any file. */
-SPDL__PRIVATE char *spdl__os_shared_map(spdl__os_file file, uint64_t bytes) {
+SPDL__PRIVATE void *spdl__os_shared_map(spdl__os_file file, uint64_t bytes) {
     void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, (int)file, 0);
-    return memory != MAP_FAILED ? (char *)memory : NULL;
+    return memory != MAP_FAILED ? memory : NULL;
 }
 
 /* A file that has no name, and whose size can be sealed. */
@@ -5117,7 +5117,7 @@ SPDL__PRIVATE const char *spdl__os_memory_file(spdl__os_file *file) {
 /* Memory without a name, of a size that nobody can change, and with all of its pages: none can be
    missing later. Huge pages come when a mapping is touched first; fallocate says what is missing
    then, and where there is a signal begins again where it was. */
-SPDL__PRIVATE const char *spdl__os_shared_make(spdl__os_file *file, char **memory, uint64_t bytes) {
+SPDL__PRIVATE const char *spdl__os_shared_make(spdl__os_file *file, void **memory, uint64_t bytes) {
     const long huge = 14, populate_write = 23, add_seals = 1033;
     const int shrink_grow_seal = 1 | 2 | 4;
     const char *reason = spdl__os_memory_file(file);
@@ -20796,7 +20796,6 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
    but spdl_loader_done may come from another one. With SPDL_LOADER_IN_PROCESS the trainer does the
    child's turns itself, while it waits. */
 
-#define SPDL__LOADER_MAGIC 0x4c445053u
 #define SPDL__LOADER_VARIABLE "SPDL_LOADER_SERVES"
 #define SPDL__LOADER_LOOK_NS 100000000u /* a trainer that sleeps looks for the supervisor */
 #define SPDL__LOADER_TURN_NS 50000000u  /* a child whose pipeline has nothing looks for commands:
@@ -20823,27 +20822,8 @@ typedef struct spdl__shared_entry {
 /* The call that a worker is in. */
 typedef struct spdl__shared_note {
     uint32_t stage; /* 1 + row, or 0: in none */
-    uint32_t pad;
     uint64_t item, epoch, since;
 } spdl__shared_note;
-
-/* How a child has ended: by itself, or killed by the supervisor, and why. */
-typedef enum spdl__end_kind {
-    SPDL__END_ITSELF,
-    SPDL__END_HUNG,
-    SPDL__END_LARGE,
-    SPDL__END_NO_FORK
-} spdl__end_kind;
-
-typedef struct spdl__shared_end {
-    int32_t kind, signal, code;
-    uint32_t oom;   /* the system has killed one of the cgroup for want of memory */
-    uint32_t known; /* the only suspect is who did it */
-    uint32_t count; /* of suspects: the calls that were running, the oldest first */
-    uint32_t unsaved; /* it would have been started again, but has no position */
-    spdl_loader_item suspect[SPDL__LOADER_SUSPECTS];
-    char text[64];  /* of SPDL__END_NO_FORK */
-} spdl__shared_end;
 
 typedef struct spdl__shared_child {
     /* written by the child */
@@ -20867,24 +20847,17 @@ typedef struct spdl__shared_child {
     char pad1[SPDL_CACHE_LINE];
     /* written by the supervisor */
     uint32_t quits;
-    uint32_t gone;  /* `end` says how */
+    uint32_t gone;  /* for good */
     uint32_t ends;  /* of its lives, so far */
     int64_t process;
-    spdl__shared_end end; /* of the last one */
-    char pad2[SPDL_CACHE_LINE];
+    spdl_error end; /* how the last one has ended */
 } spdl__shared_child;
 
-typedef struct spdl__shared_array {
-    char name[SPDL_NAME_BYTES];
-    uint32_t kind, ndim;
-    uint64_t itemsize, at;
-    uint64_t shape[SPDL_LOADER_DIMS];
-} spdl__shared_array;
-
-/* The arrays of a slot; written by the call that makes them. */
+/* The arrays of a slot, whose data lie `at`; written by the call that makes them. */
 typedef struct spdl__shared_arrays {
     uint64_t count;
-    spdl__shared_array array[SPDL_LOADER_ARRAYS];
+    uint64_t at[SPDL_LOADER_ARRAYS];
+    spdl_loader_array array[SPDL_LOADER_ARRAYS];
 } spdl__shared_arrays;
 
 /* Sizes and places, each process's own. */
@@ -20904,8 +20877,7 @@ typedef struct spdl__layout {
 
 typedef struct spdl__shared_head {
     /* written by open */
-    uint32_t magic, version;
-    uint64_t hash;
+    uint64_t hash; /* see loader_hash */
     spdl__layout layout;
     uint64_t opened_ns;
     char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
@@ -20915,37 +20887,47 @@ typedef struct spdl__shared_head {
     spdl_loader_item quarantine[SPDL_LOADER_QUARANTINE];
 } spdl__shared_head;
 
-/* A batch in the trainer's hands. The ticket goes to 0 by any thread. */
+/* A batch in the trainer's hands. The ticket in it goes to 0 by any thread. */
 typedef struct spdl__held {
-    uint64_t ticket;
     spdl_loader_batch shown;
     spdl_loader_array array[SPDL_LOADER_ARRAYS];
 } spdl__held;
 
+/* What this process has of each child. */
+typedef struct spdl__lane {
+    /* written by open and attach: where its part of the memory is */
+    spdl__shared_child *shared;
+    spdl__shared_entry *entries;
+    uint64_t mask;
+    spdl__shared_note *notes;
+    uint64_t *words;
+    spdl__shared_arrays *arrays;
+    char *slots;
+    spdl__child *child;  /* with SPDL_LOADER_IN_PROCESS */
+    spdl__os_file trace; /* in the supervisor and the children, or SPDL__NO_FILE */
+    /* written by the trainer */
+    uint64_t at;    /* the next entry */
+    uint32_t ends;  /* of lives, that were logged */
+    uint32_t holds; /* batches of it in our hands; by any thread */
+    bool over;      /* its epoch has ended */
+} spdl__lane;
+
 struct spdl_loader {
     /* written by open and attach */
-    spdl_allocator allocator;
-    spdl_logger logger;
+    spdl_loader_desc desc; /* what it points to, and the rows: in open, and in other processes */
+    const spdl_stage *rows;
+    size_t count;
     char name[SPDL_NAME_BYTES];
-    spdl_loader_start start;
-    bool owner;
     int trainer;
     uint64_t process;
-    uint32_t *mark; /* see os_mark_make */
-    int64_t supervisor;
+    uint32_t *mark;     /* see os_mark_make */
+    int64_t supervisor; /* in the process that has opened it, and not with SPDL_LOADER_IN_PROCESS */
     spdl__os_file memory, line; /* to the supervisor */
     spdl__layout layout;
-    char *shared;
+    spdl__shared_head *head; /* the memory */
     char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
-    spdl__child **child; /* with SPDL_LOADER_IN_PROCESS */
-    spdl__os_file *trace; /* of each child, or NULL */
-    /* written by the trainer: of each child */
-    uint64_t *at;   /* the next entry */
-    bool *over;     /* its epoch has ended */
-    uint32_t *ends; /* of lives, that were logged */
-    uint32_t *holds; /* batches of it in our hands; by any thread */
-    spdl__held *held; /* [child * slots + slot] */
-    /* written by the trainer */
+    spdl__lane lane[SPDL_LOADER_CHILDREN];
+    spdl__held *held; /* [child * slots + slot]; written by the trainer, as what follows */
     int turn, running; /* whose batch comes next; children whose epoch goes on */
     uint64_t number, epoch;
     bool last;      /* no epoch follows */
@@ -20956,35 +20938,35 @@ struct spdl_loader {
     spdl_error error;
 };
 
+/* A slot, as its child sees it. */
+typedef struct spdl__child_slot {
+    void *item; /* what was published and has not come back; NULL when an earlier life did that */
+    bool lent;  /* that. Both: by the main thread */
+    bool used;  /* under the lock, by any thread */
+} spdl__child_slot;
+
+/* What each worker of a child writes, its own. */
+typedef struct spdl__child_worker {
+    uint64_t thread; /* that has `stack` for its faults */
+    char stack[SPDL__OS_STACK_BYTES];
+} spdl__child_worker;
+
 /* One child, or with SPDL_LOADER_IN_PROCESS a part of the trainer. */
 struct spdl__child {
     /* written when it begins */
     spdl_loader *loader;
+    const spdl__lane *lane;
     int number;
     bool alone; /* in a process of its own */
-    bool resumes; /* positions are noted */
     bool continuous;
-    spdl__shared_child *shared;
-    spdl__shared_entry *entries;
-    spdl__shared_note *notes;
-    uint64_t *words;
-    spdl__shared_arrays *arrays;
-    char *slots;
-    size_t block_bytes;
-    spdl_allocator heap;
     spdl_pipeline *pipeline; /* NULL: it could not be made */
     spdl_error failure;
     const spdl_function *fn[SPDL_MAX_STAGES];
     spdl__deal deal;
-    char *stacks; /* for faults, one for each worker */
-    /* written by each worker, its own */
-    uint64_t *thread;
-    /* under the lock, by any thread: slots that are in use */
+    spdl__child_worker *worker; /* if it is alone */
+    spdl__child_slot *slot;
     uint32_t lock;
-    uint8_t *used;
     /* written by the main thread */
-    void **out;     /* [slot] what was published and has not come back; */
-    uint8_t *lent;  /* 1: that; 2: by a life before this one */
     int lendings;
     uint64_t published;
     uint32_t command;
@@ -21035,27 +21017,12 @@ SPDL__COLD bool spdl__layout_plan(spdl__layout *y) {
     return true;
 }
 
-SPDL__PRIVATE spdl__shared_head *spdl__loader_head(const spdl_loader *l) {
-    return (spdl__shared_head *)(void *)l->shared;
+SPDL__PRIVATE spdl__shared_entry *spdl__lane_entry(const spdl__lane *lane, uint64_t n) {
+    return &lane->entries[n & lane->mask];
 }
 
-SPDL__PRIVATE char *spdl__loader_part(const spdl_loader *l, int child) {
-    return l->shared + l->layout.first + (uint64_t)child * l->layout.child_bytes;
-}
-
-SPDL__PRIVATE spdl__shared_child *spdl__loader_child(const spdl_loader *l, int child) {
-    return (spdl__shared_child *)(void *)spdl__loader_part(l, child);
-}
-
-SPDL__PRIVATE spdl__shared_entry *spdl__loader_entry(const spdl_loader *l, int child, uint64_t n) {
-    spdl__shared_entry *entries =
-        (spdl__shared_entry *)(void *)(spdl__loader_part(l, child) + l->layout.entries);
-    return &entries[n & (l->layout.ring - 1)];
-}
-
-SPDL__PRIVATE char *spdl__loader_slot(const spdl_loader *l, int child, int slot) {
-    return l->shared + l->layout.data +
-           ((uint64_t)child * (uint64_t)l->layout.slots + (uint64_t)slot) * l->layout.stride;
+SPDL__PRIVATE spdl__held *spdl__loader_held(const spdl_loader *l, int child, int slot) {
+    return &l->held[child * l->layout.slots + slot];
 }
 
 SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
@@ -21069,34 +21036,37 @@ SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
    the same allocator gives. */
 SPDL__PRIVATE void *spdl__child_alloc(size_t bytes, size_t align, void *user) {
     spdl__child *child = (spdl__child *)user;
-    const int slots = child->loader->layout.slots;
+    const spdl__layout *y = &child->loader->layout;
     int slot = 0;
-    if (bytes != child->block_bytes || align != SPDL_CACHE_LINE)
-        return spdl__alloc(&child->heap, bytes, align);
+    if (bytes != y->head + y->room || align != SPDL_CACHE_LINE)
+        return spdl__alloc(&child->loader->desc.pipeline.allocator, bytes, align);
     spdl__spin_lock(&child->lock);
-    while (slot < slots && child->used[slot]) ++slot;
-    if (slot < slots) child->used[slot] = 1;
+    while (slot < y->slots && child->slot[slot].used) ++slot;
+    if (slot < y->slots) child->slot[slot].used = true;
     spdl__spin_unlock(&child->lock);
-    return slot < slots ? child->slots + (uint64_t)slot * child->loader->layout.stride : NULL;
+    return slot < y->slots ? child->lane->slots + (uint64_t)slot * y->stride : NULL;
 }
 
 /* Where in the slots a pointer is, or SIZE_MAX. */
 SPDL__PRIVATE size_t spdl__child_offset(const spdl__child *child, const void *memory) {
     const spdl__layout *y = &child->loader->layout;
-    const uintptr_t at = (uintptr_t)memory - (uintptr_t)child->slots;
+    const uintptr_t at = (uintptr_t)memory - (uintptr_t)child->lane->slots;
     return at < (uint64_t)y->slots * y->stride ? (size_t)at : SIZE_MAX;
+}
+
+SPDL__PRIVATE void spdl__child_unuse(spdl__child *child, size_t slot) {
+    spdl__spin_lock(&child->lock);
+    child->slot[slot].used = false;
+    spdl__spin_unlock(&child->lock);
 }
 
 SPDL__PRIVATE void spdl__child_free(void *memory, size_t bytes, void *user) {
     spdl__child *child = (spdl__child *)user;
     const size_t at = spdl__child_offset(child, memory);
-    if (at == SIZE_MAX) {
-        spdl__free(&child->heap, memory, bytes);
-        return;
-    }
-    spdl__spin_lock(&child->lock);
-    child->used[at / child->loader->layout.stride] = 0;
-    spdl__spin_unlock(&child->lock);
+    if (at == SIZE_MAX)
+        spdl__free(&child->loader->desc.pipeline.allocator, memory, bytes);
+    else
+        spdl__child_unuse(child, (size_t)(at / child->loader->layout.stride));
 }
 
 /* The allocator for the blocks of a row, if it is the one that makes the batches; *ahead: how many
@@ -21109,7 +21079,7 @@ SPDL__PRIVATE bool spdl__child_makes(spdl__child *child, int row, spdl_allocator
     blocks->free_fn = spdl__child_free;
     blocks->user = child;
     for (slot = 0, *ahead = 0; slot < child->loader->layout.slots; ++slot)
-        *ahead += child->used[slot] == 0;
+        *ahead += !child->slot[slot].used;
     return true;
 }
 
@@ -21118,52 +21088,48 @@ SPDL__PRIVATE spdl__batch *spdl__child_batch(const spdl__child *child, const voi
                                              int *slot) {
     const spdl__layout *y = &child->loader->layout;
     const size_t at = spdl__child_offset(child, item);
-    const bool batches = child->pipeline->node[y->row].row.kind == SPDL_KIND_BATCH;
-    if (at == SIZE_MAX || at % y->stride != (batches ? 0 : y->head)) return NULL;
+    if (at == SIZE_MAX || at % y->stride != (y->item > 0 ? 0 : y->head)) return NULL;
     *slot = (int)(at / y->stride);
-    return (spdl__batch *)(void *)(child->slots + (uint64_t)*slot * y->stride);
+    return (spdl__batch *)(void *)(child->lane->slots + (uint64_t)*slot * y->stride);
 }
 
 SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
-    if (child->lent[slot] == 1) {
-        if (child->pipeline->node[child->loader->layout.row].row.kind == SPDL_KIND_BATCH)
-            spdl_batch_free(child->out[slot]);
-        else
-            spdl_buffer_free(child->out[slot]);
-    } else {
-        spdl__spin_lock(&child->lock);
-        child->used[slot] = 0;
-        spdl__spin_unlock(&child->lock);
-    }
-    child->lent[slot] = 0;
+    spdl__child_slot *s = &child->slot[slot];
+    if (s->item == NULL)
+        spdl__child_unuse(child, (size_t)slot);
+    else if (child->loader->layout.item > 0)
+        spdl_batch_free(s->item);
+    else
+        spdl_buffer_free(s->item);
+    s->lent = false;
+    s->item = NULL;
     --child->lendings;
 }
 
 /* Slots that the trainers are done with are the pipeline's again. */
 SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child) {
     int slot;
-    if (child->lendings == 0) return;
-    for (slot = 0; slot < child->loader->layout.slots; ++slot)
-        if (child->lent[slot] && spdl__load(&child->words[slot]) == 0)
+    for (slot = 0; child->lendings > 0 && slot < child->loader->layout.slots; ++slot)
+        if (child->slot[slot].lent && spdl__load(&child->lane->words[slot]) == 0)
             spdl__child_give_back(child, slot);
 }
 
 /* --- arrays --- */
 
 /* The kind and size of "f4"; false: it is none. */
-SPDL__PRIVATE bool spdl__dtype_parse(const char *dtype, spdl__shared_array *array) {
+SPDL__PRIVATE bool spdl__dtype_parse(const char *dtype, spdl_loader_array *array) {
     char *end;
-    array->kind = (unsigned char)dtype[0];
+    array->kind = dtype[0];
     if (dtype[0] == '\0' || strchr("biufcSUVMm", dtype[0]) == NULL) return false;
     if (dtype[1] < '1' || dtype[1] > '9') return false;
-    array->itemsize = strtoull(dtype + 1, &end, 10);
+    array->itemsize = (size_t)strtoull(dtype + 1, &end, 10);
     return *end == '\0' && array->itemsize <= 1 << 20;
 }
 
 /* Its bytes; SPDL__NEVER: more than there can be. */
-SPDL__PRIVATE uint64_t spdl__shared_array_bytes(const spdl__shared_array *array) {
+SPDL__PRIVATE uint64_t spdl__array_bytes(const spdl_loader_array *array) {
     uint64_t bytes = array->itemsize;
-    uint32_t i;
+    int i;
     for (i = 0; i < array->ndim; ++i) {
         if (array->shape[i] != 0 && bytes > ((uint64_t)1 << 46) / array->shape[i])
             return SPDL__NEVER;
@@ -21180,11 +21146,12 @@ SPDL__PRIVATE void *spdl__array_fail(spdl_task *task, const char *name, const ch
 
 SPDL_API void *spdl_slot_array(spdl_task *task, const char *name, const char *dtype, int ndim,
                                const uint64_t *shape) {
-    spdl__child *child = task->pipeline->child;
+    const spdl__child *child = task->pipeline->child;
+    const uint64_t room = task->node->row.item_bytes;
     char *buffer, text[128];
     spdl__shared_arrays *all;
-    spdl__shared_array *array;
-    uint64_t bytes;
+    spdl_loader_array *array;
+    uint64_t bytes, at, *used; /* 1 + what is used of the buffer; 0: it is a new one */
     if (!spdl__task_allows(task, "spdl_slot_array")) return NULL;
     if (child == NULL || task->node->index != child->loader->layout.row) {
         (void)spdl__task_row_error(task, "spdl_slot_array in a stage that does not make the "
@@ -21196,34 +21163,34 @@ SPDL_API void *spdl_slot_array(spdl_task *task, const char *name, const char *dt
                                 "its name, dtype or shape is NULL");
     buffer = (char *)spdl_buffer(task);
     if (buffer == NULL) return NULL;
-    all = &child->arrays[spdl__child_offset(child, buffer) / child->loader->layout.stride];
-    if (task->holder->range == 0) all->count = 0; /* a new buffer: then it is 1 + what is used */
+    all = &child->lane->arrays[spdl__child_offset(child, buffer) / child->loader->layout.stride];
+    used = &task->holder->range;
+    if (*used == 0) all->count = 0;
     if (all->count == SPDL_LOADER_ARRAYS)
         return spdl__array_fail(task, name, "there are SPDL_LOADER_ARRAYS already");
     array = &all->array[all->count];
     if (ndim < 0 || ndim > SPDL_LOADER_DIMS || !spdl__dtype_parse(dtype, array))
         return spdl__array_fail(task, name, "its dtype is not as \"f4\", or ndim not 0 to 8");
     spdl__name_copy(array->name, name);
-    array->ndim = (uint32_t)ndim;
+    array->ndim = ndim;
     if (ndim > 0) memcpy(array->shape, shape, (size_t)ndim * sizeof(*shape));
-    array->at = task->holder->range > 0 ? (task->holder->range - 1 + 63) / 64 * 64 : 0;
-    bytes = spdl__shared_array_bytes(array);
-    if (bytes > task->node->row.item_bytes || array->at > task->node->row.item_bytes - bytes) {
+    at = all->at[all->count] = *used > 0 ? (*used - 1 + 63) / 64 * 64 : 0;
+    bytes = spdl__array_bytes(array);
+    if (bytes > room || at > room - bytes) {
         (void)snprintf(text, sizeof(text), "it ends at byte %llu of a slot of %llu (.item_bytes)",
-                       bytes == SPDL__NEVER ? (spdl__llu)bytes : (spdl__llu)(array->at + bytes),
-                       (spdl__llu)task->node->row.item_bytes);
+                       (spdl__llu)(bytes == SPDL__NEVER ? bytes : at + bytes), (spdl__llu)room);
         return spdl__array_fail(task, name, text);
     }
     ++all->count;
-    task->holder->range = 1 + array->at + bytes;
-    return buffer + array->at;
+    *used = 1 + at + bytes;
+    return buffer + at;
 }
 
 /* --- a child publishes --- */
 
 /* Its statistics, for whoever looks: by `version` they see whether they have read half of them. */
 SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
-    spdl__shared_child *s = child->shared;
+    spdl__shared_child *s = child->lane->shared;
     const uint64_t version = spdl__load_relaxed(&s->version);
     spdl_stats stats;
     if (child->pipeline == NULL || now < child->stats_ns) return;
@@ -21235,17 +21202,12 @@ SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
     spdl__store(&s->version, (version | 1) + 1);
 }
 
-SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, bool last, int slot,
-                                       uint64_t bytes, uint64_t count) {
-    spdl__shared_child *s = child->shared;
-    spdl__shared_entry *entry =
-        &child->entries[child->published & (child->loader->layout.ring - 1)];
+SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, bool last) {
+    spdl__shared_child *s = child->lane->shared;
+    spdl__shared_entry *entry = spdl__lane_entry(child->lane, child->published);
     entry->result = (int32_t)result;
     entry->last = last;
-    entry->slot = (uint64_t)slot;
-    entry->bytes = bytes;
-    entry->count = count;
-    if (child->resumes && child->pipeline != NULL)
+    if (child->loader->desc.max_restarts > 0 && child->pipeline != NULL)
         (void)spdl_state_save(child->pipeline, entry->after, sizeof(entry->after));
     child->over = last;
     SPDL_TEST_POINT("loader publishes");
@@ -21257,46 +21219,44 @@ SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, b
 
 /* Nothing more comes of this child's pipeline: `error` says why. */
 SPDL__COLD void spdl__child_fail(spdl__child *child, const spdl_error *error) {
-    child->shared->error = *error;
-    spdl__child_publish(child, error->result, true, 0, 0, 0);
+    child->lane->shared->error = *error;
+    spdl__child_publish(child, error->result, true);
 }
 
 SPDL__COLD void spdl__child_misplaced(spdl__child *child, void *item) {
     spdl_pipeline *p = child->pipeline;
-    const spdl__layout *y = &child->loader->layout;
-    spdl_error error;
+    const int row = child->loader->layout.row;
     spdl__item_free(p, item, p->last_item.origin);
-    (void)spdl__error_set(&error, SPDL_E_INVALID,
+    (void)spdl__error_set(&child->lane->shared->error, SPDL_E_INVALID,
                           "spdl: loader '%s': an item does not lie in a slot: rows after stage %d "
                           "'%s', the last one with .item_bytes, may only hand on what it makes",
-                          child->loader->name, y->row, p->node[y->row].name);
-    spdl__child_fail(child, &error);
+                          child->loader->name, row, p->node[row].name);
+    spdl__child_publish(child, SPDL_E_INVALID, true);
 }
 
 /* A batch of the pipeline. */
 SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
-    const spdl__node *node = &child->pipeline->node[child->loader->layout.row];
+    const spdl__layout *y = &child->loader->layout;
+    spdl__shared_entry *entry = spdl__lane_entry(child->lane, child->published);
+    const spdl__batch *batch;
     int slot = 0;
-    spdl__batch *batch = spdl__child_batch(child, item, &slot);
-    uint64_t bytes = node->row.item_bytes, count = 1;
+    batch = spdl__child_batch(child, item, &slot);
     if (batch == NULL) {
         spdl__child_misplaced(child, item);
         return;
     }
-    if (node->row.kind == SPDL_KIND_BATCH) {
-        count = batch->shown.count;
-        bytes *= count;
-        child->arrays[slot].count = 0;
-    } else if (batch->range > 0) {
-        bytes = batch->range - 1;
-    } else {
-        child->arrays[slot].count = 0;
-    }
-    child->out[slot] = item;
-    child->lent[slot] = 1;
+    child->slot[slot].item = item;
+    child->slot[slot].lent = true;
     ++child->lendings;
-    spdl__store_relaxed(&child->words[slot], child->published + 1);
-    spdl__child_publish(child, SPDL_OK, false, slot, bytes, count);
+    spdl__store_relaxed(&child->lane->words[slot], child->published + 1);
+    entry->slot = (uint64_t)slot;
+    entry->count = y->item > 0 ? batch->shown.count : 1;
+    entry->bytes = y->item > 0 ? y->item * entry->count : y->room;
+    if (y->item == 0 && batch->range > 0)
+        entry->bytes = batch->range - 1; /* of its arrays */
+    else
+        child->lane->arrays[slot].count = 0;
+    spdl__child_publish(child, SPDL_OK, false);
 }
 
 /* Whether one more batch may be published: the slots for trainers are not all out, and no trainer
@@ -21306,23 +21266,24 @@ SPDL__PRIVATE bool spdl__child_room(const spdl__child *child) {
     int i;
     if (child->lendings >= y->quota) return false;
     for (i = 0; i < y->trainers; ++i)
-        if (child->published - spdl__load(&child->shared->passed[i]) + 1 >= y->ring) return false;
+        if (child->published - spdl__load(&child->lane->shared->passed[i]) + 1 >= y->ring)
+            return false;
     return true;
 }
 
 /* Takes back what nobody has passed, and starts the pipeline where the command says. */
 SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
-    spdl__shared_child *s = child->shared;
+    spdl__shared_child *s = child->lane->shared;
     const uint64_t from = spdl__load_relaxed(&s->start_at), ring = child->loader->layout.ring;
     spdl__position at = s->start;
     spdl_result result = child->failure.result;
     child->command = command;
     while (child->published > from && child->published - from <= ring) {
-        spdl__shared_entry *entry = &child->entries[--child->published & (ring - 1)];
+        spdl__shared_entry *entry = spdl__lane_entry(child->lane, --child->published);
         const uint64_t slot = entry->slot;
         if (entry->result == SPDL_OK && slot < (uint64_t)child->loader->layout.slots &&
-            spdl__load_relaxed(&child->words[slot]) == child->published + 1)
-            spdl__store_relaxed(&child->words[slot], 0);
+            spdl__load_relaxed(&child->lane->words[slot]) == child->published + 1)
+            spdl__store_relaxed(&child->lane->words[slot], 0);
         spdl__store(&entry->stamp, 0);
     }
     spdl__store(&s->published, child->published);
@@ -21338,7 +21299,7 @@ SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
 
 /* Sleeps until a trainer has done something, or the deadline. */
 SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
-    spdl__shared_child *s = child->shared;
+    spdl__shared_child *s = child->lane->shared;
     const uint32_t word = spdl__load32(&s->emptied.word);
     spdl__add32(&s->emptied.waiters, 1);
     spdl__full_barrier();
@@ -21352,7 +21313,7 @@ SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
 /* What a child does, over and over: obeys, takes slots back, takes a batch and publishes it. It
    comes back when it has published something, or at the deadline. */
 SPDL__PRIVATE void spdl__child_turn(spdl__child *child, uint64_t deadline) {
-    spdl__shared_child *s = child->shared;
+    spdl__shared_child *s = child->lane->shared;
     const uint32_t command = spdl__load32(&s->command); /* pairs with loader_rewind */
     const uint64_t now = spdl_time_ns();
     spdl_result result;
@@ -21375,9 +21336,9 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child, uint64_t deadline) {
     if (result == SPDL_OK)
         spdl__child_batch_out(child, item);
     else if (result == SPDL_END)
-        spdl__child_publish(child, result, !child->continuous, 0, 0, 0);
+        spdl__child_publish(child, result, !child->continuous);
     else if (result == SPDL_CLOSED)
-        spdl__child_publish(child, result, true, 0, 0, 0);
+        spdl__child_publish(child, result, true);
     else
         spdl__child_fail(child, spdl_pipeline_error(child->pipeline));
     if (child->over) spdl__child_stats(child, spdl_time_ns());
@@ -21387,7 +21348,7 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child, uint64_t deadline) {
 
 /* Of a call that has twice been in the last one of its process. */
 SPDL__COLD bool spdl__child_left_out(const spdl__child *child, const spdl_task *task) {
-    const spdl__shared_head *head = spdl__loader_head(child->loader);
+    const spdl__shared_head *head = child->loader->head;
     const uint32_t count = spdl__load32(&head->quarantined);
     uint32_t i;
     for (i = 0; i < count && i < SPDL_LOADER_QUARANTINE; ++i) {
@@ -21402,21 +21363,18 @@ SPDL__COLD bool spdl__child_left_out(const spdl__child *child, const spdl_task *
 /* What rows of a child in its own process call instead of their function. */
 SPDL__PRIVATE spdl_result spdl__child_call(spdl_task *task, void *in, void **out) {
     spdl__child *child = task->pipeline->child;
-    spdl__shared_note *note = &child->notes[task->worker];
+    spdl__shared_note *note = &child->lane->notes[task->worker];
+    spdl__child_worker *worker = &child->worker[task->worker];
     const int row = task->node->index;
     spdl_result result;
-    if (SPDL__UNLIKELY(spdl__load_relaxed32(&spdl__loader_head(child->loader)->quarantined) != 0) &&
+    if (SPDL__UNLIKELY(spdl__load_relaxed32(&child->loader->head->quarantined) != 0) &&
         spdl__child_left_out(child, task))
         return SPDL_SKIP;
-#if SPDL__OS_PROCESSES
-    if (SPDL__UNLIKELY(child->thread[task->worker] != spdl__os_thread_id())) {
-        child->thread[task->worker] = spdl__os_thread_id();
-        if (child->stacks != NULL)
-            (void)spdl__os_faults_note(
-                child->stacks + (size_t)task->worker * SPDL__OS_STACK_BYTES, &child->shared->fault,
-                (uint32_t)task->worker + 1);
+    if (SPDL__UNLIKELY(worker->thread != spdl__os_thread_id())) {
+        worker->thread = spdl__os_thread_id();
+        spdl__os_faults_note(worker->stack, &child->lane->shared->fault,
+                             (uint32_t)task->worker + 1);
     }
-#endif
     spdl__store_relaxed(&note->item, task->sequence);
     spdl__store_relaxed(&note->epoch, spdl_epoch(task));
     spdl__store_relaxed(&note->since, task->since);
@@ -21432,7 +21390,7 @@ static const spdl_function spdl__child_function = { spdl__child_call, "loader", 
 SPDL__PRIVATE void spdl__child_watch(spdl__child *child, spdl_pipeline *p) {
     int i;
     if (child == NULL || !child->alone) return;
-    spdl__store32(&child->shared->unsaved, p->unsaved != NULL);
+    spdl__store32(&child->lane->shared->unsaved, p->unsaved != NULL);
     for (i = 0; i < p->count; ++i) {
         child->fn[i] = p->node[i].row.fn;
         if (spdl__row_calls(&p->node[i].row)) p->node[i].row.fn = &spdl__child_function;
@@ -21450,16 +21408,16 @@ SPDL__COLD void spdl__child_log(spdl_log_level level, const char *text, void *us
 
 /* A child in a process of its own has a file for its trace, which is made one with the others'. */
 SPDL__COLD bool spdl__child_trace(const spdl__child *child, spdl__os_file *file, uint64_t *origin) {
-    if (child == NULL || !child->alone || child->loader->trace == NULL) return false;
-    *file = child->loader->trace[child->number];
-    *origin = spdl__loader_head(child->loader)->opened_ns;
+    if (child == NULL || !child->alone || child->lane->trace == SPDL__NO_FILE) return false;
+    *file = child->lane->trace;
+    *origin = child->loader->head->opened_ns;
     return true;
 }
 
 /* Whether a trainer waits for what its pipeline makes: one of no loader is the trainer itself. */
 SPDL__PRIVATE bool spdl__child_awaited(const spdl__child *child) {
     return child == NULL || !child->alone ||
-           spdl__load_relaxed32(&child->shared->filled.waiters) != 0;
+           spdl__load_relaxed32(&child->lane->shared->filled.waiters) != 0;
 }
 
 /* Whether its pipeline may have a doctor. */
@@ -21468,89 +21426,66 @@ SPDL__COLD bool spdl__child_doctored(const spdl__child *child) {
 }
 
 SPDL__COLD void spdl__child_delete(spdl__child *child) {
-    const spdl_allocator heap = child->heap;
-    const size_t slots = (size_t)child->loader->layout.slots;
+    const spdl_allocator *heap = &child->loader->desc.pipeline.allocator;
+    const spdl__layout *y = &child->loader->layout;
     int slot;
-    for (slot = 0; child->lendings > 0 && slot < (int)slots; ++slot)
-        if (child->lent[slot]) spdl__child_give_back(child, slot);
+    for (slot = 0; child->lendings > 0 && slot < y->slots; ++slot)
+        if (child->slot[slot].lent) spdl__child_give_back(child, slot);
     spdl_pipeline_destroy(child->pipeline);
-    spdl__free(&heap, child->used, slots);
-    spdl__free(&heap, child->lent, slots);
-    spdl__free(&heap, child->out, slots * sizeof(*child->out));
-    spdl__free(&heap, child->thread, (size_t)child->loader->layout.workers * sizeof(uint64_t));
-#if SPDL__OS_PROCESSES
-    spdl__free(&heap, child->stacks,
-               (size_t)child->loader->layout.workers * SPDL__OS_STACK_BYTES);
-#endif
-    spdl__free(&heap, child, sizeof(*child));
+    spdl__free(heap, child->slot, (size_t)y->slots * sizeof(*child->slot));
+    spdl__free(heap, child->worker, (size_t)y->workers * sizeof(*child->worker));
+    spdl__free(heap, child, sizeof(*child));
 }
 
 /* A child without its pipeline; NULL: no memory. */
-SPDL__COLD spdl__child *spdl__child_new(spdl_loader *l, const spdl_loader_desc *desc, int number,
-                                        bool alone) {
-    const size_t slots = (size_t)l->layout.slots;
-    char *part = spdl__loader_part(l, number);
+SPDL__COLD spdl__child *spdl__child_new(spdl_loader *l, int number) {
+    const spdl_allocator *heap = &l->desc.pipeline.allocator;
     spdl__child *child =
-        (spdl__child *)spdl__alloc_zeroed(&l->allocator, 1, sizeof(*child), SPDL_CACHE_LINE);
+        (spdl__child *)spdl__alloc_zeroed(heap, 1, sizeof(*child), SPDL_CACHE_LINE);
     if (child == NULL) return NULL;
     child->loader = l;
+    child->lane = &l->lane[number];
     child->number = number;
-    child->alone = alone;
-    child->resumes = desc->max_restarts > 0;
-    child->heap = l->allocator;
-    child->block_bytes = (size_t)(l->layout.head + l->layout.room);
-    child->shared = (spdl__shared_child *)(void *)part;
-    child->entries = (spdl__shared_entry *)(void *)(part + l->layout.entries);
-    child->notes = (spdl__shared_note *)(void *)(part + l->layout.notes);
-    child->words = (uint64_t *)(void *)(part + l->layout.words);
-    child->arrays = (spdl__shared_arrays *)(void *)(part + l->layout.arrays);
-    child->slots = spdl__loader_slot(l, number, 0);
-    child->used = (uint8_t *)spdl__alloc_zeroed(&child->heap, slots, 1, 1);
-    child->lent = (uint8_t *)spdl__alloc_zeroed(&child->heap, slots, 1, 1);
-    child->out = (void **)spdl__alloc_zeroed(&child->heap, slots, sizeof(*child->out), 8);
-    child->thread = (uint64_t *)spdl__alloc_zeroed(&child->heap, (size_t)l->layout.workers,
-                                                   sizeof(uint64_t), 8);
-#if SPDL__OS_PROCESSES
-    if (alone) {
-        child->stacks = (char *)spdl__alloc_zeroed(&child->heap, (size_t)l->layout.workers,
-                                                   SPDL__OS_STACK_BYTES, SPDL_CACHE_LINE);
+    child->alone = l->desc.start != SPDL_LOADER_IN_PROCESS;
+    child->slot = (spdl__child_slot *)spdl__alloc_zeroed(heap, (size_t)l->layout.slots,
+                                                         sizeof(*child->slot), sizeof(void *));
+    if (child->alone) {
+        child->worker = (spdl__child_worker *)spdl__alloc_zeroed(
+            heap, (size_t)l->layout.workers, sizeof(*child->worker), SPDL_CACHE_LINE);
         spdl__os_faults_watch();
     }
-#endif
-    if (child->used != NULL && child->lent != NULL && child->out != NULL && child->thread != NULL)
-        return child;
+    if (child->slot != NULL && (child->worker != NULL || !child->alone)) return child;
     spdl__child_delete(child);
     return NULL;
 }
 
 /* What a life before this one has left: what was published, and the slots that are not ours. The
    entry of what was published last, or NULL. */
-SPDL__COLD spdl__shared_entry *spdl__child_inherit(spdl__child *child) {
-    spdl__shared_child *s = child->shared;
-    const uint64_t mask = child->loader->layout.ring - 1;
+SPDL__COLD const spdl__shared_entry *spdl__child_inherit(spdl__child *child) {
+    const spdl_loader *l = child->loader;
+    spdl__shared_child *s = child->lane->shared;
     int slot, worker;
     child->published = spdl__load(&s->published);
-    if (child->entries[child->published & mask].stamp == child->published + 1)
+    if (spdl__lane_entry(child->lane, child->published)->stamp == child->published + 1)
         spdl__store(&s->published, ++child->published); /* it was killed before it said so */
-    for (slot = 0; slot < child->loader->layout.slots; ++slot) {
-        const uint64_t word = spdl__load(&child->words[slot]);
-        if (word > child->published) spdl__store_relaxed(&child->words[slot], 0);
+    for (slot = 0; slot < l->layout.slots; ++slot) {
+        const uint64_t word = spdl__load(&child->lane->words[slot]);
+        if (word > child->published) spdl__store_relaxed(&child->lane->words[slot], 0);
         if (word == 0 || word > child->published) continue;
-        child->used[slot] = 1;
-        child->lent[slot] = 2;
+        child->slot[slot].used = child->slot[slot].lent = true;
         ++child->lendings;
     }
-    for (worker = 0; worker < child->loader->layout.workers; ++worker)
-        spdl__store_relaxed32(&child->notes[worker].stage, 0);
+    for (worker = 0; worker < l->layout.workers; ++worker)
+        spdl__store_relaxed32(&child->lane->notes[worker].stage, 0);
     spdl__store_relaxed32(&s->fault, 0);
     spdl__store_relaxed32(&s->emptied.waiters, 0);
     child->command = spdl__load32(&s->ack);
-    return child->published > 0 ? &child->entries[(child->published - 1) & mask] : NULL;
+    return child->published > 0 ? spdl__lane_entry(child->lane, child->published - 1) : NULL;
 }
 
 /* The pipeline goes on after what was published last, or begins where the last command says. */
 SPDL__COLD void spdl__child_go(spdl__child *child, const spdl__shared_entry *last) {
-    const spdl__shared_child *s = child->shared;
+    const spdl__shared_child *s = child->lane->shared;
     const spdl__position start = s->start;
     char text[SPDL_STATE_BYTES];
     const char *const texts[] = { text };
@@ -21566,18 +21501,16 @@ SPDL__COLD void spdl__child_go(spdl__child *child, const spdl__shared_entry *las
 }
 
 /* The pipeline, at the place where it is to go on; if there is none a failure is published. */
-SPDL__COLD void spdl__child_begin(spdl__child *child, const spdl_loader_desc *desc,
-                                  const spdl_stage *rows, size_t count) {
+SPDL__COLD void spdl__child_begin(spdl__child *child) {
 #ifndef SPDL_NO_REPORT
     static const spdl_report_desc silent = { 0, NULL, NULL, false, false, NULL, NULL, 0, true };
 #endif
     spdl_loader *l = child->loader;
-    spdl__shared_child *s = child->shared;
     const spdl__shared_entry *last = spdl__child_inherit(child);
-    spdl_pipeline_desc all = desc->pipeline;
+    spdl_pipeline_desc all = l->desc.pipeline;
     size_t i;
-    if (child->published <= s->start_at) last = NULL; /* of the run before a rewind */
-    for (i = 0; i < count; ++i) child->continuous = child->continuous || rows[i].continuous;
+    if (child->published <= child->lane->shared->start_at) last = NULL; /* before a rewind */
+    for (i = 0; i < l->count; ++i) child->continuous = child->continuous || l->rows[i].continuous;
     child->deal.chunk = l->layout.chunk;
     child->deal.children = l->layout.children > 1 ? (uint64_t)l->layout.children : 0;
     child->deal.child = (uint64_t)child->number;
@@ -21591,7 +21524,7 @@ SPDL__COLD void spdl__child_begin(spdl__child *child, const spdl_loader_desc *de
 #ifndef SPDL_NO_REPORT
     if (child->number > 0) all.report = &silent;
 #endif
-    if (spdl__pipeline_make(&child->pipeline, &all, rows, count, child) == SPDL_OK)
+    if (spdl__pipeline_make(&child->pipeline, &all, l->rows, l->count, child) == SPDL_OK)
         spdl__child_go(child, last);
     if (child->failure.result != SPDL_OK) spdl__child_fail(child, &child->failure);
 }
@@ -21601,7 +21534,7 @@ SPDL__COLD void spdl__child_begin(spdl__child *child, const spdl_loader_desc *de
 /* False: there are none yet. What another process has written is made such that texts can be made
    of it. */
 SPDL__COLD bool spdl__loader_read_stats(const spdl_loader *l, int child, spdl_stats *stats) {
-    const spdl__shared_child *s = spdl__loader_child(l, child);
+    const spdl__shared_child *s = l->lane[child].shared;
     int tries, i;
     for (tries = 0; tries < 1000; ++tries) {
         const uint64_t version = spdl__load(&s->version);
@@ -21623,29 +21556,35 @@ SPDL__COLD bool spdl__loader_read_stats(const spdl_loader *l, int child, spdl_st
 /* Field by field, all of 64 bits. */
 SPDL__COLD void spdl__stats_sum(void *all, const void *more, const spdl__field *field) {
     for (; field->name != NULL; ++field) {
-        uint64_t sum, part;
-        memcpy(&sum, (char *)all + field->at, sizeof(sum));
-        memcpy(&part, (const char *)more + field->at, sizeof(part));
-        sum += part;
+        const uint64_t sum = spdl__field_at(all, field->at) + spdl__field_at(more, field->at);
         memcpy((char *)all + field->at, &sum, sizeof(sum));
     }
 }
 
-/* Means of calls weigh by calls, before and after they are summed up. */
-SPDL__COLD void spdl__stats_weigh(spdl_stats *stats, bool before) {
-    int i, k;
-    for (i = 0; i < stats->stage_count; ++i) {
-        spdl_stage_stats *stage = &stats->stage[i];
-        uint64_t *const means[] = { &stage->p50_ns, &stage->p90_ns, &stage->p99_ns };
-        for (k = 0; k < 3; ++k)
-            *means[k] = before ? *means[k] * stage->tasks : *means[k] / spdl__max(stage->tasks, 1);
+/* Times of calls become means, which weigh by calls. */
+SPDL__COLD void spdl__stats_join_stage(spdl_stage_stats *all, const spdl_stage_stats *more) {
+    static const size_t means[] = {
+        offsetof(spdl_stage_stats, mean_ns), offsetof(spdl_stage_stats, p50_ns),
+        offsetof(spdl_stage_stats, p90_ns), offsetof(spdl_stage_stats, p99_ns)
+    };
+    const spdl_stage_stats was = *all;
+    size_t i;
+    spdl__stats_sum(all, more, spdl__stage_fields);
+    for (i = 0; i < sizeof(means) / sizeof(means[0]); ++i) {
+        const uint64_t mean = (spdl__field_at(&was, means[i]) * was.tasks +
+                               spdl__field_at(more, means[i]) * more->tasks) /
+                              spdl__max(all->tasks, 1);
+        memcpy((char *)all + means[i], &mean, sizeof(mean));
     }
+    all->max_ns = spdl__max(was.max_ns, more->max_ns);
+    all->concurrency += more->concurrency;
+    all->threads += more->threads;
+    all->in_flight += more->in_flight;
 }
 
-SPDL__COLD void spdl__stats_join(spdl_stats *all, spdl_stats *more) {
+SPDL__COLD void spdl__stats_join(spdl_stats *all, const spdl_stats *more) {
     const uint64_t first = all->first_item_ns, others = all->others_cpu_ns;
     int i;
-    spdl__stats_weigh(more, true);
     spdl__stats_sum(all, more, spdl__stats_fields);
     all->first_item_ns = first == 0 || more->first_item_ns == 0
                              ? first + more->first_item_ns
@@ -21653,26 +21592,27 @@ SPDL__COLD void spdl__stats_join(spdl_stats *all, spdl_stats *more) {
     all->others_cpu_ns = spdl__grown(more->process_cpu_ns, others);
     all->workers += more->workers;
     for (i = 0; i < all->stage_count; ++i) {
-        spdl_stage_stats *stage = &all->stage[i];
-        const uint64_t max_ns = spdl__max(stage->max_ns, more->stage[i].max_ns);
-        spdl__stats_sum(stage, &more->stage[i], spdl__stage_fields);
+        spdl__stats_join_stage(&all->stage[i], &more->stage[i]);
         spdl__stats_sum(&all->edge[i], &more->edge[i], spdl__edge_fields);
-        stage->max_ns = max_ns;
-        stage->concurrency += more->stage[i].concurrency;
-        stage->threads += more->stage[i].threads;
-        stage->in_flight += more->stage[i].in_flight;
         all->edge[i].buffer_size += more->edge[i].buffer_size;
         all->edge[i].depth += more->edge[i].depth;
     }
 }
 
-/* What was summed up of `children`: times that pass beside each other become means. */
-SPDL__COLD void spdl__stats_joined(spdl_stats *all, uint64_t children) {
+/* Of child `but`, which are there, and of all others: times that pass beside each other become
+   means. */
+SPDL__COLD void spdl__loader_join_stats(const spdl_loader *l, int but, spdl_stats *all) {
     uint64_t *const times[] = { &all->elapsed_ns, &all->wait_ns, &all->ready_ns, &all->step_ns,
                                 &all->process_ns, &all->trainer_runnable_ns };
+    uint64_t children = 1;
+    spdl_stats more;
     size_t k;
     int i;
-    spdl__stats_weigh(all, false);
+    for (i = 0; i < l->layout.children; ++i)
+        if (i != but && spdl__loader_read_stats(l, i, &more)) {
+            spdl__stats_join(all, &more);
+            ++children;
+        }
     for (k = 0; k < sizeof(times) / sizeof(times[0]); ++k) *times[k] /= children;
     for (i = 0; i < all->stage_count; ++i) {
         spdl_edge_stats *edge = &all->edge[i];
@@ -21686,20 +21626,6 @@ SPDL__COLD void spdl__stats_joined(spdl_stats *all, uint64_t children) {
     spdl__stats_means(all);
 }
 
-/* Of child `but`, which are there, and of all others. */
-SPDL__COLD void spdl__loader_join_stats(const spdl_loader *l, int but, spdl_stats *all) {
-    uint64_t children = 1;
-    spdl_stats more;
-    int i;
-    spdl__stats_weigh(all, true);
-    for (i = 0; i < l->layout.children; ++i)
-        if (i != but && spdl__loader_read_stats(l, i, &more)) {
-            spdl__stats_join(all, &more);
-            ++children;
-        }
-    spdl__stats_joined(all, children);
-}
-
 /* What a report shows. */
 SPDL__COLD void spdl__child_all_stats(const spdl_pipeline *p, spdl_stats *stats) {
     spdl_pipeline_stats(p, stats);
@@ -21708,13 +21634,12 @@ SPDL__COLD void spdl__child_all_stats(const spdl_pipeline *p, spdl_stats *stats)
 }
 
 SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, int child, spdl_stats *stats) {
-    int i = child;
-    if (l->shared == NULL || child < -1 || child >= l->layout.children) return SPDL_E_NOT_FOUND;
-    if (child >= 0) return spdl__loader_read_stats(l, i, stats) ? SPDL_OK : SPDL_E_NOT_FOUND;
-    for (i = 0; i < l->layout.children; ++i)
-        if (spdl__loader_read_stats(l, i, stats)) break;
-    if (i == l->layout.children) return SPDL_E_NOT_FOUND;
-    spdl__loader_join_stats(l, i, stats);
+    const int last = child < 0 ? l->layout.children - 1 : child;
+    int i = child < 0 ? 0 : child;
+    if (l->head == NULL || child < -1 || last >= l->layout.children) return SPDL_E_NOT_FOUND;
+    while (i <= last && !spdl__loader_read_stats(l, i, stats)) ++i;
+    if (i > last) return SPDL_E_NOT_FOUND;
+    if (child < 0) spdl__loader_join_stats(l, i, stats);
     return SPDL_OK;
 }
 
@@ -21723,26 +21648,33 @@ SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, int child, spdl_sta
 #if SPDL__OS_PROCESSES
 /* What the two ends of a line say first. */
 typedef struct spdl__hello {
-    uint32_t magic, trainer;
-    uint64_t hash;
-    char reason[SPDL_TEXT_BYTES / 2]; /* why not, or "" */
+    uint64_t hash; /* see loader_hash */
+    uint32_t trainer;
+    int32_t result; /* SPDL_OK, or what the answer is no for: */
+    char reason[SPDL_TEXT_BYTES / 2];
 } spdl__hello;
+
+/* Calls that ran when a process ended, the oldest first. */
+typedef struct spdl__suspects {
+    int count;
+    bool known; /* the only one is who did it */
+    spdl_loader_item item[SPDL__LOADER_SUSPECTS];
+} spdl__suspects;
+
+enum { SPDL__ENDS, SPDL__MEETING, SPDL__LINES }; /* its files; of each trainer from the last on */
+#define SPDL__FILES (SPDL__LINES + SPDL_LOADER_TRAINERS)
 
 typedef struct spdl__supervisor {
     spdl_loader *l;
-    const spdl_loader_desc *desc;
-    const spdl_stage *rows;
-    size_t count;
     int64_t parent;
-    spdl__os_file ends, meeting; /* see os_ends_open, os_meeting */
-    spdl__os_file line[SPDL_LOADER_TRAINERS];
+    spdl__os_file file[SPDL__FILES]; /* see os_ends_open, os_meeting, loader_launch */
     uint64_t oom_kills;
     uint64_t quits_ns; /* the children have to be gone by then; 0: they run */
     struct {
         int64_t process; /* 0: there is none */
-        spdl__end_kind why;
+        const char *why; /* it was killed by us; or NULL */
         uint64_t published, moved_ns; /* and when it was seen to grow */
-        spdl__shared_end before; /* how the life before ended */
+        spdl__suspects before; /* of the life before */
     } child[SPDL_LOADER_CHILDREN];
 } spdl__supervisor;
 
@@ -21751,27 +21683,25 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int number, int64_t superv
     spdl_loader *l = v->l;
     spdl__child *child;
     int i;
-    (void)spdl__os_file_close(v->ends);
-    (void)spdl__os_file_close(v->meeting);
-    for (i = 0; i < SPDL_LOADER_TRAINERS; ++i) (void)spdl__os_file_close(v->line[i]);
+    for (i = 0; i < SPDL__FILES; ++i) (void)spdl__os_file_close(v->file[i]);
     (void)spdl__os_file_close(l->memory); /* it stays mapped */
-    for (i = 0; l->trace != NULL && i < l->layout.children; ++i)
-        if (i != number) (void)spdl__os_file_close(l->trace[i]);
+    for (i = 0; i < l->layout.children; ++i)
+        if (i != number) (void)spdl__os_file_close(l->lane[i].trace);
     if (!spdl__os_process_begins(supervisor, l->name, false)) spdl__os_process_exit(1);
-    child = spdl__child_new(l, v->desc, number, true);
+    child = spdl__child_new(l, number);
     if (child == NULL) spdl__os_process_exit(1);
     SPDL_TEST_POINT("loader child begins");
-    spdl__child_begin(child, v->desc, v->rows, v->count);
-    while (!spdl__load32(&child->shared->quits))
+    spdl__child_begin(child);
+    while (!spdl__load32(&child->lane->shared->quits))
         spdl__child_turn(child, spdl_time_ns() + SPDL__LOADER_TURN_NS);
     spdl__child_delete(child);
     spdl__os_process_exit(0);
 }
 
 /* Says how a child has ended: after all it has published. */
-SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, int child, const spdl__shared_end *end,
+SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, int child, const spdl_error *end,
                                       bool gone) {
-    spdl__shared_child *s = spdl__loader_child(v->l, child);
+    spdl__shared_child *s = v->l->lane[child].shared;
     s->end = *end;
     spdl__store32(&s->ends, s->ends + 1);
     s->process = 0;
@@ -21781,88 +21711,113 @@ SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, int child, const spdl
 
 SPDL__COLD void spdl__supervisor_start(spdl__supervisor *v, int child) {
     const int64_t self = (int64_t)spdl__os_process_id(NULL);
-    spdl__shared_end end;
+    spdl_error end;
     int64_t process = 0;
     const char *reason = spdl__os_fork(&process);
     if (reason == NULL && process == 0) spdl__child_main(v, child, self);
     v->child[child].process = reason == NULL ? process : 0;
-    v->child[child].why = SPDL__END_ITSELF;
+    v->child[child].why = NULL;
     v->child[child].moved_ns = spdl_time_ns();
-    spdl__loader_child(v->l, child)->process = v->child[child].process;
+    v->l->lane[child].shared->process = v->child[child].process;
     if (reason == NULL) return;
-    memset(&end, 0, sizeof(end));
-    end.kind = SPDL__END_NO_FORK;
-    (void)snprintf(end.text, sizeof(end.text), "%s", reason);
+    (void)spdl__error_set(&end, SPDL_E_PROCESS,
+                          "spdl: loader '%s': child %d could not be started: %.60s", v->l->name,
+                          child, reason);
     spdl__supervisor_gone(v, child, &end, true);
 }
 
-/* The calls that were running, the oldest first; or the one that did it. */
-SPDL__COLD void spdl__supervisor_suspects(const spdl__supervisor *v, int child,
-                                          spdl__shared_end *end) {
-    const spdl_loader *l = v->l;
-    const spdl__shared_note *notes =
-        (const spdl__shared_note *)(void *)(spdl__loader_part(l, child) + l->layout.notes);
-    const uint32_t raised = spdl__load32(&spdl__loader_child(l, child)->fault);
+/* The calls that were running; or the one that did it. */
+SPDL__COLD void spdl__supervisor_suspects(const spdl_loader *l, int child, spdl__suspects *them) {
+    const spdl__shared_note *notes = l->lane[child].notes;
+    const uint32_t raised = spdl__load32(&l->lane[child].shared->fault);
     uint64_t since[SPDL__LOADER_SUSPECTS];
-    uint32_t at;
-    int worker;
-    for (worker = 0; worker < l->layout.workers; ++worker) {
+    int worker, at;
+    memset(them, 0, sizeof(*them));
+    for (worker = 0; worker < l->layout.workers && !them->known; ++worker) {
         const uint32_t stage = spdl__load32(&notes[worker].stage);
         const uint64_t begun = notes[worker].since;
         if (stage == 0 || stage > (uint32_t)l->layout.stages) continue;
-        end->known = raised == (uint32_t)worker + 1;
-        if (end->known) end->count = 0;
-        if (end->count == SPDL__LOADER_SUSPECTS) continue;
-        for (at = end->count++; at > 0 && since[at - 1] > begun; --at) {
+        them->known = raised == (uint32_t)worker + 1;
+        if (them->known) them->count = 0;
+        if (them->count == SPDL__LOADER_SUSPECTS) continue;
+        for (at = them->count++; at > 0 && since[at - 1] > begun; --at) {
             since[at] = since[at - 1];
-            end->suspect[at] = end->suspect[at - 1];
+            them->item[at] = them->item[at - 1];
         }
         since[at] = begun;
-        end->suspect[at].stage = (int)stage - 1;
-        end->suspect[at].item = notes[worker].item;
-        end->suspect[at].epoch = notes[worker].epoch;
-        if (end->known) return;
+        them->item[at].stage = (int)stage - 1;
+        them->item[at].item = notes[worker].item;
+        them->item[at].epoch = notes[worker].epoch;
     }
 }
 
 /* An item that was in the last calls of two lives is left out from now on. */
-SPDL__COLD void spdl__supervisor_leave_out(spdl__supervisor *v, const spdl__shared_end *before,
-                                           const spdl__shared_end *end) {
-    spdl__shared_head *head = spdl__loader_head(v->l);
-    uint32_t i, k;
-    for (i = 0; i < end->count; ++i)
+SPDL__COLD void spdl__supervisor_leave_out(spdl__supervisor *v, const spdl__suspects *before,
+                                           const spdl__suspects *now) {
+    spdl__shared_head *head = v->l->head;
+    int i, k;
+    for (i = 0; i < now->count; ++i)
         for (k = 0; k < before->count; ++k) {
-            const spdl_loader_item *a = &end->suspect[i], *b = &before->suspect[k];
+            const spdl_loader_item *a = &now->item[i], *b = &before->item[k];
             if (a->stage != b->stage || a->item != b->item || a->epoch != b->epoch) continue;
-            if (head->quarantined < SPDL_LOADER_QUARANTINE)
-                head->quarantine[head->quarantined] = *a;
-            if (head->quarantined <= SPDL_LOADER_QUARANTINE)
-                spdl__store32(&head->quarantined, head->quarantined + 1);
+            if (head->quarantined >= SPDL_LOADER_QUARANTINE) return;
+            head->quarantine[head->quarantined] = *a;
+            spdl__store32(&head->quarantined, head->quarantined + 1);
             return;
         }
 }
 
+/* Which calls it was in: the first one is that of the error, too. */
+SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, const spdl__suspects *them,
+                                           spdl__text *t, spdl_error *end) {
+    int i;
+    if (them->count == 0) spdl__text_add(t, ", outside of calls of stages");
+    if (them->count > 0)
+        spdl__text_add(t, them->known || them->count == 1 ? ", in" : "; calls that ran:");
+    for (i = 0; i < them->count; ++i) {
+        const spdl_loader_item *item = &them->item[i];
+        spdl__text_add(t, "%s stage %d '%s', item %llu", i > 0 ? "," : "", item->stage,
+                       l->stage_name[item->stage], (spdl__llu)item->item);
+        if (item->epoch > 0) spdl__text_add(t, " of epoch %llu", (spdl__llu)item->epoch);
+    }
+    if (them->count == 0) return;
+    end->stage = them->item[0].stage;
+    end->item = them->item[0].item;
+    spdl__name_copy(end->stage_name, l->stage_name[end->stage]);
+}
+
 SPDL__COLD void spdl__supervisor_ended(spdl__supervisor *v, int child, spdl__os_end how) {
-    spdl__shared_head *head = spdl__loader_head(v->l);
-    const spdl__shared_child *s = spdl__loader_child(v->l, child);
+    spdl_loader *l = v->l;
     const uint64_t oom_kills = how.signal != 0 ? spdl__os_oom_kills() : v->oom_kills;
-    spdl__shared_end end;
-    bool again;
+    const char *why = v->child[child].why;
+    const bool unsaved =
+        l->desc.max_restarts > 0 && spdl__load32(&l->lane[child].shared->unsaved) != 0;
+    const bool again = !unsaved && l->head->restarts < (uint32_t)l->desc.max_restarts;
+    spdl__suspects suspects;
+    spdl_error end;
+    spdl__text t = spdl__text_start(end.text, sizeof(end.text));
     v->child[child].process = 0;
     if (v->quits_ns != 0) return;
-    memset(&end, 0, sizeof(end));
-    end.kind = (int32_t)v->child[child].why;
-    end.signal = how.signal;
-    end.code = how.code;
-    end.oom = v->child[child].why == SPDL__END_ITSELF && oom_kills != v->oom_kills;
+    spdl__error_clear(&end);
+    end.result = SPDL_E_PROCESS;
+    spdl__text_add(&t, "spdl: loader '%s': child %d ", l->name, child);
+    if (why != NULL)
+        spdl__text_add(&t, "was killed, as it %s", why);
+    else if (how.signal != 0)
+        spdl__text_add(&t, "was killed by %s%s", spdl__os_signal_name(how.signal),
+                       oom_kills != v->oom_kills ? ", the system had no memory left" : "");
+    else
+        spdl__text_add(&t, "has ended with code %d%s", how.code,
+                       how.code == 0 ? ", but not its source" : "");
     v->oom_kills = oom_kills;
-    spdl__supervisor_suspects(v, child, &end);
-    end.unsaved = v->desc->max_restarts > 0 && s->unsaved != 0;
-    again = head->restarts < (uint32_t)v->desc->max_restarts && !end.unsaved;
+    spdl__supervisor_suspects(l, child, &suspects);
+    spdl__supervisor_add_calls(l, &suspects, &t, &end);
+    if (unsaved)
+        spdl__text_add(&t, "; it is not started again, as its table has no position to go on from");
     if (again) {
-        spdl__supervisor_leave_out(v, &v->child[child].before, &end);
-        v->child[child].before = end;
-        spdl__store32(&head->restarts, head->restarts + 1);
+        spdl__supervisor_leave_out(v, &v->child[child].before, &suspects);
+        v->child[child].before = suspects;
+        spdl__store32(&l->head->restarts, l->head->restarts + 1);
     }
     spdl__supervisor_gone(v, child, &end, !again);
     if (again) spdl__supervisor_start(v, child);
@@ -21872,9 +21827,8 @@ SPDL__COLD void spdl__supervisor_ended(spdl__supervisor *v, int child, spdl__os_
    of its slots. */
 SPDL__COLD bool spdl__supervisor_hangs(spdl__supervisor *v, int child, uint64_t now) {
     const spdl__layout *y = &v->l->layout;
-    const spdl__shared_child *s = spdl__loader_child(v->l, child);
-    const uint64_t *words =
-        (const uint64_t *)(void *)(spdl__loader_part(v->l, child) + y->words);
+    const spdl__lane *lane = &v->l->lane[child];
+    const spdl__shared_child *s = lane->shared;
     const uint64_t published = spdl__load(&s->published);
     const bool obeys = spdl__load32(&s->command) == spdl__load32(&s->ack);
     uint64_t since = SPDL__NEVER;
@@ -21887,39 +21841,34 @@ SPDL__COLD bool spdl__supervisor_hangs(spdl__supervisor *v, int child, uint64_t 
         if (waits != 0 && (!obeys || ahead == 0)) since = spdl__min(since, waits);
         if (obeys && ahead + 1 >= y->ring) return false;
     }
-    for (i = 0; i < y->slots; ++i) lent += spdl__load_relaxed(&words[i]) != 0;
+    for (i = 0; i < y->slots; ++i) lent += spdl__load_relaxed(&lane->words[i]) != 0;
     if (since == SPDL__NEVER || (obeys && lent >= y->quota)) return false;
     since = spdl__max(since, v->child[child].moved_ns);
-    return (double)spdl__grown(since, now) > v->desc->hang_timeout * 1e9;
+    return (double)spdl__grown(since, now) > v->l->desc.hang_timeout * 1e9;
 }
 
 /* Looks at children for what they do not tell; when to look again. */
 SPDL__COLD uint64_t spdl__supervisor_watch(spdl__supervisor *v) {
-    const spdl_loader_desc *desc = v->desc;
+    const spdl_loader_desc *desc = &v->l->desc;
     const uint64_t now = spdl_time_ns();
     uint64_t next = SPDL__NEVER;
     int i;
     for (i = 0; i < v->l->layout.children; ++i) {
         const int64_t process = v->child[i].process;
-        spdl__end_kind why = SPDL__END_ITSELF;
-        if (process == 0 || v->child[i].why != SPDL__END_ITSELF) continue;
-        if (desc->hang_timeout > 0 && spdl__supervisor_hangs(v, i, now)) why = SPDL__END_HUNG;
+        const char *why = NULL;
+        if (process == 0 || v->child[i].why != NULL) continue;
+        if (desc->hang_timeout > 0 && spdl__supervisor_hangs(v, i, now))
+            why = "made nothing for hang_timeout";
         if (desc->child_rss_limit > 0 && spdl__os_uses_more(process, desc->child_rss_limit))
-            why = SPDL__END_LARGE;
+            why = "used more memory than child_rss_limit";
         v->child[i].why = why;
-        if (why != SPDL__END_ITSELF) spdl__os_process_kill(process);
+        if (why != NULL) spdl__os_process_kill(process);
     }
     if (desc->child_rss_limit > 0) next = now + SPDL__LOADER_LOOK_NS;
     if (desc->hang_timeout > 0)
         next = spdl__min(next, now + spdl__min((uint64_t)(desc->hang_timeout * 1e9 / 8) + 1000000,
                                                SPDL__LOADER_LOOK_NS));
     return next;
-}
-
-SPDL__COLD int spdl__supervisor_alive(const spdl__supervisor *v) {
-    int i, alive = 0;
-    for (i = 0; i < v->l->layout.children; ++i) alive += v->child[i].process != 0;
-    return alive;
 }
 
 /* Whatever happens, nobody is left. Does not return. */
@@ -21937,7 +21886,7 @@ SPDL__COLD void spdl__supervisor_exit(spdl__supervisor *v) {
 SPDL__COLD const char *spdl__supervisor_copy_trace(const spdl__supervisor *v, int child,
                                                    spdl__os_file file, bool *first) {
     static const char begin[] = "\"traceEvents\":[\n", end[] = "\n]}\n";
-    const spdl__os_file trace = v->l->trace[child];
+    const spdl__os_file trace = v->l->lane[child].trace;
     const char *failure = NULL, *from;
     uint64_t bytes;
     size_t have;
@@ -21968,8 +21917,8 @@ SPDL__COLD void spdl__supervisor_trace(const spdl__supervisor *v, const char *as
     const char *failure;
     bool first = true;
     int i;
-    if (!spdl__path_copy(path, asked, "trace", &v->l->logger)) return;
-    if (v->desc->pipeline.trace == NULL) path[strcspn(path, ",")] = '\0';
+    if (!spdl__path_copy(path, asked, "trace", &v->l->desc.logger)) return;
+    if (v->l->desc.pipeline.trace == NULL) path[strcspn(path, ",")] = '\0';
     failure = spdl__out_claim(&file, to, path);
     if (failure == NULL) failure = spdl__os_file_truncate(file);
     for (i = 0; failure == NULL && i < v->l->layout.children; ++i)
@@ -21981,8 +21930,8 @@ SPDL__COLD void spdl__supervisor_trace(const spdl__supervisor *v, const char *as
 #endif
 
 /* The name of the file if a trace is asked for, or NULL. */
-SPDL__COLD const char *spdl__loader_trace(const spdl_loader_desc *desc) {
-    const char *path = desc->pipeline.trace;
+SPDL__COLD const char *spdl__loader_trace(const spdl_loader *l) {
+    const char *path = l->desc.pipeline.trace;
     if (path == NULL) path = spdl__os_environment("SPDL_TRACE");
     return path != NULL && *path != '\0' ? path : NULL;
 }
@@ -21993,140 +21942,135 @@ SPDL__COLD void spdl__supervisor_quit(spdl__supervisor *v) {
     if (v->quits_ns != 0) return;
     v->quits_ns = spdl_time_ns() + SPDL__LOADER_GRACE_NS;
     for (i = 0; i < v->l->layout.children; ++i) {
-        spdl__shared_child *s = spdl__loader_child(v->l, i);
-        spdl__store32(&s->quits, 1);
-        spdl__os_shared_wake(&s->emptied.word);
+        spdl__store32(&v->l->lane[i].shared->quits, 1);
+        spdl__os_shared_wake(&v->l->lane[i].shared->emptied.word);
     }
+}
+
+/* Who is here, and no if there is a reason. False: nobody is there. */
+SPDL__COLD bool spdl__hello_say(const spdl_loader *l, spdl__os_file line, spdl_result result,
+                                const char *reason, spdl__os_file memory) {
+    spdl__hello hello;
+    memset(&hello, 0, sizeof(hello));
+    hello.hash = spdl__loader_hash();
+    hello.trainer = (uint32_t)l->trainer;
+    hello.result = reason != NULL ? (int32_t)result : SPDL_OK;
+    if (reason != NULL) (void)snprintf(hello.reason, sizeof(hello.reason), "%s", reason);
+    return spdl__os_send(line, &hello, sizeof(hello), memory);
 }
 
 /* A trainer has come. */
 SPDL__COLD void spdl__supervisor_welcome(spdl__supervisor *v) {
     const uint64_t patience = 20000000;
-    const spdl__os_file line = spdl__os_accept(v->meeting);
+    const spdl__os_file line = spdl__os_accept(v->file[SPDL__MEETING]);
+    spdl_result result = SPDL_E_INVALID;
     spdl__hello hello;
-    uint32_t trainer;
+    char text[64];
+    const char *reason = text;
     if (line == SPDL__NO_FILE) return;
     if (spdl__os_receive(line, &hello, sizeof(hello), NULL, spdl_time_ns() + patience) !=
         (int)sizeof(hello)) {
         (void)spdl__os_file_close(line);
         return;
     }
-    trainer = hello.trainer;
-    hello.reason[0] = '\0';
-    if (hello.magic != SPDL__LOADER_MAGIC || hello.hash != spdl__loader_hash())
-        (void)snprintf(hello.reason, sizeof(hello.reason), "it was built with another spdl.h");
-    else if (trainer == 0 || trainer >= (uint32_t)v->l->layout.trainers)
-        (void)snprintf(hello.reason, sizeof(hello.reason), "trainer is %u, must be 1 to %d",
-                       trainer, v->l->layout.trainers - 1);
-    else if (v->line[trainer] != SPDL__NO_FILE || v->quits_ns != 0)
-        (void)snprintf(hello.reason, sizeof(hello.reason), "trainer %u is there already", trainer);
-    if (hello.reason[0] == '\0') v->line[trainer] = line;
-    (void)spdl__os_send(line, &hello, sizeof(hello),
-                        hello.reason[0] == '\0' ? v->l->memory : SPDL__NO_FILE);
-    if (hello.reason[0] != '\0') (void)spdl__os_file_close(line);
+    if (hello.hash != spdl__loader_hash()) {
+        result = SPDL_E_UNSUPPORTED;
+        reason = "it was built with another spdl.h";
+    } else if (hello.trainer == 0 || hello.trainer >= (uint32_t)v->l->layout.trainers) {
+        (void)snprintf(text, sizeof(text), "trainer is %u, must be 1 to %d", hello.trainer,
+                       v->l->layout.trainers - 1);
+    } else if (v->file[SPDL__LINES + hello.trainer] != SPDL__NO_FILE || v->quits_ns != 0) {
+        (void)snprintf(text, sizeof(text), "trainer %u is there already", hello.trainer);
+    } else {
+        reason = NULL;
+        v->file[SPDL__LINES + hello.trainer] = line;
+    }
+    (void)spdl__hello_say(v->l, line, result, reason,
+                          reason == NULL ? v->l->memory : SPDL__NO_FILE);
+    if (reason != NULL) (void)spdl__os_file_close(line);
 }
 
 /* A trainer says that the loader is closed, or it has gone; without the first one there is nothing
    to do. */
 SPDL__COLD void spdl__supervisor_listen(spdl__supervisor *v, int trainer) {
+    spdl__os_file *line = &v->file[SPDL__LINES + trainer];
     char message[16];
     int i;
-    if (v->line[trainer] == SPDL__NO_FILE) return;
-    if (spdl__os_receive(v->line[trainer], message, sizeof(message), NULL, 0) < 0) return;
+    if (*line == SPDL__NO_FILE) return;
+    if (spdl__os_receive(*line, message, sizeof(message), NULL, 0) < 0) return;
     if (trainer == 0) {
         spdl__supervisor_quit(v);
         return;
     }
-    (void)spdl__os_file_close(v->line[trainer]);
-    v->line[trainer] = SPDL__NO_FILE;
-    spdl__store32(&spdl__loader_head(v->l)->left, (uint32_t)trainer + 1);
+    (void)spdl__os_file_close(*line);
+    *line = SPDL__NO_FILE;
+    spdl__store32(&v->l->head->left, (uint32_t)trainer + 1);
     for (i = 0; i < v->l->layout.children; ++i)
-        spdl__os_shared_wake(&spdl__loader_child(v->l, i)->filled.word);
+        spdl__os_shared_wake(&v->l->lane[i].shared->filled.word);
 }
 
 /* What it needs before the first child; a reason why it cannot be. */
 SPDL__COLD const char *spdl__supervisor_open(spdl__supervisor *v) {
     spdl_loader *l = v->l;
-    const int children = l->layout.children;
-    const char *reason = spdl__os_ends_open(&v->ends);
+    const char *reason = spdl__os_ends_open(&v->file[SPDL__ENDS]);
     int i;
     if (reason == NULL && l->layout.trainers > 1)
-        reason = spdl__os_meeting(&v->meeting, l->name, true);
-    if (reason != NULL || spdl__loader_trace(v->desc) == NULL) return reason;
-    l->trace = (spdl__os_file *)spdl__alloc_zeroed(&l->allocator, (size_t)children,
-                                                   sizeof(*l->trace), sizeof(*l->trace));
-    if (l->trace == NULL) return "out of memory";
-    for (i = 0; i < children && reason == NULL; ++i)
-        reason = spdl__os_memory_file(&l->trace[i]);
+        reason = spdl__os_meeting(&v->file[SPDL__MEETING], l->name, true);
+    for (i = 0; i < l->layout.children && reason == NULL && spdl__loader_trace(l) != NULL; ++i)
+        reason = spdl__os_memory_file(&l->lane[i].trace);
     return reason;
 }
 
-/* The supervisor's process: does not return. */
-SPDL__COLD void spdl__supervise(spdl__supervisor *v) {
-    spdl__os_file files[SPDL_LOADER_TRAINERS + 2];
-    bool ready[SPDL_LOADER_TRAINERS + 2];
-    const int children = v->l->layout.children, trainers = v->l->layout.trainers;
-    const char *reason = spdl__supervisor_open(v);
+/* What has happened: ready[i] says whether it has to do with file i. */
+SPDL__COLD void spdl__supervisor_turn(spdl__supervisor *v, const bool *ready) {
     spdl__os_end how;
-    spdl__hello hello;
-    uint64_t next;
     int i;
-    memset(&hello, 0, sizeof(hello));
-    if (reason != NULL) (void)snprintf(hello.reason, sizeof(hello.reason), "%s", reason);
-    v->oom_kills = spdl__os_oom_kills();
-    for (i = 0; i < children && reason == NULL; ++i) spdl__supervisor_start(v, i);
-    if (!spdl__os_send(v->line[0], &hello, sizeof(hello), SPDL__NO_FILE) || reason != NULL)
-        spdl__supervisor_exit(v);
-    for (;;) {
-        next = v->quits_ns != 0 ? v->quits_ns : spdl__supervisor_watch(v);
-        files[0] = v->ends;
-        files[1] = v->meeting;
-        memcpy(files + 2, v->line, (size_t)trainers * sizeof(*files));
-        spdl__os_wait(files, ready, trainers + 2, next);
-        if (ready[0]) spdl__os_ends_read(v->ends);
-        if (spdl__os_parent() != v->parent) spdl__supervisor_exit(v);
-        for (i = 0; i < children; ++i)
-            if (v->child[i].process != 0 &&
-                spdl__os_process_ended(v->child[i].process, false, &how))
-                spdl__supervisor_ended(v, i, how);
-        if (ready[1]) spdl__supervisor_welcome(v);
-        for (i = 0; i < trainers; ++i)
-            if (ready[2 + i]) spdl__supervisor_listen(v, i);
-        if (v->quits_ns == 0 || (spdl__supervisor_alive(v) > 0 && spdl_time_ns() < v->quits_ns))
-            continue;
-#ifndef SPDL_NO_REPORT
-        if (v->l->trace != NULL) spdl__supervisor_trace(v, spdl__loader_trace(v->desc));
-#endif
-        spdl__supervisor_exit(v);
-    }
+    if (ready[SPDL__ENDS]) spdl__os_ends_read(v->file[SPDL__ENDS]);
+    if (spdl__os_parent() != v->parent) spdl__supervisor_exit(v);
+    for (i = 0; i < v->l->layout.children; ++i)
+        if (v->child[i].process != 0 && spdl__os_process_ended(v->child[i].process, false, &how))
+            spdl__supervisor_ended(v, i, how);
+    if (ready[SPDL__MEETING]) spdl__supervisor_welcome(v);
+    for (i = 0; i < v->l->layout.trainers; ++i)
+        if (ready[SPDL__LINES + i]) spdl__supervisor_listen(v, i);
 }
 
 /* This process is the supervisor of `l`, and its parent is the trainer. Does not return. */
-SPDL__COLD void spdl__supervisor_main(spdl_loader *l, const spdl_loader_desc *desc,
-                                      const spdl_stage *rows, size_t count, int64_t parent) {
+SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
+    bool ready[SPDL__FILES];
     spdl__supervisor v;
+    const char *reason;
+    bool alive = true;
     int i;
     memset(&v, 0, sizeof(v));
     v.l = l;
-    v.desc = desc;
-    v.rows = rows;
-    v.count = count;
     v.parent = parent;
-    v.ends = v.meeting = SPDL__NO_FILE;
-    for (i = 0; i < SPDL_LOADER_TRAINERS; ++i) v.line[i] = SPDL__NO_FILE;
-    v.line[0] = l->line;
+    for (i = 0; i < SPDL__FILES; ++i) v.file[i] = SPDL__NO_FILE;
+    for (i = 0; i < l->layout.children; ++i) l->lane[i].trace = SPDL__NO_FILE;
+    v.file[SPDL__LINES] = l->line;
     if (!spdl__os_process_begins(parent, "spdl-loader", true)) spdl__os_process_exit(0);
-    spdl__supervise(&v);
+    reason = spdl__supervisor_open(&v);
+    v.oom_kills = spdl__os_oom_kills();
+    for (i = 0; i < l->layout.children && reason == NULL; ++i) spdl__supervisor_start(&v, i);
+    if (!spdl__hello_say(l, l->line, SPDL_E_PROCESS, reason, SPDL__NO_FILE) || reason != NULL)
+        spdl__supervisor_exit(&v);
+    while (v.quits_ns == 0 || (alive && spdl_time_ns() < v.quits_ns)) {
+        spdl__os_wait(v.file, ready, SPDL__LINES + l->layout.trainers,
+                      v.quits_ns != 0 ? v.quits_ns : spdl__supervisor_watch(&v));
+        spdl__supervisor_turn(&v, ready);
+        for (i = 0, alive = false; i < l->layout.children; ++i)
+            alive = alive || v.child[i].process != 0;
+    }
+#ifndef SPDL_NO_REPORT
+    if (spdl__loader_trace(l) != NULL) spdl__supervisor_trace(&v, spdl__loader_trace(l));
+#endif
+    spdl__supervisor_exit(&v);
 }
 #endif
 
 /* --- the trainer takes --- */
 
-SPDL__PRIVATE uint64_t *spdl__loader_word(const spdl_loader *l, int child, int slot) {
-    return (uint64_t *)(void *)(spdl__loader_part(l, child) + l->layout.words) + slot;
-}
-
-/* What the trainer's calls return from now on. */
+/* What the trainer's calls return from now on, or why it cannot be opened. */
 SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, const char *format,
                                          ...) SPDL__PRINTF(3, 4);
 SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, const char *format,
@@ -22136,20 +22080,25 @@ SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, con
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    (void)spdl__error_set(&l->error, result, "spdl: loader '%s': %s", l->name, text);
-    spdl__log(&l->logger, SPDL_LOG_ERROR, l->error.text);
+    return spdl__error_set(&l->error, result, "spdl: loader '%s': %s", l->name, text);
+}
+
+SPDL__COLD spdl_result spdl__loader_log(const spdl_loader *l, spdl_result result) {
+    spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     return result;
 }
 
 SPDL__COLD spdl_result spdl__loader_torn(spdl_loader *l, int child, const char *what) {
-    return spdl__loader_fail(l, SPDL_E_PROCESS,
-                             "what child %d has published makes no sense: %s; something has "
-                             "overwritten the shared memory", child, what);
+    (void)spdl__loader_fail(l, SPDL_E_PROCESS,
+                            "what child %d has published makes no sense: %s; something has "
+                            "overwritten the shared memory", child, what);
+    return spdl__loader_log(l, SPDL_E_PROCESS);
 }
 
-/* The failure of a child's pipeline, as it was recorded there. */
-SPDL__COLD spdl_result spdl__loader_failed(spdl_loader *l, int child, int32_t result) {
-    l->error = spdl__loader_child(l, child)->error;
+/* A failure, as it was recorded elsewhere. */
+SPDL__COLD spdl_result spdl__loader_failed(spdl_loader *l, int child, const spdl_error *error,
+                                           int32_t result) {
+    l->error = *error;
     l->error.text[SPDL_TEXT_BYTES - 1] = l->error.stage_name[SPDL_NAME_BYTES - 1] = '\0';
     if (l->error.stage < -1 || l->error.stage >= l->layout.stages) l->error.stage = -1;
     if (result >= 0 || (int32_t)l->error.result != result)
@@ -22157,31 +22106,25 @@ SPDL__COLD spdl_result spdl__loader_failed(spdl_loader *l, int child, int32_t re
     return l->error.result;
 }
 
-/* Whether the arrays of a slot lie in it; *batch has them then. */
-SPDL__PRIVATE bool spdl__loader_arrays(const spdl_loader *l, int child, spdl__held *held) {
-    const spdl__shared_arrays *all =
-        (const spdl__shared_arrays *)(void *)(spdl__loader_part(l, child) + l->layout.arrays) +
-        held->shown.slot;
+/* Whether the arrays of a slot lie in it; the batch has them then. */
+SPDL__PRIVATE bool spdl__loader_arrays(const spdl_loader *l, spdl__held *held) {
+    const spdl__shared_arrays *all = &l->lane[held->shown.child].arrays[held->shown.slot];
     const uint64_t count = spdl__load_relaxed(&all->count);
     uint64_t i;
     held->shown.array = held->array;
     held->shown.array_count = (int)count;
     if (count > SPDL_LOADER_ARRAYS) return false;
     for (i = 0; i < count; ++i) {
-        spdl__shared_array from = all->array[i]; /* a copy: it may change while we look */
-        spdl_loader_array *to = &held->array[i];
+        spdl_loader_array *array = &held->array[i];
+        const uint64_t at = spdl__load_relaxed(&all->at[i]);
         uint64_t bytes;
-        if (from.ndim > SPDL_LOADER_DIMS) return false;
-        bytes = spdl__shared_array_bytes(&from);
-        if (bytes > l->layout.room || from.at > l->layout.room - bytes) return false;
-        memcpy(to->name, from.name, sizeof(to->name));
-        to->name[SPDL_NAME_BYTES - 1] = '\0';
-        to->kind = (char)from.kind;
-        to->itemsize = (size_t)from.itemsize;
-        to->ndim = (int)from.ndim;
-        memcpy(to->shape, from.shape, sizeof(to->shape));
-        to->bytes = (size_t)bytes;
-        to->data = (char *)held->shown.data + from.at;
+        *array = all->array[i]; /* a copy: it may change while we look */
+        if (array->ndim < 0 || array->ndim > SPDL_LOADER_DIMS) return false;
+        bytes = spdl__array_bytes(array);
+        if (bytes > l->layout.room || at > l->layout.room - bytes) return false;
+        array->name[SPDL_NAME_BYTES - 1] = '\0';
+        array->bytes = (size_t)bytes;
+        array->data = (char *)held->shown.data + at;
     }
     return true;
 }
@@ -22196,21 +22139,20 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, int child,
     if (slot >= (uint64_t)l->layout.slots || bytes > l->layout.room || count == 0 ||
         (item > 0 ? bytes % item != 0 || bytes / item != count : count != 1))
         return spdl__loader_torn(l, child, "a batch");
-    held = &l->held[child * l->layout.slots + (int)slot];
-    if (spdl__load_relaxed(&held->ticket) != 0)
+    held = spdl__loader_held(l, child, (int)slot);
+    if (spdl__load_relaxed(&held->shown.ticket) != 0)
         return spdl__loader_torn(l, child, "a batch in a slot that we have");
     held->shown.child = child;
     held->shown.slot = (int)slot;
-    held->shown.data = spdl__loader_slot(l, child, (int)slot) + l->layout.head;
+    held->shown.data = l->lane[child].slots + slot * l->layout.stride + l->layout.head;
     held->shown.bytes = (size_t)bytes;
     held->shown.count = (size_t)count;
     held->shown.number = l->number;
     held->shown.epoch = l->epoch;
-    held->shown.ticket = l->at[child] + 1;
     held->shown.loader = l;
-    if (!spdl__loader_arrays(l, child, held)) return spdl__loader_torn(l, child, "arrays");
-    spdl__store_relaxed(&held->ticket, held->shown.ticket);
-    spdl__add32(&l->holds[child], 1);
+    if (!spdl__loader_arrays(l, held)) return spdl__loader_torn(l, child, "arrays");
+    spdl__store_relaxed(&held->shown.ticket, l->lane[child].at + 1);
+    spdl__add32(&l->lane[child].holds, 1);
     ++l->taken;
     *batch = held->shown;
     return SPDL_OK;
@@ -22218,14 +22160,15 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, int child,
 
 /* The entry that comes next of a child was read, and may be written again. */
 SPDL__PRIVATE void spdl__loader_pass(spdl_loader *l, int child) {
-    spdl__shared_child *s = spdl__loader_child(l, child);
-    spdl__store(&s->passed[l->trainer], ++l->at[child]); /* pairs with child_room */
+    spdl__shared_child *s = l->lane[child].shared;
+    spdl__store(&s->passed[l->trainer], ++l->lane[child].at); /* pairs with child_room */
     spdl__shared_notify(&s->emptied);
 }
 
 /* All children have come to the end of an epoch. */
 SPDL__PRIVATE void spdl__loader_next_epoch(spdl_loader *l) {
-    memset(l->over, 0, (size_t)l->layout.children * sizeof(*l->over));
+    int i;
+    for (i = 0; i < l->layout.children; ++i) l->lane[i].over = false;
     l->running = l->layout.children;
     l->turn = 0;
     l->number = 0;
@@ -22236,20 +22179,20 @@ SPDL__PRIVATE void spdl__loader_next_epoch(spdl_loader *l) {
 SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *batch) {
     for (;;) {
         const int child = l->turn;
+        spdl__lane *lane = &l->lane[child];
         const spdl__shared_entry *entry;
         spdl_result result;
-        if (l->running == 0 && l->last) return SPDL_END;
         if (l->running == 0) {
-            spdl__loader_next_epoch(l);
+            if (!l->last) spdl__loader_next_epoch(l);
             return SPDL_END;
         }
-        if (l->over[child]) {
+        if (lane->over) {
             l->turn = (child + 1) % l->layout.children;
             continue;
         }
-        entry = spdl__loader_entry(l, child, l->at[child]);
+        entry = spdl__lane_entry(lane, lane->at);
         /* pairs with child_publish: the entry is written, and the batch */
-        if (spdl__load(&entry->stamp) != l->at[child] + 1) return SPDL_EMPTY;
+        if (spdl__load(&entry->stamp) != lane->at + 1) return SPDL_EMPTY;
         result = (spdl_result)entry->result;
         if (result == SPDL_OK) {
             const bool ours = l->number % (uint64_t)l->layout.trainers == (uint64_t)l->trainer;
@@ -22261,12 +22204,13 @@ SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *b
             if (ours) return SPDL_OK;
         } else if (result == SPDL_END) {
             l->last = entry->last != 0;
-            l->over[child] = true;
+            lane->over = true;
             --l->running;
             spdl__loader_pass(l, child);
         } else {
-            return result == SPDL_CLOSED ? SPDL_CLOSED
-                                         : spdl__loader_failed(l, child, entry->result);
+            return result == SPDL_CLOSED
+                       ? SPDL_CLOSED
+                       : spdl__loader_failed(l, child, &lane->shared->error, entry->result);
         }
     }
 }
@@ -22274,99 +22218,53 @@ SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *b
 /* --- the trainer waits --- */
 
 #if SPDL__OS_PROCESSES
-/* How the last life of a child has ended, without the name of the loader. */
-SPDL__COLD void spdl__loader_end_text(const spdl_loader *l, int child, const spdl__shared_end *end,
-                                      char *text, size_t bytes) {
-    spdl__text t = spdl__text_start(text, bytes);
-    uint32_t i, count = (uint32_t)spdl__min(end->count, SPDL__LOADER_SUSPECTS);
-    spdl__text_add(&t, "child %d ", child);
-    if (end->kind == SPDL__END_NO_FORK)
-        spdl__text_add(&t, "could not be started: %.60s", end->text);
-    else if (end->kind == SPDL__END_HUNG)
-        spdl__text_add(&t, "was killed, as it made nothing for hang_timeout");
-    else if (end->kind == SPDL__END_LARGE)
-        spdl__text_add(&t, "was killed, as it used more memory than child_rss_limit");
-    else if (end->signal != 0)
-        spdl__text_add(&t, "was killed by %s%s", spdl__os_signal_name(end->signal),
-                       end->oom ? ", the system had no memory left" : "");
-    else
-        spdl__text_add(&t, "has ended with code %d%s", end->code,
-                       end->code == 0 ? ", but not its source" : "");
-    if (end->kind == SPDL__END_NO_FORK) return;
-    if (count == 0) spdl__text_add(&t, ", outside of calls of stages");
-    if (count > 0) spdl__text_add(&t, end->known || count == 1 ? ", in" : "; calls that ran:");
-    for (i = 0; i < count; ++i) {
-        const int stage = end->suspect[i].stage;
-        spdl__text_add(&t, "%s stage %d '%s', item %llu", i > 0 ? "," : "", stage,
-                       stage >= 0 && stage < l->layout.stages ? l->stage_name[stage] : "?",
-                       (spdl__llu)end->suspect[i].item);
-        if (end->suspect[i].epoch > 0)
-            spdl__text_add(&t, " of epoch %llu", (spdl__llu)end->suspect[i].epoch);
-    }
-    if (end->unsaved)
-        spdl__text_add(&t, "; it is not started again, as its table has no position to go on from");
-}
-
-/* A child has ended for good, and all it has published was taken. */
-SPDL__COLD spdl_result spdl__loader_gone(spdl_loader *l, int child) {
-    const spdl__shared_end end = spdl__loader_child(l, child)->end;
-    const bool known = end.count > 0 && end.suspect[0].stage >= 0 &&
-                       end.suspect[0].stage < l->layout.stages;
-    char text[SPDL_TEXT_BYTES - 80];
-    spdl__loader_end_text(l, child, &end, text, sizeof(text));
-    (void)spdl__loader_fail(l, SPDL_E_PROCESS, "%s", text);
-    if (!known) return SPDL_E_PROCESS;
-    l->error.stage = end.suspect[0].stage;
-    l->error.item = end.suspect[0].item;
-    spdl__name_copy(l->error.stage_name, l->stage_name[l->error.stage]);
-    return SPDL_E_PROCESS;
-}
-
 /* Whether the child was started again: the log says why. */
 SPDL__COLD void spdl__loader_log_ends(spdl_loader *l, int child) {
-    const spdl__shared_child *s = spdl__loader_child(l, child);
-    const spdl__shared_head *head = spdl__loader_head(l);
+    const spdl__shared_child *s = l->lane[child].shared;
     const uint32_t ends = spdl__load32(&s->ends);
-    const spdl__shared_end end = s->end;
-    char text[SPDL_TEXT_BYTES - 80];
-    if (ends == l->ends[child]) return;
-    l->ends[child] = ends;
+    spdl_error end = s->end;
+    if (ends == l->lane[child].ends) return;
+    l->lane[child].ends = ends;
     if (spdl__load32(&s->gone)) return;
-    spdl__loader_end_text(l, child, &end, text, sizeof(text));
-    spdl__logf(&l->logger, SPDL_LOG_WARN,
-               "spdl: loader '%s': %s; started again (%u starts so far, %u items are left out)",
-               l->name, text, head->restarts, head->quarantined);
+    end.text[SPDL_TEXT_BYTES - 1] = '\0';
+    spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
+               "%s; started again (%u starts so far, %u items are left out)", end.text,
+               l->head->restarts, l->head->quarantined);
 }
 
 /* Whether the supervisor is still there, and all trainers are. */
 SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l) {
-    const uint32_t left = spdl__load32(&spdl__loader_head(l)->left);
+    const uint32_t left = spdl__load32(&l->head->left);
     char message[16];
     if (left != 0)
-        return spdl__loader_fail(l, SPDL_E_PROCESS, "trainer %u has gone", left - 1);
-    if (spdl__os_receive(l->line, message, sizeof(message), NULL, 0) != 0) return SPDL_OK;
-    return spdl__loader_fail(l, SPDL_E_PROCESS,
-                             "its supervisor (process %lld) has ended, and the children with it",
-                             (long long)l->supervisor);
+        (void)spdl__loader_fail(l, SPDL_E_PROCESS, "trainer %u has gone", left - 1);
+    else if (spdl__os_receive(l->line, message, sizeof(message), NULL, 0) == 0)
+        (void)spdl__loader_fail(l, SPDL_E_PROCESS,
+                                "its supervisor (process %lld) has ended, and the children with it",
+                                (long long)l->supervisor);
+    else
+        return SPDL_OK;
+    return spdl__loader_log(l, SPDL_E_PROCESS);
 }
 
 /* Sleeps until something has changed at a child, or a while. What it finds out is a failure. */
 SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, int child, uint64_t deadline) {
-    spdl__shared_child *s = spdl__loader_child(l, child);
+    const spdl__lane *lane = &l->lane[child];
+    spdl__shared_child *s = lane->shared;
     const uint64_t until = spdl__min(deadline, spdl_time_ns() + SPDL__LOADER_LOOK_NS);
     const uint32_t word = spdl__load32(&s->filled.word);
-    const uint64_t at = l->at[child];
     bool gone, waits;
     spdl__add32(&s->filled.waiters, 1);
     spdl__full_barrier(); /* pairs with shared_notify */
     gone = spdl__load32(&s->gone) != 0; /* before the stamp: what was published before is seen */
     waits = l->commanded ? spdl__load32(&s->ack) != l->command
-                         : spdl__load(&spdl__loader_entry(l, child, at)->stamp) != at + 1;
+                         : spdl__load(&spdl__lane_entry(lane, lane->at)->stamp) != lane->at + 1;
     SPDL_TEST_POINT("loader trainer about to sleep");
     if (waits && !gone) spdl__os_shared_sleep(&s->filled.word, word, until);
     spdl__sub32(&s->filled.waiters, 1);
     spdl__loader_log_ends(l, child);
-    if (waits && gone) return spdl__loader_gone(l, child);
+    if (waits && gone) /* for good, and all it has published was taken */
+        return spdl__loader_log(l, spdl__loader_failed(l, child, &s->end, SPDL_E_PROCESS));
     return waits && spdl_time_ns() >= until ? spdl__loader_look_around(l) : SPDL_OK;
 }
 #endif
@@ -22374,12 +22272,15 @@ SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, int child, uint64_t
 /* Until something has changed at a child, or the deadline, or a while. */
 SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, int child, uint64_t deadline,
                                             int *round) {
-    if (!l->commanded && spdl__load_relaxed32(&l->holds[child]) >= (uint32_t)l->layout.quota)
-        return spdl__loader_fail(l, SPDL_E_LIMIT,
-                                 "the trainer holds all %d slots of child %d: give batches back, "
-                                 "or raise desc.slots", l->layout.quota, child);
-    if (l->child != NULL) {
-        spdl__child_turn(l->child[child], deadline);
+    spdl__lane *lane = &l->lane[child];
+    if (!l->commanded && spdl__load_relaxed32(&lane->holds) >= (uint32_t)l->layout.quota) {
+        (void)spdl__loader_fail(l, SPDL_E_LIMIT,
+                                "the trainer holds all %d slots of child %d: give batches back, "
+                                "or raise desc.slots", l->layout.quota, child);
+        return spdl__loader_log(l, SPDL_E_LIMIT);
+    }
+    if (lane->child != NULL) {
+        spdl__child_turn(lane->child, deadline);
         return SPDL_OK;
     }
 #if SPDL__OS_PROCESSES
@@ -22394,10 +22295,10 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, int child, uint64_t 
 SPDL__PRIVATE void spdl__loader_waits(spdl_loader *l, int child) {
     if (l->awaited == child) return;
     if (l->awaited > 0)
-        spdl__store_relaxed(&spdl__loader_child(l, l->awaited - 1)->waits[l->trainer], 0);
+        spdl__store_relaxed(&l->lane[l->awaited - 1].shared->waits[l->trainer], 0);
     l->awaited = child;
     if (child > 0)
-        spdl__store_relaxed(&spdl__loader_child(l, child - 1)->waits[l->trainer], spdl_time_ns());
+        spdl__store_relaxed(&l->lane[child - 1].shared->waits[l->trainer], spdl_time_ns());
 }
 
 /* After a rewind whether child after child has obeyed: SPDL_OK, SPDL_TIMEOUT or a failure. */
@@ -22406,8 +22307,8 @@ SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline)
     int i, round = 0;
     if (!l->commanded) return SPDL_OK;
     for (i = 0; i < l->layout.children; ++i) {
-        const spdl__shared_child *s = spdl__loader_child(l, i);
-        while (spdl__load32(&s->ack) != l->command) { /* pairs with child_obey */
+        /* pairs with child_obey */
+        while (spdl__load32(&l->lane[i].shared->ack) != l->command) {
             if (l->error.result != SPDL_OK) return l->error.result;
             if (spdl__late(deadline)) return SPDL_TIMEOUT;
             spdl__loader_waits(l, i + 1);
@@ -22416,9 +22317,10 @@ SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline)
         }
     }
     spdl__loader_waits(l, 0);
-    for (i = 0; i < l->layout.children; ++i)
-        if (spdl__loader_child(l, i)->ack_result != SPDL_OK && result == SPDL_OK)
-            result = spdl__loader_failed(l, i, spdl__loader_child(l, i)->ack_result);
+    for (i = 0; i < l->layout.children && result == SPDL_OK; ++i) {
+        const spdl__shared_child *s = l->lane[i].shared;
+        if (s->ack_result != SPDL_OK) result = spdl__loader_failed(l, i, &s->error, s->ack_result);
+    }
     l->commanded = false;
     return result;
 }
@@ -22465,18 +22367,19 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
 
 SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
     spdl__held *held;
+    spdl__lane *lane;
     if (l == NULL || batch == NULL || batch->loader != l || l->held == NULL || batch->child < 0 ||
         batch->child >= l->layout.children || batch->slot < 0 || batch->slot >= l->layout.slots)
         return SPDL_E_INVALID;
-    held = &l->held[batch->child * l->layout.slots + batch->slot];
-    if (batch->ticket == 0 || spdl__load_relaxed(&held->ticket) != batch->ticket ||
+    held = spdl__loader_held(l, batch->child, batch->slot);
+    lane = &l->lane[batch->child];
+    if (batch->ticket == 0 || spdl__load_relaxed(&held->shown.ticket) != batch->ticket ||
         spdl__loader_forked(l))
         return SPDL_E_INVALID;
-    spdl__store_relaxed(&held->ticket, 0);
-    spdl__sub32(&l->holds[batch->child], 1);
-    /* pairs with child_reclaim: the trainer has read the data */
-    spdl__store(spdl__loader_word(l, batch->child, batch->slot), 0);
-    spdl__shared_notify(&spdl__loader_child(l, batch->child)->emptied);
+    spdl__store_relaxed(&held->shown.ticket, 0);
+    spdl__sub32(&lane->holds, 1);
+    spdl__store(&lane->words[batch->slot], 0); /* pairs with child_reclaim: the data were read */
+    spdl__shared_notify(&lane->shared->emptied);
     return SPDL_OK;
 }
 
@@ -22484,7 +22387,7 @@ SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t time
     spdl_loader *l = (spdl_loader *)loader;
     spdl_loader_batch batch;
     const spdl_result result = spdl_loader_next(l, &batch, timeout_ns);
-    if (result == SPDL_OK) *item = &l->held[batch.child * l->layout.slots + batch.slot].shown;
+    if (result == SPDL_OK) *item = &spdl__loader_held(l, batch.child, batch.slot)->shown;
     return result;
 }
 
@@ -22496,7 +22399,7 @@ SPDL_API void spdl_loader_batch_free(void *batch) {
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
     const uint64_t children = (uint64_t)(l != NULL ? l->layout.children : 1);
     int i;
-    if (l == NULL || l->shared == NULL || l->process != spdl__os_process_id(NULL) ||
+    if (l == NULL || l->head == NULL || l->process != spdl__os_process_id(NULL) ||
         sequence >> (64 - SPDL__SPAN_BITS) != 0)
         return SPDL_E_INVALID;
     if (children > 1 && sequence % (children * l->layout.chunk) != 0) return SPDL_E_INVALID;
@@ -22506,10 +22409,10 @@ SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64
     ++l->command;
     l->commanded = true;
     for (i = 0; i < l->layout.children; ++i) {
-        spdl__shared_child *s = spdl__loader_child(l, i);
+        spdl__shared_child *s = l->lane[i].shared;
         memset(&s->start, 0, sizeof(s->start));
         s->start.source = sequence / children;
-        spdl__store_relaxed(&s->start_at, l->at[i]);
+        spdl__store_relaxed(&s->start_at, l->lane[i].at);
         spdl__store32(&s->command, l->command); /* pairs with child_turn */
         spdl__shared_notify(&s->emptied);
     }
@@ -22522,10 +22425,10 @@ SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) { return &l->error; }
 
 SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
-    const spdl__shared_head *head = spdl__loader_head(l);
+    const spdl__shared_head *head = l->head;
     int i;
     memset(status, 0, sizeof(*status));
-    status->start = l->start;
+    status->start = l->desc.start;
     status->children = l->layout.children;
     status->trainers = l->layout.trainers;
     status->trainer = l->trainer;
@@ -22535,8 +22438,8 @@ SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status)
     status->wait_ns = l->wait_ns;
     if (head == NULL) return;
     for (i = 0; i < l->layout.children; ++i) {
-        status->pid[i] = spdl__loader_child(l, i)->process;
-        status->held += spdl__load_relaxed32(&l->holds[i]);
+        status->pid[i] = l->lane[i].shared->process;
+        status->held += spdl__load_relaxed32(&l->lane[i].holds);
     }
     status->restarts = (int)spdl__min(spdl__load32(&head->restarts), INT32_MAX);
     status->quarantined = (int)spdl__min(spdl__load32(&head->quarantined), INT32_MAX);
@@ -22545,8 +22448,8 @@ SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status)
 
 SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
                                 size_t *slot_bytes) {
-    const bool there = l->shared != NULL;
-    if (base != NULL) *base = there ? l->shared + l->layout.data : NULL;
+    const bool there = l->head != NULL;
+    if (base != NULL) *base = there ? l->lane[0].slots : NULL;
     if (bytes != NULL) *bytes = there ? (size_t)(l->layout.bytes - l->layout.data) : 0;
     if (slot_bytes != NULL) *slot_bytes = (size_t)l->layout.stride;
 }
@@ -22554,11 +22457,12 @@ SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes
 /* --- open and close --- */
 
 /* Whether a doctor is asked for. */
-SPDL__COLD bool spdl__loader_doctored(const spdl_loader_desc *desc) {
-    return desc->pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR") != NULL;
+SPDL__COLD bool spdl__loader_doctored(const spdl_loader *l) {
+    return l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR") != NULL;
 }
 
-SPDL__COLD spdl_result spdl__loader_check(const spdl_loader_desc *desc, spdl_error *error) {
+SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
+    const spdl_loader_desc *desc = &l->desc;
     const struct {
         const char *name;
         int value, most;
@@ -22570,16 +22474,17 @@ SPDL__COLD spdl_result spdl__loader_check(const spdl_loader_desc *desc, spdl_err
     size_t i;
     for (i = 0; i < sizeof(fields) / sizeof(fields[0]); ++i)
         if (fields[i].value < 0 || fields[i].value > fields[i].most)
-            return spdl__error_set(error, SPDL_E_INVALID,
-                                   "spdl: loader: %s is %d, must be 0 to %d", fields[i].name,
-                                   fields[i].value, fields[i].most);
+            return spdl__loader_fail(l, SPDL_E_INVALID, "%s is %d, must be 0 to %d",
+                                     fields[i].name, fields[i].value, fields[i].most);
     if (!(desc->hang_timeout >= 0 && desc->hang_timeout < 1e9))
-        return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: loader: hang_timeout is %g, must be 0 to 1e9",
-                               desc->hang_timeout);
+        return spdl__loader_fail(l, SPDL_E_INVALID, "hang_timeout is %g, must be 0 to 1e9",
+                                 desc->hang_timeout);
     if (desc->pipeline.pool != NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: loader: pipeline.pool is set, but "
-                                                      "threads of this process are in no child");
+        return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.pool is set, but threads of this "
+                                                    "process are in no child");
+    l->layout.children = desc->children > 0 ? desc->children : 1;
+    l->layout.trainers = desc->trainers > 0 ? desc->trainers : 1;
+    l->layout.quota = desc->slots > 0 ? desc->slots : 4;
     return SPDL_OK;
 }
 
@@ -22603,10 +22508,10 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
         if (p->node[i].row.item_bytes > 0) node = &p->node[i];
     }
     if (node == NULL)
-        return spdl__error_set(plan->desc->error, SPDL_E_INVALID,
-                               "spdl: loader '%s': no row says .item_bytes: batches are made in "
-                               "shared memory by SPDL_BATCH(n, .item_bytes = ...), or by a stage "
-                               "that calls spdl_buffer", l->name);
+        return spdl__loader_fail(l, SPDL_E_INVALID,
+                                 "no row says .item_bytes: batches are made in shared memory by "
+                                 "SPDL_BATCH(n, .item_bytes = ...), or by a stage that calls "
+                                 "spdl_buffer");
     y->row = node->index;
     y->stages = p->count;
     y->workers = p->workers;
@@ -22618,198 +22523,209 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
     if (p->doctored) slots += 64; /* of what it keeps, and when the sink is larger */
     y->slots = (int)spdl__min(slots, SPDL__MAX_SPARE);
     if (spdl__layout_plan(y)) return SPDL_OK;
-    return spdl__error_set(plan->desc->error, SPDL_E_LIMIT,
-                           "spdl: loader '%s': %d children with %d slots of %llu bytes are more "
-                           "than there can be", l->name, y->children, y->slots,
-                           (spdl__llu)y->room);
+    return spdl__loader_fail(l, SPDL_E_LIMIT,
+                             "%d children with %d slots of %llu bytes are more than there can be",
+                             y->children, y->slots, (spdl__llu)y->room);
 }
 
-SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l, const spdl_loader_desc *desc,
-                                         const spdl_stage *rows, size_t count, spdl_error *error) {
-    spdl_pipeline_desc known = desc->pipeline;
+SPDL__COLD spdl_result spdl__loader_no_memory(spdl_loader *l) {
+    return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
+}
+
+SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
+    const spdl_allocator *heap = &l->desc.pipeline.allocator;
     spdl__plan plan;
     spdl_pipeline *p;
     spdl_result result;
     memset(&plan, 0, sizeof(plan));
-    known.error = error;
-    plan.desc = &known;
-    plan.rows = rows;
-    plan.count = count > INT16_MAX ? INT16_MAX : (int)count;
+    plan.desc = &l->desc.pipeline;
+    plan.rows = l->rows;
+    plan.count = l->count > INT16_MAX ? INT16_MAX : (int)l->count;
     result = spdl__check_plan(&plan);
     if (result != SPDL_OK) return result;
-    if (rows[0].kind == SPDL_KIND_FEED)
-        return spdl__error_set(error, SPDL_E_UNSUPPORTED,
-                               "spdl: loader '%s': SPDL_FEED: what is pushed in this process is in "
-                               "no child", l->name);
-    p = (spdl_pipeline *)spdl__alloc_zeroed(&l->allocator, 1, sizeof(*p), SPDL_CACHE_LINE);
-    if (p != NULL && !spdl__pipeline_events(p)) {
-        spdl__free(&l->allocator, p, sizeof(*p));
-        p = NULL;
+    if (l->rows[0].kind == SPDL_KIND_FEED)
+        return spdl__loader_fail(l, SPDL_E_UNSUPPORTED,
+                                 "SPDL_FEED: what is pushed in this process is in no child");
+    p = (spdl_pipeline *)spdl__alloc_zeroed(heap, 1, sizeof(*p), SPDL_CACHE_LINE);
+    if (p == NULL || !spdl__pipeline_events(p)) {
+        spdl__free(heap, p, sizeof(*p));
+        return spdl__loader_no_memory(l);
     }
-    result = SPDL_E_NOMEM;
-    if (p != NULL) {
-        p->allocator = l->allocator;
-        p->count = plan.count - 1;
-        p->doctored = l->start == SPDL_LOADER_IN_PROCESS && spdl__loader_doctored(desc);
-        result = spdl__loader_measure(l, p, &plan);
-        spdl__pipeline_release(p);
-    }
-    if (result == SPDL_E_NOMEM)
-        (void)spdl__error_set(error, result, "spdl: loader '%s': out of memory", l->name);
-    return result;
+    p->allocator = *heap;
+    p->count = plan.count - 1;
+    p->doctored = l->desc.start == SPDL_LOADER_IN_PROCESS && spdl__loader_doctored(l);
+    result = spdl__loader_measure(l, p, &plan);
+    spdl__pipeline_release(p);
+    return result == SPDL_E_NOMEM ? spdl__loader_no_memory(l) : result;
 }
 
-/* What the trainer has for each child and slot. */
+/* Where the parts of the memory are, and what the trainer has for each slot. */
 SPDL__COLD bool spdl__loader_build(spdl_loader *l) {
-    const size_t children = (size_t)l->layout.children;
-    const size_t slots = children * (size_t)l->layout.slots;
-    l->at = (uint64_t *)spdl__alloc_zeroed(&l->allocator, children, sizeof(*l->at), 8);
-    l->over = (bool *)spdl__alloc_zeroed(&l->allocator, children, sizeof(*l->over), 8);
-    l->ends = (uint32_t *)spdl__alloc_zeroed(&l->allocator, children, sizeof(*l->ends), 8);
-    l->holds = (uint32_t *)spdl__alloc_zeroed(&l->allocator, children, sizeof(*l->holds), 8);
-    l->held = (spdl__held *)spdl__alloc_zeroed(&l->allocator, slots, sizeof(*l->held), 8);
-    l->running = l->layout.children;
+    const spdl__layout *y = &l->layout;
+    const uint64_t slots = (uint64_t)y->slots;
+    char *memory = (char *)(void *)l->head;
+    int i;
+    for (i = 0; i < y->children; ++i) {
+        char *part = memory + y->first + (uint64_t)i * y->child_bytes;
+        spdl__lane *lane = &l->lane[i];
+        lane->shared = (spdl__shared_child *)(void *)part;
+        lane->entries = (spdl__shared_entry *)(void *)(part + y->entries);
+        lane->mask = y->ring - 1;
+        lane->notes = (spdl__shared_note *)(void *)(part + y->notes);
+        lane->words = (uint64_t *)(void *)(part + y->words);
+        lane->arrays = (spdl__shared_arrays *)(void *)(part + y->arrays);
+        lane->slots = memory + y->data + (uint64_t)i * slots * y->stride;
+    }
+    l->running = y->children;
     l->mark = spdl__os_mark_make();
-    return l->at != NULL && l->over != NULL && l->ends != NULL && l->holds != NULL &&
-           l->held != NULL;
+    l->held = (spdl__held *)spdl__alloc_zeroed(&l->desc.pipeline.allocator,
+                                               (size_t)y->children * (size_t)slots,
+                                               sizeof(*l->held), sizeof(uint64_t));
+    return l->held != NULL;
 }
 
 SPDL__COLD void spdl__loader_fill_head(spdl_loader *l) {
-    spdl__shared_head *head = spdl__loader_head(l);
-    head->magic = SPDL__LOADER_MAGIC;
-    head->version = SPDL_VERSION;
-    head->hash = spdl__loader_hash();
-    head->layout = l->layout;
-    head->opened_ns = spdl_time_ns();
-    memcpy(head->stage_name, l->stage_name, sizeof(head->stage_name));
+    l->head->hash = spdl__loader_hash();
+    l->head->layout = l->layout;
+    l->head->opened_ns = spdl_time_ns();
+    memcpy(l->head->stage_name, l->stage_name, sizeof(l->stage_name));
 }
 
 /* Frees whatever open or attach has made so far. */
 SPDL__COLD void spdl__loader_release(spdl_loader *l) {
-    const spdl_allocator allocator = l->allocator;
-    const size_t children = (size_t)l->layout.children;
-    const size_t slots = children * (size_t)l->layout.slots;
+    const spdl_allocator heap = l->desc.pipeline.allocator;
+    const size_t slots = (size_t)l->layout.children * (size_t)l->layout.slots;
     int i;
-    for (i = 0; l->child != NULL && i < l->layout.children; ++i)
-        if (l->child[i] != NULL) spdl__child_delete(l->child[i]);
-    if (l->start == SPDL_LOADER_IN_PROCESS)
-        spdl__free(&allocator, l->shared, (size_t)l->layout.bytes);
+    for (i = 0; i < l->layout.children; ++i)
+        if (l->lane[i].child != NULL) spdl__child_delete(l->lane[i].child);
+    if (l->desc.start == SPDL_LOADER_IN_PROCESS)
+        spdl__free(&heap, l->head, (size_t)l->layout.bytes);
     else
-        spdl__os_file_unmap((const uint8_t *)l->shared, l->layout.bytes);
+        spdl__os_file_unmap((const uint8_t *)l->head, l->layout.bytes);
     spdl__os_file_unmap((const uint8_t *)l->mark, SPDL__OS_MARK_BYTES);
     (void)spdl__os_file_close(l->memory);
     (void)spdl__os_file_close(l->line);
-    spdl__free(&allocator, l->child, children * sizeof(*l->child));
-    spdl__free(&allocator, l->at, children * sizeof(*l->at));
-    spdl__free(&allocator, l->over, children * sizeof(*l->over));
-    spdl__free(&allocator, l->ends, children * sizeof(*l->ends));
-    spdl__free(&allocator, l->holds, children * sizeof(*l->holds));
-    spdl__free(&allocator, l->held, slots * sizeof(*l->held));
-    spdl__free(&allocator, l, sizeof(*l));
+    spdl__free(&heap, l->held, slots * sizeof(*l->held));
+    spdl__free(&heap, l, sizeof(*l));
 }
 
-SPDL__COLD spdl_loader *spdl__loader_new(const spdl_loader_desc *desc, const char *name) {
-    spdl_loader *l = (spdl_loader *)spdl__alloc_zeroed(&desc->pipeline.allocator, 1, sizeof(*l),
-                                                       sizeof(uint64_t));
-    if (l == NULL) return NULL;
-    l->allocator = desc->pipeline.allocator;
-    l->logger = desc->logger;
+/* A loader with nothing but what the caller wants. */
+SPDL__COLD spdl_result spdl__loader_new(spdl_loader **loader, const spdl_loader_desc *desc,
+                                        const char *name) {
+    spdl_loader_desc known;
+    spdl_error why;
+    spdl_loader *l = NULL;
+    spdl_result result;
+    memset(&known, 0, sizeof(known));
+    if (desc != NULL) known = *desc;
+    spdl__error_clear(known.error);
+    result = spdl__allocator_check(&known.pipeline.allocator, "loader", &why);
+    if (result == SPDL_OK)
+        l = (spdl_loader *)spdl__alloc_zeroed(&known.pipeline.allocator, 1, sizeof(*l),
+                                              sizeof(uint64_t));
+    if (result == SPDL_OK && l == NULL)
+        result = spdl__error_set(&why, SPDL_E_NOMEM, "spdl: loader: out of memory");
+    if (result != SPDL_OK) {
+        spdl__log(&known.logger, SPDL_LOG_ERROR, why.text);
+        if (known.error != NULL) *known.error = why;
+        return result;
+    }
+    l->desc = known;
+    l->desc.pipeline.error = &l->error;
     l->process = spdl__os_process_id(NULL);
     l->memory = l->line = SPDL__NO_FILE;
     spdl__name_copy(l->name, name != NULL ? name : "spdl");
     spdl__error_clear(&l->error);
-    l->start = desc->start;
-    l->layout.children = desc->children > 0 ? desc->children : 1;
-    l->layout.trainers = desc->trainers > 0 ? desc->trainers : 1;
-    l->layout.quota = desc->slots > 0 ? desc->slots : 4;
-    return l;
+    *loader = l;
+    return SPDL_OK;
+}
+
+/* Hands it out, or says why there is none. */
+SPDL__COLD spdl_result spdl__loader_opened(spdl_loader **loader, spdl_loader *l,
+                                           spdl_result result) {
+    if (result == SPDL_OK) {
+        *loader = l;
+        return SPDL_OK;
+    }
+    if (l->desc.error != NULL) *l->desc.error = l->error;
+    (void)spdl__loader_log(l, result);
+    spdl_loader_close(l);
+    return result;
 }
 
 /* No other process: the pipelines are here, and the trainer does the turns of all children. */
-SPDL__COLD spdl_result spdl__loader_inside(spdl_loader *l, const spdl_loader_desc *desc,
-                                           const spdl_stage *rows, size_t count,
-                                           spdl_error *error) {
+SPDL__COLD spdl_result spdl__loader_inside(spdl_loader *l) {
     int i;
     if (l->layout.trainers > 1)
-        return spdl__error_set(error, SPDL_E_UNSUPPORTED,
-                               "spdl: loader '%s': several trainers, but it runs in this process",
-                               l->name);
-    l->shared = (char *)spdl__alloc_zeroed(&l->allocator, 1, (size_t)l->layout.bytes, 4096);
-    l->child = (spdl__child **)spdl__alloc_zeroed(
-        &l->allocator, (size_t)l->layout.children, sizeof(*l->child), sizeof(void *));
-    if (l->shared == NULL || l->child == NULL)
-        return spdl__error_set(error, SPDL_E_NOMEM, "spdl: loader '%s': out of memory", l->name);
+        return spdl__loader_fail(l, SPDL_E_UNSUPPORTED,
+                                 "several trainers, but it runs in this process");
+    l->head = (spdl__shared_head *)spdl__alloc_zeroed(&l->desc.pipeline.allocator, 1,
+                                                      (size_t)l->layout.bytes, 4096);
+    if (l->head == NULL || !spdl__loader_build(l)) return spdl__loader_no_memory(l);
     spdl__loader_fill_head(l);
     for (i = 0; i < l->layout.children; ++i) {
-        l->child[i] = spdl__child_new(l, desc, i, false);
-        if (l->child[i] == NULL)
-            return spdl__error_set(error, SPDL_E_NOMEM, "spdl: loader '%s': out of memory",
-                                   l->name);
-        spdl__child_begin(l->child[i], desc, rows, count);
-        if (l->child[i]->failure.result == SPDL_OK) continue;
-        *error = l->child[i]->failure;
-        return error->result;
+        spdl__child *child = l->lane[i].child = spdl__child_new(l, i);
+        if (child == NULL) return spdl__loader_no_memory(l);
+        spdl__child_begin(child);
+        if (child->failure.result == SPDL_OK) continue;
+        l->error = child->failure;
+        return l->error.result;
     }
-    spdl__logf(&l->logger, SPDL_LOG_INFO, "spdl: loader '%s': its pipelines run in this process",
-               l->name);
+    spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
+               "spdl: loader '%s': its pipelines run in this process", l->name);
     return SPDL_OK;
 }
 
 #if SPDL__OS_PROCESSES
 /* The memory, if there is room for it. */
-SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l, const spdl_loader_desc *desc,
-                                            spdl_error *error) {
+SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     const double mib = 1 << 20;
-    const uint64_t budget = l->layout.bytes + desc->child_rss_limit * (uint64_t)l->layout.children;
+    const spdl__layout *y = &l->layout;
+    const double bytes = (double)y->bytes / mib, slot = (double)y->stride / mib;
+    const uint64_t budget = y->bytes + l->desc.child_rss_limit * (uint64_t)y->children;
     const spdl__os_room room = spdl__os_memory_room();
-    const char *reason;
-    if (desc->arena_bytes > 0 && l->layout.bytes > desc->arena_bytes)
-        return spdl__error_set(error, SPDL_E_LIMIT,
-                               "spdl: loader '%s': no room: %.1f MiB wanted (%d children, %d slots "
-                               "each of %.1f MiB), arena_bytes is %.1f MiB", l->name,
-                               (double)l->layout.bytes / mib, l->layout.children, l->layout.slots,
-                               (double)l->layout.stride / mib, (double)desc->arena_bytes / mib);
-    if (budget > room.left)
-        return spdl__error_set(error, SPDL_E_LIMIT,
-                               "spdl: loader '%s': no room: %.1f MiB wanted, %s is %.1f MiB, %.1f "
-                               "MiB of it are left", l->name, (double)budget / mib, room.what,
-                               (double)room.limit / mib, (double)room.left / mib);
-    reason = spdl__os_shared_make(&l->memory, &l->shared, l->layout.bytes);
+    const double left = (double)room.left / mib;
+    const char *reason = "";
+    void *memory = NULL;
+    if (l->desc.arena_bytes > 0 && y->bytes > l->desc.arena_bytes)
+        return spdl__loader_fail(l, SPDL_E_LIMIT,
+                                 "no room: %.1f MiB wanted (%d children, %d slots each of %.1f "
+                                 "MiB), arena_bytes is %.1f MiB", bytes, y->children, y->slots,
+                                 slot, (double)l->desc.arena_bytes / mib);
+    if (budget <= room.left) reason = spdl__os_shared_make(&l->memory, &memory, y->bytes);
+    l->head = (spdl__shared_head *)memory;
     if (reason != NULL)
-        return spdl__error_set(error, SPDL_E_LIMIT,
-                               "spdl: loader '%s': no room: %.1f MiB wanted, %s is %.1f MiB, %.1f "
-                               "MiB of it are left: %s", l->name, (double)l->layout.bytes / mib,
-                               room.what, (double)room.limit / mib, (double)room.left / mib,
-                               reason);
+        return spdl__loader_fail(l, SPDL_E_LIMIT,
+                                 "no room: %.1f MiB wanted, %s is %.1f MiB, %.1f MiB of it are "
+                                 "left%s%s", *reason ? bytes : (double)budget / mib, room.what,
+                                 (double)room.limit / mib, left, *reason ? ": " : "", reason);
     spdl__loader_fill_head(l);
-    spdl__logf(&l->logger, SPDL_LOG_INFO,
+    spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
                "spdl: loader '%s': %.1f MiB are shared (%d children, %d slots each of %.1f MiB) of "
-               "the %.1f MiB that were left", l->name, (double)l->layout.bytes / mib,
-               l->layout.children, l->layout.slots, (double)l->layout.stride / mib,
-               (double)room.left / mib);
-    return SPDL_OK;
+               "the %.1f MiB that were left", l->name, bytes, y->children, y->slots, slot, left);
+    return spdl__loader_build(l) ? SPDL_OK : spdl__loader_no_memory(l);
 }
 
 /* Waits for what the supervisor says first. */
-SPDL__COLD spdl_result spdl__loader_greet(spdl_loader *l, uint64_t deadline, spdl__os_file *memory,
-                                          spdl_error *error) {
+SPDL__COLD spdl_result spdl__loader_greet(spdl_loader *l, uint64_t patience,
+                                          spdl__os_file *memory) {
     spdl__hello hello;
-    const int got = spdl__os_receive(l->line, &hello, sizeof(hello), memory, deadline);
+    const int got =
+        spdl__os_receive(l->line, &hello, sizeof(hello), memory, spdl_time_ns() + patience);
     if (got != (int)sizeof(hello))
-        return spdl__error_set(error, SPDL_E_PROCESS, "spdl: loader '%s': its supervisor %s",
-                               l->name, got < 0 ? "does not answer" : "has ended at once");
+        return spdl__loader_fail(l, SPDL_E_PROCESS, "its supervisor %s",
+                                 got < 0 ? "does not answer" : "has ended at once");
+    if (hello.result == SPDL_OK) return SPDL_OK;
     hello.reason[sizeof(hello.reason) - 1] = '\0';
-    if (hello.reason[0] == '\0') return SPDL_OK;
-    return spdl__error_set(error, SPDL_E_PROCESS, "spdl: loader '%s': its supervisor: %s", l->name,
-                           hello.reason);
+    return spdl__loader_fail(l, hello.result == SPDL_E_UNSUPPORTED ? SPDL_E_UNSUPPORTED
+                                : hello.result == SPDL_E_INVALID   ? SPDL_E_INVALID
+                                                                   : SPDL_E_PROCESS,
+                             "its supervisor: %s", hello.reason);
 }
 
 /* Starts the supervisor: a copy of this process, or this program once more. */
-SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l, const spdl_loader_desc *desc,
-                                           const spdl_stage *rows, size_t count,
-                                           spdl_error *error) {
+SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
     const uint64_t patience = SPDL_SECONDS(60);
-    const int64_t self = (int64_t)l->process;
     char variable[SPDL_NAME_BYTES + 80];
     spdl__os_file ends[2] = { SPDL__NO_FILE, SPDL__NO_FILE };
     const char *what = "lines", *reason = spdl__os_pair(ends);
@@ -22817,81 +22733,68 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l, const spdl_loader_des
                    (int)l->memory, l->name);
     if (reason == NULL) {
         what = "process";
-        reason = l->start == SPDL_LOADER_EXEC
+        reason = l->desc.start == SPDL_LOADER_EXEC
                      ? spdl__os_run_again(&l->supervisor, variable, ends[1], l->memory)
                      : spdl__os_fork(&l->supervisor);
     }
     if (reason == NULL && l->supervisor == 0) {
         (void)spdl__os_file_close(ends[0]);
         l->line = ends[1];
-        spdl__supervisor_main(l, desc, rows, count, self);
+        spdl__supervisor_main(l, (int64_t)l->process);
     }
     (void)spdl__os_file_close(ends[1]);
     l->line = ends[0];
-    if (reason != NULL) {
-        l->supervisor = 0;
-        return spdl__error_set(error, SPDL_E_PROCESS, "spdl: loader '%s': no %s: %s", l->name, what,
-                               reason);
-    }
-    return spdl__loader_greet(l, spdl_time_ns() + patience, NULL, error);
+    return reason == NULL ? spdl__loader_greet(l, patience, NULL)
+                          : spdl__loader_fail(l, SPDL_E_PROCESS, "no %s: %s", what, reason);
 }
 
 /* The program was run again for a loader. If it is this one the call does not return. */
-SPDL__COLD void spdl__loader_serve(spdl_loader *l, const spdl_loader_desc *desc,
-                                   const spdl_stage *rows, size_t count, const char *value) {
-    spdl__shared_head *head;
-    spdl__hello hello;
+SPDL__COLD void spdl__loader_serve(spdl_loader *l, const char *value) {
+    const spdl__shared_head *head;
+    const char *reason = NULL;
     uint64_t bytes;
     char *name;
-    memset(&hello, 0, sizeof(hello));
     l->line = (spdl__os_file)strtol(value, &name, 10);
     l->memory = (spdl__os_file)strtol(name + (*name == ','), &name, 10);
     if (*name != ',' || strcmp(name + 1, l->name) != 0) {
         l->line = l->memory = SPDL__NO_FILE;
-        (void)spdl__error_set(&l->error, SPDL_E_PROCESS,
-                              "spdl: loader '%s': this process is the supervisor of another one",
-                              l->name);
+        (void)spdl__loader_fail(l, SPDL_E_PROCESS,
+                                "this process is the supervisor of another one");
         return;
     }
     spdl__os_inherited(SPDL__LOADER_VARIABLE, l->line, l->memory);
     (void)spdl__os_file_length(l->memory, &bytes);
-    l->shared = spdl__os_shared_map(l->memory, bytes);
-    head = spdl__loader_head(l);
-    if (head == NULL || bytes < sizeof(*head) ||
-        head->magic != SPDL__LOADER_MAGIC || head->hash != spdl__loader_hash())
-        (void)snprintf(hello.reason, sizeof(hello.reason), "it was built with another spdl.h");
+    head = l->head = (spdl__shared_head *)spdl__os_shared_map(l->memory, bytes);
+    if (head == NULL || bytes < sizeof(*head) || head->hash != spdl__loader_hash())
+        reason = "it was built with another spdl.h";
     else if (memcmp(&head->layout, &l->layout, sizeof(l->layout)) != 0 ||
              memcmp(head->stage_name, l->stage_name, sizeof(l->stage_name)) != 0)
-        (void)snprintf(hello.reason, sizeof(hello.reason), "its main came to other rows");
+        reason = "its main came to other rows";
     else if (spdl__os_threads() > 1)
-        (void)snprintf(hello.reason, sizeof(hello.reason),
-                       "its main has started threads before it came to spdl_loader_open");
-    if (hello.reason[0] == '\0')
-        spdl__supervisor_main(l, desc, rows, count, spdl__os_parent());
-    (void)spdl__os_send(l->line, &hello, sizeof(hello), SPDL__NO_FILE);
+        reason = "its main has started threads before it came to spdl_loader_open";
+    else if (!spdl__loader_build(l))
+        reason = "out of memory";
+    if (reason == NULL) spdl__supervisor_main(l, spdl__os_parent());
+    (void)spdl__hello_say(l, l->line, SPDL_E_PROCESS, reason, SPDL__NO_FILE);
     spdl__os_process_exit(1);
 }
 
-SPDL__COLD spdl_result spdl__loader_outside(spdl_loader *l, const spdl_loader_desc *desc,
-                                            const spdl_stage *rows, size_t count,
-                                            spdl_error *error) {
+SPDL__COLD spdl_result spdl__loader_outside(spdl_loader *l) {
     const char *serves = spdl__os_environment(SPDL__LOADER_VARIABLE);
     spdl_result result;
     if (serves != NULL) {
-        spdl__loader_serve(l, desc, rows, count, serves);
+        spdl__loader_serve(l, serves);
         return SPDL_OK; /* it has a failure, until main comes to the right one */
     }
-    if (l->start == SPDL_LOADER_AUTO && spdl__os_threads() > 1)
-        return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: loader '%s': this process has %llu threads, of which a child "
-                               "would have one: open the loader before they are started, or say "
-                               "start = SPDL_LOADER_FORK if they hold no lock that stages take, or "
-                               "SPDL_LOADER_EXEC", l->name, (spdl__llu)spdl__os_threads());
-    if (l->start == SPDL_LOADER_AUTO) l->start = SPDL_LOADER_FORK;
-    if (!spdl__loader_build(l))
-        return spdl__error_set(error, SPDL_E_NOMEM, "spdl: loader '%s': out of memory", l->name);
-    result = spdl__loader_reserve(l, desc, error);
-    return result == SPDL_OK ? spdl__loader_launch(l, desc, rows, count, error) : result;
+    if (l->desc.start == SPDL_LOADER_AUTO && spdl__os_threads() > 1)
+        return spdl__loader_fail(l, SPDL_E_INVALID,
+                                 "this process has %llu threads, of which a child would have one: "
+                                 "open the loader before they are started, or say start = "
+                                 "SPDL_LOADER_FORK if they hold no lock that stages take, or "
+                                 "SPDL_LOADER_EXEC", (spdl__llu)spdl__os_threads());
+    if (l->desc.start == SPDL_LOADER_AUTO) l->desc.start = SPDL_LOADER_FORK;
+    result = spdl__loader_reserve(l);
+    return result == SPDL_OK ? spdl__loader_launch(l) : result;
 }
 
 /* The supervisor has been told, or never was there: it has some seconds. */
@@ -22901,157 +22804,109 @@ SPDL__COLD void spdl__loader_await_end(spdl_loader *l) {
     char message[16];
     if (l->line != SPDL__NO_FILE) {
         (void)spdl__os_send(l->line, "quit", 4, SPDL__NO_FILE);
-        if (spdl__os_receive(l->line, message, sizeof(message), NULL, spdl_time_ns() + patience) !=
-            0)
+        if (spdl__os_receive(l->line, message, sizeof(message), NULL,
+                             spdl_time_ns() + patience) != 0)
             spdl__os_process_kill(l->supervisor);
     }
     (void)spdl__os_process_ended(l->supervisor, true, &how);
 }
-#endif
 
-/* Whether it may not have other processes, or a doctor asks for it. */
-SPDL__COLD bool spdl__loader_inside_only(const spdl_loader *l, const spdl_loader_desc *desc) {
-    if (!SPDL__OS_PROCESSES) return true;
-    if (l->start == SPDL_LOADER_IN_PROCESS || !spdl__loader_doctored(desc)) return false;
-    if (l->start != SPDL_LOADER_AUTO)
-        spdl__logf(&l->logger, SPDL_LOG_WARN,
-                   "spdl: loader '%s': no doctor in other processes: SPDL_LOADER_IN_PROCESS has "
-                   "one", l->name);
-    return l->start == SPDL_LOADER_AUTO;
-}
-
-SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
-                                      const spdl_stage *stages, size_t stage_count) {
-    spdl_error local, *error = desc != NULL && desc->error != NULL ? desc->error : &local;
-    spdl_loader_desc known;
-    spdl_result result;
-    spdl_loader *l = NULL;
-    if (loader == NULL) return SPDL_E_INVALID;
-    *loader = NULL;
-    memset(&known, 0, sizeof(known));
-    if (desc != NULL) known = *desc;
-    spdl__error_clear(error);
-    result = spdl__loader_check(&known, error);
-    if (result == SPDL_OK) {
-        l = spdl__loader_new(&known, known.name);
-        result = l != NULL ? SPDL_OK
-                           : spdl__error_set(error, SPDL_E_NOMEM, "spdl: loader: out of memory");
-    }
-    if (l != NULL && spdl__loader_inside_only(l, &known)) l->start = SPDL_LOADER_IN_PROCESS;
-    if (result == SPDL_OK) result = spdl__loader_plan(l, &known, stages, stage_count, error);
-    if (result == SPDL_OK) l->owner = true;
-    if (result == SPDL_OK && l->start == SPDL_LOADER_IN_PROCESS) {
-        if (!spdl__loader_build(l))
-            result = spdl__error_set(error, SPDL_E_NOMEM, "spdl: loader: out of memory");
-        else
-            result = spdl__loader_inside(l, &known, stages, stage_count, error);
-    }
-#if SPDL__OS_PROCESSES
-    else if (result == SPDL_OK)
-        result = spdl__loader_outside(l, &known, stages, stage_count, error);
-#endif
-    if (result == SPDL_OK) {
-        *loader = l;
-        return SPDL_OK;
-    }
-    spdl__log(&known.logger, SPDL_LOG_ERROR, error->text);
-    spdl_loader_close(l);
-    return result;
-}
-
-SPDL_API void spdl_loader_close(spdl_loader *l) {
-    if (l == NULL) return;
-    if (l->process != spdl__os_process_id(NULL)) return; /* a fork of the trainer: not ours */
-#if SPDL__OS_PROCESSES
-    if (l->owner && l->supervisor > 0) spdl__loader_await_end(l);
-#endif
-    spdl__loader_release(l);
-}
-
-#if SPDL__OS_PROCESSES
 /* The memory that the supervisor has sent: sizes are looked at before anything else is. */
-SPDL__COLD const char *spdl__loader_join(spdl_loader *l) {
+SPDL__COLD const char *spdl__loader_map(spdl_loader *l) {
     const spdl__shared_head *head;
+    spdl__layout *y = &l->layout;
     uint64_t bytes;
     (void)spdl__os_file_length(l->memory, &bytes);
     if (bytes < sizeof(*head)) return "its memory is too small";
-    l->shared = spdl__os_shared_map(l->memory, bytes);
-    l->layout.bytes = bytes; /* for the release */
-    head = spdl__loader_head(l);
+    head = l->head = (spdl__shared_head *)spdl__os_shared_map(l->memory, bytes);
+    y->bytes = bytes; /* for the release */
     if (head == NULL) return "there is no address space for its memory";
-    spdl__os_shared_fill(l->shared, bytes);
-    if (head->magic != SPDL__LOADER_MAGIC || head->hash != spdl__loader_hash())
-        return "it was built with another spdl.h";
-    l->layout = head->layout;
-    if (l->layout.children < 1 || l->layout.children > SPDL_LOADER_CHILDREN ||
-        l->layout.trainers <= l->trainer || l->layout.trainers > SPDL_LOADER_TRAINERS ||
-        l->layout.chunk < 1 || l->layout.slots < 1 || l->layout.slots > SPDL__MAX_SPARE ||
-        l->layout.quota < 1 ||
-        l->layout.quota > l->layout.slots || l->layout.stages < 1 ||
-        l->layout.stages > SPDL_MAX_STAGES || l->layout.workers < 1 ||
-        l->layout.workers > 1 << 16 || l->layout.room > (uint64_t)1 << 46 ||
-        l->layout.head > 1 << 30 || !spdl__layout_plan(&l->layout) ||
-        memcmp(&l->layout, &head->layout, sizeof(l->layout)) != 0 || l->layout.bytes != bytes) {
-        memset(&l->layout, 0, sizeof(l->layout));
-        l->layout.bytes = bytes;
+    spdl__os_shared_fill(l->head, bytes);
+    if (head->hash != spdl__loader_hash()) return "it was built with another spdl.h";
+    *y = head->layout;
+    if (y->children < 1 || y->children > SPDL_LOADER_CHILDREN || y->trainers <= l->trainer ||
+        y->trainers > SPDL_LOADER_TRAINERS || y->chunk < 1 || y->slots < 1 ||
+        y->slots > SPDL__MAX_SPARE || y->quota < 1 || y->quota > y->slots || y->stages < 1 ||
+        y->stages > SPDL_MAX_STAGES || y->workers < 1 || y->workers > 1 << 16 ||
+        y->room > (uint64_t)1 << 46 || y->head > 1 << 30 || !spdl__layout_plan(y) ||
+        memcmp(y, &head->layout, sizeof(*y)) != 0 || y->bytes != bytes) {
+        memset(y, 0, sizeof(*y));
+        y->bytes = bytes;
         return "its memory makes no sense";
     }
     memcpy(l->stage_name, head->stage_name, sizeof(l->stage_name));
     return spdl__loader_build(l) ? NULL : "out of memory";
 }
+
+SPDL__COLD spdl_result spdl__loader_join(spdl_loader *l) {
+    const char *reason = spdl__os_meeting(&l->line, l->name, false);
+    spdl_result result;
+    if (reason != NULL)
+        return spdl__loader_fail(l, SPDL_E_NOT_FOUND,
+                                 "there is none of this name with several trainers (%s)", reason);
+    (void)spdl__hello_say(l, l->line, SPDL_OK, NULL, SPDL__NO_FILE);
+    result = spdl__loader_greet(l, SPDL__LOADER_GRACE_NS, &l->memory);
+    if (result != SPDL_OK) return result;
+    reason = spdl__loader_map(l);
+    return reason == NULL ? SPDL_OK : spdl__loader_fail(l, SPDL_E_UNSUPPORTED, "%s", reason);
+}
+#else
+SPDL__COLD spdl_result spdl__loader_join(spdl_loader *l) {
+    return spdl__loader_fail(l, SPDL_E_UNSUPPORTED, "no processes share memory here");
+}
+SPDL__COLD spdl_result spdl__loader_outside(spdl_loader *l) { return spdl__loader_join(l); }
+SPDL__COLD void spdl__loader_await_end(spdl_loader *l) { (void)l; }
 #endif
+
+/* Whether it may not have other processes, or a doctor asks for it. */
+SPDL__COLD bool spdl__loader_inside_only(const spdl_loader *l) {
+    const spdl_loader_start start = l->desc.start;
+    if (!SPDL__OS_PROCESSES || start == SPDL_LOADER_IN_PROCESS) return true;
+    if (!spdl__loader_doctored(l)) return false;
+    if (start != SPDL_LOADER_AUTO)
+        spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
+                   "spdl: loader '%s': no doctor in other processes: SPDL_LOADER_IN_PROCESS has "
+                   "one", l->name);
+    return start == SPDL_LOADER_AUTO;
+}
+
+SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
+                                      const spdl_stage *stages, size_t stage_count) {
+    spdl_loader *l;
+    spdl_result result;
+    if (loader == NULL) return SPDL_E_INVALID;
+    *loader = NULL;
+    result = spdl__loader_new(&l, desc, desc != NULL ? desc->name : NULL);
+    if (result != SPDL_OK) return result;
+    l->rows = stages;
+    l->count = stage_count;
+    result = spdl__loader_check(l);
+    if (result == SPDL_OK && spdl__loader_inside_only(l)) l->desc.start = SPDL_LOADER_IN_PROCESS;
+    if (result == SPDL_OK) result = spdl__loader_plan(l);
+    if (result == SPDL_OK)
+        result = l->desc.start == SPDL_LOADER_IN_PROCESS ? spdl__loader_inside(l)
+                                                         : spdl__loader_outside(l);
+    return spdl__loader_opened(loader, l, result);
+}
+
+SPDL_API void spdl_loader_close(spdl_loader *l) {
+    if (l == NULL) return;
+    if (l->process != spdl__os_process_id(NULL)) return; /* a fork of the trainer: not ours */
+    if (l->supervisor > 0) spdl__loader_await_end(l);
+    spdl__loader_release(l);
+}
 
 SPDL_API spdl_result spdl_loader_attach(spdl_loader **loader, const char *name, int trainer,
                                         const spdl_loader_desc *desc) {
-    spdl_error local, *error = desc != NULL && desc->error != NULL ? desc->error : &local;
-    spdl_loader_desc known;
-    spdl_result result = SPDL_E_UNSUPPORTED;
     spdl_loader *l;
+    spdl_result result;
     if (loader == NULL || name == NULL) return SPDL_E_INVALID;
     *loader = NULL;
-    memset(&known, 0, sizeof(known));
-    if (desc != NULL) known = *desc;
-    spdl__error_clear(error);
-    (void)spdl__error_set(error, result, "spdl: loader '%.32s': no processes share memory here",
-                          name);
-    l = spdl__loader_new(&known, name);
-    if (l == NULL) return spdl__error_set(error, SPDL_E_NOMEM, "spdl: loader: out of memory");
-    l->start = SPDL_LOADER_FORK;
+    result = spdl__loader_new(&l, desc, name);
+    if (result != SPDL_OK) return result;
+    l->desc.start = SPDL_LOADER_FORK;
     l->trainer = trainer;
-#if SPDL__OS_PROCESSES
-    {
-        const char *reason = spdl__os_meeting(&l->line, l->name, false);
-        spdl__hello hello;
-        memset(&hello, 0, sizeof(hello));
-        hello.magic = SPDL__LOADER_MAGIC;
-        hello.hash = spdl__loader_hash();
-        hello.trainer = (uint32_t)trainer;
-        result = SPDL_OK;
-        if (reason != NULL) {
-            result = spdl__error_set(error, SPDL_E_NOT_FOUND,
-                                     "spdl: loader '%s': there is none of this name with several "
-                                     "trainers (%s)", l->name, reason);
-        } else {
-            (void)spdl__os_send(l->line, &hello, sizeof(hello), SPDL__NO_FILE);
-            result = spdl__loader_greet(l, spdl_time_ns() + SPDL__LOADER_GRACE_NS, &l->memory,
-                                        error);
-            if (result == SPDL_E_PROCESS && strstr(error->text, "another spdl.h") != NULL)
-                result = error->result = SPDL_E_UNSUPPORTED;
-            else if (result == SPDL_E_PROCESS && strstr(error->text, "trainer ") != NULL)
-                result = error->result = SPDL_E_INVALID;
-        }
-        if (result == SPDL_OK && (reason = spdl__loader_join(l)) != NULL)
-            result = spdl__error_set(error, SPDL_E_UNSUPPORTED, "spdl: loader '%s': %s", l->name,
-                                     reason);
-    }
-#endif
-    if (result == SPDL_OK) {
-        *loader = l;
-        return SPDL_OK;
-    }
-    spdl__log(&l->logger, SPDL_LOG_ERROR, error->text);
-    spdl__loader_release(l);
-    return result;
+    return spdl__loader_opened(loader, l, spdl__loader_join(l));
 }
 
 #ifndef SPDL_NO_NPZ

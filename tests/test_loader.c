@@ -771,7 +771,7 @@ static void a_fork_has_no_loader(void) {
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(50),
                 IN_BATCHES(10), SPDL_SINK(2))) == SPDL_OK);
     REQUIRE(spdl_loader_next(l, &held, SPDL_SECONDS(15)) == SPDL_OK);
-    while (spdl__load(&spdl__loader_entry(l, 0, 1)->stamp) != 2) usleep(100); /* one is ready */
+    while (spdl__load(&spdl__lane_entry(&l->lane[0], 1)->stamp) != 2) usleep(100); /* it is ready */
     child = fork();
     if (child == 0) {
         spdl_loader_batch batch;
@@ -830,6 +830,11 @@ static void *sleeper(void *arg) {
     return NULL;
 }
 
+static void *half_an_allocator(size_t bytes, size_t align, void *user) {
+    (void)align, (void)user;
+    return malloc(bytes);
+}
+
 static void wrong_things_are_refused(void) {
     const spdl_stage good[] = { RECORDS(50),
                                 SPDL_SINK(2) };
@@ -861,6 +866,8 @@ static void wrong_things_are_refused(void) {
     REFUSES(desc.slots = 1 << 20, good, SPDL_E_INVALID, "slots is 1048576");
     REFUSES(desc.hang_timeout = -1, good, SPDL_E_INVALID, "hang_timeout is -1");
     REFUSES(desc.pipeline.pool = pool, good, SPDL_E_INVALID, "pipeline.pool is set");
+    REFUSES(desc.pipeline.allocator.alloc_fn = half_an_allocator, good, SPDL_E_INVALID,
+            "set both functions of the allocator or none");
     REFUSES((void)0, bare, SPDL_E_INVALID, "loader 'wrong': no row says .item_bytes");
     REFUSES((void)0, feed, SPDL_E_UNSUPPORTED, "SPDL_FEED");
     REFUSES((void)0, wrong, SPDL_E_INVALID, "the last row must be SPDL_SINK");
@@ -1115,15 +1122,15 @@ static void a_trainer_that_is_wrong_is_refused(void) {
     CHECK(strstr(error.text, "trainer is 2, must be 1 to 1") != NULL);
     CHECK_EQ(spdl_loader_attach(&more, name, 0, &other), SPDL_E_INVALID);
     /* another build */
-    spdl__loader_head(l)->hash ^= 1;
+    l->head->hash ^= 1;
     CHECK_EQ(spdl_loader_attach(&more, name, 1, &other), SPDL_E_UNSUPPORTED);
     CHECK(strstr(error.text, "was built with another spdl.h") != NULL);
-    spdl__loader_head(l)->hash ^= 1;
+    l->head->hash ^= 1;
     spdl_loader_close(l);
     for (int k = 0; k < 2; ++k) { /* numbers that others are divided by */
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100), SPDL_SINK(2))) == SPDL_OK);
-        if (k == 0) spdl__loader_head(l)->layout.trainers = 0;
-        else spdl__loader_head(l)->layout.chunk = 0;
+        if (k == 0) l->head->layout.trainers = 0;
+        else l->head->layout.chunk = 0;
         CHECK_EQ(spdl_loader_attach(&more, name, 1, &other), SPDL_E_UNSUPPORTED);
         CHECK(strstr(error.text, "its memory makes no sense") != NULL);
         spdl_loader_close(l);
@@ -1170,7 +1177,7 @@ static void scribbles_are_survived(void) {
             const spdl_result result = spdl_loader_next(l, &batch, 2000000);
             if (result == SPDL_OK) (void)spdl_loader_done(l, &batch);
             else if (result != SPDL_TIMEOUT) break;
-            part = spdl__loader_part(l, 0);
+            part = (char *)l->lane[0].shared;
             for (int i = 0; i < 10; ++i) {
                 dice ^= dice << 13, dice ^= dice >> 7, dice ^= dice << 17;
                 memcpy(part + dice % (l->layout.child_bytes / 8) * 8, &dice, 1 + dice % 8);
@@ -1199,15 +1206,14 @@ static void wrong_numbers_are_seen(void) {
         spdl__shared_arrays *all;
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(
                     RECORDS(40), SPDL_PIPE(arrays, .item_bytes = 136), SPDL_SINK(2))) == SPDL_OK);
-        entry = spdl__loader_entry(l, 0, 0);
+        entry = spdl__lane_entry(&l->lane[0], 0);
         while (spdl__load(&entry->stamp) != 1) usleep(100); /* nothing changes it any more */
-        all = (spdl__shared_arrays *)(void *)(spdl__loader_part(l, 0) + l->layout.arrays) +
-              entry->slot;
+        all = &l->lane[0].arrays[entry->slot];
         if (k == 0) entry->slot = (uint64_t)l->layout.slots;
         if (k == 1) entry->bytes = 137;
         if (k == 2) all->count = SPDL_LOADER_ARRAYS + 1;
         if (k == 3) all->array[1].ndim = SPDL_LOADER_DIMS + 1;
-        if (k == 4) all->array[1].at = (uint64_t)1 << 63;
+        if (k == 4) all->at[1] = (uint64_t)1 << 63;
         if (k == 5) all->array[1].shape[0] = (uint64_t)1 << 63;
         if (k == 6) entry->result = -5; /* no such failure is there */
         CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);
@@ -1226,7 +1232,7 @@ static void stats_are_those_of_all_children(void) {
         spdl_loader_desc desc = desc_of(1);
         spdl_stats one, all;
         spdl_loader *l;
-        uint64_t tasks = 0;
+        uint64_t tasks = 0, busy = 0;
         desc.children = 3;
         if (in_process) desc.start = SPDL_LOADER_IN_PROCESS;
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(90),
@@ -1242,10 +1248,12 @@ static void stats_are_those_of_all_children(void) {
         for (int i = 0; i < 3; ++i) {
             CHECK_EQ(spdl_loader_stats(l, i, &one), SPDL_OK);
             tasks += one.stage[1].tasks;
+            busy += one.stage[1].mean_ns * one.stage[1].tasks;
             CHECK_STR(one.stage[1].name, "copied");
         }
         CHECK_EQ(tasks, 90);
         CHECK_EQ(all.stage[1].tasks, 90);
+        CHECK(all.stage[1].mean_ns <= busy / 90 && all.stage[1].mean_ns + 3 >= busy / 90);
         CHECK_EQ(all.stage[2].tasks, 18);
         CHECK_EQ(all.delivered, 18);
         CHECK_EQ(all.stage_count, 3);
@@ -1575,7 +1583,7 @@ static void a_wrong_count_is_seen(void) {
         const spdl_stage one[] = { RECORDS(40), SPDL_SINK(2) };
         const spdl_stage five[] = { RECORDS(40), IN_BATCHES(5), SPDL_SINK(2) };
         REQUIRE(spdl_loader_open(&l, &desc, batches ? five : one, batches ? 3 : 2) == SPDL_OK);
-        entry = spdl__loader_entry(l, 0, 0);
+        entry = spdl__lane_entry(&l->lane[0], 0);
         while (spdl__load(&entry->stamp) != 1) usleep(100);
         entry->count = counts_of[k / 2];
         CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);

@@ -264,7 +264,7 @@ static void is_scribbled_over(int points) {
         if ((l = open_run(&desc, &harm)) == NULL) return;
         for (int i = 0; i < 10; ++i) {
             const spdl_result result = spdl_loader_next(l, &batch, 1000000);
-            char *at = spdl__loader_part(l, 0) + throw_dice(l->layout.child_bytes / 8) * 8;
+            char *at = (char *)l->lane[0].shared + throw_dice(l->layout.child_bytes / 8) * 8;
             const uint64_t with = throw_dice(3) ? throw_dice(UINT64_MAX) : throw_dice(40);
             if (result == SPDL_OK) (void)spdl_loader_done(l, &batch);
             else if (result != SPDL_TIMEOUT) break;
