@@ -2468,15 +2468,15 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    shared memory (the arena): as many as the pipeline itself can have in use, and desc.slots.
 
    Processes. Open forks a supervisor from this process as it is, and that forks the children, now
-   and when one has to be started again. So rows, ctx and all memory are there as they were at open,
-   and what a stage writes stays in its child. A fork copies one thread alone: by default open
-   refuses when the process has others (SPDL_LOADER_FORK: I know what they hold; CUDA may be in use,
-   but not in stages), or with SPDL_LOADER_EXEC the supervisor is this program, run again with the
-   same arguments: its main comes to the first open of the same desc.name, which does not return
-   there, so each loader needs a name of its own. Until there it should do little, and the same.
-   So open a loader first of all, before threads, CUDA and large allocations.
-   Supervisor and children ignore SIGINT, SIGQUIT, SIGTERM and SIGHUP. They end with the process
-   that opened the loader, however it ends; nothing is left, as nothing has a name.
+   and when one has to be started again: rows, ctx and all memory are there as they were at open. A
+   fork copies one thread alone: by default open refuses when the process has others
+   (SPDL_LOADER_FORK: I know what they hold; CUDA may be in use, but not in stages). With
+   SPDL_LOADER_EXEC the supervisor is this program, run again with the same arguments: its main
+   comes to the first open of the same desc.name, which does not return there, so each loader needs
+   a name of its own; until there it should do little, and the same. Open a loader first of all,
+   before threads, CUDA and large allocations. Supervisor and children ignore SIGINT, SIGQUIT,
+   SIGTERM and SIGHUP. They end with the process that opened the loader, however it ends; nothing is
+   left, as nothing has a name.
 
    Several children deal the source's items among them, in turns of one batch (of one item without
    SPDL_BATCH), so the source has to make the item of number spdl_sequence(task), and to end where
@@ -2490,11 +2490,10 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
 
    Failures. What a child has handed out before is delivered first. Then spdl_loader_next returns
    what the pipeline failed with, or SPDL_E_PROCESS when the child has ended: by which signal, or
-   with which code, in which call of which stage (when it was killed: which calls were running). An
-   end with code 0 is one, too. With max_restarts the supervisor starts it again, at the item after
-   the last batch that was handed out; an item that was in the call of two such deaths is left out,
-   which the log and spdl_loader_read say. A table that has no position to go on from (see
-   spdl_state_save) is not started again.
+   with which code (0 is one, too), in which call of which stage, or which calls were running when
+   it was killed. With max_restarts the supervisor starts it again, at the item after the last batch
+   that was handed out, if the table has a position to go on from (see spdl_state_save); an item
+   that was in the call of two such deaths is left out, which the log and spdl_loader_read say.
 
    Memory. Open reserves the arena: if the cgroup, RLIMIT_AS or the machine has no room for it, it
    says so there, and no page of it can be missing later. What children use is theirs: see
@@ -5149,15 +5148,10 @@ typedef struct spdl__os_address {
     char path[108];
 } spdl__os_address;
 
-typedef struct spdl__os_piece {
-    void *at;
-    size_t bytes;
-} spdl__os_piece;
-
 typedef struct spdl__os_message {
     void *name;
     int name_bytes;
-    spdl__os_piece *pieces;
+    const uintptr_t *pieces; /* of each where it is, and its bytes */
     size_t piece_count;
     void *control;
     size_t control_bytes;
@@ -5216,14 +5210,12 @@ SPDL__PRIVATE spdl__os_file spdl__os_accept(spdl__os_file meeting) {
 }
 
 /* A message of one piece, with room for a file. */
-SPDL__PRIVATE long spdl__os_message_go(long call, spdl__os_file line, void *message, size_t bytes,
-                                       spdl__os_passed *passed, long flags) {
+SPDL__PRIVATE long spdl__os_message_go(long call, spdl__os_file line, const void *message,
+                                       size_t bytes, spdl__os_passed *passed, long flags) {
+    const uintptr_t piece[] = { (uintptr_t)message, bytes };
     spdl__os_message all;
-    spdl__os_piece piece;
-    piece.at = message;
-    piece.bytes = bytes;
     memset(&all, 0, sizeof(all));
-    all.pieces = &piece;
+    all.pieces = piece;
     all.piece_count = 1;
     if (passed != NULL) {
         all.control = passed;
@@ -5240,7 +5232,7 @@ SPDL__PRIVATE bool spdl__os_send(spdl__os_file to, const void *message, size_t b
     passed.bytes = offsetof(spdl__os_passed, pad);
     passed.level = passed.type = 1;
     passed.file = (int)file;
-    return spdl__os_message_go(SYS_sendmsg, to, (void *)(uintptr_t)message, bytes,
+    return spdl__os_message_go(SYS_sendmsg, to, message, bytes,
                                file != SPDL__NO_FILE ? &passed : NULL,
                                SPDL__NO_SIGNAL | SPDL__NO_WAIT) == (long)bytes;
 }
@@ -5283,12 +5275,6 @@ SPDL__PRIVATE int spdl__os_receive(spdl__os_file from, void *message, size_t byt
 
 /* --- processes --- */
 
-/* How a process has ended. */
-typedef struct spdl__os_end {
-    int signal; /* or 0: */
-    int code;
-} spdl__os_end;
-
 SPDL__PRIVATE const char *spdl__os_fork(int64_t *process) {
     (void)fflush(stdout); /* or both would write what it holds */
     *process = SPDL_FORK();
@@ -5325,19 +5311,15 @@ SPDL__PRIVATE void spdl__os_ends_read(spdl__os_file file) {
     while (read((int)file, signals, sizeof(signals)) > 0) {}
 }
 
-/* Whether a child has ended; with `waits` it blocks until then. One that somebody else has waited
-   for has ended with code 0, as far as anybody knows. */
-SPDL__PRIVATE bool spdl__os_process_ended(int64_t process, bool waits, spdl__os_end *end) {
+/* Whether a child has ended; with `waits` it blocks until then. *end: with which code, or minus the
+   signal that killed it; 0, too, when somebody else has waited for it: then nobody knows. */
+SPDL__PRIVATE bool spdl__os_process_ended(int64_t process, bool waits, int *end) {
     int status = 0;
     long got;
-    memset(end, 0, sizeof(*end));
     do got = syscall(SYS_wait4, (long)process, &status, waits ? 0L : 1L, NULL);
     while (got < 0 && errno == EINTR);
-    if (got == 0) return false;
-    if (got < 0) return true;
-    end->signal = status & 0x7f;
-    end->code = status >> 8 & 0xff;
-    return true;
+    *end = (status & 0x7f) != 0 ? -(status & 0x7f) : status >> 8 & 0xff;
+    return got != 0;
 }
 
 SPDL__PRIVATE int64_t spdl__os_parent(void) { return getppid(); }
@@ -20763,12 +20745,12 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
 #endif
 
 /* >>loader-impl
-   Who is there. The trainer's process opens a loader; `shared` is its memory, in three parts: the
-   head, a struct spdl__shared_child with its arrays for each child, and the slots. Children write
-   batches and publish them; trainers walk along all that is published, in the same order, and take
-   their own. The supervisor starts children and says how they ended. No lock is shared, so the
-   death of any of them leaves nothing locked; no process trusts what it reads there: lengths and
-   places are compared with those it knows itself (struct spdl__layout).
+   Who is there. The trainer's process opens a loader, whose memory has three parts: the head, a
+   struct spdl__shared_child with its arrays for each child, and the slots. Children write batches
+   and publish them; trainers walk along all that is published, in the same order, and take their
+   own. The supervisor starts children and says how they ended. No lock is shared, so the death of
+   any of them leaves nothing locked; no process trusts what it reads there: lengths and places are
+   compared with those it knows itself (struct spdl__layout).
 
    A batch, number n of its child (from 0, over all of its lives), and its slot s:
        child    words[s] = n + 1        the slot is not the child's
@@ -20940,9 +20922,8 @@ struct spdl_loader {
 
 /* A slot, as its child sees it. */
 typedef struct spdl__child_slot {
-    void *item; /* what was published and has not come back; NULL when an earlier life did that */
-    bool lent;  /* that. Both: by the main thread */
-    bool used;  /* under the lock, by any thread */
+    void *item; /* lent to the trainers, by the main thread; the slot itself: by an earlier life */
+    uint32_t used; /* by any thread */
 } spdl__child_slot;
 
 /* What each worker of a child writes, its own. */
@@ -20965,7 +20946,6 @@ struct spdl__child {
     spdl__deal deal;
     spdl__child_worker *worker; /* if it is alone */
     spdl__child_slot *slot;
-    uint32_t lock;
     /* written by the main thread */
     int lendings;
     uint64_t published;
@@ -20975,10 +20955,6 @@ struct spdl__child {
 };
 
 /* --- places --- */
-
-SPDL__PRIVATE uint64_t spdl__fnv(uint64_t hash, uint64_t value) {
-    return (hash ^ value) * 0x100000001b3u;
-}
 
 /* What two builds have to agree on. */
 SPDL__COLD uint64_t spdl__loader_hash(void) {
@@ -20992,7 +20968,8 @@ SPDL__COLD uint64_t spdl__loader_hash(void) {
     };
     uint64_t hash = 0xcbf29ce484222325u;
     size_t i;
-    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); ++i) hash = spdl__fnv(hash, sizes[i]);
+    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); ++i)
+        hash = (hash ^ sizes[i]) * 0x100000001b3u;
     return hash;
 }
 
@@ -21035,38 +21012,31 @@ SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
 /* A block of the row that makes the batches is a slot; by its alignment it is told from what else
    the same allocator gives. */
 SPDL__PRIVATE void *spdl__child_alloc(size_t bytes, size_t align, void *user) {
-    spdl__child *child = (spdl__child *)user;
+    const spdl__child *child = (const spdl__child *)user;
     const spdl__layout *y = &child->loader->layout;
-    int slot = 0;
+    int slot;
     if (bytes != y->head + y->room || align != SPDL_CACHE_LINE)
         return spdl__alloc(&child->loader->desc.pipeline.allocator, bytes, align);
-    spdl__spin_lock(&child->lock);
-    while (slot < y->slots && child->slot[slot].used) ++slot;
-    if (slot < y->slots) child->slot[slot].used = true;
-    spdl__spin_unlock(&child->lock);
-    return slot < y->slots ? child->lane->slots + (uint64_t)slot * y->stride : NULL;
+    for (slot = 0; slot < y->slots; ++slot)
+        if (spdl__exchange32(&child->slot[slot].used, 1) == 0)
+            return child->lane->slots + (uint64_t)slot * y->stride;
+    return NULL;
 }
 
-/* Where in the slots a pointer is, or SIZE_MAX. */
-SPDL__PRIVATE size_t spdl__child_offset(const spdl__child *child, const void *memory) {
+/* The slot that this is in, or -1. */
+SPDL__PRIVATE int spdl__child_slot_of(const spdl__child *child, const void *memory) {
     const spdl__layout *y = &child->loader->layout;
-    const uintptr_t at = (uintptr_t)memory - (uintptr_t)child->lane->slots;
-    return at < (uint64_t)y->slots * y->stride ? (size_t)at : SIZE_MAX;
-}
-
-SPDL__PRIVATE void spdl__child_unuse(spdl__child *child, size_t slot) {
-    spdl__spin_lock(&child->lock);
-    child->slot[slot].used = false;
-    spdl__spin_unlock(&child->lock);
+    const uint64_t slot = ((uintptr_t)memory - (uintptr_t)child->lane->slots) / y->stride;
+    return slot < (uint64_t)y->slots ? (int)slot : -1;
 }
 
 SPDL__PRIVATE void spdl__child_free(void *memory, size_t bytes, void *user) {
-    spdl__child *child = (spdl__child *)user;
-    const size_t at = spdl__child_offset(child, memory);
-    if (at == SIZE_MAX)
+    const spdl__child *child = (const spdl__child *)user;
+    const int slot = spdl__child_slot_of(child, memory);
+    if (slot < 0)
         spdl__free(&child->loader->desc.pipeline.allocator, memory, bytes);
     else
-        spdl__child_unuse(child, (size_t)(at / child->loader->layout.stride));
+        spdl__store32(&child->slot[slot].used, 0);
 }
 
 /* The allocator for the blocks of a row, if it is the one that makes the batches; *ahead: how many
@@ -21079,29 +21049,18 @@ SPDL__PRIVATE bool spdl__child_makes(spdl__child *child, int row, spdl_allocator
     blocks->free_fn = spdl__child_free;
     blocks->user = child;
     for (slot = 0, *ahead = 0; slot < child->loader->layout.slots; ++slot)
-        *ahead += !child->slot[slot].used;
+        *ahead += child->slot[slot].used == 0;
     return true;
-}
-
-/* The batch, or buffer, whose slot this item is; NULL: it lies elsewhere. */
-SPDL__PRIVATE spdl__batch *spdl__child_batch(const spdl__child *child, const void *item,
-                                             int *slot) {
-    const spdl__layout *y = &child->loader->layout;
-    const size_t at = spdl__child_offset(child, item);
-    if (at == SIZE_MAX || at % y->stride != (y->item > 0 ? 0 : y->head)) return NULL;
-    *slot = (int)(at / y->stride);
-    return (spdl__batch *)(void *)(child->lane->slots + (uint64_t)*slot * y->stride);
 }
 
 SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
     spdl__child_slot *s = &child->slot[slot];
-    if (s->item == NULL)
-        spdl__child_unuse(child, (size_t)slot);
+    if (s->item == s)
+        spdl__store32(&s->used, 0);
     else if (child->loader->layout.item > 0)
         spdl_batch_free(s->item);
     else
         spdl_buffer_free(s->item);
-    s->lent = false;
     s->item = NULL;
     --child->lendings;
 }
@@ -21110,7 +21069,7 @@ SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
 SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child) {
     int slot;
     for (slot = 0; child->lendings > 0 && slot < child->loader->layout.slots; ++slot)
-        if (child->slot[slot].lent && spdl__load(&child->lane->words[slot]) == 0)
+        if (child->slot[slot].item != NULL && spdl__load(&child->lane->words[slot]) == 0)
             spdl__child_give_back(child, slot);
 }
 
@@ -21163,7 +21122,7 @@ SPDL_API void *spdl_slot_array(spdl_task *task, const char *name, const char *dt
                                 "its name, dtype or shape is NULL");
     buffer = (char *)spdl_buffer(task);
     if (buffer == NULL) return NULL;
-    all = &child->lane->arrays[spdl__child_offset(child, buffer) / child->loader->layout.stride];
+    all = &child->lane->arrays[spdl__child_slot_of(child, buffer)];
     used = &task->holder->range;
     if (*used == 0) all->count = 0;
     if (all->count == SPDL_LOADER_ARRAYS)
@@ -21223,39 +21182,34 @@ SPDL__COLD void spdl__child_fail(spdl__child *child, const spdl_error *error) {
     spdl__child_publish(child, error->result, true);
 }
 
-SPDL__COLD void spdl__child_misplaced(spdl__child *child, void *item) {
-    spdl_pipeline *p = child->pipeline;
-    const int row = child->loader->layout.row;
-    spdl__item_free(p, item, p->last_item.origin);
-    (void)spdl__error_set(&child->lane->shared->error, SPDL_E_INVALID,
-                          "spdl: loader '%s': an item does not lie in a slot: rows after stage %d "
-                          "'%s', the last one with .item_bytes, may only hand on what it makes",
-                          child->loader->name, row, p->node[row].name);
-    spdl__child_publish(child, SPDL_E_INVALID, true);
-}
-
 /* A batch of the pipeline. */
 SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
     const spdl__layout *y = &child->loader->layout;
-    spdl__shared_entry *entry = spdl__lane_entry(child->lane, child->published);
-    const spdl__batch *batch;
-    int slot = 0;
-    batch = spdl__child_batch(child, item, &slot);
-    if (batch == NULL) {
-        spdl__child_misplaced(child, item);
+    const spdl__lane *lane = child->lane;
+    spdl__shared_entry *entry = spdl__lane_entry(lane, child->published);
+    spdl_pipeline *p = child->pipeline;
+    const int slot = spdl__child_slot_of(child, item);
+    char *at = lane->slots + (uint64_t)(slot < 0 ? 0 : slot) * y->stride;
+    const spdl__batch *batch = (spdl__batch *)(void *)at;
+    if (slot < 0 || (char *)item != at + (y->item > 0 ? 0 : y->head)) {
+        spdl__item_free(p, item, p->last_item.origin);
+        (void)spdl__error_set(&lane->shared->error, SPDL_E_INVALID,
+                              "spdl: loader '%s': an item does not lie in a slot: rows after stage "
+                              "%d '%s', the last one with .item_bytes, may only hand on what it "
+                              "makes", child->loader->name, y->row, p->node[y->row].name);
+        spdl__child_publish(child, SPDL_E_INVALID, true);
         return;
     }
     child->slot[slot].item = item;
-    child->slot[slot].lent = true;
     ++child->lendings;
-    spdl__store_relaxed(&child->lane->words[slot], child->published + 1);
+    spdl__store_relaxed(&lane->words[slot], child->published + 1);
     entry->slot = (uint64_t)slot;
     entry->count = y->item > 0 ? batch->shown.count : 1;
     entry->bytes = y->item > 0 ? y->item * entry->count : y->room;
     if (y->item == 0 && batch->range > 0)
         entry->bytes = batch->range - 1; /* of its arrays */
     else
-        child->lane->arrays[slot].count = 0;
+        lane->arrays[slot].count = 0;
     spdl__child_publish(child, SPDL_OK, false);
 }
 
@@ -21335,10 +21289,8 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child, uint64_t deadline) {
     if (result != SPDL_OK) child->stats_ns = 0;
     if (result == SPDL_OK)
         spdl__child_batch_out(child, item);
-    else if (result == SPDL_END)
-        spdl__child_publish(child, result, !child->continuous);
-    else if (result == SPDL_CLOSED)
-        spdl__child_publish(child, result, true);
+    else if (result == SPDL_END || result == SPDL_CLOSED)
+        spdl__child_publish(child, result, result == SPDL_CLOSED || !child->continuous);
     else
         spdl__child_fail(child, spdl_pipeline_error(child->pipeline));
     if (child->over) spdl__child_stats(child, spdl_time_ns());
@@ -21430,7 +21382,7 @@ SPDL__COLD void spdl__child_delete(spdl__child *child) {
     const spdl__layout *y = &child->loader->layout;
     int slot;
     for (slot = 0; child->lendings > 0 && slot < y->slots; ++slot)
-        if (child->slot[slot].lent) spdl__child_give_back(child, slot);
+        if (child->slot[slot].item != NULL) spdl__child_give_back(child, slot);
     spdl_pipeline_destroy(child->pipeline);
     spdl__free(heap, child->slot, (size_t)y->slots * sizeof(*child->slot));
     spdl__free(heap, child->worker, (size_t)y->workers * sizeof(*child->worker));
@@ -21472,7 +21424,8 @@ SPDL__COLD const spdl__shared_entry *spdl__child_inherit(spdl__child *child) {
         const uint64_t word = spdl__load(&child->lane->words[slot]);
         if (word > child->published) spdl__store_relaxed(&child->lane->words[slot], 0);
         if (word == 0 || word > child->published) continue;
-        child->slot[slot].used = child->slot[slot].lent = true;
+        child->slot[slot].used = 1;
+        child->slot[slot].item = &child->slot[slot];
         ++child->lendings;
     }
     for (worker = 0; worker < l->layout.workers; ++worker)
@@ -21483,33 +21436,21 @@ SPDL__COLD const spdl__shared_entry *spdl__child_inherit(spdl__child *child) {
     return child->published > 0 ? spdl__lane_entry(child->lane, child->published - 1) : NULL;
 }
 
-/* The pipeline goes on after what was published last, or begins where the last command says. */
-SPDL__COLD void spdl__child_go(spdl__child *child, const spdl__shared_entry *last) {
-    const spdl__shared_child *s = child->lane->shared;
-    const spdl__position start = s->start;
-    char text[SPDL_STATE_BYTES];
-    const char *const texts[] = { text };
-    if (last != NULL && last->last) {
-        child->over = true;
-    } else if (last != NULL) {
-        memcpy(text, last->after, sizeof(last->after));
-        text[sizeof(last->after) - 1] = '\0';
-        (void)spdl_state_load(child->pipeline, texts, 1, SPDL_FOREVER, &child->failure);
-    } else if (spdl__load_relaxed32(&s->command) != 0) {
-        child->failure.result = spdl__position_go(child->pipeline, &start, SPDL__NEVER);
-    }
-}
-
-/* The pipeline, at the place where it is to go on; if there is none a failure is published. */
+/* The pipeline, which goes on after what was published last, or begins where the last command says.
+   If there is none a failure is published. */
 SPDL__COLD void spdl__child_begin(spdl__child *child) {
 #ifndef SPDL_NO_REPORT
     static const spdl_report_desc silent = { 0, NULL, NULL, false, false, NULL, NULL, 0, true };
 #endif
     spdl_loader *l = child->loader;
+    const spdl__shared_child *s = child->lane->shared;
     const spdl__shared_entry *last = spdl__child_inherit(child);
+    const spdl__position start = s->start;
     spdl_pipeline_desc all = l->desc.pipeline;
+    char text[SPDL_STATE_BYTES];
+    const char *const texts[] = { text };
     size_t i;
-    if (child->published <= child->lane->shared->start_at) last = NULL; /* before a rewind */
+    if (child->published <= s->start_at) last = NULL; /* of the run before a rewind */
     for (i = 0; i < l->count; ++i) child->continuous = child->continuous || l->rows[i].continuous;
     child->deal.chunk = l->layout.chunk;
     child->deal.children = l->layout.children > 1 ? (uint64_t)l->layout.children : 0;
@@ -21524,8 +21465,16 @@ SPDL__COLD void spdl__child_begin(spdl__child *child) {
 #ifndef SPDL_NO_REPORT
     if (child->number > 0) all.report = &silent;
 #endif
-    if (spdl__pipeline_make(&child->pipeline, &all, l->rows, l->count, child) == SPDL_OK)
-        spdl__child_go(child, last);
+    (void)spdl__pipeline_make(&child->pipeline, &all, l->rows, l->count, child);
+    if (child->pipeline != NULL && last != NULL && last->last) {
+        child->over = true;
+    } else if (child->pipeline != NULL && last != NULL) {
+        memcpy(text, last->after, sizeof(text));
+        text[sizeof(text) - 1] = '\0';
+        (void)spdl_state_load(child->pipeline, texts, 1, SPDL_FOREVER, &child->failure);
+    } else if (child->pipeline != NULL && spdl__load_relaxed32(&s->command) != 0) {
+        child->failure.result = spdl__position_go(child->pipeline, &start, SPDL__NEVER);
+    }
     if (child->failure.result != SPDL_OK) spdl__child_fail(child, &child->failure);
 }
 
@@ -21654,10 +21603,9 @@ typedef struct spdl__hello {
     char reason[SPDL_TEXT_BYTES / 2];
 } spdl__hello;
 
-/* Calls that ran when a process ended, the oldest first. */
+/* Calls that ran when a process ended, the oldest first; or the only one that can have done it. */
 typedef struct spdl__suspects {
     int count;
-    bool known; /* the only one is who did it */
     spdl_loader_item item[SPDL__LOADER_SUSPECTS];
 } spdl__suspects;
 
@@ -21726,19 +21674,19 @@ SPDL__COLD void spdl__supervisor_start(spdl__supervisor *v, int child) {
     spdl__supervisor_gone(v, child, &end, true);
 }
 
-/* The calls that were running; or the one that did it. */
 SPDL__COLD void spdl__supervisor_suspects(const spdl_loader *l, int child, spdl__suspects *them) {
     const spdl__shared_note *notes = l->lane[child].notes;
     const uint32_t raised = spdl__load32(&l->lane[child].shared->fault);
     uint64_t since[SPDL__LOADER_SUSPECTS];
     int worker, at;
+    bool known = false;
     memset(them, 0, sizeof(*them));
-    for (worker = 0; worker < l->layout.workers && !them->known; ++worker) {
+    for (worker = 0; worker < l->layout.workers && !known; ++worker) {
         const uint32_t stage = spdl__load32(&notes[worker].stage);
         const uint64_t begun = notes[worker].since;
         if (stage == 0 || stage > (uint32_t)l->layout.stages) continue;
-        them->known = raised == (uint32_t)worker + 1;
-        if (them->known) them->count = 0;
+        known = raised == (uint32_t)worker + 1;
+        if (known) them->count = 0;
         if (them->count == SPDL__LOADER_SUSPECTS) continue;
         for (at = them->count++; at > 0 && since[at - 1] > begun; --at) {
             since[at] = since[at - 1];
@@ -21771,9 +21719,9 @@ SPDL__COLD void spdl__supervisor_leave_out(spdl__supervisor *v, const spdl__susp
 SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, const spdl__suspects *them,
                                            spdl__text *t, spdl_error *end) {
     int i;
-    if (them->count == 0) spdl__text_add(t, ", outside of calls of stages");
-    if (them->count > 0)
-        spdl__text_add(t, them->known || them->count == 1 ? ", in" : "; calls that ran:");
+    spdl__text_add(t, "%s", them->count == 0   ? ", outside of calls of stages"
+                            : them->count == 1 ? ", in"
+                                               : "; calls that ran:");
     for (i = 0; i < them->count; ++i) {
         const spdl_loader_item *item = &them->item[i];
         spdl__text_add(t, "%s stage %d '%s', item %llu", i > 0 ? "," : "", item->stage,
@@ -21786,9 +21734,9 @@ SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, const spdl__sus
     spdl__name_copy(end->stage_name, l->stage_name[end->stage]);
 }
 
-SPDL__COLD void spdl__supervisor_ended(spdl__supervisor *v, int child, spdl__os_end how) {
+SPDL__COLD void spdl__supervisor_ended(spdl__supervisor *v, int child, int how) {
     spdl_loader *l = v->l;
-    const uint64_t oom_kills = how.signal != 0 ? spdl__os_oom_kills() : v->oom_kills;
+    const uint64_t oom_kills = how < 0 ? spdl__os_oom_kills() : v->oom_kills;
     const char *why = v->child[child].why;
     const bool unsaved =
         l->desc.max_restarts > 0 && spdl__load32(&l->lane[child].shared->unsaved) != 0;
@@ -21803,12 +21751,12 @@ SPDL__COLD void spdl__supervisor_ended(spdl__supervisor *v, int child, spdl__os_
     spdl__text_add(&t, "spdl: loader '%s': child %d ", l->name, child);
     if (why != NULL)
         spdl__text_add(&t, "was killed, as it %s", why);
-    else if (how.signal != 0)
-        spdl__text_add(&t, "was killed by %s%s", spdl__os_signal_name(how.signal),
+    else if (how < 0)
+        spdl__text_add(&t, "was killed by %s%s", spdl__os_signal_name(-how),
                        oom_kills != v->oom_kills ? ", the system had no memory left" : "");
     else
-        spdl__text_add(&t, "has ended with code %d%s", how.code,
-                       how.code == 0 ? ", but not its source" : "");
+        spdl__text_add(&t, "has ended with code %d%s", how,
+                       how == 0 ? ", but not its source" : "");
     v->oom_kills = oom_kills;
     spdl__supervisor_suspects(l, child, &suspects);
     spdl__supervisor_add_calls(l, &suspects, &t, &end);
@@ -21873,37 +21821,34 @@ SPDL__COLD uint64_t spdl__supervisor_watch(spdl__supervisor *v) {
 
 /* Whatever happens, nobody is left. Does not return. */
 SPDL__COLD void spdl__supervisor_exit(spdl__supervisor *v) {
-    spdl__os_end end;
-    int i;
+    int i, how;
     for (i = 0; i < v->l->layout.children; ++i) spdl__os_process_kill(v->child[i].process);
     for (i = 0; i < v->l->layout.children; ++i)
-        if (v->child[i].process != 0) (void)spdl__os_process_ended(v->child[i].process, true, &end);
+        if (v->child[i].process != 0) (void)spdl__os_process_ended(v->child[i].process, true, &how);
     spdl__os_process_exit(0);
 }
 
 #ifndef SPDL_NO_REPORT
-/* The events in the trace of a child, which is the first one or not, go to `file`. */
-SPDL__COLD const char *spdl__supervisor_copy_trace(const spdl__supervisor *v, int child,
-                                                   spdl__os_file file, bool *first) {
+/* The events in the trace of a child go to `file`, and what comes before them of the first one. */
+SPDL__COLD const char *spdl__supervisor_copy_trace(spdl__os_file trace, spdl__os_file file,
+                                                   bool *first) {
     static const char begin[] = "\"traceEvents\":[\n", end[] = "\n]}\n";
-    const spdl__os_file trace = v->l->lane[child].trace;
-    const char *failure = NULL, *from;
+    const char *failure = NULL;
+    char *text, *from, *to;
     uint64_t bytes;
     size_t have;
-    char *text;
     (void)spdl__os_file_length(trace, &bytes);
     text = (char *)SPDL_MALLOC((size_t)bytes + 1);
     if (text == NULL) return "out of memory";
     (void)spdl__os_file_read(trace, text, (size_t)bytes, 0, &have);
     text[have] = '\0';
     from = strstr(text, begin);
-    if (from != NULL && have >= sizeof(end) - 1 &&
-        strcmp(text + have - (sizeof(end) - 1), end) == 0) {
-        text[have -= sizeof(end) - 1] = '\0';
-        from = *first ? text : from + sizeof(begin) - 1;
-        if (!*first) failure = spdl__os_file_write(file, ",\n", 2, SPDL__NEVER);
-        if (failure == NULL)
-            failure = spdl__os_file_write(file, from, (size_t)(text + have - from), SPDL__NEVER);
+    to = text + have - spdl__min(have, sizeof(end) - 1);
+    if (from != NULL && strcmp(to, end) == 0) {
+        from += sizeof(begin) - 3; /* where "[" is */
+        if (*first) from = text;
+        else *from = ',';
+        failure = spdl__os_file_write(file, from, (size_t)(to - from), SPDL__NEVER);
         *first = false;
     }
     SPDL_FREE(text);
@@ -21911,18 +21856,18 @@ SPDL__COLD const char *spdl__supervisor_copy_trace(const spdl__supervisor *v, in
 }
 
 /* One file of all children's traces; those of children that were killed are lost. */
-SPDL__COLD void spdl__supervisor_trace(const spdl__supervisor *v, const char *asked) {
+SPDL__COLD void spdl__supervisor_trace(const spdl_loader *l, const char *asked) {
     char path[SPDL__PATH_BYTES], to[SPDL__PATH_BYTES];
     spdl__os_file file;
     const char *failure;
     bool first = true;
     int i;
-    if (!spdl__path_copy(path, asked, "trace", &v->l->desc.logger)) return;
-    if (v->l->desc.pipeline.trace == NULL) path[strcspn(path, ",")] = '\0';
+    if (!spdl__path_copy(path, asked, "trace", &l->desc.logger)) return;
+    if (l->desc.pipeline.trace == NULL) path[strcspn(path, ",")] = '\0';
     failure = spdl__out_claim(&file, to, path);
     if (failure == NULL) failure = spdl__os_file_truncate(file);
-    for (i = 0; failure == NULL && i < v->l->layout.children; ++i)
-        failure = spdl__supervisor_copy_trace(v, i, file, &first);
+    for (i = 0; failure == NULL && i < l->layout.children; ++i)
+        failure = spdl__supervisor_copy_trace(l->lane[i].trace, file, &first);
     if (failure == NULL && !first) failure = spdl__os_file_write(file, "\n]}\n", 4, SPDL__NEVER);
     if (failure != NULL) (void)fprintf(stderr, "spdl: trace '%s': %s\n", path, failure);
     (void)spdl__os_file_close(file);
@@ -21934,17 +21879,6 @@ SPDL__COLD const char *spdl__loader_trace(const spdl_loader *l) {
     const char *path = l->desc.pipeline.trace;
     if (path == NULL) path = spdl__os_environment("SPDL_TRACE");
     return path != NULL && *path != '\0' ? path : NULL;
-}
-
-/* Children end, as soon as they can. */
-SPDL__COLD void spdl__supervisor_quit(spdl__supervisor *v) {
-    int i;
-    if (v->quits_ns != 0) return;
-    v->quits_ns = spdl_time_ns() + SPDL__LOADER_GRACE_NS;
-    for (i = 0; i < v->l->layout.children; ++i) {
-        spdl__store32(&v->l->lane[i].shared->quits, 1);
-        spdl__os_shared_wake(&v->l->lane[i].shared->emptied.word);
-    }
 }
 
 /* Who is here, and no if there is a reason. False: nobody is there. */
@@ -21963,35 +21897,33 @@ SPDL__COLD bool spdl__hello_say(const spdl_loader *l, spdl__os_file line, spdl_r
 SPDL__COLD void spdl__supervisor_welcome(spdl__supervisor *v) {
     const uint64_t patience = 20000000;
     const spdl__os_file line = spdl__os_accept(v->file[SPDL__MEETING]);
-    spdl_result result = SPDL_E_INVALID;
     spdl__hello hello;
-    char text[64];
-    const char *reason = text;
+    char text[64] = "it was built with another spdl.h";
+    bool same;
     if (line == SPDL__NO_FILE) return;
     if (spdl__os_receive(line, &hello, sizeof(hello), NULL, spdl_time_ns() + patience) !=
         (int)sizeof(hello)) {
         (void)spdl__os_file_close(line);
         return;
     }
-    if (hello.hash != spdl__loader_hash()) {
-        result = SPDL_E_UNSUPPORTED;
-        reason = "it was built with another spdl.h";
-    } else if (hello.trainer == 0 || hello.trainer >= (uint32_t)v->l->layout.trainers) {
+    same = hello.hash == spdl__loader_hash();
+    if (same && (hello.trainer == 0 || hello.trainer >= (uint32_t)v->l->layout.trainers)) {
         (void)snprintf(text, sizeof(text), "trainer is %u, must be 1 to %d", hello.trainer,
                        v->l->layout.trainers - 1);
-    } else if (v->file[SPDL__LINES + hello.trainer] != SPDL__NO_FILE || v->quits_ns != 0) {
+    } else if (same && (v->file[SPDL__LINES + hello.trainer] != SPDL__NO_FILE || v->quits_ns)) {
         (void)snprintf(text, sizeof(text), "trainer %u is there already", hello.trainer);
-    } else {
-        reason = NULL;
+    } else if (same) {
         v->file[SPDL__LINES + hello.trainer] = line;
+        (void)spdl__hello_say(v->l, line, SPDL_OK, NULL, v->l->memory);
+        return;
     }
-    (void)spdl__hello_say(v->l, line, result, reason,
-                          reason == NULL ? v->l->memory : SPDL__NO_FILE);
-    if (reason != NULL) (void)spdl__os_file_close(line);
+    (void)spdl__hello_say(v->l, line, same ? SPDL_E_INVALID : SPDL_E_UNSUPPORTED, text,
+                          SPDL__NO_FILE);
+    (void)spdl__os_file_close(line);
 }
 
-/* A trainer says that the loader is closed, or it has gone; without the first one there is nothing
-   to do. */
+/* A trainer says that the loader is closed, or it has gone. Without the first one children end, as
+   soon as they can; without another one trainers would wait for it for ever. */
 SPDL__COLD void spdl__supervisor_listen(spdl__supervisor *v, int trainer) {
     spdl__os_file *line = &v->file[SPDL__LINES + trainer];
     char message[16];
@@ -21999,32 +21931,23 @@ SPDL__COLD void spdl__supervisor_listen(spdl__supervisor *v, int trainer) {
     if (*line == SPDL__NO_FILE) return;
     if (spdl__os_receive(*line, message, sizeof(message), NULL, 0) < 0) return;
     if (trainer == 0) {
-        spdl__supervisor_quit(v);
-        return;
+        if (v->quits_ns == 0) v->quits_ns = spdl_time_ns() + SPDL__LOADER_GRACE_NS;
+    } else {
+        (void)spdl__os_file_close(*line);
+        *line = SPDL__NO_FILE;
+        spdl__store32(&v->l->head->left, (uint32_t)trainer + 1);
     }
-    (void)spdl__os_file_close(*line);
-    *line = SPDL__NO_FILE;
-    spdl__store32(&v->l->head->left, (uint32_t)trainer + 1);
-    for (i = 0; i < v->l->layout.children; ++i)
-        spdl__os_shared_wake(&v->l->lane[i].shared->filled.word);
+    for (i = 0; i < v->l->layout.children; ++i) {
+        spdl__shared_child *s = v->l->lane[i].shared;
+        if (trainer == 0) spdl__store32(&s->quits, 1);
+        spdl__os_shared_wake(trainer == 0 ? &s->emptied.word : &s->filled.word);
+    }
 }
 
-/* What it needs before the first child; a reason why it cannot be. */
-SPDL__COLD const char *spdl__supervisor_open(spdl__supervisor *v) {
-    spdl_loader *l = v->l;
-    const char *reason = spdl__os_ends_open(&v->file[SPDL__ENDS]);
-    int i;
-    if (reason == NULL && l->layout.trainers > 1)
-        reason = spdl__os_meeting(&v->file[SPDL__MEETING], l->name, true);
-    for (i = 0; i < l->layout.children && reason == NULL && spdl__loader_trace(l) != NULL; ++i)
-        reason = spdl__os_memory_file(&l->lane[i].trace);
-    return reason;
-}
-
-/* What has happened: ready[i] says whether it has to do with file i. */
-SPDL__COLD void spdl__supervisor_turn(spdl__supervisor *v, const bool *ready) {
-    spdl__os_end how;
-    int i;
+/* What has happened: ready[i] says whether it has to do with file i. False: it was the end. */
+SPDL__COLD bool spdl__supervisor_turn(spdl__supervisor *v, const bool *ready) {
+    bool alive = false;
+    int i, how;
     if (ready[SPDL__ENDS]) spdl__os_ends_read(v->file[SPDL__ENDS]);
     if (spdl__os_parent() != v->parent) spdl__supervisor_exit(v);
     for (i = 0; i < v->l->layout.children; ++i)
@@ -22033,14 +21956,15 @@ SPDL__COLD void spdl__supervisor_turn(spdl__supervisor *v, const bool *ready) {
     if (ready[SPDL__MEETING]) spdl__supervisor_welcome(v);
     for (i = 0; i < v->l->layout.trainers; ++i)
         if (ready[SPDL__LINES + i]) spdl__supervisor_listen(v, i);
+    for (i = 0; i < v->l->layout.children; ++i) alive = alive || v->child[i].process != 0;
+    return v->quits_ns == 0 || (alive && spdl_time_ns() < v->quits_ns);
 }
 
 /* This process is the supervisor of `l`, and its parent is the trainer. Does not return. */
 SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
+    const char *reason, *trace = spdl__loader_trace(l);
     bool ready[SPDL__FILES];
     spdl__supervisor v;
-    const char *reason;
-    bool alive = true;
     int i;
     memset(&v, 0, sizeof(v));
     v.l = l;
@@ -22049,20 +21973,21 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
     for (i = 0; i < l->layout.children; ++i) l->lane[i].trace = SPDL__NO_FILE;
     v.file[SPDL__LINES] = l->line;
     if (!spdl__os_process_begins(parent, "spdl-loader", true)) spdl__os_process_exit(0);
-    reason = spdl__supervisor_open(&v);
+    reason = spdl__os_ends_open(&v.file[SPDL__ENDS]);
+    if (reason == NULL && l->layout.trainers > 1)
+        reason = spdl__os_meeting(&v.file[SPDL__MEETING], l->name, true);
+    for (i = 0; i < l->layout.children && reason == NULL && trace != NULL; ++i)
+        reason = spdl__os_memory_file(&l->lane[i].trace);
     v.oom_kills = spdl__os_oom_kills();
     for (i = 0; i < l->layout.children && reason == NULL; ++i) spdl__supervisor_start(&v, i);
     if (!spdl__hello_say(l, l->line, SPDL_E_PROCESS, reason, SPDL__NO_FILE) || reason != NULL)
         spdl__supervisor_exit(&v);
-    while (v.quits_ns == 0 || (alive && spdl_time_ns() < v.quits_ns)) {
+    do
         spdl__os_wait(v.file, ready, SPDL__LINES + l->layout.trainers,
                       v.quits_ns != 0 ? v.quits_ns : spdl__supervisor_watch(&v));
-        spdl__supervisor_turn(&v, ready);
-        for (i = 0, alive = false; i < l->layout.children; ++i)
-            alive = alive || v.child[i].process != 0;
-    }
+    while (spdl__supervisor_turn(&v, ready));
 #ifndef SPDL_NO_REPORT
-    if (spdl__loader_trace(l) != NULL) spdl__supervisor_trace(&v, spdl__loader_trace(l));
+    if (trace != NULL) spdl__supervisor_trace(l, trace);
 #endif
     spdl__supervisor_exit(&v);
 }
@@ -22071,8 +21996,7 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
 /* --- the trainer takes --- */
 
 /* What the trainer's calls return from now on, or why it cannot be opened. */
-SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, const char *format,
-                                         ...) SPDL__PRINTF(3, 4);
+SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, const char *format,
                                          ...) {
     char text[SPDL_TEXT_BYTES - 80];
@@ -22158,13 +22082,6 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, int child,
     return SPDL_OK;
 }
 
-/* The entry that comes next of a child was read, and may be written again. */
-SPDL__PRIVATE void spdl__loader_pass(spdl_loader *l, int child) {
-    spdl__shared_child *s = l->lane[child].shared;
-    spdl__store(&s->passed[l->trainer], ++l->lane[child].at); /* pairs with child_room */
-    spdl__shared_notify(&s->emptied);
-}
-
 /* All children have come to the end of an epoch. */
 SPDL__PRIVATE void spdl__loader_next_epoch(spdl_loader *l) {
     int i;
@@ -22180,8 +22097,9 @@ SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *b
     for (;;) {
         const int child = l->turn;
         spdl__lane *lane = &l->lane[child];
-        const spdl__shared_entry *entry;
+        const spdl__shared_entry *entry = spdl__lane_entry(lane, lane->at);
         spdl_result result;
+        bool ours;
         if (l->running == 0) {
             if (!l->last) spdl__loader_next_epoch(l);
             return SPDL_END;
@@ -22190,28 +22108,28 @@ SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *b
             l->turn = (child + 1) % l->layout.children;
             continue;
         }
-        entry = spdl__lane_entry(lane, lane->at);
         /* pairs with child_publish: the entry is written, and the batch */
         if (spdl__load(&entry->stamp) != lane->at + 1) return SPDL_EMPTY;
         result = (spdl_result)entry->result;
+        ours = result == SPDL_OK &&
+               l->number % (uint64_t)l->layout.trainers == (uint64_t)l->trainer;
+        if (ours && spdl__loader_take(l, child, entry, batch) != SPDL_OK) return SPDL_E_PROCESS;
         if (result == SPDL_OK) {
-            const bool ours = l->number % (uint64_t)l->layout.trainers == (uint64_t)l->trainer;
-            if (ours) result = spdl__loader_take(l, child, entry, batch);
-            if (result != SPDL_OK) return result;
             ++l->number;
-            spdl__loader_pass(l, child);
-            l->turn = (child + 1) % l->layout.children;
-            if (ours) return SPDL_OK;
         } else if (result == SPDL_END) {
             l->last = entry->last != 0;
             lane->over = true;
             --l->running;
-            spdl__loader_pass(l, child);
         } else {
             return result == SPDL_CLOSED
                        ? SPDL_CLOSED
                        : spdl__loader_failed(l, child, &lane->shared->error, entry->result);
         }
+        l->turn = (child + 1) % l->layout.children;
+        /* the entry was read, and may be written again: pairs with child_room */
+        spdl__store(&lane->shared->passed[l->trainer], ++lane->at);
+        spdl__shared_notify(&lane->shared->emptied);
+        if (ours) return SPDL_OK;
     }
 }
 
@@ -22222,10 +22140,11 @@ SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *b
 SPDL__COLD void spdl__loader_log_ends(spdl_loader *l, int child) {
     const spdl__shared_child *s = l->lane[child].shared;
     const uint32_t ends = spdl__load32(&s->ends);
-    spdl_error end = s->end;
+    spdl_error end;
     if (ends == l->lane[child].ends) return;
     l->lane[child].ends = ends;
     if (spdl__load32(&s->gone)) return;
+    end = s->end;
     end.text[SPDL_TEXT_BYTES - 1] = '\0';
     spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
                "%s; started again (%u starts so far, %u items are left out)", end.text,
@@ -22399,10 +22318,10 @@ SPDL_API void spdl_loader_batch_free(void *batch) {
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
     const uint64_t children = (uint64_t)(l != NULL ? l->layout.children : 1);
     int i;
-    if (l == NULL || l->head == NULL || l->process != spdl__os_process_id(NULL) ||
-        sequence >> (64 - SPDL__SPAN_BITS) != 0)
+    if (l == NULL || l->head == NULL || spdl__loader_forked(l) ||
+        sequence >> (64 - SPDL__SPAN_BITS) != 0 ||
+        (children > 1 && sequence % (children * l->layout.chunk) != 0))
         return SPDL_E_INVALID;
-    if (children > 1 && sequence % (children * l->layout.chunk) != 0) return SPDL_E_INVALID;
     if (l->layout.trainers > 1) return SPDL_E_UNSUPPORTED;
     if (l->error.result == SPDL_E_PROCESS) return SPDL_E_PROCESS;
     spdl__error_clear(&l->error);
@@ -22448,9 +22367,8 @@ SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status)
 
 SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
                                 size_t *slot_bytes) {
-    const bool there = l->head != NULL;
-    if (base != NULL) *base = there ? l->lane[0].slots : NULL;
-    if (bytes != NULL) *bytes = there ? (size_t)(l->layout.bytes - l->layout.data) : 0;
+    if (base != NULL) *base = l->lane[0].slots;
+    if (bytes != NULL) *bytes = l->head != NULL ? (size_t)(l->layout.bytes - l->layout.data) : 0;
     if (slot_bytes != NULL) *slot_bytes = (size_t)l->layout.stride;
 }
 
@@ -22465,20 +22383,18 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
     const spdl_loader_desc *desc = &l->desc;
     const struct {
         const char *name;
-        int value, most;
-    } fields[] = { { "children", desc->children, SPDL_LOADER_CHILDREN },
-                   { "slots", desc->slots, 1 << 16 },
-                   { "trainers", desc->trainers, SPDL_LOADER_TRAINERS },
-                   { "max_restarts", desc->max_restarts, INT16_MAX },
-                   { "start", (int)desc->start, SPDL_LOADER_IN_PROCESS } };
+        double value, most;
+    } fields[] = { { "children", (double)desc->children, SPDL_LOADER_CHILDREN },
+                   { "slots", (double)desc->slots, 1 << 16 },
+                   { "trainers", (double)desc->trainers, SPDL_LOADER_TRAINERS },
+                   { "max_restarts", (double)desc->max_restarts, INT16_MAX },
+                   { "hang_timeout", desc->hang_timeout, 1e9 },
+                   { "start", (double)desc->start, SPDL_LOADER_IN_PROCESS } };
     size_t i;
     for (i = 0; i < sizeof(fields) / sizeof(fields[0]); ++i)
-        if (fields[i].value < 0 || fields[i].value > fields[i].most)
-            return spdl__loader_fail(l, SPDL_E_INVALID, "%s is %d, must be 0 to %d",
+        if (!(fields[i].value >= 0 && fields[i].value <= fields[i].most))
+            return spdl__loader_fail(l, SPDL_E_INVALID, "%s is %.9g, must be 0 to %.9g",
                                      fields[i].name, fields[i].value, fields[i].most);
-    if (!(desc->hang_timeout >= 0 && desc->hang_timeout < 1e9))
-        return spdl__loader_fail(l, SPDL_E_INVALID, "hang_timeout is %g, must be 0 to 1e9",
-                                 desc->hang_timeout);
     if (desc->pipeline.pool != NULL)
         return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.pool is set, but threads of this "
                                                     "process are in no child");
@@ -22559,12 +22475,18 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     return result == SPDL_E_NOMEM ? spdl__loader_no_memory(l) : result;
 }
 
-/* Where the parts of the memory are, and what the trainer has for each slot. */
+/* The head, where the parts of the memory are, and what the trainer has for each slot. */
 SPDL__COLD bool spdl__loader_build(spdl_loader *l) {
     const spdl__layout *y = &l->layout;
     const uint64_t slots = (uint64_t)y->slots;
     char *memory = (char *)(void *)l->head;
     int i;
+    if (l->head->hash == 0) { /* it is new */
+        l->head->hash = spdl__loader_hash();
+        l->head->layout = l->layout;
+        l->head->opened_ns = spdl_time_ns();
+        memcpy(l->head->stage_name, l->stage_name, sizeof(l->stage_name));
+    }
     for (i = 0; i < y->children; ++i) {
         char *part = memory + y->first + (uint64_t)i * y->child_bytes;
         spdl__lane *lane = &l->lane[i];
@@ -22582,13 +22504,6 @@ SPDL__COLD bool spdl__loader_build(spdl_loader *l) {
                                                (size_t)y->children * (size_t)slots,
                                                sizeof(*l->held), sizeof(uint64_t));
     return l->held != NULL;
-}
-
-SPDL__COLD void spdl__loader_fill_head(spdl_loader *l) {
-    l->head->hash = spdl__loader_hash();
-    l->head->layout = l->layout;
-    l->head->opened_ns = spdl_time_ns();
-    memcpy(l->head->stage_name, l->stage_name, sizeof(l->stage_name));
 }
 
 /* Frees whatever open or attach has made so far. */
@@ -22613,21 +22528,21 @@ SPDL__COLD void spdl__loader_release(spdl_loader *l) {
 SPDL__COLD spdl_result spdl__loader_new(spdl_loader **loader, const spdl_loader_desc *desc,
                                         const char *name) {
     spdl_loader_desc known;
-    spdl_error why;
+    spdl_error local, *why;
     spdl_loader *l = NULL;
     spdl_result result;
     memset(&known, 0, sizeof(known));
     if (desc != NULL) known = *desc;
-    spdl__error_clear(known.error);
-    result = spdl__allocator_check(&known.pipeline.allocator, "loader", &why);
-    if (result == SPDL_OK)
+    why = known.error != NULL ? known.error : &local;
+    spdl__error_clear(why);
+    result = spdl__allocator_check(&known.pipeline.allocator, "loader", why);
+    if (result == SPDL_OK) {
         l = (spdl_loader *)spdl__alloc_zeroed(&known.pipeline.allocator, 1, sizeof(*l),
                                               sizeof(uint64_t));
-    if (result == SPDL_OK && l == NULL)
-        result = spdl__error_set(&why, SPDL_E_NOMEM, "spdl: loader: out of memory");
-    if (result != SPDL_OK) {
-        spdl__log(&known.logger, SPDL_LOG_ERROR, why.text);
-        if (known.error != NULL) *known.error = why;
+        if (l == NULL) result = spdl__error_set(why, SPDL_E_NOMEM, "spdl: loader: out of memory");
+    }
+    if (l == NULL) {
+        spdl__log(&known.logger, SPDL_LOG_ERROR, why->text);
         return result;
     }
     l->desc = known;
@@ -22662,7 +22577,6 @@ SPDL__COLD spdl_result spdl__loader_inside(spdl_loader *l) {
     l->head = (spdl__shared_head *)spdl__alloc_zeroed(&l->desc.pipeline.allocator, 1,
                                                       (size_t)l->layout.bytes, 4096);
     if (l->head == NULL || !spdl__loader_build(l)) return spdl__loader_no_memory(l);
-    spdl__loader_fill_head(l);
     for (i = 0; i < l->layout.children; ++i) {
         spdl__child *child = l->lane[i].child = spdl__child_new(l, i);
         if (child == NULL) return spdl__loader_no_memory(l);
@@ -22699,7 +22613,6 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
                                  "no room: %.1f MiB wanted, %s is %.1f MiB, %.1f MiB of it are "
                                  "left%s%s", *reason ? bytes : (double)budget / mib, room.what,
                                  (double)room.limit / mib, left, *reason ? ": " : "", reason);
-    spdl__loader_fill_head(l);
     spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
                "spdl: loader '%s': %.1f MiB are shared (%d children, %d slots each of %.1f MiB) of "
                "the %.1f MiB that were left", l->name, bytes, y->children, y->slots, slot, left);
@@ -22800,8 +22713,8 @@ SPDL__COLD spdl_result spdl__loader_outside(spdl_loader *l) {
 /* The supervisor has been told, or never was there: it has some seconds. */
 SPDL__COLD void spdl__loader_await_end(spdl_loader *l) {
     const uint64_t patience = 30 * (uint64_t)SPDL__LOADER_GRACE_NS; /* it may write a trace */
-    spdl__os_end how;
     char message[16];
+    int how;
     if (l->line != SPDL__NO_FILE) {
         (void)spdl__os_send(l->line, "quit", 4, SPDL__NO_FILE);
         if (spdl__os_receive(l->line, message, sizeof(message), NULL,
@@ -22824,18 +22737,16 @@ SPDL__COLD const char *spdl__loader_map(spdl_loader *l) {
     spdl__os_shared_fill(l->head, bytes);
     if (head->hash != spdl__loader_hash()) return "it was built with another spdl.h";
     *y = head->layout;
-    if (y->children < 1 || y->children > SPDL_LOADER_CHILDREN || y->trainers <= l->trainer ||
-        y->trainers > SPDL_LOADER_TRAINERS || y->chunk < 1 || y->slots < 1 ||
-        y->slots > SPDL__MAX_SPARE || y->quota < 1 || y->quota > y->slots || y->stages < 1 ||
-        y->stages > SPDL_MAX_STAGES || y->workers < 1 || y->workers > 1 << 16 ||
-        y->room > (uint64_t)1 << 46 || y->head > 1 << 30 || !spdl__layout_plan(y) ||
-        memcmp(y, &head->layout, sizeof(*y)) != 0 || y->bytes != bytes) {
-        memset(y, 0, sizeof(*y));
-        y->bytes = bytes;
-        return "its memory makes no sense";
-    }
-    memcpy(l->stage_name, head->stage_name, sizeof(l->stage_name));
-    return spdl__loader_build(l) ? NULL : "out of memory";
+    if (y->children >= 1 && y->children <= SPDL_LOADER_CHILDREN && y->trainers > l->trainer &&
+        y->trainers <= SPDL_LOADER_TRAINERS && y->chunk >= 1 && y->slots >= 1 &&
+        y->slots <= SPDL__MAX_SPARE && y->quota >= 1 && y->quota <= y->slots && y->stages >= 1 &&
+        y->stages <= SPDL_MAX_STAGES && y->workers >= 1 && y->workers <= 1 << 16 &&
+        y->room <= (uint64_t)1 << 46 && y->head <= 1 << 30 && spdl__layout_plan(y) &&
+        memcmp(y, &head->layout, sizeof(*y)) == 0 && y->bytes == bytes)
+        return spdl__loader_build(l) ? NULL : "out of memory";
+    memset(y, 0, sizeof(*y));
+    y->bytes = bytes;
+    return "its memory makes no sense";
 }
 
 SPDL__COLD spdl_result spdl__loader_join(spdl_loader *l) {
@@ -22846,9 +22757,8 @@ SPDL__COLD spdl_result spdl__loader_join(spdl_loader *l) {
                                  "there is none of this name with several trainers (%s)", reason);
     (void)spdl__hello_say(l, l->line, SPDL_OK, NULL, SPDL__NO_FILE);
     result = spdl__loader_greet(l, SPDL__LOADER_GRACE_NS, &l->memory);
-    if (result != SPDL_OK) return result;
-    reason = spdl__loader_map(l);
-    return reason == NULL ? SPDL_OK : spdl__loader_fail(l, SPDL_E_UNSUPPORTED, "%s", reason);
+    if (result == SPDL_OK) reason = spdl__loader_map(l);
+    return reason == NULL ? result : spdl__loader_fail(l, SPDL_E_UNSUPPORTED, "%s", reason);
 }
 #else
 SPDL__COLD spdl_result spdl__loader_join(spdl_loader *l) {
