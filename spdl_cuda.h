@@ -2102,6 +2102,7 @@ SPDL__PRIVATE spdl_result spdl__host_sleep(spdl_cuda *cuda, const spdl_task *tas
         result = spdl__cuda_await_copy(cuda, deadline);
         spdl__store32(&cuda->reaper, 0);
         spdl__cuda_notify(cuda); /* another may be the one who waits for copies now */
+        *got = spdl__turns_pop(&cuda->host_turns, task, cuda->free_hosts, slot, false);
     } else if (*got || spdl__load32(&cuda->lost) != 0) {
         spdl__event_cancel(&cuda->changed);
     } else {
@@ -2115,7 +2116,7 @@ SPDL__PRIVATE spdl_result spdl__host_take(spdl_cuda *cuda, const spdl_task *task
                                           spdl__cuda_host **slot, uint64_t deadline) {
     const uint64_t start = spdl_time_ns(), slice_ns = 20000000;
     spdl_result result;
-    bool got;
+    bool got, late = false;
     if (cuda->free_hosts == NULL)
         return spdl__cuda_refuse(cuda, SPDL_E_INVALID, "host_slots is -1: there are none");
     got = spdl__turns_pop(&cuda->host_turns, task, cuda->free_hosts, slot, false);
@@ -2124,7 +2125,8 @@ SPDL__PRIVATE spdl_result spdl__host_take(spdl_cuda *cuda, const spdl_task *task
         result = spdl__cuda_usable(cuda);
         if (result != SPDL_OK) return result; /* lost: all are woken */
         if (task != NULL && spdl__turns_over(task)) return SPDL_SKIP;
-        if (now >= deadline) return SPDL_TIMEOUT;
+        if (late) return SPDL_TIMEOUT;
+        late = now >= deadline; /* copies are asked about once, also without any time */
         spdl__cuda_stalled(cuda, "a host slot", start);
         result = spdl__host_sleep(cuda, task, slot, &got, spdl__min(now + slice_ns, deadline),
                                   deadline);

@@ -234,6 +234,28 @@ static void full_slots_are_back_pressure(void) {
     finish();
 }
 
+/* A program that never waits: a call that has no time gets back what has been copied, too. */
+static void without_time_slots_come_back(void) {
+    static unsigned char elsewhere[1000];
+    const spdl_cuda_view view = { .data = elsewhere, .bytes = sizeof elsewhere };
+    spdl_cuda *cuda = open_small(1, 2);
+    spdl_cuda_batch batch;
+    int i;
+    for (i = 0; i < 6; ++i) {
+        spdl_cuda_host *host = NULL;
+        if (i % 2) {
+            CHECK_EQ(spdl_cuda_send_view(cuda, &view, &batch, 0), SPDL_OK);
+        } else {
+            REQUIRE(spdl_cuda_host_get(cuda, &host, 0) == SPDL_OK);
+            CHECK_EQ(spdl_cuda_send(host, &batch, 0), SPDL_OK);
+        }
+        spdl_cuda_batch_free(&batch);
+        CHECK_EQ(kit_wrong(), 0); /* the copy is done */
+    }
+    spdl_cuda_close(cuda);
+    finish();
+}
+
 #ifndef CUDA_REAL
 /* While copies are held, host slots run out; one copy that is done brings one back. */
 static void a_host_slot_comes_back_with_its_copy(void) {
@@ -980,6 +1002,7 @@ TEST_TABLE(cuda) {
     TEST_CASE(any_other_order_is_refused),
     TEST_CASE(several_streams_read_a_batch),
     TEST_CASE(full_slots_are_back_pressure),
+    TEST_CASE(without_time_slots_come_back),
 #ifndef CUDA_REAL
     TEST_CASE(a_host_slot_comes_back_with_its_copy),
 #endif
