@@ -965,6 +965,7 @@ typedef struct spdl__cuda_slab { /* host memory of ours, or an arena */
 typedef struct spdl__cuda_turns {
     uint32_t lock;
     const spdl__node *node; /* the row whose calls are in order */
+    uint64_t since;         /* and of which pipeline: another may have its place in memory */
     uint64_t head, next, taken; /* ticket `next` + i has one if bit i is set */
 } spdl__cuda_turns;
 
@@ -2025,8 +2026,10 @@ SPDL__PRIVATE uint64_t spdl__turns_before(spdl__cuda_turns *turns, const spdl_ta
     const spdl__edge *out = &task->node->out;
     const uint64_t head = spdl__head(spdl__load(&out->word));
     uint64_t before = 0, at;
-    if (turns->node != task->node || task->ticket < turns->next || head < turns->head) {
+    if (turns->node != task->node || turns->since != task->pipeline->start_ns ||
+        task->ticket < turns->next || head < turns->head) {
         turns->node = task->node; /* another row, or it was rewound */
+        turns->since = task->pipeline->start_ns;
         turns->next = head;
         turns->taken = 0;
     }

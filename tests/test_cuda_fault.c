@@ -988,6 +988,36 @@ static void an_ordered_row_runs_with_one_slot(void) {
         }
 }
 
+/* A pipeline may lie where another was, and has turns of its own: the first call comes last to take
+   a slot, which has to be left for it. */
+static void each_pipeline_has_its_turns(void) {
+    int round;
+    for (round = 0; round < 10; ++round) {
+        spdl_cuda_desc desc = small();
+        uint64_t count;
+        desc.host_slots = 1;
+        fill_cuda = flow_open(&desc);
+        fill_odd = 0;
+        for (count = 1; count <= 20; count += 19) {
+            spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next_fn };
+            spdl_cuda_iter *it = NULL;
+            uint64_t n = 0;
+            spdl_pipeline *p;
+            fill_count = count;
+            iter_desc.source = p = fill_pipeline(4);
+            REQUIRE(spdl_cuda_iter_open(&it, fill_cuda, &iter_desc) == SPDL_OK);
+            CHECK_EQ(flow_train(it, NULL, &n), SPDL_END);
+            CHECK_EQ(n, count);
+            spdl_cuda_iter_close(it);
+            spdl_pipeline_destroy(p);
+        }
+        CHECK_EQ(kit_wrong(), 0);
+        spdl_cuda_close(fill_cuda);
+        nothing_is_left();
+        sim_reset();
+    }
+}
+
 /* Nobody takes what they fill, so all calls wait; they end with the pipeline. */
 static void waiting_for_a_slot_ends_with_the_pipeline(void) {
     spdl_cuda_desc desc = small();
@@ -2037,6 +2067,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(arenas_are_counted),
     TEST_CASE(memory_that_may_only_be_read_is_pinned),
     TEST_CASE(an_ordered_row_runs_with_one_slot),
+    TEST_CASE(each_pipeline_has_its_turns),
     TEST_CASE(waiting_for_a_slot_ends_with_the_pipeline),
     TEST_CASE(a_long_wait_says_who_has_the_slots),
     TEST_CASE(a_failed_done_waits_for_the_right_device), TEST_CASE(a_send_keeps_its_time),
