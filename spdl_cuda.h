@@ -576,7 +576,8 @@ SPDL_API int spdl_cuda_stage_width(const spdl_cuda *cuda);
    inside spdl_cuda_next, on the trainer's thread; no other thread of the process calls CUDA, so
    none contends with kernel launches. */
 
-/* Describes an item of the source; view->item and view->release are already set. */
+/* Describes an item of the source; view->item and view->release are already set. When a call of
+   spdl_cuda_next has timed out, the next one has the same item described again. */
 typedef spdl_result (*spdl_cuda_view_fn)(void *item, spdl_cuda_view *view);
 
 typedef struct spdl_cuda_iter_desc {
@@ -631,9 +632,9 @@ SPDL_API spdl_result spdl_cuda_next(spdl_cuda_iter *iter, spdl_cuda_stream strea
 /* Keeps the next n batches and repeats them, without the source, until it is called with 0; then it
    goes on where it was. What steps gain by that is what loading, or the bus, costs. Kernels must
    not change them.
-   Returns: SPDL_OK, SPDL_E_INVALID (n is not 0 to device_slots; or it is more than the host slots
-            there are, which SPDL_CUDA_HOLD_HOST may have to keep), SPDL_E_CUDA, SPDL_E_CUDA_LOST,
-            SPDL_E_CUDA_FORKED.
+   Returns: SPDL_OK, SPDL_E_INVALID (n is not 0 to device_slots; or the batches would keep more host
+            slots than there are: on the host, with keep_host and on the CPU), SPDL_E_CUDA,
+            SPDL_E_CUDA_LOST, SPDL_E_CUDA_FORKED.
    Threads: the trainer.
    Blocks:  never; at the end of SPDL_CUDA_HOLD_HOST until copies are done.
    Owns:    items that are repeated are released at its end, or by spdl_cuda_iter_close. */
@@ -3478,7 +3479,8 @@ struct spdl_cuda_iter {
     int hold, held, position; /* so many are to be held; are; the next one */
     spdl_cuda_hold what;
     spdl__cuda_slot **slots; /* device_slots: what is held on the device */
-    spdl__cuda_job *jobs;    /* or on the host */
+    spdl__cuda_job *jobs;    /* or on the host, */
+    spdl_cuda_array *arrays; /* with SPDL_CUDA_MAX_ARRAYS for each */
 };
 
 /* What an item is. When it is nothing that can be sent, it is released. */
@@ -3562,6 +3564,16 @@ SPDL__PRIVATE spdl_result spdl__iter_prepare(spdl_cuda_iter *iter, spdl__cuda_jo
     return result;
 }
 
+/* Keeps a job to be repeated, with its arrays, which a view has for this call only. */
+SPDL__PRIVATE void spdl__iter_keep(spdl_cuda_iter *iter, spdl__cuda_job *job) {
+    spdl_cuda_array *array = iter->arrays + iter->held * SPDL_CUDA_MAX_ARRAYS;
+    if (job->array_count > 0)
+        memcpy(array, job->array, (size_t)job->array_count * sizeof(*array));
+    job->array = array;
+    iter->jobs[iter->held++] = *job;
+    memset(&job->held, 0, sizeof(job->held));
+}
+
 /* Sends one more batch. SPDL_FULL: there is no device slot. */
 SPDL__PRIVATE spdl_result spdl__iter_fetch(spdl_cuda_iter *iter, uint64_t deadline,
                                            spdl__cuda_slot **slot) {
@@ -3577,10 +3589,7 @@ SPDL__PRIVATE spdl_result spdl__iter_fetch(spdl_cuda_iter *iter, uint64_t deadli
     } else {
         result = spdl__iter_take(iter, deadline);
         if (result == SPDL_OK) result = spdl__iter_prepare(iter, &job, deadline);
-        if (result == SPDL_OK && holds) {
-            iter->jobs[iter->held++] = job;
-            memset(&job.held, 0, sizeof(job.held));
-        }
+        if (result == SPDL_OK && holds) spdl__iter_keep(iter, &job);
     }
     if (result == SPDL_OK) {
         job.deadline = SPDL__NEVER; /* there are as many numbers as slots: no wait worth the name */
@@ -3734,20 +3743,31 @@ SPDL__PRIVATE spdl_result spdl__iter_let_go(spdl_cuda_iter *iter) {
     return result;
 }
 
+/* Whether each batch has a host slot: items are those, or are copied there. */
+SPDL__PRIVATE bool spdl__iter_fills_hosts(const spdl_cuda_iter *iter) {
+    const spdl__cuda_slab *arena;
+    bool pinned = iter->cuda->cpu;
+    if (iter->desc.view == NULL) return true;
+    pthread_mutex_lock(&iter->cuda->lock);
+    for (arena = iter->cuda->arenas; arena != NULL; arena = arena->next)
+        pinned = pinned || arena->pinned;
+    pthread_mutex_unlock(&iter->cuda->lock);
+    return !pinned;
+}
+
 SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n, spdl_cuda_hold what) {
     spdl_result result;
-    int hosts;
     if (iter == NULL) return SPDL_E_INVALID;
     result = spdl__cuda_usable(iter->cuda);
     if (result != SPDL_OK) return result;
-    hosts = iter->cuda->desc.host_slots;
     if (n < 0 || n > iter->cuda->desc.device_slots || (what != SPDL_CUDA_HOLD_DEVICE &&
                                                        what != SPDL_CUDA_HOLD_HOST))
         return spdl__cuda_refuse(iter->cuda, SPDL_E_INVALID,
                                  "iter_hold: n must be 0 to device_slots");
-    if (what == SPDL_CUDA_HOLD_HOST && hosts > 0 && n > hosts) /* the source would have none */
-        return spdl__cuda_refuse(iter->cuda, SPDL_E_INVALID,
-                                 "iter_hold: on the host n must be 0 to host_slots");
+    if (n > iter->cuda->desc.host_slots && spdl__iter_fills_hosts(iter) &&
+        (what == SPDL_CUDA_HOLD_HOST || iter->cuda->cpu || iter->cuda->desc.keep_host))
+        return spdl__cuda_refuse(iter->cuda, SPDL_E_INVALID, "iter_hold: n batches keep as many "
+                                                             "host slots, and there are fewer");
     result = spdl__iter_let_go(iter);
     if (result != SPDL_OK) return result;
     iter->hold = n;
@@ -3772,6 +3792,7 @@ SPDL__PRIVATE void spdl__iter_release(spdl_cuda_iter *iter) {
     spdl_cuda *cuda = iter->cuda;
     const spdl_allocator *allocator = &cuda->desc.allocator;
     const size_t slots = (size_t)cuda->desc.device_slots;
+    spdl__free(allocator, iter->arrays, slots * SPDL_CUDA_MAX_ARRAYS * sizeof(*iter->arrays));
     spdl__free(allocator, iter->jobs, slots * sizeof(*iter->jobs));
     spdl__free(allocator, iter->slots, slots * sizeof(void *));
     spdl__free(allocator, iter->queue, (size_t)(iter->desc.depth + 2) * sizeof(void *));
@@ -3814,7 +3835,10 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_cuda *cuda,
         made->slots = (spdl__cuda_slot **)spdl__alloc_zeroed(allocator, slots, sizeof(void *), 0);
         made->jobs =
             (spdl__cuda_job *)spdl__alloc_zeroed(allocator, slots, sizeof(*made->jobs), 0);
-        if (made->queue != NULL && made->slots != NULL && made->jobs != NULL) {
+        made->arrays = (spdl_cuda_array *)spdl__alloc_zeroed(
+            allocator, slots * SPDL_CUDA_MAX_ARRAYS, sizeof(*made->arrays), 0);
+        if (made->queue != NULL && made->slots != NULL && made->jobs != NULL &&
+            made->arrays != NULL) {
             *iter = made;
             return SPDL_OK;
         }

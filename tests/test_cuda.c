@@ -594,6 +594,43 @@ static void holds_batches_and_goes_on(void) {
         }
 }
 
+/* A view has its arrays for one call; what is repeated on the host has them for longer. */
+static spdl_result numbered_view(void *memory, spdl_cuda_view *view) {
+    static spdl_cuda_array array;
+    const spdl_result result = flow_view(memory, view);
+    memset(&array, 0, sizeof array);
+    array.shape[0] = (uint64_t)(uintptr_t)view->user;
+    view->array = &array;
+    view->array_count = 1;
+    return result;
+}
+
+static void what_is_repeated_keeps_its_arrays(void) {
+    flow_source s;
+    void *stream = kit_stream(false);
+    spdl_cuda *cuda = open_small(4, 3);
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc desc;
+    spdl_cuda_batch batch;
+    int i;
+    flow_source_open(&s, 7, 100);
+    REQUIRE(spdl_cuda_adopt(cuda, s.seen, 7 * FLOW_SLOT, FLOW_SLOT) == SPDL_OK);
+    desc = flow_iter_desc(&s);
+    desc.view = numbered_view;
+    REQUIRE(spdl_cuda_iter_open(&it, cuda, &desc) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_hold(it, 3, SPDL_CUDA_HOLD_HOST), SPDL_OK);
+    for (i = 0; i < 12; ++i) {
+        REQUIRE(spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK);
+        CHECK_EQ((uintptr_t)batch.user, i % 3);
+        CHECK_EQ(batch.array[0].shape[0], i % 3);
+    }
+    spdl_cuda_iter_close(it);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    finish();
+}
+
 /* An end comes once for each epoch, and the next one is sent ahead meanwhile. */
 static void epochs_go_on(void) {
     flow_source s;
@@ -1016,6 +1053,7 @@ TEST_TABLE(cuda) {
     TEST_CASE(adopt_refuses_what_it_cannot_use),
     TEST_CASE(iterates_inline),
     TEST_CASE(holds_batches_and_goes_on),
+    TEST_CASE(what_is_repeated_keeps_its_arrays),
     TEST_CASE(epochs_go_on),
     TEST_CASE(next_keeps_its_time),
     TEST_CASE(a_source_that_fails_is_told),

@@ -561,6 +561,29 @@ static void no_row_beside_an_iterator(void) {
     finish();
 }
 
+/* Batches that keep a host slot cannot be more than there are: the source would wait for ever. */
+static void what_is_repeated_has_to_fit(void) {
+    int kind;
+    for (kind = 0; kind < 4; ++kind) { /* as it is, with keep_host, on the CPU, memory elsewhere */
+        spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next_fn };
+        spdl_cuda_desc desc = back_desc(2, 3, 0);
+        spdl_cuda_iter *it = NULL;
+        spdl_cuda *cuda;
+        desc.keep_host = kind == 1;
+        if (kind == 2) desc.backend = SPDL_CUDA_CPU;
+        if (kind == 3) iter_desc.view = spdl_cuda_view_batch;
+        cuda = flow_open(&desc);
+        REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
+        CHECK_EQ(spdl_cuda_iter_hold(it, 2, SPDL_CUDA_HOLD_HOST), SPDL_OK);
+        CHECK_EQ(spdl_cuda_iter_hold(it, 3, SPDL_CUDA_HOLD_HOST), SPDL_E_INVALID);
+        CHECK_EQ(spdl_cuda_iter_hold(it, 3, SPDL_CUDA_HOLD_DEVICE),
+                 kind % 3 == 0 ? SPDL_OK : SPDL_E_INVALID);
+        spdl_cuda_iter_close(it);
+        spdl_cuda_close(cuda);
+    }
+    finish();
+}
+
 static void a_row_answers_each_batch(void) {
     int workers, slots;
     for (workers = 1; workers <= 3; workers += 2)
@@ -1078,6 +1101,7 @@ TEST_TABLE(cuda_back) {
     TEST_CASE(no_more_is_held_than_there_is),
     TEST_CASE(a_host_slot_outlives_its_pipeline),
     TEST_CASE(no_row_beside_an_iterator),
+    TEST_CASE(what_is_repeated_has_to_fit),
     TEST_CASE(a_row_answers_each_batch),
     TEST_CASE(a_launch_that_fails_fails_its_item),
     TEST_CASE(the_row_ends_with_the_pipeline),
