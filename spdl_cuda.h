@@ -3035,7 +3035,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_prepare(spdl_cuda *cuda) {
     cuda->transfers = (uint64_t)(desc->host_slots + desc->device_slots);
     cuda->stride = spdl__round_up(desc->slot_bytes, SPDL_CUDA_ALIGN);
     cuda->output_stride = spdl__round_up(desc->output_bytes, SPDL_CUDA_ALIGN);
-    return spdl__allocator_check(&desc->allocator, "cuda", desc->error);
+    return SPDL_OK;
 }
 
 /* The ordinal that is meant, and why. */
@@ -3346,6 +3346,8 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
     *cuda = NULL;
     if (desc == NULL) return SPDL_E_INVALID;
     spdl__error_clear(desc->error);
+    result = spdl__allocator_check(&desc->allocator, "cuda", desc->error);
+    if (result != SPDL_OK) return result; /* nothing could be given back */
     made = (spdl_cuda *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), SPDL_CACHE_LINE);
     if (made == NULL)
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: cuda: out of memory");

@@ -1006,6 +1006,11 @@ static void the_cpu_iterates_too(void) {
     copies_are_in_the_trace();
 }
 
+static void *half_an_allocator(size_t bytes, size_t align, void *user) {
+    (void)align, (void)user;
+    return malloc(bytes);
+}
+
 static void arguments_are_checked(void) {
     spdl_cuda_desc desc = flow_desc(backend, FLOW_SLOT);
     spdl_cuda *cuda = (spdl_cuda *)&desc;
@@ -1024,6 +1029,11 @@ static void arguments_are_checked(void) {
     desc = flow_desc(backend, FLOW_SLOT);
     desc.device_slots = -1;
     CHECK_EQ(spdl_cuda_open(&cuda, &desc), SPDL_E_INVALID);
+    desc = flow_desc(backend, FLOW_SLOT);
+    desc.error = &error;
+    desc.allocator.alloc_fn = half_an_allocator;
+    CHECK_EQ(spdl_cuda_open(&cuda, &desc), SPDL_E_INVALID);
+    CHECK(strstr(error.text, "allocator") != NULL);
     desc = flow_desc(backend, SIZE_MAX - 5);
     CHECK(spdl_cuda_open(&cuda, &desc) < 0);
     CHECK(cuda == NULL);
