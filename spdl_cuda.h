@@ -553,7 +553,7 @@ SPDL_API spdl_result spdl_cuda_output_wait(spdl_cuda_output *out, int64_t timeou
 SPDL_API void spdl_cuda_output_free(void *out);
 
 /* The function of the row that SPDL_CUDA_STAGE makes; its ctx is the spdl_cuda.
-   Returns: never NULL. Without outputs its calls fail.
+   Returns: never NULL. What is wrong (no outputs, no launch function) fails its calls.
    Threads: any; no such row may be running.
    Blocks:  never.
    Owns:    the library. */
@@ -2917,7 +2917,8 @@ SPDL__PRIVATE spdl_result spdl__launch_stage(spdl_task *task, void *in, void **o
     spdl__cuda_slot *slot = NULL;
     spdl_result result;
     if (cuda == NULL || cuda->launch == NULL || cuda->free_outputs == NULL)
-        return spdl_fail(task, "spdl: cuda: output_bytes is 0, or there is no thread for the row");
+        return spdl_fail(task, "spdl: cuda: output_bytes is 0, launch is NULL, or no thread could "
+                               "be made for the row");
     if (host == NULL || host->cuda != cuda)
         return spdl_fail(task, "spdl: cuda: an item is not a host slot of this spdl_cuda");
     result = spdl__cuda_usable(cuda);

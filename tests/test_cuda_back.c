@@ -402,6 +402,7 @@ static void outputs_may_be_dropped(void) {
 
 
 static uint64_t stage_fails_at;       /* this launch fails, from 1; 0: none */
+static uint64_t stage_late_at;        /* and this one returns SPDL_TIMEOUT */
 static uint64_t stage_ns;             /* of a kernel */
 static uint64_t stage_next;           /* the batch whose launch comes next */
 
@@ -413,6 +414,7 @@ static spdl_result stage_launch(spdl_task *task, const spdl_cuda_batch *batch,
     __atomic_store_n(&stage_next, seed + 1, __ATOMIC_RELAXED);
     CHECK(out->user == batch->user);
     if (stage_fails_at == seed + 1) return spdl_fail(task, "launch %d failed", (int)seed);
+    if (stage_late_at == seed + 1) return SPDL_TIMEOUT;
     out->bytes = batch->bytes;
     if (stream != NULL && stage_ns > 0) kit_spin(stream, stage_ns);
     if (stream != NULL) kit_invert(stream, out->dev, batch->dev, batch->bytes);
@@ -620,6 +622,12 @@ static void a_launch_that_fails_fails_its_item(void) {
     stage_fails_at = 0;
     CHECK_EQ(stats_of(cuda).output_free, 4);
     CHECK_EQ(stats_of(cuda).device_free, 3);
+    stage_late_at = 11; /* no result of a stage, and not a reason to drop the item in silence */
+    p = stage_pipeline(cuda, 2, 2);
+    CHECK_EQ(stage_drain(p), 10);
+    CHECK(spdl_pipeline_failed(p));
+    spdl_pipeline_destroy(p);
+    stage_late_at = 0;
     p = stage_pipeline(cuda, 2, 2); /* and another */
     CHECK_EQ(stage_drain(p), stage_count);
     spdl_pipeline_destroy(p);
