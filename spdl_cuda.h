@@ -1402,8 +1402,8 @@ SPDL__PRIVATE void spdl__slab_advise(spdl_cuda *cuda, const spdl__cuda_slab *sla
     const uint64_t mask = (uint64_t)1 << (cuda->numa_node & 63);
     (void)syscall(SYS_madvise, slab->base, slab->bytes, dont_fork);
     (void)syscall(SYS_madvise, slab->base, slab->bytes, huge_pages);
-    if (cuda->numa_node >= 0 && cuda->numa_node < 64 &&
-        syscall(SYS_mbind, slab->base, slab->bytes, preferred, &mask, bits + 1, 0L) == 0) return;
+    if (cuda->numa_node < 0 || (cuda->numa_node < 64 &&
+        syscall(SYS_mbind, slab->base, slab->bytes, preferred, &mask, bits + 1, 0L) == 0)) return;
 #else
     (void)slab;
 #endif
@@ -1533,6 +1533,7 @@ SPDL__PRIVATE void *spdl__blocks_alloc(size_t bytes, size_t align, void *user) {
     spdl__cuda_slab slab, *arena = NULL;
     spdl_result result;
     if (!spdl__blocks_pin(cuda, bytes)) return spdl__alloc(&cuda->desc.allocator, bytes, align);
+    if (spdl__cuda_usable(cuda) != SPDL_OK) return NULL;
     result = spdl__slab_make(cuda, &slab, bytes, 1);
     if (result == SPDL_OK) arena = spdl__arena_new(cuda, slab.base, slab.bytes, slab.bytes);
     if (arena != NULL) result = spdl__cuda_enter(cuda, &scope, true);
@@ -1558,6 +1559,7 @@ SPDL__PRIVATE void spdl__blocks_free(void *memory, size_t bytes, void *user) {
         spdl__free(&cuda->desc.allocator, memory, bytes);
         return;
     }
+    if (cuda->process != (long)getpid()) return; /* it is not mapped here */
     arena = spdl__arena_unlink(cuda, memory);
     if (arena == NULL) return;
     entered = spdl__cuda_enter(cuda, &scope, true) == SPDL_OK;

@@ -883,12 +883,14 @@ static void copies_are_in_the_trace(void) {
 static uint64_t work_calls(void) {
     sim_stats stats;
     sim_get_stats(&stats);
-    return stats.work_calls;
+    return stats.work_calls + stats.thread_calls;
 }
 #endif
 
 typedef struct forked {
     spdl_cuda *cuda;
+    spdl_allocator slots;
+    void *block;
     spdl_cuda_iter *it;
     spdl_cuda_host *host;
     spdl_cuda_batch batch;
@@ -912,6 +914,8 @@ static int uses_it_in_a_child(void *arg) {
     spdl_cuda_error(f->cuda, &error);
     CHECK_EQ(error.result, SPDL_E_CUDA_FORKED);
     CHECK(strstr(error.text, "fork") != NULL);
+    CHECK(f->slots.alloc_fn(FLOW_SLOT, 64, f->slots.user) == NULL || spdl_cuda_on_cpu(f->cuda));
+    f->slots.free_fn(f->block, FLOW_SLOT, f->slots.user);
     spdl_cuda_host_free(f->host);
     spdl_cuda_batch_free(&f->batch);
     spdl_cuda_iter_close(f->it);
@@ -926,6 +930,9 @@ static void a_child_is_refused(void) {
     void *stream = kit_stream(false);
     flow_source_open(&f.source, 4, 10);
     f.cuda = open_small(2, 2);
+    f.slots = spdl_cuda_slots(f.cuda);
+    f.block = f.slots.alloc_fn(FLOW_SLOT, 64, f.slots.user);
+    REQUIRE(f.block != NULL);
     REQUIRE(flow_fill(f.cuda, &f.host, 10, 1) == SPDL_OK);
     REQUIRE(spdl_cuda_send(f.host, &f.batch, SPDL_FOREVER) == SPDL_OK);
     REQUIRE(flow_fill(f.cuda, &f.host, 10, 2) == SPDL_OK);
@@ -938,6 +945,7 @@ static void a_child_is_refused(void) {
     spdl_cuda_host_free(f.host);
     spdl_cuda_iter_close(f.it);
     CHECK_EQ(kit_wrong(), 0);
+    f.slots.free_fn(f.block, FLOW_SLOT, f.slots.user);
     spdl_cuda_close(f.cuda);
     flow_source_close(&f.source);
     kit_stream_free(stream);

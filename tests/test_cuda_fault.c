@@ -632,6 +632,31 @@ static void a_node_is_asked_for(void) {
     }
 }
 
+static void *takes_blocks(void *arg) {
+    const spdl_allocator slots = spdl_cuda_slots((spdl_cuda *)arg);
+    int i;
+    for (i = 0; i < 20; ++i) {
+        void *block = slots.alloc_fn(FLOW_SLOT, 64, slots.user);
+        CHECK(block != NULL);
+        slots.free_fn(block, FLOW_SLOT, slots.user);
+    }
+    return NULL;
+}
+
+/* Pipelines may be made at the same time (ThreadSanitizer sees what they share). */
+static void any_thread_may_take_blocks(void) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda = flow_open(&desc);
+    pthread_t thread[2];
+    int i;
+    for (i = 0; i < 2; ++i)
+        if (pthread_create(&thread[i], NULL, takes_blocks, cuda) != 0) abort();
+    for (i = 0; i < 2; ++i) pthread_join(thread[i], NULL);
+    spdl_cuda_close(cuda);
+    nothing_is_left();
+    sim_reset();
+}
+
 /* ---- whose device, stream and memory it is ---- */
 
 static unsigned contexts(void) { return sim_now().contexts; }
@@ -2078,6 +2103,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(an_arena_is_shared),
     TEST_CASE(large_arenas_are_pinned_in_pieces),
     TEST_CASE(a_node_is_asked_for),
+    TEST_CASE(any_thread_may_take_blocks),
     TEST_CASE(copies_are_timed),
     TEST_CASE(waits_name_what_limits),
     TEST_CASE(copies_are_in_the_verdict),
