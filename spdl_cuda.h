@@ -332,7 +332,8 @@ SPDL_API spdl_result spdl_cuda_host_add(spdl_cuda_host *host, const char *name, 
 SPDL_API void *spdl_cuda_host_at(const spdl_cuda_host *host, int i);
 
 /* Gives back a slot that was not sent.
-   Returns: nothing; NULL and a slot that was sent are ignored. Fits free_item.
+   Returns: nothing; NULL and a slot that was sent are ignored, as long as nobody else has got that
+            slot: a pointer is not kept. Fits free_item.
    Threads: whoever has the slot.
    Blocks:  never.
    Owns:    the slot is the library's. */
@@ -545,7 +546,8 @@ SPDL_API spdl_result spdl_cuda_output_send(spdl_cuda_output *out);
 SPDL_API spdl_result spdl_cuda_output_wait(spdl_cuda_output *out, int64_t timeout_ns);
 
 /* Gives the output back, sent and waited for or not.
-   Returns: nothing; NULL and an output that was freed are ignored. Fits free_item.
+   Returns: nothing; NULL and an output that was freed are ignored, as long as nobody else has got
+            that output: a pointer is not kept. Fits free_item.
    Threads: whoever has the output.
    Blocks:  never; if work on it was put on a stream and it was not sent, as
             spdl_cuda_batch_free.
