@@ -64,10 +64,11 @@
        are. Captures of CUDA graphs on other threads and streams are not disturbed; a stream that is
        being captured is refused.
 
-   STREAMS are any of the same device: 0 and cudaStreamLegacy (in a build with
-       CUDA_API_PER_THREAD_DEFAULT_STREAM 0 is the next), cudaStreamPerThread, which is known only
-       to the thread that made a batch ready on it, or one that was made. They must outlive the
-       batches made ready on them. The library has no callbacks on streams.
+   STREAMS are any of the same device: 0 and cudaStreamLegacy (where the file of the implementation
+       has CUDA_API_PER_THREAD_DEFAULT_STREAM 0 is the next), cudaStreamPerThread, which is known
+       only to the thread that made a batch ready on it, or one that was made. The first three are
+       those of the device of the spdl_cuda: it has to be current where kernels are put on them.
+       They must outlive the batches made ready on them. The library has no callbacks on streams.
 
    LIMITS
        Linux. 16 arrays in a batch, 8 dimensions, 4 readers at a time, 4096 slots of each kind. On a
@@ -210,7 +211,8 @@ typedef struct spdl_cuda_batch {
 typedef struct spdl_cuda_view {
     const void *data;
     size_t bytes;
-    int array_count; /* 0: those of the desc, if there are any and they fit */
+    int array_count; /* 0: those of the desc, if they fit; if there is only one, its rows (shape[0])
+                        are those that are there, as in the last batch of an epoch */
     const spdl_cuda_array *array; /* copied */
     void *user;
     spdl_free_fn release; /* optional; on any thread that uses the spdl_cuda; must not wait */
@@ -1912,6 +1914,7 @@ typedef struct spdl__cuda_job {
     size_t bytes;
     int array_count;
     const spdl_cuda_array *array;
+    spdl_cuda_array less; /* what that may point to */
     void *user;
     spdl__cuda_held held;
     uint64_t deadline;
@@ -2368,7 +2371,10 @@ SPDL__PRIVATE bool spdl__cuda_adopted(spdl_cuda *cuda, const void *data, size_t 
 /* What is to be sent of a view; the arrays are the desc's where it has none. */
 SPDL__PRIVATE spdl_result spdl__job_of_view(spdl_cuda *cuda, spdl__cuda_job *job,
                                             const spdl_cuda_view *view) {
+    const spdl_cuda_array *only = cuda->array_count == 1 ? &cuda->desc.array[0] : NULL;
     const bool laid = view->array_count == 0 && view->bytes >= cuda->array_bytes;
+    const size_t row =
+        only && only->ndim > 0 && only->bytes > 0 ? only->bytes / (size_t)only->shape[0] : 0;
     if (view->bytes > cuda->desc.slot_bytes)
         return spdl__cuda_refuse(cuda, SPDL_E_LIMIT, "send_view: larger than slot_bytes");
     if (view->array_count < 0 || view->array_count > SPDL_CUDA_MAX_ARRAYS)
@@ -2380,6 +2386,13 @@ SPDL__PRIVATE spdl_result spdl__job_of_view(spdl_cuda *cuda, spdl__cuda_job *job
     job->bytes = view->bytes;
     job->array_count = laid ? cuda->array_count : view->array_count;
     job->array = laid ? cuda->desc.array : view->array;
+    if (view->array_count == 0 && !laid && row > 0 && view->bytes % row == 0) {
+        job->less = *only;
+        job->less.shape[0] = view->bytes / row;
+        job->less.bytes = view->bytes;
+        job->array = &job->less;
+        job->array_count = 1;
+    }
     job->user = view->user;
     job->held.release = view->release;
     job->held.item = view->item;

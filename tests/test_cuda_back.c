@@ -226,7 +226,7 @@ enum { ITEM = 512, ITEMS = 8 };
 
 SPDL_FN(place_source, void, void) {
     *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
-    return spdl_sequence(task) == 40 * ITEMS ? SPDL_END : SPDL_OK;
+    return spdl_sequence(task) == 40 * ITEMS + 3 ? SPDL_END : SPDL_OK;
 }
 
 SPDL_FN(place_item, void, void) {
@@ -250,6 +250,10 @@ static void batches_in_place_are_pinned(void) {
     spdl_cuda_batch batch;
     uint64_t n = 0, i;
     desc.host_slots = -1;
+    desc.array[0].ndim = 2; /* the last batch has fewer rows */
+    memcpy(desc.array[0].type, "u1", 3);
+    desc.array[0].shape[0] = ITEMS;
+    desc.array[0].shape[1] = ITEM;
     cuda = flow_open(&desc);
     kit_disorder(test_seed());
     workers.allocator = spdl_cuda_slots(cuda);
@@ -259,14 +263,18 @@ static void batches_in_place_are_pinned(void) {
     iter_desc.source = p;
     REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
     while (spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK) {
-        CHECK_EQ(batch.bytes, ITEM * ITEMS);
-        for (i = 0; i < ITEMS; ++i, ++n)
+        const uint64_t rows = n < 40 * ITEMS ? ITEMS : 3;
+        CHECK_EQ(batch.bytes, ITEM * rows);
+        CHECK(spdl_cuda_at(&batch, 0) == batch.dev);
+        CHECK_EQ(batch.array[0].shape[0], rows);
+        CHECK_EQ(batch.array[0].bytes, batch.bytes);
+        for (i = 0; i < rows; ++i, ++n)
             if (backend == SPDL_CUDA_GPU)
                 kit_check(stream, (char *)batch.dev + i * ITEM, ITEM, n);
             else
                 CHECK_EQ(kit_differ((char *)batch.dev + i * ITEM, ITEM, n), 0);
     }
-    CHECK_EQ(n, 40 * ITEMS);
+    CHECK_EQ(n, 40 * ITEMS + 3);
     CHECK_EQ(stats_of(cuda).copied_bytes, 0);
     spdl_cuda_iter_close(it);
     spdl_pipeline_destroy(p);

@@ -425,7 +425,7 @@ static void a_wait_outlives_an_iterator(void) {
     sim_reset();
 }
 
-/* NULL means the stream of the device that is current, as it does for CUDA: the trainer's. */
+/* NULL means the stream of the device of the spdl_cuda, whichever is current for the caller. */
 static void the_legacy_stream_of_another_device(void) {
     spdl_cuda_stream stream, none[] = { NULL, cudaStreamLegacy, cudaStreamPerThread };
     spdl_cuda *cuda;
