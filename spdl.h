@@ -1410,9 +1410,8 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 
 /* ============================================================================================= */
 /* >>stats
-   Numbers that say which stage is slow. Every struct is plain data of the caller's, without
-   pointers: numbers of several processes can be sent as bytes, and histograms added up. >>report
-   has these numbers in regular intervals. */
+   Numbers that say which stage is slow. Every struct is plain data without pointers: numbers of
+   several processes can be sent as bytes. >>report has them in regular intervals. */
 
 /* Durations in buckets: exact below 8 ns, then 8 to each power of two, so percentiles are within
    6.25 %; from 2^43 ns (2.4 h) all in the last. All zero is empty. The three below write it. */
@@ -1454,16 +1453,15 @@ typedef struct spdl_stage_stats {
     int in_flight;     /* calls running now */
     uint64_t tasks;    /* calls that have ended; for a batch row: batches made; feed: pushes */
     uint64_t failures; /* of them, calls that failed; not in the times */
-    uint64_t skips;    /* of them, calls that dropped their item; batch: items of drop_last; feed:
-                          items that made way */
+    uint64_t skips;    /* of them, that dropped their item; batch: of drop_last; feed: made way */
     uint64_t retries;  /* calls that were made again for an item that had failed */
     uint64_t freed;    /* items this stage had made or taken that a stop or failure freed */
     uint64_t busy_ns;  /* time spent in calls that did not fail, over all workers */
     bool deferred;     /* calls end when they are completed: busy_ns is no worker's time */
     bool alone;        /* its row says one call at a time: .max_concurrency = 1, .flush */
     bool in_order;     /* results leave in input order */
-    /* Of the trainer's waits of more than a microsecond or so (not with workers = 0), the part in
-       which the item it waited for was here: the sum over all stages is what it waited. */
+    /* The part of the trainer's waits (over a microsecond or so; not with workers = 0) in which the
+       item it waited for was here: the sum over all stages is what it waited. */
     uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
     uint64_t exposed_idle_ns; /* ready for it, but no worker took it */
     /* Of one call; below 1 us of up to 32. Of a feed: from the push of an item until the trainer
@@ -1481,8 +1479,7 @@ typedef struct spdl_stage_stats {
 
 typedef struct spdl_edge_stats {
     int buffer_size;
-    int depth;              /* items that can be taken now: up to buffer_size + concurrency; of a
-                               path up to buffer_size and that of its branch */
+    int depth;              /* to take now: up to buffer_size + concurrency; path: + its branch's */
     uint64_t items;         /* items taken so far */
     uint64_t put_wait_ns;   /* time finished items waited for a place among the buffer_size */
     uint64_t get_wait_ns;   /* time the reader was idle for want of an item, open waits too */
@@ -1547,10 +1544,9 @@ typedef struct spdl_stats {
    Owns:    nothing. */
 SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t bytes_out);
 
-/* Copies the counters as they stand, while the pipeline runs on. Each is exact, and none goes
-   backwards from one snapshot to the next; they are read one after the other, some microseconds for
-   each stage, and every 10 ms what spdl_process_read knows. A worker is woken if the last stage can
-   be called, so a trainer may wait until its buffer is full.
+/* Copies the counters while the pipeline runs on, some microseconds for each stage, and every 10 ms
+   what spdl_process_read knows. Each is exact, and none goes backwards from one snapshot to the
+   next. A worker is woken if the last stage can be called: a trainer may wait for a full buffer.
    Returns: nothing.
    Threads: any.
    Blocks:  never.
@@ -1579,8 +1575,8 @@ typedef struct spdl_process_stats {
     uint64_t major_faults;   /* pages that were read from a disk */
 } spdl_process_stats;
 
-/* Reads what the system knows about this process: a few files of /proc and of the cgroup, some 50
-   to 200 microseconds. A pipeline reads it when it is created and in spdl_pipeline_stats.
+/* Reads what the system knows about this process: files of /proc and of the cgroup, some 50 to 200
+   microseconds. A pipeline reads it when it is created and in spdl_pipeline_stats.
    Returns: nothing; what cannot be had is 0.
    Threads: any.
    Blocks:  never, except for the system calls.
@@ -1595,9 +1591,8 @@ SPDL_API void spdl_process_read(spdl_process_stats *stats);
    Owns:    nothing. */
 SPDL_API spdl_limit spdl_stats_limit(const spdl_stats *stats, int *stage);
 
-/* Of the statistics of several trainers, as of all ranks of a run, each sent as bytes: the one that
-   waited the longest for one of its stages, and which. It is who holds up the others, who wait for
-   it elsewhere.
+/* Of the statistics of several trainers, as of all ranks of a run: the one that waited the longest
+   for one of its stages, and which. It holds up the others, who wait for it elsewhere.
    Returns: its index, with *stage (exposed_ns and exposed_idle_ns say how long); -1: nobody waited.
    Threads: any.
    Blocks:  never.
@@ -1641,9 +1636,8 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 SPDL_API int spdl_rows_text(const spdl_stage *stages, size_t stage_count, char *buffer,
                             size_t bytes);
 
-/* One line without a newline: items, rate, the time left (`length`: how many items there will be;
-   0: not known), and the share of time the trainer waited; with a feed the p99 from push to
-   answer.
+/* One line without a newline: items, rate, the time left (`length`: of how many items; 0: not
+   known), and the share of time the trainer waited; with a feed the p99 from push to answer.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits.
    Threads: any.
    Blocks:  never.
@@ -1674,14 +1668,12 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
        SPDL_REPORT=run.html          a page with plots, written every 10 s and at the end
 
    A file name has no comma. Colours are for terminals, unless NO_COLOR is set. What cannot be done
-   (a wrong value, a file that cannot be written, a full disk, a closed stderr) is one warning in
-   the log of the pipeline, which goes on. It never waits for its reports: a stderr that takes
-   nothing for 100 ms loses one. spdl_pipeline_destroy waits until the last one is written.
+   is one warning in the log of the pipeline, which goes on. It never waits for its reports: a
+   stderr that takes nothing for 100 ms loses one. Destroy waits until the last one is written.
 
-   Several pipelines. Each JSON line is appended in one piece, so that pipelines and processes may
-   share a file. A page is for one: another pipeline of the process, or a process that runs at the
-   same time, takes run-2.html and so on, up to 99. One draws in place on a terminal, the others
-   write lines.
+   Pipelines and processes may share a file of JSON lines: each is appended in one piece. A page is
+   for one: another pipeline of the process, or a process that runs at the same time, takes
+   run-2.html and so on, up to 99. One draws in place on a terminal, the others write lines.
 
    JSON lines, schema "spdl.stats.1": an object for each interval. Later versions of the library may
    add fields; none changes its meaning under this name.
@@ -1690,12 +1682,10 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
        pid, run   the process; when the pipeline was created (Unix time in ms): together, which one
        time       when the line was written (Unix time in s)
        final      whether this is the last line of the pipeline
-       interval   what spdl_stats_json writes, of the time since the line before: counts and times
-                  are differences, percentiles are of the calls that ended in it, max_ns is the end
-                  of the largest one's bucket
+       interval   what spdl_stats_json writes, since the line before: differences; percentiles of
+                  the calls that ended in it, max_ns the end of the largest one's bucket
        total      the same since the start
-       process    the fields of spdl_process_stats, with cores_used and others_cores over the
-                  interval */
+       process    spdl_process_stats, with cores_used and others_cores over the interval */
 
 #ifndef SPDL_NO_REPORT
 /* Runs on the thread of the reports, at the end once more; `interval` is since the last call. Must
@@ -13704,9 +13694,8 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 /* ============================================================================================= */
 /* >>stats-impl
    Snapshots, and the texts made of them. Workers count into cells of their own, without a lock; any
-   thread may take a snapshot, which adds the cells up. Waits are kept as the sum of those that are
-   over and the start of the open one. What a snapshot has reported is kept with the edge, so that
-   no number goes backwards. Nothing is owned here. */
+   thread may take a snapshot, which adds the cells up. Waits are the sum of those that are over and
+   the start of the open one. What was reported is kept with the edge: no number goes backwards. */
 
 SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t bytes_out) {
     spdl__counters *counters = &task->node->counters[task->worker];
@@ -13736,10 +13725,8 @@ SPDL_API void spdl_histogram_merge(spdl_histogram *histogram, const spdl_histogr
 
 /* The shortest time that falls into a bucket. */
 SPDL__COLD uint64_t spdl__bucket_start(unsigned bucket) {
-    const unsigned sub = 1u << SPDL__SUB_BITS;
-    const unsigned power = bucket >> SPDL__SUB_BITS;
-    if (bucket < sub) return bucket;
-    return (uint64_t)(sub + (bucket & (sub - 1))) << (power - 1);
+    const unsigned sub = 1u << SPDL__SUB_BITS, power = bucket >> SPDL__SUB_BITS;
+    return power == 0 ? bucket : (uint64_t)(sub + bucket % sub) << (power - 1);
 }
 
 SPDL_API uint64_t spdl_histogram_percentile(const spdl_histogram *histogram, double share) {
@@ -13760,8 +13747,12 @@ SPDL__COLD double spdl__share(uint64_t part, uint64_t whole) {
     return whole > 0 ? (double)part / (double)whole : 0;
 }
 
-/* What was counted after `from`, which becomes the difference. Its maximum is not known: the end of
-   the last bucket stands for it. */
+/* The same share of `all`. */
+SPDL__COLD uint64_t spdl__part(uint64_t all, uint64_t part, uint64_t whole) {
+    return spdl__min((uint64_t)((double)all * spdl__share(part, whole)), all);
+}
+
+/* From what to what was counted; `from` becomes it, its maximum the end of the last bucket. */
 SPDL__COLD void spdl__histogram_since(spdl_histogram *from, const spdl_histogram *to) {
     unsigned i;
     from->sum_ns = spdl__grown(from->sum_ns, to->sum_ns);
@@ -13786,17 +13777,13 @@ SPDL__COLD void spdl__counters_merge(spdl_histogram *times, const spdl__counters
     }
 }
 
-SPDL__COLD void spdl__node_times(const spdl_pipeline *p, const spdl__node *node,
-                                 spdl_histogram *times) {
-    int i;
-    memset(times, 0, sizeof(*times));
-    for (i = 0; i <= p->workers; ++i) spdl__counters_merge(times, &node->counters[i]);
-}
-
 SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *p, int stage,
                                              spdl_histogram *histogram) {
+    int i;
     if (stage < 0 || stage >= p->count) return SPDL_E_NOT_FOUND;
-    spdl__node_times(p, &p->node[stage], histogram);
+    memset(histogram, 0, sizeof(*histogram));
+    for (i = 0; i <= p->workers; ++i)
+        spdl__counters_merge(histogram, &p->node[stage].counters[i]);
     return SPDL_OK;
 }
 
@@ -13810,11 +13797,26 @@ SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl_histogram 
     stats->max_ns = times->max_ns;
 }
 
-/* The sums over all cells; busy_ns, which is there, is split as the calls that were measured. */
-SPDL__COLD void spdl__stage_counts(const spdl_pipeline *p, const spdl__node *node,
-                                   spdl_stage_stats *stats) {
+/* Counts are the sums over all cells. busy_ns is split as the calls that were measured. */
+SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *node,
+                                     spdl_stage_stats *stats) {
+    const uint64_t word = spdl__load(node->word);
     uint64_t ns = 0, cpu_ns = 0, wait_ns = 0, blind = 0;
+    spdl_histogram times;
     int i;
+    memcpy(stats->name, node->name, sizeof(stats->name));
+    stats->kind = node->row.kind;
+    stats->concurrency = (int)spdl__load_relaxed32(&node->limit);
+    stats->in_flight = (int)(word & SPDL__ACTIVE) - ((word & SPDL__HELD) != 0);
+    if (stats->in_flight > stats->concurrency) stats->in_flight = stats->concurrency;
+    stats->threads = node->group != &p->group[0] ? node->group->workers : 0;
+    stats->deferred = node->row.deferred;
+    stats->alone = node->alone;
+    stats->in_order = node->ordered;
+    stats->exposed_ns = spdl__load_relaxed(&node->exposed_ns);
+    stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
+    (void)spdl_pipeline_histogram(p, node->index, &times);
+    spdl__stage_times(stats, &times);
     for (i = 0; i <= p->workers; ++i) {
         const spdl__counters *counters = &node->counters[i];
         stats->tasks += spdl__load_relaxed(&counters->tasks);
@@ -13833,33 +13835,11 @@ SPDL__COLD void spdl__stage_counts(const spdl_pipeline *p, const spdl__node *nod
     if (ns == 0) return;
     cpu_ns = spdl__min(cpu_ns, ns); /* the loads were not at one time */
     wait_ns = spdl__min(wait_ns, ns - cpu_ns);
-    stats->cpu_ns = (uint64_t)((double)stats->busy_ns * ((double)cpu_ns / (double)ns));
-    stats->cpu_ns = spdl__min(stats->cpu_ns, stats->busy_ns);
-    stats->runnable_ns = (uint64_t)((double)stats->busy_ns * ((double)wait_ns / (double)ns));
-    stats->runnable_ns = spdl__min(stats->runnable_ns, stats->busy_ns - stats->cpu_ns);
+    stats->cpu_ns = spdl__part(stats->busy_ns, cpu_ns, ns);
+    stats->runnable_ns =
+        spdl__min(spdl__part(stats->busy_ns, wait_ns, ns), stats->busy_ns - stats->cpu_ns);
     stats->blocked_ns = stats->busy_ns - stats->cpu_ns - stats->runnable_ns;
     stats->runnable_known = blind == 0;
-}
-
-SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *node,
-                                     spdl_stage_stats *stats) {
-    spdl_histogram times;
-    uint64_t word;
-    memcpy(stats->name, node->name, sizeof(stats->name));
-    stats->kind = node->row.kind;
-    stats->concurrency = (int)spdl__load_relaxed32(&node->limit);
-    word = spdl__load(node->word);
-    stats->in_flight = (int)(word & SPDL__ACTIVE) - ((word & SPDL__HELD) != 0);
-    if (stats->in_flight > stats->concurrency) stats->in_flight = stats->concurrency;
-    stats->threads = node->group != &p->group[0] ? node->group->workers : 0;
-    stats->deferred = node->row.deferred;
-    stats->alone = node->alone;
-    stats->in_order = node->ordered;
-    stats->exposed_ns = spdl__load_relaxed(&node->exposed_ns);
-    stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
-    spdl__node_times(p, node, &times);
-    spdl__stage_times(stats, &times);
-    spdl__stage_counts(p, node, stats);
 }
 
 /* Every number is lifted to what an earlier snapshot reported: it may be a little less when a wait
@@ -13889,14 +13869,12 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
     depth = spdl__min(depth, node->row.kind == SPDL_KIND_PATH
                                  ? edge->window
                                  : size + (uint64_t)node->row.max_concurrency);
-    if (depth > 0) { /* something is there: what looks open has just ended */
-        empty = spdl__load_relaxed(&edge->empty_ns);
-        get_wait = spdl__load_relaxed(&edge->get_wait_ns);
-    } else {
-        empty = spdl__gap_sum(&edge->gap_since, &edge->empty_ns, now);
-        get_wait = spdl__gap_sum(&edge->wait_since, &edge->get_wait_ns, now);
-    }
-    if (edge == p->sink) get_wait = spdl__gap_sum(&p->wait_since, &p->wait_ns, now);
+    /* when something is there, what looks open has just ended */
+    empty = depth > 0 ? spdl__load_relaxed(&edge->empty_ns)
+                      : spdl__gap_sum(&edge->gap_since, &edge->empty_ns, now);
+    get_wait = edge == p->sink ? spdl__gap_sum(&p->wait_since, &p->wait_ns, now)
+               : depth > 0     ? spdl__load_relaxed(&edge->get_wait_ns)
+                               : spdl__gap_sum(&edge->wait_since, &edge->get_wait_ns, now);
     stats->buffer_size = (int)size;
     stats->depth = (int)depth;
     stats->elapsed_ns = spdl__atomic_max(&edge->seen[0], now - p->start_ns);
@@ -13912,9 +13890,8 @@ SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
     int i;
     stats->step_mean_ns = stats->step_ns / spdl__max(stats->delivered, 1);
     for (i = 0; i < stats->stage_count; ++i) {
-        spdl_edge_stats *edge = &stats->edge[i];
-        edge->readiness =
-            spdl__share(spdl__grown(edge->empty_ns, edge->elapsed_ns), edge->elapsed_ns);
+        spdl_edge_stats *e = &stats->edge[i];
+        e->readiness = spdl__share(spdl__grown(e->empty_ns, e->elapsed_ns), e->elapsed_ns);
     }
 }
 
@@ -13944,7 +13921,6 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     const uint64_t ended = spdl__load_relaxed(&p->ended_ns);
     const uint64_t now = ended ? ended : spdl_time_ns();
     uint64_t runnable = 0, inside = 0; /* of it, in calls */
-    uint64_t since, waited;            /* the first item */
     int i;
     /* a trainer that asks whether its buffer is full makes sure that it will be, see sink_hint */
     spdl__full_barrier();
@@ -13972,10 +13948,10 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     stats->workers_runnable_ns =
         spdl__atomic_max(&p->seen_runnable_ns, spdl__grown(inside, runnable));
     spdl__stats_process(p, ended, stats);
-    since = spdl__grown(stats->first_item_ns, stats->elapsed_ns);
-    waited = spdl__grown(spdl__load_relaxed(&p->first_wait_ns), stats->wait_ns);
     if (stats->delivered > 0 && stats->first_item_ns > 0)
-        stats->step_ns = spdl__grown(waited, since);
+        stats->step_ns =
+            spdl__grown(spdl__grown(spdl__load_relaxed(&p->first_wait_ns), stats->wait_ns),
+                        spdl__grown(stats->first_item_ns, stats->elapsed_ns));
     spdl__stats_means(stats);
 }
 
@@ -13992,11 +13968,10 @@ typedef struct spdl__text {
 SPDL__COLD void spdl__text_add(spdl__text *text, const char *format, ...) SPDL__PRINTF(2, 3);
 SPDL__COLD void spdl__text_add(spdl__text *text, const char *format, ...) {
     const size_t left = text->length < text->bytes ? text->bytes - text->length : 0;
-    char none[1];
     va_list args;
     int length;
     va_start(args, format);
-    length = vsnprintf(left ? text->buffer + text->length : none, left ? left : 1, format, args);
+    length = vsnprintf(left > 0 ? text->buffer + text->length : NULL, left, format, args);
     va_end(args);
     if (length > 0) text->length += (size_t)length;
 }
@@ -14028,34 +14003,29 @@ SPDL__COLD int spdl__utf8(const char *at) {
 /* A name in a column: cut or filled up to `width` characters, or as it is when that is -1. Control
    characters, and what is not UTF-8, become question marks. */
 SPDL__COLD void spdl__text_name(spdl__text *text, const char *name, int width) {
-    int left = width;
-    for (; *name != '\0' && left != 0; --left) {
-        const unsigned char *c = (const unsigned char *)name;
+    for (; *name != '\0' && width != 0; --width) {
         const int length = spdl__utf8(name);
-        const bool plain = length > 0 && c[0] >= 0x20 && c[0] != 0x7f &&
-                           !(length == 2 && c[0] == 0xc2 && c[1] < 0xa0);
+        const bool plain = length == 1 ? (unsigned char)*name >= 0x20 && *name != 0x7f
+                                       : length > 0 && memcmp(name, "\xc2\xa0", 2) >= 0;
         spdl__text_add(text, "%.*s", plain ? length : 1, plain ? name : "?");
         name += length > 0 ? length : 1;
     }
-    if (left > 0) spdl__text_add(text, "%*s", left, "");
+    if (width > 0) spdl__text_add(text, "%*s", width, "");
 }
 
-/* The text of a number, until it is added to a text. */
+/* The text of a number, or of a stage, until it is added to a text. */
 typedef struct spdl__cell {
-    char text[24];
+    char text[SPDL_NAME_BYTES + 24];
 } spdl__cell;
 
 /* Three digits and one of four units, each 1000 times the one before. */
 SPDL__COLD const char *spdl__scaled(spdl__cell *cell, double value, const char *const units[4],
                                     bool whole) {
     int unit = 0;
-    while (value >= 999.5 && unit < 3) {
-        value /= 1000;
-        ++unit;
-    }
-    if (unit > 0) whole = false;
+    for (; value >= 999.5 && unit < 3; ++unit) value /= 1000;
     (void)snprintf(cell->text, sizeof(cell->text), "%.*f%s",
-                   whole || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2, value, units[unit]);
+                   (whole && unit == 0) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2, value,
+                   units[unit]);
     return cell->text;
 }
 
@@ -14079,14 +14049,22 @@ SPDL__COLD const char *spdl__percent(spdl__cell *cell, double share) {
 /* Hours, minutes and seconds as 1:02:03, but less than a minute as 12.3 s. */
 SPDL__COLD const char *spdl__clock(spdl__cell *cell, double seconds) {
     const unsigned all = seconds < 1e9 ? (unsigned)(seconds + 0.5) : 1000000000;
-    const unsigned hours = all / 3600, minutes = all / 60 % 60;
-    const size_t bytes = sizeof(cell->text);
+    spdl__text text = spdl__text_start(cell->text, sizeof(cell->text));
     if (seconds < 59.95)
-        (void)snprintf(cell->text, bytes, "%.1f s", seconds);
-    else if (hours == 0)
-        (void)snprintf(cell->text, bytes, "%u:%02u", minutes, all % 60);
+        spdl__text_add(&text, "%.1f s", seconds);
+    else if (all < 3600)
+        spdl__text_add(&text, "%u:%02u", all / 60, all % 60);
     else
-        (void)snprintf(cell->text, bytes, "%u:%02u:%02u", hours, minutes, all % 60);
+        spdl__text_add(&text, "%u:%02u:%02u", all / 3600, all / 60 % 60, all % 60);
+    return cell->text;
+}
+
+/* "stage 3 'decode'" */
+SPDL__COLD const char *spdl__stage_called(spdl__cell *cell, const spdl_stats *stats, int i) {
+    spdl__text text = spdl__text_start(cell->text, sizeof(cell->text));
+    spdl__text_add(&text, "stage %d '", i);
+    spdl__text_name(&text, stats->stage[i].name, -1);
+    spdl__text_add(&text, "'");
     return cell->text;
 }
 
@@ -14106,24 +14084,19 @@ SPDL__COLD const char *spdl__clock(spdl__cell *cell, double seconds) {
 SPDL__COLD double spdl__smaller(double a, double b) { return a < b ? a : b; }
 SPDL__COLD double spdl__larger(double a, double b) { return a > b ? a : b; }
 
-/* Threads that run stages: with workers = 0 the trainer's. Those of rows with threads of their own
-   are left out. */
+/* Threads for all rows but those with threads of their own: with workers = 0 the trainer's. */
 SPDL__COLD int spdl__stats_threads(const spdl_stats *stats) {
     int threads = stats->workers, i;
     for (i = 0; i < stats->stage_count; ++i) threads -= stats->stage[i].threads;
     return threads > 0 ? threads : 1;
 }
 
-/* The most calls of a stage at a time. */
-SPDL__COLD int spdl__stage_calls(const spdl_stats *stats, int i) {
-    const spdl_stage_stats *stage = &stats->stage[i];
-    const int threads = stage->threads > 0 ? stage->threads : spdl__stats_threads(stats);
-    return stage->concurrency < threads || stage->deferred ? stage->concurrency : threads;
-}
-
 /* How busy a stage was: 1 when all the calls it may have were running all the time. */
 SPDL__COLD double spdl__stage_load(const spdl_stats *stats, int i) {
-    return spdl__share(stats->stage[i].busy_ns, stats->elapsed_ns) / spdl__stage_calls(stats, i);
+    const spdl_stage_stats *stage = &stats->stage[i];
+    const int threads = stage->threads > 0 ? stage->threads : spdl__stats_threads(stats);
+    return spdl__share(stage->busy_ns, stats->elapsed_ns) /
+           (stage->concurrency < threads || stage->deferred ? stage->concurrency : threads);
 }
 
 SPDL__COLD int spdl__stats_busiest(const spdl_stats *stats) {
@@ -14154,27 +14127,13 @@ typedef struct spdl__finding {
     bool full;      /* the processors are used up */
 } spdl__finding;
 
-/* The processors. Too short a run says nothing, nor a reading from long after its end. */
-SPDL__COLD void spdl__find_cores(const spdl_stats *stats, spdl__finding *f) {
-    const double spare = (double)stats->cores - stats->cores_allowed;
-    if (stats->process_ns < 50000000 || stats->process_ns / 5 > stats->elapsed_ns / 4 ||
-        !(stats->cores_allowed > 0))
-        return;
-    f->used = spdl__share(stats->process_cpu_ns, stats->process_ns);
-    f->others = spdl__share(stats->others_cpu_ns, stats->process_ns) - spdl__larger(spare, 0);
-    f->others = spdl__larger(f->others, 0);
-    f->full = f->used + f->others >= SPDL__FULL * stats->cores_allowed;
-}
-
 /* Time in calls that was not spent waiting for a processor. */
 SPDL__COLD double spdl__stage_work(const spdl_stats *stats, int i) {
-    const spdl_stage_stats *stage = &stats->stage[i];
-    return (double)(stage->busy_ns - spdl__min(stage->runnable_ns, stage->busy_ns));
+    return (double)spdl__grown(stats->stage[i].runnable_ns, stats->stage[i].busy_ns);
 }
 
-/* The time that the run takes at least if row `but` had all the calls it can use: by the rows, the
-   trainer's steps, or the processors, whichever is the next limit. Of those that others use half
-   could be had. */
+/* The least time of the run if row `but` had all the calls it can use: by the rows, the trainer's
+   steps, or the processors. Of those that others use half could be had. */
 SPDL__COLD double spdl__find_rest(const spdl_stats *stats, const spdl__finding *f, int but) {
     const double cores = spdl__larger(stats->cores_allowed - f->others, stats->cores_allowed / 2);
     double rest = spdl__larger((double)stats->step_ns,
@@ -14193,37 +14152,23 @@ SPDL__COLD int spdl__find_more(const spdl__finding *f, double work, double rest,
     return f->used <= 0 || wanted < now + 1 ? now + 1 : (int)(wanted + 0.9);
 }
 
-/* The threads that run `calls` of a row, if there are too few. */
-SPDL__COLD void spdl__find_threads(const spdl_stats *stats, spdl__finding *f) {
-    const spdl_stage_stats *stage = &stats->stage[f->stage];
-    const int threads = spdl__stats_threads(stats);
-    if (stage->deferred) return;
-    if (stage->threads > 0)
-        f->threads = f->calls > stage->threads ? f->calls : 0;
-    else
-        f->workers = f->calls > threads ? f->calls : 0;
-}
-
-/* All workers are in calls: so many that the next limit is reached. The busiest row gets more calls
-   if it has no use for more workers without. */
+/* All workers are in calls. The busiest row gets more calls if more workers need that. */
 SPDL__COLD void spdl__find_workers(const spdl_stats *stats, spdl__finding *f) {
     const spdl_stage_stats *stage = &stats->stage[f->stage];
-    const double work = spdl__stage_work(stats, f->stage);
-    const bool raise = !stage->alone && stage->kind == SPDL_KIND_PIPE &&
-                       spdl__share(stage->busy_ns, stats->elapsed_ns) / stage->concurrency >=
-                           SPDL__SURE;
+    const double calls = spdl__share(stage->busy_ns, stats->elapsed_ns) / stage->concurrency;
+    const bool raise = !stage->alone && stage->kind == SPDL_KIND_PIPE && calls >= SPDL__SURE;
     const double rest = spdl__find_rest(stats, f, raise ? f->stage : -1);
-    const int threads = spdl__stats_threads(stats);
     double sum = 0;
     int i;
     for (i = 0; i < stats->stage_count; ++i)
         if (!stats->stage[i].deferred && stats->stage[i].threads == 0)
             sum += spdl__stage_work(stats, i);
     f->limit = SPDL_LIMIT_WORKERS;
-    f->workers = stats->workers == 0 ? 1 : spdl__find_more(f, sum, rest, threads);
+    f->workers =
+        stats->workers == 0 ? 1 : spdl__find_more(f, sum, rest, spdl__stats_threads(stats));
     if (raise && stats->workers > 0)
-        f->calls = spdl__find_more(f, work, spdl__larger(rest, sum / f->workers),
-                                   stage->concurrency);
+        f->calls = spdl__find_more(f, spdl__stage_work(stats, f->stage),
+                                   spdl__larger(rest, sum / f->workers), stage->concurrency);
 }
 
 /* How many results have to fit while one call takes as long as the slow ones. */
@@ -14259,28 +14204,26 @@ SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__finding *f) {
     const spdl_stage_stats *stage = &stats->stage[f->stage];
     const double cpu = spdl__share(stage->cpu_ns, stats->elapsed_ns);
     const double blocked = spdl__share(stage->blocked_ns, stage->busy_ns);
-    const double rest = spdl__find_rest(stats, f, f->stage);
+    const double load = spdl__stage_load(stats, f->stage);
+    const bool one_computes = stage->concurrency > 1 && cpu > 0.85 && cpu < 1.05 && blocked > 0.15;
     int i;
-    f->limit = SPDL_LIMIT_CONCURRENCY;
-    for (i = 0; i < stats->stage_count; ++i)
-        if (i != f->stage && f->tie < 0 &&
-            spdl__stage_load(stats, i) > SPDL__ALL_BUSY * spdl__stage_load(stats, f->stage))
-            f->tie = i;
-    if (spdl__stage_copies(stats, f->stage))
-        f->limit = SPDL_LIMIT_DEVICE;
-    else if (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1)
-        f->limit = SPDL_LIMIT_SOURCE;
-    else if (stage->kind == SPDL_KIND_BRANCH || stage->alone)
-        f->limit = SPDL_LIMIT_SERIAL;
-    else if (stage->concurrency > 1 && cpu > 0.85 && cpu < 1.05 && blocked > 0.15)
-        f->limit = SPDL_LIMIT_LOCK; /* one thread computes, the others sleep */
-    else if (blocked > 0.5)
-        f->limit = SPDL_LIMIT_IO;
-    else if (stage->split_calls > 0 && spdl__stats_faults(stats))
-        f->limit = SPDL_LIMIT_MEMORY;
+    for (i = 0; i < stats->stage_count && f->tie < 0; ++i)
+        if (i != f->stage && spdl__stage_load(stats, i) > SPDL__ALL_BUSY * load) f->tie = i;
+    f->limit = spdl__stage_copies(stats, f->stage) ? SPDL_LIMIT_DEVICE
+               : stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1 ? SPDL_LIMIT_SOURCE
+               : stage->kind == SPDL_KIND_BRANCH || stage->alone ? SPDL_LIMIT_SERIAL
+               : one_computes  ? SPDL_LIMIT_LOCK /* the others sleep */
+               : blocked > 0.5 ? SPDL_LIMIT_IO
+               : stage->split_calls > 0 && spdl__stats_faults(stats) ? SPDL_LIMIT_MEMORY
+                                                                     : SPDL_LIMIT_CONCURRENCY;
     if (f->limit != SPDL_LIMIT_CONCURRENCY && f->limit != SPDL_LIMIT_IO) return;
-    f->calls = spdl__find_more(f, spdl__stage_work(stats, f->stage), rest, stage->concurrency);
-    spdl__find_threads(stats, f);
+    f->calls = spdl__find_more(f, spdl__stage_work(stats, f->stage),
+                               spdl__find_rest(stats, f, f->stage), stage->concurrency);
+    if (stage->deferred) return;
+    if (stage->threads > 0) /* too few for so many calls */
+        f->threads = f->calls > stage->threads ? f->calls : 0;
+    else
+        f->workers = f->calls > spdl__stats_threads(stats) ? f->calls : 0;
 }
 
 /* The processors are used up: by other programs, or by the row with the most CPU time. */
@@ -14303,58 +14246,61 @@ SPDL__COLD void spdl__find_full(const spdl_stats *stats, spdl__finding *f) {
     }
 }
 
-/* Whether rare slow calls of a row explain what the trainer waited for it. */
-SPDL__COLD bool spdl__stage_tail(const spdl_stage_stats *stage, uint64_t exposed) {
-    return stage->exposed_ns > exposed / 2 && stage->p50_ns > 0 && stage->kind != SPDL_KIND_FEED &&
-           stage->max_ns >= SPDL__TAIL * stage->p50_ns &&
-           spdl__grown(stage->p50_ns * stage->tasks, stage->busy_ns) > stage->exposed_ns / 2;
-}
-
 /* The trainer waits, or requests made way. A row that is not that busy is the limit if it has one
    call at a time, and the trainer's item was mostly in it. */
 SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__finding *f) {
     const int busiest = spdl__stats_busiest(stats);
     const double load = spdl__stage_load(stats, busiest);
-    const spdl_stage_stats *stage = &stats->stage[busiest];
+    const spdl_stage_stats *stage = &stats->stage[busiest], *most = stats->stage;
     const bool sleeps = spdl__share(stage->blocked_ns, stage->busy_ns) > 0.5;
     uint64_t busy = 0, exposed = 0;
-    bool limits = load >= (spdl__stats_pushed(stats) ? SPDL__LIMITING : SPDL__SURE), tail;
-    int i, most = 0;
-    for (i = 0; i < stats->stage_count; ++i) {
-        stage = &stats->stage[i];
+    bool limits = load >= (spdl__stats_pushed(stats) ? SPDL__LIMITING : SPDL__SURE), here, tail;
+    for (stage = stats->stage; stage < stats->stage + stats->stage_count; ++stage) {
         busy += stage->deferred || stage->threads > 0 ? 0 : stage->busy_ns;
         exposed += stage->exposed_ns + stage->exposed_idle_ns;
-        if (stage->exposed_ns > stats->stage[most].exposed_ns) most = i;
+        if (stage->exposed_ns > most->exposed_ns) most = stage;
     }
-    stage = &stats->stage[most];
-    tail = spdl__stage_tail(stage, exposed);
-    if (load >= SPDL__LIMITING && busiest == most && stage->concurrency == 1 &&
-        stage->exposed_ns > exposed / 2 && !tail)
-        limits = true;
+    here = most->exposed_ns > exposed / 2; /* in calls of this row */
+    tail = here && most->p50_ns > 0 && most->kind != SPDL_KIND_FEED && /* in rare slow ones */
+           most->max_ns >= SPDL__TAIL * most->p50_ns &&
+           spdl__grown(most->p50_ns * most->tasks, most->busy_ns) > most->exposed_ns / 2;
+    if (load >= SPDL__LIMITING && most == &stats->stage[busiest] && most->concurrency == 1)
+        limits |= here && !tail;
     f->stage = busiest;
-    if (f->full && !(limits && sleeps))
+    if (f->full && !(limits && sleeps)) {
         spdl__find_full(stats, f);
-    else if (stats->workers == 0 ||
-             spdl__share(busy, stats->elapsed_ns) >= SPDL__ALL_BUSY * spdl__stats_threads(stats))
+    } else if (stats->workers == 0 || spdl__share(busy, stats->elapsed_ns) >=
+                                          SPDL__ALL_BUSY * spdl__stats_threads(stats)) {
         spdl__find_workers(stats, f);
-    else if (limits)
+    } else if (limits) {
         spdl__find_class(stats, f);
-    else if (tail && (f->stage = most, stage->in_order || stage->concurrency == 1))
-        spdl__find_buffer(stats, f);
-    else if (stats->stage[f->stage = most].kind == SPDL_KIND_BATCH &&
-             stage->exposed_ns > exposed / 2)
-        f->limit = SPDL_LIMIT_BATCH;
-    else
-        f->stage = -1;
+    } else {
+        f->stage = (int)(most - stats->stage);
+        if (tail && (most->in_order || most->concurrency == 1))
+            spdl__find_buffer(stats, f);
+        else if (here && most->kind == SPDL_KIND_BATCH)
+            f->limit = SPDL_LIMIT_BATCH;
+        else
+            f->stage = -1;
+    }
 }
 
 SPDL__COLD spdl__finding spdl__find(const spdl_stats *stats) {
-    spdl__finding f;
     const int busiest = spdl__stats_busiest(stats);
+    const double cores = stats->cores_allowed;
+    spdl__finding f;
     memset(&f, 0, sizeof(f));
     f.stage = f.tie = -1;
     if (stats->delivered == 0) return f;
-    spdl__find_cores(stats, &f);
+    /* too short a run says nothing of the processors, nor a reading from long after its end */
+    if (stats->process_ns >= 50000000 && stats->process_ns / 5 <= stats->elapsed_ns / 4 &&
+        cores > 0) {
+        f.used = spdl__share(stats->process_cpu_ns, stats->process_ns);
+        f.others = spdl__share(stats->others_cpu_ns, stats->process_ns) -
+                   spdl__larger((double)stats->cores - cores, 0);
+        f.others = spdl__larger(f.others, 0);
+        f.full = f.used + f.others >= SPDL__FULL * cores;
+    }
     if (spdl__stats_pushed(stats)) {
         if (stats->stage[0].skips > 0) f.limit = SPDL_LIMIT_REQUESTS;
         if (spdl__stage_load(stats, busiest) >= SPDL__LIMITING) f.stage = busiest;
@@ -14378,29 +14324,6 @@ SPDL_API spdl_limit spdl_stats_limit(const spdl_stats *stats, int *stage) {
 
 /* --- the verdict --- */
 
-SPDL__COLD void spdl__text_stage(spdl__text *text, const char *before, const spdl_stats *stats,
-                                 int i) {
-    spdl__text_add(text, "%sstage %d '", before, i);
-    spdl__text_name(text, stats->stage[i].name, -1);
-    spdl__text_add(text, "'");
-}
-
-/* The stage with the largest share of calls that fail, if that is too large to go unseen. */
-SPDL__COLD void spdl__verdict_of_failures(spdl__text *text, const spdl_stats *stats) {
-    double most = SPDL__FAILING;
-    int i, stage = -1;
-    for (i = 0; i < stats->stage_count; ++i) {
-        const double share = spdl__share(stats->stage[i].failures, stats->stage[i].tasks);
-        if (share <= most) continue;
-        most = share;
-        stage = i;
-    }
-    if (stage < 0) return;
-    spdl__text_add(text, " %.0f %% of the calls of ", 100 * most);
-    spdl__text_stage(text, "", stats, stage);
-    spdl__text_add(text, " fail.");
-}
-
 /* Of a pipeline with a feed: where most of the time from push to answer went. */
 SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *stats) {
     const spdl_stage_stats *feed = &stats->stage[0];
@@ -14413,26 +14336,26 @@ SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *sta
     int i;
     for (i = 0; i < stats->stage_count; ++i) {
         busy += stats->stage[i].busy_ns;
-        batches = batches || stats->stage[i].kind == SPDL_KIND_BATCH;
+        batches |= stats->stage[i].kind == SPDL_KIND_BATCH;
     }
     spdl__text_add(text, "Answers took %s (p50) to %s (p99), most of it ",
                    spdl__duration(&cell[0], (double)feed->p50_ns),
                    spdl__duration(&cell[1], (double)feed->p99_ns));
-    if ((double)stats->answer_wait_ns > half)
+    if ((double)stats->answer_wait_ns > half) {
         spdl__text_add(text, "until they were taken.");
-    else if ((double)busy > half)
+    } else if ((double)busy > half) {
         spdl__text_add(text, "in calls%s", feed->skips ? "." : ": no request waited long.");
-    else if (batches && load < SPDL__LIMITING)
+    } else if (batches && load < SPDL__LIMITING) {
         spdl__text_add(text, "until a batch was full.");
-    else {
-        spdl__text_stage(text, "waiting in front of ", stats, busiest);
+    } else {
+        spdl__text_add(text, "waiting in front of %s", spdl__stage_called(cell, stats, busiest));
         if (feed->skips == 0) spdl__text_add(text, ", busy %.0f %% of the time", 100 * load);
         spdl__text_add(text, ".");
     }
 }
 
-static const char spdl__ask_doctor[] = "run the doctor (SPDL_DOCTOR=1)";
-static const char spdl__send_less[] = "Send less: bytes instead of floats, converted there";
+#define SPDL__ASK_DOCTOR "run the doctor (SPDL_DOCTOR=1)"
+#define SPDL__SEND_LESS "Send less: bytes instead of floats, converted there"
 
 /* What the calls of a stage do, where it was measured. */
 SPDL__COLD const char *spdl__stage_does(const spdl_stage_stats *stage) {
@@ -14441,90 +14364,75 @@ SPDL__COLD const char *spdl__stage_does(const spdl_stage_stats *stage) {
            : spdl__share(stage->cpu_ns, stage->busy_ns) > 0.5   ? ", computing" : "";
 }
 
-/* The settings to write, as "Write .concurrency = 3 and workers = 5." */
-SPDL__COLD void spdl__verdict_write(spdl__text *text, const spdl_stats *stats,
-                                    const spdl__finding *f) {
-    const struct {
-        const char *name;
-        int value;
-    } fields[] = { { ".concurrency", f->calls }, { ".threads", f->threads },
-                   { "workers", f->workers }, { ".buffer_size", f->buffer_size } };
-    const char *before = " Write ";
-    int i;
-    for (i = 0; i < 4; ++i) {
-        if (fields[i].value == 0) continue;
-        spdl__text_add(text, "%s%s = %d", before, fields[i].name, fields[i].value);
-        before = " and ";
-    }
-    if (f->tie >= 0 && f->calls > 0) spdl__text_stage(text, ", and more for ", stats, f->tie);
-    if (f->tie >= 0 && f->calls > 0) spdl__text_add(text, ", which is as busy");
-    if (f->calls > 0 && stats->stage[f->stage].concurrency == 1)
-        spdl__text_add(text, ", if its function may run on several threads at a time");
-}
-
-/* What to do about a stage. */
+/* What to do about a stage: the settings to write, as "Write .concurrency = 3 and workers = 5." */
 SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
                                    const spdl__finding *f) {
+    static const char *const names[] = { ".concurrency", ".threads", "workers", ".buffer_size" };
+    const int values[] = { f->calls, f->threads, f->workers, f->buffer_size };
     const spdl_stage_stats *stage = &stats->stage[f->stage];
-    spdl__verdict_write(text, stats, f);
+    const bool several = stage->concurrency > 1;
+    const char *before = " Write ";
+    const char *cure =
+        f->limit == SPDL_LIMIT_IO && several
+            ? "; if its calls wait for a lock that will not help: " SPDL__ASK_DOCTOR
+        : f->limit == SPDL_LIMIT_ORDER && several ? ", or .output_order = SPDL_ORDER_COMPLETION"
+        : f->limit == SPDL_LIMIT_LOCK             ? " It may be a lock: " SPDL__ASK_DOCTOR
+        : f->limit == SPDL_LIMIT_SOURCE           ? " Move work from the source to a stage"
+        : f->limit == SPDL_LIMIT_SERIAL           ? " Make it cheaper, or split the row in two"
+        : f->limit == SPDL_LIMIT_DEVICE           ? " " SPDL__SEND_LESS
+        : f->limit == SPDL_LIMIT_MEMORY
+            ? " Use memory again instead of allocating it for each item, such as by spdl_buffer; "
+              "or else " SPDL__ASK_DOCTOR
+            : "";
+    spdl__cell cell;
+    int i;
+    for (i = 0; i < 4; ++i) {
+        if (values[i] == 0) continue;
+        spdl__text_add(text, "%s%s = %d", before, names[i], values[i]);
+        before = " and ";
+    }
+    if (f->tie >= 0 && f->calls > 0)
+        spdl__text_add(text, ", and more for %s, which is as busy",
+                       spdl__stage_called(&cell, stats, f->tie));
+    if (f->calls > 0 && !several)
+        spdl__text_add(text, ", if its function may run on several threads at a time");
     if (f->limit == SPDL_LIMIT_WORKERS && stage->blocked_ns > stage->busy_ns / 2)
         spdl__text_add(text, ", or give it .threads = %d of its own",
                        f->calls > 0 ? f->calls : stage->concurrency);
-    else if (f->limit == SPDL_LIMIT_IO && stage->concurrency > 1)
-        spdl__text_add(text, "; if its calls wait for a lock that will not help: %s",
-                       spdl__ask_doctor);
-    else if (f->limit == SPDL_LIMIT_ORDER && stage->concurrency > 1)
-        spdl__text_add(text, ", or .output_order = SPDL_ORDER_COMPLETION");
-    else if (f->limit == SPDL_LIMIT_LOCK)
-        spdl__text_add(text, " It may be a lock: %s", spdl__ask_doctor);
-    else if (f->limit == SPDL_LIMIT_SOURCE)
-        spdl__text_add(text, " Move work from the source to a stage");
-    else if (f->limit == SPDL_LIMIT_SERIAL)
-        spdl__text_add(text, " Make it cheaper, or split the row in two");
-    else if (f->limit == SPDL_LIMIT_MEMORY)
-        spdl__text_add(text, " Use memory again instead of allocating it for each item, such as "
-                             "by spdl_buffer; or else %s", spdl__ask_doctor);
-    else if (f->limit == SPDL_LIMIT_DEVICE)
-        spdl__text_add(text, " %s", spdl__send_less);
-    spdl__text_add(text, ".");
+    spdl__text_add(text, "%s.", cure);
 }
 
 /* A row, or all workers, that the trainer or requests wait for. */
 SPDL__COLD void spdl__verdict_of_row(spdl__text *text, const spdl_stats *stats,
                                      const spdl__finding *f) {
     const spdl_stage_stats *stage = &stats->stage[f->stage];
-    const double load = 100 * spdl__stage_load(stats, f->stage);
-    spdl__cell cell[2];
+    const int threads = spdl__stats_threads(stats);
+    spdl__cell cell[3];
+    const char *called = spdl__stage_called(&cell[0], stats, f->stage);
     if (f->limit == SPDL_LIMIT_WORKERS) {
-        const int threads = spdl__stats_threads(stats);
         if (stats->workers == 0)
             spdl__text_add(text, "the only thread was busy, as workers is 0");
         else if (threads == 1)
             spdl__text_add(text, "the only worker was busy");
         else
             spdl__text_add(text, "all %d workers were busy", threads);
-        spdl__text_stage(text, ", most of all with ", stats, f->stage);
-        spdl__text_add(text, "%s.", spdl__stage_does(stage));
+        spdl__text_add(text, ", most of all with %s%s.", called, spdl__stage_does(stage));
     } else if (f->limit == SPDL_LIMIT_ORDER) {
-        spdl__text_add(text, "rare slow calls of");
-        spdl__text_stage(text, " ", stats, f->stage);
-        spdl__text_add(text, " took up to %s, where half take %s, and held back the rest.",
-                       spdl__duration(&cell[0], (double)stage->max_ns),
-                       spdl__duration(&cell[1], (double)stage->p50_ns));
+        spdl__text_add(text, "rare slow calls of %s took up to %s, where half take %s, and held "
+                             "back the rest.", called,
+                       spdl__duration(&cell[1], (double)stage->max_ns),
+                       spdl__duration(&cell[2], (double)stage->p50_ns));
     } else {
-        spdl__text_stage(text, "", stats, f->stage);
-        spdl__text_add(text, " was busy %.0f %% of the time (concurrency %d)%s", load,
-                       stage->concurrency, spdl__stage_does(stage));
+        spdl__text_add(text, "%s was busy %.0f %% of the time (concurrency %d)%s", called,
+                       100 * spdl__stage_load(stats, f->stage), stage->concurrency,
+                       spdl__stage_does(stage));
         if (f->limit == SPDL_LIMIT_MEMORY)
             spdl__text_add(text, ", with %.0f page faults for each item of the trainer",
                            spdl__share(stats->minor_faults, stats->delivered));
-        else if (f->limit == SPDL_LIMIT_SERIAL)
-            spdl__text_add(text, ", one call at a time");
-        else if (f->limit == SPDL_LIMIT_LOCK)
-            spdl__text_add(text, " on one processor at a time");
-        else if (f->limit == SPDL_LIMIT_DEVICE)
-            spdl__text_add(text, ", waiting for copies to the device");
-        spdl__text_add(text, ".");
+        spdl__text_add(text, f->limit == SPDL_LIMIT_SERIAL   ? ", one call at a time."
+                             : f->limit == SPDL_LIMIT_LOCK   ? " on one processor at a time."
+                             : f->limit == SPDL_LIMIT_DEVICE ? ", waiting for copies to the device."
+                                                             : ".");
     }
     spdl__verdict_cure(text, stats, f);
 }
@@ -14532,36 +14440,31 @@ SPDL__COLD void spdl__verdict_of_row(spdl__text *text, const spdl_stats *stats,
 /* The trainer waits, and no row is to blame; or the processors are. */
 SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
                                       const spdl__finding *f) {
-    const int busiest = spdl__stats_busiest(stats);
-    const uint64_t each = stats->elapsed_ns / spdl__max(stats->delivered, 1);
+    const int stage = f->stage >= 0 ? f->stage : spdl__stats_busiest(stats);
+    const double load = 100 * spdl__stage_load(stats, stage), cores = stats->cores_allowed;
+    spdl__cell cell;
+    const char *called = spdl__stage_called(&cell, stats, stage);
     if (f->limit == SPDL_LIMIT_MACHINE) {
-        spdl__text_add(text, "the processors are used up (%.2f of %.3g)", f->used + f->others,
-                       stats->cores_allowed);
-        spdl__text_stage(text, ", most of all by ", stats, f->stage);
-        spdl__text_add(text, ". More concurrency does not help: make that stage cheaper.");
+        spdl__text_add(text, "the processors are used up (%.2f of %.3g), most of all by %s. More "
+                             "concurrency does not help: make that stage cheaper.",
+                       f->used + f->others, cores, called);
     } else if (f->limit == SPDL_LIMIT_FOREIGN) {
-        spdl__text_add(text, "other programs used %.2f of %.3g processors", f->others,
-                       stats->cores_allowed);
-        if (f->stage >= 0) {
-            spdl__text_stage(text, ", and ", stats, f->stage);
-            spdl__text_add(text, " was busy %.0f %% of the time",
-                           100 * spdl__stage_load(stats, f->stage));
-        }
+        spdl__text_add(text, "other programs used %.2f of %.3g processors", f->others, cores);
+        if (f->stage >= 0)
+            spdl__text_add(text, ", and %s was busy %.0f %% of the time", called, load);
         spdl__text_add(text, ". Run less beside it, and look again.");
     } else if (f->limit == SPDL_LIMIT_BATCH) {
-        spdl__text_stage(text, "until ", stats, f->stage);
-        spdl__text_add(text, " had a batch full. Write a smaller size, or a larger buffer_size.");
+        spdl__text_add(text, "until %s had a batch full. Write a smaller size, or a larger "
+                             "buffer_size.", called);
     } else if (f->full) {
         spdl__text_add(text, "the processors are used up (%.2f of %.3g), mostly outside of the "
-                             "stages. To know more, %s.", f->used + f->others,
-                       stats->cores_allowed, spdl__ask_doctor);
+                             "stages. To know more, " SPDL__ASK_DOCTOR ".",
+                       f->used + f->others, cores);
     } else {
         spdl__text_add(text, "no stage was busy more than %.0f %% of the time. What holds it back "
-                             "is not known: %s", 100 * spdl__stage_load(stats, busiest),
-                       spdl__ask_doctor);
-        if (each < 50000)
-            spdl__text_add(text, ", or try a larger buffer_size (16 to 64), as items are short");
-        spdl__text_add(text, ".");
+                             "is not known: " SPDL__ASK_DOCTOR "%s.", load,
+                       stats->elapsed_ns / 50000 >= stats->delivered
+                           ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
     }
 }
 
@@ -14578,10 +14481,10 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
         else if (f.limit != SPDL_LIMIT_NOT_KNOWN && f.limit != SPDL_LIMIT_REQUESTS &&
                  f.limit != SPDL_LIMIT_ORDER && f.limit != SPDL_LIMIT_BATCH)
             spdl__verdict_of_row(text, stats, &f);
+        else if (spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING)
+            spdl__text_add(text, "answers were not taken in time.");
         else
-            spdl__text_add(text, spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING
-                                     ? "answers were not taken in time."
-                                 : stats->edge[0].readiness >= SPDL__LIMITING
+            spdl__text_add(text, stats->edge[0].readiness >= SPDL__LIMITING
                                      ? "the workers lacked processor time."
                                      : "more came at once than its buffer_size.");
         spdl__text_add(text, " ");
@@ -14594,7 +14497,6 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
 
 SPDL__COLD void spdl__verdict_of_waits(spdl__text *text, const spdl_stats *stats) {
     const double waiting = 100 * spdl__stats_waiting(stats);
-    const double late = 100 * spdl__share(stats->trainer_runnable_ns, stats->step_ns);
     const spdl__finding f = spdl__find(stats);
     if (spdl__stats_pushed(stats)) {
         spdl__verdict_of_feed(text, stats, f);
@@ -14614,24 +14516,34 @@ SPDL__COLD void spdl__verdict_of_waits(spdl__text *text, const spdl_stats *stats
             spdl__text_add(text, ". There is nothing to gain: stop tuning.");
         else if (f.limit == SPDL_LIMIT_DEVICE)
             spdl__text_add(text, ". But for %.0f %% of its own steps it waited for copies to the "
-                                 "device. %s.",
-                           100 * spdl__share(stats->step_device_ns, stats->step_ns),
-                           spdl__send_less);
+                                 "device. " SPDL__SEND_LESS ".",
+                           100 * spdl__share(stats->step_device_ns, stats->step_ns));
         else
-            spdl__text_add(text, ". For %.0f %% of its own steps other %s had its processor: "
-                                 "%s.", late,
-                           f.limit == SPDL_LIMIT_HARM ? "threads" : "programs",
-                           f.limit == SPDL_LIMIT_HARM
-                               ? "write .policy.polite, by which workers give way to it (those "
-                                 "of a loader process, too: it takes as much without), or use "
-                                 "fewer workers"
-                               : "run less beside it");
+            spdl__text_add(text, ". For %.0f %% of its own steps other %s.",
+                           100 * spdl__share(stats->trainer_runnable_ns, stats->step_ns),
+                           f.limit == SPDL_LIMIT_FOREIGN
+                               ? "programs had its processor: run less beside it"
+                               : "threads had its processor: write .policy.polite, by which "
+                                 "workers give way to it (those of a loader process, too: it takes "
+                                 "as much without), or use fewer workers");
     }
 }
 
+/* With the stage with the largest share of calls that fail, if that is too large to go unseen. */
 SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
+    double most = SPDL__FAILING;
+    spdl__cell cell;
+    int i, stage = -1;
     spdl__verdict_of_waits(text, stats);
-    spdl__verdict_of_failures(text, stats);
+    for (i = 0; i < stats->stage_count; ++i) {
+        const double share = spdl__share(stats->stage[i].failures, stats->stage[i].tasks);
+        if (share <= most) continue;
+        most = share;
+        stage = i;
+    }
+    if (stage >= 0)
+        spdl__text_add(text, " %.0f %% of the calls of %s fail.", 100 * most,
+                       spdl__stage_called(&cell, stats, stage));
 }
 
 /* --- the table --- */
@@ -14641,25 +14553,26 @@ SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i
     const spdl_stage_stats *stage = &stats->stage[i];
     const uint64_t times[] = { stage->p50_ns, stage->p99_ns, stage->max_ns };
     const double waits = spdl__share(stage->exposed_ns + stage->exposed_idle_ns, stats->wait_ns);
+    const double cpu = spdl__share(stage->cpu_ns, stage->busy_ns);
     const double runq = spdl__share(stage->runnable_ns, stage->busy_ns);
     const double block = spdl__share(stage->blocked_ns, stage->busy_ns);
     const bool calls = stage->kind == SPDL_KIND_SOURCE || stage->kind == SPDL_KIND_PIPE ||
                        stage->kind == SPDL_KIND_BRANCH;
-    const bool timed = calls || stage->kind == SPDL_KIND_FEED;
-    spdl__cell c[4];
+    spdl__cell c[6];
     int k;
     spdl__text_name(text, stage->name, 18);
     spdl__text_add(text, " %4d %9llu %7s", stage->concurrency, (spdl__llu)stage->tasks,
-                   spdl__rate(&c[0], stage->tasks, stats->elapsed_ns));
+                   spdl__rate(c, stage->tasks, stats->elapsed_ns));
     for (k = 0; k < 3; ++k)
-        spdl__text_add(text, " %7s", timed ? spdl__duration(&c[k], (double)times[k]) : "-");
-    spdl__text_add(text, " %4s", calls ? spdl__percent(&c[0], spdl__stage_load(stats, i)) : "-");
-    spdl__text_add(text, " %4s %4s %5s", stage->split_calls == 0 ? "-" : spdl__percent(&c[1],
-                   spdl__share(stage->cpu_ns, stage->busy_ns)),
+        spdl__text_add(text, " %7s", calls || stage->kind == SPDL_KIND_FEED
+                                         ? spdl__duration(c, (double)times[k]) : "-");
+    spdl__text_add(text, " %4s %4s %4s %5s %5s %5s",
+                   calls ? spdl__percent(&c[0], spdl__stage_load(stats, i)) : "-",
+                   stage->split_calls > 0 ? spdl__percent(&c[1], cpu) : "-",
                    runq > SPDL__PART_SHOWN ? spdl__percent(&c[2], runq) : "",
-                   block > SPDL__PART_SHOWN ? spdl__percent(&c[3], block) : "");
-    spdl__text_add(text, " %5s %5s", spdl__percent(&c[0], stats->edge[i].readiness),
-                   waits > 0.005 ? spdl__percent(&c[1], spdl__smaller(waits, 1)) : "");
+                   block > SPDL__PART_SHOWN ? spdl__percent(&c[3], block) : "",
+                   spdl__percent(&c[4], stats->edge[i].readiness),
+                   waits > 0.005 ? spdl__percent(&c[5], spdl__smaller(waits, 1)) : "");
 }
 
 SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats) {
@@ -14679,15 +14592,15 @@ SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats) {
     for (i = 0; i < stats->stage_count; ++i) {
         const spdl_stage_stats *s = &stats->stage[i];
         const uint64_t counts[] = { s->failures, s->retries, s->skips, s->freed };
-        bool any = false;
+        const char *before = ":";
         for (k = 0; k < 4; ++k) {
             if (counts[k] == 0) continue;
-            spdl__text_add(text, any ? "," : "  ");
-            if (!any) spdl__text_name(text, s->name, -1);
-            spdl__text_add(text, "%s %llu %s", any ? "" : ":", (spdl__llu)counts[k], losses[k]);
-            any = true;
+            if (*before == ':') spdl__text_add(text, "  ");
+            if (*before == ':') spdl__text_name(text, s->name, -1);
+            spdl__text_add(text, "%s %llu %s", before, (spdl__llu)counts[k], losses[k]);
+            before = ",";
         }
-        if (any) spdl__text_add(text, "\n");
+        if (*before == ',') spdl__text_add(text, "\n");
     }
 }
 
@@ -14733,24 +14646,17 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
 /* The fields that a row sets, in its line of a drawing. */
 SPDL__COLD void spdl__row_fields(spdl__text *text, const spdl_stage *row) {
-    static const char *const merges[] = { "", "in turn", "joins batches", "merge_fn",
-                                           "by weight" };
-    const struct {
-        const char *name;
-        int value;
-    } fields[] = {
-        { "size", row->size },
-        { "concurrency", row->concurrency == 1 ? 0 : row->concurrency },
-        { "max_concurrency", row->max_concurrency },
-        { "threads", row->threads },
-        { "buffer_size", row->buffer_size },
-        { "reorder_window", row->reorder_window },
-    };
+    static const char *const merges[] = { "", "in turn", "joins batches", "merge_fn", "by weight" };
+    static const char *const names[] = { "size", "concurrency", "max_concurrency", "threads",
+                                         "buffer_size", "reorder_window" };
+    const int values[] = { row->size, row->concurrency == 1 ? 0 : row->concurrency,
+                           row->max_concurrency, row->threads, row->buffer_size,
+                           row->reorder_window };
     const char *before = "  ";
-    size_t k;
-    for (k = 0; k < sizeof(fields) / sizeof(fields[0]); ++k) {
-        if (fields[k].value == 0) continue;
-        spdl__text_add(text, "%s%s %d", before, fields[k].name, fields[k].value);
+    int k;
+    for (k = 0; k < 6; ++k) {
+        if (values[k] == 0) continue;
+        spdl__text_add(text, "%s%s %d", before, names[k], values[k]);
         before = ", ";
     }
     if (row->output_order == SPDL_ORDER_COMPLETION)
@@ -14785,23 +14691,22 @@ SPDL_API int spdl_rows_text(const spdl_stage *stages, size_t stage_count, char *
 
 SPDL__COLD void spdl__progress(spdl__text *text, const spdl_stats *stats, uint64_t length,
                                bool ended) {
-    const uint64_t since = spdl__grown(stats->first_item_ns, stats->elapsed_ns);
-    const uint64_t left = spdl__grown(stats->delivered, length);
+    const double since = 1e-9 * (double)spdl__grown(stats->first_item_ns, stats->elapsed_ns);
+    const uint64_t done = stats->delivered, left = spdl__grown(done, length);
     spdl__cell cell;
-    spdl__text_add(text, "%llu", (spdl__llu)stats->delivered);
+    spdl__text_add(text, "%llu", (spdl__llu)done);
     if (length > 0)
         spdl__text_add(text, " of %llu items (%.0f %%)", (spdl__llu)length,
-                       100 * (double)spdl__min(stats->delivered, length) / (double)length);
+                       100 * spdl__share(spdl__min(done, length), length));
     else
         spdl__text_add(text, " items");
-    spdl__text_add(text, ", %s", spdl__rate(&cell, stats->delivered, stats->elapsed_ns));
-    if (!ended && left > 0 && stats->delivered > 1)
+    spdl__text_add(text, ", %s", spdl__rate(&cell, done, stats->elapsed_ns));
+    if (!ended && left > 0 && done > 1)
         spdl__text_add(text, ", %s left",
-                       spdl__clock(&cell, 1e-9 * (double)since / (double)(stats->delivered - 1) *
-                                              (double)left));
-    if (stats->delivered > 0 && spdl__stats_pushed(stats))
+                       spdl__clock(&cell, since / (double)(done - 1) * (double)left));
+    if (done > 0 && spdl__stats_pushed(stats))
         spdl__text_add(text, ", p99 %s", spdl__duration(&cell, (double)stats->stage[0].p99_ns));
-    else if (stats->delivered > 0)
+    else if (done > 0)
         spdl__text_add(text, ", waited %.0f %%", 100 * spdl__stats_waiting(stats));
 }
 
@@ -14820,62 +14725,40 @@ typedef struct spdl__field {
     size_t at; /* offset in its struct */
 } spdl__field;
 
-#define SPDL__FIELD(type, field) { #field, offsetof(type, field) }
+#define SPDL__FIELD(of, field) { #field, offsetof(spdl_##of, field) }
+
 #define SPDL__FIELDS_END { NULL, 0 }
 
 /* What is written of each struct, in this order, and subtracted for an interval. */
 static const spdl__field spdl__stats_fields[] = {
-    SPDL__FIELD(spdl_stats, elapsed_ns),
-    SPDL__FIELD(spdl_stats, delivered),
-    SPDL__FIELD(spdl_stats, first_item_ns),
-    SPDL__FIELD(spdl_stats, wait_ns),
-    SPDL__FIELD(spdl_stats, ready_ns),
-    SPDL__FIELD(spdl_stats, workers_runnable_ns),
-    SPDL__FIELD(spdl_stats, step_ns),
-    SPDL__FIELD(spdl_stats, step_mean_ns),
-    SPDL__FIELD(spdl_stats, answer_wait_ns),
-    SPDL__FIELD(spdl_stats, trainer_runnable_ns),
-    SPDL__FIELD(spdl_stats, step_device_ns),
-    SPDL__FIELD(spdl_stats, calls_device_ns),
-    SPDL__FIELD(spdl_stats, process_ns),
-    SPDL__FIELD(spdl_stats, process_cpu_ns),
-    SPDL__FIELD(spdl_stats, others_cpu_ns),
-    SPDL__FIELD(spdl_stats, minor_faults),
-    SPDL__FIELDS_END
+    SPDL__FIELD(stats, elapsed_ns), SPDL__FIELD(stats, delivered),
+    SPDL__FIELD(stats, first_item_ns), SPDL__FIELD(stats, wait_ns), SPDL__FIELD(stats, ready_ns),
+    SPDL__FIELD(stats, workers_runnable_ns), SPDL__FIELD(stats, step_ns),
+    SPDL__FIELD(stats, step_mean_ns), SPDL__FIELD(stats, answer_wait_ns),
+    SPDL__FIELD(stats, trainer_runnable_ns), SPDL__FIELD(stats, step_device_ns),
+    SPDL__FIELD(stats, calls_device_ns), SPDL__FIELD(stats, process_ns),
+    SPDL__FIELD(stats, process_cpu_ns), SPDL__FIELD(stats, others_cpu_ns),
+    SPDL__FIELD(stats, minor_faults), SPDL__FIELDS_END
 };
 static const spdl__field spdl__stage_fields[] = {
-    SPDL__FIELD(spdl_stage_stats, tasks),
-    SPDL__FIELD(spdl_stage_stats, failures),
-    SPDL__FIELD(spdl_stage_stats, skips),
-    SPDL__FIELD(spdl_stage_stats, retries),
-    SPDL__FIELD(spdl_stage_stats, freed),
-    SPDL__FIELD(spdl_stage_stats, busy_ns),
-    SPDL__FIELD(spdl_stage_stats, exposed_ns),
-    SPDL__FIELD(spdl_stage_stats, exposed_idle_ns),
-    SPDL__FIELD(spdl_stage_stats, mean_ns),
-    SPDL__FIELD(spdl_stage_stats, p50_ns),
-    SPDL__FIELD(spdl_stage_stats, p90_ns),
-    SPDL__FIELD(spdl_stage_stats, p99_ns),
-    SPDL__FIELD(spdl_stage_stats, max_ns),
-    SPDL__FIELD(spdl_stage_stats, cpu_ns),
-    SPDL__FIELD(spdl_stage_stats, runnable_ns),
-    SPDL__FIELD(spdl_stage_stats, blocked_ns),
-    SPDL__FIELD(spdl_stage_stats, split_calls),
-    SPDL__FIELD(spdl_stage_stats, bytes_in),
-    SPDL__FIELD(spdl_stage_stats, bytes_out),
-    SPDL__FIELDS_END
+    SPDL__FIELD(stage_stats, tasks), SPDL__FIELD(stage_stats, failures),
+    SPDL__FIELD(stage_stats, skips), SPDL__FIELD(stage_stats, retries),
+    SPDL__FIELD(stage_stats, freed), SPDL__FIELD(stage_stats, busy_ns),
+    SPDL__FIELD(stage_stats, exposed_ns), SPDL__FIELD(stage_stats, exposed_idle_ns),
+    SPDL__FIELD(stage_stats, mean_ns), SPDL__FIELD(stage_stats, p50_ns),
+    SPDL__FIELD(stage_stats, p90_ns), SPDL__FIELD(stage_stats, p99_ns),
+    SPDL__FIELD(stage_stats, max_ns), SPDL__FIELD(stage_stats, cpu_ns),
+    SPDL__FIELD(stage_stats, runnable_ns), SPDL__FIELD(stage_stats, blocked_ns),
+    SPDL__FIELD(stage_stats, split_calls), SPDL__FIELD(stage_stats, bytes_in),
+    SPDL__FIELD(stage_stats, bytes_out), SPDL__FIELDS_END
 };
 static const spdl__field spdl__edge_fields[] = {
-    SPDL__FIELD(spdl_edge_stats, items),
-    SPDL__FIELD(spdl_edge_stats, put_wait_ns),
-    SPDL__FIELD(spdl_edge_stats, get_wait_ns),
-    SPDL__FIELD(spdl_edge_stats, empty_ns),
-    SPDL__FIELD(spdl_edge_stats, elapsed_ns),
-    SPDL__FIELDS_END
+    SPDL__FIELD(edge_stats, items), SPDL__FIELD(edge_stats, put_wait_ns),
+    SPDL__FIELD(edge_stats, get_wait_ns), SPDL__FIELD(edge_stats, empty_ns),
+    SPDL__FIELD(edge_stats, elapsed_ns), SPDL__FIELDS_END
 };
 
-/* The inside of a JSON string, which may stand in the script of a page. Bytes that are not UTF-8
-   become U+FFFD. */
+/* The inside of a JSON string, also in the script of a page. What is not UTF-8 becomes U+FFFD. */
 SPDL__COLD void spdl__json_escape(spdl__text *text, const char *string) {
     while (*string != '\0') {
         const int length = spdl__utf8(string);
@@ -14917,28 +14800,17 @@ SPDL__COLD void spdl__json_fields(spdl__text *text, const void *stats, const spd
 }
 
 SPDL__COLD void spdl__json_stage(spdl__text *text, const spdl_stats *stats, int i) {
-    static const char *const kinds[] = { "none", "source", "pipe",   "batch", "sink",
-                                         "feed", "branch", "path", "merge" };
+    static const char *const words[] = { "false", "true" };
     const spdl_stage_stats *stage = &stats->stage[i];
     spdl__text_add(text, "%s{\"name\":", i ? "," : "");
     spdl__json_string(text, stage->name);
     spdl__text_add(text, ",\"kind\":\"%s\",\"concurrency\":%d,\"threads\":%d,\"in_flight\":%d"
-                   ",\"deferred\":%s,\"alone\":%s,\"in_order\":%s,\"runnable_known\":%s",
-                   (unsigned)stage->kind < 9 ? kinds[stage->kind] : "other", stage->concurrency,
-                   stage->threads, stage->in_flight, stage->deferred ? "true" : "false",
-                   stage->alone ? "true" : "false", stage->in_order ? "true" : "false",
-                   stage->runnable_known ? "true" : "false");
+                         ",\"deferred\":%s,\"alone\":%s,\"in_order\":%s,\"runnable_known\":%s",
+                   spdl__kind_name(stage->kind), stage->concurrency, stage->threads,
+                   stage->in_flight, words[stage->deferred], words[stage->alone],
+                   words[stage->in_order], words[stage->runnable_known]);
     spdl__json_real(text, "load", spdl__stage_load(stats, i));
     spdl__json_fields(text, stage, spdl__stage_fields);
-    spdl__text_add(text, "}");
-}
-
-SPDL__COLD void spdl__json_edge(spdl__text *text, const spdl_stats *stats, int i) {
-    const spdl_edge_stats *edge = &stats->edge[i];
-    spdl__text_add(text, "%s{\"buffer_size\":%d,\"depth\":%d", i ? "," : "", edge->buffer_size,
-                   edge->depth);
-    spdl__json_real(text, "readiness", edge->readiness);
-    spdl__json_fields(text, edge, spdl__edge_fields);
     spdl__text_add(text, "}");
 }
 
@@ -14947,20 +14819,27 @@ SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
         "not known", "trainer", "concurrency", "io", "machine", "lock", "serial", "order", "batch",
         "workers", "memory", "device", "source", "harm", "foreign", "requests"
     };
+    const spdl__finding f = spdl__find(stats);
     char verdict[768];
-    int i, limit;
+    int i;
     (void)spdl_stats_verdict(stats, verdict, sizeof(verdict));
     spdl__text_add(text, "{\"verdict\":");
     spdl__json_string(text, verdict);
-    spdl__text_add(text, ",\"class\":\"%s\"", classes[spdl_stats_limit(stats, &limit)]);
-    spdl__text_add(text, ",\"limit\":%d,\"workers\":%d,\"cores\":%d", limit, stats->workers,
-                   stats->cores);
+    spdl__text_add(text, ",\"class\":\"%s\",\"limit\":%d,\"workers\":%d,\"cores\":%d",
+                   classes[f.limit], f.stage, stats->workers, stats->cores);
     spdl__json_real(text, "cores_allowed", stats->cores_allowed);
     spdl__json_fields(text, stats, spdl__stats_fields);
     spdl__text_add(text, ",\"stages\":[");
     for (i = 0; i < stats->stage_count; ++i) spdl__json_stage(text, stats, i);
     spdl__text_add(text, "],\"edges\":[");
-    for (i = 0; i < stats->stage_count; ++i) spdl__json_edge(text, stats, i);
+    for (i = 0; i < stats->stage_count; ++i) {
+        const spdl_edge_stats *edge = &stats->edge[i];
+        spdl__text_add(text, "%s{\"buffer_size\":%d,\"depth\":%d", i ? "," : "",
+                       edge->buffer_size, edge->depth);
+        spdl__json_real(text, "readiness", edge->readiness);
+        spdl__json_fields(text, edge, spdl__edge_fields);
+        spdl__text_add(text, "}");
+    }
     spdl__text_add(text, "]}");
 }
 
@@ -14975,7 +14854,7 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
    One thread for each pipeline that was asked for reports: it sleeps, takes snapshots as anybody
    may, and writes. Only destroy waits for it. spdl_report_html runs where it is called, and reads
    the samples under `lock`: the thread passes over a sample when that is taken. Files are opened
-   and buffers allocated by create. With SPDL_NO_REPORT there is only the warning at the end. */
+   and buffers allocated by create. */
 
 #ifndef SPDL_NO_REPORT
 
@@ -15015,8 +14894,7 @@ SPDL__COLD void spdl__out_flush(spdl__out *out) {
     out->text.length = 0;
 }
 
-/* Stands near the start of what this process writes: its number may come again, but not with the
-   time it was started. */
+/* Stands near the start of what this process writes. Its number alone may come again. */
 SPDL__COLD void spdl__out_mark(char mark[SPDL__MARK_BYTES]) {
     uint64_t started;
     const uint64_t id = spdl__os_process_id(&started);
@@ -15081,20 +14959,18 @@ typedef struct spdl__report_plan {
 /* Seconds as 5 or 0.25, in every locale; 0 when the word is something else. */
 SPDL__COLD double spdl__report_seconds(const char *word) {
     double value = 0, place = 1;
-    const size_t whole = strspn(word, "0123456789");
-    const size_t part = word[whole] == '.' ? 1 + strspn(word + whole + 1, "0123456789") : 0;
-    size_t i;
-    if (whole == 0 || word[whole + part] != '\0') return 0;
-    for (i = 0; i < whole; ++i) value = 10 * value + (word[i] - '0');
-    for (i = whole + 1; i < whole + part; ++i) value += (place /= 10) * (word[i] - '0');
-    return value;
+    const char *at = word;
+    for (; *at >= '0' && *at <= '9'; ++at) value = 10 * value + (*at - '0');
+    if (at == word) return 0;
+    if (*at == '.')
+        for (++at; *at >= '0' && *at <= '9'; ++at) value += (place /= 10) * (*at - '0');
+    return *at == '\0' ? value : 0;
 }
 
 /* The words of an environment variable, with commas between; takes one, false when it is none. */
 typedef bool (*spdl__word_fn)(void *plan, const char *word);
 
-/* False, and a warning, when one is wrong: then nothing is asked for. `known`: what else it could
-   have been, and what is not done now. */
+/* False, and a warning, when one is wrong. `known`: what else it could be, and what is not done. */
 SPDL__COLD bool spdl__words_read(const char *name, const char *value, spdl__word_fn take,
                                  void *plan, const char *known, const spdl_logger *logger) {
     char word[SPDL__PATH_BYTES + 8];
@@ -15128,33 +15004,28 @@ SPDL__COLD bool spdl__report_word(void *to, const char *word) {
     return plan->desc.every >= SPDL__EVERY_LEAST && plan->desc.every <= SPDL__EVERY_MOST;
 }
 
-SPDL__COLD void spdl__report_stats(spdl__report_plan *plan, const char *value,
-                                   const spdl_logger *logger) {
-    spdl__report_plan asked = *plan;
-    if (strcmp(value, "0") == 0 ||
-        !spdl__words_read("SPDL_STATS", value, spdl__report_word, &asked,
-                          "live, quiet or json=FILE: no reports", logger))
-        return;
-    *plan = asked;
-    plan->desc.table |= !asked.quiet && !asked.desc.live;
-}
-
 /* Whether there is anything to do. */
 SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc *desc,
                                  const spdl_logger *logger) {
+    const char *stats = spdl__os_environment("SPDL_STATS");
+    const char *html = spdl__os_environment("SPDL_REPORT");
+    spdl__report_plan asked;
     memset(plan, 0, sizeof(*plan));
     if (desc != NULL) plan->desc = *desc;
     (void)spdl__path_copy(plan->json, plan->desc.json, "report", logger);
     (void)spdl__path_copy(plan->html, plan->desc.html, "report", logger);
-    if (!plan->desc.ignore_environment) {
-        const char *stats = spdl__os_environment("SPDL_STATS");
-        const char *html = spdl__os_environment("SPDL_REPORT");
-        if (stats != NULL) spdl__report_stats(plan, stats, logger);
-        if (html != NULL) (void)spdl__path_copy(plan->html, html, "SPDL_REPORT", logger);
+    if (plan->desc.ignore_environment) stats = html = NULL;
+    asked = *plan;
+    if (stats != NULL && strcmp(stats, "0") != 0 &&
+        spdl__words_read("SPDL_STATS", stats, spdl__report_word, &asked,
+                         "live, quiet or json=FILE: no reports", logger)) {
+        *plan = asked;
+        plan->desc.table |= !asked.quiet && !asked.desc.live;
     }
+    if (html != NULL) (void)spdl__path_copy(plan->html, html, "SPDL_REPORT", logger);
     if (!(plan->desc.every > 0)) plan->desc.every = plan->desc.live ? 1 : 5;
-    if (plan->desc.every < SPDL__EVERY_LEAST) plan->desc.every = SPDL__EVERY_LEAST;
-    if (plan->desc.every > SPDL__EVERY_MOST) plan->desc.every = SPDL__EVERY_MOST;
+    plan->desc.every =
+        spdl__smaller(spdl__larger(plan->desc.every, SPDL__EVERY_LEAST), SPDL__EVERY_MOST);
     return plan->desc.table || plan->desc.live || plan->desc.report_fn != NULL ||
            plan->json[0] != '\0' || plan->html[0] != '\0';
 }
@@ -15176,7 +15047,6 @@ typedef struct spdl__reporter {
     uint32_t quit;
     spdl__os_event bell;
     /* written by the thread */
-    bool draws;
     spdl__os_file json_file, page_file; /* or SPDL__NO_FILE */
     int drawn;                /* lines of the live view that stand on the terminal */
     spdl_stats last, now, interval;
@@ -15199,12 +15069,9 @@ SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char
 }
 
 static const spdl__field spdl__process_fields[] = {
-    SPDL__FIELD(spdl_process_stats, cpu_ns),
-    SPDL__FIELD(spdl_process_stats, others_ns),
-    SPDL__FIELD(spdl_process_stats, resident_bytes),
-    SPDL__FIELD(spdl_process_stats, minor_faults),
-    SPDL__FIELD(spdl_process_stats, major_faults),
-    SPDL__FIELDS_END
+    SPDL__FIELD(process_stats, cpu_ns), SPDL__FIELD(process_stats, others_ns),
+    SPDL__FIELD(process_stats, resident_bytes), SPDL__FIELD(process_stats, minor_faults),
+    SPDL__FIELD(process_stats, major_faults), SPDL__FIELDS_END
 };
 
 SPDL__COLD void spdl__json_process(spdl__text *text, const spdl_process_stats *process) {
@@ -15242,10 +15109,9 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
 }
 
 SPDL__COLD void spdl__report_bar(const spdl__reporter *r, spdl__text *text, double share) {
+    const char *full = r->utf8 ? "\xe2\x96\x88" : "#", *empty = r->utf8 ? "\xe2\x96\x91" : ".";
     int i;
-    for (i = 0; i < 10; ++i)
-        spdl__text_add(text, i < (int)(10 * share + 0.5) ? r->utf8 ? "\xe2\x96\x88" : "#"
-                                                         : r->utf8 ? "\xe2\x96\x91" : ".");
+    for (i = 0; i < 10; ++i) spdl__text_add(text, "%s", i < (int)(10 * share + 0.5) ? full : empty);
 }
 
 SPDL__COLD void spdl__report_live_row(spdl__reporter *r, spdl__text *text, int i, bool limit) {
@@ -15254,7 +15120,7 @@ SPDL__COLD void spdl__report_live_row(spdl__reporter *r, spdl__text *text, int i
     const double load = spdl__stage_load(&r->interval, i);
     spdl__cell cell;
     spdl__text_style(text, limit ? "1;33" : "0");
-    spdl__text_add(text, "%c ", limit ? '>' : ' ');
+    spdl__text_add(text, limit ? "> " : "  ");
     spdl__text_name(text, stage->name, 16);
     spdl__text_add(text, " %8s  busy ", spdl__rate(&cell, stage->tasks, r->interval.elapsed_ns));
     spdl__report_bar(r, text, load);
@@ -15265,11 +15131,10 @@ SPDL__COLD void spdl__report_live_row(spdl__reporter *r, spdl__text *text, int i
     spdl__text_add(text, "\n");
 }
 
-/* The table, or until the end the live view: on a terminal it goes over the lines that stand there,
-   and lines are not wrapped meanwhile, so that as many stand there as were written; elsewhere it is
-   one line. */
+/* The table, or until the end the live view: on a terminal over the lines that stand there, none of
+   them wrapped, so that there are as many as were written; elsewhere one line. */
 SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
-    const bool live = r->plan.desc.live && !final, draws = live && r->draws;
+    const bool live = r->plan.desc.live && !final, draws = live && r->draw_lock != SPDL__NO_FILE;
     const spdl_stats *stats = final ? &r->now : &r->interval;
     const int limit = spdl__find(stats).stage;
     const char *reason;
@@ -15340,8 +15205,8 @@ SPDL__COLD void spdl__report_interval(spdl__reporter *r) {
     int i;
     *stats = r->now;
     spdl__report_subtract(stats, &r->last, spdl__stats_fields);
-    stats->first_item_ns = r->last.first_item_ns > 0
-                               ? 0 : spdl__grown(r->last.elapsed_ns, r->now.first_item_ns);
+    if (r->last.first_item_ns == 0)
+        stats->first_item_ns = spdl__grown(r->last.elapsed_ns, r->now.first_item_ns);
     for (i = 0; i < stats->stage_count; ++i) {
         spdl__report_subtract(&stats->stage[i], &r->last.stage[i], spdl__stage_fields);
         spdl__report_subtract(&stats->edge[i], &r->last.edge[i], spdl__edge_fields);
@@ -15381,44 +15246,40 @@ SPDL__COLD void spdl__samples_thin(spdl__reporter *r) {
     r->sample_ns *= 2;
 }
 
-/* Sums since the start, in microseconds and KiB: the page takes the differences. */
-SPDL__COLD void spdl__samples_row(uint64_t *to, const spdl_stats *stats,
-                                  const spdl_process_stats *process) {
-    int i;
-    *to++ = stats->elapsed_ns / 1000;
-    *to++ = stats->delivered;
-    *to++ = stats->wait_ns / 1000;
-    *to++ = process->time_ns / 1000;
-    *to++ = process->cpu_ns / 1000;
-    *to++ = process->others_ns / 1000;
-    *to++ = process->resident_bytes / 1024;
-    for (i = 0; i < stats->stage_count; ++i) {
-        *to++ = stats->stage[i].tasks - spdl__min(stats->stage[i].failures, stats->stage[i].tasks);
-        *to++ = stats->stage[i].busy_ns / 1000;
-        *to++ = stats->edge[i].items;
-        *to++ = stats->edge[i].empty_ns / 1000;
-        *to++ = stats->edge[i].put_wait_ns / 1000;
-        *to++ = stats->edge[i].get_wait_ns / 1000;
-        *to++ = (uint64_t)stats->edge[i].depth;
-    }
-}
-
 /* One more, if there are any; when the last is quite new it is replaced, so that no interval is
-   tiny. */
+   tiny. Sums since the start, in microseconds and KiB: the page takes the differences. */
 SPDL__COLD void spdl__report_sample(spdl__reporter *r) {
-    const size_t width = r->sample_width;
+    const spdl_stats *stats = &r->now;
     spdl_process_stats process;
-    uint64_t *row;
+    uint64_t *to;
+    int i;
     if (r->samples == NULL || !spdl__try_lock(&r->lock)) return;
     spdl__child_all_stats(r->pipeline, &r->now);
     spdl_process_read(&process);
     if (r->sample_count == SPDL__SAMPLES) spdl__samples_thin(r);
-    row = r->samples + r->sample_count * width;
-    if (r->sample_count > 1 && r->now.elapsed_ns / 1000 < *(row - width) + r->sample_ns / 2000)
-        row -= width;
+    to = r->samples + r->sample_count * r->sample_width;
+    if (r->sample_count > 1 &&
+        stats->elapsed_ns / 1000 < *(to - r->sample_width) + r->sample_ns / 2000)
+        to -= r->sample_width;
     else
         r->sample_count++;
-    spdl__samples_row(row, &r->now, &process);
+    *to++ = stats->elapsed_ns / 1000;
+    *to++ = stats->delivered;
+    *to++ = stats->wait_ns / 1000;
+    *to++ = process.time_ns / 1000;
+    *to++ = process.cpu_ns / 1000;
+    *to++ = process.others_ns / 1000;
+    *to++ = process.resident_bytes / 1024;
+    for (i = 0; i < stats->stage_count; ++i) {
+        const spdl_edge_stats *edge = &stats->edge[i];
+        *to++ = spdl__grown(stats->stage[i].failures, stats->stage[i].tasks);
+        *to++ = stats->stage[i].busy_ns / 1000;
+        *to++ = edge->items;
+        *to++ = edge->empty_ns / 1000;
+        *to++ = edge->put_wait_ns / 1000;
+        *to++ = edge->get_wait_ns / 1000;
+        *to++ = (uint64_t)edge->depth;
+    }
     spdl__spin_unlock(&r->lock);
 }
 
@@ -15545,8 +15406,7 @@ NULL,
 /* How much of a buffer JSON of all stages may need, twice. */
 SPDL__COLD size_t spdl__report_bytes_for(int stages) { return 8192 + 3072 * (size_t)stages; }
 
-/* With the statistics now, which are in *total then, and the samples if there are some. NULL, or
-   what went wrong. */
+/* With the statistics now, for which *total is, and any samples. NULL, or what went wrong. */
 SPDL__COLD const char *spdl__page_write(const spdl_pipeline *p, spdl__os_file file,
                                         spdl_stats *total, char *buffer, size_t bytes) {
     const spdl__reporter *r = p->reporter;
@@ -15609,8 +15469,7 @@ SPDL_API spdl_result spdl_report_html(const spdl_pipeline *p, const char *path) 
 
 /* --- the thread --- */
 
-/* The final report comes when the pipeline has ended, or is destroyed before; and again when it has
-   gone on after that. */
+/* The final report comes at the end or destroy; again when the pipeline has gone on after it. */
 SPDL__COLD void *spdl__report_main(void *arg) {
     spdl__reporter *r = (spdl__reporter *)arg;
     const uint64_t every = (uint64_t)(r->plan.desc.every * 1e9);
@@ -15641,21 +15500,18 @@ SPDL__COLD void *spdl__report_main(void *arg) {
 /* --- beginning and end --- */
 
 /* Only one pipeline draws on a terminal: the one that holds it. */
-SPDL__COLD void spdl__report_terminal(spdl__reporter *r) {
+SPDL__COLD void spdl__report_open(spdl__reporter *r) {
     static const char *const names[] = { "LC_ALL", "LC_CTYPE", "LANG" };
     const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR"), *locale = NULL;
-    const bool terminal = term != NULL && strcmp(term, "dumb") != 0 &&
-                          spdl__os_terminal(r->plan.desc.live ? &r->draw_lock : NULL);
-    int i;
-    for (i = 0; i < 3 && (locale == NULL || *locale == '\0'); ++i) locale = getenv(names[i]);
-    r->colour = terminal && (no_color == NULL || *no_color == '\0');
-    r->utf8 = locale != NULL && (strstr(locale, "UTF-8") != NULL || strstr(locale, "utf8") != NULL);
-    r->draws = terminal && r->draw_lock != SPDL__NO_FILE;
-}
-
-SPDL__COLD void spdl__report_open(spdl__reporter *r) {
     char asked[SPDL__PATH_BYTES];
-    if (r->plan.desc.table || r->plan.desc.live) spdl__report_terminal(r);
+    int i;
+    if (r->plan.desc.table || r->plan.desc.live) {
+        for (i = 0; i < 3 && (locale == NULL || *locale == '\0'); ++i) locale = getenv(names[i]);
+        r->utf8 = locale != NULL && (strstr(locale, "UTF-8") || strstr(locale, "utf8"));
+        r->colour = term != NULL && strcmp(term, "dumb") != 0 &&
+                    spdl__os_terminal(r->plan.desc.live ? &r->draw_lock : NULL) &&
+                    (no_color == NULL || *no_color == '\0');
+    }
     if (r->plan.json[0] != '\0')
         spdl__report_failed(
             r, &r->json_file, r->plan.json, "statistics",
@@ -15724,21 +15580,18 @@ SPDL__COLD void spdl__report_end(spdl_pipeline *p) {
 #else /* SPDL_NO_REPORT */
 
 SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    static const char *const names[] = { "SPDL_TRACE", "SPDL_REPORT", "SPDL_STATS" };
-    const char *asked = NULL;
+    static const char *const names[] = { "SPDL_STATS", "SPDL_REPORT", "SPDL_TRACE" };
+    const char *asked = desc->report != NULL                          ? "desc.report"
+                        : desc->trace != NULL && *desc->trace != '\0' ? "desc.trace"
+                        : desc->trace_events > 0 ? "desc.trace_events" : NULL;
     int i;
-    for (i = 0; i < 3; ++i) {
+    for (i = 0; i < 3 && asked == NULL; ++i) {
         const char *value = spdl__os_environment(names[i]);
         if (value != NULL && strcmp(value, "0") != 0) asked = names[i];
     }
-    if (desc->trace_events > 0) asked = "desc.trace_events";
-    if (desc->trace != NULL && *desc->trace != '\0') asked = "desc.trace";
-    if (desc->report != NULL) asked = "desc.report";
     if (asked != NULL)
-        spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "spdl: %s is ignored: this program was built with "
-                   "SPDL_NO_REPORT, without reports and traces",
-                   asked);
+        spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: %s is ignored: this program was built with "
+                                              "SPDL_NO_REPORT, without reports and traces", asked);
 }
 
 SPDL__COLD void spdl__report_end(spdl_pipeline *p) { (void)p; }
@@ -15755,10 +15608,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
 
 SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
                                          const spdl_stage *rows, int workers) {
-    (void)p;
-    (void)plan;
-    (void)rows;
-    (void)workers;
+    (void)p, (void)plan, (void)rows, (void)workers;
     return SPDL_OK;
 }
 
@@ -17812,7 +17662,7 @@ SPDL__COLD void spdl__doctor_say_row(spdl__text *text, const spdl__doctor *d) {
         spdl__text_add(text, "By its row (%s) it may have one call at a time: split it",
                        d->p->node[r->stage].row.flush ? ".flush" : ".max_concurrency");
     else if (r->limit == SPDL_LIMIT_DEVICE)
-        spdl__text_add(text, "Its calls wait for copies to the device. %s.", spdl__send_less);
+        spdl__text_add(text, "Its calls wait for copies to the device. " SPDL__SEND_LESS ".");
     else {
         if (r->limit == SPDL_LIMIT_MEMORY)
             spdl__text_add(text, "With %.0f page faults for each item of the trainer: use memory "
@@ -17966,7 +17816,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     case SPDL_LIMIT_DEVICE:
         if (r->stage < 0) {
             spdl__text_add(&text, "For %.0f %% of its steps the trainer waits for copies to the "
-                                  "device. %s.", 100 * spdl__doctor_copies(d), spdl__send_less);
+                                  "device. " SPDL__SEND_LESS ".", 100 * spdl__doctor_copies(d));
             break;
         } /* fallthrough */
     default:
