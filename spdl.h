@@ -15790,10 +15790,9 @@ SPDL__COLD int spdl__interval_rank(int n, int comparisons) {
     int k;
     for (k = 0; k < n; ++k) term /= 2;
     tail = term; /* k or fewer heads */
-    for (k = 0; 2 * tail * comparisons <= 0.05;) {
+    for (k = 0; 2 * tail * comparisons <= 0.05; tail += term) {
         ++k;
         term = term * (n - k + 1) / k;
-        tail += term;
     }
     return k;
 }
@@ -15801,8 +15800,8 @@ SPDL__COLD int spdl__interval_rank(int n, int comparisons) {
 /* Of n ratios above 0, which are sorted on the way. A ratio of exactly 1 counts for both sides: it
    stays in the order. `comparisons`: how many are read from the same rounds, or chosen among. */
 SPDL__COLD spdl_interval spdl__interval(double *ratio, int n, int comparisons) {
-    spdl_interval interval = { 0, 0, __builtin_huge_val(), n, false };
     const int rank = spdl__interval_rank(n, comparisons);
+    spdl_interval interval = { 0, 0, __builtin_huge_val(), n, rank > 0 };
     if (n > 0) {
         qsort(ratio, (size_t)n, sizeof(*ratio), spdl__double_compare);
         interval.value = spdl__middle(ratio[(n - 1) / 2], ratio[n / 2]);
@@ -15810,14 +15809,12 @@ SPDL__COLD spdl_interval spdl__interval(double *ratio, int n, int comparisons) {
     if (rank > 0) {
         interval.low = ratio[rank - 1];
         interval.high = ratio[n - rank];
-        interval.known = true;
     }
     return interval;
 }
 
-/* Which arm (from 0) stands where in a round: a cyclic Latin square of as many rounds as arms, so
-   that each arm stands once in each place, with its rows and symbols in random order, and another
-   one after each. The same seed has the same squares. */
+/* Which arm (from 0) stands where in a round: Latin squares of as many rounds as arms, each arm
+   once in each place, with rows and symbols in random order; by a seed always the same. */
 #define SPDL__LATIN 16 /* arms at most */
 
 typedef struct spdl__latin {
@@ -15863,35 +15860,29 @@ SPDL__COLD int spdl__latin_arm(spdl__latin *latin, int round, int position) {
 
 /* Whether others disturbed a measurement: read before it, asked about after it. */
 typedef struct spdl__clocks {
-    uint64_t time_ns, cpu_ns, idle_ns;
-    double cores; /* of the machine */
+    uint64_t time_ns, idle_ns; /* of the machine */
+    spdl_process_stats process;
 } spdl__clocks;
 
 #define SPDL__FOREIGN 0.15 /* processors of others that make figures worthless */
 
 SPDL__COLD spdl__clocks spdl__clocks_read(void) {
-    spdl_process_stats process;
     spdl__clocks clocks;
     clocks.time_ns = spdl_time_ns();
     clocks.idle_ns = spdl__os_machine_idle();
-    spdl_process_read(&process);
-    clocks.cpu_ns = process.cpu_ns;
-    clocks.cores = process.cores;
+    spdl_process_read(&clocks.process);
     return clocks;
 }
 
-/* Processors that other programs have had since then: those that were neither idle nor ours. What
-   runs at a low priority counts, too: it does not make way for other sessions everywhere. 0: not
-   known. */
+/* Processors that other programs, of low priority too, have had since then: neither idle nor ours.
+   0: not known, or there is one for everybody. */
 SPDL__COLD double spdl__clocks_foreign(const spdl__clocks *since) {
     const spdl__clocks now = spdl__clocks_read();
     const double ns = (double)(now.time_ns - since->time_ns);
     const double idle = (double)spdl__grown(since->idle_ns, now.idle_ns);
-    const double own = (double)spdl__grown(since->cpu_ns, now.cpu_ns);
-    const double others = now.cores - (idle + own) / ns;
-    if (now.idle_ns == 0 || ns < 1e8) return 0;
-    if (idle / ns >= 1) return 0; /* there is one for everybody */
-    return others > 0 ? others : 0;
+    const double own = (double)spdl__grown(since->process.cpu_ns, now.process.cpu_ns);
+    if (now.idle_ns == 0 || ns < 1e8 || idle >= ns) return 0;
+    return spdl__larger(now.process.cores - (idle + own) / ns, 0);
 }
 
 /* ============================================================================================= */
