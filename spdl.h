@@ -1871,21 +1871,17 @@ SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeou
    What loading costs a training loop, whatever loads: one call that runs the loop for some seconds
    and answers in a sentence. Windows of the loop as it is take turns with windows of the same steps
    on items that were kept, in which nothing is loaded: the source is not asked, its workers fill
-   their buffers and rest. What a loop would gain is called headspace. It has two parts: the loop
-   waits for items, and the step itself is slower beside those who load (harm), which no figure of
-   the loader shows.
+   their buffers and rest (one that takes longer than a window works on: its harm is understated).
+   What a loop would gain is called headspace. It has two parts: the loop waits for items, and the
+   step itself is slower beside those who load (harm), which no figure of the loader shows.
 
-   The steps are real ones: a model is trained on items that come again and again, while others are
-   taken and dropped, so the results of training are void: measure before a run, or on a copy.
-
-   A loader that takes longer than a window to fill its buffers works on while the loop is on kept
-   items: its harm is then understated. */
+   The steps are real ones, on items that come again and again, while others are taken and dropped:
+   the results of training are void, so measure before a run, or on a copy. */
 
 /* How many times as large one thing is as another, measured in rounds that each have both. low and
-   high hold the true ratio in 95 of 100 such measurements, whatever the noise looks like; when
-   several were made to choose among, all of them together do. An interval that holds 1 is no
-   difference. With too few rounds (under 6; 8 for four comparisons, 10 for 18) it is from 0 to
-   infinity. */
+   high hold the true ratio in 95 of 100 such measurements, whatever the noise; of several to choose
+   among, all of them together. An interval that holds 1 is no difference. With too few rounds
+   (under 6; 8 for four comparisons, 10 for 18) it is from 0 to infinity. */
 typedef struct spdl_interval {
     double value; /* the median of the rounds' ratios; 0 without a round */
     double low, high;
@@ -1920,10 +1916,9 @@ typedef enum spdl_headspace_kind {
 typedef struct spdl_headspace_round {
     double today, ceiling; /* steps per second as it is, and on kept items */
     double waiting;        /* share of the time in next, as it is */
-    double queued;         /* share of the time the caller was ready to run while others had the
-                              processors, as it is, less the same on kept items (Linux) */
-    double others;         /* processors that other programs used, unless one was idle all the time
-                              (Linux) */
+    double queued; /* share of the time the caller was ready to run while others had the processors,
+                      as it is, less the same on kept items (Linux) */
+    double others; /* processors that other programs used, unless one was always idle (Linux) */
     bool dropped;          /* more than 0.15: it does not count */
 } spdl_headspace_round;
 
@@ -1946,8 +1941,7 @@ typedef struct spdl_headspace_report {
 
 /* Measures the headspace of a loop. A window is 300 ms (a 32nd of `seconds` if that is shorter, but
    50 at least) and 8 steps or more; a round has one of each kind, in random order. What was loaded
-   while the source was not asked is taken and dropped before the loop goes on as it is. Six rounds
-   of steps of 100 ms take some 15 s.
+   while the source was not asked is taken and dropped. Six rounds of 100 ms steps take some 15 s.
    Returns: SPDL_OK, with whatever there is to say in *report; SPDL_E_INVALID, SPDL_E_NOMEM; or what
             next returned, if that was neither SPDL_OK nor SPDL_END: *report has the rounds so far.
    Threads: owner of the source; step is called here.
@@ -15887,8 +15881,7 @@ SPDL__COLD double spdl__clocks_foreign(const spdl__clocks *since) {
 
 /* ============================================================================================= */
 /* >>headspace-impl
-   All of it runs in the caller's thread. Measuring fills in the rounds of the report; what they
-   mean is worked out of them alone, at the end. */
+   All of it runs in the caller's thread. What the report says follows from its rounds alone. */
 
 #define SPDL__HEADSPACE_NS 300000000 /* a window; workers that have rested are given processors */
 #define SPDL__HEADSPACE_LEAST_NS 50000000 /* sooner, so short ones understate harm */
@@ -15922,9 +15915,8 @@ SPDL__COLD spdl_result spdl__headspace_check(const spdl_headspace_desc *desc) {
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "spdl: headspace: kept is %d, must be at least 1", desc->kept);
     if (!(desc->seconds <= 86400 && (desc->seconds >= 0.1 || desc->seconds == 0)))
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: headspace: seconds is %g, must be 0.1 to 86400",
-                               desc->seconds);
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: headspace: seconds is %g, "
+                                                            "must be 0.1 to 86400", desc->seconds);
     return spdl__allocator_check(&desc->allocator, "headspace", desc->error);
 }
 
@@ -15948,18 +15940,16 @@ SPDL__COLD spdl__window spdl__headspace_steps(spdl__headspace *h, bool live, uin
     spdl__window w = { 0, 0, 0, 0 };
     uint64_t queued[2] = { 0, 0 };
     spdl__os_thread_times(NULL, NULL, NULL, &queued[0]);
-    while (w.ns < ns || w.steps < steps) {
-        void *item = NULL;
+    for (; w.ns < ns || w.steps < steps; ++w.steps) {
+        void *item = live ? NULL : h->item[h->position];
         if (live) {
             if (!spdl__headspace_take(h, &item)) break;
             w.wait_ns += spdl_time_ns() - start - w.ns;
         } else {
-            item = h->item[h->position];
             h->position = (h->position + 1) % h->kept;
         }
         h->desc->step(h->desc->ctx, item);
         if (live) spdl__headspace_free(h, item);
-        ++w.steps;
         w.ns = spdl_time_ns() - start;
     }
     spdl__os_thread_times(NULL, NULL, NULL, &queued[1]);
@@ -15967,23 +15957,8 @@ SPDL__COLD spdl__window spdl__headspace_steps(spdl__headspace *h, bool live, uin
     return w;
 }
 
-/* Takes the items to keep, for up to a fifth of the time; then the loop as it is. As no step runs
-   meanwhile, what lay in buffers at the start is gone. */
-SPDL__COLD void spdl__headspace_begin(spdl__headspace *h, int most) {
-    const uint64_t until = h->start + (h->deadline - h->start) / 5;
-    void *item = NULL;
-    while (h->kept < most && (h->kept == 0 || spdl_time_ns() < until)) {
-        if (!spdl__headspace_take(h, &item)) return;
-        h->item[h->kept++] = item;
-    }
-    (void)spdl__headspace_steps(h, true, h->window_ns, 1);
-    if (h->result == SPDL_OK)
-        h->usual = spdl__headspace_steps(h, true, h->window_ns, SPDL__HEADSPACE_STEPS);
-}
-
-/* After a pause: drops what was loaded in it, so that the loop does not live on its buffers. There
-   is nothing more of it when some calls of next in a row took as long as they usually do, or when
-   as many items are gone as the loop takes in such a time. */
+/* After a pause: drops what was loaded in it, so that the loop does not live on its buffers, until
+   some calls of next in a row took as long as usual, or as many items as such a time takes. */
 SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
     uint64_t took[SPDL__HEADSPACE_STEPS] = { 0 }, sum = 0, since = spdl_time_ns(), i;
     const uint64_t wait = h->usual.wait_ns / h->usual.steps;
@@ -16003,62 +15978,68 @@ SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
 
 /* One window of the two, once things have settled. */
 SPDL__COLD spdl__window spdl__headspace_window(spdl__headspace *h, bool live) {
-    spdl__window w = { 0, 0, 0, 0 };
+    spdl__window settling = { 0, 0, 0, 0 }, w = settling;
     if (live && h->paused_ns > 0) spdl__headspace_drain(h);
-    if (h->result == SPDL_OK) w = spdl__headspace_steps(h, live, h->window_ns / 5, 1);
-    h->paused_ns = live ? 0 : h->paused_ns + w.ns;
+    if (h->result == SPDL_OK) settling = spdl__headspace_steps(h, live, h->window_ns / 5, 1);
     if (h->result == SPDL_OK)
         w = spdl__headspace_steps(h, live, h->window_ns, SPDL__HEADSPACE_STEPS);
-    h->paused_ns += live ? 0 : w.ns;
+    h->paused_ns = live ? 0 : h->paused_ns + settling.ns + w.ns;
     return w;
 }
 
 SPDL__COLD void spdl__headspace_round(spdl__headspace *h, spdl__latin *order) {
-    spdl_headspace_report *report = h->report;
-    spdl_headspace_round *round = &report->round[report->rounds];
+    spdl_headspace_round *round = &h->report->round[h->report->rounds];
     const spdl__clocks before = spdl__clocks_read();
+    double queued[2];
     spdl__window w[2]; /* as it is, on kept items */
     int i;
     for (i = 0; i < 2; ++i) {
-        const int arm = spdl__latin_arm(order, report->rounds, i);
+        const int arm = spdl__latin_arm(order, h->report->rounds, i);
         w[arm] = spdl__headspace_window(h, arm == 0);
+        queued[arm] = spdl__share(w[arm].queued_ns, w[arm].ns);
     }
     if (h->result != SPDL_OK) return; /* half a round is none */
-    round->today = 1e9 * (double)w[0].steps / (double)w[0].ns;
-    round->ceiling = 1e9 * (double)w[1].steps / (double)w[1].ns;
-    round->waiting = (double)w[0].wait_ns / (double)w[0].ns;
-    round->queued = (double)w[0].queued_ns / (double)w[0].ns -
-                    (double)w[1].queued_ns / (double)w[1].ns;
+    round->today = 1e9 * spdl__share(w[0].steps, w[0].ns);
+    round->ceiling = 1e9 * spdl__share(w[1].steps, w[1].ns);
+    round->waiting = spdl__share(w[0].wait_ns, w[0].ns);
+    round->queued = queued[0] - queued[1];
     round->others = spdl__clocks_foreign(&before);
     round->dropped = round->others > SPDL__FOREIGN;
-    ++report->rounds;
+    ++h->report->rounds;
     spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
                "spdl: headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
-               "processors%s", report->rounds, round->today, round->ceiling, round->others,
+               "processors%s", h->report->rounds, round->today, round->ceiling, round->others,
                round->dropped ? ": dropped" : "");
 }
 
-/* Rounds until the time is over. */
-SPDL__COLD void spdl__headspace_measure(spdl__headspace *h) {
+/* Takes the items to keep, for up to a fifth of the time; then the loop as it is. As no step runs
+   meanwhile, what lay in buffers at the start is gone. Then rounds until the time is over. */
+SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most) {
     spdl_headspace_report *report = h->report;
     const uint64_t budget = h->deadline - h->start;
     uint64_t setup, length, now;
     spdl__latin order;
     h->window_ns = spdl__max(spdl__min(budget / 32, SPDL__HEADSPACE_NS), SPDL__HEADSPACE_LEAST_NS);
     h->window_ns = spdl__max(h->window_ns, budget / (2 * SPDL_HEADSPACE_ROUNDS));
-    spdl__headspace_begin(h, h->desc->kept > 0 ? h->desc->kept : SPDL__HEADSPACE_KEPT);
+    while (h->kept < most && (h->kept == 0 || spdl_time_ns() < h->start + budget / 5)) {
+        if (!spdl__headspace_take(h, &h->item[h->kept])) return;
+        h->kept++;
+    }
+    (void)spdl__headspace_steps(h, true, h->window_ns, 1);
     if (h->result != SPDL_OK) return;
+    h->usual = spdl__headspace_steps(h, true, h->window_ns, SPDL__HEADSPACE_STEPS);
     spdl__latin_start(&order, spdl_time_ns(), 2);
     now = spdl_time_ns();
     setup = now - h->start;
     length = h->usual.ns * 5 / 2; /* of a round */
-    while (report->rounds < SPDL_HEADSPACE_ROUNDS && now + length <= h->deadline) {
+    while (h->result == SPDL_OK && report->rounds < SPDL_HEADSPACE_ROUNDS &&
+           now + length <= h->deadline) {
         spdl__headspace_round(h, &order);
-        if (h->result != SPDL_OK) return;
         now = spdl_time_ns();
-        length = (now - h->start - setup) / (uint64_t)report->rounds;
+        length = (now - h->start - setup) / spdl__max((uint64_t)report->rounds, 1);
     }
-    report->more_seconds = 1e-9 * (double)setup + 7e-9 * (double)length;
+    if (h->result == SPDL_OK)
+        report->more_seconds = 1e-9 * (double)setup + 7e-9 * (double)length;
 }
 
 /* --- what it means --- */
@@ -16070,11 +16051,50 @@ SPDL__COLD double spdl__median(double *value, int n) {
     return (value[(n - 1) / 2] + value[n / 2]) / 2;
 }
 
-SPDL__COLD void spdl__headspace_sum_up(spdl_headspace_report *report) {
-    double value[6][SPDL_HEADSPACE_ROUNDS];
+/* The share of a step that loading costs, for so many times as many steps without it. */
+SPDL__COLD double spdl__headspace_cost(double gain) { return gain > 1 ? 1 - 1 / gain : 0; }
+
+/* ", 2.1 h of this 12 h run": the share of the whole run, if its length is known. */
+SPDL__COLD void spdl__headspace_run(spdl__text *text, const spdl_headspace_report *report,
+                                    uint64_t run_steps, const char *before, double share) {
+    const double run = (double)run_steps / report->today; /* seconds */
+    const double unit = run >= 3600 ? 3600 : run >= 60 ? 60 : 1, length = run / unit;
+    const char *name = run >= 3600 ? "h" : run >= 60 ? "min" : "s";
+    if (run_steps > 0)
+        spdl__text_add(text, ", %s%.*f %s of this %.*f %s run", before, share * length < 9.95,
+                       share * length, name, length < 9.95, length, name);
+}
+
+SPDL__COLD void spdl__headspace_costs(spdl__text *text, const spdl_headspace_report *report,
+                                      uint64_t run_steps) {
+    const double cost = spdl__headspace_cost(report->gain.value);
+    const double low = spdl__headspace_cost(report->gain.low);
+    const double high = spdl__headspace_cost(report->gain.high);
+    const double waiting = spdl__smaller(report->waiting, cost);
+    const bool leave = high < SPDL__HEADSPACE_LEAVE;
+    const int digits = high < 0.0995;
+    if (report->kind == SPDL_HEADSPACE_NONE) {
+        spdl__text_add(text, "No difference: loading costs %s%.*f %% of a step",
+                       high > 0 ? "at most " : "", high > 0 && digits, 100 * high);
+        if (high > 0) spdl__headspace_run(text, report, run_steps, "", high);
+        spdl__text_add(text, leave ? ": leave it." : "; a longer measurement knows it better.");
+        return;
+    }
+    spdl__text_add(text, "Loading costs %.*f %% of a step (%.*f to %.*f)", digits, 100 * cost,
+                   digits, 100 * low, digits, 100 * high);
+    spdl__headspace_run(text, report, run_steps, leave ? "at most " : "", leave ? high : cost);
+    spdl__text_add(text, leave ? ": leave it." : ": harm %.1f, waiting %.1f.",
+                   100 * (cost - waiting), 100 * waiting);
+}
+
+/* All of the report that follows from its rounds. */
+SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, uint64_t run_steps) {
+    spdl__text text = spdl__text_start(report->text, sizeof(report->text));
+    double value[6][SPDL_HEADSPACE_ROUNDS], others = 0;
     int n = 0, i;
     for (i = 0; i < report->rounds; ++i) {
         const spdl_headspace_round *round = &report->round[i];
+        others = spdl__larger(others, round->others);
         if (round->dropped) continue;
         value[0][n] = round->today;
         value[1][n] = round->ceiling;
@@ -16094,77 +16114,18 @@ SPDL__COLD void spdl__headspace_sum_up(spdl_headspace_report *report) {
     if (!report->gain.known)
         report->kind = spdl__interval_rank(report->rounds, 1) > 0 ? SPDL_HEADSPACE_FOREIGN
                                                                   : SPDL_HEADSPACE_FEW;
-}
-
-/* The share of a step that loading costs, for so many times as many steps without it. */
-SPDL__COLD double spdl__headspace_cost(double gain) { return gain > 1 ? 1 - 1 / gain : 0; }
-
-/* ", 2.1 h of this 12 h run": the share of the whole run, if its length is known. */
-SPDL__COLD void spdl__headspace_run(spdl__text *text, const spdl_headspace_report *report,
-                                    uint64_t run_steps, const char *before, double share) {
-    const double run = (double)run_steps / report->today;
-    const char *unit = run >= 3600 ? "h" : run >= 60 ? "min" : "s";
-    const double length = run / (run >= 3600 ? 3600 : run >= 60 ? 60 : 1);
-    if (run_steps == 0) return;
-    spdl__text_add(text, ", %s%.*f %s of this %.*f %s run", before, share * length < 9.95,
-                   share * length, unit, length < 9.95, length, unit);
-}
-
-SPDL__COLD void spdl__headspace_costs(spdl__text *text, const spdl_headspace_report *report,
-                                      uint64_t run_steps) {
-    const double cost = 100 * spdl__headspace_cost(report->gain.value);
-    const double high = 100 * spdl__headspace_cost(report->gain.high);
-    const double waiting = 100 * report->waiting;
-    const bool leave = high < 100 * SPDL__HEADSPACE_LEAVE;
-    const int digits = high < 9.95;
-    spdl__text_add(text, "Loading costs %.*f %% of a step (%.*f to %.*f)", digits, cost, digits,
-                   100 * spdl__headspace_cost(report->gain.low), digits, high);
-    spdl__headspace_run(text, report, run_steps, leave ? "at most " : "",
-                        (leave ? high : cost) / 100);
-    spdl__text_add(text, leave ? ": leave it." : ": harm %.1f, waiting %.1f.",
-                   cost > waiting ? cost - waiting : 0, waiting < cost ? waiting : cost);
-}
-
-SPDL__COLD void spdl__headspace_no_difference(spdl__text *text,
-                                              const spdl_headspace_report *report,
-                                              uint64_t run_steps) {
-    const double high = spdl__headspace_cost(report->gain.high);
-    spdl__text_add(text, "No difference: loading costs %s%.*f %% of a step",
-                   high > 0 ? "at most " : "", high > 0 && high < 0.0995, 100 * high);
-    if (high > 0) spdl__headspace_run(text, report, run_steps, "", high);
-    spdl__text_add(text, high < SPDL__HEADSPACE_LEAVE ? ": leave it."
-                                                      : "; a longer measurement knows it better.");
-}
-
-SPDL__COLD void spdl__headspace_unknown(spdl__text *text, const spdl_headspace_report *report) {
-    double most = 0;
-    int i;
-    if (report->kind == SPDL_HEADSPACE_FEW) {
-        spdl__text_add(text, "Too few rounds to say: %d, and 6 are needed",
-                       report->rounds - report->dropped);
-        if (report->more_seconds > 0)
-            spdl__text_add(text, ": measure for %.0f seconds", report->more_seconds + 0.5);
-        spdl__text_add(text, ".");
-        return;
-    }
-    for (i = 0; i < report->rounds; ++i)
-        if (report->round[i].others > most) most = report->round[i].others;
-    spdl__text_add(text,
-                   "Foreign load: in %d of %d rounds other programs used processors, up to %.1f: "
-                   "no verdict.", report->dropped, report->rounds, most);
-}
-
-/* All of the report that follows from its rounds. */
-SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, uint64_t run_steps) {
-    spdl__text text = spdl__text_start(report->text, sizeof(report->text));
-    spdl__headspace_sum_up(report);
-    if (report->kind == SPDL_HEADSPACE_GAIN)
-        spdl__headspace_costs(&text, report, run_steps);
-    else if (report->kind == SPDL_HEADSPACE_NONE)
-        spdl__headspace_no_difference(&text, report, run_steps);
-    else
-        spdl__headspace_unknown(&text, report);
     if (report->kind != SPDL_HEADSPACE_FEW) report->more_seconds = 0;
+    if (report->kind == SPDL_HEADSPACE_FOREIGN) {
+        spdl__text_add(&text, "Foreign load: in %d of %d rounds other programs used processors, up "
+                              "to %.1f: no verdict.", report->dropped, report->rounds, others);
+    } else if (report->kind == SPDL_HEADSPACE_FEW) {
+        spdl__text_add(&text, "Too few rounds to say: %d, and 6 are needed", n);
+        if (report->more_seconds > 0)
+            spdl__text_add(&text, ": measure for %.0f seconds", report->more_seconds + 0.5);
+        spdl__text_add(&text, ".");
+    } else {
+        spdl__headspace_costs(&text, report, run_steps);
+    }
     if (report->ended)
         spdl__text_add(&text, " The source ended after %llu items.", (spdl__llu)report->items);
 }
@@ -16174,22 +16135,23 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     spdl__headspace h;
     spdl_result result;
     size_t bytes;
-    int i;
+    int i, most;
     if (desc == NULL || report == NULL) return SPDL_E_INVALID;
     memset(report, 0, sizeof(*report));
     memset(&h, 0, sizeof(h));
     spdl__error_clear(desc->error);
     result = spdl__headspace_check(desc);
     if (result != SPDL_OK) return result;
-    bytes = (size_t)(desc->kept > 0 ? desc->kept : SPDL__HEADSPACE_KEPT) * sizeof(*h.item);
+    most = desc->kept > 0 ? desc->kept : SPDL__HEADSPACE_KEPT;
+    bytes = (size_t)most * sizeof(*h.item);
     h.desc = desc;
     h.report = report;
-    h.item = (void **)spdl__alloc(&desc->allocator, bytes, sizeof(*h.item));
+    h.item = (void **)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(*h.item));
     if (h.item == NULL)
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: headspace: out of memory");
     h.start = spdl_time_ns();
     h.deadline = h.start + (uint64_t)(1e9 * (desc->seconds > 0 ? desc->seconds : 10));
-    spdl__headspace_measure(&h);
+    spdl__headspace_measure(&h, most);
     for (i = 0; i < h.kept; ++i) spdl__headspace_free(&h, h.item[i]);
     spdl__free(&desc->allocator, h.item, bytes);
     report->ended = h.result == SPDL_END;
