@@ -16219,6 +16219,7 @@ struct spdl__hand {
     uint32_t cut;            /* 1 + the row after which the flow is cut; 0: none */
     uint64_t cut_until;      /* for so long at most: an item may not come before the source ends */
     uint64_t arm;            /* counts what was set */
+    size_t bytes;            /* of this and `debt` */
     double rounds_ns;        /* of counted work, in a nanosecond */
     spdl__os_event never;    /* nobody wakes it */
 };
@@ -16228,18 +16229,6 @@ SPDL__NOINLINE uint64_t spdl__spin_work(uint64_t rounds) {
     uint64_t x = rounds;
     while (rounds-- > 0) x = (x ^ x >> 29) * 6364136223846793005u + 1442695040888963407u;
     return x;
-}
-
-/* How much of it fits in a nanosecond: the best of some tries. */
-SPDL__COLD void spdl__spin_calibrate(spdl__hand *hand) {
-    uint64_t best = SPDL__NEVER, begun;
-    int i;
-    for (i = 0; i < 16; ++i) {
-        begun = spdl_time_ns();
-        hand->probe[0].worked += spdl__spin_work(20000);
-        best = spdl__min(best, spdl_time_ns() - begun);
-    }
-    hand->rounds_ns = 20000 / (double)spdl__max(best, 1);
 }
 
 /* Takes `ns`, now or in the calls to come: sleeping takes its own time, which is counted. */
@@ -16272,38 +16261,25 @@ SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe,
         spdl__item_free(p, kept->item, kept->origin);
 }
 
-SPDL__COLD void *spdl__kept_copy(const spdl_task *task, const spdl__probe *probe,
-                                 const void *item) {
-    void *copy;
-    if (probe->bytes == 0) return task->node->row.copy_item(item);
-    if (item != task->buffer) return NULL; /* who knows how large it is */
-    copy = spdl__alloc(&task->pipeline->allocator, probe->bytes, SPDL_CACHE_LINE);
-    if (copy != NULL) memcpy(copy, item, probe->bytes);
-    return copy;
-}
-
 /* The place of one more result in the sample, or SPDL__KEPT: it is not kept. */
 SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
     const uint64_t seen = spdl__add(&probe->seen, 1);
-    uint64_t random = seen;
-    if (seen < probe->most) return seen;
-    random = spdl__random(&random) % (seen + 1);
-    return random < probe->most ? random : SPDL__KEPT;
+    uint64_t place = seen;
+    if (seen >= probe->most) place = spdl__random(&place) % (seen + 1);
+    return place < probe->most ? place : SPDL__KEPT;
 }
 
 /* Whether it is there now; if not it stays the caller's. */
 SPDL__COLD bool spdl__kept_store(spdl__hand *hand, spdl__probe *probe, uint64_t place,
                                  const spdl__item *what) {
-    spdl__item old = *what;
+    spdl__item old = { NULL, 0, 0 };
     bool keeps;
     spdl__spin_lock(&probe->lock);
     keeps = spdl__load32(&hand->keeps) != 0;
-    if (keeps) {
-        old = probe->kept[place];
-        probe->kept[place] = *what;
-    }
+    if (keeps) old = probe->kept[place];
+    if (keeps) probe->kept[place] = *what;
     spdl__spin_unlock(&probe->lock);
-    if (keeps) spdl__kept_free(hand->p, probe, &old); /* user code */
+    spdl__kept_free(hand->p, probe, &old); /* user code */
     return keeps;
 }
 
@@ -16315,20 +16291,22 @@ SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *o
     if (task->call_error) return; /* it will have failed */
     if (spdl__load_relaxed32(&probe->replay) == SPDL__REPLAY_COPY && out != NULL &&
         (place = spdl__kept_place(probe)) < SPDL__KEPT) {
-        spdl__item what = { NULL, 0, 0 };
-        what.item = spdl__kept_copy(task, probe, out);
-        what.origin = spdl__origin(0, (unsigned)row);
+        spdl__item what = { NULL, spdl__origin(0, (unsigned)row), 0 };
+        if (probe->bytes == 0)
+            what.item = task->node->row.copy_item(out);
+        else if (out == task->buffer) /* else who knows how large it is */
+            what.item = spdl__alloc(&hand->p->allocator, probe->bytes, SPDL_CACHE_LINE);
+        if (probe->bytes > 0 && what.item != NULL) memcpy(what.item, out, probe->bytes);
         if (what.item != NULL && !spdl__kept_store(hand, probe, place, &what))
             spdl__kept_free(hand->p, probe, &what);
     }
     if (row == 0 || task->in.item == NULL ||
         spdl__load_relaxed32(&probe[-1].replay) != SPDL__REPLAY_INPUT)
         return;
-    if (out == task->in.item || task->taken) {
+    if (out == task->in.item || task->taken)
         spdl__store32(&probe[-1].broken, 1);
-    } else if ((place = spdl__kept_place(&probe[-1])) < SPDL__KEPT) {
+    else if ((place = spdl__kept_place(&probe[-1])) < SPDL__KEPT)
         task->taken = spdl__kept_store(hand, &probe[-1], place, &task->in);
-    }
 }
 
 /* The sample is complete: nothing is kept any more. */
@@ -16355,13 +16333,9 @@ SPDL__COLD spdl__item *spdl__kept_next(spdl__probe *probe) {
 
 /* A token becomes a copy of what was kept; without memory for it nothing, as it was nothing. */
 SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, void **out) {
-    const spdl__item *kept = spdl__kept_next(probe);
-    if (probe->bytes == 0) {
-        *out = task->node->row.copy_item(kept->item);
-    } else {
-        *out = spdl_buffer(task);
-        if (*out != NULL) memcpy(*out, kept->item, probe->bytes);
-    }
+    const void *kept = spdl__kept_next(probe)->item;
+    *out = probe->bytes == 0 ? task->node->row.copy_item(kept) : spdl_buffer(task);
+    if (probe->bytes > 0 && *out != NULL) memcpy(*out, kept, probe->bytes);
     return *out != NULL ? SPDL_OK : SPDL_SKIP;
 }
 
@@ -16387,20 +16361,6 @@ SPDL__COLD spdl_result spdl__probe_again(spdl_task *task, spdl__probe *probe, vo
     return result;
 }
 
-/* The row after which the flow is cut, for this call: the source looks, a token knows. -1: it is an
-   item. A call with a kept item that has failed is repeated with another one. */
-SPDL__INLINE int spdl__probe_cut(const spdl_task *task, spdl__hand *hand, const void *in) {
-    const int row = task->node->index;
-    int cut;
-    if (task->node->in != NULL) {
-        cut = spdl__token_row(task->pipeline, in);
-        return cut < 0 && spdl__origin_tag(task->in.origin) == SPDL__TOKEN ? row - 1 : cut;
-    }
-    cut = (int)spdl__load32(&hand->cut) - 1; /* pairs with its store: the kept are complete */
-    return SPDL__UNLIKELY(cut >= 0) && spdl_time_ns() > spdl__load_relaxed(&hand->cut_until) ? -1
-                                                                                           : cut;
-}
-
 /* What rows call instead of their function. */
 SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out) {
     spdl_pipeline *p = task->pipeline;
@@ -16408,9 +16368,16 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
     spdl__hand *hand = p->hand;
     spdl__probe *probe = &hand->probe[node->index];
     const bool source = node->in == NULL;
-    const int cut = spdl__probe_cut(task, hand, in);
     const uint64_t delay_ns = spdl__load_relaxed(&probe->delay_ns);
     spdl_result result;
+    int cut; /* the row after which the flow is cut, for this call; -1: it has an item */
+    if (!source) { /* a token knows; a call with a kept item that has failed is repeated */
+        cut = spdl__token_row(p, in);
+        if (cut < 0 && spdl__origin_tag(task->in.origin) == SPDL__TOKEN) cut = node->index - 1;
+    } else {
+        cut = (int)spdl__load32(&hand->cut) - 1; /* pairs with its store: the kept are complete */
+        if (cut >= 0 && spdl_time_ns() > spdl__load_relaxed(&hand->cut_until)) cut = -1;
+    }
     if (SPDL__UNLIKELY(cut >= 0)) {
         /* a call is not as quick as this */
         spdl__store_relaxed(&node->item_ns, spdl__load_relaxed(&probe->item_ns));
@@ -16459,17 +16426,18 @@ SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *nod
 
 SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
     const size_t debts = (size_t)(p->workers * p->count + 1);
+    const size_t bytes = sizeof(spdl__hand) + debts * sizeof(spdl__debt);
     spdl__hand *hand =
-        (spdl__hand *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*hand), SPDL_CACHE_LINE);
+        (spdl__hand *)spdl__alloc_zeroed(&p->allocator, 1, bytes, SPDL_CACHE_LINE);
+    uint64_t best = SPDL__NEVER, begun;
     int i;
-    if (hand == NULL) return SPDL_E_NOMEM;
-    hand->debt = (spdl__debt *)spdl__alloc_zeroed(&p->allocator, debts, sizeof(*hand->debt), 8);
-    if (hand->debt == NULL || !spdl__os_event_init(&hand->never)) {
-        spdl__free(&p->allocator, hand->debt, debts * sizeof(*hand->debt));
-        spdl__free(&p->allocator, hand, sizeof(*hand));
+    if (hand == NULL || !spdl__os_event_init(&hand->never)) {
+        spdl__free(&p->allocator, hand, bytes);
         return SPDL_E_NOMEM;
     }
     hand->p = p;
+    hand->bytes = bytes;
+    hand->debt = (spdl__debt *)(hand + 1);
     p->hand = hand;
     p->tokens = replay ? hand->token : NULL;
     for (i = 0; i < p->count; ++i) {
@@ -16483,7 +16451,12 @@ SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
     }
     for (i = 0; replay && i < p->count; ++i)
         spdl__probe_replay(p, &p->node[i], &hand->probe[i]);
-    spdl__spin_calibrate(hand);
+    for (i = 0; i < 16; ++i) { /* the best of some tries */
+        begun = spdl_time_ns();
+        hand->probe[0].worked += spdl__spin_work(20000);
+        best = spdl__min(best, spdl_time_ns() - begun);
+    }
+    hand->rounds_ns = 20000 / (double)spdl__max(best, 1);
     return SPDL_OK;
 }
 
@@ -16507,13 +16480,10 @@ SPDL__COLD void spdl__hand_leave(spdl_pipeline *p) {
 }
 
 SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
-    spdl__hand *hand = p->hand;
-    if (hand == NULL) return;
+    if (p->hand == NULL) return;
     spdl__hand_empty(p);
-    spdl__os_event_fini(&hand->never);
-    spdl__free(&p->allocator, hand->debt,
-               (size_t)(p->workers * p->count + 1) * sizeof(*hand->debt));
-    spdl__free(&p->allocator, hand, sizeof(*hand));
+    spdl__os_event_fini(&p->hand->never);
+    spdl__free(&p->allocator, p->hand, p->hand->bytes);
     p->hand = NULL;
 }
 /* ============================================================================================= */
