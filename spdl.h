@@ -1718,25 +1718,23 @@ SPDL_API spdl_result spdl_report_html(const spdl_pipeline *pipeline, const char 
 /* >>trace
    What happened when, as a file for a viewer: Perfetto (ui.perfetto.dev) or chrome://tracing. A
    lane for each worker with its calls (stage, number of the item, result) and the batches it put;
-   one for the trainer's waits in next; one for each edge, with the times its reader wanted an item
-   and there was none ("empty") and the times a finished item had no place ("full"); and how many
-   items an edge has whenever some were taken.
+   one for the trainer's waits in next; one for each edge: when its reader wanted an item and there
+   was none ("empty"), when a finished item had no place ("full"), and how many items it has.
 
    desc.trace names the file. Where it is NULL the environment does: SPDL_TRACE=t.json, or
    SPDL_TRACE=t.json,events=N to set trace_events as well. With desc.trace "" there is none. Create
    claims the file, as that of a page (t-2.json), and destroy writes it. What goes wrong with it is
-   one warning in the log, and the pipeline runs as it would without.
+   one warning in the log. With trace_events set and no file it is for spdl_trace_write alone.
 
    Memory: (workers + 2 + edges) * trace_events * 32 bytes, allocated by create. Of each thread and
-   edge the latest events are kept; log and file say how many were dropped. With trace_events set
-   and no file the pipeline only records, for spdl_trace_write.
+   edge the latest events are kept; log and file say how many were dropped.
 
    Spans and counters of your own, by the functions below: parts of a call on the worker's lane, or
    parts of a step on the trainer's. Spans nest, 16 deep; deeper ones are left out. One that is open
-   when the call returns, or the trainer's when the pipeline is destroyed, ends then; an end without
-   a begin is nothing. Only the pointer to a name is kept, so names are string literals, or live as
-   long as the pipeline; the file has their first 100 bytes. Each function takes some 30 ns where a
-   trace is recorded, and 1 where none is. Copies to a device: spdl_cuda_trace.
+   when the call returns, or the trainer's when the pipeline is destroyed, ends then. Only the
+   pointer to a name is kept: names live as long as the pipeline; the file has their first 100
+   bytes. Each function takes some 30 ns where a trace is recorded, and 1 where none is. Copies to a
+   device: spdl_cuda_trace.
 
    Debuggers and profilers: the workers have names. Where the implementation is compiled with
    <sys/sdt.h>, it has probes for perf and bpftrace: spdl:task_begin and spdl:task_end (stage,
@@ -1749,7 +1747,7 @@ SPDL_API spdl_result spdl_report_html(const spdl_pipeline *pipeline, const char 
    Owns:    `name` stays where it is until the pipeline is destroyed. */
 SPDL_API void spdl_trace_begin(spdl_task *task, const char *name);
 
-/* Ends the span of this call that was begun last.
+/* Ends the span of this call that was begun last; without one it is nothing.
    Returns: nothing.
    Threads: a stage, as spdl_trace_begin.
    Blocks:  never.
@@ -27971,43 +27969,37 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
 
 /* ============================================================================================= */
 /* >>trace-impl
-   The hooks, and the file. Hooks run where the pipeline calls them. The file is claimed when the
-   pipeline is created: it gets an empty trace, and is held for as long as the pipeline lives. The
-   writer runs in destroy or spdl_trace_write; it copies the events first and owns the copy, so it
-   may write while they are recorded. */
+   The hooks, which run where the pipeline calls them, and the file. Create claims it, writes an
+   empty trace and holds it for as long as the pipeline lives. The writer runs in destroy or
+   spdl_trace_write; it copies the events first, so it may write while they are recorded. */
 
 /* Tracks of threads: index p->workers is the owner's thread, which is the trainer. */
 SPDL__COLD int spdl__tracks(const spdl_pipeline *p) { return p->workers + 1; }
 
 /* --- events --- */
 
-/* The depth of an edge, by the reader that has moved its head; when that has moved on meanwhile,
-   the reader that did it says so. What looked ready before need not be looked at again. */
-SPDL__COLD void spdl__trace_depth(spdl__edge *edge) {
-    const uint64_t head = spdl__head(spdl__load(&edge->word));
-    uint64_t now, end = spdl__max(spdl__load_relaxed(&edge->track->ready), head);
-    while (end <= head + edge->mask && spdl__edge_ready(edge, end)) ++end;
-    spdl__store_relaxed(&edge->track->ready, end);
-    now = spdl_time_ns();
-    if (spdl__head(spdl__load(&edge->word)) == head)
-        spdl__trace_add(edge->track, SPDL__RECORD_DEPTH, 0, 0, now, now, end - head);
-}
-
 /* The reader waited from when it became idle until the first of the items was put; one that had
    no place had none until now. The trainer may bring no time with it: ages by a clock of 0 would be
-   anything. */
+   anything. The depth is said by the reader that has moved the head; when that has moved on
+   meanwhile, by the one that did it. What looked ready before need not be looked at again. */
 SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t from, uint64_t now) {
-    const uint64_t idle = spdl__exchange(&edge->track->begun, 0);
+    spdl__track *track = edge->track;
+    const uint64_t idle = spdl__exchange(&track->begun, 0);
     const uint64_t ticket = from + edge->buffer_size;
-    uint64_t put, age = 0;
+    uint64_t put, head, end, age = 0;
     if (now == 0) now = spdl_time_ns();
     put = now - spdl__slot_age(spdl__edge_slot(edge, from), now);
-    if (idle != 0 && idle < put)
-        spdl__trace_add(edge->track, SPDL__RECORD_EMPTY, 0, 0, idle, put, 0);
+    if (idle != 0 && idle < put) spdl__trace_add(track, SPDL__RECORD_EMPTY, 0, 0, idle, put, 0);
     if (spdl__edge_ready(edge, ticket) && !spdl__slot_dropped(spdl__edge_slot(edge, ticket)))
         age = spdl__slot_age(spdl__edge_slot(edge, ticket), now);
-    if (age > 0) spdl__trace_add(edge->track, SPDL__RECORD_FULL, 0, 0, now - age, now, 0);
-    spdl__trace_depth(edge);
+    if (age > 0) spdl__trace_add(track, SPDL__RECORD_FULL, 0, 0, now - age, now, 0);
+    head = spdl__head(spdl__load(&edge->word));
+    end = spdl__max(spdl__load_relaxed(&track->ready), head);
+    while (end <= head + edge->mask && spdl__edge_ready(edge, end)) ++end;
+    spdl__store_relaxed(&track->ready, end);
+    now = spdl_time_ns();
+    if (spdl__head(spdl__load(&edge->word)) == head)
+        spdl__trace_add(track, SPDL__RECORD_DEPTH, 0, 0, now, now, end - head);
 }
 
 /* --- spans and counters of users --- */
@@ -28074,8 +28066,7 @@ SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *p, const char *name, do
 }
 
 #ifndef SPDL_NO_REPORT
-/* Stands in the rows of a pipeline that has a trace, so that the others pay nothing. Spans that the
-   function has left open end with the call. */
+/* In the rows of a pipeline with a trace: others pay nothing. Open spans end with the call. */
 SPDL__COLD spdl_result spdl__traced_call(spdl_task *task, void *in, void **out) {
     spdl__trace *trace = task->pipeline->trace;
     const int row = task->node->index;
@@ -28145,14 +28136,10 @@ SPDL__COLD int spdl__record_compare(const void *a, const void *b) {
     return (x->end > y->end) - (x->end < y->end);
 }
 
-/* In order, and slices of a track one after the other, or one inside of another of a lower level:
-   each begins where the one before it ends at the earliest, and ends where the one around it does
-   at the latest. */
+/* In order, and slices of a track one after the other, or inside of another of a lower level: each
+   begins where the one before it ends or later, and ends where the one around it does or before. */
 SPDL__COLD void spdl__trace_order(spdl__record *records, size_t count, uint64_t start) {
-    struct {
-        int level;
-        uint64_t end;
-    } open[SPDL__SPANS + 2]; /* levels only rise */
+    spdl__record *open[SPDL__SPANS + 2]; /* levels only rise */
     uint64_t last = start; /* where the slice before this one begins now */
     int depth = 0;
     size_t i;
@@ -28169,14 +28156,14 @@ SPDL__COLD void spdl__trace_order(spdl__record *records, size_t count, uint64_t 
         if (kind == SPDL__RECORD_DEPTH || kind > SPDL__RECORD_SPAN) continue;
         record->begin = spdl__max(record->begin, last);
         for (; depth > 0; --depth) {
-            if (open[depth - 1].level < level && open[depth - 1].end > record->begin) break;
-            record->begin = spdl__max(record->begin, open[depth - 1].end);
+            const spdl__record *around = open[depth - 1];
+            if (spdl__record_level(around) < level && around->end > record->begin) break;
+            record->begin = spdl__max(record->begin, around->end);
         }
         record->end = spdl__max(record->end, record->begin);
-        if (depth > 0) record->end = spdl__min(record->end, open[depth - 1].end);
+        if (depth > 0) record->end = spdl__min(record->end, open[depth - 1]->end);
         last = record->begin;
-        open[depth].level = level;
-        open[depth++].end = record->end;
+        open[depth++] = record;
     }
 }
 
@@ -28215,79 +28202,61 @@ SPDL__COLD void spdl__trace_lanes(spdl__out *out, const spdl_pipeline *p) {
     }
 }
 
-/* The name of a span or counter, of a length for which there is room. */
-SPDL__COLD void spdl__trace_user_name(spdl__text *text, const spdl__record *record) {
-    const char *name = (const char *)(uintptr_t)record->number;
-    char start[101];
-    (void)snprintf(start, sizeof(start), "%s", name != NULL ? name : "");
-    spdl__text_add(text, ",\"name\":\"");
-    spdl__json_escape(text, start);
-    spdl__text_add(text, "\"");
-}
-
 /* The value of a counter, with a point whatever the locale. */
-SPDL__COLD void spdl__trace_print_value(spdl__out *out, const spdl_pipeline *p,
-                                        const spdl__record *record) {
-    spdl__text *text =
-        spdl__trace_event(out, p, "C", spdl__record_track(record), record->begin);
+SPDL__COLD void spdl__trace_value_text(spdl__text *text, uint64_t bits) {
     const char *at, *end;
     char digits[40];
     double value;
-    memcpy(&value, &record->end, sizeof(value));
+    memcpy(&value, &bits, sizeof(value));
     (void)snprintf(digits, sizeof(digits), "%.9g", value);
-    spdl__trace_user_name(text, record);
     at = digits + strspn(digits, "+-0123456789");
     end = at + strcspn(at, "0123456789e");
-    spdl__text_add(text, ",\"args\":{\"value\":%.*s%s%s}}", (int)(at - digits), digits,
-                   end > at ? "." : "", end);
+    spdl__text_add(text, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
 }
 
-/* Copies overlap, as slices of a lane must not: they are asynchronous events, each with an id. */
-SPDL__COLD void spdl__trace_print_copy(spdl__out *out, const spdl_pipeline *p,
-                                       const spdl__record *record, size_t id) {
-    static const char *const names[] = { "copy to device", "launch", "copy to host" };
-    int i;
-    for (i = 0; i < 2; ++i) {
-        const uint64_t when = i ? spdl__max(record->end, record->begin) : record->begin;
-        spdl__text *text =
-            spdl__trace_event(out, p, i ? "e" : "b", spdl__record_track(record), when);
-        spdl__text_add(text, ",\"cat\":\"copy\",\"id\":%llu,\"name\":\"%s\"", (spdl__llu)id,
-                       names[record->stamp >> 8 & 0xff]);
-        if (i == 0)
-            spdl__text_add(text, ",\"args\":{\"bytes\":%llu}", (spdl__llu)record->number);
-        spdl__text_add(text, "}");
-    }
-}
-
+/* Copies overlap, as slices of a lane must not: they are asynchronous, two events with one id. */
 SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
-                                   const spdl__record *record) {
-    static const char *const cats[] = { "task", "batch", "trainer", "edge", "edge" };
+                                   const spdl__record *record, size_t id) {
+    static const char *const phases[] = { "X", "X", "X", "X", "X", "C", "X", "b", "C" };
+    static const char *const cats[] = { "task", "batch", "trainer", "edge", "edge", "", "span",
+                                        "copy", "" };
     static const char *const names[] = { "", "", "next waits", "empty", "full" };
+    static const char *const copies[] = { "copy to device", "launch", "copy to host" };
     const spdl__record_kind kind = spdl__record_of_kind(record);
-    const int track = spdl__record_track(record), row = (int)(record->stamp >> 8 & 0xff);
-    const bool depth = kind == SPDL__RECORD_DEPTH;
-    spdl__text *text = spdl__trace_event(out, p, depth ? "C" : "X", track, record->begin);
-    if (depth) {
-        const int edge = track - spdl__tracks(p);
-        spdl__text_add(text, ",\"name\":\"edge %d depth, after ", edge);
-        spdl__json_escape(text, p->node[edge].name);
-        spdl__text_add(text, "\",\"args\":{\"items\":%llu}}", (spdl__llu)record->number);
-        return;
-    }
-    spdl__json_real(text, "dur", (double)(record->end - record->begin) / 1e3);
-    if (kind == SPDL__RECORD_SPAN) {
-        spdl__trace_user_name(text, record);
-        spdl__text_add(text, ",\"cat\":\"span\"}");
-        return;
-    }
-    spdl__text_add(text, ",\"cat\":\"%s\",\"name\":\"%s", cats[kind], names[kind]);
-    if (kind <= SPDL__RECORD_BATCH) spdl__json_escape(text, p->node[row].name);
-    spdl__text_add(text, "\"");
-    if (kind <= SPDL__RECORD_NEXT)
-        spdl__text_add(text, ",\"args\":{\"item\":%llu,\"stage\":%d,\"result\":\"%s\"}",
-                       (spdl__llu)record->number, row,
+    const int track = spdl__record_track(record), code = (int)(record->stamp >> 8 & 0xff);
+    const int edge = track - spdl__tracks(p);
+    spdl__text *text = spdl__trace_event(out, p, phases[kind], track, record->begin);
+    const char *name = kind <= SPDL__RECORD_BATCH   ? p->node[code].name
+                       : kind <= SPDL__RECORD_FULL  ? names[kind]
+                       : kind == SPDL__RECORD_DEPTH ? p->node[edge].name
+                       : kind == SPDL__RECORD_COPY  ? copies[code]
+                                                    : (const char *)(uintptr_t)record->number;
+    char start[101]; /* there is room for so much of a user's */
+    (void)snprintf(start, sizeof(start), "%s", name != NULL ? name : "");
+    if (*phases[kind] == 'X')
+        spdl__json_real(text, "dur", (double)(record->end - record->begin) / 1e3);
+    if (*cats[kind] != '\0') spdl__text_add(text, ",\"cat\":\"%s\"", cats[kind]);
+    if (kind == SPDL__RECORD_COPY) spdl__text_add(text, ",\"id\":%llu", (spdl__llu)id);
+    spdl__text_add(text, ",\"name\":\"");
+    if (kind == SPDL__RECORD_DEPTH) spdl__text_add(text, "edge %d depth, after ", edge);
+    spdl__json_escape(text, start);
+    if (kind <= SPDL__RECORD_NEXT) {
+        spdl__text_add(text, "\",\"args\":{\"item\":%llu,\"stage\":%d,\"result\":\"%s\"}}",
+                       (spdl__llu)record->number, code,
                        spdl_result_text((spdl_result)(int16_t)(uint16_t)(record->stamp >> 16)));
-    spdl__text_add(text, "}");
+    } else if (kind == SPDL__RECORD_DEPTH) {
+        spdl__text_add(text, "\",\"args\":{\"items\":%llu}}", (spdl__llu)record->number);
+    } else if (kind == SPDL__RECORD_VALUE) {
+        spdl__text_add(text, "\",\"args\":{\"value\":");
+        spdl__trace_value_text(text, record->end);
+        spdl__text_add(text, "}}");
+    } else if (kind == SPDL__RECORD_COPY) {
+        spdl__text_add(text, "\",\"args\":{\"bytes\":%llu}}", (spdl__llu)record->number);
+        text = spdl__trace_event(out, p, "e", track, spdl__max(record->end, record->begin));
+        spdl__text_add(text, ",\"cat\":\"copy\",\"id\":%llu,\"name\":\"%s\"}", (spdl__llu)id, name);
+    } else {
+        spdl__text_add(text, "\"}");
+    }
 }
 
 /* Writes a trace of these events, which it sorts. NULL, or what went wrong. */
@@ -28307,33 +28276,27 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, spdl__os_file f
     spdl__text_add(&out.text, "\"}}");
     spdl__trace_lanes(&out, p);
     spdl__trace_order(records, count, p->trace->origin);
-    for (i = 0; i < count && out.failure == NULL; ++i) {
-        const spdl__record_kind kind = spdl__record_of_kind(&records[i]);
-        if (kind == SPDL__RECORD_COPY) spdl__trace_print_copy(&out, p, &records[i], i);
-        else if (kind == SPDL__RECORD_VALUE)
-            spdl__trace_print_value(&out, p, &records[i]);
-        else
-            spdl__trace_record(&out, p, &records[i]);
-    }
+    for (i = 0; i < count && out.failure == NULL; ++i)
+        spdl__trace_record(&out, p, &records[i], i);
     spdl__text_add(&out.text, "\n]}\n");
     spdl__out_flush(&out);
     return out.failure;
 }
 
-/* Writes to an open file and reports how it went. */
+/* Writes to an open file, unless there is a failure already, and reports how it went. */
 SPDL__COLD spdl_result spdl__trace_save(const spdl_pipeline *p, spdl__os_file file,
-                                        const char *path) {
+                                        const char *path, const char *failure) {
     const size_t most = (size_t)p->trace->tracks * (size_t)(p->trace->track->mask + 1);
     spdl__record *records =
         (spdl__record *)spdl__alloc_zeroed(&p->allocator, most, sizeof(*records), sizeof(uint64_t));
-    const char *failure = "out of memory";
     uint64_t dropped = 0;
     size_t count = 0;
-    if (records != NULL) {
+    if (records == NULL) failure = "out of memory";
+    if (failure == NULL) {
         count = spdl__trace_collect(p->trace, records, &dropped);
         failure = spdl__trace_print(p, file, records, count, dropped);
-        spdl__free(&p->allocator, records, most * sizeof(*records));
     }
+    spdl__free(&p->allocator, records, most * sizeof(*records));
     if (failure != NULL)
         spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, failure);
     else if (dropped > 0)
@@ -28353,11 +28316,7 @@ SPDL_API spdl_result spdl_trace_write(const spdl_pipeline *p, const char *path) 
     spdl__os_file file;
     if (p == NULL || path == NULL || p->trace == NULL) return SPDL_E_INVALID;
     reason = spdl__os_file_open(&file, path, SPDL__OS_REPLACE, NULL);
-    if (reason != NULL) {
-        spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, reason);
-        return SPDL_E_IO;
-    }
-    result = spdl__trace_save(p, file, path);
+    result = spdl__trace_save(p, file, path, reason);
     (void)spdl__os_file_close(file);
     return result;
 }
@@ -28406,12 +28365,12 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
 
 /* Takes ",events=N" off the value of SPDL_TRACE. */
 SPDL__COLD void spdl__trace_option(const spdl_logger *logger, char *value, uint64_t *events) {
-    const char *const key = ",events=";
-    char *option = strstr(value, key), *end;
+    char *option = strstr(value, ",events="), *digits, *end;
     unsigned long long number;
     if (option == NULL) return;
-    number = strtoull(option + strlen(key), &end, 10);
-    if (option[strlen(key)] < '0' || option[strlen(key)] > '9' || *end != '\0' || number < 1 ||
+    digits = option + strlen(",events=");
+    number = strtoull(digits, &end, 10);
+    if (*digits < '0' || *digits > '9' || *end != '\0' || number < 1 ||
         number > SPDL__TRACE_EVENTS_MAX)
         spdl__logf(logger, SPDL_LOG_WARN,
                    "spdl: SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept", option + 1,
@@ -28455,7 +28414,7 @@ SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
     while (trace->track[p->workers].spans > 0)
         spdl__span_end(&trace->track[p->workers], spdl_time_ns());
     if (trace->file != SPDL__NO_FILE && p->start_ns != 0)
-        (void)spdl__trace_save(p, trace->file, trace->path);
+        (void)spdl__trace_save(p, trace->file, trace->path, NULL);
     (void)spdl__os_file_close(trace->file);
     trace->file = SPDL__NO_FILE;
 }
