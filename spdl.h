@@ -14394,48 +14394,15 @@ SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
     spdl__text_add(text, "%s.", cure);
 }
 
-/* A row, or all workers, that the trainer or requests wait for. */
-SPDL__COLD void spdl__verdict_of_row(spdl__text *text, const spdl_stats *stats,
-                                     const spdl__finding *f) {
-    const spdl_stage_stats *stage = &stats->stage[f->stage];
+/* What the trainer or requests wait for: the processors, all workers, a row; or it is not known. */
+SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats,
+                                       const spdl__finding *f) {
+    const int row = f->stage >= 0 ? f->stage : spdl__stats_busiest(stats);
     const int threads = spdl__stats_threads(stats);
+    const spdl_stage_stats *stage = &stats->stage[row];
+    const double load = 100 * spdl__stage_load(stats, row), cores = stats->cores_allowed;
     spdl__cell cell[3];
-    const char *called = spdl__stage_called(&cell[0], stats, f->stage);
-    if (f->limit == SPDL_LIMIT_WORKERS) {
-        if (stats->workers == 0)
-            spdl__text_add(text, "the only thread was busy, as workers is 0");
-        else if (threads == 1)
-            spdl__text_add(text, "the only worker was busy");
-        else
-            spdl__text_add(text, "all %d workers were busy", threads);
-        spdl__text_add(text, ", most of all with %s%s.", called, spdl__stage_does(stage));
-    } else if (f->limit == SPDL_LIMIT_ORDER) {
-        spdl__text_add(text, "rare slow calls of %s took up to %s, where half take %s, and held "
-                             "back the rest.", called,
-                       spdl__duration(&cell[1], (double)stage->max_ns),
-                       spdl__duration(&cell[2], (double)stage->p50_ns));
-    } else {
-        spdl__text_add(text, "%s was busy %.0f %% of the time (concurrency %d)%s", called,
-                       100 * spdl__stage_load(stats, f->stage), stage->concurrency,
-                       spdl__stage_does(stage));
-        if (f->limit == SPDL_LIMIT_MEMORY)
-            spdl__text_add(text, ", with %.0f page faults for each item of the trainer",
-                           spdl__share(stats->minor_faults, stats->delivered));
-        spdl__text_add(text, f->limit == SPDL_LIMIT_SERIAL   ? ", one call at a time."
-                             : f->limit == SPDL_LIMIT_LOCK   ? " on one processor at a time."
-                             : f->limit == SPDL_LIMIT_DEVICE ? ", waiting for copies to the device."
-                                                             : ".");
-    }
-    spdl__verdict_cure(text, stats, f);
-}
-
-/* The trainer waits, and no row is to blame; or the processors are. */
-SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
-                                      const spdl__finding *f) {
-    const int stage = f->stage >= 0 ? f->stage : spdl__stats_busiest(stats);
-    const double load = 100 * spdl__stage_load(stats, stage), cores = stats->cores_allowed;
-    spdl__cell cell;
-    const char *called = spdl__stage_called(&cell, stats, stage);
+    const char *called = spdl__stage_called(&cell[0], stats, row);
     if (f->limit == SPDL_LIMIT_MACHINE) {
         spdl__text_add(text, "the processors are used up (%.2f of %.3g), most of all by %s. More "
                              "concurrency does not help: make that stage cheaper.",
@@ -14448,15 +14415,40 @@ SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
     } else if (f->limit == SPDL_LIMIT_BATCH) {
         spdl__text_add(text, "until %s had a batch full. Write a smaller size, or a larger "
                              "buffer_size.", called);
-    } else if (f->full) {
+    } else if (f->stage < 0 && f->full) {
         spdl__text_add(text, "the processors are used up (%.2f of %.3g), mostly outside of the "
                              "stages. To know more, " SPDL__ASK_DOCTOR ".",
                        f->used + f->others, cores);
-    } else {
+    } else if (f->stage < 0) {
         spdl__text_add(text, "no stage was busy more than %.0f %% of the time. What holds it back "
                              "is not known: " SPDL__ASK_DOCTOR "%s.", load,
                        stats->elapsed_ns / 50000 >= stats->delivered
                            ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
+    } else if (f->limit == SPDL_LIMIT_ORDER) {
+        spdl__text_add(text, "rare slow calls of %s took up to %s, where half take %s, and held "
+                             "back the rest.", called,
+                       spdl__duration(&cell[1], (double)stage->max_ns),
+                       spdl__duration(&cell[2], (double)stage->p50_ns));
+        spdl__verdict_cure(text, stats, f);
+    } else if (f->limit == SPDL_LIMIT_WORKERS) {
+        if (stats->workers > 0 && threads > 1)
+            spdl__text_add(text, "all %d workers were busy", threads);
+        else
+            spdl__text_add(text, stats->workers > 0 ? "the only worker was busy"
+                                                    : "the only thread was busy, as workers is 0");
+        spdl__text_add(text, ", most of all with %s%s.", called, spdl__stage_does(stage));
+        spdl__verdict_cure(text, stats, f);
+    } else {
+        spdl__text_add(text, "%s was busy %.0f %% of the time (concurrency %d)%s", called, load,
+                       stage->concurrency, spdl__stage_does(stage));
+        if (f->limit == SPDL_LIMIT_MEMORY)
+            spdl__text_add(text, ", with %.0f page faults for each item of the trainer",
+                           spdl__share(stats->minor_faults, stats->delivered));
+        spdl__text_add(text, f->limit == SPDL_LIMIT_SERIAL   ? ", one call at a time."
+                             : f->limit == SPDL_LIMIT_LOCK   ? " on one processor at a time."
+                             : f->limit == SPDL_LIMIT_DEVICE ? ", waiting for copies to the device."
+                                                             : ".");
+        spdl__verdict_cure(text, stats, f);
     }
 }
 
@@ -14468,11 +14460,9 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
         spdl__text_add(text, "%llu of %llu requests made way: ", (spdl__llu)feed->skips,
                        (spdl__llu)feed->tasks);
         spdl__find_wait(stats, &f);
-        if (f.limit == SPDL_LIMIT_MACHINE || f.limit == SPDL_LIMIT_FOREIGN)
-            spdl__verdict_of_none(text, stats, &f);
-        else if (f.limit != SPDL_LIMIT_NOT_KNOWN && f.limit != SPDL_LIMIT_REQUESTS &&
-                 f.limit != SPDL_LIMIT_ORDER && f.limit != SPDL_LIMIT_BATCH)
-            spdl__verdict_of_row(text, stats, &f);
+        if (f.limit != SPDL_LIMIT_NOT_KNOWN && f.limit != SPDL_LIMIT_REQUESTS &&
+            f.limit != SPDL_LIMIT_ORDER && f.limit != SPDL_LIMIT_BATCH)
+            spdl__verdict_of_limit(text, stats, &f);
         else if (spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING)
             spdl__text_add(text, "answers were not taken in time.");
         else
@@ -14496,11 +14486,7 @@ SPDL__COLD void spdl__verdict_of_waits(spdl__text *text, const spdl_stats *stats
         spdl__text_add(text, "Nothing has been delivered yet.");
     } else if (waiting >= 100 * SPDL__FED) {
         spdl__text_add(text, "The trainer waited %.0f %% of its time: ", waiting);
-        if (f.stage < 0 || f.limit == SPDL_LIMIT_MACHINE || f.limit == SPDL_LIMIT_BATCH ||
-            f.limit == SPDL_LIMIT_FOREIGN)
-            spdl__verdict_of_none(text, stats, &f);
-        else
-            spdl__verdict_of_row(text, stats, &f);
+        spdl__verdict_of_limit(text, stats, &f);
     } else {
         spdl__text_add(text, "Loading is fast enough: the trainer waited %.1f %% of its time",
                        waiting);
@@ -15811,8 +15797,7 @@ SPDL__COLD spdl_interval spdl__interval(double *ratio, int n, int comparisons) {
 
 typedef struct spdl__latin {
     uint64_t seed;
-    int arms, square;
-    uint8_t row[SPDL__LATIN], symbol[SPDL__LATIN];
+    int arms;
 } spdl__latin;
 
 /* The next of a row of random numbers (splitmix64); it may begin with any state. */
@@ -15836,18 +15821,15 @@ SPDL__COLD void spdl__latin_shuffle(uint8_t *order, int n, uint64_t *random) {
 SPDL__COLD void spdl__latin_start(spdl__latin *latin, uint64_t seed, int arms) {
     latin->seed = seed;
     latin->arms = arms;
-    latin->square = -1;
 }
 
-SPDL__COLD int spdl__latin_arm(spdl__latin *latin, int round, int position) {
-    const int n = latin->arms, square = round / n;
-    if (square != latin->square) {
-        uint64_t random = latin->seed + (uint64_t)square * 0xd1342543de82ef95u;
-        spdl__latin_shuffle(latin->row, n, &random);
-        spdl__latin_shuffle(latin->symbol, n, &random);
-        latin->square = square;
-    }
-    return latin->symbol[(latin->row[round % n] + position) % n];
+SPDL__COLD int spdl__latin_arm(const spdl__latin *latin, int round, int position) {
+    const int n = latin->arms;
+    uint64_t random = latin->seed + (uint64_t)(round / n) * 0xd1342543de82ef95u;
+    uint8_t row[SPDL__LATIN], symbol[SPDL__LATIN];
+    spdl__latin_shuffle(row, n, &random);
+    spdl__latin_shuffle(symbol, n, &random);
+    return symbol[(row[round % n] + position) % n];
 }
 
 /* Whether others disturbed a measurement: read before it, asked about after it. */
@@ -28128,12 +28110,11 @@ SPDL__COLD int spdl__record_level(const spdl__record *record) {
 /* By track and time, what is around the others first. */
 SPDL__COLD int spdl__record_compare(const void *a, const void *b) {
     const spdl__record *x = (const spdl__record *)a, *y = (const spdl__record *)b;
-    const int lane_x = spdl__record_track(x), lane_y = spdl__record_track(y);
-    const int level_x = spdl__record_level(x), level_y = spdl__record_level(y);
-    if (lane_x != lane_y) return lane_x - lane_y;
+    const int lane = spdl__record_track(x) - spdl__record_track(y);
+    const int level = spdl__record_level(x) - spdl__record_level(y);
+    if (lane != 0) return lane;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    if (level_x != level_y) return level_x - level_y;
-    return (x->end > y->end) - (x->end < y->end);
+    return level != 0 ? level : (x->end > y->end) - (x->end < y->end);
 }
 
 /* In order, and slices of a track one after the other, or inside of another of a lower level: each
