@@ -15881,7 +15881,7 @@ typedef struct spdl__headspace { /* written by the caller of spdl_headspace */
     spdl_headspace_report *report;
     void **item; /* those that are kept */
     int kept, position;
-    uint64_t start, deadline, window_ns;
+    uint64_t window_ns;
     uint64_t paused_ns;   /* since the source was asked */
     spdl__window usual;   /* as it is, before the first pause */
     spdl_result result;   /* not SPDL_OK: the source has ended or failed */
@@ -15994,14 +15994,14 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h, spdl__latin *order) {
 
 /* Takes the items to keep, for up to a fifth of the time; then the loop as it is. As no step runs
    meanwhile, what lay in buffers at the start is gone. Then rounds until the time is over. */
-SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most) {
+SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t budget) {
     spdl_headspace_report *report = h->report;
-    const uint64_t budget = h->deadline - h->start;
+    const uint64_t start = spdl_time_ns();
     uint64_t setup, length, now;
     spdl__latin order;
     h->window_ns = spdl__max(spdl__min(budget / 32, SPDL__HEADSPACE_NS), SPDL__HEADSPACE_LEAST_NS);
     h->window_ns = spdl__max(h->window_ns, budget / (2 * SPDL_HEADSPACE_ROUNDS));
-    while (h->kept < most && (h->kept == 0 || spdl_time_ns() < h->start + budget / 5)) {
+    while (h->kept < most && (h->kept == 0 || spdl_time_ns() < start + budget / 5)) {
         if (!spdl__headspace_take(h, &h->item[h->kept])) return;
         h->kept++;
     }
@@ -16010,13 +16010,13 @@ SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most) {
     h->usual = spdl__headspace_steps(h, true, h->window_ns, SPDL__HEADSPACE_STEPS);
     spdl__latin_start(&order, spdl_time_ns(), 2);
     now = spdl_time_ns();
-    setup = now - h->start;
+    setup = now - start;
     length = h->usual.ns * 5 / 2; /* of a round */
     while (h->result == SPDL_OK && report->rounds < SPDL_HEADSPACE_ROUNDS &&
-           now + length <= h->deadline) {
+           now + length <= start + budget) {
         spdl__headspace_round(h, &order);
         now = spdl_time_ns();
-        length = (now - h->start - setup) / spdl__max((uint64_t)report->rounds, 1);
+        length = (now - start - setup) / spdl__max((uint64_t)report->rounds, 1);
     }
     if (h->result == SPDL_OK)
         report->more_seconds = 1e-9 * (double)setup + 7e-9 * (double)length;
@@ -16129,9 +16129,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     h.item = (void **)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(*h.item));
     if (h.item == NULL)
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: headspace: out of memory");
-    h.start = spdl_time_ns();
-    h.deadline = h.start + (uint64_t)(1e9 * (desc->seconds > 0 ? desc->seconds : 10));
-    spdl__headspace_measure(&h, most);
+    spdl__headspace_measure(&h, most, (uint64_t)(1e9 * (desc->seconds > 0 ? desc->seconds : 10)));
     for (i = 0; i < h.kept; ++i) spdl__headspace_free(&h, h.item[i]);
     spdl__free(&desc->allocator, h.item, bytes);
     report->ended = h.result == SPDL_END;
