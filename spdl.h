@@ -14622,34 +14622,19 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
     return (int)text.length;
 }
 
-/* The fields that a row sets, in its line of a drawing. */
-SPDL__COLD void spdl__row_fields(spdl__text *text, const spdl_stage *row) {
+SPDL_API int spdl_rows_text(const spdl_stage *stages, size_t stage_count, char *buffer,
+                            size_t bytes) {
     static const char *const merges[] = { "", "in turn", "joins batches", "merge_fn", "by weight" };
     static const char *const names[] = { "size", "concurrency", "max_concurrency", "threads",
                                          "buffer_size", "reorder_window" };
-    const int values[] = { row->size, row->concurrency == 1 ? 0 : row->concurrency,
-                           row->max_concurrency, row->threads, row->buffer_size,
-                           row->reorder_window };
-    const char *before = "  ";
-    int k;
-    for (k = 0; k < 6; ++k) {
-        if (values[k] == 0) continue;
-        spdl__text_add(text, "%s%s %d", before, names[k], values[k]);
-        before = ", ";
-    }
-    if (row->output_order == SPDL_ORDER_COMPLETION)
-        spdl__text_add(text, "%scompletion order", before);
-    if (row->merge_order > SPDL_MERGE_READY && row->merge_order <= SPDL_MERGE_WEIGHTED)
-        spdl__text_add(text, "%s%s", before, merges[row->merge_order]);
-    if (row->weight != 0) spdl__text_add(text, "%sweight %g", before, row->weight);
-}
-
-SPDL_API int spdl_rows_text(const spdl_stage *stages, size_t stage_count, char *buffer,
-                            size_t bytes) {
     spdl__text text = spdl__text_start(buffer, bytes);
     int depth = stage_count > 0 && stages[0].kind == SPDL_KIND_PATH, i, k; /* several sources */
     for (i = 0; i < (int)stage_count; ++i) {
         const spdl_stage *row = &stages[i];
+        const int values[] = { row->size, row->concurrency == 1 ? 0 : row->concurrency,
+                               row->max_concurrency, row->threads, row->buffer_size,
+                               row->reorder_window };
+        const char *before = "  ";
         if (row->kind == SPDL_KIND_MERGE && depth > 0) --depth;
         spdl__text_add(&text, "%2d  ", i);
         for (k = 1; k <= depth; ++k)
@@ -14660,7 +14645,16 @@ SPDL_API int spdl_rows_text(const spdl_stage *stages, size_t stage_count, char *
             spdl__text_add(&text, "%-6s  ", spdl__kind_name(row->kind));
             spdl__text_name(&text, spdl__row_name(row), -1);
         }
-        spdl__row_fields(&text, row);
+        for (k = 0; k < 6; ++k) {
+            if (values[k] == 0) continue;
+            spdl__text_add(&text, "%s%s %d", before, names[k], values[k]);
+            before = ", ";
+        }
+        if (row->output_order == SPDL_ORDER_COMPLETION)
+            spdl__text_add(&text, "%scompletion order", before);
+        if (row->merge_order > SPDL_MERGE_READY && row->merge_order <= SPDL_MERGE_WEIGHTED)
+            spdl__text_add(&text, "%s%s", before, merges[row->merge_order]);
+        if (row->weight != 0) spdl__text_add(&text, "%sweight %g", before, row->weight);
         spdl__text_add(&text, "\n");
         if (row->kind == SPDL_KIND_BRANCH) ++depth;
     }
@@ -14704,36 +14698,30 @@ typedef struct spdl__field {
 } spdl__field;
 
 #define SPDL__FIELD(of, field) { #field, offsetof(spdl_##of, field) }
-
+#define SPDL__FIELDS(of, a, b, c) SPDL__FIELD(of, a), SPDL__FIELD(of, b), SPDL__FIELD(of, c)
 #define SPDL__FIELDS_END { NULL, 0 }
 
 /* What is written of each struct, in this order, and subtracted for an interval. */
 static const spdl__field spdl__stats_fields[] = {
-    SPDL__FIELD(stats, elapsed_ns), SPDL__FIELD(stats, delivered),
-    SPDL__FIELD(stats, first_item_ns), SPDL__FIELD(stats, wait_ns), SPDL__FIELD(stats, ready_ns),
-    SPDL__FIELD(stats, workers_runnable_ns), SPDL__FIELD(stats, step_ns),
-    SPDL__FIELD(stats, step_mean_ns), SPDL__FIELD(stats, answer_wait_ns),
-    SPDL__FIELD(stats, trainer_runnable_ns), SPDL__FIELD(stats, step_device_ns),
-    SPDL__FIELD(stats, calls_device_ns), SPDL__FIELD(stats, process_ns),
-    SPDL__FIELD(stats, process_cpu_ns), SPDL__FIELD(stats, others_cpu_ns),
+    SPDL__FIELDS(stats, elapsed_ns, delivered, first_item_ns),
+    SPDL__FIELDS(stats, wait_ns, ready_ns, workers_runnable_ns),
+    SPDL__FIELDS(stats, step_ns, step_mean_ns, answer_wait_ns),
+    SPDL__FIELDS(stats, trainer_runnable_ns, step_device_ns, calls_device_ns),
+    SPDL__FIELDS(stats, process_ns, process_cpu_ns, others_cpu_ns),
     SPDL__FIELD(stats, minor_faults), SPDL__FIELDS_END
 };
 static const spdl__field spdl__stage_fields[] = {
-    SPDL__FIELD(stage_stats, tasks), SPDL__FIELD(stage_stats, failures),
-    SPDL__FIELD(stage_stats, skips), SPDL__FIELD(stage_stats, retries),
-    SPDL__FIELD(stage_stats, freed), SPDL__FIELD(stage_stats, busy_ns),
-    SPDL__FIELD(stage_stats, exposed_ns), SPDL__FIELD(stage_stats, exposed_idle_ns),
-    SPDL__FIELD(stage_stats, mean_ns), SPDL__FIELD(stage_stats, p50_ns),
-    SPDL__FIELD(stage_stats, p90_ns), SPDL__FIELD(stage_stats, p99_ns),
-    SPDL__FIELD(stage_stats, max_ns), SPDL__FIELD(stage_stats, cpu_ns),
-    SPDL__FIELD(stage_stats, runnable_ns), SPDL__FIELD(stage_stats, blocked_ns),
-    SPDL__FIELD(stage_stats, split_calls), SPDL__FIELD(stage_stats, bytes_in),
+    SPDL__FIELDS(stage_stats, tasks, failures, skips),
+    SPDL__FIELDS(stage_stats, retries, freed, busy_ns),
+    SPDL__FIELDS(stage_stats, exposed_ns, exposed_idle_ns, mean_ns),
+    SPDL__FIELDS(stage_stats, p50_ns, p90_ns, p99_ns),
+    SPDL__FIELDS(stage_stats, max_ns, cpu_ns, runnable_ns),
+    SPDL__FIELDS(stage_stats, blocked_ns, split_calls, bytes_in),
     SPDL__FIELD(stage_stats, bytes_out), SPDL__FIELDS_END
 };
 static const spdl__field spdl__edge_fields[] = {
-    SPDL__FIELD(edge_stats, items), SPDL__FIELD(edge_stats, put_wait_ns),
-    SPDL__FIELD(edge_stats, get_wait_ns), SPDL__FIELD(edge_stats, empty_ns),
-    SPDL__FIELD(edge_stats, elapsed_ns), SPDL__FIELDS_END
+    SPDL__FIELDS(edge_stats, items, put_wait_ns, get_wait_ns),
+    SPDL__FIELD(edge_stats, empty_ns), SPDL__FIELD(edge_stats, elapsed_ns), SPDL__FIELDS_END
 };
 
 /* The inside of a JSON string, also in the script of a page. What is not UTF-8 becomes U+FFFD. */
@@ -15047,9 +15035,9 @@ SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char
 }
 
 static const spdl__field spdl__process_fields[] = {
-    SPDL__FIELD(process_stats, cpu_ns), SPDL__FIELD(process_stats, others_ns),
-    SPDL__FIELD(process_stats, resident_bytes), SPDL__FIELD(process_stats, minor_faults),
-    SPDL__FIELD(process_stats, major_faults), SPDL__FIELDS_END
+    SPDL__FIELDS(process_stats, cpu_ns, others_ns, resident_bytes),
+    SPDL__FIELD(process_stats, minor_faults), SPDL__FIELD(process_stats, major_faults),
+    SPDL__FIELDS_END
 };
 
 SPDL__COLD void spdl__json_process(spdl__text *text, const spdl_process_stats *process) {
@@ -15166,8 +15154,6 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     r->plan.desc.table = r->plan.desc.live = false;
 }
 
-/* --- intervals --- */
-
 SPDL__COLD void spdl__report_subtract(void *to, const void *from, const spdl__field *field) {
     for (; field->name != NULL; ++field) {
         const uint64_t value =
@@ -15211,8 +15197,6 @@ SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
     if (r->plan.desc.table || r->plan.desc.live) spdl__report_show(r, final);
     r->last = r->now;
 }
-
-/* --- samples --- */
 
 /* Drops every second sample: those that stay are twice as far apart, and end with the last. */
 SPDL__COLD void spdl__samples_thin(spdl__reporter *r) {
@@ -15743,9 +15727,8 @@ SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeou
 /* ============================================================================================= */
 /* >>compare-impl
    Is one thing quicker than another? Both are measured in each round, in an order that a drift of
-   the machine cannot favour; the ratio of a round is free of what the round's two share; and the
-   interval is the one of the sign test, which asks nothing of the noise but that rounds do not
-   depend on each other. (As in nanobench's Bench::compare.) No state but the caller's, no libm. */
+   the machine cannot favour, for a ratio; the interval is the one of the sign test, which asks of
+   the noise only that rounds do not depend on each other. No state but the caller's, no libm. */
 
 /* The geometric mean of two that are not negative: the middle of two ratios, either way up. */
 SPDL__COLD double spdl__middle(double a, double b) {
@@ -15956,29 +15939,26 @@ SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
     }
 }
 
-/* One window of the two, once things have settled. */
-SPDL__COLD spdl__window spdl__headspace_window(spdl__headspace *h, bool live) {
-    spdl__window settling = { 0, 0, 0, 0 }, w = settling;
-    if (live && h->paused_ns > 0) spdl__headspace_drain(h);
-    if (h->result == SPDL_OK) settling = spdl__headspace_steps(h, live, h->window_ns / 5, 1);
-    if (h->result == SPDL_OK)
-        w = spdl__headspace_steps(h, live, h->window_ns, SPDL__HEADSPACE_STEPS);
-    h->paused_ns = live ? 0 : h->paused_ns + settling.ns + w.ns;
-    return w;
-}
-
+/* One window of each kind, once things have settled. */
 SPDL__COLD void spdl__headspace_round(spdl__headspace *h, spdl__latin *order) {
     spdl_headspace_round *round = &h->report->round[h->report->rounds];
     const spdl__clocks before = spdl__clocks_read();
-    double queued[2];
     spdl__window w[2]; /* as it is, on kept items */
+    double queued[2];
     int i;
     for (i = 0; i < 2; ++i) {
         const int arm = spdl__latin_arm(order, h->report->rounds, i);
-        w[arm] = spdl__headspace_window(h, arm == 0);
+        const bool live = arm == 0;
+        uint64_t settling;
+        if (live && h->paused_ns > 0) spdl__headspace_drain(h);
+        if (h->result != SPDL_OK) return; /* half a round is none */
+        settling = spdl__headspace_steps(h, live, h->window_ns / 5, 1).ns;
+        if (h->result != SPDL_OK) return;
+        w[arm] = spdl__headspace_steps(h, live, h->window_ns, SPDL__HEADSPACE_STEPS);
+        if (h->result != SPDL_OK) return;
+        h->paused_ns = live ? 0 : h->paused_ns + settling + w[arm].ns;
         queued[arm] = spdl__share(w[arm].queued_ns, w[arm].ns);
     }
-    if (h->result != SPDL_OK) return; /* half a round is none */
     round->today = 1e9 * spdl__share(w[0].steps, w[0].ns);
     round->ceiling = 1e9 * spdl__share(w[1].steps, w[1].ns);
     round->waiting = spdl__share(w[0].wait_ns, w[0].ns);
@@ -16021,8 +16001,6 @@ SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t b
     if (h->result == SPDL_OK)
         report->more_seconds = 1e-9 * (double)setup + 7e-9 * (double)length;
 }
-
-/* --- what it means --- */
 
 /* Sorts them. */
 SPDL__COLD double spdl__median(double *value, int n) {
@@ -16142,9 +16120,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
 
 /* ============================================================================================= */
 /* >>probe-impl
-   The doctor's hand in the rows. In a pipeline with a doctor each row that calls a function calls
-   probe_call in its place, which may make the call take longer, keep what it made, or leave it out.
-   In all others nothing of this is looked at.
+   The doctor's hand in the rows. In a pipeline with a doctor, and in no other, a row that calls a
+   function calls probe_call in its place: it may take longer, and its result be kept or replaced.
 
    Replay. While the flow is cut after row k, calls of the source make tokens instead of items. A
    token passes row after row without a call, a row of batches one for each `size` of them, until
@@ -16302,8 +16279,6 @@ SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
         spdl__spin_unlock(&probe->lock);
     }
 }
-
-/* --- a call --- */
 
 SPDL__COLD spdl__item *spdl__kept_next(spdl__probe *probe) {
     return &probe->kept[spdl__add(&probe->turn, 1) % (uint64_t)probe->count];
@@ -27956,8 +27931,6 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
 /* Tracks of threads: index p->workers is the owner's thread, which is the trainer. */
 SPDL__COLD int spdl__tracks(const spdl_pipeline *p) { return p->workers + 1; }
 
-/* --- events --- */
-
 /* The reader waited from when it became idle until the first of the items was put; one that had
    no place had none until now. The trainer may bring no time with it: ages by a clock of 0 would be
    anything. The depth is said by the reader that has moved the head; when that has moved on
@@ -28262,20 +28235,20 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, spdl__os_file f
     return out.failure;
 }
 
-/* Writes to an open file, unless there is a failure already, and reports how it went. */
+/* Writes to an open file and reports how it went. */
 SPDL__COLD spdl_result spdl__trace_save(const spdl_pipeline *p, spdl__os_file file,
-                                        const char *path, const char *failure) {
+                                        const char *path) {
     const size_t most = (size_t)p->trace->tracks * (size_t)(p->trace->track->mask + 1);
     spdl__record *records =
         (spdl__record *)spdl__alloc_zeroed(&p->allocator, most, sizeof(*records), sizeof(uint64_t));
+    const char *failure = "out of memory";
     uint64_t dropped = 0;
     size_t count = 0;
-    if (records == NULL) failure = "out of memory";
-    if (failure == NULL) {
+    if (records != NULL) {
         count = spdl__trace_collect(p->trace, records, &dropped);
         failure = spdl__trace_print(p, file, records, count, dropped);
+        spdl__free(&p->allocator, records, most * sizeof(*records));
     }
-    spdl__free(&p->allocator, records, most * sizeof(*records));
     if (failure != NULL)
         spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, failure);
     else if (dropped > 0)
@@ -28295,7 +28268,11 @@ SPDL_API spdl_result spdl_trace_write(const spdl_pipeline *p, const char *path) 
     spdl__os_file file;
     if (p == NULL || path == NULL || p->trace == NULL) return SPDL_E_INVALID;
     reason = spdl__os_file_open(&file, path, SPDL__OS_REPLACE, NULL);
-    result = spdl__trace_save(p, file, path, reason);
+    if (reason != NULL) {
+        spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, reason);
+        return SPDL_E_IO;
+    }
+    result = spdl__trace_save(p, file, path);
     (void)spdl__os_file_close(file);
     return result;
 }
@@ -28393,7 +28370,7 @@ SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
     while (trace->track[p->workers].spans > 0)
         spdl__span_end(&trace->track[p->workers], spdl_time_ns());
     if (trace->file != SPDL__NO_FILE && p->start_ns != 0)
-        (void)spdl__trace_save(p, trace->file, trace->path, NULL);
+        (void)spdl__trace_save(p, trace->file, trace->path);
     (void)spdl__os_file_close(trace->file);
     trace->file = SPDL__NO_FILE;
 }
