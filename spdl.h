@@ -14477,9 +14477,12 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
         spdl__text_add(text, "Nothing has been %s yet.", feed->tasks ? "answered" : "pushed");
 }
 
-SPDL__COLD void spdl__verdict_of_waits(spdl__text *text, const spdl_stats *stats) {
+SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
     const double waiting = 100 * spdl__stats_waiting(stats);
     const spdl__finding f = spdl__find(stats);
+    double most = SPDL__FAILING;
+    spdl__cell cell;
+    int i, stage = -1;
     if (spdl__stats_pushed(stats)) {
         spdl__verdict_of_feed(text, stats, f);
     } else if (stats->delivered == 0) {
@@ -14505,15 +14508,7 @@ SPDL__COLD void spdl__verdict_of_waits(spdl__text *text, const spdl_stats *stats
                                  "workers give way to it (those of a loader process, too: it takes "
                                  "as much without), or use fewer workers");
     }
-}
-
-/* With the stage with the largest share of calls that fail, if that is too large to go unseen. */
-SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
-    double most = SPDL__FAILING;
-    spdl__cell cell;
-    int i, stage = -1;
-    spdl__verdict_of_waits(text, stats);
-    for (i = 0; i < stats->stage_count; ++i) {
+    for (i = 0; i < stats->stage_count; ++i) { /* too many failures to go unseen */
         const double share = spdl__share(stats->stage[i].failures, stats->stage[i].tasks);
         if (share <= most) continue;
         most = share;
@@ -14765,26 +14760,12 @@ SPDL__COLD void spdl__json_fields(spdl__text *text, const void *stats, const spd
                        (spdl__llu)spdl__field_at(stats, field->at));
 }
 
-SPDL__COLD void spdl__json_stage(spdl__text *text, const spdl_stats *stats, int i) {
-    static const char *const words[] = { "false", "true" };
-    const spdl_stage_stats *stage = &stats->stage[i];
-    spdl__text_add(text, "%s{\"name\":", i ? "," : "");
-    spdl__json_string(text, stage->name);
-    spdl__text_add(text, ",\"kind\":\"%s\",\"concurrency\":%d,\"threads\":%d,\"in_flight\":%d"
-                         ",\"deferred\":%s,\"alone\":%s,\"in_order\":%s,\"runnable_known\":%s",
-                   spdl__kind_name(stage->kind), stage->concurrency, stage->threads,
-                   stage->in_flight, words[stage->deferred], words[stage->alone],
-                   words[stage->in_order], words[stage->runnable_known]);
-    spdl__json_real(text, "load", spdl__stage_load(stats, i));
-    spdl__json_fields(text, stage, spdl__stage_fields);
-    spdl__text_add(text, "}");
-}
-
 SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
     static const char *const classes[] = {
         "not known", "trainer", "concurrency", "io", "machine", "lock", "serial", "order", "batch",
         "workers", "memory", "device", "source", "harm", "foreign", "requests"
     };
+    static const char *const words[] = { "false", "true" };
     const spdl__finding f = spdl__find(stats);
     char verdict[768];
     int i;
@@ -14796,7 +14777,19 @@ SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
     spdl__json_real(text, "cores_allowed", stats->cores_allowed);
     spdl__json_fields(text, stats, spdl__stats_fields);
     spdl__text_add(text, ",\"stages\":[");
-    for (i = 0; i < stats->stage_count; ++i) spdl__json_stage(text, stats, i);
+    for (i = 0; i < stats->stage_count; ++i) {
+        const spdl_stage_stats *stage = &stats->stage[i];
+        spdl__text_add(text, "%s{\"name\":", i ? "," : "");
+        spdl__json_string(text, stage->name);
+        spdl__text_add(text, ",\"kind\":\"%s\",\"concurrency\":%d,\"threads\":%d,\"in_flight\":%d"
+                             ",\"deferred\":%s,\"alone\":%s,\"in_order\":%s,\"runnable_known\":%s",
+                       spdl__kind_name(stage->kind), stage->concurrency, stage->threads,
+                       stage->in_flight, words[stage->deferred], words[stage->alone],
+                       words[stage->in_order], words[stage->runnable_known]);
+        spdl__json_real(text, "load", spdl__stage_load(stats, i));
+        spdl__json_fields(text, stage, spdl__stage_fields);
+        spdl__text_add(text, "}");
+    }
     spdl__text_add(text, "],\"edges\":[");
     for (i = 0; i < stats->stage_count; ++i) {
         const spdl_edge_stats *edge = &stats->edge[i];
