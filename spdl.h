@@ -14280,9 +14280,7 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__finding *f) {
 SPDL__COLD spdl__finding spdl__find(const spdl_stats *stats) {
     const int busiest = spdl__stats_busiest(stats);
     const double cores = stats->cores_allowed;
-    spdl__finding f;
-    memset(&f, 0, sizeof(f));
-    f.stage = f.tie = -1;
+    spdl__finding f = { SPDL_LIMIT_NOT_KNOWN, -1, -1, 0, 0, 0, 0, 0, 0, false };
     if (stats->delivered == 0) return f;
     /* too short a run says nothing of the processors, nor a reading from long after its end */
     if (stats->process_ns >= 50000000 && stats->process_ns / 5 <= stats->elapsed_ns / 4 &&
@@ -14836,15 +14834,6 @@ typedef struct spdl__out {
     spdl__text text;
 } spdl__out;
 
-/* In place of what is in the file. */
-SPDL__COLD spdl__out spdl__out_start(spdl__os_file file, char *buffer, size_t bytes) {
-    spdl__out out;
-    out.file = file;
-    out.failure = spdl__os_file_truncate(file);
-    out.text = spdl__text_start(buffer, bytes);
-    return out;
-}
-
 SPDL__COLD void spdl__out_flush(spdl__out *out) {
     if (out->failure == NULL && out->text.length >= out->text.bytes) out->failure = "too long";
     if (out->failure == NULL)
@@ -15366,7 +15355,7 @@ SPDL__COLD const char *spdl__page_write(const spdl_pipeline *p, spdl__os_file fi
                                         spdl_stats *total, char *buffer, size_t bytes) {
     const spdl__reporter *r = p->reporter;
     const size_t samples = r != NULL && r->samples != NULL ? r->sample_count : 0;
-    spdl__out out = spdl__out_start(file, buffer, bytes);
+    spdl__out out = { file, spdl__os_file_truncate(file), spdl__text_start(buffer, bytes) };
     spdl_process_stats process;
     const char *const *page = spdl__page;
     char mark[SPDL__MARK_BYTES];
@@ -28125,28 +28114,6 @@ SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p,
     return &out->text;
 }
 
-/* The names of the tracks; the viewer shows them in this order. */
-SPDL__COLD void spdl__trace_lanes(spdl__out *out, const spdl_pipeline *p) {
-    int i;
-    for (i = 0; i + 1 < p->trace->tracks; ++i) { /* copies have no lane */
-        const int edge = i - spdl__tracks(p);
-        spdl__text *text = spdl__trace_event(out, p, "M", i, SPDL__NEVER);
-        spdl__text_add(text, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}", i);
-        (void)spdl__trace_event(out, p, "M", i, SPDL__NEVER);
-        spdl__text_add(text, ",\"name\":\"thread_name\",\"args\":{\"name\":\"");
-        if (edge >= 0) {
-            spdl__text_add(text, "edge %d, after ", edge);
-            spdl__json_escape(text, p->node[edge].name);
-        } else if (i == p->workers) {
-            spdl__text_add(text, "trainer");
-        } else {
-            spdl__json_escape(text, p->trace->name);
-            spdl__text_add(text, "-%d", i);
-        }
-        spdl__text_add(text, "\"}}");
-    }
-}
-
 /* The value of a counter, with a point whatever the locale. */
 SPDL__COLD void spdl__trace_value_text(spdl__text *text, uint64_t bits) {
     const char *at, *end;
@@ -28204,26 +28171,43 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
     }
 }
 
-/* Writes a trace of these events, which it sorts. NULL, or what went wrong. */
+/* Writes a trace of these events, which it sorts; the viewer shows the tracks in the order of their
+   names here. NULL, or what went wrong. */
 SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, spdl__os_file file,
                                          spdl__record *records, size_t count, uint64_t dropped) {
     char buffer[8192], mark[SPDL__MARK_BYTES];
-    spdl__out out = spdl__out_start(file, buffer, sizeof(buffer));
+    spdl__out out = { file, spdl__os_file_truncate(file),
+                      spdl__text_start(buffer, sizeof(buffer)) };
+    spdl__text *text = &out.text;
     size_t i;
+    int track;
     spdl__out_mark(mark);
-    spdl__text_add(&out.text,
+    spdl__text_add(text,
                    "{\"otherData\":{\"process\":\"%s\",\"spdl\":\"%s\",\"events\":%llu,"
                    "\"dropped_events\":%llu},\n\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                    "{\"ph\":\"M\",\"pid\":%llu,\"tid\":0,\"name\":\"process_name\",\"args\":"
                    "{\"name\":\"spdl ", mark, spdl_version(), (spdl__llu)count,
                    (spdl__llu)dropped, (spdl__llu)spdl__os_process_id(NULL));
-    spdl__json_escape(&out.text, p->trace->name);
-    spdl__text_add(&out.text, "\"}}");
-    spdl__trace_lanes(&out, p);
+    spdl__json_escape(text, p->trace->name);
+    spdl__text_add(text, "\"}}");
+    for (track = 0; track + 1 < p->trace->tracks; ++track) { /* copies have no lane */
+        const int edge = track - spdl__tracks(p);
+        (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
+        spdl__text_add(text, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}",
+                       track);
+        (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
+        spdl__text_add(text, ",\"name\":\"thread_name\",\"args\":{\"name\":\"");
+        if (edge >= 0) spdl__text_add(text, "edge %d, after ", edge);
+        spdl__json_escape(text, edge >= 0            ? p->node[edge].name
+                                : track < p->workers ? p->trace->name
+                                                     : "trainer");
+        if (track < p->workers) spdl__text_add(text, "-%d", track);
+        spdl__text_add(text, "\"}}");
+    }
     spdl__trace_order(records, count, p->trace->origin);
     for (i = 0; i < count && out.failure == NULL; ++i)
         spdl__trace_record(&out, p, &records[i], i);
-    spdl__text_add(&out.text, "\n]}\n");
+    spdl__text_add(text, "\n]}\n");
     spdl__out_flush(&out);
     return out.failure;
 }
