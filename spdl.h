@@ -16072,20 +16072,17 @@ SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, uint64_t ru
 
 SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
                                     spdl_headspace_report *report) {
-    spdl__headspace h;
+    spdl__headspace h = { desc, report, NULL, 0, 0, 0, 0, { 0, 0, 0, 0 }, SPDL_OK };
     spdl_result result;
     size_t bytes;
     int i, most;
     if (desc == NULL || report == NULL) return SPDL_E_INVALID;
     memset(report, 0, sizeof(*report));
-    memset(&h, 0, sizeof(h));
     spdl__error_clear(desc->error);
     result = spdl__headspace_check(desc);
     if (result != SPDL_OK) return result;
     most = desc->kept > 0 ? desc->kept : SPDL__HEADSPACE_KEPT;
     bytes = (size_t)most * sizeof(*h.item);
-    h.desc = desc;
-    h.report = report;
     h.item = (void **)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(*h.item));
     if (h.item == NULL)
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: headspace: out of memory");
