@@ -1546,7 +1546,7 @@ SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t byt
 
 /* Copies the counters while the pipeline runs on, some microseconds for each stage, and every 10 ms
    what spdl_process_read knows. Each is exact, and none goes backwards from one snapshot to the
-   next. A worker is woken if the last stage can be called: a trainer may wait for a full buffer.
+   next. A worker is woken if the last row can be called: a trainer may wait for its buffer to fill.
    Returns: nothing.
    Threads: any.
    Blocks:  never.
@@ -1682,8 +1682,8 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
        pid, run   the process; when the pipeline was created (Unix time in ms): together, which one
        time       when the line was written (Unix time in s)
        final      whether this is the last line of the pipeline
-       interval   what spdl_stats_json writes, since the line before: differences; percentiles of
-                  the calls that ended in it, max_ns the end of the largest one's bucket
+       interval   what spdl_stats_json writes, since the line before: differences; percentiles are
+                  of the calls that ended in it, max_ns is the end of the largest one's bucket
        total      the same since the start
        process    spdl_process_stats, with cores_used and others_cores over the interval */
 
