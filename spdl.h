@@ -8300,9 +8300,6 @@ struct spdl_pipeline {
     uint64_t drops;        /* items of the sink that were delivered before this run */
     bool counts;           /* there are some, or it watches */
     uint64_t files;        /* a hash of the lists of files of its rows, or 0 */
-    int described;         /* bytes of what a position says of the sampler: of this epoch, and */
-    uint64_t described_of; /* of these edits */
-    char description[SPDL_STATE_BYTES];
     uint64_t delivered;
     uint64_t first_item_ns;
     uint64_t ended_ns;
@@ -9086,8 +9083,7 @@ SPDL__PRIVATE void spdl__seen_begin(spdl__seen *seen, const spdl__start *start) 
 
 /* --- the trainer's place --- */
 
-/* What a position says of the sampler, and edits for it. (Both: >>state-impl) */
-SPDL__PRIVATE void spdl__state_describe(spdl_pipeline *p, uint64_t epoch);
+/* Edits for the sampler. (>>state-impl) */
 SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, spdl_sampler *from);
 
 /* The trainer has taken this, or dropped it. */
@@ -9114,7 +9110,6 @@ SPDL__PRIVATE void spdl__position_epoch_end(spdl_pipeline *p, uint64_t range) {
     p->begun = p->delivered;
     p->base = range >> SPDL__SPAN_BITS;
     spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : p->base);
-    spdl__state_describe(p, epoch);
     if (p->seen == NULL) return;
     spdl__seen_below(p->seen, p->base);
     p->seen->number = 0;
@@ -9136,7 +9131,6 @@ SPDL__PRIVATE void spdl__position_begin(spdl_pipeline *p, const spdl__start *sta
     spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : start->at.source);
     if (p->seen != NULL) spdl__seen_begin(p->seen, start);
     if (start->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
-    spdl__state_describe(p, p->at.epoch);
 }
 
 /* The trainer, between calls of next: where it is. Not for a pipeline that is `unsaved`; of one
@@ -9257,7 +9251,6 @@ SPDL__COLD spdl_result spdl__position_plan(spdl_pipeline *p) {
     p->table = spdl__position_table(p);
     p->files = spdl__position_files(p);
     if (p->remakes) spdl__mark_begin(&p->mark, SPDL__NEVER);
-    spdl__state_describe(p, 0);
     return SPDL_OK;
 }
 
@@ -18925,8 +18918,7 @@ SPDL__PRIVATE void spdl__shuffle_set(spdl__shuffle *shuffle, uint64_t key, uint6
     }
     for (shuffle->shift = 0; n >> 2 * shuffle->shift > 3; ++shuffle->shift) {}
     shuffle->highs = (n - 1) / ((uint64_t)1 << shuffle->shift) + 1;
-    for (i = 0; i < 5; ++i)
-        shuffle->key_of[i] = spdl__hashed(spdl__hashed(key, n), (uint64_t)i);
+    for (i = 0; i < 5; ++i) shuffle->key_of[i] = spdl__hashed(spdl__hashed(key, n), (uint64_t)i);
 }
 
 /* A hash of one part, of 32 bits. */
@@ -18943,36 +18935,25 @@ SPDL__INLINE uint64_t spdl__shuffle_high(uint64_t high, uint64_t low, uint64_t k
     return sum < highs ? sum : wrapped; /* no branch */
 }
 
-SPDL__INLINE uint64_t spdl__shuffle_at(const spdl__shuffle *shuffle, uint64_t x) {
+/* What x becomes; with `back` what becomes x. */
+SPDL__INLINE uint64_t spdl__shuffle_at(const spdl__shuffle *shuffle, uint64_t x, bool back) {
     const uint64_t highs = shuffle->highs, lows = ((uint64_t)1 << shuffle->shift) - 1;
-    const uint64_t *key = shuffle->key_of;
-    if (shuffle->n <= SPDL__TABLE) return shuffle->table[x];
+    const uint64_t *key = shuffle->key_of, sign = back ? UINT64_MAX : 1;
+    if (shuffle->n <= SPDL__TABLE) return shuffle->table[back ? SPDL__TABLE + x : x];
     do {
         uint64_t high = x >> shuffle->shift, low = x & lows;
-        high = spdl__shuffle_high(high, low, key[0], highs, false);
-        low = (low + spdl__shuffle_hash(high, key[1])) & lows;
-        high = spdl__shuffle_high(high, low, key[2], highs, false);
-        low = (low + spdl__shuffle_hash(high, key[3])) & lows;
-        high = spdl__shuffle_high(high, low, key[4], highs, false);
+        high = spdl__shuffle_high(high, low, key[back ? 4 : 0], highs, back);
+        low = (low + sign * spdl__shuffle_hash(high, key[back ? 3 : 1])) & lows;
+        high = spdl__shuffle_high(high, low, key[2], highs, back);
+        low = (low + sign * spdl__shuffle_hash(high, key[back ? 1 : 3])) & lows;
+        high = spdl__shuffle_high(high, low, key[back ? 0 : 4], highs, back);
         x = high << shuffle->shift | low;
     } while (SPDL__UNLIKELY(x >= shuffle->n));
     return x;
 }
 
 SPDL__PRIVATE uint64_t spdl__shuffle_find(const spdl__shuffle *shuffle, uint64_t x) {
-    const uint64_t highs = shuffle->highs, lows = ((uint64_t)1 << shuffle->shift) - 1;
-    const uint64_t *key = shuffle->key_of;
-    if (shuffle->n <= SPDL__TABLE) return shuffle->table[SPDL__TABLE + x];
-    do {
-        uint64_t high = x >> shuffle->shift, low = x & lows;
-        high = spdl__shuffle_high(high, low, key[4], highs, true);
-        low = (low - spdl__shuffle_hash(high, key[3])) & lows;
-        high = spdl__shuffle_high(high, low, key[2], highs, true);
-        low = (low - spdl__shuffle_hash(high, key[1])) & lows;
-        high = spdl__shuffle_high(high, low, key[0], highs, true);
-        x = high << shuffle->shift | low;
-    } while (x >= shuffle->n);
-    return x;
+    return spdl__shuffle_at(shuffle, x, true);
 }
 
 /* --- the sampler --- */
@@ -19002,7 +18983,6 @@ struct spdl_sampler {
     uint64_t length;        /* positions of an epoch, */
     uint64_t rows;          /* and the most a rank has of them */
     uint64_t spec;          /* a hash of what else makes the order: weights, sizes of blocks */
-    uint64_t entries;       /* weighted once: indices with a weight */
     uint64_t epoch, key;    /* of the tables, if `ready` */
     bool ready;
     spdl__shuffle outer, inner; /* of indices or blocks; in a block */
@@ -19013,43 +18993,39 @@ struct spdl_sampler {
     spdl__drawn *drawn;
     spdl__edit edit[SPDL__EDITS];
     int edits;
-    void *held[6]; /* what destroy frees, with its size */
-    size_t held_bytes[6];
+    void *held[4]; /* what destroy frees, with its size */
+    size_t held_bytes[4];
     int helds;
+    bool starved; /* there was no memory for one of them */
 };
 
 SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
     return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: %s", why);
 }
 
-/* Whether a weight may be one: not by comparing, which -ffast-math does away with for NaN. */
-SPDL__PRIVATE bool spdl__weight_fits(double weight) {
-    uint64_t bits;
-    memcpy(&bits, &weight, sizeof(bits));
-    return bits << 1 == 0 || bits < (uint64_t)0x7ff << 52;
-}
-
-/* The largest of some weights; not `fits` when one cannot be a weight, *bad is its number then. */
-SPDL__PRIVATE double spdl__weight_most(const double *weight, uint64_t count, uint64_t *bad) {
-    double most = 0;
-    for (*bad = 0; *bad < count; ++*bad) {
-        if (!spdl__weight_fits(weight[*bad])) return 0;
-        if (weight[*bad] > most) most = weight[*bad];
-    }
-    return most;
-}
-
+/* A weight is told by its bits: -ffast-math does away with comparing for NaN. */
 SPDL__COLD spdl_result spdl__check_weights_of(const char *what, const double *weight,
                                               uint64_t count, spdl_error *error) {
-    uint64_t bad = 0;
-    const double most = weight != NULL ? spdl__weight_most(weight, count, &bad) : 0;
+    uint64_t i, bits;
+    bool some = false;
     if (weight == NULL)
         return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: weights is NULL", what);
-    if (bad < count)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: weights[%llu] is %g, must be a "
-                               "number that is not negative", what, (spdl__llu)bad, weight[bad]);
-    if (most > 0) return SPDL_OK;
+    for (i = 0; i < count; ++i) {
+        memcpy(&bits, &weight[i], sizeof(bits));
+        if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
+            return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: weights[%llu] is %g, must be "
+                                   "a number that is not negative", what, (spdl__llu)i, weight[i]);
+        some = some || bits << 1 != 0;
+    }
+    if (some) return SPDL_OK;
     return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: the sum of weights is 0", what);
+}
+
+/* Indices that have a weight. */
+SPDL__COLD uint64_t spdl__sampler_entries(const double *weight, uint64_t count) {
+    uint64_t i, entries = 0;
+    for (i = 0; i < count; ++i) entries += weight[i] > 0;
+    return entries;
 }
 
 SPDL__COLD spdl_result spdl__sampler_check_blocks(const spdl_sampler_desc *desc) {
@@ -19079,8 +19055,8 @@ SPDL__COLD spdl_result spdl__ranks_check(const spdl_ranks *ranks, const char *wh
 }
 
 SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
-    const bool weighted = desc->order == SPDL_SAMPLE_WEIGHTED ||
-                          desc->order == SPDL_SAMPLE_WEIGHTED_ONCE;
+    const bool once = desc->order == SPDL_SAMPLE_WEIGHTED_ONCE;
+    uint64_t entries;
     spdl_result result = spdl__ranks_check(&desc->ranks, "sampler", desc->error);
     if (result == SPDL_OK) result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
     if (result != SPDL_OK) return result;
@@ -19091,46 +19067,69 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     if (desc->order == SPDL_SAMPLE_MIXTURE) return spdl__sampler_check_mixture(desc);
     if (desc->order == SPDL_SAMPLE_CURRICULUM && desc->index_fn == NULL)
         return spdl__sampler_refuse(desc, "index_fn is NULL");
-    if (weighted) result = spdl__check_weights_of("sampler", desc->weights, desc->count,
-                                                  desc->error);
+    if (once || desc->order == SPDL_SAMPLE_WEIGHTED)
+        result = spdl__check_weights_of("sampler", desc->weights, desc->count, desc->error);
     if (desc->order == SPDL_SAMPLE_BLOCKS) result = spdl__sampler_check_blocks(desc);
-    if (result != SPDL_OK || desc->draws <= desc->count) return result;
+    if (result != SPDL_OK) return result;
     if (desc->order == SPDL_SAMPLE_WEIGHTED || desc->order == SPDL_SAMPLE_CURRICULUM)
-        return desc->count > 0 ? SPDL_OK : spdl__sampler_refuse(desc, "count is 0");
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but each of "
-                           "the %llu indices comes once", (spdl__llu)desc->draws,
-                           (spdl__llu)desc->count);
+        return desc->count > 0 || desc->draws == 0 ? SPDL_OK
+                                                   : spdl__sampler_refuse(desc, "count is 0");
+    if (desc->draws > desc->count)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but "
+                               "each of the %llu indices comes once", (spdl__llu)desc->draws,
+                               (spdl__llu)desc->count);
+    entries = once ? spdl__sampler_entries(desc->weights, desc->count) : desc->count;
+    if (desc->draws <= entries) return SPDL_OK;
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but only "
+                           "%llu indices have a weight", (spdl__llu)desc->draws,
+                           (spdl__llu)entries);
 }
 
-/* Memory that destroy frees, or NULL. */
-SPDL__COLD void *spdl__sampler_hold(spdl_sampler *s, uint64_t count, size_t bytes) {
+/* Memory that destroy frees. NULL: there is none, and create fails. */
+SPDL__COLD void *spdl__sampler_hold(spdl_sampler *s, uint64_t count, size_t each) {
     void *memory = NULL;
-    if (count <= SIZE_MAX / bytes - 1) /* never 0 bytes */
-        memory = spdl__alloc_zeroed(&s->desc.allocator, (size_t)count + 1, bytes, sizeof(void *));
+    if (count <= SIZE_MAX / each - 1) /* never 0 bytes */
+        memory = spdl__alloc_zeroed(&s->desc.allocator, (size_t)count + 1, each, sizeof(void *));
+    s->starved = s->starved || memory == NULL;
     s->held[s->helds] = memory;
-    s->held_bytes[s->helds++] = memory == NULL ? 0 : ((size_t)count + 1) * bytes;
+    s->held_bytes[s->helds++] = ((size_t)count + 1) * each;
     return memory;
 }
 
+/* For shuffles of `least` numbers or more. */
+SPDL__COLD void spdl__sampler_table(spdl_sampler *s, spdl__shuffle *shuffle, uint64_t least) {
+    if (least > SPDL__TABLE) return;
+    shuffle->table = (uint16_t *)spdl__sampler_hold(s, 2 * SPDL__TABLE, sizeof(*shuffle->table));
+}
+
+SPDL__COLD void spdl__sampler_spec(spdl_sampler *s, const double *weights) {
+    uint64_t i, bits;
+    for (i = 0; i < s->desc.count; ++i) {
+        memcpy(&bits, &weights[i], sizeof(bits));
+        s->spec = spdl__hashed(s->spec, bits);
+    }
+}
+
 /* Vose's way to Walker's table: an index with less than the mean is filled up by one with more. */
-SPDL__COLD bool spdl__alias_make(spdl_sampler *s, const double *weight) {
+SPDL__COLD void spdl__sampler_alias(spdl_sampler *s, const double *weight) {
     const uint64_t n = s->desc.count;
-    uint64_t i, small = 0, large = n, heaviest = 0, bad;
-    const double most = spdl__weight_most(weight, n, &bad);
+    uint64_t i, small = 0, large = n, heaviest = 0, *queue;
     double sum = 0, scale;
     double *share = (double *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)n, 16, 8);
-    uint64_t *queue;
+    spdl__sampler_spec(s, weight);
     s->alias = (spdl__alias *)spdl__sampler_hold(s, n, sizeof(*s->alias));
-    if (s->alias == NULL || share == NULL) {
+    s->starved = s->starved || share == NULL;
+    if (s->starved) {
         spdl__free(&s->desc.allocator, share, (size_t)n * 16);
-        return false;
+        return;
     }
     queue = (uint64_t *)(void *)(share + n);
-    for (i = 0; i < n; ++i) sum += weight[i] / most;
+    for (i = 1; i < n; ++i)
+        if (weight[i] > weight[heaviest]) heaviest = i;
+    for (i = 0; i < n; ++i) sum += weight[i] / weight[heaviest];
     scale = (double)n / sum;
     for (i = 0; i < n; ++i) {
-        share[i] = weight[i] / most * scale;
-        if (weight[i] > weight[heaviest]) heaviest = i;
+        share[i] = weight[i] / weight[heaviest] * scale;
         queue[share[i] < 1 ? small++ : --large] = i;
     }
     while (small > 0 && large < n) { /* those with less lie before `small`, others from `large` */
@@ -19146,57 +19145,39 @@ SPDL__COLD bool spdl__alias_make(spdl_sampler *s, const double *weight) {
     }
     for (; large < n; ++large) s->alias[queue[large]].other = queue[large];
     spdl__free(&s->desc.allocator, share, (size_t)n * 16);
-    return true;
 }
 
-/* What the order needs, and its hash. */
-SPDL__COLD bool spdl__sampler_tables(spdl_sampler *s, const spdl_sampler_desc *desc) {
-    const bool blocks = desc->order == SPDL_SAMPLE_BLOCKS;
-    uint64_t i, least;
-    double *weights;
-    if (blocks && desc->block_sizes == NULL)
+SPDL__COLD void spdl__sampler_once(spdl_sampler *s, const double *weight) {
+    const size_t bytes = (size_t)s->desc.count * sizeof(*weight);
+    double *own = (double *)spdl__sampler_hold(s, s->desc.count, sizeof(*own));
+    spdl__sampler_spec(s, weight);
+    if (own != NULL) s->desc.weights = (double *)memcpy(own, weight, bytes);
+    s->length = spdl__sampler_entries(weight, s->desc.count);
+    s->drawn = (spdl__drawn *)spdl__sampler_hold(s, s->length, sizeof(*s->drawn));
+}
+
+SPDL__COLD void spdl__sampler_blocks(spdl_sampler *s, const spdl_sampler_desc *desc) {
+    uint64_t i, size;
+    if (desc->block_sizes == NULL)
         s->desc.blocks = desc->count / desc->block + (desc->count % desc->block != 0);
-    if (blocks || desc->order == SPDL_SAMPLE_SHUFFLED) {
-        least = blocks ? s->desc.blocks : desc->count;
-        if (least <= SPDL__TABLE)
-            s->outer.table = (uint16_t *)spdl__sampler_hold(s, 2 * SPDL__TABLE, 2);
-        if (least <= SPDL__TABLE && s->outer.table == NULL) return false;
+    spdl__sampler_table(s, &s->outer, s->desc.blocks);
+    if (desc->shuffle_inside) spdl__sampler_table(s, &s->inner, 0);
+    s->start = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
+    s->slot = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
+    for (i = 0; i < s->desc.blocks && !s->starved; ++i) {
+        size = desc->block_sizes != NULL ? desc->block_sizes[i] : desc->block;
+        s->start[i + 1] = spdl__min(s->start[i] + size, desc->count);
+        s->spec = spdl__hashed(s->spec, s->start[i + 1]);
     }
-    if (blocks) {
-        if (desc->shuffle_inside)
-            s->inner.table = (uint16_t *)spdl__sampler_hold(s, 2 * SPDL__TABLE, 2);
-        s->start = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
-        s->slot = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
-        if (s->start == NULL || s->slot == NULL || (desc->shuffle_inside && s->inner.table == NULL))
-            return false;
-        for (i = 0; i < s->desc.blocks; ++i) {
-            least = desc->block_sizes != NULL ? desc->block_sizes[i] : desc->block;
-            s->start[i + 1] = spdl__min(s->start[i] + least, desc->count);
-            s->spec = spdl__hashed(s->spec, s->start[i + 1]);
-        }
-        s->spec = spdl__hashed(s->spec, desc->shuffle_inside);
-    }
-    if (desc->order != SPDL_SAMPLE_WEIGHTED && desc->order != SPDL_SAMPLE_WEIGHTED_ONCE)
-        return true;
-    for (i = 0; i < desc->count; ++i) {
-        memcpy(&least, &desc->weights[i], sizeof(least));
-        s->spec = spdl__hashed(s->spec, least);
-        if (desc->weights[i] > 0) ++s->entries;
-    }
-    if (desc->order == SPDL_SAMPLE_WEIGHTED) return spdl__alias_make(s, desc->weights);
-    s->drawn = (spdl__drawn *)spdl__sampler_hold(s, s->entries, sizeof(*s->drawn));
-    weights = (double *)spdl__sampler_hold(s, desc->count, sizeof(*weights));
-    if (weights != NULL) memcpy(weights, desc->weights, (size_t)desc->count * sizeof(*weights));
-    s->desc.weights = weights;
-    return s->drawn != NULL && weights != NULL;
+    s->spec = spdl__hashed(s->spec, desc->shuffle_inside);
 }
 
-SPDL__COLD bool spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *desc);
+SPDL__COLD void spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *desc);
 
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc) {
     spdl_result result;
     spdl_sampler *s;
-    bool made;
+    uint64_t world;
     if (sampler == NULL) return SPDL_E_INVALID;
     *sampler = NULL;
     if (desc == NULL) return SPDL_E_INVALID;
@@ -19210,27 +19191,23 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
     s->desc.weights = NULL;
     s->desc.block_sizes = NULL;
     if (desc->ranks.world == 0) s->desc.ranks.world = 1;
-    made = desc->order == SPDL_SAMPLE_MIXTURE ? spdl__sampler_mixture(s, desc)
-                                              : spdl__sampler_tables(s, desc);
-    s->length = desc->draws != 0 ? desc->draws
-                : desc->order == SPDL_SAMPLE_WEIGHTED_ONCE ? s->entries
-                : desc->order == SPDL_SAMPLE_MIXTURE ? spdl_mixture_length(desc->mixture)
-                                                     : desc->count;
-    s->rows = s->length / (uint64_t)s->desc.ranks.world +
-              (s->length % (uint64_t)s->desc.ranks.world != 0);
-    if (!made) {
-        spdl_sampler_destroy(s);
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
+    s->length = desc->count;
+    switch (desc->order) {
+    case SPDL_SAMPLE_SHUFFLED: spdl__sampler_table(s, &s->outer, desc->count); break;
+    case SPDL_SAMPLE_BLOCKS: spdl__sampler_blocks(s, desc); break;
+    case SPDL_SAMPLE_WEIGHTED: spdl__sampler_alias(s, desc->weights); break;
+    case SPDL_SAMPLE_WEIGHTED_ONCE: spdl__sampler_once(s, desc->weights); break;
+    case SPDL_SAMPLE_MIXTURE: spdl__sampler_mixture(s, desc); break;
+    default: break;
     }
-    if (desc->order == SPDL_SAMPLE_WEIGHTED_ONCE && s->length > s->entries) {
-        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but "
-                                 "only %llu indices have a weight", (spdl__llu)desc->draws,
-                                 (spdl__llu)s->entries);
-        spdl_sampler_destroy(s);
-        return result;
-    }
-    *sampler = s;
-    return SPDL_OK;
+    if (desc->draws != 0) s->length = desc->draws;
+    world = (uint64_t)s->desc.ranks.world;
+    s->rows = s->length / world + (s->length % world != 0);
+    if (!s->starved) *sampler = s;
+    else spdl_sampler_destroy(s);
+    return *sampler != NULL ? SPDL_OK
+                            : spdl__error_set(desc->error, SPDL_E_NOMEM,
+                                              "spdl: sampler: no memory");
 }
 
 SPDL__PRIVATE void spdl__edit_free(spdl_sampler *s, spdl__edit *edit) {
@@ -19249,12 +19226,15 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
 
 /* --- which index is at a position --- */
 
-/* The last of `count` ascending numbers that is at most x; the first one is. */
-SPDL__PRIVATE uint64_t spdl__last_at_most(const uint64_t *number, uint64_t count, uint64_t x) {
+/* Which is the last of `count` ascending numbers, `bytes` apart, that is at most x; the first one
+   is. */
+SPDL__PRIVATE uint64_t spdl__last_at_most(const uint64_t *number, size_t bytes, uint64_t count,
+                                          uint64_t x) {
     uint64_t low = 0, high = count;
     while (high - low > 1) {
         const uint64_t middle = low + (high - low) / 2;
-        if (number[middle] <= x) low = middle;
+        const char *at = (const char *)number + (size_t)middle * bytes;
+        if (*(const uint64_t *)(const void *)at <= x) low = middle;
         else high = middle;
     }
     return low;
@@ -19305,7 +19285,7 @@ SPDL__NOINLINE void spdl__sampler_make(spdl_sampler *s, uint64_t epoch) {
     if (s->desc.order == SPDL_SAMPLE_BLOCKS) {
         spdl__shuffle_set(&s->outer, key, s->desc.blocks);
         for (i = 0; i < s->desc.blocks; ++i) {
-            const uint64_t block = spdl__shuffle_at(&s->outer, i);
+            const uint64_t block = spdl__shuffle_at(&s->outer, i, false);
             s->slot[i + 1] = s->slot[i] + (s->start[block + 1] - s->start[block]);
         }
         s->at_slot = 0;
@@ -19324,29 +19304,25 @@ SPDL__INLINE void spdl__sampler_ready(spdl_sampler *s, uint64_t epoch) {
 }
 
 /* The order inside of a block. */
-SPDL__PRIVATE void spdl__sampler_inside(spdl_sampler *s, uint64_t block) {
-    if (s->desc.shuffle_inside)
-        spdl__shuffle_set(&s->inner, spdl__hashed(~s->key, block),
-                          s->start[block + 1] - s->start[block]);
+SPDL__INLINE uint64_t spdl__block_inside(spdl_sampler *s, uint64_t block, uint64_t x, bool back) {
+    if (!s->desc.shuffle_inside) return x;
+    spdl__shuffle_set(&s->inner, spdl__hashed(~s->key, block),
+                      s->start[block + 1] - s->start[block]);
+    return spdl__shuffle_at(&s->inner, x, back);
 }
 
 SPDL__PRIVATE uint64_t spdl__block_at(spdl_sampler *s, uint64_t position) {
-    uint64_t block, inside;
+    uint64_t block;
     if (position < s->slot[s->at_slot] || position >= s->slot[s->at_slot + 1])
-        s->at_slot = spdl__last_at_most(s->slot, s->desc.blocks, position);
-    block = spdl__shuffle_at(&s->outer, s->at_slot);
-    inside = position - s->slot[s->at_slot];
-    spdl__sampler_inside(s, block);
-    return s->start[block] +
-           (s->desc.shuffle_inside ? spdl__shuffle_at(&s->inner, inside) : inside);
+        s->at_slot = spdl__last_at_most(s->slot, sizeof(*s->slot), s->desc.blocks, position);
+    block = spdl__shuffle_at(&s->outer, s->at_slot, false);
+    return s->start[block] + spdl__block_inside(s, block, position - s->slot[s->at_slot], false);
 }
 
 SPDL__PRIVATE uint64_t spdl__block_find(spdl_sampler *s, uint64_t index) {
-    const uint64_t block = spdl__last_at_most(s->start, s->desc.blocks, index);
-    const uint64_t inside = index - s->start[block];
-    spdl__sampler_inside(s, block);
+    const uint64_t block = spdl__last_at_most(s->start, sizeof(*s->start), s->desc.blocks, index);
     return s->slot[spdl__shuffle_find(&s->outer, block)] +
-           (s->desc.shuffle_inside ? spdl__shuffle_find(&s->inner, inside) : inside);
+           spdl__block_inside(s, block, index - s->start[block], true);
 }
 
 SPDL__PRIVATE uint64_t spdl__alias_at(const spdl_sampler *s, uint64_t position) {
@@ -19367,7 +19343,7 @@ SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint
     item->source = 0;
     switch (s->desc.order) {
     case SPDL_SAMPLE_SEQUENTIAL: break;
-    case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&s->outer, position); break;
+    case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&s->outer, position, false); break;
     case SPDL_SAMPLE_BLOCKS: index = spdl__block_at(s, position); break;
     case SPDL_SAMPLE_WEIGHTED: index = spdl__alias_at(s, position); break;
     case SPDL_SAMPLE_WEIGHTED_ONCE: index = s->drawn[position].index; break;
@@ -19391,8 +19367,7 @@ SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t ep
     uint64_t at = index;
     if (sampler == NULL || position == NULL) return SPDL_E_INVALID;
     order = sampler->desc.order;
-    if (order == SPDL_SAMPLE_WEIGHTED || order >= SPDL_SAMPLE_CURRICULUM)
-        return SPDL_E_UNSUPPORTED;
+    if (order == SPDL_SAMPLE_WEIGHTED || order >= SPDL_SAMPLE_CURRICULUM) return SPDL_E_UNSUPPORTED;
     if (index >= sampler->desc.count) return SPDL_E_NOT_FOUND;
     spdl__sampler_ready(sampler, epoch);
     if (order == SPDL_SAMPLE_SHUFFLED) at = spdl__shuffle_find(&sampler->outer, index);
@@ -19413,22 +19388,15 @@ SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, i
    in a rhythm that a rank could fall into, are dealt from another rank on in each row: the first of
    row `row`, after so many edits, is that of rank world - this, modulo world. It depends on where
    the row begins, so it is the same when a run goes on from there. */
-SPDL__NOINLINE uint64_t spdl__deal_turned(const spdl_sampler *s, uint64_t epoch, int edits,
-                                          uint64_t world, uint64_t row) {
-    const uint64_t key = spdl__hashed(s->desc.seed, epoch);
-    const uint64_t begin = spdl__sampler_up(s, epoch, edits, row * world);
-    return spdl__wide_product(spdl__hashed(key, begin), world).high;
-}
-SPDL__INLINE uint64_t spdl__deal_turn(const spdl_sampler *s, uint64_t epoch, int edits,
-                                      uint64_t world, uint64_t row) {
+SPDL__PRIVATE uint64_t spdl__deal_turn(const spdl_sampler *s, uint64_t epoch, int edits,
+                                       uint64_t world, uint64_t row) {
+    uint64_t begin;
     if (s->desc.order != SPDL_SAMPLE_MIXTURE || world < 2) return 0;
-    return spdl__deal_turned(s, epoch, edits, world, row);
+    begin = spdl__sampler_up(s, epoch, edits, row * world);
+    return spdl__wide_product(spdl__hashed(spdl__hashed(s->desc.seed, epoch), begin), world).high;
 }
 
-/* Which of a row is a rank's, and the other way round. */
-SPDL__INLINE uint64_t spdl__deal_column(uint64_t rank, uint64_t turn, uint64_t world) {
-    return rank + turn < world ? rank + turn : rank + turn - world;
-}
+/* Whose a column of a row is. */
 SPDL__INLINE uint64_t spdl__deal_rank(uint64_t column, uint64_t turn, uint64_t world) {
     return column >= turn ? column - turn : column + world - turn;
 }
@@ -19456,21 +19424,6 @@ SPDL__PRIVATE uint64_t spdl__edit_up(const spdl_sampler *s, int i, uint64_t numb
     return row * world + column;
 }
 
-/* How many numbers below `number`, from before edit `i`, are left after it. */
-SPDL__PRIVATE uint64_t spdl__edit_down(const spdl_sampler *s, int i, uint64_t number) {
-    const spdl__edit *edit = &s->edit[i];
-    const uint64_t world = edit->world;
-    uint64_t k, left = number, rows, turn;
-    if (world == 0)
-        return number < edit->from ? number : number - spdl__min(number - edit->from, edit->gap);
-    rows = number / world;
-    for (k = 0; k < world; ++k) left -= spdl__min(edit->done[k], rows);
-    turn = spdl__deal_turn(s, edit->epoch, i, world, rows);
-    for (k = 0; k < number % world; ++k)
-        left -= edit->done[spdl__deal_rank(k, turn, world)] > rows;
-    return left;
-}
-
 /* The position of a number of what is left after the first `edits` edits. */
 SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, int edits,
                                         uint64_t number) {
@@ -19481,49 +19434,53 @@ SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, i
 
 /* How many of what is left lies before a position. */
 SPDL__PRIVATE uint64_t spdl__sampler_down(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
+    uint64_t k, left, rows, turn;
     int i;
-    for (i = 0; i < s->edits; ++i)
-        if (s->edit[i].epoch == epoch) number = spdl__edit_down(s, i, number);
+    for (i = 0; i < s->edits; ++i, number = left) {
+        const spdl__edit *edit = &s->edit[i];
+        const uint64_t world = edit->world;
+        left = number;
+        if (edit->epoch != epoch) continue;
+        if (world == 0) left -= spdl__min(spdl__grown(edit->from, number), edit->gap);
+        if (world == 0) continue;
+        rows = number / world;
+        for (k = 0; k < world; ++k) left -= spdl__min(edit->done[k], rows);
+        turn = spdl__deal_turn(s, epoch, i, world, rows);
+        for (k = 0; k < number % world; ++k)
+            left -= edit->done[spdl__deal_rank(k, turn, world)] > rows;
+    }
     return number;
-}
-
-SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch) {
-    const uint64_t world = (uint64_t)sampler->desc.ranks.world;
-    const uint64_t rank = (uint64_t)sampler->desc.ranks.rank;
-    const uint64_t left = spdl__sampler_down(sampler, epoch, sampler->length), rows = left / world;
-    const uint64_t rest = left % world;
-    if (sampler->desc.tail == SPDL_TAIL_DROP || rest == 0) return rows;
-    if (sampler->desc.tail == SPDL_TAIL_PAD) return rows + 1;
-    return rows + (spdl__deal_column(rank, spdl__deal_turn(sampler, epoch, sampler->edits, world,
-                                                           rows), world) < rest);
 }
 
 /* The position that rank `rank` of `world` is dealt as its item `number`, beyond the length if
    there are not as many. */
 SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch, uint64_t rank,
                                            uint64_t world, uint64_t number) {
-    const uint64_t turn = spdl__deal_turn(s, epoch, s->edits, world, number);
-    return spdl__sampler_up(s, epoch, s->edits,
-                            number * world + spdl__deal_column(rank, turn, world));
+    uint64_t column = rank + spdl__deal_turn(s, epoch, s->edits, world, number);
+    if (column >= world) column -= world;
+    return spdl__sampler_up(s, epoch, s->edits, number * world + column);
+}
+
+SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch) {
+    const uint64_t rank = (uint64_t)sampler->desc.ranks.rank;
+    const uint64_t world = (uint64_t)sampler->desc.ranks.world;
+    const uint64_t left = spdl__sampler_down(sampler, epoch, sampler->length), rows = left / world;
+    if (sampler->desc.tail == SPDL_TAIL_DROP || left % world == 0) return rows;
+    return rows + (sampler->desc.tail == SPDL_TAIL_PAD ||
+                   spdl__sampler_dealt(sampler, epoch, rank, world, rows) < sampler->length);
 }
 
 /* The position of this rank's item `number`; SPDL__NEVER: it has fewer. */
-SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t epoch,
-                                               uint64_t number) {
+SPDL__PRIVATE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch,
+                                            uint64_t number) {
     uint64_t at;
-    if (s->desc.tail != SPDL_TAIL_KEEP && number >= spdl_sampler_length(s, epoch))
+    if (number >= s->rows ||
+        (s->desc.tail != SPDL_TAIL_KEEP && number >= spdl_sampler_length(s, epoch)))
         return SPDL__NEVER;
     at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank,
                              (uint64_t)s->desc.ranks.world, number);
     if (at < s->length) return at;
     return s->desc.tail == SPDL_TAIL_PAD ? at % s->length : SPDL__NEVER;
-}
-SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
-    const uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
-    if (number >= s->rows) return SPDL__NEVER;
-    if (s->edits != 0 || s->desc.tail != SPDL_TAIL_KEEP || s->desc.order == SPDL_SAMPLE_MIXTURE)
-        return spdl__sampler_globally(s, epoch, number);
-    return at < s->length ? at : SPDL__NEVER;
 }
 
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
@@ -19534,36 +19491,29 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
     return position == SPDL__NEVER ? SPDL_END : spdl__sampler_get(sampler, epoch, position, item);
 }
 
-/* Puts an edit on top. A gap at the beginning becomes one with a gap below it, and one of ranks is
-   forgotten when all that they have had lies in the gap. */
-SPDL__PRIVATE spdl_result spdl__edit_push(spdl_sampler *s, spdl__edit edit) {
-    while (edit.world == 0 && edit.from == 0 && s->edits > 0) {
-        spdl__edit *top = &s->edit[s->edits - 1];
-        const uint64_t up = spdl__edit_up(s, s->edits - 1, edit.gap);
-        const bool whole = top->world == 0 ? edit.gap >= top->from
-                                           : up >= top->order[top->world - 1] * top->world;
-        if (top->epoch != edit.epoch || !whole) break;
-        edit.gap = up;
-        spdl__edit_free(s, top);
-        --s->edits;
-    }
-    if (edit.world == 0 && edit.gap == 0) return SPDL_OK;
-    if (s->edits == SPDL__EDITS) {
-        spdl__edit_free(s, &edit);
-        return SPDL_E_LIMIT;
-    }
-    s->edit[s->edits++] = edit;
-    return SPDL_OK;
-}
-
+/* Leaves out `gap` numbers from `from` on. At the beginning it becomes one with a gap below it, and
+   an edit of ranks is forgotten when all that they have had lies in the gap. */
 SPDL__PRIVATE spdl_result spdl__edit_gap(spdl_sampler *s, uint64_t epoch, uint64_t from,
                                          uint64_t gap) {
-    spdl__edit edit;
-    memset(&edit, 0, sizeof(edit));
-    edit.epoch = epoch;
-    edit.from = from;
-    edit.gap = gap;
-    return spdl__edit_push(s, edit);
+    spdl__edit *edit;
+    while (from == 0 && s->edits > 0) {
+        const uint64_t up = spdl__edit_up(s, s->edits - 1, gap);
+        edit = &s->edit[s->edits - 1];
+        if (edit->epoch != epoch ||
+            (edit->world == 0 ? gap < edit->from : up < edit->order[edit->world - 1] * edit->world))
+            break;
+        gap = up;
+        spdl__edit_free(s, edit);
+        --s->edits;
+    }
+    if (gap == 0) return SPDL_OK;
+    if (s->edits == SPDL__EDITS) return SPDL_E_LIMIT;
+    edit = &s->edit[s->edits++];
+    memset(edit, 0, sizeof(*edit));
+    edit->epoch = epoch;
+    edit->from = from;
+    edit->gap = gap;
+    return SPDL_OK;
 }
 
 SPDL_API spdl_result spdl_sampler_skip(spdl_sampler *sampler, uint64_t epoch, uint64_t begin,
@@ -19584,10 +19534,9 @@ SPDL__PRIVATE int spdl__number_compare(const void *left, const void *right) {
 /* Ranks have had the first done[r] of theirs. What all of them have had is a gap. */
 SPDL__PRIVATE spdl_result spdl__edit_ranks(spdl_sampler *s, uint64_t epoch, const uint64_t *done,
                                            uint64_t world) {
-    spdl__edit edit;
+    spdl__edit *edit;
     uint64_t least = done[0], ahead = 0, i;
     spdl_result result;
-    memset(&edit, 0, sizeof(edit));
     for (i = 1; i < world; ++i) least = spdl__min(least, done[i]);
     if (s->desc.order != SPDL_SAMPLE_MIXTURE) /* the next row is begun, no more */
         while (ahead < world && done[ahead] == least + 1) ++ahead;
@@ -19595,49 +19544,41 @@ SPDL__PRIVATE spdl_result spdl__edit_ranks(spdl_sampler *s, uint64_t epoch, cons
     if (i == world) return spdl__edit_gap(s, epoch, 0, least * world + ahead);
     result = spdl__edit_gap(s, epoch, 0, least * world);
     if (result != SPDL_OK) return result;
-    edit.epoch = epoch;
-    edit.world = world;
-    edit.done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 16, 8);
-    if (edit.done == NULL) return SPDL_E_NOMEM;
-    edit.order = edit.done + world;
-    for (i = 0; i < world; ++i) edit.done[i] = edit.order[i] = done[i] - least;
-    qsort(edit.order, (size_t)world, 8, spdl__number_compare);
-    return spdl__edit_push(s, edit);
+    if (s->edits == SPDL__EDITS) return SPDL_E_LIMIT;
+    edit = &s->edit[s->edits];
+    memset(edit, 0, sizeof(*edit));
+    edit->epoch = epoch;
+    edit->world = world;
+    edit->done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 16, 8);
+    if (edit->done == NULL) return SPDL_E_NOMEM;
+    edit->order = edit->done + world;
+    for (i = 0; i < world; ++i) edit->done[i] = edit->order[i] = done[i] - least;
+    qsort(edit->order, (size_t)world, 8, spdl__number_compare);
+    ++s->edits;
+    return SPDL_OK;
 }
 
 /* --- what >>state asks --- */
 
-/* What one of the ranks of a run has delivered in an epoch: the first `local` of its items, and
-   `results` results of the next one. */
-typedef struct spdl__rank_at {
-    uint64_t local, results;
-} spdl__rank_at;
-
-SPDL__PRIVATE uint64_t spdl__sampler_seed(const spdl_sampler *s) { return s->desc.seed; }
-
-/* From here on this rank's numbers in `epoch` go over what `ranks` (of the run before, all of them,
-   dealt to as this sampler deals now, see spdl__sampler_adopt) have not delivered, in the order of
-   positions, dealt in turn to the ranks of this sampler. Edits of epochs before are forgotten. */
+/* From here on this rank's numbers in `epoch` go over what the ranks of the run before (all of
+   them, dealt to as this sampler deals now, see spdl__sampler_adopt), of which rank r has delivered
+   its first done[r], have not, in the order of positions, dealt in turn to the ranks of this
+   sampler. Edits of epochs before are forgotten. */
 SPDL__PRIVATE spdl_result spdl__sampler_resume(spdl_sampler *s, uint64_t epoch,
-                                               const spdl__rank_at *ranks, int world,
+                                               const uint64_t *done, int world,
                                                spdl_error *error) {
     spdl_result result;
-    uint64_t *done;
     int i, kept = 0;
     for (i = 0; i < world; ++i)
-        if (ranks[i].local > s->length / (uint64_t)world + 1)
+        if (done[i] > s->length / (uint64_t)world + 1)
             return spdl__error_set(error, SPDL_E_INVALID, "spdl: state: rank %d of %d has had %llu "
-                                   "items of an epoch of %llu", i, world,
-                                   (spdl__llu)ranks[i].local, (spdl__llu)s->length);
-    done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 8, 8);
-    if (done == NULL) return spdl__error_set(error, SPDL_E_NOMEM, "spdl: state: no memory");
+                                   "items of an epoch of %llu", i, world, (spdl__llu)done[i],
+                                   (spdl__llu)s->length);
     for (i = 0; i < s->edits; ++i)
         if (s->edit[i].epoch < epoch) spdl__edit_free(s, &s->edit[i]);
         else s->edit[kept++] = s->edit[i];
     s->edits = kept;
-    for (i = 0; i < world; ++i) done[i] = ranks[i].local;
     result = spdl__edit_ranks(s, epoch, done, (uint64_t)world);
-    spdl__free(&s->desc.allocator, done, 8 * (size_t)world);
     if (result == SPDL_E_LIMIT)
         return spdl__error_set(error, result, "spdl: state: epoch %llu was gone on with, or "
                                "skipped in, too often: more than %d times", (spdl__llu)epoch,
@@ -19656,90 +19597,132 @@ SPDL__PRIVATE bool spdl__sampler_mine(const spdl_sampler *s, uint64_t epoch, uin
     return spdl__deal_rank(at % world, turn, world) == (uint64_t)s->desc.ranks.rank;
 }
 
-/* Appends to a text that is cut to `bytes`, as snprintf does; *length counts on. */
-SPDL__PRINTF(4, 5)
-SPDL__PRIVATE void spdl__append(char *text, size_t bytes, int *length, const char *format, ...) {
-    const size_t at = spdl__min((uint64_t)*length, bytes);
-    va_list args;
-    va_start(args, format);
-    *length += vsnprintf(text == NULL ? NULL : text + at, bytes - at, format, args);
-    va_end(args);
+/* A position as text, while it is written. snprintf takes half a microsecond for as much as these
+   functions write in a tenth. */
+typedef struct spdl__line {
+    char text[SPDL_STATE_BYTES]; /* without a zero at its end */
+    size_t length;
+    bool full; /* it would be longer, with the zero */
+} spdl__line;
+
+static const char spdl__digits[] = "0123456789abcdef";
+
+SPDL__PRIVATE void spdl__line_add(spdl__line *line, const char *text, size_t length) {
+    line->full = line->full || length >= sizeof(line->text) - line->length;
+    if (line->full) return;
+    memcpy(line->text + line->length, text, length);
+    line->length += length;
+}
+
+SPDL__PRIVATE void spdl__line_text(spdl__line *line, const char *before, const char *text) {
+    spdl__line_add(line, before, strlen(before));
+    spdl__line_add(line, text, strlen(text));
+}
+
+SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint64_t number) {
+    char digits[21];
+    size_t at = sizeof(digits) - 1;
+    digits[at] = '\0';
+    do digits[--at] = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    spdl__line_text(line, before, digits + at);
+}
+
+SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint64_t number,
+                                  int digits) {
+    char text[17] = "";
+    int i;
+    for (i = 0; i < digits; ++i) text[i] = spdl__digits[number >> 4 * (digits - 1 - i) & 15];
+    spdl__line_text(line, before, text);
 }
 
 /* What has to be the same in another run. */
-SPDL__PRIVATE int spdl__sampler_identity(const spdl_sampler *s, char *text, size_t bytes) {
+SPDL__PRIVATE void spdl__sampler_identity(const spdl_sampler *s, spdl__line *line) {
     static const char *const order[] = { "sequential", "shuffled", "blocks", "weighted",
                                          "weighted-once", "curriculum", "mixture" };
     static const char *const tail[] = { "keep", "drop", "pad" };
-    int length = 0;
-    spdl__append(text, bytes, &length, "order=%s count=%llu draws=%llu seed=%llu tail=%s "
-                 "data=%016llx spec=%016llx", order[s->desc.order], (spdl__llu)s->desc.count,
-                 (spdl__llu)s->length, (spdl__llu)s->desc.seed, tail[s->desc.tail],
-                 (spdl__llu)s->desc.data_hash, (spdl__llu)s->spec);
-    return length;
+    spdl__line_text(line, " order=", order[s->desc.order]);
+    spdl__line_number(line, " count=", s->desc.count);
+    spdl__line_number(line, " draws=", s->length);
+    spdl__line_number(line, " seed=", s->desc.seed);
+    spdl__line_text(line, " tail=", tail[s->desc.tail]);
+    spdl__line_hex(line, " data=", s->desc.data_hash, 16);
+    spdl__line_hex(line, " spec=", s->spec, 16);
 }
 
-/* The sampler as words key=value, one blank between them, for a line of text; returns the length as
-   snprintf does. left= has the edits from `epoch` on, the oldest first: epoch:from+gap, or of ranks
-   epoch:world/done.done*times.done */
-SPDL__PRIVATE int spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, char *text,
-                                         size_t bytes) {
-    int length = spdl__sampler_identity(s, text, bytes), i;
-    uint64_t r, times;
+/* The sampler as fields of a line. left= has the edits from `epoch` on, the oldest first:
+   epoch:from+gap, or of ranks epoch:world/done.done*times.done */
+SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, spdl__line *line) {
     const char *before = " left=";
-    spdl__append(text, bytes, &length, " rank=%d/%d", s->desc.ranks.rank, s->desc.ranks.world);
+    uint64_t r, times;
+    int i;
+    spdl__sampler_identity(s, line);
+    spdl__line_number(line, " rank=", (uint64_t)s->desc.ranks.rank);
+    spdl__line_number(line, "/", (uint64_t)s->desc.ranks.world);
     for (i = 0; i < s->edits; ++i) {
         const spdl__edit *edit = &s->edit[i];
         if (edit->epoch < epoch) continue;
-        spdl__append(text, bytes, &length, "%s%llu:", before, (spdl__llu)edit->epoch);
+        spdl__line_number(line, before, edit->epoch);
+        spdl__line_number(line, ":", edit->world == 0 ? edit->from : edit->world);
+        if (edit->world == 0) spdl__line_number(line, "+", edit->gap);
         before = ",";
-        if (edit->world == 0)
-            spdl__append(text, bytes, &length, "%llu+%llu", (spdl__llu)edit->from,
-                         (spdl__llu)edit->gap);
-        else
-            spdl__append(text, bytes, &length, "%llu", (spdl__llu)edit->world);
-        for (r = 0; r < edit->world; r += times) {
+        for (r = 0; r < edit->world && !line->full; r += times) {
             for (times = 1; r + times < edit->world && edit->done[r + times] == edit->done[r];)
                 ++times;
-            spdl__append(text, bytes, &length, "%c%llu", r == 0 ? '/' : '.',
-                         (spdl__llu)edit->done[r]);
-            if (times > 1) spdl__append(text, bytes, &length, "*%llu", (spdl__llu)times);
+            spdl__line_number(line, r == 0 ? "/" : ".", edit->done[r]);
+            if (times > 1) spdl__line_number(line, "*", times);
         }
     }
-    return length;
 }
 
-/* The value after " key" (which ends in '='), or at the beginning; NULL: there is none. */
-SPDL__PRIVATE const char *spdl__text_value(const char *text, const char *key, size_t bytes) {
+/* The value of the field "name=value", which a space or the end of the text follows, and a space
+   comes before; NULL: there is none. */
+SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
+    const size_t length = strlen(name);
     const char *at;
-    for (at = text; (at = strstr(at, key)) != NULL; ++at)
-        if (strncmp(at, key, bytes) == 0 && (at == text || at[-1] == ' ')) return at + bytes;
+    for (at = text; (at = strstr(at, name)) != NULL; ++at)
+        if (at[length] == '=' && (at == text || at[-1] == ' ')) return at + length + 1;
     return NULL;
+}
+
+SPDL__PRIVATE bool spdl__text_same(const char *value, const char *other) {
+    const size_t length = strcspn(value, " \n");
+    return length == strcspn(other, " \n") && strncmp(value, other, length) == 0;
+}
+
+/* A number of this base, and what follows it: the end, or one of `after`. NULL: there is none that
+   fits. */
+SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const char *after,
+                                            uint64_t *number) {
+    const char *begin = at, *digit;
+    for (*number = 0; (digit = (const char *)memchr(spdl__digits, *at, base)) != NULL; ++at) {
+        if (*number > (UINT64_MAX - (uint64_t)(digit - spdl__digits)) / base) return NULL;
+        *number = *number * base + (uint64_t)(digit - spdl__digits);
+    }
+    return at != begin && strchr(after, *at) != NULL ? at : NULL;
 }
 
 /* Whether a text that spdl__sampler_describe has written (other words may be around) is of the same
    order of the same data, on whatever rank. */
 SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const char *text,
                                                 spdl_error *error) {
-    char own[256], key[16];
-    const char *at = own, *end, *there;
-    (void)spdl__sampler_identity(s, own, sizeof(own));
-    for (; *at != '\0'; at = *end == ' ' ? end + 1 : end) {
-        const size_t bytes = (size_t)(strchr(at, '=') + 1 - at);
-        memcpy(key, at, bytes);
-        key[bytes] = '\0';
-        at += bytes;
-        end = at + strcspn(at, " ");
-        there = spdl__text_value(text, key, bytes);
-        if (there != NULL && strcspn(there, " \n") == (size_t)(end - at) &&
-            strncmp(there, at, (size_t)(end - at)) == 0)
-            continue;
-        key[bytes - 1] = '\0';
+    spdl__line own;
+    char key[8];
+    const char *at, *value, *there;
+    own.length = 0;
+    own.full = false;
+    spdl__sampler_identity(s, &own);
+    own.text[own.length] = '\0';
+    for (at = own.text; *at != '\0'; at = value + strcspn(value, " ")) {
+        value = strchr(at, '=') + 1;
+        (void)snprintf(key, sizeof(key), "%.*s", (int)(value - at - 2), at + 1);
+        there = spdl__text_field(text, key);
         if (there == NULL)
-            return spdl__error_set(error, SPDL_E_FORMAT, "spdl: state: it says nothing of the "
-                                   "sampler's %s", key);
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: state: %s of the sampler is %.*s, "
-                               "that of the saved run was %.*s%s", key, (int)(end - at), at,
+            return spdl__error_set(error, SPDL_E_FORMAT, "it says nothing of the sampler's %s",
+                                   key);
+        if (spdl__text_same(there, value)) continue;
+        return spdl__error_set(error, SPDL_E_INVALID, "%s of the sampler is %.*s, that of the "
+                               "saved run was %.*s%s", key, (int)strcspn(value, " "), value,
                                (int)spdl__min(strcspn(there, " \n"), 32), there,
                                strcmp(key, "data") == 0   ? ": it is another data set"
                                : strcmp(key, "spec") == 0 ? ": weights, blocks or mixture differ"
@@ -19748,28 +19731,20 @@ SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const cha
     return SPDL_OK;
 }
 
-/* A decimal number at *text, which moves past it and one `after`, if that is not 0. */
-SPDL__PRIVATE bool spdl__text_number(const char **text, char after, uint64_t *number) {
-    const char *at = *text;
-    for (*number = 0; *at >= '0' && *at <= '9' && *number < SPDL__MOST / 10; ++at)
-        *number = *number * 10 + (uint64_t)(*at - '0');
-    if (at == *text || (after != '\0' && *at != after)) return false;
-    *text = at + (after != '\0');
-    return true;
-}
-
 /* Which rank of how many has written a text. */
 SPDL__PRIVATE bool spdl__sampler_rank_of(const char *text, spdl_ranks *ranks) {
-    const char *at = spdl__text_value(text, "rank=", 5);
+    const char *at = spdl__text_field(text, "rank");
     uint64_t rank, world;
-    if (at == NULL || !spdl__text_number(&at, '/', &rank) ||
-        !spdl__text_number(&at, '\0', &world) || world > 0x7fffffff || rank >= world)
+    if (at != NULL) at = spdl__text_number(at, 10, "/", &rank);
+    if (at == NULL || *at != '/' || spdl__text_number(at + 1, 10, " \n", &world) == NULL ||
+        world > INT32_MAX || rank >= world)
         return false;
     ranks->rank = (int)rank;
     ranks->world = (int)world;
     return true;
 }
 
+/* An edit of ranks at *at, from the slash on. */
 SPDL__PRIVATE spdl_result spdl__edit_read_ranks(spdl_sampler *s, const char **at, uint64_t epoch,
                                                 uint64_t world) {
     uint64_t *done, r = 0, times, value;
@@ -19777,12 +19752,11 @@ SPDL__PRIVATE spdl_result spdl__edit_read_ranks(spdl_sampler *s, const char **at
     if (world < 1 || world > 1 << 20) return SPDL_E_FORMAT;
     done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 8, 8);
     if (done == NULL) return SPDL_E_NOMEM;
-    while (r < world && (r == 0 || **at == '.')) {
-        if (r > 0) ++*at;
+    while (r < world && **at == (r == 0 ? '/' : '.')) {
         times = 1;
-        if (!spdl__text_number(at, '\0', &value)) break;
-        if (**at == '*' && (++*at, !spdl__text_number(at, '\0', &times))) break;
-        if (value > s->length / world + 1 || times < 1 || times > world - r) break;
+        *at = spdl__text_number(*at + 1, 10, "*., \n", &value);
+        if (*at != NULL && **at == '*') *at = spdl__text_number(*at + 1, 10, "., \n", &times);
+        if (*at == NULL || value > s->length / world + 1 || times < 1 || times > world - r) break;
         while (times-- > 0) done[r++] = value;
     }
     if (r == world) result = spdl__edit_ranks(s, epoch, done, world);
@@ -19793,27 +19767,25 @@ SPDL__PRIVATE spdl_result spdl__edit_read_ranks(spdl_sampler *s, const char **at
 /* Takes over the edits of a text, in place of those that there are: before spdl__sampler_resume. */
 SPDL__PRIVATE spdl_result spdl__sampler_adopt(spdl_sampler *s, const char *text,
                                               spdl_error *error) {
-    const char *at = spdl__text_value(text, "left=", 5);
+    const char *at = spdl__text_field(text, "left");
     spdl_result result = SPDL_OK;
-    uint64_t epoch, first, gap;
+    uint64_t epoch, first = 0, gap;
     while (s->edits > 0) spdl__edit_free(s, &s->edit[--s->edits]);
     while (at != NULL && result == SPDL_OK) {
         result = SPDL_E_FORMAT;
-        if (!spdl__text_number(&at, ':', &epoch) || !spdl__text_number(&at, '\0', &first)) break;
-        if (*at == '/') {
-            ++at;
+        at = spdl__text_number(at, 10, ":", &epoch);
+        if (at != NULL && *at == ':') at = spdl__text_number(at + 1, 10, "/+", &first);
+        if (at != NULL && *at == '/') {
             result = spdl__edit_read_ranks(s, &at, epoch, first);
-        } else if (*at == '+') {
-            ++at;
-            if (spdl__text_number(&at, '\0', &gap) && first <= s->length &&
-                gap <= s->length + ((uint64_t)1 << 32))
+        } else if (at != NULL && *at == '+') {
+            at = spdl__text_number(at + 1, 10, ", \n", &gap);
+            if (at != NULL && first <= s->length && gap <= s->length + ((uint64_t)1 << 32))
                 result = spdl__edit_gap(s, epoch, first, gap);
         }
-        if (*at != ',') break;
+        if (at == NULL || *at != ',') break;
         ++at;
     }
-    if (result == SPDL_OK && (at == NULL || *at == '\0' || *at == ' ' || *at == '\n'))
-        return SPDL_OK;
+    if (result == SPDL_OK && (at == NULL || strchr(" \n", *at) != NULL)) return SPDL_OK;
     return spdl__error_set(error, result == SPDL_OK ? SPDL_E_FORMAT : result,
                            "spdl: state: what it says is left (left=) %s",
                            result == SPDL_E_NOMEM ? "does not fit the memory" : "makes no sense");
@@ -19843,7 +19815,7 @@ SPDL__PRIVATE spdl_result spdl__sampler_adopt(spdl_sampler *s, const char *text,
 
 typedef struct spdl__split {
     uint64_t share; /* of the left child, times 2^64 */
-    int32_t kid[2]; /* a node, or -1 - a group */
+    int32_t kid[2]; /* a group, or `groups` + a node */
 } spdl__split;
 
 /* Members from `first` to first + count - 1. */
@@ -19854,17 +19826,18 @@ typedef struct spdl__turns {
 /* What holds from `begin` on. All in one block of 36 bytes for each source. */
 typedef struct spdl__phase {
     uint64_t begin;
-    int32_t root;        /* as `kid` */
+    int32_t groups, root; /* as `kid` */
     uint64_t *base;      /* items of each source before `begin` */
     spdl__split *node;
     spdl__turns *group;
     uint32_t *member;    /* sources */
 } spdl__phase;
 
+/* In one block with its phases and lengths. */
 struct spdl_mixture {
     spdl_mixture_desc desc; /* lengths are our own or NULL */
+    size_t bytes;
     uint64_t length, spec;
-    uint64_t *lengths;
     spdl__phase *phase;
     size_t phases, room;
     double error;
@@ -19874,12 +19847,10 @@ struct spdl_mixture {
 typedef struct spdl__mixing {
     const double *weights;  /* those of now, and */
     spdl__drawn *source;    /* those with a weight, by it */
-    uint64_t *weight;       /* of groups, then of nodes */
+    uint64_t *weight;       /* of groups and nodes */
     uint64_t *count;        /* of each source, at some position */
-    uint64_t *at;           /* of groups and nodes: their items, or how far they may be off */
-    int32_t *order;         /* groups by weight; nodes still to look at */
+    uint64_t *at;           /* of groups and nodes: how far they may be off */
     int32_t *parent;
-    int groups, all;        /* groups and nodes; the last one is the root */
 } spdl__mixing;
 
 /* a / b times 2^64, a < b < 2^63. */
@@ -19905,26 +19876,19 @@ SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
 /* The source, and which of its items: also beyond its length, where it repeats. */
 SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl_mixture *m, uint64_t position,
                                          uint32_t *source) {
-    size_t low = 0, high = m->phases;
-    const spdl__phase *phase;
+    const spdl__phase *phase =
+        &m->phase[spdl__last_at_most(&m->phase->begin, sizeof(*phase), m->phases, position)];
     const spdl__turns *group;
-    uint64_t c;
+    uint64_t c = position - phase->begin;
     int32_t at;
-    while (high - low > 1) {
-        const size_t middle = low + (high - low) / 2;
-        if (m->phase[middle].begin <= position) low = middle;
-        else high = middle;
-    }
-    phase = &m->phase[low];
-    c = position - phase->begin;
-    for (at = phase->root; at >= 0;) {
-        const spdl__split *node = &phase->node[at];
+    for (at = phase->root; at >= phase->groups;) {
+        const spdl__split *node = &phase->node[at - phase->groups];
         bool left;
         const uint64_t lefts = spdl__split_left(c, node->share, &left);
         c = left ? lefts : c - lefts;
         at = node->kid[left ? 0 : 1];
     }
-    group = &phase->group[-1 - at];
+    group = &phase->group[at];
     *source = phase->member[group->first + (uint32_t)(c % group->count)];
     return phase->base[*source] + c / group->count;
 }
@@ -19934,51 +19898,43 @@ SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t posit
     if (mixture == NULL || source == NULL || index == NULL) return SPDL_E_INVALID;
     if (position >= mixture->length) return SPDL_END;
     *index = spdl__mixture_get(mixture, position, source);
-    if (mixture->lengths != NULL && mixture->desc.at_end == SPDL_MIXTURE_REPEAT)
-        *index %= mixture->lengths[*source];
+    if (mixture->desc.lengths != NULL && mixture->desc.at_end == SPDL_MIXTURE_REPEAT)
+        *index %= mixture->desc.lengths[*source];
     return SPDL_OK;
 }
 
 SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture) { return mixture->length; }
 SPDL_API double spdl_mixture_error(const spdl_mixture *mixture) { return mixture->error; }
 
-/* How many items each source has had after the first c of a phase. */
-SPDL__COLD void spdl__phase_counts(const spdl_mixture *m, const spdl__phase *phase,
-                                   spdl__mixing *mixing, uint64_t c) {
-    uint32_t open = 0, i;
-    memset(mixing->count, 0, m->desc.sources * sizeof(*mixing->count));
-    mixing->order[open] = phase->root;
-    mixing->at[open++] = c;
-    while (open > 0) {
-        const int32_t at = mixing->order[--open];
-        uint64_t left;
+/* How many items each source below a node, or in a group, has had after its first c. The tree is no
+   deeper than 90: Fibonacci's numbers are above 2^62 then. */
+SPDL__COLD void spdl__phase_counts(const spdl__phase *phase, int32_t at, uint64_t c,
+                                   uint64_t *count) {
+    if (at < phase->groups) {
+        const spdl__turns *group = &phase->group[at];
+        uint32_t i;
+        for (i = 0; i < group->count; ++i)
+            count[phase->member[group->first + i]] = c / group->count + (i < c % group->count);
+    } else {
+        const spdl__split *node = &phase->node[at - phase->groups];
         bool next;
-        c = mixing->at[open];
-        if (at < 0) {
-            const spdl__turns *group = &phase->group[-1 - at];
-            for (i = 0; i < group->count; ++i)
-                mixing->count[phase->member[group->first + i]] =
-                    c / group->count + (i < c % group->count);
-            continue;
-        }
-        left = spdl__split_left(c, phase->node[at].share, &next);
-        mixing->order[open] = phase->node[at].kid[0];
-        mixing->at[open++] = left;
-        mixing->order[open] = phase->node[at].kid[1];
-        mixing->at[open++] = c - left;
+        const uint64_t left = spdl__split_left(c, node->share, &next);
+        spdl__phase_counts(phase, node->kid[0], left, count);
+        spdl__phase_counts(phase, node->kid[1], c - left, count);
     }
 }
 
 /* Groups of the sources that have a weight and, with SPDL_MIXTURE_GO_ON, are not at their end. In a
    group whoever has had less comes first, so that turns go on after another's end. */
 SPDL__COLD void spdl__mix_groups(const spdl_mixture *m, spdl__phase *phase, spdl__mixing *mixing) {
-    const bool ends = m->lengths != NULL && m->desc.at_end == SPDL_MIXTURE_GO_ON;
+    const bool ends = m->desc.lengths != NULL && m->desc.at_end == SPDL_MIXTURE_GO_ON;
     const size_t sources = m->desc.sources;
     double most = 0, sum = 0;
     size_t i, n = 0;
     int g = -1;
     for (i = 0; i < sources; ++i) {
-        mixing->at[i] = !(ends && phase->base[i] >= m->lengths[i]);
+        mixing->count[i] = 0;
+        mixing->at[i] = !(ends && phase->base[i] >= m->desc.lengths[i]);
         if (mixing->at[i] && mixing->weights[i] > most) most = mixing->weights[i];
     }
     for (i = 0; i < sources && most > 0; ++i)
@@ -20000,62 +19956,51 @@ SPDL__COLD void spdl__mix_groups(const spdl_mixture *m, spdl__phase *phase, spdl
         ++phase->group[g].count;
         mixing->weight[g] += mixing->source[i].key;
     }
-    mixing->groups = mixing->all = g + 1;
+    phase->groups = g + 1;
 }
 
 /* Huffman's tree: the two lightest become one, of groups by weight and of nodes, whose weights
-   ascend. Kids are numbers of groups, and of nodes after them. */
+   ascend. */
 SPDL__COLD void spdl__mix_tree(spdl__phase *phase, spdl__mixing *mixing) {
     spdl__drawn *sorted = mixing->source;
-    int leaf = 0, node = mixing->groups, i, k;
-    for (i = 0; i < mixing->groups; ++i) {
+    int leaf = 0, node = phase->groups, all = phase->groups, i, k;
+    for (i = 0; i < phase->groups; ++i) {
         sorted[i].key = mixing->weight[i];
         sorted[i].index = (uint64_t)i;
     }
-    qsort(sorted, (size_t)mixing->groups, sizeof(*sorted), spdl__drawn_compare);
-    while (mixing->all < 2 * mixing->groups - 1) {
-        spdl__split *made = &phase->node[mixing->all - mixing->groups];
-        mixing->weight[mixing->all] = 0;
+    qsort(sorted, (size_t)phase->groups, sizeof(*sorted), spdl__drawn_compare);
+    while (all < 2 * phase->groups - 1) {
+        spdl__split *made = &phase->node[all - phase->groups];
+        mixing->weight[all] = 0;
         for (k = 0; k < 2; ++k) {
-            const bool is_leaf = leaf < mixing->groups &&
-                                 (node == mixing->all || sorted[leaf].key <= mixing->weight[node]);
+            const bool is_leaf = leaf < phase->groups &&
+                                 (node == all || sorted[leaf].key <= mixing->weight[node]);
             made->kid[k] = is_leaf ? (int32_t)sorted[leaf++].index : (int32_t)node++;
-            mixing->parent[made->kid[k]] = mixing->all;
-            mixing->weight[mixing->all] += mixing->weight[made->kid[k]];
+            mixing->parent[made->kid[k]] = all;
+            mixing->weight[all] += mixing->weight[made->kid[k]];
         }
-        ++mixing->all;
+        ++all;
     }
-    if (mixing->all > 0) mixing->parent[mixing->all - 1] = -1;
+    phase->root = all - 1;
+    mixing->parent[phase->root] = -1;
 }
 
-/* a / b times 2^32, a <= b, off by 2^-31 of it. */
-SPDL__PRIVATE uint64_t spdl__ratio32(uint64_t a, uint64_t b) {
-    while (b >> 32 != 0) {
-        a >>= 1;
-        b >>= 1;
-    }
-    return b == 0 ? 0 : (a << 32) / b;
-}
-
-/* For each leaf the sum of w / W over the nodes above it but the root, times 2^26; returns by how
-   much they are above 1, together. (A sum is below 32 where leaves are swapped, else below 2.4.) */
-SPDL__COLD uint64_t spdl__mix_sums(const spdl__phase *phase, spdl__mixing *mixing) {
+/* For each leaf at `at` or below the sum of w / W over the nodes above it but the root, times 2^26;
+   that of `at` is `sum`. Returns by how much they are above 1, together. (A sum is below 32 where
+   leaves are swapped, else below 2.4.) */
+SPDL__COLD uint64_t spdl__mix_sums(const spdl__phase *phase, spdl__mixing *mixing, int at,
+                                   uint64_t sum) {
     const uint64_t one = (uint64_t)1 << 26;
     uint64_t over = 0;
-    int open = 0, k;
-    mixing->order[open++] = mixing->all - 1;
-    while (open > 0) {
-        const int at = mixing->order[--open];
-        if (at < mixing->groups) {
-            over += spdl__grown(one, mixing->at[at]);
-            continue;
-        }
-        for (k = 0; k < 2; ++k) {
-            const int kid = phase->node[at - mixing->groups].kid[k];
-            const uint64_t ratio = spdl__ratio32(mixing->weight[kid], mixing->weight[at]);
-            mixing->at[kid] = at == mixing->all - 1 ? 0 : ratio * (mixing->at[at] + one) >> 32;
-            mixing->order[open++] = kid;
-        }
+    int k;
+    mixing->at[at] = sum;
+    if (at < phase->groups) return spdl__grown(one, sum);
+    for (k = 0; k < 2; ++k) {
+        const int kid = phase->node[at - phase->groups].kid[k];
+        uint64_t part = mixing->weight[kid], whole = mixing->weight[at];
+        for (; whole >> 32 != 0; whole >>= 1) part >>= 1; /* off by 2^-31 */
+        part = at == phase->root ? 0 : ((part << 32) / whole * (sum + one)) >> 32;
+        over += spdl__mix_sums(phase, mixing, kid, part);
     }
     return over;
 }
@@ -20065,7 +20010,7 @@ SPDL__COLD void spdl__mix_swap(spdl__phase *phase, spdl__mixing *mixing, int a, 
     int32_t *from[2];
     int k, at;
     for (k = 0; k < 2; ++k) {
-        spdl__split *up = &phase->node[mixing->parent[k == 0 ? a : b] - mixing->groups];
+        spdl__split *up = &phase->node[mixing->parent[k == 0 ? a : b] - phase->groups];
         from[k] = &up->kid[up->kid[1] == (k == 0 ? a : b)];
     }
     *from[0] = b;
@@ -20075,102 +20020,66 @@ SPDL__COLD void spdl__mix_swap(spdl__phase *phase, spdl__mixing *mixing, int a, 
     mixing->parent[b] = at;
     for (k = 0; k < 2; ++k)
         for (at = mixing->parent[k == 0 ? a : b]; at >= 0; at = mixing->parent[at]) {
-            const spdl__split *node = &phase->node[at - mixing->groups];
+            const spdl__split *node = &phase->node[at - phase->groups];
             mixing->weight[at] = mixing->weight[node->kid[0]] + mixing->weight[node->kid[1]];
         }
 }
 
 /* Swaps parts of the tree while that makes it better, until no source is off by more than 1. */
 SPDL__COLD void spdl__mix_better(spdl__phase *phase, spdl__mixing *mixing) {
-    uint64_t over = spdl__mix_sums(phase, mixing), less, random = 0;
-    const uint64_t kids = (uint64_t)mixing->all - 1;
+    uint64_t over = spdl__mix_sums(phase, mixing, phase->root, 0), less, random = 0;
+    const uint64_t kids = (uint64_t)phase->root; /* all but it */
     int round, up;
-    for (round = 0; round < 4096 && over > 0 && mixing->groups <= 32; ++round) {
+    for (round = 0; round < 4096 && over > 0 && phase->groups <= 32; ++round) {
         const int a = (int)(spdl__random(&random) % kids), b = (int)(spdl__random(&random) % kids);
         for (up = a; up >= 0 && up != b; up = mixing->parent[up]) {}
         if (up == b) continue;
         for (up = b; up >= 0 && up != a; up = mixing->parent[up]) {}
         if (up == a || mixing->parent[a] == mixing->parent[b]) continue;
         spdl__mix_swap(phase, mixing, a, b);
-        less = spdl__mix_sums(phase, mixing);
+        less = spdl__mix_sums(phase, mixing, phase->root, 0);
         if (less <= over) over = less;
         else spdl__mix_swap(phase, mixing, a, b);
     }
-    (void)spdl__mix_sums(phase, mixing);
+    (void)spdl__mix_sums(phase, mixing, phase->root, 0);
 }
 
 /* The shares; and how far a source may be off. */
 SPDL__COLD double spdl__mix_finish(spdl__phase *phase, spdl__mixing *mixing) {
     double most = 0;
-    int i, k;
-    for (i = 0; i < mixing->all - mixing->groups; ++i) {
-        spdl__split *node = &phase->node[i];
+    int i;
+    for (i = phase->groups; i <= phase->root; ++i) {
+        spdl__split *node = &phase->node[i - phase->groups];
         if (mixing->weight[node->kid[0]] > mixing->weight[node->kid[1]]) { /* a share below 1 */
             const int32_t left = node->kid[0];
             node->kid[0] = node->kid[1];
             node->kid[1] = left;
         }
-        node->share = spdl__fraction(mixing->weight[node->kid[0]],
-                                     mixing->weight[node->kid[0]] + mixing->weight[node->kid[1]]);
-        for (k = 0; k < 2; ++k)
-            node->kid[k] = node->kid[k] < mixing->groups ? -1 - node->kid[k]
-                                                         : node->kid[k] - mixing->groups;
+        node->share = spdl__fraction(mixing->weight[node->kid[0]], mixing->weight[i]);
     }
-    for (i = 0; i < mixing->groups; ++i) {
+    for (i = 0; i < phase->groups; ++i) {
         const double sum = ((double)mixing->at[i] + 64) / 67108864.0; /* 64: it was rounded */
-        const double off = mixing->groups == 1 ? 0 : (1 + sum) / 2;
+        const double off = phase->groups == 1 ? 0 : (1 + sum) / 2;
         const double turns = (double)phase->group[i].count;
         if (off / turns + (turns - 1) / turns > most) most = off / turns + (turns - 1) / turns;
     }
-    phase->root = mixing->groups == 1 ? -1 : (int32_t)(mixing->all - 1 - mixing->groups);
     return most;
 }
 
-/* Room for one more phase, from `begin` on; NULL: no memory. */
-SPDL__COLD spdl__phase *spdl__mix_phase(spdl_mixture *m, uint64_t begin) {
-    const size_t sources = m->desc.sources;
-    spdl__phase *phase;
-    if (m->phases == m->room) {
-        const size_t room = 2 * m->room + 1;
-        phase = (spdl__phase *)spdl__alloc_zeroed(&m->desc.allocator, room, sizeof(*phase), 8);
-        if (phase == NULL) return NULL;
-        if (m->phases > 0) memcpy(phase, m->phase, m->phases * sizeof(*phase));
-        spdl__free(&m->desc.allocator, m->phase, m->room * sizeof(*phase));
-        m->phase = phase;
-        m->room = room;
-    }
-    phase = &m->phase[m->phases];
-    phase->begin = begin;
-    phase->base = (uint64_t *)spdl__alloc_zeroed(&m->desc.allocator, sources, 36, 8);
-    if (phase->base == NULL) return NULL;
-    phase->node = (spdl__split *)(void *)(phase->base + sources);
-    phase->group = (spdl__turns *)(void *)(phase->node + sources);
-    phase->member = (uint32_t *)(void *)(phase->group + sources);
-    ++m->phases;
-    return phase;
-}
-
-/* Whether no source has had more than there is of it after the first c items of a phase. */
-SPDL__COLD bool spdl__mix_suffices(const spdl_mixture *m, const spdl__phase *phase,
-                                   spdl__mixing *mixing, uint64_t c) {
-    size_t i;
-    spdl__phase_counts(m, phase, mixing, c);
-    for (i = 0; i < m->desc.sources; ++i)
-        if (mixing->count[i] > spdl__grown(phase->base[i], m->lengths[i])) return false;
-    return true;
-}
-
-/* The most items, up to `most`, after which that is so. */
+/* The most items, up to `most`, after which no source has had more than there is of it. */
 SPDL__COLD uint64_t spdl__mix_until(const spdl_mixture *m, const spdl__phase *phase,
-                                    spdl__mixing *mixing, uint64_t most) {
-    uint64_t low = 0, high = most;
-    if (m->lengths == NULL || m->desc.at_end == SPDL_MIXTURE_REPEAT ||
-        spdl__mix_suffices(m, phase, mixing, most))
-        return most;
+                                    uint64_t *count, uint64_t most) {
+    const uint64_t *lengths = m->desc.lengths;
+    uint64_t low = 0, high = most + 1, c = most;
+    size_t i;
+    if (lengths == NULL || m->desc.at_end == SPDL_MIXTURE_REPEAT) return most;
     while (high - low > 1) {
-        const uint64_t middle = low + (high - low) / 2;
-        if (spdl__mix_suffices(m, phase, mixing, middle)) low = middle;
-        else high = middle;
+        spdl__phase_counts(phase, phase->root, c, count);
+        for (i = 0; i < m->desc.sources; ++i)
+            if (count[i] > spdl__grown(phase->base[i], lengths[i])) break;
+        if (i == m->desc.sources) low = c;
+        else high = c;
+        c = low + (high - low) / 2;
     }
     return low;
 }
@@ -20178,28 +20087,34 @@ SPDL__COLD uint64_t spdl__mix_until(const spdl_mixture *m, const spdl__phase *ph
 /* A phase for each change of weights, and with SPDL_MIXTURE_GO_ON for each end of a source. */
 SPDL__COLD spdl_result spdl__mix_all(spdl_mixture *m, spdl__mixing *mixing) {
     const spdl_mixture_desc *desc = &m->desc;
+    const size_t sources = desc->sources;
     size_t change = 0, i;
     uint64_t begin = 0, next, items;
     double error;
     mixing->weights = desc->weights;
     while (begin < SPDL__MOST) {
-        spdl__phase *phase;
+        spdl__phase *phase = &m->phase[m->phases];
         for (; change < desc->change_count && desc->changes[change].position <= begin; ++change)
             mixing->weights = desc->changes[change].weights;
         next = change < desc->change_count ? desc->changes[change].position : SPDL__MOST;
-        if ((m->phases + 1) * desc->sources > (size_t)1 << 22) return SPDL_E_LIMIT;
-        phase = spdl__mix_phase(m, begin);
-        if (phase == NULL) return SPDL_E_NOMEM;
-        for (i = 0; i < desc->sources && m->phases > 1; ++i)
-            phase->base[i] = (phase - 1)->base[i] + mixing->count[i];
+        if (m->phases == m->room) return SPDL_E_LIMIT;
+        phase->begin = begin;
+        phase->base = (uint64_t *)spdl__alloc_zeroed(&desc->allocator, sources, 36, 8);
+        if (phase->base == NULL) return SPDL_E_NOMEM;
+        phase->node = (spdl__split *)(void *)(phase->base + sources);
+        phase->group = (spdl__turns *)(void *)(phase->node + sources);
+        phase->member = (uint32_t *)(void *)(phase->group + sources);
+        for (i = 0; i < sources && m->phases > 0; ++i)
+            phase->base[i] = phase[-1].base[i] + mixing->count[i];
+        ++m->phases;
         spdl__mix_groups(m, phase, mixing);
-        if (mixing->groups == 0) break; /* all have ended */
+        if (phase->groups == 0) break; /* all have ended */
         spdl__mix_tree(phase, mixing);
         spdl__mix_better(phase, mixing);
         error = spdl__mix_finish(phase, mixing);
         if (error > m->error) m->error = error;
-        items = spdl__mix_until(m, phase, mixing, next - begin);
-        spdl__phase_counts(m, phase, mixing, items);
+        items = spdl__mix_until(m, phase, mixing->count, next - begin);
+        spdl__phase_counts(phase, phase->root, items, mixing->count);
         begin += items;
         if (begin < next && desc->at_end == SPDL_MIXTURE_STOP) break;
     }
@@ -20253,42 +20168,48 @@ SPDL__COLD uint64_t spdl__mixture_spec(const spdl_mixture *m) {
 }
 
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc) {
-    size_t bytes;
+    const size_t work_bytes = 16 + 2 * 8 + 8 + 2 * 8 + 2 * 4; /* of a source */
+    size_t n, room, bytes;
     spdl__mixing mixing;
     spdl_mixture *m;
     spdl_result result;
-    char *work;
+    void *work;
     if (mixture == NULL) return SPDL_E_INVALID;
     *mixture = NULL;
     if (desc == NULL) return SPDL_E_INVALID;
     spdl__error_clear(desc->error);
     result = spdl__mixture_check(desc);
     if (result != SPDL_OK) return result;
-    bytes = desc->sources * (16 + 16 + 8 + 16 + 8 + 8);
-    memset(&mixing, 0, sizeof(mixing));
-    m = (spdl_mixture *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*m), sizeof(void *));
-    work = (char *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, 8);
+    n = desc->sources; /* each may end once; a phase ends with a change, or with one of them */
+    room = (size_t)spdl__min(desc->change_count + (desc->at_end == SPDL_MIXTURE_GO_ON ? n : 0) + 1,
+                             ((size_t)1 << 22) / n);
+    bytes = sizeof(*m) + room * sizeof(*m->phase) + n * sizeof(*desc->lengths);
+    m = (spdl_mixture *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, 8);
+    work = spdl__alloc_zeroed(&desc->allocator, n, work_bytes, 8);
+    result = SPDL_E_NOMEM;
     if (m != NULL) {
         m->desc = *desc;
         m->desc.error = NULL;
-        m->lengths = desc->lengths == NULL ? NULL : (uint64_t *)spdl__alloc_zeroed(
-            &desc->allocator, desc->sources, 8, 8);
+        m->bytes = bytes;
+        m->room = room;
+        m->phase = (spdl__phase *)(void *)(m + 1);
+        if (desc->lengths != NULL)
+            m->desc.lengths = (uint64_t *)memcpy(m->phase + room, desc->lengths,
+                                                 n * sizeof(*desc->lengths));
     }
-    result = SPDL_E_NOMEM;
-    if (m != NULL && work != NULL && (desc->lengths == NULL || m->lengths != NULL)) {
-        if (m->lengths != NULL) memcpy(m->lengths, desc->lengths, desc->sources * 8);
-        mixing.source = (spdl__drawn *)(void *)work;
-        mixing.weight = (uint64_t *)(void *)(mixing.source + desc->sources);
-        mixing.count = mixing.weight + 2 * desc->sources;
-        mixing.at = mixing.count + desc->sources;
-        mixing.order = (int32_t *)(void *)(mixing.at + 2 * desc->sources);
-        mixing.parent = mixing.order + 2 * desc->sources;
+    if (m != NULL && work != NULL) {
+        memset(&mixing, 0, sizeof(mixing));
+        mixing.source = (spdl__drawn *)work;
+        mixing.weight = (uint64_t *)(void *)(mixing.source + n);
+        mixing.count = mixing.weight + 2 * n;
+        mixing.at = mixing.count + n;
+        mixing.parent = (int32_t *)(void *)(mixing.at + 2 * n);
         result = spdl__mix_all(m, &mixing);
         m->spec = spdl__mixture_spec(m);
     }
-    spdl__free(&desc->allocator, work, bytes);
-    if (result != SPDL_OK) spdl_mixture_destroy(m);
-    else *mixture = m;
+    spdl__free(&desc->allocator, work, n * work_bytes);
+    if (result == SPDL_OK) *mixture = m;
+    else spdl_mixture_destroy(m);
     if (result == SPDL_E_LIMIT)
         return spdl__error_set(desc->error, result, "spdl: mixture: changes, and ends of sources "
                                "with SPDL_MIXTURE_GO_ON, are too many for so many sources");
@@ -20302,9 +20223,7 @@ SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture) {
     allocator = mixture->desc.allocator;
     while (mixture->phases-- > 0)
         spdl__free(&allocator, mixture->phase[mixture->phases].base, 36 * mixture->desc.sources);
-    spdl__free(&allocator, mixture->phase, mixture->room * sizeof(*mixture->phase));
-    spdl__free(&allocator, mixture->lengths, 8 * mixture->desc.sources);
-    spdl__free(&allocator, mixture, sizeof(*mixture));
+    spdl__free(&allocator, mixture, mixture->bytes);
 }
 
 /* --- a sampler of a mixture --- */
@@ -20325,10 +20244,10 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
         const char *why = source == NULL ? "is NULL"
                           : source->desc.ranks.world != 1
                               ? "has ranks of its own; give them to the one of the mixture"
-                          : m->lengths != NULL && m->lengths[i] != source->length
+                          : m->desc.lengths != NULL && m->desc.lengths[i] != source->length
                               ? "has another length than its source in the mixture"
-                          : source->length == 0 && m->lengths == NULL ? "has no items"
-                                                                      : NULL;
+                          : source->length == 0 && m->desc.lengths == NULL ? "has no items"
+                                                                           : NULL;
         if (why != NULL)
             return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: samplers[%llu] %s",
                                    (spdl__llu)i, why);
@@ -20336,13 +20255,14 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
     return SPDL_OK;
 }
 
-SPDL__COLD bool spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *desc) {
+SPDL__COLD void spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *desc) {
     const size_t sources = desc->mixture->desc.sources;
     spdl_sampler **samplers = (spdl_sampler **)spdl__sampler_hold(s, sources, sizeof(*samplers));
     size_t i, k;
     s->desc.samplers = samplers;
+    s->length = desc->mixture->length;
     s->spec = desc->mixture->spec;
-    for (i = 0; i < sources && samplers != NULL; ++i) {
+    for (i = 0; i < sources && !s->starved; ++i) {
         const spdl_sampler *source = samplers[i] = desc->samplers[i];
         const uint64_t says[] = { source->spec, source->length, source->desc.seed,
                                   source->desc.data_hash, source->desc.count,
@@ -20350,7 +20270,6 @@ SPDL__COLD bool spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *
         for (k = 0; k < sizeof(says) / sizeof(says[0]); ++k)
             s->spec = spdl__hashed(s->spec, says[k]);
     }
-    return samplers != NULL;
 }
 
 SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
@@ -20379,14 +20298,6 @@ SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, ui
 
 /* --- ranks from the environment --- */
 
-SPDL__COLD bool spdl__env_number(const char *text, int *number) {
-    const char *at = text;
-    uint64_t value;
-    if (!spdl__text_number(&at, '\0', &value) || *at != '\0' || value > 0x7fffffff) return false;
-    *number = (int)value;
-    return true;
-}
-
 SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
     /* Slurm's last: mpirun and torchrun within its jobs inherit those of the script. */
     static const char *const names[][2] = { { "RANK", "WORLD_SIZE" },
@@ -20394,6 +20305,7 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
                                             { "PMI_RANK", "PMI_SIZE" },
                                             { "SLURM_PROCID", "SLURM_NTASKS" } };
     spdl_ranks found = { 0, 1 };
+    uint64_t first, second;
     size_t i;
     if (ranks == NULL) return SPDL_E_INVALID;
     spdl__error_clear(error);
@@ -20404,12 +20316,14 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
         if (world == NULL)
             return spdl__error_set(error, SPDL_E_INVALID, "spdl: ranks: %s is set, but %s is not",
                                    names[i][0], names[i][1]);
-        if (!spdl__env_number(rank, &found.rank) || !spdl__env_number(world, &found.world) ||
-            found.rank >= found.world)
+        if (spdl__text_number(rank, 10, "", &first) == NULL ||
+            spdl__text_number(world, 10, "", &second) == NULL || second > INT32_MAX ||
+            first >= second)
             return spdl__error_set(error, SPDL_E_INVALID, "spdl: ranks: %s is %.32s and %s is "
                                    "%.32s, must be a number and a larger one", names[i][0], rank,
                                    names[i][1], world);
-        *ranks = found;
+        ranks->rank = (int)first;
+        ranks->world = (int)second;
         return SPDL_OK;
     }
     *ranks = found;
@@ -20439,14 +20353,12 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
 
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 namespace {
-SPDL__UNUSED const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
-                                                     "spdl_index" };
-}
-#else
-#if defined(SPDL_STATIC)
+#elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
 const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void", "spdl_index" };
+#if defined(SPDL_STATIC) && defined(__cplusplus)
+}
 #endif
 
 /* >>loader-impl
@@ -27325,37 +27237,6 @@ SPDL__COLD uint64_t spdl__position_files(const spdl_pipeline *p) {
 
 /* --- writing --- */
 
-typedef struct spdl__line {
-    char text[SPDL_STATE_BYTES + 64];
-    size_t length;
-    bool full;
-} spdl__line;
-
-SPDL__PRIVATE void spdl__line_add(spdl__line *line, const char *text, size_t length) {
-    line->full = line->full || length >= SPDL_STATE_BYTES - line->length;
-    if (line->full) return;
-    memcpy(line->text + line->length, text, length);
-    line->length += length;
-}
-
-/* snprintf takes half a microsecond for as many. */
-SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint64_t number) {
-    char digits[20];
-    size_t at = sizeof(digits);
-    do digits[--at] = (char)('0' + number % 10);
-    while ((number /= 10) > 0);
-    spdl__line_add(line, before, strlen(before));
-    spdl__line_add(line, digits + at, sizeof(digits) - at);
-}
-
-SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint32_t number) {
-    char digits[8];
-    int i;
-    for (i = 0; i < 8; ++i) digits[i] = "0123456789abcdef"[number >> (28 - 4 * i) & 15];
-    spdl__line_add(line, before, strlen(before));
-    spdl__line_add(line, digits, sizeof(digits));
-}
-
 SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length) {
     return (uint32_t)spdl_hash(SPDL__STATE_VERSION, text, length);
 }
@@ -27371,7 +27252,7 @@ SPDL__PRIVATE const char *spdl__state_ahead(spdl__line *line, const spdl__seen *
         digit = 0;
         for (i = 0; i < 4; ++i)
             digit |= (unsigned)spdl__seen_item(seen, low + 4 * count + i) << i;
-        digits[count] = "0123456789abcdef"[digit];
+        digits[count] = spdl__digits[digit];
         if (digit > 0) some = count + 1;
     }
     if (lost > low || low + 4 * count < high)
@@ -27379,33 +27260,6 @@ SPDL__PRIVATE const char *spdl__state_ahead(spdl__line *line, const spdl__seen *
     if (some > 0) spdl__line_add(line, " ahead=", 7);
     spdl__line_add(line, digits, some);
     return NULL;
-}
-
-/* Changes with every spdl_sampler_skip. */
-SPDL__PRIVATE uint64_t spdl__state_edits(const spdl_sampler *s) {
-    const spdl__edit *last = &s->edit[s->edits > 0 ? s->edits - 1 : 0];
-    if (s->edits == 0) return 0;
-    return spdl__mix(last->from + spdl__mix(last->gap + spdl__mix(last->epoch + last->world))) |
-           (uint64_t)s->edits;
-}
-
-/* It takes a microsecond, so it is done ahead. */
-SPDL__PRIVATE void spdl__state_describe(spdl_pipeline *p, uint64_t epoch) {
-    if (p->sampler == NULL) return;
-    p->described_of = spdl__state_edits(p->sampler);
-    p->description[0] = ' ';
-    p->described = 1 + spdl__sampler_describe(p->sampler, epoch, p->description + 1,
-                                              sizeof(p->description) - 1);
-}
-
-/* What a position says of the sampler; it may have got another skip since. */
-SPDL__PRIVATE void spdl__state_sampler(const spdl_pipeline *p, uint64_t epoch, spdl__line *line) {
-    char text[SPDL_STATE_BYTES] = " ";
-    if (p->described_of == spdl__state_edits(p->sampler))
-        spdl__line_add(line, p->description, (size_t)p->described);
-    else
-        spdl__line_add(line, text, 1 + (size_t)spdl__sampler_describe(p->sampler, epoch, text + 1,
-                                                                      sizeof(text) - 1));
 }
 
 /* What others had delivered of items that are still to come. */
@@ -27436,7 +27290,7 @@ SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *
         return "one item has more than 16777214 results, or a row with .flush has made so many and "
                "never said spdl_gathered";
     spdl__line_number(line, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
-    spdl__line_hex(line, " table=", p->table);
+    spdl__line_hex(line, " table=", p->table, 8);
     spdl__line_number(line, " item_seed=", p->seed);
     if (p->files != 0) spdl__line_number(line, " files=", p->files);
     spdl__line_number(line, " epoch=", at.epoch);
@@ -27445,10 +27299,10 @@ SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *
     spdl__line_number(line, " batch=", at.number);
     spdl__line_number(line, " drops=", at.drops);
     spdl__line_number(line, " delivered=", at.delivered);
-    if (p->sampler != NULL) spdl__state_sampler(p, at.epoch, line);
+    if (p->sampler != NULL) spdl__sampler_describe(p->sampler, at.epoch, line);
     if (p->seen != NULL) why = spdl__state_ahead(line, p->seen);
     spdl__state_skips(line, p, &at);
-    spdl__line_hex(line, " sum=", spdl__state_sum(line->text, line->length));
+    spdl__line_hex(line, " sum=", spdl__state_sum(line->text, line->length), 8);
     return why == NULL && line->full ? "it would be longer than SPDL_STATE_BYTES" : why;
 }
 
@@ -27469,186 +27323,148 @@ SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
 
 /* --- reading --- */
 
-/* A text that is being loaded. */
-typedef struct spdl__state_text {
-    const char *text;
-    size_t length; /* up to the sum */
-    int number;    /* among those of the call */
+/* A load, as far as it has come. */
+typedef struct spdl__state_loads {
+    spdl_pipeline *p;
+    const char *const *texts;
+    int count;
+    int at;               /* the text at hand */
+    int own;              /* the one that is ours, or -1: the numbers of ranks differ */
+    spdl_sampler sampler; /* for the edits to come: the pipeline's own may be at work */
+    uint64_t *done;       /* what each rank of the run before has delivered */
+    spdl__skip *parts;    /* positions whose items one of them has delivered in part */
+    size_t part_room, part_count;
     spdl_error *error;
-} spdl__state_text;
+    uint64_t bits[SPDL__STATE_AHEAD / 64]; /* what was delivered ahead */
+} spdl__state_loads;
 
 SPDL__PRINTF(3, 4)
-SPDL__COLD spdl_result spdl__state_error(const spdl__state_text *t, spdl_result result,
+SPDL__COLD spdl_result spdl__state_error(const spdl__state_loads *l, spdl_result result,
                                          const char *format, ...) {
     char text[SPDL_TEXT_BYTES / 2];
     va_list args;
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    return spdl__error_set(t->error, result, "spdl: spdl_state_load: text %d %s", t->number, text);
-}
-
-/* Where the value of a field is, or NULL. */
-SPDL__COLD const char *spdl__state_field(const spdl__state_text *t, const char *name) {
-    const size_t length = strlen(name);
-    const char *at = t->text, *end = t->text + t->length;
-    for (; (size_t)(end - at) > length + 1; ++at)
-        if (*at == ' ' && memcmp(at + 1, name, length) == 0 && at[length + 1] == '=')
-            return at + length + 2;
-    return NULL;
-}
-
-/* A number of this base, and what follows it; NULL when there is none that fits. */
-SPDL__COLD const char *spdl__state_digits(const char *at, const char *end, unsigned base,
-                                          uint64_t *number) {
-    static const char digits[] = "0123456789abcdef";
-    const char *begin = at, *digit;
-    *number = 0;
-    for (; at < end; ++at) {
-        digit = (const char *)memchr(digits, *at, base);
-        if (digit == NULL) break;
-        if (*number > (UINT64_MAX - (uint64_t)(digit - digits)) / base) return NULL;
-        *number = *number * base + (uint64_t)(digit - digits);
-    }
-    return at == begin || (at < end && *at != ' ' && *at != ',' && *at != ':') ? NULL : at;
+    return spdl__error_set(l->error, result, "spdl: spdl_state_load: text %d %s", l->at, text);
 }
 
 /* A field that has to be there. */
-SPDL__COLD spdl_result spdl__state_number(const spdl__state_text *t, const char *name,
+SPDL__COLD spdl_result spdl__state_number(const spdl__state_loads *l, const char *name,
                                           uint64_t most, uint64_t *number) {
-    const char *at = spdl__state_field(t, name);
-    if (at == NULL || spdl__state_digits(at, t->text + t->length, 10, number) == NULL ||
-        *number > most)
-        return spdl__state_error(t, SPDL_E_FORMAT, "%s '%s='",
-                                 at == NULL ? "has no" : "has a number that cannot be in", name);
-    return SPDL_OK;
+    const char *at = spdl__text_field(l->texts[l->at], name);
+    if (at != NULL && spdl__text_number(at, 10, " ", number) != NULL && *number <= most)
+        return SPDL_OK;
+    return spdl__state_error(l, SPDL_E_FORMAT, "%s '%s='",
+                             at == NULL ? "has no" : "has a number that cannot be in", name);
 }
 
-static const char *const spdl__state_force =
-    "to load it all the same take that out of it and end it with sum=none";
-
 /* A field that has to be the same as ours, if it is there. */
-SPDL__COLD spdl_result spdl__state_same(const spdl__state_text *t, const char *name, unsigned base,
+SPDL__COLD spdl_result spdl__state_same(const spdl__state_loads *l, const char *name, unsigned base,
                                         uint64_t ours, const char *what) {
-    const char *at = spdl__state_field(t, name);
+    const char *at = spdl__text_field(l->texts[l->at], name);
     uint64_t number;
     char here[24];
-    if (at == NULL) return SPDL_OK;
-    if (spdl__state_digits(at, t->text + t->length, base, &number) != NULL && number == ours)
+    if (at == NULL || (spdl__text_number(at, base, " ", &number) != NULL && number == ours))
         return SPDL_OK;
     (void)snprintf(here, sizeof(here), base == 16 ? "%08llx" : "%llu", (spdl__llu)ours);
-    return spdl__state_error(t, SPDL_E_INVALID, "is of %s: %s=%.*s, here %s=%s; %s", what, name,
-                             (int)strcspn(at, " "), at, name, here, spdl__state_force);
+    return spdl__state_error(l, SPDL_E_INVALID, "is of %s: %s=%.*s, here %s=%s; to load it all the "
+                             "same take that out of it and end it with sum=none", what, name,
+                             (int)strcspn(at, " "), at, name, here);
 }
 
 /* Version, length and sum. */
-SPDL__COLD spdl_result spdl__state_check(spdl__state_text *t) {
+SPDL__COLD spdl_result spdl__state_check(const spdl__state_loads *l) {
     const size_t begin = sizeof(SPDL__STATE_BEGIN) - 1;
-    const char *end = (const char *)memchr(t->text, '\0', SPDL_STATE_BYTES), *sum;
+    const char *text = l->texts[l->at], *sum;
+    const char *end = (const char *)memchr(text, '\0', SPDL_STATE_BYTES);
     uint64_t number;
-    t->length = end != NULL ? (size_t)(end - t->text) : 0;
-    while (t->length > 0 && strchr("\r\n ", t->text[t->length - 1]) != NULL) --t->length;
-    end = t->text + t->length;
-    if (t->length <= begin || memcmp(t->text, SPDL__STATE_BEGIN, begin) != 0)
-        return spdl__state_error(t, SPDL_E_FORMAT, "is not what spdl_state_save has written");
-    if (spdl__state_digits(t->text + begin, end, 10, &number) == NULL ||
-        number != SPDL__STATE_VERSION)
-        return spdl__state_error(t, SPDL_E_FORMAT, "is of version %.*s, this is version %d",
-                                 (int)strcspn(t->text + begin, " "), t->text + begin,
+    if (end == NULL || strncmp(text, SPDL__STATE_BEGIN, begin) != 0)
+        return spdl__state_error(l, SPDL_E_FORMAT, "is not what spdl_state_save has written");
+    if (spdl__text_number(text + begin, 10, " ", &number) == NULL || number != SPDL__STATE_VERSION)
+        return spdl__state_error(l, SPDL_E_FORMAT, "is of version %.*s, this is version %d",
+                                 (int)strcspn(text + begin, " "), text + begin,
                                  SPDL__STATE_VERSION);
-    sum = spdl__state_field(t, "sum");
+    sum = spdl__text_field(text, "sum");
     if (sum == NULL)
-        return spdl__state_error(t, SPDL_E_FORMAT, "has no 'sum=': its end is missing");
-    t->length = (size_t)(sum - 5 - t->text);
+        return spdl__state_error(l, SPDL_E_FORMAT, "has no 'sum=': its end is missing");
+    while (strchr("\r\n ", end[-1]) != NULL) --end;
     if (end - sum == 4 && memcmp(sum, "none", 4) == 0) return SPDL_OK;
-    if (spdl__state_digits(sum, end, 16, &number) == end && end - sum == 8 &&
-        number == spdl__state_sum(t->text, t->length))
+    if (end - sum == 8 && spdl__text_number(sum, 16, "\r\n ", &number) == end &&
+        number == spdl__state_sum(text, (size_t)(sum - 5 - text)))
         return SPDL_OK;
-    return spdl__state_error(t, SPDL_E_CHECKSUM,
+    return spdl__state_error(l, SPDL_E_CHECKSUM,
                              "was changed: its sum does not fit; to load it all the same end it "
                              "with sum=none");
 }
 
-/* What is ahead: the bits, in `bits`. */
-SPDL__COLD spdl_result spdl__state_read_ahead(const spdl__state_text *t, spdl__start *start,
-                                              uint64_t bits[SPDL__STATE_AHEAD / 64]) {
-    const char *at = spdl__state_field(t, "ahead"), *end = t->text + t->length;
-    uint64_t digit;
+/* What is ahead. */
+SPDL__COLD spdl_result spdl__state_read_ahead(spdl__state_loads *l, spdl__start *start) {
+    const char *at = spdl__text_field(l->texts[l->at], "ahead"), *digit;
     size_t i;
-    memset(bits, 0, SPDL__STATE_AHEAD / 8);
-    start->ahead = bits;
-    for (i = 0; at != NULL && at < end && *at != ' '; ++i, ++at) {
-        if (i == SPDL__STATE_AHEAD / 4 || spdl__state_digits(at, at + 1, 16, &digit) == NULL)
-            return spdl__state_error(t, SPDL_E_FORMAT,
+    memset(l->bits, 0, sizeof(l->bits));
+    for (i = 0; at != NULL && *at != ' '; ++i, ++at) {
+        digit = (const char *)memchr(spdl__digits, *at, 16);
+        if (i == SPDL__STATE_AHEAD / 4 || digit == NULL)
+            return spdl__state_error(l, SPDL_E_FORMAT,
                                      "has something else than digits in 'ahead='");
-        bits[i / 16] |= digit << i % 16 * 4;
+        l->bits[i / 16] |= (uint64_t)(digit - spdl__digits) << i % 16 * 4;
     }
+    start->ahead = l->bits;
     start->ahead_bits = i * 4;
     return SPDL_OK;
 }
 
 /* Parts of items that are still to come, after those of the item at hand. */
-SPDL__COLD spdl_result spdl__state_read_skips(const spdl_pipeline *p, const spdl__state_text *t,
-                                              spdl__start *start) {
-    const char *at = spdl__state_field(t, "skip"), *end = t->text + t->length;
+SPDL__COLD spdl_result spdl__state_read_skips(const spdl__state_loads *l, spdl__start *start) {
+    const char *at = spdl__text_field(l->texts[l->at], "skip");
     const size_t most = SPDL_STATE_BYTES / 4; /* "1:1," */
     spdl__skip *skip;
     if (at == NULL) return SPDL_OK;
-    skip = start->skips = (spdl__skip *)spdl__alloc_zeroed(&p->allocator, most, sizeof(*skip),
+    skip = start->skips = (spdl__skip *)spdl__alloc_zeroed(&l->p->allocator, most, sizeof(*skip),
                                                            sizeof(uint64_t));
-    if (skip == NULL) return spdl__state_error(t, SPDL_E_NOMEM, "needs memory: there is none");
+    if (skip == NULL) return spdl__state_error(l, SPDL_E_NOMEM, "needs memory: there is none");
     start->skip_count = most;
     skip->item = SPDL__NEVER;
     skip->results = start->at.results;
-    for (++skip; at != NULL && skip < start->skips + most; ++at) {
-        at = spdl__state_digits(at, end, 10, &skip->item);
-        if (at == NULL || at == end || *at != ':') break;
-        at = spdl__state_digits(at + 1, end, 10, &skip->results);
+    for (++skip; skip < start->skips + most; ++skip, ++at) {
+        at = spdl__text_number(at, 10, ":", &skip->item);
+        if (at == NULL || *at != ':') break;
+        at = spdl__text_number(at + 1, 10, ", ", &skip->results);
         if (at == NULL || skip->item < start->at.source || skip->item < skip[-1].item + 1) break;
-        if (at == end || *at == ' ') return SPDL_OK; /* those behind are of no item, and nothing */
-        ++skip;
+        if (*at != ',') return SPDL_OK; /* those behind are of no item, and nothing */
     }
-    return spdl__state_error(t, SPDL_E_FORMAT, "has something else than item:results in 'skip='");
-}
-
-/* What is said of the sampler. */
-SPDL__COLD spdl_result spdl__state_sampler_same(const spdl_pipeline *p, const spdl__state_text *t) {
-    const char *why;
-    spdl_error error;
-    spdl_result result;
-    if (p->sampler == NULL) return SPDL_OK;
-    result = spdl__sampler_differs(p->sampler, t->text, &error);
-    if (result == SPDL_OK) return SPDL_OK;
-    why = strstr(error.text, "state: ");
-    return spdl__state_error(t, result, "does not fit: %.300s; to load it all the same write ours "
-                             "into it and end it with sum=none", why != NULL ? why + 7 : "");
+    return spdl__state_error(l, SPDL_E_FORMAT, "has something else than item:results in 'skip='");
 }
 
 /* All of a text. */
-SPDL__COLD spdl_result spdl__state_read(const spdl_pipeline *p, spdl__state_text *t,
-                                        spdl__start *start,
-                                        uint64_t bits[SPDL__STATE_AHEAD / 64]) {
+SPDL__COLD spdl_result spdl__state_read(spdl__state_loads *l, spdl__start *start) {
     const uint64_t items = UINT64_MAX >> SPDL__SPAN_BITS, any = SPDL__NEVER - 1;
+    const spdl_pipeline *p = l->p;
     spdl__position *at = &start->at;
-    spdl_result result = spdl__state_check(t);
+    spdl_error error;
+    spdl_result result = spdl__state_check(l);
     memset(start, 0, sizeof(*start));
     start->loads = true;
     if (result == SPDL_OK)
-        result = spdl__state_same(t, "table", 16, p->table, "a pipeline with other rows");
+        result = spdl__state_same(l, "table", 16, p->table, "a pipeline with other rows");
     if (result == SPDL_OK)
-        result = spdl__state_same(t, "item_seed", 10, p->seed, "a run with another seed");
-    if (result == SPDL_OK)
-        result = spdl__state_same(t, "files", 10, p->files, "another data set");
-    if (result == SPDL_OK) result = spdl__state_number(t, "epoch", items, &at->epoch);
-    if (result == SPDL_OK) result = spdl__state_number(t, "item", items, &at->source);
-    if (result == SPDL_OK) result = spdl__state_number(t, "results", any, &at->results);
-    if (result == SPDL_OK) result = spdl__state_number(t, "batch", items, &at->number);
-    if (result == SPDL_OK) result = spdl__state_number(t, "drops", any, &at->drops);
-    if (result == SPDL_OK) result = spdl__state_number(t, "delivered", any, &at->delivered);
-    if (result == SPDL_OK) result = spdl__state_sampler_same(p, t);
-    if (result == SPDL_OK) result = spdl__state_read_ahead(t, start, bits);
-    if (result == SPDL_OK) result = spdl__state_read_skips(p, t, start);
-    return result;
+        result = spdl__state_same(l, "item_seed", 10, p->seed, "a run with another seed");
+    if (result == SPDL_OK) result = spdl__state_same(l, "files", 10, p->files, "another data set");
+    if (result == SPDL_OK) result = spdl__state_number(l, "epoch", items, &at->epoch);
+    if (result == SPDL_OK) result = spdl__state_number(l, "item", items, &at->source);
+    if (result == SPDL_OK) result = spdl__state_number(l, "results", any, &at->results);
+    if (result == SPDL_OK) result = spdl__state_number(l, "batch", items, &at->number);
+    if (result == SPDL_OK) result = spdl__state_number(l, "drops", any, &at->drops);
+    if (result == SPDL_OK) result = spdl__state_number(l, "delivered", any, &at->delivered);
+    if (result == SPDL_OK && p->sampler != NULL) {
+        result = spdl__sampler_differs(p->sampler, l->texts[l->at], &error);
+        if (result != SPDL_OK)
+            return spdl__state_error(l, result, "does not fit: %.300s; to load it all the same "
+                                     "write ours into it and end it with sum=none", error.text);
+    }
+    if (result == SPDL_OK) result = spdl__state_read_ahead(l, start);
+    return result == SPDL_OK ? spdl__state_read_skips(l, start) : result;
 }
 
 /* --- samplers and ranks --- */
@@ -27661,78 +27477,33 @@ SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, spdl_sampler *from) {
     from->edits = 0;
 }
 
-/* A load, as far as it has come. */
-typedef struct spdl__state_loads {
-    spdl_pipeline *p;
-    const char *const *texts;
-    int count;
-    int own; /* the text that is ours, or -1: the numbers of ranks differ */
-    spdl_sampler sampler; /* for the edits to come: the pipeline's own may be at work */
-    spdl__rank_at *ranks; /* of the run before: those have what follows */
-    spdl__skip *parts;    /* positions whose items one of them has delivered in part */
-    size_t part_room, part_count;
-    spdl_error *error;
-    uint64_t bits[SPDL__STATE_AHEAD / 64];
-} spdl__state_loads;
-
-SPDL__COLD spdl__state_text spdl__state_text_at(const spdl__state_loads *l, int i) {
-    spdl__state_text t;
-    t.text = l->texts[i];
-    t.length = 0;
-    t.number = i;
-    t.error = l->error;
-    return t;
-}
-
 /* Which ranks the texts are of, and which is to be loaded. */
 SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l) {
     const spdl_sampler *sampler = l->p->sampler;
-    spdl__state_text t = spdl__state_text_at(l, 0);
     spdl_ranks ours, of;
     spdl_result result;
-    int i;
-    l->own = 0;
     if (sampler == NULL && l->count > 1)
-        return spdl__state_error(&t, SPDL_E_INVALID, "is one of %d, but only a pipeline whose "
-                                                     "source is SPDL_INDEX can go on with several",
+        return spdl__state_error(l, SPDL_E_INVALID, "is one of %d, but only a pipeline whose "
+                                                    "source is SPDL_INDEX can go on with several",
                                  l->count);
     if (sampler == NULL) return SPDL_OK;
     ours = sampler->desc.ranks;
     l->own = -1;
-    for (i = 0; i < l->count; ++i) {
-        t = spdl__state_text_at(l, i);
-        result = spdl__state_check(&t);
+    for (; l->at < l->count; ++l->at) {
+        result = spdl__state_check(l);
         if (result != SPDL_OK) return result;
-        if (!spdl__sampler_rank_of(t.text, &of))
-            return spdl__state_error(&t, SPDL_E_FORMAT, "does not say of which rank it is");
-        if (of.world == ours.world && of.rank == ours.rank) l->own = i;
+        if (!spdl__sampler_rank_of(l->texts[l->at], &of))
+            return spdl__state_error(l, SPDL_E_FORMAT, "does not say of which rank it is");
+        if (of.world == ours.world && of.rank == ours.rank) l->own = l->at;
         if (l->count == 1 && l->own == 0) return SPDL_OK;
         if (of.world != l->count)
-            return spdl__state_error(&t, SPDL_E_INVALID, "is of rank %d of %d, this is rank %d of "
+            return spdl__state_error(l, SPDL_E_INVALID, "is of rank %d of %d, this is rank %d of "
                                      "%d: that takes the texts of all %d, not of %d", of.rank,
                                      of.world, ours.rank, ours.world, of.world, l->count);
-        if (l->ranks[of.rank].local++ > 0)
-            return spdl__state_error(&t, SPDL_E_INVALID, "is the second one of rank %d", of.rank);
+        if (l->done[of.rank]++ > 0)
+            return spdl__state_error(l, SPDL_E_INVALID, "is the second one of rank %d", of.rank);
     }
     return SPDL_OK;
-}
-
-/* How many parts of items all texts can name. */
-SPDL__COLD size_t spdl__state_parts(const spdl__state_loads *l) {
-    size_t parts = 0, at;
-    int i;
-    for (i = 0; i < l->count; ++i, parts += 2)
-        for (at = 0; at < SPDL_STATE_BYTES && l->texts[i][at] != '\0'; ++at)
-            parts += l->texts[i][at] == ',';
-    return parts;
-}
-
-/* Whether both texts say the same of what is left of the epoch. */
-SPDL__COLD bool spdl__state_left_same(const char *a, const char *b) {
-    a = spdl__text_value(a, "left=", 5);
-    b = spdl__text_value(b, "left=", 5);
-    if (a == NULL || b == NULL) return a == b;
-    return strcspn(a, " ") == strcspn(b, " ") && strncmp(a, b, strcspn(a, " ")) == 0;
 }
 
 /* Whether what a rank has delivered can be said by an item of the source, and results of it. */
@@ -27745,41 +27516,55 @@ SPDL__COLD bool spdl__state_splits(const spdl_pipeline *p, const spdl__start *st
     return ahead == 0;
 }
 
-/* An item that one rank of the run before has delivered in part. */
-SPDL__COLD void spdl__state_part(spdl__state_loads *l, uint64_t epoch, int rank, spdl__skip part) {
-    if (part.results == 0 || part.item == SPDL__NEVER || l->part_count == l->part_room) return;
-    part.item = spdl__sampler_dealt(&l->sampler, epoch, (uint64_t)rank, (uint64_t)l->count,
-                                    part.item);
-    l->parts[l->part_count++] = part;
+/* Whether the text at hand is of the epoch of the first one, and says the same of what is left. */
+SPDL__COLD bool spdl__state_fits(const spdl__state_loads *l, const spdl__start *start,
+                                 const spdl__start *all) {
+    const char *first = spdl__text_field(l->texts[0], "left");
+    const char *left = spdl__text_field(l->texts[l->at], "left");
+    return l->at == 0 ||
+           (start->at.epoch == all->at.epoch &&
+            (first == NULL || left == NULL ? first == left : spdl__text_same(first, left)));
 }
 
-/* The text of one of several ranks: what it has delivered. */
-SPDL__COLD spdl_result spdl__state_read_rank(spdl__state_loads *l, int i, spdl__start *all) {
-    spdl__state_text t = spdl__state_text_at(l, i);
+/* An item that one rank of the run before has delivered in part. */
+SPDL__COLD spdl_result spdl__state_part(spdl__state_loads *l, uint64_t epoch, int rank,
+                                        uint64_t item, uint64_t results) {
+    void *parts;
+    if (results == 0 || item == SPDL__NEVER) return SPDL_OK;
+    parts = spdl__room_for(&l->p->allocator, l->parts, &l->part_room, l->part_count, 1,
+                           sizeof(*l->parts));
+    if (parts == NULL) return spdl__state_error(l, SPDL_E_NOMEM, "needs memory: there is none");
+    l->parts = (spdl__skip *)parts;
+    l->parts[l->part_count].item =
+        spdl__sampler_dealt(&l->sampler, epoch, (uint64_t)rank, (uint64_t)l->count, item);
+    l->parts[l->part_count++].results = results;
+    return SPDL_OK;
+}
+
+/* The text at hand, of one of several ranks: what it has delivered. */
+SPDL__COLD spdl_result spdl__state_read_rank(spdl__state_loads *l, spdl__start *all) {
     spdl_ranks of = { 0, 0 };
     spdl__start start;
-    spdl__skip part;
     size_t k;
-    spdl_result result = spdl__state_read(l->p, &t, &start, l->bits);
+    spdl_result result = spdl__state_read(l, &start);
     if (result == SPDL_OK && !spdl__state_splits(l->p, &start))
-        result = spdl__state_error(&t, SPDL_E_UNSUPPORTED,
+        result = spdl__state_error(l, SPDL_E_UNSUPPORTED,
                                    "is of another number of ranks, and not of the end of an epoch: "
                                    "with these rows that cannot be gone on with");
-    if (result == SPDL_OK && i > 0 && (start.at.epoch != all->at.epoch ||
-                                       !spdl__state_left_same(l->texts[0], l->texts[i])))
-        result = spdl__state_error(&t, SPDL_E_INVALID, "was not saved in the same epoch as text 0, "
-                                                       "or not by the same run");
+    if (result == SPDL_OK && !spdl__state_fits(l, &start, all))
+        result = spdl__state_error(l, SPDL_E_INVALID, "was not saved in the same epoch as text 0, "
+                                                      "or not by the same run");
     if (result == SPDL_OK) {
-        (void)spdl__sampler_rank_of(t.text, &of);
-        part.item = l->ranks[of.rank].local = start.at.source;
-        part.results = l->ranks[of.rank].results = start.at.results;
-        spdl__state_part(l, start.at.epoch, of.rank, part);
-        for (k = 0; k < start.skip_count; ++k)
-            spdl__state_part(l, start.at.epoch, of.rank, start.skips[k]);
+        (void)spdl__sampler_rank_of(l->texts[l->at], &of);
+        l->done[of.rank] = start.at.source;
         all->at.epoch = start.at.epoch;
         all->at.number += start.at.number;
         all->at.delivered += start.at.delivered;
+        result = spdl__state_part(l, start.at.epoch, of.rank, start.at.source, start.at.results);
     }
+    for (k = 0; k < start.skip_count && result == SPDL_OK; ++k)
+        result = spdl__state_part(l, start.at.epoch, of.rank, start.skips[k].item,
+                                  start.skips[k].results);
     spdl__free(&l->p->allocator, start.skips, start.skip_count * sizeof(*start.skips));
     return result;
 }
@@ -27788,57 +27573,42 @@ SPDL__COLD spdl_result spdl__state_read_rank(spdl__state_loads *l, int i, spdl__
 SPDL__COLD spdl_result spdl__state_read_ranks(spdl__state_loads *l, spdl__start *start) {
     const uint64_t world = (uint64_t)l->sampler.desc.ranks.world;
     spdl_result result = SPDL_OK;
-    size_t k;
-    int i;
+    size_t k, count = 0;
     memset(start, 0, sizeof(*start));
     start->loads = true;
-    for (i = 0; i < l->count && result == SPDL_OK; ++i)
-        result = spdl__state_read_rank(l, i, start);
+    for (l->at = 0; l->at < l->count && result == SPDL_OK; ++l->at)
+        result = spdl__state_read_rank(l, start);
     if (result == SPDL_OK)
-        result = spdl__sampler_resume(&l->sampler, start->at.epoch, l->ranks, l->count, l->error);
+        result = spdl__sampler_resume(&l->sampler, start->at.epoch, l->done, l->count, l->error);
     if (result != SPDL_OK) return result;
     start->at.number /= world;
     start->at.delivered /= world;
     for (k = 0; k < l->part_count; ++k) {
         spdl__skip part = l->parts[k];
         if (spdl__sampler_mine(&l->sampler, start->at.epoch, part.item, &part.item))
-            l->parts[start->skip_count++] = part;
+            l->parts[count++] = part;
     }
-    if (start->skip_count == 0) return SPDL_OK;
-    qsort(l->parts, start->skip_count, sizeof(*l->parts), spdl__number_compare);
-    start->skips = (spdl__skip *)spdl__alloc_zeroed(&l->p->allocator, start->skip_count,
-                                                    sizeof(*start->skips), sizeof(uint64_t));
-    if (start->skips == NULL)
-        return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl: spdl_state_load: no memory");
-    memcpy(start->skips, l->parts, start->skip_count * sizeof(*start->skips));
+    if (count == 0) return SPDL_OK;
+    qsort(l->parts, count, sizeof(*l->parts), spdl__number_compare);
+    memset(l->parts + count, 0, (l->part_room - count) * sizeof(*l->parts)); /* of nothing */
+    start->skips = l->parts;
+    start->skip_count = l->part_room;
+    l->parts = NULL;
     return SPDL_OK;
 }
 
 /* What the run is to begin with. */
 SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__start *start) {
-    spdl__state_text t;
     spdl_result result = spdl__state_pick(l);
     if (result != SPDL_OK) return result;
-    t = spdl__state_text_at(l, l->own >= 0 ? l->own : 0);
+    l->at = l->own >= 0 ? l->own : 0;
     if (l->p->sampler != NULL) {
         l->sampler.desc = l->p->sampler->desc; /* what does not change while it is at work */
         l->sampler.length = l->p->sampler->length;
-        result = spdl__sampler_adopt(&l->sampler, t.text, l->error);
+        result = spdl__sampler_adopt(&l->sampler, l->texts[l->at], l->error);
     }
     if (result != SPDL_OK) return result;
-    return l->own >= 0 ? spdl__state_read(l->p, &t, start, l->bits)
-                       : spdl__state_read_ranks(l, start);
-}
-
-/* Memory for what `count` texts may say. */
-SPDL__COLD bool spdl__state_room(spdl__state_loads *l) {
-    const spdl_allocator *allocator = &l->p->allocator;
-    l->part_room = spdl__state_parts(l);
-    l->ranks = (spdl__rank_at *)spdl__alloc_zeroed(allocator, (size_t)l->count, sizeof(*l->ranks),
-                                                   sizeof(uint64_t));
-    l->parts = (spdl__skip *)spdl__alloc_zeroed(allocator, l->part_room, sizeof(*l->parts),
-                                                sizeof(uint64_t));
-    return l->ranks != NULL && l->parts != NULL;
+    return l->own >= 0 ? spdl__state_read(l, start) : spdl__state_read_ranks(l, start);
 }
 
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts, int count,
@@ -27863,11 +27633,12 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     l.texts = texts;
     l.count = count;
     l.error = error;
-    result = spdl__state_room(&l) ? spdl__state_start(&l, &start)
-                                  : spdl__error_set(error, SPDL_E_NOMEM,
-                                                    "spdl: spdl_state_load: no memory");
-    if (p->sampler != NULL) start.sampler = &l.sampler;
+    l.done = (uint64_t *)spdl__alloc_zeroed(&p->allocator, (size_t)count, sizeof(*l.done), 8);
+    result = l.done != NULL ? spdl__state_start(&l, &start)
+                            : spdl__error_set(error, SPDL_E_NOMEM,
+                                              "spdl: spdl_state_load: no memory");
     if (result == SPDL_OK) {
+        if (p->sampler != NULL) start.sampler = &l.sampler;
         result = spdl__pipeline_go(p, &start, deadline);
         why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
               : spdl__load32(&p->failed) ? p->error.text
@@ -27878,7 +27649,7 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     if (result != SPDL_OK) /* else they are the pipeline's */
         spdl__free(&p->allocator, start.skips, start.skip_count * sizeof(*start.skips));
     while (l.sampler.edits > 0) spdl__edit_free(&l.sampler, &l.sampler.edit[--l.sampler.edits]);
-    spdl__free(&p->allocator, l.ranks, (size_t)count * sizeof(*l.ranks));
+    spdl__free(&p->allocator, l.done, (size_t)count * sizeof(*l.done));
     spdl__free(&p->allocator, l.parts, l.part_room * sizeof(*l.parts));
     return result;
 }
@@ -27892,7 +27663,7 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     uint64_t item = task->sequence, key = p->seed, kind = task->flushing ? 3 : 1;
     if (task->node->in_batches && !task->flushing) kind = 2;
     if (sampler != NULL) {
-        key += spdl__mix(spdl__sampler_seed(sampler) + 1);
+        key += spdl__mix(sampler->desc.seed + 1);
         item = kind == 1 ? spdl__sampler_global(sampler, epoch, item)
                          : item * (uint64_t)sampler->desc.ranks.world +
                                (uint64_t)sampler->desc.ranks.rank;

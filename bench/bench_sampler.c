@@ -191,17 +191,21 @@ static double resume_us(const void *arg) {
     desc.count = (uint64_t)1 << 40;
     desc.ranks.world = 1000;
     s = sampler_of(&desc);
-    BENCH_CHECK(spdl__sampler_resume(s, 0, (const spdl__rank_at *)arg, 1000, &error) == SPDL_OK);
+    BENCH_CHECK(spdl__sampler_resume(s, 0, (const uint64_t *)arg, 1000, &error) == SPDL_OK);
     spdl_sampler_destroy(s);
     return (double)(bench_ns() - start) * 1e-3;
 }
 
 static double describe_run(const void *arg, uint64_t items) {
-    char text[1024];
+    spdl__line line;
     uint64_t i, sum = 0;
     const uint64_t start = bench_ns();
-    for (i = 0; i < items; ++i)
-        sum += (uint64_t)spdl__sampler_describe((const spdl_sampler *)arg, 0, text, sizeof text);
+    for (i = 0; i < items; ++i) {
+        line.length = 0;
+        line.full = false;
+        spdl__sampler_describe((const spdl_sampler *)arg, 0, &line);
+        sum += line.length;
+    }
     sink += sum;
     return (double)(bench_ns() - start);
 }
@@ -209,14 +213,14 @@ static double describe_run(const void *arg, uint64_t items) {
 static double describe_ns(const void *arg) { return each_ns(describe_run, arg); }
 
 static void going_on(void) {
-    static spdl__rank_at level[1000], ahead[1000];
+    static uint64_t level[1000], ahead[1000];
     const bench_row even = { "resume.1000", "us", NULL, false, 1000, false, 0 };
     const bench_row uneven = { "resume.1000.uneven", "us", NULL, false, 1000, false, 0 };
     const bench_row text = { "describe", "ns", NULL, false, 1000, false, 0 };
     int i;
     for (i = 0; i < 1000; ++i) {
-        level[i].local = 5000;
-        ahead[i].local = (uint64_t)(5000 + i * 7919 % 32);
+        level[i] = 5000;
+        ahead[i] = (uint64_t)(5000 + i * 7919 % 32);
     }
     if (bench_wanted(even.name)) bench_compare_sides(&even, ROUNDS, resume_us, level, NULL, NULL);
     if (bench_wanted(uneven.name))

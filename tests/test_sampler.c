@@ -252,7 +252,7 @@ static double network_sigma(uint32_t n, int orders, int rounds) {
         spdl__shuffle_set(&shuffle, spdl__hashed(3, (uint64_t)e), n);
         for (int r = rounds; r < 5; ++r) shuffle.key_of[r] = 0;
         const uint32_t row = (uint32_t)1 << shuffle.shift;
-        for (uint32_t i = 0; i < n; ++i) order[i] = (uint32_t)spdl__shuffle_at(&shuffle, i);
+        for (uint32_t i = 0; i < n; ++i) order[i] = (uint32_t)spdl__shuffle_at(&shuffle, i, false);
         for (uint32_t i = 0; i < n; ++i) {
             ++place[i * CELLS / n * CELLS + order[i] * CELLS / n];
             ++step[(order[(i + 1) % n] + n - order[i]) % n];
@@ -831,18 +831,29 @@ static void check_ascending(run_model *m) {
     }
 }
 
+/* What a position says of a sampler from an epoch on; returns its length. */
+static int describe(const spdl_sampler *s, uint64_t epoch, char text[SPDL_STATE_BYTES]) {
+    spdl__line line;
+    line.length = 0;
+    line.full = false;
+    spdl__sampler_describe(s, epoch, &line);
+    CHECK(!line.full && line.text[0] == ' ');
+    memcpy(text, line.text + 1, line.length - 1);
+    text[line.length - 1] = '\0';
+    return (int)line.length - 1;
+}
+
 static void run_move(run_model *m, int world) {
     char text[16][1024];
-    spdl__rank_at ranks[16];
+    uint64_t done[16];
     spdl_error error;
     uint64_t in_hand[16], local;
     const int before = m->world;
     for (int r = 0; r < before; ++r) {
-        const int length = spdl__sampler_describe(m->s[r], 3, text[r], sizeof text[r]);
+        const int length = describe(m->s[r], 3, text[r]);
         if (length > m->most_text) m->most_text = length;
         CHECK(length < 1024);
-        ranks[r].local = m->at[r];
-        ranks[r].results = 0;
+        done[r] = m->at[r];
         in_hand[r] = spdl__sampler_global(m->s[r], 3, m->at[r]);
         if (in_hand[r] != SPDL__NEVER) /* asked of any rank */
             CHECK_EQ(spdl__sampler_dealt(m->s[before - 1], 3, (uint64_t)r, (uint64_t)before,
@@ -854,7 +865,7 @@ static void run_move(run_model *m, int world) {
     for (int r = 0; r < world; ++r) {
         CHECK_EQ(spdl__sampler_differs(m->s[r], text[r % before], &error), SPDL_OK);
         CHECK_EQ(spdl__sampler_adopt(m->s[r], text[r % before], &error), SPDL_OK);
-        if (!CHECK_EQ(spdl__sampler_resume(m->s[r], 3, ranks, before, &error), SPDL_OK))
+        if (!CHECK_EQ(spdl__sampler_resume(m->s[r], 3, done, before, &error), SPDL_OK))
             fprintf(stderr, "%s\n", error.text);
     }
     for (int r = 0; r < before; ++r) { /* what was in hand is one rank's now, and only one's */
@@ -919,16 +930,15 @@ static void level_ranks_keep_the_order(void) {
     for (int tail = 0; tail < 3; ++tail)
         for (int from = 1; from <= 12; ++from)
             for (int to = 1; to <= 12; ++to) {
-                spdl__rank_at ranks[12];
+                uint64_t done[12];
                 spdl_sampler *s[12], *one = SHUFFLED(.count = 1000, .seed = 1);
                 spdl_error error;
-                memset(ranks, 0, sizeof ranks);
-                for (int r = 0; r < from; ++r) ranks[r].local = (uint64_t)(360 / from);
+                for (int r = 0; r < from; ++r) done[r] = (uint64_t)(360 / from);
                 if (360 % from) goto next;
                 for (int r = 0; r < to; ++r) {
                     s[r] = SHUFFLED(.count = 1000, .seed = 1, .ranks = { r, to },
                                     .tail = (spdl_tail)tail);
-                    CHECK_EQ(spdl__sampler_resume(s[r], 0, ranks, from, &error), SPDL_OK);
+                    CHECK_EQ(spdl__sampler_resume(s[r], 0, done, from, &error), SPDL_OK);
                     CHECK(s[r]->edits <= 1 && (s[r]->edits == 0 || s[r]->edit[0].world == 0));
                 }
                 for (uint64_t n = 360; n < 1000 + (tail == SPDL_TAIL_PAD ? (uint64_t)to : 0); ++n) {
@@ -963,14 +973,14 @@ static void texts_of_what_is_left_stay_short(void) {
 /* What the skip of a loss spike says is kept by a run that goes on. */
 static void skips_go_on_with_a_run(void) {
     spdl_sampler *a = SAMPLER(.count = 40), *b = SAMPLER(.count = 40, .ranks = { 0, 2 });
-    spdl__rank_at had = { 5, 0 };
+    const uint64_t had = 5;
     char text[1024];
     spdl_error error;
     spdl_ranks ranks;
     CHECK_EQ(spdl_sampler_skip(a, 0, 1, 3), SPDL_OK); /* gone on with at 7 */
     CHECK_EQ(spdl_sampler_skip(a, 0, 10, 30), SPDL_OK);
     CHECK_EQ(spdl_sampler_skip(a, 1, 0, 38), SPDL_OK);
-    CHECK(spdl__sampler_describe(a, 0, text, sizeof text) < 1024);
+    CHECK(describe(a, 0, text) < 1024);
     CHECK(spdl__sampler_rank_of(text, &ranks) && ranks.rank == 0 && ranks.world == 1);
     CHECK_EQ(spdl__sampler_adopt(b, text, &error), SPDL_OK);
     CHECK_EQ(spdl__sampler_resume(b, 0, &had, 1, &error), SPDL_OK);
@@ -999,26 +1009,24 @@ static void another_run_is_told_from_ours(void) {
     spdl_sampler *order = SAMPLER(.count = 10, .seed = 4);
     spdl_sampler *one = SAMPLER(.order = SPDL_SAMPLE_WEIGHTED, .count = 3, .weights = w);
     spdl_sampler *two = SAMPLER(.order = SPDL_SAMPLE_WEIGHTED, .count = 3, .weights = v);
-    const int length = spdl__sampler_describe(s, 0, text, sizeof text);
+    const int length = describe(s, 0, text);
     CHECK_EQ(length, strlen(text));
     CHECK_STR(text, "order=shuffled count=10 draws=10 seed=4 tail=keep data=0000000000000abc "
                     "spec=0000000000000000 rank=0/1");
     snprintf(line, sizeof line, "spdl.state.1 epoch=3 %s crc=77\n", text);
     CHECK_EQ(spdl__sampler_differs(s, line, &error), SPDL_OK);
-    check_differs(line, other, "spdl: state: count of the sampler is 11, that of the saved run was "
-                               "10");
-    check_differs(line, data, "spdl: state: data of the sampler is 0000000000000000, that of the "
-                              "saved run was 0000000000000abc: it is another data set");
-    check_differs(line, order, "spdl: state: order of the sampler is sequential, that of the saved "
-                               "run was shuffled");
+    check_differs(line, other, "count of the sampler is 11, that of the saved run was 10");
+    check_differs(line, data, "data of the sampler is 0000000000000000, that of the saved run was "
+                              "0000000000000abc: it is another data set");
+    check_differs(line, order, "order of the sampler is sequential, that of the saved run was "
+                               "shuffled");
     check_differs("spdl.state.1 order=shuffled count=10", s,
-                  "spdl: state: it says nothing of the sampler's draws");
-    check_differs("", s, "spdl: state: it says nothing of the sampler's order");
-    CHECK(spdl__sampler_describe(one, 0, text, sizeof text) > 0);
+                  "it says nothing of the sampler's draws");
+    check_differs("", s, "it says nothing of the sampler's order");
+    CHECK(describe(one, 0, text) > 0);
     CHECK(spdl__sampler_differs(two, text, &error) == SPDL_E_INVALID);
-    CHECK(strncmp(error.text, "spdl: state: spec of the sampler is ", 36) == 0);
+    CHECK(strncmp(error.text, "spec of the sampler is ", 23) == 0);
     CHECK(strstr(error.text, ": weights, blocks or mixture differ") != NULL);
-    CHECK_EQ(spdl__sampler_describe(s, 0, NULL, 0), spdl__sampler_describe(s, 0, text, 1024));
     spdl_sampler_destroy(s), spdl_sampler_destroy(other), spdl_sampler_destroy(data);
     spdl_sampler_destroy(order), spdl_sampler_destroy(one), spdl_sampler_destroy(two);
 }
@@ -1034,7 +1042,7 @@ static void describe_mixed(int which, char text[1024]) {
                                      .shuffle_inside = which == 3) };
     spdl_sampler *s = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = part,
                               .draws = 100);
-    CHECK(spdl__sampler_describe(s, 0, text, 1024) > 0);
+    CHECK(describe(s, 0, text) > 0);
     spdl_sampler_destroy(s), spdl_sampler_destroy(part[0]), spdl_sampler_destroy(part[1]);
     spdl_mixture_destroy(m);
 }
@@ -1065,13 +1073,13 @@ static void texts_that_make_no_sense_are_refused(void) {
             fprintf(stderr, "%s\n", bad[i]);
     CHECK_STR(error.text, "spdl: state: what it says is left (left=) makes no sense");
     CHECK_EQ(spdl__sampler_adopt(s, "a left=1:4/1.0*2.3,1:5+2,2:0+1 b", &error), SPDL_OK);
-    CHECK(spdl__sampler_describe(s, 0, text, sizeof text) > 0);
+    CHECK(describe(s, 0, text) > 0);
     CHECK_STR(strstr(text, " left="), " left=1:4/1.0*2.3,1:5+2,2:0+1");
     CHECK_EQ(spdl__sampler_adopt(s, "nothing of it", &error), SPDL_OK);
     CHECK_EQ(s->edits, 0);
     CHECK(!spdl__sampler_rank_of("rank=2/2", &ranks) && !spdl__sampler_rank_of("rank=", &ranks));
     CHECK(!spdl__sampler_rank_of("", &ranks) && !spdl__sampler_rank_of("xrank=0/2", &ranks));
-    spdl__rank_at had[2] = { { 1, 0 }, { 60, 0 } };
+    const uint64_t had[2] = { 1, 60 };
     CHECK_EQ(spdl__sampler_resume(s, 0, had, 2, &error), SPDL_E_INVALID);
     CHECK_STR(error.text, "spdl: state: rank 1 of 2 has had 60 items of an epoch of 100");
     spdl_sampler_destroy(s);
@@ -1079,13 +1087,13 @@ static void texts_that_make_no_sense_are_refused(void) {
 
 /* 1,000 ranks, and data that would not fit any memory. */
 static void a_thousand_ranks_cost_nothing(void) {
-    static spdl__rank_at level[1000], ahead[1000];
+    static uint64_t level[1000], ahead[1000];
     spdl_error error;
     char text[1024];
     const uint64_t count = (uint64_t)1 << 50;
     for (int r = 0; r < 1000; ++r) {
-        level[r].local = (uint64_t)1 << 30;
-        ahead[r].local = level[r].local + (r < 400);
+        level[r] = (uint64_t)1 << 30;
+        ahead[r] = level[r] + (r < 400);
     }
     for (int r = 0; r < 1000; ++r) {
         spdl_sampler *s = SHUFFLED(.count = count, .ranks = { r, 1000 });
@@ -1093,8 +1101,8 @@ static void a_thousand_ranks_cost_nothing(void) {
         CHECK_EQ(spdl__sampler_resume(s, 0, r % 2 ? level : ahead, 1000, &error), SPDL_OK);
         CHECK(s->edits == 1 && s->edit[0].done == NULL && s->helds == 0); /* no memory */
         CHECK_EQ(spdl_sampler_item(s, 0, 0, &it), SPDL_OK);
-        CHECK_EQ(it.position, level[0].local * 1000 + (uint64_t)(r % 2 ? 0 : 400) + (uint64_t)r);
-        CHECK(spdl__sampler_describe(s, 0, text, sizeof text) < 250);
+        CHECK_EQ(it.position, level[0] * 1000 + (uint64_t)(r % 2 ? 0 : 400) + (uint64_t)r);
+        CHECK(describe(s, 0, text) < 250);
         spdl_sampler_destroy(s);
     }
 }
@@ -1448,7 +1456,7 @@ static void samplers_are_mixed(void) {
    run that goes on on as many ranks goes on as it would have. */
 static void ranks_share_each_source(void) {
     spdl_sampler *of[4], *s[4], *on[4];
-    spdl__rank_at had[4];
+    uint64_t had[4];
     spdl_error error;
     for (int i = 0; i < 4; ++i) of[i] = SHUFFLED(.count = 100, .seed = (uint64_t)i);
     spdl_mixture *m = MIXTURE(WEIGHTS(1, 1, 1, 1));
@@ -1466,7 +1474,7 @@ static void ranks_share_each_source(void) {
                 ++found[it.source];
             }
             for (int i = 0; i < 4; ++i) CHECK(fabs((double)found[i] - 1000.0 / world) < 100);
-            had[r].local = 37, had[r].results = 0;
+            had[r] = 37;
         }
         for (int r = 0; r < world; ++r) {
             on[r] = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of,
