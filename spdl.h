@@ -25891,34 +25891,32 @@ SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
 typedef struct spdl__reader {
     const char *path; /* for messages; its owner keeps it */
     spdl_error *error; /* of the call that is running */
-    const uint8_t *data; /* all of it in memory; NULL: in the file */
+    spdl_result result; /* of spdl__reader_need */
     spdl__os_file file;
     uint64_t bytes;
-    uint8_t *window; /* `room` bytes, `have` of them those at window_at; NULL, 0: none */
+    uint8_t *window; /* `room` bytes, `have` of them those at window_at; or all, in memory */
     size_t room;
     uint64_t window_at;
     size_t have;
 } spdl__reader;
 
 /* Records "file: at byte N: reason" and returns the result. */
-SPDL__PRINTF(5, 6)
-SPDL__PRIVATE spdl_result spdl__place_fail(const char *path, spdl_error *error, spdl_result result,
-                                           uint64_t at, const char *format, ...) {
+SPDL__PRINTF(4, 5)
+SPDL__PRIVATE spdl_result spdl__reader_fail(const spdl__reader *r, spdl_result result, uint64_t at,
+                                            const char *format, ...) {
     char reason[224], label[208];
     va_list args;
-    if (error == NULL) return result;
+    if (r->error == NULL) return result;
     va_start(args, format);
     (void)vsnprintf(reason, sizeof(reason), format, args);
     va_end(args);
-    spdl__label(label, sizeof(label), path);
-    return spdl__error_set(error, result, "%s: at byte %llu: %s", label, (spdl__llu)at, reason);
+    spdl__label(label, sizeof(label), r->path);
+    return spdl__error_set(r->error, result, "%s: at byte %llu: %s", label, (spdl__llu)at, reason);
 }
-#define SPDL__READER_FAIL(r, result, ...)                                                          \
-    spdl__place_fail((r)->path, (r)->error, result, __VA_ARGS__)
 
 SPDL__PRIVATE spdl_result spdl__reader_has(const spdl__reader *r, uint64_t at, uint64_t bytes) {
     if (at <= r->bytes && bytes <= r->bytes - at) return SPDL_OK;
-    return SPDL__READER_FAIL(r, SPDL_E_FORMAT, at,
+    return spdl__reader_fail(r, SPDL_E_FORMAT, at,
                              "cut off: %llu bytes should be here, and the file ends at %llu",
                              (spdl__llu)bytes, (spdl__llu)r->bytes);
 }
@@ -25929,45 +25927,19 @@ SPDL__PRIVATE size_t spdl__reader_ready(const spdl__reader *r, uint64_t at) {
     return r->have - (size_t)(at - r->window_at);
 }
 
-/* At least `bytes` bytes, no more than the window holds, at *from; *have: how many are there. */
-SPDL__PRIVATE spdl_result spdl__reader_need(spdl__reader *r, uint64_t at, size_t bytes,
-                                            const uint8_t **from, size_t *have) {
-    const char *reason = NULL;
-    const spdl_result result = spdl__reader_has(r, at, bytes);
-    if (result != SPDL_OK) return result;
-    if (r->data != NULL) {
-        *from = r->data + at;
-        *have = (size_t)(r->bytes - at);
-        return SPDL_OK;
-    }
+/* At least `bytes` bytes, no more than the window holds. NULL: r->result says why not. */
+SPDL__PRIVATE const uint8_t *spdl__reader_need(spdl__reader *r, uint64_t at, size_t bytes) {
+    const char *reason;
+    r->result = spdl__reader_has(r, at, bytes);
+    if (r->result != SPDL_OK) return NULL;
     if (spdl__reader_ready(r, at) < bytes) {
         r->window_at = at;
         reason = spdl__os_file_read(r->file, r->window,
-                                    (size_t)spdl__min(r->room, r->bytes - at), at,
-                                    &r->have);
-        if (r->have < bytes) return SPDL__READER_FAIL(r, SPDL_E_IO, at + r->have, "%s", reason);
+                                    (size_t)spdl__min(r->room, r->bytes - at), at, &r->have);
+        if (r->have < bytes)
+            r->result = spdl__reader_fail(r, SPDL_E_IO, at + r->have, "%s", reason);
     }
-    *from = r->window + (size_t)(at - r->window_at);
-    *have = spdl__reader_ready(r, at);
-    return SPDL_OK;
-}
-
-/* Copies bytes that spdl__reader_has. */
-SPDL__PRIVATE spdl_result spdl__reader_copy(spdl__reader *r, uint64_t at, uint8_t *to,
-                                            size_t bytes) {
-    const uint8_t *from = NULL;
-    const char *reason;
-    size_t have = (size_t)spdl__min(spdl__reader_ready(r, at), bytes);
-    if (have == 0 && bytes > 0 && bytes <= r->room / 4) {
-        const spdl_result result = spdl__reader_need(r, at, bytes, &from, &have);
-        if (result != SPDL_OK) return result;
-        have = bytes;
-    }
-    if (have > 0) memcpy(to, r->window + (size_t)(at - r->window_at), have);
-    if (have == bytes) return SPDL_OK;
-    at += have;
-    reason = spdl__os_file_read(r->file, to + have, bytes - have, at, &bytes);
-    return reason == NULL ? SPDL_OK : SPDL__READER_FAIL(r, SPDL_E_IO, at + bytes, "%s", reason);
+    return r->result == SPDL_OK ? r->window + (size_t)(at - r->window_at) : NULL;
 }
 
 /* Opens the file of a reader; it is closed by spdl__os_file_close. */
@@ -26007,25 +25979,6 @@ typedef struct spdl__kept {
     size_t block_bytes;
 } spdl__kept;
 
-/* Header, data, a zero, and the name with a zero: in one block. */
-SPDL__PRIVATE spdl_record *spdl__record_make(const spdl_allocator *allocator, const char *name,
-                                             uint64_t bytes, uint64_t offset) {
-    const size_t head = (sizeof(spdl__kept) + 63) & ~(size_t)63, name_bytes = strlen(name) + 1;
-    spdl__kept *record;
-    if (bytes > SIZE_MAX / 2) return NULL;
-    record = (spdl__kept *)spdl__alloc(allocator, head + (size_t)bytes + 1 + name_bytes, 64);
-    if (record == NULL) return NULL;
-    record->allocator = *allocator;
-    record->block_bytes = head + (size_t)bytes + 1 + name_bytes;
-    record->shown.data = (uint8_t *)record + head;
-    record->shown.bytes = (size_t)bytes;
-    record->shown.data[bytes] = 0;
-    record->shown.name = (char *)memcpy(record->shown.data + bytes + 1, name, name_bytes);
-    record->shown.offset = offset;
-    record->shown.next = NULL;
-    return &record->shown;
-}
-
 SPDL_API void spdl_record_free(void *record) {
     spdl_record *next = (spdl_record *)record;
     while (next != NULL) {
@@ -26036,21 +25989,40 @@ SPDL_API void spdl_record_free(void *record) {
     }
 }
 
-/* A record of the bytes at a place, which spdl__reader_has. */
+/* A record of the bytes at a place, which spdl__reader_has: header, data, a zero, and the name with
+   a zero, in one block. */
 SPDL__PRIVATE spdl_result spdl__reader_record(spdl__reader *r, const spdl_allocator *allocator,
                                               const char *name, uint64_t at, uint64_t bytes,
                                               spdl_record **record) {
-    spdl_record *made = spdl__record_make(allocator, name, bytes, at);
-    spdl_result result;
+    const size_t head = (sizeof(spdl__kept) + 63) & ~(size_t)63, name_bytes = strlen(name) + 1;
+    const size_t block_bytes = head + (size_t)bytes + 1 + name_bytes;
+    const char *reason = NULL;
+    size_t have, more = 0;
+    spdl__kept *made = NULL;
+    if (bytes <= SIZE_MAX / 2) made = (spdl__kept *)spdl__alloc(allocator, block_bytes, 64);
     if (made == NULL)
-        return SPDL__READER_FAIL(r, SPDL_E_NOMEM, at, "no memory for %llu bytes",
-                                 (spdl__llu)bytes);
-    result = spdl__reader_copy(r, at, made->data, made->bytes);
-    if (result == SPDL_OK)
-        *record = made;
-    else
-        spdl_record_free(made);
-    return result;
+        return spdl__reader_fail(r, SPDL_E_NOMEM, at, "no memory for %llu bytes", (spdl__llu)bytes);
+    made->allocator = *allocator;
+    made->block_bytes = block_bytes;
+    made->shown.data = (uint8_t *)made + head;
+    made->shown.bytes = (size_t)bytes;
+    made->shown.data[bytes] = 0;
+    made->shown.name = (char *)memcpy(made->shown.data + bytes + 1, name, name_bytes);
+    made->shown.offset = at;
+    made->shown.next = NULL;
+    r->result = SPDL_OK;
+    if (bytes > 0 && bytes <= r->room / 4 && spdl__reader_ready(r, at) == 0)
+        (void)spdl__reader_need(r, at, (size_t)bytes); /* and what follows */
+    have = (size_t)spdl__min(spdl__reader_ready(r, at), bytes);
+    if (have > 0) memcpy(made->shown.data, r->window + (size_t)(at - r->window_at), have);
+    if (have < bytes && r->result == SPDL_OK)
+        reason = spdl__os_file_read(r->file, made->shown.data + have, (size_t)bytes - have,
+                                    at + have, &more);
+    if (reason != NULL)
+        r->result = spdl__reader_fail(r, SPDL_E_IO, at + have + more, "%s", reason);
+    if (r->result == SPDL_OK) *record = &made->shown;
+    else spdl_record_free(&made->shown);
+    return r->result;
 }
 
 /* Where the extension begins: behind the first dot of the last part of a name, or at its end. What
@@ -26117,48 +26089,44 @@ SPDL__PRIVATE size_t spdl__tar_length(const uint8_t *field, size_t bytes) {
     return end != NULL ? (size_t)((const uint8_t *)end - field) : bytes;
 }
 
-/* What the pax record KEY=VALUE at `key` says, of so many bytes; *wrong: what is wrong with it. */
-SPDL__PRIVATE spdl_result spdl__tar_pax_record(spdl__tar_member *m, const uint8_t *key,
-                                               size_t bytes, const char **wrong) {
-    const uint8_t *value = (const uint8_t *)memchr(key, '=', bytes);
-    const size_t key_bytes = value != NULL ? (size_t)(value++ - key) : 0;
-    const bool path = key_bytes == 4 && memcmp(key, "path", 4) == 0;
-    const bool size = key_bytes == 4 && memcmp(key, "size", 4) == 0;
-    size_t left = bytes - key_bytes - 1;
-    uint64_t number = 0;
-    *wrong = "a pax header that is damaged";
-    if (value == NULL) return SPDL_E_FORMAT;
-    *wrong = "a sparse file";
-    if (key_bytes >= 10 && memcmp(key, "GNU.sparse", 10) == 0) return SPDL_E_UNSUPPORTED;
-    *wrong = "a path or a size for all members";
-    if ((path || size) && m->kind == 'g') return SPDL_E_UNSUPPORTED;
-    *wrong = "a name that is empty, too long or has a zero in it";
-    if (path && (left == 0 || !spdl__tar_name(m, value, left))) return SPDL_E_FORMAT;
-    *wrong = "a size that is no number";
-    if (!size) return SPDL_OK;
-    for (; left > 0 && *value >= '0' && *value <= '9' && number < INT64_MAX / 10; --left)
-        number = number * 10 + (uint64_t)(*value++ - '0');
-    m->long_bytes = number;
-    return left == 0 ? SPDL_OK : SPDL_E_FORMAT;
-}
-
 /* Pax records "LENGTH KEY=VALUE\n": the lengths count, whatever the values hold. */
-SPDL__PRIVATE spdl_result spdl__tar_pax(spdl__tar_member *m, const uint8_t *text, size_t bytes,
-                                        const char **wrong) {
-    spdl_result result = SPDL_OK;
-    while (bytes > 0 && result == SPDL_OK) {
-        size_t length = 0, i = 0;
+SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member *m,
+                                        const uint8_t *text, size_t bytes) {
+    while (bytes > 0) {
+        const uint8_t *key, *value = NULL;
+        size_t length = 0, i = 0, left, key_bytes;
+        bool path, size;
         for (; i < bytes && i < 7 && text[i] >= '0' && text[i] <= '9'; ++i)
             length = length * 10 + (size_t)(text[i] - '0');
-        *wrong = "a pax header that is damaged";
-        if (i == bytes || text[i] != ' ' || length > bytes || length < i + 3 ||
-            text[length - 1] != '\n')
-            return SPDL_E_FORMAT;
-        result = spdl__tar_pax_record(m, text + i + 1, length - i - 2, wrong);
+        key = text + i + 1;
+        if (i < bytes && text[i] == ' ' && length <= bytes && length >= i + 3 &&
+            text[length - 1] == '\n')
+            value = (const uint8_t *)memchr(key, '=', length - i - 2);
+        if (value == NULL)
+            return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a pax header that is damaged");
+        key_bytes = (size_t)(value++ - key);
+        path = key_bytes == 4 && memcmp(key, "path", 4) == 0;
+        size = key_bytes == 4 && memcmp(key, "size", 4) == 0;
         text += length;
         bytes -= length;
+        left = (size_t)(text - 1 - value);
+        if (key_bytes >= 10 && memcmp(key, "GNU.sparse", 10) == 0)
+            return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at, "a sparse file");
+        if ((path || size) && m->kind == 'g')
+            return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at,
+                                     "a path or a size for all members");
+        if (path && (left == 0 || !spdl__tar_name(m, value, left)))
+            return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
+                                     "a name that is empty, too long or has a zero in it");
+        if (!size) continue;
+        for (m->long_bytes = 0; left > 0 && *value >= '0' && *value <= '9'; --left, ++value) {
+            if (m->long_bytes >= INT64_MAX / 10) break;
+            m->long_bytes = m->long_bytes * 10 + (uint64_t)(*value - '0');
+        }
+        if (left > 0)
+            return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a size that is no number");
     }
-    return result;
+    return SPDL_OK;
 }
 
 /* Reads a header: its kind, and the size of what follows it. SPDL_END: the empty block. */
@@ -26166,14 +26134,13 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
                                          const uint8_t **head) {
     uint64_t sum = 0, told = 0;
     int64_t sum_signed = 0;
-    size_t i, have = 0;
+    size_t i;
     bool empty = true, good;
-    spdl_result result;
     if (m->at == r->bytes)
-        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, m->at,
+        return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                  "cut off: it ends without an empty block");
-    result = spdl__reader_need(r, m->at, 512, head, &have);
-    if (result != SPDL_OK) return result;
+    *head = spdl__reader_need(r, m->at, 512);
+    if (*head == NULL) return r->result;
     for (i = 0; i < 512; ++i) {
         const uint8_t byte = i >= 148 && i < 156 ? ' ' : (*head)[i];
         empty = empty && (*head)[i] == 0;
@@ -26183,33 +26150,29 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     if (empty) return SPDL_END;
     good = spdl__tar_number(*head + 148, 8, &told);
     if (!good || (told != sum && told != (uint64_t)sum_signed))
-        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, m->at, "%s",
+        return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "%s",
                                  m->at == 0 && (*head)[0] == 0x1f && (*head)[1] == 0x8b
                                      ? "gzip: a tar file has to be unpacked"
                                      : "no header of a tar file: its checksum is wrong");
     m->kind = (char)(*head)[156];
     if (!spdl__tar_number(*head + 124, 12, &m->bytes))
-        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, m->at + 124, "a size that is no number");
+        return spdl__reader_fail(r, SPDL_E_FORMAT, m->at + 124, "a size that is no number");
     return SPDL_OK;
 }
 
 /* Reads what a header of kind x, g, L or K has to say of the next member. */
 SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__reader *r, spdl__tar_member *m) {
-    const uint8_t *text = NULL;
-    const char *wrong = "a name that is too long";
-    size_t have = 0;
-    spdl_result result;
+    const uint8_t *text;
     if (m->bytes == 0) return SPDL_OK;
     if (m->bytes > r->room)
-        return SPDL__READER_FAIL(r, SPDL_E_LIMIT, m->at, "a header of %llu bytes",
+        return spdl__reader_fail(r, SPDL_E_LIMIT, m->at, "a header of %llu bytes",
                                  (spdl__llu)m->bytes);
-    result = spdl__reader_need(r, m->at, (size_t)m->bytes, &text, &have);
-    if (result != SPDL_OK) return result;
-    if (m->kind == 'x' || m->kind == 'g')
-        result = spdl__tar_pax(m, text, (size_t)m->bytes, &wrong);
-    else if (m->kind == 'L' && !spdl__tar_name(m, text, spdl__tar_length(text, (size_t)m->bytes)))
-        result = SPDL_E_FORMAT;
-    return result == SPDL_OK ? result : SPDL__READER_FAIL(r, result, m->at, "%s", wrong);
+    text = spdl__reader_need(r, m->at, (size_t)m->bytes);
+    if (text == NULL) return r->result;
+    if (m->kind == 'x' || m->kind == 'g') return spdl__tar_pax(r, m, text, (size_t)m->bytes);
+    if (m->kind == 'K' || spdl__tar_name(m, text, spdl__tar_length(text, (size_t)m->bytes)))
+        return SPDL_OK;
+    return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a name that is too long");
 }
 
 /* Name and size of a member, with what the headers in front of it said. ustar has the first part of
@@ -26236,16 +26199,17 @@ SPDL__PRIVATE spdl_result spdl__tar_find(spdl_records *s, spdl__tar_member *m) {
     const uint8_t *head = NULL;
     bool extends, plain;
     spdl_result result;
-    m->at = s->at;
-    m->name[0] = '\0';
-    m->long_bytes = SPDL__NEVER;
-    for (;;) {
+    for (m->at = s->at;;) {
+        if (m->at == s->at) { /* nothing was said of it before its own header */
+            m->name[0] = '\0';
+            m->long_bytes = SPDL__NEVER;
+        }
         result = spdl__tar_head(r, m, &head);
         if (result != SPDL_OK) return result;
         extends = m->kind != '\0' && strchr("xgLK", m->kind) != NULL;
         if (!extends) spdl__tar_own(m, head);
         if (m->kind == 'S' || m->kind == 'M')
-            return SPDL__READER_FAIL(r, SPDL_E_UNSUPPORTED, m->at, "%s", m->kind == 'S'
+            return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at, "%s", m->kind == 'S'
                                          ? "a sparse file" : "a part of a larger archive");
         m->at += 512;
         result = spdl__reader_has(r, m->at, m->bytes);
@@ -26253,10 +26217,7 @@ SPDL__PRIVATE spdl_result spdl__tar_find(spdl_records *s, spdl__tar_member *m) {
         plain = m->kind == '0' || m->kind == '7';
         if (result != SPDL_OK || plain) return result;
         m->at += (m->bytes + 511) & ~(uint64_t)511;
-        if (extends) continue;
-        s->at = m->at; /* a link, a folder: what was said of it is over */
-        m->name[0] = '\0';
-        m->long_bytes = SPDL__NEVER;
+        if (!extends) s->at = m->at; /* a link, a folder: what was said of it is over */
     }
 }
 
@@ -26267,7 +26228,7 @@ SPDL__PRIVATE spdl_result spdl__tar_next(spdl_records *s, spdl_record **record) 
     if (result != SPDL_OK) return result;
     if (m.bytes > s->desc.max_bytes) {
         spdl__printable(name, sizeof(name), m.name);
-        return SPDL__READER_FAIL(&s->reader, SPDL_E_LIMIT, m.at,
+        return spdl__reader_fail(&s->reader, SPDL_E_LIMIT, m.at,
                                  "member '%s' has %llu bytes, more than max_bytes, which is %llu",
                                  name, (spdl__llu)m.bytes, (spdl__llu)s->desc.max_bytes);
     }
@@ -26286,7 +26247,7 @@ SPDL__PRIVATE spdl_result spdl__tar_sample(spdl_records *s, spdl_record **record
         spdl_result result;
         for (; *end != NULL; end = &(*end)->next) bytes += (*end)->bytes + 512;
         if (bytes > 512 && bytes - 512 > s->desc.max_bytes)
-            return SPDL__READER_FAIL(&s->reader, SPDL_E_LIMIT, s->at,
+            return spdl__reader_fail(&s->reader, SPDL_E_LIMIT, s->at,
                                      "a sample with more than max_bytes, which is %llu",
                                      (spdl__llu)s->desc.max_bytes);
         result = spdl__tar_next(s, &more);
@@ -26305,12 +26266,13 @@ SPDL__PRIVATE spdl_result spdl__tar_sample(spdl_records *s, spdl_record **record
 /* The line at `at`: *bytes without its end, and *next, where the next one begins. */
 SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t most,
                                           uint64_t *bytes, uint64_t *next) {
-    const uint8_t *from = NULL, *end = NULL;
+    const uint8_t *from, *end = NULL;
     size_t have = 0;
     uint8_t last = 0;
     for (*next = at; end == NULL && *next < r->bytes; *next += have) {
-        const spdl_result result = spdl__reader_need(r, *next, 1, &from, &have);
-        if (result != SPDL_OK) return result;
+        from = spdl__reader_need(r, *next, 1);
+        if (from == NULL) return r->result;
+        have = spdl__reader_ready(r, *next);
         end = (const uint8_t *)memchr(from, '\n', have);
         if (end != NULL) have = (size_t)(end - from) + 1;
         if (have > (end != NULL)) last = from[have - 1 - (end != NULL)];
@@ -26319,7 +26281,7 @@ SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t
     *bytes = *next - at - (end != NULL);
     if (end != NULL && *bytes > 0 && last == '\r') --*bytes;
     if (*bytes <= most) return SPDL_OK;
-    return SPDL__READER_FAIL(r, SPDL_E_LIMIT, at, "a line of more than max_bytes, which is %llu",
+    return spdl__reader_fail(r, SPDL_E_LIMIT, at, "a line of more than max_bytes, which is %llu",
                              (spdl__llu)most);
 }
 
@@ -26334,19 +26296,20 @@ SPDL__PRIVATE spdl_result spdl__line_next(spdl_records *s, spdl_record **record)
     return result;
 }
 
-SPDL__PRIVATE spdl_records_desc spdl__records_defaults(const spdl_records_desc *given) {
+SPDL__PRIVATE spdl_records_desc spdl__records_defaults(const spdl_records_desc *given,
+                                                       spdl_records_kind kind) {
     spdl_records_desc desc;
     memset(&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
-    if (desc.max_bytes == 0) desc.max_bytes = desc.kind == SPDL_RECORDS_TAR ? 1 << 30 : 1 << 24;
+    if (desc.max_bytes == 0) desc.max_bytes = kind == SPDL_RECORDS_TAR ? 1 << 30 : 1 << 24;
     spdl__error_clear(desc.error);
     return desc;
 }
 
 SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
                                        const spdl_records_desc *given) {
-    const spdl_records_desc desc = spdl__records_defaults(given);
-    spdl__reader reader;
+    const spdl_records_desc desc =
+        spdl__records_defaults(given, given != NULL ? given->kind : SPDL_RECORDS_TAR);
     spdl_records *s;
     size_t block_bytes;
     spdl_result result;
@@ -26355,23 +26318,20 @@ SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
         return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl_records_open: %s is NULL",
                                path == NULL ? "path" : "records");
     result = spdl__allocator_check(&desc.allocator, "records", desc.error);
-    if (result == SPDL_OK) result = spdl__reader_open(&reader, path, desc.error);
     if (result != SPDL_OK) return result;
     block_bytes = sizeof(*s) + strlen(path);
     s = (spdl_records *)spdl__alloc(&desc.allocator, block_bytes, 64);
-    if (s == NULL) {
-        (void)spdl__os_file_close(reader.file);
+    if (s == NULL)
         return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl_records_open: out of memory");
-    }
     memset(s, 0, offsetof(spdl_records, window));
-    s->reader = reader;
-    s->reader.window = s->window;
-    s->reader.room = sizeof(s->window);
-    s->reader.path = strcpy(s->path, path);
     s->desc = desc;
     s->block_bytes = block_bytes;
-    *records = s;
-    return SPDL_OK;
+    result = spdl__reader_open(&s->reader, strcpy(s->path, path), desc.error);
+    s->reader.window = s->window;
+    s->reader.room = sizeof(s->window);
+    if (result == SPDL_OK) *records = s;
+    else spdl__free(&desc.allocator, s, block_bytes);
+    return result;
 }
 
 SPDL_API spdl_result spdl_records_next(spdl_records *records, spdl_record **record,
@@ -26487,32 +26447,34 @@ SPDL__PRIVATE bool spdl__search_in(spdl__search *f) {
         return spdl__search_fail(f, SPDL_E_LIMIT, "32 folders deep: does a link lead back?");
     reason = spdl__os_folder_read(f->length > 0 ? f->path : ".", spdl__search_entry, f);
     --f->depth;
-    return f->result != SPDL_OK ? false
-           : reason == NULL     ? true
-                                : spdl__search_fail(f, SPDL_E_IO, reason);
+    return f->result == SPDL_OK && (reason == NULL || spdl__search_fail(f, SPDL_E_IO, reason));
+}
+
+/* Looks at f->path. */
+SPDL__PRIVATE bool spdl__search_look(spdl__search *f, uint64_t *bytes, bool *folder) {
+    const char *reason = spdl__os_file_look(f->path, bytes, folder);
+    if (reason != NULL) return spdl__search_fail(f, SPDL_E_IO, reason);
+    return ++f->seen <= f->desc.max_files ||
+           spdl__search_fail(f, SPDL_E_LIMIT, "more files and folders than max_files");
 }
 
 /* An entry of the folder at f->path: false ends the search. */
 SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
     spdl__search *f = (spdl__search *)finding;
-    const char *pattern = f->pattern, *reason;
+    const char *pattern = f->pattern;
     const char *end = pattern != NULL ? pattern + strcspn(pattern, "/") : NULL;
     const bool more = end != NULL && *end == '/';
     const size_t length = f->length;
     uint64_t bytes = 0;
-    bool folder = false, good = true;
+    bool folder = false, good;
     if (pattern != NULL ? !spdl__match(pattern, end, name) : name[0] == '.') return true;
     if (!spdl__search_push(f, name, strlen(name))) return false;
-    reason = spdl__os_file_look(f->path, &bytes, &folder);
-    if (reason != NULL) {
-        good = spdl__search_fail(f, SPDL_E_IO, reason);
-    } else if (++f->seen > f->desc.max_files) {
-        good = spdl__search_fail(f, SPDL_E_LIMIT, "more files and folders than max_files");
-    } else if (folder && (more || (pattern == NULL && f->desc.recursive))) {
+    good = spdl__search_look(f, &bytes, &folder);
+    if (good && folder && (more || (pattern == NULL && f->desc.recursive))) {
         f->pattern = more ? end + 1 : NULL;
         good = spdl__search_in(f);
         f->pattern = pattern;
-    } else if (!folder && !more) {
+    } else if (good && !folder && !more) {
         good = spdl__search_add(f, bytes);
     }
     spdl__search_pop(f, length);
@@ -26523,11 +26485,8 @@ SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
 SPDL__PRIVATE bool spdl__search_named(spdl__search *f) {
     uint64_t bytes = 0;
     bool folder = false;
-    const char *reason = spdl__os_file_look(f->path, &bytes, &folder);
-    if (reason == NULL && folder) reason = "a folder, not a file";
-    if (reason != NULL) return spdl__search_fail(f, SPDL_E_IO, reason);
-    if (++f->seen > f->desc.max_files)
-        return spdl__search_fail(f, SPDL_E_LIMIT, "more files than max_files");
+    if (!spdl__search_look(f, &bytes, &folder)) return false;
+    if (folder) return spdl__search_fail(f, SPDL_E_IO, "a folder, not a file");
     return spdl__search_add(f, bytes);
 }
 
@@ -26547,17 +26506,16 @@ SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     spdl_records_desc desc;
     spdl_records *lines = NULL;
     spdl_record *line = NULL;
-    bool good = true;
     memset(&desc, 0, sizeof(desc));
     desc.kind = SPDL_RECORDS_LINES;
     desc.max_bytes = SPDL__LISTED_BYTES;
     desc.allocator = f->desc.allocator;
     desc.error = f->desc.error;
     f->result = spdl_records_open(&lines, list, &desc);
-    while (good && f->result == SPDL_OK) {
+    while (f->result == SPDL_OK) {
         f->result = spdl_records_next(lines, &line, f->desc.error);
         if (f->result != SPDL_OK) break;
-        good = spdl__search_line(f, line);
+        (void)spdl__search_line(f, line);
         spdl_record_free(line);
     }
     spdl_records_close(lines);
@@ -26565,25 +26523,20 @@ SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     return f->result == SPDL_OK;
 }
 
-/* A folder, or a pattern: what comes before the part with the first wildcard is no pattern. */
-SPDL__PRIVATE bool spdl__search_folder(spdl__search *f, const char *path, bool folder) {
-    const char *end = path + strlen(path);
-    if (!folder) {
-        for (end = strpbrk(path, "*?"); end > path && end[-1] != '/'; --end) {}
-        f->pattern = end;
-    }
-    return spdl__search_push(f, path, (size_t)(end - path)) && spdl__search_in(f);
-}
-
+/* Of a pattern, what comes before the part with the first wildcard is a path. */
 SPDL__PRIVATE bool spdl__search_path(spdl__search *f, const char *path) {
-    const char *reason;
+    const char *end = path + strlen(path), *wildcard = strpbrk(path, "*?"), *reason;
     uint64_t bytes = 0;
     bool folder = false;
     if (path[0] == '@') return spdl__search_listed(f, path + 1);
     reason = spdl__os_file_look(path, &bytes, &folder);
-    if (reason == NULL ? folder : strpbrk(path, "*?") != NULL)
-        return spdl__search_folder(f, path, folder);
-    return spdl__search_push(f, path, strlen(path)) && spdl__search_named(f);
+    if (reason != NULL && wildcard != NULL) {
+        for (end = wildcard; end > path && end[-1] != '/'; --end) {}
+        f->pattern = end;
+        folder = true;
+    }
+    if (!spdl__search_push(f, path, (size_t)(end - path))) return false;
+    return folder ? spdl__search_in(f) : spdl__search_named(f);
 }
 
 SPDL__PRIVATE int spdl__file_order(const void *a, const void *b) {
@@ -26606,9 +26559,7 @@ SPDL__PRIVATE uint64_t spdl__files_manifest(const spdl_files *files) {
         for (shift = 0; shift < 64; shift += 8)
             hash = (hash ^ (files->at[i].bytes >> shift & 0xff)) * 0x100000001b3u;
     }
-    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9u;
-    hash = (hash ^ hash >> 27) * 0x94d049bb133111ebu;
-    return hash ^ hash >> 31;
+    return spdl__mix(hash);
 }
 
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
@@ -26640,8 +26591,7 @@ SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
         spdl_files_close(made);
         return f.result;
     }
-    for (i = 0; i < made->count; ++i)
-        made->at[i].path = made->text + (uintptr_t)made->at[i].path;
+    for (i = 0; i < made->count; ++i) made->at[i].path = made->text + (uintptr_t)made->at[i].path;
     if (path[0] != '@') qsort(made->at, made->count, sizeof(*made->at), spdl__file_order);
     made->hash = spdl__files_manifest(made);
     *files = made;
@@ -26678,49 +26628,58 @@ typedef struct spdl__shard {
     uint64_t first;      /* its first token, line */
 } spdl__shard;
 
+/* How spdl_lines and spdl_tokens begin. */
 typedef struct spdl__shards {
     spdl_allocator allocator;
     spdl__shard *at;
     size_t count, opened;
     uint64_t total; /* tokens, lines */
     uint64_t hash;  /* of the list */
+    uint64_t *begins; /* where each line begins, and after those of each file where it ends */
+    size_t room;
 } spdl__shards;
 
-SPDL__PRIVATE void spdl__shards_close(spdl__shards *s) {
+SPDL__PRIVATE void spdl__shards_close(spdl__shards *s, size_t bytes) {
+    spdl_allocator allocator;
+    if (s == NULL) return;
+    allocator = s->allocator;
     while (s->opened > 0) {
         spdl__shard *shard = &s->at[--s->opened];
         spdl__os_file_unmap(shard->map, shard->reader.bytes);
         (void)spdl__os_file_close(shard->reader.file);
     }
-    spdl__free(&s->allocator, s->at, s->count * sizeof(*s->at));
+    spdl__free(&allocator, s->at, s->count * sizeof(*s->at));
+    spdl__free(&allocator, s->begins, s->room * sizeof(*s->begins));
+    spdl__free(&allocator, s, bytes);
 }
 
-SPDL__PRIVATE spdl_result spdl__shards_open(spdl__shards *s, const spdl_files *files,
-                                            const spdl_allocator *allocator, spdl_error *error) {
-    spdl_result result = SPDL_OK;
-    s->allocator = *allocator;
-    s->hash = files->hash;
-    s->at = (spdl__shard *)spdl__alloc_zeroed(allocator, files->count, sizeof(*s->at), 64);
-    if (s->at == NULL) return spdl__error_set(error, SPDL_E_NOMEM, "spdl: files: out of memory");
-    for (s->count = files->count; s->opened < s->count && result == SPDL_OK;) {
-        result = spdl__reader_open(&s->at[s->opened].reader, files->at[s->opened].path, error);
-        s->opened += result == SPDL_OK;
+/* Opens all files for what has `bytes` bytes; NULL: *result. */
+SPDL__PRIVATE spdl__shards *spdl__shards_open(const char *what, size_t bytes,
+                                              const spdl_files *files,
+                                              const spdl_allocator *allocator, spdl_error *error,
+                                              spdl_result *result) {
+    spdl__shards *s = (spdl__shards *)spdl__alloc_zeroed(allocator, 1, bytes, 64);
+    if (s != NULL) {
+        s->allocator = *allocator;
+        s->hash = files->hash;
+        s->count = files->count;
+        s->at = (spdl__shard *)spdl__alloc_zeroed(allocator, s->count, sizeof(*s->at), 64);
     }
-    return result;
+    if (s == NULL || s->at == NULL)
+        *result = spdl__error_set(error, SPDL_E_NOMEM, "spdl: %s: out of memory", what);
+    while (*result == SPDL_OK && s->opened < s->count) {
+        *result = spdl__reader_open(&s->at[s->opened].reader, files->at[s->opened].path, error);
+        s->opened += *result == SPDL_OK;
+    }
+    if (*result == SPDL_OK) return s;
+    spdl__shards_close(s, bytes);
+    return NULL;
 }
 
 /* The one with token or line `index`, which is less than the total: the last that begins there or
    before; empty ones come before it. */
 SPDL__PRIVATE const spdl__shard *spdl__shards_find(const spdl__shards *s, uint64_t index) {
-    size_t low = 0, high = s->count;
-    while (high - low > 1) {
-        const size_t middle = low + (high - low) / 2;
-        if (s->at[middle].first <= index)
-            low = middle;
-        else
-            high = middle;
-    }
-    return &s->at[low];
+    return &s->at[spdl__last_at_most(&s->at->first, sizeof(*s->at), s->count, index)];
 }
 
 /* What all open functions check. */
@@ -26740,14 +26699,11 @@ SPDL__PRIVATE spdl_result spdl__no_such(const char *what, uint64_t index, uint64
 
 struct spdl_lines {
     spdl__shards shards;
-    uint64_t *begins; /* where each line begins, and after those of each file where it ends */
-    size_t room;
 };
 
 /* Looks through file number `number` by way of a window. */
-SPDL__PRIVATE spdl_result spdl__lines_scan(spdl_lines *lines, size_t number, uint8_t *window,
+SPDL__PRIVATE spdl_result spdl__lines_scan(spdl__shards *set, size_t number, uint8_t *window,
                                            uint64_t most) {
-    spdl__shards *set = &lines->shards;
     spdl__reader *r = &set->at[number].reader;
     uint64_t at = 0, bytes = 0, *begins;
     spdl_result result = SPDL_OK;
@@ -26755,11 +26711,11 @@ SPDL__PRIVATE spdl_result spdl__lines_scan(spdl_lines *lines, size_t number, uin
     r->room = SPDL__READER_ROOM;
     set->at[number].first = set->total;
     for (;;) {
-        begins = (uint64_t *)spdl__room_for(&set->allocator, lines->begins, &lines->room,
+        begins = (uint64_t *)spdl__room_for(&set->allocator, set->begins, &set->room,
                                             (size_t)set->total + number, 1, sizeof(*begins));
         if (begins == NULL)
-            return SPDL__READER_FAIL(r, SPDL_E_NOMEM, at, "no memory for the places of lines");
-        lines->begins = begins;
+            return spdl__reader_fail(r, SPDL_E_NOMEM, at, "no memory for the places of lines");
+        set->begins = begins;
         begins[set->total + number] = at;
         if (at == r->bytes || result != SPDL_OK) break;
         result = spdl__line_find(r, at, most, &bytes, &at);
@@ -26771,38 +26727,28 @@ SPDL__PRIVATE spdl_result spdl__lines_scan(spdl_lines *lines, size_t number, uin
 
 SPDL_API spdl_result spdl_lines_open(spdl_lines **lines, const spdl_files *files,
                                      const spdl_records_desc *given) {
-    spdl_records_desc desc = spdl__records_defaults(given);
-    spdl_lines *made;
+    const spdl_records_desc desc = spdl__records_defaults(given, SPDL_RECORDS_LINES);
+    spdl__shards *made;
     uint8_t *window;
     size_t i;
     spdl_result result = spdl__files_check("lines", lines, files, &desc.allocator, desc.error);
     if (lines != NULL) *lines = NULL;
     if (result != SPDL_OK) return result;
-    if (given == NULL || given->max_bytes == 0) desc.max_bytes = 1 << 24;
-    made = (spdl_lines *)spdl__alloc_zeroed(&desc.allocator, 1, sizeof(*made), 64);
-    if (made == NULL)
-        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: lines: out of memory");
-    result = spdl__shards_open(&made->shards, files, &desc.allocator, desc.error);
+    made = spdl__shards_open("lines", sizeof(**lines), files, &desc.allocator, desc.error, &result);
+    if (made == NULL) return result;
     window = (uint8_t *)spdl__alloc(&desc.allocator, SPDL__READER_ROOM, 64);
-    if (result == SPDL_OK && window == NULL)
+    if (window == NULL)
         result = spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: lines: out of memory");
     for (i = 0; i < files->count && result == SPDL_OK; ++i)
         result = spdl__lines_scan(made, i, window, desc.max_bytes);
     spdl__free(&desc.allocator, window, SPDL__READER_ROOM);
-    if (result == SPDL_OK)
-        *lines = made;
-    else
-        spdl_lines_close(made);
+    if (result == SPDL_OK) *lines = (spdl_lines *)(void *)made;
+    else spdl__shards_close(made, sizeof(**lines));
     return result;
 }
 
 SPDL_API void spdl_lines_close(spdl_lines *lines) {
-    spdl_allocator allocator;
-    if (lines == NULL) return;
-    allocator = lines->shards.allocator;
-    spdl__shards_close(&lines->shards);
-    spdl__free(&allocator, lines->begins, lines->room * sizeof(*lines->begins));
-    spdl__free(&allocator, lines, sizeof(*lines));
+    spdl__shards_close((spdl__shards *)(void *)lines, sizeof(*lines));
 }
 
 SPDL_API uint64_t spdl_lines_count(const spdl_lines *lines) { return lines->shards.total; }
@@ -26818,7 +26764,7 @@ SPDL_API spdl_result spdl_lines_read(const spdl_lines *lines, uint64_t index, sp
     spdl__error_clear(error);
     if (index >= set->total) return spdl__no_such("line", index, set->total, error);
     shard = spdl__shards_find(set, index);
-    begins = lines->begins + index + (size_t)(shard - set->at);
+    begins = set->begins + index + (size_t)(shard - set->at);
     reader = shard->reader;
     reader.error = error;
     bytes = (size_t)(begins[1] - begins[0]);
@@ -26843,66 +26789,63 @@ struct spdl_tokens {
 
 /* Finds out where the tokens of a shard are, and how many. Of several shards *width is that of the
    first. */
-SPDL__PRIVATE spdl_result spdl__tokens_head(const spdl__reader *r, int raw_bytes, int *width,
-                                            uint64_t *data, uint64_t *count) {
+SPDL__PRIVATE spdl_result spdl__tokens_head(spdl__shard *shard, int raw_bytes, int *width,
+                                            uint64_t *count) {
+    const spdl__reader *r = &shard->reader;
     uint8_t head[12] = { 0 };
     uint32_t magic, version;
     int bytes;
     size_t have = 0;
     const char *reason = NULL;
-    if (raw_bytes == 0) {
-        const spdl_result result = spdl__reader_has(r, 0, 1024);
-        if (result != SPDL_OK) return result;
-    }
+    const spdl_result result = raw_bytes == 0 ? spdl__reader_has(r, 0, 1024) : SPDL_OK;
+    if (result != SPDL_OK) return result;
     if (r->bytes >= 1024) reason = spdl__os_file_read(r->file, head, sizeof(head), 0, &have);
-    if (reason != NULL) return SPDL__READER_FAIL(r, SPDL_E_IO, have, "%s", reason);
+    if (reason != NULL) return spdl__reader_fail(r, SPDL_E_IO, have, "%s", reason);
     magic = spdl__le32(head);
     version = spdl__le32(head + 4);
     bytes = magic == 20240520 && version == 1 ? 2 : magic == 20240801 && version == 7 ? 4 : 0;
-    *data = raw_bytes == 0 ? 1024 : 0;
+    shard->data = raw_bytes == 0 ? 1024 : 0;
     if (bytes == 0 && raw_bytes == 0)
-        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, 0, "no tokens of llm.c: magic %u, version %u",
+        return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "no tokens of llm.c: magic %u, version %u",
                                  (unsigned)magic, (unsigned)version);
     if (bytes != 0 && raw_bytes != 0)
-        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, 0, "a header of llm.c: raw_bytes has to be 0");
+        return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "a header of llm.c: raw_bytes has to be 0");
     if (raw_bytes != 0) bytes = raw_bytes;
-    *count = (r->bytes - *data) / (uint64_t)bytes;
+    *count = (r->bytes - shard->data) / (uint64_t)bytes;
     if (r->bytes % (uint64_t)bytes != 0)
-        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, r->bytes - r->bytes % (uint64_t)bytes,
+        return spdl__reader_fail(r, SPDL_E_FORMAT, r->bytes - r->bytes % (uint64_t)bytes,
                                  "cut off: a token has %d bytes", bytes);
     if (raw_bytes == 0 && *count != spdl__le32(head + 8))
-        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, 8, "it says %u tokens, and has %llu",
+        return spdl__reader_fail(r, SPDL_E_FORMAT, 8, "it says %u tokens, and has %llu",
                                  (unsigned)spdl__le32(head + 8), (spdl__llu)*count);
     if (*width != 0 && *width != bytes)
-        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, 0, "tokens of %d bytes, behind some of %d",
+        return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "tokens of %d bytes, behind some of %d",
                                  bytes, *width);
     *width = bytes;
     return SPDL_OK;
 }
 
-/* Opens all shards and counts. */
-SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_files *files,
-                                            const spdl_tokens_desc *desc) {
+/* Counts the tokens of all shards. */
+SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_tokens_desc *desc) {
     spdl__shards *set = &tokens->shards;
     uint64_t count = 0;
     size_t i;
-    spdl_result result = spdl__shards_open(set, files, &desc->allocator, desc->error);
-    for (i = 0; i < set->count && result == SPDL_OK; ++i) {
+    for (i = 0; i < set->count; ++i) {
         spdl__shard *shard = &set->at[i];
+        const spdl_result result =
+            spdl__tokens_head(shard, desc->raw_bytes, &tokens->width, &count);
+        if (result != SPDL_OK) return result;
         shard->first = set->total;
-        result = spdl__tokens_head(&shard->reader, desc->raw_bytes, &tokens->width, &shard->data,
-                                   &count);
         set->total += count;
         if (desc->map) shard->map = spdl__os_file_map(shard->reader.file, shard->reader.bytes);
         if (shard->map == NULL) continue;
         (void)spdl__os_file_close(shard->reader.file);
         shard->reader.file = SPDL__NO_FILE;
     }
-    if (result != SPDL_OK) return result;
     tokens->length = desc->length;
     tokens->windows = set->total > 0 ? (set->total - 1) / desc->length : 0;
     if (tokens->windows > 0) return SPDL_OK;
-    return SPDL__READER_FAIL(&set->at[0].reader, SPDL_E_FORMAT, set->at[0].data,
+    return spdl__reader_fail(&set->at[0].reader, SPDL_E_FORMAT, set->at[0].data,
                              "all files together have %llu tokens, and a window takes %llu",
                              (spdl__llu)set->total, (spdl__llu)desc->length + 1);
 }
@@ -26924,23 +26867,17 @@ SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *fi
     if (desc.raw_bytes != 0 && desc.raw_bytes != 2 && desc.raw_bytes != 4)
         return spdl__error_set(desc.error, SPDL_E_INVALID,
                                "spdl: tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
-    made = (spdl_tokens *)spdl__alloc_zeroed(&desc.allocator, 1, sizeof(*made), 64);
-    if (made == NULL)
-        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: tokens: out of memory");
-    result = spdl__tokens_fill(made, files, &desc);
-    if (result == SPDL_OK)
-        *tokens = made;
-    else
-        spdl_tokens_close(made);
+    made = (spdl_tokens *)(void *)spdl__shards_open("tokens", sizeof(*made), files,
+                                                    &desc.allocator, desc.error, &result);
+    if (made == NULL) return result;
+    result = spdl__tokens_fill(made, &desc);
+    if (result == SPDL_OK) *tokens = made;
+    else spdl_tokens_close(made);
     return result;
 }
 
 SPDL_API void spdl_tokens_close(spdl_tokens *tokens) {
-    spdl_allocator allocator;
-    if (tokens == NULL) return;
-    allocator = tokens->shards.allocator;
-    spdl__shards_close(&tokens->shards);
-    spdl__free(&allocator, tokens, sizeof(*tokens));
+    spdl__shards_close((spdl__shards *)(void *)tokens, sizeof(*tokens));
 }
 
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens) { return tokens->windows; }
@@ -26949,41 +26886,32 @@ SPDL_API size_t spdl_tokens_bytes(const spdl_tokens *tokens) {
     return ((size_t)tokens->length + 1) * sizeof(uint32_t);
 }
 
-/* Copies `bytes` bytes from byte `at` of a shard on. */
-SPDL__PRIVATE spdl_result spdl__tokens_copy(const spdl__shard *shard, uint64_t at, uint8_t *to,
-                                            size_t bytes, spdl_error *error) {
-    size_t have = 0;
-    const char *reason = NULL;
-    if (shard->map != NULL)
-        memcpy(to, shard->map + at, bytes);
-    else
-        reason = spdl__os_file_read(shard->reader.file, to, bytes, at, &have);
-    if (reason == NULL) return SPDL_OK;
-    return spdl__place_fail(shard->reader.path, error, SPDL_E_IO, at + have, "%s", reason);
-}
-
 /* The bytes from the file go to the end of the window. Made wider one by one from the front, no
    token is written over one that is still to be read. */
 SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, uint32_t *window,
                                       spdl_error *error) {
-    const spdl__shard *shard;
+    const spdl__shard *shard = spdl__shards_find(&tokens->shards, index * tokens->length);
     const size_t width = (size_t)tokens->width, count = (size_t)tokens->length + 1;
     uint8_t *const tail = (uint8_t *)window + count * (sizeof(*window) - width);
-    uint64_t at = index * tokens->length;
-    size_t done = 0, i;
-    spdl_result result = SPDL_OK;
+    spdl__reader reader;
+    const char *reason = NULL;
+    size_t done, part, have = 0, i;
     spdl__error_clear(error);
     if (index >= tokens->windows) return spdl__no_such("window", index, tokens->windows, error);
-    for (shard = spdl__shards_find(&tokens->shards, at); done < count && result == SPDL_OK;
-         ++shard) {
-        const uint64_t from = shard->data + (at + done - shard->first) * width;
-        const size_t part = (size_t)spdl__min(count - done, (shard->reader.bytes - from) / width);
-        result = spdl__tokens_copy(shard, from, tail + done * width, part * width, error);
-        done += part;
+    for (done = 0; done < count; done += part, ++shard) {
+        const uint64_t from = shard->data + (index * tokens->length + done - shard->first) * width;
+        reader = shard->reader;
+        reader.error = error;
+        part = (size_t)spdl__min(count - done, (reader.bytes - from) / width);
+        if (shard->map != NULL) memcpy(tail + done * width, shard->map + from, part * width);
+        else
+            reason = spdl__os_file_read(reader.file, tail + done * width, part * width, from,
+                                        &have);
+        if (reason != NULL) return spdl__reader_fail(&reader, SPDL_E_IO, from + have, "%s", reason);
     }
-    for (i = 0; i < count && result == SPDL_OK; ++i)
+    for (i = 0; i < count; ++i)
         window[i] = width == 2 ? spdl__le16(tail + 2 * i) : spdl__le32(tail + 4 * i);
-    return result;
+    return SPDL_OK;
 }
 
 /* --- sound --- */
@@ -27004,10 +26932,10 @@ SPDL__PRIVATE spdl_result spdl__wav_format(const spdl__reader *r, uint64_t at,
     info->frame_bytes = channels * (bits / 8);
     if (!(code == 1 && (bits == 8 || bits == 16 || bits == 24 || bits == 32)) &&
         !(code == 3 && (bits == 32 || bits == 64)))
-        return SPDL__READER_FAIL(r, SPDL_E_UNSUPPORTED, at, "samples of format %u with %u bits",
+        return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, at, "samples of format %u with %u bits",
                                  code, bits);
     if (channels == 0 || info->rate == 0 || spdl__le16(format + 12) != info->frame_bytes)
-        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, at,
+        return spdl__reader_fail(r, SPDL_E_FORMAT, at,
                                  "%u channels, %u frames a second, frames of %u bytes", channels,
                                  (unsigned)info->rate, (unsigned)spdl__le16(format + 12));
     return SPDL_OK;
@@ -27015,40 +26943,41 @@ SPDL__PRIVATE spdl_result spdl__wav_format(const spdl__reader *r, uint64_t at,
 
 /* Goes through the chunks up to the data. One of odd length is followed by a byte. */
 SPDL__PRIVATE spdl_result spdl__wav_head(spdl__reader *r, spdl_wav_info *info) {
-    const uint8_t *from = NULL;
+    const uint8_t *from = spdl__reader_need(r, 0, 12);
     uint64_t at = 12, bytes = 0, data_bytes = UINT32_MAX;
-    size_t have = 0;
     bool format, wide;
-    spdl_result result = spdl__reader_need(r, 0, 12, &from, &have);
+    spdl_result result = SPDL_OK;
     memset(info, 0, sizeof(*info));
-    if (result != SPDL_OK) return result;
+    if (from == NULL) return r->result;
     if ((memcmp(from, "RIFF", 4) != 0 && memcmp(from, "RF64", 4) != 0) ||
         memcmp(from + 8, "WAVE", 4) != 0)
-        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, 0, "no WAV file");
+        return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "no WAV file");
     for (;; at += 8 + bytes + (bytes & 1)) {
-        result = spdl__reader_need(r, at, 8, &from, &have);
-        if (result != SPDL_OK) return result;
+        from = spdl__reader_need(r, at, 8);
+        if (from == NULL) return r->result;
         bytes = spdl__le32(from + 4);
         format = memcmp(from, "fmt ", 4) == 0;
         wide = memcmp(from, "ds64", 4) == 0;
         if (memcmp(from, "data", 4) == 0) break;
         result = spdl__reader_has(r, at + 8, bytes);
-        if (result == SPDL_OK && (format || wide) && bytes < 16)
-            result = SPDL__READER_FAIL(r, SPDL_E_FORMAT, at, "a head of %u bytes", (unsigned)bytes);
-        if (result == SPDL_OK && (format || wide))
-            result = spdl__reader_need(r, at + 8, (size_t)spdl__min(bytes, 40), &from, &have);
-        if (result == SPDL_OK && wide) data_bytes = spdl__le64(from + 8);
-        if (result == SPDL_OK && format) result = spdl__wav_format(r, at + 8, from, bytes, info);
+        if (result != SPDL_OK) return result;
+        if (!format && !wide) continue;
+        if (bytes < 16)
+            return spdl__reader_fail(r, SPDL_E_FORMAT, at, "a head of %u bytes", (unsigned)bytes);
+        from = spdl__reader_need(r, at + 8, (size_t)spdl__min(bytes, 40));
+        if (from == NULL) return r->result;
+        if (wide) data_bytes = spdl__le64(from + 8);
+        else result = spdl__wav_format(r, at + 8, from, bytes, info);
         if (result != SPDL_OK) return result;
     }
     if (info->channels == 0)
-        return SPDL__READER_FAIL(r, SPDL_E_FORMAT, at, "data, and no format before them");
+        return spdl__reader_fail(r, SPDL_E_FORMAT, at, "data, and no format before them");
     if (bytes == UINT32_MAX) bytes = data_bytes; /* of RF64 */
     info->offset = at + 8;
     info->frames = bytes / info->frame_bytes;
     result = spdl__reader_has(r, at + 8, bytes);
     if (result != SPDL_OK || bytes % info->frame_bytes == 0) return result;
-    return SPDL__READER_FAIL(r, SPDL_E_FORMAT, at + 4, "%llu bytes are no whole frames of %u",
+    return spdl__reader_fail(r, SPDL_E_FORMAT, at + 4, "%llu bytes are no whole frames of %u",
                              (spdl__llu)bytes, (unsigned)info->frame_bytes);
 }
 
@@ -27061,8 +26990,8 @@ SPDL_API spdl_result spdl_wav_parse(const void *data, size_t bytes, spdl_wav_inf
     memset(&reader, 0, sizeof(reader));
     reader.path = "WAV in memory";
     reader.error = error;
-    reader.data = (const uint8_t *)data;
-    reader.bytes = bytes;
+    reader.window = (uint8_t *)SPDL__UNCONST(data);
+    reader.bytes = reader.room = reader.have = bytes;
     return spdl__wav_head(&reader, info);
 }
 
@@ -27094,7 +27023,7 @@ SPDL_API spdl_result spdl_wav_load(spdl_record **record, const char *path, doubl
         const bool good = spdl__wav_frames(start, info->rate, info->frames, &first) &&
                           spdl__wav_frames(seconds, info->rate, info->frames - first, &frames);
         if (!good || (start > 0 && first == info->frames))
-            result = SPDL__READER_FAIL(&reader, SPDL_E_INVALID, info->offset,
+            result = spdl__reader_fail(&reader, SPDL_E_INVALID, info->offset,
                                        "%g seconds from %g on, of %g", seconds, start,
                                        (double)info->frames / info->rate);
         info->offset += first * info->frame_bytes;
@@ -27117,8 +27046,7 @@ SPDL__PRIVATE spdl_result spdl__row_index(spdl_task *task, const void *in, const
     *index = source ? spdl_sequence(task) : ((const spdl_index *)in)->index;
     if (*index < count) return SPDL_OK;
     if (source) return SPDL_END;
-    return spdl_fail(task, "no %s %llu: there are %llu", what, (spdl__llu)*index,
-                     (spdl__llu)count);
+    return spdl_fail(task, "no %s %llu: there are %llu", what, (spdl__llu)*index, (spdl__llu)count);
 }
 
 SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
@@ -27213,10 +27141,9 @@ SPDL__COLD uint64_t spdl__position_files(const spdl_pipeline *p) {
         if (fn == &spdl__file_rows[0] || fn == &spdl__file_rows[1])
             hash = spdl__hashed(hash, ((const spdl_files *)ctx)->hash);
         if (fn == &spdl__file_rows[2] || fn == &spdl__file_rows[3])
-            hash = spdl__hashed(hash + ((const spdl_tokens *)ctx)->length,
-                                ((const spdl_tokens *)ctx)->shards.hash);
-        if (fn == &spdl__file_rows[4])
-            hash = spdl__hashed(hash, ((const spdl_lines *)ctx)->shards.hash);
+            hash += ((const spdl_tokens *)ctx)->length;
+        if (fn == &spdl__file_rows[2] || fn == &spdl__file_rows[3] || fn == &spdl__file_rows[4])
+            hash = spdl__hashed(hash, ((const spdl__shards *)ctx)->hash);
     }
     return hash;
 }
