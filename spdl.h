@@ -10903,10 +10903,8 @@ SPDL__PRIVATE bool spdl__again_claim(spdl__again *call, spdl__again_state from) 
            spdl__cas32(&call->state, &expected, SPDL__AGAIN_RUNNING);
 }
 
-/* The last call has returned: frees what spdl_state holds. */
-SPDL__PRIVATE void spdl__again_forget(const spdl__node *node, spdl__again *call) {
-    void *user = call->user;
-    call->user = NULL;
+/* The last call has returned: frees what spdl_state held. */
+SPDL__PRIVATE void spdl__again_forget(const spdl__node *node, void *user) {
     if (user != NULL && node->row.free_state != NULL) node->row.free_state(user);
 }
 
@@ -10926,10 +10924,9 @@ SPDL__PRIVATE void spdl__again_drop(spdl_pipeline *p, spdl__node *node, spdl__ag
     const spdl__item in = call->in;
     void *user = call->user;
     spdl__add(&counters->freed, spdl__origin_tag(in.origin) < SPDL__LIST);
-    call->user = NULL;
     spdl__again_over(node, call, true);
     if (outside) (void)spdl__claim_move(p, node, (uint64_t)-1);
-    if (user != NULL && node->row.free_state != NULL) node->row.free_state(user);
+    spdl__again_forget(node, user);
     spdl__item_free(p, in.item, in.origin);
     if (!outside) (void)spdl__claim_move(p, node, (uint64_t)-1);
     spdl__wake_changed(p, node);
@@ -10997,6 +10994,7 @@ SPDL__PRIVATE spdl__again *spdl__again_begin(const spdl__sitting *s) {
     call->ticket = s->ticket;
     call->place = s->place;
     call->calls = 0;
+    call->user = NULL;
     return call;
 }
 
@@ -11322,7 +11320,7 @@ SPDL__INLINE spdl__outcome spdl__step_call(spdl__sitting *s, spdl_task *task,
         if (result == SPDL_AGAIN) return SPDL__LATER;
         out = NULL;
     }
-    if (SPDL__UNLIKELY(task->again != NULL)) spdl__again_forget(node, task->again);
+    if (SPDL__UNLIKELY(task->again != NULL)) spdl__again_forget(node, task->again->user);
     if (source && result == SPDL_END) {
         spdl__task_discard(task);
         spdl__step_source_end(s->p, node, s->now);
