@@ -26651,12 +26651,17 @@ SPDL__PRIVATE void spdl__shards_close(spdl__shards *s, size_t bytes) {
     spdl__free(&allocator, s, bytes);
 }
 
-/* Opens all files for what has `bytes` bytes; NULL: *result. */
-SPDL__PRIVATE spdl__shards *spdl__shards_open(const char *what, size_t bytes,
+/* Opens all files for what has `bytes` bytes and goes to *out. NULL: *result. */
+SPDL__PRIVATE spdl__shards *spdl__shards_open(const char *what, const void *out, size_t bytes,
                                               const spdl_files *files,
                                               const spdl_allocator *allocator, spdl_error *error,
                                               spdl_result *result) {
-    spdl__shards *s = (spdl__shards *)spdl__alloc_zeroed(allocator, 1, bytes, 64);
+    spdl__shards *s;
+    *result = spdl__allocator_check(allocator, what, error);
+    if (out == NULL || files == NULL)
+        *result = spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: an argument is NULL", what);
+    if (*result != SPDL_OK) return NULL;
+    s = (spdl__shards *)spdl__alloc_zeroed(allocator, 1, bytes, 64);
     if (s != NULL) {
         s->allocator = *allocator;
         s->hash = files->hash;
@@ -26678,15 +26683,6 @@ SPDL__PRIVATE spdl__shards *spdl__shards_open(const char *what, size_t bytes,
    before; empty ones come before it. */
 SPDL__PRIVATE const spdl__shard *spdl__shards_find(const spdl__shards *s, uint64_t index) {
     return &s->at[spdl__last_at_most(&s->at->first, sizeof(*s->at), s->count, index)];
-}
-
-/* What all open functions check. */
-SPDL__PRIVATE spdl_result spdl__files_check(const char *what, const void *out,
-                                            const spdl_files *files,
-                                            const spdl_allocator *allocator, spdl_error *error) {
-    if (out == NULL || files == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: an argument is NULL", what);
-    return spdl__allocator_check(allocator, what, error);
 }
 
 SPDL__PRIVATE spdl_result spdl__no_such(const char *what, uint64_t index, uint64_t count,
@@ -26729,10 +26725,10 @@ SPDL_API spdl_result spdl_lines_open(spdl_lines **lines, const spdl_files *files
     spdl__shards *made;
     uint8_t *window;
     size_t i;
-    spdl_result result = spdl__files_check("lines", lines, files, &desc.allocator, desc.error);
+    spdl_result result;
     if (lines != NULL) *lines = NULL;
-    if (result != SPDL_OK) return result;
-    made = spdl__shards_open("lines", sizeof(**lines), files, &desc.allocator, desc.error, &result);
+    made = spdl__shards_open("lines", lines, sizeof(**lines), files, &desc.allocator, desc.error,
+                             &result);
     if (made == NULL) return result;
     window = (uint8_t *)spdl__alloc(&desc.allocator, SPDL__READER_ROOM, 64);
     if (window == NULL)
@@ -26785,11 +26781,12 @@ struct spdl_tokens {
     int width; /* bytes of a token in the file */
 };
 
-/* Finds out where the tokens of a shard are, and how many. Of several shards *width is that of the
-   first. */
-SPDL__PRIVATE spdl_result spdl__tokens_head(spdl__shard *shard, int raw_bytes, int *width,
-                                            uint64_t *count) {
+/* Finds out where the tokens of a shard are, and counts them. All have as many bytes as those of
+   the first. */
+SPDL__PRIVATE spdl_result spdl__tokens_head(spdl_tokens *tokens, spdl__shard *shard,
+                                            int raw_bytes) {
     const spdl__reader *r = &shard->reader;
+    uint64_t count;
     uint8_t head[12] = { 0 };
     uint32_t magic, version;
     int bytes;
@@ -26809,66 +26806,58 @@ SPDL__PRIVATE spdl_result spdl__tokens_head(spdl__shard *shard, int raw_bytes, i
     if (bytes != 0 && raw_bytes != 0)
         return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "a header of llm.c: raw_bytes has to be 0");
     if (raw_bytes != 0) bytes = raw_bytes;
-    *count = (r->bytes - shard->data) / (uint64_t)bytes;
+    count = (r->bytes - shard->data) / (uint64_t)bytes;
     if (r->bytes % (uint64_t)bytes != 0)
         return spdl__reader_fail(r, SPDL_E_FORMAT, r->bytes - r->bytes % (uint64_t)bytes,
                                  "cut off: a token has %d bytes", bytes);
-    if (raw_bytes == 0 && *count != spdl__le32(head + 8))
+    if (raw_bytes == 0 && count != spdl__le32(head + 8))
         return spdl__reader_fail(r, SPDL_E_FORMAT, 8, "it says %u tokens, and has %llu",
-                                 (unsigned)spdl__le32(head + 8), (spdl__llu)*count);
-    if (*width != 0 && *width != bytes)
+                                 (unsigned)spdl__le32(head + 8), (spdl__llu)count);
+    if (tokens->width != 0 && tokens->width != bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "tokens of %d bytes, behind some of %d",
-                                 bytes, *width);
-    *width = bytes;
+                                 bytes, tokens->width);
+    tokens->width = bytes;
+    shard->first = tokens->shards.total;
+    tokens->shards.total += count;
     return SPDL_OK;
-}
-
-/* Counts the tokens of all shards. */
-SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_tokens_desc *desc) {
-    spdl__shards *set = &tokens->shards;
-    uint64_t count = 0;
-    size_t i;
-    for (i = 0; i < set->count; ++i) {
-        spdl__shard *shard = &set->at[i];
-        const spdl_result result =
-            spdl__tokens_head(shard, desc->raw_bytes, &tokens->width, &count);
-        if (result != SPDL_OK) return result;
-        shard->first = set->total;
-        set->total += count;
-        if (desc->map) shard->map = spdl__os_file_map(shard->reader.file, shard->reader.bytes);
-        if (shard->map == NULL) continue;
-        (void)spdl__os_file_close(shard->reader.file);
-        shard->reader.file = SPDL__NO_FILE;
-    }
-    tokens->length = desc->length;
-    tokens->windows = set->total > 0 ? (set->total - 1) / desc->length : 0;
-    if (tokens->windows > 0) return SPDL_OK;
-    return spdl__reader_fail(&set->at[0].reader, SPDL_E_FORMAT, set->at[0].data,
-                             "all files together have %llu tokens, and a window takes %llu",
-                             (spdl__llu)set->total, (spdl__llu)desc->length + 1);
 }
 
 SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
                                       const spdl_tokens_desc *given) {
     spdl_tokens_desc desc;
     spdl_tokens *made;
+    spdl__shards *set;
+    size_t i;
     spdl_result result;
     memset(&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
     spdl__error_clear(desc.error);
     if (tokens != NULL) *tokens = NULL;
-    result = spdl__files_check("tokens", tokens, files, &desc.allocator, desc.error);
-    if (result != SPDL_OK) return result;
     if (desc.length == 0 || desc.length >= SIZE_MAX / 8)
         return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: tokens: length is %llu",
                                (spdl__llu)desc.length);
     if (desc.raw_bytes != 0 && desc.raw_bytes != 2 && desc.raw_bytes != 4)
         return spdl__error_set(desc.error, SPDL_E_INVALID,
                                "spdl: tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
-    made = (spdl_tokens *)(void *)spdl__shards_open("tokens", sizeof(*made), files,
+    made = (spdl_tokens *)(void *)spdl__shards_open("tokens", tokens, sizeof(*made), files,
                                                     &desc.allocator, desc.error, &result);
     if (made == NULL) return result;
-    result = spdl__tokens_fill(made, &desc);
+    set = &made->shards;
+    for (i = 0; i < set->count && result == SPDL_OK; ++i) {
+        spdl__shard *shard = &set->at[i];
+        result = spdl__tokens_head(made, shard, desc.raw_bytes);
+        if (result == SPDL_OK && desc.map)
+            shard->map = spdl__os_file_map(shard->reader.file, shard->reader.bytes);
+        if (shard->map == NULL) continue;
+        (void)spdl__os_file_close(shard->reader.file);
+        shard->reader.file = SPDL__NO_FILE;
+    }
+    made->length = desc.length;
+    made->windows = set->total > 0 ? (set->total - 1) / desc.length : 0;
+    if (result == SPDL_OK && made->windows == 0)
+        result = spdl__reader_fail(&set->at[0].reader, SPDL_E_FORMAT, set->at[0].data,
+                                   "all files together have %llu tokens, and a window takes %llu",
+                                   (spdl__llu)set->total, (spdl__llu)desc.length + 1);
     if (result == SPDL_OK) *tokens = made;
     else spdl_tokens_close(made);
     return result;
