@@ -2408,17 +2408,12 @@ SPDL_API double spdl_mixture_error(const spdl_mixture *mixture);
 #define SPDL_INDEX(...) SPDL__INDEX_ROW(__VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__INDEX_ROW(sampler_, ...)                                                             \
-    { .kind = SPDL_KIND_SOURCE, .fn = &spdl_index_spdl, .file = __FILE__,                          \
-      .ctx = SPDL__UNCONST((const spdl_sampler *)(sampler_)), .item_bytes = sizeof(spdl_index),    \
-      .free_item = spdl_buffer_free, __VA_ARGS__ }
-#elif __cplusplus >= 202002L
-#define SPDL__INDEX_ROW(sampler_, ...)                                                             \
-    spdl__index_row(spdl_stage{ .kind = SPDL_KIND_SOURCE, .fn = &spdl_index_spdl,                  \
-                                .file = __FILE__, __VA_ARGS__ }, sampler_)
+    SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index,                                                     \
+                 .ctx = SPDL__UNCONST((const spdl_sampler *)(sampler_)),                           \
+                 .item_bytes = sizeof(spdl_index), .free_item = spdl_buffer_free, __VA_ARGS__)
 #else
 #define SPDL__INDEX_ROW(sampler_, ...)                                                             \
-    spdl__index_row(spdl__row(SPDL_KIND_SOURCE, &spdl_index_spdl, __FILE__,                        \
-                              SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL), sampler_)
+    spdl__index_row(SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index, __VA_ARGS__), sampler_)
 #endif
 /* clang-format on */
 
@@ -18968,12 +18963,12 @@ typedef struct spdl__drawn {
 } spdl__drawn;
 
 /* Positions that are left out, see above. Of one gap: those from `from` to from + gap - 1. Of
-   ranks: rank r of `world` has had its first done[r]; at least one has had none, and `order` is
-   `done` in ascending order. */
+   ranks: rank r of `world` has had its first done[r], at least one none; behind them are the same
+   numbers in ascending order. */
 typedef struct spdl__edit {
     uint64_t epoch, from, gap;
     uint64_t world; /* 0: a gap */
-    uint64_t *done, *order;
+    uint64_t *done;
 } spdl__edit;
 
 struct spdl_sampler {
@@ -18995,6 +18990,7 @@ struct spdl_sampler {
     size_t held_bytes[4];
     int helds;
     bool starved; /* there was no memory for one of them */
+    char identity[192]; /* what has to be the same in another run: " order=... spec=..." */
 };
 
 SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
@@ -19172,6 +19168,16 @@ SPDL__COLD void spdl__sampler_blocks(spdl_sampler *s, const spdl_sampler_desc *d
 
 SPDL__COLD void spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *desc);
 
+SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
+    static const char *const order[] = { "sequential", "shuffled", "blocks", "weighted",
+                                         "weighted-once", "curriculum", "mixture" };
+    static const char *const tail[] = { "keep", "drop", "pad" };
+    (void)snprintf(s->identity, sizeof(s->identity), " order=%s count=%llu draws=%llu seed=%llu "
+                   "tail=%s data=%016llx spec=%016llx", order[s->desc.order],
+                   (spdl__llu)s->desc.count, (spdl__llu)s->length, (spdl__llu)s->desc.seed,
+                   tail[s->desc.tail], (spdl__llu)s->desc.data_hash, (spdl__llu)s->spec);
+}
+
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc) {
     spdl_result result;
     spdl_sampler *s;
@@ -19201,6 +19207,7 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
     if (desc->draws != 0) s->length = desc->draws;
     world = (uint64_t)s->desc.ranks.world;
     s->rows = s->length / world + (s->length % world != 0);
+    spdl__sampler_identify(s);
     if (!s->starved) *sampler = s;
     else spdl_sampler_destroy(s);
     return *sampler != NULL ? SPDL_OK
@@ -19404,16 +19411,17 @@ SPDL__INLINE uint64_t spdl__deal_rank(uint64_t column, uint64_t turn, uint64_t w
    same ranks have had theirs. */
 SPDL__PRIVATE uint64_t spdl__edit_up(const spdl_sampler *s, int i, uint64_t number) {
     const spdl__edit *edit = &s->edit[i];
-    const uint64_t world = edit->world;
+    const uint64_t world = edit->world, *order;
     uint64_t k, rows = 0, had = 0, row, turn, column;
     if (world == 0) return number < edit->from ? number : number + edit->gap;
+    order = edit->done + world;
     for (k = 1; k < world; ++k) {
-        had = edit->order[k - 1];
-        rows = edit->order[k] - had;
+        had = order[k - 1];
+        rows = order[k] - had;
         if (number < rows * k) break;
         number -= rows * k;
     }
-    if (k == world) return edit->order[world - 1] * world + number;
+    if (k == world) return order[world - 1] * world + number;
     row = had + number / k; /* whose k ranks have had no more than `had` of theirs */
     number %= k;
     turn = spdl__deal_turn(s, edit->epoch, i, world, row);
@@ -19469,16 +19477,22 @@ SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoc
 }
 
 /* The position of this rank's item `number`; SPDL__NEVER: it has fewer. */
-SPDL__PRIVATE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch,
-                                            uint64_t number) {
+SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t epoch,
+                                               uint64_t number) {
     uint64_t at;
-    if (number >= s->rows ||
-        (s->desc.tail != SPDL_TAIL_KEEP && number >= spdl_sampler_length(s, epoch)))
+    if (s->desc.tail != SPDL_TAIL_KEEP && number >= spdl_sampler_length(s, epoch))
         return SPDL__NEVER;
     at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank,
                              (uint64_t)s->desc.ranks.world, number);
     if (at < s->length) return at;
     return s->desc.tail == SPDL_TAIL_PAD ? at % s->length : SPDL__NEVER;
+}
+SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
+    const uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
+    if (number >= s->rows) return SPDL__NEVER;
+    if (s->edits != 0 || s->desc.tail != SPDL_TAIL_KEEP || s->desc.order == SPDL_SAMPLE_MIXTURE)
+        return spdl__sampler_globally(s, epoch, number);
+    return at < s->length ? at : SPDL__NEVER;
 }
 
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
@@ -19498,7 +19512,8 @@ SPDL__PRIVATE spdl_result spdl__edit_gap(spdl_sampler *s, uint64_t epoch, uint64
         const uint64_t up = spdl__edit_up(s, s->edits - 1, gap);
         edit = &s->edit[s->edits - 1];
         if (edit->epoch != epoch ||
-            (edit->world == 0 ? gap < edit->from : up < edit->order[edit->world - 1] * edit->world))
+            (edit->world == 0 ? gap < edit->from
+                              : up < edit->done[2 * edit->world - 1] * edit->world))
             break;
         gap = up;
         spdl__edit_free(s, edit);
@@ -19549,19 +19564,17 @@ SPDL__PRIVATE spdl_result spdl__edit_ranks(spdl_sampler *s, uint64_t epoch, cons
     edit->world = world;
     edit->done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 16, 8);
     if (edit->done == NULL) return SPDL_E_NOMEM;
-    edit->order = edit->done + world;
-    for (i = 0; i < world; ++i) edit->done[i] = edit->order[i] = done[i] - least;
-    qsort(edit->order, (size_t)world, 8, spdl__number_compare);
+    for (i = 0; i < world; ++i) edit->done[i] = edit->done[world + i] = done[i] - least;
+    qsort(edit->done + world, (size_t)world, 8, spdl__number_compare);
     ++s->edits;
     return SPDL_OK;
 }
 
 /* --- what >>state asks --- */
 
-/* From here on this rank's numbers in `epoch` go over what the ranks of the run before (all of
-   them, dealt to as this sampler deals now, see spdl__sampler_adopt), of which rank r has delivered
-   its first done[r], have not, in the order of positions, dealt in turn to the ranks of this
-   sampler. Edits of epochs before are forgotten. */
+/* From here on this rank's numbers in `epoch` go over what the ranks of the run before, which were
+   dealt to as this sampler deals now (see spdl__sampler_adopt), have not delivered: rank r has its
+   first done[r]. It is dealt in the order of positions. Edits of epochs before are forgotten. */
 SPDL__PRIVATE spdl_result spdl__sampler_resume(spdl_sampler *s, uint64_t epoch,
                                                const uint64_t *done, int world,
                                                spdl_error *error) {
@@ -19618,34 +19631,19 @@ SPDL__PRIVATE void spdl__line_text(spdl__line *line, const char *before, const c
 }
 
 SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint64_t number) {
-    char digits[21];
-    size_t at = sizeof(digits) - 1;
-    digits[at] = '\0';
+    char digits[20];
+    size_t at = sizeof(digits);
     do digits[--at] = (char)('0' + number % 10);
     while ((number /= 10) > 0);
-    spdl__line_text(line, before, digits + at);
+    spdl__line_add(line, before, strlen(before));
+    spdl__line_add(line, digits + at, sizeof(digits) - at);
 }
 
-SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint64_t number,
-                                  int digits) {
-    char text[17] = "";
+SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint32_t number) {
+    char digits[9] = "";
     int i;
-    for (i = 0; i < digits; ++i) text[i] = spdl__digits[number >> 4 * (digits - 1 - i) & 15];
-    spdl__line_text(line, before, text);
-}
-
-/* What has to be the same in another run. */
-SPDL__PRIVATE void spdl__sampler_identity(const spdl_sampler *s, spdl__line *line) {
-    static const char *const order[] = { "sequential", "shuffled", "blocks", "weighted",
-                                         "weighted-once", "curriculum", "mixture" };
-    static const char *const tail[] = { "keep", "drop", "pad" };
-    spdl__line_text(line, " order=", order[s->desc.order]);
-    spdl__line_number(line, " count=", s->desc.count);
-    spdl__line_number(line, " draws=", s->length);
-    spdl__line_number(line, " seed=", s->desc.seed);
-    spdl__line_text(line, " tail=", tail[s->desc.tail]);
-    spdl__line_hex(line, " data=", s->desc.data_hash, 16);
-    spdl__line_hex(line, " spec=", s->spec, 16);
+    for (i = 0; i < 8; ++i) digits[i] = spdl__digits[number >> (28 - 4 * i) & 15];
+    spdl__line_text(line, before, digits);
 }
 
 /* The sampler as fields of a line. left= has the edits from `epoch` on, the oldest first:
@@ -19654,7 +19652,7 @@ SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch,
     const char *before = " left=";
     uint64_t r, times;
     int i;
-    spdl__sampler_identity(s, line);
+    spdl__line_text(line, s->identity, "");
     spdl__line_number(line, " rank=", (uint64_t)s->desc.ranks.rank);
     spdl__line_number(line, "/", (uint64_t)s->desc.ranks.world);
     for (i = 0; i < s->edits; ++i) {
@@ -19704,14 +19702,9 @@ SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const
    order of the same data, on whatever rank. */
 SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const char *text,
                                                 spdl_error *error) {
-    spdl__line own;
     char key[8];
     const char *at, *value, *there;
-    own.length = 0;
-    own.full = false;
-    spdl__sampler_identity(s, &own);
-    own.text[own.length] = '\0';
-    for (at = own.text; *at != '\0'; at = value + strcspn(value, " ")) {
+    for (at = s->identity; *at != '\0'; at = value + strcspn(value, " ")) {
         value = strchr(at, '=') + 1;
         (void)snprintf(key, sizeof(key), "%.*s", (int)(value - at - 2), at + 1);
         there = spdl__text_field(text, key);
@@ -19797,19 +19790,16 @@ SPDL__PRIVATE spdl_result spdl__sampler_adopt(spdl_sampler *s, const char *text,
 
    How far a source is off. Rounding adds up to 1/2 at each node, either way, and what a node is off
    goes on to its children by their shares. So a leaf of weight w is off by up to (1 + the sum of w
-   / W over the nodes above it but the root, W being theirs) / 2. With the tree of Huffman, where a
-   node's children weigh less than its sibling, the sum is below that of 1 / 1, 1 / 1, 1 / 2, 1 / 3,
-   1 / 5 and so on by Fibonacci's numbers, less the first: 2.36, and the error below 1.68. With two
-   levels it is at most 1, so nobody is off by more than 1 with 4 leaves; up to 32 leaves are
-   swapped about until that is so, or for a while. Of k sources that take turns each is off by (k -
-   1) / k more, and by 1 / k of what their leaf is. (To be off by less than 1 always can be had one
-   position after the other, by the earliest deadline, Tijdeman's way; but we know of none that
-   finds the source at a position without those before it.)
+   / W over the nodes above it but the root, W being theirs) / 2. In the tree of Huffman a node's
+   children weigh less than its sibling: the sum is below 2.36, that of 1 / Fibonacci's numbers less
+   the first, and the error below 1.68. With two levels, so with 4 leaves, it is at most 1; up to 32
+   leaves are swapped about until that is so, or for a while. Of k sources that take turns each is
+   off by (k - 1) / k more, and by 1 / k of what their leaf is. (Less than 1 can be had one position
+   after the other, by Tijdeman's earliest deadline; we know of no way that finds the source at a
+   position without those before it.)
 
    Weights are rounded to 2^-62 of their sum, shares to 2^-64: after 2^50 positions this is below
    0.001 of an item. */
-
-#define SPDL__MIXED_UNIT 4611686018427387904.0 /* 2^62 */
 
 typedef struct spdl__split {
     uint64_t share; /* of the left child, times 2^64 */
@@ -19939,7 +19929,8 @@ SPDL__COLD void spdl__mix_groups(const spdl_mixture *m, spdl__phase *phase, spdl
         if (mixing->at[i]) sum += mixing->weights[i] / most;
     for (i = 0; i < sources && most > 0; ++i) {
         if (!mixing->at[i]) continue;
-        mixing->source[n].key = (uint64_t)(mixing->weights[i] / most / sum * SPDL__MIXED_UNIT);
+        mixing->source[n].key =
+            (uint64_t)(mixing->weights[i] / most / sum * (double)((uint64_t)1 << 62));
         mixing->source[n].index = spdl__min(phase->base[i], (uint64_t)1 << 47) << 16 | i;
         if (mixing->source[n].key != 0) ++n; /* else its turn comes after 2^62 positions or more */
     }
@@ -27204,7 +27195,7 @@ SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *
         return "one item has more than 16777214 results, or a row with .flush has made so many and "
                "never said spdl_gathered";
     spdl__line_number(line, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
-    spdl__line_hex(line, " table=", p->table, 8);
+    spdl__line_hex(line, " table=", p->table);
     spdl__line_number(line, " item_seed=", p->seed);
     if (p->files != 0) spdl__line_number(line, " files=", p->files);
     spdl__line_number(line, " epoch=", at.epoch);
@@ -27216,7 +27207,7 @@ SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *
     if (p->sampler != NULL) spdl__sampler_describe(p->sampler, at.epoch, line);
     if (p->seen != NULL) why = spdl__state_ahead(line, p->seen);
     spdl__state_skips(line, p, &at);
-    spdl__line_hex(line, " sum=", spdl__state_sum(line->text, line->length), 8);
+    spdl__line_hex(line, " sum=", spdl__state_sum(line->text, line->length));
     return why == NULL && line->full ? "it would be longer than SPDL_STATE_BYTES" : why;
 }
 
