@@ -19096,12 +19096,13 @@ SPDL__COLD void spdl__sampler_table(spdl_sampler *s, spdl__shuffle *shuffle, uin
     shuffle->table = (uint16_t *)spdl__sampler_hold(s, 2 * SPDL__TABLE, sizeof(*shuffle->table));
 }
 
-SPDL__COLD void spdl__sampler_spec(spdl_sampler *s, const double *weights) {
+SPDL__COLD uint64_t spdl__weights_hash(uint64_t hash, const double *weight, uint64_t count) {
     uint64_t i, bits;
-    for (i = 0; i < s->desc.count; ++i) {
-        memcpy(&bits, &weights[i], sizeof(bits));
-        s->spec = spdl__hashed(s->spec, bits);
+    for (i = 0; i < count; ++i) {
+        memcpy(&bits, &weight[i], sizeof(bits));
+        hash = spdl__hashed(hash, bits);
     }
+    return hash;
 }
 
 /* Vose's way to Walker's table: an index with less than the mean is filled up by one with more. */
@@ -19110,7 +19111,7 @@ SPDL__COLD void spdl__sampler_alias(spdl_sampler *s, const double *weight) {
     uint64_t i, small = 0, large = n, heaviest = 0, *queue;
     double sum = 0, scale;
     double *share = (double *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)n, 16, 8);
-    spdl__sampler_spec(s, weight);
+    s->spec = spdl__weights_hash(0, weight, n);
     s->alias = (spdl__alias *)spdl__sampler_hold(s, n, sizeof(*s->alias));
     s->starved = s->starved || share == NULL;
     if (s->starved) {
@@ -19144,7 +19145,7 @@ SPDL__COLD void spdl__sampler_alias(spdl_sampler *s, const double *weight) {
 SPDL__COLD void spdl__sampler_once(spdl_sampler *s, const double *weight) {
     const size_t bytes = (size_t)s->desc.count * sizeof(*weight);
     double *own = (double *)spdl__sampler_hold(s, s->desc.count, sizeof(*own));
-    spdl__sampler_spec(s, weight);
+    s->spec = spdl__weights_hash(0, weight, s->desc.count);
     if (own != NULL) s->desc.weights = (double *)memcpy(own, weight, bytes);
     s->length = spdl__sampler_entries(weight, s->desc.count);
     s->drawn = (spdl__drawn *)spdl__sampler_hold(s, s->length, sizeof(*s->drawn));
@@ -20146,13 +20147,9 @@ SPDL__COLD uint64_t spdl__mixture_spec(const spdl_mixture *m) {
     for (p = 0; p < m->phases; ++p)
         for (i = 0; i < m->desc.sources; ++i)
             spec = spdl__hashed(spec, m->phase[p].base[i] ^ m->phase[p].begin);
-    for (p = 0; p <= m->desc.change_count; ++p)
-        for (i = 0; i < m->desc.sources; ++i) {
-            uint64_t weight;
-            memcpy(&weight, p == 0 ? &m->desc.weights[i] : &m->desc.changes[p - 1].weights[i],
-                   sizeof(weight));
-            spec = spdl__hashed(spec, weight);
-        }
+    spec = spdl__weights_hash(spec, m->desc.weights, m->desc.sources);
+    for (p = 0; p < m->desc.change_count; ++p)
+        spec = spdl__weights_hash(spec, m->desc.changes[p].weights, m->desc.sources);
     return spec;
 }
 
@@ -27495,10 +27492,12 @@ SPDL__COLD spdl_result spdl__state_read_ranks(spdl__state_loads *l, spdl__start 
     }
     if (count == 0) return SPDL_OK;
     qsort(l->parts, count, sizeof(*l->parts), spdl__number_compare);
-    memset(l->parts + count, 0, (l->part_room - count) * sizeof(*l->parts)); /* of nothing */
-    start->skips = l->parts;
-    start->skip_count = l->part_room;
-    l->parts = NULL;
+    start->skips = (spdl__skip *)spdl__alloc_zeroed(&l->p->allocator, count, sizeof(*start->skips),
+                                                    sizeof(uint64_t));
+    if (start->skips == NULL)
+        return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl: spdl_state_load: no memory");
+    memcpy(start->skips, l->parts, count * sizeof(*start->skips));
+    start->skip_count = count;
     return SPDL_OK;
 }
 

@@ -970,6 +970,20 @@ static void texts_of_what_is_left_stay_short(void) {
     run_finish(&m);
 }
 
+/* One that would be too long is not written beyond its end, and says that it is not whole. */
+static void a_text_that_does_not_fit_says_so(void) {
+    const uint64_t half = (uint64_t)1 << 62;
+    spdl_sampler *s = SAMPLER(.count = 2 * half);
+    spdl__line line;
+    for (uint64_t e = 0; e < 16; ++e)
+        CHECK_EQ(spdl_sampler_skip(s, UINT64_MAX - e, half, 2 * half - e), SPDL_OK);
+    line.length = 0;
+    line.full = false;
+    spdl__sampler_describe(s, 0, &line);
+    CHECK(line.full && line.length < SPDL_STATE_BYTES);
+    spdl_sampler_destroy(s);
+}
+
 /* What the skip of a loss spike says is kept by a run that goes on. */
 static void skips_go_on_with_a_run(void) {
     spdl_sampler *a = SAMPLER(.count = 40), *b = SAMPLER(.count = 40, .ranks = { 0, 2 });
@@ -1598,6 +1612,7 @@ TEST_TABLE(sampler) {
     TEST_CASE(nothing_is_lost_between_worlds),
     TEST_CASE(level_ranks_keep_the_order),
     TEST_CASE(texts_of_what_is_left_stay_short),
+    TEST_CASE(a_text_that_does_not_fit_says_so),
     TEST_CASE(skips_go_on_with_a_run),
     TEST_CASE(another_run_is_told_from_ours),
     TEST_CASE(other_parts_of_a_mixture_are_told),
