@@ -18997,6 +18997,37 @@ SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const
     return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: %s", why);
 }
 
+/* Memory that destroy frees. NULL: there is none, and create fails. */
+SPDL__COLD void *spdl__sampler_hold(spdl_sampler *s, uint64_t count, size_t each) {
+    void *memory = NULL;
+    if (count <= SIZE_MAX / each - 1) /* never 0 bytes */
+        memory = spdl__alloc_zeroed(&s->desc.allocator, (size_t)count + 1, each, sizeof(void *));
+    s->starved = s->starved || memory == NULL;
+    s->held[s->helds] = memory;
+    s->held_bytes[s->helds++] = ((size_t)count + 1) * each;
+    return memory;
+}
+
+/* Which is the last of `count` ascending numbers, `bytes` apart, that is at most x; the first one
+   is. */
+SPDL__PRIVATE uint64_t spdl__last_at_most(const uint64_t *number, size_t bytes, uint64_t count,
+                                          uint64_t x) {
+    uint64_t low = 0, high = count;
+    while (high - low > 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        const char *at = (const char *)number + (size_t)middle * bytes;
+        if (*(const uint64_t *)(const void *)at <= x) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+SPDL__PRIVATE int spdl__drawn_compare(const void *left, const void *right) {
+    const spdl__drawn *a = (const spdl__drawn *)left, *b = (const spdl__drawn *)right;
+    if (a->key != b->key) return a->key < b->key ? -1 : 1;
+    return a->index < b->index ? -1 : a->index > b->index;
+}
+
 /* A weight is told by its bits: -ffast-math does away with comparing for NaN. */
 SPDL__COLD spdl_result spdl__check_weights_of(const char *what, const double *weight,
                                               uint64_t count, spdl_error *error) {
@@ -19015,87 +19046,6 @@ SPDL__COLD spdl_result spdl__check_weights_of(const char *what, const double *we
     return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: the sum of weights is 0", what);
 }
 
-/* Indices that have a weight. */
-SPDL__COLD uint64_t spdl__sampler_entries(const double *weight, uint64_t count) {
-    uint64_t i, entries = 0;
-    for (i = 0; i < count; ++i) entries += weight[i] > 0;
-    return entries;
-}
-
-SPDL__COLD spdl_result spdl__sampler_check_blocks(const spdl_sampler_desc *desc) {
-    uint64_t sum = 0, i;
-    if ((desc->block != 0) == (desc->block_sizes != NULL))
-        return spdl__sampler_refuse(desc, "set block, or block_sizes and blocks, to what is read "
-                                          "in one go");
-    if (desc->block_sizes == NULL) return SPDL_OK;
-    for (i = 0; i < desc->blocks && desc->block_sizes[i] <= desc->count - sum; ++i)
-        sum += desc->block_sizes[i];
-    if (i == desc->blocks && sum == desc->count) return SPDL_OK;
-    return spdl__sampler_refuse(desc, "the sum of block_sizes is not count");
-}
-
-SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc);
-
-SPDL__COLD spdl_result spdl__ranks_check(const spdl_ranks *ranks, const char *what,
-                                         spdl_error *error) {
-    if (ranks->world == 0 && ranks->rank == 0) return SPDL_OK; /* not set */
-    if (ranks->world < 1)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: world is %d, must be at least 1",
-                               what, ranks->world);
-    if (ranks->rank >= 0 && ranks->rank < ranks->world) return SPDL_OK;
-    return spdl__error_set(error, SPDL_E_INVALID,
-                           "spdl: %s: rank is %d, must be from 0 to world - 1, which is %d", what,
-                           ranks->rank, ranks->world - 1);
-}
-
-SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
-    const bool once = desc->order == SPDL_SAMPLE_WEIGHTED_ONCE;
-    uint64_t entries;
-    spdl_result result = spdl__ranks_check(&desc->ranks, "sampler", desc->error);
-    if (result == SPDL_OK) result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
-    if (result != SPDL_OK) return result;
-    if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
-        return spdl__sampler_refuse(desc, "order or tail is none that there is");
-    if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
-        return spdl__sampler_refuse(desc, "count or draws is more than 2^63");
-    if (desc->order == SPDL_SAMPLE_MIXTURE) return spdl__sampler_check_mixture(desc);
-    if (desc->order == SPDL_SAMPLE_CURRICULUM && desc->index_fn == NULL)
-        return spdl__sampler_refuse(desc, "index_fn is NULL");
-    if (once || desc->order == SPDL_SAMPLE_WEIGHTED)
-        result = spdl__check_weights_of("sampler", desc->weights, desc->count, desc->error);
-    if (desc->order == SPDL_SAMPLE_BLOCKS) result = spdl__sampler_check_blocks(desc);
-    if (result != SPDL_OK) return result;
-    if (desc->order == SPDL_SAMPLE_WEIGHTED || desc->order == SPDL_SAMPLE_CURRICULUM)
-        return desc->count > 0 || desc->draws == 0 ? SPDL_OK
-                                                   : spdl__sampler_refuse(desc, "count is 0");
-    if (desc->draws > desc->count)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but "
-                               "each of the %llu indices comes once", (spdl__llu)desc->draws,
-                               (spdl__llu)desc->count);
-    entries = once ? spdl__sampler_entries(desc->weights, desc->count) : desc->count;
-    if (desc->draws <= entries) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but only "
-                           "%llu indices have a weight", (spdl__llu)desc->draws,
-                           (spdl__llu)entries);
-}
-
-/* Memory that destroy frees. NULL: there is none, and create fails. */
-SPDL__COLD void *spdl__sampler_hold(spdl_sampler *s, uint64_t count, size_t each) {
-    void *memory = NULL;
-    if (count <= SIZE_MAX / each - 1) /* never 0 bytes */
-        memory = spdl__alloc_zeroed(&s->desc.allocator, (size_t)count + 1, each, sizeof(void *));
-    s->starved = s->starved || memory == NULL;
-    s->held[s->helds] = memory;
-    s->held_bytes[s->helds++] = ((size_t)count + 1) * each;
-    return memory;
-}
-
-/* For shuffles of `least` numbers or more. */
-SPDL__COLD void spdl__sampler_table(spdl_sampler *s, spdl__shuffle *shuffle, uint64_t least) {
-    if (least > SPDL__TABLE) return;
-    shuffle->table = (uint16_t *)spdl__sampler_hold(s, 2 * SPDL__TABLE, sizeof(*shuffle->table));
-}
-
 SPDL__COLD uint64_t spdl__weights_hash(uint64_t hash, const double *weight, uint64_t count) {
     uint64_t i, bits;
     for (i = 0; i < count; ++i) {
@@ -19103,684 +19053,6 @@ SPDL__COLD uint64_t spdl__weights_hash(uint64_t hash, const double *weight, uint
         hash = spdl__hashed(hash, bits);
     }
     return hash;
-}
-
-/* Vose's way to Walker's table: an index with less than the mean is filled up by one with more. */
-SPDL__COLD void spdl__sampler_alias(spdl_sampler *s, const double *weight) {
-    const uint64_t n = s->desc.count;
-    uint64_t i, small = 0, large = n, heaviest = 0, *queue;
-    double sum = 0, scale;
-    double *share = (double *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)n, 16, 8);
-    s->spec = spdl__weights_hash(0, weight, n);
-    s->alias = (spdl__alias *)spdl__sampler_hold(s, n, sizeof(*s->alias));
-    s->starved = s->starved || share == NULL;
-    if (s->starved) {
-        spdl__free(&s->desc.allocator, share, (size_t)n * 16);
-        return;
-    }
-    queue = (uint64_t *)(void *)(share + n);
-    for (i = 1; i < n; ++i)
-        if (weight[i] > weight[heaviest]) heaviest = i;
-    for (i = 0; i < n; ++i) sum += weight[i] / weight[heaviest];
-    scale = (double)n / sum;
-    for (i = 0; i < n; ++i) {
-        share[i] = weight[i] / weight[heaviest] * scale;
-        queue[share[i] < 1 ? small++ : --large] = i;
-    }
-    while (small > 0 && large < n) { /* those with less lie before `small`, others from `large` */
-        const uint64_t less = queue[--small], more = queue[large];
-        s->alias[less].keep = (uint64_t)(share[less] * 18446744073709551616.0);
-        s->alias[less].other = more;
-        share[more] = share[more] - (1 - share[less]);
-        if (share[more] < 1) queue[small++] = queue[large++];
-    }
-    while (small > 0) { /* rounding has left them */
-        i = queue[--small];
-        s->alias[i].other = weight[i] > 0 ? i : heaviest;
-    }
-    for (; large < n; ++large) s->alias[queue[large]].other = queue[large];
-    spdl__free(&s->desc.allocator, share, (size_t)n * 16);
-}
-
-SPDL__COLD void spdl__sampler_once(spdl_sampler *s, const double *weight) {
-    const size_t bytes = (size_t)s->desc.count * sizeof(*weight);
-    double *own = (double *)spdl__sampler_hold(s, s->desc.count, sizeof(*own));
-    s->spec = spdl__weights_hash(0, weight, s->desc.count);
-    if (own != NULL) s->desc.weights = (double *)memcpy(own, weight, bytes);
-    s->length = spdl__sampler_entries(weight, s->desc.count);
-    s->drawn = (spdl__drawn *)spdl__sampler_hold(s, s->length, sizeof(*s->drawn));
-}
-
-SPDL__COLD void spdl__sampler_blocks(spdl_sampler *s, const spdl_sampler_desc *desc) {
-    uint64_t i, size;
-    if (desc->block_sizes == NULL)
-        s->desc.blocks = desc->count / desc->block + (desc->count % desc->block != 0);
-    spdl__sampler_table(s, &s->outer, s->desc.blocks);
-    if (desc->shuffle_inside) spdl__sampler_table(s, &s->inner, 0);
-    s->start = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
-    s->slot = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
-    for (i = 0; i < s->desc.blocks && !s->starved; ++i) {
-        size = desc->block_sizes != NULL ? desc->block_sizes[i] : desc->block;
-        s->start[i + 1] = spdl__min(s->start[i] + size, desc->count);
-        s->spec = spdl__hashed(s->spec, s->start[i + 1]);
-    }
-    s->spec = spdl__hashed(s->spec, desc->shuffle_inside);
-}
-
-SPDL__COLD void spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *desc);
-
-SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
-    static const char *const order[] = { "sequential", "shuffled", "blocks", "weighted",
-                                         "weighted-once", "curriculum", "mixture" };
-    static const char *const tail[] = { "keep", "drop", "pad" };
-    (void)snprintf(s->identity, sizeof(s->identity), " order=%s count=%llu draws=%llu seed=%llu "
-                   "tail=%s data=%016llx spec=%016llx", order[s->desc.order],
-                   (spdl__llu)s->desc.count, (spdl__llu)s->length, (spdl__llu)s->desc.seed,
-                   tail[s->desc.tail], (spdl__llu)s->desc.data_hash, (spdl__llu)s->spec);
-}
-
-SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc) {
-    spdl_result result;
-    spdl_sampler *s;
-    uint64_t world;
-    if (sampler == NULL) return SPDL_E_INVALID;
-    *sampler = NULL;
-    if (desc == NULL) return SPDL_E_INVALID;
-    spdl__error_clear(desc->error);
-    result = spdl__sampler_check(desc);
-    if (result != SPDL_OK) return result;
-    s = (spdl_sampler *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*s), sizeof(void *));
-    if (s == NULL) return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
-    s->desc = *desc;
-    s->desc.error = NULL;
-    s->desc.weights = NULL;
-    s->desc.block_sizes = NULL;
-    if (desc->ranks.world == 0) s->desc.ranks.world = 1;
-    s->length = desc->count;
-    switch (desc->order) {
-    case SPDL_SAMPLE_SHUFFLED: spdl__sampler_table(s, &s->outer, desc->count); break;
-    case SPDL_SAMPLE_BLOCKS: spdl__sampler_blocks(s, desc); break;
-    case SPDL_SAMPLE_WEIGHTED: spdl__sampler_alias(s, desc->weights); break;
-    case SPDL_SAMPLE_WEIGHTED_ONCE: spdl__sampler_once(s, desc->weights); break;
-    case SPDL_SAMPLE_MIXTURE: spdl__sampler_mixture(s, desc); break;
-    default: break;
-    }
-    if (desc->draws != 0) s->length = desc->draws;
-    world = (uint64_t)s->desc.ranks.world;
-    s->rows = s->length / world + (s->length % world != 0);
-    spdl__sampler_identify(s);
-    if (!s->starved) *sampler = s;
-    else spdl_sampler_destroy(s);
-    return *sampler != NULL ? SPDL_OK
-                            : spdl__error_set(desc->error, SPDL_E_NOMEM,
-                                              "spdl: sampler: no memory");
-}
-
-SPDL__PRIVATE void spdl__edit_free(spdl_sampler *s, spdl__edit *edit) {
-    spdl__free(&s->desc.allocator, edit->done, 16 * (size_t)edit->world);
-}
-
-SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
-    spdl_allocator allocator;
-    if (sampler == NULL) return;
-    allocator = sampler->desc.allocator;
-    while (sampler->edits > 0) spdl__edit_free(sampler, &sampler->edit[--sampler->edits]);
-    while (sampler->helds-- > 0)
-        spdl__free(&allocator, sampler->held[sampler->helds], sampler->held_bytes[sampler->helds]);
-    spdl__free(&allocator, sampler, sizeof(*sampler));
-}
-
-/* --- which index is at a position --- */
-
-/* Which is the last of `count` ascending numbers, `bytes` apart, that is at most x; the first one
-   is. */
-SPDL__PRIVATE uint64_t spdl__last_at_most(const uint64_t *number, size_t bytes, uint64_t count,
-                                          uint64_t x) {
-    uint64_t low = 0, high = count;
-    while (high - low > 1) {
-        const uint64_t middle = low + (high - low) / 2;
-        const char *at = (const char *)number + (size_t)middle * bytes;
-        if (*(const uint64_t *)(const void *)at <= x) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
-/* -log2 of a random number between 0 and 1, times 2^52 (what it misses is below 2^-50). By
-   squaring: each time the logarithm doubles. Integers, so it is the same on every machine. */
-SPDL__PRIVATE uint64_t spdl__minus_log2(uint64_t random) {
-    uint64_t x = random | 1, log = 63;
-    int i;
-    while (x >> 63 == 0) {
-        x <<= 1;
-        --log;
-    }
-    for (i = 0; i < 52; ++i) {
-        x = spdl__wide_product(x, x).high;
-        log = log << 1 | x >> 63;
-        if (x >> 63 == 0) x <<= 1;
-    }
-    return ((uint64_t)64 << 52) - log;
-}
-
-/* An index of weight w gets the key (-log of a random number) / w: they are in the order of draws
-   without replacement (Efraimidis and Spirakis). A double's bits are in the order of doubles, and a
-   power of two, as of the weight, can be divided by where they hold the exponent. */
-SPDL__PRIVATE uint64_t spdl__draw_key(uint64_t random, double weight) {
-    int exponent;
-    const uint64_t fraction = spdl__weight_split(weight, &exponent);
-    const double ratio = (double)spdl__minus_log2(random) / (double)fraction;
-    uint64_t bits;
-    memcpy(&bits, &ratio, sizeof(bits));
-    return bits + ((uint64_t)(2047 - exponent) << 52);
-}
-
-SPDL__PRIVATE int spdl__drawn_compare(const void *left, const void *right) {
-    const spdl__drawn *a = (const spdl__drawn *)left, *b = (const spdl__drawn *)right;
-    if (a->key != b->key) return a->key < b->key ? -1 : 1;
-    return a->index < b->index ? -1 : a->index > b->index;
-}
-
-/* Makes the tables those of an epoch. */
-SPDL__NOINLINE void spdl__sampler_make(spdl_sampler *s, uint64_t epoch) {
-    uint64_t key, i, n = 0;
-    s->ready = true;
-    s->epoch = epoch;
-    key = s->key = spdl__hashed(s->desc.seed, epoch);
-    if (s->desc.order == SPDL_SAMPLE_SHUFFLED) spdl__shuffle_set(&s->outer, key, s->desc.count);
-    if (s->desc.order == SPDL_SAMPLE_BLOCKS) {
-        spdl__shuffle_set(&s->outer, key, s->desc.blocks);
-        for (i = 0; i < s->desc.blocks; ++i) {
-            const uint64_t block = spdl__shuffle_at(&s->outer, i, false);
-            s->slot[i + 1] = s->slot[i] + (s->start[block + 1] - s->start[block]);
-        }
-        s->at_slot = 0;
-    }
-    if (s->desc.order != SPDL_SAMPLE_WEIGHTED_ONCE) return;
-    for (i = 0; i < s->desc.count; ++i) {
-        if (!(s->desc.weights[i] > 0)) continue;
-        s->drawn[n].index = i;
-        s->drawn[n++].key = spdl__draw_key(spdl__hashed(key, i), s->desc.weights[i]);
-    }
-    qsort(s->drawn, (size_t)n, sizeof(*s->drawn), spdl__drawn_compare);
-}
-
-SPDL__INLINE void spdl__sampler_ready(spdl_sampler *s, uint64_t epoch) {
-    if (SPDL__UNLIKELY(s->epoch != epoch || !s->ready)) spdl__sampler_make(s, epoch);
-}
-
-/* The order inside of a block. */
-SPDL__INLINE uint64_t spdl__block_inside(spdl_sampler *s, uint64_t block, uint64_t x, bool back) {
-    if (!s->desc.shuffle_inside) return x;
-    spdl__shuffle_set(&s->inner, spdl__hashed(~s->key, block),
-                      s->start[block + 1] - s->start[block]);
-    return spdl__shuffle_at(&s->inner, x, back);
-}
-
-SPDL__PRIVATE uint64_t spdl__block_at(spdl_sampler *s, uint64_t position) {
-    uint64_t block;
-    if (position < s->slot[s->at_slot] || position >= s->slot[s->at_slot + 1])
-        s->at_slot = spdl__last_at_most(s->slot, sizeof(*s->slot), s->desc.blocks, position);
-    block = spdl__shuffle_at(&s->outer, s->at_slot, false);
-    return s->start[block] + spdl__block_inside(s, block, position - s->slot[s->at_slot], false);
-}
-
-SPDL__PRIVATE uint64_t spdl__block_find(spdl_sampler *s, uint64_t index) {
-    const uint64_t block = spdl__last_at_most(s->start, sizeof(*s->start), s->desc.blocks, index);
-    return s->slot[spdl__shuffle_find(&s->outer, block)] +
-           spdl__block_inside(s, block, index - s->start[block], true);
-}
-
-SPDL__PRIVATE uint64_t spdl__alias_at(const spdl_sampler *s, uint64_t position) {
-    const uint64_t random = spdl__hashed(s->key, position);
-    const uint64_t i = spdl__wide_product(random, s->desc.count).high;
-    return spdl__mix(random ^ s->key) < s->alias[i].keep ? i : s->alias[i].other;
-}
-
-SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                             spdl_index *item);
-
-SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                           spdl_index *item) {
-    uint64_t index = position;
-    spdl__sampler_ready(s, epoch);
-    item->position = position;
-    item->epoch = epoch;
-    item->source = 0;
-    switch (s->desc.order) {
-    case SPDL_SAMPLE_SEQUENTIAL: break;
-    case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&s->outer, position, false); break;
-    case SPDL_SAMPLE_BLOCKS: index = spdl__block_at(s, position); break;
-    case SPDL_SAMPLE_WEIGHTED: index = spdl__alias_at(s, position); break;
-    case SPDL_SAMPLE_WEIGHTED_ONCE: index = s->drawn[position].index; break;
-    case SPDL_SAMPLE_CURRICULUM: index = s->desc.index_fn(s->desc.ctx, epoch, position); break;
-    case SPDL_SAMPLE_MIXTURE: return spdl__mixture_item(s, epoch, position, item);
-    }
-    item->index = index;
-    return index < s->desc.count ? SPDL_OK : SPDL_E_INVALID;
-}
-
-SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
-                                     spdl_index *item) {
-    if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
-    if (position >= sampler->length) return SPDL_END;
-    return spdl__sampler_get(sampler, epoch, position, item);
-}
-
-SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t epoch,
-                                              uint64_t index, uint64_t *position) {
-    spdl_sampler_order order;
-    uint64_t at = index;
-    if (sampler == NULL || position == NULL) return SPDL_E_INVALID;
-    order = sampler->desc.order;
-    if (order == SPDL_SAMPLE_WEIGHTED || order >= SPDL_SAMPLE_CURRICULUM) return SPDL_E_UNSUPPORTED;
-    if (index >= sampler->desc.count) return SPDL_E_NOT_FOUND;
-    spdl__sampler_ready(sampler, epoch);
-    if (order == SPDL_SAMPLE_SHUFFLED) at = spdl__shuffle_find(&sampler->outer, index);
-    if (order == SPDL_SAMPLE_BLOCKS) at = spdl__block_find(sampler, index);
-    if (order == SPDL_SAMPLE_WEIGHTED_ONCE)
-        for (at = 0; at < sampler->length && sampler->drawn[at].index != index; ++at) {}
-    if (at >= sampler->length) return SPDL_E_NOT_FOUND;
-    *position = at;
-    return SPDL_OK;
-}
-
-/* --- which position is whose --- */
-
-SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, int edits,
-                                        uint64_t number);
-
-/* Numbers are dealt in rows of `world`, the first to rank 0. Those of a mixture, where sources come
-   in a rhythm that a rank could fall into, are dealt from another rank on in each row: the first of
-   row `row`, after so many edits, is that of rank world - this, modulo world. It depends on where
-   the row begins, so it is the same when a run goes on from there. */
-SPDL__PRIVATE uint64_t spdl__deal_turn(const spdl_sampler *s, uint64_t epoch, int edits,
-                                       uint64_t world, uint64_t row) {
-    uint64_t begin;
-    if (s->desc.order != SPDL_SAMPLE_MIXTURE || world < 2) return 0;
-    begin = spdl__sampler_up(s, epoch, edits, row * world);
-    return spdl__wide_product(spdl__hashed(spdl__hashed(s->desc.seed, epoch), begin), world).high;
-}
-
-/* Whose a column of a row is. */
-SPDL__INLINE uint64_t spdl__deal_rank(uint64_t column, uint64_t turn, uint64_t world) {
-    return column >= turn ? column - turn : column + world - turn;
-}
-
-/* From a number of what is left after edit `i` to one of what was before. Of ranks: from the row on
-   that nobody has had, all are left; the rows before it fall into stretches in each of which the
-   same ranks have had theirs. */
-SPDL__PRIVATE uint64_t spdl__edit_up(const spdl_sampler *s, int i, uint64_t number) {
-    const spdl__edit *edit = &s->edit[i];
-    const uint64_t world = edit->world, *order;
-    uint64_t k, rows = 0, had = 0, row, turn, column;
-    if (world == 0) return number < edit->from ? number : number + edit->gap;
-    order = edit->done + world;
-    for (k = 1; k < world; ++k) {
-        had = order[k - 1];
-        rows = order[k] - had;
-        if (number < rows * k) break;
-        number -= rows * k;
-    }
-    if (k == world) return order[world - 1] * world + number;
-    row = had + number / k; /* whose k ranks have had no more than `had` of theirs */
-    number %= k;
-    turn = spdl__deal_turn(s, edit->epoch, i, world, row);
-    for (column = 0; edit->done[spdl__deal_rank(column, turn, world)] > had || number-- > 0;)
-        ++column;
-    return row * world + column;
-}
-
-/* The position of a number of what is left after the first `edits` edits. */
-SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, int edits,
-                                        uint64_t number) {
-    while (edits-- > 0)
-        if (s->edit[edits].epoch == epoch) number = spdl__edit_up(s, edits, number);
-    return number;
-}
-
-/* How many of what is left lies before a position. */
-SPDL__PRIVATE uint64_t spdl__sampler_down(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
-    uint64_t k, left, rows, turn;
-    int i;
-    for (i = 0; i < s->edits; ++i, number = left) {
-        const spdl__edit *edit = &s->edit[i];
-        const uint64_t world = edit->world;
-        left = number;
-        if (edit->epoch != epoch) continue;
-        if (world == 0) left -= spdl__min(spdl__grown(edit->from, number), edit->gap);
-        if (world == 0) continue;
-        rows = number / world;
-        for (k = 0; k < world; ++k) left -= spdl__min(edit->done[k], rows);
-        turn = spdl__deal_turn(s, epoch, i, world, rows);
-        for (k = 0; k < number % world; ++k)
-            left -= edit->done[spdl__deal_rank(k, turn, world)] > rows;
-    }
-    return number;
-}
-
-/* The position that rank `rank` of `world` is dealt as its item `number`, beyond the length if
-   there are not as many. */
-SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch, uint64_t rank,
-                                           uint64_t world, uint64_t number) {
-    uint64_t column = rank + spdl__deal_turn(s, epoch, s->edits, world, number);
-    if (column >= world) column -= world;
-    return spdl__sampler_up(s, epoch, s->edits, number * world + column);
-}
-
-SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch) {
-    const uint64_t rank = (uint64_t)sampler->desc.ranks.rank;
-    const uint64_t world = (uint64_t)sampler->desc.ranks.world;
-    const uint64_t left = spdl__sampler_down(sampler, epoch, sampler->length), rows = left / world;
-    if (sampler->desc.tail == SPDL_TAIL_DROP || left % world == 0) return rows;
-    return rows + (sampler->desc.tail == SPDL_TAIL_PAD ||
-                   spdl__sampler_dealt(sampler, epoch, rank, world, rows) < sampler->length);
-}
-
-/* The position of this rank's item `number`; SPDL__NEVER: it has fewer. */
-SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t epoch,
-                                               uint64_t number) {
-    uint64_t at;
-    if (s->desc.tail != SPDL_TAIL_KEEP && number >= spdl_sampler_length(s, epoch))
-        return SPDL__NEVER;
-    at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank,
-                             (uint64_t)s->desc.ranks.world, number);
-    if (at < s->length) return at;
-    return s->desc.tail == SPDL_TAIL_PAD ? at % s->length : SPDL__NEVER;
-}
-SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
-    const uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
-    if (number >= s->rows) return SPDL__NEVER;
-    if (s->edits != 0 || s->desc.tail != SPDL_TAIL_KEEP || s->desc.order == SPDL_SAMPLE_MIXTURE)
-        return spdl__sampler_globally(s, epoch, number);
-    return at < s->length ? at : SPDL__NEVER;
-}
-
-SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
-                                       spdl_index *item) {
-    uint64_t position;
-    if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
-    position = spdl__sampler_global(sampler, epoch, number);
-    return position == SPDL__NEVER ? SPDL_END : spdl__sampler_get(sampler, epoch, position, item);
-}
-
-/* Leaves out `gap` numbers from `from` on. At the beginning it becomes one with a gap below it, and
-   an edit of ranks is forgotten when all that they have had lies in the gap. */
-SPDL__PRIVATE spdl_result spdl__edit_gap(spdl_sampler *s, uint64_t epoch, uint64_t from,
-                                         uint64_t gap) {
-    spdl__edit *edit;
-    while (from == 0 && s->edits > 0) {
-        const uint64_t up = spdl__edit_up(s, s->edits - 1, gap);
-        edit = &s->edit[s->edits - 1];
-        if (edit->epoch != epoch ||
-            (edit->world == 0 ? gap < edit->from
-                              : up < edit->done[2 * edit->world - 1] * edit->world))
-            break;
-        gap = up;
-        spdl__edit_free(s, edit);
-        --s->edits;
-    }
-    if (gap == 0) return SPDL_OK;
-    if (s->edits == SPDL__EDITS) return SPDL_E_LIMIT;
-    edit = &s->edit[s->edits++];
-    memset(edit, 0, sizeof(*edit));
-    edit->epoch = epoch;
-    edit->from = from;
-    edit->gap = gap;
-    return SPDL_OK;
-}
-
-SPDL_API spdl_result spdl_sampler_skip(spdl_sampler *sampler, uint64_t epoch, uint64_t begin,
-                                       uint64_t end) {
-    uint64_t from;
-    if (sampler == NULL || begin > end) return SPDL_E_INVALID;
-    begin = spdl__min(begin, sampler->length);
-    end = spdl__min(end, sampler->length);
-    from = spdl__sampler_down(sampler, epoch, begin);
-    return spdl__edit_gap(sampler, epoch, from, spdl__sampler_down(sampler, epoch, end) - from);
-}
-
-SPDL__PRIVATE int spdl__number_compare(const void *left, const void *right) {
-    const uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-    return a < b ? -1 : a > b;
-}
-
-/* Ranks have had the first done[r] of theirs. What all of them have had is a gap. */
-SPDL__PRIVATE spdl_result spdl__edit_ranks(spdl_sampler *s, uint64_t epoch, const uint64_t *done,
-                                           uint64_t world) {
-    spdl__edit *edit;
-    uint64_t least = done[0], ahead = 0, i;
-    spdl_result result;
-    for (i = 1; i < world; ++i) least = spdl__min(least, done[i]);
-    if (s->desc.order != SPDL_SAMPLE_MIXTURE) /* the next row is begun, no more */
-        while (ahead < world && done[ahead] == least + 1) ++ahead;
-    for (i = ahead; i < world && done[i] == least; ++i) {}
-    if (i == world) return spdl__edit_gap(s, epoch, 0, least * world + ahead);
-    result = spdl__edit_gap(s, epoch, 0, least * world);
-    if (result != SPDL_OK) return result;
-    if (s->edits == SPDL__EDITS) return SPDL_E_LIMIT;
-    edit = &s->edit[s->edits];
-    memset(edit, 0, sizeof(*edit));
-    edit->epoch = epoch;
-    edit->world = world;
-    edit->done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 16, 8);
-    if (edit->done == NULL) return SPDL_E_NOMEM;
-    for (i = 0; i < world; ++i) edit->done[i] = edit->done[world + i] = done[i] - least;
-    qsort(edit->done + world, (size_t)world, 8, spdl__number_compare);
-    ++s->edits;
-    return SPDL_OK;
-}
-
-/* --- what >>state asks --- */
-
-/* From here on this rank's numbers in `epoch` go over what the ranks of the run before, which were
-   dealt to as this sampler deals now (see spdl__sampler_adopt), have not delivered: rank r has its
-   first done[r]. It is dealt in the order of positions. Edits of epochs before are forgotten. */
-SPDL__PRIVATE spdl_result spdl__sampler_resume(spdl_sampler *s, uint64_t epoch,
-                                               const uint64_t *done, int world,
-                                               spdl_error *error) {
-    spdl_result result;
-    int i, kept = 0;
-    for (i = 0; i < world; ++i)
-        if (done[i] > s->length / (uint64_t)world + 1)
-            return spdl__error_set(error, SPDL_E_INVALID, "spdl: state: rank %d of %d has had %llu "
-                                   "items of an epoch of %llu", i, world, (spdl__llu)done[i],
-                                   (spdl__llu)s->length);
-    for (i = 0; i < s->edits; ++i)
-        if (s->edit[i].epoch < epoch) spdl__edit_free(s, &s->edit[i]);
-        else s->edit[kept++] = s->edit[i];
-    s->edits = kept;
-    result = spdl__edit_ranks(s, epoch, done, (uint64_t)world);
-    if (result == SPDL_E_LIMIT)
-        return spdl__error_set(error, result, "spdl: state: epoch %llu was gone on with, or "
-                               "skipped in, too often: more than %d times", (spdl__llu)epoch,
-                               SPDL__EDITS);
-    return result == SPDL_OK ? SPDL_OK : spdl__error_set(error, result, "spdl: state: no memory");
-}
-
-/* Whether this rank is dealt a position (before % length, of one that is padded), and as which of
-   its items. */
-SPDL__PRIVATE bool spdl__sampler_mine(const spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                      uint64_t *number) {
-    const uint64_t world = (uint64_t)s->desc.ranks.world;
-    const uint64_t at = spdl__sampler_down(s, epoch, position);
-    const uint64_t turn = spdl__deal_turn(s, epoch, s->edits, world, at / world);
-    *number = at / world;
-    return spdl__deal_rank(at % world, turn, world) == (uint64_t)s->desc.ranks.rank;
-}
-
-/* A position as text, while it is written. snprintf takes half a microsecond for as much as these
-   functions write in a tenth. */
-typedef struct spdl__line {
-    char text[SPDL_STATE_BYTES]; /* without a zero at its end */
-    size_t length;
-    bool full; /* it would be longer, with the zero */
-} spdl__line;
-
-static const char spdl__digits[] = "0123456789abcdef";
-
-SPDL__PRIVATE void spdl__line_add(spdl__line *line, const char *text, size_t length) {
-    line->full = line->full || length >= sizeof(line->text) - line->length;
-    if (line->full) return;
-    memcpy(line->text + line->length, text, length);
-    line->length += length;
-}
-
-SPDL__PRIVATE void spdl__line_text(spdl__line *line, const char *before, const char *text) {
-    spdl__line_add(line, before, strlen(before));
-    spdl__line_add(line, text, strlen(text));
-}
-
-SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint64_t number) {
-    char digits[20];
-    size_t at = sizeof(digits);
-    do digits[--at] = (char)('0' + number % 10);
-    while ((number /= 10) > 0);
-    spdl__line_add(line, before, strlen(before));
-    spdl__line_add(line, digits + at, sizeof(digits) - at);
-}
-
-SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint32_t number) {
-    char digits[9] = "";
-    int i;
-    for (i = 0; i < 8; ++i) digits[i] = spdl__digits[number >> (28 - 4 * i) & 15];
-    spdl__line_text(line, before, digits);
-}
-
-/* The sampler as fields of a line. left= has the edits from `epoch` on, the oldest first:
-   epoch:from+gap, or of ranks epoch:world/done.done*times.done */
-SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, spdl__line *line) {
-    const char *before = " left=";
-    uint64_t r, times;
-    int i;
-    spdl__line_text(line, s->identity, "");
-    spdl__line_number(line, " rank=", (uint64_t)s->desc.ranks.rank);
-    spdl__line_number(line, "/", (uint64_t)s->desc.ranks.world);
-    for (i = 0; i < s->edits; ++i) {
-        const spdl__edit *edit = &s->edit[i];
-        if (edit->epoch < epoch) continue;
-        spdl__line_number(line, before, edit->epoch);
-        spdl__line_number(line, ":", edit->world == 0 ? edit->from : edit->world);
-        if (edit->world == 0) spdl__line_number(line, "+", edit->gap);
-        before = ",";
-        for (r = 0; r < edit->world && !line->full; r += times) {
-            for (times = 1; r + times < edit->world && edit->done[r + times] == edit->done[r];)
-                ++times;
-            spdl__line_number(line, r == 0 ? "/" : ".", edit->done[r]);
-            if (times > 1) spdl__line_number(line, "*", times);
-        }
-    }
-}
-
-/* The value of the field "name=value", which a space or the end of the text follows, and a space
-   comes before; NULL: there is none. */
-SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
-    const size_t length = strlen(name);
-    const char *at;
-    for (at = text; (at = strstr(at, name)) != NULL; ++at)
-        if (at[length] == '=' && (at == text || at[-1] == ' ')) return at + length + 1;
-    return NULL;
-}
-
-SPDL__PRIVATE bool spdl__text_same(const char *value, const char *other) {
-    const size_t length = strcspn(value, " \n");
-    return length == strcspn(other, " \n") && strncmp(value, other, length) == 0;
-}
-
-/* A number of this base, and what follows it: the end, or one of `after`. NULL: there is none that
-   fits. */
-SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const char *after,
-                                            uint64_t *number) {
-    const char *begin = at, *digit;
-    for (*number = 0; (digit = (const char *)memchr(spdl__digits, *at, base)) != NULL; ++at) {
-        if (*number > (UINT64_MAX - (uint64_t)(digit - spdl__digits)) / base) return NULL;
-        *number = *number * base + (uint64_t)(digit - spdl__digits);
-    }
-    return at != begin && strchr(after, *at) != NULL ? at : NULL;
-}
-
-/* Whether a text that spdl__sampler_describe has written (other words may be around) is of the same
-   order of the same data, on whatever rank. */
-SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const char *text,
-                                                spdl_error *error) {
-    char key[8];
-    const char *at, *value, *there;
-    for (at = s->identity; *at != '\0'; at = value + strcspn(value, " ")) {
-        value = strchr(at, '=') + 1;
-        (void)snprintf(key, sizeof(key), "%.*s", (int)(value - at - 2), at + 1);
-        there = spdl__text_field(text, key);
-        if (there == NULL)
-            return spdl__error_set(error, SPDL_E_FORMAT, "it says nothing of the sampler's %s",
-                                   key);
-        if (spdl__text_same(there, value)) continue;
-        return spdl__error_set(error, SPDL_E_INVALID, "%s of the sampler is %.*s, that of the "
-                               "saved run was %.*s%s", key, (int)strcspn(value, " "), value,
-                               (int)spdl__min(strcspn(there, " \n"), 32), there,
-                               strcmp(key, "data") == 0   ? ": it is another data set"
-                               : strcmp(key, "spec") == 0 ? ": weights, blocks or mixture differ"
-                                                          : "");
-    }
-    return SPDL_OK;
-}
-
-/* Which rank of how many has written a text. */
-SPDL__PRIVATE bool spdl__sampler_rank_of(const char *text, spdl_ranks *ranks) {
-    const char *at = spdl__text_field(text, "rank");
-    uint64_t rank, world;
-    if (at != NULL) at = spdl__text_number(at, 10, "/", &rank);
-    if (at == NULL || *at != '/' || spdl__text_number(at + 1, 10, " \n", &world) == NULL ||
-        world > INT32_MAX || rank >= world)
-        return false;
-    ranks->rank = (int)rank;
-    ranks->world = (int)world;
-    return true;
-}
-
-/* An edit of ranks at *at, from the slash on. */
-SPDL__PRIVATE spdl_result spdl__edit_read_ranks(spdl_sampler *s, const char **at, uint64_t epoch,
-                                                uint64_t world) {
-    uint64_t *done, r = 0, times, value;
-    spdl_result result = SPDL_E_FORMAT;
-    if (world < 1 || world > 1 << 20) return SPDL_E_FORMAT;
-    done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 8, 8);
-    if (done == NULL) return SPDL_E_NOMEM;
-    while (r < world && **at == (r == 0 ? '/' : '.')) {
-        times = 1;
-        *at = spdl__text_number(*at + 1, 10, "*., \n", &value);
-        if (*at != NULL && **at == '*') *at = spdl__text_number(*at + 1, 10, "., \n", &times);
-        if (*at == NULL || value > s->length / world + 1 || times < 1 || times > world - r) break;
-        while (times-- > 0) done[r++] = value;
-    }
-    if (r == world) result = spdl__edit_ranks(s, epoch, done, world);
-    spdl__free(&s->desc.allocator, done, 8 * (size_t)world);
-    return result;
-}
-
-/* Takes over the edits of a text, in place of those that there are: before spdl__sampler_resume. */
-SPDL__PRIVATE spdl_result spdl__sampler_adopt(spdl_sampler *s, const char *text,
-                                              spdl_error *error) {
-    const char *at = spdl__text_field(text, "left");
-    spdl_result result = SPDL_OK;
-    uint64_t epoch, first = 0, gap;
-    while (s->edits > 0) spdl__edit_free(s, &s->edit[--s->edits]);
-    while (at != NULL && result == SPDL_OK) {
-        result = SPDL_E_FORMAT;
-        at = spdl__text_number(at, 10, ":", &epoch);
-        if (at != NULL && *at == ':') at = spdl__text_number(at + 1, 10, "/+", &first);
-        if (at != NULL && *at == '/') {
-            result = spdl__edit_read_ranks(s, &at, epoch, first);
-        } else if (at != NULL && *at == '+') {
-            at = spdl__text_number(at + 1, 10, ", \n", &gap);
-            if (at != NULL && first <= s->length && gap <= s->length + ((uint64_t)1 << 32))
-                result = spdl__edit_gap(s, epoch, first, gap);
-        }
-        if (at == NULL || *at != ',') break;
-        ++at;
-    }
-    if (result == SPDL_OK && (at == NULL || strchr(" \n", *at) != NULL)) return SPDL_OK;
-    return spdl__error_set(error, result == SPDL_OK ? SPDL_E_FORMAT : result,
-                           "spdl: state: what it says is left (left=) %s",
-                           result == SPDL_E_NOMEM ? "does not fit the memory" : "makes no sense");
 }
 
 /* --- mixtures ---
@@ -20214,14 +19486,12 @@ SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture) {
 
 /* --- a sampler of a mixture --- */
 
-SPDL__PRIVATE bool spdl__mixture_endless(const spdl_mixture *m) { return m->length == SPDL__MOST; }
-
 SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
     const spdl_mixture *m = desc->mixture;
     size_t i;
     if (m == NULL || desc->samplers == NULL)
         return spdl__sampler_refuse(desc, "mixture or samplers is NULL");
-    if (spdl__mixture_endless(m) && desc->draws == 0)
+    if (m->length == SPDL__MOST && desc->draws == 0)
         return spdl__sampler_refuse(desc, "draws is 0, but the mixture does not end");
     if (desc->draws > m->length)
         return spdl__sampler_refuse(desc, "draws is more than the length of the mixture");
@@ -20261,7 +19531,7 @@ SPDL__COLD void spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *
 SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
                                              spdl_index *item) {
     const spdl_mixture *m = s->desc.mixture;
-    const bool endless = spdl__mixture_endless(m);
+    const bool endless = m->length == SPDL__MOST;
     uint64_t at = position, pass = epoch, length;
     spdl_result result;
     uint32_t source;
@@ -20280,6 +19550,725 @@ SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, ui
     item->epoch = epoch;
     item->source = source;
     return result;
+}
+
+/* --- making a sampler --- */
+
+/* Indices that have a weight. */
+SPDL__COLD uint64_t spdl__sampler_entries(const double *weight, uint64_t count) {
+    uint64_t i, entries = 0;
+    for (i = 0; i < count; ++i) entries += weight[i] > 0;
+    return entries;
+}
+
+SPDL__COLD spdl_result spdl__sampler_check_blocks(const spdl_sampler_desc *desc) {
+    uint64_t sum = 0, i;
+    if ((desc->block != 0) == (desc->block_sizes != NULL))
+        return spdl__sampler_refuse(desc, "set block, or block_sizes and blocks, to what is read "
+                                          "in one go");
+    if (desc->block_sizes == NULL) return SPDL_OK;
+    for (i = 0; i < desc->blocks && desc->block_sizes[i] <= desc->count - sum; ++i)
+        sum += desc->block_sizes[i];
+    if (i == desc->blocks && sum == desc->count) return SPDL_OK;
+    return spdl__sampler_refuse(desc, "the sum of block_sizes is not count");
+}
+
+SPDL__COLD spdl_result spdl__ranks_check(const spdl_ranks *ranks, const char *what,
+                                         spdl_error *error) {
+    if (ranks->world == 0 && ranks->rank == 0) return SPDL_OK; /* not set */
+    if (ranks->world < 1)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: world is %d, must be at least 1",
+                               what, ranks->world);
+    if (ranks->rank >= 0 && ranks->rank < ranks->world) return SPDL_OK;
+    return spdl__error_set(error, SPDL_E_INVALID,
+                           "spdl: %s: rank is %d, must be from 0 to world - 1, which is %d", what,
+                           ranks->rank, ranks->world - 1);
+}
+
+SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
+    const bool once = desc->order == SPDL_SAMPLE_WEIGHTED_ONCE;
+    uint64_t entries;
+    spdl_result result = spdl__ranks_check(&desc->ranks, "sampler", desc->error);
+    if (result == SPDL_OK) result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
+    if (result != SPDL_OK) return result;
+    if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
+        return spdl__sampler_refuse(desc, "order or tail is none that there is");
+    if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
+        return spdl__sampler_refuse(desc, "count or draws is more than 2^63");
+    if (desc->order == SPDL_SAMPLE_MIXTURE) return spdl__sampler_check_mixture(desc);
+    if (desc->order == SPDL_SAMPLE_CURRICULUM && desc->index_fn == NULL)
+        return spdl__sampler_refuse(desc, "index_fn is NULL");
+    if (once || desc->order == SPDL_SAMPLE_WEIGHTED)
+        result = spdl__check_weights_of("sampler", desc->weights, desc->count, desc->error);
+    if (desc->order == SPDL_SAMPLE_BLOCKS) result = spdl__sampler_check_blocks(desc);
+    if (result != SPDL_OK) return result;
+    if (desc->order == SPDL_SAMPLE_WEIGHTED || desc->order == SPDL_SAMPLE_CURRICULUM)
+        return desc->count > 0 || desc->draws == 0 ? SPDL_OK
+                                                   : spdl__sampler_refuse(desc, "count is 0");
+    if (desc->draws > desc->count)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but "
+                               "each of the %llu indices comes once", (spdl__llu)desc->draws,
+                               (spdl__llu)desc->count);
+    entries = once ? spdl__sampler_entries(desc->weights, desc->count) : desc->count;
+    if (desc->draws <= entries) return SPDL_OK;
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but only "
+                           "%llu indices have a weight", (spdl__llu)desc->draws,
+                           (spdl__llu)entries);
+}
+
+/* For shuffles of `least` numbers or more. */
+SPDL__COLD void spdl__sampler_table(spdl_sampler *s, spdl__shuffle *shuffle, uint64_t least) {
+    if (least > SPDL__TABLE) return;
+    shuffle->table = (uint16_t *)spdl__sampler_hold(s, 2 * SPDL__TABLE, sizeof(*shuffle->table));
+}
+
+/* Vose's way to Walker's table: an index with less than the mean is filled up by one with more. */
+SPDL__COLD void spdl__sampler_alias(spdl_sampler *s, const double *weight) {
+    const uint64_t n = s->desc.count;
+    uint64_t i, small = 0, large = n, heaviest = 0, *queue;
+    double sum = 0, scale;
+    double *share = (double *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)n, 16, 8);
+    s->spec = spdl__weights_hash(0, weight, n);
+    s->alias = (spdl__alias *)spdl__sampler_hold(s, n, sizeof(*s->alias));
+    s->starved = s->starved || share == NULL;
+    if (s->starved) {
+        spdl__free(&s->desc.allocator, share, (size_t)n * 16);
+        return;
+    }
+    queue = (uint64_t *)(void *)(share + n);
+    for (i = 1; i < n; ++i)
+        if (weight[i] > weight[heaviest]) heaviest = i;
+    for (i = 0; i < n; ++i) sum += weight[i] / weight[heaviest];
+    scale = (double)n / sum;
+    for (i = 0; i < n; ++i) {
+        share[i] = weight[i] / weight[heaviest] * scale;
+        queue[share[i] < 1 ? small++ : --large] = i;
+    }
+    while (small > 0 && large < n) { /* those with less lie before `small`, others from `large` */
+        const uint64_t less = queue[--small], more = queue[large];
+        s->alias[less].keep = (uint64_t)(share[less] * 18446744073709551616.0);
+        s->alias[less].other = more;
+        share[more] = share[more] - (1 - share[less]);
+        if (share[more] < 1) queue[small++] = queue[large++];
+    }
+    while (small > 0) { /* rounding has left them */
+        i = queue[--small];
+        s->alias[i].other = weight[i] > 0 ? i : heaviest;
+    }
+    for (; large < n; ++large) s->alias[queue[large]].other = queue[large];
+    spdl__free(&s->desc.allocator, share, (size_t)n * 16);
+}
+
+SPDL__COLD void spdl__sampler_once(spdl_sampler *s, const double *weight) {
+    const size_t bytes = (size_t)s->desc.count * sizeof(*weight);
+    double *own = (double *)spdl__sampler_hold(s, s->desc.count, sizeof(*own));
+    s->spec = spdl__weights_hash(0, weight, s->desc.count);
+    if (own != NULL) s->desc.weights = (double *)memcpy(own, weight, bytes);
+    s->length = spdl__sampler_entries(weight, s->desc.count);
+    s->drawn = (spdl__drawn *)spdl__sampler_hold(s, s->length, sizeof(*s->drawn));
+}
+
+SPDL__COLD void spdl__sampler_blocks(spdl_sampler *s, const spdl_sampler_desc *desc) {
+    uint64_t i, size;
+    if (desc->block_sizes == NULL)
+        s->desc.blocks = desc->count / desc->block + (desc->count % desc->block != 0);
+    spdl__sampler_table(s, &s->outer, s->desc.blocks);
+    if (desc->shuffle_inside) spdl__sampler_table(s, &s->inner, 0);
+    s->start = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
+    s->slot = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
+    for (i = 0; i < s->desc.blocks && !s->starved; ++i) {
+        size = desc->block_sizes != NULL ? desc->block_sizes[i] : desc->block;
+        s->start[i + 1] = spdl__min(s->start[i] + size, desc->count);
+        s->spec = spdl__hashed(s->spec, s->start[i + 1]);
+    }
+    s->spec = spdl__hashed(s->spec, desc->shuffle_inside);
+}
+
+SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
+    static const char *const order[] = { "sequential", "shuffled", "blocks", "weighted",
+                                         "weighted-once", "curriculum", "mixture" };
+    static const char *const tail[] = { "keep", "drop", "pad" };
+    (void)snprintf(s->identity, sizeof(s->identity), " order=%s count=%llu draws=%llu seed=%llu "
+                   "tail=%s data=%016llx spec=%016llx", order[s->desc.order],
+                   (spdl__llu)s->desc.count, (spdl__llu)s->length, (spdl__llu)s->desc.seed,
+                   tail[s->desc.tail], (spdl__llu)s->desc.data_hash, (spdl__llu)s->spec);
+}
+
+SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc) {
+    spdl_result result;
+    spdl_sampler *s;
+    uint64_t world;
+    if (sampler == NULL) return SPDL_E_INVALID;
+    *sampler = NULL;
+    if (desc == NULL) return SPDL_E_INVALID;
+    spdl__error_clear(desc->error);
+    result = spdl__sampler_check(desc);
+    if (result != SPDL_OK) return result;
+    s = (spdl_sampler *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*s), sizeof(void *));
+    if (s == NULL) return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
+    s->desc = *desc;
+    s->desc.error = NULL;
+    s->desc.weights = NULL;
+    s->desc.block_sizes = NULL;
+    if (desc->ranks.world == 0) s->desc.ranks.world = 1;
+    s->length = desc->count;
+    switch (desc->order) {
+    case SPDL_SAMPLE_SHUFFLED: spdl__sampler_table(s, &s->outer, desc->count); break;
+    case SPDL_SAMPLE_BLOCKS: spdl__sampler_blocks(s, desc); break;
+    case SPDL_SAMPLE_WEIGHTED: spdl__sampler_alias(s, desc->weights); break;
+    case SPDL_SAMPLE_WEIGHTED_ONCE: spdl__sampler_once(s, desc->weights); break;
+    case SPDL_SAMPLE_MIXTURE: spdl__sampler_mixture(s, desc); break;
+    default: break;
+    }
+    if (desc->draws != 0) s->length = desc->draws;
+    world = (uint64_t)s->desc.ranks.world;
+    s->rows = s->length / world + (s->length % world != 0);
+    spdl__sampler_identify(s);
+    if (!s->starved) *sampler = s;
+    else spdl_sampler_destroy(s);
+    return *sampler != NULL ? SPDL_OK
+                            : spdl__error_set(desc->error, SPDL_E_NOMEM,
+                                              "spdl: sampler: no memory");
+}
+
+SPDL__PRIVATE void spdl__edit_free(spdl_sampler *s, spdl__edit *edit) {
+    spdl__free(&s->desc.allocator, edit->done, 16 * (size_t)edit->world);
+}
+
+SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
+    spdl_allocator allocator;
+    if (sampler == NULL) return;
+    allocator = sampler->desc.allocator;
+    while (sampler->edits > 0) spdl__edit_free(sampler, &sampler->edit[--sampler->edits]);
+    while (sampler->helds-- > 0)
+        spdl__free(&allocator, sampler->held[sampler->helds], sampler->held_bytes[sampler->helds]);
+    spdl__free(&allocator, sampler, sizeof(*sampler));
+}
+
+/* --- which index is at a position --- */
+
+/* -log2 of a random number between 0 and 1, times 2^52 (what it misses is below 2^-50). By
+   squaring: each time the logarithm doubles. Integers, so it is the same on every machine. */
+SPDL__PRIVATE uint64_t spdl__minus_log2(uint64_t random) {
+    uint64_t x = random | 1, log = 63;
+    int i;
+    while (x >> 63 == 0) {
+        x <<= 1;
+        --log;
+    }
+    for (i = 0; i < 52; ++i) {
+        x = spdl__wide_product(x, x).high;
+        log = log << 1 | x >> 63;
+        if (x >> 63 == 0) x <<= 1;
+    }
+    return ((uint64_t)64 << 52) - log;
+}
+
+/* An index of weight w gets the key (-log of a random number) / w: they are in the order of draws
+   without replacement (Efraimidis and Spirakis). A double's bits are in the order of doubles, and a
+   power of two, as of the weight, can be divided by where they hold the exponent. */
+SPDL__PRIVATE uint64_t spdl__draw_key(uint64_t random, double weight) {
+    int exponent;
+    const uint64_t fraction = spdl__weight_split(weight, &exponent);
+    const double ratio = (double)spdl__minus_log2(random) / (double)fraction;
+    uint64_t bits;
+    memcpy(&bits, &ratio, sizeof(bits));
+    return bits + ((uint64_t)(2047 - exponent) << 52);
+}
+
+/* Makes the tables those of an epoch. */
+SPDL__NOINLINE void spdl__sampler_make(spdl_sampler *s, uint64_t epoch) {
+    uint64_t key, i, n = 0;
+    s->ready = true;
+    s->epoch = epoch;
+    key = s->key = spdl__hashed(s->desc.seed, epoch);
+    if (s->desc.order == SPDL_SAMPLE_SHUFFLED) spdl__shuffle_set(&s->outer, key, s->desc.count);
+    if (s->desc.order == SPDL_SAMPLE_BLOCKS) {
+        spdl__shuffle_set(&s->outer, key, s->desc.blocks);
+        for (i = 0; i < s->desc.blocks; ++i) {
+            const uint64_t block = spdl__shuffle_at(&s->outer, i, false);
+            s->slot[i + 1] = s->slot[i] + (s->start[block + 1] - s->start[block]);
+        }
+        s->at_slot = 0;
+    }
+    if (s->desc.order != SPDL_SAMPLE_WEIGHTED_ONCE) return;
+    for (i = 0; i < s->desc.count; ++i) {
+        if (!(s->desc.weights[i] > 0)) continue;
+        s->drawn[n].index = i;
+        s->drawn[n++].key = spdl__draw_key(spdl__hashed(key, i), s->desc.weights[i]);
+    }
+    qsort(s->drawn, (size_t)n, sizeof(*s->drawn), spdl__drawn_compare);
+}
+
+/* The order inside of a block. */
+SPDL__INLINE uint64_t spdl__block_inside(spdl_sampler *s, uint64_t block, uint64_t x, bool back) {
+    if (!s->desc.shuffle_inside) return x;
+    spdl__shuffle_set(&s->inner, spdl__hashed(~s->key, block),
+                      s->start[block + 1] - s->start[block]);
+    return spdl__shuffle_at(&s->inner, x, back);
+}
+
+SPDL__PRIVATE uint64_t spdl__block_at(spdl_sampler *s, uint64_t position) {
+    uint64_t block;
+    if (position < s->slot[s->at_slot] || position >= s->slot[s->at_slot + 1])
+        s->at_slot = spdl__last_at_most(s->slot, sizeof(*s->slot), s->desc.blocks, position);
+    block = spdl__shuffle_at(&s->outer, s->at_slot, false);
+    return s->start[block] + spdl__block_inside(s, block, position - s->slot[s->at_slot], false);
+}
+
+SPDL__PRIVATE uint64_t spdl__block_find(spdl_sampler *s, uint64_t index) {
+    const uint64_t block = spdl__last_at_most(s->start, sizeof(*s->start), s->desc.blocks, index);
+    return s->slot[spdl__shuffle_find(&s->outer, block)] +
+           spdl__block_inside(s, block, index - s->start[block], true);
+}
+
+SPDL__PRIVATE uint64_t spdl__alias_at(const spdl_sampler *s, uint64_t position) {
+    const uint64_t random = spdl__hashed(s->key, position);
+    const uint64_t i = spdl__wide_product(random, s->desc.count).high;
+    return spdl__mix(random ^ s->key) < s->alias[i].keep ? i : s->alias[i].other;
+}
+
+SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint64_t position,
+                                           spdl_index *item) {
+    uint64_t index = position;
+    if (SPDL__UNLIKELY(s->epoch != epoch || !s->ready)) spdl__sampler_make(s, epoch);
+    item->position = position;
+    item->epoch = epoch;
+    item->source = 0;
+    switch (s->desc.order) {
+    case SPDL_SAMPLE_SEQUENTIAL: break;
+    case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&s->outer, position, false); break;
+    case SPDL_SAMPLE_BLOCKS: index = spdl__block_at(s, position); break;
+    case SPDL_SAMPLE_WEIGHTED: index = spdl__alias_at(s, position); break;
+    case SPDL_SAMPLE_WEIGHTED_ONCE: index = s->drawn[position].index; break;
+    case SPDL_SAMPLE_CURRICULUM: index = s->desc.index_fn(s->desc.ctx, epoch, position); break;
+    case SPDL_SAMPLE_MIXTURE: return spdl__mixture_item(s, epoch, position, item);
+    }
+    item->index = index;
+    return index < s->desc.count ? SPDL_OK : SPDL_E_INVALID;
+}
+
+SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
+                                     spdl_index *item) {
+    if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
+    if (position >= sampler->length) return SPDL_END;
+    return spdl__sampler_get(sampler, epoch, position, item);
+}
+
+SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t epoch,
+                                              uint64_t index, uint64_t *position) {
+    spdl_sampler_order order;
+    uint64_t at = index;
+    if (sampler == NULL || position == NULL) return SPDL_E_INVALID;
+    order = sampler->desc.order;
+    if (order == SPDL_SAMPLE_WEIGHTED || order >= SPDL_SAMPLE_CURRICULUM) return SPDL_E_UNSUPPORTED;
+    if (index >= sampler->desc.count) return SPDL_E_NOT_FOUND;
+    if (sampler->epoch != epoch || !sampler->ready) spdl__sampler_make(sampler, epoch);
+    if (order == SPDL_SAMPLE_SHUFFLED) at = spdl__shuffle_find(&sampler->outer, index);
+    if (order == SPDL_SAMPLE_BLOCKS) at = spdl__block_find(sampler, index);
+    if (order == SPDL_SAMPLE_WEIGHTED_ONCE)
+        for (at = 0; at < sampler->length && sampler->drawn[at].index != index; ++at) {}
+    if (at >= sampler->length) return SPDL_E_NOT_FOUND;
+    *position = at;
+    return SPDL_OK;
+}
+
+/* --- which position is whose --- */
+
+SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, int edits,
+                                        uint64_t number);
+
+/* Numbers are dealt in rows of `world`, the first to rank 0. Those of a mixture, where sources come
+   in a rhythm that a rank could fall into, are dealt from another rank on in each row: the first of
+   row `row`, after so many edits, is that of rank world - this, modulo world. It depends on where
+   the row begins, so it is the same when a run goes on from there. */
+SPDL__PRIVATE uint64_t spdl__deal_turn(const spdl_sampler *s, uint64_t epoch, int edits,
+                                       uint64_t world, uint64_t row) {
+    uint64_t begin;
+    if (s->desc.order != SPDL_SAMPLE_MIXTURE || world < 2) return 0;
+    begin = spdl__sampler_up(s, epoch, edits, row * world);
+    return spdl__wide_product(spdl__hashed(spdl__hashed(s->desc.seed, epoch), begin), world).high;
+}
+
+/* Whose a column of a row is. */
+SPDL__INLINE uint64_t spdl__deal_rank(uint64_t column, uint64_t turn, uint64_t world) {
+    return column >= turn ? column - turn : column + world - turn;
+}
+
+/* From a number of what is left after edit `i` to one of what was before. Of ranks: from the row on
+   that nobody has had, all are left; the rows before it fall into stretches in each of which the
+   same ranks have had theirs. */
+SPDL__PRIVATE uint64_t spdl__edit_up(const spdl_sampler *s, int i, uint64_t number) {
+    const spdl__edit *edit = &s->edit[i];
+    const uint64_t world = edit->world, *order;
+    uint64_t k, rows = 0, had = 0, row, turn, column;
+    if (world == 0) return number < edit->from ? number : number + edit->gap;
+    order = edit->done + world;
+    for (k = 1; k < world; ++k) {
+        had = order[k - 1];
+        rows = order[k] - had;
+        if (number < rows * k) break;
+        number -= rows * k;
+    }
+    if (k == world) return order[world - 1] * world + number;
+    row = had + number / k; /* whose k ranks have had no more than `had` of theirs */
+    number %= k;
+    turn = spdl__deal_turn(s, edit->epoch, i, world, row);
+    for (column = 0; edit->done[spdl__deal_rank(column, turn, world)] > had || number-- > 0;)
+        ++column;
+    return row * world + column;
+}
+
+/* The position of a number of what is left after the first `edits` edits. */
+SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, int edits,
+                                        uint64_t number) {
+    while (edits-- > 0)
+        if (s->edit[edits].epoch == epoch) number = spdl__edit_up(s, edits, number);
+    return number;
+}
+
+/* How many of what is left lies before a position. */
+SPDL__PRIVATE uint64_t spdl__sampler_down(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
+    uint64_t k, left, rows, turn;
+    int i;
+    for (i = 0; i < s->edits; ++i, number = left) {
+        const spdl__edit *edit = &s->edit[i];
+        const uint64_t world = edit->world;
+        left = number;
+        if (edit->epoch != epoch) continue;
+        if (world == 0) left -= spdl__min(spdl__grown(edit->from, number), edit->gap);
+        if (world == 0) continue;
+        rows = number / world;
+        for (k = 0; k < world; ++k) left -= spdl__min(edit->done[k], rows);
+        turn = spdl__deal_turn(s, epoch, i, world, rows);
+        for (k = 0; k < number % world; ++k)
+            left -= edit->done[spdl__deal_rank(k, turn, world)] > rows;
+    }
+    return number;
+}
+
+/* The position that rank `rank` of `world` is dealt as its item `number`, beyond the length if
+   there are not as many. */
+SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch, uint64_t rank,
+                                           uint64_t world, uint64_t number) {
+    uint64_t column = rank + spdl__deal_turn(s, epoch, s->edits, world, number);
+    if (column >= world) column -= world;
+    return spdl__sampler_up(s, epoch, s->edits, number * world + column);
+}
+
+SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch) {
+    const uint64_t rank = (uint64_t)sampler->desc.ranks.rank;
+    const uint64_t world = (uint64_t)sampler->desc.ranks.world;
+    const uint64_t left = spdl__sampler_down(sampler, epoch, sampler->length), rows = left / world;
+    if (sampler->desc.tail == SPDL_TAIL_DROP || left % world == 0) return rows;
+    return rows + (sampler->desc.tail == SPDL_TAIL_PAD ||
+                   spdl__sampler_dealt(sampler, epoch, rank, world, rows) < sampler->length);
+}
+
+/* The position of this rank's item `number`; SPDL__NEVER: it has fewer. */
+SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t epoch,
+                                               uint64_t number) {
+    uint64_t at;
+    if (s->desc.tail != SPDL_TAIL_KEEP && number >= spdl_sampler_length(s, epoch))
+        return SPDL__NEVER;
+    at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank,
+                             (uint64_t)s->desc.ranks.world, number);
+    if (at < s->length) return at;
+    return s->desc.tail == SPDL_TAIL_PAD ? at % s->length : SPDL__NEVER;
+}
+SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
+    const uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
+    if (number >= s->rows) return SPDL__NEVER;
+    if (s->edits != 0 || s->desc.tail != SPDL_TAIL_KEEP || s->desc.order == SPDL_SAMPLE_MIXTURE)
+        return spdl__sampler_globally(s, epoch, number);
+    return at < s->length ? at : SPDL__NEVER;
+}
+
+SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
+                                       spdl_index *item) {
+    uint64_t position;
+    if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
+    position = spdl__sampler_global(sampler, epoch, number);
+    return position == SPDL__NEVER ? SPDL_END : spdl__sampler_get(sampler, epoch, position, item);
+}
+
+/* Leaves out `gap` numbers from `from` on. At the beginning it becomes one with a gap below it, and
+   an edit of ranks is forgotten when all that they have had lies in the gap. */
+SPDL__PRIVATE spdl_result spdl__edit_gap(spdl_sampler *s, uint64_t epoch, uint64_t from,
+                                         uint64_t gap) {
+    spdl__edit *edit;
+    while (from == 0 && s->edits > 0) {
+        const uint64_t up = spdl__edit_up(s, s->edits - 1, gap);
+        edit = &s->edit[s->edits - 1];
+        if (edit->epoch != epoch ||
+            (edit->world == 0 ? gap < edit->from
+                              : up < edit->done[2 * edit->world - 1] * edit->world))
+            break;
+        gap = up;
+        spdl__edit_free(s, edit);
+        --s->edits;
+    }
+    if (gap == 0) return SPDL_OK;
+    if (s->edits == SPDL__EDITS) return SPDL_E_LIMIT;
+    edit = &s->edit[s->edits++];
+    memset(edit, 0, sizeof(*edit));
+    edit->epoch = epoch;
+    edit->from = from;
+    edit->gap = gap;
+    return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_sampler_skip(spdl_sampler *sampler, uint64_t epoch, uint64_t begin,
+                                       uint64_t end) {
+    uint64_t from;
+    if (sampler == NULL || begin > end) return SPDL_E_INVALID;
+    begin = spdl__min(begin, sampler->length);
+    end = spdl__min(end, sampler->length);
+    from = spdl__sampler_down(sampler, epoch, begin);
+    return spdl__edit_gap(sampler, epoch, from, spdl__sampler_down(sampler, epoch, end) - from);
+}
+
+SPDL__PRIVATE int spdl__number_compare(const void *left, const void *right) {
+    const uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+    return a < b ? -1 : a > b;
+}
+
+/* Ranks have had the first done[r] of theirs. What all of them have had is a gap. */
+SPDL__PRIVATE spdl_result spdl__edit_ranks(spdl_sampler *s, uint64_t epoch, const uint64_t *done,
+                                           uint64_t world) {
+    spdl__edit *edit;
+    uint64_t least = done[0], ahead = 0, i;
+    spdl_result result;
+    for (i = 1; i < world; ++i) least = spdl__min(least, done[i]);
+    if (s->desc.order != SPDL_SAMPLE_MIXTURE) /* the next row is begun, no more */
+        while (ahead < world && done[ahead] == least + 1) ++ahead;
+    for (i = ahead; i < world && done[i] == least; ++i) {}
+    if (i == world) return spdl__edit_gap(s, epoch, 0, least * world + ahead);
+    result = spdl__edit_gap(s, epoch, 0, least * world);
+    if (result != SPDL_OK) return result;
+    if (s->edits == SPDL__EDITS) return SPDL_E_LIMIT;
+    edit = &s->edit[s->edits];
+    memset(edit, 0, sizeof(*edit));
+    edit->epoch = epoch;
+    edit->world = world;
+    edit->done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 16, 8);
+    if (edit->done == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i < world; ++i) edit->done[i] = edit->done[world + i] = done[i] - least;
+    qsort(edit->done + world, (size_t)world, 8, spdl__number_compare);
+    ++s->edits;
+    return SPDL_OK;
+}
+
+/* --- what >>state asks --- */
+
+/* From here on this rank's numbers in `epoch` go over what the ranks of the run before, which were
+   dealt to as this sampler deals now (see spdl__sampler_adopt), have not delivered: rank r has its
+   first done[r]. It is dealt in the order of positions. Edits of epochs before are forgotten. */
+SPDL__PRIVATE spdl_result spdl__sampler_resume(spdl_sampler *s, uint64_t epoch,
+                                               const uint64_t *done, int world,
+                                               spdl_error *error) {
+    spdl_result result;
+    int i, kept = 0;
+    for (i = 0; i < world; ++i)
+        if (done[i] > s->length / (uint64_t)world + 1)
+            return spdl__error_set(error, SPDL_E_INVALID, "spdl: state: rank %d of %d has had %llu "
+                                   "items of an epoch of %llu", i, world, (spdl__llu)done[i],
+                                   (spdl__llu)s->length);
+    for (i = 0; i < s->edits; ++i)
+        if (s->edit[i].epoch < epoch) spdl__edit_free(s, &s->edit[i]);
+        else s->edit[kept++] = s->edit[i];
+    s->edits = kept;
+    result = spdl__edit_ranks(s, epoch, done, (uint64_t)world);
+    if (result == SPDL_E_LIMIT)
+        return spdl__error_set(error, result, "spdl: state: epoch %llu was gone on with, or "
+                               "skipped in, too often: more than %d times", (spdl__llu)epoch,
+                               SPDL__EDITS);
+    return result == SPDL_OK ? SPDL_OK : spdl__error_set(error, result, "spdl: state: no memory");
+}
+
+/* Whether this rank is dealt a position (before % length, of one that is padded), and as which of
+   its items. */
+SPDL__PRIVATE bool spdl__sampler_mine(const spdl_sampler *s, uint64_t epoch, uint64_t position,
+                                      uint64_t *number) {
+    const uint64_t world = (uint64_t)s->desc.ranks.world;
+    const uint64_t at = spdl__sampler_down(s, epoch, position);
+    const uint64_t turn = spdl__deal_turn(s, epoch, s->edits, world, at / world);
+    *number = at / world;
+    return spdl__deal_rank(at % world, turn, world) == (uint64_t)s->desc.ranks.rank;
+}
+
+/* A position as text, while it is written. snprintf takes half a microsecond for as much as these
+   functions write in a tenth. */
+typedef struct spdl__line {
+    char text[SPDL_STATE_BYTES]; /* without a zero at its end */
+    size_t length;
+    bool full; /* it would be longer, with the zero */
+} spdl__line;
+
+static const char spdl__digits[] = "0123456789abcdef";
+
+SPDL__PRIVATE void spdl__line_add(spdl__line *line, const char *text, size_t length) {
+    line->full = line->full || length >= sizeof(line->text) - line->length;
+    if (line->full) return;
+    memcpy(line->text + line->length, text, length);
+    line->length += length;
+}
+
+SPDL__PRIVATE void spdl__line_text(spdl__line *line, const char *before, const char *text) {
+    spdl__line_add(line, before, strlen(before));
+    spdl__line_add(line, text, strlen(text));
+}
+
+SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint64_t number) {
+    char digits[20];
+    size_t at = sizeof(digits);
+    do digits[--at] = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    spdl__line_add(line, before, strlen(before));
+    spdl__line_add(line, digits + at, sizeof(digits) - at);
+}
+
+SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint32_t number) {
+    char digits[9] = "";
+    int i;
+    for (i = 0; i < 8; ++i) digits[i] = spdl__digits[number >> (28 - 4 * i) & 15];
+    spdl__line_text(line, before, digits);
+}
+
+/* The sampler as fields of a line. left= has the edits from `epoch` on, the oldest first:
+   epoch:from+gap, or of ranks epoch:world/done.done*times.done */
+SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, spdl__line *line) {
+    const char *before = " left=";
+    uint64_t r, times;
+    int i;
+    spdl__line_text(line, s->identity, "");
+    spdl__line_number(line, " rank=", (uint64_t)s->desc.ranks.rank);
+    spdl__line_number(line, "/", (uint64_t)s->desc.ranks.world);
+    for (i = 0; i < s->edits; ++i) {
+        const spdl__edit *edit = &s->edit[i];
+        if (edit->epoch < epoch) continue;
+        spdl__line_number(line, before, edit->epoch);
+        spdl__line_number(line, ":", edit->world == 0 ? edit->from : edit->world);
+        if (edit->world == 0) spdl__line_number(line, "+", edit->gap);
+        before = ",";
+        for (r = 0; r < edit->world && !line->full; r += times) {
+            for (times = 1; r + times < edit->world && edit->done[r + times] == edit->done[r];)
+                ++times;
+            spdl__line_number(line, r == 0 ? "/" : ".", edit->done[r]);
+            if (times > 1) spdl__line_number(line, "*", times);
+        }
+    }
+}
+
+/* The value of the field "name=value", which a space or the end of the text follows, and a space
+   comes before; NULL: there is none. */
+SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
+    const size_t length = strlen(name);
+    const char *at;
+    for (at = text; (at = strstr(at, name)) != NULL; ++at)
+        if (at[length] == '=' && (at == text || at[-1] == ' ')) return at + length + 1;
+    return NULL;
+}
+
+SPDL__PRIVATE bool spdl__text_same(const char *value, const char *other) {
+    const size_t length = strcspn(value, " \n");
+    return length == strcspn(other, " \n") && strncmp(value, other, length) == 0;
+}
+
+/* A number of this base, and what follows it: the end, or one of `after`. NULL: there is none that
+   fits. */
+SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const char *after,
+                                            uint64_t *number) {
+    const char *begin = at, *digit;
+    for (*number = 0; (digit = (const char *)memchr(spdl__digits, *at, base)) != NULL; ++at) {
+        if (*number > (UINT64_MAX - (uint64_t)(digit - spdl__digits)) / base) return NULL;
+        *number = *number * base + (uint64_t)(digit - spdl__digits);
+    }
+    return at != begin && strchr(after, *at) != NULL ? at : NULL;
+}
+
+/* Whether a text that spdl__sampler_describe has written (other words may be around) is of the same
+   order of the same data, on whatever rank. */
+SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const char *text,
+                                                spdl_error *error) {
+    char key[8];
+    const char *at, *value, *there;
+    for (at = s->identity; *at != '\0'; at = value + strcspn(value, " ")) {
+        value = strchr(at, '=') + 1;
+        (void)snprintf(key, sizeof(key), "%.*s", (int)(value - at - 2), at + 1);
+        there = spdl__text_field(text, key);
+        if (there == NULL)
+            return spdl__error_set(error, SPDL_E_FORMAT, "it says nothing of the sampler's %s",
+                                   key);
+        if (spdl__text_same(there, value)) continue;
+        return spdl__error_set(error, SPDL_E_INVALID, "%s of the sampler is %.*s, that of the "
+                               "saved run was %.*s%s", key, (int)strcspn(value, " "), value,
+                               (int)spdl__min(strcspn(there, " \n"), 32), there,
+                               strcmp(key, "data") == 0   ? ": it is another data set"
+                               : strcmp(key, "spec") == 0 ? ": weights, blocks or mixture differ"
+                                                          : "");
+    }
+    return SPDL_OK;
+}
+
+/* Which rank of how many has written a text. */
+SPDL__PRIVATE bool spdl__sampler_rank_of(const char *text, spdl_ranks *ranks) {
+    const char *at = spdl__text_field(text, "rank");
+    uint64_t rank, world;
+    if (at != NULL) at = spdl__text_number(at, 10, "/", &rank);
+    if (at == NULL || *at != '/' || spdl__text_number(at + 1, 10, " \n", &world) == NULL ||
+        world > INT32_MAX || rank >= world)
+        return false;
+    ranks->rank = (int)rank;
+    ranks->world = (int)world;
+    return true;
+}
+
+/* An edit of ranks at *at, from the slash on. */
+SPDL__PRIVATE spdl_result spdl__edit_read_ranks(spdl_sampler *s, const char **at, uint64_t epoch,
+                                                uint64_t world) {
+    uint64_t *done, r = 0, times, value;
+    spdl_result result = SPDL_E_FORMAT;
+    if (world < 1 || world > 1 << 20) return SPDL_E_FORMAT;
+    done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 8, 8);
+    if (done == NULL) return SPDL_E_NOMEM;
+    while (r < world && **at == (r == 0 ? '/' : '.')) {
+        times = 1;
+        *at = spdl__text_number(*at + 1, 10, "*., \n", &value);
+        if (*at != NULL && **at == '*') *at = spdl__text_number(*at + 1, 10, "., \n", &times);
+        if (*at == NULL || value > s->length / world + 1 || times < 1 || times > world - r) break;
+        while (times-- > 0) done[r++] = value;
+    }
+    if (r == world) result = spdl__edit_ranks(s, epoch, done, world);
+    spdl__free(&s->desc.allocator, done, 8 * (size_t)world);
+    return result;
+}
+
+/* Takes over the edits of a text, in place of those that there are: before spdl__sampler_resume. */
+SPDL__PRIVATE spdl_result spdl__sampler_adopt(spdl_sampler *s, const char *text,
+                                              spdl_error *error) {
+    const char *at = spdl__text_field(text, "left");
+    spdl_result result = SPDL_OK;
+    uint64_t epoch, first = 0, gap;
+    while (s->edits > 0) spdl__edit_free(s, &s->edit[--s->edits]);
+    while (at != NULL && result == SPDL_OK) {
+        result = SPDL_E_FORMAT;
+        at = spdl__text_number(at, 10, ":", &epoch);
+        if (at != NULL && *at == ':') at = spdl__text_number(at + 1, 10, "/+", &first);
+        if (at != NULL && *at == '/') {
+            result = spdl__edit_read_ranks(s, &at, epoch, first);
+        } else if (at != NULL && *at == '+') {
+            at = spdl__text_number(at + 1, 10, ", \n", &gap);
+            if (at != NULL && first <= s->length && gap <= s->length + ((uint64_t)1 << 32))
+                result = spdl__edit_gap(s, epoch, first, gap);
+        }
+        if (at == NULL || *at != ',') break;
+        ++at;
+    }
+    if (result == SPDL_OK && (at == NULL || strchr(" \n", *at) != NULL)) return SPDL_OK;
+    return spdl__error_set(error, result == SPDL_OK ? SPDL_E_FORMAT : result,
+                           "spdl: state: what it says is left (left=) %s",
+                           result == SPDL_E_NOMEM ? "does not fit the memory" : "makes no sense");
 }
 
 /* --- ranks from the environment --- */
@@ -26271,17 +26260,6 @@ SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t
                              (spdl__llu)most);
 }
 
-SPDL__PRIVATE spdl_result spdl__line_next(spdl_records *s, spdl_record **record) {
-    uint64_t bytes = 0, next = 0;
-    spdl_result result = SPDL_END;
-    if (s->at == s->reader.bytes) return result;
-    result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
-    if (result == SPDL_OK)
-        result = spdl__reader_record(&s->reader, &s->desc.allocator, s->path, s->at, bytes, record);
-    if (result == SPDL_OK) s->at = next;
-    return result;
-}
-
 SPDL__PRIVATE spdl_records_desc spdl__records_defaults(const spdl_records_desc *given,
                                                        spdl_records_kind kind) {
     spdl_records_desc desc;
@@ -26322,11 +26300,19 @@ SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
 
 SPDL_API spdl_result spdl_records_next(spdl_records *records, spdl_record **record,
                                        spdl_error *error) {
+    spdl_records *s = records;
+    uint64_t bytes = 0, next = 0;
+    spdl_result result;
     spdl__error_clear(error);
-    records->reader.error = error;
-    if (records->desc.kind == SPDL_RECORDS_LINES) return spdl__line_next(records, record);
-    return records->desc.group ? spdl__tar_sample(records, record)
-                               : spdl__tar_next(records, record);
+    s->reader.error = error;
+    if (s->desc.kind != SPDL_RECORDS_LINES)
+        return s->desc.group ? spdl__tar_sample(s, record) : spdl__tar_next(s, record);
+    if (s->at == s->reader.bytes) return SPDL_END;
+    result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
+    if (result == SPDL_OK)
+        result = spdl__reader_record(&s->reader, &s->desc.allocator, s->path, s->at, bytes, record);
+    if (result == SPDL_OK) s->at = next;
+    return result;
 }
 
 SPDL_API void spdl_records_close(void *records) {
@@ -27418,16 +27404,6 @@ SPDL__COLD bool spdl__state_splits(const spdl_pipeline *p, const spdl__start *st
     return ahead == 0;
 }
 
-/* Whether the text at hand is of the epoch of the first one, and says the same of what is left. */
-SPDL__COLD bool spdl__state_fits(const spdl__state_loads *l, const spdl__start *start,
-                                 const spdl__start *all) {
-    const char *first = spdl__text_field(l->texts[0], "left");
-    const char *left = spdl__text_field(l->texts[l->at], "left");
-    return l->at == 0 ||
-           (start->at.epoch == all->at.epoch &&
-            (first == NULL || left == NULL ? first == left : spdl__text_same(first, left)));
-}
-
 /* An item that one rank of the run before has delivered in part. */
 SPDL__COLD spdl_result spdl__state_part(spdl__state_loads *l, uint64_t epoch, int rank,
                                         uint64_t item, uint64_t results) {
@@ -27445,6 +27421,8 @@ SPDL__COLD spdl_result spdl__state_part(spdl__state_loads *l, uint64_t epoch, in
 
 /* The text at hand, of one of several ranks: what it has delivered. */
 SPDL__COLD spdl_result spdl__state_read_rank(spdl__state_loads *l, spdl__start *all) {
+    const char *first = spdl__text_field(l->texts[0], "left");
+    const char *left = spdl__text_field(l->texts[l->at], "left");
     spdl_ranks of = { 0, 0 };
     spdl__start start;
     size_t k;
@@ -27453,7 +27431,9 @@ SPDL__COLD spdl_result spdl__state_read_rank(spdl__state_loads *l, spdl__start *
         result = spdl__state_error(l, SPDL_E_UNSUPPORTED,
                                    "is of another number of ranks, and not of the end of an epoch: "
                                    "with these rows that cannot be gone on with");
-    if (result == SPDL_OK && !spdl__state_fits(l, &start, all))
+    if (result == SPDL_OK && l->at > 0 &&
+        (start.at.epoch != all->at.epoch || (left == NULL) != (first == NULL) ||
+         (left != NULL && !spdl__text_same(left, first))))
         result = spdl__state_error(l, SPDL_E_INVALID, "was not saved in the same epoch as text 0, "
                                                       "or not by the same run");
     if (result == SPDL_OK) {
