@@ -19076,7 +19076,7 @@ SPDL__COLD uint64_t spdl__weights_hash(uint64_t hash, const double *weight, uint
 
 typedef struct spdl__split {
     uint64_t share; /* of the left child, times 2^64 */
-    int32_t kid[2]; /* a group, or `groups` + a node */
+    int32_t kid[2]; /* a node, or a group - `groups` */
 } spdl__split;
 
 /* Members from `first` to first + count - 1. */
@@ -19087,7 +19087,7 @@ typedef struct spdl__turns {
 /* What holds from `begin` on. All in one block of 36 bytes for each source. */
 typedef struct spdl__phase {
     uint64_t begin;
-    int32_t groups, root; /* as `kid` */
+    int32_t groups, root; /* the root as a kid */
     uint64_t *base;      /* items of each source before `begin` */
     spdl__split *node;
     spdl__turns *group;
@@ -19142,14 +19142,14 @@ SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl_mixture *m, uint64_t positio
     const spdl__turns *group;
     uint64_t c = position - phase->begin;
     int32_t at;
-    for (at = phase->root; at >= phase->groups;) {
-        const spdl__split *node = &phase->node[at - phase->groups];
+    for (at = phase->root; at >= 0;) {
+        const spdl__split *node = &phase->node[at];
         bool left;
         const uint64_t lefts = spdl__split_left(c, node->share, &left);
         c = left ? lefts : c - lefts;
         at = node->kid[left ? 0 : 1];
     }
-    group = &phase->group[at];
+    group = &phase->group[at + phase->groups];
     *source = phase->member[group->first + (uint32_t)(c % group->count)];
     return phase->base[*source] + c / group->count;
 }
@@ -19171,13 +19171,13 @@ SPDL_API double spdl_mixture_error(const spdl_mixture *mixture) { return mixture
    deeper than 90: Fibonacci's numbers are above 2^62 then. */
 SPDL__COLD void spdl__phase_counts(const spdl__phase *phase, int32_t at, uint64_t c,
                                    uint64_t *count) {
-    if (at < phase->groups) {
-        const spdl__turns *group = &phase->group[at];
+    if (at < 0) {
+        const spdl__turns *group = &phase->group[at + phase->groups];
         uint32_t i;
         for (i = 0; i < group->count; ++i)
             count[phase->member[group->first + i]] = c / group->count + (i < c % group->count);
     } else {
-        const spdl__split *node = &phase->node[at - phase->groups];
+        const spdl__split *node = &phase->node[at];
         bool next;
         const uint64_t left = spdl__split_left(c, node->share, &next);
         spdl__phase_counts(phase, node->kid[0], left, count);
@@ -19222,7 +19222,7 @@ SPDL__COLD void spdl__mix_groups(const spdl_mixture *m, spdl__phase *phase, spdl
 }
 
 /* Huffman's tree: the two lightest become one, of groups by weight and of nodes, whose weights
-   ascend. */
+   ascend. While it is made, kids are more by `groups`. */
 SPDL__COLD void spdl__mix_tree(spdl__phase *phase, spdl__mixing *mixing) {
     spdl__drawn *sorted = mixing->source;
     int leaf = 0, node = phase->groups, all = phase->groups, i, k;
@@ -19318,7 +19318,10 @@ SPDL__COLD double spdl__mix_finish(spdl__phase *phase, spdl__mixing *mixing) {
             node->kid[1] = left;
         }
         node->share = spdl__fraction(mixing->weight[node->kid[0]], mixing->weight[i]);
+        node->kid[0] -= phase->groups;
+        node->kid[1] -= phase->groups;
     }
+    phase->root -= phase->groups;
     for (i = 0; i < phase->groups; ++i) {
         const double sum = ((double)mixing->at[i] + 64) / 67108864.0; /* 64: it was rounded */
         const double off = phase->groups == 1 ? 0 : (1 + sum) / 2;
