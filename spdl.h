@@ -18071,9 +18071,9 @@ SPDL__COLD void spdl__found_result(spdl__text *text, const spdl_interval *interv
 
 /* One that was made, as a line of the ladder. */
 typedef struct spdl__rung {
-    int row;                       /* -1: of the trainer or of all */
     const char *name;
     char what[24];
+    bool limit;                    /* of the row that is the limit */
     double rate, ratio;            /* 0: not known */
     const spdl_interval *interval; /* NULL: none */
     bool percent;                  /* of one that slows */
@@ -18081,40 +18081,29 @@ typedef struct spdl__rung {
 
 #define SPDL__RUNGS (3 * SPDL_MAX_STAGES + 5)
 
-/* The next one, when it was made. */
-SPDL__COLD spdl__rung *spdl__rung_add(spdl__rung *rung, const spdl_doctor_report *report, int row,
-                                      const char *what, const spdl_interval *interval) {
-    if (interval->rounds <= 0) return rung;
-    rung->row = row;
-    rung->name = row >= 0 ? report->row[row].name : "trainer";
-    (void)snprintf(rung->what, sizeof(rung->what), "%s", what);
-    rung->interval = interval;
-    rung->ratio = interval->value;
-    rung->rate = rung->ratio * report->today;
-    return rung + 1;
-}
-
-/* One in which calls took `share` longer. */
-SPDL__COLD spdl__rung *spdl__rung_slowed(spdl__rung *rung, const spdl_doctor_report *report,
-                                         int row, const char *how, double share,
-                                         const spdl_interval *interval) {
-    char what[sizeof(rung->what)];
-    const int length = snprintf(what, sizeof(what), "%s", how);
-    if (share > 0 && share < 100)
-        (void)snprintf(what + length, sizeof(what) - (size_t)length, " +%.0f %%", 100 * share);
-    rung->percent = interval->rounds > 0; /* else the place is for another one */
-    return spdl__rung_add(rung, report, row, what, interval);
-}
-
-/* One that compares with nothing. */
+/* The next one, which compares with nothing. */
 SPDL__COLD spdl__rung *spdl__rung_plain(spdl__rung *rung, const char *name, const char *what,
                                         double rate, double ratio) {
-    memset(rung, 0, sizeof(*rung));
-    rung->row = -1;
     rung->name = name;
     (void)snprintf(rung->what, sizeof(rung->what), "%s", what);
     rung->rate = rate;
     rung->ratio = ratio;
+    return rung + 1;
+}
+
+/* One of a row (-1: of the trainer), when it was made. Calls took `share` longer; -1: they did
+   not. */
+SPDL__COLD spdl__rung *spdl__rung_add(spdl__rung *rung, const spdl_doctor_report *report, int row,
+                                      const char *what, double share,
+                                      const spdl_interval *interval) {
+    if (interval->rounds <= 0) return rung;
+    rung->limit = row >= 0 && row == report->stage;
+    rung->interval = interval;
+    rung->percent = share >= 0;
+    (void)spdl__rung_plain(rung, row >= 0 ? report->row[row].name : "trainer", what,
+                           interval->value * report->today, interval->value);
+    if (share > 0 && share < 100)
+        (void)snprintf(rung->what, sizeof(rung->what), "%s +%.0f %%", what, 100 * share);
     return rung + 1;
 }
 
@@ -18126,65 +18115,50 @@ SPDL__COLD int spdl__rungs(spdl__rung rung[SPDL__RUNGS], const spdl_doctor_repor
     memset(rung, 0, SPDL__RUNGS * sizeof(*rung));
     if (report->cached.rounds <= 0)
         at = spdl__rung_plain(at, "trainer", "alone", report->ceiling, most);
-    at = spdl__rung_add(at, report, -1, "on kept items", &report->cached);
-    at = spdl__rung_slowed(at, report, -1, "asleep", 0.2, &report->trainer_asleep);
+    at = spdl__rung_add(at, report, -1, "on kept items", -1, &report->cached);
+    at = spdl__rung_add(at, report, -1, "asleep", 0.2, &report->trainer_asleep);
     for (i = spdl__found_rows(report); i-- > 0;) {
         const spdl_doctor_row *row = &report->row[i];
-        const double share = row->mean_ns > 0 ? row->delay_ns / row->mean_ns : 0;
-        at = spdl__rung_add(at, report, i, "replayed", &row->replayed);
-        at = spdl__rung_slowed(at, report, i, "computing", share, &row->computing);
-        at = spdl__rung_slowed(at, report, i, "asleep", share, &row->asleep);
+        const double share = row->mean_ns > 0 ? spdl__larger(row->delay_ns / row->mean_ns, 0) : 0;
+        at = spdl__rung_add(at, report, i, "replayed", -1, &row->replayed);
+        at = spdl__rung_add(at, report, i, "computing", share, &row->computing);
+        at = spdl__rung_add(at, report, i, "asleep", share, &row->asleep);
     }
     at = spdl__rung_plain(at, "as it is", "", report->today, 0);
-    at = spdl__rung_add(at, report, -1, "", &report->same);
+    at = spdl__rung_add(at, report, -1, "", -1, &report->same);
     if (at[-1].interval != NULL) at[-1].name = "same again";
     return (int)(at - rung);
 }
 
 /* --- text --- */
 
-/* A paragraph: lines of 80 characters at most, the later ones indented. */
-SPDL__COLD void spdl__found_wrap(spdl__text *text, const char *string, int indent) {
+/* A paragraph, if there is one in `line`, which is empty then: lines of 80 characters at most. */
+SPDL__COLD void spdl__found_wrap(spdl__text *text, spdl__text *line) {
+    const char *string = line->buffer + strspn(line->buffer, " ");
     int column = 0;
-    string += strspn(string, " ");
     while (*string != '\0') {
-        const int limit = SPDL__FOUND_COLUMNS - (column > 0 ? column + 1 : 0);
-        const int room = SPDL__FOUND_COLUMNS - indent;
-        char word[4 * SPDL__FOUND_COLUMNS + 1];
-        int width = 0;
+        int width = 0; /* of a word */
         size_t bytes = 0;
-        while (string[bytes] != '\0' && string[bytes] != ' ' && width < room) {
+        while (string[bytes] != '\0' && string[bytes] != ' ' && width < SPDL__FOUND_COLUMNS) {
             const int length = spdl__utf8(string + bytes);
             bytes += length > 0 ? (size_t)length : 1;
             ++width;
         }
-        memcpy(word, string, bytes);
-        word[bytes] = '\0';
-        if (column > 0 && width > limit) {
-            spdl__text_add(text, "\n%*s", indent, "");
-            column = indent;
-        } else if (column > 0) {
-            spdl__text_add(text, " ");
-            ++column;
+        if (column > 0) {
+            const bool fits = column + 1 + width <= SPDL__FOUND_COLUMNS;
+            spdl__text_add(text, fits ? " " : "\n");
+            column = fits ? column + 1 : 0;
         }
-        spdl__text_name(text, word, -1);
+        spdl__text_name(text, string, width);
         column += width;
-        string += bytes;
-        string += strspn(string, " ");
+        string += bytes + strspn(string + bytes, " ");
     }
-    spdl__text_add(text, "\n");
+    if (column > 0) spdl__text_add(text, "\n");
+    *line = spdl__text_start(line->buffer, line->bytes);
 }
 
-SPDL__COLD void spdl__found_verdict(spdl__text *text, const spdl_doctor_report *report) {
-    static const char *const none[] = {
-        "It is not done yet.", "Something holds the trainer back.", "There is nothing to gain.",
-        "Too few rounds for an answer.", "Other programs had the processors: no answer.",
-        "Windows differ too much by themselves: no answer.",
-        "Two methods do not agree: no answer.", NULL
-    };
-    spdl__text_add(text, "%s", report->verdict[0] != '\0'
-                                   ? report->verdict
-                                   : spdl__found_word(none, (unsigned)report->outcome));
+SPDL__COLD const char *spdl__found_verdict(const spdl_doctor_report *report) {
+    return report->verdict[0] != '\0' ? report->verdict : "It is not done yet.";
 }
 
 SPDL__COLD void spdl__found_run_line(spdl__text *text, const spdl_doctor_report *report) {
@@ -18208,28 +18182,22 @@ SPDL__COLD void spdl__found_run_line(spdl__text *text, const spdl_doctor_report 
 SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl_doctor_report *report) {
     spdl__rung rung[SPDL__RUNGS];
     const int count = spdl__rungs(rung, report);
-    spdl__cell cell[3];
+    spdl__cell cell;
     int i;
-    spdl__text_style(text, "2");
     spdl__text_add(text, "\n  row              experiment            rate   result  95 %% interval"
                          "   rounds\n");
-    spdl__text_style(text, "0");
     for (i = 0; i < count; ++i) {
-        const bool limit = rung[i].row >= 0 && rung[i].row == report->stage;
-        const bool same = i > 0 && rung[i].name == rung[i - 1].name;
-        spdl__text_style(text, limit ? "1;33" : "0");
-        spdl__text_add(text, "%c ", limit && !same ? '>' : ' ');
-        spdl__text_name(text, same ? "" : rung[i].name, 16);
-        spdl__text_add(text, " %-17s %8s", rung[i].what,
-                       spdl__found_rate(&cell[0], rung[i].rate));
-        if (rung[i].ratio != 0)
-            spdl__text_add(text, " %8s",
-                           spdl__found_ratio(&cell[1], rung[i].ratio, rung[i].percent));
-        if (rung[i].interval != NULL)
+        const spdl__rung *at = &rung[i];
+        const bool same = i > 0 && at->name == at[-1].name;
+        spdl__text_add(text, "%c ", at->limit && !same ? '>' : ' ');
+        spdl__text_name(text, same ? "" : at->name, 16);
+        spdl__text_add(text, " %-17s %8s", at->what, spdl__found_rate(&cell, at->rate));
+        if (at->ratio != 0)
+            spdl__text_add(text, " %8s", spdl__found_ratio(&cell, at->ratio, at->percent));
+        if (at->interval != NULL)
             spdl__text_add(text, "  %-16s %6d",
-                           spdl__found_range(&cell[2], rung[i].interval, rung[i].percent),
-                           spdl__found_count(rung[i].interval->rounds, 9999));
-        spdl__text_style(text, "0");
+                           spdl__found_range(&cell, at->interval, at->percent),
+                           spdl__found_count(at->interval->rounds, 9999));
         spdl__text_add(text, "\n");
     }
 }
@@ -18238,7 +18206,6 @@ SPDL__COLD void spdl__found_row_line(spdl__text *text, const spdl_doctor_row *ro
     const double part[] = { row->cpu_ns, row->runnable_ns, row->blocked_ns };
     spdl__cell cell;
     int k;
-    spdl__text_style(text, limit ? "1;33" : "0");
     spdl__text_add(text, "%c ", limit ? '>' : ' ');
     spdl__text_name(text, row->name, 16);
     spdl__text_add(text, " %4d %8s", spdl__found_count(row->concurrency, 9999),
@@ -18248,9 +18215,7 @@ SPDL__COLD void spdl__found_row_line(spdl__text *text, const spdl_doctor_row *ro
                        spdl__found_share(&cell, row->mean_ns > 0 ? part[k] / row->mean_ns : -1));
     spdl__text_add(text, " %5s", spdl__found_share(&cell, row->load));
     spdl__text_add(text, " %8s", spdl__found_rate(&cell, row->most));
-    spdl__text_add(text, " %8s", spdl__found_ratio(&cell, row->twice, false));
-    spdl__text_style(text, "0");
-    spdl__text_add(text, "\n");
+    spdl__text_add(text, " %8s\n", spdl__found_ratio(&cell, row->twice, false));
 }
 
 /* What the rows cost, and what the model makes of it. */
@@ -18267,21 +18232,17 @@ SPDL__COLD void spdl__found_model(spdl__text *text, const spdl_doctor_report *re
     if (trainer.blocked_ns < 0) trainer.blocked_ns = 0;
     trainer.load = 1 - report->waiting;
     trainer.most = report->ceiling;
-    spdl__text_style(text, "2");
     spdl__text_add(text, "\n  row              conc     mean  cpu runq asleep  load   allows   "
                          "halved\n");
-    spdl__text_style(text, "0");
     spdl__found_row_line(text, &trainer, false);
     for (i = spdl__found_rows(report); i-- > 0;)
         if (report->row[i].mean_ns > 0 || i == report->stage)
             spdl__found_row_line(text, &report->row[i], i == report->stage);
 }
 
-SPDL__COLD void spdl__found_legend(spdl__text *text, const spdl_doctor_report *report) {
-    char words[512];
-    spdl__text line = spdl__text_start(words, sizeof(words));
+SPDL__COLD void spdl__found_legend(spdl__text *line, const spdl_doctor_report *report) {
     spdl__cell cell[2];
-    spdl__text_add(&line,
+    spdl__text_add(line,
                    "%scomputing, asleep: each call takes so much longer. x, %%: throughput "
                    "compared with \"as it is\". allows: rate if nothing else were a limit. "
                    "halved: throughput if its calls took half as long. By the model today's "
@@ -18291,9 +18252,6 @@ SPDL__COLD void spdl__found_legend(spdl__text *text, const spdl_doctor_report *r
                                       "this row are kept items, nothing above it is called. ",
                    spdl__found_rate(&cell[0], report->today),
                    spdl__found_rate(&cell[1], report->model));
-    spdl__text_style(text, "2");
-    spdl__found_wrap(text, words, 0);
-    spdl__text_style(text, "0");
 }
 
 /* The name of the row that a change is of; "" when it is of all. */
@@ -18319,27 +18277,27 @@ SPDL__COLD const char *spdl__trial_change(spdl__cell *cell, const spdl_doctor_tr
 /* What to write for a change that was kept. */
 SPDL__COLD void spdl__trial_paste(spdl__text *text, const spdl_doctor_report *report,
                                   const spdl_doctor_trial *trial) {
-    if (trial->change == SPDL_DOCTOR_WORKERS)
-        spdl__text_add(text, "write: .workers = %d in spdl_pipeline_desc", trial->to);
-    else if (trial->change == SPDL_DOCTOR_BUFFER)
-        spdl__text_add(text, "write: SPDL_SINK(%d)", trial->to);
-    else if (trial->change == SPDL_DOCTOR_POLITE)
-        spdl__text_add(text, "write: .policy.sched = SPDL_SCHED_BATCH in spdl_pipeline_desc");
-    else
-        spdl__text_add(text, "write: .concurrency = %d in the row of '%s'", trial->to,
-                       spdl__trial_row(report, trial));
+    const int to = spdl__found_count(trial->to, 999999);
+    if (trial->change == SPDL_DOCTOR_WORKERS) {
+        spdl__text_add(text, "write: .workers = %d in spdl_pipeline_desc\n", to);
+    } else if (trial->change == SPDL_DOCTOR_BUFFER) {
+        spdl__text_add(text, "write: SPDL_SINK(%d)\n", to);
+    } else if (trial->change == SPDL_DOCTOR_POLITE) {
+        spdl__text_add(text, "write: .policy.sched = SPDL_SCHED_BATCH in spdl_pipeline_desc\n");
+    } else {
+        spdl__text_add(text, "write: .concurrency = %d in the row of '", to);
+        spdl__text_name(text, spdl__trial_row(report, trial), -1);
+        spdl__text_add(text, "'\n");
+    }
 }
 
 SPDL__COLD void spdl__found_trials(spdl__text *text, const spdl_doctor_report *report) {
     const int count = spdl__found_count(report->trial_count, SPDL_DOCTOR_TRIALS);
-    char words[512];
     spdl__cell cell[4];
     int i, k;
-    spdl__text_style(text, "2");
     if (count > 0)
         spdl__text_add(text, "\n  row              change            predicted measured  "
                              "95 %% interval\n");
-    spdl__text_style(text, "0");
     for (i = 0; i < count; ++i) {
         const spdl_doctor_trial *trial = &report->trial[i];
         spdl__text_add(text, "  ");
@@ -18352,101 +18310,81 @@ SPDL__COLD void spdl__found_trials(spdl__text *text, const spdl_doctor_report *r
     }
     for (i = 0; i < count; ++i) {
         const spdl_doctor_trial *trial = &report->trial[i];
-        spdl__text line = spdl__text_start(words, sizeof(words));
         bool last = trial->kept; /* a later one may have raised it again */
         for (k = i + 1; k < count; ++k)
-            if (report->trial[k].kept && report->trial[k].change == trial->change &&
-                report->trial[k].stage == trial->stage)
-                last = false;
-        if (last) spdl__trial_paste(&line, report, trial);
-        if (line.length == 0) continue;
-        spdl__text_style(text, "1");
-        spdl__found_wrap(text, words, 4);
-        spdl__text_style(text, "0");
+            last = last && !(report->trial[k].kept && report->trial[k].change == trial->change &&
+                             report->trial[k].stage == trial->stage);
+        if (last) spdl__trial_paste(text, report, trial);
     }
 }
 
 /* How it is with files that are not in memory. */
-SPDL__COLD void spdl__found_cold(spdl__text *text, const spdl_doctor_report *report) {
+SPDL__COLD void spdl__found_cold(spdl__text *line, const spdl_doctor_report *report) {
     static const char *const units[] = { " B", " kB", " MB", " GB" };
     const double bytes = report->cold_bytes, cached = report->cold_from_cache;
-    char words[512];
-    spdl__text line = spdl__text_start(words, sizeof(words));
-    spdl__cell cell[3];
+    spdl__cell cell[2];
     if (!report->cools) return;
     if (report->cold_files <= 0 || !(bytes >= 0 && bytes < 1e15)) {
-        spdl__found_wrap(text, "cold: not known: no file was seen to be open or mapped.", 0);
+        spdl__text_add(line, "cold: not known: no file was seen to be open or mapped.");
         return;
     }
-    spdl__text_add(&line, "cold: with %d file%s of %s not in memory ", report->cold_files,
+    spdl__text_add(line, "cold: with %d file%s of %s not in memory ", report->cold_files,
                    report->cold_files > 1 ? "s" : "", spdl__scaled(&cell[0], bytes, units, false));
     if (cached > 0.5) {
-        spdl__text_add(&line, "%s of what was read was there all the same: how it is without is "
-                              "not known.", spdl__found_share(&cell[1], cached));
+        spdl__text_add(line, "%s of what was read was there all the same: how it is without is "
+                             "not known.", spdl__found_share(&cell[0], cached));
     } else {
-        spdl__found_result(&line, &report->cold, false);
-        spdl__text_add(&line, ". Of what is read %s is in the page cache as it is, %s then (\"-\": "
-                              "not known). A warm cache makes reading look free: not so in a first "
-                              "epoch, or with data larger than memory.",
-                       spdl__found_share(&cell[1], report->from_cache),
-                       spdl__found_share(&cell[2], cached));
+        spdl__found_result(line, &report->cold, false);
+        spdl__text_add(line, ". Of what is read %s is in the page cache as it is, %s then (\"-\": "
+                             "not known). A warm cache makes reading look free: not so in a first "
+                             "epoch, or with data larger than memory.",
+                       spdl__found_share(&cell[0], report->from_cache),
+                       spdl__found_share(&cell[1], cached));
     }
-    spdl__found_wrap(text, words, 0);
 }
 
 /* What loading costs the trainer, and whether the rest is worth the work. */
-SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl_doctor_report *report) {
+SPDL__COLD void spdl__found_headspace(spdl__text *line, const spdl_doctor_report *report) {
     const double hours = report->hours, less = report->hours_less;
-    char words[512];
-    spdl__text line = spdl__text_start(words, sizeof(words));
     spdl__cell cell;
     if (!(report->ceiling > 0 && report->waiting >= 0 && report->waiting <= 1)) return;
-    spdl__text_add(&line, "headspace: the trainer waited %.1f %% of the time for items",
+    spdl__text_add(line, "headspace: the trainer waited %.1f %% of the time for items",
                    100 * report->waiting);
     if (report->harm >= 0 && report->harm <= 1)
-        spdl__text_add(&line, ", and for a processor in %.1f %% of its step", 100 * report->harm);
-    spdl__text_add(&line, ". Without any loading: %s",
-                   spdl__found_rate(&cell, report->ceiling));
+        spdl__text_add(line, ", and for a processor in %.1f %% of its step", 100 * report->harm);
+    spdl__text_add(line, ". Without any loading: %s", spdl__found_rate(&cell, report->ceiling));
     if (report->outcome <= SPDL_DOCTOR_NOTHING && hours > 0 && hours < 1e6 && less >= 0 &&
         less <= hours)
-        spdl__text_add(&line, ", at most %.1f h less of %.1f h: %s", less, hours,
+        spdl__text_add(line, ", at most %.1f h less of %.1f h: %s", less, hours,
                        less < SPDL__LEAVE * hours ? "leave it" : "worth the work");
-    spdl__text_add(&line, ".");
-    spdl__found_wrap(text, words, 0);
-}
-
-SPDL__COLD void spdl__found_write(spdl__text *text, const spdl_doctor_report *report) {
-    char words[sizeof(report->verdict) + 4 * sizeof(report->name) + 16];
-    spdl__text line = spdl__text_start(words, sizeof(words));
-    spdl__text_add(&line, "spdl doctor: ");
-    if (report->name[0] != '\0') {
-        spdl__text_name(&line, report->name, -1);
-        spdl__text_add(&line, ": ");
-    }
-    spdl__found_verdict(&line, report);
-    spdl__text_style(text, "1");
-    spdl__found_wrap(text, words, 0);
-    spdl__text_style(text, "0");
-    line = spdl__text_start(words, sizeof(words));
-    spdl__found_run_line(&line, report);
-    spdl__found_wrap(text, words, 0);
-    if (report->outcome == SPDL_DOCTOR_RUNNING) return;
-    if (report->outcome == SPDL_DOCTOR_LIMIT) {
-        spdl__found_ladder(text, report);
-        spdl__found_model(text, report);
-        spdl__found_legend(text, report);
-    }
-    spdl__found_trials(text, report);
-    spdl__found_headspace(text, report);
-    spdl__found_cold(text, report);
-    if (report->outcome == SPDL_DOCTOR_LIMIT)
-        spdl__text_add(text, "not known: how it is with other data%s.\n",
-                       report->cools ? "" : ", or with files that are not in memory");
+    spdl__text_add(line, ".");
 }
 
 SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes) {
+    const bool limit = report->outcome == SPDL_DOCTOR_LIMIT;
+    char words[1024];
     spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__found_write(&text, report);
+    spdl__text line = spdl__text_start(words, sizeof(words)); /* the paragraph at hand */
+    spdl__text_add(&line, "spdl doctor: %s%s%s", report->name, report->name[0] ? ": " : "",
+                   spdl__found_verdict(report));
+    spdl__found_wrap(&text, &line);
+    spdl__found_run_line(&line, report);
+    spdl__found_wrap(&text, &line);
+    if (report->outcome == SPDL_DOCTOR_RUNNING) return (int)text.length;
+    if (limit) {
+        spdl__found_ladder(&text, report);
+        spdl__found_model(&text, report);
+        spdl__found_legend(&line, report);
+        spdl__found_wrap(&text, &line);
+    }
+    spdl__found_trials(&text, report);
+    spdl__found_headspace(&line, report);
+    spdl__found_wrap(&text, &line);
+    spdl__found_cold(&line, report);
+    spdl__found_wrap(&text, &line);
+    if (limit)
+        spdl__text_add(&text, "not known: how it is with other data%s.\n",
+                       report->cools ? "" : ", or with files that are not in memory");
     return (int)text.length;
 }
 
@@ -18728,8 +18666,7 @@ SPDL__COLD void spdl__page_ladder(spdl__text *text, const spdl_doctor_report *re
         }
         if (!at->percent && from > 0 && gap > 0 && to > from && to - from < 2 * gap)
             spdl__text_add(&line, ", %.0f %% of the gap", 100 * (to - from) / gap);
-        spdl__strip_bar(&strip, label, at->row >= 0 && at->row == report->stage, from, to,
-                        at->interval, report->today);
+        spdl__strip_bar(&strip, label, at->limit, from, to, at->interval, report->today);
         if (!at->percent && to > 0) reached = to;
     }
     spdl__text_add(text, "</div>\n");
@@ -18815,9 +18752,7 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
     spdl__found_run_line(&line, report);
     spdl__html_add(&text, words);
     spdl__text_add(&text, "</p><h1>");
-    line = spdl__text_start(words, sizeof(words));
-    spdl__found_verdict(&line, report);
-    spdl__html_add(&text, words);
+    spdl__html_add(&text, spdl__found_verdict(report));
     spdl__text_add(&text, "</h1>\n");
     if (report->today > 0) spdl__page_ladder(&text, report);
     spdl__page_trials(&text, report);
