@@ -18161,20 +18161,19 @@ SPDL__COLD const char *spdl__found_verdict(const spdl_doctor_report *report) {
     return report->verdict[0] != '\0' ? report->verdict : "It is not done yet.";
 }
 
+SPDL__COLD double spdl__found_number(double value) { return value > 0 && value < 1e6 ? value : 0; }
+
 SPDL__COLD void spdl__found_run_line(spdl__text *text, const spdl_doctor_report *report) {
-    const double numbers[] = { report->seconds, report->cores_used, report->cores,
-                               report->others_used };
-    double shown[4];
-    int i;
-    for (i = 0; i < 4; ++i) shown[i] = numbers[i] > 0 && numbers[i] < 1e6 ? numbers[i] : 0;
-    spdl__text_add(text, "%.1f s, %d round%s", shown[0], report->rounds,
+    spdl__text_add(text, "%.1f s, %d round%s", spdl__found_number(report->seconds), report->rounds,
                    report->rounds == 1 ? "" : "s");
     if (report->dropped > 0)
         spdl__text_add(text, " (%d dropped: others had processors)", report->dropped);
     if (report->noise > 0 && report->noise < 100)
         spdl__text_add(text, " with a noise of %.1f %%", 100 * report->noise);
     spdl__text_add(text, ", %d worker%s, %.2f of %.3g processors used, %.2f by others%s",
-                   report->workers, report->workers == 1 ? "" : "s", shown[1], shown[2], shown[3],
+                   report->workers, report->workers == 1 ? "" : "s",
+                   spdl__found_number(report->cores_used), spdl__found_number(report->cores),
+                   spdl__found_number(report->others_used),
                    report->replays ? "; items were repeated: what the trainer learned is void"
                                    : "");
 }
@@ -18391,7 +18390,7 @@ SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, si
 /* --- JSON --- */
 
 /* A field of a struct: 'd' double, 'i' int, 'b' bool, 's' characters, 'v' an interval, 'e' an
-   enum with its words, 'k' a kind. */
+   enum with its words (NULL: a kind), 'r' the rates of an arm. */
 typedef struct spdl__found_field {
     char type;
     const char *name;
@@ -18399,174 +18398,139 @@ typedef struct spdl__found_field {
     const char *const *words;
 } spdl__found_field;
 
-#define SPDL__SHOWN(type, of, field) { type, #field, offsetof(of, field), NULL }
-#define SPDL__SHOWN_ENUM(of, field, words) { 'e', #field, offsetof(of, field), words }
+#define SPDL__SHOWN(type, field, words) { type, #field, offsetof(SPDL__SHOWN_OF, field), words }
+#define SPDL__SHOWN_D(field) SPDL__SHOWN('d', field, NULL)
+#define SPDL__SHOWN_I(field) SPDL__SHOWN('i', field, NULL)
+#define SPDL__SHOWN_B(field) SPDL__SHOWN('b', field, NULL)
+#define SPDL__SHOWN_S(field) SPDL__SHOWN('s', field, NULL)
+#define SPDL__SHOWN_V(field) SPDL__SHOWN('v', field, NULL)
 #define SPDL__SHOWN_END { '\0', NULL, 0, NULL }
 
+/* clang-format off: fields in the order of their structs, as many as fit on a line */
+#define SPDL__SHOWN_OF spdl_doctor_report
 static const spdl__found_field spdl__found_fields[] = {
-    SPDL__SHOWN('s', spdl_doctor_report, name),
-    SPDL__SHOWN_ENUM(spdl_doctor_report, outcome, spdl__found_outcomes),
-    SPDL__SHOWN_ENUM(spdl_doctor_report, limit, spdl__found_limits),
-    SPDL__SHOWN('i', spdl_doctor_report, stage),
-    SPDL__SHOWN_ENUM(spdl_doctor_report, next_limit, spdl__found_limits),
-    SPDL__SHOWN('i', spdl_doctor_report, next_stage),
-    SPDL__SHOWN('d', spdl_doctor_report, next_rate),
-    SPDL__SHOWN('d', spdl_doctor_report, seconds),
-    SPDL__SHOWN('i', spdl_doctor_report, workers),
-    SPDL__SHOWN('d', spdl_doctor_report, cores),
-    SPDL__SHOWN('d', spdl_doctor_report, cores_used),
-    SPDL__SHOWN('d', spdl_doctor_report, others_used),
-    SPDL__SHOWN('d', spdl_doctor_report, step_ns),
-    SPDL__SHOWN('d', spdl_doctor_report, step_cpu_ns),
-    SPDL__SHOWN('d', spdl_doctor_report, today),
-    SPDL__SHOWN('d', spdl_doctor_report, model),
-    SPDL__SHOWN('d', spdl_doctor_report, ceiling),
-    SPDL__SHOWN('d', spdl_doctor_report, waiting),
-    SPDL__SHOWN('d', spdl_doctor_report, harm),
-    SPDL__SHOWN('d', spdl_doctor_report, hours),
-    SPDL__SHOWN('d', spdl_doctor_report, hours_less),
-    SPDL__SHOWN('b', spdl_doctor_report, replays),
-    SPDL__SHOWN('b', spdl_doctor_report, raises),
-    SPDL__SHOWN('v', spdl_doctor_report, same),
-    SPDL__SHOWN('d', spdl_doctor_report, noise),
-    SPDL__SHOWN('v', spdl_doctor_report, cached),
-    SPDL__SHOWN('v', spdl_doctor_report, trainer_asleep),
-    SPDL__SHOWN('b', spdl_doctor_report, cools),
-    SPDL__SHOWN('i', spdl_doctor_report, cold_files),
-    SPDL__SHOWN('d', spdl_doctor_report, cold_bytes),
-    SPDL__SHOWN('v', spdl_doctor_report, cold),
-    SPDL__SHOWN('d', spdl_doctor_report, from_cache),
-    SPDL__SHOWN('d', spdl_doctor_report, cold_from_cache),
-    SPDL__SHOWN('i', spdl_doctor_report, rounds),
-    SPDL__SHOWN('i', spdl_doctor_report, dropped),
-    SPDL__SHOWN('s', spdl_doctor_report, verdict),
-    SPDL__SHOWN_END
+    SPDL__SHOWN_S(name), SPDL__SHOWN('e', outcome, spdl__found_outcomes),
+    SPDL__SHOWN('e', limit, spdl__found_limits), SPDL__SHOWN_I(stage),
+    SPDL__SHOWN('e', next_limit, spdl__found_limits), SPDL__SHOWN_I(next_stage),
+    SPDL__SHOWN_D(next_rate), SPDL__SHOWN_D(seconds), SPDL__SHOWN_I(workers),
+    SPDL__SHOWN_D(cores), SPDL__SHOWN_D(cores_used), SPDL__SHOWN_D(others_used),
+    SPDL__SHOWN_D(step_ns), SPDL__SHOWN_D(step_cpu_ns), SPDL__SHOWN_D(today),
+    SPDL__SHOWN_D(model), SPDL__SHOWN_D(ceiling), SPDL__SHOWN_D(waiting), SPDL__SHOWN_D(harm),
+    SPDL__SHOWN_D(hours), SPDL__SHOWN_D(hours_less), SPDL__SHOWN_B(replays),
+    SPDL__SHOWN_B(raises), SPDL__SHOWN_V(same), SPDL__SHOWN_D(noise), SPDL__SHOWN_V(cached),
+    SPDL__SHOWN_V(trainer_asleep), SPDL__SHOWN_B(cools), SPDL__SHOWN_I(cold_files),
+    SPDL__SHOWN_D(cold_bytes), SPDL__SHOWN_V(cold), SPDL__SHOWN_D(from_cache),
+    SPDL__SHOWN_D(cold_from_cache), SPDL__SHOWN_I(rounds), SPDL__SHOWN_I(dropped),
+    SPDL__SHOWN_S(verdict), SPDL__SHOWN_END
 };
+#undef SPDL__SHOWN_OF
+#define SPDL__SHOWN_OF spdl_doctor_row
 static const spdl__found_field spdl__found_row_fields[] = {
-    SPDL__SHOWN('s', spdl_doctor_row, name),
-    SPDL__SHOWN('k', spdl_doctor_row, kind),
-    SPDL__SHOWN('i', spdl_doctor_row, concurrency),
-    SPDL__SHOWN('i', spdl_doctor_row, buffer_size),
-    SPDL__SHOWN('d', spdl_doctor_row, ready),
-    SPDL__SHOWN('b', spdl_doctor_row, may_raise),
-    SPDL__SHOWN_ENUM(spdl_doctor_row, method, spdl__found_methods),
-    SPDL__SHOWN('d', spdl_doctor_row, visits),
-    SPDL__SHOWN('d', spdl_doctor_row, mean_ns),
-    SPDL__SHOWN('d', spdl_doctor_row, cpu_ns),
-    SPDL__SHOWN('d', spdl_doctor_row, runnable_ns),
-    SPDL__SHOWN('d', spdl_doctor_row, blocked_ns),
-    SPDL__SHOWN('d', spdl_doctor_row, load),
-    SPDL__SHOWN('d', spdl_doctor_row, most),
-    SPDL__SHOWN('d', spdl_doctor_row, twice),
-    SPDL__SHOWN('v', spdl_doctor_row, replayed),
-    SPDL__SHOWN('v', spdl_doctor_row, computing),
-    SPDL__SHOWN('v', spdl_doctor_row, asleep),
-    SPDL__SHOWN('d', spdl_doctor_row, delay_ns),
-    SPDL__SHOWN_END
+    SPDL__SHOWN_S(name), SPDL__SHOWN('e', kind, NULL), SPDL__SHOWN_I(concurrency),
+    SPDL__SHOWN_I(buffer_size), SPDL__SHOWN_D(ready), SPDL__SHOWN_B(may_raise),
+    SPDL__SHOWN('e', method, spdl__found_methods), SPDL__SHOWN_D(visits), SPDL__SHOWN_D(mean_ns),
+    SPDL__SHOWN_D(cpu_ns), SPDL__SHOWN_D(runnable_ns), SPDL__SHOWN_D(blocked_ns),
+    SPDL__SHOWN_D(load), SPDL__SHOWN_D(most), SPDL__SHOWN_D(twice), SPDL__SHOWN_V(replayed),
+    SPDL__SHOWN_V(computing), SPDL__SHOWN_V(asleep), SPDL__SHOWN_D(delay_ns), SPDL__SHOWN_END
 };
+#undef SPDL__SHOWN_OF
+#define SPDL__SHOWN_OF spdl_doctor_trial
 static const spdl__found_field spdl__found_trial_fields[] = {
-    SPDL__SHOWN_ENUM(spdl_doctor_trial, change, spdl__found_changes),
-    SPDL__SHOWN('i', spdl_doctor_trial, stage),
-    SPDL__SHOWN('i', spdl_doctor_trial, from),
-    SPDL__SHOWN('i', spdl_doctor_trial, to),
-    SPDL__SHOWN('d', spdl_doctor_trial, predicted),
-    SPDL__SHOWN('v', spdl_doctor_trial, measured),
-    SPDL__SHOWN('b', spdl_doctor_trial, kept),
+    SPDL__SHOWN('e', change, spdl__found_changes), SPDL__SHOWN_I(stage), SPDL__SHOWN_I(from),
+    SPDL__SHOWN_I(to), SPDL__SHOWN_D(predicted), SPDL__SHOWN_V(measured), SPDL__SHOWN_B(kept),
     SPDL__SHOWN_END
 };
+#undef SPDL__SHOWN_OF
+#define SPDL__SHOWN_OF spdl_doctor_arm
 static const spdl__found_field spdl__found_arm_fields[] = {
-    SPDL__SHOWN('s', spdl_doctor_arm, name),
-    SPDL__SHOWN('i', spdl_doctor_arm, stage),
-    SPDL__SHOWN('b', spdl_doctor_arm, confirming),
-    SPDL__SHOWN('i', spdl_doctor_arm, rounds),
-    SPDL__SHOWN_END
+    SPDL__SHOWN_S(name), SPDL__SHOWN_I(stage), SPDL__SHOWN_B(confirming), SPDL__SHOWN_I(rounds),
+    SPDL__SHOWN('r', rate, NULL), SPDL__SHOWN_END
 };
+#undef SPDL__SHOWN_OF
+/* clang-format on */
 
 /* With up to six decimals, and a point whatever the locale; null when it is none. */
-SPDL__COLD void spdl__json_double(spdl__text *text, double value) {
-    const spdl__llu parts = value >= 0 && value < 1e12 ? (spdl__llu)(value * 1e6 + 0.5) : 0;
-    if (!(value >= 0 && value < 1e12)) {
-        spdl__text_add(text, "null");
-        return;
-    }
-    spdl__text_add(text, "%llu", parts / 1000000);
-    if (parts % 1000000 > 0) spdl__text_add(text, ".%06llu", parts % 1000000);
+SPDL__COLD const char *spdl__json_double(spdl__cell *cell, double value) {
+    spdl__llu parts;
+    int length;
+    if (!(value >= 0 && value < 1e12)) return "null";
+    parts = (spdl__llu)(value * 1e6 + 0.5);
+    length = snprintf(cell->text, sizeof(cell->text), "%llu.%06llu", parts / 1000000,
+                      parts % 1000000);
+    if (parts % 1000000 == 0) cell->text[length - 7] = '\0';
+    return cell->text;
 }
 
 /* Without an interval low and high are null. */
 SPDL__COLD void spdl__json_interval(spdl__text *text, const spdl_interval *interval) {
-    spdl__text_add(text, "{\"value\":");
-    spdl__json_double(text, interval->value);
-    spdl__text_add(text, ",\"low\":");
-    spdl__json_double(text, interval->known ? interval->low : -1);
-    spdl__text_add(text, ",\"high\":");
-    spdl__json_double(text, interval->known ? interval->high : -1);
-    spdl__text_add(text, ",\"rounds\":%d}", interval->rounds);
+    spdl__cell cell[3];
+    spdl__text_add(text, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
+                   spdl__json_double(&cell[0], interval->value),
+                   spdl__json_double(&cell[1], interval->known ? interval->low : -1),
+                   spdl__json_double(&cell[2], interval->known ? interval->high : -1),
+                   interval->rounds);
 }
 
-SPDL__COLD void spdl__found_value(spdl__text *text, const char *at,
-                                   const spdl__found_field *field) {
-    int number = 0;
-    double real;
-    if (field->type == 'i' || field->type == 'k' || field->type == 'e')
-        memcpy(&number, at, sizeof(number));
-    if (field->type == 'd') {
-        memcpy(&real, at, sizeof(real));
-        spdl__json_double(text, real);
-    } else if (field->type == 'i') {
-        spdl__text_add(text, "%d", number);
-    } else if (field->type == 'b') {
-        spdl__text_add(text, *(const bool *)at ? "true" : "false");
-    } else if (field->type == 's') {
-        spdl__json_string(text, at);
-    } else if (field->type == 'v') {
-        spdl__json_interval(text, (const spdl_interval *)(const void *)at);
-    } else {
-        spdl__json_string(text, field->words != NULL
-                                    ? spdl__found_word(field->words, (unsigned)number)
-                                    : spdl__kind_name((spdl_kind)number));
-    }
+SPDL__COLD void spdl__json_rates(spdl__text *text, const spdl_doctor_arm *arm) {
+    spdl__cell cell;
+    int k;
+    spdl__text_add(text, "[");
+    for (k = 0; k < spdl__found_count(arm->rounds, SPDL_DOCTOR_ROUNDS); ++k)
+        spdl__text_add(text, "%s%s", k > 0 ? "," : "",
+                       spdl__json_double(&cell, (double)arm->rate[k]));
+    spdl__text_add(text, "]");
 }
 
 /* All but the brace that ends it. */
 SPDL__COLD void spdl__found_object(spdl__text *text, const char *before, const void *object,
-                                    const spdl__found_field *field) {
+                                   const spdl__found_field *field) {
+    spdl__cell cell;
     for (; field->name != NULL; ++field, before = ",") {
+        const void *at = (const char *)object + field->at;
         spdl__text_add(text, "%s\"%s\":", before, field->name);
-        spdl__found_value(text, (const char *)object + field->at, field);
+        switch (field->type) {
+        case 'd': spdl__text_add(text, "%s", spdl__json_double(&cell, *(const double *)at)); break;
+        case 'i': spdl__text_add(text, "%d", *(const int *)at); break;
+        case 'b': spdl__text_add(text, *(const bool *)at ? "true" : "false"); break;
+        case 's': spdl__json_string(text, (const char *)at); break;
+        case 'v': spdl__json_interval(text, (const spdl_interval *)at); break;
+        case 'r': spdl__json_rates(text, (const spdl_doctor_arm *)object); break;
+        default: {
+            int value; /* of an enum, whatever its type */
+            memcpy(&value, at, sizeof(value));
+            spdl__json_string(text, field->words != NULL
+                                        ? spdl__found_word(field->words, (unsigned)value)
+                                        : spdl__kind_name((spdl_kind)value));
+        }
+        }
     }
+}
+
+SPDL__COLD void spdl__found_array(spdl__text *text, const char *name, const void *first, int count,
+                                  size_t bytes, const spdl__found_field *fields) {
+    int i;
+    spdl__text_add(text, ",\"%s\":[", name);
+    for (i = 0; i < count; ++i) {
+        spdl__found_object(text, i > 0 ? ",\n{" : "\n{",
+                           (const char *)first + (size_t)i * bytes, fields);
+        spdl__text_add(text, "}");
+    }
+    spdl__text_add(text, "]");
 }
 
 SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, size_t bytes) {
     const int trials = spdl__found_count(report->trial_count, SPDL_DOCTOR_TRIALS);
     const int arms = spdl__found_count(report->arm_count, 2 * SPDL_DOCTOR_ARMS);
     spdl__text text = spdl__text_start(buffer, bytes);
-    int i, k;
-    spdl__text_add(&text, "{\"schema\":\"spdl.doctor.1\",\"version\":\"%s\"",
-                   spdl_version());
+    spdl__text_add(&text, "{\"schema\":\"spdl.doctor.1\",\"version\":\"%s\"", spdl_version());
     spdl__found_object(&text, ",", report, spdl__found_fields);
-    spdl__text_add(&text, ",\"row\":[");
-    for (i = 0; i < spdl__found_rows(report); ++i) {
-        spdl__found_object(&text, i > 0 ? "},\n{" : "\n{", &report->row[i],
-                            spdl__found_row_fields);
-    }
-    spdl__text_add(&text, i > 0 ? "}],\"trial\":[" : "],\"trial\":[");
-    for (i = 0; i < trials; ++i) {
-        spdl__found_object(&text, i > 0 ? "},\n{" : "\n{", &report->trial[i],
-                            spdl__found_trial_fields);
-    }
-    spdl__text_add(&text, i > 0 ? "}],\"arm\":[" : "],\"arm\":[");
-    for (i = 0; i < arms; ++i) {
-        const spdl_doctor_arm *arm = &report->arm[i];
-        spdl__found_object(&text, i > 0 ? ",\n{" : "\n{", arm, spdl__found_arm_fields);
-        spdl__text_add(&text, ",\"rate\":[");
-        for (k = 0; k < spdl__found_count(arm->rounds, SPDL_DOCTOR_ROUNDS); ++k) {
-            if (k > 0) spdl__text_add(&text, ",");
-            spdl__json_double(&text, (double)arm->rate[k]);
-        }
-        spdl__text_add(&text, "]}");
-    }
-    spdl__text_add(&text, "]}\n");
+    spdl__found_array(&text, "row", report->row, spdl__found_rows(report),
+                      sizeof(report->row[0]), spdl__found_row_fields);
+    spdl__found_array(&text, "trial", report->trial, trials, sizeof(report->trial[0]),
+                      spdl__found_trial_fields);
+    spdl__found_array(&text, "arm", report->arm, arms, sizeof(report->arm[0]),
+                      spdl__found_arm_fields);
+    spdl__text_add(&text, "}\n");
     return (int)text.length;
 }
 
@@ -18594,6 +18558,11 @@ typedef struct spdl__strip {
     double top;
 } spdl__strip;
 
+/* It is as wide as the largest number that is one. */
+SPDL__COLD void spdl__strip_fit(spdl__strip *strip, double value) {
+    if (value > strip->top && value < 1e12) strip->top = value;
+}
+
 /* Percent of the width. A point in every locale. */
 SPDL__COLD const char *spdl__strip_at(const spdl__strip *strip, spdl__cell *cell, double value) {
     const double share = value > 0 && strip->top > 0 ? value / strip->top : 0;
@@ -18602,38 +18571,28 @@ SPDL__COLD const char *spdl__strip_at(const spdl__strip *strip, spdl__cell *cell
     return cell->text;
 }
 
-SPDL__COLD void spdl__strip_rect(const spdl__strip *strip, double from, double to,
-                                 const char *style) {
-    const double low = from < to ? from : to, width = from < to ? to - from : from - to;
-    spdl__cell cell[2];
-    spdl__text_add(strip->text, "<rect x='%s' y='2' width='%s' height='10' class='%s'/>",
-                   spdl__strip_at(strip, &cell[0], low), spdl__strip_at(strip, &cell[1], width),
-                   style);
-}
-
-SPDL__COLD void spdl__strip_line(const spdl__strip *strip, double from, double to, int top,
-                                 int bottom) {
-    spdl__cell cell[2];
-    spdl__text_add(strip->text, "<line x1='%s' x2='%s' y1='%d' y2='%d'/>",
-                   spdl__strip_at(strip, &cell[0], from), spdl__strip_at(strip, &cell[1], to), top,
-                   bottom);
-}
-
 /* The label, then a bar: what was there, and what `from` to `to` adds or takes; `unit` is what the
    interval counts in. */
 SPDL__COLD void spdl__strip_bar(const spdl__strip *strip, const char *label, bool limit,
                                 double from, double to, const spdl_interval *interval,
                                 double unit) {
-    spdl__text_add(strip->text, "<p%s>", limit ? " class='hot'" : "");
+    const char *hot = limit ? " class='hot'" : "";
+    spdl__cell low, high;
+    spdl__text_add(strip->text, "<p%s>", hot);
     spdl__html_add(strip->text, label);
-    spdl__text_add(strip->text, "</p><svg width='100%%' height='16'%s>",
-                   limit ? " class='hot'" : "");
-    spdl__strip_rect(strip, 0, from < to ? from : to, "base");
-    spdl__strip_rect(strip, from, to, from < to ? "more" : "less");
+    (void)spdl__strip_at(strip, &low, spdl__smaller(from, to));
+    (void)spdl__strip_at(strip, &high, from < to ? to - from : from - to);
+    spdl__text_add(strip->text,
+                   "</p><svg width='100%%' height='16'%s><rect x='0.0%%' y='2' width='%s' "
+                   "height='10' class='base'/><rect x='%s' y='2' width='%s' height='10' "
+                   "class='%s'/>", hot, low.text, low.text, high.text, from < to ? "more" : "less");
     if (interval != NULL && interval->known) {
-        spdl__strip_line(strip, interval->low * unit, interval->high * unit, 7, 7);
-        spdl__strip_line(strip, interval->low * unit, interval->low * unit, 3, 11);
-        spdl__strip_line(strip, interval->high * unit, interval->high * unit, 3, 11);
+        (void)spdl__strip_at(strip, &low, interval->low * unit);
+        (void)spdl__strip_at(strip, &high, interval->high * unit);
+        spdl__text_add(strip->text,
+                       "<line x1='%s' x2='%s' y1='7' y2='7'/><line x1='%s' x2='%s' y1='3' "
+                       "y2='11'/><line x1='%s' x2='%s' y1='3' y2='11'/>", low.text, high.text,
+                       low.text, low.text, high.text, high.text);
     }
     spdl__text_add(strip->text, "</svg>\n");
 }
@@ -18649,8 +18608,7 @@ SPDL__COLD void spdl__page_ladder(spdl__text *text, const spdl_doctor_report *re
     int i = spdl__rungs(rung, report), k;
     if (report->same.rounds > 0) --i; /* is among the rounds */
     spdl__text_add(text, "<h2>From today up to the trainer alone</h2><div class='card'>\n");
-    for (k = 0; k < i; ++k)
-        if (rung[k].rate > strip.top && rung[k].rate < 1e12) strip.top = rung[k].rate;
+    for (k = 0; k < i; ++k) spdl__strip_fit(&strip, rung[k].rate);
     while (i-- > 0) {
         const spdl__rung *at = &rung[i];
         const double to = at->rate;
@@ -18678,12 +18636,9 @@ SPDL__COLD void spdl__page_trials(spdl__text *text, const spdl_doctor_report *re
     spdl__cell cell[2];
     int i;
     for (i = 0; i < count; ++i) {
-        const spdl_doctor_trial *trial = &report->trial[i];
-        const double ends[] = { trial->predicted, trial->measured.value,
-                                trial->measured.known ? trial->measured.high : 0 };
-        int k;
-        for (k = 0; k < 3; ++k)
-            if (ends[k] > strip.top && ends[k] < 10000) strip.top = ends[k];
+        spdl__strip_fit(&strip, report->trial[i].predicted);
+        spdl__strip_fit(&strip, report->trial[i].measured.value);
+        spdl__strip_fit(&strip, report->trial[i].measured.high);
     }
     if (count > 0)
         spdl__text_add(text, "<h2>Changes that were tried</h2><div class='card'>\n");
@@ -18712,8 +18667,7 @@ SPDL__COLD void spdl__page_rounds(spdl__text *text, const spdl_doctor_report *re
     int i, k;
     for (i = 0; i < arms; ++i)
         for (k = 0; k < spdl__found_count(report->arm[i].rounds, SPDL_DOCTOR_ROUNDS); ++k)
-            if (report->arm[i].rate[k] < 1e12f && (double)report->arm[i].rate[k] > strip.top)
-                strip.top = (double)report->arm[i].rate[k];
+            spdl__strip_fit(&strip, (double)report->arm[i].rate[k]);
     if (arms > 0)
         spdl__text_add(text, "<h2>Every round, from 0 to %s</h2><div class='card'>\n",
                        spdl__found_rate(&cell, strip.top));
