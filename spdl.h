@@ -16447,7 +16447,7 @@ typedef enum spdl__arm_kind {
     SPDL__ARM_COMPUTE, /* calls of `row` take `value` ns longer */
     SPDL__ARM_SLEEP,
     SPDL__ARM_PAUSE,   /* the trainer does */
-    SPDL__ARM_CALLS,   /* `row` has a concurrency of `value` */
+    SPDL__ARM_CALLS,   /* `row` has a concurrency of `value`; these four as spdl_doctor_change */
     SPDL__ARM_WORKER,  /* one more */
     SPDL__ARM_BUFFER,  /* of the sink */
     SPDL__ARM_POLITE,  /* the workers make way, `value` is how: 1 or 2, see os_thread_manners */
@@ -16476,8 +16476,7 @@ struct spdl__doctor {
     spdl__doctor_phase phase;
     uint64_t begun_ns, phase_ns; /* the first item; the phase */
     uint64_t items;              /* since the first */
-    spdl_stats last, now;        /* at both ends of observing */
-    spdl_process_stats process;
+    spdl_stats now, seen;        /* when observing ends; since it began, until then as it did */
     uint64_t step_since, step_sum, step_cpu, step_queued, steps; /* of the trainer, observing */
     uint64_t step_cpu_at, step_queued_at;
     spdl__os_file schedstat;     /* of the trainer's thread */
@@ -16543,6 +16542,9 @@ typedef struct spdl__what_if {
 typedef struct spdl__law {
     double rate, next; /* items/s; and if what limits did not */
     int by, next_by;
+    double cpu_ns;   /* of processors, for each item */
+    double calls_ns; /* of workers, waiting for a processor left out */
+    double held_ns;  /* and with it */
 } spdl__law;
 
 SPDL__COLD void spdl__law_limit(spdl__law *law, double rate, int by) {
@@ -16558,43 +16560,56 @@ SPDL__COLD void spdl__law_limit(spdl__law *law, double rate, int by) {
     }
 }
 
-SPDL__COLD spdl__law spdl__law_of(const spdl__doctor *d, const spdl__what_if *what) {
+SPDL__COLD spdl__law spdl__law_of(const spdl__doctor *d, spdl__what_if what) {
     const spdl_doctor_report *r = &d->report;
-    spdl__law law = { 1e18, 1e18, SPDL__BY_NONE, SPDL__BY_NONE };
-    double cpu = r->step_cpu_ns, calls = 0;
-    int workers = r->workers + (what != NULL ? what->workers : 0), i;
+    spdl__law law = { 1e18, 1e18, SPDL__BY_NONE, SPDL__BY_NONE, 0, 0, 0 };
+    const int workers = r->workers + what.workers;
+    int i;
+    law.cpu_ns = r->step_cpu_ns;
     for (i = 0; i < r->row_count; ++i) {
         const spdl_doctor_row *row = &r->row[i];
+        const int threads = d->p->node[i].row.threads;
         const bool pooled = spdl__doctor_pooled(d, i);
-        const double speed = what != NULL && what->row == i ? what->speed : 1;
-        const double ns = (row->mean_ns - row->runnable_ns) / speed;
-        int most = row->concurrency + (what != NULL && what->row == i ? what->calls : 0);
+        const double visits = row->visits / (what.row == i ? what.speed : 1);
+        const double ns = visits * (row->mean_ns - row->runnable_ns);
+        int most = row->concurrency + (what.row == i ? what.calls : 0);
         if (row->mean_ns <= 0) continue;
-        cpu += row->visits * row->cpu_ns / speed;
-        if (pooled) calls += row->visits * ns;
+        law.cpu_ns += visits * row->cpu_ns;
+        law.calls_ns += pooled ? ns : 0;
+        law.held_ns += pooled ? visits * row->mean_ns : 0;
         if (pooled && workers > 0 && most > workers) most = workers;
-        if (d->p->node[i].row.threads > 0 && most > d->p->node[i].row.threads)
-            most = d->p->node[i].row.threads;
-        spdl__law_limit(&law, 1e9 * most / (row->visits * ns), i);
+        if (threads > 0 && most > threads) most = threads;
+        spdl__law_limit(&law, 1e9 * most / ns, i);
     }
     spdl__law_limit(&law, 1e9 / r->step_ns, SPDL__BY_TRAINER);
-    spdl__law_limit(&law, 1e9 * r->cores / cpu, SPDL__BY_MACHINE);
+    spdl__law_limit(&law, 1e9 * r->cores / law.cpu_ns, SPDL__BY_MACHINE);
     if (d->p->group[0].pool == NULL) /* the trainer does it all */
-        spdl__law_limit(&law, 1e9 / (calls + r->step_ns), SPDL__BY_WORKERS);
+        spdl__law_limit(&law, 1e9 / (law.calls_ns + r->step_ns), SPDL__BY_WORKERS);
     else
-        spdl__law_limit(&law, 1e9 * workers / calls, SPDL__BY_WORKERS);
+        spdl__law_limit(&law, 1e9 * workers / law.calls_ns, SPDL__BY_WORKERS);
     return law;
+}
+
+SPDL__COLD spdl__law spdl__law_now(const spdl__doctor *d) {
+    const spdl__what_if nothing = { -1, 1, 0, 0 };
+    return spdl__law_of(d, nothing);
+}
+
+/* How many times as many items there would be, compared with what the model gives now. */
+SPDL__COLD double spdl__law_gain(const spdl__doctor *d, int row, double speed, int calls,
+                                 int workers) {
+    const spdl__what_if what = { row, speed, calls, workers };
+    return spdl__law_of(d, what).rate / d->report.model;
 }
 
 /* More workers, until something else limits; if that brings nothing, with them more calls of a row
    that may use them all. */
 SPDL__COLD spdl__what_if spdl__law_workers(const spdl__doctor *d, int row) {
-    const double rate = spdl__law_of(d, NULL).rate;
     spdl__what_if what = { row, 1, 0, 1 };
-    while (what.workers < 64 && spdl__law_of(d, &what).by == SPDL__BY_WORKERS) ++what.workers;
-    if (spdl__law_of(d, &what).rate > SPDL__GAIN * rate || d->serial[row]) return what;
+    while (what.workers < 64 && spdl__law_of(d, what).by == SPDL__BY_WORKERS) ++what.workers;
+    if (spdl__law_of(d, what).rate > SPDL__GAIN * d->report.model || d->serial[row]) return what;
     for (what.workers = 0; what.workers < 64; ++what.workers, ++what.calls) {
-        const int by = spdl__law_of(d, &what).by;
+        const int by = spdl__law_of(d, what).by;
         if (what.workers > 0 && by != SPDL__BY_WORKERS && by != row) break;
     }
     return what;
@@ -16604,7 +16619,7 @@ SPDL__COLD spdl__what_if spdl__law_workers(const spdl__doctor *d, int row) {
 SPDL__COLD int spdl__law_calls(const spdl__doctor *d, int row, int most) {
     spdl__what_if what = { row, 1, 1, 0 };
     const int now = d->report.row[row].concurrency;
-    while (now + what.calls < most && spdl__law_of(d, &what).by == row) ++what.calls;
+    while (now + what.calls < most && spdl__law_of(d, what).by == row) ++what.calls;
     return now + what.calls;
 }
 
@@ -16630,75 +16645,64 @@ SPDL__COLD void spdl__doctor_step_ends(spdl__doctor *d) {
 }
 
 SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
-    const spdl_stage_stats *now = &d->now.stage[i], *last = &d->last.stage[i];
+    const spdl_stage_stats *now = &d->now.stage[i], *seen = &d->seen.stage[i];
     const spdl_stage *row = &d->p->node[i].row;
     spdl_doctor_row *to = &d->report.row[i];
-    const double calls = (double)(now->tasks - last->tasks);
-    const double tasks = calls - (double)(now->failures - last->failures); /* that are timed */
-    const double busy = (double)(now->busy_ns - last->busy_ns);
-    const double items = (double)(d->now.delivered - d->last.delivered);
-    const double whole = (double)now->busy_ns;
+    const double timed = (double)seen->tasks - (double)seen->failures;
     memcpy(to->name, now->name, sizeof(to->name));
     to->kind = now->kind;
     to->concurrency = (int)d->limit[i];
     to->buffer_size = d->now.edge[i].buffer_size;
-    to->ready = 1 - spdl__smaller(1, spdl__share(d->now.edge[i].empty_ns - d->last.edge[i].empty_ns,
-                                                 d->now.elapsed_ns - d->last.elapsed_ns));
+    to->ready = 1 - spdl__smaller(1, spdl__share(d->seen.edge[i].empty_ns, d->seen.elapsed_ns));
     to->may_raise = row->kind == SPDL_KIND_PIPE && row->max_concurrency > (int)d->limit[i];
-    if (!spdl__row_calls(row) || tasks <= 0 || busy <= 0 || items <= 0) return;
-    to->visits = calls / items;
-    to->mean_ns = busy / tasks;
+    if (!spdl__row_calls(row) || timed <= 0 || seen->busy_ns == 0 || d->seen.delivered == 0) return;
+    to->visits = spdl__share(seen->tasks, d->seen.delivered);
+    to->mean_ns = (double)seen->busy_ns / timed;
     to->cpu_ns = row->deferred ? 0 : to->mean_ns; /* if nothing is known */
-    if (now->split_calls > 0 && whole > 0) {
-        to->cpu_ns = to->mean_ns * (double)now->cpu_ns / whole;
-        to->runnable_ns = to->mean_ns * (double)now->runnable_ns / whole;
+    if (now->split_calls > 0) {
+        to->cpu_ns = to->mean_ns * spdl__share(now->cpu_ns, now->busy_ns);
+        to->runnable_ns = to->mean_ns * spdl__share(now->runnable_ns, now->busy_ns);
     }
-    to->blocked_ns = to->mean_ns - to->cpu_ns - to->runnable_ns;
-    if (to->blocked_ns < 0) to->blocked_ns = 0;
-    to->load = busy / ((double)(d->now.elapsed_ns - d->last.elapsed_ns)) / to->concurrency;
+    to->blocked_ns = spdl__larger(to->mean_ns - to->cpu_ns - to->runnable_ns, 0);
+    to->load = spdl__share(seen->busy_ns, d->seen.elapsed_ns) / to->concurrency;
+    to->most = 1e9 * to->concurrency / (to->visits * (to->mean_ns - to->runnable_ns));
     spdl__store_relaxed(&d->p->hand->probe[i].item_ns, (uint64_t)to->mean_ns);
 }
 
 /* The share of the trainer's steps in which it waits for copies to a device. */
 SPDL__COLD double spdl__doctor_copies(const spdl__doctor *d) {
-    return spdl__share(d->now.step_device_ns - d->last.step_device_ns,
-                       d->now.step_ns - d->last.step_ns);
+    return spdl__share(d->seen.step_device_ns, d->seen.step_ns);
 }
 
 /* The end of observing. */
 SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
+    const spdl_stats start = d->seen;
     spdl_process_stats process;
-    double ns, visits_most = 1;
-    uint64_t there = 0;
+    double ns, visits = 1;
+    uint64_t places;
     int i;
     spdl_pipeline_stats(d->p, &d->now);
     spdl_process_read(&process);
-    ns = (double)(d->now.elapsed_ns - d->last.elapsed_ns);
-    r->row_count = d->p->count;
+    d->seen = d->now;
+    spdl__report_subtract(&d->seen, &start, spdl__stats_fields);
+    ns = (double)d->seen.elapsed_ns;
     r->cores = process.cores_allowed;
-    r->cores_used = (double)(process.cpu_ns - d->process.cpu_ns) / ns;
-    r->today = d->observed = 1e9 * (double)(d->now.delivered - d->last.delivered) / ns;
-    r->waiting = (double)(d->now.wait_ns - d->last.wait_ns) / ns;
-    if (d->steps > 0) {
-        r->step_ns = (double)d->step_sum / (double)d->steps;
-        r->step_cpu_ns = (double)d->step_cpu / (double)d->steps;
-        r->harm = d->step_sum > 0 ? (double)d->step_queued / (double)d->step_sum : 0;
-        r->harm = spdl__smaller(r->harm, 0.95);
+    r->cores_used = (double)(process.cpu_ns - d->clocks.process.cpu_ns) / ns;
+    r->today = d->observed = 1e9 * (double)d->seen.delivered / ns;
+    r->waiting = (double)d->seen.wait_ns / ns;
+    r->step_ns = spdl__share(d->step_sum, d->steps);
+    r->step_cpu_ns = spdl__share(d->step_cpu, d->steps);
+    r->harm = spdl__smaller(spdl__share(d->step_queued, d->step_sum), 0.95);
+    for (i = r->row_count - 1; i >= 0; --i) {
+        spdl__report_subtract(&d->seen.stage[i], &start.stage[i], spdl__stage_fields);
+        spdl__report_subtract(&d->seen.edge[i], &start.edge[i], spdl__edge_fields);
+        spdl__doctor_row_look(d, i);
+        if (r->row[i].visits > 0) visits = r->row[i].visits;
+        places = d->p->node[i].out.buffer_size + d->limit[i];
+        d->settle_items += (uint64_t)((double)places / visits + 0.5); /* items of the trainer */
     }
-    for (i = 0; i < r->row_count; ++i) spdl__doctor_row_look(d, i);
-    for (i = r->row_count - 1; i >= 0; --i) { /* sink items that lie in buffers and calls */
-        const spdl__node *node = &d->p->node[i];
-        if (r->row[i].visits > 0) visits_most = r->row[i].visits;
-        there += (uint64_t)((double)(node->out.buffer_size + d->limit[i]) / visits_most + 0.5);
-    }
-    for (i = 0; i < r->row_count; ++i) {
-        spdl_doctor_row *row = &r->row[i];
-        if (row->mean_ns > 0)
-            row->most = 1e9 * row->concurrency / (row->visits * (row->mean_ns - row->runnable_ns));
-    }
-    d->settle_items = there;
-    r->model = spdl__law_of(d, NULL).rate;
+    r->model = spdl__law_now(d).rate;
     r->ceiling = r->step_ns * (1 - r->harm - spdl__doctor_copies(d));
     r->ceiling = r->ceiling > 0 ? 1e9 / r->ceiling : 0;
 }
@@ -16803,17 +16807,14 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...)
     SPDL__PRINTF(2, 3);
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) {
-    char line[256];
+    char line[256] = "spdl: doctor: ";
+    const size_t length = strlen(line);
     va_list args;
-    int length;
     if (d->plan.desc.quiet) return;
-    length = snprintf(line, sizeof(line), "spdl: doctor: ");
     va_start(args, format);
-    length += vsnprintf(line + length, sizeof(line) - (size_t)length - 1, format, args);
+    (void)vsnprintf(line + length, sizeof(line) - length, format, args);
     va_end(args);
-    length = (int)spdl__min((uint64_t)length, sizeof(line) - 2);
-    line[length++] = '\n';
-    (void)spdl__os_stderr_write(line, (size_t)length, SPDL__STDERR_NS);
+    (void)spdl__os_stderr_write(line, strlen(line), SPDL__STDERR_NS);
 }
 
 /* One more kind of window in this phase. */
@@ -17007,15 +17008,19 @@ SPDL__COLD bool spdl__doctor_fits(const spdl_doctor_report *r) {
     return r->today >= SPDL__FITS * r->model && r->today <= r->model / SPDL__FITS;
 }
 
-/* How far throughput follows a longer call: 1 all the way, 0 not at all. */
-SPDL__COLD double spdl__doctor_follows(const spdl_interval *slower, double delay, double ns) {
-    const double all = ns > 0 ? 1 - 1 / (1 + delay / ns) : 0;
-    return slower->rounds > 0 && all > 0 ? (1 - slower->value) / all : 0;
+/* How far throughput follows calls that take `share` longer: 1 all the way, 0 not at all. */
+SPDL__COLD double spdl__doctor_follows(const spdl_interval *slower, double share) {
+    return slower->rounds > 0 ? (1 - slower->value) / (1 - 1 / (1 + share)) : 0;
+}
+
+/* Of a row that was slowed, computing and asleep. */
+SPDL__COLD double spdl__doctor_row_follows(const spdl_doctor_row *row) {
+    const double share = row->delay_ns / row->mean_ns;
+    return spdl__doctor_follows(&row->computing, share) / 2 +
+           spdl__doctor_follows(&row->asleep, share) / 2;
 }
 
 /* --- the phases --- */
-
-SPDL__COLD void spdl__doctor_tried(spdl__doctor *d);
 
 /* The first phase: what would be if a row were not there, or were slower. */
 SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
@@ -17046,7 +17051,7 @@ SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
     }
     if (!r->replays && r->today * r->step_ns > 1e9 * SPDL__BUSY_ROW)
         spdl__doctor_arm(d, SPDL__ARM_PAUSE, -1, (uint64_t)(SPDL__SLOWER * r->step_ns));
-    spdl__doctor_say(d, "%d kinds of windows for %.1f s", d->arms, seconds);
+    spdl__doctor_say(d, "%d kinds of windows for %.1f s\n", d->arms, seconds);
     spdl__doctor_phase_begins(d, seconds);
 }
 
@@ -17054,15 +17059,12 @@ SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
    the next limit stays. */
 SPDL__COLD double spdl__doctor_twice(const spdl__doctor *d, int i) {
     const spdl_doctor_row *row = &d->report.row[i];
-    const spdl__what_if what = { i, 2, 0, 0 };
-    const spdl__law law = spdl__law_of(d, NULL);
-    const double model = spdl__law_of(d, &what).rate / law.rate;
+    const spdl__law law = spdl__law_now(d);
+    const double model = spdl__law_gain(d, i, 2, 0, 0);
     double follows, windows;
     if (!spdl__doctor_fits(&d->report)) return 0;
     if (row->method != SPDL_DOCTOR_SLOWED || row->computing.rounds < 3) return model;
-    follows = (spdl__doctor_follows(&row->computing, row->delay_ns, row->mean_ns) +
-               spdl__doctor_follows(&row->asleep, row->delay_ns, row->mean_ns)) / 2;
-    follows = follows < 0 ? 0 : spdl__smaller(follows, 1);
+    follows = spdl__larger(0, spdl__smaller(spdl__doctor_row_follows(row), 1));
     windows = spdl__smaller(1 / (1 - follows / 2), law.next / law.rate);
     return windows > 0.9 * model && windows < 1.1 * model ? spdl__middle(windows, model) : 0;
 }
@@ -17090,9 +17092,7 @@ SPDL__COLD double spdl__doctor_weight(const spdl__doctor *d, int i) {
     const spdl_doctor_row *row = &d->report.row[i];
     double weight = row->load;
     if (row->mean_ns <= 0) return 0;
-    if (row->method == SPDL_DOCTOR_SLOWED)
-        weight += (spdl__doctor_follows(&row->computing, row->delay_ns, row->mean_ns) +
-                   spdl__doctor_follows(&row->asleep, row->delay_ns, row->mean_ns)) / 2;
+    if (row->method == SPDL_DOCTOR_SLOWED) weight += spdl__doctor_row_follows(row);
     if (row->method == SPDL_DOCTOR_REPLAYED) { /* more than with only the rows above replayed */
         int k = i - 1;
         double above = 1;
@@ -17115,69 +17115,62 @@ SPDL__COLD int spdl__doctor_row(const spdl__doctor *d) {
 
 SPDL__COLD void spdl__doctor_try(spdl__doctor *d, spdl__arm_kind kind, int row, int from, int to,
                                  double predicted) {
-    static const spdl_doctor_change changes[] = { SPDL_DOCTOR_CONCURRENCY, SPDL_DOCTOR_WORKERS,
-                                                  SPDL_DOCTOR_BUFFER, SPDL_DOCTOR_POLITE };
     spdl_doctor_trial *trial = &d->report.trial[d->report.trial_count];
     if (d->report.trial_count == SPDL_DOCTOR_TRIALS) return;
-    ++d->report.trial_count;
-    trial->change = changes[kind - SPDL__ARM_CALLS];
+    trial->change = (spdl_doctor_change)(kind - SPDL__ARM_CALLS);
     trial->stage = row;
     trial->from = from;
     trial->to = to;
     trial->predicted = spdl__doctor_fits(&d->report) ? predicted : 0;
-    d->predicted[d->report.trial_count - 1] = predicted;
+    d->predicted[d->report.trial_count++] = predicted;
     spdl__doctor_arm(d, kind, row, (uint64_t)to);
 }
 
-/* The second phase: as it is, and the changes that promise most. */
-SPDL__COLD void spdl__doctor_confirm(spdl__doctor *d) {
+/* The second phase: as it is, and the changes that promise most. False: there is none, or no time
+   for it. */
+SPDL__COLD bool spdl__doctor_confirm(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
-    const spdl__law law = spdl__law_of(d, NULL);
+    const spdl__law law = spdl__law_now(d);
     const int row = spdl__doctor_row(d), now = row >= 0 ? r->row[row].concurrency : 0;
+    const int polite = r->harm >= SPDL__HARM ? spdl__doctor_may_be_polite(d) : 0;
     const double left = 1e-9 * ((double)spdl__doctor_until(d) - (double)spdl_time_ns());
-    const spdl__what_if worker = { -1, 1, 0, 1 };
     d->first = r->arm_count;
     d->arms = 0;
     d->phase = SPDL__DOCTOR_CONFIRM;
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
     r->stage = row;
-    if (r->harm >= SPDL__HARM && spdl__doctor_may_be_polite(d) > 0) {
+    if (polite > 0) {
         const double most = law.by == SPDL__BY_TRAINER ? law.next / law.rate : 1;
-        spdl__doctor_try(d, SPDL__ARM_POLITE, -1, 0, spdl__doctor_may_be_polite(d),
+        spdl__doctor_try(d, SPDL__ARM_POLITE, -1, 0, polite,
                          spdl__smaller(1 / (1 - r->harm), most));
     }
     if (row >= 0 && r->row[row].may_raise) {
         const int to = spdl__law_calls(d, row, d->p->node[row].row.max_concurrency);
-        const spdl__what_if what = { row, 1, to - now, 0 };
-        spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, to,
-                         spdl__law_of(d, &what).rate / law.rate);
+        spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, to, spdl__law_gain(d, row, 1, to - now, 0));
     }
     if (spdl__doctor_workers(d) > 0)
         spdl__doctor_try(d, SPDL__ARM_WORKER, -1, r->workers, r->workers + 1,
-                         spdl__law_of(d, &worker).rate / law.rate);
+                         spdl__law_gain(d, -1, 1, 0, 1));
     if (row >= 0 && now > 1 && d->tuned[row]) { /* if that costs nothing they wait for each other */
-        const spdl__what_if what = { row, 1, -1, 0 };
-        const double costs = spdl__law_of(d, &what).rate / law.rate;
+        const double costs = spdl__law_gain(d, row, 1, -1, 0);
         if (costs < 0.95) spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, now - 1, costs);
     }
     if (d->p->sink->window >= 2 * d->buffer && r->today * r->step_ns < 0.95e9 &&
         r->today < SPDL__EVEN * r->model)
         spdl__doctor_try(d, SPDL__ARM_BUFFER, -1, (int)d->buffer, (int)(2 * d->buffer), 1);
-    if (left > 0.5 && r->trial_count > 0) {
-        spdl__doctor_say(d, "%d changes for %.1f s", r->trial_count, left);
-        spdl__doctor_phase_begins(d, left);
-    } else {
+    if (left <= 0.5 || r->trial_count == 0) {
         r->trial_count = 0;
-        r->arm_count = d->first;
-        spdl__doctor_tried(d);
+        return false;
     }
+    spdl__doctor_say(d, "%d changes for %.1f s\n", r->trial_count, left);
+    spdl__doctor_phase_begins(d, left);
+    return true;
 }
 
 /* What the trials have come to; the best one that helps is kept. */
 SPDL__COLD void spdl__doctor_confirmed(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
-    const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0 };
     spdl_doctor_trial *best = NULL;
     int i;
     spdl__doctor_same(d);
@@ -17198,7 +17191,6 @@ SPDL__COLD void spdl__doctor_confirmed(spdl__doctor *d) {
         if (best->change == SPDL_DOCTOR_WORKERS) d->worker_kept = true;
         if (best->change == SPDL_DOCTOR_POLITE) d->manners = best->to;
     }
-    spdl__doctor_set(d, &as_it_is);
 }
 
 /* Windows as it is, or with cold files: not in turns, as these stay cold. */
@@ -17229,26 +17221,16 @@ SPDL__COLD void spdl__doctor_cooled(spdl__doctor *d) {
 
 /* --- the verdict --- */
 
-/* Processors that the rows and the trainer ask for, of those there are. */
-SPDL__COLD double spdl__doctor_demand(const spdl__doctor *d) {
-    const spdl_doctor_report *r = &d->report;
-    double ns = r->step_cpu_ns;
-    int i;
-    for (i = 0; i < r->row_count; ++i) ns += r->row[i].visits * r->row[i].cpu_ns;
-    return r->cores > 0 ? 1e-9 * r->today * ns / r->cores : 0;
-}
-
 /* The row that takes most of the workers' time, or of the processors'. */
 SPDL__COLD int spdl__doctor_most(const spdl__doctor *d, bool cpu) {
     double most = 0;
     int i, row = 0;
     for (i = 0; i < d->report.row_count; ++i) {
         const spdl_doctor_row *at = &d->report.row[i];
-        const double ns = at->visits * (cpu ? at->cpu_ns : at->mean_ns);
-        if (!cpu && !spdl__doctor_pooled(d, i)) continue;
-        if (ns <= most) continue;
+        const double ns = cpu ? at->cpu_ns : spdl__doctor_pooled(d, i) ? at->mean_ns : 0;
+        if (at->visits * ns <= most) continue;
+        most = at->visits * ns;
         row = i;
-        most = ns;
     }
     return row;
 }
@@ -17320,16 +17302,6 @@ SPDL__COLD int spdl__doctor_tail(const spdl__doctor *d) {
     return most;
 }
 
-/* How many workers were in calls, on average. */
-SPDL__COLD double spdl__doctor_in_calls(const spdl__doctor *d) {
-    double calls = 0;
-    int i;
-    for (i = 0; i < d->report.row_count; ++i)
-        if (spdl__doctor_pooled(d, i))
-            calls += 1e-9 * d->report.today * d->report.row[i].visits * d->report.row[i].mean_ns;
-    return calls;
-}
-
 /* No row is to blame. The statistics know whether it was the filling of a batch. */
 SPDL__COLD void spdl__doctor_decide_none(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
@@ -17343,18 +17315,16 @@ SPDL__COLD void spdl__doctor_decide_none(spdl__doctor *d) {
 
 /* A row limits, and what would without it. */
 SPDL__COLD void spdl__doctor_decide_row(spdl__doctor *d, int row, bool helps) {
+    static const spdl_limit limits[] = { SPDL_LIMIT_TRAINER, SPDL_LIMIT_MACHINE, SPDL_LIMIT_WORKERS,
+                                         SPDL_LIMIT_NOT_KNOWN }; /* as SPDL__BY_TRAINER ... */
     spdl_doctor_report *r = &d->report;
-    const spdl__law law = spdl__law_of(d, NULL);
+    const spdl__law law = spdl__law_now(d);
     const int next = law.by == row ? law.next_by : law.by;
     r->stage = row;
     r->limit = spdl__doctor_class(d, row);
     r->next_stage = next < 0 ? -1 : next;
     r->next_rate = law.by == row ? law.next : law.rate;
-    r->next_limit = next >= 0                  ? spdl__doctor_class(d, next)
-                    : next == SPDL__BY_TRAINER ? SPDL_LIMIT_TRAINER
-                    : next == SPDL__BY_MACHINE ? SPDL_LIMIT_MACHINE
-                    : next == SPDL__BY_WORKERS ? SPDL_LIMIT_WORKERS
-                                               : SPDL_LIMIT_NOT_KNOWN;
+    r->next_limit = next < 0 ? limits[SPDL__BY_TRAINER - next] : spdl__doctor_class(d, next);
     if (r->limit == SPDL_LIMIT_LOCK)
         r->row[row].twice = 0;
     else if (r->today < SPDL__FITS * r->model && !helps &&
@@ -17372,9 +17342,9 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     const spdl_doctor_trial *worker = spdl__doctor_trial_of(r, SPDL_DOCTOR_WORKERS, true);
     const int row = spdl__doctor_row(d), tail = spdl__doctor_tail(d), used = r->rounds - r->dropped;
     const bool few = used < SPDL__ROUNDS_LEAST || spdl__doctor_ratio(d, 0, 1, 1).rounds < 3;
-    const double trainer = 1e-9 * r->today * r->step_ns;
-    const double paused = spdl__doctor_follows(&r->trainer_asleep, SPDL__SLOWER, 1);
-    const int by = spdl__law_of(d, NULL).by;
+    const double rate = 1e-9 * r->today, trainer = rate * r->step_ns;
+    const double paused = spdl__doctor_follows(&r->trainer_asleep, SPDL__SLOWER);
+    const spdl__law law = spdl__law_now(d);
     bool helps = false;
     int i;
     for (i = 0; i < r->trial_count; ++i)
@@ -17403,10 +17373,11 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
         if (r->limit == SPDL_LIMIT_FOREIGN) r->outcome = SPDL_DOCTOR_FOREIGN;
     } else if (r->today > r->model / SPDL__FITS) {
         r->outcome = SPDL_DOCTOR_DISAGREE;
-    } else if (spdl__doctor_demand(d) >= (by == SPDL__BY_MACHINE ? SPDL__FITS : 0.92) && !helps) {
+    } else if (!helps && r->cores > 0 &&
+               rate * law.cpu_ns >= (law.by == SPDL__BY_MACHINE ? SPDL__FITS : 0.92) * r->cores) {
         r->limit = SPDL_LIMIT_MACHINE;
         r->stage = spdl__doctor_most(d, true);
-    } else if (spdl__doctor_in_calls(d) >= (by == SPDL__BY_WORKERS ? 0.85 : 0.93) * r->workers &&
+    } else if (rate * law.held_ns >= (law.by == SPDL__BY_WORKERS ? 0.85 : 0.93) * r->workers &&
                (worker == NULL || spdl__doctor_helps(worker))) {
         r->limit = SPDL_LIMIT_WORKERS;
         r->stage = spdl__doctor_most(d, false);
@@ -17419,11 +17390,10 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
 
 /* How many workers were ready to run, in calls or between them, but had no processor. */
 SPDL__COLD double spdl__doctor_queued(const spdl__doctor *d) {
-    double ns = (double)(d->now.workers_runnable_ns - d->last.workers_runnable_ns);
+    uint64_t ns = d->seen.workers_runnable_ns;
     int i;
-    for (i = 0; i < d->report.row_count; ++i)
-        ns += (double)(d->now.stage[i].runnable_ns - d->last.stage[i].runnable_ns);
-    return ns / (double)(d->now.elapsed_ns - d->last.elapsed_ns + 1);
+    for (i = 0; i < d->report.row_count; ++i) ns += d->seen.stage[i].runnable_ns;
+    return spdl__share(ns, d->seen.elapsed_ns);
 }
 
 SPDL__COLD void spdl__doctor_measured(spdl__text *text, const spdl_doctor_trial *trial) {
@@ -17443,15 +17413,15 @@ SPDL__COLD const char *spdl__found_rate(spdl__cell *cell, double rate) {
 
 /* What limits then. */
 SPDL__COLD void spdl__doctor_say_next(spdl__text *text, const spdl_doctor_report *r) {
-    static const char *const next[] = { "the trainer", "the machine's processors", "the workers" };
-    const int i = r->next_limit == SPDL_LIMIT_TRAINER   ? 0
-                  : r->next_limit == SPDL_LIMIT_MACHINE ? 1
-                  : r->next_limit == SPDL_LIMIT_WORKERS ? 2 : -1;
+    const char *quote = r->next_stage >= 0 ? "'" : "";
+    const char *next = r->next_stage >= 0                    ? r->row[r->next_stage].name
+                       : r->next_limit == SPDL_LIMIT_TRAINER ? "the trainer"
+                       : r->next_limit == SPDL_LIMIT_MACHINE ? "the machine's processors"
+                                                             : "the workers";
     spdl__cell cell;
     if (r->next_limit == SPDL_LIMIT_NOT_KNOWN || r->next_rate > 1e15 || !spdl__doctor_fits(r))
         return;
-    spdl__text_add(text, " The next limit is %s%s%s (%s).", i < 0 ? "'" : "",
-                   i < 0 ? r->row[r->next_stage].name : next[i], i < 0 ? "'" : "",
+    spdl__text_add(text, " The next limit is %s%s%s (%s).", quote, next, quote,
                    spdl__found_rate(&cell, r->next_rate));
 }
 
@@ -17476,11 +17446,11 @@ SPDL__COLD void spdl__doctor_say_calls(spdl__text *text, const spdl__doctor *d) 
         const int most = spdl__doctor_pooled(d, r->stage) && r->workers > row->concurrency
                              ? r->workers : row->concurrency + 1;
         const int to = spdl__law_calls(d, r->stage, most);
-        const spdl__what_if what = { r->stage, 1, to - row->concurrency, 0 };
         spdl__text_add(text, "If its function may have more calls at a time write .concurrency = "
                              "%d", to);
         if (spdl__doctor_fits(r))
-            spdl__text_add(text, ": the model says %.2fx", spdl__law_of(d, &what).rate / r->model);
+            spdl__text_add(text, ": the model says %.2fx",
+                           spdl__law_gain(d, r->stage, 1, to - row->concurrency, 0));
         spdl__text_add(text, " (not tried%s).", row->may_raise ? "" : ": see raise");
     }
 }
@@ -17538,7 +17508,7 @@ SPDL__COLD void spdl__doctor_say_workers(spdl__text *text, const spdl__doctor *d
     if (what.calls > 0)
         spdl__text_add(text, ", in its row .concurrency = %d", row->concurrency + what.calls);
     if (spdl__doctor_fits(r))
-        spdl__text_add(text, ": the model says %.2fx", spdl__law_of(d, &what).rate / r->model);
+        spdl__text_add(text, ": the model says %.2fx", spdl__law_of(d, what).rate / r->model);
     if (worker == NULL) {
         spdl__text_add(text, " (not tried: see raise).");
     } else {
@@ -17741,7 +17711,7 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
         return;
     }
     spdl__doctor_confirmed(d);
-    spdl__doctor_say(d, "as it is, and with files that are not in memory, for %.1f s",
+    spdl__doctor_say(d, "as it is, and with files that are not in memory, for %.1f s\n",
                      SPDL__COOLING * d->plan.desc.seconds);
     spdl__doctor_cool(d, SPDL__DOCTOR_BEFORE);
 }
@@ -17756,8 +17726,7 @@ SPDL__COLD void spdl__doctor_observe(spdl__doctor *d, uint64_t now) {
     d->step_since = d->step_sum = d->step_cpu = d->step_queued = d->steps = 0;
     for (i = 0; i < d->p->count; ++i)
         d->limit[i] = spdl__load_relaxed32(&d->p->node[i].limit);
-    spdl_pipeline_stats(d->p, &d->last);
-    spdl_process_read(&d->process);
+    spdl_pipeline_stats(d->p, &d->seen);
     d->clocks = spdl__clocks_read();
     d->queued_ns = spdl__doctor_queued_ns(d);
 }
@@ -17782,7 +17751,7 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     case SPDL__DOCTOR_WARM:
         if (d->begun_ns == 0) {
             d->begun_ns = now;
-            spdl__doctor_say(d, "%.3g s from now on", seconds);
+            spdl__doctor_say(d, "%.3g s from now on\n", seconds);
             spdl__doctor_worker(d, false);
         }
         if ((double)(now - d->begun_ns) < 0.03e9 * seconds) break;
@@ -17805,7 +17774,7 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     case SPDL__DOCTOR_SCREEN:
         if (!spdl__doctor_window(d, now)) break;
         spdl__doctor_screened(d);
-        spdl__doctor_confirm(d);
+        if (!spdl__doctor_confirm(d)) spdl__doctor_tried(d);
         break;
     case SPDL__DOCTOR_CONFIRM:
         if (spdl__doctor_window(d, now)) spdl__doctor_tried(d);
@@ -17933,7 +17902,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     d->report.row_count = p->count;
     d->report.stage = d->report.next_stage = -1;
     d->buffer = p->sink->buffer_size;
-    spdl_process_read(&d->process);
+    d->clocks = spdl__clocks_read();
     for (i = 0; i < p->count; ++i) {
         d->limit[i] = p->node[i].limit;
         d->serial[i] = rows[i].flush || rows[i].max_concurrency == 1;
