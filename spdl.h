@@ -16484,10 +16484,10 @@ struct spdl__doctor {
     spdl__arm arm[SPDL_DOCTOR_ARMS];
     int arms, first, position, round; /* arms from `first` of the report's are of this phase */
     spdl__latin latin;
+    spdl__arm at;                /* what is different now */
     bool counting;
     uint64_t window_ns, settle_items, settle_ns; /* lengths */
-    uint64_t window_since, window_items;         /* of the one at hand: when, and d->items then */
-    uint64_t set_since, set_items;               /* when it was set */
+    uint64_t since_ns, since_items; /* when that was set, or counting began, and d->items then */
     uint64_t waited_ns;          /* the trainer, before the item at hand */
     spdl__clocks clocks;         /* when the round began */
     uint64_t queued_ns;          /* of our threads, then */
@@ -16495,7 +16495,6 @@ struct spdl__doctor {
     double others;               /* processors that others had in the time of observing, */
     bool disturbed;              /* and we have waited for some */
     double observed;             /* items/s then */
-    uint64_t pause_ns;           /* of the trainer, each step */
     uint32_t limit[SPDL_MAX_STAGES]; /* as it is */
     bool serial[SPDL_MAX_STAGES];    /* the row says that it may have one call at a time only */
     bool tuned[SPDL_MAX_STAGES];     /* it may be changed */
@@ -16514,7 +16513,6 @@ struct spdl__doctor {
     uint64_t read_asked, read_disk;  /* when the window began */
     double asked[2], from_disk[2];   /* in windows as it is, in cold ones */
     double predicted[SPDL_DOCTOR_TRIALS]; /* by the model, whether it fits or not */
-    bool keeps_to_itself;        /* the arm is SPDL__ARM_KEPT */
     bool ended;                  /* the pipeline has, before the doctor was done */
     spdl_doctor_report report;
 };
@@ -16625,25 +16623,6 @@ SPDL__COLD int spdl__law_calls(const spdl__doctor *d, int row, int most) {
 
 /* --- observing --- */
 
-/* Before and after a step of the trainer. */
-SPDL__COLD void spdl__doctor_step_begins(spdl__doctor *d) {
-    spdl__os_thread_times(NULL, &d->schedstat, NULL, &d->step_queued_at);
-    spdl__os_thread_times(NULL, NULL, &d->step_cpu_at, NULL);
-    d->step_since = spdl_time_ns();
-}
-
-SPDL__COLD void spdl__doctor_step_ends(spdl__doctor *d) {
-    uint64_t cpu, queued;
-    if (d->step_since == 0) return;
-    d->step_sum += spdl_time_ns() - d->step_since;
-    spdl__os_thread_times(NULL, NULL, &cpu, NULL);
-    spdl__os_thread_times(NULL, &d->schedstat, NULL, &queued);
-    if (cpu != SPDL__NEVER) d->step_cpu += cpu - d->step_cpu_at;
-    if (queued != SPDL__NEVER && d->step_queued_at != SPDL__NEVER)
-        d->step_queued += queued - d->step_queued_at;
-    d->step_since = 0;
-}
-
 SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     const spdl_stage_stats *now = &d->now.stage[i], *seen = &d->seen.stage[i];
     const spdl_stage *row = &d->p->node[i].row;
@@ -16709,13 +16688,6 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
 
 /* --- windows --- */
 
-SPDL__COLD void spdl__doctor_limit(spdl__doctor *d, int row, uint32_t calls) {
-    spdl__node *node = &d->p->node[row];
-    if (spdl__load_relaxed32(&node->limit) == calls) return;
-    spdl__store32(&node->limit, calls);
-    spdl__wake_changed(d->p, node);
-}
-
 /* The job that keeps a worker away. */
 SPDL__COLD void spdl__doctor_hold(void *arg, int worker, void *local) {
     spdl__doctor *d = (spdl__doctor *)arg;
@@ -16756,18 +16728,6 @@ SPDL__COLD void spdl__doctor_manners(spdl__doctor *d, int manners) {
     d->manners_now = manners;
 }
 
-SPDL__COLD void spdl__doctor_buffer(spdl__doctor *d, uint64_t size) {
-    spdl__store_relaxed(&d->p->sink->buffer_size, size);
-    spdl__wake_changed(d->p, d->p->last);
-}
-
-/* The files that are open, now and then while it observes. */
-SPDL__COLD void spdl__doctor_look_for_files(spdl__doctor *d, uint64_t now) {
-    if (!d->plan.desc.cold || now - d->looked_ns < SPDL__LOOK_NS) return;
-    d->files_used = spdl__os_files_seen(d->files, d->files_used, sizeof(d->files));
-    d->looked_ns = now;
-}
-
 SPDL__COLD void spdl__doctor_forget_files(spdl__doctor *d) {
     uint64_t files, bytes;
     spdl__os_files_forget(d->files, d->files_used, spdl_time_ns() + SPDL__COLD_NS, &files, &bytes);
@@ -16784,24 +16744,27 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__add(&hand->arm, 1);
     spdl__store_relaxed(&hand->cut_until, spdl_time_ns() + 20 * d->window_ns);
     spdl__store32(&hand->cut, arm->kind == SPDL__ARM_CUT ? (uint32_t)arm->row + 1 : 0);
-    d->keeps_to_itself = arm->kind == SPDL__ARM_KEPT;
-    d->pause_ns = arm->kind == SPDL__ARM_PAUSE ? arm->value : 0;
     for (i = 0; i < d->p->count; ++i) {
-        const bool mine = arm->row == i;
-        const bool slower =
-            mine && (arm->kind == SPDL__ARM_COMPUTE || arm->kind == SPDL__ARM_SLEEP);
-        spdl__store_relaxed32(&hand->probe[i].asleep, arm->kind == SPDL__ARM_SLEEP);
+        spdl__node *node = &d->p->node[i];
+        const spdl__arm_kind kind = arm->row == i ? arm->kind : SPDL__ARM_BASE;
+        const bool slower = kind == SPDL__ARM_COMPUTE || kind == SPDL__ARM_SLEEP;
+        const uint32_t calls = kind == SPDL__ARM_CALLS ? (uint32_t)arm->value : d->limit[i];
+        spdl__store_relaxed32(&hand->probe[i].asleep, kind == SPDL__ARM_SLEEP);
         spdl__store_relaxed(&hand->probe[i].delay_ns, slower ? arm->value : 0);
-        spdl__doctor_limit(d, i, mine && arm->kind == SPDL__ARM_CALLS ? (uint32_t)arm->value
-                                                                    : d->limit[i]);
+        if (spdl__load_relaxed32(&node->limit) == calls) continue;
+        spdl__store32(&node->limit, calls);
+        spdl__wake_changed(d->p, node);
     }
     spdl__doctor_worker(d, d->worker_kept || arm->kind == SPDL__ARM_WORKER);
-    spdl__doctor_buffer(d, arm->kind == SPDL__ARM_BUFFER ? arm->value : d->buffer);
+    spdl__store_relaxed(&d->p->sink->buffer_size,
+                        arm->kind == SPDL__ARM_BUFFER ? arm->value : d->buffer);
+    spdl__wake_changed(d->p, d->p->last);
     spdl__doctor_manners(d, arm->kind == SPDL__ARM_POLITE ? (int)arm->value : d->manners);
     if (arm->kind == SPDL__ARM_COLD) spdl__doctor_forget_files(d);
+    d->at = *arm;
     d->counting = false;
-    d->set_since = spdl_time_ns();
-    d->set_items = d->items;
+    d->since_ns = spdl_time_ns();
+    d->since_items = d->items;
 }
 
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...)
@@ -16919,8 +16882,6 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
     }
     d->position = 0;
     d->clocks = spdl__clocks_read();
-    if (d->phase == SPDL__DOCTOR_SCREEN && !spdl__doctor_tries(d)) /* all the time is for this */
-        d->phase_ns = spdl__doctor_until(d);
     return ++d->round < (cools ? SPDL__COLD_ROUNDS : SPDL_DOCTOR_ROUNDS) &&
            now + took / 2 < d->phase_ns;
 }
@@ -16943,17 +16904,16 @@ SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     const int arm = spdl__latin_arm(&d->latin, d->round, d->position);
     const uint64_t most = spdl__max(3 * d->window_ns, (uint64_t)spdl__smaller(
         SPDL__SETTLE_NS, 1.5e9 * (double)d->settle_items / d->report.today));
-    const uint64_t items = d->items - d->window_items, ns = now - d->window_since;
+    const uint64_t items = d->items - d->since_items, ns = now - d->since_ns;
     const bool waited = d->p->wait_ns != d->waited_ns;
     d->waited_ns = d->p->wait_ns;
     if (!d->counting) { /* what was ready is taken first, as quick as the trainer is */
-        const uint64_t passed = d->items - d->set_items;
-        const bool gone = passed >= 2 * d->settle_items || (passed >= d->settle_items && waited);
-        if (now - d->set_since < d->settle_ns || (now - d->set_since < most && !gone)) return false;
+        const bool gone = items >= 2 * d->settle_items || (items >= d->settle_items && waited);
+        if (ns < d->settle_ns || (ns < most && !gone)) return false;
         spdl__doctor_count_reads(d, false);
         d->counting = true;
-        d->window_since = d->phase == SPDL__DOCTOR_COLD ? spdl_time_ns() : now;
-        d->window_items = d->items;
+        d->since_ns = d->phase == SPDL__DOCTOR_COLD ? spdl_time_ns() : now;
+        d->since_items = d->items;
         return false;
     }
     if (ns < d->window_ns || (items < SPDL__WINDOW_ITEMS && ns < 4 * d->window_ns)) return false;
@@ -17053,6 +17013,7 @@ SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
         spdl__doctor_arm(d, SPDL__ARM_PAUSE, -1, (uint64_t)(SPDL__SLOWER * r->step_ns));
     spdl__doctor_say(d, "%d kinds of windows for %.1f s\n", d->arms, seconds);
     spdl__doctor_phase_begins(d, seconds);
+    if (!spdl__doctor_tries(d)) d->phase_ns = spdl__doctor_until(d); /* all the time is for this */
 }
 
 /* What both methods say, or 0: a row that is twice as fast takes half of what hangs on it away, and
@@ -17212,13 +17173,6 @@ SPDL__COLD double spdl__doctor_from_cache(const spdl__doctor *d, int cold) {
     return disk < asked ? 1 - disk / asked : 0;
 }
 
-SPDL__COLD void spdl__doctor_cooled(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
-    r->cold = spdl__doctor_ratio(d, d->first - 1, d->first, 1);
-    r->from_cache = spdl__doctor_from_cache(d, 0);
-    r->cold_from_cache = spdl__doctor_from_cache(d, 1);
-}
-
 /* --- the verdict --- */
 
 /* The row that takes most of the workers' time, or of the processors'. */
@@ -17235,13 +17189,12 @@ SPDL__COLD int spdl__doctor_most(const spdl__doctor *d, bool cpu) {
     return row;
 }
 
-/* The trial of this change, or NULL. */
-SPDL__COLD const spdl_doctor_trial *spdl__doctor_trial_of(const spdl_doctor_report *r,
-                                                          spdl_doctor_change change, bool more) {
+/* The trial of more of this, or NULL. */
+SPDL__COLD const spdl_doctor_trial *spdl__doctor_more(const spdl_doctor_report *r,
+                                                      spdl_doctor_change change) {
     int i;
     for (i = 0; i < r->trial_count; ++i)
-        if (r->trial[i].change == change && (r->trial[i].to > r->trial[i].from) == more)
-            return &r->trial[i];
+        if (r->trial[i].change == change && r->trial[i].to > r->trial[i].from) return &r->trial[i];
     return NULL;
 }
 
@@ -17339,7 +17292,7 @@ SPDL__COLD void spdl__doctor_decide_row(spdl__doctor *d, int row, bool helps) {
 /* First line of the table that holds. */
 SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
-    const spdl_doctor_trial *worker = spdl__doctor_trial_of(r, SPDL_DOCTOR_WORKERS, true);
+    const spdl_doctor_trial *worker = spdl__doctor_more(r, SPDL_DOCTOR_WORKERS);
     const int row = spdl__doctor_row(d), tail = spdl__doctor_tail(d), used = r->rounds - r->dropped;
     const bool few = used < SPDL__ROUNDS_LEAST || spdl__doctor_ratio(d, 0, 1, 1).rounds < 3;
     const double rate = 1e-9 * r->today, trainer = rate * r->step_ns;
@@ -17429,7 +17382,7 @@ SPDL__COLD void spdl__doctor_say_next(spdl__text *text, const spdl_doctor_report
 SPDL__COLD void spdl__doctor_say_calls(spdl__text *text, const spdl__doctor *d) {
     const spdl_doctor_report *r = &d->report;
     const spdl_doctor_row *row = &r->row[r->stage];
-    const spdl_doctor_trial *more = spdl__doctor_trial_of(r, SPDL_DOCTOR_CONCURRENCY, true);
+    const spdl_doctor_trial *more = spdl__doctor_more(r, SPDL_DOCTOR_CONCURRENCY);
     if (more != NULL && spdl__doctor_helps(more)) {
         spdl__text_add(text, "Write .concurrency = %d", more->to);
         spdl__doctor_measured(text, more);
@@ -17490,19 +17443,18 @@ SPDL__COLD void spdl__doctor_say_row(spdl__text *text, const spdl__doctor *d) {
 
 SPDL__COLD void spdl__doctor_say_workers(spdl__text *text, const spdl__doctor *d) {
     const spdl_doctor_report *r = &d->report;
-    const spdl_doctor_trial *worker = spdl__doctor_trial_of(r, SPDL_DOCTOR_WORKERS, true);
+    const spdl_doctor_trial *worker = spdl__doctor_more(r, SPDL_DOCTOR_WORKERS);
     const spdl_doctor_row *row = &r->row[r->stage];
     const spdl__what_if what = spdl__law_workers(d, r->stage);
+    spdl__cell cell;
+    const char *stage = spdl__stage_called(&cell, &d->now, r->stage);
     if (r->workers == 0) {
         spdl__text_add(text, "Without workers the stages run between the trainer's steps, most of "
-                             "the time stage %d '%s'. Write .workers = 1 or more.", r->stage,
-                       row->name);
+                             "the time %s. Write .workers = 1 or more.", stage);
         return;
     }
-    spdl__text_add(text, "All %d workers are in calls, %.0f %% of the time in stage %d '",
-                   r->workers, 1e-7 * r->today * row->visits * row->mean_ns / r->workers, r->stage);
-    spdl__text_name(text, row->name, -1);
-    spdl__text_add(text, "'");
+    spdl__text_add(text, "All %d workers are in calls, %.0f %% of the time in %s", r->workers,
+                   1e-7 * r->today * row->visits * row->mean_ns / r->workers, stage);
     if (row->twice > 0) spdl__text_add(text, ": %.2fx if it took half as long", row->twice);
     spdl__text_add(text, ". Or write .workers = %d", r->workers + what.workers);
     if (what.calls > 0)
@@ -17579,7 +17531,7 @@ SPDL__COLD void spdl__doctor_say_tail(spdl__text *text, const spdl__doctor *d) {
 /* Loading costs the trainer processors. */
 SPDL__COLD void spdl__doctor_say_harm(spdl__text *text, const spdl__doctor *d) {
     const spdl_doctor_report *r = &d->report;
-    const spdl_doctor_trial *polite = spdl__doctor_trial_of(r, SPDL_DOCTOR_POLITE, true);
+    const spdl_doctor_trial *polite = spdl__doctor_more(r, SPDL_DOCTOR_POLITE);
     const char *write = polite != NULL && polite->to == 1 ? ".policy.sched = SPDL_SCHED_BATCH"
                                                           : ".policy.polite = true";
     spdl__text_add(text, "Loading takes processors from the trainer: %.0f %% of a step it waits "
@@ -17600,7 +17552,7 @@ SPDL__COLD void spdl__doctor_say_harm(spdl__text *text, const spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
-    const spdl_doctor_trial *buffer = spdl__doctor_trial_of(r, SPDL_DOCTOR_BUFFER, true);
+    const spdl_doctor_trial *buffer = spdl__doctor_more(r, SPDL_DOCTOR_BUFFER);
     spdl__cell cell;
     switch (r->limit) {
     case SPDL_LIMIT_NOT_KNOWN:
@@ -17614,15 +17566,14 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     case SPDL_LIMIT_HARM: spdl__doctor_say_harm(&text, d); break;
     case SPDL_LIMIT_MACHINE:
         spdl__text_add(&text, "The processors are used up (%.2f of %.3g): no concurrency helps. "
-                              "Make stage %d '%s' cheaper, it takes most of them.", r->cores_used,
-                       r->cores, r->stage, r->row[r->stage].name);
+                              "Make %s cheaper, it takes most of them.", r->cores_used, r->cores,
+                       spdl__stage_called(&cell, &d->now, r->stage));
         break;
     case SPDL_LIMIT_WORKERS: spdl__doctor_say_workers(&text, d); break;
     case SPDL_LIMIT_BATCH:
-        spdl__text_add(&text, "The trainer waits until stage %d '", r->stage);
-        spdl__text_name(&text, r->row[r->stage].name, -1);
-        spdl__text_add(&text, "' has a batch full. Write a smaller size, or a larger buffer_size "
-                              "(not tried).");
+        spdl__text_add(&text, "The trainer waits until %s has a batch full. Write a smaller size, "
+                              "or a larger buffer_size (not tried).",
+                       spdl__stage_called(&cell, &d->now, r->stage));
         break;
     case SPDL_LIMIT_DEVICE:
         if (r->stage < 0) {
@@ -17688,7 +17639,11 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     if (d->phase < SPDL__DOCTOR_SCREEN) spdl__doctor_look(d);
     if (d->phase == SPDL__DOCTOR_SCREEN) spdl__doctor_screened(d);
     if (d->phase == SPDL__DOCTOR_CONFIRM) spdl__doctor_confirmed(d);
-    if (d->phase == SPDL__DOCTOR_COLD) spdl__doctor_cooled(d);
+    if (d->phase == SPDL__DOCTOR_COLD) {
+        r->cold = spdl__doctor_ratio(d, d->first - 1, d->first, 1);
+        r->from_cache = spdl__doctor_from_cache(d, 0);
+        r->cold_from_cache = spdl__doctor_from_cache(d, 1);
+    }
     if (d->phase >= SPDL__DOCTOR_SCREEN) spdl__doctor_set(d, &as_it_is);
     d->phase = SPDL__DOCTOR_DONE;
     spdl__hand_leave(d->p);
@@ -17704,16 +17659,22 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     if (d->plan.html[0] != '\0') spdl__doctor_file(d, d->plan.html, spdl_doctor_html);
 }
 
-/* The second phase is over. */
-SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
-    if (d->files_used == 0) {
-        spdl__doctor_finish(d);
-        return;
+/* A phase of windows is over. */
+SPDL__COLD void spdl__doctor_go_on(spdl__doctor *d) {
+    if (d->phase == SPDL__DOCTOR_SCREEN) {
+        spdl__doctor_screened(d);
+        if (spdl__doctor_confirm(d)) return;
     }
-    spdl__doctor_confirmed(d);
-    spdl__doctor_say(d, "as it is, and with files that are not in memory, for %.1f s\n",
-                     SPDL__COOLING * d->plan.desc.seconds);
-    spdl__doctor_cool(d, SPDL__DOCTOR_BEFORE);
+    if (d->phase == SPDL__DOCTOR_BEFORE) {
+        spdl__doctor_cool(d, SPDL__DOCTOR_COLD);
+    } else if (d->phase == SPDL__DOCTOR_CONFIRM && d->files_used > 0) {
+        spdl__doctor_confirmed(d);
+        spdl__doctor_say(d, "as it is, and with files that are not in memory, for %.1f s\n",
+                         SPDL__COOLING * d->plan.desc.seconds);
+        spdl__doctor_cool(d, SPDL__DOCTOR_BEFORE);
+    } else {
+        spdl__doctor_finish(d);
+    }
 }
 
 /* --- where the trainer passes --- */
@@ -17737,7 +17698,15 @@ SPDL__COLD bool spdl__doctor_is_done(const spdl__doctor *d) {
 
 /* The trainer comes for an item: its step has ended, unless there is none yet. */
 SPDL__COLD void spdl__doctor_comes(spdl__doctor *d) {
-    if (d->phase == SPDL__DOCTOR_OBSERVE) spdl__doctor_step_ends(d);
+    uint64_t cpu, queued;
+    if (d->phase != SPDL__DOCTOR_OBSERVE || d->step_since == 0) return;
+    d->step_sum += spdl_time_ns() - d->step_since;
+    spdl__os_thread_times(NULL, NULL, &cpu, NULL);
+    spdl__os_thread_times(NULL, &d->schedstat, NULL, &queued);
+    if (cpu != SPDL__NEVER) d->step_cpu += cpu - d->step_cpu_at;
+    if (queued != SPDL__NEVER && d->step_queued_at != SPDL__NEVER)
+        d->step_queued += queued - d->step_queued_at;
+    d->step_since = 0;
 }
 
 /* It has an item. */
@@ -17746,75 +17715,51 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     const double seconds = d->plan.desc.seconds;
     spdl_pipeline *p = d->p;
     ++d->items;
-    if (d->phase <= SPDL__DOCTOR_OBSERVE) spdl__doctor_look_for_files(d, now);
-    switch (d->phase) {
-    case SPDL__DOCTOR_WARM:
+    if (d->plan.desc.cold && d->phase <= SPDL__DOCTOR_OBSERVE &&
+        now - d->looked_ns >= SPDL__LOOK_NS) {
+        d->files_used = spdl__os_files_seen(d->files, d->files_used, sizeof(d->files));
+        d->looked_ns = now;
+    }
+    if (d->phase == SPDL__DOCTOR_WARM) {
         if (d->begun_ns == 0) {
             d->begun_ns = now;
             spdl__doctor_say(d, "%.3g s from now on\n", seconds);
             spdl__doctor_worker(d, false);
         }
-        if ((double)(now - d->begun_ns) < 0.03e9 * seconds) break;
+        if ((double)(now - d->begun_ns) < 0.03e9 * seconds) return;
         spdl__store32(&p->hand->keeps, d->plan.desc.replay);
         spdl__doctor_observe(d, now);
-        break;
-    case SPDL__DOCTOR_OBSERVE:
-        ++d->steps;
-        if (now < d->phase_ns || d->steps < SPDL__WINDOW_ITEMS) break;
+    } else if (d->phase == SPDL__DOCTOR_OBSERVE) {
+        if (++d->steps < SPDL__WINDOW_ITEMS || now < d->phase_ns) return;
         d->others = spdl__clocks_foreign(&d->clocks);
         d->disturbed = spdl__doctor_disturbed(d, d->others, (double)(now - d->clocks.time_ns));
         if (d->disturbed && (double)(now - d->begun_ns) < 0.3e9 * seconds) {
             spdl__doctor_observe(d, now);
-            break;
+            return;
         }
         spdl__kept_close(p->hand);
         spdl__doctor_look(d);
         spdl__doctor_screen(d);
-        break;
-    case SPDL__DOCTOR_SCREEN:
-        if (!spdl__doctor_window(d, now)) break;
-        spdl__doctor_screened(d);
-        if (!spdl__doctor_confirm(d)) spdl__doctor_tried(d);
-        break;
-    case SPDL__DOCTOR_CONFIRM:
-        if (spdl__doctor_window(d, now)) spdl__doctor_tried(d);
-        break;
-    case SPDL__DOCTOR_BEFORE:
-        if (spdl__doctor_window(d, now)) spdl__doctor_cool(d, SPDL__DOCTOR_COLD);
-        break;
-    case SPDL__DOCTOR_COLD:
-        if (spdl__doctor_window(d, now)) spdl__doctor_finish(d);
-        break;
-    default: break;
+    } else if (spdl__doctor_window(d, now)) {
+        spdl__doctor_go_on(d);
     }
-    if (d->pause_ns > 0) {
-        uint64_t worked;
-        spdl__hand_delay(p->hand, &p->hand->debt[p->workers * p->count], d->pause_ns, true,
-                         &worked);
-    }
+    if (d->at.kind == SPDL__ARM_PAUSE)
+        spdl__hand_delay(p->hand, &p->hand->debt[p->workers * p->count], d->at.value, true, NULL);
 }
 
 /* Its step begins, or goes on. */
 SPDL__COLD void spdl__doctor_leaves(spdl__doctor *d, bool item) {
     if (item && d->phase != SPDL__DOCTOR_DONE) spdl__doctor_item(d);
-    if (d->phase == SPDL__DOCTOR_OBSERVE) spdl__doctor_step_begins(d);
+    if (d->phase != SPDL__DOCTOR_OBSERVE) return;
+    spdl__os_thread_times(NULL, &d->schedstat, NULL, &d->step_queued_at);
+    spdl__os_thread_times(NULL, NULL, &d->step_cpu_at, NULL);
+    d->step_since = spdl_time_ns();
 }
 
 SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *p, spdl_doctor_report *report) {
     if (p == NULL || report == NULL || p->doctor == NULL) return SPDL_E_NOT_FOUND;
     *report = p->doctor->report;
     return p->doctor->phase == SPDL__DOCTOR_DONE ? SPDL_OK : SPDL_TIMEOUT;
-}
-
-/* The trainer of doctor_run is done with an item: it is kept, or freed. */
-SPDL__COLD void spdl__doctor_done_with(spdl__doctor *d, void *item) {
-    const uint64_t origin = d->p->last_item.origin;
-    if (d->plan.desc.replay && d->phase == SPDL__DOCTOR_OBSERVE && d->kept_count < SPDL__KEPT) {
-        d->kept[d->kept_count] = item;
-        d->kept_origin[d->kept_count++] = origin;
-    } else {
-        spdl__item_free(d->p, item, origin);
-    }
 }
 
 SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *ctx,
@@ -17825,7 +17770,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
     void *item;
     if (d == NULL || step == NULL) return SPDL_E_INVALID;
     while (result == SPDL_OK && d->phase != SPDL__DOCTOR_DONE) {
-        if (d->keeps_to_itself) {
+        if (d->at.kind == SPDL__ARM_KEPT) { /* the pipeline is not asked */
             step(ctx, d->kept[turn++ % (uint64_t)d->kept_count]);
             spdl__doctor_item(d);
             continue;
@@ -17833,7 +17778,13 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
         result = spdl_pipeline_next(p, &item, SPDL_FOREVER);
         if (result == SPDL_OK) {
             step(ctx, item);
-            spdl__doctor_done_with(d, item);
+            if (d->plan.desc.replay && d->phase == SPDL__DOCTOR_OBSERVE &&
+                d->kept_count < SPDL__KEPT) {
+                d->kept[d->kept_count] = item;
+                d->kept_origin[d->kept_count++] = p->last_item.origin;
+            } else {
+                spdl__item_free(p, item, p->last_item.origin);
+            }
         } else if (result == SPDL_END && d->items > before) {
             before = d->items;
             result = p->ended_ns != 0 ? spdl_pipeline_rewind(p, 0, SPDL_FOREVER) : SPDL_OK;
@@ -17921,7 +17872,6 @@ SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
     if (p->doctor == NULL) return;
     p->doctor->ended = true;
     spdl__doctor_finish(p->doctor);
-    p->doctor->worker_kept = true;
     spdl__doctor_worker(p->doctor, true);
 }
 
