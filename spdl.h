@@ -16496,7 +16496,6 @@ struct spdl__doctor {
     bool disturbed;              /* and we have waited for some */
     double observed;             /* items/s then */
     uint32_t limit[SPDL_MAX_STAGES]; /* as it is */
-    bool serial[SPDL_MAX_STAGES];    /* the row says that it may have one call at a time only */
     bool tuned[SPDL_MAX_STAGES];     /* it may be changed */
     uint64_t buffer;
     bool worker_kept;            /* the further worker goes on */
@@ -16504,8 +16503,7 @@ struct spdl__doctor {
     int nice;                    /* as they were made */
     uint32_t holds;              /* it is kept away: see doctor_worker */
     spdl__os_event hold;
-    void *kept[SPDL__KEPT];      /* of doctor_run, for SPDL__ARM_KEPT */
-    uint64_t kept_origin[SPDL__KEPT];
+    spdl__item kept[SPDL__KEPT]; /* of doctor_run, for SPDL__ARM_KEPT */
     int kept_count;
     char files[8192];            /* seen: names, each with a zero behind it */
     size_t files_used;
@@ -16605,7 +16603,8 @@ SPDL__COLD double spdl__law_gain(const spdl__doctor *d, int row, double speed, i
 SPDL__COLD spdl__what_if spdl__law_workers(const spdl__doctor *d, int row) {
     spdl__what_if what = { row, 1, 0, 1 };
     while (what.workers < 64 && spdl__law_of(d, what).by == SPDL__BY_WORKERS) ++what.workers;
-    if (spdl__law_of(d, what).rate > SPDL__GAIN * d->report.model || d->serial[row]) return what;
+    if (spdl__law_of(d, what).rate > SPDL__GAIN * d->report.model || d->p->node[row].alone)
+        return what;
     for (what.workers = 0; what.workers < 64; ++what.workers, ++what.calls) {
         const int by = spdl__law_of(d, what).by;
         if (what.workers > 0 && by != SPDL__BY_WORKERS && by != row) break;
@@ -17233,7 +17232,7 @@ SPDL__COLD spdl_limit spdl__doctor_class(const spdl__doctor *d, int i) {
     if (spdl__stage_copies(&d->now, i)) return SPDL_LIMIT_DEVICE;
     if (spdl__doctor_locks(d, i)) return SPDL_LIMIT_LOCK;
     if (row->kind == SPDL_KIND_SOURCE) return SPDL_LIMIT_SOURCE;
-    if (d->serial[i]) return SPDL_LIMIT_SERIAL;
+    if (d->p->node[i].alone) return SPDL_LIMIT_SERIAL;
     if (row->blocked_ns > row->mean_ns / 2) return SPDL_LIMIT_IO;
     return d->now.stage[i].split_calls > 0 && spdl__stats_faults(&d->now) ? SPDL_LIMIT_MEMORY
                                                                           : SPDL_LIMIT_CONCURRENCY;
@@ -17339,14 +17338,6 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     } else {
         spdl__doctor_decide_none(d);
     }
-}
-
-/* How many workers were ready to run, in calls or between them, but had no processor. */
-SPDL__COLD double spdl__doctor_queued(const spdl__doctor *d) {
-    uint64_t ns = d->seen.workers_runnable_ns;
-    int i;
-    for (i = 0; i < d->report.row_count; ++i) ns += d->seen.stage[i].runnable_ns;
-    return spdl__share(ns, d->seen.elapsed_ns);
 }
 
 SPDL__COLD void spdl__doctor_measured(spdl__text *text, const spdl_doctor_trial *trial) {
@@ -17469,17 +17460,17 @@ SPDL__COLD void spdl__doctor_say_workers(spdl__text *text, const spdl__doctor *d
     }
 }
 
-SPDL__COLD bool spdl__doctor_tiny(const spdl_doctor_report *r) {
-    int i;
-    for (i = 0; i < r->row_count; ++i)
-        if (r->row[i].mean_ns > SPDL__TINY_NS) return false;
-    return r->step_ns < SPDL__TINY_NS;
-}
-
 /* Why there is no limit to name. */
 SPDL__COLD void spdl__doctor_say_unknown(spdl__text *text, const spdl__doctor *d) {
     const spdl_doctor_report *r = &d->report;
     const int used = r->rounds - r->dropped;
+    uint64_t queued = d->seen.workers_runnable_ns; /* ready to run, in calls or between them */
+    double longest = r->step_ns;
+    int i;
+    for (i = 0; i < r->row_count; ++i) {
+        queued += d->seen.stage[i].runnable_ns;
+        longest = spdl__larger(longest, r->row[i].mean_ns);
+    }
     if (r->outcome == SPDL_DOCTOR_FOREIGN && (d->disturbed || r->dropped == 0))
         spdl__text_add(text, "Not known: the threads waited for processors, and other programs had "
                              "%.1f of them. Run it again without them.", d->others);
@@ -17499,13 +17490,13 @@ SPDL__COLD void spdl__doctor_say_unknown(spdl__text *text, const spdl__doctor *d
     else if (r->outcome == SPDL_DOCTOR_BURSTY)
         spdl__text_add(text, "Not known: windows in which nothing is different differ by %.0f %%.",
                        100 * r->noise);
-    else if (spdl__doctor_tiny(r))
+    else if (longest < SPDL__TINY_NS)
         spdl__text_add(text, "No call takes as long as handing an item on (%.0f items/s): do more "
                              "in one call, or hand on batches.", r->today);
     else
         spdl__text_add(text, "Not known: %.0f items/s, but the times of the calls allow %.0f: %s",
                        r->today, r->model,
-                       spdl__doctor_queued(d) > 0.5 && r->cores_used < r->cores - 0.5
+                       2 * queued > d->seen.elapsed_ns && r->cores_used < r->cores - 0.5
                            ? "the system leaves workers waiting for a processor while others are "
                              "idle."
                            : "items are handed over late, or come in bursts.");
@@ -17595,24 +17586,22 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
 
 /* Into a file, with the mark of this process after its first words: the next pipeline's has another
    name. */
-SPDL__COLD const char *spdl__doctor_save(const char *path, const char *text, size_t bytes,
-                                         bool json) {
-    const size_t head = json ? strcspn(text, ",") : strcspn(text, ">") + 1;
+SPDL__COLD const char *spdl__doctor_save(const char *path, const char *text, size_t bytes) {
+    const size_t head = strcspn(text, ",>") + 1;
     char name[SPDL__PATH_BYTES], mark[SPDL__MARK_BYTES], line[SPDL__MARK_BYTES + 32];
     spdl__os_file file = SPDL__NO_FILE;
     const char *reason = spdl__out_claim(&file, name, path);
-    int length;
     spdl__out_mark(mark);
-    length = snprintf(line, sizeof(line), json ? ",\"process\":\"%s\"" : "<!-- %s -->", mark);
+    (void)snprintf(line, sizeof(line), *text == '{' ? "\"process\":\"%s\"," : "<!-- %s -->", mark);
     if (reason == NULL) reason = spdl__os_file_truncate(file);
     if (reason == NULL) reason = spdl__os_file_write(file, text, head, SPDL__NEVER);
-    if (reason == NULL) reason = spdl__os_file_write(file, line, (size_t)length, SPDL__NEVER);
-    if (reason == NULL)
-        reason = spdl__os_file_write(file, text + head, bytes - head, SPDL__NEVER);
+    if (reason == NULL) reason = spdl__os_file_write(file, line, strlen(line), SPDL__NEVER);
+    if (reason == NULL) reason = spdl__os_file_write(file, text + head, bytes - head, SPDL__NEVER);
     if (file != SPDL__NO_FILE) (void)spdl__os_file_close(file);
     return reason;
 }
 
+/* To `path`, or for NULL to stderr. */
 SPDL__COLD void spdl__doctor_file(spdl__doctor *d, const char *path,
                                   int (*text)(const spdl_doctor_report *, char *, size_t)) {
     const size_t bytes = (size_t)text(&d->report, NULL, 0) + 1;
@@ -17621,8 +17610,7 @@ SPDL__COLD void spdl__doctor_file(spdl__doctor *d, const char *path,
     if (buffer != NULL) {
         (void)text(&d->report, buffer, bytes);
         reason = path == NULL ? spdl__os_stderr_write(buffer, bytes - 1, SPDL__STDERR_NS)
-                              : spdl__doctor_save(path, buffer, bytes - 1,
-                                                  text == spdl_doctor_json);
+                              : spdl__doctor_save(path, buffer, bytes - 1);
     }
     spdl__free(&d->p->allocator, buffer, bytes);
     if (reason != NULL)
@@ -17771,7 +17759,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
     if (d == NULL || step == NULL) return SPDL_E_INVALID;
     while (result == SPDL_OK && d->phase != SPDL__DOCTOR_DONE) {
         if (d->at.kind == SPDL__ARM_KEPT) { /* the pipeline is not asked */
-            step(ctx, d->kept[turn++ % (uint64_t)d->kept_count]);
+            step(ctx, d->kept[turn++ % (uint64_t)d->kept_count].item);
             spdl__doctor_item(d);
             continue;
         }
@@ -17779,12 +17767,10 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
         if (result == SPDL_OK) {
             step(ctx, item);
             if (d->plan.desc.replay && d->phase == SPDL__DOCTOR_OBSERVE &&
-                d->kept_count < SPDL__KEPT) {
-                d->kept[d->kept_count] = item;
-                d->kept_origin[d->kept_count++] = p->last_item.origin;
-            } else {
+                d->kept_count < SPDL__KEPT)
+                d->kept[d->kept_count++] = p->last_item;
+            else
                 spdl__item_free(p, item, p->last_item.origin);
-            }
         } else if (result == SPDL_END && d->items > before) {
             before = d->items;
             result = p->ended_ns != 0 ? spdl_pipeline_rewind(p, 0, SPDL_FOREVER) : SPDL_OK;
@@ -17856,7 +17842,6 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     d->clocks = spdl__clocks_read();
     for (i = 0; i < p->count; ++i) {
         d->limit[i] = p->node[i].limit;
-        d->serial[i] = rows[i].flush || rows[i].max_concurrency == 1;
         d->tuned[i] = plan->desc.raise || rows[i].max_concurrency > (int)p->node[i].limit;
     }
     if (!spdl__os_event_init(&d->hold)) {
@@ -17880,7 +17865,7 @@ SPDL__COLD void spdl__doctor_empty(spdl_pipeline *p) {
     spdl__doctor *d = p->doctor;
     if (d == NULL) return;
     for (; d->kept_count > 0; --d->kept_count)
-        spdl__item_free(p, d->kept[d->kept_count - 1], d->kept_origin[d->kept_count - 1]);
+        spdl__item_free(p, d->kept[d->kept_count - 1].item, d->kept[d->kept_count - 1].origin);
     spdl__hand_empty(p);
 }
 
@@ -17933,15 +17918,7 @@ SPDL__COLD int spdl__found_count(int count, int most) {
     return count < 0 ? 0 : count < most ? count : most;
 }
 
-SPDL__COLD int spdl__found_rows(const spdl_doctor_report *report) {
-    return spdl__found_count(report->row_count, SPDL_MAX_STAGES);
-}
-
 /* --- numbers --- */
-
-SPDL__COLD const char *spdl__found_time(spdl__cell *cell, double ns) {
-    return ns > 0 && ns < 1e12 ? spdl__duration(cell, ns) : "-";
-}
 
 SPDL__COLD const char *spdl__found_share(spdl__cell *cell, double share) {
     return share >= 0 && share < 10 ? spdl__percent(cell, share > 0 ? share : 0) : "-";
@@ -18036,7 +18013,7 @@ SPDL__COLD int spdl__rungs(spdl__rung rung[SPDL__RUNGS], const spdl_doctor_repor
         at = spdl__rung_plain(at, "trainer", "alone", report->ceiling, most);
     at = spdl__rung_add(at, report, -1, "on kept items", -1, &report->cached);
     at = spdl__rung_add(at, report, -1, "asleep", 0.2, &report->trainer_asleep);
-    for (i = spdl__found_rows(report); i-- > 0;) {
+    for (i = spdl__found_count(report->row_count, SPDL_MAX_STAGES); i-- > 0;) {
         const spdl_doctor_row *row = &report->row[i];
         const double share = row->mean_ns > 0 ? spdl__larger(row->delay_ns / row->mean_ns, 0) : 0;
         at = spdl__rung_add(at, report, i, "replayed", -1, &row->replayed);
@@ -18121,16 +18098,16 @@ SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl_doctor_report *r
 }
 
 SPDL__COLD void spdl__found_row_line(spdl__text *text, const spdl_doctor_row *row, bool limit) {
-    const double part[] = { row->cpu_ns, row->runnable_ns, row->blocked_ns };
+    const double part[] = { row->cpu_ns, row->runnable_ns, row->blocked_ns }, ns = row->mean_ns;
     spdl__cell cell;
     int k;
     spdl__text_add(text, "%c ", limit ? '>' : ' ');
     spdl__text_name(text, row->name, 16);
     spdl__text_add(text, " %4d %8s", spdl__found_count(row->concurrency, 9999),
-                   spdl__found_time(&cell, row->mean_ns));
+                   ns > 0 && ns < 1e12 ? spdl__duration(&cell, ns) : "-");
     for (k = 0; k < 3; ++k)
         spdl__text_add(text, k == 2 ? " %6s" : " %4s",
-                       spdl__found_share(&cell, row->mean_ns > 0 ? part[k] / row->mean_ns : -1));
+                       spdl__found_share(&cell, ns > 0 ? part[k] / ns : -1));
     spdl__text_add(text, " %5s", spdl__found_share(&cell, row->load));
     spdl__text_add(text, " %8s", spdl__found_rate(&cell, row->most));
     spdl__text_add(text, " %8s\n", spdl__found_ratio(&cell, row->twice, false));
@@ -18153,7 +18130,7 @@ SPDL__COLD void spdl__found_model(spdl__text *text, const spdl_doctor_report *re
     spdl__text_add(text, "\n  row              conc     mean  cpu runq asleep  load   allows   "
                          "halved\n");
     spdl__found_row_line(text, &trainer, false);
-    for (i = spdl__found_rows(report); i-- > 0;)
+    for (i = spdl__found_count(report->row_count, SPDL_MAX_STAGES); i-- > 0;)
         if (report->row[i].mean_ns > 0 || i == report->stage)
             spdl__found_row_line(text, &report->row[i], i == report->stage);
 }
@@ -18175,9 +18152,9 @@ SPDL__COLD void spdl__found_legend(spdl__text *line, const spdl_doctor_report *r
 /* The name of the row that a change is of; "" when it is of all. */
 SPDL__COLD const char *spdl__trial_row(const spdl_doctor_report *report,
                                        const spdl_doctor_trial *trial) {
-    const bool row = trial->change == SPDL_DOCTOR_CONCURRENCY && trial->stage >= 0 &&
-                     trial->stage < spdl__found_rows(report);
-    return row ? report->row[trial->stage].name : "";
+    const int rows = spdl__found_count(report->row_count, SPDL_MAX_STAGES);
+    return trial->change == SPDL_DOCTOR_CONCURRENCY && trial->stage >= 0 && trial->stage < rows
+               ? report->row[trial->stage].name : "";
 }
 
 /* "conc 2 -> 3" */
@@ -18438,13 +18415,14 @@ SPDL__COLD void spdl__found_array(spdl__text *text, const char *name, const void
 }
 
 SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, size_t bytes) {
+    const int rows = spdl__found_count(report->row_count, SPDL_MAX_STAGES);
     const int trials = spdl__found_count(report->trial_count, SPDL_DOCTOR_TRIALS);
     const int arms = spdl__found_count(report->arm_count, 2 * SPDL_DOCTOR_ARMS);
     spdl__text text = spdl__text_start(buffer, bytes);
     spdl__text_add(&text, "{\"schema\":\"spdl.doctor.1\",\"version\":\"%s\"", spdl_version());
     spdl__found_object(&text, ",", report, spdl__found_fields);
-    spdl__found_array(&text, "row", report->row, spdl__found_rows(report),
-                      sizeof(report->row[0]), spdl__found_row_fields);
+    spdl__found_array(&text, "row", report->row, rows, sizeof(report->row[0]),
+                      spdl__found_row_fields);
     spdl__found_array(&text, "trial", report->trial, trials, sizeof(report->trial[0]),
                       spdl__found_trial_fields);
     spdl__found_array(&text, "arm", report->arm, arms, sizeof(report->arm[0]),
@@ -18554,13 +18532,13 @@ SPDL__COLD void spdl__page_trials(spdl__text *text, const spdl_doctor_report *re
     spdl__strip strip = { text, 1 };
     spdl__cell cell[2];
     int i;
+    if (count == 0) return;
     for (i = 0; i < count; ++i) {
         spdl__strip_fit(&strip, report->trial[i].predicted);
         spdl__strip_fit(&strip, report->trial[i].measured.value);
         spdl__strip_fit(&strip, report->trial[i].measured.high);
     }
-    if (count > 0)
-        spdl__text_add(text, "<h2>Changes that were tried</h2><div class='card'>\n");
+    spdl__text_add(text, "<h2>Changes that were tried</h2><div class='card'>\n");
     for (i = 0; i < count; ++i) {
         const spdl_doctor_trial *trial = &report->trial[i];
         char label[256];
@@ -18575,7 +18553,7 @@ SPDL__COLD void spdl__page_trials(spdl__text *text, const spdl_doctor_report *re
         spdl__text_add(&line, trial->kept ? ", kept" : ", undone");
         spdl__strip_bar(&strip, label, false, 1, trial->measured.value, &trial->measured, 1);
     }
-    if (count > 0) spdl__text_add(text, "</div>\n");
+    spdl__text_add(text, "</div>\n");
 }
 
 /* Each window as a dot; the first round is at the top. */
@@ -18584,12 +18562,12 @@ SPDL__COLD void spdl__page_rounds(spdl__text *text, const spdl_doctor_report *re
     spdl__strip strip = { text, 0 };
     spdl__cell cell;
     int i, k;
+    if (arms == 0) return;
     for (i = 0; i < arms; ++i)
         for (k = 0; k < spdl__found_count(report->arm[i].rounds, SPDL_DOCTOR_ROUNDS); ++k)
             spdl__strip_fit(&strip, (double)report->arm[i].rate[k]);
-    if (arms > 0)
-        spdl__text_add(text, "<h2>Every round, from 0 to %s</h2><div class='card'>\n",
-                       spdl__found_rate(&cell, strip.top));
+    spdl__text_add(text, "<h2>Every round, from 0 to %s</h2><div class='card'>\n",
+                   spdl__found_rate(&cell, strip.top));
     for (i = 0; i < arms; ++i) {
         const spdl_doctor_arm *arm = &report->arm[i];
         const int rounds = spdl__found_count(arm->rounds, SPDL_DOCTOR_ROUNDS);
@@ -18604,7 +18582,7 @@ SPDL__COLD void spdl__page_rounds(spdl__text *text, const spdl_doctor_report *re
                                3 + 16 * k / rounds);
         spdl__text_add(text, "</svg>\n");
     }
-    if (arms > 0) spdl__text_add(text, "</div>\n");
+    spdl__text_add(text, "</div>\n");
 }
 
 SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, size_t bytes) {
