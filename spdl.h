@@ -1955,8 +1955,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    In any program, without a change to it, by the environment:
 
        SPDL_DOCTOR=1                 for 10 s from the first item on; the report goes to stderr
-       SPDL_DOCTOR=20                for 20 s
-       SPDL_DOCTOR=1,json=d.json     the report as JSON as well; html=d.html: as a page
+       SPDL_DOCTOR=20,json=d.json    for 20 s; the report as JSON as well; html=d.html: as a page
        SPDL_DOCTOR=1,replay          also repeats items that were kept, see below: what the trainer
                                      learns in this run is void
        SPDL_DOCTOR=1,raise           may change the concurrency of every stage that does not say
@@ -1965,8 +1964,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
                                      .max_concurrency says more than .concurrency are changed. With
                                      fewer calls at a time, calls that wait for each other hang
        SPDL_DOCTOR=30,cold           also how it is with files that are not in memory, see below
-       SPDL_DOCTOR=1,steps=100000    the steps of the whole run: to say how many hours there are to
-                                     gain
+       SPDL_DOCTOR=1,steps=100000    steps of the whole run: to say how many hours it could gain
 
    What it does, in next, on the thread of the trainer. It observes for a tenth of the time. Then it
    runs short windows, in an order drawn by lot, in which one thing is different, and compares each
@@ -1983,22 +1981,21 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    include what the experiments did. Meanwhile .autotune rests, and what
    spdl_pipeline_set_concurrency sets does not last.
 
-   Completion order is named and not tried: nothing in a table allows another order for a while,
-   what has come out of order cannot be taken back, and rows after it may count on the order.
+   Completion order is named and not tried: what has come out of order cannot be taken back, and
+   rows after it may count on the order.
 
    What it prints. Ratios are of throughput, with 95 % intervals that hold for all comparisons of a
    phase. A gain is claimed if the interval of its trial is above 1, or in fewer rounds if the model
-   (service demands of the rows, processors, threads, the trainer's step) says the same; what the
-   model gives stands beside it, where it fits what is measured. Else "not known", "too few rounds",
-   "other programs had the processors" or "no difference" is the answer. Not known to it: what
-   happens with other data.
+   (service demands of the rows, processors, threads, the trainer's step) says the same; what that
+   gives stands beside it, where it fits what is measured. Else the answer is "not known", "too few
+   rounds", "other programs had the processors" or "no difference".
 
-   Nor, without `cold`, with files that are not in the page cache, where reading looks free: a first
-   epoch, or data larger than memory. With it (Linux) the last windows begin with files taken out of
-   that cache, and are compared with some just before: the files it saw open to be read, or mapped
-   to be shared, while it observed, and those beside them with the same ending, as far as 0.2 s
-   go. What the system has read from disks meanwhile says whether they were cold; if not, it is not
-   known. They stay cold, so this comes last, and takes a third of the time or more.
+   Not known to it: what happens with other data; and without `cold` with files that are not in the
+   page cache, as in a first epoch or with data larger than memory. With it (Linux) the last windows
+   begin with files taken out of that cache, and are compared with some just before: the files it
+   saw open to be read, or mapped to be shared, while it observed, and those beside them with the
+   same ending, as far as 0.2 s go. What was read from disks meanwhile says whether they were cold.
+   They stay so: this comes last, and takes a third of the time or more.
 
    Every pipeline of the process has its doctor, and those that run at the same time disturb each
    other. What is kept for replay, up to 32 items of each row and 256 MiB of those whose size is
@@ -16437,8 +16434,13 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__LOOK_NS 10000000    /* between two looks which files are open */
 #define SPDL__READ_LEAST (1 << 20) /* bytes that say where they came from */
 
-/* What limits, where it is no row. */
-enum { SPDL__BY_TRAINER = -1, SPDL__BY_MACHINE = -2, SPDL__BY_WORKERS = -3, SPDL__BY_NONE = -4 };
+/* What limits, where it is no row: below 0. */
+enum {
+    SPDL__BY_TRAINER = ~SPDL_LIMIT_TRAINER,
+    SPDL__BY_MACHINE = ~SPDL_LIMIT_MACHINE,
+    SPDL__BY_WORKERS = ~SPDL_LIMIT_WORKERS,
+    SPDL__BY_NONE = ~SPDL_LIMIT_NOT_KNOWN
+};
 
 typedef enum spdl__arm_kind {
     SPDL__ARM_BASE,
@@ -16766,8 +16768,7 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     d->since_items = d->items;
 }
 
-SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...)
-    SPDL__PRINTF(2, 3);
+SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) SPDL__PRINTF(2, 3);
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) {
     char line[256] = "spdl: doctor: ";
     const size_t length = strlen(line);
@@ -17226,7 +17227,6 @@ SPDL__COLD bool spdl__doctor_locks(const spdl__doctor *d, int row) {
     return locks;
 }
 
-/* The class of a row that limits. */
 SPDL__COLD spdl_limit spdl__doctor_class(const spdl__doctor *d, int i) {
     const spdl_doctor_row *row = &d->report.row[i];
     if (spdl__stage_copies(&d->now, i)) return SPDL_LIMIT_DEVICE;
@@ -17267,8 +17267,6 @@ SPDL__COLD void spdl__doctor_decide_none(spdl__doctor *d) {
 
 /* A row limits, and what would without it. */
 SPDL__COLD void spdl__doctor_decide_row(spdl__doctor *d, int row, bool helps) {
-    static const spdl_limit limits[] = { SPDL_LIMIT_TRAINER, SPDL_LIMIT_MACHINE, SPDL_LIMIT_WORKERS,
-                                         SPDL_LIMIT_NOT_KNOWN }; /* as SPDL__BY_TRAINER ... */
     spdl_doctor_report *r = &d->report;
     const spdl__law law = spdl__law_now(d);
     const int next = law.by == row ? law.next_by : law.by;
@@ -17276,16 +17274,14 @@ SPDL__COLD void spdl__doctor_decide_row(spdl__doctor *d, int row, bool helps) {
     r->limit = spdl__doctor_class(d, row);
     r->next_stage = next < 0 ? -1 : next;
     r->next_rate = law.by == row ? law.next : law.rate;
-    r->next_limit = next < 0 ? limits[SPDL__BY_TRAINER - next] : spdl__doctor_class(d, next);
+    r->next_limit = next < 0 ? (spdl_limit)~next : spdl__doctor_class(d, next);
     if (r->limit == SPDL_LIMIT_LOCK)
         r->row[row].twice = 0;
     else if (r->today < SPDL__FITS * r->model && !helps &&
              spdl__doctor_weight(d, row) < r->row[row].load + SPDL__BUSY_ROW)
         spdl__doctor_decide_none(d); /* the windows do not say so either */
-    else if (!helps && next == SPDL__BY_TRAINER && r->next_rate < SPDL__GAIN * r->model) {
+    else if (!helps && next == SPDL__BY_TRAINER && r->next_rate < SPDL__GAIN * r->model)
         r->limit = SPDL_LIMIT_TRAINER;
-        r->outcome = SPDL_DOCTOR_NOTHING;
-    }
 }
 
 /* First line of the table that holds. */
@@ -17306,7 +17302,6 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     r->stage = r->next_stage = -1;
     r->outcome = SPDL_DOCTOR_LIMIT;
     if (d->disturbed || (few && 2 * r->dropped > r->rounds)) {
-        r->outcome = SPDL_DOCTOR_FOREIGN;
         r->limit = SPDL_LIMIT_FOREIGN;
     } else if (few) {
         r->outcome = SPDL_DOCTOR_FEW;
@@ -17321,8 +17316,6 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
                    : r->harm < SPDL__HARM      ? SPDL_LIMIT_TRAINER
                    : d->others < SPDL__FOREIGN ? SPDL_LIMIT_HARM
                                                : SPDL_LIMIT_FOREIGN;
-        if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
-        if (r->limit == SPDL_LIMIT_FOREIGN) r->outcome = SPDL_DOCTOR_FOREIGN;
     } else if (r->today > r->model / SPDL__FITS) {
         r->outcome = SPDL_DOCTOR_DISAGREE;
     } else if (!helps && r->cores > 0 &&
@@ -17338,6 +17331,8 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     } else {
         spdl__doctor_decide_none(d);
     }
+    if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
+    if (r->limit == SPDL_LIMIT_FOREIGN) r->outcome = SPDL_DOCTOR_FOREIGN;
 }
 
 SPDL__COLD void spdl__doctor_measured(spdl__text *text, const spdl_doctor_trial *trial) {
@@ -17355,7 +17350,6 @@ SPDL__COLD const char *spdl__found_rate(spdl__cell *cell, double rate) {
     return rate > 0 && rate < 1e12 ? spdl__scaled(cell, rate, units, false) : "-";
 }
 
-/* What limits then. */
 SPDL__COLD void spdl__doctor_say_next(spdl__text *text, const spdl_doctor_report *r) {
     const char *quote = r->next_stage >= 0 ? "'" : "";
     const char *next = r->next_stage >= 0                    ? r->row[r->next_stage].name
@@ -17502,7 +17496,6 @@ SPDL__COLD void spdl__doctor_say_unknown(spdl__text *text, const spdl__doctor *d
                            : "items are handed over late, or come in bursts.");
 }
 
-/* Rare slow calls. */
 SPDL__COLD void spdl__doctor_say_tail(spdl__text *text, const spdl__doctor *d) {
     const spdl_doctor_report *r = &d->report;
     const spdl_stage_stats *stage = &d->now.stage[r->stage];
@@ -17519,7 +17512,6 @@ SPDL__COLD void spdl__doctor_say_tail(spdl__text *text, const spdl__doctor *d) {
     spdl__text_add(text, " (not tried: items would come in another order).");
 }
 
-/* Loading costs the trainer processors. */
 SPDL__COLD void spdl__doctor_say_harm(spdl__text *text, const spdl__doctor *d) {
     const spdl_doctor_report *r = &d->report;
     const spdl_doctor_trial *polite = spdl__doctor_more(r, SPDL_DOCTOR_POLITE);
@@ -17539,7 +17531,6 @@ SPDL__COLD void spdl__doctor_say_harm(spdl__text *text, const spdl__doctor *d) {
                          "keeps away is crashes and memory.");
 }
 
-/* Two sentences or so. */
 SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
@@ -17584,35 +17575,33 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     }
 }
 
-/* Into a file, with the mark of this process after its first words: the next pipeline's has another
-   name. */
-SPDL__COLD const char *spdl__doctor_save(const char *path, const char *text, size_t bytes) {
-    const size_t head = strcspn(text, ",>") + 1;
-    char name[SPDL__PATH_BYTES], mark[SPDL__MARK_BYTES], line[SPDL__MARK_BYTES + 32];
-    spdl__os_file file = SPDL__NO_FILE;
-    const char *reason = spdl__out_claim(&file, name, path);
-    spdl__out_mark(mark);
-    (void)snprintf(line, sizeof(line), *text == '{' ? "\"process\":\"%s\"," : "<!-- %s -->", mark);
-    if (reason == NULL) reason = spdl__os_file_truncate(file);
-    if (reason == NULL) reason = spdl__os_file_write(file, text, head, SPDL__NEVER);
-    if (reason == NULL) reason = spdl__os_file_write(file, line, strlen(line), SPDL__NEVER);
-    if (reason == NULL) reason = spdl__os_file_write(file, text + head, bytes - head, SPDL__NEVER);
-    if (file != SPDL__NO_FILE) (void)spdl__os_file_close(file);
-    return reason;
-}
-
-/* To `path`, or for NULL to stderr. */
+/* The report goes to stderr, or into a file: there the mark of this process stands after the first
+   words, so that the next pipeline takes another name. */
 SPDL__COLD void spdl__doctor_file(spdl__doctor *d, const char *path,
                                   int (*text)(const spdl_doctor_report *, char *, size_t)) {
-    const size_t bytes = (size_t)text(&d->report, NULL, 0) + 1;
-    char *buffer = (char *)spdl__alloc(&d->p->allocator, bytes, 16);
+    const size_t bytes = (size_t)text(&d->report, NULL, 0);
+    char *buffer = (char *)spdl__alloc(&d->p->allocator, bytes + 1, 16);
+    char name[SPDL__PATH_BYTES], mark[SPDL__MARK_BYTES], line[SPDL__MARK_BYTES + 32];
+    spdl__os_file file = SPDL__NO_FILE;
     const char *reason = "no memory";
     if (buffer != NULL) {
-        (void)text(&d->report, buffer, bytes);
-        reason = path == NULL ? spdl__os_stderr_write(buffer, bytes - 1, SPDL__STDERR_NS)
-                              : spdl__doctor_save(path, buffer, bytes - 1);
+        (void)text(&d->report, buffer, bytes + 1);
+        reason = path == NULL ? spdl__os_stderr_write(buffer, bytes, SPDL__STDERR_NS)
+                              : spdl__out_claim(&file, name, path);
     }
-    spdl__free(&d->p->allocator, buffer, bytes);
+    if (reason == NULL && path != NULL) {
+        const size_t head = strcspn(buffer, ",>") + 1;
+        spdl__out_mark(mark);
+        (void)snprintf(line, sizeof(line),
+                       *buffer == '{' ? "\"process\":\"%s\"," : "<!-- %s -->", mark);
+        reason = spdl__os_file_truncate(file);
+        if (reason == NULL) reason = spdl__os_file_write(file, buffer, head, SPDL__NEVER);
+        if (reason == NULL) reason = spdl__os_file_write(file, line, strlen(line), SPDL__NEVER);
+        if (reason == NULL)
+            reason = spdl__os_file_write(file, buffer + head, bytes - head, SPDL__NEVER);
+    }
+    if (file != SPDL__NO_FILE) (void)spdl__os_file_close(file);
+    spdl__free(&d->p->allocator, buffer, bytes + 1);
     if (reason != NULL)
         spdl__logf(&d->p->logger, SPDL_LOG_WARN, "spdl: doctor: no report in %.400s: %s",
                    path != NULL ? path : "stderr", reason);
