@@ -16434,13 +16434,7 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__LOOK_NS 10000000    /* between two looks which files are open */
 #define SPDL__READ_LEAST (1 << 20) /* bytes that say where they came from */
 
-/* What limits, where it is no row: below 0. */
-enum {
-    SPDL__BY_TRAINER = ~SPDL_LIMIT_TRAINER,
-    SPDL__BY_MACHINE = ~SPDL_LIMIT_MACHINE,
-    SPDL__BY_WORKERS = ~SPDL_LIMIT_WORKERS,
-    SPDL__BY_NONE = ~SPDL_LIMIT_NOT_KNOWN
-};
+#define SPDL__BY(limit) (~(int)SPDL_LIMIT_##limit) /* what limits where it is no row: below 0 */
 
 typedef enum spdl__arm_kind {
     SPDL__ARM_BASE,
@@ -16560,7 +16554,7 @@ SPDL__COLD void spdl__law_limit(spdl__law *law, double rate, int by) {
 
 SPDL__COLD spdl__law spdl__law_of(const spdl__doctor *d, spdl__what_if what) {
     const spdl_doctor_report *r = &d->report;
-    spdl__law law = { 1e18, 1e18, SPDL__BY_NONE, SPDL__BY_NONE, 0, 0, 0 };
+    spdl__law law = { 1e18, 1e18, SPDL__BY(NOT_KNOWN), SPDL__BY(NOT_KNOWN), 0, 0, 0 };
     const int workers = r->workers + what.workers;
     int i;
     law.cpu_ns = r->step_cpu_ns;
@@ -16579,12 +16573,12 @@ SPDL__COLD spdl__law spdl__law_of(const spdl__doctor *d, spdl__what_if what) {
         if (threads > 0 && most > threads) most = threads;
         spdl__law_limit(&law, 1e9 * most / ns, i);
     }
-    spdl__law_limit(&law, 1e9 / r->step_ns, SPDL__BY_TRAINER);
-    spdl__law_limit(&law, 1e9 * r->cores / law.cpu_ns, SPDL__BY_MACHINE);
+    spdl__law_limit(&law, 1e9 / r->step_ns, SPDL__BY(TRAINER));
+    spdl__law_limit(&law, 1e9 * r->cores / law.cpu_ns, SPDL__BY(MACHINE));
     if (d->p->group[0].pool == NULL) /* the trainer does it all */
-        spdl__law_limit(&law, 1e9 / (law.calls_ns + r->step_ns), SPDL__BY_WORKERS);
+        spdl__law_limit(&law, 1e9 / (law.calls_ns + r->step_ns), SPDL__BY(WORKERS));
     else
-        spdl__law_limit(&law, 1e9 * workers / law.calls_ns, SPDL__BY_WORKERS);
+        spdl__law_limit(&law, 1e9 * workers / law.calls_ns, SPDL__BY(WORKERS));
     return law;
 }
 
@@ -16604,12 +16598,12 @@ SPDL__COLD double spdl__law_gain(const spdl__doctor *d, int row, double speed, i
    that may use them all. */
 SPDL__COLD spdl__what_if spdl__law_workers(const spdl__doctor *d, int row) {
     spdl__what_if what = { row, 1, 0, 1 };
-    while (what.workers < 64 && spdl__law_of(d, what).by == SPDL__BY_WORKERS) ++what.workers;
+    while (what.workers < 64 && spdl__law_of(d, what).by == SPDL__BY(WORKERS)) ++what.workers;
     if (spdl__law_of(d, what).rate > SPDL__GAIN * d->report.model || d->p->node[row].alone)
         return what;
     for (what.workers = 0; what.workers < 64; ++what.workers, ++what.calls) {
         const int by = spdl__law_of(d, what).by;
-        if (what.workers > 0 && by != SPDL__BY_WORKERS && by != row) break;
+        if (what.workers > 0 && by != SPDL__BY(WORKERS) && by != row) break;
     }
     return what;
 }
@@ -17102,7 +17096,7 @@ SPDL__COLD bool spdl__doctor_confirm(spdl__doctor *d) {
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
     r->stage = row;
     if (polite > 0) {
-        const double most = law.by == SPDL__BY_TRAINER ? law.next / law.rate : 1;
+        const double most = law.by == SPDL__BY(TRAINER) ? law.next / law.rate : 1;
         spdl__doctor_try(d, SPDL__ARM_POLITE, -1, 0, polite,
                          spdl__smaller(1 / (1 - r->harm), most));
     }
@@ -17280,7 +17274,7 @@ SPDL__COLD void spdl__doctor_decide_row(spdl__doctor *d, int row, bool helps) {
     else if (r->today < SPDL__FITS * r->model && !helps &&
              spdl__doctor_weight(d, row) < r->row[row].load + SPDL__BUSY_ROW)
         spdl__doctor_decide_none(d); /* the windows do not say so either */
-    else if (!helps && next == SPDL__BY_TRAINER && r->next_rate < SPDL__GAIN * r->model)
+    else if (!helps && next == SPDL__BY(TRAINER) && r->next_rate < SPDL__GAIN * r->model)
         r->limit = SPDL_LIMIT_TRAINER;
 }
 
@@ -17319,10 +17313,10 @@ SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
     } else if (r->today > r->model / SPDL__FITS) {
         r->outcome = SPDL_DOCTOR_DISAGREE;
     } else if (!helps && r->cores > 0 &&
-               rate * law.cpu_ns >= (law.by == SPDL__BY_MACHINE ? SPDL__FITS : 0.92) * r->cores) {
+               rate * law.cpu_ns >= (law.by == SPDL__BY(MACHINE) ? SPDL__FITS : 0.92) * r->cores) {
         r->limit = SPDL_LIMIT_MACHINE;
         r->stage = spdl__doctor_most(d, true);
-    } else if (rate * law.held_ns >= (law.by == SPDL__BY_WORKERS ? 0.85 : 0.93) * r->workers &&
+    } else if (rate * law.held_ns >= (law.by == SPDL__BY(WORKERS) ? 0.85 : 0.93) * r->workers &&
                (worker == NULL || spdl__doctor_helps(worker))) {
         r->limit = SPDL_LIMIT_WORKERS;
         r->stage = spdl__doctor_most(d, false);
