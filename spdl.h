@@ -16478,6 +16478,7 @@ struct spdl__doctor {
     spdl__os_file schedstat;     /* of the trainer's thread */
     /* windows */
     spdl__arm arm[SPDL_DOCTOR_ARMS];
+    spdl_interval *result[SPDL_DOCTOR_ARMS]; /* of each, in the report, or NULL */
     int arms, first, position, round; /* arms from `first` of the report's are of this phase */
     spdl__latin latin;
     spdl__arm at;                /* what is different now */
@@ -16775,7 +16776,8 @@ SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...)
 }
 
 /* One more kind of window in this phase. */
-SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, uint64_t value) {
+SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, uint64_t value,
+                                 spdl_interval *result) {
     spdl_doctor_arm *to = &d->report.arm[d->first + d->arms];
     const char *name = row >= 0 ? d->report.row[row].name : "";
     const spdl__arm arm = { kind, row, value };
@@ -16786,6 +16788,7 @@ SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, 
     };
     if (d->arms == SPDL__LATIN) return;
     d->arm[d->arms] = arm;
+    d->result[d->arms] = result;
     memset(to, 0, sizeof(*to));
     to->stage = row;
     to->confirming = d->phase == SPDL__DOCTOR_CONFIRM;
@@ -16936,8 +16939,8 @@ SPDL__COLD spdl_interval spdl__doctor_ratio(const spdl__doctor *d, int first, in
     return spdl__interval(ratio, n, comparisons);
 }
 
-/* Windows in which nothing is different, of all rounds so far. */
-SPDL__COLD void spdl__doctor_same(spdl__doctor *d) {
+/* What this phase has found, and the windows of all rounds so far in which nothing is different. */
+SPDL__COLD void spdl__doctor_results(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     double ratio[2 * SPDL_DOCTOR_ROUNDS], off[2 * SPDL_DOCTOR_ROUNDS];
     double rate[2 * SPDL_DOCTOR_ROUNDS];
@@ -16955,6 +16958,8 @@ SPDL__COLD void spdl__doctor_same(spdl__doctor *d) {
     if (n > 0) r->today = spdl__interval(rate, n, 1).value;
     r->same = spdl__interval(ratio, n, 1);
     r->noise = n > 0 ? spdl__interval(off, n, 1).value - 1 : 0;
+    for (i = 2; i < d->arms; ++i)
+        *d->result[i] = spdl__doctor_ratio(d, d->first, d->first + i, d->arms - 2);
 }
 
 /* Whether the model gives what is measured. */
@@ -16983,14 +16988,14 @@ SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
     int i;
     d->phase = SPDL__DOCTOR_SCREEN;
     d->first = d->arms = 0;
-    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
-    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
-    if (d->kept_count > 0) spdl__doctor_arm(d, SPDL__ARM_KEPT, -1, 0);
+    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
+    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
+    if (d->kept_count > 0) spdl__doctor_arm(d, SPDL__ARM_KEPT, -1, 0, &r->cached);
     for (i = r->row_count - 1; i >= 0; --i) {
         spdl_doctor_row *row = &r->row[i];
         if (d->p->hand->probe[i].replay != SPDL__REPLAY_NOT && d->arms < 9) {
             row->method = SPDL_DOCTOR_REPLAYED;
-            spdl__doctor_arm(d, SPDL__ARM_CUT, i, 0);
+            spdl__doctor_arm(d, SPDL__ARM_CUT, i, 0, &row->replayed);
         }
     }
     for (i = 0; i < r->row_count && d->arms + 2 < 12; ++i) {
@@ -17000,11 +17005,12 @@ SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
             continue;
         row->method = SPDL_DOCTOR_SLOWED;
         row->delay_ns = row->mean_ns * (row->load > 0.7 ? SPDL__SLOWER : 2 * SPDL__SLOWER);
-        spdl__doctor_arm(d, SPDL__ARM_COMPUTE, i, (uint64_t)row->delay_ns);
-        spdl__doctor_arm(d, SPDL__ARM_SLEEP, i, (uint64_t)row->delay_ns);
+        spdl__doctor_arm(d, SPDL__ARM_COMPUTE, i, (uint64_t)row->delay_ns, &row->computing);
+        spdl__doctor_arm(d, SPDL__ARM_SLEEP, i, (uint64_t)row->delay_ns, &row->asleep);
     }
     if (!r->replays && r->today * r->step_ns > 1e9 * SPDL__BUSY_ROW)
-        spdl__doctor_arm(d, SPDL__ARM_PAUSE, -1, (uint64_t)(SPDL__SLOWER * r->step_ns));
+        spdl__doctor_arm(d, SPDL__ARM_PAUSE, -1, (uint64_t)(SPDL__SLOWER * r->step_ns),
+                         &r->trainer_asleep);
     spdl__doctor_say(d, "%d kinds of windows for %.1f s\n", d->arms, seconds);
     spdl__doctor_phase_begins(d, seconds);
     if (!spdl__doctor_tries(d)) d->phase_ns = spdl__doctor_until(d); /* all the time is for this */
@@ -17028,16 +17034,7 @@ SPDL__COLD double spdl__doctor_twice(const spdl__doctor *d, int i) {
 SPDL__COLD void spdl__doctor_screened(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     int i;
-    spdl__doctor_same(d);
-    for (i = 2; i < d->arms; ++i) {
-        const spdl__arm *arm = &d->arm[i];
-        const spdl_interval ratio = spdl__doctor_ratio(d, 0, i, d->arms - 2);
-        if (arm->kind == SPDL__ARM_CUT) r->row[arm->row].replayed = ratio;
-        if (arm->kind == SPDL__ARM_COMPUTE) r->row[arm->row].computing = ratio;
-        if (arm->kind == SPDL__ARM_SLEEP) r->row[arm->row].asleep = ratio;
-        if (arm->kind == SPDL__ARM_KEPT) r->cached = ratio;
-        if (arm->kind == SPDL__ARM_PAUSE) r->trainer_asleep = ratio;
-    }
+    spdl__doctor_results(d);
     for (i = 0; i < r->row_count; ++i)
         if (r->row[i].mean_ns > 0) r->row[i].twice = spdl__doctor_twice(d, i);
 }
@@ -17078,7 +17075,7 @@ SPDL__COLD void spdl__doctor_try(spdl__doctor *d, spdl__arm_kind kind, int row, 
     trial->to = to;
     trial->predicted = spdl__doctor_fits(&d->report) ? predicted : 0;
     d->predicted[d->report.trial_count++] = predicted;
-    spdl__doctor_arm(d, kind, row, (uint64_t)to);
+    spdl__doctor_arm(d, kind, row, (uint64_t)to, &trial->measured);
 }
 
 /* The second phase: as it is, and the changes that promise most. False: there is none, or no time
@@ -17092,8 +17089,8 @@ SPDL__COLD bool spdl__doctor_confirm(spdl__doctor *d) {
     d->first = r->arm_count;
     d->arms = 0;
     d->phase = SPDL__DOCTOR_CONFIRM;
-    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
-    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0);
+    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
+    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
     r->stage = row;
     if (polite > 0) {
         const double most = law.by == SPDL__BY(TRAINER) ? law.next / law.rate : 1;
@@ -17115,7 +17112,7 @@ SPDL__COLD bool spdl__doctor_confirm(spdl__doctor *d) {
         r->today < SPDL__EVEN * r->model)
         spdl__doctor_try(d, SPDL__ARM_BUFFER, -1, (int)d->buffer, (int)(2 * d->buffer), 1);
     if (left <= 0.5 || r->trial_count == 0) {
-        r->trial_count = 0;
+        r->trial_count = d->arms = 0;
         return false;
     }
     spdl__doctor_say(d, "%d changes for %.1f s\n", r->trial_count, left);
@@ -17127,25 +17124,24 @@ SPDL__COLD bool spdl__doctor_confirm(spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_confirmed(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     spdl_doctor_trial *best = NULL;
+    double most = SPDL__GAIN;
     int i;
-    spdl__doctor_same(d);
+    spdl__doctor_results(d);
     for (i = 0; i < r->trial_count; ++i) {
         spdl_doctor_trial *trial = &r->trial[i];
-        trial->measured = spdl__doctor_ratio(d, d->first, d->first + 2 + i, r->trial_count);
+        if (!trial->measured.known || trial->measured.low <= 1 || trial->measured.value <= most)
+            continue;
         if (trial->change == SPDL_DOCTOR_POLITE && trial->to > 1)
             continue; /* nobody would work for them while other programs keep them from running */
-        if (trial->measured.known && trial->measured.low > 1 &&
-            trial->measured.value > SPDL__GAIN &&
-            (best == NULL || trial->measured.value > best->measured.value))
-            best = trial;
+        best = trial;
+        most = trial->measured.value;
     }
-    if (best != NULL) {
-        best->kept = true;
-        if (best->change == SPDL_DOCTOR_CONCURRENCY) d->limit[best->stage] = (uint32_t)best->to;
-        if (best->change == SPDL_DOCTOR_BUFFER) d->buffer = (uint64_t)best->to;
-        if (best->change == SPDL_DOCTOR_WORKERS) d->worker_kept = true;
-        if (best->change == SPDL_DOCTOR_POLITE) d->manners = best->to;
-    }
+    if (best == NULL) return;
+    best->kept = true;
+    if (best->change == SPDL_DOCTOR_CONCURRENCY) d->limit[best->stage] = (uint32_t)best->to;
+    if (best->change == SPDL_DOCTOR_BUFFER) d->buffer = (uint64_t)best->to;
+    if (best->change == SPDL_DOCTOR_WORKERS) d->worker_kept = true;
+    if (best->change == SPDL_DOCTOR_POLITE) d->manners = best->to;
 }
 
 /* Windows as it is, or with cold files: not in turns, as these stay cold. */
@@ -17154,7 +17150,7 @@ SPDL__COLD void spdl__doctor_cool(spdl__doctor *d, spdl__doctor_phase phase) {
     d->phase = phase;
     d->first = d->report.arm_count;
     d->arms = 0;
-    spdl__doctor_arm(d, phase == SPDL__DOCTOR_COLD ? SPDL__ARM_COLD : SPDL__ARM_BASE, -1, 0);
+    spdl__doctor_arm(d, phase == SPDL__DOCTOR_COLD ? SPDL__ARM_COLD : SPDL__ARM_BASE, -1, 0, NULL);
     spdl__doctor_phase_begins(d, SPDL__COOLING / 2 * seconds);
     if (phase == SPDL__DOCTOR_COLD) /* they may be slow, and a few rounds say nothing */
         d->phase_ns += (uint64_t)(1e9 * SPDL__COOLING * seconds);
@@ -17863,16 +17859,12 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
     p->doctor = NULL;
 }
 
-#endif /* SPDL_NO_REPORT */
-
 /* ============================================================================================= */
 /* >>doctor-text-impl
    The report of the doctor as text, as JSON and as a page: functions of the report alone, for any
    thread. A number that cannot be one stands as "-", or null. The page has no script: a line of it
    is a label and an <svg> as wide as the window, whose places are percentages. Its colours are
    those of >>report-impl. */
-
-#ifndef SPDL_NO_REPORT
 
 #define SPDL__FOUND_COLUMNS 80
 #define SPDL__FOUND_BYTES 24576 /* of the text of the largest report */
