@@ -16797,8 +16797,7 @@ SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, 
     ++d->arms;
 }
 
-/* For how long our threads have been ready to run without a processor so far, all together; 0: not
-   known. */
+/* For how long our threads have been ready to run without a processor so far; 0: not known. */
 SPDL__COLD uint64_t spdl__doctor_queued_ns(spdl__doctor *d) {
     const spdl_pipeline *p = d->p;
     uint64_t sum = 0, ns;
@@ -16923,8 +16922,7 @@ SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
 
 /* --- what the windows say --- */
 
-/* Throughput in windows of one kind, compared with those as it is in the same rounds: with either
-   of the two in turn. */
+/* Throughput in windows of one kind, compared with one of the two as it is of the same round. */
 SPDL__COLD spdl_interval spdl__doctor_ratio(const spdl__doctor *d, int first, int arm,
                                             int comparisons) {
     const spdl_doctor_arm *base = &d->report.arm[first], *to = &d->report.arm[arm];
@@ -16933,7 +16931,7 @@ SPDL__COLD spdl_interval spdl__doctor_ratio(const spdl__doctor *d, int first, in
     for (i = 0; i < to->rounds; ++i) {
         double from = base->rate[i];
         if (from <= 0 || to->rate[i] <= 0) continue;
-        if (arm > first + 1 && (i & 1)) from = base[1].rate[i]; /* one of the two: as noisy as it */
+        if (arm > first + 1 && (i & 1)) from = base[1].rate[i]; /* in turn: as noisy as this one */
         ratio[n++] = to->rate[i] / from;
     }
     return spdl__interval(ratio, n, comparisons);
@@ -17078,8 +17076,7 @@ SPDL__COLD void spdl__doctor_try(spdl__doctor *d, spdl__arm_kind kind, int row, 
     spdl__doctor_arm(d, kind, row, (uint64_t)to, &trial->measured);
 }
 
-/* The second phase: as it is, and the changes that promise most. False: there is none, or no time
-   for it. */
+/* The second phase: the changes that promise most. False: there is none, or no time for it. */
 SPDL__COLD bool spdl__doctor_confirm(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     const spdl__law law = spdl__law_now(d);
@@ -17196,8 +17193,7 @@ SPDL__COLD bool spdl__doctor_helps(const spdl_doctor_trial *trial) {
     return trial->measured.rounds >= 3 && trial->predicted > SPDL__GAIN && off > 0.9 && off < 1.1;
 }
 
-/* Calls of this row wait for each other: more of them bring less than 40 % of what they should, or
-   fewer cost less than 40 % of it. */
+/* Calls of this row wait for each other: more bring, or fewer cost, too little by the model. */
 SPDL__COLD bool spdl__doctor_locks(const spdl__doctor *d, int row) {
     const spdl_doctor_report *r = &d->report;
     bool locks = false;
@@ -17962,8 +17958,7 @@ SPDL__COLD spdl__rung *spdl__rung_plain(spdl__rung *rung, const char *name, cons
     return rung + 1;
 }
 
-/* One of a row (-1: of the trainer), when it was made. Calls took `share` longer; -1: they did
-   not. */
+/* One of a row (-1: of the trainer), if it was made. Calls took `share` longer; -1: not. */
 SPDL__COLD spdl__rung *spdl__rung_add(spdl__rung *rung, const spdl_doctor_report *report, int row,
                                       const char *what, double share,
                                       const spdl_interval *interval) {
