@@ -16687,8 +16687,7 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
 /* The job that keeps a worker away. */
 SPDL__COLD void spdl__doctor_hold(void *arg, int worker, void *local) {
     spdl__doctor *d = (spdl__doctor *)arg;
-    (void)worker;
-    (void)local;
+    (void)worker, (void)local;
     for (;;) {
         const uint32_t word = spdl__load32(&d->hold.word);
         uint32_t holds = 2;
