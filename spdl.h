@@ -22174,7 +22174,7 @@ SPDL_API spdl_result spdl_loader_attach(spdl_loader **loader, const char *name, 
 /* ============================================================================================= */
 /* >>crc-impl
    CRC-32 as ZIP has it. The owner of a spdl__crc fills it before any other thread can see it; from
-   then on it is only read, so any number of threads may use it at once.
+   then on it is only read.
    A CRC is the remainder of a division of polynomials, which stays the same when leading digits are
    replaced by others with the same remainder: so the fast way multiplies 128 bits (without carries)
    by what x^n is modulo the divisor and adds them n digits further on. (V. Gopal and others, "Fast
@@ -22185,26 +22185,21 @@ typedef struct spdl__crc {
     bool folds; /* the processor multiplies without carries: PCLMULQDQ, PMULL */
 } spdl__crc;
 
+/* 16 bytes, anywhere in memory. */
+typedef long long spdl__v128 __attribute__((vector_size(16), aligned(1), may_alias));
+
 /* The fast ways are twins: for x86-64, for arm64, and none for the others. */
 #if defined(__x86_64__)
-typedef long long spdl__v128 __attribute__((vector_size(16)));
-#define SPDL__CRC_FOLDS 1
 #define SPDL__CRC_TARGET SPDL__TARGET("pclmul,sse4.1")
-
-SPDL__PRIVATE bool spdl__crc_can_fold(void) {
-    return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
-}
+#define SPDL__CRC_FOLDS (__builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
 
 SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128 by) {
     return __builtin_ia32_pclmulqdq128(x, by, 0x00) ^ __builtin_ia32_pclmulqdq128(x, by, 0x11);
 }
 
 #elif defined(__aarch64__) && !SPDL__BIG_ENDIAN
-typedef long long spdl__v128 __attribute__((vector_size(16)));
-#define SPDL__CRC_FOLDS 1
 #define SPDL__CRC_TARGET
-
-SPDL__PRIVATE bool spdl__crc_can_fold(void) { return spdl__arm_has_pmull(); }
+#define SPDL__CRC_FOLDS spdl__arm_has_pmull()
 
 SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128 by) {
     spdl__v128 low, high;
@@ -22214,8 +22209,7 @@ SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128 by) {
 }
 
 #else
-#define SPDL__CRC_FOLDS 0
-SPDL__PRIVATE bool spdl__crc_can_fold(void) { return false; }
+#define SPDL__CRC_FOLDS false
 #endif
 
 /* What a byte does is the sum of what its bits do, so each bit doubles what is known. */
@@ -22229,7 +22223,7 @@ SPDL__PRIVATE void spdl__crc_init(spdl__crc *crc) {
                 crc->table[k][(1u << bit) + i] = crc->table[k][i] ^ value;
         }
     }
-    crc->folds = spdl__crc_can_fold();
+    crc->folds = SPDL__CRC_FOLDS;
 }
 
 /* Eight bytes a step, each through its own table. */
@@ -22248,13 +22242,7 @@ SPDL__PRIVATE uint32_t spdl__crc_tables(const spdl__crc *crc, uint32_t value, co
     return value;
 }
 
-#if SPDL__CRC_FOLDS
-SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_load(const void *from) {
-    spdl__v128 x;
-    memcpy(&x, from, 16);
-    return x;
-}
-
+#ifdef SPDL__CRC_TARGET
 /* For 64 bytes or more: folds whole 64 bytes into one, those into their last 16, and whole 16 bytes
    into these. What folds over n bytes are the remainders of x^(8 n + 32) and of x^(8 n - 32), for
    the low half and the high; digits are stored with the highest power lowest, and a product of two
@@ -22263,29 +22251,27 @@ SPDL__CRC_TARGET SPDL__PRIVATE uint32_t spdl__crc_folded(const spdl__crc *crc, u
                                                          const uint8_t *data, size_t bytes) {
     const spdl__v128 by_64 = { 0x154442bd4, 0x1c6e41596 }, by_16 = { 0x1751997d0, 0x0ccaa009e };
     const spdl__v128 before = { (long long)value, 0 }; /* is added to the first four bytes */
-    spdl__v128 a = spdl__crc_load(data) ^ before, b = spdl__crc_load(data + 16);
-    spdl__v128 c = spdl__crc_load(data + 32), d = spdl__crc_load(data + 48);
-    uint8_t rest[16];
-    for (data += 64, bytes -= 64; bytes >= 64; data += 64, bytes -= 64) {
-        a = spdl__crc_fold(a, by_64) ^ spdl__crc_load(data);
-        b = spdl__crc_fold(b, by_64) ^ spdl__crc_load(data + 16);
-        c = spdl__crc_fold(c, by_64) ^ spdl__crc_load(data + 32);
-        d = spdl__crc_fold(d, by_64) ^ spdl__crc_load(data + 48);
+    const spdl__v128 *from = (const spdl__v128 *)data;
+    spdl__v128 a = from[0] ^ before, b = from[1], c = from[2], d = from[3];
+    for (from += 4, bytes -= 64; bytes >= 64; from += 4, bytes -= 64) {
+        a = spdl__crc_fold(a, by_64) ^ from[0];
+        b = spdl__crc_fold(b, by_64) ^ from[1];
+        c = spdl__crc_fold(c, by_64) ^ from[2];
+        d = spdl__crc_fold(d, by_64) ^ from[3];
     }
     b ^= spdl__crc_fold(a, by_16);
     c ^= spdl__crc_fold(b, by_16);
     d ^= spdl__crc_fold(c, by_16);
-    for (; bytes >= 16; data += 16, bytes -= 16)
-        d = spdl__crc_fold(d, by_16) ^ spdl__crc_load(data);
-    memcpy(rest, &d, 16);
-    return spdl__crc_tables(crc, spdl__crc_tables(crc, 0, rest, 16), data, bytes);
+    for (; bytes >= 16; bytes -= 16) d = spdl__crc_fold(d, by_16) ^ *from++;
+    value = spdl__crc_tables(crc, 0, (const uint8_t *)&d, 16);
+    return spdl__crc_tables(crc, value, (const uint8_t *)from, bytes);
 }
 #endif
 
 /* The CRC of what `value` is the CRC of, followed by these bytes; start with 0. */
 SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const uint8_t *data,
                                      size_t bytes) {
-#if SPDL__CRC_FOLDS
+#ifdef SPDL__CRC_TARGET
     if (bytes >= 64 && crc->folds) return ~spdl__crc_folded(crc, ~value, data, bytes);
 #endif
     return ~spdl__crc_tables(crc, ~value, data, bytes);
