@@ -22281,13 +22281,12 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
 /* >>inflate-impl
    Deflate (RFC 1951) from memory to memory. The thread that decodes owns the state, which lies on
    its stack; nothing is allocated, nothing is shared except the tables of the fixed codes, which
-   are only read. A run stops before any byte of output, and a later one goes on from there, to
-   other memory if that is wanted.
+   are only read. A run stops before any byte of output, and a later one goes on from there.
    Two decoders share the tables: a careful one, symbol by symbol with every check, and a fast one,
    which runs while neither end is near and leaves whatever is not plain to the careful one, at the
-   bit where it stands. The fast one runs up to two streams side by side. Decoding is one long
-   chain: the next code begins where the last one ended, so a processor that could do six things at
-   once waits for one. A second stream fills the gaps.
+   bit where it stands. The fast one runs up to two streams side by side: each code begins where the
+   last one ended, so a processor that could do six things at once waits for one, and a second
+   stream fills the gaps.
    Never is a byte read outside the input (or the memory after it that the caller vouches for) or
    before the output, nor written past the limit of the run (or FAST_OUT bytes after it, where the
    caller has no use for them); the time is linear in input plus output. It refuses what zlib
@@ -22316,7 +22315,6 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
 #define SPDL__INFLATE_DIST_BITS 8
 #define SPDL__INFLATE_DIST_ENTRIES 402
 #define SPDL__INFLATE_PRECODE_BITS 7
-#define SPDL__INFLATE_PRECODE_ENTRIES 128
 
 #define SPDL__INFLATE_WINDOW 32768 /* the longest distance */
 #define SPDL__INFLATE_FAST_IN 16   /* input a fast round may look at: two loads */
@@ -22346,14 +22344,12 @@ typedef struct spdl__inflate_tables {
     unsigned litlen_bits; /* of the first level; distances always have DIST_BITS */
 } spdl__inflate_tables;
 
-/* The caller sets `in_room`, `slack` and, between two runs, where output goes; all else is written
-   by the decoder. */
+/* The caller sets `in_room`, `slack` and, between two runs, where output goes. */
 typedef struct spdl__inflate {
     const uint8_t *in, *in_begin, *in_end;
     const uint8_t *in_room; /* bytes up to here may be looked at; in_end when nothing is known */
-    uint64_t bits;          /* input that was loaded and not used yet, the next bit lowest; those
-                               above `count` are zero or what comes next */
-    unsigned count;         /* how many */
+    uint64_t bits;          /* input that is loaded, the next bit lowest */
+    unsigned count;         /* how many; the bits above are zero or what comes next */
 
     uint8_t *base, *out, *limit; /* output so far, and where this run must stop */
     const uint8_t *before;       /* the output that came before `base` and lies elsewhere */
@@ -22380,6 +22376,7 @@ SPDL__PRIVATE void spdl__inflate_init(spdl__inflate *s, const spdl__inflate_tabl
     s->base = s->out = s->limit = out;
 }
 
+/* As all steps of the careful decoder: true when it can go on. */
 SPDL__PRIVATE bool spdl__inflate_fail(spdl__inflate *s, const char *reason) {
     s->mode = SPDL__INFLATE_FAILED;
     s->reason = reason;
@@ -22441,29 +22438,15 @@ SPDL__INLINE uint32_t spdl__inflate_meaning(spdl__inflate_alphabet alphabet, uns
     return (uint32_t)length_base[symbol - 257] << 16 | length_extra[symbol - 257];
 }
 
-/* Whether the lengths make a prefix code: each code of `length` bits takes 2^-length of the space,
-   and all of it must be used, except by the lone code of one bit and the code without symbols. */
-SPDL__PRIVATE bool spdl__inflate_complete(const unsigned *count, unsigned longest,
-                                          spdl__inflate_alphabet alphabet) {
-    unsigned length, left = 1;
-    for (length = 1; length <= longest; length++) {
-        left *= 2;
-        if (count[length] > left) return false;
-        left -= count[length];
-    }
-    return left == 0 || (longest <= 1 && alphabet != SPDL__INFLATE_PRECODE);
-}
-
 SPDL__PRIVATE void spdl__inflate_count(unsigned *count, const uint8_t *lengths, unsigned symbols) {
     unsigned i;
     memset(count, 0, 16 * sizeof(*count));
     for (i = 0; i < symbols; i++) count[lengths[i]]++;
 }
 
-/* Sorts what the symbols mean, shorter codes first; those of symbols without a code go to the end,
-   unused. A place that was just moved on can be used again only when that is done, so the first 128
-   symbols are placed from the front of each length on, others from its end. Returns how many have a
-   code. */
+/* Sorts what the symbols mean, shorter codes first, those without one last. Returns how many have
+   one. A place that was just moved on can be used again only when that is done, so the first 128
+   symbols are placed from the front of each length on, others from its end. */
 SPDL__INLINE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabet alphabet,
                                          const uint8_t *lengths, unsigned symbols,
                                          const unsigned *count) {
@@ -22495,8 +22478,7 @@ SPDL__INLINE unsigned spdl__inflate_next_code(unsigned code, unsigned number, un
 }
 
 /* Fills the subtables with the codes longer than `root`, of which `code` is the first. A subtable
-   has so many bits that all codes which share its first `root` bits fit; count[] says how many
-   codes have no place yet. */
+   has room for all codes that share its first `root` bits; count[]: those without a place yet. */
 SPDL__PRIVATE void spdl__inflate_build_subs(uint32_t *table, unsigned root, unsigned longest,
                                             const uint32_t *sorted, unsigned used, unsigned *count,
                                             unsigned code, unsigned number) {
@@ -22530,19 +22512,24 @@ SPDL__INLINE void spdl__inflate_double(uint32_t *table, unsigned entries) {
     }
 }
 
-/* Fills a decoding table and returns the bits of its first level, or 0 when there is no such code.
-   It is filled for codes of one bit, then doubled by a copy for those of two bits, and so on: every
-   code is written once. The size of the large table follows the longest code, so that many tiny
-   blocks cannot make it slow. count[] says how many codes of each length there are and is used up.
-   A copy for each alphabet, so that each has only what it needs. */
+/* Fills a decoding table and returns the bits of its first level, or 0 when the lengths make no
+   prefix code: it must use all of the space, except for the lone code of one bit and the code
+   without symbols. Filled for codes of one bit, it is doubled by a copy for those of two bits, and
+   so on: every code is written once. The size of the large table follows the longest code, so that
+   many tiny blocks cannot make it slow. count[] is used up. Inlined for each alphabet. */
 SPDL__INLINE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
                                           spdl__inflate_alphabet alphabet, const uint8_t *lengths,
                                           unsigned symbols, unsigned *count) {
-    unsigned longest = 15, used, i = 0, end, length, code = 0, number = 0;
+    unsigned longest = 15, i = 0, end, length, code = 0, number = 0, left = 1;
     uint32_t sorted[288];
-    used = spdl__inflate_sort(sorted, alphabet, lengths, symbols, count);
+    const unsigned used = spdl__inflate_sort(sorted, alphabet, lengths, symbols, count);
     while (longest > 0 && count[longest] == 0) longest--;
-    if (!spdl__inflate_complete(count, longest, alphabet)) return 0;
+    for (length = 1; length <= longest; length++) { /* a code takes 2^-length of the space */
+        left *= 2;
+        if (count[length] > left) return 0;
+        left -= count[length];
+    }
+    if (left > 0 && (longest > 1 || alphabet == SPDL__INFLATE_PRECODE)) return 0;
     if (root > longest && alphabet == SPDL__INFLATE_LITLEN) root = longest;
     if (longest <= 1) table[0] = table[1] = SPDL__INFLATE_BAD | 1;
     for (length = 1; length <= root; length++) {
@@ -22559,8 +22546,7 @@ SPDL__INLINE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
     return root;
 }
 
-/* Fills the tables from the lengths of both codes; count[] says how many of each length there are
-   and is used up. Returns NULL, or why they are no codes. */
+/* Fills the tables from the lengths of both codes. Returns NULL, or why they are no codes. */
 SPDL__PRIVATE const char *spdl__inflate_build_both(spdl__inflate_tables *tables,
                                                    const uint8_t *lengths, unsigned litlens,
                                                    unsigned dists, unsigned *count) {
@@ -22605,25 +22591,10 @@ SPDL__INLINE size_t spdl__inflate_value(uint32_t entry, uint64_t bits) {
            (size_t)((bits & (((uint64_t)1 << (entry & 63)) - 1)) >> (entry >> 8 & 63));
 }
 
-SPDL__PRIVATE bool spdl__inflate_stored_block(spdl__inflate *s) {
-    unsigned length, check;
-    spdl__inflate_drop(s, s->count & 7);
-    if (!spdl__inflate_take(s, 16, &length) || !spdl__inflate_take(s, 16, &check)) return false;
-    if (length != (check ^ 0xffff))
-        return spdl__inflate_fail(s, "the two lengths of a stored block disagree");
-    s->in -= s->count / 8; /* the bytes are copied from the input itself */
-    s->bits = 0;
-    s->count = 0;
-    s->stored_left = length;
-    s->mode = SPDL__INFLATE_STORED;
-    return true;
-}
-
-/* Reads the code lengths of both codes; they are themselves coded, with runs. lengths[] has room
-   for `total` and 7 more; count[] gets how many there are of each. Which of them are runs cannot be
-   foretold, so all are: 8 bytes are written for each, which are enough except for long runs of
-   zeros, and zeros are there already. Four need no more bits than are loaded at once; when there
-   were too few, `left` is far above 64. */
+/* Reads the code lengths of both codes, which are coded, with runs. lengths[] has room for `total`
+   and 7 more; count[] gets how many there are of each. Which are runs cannot be foretold, so all
+   are: 8 bytes are written for each, enough except for long runs of zeros, which are there already.
+   Four need no more bits than are loaded at once; when there were too few, `left` is above 64. */
 SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode,
                                          uint8_t *lengths, unsigned total, unsigned *count) {
     const uint8_t *in = s->in, *const end = s->in_end;
@@ -22660,18 +22631,16 @@ SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *preco
 SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
     static const uint8_t place[19] = { 16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
                                        11, 4,  12, 3, 13, 2, 14, 1, 15 };
-    uint32_t precode[SPDL__INFLATE_PRECODE_ENTRIES];
+    uint32_t precode[1 << SPDL__INFLATE_PRECODE_BITS];
     uint8_t lengths[286 + 30 + 7], of_lengths[19] = { 0 };
-    unsigned litlens, dists, precodes, i, value, count[16];
+    unsigned header, litlens, dists, i, value, count[16];
     const char *reason;
-    if (!spdl__inflate_take(s, 5, &litlens) || !spdl__inflate_take(s, 5, &dists) ||
-        !spdl__inflate_take(s, 4, &precodes))
-        return false;
-    litlens += 257;
-    dists += 1;
+    if (!spdl__inflate_take(s, 14, &header)) return false;
+    litlens = (header & 31) + 257;
+    dists = (header >> 5 & 31) + 1;
     if (litlens > 286 || dists > 30)
         return spdl__inflate_fail(s, "too many length or distance codes");
-    for (i = 0; i < precodes + 4; i++) {
+    for (i = 0; i < (header >> 10) + 4; i++) {
         if (!spdl__inflate_take(s, 3, &value)) return false;
         of_lengths[place[i]] = (uint8_t)value;
     }
@@ -22682,43 +22651,45 @@ SPDL__PRIVATE bool spdl__inflate_dynamic_block(spdl__inflate *s) {
     memset(count, 0, sizeof(count));
     if (!spdl__inflate_lengths(s, precode, lengths, litlens + dists, count)) return false;
     reason = spdl__inflate_build_both(&s->own, lengths, litlens, dists, count);
-    if (reason != NULL) return spdl__inflate_fail(s, reason);
     s->tables = &s->own;
     s->mode = SPDL__INFLATE_CODES;
-    return true;
+    return reason == NULL || spdl__inflate_fail(s, reason);
 }
 
 SPDL__PRIVATE bool spdl__inflate_block(spdl__inflate *s) {
-    unsigned header;
+    unsigned header, length, check;
     if (s->last_block) {
         s->mode = SPDL__INFLATE_DONE;
         return true;
     }
     if (!spdl__inflate_take(s, 3, &header)) return false;
     s->last_block = header & 1;
-    if (header >> 1 == 0) return spdl__inflate_stored_block(s);
     if (header >> 1 == 2) return spdl__inflate_dynamic_block(s);
     if (header >> 1 == 3) return spdl__inflate_fail(s, "a block is of no known kind");
-    s->tables = s->fixed;
-    s->mode = SPDL__INFLATE_CODES;
+    if (header >> 1 == 1) {
+        s->tables = s->fixed;
+        s->mode = SPDL__INFLATE_CODES;
+        return true;
+    }
+    spdl__inflate_drop(s, s->count & 7);
+    if (!spdl__inflate_take(s, 16, &length) || !spdl__inflate_take(s, 16, &check)) return false;
+    if (length != (check ^ 0xffff))
+        return spdl__inflate_fail(s, "the two lengths of a stored block disagree");
+    s->in -= s->count / 8; /* the bytes are copied from the input itself */
+    s->bits = 0;
+    s->count = 0;
+    s->stored_left = length;
+    s->mode = SPDL__INFLATE_STORED;
     return true;
 }
 
-/* Copies from a stored block; false when the output is full. */
+/* Copies from a stored block. */
 SPDL__PRIVATE bool spdl__inflate_stored(spdl__inflate *s) {
-    size_t bytes = s->stored_left, room = (size_t)(s->limit - s->out);
-    size_t left = (size_t)(s->in_end - s->in);
-    if (bytes == 0) {
-        s->mode = SPDL__INFLATE_BLOCK;
-        return true;
-    }
-    if (room == 0) return false;
-    if (left == 0) {
-        spdl__inflate_fail(s, "the deflate stream is cut off");
-        return true;
-    }
-    if (bytes > room) bytes = room;
-    if (bytes > left) bytes = left;
+    const uint64_t room = (uint64_t)(s->limit - s->out), left = (uint64_t)(s->in_end - s->in);
+    const size_t bytes = (size_t)spdl__min(s->stored_left, spdl__min(room, left));
+    if (s->stored_left == 0) s->mode = SPDL__INFLATE_BLOCK;
+    else if (room == 0) return false;
+    else if (left == 0) return spdl__inflate_fail(s, "the deflate stream is cut off");
     memcpy(s->out, s->in, bytes);
     s->out += bytes;
     s->in += bytes;
@@ -22726,24 +22697,17 @@ SPDL__PRIVATE bool spdl__inflate_stored(spdl__inflate *s) {
     return true;
 }
 
-/* Copies what is left of a match, byte by byte since source and destination may overlap; false when
-   the output is full. */
+/* Copies what is left of a match, byte by byte: source and destination may overlap. */
 SPDL__PRIVATE bool spdl__inflate_match(spdl__inflate *s) {
-    size_t here, i, bytes = (size_t)(s->limit - s->out);
-    const uint8_t *from;
-    if (bytes == 0) return false;
-    if (bytes > s->match_left) bytes = s->match_left;
-    here = (size_t)(s->out - s->base);
-    if (s->match_distance > here) {
-        from = s->before + (s->before_bytes - (s->match_distance - here));
-        if (bytes > s->match_distance - here) bytes = s->match_distance - here;
-    } else {
-        from = s->out - s->match_distance;
-    }
+    const size_t here = (size_t)(s->out - s->base), distance = s->match_distance;
+    const size_t back = distance > here ? distance - here : 0; /* so far before `base` */
+    const uint8_t *from = back > 0 ? s->before + (s->before_bytes - back) : s->out - distance;
+    size_t i, bytes = (size_t)spdl__min((uint64_t)(s->limit - s->out), s->match_left);
+    if (back > 0) bytes = (size_t)spdl__min(bytes, back);
     for (i = 0; i < bytes; i++) s->out[i] = from[i];
     s->out += bytes;
     s->match_left -= bytes;
-    return true;
+    return bytes > 0;
 }
 
 /* Drops a code and its extra bits, if they are all there and the code is in use. */
@@ -22754,8 +22718,7 @@ SPDL__PRIVATE bool spdl__inflate_drop_code(spdl__inflate *s, uint32_t entry) {
     return true;
 }
 
-/* Decodes one symbol, with every check; false when the output is full. After a length and a
-   distance only spdl__inflate_match may write. */
+/* Decodes one symbol; a match is left to spdl__inflate_match. */
 SPDL__PRIVATE bool spdl__inflate_symbol(spdl__inflate *s) {
     uint32_t entry;
     size_t length, distance;
@@ -22768,25 +22731,22 @@ SPDL__PRIVATE bool spdl__inflate_symbol(spdl__inflate *s) {
         return true;
     }
     length = spdl__inflate_value(entry, s->bits);
-    if (!spdl__inflate_drop_code(s, entry)) return true;
+    if (!spdl__inflate_drop_code(s, entry)) return false;
     if (entry & SPDL__INFLATE_END) {
         s->mode = SPDL__INFLATE_BLOCK;
         return true;
     }
     entry = spdl__inflate_find(s->tables->dist, SPDL__INFLATE_DIST_BITS, s->bits);
     distance = spdl__inflate_value(entry, s->bits);
-    if (!spdl__inflate_drop_code(s, entry)) return true;
-    if (distance > (size_t)(s->out - s->base) + s->before_bytes) {
-        spdl__inflate_fail(s, "a distance reaches back before the first byte");
-        return true;
-    }
+    if (!spdl__inflate_drop_code(s, entry)) return false;
+    if (distance > (size_t)(s->out - s->base) + s->before_bytes)
+        return spdl__inflate_fail(s, "a distance reaches back before the first byte");
     s->match_left = length;
     s->match_distance = distance;
     return true;
 }
 
-/* The part of the state that the fast loop keeps in registers: a local copy, which no store through
-   `out` can be thought to change. */
+/* What the fast loop keeps in registers: a local copy, which no store through `out` can change. */
 typedef struct spdl__inflate_lane {
     const uint8_t *in, *in_stop; /* a round may begin while `in` is before in_stop */
     uint8_t *out, *out_stop;     /* and `out` before out_stop */
@@ -22806,8 +22766,7 @@ SPDL__INLINE ptrdiff_t spdl__inflate_out_left(const spdl__inflate *s) {
     return s->slack ? 2 : SPDL__INFLATE_FAST_OUT;
 }
 
-/* Without a branch, to 56 bits or more (variant 4 of Fabian Giesen's "Reading bits in far too many
-   ways"). */
+/* Without a branch, to 56 bits or more: as variant 4 of "Reading bits in far too many ways". */
 SPDL__INLINE void spdl__inflate_lane_refill(spdl__inflate_lane *l) {
     l->bits |= spdl__le64(l->in) << (l->count & 63);
     l->in += 7;
@@ -22850,13 +22809,6 @@ SPDL__INLINE void spdl__inflate_copy_8(uint8_t *out, const uint8_t *from) {
     memcpy(out, &word, 8);
 }
 
-SPDL__INLINE void spdl__inflate_copy_4x8(uint8_t *out, const uint8_t *from) {
-    spdl__inflate_copy_8(out, from);
-    spdl__inflate_copy_8(out + 8, from + 8);
-    spdl__inflate_copy_8(out + 16, from + 16);
-    spdl__inflate_copy_8(out + 24, from + 24);
-}
-
 SPDL__INLINE void spdl__inflate_fill(uint8_t *out, const uint8_t *end, uint64_t word) {
     const uint64_t words[4] = { word, word, word, word };
     do {
@@ -22881,7 +22833,12 @@ SPDL__INLINE void spdl__inflate_copy(uint8_t *out, size_t distance, size_t lengt
         if (distance >= 32)
             for (; out < end; out += 32, from += 32) memcpy(out, from, 32);
         else
-            for (; out < end; out += 32, from += 32) spdl__inflate_copy_4x8(out, from);
+            for (; out < end; out += 32, from += 32) {
+                spdl__inflate_copy_8(out, from);
+                spdl__inflate_copy_8(out + 8, from + 8);
+                spdl__inflate_copy_8(out + 16, from + 16);
+                spdl__inflate_copy_8(out + 24, from + 24);
+            }
     } else if (distance == 1) {
         spdl__inflate_fill(out, end, *from * UINT64_C(0x0101010101010101));
     } else if (distance == 4) {
@@ -22893,37 +22850,12 @@ SPDL__INLINE void spdl__inflate_copy(uint8_t *out, size_t distance, size_t lengt
     }
 }
 
-/* Decodes the distance that belongs to the length which was just dropped, and copies. */
-SPDL__INLINE bool spdl__inflate_lane_match(spdl__inflate_lane *l, uint32_t before,
-                                           size_t length) {
-    uint32_t entry = l->tables->dist[l->bits & ((1u << SPDL__INFLATE_DIST_BITS) - 1)];
-    size_t distance;
-    /* 8 bits, 13 extra bits, and 11 to look up what comes next; a longer code takes 28 and 11 */
-    if (SPDL__UNLIKELY((l->count & 255) < 21 + 11)) spdl__inflate_lane_refill(l);
-    if (SPDL__UNLIKELY(entry & SPDL__INFLATE_ODD)) {
-        if (!(entry & SPDL__INFLATE_LINK)) return spdl__inflate_lane_leave(l, before);
-        spdl__inflate_lane_refill(l);
-        entry = spdl__inflate_follow(l->tables->dist, SPDL__INFLATE_DIST_BITS, l->bits, entry);
-        if (entry & SPDL__INFLATE_ODD) return spdl__inflate_lane_leave(l, before);
-    }
-    distance = spdl__inflate_value(entry, l->bits);
-    spdl__inflate_lane_drop(l, entry);
-    if (SPDL__UNLIKELY(distance > (size_t)(l->out - l->base) ||
-                       (ptrdiff_t)length > l->out_stop - l->out))
-        return spdl__inflate_lane_leave(l, before + entry);
-    l->out += length;
-    entry = spdl__inflate_lane_next(l);
-    spdl__inflate_lane_go_on(l, entry);
-    spdl__inflate_copy(l->out - length, distance, length);
-    return true;
-}
-
 /* Decodes three literals, or up to two and a match or a literal with a long code. At its beginning
    there are 56 bits: two codes of the first level, 22, and a length, 20, need no more loaded.
    False: what comes next is to be done with care. */
 SPDL__INLINE bool spdl__inflate_round(spdl__inflate_lane *l) {
-    uint32_t entry = l->entry;
-    size_t length;
+    uint32_t entry = l->entry, before;
+    size_t length, distance;
     if (entry & SPDL__INFLATE_LITERAL) {
         entry = spdl__inflate_lane_literal(l, entry);
         if (entry & SPDL__INFLATE_LITERAL) {
@@ -22941,29 +22873,38 @@ SPDL__INLINE bool spdl__inflate_round(spdl__inflate_lane *l) {
     }
     length = spdl__inflate_value(entry, l->bits);
     spdl__inflate_lane_drop(l, entry);
-    return spdl__inflate_lane_match(l, entry, length);
+    before = entry;
+    entry = l->tables->dist[l->bits & ((1u << SPDL__INFLATE_DIST_BITS) - 1)];
+    /* 8 bits, 13 extra bits, and 11 to look up what comes next; a longer code takes 28 and 11 */
+    if (SPDL__UNLIKELY((l->count & 255) < 21 + 11)) spdl__inflate_lane_refill(l);
+    if (SPDL__UNLIKELY(entry & SPDL__INFLATE_ODD)) {
+        if (!(entry & SPDL__INFLATE_LINK)) return spdl__inflate_lane_leave(l, before);
+        spdl__inflate_lane_refill(l);
+        entry = spdl__inflate_follow(l->tables->dist, SPDL__INFLATE_DIST_BITS, l->bits, entry);
+        if (entry & SPDL__INFLATE_ODD) return spdl__inflate_lane_leave(l, before);
+    }
+    distance = spdl__inflate_value(entry, l->bits);
+    spdl__inflate_lane_drop(l, entry);
+    if (SPDL__UNLIKELY(distance > (size_t)(l->out - l->base) ||
+                       (ptrdiff_t)length > l->out_stop - l->out))
+        return spdl__inflate_lane_leave(l, before + entry);
+    l->out += length;
+    spdl__inflate_lane_go_on(l, spdl__inflate_lane_next(l));
+    spdl__inflate_copy(l->out - length, distance, length);
+    return true;
 }
 
 SPDL__INLINE spdl__inflate_lane spdl__inflate_lane_load(const spdl__inflate *s) {
-    spdl__inflate_lane l;
-    l.in = s->in;
-    l.in_stop = s->in_room - (SPDL__INFLATE_FAST_IN - 1);
-    l.out = s->out;
-    l.out_stop = s->limit - spdl__inflate_out_left(s);
-    l.base = s->base;
-    l.bits = s->bits;
-    l.count = s->count;
-    l.undo = 0;
-    l.odd = false;
-    l.tables = s->tables;
-    l.litlen_mask = ((uint64_t)1 << s->tables->litlen_bits) - 1;
+    const uint64_t litlen_mask = ((uint64_t)1 << s->tables->litlen_bits) - 1;
+    spdl__inflate_lane l = { s->in, s->in_room - (SPDL__INFLATE_FAST_IN - 1),
+                             s->out, s->limit - spdl__inflate_out_left(s), s->base,
+                             s->bits, s->count, 0, 0, false, s->tables, litlen_mask };
     spdl__inflate_lane_refill(&l);
     l.entry = spdl__inflate_lane_next(&l);
     return l;
 }
 
-/* Gives back all whole bytes that were loaded but not used. With room after the input a lane may
-   have decoded what is no input. */
+/* Gives back whole bytes that were not used. A lane may have decoded what comes after the input. */
 SPDL__INLINE void spdl__inflate_lane_store(const spdl__inflate_lane *l, spdl__inflate *s) {
     const unsigned count = (l->count & 255) + (l->undo & 255);
     s->in = l->in - count / 8;
@@ -23014,29 +22955,28 @@ SPDL__PRIVATE void spdl__inflate_fast_bmi2(spdl__inflate *const *s, unsigned cou
 
 /* Goes on with care until the fast loop can: CODES; otherwise what the run ended with. */
 SPDL__PRIVATE spdl__inflate_mode spdl__inflate_careful(spdl__inflate *s) {
-    bool room = true;
-    while (room) {
+    bool goes_on = true;
+    while (goes_on) {
         if (s->mode == SPDL__INFLATE_BLOCK) {
-            spdl__inflate_block(s);
+            goes_on = spdl__inflate_block(s);
         } else if (s->mode == SPDL__INFLATE_STORED) {
-            room = spdl__inflate_stored(s);
+            goes_on = spdl__inflate_stored(s);
         } else if (s->mode != SPDL__INFLATE_CODES) {
             return s->mode;
         } else if (s->match_left > 0) {
-            room = spdl__inflate_match(s);
+            goes_on = spdl__inflate_match(s);
         } else if (!s->odd && s->in_room - s->in >= SPDL__INFLATE_FAST_IN + 8 &&
                    s->limit - s->out > spdl__inflate_out_left(s)) {
             return SPDL__INFLATE_CODES;
         } else {
             s->odd = false;
-            room = spdl__inflate_symbol(s);
+            goes_on = spdl__inflate_symbol(s);
         }
     }
-    return SPDL__INFLATE_FULL;
+    return s->mode == SPDL__INFLATE_FAILED ? s->mode : SPDL__INFLATE_FULL;
 }
 
-/* Decodes up to LANES streams side by side, each up to its limit, until one of them has ended as a
-   run of it alone would end. Returns which one, and in *ended how. */
+/* Decodes streams side by side until one has ended or is at its limit: which, and in *ended how. */
 SPDL__PRIVATE unsigned spdl__inflate_run_lanes(spdl__inflate *const *lanes, unsigned count,
                                                spdl__inflate_mode *ended) {
     unsigned i;
