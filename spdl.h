@@ -23533,8 +23533,7 @@ SPDL__PRIVATE spdl_result spdl__zip_check_local(const spdl__zip_where *where, co
 /* >>npy-impl
    The header of an array: a Python literal, read by a tokenizer that knows just the forms it can
    have. Sizes that come out of it are products, each checked before it is formed. Then what reading
-   can change about the data: byte order and index order. The calling thread runs all of it, in the
-   caller's memory, of which nothing is kept. */
+   can change about the data: byte order and index order. Nothing is kept of the caller's memory. */
 
 #define SPDL__NPY_HEAD_BYTES 65536           /* longest header text, unless the desc says other */
 #define SPDL__NPY_NESTING 16                 /* structured types inside structured types */
@@ -23568,8 +23567,7 @@ SPDL__PRIVATE const char *spdl__npy_skip_blanks(const char *at, const char *end)
     return at;
 }
 
-/* Takes the character if it comes next. (A header asks 20 times: inlined it is read in 3/4 of the
-   time.) */
+/* Takes the character if it comes next. Inlined, a header is read in 3/4 of the time. */
 SPDL__INLINE bool spdl__npy_take(spdl__npy_text *t, char c) {
     const char *at = spdl__npy_skip_blanks(t->at, t->end);
     const bool there = at != t->end && *at == c;
@@ -23607,8 +23605,7 @@ SPDL__PRIVATE bool spdl__npy_digits(const char **at, const char *end, uint64_t *
     return *at != first;
 }
 
-/* A tuple: (), (n,), (n, m) and so on; one number alone needs its comma. Python 2 put an L after
-   some numbers. */
+/* A tuple: (), (n,), (n, m) and so on; one alone needs its comma. Python 2 put an L after some. */
 SPDL__PRIVATE bool spdl__npy_shape(spdl__npy_text *t, uint64_t *shape, int *ndim) {
     const char *first;
     bool comma = true;
@@ -23640,7 +23637,7 @@ SPDL__PRIVATE bool spdl__npy_multiply(uint64_t *product, uint64_t factor) {
    even when a dimension of zero makes the array empty. */
 SPDL__PRIVATE bool spdl__npy_product(const uint64_t *shape, int ndim, uint64_t itemsize,
                                      uint64_t *count) {
-    uint64_t product = itemsize > 0 ? itemsize : 1;
+    uint64_t product = spdl__max(itemsize, 1);
     int i;
     *count = 1;
     for (i = 0; i < ndim; i++) {
@@ -23679,14 +23676,15 @@ SPDL__PRIVATE bool spdl__npy_is_ordered(char kind, uint64_t itemsize) {
 SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, spdl_npy_info *info) {
     const char *at, *end, *string;
     const char host = spdl__npy_host_order();
-    char kind, order = '=';
+    char kind, order = host;
     uint64_t number = 1;
     size_t bytes;
     bool known = true;
     if (!spdl__npy_string(t, &string, &bytes)) return false;
     at = string;
     end = string + bytes;
-    if (at != end && (*at == '<' || *at == '>' || *at == '=' || *at == '|')) order = *at++;
+    if (at != end && (*at == '<' || *at == '>')) order = *at++;
+    else if (at != end && (*at == '=' || *at == '|')) at++;
     kind = at != end ? *at++ : 0;
     if (kind == 'O')
         return spdl__npy_fail(t, SPDL_E_UNSUPPORTED,
@@ -23701,7 +23699,6 @@ SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, spdl_npy_info *info) {
     if (!known || at != end)
         return spdl__npy_fail(t, SPDL_E_UNSUPPORTED, "dtype '%.*s' is not known",
                               (int)(bytes < 40 ? bytes : 40), string);
-    if (order == '=' || order == '|') order = host;
     info->kind = kind;
     info->byte_order = spdl__npy_is_ordered(kind, info->itemsize) ? order : '|';
     t->foreign = t->foreign || (info->byte_order != '|' && order != host);
@@ -23712,12 +23709,12 @@ SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, spdl_npy_info *info) {
 SPDL__PRIVATE bool spdl__npy_field_name(spdl__npy_text *t) {
     const char *string;
     size_t bytes;
+    bool titled;
     if (!spdl__npy_need(t, '(')) return false;
-    if (!spdl__npy_take(t, '('))
-        return spdl__npy_string(t, &string, &bytes) && spdl__npy_need(t, ',');
-    return spdl__npy_string(t, &string, &bytes) && spdl__npy_need(t, ',') &&
-           spdl__npy_string(t, &string, &bytes) && spdl__npy_need(t, ')') &&
-           spdl__npy_need(t, ',');
+    titled = spdl__npy_take(t, '(');
+    if (!spdl__npy_string(t, &string, &bytes) || !spdl__npy_need(t, ',')) return false;
+    return !titled || (spdl__npy_string(t, &string, &bytes) && spdl__npy_need(t, ')') &&
+                       spdl__npy_need(t, ','));
 }
 
 /* The end of a field after its type: an optional shape. Adds the field to its struct's size. */
@@ -23738,8 +23735,7 @@ SPDL__PRIVATE bool spdl__npy_field_end(spdl__npy_text *t, uint64_t itemsize, uin
     return true;
 }
 
-/* A structured type after its '[': fields, whose types may be structured in turn. Leaves only the
-   size of an element in info. */
+/* A structured type after its '[': fields, maybe structured in turn. Leaves the size in info. */
 SPDL__PRIVATE bool spdl__npy_structured(spdl__npy_text *t, spdl_npy_info *info) {
     uint64_t total[SPDL__NPY_NESTING]; /* of each struct that is open, the bytes so far */
     int depth = 0;
@@ -23789,14 +23785,12 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
     return true;
 }
 
-SPDL__PRIVATE bool spdl__npy_bool(spdl__npy_text *t, bool *value) {
-    size_t left;
+/* Takes the word if it comes next. */
+SPDL__INLINE bool spdl__npy_word(spdl__npy_text *t, const char *word) {
+    const size_t bytes = strlen(word);
     t->at = spdl__npy_skip_blanks(t->at, t->end);
-    left = (size_t)(t->end - t->at);
-    *value = left >= 4 && memcmp(t->at, "True", 4) == 0;
-    if (!*value && (left < 5 || memcmp(t->at, "False", 5) != 0))
-        return spdl__npy_fail(t, SPDL_E_FORMAT, "fortran_order is neither True nor False");
-    t->at += *value ? 4 : 5;
+    if ((size_t)(t->end - t->at) < bytes || memcmp(t->at, word, bytes) != 0) return false;
+    t->at += bytes;
     return true;
 }
 
@@ -23804,11 +23798,15 @@ SPDL__PRIVATE bool spdl__npy_is(const char *string, size_t bytes, const char *wo
     return bytes == strlen(word) && memcmp(string, word, bytes) == 0;
 }
 
-/* {'descr': ..., 'fortran_order': ..., 'shape': ...}, each once, in any order. */
-SPDL__PRIVATE bool spdl__npy_dictionary(spdl__npy_text *t, spdl_npy_info *info) {
-    const char *key;
-    size_t bytes;
+/* Reads a header, {'descr': .., 'fortran_order': .., 'shape': ..}, each once, in any order. */
+SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t bytes,
+                                  spdl_npy_info *info) {
     bool good, comma = true, have_descr = false, have_order = false, have_shape = false;
+    const char *key;
+    t->begin = t->at = (const char *)text;
+    t->end = t->begin + bytes;
+    t->foreign = false;
+    memset(info, 0, sizeof(*info));
     if (!spdl__npy_need(t, '{')) return false;
     while (!spdl__npy_take(t, '}')) {
         if (!comma) return spdl__npy_need(t, ',');
@@ -23816,7 +23814,10 @@ SPDL__PRIVATE bool spdl__npy_dictionary(spdl__npy_text *t, spdl_npy_info *info) 
         if (spdl__npy_is(key, bytes, "descr") && !have_descr) {
             good = have_descr = spdl__npy_descr(t, info);
         } else if (spdl__npy_is(key, bytes, "fortran_order") && !have_order) {
-            good = have_order = spdl__npy_bool(t, &info->fortran_order);
+            info->fortran_order = spdl__npy_word(t, "True");
+            good = have_order = info->fortran_order || spdl__npy_word(t, "False") ||
+                                spdl__npy_fail(t, SPDL_E_FORMAT,
+                                               "fortran_order is neither True nor False");
         } else if (spdl__npy_is(key, bytes, "shape") && !have_shape) {
             good = have_shape = spdl__npy_shape(t, info->shape, &info->ndim);
         } else {
@@ -23829,17 +23830,7 @@ SPDL__PRIVATE bool spdl__npy_dictionary(spdl__npy_text *t, spdl_npy_info *info) 
         return spdl__npy_fail(t, SPDL_E_FORMAT, "descr, fortran_order or shape is missing");
     while (t->end - t->at >= 8 && memcmp(t->at, "        ", 8) == 0) t->at += 8; /* up to 63 */
     t->at = spdl__npy_skip_blanks(t->at, t->end);
-    return t->at == t->end || spdl__npy_fail(t, SPDL_E_FORMAT, "text after the dictionary");
-}
-
-/* Reads the text of a header into info, with the products. */
-SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t bytes,
-                                  spdl_npy_info *info) {
-    t->begin = t->at = (const char *)text;
-    t->end = t->begin + bytes;
-    t->foreign = false;
-    memset(info, 0, sizeof(*info));
-    if (!spdl__npy_dictionary(t, info)) return false;
+    if (t->at != t->end) return spdl__npy_fail(t, SPDL_E_FORMAT, "text after the dictionary");
     if (!spdl__npy_product(info->shape, info->ndim, info->itemsize, &info->count))
         return spdl__npy_fail(t, SPDL_E_FORMAT, "the product of the shape overflows");
     info->bytes = info->count * info->itemsize;
@@ -23848,13 +23839,12 @@ SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t
 
 /* Reverses the bytes of each of `count` numbers. */
 SPDL__PRIVATE void spdl__npy_swap_each(uint8_t *data, uint64_t count, size_t bytes) {
-    size_t low, high;
-    uint8_t held;
+    size_t i;
     for (; count > 0; count--, data += bytes) {
-        for (low = 0, high = bytes - 1; low < high; low++, high--) {
-            held = data[low];
-            data[low] = data[high];
-            data[high] = held;
+        for (i = 0; i < bytes / 2; i++) {
+            const uint8_t held = data[i];
+            data[i] = data[bytes - 1 - i];
+            data[bytes - 1 - i] = held;
         }
     }
 }
