@@ -23005,10 +23005,9 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
    nothing of the members. A member's own header is checked each time the member is used, so that a
    broken member does not take the others with it. One thread opens and closes; between, only the
    states of the CRCs change, so any thread may ask. Of a file the zip keeps a copy of its tail, in
-   which the directory lies; archive bytes in memory stay the caller's; the directory made from them
-   is one allocation of the zip. Sizes, CRC and method are those of the central directory: the local
-   header of a current NumPy file says 0xffffffff. A member ends where the next one begins, at the
-   latest. */
+   which the directory lies; the directory made from it is one allocation. Sizes, CRC and method are
+   those of the central directory: the local header of a current NumPy file says 0xffffffff. A
+   member ends where the next one begins, at the latest. */
 
 #define SPDL__ZIP_STORED 0
 #define SPDL__ZIP_DEFLATED 8
@@ -23053,57 +23052,63 @@ typedef struct spdl__zip {
     size_t block_bytes; /* at members: they, by_name, as many numbers to sort with, and the names */
 } spdl__zip;
 
-/* What is being looked at, and where to report what is wrong with it. */
+/* What is being looked at, and what is wrong with it: set by what returns false, or NULL. */
 typedef struct spdl__zip_where {
     const spdl__zip *zip;
     const spdl__zip_member *member; /* NULL: the archive as a whole */
     spdl_error *error;              /* may be NULL */
+    spdl_result result;
 } spdl__zip_where;
 
-/* Records "file: member 'name': reason" and returns the result. */
+/* Records "file: member 'name': reason"; returns false. */
 SPDL__PRINTF(3, 4)
-SPDL__PRIVATE spdl_result spdl__zip_fail(const spdl__zip_where *where, spdl_result result,
-                                         const char *format, ...) {
+SPDL__PRIVATE bool spdl__zip_fail(spdl__zip_where *where, spdl_result result, const char *format,
+                                  ...) {
     char reason[192], name[80];
-    const char *label = where->zip->label;
+    const char *label = where->zip != NULL ? where->zip->label : "spdl_npz";
     va_list args;
-    if (where->error == NULL) return result;
+    where->result = result;
+    if (where->error == NULL) return false;
     va_start(args, format);
     vsnprintf(reason, sizeof(reason), format, args);
     va_end(args);
-    if (where->member == NULL)
-        return spdl__error_set(where->error, result, "%s: %s", label, reason);
-    spdl__printable(name, sizeof(name), where->member->name);
-    return spdl__error_set(where->error, result, "%s: member '%s': %s", label, name, reason);
+    if (where->member != NULL) {
+        spdl__printable(name, sizeof(name), where->member->name);
+        spdl__error_set(where->error, result, "%s: member '%s': %s", label, name, reason);
+    } else {
+        spdl__error_set(where->error, result, "%s: %s", label, reason);
+    }
+    return false;
 }
 
 /* Memory for `what`, which the caller frees. */
-SPDL__PRIVATE spdl_result spdl__zip_alloc(const spdl__zip_where *where, uint8_t **to,
-                                          uint64_t bytes, const char *what) {
-    *to = NULL;
-    if (bytes <= SIZE_MAX / 2)
-        *to = (uint8_t *)spdl__alloc(&where->zip->allocator, (size_t)bytes, 64);
-    if (*to != NULL) return SPDL_OK;
-    return spdl__zip_fail(where, SPDL_E_NOMEM, "no memory for %s (%llu bytes)", what,
-                          (spdl__llu)bytes);
+SPDL__PRIVATE void *spdl__zip_alloc(spdl__zip_where *where, uint64_t bytes, const char *what) {
+    void *made = NULL;
+    if (bytes <= SIZE_MAX / 2) made = spdl__alloc(&where->zip->allocator, (size_t)bytes, 64);
+    if (made == NULL)
+        spdl__zip_fail(where, SPDL_E_NOMEM, "no memory for %s (%llu bytes)", what,
+                       (spdl__llu)bytes);
+    return made;
 }
 
-/* Reads bytes of the file; *have says how many there were. */
-SPDL__PRIVATE spdl_result spdl__zip_read(const spdl__zip_where *where, void *to, size_t bytes,
-                                         uint64_t at, size_t *have) {
-    const char *reason = spdl__os_file_read(where->zip->file, to, bytes, at, have);
-    if (reason == NULL) return SPDL_OK;
-    return spdl__zip_fail(where, SPDL_E_IO, "at byte %llu of %llu: %s", (spdl__llu)(at + *have),
-                          (spdl__llu)where->zip->size, reason);
+/* Reads up to `bytes` bytes of the file. Returns how many there were; below `need`: it failed. */
+SPDL__PRIVATE size_t spdl__zip_read(spdl__zip_where *where, void *to, size_t bytes, size_t need,
+                                    uint64_t at) {
+    size_t have;
+    const char *reason = spdl__os_file_read(where->zip->file, to, bytes, at, &have);
+    if (reason != NULL && have < need)
+        spdl__zip_fail(where, SPDL_E_IO, "at byte %llu of %llu: %s", (spdl__llu)(at + have),
+                       (spdl__llu)where->zip->size, reason);
+    return have;
 }
 
 /* What open knows so far, on its stack. */
 typedef struct spdl__zip_opening {
     spdl__zip *zip;
-    spdl__zip_where where;
-    uint64_t max_members;
-    uint64_t entries, bytes, offset; /* of the central directory, as the end records say */
-    uint64_t stop;                   /* where the central directory must end */
+    spdl__zip_where *where;
+    spdl__llu max_members;
+    spdl__llu stop; /* where the central directory must end */
+    spdl__llu entries, bytes, offset; /* of the central directory, as the end records say */
     bool wide; /* a ZIP64 record was there: `entries` is the whole number */
 } spdl__zip_opening;
 
@@ -23119,210 +23124,181 @@ SPDL__PRIVATE void spdl__zip_drop_tail(spdl__zip *zip) {
 }
 
 /* Makes the tail begin at `at`, at the latest. */
-SPDL__PRIVATE spdl_result spdl__zip_need_tail(const spdl__zip_opening *o, uint64_t at) {
+SPDL__PRIVATE bool spdl__zip_need_tail(spdl__zip_opening *o, uint64_t at) {
     spdl__zip *zip = o->zip;
-    const uint64_t bytes = zip->size - at;
-    uint8_t *block;
-    size_t have;
-    spdl_result result;
-    if (zip->tail != NULL && at >= zip->tail_at) return SPDL_OK;
+    const size_t bytes = (size_t)(zip->size - at);
+    void *block;
+    if (zip->tail != NULL && at >= zip->tail_at) return true;
     spdl__zip_drop_tail(zip);
-    result = spdl__zip_alloc(&o->where, &block, bytes, "the directory");
-    if (result != SPDL_OK) return result;
-    zip->tail = block;
+    block = spdl__zip_alloc(o->where, zip->size - at, "the directory");
+    if (block == NULL) return false;
+    zip->tail = (const uint8_t *)block;
     zip->tail_at = at;
-    return spdl__zip_read(&o->where, block, (size_t)bytes, at, &have);
+    return spdl__zip_read(o->where, block, bytes, bytes, at) == bytes;
 }
 
-/* Looks for the end record, the last thing in the file except its comment: in the last bytes of a
-   file first, then in all that a comment can take. When none ends with the file, *end is the last
-   there is, as Python takes it. */
-SPDL__PRIVATE spdl_result spdl__zip_find_end(const spdl__zip_opening *o, uint64_t *end) {
+/* Looks for the end record, after which only its comment comes: in the last bytes of a file first,
+   then in all that a comment can take. If none ends with the file, the last is it, as in Python. */
+SPDL__PRIVATE bool spdl__zip_find_end(spdl__zip_opening *o) {
     const spdl__zip *zip = o->zip;
     const uint64_t size = zip->size, reach = SPDL__ZIP_END_BYTES + 65535;
     uint64_t at, tail = SPDL__ZIP_TAIL_BYTES;
-    spdl_result result;
-    for (*end = size; tail <= SPDL__ZIP_TAIL_BYTES + reach; tail += reach) {
-        result = spdl__zip_need_tail(o, size - spdl__min(size, tail));
-        if (result != SPDL_OK) return result;
-        at = size < SPDL__ZIP_END_BYTES ? 0 : size - SPDL__ZIP_END_BYTES + 1;
-        while (at-- > spdl__max(zip->tail_at, size - spdl__min(size, reach))) {
+    bool last;
+    for (o->stop = size; tail <= SPDL__ZIP_TAIL_BYTES + reach; tail += reach) {
+        if (!spdl__zip_need_tail(o, spdl__grown(tail, size))) return false;
+        at = spdl__grown(SPDL__ZIP_END_BYTES - 1, size);
+        while (at-- > spdl__max(zip->tail_at, spdl__grown(reach, size))) {
             if (spdl__le32(spdl__zip_at(zip, at)) != 0x06054b50) continue;
-            if (*end == size) *end = at;
-            if (at + SPDL__ZIP_END_BYTES + spdl__le16(spdl__zip_at(zip, at) + 20) != size) continue;
-            *end = at;
-            return SPDL_OK;
+            last = at + SPDL__ZIP_END_BYTES + spdl__le16(spdl__zip_at(zip, at) + 20) == size;
+            if (last || o->stop == size) o->stop = at;
+            if (last) return true;
         }
     }
-    if (*end < size) return SPDL_OK;
-    return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
+    return o->stop < size ||
+           spdl__zip_fail(o->where, SPDL_E_FORMAT,
                           "neither .npy nor .npz, or cut off: no end of a ZIP archive in "
                           "%llu bytes", (spdl__llu)size);
 }
 
-/* Takes the ZIP64 value of a field that is all ones in the older record; the two must not differ
-   otherwise. */
-SPDL__PRIVATE bool spdl__zip_widen(uint64_t *field, uint64_t ones, uint64_t wide) {
-    bool fits = *field == ones || *field == wide;
-    *field = wide;
-    return fits;
-}
-
-/* Reads the ZIP64 end record when there is a locator for it before the end record at `end`. */
-SPDL__PRIVATE spdl_result spdl__zip_read_end64(spdl__zip_opening *o, uint64_t end) {
+/* Reads the ZIP64 end record when there is a locator for it before the end record. Where that does
+   not have all ones, the two must not differ. */
+SPDL__PRIVATE bool spdl__zip_read_end64(spdl__zip_opening *o) {
     const spdl__zip *zip = o->zip;
-    const uint64_t at = end - SPDL__ZIP_LOCATOR_BYTES;
+    const spdl__llu end = o->stop, at = end - SPDL__ZIP_LOCATOR_BYTES;
+    const uint64_t latest = spdl__grown(SPDL__ZIP_END64_BYTES, at);
+    spdl__llu *const field[3] = { &o->entries, &o->bytes, &o->offset };
     const uint8_t *record;
-    uint64_t position, latest;
-    spdl_result result;
-    if (end < zip->tail_at + SPDL__ZIP_LOCATOR_BYTES) return SPDL_OK;
-    if (spdl__le32(spdl__zip_at(zip, at)) != 0x07064b50) return SPDL_OK;
+    uint64_t position, wide;
+    int i;
+    if (end < zip->tail_at + SPDL__ZIP_LOCATOR_BYTES) return true;
+    if (spdl__le32(spdl__zip_at(zip, at)) != 0x07064b50) return true;
     if (spdl__le32(spdl__zip_at(zip, at) + 16) > 1)
-        return spdl__zip_fail(&o->where, SPDL_E_UNSUPPORTED, "archive of several disks");
+        return spdl__zip_fail(o->where, SPDL_E_UNSUPPORTED, "archive of several disks");
     position = spdl__le64(spdl__zip_at(zip, at) + 8);
-    latest = at >= SPDL__ZIP_END64_BYTES ? at - SPDL__ZIP_END64_BYTES : 0;
-    if (position <= latest && latest - position < 65536) { /* what may be in it besides numbers */
-        result = spdl__zip_need_tail(o, position);
-        if (result != SPDL_OK) return result;
-    }
+    if (position <= latest && latest - position < 65536 && /* what else may be in it */
+        !spdl__zip_need_tail(o, position))
+        return false;
     if (position > latest || position < zip->tail_at ||
         spdl__le32(spdl__zip_at(zip, position)) != 0x06064b50)
         position = latest; /* bytes in front of the archive: then it is the 56 before the locator */
     record = spdl__zip_at(zip, position);
     if (at < SPDL__ZIP_END64_BYTES || position < zip->tail_at ||
         spdl__le32(record) != 0x06064b50 || spdl__le64(record + 4) > at - position - 12)
-        return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
-                              "the ZIP64 locator at byte %llu leads to no ZIP64 end record",
-                              (spdl__llu)at);
+        return spdl__zip_fail(o->where, SPDL_E_FORMAT,
+                              "the ZIP64 locator at byte %llu leads to no ZIP64 end record", at);
     o->wide = true;
     o->stop = position;
-    if (!spdl__zip_widen(&o->entries, 0xffff, spdl__le64(record + 32)) ||
-        !spdl__zip_widen(&o->bytes, 0xffffffff, spdl__le64(record + 40)) ||
-        !spdl__zip_widen(&o->offset, 0xffffffff, spdl__le64(record + 48)))
-        return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
-                              "the end record at byte %llu and its ZIP64 record disagree",
-                              (spdl__llu)end);
-    return SPDL_OK;
+    for (i = 0; i < 3; i++) {
+        wide = spdl__le64(record + 32 + 8 * i);
+        if (*field[i] != wide && *field[i] != (i == 0 ? 0xffff : 0xffffffff))
+            return spdl__zip_fail(o->where, SPDL_E_FORMAT,
+                                  "the end record at byte %llu and its ZIP64 record disagree", end);
+        *field[i] = wide;
+    }
+    return true;
 }
 
 /* Finds out where the central directory is, and proves that it is there. */
-SPDL__PRIVATE spdl_result spdl__zip_read_end(spdl__zip_opening *o) {
+SPDL__PRIVATE bool spdl__zip_read_end(spdl__zip_opening *o) {
     spdl__zip *zip = o->zip;
     const uint8_t *record;
-    uint64_t at = 0;
     uint16_t disk;
-    spdl_result result = spdl__zip_find_end(o, &at);
-    if (result == SPDL_OK) /* with the ZIP64 records before it */
-        result = spdl__zip_need_tail(o, at > 128 ? at - 128 : 0);
-    if (result != SPDL_OK) return result;
-    record = spdl__zip_at(zip, at);
+    if (!spdl__zip_find_end(o)) return false;
+    if (!spdl__zip_need_tail(o, spdl__grown(128, o->stop))) return false; /* ZIP64 records */
+    record = spdl__zip_at(zip, o->stop);
     disk = spdl__le16(record + 4);
     o->entries = spdl__le16(record + 10);
     o->bytes = spdl__le32(record + 12);
     o->offset = spdl__le32(record + 16);
-    o->stop = at;
-    result = spdl__zip_read_end64(o, at);
-    if (result != SPDL_OK) return result;
+    if (!spdl__zip_read_end64(o)) return false;
     if (disk != 0 && !(o->wide && disk == 0xffff))
-        return spdl__zip_fail(&o->where, SPDL_E_UNSUPPORTED, "archive of several disks");
+        return spdl__zip_fail(o->where, SPDL_E_UNSUPPORTED, "archive of several disks");
     if (o->bytes > o->stop || o->offset > o->stop - o->bytes)
-        return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
+        return spdl__zip_fail(o->where, SPDL_E_FORMAT,
                               "a central directory of %llu bytes at byte %llu does not fit before "
-                              "its end record at byte %llu",
-                              (spdl__llu)o->bytes, (spdl__llu)o->offset, (spdl__llu)o->stop);
+                              "its end record at byte %llu", o->bytes, o->offset, o->stop);
     zip->directory = o->stop - o->bytes;
     zip->prefix = zip->directory - o->offset;
     if (o->bytes >> 10 > o->max_members + 64)
-        return spdl__zip_fail(&o->where, SPDL_E_LIMIT,
+        return spdl__zip_fail(o->where, SPDL_E_LIMIT,
                               "a central directory of %llu bytes, too many for max_members, which "
-                              "is %llu", (spdl__llu)o->bytes, (spdl__llu)o->max_members);
+                              "is %llu", o->bytes, o->max_members);
     return spdl__zip_need_tail(o, zip->directory);
 }
 
-SPDL__PRIVATE size_t spdl__zip_entry_bytes(const uint8_t *entry) {
-    return (size_t)SPDL__ZIP_ENTRY_BYTES + spdl__le16(entry + 28) + spdl__le16(entry + 30) +
-           spdl__le16(entry + 32);
+SPDL__PRIVATE size_t spdl__zip_entry_bytes(const uint8_t *e) {
+    return (size_t)SPDL__ZIP_ENTRY_BYTES + spdl__le16(e + 28) + spdl__le16(e + 30) +
+           spdl__le16(e + 32);
 }
 
-/* Takes the sizes that are all ones in the entry from its ZIP64 field, which need not be the first.
-   Up to three bytes that are no field may follow the last. */
-SPDL__PRIVATE bool spdl__zip_read_extra(spdl__zip_member *member, const uint8_t *extra,
-                                        size_t bytes) {
-    uint64_t *const field[3] = { &member->usize, &member->csize, &member->offset };
-    size_t length = 0, i;
-    for (; bytes >= 4; extra += 4 + length, bytes -= 4 + length) {
+/* Fills in a member from its entry. Returns where its name ends, NULL when its extra field is
+   damaged. One ".npy" at the end of the key is left out of the name. Sizes that are all ones are in
+   the ZIP64 field, which need not be the first; up to three bytes may follow the last field. */
+SPDL__PRIVATE char *spdl__zip_read_entry(const spdl__zip *zip, spdl__zip_member *m,
+                                         const uint8_t *entry, char *name) {
+    uint64_t *const field[3] = { &m->usize, &m->csize, &m->offset };
+    const uint8_t *const key = entry + SPDL__ZIP_ENTRY_BYTES, *extra;
+    size_t bytes = spdl__le16(entry + 28), length = 0, i;
+    memset(m, 0, sizeof(*m));
+    m->key = key;
+    m->key_bytes = (uint16_t)bytes;
+    m->name = name;
+    m->flags = spdl__le16(entry + 8);
+    m->method = spdl__le16(entry + 10);
+    m->crc = spdl__le32(entry + 16);
+    m->csize = spdl__le32(entry + 20);
+    m->usize = spdl__le32(entry + 24);
+    m->offset = spdl__le32(entry + 42);
+    m->state = SPDL_NPZ_CRC_UNCHECKED;
+    extra = key + bytes;
+    if (bytes >= 4 && memcmp(extra - 4, ".npy", 4) == 0) bytes -= 4;
+    memcpy(name, key, bytes);
+    name += bytes;
+    *name++ = 0;
+    for (bytes = spdl__le16(entry + 30); bytes >= 4; extra += 4 + length, bytes -= 4 + length) {
         length = spdl__le16(extra + 2);
-        if (length > bytes - 4) return false;
+        if (length > bytes - 4) return NULL;
         if (spdl__le16(extra) == 1) break;
     }
-    if (bytes < 4) return true;
-    for (i = 0, extra += 4; i < 3; i++) {
+    for (i = 0; i < 3 && bytes >= 4; i++) {
         if (*field[i] != 0xffffffff) continue;
-        if (length < 8) return false;
-        *field[i] = spdl__le64(extra);
+        if (length < 8) return NULL;
+        *field[i] = spdl__le64(extra + 4);
         extra += 8;
         length -= 8;
     }
-    return true;
+    m->offset += spdl__min(zip->prefix, UINT64_MAX - m->offset);
+    return name;
 }
 
-/* Fills in a member from its entry, all but the name; false when its extra field is damaged. */
-SPDL__PRIVATE bool spdl__zip_read_entry(const spdl__zip *zip, spdl__zip_member *member,
-                                        const uint8_t *entry) {
-    memset(member, 0, sizeof(*member));
-    member->flags = spdl__le16(entry + 8);
-    member->method = spdl__le16(entry + 10);
-    member->crc = spdl__le32(entry + 16);
-    member->csize = spdl__le32(entry + 20);
-    member->usize = spdl__le32(entry + 24);
-    member->key_bytes = spdl__le16(entry + 28);
-    member->offset = spdl__le32(entry + 42);
-    member->key = entry + SPDL__ZIP_ENTRY_BYTES;
-    member->state = SPDL_NPZ_CRC_UNCHECKED;
-    if (!spdl__zip_read_extra(member, member->key + member->key_bytes, spdl__le16(entry + 30)))
-        return false;
-    member->offset += spdl__min(zip->prefix, UINT64_MAX - member->offset);
-    return true;
-}
-
-/* Fills in the members, and proves that each entry is there as a whole. Keys end in ".npy" in
-   NumPy's files; one such ending is left out of the name. */
-SPDL__PRIVATE spdl_result spdl__zip_read_entries(spdl__zip_opening *o, char *names) {
+/* Fills in the members and their names, and proves that each entry is there as a whole. */
+SPDL__PRIVATE bool spdl__zip_read_entries(spdl__zip_opening *o, char *names) {
     spdl__zip *zip = o->zip;
-    uint64_t at = zip->directory, stop = o->stop;
+    spdl__llu at = zip->directory, left;
     spdl__zip_member *member = zip->members;
     const uint8_t *entry;
-    size_t bytes;
-    bool good;
-    for (; at < stop; at += spdl__zip_entry_bytes(entry), member++, zip->count++) {
+    for (; at < o->stop; at += spdl__zip_entry_bytes(entry), member++, zip->count++) {
         entry = spdl__zip_at(zip, at);
-        if (stop - at < SPDL__ZIP_ENTRY_BYTES || spdl__le32(entry) != 0x02014b50 ||
-            stop - at < spdl__zip_entry_bytes(entry) ||
+        left = o->stop - at;
+        if (left < SPDL__ZIP_ENTRY_BYTES || spdl__le32(entry) != 0x02014b50 ||
+            left < spdl__zip_entry_bytes(entry) ||
             memchr(entry + SPDL__ZIP_ENTRY_BYTES, 0, spdl__le16(entry + 28)) != NULL)
-            return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
+            return spdl__zip_fail(o->where, SPDL_E_FORMAT,
                                   "entry %llu of the central directory, at byte %llu, is damaged",
-                                  (spdl__llu)zip->count, (spdl__llu)at);
+                                  (spdl__llu)zip->count, at);
         if (zip->count >= o->max_members)
-            return spdl__zip_fail(&o->where, SPDL_E_LIMIT,
-                                  "more members than max_members, which is %llu",
-                                  (spdl__llu)o->max_members);
-        good = spdl__zip_read_entry(zip, member, entry);
-        bytes = member->key_bytes;
-        if (bytes >= 4 && memcmp(member->key + bytes - 4, ".npy", 4) == 0) bytes -= 4;
-        memcpy(names, member->key, bytes);
-        names[bytes] = 0;
-        member->name = names;
-        names += bytes + 1;
-        if (good) continue;
-        o->where.member = member;
-        return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
+            return spdl__zip_fail(o->where, SPDL_E_LIMIT,
+                                  "more members than max_members, which is %llu", o->max_members);
+        names = spdl__zip_read_entry(zip, member, entry, names);
+        if (names != NULL) continue;
+        o->where->member = member;
+        return spdl__zip_fail(o->where, SPDL_E_FORMAT,
                               "the extra field of its directory entry is damaged");
     }
-    if (zip->count == o->entries || (!o->wide && (zip->count & 0xffff) == o->entries))
-        return SPDL_OK;
-    return spdl__zip_fail(&o->where, SPDL_E_FORMAT,
+    return zip->count == o->entries || (!o->wide && (zip->count & 0xffff) == o->entries) ||
+           spdl__zip_fail(o->where, SPDL_E_FORMAT,
                           "the central directory has %llu entries, its end record says %llu",
-                          (spdl__llu)zip->count, (spdl__llu)o->entries);
+                          (spdl__llu)zip->count, o->entries);
 }
 
 /* Below zero when the name of the member comes before `name` with `suffix`. Shorter names come
@@ -23342,27 +23318,25 @@ SPDL__PRIVATE bool spdl__zip_before(const spdl__zip_member *a, const spdl__zip_m
 }
 
 /* Fills by_name with the members by name or by offset; equal ones keep the order of the directory.
-   Merges sorted runs of twice the length each time, between by_name and the numbers after it: n log
-   n at most, without recursion. */
+   Merges runs, twice as long each time, between by_name and the numbers after it: no recursion. */
 SPDL__PRIVATE void spdl__zip_sort(spdl__zip *zip, bool by_name) {
     const spdl__zip_member *const m = zip->members;
     const size_t count = zip->count;
     uint32_t *from = zip->by_name, *to = from + count, *held;
     size_t width, a, b, middle, end, i;
-    bool sorted = true;
+    bool sorted = true, second;
     for (i = 0; i < count; i++) {
         from[i] = (uint32_t)i;
         sorted = sorted && (i == 0 || !spdl__zip_before(&m[i], &m[i - 1], by_name));
     }
-    if (sorted) return;
-    for (width = 1; width < count; width *= 2) {
+    for (width = sorted ? count : 1; width < count; width *= 2) {
         for (i = 0; i < count;) {
             a = i;
             b = middle = (size_t)spdl__min(a + width, count);
             end = (size_t)spdl__min(b + width, count);
             for (; i < end; i++) {
-                const bool second = b < end && (a == middle || spdl__zip_before(
-                                                   &m[from[b]], &m[from[a]], by_name));
+                second = a == middle ||
+                         (b < end && spdl__zip_before(&m[from[b]], &m[from[a]], by_name));
                 to[i] = from[second ? b++ : a++];
             }
         }
@@ -23377,7 +23351,7 @@ SPDL__PRIVATE void spdl__zip_sort(spdl__zip *zip, bool by_name) {
    one offset are two names for one place, of which the local header will confirm one at most. */
 SPDL__PRIVATE void spdl__zip_find_limits(spdl__zip *zip) {
     spdl__zip_member *member, *other = NULL;
-    uint64_t limit = zip->directory, start = limit, end = 0, bytes;
+    uint64_t limit = zip->directory, start = limit, end = 0, left, header;
     size_t i;
     spdl__zip_sort(zip, false);
     for (i = zip->count; i-- > 0;) {
@@ -23392,13 +23366,11 @@ SPDL__PRIVATE void spdl__zip_find_limits(spdl__zip *zip) {
         member = &zip->members[zip->by_name[i]];
         if (other != NULL && member->offset < end && member->offset != other->offset)
             member->overlaps = other->overlaps = true;
-        bytes = (uint64_t)SPDL__ZIP_LOCAL_BYTES + member->key_bytes;
-        if (member->offset > zip->directory || bytes > zip->directory - member->offset ||
-            member->csize > zip->directory - member->offset - bytes) {
-            continue; /* not in the file as a whole: refused when it is used */
-        }
-        if (member->offset + bytes + member->csize > end) {
-            end = member->offset + bytes + member->csize;
+        left = spdl__grown(member->offset, zip->directory);
+        header = (uint64_t)SPDL__ZIP_LOCAL_BYTES + member->key_bytes;
+        if (header > left || member->csize > left - header) continue; /* refused when it is used */
+        if (member->offset + header + member->csize > end) {
+            end = member->offset + header + member->csize;
             other = member;
         }
     }
@@ -23428,33 +23400,27 @@ SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
 }
 
 /* Needs data or file, size, label and allocator. To be closed also after a failure. */
-SPDL__PRIVATE spdl_result spdl__zip_open(spdl__zip *zip, uint64_t max_members, spdl_error *error) {
+SPDL__PRIVATE bool spdl__zip_open(spdl__zip *zip, uint64_t max_members, spdl__zip_where *where) {
     const size_t each = sizeof(spdl__zip_member) + 2 * sizeof(uint32_t);
-    spdl__zip_opening o = { zip, { zip, NULL, error }, 0, 0, 0, 0, 0, false };
+    spdl__zip_opening o = { zip, where, 0, 0, 0, 0, 0, false };
     uint64_t most, bytes;
-    uint8_t *block;
-    spdl_result result;
     o.max_members = spdl__min(max_members, 0x7fffffff); /* they are numbered with 32 bits */
     zip->tail = zip->data;
-    result = spdl__zip_read_end(&o);
-    if (result != SPDL_OK) return result;
+    if (!spdl__zip_read_end(&o)) return false;
     most = spdl__min(o.bytes / SPDL__ZIP_ENTRY_BYTES, o.max_members);
     bytes = most * each + o.bytes + 1; /* names take less than the directory */
-    result = spdl__zip_alloc(&o.where, &block, bytes, "the directory");
-    if (result != SPDL_OK) return result;
+    zip->members = (spdl__zip_member *)spdl__zip_alloc(where, bytes, "the directory");
+    if (zip->members == NULL) return false;
     zip->block_bytes = (size_t)bytes;
-    zip->members = (spdl__zip_member *)(void *)block;
     zip->by_name = (uint32_t *)(void *)(zip->members + most);
-    result = spdl__zip_read_entries(&o, (char *)(zip->by_name + 2 * most));
-    if (result != SPDL_OK) return result;
+    if (!spdl__zip_read_entries(&o, (char *)(zip->by_name + 2 * most))) return false;
     spdl__zip_find_limits(zip);
     spdl__zip_sort(zip, true);
     if (spdl__zip_drop_hidden(zip)) spdl__zip_sort(zip, true);
-    return SPDL_OK;
+    return true;
 }
 
-/* Whether there is a member whose whole name is `name` with `suffix`; *place is where in by_name it
-   is or would be. */
+/* Whether a member is called `name` with `suffix`; *place: where in by_name it is or belongs. */
 SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, const char *suffix,
                                   size_t *place) {
     size_t low = 0, high = zip->count, middle, bytes = strlen(name);
@@ -23472,8 +23438,9 @@ SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, const 
 
 /* Whether a member can be read at all, its sizes can be true, and it can be where the directory
    says, before its header is looked at. Deflate makes at most 258 bytes of 2 bits. */
-SPDL__PRIVATE spdl_result spdl__zip_check(const spdl__zip_where *where, uint64_t max_ratio) {
+SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where, uint64_t max_ratio) {
     const spdl__zip_member *m = where->member;
+    const spdl__llu csize = m->csize, usize = m->usize, offset = m->offset;
     if (m->flags & (0x0001 | 0x0040 | 0x2000))
         return spdl__zip_fail(where, SPDL_E_UNSUPPORTED, "encrypted");
     if (m->flags & 0x0020)
@@ -23485,48 +23452,40 @@ SPDL__PRIVATE spdl_result spdl__zip_check(const spdl__zip_where *where, uint64_t
             (unsigned)m->method,
             m->method == 12 ? " (bzip2)" : m->method == 14 ? " (LZMA)"
                                        : m->method == 93 ? " (Zstandard)" : "");
-    if (m->method == SPDL__ZIP_STORED && m->csize != m->usize)
-        return spdl__zip_fail(where, SPDL_E_FORMAT,
-                              "stored, but the directory says %llu bytes and %llu in the file",
-                              (spdl__llu)m->usize, (spdl__llu)m->csize);
-    if (m->method == SPDL__ZIP_DEFLATED && m->usize / 1032 > m->csize)
+    if (m->method == SPDL__ZIP_STORED && csize != usize)
+        return spdl__zip_fail(where, SPDL_E_FORMAT, "stored, but the directory says %llu bytes "
+                              "and %llu in the file", usize, csize);
+    if (m->method == SPDL__ZIP_DEFLATED && usize / 1032 > csize)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "%llu deflated bytes cannot become %llu",
-                              (spdl__llu)m->csize, (spdl__llu)m->usize);
-    if (m->method == SPDL__ZIP_DEFLATED && m->usize / max_ratio > m->csize)
-        return spdl__zip_fail(where, SPDL_E_LIMIT,
-                              "grows from %llu to %llu bytes, more than max_ratio, which is %llu",
-                              (spdl__llu)m->csize, (spdl__llu)m->usize, (spdl__llu)max_ratio);
-    if (m->offset > m->limit || m->limit - m->offset < SPDL__ZIP_LOCAL_BYTES)
-        return spdl__zip_fail(where, SPDL_E_FORMAT,
-                              "its header would be at byte %llu, past byte %llu where it must end",
-                              (spdl__llu)m->offset, (spdl__llu)m->limit);
-    if (m->overlaps)
-        return spdl__zip_fail(where, SPDL_E_FORMAT, "at byte %llu, overlaps another member",
-                              (spdl__llu)m->offset);
-    return SPDL_OK;
+                              csize, usize);
+    if (m->method == SPDL__ZIP_DEFLATED && usize / max_ratio > csize)
+        return spdl__zip_fail(where, SPDL_E_LIMIT, "grows from %llu to %llu bytes, more than "
+                              "max_ratio, which is %llu", csize, usize, (spdl__llu)max_ratio);
+    if (offset > m->limit || m->limit - offset < SPDL__ZIP_LOCAL_BYTES)
+        return spdl__zip_fail(where, SPDL_E_FORMAT, "its header would be at byte %llu, past byte "
+                              "%llu where it must end", offset, (spdl__llu)m->limit);
+    return !m->overlaps || spdl__zip_fail(where, SPDL_E_FORMAT,
+                                          "at byte %llu, overlaps another member", offset);
 }
 
-/* Compares a member's header with the directory, and finds where its bytes begin: csize of them,
-   all before its limit. `local` is the header with as many bytes of the name as fit before the
-   limit. */
-SPDL__PRIVATE spdl_result spdl__zip_check_local(const spdl__zip_where *where, const uint8_t *local,
-                                                uint64_t *payload) {
-    const spdl__zip_member *member = where->member;
-    const uint64_t at = member->offset;
-    uint64_t left = member->limit - at - SPDL__ZIP_LOCAL_BYTES;
+/* Compares a member's header with the directory, and finds its payload: csize bytes, all before its
+   limit. `local`: the header with as much of the name as fits before the limit. */
+SPDL__PRIVATE bool spdl__zip_check_local(spdl__zip_where *where, const uint8_t *local,
+                                         uint64_t *payload) {
+    const spdl__zip_member *m = where->member;
+    const spdl__llu at = m->offset;
+    uint64_t left = m->limit - at - SPDL__ZIP_LOCAL_BYTES;
     if (spdl__le32(local) != 0x04034b50)
-        return spdl__zip_fail(where, SPDL_E_FORMAT, "no header at byte %llu", (spdl__llu)at);
-    if (spdl__le16(local + 26) != member->key_bytes || member->key_bytes > left ||
-        memcmp(local + SPDL__ZIP_LOCAL_BYTES, member->key, member->key_bytes) != 0)
-        return spdl__zip_fail(where, SPDL_E_FORMAT, "the header at byte %llu has another name",
-                              (spdl__llu)at);
-    left -= member->key_bytes;
-    if (spdl__le16(local + 28) > left || member->csize > left - spdl__le16(local + 28))
-        return spdl__zip_fail(where, SPDL_E_FORMAT,
-                              "%llu bytes at byte %llu reach past byte %llu where it must end",
-                              (spdl__llu)member->csize, (spdl__llu)at, (spdl__llu)member->limit);
-    *payload = at + SPDL__ZIP_LOCAL_BYTES + member->key_bytes + spdl__le16(local + 28);
-    return SPDL_OK;
+        return spdl__zip_fail(where, SPDL_E_FORMAT, "no header at byte %llu", at);
+    if (spdl__le16(local + 26) != m->key_bytes || m->key_bytes > left ||
+        memcmp(local + SPDL__ZIP_LOCAL_BYTES, m->key, m->key_bytes) != 0)
+        return spdl__zip_fail(where, SPDL_E_FORMAT, "the header at byte %llu has another name", at);
+    left -= m->key_bytes;
+    if (spdl__le16(local + 28) > left || m->csize > left - spdl__le16(local + 28))
+        return spdl__zip_fail(where, SPDL_E_FORMAT, "%llu bytes at byte %llu reach past byte %llu "
+                              "where it must end", (spdl__llu)m->csize, at, (spdl__llu)m->limit);
+    *payload = at + SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(local + 28);
+    return true;
 }
 
 /* ============================================================================================= */
@@ -23916,15 +23875,13 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
 
 /* ============================================================================================= */
 /* >>npz-impl
-   Arrays out of archives. A small file is read into the allocation of its archive, memory given to
-   spdl_npz_open_memory stays the caller's, and of a larger file only the directory is kept. Between
-   open and close three things change, each a word that is exchanged as a whole, so the other calls
-   may run on any threads at once: what is known of the CRCs, the mapping that the first view makes,
-   and the tables that the first to verify or inflate makes.
+   Arrays out of archives. Between open and close three things change, each a word that is exchanged
+   as a whole, so the other calls may run on any threads at once: what is known of the CRCs, the
+   mapping that the first view makes, and the tables that the first to verify or inflate makes.
    There is one way to read a member: spdl__npz_begin finds it and reads a stored one to its end; of
    a deflated one it prepares a run of the decoder, and after each run spdl__npz_ran takes the CRC
-   and prepares the next, until the result is not PENDING any more. The first run makes the header
-   and as much of the data as HEAD bytes hold, the next ones go straight to the caller's memory, and
+   and prepares the next, until it says that the member is over. The first run makes the header and
+   as much of the data as HEAD bytes hold, the next ones go straight to the caller's memory, and
    what follows the array goes to a window. Between them the thread may run the decoder of another
    member beside this one (>>many-impl).
    The reader lies on the stack of the call (about 17 KB); the call allocates for a larger deflated
@@ -23981,52 +23938,48 @@ typedef struct spdl__npz_reader {
     const uint8_t *readable; /* the end of the memory in which the last bytes fetched lie */
 
     /* Set with the header. */
+    spdl_npy_info *info; /* `own`, or the caller's */
     const uint8_t *head; /* what comes before the data: in memory, in the window, or inflated */
     size_t head_bytes;
-    bool swap, turn;   /* what is to be converted */
-    uint8_t *large;    /* what `small` cannot hold: a long header, or all, made by SPDL_INFLATE */
+    bool swap, turn; /* what is to be converted */
+    uint8_t *large;  /* what `small` cannot hold: a long header, or all, made by SPDL_INFLATE */
     size_t large_bytes;
 
     /* Of a read. */
-    bool keep;   /* false: only the CRC is wanted */
+    bool keep; /* false: only the CRC is wanted */
     bool verify;
-    bool begun;  /* the header is read */
-    void *to;    /* the caller's memory, of `to_bytes` */
+    void *to; /* the caller's memory, of `to_bytes` */
     size_t to_bytes;
-    spdl_npy_info *info;
-    uint8_t *held;  /* the data before they are turned */
-    uint8_t *data;  /* where the next bytes of the array go */
-    size_t want;    /* bytes of the array that have no place yet */
-    uint64_t left;  /* bytes of a deflated member that are not made yet */
-    uint8_t *piece; /* what the decoder makes in this run */
-    uint32_t crc;   /* of what is made */
+    uint8_t *held;    /* the data before they are turned */
+    uint8_t *data;    /* where the next bytes of the array go */
+    size_t want;      /* bytes of the array that have no place yet */
+    uint64_t left;    /* bytes of a deflated member that are not made yet */
+    uint8_t *piece;   /* what the decoder makes in this run; NULL: the header */
+    uint32_t crc;     /* of what is made */
     uint8_t *trailer; /* room to inflate what follows the array */
 
+    spdl_npy_info own;
     uint8_t small[SPDL__NPZ_HEAD + SPDL__INFLATE_FAST_OUT];
     uint8_t local[SPDL__NPZ_WINDOW];
     spdl__inflate inflate;
 } spdl__npz_reader;
 
 /* Makes the tables, or finds those that another call made. */
-SPDL__PRIVATE spdl_result spdl__npz_need_tables(spdl__npz_reader *r) {
+SPDL__PRIVATE bool spdl__npz_need_tables(spdl__npz_reader *r) {
     spdl_npz *npz = r->npz;
     uint64_t found = spdl__load(&npz->tables); /* pairs with the cas below */
-    spdl__npz_tables *made;
-    spdl_result result;
-    uint8_t *block;
     if (found == 0) {
-        result = spdl__zip_alloc(&r->where, &block, sizeof(*made), "tables");
-        if (result != SPDL_OK) return result;
-        made = (spdl__npz_tables *)(void *)block;
+        spdl__npz_tables *made =
+            (spdl__npz_tables *)spdl__zip_alloc(&r->where, sizeof(*made), "tables");
+        if (made == NULL) return false;
         spdl__crc_init(&made->crc);
         spdl__inflate_build_fixed(&made->fixed);
         if (spdl__cas(&npz->tables, &found, (uint64_t)(uintptr_t)made))
             found = (uint64_t)(uintptr_t)made;
-        else
-            spdl__free(&npz->zip.allocator, made, sizeof(*made)); /* another was faster */
+        else spdl__free(&npz->zip.allocator, made, sizeof(*made)); /* another was faster */
     }
     r->tables = (const spdl__npz_tables *)(uintptr_t)found;
-    return SPDL_OK;
+    return true;
 }
 
 SPDL__PRIVATE void spdl__npz_free_window(spdl__npz_reader *r) {
@@ -24041,57 +23994,49 @@ SPDL__PRIVATE bool spdl__npz_has(const spdl__npz_reader *r, uint64_t at, size_t 
            bytes <= r->have - (size_t)(at - r->window_at);
 }
 
-/* Makes `bytes` bytes of the archive be at *from: in its memory, or in the window. They are known
-   to be in the archive. */
-SPDL__PRIVATE spdl_result spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes,
-                                          const uint8_t **from) {
+/* Where `bytes` bytes of the archive are: in its memory, or in the window. They are known to be in
+   the archive. NULL: they could not be read. */
+SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes) {
     const spdl__zip *zip = &r->npz->zip;
     const size_t room = (size_t)spdl__max(bytes + SPDL__NPZ_AFTER, r->ahead);
-    uint8_t *made;
-    spdl_result result = SPDL_OK;
     if (zip->data != NULL) {
-        *from = zip->data + at;
         r->readable = zip->data + zip->size;
-        return SPDL_OK;
+        return zip->data + at;
     }
     if (!spdl__npz_has(r, at, bytes)) {
         if (room > r->room) { /* a larger window; what was in it is lost */
+            uint8_t *made;
             spdl__npz_free_window(r);
-            result = spdl__zip_alloc(&r->where, &made, room, "its bytes in the file");
-            if (result != SPDL_OK) return result;
+            made = (uint8_t *)spdl__zip_alloc(&r->where, room, "its bytes in the file");
+            if (made == NULL) return NULL;
             r->window = made;
             r->room = room;
         }
         r->window_at = at;
-        result = spdl__zip_read(&r->where, r->window, (size_t)spdl__min(room, zip->size - at), at,
-                                &r->have);
-        if (result != SPDL_OK && r->have < bytes) return result;
+        r->have = spdl__zip_read(&r->where, r->window, (size_t)spdl__min(room, zip->size - at),
+                                 bytes, at);
+        if (r->have < bytes) return NULL;
     }
-    *from = r->window + (size_t)(at - r->window_at);
     r->readable = r->window + r->have;
-    return SPDL_OK;
+    return r->window + (size_t)(at - r->window_at);
 }
 
 /* Copies bytes of the archive: few of them by way of the window, which looks ahead. */
-SPDL__PRIVATE spdl_result spdl__npz_copy_out(spdl__npz_reader *r, uint64_t at, uint8_t *to,
-                                             size_t bytes) {
-    const uint8_t *from = NULL;
-    size_t have = 0;
-    spdl_result result;
+SPDL__PRIVATE bool spdl__npz_copy_out(spdl__npz_reader *r, uint64_t at, void *to, size_t bytes) {
+    const uint8_t *from;
     if (r->npz->zip.data == NULL && bytes > r->ahead / 2 && !spdl__npz_has(r, at, bytes))
-        return spdl__zip_read(&r->where, to, bytes, at, &have);
-    result = spdl__npz_fetch(r, at, bytes, &from);
-    if (result == SPDL_OK) memcpy(to, from, bytes);
-    return result;
+        return spdl__zip_read(&r->where, to, bytes, bytes, at) == bytes;
+    from = spdl__npz_fetch(r, at, bytes);
+    if (from != NULL) memcpy(to, from, bytes);
+    return from != NULL;
 }
 
-SPDL__PRIVATE spdl_result spdl__npz_inflate_error(const spdl__npz_reader *r,
-                                                  spdl__inflate_mode ended) {
-    const spdl__llu at = (spdl__llu)spdl__min((uint64_t)(r->inflate.in - r->inflate.in_begin),
-                                              r->member->csize); /* it may have looked further */
+SPDL__PRIVATE bool spdl__npz_inflate_error(spdl__npz_reader *r, spdl__inflate_mode ended) {
+    const spdl__llu csize = r->member->csize;
+    const uint64_t at = (uint64_t)(r->inflate.in - r->inflate.in_begin); /* or further */
     if (ended == SPDL__INFLATE_FAILED)
-        return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "damaged near byte %llu of %llu: %s", at,
-                              (spdl__llu)r->member->csize, r->inflate.reason);
+        return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "damaged near byte %llu of %llu: %s",
+                              (spdl__llu)spdl__min(at, csize), csize, r->inflate.reason);
     return spdl__zip_fail(
         &r->where, SPDL_E_FORMAT, "inflates to %s than the %llu bytes the directory says",
         ended == SPDL__INFLATE_DONE ? "less" : "more", (spdl__llu)r->member->usize);
@@ -24106,48 +24051,95 @@ SPDL__PRIVATE void spdl__npz_end(spdl__npz_reader *r) {
 }
 
 /* Lets inflate begin, with so many of the compressed bytes. */
-SPDL__PRIVATE spdl_result spdl__npz_start_inflate(spdl__npz_reader *r, size_t bytes) {
-    const uint8_t *in = NULL;
-    spdl_result result = spdl__npz_need_tables(r);
-    if (result == SPDL_OK) result = spdl__npz_fetch(r, r->payload, bytes, &in);
-    if (result != SPDL_OK) return result;
+SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, size_t bytes) {
+    const uint8_t *in = spdl__npz_need_tables(r) ? spdl__npz_fetch(r, r->payload, bytes) : NULL;
+    if (in == NULL) return false;
     spdl__npz_end(r);
     r->head = r->small;
     spdl__inflate_init(&r->inflate, &r->tables->fixed, in, bytes, r->small);
     r->inflate.in_room = r->readable;
     r->inflate.slack = true;
-    return SPDL_OK;
+    return true;
 }
 
 /* Makes the first `bytes` of the member be at r->head. */
-SPDL__PRIVATE spdl_result spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
+SPDL__PRIVATE bool spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
     spdl__inflate *s = &r->inflate;
     spdl__inflate_mode ended;
-    spdl_result result;
     if (bytes > r->member->usize)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "no .npy array: %llu bytes, a header of %u",
                               (spdl__llu)r->member->usize, (unsigned)bytes);
     r->head_bytes = bytes;
-    if (r->stored) return spdl__npz_fetch(r, r->payload, bytes, &r->head);
-    if ((size_t)(s->out - s->base) >= bytes) return SPDL_OK;
+    if (r->stored) {
+        r->head = spdl__npz_fetch(r, r->payload, bytes);
+        return r->head != NULL;
+    }
+    if ((size_t)(s->out - s->base) >= bytes) return true;
     if (bytes > SPDL__NPZ_HEAD) { /* what is inflated moves to other memory */
         r->large_bytes = bytes + SPDL__INFLATE_FAST_OUT;
-        result = spdl__zip_alloc(&r->where, &r->large, r->large_bytes, "its header");
-        if (result != SPDL_OK) return result;
+        r->large = (uint8_t *)spdl__zip_alloc(&r->where, r->large_bytes, "its header");
+        if (r->large == NULL) return false;
         memcpy(r->large, r->small, (size_t)(s->out - s->base));
         s->out = r->large + (s->out - s->base);
         r->head = s->base = r->large;
     }
     ended = spdl__inflate_run(s, s->base + bytes);
-    if (ended != SPDL__INFLATE_FAILED && s->out == s->limit) return SPDL_OK;
-    return spdl__npz_inflate_error(r, ended);
+    return (ended != SPDL__INFLATE_FAILED && s->out == s->limit) ||
+           spdl__npz_inflate_error(r, ended);
 }
 
-/* Magic, version and length; then r->head is the whole header and its text begins at *text. */
-SPDL__PRIVATE spdl_result spdl__npz_read_head(spdl__npz_reader *r, size_t *text) {
+/* Makes a reader that can be used for one member after the other. */
+SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *npz,
+                                         spdl_error *error) {
+    memset(r, 0, offsetof(spdl__npz_reader, own)); /* the rest is filled before it is used */
+    r->npz = (spdl_npz *)SPDL__UNCONST(npz); /* for what is made once */
+    r->where.zip = npz != NULL ? &npz->zip : NULL;
+    r->where.error = error;
+    r->info = &r->own;
+    r->window = r->local;
+    r->room = r->ahead = sizeof(r->local);
+}
+
+/* Returns what came of its last member. */
+SPDL__PRIVATE spdl_result spdl__npz_fini_reader(spdl__npz_reader *r) {
+    if (r->npz != NULL) {
+        spdl__npz_end(r);
+        spdl__npz_free_window(r);
+    }
+    return r->where.result;
+}
+
+/* Finds a member, and where its bytes begin. */
+SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
+    const spdl_npz *npz = r->npz;
+    const spdl__zip_member *m;
+    const uint8_t *local;
+    uint64_t bytes;
+    r->where.result = SPDL_OK;
+    if (npz == NULL) return spdl__zip_fail(&r->where, SPDL_E_INVALID, "npz is NULL");
+    spdl__npz_end(r);
+    r->where.member = NULL;
+    if (index >= npz->zip.count)
+        return spdl__zip_fail(&r->where, SPDL_E_NOT_FOUND, "no array %llu; there are %llu",
+                              (spdl__llu)index, (spdl__llu)npz->zip.count);
+    m = r->where.member = r->member = &npz->zip.members[index];
+    r->stored = m->method == SPDL__ZIP_STORED;
+    if (npz->is_npy) return true;
+    if (!spdl__zip_check(&r->where, npz->desc.max_ratio)) return false;
+    bytes = spdl__min((uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes, m->limit - m->offset);
+    local = spdl__npz_fetch(r, m->offset, (size_t)bytes);
+    return local != NULL && spdl__zip_check_local(&r->where, local, &r->payload);
+}
+
+/* Reads a member's header: then its data are known to fit, and info is as desc.convert makes it. */
+SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
+    const spdl_npz_desc *desc = &r->npz->desc;
+    spdl_npy_info *info = r->info;
+    spdl__npy_text t;
     uint32_t length;
-    spdl_result result = spdl__npz_need_head(r, 10);
-    if (result != SPDL_OK) return result;
+    spdl__llu left;
+    size_t text;
+    if (!spdl__npz_need_head(r, 10)) return false;
     if (memcmp(r->head, "\x93NUMPY", 6) != 0)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT,
                               "no .npy array: it does not begin with \\x93NUMPY");
@@ -24155,80 +24147,27 @@ SPDL__PRIVATE spdl_result spdl__npz_read_head(spdl__npz_reader *r, size_t *text)
         return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
                               ".npy version %u.%u; only 1.0, 2.0 and 3.0 can be read",
                               (unsigned)r->head[6], (unsigned)r->head[7]);
-    *text = r->head[6] == 1 ? 10 : 12;
-    result = spdl__npz_need_head(r, *text);
-    if (result != SPDL_OK) return result;
-    length = r->head[6] == 1 ? spdl__le16(r->head + 8) : spdl__le32(r->head + 8);
-    if (length > r->npz->desc.max_header_bytes)
+    text = r->head[6] == 1 ? 10 : 12; /* where the dictionary begins */
+    if (!spdl__npz_need_head(r, text)) return false;
+    length = text == 10 ? spdl__le16(r->head + 8) : spdl__le32(r->head + 8);
+    if (length > desc->max_header_bytes)
         return spdl__zip_fail(&r->where, SPDL_E_LIMIT,
                               "a header of %lu bytes; max_header_bytes is %llu",
-                              (unsigned long)length, (spdl__llu)r->npz->desc.max_header_bytes);
-    return spdl__npz_need_head(r, *text + length);
-}
-
-/* Makes a reader that can be used for one member after the other. */
-SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *npz,
-                                         spdl_error *error) {
-    memset(r, 0, offsetof(spdl__npz_reader, small)); /* the rest is filled before it is used */
-    r->npz = (spdl_npz *)SPDL__UNCONST(npz); /* for what is made once */
-    r->where.zip = npz != NULL ? &npz->zip : NULL;
-    r->where.error = error;
-    r->window = r->local;
-    r->room = r->ahead = sizeof(r->local);
-}
-
-SPDL__PRIVATE void spdl__npz_fini_reader(spdl__npz_reader *r) {
-    if (r->npz == NULL) return;
-    spdl__npz_end(r);
-    spdl__npz_free_window(r);
-}
-
-/* Finds a member, and where its bytes begin. */
-SPDL__PRIVATE spdl_result spdl__npz_locate(spdl__npz_reader *r, size_t index) {
-    const spdl_npz *npz = r->npz;
-    const uint8_t *local = NULL;
-    spdl_result result;
-    if (npz == NULL)
-        return spdl__error_set(r->where.error, SPDL_E_INVALID, "spdl_npz: npz is NULL");
-    spdl__npz_end(r);
-    r->where.member = NULL;
-    if (index >= npz->zip.count)
-        return spdl__zip_fail(&r->where, SPDL_E_NOT_FOUND, "no array %llu; there are %llu",
-                              (spdl__llu)index, (spdl__llu)npz->zip.count);
-    r->where.member = r->member = &npz->zip.members[index];
-    r->stored = r->member->method == SPDL__ZIP_STORED;
-    if (npz->is_npy) return SPDL_OK;
-    result = spdl__zip_check(&r->where, npz->desc.max_ratio);
-    if (result == SPDL_OK)
-        result = spdl__npz_fetch(
-            r, r->member->offset,
-            (size_t)spdl__min((uint64_t)SPDL__ZIP_LOCAL_BYTES + r->member->key_bytes,
-                              r->member->limit - r->member->offset),
-            &local);
-    return result == SPDL_OK ? spdl__zip_check_local(&r->where, local, &r->payload) : result;
-}
-
-/* Reads the header of a member that was found; then its data are known to fit, and info says how
-   they will be after desc.convert. */
-SPDL__PRIVATE spdl_result spdl__npz_parse(spdl__npz_reader *r, spdl_npy_info *info) {
-    spdl__npy_text t;
-    size_t text = 0;
-    spdl_result result = spdl__npz_read_head(r, &text);
-    if (result != SPDL_OK) return result;
-    if (!spdl__npy_read(&t, r->head + text, r->head_bytes - text, info))
+                              (unsigned long)length, (spdl__llu)desc->max_header_bytes);
+    if (!spdl__npz_need_head(r, text + length)) return false;
+    if (!spdl__npy_read(&t, r->head + text, length, info))
         return spdl__zip_fail(&r->where, t.result, "%s", t.reason);
     info->version = r->head[6];
-    info->header_bytes = r->head_bytes;
-    if (info->bytes > r->member->usize - r->head_bytes)
-        return spdl__zip_fail(
-            &r->where, SPDL_E_FORMAT, "the shape needs %llu bytes, but %llu follow the header",
-            (spdl__llu)info->bytes, (spdl__llu)(r->member->usize - r->head_bytes));
-    if (info->bytes > r->npz->desc.max_bytes)
-        return spdl__zip_fail(&r->where, SPDL_E_LIMIT,
-                              "%llu bytes, more than max_bytes, which is %llu",
-                              (spdl__llu)info->bytes, (spdl__llu)r->npz->desc.max_bytes);
-    r->swap = t.foreign && (r->npz->desc.convert & SPDL_NPZ_NATIVE_BYTES) != 0;
-    r->turn = info->fortran_order && (r->npz->desc.convert & SPDL_NPZ_C_ORDER) != 0;
+    info->header_bytes = text + length;
+    left = r->member->usize - r->head_bytes;
+    if (info->bytes > left)
+        return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "the shape needs %llu bytes, but %llu "
+                              "follow the header", (spdl__llu)info->bytes, left);
+    if (info->bytes > desc->max_bytes)
+        return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "%llu bytes, more than max_bytes, which is "
+                              "%llu", (spdl__llu)info->bytes, (spdl__llu)desc->max_bytes);
+    r->swap = t.foreign && (desc->convert & SPDL_NPZ_NATIVE_BYTES) != 0;
+    r->turn = info->fortran_order && (desc->convert & SPDL_NPZ_C_ORDER) != 0;
     if (r->swap && info->structured)
         return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
                               "structured, with fields in the other byte order, which "
@@ -24236,89 +24175,84 @@ SPDL__PRIVATE spdl_result spdl__npz_parse(spdl__npz_reader *r, spdl_npy_info *in
     if (r->swap) info->byte_order = spdl__npy_host_order();
     if (r->turn) info->fortran_order = false;
     r->turn = r->turn && info->ndim > 1;
-    return SPDL_OK;
+    return true;
 }
 
 /* Finds a member and reads its header, and no more. Of a deflated one in a file only some bytes are
    read; a header that is not whole then is tried again with more of them. */
-SPDL__PRIVATE spdl_result spdl__npz_start(spdl__npz_reader *r, size_t index, spdl_npy_info *info) {
+SPDL__PRIVATE bool spdl__npz_start(spdl__npz_reader *r, size_t index) {
     spdl_error *const error = r->where.error;
     spdl_error why;
     size_t bytes = SPDL__NPZ_WINDOW / 2;
-    spdl_result result = spdl__npz_locate(r, index);
-    if (result != SPDL_OK) return result;
-    if (r->stored) return spdl__npz_parse(r, info);
+    bool good;
+    if (!spdl__npz_locate(r, index)) return false;
+    if (r->stored) return spdl__npz_parse(r);
     r->where.error = &why;
     for (;; bytes *= 64) {
         if (r->npz->zip.data != NULL || bytes > r->member->csize) bytes = (size_t)r->member->csize;
-        result = spdl__npz_start_inflate(r, bytes);
-        if (result == SPDL_OK) result = spdl__npz_parse(r, info);
-        if (result != SPDL_E_FORMAT || bytes == r->member->csize) break;
+        good = spdl__npz_start_inflate(r, bytes) && spdl__npz_parse(r);
+        if (good || r->where.result != SPDL_E_FORMAT || bytes == r->member->csize) break;
     }
     r->where.error = error;
-    if (result != SPDL_OK && error != NULL) *error = why;
-    return result;
+    if (good) r->where.result = SPDL_OK;
+    else if (error != NULL) *error = why;
+    return good;
 }
 
 /* Compares a CRC with the directory's, and remembers what came of it. */
-SPDL__PRIVATE spdl_result spdl__npz_check_crc(const spdl__npz_reader *r, uint32_t crc) {
+SPDL__PRIVATE bool spdl__npz_check_crc(spdl__npz_reader *r, uint32_t crc) {
     const bool good = crc == r->member->crc;
     spdl__store_relaxed32(&r->member->state,
                           (uint32_t)(good ? SPDL_NPZ_CRC_GOOD : SPDL_NPZ_CRC_BAD));
-    if (good) return SPDL_OK;
-    return spdl__zip_fail(&r->where, SPDL_E_CHECKSUM, "CRC-32 is %08lx, the directory says %08lx",
-                          (unsigned long)crc, (unsigned long)r->member->crc);
+    return good || spdl__zip_fail(&r->where, SPDL_E_CHECKSUM,
+                                  "CRC-32 is %08lx, the directory says %08lx",
+                                  (unsigned long)crc, (unsigned long)r->member->crc);
 }
 
 /* Reads a stored member whose header is there: the data to memory, the rest only for its CRC. */
-SPDL__PRIVATE spdl_result spdl__npz_read_stored(spdl__npz_reader *r) {
+SPDL__PRIVATE bool spdl__npz_read_stored(spdl__npz_reader *r) {
     const uint64_t end = r->payload + r->member->usize;
     uint64_t at = r->payload + r->head_bytes;
-    const uint8_t *from = NULL;
+    const uint8_t *from;
     size_t piece;
-    uint32_t crc = 0;
-    spdl_result result;
-    if (!r->verify)
-        return r->want > 0 ? spdl__npz_copy_out(r, at, r->data, r->want) : SPDL_OK;
-    result = spdl__npz_need_tables(r);
-    if (result == SPDL_OK) crc = spdl__crc_add(&r->tables->crc, 0, r->head, r->head_bytes);
-    for (; result == SPDL_OK && at < end; at += piece) {
+    uint32_t crc;
+    if (!r->verify) return r->want == 0 || spdl__npz_copy_out(r, at, r->data, r->want);
+    if (!spdl__npz_need_tables(r)) return false;
+    crc = spdl__crc_add(&r->tables->crc, 0, r->head, r->head_bytes);
+    for (; at < end; at += piece) {
         piece = (size_t)spdl__min(r->want > 0 ? r->want : end - at, SPDL__NPZ_PIECE);
-        if (r->want > 0) {
-            result = spdl__npz_copy_out(r, at, r->data, piece);
+        if (r->want == 0) {
+            from = spdl__npz_fetch(r, at, piece);
+            if (from == NULL) return false;
+        } else {
+            if (!spdl__npz_copy_out(r, at, r->data, piece)) return false;
             from = r->data;
             r->data += piece;
             r->want -= piece;
-        } else {
-            result = spdl__npz_fetch(r, at, piece, &from);
         }
-        if (result == SPDL_OK) crc = spdl__crc_add(&r->tables->crc, crc, from, piece);
+        crc = spdl__crc_add(&r->tables->crc, crc, from, piece);
     }
-    return result == SPDL_OK ? spdl__npz_check_crc(r, crc) : result;
+    return spdl__npz_check_crc(r, crc);
 }
 
 /* The header is read: whether the array fits the memory it is to be read to, and where its bytes go
    first. max_bytes bounds what is inflated after an array, too. */
-SPDL__PRIVATE spdl_result spdl__npz_aim(spdl__npz_reader *r) {
-    const spdl_npy_info *info = r->info;
-    const uint64_t after = r->member->usize - r->head_bytes - info->bytes;
-    spdl_result result;
-    if (r->keep && info->bytes > r->to_bytes)
+SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
+    const spdl__llu bytes = r->info->bytes, after = r->member->usize - r->head_bytes - bytes;
+    const spdl__llu most = r->npz->desc.max_bytes, room = r->to_bytes;
+    if (r->keep && bytes > room)
         return spdl__zip_fail(&r->where, SPDL_E_INVALID,
-                              "the array has %llu bytes, the memory for it %llu",
-                              (spdl__llu)info->bytes, (spdl__llu)r->to_bytes);
-    if (r->keep && r->to == NULL && info->bytes > 0)
+                              "the array has %llu bytes, the memory for it %llu", bytes, room);
+    if (r->keep && r->to == NULL && bytes > 0)
         return spdl__zip_fail(&r->where, SPDL_E_INVALID, "the memory for it is NULL");
-    if (!r->stored && after > r->npz->desc.max_bytes)
+    if (!r->stored && after > most)
         return spdl__zip_fail(&r->where, SPDL_E_LIMIT,
-                              "%llu bytes follow the array, max_bytes is %llu", (spdl__llu)after,
-                              (spdl__llu)r->npz->desc.max_bytes);
+                              "%llu bytes follow the array, max_bytes is %llu", after, most);
     r->data = (uint8_t *)r->to;
-    r->want = r->keep ? (size_t)info->bytes : 0;
-    if (!r->turn || r->want == 0) return SPDL_OK;
-    result = spdl__zip_alloc(&r->where, &r->held, r->want, "changing its order");
-    r->data = r->held;
-    return result;
+    r->want = r->keep ? (size_t)bytes : 0;
+    if (!r->turn || r->want == 0) return true;
+    r->data = r->held = (uint8_t *)spdl__zip_alloc(&r->where, bytes, "changing its order");
+    return r->held != NULL;
 }
 
 /* The array is there: its bytes get the order that is wanted. */
@@ -24330,64 +24264,60 @@ SPDL__PRIVATE void spdl__npz_convert(const spdl__npz_reader *r) {
 
 #ifdef SPDL_INFLATE
 /* Has all of the member made by the other decoder; what that refuses is left to the one here. */
-SPDL__PRIVATE spdl_result spdl__npz_inflate_all(spdl__npz_reader *r) {
-    const uint64_t usize = r->member->usize;
-    uint8_t *all;
-    spdl_result result = spdl__zip_alloc(&r->where, &all, usize, "inflating it");
-    if (result != SPDL_OK) return result;
-    if (!SPDL_INFLATE(all, (size_t)usize, r->inflate.in_begin, (size_t)r->member->csize)) {
-        spdl__free(&r->npz->zip.allocator, all, (size_t)usize);
-        return SPDL_OK;
+SPDL__PRIVATE bool spdl__npz_inflate_all(spdl__npz_reader *r) {
+    const size_t usize = (size_t)r->member->usize;
+    uint8_t *all = (uint8_t *)spdl__zip_alloc(&r->where, r->member->usize, "inflating it");
+    if (all == NULL) return false;
+    if (!SPDL_INFLATE(all, usize, r->inflate.in_begin, (size_t)r->member->csize)) {
+        spdl__free(&r->npz->zip.allocator, all, usize);
+        return true;
     }
     spdl__free(&r->npz->zip.allocator, r->large, r->large_bytes);
     r->large = all;
-    r->large_bytes = (size_t)usize;
+    r->large_bytes = usize;
     r->head = r->inflate.base = all;
     r->inflate.out = all + usize;
     r->inflate.mode = SPDL__INFLATE_DONE;
-    return SPDL_OK;
+    return true;
 }
 #endif
 
 /* The first run is over: reads the header, copies the data that were made with it, and directs the
    decoder to the caller's memory for the others. */
-SPDL__PRIVATE spdl_result spdl__npz_open_data(spdl__npz_reader *r) {
+SPDL__PRIVATE bool spdl__npz_open_data(spdl__npz_reader *r) {
+    spdl__inflate *s = &r->inflate;
     size_t have;
-    spdl_result result = spdl__npz_parse(r, r->info);
-    if (result == SPDL_OK) result = spdl__npz_aim(r);
+    if (!spdl__npz_parse(r) || !spdl__npz_aim(r)) return false;
 #ifdef SPDL_INFLATE
-    if (result == SPDL_OK) result = spdl__npz_inflate_all(r);
+    if (!spdl__npz_inflate_all(r)) return false;
 #endif
-    if (result != SPDL_OK) return result;
-    r->begun = true;
-    have = (size_t)(r->inflate.out - r->inflate.base);
+    have = (size_t)(s->out - s->base);
     if (r->verify) r->crc = spdl__crc_add(&r->tables->crc, 0, r->head, have);
     r->left = r->member->usize - have;
     have = (size_t)spdl__min(have - r->head_bytes, r->want);
     if (have > 0) memcpy(r->data, r->head + r->head_bytes, have);
     r->want -= have;
-    r->piece = r->inflate.out;
-    if (r->want == 0) return SPDL_OK;
-    r->inflate.before = r->head;
-    r->inflate.before_bytes = r->head_bytes;
-    r->inflate.base = r->data;
-    r->inflate.out = r->piece = r->data + have;
-    r->inflate.slack = false;
-    return SPDL_OK;
+    r->piece = s->out;
+    if (r->want == 0) return true;
+    s->before = r->head;
+    s->before_bytes = r->head_bytes;
+    s->base = r->data;
+    s->out = r->piece = r->data + have;
+    s->slack = false;
+    return true;
 }
 
 /* Directs the decoder to the window for what follows the array, of which only the CRC and the end
    are wanted. In front of it lies what a match may reach back to. */
-SPDL__PRIVATE spdl_result spdl__npz_next_trailer(spdl__npz_reader *r) {
+SPDL__PRIVATE bool spdl__npz_next_trailer(spdl__npz_reader *r) {
     const size_t window = SPDL__INFLATE_WINDOW;
     spdl__inflate *s = &r->inflate;
     const size_t here = (size_t)spdl__min((uint64_t)(s->out - s->base), window);
     const size_t earlier = (size_t)spdl__min(s->before_bytes, window - here);
     uint8_t *to;
-    spdl_result result = SPDL_OK;
     if (r->trailer == NULL)
-        result = spdl__zip_alloc(&r->where, &r->trailer, 2 * window, "what follows the array");
-    if (result != SPDL_OK) return result;
+        r->trailer = (uint8_t *)spdl__zip_alloc(&r->where, 2 * window, "what follows the array");
+    if (r->trailer == NULL) return false;
     to = r->trailer + window - here;
     memmove(to, s->out - here, here);
     if (earlier > 0) memcpy(to - earlier, s->before + s->before_bytes - earlier, earlier);
@@ -24395,21 +24325,18 @@ SPDL__PRIVATE spdl_result spdl__npz_next_trailer(spdl__npz_reader *r) {
     s->base = to - earlier;
     s->out = r->trailer + window;
     s->slack = false;
-    return SPDL_OK;
+    return true;
 }
 
-/* After a run of the decoder. PENDING: it is to run again, to its limit; otherwise the member is
-   over, with this result. */
-SPDL__PRIVATE spdl_result spdl__npz_ran(spdl__npz_reader *r, spdl__inflate_mode ended) {
+/* After a run of the decoder. True: it is to run again, to its limit; or the member is over. */
+SPDL__PRIVATE bool spdl__npz_ran(spdl__npz_reader *r, spdl__inflate_mode ended) {
     spdl__inflate *s = &r->inflate;
-    size_t bytes;
     const bool bad = ended == SPDL__INFLATE_FAILED || s->out != s->limit;
-    spdl_result result = SPDL_OK;
-    if (!r->begun) {
-        if (bad) /* what the header says comes first, and it may have run on after its input */
-            result = spdl__npz_start_inflate(r, (size_t)r->member->csize);
-        if (result == SPDL_OK) result = spdl__npz_open_data(r);
-        if (result != SPDL_OK) return result;
+    size_t bytes;
+    if (r->piece == NULL) {
+        /* what the header says comes first, and it may have run on after its input */
+        if (bad && !spdl__npz_start_inflate(r, (size_t)r->member->csize)) return false;
+        if (!spdl__npz_open_data(r)) return false;
     } else if (bad) {
         return spdl__npz_inflate_error(r, ended);
     } else {
@@ -24421,62 +24348,43 @@ SPDL__PRIVATE spdl_result spdl__npz_ran(spdl__npz_reader *r, spdl__inflate_mode 
         bytes = (size_t)spdl__min(r->want, SPDL__NPZ_PIECE);
         r->want -= bytes;
         if (bytes == 0) {
-            result = spdl__npz_next_trailer(r);
+            if (!spdl__npz_next_trailer(r)) return false;
             bytes = (size_t)spdl__min(r->left, SPDL__INFLATE_WINDOW);
         }
         r->piece = s->out;
         s->limit = s->out + bytes;
-        return result == SPDL_OK ? SPDL_PENDING : result;
+        return true;
     }
     ended = spdl__inflate_run(s, s->out); /* the stream ends where its last byte of output was */
     if (ended != SPDL__INFLATE_DONE) return spdl__npz_inflate_error(r, ended);
-    if (r->verify) result = spdl__npz_check_crc(r, r->crc);
-    if (result == SPDL_OK) spdl__npz_convert(r);
-    return result;
+    if (!r->verify || spdl__npz_check_crc(r, r->crc)) spdl__npz_convert(r);
+    return false;
 }
 
-/* Begins to read a member to memory. PENDING: the decoder is to run to its limit, and then
-   spdl__npz_ran says how it goes on; otherwise the member is over, with this result. */
-SPDL__PRIVATE spdl_result spdl__npz_begin(spdl__npz_reader *r, size_t index, spdl_npy_info *info,
-                                          void *to, size_t to_bytes) {
-    spdl_result result = spdl__npz_locate(r, index);
-    if (result != SPDL_OK) return result;
-    r->info = info;
+/* Begins to read a member to memory. True: the decoder is to run to its limit, and then
+   spdl__npz_ran says how it goes on; or the member is over, with where.result. */
+SPDL__PRIVATE bool spdl__npz_begin(spdl__npz_reader *r, size_t index, void *to, size_t to_bytes) {
+    if (!spdl__npz_locate(r, index)) return false;
     r->to = to;
     r->to_bytes = to_bytes;
-    r->begun = false;
+    r->piece = NULL;
     r->verify = !r->keep ? !r->npz->is_npy : r->npz->desc.verify != SPDL_NPZ_VERIFY_NONE;
-    if (!r->stored) {
-        result = spdl__npz_start_inflate(r, (size_t)r->member->csize);
-        if (result != SPDL_OK) return result;
-#ifndef SPDL_INFLATE
-        r->inflate.limit = r->small + spdl__min(r->member->usize, SPDL__NPZ_HEAD);
-#endif
-        return SPDL_PENDING;
+    if (r->stored) {
+        if (spdl__npz_parse(r) && spdl__npz_aim(r) && spdl__npz_read_stored(r))
+            spdl__npz_convert(r);
+        return false;
     }
-    result = spdl__npz_parse(r, info);
-    if (result == SPDL_OK) result = spdl__npz_aim(r);
-    if (result == SPDL_OK) result = spdl__npz_read_stored(r);
-    if (result == SPDL_OK) spdl__npz_convert(r);
-    return result;
+    if (!spdl__npz_start_inflate(r, (size_t)r->member->csize)) return false;
+#ifndef SPDL_INFLATE
+    r->inflate.limit = r->small + spdl__min(r->member->usize, SPDL__NPZ_HEAD);
+#endif
+    return true;
 }
 
-SPDL__PRIVATE spdl_result spdl__npz_finish(spdl__npz_reader *r, spdl_result result) {
-    while (result == SPDL_PENDING)
-        result = spdl__npz_ran(r, spdl__inflate_run(&r->inflate, r->inflate.limit));
-    return result;
-}
-
-/* The whole file as one mapping, made by the first call that needs it. */
-SPDL__PRIVATE const uint8_t *spdl__npz_map(spdl_npz *npz) {
-    uint64_t mapping = spdl__load(&npz->mapping), none = 0;
-    const uint8_t *made;
-    if (mapping != 0) return (const uint8_t *)(uintptr_t)mapping;
-    made = spdl__os_file_map(npz->zip.file, npz->zip.size);
-    if (made == NULL) return NULL;
-    if (spdl__cas(&npz->mapping, &none, (uint64_t)(uintptr_t)made)) return made;
-    spdl__os_file_unmap(made, npz->zip.size); /* another thread was faster */
-    return (const uint8_t *)(uintptr_t)none;
+/* Reads a member to its end if there is more; then there is not. */
+SPDL__PRIVATE bool spdl__npz_finish(spdl__npz_reader *r, bool more) {
+    while (more) more = spdl__npz_ran(r, spdl__inflate_run(&r->inflate, r->inflate.limit));
+    return more;
 }
 
 /* Makes a .npy file look like an archive of one stored member; all else of that is zero. */
@@ -24523,50 +24431,43 @@ SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, bool there, const char 
     return SPDL_OK;
 }
 
-/* Gets the bytes of a small file, or the first of a large one, which say what it is, and reads the
-   directory. `reason` says why there is no file. */
-SPDL__PRIVATE spdl_result spdl__npz_read_start(spdl_npz *npz, const char *reason) {
+/* Gets a small file whole, or the bytes that say what a large one is, and reads the directory. */
+SPDL__PRIVATE bool spdl__npz_read_start(spdl_npz *npz, spdl__zip_where *where) {
     spdl__zip *zip = &npz->zip;
-    const spdl__zip_where where = { zip, NULL, npz->desc.error };
-    const size_t first = (size_t)spdl__min(zip->size, 6);
+    const size_t size = (size_t)zip->size, first = (size_t)spdl__min(zip->size, 6);
     uint8_t magic[6] = { 0 };
-    size_t have;
-    spdl_result result = SPDL_OK;
-    if (reason != NULL) return spdl__zip_fail(&where, SPDL_E_IO, "%s", reason);
-    if (zip->size == 0) return spdl__zip_fail(&where, SPDL_E_FORMAT, "empty, 0 bytes");
+    if (zip->size == 0) return spdl__zip_fail(where, SPDL_E_FORMAT, "empty, 0 bytes");
     if (zip->data == NULL && zip->size <= SPDL__NPZ_SMALL_FILE) {
-        result = spdl__zip_alloc(&where, &npz->small, zip->size, "the file");
-        if (result == SPDL_OK)
-            result = spdl__zip_read(&where, npz->small, (size_t)zip->size, 0, &have);
+        npz->small = (uint8_t *)spdl__zip_alloc(where, size, "the file");
+        if (npz->small == NULL || spdl__zip_read(where, npz->small, size, size, 0) < size)
+            return false;
         (void)spdl__os_file_close(zip->file);
         zip->file = SPDL__NO_FILE;
         zip->data = npz->small;
-    } else if (zip->data == NULL) {
-        result = spdl__zip_read(&where, magic, first, 0, &have);
     }
-    if (result != SPDL_OK) return result;
     if (zip->data != NULL) memcpy(magic, zip->data, first);
+    else if (spdl__zip_read(where, magic, first, first, 0) < first) return false;
     if (memcmp(magic, "\x93NUMPY", 6) != 0)
-        return spdl__zip_open(zip, npz->desc.max_members, npz->desc.error);
+        return spdl__zip_open(zip, npz->desc.max_members, where);
     spdl__npz_open_npy(npz);
-    return SPDL_OK;
+    return true;
 }
 
-/* Ends an open: with the archive, or with what is wrong. */
+/* Ends an open: with the archive, or with what is wrong. `reason` says why there is no file. */
 SPDL__PRIVATE spdl_result spdl__npz_opened(spdl_npz **npz, const char *reason) {
-    spdl_result result = spdl__npz_read_start(*npz, reason);
-    if (result == SPDL_OK) return SPDL_OK;
+    spdl__zip_where where = { &(*npz)->zip, NULL, (*npz)->desc.error, SPDL_OK };
+    if (reason != NULL) spdl__zip_fail(&where, SPDL_E_IO, "%s", reason);
+    else if (spdl__npz_read_start(*npz, &where)) return SPDL_OK;
     spdl_npz_close(*npz);
     *npz = NULL;
-    return result;
+    return where.result;
 }
 
 SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
                                         const spdl_npz_desc *desc) {
     spdl_result result = spdl__npz_make(npz, path != NULL, path, "spdl_npz_open_file", desc);
-    spdl__zip *zip;
-    if (result != SPDL_OK) return result;
-    zip = &(*npz)->zip;
+    spdl__zip *zip = result == SPDL_OK ? &(*npz)->zip : NULL;
+    if (zip == NULL) return result;
     return spdl__npz_opened(npz, spdl__os_file_open(&zip->file, path, SPDL__OS_READ, &zip->size));
 }
 
@@ -24635,25 +24536,21 @@ SPDL_API spdl_result spdl_npz_stat(const spdl_npz *npz, size_t index, spdl_npz_m
 SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
                                    spdl_error *error) {
     spdl__npz_reader r;
-    spdl_result result;
     if (info == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: info is NULL");
     spdl__npz_init_reader(&r, npz, error);
-    result = spdl__npz_start(&r, index, info);
-    spdl__npz_fini_reader(&r);
-    return result;
+    r.info = info;
+    (void)spdl__npz_start(&r, index);
+    return spdl__npz_fini_reader(&r);
 }
 
 /* Reads a member to its end: to memory, or to verify it alone. */
 SPDL__PRIVATE spdl_result spdl__npz_read(const spdl_npz *npz, size_t index, bool keep, void *data,
                                          size_t bytes, spdl_error *error) {
     spdl__npz_reader r;
-    spdl_npy_info info;
-    spdl_result result;
     spdl__npz_init_reader(&r, npz, error);
     r.keep = keep;
-    result = spdl__npz_finish(&r, spdl__npz_begin(&r, index, &info, data, bytes));
-    spdl__npz_fini_reader(&r);
-    return result;
+    (void)spdl__npz_finish(&r, spdl__npz_begin(&r, index, data, bytes));
+    return spdl__npz_fini_reader(&r);
 }
 
 SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data, size_t bytes,
@@ -24665,49 +24562,38 @@ SPDL_API spdl_result spdl_npz_check(const spdl_npz *npz, size_t index, spdl_erro
     return spdl__npz_read(npz, index, false, NULL, 0, error);
 }
 
-SPDL__PRIVATE spdl_result spdl__npz_copy_rows(spdl__npz_reader *r, const spdl_npy_info *info,
-                                              uint64_t first, uint64_t count, uint8_t *data,
-                                              size_t bytes) {
-    const uint64_t rows = info->ndim > 0 ? info->shape[0] : 0;
-    const uint64_t row = rows > 0 ? info->bytes / rows : 0;
-    spdl_result result;
-    if (!r->stored)
-        return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED, "deflated: it has no rows to pick");
-    if ((info->fortran_order || r->turn) && info->ndim > 1)
-        return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
-                              "in Fortran order: its rows are not together");
-    if (info->ndim == 0 || first > rows || count > rows - first)
-        return spdl__zip_fail(&r->where, SPDL_E_INVALID, "no %llu rows from row %llu; it has %llu",
-                              (spdl__llu)count, (spdl__llu)first, (spdl__llu)rows);
-    if (row * count == 0) return SPDL_OK;
-    if (data == NULL || row * count > bytes)
-        return spdl__zip_fail(&r->where, SPDL_E_INVALID,
-                              "the rows have %llu bytes, the memory for them %llu",
-                              (spdl__llu)(row * count), (spdl__llu)(data != NULL ? bytes : 0));
-    result = spdl__npz_copy_out(r, r->payload + r->head_bytes + first * row, data,
-                                (size_t)(row * count));
-    if (result == SPDL_OK && r->swap) spdl__npy_swap(data, row * count, info);
-    return result;
-}
-
 SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint64_t first,
                                         uint64_t count, void *data, size_t bytes,
                                         spdl_error *error) {
+    spdl__llu rows, row, wanted;
     spdl__npz_reader r;
-    spdl_npy_info info;
-    spdl_result result;
     spdl__npz_init_reader(&r, npz, error);
-    result = spdl__npz_start(&r, index, &info);
-    if (result == SPDL_OK)
-        result = spdl__npz_copy_rows(&r, &info, first, count, (uint8_t *)data, bytes);
-    spdl__npz_fini_reader(&r);
-    return result;
+    if (!spdl__npz_start(&r, index)) return spdl__npz_fini_reader(&r);
+    rows = r.own.ndim > 0 ? r.own.shape[0] : 0;
+    row = rows > 0 ? r.own.bytes / rows : 0;
+    wanted = row * count;
+    if (!r.stored)
+        spdl__zip_fail(&r.where, SPDL_E_UNSUPPORTED, "deflated: it has no rows to pick");
+    else if ((r.own.fortran_order || r.turn) && r.own.ndim > 1)
+        spdl__zip_fail(&r.where, SPDL_E_UNSUPPORTED, "in Fortran order: its rows are not together");
+    else if (r.own.ndim == 0 || first > rows || count > rows - first)
+        spdl__zip_fail(&r.where, SPDL_E_INVALID, "no %llu rows from row %llu; it has %llu",
+                       (spdl__llu)count, (spdl__llu)first, rows);
+    else if (wanted > 0 && (data == NULL || wanted > bytes))
+        spdl__zip_fail(&r.where, SPDL_E_INVALID,
+                       "the rows have %llu bytes, the memory for them %llu", wanted,
+                       (spdl__llu)(data != NULL ? bytes : 0));
+    else if (wanted > 0 && spdl__npz_copy_out(&r, r.payload + r.head_bytes + first * row,
+                                              data, (size_t)wanted) && r.swap)
+        spdl__npy_swap((uint8_t *)data, wanted, r.info);
+    return spdl__npz_fini_reader(&r);
 }
 
-SPDL__PRIVATE spdl_result spdl__npz_find_data(spdl__npz_reader *r, const uint8_t **data) {
+/* Where the data of a member lie: of a large file in its mapping, which the first call makes. */
+SPDL__PRIVATE bool spdl__npz_find_data(spdl__npz_reader *r, const uint8_t **data) {
     spdl_npz *npz = r->npz;
+    uint64_t mapping = spdl__load(&npz->mapping);
     const uint8_t *base = npz->zip.data;
-    spdl_result result;
     if (!r->stored)
         return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
                               "deflated: it has no bytes to look at; read it");
@@ -24715,38 +24601,41 @@ SPDL__PRIVATE spdl_result spdl__npz_find_data(spdl__npz_reader *r, const uint8_t
         return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
                               "not in the order that convert asks for; read it");
     r->verify = npz->desc.verify == SPDL_NPZ_VERIFY_ALL;
-    result = spdl__npz_read_stored(r);
-    if (result != SPDL_OK) return result;
-    if (base == NULL) base = spdl__npz_map(npz);
-    if (base == NULL) return spdl__zip_fail(&r->where, SPDL_E_IO, "the file cannot be mapped");
+    if (!spdl__npz_read_stored(r)) return false;
+    if (base == NULL && mapping == 0) {
+        base = spdl__os_file_map(npz->zip.file, npz->zip.size);
+        if (base == NULL)
+            return spdl__zip_fail(&r->where, SPDL_E_IO, "the file cannot be mapped");
+        if (!spdl__cas(&npz->mapping, &mapping, (uint64_t)(uintptr_t)base)) {
+            spdl__os_file_unmap(base, npz->zip.size); /* another thread was faster */
+            base = NULL;
+        }
+    }
+    if (base == NULL) base = (const uint8_t *)(uintptr_t)mapping;
     *data = base + r->payload + r->head_bytes;
-    return SPDL_OK;
+    return true;
 }
 
 SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
                                    bool *aligned, spdl_error *error) {
     const uint8_t *found = NULL;
     spdl__npz_reader r;
-    spdl_npy_info info;
-    spdl_result result;
     if (data == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: data is NULL");
     spdl__npz_init_reader(&r, npz, error);
-    result = spdl__npz_start(&r, index, &info);
-    if (result == SPDL_OK) result = spdl__npz_find_data(&r, &found);
-    spdl__npz_fini_reader(&r);
-    if (result != SPDL_OK) return result;
-    *data = found;
-    if (aligned != NULL) *aligned = ((uintptr_t)found & 63) == 0;
-    return SPDL_OK;
+    if (spdl__npz_start(&r, index) && spdl__npz_find_data(&r, &found)) {
+        *data = found;
+        if (aligned != NULL) *aligned = ((uintptr_t)found & 63) == 0;
+    }
+    return spdl__npz_fini_reader(&r);
 }
 
 SPDL_API spdl_result spdl_npy_parse(const void *data, size_t bytes, spdl_npy_info *info,
                                     spdl_error *error) {
     spdl__npz_reader r; /* only what a stored member in memory needs */
     spdl_npz npz;
-    memset(&npz, 0, sizeof(npz));
     if (data == NULL || info == NULL)
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npy_parse: an argument is NULL");
+    memset(&npz, 0, sizeof(npz));
     npz.zip.data = (const uint8_t *)data;
     npz.zip.size = bytes;
     memcpy(npz.zip.label, "memory", 7);
@@ -24754,16 +24643,17 @@ SPDL_API spdl_result spdl_npy_parse(const void *data, size_t bytes, spdl_npy_inf
     npz.desc.max_bytes = UINT64_MAX;
     spdl__npz_open_npy(&npz);
     spdl__npz_init_reader(&r, &npz, error);
-    return spdl__npz_start(&r, 0, info);
+    r.info = info;
+    (void)spdl__npz_start(&r, 0);
+    return r.where.result;
 }
 
 /* ============================================================================================= */
 /* >>many-impl
    Many arrays at once, and whole files. The requests are handed out in groups, by one counter; the
-   caller takes its share, so that it works without a pool, and on a worker of the pool itself. Each
-   thread reads two members side by side. What the threads share is freed by the last of them, since
-   a job may get its turn only when all is done: then it finds nothing to take, and must not look at
-   requests or archive, which may be gone. */
+   caller takes its share, so that it works without a pool, and on a worker of the pool itself. What
+   the threads share is freed by the last of them: a job that gets its turn when all is done finds
+   nothing to take, and must not look at requests or archive, which may be gone. */
 
 #define SPDL__MANY_AHEAD 262144 /* bytes that are read from a file at once */
 #define SPDL__MANY_GROUPS 16    /* for each thread */
@@ -24787,21 +24677,10 @@ typedef struct spdl__npz_many {
     spdl_error error;
 } spdl__npz_many;
 
-/* Keeps the failure of the first of all requests. */
-SPDL__PRIVATE void spdl__many_fail(spdl__npz_many *many, size_t which, const spdl_error *error) {
-    spdl__spin_lock(&many->locked);
-    if (which < many->failed) {
-        many->failed = which;
-        many->error = *error;
-    }
-    spdl__spin_unlock(&many->locked);
-}
-
 /* One of the members that a thread reads side by side. */
 typedef struct spdl__many_lane {
     bool busy;
     size_t which; /* request */
-    spdl_npy_info info;
     spdl_error error;
     spdl__npz_reader r;
 } spdl__many_lane;
@@ -24823,65 +24702,65 @@ SPDL__PRIVATE bool spdl__many_take(spdl__many_share *share) {
     return true;
 }
 
-/* A lane goes on with PENDING; any other result is that of its request. */
-SPDL__PRIVATE void spdl__many_result(spdl__many_share *share, spdl__many_lane *lane,
-                                     spdl_result result) {
-    lane->busy = result == SPDL_PENDING;
-    if (lane->busy) return;
+/* A lane that does not go on has its result; the failure of the first of all requests is kept. */
+SPDL__PRIVATE void spdl__many_went(spdl__many_share *share, spdl__many_lane *lane, bool more) {
+    spdl__npz_many *many = share->many;
+    lane->busy = more;
+    if (more) return;
     share->done++;
-    share->many->requests[lane->which].result = result;
-    if (result != SPDL_OK) spdl__many_fail(share->many, lane->which, &lane->error);
+    many->requests[lane->which].result = lane->r.where.result;
+    if (lane->r.where.result == SPDL_OK) return;
+    spdl__spin_lock(&many->locked);
+    if (lane->which < many->failed) {
+        many->failed = lane->which;
+        many->error = lane->error;
+    }
+    spdl__spin_unlock(&many->locked);
 }
 
 /* Begins with the next request. Streams with long matches are copies more than decoding, and a
    second one only takes the registers away: they are read alone. */
 SPDL__PRIVATE void spdl__many_begin(spdl__many_share *share, spdl__many_lane *lane) {
     const spdl_npz_request *request = &share->many->requests[share->first];
-    spdl_result result;
+    spdl__npz_reader *r = &lane->r;
+    bool more = spdl__npz_begin(r, request->index, request->data, request->bytes);
     lane->which = share->first++;
-    result = spdl__npz_begin(&lane->r, request->index, &lane->info, request->data, request->bytes);
-    if (result == SPDL_PENDING && lane->r.member->csize <= lane->r.member->usize / 10)
-        result = spdl__npz_finish(&lane->r, result);
-    spdl__many_result(share, lane, result);
+    if (more && r->member->csize <= r->member->usize / 10) more = spdl__npz_finish(r, more);
+    spdl__many_went(share, lane, more);
 }
 
 /* Keeps the lanes busy until nothing is left to take. */
-SPDL__PRIVATE void spdl__many_run(spdl__many_share *share) {
+SPDL__PRIVATE void spdl__many_work(spdl__npz_many *many) {
     spdl__inflate *states[SPDL__INFLATE_LANES];
     spdl__many_lane *lanes[SPDL__INFLATE_LANES], *lane;
     spdl__inflate_mode ended = SPDL__INFLATE_FULL;
-    unsigned busy, i;
-    for (;;) {
-        for (busy = i = 0; i < SPDL__INFLATE_LANES; i++) {
-            lane = &share->lane[i];
-            while (!lane->busy && (share->first < share->end || spdl__many_take(share)))
-                spdl__many_begin(share, lane);
-            if (!lane->busy) continue;
-            lanes[busy] = lane;
-            states[busy++] = &lane->r.inflate;
-        }
-        if (busy == 0) return;
-        i = spdl__inflate_run_lanes(states, busy, &ended);
-        spdl__many_result(share, lanes[i], spdl__npz_ran(&lanes[i]->r, ended));
-    }
-}
-
-SPDL__PRIVATE void spdl__many_work(spdl__npz_many *many) {
     spdl__many_share share;
-    unsigned i;
+    unsigned busy, i;
     share.many = many;
     share.done = 0;
     if (!spdl__many_take(&share)) return;
     for (i = 0; i < SPDL__INFLATE_LANES; i++) {
-        spdl__npz_init_reader(&share.lane[i].r, many->npz, &share.lane[i].error);
-        share.lane[i].r.ahead = SPDL__MANY_AHEAD;
-        share.lane[i].r.keep = true;
-        share.lane[i].busy = false;
+        lane = &share.lane[i];
+        spdl__npz_init_reader(&lane->r, many->npz, &lane->error);
+        lane->r.ahead = SPDL__MANY_AHEAD;
+        lane->r.keep = true;
+        lane->busy = false;
     }
-    spdl__many_run(&share);
-    for (i = 0; i < SPDL__INFLATE_LANES; i++) spdl__npz_fini_reader(&share.lane[i].r);
-    /* Releases what was read to the caller, which may return when it sees 0. This thread is a user
-       of `many` still. */
+    for (;;) {
+        for (busy = i = 0; i < SPDL__INFLATE_LANES; i++) {
+            lane = &share.lane[i];
+            while (!lane->busy && (share.first < share.end || spdl__many_take(&share)))
+                spdl__many_begin(&share, lane);
+            if (!lane->busy) continue;
+            lanes[busy] = lane;
+            states[busy++] = &lane->r.inflate;
+        }
+        if (busy == 0) break;
+        i = spdl__inflate_run_lanes(states, busy, &ended);
+        spdl__many_went(&share, lanes[i], spdl__npz_ran(&lanes[i]->r, ended));
+    }
+    for (i = 0; i < SPDL__INFLATE_LANES; i++) (void)spdl__npz_fini_reader(&share.lane[i].r);
+    /* Releases what was read to the caller, which may return at 0; `many` is still there. */
     if (spdl__sub(&many->left, share.done) == share.done && spdl__load(&many->users) > 1)
         spdl__os_event_wake(&many->done, 1);
 }
@@ -24914,18 +24793,11 @@ SPDL__PRIVATE void spdl__many_ask(spdl__npz_many *many, spdl_pool *pool) {
     }
 }
 
-SPDL__PRIVATE void spdl__many_wait(spdl__npz_many *many) {
-    for (;;) {
-        const uint32_t word = spdl__load32(&many->done.word);
-        if (spdl__load(&many->left) == 0) return;
-        (void)spdl__os_event_sleep(&many->done, word, SPDL__NEVER);
-    }
-}
-
 SPDL_API spdl_result spdl_npz_read_many(const spdl_npz *npz, spdl_npz_request *requests,
                                         size_t count, spdl_pool *pool, spdl_error *error) {
     spdl__npz_many *many;
     spdl_result result = SPDL_OK;
+    uint32_t word;
     if (npz == NULL || (requests == NULL && count > 0))
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_read_many: an argument is NULL");
     if (count == 0) return SPDL_OK;
@@ -24943,7 +24815,11 @@ SPDL_API spdl_result spdl_npz_read_many(const spdl_npz *npz, spdl_npz_request *r
     many->users = 1;
     if (pool != NULL && count > 1) spdl__many_ask(many, pool);
     spdl__many_work(many);
-    spdl__many_wait(many);
+    for (;;) { /* until the helpers have read theirs */
+        word = spdl__load32(&many->done.word);
+        if (spdl__load(&many->left) == 0) break;
+        (void)spdl__os_event_sleep(&many->done, word, SPDL__NEVER);
+    }
     if (many->failed < count) { /* no thread writes it any more: all is over */
         result = many->error.result;
         if (error != NULL) *error = many->error;
@@ -24954,95 +24830,86 @@ SPDL_API spdl_result spdl_npz_read_many(const spdl_npz *npz, spdl_npz_request *r
 
 /* Reads all headers; *bytes, first those of the bundle, becomes what the whole will take: the
    arrays, their names, and the data, each at a multiple of 64. */
-SPDL__PRIVATE spdl_result spdl__bundle_heads(const spdl_npz *npz, spdl_npz_array *arrays,
-                                             uint64_t *bytes, spdl_error *error) {
+SPDL__PRIVATE bool spdl__bundle_heads(const spdl_npz *npz, spdl_npz_array *arrays,
+                                      uint64_t *bytes, spdl__zip_where *where) {
     uint64_t data = 0, one;
     size_t i;
     spdl__npz_reader r; /* one for all: its window holds several small members */
-    spdl_result result = SPDL_OK;
     for (i = 0; i < npz->zip.count; i++) *bytes += strlen(npz->zip.members[i].name) + 1;
     *bytes = (*bytes + 63) & ~(uint64_t)63;
-    spdl__npz_init_reader(&r, npz, error);
-    for (i = 0; result == SPDL_OK && i < npz->zip.count; i++) {
-        result = spdl__npz_start(&r, i, &arrays[i].info);
-        if (result != SPDL_OK) break;
+    spdl__npz_init_reader(&r, npz, where->error);
+    for (i = 0; i < npz->zip.count; i++) {
+        r.info = &arrays[i].info;
+        if (!spdl__npz_start(&r, i)) break;
         one = arrays[i].info.bytes;
-        r.where.member = NULL;
-        if (one > npz->desc.max_bytes - data || one > SIZE_MAX / 2 - *bytes)
-            result = spdl__zip_fail(&r.where, SPDL_E_LIMIT,
-                                    "its arrays are larger than max_bytes, which is %llu",
-                                    (spdl__llu)npz->desc.max_bytes);
+        if (one > npz->desc.max_bytes - data || one > SIZE_MAX / 2 - *bytes) break;
         data += one;
         *bytes += (one + 63) & ~(uint64_t)63;
     }
-    spdl__npz_fini_reader(&r);
-    return result;
+    where->result = spdl__npz_fini_reader(&r);
+    if (where->result != SPDL_OK) return false;
+    return i == npz->zip.count ||
+           spdl__zip_fail(where, SPDL_E_LIMIT,
+                          "its arrays are larger than max_bytes, which is %llu",
+                          (spdl__llu)npz->desc.max_bytes);
 }
 
 SPDL__PRIVATE void spdl__bundle_place(const spdl_npz *npz, spdl_npz_bundle *bundle,
                                       spdl_npz_request *requests) {
     char *at = (char *)(bundle->arrays + bundle->count);
     size_t i, bytes;
-    for (i = 0; i < bundle->count; i++) {
+    for (i = 0; i < bundle->count; i++, at += bytes) {
         bytes = strlen(npz->zip.members[i].name) + 1;
         memcpy(at, npz->zip.members[i].name, bytes);
         bundle->arrays[i].name = at;
-        at += bytes;
     }
     at = (char *)bundle + (((size_t)(at - (char *)bundle) + 63) & ~(size_t)63);
-    for (i = 0; i < bundle->count; i++) {
+    for (i = 0; i < bundle->count; i++, at += (bytes + 63) & ~(size_t)63) {
+        bytes = (size_t)bundle->arrays[i].info.bytes;
         requests[i].index = i;
         requests[i].data = bundle->arrays[i].data = at;
-        requests[i].bytes = (size_t)bundle->arrays[i].info.bytes;
-        at += (requests[i].bytes + 63) & ~(size_t)63;
+        requests[i].bytes = bytes;
     }
-}
-
-/* Makes *bundle, which on failure may be there as well, from what the headers say: they and the
-   requests lie in `heads` until then. */
-SPDL__PRIVATE spdl_result spdl__bundle_fill(const spdl_npz *npz, spdl_npz_bundle **bundle,
-                                            spdl_error *error) {
-    const spdl__zip_where where = { &npz->zip, NULL, error };
-    const size_t count = npz->zip.count, each = sizeof(spdl_npz_array) + sizeof(spdl_npz_request);
-    uint64_t bytes = sizeof(**bundle) + (uint64_t)count * sizeof(spdl_npz_array);
-    uint8_t *heads, *whole;
-    spdl_npz_request *requests;
-    spdl_result result =
-        spdl__zip_alloc(&where, &heads, (uint64_t)(count + 1) * each, "its headers");
-    if (result != SPDL_OK) return result;
-    requests = (spdl_npz_request *)(void *)(heads + count * sizeof(spdl_npz_array));
-    result = spdl__bundle_heads(npz, (spdl_npz_array *)(void *)heads, &bytes, error);
-    if (result == SPDL_OK) result = spdl__zip_alloc(&where, &whole, bytes, "its arrays");
-    if (result == SPDL_OK) {
-        *bundle = (spdl_npz_bundle *)(void *)whole;
-        (*bundle)->arrays = (spdl_npz_array *)(void *)(*bundle + 1);
-        (*bundle)->count = count;
-        (*bundle)->bytes = (size_t)bytes;
-        (*bundle)->allocator = npz->zip.allocator;
-        memcpy((*bundle)->arrays, heads, count * sizeof(spdl_npz_array));
-        spdl__bundle_place(npz, *bundle, requests);
-        result = spdl_npz_read_many(npz, requests, count, NULL, error);
-    }
-    spdl__free(&npz->zip.allocator, heads, (count + 1) * each);
-    return result;
 }
 
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc) {
+    const size_t each = sizeof(spdl_npz_array) + sizeof(spdl_npz_request);
+    spdl_error *const error = desc != NULL ? desc->error : NULL;
+    spdl__zip_where where = { NULL, NULL, error, SPDL_OK };
     spdl_npz *npz = NULL;
+    spdl_npz_bundle *made = NULL;
+    spdl_npz_array *heads; /* and the requests, until all is read */
+    spdl_npz_request *requests;
+    size_t count;
+    uint64_t bytes;
     spdl_result result;
     if (bundle == NULL)
-        return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
-                               "spdl_npz_load: an argument is NULL");
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_load: an argument is NULL");
     *bundle = NULL;
     result = spdl_npz_open_file(&npz, path, desc);
     if (result != SPDL_OK) return result;
-    result = spdl__bundle_fill(npz, bundle, desc != NULL ? desc->error : NULL);
+    where.zip = &npz->zip;
+    count = npz->zip.count;
+    bytes = sizeof(*made) + (uint64_t)count * sizeof(spdl_npz_array);
+    heads = (spdl_npz_array *)spdl__zip_alloc(&where, (uint64_t)(count + 1) * each, "its headers");
+    if (heads != NULL && spdl__bundle_heads(npz, heads, &bytes, &where))
+        made = (spdl_npz_bundle *)spdl__zip_alloc(&where, bytes, "its arrays");
+    if (made != NULL) {
+        made->arrays = (spdl_npz_array *)(void *)(made + 1);
+        made->count = count;
+        made->bytes = (size_t)bytes;
+        made->allocator = npz->zip.allocator;
+        memcpy(made->arrays, heads, count * sizeof(*heads));
+        requests = (spdl_npz_request *)(void *)(heads + count);
+        spdl__bundle_place(npz, made, requests);
+        where.result = spdl_npz_read_many(npz, requests, count, NULL, error);
+    }
+    spdl__free(&npz->zip.allocator, heads, (count + 1) * each);
     spdl_npz_close(npz);
-    if (result == SPDL_OK) return SPDL_OK;
-    spdl_npz_bundle_free(*bundle);
-    *bundle = NULL;
-    return result;
+    if (where.result == SPDL_OK) *bundle = made;
+    else spdl_npz_bundle_free(made);
+    return where.result;
 }
 
 SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, const char *name) {
@@ -25082,15 +24949,13 @@ SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out)
 
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 namespace {
+#elif defined(SPDL_STATIC)
+static
+#endif
 SPDL__UNUSED const spdl_function spdl_npz_load_spdl = { spdl__npz_stage, "spdl_npz_load", "char",
                                                         "spdl_npz_bundle" };
+#if defined(SPDL_STATIC) && defined(__cplusplus)
 }
-#else
-#if defined(SPDL_STATIC)
-SPDL__UNUSED static
-#endif
-const spdl_function spdl_npz_load_spdl = { spdl__npz_stage, "spdl_npz_load", "char",
-                                           "spdl_npz_bundle" };
 #endif
 
 /* ============================================================================================= */
@@ -25114,34 +24979,39 @@ struct spdl_npz_writer {
     spdl_npz_write_desc desc;
     spdl__os_file file;
     uint8_t *scratch; /* SPDL__WRITE_BYTES, which each call fills anew, and both paths */
-    size_t block_bytes;
+    size_t scratch_bytes;
     char *path, *temporary;
     spdl__crc crc;
     /* Written by the other calls. */
-    spdl_error *error; /* of the call that is running */
-    spdl__zip zip;     /* label, members and by_name; each key is an allocation */
-    size_t room;       /* for members */
-    uint64_t at;       /* where the next byte goes */
-    bool open;         /* an array was begun and lacks `left` bytes */
-    bool failed, finished;
+    spdl__zip_where where;  /* error and result are those of the call that is running */
+    spdl__zip zip;          /* label, members and by_name; each key is an allocation */
+    size_t room, name_room; /* of members and of by_name */
+    uint64_t at;            /* where the next byte goes */
+    spdl__zip_member *last; /* the array that was begun, which lacks `left` bytes; or NULL */
     uint64_t left;
+    bool failed, finished;
 };
 
-/* Records why. When a file or the memory ended, nothing more can be written. */
-SPDL__COLD spdl_result spdl__write_fail(spdl_npz_writer *w, spdl_result result, const char *name,
-                                        const char *reason) {
+SPDL__PRIVATE void *spdl__room_for(const spdl_allocator *allocator, void *block, size_t *room,
+                                   size_t count, size_t more, size_t each); /* >>files-impl */
+
+/* Records why, and returns false. When a file or the memory ended, nothing more can be written. */
+SPDL__COLD bool spdl__write_fail(spdl_npz_writer *w, spdl_result result, const char *name,
+                                 const char *reason) {
     spdl__zip_member member;
-    const spdl__zip_where where = { &w->zip, name != NULL ? &member : NULL, w->error };
     member.name = name;
-    if (result == SPDL_E_IO || result == SPDL_E_NOMEM) w->failed = true;
-    return spdl__zip_fail(&where, result, "%s", reason);
+    w->where.member = name != NULL ? &member : NULL;
+    w->failed = w->failed || result == SPDL_E_IO || result == SPDL_E_NOMEM;
+    spdl__zip_fail(&w->where, result, "%s", reason);
+    w->where.member = NULL;
+    return false;
 }
 
-SPDL__COLD spdl_result spdl__write_bytes(spdl_npz_writer *w, const void *from, size_t bytes) {
+SPDL__COLD bool spdl__write_bytes(spdl_npz_writer *w, const void *from, size_t bytes) {
     const char *reason = spdl__os_file_write(w->file, from, bytes, w->at);
     if (reason != NULL) return spdl__write_fail(w, SPDL_E_IO, NULL, reason);
     w->at += bytes;
-    return SPDL_OK;
+    return true;
 }
 
 SPDL__COLD uint8_t *spdl__put16(uint8_t *to, uint64_t value) {
@@ -25165,8 +25035,7 @@ SPDL__COLD bool spdl__write_is_ascii(const void *text, size_t bytes) {
     return true;
 }
 
-/* The fields that a local header and a directory entry have in common, from "version needed" to
-   the length of the name. */
+/* What a local header and a directory entry share, from "version needed" to the name's length. */
 SPDL__COLD uint8_t *spdl__write_common(uint8_t *to, const spdl__zip_member *m) {
     const bool wide = m->usize >= 0xffffffffu || m->offset >= 0xffffffffu;
     to = spdl__put16(to, wide ? 45 : 20);
@@ -25179,8 +25048,8 @@ SPDL__COLD uint8_t *spdl__write_common(uint8_t *to, const spdl__zip_member *m) {
     return spdl__put16(to, m->key_bytes);
 }
 
-/* Makes the local header end where the array's header begins; padding brings the data to a multiple
-   of the alignment. Returns its length. */
+/* Makes the local header end where the array's header begins; padding aligns the data. Returns its
+   length. */
 SPDL__COLD size_t spdl__write_local(const spdl_npz_writer *w, const spdl__zip_member *m,
                                     size_t head_bytes) {
     const bool wide = m->usize >= 0xffffffffu;
@@ -25197,11 +25066,11 @@ SPDL__COLD size_t spdl__write_local(const spdl_npz_writer *w, const spdl__zip_me
     return least + pad;
 }
 
-SPDL__COLD size_t spdl__write_central(uint8_t *to, const spdl__zip_member *m) {
+SPDL__COLD uint8_t *spdl__write_central(uint8_t *at, const spdl__zip_member *m) {
     const uint64_t all[3] = { m->usize, m->usize, m->offset };
-    uint8_t *at = spdl__put16(spdl__put32(to, 0x02014b50), 45);
     size_t i, wide = 0;
     for (i = 0; i < 3; i++) wide += all[i] >= 0xffffffffu;
+    at = spdl__put16(spdl__put32(at, 0x02014b50), 45);
     at = spdl__put16(spdl__write_common(at, m), wide > 0 ? 4 + 8 * wide : 0);
     memset(at, 0, 10); /* comment, disk, attributes */
     at = spdl__put32(at + 10, spdl__min(m->offset, 0xffffffffu));
@@ -25210,33 +25079,25 @@ SPDL__COLD size_t spdl__write_central(uint8_t *to, const spdl__zip_member *m) {
     if (wide > 0) at = spdl__put16(spdl__put16(at, 1), 8 * wide);
     for (i = 0; i < 3; i++)
         if (all[i] >= 0xffffffffu) at = spdl__put64(at, all[i]);
-    return (size_t)(at - to);
+    return at;
 }
 
+/* Makes room for one more member; false: there is no memory. */
 SPDL__COLD bool spdl__write_grow(spdl_npz_writer *w) {
-    const size_t room = w->room > 0 ? 2 * w->room : 64;
-    const size_t bytes = room * (sizeof(spdl__zip_member) + sizeof(uint32_t));
-    spdl__zip_member *members;
-    uint32_t *by_name;
-    if (w->zip.count < w->room) return true;
-    members = (spdl__zip_member *)spdl__alloc_zeroed(&w->zip.allocator, 1, bytes, 64);
-    if (members == NULL) return false;
-    by_name = (uint32_t *)(void *)(members + room);
-    if (w->room > 0) {
-        memcpy(members, w->zip.members, w->room * sizeof(*members));
-        memcpy(by_name, w->zip.by_name, w->room * sizeof(*by_name));
-    }
-    spdl__free(&w->zip.allocator, w->zip.members, w->zip.block_bytes);
-    w->zip.members = members;
-    w->zip.block_bytes = bytes;
-    w->zip.by_name = by_name;
-    w->room = room;
-    return true;
+    spdl__zip *zip = &w->zip;
+    void *members = spdl__room_for(&zip->allocator, zip->members, &w->room, zip->count, 1,
+                                   sizeof(*zip->members));
+    void *by_name = spdl__room_for(&zip->allocator, zip->by_name, &w->name_room, zip->count, 1,
+                                   sizeof(*zip->by_name));
+    if (members != NULL) zip->members = (spdl__zip_member *)members;
+    if (by_name != NULL) zip->by_name = (uint32_t *)by_name;
+    return members != NULL && by_name != NULL;
 }
 
 /* Adds a member of this name, whose key has ".npy" after it. */
-SPDL__COLD spdl_result spdl__write_name(spdl_npz_writer *w, const char *name) {
+SPDL__COLD bool spdl__write_name(spdl_npz_writer *w, const char *name) {
     const size_t bytes = strlen(name), count = w->zip.count;
+    spdl__zip_member *member;
     uint8_t *key;
     size_t place;
     if (bytes > 65535 - 4 || count >= 0x7fffffff)
@@ -25248,41 +25109,41 @@ SPDL__COLD spdl_result spdl__write_name(spdl_npz_writer *w, const char *name) {
         return spdl__write_fail(w, SPDL_E_NOMEM, name, "no memory for the directory");
     memcpy(key, name, bytes);
     memcpy(key + bytes, ".npy", 4);
-    w->zip.members[count].key = key;
-    w->zip.members[count].key_bytes = (uint16_t)(bytes + 4);
+    member = &w->zip.members[count];
+    memset(member, 0, sizeof(*member));
+    member->key = key;
+    member->key_bytes = (uint16_t)(bytes + 4);
+    w->last = member;
     memmove(&w->zip.by_name[place + 1], &w->zip.by_name[place], (count - place) * sizeof(uint32_t));
     w->zip.by_name[place] = (uint32_t)count;
     w->zip.count++;
-    return SPDL_OK;
+    return true;
 }
 
-/* The dictionary of a header; its type is that of descr, or if that is empty of kind, itemsize and
-   order. */
+/* The dictionary of a header; its type is descr, or if that is empty kind, itemsize and order. */
 SPDL__COLD size_t spdl__write_dictionary(const spdl_npy_info *info, char *to, size_t room) {
-    const char *quote = info->descr[0] == '[' ? "" : "'", *comma = "";
+    const char *quote = info->descr[0] == '[' ? "" : "'";
     const uint64_t number = info->kind == 'U' ? info->itemsize / 4 : info->itemsize;
+    spdl__text text = spdl__text_start(to, room);
     char order = info->byte_order;
-    size_t used;
     int i;
     if (order != '<' && order != '>') order = spdl__npy_host_order();
     if (!spdl__npy_is_ordered(info->kind, info->itemsize)) order = '|';
     if (info->descr[0] != 0)
-        used = (size_t)snprintf(to, room, "{'descr': %s%.255s%s", quote, info->descr, quote);
+        spdl__text_add(&text, "{'descr': %s%.255s%s", quote, info->descr, quote);
     else
-        used = (size_t)snprintf(to, room, "{'descr': '%c%c%llu'", order, info->kind,
-                                (spdl__llu)number);
-    used += (size_t)snprintf(to + used, room - used, ", 'fortran_order': %s, 'shape': (",
-                             info->fortran_order ? "True" : "False");
-    for (i = 0; i < info->ndim; i++, comma = ", ")
-        used += (size_t)snprintf(to + used, room - used, "%s%llu", comma,
-                                 (spdl__llu)info->shape[i]);
-    return used + (size_t)snprintf(to + used, room - used, info->ndim == 1 ? ",), }" : "), }");
+        spdl__text_add(&text, "{'descr': '%c%c%llu'", order, info->kind, (spdl__llu)number);
+    spdl__text_add(&text, ", 'fortran_order': %s, 'shape': (",
+                   info->fortran_order ? "True" : "False");
+    for (i = 0; i < info->ndim; i++)
+        spdl__text_add(&text, i > 0 ? ", %llu" : "%llu", (spdl__llu)info->shape[i]);
+    spdl__text_add(&text, info->ndim == 1 ? ",), }" : "), }");
+    return text.length;
 }
 
-/* Makes a whole header in the scratch, and reads it back to see whether it is one: what is wrong
-   with info is then wrong with the text. */
-SPDL__COLD spdl_result spdl__write_header(spdl_npz_writer *w, const char *name,
-                                          const spdl_npy_info *info, spdl_npy_info *real) {
+/* Makes a header in the scratch, and reads it back: what is wrong with info is wrong with that. */
+SPDL__COLD bool spdl__write_header(spdl_npz_writer *w, const char *name, const spdl_npy_info *info,
+                                   spdl_npy_info *real) {
     uint8_t *const head = w->scratch + SPDL__WRITE_LOCAL;
     size_t start = 10, total, used;
     spdl__npy_text t;
@@ -25294,9 +25155,7 @@ SPDL__COLD spdl_result spdl__write_header(spdl_npz_writer *w, const char *name,
         return spdl__write_fail(
             w, t.result == SPDL_E_UNSUPPORTED ? t.result : SPDL_E_INVALID, name,
             info->descr[sizeof(info->descr) - 2] != 0 ? "its descr is cut off" : t.reason);
-    real->version = 1;
     if (!spdl__write_is_ascii(head + start, used)) { /* UTF-8 in names of fields */
-        real->version = 3;
         memmove(head + 12, head + start, used);
         start = 12;
     }
@@ -25304,181 +25163,160 @@ SPDL__COLD spdl_result spdl__write_header(spdl_npz_writer *w, const char *name,
     memset(head + start + used, ' ', total - start - used - 1);
     head[total - 1] = '\n';
     memcpy(head, "\x93NUMPY", 6);
-    head[6] = (uint8_t)real->version;
+    head[6] = start == 10 ? 1 : 3; /* the version */
     head[7] = 0;
     if (start == 10) spdl__put16(head + 8, total - start);
     else spdl__put32(head + 8, total - start);
     real->header_bytes = total;
-    return SPDL_OK;
+    return true;
 }
 
-/* Ends the array that is being written, if it has all its data, and looks whether another may
-   follow. */
-SPDL__COLD spdl_result spdl__write_ready(spdl_npz_writer *w, const char *name, spdl_error *error) {
-    const spdl__zip_member *last;
+/* Ends the last array, if it has all its data, and looks whether another may follow. */
+SPDL__COLD bool spdl__write_ready(spdl_npz_writer *w, const char *name, spdl_error *error) {
     const char *reason = NULL;
     uint8_t crc[4];
-    w->error = error;
-    if (w->failed || w->finished)
+    w->where.error = error;
+    w->where.result = SPDL_OK;
+    if (w->failed || w->finished || w->left > 0)
         return spdl__write_fail(w, SPDL_E_INVALID, NULL,
-                                w->failed ? "the writer has failed before"
-                                          : "the writer has finished");
-    if (w->open && w->left > 0)
-        return spdl__write_fail(w, SPDL_E_INVALID, NULL, "the last array lacks data");
+                                w->failed     ? "the writer has failed before"
+                                : w->finished ? "the writer has finished"
+                                              : "the last array lacks data");
     if (name != NULL && w->desc.npy && w->zip.count > 0)
         return spdl__write_fail(w, SPDL_E_INVALID, name, "a .npy file holds one array");
-    if (w->open && !w->desc.npy) {
-        last = &w->zip.members[w->zip.count - 1];
-        spdl__put32(crc, last->crc);
-        reason = spdl__os_file_write(w->file, crc, 4, last->offset + 14);
+    if (w->last != NULL && !w->desc.npy) {
+        spdl__put32(crc, w->last->crc);
+        reason = spdl__os_file_write(w->file, crc, 4, w->last->offset + 14);
     }
-    w->open = false;
-    return reason == NULL ? SPDL_OK : spdl__write_fail(w, SPDL_E_IO, NULL, reason);
+    w->last = NULL;
+    return reason == NULL || spdl__write_fail(w, SPDL_E_IO, NULL, reason);
 }
 
-SPDL_API spdl_result spdl_npz_begin(spdl_npz_writer *writer, const char *name,
+SPDL_API spdl_result spdl_npz_begin(spdl_npz_writer *w, const char *name,
                                     const spdl_npy_info *info, spdl_error *error) {
-    spdl__zip_member *member;
     size_t head_bytes, local_bytes = 0;
     spdl_npy_info real;
     uint8_t *head;
-    spdl_result result;
-    if (writer == NULL || name == NULL || info == NULL)
+    if (w == NULL || name == NULL || info == NULL)
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_begin: an argument is NULL");
-    result = spdl__write_ready(writer, name, error);
-    if (result == SPDL_OK) result = spdl__write_header(writer, name, info, &real);
-    if (result == SPDL_OK) result = spdl__write_name(writer, name);
-    if (result != SPDL_OK) return result;
-    head = writer->scratch + SPDL__WRITE_LOCAL;
+    if (!spdl__write_ready(w, name, error) || !spdl__write_header(w, name, info, &real) ||
+        !spdl__write_name(w, name))
+        return w->where.result;
+    head = w->scratch + SPDL__WRITE_LOCAL;
     head_bytes = (size_t)real.header_bytes;
-    member = &writer->zip.members[writer->zip.count - 1];
-    member->offset = writer->at;
-    member->usize = head_bytes + real.bytes;
-    member->crc = spdl__crc_add(&writer->crc, 0, head, head_bytes);
-    if (!writer->desc.npy) local_bytes = spdl__write_local(writer, member, head_bytes);
-    writer->open = true;
-    writer->left = real.bytes;
-    return spdl__write_bytes(writer, head - local_bytes, local_bytes + head_bytes);
+    w->left = real.bytes;
+    w->last->offset = w->at;
+    w->last->usize = head_bytes + real.bytes;
+    w->last->crc = spdl__crc_add(&w->crc, 0, head, head_bytes);
+    if (!w->desc.npy) local_bytes = spdl__write_local(w, w->last, head_bytes);
+    spdl__write_bytes(w, head - local_bytes, local_bytes + head_bytes);
+    return w->where.result;
 }
 
-SPDL_API spdl_result spdl_npz_append(spdl_npz_writer *writer, const void *data, size_t bytes,
+SPDL_API spdl_result spdl_npz_append(spdl_npz_writer *w, const void *data, size_t bytes,
                                      spdl_error *error) {
     const uint8_t *from = (const uint8_t *)data;
-    spdl__zip_member *member;
-    spdl_result result = SPDL_OK;
     size_t piece;
-    if (writer == NULL || (data == NULL && bytes > 0))
+    if (w == NULL || (data == NULL && bytes > 0))
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_append: an argument is NULL");
-    writer->error = error;
-    if (writer->failed || !writer->open || bytes > writer->left)
-        return spdl__write_fail(writer, SPDL_E_INVALID, NULL,
-                                "more data than the shape says, or no array begun");
-    member = &writer->zip.members[writer->zip.count - 1];
-    for (; bytes > 0 && result == SPDL_OK; bytes -= piece, from += piece) {
+    w->where.error = error;
+    w->where.result = SPDL_OK;
+    if (w->failed || w->last == NULL || bytes > w->left)
+        spdl__write_fail(w, SPDL_E_INVALID, NULL,
+                         "more data than the shape says, or no array begun");
+    for (; bytes > 0 && w->where.result == SPDL_OK; bytes -= piece, from += piece) {
         piece = (size_t)spdl__min(bytes, SPDL__NPZ_PIECE);
-        member->crc = spdl__crc_add(&writer->crc, member->crc, from, piece);
-        result = spdl__write_bytes(writer, from, piece);
-        writer->left -= piece;
+        w->last->crc = spdl__crc_add(&w->crc, w->last->crc, from, piece);
+        spdl__write_bytes(w, from, piece);
+        w->left -= piece;
     }
-    return result;
+    return w->where.result;
 }
 
-SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *writer, const char *name,
+SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *w, const char *name,
                                     const spdl_npy_info *info, const void *data,
                                     spdl_error *error) {
     spdl_result result;
-    if (writer == NULL || name == NULL || info == NULL)
+    if (w == NULL || name == NULL || info == NULL)
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_write: an argument is NULL");
-    result = spdl_npz_begin(writer, name, info, error);
+    result = spdl_npz_begin(w, name, info, error);
     if (result != SPDL_OK) return result;
-    if (data == NULL && writer->left > 0)
-        return spdl__write_fail(writer, SPDL_E_INVALID, name, "its data is NULL");
-    return spdl_npz_append(writer, data, (size_t)writer->left, error);
+    if (data != NULL || w->left == 0)
+        return spdl_npz_append(w, data, (size_t)w->left, error);
+    spdl__write_fail(w, SPDL_E_INVALID, name, "its data is NULL");
+    return w->where.result;
 }
 
-/* The directory, entry by entry, through the scratch. */
-SPDL__COLD spdl_result spdl__write_directory(spdl_npz_writer *w) {
-    size_t i, used = 0;
-    spdl_result result = SPDL_OK;
-    for (i = 0; i < w->zip.count && result == SPDL_OK; i++) {
-        if (used + SPDL__ZIP_ENTRY_BYTES + w->zip.members[i].key_bytes + 28 > SPDL__WRITE_BYTES) {
-            result = spdl__write_bytes(w, w->scratch, used);
-            used = 0;
-        }
-        used += spdl__write_central(w->scratch + used, &w->zip.members[i]);
-    }
-    return result == SPDL_OK ? spdl__write_bytes(w, w->scratch, used) : result;
-}
-
-/* The end records, with ZIP64 ones where a number needs them. */
-SPDL__COLD spdl_result spdl__write_end(spdl_npz_writer *w, uint64_t start) {
-    const uint64_t bytes = w->at - start, end = w->at, count = w->zip.count;
-    const bool wide = count >= 0xffff || bytes >= 0xffffffffu || start >= 0xffffffffu;
+/* The directory, entry by entry, and the end records, with ZIP64 ones where a number needs them. */
+SPDL__COLD bool spdl__write_directory(spdl_npz_writer *w) {
+    const uint64_t start = w->at, count = w->zip.count;
+    uint64_t bytes;
     uint8_t *at = w->scratch;
-    if (wide) {
+    size_t i;
+    for (i = 0; i < count; i++) {
+        const spdl__zip_member *m = &w->zip.members[i];
+        if (at + SPDL__ZIP_ENTRY_BYTES + m->key_bytes + 28 > w->scratch + SPDL__WRITE_BYTES) {
+            if (!spdl__write_bytes(w, w->scratch, (size_t)(at - w->scratch))) return false;
+            at = w->scratch;
+        }
+        at = spdl__write_central(at, m);
+    }
+    if (!spdl__write_bytes(w, w->scratch, (size_t)(at - w->scratch))) return false;
+    at = w->scratch;
+    bytes = w->at - start;
+    if (count >= 0xffff || bytes >= 0xffffffffu || start >= 0xffffffffu) {
         at = spdl__put64(spdl__put32(at, 0x06064b50), SPDL__ZIP_END64_BYTES - 12);
         at = spdl__put64(spdl__put16(spdl__put16(at, 45), 45), 0);
         at = spdl__put64(spdl__put64(at, count), count);
         at = spdl__put64(spdl__put64(at, bytes), start);
-        at = spdl__put64(spdl__put32(spdl__put32(at, 0x07064b50), 0), end);
+        at = spdl__put64(spdl__put32(spdl__put32(at, 0x07064b50), 0), w->at);
         at = spdl__put32(at, 1);
     }
     at = spdl__put32(spdl__put32(at, 0x06054b50), 0);
-    at = spdl__put16(at, spdl__min(count, 0xffff));
-    at = spdl__put16(at, spdl__min(count, 0xffff));
+    at = spdl__put16(spdl__put16(at, spdl__min(count, 0xffff)), spdl__min(count, 0xffff));
     at = spdl__put32(at, spdl__min(bytes, 0xffffffffu));
     at = spdl__put16(spdl__put32(at, spdl__min(start, 0xffffffffu)), 0);
     return spdl__write_bytes(w, w->scratch, (size_t)(at - w->scratch));
 }
 
-SPDL_API spdl_result spdl_npz_finish(spdl_npz_writer *writer, spdl_error *error) {
-    const char *reason = NULL;
-    spdl_result result;
-    uint64_t start;
-    if (writer == NULL)
+SPDL_API spdl_result spdl_npz_finish(spdl_npz_writer *w, spdl_error *error) {
+    const char *reason;
+    if (w == NULL)
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_finish: writer is NULL");
-    result = spdl__write_ready(writer, NULL, error);
-    if (result != SPDL_OK) return result;
-    if (writer->desc.npy && writer->zip.count == 0)
-        return spdl__write_fail(writer, SPDL_E_INVALID, NULL, "no array was written");
-    start = writer->at;
-    if (!writer->desc.npy) {
-        result = spdl__write_directory(writer);
-        if (result == SPDL_OK) result = spdl__write_end(writer, start);
-        if (result != SPDL_OK) return result;
-    }
-    reason = spdl__os_file_commit(writer->file, writer->temporary, writer->path,
-                                  writer->desc.sync);
-    if (reason != NULL) return spdl__write_fail(writer, SPDL_E_IO, NULL, reason);
-    writer->finished = true;
-    return SPDL_OK;
+    if (!spdl__write_ready(w, NULL, error)) return w->where.result;
+    if (w->desc.npy && w->zip.count == 0)
+        spdl__write_fail(w, SPDL_E_INVALID, NULL, "no array was written");
+    else if (!w->desc.npy) spdl__write_directory(w);
+    if (w->where.result != SPDL_OK) return w->where.result;
+    reason = spdl__os_file_commit(w->file, w->temporary, w->path, w->desc.sync);
+    if (reason != NULL) spdl__write_fail(w, SPDL_E_IO, NULL, reason);
+    w->finished = reason == NULL;
+    return w->where.result;
 }
 
-SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer) {
+SPDL_API void spdl_npz_writer_close(spdl_npz_writer *w) {
     spdl_allocator allocator;
-    spdl__zip *zip;
     size_t i;
-    if (writer == NULL) return;
-    allocator = writer->desc.allocator;
-    zip = &writer->zip;
-    (void)spdl__os_file_close(writer->file);
-    if (writer->file != SPDL__NO_FILE && !writer->finished) (void)remove(writer->temporary);
-    for (i = 0; i < zip->count; i++)
-        spdl__free(&allocator, SPDL__UNCONST(zip->members[i].key), zip->members[i].key_bytes);
-    spdl__zip_close(zip);
-    spdl__free(&allocator, writer->scratch, writer->block_bytes);
-    spdl__free(&allocator, writer, sizeof(*writer));
+    if (w == NULL) return;
+    allocator = w->desc.allocator;
+    (void)spdl__os_file_close(w->file);
+    if (w->file != SPDL__NO_FILE && !w->finished) (void)remove(w->temporary);
+    for (i = 0; i < w->zip.count; i++)
+        spdl__free(&allocator, SPDL__UNCONST(w->zip.members[i].key), w->zip.members[i].key_bytes);
+    spdl__free(&allocator, w->zip.members, w->room * sizeof(*w->zip.members));
+    spdl__free(&allocator, w->zip.by_name, w->name_room * sizeof(*w->zip.by_name));
+    spdl__free(&allocator, w->scratch, w->scratch_bytes);
+    spdl__free(&allocator, w, sizeof(*w));
 }
 
-/* Allocates, and makes a file beside the target that no other writer has. */
-SPDL__COLD spdl_result spdl__write_open(spdl_npz_writer *w, const char *path) {
-    const spdl__zip_where where = { &w->zip, NULL, w->error };
+/* Makes a file beside the target that no other writer has. */
+SPDL__COLD bool spdl__write_open(spdl_npz_writer *w, const char *path) {
     const size_t length = strlen(path);
     const char *reason = spdl__os_in_use;
     int tries;
-    w->block_bytes = SPDL__WRITE_BYTES + 2 * length + 32;
-    if (spdl__zip_alloc(&where, &w->scratch, w->block_bytes, "the writer") != SPDL_OK)
-        return SPDL_E_NOMEM;
+    w->scratch_bytes = SPDL__WRITE_BYTES + 2 * length + 32;
+    w->scratch = (uint8_t *)spdl__zip_alloc(&w->where, w->scratch_bytes, "the writer");
+    if (w->scratch == NULL) return false;
     w->path = (char *)w->scratch + SPDL__WRITE_BYTES;
     w->temporary = w->path + length + 1;
     memcpy(w->path, path, length + 1);
@@ -25486,11 +25324,10 @@ SPDL__COLD spdl_result spdl__write_open(spdl_npz_writer *w, const char *path) {
     for (tries = 0; reason == spdl__os_in_use && tries < 100; tries++) {
         const uint64_t chance =
             spdl__os_process_id(NULL) << 32 ^ spdl_time_ns() * 0x9e3779b97f4a7c15u;
-        snprintf(w->temporary, length + 31, "%s.%016llx.tmp", path,
-                 (spdl__llu)chance);
+        snprintf(w->temporary, length + 31, "%s.%016llx.tmp", path, (spdl__llu)chance);
         reason = spdl__os_file_open(&w->file, w->temporary, SPDL__OS_NEW, NULL);
     }
-    return reason == NULL ? SPDL_OK : spdl__write_fail(w, SPDL_E_IO, NULL, reason);
+    return reason == NULL || spdl__write_fail(w, SPDL_E_IO, NULL, reason);
 }
 
 SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
@@ -25513,13 +25350,17 @@ SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
     if (w == NULL)
         return spdl__error_set(full.error, SPDL_E_NOMEM, "%.200s: no memory for the writer", path);
     w->desc = full;
-    w->error = full.error;
+    w->where.zip = &w->zip;
+    w->where.error = full.error;
     w->file = SPDL__NO_FILE;
     w->zip.allocator = full.allocator;
     spdl__label(w->zip.label, sizeof(w->zip.label), path);
-    result = spdl__write_open(w, path);
-    if (result == SPDL_OK) *writer = w;
-    else spdl_npz_writer_close(w);
+    if (spdl__write_open(w, path)) {
+        *writer = w;
+        return SPDL_OK;
+    }
+    result = w->where.result;
+    spdl_npz_writer_close(w);
     return result;
 }
 
