@@ -23935,7 +23935,6 @@ typedef struct spdl__npz_reader {
     size_t room, have;
     size_t ahead; /* how much of a file to read at once, at least; `room` may be more */
     uint64_t window_at;
-    const uint8_t *readable; /* the end of the memory in which the last bytes fetched lie */
 
     /* Set with the header. */
     spdl_npy_info *info; /* `own`, or the caller's */
@@ -23999,10 +23998,7 @@ SPDL__PRIVATE bool spdl__npz_has(const spdl__npz_reader *r, uint64_t at, size_t 
 SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes) {
     const spdl__zip *zip = &r->npz->zip;
     const size_t room = (size_t)spdl__max(bytes + SPDL__NPZ_AFTER, r->ahead);
-    if (zip->data != NULL) {
-        r->readable = zip->data + zip->size;
-        return zip->data + at;
-    }
+    if (zip->data != NULL) return zip->data + at;
     if (!spdl__npz_has(r, at, bytes)) {
         if (room > r->room) { /* a larger window; what was in it is lost */
             uint8_t *made;
@@ -24017,7 +24013,6 @@ SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, s
                                  bytes, at);
         if (r->have < bytes) return NULL;
     }
-    r->readable = r->window + r->have;
     return r->window + (size_t)(at - r->window_at);
 }
 
@@ -24053,11 +24048,12 @@ SPDL__PRIVATE void spdl__npz_end(spdl__npz_reader *r) {
 /* Lets inflate begin, with so many of the compressed bytes. */
 SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, size_t bytes) {
     const uint8_t *in = spdl__npz_need_tables(r) ? spdl__npz_fetch(r, r->payload, bytes) : NULL;
+    const spdl__zip *zip = &r->npz->zip;
     if (in == NULL) return false;
     spdl__npz_end(r);
     r->head = r->small;
     spdl__inflate_init(&r->inflate, &r->tables->fixed, in, bytes, r->small);
-    r->inflate.in_room = r->readable;
+    r->inflate.in_room = zip->data != NULL ? zip->data + zip->size : r->window + r->have;
     r->inflate.slack = true;
     return true;
 }
