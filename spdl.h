@@ -5502,6 +5502,22 @@ SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t c
     return memory;
 }
 
+/* The block of `count` elements, or a larger one in its place, with room for `more`; *room: how
+   many it holds. NULL: no memory, and the block is as it was. */
+SPDL__PRIVATE void *spdl__room_for(const spdl_allocator *allocator, void *block, size_t *room,
+                                   size_t count, size_t more, size_t each) {
+    const size_t wanted = (size_t)spdl__max(count + more, count * 2 + 64);
+    void *made;
+    if (more <= *room - count) return block;
+    if (count > SIZE_MAX / 4 / each || more > SIZE_MAX / 4 / each) return NULL;
+    made = spdl__alloc(allocator, wanted * each, 16);
+    if (made == NULL) return NULL;
+    if (count > 0) memcpy(made, block, count * each);
+    spdl__free(allocator, block, *room * each);
+    *room = wanted;
+    return made;
+}
+
 SPDL__PRIVATE void spdl__error_clear(spdl_error *error) {
     if (error == NULL) return;
     memset(error, 0, sizeof(*error));
@@ -24988,9 +25004,6 @@ struct spdl_npz_writer {
     bool failed, finished;
 };
 
-SPDL__PRIVATE void *spdl__room_for(const spdl_allocator *allocator, void *block, size_t *room,
-                                   size_t count, size_t more, size_t each); /* >>files-impl */
-
 /* Records why, and returns false. When a file or the memory ended, nothing more can be written. */
 SPDL__COLD bool spdl__write_fail(spdl_npz_writer *w, spdl_result result, const char *name,
                                  const char *reason) {
@@ -25439,22 +25452,6 @@ SPDL__PRIVATE spdl_result spdl__reader_open(spdl__reader *r, const char *path, s
     if (reason == NULL) return SPDL_OK;
     spdl__label(label, sizeof(label), path);
     return spdl__error_set(error, SPDL_E_IO, "%s: %s", label, reason);
-}
-
-/* The block of `count` elements, or a larger one in its place, with room for `more`; *room: how
-   many it holds. NULL: no memory, and the block is as it was. */
-SPDL__PRIVATE void *spdl__room_for(const spdl_allocator *allocator, void *block, size_t *room,
-                                   size_t count, size_t more, size_t each) {
-    const size_t wanted = (size_t)spdl__max(count + more, count * 2 + 64);
-    void *made;
-    if (more <= *room - count) return block;
-    if (count > SIZE_MAX / 4 / each || more > SIZE_MAX / 4 / each) return NULL;
-    made = spdl__alloc(allocator, wanted * each, 16);
-    if (made == NULL) return NULL;
-    if (count > 0) memcpy(made, block, count * each);
-    spdl__free(allocator, block, *room * each);
-    *room = wanted;
-    return made;
 }
 
 /* --- records --- */
