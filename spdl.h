@@ -10031,17 +10031,25 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL 
 /* >>batch-impl
    Rows that gather items into batches: they call nothing, so a step does all there is to do while
    the row's word is held. One worker at a time steps; an open batch and what it holds belong to the
-   row. A batch with drop_last, or of a row that has failed, is freed when the word is released. */
+   row. */
 
-#define SPDL__COPIED 32 /* items that a step copies into a batch in place or leaves out: they are
-                           freed after it */
+#define SPDL__COPIED 32 /* items that a step copies into a batch in place or leaves out, at most */
 
-/* What a step has to free when the word was let go of. */
+/* What a step of a batch row or a merge has to free when the word was let go of: such items and a
+   batch, or the batches of all paths. */
 typedef struct spdl__leavings {
-    spdl__batch *batch;
     int count;
-    spdl__item copied[SPDL__COPIED];
+    spdl__item item[SPDL__COPIED + 1];
 } spdl__leavings;
+
+SPDL__PRIVATE void spdl__leave_batch(spdl__leavings *leavings, const spdl__node *node,
+                                     spdl__batch *batch) {
+    const spdl__item what = { batch, spdl__origin(0, (unsigned)node->index), 0 };
+    if (batch != NULL && batch->shown.count > 0)
+        leavings->item[leavings->count++] = what; /* its row has spdl_batch_free */
+    else
+        spdl_batch_free(batch); /* nothing in it: back to its pool */
+}
 
 /* In place: the row has come to the end of `done`, or with NULL to that of an epoch. */
 SPDL__PRIVATE void spdl__place_passed(spdl__node *node, const spdl__cursor *c, spdl__batch *done) {
@@ -10096,22 +10104,22 @@ SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__cou
     spdl__put(node, &node->out, 0, &what, now);
 }
 
-/* The input has ended, or an epoch: what is left goes on, or is returned to be freed when the word
-   was let go of. Calls may still write into one in place when the row has failed: it is purged. */
-SPDL__PRIVATE spdl__batch *spdl__batch_rest(spdl_pipeline *p, spdl__node *node,
-                                            spdl__counters *counters, const spdl__cursor *c,
-                                            uint64_t now) {
+/* The input has ended, or an epoch: what is left goes on, or is freed. Calls may still write into
+   one in place when the row has failed: it is purged. */
+SPDL__PRIVATE void spdl__batch_rest(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
+                                    const spdl__cursor *c, uint64_t now,
+                                    spdl__leavings *leavings) {
     spdl__batch *batch = node->open_batch;
     const bool closed = spdl__load32(&node->closed) != 0;
-    if (batch == NULL || (closed && node->row.item_bytes > 0)) return NULL;
+    if (batch == NULL || (closed && node->row.item_bytes > 0)) return;
     if (!node->row.drop_last && !closed && batch->shown.count > 0) {
         spdl__batch_put(p, node, counters, c, now);
-        return NULL;
+        return;
     }
     spdl__count(closed ? &counters->freed : &counters->skips, batch->shown.count);
     node->open_batch = NULL;
     spdl__place_passed(node, c, batch);
-    return batch;
+    spdl__leave_batch(leavings, node, batch);
 }
 
 /* The batch that the next item goes to; false when there is no memory for it. */
@@ -10120,9 +10128,8 @@ SPDL__PRIVATE bool spdl__batch_open(spdl_pipeline *p, spdl__node *node) {
         node->open_batch = spdl__batch_get(node->batches);
     } else {
         spdl__spin_lock(&node->place_lock);
-        node->open_batch =
-            spdl__place_batch(node, spdl__load_relaxed(&node->epoch),
-                              node->number - node->number_first);
+        node->open_batch = spdl__place_batch(node, spdl__load_relaxed(&node->epoch),
+                                             node->number - node->number_first);
         spdl__spin_unlock(&node->place_lock);
     }
     if (node->open_batch != NULL) return true;
@@ -10160,7 +10167,7 @@ SPDL__PRIVATE void spdl__batch_add(spdl__batch *batch, size_t item_bytes, const 
             memset(item, 0, item_bytes);
         else if (got->item != item)
             memcpy(item, got->item, item_bytes);
-        if (owner != SPDL__IN_PLACE) leavings->copied[leavings->count++] = *got;
+        if (owner != SPDL__IN_PLACE) leavings->item[leavings->count++] = *got;
         owner = SPDL__IN_PLACE;
     }
     batch->owner[at] = (uint8_t)owner;
@@ -10190,7 +10197,7 @@ SPDL__PRIVATE void spdl__batch_fill(spdl_pipeline *p, spdl__node *node, spdl__co
         } else if (!spdl__batch_pass(p, node, got.range)) { /* takes no place, either */
             --node->dropped;
             spdl__count(&counters->freed, 1);
-            leavings->copied[leavings->count++] = got;
+            leavings->item[leavings->count++] = got;
             continue;
         }
         spdl__batch_add(node->open_batch, node->row.item_bytes, &got, leavings);
@@ -10198,7 +10205,7 @@ SPDL__PRIVATE void spdl__batch_fill(spdl_pipeline *p, spdl__node *node, spdl__co
             spdl__batch_put(p, node, counters, c, now);
     }
     if (peek != SPDL__PEEK_EPOCH_END || !spdl__claim_room(p, node, 0)) return;
-    leavings->batch = spdl__batch_rest(p, node, counters, c, now);
+    spdl__batch_rest(p, node, counters, c, now, leavings);
     if (!spdl__claim_room(p, node, 0)) return;
     spdl__place_passed(node, c, NULL);
     spdl__put_epoch_end(p, node, 0, spdl__edge_slot(c->edge, c->head)->range, now);
@@ -10208,50 +10215,18 @@ SPDL__PRIVATE void spdl__batch_fill(spdl_pipeline *p, spdl__node *node, spdl__co
 /* Without room only dropped items in front are passed. Whether the row has ended. */
 SPDL__PRIVATE bool spdl__batch_work(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
                                     spdl__cursor *c, uint64_t now, spdl__leavings *leavings) {
-    const bool closed = spdl__load32(&node->closed) != 0;
-    if (!closed && !spdl__claim_room(p, node, 0)) {
-        (void)spdl__cursor_look(c);
-        return false;
+    if (!spdl__load32(&node->closed)) {
+        if (!spdl__claim_room(p, node, 0)) {
+            (void)spdl__cursor_look(c);
+            return false;
+        }
+        spdl__batch_fill(p, node, counters, c, now, leavings);
+        if (!spdl__claim_room(p, node, 0)) return false;
+        if (!spdl__load32(&node->closed) && c->head < c->end) return false;
     }
-    if (!closed) spdl__batch_fill(p, node, counters, c, now, leavings);
-    if (leavings->batch != NULL || (!closed && !spdl__claim_room(p, node, 0))) return false;
-    if (!spdl__load32(&node->closed) && c->head < c->end) return false;
-    leavings->batch = spdl__batch_rest(p, node, counters, c, now);
+    spdl__batch_rest(p, node, counters, c, now, leavings);
     spdl__put_finish(p, node, 0);
     return true;
-}
-
-/* One step of a batch row: as many items as there are and room for. */
-SPDL__PRIVATE bool spdl__batch_step(const spdl__group *group, spdl__node *node, int worker) {
-    spdl_pipeline *p = group->pipeline;
-    const uint64_t now = spdl_time_ns();
-    spdl__leavings leavings;
-    uint64_t tail;
-    bool ended, moved, frees;
-    spdl__cursor c;
-    spdl__sitting s;
-    leavings.batch = NULL;
-    leavings.count = 0;
-    s.node = node;
-    s.inside = false;
-    s.word = spdl__load(node->word);
-    if ((s.word & SPDL__BUSY) != 0 || !spdl__claim_hold(&s)) return false;
-    tail = node->out.tail;
-    c = spdl__cursor_at_head(node->in);
-    ended = spdl__batch_work(p, node, &node->counters[worker], &c, now, &leavings);
-    frees = leavings.batch != NULL || leavings.count > 0;
-    moved = spdl__cursor_settle(&c, now) || ended || frees || tail != node->out.tail;
-    (void)spdl__claim_move(p, node,
-                           ((c.head - c.from) << SPDL__HEAD_BITS) - SPDL__HELD - 1 +
-                               (ended ? SPDL__FINISHED : 0));
-    if (c.head != c.from) spdl__edge_took(node->in, c.from, c.head, now);
-    if (moved) spdl__edge_reader_idle(node->in, now);
-    spdl__wake_hint(p, node, node->beside, frees ? group : NULL);
-    spdl_batch_free(leavings.batch); /* user code, and below */
-    while (leavings.count-- > 0)
-        spdl__item_free(p, leavings.copied[leavings.count].item,
-                        leavings.copied[leavings.count].origin);
-    return moved;
 }
 
 /* What SPDL_UNBATCH calls; its row says .emits. What is not handed on stays in the batch. */
@@ -10314,18 +10289,19 @@ SPDL__PRIVATE spdl__paths spdl__merge_look(const spdl_pipeline *p, const spdl__n
         const uint64_t end = spdl__load(&edge->end), head = spdl__head(spdl__load(&edge->word));
         const bool ended = head >= end, there = !ended && spdl__edge_offers(edge, head);
         const spdl__slot *slot = spdl__edge_slot(edge, head);
-        const uint64_t origin = spdl__load_relaxed(&slot->origin);
-        const bool dropped = there && (spdl__origin_tag(origin) == SPDL__DROPPED ||
-                                       (held && spdl__origin_tag(origin) == SPDL__LIST &&
-                                        spdl__list_empty((const spdl__list *)slot->item)));
-        const bool epoch_end = there && spdl__origin_tag(origin) == SPDL__EPOCH_END;
-        if (dropped) seen.dropped = true;
-        if (there && !dropped && !epoch_end) ++seen.items;
+        const unsigned tag = spdl__origin_tag(spdl__load_relaxed(&slot->origin));
+        const bool dropped =
+            there && (tag == SPDL__DROPPED || (held && tag == SPDL__LIST &&
+                                               spdl__list_empty((const spdl__list *)slot->item)));
+        const bool epoch_end = there && tag == SPDL__EPOCH_END;
+        const bool item = there && !dropped && !epoch_end;
+        seen.items += item;
         seen.epoch_ends += epoch_end;
         seen.ended += ended;
-        if (ended && node == p->mix)
-            seen.failed = seen.failed || spdl__merge_path_failed(p, node, i);
-        seen.ready[i] = ended || epoch_end ? -1 : there && !dropped ? 1 : 0;
+        seen.dropped = seen.dropped || dropped;
+        seen.failed = seen.failed ||
+                      (ended && node == p->mix && spdl__merge_path_failed(p, node, i));
+        seen.ready[i] = item ? 1 : ended || epoch_end ? -1 : 0;
     }
     return seen;
 }
@@ -10388,17 +10364,17 @@ SPDL__PRIVATE bool spdl__weight_less(uint64_t a, double a_weight, uint64_t b, do
 /* The path that is behind its weight the most. */
 SPDL__PRIVATE int spdl__merge_weighted(const spdl_pipeline *p, const spdl__node *node,
                                        const spdl__paths *seen) {
-    uint64_t next = 0;
+    const spdl__node *lead = NULL;
     int i, best = -1;
     for (i = 0; i < node->paths; ++i) {
         const spdl__node *path = &p->node[node->path[i]];
-        const uint64_t count = spdl__load_relaxed(&path->taken) + 1;
         if (seen->ready[i] < 0 ||
-            (best >= 0 && !spdl__weight_less(count, path->weight, next,
-                                             p->node[node->path[best]].weight)))
+            (lead != NULL &&
+             !spdl__weight_less(spdl__load_relaxed(&path->taken) + 1, path->weight,
+                                spdl__load_relaxed(&lead->taken) + 1, lead->weight)))
             continue;
         best = i;
-        next = count;
+        lead = path;
     }
     return best >= 0 && seen->ready[best] == 1 ? best : -1;
 }
@@ -10439,24 +10415,12 @@ SPDL__PRIVATE int spdl__merge_ask(spdl_pipeline *p, spdl__node *node, const spdl
     spdl__store_relaxed(&node->refused, takes ? 0 : spdl__paths_key(seen, paths));
     if (takes) return choice;
     if (choice < paths && seen->items + seen->epoch_ends + seen->ended < paths) return -1;
-    if (choice >= paths)
-        (void)snprintf(text, sizeof(text), "merge_fn returned %d, but there are %d paths", choice,
-                       paths);
-    else
-        (void)snprintf(text, sizeof(text),
-                       "starved: merge_fn waits, but nothing comes before something is taken");
-    spdl__call_fatal(p, node, node->out.tail, node->out.tail, SPDL_E_INVALID, text);
+    (void)snprintf(text, sizeof(text), "merge_fn returned %d, but there are %d paths", choice,
+                   paths);
+    spdl__call_fatal(p, node, node->out.tail, node->out.tail, SPDL_E_INVALID,
+                     choice >= paths ? text : "starved: merge_fn waits, but nothing comes before "
+                                              "something is taken");
     return -1;
-}
-
-/* Passes over the dropped items in front of each path. */
-SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, uint64_t now) {
-    int i;
-    for (i = 0; i < node->paths; ++i) {
-        spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
-        (void)spdl__cursor_look(&c);
-        (void)spdl__cursor_store(&c, now);
-    }
 }
 
 SPDL__PRIVATE spdl__item spdl__merge_take(spdl_pipeline *p, spdl__node *node, int path,
@@ -10497,31 +10461,19 @@ SPDL__PRIVATE bool spdl__batch_append(spdl__batch *to, spdl__batch *from) {
     return true;
 }
 
-/* Batches whose items are to be freed when the word was let go of. */
-typedef struct spdl__dropped {
-    int count;
-    spdl__batch *batch[SPDL_MAX_STAGES + 1];
-} spdl__dropped;
-
-SPDL__PRIVATE void spdl__merge_drop(spdl__dropped *dropped, spdl__batch *batch) {
-    if (batch != NULL && batch->shown.count > 0)
-        dropped->batch[dropped->count++] = batch;
-    else
-        spdl_batch_free(batch); /* nothing in it: back to its pool */
-}
-
 /* One batch from each path: all have one of every number, in their order. The joined batch goes on,
    also an empty one when another merge waits for its number. */
 SPDL__PRIVATE bool spdl__merge_batches(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen,
                                        spdl__counters *counters, uint64_t now,
-                                       spdl__dropped *dropped) {
+                                       spdl__leavings *leavings) {
     spdl__batch *batch;
     spdl__item what = { NULL, 0, 0 };
+    const char *why = NULL;
     uint64_t number = 0;
-    bool fits = true;
     int i;
     if (seen->items + seen->ended < node->paths) return false;
     batch = spdl__batch_get(node->batches);
+    if (batch == NULL) why = "no memory for another batch";
     for (i = 0; i < node->paths; ++i) {
         spdl__item got;
         if (seen->ready[i] != 1) continue;
@@ -10529,18 +10481,16 @@ SPDL__PRIVATE bool spdl__merge_batches(spdl_pipeline *p, spdl__node *node, const
         number = got.origin >> 8;
         what.range = what.item == NULL ? got.range : spdl__range_join(what.range, got.range);
         what.item = batch;
-        fits = batch != NULL && fits && spdl__batch_append(batch, (spdl__batch *)got.item);
-        spdl__merge_drop(dropped, (spdl__batch *)got.item);
+        if (why == NULL && !spdl__batch_append(batch, (spdl__batch *)got.item))
+            why = "the batches of the paths have more items than went in";
+        spdl__leave_batch(leavings, node, (spdl__batch *)got.item);
     }
-    if (!fits)
-        spdl__call_fatal(p, node, node->out.tail, number, SPDL_E_NOMEM,
-                         batch == NULL ? "no memory for another batch"
-                                       : "the batches of the paths have more items than went in");
+    if (why != NULL) spdl__call_fatal(p, node, node->out.tail, number, SPDL_E_NOMEM, why);
     /* a path that has ended has failed: what was to be joined with its batches is not delivered */
-    if (!fits || seen->ended > 0 || (batch->shown.count == 0 && node->branch == NULL)) {
+    if (why != NULL || seen->ended > 0 || (batch->shown.count == 0 && node->branch == NULL)) {
         if (batch != NULL) spdl__count(&counters->freed, batch->shown.count);
-        if (fits && seen->ended == 0) spdl__seen_dropped(p, node, what.range);
-        spdl__merge_drop(dropped, batch);
+        if (why == NULL && seen->ended == 0) spdl__seen_dropped(p, node, what.range);
+        spdl__leave_batch(leavings, node, batch);
         return true;
     }
     batch->shown.sequence = number;
@@ -10575,45 +10525,66 @@ SPDL__PRIVATE bool spdl__merge_epoch_end(spdl_pipeline *p, spdl__node *node,
 
 /* Whether anything was done; *ended: it was the end of the row. */
 SPDL__PRIVATE bool spdl__merge_once(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                    uint64_t now, bool *ended, spdl__dropped *dropped) {
+                                    uint64_t now, bool *ended, spdl__leavings *leavings) {
     const spdl__paths seen = spdl__merge_look(p, node, true);
+    int i;
     if (seen.failed) spdl__call_close(p, node); /* the other sources, too */
     *ended = spdl__load32(&node->closed) || seen.ended == node->paths;
     if (*ended) {
         spdl__put_finish(p, node, 0);
         return true;
     }
-    if (seen.dropped) {
-        spdl__merge_pass(p, node, now);
-        return true;
+    for (i = 0; i < node->paths && seen.dropped; ++i) { /* those in front of each path */
+        spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
+        (void)spdl__cursor_look(&c);
+        (void)spdl__cursor_store(&c, now);
     }
+    if (seen.dropped) return true;
     if (!spdl__claim_room(p, node, 0)) return false;
     if (spdl__merge_epoch_end(p, node, &seen, now)) return true;
     if (seen.items == 0) return false;
     if (node->row.merge_order == SPDL_MERGE_BATCHES)
-        return spdl__merge_batches(p, node, &seen, counters, now, dropped);
+        return spdl__merge_batches(p, node, &seen, counters, now, leavings);
     return spdl__merge_one(p, node, &seen, now);
 }
 
-/* One step of a merge: as many items as there are and room for. Whether anything was done. */
-SPDL__PRIVATE bool spdl__merge_step(const spdl__group *group, spdl__node *node, int worker) {
+/* One step of a batch row or a merge: as many items as there are and room for. Whether anything was
+   done. */
+SPDL__PRIVATE bool spdl__gather_step(const spdl__group *group, spdl__node *node, int worker) {
     spdl_pipeline *p = group->pipeline;
+    spdl__counters *counters = &node->counters[worker];
     const uint64_t now = spdl_time_ns();
-    bool progress = false, ended = false;
-    spdl__dropped dropped;
+    uint64_t change = (uint64_t)0 - SPDL__HELD - 1, tail;
+    bool done = false, ended = false;
+    spdl__edge *in = node->in; /* NULL: a merge */
+    spdl__leavings leavings;
+    spdl__cursor c;
     spdl__sitting s;
-    dropped.count = 0;
     s.node = node;
     s.inside = false;
     s.word = spdl__load(node->word);
     if ((s.word & SPDL__BUSY) != 0 || !spdl__claim_hold(&s)) return false;
-    while (!ended && dropped.count == 0 && !spdl__load32(&p->stopping) &&
-           spdl__merge_once(p, node, &node->counters[worker], now, &ended, &dropped))
-        progress = true;
-    (void)spdl__claim_move(p, node, (uint64_t)0 - SPDL__HELD - 1 + (ended ? SPDL__FINISHED : 0));
-    spdl__wake_hint(p, node, node->beside, dropped.count > 0 ? group : NULL);
-    while (dropped.count > 0) spdl_batch_free(dropped.batch[--dropped.count]); /* user code */
-    return progress;
+    leavings.count = 0;
+    tail = node->out.tail;
+    c.head = c.from = 0;
+    while (in == NULL && !ended && leavings.count == 0 && !spdl__load32(&p->stopping) &&
+           spdl__merge_once(p, node, counters, now, &ended, &leavings))
+        done = true;
+    if (in != NULL) {
+        c = spdl__cursor_at_head(in);
+        ended = spdl__batch_work(p, node, counters, &c, now, &leavings);
+        done = spdl__cursor_settle(&c, now) || ended || leavings.count > 0 ||
+               tail != node->out.tail;
+        change += (c.head - c.from) << SPDL__HEAD_BITS;
+    }
+    (void)spdl__claim_move(p, node, change + (ended ? SPDL__FINISHED : 0));
+    if (c.head != c.from) spdl__edge_took(in, c.from, c.head, now);
+    if (done && in != NULL) spdl__edge_reader_idle(in, now);
+    spdl__wake_hint(p, node, node->beside, leavings.count > 0 ? group : NULL);
+    while (leavings.count-- > 0) /* user code */
+        spdl__item_free(p, leavings.item[leavings.count].item,
+                        leavings.item[leavings.count].origin);
+    return done;
 }
 
 /* ============================================================================================= */
@@ -11513,14 +11484,12 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
         for (i = p->count - 1; i >= 0; --i) {
             spdl__node *node = &p->node[spdl__step_row(p, i)];
             const uint64_t word = spdl__load(node->word);
-            const spdl_kind kind = node->row.kind;
             if (!(group->rows >> node->index & 1) ||
                 ((word & SPDL__ACTIVE) != 0 && node->again == NULL) != (joins != 0) ||
                 !spdl__claim_has_work(p, node, word))
                 continue;
-            if (kind == SPDL_KIND_BATCH   ? spdl__batch_step(group, node, worker)
-                : kind == SPDL_KIND_MERGE ? spdl__merge_step(group, node, worker)
-                                          : spdl__step_sit(group, node, worker))
+            if (spdl__row_calls(&node->row) ? spdl__step_sit(group, node, worker)
+                                            : spdl__gather_step(group, node, worker))
                 return true;
         }
     }
