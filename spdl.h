@@ -10607,30 +10607,21 @@ typedef enum spdl__deferred_state {
     SPDL__DEFERRED_SETTLING    /* spdl_complete is settling the call */
 } spdl__deferred_state;
 
-/* A place for one deferred call. Written by the stage's call before it is armed, by spdl_complete
-   while it is COMPLETING or SETTLING. */
+/* A place for one deferred call. */
 struct spdl__deferred {
-    uint64_t state; /* generation << 3 | spdl__deferred_state */
-    uint32_t next;  /* under deferred_lock: as deferred_free */
-    uint64_t sequence, ticket, place, since;
+    uint64_t state;  /* generation << 3 | spdl__deferred_state */
+    uint32_t next;   /* under deferred_lock: as deferred_free */
     uint64_t thread; /* that settles the call inside spdl_complete, or 0 */
-    spdl__item in;
-    bool taken, flushing;
-    void *buffer; /* as in the task */
-    spdl__batch *holder;
+    spdl_task task;  /* the worker's, as it is when the function returns; but the text is, as the
+                        rest, written by spdl_complete while it is COMPLETING or SETTLING */
     spdl_result result;
     void *item;
-    char text[SPDL_TEXT_BYTES];
 };
 
 /* An id is the generation, the row and the place. */
 #define SPDL__ID_PLACE_BITS 16
 #define SPDL__ID_ROW_BITS 8
 #define SPDL__ID_BITS (SPDL__ID_PLACE_BITS + SPDL__ID_ROW_BITS)
-
-SPDL__PRIVATE uint64_t spdl__deferred_load(const spdl__deferred *call) {
-    return spdl__load(&call->state);
-}
 
 SPDL__PRIVATE bool spdl__deferred_move(spdl__deferred *call, uint64_t generation,
                                        spdl__deferred_state from, spdl__deferred_state to) {
@@ -10641,9 +10632,9 @@ SPDL__PRIVATE bool spdl__deferred_move(spdl__deferred *call, uint64_t generation
 /* Any thread that settles the call: the id is dead from here on. The generation has as many bits
    as an id has for it, or after 2^40 calls no id would be found any more. */
 SPDL__PRIVATE void spdl__deferred_release(spdl__node *node, spdl__deferred *call) {
-    const uint64_t generation =
-        ((spdl__deferred_load(call) >> 3) + 1) & (UINT64_MAX >> SPDL__ID_BITS);
-    spdl__store(&call->state, generation << 3 | SPDL__DEFERRED_FREE);
+    const uint64_t generation = (spdl__load(&call->state) >> 3) + 1;
+    spdl__store(&call->state,
+                (generation & (UINT64_MAX >> SPDL__ID_BITS)) << 3 | SPDL__DEFERRED_FREE);
     spdl__spin_lock(&node->deferred_lock);
     call->next = node->deferred_free;
     node->deferred_free = (uint32_t)(call - node->deferred) + 1;
@@ -10662,18 +10653,13 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
         call = task->deferred = &node->deferred[node->deferred_free - 1];
         node->deferred_free = call->next;
         spdl__spin_unlock(&node->deferred_lock);
-        call->text[0] = '\0';
-        call->in = task->in;
-        call->flushing = task->flushing;
-        call->sequence = task->sequence;
-        call->ticket = task->ticket;
-        call->place = task->place;
-        call->since = task->since;
-        spdl__store(&call->state, (spdl__deferred_load(call) >> 3 << 3) | SPDL__DEFERRED_ARMED);
+        call->task = *task;
+        call->task.call_error = call->task.row_error = false; /* see task_misused */
+        spdl__store(&call->state, (spdl__load(&call->state) >> 3 << 3) | SPDL__DEFERRED_ARMED);
     }
     call = task->deferred;
     deferred.pipeline = task->pipeline;
-    deferred.id = spdl__deferred_load(call) >> 3 << SPDL__ID_BITS |
+    deferred.id = spdl__load(&call->state) >> 3 << SPDL__ID_BITS |
                   (uint64_t)node->index << SPDL__ID_PLACE_BITS | (uint64_t)(call - node->deferred);
     return deferred;
 }
@@ -10682,32 +10668,29 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
    False: spdl_complete will settle it, and nothing of it may be touched any more. */
 SPDL__PRIVATE bool spdl__deferred_returned(spdl_task *task, spdl_result *result, void **out) {
     spdl__deferred *call = task->deferred;
-    const uint64_t generation = call != NULL ? spdl__deferred_load(call) >> 3 : 0;
     const bool pending = *result == SPDL_PENDING;
-    task->deferred = NULL;
     if (call == NULL) {
-        if (pending) {
-            (void)spdl__task_fail(task, "returned SPDL_PENDING without a call of spdl_defer");
-            *result = SPDL_E_STAGE;
-        }
+        if (pending)
+            *result = spdl__task_fail(task, "returned SPDL_PENDING without a call of spdl_defer");
         return true;
     }
-    call->taken = task->taken;
-    call->buffer = task->buffer;
-    call->holder = task->holder;
+    task->deferred = NULL;
+    call->task.taken = task->taken;
+    call->task.buffer = task->buffer;
+    call->task.holder = task->holder;
     if (pending) task->buffer = NULL; /* it is the call's */
-    if (spdl__deferred_move(call, generation, SPDL__DEFERRED_ARMED,
+    if (spdl__deferred_move(call, spdl__load(&call->state) >> 3, SPDL__DEFERRED_ARMED,
                             pending ? SPDL__DEFERRED_WAITING : SPDL__DEFERRED_FREE)) {
         if (!pending) spdl__deferred_release(task->node, call);
         return !pending;
     }
     /* spdl_complete has come first, or is writing the result */
-    while ((spdl__deferred_load(call) & 7) != SPDL__DEFERRED_DONE) spdl__os_yield();
+    while ((spdl__load(&call->state) & 7) != SPDL__DEFERRED_DONE) spdl__os_yield();
     if (pending) {
         *result = call->result;
         *out = call->item;
-        task->buffer = call->buffer;
-        memcpy(task->text, call->text, sizeof(call->text));
+        task->buffer = call->task.buffer;
+        memcpy(task->text, call->task.text, sizeof(task->text));
     } else {
         spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR,
                   "spdl: a call that did not return SPDL_PENDING was completed with spdl_complete");
@@ -10720,43 +10703,21 @@ SPDL__PRIVATE bool spdl__deferred_returned(spdl_task *task, spdl_result *result,
     return true;
 }
 
-/* Adds what one call has counted; the cell has one writer at a time. */
-SPDL__PRIVATE void spdl__external_book(spdl_pipeline *p, spdl__node *node,
-                                       const spdl__counters *call, uint64_t since, uint64_t now) {
-    spdl__counters *counters = &node->counters[p->workers];
-    spdl__spin_lock(&p->external_lock);
-    spdl__count(&counters->made, call->made);
-    spdl__count(&counters->skips, call->skips);
-    spdl__count(&counters->failures, call->failures);
-    spdl__counters_book(counters, 1, call->failures, now - since);
-    spdl__counters_learn(node, 1, now - since);
-    spdl__spin_unlock(&p->external_lock);
-}
-
 /* Any thread: does for a waiting call what its worker would have done. */
 SPDL__PRIVATE void spdl__deferred_settle(spdl_pipeline *p, spdl__node *node, spdl__deferred *call) {
-    const uint64_t now = spdl_time_ns();
-    spdl__counters counted;
-    spdl_task task;
+    spdl__counters *counters = &node->counters[p->workers], counted;
+    const uint64_t now = spdl_time_ns(), ns = now - call->task.since;
     memset(&counted, 0, offsetof(spdl__counters, bucket));
-    memset(&task, 0, sizeof(task));
-    task.pipeline = p;
-    task.node = node;
-    task.worker = p->workers;
-    task.in = call->in;
-    task.taken = call->taken;
-    task.buffer = call->buffer;
-    task.holder = call->holder;
-    task.flushing = call->flushing;
-    task.sequence = call->sequence;
-    task.ticket = call->ticket;
-    task.place = call->place;
-    task.since = call->since;
-    memcpy(task.text, call->text, sizeof(call->text));
     spdl__store_relaxed(&call->thread, spdl__os_thread_id()); /* for a stop in what is called now */
-    (void)spdl__task_settle(&task, &counted, call->result, call->item, now);
+    (void)spdl__task_settle(&call->task, &counted, call->result, call->item, now);
     spdl__store_relaxed(&call->thread, 0);
-    spdl__external_book(p, node, &counted, task.since, now);
+    spdl__spin_lock(&p->external_lock); /* the cell has one writer at a time */
+    spdl__count(&counters->made, counted.made);
+    spdl__count(&counters->skips, counted.skips);
+    spdl__count(&counters->failures, counted.failures);
+    spdl__counters_book(counters, 1, counted.failures, ns);
+    spdl__counters_learn(node, 1, ns);
+    spdl__spin_unlock(&p->external_lock);
     spdl__deferred_release(node, call);
     if (node->in != NULL) spdl__edge_reader_idle(node->in, now);
     (void)spdl__claim_move(p, node, (uint64_t)-1);
@@ -10764,20 +10725,14 @@ SPDL__PRIVATE void spdl__deferred_settle(spdl_pipeline *p, spdl__node *node, spd
     if (spdl__load32(&node->closed)) spdl__claim_end_rows(p, node);
 }
 
-/* What the call was when it became ours to complete: ARMED or WAITING; FREE when there is no such
-   call any more, or somebody else completes it. */
+/* What the call was when it became ours to complete: ARMED, or after that WAITING; FREE when there
+   is no such call any more, or somebody else completes it. */
 SPDL__PRIVATE spdl__deferred_state spdl__deferred_claim(spdl__deferred *call, uint64_t generation) {
-    for (;;) {
-        const uint64_t state = spdl__deferred_load(call);
-        const spdl__deferred_state now = (spdl__deferred_state)(state & 7);
-        if (state >> 3 != generation) return SPDL__DEFERRED_FREE;
-        if (now != SPDL__DEFERRED_ARMED && now != SPDL__DEFERRED_WAITING)
-            return SPDL__DEFERRED_FREE;
-        if (spdl__deferred_move(call, generation, now,
-                                now == SPDL__DEFERRED_ARMED ? SPDL__DEFERRED_COMPLETING
-                                                            : SPDL__DEFERRED_SETTLING))
-            return now;
-    }
+    if (spdl__deferred_move(call, generation, SPDL__DEFERRED_ARMED, SPDL__DEFERRED_COMPLETING))
+        return SPDL__DEFERRED_ARMED;
+    return spdl__deferred_move(call, generation, SPDL__DEFERRED_WAITING, SPDL__DEFERRED_SETTLING)
+               ? SPDL__DEFERRED_WAITING
+               : SPDL__DEFERRED_FREE;
 }
 
 SPDL__PRIVATE spdl_result spdl__complete(spdl_deferred deferred, spdl_result result, void *item,
@@ -10788,17 +10743,18 @@ SPDL__PRIVATE spdl_result spdl__complete(spdl_deferred deferred, spdl_result res
     const uint64_t place = deferred.id & ((1u << SPDL__ID_PLACE_BITS) - 1);
     spdl__deferred_state was = SPDL__DEFERRED_FREE;
     spdl__deferred *call = NULL;
-    spdl__node *node;
+    spdl__node *node = NULL;
     if (p == NULL) return SPDL_E_INVALID;
     spdl__add32(&p->completing, 1); /* destroy waits for us, too */
-    node = row < (uint64_t)p->count ? &p->node[row] : NULL;
-    if (node != NULL && node->deferred != NULL && place < (uint64_t)node->row.max_concurrency)
+    if (row < (uint64_t)p->count) node = &p->node[row];
+    if (node != NULL && node->deferred != NULL && place < (uint64_t)node->row.max_concurrency) {
         call = &node->deferred[place];
-    if (call != NULL) was = spdl__deferred_claim(call, generation);
+        was = spdl__deferred_claim(call, generation);
+    }
     if (was != SPDL__DEFERRED_FREE) {
         call->result = result;
         call->item = item;
-        (void)snprintf(call->text, sizeof(call->text), "%s", text);
+        (void)snprintf(call->task.text, sizeof(call->task.text), "%s", text);
         if (was == SPDL__DEFERRED_WAITING) spdl__deferred_settle(p, node, call);
         else /* the worker is in the function and settles it; from here on it may */
             spdl__store(&call->state, generation << 3 | SPDL__DEFERRED_DONE);
