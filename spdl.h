@@ -2410,7 +2410,8 @@ SPDL_API double spdl_mixture_error(const spdl_mixture *mixture);
                  .item_bytes = sizeof(spdl_index), .free_item = spdl_buffer_free, __VA_ARGS__)
 #else
 #define SPDL__INDEX_ROW(sampler_, ...)                                                             \
-    spdl__index_row(SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index, __VA_ARGS__), sampler_)
+    spdl__ctx_row<spdl_sampler>(SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index, __VA_ARGS__), sampler_, \
+                                spdl_buffer_free, NULL, sizeof(spdl_index))
 #endif
 /* clang-format on */
 
@@ -2944,14 +2945,10 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
     { .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_spdl, .file = __FILE__,                         \
       .ctx = SPDL__UNCONST((const spdl_npz_desc *)(desc_)), .free_item = spdl_npz_bundle_free,     \
       __VA_ARGS__ }
-#elif __cplusplus >= 202002L
-#define SPDL__NPZ_ROW(desc_, ...)                                                                  \
-    spdl__npz_row(spdl_stage{ .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_spdl,                   \
-                              .file = __FILE__, __VA_ARGS__ }, desc_)
 #else
 #define SPDL__NPZ_ROW(desc_, ...)                                                                  \
-    spdl__npz_row(spdl__row(SPDL_KIND_PIPE, &spdl_npz_load_spdl, __FILE__,                         \
-                            SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL), desc_)
+    spdl__ctx_row<spdl_npz_desc>(SPDL__FN_ROW(SPDL_KIND_PIPE, spdl_npz_load, __VA_ARGS__), desc_,  \
+                                 spdl_npz_bundle_free)
 #endif
 /* clang-format on */
 
@@ -3314,10 +3311,10 @@ SPDL_API spdl_result spdl_wav_load(spdl_record **record, const char *path, doubl
               0, NULL)
 #endif
 #define SPDL__FILE_ROW(kind_, which_, type_, free_, ctx_, ...)                                     \
-    spdl__file_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, free_)
+    spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, free_)
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
-    spdl__file_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__),                 \
-                                      desc_, spdl_record_free, spdl_records_close)
+    spdl__ctx_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__),                  \
+                                     desc_, spdl_record_free, spdl_records_close)
 #endif
 /* clang-format on */
 
@@ -3359,47 +3356,22 @@ inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char 
 
 #ifdef SPDL_STATIC
 namespace {
-extern SPDL__UNUSED const spdl_function spdl_index_spdl;
-}
-#endif
-
-/* What SPDL_INDEX stands for. */
-inline spdl_stage spdl__index_row(spdl_stage row, const spdl_sampler *sampler) {
-    row.ctx = SPDL__UNCONST(sampler);
-    if (row.item_bytes == 0) row.item_bytes = sizeof(spdl_index);
-    if (row.free_item == NULL) row.free_item = spdl_buffer_free;
-    return row;
-}
-
+extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[7];
 #ifndef SPDL_NO_NPZ
-#ifdef SPDL_STATIC
-namespace {
 extern SPDL__UNUSED const spdl_function spdl_npz_load_spdl;
+#endif
 }
 #endif
 
-/* What SPDL_NPZ stands for. */
-inline spdl_stage spdl__npz_row(spdl_stage row, const spdl_npz_desc *desc) {
-    row.ctx = SPDL__UNCONST(desc);
-    if (row.free_item == NULL) row.free_item = spdl_npz_bundle_free;
-    return row;
-}
-#endif
-
-#ifdef SPDL_STATIC
-namespace {
-extern SPDL__UNUSED const spdl_function spdl__file_rows[7];
-}
-#endif
-
-/* What the rows of >>files stand for. */
+/* What SPDL_INDEX, SPDL_NPZ and the rows of >>files stand for: these fields may be set already. */
 template <class Ctx>
-inline spdl_stage spdl__file_row(spdl_stage row, const Ctx *ctx, spdl_free_fn free_item,
-                                 spdl_free_fn free_state = NULL) {
+inline spdl_stage spdl__ctx_row(spdl_stage row, const Ctx *ctx, spdl_free_fn free_item,
+                                spdl_free_fn free_state = NULL, size_t item_bytes = 0) {
     row.ctx = SPDL__UNCONST(ctx);
-    row.again = free_state != NULL;
+    row.again = row.again || free_state != NULL;
     if (row.free_item == NULL) row.free_item = free_item;
     if (row.free_state == NULL) row.free_state = free_state;
+    if (row.item_bytes == 0) row.item_bytes = item_bytes;
     return row;
 }
 
