@@ -11533,39 +11533,31 @@ SPDL__COLD void spdl__tune_judge(spdl_pipeline *p) {
                         : kept ? "it helped" : "it did not help");
 }
 
-/* The stages use more than their budget: the one that uses most gets less. False: none can. */
-SPDL__COLD bool spdl__tune_lower(spdl_pipeline *p) {
-    spdl__tuner *t = p->tuner;
-    int i, row = -1;
-    for (i = 0; i < p->count; ++i)
-        if (t->limit[i] > 1 && (row < 0 || t->busy[i] > t->busy[row])) row = i;
-    if (row < 0) return false;
-    t->rest[row] = SPDL__TUNE_REST;
-    spdl__tune_set(p, row, t->limit[row], t->limit[row] - 1,
-                   "the stages use more than cpu_budget, and this one most");
-    return true;
-}
-
 /* Tries more calls with the busiest stage that may have more; or one less with that which needs
-   least of what it has, and would not become the limit without it. False: there is none. */
-SPDL__COLD bool spdl__tune_try(spdl_pipeline *p, bool more) {
+   least of what it has, and would not become the limit without it. Or, as the stages are `over`
+   their budget, takes one from that which uses most. False: there is none. */
+SPDL__COLD bool spdl__tune_try(spdl_pipeline *p, bool more, bool over) {
     spdl__tuner *t = p->tuner;
     int i, row = -1;
     for (i = 0; i < p->count; ++i) {
         const uint32_t limit = t->limit[i];
         const bool fits = more ? limit < t->most[i] && t->load[i] >= SPDL__TUNE_BUSY
-                               : limit > 1 && t->busy[i] < SPDL__TUNE_BUSY * (limit - 1);
-        if (fits && t->rest[i] == 0 && (row < 0 || (t->load[i] > t->load[row]) == more))
+                               : limit > 1 && (over || t->busy[i] < SPDL__TUNE_BUSY * (limit - 1));
+        if (fits && (over || t->rest[i] == 0) &&
+            (row < 0 || (over ? t->busy[i] > t->busy[row] : (t->load[i] > t->load[row]) == more)))
             row = i;
     }
     if (row < 0) return false;
-    t->trial = row;
+    if (over) t->rest[row] = SPDL__TUNE_REST;
+    else t->trial = row;
     t->rate_before = t->rate;
     t->before = t->limit[row];
     t->after = more ? (uint32_t)spdl__min(t->before + 1 + t->before / 4, t->most[row])
                     : t->before - 1;
     spdl__tune_set(p, row, t->before, t->after,
-                   more ? "the trainer waited" : "the trainer did not wait");
+                   over   ? "the stages use more than cpu_budget, and this one most"
+                   : more ? "the trainer waited"
+                          : "the trainer did not wait");
     return true;
 }
 
@@ -11589,8 +11581,7 @@ SPDL__COLD void spdl__tune_idle(spdl_pipeline *p) {
     else if (busy >= SPDL__TUNE_FULL * p->group[0].workers) why = 2;
     else if (t->load[top] < SPDL__TUNE_BUSY) why = 3;
     else why = t->limit[top] < t->most[top] ? 4 : 5;
-    if (why >= 4)
-        (void)snprintf(stage, sizeof(stage), "stage %d '%s' ", top, p->node[top].name);
+    if (why >= 4) (void)snprintf(stage, sizeof(stage), "stage %d '%s' ", top, p->node[top].name);
     reason = why < 4 ? why : 8 * top + why;
     if (reason == t->reason && reason != t->said) {
         t->said = reason;
@@ -11614,8 +11605,8 @@ SPDL__COLD void spdl__tune(spdl_pipeline *p, uint64_t now) {
     if (first) return;
     if (t->trial >= 0)
         spdl__tune_judge(p);
-    else if (!(t->cores > t->budget * SPDL__TUNE_MARGIN && spdl__tune_lower(p)) &&
-             !((t->fed || t->cores < t->budget) && spdl__tune_try(p, !t->fed)))
+    else if (!(t->cores > t->budget * SPDL__TUNE_MARGIN && spdl__tune_try(p, false, true)) &&
+             !((t->fed || t->cores < t->budget) && spdl__tune_try(p, !t->fed, false)))
         spdl__tune_idle(p);
 }
 
