@@ -12448,20 +12448,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_stops(spdl_pipeline *p, uint64_t 
     }
 }
 
-/* With both ends of the pipeline in hand. */
-SPDL__PRIVATE spdl_result spdl__pipeline_again(spdl_pipeline *p, const spdl__start *start,
-                                               uint64_t deadline) {
-    spdl_result result = spdl__pipeline_await_open(p, deadline);
-    if (result == SPDL_OK) result = spdl__pipeline_await_stops(p, deadline);
-    if (result != SPDL_OK) return result;
-    spdl__pipeline_halt(p);
-    result = spdl__pipeline_await_quiet(p, deadline, false);
-    if (result == SPDL_OK) spdl__pipeline_restart(p, start);
-    spdl__store(&p->rewinder, 0);
-    spdl__os_event_wake(&p->quiet, SPDL__ALL);
-    return result;
-}
-
+/* Both ends of the pipeline are in hand before anything is stopped. */
 SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start *start,
                                             uint64_t deadline) {
     spdl_result result = SPDL_E_INVALID;
@@ -12470,7 +12457,15 @@ SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start 
         return SPDL_E_INVALID;
     if (spdl__exchange32(&p->trainer_inside, 1) != 0) return SPDL_E_INVALID;
     if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
-        result = spdl__pipeline_again(p, start, deadline);
+        result = spdl__pipeline_await_open(p, deadline);
+        if (result == SPDL_OK) result = spdl__pipeline_await_stops(p, deadline);
+        if (result == SPDL_OK) {
+            spdl__pipeline_halt(p);
+            result = spdl__pipeline_await_quiet(p, deadline, false);
+            if (result == SPDL_OK) spdl__pipeline_restart(p, start);
+            spdl__store(&p->rewinder, 0);
+            spdl__os_event_wake(&p->quiet, SPDL__ALL);
+        }
         if (p->feed != NULL) spdl__store32(&p->producer_inside, 0);
     }
     spdl__store32(&p->trainer_inside, 0);
