@@ -12603,36 +12603,31 @@ typedef struct spdl__place {
 } spdl__place;
 
 SPDL__COLD spdl__place spdl__row_place(const spdl_stage *row) {
-    const char *file = row->file != NULL ? row->file : "(unknown file)";
     spdl__place place;
-    if (row->line > 0)
-        (void)snprintf(place.text, sizeof(place.text), "%s:%d", file, row->line);
-    else
-        (void)snprintf(place.text, sizeof(place.text), "%s", file);
+    char line[16] = ""; /* or the name of the file has it */
+    if (row->line > 0) (void)snprintf(line, sizeof(line), ":%d", row->line);
+    (void)snprintf(place.text, sizeof(place.text), "%s%s",
+                   row->file != NULL ? row->file : "(unknown file)", line);
     return place;
 }
 
-/* "spdl: file:line: stage 2 'decode': ...", or for a type "... 'decode' takes ...". */
-SPDL__COLD spdl_result spdl__row_blame(const spdl__plan *plan, int i, spdl_result result,
-                                       const char *text) {
-    const spdl_stage *row = &plan->rows[i];
-    spdl__error_set(plan->desc->error, result, "spdl: %s: stage %d '%s'%s %s",
-                    spdl__row_place(row).text, i, spdl__row_name(row),
-                    result == SPDL_E_TYPE ? "" : ":", text);
-    plan->desc->error->stage = i;
-    spdl__name_copy(plan->desc->error->stage_name, spdl__row_name(row));
-    return result;
-}
-
-SPDL__COLD spdl_result spdl__row_error(const spdl__plan *plan, int i, const char *format, ...)
-    SPDL__PRINTF(3, 4);
+/* "spdl: file:line: stage 2 'decode': ...", SPDL_E_INVALID. A text that begins with a blank is
+   about types: "... 'decode' takes ...", SPDL_E_TYPE. */
+SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__row_error(const spdl__plan *plan, int i, const char *format, ...) {
+    const spdl_result result = format[0] == ' ' ? SPDL_E_TYPE : SPDL_E_INVALID;
+    const spdl_stage *row = &plan->rows[i];
     char text[SPDL_TEXT_BYTES / 2];
     va_list args;
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    return spdl__row_blame(plan, i, SPDL_E_INVALID, text);
+    spdl__error_set(plan->desc->error, result, "spdl: %s: stage %d '%s'%s%s",
+                    spdl__row_place(row).text, i, spdl__row_name(row),
+                    result == SPDL_E_TYPE ? "" : ": ", text);
+    plan->desc->error->stage = i;
+    spdl__name_copy(plan->desc->error->stage_name, spdl__row_name(row));
+    return result;
 }
 
 /* A field of a row; 0 is its default, and always right. */
@@ -12700,15 +12695,25 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
     return SPDL_OK;
 }
 
+typedef struct spdl__rule {
+    bool broken;
+    const char *why;
+} spdl__rule;
+
+/* The first rule that a row breaks. */
+SPDL__COLD spdl_result spdl__row_judge(const spdl__plan *plan, int i, const spdl__rule *rules,
+                                       size_t count) {
+    size_t k = 0;
+    while (k < count && !rules[k].broken) ++k;
+    return k < count ? spdl__row_error(plan, i, "%s", rules[k].why) : SPDL_OK;
+}
+
 /* Rows in the wrong place, and fields that do not go together or are missing. */
 SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     const bool begins = row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_FEED;
     const bool ends = row->kind == SPDL_KIND_SINK, last = i == plan->count - 1;
-    const struct {
-        bool broken;
-        const char *why;
-    } rules[] = {
+    const spdl__rule rules[] = {
         { i == 0 && !begins && row->kind != SPDL_KIND_PATH,
           "the first row must be SPDL_SOURCE, SPDL_FROM or SPDL_FEED, or SPDL_PATH before several "
           "sources" },
@@ -12746,9 +12751,8 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
         { (row->merge_order == SPDL_MERGE_CHOICE) != (row->merge_fn != NULL),
           "merge_fn goes with SPDL_MERGE_CHOICE, and only with it" },
     };
-    size_t k;
-    for (k = 0; k < sizeof(rules) / sizeof(rules[0]); ++k)
-        if (rules[k].broken) return spdl__row_error(plan, i, "%s", rules[k].why);
+    const spdl_result result = spdl__row_judge(plan, i, SPDL_TABLE(rules));
+    if (result != SPDL_OK) return result;
     if (row->max_concurrency != 0 && row->max_concurrency < row->concurrency)
         return spdl__row_error(plan, i, "max_concurrency is %d, less than the concurrency of %d",
                                row->max_concurrency, row->concurrency);
@@ -12760,36 +12764,38 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
     return SPDL_OK;
 }
 
-/* Row `i` reads what row `from` writes. */
-SPDL__COLD void spdl__plan_join(spdl__plan *plan, int i, int from) {
-    plan->above[i] |= plan->above[from] | (uint32_t)1 << from;
-}
-
 /* Whether this is the first row of several sources, in the place of their branch. */
 SPDL__COLD bool spdl__plan_sources(const spdl__plan *plan, int branch) {
     return branch == 0 && plan->rows[0].kind == SPDL_KIND_PATH;
 }
 
-/* What may be wrong with a row between the paths of several sources, or their merge. */
-SPDL__COLD spdl_result spdl__check_sources(const spdl__plan *plan, int i) {
-    const spdl_stage *row = &plan->rows[i], *before = &plan->rows[i > 0 ? i - 1 : 0];
-    const bool merge = row->kind == SPDL_KIND_MERGE, source = row->kind == SPDL_KIND_SOURCE;
-    const bool among = spdl__plan_sources(plan, plan->branch[i]); /* not in a branch of a path */
-    const char *why = NULL;
-    if (source && i > 0 && !(among && before->kind == SPDL_KIND_PATH))
-        why = "only the first row may be SPDL_SOURCE or SPDL_FROM, or the first of a path when the "
-              "table begins with SPDL_PATH";
-    if (among && i > 0 && before->kind == SPDL_KIND_PATH && !source)
-        why = "after SPDL_PATH of several sources there must be SPDL_SOURCE or SPDL_FROM";
-    if (among && row->kind == SPDL_KIND_PATH && row->buffer_size != 0)
-        why = "buffer_size is set, but there is no edge before a source: set that of the source";
-    if (among && source && row->continuous != plan->rows[1].continuous)
-        why = "continuous is set for some of the sources that a merge joins, but not for all";
-    if (merge && among && row->merge_order == SPDL_MERGE_BATCHES)
-        why = "merge_order is SPDL_MERGE_BATCHES, which joins what one SPDL_BRANCH has split";
-    if (merge && !among && row->merge_order == SPDL_MERGE_WEIGHTED)
-        why = "merge_order is SPDL_MERGE_WEIGHTED, which joins several sources";
-    return why == NULL ? SPDL_OK : spdl__row_error(plan, i, "%s", why);
+/* Rows of branches and of several sources in the wrong place; `branch` is open. */
+SPDL__COLD spdl_result spdl__check_paths(const spdl__plan *plan, int i, int branch) {
+    const spdl_stage *row = &plan->rows[i];
+    const spdl_kind kind = row->kind, before = i > 0 ? plan->rows[i - 1].kind : SPDL_KIND_NONE;
+    const bool merge = kind == SPDL_KIND_MERGE, source = kind == SPDL_KIND_SOURCE;
+    const bool path = kind == SPDL_KIND_PATH, first = before == SPDL_KIND_PATH;
+    const bool among = spdl__plan_sources(plan, branch); /* not in a branch of a path */
+    const spdl__rule rules[] = {
+        { merge && !among && row->merge_order == SPDL_MERGE_WEIGHTED,
+          "merge_order is SPDL_MERGE_WEIGHTED, which joins several sources" },
+        { merge && among && row->merge_order == SPDL_MERGE_BATCHES,
+          "merge_order is SPDL_MERGE_BATCHES, which joins what one SPDL_BRANCH has split" },
+        { among && source && row->continuous != plan->rows[1].continuous,
+          "continuous is set for some of the sources that a merge joins, but not for all" },
+        { among && path && row->buffer_size != 0,
+          "buffer_size is set, but there is no edge before a source: set that of the source" },
+        { among && first && !source,
+          "after SPDL_PATH of several sources there must be SPDL_SOURCE or SPDL_FROM" },
+        { source && i > 0 && !(among && first),
+          "only the first row may be SPDL_SOURCE or SPDL_FROM, or the first of a path when the "
+          "table begins with SPDL_PATH" },
+        { before == SPDL_KIND_BRANCH && !path, "after SPDL_BRANCH there must be SPDL_PATH" },
+        { path && branch < 0, "SPDL_PATH without SPDL_BRANCH above" },
+        { merge && branch < 0, "SPDL_MERGE without SPDL_BRANCH above" },
+        { merge && branch >= 0 && plan->paths[branch] < 2, "SPDL_MERGE of fewer than 2 paths" },
+    };
+    return spdl__row_judge(plan, i, SPDL_TABLE(rules));
 }
 
 /* Each path of a weighted merge has a weight, and no other one. */
@@ -12815,25 +12821,16 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
     for (i = 0; i < plan->count; ++i) {
         const spdl_kind kind = plan->rows[i].kind;
         const int branch = open[depth];
-        plan->branch[i] = branch;
-        plan->before[i] = i - 1;
-        result = spdl__check_sources(plan, i);
+        result = spdl__check_paths(plan, i, branch);
         if (result != SPDL_OK) return result;
-        if (i == 0) plan->branch[0] = -1; /* also where it stands for the branch */
-        if (i > 0 && plan->rows[i - 1].kind == SPDL_KIND_BRANCH && kind != SPDL_KIND_PATH)
-            return spdl__row_error(plan, i, "after SPDL_BRANCH there must be SPDL_PATH");
-        if (branch < 0 && (kind == SPDL_KIND_PATH || kind == SPDL_KIND_MERGE))
-            return spdl__row_error(plan, i, "%s without SPDL_BRANCH above",
-                                   kind == SPDL_KIND_PATH ? "SPDL_PATH" : "SPDL_MERGE");
+        plan->branch[i] = i > 0 ? branch : -1; /* -1 also where row 0 stands for the branch */
+        plan->before[i] = kind == SPDL_KIND_SOURCE ? -1 : i - 1;
         if (kind == SPDL_KIND_BRANCH) open[++depth] = i;
-        if (kind == SPDL_KIND_SOURCE) plan->before[i] = -1;
         if (kind == SPDL_KIND_PATH) {
             plan->before[i] = spdl__plan_sources(plan, branch) ? -1 : branch;
             plan->path[branch][plan->paths[branch]++] = (uint8_t)i;
         }
         if (kind == SPDL_KIND_MERGE) {
-            if (plan->paths[branch] < 2)
-                return spdl__row_error(plan, i, "SPDL_MERGE of fewer than 2 paths");
             result = spdl__check_weights(plan, i, branch);
             if (result != SPDL_OK) return result;
             --depth;
@@ -12843,10 +12840,11 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
             for (k = 0; k < plan->paths[i]; ++k) { /* a path ends where the next one begins */
                 const int next = k + 1 < plan->paths[i] ? plan->path[branch][k + 1] : i;
                 plan->path[i][k] = (uint8_t)(next - 1);
-                spdl__plan_join(plan, i, next - 1);
+                plan->above[i] |= plan->above[next - 1] | (uint32_t)1 << (next - 1);
             }
         }
-        if (plan->before[i] >= 0) spdl__plan_join(plan, i, plan->before[i]);
+        if (plan->before[i] >= 0)
+            plan->above[i] |= plan->above[plan->before[i]] | (uint32_t)1 << plan->before[i];
     }
     if (depth == 0) return SPDL_OK;
     return spdl__row_error(plan, open[depth], "%s without SPDL_MERGE below",
@@ -12892,15 +12890,13 @@ SPDL__COLD bool spdl__types_fit(const char *takes, const char *yields) {
 SPDL__COLD spdl_result spdl__check_pair(const spdl__plan *plan, int i, int from) {
     const spdl_stage *row = &plan->rows[i], *before = &plan->rows[from];
     const char *takes = spdl__row_takes(row), *yields = spdl__row_yields(plan, from);
-    char text[SPDL_TEXT_BYTES / 2];
     spdl_result result = SPDL_OK;
     int k;
     for (k = 0; before->kind == SPDL_KIND_MERGE && k < plan->paths[from]; ++k)
         if (result == SPDL_OK) result = spdl__check_pair(plan, i, plan->path[from][k]);
     if (result != SPDL_OK || spdl__types_fit(takes, yields)) return result;
-    (void)snprintf(text, sizeof(text), "takes '%s *' but stage %d '%s' (%s) yields '%s *'", takes,
-                   from, spdl__row_name(before), spdl__row_place(before).text, yields);
-    return spdl__row_blame(plan, i, SPDL_E_TYPE, text);
+    return spdl__row_error(plan, i, " takes '%s *' but stage %d '%s' (%s) yields '%s *'", takes,
+                           from, spdl__row_name(before), spdl__row_place(before).text, yields);
 }
 
 /* A row takes what those before it yield, a source takes nothing, and what comes out of a merge is
@@ -12908,14 +12904,11 @@ SPDL__COLD spdl_result spdl__check_pair(const spdl__plan *plan, int i, int from)
 SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     const spdl_kind kind = plan->rows[i].kind;
     const char *takes = spdl__row_takes(&plan->rows[i]), *merged = spdl__row_yields(plan, i);
-    char text[SPDL_TEXT_BYTES / 2];
     spdl_result result = SPDL_OK;
     int first = -1, k;
-    if (kind == SPDL_KIND_SOURCE && !spdl__type_any(takes)) {
-        (void)snprintf(text, sizeof(text), "is a source, but takes '%s *': it must take 'void *'",
-                       takes);
-        return spdl__row_blame(plan, i, SPDL_E_TYPE, text);
-    }
+    if (kind == SPDL_KIND_SOURCE && !spdl__type_any(takes))
+        return spdl__row_error(plan, i, " is a source, but takes '%s *': it must take 'void *'",
+                               takes);
     if (plan->before[i] >= 0 && kind != SPDL_KIND_PATH)
         return spdl__check_pair(plan, i, plan->before[i]);
     for (k = 0; kind == SPDL_KIND_MERGE && k < plan->paths[i] && result == SPDL_OK; ++k) {
@@ -12926,11 +12919,10 @@ SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
         if (result != SPDL_OK || spdl__types_fit(merged, yields) ||
             spdl__types_fit(yields, merged))
             continue;
-        (void)snprintf(text, sizeof(text),
-                       "merges '%s *' of stage %d '%s' with '%s *' of stage %d '%s'", merged, first,
-                       spdl__row_name(&plan->rows[first]), yields, from,
-                       spdl__row_name(&plan->rows[from]));
-        return spdl__row_blame(plan, i, SPDL_E_TYPE, text);
+        return spdl__row_error(plan, i,
+                               " merges '%s *' of stage %d '%s' with '%s *' of stage %d '%s'",
+                               merged, first, spdl__row_name(&plan->rows[first]), yields, from,
+                               spdl__row_name(&plan->rows[from]));
     }
     return result;
 }
@@ -12940,78 +12932,74 @@ SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
    items than can be known, or a path would starve sooner or later. */
 SPDL__COLD spdl_result spdl__check_inside(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
+    const struct {
+        bool is, batches, robin; /* not in a path of these */
+        const char *what;
+    } rules[] = {
+        { row->max_failure_rate > 0, false, true, "max_failure_rate" },
+        { row->max_failures != 0, false, true, "max_failures" },
+        { row->kind == SPDL_KIND_MERGE && row->merge_order != SPDL_MERGE_BATCHES, true, false,
+          "merge_order" },
+        { row->kind == SPDL_KIND_UNBATCH, true, true, "SPDL_UNBATCH" },
+        { row->kind == SPDL_KIND_BATCH, true, false, "SPDL_BATCH" },
+        { row->flush, true, true, "flush" },
+        { row->again, true, true, "again" },
+        { row->emits > 0, true, true, "emits" },
+        { row->output_order == SPDL_ORDER_COMPLETION, true, false, "completion order" },
+    };
     int branch = row->kind == SPDL_KIND_MERGE ? plan->branch[plan->branch[i]] : plan->branch[i];
-    const char *why = NULL;
+    size_t k;
     for (; branch >= 0; branch = plan->branch[branch]) {
         const spdl_merge_order order = plan->rows[plan->merge[branch]].merge_order;
-        if (order == SPDL_MERGE_BATCHES) {
-            if (row->output_order == SPDL_ORDER_COMPLETION) why = "completion order";
-            if (row->emits) why = "emits";
-            if (row->again) why = "again";
-            if (row->flush) why = "flush";
-            if (row->kind == SPDL_KIND_BATCH) why = "SPDL_BATCH";
-            if (row->kind == SPDL_KIND_UNBATCH) why = "SPDL_UNBATCH";
-            if (row->kind == SPDL_KIND_MERGE && row->merge_order != order) why = "merge_order";
-            if (why != NULL)
-                return spdl__row_error(plan, i,
-                                       "%s: in a path that SPDL_MERGE_BATCHES joins, batches have "
-                                       "to keep their order and number",
-                                       why);
-        }
-        if (order != SPDL_MERGE_ROBIN || spdl__plan_sources(plan, branch)) continue;
-        if (row->emits) why = "emits";
-        if (row->again) why = "again";
-        if (row->flush) why = "flush";
-        if (row->kind == SPDL_KIND_UNBATCH) why = "SPDL_UNBATCH";
-        if (row->max_failures != 0) why = "max_failures";
-        if (row->max_failure_rate > 0) why = "max_failure_rate";
-        if (why != NULL)
-            return spdl__row_error(plan, i, "%s: in a path of SPDL_MERGE_ROBIN the number of "
-                                            "results has to be certain, or the merge could starve",
-                                   why);
+        const bool batches = order == SPDL_MERGE_BATCHES;
+        const bool robin = order == SPDL_MERGE_ROBIN && !spdl__plan_sources(plan, branch);
+        for (k = 0; k < sizeof(rules) / sizeof(rules[0]); ++k)
+            if (rules[k].is && ((batches && rules[k].batches) || (robin && rules[k].robin)))
+                return spdl__row_error(
+                    plan, i,
+                    batches ? "%s: in a path that SPDL_MERGE_BATCHES joins, batches have to keep "
+                              "their order and number"
+                            : "%s: in a path of SPDL_MERGE_ROBIN the number of results has to be "
+                              "certain, or the merge could starve",
+                    rules[k].what);
     }
     return SPDL_OK;
 }
 
-SPDL__COLD spdl_result spdl__check_desc(const spdl_pipeline_desc *desc) {
+SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
+    const spdl_pipeline_desc *desc = plan->desc;
+    char why[SPDL_NAME_BYTES + 64] = "";
     if (desc->workers < 0 || desc->workers > SPDL__MAX_WORKERS)
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pipeline: workers is %d, must be 0 to %d", desc->workers,
-                               SPDL__MAX_WORKERS);
-    if (desc->pool != NULL && desc->workers != 0)
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pipeline: workers is %d, but pool is set: leave it 0",
-                               desc->workers);
-    if (!(desc->cpu_budget >= 0))
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pipeline: cpu_budget is %g, must be at least 0",
-                               desc->cpu_budget);
-    if (!(desc->tune_seconds >= 0 && desc->tune_seconds < 1e9))
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pipeline: tune_seconds is %g, must be %s", desc->tune_seconds,
-                               desc->tune_seconds >= 1e9 ? "less than 1e9" : "at least 0");
-    if (desc->trace_events < 0 || desc->trace_events > SPDL__TRACE_EVENTS_MAX)
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pipeline: trace_events is %d, must be 0 to %d",
-                               desc->trace_events, SPDL__TRACE_EVENTS_MAX);
-    return spdl__allocator_check(&desc->allocator, "pipeline", desc->error);
+        (void)snprintf(why, sizeof(why), "workers is %d, must be 0 to %d", desc->workers,
+                       SPDL__MAX_WORKERS);
+    else if (desc->pool != NULL && desc->workers != 0)
+        (void)snprintf(why, sizeof(why), "workers is %d, but pool is set: leave it 0",
+                       desc->workers);
+    else if (!(desc->cpu_budget >= 0))
+        (void)snprintf(why, sizeof(why), "cpu_budget is %g, must be at least 0", desc->cpu_budget);
+    else if (!(desc->tune_seconds >= 0 && desc->tune_seconds < 1e9))
+        (void)snprintf(why, sizeof(why), "tune_seconds is %g, must be %s", desc->tune_seconds,
+                       desc->tune_seconds >= 1e9 ? "less than 1e9" : "at least 0");
+    else if (desc->trace_events < 0 || desc->trace_events > SPDL__TRACE_EVENTS_MAX)
+        (void)snprintf(why, sizeof(why), "trace_events is %d, must be 0 to %d", desc->trace_events,
+                       SPDL__TRACE_EVENTS_MAX);
+    else if (spdl__allocator_check(&desc->allocator, "pipeline", desc->error) != SPDL_OK)
+        return SPDL_E_INVALID;
+    else if (plan->rows == NULL || plan->count < 1)
+        (void)snprintf(why, sizeof(why), "no rows; it needs at least a source and a sink");
+    else if (plan->count > SPDL_MAX_STAGES + 1)
+        (void)snprintf(why, sizeof(why), "too many stages: %d rows, at most %d and a sink",
+                       plan->count, SPDL_MAX_STAGES);
+    if (why[0] == '\0') return SPDL_OK;
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: pipeline: %s", why);
 }
 
 SPDL__COLD spdl_result spdl__check_plan(spdl__plan *plan) {
-    spdl_result result = spdl__check_desc(plan->desc);
+    spdl_result result = spdl__check_desc(plan);
     int i;
-    if (result != SPDL_OK) return result;
-    if (plan->rows == NULL || plan->count < 1)
-        return spdl__error_set(plan->desc->error, SPDL_E_INVALID,
-                               "spdl: pipeline: no rows; it needs at least a source and a "
-                               "sink");
-    if (plan->count == 1)
-        return spdl__row_error(plan, 0, "the only row; a pipeline needs at least a source and a "
-                                        "sink");
-    if (plan->count > SPDL_MAX_STAGES + 1)
-        return spdl__error_set(plan->desc->error, SPDL_E_INVALID,
-                               "spdl: pipeline: too many stages: %d rows, at most %d and a sink",
-                               plan->count, SPDL_MAX_STAGES);
+    if (result == SPDL_OK && plan->count == 1)
+        result = spdl__row_error(plan, 0, "the only row; a pipeline needs at least a source and a "
+                                          "sink");
     for (i = 0; i < plan->count && result == SPDL_OK; ++i) {
         result = spdl__check_fields(plan, i);
         if (result == SPDL_OK) result = spdl__check_rules(plan, i);
@@ -13102,29 +13090,52 @@ SPDL__COLD bool spdl__plan_joins(const spdl__plan *plan, int branch) {
     return branch >= 0 && plan->rows[plan->merge[branch]].merge_order == SPDL_MERGE_BATCHES;
 }
 
-/* Whether a row before this one has its name. */
-SPDL__COLD bool spdl__node_namesake(const spdl_pipeline *p, const spdl__node *node) {
-    int i = 0;
-    while (i < node->index && strcmp(p->node[i].name, node->name) != 0) ++i;
-    return i < node->index;
-}
-
 /* The name of a row, the second one of the same name being "name#2". */
 SPDL__COLD void spdl__node_name(const spdl_pipeline *p, spdl__node *node, const char *name) {
     char text[SPDL_NAME_BYTES + 16];
     int number;
     spdl__name_copy(node->name, name);
-    for (number = 2; spdl__node_namesake(p, node); ++number) {
+    for (number = 2; spdl_pipeline_find(p, node->name) < node->index; ++number) {
         (void)snprintf(text, sizeof(text), "%.*s#%d", SPDL_NAME_BYTES - 4, name, number);
         spdl__name_copy(node->name, text);
     }
+}
+
+/* Which rows it reads from, and which group runs it. A polite worker whose turn is over looks for
+   nothing itself. */
+SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spdl__node *node) {
+    const int i = node->index;
+    const bool merge = node->row.kind == SPDL_KIND_MERGE, path = node->row.kind == SPDL_KIND_PATH;
+    int outer = plan->branch[i], k;
+    node->word = &node->own;
+    if (plan->before[i] >= 0) node->before = &p->node[plan->before[i]];
+    if (node->before != NULL && !path) {
+        node->in = &node->before->out;
+        node->word = &node->in->word;
+    }
+    for (k = 0; k < (merge ? node->paths : node->in != NULL); ++k) {
+        spdl__node *from = merge ? &p->node[node->path[k]] : node->before;
+        if (merge) from->weight = plan->rows[plan->path[outer][k]].weight;
+        if (from->row.kind == SPDL_KIND_PATH) from = from->before; /* writes in its place */
+        from->beside |= (uint32_t)1 << i;
+        node->beside |= (uint32_t)1 << from->index;
+    }
+    if (merge) {
+        node->begin = &p->node[outer];
+        if (node->begin->row.kind == SPDL_KIND_PATH) p->mix = node;
+        outer = plan->branch[outer];
+    }
+    if (spdl__plan_joins(plan, outer)) node->branch = &p->node[outer];
+    for (k = p->groups - 1; k >= 0; --k)
+        if (p->group[k].rows >> i & 1) node->group = &p->group[k];
+    if (p->rescue != NULL) node->beside = UINT32_MAX;
+    node->at_end = node == p->last || (p->feed != NULL && node == p->feed + 1);
 }
 
 /* A row, except for its memory. The rows before it are there. */
 SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i) {
     spdl__node *node = &p->node[i];
     spdl_stage *row = &node->row;
-    int outer = plan->branch[i], k;
     *row = spdl__row_defaults(plan, i,
                               plan->rows[i].threads ? plan->rows[i].threads : p->group[0].workers);
     node->index = i;
@@ -13148,23 +13159,10 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     node->plain = !row->emits && !row->deferred && !row->flush && !node->splits;
     node->held = (!node->ordered && row->reorder_window > 0) ||
                  (row->again && !node->serial && !node->by_ticket);
-    if (row->kind == SPDL_KIND_MERGE) {
-        for (k = 0; k < node->paths; ++k)
-            p->node[node->path[k]].weight = plan->rows[plan->path[outer][k]].weight;
-        node->begin = &p->node[outer];
-        outer = plan->branch[outer];
-    }
-    if (spdl__plan_joins(plan, outer)) node->branch = &p->node[outer];
-    node->word = &node->own;
-    if (plan->before[i] >= 0) node->before = &p->node[plan->before[i]];
-    if (node->before != NULL && row->kind != SPDL_KIND_PATH) {
-        node->in = &node->before->out;
-        node->word = &node->in->word;
-    }
     if (row->kind == SPDL_KIND_FEED) p->feed = node;
     if (row->fn == &spdl_index_spdl && p->sampler == NULL) p->sampler = (spdl_sampler *)row->ctx;
-    if (node->begin != NULL && node->begin->row.kind == SPDL_KIND_PATH) p->mix = node;
     if (row->init != NULL) p->has_hooks = true;
+    spdl__node_connect(p, plan, node);
     if ((row->merge_order == SPDL_MERGE_ROBIN || row->merge_order == SPDL_MERGE_CHOICE) &&
         node != p->mix)
         p->may_starve = true;
@@ -13219,13 +13217,18 @@ SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *
     return alive;
 }
 
+/* Zeroed memory for `count` elements of a pipeline. */
+SPDL__COLD void *spdl__pipeline_alloc(const spdl_pipeline *p, uint64_t count, size_t bytes) {
+    return spdl__alloc_zeroed(&p->allocator, (size_t)count, bytes, SPDL_CACHE_LINE);
+}
+
 /* The memory of a row: its edge, places for deferred calls, stamps for completion order with a
    window, counters, and batches. */
 SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
-    const spdl_allocator *allocator = &p->allocator;
     const spdl_stage *row = &node->row;
     const uint32_t calls = (uint32_t)row->max_concurrency;
-    spdl_allocator blocks = *allocator;
+    const bool window = !node->ordered && row->reorder_window > 0;
+    spdl_allocator blocks = p->allocator;
     spdl__edge *edge = &node->out;
     uint64_t alive, ahead;
     uint32_t k;
@@ -13234,32 +13237,26 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     edge->buffer_size = (uint64_t)row->buffer_size;
     edge->window = spdl__node_window(p, node);
     edge->mask = spdl__pow2(edge->window) - 1;
-    edge->slots = (spdl__slot *)spdl__alloc_zeroed(allocator, (size_t)edge->mask + 1,
-                                                   sizeof(*edge->slots), SPDL_CACHE_LINE);
-    node->counters = (spdl__counters *)spdl__alloc_zeroed(
-        allocator, (size_t)p->workers + 1, sizeof(*node->counters), SPDL_CACHE_LINE);
-    if (edge->slots == NULL || node->counters == NULL) return SPDL_E_NOMEM;
+    edge->slots = (spdl__slot *)spdl__pipeline_alloc(p, edge->mask + 1, sizeof(*edge->slots));
+    node->counters = (spdl__counters *)spdl__pipeline_alloc(p, (uint64_t)p->workers + 1,
+                                                            sizeof(*node->counters));
+    if (row->deferred)
+        node->deferred = (spdl__deferred *)spdl__pipeline_alloc(p, calls, sizeof(*node->deferred));
+    if (row->again)
+        node->again = (spdl__again *)spdl__pipeline_alloc(p, calls, sizeof(*node->again));
+    if (window) node->settled_mask = spdl__pow2((uint64_t)row->reorder_window + 1) - 1;
+    if (window)
+        node->settled = (uint32_t *)spdl__pipeline_alloc(p, node->settled_mask + 1,
+                                                         sizeof(*node->settled));
+    if (edge->slots == NULL || node->counters == NULL || (row->deferred && !node->deferred) ||
+        (row->again && !node->again) || (window && !node->settled))
+        return SPDL_E_NOMEM;
     /* not the first calls, as somebody waits for those; and a deferred one ends on no thread that
        could be measured */
     for (i = 0; i <= p->workers; ++i) node->counters[i].meter_due = row->deferred ? INT64_MAX : 1;
-    if (row->deferred) {
-        node->deferred = (spdl__deferred *)spdl__alloc_zeroed(
-            allocator, calls, sizeof(*node->deferred), sizeof(uint64_t));
-        if (node->deferred == NULL) return SPDL_E_NOMEM;
-        for (k = 0; k < calls; ++k) node->deferred[k].next = k + 1 < calls ? k + 2 : 0;
-        node->deferred_free = 1;
-    }
-    if (row->again) {
-        node->again = (spdl__again *)spdl__alloc_zeroed(allocator, calls, sizeof(*node->again),
-                                                        sizeof(uint64_t));
-        if (node->again == NULL) return SPDL_E_NOMEM;
-    }
-    if (!node->ordered && row->reorder_window > 0) {
-        node->settled_mask = spdl__pow2((uint64_t)row->reorder_window + 1) - 1;
-        node->settled = (uint32_t *)spdl__alloc_zeroed(allocator, (size_t)node->settled_mask + 1,
-                                                       sizeof(*node->settled), sizeof(void *));
-        if (node->settled == NULL) return SPDL_E_NOMEM;
-    }
+    for (k = 0; row->deferred && k < calls; ++k)
+        node->deferred[k].next = k + 1 < calls ? k + 2 : 0;
+    node->deferred_free = row->deferred;
     alive = ahead = spdl__node_blocks(p, node);
     if (spdl__child_makes(p->child, node->index, &blocks, &ahead)) alive = SPDL__MAX_SPARE;
     if (row->item_bytes > 0 && spdl__row_calls(row)) {
@@ -13278,12 +13275,11 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
 
 /* What workers have: a task each, and what init of each row stores for it. */
 SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
-    const size_t workers = (size_t)p->workers;
+    const uint64_t workers = (uint64_t)p->workers;
     int i;
-    p->task = (spdl_task *)spdl__alloc_zeroed(&p->allocator, workers, sizeof(*p->task),
-                                              SPDL_CACHE_LINE);
-    p->split = (spdl__batch **)spdl__alloc_zeroed(&p->allocator, workers * SPDL_MAX_STAGES,
-                                                  sizeof(*p->split), sizeof(void *));
+    p->task = (spdl_task *)spdl__pipeline_alloc(p, workers, sizeof(*p->task));
+    p->split =
+        (spdl__batch **)spdl__pipeline_alloc(p, workers * SPDL_MAX_STAGES, sizeof(*p->split));
     for (i = 0; p->task != NULL && i < p->workers; ++i) {
         p->task[i].pipeline = p;
         p->task[i].worker = i;
@@ -13292,9 +13288,8 @@ SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     if (p->task == NULL || p->split == NULL) return SPDL_E_NOMEM;
     p->open = !p->has_hooks;
     if (!p->has_hooks) return SPDL_OK;
-    p->local = (void **)spdl__alloc_zeroed(&p->allocator, (size_t)p->count * workers,
-                                           sizeof(*p->local), sizeof(void *));
-    p->inits = (uint8_t *)spdl__alloc_zeroed(&p->allocator, workers, 1, sizeof(void *));
+    p->local = (void **)spdl__pipeline_alloc(p, workers * (uint64_t)p->count, sizeof(*p->local));
+    p->inits = (uint8_t *)spdl__pipeline_alloc(p, workers, 1);
     return p->local != NULL && p->inits != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
@@ -13318,8 +13313,7 @@ SPDL__COLD spdl_result spdl__groups_plan(spdl_pipeline *p, const spdl__plan *pla
     int i;
     for (i = 0; i < p->count; ++i) count += spdl__row_threads(&plan->rows[i]) > 0;
     p->threaded = desc->pool != NULL || desc->workers > 0 || count > 1;
-    p->group =
-        (spdl__group *)spdl__alloc_zeroed(&p->allocator, count, sizeof(*p->group), SPDL_CACHE_LINE);
+    p->group = (spdl__group *)spdl__pipeline_alloc(p, count, sizeof(*p->group));
     if (p->group == NULL) return SPDL_E_NOMEM;
     spdl__group_add(p, 0, desc->pool      ? desc->pool->places
                          : desc->workers ? desc->workers + one_more
@@ -13328,34 +13322,11 @@ SPDL__COLD spdl_result spdl__groups_plan(spdl_pipeline *p, const spdl__plan *pla
     if (desc->pool != NULL) p->group[0].guests = desc->pool->desc.guests;
     for (i = 0; i < p->count; ++i) {
         const int threads = spdl__row_threads(&plan->rows[i]);
-        if (threads > 0)
-            spdl__group_add(p, (uint32_t)1 << i, threads);
+        if (threads > 0) spdl__group_add(p, (uint32_t)1 << i, threads);
         else p->group[0].rows |= (uint32_t)1 << i;
     }
     if (polite) p->rescue = spdl__group_add(p, p->group[0].rows, desc->workers);
     return SPDL_OK;
-}
-
-/* Which row reads an edge of which, and which group runs it. A polite worker whose turn is over
-   looks for nothing itself. */
-SPDL__COLD void spdl__rows_connect(spdl_pipeline *p) {
-    int i, k;
-    for (i = 0; i < p->count; ++i) {
-        spdl__node *node = &p->node[i];
-        const bool merge = node->row.kind == SPDL_KIND_MERGE;
-        for (k = p->groups - 1; k >= 0; --k)
-            if (p->group[k].rows >> i & 1) node->group = &p->group[k];
-        for (k = 0; k < (merge ? node->paths : 1) && node->row.kind != SPDL_KIND_PATH; ++k) {
-            spdl__node *from = merge ? &p->node[node->path[k]] : node->before;
-            if (from == NULL) continue;
-            if (from->row.kind == SPDL_KIND_PATH) from = from->before; /* writes in its place */
-            from->beside |= (uint32_t)1 << i;
-            node->beside |= (uint32_t)1 << from->index;
-        }
-        node->at_end = node == p->last || (p->feed != NULL && node == p->feed + 1);
-    }
-    for (i = 0; p->rescue != NULL && i < p->count; ++i)
-        p->node[i].beside = UINT32_MAX;
 }
 
 /* Everything but the threads. On failure spdl__pipeline_release frees what is there. */
@@ -13363,18 +13334,16 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     spdl_result result = spdl__groups_plan(p, plan);
     int i;
     if (result != SPDL_OK) return result;
-    p->node = (spdl__node *)spdl__alloc_zeroed(&p->allocator, (size_t)p->count, sizeof(*p->node),
-                                               SPDL_CACHE_LINE);
+    p->node = (spdl__node *)spdl__pipeline_alloc(p, (uint64_t)p->count, sizeof(*p->node));
     if (p->node == NULL) return SPDL_E_NOMEM;
+    p->last = &p->node[p->count - 1];
+    p->sink = &p->last->out;
     for (i = 0; i < p->count; ++i) {
         spdl__node_init(p, plan, i);
         if (spdl__node_makes_batches(&p->node[i]) && p->node[i].batch_size == 0)
             return spdl__row_error(plan, i, "merge_order is SPDL_MERGE_BATCHES, but there is no "
                                             "SPDL_BATCH above whose batches it could join");
     }
-    p->last = &p->node[p->count - 1];
-    p->sink = &p->last->out;
-    spdl__rows_connect(p);
     for (i = 0; i < p->count && result == SPDL_OK; ++i) result = spdl__node_build(p, &p->node[i]);
     if (result == SPDL_OK) result = spdl__tasks_build(p);
     if (result == SPDL_OK) result = spdl__tuner_build(p, plan->desc);
@@ -13458,10 +13427,10 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
 
 SPDL__COLD bool spdl__pipeline_events(spdl_pipeline *p) {
     if (!spdl__os_event_init(&p->fed)) return false;
-    if (!spdl__os_event_init(&p->quiet)) goto no_quiet;
-    if (spdl__os_event_init(&p->room)) return true;
-    spdl__os_event_fini(&p->quiet);
-no_quiet:
+    if (spdl__os_event_init(&p->quiet)) {
+        if (spdl__os_event_init(&p->room)) return true;
+        spdl__os_event_fini(&p->quiet);
+    }
     spdl__os_event_fini(&p->fed);
     return false;
 }
@@ -13490,28 +13459,26 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     const spdl_pipeline_desc *desc = plan->desc;
     spdl_pipeline *p = (spdl_pipeline *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*p),
                                                            SPDL_CACHE_LINE);
-    spdl_result result = SPDL_E_NOMEM;
-    if (p != NULL && !spdl__pipeline_events(p)) {
+    static const char *const no_memory = "spdl: pipeline: out of memory";
+    spdl_result result;
+    if (p == NULL || !spdl__pipeline_events(p)) {
         spdl__free(&desc->allocator, p, sizeof(*p));
-        p = NULL;
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "%s", no_memory);
     }
-    if (p != NULL) {
-        p->allocator = desc->allocator;
-        p->logger = desc->logger;
-        p->profiler = desc->profiler;
-        if (desc->profiler.event_fn == NULL && desc->pool != NULL)
-            p->profiler = desc->pool->desc.profiler;
-        p->count = plan->count - 1;
-        p->child = plan->child;
-        p->references = 1;
-        p->doctored = plan->doctor != NULL;
-        if (desc->deal != NULL) p->deal = *desc->deal;
-        p->seed = desc->seed;
-        spdl__error_clear(&p->error);
-        result = spdl__pipeline_build(p, plan);
-    }
-    if (result == SPDL_E_NOMEM)
-        spdl__error_set(desc->error, result, "spdl: pipeline: out of memory");
+    p->allocator = desc->allocator;
+    p->logger = desc->logger;
+    p->profiler = desc->profiler;
+    if (desc->profiler.event_fn == NULL && desc->pool != NULL)
+        p->profiler = desc->pool->desc.profiler;
+    p->count = plan->count - 1;
+    p->child = plan->child;
+    p->references = 1;
+    p->doctored = plan->doctor != NULL;
+    if (desc->deal != NULL) p->deal = *desc->deal;
+    p->seed = desc->seed;
+    spdl__error_clear(&p->error);
+    result = spdl__pipeline_build(p, plan);
+    if (result == SPDL_E_NOMEM) spdl__error_set(desc->error, result, "%s", no_memory);
     if (result == SPDL_OK) result = spdl__groups_start(p, desc);
     if (result == SPDL_OK) {
         *pipeline = p; /* before the first call: a stage may use it */
@@ -13519,7 +13486,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     }
     if (result == SPDL_OK) return result;
     *pipeline = NULL;
-    if (p != NULL) spdl__pipeline_release(p);
+    spdl__pipeline_release(p);
     return result;
 }
 
