@@ -466,12 +466,11 @@ SPDL_API void spdl_ring_stats(const spdl_ring *ring, spdl_ring_counters *counter
    pipelines that are attached to it.
 
    Guests. A program with a job system of its own lends its threads: a pool with guests = n has
-   places for n of them at a time, and any thread may take one by spdl_pool_run. A guest does what a
-   worker does; statistics, traces, spdl_worker and the `worker` of a job count the places after
-   the workers. Nobody wakes a thread that is outside: it should come when there may be something to
-   do, as once a frame. With workers = 0 all work is that of guests: then next and push wait for
-   them, and SPDL_FOREVER is for programs where they come. As any thread may take any place, what
-   `init` stores for a place must not belong to a thread. */
+   places for n of them at a time, and any thread may take one by spdl_pool_run, to do what a worker
+   does. Statistics, traces, spdl_worker and the `worker` of a job count the places after the
+   workers. Nobody wakes a thread that is outside: it should come when there may be something to do,
+   as once a frame. With workers = 0 next and push wait for guests. What `init` stores for a place
+   must not belong to a thread: any may take it. */
 
 /* Per-worker state: init stores it, fini gets it back. */
 typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
@@ -484,14 +483,13 @@ typedef enum spdl_sched {
 } spdl_sched;
 
 /* How the system schedules workers. Zero changes nothing. `polite` is the choice for a loader that
-   shares its machine with a trainer: nice 19 and SCHED_BATCH on Linux, the utility class on macOS;
-   on other systems nice. Beside other programs that is next to nothing: so a pipeline's own polite
-   pool has as many threads again, of normal priority, which do its work for a minute when the
-   trainer has waited for 20 ms while the polite ones were kept from running. nice is -20 to 19, per
-   thread; less than now takes a privilege. */
+   shares its machine with a trainer: nice 19 and SCHED_BATCH on Linux, the utility class on macOS,
+   nice elsewhere. As other programs leave such threads little, a pipeline's own polite pool has as
+   many again, of normal priority, which do its work for a minute when the trainer has waited for
+   20 ms while the polite ones were kept from running. */
 typedef struct spdl_policy {
     bool polite;
-    int nice;        /* 0: as it is */
+    int nice;        /* -20 to 19, 0: as it is; per thread. Less than now takes a privilege */
     spdl_sched sched;
     const int *cpus; /* the processors the workers may use, by number; Linux only */
     int cpu_count;   /* 0: all that the process may use */
@@ -546,9 +544,8 @@ typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
    Owns:    the caller destroys *pool; on failure *pool is NULL. */
 SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *desc);
 
-/* Stops the pool, runs `fini` on every worker and joins them. Pipelines on the pool must have been
-   destroyed before: else nothing happens but a logged error. Guests that are inside are waited for;
-   no thread may come any more.
+/* Stops the pool, runs `fini` on every worker and joins them. While a pipeline is on it nothing
+   happens but a logged error. Guests inside are waited for; no thread may come any more.
    Returns: nothing; NULL is allowed.
    Threads: owner; not a worker of this pool, nor a guest.
    Blocks:  until the jobs that were accepted have run; without workers it runs them.
@@ -563,8 +560,8 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool);
 SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
                                       int64_t timeout_ns);
 
-/* Waits until no job is queued or running; without workers it runs those that are queued. Jobs that
-   others submit meanwhile count too: beside steady submitters it may never return.
+/* Waits until no job is queued or running, those that others submit meanwhile included; without
+   workers it runs those that are queued.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool.
    Threads: any but a worker of this pool.
    Blocks:  until then, or up to timeout_ns.
@@ -614,8 +611,8 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
        SPDL_AGAIN with .again: an item in *out, and there is more: see One to many below
        negative   this item failed; `return spdl_fail(task, "...")` records why
    *out counts only with SPDL_OK and SPDL_AGAIN; with any other result what it points to stays the
-   function's. A task is good for its call: a worker has the same one for all its calls, of
-   whatever stage.
+   function's. A task is good for its call, on its thread: elsewhere what is asked of it (spdl_take,
+   spdl_emit and so on) does nothing, returns SPDL_E_INVALID or NULL, and the log says so.
    In C++ a stage function that throws has failed, with what() as the reason (where it is compiled
    with exceptions). Other functions of yours must not throw, and none may end its thread.
 
@@ -629,10 +626,9 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    One to many. A stage with .again may return SPDL_AGAIN: what is in *out goes on at once, and the
    stage is called again with the same input when there is room for the next result, until it
    returns SPDL_OK with the last one, SPDL_SKIP without one, or fails. So an archive of many files
-   or a video flows in bounded memory. *spdl_state(task) is NULL when an input is new, and keeps
-   what the calls for it share; free_state destroys that once, when the last of them has returned
-   or the pipeline was stopped. With input order and a concurrency above 1 each call may have
-   buffer_size results waiting, and those of one input come before those of the next.
+   or a video flows in bounded memory. spdl_state(task) keeps what the calls for one input share.
+   With input order and a concurrency above 1 each call may have buffer_size results waiting, and
+   those of one input come before those of the next.
 
    A stage with .emits = n hands on what it gives to spdl_emit, none or up to n items for each call
    (*out stays NULL); they wait in memory, whatever buffer_size says. A stage with
@@ -644,22 +640,21 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    when the trainer calls spdl_buffer_free. SPDL_BATCH(count, .item_bytes = n) makes batches in
    place: `data` of a batch is one block of count * n bytes, and spdl_buffer gives a call of the row
    directly before (in input order, without .emits and .again) the part of it where its item will
-   be. All other items must have n bytes, too: they are copied there, then destroyed. What comes
-   after a dropped item in the same epoch may be copied as well. NULL becomes zeros. spdl_batch_free
-   gives the block back. The items of a batch in place cannot leave it.
+   be. All other items must have n bytes, too: they are copied there, then destroyed; so may be what
+   comes after a dropped item in the same epoch. NULL becomes zeros. The items cannot leave the
+   batch; spdl_batch_free gives the block back.
    Blocks and buffers begin at a multiple of 64, are not cleared, come from desc.allocator, and are
    made with the pipeline (up to 256 MiB for each row, the rest when it is needed).
-   SPDL_UNBATCH() hands on the items of each batch one by one, except those that were taken out.
-   They have the number of the batch.
+   SPDL_UNBATCH() hands on the items of each batch one by one, with its number, except those that
+   were taken out.
 
-   Failures. A failed call is made again as often as .retries says; then its item is dropped. While
-   .max_failures or .max_failure_rate allows it, the flow goes on: each failure is logged as
-   SPDL_LOG_INFO, and at the end (of all epochs, a stop, destroy) one line for each stage, as
-   SPDL_LOG_WARN, says how many items were dropped. A failure beyond that ends the pipeline, and is
-   logged as SPDL_LOG_ERROR. The trainer gets what was ready, then the failure; calls of the rows
-   above, as of a source that blocks, are not waited for. If several stages fail, each is logged
-   (see spdl_pipeline_failed_stages). So after the loop a program asks spdl_pipeline_failed.
-   .on_drop of a row is called with the input of every call that failed.
+   Failures. A failed call is made again as often as .retries says; then its item is dropped (see
+   .on_drop). While .max_failures or .max_failure_rate allows it, the flow goes on: each failure is
+   logged as SPDL_LOG_INFO, and at the end (of all epochs, a stop, destroy) one line for each stage,
+   as SPDL_LOG_WARN, says how many items were dropped. A failure beyond that ends the pipeline, and
+   is logged as SPDL_LOG_ERROR. The trainer gets what was ready, then the failure; calls of the rows
+   above, as of a source that blocks, are not waited for. If several stages fail, each is logged. So
+   after the loop a program asks spdl_pipeline_failed.
 
    Order. With input order (the default) a stage hands on its results in the order of its inputs; a
    slow call holds back those after it, up to buffer_size of them. With completion order it hands
@@ -710,9 +705,9 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    yours is called under a lock of the library, except merge_fn; alloc_fn and free_fn, when more
    batches are alive than were made ahead; and log_fn, when a row of batches or a merge fails.
 
-   Fork. In the child of a fork a pipeline that has threads is dead: next, push and stop return
-   SPDL_E_INVALID as soon as they would wait for another thread, and destroy does nothing. The
-   parent does not notice. A pipeline that runs when the process exits is no problem. */
+   Fork. In the child of a fork a pipeline that has threads is dead: next, push, stop and rewind
+   return SPDL_E_INVALID (next and push as soon as they would wait), and destroy does nothing. A
+   pipeline that runs when the process exits is no problem. */
 
 typedef struct spdl_task spdl_task;
 typedef spdl_result (*spdl_fn)(spdl_task *task, void *in, void **out);
@@ -732,10 +727,9 @@ typedef void *(*spdl_copy_fn)(const void *item); /* NULL: out of memory */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
 
 /* A call has failed for good, retries included, whether that is tolerated or ends the pipeline: the
-   place to note what was dropped. `item` is the input of the call, a batch where that is an
-   spdl_batch: borrowed, it is freed afterwards. NULL: the call was a source's or that of .flush, or
-   it has taken its input. Called on the thread of the call (or in spdl_complete), by as many at a
-   time as the row has calls. Not called for SPDL_SKIP. */
+   place to note what was dropped. `item` is the input of the call, borrowed; NULL if it was a
+   source's or that of .flush, or has taken its input. Called on the thread of the call (or in
+   spdl_complete), by as many at a time as the row has calls. */
 typedef void (*spdl_drop_fn)(void *ctx, void *item, const spdl_error *error);
 
 typedef enum spdl_kind {
@@ -775,8 +769,8 @@ typedef enum spdl_merge_order {
    one, -1 when it has none until the next epoch or for good. A path that is not ready is waited
    for; less than 0: wait for any. Asked when some path has an item, and again when `ready` has
    changed. It is an error to name a path that does not exist or can never become ready: no path is
-   at 0, or other paths are full (see SPDL_MERGE_ROBIN). Called while nobody else may take from the
-   paths: to be quick, and not to call the library. */
+   at 0, or others are full (see SPDL_MERGE_ROBIN). It has to be quick, and not to call the library:
+   nobody else may take from the paths meanwhile. */
 typedef int (*spdl_merge_fn)(void *ctx, const signed char *ready, int paths);
 
 /* One row, made by the macros below; zero is the default. */
@@ -1004,9 +998,8 @@ typedef struct spdl_pipeline_desc {
 /* clang-format on */
 
 /* Checks the rows, allocates everything the pipeline will use, and starts it. The rows are copied;
-   ctx pointers must outlive the pipeline. Whatever is wrong is reported in desc->error and the log,
-   with file and line of the row, the row's number and the field. More concurrency than there are
-   threads for is a warning in the log.
+   ctx pointers must outlive the pipeline. What is wrong is said in desc->error and the log, with
+   file and line, number and field of the row. More concurrency than threads is a warning.
    Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_TYPE, SPDL_E_NOMEM, SPDL_E_THREAD, SPDL_E_LIMIT (the
             pool has 64 pipelines already).
    Threads: any.
@@ -1016,24 +1009,22 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
                                           const spdl_stage *stages, size_t stage_count);
 
 /* Stops the pipeline if it runs, waits for the calls in flight, and frees every item that was not
-   handed out. Batches that were handed out stay valid. After 5 seconds the log says which stages it
-   waits for.
-   A source with .threads = 1 that is in a call is waited for 5 seconds, and not at all when a stop
-   with a timeout has waited for it in vain. Its thread then frees what the call returns, runs fini
-   and frees the rest when it does: its ctx (of SPDL_FROM: source), allocator and profiler have to
-   be there until then.
+   handed out. After 5 seconds the log says which stages it waits for. A source with .threads = 1
+   that is in a call is waited for 5 seconds, and not at all when a stop with a timeout has waited
+   for it in vain. When that call returns, its thread frees what it made, runs fini and frees the
+   rest: ctx (of SPDL_FROM: source), allocator and profiler have to be there until then.
    Returns: nothing; NULL is allowed.
    Threads: owner; no other call on the pipeline may be running; not on a worker of its pool.
    Blocks:  until the stage functions that are running have returned, except as above, and every
             deferred call was completed; with init rows on a shared pool also until each worker has
             been free once.
-   Owns:    the pipeline and every item still inside are freed. */
+   Owns:    the pipeline and every item still inside are freed; what was handed out stays valid. */
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
 
-/* Takes the next item out of the sink. A timeout takes nothing and loses nothing. After the last
-   item every call returns how it ended: SPDL_END, or the error that ended the pipeline early (items
-   made before it are delivered first), or SPDL_CLOSED after a stop. With a continuous source
-   SPDL_END is returned once for each epoch, and the next call goes on with the next one.
+/* Takes the next item out of the sink. A timeout loses nothing. After the last item every call
+   returns how it ended: SPDL_END, or the error that ended the pipeline early (items made before it
+   are delivered first), or SPDL_CLOSED after a stop. With a continuous source SPDL_END is returned
+   once for each epoch, and the next call goes on with the next one.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, a negative result (see
             spdl_pipeline_error), SPDL_E_INVALID when another thread is inside, and in the child of
             a fork.
@@ -1055,16 +1046,15 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
 }
 #endif
 
-/* Ends the flow early: no stage function is called again; those running are waited for. Items in
-   the sink can still be taken, then next returns SPDL_CLOSED, also while a source blocks; others
-   are freed, by a stop that has waited or else by destroy. Stopping twice, or after the end, is
-   fine. On a worker of the pipeline's pool it does not wait, nor in a free_item or log_fn that
-   spdl_complete calls.
+/* Ends the flow early: no stage function is called again. Items in the sink can still be taken,
+   then next returns SPDL_CLOSED, also while a source blocks; others are freed, by a stop that has
+   waited or else by destroy. Stopping twice, or after the end, is fine.
    Returns: SPDL_OK, SPDL_TIMEOUT (stage functions are still running; the stop goes on),
             SPDL_E_INVALID in the child of a fork.
    Threads: any, also inside a stage.
    Blocks:  until the stage functions that are running have returned and every deferred call was
-            completed, or up to timeout_ns; what free_item takes comes on top.
+            completed, or up to timeout_ns; what free_item takes comes on top. Never on a worker of
+            the pipeline's pool, nor in a free_item or log_fn that spdl_complete calls.
    Owns:    the library frees the items that are not in the sink. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
@@ -1147,8 +1137,7 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 /* Memory for the result of this call, to be its *out or given to spdl_emit; see Memory that is used
    again. What is not handed on goes back when the call ends.
    Returns: item_bytes bytes, the same ones until they are handed on; NULL: there is no memory, or
-            (the pipeline fails) neither this row nor a SPDL_BATCH after it says .item_bytes;
-            outside of the call, or on another thread, NULL and a line in the log.
+            (the pipeline fails) neither this row nor a SPDL_BATCH after it says .item_bytes.
    Threads: a stage.
    Blocks:  never.
    Owns:    the library; from SPDL_OK on as any item. */
@@ -1168,8 +1157,7 @@ SPDL_API void spdl_buffer_free(void *buffer);
    Owns:    batch and items are gone. May be called after the pipeline was destroyed. */
 SPDL_API void spdl_batch_free(void *batch);
 
-/* Records why this call fails, as printf would write it. Outside of the call, or on another thread,
-   the text goes to the log.
+/* Records why this call fails, as printf would write it; outside of it the text goes to the log.
    Returns: SPDL_E_STAGE, to be returned by the stage function.
    Threads: a stage.
    Blocks:  never.
@@ -1212,8 +1200,7 @@ SPDL_API int spdl_worker(const spdl_task *task);
    Owns:    nothing. */
 SPDL_API bool spdl_stopping(const spdl_task *task);
 
-/* Takes the input away from the library: it will not be freed after this call. Outside of a call,
-   or on another thread, nothing is taken, and a line in the log says so.
+/* Takes the input away from the library: it will not be freed after this call.
    Returns: nothing.
    Threads: a stage.
    Blocks:  never.
@@ -1223,16 +1210,15 @@ SPDL_API void spdl_take(spdl_task *task);
 /* Hands on one more result of this call, in a stage with .emits. Without .emits this is an error
    that ends the pipeline, and more than .emits items make the call fail. (In a call that returns
    SPDL_PENDING it is a line in the log.)
-   Returns: SPDL_OK, SPDL_E_NOMEM, SPDL_E_INVALID when the row does not say .emits or says less;
-            outside of the call, or on another thread, that and a line in the log.
+   Returns: SPDL_OK, SPDL_E_NOMEM, SPDL_E_INVALID when the row does not say .emits or says less.
    Threads: a stage.
    Blocks:  never.
    Owns:    the library has the item after SPDL_OK. The input may be handed on, too, once. */
 SPDL_API spdl_result spdl_emit(spdl_task *task, void *item);
 
-/* In a stage with .again: what the calls for one input share. NULL when the input is new; whatever
-   is stored there is there in the next call, and destroyed with the row's free_state when the last
-   one has returned, before its input is, or when the pipeline stops. The input stays the same too.
+/* In a stage with .again: what the calls for one input share. NULL when the input is new; what is
+   stored there is destroyed with the row's free_state when the last of them has returned, before
+   the input is, or when the pipeline stops.
    Returns: where it is; never NULL.
    Threads: a stage.
    Blocks:  never.
@@ -1241,8 +1227,8 @@ SPDL_API void **spdl_state(spdl_task *task);
 
 /* Sends the result of this call down a path, in an SPDL_BRANCH; without it path 0 is taken.
    Returns: SPDL_OK, so that it can be what the function returns; SPDL_E_INVALID when there is no
-            such path: the call fails, and in a row that is no SPDL_BRANCH the pipeline. Outside of
-            the call, on another thread, or in one that returns SPDL_PENDING: a line in the log.
+            such path: the call fails, and in a row that is no SPDL_BRANCH the pipeline. (Where
+            the call returns SPDL_PENDING: a line in the log.)
    Threads: a stage.
    Blocks:  never.
    Owns:    nothing. */
@@ -1265,9 +1251,8 @@ SPDL_API bool spdl_flushing(const spdl_task *task);
 
 /* In a stage with .flush: nothing that it holds after this call, in its ctx, is of the inputs
    before this one, as when a pack is full and handed on. With keeps_input it may be of this one, of
-   which no result has a part so far: it opens the next pack. Without it the stage holds nothing at
-   all. So what comes next does not depend on those inputs, and spdl_state_save notes a position
-   after them; without this a load makes the whole epoch again up to it.
+   which no result has a part so far: it opens the next pack. Without it the stage holds nothing. So
+   spdl_state_save can note a position after those inputs; else a load makes the whole epoch again.
    Returns: nothing. In a row without .flush the call fails, and the pipeline.
    Threads: a stage.
    Blocks:  never.
@@ -1290,8 +1275,7 @@ typedef struct spdl_deferred {
 /* Announces that this call, in a stage with .deferred, returns SPDL_PENDING and is completed later:
    the worker is free meanwhile, the call counts in the concurrency of its stage. `in` stays valid
    until then.
-   Returns: what spdl_complete takes; its pipeline is NULL when the row does not say .deferred, and,
-            with a line in the log, outside of the call or on another thread.
+   Returns: what spdl_complete takes; its pipeline is NULL when the row does not say .deferred.
    Threads: a stage.
    Blocks:  never.
    Owns:    nothing. */
