@@ -118,7 +118,7 @@ end_one_call:
 
 /* spdl__complete */
 proctype Completer(byte me) {
-    byte call, state, was, to;
+    byte call, was, to;
     bool swapped;
 end_idle:
     if
@@ -131,26 +131,21 @@ end_idle:
     :: swapped -> goto over
     :: else
     fi;
-    do /* spdl__deferred_claim */
-    :: true ->
-        state = LOAD(me, STATE);
-        if
-        :: state == IS(OF(call), ARMED) ->
+    /* spdl__deferred_claim */
+    was = ARMED;
 #ifdef NO_TELLING
-            compare_and_swap(me, state, IS(OF(call), DONE))
+    compare_and_swap(me, IS(OF(call), ARMED), IS(OF(call), DONE));
 #else
-            compare_and_swap(me, state, IS(OF(call), TELLING))
+    compare_and_swap(me, IS(OF(call), ARMED), IS(OF(call), TELLING));
 #endif
-        :: state == IS(OF(call), WAITING) -> compare_and_swap(me, state, IS(OF(call), SETTLING))
-        :: else -> state = FREE; break
-        fi;
-        if
-        :: swapped -> was = state % 8; break
-        :: else
-        fi
-    od;
     if
-    :: state == FREE -> skip
+    :: swapped
+    :: else ->
+        was = WAITING;
+        compare_and_swap(me, IS(OF(call), WAITING), IS(OF(call), SETTLING))
+    fi;
+    if
+    :: !swapped -> skip
     :: else ->
         d_step { told[call]++; assert(told[call] == 1) };
         assert(!gone);
@@ -177,7 +172,7 @@ end_idle:
     assert(!gone);
     d_step { FENCED(me); completing-- };
 over:
-    atomic { FENCED(me); call = 0; state = 0; was = 0; to = 0; swapped = false }
+    atomic { FENCED(me); call = 0; was = 0; to = 0; swapped = false }
 }
 
 /* After a stop: no call begins any more, so the last one is the end. */
