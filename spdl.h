@@ -611,8 +611,8 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
        SPDL_AGAIN with .again: an item in *out, and there is more: see One to many below
        negative   this item failed; `return spdl_fail(task, "...")` records why
    *out counts only with SPDL_OK and SPDL_AGAIN; with any other result what it points to stays the
-   function's. A task is good for its call, on its thread: elsewhere what is asked of it (spdl_take,
-   spdl_emit and so on) does nothing, returns SPDL_E_INVALID or NULL, and the log says so.
+   function's. A task is good for its call, on the thread of that: elsewhere spdl_take, spdl_buffer,
+   spdl_emit, spdl_route, spdl_defer and so on fail, and do nothing but to log it.
    In C++ a stage function that throws has failed, with what() as the reason (where it is compiled
    with exceptions). Other functions of yours must not throw, and none may end its thread.
 
@@ -832,35 +832,23 @@ typedef struct spdl_stage {
         copy.field = value;                                                                        \
         return copy;                                                                               \
     }
-    SPDL__WITH(const char *, name)
-    SPDL__WITH(void *, ctx)
-    SPDL__WITH(int, concurrency)
-    SPDL__WITH(int, max_concurrency)
-    SPDL__WITH(int, threads)
-    SPDL__WITH(int, buffer_size)
-    SPDL__WITH(spdl_order, output_order)
-    SPDL__WITH(int, reorder_window)
-    SPDL__WITH(size_t, item_bytes)
-    SPDL__WITH(bool, drop_last)
-    SPDL__WITH(bool, drop_oldest)
-    SPDL__WITH(bool, continuous)
-    SPDL__WITH(int, emits)
-    SPDL__WITH(bool, flush)
-    SPDL__WITH(bool, deferred)
-    SPDL__WITH(bool, again)
-    SPDL__WITH(spdl_merge_order, merge_order)
-    SPDL__WITH(spdl_merge_fn, merge_fn)
-    SPDL__WITH(double, weight)
-    SPDL__WITH(int, retries)
-    SPDL__WITH(int, max_failures)
-    SPDL__WITH(double, max_failure_rate)
-    SPDL__WITH(spdl_drop_fn, on_drop)
-    SPDL__WITH(spdl_free_fn, free_item)
-    SPDL__WITH(spdl_free_fn, free_state)
-    SPDL__WITH(spdl_copy_fn, copy_item)
-    SPDL__WITH(bool, const_input)
-    SPDL__WITH(spdl_init_fn, init)
+    /* clang-format off */
+    SPDL__WITH(const char *, name)                SPDL__WITH(void *, ctx)
+    SPDL__WITH(int, concurrency)                  SPDL__WITH(int, max_concurrency)
+    SPDL__WITH(int, threads)                      SPDL__WITH(int, buffer_size)
+    SPDL__WITH(spdl_order, output_order)          SPDL__WITH(int, reorder_window)
+    SPDL__WITH(size_t, item_bytes)                SPDL__WITH(bool, drop_last)
+    SPDL__WITH(bool, drop_oldest)                 SPDL__WITH(bool, continuous)
+    SPDL__WITH(int, emits)                        SPDL__WITH(bool, flush)
+    SPDL__WITH(bool, deferred)                    SPDL__WITH(bool, again)
+    SPDL__WITH(spdl_merge_order, merge_order)     SPDL__WITH(spdl_merge_fn, merge_fn)
+    SPDL__WITH(double, weight)                    SPDL__WITH(int, retries)
+    SPDL__WITH(int, max_failures)                 SPDL__WITH(double, max_failure_rate)
+    SPDL__WITH(spdl_drop_fn, on_drop)             SPDL__WITH(spdl_free_fn, free_item)
+    SPDL__WITH(spdl_free_fn, free_state)          SPDL__WITH(spdl_copy_fn, copy_item)
+    SPDL__WITH(bool, const_input)                 SPDL__WITH(spdl_init_fn, init)
     SPDL__WITH(spdl_fini_fn, fini)
+    /* clang-format on */
 #undef SPDL__WITH
 #endif
 } spdl_stage;
