@@ -12927,13 +12927,11 @@ SPDL__COLD spdl_result spdl__check_inside(const spdl__plan *plan, int i) {
         const bool robin = order == SPDL_MERGE_ROBIN && !spdl__plan_sources(plan, branch);
         for (k = 0; k < sizeof(rules) / sizeof(rules[0]); ++k)
             if (rules[k].is && ((batches && rules[k].batches) || (robin && rules[k].robin)))
-                return spdl__row_error(
-                    plan, i,
-                    batches ? "%s: in a path that SPDL_MERGE_BATCHES joins, batches have to keep "
-                              "their order and number"
-                            : "%s: in a path of SPDL_MERGE_ROBIN the number of results has to be "
-                              "certain, or the merge could starve",
-                    rules[k].what);
+                return spdl__row_error(plan, i, "%s: in a path %s", rules[k].what,
+                                       batches ? "that SPDL_MERGE_BATCHES joins, batches have to "
+                                                 "keep their order and number"
+                                               : "of SPDL_MERGE_ROBIN the number of results has "
+                                                 "to be certain, or the merge could starve");
     }
     return SPDL_OK;
 }
@@ -12970,8 +12968,8 @@ SPDL__COLD spdl_result spdl__check_plan(spdl__plan *plan) {
     spdl_result result = spdl__check_desc(plan);
     int i;
     if (result == SPDL_OK && plan->count == 1)
-        result = spdl__row_error(plan, 0, "the only row; a pipeline needs at least a source and a "
-                                          "sink");
+        result = spdl__row_error(plan, 0,
+                                 "the only row; a pipeline needs at least a source and a sink");
     for (i = 0; i < plan->count && result == SPDL_OK; ++i) {
         result = spdl__check_fields(plan, i);
         if (result == SPDL_OK) result = spdl__check_rules(plan, i);
@@ -13003,10 +13001,10 @@ SPDL__COLD size_t spdl__node_batch_size(const spdl_pipeline *p, const spdl__plan
 
 /* The bytes of an item in the batches in place that row `i` feeds, or 0. */
 SPDL__COLD size_t spdl__row_feeds(const spdl__plan *plan, int i) {
-    const spdl_kind kind = plan->rows[i].kind;
-    if (kind != SPDL_KIND_SOURCE && kind != SPDL_KIND_PIPE) return 0;
-    if (plan->rows[i].next != NULL) return 0; /* it has no calls of spdl_buffer */
-    return plan->rows[i + 1].kind == SPDL_KIND_BATCH ? plan->rows[i + 1].item_bytes : 0;
+    const spdl_stage *row = &plan->rows[i];
+    if (row->kind != SPDL_KIND_SOURCE && row->kind != SPDL_KIND_PIPE) return 0;
+    if (row->next != NULL) return 0; /* it has no calls of spdl_buffer */
+    return row[1].kind == SPDL_KIND_BATCH ? row[1].item_bytes : 0;
 }
 
 SPDL__COLD int spdl__row_threads(const spdl_stage *row) {
@@ -13020,7 +13018,7 @@ SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     return spdl__row_feeds(plan, i) > 0 && row->item_bytes == 0 && !row->emits && !row->again &&
            row->output_order == SPDL_ORDER_INPUT &&
-           (row->kind != SPDL_KIND_SOURCE || spdl__row_threads(row) == 0);
+           (row->kind != SPDL_KIND_SOURCE || row->threads == 0);
 }
 
 /* The row with defaults in place of zeros. */
@@ -13028,20 +13026,17 @@ SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i, int thre
     const int at_sink = plan->rows[plan->count - 1].buffer_size;
     const bool routes_items = plan->rows[i].kind == SPDL_KIND_BRANCH &&
                               strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0;
+    const bool raises = plan->desc->autotune || (plan->doctor != NULL && plan->doctor->desc.raise);
+    const bool many = plan->rows[i].kind == SPDL_KIND_PIPE && !plan->rows[i].flush;
     spdl_stage row = plan->rows[i];
     if (row.next != NULL) row.fn = &spdl__from;
     row.threads = spdl__row_threads(&row);
-    if (row.kind == SPDL_KIND_PIPE && row.concurrency == 0 && row.threads > 0 && !row.flush)
-        row.concurrency = row.max_concurrency ? (int)spdl__min((uint64_t)row.threads,
-                                                               (uint64_t)row.max_concurrency)
-                                              : row.threads;
+    if (row.concurrency == 0 && many) row.concurrency = row.threads;
     if (row.concurrency == 0) row.concurrency = 1;
-    if (row.max_concurrency == 0) row.max_concurrency = row.concurrency;
-    if ((plan->desc->autotune ||
-         (plan->doctor != NULL && plan->doctor->desc.raise)) &&
-        row.kind == SPDL_KIND_PIPE && !row.flush && plan->rows[i].max_concurrency == 0 &&
-        threads > row.concurrency)
-        row.max_concurrency = threads;
+    if (row.max_concurrency == 0)
+        row.max_concurrency = raises && many && threads > row.concurrency ? threads
+                                                                          : row.concurrency;
+    if (row.concurrency > row.max_concurrency) row.concurrency = row.max_concurrency;
     if (i == plan->count - 2) row.buffer_size = at_sink ? at_sink : 3;
     if (row.buffer_size == 0 && spdl__row_places(plan, i)) /* they need no memory of their own */
         row.buffer_size = (int)spdl__min(SPDL__SITTING_ITEMS, (uint64_t)plan->rows[i + 1].size);
@@ -13220,8 +13215,9 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     if (window)
         node->settled = (uint32_t *)spdl__pipeline_alloc(p, node->settled_mask + 1,
                                                          sizeof(*node->settled));
-    if (edge->slots == NULL || node->counters == NULL || (row->deferred && !node->deferred) ||
-        (row->again && !node->again) || (window && !node->settled))
+    if (edge->slots == NULL || node->counters == NULL ||
+        (row->deferred && node->deferred == NULL) || (row->again && node->again == NULL) ||
+        (window && node->settled == NULL))
         return SPDL_E_NOMEM;
     /* not the first calls, as somebody waits for those; and a deferred one ends on no thread that
        could be measured */
