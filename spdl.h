@@ -8140,7 +8140,8 @@ struct spdl_task {
     spdl__list *list;
     spdl__deferred *deferred;
     spdl__again *again;  /* of a row with .again */
-    spdl__batch **split; /* a branch of batches: what goes down each path, NULL before */
+    spdl__batch **split; /* a branch of batches: what goes down each path, NULL before; is in */
+    spdl__batch *splits[SPDL_MAX_STAGES];
     void *no_state;      /* what spdl_state returns where there is none */
     spdl__meter meter;   /* of the worker */
     char text[SPDL_TEXT_BYTES];
@@ -8198,7 +8199,6 @@ struct spdl_pipeline {
     uint64_t seed;
     spdl__node *mix;  /* the merge of several sources, or NULL */
     spdl_task *task;  /* [worker] */
-    spdl__batch **split; /* [worker * SPDL_MAX_STAGES + path], for branches */
     spdl__tuner *tuner;
     uint64_t process;
     uint64_t start_ns;
@@ -9403,9 +9403,8 @@ SPDL__PRIVATE void spdl__task_discard(spdl_task *task) {
 
 /* An empty batch for each path of the branch; all or none. */
 SPDL__PRIVATE bool spdl__task_split(spdl_task *task, uint64_t number) {
-    spdl_pipeline *p = task->pipeline;
     int i;
-    task->split = &p->split[task->worker * SPDL_MAX_STAGES];
+    task->split = task->splits;
     for (i = 0; i < task->node->paths; ++i) {
         task->split[i] = spdl__batch_get(task->node->batches);
         if (task->split[i] == NULL) break;
@@ -12130,8 +12129,7 @@ SPDL__PRIVATE bool spdl__pipeline_abandon(spdl_pipeline *p, spdl__node *node, bo
     return true;
 }
 
-/* After halt: waits until no call is inside of a row. With `leave` those of sources on threads of
-   their own are abandoned. */
+/* After halt: waits until no call is inside of a row, or with `leave` abandons it if it can. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline,
                                                      bool leave) {
     spdl_result slept = SPDL_OK;
@@ -12200,8 +12198,7 @@ SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
 
 SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
 
-/* A stop waits until a rewind is over. One in a free_item that the rewind calls does not: that
-   drops everything anyway. */
+/* A stop waits until a rewind is over. One in a free_item that the rewind calls has no need to. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     for (;;) {
@@ -12310,7 +12307,6 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
     spdl__free(&allocator, p->group, (size_t)p->groups * sizeof(*p->group));
     spdl__free(&allocator, p->task, workers * sizeof(*p->task));
-    spdl__free(&allocator, p->split, workers * SPDL_MAX_STAGES * sizeof(*p->split));
     spdl__free(&allocator, p->local, workers * (size_t)p->count * sizeof(*p->local));
     spdl__free(&allocator, p->inits, workers);
     spdl__free(&allocator, p->tuner, sizeof(*p->tuner));
@@ -12871,8 +12867,7 @@ SPDL__COLD spdl_result spdl__check_pair(const spdl__plan *plan, int i, int from)
                            from, spdl__row_name(before), spdl__row_place(before).text, yields);
 }
 
-/* A row takes what those before it yield, a source takes nothing, and what comes out of a merge is
-   of one type. */
+/* A row takes what those before it yield, a source nothing; what a merge hands on has one type. */
 SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     const spdl_kind kind = plan->rows[i].kind;
     const char *takes = spdl__row_takes(&plan->rows[i]), *merged = spdl__row_yields(plan, i);
@@ -13012,8 +13007,7 @@ SPDL__COLD int spdl__row_threads(const spdl_stage *row) {
 }
 
 /* Whether calls of this row know where in a batch their items will lie: if none is dropped, that is
-   a matter of tickets. Not of a source that destroy may leave: it would write into a batch that is
-   gone. */
+   a matter of tickets. Not of a source that destroy may leave: the batch would be gone. */
 SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     return spdl__row_feeds(plan, i) > 0 && row->item_bytes == 0 && !row->emits && !row->again &&
@@ -13068,8 +13062,8 @@ SPDL__COLD void spdl__node_name(const spdl_pipeline *p, spdl__node *node, const 
     }
 }
 
-/* Which rows it reads from, and which group runs it. A polite worker whose turn is over looks for
-   nothing itself. */
+/* What a row reads from, and who runs it. A polite worker whose turn is over looks for nothing
+   itself: it wakes others for any row. */
 SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spdl__node *node) {
     const int i = node->index;
     const bool merge = node->row.kind == SPDL_KIND_MERGE, path = node->row.kind == SPDL_KIND_PATH;
@@ -13175,8 +13169,7 @@ SPDL__COLD uint64_t spdl__node_window(const spdl_pipeline *p, const spdl__node *
     return spdl__max(window, row->reorder_window ? (uint64_t)row->reorder_window : SPDL__WINDOW);
 }
 
-/* Blocks of a row that the pipeline itself may have in use; of a batch in place those that are
-   written into, too. */
+/* Blocks of a row that the pipeline itself may use at once; in place those written into, too. */
 SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *node) {
     uint64_t alive = spdl__batches_alive(p, node->index);
     if (node->row.kind == SPDL_KIND_BATCH && node->before->places)
@@ -13189,8 +13182,7 @@ SPDL__COLD void *spdl__pipeline_alloc(const spdl_pipeline *p, uint64_t count, si
     return spdl__alloc_zeroed(&p->allocator, (size_t)count, bytes, SPDL_CACHE_LINE);
 }
 
-/* The memory of a row: its edge, places for deferred calls, stamps for completion order with a
-   window, counters, and batches. */
+/* The memory of a row: its edge, counters, places for calls, stamps for a window, and batches. */
 SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
     const uint32_t calls = (uint32_t)row->max_concurrency;
@@ -13219,8 +13211,7 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
         (row->deferred && node->deferred == NULL) || (row->again && node->again == NULL) ||
         (window && node->settled == NULL))
         return SPDL_E_NOMEM;
-    /* not the first calls, as somebody waits for those; and a deferred one ends on no thread that
-       could be measured */
+    /* not the first calls: somebody waits for those; nor deferred ones, which end elsewhere */
     for (i = 0; i <= p->workers; ++i) node->counters[i].meter_due = row->deferred ? INT64_MAX : 1;
     for (k = 0; row->deferred && k < calls; ++k)
         node->deferred[k].next = k + 1 < calls ? k + 2 : 0;
@@ -13246,14 +13237,12 @@ SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     const uint64_t workers = (uint64_t)p->workers;
     int i;
     p->task = (spdl_task *)spdl__pipeline_alloc(p, workers, sizeof(*p->task));
-    p->split =
-        (spdl__batch **)spdl__pipeline_alloc(p, workers * SPDL_MAX_STAGES, sizeof(*p->split));
-    for (i = 0; p->task != NULL && i < p->workers; ++i) {
+    if (p->task == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i < p->workers; ++i) {
         p->task[i].pipeline = p;
         p->task[i].worker = i;
         p->task[i].meter.file = SPDL__NO_FILE;
     }
-    if (p->task == NULL || p->split == NULL) return SPDL_E_NOMEM;
     p->open = !p->has_hooks;
     if (!p->has_hooks) return SPDL_OK;
     p->local = (void **)spdl__pipeline_alloc(p, workers * (uint64_t)p->count, sizeof(*p->local));
