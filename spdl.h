@@ -462,8 +462,7 @@ SPDL_API void spdl_ring_stats(const spdl_ring *ring, spdl_ring_counters *counter
 
 /* ============================================================================================= */
 /* >>pool
-   A fixed set of worker threads. It runs jobs that are submitted to it, and the stages of the
-   pipelines that are attached to it.
+   A fixed set of worker threads that runs submitted jobs and the stages of attached pipelines.
 
    Guests. A program with a job system of its own lends its threads: a pool with guests = n has
    places for n of them at a time, and any thread may take one by spdl_pool_run, to do what a worker
@@ -495,8 +494,7 @@ typedef struct spdl_policy {
     int cpu_count;   /* 0: all that the process may use */
 } spdl_policy;
 
-/* What a profiler of yours (Tracy and the like) gets as it happens: a begin and its end come on the
-   same thread. */
+/* What a profiler of yours (Tracy and the like) gets as it happens, begin and end on one thread. */
 typedef enum spdl_event {
     SPDL_EVENT_THREAD_BEGIN, /* a worker, before its init; with the pool's name and its number */
     SPDL_EVENT_THREAD_END,
@@ -560,8 +558,7 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool);
 SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
                                       int64_t timeout_ns);
 
-/* Waits until no job is queued or running, those that others submit meanwhile included; without
-   workers it runs those that are queued.
+/* Waits until no job, old or new, is queued or running; without workers it runs those queued.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool.
    Threads: any but a worker of this pool.
    Blocks:  until then, or up to timeout_ns.
@@ -620,8 +617,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    the free_item of the stage that made it, unless the stage passed it on (*out == in) or took it
    with spdl_take. So stage functions never free their input, whatever happens. What
    spdl_pipeline_next hands out is the trainer's. NULL items are never passed to free_item.
-   Invariant: items made by source and stages = delivered + taken in by stages, skipped, failed or
-   freed at stop.
+   Items made = delivered + taken in by stages, skipped, failed or freed at a stop.
 
    One to many. A stage with .again may return SPDL_AGAIN: what is in *out goes on at once, and the
    stage is called again with the same input when there is room for the next result, until it
@@ -645,8 +641,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    batch; spdl_batch_free gives the block back.
    Blocks and buffers begin at a multiple of 64, are not cleared, come from desc.allocator, and are
    made with the pipeline (up to 256 MiB for each row, the rest when it is needed).
-   SPDL_UNBATCH() hands on the items of each batch one by one, with its number, except those that
-   were taken out.
+   SPDL_UNBATCH() hands on the items of each batch, but NULL, one by one, with the batch's number.
 
    Failures. A failed call is made again as often as .retries says; then its item is dropped (see
    .on_drop). While .max_failures or .max_failure_rate allows it, the flow goes on: each failure is
@@ -1089,8 +1084,7 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
    Owns:    nothing. */
 SPDL_API int spdl_pipeline_find(const spdl_pipeline *pipeline, const char *name);
 
-/* Changes the concurrency of a stage while the pipeline runs. Calls that are running go on; fewer
-   are begun from now on, or more.
+/* Changes the concurrency of a stage while the pipeline runs, for calls that begin from now on.
    Returns: SPDL_OK, SPDL_E_INVALID when there is no such row or it is no pipe, SPDL_E_LIMIT when
             concurrency is less than 1 or more than the max_concurrency of the row.
    Threads: any.
@@ -1116,8 +1110,7 @@ SPDL_API uint32_t spdl_pipeline_failed_stages(const spdl_pipeline *pipeline);
 
 /* The failure that ended the pipeline: stage, item and text.
    Returns: never NULL; result is SPDL_OK when there was no failure.
-   Threads: the trainer, after next has returned the failure; any, after a stop outside of stages
-            that returned SPDL_OK.
+   Threads: the trainer, after next has returned it; any, when a stop outside of stages was SPDL_OK.
    Blocks:  never.
    Owns:    the pipeline; valid until it is rewound or destroyed. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
@@ -1196,8 +1189,7 @@ SPDL_API bool spdl_stopping(const spdl_task *task);
 SPDL_API void spdl_take(spdl_task *task);
 
 /* Hands on one more result of this call, in a stage with .emits. Without .emits this is an error
-   that ends the pipeline, and more than .emits items make the call fail. (In a call that returns
-   SPDL_PENDING it is a line in the log.)
+   that ends the pipeline (with SPDL_PENDING only logged); more than .emits make the call fail.
    Returns: SPDL_OK, SPDL_E_NOMEM, SPDL_E_INVALID when the row does not say .emits or says less.
    Threads: a stage.
    Blocks:  never.
@@ -1205,8 +1197,8 @@ SPDL_API void spdl_take(spdl_task *task);
 SPDL_API spdl_result spdl_emit(spdl_task *task, void *item);
 
 /* In a stage with .again: what the calls for one input share. NULL when the input is new; what is
-   stored there is destroyed with the row's free_state when the last of them has returned, before
-   the input is, or when the pipeline stops.
+   stored there is destroyed with free_state of the row, before the input, when the last of them has
+   returned, or the pipeline stops.
    Returns: where it is; never NULL.
    Threads: a stage.
    Blocks:  never.
@@ -3302,8 +3294,7 @@ SPDL__UNUSED static const spdl_function spdl__file_rows[7];
 
 /* ============================================================================================= */
 /* >>cpp
-   Thin C++ forms of what C does with compound literals, and rows of lambdas. Nothing here needs a
-   header of the C++ library. */
+   Thin forms of what C does with compound literals, and rows of lambdas, without any C++ header. */
 
 #ifdef __cplusplus
 template <bool none> inline int spdl__no_fields(int line) {
@@ -3381,8 +3372,7 @@ template <class Exception> static spdl_result spdl__thrown(spdl_task *task, long
 }
 #endif
 
-/* The name of a type, "[with T = Image]" or so. Those are compared with each other only: SPDL_FN
-   has a type as it was written. */
+/* The name of a type, "[with T = Image]" or so: compared with its like only, not with SPDL_FN's. */
 template <class T> struct spdl__type {
     static const char *name() {
         const char *text = __PRETTY_FUNCTION__;
@@ -3423,9 +3413,8 @@ static spdl_stage spdl__called_row(spdl_kind kind, const char *name, Call *call,
 /* Rows of lambdas, with the arguments and the result of a stage function (a source takes void *):
        auto load = [&](spdl_task *task, Path *in, Image **out) { ...; return SPDL_OK; };
        spdl_pipe<Path, Image>("load", load).with_concurrency(4).with_free_item(spdl_delete<Image>)
-   The row has the address of `load`, which must outlive the pipeline, in place of a ctx, and with a
-   concurrency several threads call it at the same time. A lambda without captures, or a function,
-   may be written in place. */
+   The row has the address of `load`, which must outlive the pipeline, in place of a ctx; as many
+   threads as `concurrency` says call it at a time. One without captures may be written in place. */
 template <class In, class Out, class Call>
 static spdl_stage spdl_pipe(const char *name, Call &call, const char *file = __builtin_FILE(),
                             int line = __builtin_LINE()) {
@@ -9973,13 +9962,11 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL 
 /* ============================================================================================= */
 /* >>batch-impl
    Rows that gather items into batches: they call nothing, so a step does all there is to do while
-   the row's word is held. One worker at a time steps; an open batch and what it holds belong to the
-   row. */
+   the row's word is held. One worker at a time steps; the row owns its open batch and the items. */
 
 #define SPDL__COPIED 32 /* items that a step copies into a batch in place or leaves out, at most */
 
-/* What a step of a batch row or a merge has to free when the word was let go of: such items and a
-   batch, or the batches of all paths. */
+/* What a step frees when the word was let go of: such items and a batch, or those of all paths. */
 typedef struct spdl__leavings {
     int count;
     spdl__item item[SPDL__COPIED + 1];
@@ -10286,8 +10273,8 @@ SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
     return product;
 }
 
-/* Whether a / a_weight < b / b_weight, exactly: compares a * b_weight with b * a_weight, the one
-   with the smaller exponent shifted down. */
+/* Whether a / a_weight < b / b_weight, exactly: of a * b_weight and b * a_weight the one with the
+   smaller exponent is shifted down. */
 SPDL__PRIVATE bool spdl__weight_less(uint64_t a, double a_weight, uint64_t b, double b_weight) {
     int ea, eb, shift;
     spdl__wide x = spdl__wide_product(a, spdl__weight_split(b_weight, &eb));
@@ -10348,8 +10335,7 @@ SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node
     return spdl__merge_turn(p, node, &seen) >= 0;
 }
 
-/* What merge_fn says: a path to take from, or -1 to wait. An answer that would never let anything
-   through is a failure. */
+/* A path to take from, as merge_fn says, or -1 to wait. To wait for ever is a failure. */
 SPDL__PRIVATE int spdl__merge_ask(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen) {
     const int paths = node->paths;
     const int choice = node->row.merge_fn(node->row.ctx, seen->ready, paths);
@@ -10491,8 +10477,7 @@ SPDL__PRIVATE bool spdl__merge_once(spdl_pipeline *p, spdl__node *node, spdl__co
     return spdl__merge_one(p, node, &seen, now);
 }
 
-/* One step of a batch row or a merge: as many items as there are and room for. Whether anything was
-   done. */
+/* A step of a batch row or a merge, as far as there are items and room. Whether it did anything. */
 SPDL__PRIVATE bool spdl__gather_step(const spdl__group *group, spdl__node *node, int worker) {
     spdl_pipeline *p = group->pipeline;
     spdl__counters *counters = &node->counters[worker];
@@ -10673,9 +10658,9 @@ SPDL__PRIVATE void spdl__deferred_settle(spdl_pipeline *p, spdl__node *node, spd
 SPDL__PRIVATE spdl__deferred_state spdl__deferred_claim(spdl__deferred *call, uint64_t generation) {
     if (spdl__deferred_move(call, generation, SPDL__DEFERRED_ARMED, SPDL__DEFERRED_COMPLETING))
         return SPDL__DEFERRED_ARMED;
-    return spdl__deferred_move(call, generation, SPDL__DEFERRED_WAITING, SPDL__DEFERRED_SETTLING)
-               ? SPDL__DEFERRED_WAITING
-               : SPDL__DEFERRED_FREE;
+    if (spdl__deferred_move(call, generation, SPDL__DEFERRED_WAITING, SPDL__DEFERRED_SETTLING))
+        return SPDL__DEFERRED_WAITING;
+    return SPDL__DEFERRED_FREE;
 }
 
 SPDL__PRIVATE spdl_result spdl__complete(spdl_deferred deferred, spdl_result result, void *item,
@@ -11565,8 +11550,7 @@ SPDL__COLD void spdl__tune_idle(spdl_pipeline *p) {
     t->reason = reason;
 }
 
-/* The trainer, with an item in its hands. The first look is not acted on: pages, caches and
-   connections are new. */
+/* The trainer, with an item in its hands. The first look, of cold caches, is not acted on. */
 SPDL__COLD void spdl__tune(spdl_pipeline *p, uint64_t now) {
     spdl__tuner *t = p->tuner;
     const bool first = t->last.elapsed_ns == 0;
