@@ -12276,17 +12276,15 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         (void)spdl__os_file_close(p->task[i].meter.file);
     for (i = 0; p->node != NULL && i < p->count; ++i) {
         spdl__node *node = &p->node[i];
+        const size_t calls = (size_t)node->row.max_concurrency;
         if (node->batches != NULL) spdl__batch_pool_drop(node->batches, NULL);
         if (node->buffers != NULL) spdl__batch_pool_drop(node->buffers, NULL);
         spdl__freelist_release(&node->freelist);
         spdl__free(&allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->counters, (workers + 1) * sizeof(*node->counters));
-        spdl__free(&allocator, node->deferred,
-                   (size_t)node->row.max_concurrency * sizeof(*node->deferred));
-        spdl__free(&allocator, node->again,
-                   (size_t)node->row.max_concurrency * sizeof(*node->again));
-        spdl__free(&allocator, node->settled,
-                   (size_t)(node->settled_mask + 1) * sizeof(*node->settled));
+        spdl__free(&allocator, node->deferred, calls * sizeof(*node->deferred));
+        spdl__free(&allocator, node->again, calls * sizeof(*node->again));
+        spdl__free(&allocator, node->settled, (size_t)(node->settled_mask + 1) * sizeof(uint32_t));
     }
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
     spdl__free(&allocator, p->group, (size_t)p->groups * sizeof(*p->group));
@@ -12302,9 +12300,11 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     spdl__free(&allocator, p, sizeof(*p));
 }
 
-/* Quiet and purged: the edge is empty, at the ticket its row will promise next, and what was in it
-   counts as neither taken nor dropped. Room is as at the start. */
-SPDL__PRIVATE void spdl__edge_rewind(spdl__node *node, uint64_t now) {
+/* Quiet and purged: as create has left it, but for the position. The edge is empty, at the ticket
+   that is promised next, and what was in it counts as neither taken nor dropped. */
+SPDL__PRIVATE void spdl__node_rewind(const spdl_pipeline *p, spdl__node *node,
+                                     const spdl__start *start, uint64_t now) {
+    const spdl__position *at = &start->at;
     spdl__edge *edge = &node->out;
     const uint64_t promised = spdl__claim_position(node, spdl__load(node->word));
     const uint64_t head = node->by_ticket ? promised : spdl__load_relaxed(&edge->tail);
@@ -12317,12 +12317,6 @@ SPDL__PRIVATE void spdl__edge_rewind(spdl__node *node, uint64_t now) {
     if (spdl__load_relaxed(&edge->gap_since) == 0) spdl__store_relaxed(&edge->gap_since, now);
     spdl__store(&edge->word, head << SPDL__HEAD_BITS | SPDL__STOPPED);
     node->first = head;
-}
-
-/* As create has left it, but for the position. */
-SPDL__PRIVATE void spdl__node_rewind(const spdl_pipeline *p, spdl__node *node,
-                                     const spdl__start *start) {
-    const spdl__position *at = &start->at;
     spdl__store_relaxed32(&node->flushed, 0);
     spdl__store_relaxed32(&node->turn, 0);
     spdl__store_relaxed(&node->taken, 0);
@@ -12352,8 +12346,7 @@ SPDL__PRIVATE void spdl__pipeline_restart(spdl_pipeline *p, const spdl__start *s
     const uint64_t now = spdl_time_ns();
     int i;
     spdl__pipeline_purge(p, 0);
-    for (i = 0; i < p->count; ++i) spdl__edge_rewind(&p->node[i], now);
-    for (i = 0; i < p->count; ++i) spdl__node_rewind(p, &p->node[i], start);
+    for (i = 0; i < p->count; ++i) spdl__node_rewind(p, &p->node[i], start, now);
     spdl__store32(&p->failed, 0);
     spdl__store32(&p->late, 0);
     spdl__error_clear(&p->error);
