@@ -999,8 +999,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
    Returns: nothing; NULL is allowed.
    Threads: owner; no other call on the pipeline may be running; not on a worker of its pool.
    Blocks:  until the stage functions that are running have returned, except as above, and every
-            deferred call was completed; with init rows on a shared pool also until each worker has
-            been free once.
+            deferred call was completed; with init rows on a shared pool until each was free once.
    Owns:    the pipeline and every item still inside are freed; what was handed out stays valid. */
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
 
@@ -1008,9 +1007,8 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    returns how it ended: SPDL_END, or the error that ended the pipeline early (items made before it
    are delivered first), or SPDL_CLOSED after a stop. With a continuous source SPDL_END is returned
    once for each epoch, and the next call goes on with the next one.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, a negative result (see
-            spdl_pipeline_error), SPDL_E_INVALID when another thread is inside, and in the child of
-            a fork.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
+            SPDL_E_INVALID when another thread is inside, and in the child of a fork.
    Threads: one at a time (the trainer). Wait-free when an item is ready.
    Blocks:  until there is an item or the end, or up to timeout_ns. With workers = 0 the stages run
             inside this call, and the timeout is looked at between their calls.
@@ -1253,8 +1251,7 @@ typedef struct spdl_deferred {
 } spdl_deferred;
 
 /* Announces that this call, in a stage with .deferred, returns SPDL_PENDING and is completed later:
-   the worker is free meanwhile, the call counts in the concurrency of its stage. `in` stays valid
-   until then.
+   the worker is free, the call counts in the stage's concurrency, and `in` stays valid until then.
    Returns: what spdl_complete takes; its pipeline is NULL when the row does not say .deferred.
    Threads: a stage.
    Blocks:  never.
