@@ -8126,10 +8126,10 @@ struct spdl_task {
     spdl__list *list;
     spdl__deferred *deferred;
     spdl__again *again;  /* of a row with .again */
-    spdl__batch **split; /* a branch of batches: what goes down each path, NULL before; is in */
-    spdl__batch *splits[SPDL_MAX_STAGES];
+    spdl__batch **split; /* a branch of batches: what goes down each path, NULL before */
     void *no_state;      /* what spdl_state returns where there is none */
     spdl__meter meter;   /* of the worker */
+    spdl__batch *splits[SPDL_MAX_STAGES]; /* where `split` is; spdl_defer does not copy it */
     char text[SPDL_TEXT_BYTES];
 };
 
@@ -10578,7 +10578,7 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
         call = task->deferred = &node->deferred[node->deferred_free - 1];
         node->deferred_free = call->next;
         spdl__spin_unlock(&node->deferred_lock);
-        call->task = *task;
+        memcpy(&call->task, task, offsetof(spdl_task, splits)); /* without what is large */
         call->task.call_error = call->task.row_error = false; /* see task_misused */
         spdl__store(&call->state, (spdl__load(&call->state) >> 3 << 3) | SPDL__DEFERRED_ARMED);
     }
