@@ -723,8 +723,8 @@ typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_n
 
 /* A call has failed for good, retries included, whether that is tolerated or ends the pipeline: the
    place to note what was dropped. `item` is the input of the call, borrowed; NULL if it was a
-   source's or that of .flush, or has taken its input. Called on the thread of the call (or in
-   spdl_complete), by as many at a time as the row has calls. */
+   source's or that of .flush, or has taken its input. Not for SPDL_SKIP. Called on the thread of
+   the call (or in spdl_complete), by as many at a time as the row has calls. */
 typedef void (*spdl_drop_fn)(void *ctx, void *item, const spdl_error *error);
 
 typedef enum spdl_kind {
