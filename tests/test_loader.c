@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #include <unistd.h>
 static int forks_left = -1; /* a fork that fails after so many; -1: none does */
-static inline int fork_or_not(void);
+__attribute__((unused)) static int fork_or_not(void);
 #define SPDL_FORK fork_or_not
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
@@ -15,7 +15,7 @@ static inline int fork_or_not(void);
 #include <sched.h>
 #include <sys/prctl.h>
 
-static inline int fork_or_not(void) {
+static int fork_or_not(void) {
     if (forks_left == 0) {
         errno = EAGAIN;
         return -1;
@@ -949,7 +949,7 @@ static void limits_of_the_process(void) {
     all_gone();
 }
 
-static inline void file_at(const char *folder, const char *name, const char *text) {
+SPDL__UNUSED static void file_at(const char *folder, const char *name, const char *text) {
     char path[256];
     FILE *file;
     (void)snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -1266,7 +1266,7 @@ static void stats_are_those_of_all_children(void) {
 }
 
 /* How often a text is in a file. */
-static inline int times_in(const char *path, const char *what) {
+SPDL__UNUSED static int times_in(const char *path, const char *what) {
     FILE *file = fopen(path, "r");
     char *text = (char *)calloc(1, 1 << 22), *at = text;
     int times = 0;
