@@ -134,7 +134,8 @@ tsan: ## the tests under ThreadSanitizer
 
 .PHONY: portable
 portable: ## the tests on the waits and barriers of other systems
-	@$(MAKE) test MODE=portable
+	@$(MAKE) test MODE=portable T="$(or $(T),$(filter-out cuda% ring% $(SAME),\
+	    $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))) stress)"
 
 .PHONY: stress
 stress: ## the rings under stress at length: 1e9 items through SPSC rings, 1e8 through MPMC
