@@ -1,7 +1,7 @@
 /* mpi_train.c - a training on several machines: each rank takes its part of one global shuffle, and
    the run goes on from a checkpoint on any number of ranks. The losses are the same for 1, 2 and 4
    ranks, bit for bit: gradients are summed as whole numbers (of 2^-32), in whatever order. With
-   --loaders n the last n ranks only load, for trainers whose own processors are full.
+   `loaders n` the last n ranks only load, for trainers whose own processors are full.
 
    Needs:  libopenmpi-dev openmpi-bin
    Build:  mpicc -O2 -I. examples/mpi_train.c -o mpi_train -lpthread -lm
@@ -16,11 +16,9 @@
 
 enum { GLOBAL = 32, RANKS = 32, IMAGES = 2000, SLOPES = sizeof(layers) / sizeof(float) };
 #define ONE 4294967296.0
-
 typedef struct { char at[SPDL_STATE_BYTES]; } position;
 typedef struct { spdl_sampler *sampler; spdl_pipeline *p; } share;
 typedef struct { long step; int world; double loss; model net; position of[RANKS]; } checkpoint;
-
 static uint8_t pixels[IMAGES][PIXELS], labels[IMAGES];
 static size_t images;
 static uint64_t hash;
@@ -61,14 +59,6 @@ SPDL_FN(decode, spdl_index, sample) {
     free(one);
     if (slow == rank) nanosleep(&(struct timespec){ 0, 2000000 }, NULL);
     return SPDL_OK;
-}
-
-static bool save(const char *path, const checkpoint *c) {
-    char fresh[300]; /* a kill while it is written leaves the old one */
-    snprintf(fresh, sizeof fresh, "%s.new", path);
-    FILE *file = fopen(fresh, "wb");
-    const bool good = file && fwrite(c, sizeof *c, 1, file) == 1 && fclose(file) == 0;
-    return good && rename(fresh, path) == 0;
 }
 
 /* The pipeline of one trainer, which goes on where the trainers of the checkpoint were. */
@@ -152,6 +142,7 @@ int main(int argc, char **argv) {
     static position after;
     share of[RANKS] = { { NULL, NULL } };
     const char *path = NULL;
+    char fresh[300];
     int steps = 90, loaders = 0;
     MPI_Comm comm;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &world); /* workers do not call MPI */
@@ -170,9 +161,8 @@ int main(int argc, char **argv) {
     read_digits("examples/data/digits_train_*.npz");
     model_init(&c.net, 1998);
     FILE *file = path ? fopen(path, "rb") : NULL;
-    if (file && (fread(&c, sizeof c, 1, file) != 1 || c.world < 1 || c.world > RANKS))
-        fail(path, 0);
-    if (file) fclose(file);
+    if (file && (fread(&c, sizeof c, 1, file) != 1 || fclose(file) || c.world < 1 ||
+        c.world > RANKS)) fail(path, 0);
     const long begin = c.step;
     for (int t = 0; t < trainers; t++)
         if (rank == (loaders ? trainers + t % loaders : t)) of[t] = open_share(t, &c);
@@ -195,7 +185,10 @@ int main(int argc, char **argv) {
     }
     MPI_Gather(&after, sizeof after, MPI_BYTE, c.of, sizeof after, MPI_BYTE, 0, comm);
     c.world = trainers;
-    if (path && rank == 0 && c.step > begin && !save(path, &c)) fail(path, 0);
+    (void)snprintf(fresh, sizeof fresh, "%s.new", path ? path : ""); /* a kill leaves the old one */
+    file = path && rank == 0 && c.step > begin ? fopen(fresh, "wb") : NULL;
+    if (file && (fwrite(&c, sizeof c, 1, file) != 1 || fclose(file) || rename(fresh, path)))
+        fail(path, 0);
     if (rank == 0) printf("step %ld, loss %.17g\n", c.step, c.loss);
     for (int t = 0; t < trainers; t++) {
         if (of[t].p) spdl_pipeline_stats(of[t].p, &stats);

@@ -72,12 +72,12 @@ part tsan "$make" -s tsan CC=clang T="$(ls tests/test_*.c |
     sed -e 's:tests/test_::' -e 's:\.c$:.:' | grep -vE 'npz|inflate|cuda|condvar' |
     tr '\n' ' ') npz.many stress"
 part model "$make" -s model
-part cross "$make" -s cross
 
 # The others, the long ones first, with as many at a time as there are processors.
 mkfifo build/check/places || exit 1
 exec 3<>build/check/places
 for _ in $(seq "$(getconf _NPROCESSORS_ONLN)"); do echo >&3; done
+beside cross "$make" -s cross
 beside cuda-clang "$make" -s test-cuda CUDA_TESTS="clang-asan clang-tsan"
 beside cuda "$make" -s test-cuda CUDA_TESTS="compiles gcc valgrind"
 beside fuzz "$make" -s check-fuzz CC=clang FUZZ_RUNS=5000

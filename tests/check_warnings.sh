@@ -42,8 +42,7 @@ if [ "$1" = --one ]; then
     exit 0
 fi
 
-# The modes of the headers, as files. (The implementation of spdl_cuda.h needs the CUDA headers:
-# check_cuda.sh.)
+# The modes of the headers, as files. (The implementation of spdl_cuda.h: check_cuda.sh.)
 modes=$scratch/modes
 mkdir "$modes"
 printf '#include "%s"\n' spdl.h spdl_cuda.h >"$modes/declaration"

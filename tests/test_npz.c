@@ -1568,7 +1568,7 @@ static void truncated_at_every_length(void) {
 }
 
 /* An archive with a flipped bit is refused or read as it was; CRCs are what makes that so, hence a
-   .npy file is only not to do harm. */
+   .npy file is only not to do harm. (With a sanitizer each third bit: some of each byte.) */
 static void every_bit_flipped(void) {
     for (size_t i = 0; i < SMALL_FILES; ++i) {
         bytes file = fixture(small_files[i]);
@@ -1576,7 +1576,7 @@ static void every_bit_flipped(void) {
         const uint32_t sum = use_all(file.at, file.count, &failed);
         const bool archive = strstr(small_files[i], ".npz") != NULL;
         uint8_t *copy = exact(file.at, file.count);
-        for (size_t bit = 0; bit < 8 * file.count; ++bit) {
+        for (size_t bit = 0; bit < 8 * file.count; bit += TEST_SANITIZED ? 3 : 1) {
             uint32_t flipped;
             copy[bit / 8] ^= (uint8_t)(1u << bit % 8);
             flipped = use_all(copy, file.count, &failed);
