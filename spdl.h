@@ -21350,7 +21350,7 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, int child, uint64_t 
         return SPDL_OK;
     }
 #if SPDL__OS_PROCESSES
-    if (!spdl__backoff(round, SPDL_YIELDS)) return spdl__loader_sleep(l, child, deadline);
+    if (!spdl__backoff(round, SPDL__IDLE_YIELDS)) return spdl__loader_sleep(l, child, deadline);
 #endif
     (void)round;
     return SPDL_OK;
