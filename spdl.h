@@ -20157,7 +20157,7 @@ SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
 /* --- the slots of a child --- */
 
 /* A block of the row that makes the batches is a slot; by its alignment it is told from what else
-   the same allocator gives. */
+   the same allocator gives. To take one pairs with the stores of 0: who had it is done with it. */
 SPDL__PRIVATE void *spdl__child_alloc(size_t bytes, size_t align, void *user) {
     const spdl__child *child = (const spdl__child *)user;
     const spdl__layout *y = &child->loader->layout;

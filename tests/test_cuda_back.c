@@ -729,18 +729,7 @@ static double overlap(uint64_t there_ns, uint64_t kernel_ns) {
 }
 
 static void there_kernels_and_back_overlap(void) {
-    static const uint64_t ms[3][2] = { { 4, 4 }, { 2, 6 }, { 6, 2 } };
-    int i, tries;
-    for (i = 0; i < 3; ++i) {
-        double best = 0, e;
-        for (tries = 0; tries < 5 && best < 0.85; ++tries) {
-            e = overlap(ms[i][0] * 1000000, ms[i][1] * 1000000);
-            if (e > best) best = e;
-        }
-        printf("   overlap %.3f: copies %d ms there and back, kernel %d ms\n", best, (int)ms[i][0],
-               (int)ms[i][1]);
-        CHECK(best >= 0.85);
-    }
+    flow_overlaps(overlap, "copies there and back");
 }
 
 /* How many lines of a trace have this text, and the latest time on them in ms. */

@@ -1952,17 +1952,7 @@ static double overlap(uint64_t copy_ns, uint64_t kernel_ns) {
 }
 
 static void copies_hide_behind_kernels(void) {
-    static const uint64_t ms[3][2] = { { 4, 4 }, { 2, 6 }, { 6, 2 } };
-    int i, tries;
-    for (i = 0; i < 3; ++i) {
-        double best = 0, e;
-        for (tries = 0; tries < 5 && best < 0.85; ++tries) {
-            e = overlap(ms[i][0] * 1000000, ms[i][1] * 1000000);
-            if (e > best) best = e;
-        }
-        printf("   overlap %.3f: copy %d ms, kernel %d ms\n", best, (int)ms[i][0], (int)ms[i][1]);
-        CHECK(best >= 0.85);
-    }
+    flow_overlaps(overlap, "copy");
 }
 
 /* ---- an edge is missing ---- */
