@@ -743,79 +743,39 @@ typedef enum spdl_kind {
 /* The order in which a stage hands on its results. */
 typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
 
-/* Which path a merge takes its next item from. */
-typedef enum spdl_merge_order {
-    SPDL_MERGE_READY,   /* whichever has one, in turn */
-    SPDL_MERGE_ROBIN,   /* each in turn, waiting for it until it has ended, or its epoch has. In a
-                           branch: if others are full meanwhile, and as many items wait as the
-                           branch allows, the pipeline fails, with a text that says "starved":
-                           .buffer_size of SPDL_PATH and of SPDL_BRANCH are by how many items a path
-                           may be ahead. What makes that uncertain is refused in the paths: .emits,
-                           .again, .flush, .max_failures, .max_failure_rate, SPDL_UNBATCH */
-    SPDL_MERGE_BATCHES, /* one batch from each, joined in the order of the paths */
-    SPDL_MERGE_CHOICE,  /* what merge_fn says */
-    SPDL_MERGE_WEIGHTED /* of several sources: the path for which (items taken in this epoch + 1) /
-                           .weight is smallest, the first of those that are equal, waiting for it
-                           as SPDL_MERGE_ROBIN does. Exact, so always in the same order; when a
-                           path ends the rest keep their ratios */
-} spdl_merge_order;
-
-/* Which of `paths` paths to take from: ready[i] is 1 when path i has an item, 0 when it may get
-   one, -1 when it has none until the next epoch or for good. A path that is not ready is waited
-   for; less than 0: wait for any. Asked when some path has an item, and again when `ready` has
-   changed. It is an error to name a path that does not exist or can never become ready: no path is
-   at 0, or others are full (see SPDL_MERGE_ROBIN). It has to be quick, and not to call the library:
-   nobody else may take from the paths meanwhile. */
-typedef int (*spdl_merge_fn)(void *ctx, const signed char *ready, int paths);
-
 /* One row, made by the macros below; zero is the default. */
 typedef struct spdl_stage {
     spdl_kind kind SPDL__ZERO;
     const spdl_function *fn SPDL__ZERO;
     const char *type SPDL__ZERO;        /* feed, SPDL_FROM: the type of its items */
     spdl_next_fn next SPDL__ZERO;       /* SPDL_FROM: what yields the items */
-    void *source SPDL__ZERO;            /* its first argument */
     const char *file SPDL__ZERO;        /* with line: where the row was written */
     int size SPDL__ZERO;                /* batch: items in a batch */
     const char *name SPDL__ZERO;        /* default: the name of the function, "batch" or so; the
                                            second of a name is called "name#2" */
-    void *ctx SPDL__ZERO;               /* spdl_ctx(task) */
-    int concurrency SPDL__ZERO;         /* pipe: calls at the same time, a hard bound; default 1,
-                                           with .threads as many (1 with .flush) */
-    int max_concurrency SPDL__ZERO;     /* pipe: upper bound for autotune and set_concurrency;
-                                           default: `concurrency`, with autotune as many as there
-                                           are threads: set 1 if only one may be in the function */
-    int threads SPDL__ZERO;             /* source, pipe: runs on so many threads of its own; 1 for a
-                                           source that may block, see spdl_pipeline_destroy */
-    int buffer_size SPDL__ZERO;         /* finished items that may wait; default 2, sink 3, branch
-                                           (see Branches above) 32, or 2 where they are batches */
-    spdl_order output_order SPDL__ZERO; /* pipe: default input order */
-    int reorder_window SPDL__ZERO;      /* pipe: see Order above */
+    void *ctx SPDL__ZERO;               /* spdl_ctx(task); SPDL_FROM: the first argument of next */
+    int concurrency SPDL__ZERO;         /* pipe: calls at the same time, a hard bound; default 1. Who
+                                           writes 1 says that there may never be more */
+    int threads SPDL__ZERO;             /* source: 1 for one that may block: it gets a thread of its
+                                           own, see spdl_pipeline_destroy */
+    int buffer_size SPDL__ZERO;         /* finished items that may wait; default 2, sink 3, in front
+                                           of a batch its size, branch 32 */
+    spdl_order output_order SPDL__ZERO; /* pipe, merge: default input order */
     size_t item_bytes SPDL__ZERO;       /* source, pipe: of spdl_buffer; batch: of an item, whose
                                            bytes lie in the batch: see Memory that is used again */
     bool drop_last SPDL__ZERO;          /* batch: drop the last one when it is not full */
-    bool drop_oldest SPDL__ZERO;        /* feed: when full, an old item makes way for a new one */
+    bool drop_oldest SPDL__ZERO;        /* feed: when it is full, drop the oldest item */
     bool continuous SPDL__ZERO;         /* source: starts over after SPDL_END */
-    int emits SPDL__ZERO;               /* source, pipe: a call may give so many to spdl_emit */
     bool flush SPDL__ZERO;              /* pipe: called once more at the end; concurrency 1 */
     bool deferred SPDL__ZERO;           /* pipe: may return SPDL_PENDING */
     bool again SPDL__ZERO;              /* pipe: may return SPDL_AGAIN */
-    spdl_merge_order merge_order SPDL__ZERO;
-    spdl_merge_fn merge_fn SPDL__ZERO;  /* merge: gets the row's ctx */
-    double weight SPDL__ZERO;           /* path, with SPDL_MERGE_WEIGHTED: more than 0 */
-    int retries SPDL__ZERO;             /* a call that fails is repeated so many times */
     int max_failures SPDL__ZERO;        /* 0: the first one is fatal; n: n are tolerated; -1: any
                                            number is. See Failures above */
-    double max_failure_rate SPDL__ZERO; /* instead: a share in (0,1], judged from 100 calls on */
     spdl_drop_fn on_drop SPDL__ZERO;    /* sees the input of a failed call; gets the row's ctx */
     spdl_free_fn free_item SPDL__ZERO;  /* destroys what this stage makes; default: nothing to do */
     spdl_free_fn free_state SPDL__ZERO; /* again: destroys what spdl_state holds */
     spdl_copy_fn copy_item SPDL__ZERO;  /* source, pipe: another item like this one: see >>doctor */
-    bool const_input SPDL__ZERO;        /* pipe: it does not change its input, take it or pass it
-                                           on: it may be called with the same one again, even
-                                           twice at a time. See >>doctor */
-    spdl_init_fn init SPDL__ZERO;       /* on each worker, before any call of any stage; for guests
-                                           of the pool create calls it */
+    spdl_init_fn init SPDL__ZERO;       /* on each worker, before its first call of this stage */
     spdl_fini_fn fini SPDL__ZERO;       /* on each worker that ran init; for guests: in destroy */
     int line SPDL__ZERO;
 #ifdef __cplusplus
@@ -829,20 +789,15 @@ typedef struct spdl_stage {
     }
     /* clang-format off */
     SPDL__WITH(const char *, name)                SPDL__WITH(void *, ctx)
-    SPDL__WITH(int, concurrency)                  SPDL__WITH(int, max_concurrency)
-    SPDL__WITH(int, threads)                      SPDL__WITH(int, buffer_size)
-    SPDL__WITH(spdl_order, output_order)          SPDL__WITH(int, reorder_window)
+    SPDL__WITH(int, concurrency)                  SPDL__WITH(int, threads)
+    SPDL__WITH(int, buffer_size)                  SPDL__WITH(spdl_order, output_order)
     SPDL__WITH(size_t, item_bytes)                SPDL__WITH(bool, drop_last)
     SPDL__WITH(bool, drop_oldest)                 SPDL__WITH(bool, continuous)
-    SPDL__WITH(int, emits)                        SPDL__WITH(bool, flush)
-    SPDL__WITH(bool, deferred)                    SPDL__WITH(bool, again)
-    SPDL__WITH(spdl_merge_order, merge_order)     SPDL__WITH(spdl_merge_fn, merge_fn)
-    SPDL__WITH(double, weight)                    SPDL__WITH(int, retries)
-    SPDL__WITH(int, max_failures)                 SPDL__WITH(double, max_failure_rate)
+    SPDL__WITH(bool, flush)                       SPDL__WITH(bool, deferred)
+    SPDL__WITH(bool, again)                       SPDL__WITH(int, max_failures)
     SPDL__WITH(spdl_drop_fn, on_drop)             SPDL__WITH(spdl_free_fn, free_item)
     SPDL__WITH(spdl_free_fn, free_state)          SPDL__WITH(spdl_copy_fn, copy_item)
-    SPDL__WITH(bool, const_input)                 SPDL__WITH(spdl_init_fn, init)
-    SPDL__WITH(spdl_fini_fn, fini)
+    SPDL__WITH(spdl_init_fn, init)                SPDL__WITH(spdl_fini_fn, fini)
     /* clang-format on */
 #undef SPDL__WITH
 #endif
@@ -859,7 +814,6 @@ typedef struct spdl_batch {
 } spdl_batch;
 
 typedef struct spdl_pipeline spdl_pipeline;
-struct spdl__deal;
 
 typedef struct spdl_pipeline_desc {
     int workers;              /* threads of its own pool; 0: the thread in next does all the work */
@@ -867,12 +821,10 @@ typedef struct spdl_pipeline_desc {
     const char *name;         /* names the threads; default "spdl" */
     spdl_policy policy;       /* of its own threads */
     size_t stack_bytes;       /* of each of them; 0: the system's default */
-    bool autotune;            /* concurrency is tuned while it runs, from 1 to max_concurrency, of
-                                 all pipes without flush. What it does, and why it does nothing,
-                                 is logged as SPDL_LOG_INFO; see >>tune-impl */
-    double cpu_budget;        /* autotune: processors the stages may use; default: 40 % of them */
-    double tune_seconds;      /* autotune: the least time between two decisions; default 0.5 */
+    int64_t next_works_ns;    /* the thread in next runs stages too, while it would wait, but none
+                                 whose mean call is longer than this; 0: none, SPDL_FOREVER: all */
     spdl_allocator allocator;
+    spdl_allocator blocks;    /* of batches and buffers; default: allocator */
     spdl_logger logger;
     spdl_profiler profiler;   /* see >>pool; default: that of `pool` */
     spdl_error *error;        /* optional: says why create failed */
@@ -881,7 +833,6 @@ typedef struct spdl_pipeline_desc {
     const struct spdl_report_desc *report; /* optional, is copied: see >>report */
     const struct spdl_doctor_desc *doctor; /* optional, is copied; NULL: as SPDL_DOCTOR says */
     uint64_t seed;            /* of spdl_item_key */
-    const struct spdl__deal *deal; /* of the library: leave it NULL */
 } spdl_pipeline_desc;
 
 /* clang-format off */
@@ -933,7 +884,7 @@ typedef struct spdl_pipeline_desc {
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
     SPDL__STAGE { .kind = SPDL_KIND_FEED, .type = #type_, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
-    SPDL__STAGE { .kind = SPDL_KIND_SOURCE, .type = #type_, .next = next_, .source = source_,      \
+    SPDL__STAGE { .kind = SPDL_KIND_SOURCE, .type = #type_, .next = next_, .ctx = source_,      \
                   .file = __FILE__, __VA_ARGS__ }
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
     SPDL__STAGE { .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
@@ -1186,14 +1137,6 @@ SPDL_API bool spdl_stopping(const spdl_task *task);
    Owns:    the caller has the input (a batch: free it with spdl_batch_free). */
 SPDL_API void spdl_take(spdl_task *task);
 
-/* Hands on one more result of this call, in a stage with .emits. Without .emits this is an error
-   that ends the pipeline (with SPDL_PENDING only logged); more than .emits make the call fail.
-   Returns: SPDL_OK, SPDL_E_NOMEM, SPDL_E_INVALID when the row does not say .emits or says less.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    the library has the item after SPDL_OK. The input may be handed on, too, once. */
-SPDL_API spdl_result spdl_emit(spdl_task *task, void *item);
-
 /* In a stage with .again: what the calls for one input share. NULL when the input is new; what is
    stored there is destroyed with free_state of the row, before the input, when the last of them has
    returned, or the pipeline stops.
@@ -1212,30 +1155,12 @@ SPDL_API void **spdl_state(spdl_task *task);
    Owns:    nothing. */
 SPDL_API spdl_result spdl_route(spdl_task *task, int path);
 
-/* Sends each item of the batch that is the result of this call down a path of its own: path[i] is
-   that of items[i]. Every path gets a batch, those that get no item an empty one.
-   Returns: as spdl_route, also when it is called twice; SPDL_E_NOMEM.
-   Threads: a stage of type spdl_batch to spdl_batch; *out has to be `in`.
-   Blocks:  never.
-   Owns:    `path` is read in this call. */
-SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path);
-
 /* Whether this call is the last one of a stage with .flush in this epoch, which has no input.
    Returns: true then.
    Threads: a stage.
    Blocks:  never.
    Owns:    nothing. */
 SPDL_API bool spdl_flushing(const spdl_task *task);
-
-/* In a stage with .flush: nothing that it holds after this call, in its ctx, is of the inputs
-   before this one, as when a pack is full and handed on. With keeps_input it may be of this one, of
-   which no result has a part so far: it opens the next pack. Without it the stage holds nothing. So
-   spdl_state_save can note a position after those inputs; else a load makes the whole epoch again.
-   Returns: nothing. In a row without .flush the call fails, and the pipeline.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API void spdl_gathered(spdl_task *task, bool keeps_input);
 
 /* The epoch this item belongs to, from 0.
    Returns: 0 when the source is not continuous.
@@ -3310,7 +3235,7 @@ inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char 
     row.size = size;
     row.type = type;
     row.next = next;
-    row.source = source;
+    row.ctx = source;
     return row;
 }
 
@@ -6436,42 +6361,42 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 
 /* ============================================================================================= */
 /* >>pool-impl
-   Workers look for something to do: a job, or a step of an attached pipeline ("client"). A worker
-   that finds nothing looks again a few times, 16 pauses and 8 turns given away, and then sleeps on
-   its bell.
+   A worker looks for something to do: a job, or a step of an attached pipeline (a "client"). When it
+   finds nothing it looks again for 16 pauses and 8 yields, then sleeps on its bell.
 
    The wake rule. A worker that goes to sleep reads its bell, announces itself (`asleep`, then
    `sleepers`), clears `waking`, looks at everything once more, and sleeps. A thread that makes
    something runnable, and does not look for work itself next, publishes it, passes a full barrier
-   and reads `sleepers`. So one of the two sees the other. If some worker sleeps, `waking` is clear
-   and what the thread has changed can run, it sets `waking` and rings the bell of the first worker
-   in the pool that is `asleep`. The first, not the one that has slept longest: two workers do what
-   two can do, their caches stay warm, and the system has no threads to place that hardly run.
-   At most one wake is under way at a time: every worker that is about to sleep or has stopped
-   sleeping clears `waking`, always before a full barrier and a look at everything. So a thread that
-   finds it set relies on a look that is still to come, and a worker that finds work looks at
-   everything again before its first call, which passes the wake on. (tests/model/sit.pml checks
-   this exhaustively.)
+   and reads `sleepers`. So one of the two sees the other. If a worker sleeps, `waking` is clear and
+   what the thread has changed can run, the thread sets `waking` and rings the bell of the first
+   worker in the pool that is `asleep`. The first, not the one that has slept longest: two workers do
+   what two can do, and their caches stay warm.
+   At most one wake is under way at a time: a worker that is about to sleep, or has stopped sleeping,
+   clears `waking`, always before a full barrier and a look at everything. So a thread that finds it
+   set relies on a look that is still to come, and a worker that finds work looks at everything again
+   before its first call, which passes the wake on. (tests/model/sit.pml checks this exhaustively.)
 
-   The upper half of `sleepers` counts trainers and producers that wait: takes and puts read one
+   The upper half of `sleepers` counts consumers and producers that wait: takes and puts read one
    word to know that nobody does.
 
-   Turns. Of several pipelines each worker steps in the one it has worked least for, for up to
+   Quiet clients. With several clients a worker that finds nothing in one sets its bit in `quiet`,
+   passes a full barrier, and looks at it once more. A thread that changes a client reads the bit
+   behind a full barrier, and clears it. So an idle pipeline costs the others nothing.
+
+   Turns. Of several clients each worker steps in the one that it has worked least for, for up to
    SPDL__TURN_NS; one that had nothing to do saves up no more than two turns.
 
-   Guests. A place of a guest is a worker without a thread: `taken` says that one is there. A guest
-   never sleeps, so nobody wakes it, and `waking` is nothing to it: as a worker that leaves a client
-   with work in it, it hints before it goes. Whoever destroys the pool waits for `taken`, the last
-   word that a guest writes.
+   Guests. The place of a guest is a worker without a thread; `taken` says that a thread has it. A
+   guest never sleeps, so nobody wakes it: it passes on what it leaves.
 
-   Threads: workers run worker_main; clients come and go from any thread; `slot.users` counts the
-   workers inside a client, and detach waits for it to be 0. The pool owns threads, queue and
-   locals; jobs own their args. */
+   Threads: workers run worker_main; clients come and go from any thread. `slot.users` counts the
+   workers inside a client, and detach waits until it is 0. The pool owns threads, queue and locals;
+   jobs own their args. */
 
 #define SPDL__MAX_WORKERS 256
 #define SPDL__MAX_CLIENTS 64 /* bits of a word */
 #define SPDL__MAX_QUEUE (1 << 24)
-#define SPDL__IDLE_YIELDS 8   /* turns a worker or trainer gives away before it sleeps; 64 cost 18 %
+#define SPDL__IDLE_YIELDS 8   /* turns a worker or consumer gives away before it sleeps; 64 cost 18 %
                                  more processor time beside steps of a millisecond */
 #define SPDL__TURN_NS 1000000 /* how long a worker stays with one client when there are others */
 
@@ -6484,7 +6409,7 @@ typedef struct spdl__client {
 
 typedef struct spdl__client_slot {
     uint64_t client; /* a spdl__client *, or 0; written by attach and detach */
-    uint32_t taken;  /* from attach until detach has returned; written by these */
+    bool taken;      /* from attach until detach has returned; under attach_lock */
     uint32_t users;  /* workers inside the client; written by them */
     char pad[SPDL_CACHE_LINE];
 } spdl__client_slot;
@@ -6513,6 +6438,16 @@ typedef struct spdl__worker {
     uint64_t least_ns; /* none of these counts as less */
 } spdl__worker;
 
+/* What everybody who takes or puts looks at: one line, that of the pool, or of a pipeline without
+   one. Written by threads that sleep and those that wake them. */
+typedef struct spdl__beacon {
+    uint32_t sleepers; /* workers asleep; SPDL__WAITER for each consumer or producer that waits */
+    uint32_t waking;   /* a worker was woken and has yet to look */
+    uint64_t quiet;    /* bit i: there is no client i, or a look at it found nothing, and nothing
+                          has changed since */
+    char pad[SPDL_CACHE_LINE];
+} spdl__beacon;
+
 struct spdl_pool {
     /* written by create */
     spdl_pool_desc desc;
@@ -6530,19 +6465,30 @@ struct spdl_pool {
     spdl__os_event idle; /* signalled when `pending` is 0, a worker has started or left a client */
     /* written by destroy */
     uint32_t quit;
-    void (*leave)(void *ctx); /* by pool_abandon, before `quit` */
-    void *leave_ctx;
-    char pad0[SPDL_CACHE_LINE];
-    /* written by threads that sleep and those that wake them; read by all */
-    uint32_t sleepers; /* workers asleep; SPDL__WAITER for each trainer or producer that waits */
-    uint32_t waking;   /* a worker was woken and has yet to look */
-    char pad1[SPDL_CACHE_LINE];
-    uint32_t slots_used; /* slots from here on were never taken; written by attach */
+    char pad[SPDL_CACHE_LINE];
+    spdl__beacon beacon;
+    /* written by attach and detach, under the lock */
+    uint32_t attach_lock;
+    uint32_t clients;
+    uint32_t slots_used; /* no client is in the slots from here on */
     spdl__client_slot slot[SPDL__MAX_CLIENTS];
 };
 
 #define SPDL__WAITER 0x10000u
 #define SPDL__ASLEEP (SPDL__WAITER - 1)
+
+/* --- locks ---
+   For what is held for some instructions, away from the way of an item. */
+
+SPDL__PRIVATE void spdl__spin_lock(uint32_t *lock) {
+    while (spdl__exchange32(lock, 1) != 0) spdl__os_yield();
+}
+
+SPDL__PRIVATE void spdl__spin_unlock(uint32_t *lock) { spdl__store32(lock, 0); }
+
+SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
+    return spdl__load_relaxed32(lock) == 0 && spdl__exchange32(lock, 1) == 0;
+}
 
 /* --- clients --- */
 
@@ -6569,21 +6515,39 @@ SPDL__PRIVATE const spdl__client *spdl__client_enter(spdl_pool *pool, spdl__clie
     return client;
 }
 
+/* The client has changed, or has something to do: workers look at it again. */
+SPDL__PRIVATE void spdl__client_stir(spdl__beacon *beacon, uint64_t bit) {
+    uint64_t quiet = spdl__load_relaxed(&beacon->quiet);
+    while ((quiet & bit) != 0 && !spdl__cas(&beacon->quiet, &quiet, quiet & ~bit)) {}
+}
+
+/* A worker inside the client has found nothing. Either it sees what another thread has published,
+   or that thread sees the bit: both have a full barrier between their store and their load. */
+SPDL__PRIVATE void spdl__client_settle(spdl_pool *pool, const spdl__client *client, uint32_t at) {
+    const uint64_t bit = (uint64_t)1 << at;
+    (void)spdl__or(&pool->beacon.quiet, bit);
+    spdl__barrier_after_rmw();
+    if (client->runnable(client->self, -1)) spdl__client_stir(&pool->beacon, bit);
+}
+
 /* --- who is woken --- */
 
 /* Any thread. Whether a worker would find something now. `inside` is the client whose step is
    running on this thread, which need not be entered, or NULL. */
-SPDL__PRIVATE bool spdl__pool_runnable(spdl_pool *pool, int worker, const void *inside) {
+SPDL__PRIVATE bool spdl__pool_runnable(spdl_pool *pool, int worker, const spdl__client *inside) {
     const uint32_t used = spdl__load32(&pool->slots_used);
+    const uint64_t quiet = spdl__load(&pool->beacon.quiet);
     uint32_t i;
     if (spdl_ring_count(pool->jobs) > 0) return true;
     for (i = 0; i < used; ++i) {
-        const spdl__client *client = spdl__slot_client(&pool->slot[i]);
-        const bool here = client != NULL && used == 1 && inside != NULL;
+        spdl__client_slot *slot = &pool->slot[i];
+        const bool here = inside != NULL && spdl__slot_client(slot) == inside;
+        const spdl__client *client = inside;
         bool found;
-        if (!here) client = spdl__client_enter(pool, &pool->slot[i]);
+        if ((quiet >> i & 1) != 0) continue;
+        if (!here) client = spdl__client_enter(pool, slot);
         found = client != NULL && client->runnable(client->self, worker);
-        if (client != NULL && !here) spdl__client_leave(pool, &pool->slot[i]);
+        if (client != NULL && !here) spdl__client_leave(pool, slot);
         if (found) return true;
     }
     return false;
@@ -6591,8 +6555,8 @@ SPDL__PRIVATE bool spdl__pool_runnable(spdl_pool *pool, int worker, const void *
 
 /* After a full barrier: whether it is worth looking for something to wake a worker for. */
 SPDL__INLINE bool spdl__pool_has_sleepers(const spdl_pool *pool) {
-    return (spdl__load_relaxed32(&pool->sleepers) & SPDL__ASLEEP) != 0 &&
-           spdl__load_relaxed32(&pool->waking) == 0;
+    return (spdl__load_relaxed32(&pool->beacon.sleepers) & SPDL__ASLEEP) != 0 &&
+           spdl__load_relaxed32(&pool->beacon.waking) == 0;
 }
 
 /* Whether it slept. */
@@ -6609,10 +6573,10 @@ SPDL__PRIVATE bool spdl__worker_wake(spdl__worker *worker) {
 SPDL__PRIVATE void spdl__pool_wake_one(spdl_pool *pool) {
     uint32_t none = 0;
     int i;
-    if (!spdl__cas32(&pool->waking, &none, 1)) return;
+    if (!spdl__cas32(&pool->beacon.waking, &none, 1)) return;
     for (i = 0; i < pool->desc.workers; ++i)
         if (spdl__worker_wake(&pool->worker[i])) return;
-    (void)spdl__exchange32(&pool->waking, 0);
+    (void)spdl__exchange32(&pool->beacon.waking, 0);
 }
 
 SPDL__PRIVATE void spdl__pool_wake_all(spdl_pool *pool) {
@@ -6631,38 +6595,40 @@ SPDL__PRIVATE void spdl__pool_hint(spdl_pool *pool) {
 
 /* Sleeps, unless there is something to do after all. */
 SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
+    spdl__beacon *beacon = &pool->beacon;
     const uint32_t word = spdl__load32(&worker->bell.word);
     spdl__store32(&worker->asleep, 1);
-    spdl__add32(&pool->sleepers, 1);
+    spdl__add32(&beacon->sleepers, 1);
     SPDL_TEST_POINT("pool announced");
-    (void)spdl__exchange32(&pool->waking, 0);
+    (void)spdl__exchange32(&beacon->waking, 0);
     spdl__barrier_after_rmw(); /* pairs with those after each publication */
     SPDL_TEST_POINT("pool about to sleep");
     if (!spdl__load32(&pool->quit) && !spdl__pool_runnable(pool, worker->index, NULL))
         (void)spdl__os_event_sleep(&worker->bell, word, SPDL__NEVER);
     /* before `asleep`: a worker that is counted can be woken, or was */
-    spdl__sub32(&pool->sleepers, 1);
+    spdl__sub32(&beacon->sleepers, 1);
     spdl__store32(&worker->asleep, 0);
-    (void)spdl__exchange32(&pool->waking, 0);
+    (void)spdl__exchange32(&beacon->waking, 0);
     spdl__barrier_after_rmw();
 }
 
 /* Works for one client until it has nothing to do, or others should have a turn. Whether it had
-   something to do. */
-SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at) {
+   something to do. `alone`: no other client has anything to do. */
+SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at,
+                                    bool alone) {
     spdl__client_slot *slot = &pool->slot[at];
     const spdl__client *client = spdl__client_enter(pool, slot);
-    const bool alone = spdl__load32(&pool->slots_used) == 1;
-    const uint64_t since = alone ? 0 : spdl_time_ns();
+    const uint64_t since = alone ? 0 : spdl_time_ns(), quiet = spdl__load(&pool->beacon.quiet);
     bool found = false, over = false;
     if (client == NULL) return false;
     while (!over && client->step(client->self, worker->index)) {
         found = true;
         over = (spdl__load_relaxed(&pool->pending) != 0 && spdl_ring_count(pool->jobs) > 0) ||
                spdl__load32(&pool->quit) || spdl__late(worker->until) ||
-               (alone ? spdl__load_relaxed32(&pool->slots_used) != 1
+               (alone ? spdl__load_relaxed(&pool->beacon.quiet) != quiet
                       : spdl_time_ns() - since > SPDL__TURN_NS);
     }
+    if (!over && spdl__load_relaxed32(&pool->clients) > 1) spdl__client_settle(pool, client, at);
     spdl__client_leave(pool, slot);
     if (!alone && found) worker->worked_ns[at] += spdl_time_ns() - since;
     if (over) spdl__pool_hint(pool); /* it may have more, and we look elsewhere */
@@ -6673,21 +6639,24 @@ SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint3
    for. None is further behind than two turns: it is new, or had nothing to do. */
 SPDL__PRIVATE bool spdl__pool_turn(spdl_pool *pool, spdl__worker *worker) {
     const uint32_t used = spdl__load32(&pool->slots_used);
-    uint64_t *worked = worker->worked_ns, tried = 0, turn; /* a bit for each client */
-    uint32_t i, left, least;
-    for (left = used; left > 0; --left) {
-        for (i = 0, least = used; i < used; ++i) {
+    uint64_t *worked = worker->worked_ns, turn;
+    uint64_t left = ~spdl__load(&pool->beacon.quiet); /* a bit for each client to look at */
+    uint32_t i, least, some;
+    for (;;) {
+        for (i = some = 0, least = used; i < used; ++i) {
+            if ((left >> i & 1) == 0) continue;
+            ++some;
             worked[i] = spdl__max(worked[i], worker->least_ns);
-            if ((tried >> i & 1) == 0 && (least == used || worked[i] < worked[least])) least = i;
+            if (least == used || worked[i] < worked[least]) least = i;
         }
-        tried |= (uint64_t)1 << least;
+        if (least == used) return false;
+        left &= ~((uint64_t)1 << least);
         turn = worked[least];
-        if (!spdl__pool_visit(pool, worker, least)) continue;
+        if (!spdl__pool_visit(pool, worker, least, some == 1)) continue;
         if (turn > worker->least_ns + 2 * SPDL__TURN_NS)
             worker->least_ns = turn - 2 * SPDL__TURN_NS;
         return true;
     }
-    return false;
 }
 
 SPDL__PRIVATE bool spdl__pool_job(spdl_pool *pool, spdl__worker *worker) {
@@ -6704,7 +6673,7 @@ SPDL__PRIVATE bool spdl__pool_job(spdl_pool *pool, spdl__worker *worker) {
 
 /* A job, and a turn with a client. Whether there was anything to do. */
 SPDL__PRIVATE bool spdl__worker_turn(spdl_pool *pool, spdl__worker *worker) {
-    const bool job = spdl__pool_job(pool, worker);
+    const bool job = spdl__load_relaxed(&pool->pending) != 0 && spdl__pool_job(pool, worker);
     return spdl__pool_turn(pool, worker) || job;
 }
 
@@ -6749,7 +6718,6 @@ SPDL__PRIVATE void *spdl__worker_main(void *arg) {
     if (worker->initialised && desc->fini != NULL)
         desc->fini(desc->ctx, worker->index, worker->local);
     spdl__profile(&desc->profiler, SPDL_EVENT_THREAD_END, pool->name, (uint64_t)worker->index);
-    if (pool->leave != NULL) pool->leave(pool->leave_ctx); /* the pool may be gone then */
     return NULL;
 }
 
@@ -6761,29 +6729,42 @@ SPDL__PRIVATE void spdl__pool_await32(spdl_pool *pool, const uint32_t *word, uin
     }
 }
 
-/* Lets a client's steps be run by the workers. `client` stays the caller's. */
-SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__client *client) {
+/* Lets a client's steps be run by the workers. `client` stays the caller's; *bit: its own in `quiet`.
+   NULL: there are as many already as there may be. */
+SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__client *client,
+                                                   uint64_t *bit) {
+    spdl__client_slot *slot = NULL;
     uint32_t i;
-    for (i = 0; i < SPDL__MAX_CLIENTS; ++i) {
-        spdl__client_slot *slot = &pool->slot[i];
-        uint32_t no = 0;
-        uint32_t used = spdl__load32(&pool->slots_used);
-        if (!spdl__cas32(&slot->taken, &no, 1)) continue;
-        while (used < i + 1 && !spdl__cas32(&pool->slots_used, &used, i + 1)) {}
+    spdl__spin_lock(&pool->attach_lock);
+    for (i = 0; i < SPDL__MAX_CLIENTS && pool->slot[i].taken; ++i) {}
+    if (i < SPDL__MAX_CLIENTS) {
+        slot = &pool->slot[i];
+        slot->taken = true;
+        *bit = (uint64_t)1 << i;
+        spdl__store_relaxed32(&pool->clients, pool->clients + 1);
         spdl__store(&slot->client, (uint64_t)(uintptr_t)client);
-        spdl__full_barrier();
-        spdl__pool_wake_all(pool); /* each worker has a look: there may be an init to run */
-        return slot;
+        spdl__client_stir(&pool->beacon, (uint64_t)1 << i);
+        if (i >= pool->slots_used) spdl__store32(&pool->slots_used, i + 1);
     }
-    return NULL;
+    spdl__spin_unlock(&pool->attach_lock);
+    spdl__full_barrier();
+    spdl__pool_wake_all(pool);
+    return slot;
 }
 
 /* When it returns no worker is inside the client, nor will be. */
 SPDL__PRIVATE void spdl__pool_detach(spdl_pool *pool, spdl__client_slot *slot) {
+    uint32_t used;
     spdl__store(&slot->client, 0);
     spdl__full_barrier();
     spdl__pool_await32(pool, &slot->users, 0);
-    spdl__store32(&slot->taken, 0);
+    spdl__spin_lock(&pool->attach_lock);
+    (void)spdl__or(&pool->beacon.quiet, (uint64_t)1 << (slot - pool->slot));
+    slot->taken = false;
+    spdl__store_relaxed32(&pool->clients, pool->clients - 1);
+    for (used = pool->slots_used; used > 0 && !pool->slot[used - 1].taken; --used) {}
+    spdl__store32(&pool->slots_used, used);
+    spdl__spin_unlock(&pool->attach_lock);
 }
 
 SPDL__PRIVATE bool spdl__pool_is_worker(const spdl_pool *pool) {
@@ -6935,18 +6916,6 @@ SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     spdl__free(&allocator, pool, sizeof(*pool));
 }
 
-/* Of a pool with one worker and no jobs: nobody waits for that worker any more. When it has left
-   what it does now, it calls leave(ctx), which may release the pool, and ends. */
-SPDL__PRIVATE void spdl__pool_abandon(spdl_pool *pool, void (*leave)(void *ctx), void *ctx) {
-    pool->leave = leave; /* read after `quit` */
-    pool->leave_ctx = ctx;
-    spdl__os_thread_detach(&pool->worker[0].thread);
-    pool->threads = 0;
-    spdl__store32(&pool->quit, 1);
-    spdl__full_barrier();
-    (void)spdl__worker_wake(&pool->worker[0]);
-}
-
 /* Everything but the threads. */
 SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     const spdl_pool_desc *desc = &pool->desc;
@@ -6957,6 +6926,7 @@ SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     jobs.allocator = desc->allocator;
     spdl__name_copy(pool->name, desc->name ? desc->name : "spdl");
     pool->places = desc->workers + desc->guests;
+    pool->beacon.quiet = UINT64_MAX; /* no slot has a client */
     pool->worker = (spdl__worker *)spdl__alloc_zeroed(&desc->allocator, (size_t)pool->places,
                                                       sizeof(*pool->worker), sizeof(void *));
     if (pool->worker == NULL) return SPDL_E_NOMEM;
@@ -7034,12 +7004,10 @@ SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *de
 }
 
 SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
-    uint32_t i;
     const char *why = NULL;
     if (pool == NULL) return;
     if (spdl__pool_is_worker(pool)) why = "called on a worker of the pool";
-    for (i = 0; i < SPDL__MAX_CLIENTS; ++i)
-        if (spdl__load32(&pool->slot[i].taken)) why = "a pipeline is still on the pool";
+    if (spdl__load32(&pool->clients) > 0) why = "a pipeline is still on the pool";
     if (why != NULL) {
         spdl__logf(&pool->desc.logger, SPDL_LOG_ERROR,
                    "spdl: spdl_pool_destroy: %s, nothing was done", why);
@@ -7215,57 +7183,55 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 
 /* ============================================================================================= */
 /* >>edge-impl
-   Edges, and what travels on them. An edge is a ring of slots addressed by tickets, the number of a
+   Edges, and what travels on them. An edge is a ring of slots addressed by tickets: the number of a
    result on this edge. A slot is ready when its stamp is its ticket + 1. A writer may put a result
-   at any ticket that was promised to it, so the ring is also the reorder buffer; the reader takes
+   at any ticket that was promised to it, so the ring is also the reorder buffer. The reader takes
    the tickets in order.
 
-   The word. The reader of an edge has a word: the next ticket to take (`head`), and of a row the
-   calls inside (`active`) and three flags. **An item is taken by one compare-and-swap on that
-   word**, which moves `head` and counts the call. What is rare is done while the word is HELD:
-   nobody else takes then, and the plain fields beside it (shift, dropped, epoch_ends) may be
-   changed; no user code runs meanwhile. A merge, and the trainer, have the edges they read to
-   themselves: there the word is just the head. A source or a merge has a word of its own.
+   A slot holds one of three:
+       an item   with the row that made it, which says how to free it
+       a hole    an input that made no result; its reader passes it without a call
+       a mark    END, EPOCH or FAIL of a row. It travels from row to row, in order (>>row-impl)
+   `range` is the source's number of the item, or where a run goes on (>>position-impl); behind a
+   feed, when the oldest of what is in it was pushed.
 
-   Tickets. A row with input order and a concurrency above 1 promises a ticket when it takes the
-   input, in their order, so its results wait for each other: ticket = head + shift, where shift
-   makes up for inputs that do not make one result. A dropped item leaves an empty slot, which gives
-   its place among the waiting back at once (`refunds`) and its slot when the reader passes it. All
-   other writers take a ticket when they put (`tail`).
+   The word. The reader of an edge has a word: {head, SHUT, active}. `head` is the next ticket to
+   take, `active` counts the calls inside of the row, SHUT says that nobody enters any more. **An item
+   is taken by one compare-and-swap on that word**, which moves `head` and counts the call. A mark is
+   passed by who moves `active` from 0 to ALL. A merge, and the consumer, have the edges they read to
+   themselves: there the word is just the head. A source, or a merge, has a word of its own.
 
-   Room is known before the call, so no result ever waits for room: promised - refunds - taken <=
-   buffer_size + concurrency, and promised - head <= window. (Of a branch: see >>flow-impl.)
+   Tickets. A row with input order and a concurrency above 1 promises the ticket of a result when it
+   takes the input: ticket = head + base, for ever. With completion order, or one call at a time, a
+   result takes its ticket when it is put (`tail`).
 
-   A slot holds an item; none, as it was dropped; a list, the items one call has emitted, which the
-   reader takes one by one; or the end of an epoch. Its range is the lowest and the highest of the
-   source's items that are in it.
+   Room is known before the call, so no result waits for room: promised - refunds - (head - dropped)
+   < buffer_size + concurrency, and where there may be holes, ticket < head + window. `refunds` counts
+   promises that made no item, `dropped` those of them that the reader has passed. The reader raises
+   `dropped` before it moves its head, so a writer that reads the head first never sees too much room.
 
    Threads: each field says who writes it. The pipeline owns the edges and every item on them. */
 
 #define SPDL__BUFFER SPDL_MAX_STAGES /* owner of an item that is a buffer of spdl_buffer */
 #define SPDL__IN_PLACE (SPDL_MAX_STAGES + 1) /* and of one that lies in a batch: nobody frees it */
 #define SPDL__TOKEN (SPDL_MAX_STAGES + 2)    /* and of one that is none: see >>probe-impl */
-#define SPDL__DROPPED 0xffu   /* owner of a slot whose item was dropped */
-#define SPDL__EPOCH_END 0xfeu /* owner of a slot that ends an epoch */
-#define SPDL__LIST 0xfdu      /* owner of a slot with a list */
-#define SPDL__OPEN UINT64_MAX /* end of an edge that has not ended */
-#define SPDL__WINDOW 64       /* slots that dropped items may take when the row does not say */
+#define SPDL__HOLE 0xfbu  /* owner of a slot without an item; what is greater is a mark */
+#define SPDL__EPOCH 0xfcu
+#define SPDL__END 0xfdu
+#define SPDL__FAIL 0xfeu  /* its number is that of the row that has failed */
+#define SPDL__WINDOW 64   /* slots that holes may take beside items */
 #define SPDL__AHEAD_BYTES ((uint64_t)256 << 20) /* of one row's blocks are made with a pipeline */
 
-/* A word: head, flags, active. */
-#define SPDL__ACTIVE 0x1fffu   /* calls inside, deferred ones too, and the thread that holds */
-#define SPDL__HELD 0x2000u     /* a thread changes what belongs to the word */
-#define SPDL__FINISHED 0x4000u /* nothing more will come out of this row */
-#define SPDL__STOPPED 0x8000u  /* nobody may enter any more */
-#define SPDL__FLAGS (SPDL__HELD | SPDL__FINISHED | SPDL__STOPPED)
-#define SPDL__BUSY 0xffffu     /* flags and active: less than the concurrency if there is a place */
-#define SPDL__HEAD_BITS 16
+/* A word: head, SHUT, active. */
+#define SPDL__ACTIVE 0xffffu /* calls inside, parked ones too */
+#define SPDL__PASSING 0xffffu /* as `active`: one thread is inside alone, at a mark */
+#define SPDL__SHUT 0x10000u  /* nobody enters any more */
+#define SPDL__BUSY (SPDL__SHUT | SPDL__ACTIVE) /* less than the concurrency if there is a place */
+#define SPDL__HEAD_BITS 17
 #define SPDL__HEAD_ONE ((uint64_t)1 << SPDL__HEAD_BITS)
 
-/* A range of the source's items: the lowest, from 0 over all epochs, and how many more there are up
-   to the highest. Of a feed, whose items nobody numbers, when they were pushed, in units of 256 ns:
-   the lowest is the oldest (after 78 hours they count from 0 again). After a row that marks it is
-   what >>position-impl says. */
+/* In a range from the row that marks on: the lower bits are a number of results. Of a feed, whose
+   items nobody numbers, the range is when they were pushed, in units of 256 ns. */
 #define SPDL__SPAN_BITS 24
 #define SPDL__SPAN_MAX (((uint64_t)1 << SPDL__SPAN_BITS) - 1)
 #define SPDL__PUSHED_BITS 8
@@ -7273,7 +7239,7 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 typedef struct spdl__slot { /* half a line of the cache; written by the owner of the ticket */
     void *item;
     uint64_t origin; /* sequence << 8 | row of the stage that made it, or one of the owners above */
-    uint64_t range;  /* lowest << SPDL__SPAN_BITS | span */
+    uint64_t range;
     uint32_t stamp;  /* low bits of ticket + 1 when ready */
     uint32_t done;   /* when it was put, in units of 1024 ns */
 } spdl__slot;
@@ -7285,30 +7251,24 @@ typedef struct spdl__edge {
     uint64_t window;      /* tickets that may be given out beyond head */
     uint64_t buffer_size;
     spdl__track *track; /* of the trace, or NULL */
+    bool holes;         /* there may be some */
     char pad0[SPDL_CACHE_LINE];
     /* written by the row that writes the edge */
     uint64_t tail;    /* the next ticket to put, where results take one when they are put */
     uint64_t refunds; /* tickets that were promised and hold no item */
-    uint64_t end;     /* one past the last ticket, once it is known */
     char pad1[SPDL_CACHE_LINE];
     /* written by the reader */
     uint64_t word;
-    uint64_t shift;   /* while held: items taken - tickets passed (lists more, dropped ones less) */
-    uint64_t dropped; /* while held: tickets passed whose items were dropped */
-    uint64_t epoch_ends; /* while held: tickets passed that were ends of epochs */
-    uint64_t dry; /* 1 + the ticket of a stream with nothing to take, or 0; also by its writer */
+    uint64_t dropped; /* holes it has passed, before their head; and tickets that a rewind left out */
+    uint64_t marks;   /* marks it has passed */
     char pad2[SPDL_CACHE_LINE];
-    /* written by the reader, and by the writer where it says so */
     uint64_t put_wait_ns; /* finished items waited for a place in the buffer */
     uint64_t ended_ns;    /* when the reader met the end */
-    uint64_t gap_since;   /* nothing to take since then; either side exchanges it for 0 */
-    uint64_t wait_since;  /* and the reader was free to take it; as gap_since */
-    uint64_t empty_ns;    /* the sums of both; by the thread that has closed the gap */
-    uint64_t get_wait_ns;
+    uint64_t gap_since;   /* nothing to take since then; exchanged for 0 by who ends it */
+    uint64_t idle_since;  /* and the reader was free to take it since then; or 0 */
+    uint64_t empty_ns, get_wait_ns; /* the sums of both */
     char pad3[SPDL_CACHE_LINE];
-    /* written by snapshots: what they have reported. The sum of an open and a closed wait can be
-       less when it was closed by a clock read before, and the items while others are passed */
-    uint64_t seen[6];
+    uint64_t seen[6]; /* what snapshots have reported; written by them */
 } spdl__edge;
 
 SPDL__PRIVATE void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc);
@@ -7327,28 +7287,11 @@ SPDL__PRIVATE bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_d
                                     const spdl_logger *logger);
 SPDL__PRIVATE spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
                                             const spdl_stage *rows, int workers);
-SPDL__PRIVATE int spdl__doctor_workers(const spdl__doctor *d);
-SPDL__PRIVATE bool spdl__doctor_is_done(const spdl__doctor *d);
 SPDL__PRIVATE void spdl__doctor_comes(spdl__doctor *d);
 SPDL__PRIVATE void spdl__doctor_leaves(spdl__doctor *d, bool item);
 SPDL__PRIVATE void spdl__doctor_close(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_empty(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_free(spdl_pipeline *p);
-
-/* A pipeline of a loader has a child: its blocks lie in shared memory. (>>loader-impl) */
-typedef struct spdl__child spdl__child;
-SPDL__PRIVATE bool spdl__child_makes(spdl__child *child, int row, spdl_allocator *blocks,
-                                     uint64_t *ahead);
-SPDL__PRIVATE void spdl__child_watch(spdl__child *child, spdl_pipeline *p);
-SPDL__COLD bool spdl__child_trace(const spdl__child *child, spdl__os_file *file, uint64_t *origin);
-SPDL__COLD bool spdl__child_doctored(const spdl__child *child);
-SPDL__PRIVATE bool spdl__child_awaited(const spdl__child *child);
-SPDL__COLD void spdl__child_all_stats(const spdl_pipeline *p, spdl_stats *stats);
-
-/* Whether the edge has ended and all of it was taken. The end is read before the head. */
-SPDL__PRIVATE bool spdl__edge_exhausted(const spdl__edge *edge) {
-    return spdl__load(&edge->end) <= spdl__load(&edge->word) >> SPDL__HEAD_BITS;
-}
 
 SPDL__INLINE uint64_t spdl__head(uint64_t word) { return word >> SPDL__HEAD_BITS; }
 
@@ -7356,7 +7299,7 @@ SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket
     return &edge->slots[ticket & edge->mask];
 }
 
-/* The acquire pairs with the release in spdl__put: the item is there. */
+/* The acquire pairs with the release in spdl__put_at: what the slot holds is there. */
 SPDL__INLINE bool spdl__slot_has(const spdl__slot *slot, uint64_t ticket) {
     return spdl__load32(&slot->stamp) == (uint32_t)(ticket + 1);
 }
@@ -7371,26 +7314,14 @@ SPDL__INLINE uint64_t spdl__origin(uint64_t sequence, unsigned owner) {
 
 SPDL__INLINE unsigned spdl__origin_tag(uint64_t origin) { return (unsigned)(origin & 0xff); }
 
-/* Whether there is something to take at `ticket`, or to pass. A stream that waits for its call to
-   add something is ready, too, but offers nothing. */
-SPDL__INLINE bool spdl__edge_offers(const spdl__edge *edge, uint64_t ticket) {
-    return spdl__edge_ready(edge, ticket) && spdl__load(&edge->dry) != ticket + 1;
-}
-
-/* Both ranges, and what lies between them. */
-SPDL__PRIVATE uint64_t spdl__range_join(uint64_t a, uint64_t b) {
-    const uint64_t low_a = a >> SPDL__SPAN_BITS, low_b = b >> SPDL__SPAN_BITS;
-    const uint64_t low = spdl__min(low_a, low_b);
-    const uint64_t high =
-        spdl__max(low_a + (a & SPDL__SPAN_MAX), low_b + (b & SPDL__SPAN_MAX));
-    return low << SPDL__SPAN_BITS | spdl__min(high - low, SPDL__SPAN_MAX);
+SPDL__INLINE unsigned spdl__slot_tag(const spdl__slot *slot) {
+    return spdl__origin_tag(spdl__load_relaxed(&slot->origin));
 }
 
 /* How long ago the oldest item of a feed's range was pushed. */
 SPDL__INLINE uint64_t spdl__range_age(uint64_t range, uint64_t now) {
-    const uint64_t low = now >> SPDL__PUSHED_BITS << SPDL__SPAN_BITS;
-    const uint64_t units = (low - (range & ~SPDL__SPAN_MAX)) >> SPDL__SPAN_BITS;
-    return units >> 39 == 0 ? units << SPDL__PUSHED_BITS : 0; /* its clock was ahead of ours */
+    const uint64_t pushed = range << SPDL__PUSHED_BITS;
+    return now > pushed ? now - pushed : 0; /* its clock may be ahead of ours */
 }
 
 /* An item on its way. */
@@ -7400,8 +7331,8 @@ typedef struct spdl__item {
     uint64_t range;
 } spdl__item;
 
-/* The one way to read a slot, by everything that takes an item from an edge. If the swap of the
-   word that follows fails, the item was another thread's, and may have been written anew. */
+/* The one way to read a slot. If the swap of the word that follows fails, the item was another
+   thread's, and may have been written anew. */
 SPDL__INLINE spdl__item spdl__slot_read(const spdl__slot *slot) {
     spdl__item got;
     got.item = spdl__load_pointer(&slot->item);
@@ -7412,40 +7343,27 @@ SPDL__INLINE spdl__item spdl__slot_read(const spdl__slot *slot) {
 
 /* Results promised below this have room, when `capacity` may wait or be under way. Never too many:
    what is read later can only make more room. */
-SPDL__INLINE uint64_t spdl__edge_until(const spdl__edge *edge, uint64_t capacity, bool by_ticket) {
+SPDL__INLINE uint64_t spdl__edge_until(const spdl__edge *edge, uint64_t capacity) {
     /* pairs with the takes: slots have been read before they are written again */
     const uint64_t head = spdl__head(spdl__load(&edge->word));
     const uint64_t dropped = spdl__load(&edge->dropped); /* after head: at least those before it */
     const uint64_t until = head - dropped + capacity + spdl__load(&edge->refunds);
-    return by_ticket && (int64_t)(until - head - edge->window) > 0 ? head + edge->window : until;
+    return edge->holes && (int64_t)(until - head - edge->window) > 0 ? head + edge->window : until;
+}
+
+/* Writes one slot. Its ticket was promised, so it is free. */
+SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__item *what,
+                               uint64_t now) {
+    spdl__slot *slot = spdl__edge_slot(edge, ticket);
+    spdl__store_pointer(&slot->item, what->item);
+    spdl__store_relaxed(&slot->origin, what->origin);
+    spdl__store_relaxed(&slot->range, what->range);
+    spdl__store_relaxed32(&slot->done, (uint32_t)(now >> 10));
+    spdl__store32(&slot->stamp, (uint32_t)(ticket + 1)); /* pairs with slot_has */
+    SPDL_TEST_POINT("pipeline put");
 }
 
 /* --- waits --- */
-
-/* Ends an open gap, if it is still open, and adds its length to *sum. */
-SPDL__PRIVATE void spdl__gap_close(uint64_t *since, uint64_t *sum, uint64_t now) {
-    const uint64_t opened = spdl__load_relaxed(since) ? spdl__exchange(since, 0) : 0;
-    if (opened != 0 && now > opened) spdl__add(sum, now - opened);
-}
-
-/* The time in gaps, the open one too. The sum is read first: it pairs with gap_close, which ends a
-   gap before it adds it, so none is counted twice. */
-SPDL__PRIVATE uint64_t spdl__gap_sum(const uint64_t *since, const uint64_t *sum, uint64_t now) {
-    const uint64_t closed = spdl__load(sum);
-    const uint64_t opened = spdl__load_relaxed(since);
-    return closed + (opened != 0 && now > opened ? now - opened : 0);
-}
-
-SPDL__PRIVATE void spdl__edge_gap_close(spdl__edge *edge, uint64_t now) {
-    spdl__gap_close(&edge->gap_since, &edge->empty_ns, now);
-    spdl__gap_close(&edge->wait_since, &edge->get_wait_ns, now);
-}
-
-/* Whether a ready slot holds no item. */
-SPDL__PRIVATE bool spdl__slot_dropped(const spdl__slot *slot) {
-    const unsigned owner = spdl__origin_tag(spdl__load_relaxed(&slot->origin));
-    return owner == SPDL__DROPPED || owner == SPDL__EPOCH_END;
-}
 
 /* How long ago a ready slot was put, in whole units of 1024 ns. */
 SPDL__PRIVATE uint64_t spdl__slot_age(const spdl__slot *slot, uint64_t now) {
@@ -7458,152 +7376,54 @@ SPDL__PRIVATE uint64_t spdl__slot_age(const spdl__slot *slot, uint64_t now) {
 SPDL__PRIVATE uint64_t spdl__edge_put_wait(const spdl__edge *edge, uint64_t head, uint64_t now) {
     const spdl__slot *slot = spdl__edge_slot(edge, head + edge->buffer_size);
     if (SPDL__NO_STATS || !spdl__slot_has(slot, head + edge->buffer_size)) return 0;
-    return spdl__slot_dropped(slot) ? 0 : spdl__slot_age(slot, now);
+    return spdl__slot_tag(slot) >= SPDL__HOLE ? 0 : spdl__slot_age(slot, now);
 }
 
-/* The reader has become free, or not: from now on an empty edge is a wait. */
-SPDL__PRIVATE void spdl__edge_reader_idle(spdl__edge *edge, uint64_t now) {
-    if (SPDL__NO_STATS || spdl__load_relaxed(&edge->gap_since) == 0) return;
-    if (spdl__load_relaxed(&edge->wait_since) != 0) return;
-    spdl__store_relaxed(&edge->wait_since, now);
-    if (SPDL__TRACED(edge->track)) spdl__store_relaxed(&edge->track->begun, now);
-    if (spdl__load_relaxed(&edge->gap_since) == 0) spdl__exchange(&edge->wait_since, 0);
+/* The gap has ended when `until` was: adds it to the sums, unless another thread has. */
+SPDL__NOINLINE void spdl__gap_close(spdl__edge *edge, uint64_t until) {
+    const uint64_t idle = spdl__load_relaxed(&edge->idle_since);
+    const uint64_t since = spdl__exchange(&edge->gap_since, 0);
+    if (since == 0 || until <= since) return;
+    spdl__add(&edge->empty_ns, until - since);
+    if (idle != 0 && until > spdl__max(idle, since))
+        spdl__add(&edge->get_wait_ns, until - spdl__max(idle, since));
 }
 
-/* After a take of what lay before `head`, first of it ticket `from`: gaps end with what was there,
-   and begin where nothing is. Writer and reader may have missed each other: the slot's own time
-   says when a gap ended. */
-SPDL__INLINE void spdl__edge_took(spdl__edge *edge, uint64_t from, uint64_t head, uint64_t now) {
-    if (SPDL__TRACED(edge->track)) spdl__trace_taken(edge, from, now);
-    if (SPDL__NO_STATS || now == 0) return;
-    if (SPDL__UNLIKELY(spdl__load_relaxed(&edge->gap_since) != 0 ||
-                       spdl__load_relaxed(&edge->wait_since) != 0))
-        spdl__edge_gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, from), now));
-    if (SPDL__LIKELY(spdl__edge_offers(edge, head))) return;
+/* Nothing is there to take at `head`, as far as we see; `idle`: and the reader is free. */
+SPDL__PRIVATE void spdl__gap_open(spdl__edge *edge, uint64_t head, uint64_t now, bool idle) {
     if (spdl__head(spdl__load_relaxed(&edge->word)) != head) return; /* others are further */
+    spdl__store_relaxed(&edge->idle_since, idle ? now : 0);
     spdl__store_relaxed(&edge->gap_since, now);
-    if (spdl__edge_offers(edge, head)) spdl__exchange(&edge->gap_since, 0); /* put just then */
+    if (SPDL__TRACED(edge->track)) spdl__store_relaxed(&edge->track->begun, now);
+}
+
+/* The reader has become free: from now on an empty edge is a wait. */
+SPDL__INLINE void spdl__gap_idle(spdl__edge *edge, uint64_t now) {
+    if (SPDL__NO_STATS || spdl__load_relaxed(&edge->gap_since) == 0) return;
+    if (spdl__load_relaxed(&edge->idle_since) == 0) spdl__store_relaxed(&edge->idle_since, now);
+}
+
+/* After a take of the ticket before `head`: an open gap ended when that was put, and another begins
+   if nothing follows it. `idle`: the reader is free to take what comes. */
+SPDL__INLINE void spdl__edge_took(spdl__edge *edge, uint64_t head, uint64_t now, bool idle) {
+    if (SPDL__TRACED(edge->track)) spdl__trace_taken(edge, head - 1, now);
+    if (SPDL__NO_STATS || now == 0) return;
+    if (SPDL__UNLIKELY(spdl__load_relaxed(&edge->gap_since) != 0))
+        spdl__gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, head - 1), now));
+    if (!spdl__edge_ready(edge, head)) spdl__gap_open(edge, head, now, idle);
 }
 
 /* The reader has met the end. */
 SPDL__PRIVATE void spdl__edge_ended(spdl__edge *edge, uint64_t now) {
     if (edge->ended_ns != 0) return;
-    spdl__edge_gap_close(edge, now);
+    spdl__gap_close(edge, now);
     spdl__store_relaxed(&edge->ended_ns, now);
-}
-
-/* --- lists --- */
-
-/* The items one call has emitted. Lists are made when a call needs one, kept by their stage and
-   used again: a stage that emits as much as before allocates nothing. A list is written by its
-   call, then by the reader of its slot.
-
-   A stream is a list that is read while its call goes on (SPDL_AGAIN, input order): a ring of
-   `space` places that the call fills and the reader of its slot empties. The call stores `open`
-   last of all; when it is 0 and all was taken the reader puts the list back. */
-typedef struct spdl__freelist spdl__freelist;
-typedef struct spdl__list {
-    struct spdl__list *next; /* under the freelist's lock */
-    spdl__freelist *freelist;
-    uint64_t space;
-    uint64_t count; /* the call's: items added */
-    uint64_t at;    /* the reader's: items taken */
-    uint32_t open;  /* a stream, and its call may add more; by the call */
-    bool stream;    /* by the call, before the first item */
-    spdl__item *entry;
-} spdl__list;
-
-struct spdl__freelist {
-    const spdl_allocator *allocator; /* written by create */
-    uint32_t lock;
-    spdl__list *spare; /* under it */
-};
-
-SPDL__PRIVATE void spdl__spin_lock(uint32_t *lock) {
-    while (spdl__exchange32(lock, 1) != 0) spdl__os_yield();
-}
-
-SPDL__PRIVATE void spdl__spin_unlock(uint32_t *lock) { spdl__store32(lock, 0); }
-
-SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
-    return spdl__load_relaxed32(lock) == 0 && spdl__exchange32(lock, 1) == 0;
-}
-
-SPDL__PRIVATE spdl__list *spdl__list_get(spdl__freelist *freelist) {
-    spdl__list *list;
-    spdl__spin_lock(&freelist->lock);
-    list = freelist->spare;
-    if (list != NULL) freelist->spare = list->next;
-    spdl__spin_unlock(&freelist->lock);
-    if (list != NULL) return list;
-    list = (spdl__list *)spdl__alloc_zeroed(freelist->allocator, 1, sizeof(*list), 8);
-    if (list != NULL) list->freelist = freelist;
-    return list;
-}
-
-SPDL__PRIVATE void spdl__list_put_back(spdl__list *list) {
-    spdl__freelist *freelist = list->freelist;
-    spdl__store_relaxed(&list->at, 0); /* others may still look whether it has room */
-    spdl__store_relaxed(&list->count, 0);
-    list->stream = false;
-    spdl__spin_lock(&freelist->lock);
-    list->next = freelist->spare;
-    freelist->spare = list;
-    spdl__spin_unlock(&freelist->lock);
-}
-
-/* False: there is no memory for one more. */
-SPDL__PRIVATE bool spdl__list_add(spdl__list *list, const spdl__item *what) {
-    const spdl_allocator *allocator = list->freelist->allocator;
-    if (list->count == list->space) {
-        const size_t before = (size_t)list->space, space = before ? 2 * before : 8;
-        spdl__item *entry =
-            (spdl__item *)spdl__alloc_zeroed(allocator, space, sizeof(*entry), sizeof(void *));
-        if (entry == NULL) return false;
-        if (before > 0) memcpy(entry, list->entry, before * sizeof(*entry));
-        spdl__free(allocator, list->entry, before * sizeof(*entry));
-        list->entry = entry;
-        list->space = space;
-    }
-    list->entry[list->count++] = *what;
-    return true;
-}
-
-/* The call whose stream lies at `ticket` has added to it, or closed it: it is not dry any more. The
-   barrier pairs with that in stream_look. */
-SPDL__PRIVATE void spdl__stream_changed(spdl__edge *edge, uint64_t ticket) {
-    uint64_t dry = ticket + 1;
-    spdl__full_barrier();
-    if (spdl__load_relaxed(&edge->dry) != dry || !spdl__cas(&edge->dry, &dry, 0)) return;
-    if (!SPDL__NO_STATS) spdl__edge_gap_close(edge, spdl_time_ns());
-}
-
-/* There is room for one more: the call looked before it began. */
-SPDL__PRIVATE void spdl__stream_add(spdl__edge *edge, uint64_t ticket, spdl__list *list,
-                                    const spdl__item *what) {
-    list->entry[list->count % list->space] = *what;
-    spdl__store(&list->count, list->count + 1); /* pairs with stream_look */
-    spdl__stream_changed(edge, ticket);
-}
-
-SPDL__PRIVATE void spdl__stream_close(spdl__edge *edge, uint64_t ticket, spdl__list *list) {
-    spdl__store32(&list->open, 0); /* pairs with stream_look: the list is the reader's */
-    spdl__stream_changed(edge, ticket);
-}
-
-SPDL__PRIVATE void spdl__freelist_release(spdl__freelist *freelist) {
-    while (freelist->spare != NULL) {
-        spdl__list *list = freelist->spare;
-        freelist->spare = list->next;
-        spdl__free(freelist->allocator, list->entry, (size_t)list->space * sizeof(*list->entry));
-        spdl__free(freelist->allocator, list, sizeof(*list));
-    }
 }
 
 /* --- batches --- */
 
 /* Batches, and buffers, which are batches of no items with a block behind them, are made with the
-   pipeline and come back to its pool; a trainer that keeps many makes the pool grow. What came back
+   pipeline and come back to its pool; a consumer that keeps many makes the pool grow. What came back
    last is used first: it may still be in a cache. Whoever gives one back waits for nobody. The pool
    lives until the pipeline and every batch are gone. */
 typedef struct spdl__batch spdl__batch;
@@ -7630,7 +7450,7 @@ struct spdl__batch {
     spdl_batch shown; /* first: what users see */
     spdl__batch_pool *pool;
     uint8_t *owner;   /* row of the stage that made each item; in place: the parts that are given */
-    uint64_t range;   /* of the source's items in it; when there is one */
+    uint64_t range;   /* of what is in it: see >>position-impl */
     spdl__batch *next; /* of a spare one: as above; in place: under place_lock */
     uint64_t epoch;   /* under place_lock: with shown.sequence, which batch it will be */
 };
@@ -7758,176 +7578,58 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
     return NULL;
 }
 
-/* --- reading by one thread --- */
-
-/* Where the thread is that has the edge to itself: that which holds its word, a merge, the trainer.
-   Nothing of it is seen by others before cursor_settle, nor the head before that is stored. */
-typedef struct spdl__cursor {
-    spdl__edge *edge;
-    uint64_t from, head, end;
-    uint64_t shift, dropped, epoch_ends;
-} spdl__cursor;
-
-typedef enum spdl__peek {
-    SPDL__PEEK_NONE,
-    SPDL__PEEK_ITEM,
-    SPDL__PEEK_EPOCH_END,
-    SPDL__PEEK_DRY /* a stream that waits for its call */
-} spdl__peek;
-
-SPDL__INLINE spdl__cursor spdl__cursor_at_head(spdl__edge *edge) {
-    spdl__cursor c;
-    c.edge = edge;
-    c.end = spdl__load(&edge->end); /* before the slots: what was put before it is seen */
-    c.from = c.head = spdl__head(spdl__load_relaxed(&edge->word));
-    c.shift = edge->shift;
-    c.dropped = edge->dropped;
-    c.epoch_ends = edge->epoch_ends;
-    return c;
-}
-
-/* For the reader: whether nothing is in it, now. */
-SPDL__PRIVATE bool spdl__list_empty(const spdl__list *list) {
-    return list->at == spdl__load(&list->count);
-}
-
-/* Whether a stream offers something; if not and its call is over, it is put back. Else lookers see
-   that it is dry: the barrier pairs with that in stream_add, so one of both sees the other. */
-SPDL__NOINLINE spdl__peek spdl__stream_look(spdl__cursor *c, spdl__list *list) {
-    for (;;) {
-        const bool open = spdl__load32(&list->open) != 0; /* before count: then that is the last */
-        if (!spdl__list_empty(list)) break;
-        if (!open) {
-            spdl__list_put_back(list);
-            return SPDL__PEEK_NONE;
-        }
-        if (spdl__load_relaxed(&c->edge->dry) == c->head + 1) return SPDL__PEEK_DRY;
-        spdl__store(&c->edge->dry, c->head + 1);
-        spdl__full_barrier();
-    }
-    spdl__store_relaxed(&c->edge->dry, 0);
-    return SPDL__PEEK_ITEM;
-}
-
-/* What comes next. Dropped items, and streams that are over, are passed. */
-SPDL__INLINE spdl__peek spdl__cursor_look(spdl__cursor *c) {
-    for (; c->head < c->end; ++c->head, ++c->dropped, --c->shift) {
-        const spdl__slot *slot = spdl__edge_slot(c->edge, c->head);
-        unsigned tag;
-        if (!spdl__slot_has(slot, c->head)) return SPDL__PEEK_NONE;
-        tag = spdl__origin_tag(spdl__load_relaxed(&slot->origin));
-        if (tag == SPDL__EPOCH_END) return SPDL__PEEK_EPOCH_END;
-        if (SPDL__UNLIKELY(tag == SPDL__LIST) && ((spdl__list *)slot->item)->stream) {
-            const spdl__peek peek = spdl__stream_look(c, (spdl__list *)slot->item);
-            if (peek != SPDL__PEEK_NONE) return peek;
-            --c->dropped; /* its items were taken from it */
-        } else if (tag != SPDL__DROPPED) {
-            return SPDL__PEEK_ITEM;
-        }
-    }
-    return SPDL__PEEK_NONE;
-}
-
-/* Passes the end of an epoch that cursor_look has seen. */
-SPDL__INLINE void spdl__cursor_pass_epoch_end(spdl__cursor *c) {
-    ++c->head;
-    ++c->epoch_ends;
-}
-
-/* Takes the item that cursor_look has seen. */
-SPDL__INLINE spdl__item spdl__cursor_take(spdl__cursor *c) {
-    spdl__item got = spdl__slot_read(spdl__edge_slot(c->edge, c->head));
-    if (SPDL__UNLIKELY(spdl__origin_tag(got.origin) == SPDL__LIST)) {
-        spdl__list *list = (spdl__list *)got.item;
-        got = list->entry[list->at % list->space];
-        spdl__store(&list->at, list->at + 1); /* pairs with again_room: it was read */
-        if (list->stream || list->at < list->count) { /* the slot stays */
-            ++c->shift;
-            return got;
-        }
-        spdl__list_put_back(list);
-    }
-    ++c->head;
-    return got;
-}
-
-/* Before the head is stored, by a word that moves or by cursor_store. Each release pairs with the
-   acquire of the thread that reads the field after the head, or compares and swaps the head after
-   the field. Whether anything was read or passed. */
-SPDL__PRIVATE bool spdl__cursor_settle(const spdl__cursor *c, uint64_t now) {
-    spdl__edge *edge = c->edge;
-    const bool moved = c->head != c->from || c->shift != edge->shift;
-    uint64_t ticket, waited = 0;
-    if (c->shift != edge->shift) spdl__store(&edge->shift, c->shift);
-    if (c->dropped != edge->dropped) spdl__store(&edge->dropped, c->dropped);
-    if (c->epoch_ends != edge->epoch_ends) spdl__store_relaxed(&edge->epoch_ends, c->epoch_ends);
-    for (ticket = c->from; now != 0 && ticket < c->head; ++ticket)
-        waited += spdl__edge_put_wait(edge, ticket, now);
-    if (waited != 0) spdl__add(&edge->put_wait_ns, waited);
-    return moved;
-}
-
-/* For a merge and the trainer, which have no row's calls in the word: the head, too. */
-SPDL__PRIVATE bool spdl__cursor_store(const spdl__cursor *c, uint64_t now) {
-    if (!spdl__cursor_settle(c, now)) return false;
-    (void)spdl__exchange(&c->edge->word, c->head << SPDL__HEAD_BITS);
-    spdl__edge_took(c->edge, c->from, c->head, now);
-    return true;
-}
-
 /* ============================================================================================= */
-/* >>flow-impl
-   What a pipeline is made of: rows (nodes), the calls of their functions (tasks), the threads that
-   run them (groups). The rooms that follow are in the order of an item's way: >>claim-impl takes it
-   >>call-impl calls the function and puts the result, >>batch-impl and >>merge-impl are the rows
-   that call nothing, >>defer-impl has the calls that end elsewhere, and >>step-impl is what a
-   worker does in a row, from its first item there until it leaves.
+/* >>row-impl
+   What a pipeline is made of: rows (nodes), the calls of their functions (tasks), and the threads
+   that run them. The rooms that follow are in the order of an item's way: >>flow-impl takes it, calls
+   the function, puts the result and leaves; >>parked-impl has the calls that go on later, >>batch-impl
+   and >>merge-impl are rows whose functions are the library's, and >>step-impl is what a worker does.
 
    A worker enters a row by taking an item, then calls, puts, takes the next item, and so on for up
    to SPDL__SITTING_NS (a sitting). So nothing is ever taken and not begun, and calls of a row begin
    in the order of its inputs. When the worker leaves, `active` of the row's word goes down by one.
 
-   Orders. `closed`, `ended`, `open`, `leaving` and `stopping` go from 0 to 1 and stay: stored with
-   release and loaded with acquire by threads that take or look, so that what was written before (an
-   error, the cut, what init has stored) is seen with them. `limit` guards nothing.
+   Marks. A source that ends puts END or EPOCH, a call that fails for good puts FAIL, in the place that
+   was promised to its result. A row passes the mark at its head when no call is inside: by one swap
+   that moves `active` from 0 to SPDL__PASSING. Under that it makes the call of .flush, or else puts the
+   mark. So items before a mark come before it in every edge, and an epoch is a barrier.
+       END    passed: SHUT in this row.  EPOCH: nothing is shut.
+       FAIL   put or passed: SHUT in this row and all that feed it. Later calls that still run put
+              their results behind the mark, where nobody takes them.
+   SHUT is set before `active` goes down. It is in the word and nowhere else: a flag beside it would
+   let one more call in behind the mark. The consumer takes EPOCH. END and FAIL stay in the last edge,
+   so the result of next stays the same. The error is that of the row which the mark names.
+   (tests/model/marks.pml)
+
+   Stop. `stopping`, then SHUT in all rows, then whoever waits frees what lies in all edges but the
+   last when no call is inside. A rewind moves every head on to the next ticket that would be put,
+   never back: a thread that slept between its copy of a slot and its swap must fail.
 
    Branches. The edges of a branch are those of its path rows, which do nothing else. What a branch
    routes is put at once; what a path then holds beyond its buffer_size waits. A branch is called
    while fewer than its own buffer_size wait, on all its paths together. One path may hold them all,
-   so its edge has slots for both, and no result ever waits outside of a ring. A merge has no edge
-   of its own in front: it reads those of the last row of each path.
+   so its edge has slots for both. For a merge in input order the branch also writes the path of each
+   result into a ring of bytes, `turns`, before it puts the result. Marks go down every path.
 
-   Epochs. The end of an epoch is passed when no other call of the row is active, and handed on at
-   once; a merge does so when every path is there.
-
-   Failures. The first failure that exceeds a budget is recorded and cuts the flow: with tickets
-   given in advance at its ticket, which stays unfilled, so that exactly the items before it are
-   delivered; else after what was in flight. The row and all before it take no more: they finish,
-   and what is after them delivers what it got. The thread that ends a row also ends those after it
-   that have nothing to call, so that workers which are all in calls that block, further up, are not
-   waited for.
-
-   Stop. The flag STOPPED in every word lets nobody enter any more; a worker inside leaves after the
-   call at hand, and the last one to leave wakes the stop. A call of a source with a thread of its
-   own may never return: destroy goes on without it (pipeline_abandon, tests/model/leave.pml). That
-   thread then frees what the call returns, does not log, and drops its reference; the last
-   reference frees the pipeline. */
+   Threads: workers run rows. A source with .threads has a thread of its own, the producer, which
+   sits in that row only. Each field says who writes it. */
 
 #define SPDL__ABANDONED 2u /* a call that destroy does not wait for */
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
+#define SPDL__MAX_BATCH (1 << 24)
+#define SPDL__TURN_MARK 255u /* in `turns`: a mark lies at the head of every path */
 
 /* Buckets of the histogram: exact below 8, then 8 to each power of two, up to 2^43 ns (2.4 h). */
 #define SPDL__SUB_BITS 3
 #define SPDL__TOP_BITS 43
 #define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
 
-/* What one worker counted for one stage: one writer, read by snapshots. In the cell after those of
-   the workers `freed` is added to by any stop, the rest is under external_lock; the producer
-   counts in the first cell of its row, which no worker runs, the trainer times answers in the
-   last. */
+/* What one worker counted for one stage: one writer, read by snapshots. The cell after those of the
+   workers is that of other threads: they add to `freed`, the rest is the producer's of a feed, who
+   counts pushes there, and the consumer's, who times answers. */
 typedef struct spdl__counters {
-    uint64_t tasks, failures, skips, retries, freed;
+    uint64_t tasks, failures, skips, freed;
     uint64_t made;     /* items handed on that it did not get as its input */
     uint64_t timed_ns; /* of the calls in the histogram */
     uint64_t max_ns;
@@ -7939,134 +7641,134 @@ typedef struct spdl__counters {
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
 
-/* Which part of the items is made here. Numbers are counted as if this pipeline had made all of its
-   own; what users see (spdl_sequence, of batches too) is the number among those of all children. */
-typedef struct spdl__deal {
-    uint64_t chunk, children, child; /* `chunk` to each child in turn; no children: all of them */
-} spdl__deal;
-
-/* What has passed one point of the flow: a run whose source starts at item `low` passes the same,
-   after `results` others. (>>position-impl) */
+/* What has passed the row that counts: see >>position-impl. */
 typedef struct spdl__mark {
-    uint64_t low, results;
-    uint64_t next; /* one past the highest item of what has passed */
+    uint64_t item, results;
 } spdl__mark;
 
-/* Where the trainer is: after what it took last. A run that starts there delivers the rest. */
+/* Where the consumer is: after what it took last. A run that starts there delivers the rest. */
 typedef struct spdl__position {
     uint64_t epoch;
-    uint64_t source;    /* the item that the source begins with, in that epoch: of this pipeline, if
-                           items are dealt (desc.deal) */
-    uint64_t results;   /* so many results at the row that marks, or the sink, are not for us */
-    uint64_t number;    /* of the next batch of that row; of this pipeline, too */
-    uint64_t drops;     /* so many items in the sink are not, either */
-    uint64_t delivered; /* items of this epoch that the trainer got */
+    uint64_t source;    /* the item that the source begins with, in that epoch */
+    uint64_t results;   /* so many results where they are counted are not for us */
+    uint64_t number;    /* of the next batch of the row that marks */
+    uint64_t drops;     /* so many items in the sink are not for us, either */
+    uint64_t delivered; /* items of this epoch that the consumer got */
 } spdl__position;
-
-/* `results` of an item of the source were delivered before this run, or are to be dropped. */
-typedef struct spdl__skip {
-    uint64_t item; /* in the epoch; SPDL__NEVER: of all that come first */
-    uint64_t results;
-} spdl__skip;
 
 /* How a run begins. */
 typedef struct spdl__start {
     spdl__position at;
-    bool loads;            /* rows with .flush are to forget what they have gathered */
-    const uint64_t *ahead; /* bit i: item at.source + i was delivered, too */
-    size_t ahead_bits;
-    spdl__skip *skips;     /* NULL: at.results of what comes first; the run frees them */
-    size_t skip_count;
-    spdl_sampler *sampler; /* NULL, or what has the edits that the sampler gets */
+    bool loads; /* rows with .flush are to forget what they have gathered */
+    void (*quiet_fn)(void *ctx); /* or NULL: called when no call runs, before the first one */
+    void *quiet_ctx;
 } spdl__start;
 
-typedef struct spdl__seen spdl__seen;
-typedef struct spdl__deferred spdl__deferred;
-typedef struct spdl__again spdl__again;
-typedef struct spdl__tuner spdl__tuner;
-typedef struct spdl__group spdl__group;
+/* A call that goes on later: one of a row with .again or .deferred. (>>parked-impl) */
+typedef enum spdl__parked_state {
+    SPDL__PARKED_FREE,
+    SPDL__PARKED_RUNNING, /* a worker has it */
+    SPDL__PARKED_ARMED,   /* the same, and spdl_defer has given out its number */
+    SPDL__PARKED_EARLY,   /* the same, and it was completed before its function has returned */
+    SPDL__PARKED_PENDING, /* its function has returned SPDL_PENDING */
+    SPDL__PARKED_DONE,    /* it was completed: a worker settles it */
+    SPDL__PARKED_WAITING  /* its function has returned SPDL_AGAIN: it goes on when there is room */
+} spdl__parked_state;
+
+typedef struct spdl__parked {
+    /* under the row's parked_lock */
+    spdl__parked_state state;
+    uint32_t next; /* 1 + the place of the next one in the list it is in, or 0 */
+    uint64_t generation;
+    spdl_result result; /* spdl_complete: what the call comes to */
+    void *completed;
+    /* written by the worker that has the call */
+    spdl__item in;
+    uint64_t sequence, ticket, since;
+    bool flush, taken;
+    uint64_t handed_on; /* results it has handed on by SPDL_AGAIN */
+    void *user;         /* spdl_state */
+    void *buffer;       /* what spdl_buffer gave and was not handed on yet */
+    spdl__batch *holder;
+    char text[SPDL_TEXT_BYTES]; /* under the lock: why it failed */
+} spdl__parked;
+
+/* A list of places; under the row's parked_lock, but others read `count`. */
+typedef struct spdl__parked_list {
+    uint32_t first, last; /* 1 + place, or 0 */
+    uint32_t count;
+} spdl__parked_list;
 
 typedef struct spdl__node {
     /* written by create */
     spdl_stage row;
     int index;
     char name[SPDL_NAME_BYTES];
+    int most;        /* its concurrency at most */
     bool ordered;    /* results come in the order of the inputs */
-    bool serial;     /* one call at a time: results take their ticket when they are put */
-    bool by_ticket;  /* ordered and not serial: tickets are promised when the inputs are taken */
-    bool plain;      /* a result is what the function says: no .emits, .flush, .deferred, split */
-    bool held;       /* items are taken while the word is held: a window, or promises of .again */
-    bool splits;     /* a branch whose batches are joined again */
-    bool at_end;     /* the trainer or the producer may wait for what it does */
+    bool serial;     /* one call at a time */
+    bool by_ticket;  /* ordered and not serial: the ticket of a result is promised at the take */
+    bool at_put;     /* room is what was put and not taken: serial rows, and those of SPDL_AGAIN */
+    bool holes;      /* a dropped input leaves a hole */
+    bool plain;      /* its calls need nothing that is rare: see flow_sit */
+    bool gathers;    /* its function is the library's: a batch or a merge */
+    bool at_end;     /* the consumer or the producer may wait for what it does */
     bool alone;      /* the row says one call at a time */
     bool places;     /* its calls write into the batches of the next row */
+    bool own_thread; /* a source with .threads */
     uint32_t above;  /* bit i: what row i makes can come here */
     uint32_t beside; /* bit i: row i writes an edge that this one reads, or the other way */
     int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
     uint8_t path[SPDL_MAX_STAGES];
-    size_t batch_size; /* what comes out: the most items in a batch; 0: no batches of ours */
-    struct spdl__node *branch; /* a row of a path whose batches are joined: the branch that splits
-                                  them; else NULL */
-    struct spdl__node *begin;  /* merge: the branch it ends; of sources: the first path */
+    struct spdl__node *merge;  /* branch: where it ends; merge: its branch */
     struct spdl__node *before; /* the row that writes `in`; of a path, its branch; or NULL */
-    double weight;             /* of the path that ends here, for SPDL_MERGE_WEIGHTED */
     spdl__edge *in;  /* NULL for rows that read none or several */
     uint64_t *word;  /* of the edge it reads, or `own` */
     spdl__edge out;
     spdl__counters *counters; /* one per worker, and one for other threads */
     spdl__batch_pool *batches;
     spdl__batch_pool *buffers;
-    spdl__freelist freelist;
-    spdl__deferred *deferred;
-    spdl__again *again; /* places for calls that return SPDL_AGAIN, as many as calls at once */
-    spdl__group *group; /* whose workers run it */
-    uint32_t *settled; /* completion order with a window: stamps of the calls that have ended */
-    uint64_t settled_mask;
+    spdl__parked *parked; /* places for `most` calls, or NULL */
+    uint8_t *turns;       /* branch whose merge is in input order */
+    uint64_t turns_mask;
     char pad0[SPDL_CACHE_LINE];
     /* written by the thread that takes: the word of a source or merge */
     uint64_t own;
-    /* written by the thread that holds the word, or is alone in a serial row */
-    uint32_t flushed;  /* the call without input was made in this epoch */
-    uint32_t turn;     /* merge: the path that is looked at first */
-    uint64_t taken;    /* items of this epoch that a merge took from here; by the merge */
-    uint64_t refused;  /* merge: what merge_fn saw when it said to wait */
-    uint64_t begun;    /* with a window: so many calls; all of those before `oldest` have ended */
-    uint64_t oldest;
+    /* written by a rewind: the ticket of a result - that of its input */
+    uint64_t base;
+    /* written by the thread that is inside alone */
+    bool flushed;      /* the call without input was made in this epoch */
+    bool gathered;     /* .flush: a call with input was made since */
+    bool sheds;        /* what it has gathered is of another run: it hands it on, to nobody */
+    uint32_t turn;     /* merge of what is ready: the path that is looked at first */
     uint64_t number;   /* batch: of the next one in this epoch */
     uint64_t number_first; /* and of the first one that this run makes in it */
-    uint64_t number_all; /* and over all epochs of this run */
-    bool in_batches;   /* by create: what it takes has the number of a batch */
-    bool passes;       /* by create: not only the last item of a batch counts */
     spdl__mark mark;   /* of the row that marks */
-    uint64_t range;    /* with .flush: of what it may hold; if nothing, of what came before */
-    uint64_t range_in; /* of its call's input */
-    bool gathers;      /* and it may hold something */
-    bool sheds;        /* what it holds is of another run: it is told to hand it on, to nobody */
+    uint64_t skip;     /* of the row that marks: results that were delivered before this run */
+    bool in_batches;   /* by create: what it takes has the number of a batch */
     spdl__batch *open_batch;
     uint64_t epoch;    /* of the items that pass now */
     uint64_t first;    /* ticket of the first result of this epoch */
     uint64_t dropped;  /* batch in place: `dropped` of its input when the epoch began */
     uint64_t tokens;   /* batch: so many have come */
     uint64_t made;     /* source: items made so far in this epoch */
-    uint64_t made_all; /* and in all of them */
+    uint64_t turns_put;   /* branch: entries of `turns` */
     char pad1[SPDL_CACHE_LINE];
+    uint64_t turns_taken; /* by the merge */
     /* written now and then, by any thread */
     uint32_t limit;  /* the concurrency now */
-    uint32_t closed; /* nothing more is taken: it failed, or a stage below did */
-    uint32_t ended;  /* source and feed: there is no more */
-    uint32_t deferred_lock;
-    uint32_t deferred_free; /* 1 + the first free place in `deferred`, or 0 */
-    uint64_t cut;    /* with tickets in advance: that of the failure that ended the pipeline */
-    uint64_t calls;  /* for max_failure_rate */
     uint64_t failures;
     uint64_t tolerated; /* of them; a rewind does not forget these */
     uint64_t logged;    /* of these: so many when the log had the line about them */
     uint64_t nulls;   /* with SPDL_DEBUG: results that were NULL, before the first that was not */
     uint64_t unfreed; /* and items it made that had to be freed, without free_item */
     char first_text[SPDL_TEXT_BYTES / 2]; /* why the first of those, by its thread */
-    uint64_t item_ns; /* moving average of a call; a guess */
-    uint32_t calling; /* source with a thread of its own: 1 while it calls, by that thread;
-                         SPDL__ABANDONED by destroy */
+    uint64_t fail_ticket; /* under error_lock: of `error` */
+    spdl_error error;   /* under error_lock: the failure that its first FAIL is about */
+    uint64_t item_ns;   /* moving average of a call; a guess */
+    uint32_t calling;   /* with own_thread: 1 while it calls; SPDL__ABANDONED by destroy */
+    uint32_t parked_lock;
+    spdl__parked_list parked_free, parked_done, parked_waiting;
     char pad2[SPDL_CACHE_LINE];
     /* batch in place: by the row, and by calls of the row before; all under the lock */
     uint32_t place_lock;
@@ -8074,81 +7776,41 @@ typedef struct spdl__node {
     uint64_t place_epoch;   /* of the items the row takes */
     uint64_t place_dropped; /* dropped items of this epoch that the row has passed, or fewer */
     char pad3[SPDL_CACHE_LINE];
-    /* written under blame_lock: the trainer waited while this row's call was running, and while no
+    /* written under blame_lock: the consumer waited while this row's call was running, and while no
        worker took its input */
     uint64_t exposed_ns, exposed_idle_ns;
 } spdl__node;
 
-/* The threads of one pool and the rows they run: all but those with threads of their own, or one of
-   those. Written by create. */
-struct spdl__group {
-    spdl_pipeline *pipeline;
-    spdl_pool *pool; /* NULL: the trainer's thread, with workers = 0 */
-    bool own_pool;
-    int first; /* its workers count from here in the pipeline */
-    int workers;
-    int guests; /* so many of them, the last ones, are places without a thread */
-    uint32_t rows; /* a bit for each */
-    spdl__client client;
-    spdl__client_slot *slot;
-    uint32_t abandoned; /* its thread is in a call that destroy does not wait for; by destroy */
-};
-
-/* What a row with .flush holds after a call. */
-typedef enum spdl__gathered {
-    SPDL__GATHERS,         /* something of what it has held, maybe, and of the input */
-    SPDL__GATHERED_BEFORE, /* its input, of which no result has a part */
-    SPDL__GATHERED_ALL     /* nothing */
-} spdl__gathered;
-
-/* One call of a stage on a worker; there is one for each worker, used again and again. Written by
-   that worker, before the call and, as what the call asks for, during it. */
+/* A worker in a pipeline: its sitting in a row, and the call at hand. One for each worker, written by
+   that worker; what a call asks for, during the call. */
 struct spdl_task {
     spdl_pipeline *pipeline;
-    spdl__node *node;
     int worker;
-    uint32_t live;  /* the function is running; other threads look, if they misuse a task */
-    uint64_t thread; /* that runs it */
-    bool taken;     /* the input is not the library's any more */
-    bool call_error; /* the call fails, whatever it returns: what it asked for cannot be */
-    bool row_error;  /* nor can it in any other call: the row is wrong */
+    spdl__node *node;
+    uint32_t live;    /* the function is running; other threads look, if they misuse a task */
+    uint64_t thread;  /* that runs it */
+    /* what the call asks for; cleared before each */
+    bool taken;       /* the input is not the library's any more */
+    bool call_error;  /* the call fails, whatever it returns: what it asked for cannot be */
+    bool row_error;   /* nor can it in any other call: the row is wrong */
+    bool cut_short;   /* neither a result nor a failure: a stop has come between */
+    uint8_t path;
+    uint8_t owner;    /* whose items its results are; the row's index but for SPDL_UNBATCH */
     bool flushing;
-    bool cut_short; /* it would be repeated, but for a stop: neither a result nor a failure */
-    spdl__gathered gathered; /* what spdl_gathered has said */
-    int path;
+    bool passing;     /* it is inside alone, at a mark */
+    bool gone;        /* the producer: destroy has gone on without its call */
+    spdl__item in;    /* its range is that of the result */
+    uint64_t sequence;
+    uint64_t ticket;  /* of the result, if it was promised at the take */
+    uint64_t since;   /* when the call began */
     void *buffer;        /* what spdl_buffer gave and was not handed on yet */
     spdl__batch *holder; /* whose block it is, or a part of it */
-    uint64_t sequence;
-    uint64_t ticket;
-    uint64_t place;  /* among the calls of a stage with a window */
-    uint64_t since;  /* when it began */
-    spdl__item in;
-    spdl__list *list;
-    spdl__deferred *deferred;
-    spdl__again *again;  /* of a row with .again */
-    spdl__batch **split; /* a branch of batches: what goes down each path, NULL before */
+    spdl__parked *parked; /* of a row with .again or .deferred */
     void *no_state;      /* what spdl_state returns where there is none */
-    spdl__meter meter;   /* of the worker */
-    spdl__batch *splits[SPDL_MAX_STAGES]; /* where `split` is; spdl_defer does not copy it */
+    uint32_t inits;      /* bit i: init of row i has run here */
+    spdl__meter meter;
     char text[SPDL_TEXT_BYTES];
-};
-
-/* A place for one call of a row with .again, from when its input is taken until it is over. Written
-   by the worker that runs it. */
-typedef enum spdl__again_state {
-    SPDL__AGAIN_FREE,
-    SPDL__AGAIN_RUNNING, /* a worker has the call */
-    SPDL__AGAIN_WAITING  /* it has returned SPDL_AGAIN: whoever makes it RUNNING goes on */
-} spdl__again_state;
-
-struct spdl__again {
-    uint32_t state; /* spdl__again_state */
-    bool flush;
-    uint64_t calls; /* that returned SPDL_AGAIN */
-    uint64_t ticket, place;
-    spdl__item in;
-    void *user;         /* spdl_state */
-    void *stream;       /* in input order: the list of what it has handed on; else NULL */
+    char pad[SPDL_CACHE_LINE];
 };
 
 struct spdl_pipeline {
@@ -8157,86 +7819,76 @@ struct spdl_pipeline {
     spdl_logger logger;
     spdl_profiler profiler;
     bool has_hooks; /* some row has init or fini */
-    bool threaded;  /* has workers, of whatever pool */
-    bool doctored;   /* has a doctor */
-    bool may_starve; /* has a merge that may wait for one path while another is full */
-    int workers;     /* of all groups; at least 1: the trainer is worker 0 when there is no pool */
+    bool threaded;  /* there are threads that run its rows */
+    bool doctored;  /* has a doctor */
+    uint64_t works_ns; /* next runs calls of rows whose mean is not longer; 0: none */
+    int workers;    /* places of the pool, or 1: the consumer; and one more for the producer */
+    int threads;    /* of them, what the statistics call workers */
     int count;      /* rows but the sink */
-    int groups;
-    spdl__group *group;  /* the first has the pool; its pool is NULL with workers = 0 */
-    spdl__group *rescue; /* the last, of normal priority; for some time in the place of the first
-                            when the trainer has waited for polite workers; or NULL */
-    const uint32_t *sleepers; /* of the pool when there is but one group; `waiting` when there is no
-                                 thread but the trainer; else a word that is 1 */
+    spdl_pool *pool; /* NULL: the consumer runs all rows, workers = 0 */
+    bool own_pool;
+    spdl__client client;
+    spdl__client_slot *slot;
+    spdl__beacon *beacon; /* of the pool, or `own_beacon` */
+    uint64_t bit;         /* its own in beacon->quiet */
     spdl__node *node;
     spdl__node *last; /* the row in front of the sink */
     spdl__edge *sink;
     spdl__node *feed; /* the first row when items are pushed, or NULL */
+    spdl__node *producer; /* the first row when it has a thread of its own, or NULL */
     spdl__node *marks; /* the row that marks; NULL: results are counted at the sink */
     const char *unsaved; /* why it has no position that could be saved, or NULL */
     uint32_t table; /* a hash of what a position depends on */
-    spdl_sampler *sampler; /* that of SPDL_INDEX, of several the first; or NULL */
-    spdl__seen *seen; /* of a table whose order is not always the same, or NULL */
+    spdl_sampler *sampler; /* that of SPDL_INDEX, or NULL */
     bool many;     /* an item of the source may make several results before they are counted */
     bool remakes;  /* and a batch after that: the batch delivered last is made again */
     bool replays;  /* the epoch is made again, from its beginning */
-    bool watches;  /* the trainer counts, too */
-    spdl__deal deal;
     uint64_t seed;
-    spdl__node *mix;  /* the merge of several sources, or NULL */
     spdl_task *task;  /* [worker] */
-    spdl__tuner *tuner;
     uint64_t process;
     uint64_t start_ns;
     uint64_t step_device_ns, calls_device_ns; /* written by spdl_cuda.h */
     struct spdl__reporter *reporter; /* NULL unless reports were asked for */
     struct spdl__doctor *doctor; /* NULL unless it was asked for, and these two */
     struct spdl__hand *hand;
-    spdl__child *child; /* of a loader, or NULL */
     const char *tokens;    /* count of them: items that are none */
     spdl__trace *trace;    /* NULL: nothing is recorded */
-    /* written by workers, each its own */
-    void **local;          /* [worker * count + row] */
-    uint8_t *inits;        /* [worker]: 0 to come; 1 + rows whose init has succeeded */
-    char pad0[SPDL_CACHE_LINE];
+    void **local;          /* [worker * count + row], by each worker */
+    spdl__beacon own_beacon;
     /* written rarely, by any thread */
     uint32_t stopping;
     uint32_t leaving;      /* destroy asks the workers to run fini */
-    uint32_t left;         /* workers that have */
-    uint32_t joined;       /* workers that ran every init */
-    uint32_t open;         /* all of them did: calls may begin */
+    uint32_t left;         /* threads of the pool that have */
+    uint32_t joined;       /* threads of the pool that ran an init */
     uint32_t failed;       /* bit i: row i has, more often than it may; under error_lock */
     uint32_t late;         /* a stop has waited in vain */
-    uint64_t references;   /* destroy, and every thread that it has abandoned */
+    uint64_t references;   /* destroy, and a producer that it has abandoned */
     uint32_t completing;   /* threads inside spdl_complete */
     uint32_t error_lock;
-    spdl_error error;      /* under it */
     uint32_t purge_lock;
     uint32_t stops;        /* threads inside spdl_pipeline_stop */
     uint64_t rewinder;     /* the thread inside spdl_pipeline_rewind, or 0 */
-    uint32_t external_lock; /* the counters of threads that are no workers */
     spdl__os_event quiet;  /* a call has ended while stopping, or a worker has left */
     char pad1[SPDL_CACHE_LINE];
-    /* written by the producer */
+    /* written by the producer: of a feed, or its own thread */
     uint32_t producer_inside;
     uint32_t producer_waits; /* set by it before it sleeps, cleared by the thread that wakes it */
-    spdl__os_event room;   /* the edge after the feed has some */
+    spdl__os_event room;   /* the edge after the first row has some */
+    spdl__os_thread producer_thread; /* by create and destroy */
+    bool producer_started;
+    uint32_t producer_quits; /* by destroy */
+    uint64_t producer_id;
     char pad2[SPDL_CACHE_LINE];
-    /* written by the trainer */
+    /* written by the consumer */
     uint32_t trainer_inside;
     uint64_t trainer;      /* with workers = 0: the thread that is inside next, or 0 */
     bool closed_returned;
     spdl__item last_item;
     spdl__position at;     /* when `delivered` was `begun` */
     uint64_t begun;
-    uint64_t base;         /* the epoch's first item, over all epochs of this run */
     spdl__mark mark;       /* if nobody else marks; of a pipeline that remakes: the batch, and how
                               many of its items were taken */
-    spdl__skip skip;       /* what was delivered before this run, where results are counted; */
-    spdl__skip *skips;     /* or, if not NULL, so many of these, in order */
-    size_t skip_count;
     uint64_t drops;        /* items of the sink that were delivered before this run */
-    bool counts;           /* there are some, or it watches */
     uint64_t files;        /* a hash of the lists of files of its rows, or 0 */
     uint64_t delivered;
     uint64_t first_item_ns;
@@ -8248,21 +7900,16 @@ struct spdl_pipeline {
     uint64_t taker;        /* the thread that took the first item */
     uint64_t taker_queued_ns; /* how long it had been on a run queue by then, or SPDL__NEVER */
     uint64_t answer_wait_ns; /* with a feed: time items lay in the sink */
-    uint64_t queued_ns, queued_at; /* for how long polite workers were ready to run, when */
-    uint64_t hurried_ns;   /* when it slept last, and could be rescued from that */
-    uint32_t hurry;        /* the rescue works, not the first group; read by all */
     char pad3[SPDL_CACHE_LINE];
-    /* written where results are counted: by the row that marks, or the trainer */
-    size_t skip_left;      /* of skip_count, the one at hand included */
-    uint64_t skip_used;    /* of its results */
-    /* while the trainer waits; read by threads that take and put */
+    /* while the consumer waits; read by threads that take and put */
     uint32_t waiting;      /* set before it sleeps, cleared by the thread that wakes it */
-    spdl__os_event fed;    /* the sink got what the trainer waits for, or an end */
+    spdl__os_event fed;    /* the sink got what the consumer waits for, or an end */
     uint32_t blame_lock;   /* the rest: written under it */
-    uint64_t blame_since;  /* what the trainer waits for is where `blame` says since then; or 0 */
+    uint64_t blame_since;  /* what the consumer waits for is where `blame` says since then; or 0 */
     spdl__node *blame;
     bool blame_idle;       /* it waits for a worker there */
     char pad4[SPDL_CACHE_LINE];
+    spdl_error no_error;   /* by create */
     uint64_t seen_runnable_ns; /* what snapshots have reported; written by them */
     uint32_t process_lock;     /* the rest: written under it */
     spdl_process_stats process_first, process_last;
@@ -8285,93 +7932,28 @@ SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
            row->kind == SPDL_KIND_BRANCH;
 }
 
-/* --- marks: see >>position-impl --- */
-
-/* What a range of items covers has passed. A span that does not fit may be of any length. */
-SPDL__INLINE void spdl__mark_pass(spdl__mark *mark, uint64_t range, bool many) {
-    const uint64_t low = range >> SPDL__SPAN_BITS, span = range & SPDL__SPAN_MAX;
-    const uint64_t next = span == SPDL__SPAN_MAX ? UINT64_MAX : low + span + 1;
-    if (!many) {
-        mark->low = next;
-    } else if (low >= mark->next) {
-        mark->low = low;
-        mark->results = 1;
-    } else {
-        ++mark->results;
-    }
-    if (next > mark->next) mark->next = next;
-}
-
-SPDL__INLINE uint64_t spdl__mark_range(const spdl__mark *mark) {
-    return mark->low << SPDL__SPAN_BITS | spdl__min(mark->results, SPDL__SPAN_MAX);
-}
-
-/* A run begins. */
-SPDL__PRIVATE void spdl__mark_begin(spdl__mark *mark, uint64_t source) {
-    mark->low = mark->next = source;
-    mark->results = 0;
-}
-
-/* All rows may have changed: wakes whoever can go on. (>>claim-impl) */
-SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p);
-
-/* ============================================================================================= */
-/* >>claim-impl
-   Taking an item: whether a row can run, the compare-and-swap that claims its next item, what is
-   done while its word is held, and whom that wakes.
-
-   A swap that fails means "look elsewhere", never "wait". What is rare is done while the word is
-   held (claim_hold): passing dropped items, the items of a list, the end of an epoch, the call
-   of .flush, completion order within a window, and the end of the row. Conditions are looked at
-   again then, as they may have been another's when the row looked runnable. Rows that call nothing
-   (batch, merge) do all their work so. User code never runs there except merge_fn, an allocator
-   when more batches are needed than were made, and log_fn when such a row fails.
-
-   The wake rule in a pipeline. Each of these is a read-modify-write, or has a full barrier after
-   it; then the thread reads `sleepers` of the pool: taking an item (one input less: room for the
-   row before; and the put before it: an input for the row after); leaving a row (a place in it);
-   releasing a held word; the trainer's take; the producer's push; spdl_complete; a new concurrency;
-   a failure. After the first take of a sitting a worker looks at all rows of its pool, as it may
-   have been woken for another, and after the others at its own row and those before and after.
-   After it has left it looks for work itself, which covers all rows of its pool. A trainer's take
-   from a large buffer looks at the last row only while no more than half of it is on the way (a low
-   watermark: a worker that is woken makes several items before it sleeps again); a trainer that is
-   about to sleep, or asks for the stats, looks without that.
-
-   Threads: workers; the trainer and the producer for the edges at the ends. */
-
 /* --- what can run --- */
 
-SPDL__PRIVATE bool spdl__claim_flows(const spdl_pipeline *p) {
-    return !spdl__load32(&p->stopping) && spdl__load32(&p->open);
+/* The number of the result that the next take promises. */
+SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
+    return node->at_put ? spdl__load_relaxed(&node->out.tail) : spdl__head(word) + node->base;
 }
 
-/* The group that runs the rows of `group` now: with polite workers it may be another. */
-SPDL__PRIVATE const spdl__group *spdl__claim_group(const spdl_pipeline *p,
-                                                   const spdl__group *group) {
-    return group == &p->group[0] && p->rescue != NULL && spdl__load32(&p->hurry) ? p->rescue
-                                                                                 : group;
-}
-
-/* Whether it is this group's turn. */
-SPDL__PRIVATE bool spdl__claim_turn(const spdl_pipeline *p, const spdl__group *group) {
-    return p->rescue == NULL || (group != &p->group[0] && group != p->rescue) ||
-           spdl__claim_group(p, &p->group[0]) == group;
-}
-
-/* The number of the result that the next input makes, dropped ones not counted. */
-SPDL__INLINE uint64_t spdl__claim_position(const spdl__node *node, uint64_t word) {
-    if (node->serial) return spdl__load_relaxed(&node->out.tail);
-    return spdl__head(word) + spdl__load(&node->in->shift); /* pairs with cursor_settle */
+/* Results whose number is below this have room. A row with SPDL_AGAIN in completion order is called
+   while fewer than buffer_size results lie there: each call inside may put one more, so there are
+   slots for buffer_size + concurrency. */
+SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
+    const uint64_t calls = node->at_put && !node->serial ? 0 : spdl__load_relaxed32(&node->limit);
+    return spdl__edge_until(&node->out, spdl__load_relaxed(&node->out.buffer_size) + calls);
 }
 
 /* Of a branch: whether one more result may be routed, as fewer wait than may. */
-SPDL__PRIVATE bool spdl__claim_routes(const spdl_pipeline *p, const spdl__node *node) {
+SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node) {
     uint64_t waiting = 0;
     int i;
     for (i = 0; i < node->paths; ++i) {
         const spdl__edge *edge = spdl__path_edge(p, node, i);
-        const uint64_t until = spdl__edge_until(edge, edge->buffer_size, false);
+        const uint64_t until = spdl__edge_until(edge, edge->buffer_size);
         const int64_t over = (int64_t)(spdl__load_relaxed(&edge->tail) - until);
         if (over > 0) waiting += (uint64_t)over;
     }
@@ -8379,463 +7961,166 @@ SPDL__PRIVATE bool spdl__claim_routes(const spdl_pipeline *p, const spdl__node *
 }
 
 /* For how many more results there is room; of a branch 1, if there is any. Exact for the thread
-   that is alone in a row, or holds its word; else a guess. */
-SPDL__PRIVATE uint64_t spdl__claim_room(const spdl_pipeline *p, const spdl__node *node,
-                                        uint64_t word) {
-    uint64_t until, at;
-    if (node->row.kind == SPDL_KIND_BRANCH) return spdl__claim_routes(p, node);
-    until = spdl__edge_until(&node->out,
-                             spdl__load_relaxed(&node->out.buffer_size) +
-                                 spdl__load_relaxed32(&node->limit),
-                             node->by_ticket);
-    at = spdl__claim_position(node, word);
-    return (int64_t)(until - at) > 0 ? until - at : 0;
+   that is alone in a row; else a guess. */
+SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *node,
+                                      uint64_t word) {
+    int64_t room;
+    if (node->row.kind == SPDL_KIND_BRANCH) return spdl__row_routes(p, node);
+    room = (int64_t)(spdl__row_until(node) - spdl__row_at(node, word));
+    return room > 0 ? (uint64_t)room : 0;
 }
 
-/* Completion order with a window: how many calls may begin before one more of those that run has
-   ended. */
-SPDL__PRIVATE uint64_t spdl__claim_window_left(const spdl__node *node) {
-    uint64_t oldest = spdl__load_relaxed(&node->oldest);
-    const uint64_t begun = spdl__load_relaxed(&node->begun);
-    if (node->settled == NULL) return UINT64_MAX;
-    while (oldest < begun &&
-           spdl__load32(&node->settled[oldest & node->settled_mask]) == (uint32_t)(oldest + 1))
-        ++oldest;
-    return (uint64_t)node->row.reorder_window + 1 - (begun - oldest);
+/* Whether a hole at the head can be passed: it needs a slot where it is put, and no place. */
+SPDL__PRIVATE bool spdl__row_passes_hole(const spdl__node *node, uint64_t word) {
+    const uint64_t head = spdl__head(spdl__load(&node->out.word));
+    return !node->holes || (int64_t)(head + node->out.window - spdl__row_at(node, word)) > 0;
 }
 
 /* Whether a step of a merge would do something. (>>merge-impl) */
 SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node);
 
-/* Whether a call that has returned SPDL_AGAIN can go on. (>>again-impl) */
-SPDL__PRIVATE bool spdl__again_runnable(const spdl_pipeline *p, const spdl__node *node,
-                                        uint64_t word);
-
-/* Any thread: whether a step of this row would do something, its word being `word`. The thread that
-   holds a word looks at that row when it lets go. */
-SPDL__PRIVATE bool spdl__claim_has_work(const spdl_pipeline *p, const spdl__node *node,
-                                        uint64_t word) {
+/* Any thread: whether a step of this row would do something, its word being `word`. */
+SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *node,
+                                      uint64_t word) {
     const uint32_t active = (uint32_t)(word & SPDL__ACTIVE);
     const spdl_kind kind = node->row.kind;
     const spdl__slot *slot;
-    unsigned owner;
-    if ((word & SPDL__FLAGS) != 0 || kind == SPDL_KIND_PATH || kind == SPDL_KIND_FEED) return false;
-    if (kind == SPDL_KIND_MERGE) return active == 0 && spdl__merge_runnable(p, node);
-    if (node->again != NULL && spdl__again_runnable(p, node, word)) return true;
-    if (spdl__load32(&node->closed)) return active == 0;
-    if (node->in == NULL ? spdl__load32(&node->ended) != 0 : spdl__edge_exhausted(node->in))
-        return active == 0 &&
-               ((!node->row.flush && kind != SPDL_KIND_BATCH) ||
-                spdl__load_relaxed32(&node->flushed) || spdl__claim_room(p, node, word));
-    if (active >= spdl__load_relaxed32(&node->limit)) return false;
-    if (node->in == NULL) return spdl__claim_room(p, node, word);
-    slot = spdl__edge_slot(node->in, spdl__head(word));
-    if (!spdl__edge_offers(node->in, spdl__head(word))) return false;
-    owner = spdl__origin_tag(spdl__load_relaxed(&slot->origin));
-    if (owner == SPDL__DROPPED) return true; /* needs no room, and makes some above */
-    if (!spdl__claim_room(p, node, word)) return false;
-    if (node->settled != NULL && spdl__claim_window_left(node) == 0) return false;
-    return active == 0 || owner != SPDL__EPOCH_END;
-}
-
-SPDL__PRIVATE bool spdl__claim_runnable(const spdl_pipeline *p, const spdl__node *node) {
-    return spdl__claim_has_work(p, node, spdl__load(node->word));
-}
-
-/* Whether `worker`, or with -1 any, would find a step to do in one of the group's rows. */
-SPDL__PRIVATE bool spdl__claim_group_runnable(void *self, int worker) {
-    const spdl__group *group = (const spdl__group *)self;
-    const spdl_pipeline *p = group->pipeline;
-    int i;
-    if (p->has_hooks && worker >= 0) {
-        const uint8_t inits = p->inits[group->first + worker]; /* written by this worker only */
-        if (inits == 0 || (inits != UINT8_MAX && spdl__load32(&p->leaving))) return true;
+    unsigned tag;
+    if (node->own_thread || kind == SPDL_KIND_PATH || kind == SPDL_KIND_FEED) return false;
+    if (node->parked != NULL) {
+        if (spdl__load_relaxed32(&node->parked_done.count) > 0) return true;
+        if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 && !(word & SPDL__SHUT) &&
+            spdl__row_room(p, node, word))
+            return true;
     }
-    if (!spdl__claim_flows(p) || !spdl__claim_turn(p, group)) return false;
+    if ((word & SPDL__BUSY) >= spdl__load_relaxed32(&node->limit)) return false;
+    if (kind == SPDL_KIND_MERGE) return spdl__merge_runnable(p, node);
+    if (node->in == NULL) return spdl__row_room(p, node, word) > 0;
+    slot = spdl__edge_slot(node->in, spdl__head(word));
+    if (!spdl__slot_has(slot, spdl__head(word))) return false;
+    tag = spdl__slot_tag(slot);
+    if (tag == SPDL__HOLE) return spdl__row_passes_hole(node, word);
+    return (tag < SPDL__HOLE || active == 0) && spdl__row_room(p, node, word);
+}
+
+SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *node) {
+    return spdl__row_has_work(p, node, spdl__load(node->word));
+}
+
+/* Whether this is a thread of the pool: guests, the producer and a consumer are not. */
+SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
+    return p->pool != NULL && worker < p->pool->desc.workers;
+}
+
+/* Destroy asks for it: this thread of the pool has an init that was not undone yet. */
+SPDL__PRIVATE bool spdl__task_leaves(const spdl_pipeline *p, int worker) {
+    return spdl__is_pool_thread(p, worker) && p->task[worker].inits != 0;
+}
+
+/* Whether `worker`, or with -1 any, would find a step to do. */
+SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
+    const spdl_pipeline *p = (const spdl_pipeline *)self;
+    int i;
+    if (p->has_hooks && spdl__load32(&p->leaving) &&
+        (worker >= 0 ? spdl__task_leaves(p, worker)
+                     : spdl__load32(&p->left) < spdl__load32(&p->joined)))
+        return true;
+    if (spdl__load32(&p->stopping)) return false;
     for (i = p->count - 1; i >= 0; --i)
-        if ((group->rows >> i & 1) && spdl__claim_runnable(p, &p->node[i])) return true;
+        if (spdl__row_runnable(p, &p->node[i])) return true;
     return false;
 }
 
 /* --- who is woken --- */
 
-/* After something the trainer may sleep for, and a full barrier. */
-SPDL__PRIVATE void spdl__wake_trainer(spdl_pipeline *p) {
+/* The wake rule in a pipeline. Each of these is a read-modify-write, or has a full barrier after it;
+   then the thread looks whether somebody sleeps: taking an item (one input less: room for the row
+   before; and the put before it: an input for the row after); leaving a row (a place in it); passing
+   a mark; the consumer's take; a push; spdl_complete; a new concurrency; a failure. After the first
+   take of a sitting a worker looks at everything its pool could do, as it may have been woken for
+   something else, and after the others at its own row and those beside it. After it has left it looks
+   for work itself, which covers all rows. A consumer's take from a large buffer looks at the last row
+   only while no more than half of it is on the way (a low watermark: a worker that is woken makes
+   several items before it sleeps again); a consumer that is about to sleep, or asks for the stats,
+   looks without that. */
+
+/* After something the consumer may sleep for, and a full barrier. */
+SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
     uint32_t asleep = 1;
     if (spdl__load_relaxed32(&p->waiting) != 0 && spdl__cas32(&p->waiting, &asleep, 0))
         spdl__os_event_wake(&p->fed, 1);
 }
 
-/* Whether the trainer should look: something lies there, or so many dropped items that they keep
-   others from getting there. */
+/* Whether a sleeping consumer should look: an item or a mark lies there, or a hole that has something
+   behind it, or that keeps the last row from going on. */
 SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
     const spdl__edge *sink = p->sink;
     const uint64_t head = spdl__head(spdl__load(&sink->word));
-    uint64_t ticket = head;
-    for (; ticket - head < sink->window / 2 + 1; ++ticket) {
-        const spdl__slot *slot = spdl__edge_slot(sink, ticket);
-        if (!spdl__edge_offers(sink, ticket)) return false;
-        if (spdl__origin_tag(spdl__load_relaxed(&slot->origin)) != SPDL__DROPPED) return true;
-    }
-    return true;
+    if (!spdl__edge_ready(sink, head)) return false;
+    if (spdl__slot_tag(spdl__edge_slot(sink, head)) != SPDL__HOLE) return true;
+    return spdl__edge_ready(sink, head + 1) ||
+           !spdl__row_room(p, p->last, spdl__load(p->last->word));
 }
 
-/* The producer waits, and the row after the feed has taken. */
+/* The producer waits, and the row after the first has taken. */
 SPDL__PRIVATE void spdl__wake_producer(spdl_pipeline *p) {
     uint32_t one = 1;
     if (spdl__load_relaxed32(&p->producer_waits) && spdl__cas32(&p->producer_waits, &one, 0))
         spdl__os_event_wake(&p->room, 1);
 }
 
-/* Wakes a worker for one of these rows, in each pool. */
-SPDL__PRIVATE void spdl__wake_rows(const spdl_pipeline *p, uint32_t rows) {
+/* Wakes a worker if one of these rows can run; if none sleeps, the consumer that works. */
+SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
+    const bool sleepers = p->pool != NULL && spdl__pool_has_sleepers(p->pool);
+    const bool helps = p->works_ns != 0 && spdl__load_relaxed32(&p->waiting) != 0;
     int i;
-    if (p->groups == 1 && (p->group[0].pool == NULL || !spdl__pool_has_sleepers(p->group[0].pool)))
-        return;
+    if (!sleepers && !helps) return;
     for (i = p->count - 1; i >= 0; --i) {
-        spdl_pool *pool = spdl__claim_group(p, p->node[i].group)->pool;
-        if ((rows >> i & 1) && pool != NULL && spdl__pool_has_sleepers(pool) &&
-            spdl__claim_runnable(p, &p->node[i]))
-            spdl__pool_wake_one(pool);
+        if (!(rows >> i & 1) || !spdl__row_runnable(p, &p->node[i])) continue;
+        if (sleepers) spdl__pool_wake_one(p->pool);
+        else spdl__wake_consumer(p);
+        return;
     }
 }
 
 SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
-                                    const spdl__group *all) {
-    if (spdl__load_relaxed32(&p->waiting) != 0 && /* the trainer sleeps */
-        (p->group[0].pool == NULL || (node == p->last && spdl__wake_sink_has(p))))
-        spdl__wake_trainer(p);
-    if (p->feed != NULL && node == p->feed + 1) spdl__wake_producer(p);
-    if (!spdl__claim_flows(p)) return;
-    if (all != NULL && all->pool != NULL) {
-        if (spdl__pool_has_sleepers(all->pool) && spdl__pool_runnable(all->pool, -1, all))
-            spdl__pool_wake_one(all->pool);
-        rows = p->rescue != NULL ? rows | all->rows : rows & ~all->rows;
+                                    bool all) {
+    spdl__client_stir(p->beacon, p->bit);
+    if (spdl__load_relaxed32(&p->waiting) != 0 && /* the consumer sleeps */
+        (p->pool == NULL || (node == p->last && spdl__wake_sink_has(p))))
+        spdl__wake_consumer(p);
+    if (node->at_end) spdl__wake_producer(p);
+    if (spdl__load32(&p->stopping)) return;
+    if (!all) {
+        spdl__wake_rows(p, rows);
+    } else if (p->pool != NULL && spdl__pool_has_sleepers(p->pool)) {
+        if (spdl__pool_runnable(p->pool, -1, &p->client)) spdl__pool_wake_one(p->pool);
+    } else {
+        spdl__wake_rows(p, UINT32_MAX);
     }
-    spdl__wake_rows(p, rows);
 }
 
-/* The wake rule: after a read-modify-write by which this row has changed, before anything that may
-   take long. Looks at the trainer, the producer and `rows`, and with `all` at everything this
-   group's workers could do. */
+/* After a read-modify-write by which this row has changed, before anything that may take long. Looks
+   at the consumer, the producer and `rows`, or with `all` at everything the pool could do. */
 SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
-                                  const spdl__group *all) {
+                                  bool all) {
     uint32_t sleepers;
     spdl__barrier_after_rmw(); /* pairs with those in pool_park, next_sleep and push_wait */
-    sleepers = spdl__load_relaxed32(p->sleepers);
-    if (SPDL__LIKELY(sleepers == 0)) return;
-    if ((sleepers & SPDL__ASLEEP) == 0 && !node->at_end) return; /* the trainer or producer waits */
+    sleepers = spdl__load_relaxed32(&p->beacon->sleepers);
+    if (SPDL__LIKELY(sleepers == 0 && (spdl__load_relaxed(&p->beacon->quiet) & p->bit) == 0)) return;
     spdl__wake_look(p, node, rows, all);
 }
 
 /* From a thread that will not look for work itself: this row has changed, and those beside it. */
 SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
     spdl__full_barrier();
-    spdl__wake_look(p, node, node->beside | (uint32_t)1 << node->index, NULL);
+    spdl__wake_look(p, node, node->beside | (uint32_t)1 << node->index, false);
 }
 
 SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
     spdl__full_barrier();
-    spdl__wake_look(p, p->last, UINT32_MAX, NULL);
+    spdl__wake_look(p, p->last, UINT32_MAX, false);
     spdl__wake_producer(p);
-}
-
-/* --- putting --- */
-
-/* Puts one result. What follows, taking the next item or leaving, looks whether somebody waits. The
-   ticket was promised, so the slot is free. */
-SPDL__INLINE void spdl__put(spdl__node *node, spdl__edge *edge, uint64_t ticket,
-                            const spdl__item *what, uint64_t now) {
-    spdl__slot *slot;
-    if (node->serial) { /* one call at a time: its place in the word is enough */
-        ticket = spdl__load_relaxed(&edge->tail);
-        spdl__store_relaxed(&edge->tail, ticket + 1);
-    } else if (!node->by_ticket) {
-        ticket = spdl__add(&edge->tail, 1);
-    }
-    slot = spdl__edge_slot(edge, ticket);
-    spdl__store_pointer(&slot->item, what->item);
-    spdl__store_relaxed(&slot->origin, what->origin);
-    spdl__store_relaxed(&slot->range, what->range);
-    spdl__store_relaxed32(&slot->done, (uint32_t)(now >> 10));
-    /* pairs with slot_has: all that is there before the stamp */
-    spdl__store32(&slot->stamp, (uint32_t)(ticket + 1));
-    SPDL_TEST_POINT("pipeline put");
-    if (!SPDL__NO_STATS && SPDL__UNLIKELY(spdl__load_relaxed(&edge->gap_since) != 0) &&
-        spdl__head(spdl__load_relaxed(&edge->word)) == ticket)
-        spdl__edge_gap_close(edge, spdl_time_ns()); /* `now` may be from before many quick calls */
-}
-
-/* An item that was dropped: its place is another's. */
-SPDL__PRIVATE void spdl__put_dropped(spdl__node *node, uint64_t ticket, uint64_t now) {
-    const spdl__item dropped = { NULL, SPDL__DROPPED, 0 };
-    if (node->serial) return; /* no place was promised */
-    if (node->by_ticket) spdl__put(node, &node->out, ticket, &dropped, now);
-    spdl__add(&node->out.refunds, 1);
-}
-
-/* By the thread that holds the word, with no call active and with room: the epoch has ended here,
-   too. `range`: of the source's next item. */
-SPDL__PRIVATE void spdl__put_epoch_end(spdl_pipeline *p, spdl__node *node, uint64_t ticket,
-                                       uint64_t range, uint64_t now) {
-    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
-    const bool branches = node->row.kind == SPDL_KIND_BRANCH;
-    spdl__item end = { NULL, 0, 0 };
-    int i;
-    end.origin = spdl__origin(epoch, SPDL__EPOCH_END);
-    end.range = range;
-    if (!branches) spdl__put(node, &node->out, ticket, &end, now);
-    for (i = 0; branches && i < node->paths; ++i)
-        spdl__put(node, spdl__path_edge(p, node, i), 0, &end, now);
-    spdl__store_relaxed32(&node->flushed, 0);
-    node->number = node->number_first = 0;
-    node->range = range;
-    node->gathers = false;
-    spdl__mark_begin(&node->mark, range >> SPDL__SPAN_BITS);
-    node->first = node->by_ticket ? ticket + 1 : spdl__load_relaxed(&node->out.tail);
-    spdl__store_relaxed(&node->epoch, epoch + 1);
-}
-
-/* Nothing more will come out of this edge. */
-SPDL__PRIVATE void spdl__put_end(spdl_pipeline *p, spdl__edge *edge, uint64_t end) {
-    spdl__store(&edge->end, end); /* pairs with the loads in exhausted and in cursor_at_head */
-    if (edge != p->sink) return;
-    spdl__full_barrier();
-    spdl__wake_trainer(p);
-}
-
-/* By the thread that holds the word, with no call active: nothing more comes out of this row. */
-SPDL__PRIVATE void spdl__put_finish(spdl_pipeline *p, spdl__node *node, uint64_t position) {
-    const uint64_t now = spdl_time_ns();
-    const spdl_kind kind = node->row.kind;
-    const spdl__slot *slot;
-    uint64_t end;
-    int i;
-    if (node->in != NULL) spdl__edge_ended(node->in, now);
-    for (i = 0; i < node->paths; ++i) { /* those a merge reads, or a branch writes */
-        spdl__edge *edge = spdl__path_edge(p, node, i);
-        if (kind == SPDL_KIND_MERGE)
-            spdl__edge_ended(edge, now);
-        else spdl__put_end(p, edge, spdl__load_relaxed(&edge->tail));
-    }
-    if (kind == SPDL_KIND_BRANCH) return;
-    end = node->by_ticket ? spdl__min(position, spdl__load(&node->cut))
-                          : spdl__load_relaxed(&node->out.tail);
-    spdl__put_end(p, &node->out, end);
-    if (node->again == NULL || end == 0 || end != spdl__load(&node->cut)) return;
-    slot = spdl__edge_slot(&node->out, end - 1); /* of the failure: what it has made is delivered */
-    if (spdl__slot_has(slot, end - 1) && spdl__origin_tag(slot->origin) == SPDL__LIST &&
-        spdl__load32(&((spdl__list *)slot->item)->open))
-        spdl__stream_close(&node->out, end - 1, (spdl__list *)slot->item);
-}
-
-/* --- the word --- */
-
-/* The word moves by `change`, which lets go of it or gives back a place. Pairs with the acquire of
-   the word by the thread that enters next, finishes the row or stops: all that was put, and every
-   plain field, is there. Returns what the word is now. */
-SPDL__INLINE uint64_t spdl__claim_move(spdl_pipeline *p, spdl__node *node, uint64_t change) {
-    const uint64_t word = spdl__add(node->word, change) + change;
-    if (SPDL__UNLIKELY((word & SPDL__STOPPED) != 0 && (word & SPDL__ACTIVE) == 0))
-        spdl__os_event_wake(&p->quiet, SPDL__ALL);
-    return word;
-}
-
-/* A worker in a row, from its first item there until it leaves; on its stack. */
-typedef struct spdl__sitting {
-    spdl_pipeline *p;
-    spdl__node *node;
-    uint64_t word;   /* of the row, as far as we know */
-    uint64_t until;  /* results below that had room when we looked last */
-    uint64_t now;    /* the clock when it was read last: before the first item, after timed calls */
-    uint64_t waited; /* for a place in the buffer, by items that got one as we took others */
-    uint64_t each_waited;
-    uint32_t calls;
-    bool inside;     /* we are counted in `active` */
-    bool timed;      /* calls are timed one by one */
-    bool flush;      /* the call has no input */
-    spdl__again *again; /* the call goes on that returned SPDL_AGAIN; else NULL */
-    spdl__item in;
-    uint64_t ticket, place;
-} spdl__sitting;
-
-typedef enum spdl__taken {
-    SPDL__LEFT, /* there is nothing to take here, or others are at it */
-    SPDL__CALL, /* an item, or the call without one */
-    SPDL__DONE  /* something was done that is no call */
-} spdl__taken;
-
-/* Nobody else enters or takes before the word is let go of; those inside may leave. */
-SPDL__INLINE bool spdl__claim_hold(spdl__sitting *s) {
-    const uint64_t held = (s->word + !s->inside) | SPDL__HELD;
-    if (!spdl__cas(s->node->word, &s->word, held)) return false;
-    s->word = held;
-    SPDL_TEST_POINT("pipeline held");
-    return true;
-}
-
-/* Held: with a window, the next call has a place in it. */
-SPDL__PRIVATE void spdl__claim_window_enter(spdl__sitting *s) {
-    spdl__node *node = s->node;
-    if (node->settled == NULL) return;
-    spdl__store_relaxed(&node->oldest, node->begun + spdl__claim_window_left(node) -
-                                           (uint64_t)node->row.reorder_window - 1);
-    s->place = node->begun;
-    spdl__store_relaxed(&node->begun, node->begun + 1);
-}
-
-/* Held: takes what lies at the cursor, or ends an epoch or the row. */
-SPDL__PRIVATE spdl__taken spdl__claim_held_item(spdl__sitting *s, spdl__cursor *c) {
-    spdl_pipeline *p = s->p;
-    spdl__node *node = s->node;
-    const uint64_t before = spdl__head(s->word) + node->in->shift;
-    const bool alone = (spdl__load(node->word) & SPDL__ACTIVE) == 1; /* all others have put */
-    const spdl__peek peek = spdl__cursor_look(c);
-    const bool room = spdl__claim_room(p, node, s->word);
-    const bool epoch_end = peek == SPDL__PEEK_EPOCH_END;
-    const bool flush = node->row.flush && !node->flushed;
-    s->ticket = before; /* dropped ones leave the number of results as it is */
-    if (peek == SPDL__PEEK_ITEM) {
-        if (!room || spdl__claim_window_left(node) == 0) return SPDL__LEFT;
-        spdl__claim_window_enter(s);
-        s->in = spdl__cursor_take(c);
-        return SPDL__CALL;
-    }
-    if ((!epoch_end && c->head < c->end) || !alone || (!room && (flush || epoch_end)))
-        return SPDL__LEFT;
-    if (flush) {
-        spdl__claim_window_enter(s);
-        s->flush = true;
-        s->in.item = NULL;
-        s->in.origin = SPDL__DROPPED;
-        s->in.range = node->range;
-        spdl__store_relaxed32(&node->flushed, 1);
-        return SPDL__CALL;
-    }
-    if (epoch_end) {
-        spdl__put_epoch_end(p, node, before, spdl__edge_slot(c->edge, c->head)->range, s->now);
-        spdl__cursor_pass_epoch_end(c);
-    } else if (s->inside) {
-        return SPDL__LEFT; /* what this sitting has done is booked before the row ends */
-    } else {
-        spdl__put_finish(p, node, before);
-        s->word |= SPDL__FINISHED;
-    }
-    return SPDL__DONE;
-}
-
-/* The ways to take that change more than the word. */
-SPDL__NOINLINE spdl__taken spdl__claim_held(spdl__sitting *s) {
-    spdl__node *node = s->node;
-    spdl__edge *in = node->in;
-    spdl__taken taken = SPDL__LEFT;
-    uint64_t change = (uint64_t)0 - SPDL__HELD;
-    bool moved = false;
-    spdl__cursor c;
-    if (!spdl__claim_hold(s)) return SPDL__LEFT;
-    if (in != NULL && !spdl__load32(&node->closed)) {
-        c = spdl__cursor_at_head(in);
-        taken = spdl__claim_held_item(s, &c);
-        moved = spdl__cursor_settle(&c, s->now);
-        if (moved && taken == SPDL__LEFT) taken = SPDL__DONE;
-        change += (c.head - c.from) << SPDL__HEAD_BITS;
-    } else if (!s->inside && (spdl__load(node->word) & SPDL__ACTIVE) == 1 &&
-               (spdl__load32(&node->closed) || spdl__load32(&node->ended))) {
-        spdl__put_finish(s->p, node, in != NULL ? spdl__head(s->word) + in->shift : 0);
-        s->word |= SPDL__FINISHED;
-        taken = SPDL__DONE;
-    }
-    change += s->word & SPDL__FINISHED;
-    if (taken == SPDL__CALL) {
-        s->inside = true;
-    } else if (!s->inside) {
-        change -= 1;
-    }
-    s->word = spdl__claim_move(s->p, node, change);
-    if (moved) spdl__edge_took(in, c.from, c.head, s->now);
-    return taken;
-}
-
-/* By a copy, so that the sitting itself can stay in registers. */
-SPDL__INLINE spdl__taken spdl__claim_rare(spdl__sitting *s) {
-    spdl__sitting copy = *s;
-    const spdl__taken taken = spdl__claim_held(&copy);
-    *s = copy;
-    return taken;
-}
-
-/* The way nearly all items are taken: what lies at the head, by one compare-and-swap. When that
-   fails others are at it, and we look elsewhere. */
-SPDL__INLINE spdl__taken spdl__claim_take(spdl__sitting *s) {
-    spdl__node *node = s->node;
-    spdl__edge *in = node->in;
-    const uint32_t limit = spdl__load_relaxed32(&node->limit);
-    const uint64_t head = spdl__head(s->word);
-    uint64_t position, word;
-    if (s->inside ? (s->word & SPDL__FLAGS) != 0 || (s->word & SPDL__ACTIVE) > limit
-                  : (s->word & SPDL__BUSY) >= limit)
-        return SPDL__LEFT;
-    s->flush = false;
-    if (SPDL__UNLIKELY(spdl__load32(&node->closed)))
-        return s->inside ? SPDL__LEFT : spdl__claim_rare(s);
-    if (in != NULL) {
-        const spdl__slot *slot = spdl__edge_slot(in, head);
-        if (!spdl__slot_has(slot, head))
-            return !s->inside && spdl__edge_exhausted(in) ? spdl__claim_rare(s) : SPDL__LEFT;
-        s->in = spdl__slot_read(slot);
-        if (SPDL__UNLIKELY(spdl__origin_tag(s->in.origin) >= SPDL__LIST || node->held))
-            return spdl__claim_rare(s);
-    } else if (spdl__load32(&node->ended)) {
-        return s->inside ? SPDL__LEFT : spdl__claim_rare(s);
-    }
-    position = spdl__claim_position(node, s->word);
-    if ((int64_t)(s->until - position) <= 0) { /* used up; what was read has made room since */
-        const uint64_t room = spdl__claim_room(s->p, node, s->word);
-        if (room == 0) return SPDL__LEFT;
-        if (node->row.kind != SPDL_KIND_BRANCH) s->until = position + room;
-    }
-    s->ticket = position;
-    SPDL_TEST_POINT("pipeline takes");
-    word = s->word + SPDL__HEAD_ONE + !s->inside;
-    if (!spdl__cas(node->word, &s->word, word)) return SPDL__LEFT;
-    s->word = word;
-    s->inside = true;
-    if (in == NULL) return SPDL__CALL;
-    if (s->timed || s->calls == 0 || s->each_waited != 0)
-        s->each_waited = spdl__edge_put_wait(in, head, s->now);
-    s->waited += s->each_waited;
-    spdl__edge_took(in, head, head + 1, s->now);
-    if ((word & SPDL__ACTIVE) < limit) spdl__edge_reader_idle(in, s->now);
-    return SPDL__CALL;
-}
-
-/* Nothing more is taken here, and nothing is to be called for the end. */
-SPDL__PRIVATE bool spdl__claim_over(const spdl__node *node) {
-    return spdl__load32(&node->closed) ||
-           (node->in != NULL && !node->row.flush && spdl__edge_exhausted(node->in));
-}
-
-/* This row has ended, or has failed and lost a call: ends it and those after it that have nothing
-   to call, as every worker of theirs may be in a call that blocks. A rewind may have begun them
-   anew since they were looked at first. */
-SPDL__PRIVATE void spdl__claim_end_rows(spdl_pipeline *p, spdl__node *node) {
-    for (; node < p->node + p->count; ++node) {
-        const spdl__edge *in = node->in;
-        uint64_t change = (uint64_t)0 - SPDL__HELD - 1;
-        spdl__sitting s;
-        s.node = node;
-        s.inside = false;
-        s.word = spdl__load(node->word);
-        if ((s.word & SPDL__BUSY) != 0 || !spdl__row_calls(&node->row) ||
-            !spdl__claim_over(node) || !spdl__claim_hold(&s))
-            continue;
-        if (spdl__claim_over(node)) {
-            spdl__put_finish(p, node, in != NULL ? spdl__head(s.word) + in->shift : 0);
-            change += SPDL__FINISHED;
-        }
-        (void)spdl__claim_move(p, node, change);
-        spdl__wake_changed(p, node);
-    }
 }
 
 /* ============================================================================================= */
@@ -8843,292 +8128,93 @@ SPDL__PRIVATE void spdl__claim_end_rows(spdl_pipeline *p, spdl__node *node) {
    Where a run goes on (>>state-impl). Results are counted where they pass one point of the flow in
    an order that is always the same: the first SPDL_BATCH, the row that marks, or else the sink. A
    run whose source starts at a later item passes the same results there as this one, if no row in
-   front of that point holds anything of earlier items. So a mark is the last such item, `low`, and
-   the results that have passed since. Rows hold something if they say .emits, .again or .flush: a
-   result of items above all before it shows that they held nothing (what a row with .flush makes
-   has the range of all that it may hold). If there are none a mark is the next item, and 0.
+   front of that point holds anything of earlier items. So a mark is {item, results}: start the
+   source at that item, and leave out so many of the results that pass. Without .again in front of
+   the point a mark is {next item, 0}; with it, the item of the last result, and how many it had.
 
-   What the trainer takes carries the mark to it: from the row that marks on, the range of a slot is
-   low << SPDL__SPAN_BITS | results, after the batch. In a pipeline that remakes it is the mark
-   before the batch, and the trainer counts what comes of it.
+   What the consumer takes carries the mark to it: up to the row that marks the range of a slot is the
+   source's number of the item, from there on item << SPDL__SPAN_BITS | results. If rows after it make
+   several results of a batch, it is the mark before the batch, which is made again, and the consumer
+   counts what comes of it. A table with .flush, or batches of batches, makes the epoch again.
 
-   Threads: a mark belongs to the thread that holds the row's word, that of the sink and `at` to the
-   trainer. Whoever takes a slot has what was written before it was put. */
+   Threads: the mark of a row belongs to the thread that is inside alone, that of the sink and `at` to
+   the consumer. Whoever takes a slot has what was written before it was put. */
 
-/* Item or batch number `k` of this pipeline, of those that are dealt to several: `chunk` of them to
-   each in turn. */
-SPDL__INLINE uint64_t spdl__deal_number(const spdl__deal *deal, uint64_t chunk, uint64_t k) {
-    if (SPDL__LIKELY(deal->children == 0)) return k;
-    return (k / chunk * deal->children + deal->child) * chunk + k % chunk;
-}
-
-/* Whether what passes the point where results are counted was delivered before this run. By the one
-   thread that passes things there; `item` of several grows. */
-SPDL__NOINLINE bool spdl__skip_passes(spdl_pipeline *p, uint64_t item) {
-    for (; p->skip_left > 0; --p->skip_left, p->skip_used = 0) {
-        const spdl__skip *skip =
-            p->skips != NULL ? &p->skips[p->skip_count - p->skip_left] : &p->skip;
-        const bool here = skip->item == SPDL__NEVER || skip->item == item;
-        if (here && p->skip_used < skip->results) {
-            ++p->skip_used;
-            return true;
-        }
-        if (skip->item != SPDL__NEVER && skip->item > item) return false;
-    }
-    return false;
-}
-
-/* --- where the order is not always the same --- */
-
-/* Which items were delivered, or dropped on their way: bits in a window of numbers that moves on
-   when the lowest of them is done. A batch row behind the disorder notes into which batch each item
-   goes, and the bits of batches say the rest; the range of a slot is then the number of the batch
-   over all epochs << SPDL__SPAN_BITS.
-
-   Threads: the trainer sets the bits of what it takes, moves `low`, and clears what is below before
-   it stores `floor`: others set bits, or entries of `batch`, of numbers that are not below the
-   floor they have read, and less than the window above it. Which drops are seen does not matter:
-   what was dropped and is made again is dropped again. What was delivered the trainer sets itself;
-   of a batch it has the entries as it has the batch. */
-#define SPDL__SEEN_ITEMS 16384
-
-typedef struct spdl__done {
-    uint64_t low;   /* the trainer's: all below are done */
-    uint64_t floor; /* the same, up to a multiple of 64 */
-    uint64_t bits[SPDL__SEEN_ITEMS / 64];
-} spdl__done;
-
-struct spdl__seen {
-    spdl__done items, batches;
-    uint64_t high;   /* above all items that were counted: by who counts */
-    uint64_t lost;   /* and above those that were out of the window: while low is less it is unknown
-                        what was delivered */
-    uint64_t number; /* of the next batch: above those delivered in this epoch */
-    uint64_t batch_high; /* above those delivered, over all epochs */
-    uint64_t until;  /* items of the source below may have been delivered before this run */
-    uint32_t batch[SPDL__SEEN_ITEMS]; /* of each item: number << 1 | 1, or 0: in none yet */
-};
-
-/* Any thread. */
-SPDL__PRIVATE bool spdl__done_has(const spdl__done *d, uint64_t n) {
-    const uint64_t floor = spdl__load(&d->floor);
-    return n < floor || (n - floor < SPDL__SEEN_ITEMS &&
-                         (spdl__load(&d->bits[n % SPDL__SEEN_ITEMS / 64]) >> n % 64 & 1));
-}
-
-/* Any thread. False: it is out of the window. */
-SPDL__PRIVATE bool spdl__done_note(spdl__done *d, uint64_t n) {
-    const uint64_t floor = spdl__load(&d->floor); /* what the trainer has cleared is cleared */
-    if (n < floor) return true;
-    if (n - floor >= SPDL__SEEN_ITEMS) return false;
-    (void)spdl__or(&d->bits[n % SPDL__SEEN_ITEMS / 64], (uint64_t)1 << n % 64);
-    return true;
-}
-
-/* The trainer: `low` is done. */
-SPDL__PRIVATE void spdl__done_advance(spdl__done *d) {
-    if (++d->low % 64 != 0) return;
-    spdl__store(&d->bits[(d->low - 1) % SPDL__SEEN_ITEMS / 64], 0);
-    spdl__store(&d->floor, d->low);
-}
-
-/* The trainer: whether an item of the source, not below `low`, is done. */
-SPDL__INLINE bool spdl__seen_item(const spdl__seen *seen, uint64_t item) {
-    const uint64_t at = item % SPDL__SEEN_ITEMS, floor = seen->batches.floor;
-    const uint32_t batch = spdl__load_relaxed32(&seen->batch[at]);
-    const int32_t from = (int32_t)(batch - ((uint32_t)floor << 1 | 1)) / 2; /* the floor */
-    if (spdl__load_relaxed(&seen->items.bits[at / 64]) >> item % 64 & 1) return true;
-    if (batch == 0 || from >= (int32_t)(seen->batch_high - floor)) return false;
-    return from < 0 || spdl__done_has(&seen->batches, floor + (uint64_t)from);
-}
-
-/* The trainer: all items below `item` are done. */
-SPDL__PRIVATE void spdl__seen_below(spdl__seen *seen, uint64_t item) {
-    size_t i;
-    if (item - seen->items.low > 2 * SPDL__SEEN_ITEMS && seen->items.low < item) {
-        /* far behind: nobody sets any of these */
-        for (i = 0; i < SPDL__SEEN_ITEMS; ++i) spdl__store_relaxed32(&seen->batch[i], 0);
-        for (i = 0; i < SPDL__SEEN_ITEMS / 64; ++i) spdl__store(&seen->items.bits[i], 0);
-        seen->items.low = item / 64 * 64;
-        spdl__store(&seen->items.floor, seen->items.low);
-    }
-    while (seen->items.low < item) {
-        spdl__store_relaxed32(&seen->batch[seen->items.low % SPDL__SEEN_ITEMS], 0);
-        spdl__done_advance(&seen->items);
-    }
-}
-
-/* Who counts: item `item` passes. */
-SPDL__PRIVATE void spdl__seen_passes(spdl__seen *seen, uint64_t item, bool there) {
-    if (!there) spdl__store_relaxed(&seen->lost, spdl__max(seen->lost, item + 1));
-    if (item >= seen->high) spdl__store_relaxed(&seen->high, item + 1);
-}
-
-/* The row that marks has put an item into this batch. */
-SPDL__PRIVATE void spdl__seen_batched(spdl__seen *seen, uint64_t item, uint64_t batch) {
-    const bool there = item - spdl__load(&seen->items.floor) < SPDL__SEEN_ITEMS;
-    if (there)
-        spdl__store_relaxed32(&seen->batch[item % SPDL__SEEN_ITEMS], (uint32_t)batch << 1 | 1);
-    spdl__seen_passes(seen, item, there);
-}
-
-/* The trainer has taken an item or a batch, of this range and number. */
-SPDL__PRIVATE void spdl__seen_taken(spdl_pipeline *p, uint64_t range, uint64_t number) {
-    spdl__seen *seen = p->seen;
-    const uint64_t n = range >> SPDL__SPAN_BITS;
-    if (p->marks == NULL) {
-        spdl__seen_passes(seen, n, spdl__done_note(&seen->items, n));
+/* A result of the source's item `item` passes. */
+SPDL__INLINE void spdl__mark_pass(spdl__mark *mark, uint64_t item, bool many) {
+    if (!many) {
+        mark->item = item + 1;
+    } else if (item != mark->item) {
+        mark->item = item;
+        mark->results = 1;
     } else {
-        (void)spdl__done_note(&seen->batches, n); /* there are not so many */
-        seen->number = spdl__max(seen->number, number + 1);
-        seen->batch_high = spdl__max(seen->batch_high, n + 1);
-        while (spdl__done_has(&seen->batches, seen->batches.low))
-            spdl__done_advance(&seen->batches);
+        ++mark->results;
     }
-    while (seen->items.low < spdl__load_relaxed(&seen->high) &&
-           spdl__seen_item(seen, seen->items.low))
-        spdl__seen_below(seen, seen->items.low + 1);
 }
 
-/* Any thread: what this row got with this range is dropped. */
-SPDL__PRIVATE void spdl__seen_dropped(spdl_pipeline *p, const spdl__node *node, uint64_t range) {
-    if (SPDL__LIKELY(p->seen == NULL)) return;
-    (void)spdl__done_note(p->marks != NULL && node > p->marks ? &p->seen->batches
-                                                                : &p->seen->items,
-                            range >> SPDL__SPAN_BITS);
+SPDL__INLINE uint64_t spdl__mark_range(const spdl__mark *mark) {
+    return mark->item << SPDL__SPAN_BITS | spdl__min(mark->results, SPDL__SPAN_MAX);
 }
 
-/* The source: whether it was delivered before this run. */
-SPDL__PRIVATE bool spdl__seen_before(const spdl__seen *seen, uint64_t item) {
-    return item < seen->until && spdl__done_has(&seen->items, item);
+/* A run begins, or an epoch. */
+SPDL__PRIVATE void spdl__mark_begin(spdl__mark *mark, uint64_t item) {
+    mark->item = item;
+    mark->results = 0;
 }
 
-/* A run begins. */
-SPDL__PRIVATE void spdl__seen_begin(spdl__seen *seen, const spdl__start *start) {
-    size_t i;
-    memset(seen, 0, sizeof(*seen));
-    seen->items.low = seen->high = start->at.source;
-    seen->items.floor = start->at.source / 64 * 64;
-    seen->items.bits[start->at.source % SPDL__SEEN_ITEMS / 64] =
-        ((uint64_t)1 << start->at.source % 64) - 1;
-    seen->number = start->at.number;
-    for (i = 0; i < start->ahead_bits; ++i)
-        if (start->ahead[i / 64] >> i % 64 & 1)
-            spdl__seen_passes(seen, start->at.source + i,
-                              spdl__done_note(&seen->items, start->at.source + i));
-    seen->until = seen->high;
-}
-
-/* --- the trainer's place --- */
-
-/* Edits for the sampler. (>>state-impl) */
-SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, spdl_sampler *from);
-
-/* The trainer has taken this, or dropped it. */
-SPDL__NOINLINE void spdl__position_watch(spdl_pipeline *p, const spdl__item *got) {
-    if (!p->watches) return;
-    if (p->seen != NULL) {
-        spdl__seen_taken(p, got->range, p->deal.children ? (got->origin >> 8) / p->deal.children
-                                                         : got->origin >> 8);
-    } else if (!p->remakes) {
-        spdl__mark_pass(&p->mark, got->range, p->many);
-    } else if (got->range != p->mark.low) {
-        p->mark.low = got->range;
-        p->mark.results = 1;
-    } else {
-        ++p->mark.results;
-    }
+/* The consumer has taken this, or dropped it. */
+SPDL__INLINE void spdl__position_watch(spdl_pipeline *p, const spdl__item *got) {
+    if (p->many || p->remakes) spdl__mark_pass(&p->mark, got->range, true);
 }
 
 /* And the end of its epoch. */
-SPDL__PRIVATE void spdl__position_epoch_end(spdl_pipeline *p, uint64_t range) {
+SPDL__PRIVATE void spdl__position_epoch(spdl_pipeline *p) {
     const uint64_t epoch = p->at.epoch + 1;
     memset(&p->at, 0, sizeof(p->at));
     p->at.epoch = epoch;
     p->begun = p->delivered;
-    p->base = range >> SPDL__SPAN_BITS;
-    spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : p->base);
-    if (p->seen == NULL) return;
-    spdl__seen_below(p->seen, p->base);
-    p->seen->number = 0;
+    spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : 0);
 }
 
 /* A run begins. */
-SPDL__PRIVATE void spdl__position_begin(spdl_pipeline *p, const spdl__start *start) {
-    p->at = start->at;
+SPDL__PRIVATE void spdl__position_begin(spdl_pipeline *p, const spdl__position *at) {
+    p->at = *at;
     p->begun = p->delivered;
-    p->base = 0;
-    p->drops = start->at.drops;
-    spdl__free(&p->allocator, p->skips, p->skip_count * sizeof(*p->skips));
-    p->skip.item = SPDL__NEVER;
-    p->skip.results = start->at.results;
-    p->skips = start->skips;
-    p->skip_left = p->skip_count = start->skips != NULL ? start->skip_count : 1;
-    p->skip_used = 0;
-    p->counts = true;
-    spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : start->at.source);
-    if (p->seen != NULL) spdl__seen_begin(p->seen, start);
-    if (start->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
+    p->drops = p->replays || p->marks != NULL ? at->drops : at->results;
+    if (p->marks != NULL) p->marks->skip = at->results;
+    spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : at->source);
 }
 
-/* The trainer, between calls of next: where it is. Not for a pipeline that is `unsaved`; of one
-   whose order is not always the same this is not all, see `seen`. */
-SPDL__PRIVATE void spdl__position_read(const spdl_pipeline *p, spdl__position *at) {
-    const uint64_t taken = p->delivered - p->begun;
-    const uint64_t range = p->last_item.range, number = p->last_item.origin >> 8;
+/* The consumer, between calls of next: where it is. Why there is no position, or NULL. */
+SPDL__PRIVATE const char *spdl__position_read(const spdl_pipeline *p, spdl__position *at) {
+    const uint64_t taken = p->delivered - p->begun, range = p->last_item.range;
     *at = p->at;
+    if (p->unsaved != NULL) return p->unsaved;
     at->delivered += taken;
-    if (taken == 0) return;
-    at->drops = p->replays ? at->delivered : p->remakes ? p->mark.results : 0;
-    if (p->replays) return;
-    if (p->seen != NULL) {
-        at->source = p->seen->items.low - p->base;
-        at->number = p->seen->number;
+    if (taken == 0) return NULL;
+    if (p->replays) {
+        at->drops = at->delivered;
     } else if (p->marks != NULL) {
-        at->number = (p->deal.children ? number / p->deal.children : number) + !p->remakes;
-        at->source = (range >> SPDL__SPAN_BITS) - p->base;
+        at->number = (p->last_item.origin >> 8) + !p->remakes;
+        at->source = range >> SPDL__SPAN_BITS;
         at->results = range & SPDL__SPAN_MAX;
-    } else if (p->many) {
-        at->source = p->mark.low - p->base;
-        at->results = p->mark.results;
+        at->drops = p->remakes ? p->mark.results : 0;
     } else {
-        at->source = (range >> SPDL__SPAN_BITS) + (range & SPDL__SPAN_MAX) + 1 - p->base;
+        at->source = p->many ? p->mark.item : range + 1;
+        at->results = p->many ? p->mark.results : 0;
     }
-}
-
-/* In a row with .flush, before a call: its results may be of all that was gathered. */
-SPDL__PRIVATE void spdl__flush_gathers(spdl_task *task) {
-    spdl__node *node = task->node;
-    task->gathered = SPDL__GATHERS;
-    node->range_in = task->in.range;
-    if (!task->flushing && node->gathers)
-        task->in.range = spdl__range_join(node->range, task->in.range);
-}
-
-/* And after it: what is gathered now. */
-SPDL__PRIVATE void spdl__flush_gathered(spdl_task *task) {
-    spdl__node *node = task->node;
-    const uint64_t before = node->range;
-    uint64_t i;
-    if (task->flushing) return;
-    node->range = task->gathered == SPDL__GATHERED_BEFORE ? node->range_in : task->in.range;
-    if (task->gathered == SPDL__GATHERED_BEFORE && node->gathers) {
-        task->in.range = before;
-        for (i = 0; task->list != NULL && i < task->list->count; ++i)
-            task->list->entry[i].range = before;
-    }
-    node->gathers = task->gathered != SPDL__GATHERED_ALL;
+    if (spdl__load_relaxed(&p->node[0].made) >> (64 - SPDL__SPAN_BITS) != 0)
+        return "an epoch has more than 2^40 items";
+    return at->results >= SPDL__SPAN_MAX ? "one item has more than 16777214 results" : NULL;
 }
 
 /* What is the same for all tables that have positions in common. */
 SPDL__COLD uint32_t spdl__position_table(const spdl_pipeline *p) {
-    const uint64_t deal = p->deal.children * 64 + p->deal.child; /* what one has is no other's */
-    uint32_t hash = (2166136261u ^ (uint32_t)deal) * 16777619u ^ (uint32_t)p->deal.chunk;
+    uint32_t hash = 2166136261u;
     int i, k;
     for (i = 0; i < p->count; ++i) {
         const spdl_stage *row = &p->node[i].row;
-        const int says[] = { (int)row->kind, row->emits > 0, row->again, row->flush,
-                             row->continuous, (int)row->merge_order, p->seen != NULL,
+        const int says[] = { (int)row->kind, row->again, row->flush, row->continuous,
                              p->replays || p->remakes ? row->size * 2 + row->drop_last : 0 };
         for (k = 0; k < (int)(sizeof(says) / sizeof(says[0])); ++k)
             hash = (hash ^ (uint32_t)says[k]) * 16777619u; /* FNV-1a */
@@ -9140,70 +8226,53 @@ SPDL__COLD uint32_t spdl__position_table(const spdl_pipeline *p) {
 SPDL__COLD uint64_t spdl__position_files(const spdl_pipeline *p);
 
 /* Which row marks, and what else a position of this table depends on. */
-SPDL__COLD spdl_result spdl__position_plan(spdl_pipeline *p) {
+SPDL__COLD void spdl__position_plan(spdl_pipeline *p) {
     int i, k, depth = 0;
-    bool disorder = false, nested = false;
-    p->replays = p->mix != NULL;
+    bool disorder = false;
     for (i = 0; i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         const spdl_stage *row = &node->row;
-        const bool merges = row->kind == SPDL_KIND_MERGE;
-        const bool joins = merges && row->merge_order == SPDL_MERGE_BATCHES;
-        const bool several = row->emits || row->again || row->flush;
-        depth += (row->kind == SPDL_KIND_BRANCH) - (merges && node != p->mix);
+        const bool batch = row->kind == SPDL_KIND_BATCH;
+        depth += (row->kind == SPDL_KIND_BRANCH) - (row->kind == SPDL_KIND_MERGE);
         for (k = 0; k < i; ++k)
             if ((node->above >> k & 1) && p->node[k].row.kind == SPDL_KIND_BATCH)
                 node->in_batches = true;
-        disorder = disorder || (!node->ordered && !node->serial) ||
-                   (merges && (row->merge_order == SPDL_MERGE_READY ||
-                               row->merge_order == SPDL_MERGE_CHOICE));
-        if (row->kind == SPDL_KIND_BATCH && depth == 0 && p->marks == NULL && p->mix == NULL)
-            p->marks = node;
-        else if (row->kind == SPDL_KIND_BATCH || (row->flush && p->marks != NULL)) nested = true;
-        else if (p->marks != NULL)
-            p->remakes = p->remakes || several;
-        else p->many = p->many || several;
-        if (merges && !joins && node->batch_size > 0) nested = true; /* parts of one, apart */
-        if (merges && !joins) p->replays = true;
+        if (row->output_order == SPDL_ORDER_COMPLETION &&
+            (!node->serial || row->kind == SPDL_KIND_MERGE))
+            disorder = true;
+        if (batch && p->marks == NULL && depth == 0) p->marks = node;
+        else if (batch || row->flush) p->replays = true;
+        if (p->marks != NULL) p->remakes = p->remakes || row->again;
+        else p->many = p->many || row->again;
         if (row->next != NULL) p->unsaved = "SPDL_FROM cannot be asked for one of its items";
         if (row->kind == SPDL_KIND_FEED) p->unsaved = "its items are pushed (SPDL_FEED)";
     }
-    if (disorder && (nested || p->many || p->remakes || p->mix != NULL))
-        p->unsaved = "its order is not always the same (SPDL_ORDER_COMPLETION, or a merge that "
-                     "takes what is ready), and it has several sources, batches of batches, or "
-                     "rows with .emits, .again or .flush";
+    if (disorder)
+        p->unsaved = "its order is not always the same: a row has completion order, or a merge "
+                     "takes what is ready";
     if (p->tokens != NULL) p->unsaved = "its doctor replays items";
-    p->replays = !disorder && (p->replays || nested);
-    if (p->replays || p->unsaved != NULL) p->marks = NULL;
-    p->remakes = p->remakes && p->marks != NULL;
-    if (disorder && p->unsaved == NULL) {
-        p->seen = (spdl__seen *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*p->seen),
-                                                   SPDL_CACHE_LINE);
-        if (p->seen == NULL) return SPDL_E_NOMEM;
+    if (p->replays || p->unsaved != NULL) {
+        p->marks = NULL;
+        p->many = p->remakes = false;
     }
-    p->watches = p->unsaved == NULL && !p->replays &&
-                 (p->seen != NULL || (p->marks != NULL ? p->remakes : p->many));
-    p->counts = p->watches;
-    for (i = 0; i < p->count; ++i)
-        p->node[i].passes = &p->node[i] != p->marks || p->many || p->remakes || p->seen != NULL;
     p->table = spdl__position_table(p);
     p->files = spdl__position_files(p);
-    if (p->remakes) spdl__mark_begin(&p->mark, SPDL__NEVER);
-    return SPDL_OK;
+    spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : 0);
 }
 
 /* ============================================================================================= */
-/* >>call-impl
-   One call: the function and its retries, what it may ask for while it runs, failures and their
-   budgets, and putting the result.
+/* >>flow-impl
+   An item's way through a row, in the order of its parts: put, fail, what a call may ask for, call,
+   settle, take, leave, and the loop that does them (flow_sit).
 
-   Threads: the worker (or with workers = 0 the trainer) whose task it is; a deferred call is
-   settled by the thread that completes it. User functions run here, never under a lock and never
-   while a word is held. An input is the call's until the function returns, and the library's again
+   Threads: the worker (or with workers = 0 the consumer) whose task it is. User functions run here,
+   never under a lock. An input is the call's until the function returns, and the library's again
    after that unless it was taken; a result is the library's. */
 
-#define SPDL__RATE_CALLS 100 /* a failure rate is judged from this many calls on */
-#define SPDL__NULLS 100      /* with SPDL_DEBUG: so many in a row, and nothing before, are odd */
+#define SPDL__NULLS 100 /* with SPDL_DEBUG: so many in a row, and nothing before, are odd */
+#define SPDL__SITTING_NS 40000 /* how long a worker stays in a row before it looks downstream */
+#define SPDL__SITTING_ITEMS 32 /* and how many calls it makes there at most */
+#define SPDL__TIMED_NS 1000    /* calls that take as long on average are timed one by one */
 
 /* --- counters --- */
 
@@ -9247,8 +8316,6 @@ SPDL__PRIVATE void spdl__counters_learn(spdl__node *node, uint64_t calls, uint64
                                                        : old - (old - each) / 8);
 }
 
-/* --- items --- */
-
 /* Destroys an item with the free_item of the stage that made it. */
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
     const unsigned owner = spdl__origin_tag(origin);
@@ -9260,48 +8327,103 @@ SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin
         spdl__add(&p->node[owner].unfreed, 1);
 }
 
-/* Destroys what is left in a list; how many items that were. */
-SPDL__PRIVATE size_t spdl__list_drop(spdl_pipeline *p, spdl__list *list) {
-    const size_t left = (size_t)(list->count - list->at);
-    uint64_t at = list->at;
-    for (; at < list->count; ++at) {
-        const spdl__item *entry = &list->entry[at % list->space];
-        spdl__item_free(p, entry->item, entry->origin);
-    }
-    spdl__list_put_back(list);
-    return left;
+/* --- the word --- */
+
+/* The word moves by `change`, which gives back a place. Pairs with the acquire of the word by the
+   thread that enters next, passes a mark or stops: all that was put, and every plain field, is
+   there. */
+SPDL__INLINE void spdl__word_move(spdl_pipeline *p, spdl__node *node, uint64_t change) {
+    const uint64_t word = spdl__add(node->word, change) + change;
+    if (SPDL__UNLIKELY((word & SPDL__SHUT) != 0 && (word & SPDL__ACTIVE) == 0) &&
+        spdl__load32(&p->stopping))
+        spdl__os_event_wake(&p->quiet, SPDL__ALL);
 }
 
-/* --- the failure that ends a pipeline --- */
-
-/* Whether a new failure is the one to report: the one that ends what is delivered. That is the one
-   furthest downstream, and in one ordered stage the one with the smallest item: so an ordered
-   pipeline without a budget fails the same way at any number of workers. The trainer reads the
-   error when every stage from there on has finished, so it does not change any more. */
-SPDL__PRIVATE bool spdl__error_precedes(const spdl_pipeline *p, const spdl__node *node,
-                                        uint64_t item) {
-    if (!p->failed) return true;
-    if (!spdl__load32(&p->open)) return false; /* of several init the first is reported */
-    if (p->mix != NULL && node->index < p->mix->index && spdl__load32(&p->mix->closed))
-        return false; /* the merge has not waited for this path: the trainer may read the error */
-    if (node->index > p->error.stage) return true;
-    return node->index == p->error.stage && node->ordered && item < p->error.item;
-}
-
-/* Any thread. Nothing more is taken by this row and those above. Under the lock: of several sources
-   none records a failure when their merge is closed. */
-SPDL__PRIVATE void spdl__call_close(spdl_pipeline *p, spdl__node *node) {
+/* Nobody enters these rows any more. */
+SPDL__PRIVATE void spdl__word_shut(spdl_pipeline *p, uint32_t rows) {
     int i;
-    spdl__spin_lock(&p->error_lock);
-    spdl__store32(&node->closed, 1);
-    spdl__spin_unlock(&p->error_lock);
     for (i = 0; i < p->count; ++i)
-        if (node->above >> i & 1) spdl__store32(&p->node[i].closed, 1);
-    spdl__wake_all(p); /* rows that are closed have an end to write, and the producer */
+        if (rows >> i & 1) (void)spdl__or(p->node[i].word, SPDL__SHUT);
+    spdl__full_barrier();
+    spdl__wake_producer(p);
 }
+
+/* --- put --- */
+
+/* The ticket of a result, or of what takes its place. */
+SPDL__INLINE uint64_t spdl__put_ticket(spdl__node *node, uint64_t promised) {
+    spdl__edge *edge = &node->out;
+    if (node->by_ticket) return promised;
+    if (!node->serial) return spdl__add(&edge->tail, 1);
+    promised = spdl__load_relaxed(&edge->tail); /* one call at a time: its place is enough */
+    spdl__store_relaxed(&edge->tail, promised + 1);
+    return promised;
+}
+
+/* Puts one result. What follows, taking the next item or leaving, looks whether somebody waits. */
+SPDL__INLINE void spdl__put(spdl__node *node, uint64_t promised, const spdl__item *what,
+                            uint64_t now) {
+    spdl__put_at(&node->out, spdl__put_ticket(node, promised), what, now);
+}
+
+/* A branch: puts one thing into a path. */
+SPDL__PRIVATE void spdl__put_path(const spdl_pipeline *p, spdl__node *node, int path,
+                                  const spdl__item *what, uint64_t now) {
+    spdl__edge *edge = spdl__path_edge(p, node, path);
+    const uint64_t ticket = spdl__load_relaxed(&edge->tail);
+    spdl__store_relaxed(&edge->tail, ticket + 1);
+    spdl__put_at(edge, ticket, what, now);
+}
+
+/* A branch whose merge is in input order: where the next result is found. There is room: `turns` has
+   an entry for each slot and call on the way to the merge. */
+SPDL__PRIVATE void spdl__put_turn(spdl__node *node, unsigned turn) {
+    if (node->turns == NULL) return;
+    node->turns[node->turns_put & node->turns_mask] = (uint8_t)turn;
+    spdl__store(&node->turns_put, node->turns_put + 1); /* pairs with merge_look */
+}
+
+/* An input made no result: its place among those that wait is another's. */
+SPDL__PRIVATE void spdl__put_nothing(const spdl_pipeline *p, spdl__node *node, uint64_t promised,
+                                     uint64_t now) {
+    const spdl__item hole = { NULL, SPDL__HOLE, 0 };
+    if (node->serial && !node->holes) return; /* no place was promised */
+    if (node->row.kind == SPDL_KIND_BRANCH) {
+        spdl__put_turn(node, 0);
+        spdl__add(&spdl__path_edge(p, node, 0)->refunds, 1);
+        spdl__put_path(p, node, 0, &hole, now);
+        return;
+    }
+    if (!node->at_put || node->holes) spdl__add(&node->out.refunds, 1);
+    if (node->holes) spdl__put(node, promised, &hole, now);
+}
+
+/* A mark, in the place of a result; from a branch down every path. */
+SPDL__PRIVATE void spdl__put_mark(spdl_pipeline *p, spdl__node *node, uint64_t promised,
+                                  const spdl__item *mark, uint64_t now) {
+    int i;
+    if (node->row.kind != SPDL_KIND_BRANCH) {
+        spdl__put(node, promised, mark, now);
+        return;
+    }
+    spdl__put_turn(node, SPDL__TURN_MARK);
+    for (i = 0; i < node->paths; ++i) spdl__put_path(p, node, i, mark, now);
+}
+
+/* By the thread that is inside alone: the next epoch begins here. `next`: the ticket of its first
+   result, if that is promised. */
+SPDL__PRIVATE void spdl__row_epoch(spdl__node *node, uint64_t epoch, uint64_t next) {
+    node->flushed = false;
+    node->number = node->number_first = 0;
+    node->mark.item = node->mark.results = 0;
+    node->first = node->by_ticket ? next : spdl__load_relaxed(&node->out.tail);
+    spdl__store_relaxed(&node->epoch, epoch);
+}
+
+/* --- fail --- */
 
 /* What is known of a failed call. */
-SPDL__PRIVATE void spdl__call_error(const spdl__node *node, uint64_t item, spdl_result result,
+SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_result result,
                                     const char *text, spdl_error *error) {
     spdl__error_set(error, result, "spdl: stage %d '%s', item %llu: %s", node->index, node->name,
                     (spdl__llu)item, text);
@@ -9310,37 +8432,55 @@ SPDL__PRIVATE void spdl__call_error(const spdl__node *node, uint64_t item, spdl_
     spdl__name_copy(error->stage_name, node->name);
 }
 
-/* Any thread. Records the failure, and cuts the flow at `ticket` of this row. */
-SPDL__PRIVATE void spdl__call_fatal(spdl_pipeline *p, spdl__node *node, uint64_t ticket,
-                                    uint64_t item, spdl_result result, const char *text) {
-    uint64_t cut = spdl__load(&node->cut);
+/* A call inside of the row fails for good: FAIL is put in the place of its result, and nobody enters
+   this row and those that feed it. Of several failures of a row the record is that of the first in
+   order: so a table in input order without a budget fails the same way at any number of workers. */
+SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promised, uint64_t item,
+                              spdl_result result, const char *text) {
     const uint32_t row = (uint32_t)1 << node->index;
+    const bool branch = node->row.kind == SPDL_KIND_BRANCH;
+    const uint64_t ticket = branch ? 0 : spdl__put_ticket(node, promised), now = spdl_time_ns();
+    spdl__item mark = { NULL, 0, 0 };
     spdl_error error;
-    bool logs;
-    spdl__call_error(node, item, result, text, &error);
+    bool first;
+    spdl__fail_error(node, item, result, text, &error);
     spdl__spin_lock(&p->error_lock);
-    logs = !(p->failed & row);
-    if (spdl__error_precedes(p, node, item)) {
-        p->error = error;
-        logs = true;
+    first = !(p->failed & row);
+    if (first || ticket < node->fail_ticket) {
+        node->error = error;
+        node->fail_ticket = ticket;
     }
-    /* pairs with the loads in next and failed: the text is there */
     spdl__store32(&p->failed, p->failed | row);
     spdl__spin_unlock(&p->error_lock);
-    if (logs) spdl__log(&p->logger, SPDL_LOG_ERROR, error.text); /* not under the lock */
-    while (ticket < cut && !spdl__cas(&node->cut, &cut, ticket)) {}
-    spdl__call_close(p, node);
+    if (first) spdl__log(&p->logger, SPDL_LOG_ERROR, error.text); /* not under the lock */
+    mark.origin = spdl__origin((uint64_t)node->index, SPDL__FAIL);
+    if (branch) spdl__put_mark(p, node, 0, &mark, now);
+    else spdl__put_at(&node->out, ticket, &mark, now); /* the record is there: by the stamp */
+    spdl__word_shut(p, node->above | row);
 }
 
 /* Whether one more failure is more than this stage may have. */
-SPDL__PRIVATE bool spdl__call_over_budget(spdl__node *node) {
+SPDL__PRIVATE bool spdl__fail_over_budget(spdl__node *node) {
     const uint64_t failures = spdl__add(&node->failures, 1) + 1;
-    if (node->row.max_failure_rate > 0) {
-        const uint64_t calls = spdl__load_relaxed(&node->calls);
-        return calls >= SPDL__RATE_CALLS &&
-               (double)failures > node->row.max_failure_rate * (double)calls;
-    }
     return node->row.max_failures >= 0 && failures > (uint64_t)node->row.max_failures;
+}
+
+/* The pipeline has ended, or is quiet after a stop: one line for each stage whose failures were
+   tolerated. */
+SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
+    int i, k;
+    for (i = 0; i < p->count; ++i) {
+        spdl__node *node = &p->node[i];
+        const uint64_t dropped = spdl__load(&node->tolerated);
+        const bool items = node->in != NULL && !node->row.again; /* a call for each */
+        uint64_t calls = 0;
+        for (k = 0; k <= p->workers; ++k) calls += spdl__load_relaxed(&node->counters[k].tasks);
+        if (spdl__exchange(&node->logged, dropped) != dropped)
+            spdl__logf(&p->logger, SPDL_LOG_WARN,
+                       "spdl: %llu of %llu %s of stage %d '%s' %s, the first: %s",
+                       (spdl__llu)dropped, (spdl__llu)calls, items ? "items" : "calls", i,
+                       node->name, items ? "were dropped" : "failed", node->first_text);
+    }
 }
 
 /* --- what a call may ask for --- */
@@ -9363,7 +8503,7 @@ SPDL__PRIVATE void spdl__task_give_back(spdl_task *task) {
 
 /* The origin of a result; a buffer that is one is the call's no more. */
 SPDL__PRIVATE uint64_t spdl__task_origin(spdl_task *task, const void *item) {
-    unsigned owner = (unsigned)task->node->index;
+    unsigned owner = task->owner;
     if (SPDL__UNLIKELY(task->buffer != NULL) && item == task->buffer) {
         owner = spdl__token_row(task->pipeline, item) >= 0 ? SPDL__TOKEN
                 : task->node->places                       ? SPDL__IN_PLACE
@@ -9373,42 +8513,7 @@ SPDL__PRIVATE uint64_t spdl__task_origin(spdl_task *task, const void *item) {
     return spdl__origin(task->sequence, owner);
 }
 
-/* Takes back what a call has handed on that failed, or dropped its item after all. */
-SPDL__PRIVATE void spdl__task_discard(spdl_task *task) {
-    int i;
-    spdl__task_give_back(task);
-    if (task->list != NULL) (void)spdl__list_drop(task->pipeline, task->list);
-    task->list = NULL;
-    for (i = 0; task->split != NULL && i < task->node->paths; ++i) {
-        spdl__batch *batch = task->split[i];
-        task->split[i] = NULL;
-        if (batch != NULL) spdl_batch_free(batch);
-    }
-    task->split = NULL;
-}
-
-/* An empty batch for each path of the branch; all or none. */
-SPDL__PRIVATE bool spdl__task_split(spdl_task *task, uint64_t number) {
-    int i;
-    task->split = task->splits;
-    for (i = 0; i < task->node->paths; ++i) {
-        task->split[i] = spdl__batch_get(task->node->batches);
-        if (task->split[i] == NULL) break;
-        task->split[i]->shown.sequence = number;
-    }
-    if (i == task->node->paths) return true;
-    spdl__task_discard(task);
-    return false;
-}
-
-/* Item `i` of a batch goes down a path. */
-SPDL__PRIVATE void spdl__task_send(spdl_task *task, int path, spdl__batch *from, size_t i) {
-    spdl__batch *to = task->split[path];
-    to->owner[to->shown.count] = from->owner[i];
-    to->shown.items[to->shown.count++] = from->shown.items[i];
-    from->shown.items[i] = NULL;
-}
-
+SPDL__PRINTF(2, 3)
 SPDL__PRIVATE spdl_result spdl__task_fail(spdl_task *task, const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -9465,17 +8570,8 @@ SPDL_API void *spdl_local(const spdl_task *task) {
 
 SPDL_API uint64_t spdl_sequence(const spdl_task *task) { return task->sequence; }
 
-/* What users know a worker by: the rescue has further workers of the first group. */
-SPDL__PRIVATE int spdl__worker_number(const spdl__group *group, int worker) {
-    const spdl_pipeline *p = group->pipeline;
-    return worker - group->first + (group == p->rescue ? p->group[0].workers : 0);
-}
-
 SPDL_API int spdl_worker(const spdl_task *task) {
-    const spdl_pipeline *p = task->pipeline;
-    int group = p->groups - 1;
-    while (p->group[group].first > task->worker) --group;
-    return spdl__worker_number(&p->group[group], task->worker);
+    return task->node->own_thread ? 0 : task->worker;
 }
 
 SPDL_API bool spdl_stopping(const spdl_task *task) {
@@ -9485,6 +8581,1066 @@ SPDL_API bool spdl_stopping(const spdl_task *task) {
 SPDL_API void spdl_take(spdl_task *task) {
     if (spdl__task_allows(task, "spdl_take")) task->taken = task->in.item != NULL;
 }
+
+SPDL_API bool spdl_flushing(const spdl_task *task) { return task->flushing; }
+
+SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
+    return spdl__load_relaxed(&task->node->epoch);
+}
+
+SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
+    if (!spdl__task_allows(task, "spdl_route")) return SPDL_E_INVALID;
+    if (task->node->row.kind != SPDL_KIND_BRANCH)
+        return spdl__task_row_error(task, "spdl_route in a stage that is no SPDL_BRANCH");
+    if (path < 0 || path >= task->node->paths)
+        return spdl__task_call_error(task, spdl__task_fail(task, "path %d, but there are %d paths",
+                                                           path, task->node->paths));
+    task->path = (uint8_t)path;
+    return SPDL_OK;
+}
+
+/* --- call --- */
+
+/* The row's init on this worker, before its first call there. */
+SPDL__COLD spdl_result spdl__call_init(spdl_task *task) {
+    spdl_pipeline *p = task->pipeline;
+    const spdl__node *node = task->node;
+    const uint32_t bit = (uint32_t)1 << node->index;
+    spdl_result result;
+    if ((task->inits & bit) != 0) return SPDL_OK;
+    result = node->row.init(node->row.ctx, spdl_worker(task),
+                            &p->local[task->worker * p->count + node->index]);
+    if (result != SPDL_OK) {
+        task->row_error = true; /* no budget is for that */
+        (void)spdl__task_fail(task, "init on worker %d failed: %s", spdl_worker(task),
+                              spdl_result_text(result));
+        return result < 0 ? result : SPDL_E_STAGE;
+    }
+    if (task->inits == 0 && spdl__is_pool_thread(p, task->worker)) spdl__add32(&p->joined, 1);
+    task->inits |= bit;
+    return SPDL_OK;
+}
+
+/* After a call that did not look at what spdl_route or so returned: items are not to be lost in
+   silence. A call that goes on elsewhere is judged by its completion. */
+SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result result, void *out) {
+    const spdl_stage *row = &task->node->row;
+    const bool again = result == SPDL_AGAIN && row->again;
+    if (result == SPDL_PENDING && row->deferred) {
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "spdl: stage %d '%s', item %llu: %s",
+                   task->node->index, task->node->name, (spdl__llu)task->sequence, task->text);
+        task->call_error = task->row_error = false;
+    }
+    if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END && !again) return result;
+    if (result == SPDL_OK || again) {
+        if (out == task->in.item) /* its own again, taken or not */
+            task->taken = false;
+        else if (out != task->buffer)
+            spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
+    }
+    return SPDL_E_INVALID;
+}
+
+/* Calls the function. The row may have anything. */
+SPDL__NOINLINE spdl_result spdl__call(spdl_task *task, void **out) {
+    const spdl_profiler *profiler = &task->pipeline->profiler;
+    const spdl__node *node = task->node;
+    spdl_result result = SPDL_OK;
+    *out = NULL;
+    task->taken = task->call_error = task->row_error = task->cut_short = false;
+    task->path = 0;
+    task->owner = (uint8_t)node->index;
+    task->text[0] = '\0';
+    if (node->row.init != NULL) result = spdl__call_init(task);
+    if (result != SPDL_OK) return result;
+    spdl__store_relaxed32(&task->live, 1);
+    if (!node->gathers) {
+        SPDL__PROBE(task_begin, node->row.name, task->sequence);
+        spdl__profile(profiler, SPDL_EVENT_TASK_BEGIN, node->row.name, task->sequence);
+    }
+    result = spdl__load_fn(&node->row.fn->call)(task, task->in.item, out);
+    if (!node->gathers) {
+        spdl__profile(profiler, SPDL_EVENT_TASK_END, node->row.name, task->sequence);
+        SPDL__PROBE(task_end, node->row.name, task->sequence);
+    }
+    spdl__store_relaxed32(&task->live, 0);
+    if (SPDL__UNLIKELY(task->call_error)) result = spdl__call_misused(task, result, *out);
+    return result;
+}
+
+/* In a row with .flush, before its first call after a load: what it has gathered is freed. */
+SPDL__COLD void spdl__call_shed(spdl_task *task) {
+    spdl__node *node = task->node;
+    spdl__parked *parked = task->parked, none;
+    const spdl__item in = task->in;
+    const bool flushing = task->flushing;
+    spdl_result result;
+    void *out;
+    node->sheds = false;
+    memset(&none, 0, sizeof(none));
+    if (node->row.again) task->parked = &none;
+    task->flushing = true;
+    task->in.item = NULL;
+    task->in.origin = SPDL__HOLE;
+    do {
+        result = spdl__call(task, &out);
+        if ((result == SPDL_OK || result == SPDL_AGAIN) && out != task->buffer)
+            spdl__item_free(task->pipeline, out, spdl__origin(0, task->owner));
+        spdl__task_give_back(task);
+    } while (result == SPDL_AGAIN && node->row.again);
+    if (none.user != NULL && node->row.free_state != NULL) node->row.free_state(none.user);
+    task->parked = parked;
+    task->flushing = flushing;
+    task->in = in;
+}
+
+/* A source with a thread of its own is about to be called: not after a stop. Either this exchange
+   is seen by destroy, which may abandon the call then, or the stop is seen here: both threads have
+   a full barrier between their store and their load. (tests/model/leave.pml) */
+SPDL__PRIVATE bool spdl__call_may_block(spdl_pipeline *p, spdl__node *node) {
+    (void)spdl__exchange32(&node->calling, 1);
+    spdl__full_barrier();
+    SPDL_TEST_POINT("source about to block");
+    if (!spdl__load32(&p->stopping)) return true;
+    (void)spdl__exchange32(&node->calling, 0);
+    return false;
+}
+
+/* Such a call has returned. False: destroy has gone on without it, and what it made is freed. */
+SPDL__PRIVATE bool spdl__call_is_back(spdl_task *task, spdl_result result, void *out) {
+    spdl__node *node = task->node;
+    if (spdl__exchange32(&node->calling, 0) != SPDL__ABANDONED) return true;
+    if (result == SPDL_OK && out != task->buffer) /* else it is given back */
+        spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
+    spdl__task_give_back(task);
+    return false;
+}
+
+/* --- settle --- */
+
+/* Where the function gave no reason. */
+SPDL__PRIVATE void spdl__settle_explain(spdl_task *task, spdl_result result) {
+    const char *text = spdl_result_text(result);
+    if (task->text[0] != '\0') return;
+    if (result == SPDL_PENDING && !task->node->row.deferred)
+        text = "returned SPDL_PENDING, but its row does not say .deferred";
+    else if (result == SPDL_AGAIN)
+        text = "returned SPDL_AGAIN, but its row does not say .again";
+    else if (result == SPDL_END)
+        text = "returned SPDL_END, which only a source may";
+    else if (result >= 0 || text == spdl__unknown_result)
+        text = NULL;
+    if (text != NULL)
+        (void)snprintf(task->text, sizeof(task->text), "%s", text);
+    else
+        (void)snprintf(task->text, sizeof(task->text),
+                       "returned %d, which is not a result of a stage function", (int)result);
+}
+
+/* A call failed: counted, logged if the budget allows it, else the end of the pipeline. Whether it
+   is that. A wrong row is wrong for every item: no budget is for that. */
+SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters,
+                                       spdl_result result) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__node *node = task->node;
+    const bool over = spdl__fail_over_budget(node);
+    char text[SPDL_TEXT_BYTES];
+    spdl__settle_explain(task, result);
+    if (result >= 0) result = SPDL_E_STAGE;
+    spdl__count(&counters->failures, 1);
+    if (over || task->row_error) {
+        (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
+                       over && node->row.max_failures > 0 ? " (one more than max_failures)" : "");
+        spdl__fail(p, node, task->ticket, task->sequence, result, text);
+        return true;
+    }
+    if (spdl__add(&node->tolerated, 1) == 0)
+        (void)snprintf(node->first_text, sizeof(node->first_text), "item %llu: %.220s",
+                       (spdl__llu)task->sequence, task->text);
+    if (p->logger.log_fn != NULL)
+        spdl__logf(&p->logger, SPDL_LOG_INFO, "spdl: stage %d '%s', item %llu: %.300s (tolerated)",
+                   node->index, node->name, (spdl__llu)task->sequence, task->text);
+    return false;
+}
+
+/* A call failed, and its row has .on_drop: the input is still there, unless the call took it. */
+SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
+    const spdl_stage *row = &task->node->row;
+    /* an earlier call for the same input may have taken it, too (SPDL_AGAIN) */
+    const bool is_there = !task->taken && spdl__origin_tag(task->in.origin) != SPDL__HOLE;
+    spdl_error error;
+    if (result == SPDL_SKIP || task->cut_short) return;
+    spdl__settle_explain(task, result);
+    spdl__fail_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
+                     &error);
+    row->on_drop(row->ctx, is_there ? task->in.item : NULL, &error);
+}
+
+/* A call that made no result. False when it was the failure that ends the pipeline. */
+SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counters,
+                                         spdl_result result, uint64_t now) {
+    spdl__node *node = task->node;
+    const bool handed_on = task->parked != NULL && task->parked->handed_on > 0;
+    bool fatal = false;
+    if (task->cut_short)
+        spdl__count(&counters->freed, spdl__origin_tag(task->in.origin) != SPDL__HOLE);
+    else if (result == SPDL_SKIP)
+        spdl__count(&counters->skips, !handed_on && !node->gathers);
+    else
+        fatal = spdl__settle_failed(task, counters, result);
+    /* after one that a stop has cut short a ticket stays unfilled: nothing after it is delivered */
+    if (!fatal && !task->cut_short) spdl__put_nothing(task->pipeline, node, task->ticket, now);
+    return !fatal;
+}
+
+/* With SPDL_DEBUG: a result that is handed on. */
+SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
+    spdl__node *node = task->node;
+    const char *type = node->row.fn->out_type;
+    if (out != NULL) spdl__store_relaxed(&node->nulls, SPDL__NULLS);
+    if (out != NULL || (node->in != NULL && task->in.item == NULL) ||
+        (type != NULL && strcmp(type, "void") == 0))
+        return;
+    if (spdl__load_relaxed(&node->nulls) < SPDL__NULLS &&
+        spdl__add(&node->nulls, 1) == SPDL__NULLS - 1)
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
+                   "spdl: stage %d '%s' has handed on nothing but NULL, %d times: is *out set?",
+                   node->index, node->name, SPDL__NULLS);
+}
+
+/* One result goes on. */
+SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uint64_t now) {
+    spdl__node *node = task->node;
+    if (node->row.kind != SPDL_KIND_BRANCH) {
+        spdl__put(node, task->ticket, what, now);
+        return;
+    }
+    spdl__put_turn(node, task->path);
+    spdl__put_path(task->pipeline, node, task->path, what, now);
+}
+
+/* After a call: the input is destroyed or handed on, the result is put. False when the call was the
+   failure that ends the pipeline: nothing more is to be called. */
+SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl_result result,
+                                 void *out, uint64_t now) {
+    spdl__node *node = task->node;
+    spdl__item what = task->in;
+    bool goes_on = true;
+    if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->gathers)
+        spdl__settle_debug(task, out);
+    if (result != SPDL_OK || out != what.item || spdl__origin_tag(what.origin) == SPDL__HOLE) {
+        if (result != SPDL_OK && node->row.on_drop != NULL)
+            spdl__settle_on_drop(task, result); /* user code */
+        if (what.item != NULL && !task->taken)
+            spdl__item_free(task->pipeline, what.item, what.origin);
+        what.origin = result == SPDL_OK ? spdl__task_origin(task, out) : 0;
+        what.item = out;
+        what.range = task->in.range;
+        if (result == SPDL_OK) spdl__count(&counters->made, 1);
+    } /* else it is passed on */
+    if (task->buffer != NULL) spdl__task_give_back(task);
+    if (result != SPDL_OK) goes_on = spdl__settle_nothing(task, counters, result, now);
+    else spdl__settle_put(task, &what, now);
+    return goes_on;
+}
+
+/* --- calls that go on later ---
+   Each has a place in its row from the first call of its function until it
+   is over, and counts as a call inside of the row all that time.
+
+   SPDL_AGAIN. The function hands on an item and is called again, with the same input, when there is
+   room for the next: by the worker at hand, or WAITING by whoever comes. Only in rows whose results
+   take their ticket when they are put.
+
+   SPDL_PENDING. spdl_defer arms the place and gives out its number. Then either the function returns
+   PENDING first, and spdl_complete makes the call DONE, or spdl_complete comes first (EARLY). A worker
+   settles a call that is DONE, in a sitting, as any other: no user code runs in spdl_complete. The
+   generation tells a number that is dead from one that lives. (tests/model/parked.pml)
+
+   In rows that are shut, calls that wait for room are dropped by a stop, a rewind or destroy; those
+   that are DONE are still settled: in input order they may come before the failure.
+
+   Threads: states and lists are under the row's parked_lock, which is held for some instructions. The
+   rest of a place belongs to the worker that has the call, or to spdl_complete while it is ARMED. */
+
+/* Under the lock. */
+SPDL__PRIVATE void spdl__parked_add(spdl__node *node, spdl__parked_list *list, uint32_t place) {
+    node->parked[place].next = 0;
+    if (list->count == 0)
+        list->first = place + 1;
+    else
+        node->parked[list->last - 1].next = place + 1;
+    list->last = place + 1;
+    spdl__store_relaxed32(&list->count, list->count + 1);
+}
+
+/* The first of a list, RUNNING; NULL: it is empty. */
+SPDL__PRIVATE spdl__parked *spdl__parked_pop(spdl__node *node, spdl__parked_list *list) {
+    spdl__parked *call = NULL;
+    if (spdl__load_relaxed32(&list->count) == 0) return NULL;
+    spdl__spin_lock(&node->parked_lock);
+    if (list->count > 0) {
+        call = &node->parked[list->first - 1];
+        list->first = call->next;
+        spdl__store_relaxed32(&list->count, list->count - 1);
+        call->state = SPDL__PARKED_RUNNING;
+    }
+    spdl__spin_unlock(&node->parked_lock);
+    return call;
+}
+
+/* Moves a call into a list. */
+SPDL__PRIVATE void spdl__parked_push(spdl__node *node, spdl__parked_list *list, spdl__parked *call,
+                                     spdl__parked_state state) {
+    spdl__spin_lock(&node->parked_lock);
+    call->state = state;
+    if (state == SPDL__PARKED_FREE) ++call->generation;
+    spdl__parked_add(node, list, (uint32_t)(call - node->parked));
+    spdl__spin_unlock(&node->parked_lock);
+}
+
+/* A call begins. There is a place for each that may be inside. */
+SPDL__PRIVATE void spdl__parked_begin(spdl_task *task) {
+    spdl__parked *call = spdl__parked_pop(task->node, &task->node->parked_free);
+    call->in = task->in;
+    call->sequence = task->sequence;
+    call->ticket = task->ticket;
+    call->since = task->since;
+    call->flush = task->flushing;
+    call->taken = false;
+    call->handed_on = 0;
+    call->user = call->buffer = NULL;
+    call->text[0] = '\0';
+    task->parked = call;
+}
+
+/* And it is over. */
+SPDL__PRIVATE void spdl__parked_over(spdl_task *task) {
+    spdl__parked *call = task->parked;
+    task->parked = NULL;
+    if (call == NULL) return;
+    if (call->user != NULL && task->node->row.free_state != NULL)
+        task->node->row.free_state(call->user);
+    spdl__parked_push(task->node, &task->node->parked_free, call, SPDL__PARKED_FREE);
+}
+
+/* The worker goes on with a call. */
+SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *call) {
+    task->parked = call;
+    task->in = call->in;
+    task->sequence = call->sequence;
+    task->ticket = call->ticket;
+    task->since = call->since;
+    task->flushing = task->passing = call->flush;
+    task->buffer = call->buffer;
+    task->holder = call->holder;
+    task->owner = (uint8_t)task->node->index;
+    call->buffer = NULL;
+}
+
+/* --- SPDL_AGAIN --- */
+
+SPDL_API void **spdl_state(spdl_task *task) {
+    if (!spdl__task_allows(task, "spdl_state")) return &task->no_state;
+    if (task->node->row.again && task->parked != NULL) return &task->parked->user;
+    (void)spdl__task_row_error(task, "spdl_state in a stage whose row does not say .again");
+    return &task->no_state;
+}
+
+/* The function has returned SPDL_AGAIN: its result goes on. SPDL_AGAIN, or why the call fails. */
+SPDL__PRIVATE spdl_result spdl__parked_again(spdl_task *task, spdl__counters *counters, void *out,
+                                             uint64_t now) {
+    spdl__parked *call = task->parked;
+    spdl__item what = task->in;
+    if (out != NULL && out == task->in.item)
+        return spdl__task_fail(task, "returned SPDL_AGAIN with its input in *out");
+    what.item = out;
+    what.origin = spdl__task_origin(task, out);
+    if (task->buffer != NULL) spdl__task_give_back(task);
+    spdl__put(task->node, 0, &what, now);
+    spdl__count(&counters->made, 1);
+    ++call->handed_on;
+    if (task->taken) call->in.origin = spdl__origin(task->sequence, SPDL__HOLE);
+    if (task->taken) call->in.item = NULL;
+    task->in = call->in;
+    return SPDL_AGAIN;
+}
+
+/* A call that waits or is done will not go on: frees what it has. */
+SPDL__PRIVATE void spdl__parked_drop(spdl_pipeline *p, spdl__node *node, spdl__parked *call,
+                                     bool done) {
+    const spdl__item in = call->in;
+    const bool taken = call->taken;
+    void *user = call->user, *buffer = call->buffer, *completed = call->completed;
+    const uint64_t change = call->flush ? SPDL__PASSING : 1;
+    spdl__add(&node->counters[p->workers].freed, spdl__origin_tag(in.origin) < SPDL__HOLE);
+    if (done && call->result == SPDL_OK && completed != in.item && completed != buffer)
+        spdl__item_free(p, completed, spdl__origin(0, (unsigned)node->index));
+    spdl__parked_push(node, &node->parked_free, call, SPDL__PARKED_FREE);
+    spdl__word_move(p, node, (uint64_t)0 - change); /* before user code that may stop, too */
+    if (user != NULL && node->row.free_state != NULL) node->row.free_state(user);
+    if (!node->places) spdl_buffer_free(buffer); /* else the purge frees the batch */
+    if (in.item != NULL && !taken) spdl__item_free(p, in.item, in.origin);
+}
+
+/* A stop: no worker goes on with them. */
+SPDL__PRIVATE void spdl__parked_drop_all(spdl_pipeline *p) {
+    spdl__parked *call;
+    int i;
+    for (i = 0; i < p->count; ++i) {
+        spdl__node *node = &p->node[i];
+        if (node->parked == NULL) continue;
+        while ((call = spdl__parked_pop(node, &node->parked_waiting)) != NULL)
+            spdl__parked_drop(p, node, call, false);
+        while ((call = spdl__parked_pop(node, &node->parked_done)) != NULL)
+            spdl__parked_drop(p, node, call, true);
+    }
+}
+
+/* --- SPDL_PENDING --- */
+
+/* A number is the generation, the row and the place. */
+#define SPDL__ID_PLACE_BITS 16
+#define SPDL__ID_ROW_BITS 8
+#define SPDL__ID_BITS (SPDL__ID_PLACE_BITS + SPDL__ID_ROW_BITS)
+
+SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
+    spdl_deferred deferred = { NULL, 0 };
+    spdl__node *node;
+    spdl__parked *call;
+    if (!spdl__task_allows(task, "spdl_defer")) return deferred;
+    node = task->node;
+    call = task->parked;
+    if (!node->row.deferred || call == NULL) return deferred;
+    spdl__spin_lock(&node->parked_lock);
+    if (call->state == SPDL__PARKED_RUNNING) call->state = SPDL__PARKED_ARMED;
+    deferred.id = call->generation << SPDL__ID_BITS | (uint64_t)node->index << SPDL__ID_PLACE_BITS |
+                  (uint64_t)(call - node->parked);
+    spdl__spin_unlock(&node->parked_lock);
+    deferred.pipeline = task->pipeline;
+    return deferred;
+}
+
+/* The function of a call that was deferred has not returned PENDING, and was completed. */
+SPDL__COLD void spdl__parked_twice(spdl_task *task, const void *out) {
+    spdl__parked *call = task->parked;
+    spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR,
+              "spdl: a call that did not return SPDL_PENDING was completed with spdl_complete");
+    if (call->result == SPDL_OK && call->completed != task->in.item && call->completed != out &&
+        call->completed != task->buffer)
+        spdl__item_free(task->pipeline, call->completed, spdl__origin(0, task->owner));
+}
+
+/* The function has returned. Whether the call is over: *result and *out say how. False: it is PENDING,
+   and nothing of it may be touched any more. */
+SPDL__PRIVATE bool spdl__parked_returned(spdl_task *task, spdl_result *result, void **out) {
+    spdl__node *node = task->node;
+    spdl__parked *call = task->parked;
+    const bool pending = *result == SPDL_PENDING;
+    spdl__parked_state was;
+    call->taken = task->taken;
+    spdl__spin_lock(&node->parked_lock);
+    was = call->state;
+    if (pending && was == SPDL__PARKED_ARMED) {
+        call->buffer = task->buffer;
+        call->holder = task->holder;
+        call->state = SPDL__PARKED_PENDING;
+    } else {
+        call->state = SPDL__PARKED_RUNNING; /* its number is dead */
+    }
+    spdl__spin_unlock(&node->parked_lock);
+    if (pending && was == SPDL__PARKED_ARMED) {
+        task->buffer = NULL; /* it is the call's */
+        task->parked = NULL;
+        return false;
+    }
+    if (was != SPDL__PARKED_EARLY) {
+        if (pending)
+            *result = spdl__task_fail(task, "returned SPDL_PENDING without a call of spdl_defer");
+    } else if (!pending) {
+        spdl__parked_twice(task, *out);
+    } else {
+        *result = call->result;
+        *out = call->completed;
+        memcpy(task->text, call->text, sizeof(task->text));
+    }
+    return true;
+}
+
+/* Under the row's lock: the call was completed. False: there is no such call. */
+SPDL__PRIVATE bool spdl__complete_call(spdl__node *node, uint32_t place, uint64_t generation,
+                                       spdl_result result, void *item, const char *text) {
+    spdl__parked *call = &node->parked[place];
+    const bool early = call->state == SPDL__PARKED_ARMED;
+    if ((call->generation & (UINT64_MAX >> SPDL__ID_BITS)) != generation ||
+        (!early && call->state != SPDL__PARKED_PENDING))
+        return false;
+    call->result = result;
+    call->completed = item;
+    (void)snprintf(call->text, sizeof(call->text), "%s", text);
+    call->state = early ? SPDL__PARKED_EARLY : SPDL__PARKED_DONE;
+    if (!early) spdl__parked_add(node, &node->parked_done, place);
+    return true;
+}
+
+SPDL__PRIVATE spdl_result spdl__complete(spdl_deferred deferred, spdl_result result, void *item,
+                                         const char *text) {
+    spdl_pipeline *p = deferred.pipeline;
+    const uint64_t row = deferred.id >> SPDL__ID_PLACE_BITS & ((1u << SPDL__ID_ROW_BITS) - 1);
+    const uint32_t place = (uint32_t)deferred.id & ((1u << SPDL__ID_PLACE_BITS) - 1);
+    spdl__node *node = NULL;
+    bool found = false;
+    if (p == NULL) return SPDL_E_INVALID;
+    spdl__add32(&p->completing, 1); /* destroy waits for us, too */
+    if (row < (uint64_t)p->count) node = &p->node[row];
+    if (node != NULL && node->row.deferred && place < (uint32_t)node->most) {
+        spdl__spin_lock(&node->parked_lock);
+        found = spdl__complete_call(node, place, deferred.id >> SPDL__ID_BITS, result, item, text);
+        spdl__spin_unlock(&node->parked_lock);
+    }
+    if (found) {
+        spdl__wake_changed(p, node);
+        if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
+    } else {
+        spdl__log(&p->logger, SPDL_LOG_ERROR,
+                  "spdl: spdl_complete: no such call, or it was completed before");
+    }
+    spdl__sub32(&p->completing, 1);
+    return found ? SPDL_OK : SPDL_E_INVALID;
+}
+
+SPDL_API spdl_result spdl_complete(spdl_deferred deferred, spdl_result result, void *item) {
+    return spdl__complete(deferred, result, item, "");
+}
+
+SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *format, ...) {
+    char text[SPDL_TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return spdl__complete(deferred, SPDL_E_STAGE, NULL, text);
+}
+
+/* --- why the consumer waits --- */
+
+SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl__node *node);
+
+/* Where the item is that the consumer waits for: from the sink up to the first row that has it, is
+   called with it, or could be. *idle: its input is there, and no worker. */
+SPDL__PRIVATE spdl__node *spdl__blame_find(const spdl_pipeline *p, bool *idle) {
+    spdl__node *node = p->last;
+    for (;;) {
+        const uint64_t word = spdl__load(node->word), active = word & SPDL__ACTIVE;
+        const spdl__edge *in = node->in;
+        *idle = false;
+        if (node->row.kind == SPDL_KIND_MERGE) {
+            node = spdl__merge_awaits(p, node);
+            continue;
+        }
+        if (node->row.kind == SPDL_KIND_PATH) {
+            node = node->before;
+            continue;
+        }
+        if (node->by_ticket ? (int64_t)(spdl__row_at(node, word) -
+                                        spdl__head(spdl__load(&node->out.word))) > 0
+                            : active > 0)
+            return node;
+        if (in == NULL) {
+            *idle = node->row.kind == SPDL_KIND_SOURCE && !node->own_thread;
+            return node;
+        }
+        if (spdl__edge_ready(in, spdl__head(word))) {
+            *idle = active < spdl__load_relaxed32(&node->limit);
+            return node;
+        }
+        node = node->before;
+    }
+}
+
+/* Books the time since the last mark where the item was then, and looks where it is now. A worker
+   marks when it enters a row whose calls take a microsecond or more, and when it leaves it, and
+   goes on when another thread is at it; `over` is the consumer's last one. */
+SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
+    uint64_t now;
+    if (over)
+        spdl__spin_lock(&p->blame_lock);
+    else if (!spdl__try_lock(&p->blame_lock))
+        return;
+    now = spdl_time_ns();
+    if (p->blame_since != 0) {
+        if (now > p->blame_since)
+            spdl__count(p->blame_idle ? &p->blame->exposed_idle_ns : &p->blame->exposed_ns,
+                        now - p->blame_since);
+        spdl__store_relaxed(&p->blame_since, over ? 0 : now);
+        if (!over) p->blame = spdl__blame_find(p, &p->blame_idle);
+    }
+    spdl__spin_unlock(&p->blame_lock);
+}
+
+/* The consumer: a wait begins. */
+SPDL__PRIVATE void spdl__blame_begin(spdl_pipeline *p, uint64_t since) {
+    spdl__spin_lock(&p->blame_lock);
+    p->blame = spdl__blame_find(p, &p->blame_idle);
+    spdl__store_relaxed(&p->blame_since, since);
+    spdl__spin_unlock(&p->blame_lock);
+}
+
+/* The end of a sitting of `ns` that was measured, and how many to leave out then: on average as
+   many of its length as take SPDL__METER_NS. (A sequence of Weyl's.) The meter is read before and
+   after the clock, so its times may come to more. */
+SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counters, uint64_t calls,
+                                     uint64_t ns) {
+    uint64_t cpu, wait, cpu_ns;
+    bool cpu_known, wait_known;
+    spdl__os_thread_times(NULL, NULL, &cpu, NULL);
+    spdl__os_thread_times(NULL, &meter->file, NULL, &wait);
+    cpu_known = meter->cpu_ns != SPDL__NEVER && cpu != SPDL__NEVER;
+    wait_known = meter->wait_ns != SPDL__NEVER && wait != SPDL__NEVER;
+    spdl__meter_waited(meter, wait);
+    meter->lot += 0x9e3779b97f4a7c15u;
+    counters->meter_due =
+        (int64_t)((meter->lot >> 32) * (2 * (SPDL__METER_NS / (ns + 1)) + 1) >> 32);
+    if (!cpu_known) return;
+    cpu_ns = spdl__min(cpu - meter->cpu_ns, ns);
+    spdl__count(&counters->metered_ns, ns);
+    spdl__count(&counters->metered_cpu_ns, cpu_ns);
+    spdl__count(&counters->metered, calls);
+    if (wait_known)
+        spdl__count(&counters->metered_wait_ns, spdl__min(wait - meter->wait_ns, ns - cpu_ns));
+    else spdl__count(&counters->metered_blind, calls);
+}
+
+/* --- a call in a row that may have anything --- */
+
+/* How a call has ended. */
+typedef enum spdl__outcome {
+    SPDL__GOES_ON,
+    SPDL__OVER,    /* it has failed for good: no call of this row is to follow */
+    SPDL__NO_CALL, /* it was the one that said the source has ended, or nobody waits for it */
+    SPDL__LATER,   /* it has handed on a result, and is to be called again */
+    SPDL__PENDING, /* it goes on without us, and has our place in the row */
+    SPDL__GONE     /* destroy has gone on without it: nothing of the row is ours any more */
+} spdl__outcome;
+
+/* The source says: the end of the epoch, or of all. There is room for one result: this is it. */
+SPDL__NOINLINE void spdl__flow_source_end(spdl_pipeline *p, spdl__node *node, uint64_t now) {
+    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
+    spdl__item mark = { NULL, 0, 0 };
+    mark.origin = spdl__origin(epoch, node->row.continuous ? SPDL__EPOCH : SPDL__END);
+    spdl__put(node, 0, &mark, now);
+    if (!node->row.continuous) {
+        (void)spdl__or(node->word, SPDL__SHUT); /* before `active` goes down */
+        return;
+    }
+    spdl__row_epoch(node, epoch + 1, 0);
+    spdl__store_relaxed(&node->made, 0);
+}
+
+/* What the function has returned is settled, and the call is over. */
+SPDL__PRIVATE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *counters,
+                                            spdl_result result, void *out, uint64_t now) {
+    spdl__node *node = task->node;
+    spdl__parked *call = task->parked;
+    bool goes_on;
+    if (call != NULL && call->user != NULL && node->row.free_state != NULL)
+        node->row.free_state(call->user); /* before the input */
+    goes_on = spdl__settle(task, counters, result, out, now);
+    if (call != NULL) spdl__parked_push(node, &node->parked_free, call, SPDL__PARKED_FREE);
+    task->parked = NULL;
+    return goes_on ? SPDL__GOES_ON : SPDL__OVER;
+}
+
+/* One call on what was taken, or once more on what was parked. *now: the clock, when it was read. */
+SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
+                                             uint64_t *now) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__node *node = task->node;
+    const bool source = node->in == NULL;
+    spdl_result result;
+    void *out;
+    if (node->own_thread && !spdl__call_may_block(p, node)) return SPDL__NO_CALL;
+    if (node->sheds && !source) spdl__call_shed(task);
+    if (node->parked != NULL && task->parked == NULL) spdl__parked_begin(task);
+    if (node->row.flush && !task->flushing) node->gathered = true;
+    result = spdl__call(task, &out);
+    if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__GONE;
+    if (node->row.deferred && !spdl__parked_returned(task, &result, &out)) return SPDL__PENDING;
+    if (!node->gathers) *now = spdl_time_ns();
+    if (node->row.again && result == SPDL_AGAIN) {
+        result = spdl__parked_again(task, counters, out, *now);
+        if (result == SPDL_AGAIN) return SPDL__LATER;
+        out = NULL;
+    }
+    if (source && result == SPDL_END && !task->call_error) {
+        if (task->buffer != NULL) spdl__task_give_back(task);
+        spdl__flow_source_end(p, node, *now);
+        return SPDL__NO_CALL;
+    }
+    if (source && result == SPDL_OK) spdl__store_relaxed(&node->made, node->made + 1);
+    return spdl__flow_over(task, counters, result, out, *now);
+}
+
+/* A call that spdl_complete has made DONE is settled as if its function had returned now. */
+SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call,
+                                             spdl__counters *counters, uint64_t now) {
+    spdl__parked_resume(task, call);
+    task->taken = call->taken;
+    task->call_error = task->row_error = task->cut_short = false;
+    memcpy(task->text, call->text, sizeof(task->text));
+    return spdl__flow_over(task, counters, call->result, call->completed, now);
+}
+
+/* --- take --- */
+
+/* What is taken goes into the task. */
+SPDL__INLINE void spdl__flow_begin(spdl_task *task, const spdl__item *what, uint64_t ticket,
+                                   uint64_t now) {
+    task->in = *what;
+    task->sequence = what->origin >> 8;
+    task->ticket = ticket;
+    task->since = now;
+}
+
+/* Passes a hole at the head, without a call. Whether it did; *word is what the word is now. */
+SPDL__NOINLINE bool spdl__flow_hole(spdl_pipeline *p, spdl__node *node, uint64_t *word, bool inside,
+                                    uint64_t now) {
+    const uint64_t at = spdl__row_at(node, *word), next = *word + SPDL__HEAD_ONE + !inside;
+    if (!spdl__row_passes_hole(node, *word)) return false;
+    spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
+    if (!spdl__cas(node->word, word, next)) {
+        spdl__sub(&node->in->dropped, 1);
+        spdl__wake_hint(p, node, node->beside, false); /* who looked meanwhile saw less room */
+        return false;
+    }
+    *word = next;
+    spdl__put_nothing(p, node, at, now);
+    return true;
+}
+
+/* The call at hand has handed on a result by SPDL_AGAIN. Whether it goes on now, as there is room; else
+   it is parked, and whoever comes goes on. */
+SPDL__NOINLINE bool spdl__flow_again(spdl_task *task, spdl__node *node, bool may) {
+    spdl_pipeline *p = task->pipeline;
+    const uint32_t near = node->beside | (uint32_t)1 << node->index;
+    spdl__full_barrier(); /* the result was put: as after a take */
+    spdl__wake_hint(p, node, near, false);
+    if (may && !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(p, node, 0)) return true;
+    spdl__parked_push(node, &node->parked_waiting, task->parked, SPDL__PARKED_WAITING);
+    task->parked = NULL;
+    spdl__full_barrier(); /* room may have come just before: pairs with those of the reader */
+    spdl__wake_hint(p, node, near, false);
+    if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
+    return false;
+}
+
+/* Passes the mark at the head, or makes the call of .flush that comes before it. Whether it did. */
+SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__counters *counters = &node->counters[task->worker];
+    const uint32_t near = node->beside | (uint32_t)1 << node->index;
+    uint64_t word = spdl__load(node->word), change = (uint64_t)0 - SPDL__PASSING, at, now, failed;
+    const uint64_t head = spdl__head(word);
+    const spdl__slot *slot = spdl__edge_slot(node->in, head);
+    spdl__outcome outcome;
+    spdl__item mark;
+    unsigned tag;
+    if ((word & SPDL__BUSY) != 0 || !spdl__slot_has(slot, head)) return false;
+    mark = spdl__slot_read(slot);
+    tag = spdl__origin_tag(mark.origin);
+    if (tag <= SPDL__HOLE || !spdl__row_room(p, node, word)) return false;
+    if (!spdl__cas(node->word, &word, word + SPDL__PASSING)) return false;
+    /* Alone, and the head did not move. `flushed` and the room are looked at only now: another may
+       have been in and out since the word was read. */
+    SPDL_TEST_POINT("pipeline passes");
+    now = spdl_time_ns();
+    at = spdl__row_at(node, word);
+    if (node->row.flush && !node->flushed && spdl__row_room(p, node, word)) {
+        spdl__wake_hint(p, node, near, true);
+        node->flushed = true;
+        node->gathered = false;
+        task->node = node;
+        task->flushing = task->passing = true;
+        spdl__store_relaxed(&task->thread, spdl__os_thread_id());
+        mark.item = NULL;
+        mark.range = p->feed != NULL ? now >> SPDL__PUSHED_BITS : 0;
+        mark.origin = spdl__origin(0, SPDL__HOLE);
+        spdl__flow_begin(task, &mark, at, now);
+        failed = spdl__load_relaxed(&counters->failures);
+        outcome = spdl__flow_call(task, counters, &now);
+        if (!node->gathers)
+            spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
+                                now - task->since);
+        if (outcome == SPDL__LATER) {
+            (void)spdl__flow_again(task, node, false); /* it stays inside, alone */
+            return true;
+        }
+    } else if (spdl__row_room(p, node, word)) {
+        spdl__put_mark(p, node, at, &mark, now);
+        if (tag == SPDL__EPOCH) spdl__row_epoch(node, node->epoch + 1, at + 1);
+        else spdl__edge_ended(node->in, now);
+        if (tag == SPDL__END) (void)spdl__or(node->word, SPDL__SHUT);
+        if (tag == SPDL__FAIL) spdl__word_shut(p, node->above | (uint32_t)1 << node->index);
+        spdl__store_relaxed(&node->in->marks, node->in->marks + 1);
+        change += SPDL__HEAD_ONE;
+    }
+    spdl__word_move(p, node, change);
+    if (tag == SPDL__EPOCH && change >> 63 == 0) spdl__edge_took(node->in, head + 1, now, true);
+    spdl__wake_hint(p, node, near, false);
+    return true;
+}
+
+/* --- the loop --- */
+
+/* Before the first call of a sitting. Whether it is measured: then it begins now. */
+SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counters, bool timed) {
+    spdl_pipeline *p = task->pipeline;
+    if (timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
+    spdl__store_relaxed(&task->thread, spdl__os_thread_id());
+    if (!SPDL__METERED || SPDL__LIKELY(counters->meter_due > 0)) return false;
+    spdl__meter_start(&task->meter);
+    return true;
+}
+
+/* A worker in a row, from its first item there until it leaves. */
+typedef struct spdl__sitting {
+    uint64_t begun, now; /* the clock; `now` when it was read last */
+    uint64_t waited;     /* for a place in the buffer, by items that got one as we took others */
+    uint64_t made;       /* items handed on that were not inputs, and are not booked yet */
+    uint64_t failures;   /* what they were when it began */
+    uint32_t calls;
+    bool inside;         /* we are counted in `active` */
+    bool timed;          /* calls are timed one by one */
+} spdl__sitting;
+
+/* The end of a sitting. All is booked before the row is left: a thread that sees the end of the row
+   sees all counted. */
+SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__node *node, spdl__sitting *s,
+                                   uint64_t change) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__counters *counters = &node->counters[task->worker];
+    if (s->calls > 0) {
+        if (!s->timed) s->now = spdl_time_ns();
+        if (s->made > 0) spdl__count(&counters->made, s->made);
+        if (!s->timed && !node->gathers)
+            spdl__counters_book(counters, s->calls,
+                                spdl__load_relaxed(&counters->failures) - s->failures,
+                                s->now - s->begun);
+        spdl__counters_learn(node, s->calls, s->now - s->begun);
+        if (SPDL__METERED && SPDL__UNLIKELY(counters->meter_due-- <= 0))
+            spdl__meter_book(&task->meter, counters, s->calls, s->now - s->begun);
+    }
+    if (s->waited != 0) spdl__add(&node->in->put_wait_ns, s->waited);
+    if (s->inside) {
+        if (node->in != NULL) spdl__gap_idle(node->in, s->now);
+        spdl__word_move(p, node, (uint64_t)0 - change);
+        spdl__wake_hint(p, node, node->beside, false);
+    }
+    if (s->timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
+}
+
+/* A call that was parked and can go on: settled if it is DONE. *outcome says how it stands. */
+SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__node *node, spdl__counters *counters,
+                                      spdl__outcome *outcome, uint64_t now) {
+    spdl__parked *call = spdl__parked_pop(node, &node->parked_done);
+    if (call != NULL) {
+        const uint64_t failed = spdl__load_relaxed(&counters->failures);
+        *outcome = spdl__flow_done(task, call, counters, now);
+        spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
+                            now - task->since);
+        return true;
+    }
+    if (spdl__load_relaxed32(&node->parked_waiting.count) == 0 ||
+        (spdl__load(node->word) & SPDL__SHUT) != 0 || !spdl__row_room(task->pipeline, node, 0))
+        return false;
+    call = spdl__parked_pop(node, &node->parked_waiting);
+    if (call == NULL) return false;
+    spdl__parked_resume(task, call);
+    task->since = now;
+    *outcome = SPDL__LATER; /* as if it had just handed on its last result, and there is room */
+    return true;
+}
+
+/* What a worker does in a row: takes items one by one, calls, puts, leaves. Whether anything was done.
+   A swap that fails means "look elsewhere", never "try again". Two copies are compiled: `plain` is for
+   rows that have none of what is rare (see node_is_plain in >>create-impl). `late`: no call begins from
+   then on. */
+SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late,
+                                 const bool plain) {
+    spdl_pipeline *const p = task->pipeline;
+    spdl__edge *const in = node->in;
+    spdl__counters *const counters = &node->counters[task->worker];
+    const uint32_t near = node->beside | (uint32_t)1 << node->index;
+    const uint32_t limit = spdl__load_relaxed32(&node->limit);
+    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
+    const uint64_t most = each == 0 ? 1
+                                    : spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
+                                                             SPDL__SITTING_ITEMS));
+    const spdl_fn call = plain ? spdl__load_fn(&node->row.fn->call) : NULL;
+    spdl__outcome outcome = SPDL__GOES_ON;
+    bool done = false, again = false, empty = false, mark = false;
+    uint64_t word, until = 0, each_waited = 0, change = 1, failed, head, at, next;
+    uint32_t holes = 0;
+    spdl__sitting s;
+    s.waited = s.made = s.calls = 0;
+    s.inside = false;
+    s.failures = failed = spdl__load_relaxed(&counters->failures);
+    s.timed = !node->gathers && (each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER ||
+                                 (!plain && node->row.deferred));
+    s.begun = s.now = spdl_time_ns();
+    task->node = node;
+    task->owner = (uint8_t)node->index;
+    task->flushing = task->passing = false;
+    if (plain) spdl__store_relaxed32(&task->live, 1);
+    if (!plain && node->parked != NULL &&
+        spdl__flow_resume(task, node, counters, &outcome, s.now)) {
+        done = s.inside = true;
+        again = outcome == SPDL__LATER;
+        if (task->passing) change = SPDL__PASSING;
+        if (!again) until = 0;
+    }
+    word = spdl__load(node->word);
+    while (s.now < late && outcome != SPDL__OVER) {
+        spdl__item what = { NULL, SPDL__HOLE, 0 };
+        spdl_result result;
+        uint64_t since;
+        void *out = NULL;
+        if (plain || !again) {
+            if (s.inside ? (word & SPDL__BUSY) > limit : (word & SPDL__BUSY) >= limit) break;
+            if (change != 1) break; /* a call of .flush: the mark comes next */
+            head = spdl__head(word);
+            at = spdl__row_at(node, word);
+            if (in != NULL) {
+                const spdl__slot *slot = spdl__edge_slot(in, head);
+                empty = !spdl__slot_has(slot, head);
+                if (empty) break;
+                what = spdl__slot_read(slot);
+                mark = spdl__origin_tag(what.origin) > SPDL__HOLE;
+                if (SPDL__UNLIKELY(mark)) break;
+                if (SPDL__UNLIKELY(spdl__origin_tag(what.origin) == SPDL__HOLE)) {
+                    if (holes++ == SPDL__SITTING_ITEMS ||
+                        !spdl__flow_hole(p, node, &word, s.inside, s.now))
+                        break;
+                    done = s.inside = true;
+                    spdl__wake_hint(p, node, near, false);
+                    word = spdl__load(node->word);
+                    continue;
+                }
+            }
+            if (!plain && node->paths > 0) until = at + spdl__row_routes(p, node);
+            if ((int64_t)(until - at) <= 0) { /* used up; what was read has made room since */
+                if (!plain && node->paths > 0) break;
+                until = spdl__row_until(node);
+                if ((int64_t)(until - at) <= 0) break;
+            }
+            SPDL_TEST_POINT("pipeline takes");
+            next = word + SPDL__HEAD_ONE + !s.inside;
+            if (!spdl__cas(node->word, &word, next)) break;
+            word = next;
+            done = s.inside = true;
+            spdl__wake_hint(p, node, near, s.calls == 0);
+            if (in == NULL) {
+                what.range = node->made;
+                what.origin = spdl__origin(node->made, SPDL__HOLE);
+            } else {
+                if (s.timed || s.calls == 0 || each_waited != 0)
+                    each_waited = spdl__edge_put_wait(in, head, s.now);
+                s.waited += each_waited;
+                if (s.timed || s.calls == 0 || (!plain && SPDL__TRACED(in->track)))
+                    spdl__edge_took(in, head + 1, s.now, (word & SPDL__ACTIVE) < limit);
+            }
+            spdl__flow_begin(task, &what, at, s.now);
+        }
+        if (s.calls == 0 && !(plain ? false : node->gathers) &&
+            spdl__flow_first(task, counters, s.timed))
+            s.begun = s.now = spdl_time_ns();
+        since = s.now;
+        if (plain) {
+            task->taken = task->call_error = task->row_error = task->cut_short = false;
+            task->text[0] = '\0';
+            SPDL__PROBE(task_begin, node->row.name, task->sequence);
+            result = call(task, what.item, &out);
+            SPDL__PROBE(task_end, node->row.name, task->sequence);
+            if (s.timed) s.now = spdl_time_ns();
+            if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->buffer == NULL) &&
+                !SPDL__DEBUGS) {
+                if (in == NULL || out != what.item) {
+                    if (what.item != NULL && !task->taken)
+                        spdl__item_free(p, what.item, what.origin);
+                    what.item = out;
+                    what.origin = spdl__origin(task->sequence, (unsigned)node->index);
+                    ++s.made;
+                    if (in == NULL) spdl__store_relaxed(&node->made, node->made + 1);
+                } /* else it is passed on */
+                spdl__put(node, at, &what, s.now);
+            } else {
+                if (task->call_error) result = spdl__call_misused(task, result, out);
+                if (in == NULL && result == SPDL_END) {
+                    if (task->buffer != NULL) spdl__task_give_back(task);
+                    spdl__flow_source_end(p, node, s.now);
+                    break;
+                }
+                if (in == NULL && result == SPDL_OK)
+                    spdl__store_relaxed(&node->made, node->made + 1);
+                if (!spdl__settle(task, counters, result, out, s.now)) outcome = SPDL__OVER;
+            }
+        } else {
+            outcome = spdl__flow_call(task, counters, &s.now);
+            task->gone = outcome == SPDL__GONE;
+            if (task->gone) return false;
+            if (outcome == SPDL__NO_CALL) break;
+        }
+        ++s.calls;
+        if (s.timed && (plain || !node->row.deferred || outcome != SPDL__PENDING)) {
+            const uint64_t now_failed = spdl__load_relaxed(&counters->failures);
+            spdl__counters_book(counters, 1, now_failed - failed, s.now - since);
+            failed = now_failed;
+        }
+        if (!plain && outcome == SPDL__PENDING) s.inside = false;
+        if (!plain) again = outcome == SPDL__LATER;
+        if (!plain && again && !spdl__flow_again(task, node, s.calls < most)) {
+            s.inside = false;
+            break;
+        }
+        if (s.calls >= most && !again) break;
+        word = spdl__load(node->word);
+    }
+    if (!plain && again && s.inside) { /* `late` */
+        (void)spdl__flow_again(task, node, false);
+        s.inside = false;
+    }
+    if (plain) spdl__store_relaxed32(&task->live, 0);
+    if (done) spdl__flow_leave(task, node, &s, change);
+    if (empty && s.calls > 0 && !s.timed && !SPDL__NO_STATS)
+        spdl__gap_open(in, spdl__head(word), s.now, true);
+    if (mark) done = spdl__flow_pass(task, node) || done;
+    return done;
+}
+
+SPDL__NOINLINE bool spdl__flow_sit_plain(spdl_task *task, spdl__node *node, uint64_t late) {
+    return spdl__flow_sit(task, node, late, true);
+}
+
+SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64_t late) {
+    return spdl__flow_sit(task, node, late, false);
+}
+
+/* ============================================================================================= */
+/* >>batch-impl
+   SPDL_BATCH is a function of the library on an ordinary row with .flush and one call at a time: it
+   adds its input to the open batch, and returns SPDL_SKIP, or SPDL_OK with a batch that is full. At a
+   mark it hands on what is left. SPDL_UNBATCH is one with .again.
+
+   Batches in place. A call of the row before gets the part of a batch where its result will lie, by
+   spdl_buffer: that of its ticket, if no call before drops its own. Dropped items only move others to
+   the front, so an item never lies before its part: when the batch row has come to a part, no call
+   that still runs has it.
+
+   Threads: the worker that is inside. Parts are given out under place_lock, to calls of the row
+   before. */
+
+static const char *const spdl__in_place_stays =
+    "the items of a batch in place (.item_bytes) cannot leave it";
 
 /* Under place_lock: the batch that will have this number in this epoch. */
 SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, uint64_t number) {
@@ -9502,9 +9658,7 @@ SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, ui
     return batch;
 }
 
-/* A part of a batch in place, for this call: the one its item will lie in if no call before drops
-   its own, or the next that is free. Dropped items only move others to the front, so an item never
-   lies before its place: when the batch row has come to a part, no call that still runs has it. */
+/* A part of a batch in place, for this call. */
 SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
     const spdl__node *node = task->node;
     const uint64_t size = (uint64_t)row->row.size, epoch = spdl__load_relaxed(&node->epoch);
@@ -9537,392 +9691,455 @@ SPDL_API void *spdl_buffer(spdl_task *task) {
     return task->buffer;
 }
 
-SPDL_API bool spdl_flushing(const spdl_task *task) { return task->flushing; }
-
-SPDL_API void spdl_gathered(spdl_task *task, bool keeps_input) {
-    if (!spdl__task_allows(task, "spdl_gathered")) return;
-    if (task->node->row.flush)
-        task->gathered = keeps_input ? SPDL__GATHERED_BEFORE : SPDL__GATHERED_ALL;
-    else
-        (void)spdl__task_row_error(task, "spdl_gathered in a stage whose row does not say .flush");
-}
-
-SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
-    return spdl__load_relaxed(&task->node->epoch);
-}
-
-SPDL_API spdl_result spdl_emit(spdl_task *task, void *item) {
-    spdl__item what;
-    bool is_input;
-    if (!spdl__task_allows(task, "spdl_emit")) return SPDL_E_INVALID;
-    if (!task->node->row.emits)
-        return spdl__task_row_error(task, "spdl_emit in a stage whose row does not say .emits");
-    is_input = item != NULL && item == task->in.item && !task->taken;
-    what = task->in;
-    what.item = item;
-    if (task->list != NULL && task->list->count >= (uint64_t)task->node->row.emits)
-        return spdl__task_call_error(
-            task, spdl__task_fail(task, "more than %d items from one call (.emits = %d)",
-                                  task->node->row.emits, task->node->row.emits));
-    if (!is_input) what.origin = spdl__task_origin(task, item);
-    if (task->list == NULL) task->list = spdl__list_get(&task->node->freelist);
-    if (task->list == NULL || !spdl__list_add(task->list, &what)) {
-        if (!is_input && spdl__origin_tag(what.origin) == SPDL__BUFFER) task->buffer = item;
-        return SPDL_E_NOMEM;
+/* In place: the row has come to the end of `done`, or with NULL to that of an epoch. */
+SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
+    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
+    const uint64_t dropped = spdl__load_relaxed(&node->in->dropped);
+    spdl__batch **at = &node->place;
+    if (node->row.item_bytes == 0) return;
+    spdl__spin_lock(&node->place_lock);
+    node->place_dropped = dropped - node->dropped;
+    while (*at != NULL) {
+        spdl__batch *batch = *at;
+        if (done != NULL ? batch != done : batch->epoch != epoch) {
+            at = &batch->next;
+            continue;
+        }
+        *at = batch->next;
+        if (done == NULL) spdl_batch_free(batch); /* empty: all calls that had a part dropped it */
     }
-    if (is_input) task->taken = true;
-    return SPDL_OK;
-}
-
-SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
-    if (!spdl__task_allows(task, "spdl_route")) return SPDL_E_INVALID;
-    if (task->node->row.kind != SPDL_KIND_BRANCH)
-        return spdl__task_row_error(task, "spdl_route in a stage that is no SPDL_BRANCH");
-    if (path < 0 || path >= task->node->paths)
-        return spdl__task_call_error(task, spdl__task_fail(task, "path %d, but there are %d paths",
-                                                           path, task->node->paths));
-    task->path = path;
-    return SPDL_OK;
-}
-
-static const char *const spdl__in_place_stays =
-    "the items of a batch in place (.item_bytes) cannot leave it";
-
-SPDL_API spdl_result spdl_route_items(spdl_task *task, const int *path) {
-    spdl__batch *in;
-    size_t i;
-    if (!spdl__task_allows(task, "spdl_route_items")) return SPDL_E_INVALID;
-    in = (spdl__batch *)task->in.item;
-    if (task->node->batches == NULL)
-        return spdl__task_row_error(
-            task, "spdl_route_items in a stage that is no SPDL_BRANCH of batches");
-    if (in == NULL)
-        return spdl__task_call_error(task,
-                                     spdl__task_fail(task, "spdl_route_items without a batch"));
-    if (task->split != NULL)
-        return spdl__task_call_error(task,
-                                     spdl__task_fail(task, "spdl_route_items twice in one call"));
-    for (i = 0; i < in->shown.count; ++i)
-        if (spdl_route(task, path[i]) != SPDL_OK) return SPDL_E_INVALID;
-    task->path = 0;
-    if (in->shown.count > task->node->batches->size)
-        return spdl__task_call_error(
-            task,
-            spdl__task_fail(task, "a batch with more items than the rows above can have made"));
-    if (in->shown.data != NULL)
-        return spdl__task_row_error(task, spdl__in_place_stays);
-    if (!spdl__task_split(task, in->shown.sequence)) return SPDL_E_NOMEM;
-    for (i = 0; i < in->shown.count; ++i) spdl__task_send(task, path[i], in, i);
-    return SPDL_OK;
-}
-
-/* --- the call --- */
-
-/* After a call that did not look at what spdl_emit or spdl_route returned: items are not to be lost
-   in silence. A call that goes on elsewhere is judged by its completion. */
-SPDL__NOINLINE spdl_result spdl__task_misused(spdl_task *task, spdl_result result, void *out) {
-    const bool again = result == SPDL_AGAIN && task->again != NULL;
-    if (result == SPDL_PENDING && task->deferred != NULL) {
-        spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "spdl: stage %d '%s', item %llu: %s",
-                   task->node->index, task->node->name, (spdl__llu)task->sequence, task->text);
-        task->call_error = task->row_error = false;
+    if (done == NULL) {
+        node->place_epoch = epoch + 1;
+        node->place_dropped = 0;
+        node->dropped = dropped;
     }
-    if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END && !again) return result;
-    if ((result == SPDL_OK || again) && !task->node->row.emits) {
-        if (out == task->in.item) /* its own again, taken or not */
-            task->taken = false;
-        else if (out != task->buffer)
-            spdl__item_free(task->pipeline, out,
-                            spdl__origin(task->sequence, (unsigned)task->node->index));
-    }
-    return SPDL_E_INVALID;
+    spdl__spin_unlock(&node->place_lock);
 }
 
-/* A failed call that may be repeated: its item is still there, and it left nothing behind. */
-SPDL__NOINLINE bool spdl__task_repeats(spdl_task *task, spdl__counters *counters, int tries) {
-    if (tries > task->node->row.retries || task->taken || task->call_error || task->split != NULL ||
-        task->deferred != NULL)
-        return false;
-    task->cut_short = spdl__load32(&task->pipeline->stopping) != 0;
-    if (task->cut_short) return false;
-    spdl__task_discard(task);
-    task->gathered = SPDL__GATHERS;
-    spdl__count(&counters->retries, 1);
-    return true;
+/* The batch that the next item goes to; NULL: there is no memory for it. */
+SPDL__PRIVATE spdl__batch *spdl__batch_open(spdl__node *node) {
+    spdl__batch *batch;
+    if (node->row.item_bytes == 0) return spdl__batch_get(node->batches);
+    spdl__spin_lock(&node->place_lock);
+    batch = spdl__place_batch(node, spdl__load_relaxed(&node->epoch),
+                              node->number - node->number_first);
+    spdl__spin_unlock(&node->place_lock);
+    return batch;
 }
 
-/* Calls the function, and calls it again if it fails and may be repeated. Codes that no stage may
-   return are no reason to. */
-SPDL__INLINE spdl_result spdl__task_call(spdl_task *task, spdl__counters *counters, void **out) {
-    const spdl_profiler *profiler = &task->pipeline->profiler;
+/* A batch goes on. */
+SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, void **out) {
+    spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
-    spdl_result result;
-    int tries = 0;
-    do {
-        *out = NULL;
-        task->taken = task->call_error = task->row_error = task->cut_short = false;
-        task->path = 0;
-        task->text[0] = '\0';
-        spdl__store_relaxed32(&task->live, 1);
-        SPDL__PROBE(task_begin, node->row.name, task->sequence);
-        spdl__profile(profiler, SPDL_EVENT_TASK_BEGIN, node->row.name, task->sequence);
-        result = spdl__load_fn(&node->row.fn->call)(task, task->in.item, out);
-        spdl__profile(profiler, SPDL_EVENT_TASK_END, node->row.name, task->sequence);
-        SPDL__PROBE(task_end, node->row.name, task->sequence);
-        spdl__store_relaxed32(&task->live, 0);
-        if (SPDL__UNLIKELY(task->call_error)) result = spdl__task_misused(task, result, *out);
-        if (node->row.max_failure_rate > 0) spdl__add(&node->calls, 1);
-    } while (SPDL__UNLIKELY(result < 0) && spdl__task_repeats(task, counters, ++tries));
+    spdl__counters *counters = &node->counters[task->worker];
+    batch->shown.sequence = task->sequence = node->number++;
+    if (node == p->marks && !p->remakes) batch->range = spdl__mark_range(&node->mark);
+    task->in.range = batch->range;
+    node->open_batch = NULL;
+    spdl__count(&counters->tasks, 1);
+    if (SPDL__TRACED(p->trace)) {
+        const uint64_t now = spdl_time_ns();
+        spdl__trace_add(&p->trace->track[task->worker], SPDL__RECORD_BATCH, node->index, SPDL_OK,
+                        now, now, batch->shown.sequence);
+    }
+    *out = batch;
+    return SPDL_OK;
+}
+
+/* The same items in a batch of its own; NULL: there is no memory for it. */
+SPDL__COLD spdl__batch *spdl__batch_copy(const spdl__node *node, const spdl__batch *batch) {
+    const size_t bytes = node->row.item_bytes;
+    spdl__batch *copy = spdl__batch_get(node->batches);
+    size_t i;
+    if (copy == NULL) return NULL;
+    copy->range = batch->range;
+    copy->shown.count = batch->shown.count;
+    memcpy(copy->shown.data, batch->shown.data, batch->shown.count * bytes);
+    for (i = 0; i < batch->shown.count; ++i) {
+        copy->owner[i] = SPDL__IN_PLACE;
+        copy->shown.items[i] = (char *)copy->shown.data + i * bytes;
+    }
+    return copy;
+}
+
+/* A mark comes next: what is left goes on, or is freed. Behind a failure calls of the row before may
+   still write into a batch in place: a copy goes on, and the purge frees the batch. */
+SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
+    spdl__node *node = task->node;
+    const uint64_t head = spdl__head(spdl__load_relaxed(node->word));
+    const unsigned mark = spdl__slot_tag(spdl__edge_slot(node->in, head));
+    const bool shared = mark == SPDL__FAIL && node->row.item_bytes > 0;
+    spdl__batch *batch = node->open_batch;
+    const size_t count = batch != NULL ? batch->shown.count : 0;
+    spdl_result result = SPDL_SKIP;
+    if (count > 0 && node->row.drop_last) {
+        spdl__count(&node->counters[task->worker].skips, count);
+    } else if (count > 0) {
+        if (shared) batch = spdl__batch_copy(node, batch);
+        if (batch != NULL) result = spdl__batch_done(task, batch, out);
+        if (!shared) spdl__place_passed(node, batch);
+    }
+    if (shared) return result;
+    if (result != SPDL_OK && batch != NULL) {
+        node->open_batch = NULL;
+        spdl__place_passed(node, batch);
+        spdl_batch_free(batch);
+    }
+    if (mark == SPDL__EPOCH) spdl__place_passed(node, NULL);
     return result;
 }
 
-/* A branch whose merge joins batches, and a call that did not split its own: all of it goes down
-   one path, and empty ones down the others, as the merge expects. `out` stays the caller's. */
-SPDL__PRIVATE spdl_result spdl__task_send_all(spdl_task *task, void *out) {
-    spdl__batch *batch = (spdl__batch *)out;
-    size_t i;
-    if (batch == NULL) return spdl__task_fail(task, "no batch in *out");
-    if (batch->shown.data != NULL) return spdl__task_fail(task, "%s", spdl__in_place_stays);
-    if (batch->shown.count > task->node->batches->size)
-        return spdl__task_fail(task, "a batch with more items than the rows above can have made");
-    if (!spdl__task_split(task, batch->shown.sequence)) return SPDL_E_NOMEM;
-    for (i = 0; i < batch->shown.count; ++i) spdl__task_send(task, task->path, batch, i);
-    return SPDL_OK;
-}
-
-/* --- a call that failed --- */
-
-/* Where the function gave no reason. */
-SPDL__PRIVATE void spdl__failure_explain(spdl_task *task, spdl_result result) {
-    const char *text = spdl_result_text(result);
-    if (task->text[0] != '\0') return;
-    if (result == SPDL_PENDING && task->node->deferred == NULL)
-        text = "returned SPDL_PENDING, but its row does not say .deferred";
-    else if (result == SPDL_AGAIN)
-        text = "returned SPDL_AGAIN, but its row does not say .again";
-    else if (result == SPDL_END)
-        text = "returned SPDL_END, which only a source may";
-    else if (result >= 0 || text == spdl__unknown_result)
-        text = NULL;
-    if (text != NULL)
-        (void)snprintf(task->text, sizeof(task->text), "%s", text);
-    else
-        (void)snprintf(task->text, sizeof(task->text),
-                       "returned %d, which is not a result of a stage function", (int)result);
-}
-
-/* A call failed: counted, logged if the budget allows it, else the end of the pipeline. Whether it
-   is that. A wrong row is wrong for every item: no budget is for that. */
-SPDL__PRIVATE bool spdl__task_failed(spdl_task *task, spdl__counters *counters,
-                                     spdl_result result) {
+/* A token takes no place in a batch, but one goes on for each `size` of them. */
+SPDL__COLD spdl_result spdl__batch_token(spdl_task *task, void *token, void **out) {
     spdl__node *node = task->node;
-    const bool over = spdl__call_over_budget(node);
-    const bool fatal = over || task->row_error;
-    const bool streams = task->again != NULL && task->again->stream != NULL; /* it is delivered */
-    char text[SPDL_TEXT_BYTES];
-    spdl__failure_explain(task, result);
-    if (result >= 0) result = SPDL_E_STAGE;
-    spdl__count(&counters->failures, 1);
-    if (fatal) {
-        (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
-                       over && node->row.max_failures > 0       ? " (one more than max_failures)"
-                       : over && node->row.max_failure_rate > 0 ? " (more than max_failure_rate)"
-                                                                : "");
-        spdl__call_fatal(task->pipeline, node, task->ticket + streams, task->sequence, result,
-                         text);
+    --node->dropped; /* as if one more was dropped */
+    *out = token;
+    return ++node->tokens % (uint64_t)node->row.size == 0 ? SPDL_OK : SPDL_SKIP;
+}
+
+/* In place the item is copied to its part, if it was not written there; then the library frees it. */
+SPDL__INLINE void spdl__batch_add(spdl_task *task, spdl__batch *batch, void *item) {
+    const size_t bytes = task->node->row.item_bytes, at = batch->shown.count++;
+    void *part = (char *)batch->shown.data + at * bytes;
+    if (bytes == 0) {
+        batch->owner[at] = (uint8_t)spdl__origin_tag(task->in.origin);
+        batch->shown.items[at] = item;
+        task->taken = true;
+        return;
+    }
+    if (item == NULL)
+        memset(part, 0, bytes);
+    else if (item != part)
+        memcpy(part, item, bytes);
+    batch->owner[at] = SPDL__IN_PLACE;
+    batch->shown.items[at] = part;
+}
+
+/* The function of SPDL_BATCH. */
+SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out) {
+    const spdl_pipeline *p = task->pipeline;
+    spdl__node *node = task->node;
+    spdl__batch *batch = node->open_batch;
+    bool first;
+    if (task->flushing) return spdl__batch_rest(task, out);
+    if (SPDL__UNLIKELY(spdl__origin_tag(task->in.origin) == SPDL__TOKEN))
+        return spdl__batch_token(task, in, out);
+    if (batch == NULL) batch = node->open_batch = spdl__batch_open(node);
+    if (batch == NULL) {
+        (void)spdl__task_fail(task, "no memory for another batch");
+        return SPDL_E_NOMEM;
+    }
+    first = batch->shown.count == 0;
+    if (node != p->marks) {
+        if (first) batch->range = task->in.range; /* of a feed: the oldest */
     } else {
-        if (spdl__add(&node->tolerated, 1) == 0)
-            (void)snprintf(node->first_text, sizeof(node->first_text), "item %llu: %.220s",
-                           (spdl__llu)task->sequence, task->text);
-        if (task->pipeline->logger.log_fn != NULL)
-            spdl__logf(&task->pipeline->logger, SPDL_LOG_INFO,
-                       "spdl: stage %d '%s', item %llu: %.300s (tolerated)", node->index,
-                       node->name, (spdl__llu)task->sequence, task->text);
+        if (first && p->remakes) batch->range = spdl__mark_range(&node->mark);
+        spdl__mark_pass(&node->mark, task->in.range, p->many);
+        if (SPDL__UNLIKELY(node->skip > 0)) { /* it was delivered before this run */
+            --node->skip;
+            --node->dropped; /* it takes no place */
+            spdl__count(&node->counters[task->worker].freed, 1);
+            return SPDL_SKIP;
+        }
     }
-    return fatal;
+    spdl__batch_add(task, batch, in);
+    if (batch->shown.count < (size_t)node->row.size) return SPDL_SKIP;
+    spdl__place_passed(node, batch);
+    return spdl__batch_done(task, batch, out);
 }
 
-/* A call failed, and its row has .on_drop: the input is still there, unless the call took it. */
-SPDL__NOINLINE void spdl__task_on_drop(spdl_task *task, spdl_result result) {
-    const spdl_stage *row = &task->node->row;
-    /* an earlier call for the same input may have taken it, too (SPDL_AGAIN) */
-    const bool is_there = !task->taken && spdl__origin_tag(task->in.origin) != SPDL__DROPPED;
-    spdl_error error;
-    if (result == SPDL_SKIP || task->cut_short) return;
-    spdl__failure_explain(task, result);
-    spdl__call_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
-                     &error);
-    row->on_drop(row->ctx, is_there ? task->in.item : NULL, &error);
+static const spdl_function spdl__batch_function = { spdl__batch_call, "batch", "void",
+                                                    "spdl_batch" };
+
+/* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_state has is the number of
+   those that were handed on or left out. */
+SPDL__PRIVATE spdl_result spdl__unbatch_call(spdl_task *task, void *in, void **out) {
+    spdl__batch *batch = (spdl__batch *)in;
+    uintptr_t i = (uintptr_t)task->parked->user;
+    if (batch == NULL) return SPDL_SKIP;
+    if (batch->shown.data != NULL) return spdl__task_row_error(task, spdl__in_place_stays);
+    while (i < batch->shown.count && batch->shown.items[i] == NULL) ++i;
+    if (i == batch->shown.count) return SPDL_SKIP;
+    *out = batch->shown.items[i];
+    task->owner = batch->owner[i];
+    batch->shown.items[i] = NULL;
+    while (i < batch->shown.count && batch->shown.items[i] == NULL) ++i;
+    task->parked->user = (void *)i;
+    return i < batch->shown.count ? SPDL_AGAIN : SPDL_OK;
 }
 
-/* The pipeline has ended, or is quiet after a stop: one line for each stage whose failures were
-   tolerated. */
-SPDL__COLD void spdl__failures_log(spdl_pipeline *p) {
-    int i, k;
-    for (i = 0; i < p->count; ++i) {
-        spdl__node *node = &p->node[i];
-        const uint64_t dropped = spdl__load(&node->tolerated);
-        const bool items = node->in != NULL && !node->row.again; /* a call for each */
-        uint64_t calls = 0;
-        for (k = 0; k <= p->workers; ++k) calls += spdl__load_relaxed(&node->counters[k].tasks);
-        if (spdl__exchange(&node->logged, dropped) != dropped)
-            spdl__logf(&p->logger, SPDL_LOG_WARN,
-                       "spdl: %llu of %llu %s of stage %d '%s' %s, the first: %s",
-                       (spdl__llu)dropped, (spdl__llu)calls, items ? "items" : "calls", i,
-                       node->name, items ? "were dropped" : "failed", node->first_text);
-    }
+static const spdl_function spdl__unbatch_function = { spdl__unbatch_call, "unbatch", "spdl_batch",
+                                                      "void" };
+
+/* ============================================================================================= */
+/* >>merge-impl
+   Rows that join the paths of a branch again. A merge is a source that reads edges: it calls no stage,
+   and one worker at a time takes from the paths and puts, for as long as there are items and room.
+
+   Input order: the branch has written the path of each result into `turns`, and each row of a path
+   makes an item or a hole of each. So the merge takes what lies at the head of the path whose turn it
+   is, and waits until something does. Nothing can starve: what it waits for was routed, and what is
+   routed later cannot hold it up. Completion order: the merge takes from whichever path has something.
+
+   Marks. END, EPOCH and a FAIL from above the branch go down every path, and are passed when they lie at
+   the head of all. A FAIL of a row in a path is passed alone: in its turn, or in completion order when
+   no path has an item.
+
+   Threads: the worker that is inside has the heads of all paths to itself. */
+
+#define SPDL__ALL_PATHS SPDL_MAX_STAGES /* merge_pick: the mark that lies in each */
+
+/* The tag of what lies at the head of a path, or SPDL__HOLE + 0x100: nothing does. */
+#define SPDL__NOTHING 0x100u
+
+SPDL__PRIVATE unsigned spdl__merge_tag(const spdl_pipeline *p, const spdl__node *node, int path) {
+    const spdl__edge *edge = spdl__path_edge(p, node, path);
+    const uint64_t head = spdl__head(spdl__load(&edge->word));
+    const spdl__slot *slot = spdl__edge_slot(edge, head);
+    return spdl__slot_has(slot, head) ? spdl__slot_tag(slot) : SPDL__NOTHING;
 }
 
-/* --- the result --- */
-
-/* One result of a call goes on; in input order, when the call has returned SPDL_AGAIN before, with
-   those in its stream. */
-SPDL__PRIVATE void spdl__task_put(spdl_task *task, spdl__edge *edge, const spdl__item *what,
-                                  uint64_t now) {
-    if (task->again != NULL && task->again->stream != NULL)
-        spdl__stream_add(edge, task->ticket, (spdl__list *)task->again->stream, what);
-    else
-        spdl__put(task->node, edge, task->ticket, what, now);
+/* Whether what lies at the head of this path is a FAIL of one of its own rows. */
+SPDL__PRIVATE bool spdl__merge_failed(const spdl_pipeline *p, const spdl__node *node, int path) {
+    const spdl__edge *edge = spdl__path_edge(p, node, path);
+    const uint64_t head = spdl__head(spdl__load(&edge->word));
+    const spdl__slot *slot = spdl__edge_slot(edge, head);
+    const uint64_t origin = spdl__load_relaxed(&slot->origin);
+    return spdl__slot_has(slot, head) && spdl__origin_tag(origin) == SPDL__FAIL &&
+           origin >> 8 > (uint64_t)node->merge->index;
 }
 
-/* What a call with .emits has emitted goes on: as a list, or if it is one item as that. */
-SPDL__PRIVATE void spdl__task_put_list(spdl_task *task, spdl__counters *counters, uint64_t now) {
-    spdl__node *node = task->node;
-    spdl__list *list = task->list;
-    const size_t count = list != NULL ? (size_t)list->count : 0;
-    spdl__item what = task->in;
-    task->list = NULL;
-    spdl__count(&counters->made, count);
-    if (count == 0) {
-        spdl__put_dropped(node, task->ticket, now);
-    } else if (count == 1) {
-        spdl__put(node, &node->out, task->ticket, &list->entry[0], now);
-    } else {
-        what.item = list;
-        what.origin = spdl__origin(task->sequence, SPDL__LIST);
-        spdl__put(node, &node->out, task->ticket, &what, now);
-        return; /* its reader puts it back */
-    }
-    if (list != NULL) spdl__list_put_back(list);
-}
-
-/* The batches a branch has made of one go down their paths. */
-SPDL__PRIVATE void spdl__task_put_split(spdl_task *task, spdl__counters *counters, uint64_t now) {
-    spdl__node *node = task->node;
-    spdl__item what = task->in;
-    int i;
-    what.origin = spdl__origin(task->sequence, (unsigned)node->index);
+/* The paths have a mark in common, or one has failed: that, or -1. */
+SPDL__PRIVATE int spdl__merge_mark(const spdl_pipeline *p, const spdl__node *node) {
+    int i, marks = 0;
     for (i = 0; i < node->paths; ++i) {
-        what.item = task->split[i];
-        task->split[i]->range = what.range;
-        spdl__put(node, spdl__path_edge(task->pipeline, node, i), 0, &what, now);
-        task->split[i] = NULL;
+        const unsigned tag = spdl__merge_tag(p, node, i);
+        if (spdl__merge_failed(p, node, i)) return i;
+        marks += tag > SPDL__HOLE && tag != SPDL__NOTHING;
     }
-    spdl__count(&counters->made, (uint64_t)node->paths);
-    task->split = NULL;
+    return marks == node->paths ? SPDL__ALL_PATHS : -1;
 }
 
-/* A dropped item leaves an empty slot; a dropped batch that others wait for to be joined with
-   theirs, an empty batch of its number. */
-SPDL__PRIVATE void spdl__task_put_nothing(spdl_task *task, spdl__counters *counters,
+/* The path to take from next, or SPDL__ALL_PATHS; -1: there is nothing to take yet. */
+SPDL__PRIVATE int spdl__merge_pick(const spdl_pipeline *p, const spdl__node *node) {
+    const spdl__node *branch = node->merge;
+    const int turn = (int)spdl__load_relaxed32(&node->turn);
+    const uint64_t taken = spdl__load_relaxed(&branch->turns_taken);
+    int i;
+    if (branch->turns != NULL) {
+        if (spdl__load(&branch->turns_put) == taken) return -1; /* pairs with put_turn */
+        i = branch->turns[taken & branch->turns_mask];
+        if (i == (int)SPDL__TURN_MARK) return spdl__merge_mark(p, node);
+        return spdl__merge_tag(p, node, i) != SPDL__NOTHING ? i : -1;
+    }
+    for (i = 0; i < node->paths; ++i) {
+        const int at = (turn + i) % node->paths;
+        if (spdl__merge_tag(p, node, at) <= SPDL__HOLE) return at;
+    }
+    return spdl__merge_mark(p, node);
+}
+
+/* Whether it can be taken now: a hole may need no room. */
+SPDL__PRIVATE bool spdl__merge_may(const spdl_pipeline *p, const spdl__node *node, int path) {
+    if (path < 0) return false;
+    if (path < SPDL__ALL_PATHS && spdl__merge_tag(p, node, path) == SPDL__HOLE)
+        return spdl__row_passes_hole(node, 0);
+    return spdl__row_room(p, node, 0) > 0;
+}
+
+SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node) {
+    return spdl__merge_may(p, node, spdl__merge_pick(p, node));
+}
+
+/* Where what the consumer waits for is: the last row of the path whose turn it is, or that has a call. */
+SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl__node *node) {
+    const spdl__node *branch = node->merge;
+    const uint64_t taken = spdl__load_relaxed(&branch->turns_taken);
+    int i = 0;
+    if (branch->turns != NULL) {
+        if (spdl__load(&branch->turns_put) == taken) return node->merge;
+        i = branch->turns[taken & branch->turns_mask];
+        return &p->node[node->path[i == (int)SPDL__TURN_MARK ? 0 : i]];
+    }
+    while (i + 1 < node->paths && !(spdl__load(p->node[node->path[i]].word) & SPDL__ACTIVE)) ++i;
+    return &p->node[node->path[i]];
+}
+
+/* Takes what lies at the head of a path. */
+SPDL__PRIVATE spdl__item spdl__merge_take(const spdl_pipeline *p, const spdl__node *node, int path,
                                           uint64_t now) {
-    spdl__node *node = task->node;
-    spdl__item what = task->in;
-    spdl__batch *empty;
-    if (node->branch == NULL) {
-        spdl__seen_dropped(task->pipeline, node, what.range);
-        if (task->again == NULL || task->again->stream == NULL) /* else it has its place */
-            spdl__put_dropped(node, task->ticket, now);
-        return;
-    }
-    if (node->splits && spdl__task_split(task, task->sequence)) {
-        spdl__task_put_split(task, counters, now);
-        return;
-    }
-    empty = node->splits ? NULL : spdl__batch_get(node->branch->batches);
-    if (empty == NULL) { /* a gap would join what does not belong together */
-        spdl__call_fatal(task->pipeline, node, task->ticket, task->sequence, SPDL_E_NOMEM,
-                         "no memory for another batch");
-        return;
-    }
-    empty->shown.sequence = task->sequence;
-    empty->range = what.range;
-    what.item = empty;
-    what.origin = spdl__origin(task->sequence, (unsigned)node->branch->index);
-    spdl__put(node, &node->out, task->ticket, &what, now);
+    spdl__edge *edge = spdl__path_edge(p, node, path);
+    const uint64_t head = spdl__head(spdl__load_relaxed(&edge->word));
+    const spdl__item got = spdl__slot_read(spdl__edge_slot(edge, head));
+    const unsigned tag = spdl__origin_tag(got.origin);
+    const uint64_t waited = spdl__edge_put_wait(edge, head, now);
+    if (tag == SPDL__HOLE) spdl__store(&edge->dropped, edge->dropped + 1); /* before the head */
+    if (tag > SPDL__HOLE) spdl__store_relaxed(&edge->marks, edge->marks + 1);
+    (void)spdl__exchange(&edge->word, (head + 1) << SPDL__HEAD_BITS);
+    if (waited != 0) spdl__add(&edge->put_wait_ns, waited);
+    if (tag == SPDL__END || tag == SPDL__FAIL) spdl__edge_ended(edge, now);
+    else spdl__edge_took(edge, head + 1, now, true);
+    return got;
 }
 
-/* A call that made no result: what it handed on is taken back. False when it was the failure that
-   ends the pipeline. */
-SPDL__NOINLINE bool spdl__task_settle_nothing(spdl_task *task, spdl__counters *counters,
-                                              spdl_result result, uint64_t now) {
-    bool fatal = false;
-    spdl__task_discard(task);
-    if (task->cut_short)
-        spdl__count(&counters->freed, spdl__origin_tag(task->in.origin) != SPDL__DROPPED);
-    else if (result == SPDL_SKIP)
-        spdl__count(&counters->skips, task->again == NULL || task->again->calls == 0);
-    else
-        fatal = spdl__task_failed(task, counters, result);
-    /* after a fatal failure, or one that a stop has cut short, a ticket stays unfilled: nothing
-       after it is delivered */
-    if (!fatal && !task->cut_short) spdl__task_put_nothing(task, counters, now);
-    return !fatal;
+/* A mark goes on. */
+SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, int path, uint64_t now) {
+    spdl__item mark = { NULL, 0, 0 };
+    unsigned tag;
+    int i;
+    if (path < SPDL__ALL_PATHS) mark = spdl__merge_take(p, node, path, now);
+    for (i = 0; path == SPDL__ALL_PATHS && i < node->paths; ++i)
+        mark = spdl__merge_take(p, node, i, now);
+    tag = spdl__origin_tag(mark.origin);
+    spdl__put(node, 0, &mark, now);
+    if (tag == SPDL__EPOCH) spdl__row_epoch(node, node->epoch + 1, 0);
+    if (tag == SPDL__END) (void)spdl__or(node->word, SPDL__SHUT);
+    if (tag == SPDL__FAIL) spdl__word_shut(p, node->above | (uint32_t)1 << node->index);
 }
 
-/* With SPDL_DEBUG: a result that is handed on. */
-SPDL__NOINLINE void spdl__task_debug(spdl_task *task, const void *out) {
-    spdl__node *node = task->node;
-    const char *type = node->row.fn->out_type;
-    if (out != NULL) spdl__store_relaxed(&node->nulls, SPDL__NULLS);
-    if (out != NULL || (node->in != NULL && task->in.item == NULL) ||
-        (type != NULL && strcmp(type, "void") == 0))
-        return;
-    if (spdl__load_relaxed(&node->nulls) < SPDL__NULLS &&
-        spdl__add(&node->nulls, 1) == SPDL__NULLS - 1)
-        spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
-                   "spdl: stage %d '%s' has handed on nothing but NULL, %d times: is *out set?",
-                   node->index, node->name, SPDL__NULLS);
-}
-
-/* After a call: the input is destroyed or handed on, the result is put. False when the call was the
-   failure that ends the pipeline: nothing more is to be called. */
-SPDL__INLINE bool spdl__task_settle(spdl_task *task, spdl__counters *counters, spdl_result result,
-                                    void *out, uint64_t now) {
-    spdl__node *node = task->node;
-    const bool plain = !node->row.emits && task->split == NULL; /* the result is in `out` */
-    spdl__item what = task->in;
-    bool goes_on = true;
-    if (SPDL__DEBUGS && result == SPDL_OK && plain && task->again == NULL)
-        spdl__task_debug(task, out);
-    if (SPDL__UNLIKELY(result != SPDL_OK) || out != what.item || !plain ||
-        spdl__origin_tag(what.origin) == SPDL__DROPPED) { /* else it is passed on */
-        if (SPDL__UNLIKELY(result != SPDL_OK && node->row.on_drop != NULL))
-            spdl__task_on_drop(task, result); /* user code */
-        if (what.item != NULL && !task->taken)
-            spdl__item_free(task->pipeline, what.item, what.origin);
-        what.origin = result == SPDL_OK ? spdl__task_origin(task, out) : 0;
-        what.item = out;
-        if (result == SPDL_OK && plain) spdl__count(&counters->made, 1);
+/* What a worker does in a merge. Whether anything was done. */
+SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
+    const uint32_t near = node->beside | (uint32_t)1 << node->index;
+    const uint64_t now = spdl_time_ns();
+    uint64_t word = spdl__load(node->word);
+    int path, taken = 0;
+    if ((word & SPDL__BUSY) != 0 || !spdl__merge_runnable(p, node) ||
+        !spdl__cas(node->word, &word, word + 1))
+        return false;
+    for (; taken < SPDL__SITTING_ITEMS && !(spdl__load(node->word) & SPDL__SHUT); ++taken) {
+        path = spdl__merge_pick(p, node);
+        if (!spdl__merge_may(p, node, path)) break;
+        if (path == SPDL__ALL_PATHS || spdl__merge_tag(p, node, path) > SPDL__HOLE) {
+            spdl__merge_pass(p, node, path, now);
+        } else {
+            const spdl__item got = spdl__merge_take(p, node, path, now);
+            if (spdl__origin_tag(got.origin) == SPDL__HOLE)
+                spdl__put_nothing(p, node, 0, now);
+            else
+                spdl__put(node, 0, &got, now);
+            spdl__store_relaxed32(&node->turn, (uint32_t)(path + 1) % (uint32_t)node->paths);
+        }
+        if (node->merge->turns != NULL)
+            spdl__store_relaxed(&node->merge->turns_taken, node->merge->turns_taken + 1);
+        spdl__full_barrier();
+        spdl__wake_hint(p, node, near, taken == 0);
     }
-    if (SPDL__UNLIKELY(task->buffer != NULL)) spdl__task_give_back(task);
-    if (SPDL__UNLIKELY(result != SPDL_OK))
-        goes_on = spdl__task_settle_nothing(task, counters, result, now);
-    else if (node->row.emits) spdl__task_put_list(task, counters, now);
-    else if (task->split != NULL)
-        spdl__task_put_split(task, counters, now);
-    else
-        spdl__task_put(task,
-                       node->row.kind == SPDL_KIND_BRANCH
-                           ? spdl__path_edge(task->pipeline, node, task->path)
-                           : &node->out,
-                       &what, now);
-    /* with a window: this call does not hold it back any more. Pairs with the load in
-       claim_window_left, after which nothing else of this call is looked at */
-    if (node->settled != NULL)
-        spdl__store32(&node->settled[task->place & node->settled_mask],
-                      (uint32_t)(task->place + 1));
-    return goes_on;
+    spdl__word_move(p, node, (uint64_t)0 - 1);
+    spdl__wake_hint(p, node, node->beside, false);
+    return taken > 0;
+}
+
+/* ============================================================================================= */
+/* >>step-impl
+   What a worker does in a pipeline, and the thread of a source with .threads.
+
+   A worker that steps looks for the row furthest downstream that has something to do, and sits there.
+   It never keeps an item it has not begun, and never waits in a row. The thread of a source sits in
+   that row only, and sleeps while there is no room: as a producer, on `room`.
+
+   Threads: workers, with workers = 0 the consumer, and the producer. */
+
+/* Runs the fini of every init that succeeded on this worker. */
+SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task) {
+    const uint32_t inits = task->inits;
+    int i;
+    if (inits == 0) return;
+    task->inits = 0;
+    for (i = p->count - 1; i >= 0; --i) {
+        const spdl__node *node = &p->node[i];
+        if ((inits >> i & 1) != 0 && node->row.fini != NULL)
+            node->row.fini(node->row.ctx, node->own_thread ? 0 : task->worker,
+                           p->local[task->worker * p->count + i]);
+    }
+    if (!spdl__is_pool_thread(p, task->worker)) return;
+    spdl__add32(&p->left, 1);
+    spdl__os_event_wake(&p->quiet, SPDL__ALL);
+}
+
+/* Whether calls of this row are not longer than that on average; one that was not timed yet may be. */
+SPDL__INLINE bool spdl__step_suits(const spdl__node *node, uint64_t longest) {
+    return longest == SPDL__NEVER || node->gathers ||
+           spdl__load_relaxed(&node->item_ns) - 1 < longest;
+}
+
+/* One piece of work, as far downstream as possible: first where nobody else is, as two in one row
+   send its word to and fro. From rows whose calls take longer than `longest` it keeps away. */
+SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest) {
+    spdl_task *task = &p->task[worker];
+    const uint64_t late = p->pool != NULL ? p->pool->worker[worker].until : SPDL__NEVER;
+    int joins, i;
+    for (joins = 0; joins < 2; ++joins) {
+        for (i = p->count - 1; i >= 0; --i) {
+            spdl__node *node = &p->node[i];
+            const uint64_t word = spdl__load(node->word);
+            bool done;
+            if (((word & SPDL__ACTIVE) != 0 && node->parked == NULL) != (joins != 0) ||
+                !spdl__row_has_work(p, node, word) || !spdl__step_suits(node, longest))
+                continue;
+            if (node->row.kind == SPDL_KIND_MERGE) done = spdl__merge_sit(p, node);
+            else if (node->plain) done = spdl__flow_sit_plain(task, node, late);
+            else done = spdl__flow_sit_any(task, node, late);
+            if (done) return true;
+        }
+    }
+    return false;
+}
+
+SPDL__PRIVATE bool spdl__step(void *self, int worker) {
+    spdl_pipeline *p = (spdl_pipeline *)self;
+    if (p->has_hooks && spdl__load32(&p->leaving) && spdl__task_leaves(p, worker)) {
+        spdl__step_fini(p, &p->task[worker]);
+        return true;
+    }
+    return !spdl__load32(&p->stopping) && spdl__step_for(p, worker, SPDL__NEVER);
+}
+
+/* --- the thread of a source --- */
+
+/* Whether it can be called now. */
+SPDL__PRIVATE bool spdl__producer_may(const spdl_pipeline *p) {
+    const uint64_t word = spdl__load(p->producer->word);
+    return !spdl__load32(&p->stopping) && (word & SPDL__BUSY) == 0 &&
+           spdl__row_room(p, p->producer, word) > 0;
+}
+
+/* From here on, or no longer, whatever takes or puts looks whether this thread waits. */
+SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
+    spdl__add32(&p->beacon->sleepers, count);
+}
+
+/* Sleeps until there is room, a rewind, or the end. */
+SPDL__PRIVATE void spdl__producer_sleep(spdl_pipeline *p) {
+    const spdl_profiler *profiler = &p->profiler;
+    const uint32_t word = spdl__load32(&p->room.word);
+    spdl__waiter_add(p, SPDL__WAITER);
+    (void)spdl__exchange32(&p->producer_waits, 1);
+    spdl__full_barrier(); /* pairs with those after the takes */
+    spdl__profile(profiler, SPDL_EVENT_WAIT_BEGIN, p->producer->name, 0);
+    if (!spdl__load32(&p->producer_quits) && !spdl__producer_may(p))
+        (void)spdl__os_event_sleep(&p->room, word, SPDL__NEVER);
+    spdl__profile(profiler, SPDL_EVENT_WAIT_END, p->producer->name, 0);
+    spdl__store32(&p->producer_waits, 0);
+    spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
+}
+
+/* A reference less. (>>stop-impl) */
+SPDL__PRIVATE void spdl__pipeline_drop(spdl_pipeline *p);
+
+SPDL__PRIVATE void *spdl__producer_main(void *arg) {
+    spdl_pipeline *p = (spdl_pipeline *)arg;
+    spdl_task *task = &p->task[p->workers - 1];
+    int round = 0;
+    spdl__store(&p->producer_id, spdl__os_thread_id());
+    spdl__profile(&p->profiler, SPDL_EVENT_THREAD_BEGIN, p->producer->name, 0);
+    while (!spdl__load32(&p->producer_quits) && !task->gone) {
+        if (spdl__producer_may(p) && spdl__flow_sit_any(task, p->producer, SPDL__NEVER)) round = 0;
+        else if (!spdl__backoff(&round, SPDL__IDLE_YIELDS)) spdl__producer_sleep(p);
+    }
+    spdl__step_fini(p, task);
+    spdl__profile(&p->profiler, SPDL_EVENT_THREAD_END, p->producer->name, 0);
+    if (task->gone) spdl__pipeline_drop(p);
+    return NULL;
 }
 
 /* --- SPDL_FROM --- */
@@ -9936,16 +10153,16 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     spdl_result result;
     (void)in;
     do {
-        if (spdl_stopping(task) || spdl__load32(&node->closed)) {
+        if (spdl_stopping(task) || (spdl__load(node->word) & SPDL__SHUT) != 0) {
             task->cut_short = true; /* neither an item nor the end of them */
             return SPDL_SKIP;
         }
-        result = row->next(row->source, out, SPDL__FROM_NS);
+        result = row->next(row->ctx, out, SPDL__FROM_NS);
     } while (result == SPDL_TIMEOUT);
     if (result == SPDL_OK || result == SPDL_END) return result;
     *out = NULL;
-    if (result < 0 && row->next == spdl_pipeline_next_fn && row->source != NULL) {
-        const char *text = spdl_pipeline_error((const spdl_pipeline *)row->source)->text;
+    if (result < 0 && row->next == spdl_pipeline_next_fn && row->ctx != NULL) {
+        const char *text = spdl_pipeline_error((const spdl_pipeline *)row->ctx)->text;
         if (text[0] != '\0') (void)spdl_fail(task, "%s", text);
     } else if (result > 0) {
         (void)spdl_fail(task, "its next function returned %d (%s)", (int)result,
@@ -9957,1702 +10174,46 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
 static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL };
 
 /* ============================================================================================= */
-/* >>batch-impl
-   Rows that gather items into batches: they call nothing, so a step does all there is to do while
-   the row's word is held. One worker at a time steps; the row owns its open batch and the items. */
-
-#define SPDL__COPIED 32 /* items that a step copies into a batch in place or leaves out, at most */
-
-/* What a step frees when the word was let go of: such items and a batch, or those of all paths. */
-typedef struct spdl__leavings {
-    int count;
-    spdl__item item[SPDL__COPIED + 1];
-} spdl__leavings;
-
-SPDL__PRIVATE void spdl__leave_batch(spdl__leavings *leavings, const spdl__node *node,
-                                     spdl__batch *batch) {
-    const spdl__item what = { batch, spdl__origin(0, (unsigned)node->index), 0 };
-    if (batch != NULL && batch->shown.count > 0)
-        leavings->item[leavings->count++] = what; /* its row has spdl_batch_free */
-    else
-        spdl_batch_free(batch); /* nothing in it: back to its pool */
-}
-
-/* In place: the row has come to the end of `done`, or with NULL to that of an epoch. */
-SPDL__PRIVATE void spdl__place_passed(spdl__node *node, const spdl__cursor *c, spdl__batch *done) {
-    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
-    spdl__batch **at = &node->place;
-    if (node->row.item_bytes == 0) return;
-    spdl__spin_lock(&node->place_lock);
-    node->place_dropped = c->dropped - node->dropped;
-    while (*at != NULL) {
-        spdl__batch *batch = *at;
-        if (done != NULL ? batch != done : batch->epoch != epoch) {
-            at = &batch->next;
-            continue;
-        }
-        *at = batch->next;
-        if (done == NULL) spdl_batch_free(batch); /* empty: all calls that had a part dropped it */
-    }
-    if (done == NULL) {
-        node->place_epoch = epoch + 1;
-        node->place_dropped = 0;
-        node->dropped = c->dropped;
-    }
-    spdl__spin_unlock(&node->place_lock);
-}
-
-/* What a batch that goes on says of the source's items: see >>position-impl. */
-SPDL__PRIVATE uint64_t spdl__batch_range(const spdl_pipeline *p, const spdl__node *node,
-                                         const spdl__batch *batch) {
-    if (!node->passes) return batch->range + ((uint64_t)1 << SPDL__SPAN_BITS); /* the next item */
-    if (node == p->marks && p->seen != NULL) return node->number_all << SPDL__SPAN_BITS;
-    return node != p->marks || p->remakes ? batch->range : spdl__mark_range(&node->mark);
-}
-
-/* The open batch is full, or the last: it goes on. */
-SPDL__PRIVATE void spdl__batch_put(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                   const spdl__cursor *c, uint64_t now) {
-    spdl__batch *batch = node->open_batch;
-    const uint64_t number = spdl__deal_number(&p->deal, 1, node->number++);
-    spdl__item what;
-    node->open_batch = NULL;
-    spdl__place_passed(node, c, batch);
-    batch->shown.sequence = number;
-    what.item = batch;
-    what.origin = spdl__origin(number, (unsigned)node->index);
-    what.range = spdl__batch_range(p, node, batch);
-    ++node->number_all;
-    spdl__count(&counters->tasks, 1);
-    spdl__count(&counters->made, 1);
-    if (SPDL__TRACED(p->trace))
-        spdl__trace_add(&p->trace->track[counters - node->counters], SPDL__RECORD_BATCH,
-                        node->index, SPDL_OK, now, spdl_time_ns(), number);
-    spdl__put(node, &node->out, 0, &what, now);
-}
-
-/* The input has ended, or an epoch: what is left goes on, or is freed. Calls may still write into
-   one in place when the row has failed: it is purged. */
-SPDL__PRIVATE void spdl__batch_rest(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                    const spdl__cursor *c, uint64_t now,
-                                    spdl__leavings *leavings) {
-    spdl__batch *batch = node->open_batch;
-    const bool closed = spdl__load32(&node->closed) != 0;
-    if (batch == NULL || (closed && node->row.item_bytes > 0)) return;
-    if (!node->row.drop_last && !closed && batch->shown.count > 0) {
-        spdl__batch_put(p, node, counters, c, now);
-        return;
-    }
-    spdl__count(closed ? &counters->freed : &counters->skips, batch->shown.count);
-    node->open_batch = NULL;
-    spdl__place_passed(node, c, batch);
-    spdl__leave_batch(leavings, node, batch);
-}
-
-/* The batch that the next item goes to; false when there is no memory for it. */
-SPDL__PRIVATE bool spdl__batch_open(spdl_pipeline *p, spdl__node *node) {
-    if (node->row.item_bytes == 0) {
-        node->open_batch = spdl__batch_get(node->batches);
-    } else {
-        spdl__spin_lock(&node->place_lock);
-        node->open_batch = spdl__place_batch(node, spdl__load_relaxed(&node->epoch),
-                                             node->number - node->number_first);
-        spdl__spin_unlock(&node->place_lock);
-    }
-    if (node->open_batch != NULL) return true;
-    spdl__call_fatal(p, node, node->out.tail, node->number, SPDL_E_NOMEM,
-                     "no memory for another batch");
-    return false;
-}
-
-/* Another item passes, on its way into the open batch. False: it was delivered before. */
-SPDL__NOINLINE bool spdl__batch_pass(spdl_pipeline *p, spdl__node *node, uint64_t range) {
-    spdl__batch *batch = node->open_batch;
-    const bool first = batch->shown.count == 0;
-    if (node != p->marks) {
-        batch->range = first ? range : spdl__range_join(batch->range, range);
-        return true;
-    }
-    if (p->seen != NULL) {
-        spdl__seen_batched(p->seen, range >> SPDL__SPAN_BITS, node->number_all);
-    } else {
-        if (first) batch->range = spdl__mark_range(&node->mark);
-        spdl__mark_pass(&node->mark, range, p->many);
-    }
-    return !spdl__skip_passes(p, range >> SPDL__SPAN_BITS);
-}
-
-/* The next item of a batch; in place it is copied to its part, if it was not written there. */
-SPDL__PRIVATE void spdl__batch_add(spdl__batch *batch, size_t item_bytes, const spdl__item *got,
-                                   spdl__leavings *leavings) {
-    const size_t at = batch->shown.count++;
-    unsigned owner = spdl__origin_tag(got->origin);
-    void *item = got->item;
-    if (item_bytes > 0) {
-        item = (char *)batch->shown.data + at * item_bytes;
-        if (got->item == NULL)
-            memset(item, 0, item_bytes);
-        else if (got->item != item)
-            memcpy(item, got->item, item_bytes);
-        if (owner != SPDL__IN_PLACE) leavings->item[leavings->count++] = *got;
-        owner = SPDL__IN_PLACE;
-    }
-    batch->owner[at] = (uint8_t)owner;
-    batch->shown.items[at] = item;
-}
-
-/* Moves ready items into batches, up to the end of an epoch. There is room for one batch; an end of
-   an epoch after it waits for its own. */
-SPDL__PRIVATE void spdl__batch_fill(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                    spdl__cursor *c, uint64_t now, spdl__leavings *leavings) {
-    spdl__peek peek;
-    while ((peek = spdl__cursor_look(c)) == SPDL__PEEK_ITEM) {
-        spdl__item got;
-        if (leavings->count == SPDL__COPIED) return;
-        if ((node->open_batch == NULL || p->tokens != NULL) && !spdl__claim_room(p, node, 0))
-            return;
-        if (node->open_batch == NULL && !spdl__batch_open(p, node)) return;
-        got = spdl__cursor_take(c);
-        if (SPDL__UNLIKELY(spdl__origin_tag(got.origin) == SPDL__TOKEN)) {
-            --node->dropped; /* as if one more was dropped: it takes no place in a batch */
-            if (++node->tokens % (uint64_t)node->row.size == 0)
-                spdl__put(node, &node->out, 0, &got, now);
-            continue;
-        }
-        if (SPDL__LIKELY(!node->passes)) {
-            node->open_batch->range = got.range; /* of the last one */
-        } else if (!spdl__batch_pass(p, node, got.range)) { /* takes no place, either */
-            --node->dropped;
-            spdl__count(&counters->freed, 1);
-            leavings->item[leavings->count++] = got;
-            continue;
-        }
-        spdl__batch_add(node->open_batch, node->row.item_bytes, &got, leavings);
-        if (node->open_batch->shown.count == (size_t)node->row.size)
-            spdl__batch_put(p, node, counters, c, now);
-    }
-    if (peek != SPDL__PEEK_EPOCH_END || !spdl__claim_room(p, node, 0)) return;
-    spdl__batch_rest(p, node, counters, c, now, leavings);
-    if (!spdl__claim_room(p, node, 0)) return;
-    spdl__place_passed(node, c, NULL);
-    spdl__put_epoch_end(p, node, 0, spdl__edge_slot(c->edge, c->head)->range, now);
-    spdl__cursor_pass_epoch_end(c);
-}
-
-/* Without room only dropped items in front are passed. Whether the row has ended. */
-SPDL__PRIVATE bool spdl__batch_work(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                    spdl__cursor *c, uint64_t now, spdl__leavings *leavings) {
-    if (!spdl__load32(&node->closed)) {
-        if (!spdl__claim_room(p, node, 0)) {
-            (void)spdl__cursor_look(c);
-            return false;
-        }
-        spdl__batch_fill(p, node, counters, c, now, leavings);
-        if (!spdl__claim_room(p, node, 0)) return false;
-        if (!spdl__load32(&node->closed) && c->head < c->end) return false;
-    }
-    spdl__batch_rest(p, node, counters, c, now, leavings);
-    spdl__put_finish(p, node, 0);
-    return true;
-}
-
-/* What SPDL_UNBATCH calls; its row says .emits. What is not handed on stays in the batch. */
-SPDL__PRIVATE spdl_result spdl__unbatch(spdl_task *task, void *in, void **out) {
-    spdl__batch *batch = (spdl__batch *)in;
-    spdl__item what = task->in;
-    size_t i;
-    (void)out;
-    if (batch == NULL) return SPDL_OK;
-    if (batch->shown.data != NULL) return spdl__task_row_error(task, spdl__in_place_stays);
-    task->list = spdl__list_get(&task->node->freelist);
-    if (task->list == NULL) return SPDL_E_NOMEM;
-    for (i = 0; i < batch->shown.count; ++i) {
-        what.item = batch->shown.items[i];
-        what.origin = spdl__origin(task->sequence, batch->owner[i]);
-        if (what.item == NULL) continue;
-        if (!spdl__list_add(task->list, &what)) return SPDL_E_NOMEM;
-        batch->shown.items[i] = NULL;
-    }
-    return SPDL_OK;
-}
-
-static const spdl_function spdl__unbatch_function = { spdl__unbatch, "unbatch", "spdl_batch",
-                                                      "void" };
-
-/* ============================================================================================= */
-/* >>merge-impl
-   Rows that join the paths of a branch again, or those of several sources. A merge calls no stage;
-   a step takes as many items as there are and room for while the row's word is held. It has the
-   edges it reads to itself, so what it takes is a function of what the paths hold: in turn it waits
-   for the path whose turn it is until that has an item, an end of an epoch, or its end. A pipeline
-   whose merge so waits for ever is found by the trainer (spdl__starve_fail). Sources do not starve
-   each other; a path of them that fails ends the merge, which then closes the rest. */
-
-/* What a merge sees of its paths. */
-typedef struct spdl__paths {
-    signed char ready[SPDL_MAX_STAGES]; /* 1: an item; 0: nothing yet; -1: the epoch or all ended */
-    int items, epoch_ends, ended;
-    bool dropped; /* there are some in front: passing over them makes room above */
-    bool failed;  /* of several sources: a path has, and all before that was taken */
-} spdl__paths;
-
-/* Whether a row of this path has failed: those of a path lie in one piece before its last one. */
-SPDL__PRIVATE bool spdl__merge_path_failed(const spdl_pipeline *p, const spdl__node *node,
-                                           int path) {
-    const spdl__node *row = &p->node[node->path[path]];
-    for (; row->row.kind != SPDL_KIND_PATH || row->before != NULL; --row)
-        if (spdl__load32(&row->closed)) return true;
-    return false;
-}
-
-/* `held`: by the thread that holds the word, which may look into a stream; others guess. */
-SPDL__PRIVATE spdl__paths spdl__merge_look(const spdl_pipeline *p, const spdl__node *node,
-                                           bool held) {
-    spdl__paths seen;
-    int i;
-    memset(&seen, 0, sizeof(seen));
-    for (i = 0; i < node->paths; ++i) {
-        const spdl__edge *edge = spdl__path_edge(p, node, i);
-        const uint64_t end = spdl__load(&edge->end), head = spdl__head(spdl__load(&edge->word));
-        const bool ended = head >= end, there = !ended && spdl__edge_offers(edge, head);
-        const spdl__slot *slot = spdl__edge_slot(edge, head);
-        const unsigned tag = spdl__origin_tag(spdl__load_relaxed(&slot->origin));
-        const bool dropped =
-            there && (tag == SPDL__DROPPED || (held && tag == SPDL__LIST &&
-                                               spdl__list_empty((const spdl__list *)slot->item)));
-        const bool epoch_end = there && tag == SPDL__EPOCH_END;
-        const bool item = there && !dropped && !epoch_end;
-        seen.items += item;
-        seen.epoch_ends += epoch_end;
-        seen.ended += ended;
-        seen.dropped = seen.dropped || dropped;
-        seen.failed = seen.failed ||
-                      (ended && node == p->mix && spdl__merge_path_failed(p, node, i));
-        seen.ready[i] = item ? 1 : ended || epoch_end ? -1 : 0;
-    }
-    return seen;
-}
-
-/* For SPDL_MERGE_CHOICE: merge_fn is asked again when this has changed. Never 0. */
-SPDL__PRIVATE uint64_t spdl__paths_key(const spdl__paths *seen, int paths) {
-    uint64_t key = 1;
-    int i;
-    for (i = 0; i < paths; ++i) key = key * 3 + (uint64_t)(seen->ready[i] + 1);
-    return key;
-}
-
-/* A weight as mantissa * 2^exponent, exactly. */
-SPDL__PRIVATE uint64_t spdl__weight_split(double weight, int *exponent) {
-    uint64_t bits;
-    memcpy(&bits, &weight, sizeof(bits));
-    *exponent = bits >> 52 ? (int)(bits >> 52) - 1 : 0; /* a subnormal has that of the smallest */
-    return (bits & (((uint64_t)1 << 52) - 1)) | (uint64_t)(bits >> 52 != 0) << 52;
-}
-
-/* A product of 128 bits: some compilers for boards have no such type. */
-typedef struct spdl__wide {
-    uint64_t high, low;
-} spdl__wide;
-
-SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
-    spdl__wide product;
-#ifdef __SIZEOF_INT128__
-    __extension__ typedef unsigned __int128 spdl__u128;
-    product.high = (uint64_t)((spdl__u128)a * b >> 64);
-    product.low = a * b;
-#else
-    const uint64_t half = 0xffffffffu, low = (a & half) * (b & half);
-    const uint64_t left = (a >> 32) * (b & half) + (low >> 32);
-    const uint64_t right = (a & half) * (b >> 32) + (left & half);
-    product.high = (a >> 32) * (b >> 32) + (left >> 32) + (right >> 32);
-    product.low = right << 32 | (low & half);
-#endif
-    return product;
-}
-
-/* Whether a / a_weight < b / b_weight, exactly: of a * b_weight and b * a_weight the one with the
-   smaller exponent is shifted down. */
-SPDL__PRIVATE bool spdl__weight_less(uint64_t a, double a_weight, uint64_t b, double b_weight) {
-    int ea, eb, shift;
-    spdl__wide x = spdl__wide_product(a, spdl__weight_split(b_weight, &eb));
-    spdl__wide y = spdl__wide_product(b, spdl__weight_split(a_weight, &ea));
-    spdl__wide *less = eb > ea ? &y : &x;
-    uint64_t rest = 0; /* what was shifted out */
-    for (shift = eb > ea ? eb - ea : ea - eb; shift > 0 && (less->high | less->low) != 0; --shift) {
-        rest |= less->low & 1;
-        less->low = less->low >> 1 | less->high << 63;
-        less->high >>= 1;
-    }
-    if (x.high != y.high || x.low != y.low)
-        return x.high != y.high ? x.high < y.high : x.low < y.low;
-    return rest != 0 && less == &y;
-}
-
-/* The path that is behind its weight the most. */
-SPDL__PRIVATE int spdl__merge_weighted(const spdl_pipeline *p, const spdl__node *node,
-                                       const spdl__paths *seen) {
-    const spdl__node *lead = NULL;
-    int i, best = -1;
-    for (i = 0; i < node->paths; ++i) {
-        const spdl__node *path = &p->node[node->path[i]];
-        if (seen->ready[i] < 0 ||
-            (lead != NULL &&
-             !spdl__weight_less(spdl__load_relaxed(&path->taken) + 1, path->weight,
-                                spdl__load_relaxed(&lead->taken) + 1, lead->weight)))
-            continue;
-        best = i;
-        lead = path;
-    }
-    return best >= 0 && seen->ready[best] == 1 ? best : -1;
-}
-
-/* The path to take from next, in turn or as soon as one has something; -1: none yet. */
-SPDL__PRIVATE int spdl__merge_turn(const spdl_pipeline *p, const spdl__node *node,
-                                   const spdl__paths *seen) {
-    const int turn = (int)spdl__load_relaxed32(&node->turn);
-    int i;
-    if (node->row.merge_order == SPDL_MERGE_WEIGHTED) return spdl__merge_weighted(p, node, seen);
-    for (i = 0; i < node->paths; ++i) {
-        const int at = (turn + i) % node->paths;
-        if (seen->ready[at] == 1) return at;
-        if (seen->ready[at] == 0 && node->row.merge_order == SPDL_MERGE_ROBIN) return -1;
-    }
-    return -1;
-}
-
-SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node) {
-    const spdl__paths seen = spdl__merge_look(p, node, false);
-    if (spdl__load32(&node->closed) || seen.dropped || seen.failed || seen.ended == node->paths)
-        return true;
-    if (!spdl__claim_room(p, node, 0)) return false;
-    if (seen.items == 0) return seen.epoch_ends > 0 && seen.epoch_ends + seen.ended == node->paths;
-    if (node->row.merge_order == SPDL_MERGE_BATCHES) return seen.items + seen.ended == node->paths;
-    if (node->row.merge_order == SPDL_MERGE_CHOICE)
-        return spdl__load_relaxed(&node->refused) != spdl__paths_key(&seen, node->paths);
-    return spdl__merge_turn(p, node, &seen) >= 0;
-}
-
-/* A path to take from, as merge_fn says, or -1 to wait. To wait for ever is a failure. */
-SPDL__PRIVATE int spdl__merge_ask(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen) {
-    const int paths = node->paths;
-    const int choice = node->row.merge_fn(node->row.ctx, seen->ready, paths);
-    const bool takes = choice >= 0 && choice < paths && seen->ready[choice] == 1;
-    char text[SPDL_NAME_BYTES + 64];
-    spdl__store_relaxed(&node->refused, takes ? 0 : spdl__paths_key(seen, paths));
-    if (takes) return choice;
-    if (choice < paths && seen->items + seen->epoch_ends + seen->ended < paths) return -1;
-    (void)snprintf(text, sizeof(text), "merge_fn returned %d, but there are %d paths", choice,
-                   paths);
-    spdl__call_fatal(p, node, node->out.tail, node->out.tail, SPDL_E_INVALID,
-                     choice >= paths ? text : "starved: merge_fn waits, but nothing comes before "
-                                              "something is taken");
-    return -1;
-}
-
-SPDL__PRIVATE spdl__item spdl__merge_take(spdl_pipeline *p, spdl__node *node, int path,
-                                          uint64_t now) {
-    spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, path));
-    spdl__item got = { NULL, 0, 0 };
-    if (spdl__cursor_look(&c) == SPDL__PEEK_ITEM) got = spdl__cursor_take(&c);
-    (void)spdl__cursor_store(&c, now);
-    spdl__edge_reader_idle(c.edge, now);
-    return got;
-}
-
-/* One item from the path whose turn it is, or that merge_fn says. */
-SPDL__PRIVATE bool spdl__merge_one(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen,
-                                   uint64_t now) {
-    const int path = node->row.merge_order == SPDL_MERGE_CHOICE ? spdl__merge_ask(p, node, seen)
-                                                                : spdl__merge_turn(p, node, seen);
-    spdl__node *from;
-    spdl__item got;
-    if (path < 0) return false;
-    from = &p->node[node->path[path]];
-    spdl__store_relaxed(&from->taken, from->taken + 1);
-    got = spdl__merge_take(p, node, path, now);
-    spdl__store_relaxed32(&node->turn, (uint32_t)(path + 1) % (uint32_t)node->paths);
-    spdl__put(node, &node->out, 0, &got, now);
-    return true;
-}
-
-/* The items of one batch go after those of another. False when they do not fit. */
-SPDL__PRIVATE bool spdl__batch_append(spdl__batch *to, spdl__batch *from) {
-    size_t i;
-    if (to->shown.count + from->shown.count > to->pool->size) return false;
-    for (i = 0; i < from->shown.count; ++i) {
-        to->owner[to->shown.count] = from->owner[i];
-        to->shown.items[to->shown.count++] = from->shown.items[i];
-        from->shown.items[i] = NULL;
-    }
-    return true;
-}
-
-/* One batch from each path: all have one of every number, in their order. The joined batch goes on,
-   also an empty one when another merge waits for its number. */
-SPDL__PRIVATE bool spdl__merge_batches(spdl_pipeline *p, spdl__node *node, const spdl__paths *seen,
-                                       spdl__counters *counters, uint64_t now,
-                                       spdl__leavings *leavings) {
-    spdl__batch *batch;
-    spdl__item what = { NULL, 0, 0 };
-    const char *why = NULL;
-    uint64_t number = 0;
-    int i;
-    if (seen->items + seen->ended < node->paths) return false;
-    batch = spdl__batch_get(node->batches);
-    if (batch == NULL) why = "no memory for another batch";
-    for (i = 0; i < node->paths; ++i) {
-        spdl__item got;
-        if (seen->ready[i] != 1) continue;
-        got = spdl__merge_take(p, node, i, now);
-        number = got.origin >> 8;
-        what.range = what.item == NULL ? got.range : spdl__range_join(what.range, got.range);
-        what.item = batch;
-        if (why == NULL && !spdl__batch_append(batch, (spdl__batch *)got.item))
-            why = "the batches of the paths have more items than went in";
-        spdl__leave_batch(leavings, node, (spdl__batch *)got.item);
-    }
-    if (why != NULL) spdl__call_fatal(p, node, node->out.tail, number, SPDL_E_NOMEM, why);
-    /* a path that has ended has failed: what was to be joined with its batches is not delivered */
-    if (why != NULL || seen->ended > 0 || (batch->shown.count == 0 && node->branch == NULL)) {
-        if (batch != NULL) spdl__count(&counters->freed, batch->shown.count);
-        if (why == NULL && seen->ended == 0) spdl__seen_dropped(p, node, what.range);
-        spdl__leave_batch(leavings, node, batch);
-        return true;
-    }
-    batch->shown.sequence = number;
-    spdl__count(&counters->tasks, 1);
-    spdl__count(&counters->made, 1);
-    batch->range = what.range;
-    what.origin = spdl__origin(number, (unsigned)node->index);
-    spdl__put(node, &node->out, 0, &what, now);
-    return true;
-}
-
-/* Every path is at the end of the epoch. */
-SPDL__PRIVATE bool spdl__merge_epoch_end(spdl_pipeline *p, spdl__node *node,
-                                         const spdl__paths *seen, uint64_t now) {
-    uint64_t range = 0;
-    int i;
-    if (seen->epoch_ends == 0 || seen->epoch_ends + seen->ended < node->paths) return false;
-    for (i = 0; i < node->paths; ++i) {
-        spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
-        if (spdl__cursor_look(&c) == SPDL__PEEK_EPOCH_END) {
-            range = spdl__edge_slot(c.edge, c.head)->range;
-            spdl__cursor_pass_epoch_end(&c);
-        }
-        (void)spdl__cursor_store(&c, now);
-        spdl__store_relaxed(&p->node[node->path[i]].taken, 0);
-    }
-    spdl__store_relaxed32(&node->turn, 0);
-    spdl__store_relaxed(&node->refused, 0);
-    spdl__put_epoch_end(p, node, 0, range, now);
-    return true;
-}
-
-/* Whether anything was done; *ended: it was the end of the row. */
-SPDL__PRIVATE bool spdl__merge_once(spdl_pipeline *p, spdl__node *node, spdl__counters *counters,
-                                    uint64_t now, bool *ended, spdl__leavings *leavings) {
-    const spdl__paths seen = spdl__merge_look(p, node, true);
-    int i;
-    if (seen.failed) spdl__call_close(p, node); /* the other sources, too */
-    *ended = spdl__load32(&node->closed) || seen.ended == node->paths;
-    if (*ended) {
-        spdl__put_finish(p, node, 0);
-        return true;
-    }
-    for (i = 0; i < node->paths && seen.dropped; ++i) { /* those in front of each path */
-        spdl__cursor c = spdl__cursor_at_head(spdl__path_edge(p, node, i));
-        (void)spdl__cursor_look(&c);
-        (void)spdl__cursor_store(&c, now);
-    }
-    if (seen.dropped) return true;
-    if (!spdl__claim_room(p, node, 0)) return false;
-    if (spdl__merge_epoch_end(p, node, &seen, now)) return true;
-    if (seen.items == 0) return false;
-    if (node->row.merge_order == SPDL_MERGE_BATCHES)
-        return spdl__merge_batches(p, node, &seen, counters, now, leavings);
-    return spdl__merge_one(p, node, &seen, now);
-}
-
-/* A step of a batch row or a merge, as far as there are items and room. Whether it did anything. */
-SPDL__PRIVATE bool spdl__gather_step(const spdl__group *group, spdl__node *node, int worker) {
-    spdl_pipeline *p = group->pipeline;
-    spdl__counters *counters = &node->counters[worker];
-    const uint64_t now = spdl_time_ns();
-    uint64_t change = (uint64_t)0 - SPDL__HELD - 1, tail;
-    bool done = false, ended = false;
-    spdl__edge *in = node->in; /* NULL: a merge */
-    spdl__leavings leavings;
-    spdl__cursor c;
-    spdl__sitting s;
-    s.node = node;
-    s.inside = false;
-    s.word = spdl__load(node->word);
-    if ((s.word & SPDL__BUSY) != 0 || !spdl__claim_hold(&s)) return false;
-    leavings.count = 0;
-    tail = node->out.tail;
-    c.head = c.from = 0;
-    while (in == NULL && !ended && leavings.count == 0 && !spdl__load32(&p->stopping) &&
-           spdl__merge_once(p, node, counters, now, &ended, &leavings))
-        done = true;
-    if (in != NULL) {
-        c = spdl__cursor_at_head(in);
-        ended = spdl__batch_work(p, node, counters, &c, now, &leavings);
-        done = spdl__cursor_settle(&c, now) || ended || leavings.count > 0 ||
-               tail != node->out.tail;
-        change += (c.head - c.from) << SPDL__HEAD_BITS;
-    }
-    (void)spdl__claim_move(p, node, change + (ended ? SPDL__FINISHED : 0));
-    if (c.head != c.from) spdl__edge_took(in, c.from, c.head, now);
-    if (done && in != NULL) spdl__edge_reader_idle(in, now);
-    spdl__wake_hint(p, node, node->beside, leavings.count > 0 ? group : NULL);
-    while (leavings.count-- > 0) /* user code */
-        spdl__item_free(p, leavings.item[leavings.count].item,
-                        leavings.item[leavings.count].origin);
-    return done;
-}
-
-/* ============================================================================================= */
-/* >>defer-impl
-   Calls that end elsewhere. Each has a place in `deferred`, whose state is one word: armed by
-   spdl_defer; then either the function returns PENDING first (waiting, and spdl_complete settles
-   the call) or spdl_complete comes first (done, and the worker settles it when the function
-   returns). The generation in that word and in the id tells a handle that is dead from one that
-   lives (tests/model/deferred.pml).
-
-   Threads: spdl_defer and deferred_returned run on the worker, spdl_complete on any thread. A place
-   is the call's from spdl_defer until it is settled. */
-
-typedef enum spdl__deferred_state {
-    SPDL__DEFERRED_FREE,
-    SPDL__DEFERRED_ARMED,      /* the function is running */
-    SPDL__DEFERRED_WAITING,    /* it has returned PENDING: spdl_complete settles the call */
-    SPDL__DEFERRED_COMPLETING, /* spdl_complete came first and is writing the result */
-    SPDL__DEFERRED_DONE,       /* and has: the worker settles the call */
-    SPDL__DEFERRED_SETTLING    /* spdl_complete is settling the call */
-} spdl__deferred_state;
-
-/* A place for one deferred call. */
-struct spdl__deferred {
-    uint64_t state;  /* generation << 3 | spdl__deferred_state */
-    uint32_t next;   /* under deferred_lock: as deferred_free */
-    uint64_t thread; /* that settles the call inside spdl_complete, or 0 */
-    spdl_task task;  /* the worker's, as it is when the function returns; but the text is, as the
-                        rest, written by spdl_complete while it is COMPLETING or SETTLING */
-    spdl_result result;
-    void *item;
-};
-
-/* An id is the generation, the row and the place. */
-#define SPDL__ID_PLACE_BITS 16
-#define SPDL__ID_ROW_BITS 8
-#define SPDL__ID_BITS (SPDL__ID_PLACE_BITS + SPDL__ID_ROW_BITS)
-
-SPDL__PRIVATE bool spdl__deferred_move(spdl__deferred *call, uint64_t generation,
-                                       spdl__deferred_state from, spdl__deferred_state to) {
-    uint64_t expected = generation << 3 | (uint64_t)from;
-    return spdl__cas(&call->state, &expected, generation << 3 | (uint64_t)to);
-}
-
-/* Any thread that settles the call: the id is dead from here on. The generation has as many bits
-   as an id has for it, or after 2^40 calls no id would be found any more. */
-SPDL__PRIVATE void spdl__deferred_release(spdl__node *node, spdl__deferred *call) {
-    const uint64_t generation = (spdl__load(&call->state) >> 3) + 1;
-    spdl__store(&call->state,
-                (generation & (UINT64_MAX >> SPDL__ID_BITS)) << 3 | SPDL__DEFERRED_FREE);
-    spdl__spin_lock(&node->deferred_lock);
-    call->next = node->deferred_free;
-    node->deferred_free = (uint32_t)(call - node->deferred) + 1;
-    spdl__spin_unlock(&node->deferred_lock);
-}
-
-SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
-    spdl_deferred deferred = { NULL, 0 };
-    spdl__node *node;
-    spdl__deferred *call;
-    if (!spdl__task_allows(task, "spdl_defer")) return deferred;
-    node = task->node;
-    if (node->deferred == NULL) return deferred;
-    if (task->deferred == NULL) { /* there is a place for each call the concurrency allows */
-        spdl__spin_lock(&node->deferred_lock);
-        call = task->deferred = &node->deferred[node->deferred_free - 1];
-        node->deferred_free = call->next;
-        spdl__spin_unlock(&node->deferred_lock);
-        memcpy(&call->task, task, offsetof(spdl_task, splits)); /* without what is large */
-        call->task.call_error = call->task.row_error = false; /* see task_misused */
-        spdl__store(&call->state, (spdl__load(&call->state) >> 3 << 3) | SPDL__DEFERRED_ARMED);
-    }
-    call = task->deferred;
-    deferred.pipeline = task->pipeline;
-    deferred.id = spdl__load(&call->state) >> 3 << SPDL__ID_BITS |
-                  (uint64_t)node->index << SPDL__ID_PLACE_BITS | (uint64_t)(call - node->deferred);
-    return deferred;
-}
-
-/* The function of a deferred call has returned. Whether the call is over: *result and *out say how.
-   False: spdl_complete will settle it, and nothing of it may be touched any more. */
-SPDL__PRIVATE bool spdl__deferred_returned(spdl_task *task, spdl_result *result, void **out) {
-    spdl__deferred *call = task->deferred;
-    const bool pending = *result == SPDL_PENDING;
-    if (call == NULL) {
-        if (pending)
-            *result = spdl__task_fail(task, "returned SPDL_PENDING without a call of spdl_defer");
-        return true;
-    }
-    task->deferred = NULL;
-    call->task.taken = task->taken;
-    call->task.buffer = task->buffer;
-    call->task.holder = task->holder;
-    if (pending) task->buffer = NULL; /* it is the call's */
-    if (spdl__deferred_move(call, spdl__load(&call->state) >> 3, SPDL__DEFERRED_ARMED,
-                            pending ? SPDL__DEFERRED_WAITING : SPDL__DEFERRED_FREE)) {
-        if (!pending) spdl__deferred_release(task->node, call);
-        return !pending;
-    }
-    /* spdl_complete has come first, or is writing the result */
-    while ((spdl__load(&call->state) & 7) != SPDL__DEFERRED_DONE) spdl__os_yield();
-    if (pending) {
-        *result = call->result;
-        *out = call->item;
-        task->buffer = call->task.buffer;
-        memcpy(task->text, call->task.text, sizeof(task->text));
-    } else {
-        spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR,
-                  "spdl: a call that did not return SPDL_PENDING was completed with spdl_complete");
-        if (call->result == SPDL_OK && call->item != task->in.item && call->item != *out &&
-            call->item != task->buffer)
-            spdl__item_free(task->pipeline, call->item,
-                            spdl__origin(0, (unsigned)task->node->index));
-    }
-    spdl__deferred_release(task->node, call);
-    return true;
-}
-
-/* Any thread: does for a waiting call what its worker would have done. */
-SPDL__PRIVATE void spdl__deferred_settle(spdl_pipeline *p, spdl__node *node, spdl__deferred *call) {
-    spdl__counters *counters = &node->counters[p->workers], counted;
-    const uint64_t now = spdl_time_ns(), ns = now - call->task.since;
-    memset(&counted, 0, offsetof(spdl__counters, bucket));
-    spdl__store_relaxed(&call->thread, spdl__os_thread_id()); /* for a stop in what is called now */
-    (void)spdl__task_settle(&call->task, &counted, call->result, call->item, now);
-    spdl__store_relaxed(&call->thread, 0);
-    spdl__spin_lock(&p->external_lock); /* the cell has one writer at a time */
-    spdl__count(&counters->made, counted.made);
-    spdl__count(&counters->skips, counted.skips);
-    spdl__count(&counters->failures, counted.failures);
-    spdl__counters_book(counters, 1, counted.failures, ns);
-    spdl__counters_learn(node, 1, ns);
-    spdl__spin_unlock(&p->external_lock);
-    spdl__deferred_release(node, call);
-    if (node->in != NULL) spdl__edge_reader_idle(node->in, now);
-    (void)spdl__claim_move(p, node, (uint64_t)-1);
-    spdl__wake_changed(p, node);
-    if (spdl__load32(&node->closed)) spdl__claim_end_rows(p, node);
-}
-
-/* What the call was when it became ours to complete: ARMED, or after that WAITING; FREE when there
-   is no such call any more, or somebody else completes it. */
-SPDL__PRIVATE spdl__deferred_state spdl__deferred_claim(spdl__deferred *call, uint64_t generation) {
-    if (spdl__deferred_move(call, generation, SPDL__DEFERRED_ARMED, SPDL__DEFERRED_COMPLETING))
-        return SPDL__DEFERRED_ARMED;
-    if (spdl__deferred_move(call, generation, SPDL__DEFERRED_WAITING, SPDL__DEFERRED_SETTLING))
-        return SPDL__DEFERRED_WAITING;
-    return SPDL__DEFERRED_FREE;
-}
-
-SPDL__PRIVATE spdl_result spdl__complete(spdl_deferred deferred, spdl_result result, void *item,
-                                         const char *text) {
-    spdl_pipeline *p = deferred.pipeline;
-    const uint64_t generation = deferred.id >> SPDL__ID_BITS;
-    const uint64_t row = deferred.id >> SPDL__ID_PLACE_BITS & ((1u << SPDL__ID_ROW_BITS) - 1);
-    const uint64_t place = deferred.id & ((1u << SPDL__ID_PLACE_BITS) - 1);
-    spdl__deferred_state was = SPDL__DEFERRED_FREE;
-    spdl__deferred *call = NULL;
-    spdl__node *node = NULL;
-    if (p == NULL) return SPDL_E_INVALID;
-    spdl__add32(&p->completing, 1); /* destroy waits for us, too */
-    if (row < (uint64_t)p->count) node = &p->node[row];
-    if (node != NULL && node->deferred != NULL && place < (uint64_t)node->row.max_concurrency) {
-        call = &node->deferred[place];
-        was = spdl__deferred_claim(call, generation);
-    }
-    if (was != SPDL__DEFERRED_FREE) {
-        call->result = result;
-        call->item = item;
-        (void)snprintf(call->task.text, sizeof(call->task.text), "%s", text);
-        if (was == SPDL__DEFERRED_WAITING) spdl__deferred_settle(p, node, call);
-        else /* the worker is in the function and settles it; from here on it may */
-            spdl__store(&call->state, generation << 3 | SPDL__DEFERRED_DONE);
-    } else {
-        spdl__log(&p->logger, SPDL_LOG_ERROR,
-                  "spdl: spdl_complete: no such call, or it was completed before");
-    }
-    spdl__sub32(&p->completing, 1);
-    return was == SPDL__DEFERRED_FREE ? SPDL_E_INVALID : SPDL_OK;
-}
-
-SPDL_API spdl_result spdl_complete(spdl_deferred deferred, spdl_result result, void *item) {
-    return spdl__complete(deferred, result, item, "");
-}
-
-SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *format, ...) {
-    char text[SPDL_TEXT_BYTES];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    return spdl__complete(deferred, SPDL_E_STAGE, NULL, text);
-}
-
-/* ============================================================================================= */
-/* >>again-impl
-   Calls that return SPDL_AGAIN: each hands on an item and is called again, with the same input,
-   when there is room for the next: by the worker at hand, or after that has left by whoever makes
-   it RUNNING. It waits in its place then, and counts as a call inside of the row. Room for each
-   result but the first, which the take has promised:
-
-       serial       alone in the row: the edge has room
-       completion   one more result is promised (`refunds` goes down) while the word is held
-       input order  the results of one call are a stream in the slot of its ticket, which has as
-                    many places as may wait: those after it do not use up its room
-
-   A stream is dry when its reader has found nothing in it: stored with a barrier before it looks
-   again, and cleared after the call has added something (tests/model/stream.pml).
-
-   In a row that is closed calls that wait are dropped, except those before the failure that is to
-   end what is delivered. Stop drops all of them, after no worker enters any more. */
-
-SPDL_API void **spdl_state(spdl_task *task) {
-    if (!spdl__task_allows(task, "spdl_state")) return &task->no_state;
-    if (task->again != NULL) return &task->again->user;
-    (void)spdl__task_row_error(task, "spdl_state in a stage whose row does not say .again");
-    return &task->no_state;
-}
-
-/* Whether the call may go on although its row is closed: what comes before the cut is delivered. */
-SPDL__PRIVATE bool spdl__again_lives(const spdl__node *node, const spdl__again *call) {
-    const uint64_t cut = spdl__load(&node->cut);
-    return !spdl__load32(&node->closed) ||
-           (node->by_ticket && cut != UINT64_MAX && call->ticket < cut);
-}
-
-/* Whether there is room for one more result; a guess, except for the thread that has the call and
-   is alone, or holds the word. */
-SPDL__PRIVATE bool spdl__again_room(const spdl_pipeline *p, const spdl__node *node,
-                                    const spdl__again *call, uint64_t word) {
-    const spdl__list *list = (const spdl__list *)spdl__load_pointer(&call->stream);
-    if (list == NULL) return node->by_ticket || spdl__claim_room(p, node, word);
-    return spdl__load(&list->count) - spdl__load(&list->at) < (uint64_t)node->row.buffer_size;
-}
-
-SPDL__PRIVATE bool spdl__again_runnable(const spdl_pipeline *p, const spdl__node *node,
-                                        uint64_t word) {
-    int i;
-    for (i = 0; i < node->row.max_concurrency; ++i) {
-        const spdl__again *call = &node->again[i];
-        if (spdl__load32(&call->state) == SPDL__AGAIN_WAITING &&
-            (spdl__again_room(p, node, call, word) || !spdl__again_lives(node, call)))
-            return true;
-    }
-    return false;
-}
-
-SPDL__PRIVATE bool spdl__again_claim(spdl__again *call, spdl__again_state from) {
-    uint32_t expected = (uint32_t)from;
-    return spdl__load_relaxed32(&call->state) == expected &&
-           spdl__cas32(&call->state, &expected, SPDL__AGAIN_RUNNING);
-}
-
-/* The last call has returned: frees what spdl_state held. */
-SPDL__PRIVATE void spdl__again_forget(const spdl__node *node, void *user) {
-    if (user != NULL && node->row.free_state != NULL) node->row.free_state(user);
-}
-
-/* And its result was put: its place is free, and the reader of its stream goes on to the next. But
-   not when the call was cut: what comes after it is not delivered. */
-SPDL__PRIVATE void spdl__again_over(spdl__node *node, spdl__again *call, bool cut) {
-    spdl__list *stream = (spdl__list *)call->stream;
-    spdl__store_pointer(&call->stream, NULL);
-    if (stream != NULL && !cut) spdl__stream_close(&node->out, call->ticket, stream);
-    spdl__store32(&call->state, SPDL__AGAIN_FREE);
-}
-
-/* RUNNING, and not to go on. For a stop (`outside` of the row) the call is over before its state
-   and input are freed: they may stop the pipeline, too. */
-SPDL__PRIVATE void spdl__again_drop(spdl_pipeline *p, spdl__node *node, spdl__again *call,
-                                    spdl__counters *counters, bool outside) {
-    const spdl__item in = call->in;
-    void *user = call->user;
-    spdl__add(&counters->freed, spdl__origin_tag(in.origin) < SPDL__LIST);
-    spdl__again_over(node, call, true);
-    if (outside) (void)spdl__claim_move(p, node, (uint64_t)-1);
-    spdl__again_forget(node, user);
-    spdl__item_free(p, in.item, in.origin);
-    if (!outside) (void)spdl__claim_move(p, node, (uint64_t)-1);
-    spdl__wake_changed(p, node);
-}
-
-/* Room for the next result is the call's from here on. */
-SPDL__PRIVATE bool spdl__again_promise(spdl__sitting *s, const spdl__again *call) {
-    spdl__node *node = s->node;
-    bool room;
-    s->word = spdl__load(node->word);
-    if ((s->word & SPDL__STOPPED) != 0 || !spdl__again_lives(node, call)) return false;
-    if (node->serial || node->by_ticket) return spdl__again_room(s->p, node, call, s->word);
-    s->inside = true; /* the call is */
-    if ((s->word & SPDL__FLAGS) != 0 || !spdl__claim_hold(s)) return s->inside = false;
-    room = s->inside = spdl__claim_room(s->p, node, s->word) > 0;
-    if (room) spdl__sub(&node->out.refunds, 1);
-    s->word = spdl__claim_move(s->p, node, (uint64_t)0 - SPDL__HELD);
-    return room;
-}
-
-/* RUNNING no more: whoever comes may go on. A stop that has found it RUNNING looks again. */
-SPDL__PRIVATE void spdl__again_let_go(spdl_pipeline *p, spdl__again *call) {
-    spdl__store32(&call->state, SPDL__AGAIN_WAITING);
-    spdl__full_barrier(); /* pairs with those of the reader's take, and in pipeline_halt */
-    if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
-}
-
-/* The sitting's next: the call at hand, if it has returned SPDL_AGAIN and has room, or one that
-   waits and has. */
-SPDL__NOINLINE bool spdl__again_take(spdl__sitting *s, spdl__counters *counters) {
-    spdl__node *node = s->node;
-    int i;
-    if (s->again != NULL) {
-        spdl__full_barrier(); /* its last result was put; the take that follows is a look */
-        s->in = s->again->in;
-        return spdl__again_promise(s, s->again);
-    }
-    if (s->inside) return false;
-    for (i = 0; i < node->row.max_concurrency; ++i) {
-        spdl__again *call = &node->again[i];
-        if (!spdl__again_claim(call, SPDL__AGAIN_WAITING)) continue;
-        if (!spdl__again_lives(node, call)) {
-            spdl__again_drop(s->p, node, call, counters, false);
-        } else if (spdl__again_promise(s, call)) {
-            s->again = call;
-            s->inside = true;
-            s->flush = call->flush;
-            s->in = call->in;
-            s->ticket = call->ticket;
-            s->place = call->place;
-            return true;
-        } else {
-            spdl__again_let_go(s->p, call);
-        }
-    }
-    return false;
-}
-
-/* A call begins: there is a place for each that the concurrency allows. */
-SPDL__PRIVATE spdl__again *spdl__again_begin(const spdl__sitting *s) {
-    spdl__again *call = s->node->again;
-    while (!spdl__again_claim(call, SPDL__AGAIN_FREE)) ++call;
-    call->flush = s->flush;
-    call->in = s->in;
-    call->ticket = s->ticket;
-    call->place = s->place;
-    call->calls = 0;
-    call->user = NULL;
-    return call;
-}
-
-/* In input order the first result opens the stream. */
-SPDL__PRIVATE bool spdl__again_open(spdl__node *node, spdl__again *call, uint64_t now) {
-    spdl__list *list = spdl__list_get(&node->freelist);
-    spdl__item what = call->in;
-    if (list == NULL) return false;
-    if (list->space == 0) {
-        list->entry = (spdl__item *)spdl__alloc_zeroed(list->freelist->allocator,
-                                                       (size_t)node->row.buffer_size,
-                                                       sizeof(*list->entry), sizeof(void *));
-        if (list->entry == NULL) {
-            spdl__list_put_back(list);
-            return false;
-        }
-        list->space = (uint64_t)node->row.buffer_size;
-    }
-    list->stream = true;
-    spdl__store32(&list->open, 1);
-    what.item = list;
-    what.origin = spdl__origin(call->in.origin >> 8, SPDL__LIST);
-    spdl__store_pointer(&call->stream, list);
-    spdl__put(node, &node->out, call->ticket, &what, now);
-    return true;
-}
-
-/* The function has returned SPDL_AGAIN: its result goes on. SPDL_AGAIN, or why the call fails. */
-SPDL__NOINLINE spdl_result spdl__again_returned(spdl_task *task, spdl__counters *counters,
-                                                void *out, uint64_t now) {
-    spdl__node *node = task->node;
-    spdl__again *call = task->again;
-    spdl__item what = task->in;
-    what.item = out;
-    what.origin = spdl__task_origin(task, out);
-    if (out != NULL && out == task->in.item)
-        return spdl__task_fail(task, "returned SPDL_AGAIN with its input in *out");
-    if (node->by_ticket && call->stream == NULL && !spdl__again_open(node, call, now)) {
-        spdl__item_free(task->pipeline, out, what.origin);
-        return SPDL_E_NOMEM;
-    }
-    if (SPDL__UNLIKELY(task->buffer != NULL)) spdl__task_give_back(task);
-    spdl__task_put(task, &node->out, &what, now);
-    spdl__count(&counters->made, 1);
-    ++call->calls;
-    if (task->taken) call->in.origin = spdl__origin(task->sequence, SPDL__DROPPED);
-    return SPDL_AGAIN;
-}
-
-/* After all of the call was booked: whoever comes may go on with it. Its result is seen by those
-   that sleep. */
-SPDL__PRIVATE void spdl__again_wait(spdl_pipeline *p, spdl__node *node, spdl__again *call) {
-    spdl__again_let_go(p, call);
-    spdl__wake_hint(p, node, node->beside | (uint32_t)1 << node->index, NULL);
-}
-
-/* Stop: no worker goes on with the calls that wait. */
-SPDL__PRIVATE void spdl__again_drop_all(spdl_pipeline *p) {
-    int i, k;
-    for (i = 0; i < p->count; ++i) {
-        spdl__node *node = &p->node[i];
-        for (k = 0; node->again != NULL && k < node->row.max_concurrency; ++k)
-            if (spdl__again_claim(&node->again[k], SPDL__AGAIN_WAITING))
-                spdl__again_drop(p, node, &node->again[k], &node->counters[p->workers], true);
-    }
-}
-
-/* ============================================================================================= */
-/* >>step-impl
-   What a worker does in a pipeline: its init and fini, a sitting in a row, and what the trainer's
-   waiting is booked on meanwhile.
-
-   A worker that steps looks for the row furthest downstream that has something to do. In a row that
-   calls it sits: it takes items one by one, calls and puts, for up to SPDL__SITTING_NS, and looks
-   downstream again. It never keeps an item it has not begun, and never waits in a row.
-
-   Threads: workers, and with workers = 0 the trainer. */
-
-#define SPDL__SITTING_NS 40000 /* how long a worker stays in a row before it looks downstream */
-#define SPDL__SITTING_ITEMS 32 /* and how many items it takes there at most */
-#define SPDL__TIMED_NS 1000    /* calls that take as long on average are timed one by one */
-
-/* --- a worker comes and goes --- */
-
-/* Runs every init of the group's rows on this worker; the last worker to succeed opens the
-   pipeline. */
-SPDL__PRIVATE void spdl__step_init(spdl_pipeline *p, const spdl__group *group, int worker) {
-    int i;
-    p->inits[worker] = 1;
-    for (i = 0; i < p->count; ++i) {
-        const spdl_stage *row = &p->node[i].row;
-        void **local = &p->local[worker * p->count + i];
-        spdl_result result = SPDL_OK;
-        if (row->init != NULL && (group->rows >> i & 1))
-            result = row->init(row->ctx, spdl__worker_number(group, worker), local);
-        if (result != SPDL_OK) {
-            char text[SPDL_NAME_BYTES + 64];
-            (void)snprintf(text, sizeof(text), "init on worker %d failed: %s",
-                           spdl__worker_number(group, worker), spdl_result_text(result));
-            spdl__call_fatal(p, &p->node[i], 0, 0, result < 0 ? result : SPDL_E_STAGE, text);
-            spdl__put_end(p, p->sink, 0); /* nothing was processed, nothing will be */
-            return;
-        }
-        p->inits[worker]++;
-    }
-    if (spdl__add32(&p->joined, 1) + 1 < (uint32_t)p->workers) return;
-    spdl__store32(&p->open, 1); /* every other worker may be asleep: this one starts the flow */
-    spdl__wake_all(p);          /* and in other groups another */
-}
-
-/* Runs the fini of every init that succeeded on this worker. */
-SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, const spdl__group *group, int worker) {
-    int i;
-    for (i = (int)p->inits[worker] - 2; i >= 0; --i) {
-        const spdl_stage *row = &p->node[i].row;
-        if (row->fini != NULL && (group->rows >> i & 1))
-            row->fini(row->ctx, spdl__worker_number(group, worker),
-                      p->local[worker * p->count + i]);
-    }
-    p->inits[worker] = UINT8_MAX;
-    if (spdl__load32(&group->abandoned)) return; /* nobody counts it */
-    spdl__add32(&p->left, 1);
-    spdl__os_event_wake(&p->quiet, SPDL__ALL);
-}
-
-/* --- why the trainer waits --- */
-
-/* Where the item is that the trainer waits for: from the sink up to the first row that has it, is
-   called with it, or could be. Of several paths the first one where something is. *idle: its input
-   is there, and no worker. */
-SPDL__PRIVATE spdl__node *spdl__blame_find(const spdl_pipeline *p, bool *idle) {
-    spdl__node *node = p->last;
-    for (;;) {
-        const uint64_t word = spdl__load(node->word), active = word & SPDL__ACTIVE;
-        const spdl__edge *in = node->in;
-        *idle = false;
-        if (node->row.kind == SPDL_KIND_MERGE) {
-            int i = 0;
-            while (i + 1 < node->paths &&
-                   !(spdl__load(p->node[node->path[i]].word) & SPDL__ACTIVE))
-                ++i;
-            node = &p->node[node->path[i]];
-            continue;
-        }
-        if (node->row.kind == SPDL_KIND_PATH) {
-            node = node->before;
-            continue;
-        }
-        if (node->by_ticket ? (int64_t)(spdl__claim_position(node, word) -
-                                        spdl__head(spdl__load(&node->out.word))) > 0
-                            : active > 0)
-            return node;
-        if (in == NULL) {
-            *idle = node->row.kind == SPDL_KIND_SOURCE;
-            return node;
-        }
-        if (spdl__edge_ready(in, spdl__head(word))) {
-            *idle = active < spdl__load_relaxed32(&node->limit);
-            return node;
-        }
-        node = node->before;
-    }
-}
-
-/* Books the time since the last mark where the item was then, and looks where it is now. A worker
-   marks when it enters a row whose calls take a microsecond or more, and when it leaves it, and
-   goes on when another thread is at it; `over` is the trainer's last one. */
-SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
-    uint64_t now;
-    if (over)
-        spdl__spin_lock(&p->blame_lock);
-    else if (!spdl__try_lock(&p->blame_lock))
-        return;
-    now = spdl_time_ns();
-    if (p->blame_since != 0) {
-        if (now > p->blame_since)
-            spdl__count(p->blame_idle ? &p->blame->exposed_idle_ns : &p->blame->exposed_ns,
-                        now - p->blame_since);
-        spdl__store_relaxed(&p->blame_since, over ? 0 : now);
-        if (!over) p->blame = spdl__blame_find(p, &p->blame_idle);
-    }
-    spdl__spin_unlock(&p->blame_lock);
-}
-
-/* The trainer: a wait begins. */
-SPDL__PRIVATE void spdl__blame_begin(spdl_pipeline *p, uint64_t since) {
-    spdl__spin_lock(&p->blame_lock);
-    p->blame = spdl__blame_find(p, &p->blame_idle);
-    spdl__store_relaxed(&p->blame_since, since);
-    spdl__spin_unlock(&p->blame_lock);
-}
-
-/* --- a sitting --- */
-
-/* How a call has ended. */
-typedef enum spdl__outcome {
-    SPDL__GOES_ON,
-    SPDL__OVER,     /* no call of this row is to follow */
-    SPDL__NO_CALL,  /* it was the one that said the source has ended, or nobody waits for it */
-    SPDL__LATER,    /* it is to be called again, by whoever comes */
-    SPDL__ELSEWHERE /* spdl_complete will end it, and give its place back */
-} spdl__outcome;
-
-/* The end of the epoch, or of all. */
-SPDL__PRIVATE void spdl__step_source_end(spdl_pipeline *p, spdl__node *node, uint64_t now) {
-    if (!node->row.continuous) {
-        spdl__store32(&node->ended, 1);
-        return;
-    }
-    spdl__put_epoch_end(p, node, 0, node->made_all << SPDL__SPAN_BITS, now);
-    spdl__store_relaxed(&node->made, 0);
-}
-
-/* After a call in a row where the result is not just what the function says. False when the call
-   goes on without us. */
-SPDL__NOINLINE bool spdl__step_returned(spdl_task *task, spdl_result *result, void **out) {
-    const spdl__node *node = task->node;
-    if (node->row.flush) spdl__flush_gathered(task);
-    if (node->row.emits && *result == SPDL_OK && *out != NULL)
-        *result = spdl__task_fail(
-            task, "*out is set, but its row says .emits: results go to spdl_emit");
-    if (node->splits && *result == SPDL_OK) {
-        if (task->split == NULL) *result = spdl__task_send_all(task, *out);
-        if (*out == task->in.item) /* its own again, taken or not */
-            task->taken = false;
-        else
-            spdl_batch_free(*out); /* sent or not, it is empty or refused */
-    }
-    return node->deferred == NULL || spdl__deferred_returned(task, result, out);
-}
-
-/* A source with a thread of its own is about to be called: not after a stop. Either this exchange
-   is seen by destroy, which may abandon the call then, or the stop is seen here: both threads have
-   a full barrier between their store and their load. */
-SPDL__PRIVATE bool spdl__step_may_block(spdl_pipeline *p, spdl__node *node) {
-    (void)spdl__exchange32(&node->calling, 1);
-    spdl__full_barrier();
-    SPDL_TEST_POINT("source about to block");
-    if (!spdl__load32(&p->stopping)) return true;
-    (void)spdl__exchange32(&node->calling, 0);
-    return false;
-}
-
-/* Such a call has returned. False: destroy has gone on without it, and what it made is freed. */
-SPDL__PRIVATE bool spdl__step_is_back(spdl_task *task, spdl_result result, void *out) {
-    spdl__node *node = task->node;
-    if (spdl__exchange32(&node->calling, 0) != SPDL__ABANDONED) return true;
-    if (result == SPDL_OK && out != task->buffer) /* else it is given back */
-        spdl__item_free(task->pipeline, out,
-                        spdl__origin(task->sequence, (unsigned)node->index));
-    spdl__task_discard(task);
-    return false;
-}
-
-/* What the source has made was delivered before this run. */
-SPDL__COLD spdl_result spdl__step_leaves_out(spdl_task *task, void **out) {
-    if (*out != task->buffer) /* else it is given back */
-        spdl__item_free(task->pipeline, *out,
-                        spdl__origin(task->sequence, (unsigned)task->node->index));
-    *out = NULL;
-    return SPDL_SKIP;
-}
-
-/* In a row with .flush, before its first call after a load: what it has gathered is freed. */
-SPDL__COLD void spdl__step_shed(spdl_task *task, spdl__counters *counters) {
-    const spdl__node *node = task->node;
-    const spdl__item in = task->in;
-    const bool flushing = task->flushing;
-    spdl__again call;
-    spdl_result result;
-    void *out;
-    task->node->sheds = false;
-    memset(&call, 0, sizeof(call));
-    if (node->again != NULL) task->again = &call;
-    task->flushing = true;
-    task->in.item = NULL;
-    task->in.origin = SPDL__DROPPED;
-    do {
-        result = spdl__task_call(task, counters, &out);
-        if ((result == SPDL_OK || result == SPDL_AGAIN) && out != task->buffer)
-            spdl__item_free(task->pipeline, out, spdl__origin(0, (unsigned)node->index));
-        spdl__task_discard(task);
-    } while (result == SPDL_AGAIN && node->again != NULL);
-    if (call.user != NULL && node->row.free_state != NULL) node->row.free_state(call.user);
-    task->flushing = flushing;
-    task->in = in;
-}
-
-/* One call on what was taken. */
-SPDL__INLINE spdl__outcome spdl__step_call(spdl__sitting *s, spdl_task *task,
-                                           spdl__counters *counters) {
-    spdl__node *node = s->node;
-    const bool source = node->in == NULL, blocks = source && node->row.threads > 0;
-    spdl_result result;
-    bool goes_on;
-    void *out;
-    if (SPDL__UNLIKELY(blocks) && !spdl__step_may_block(s->p, node)) return SPDL__NO_CALL;
-    task->in = s->in;
-    task->flushing = s->flush;
-    task->sequence = s->flush ? 0 : s->in.origin >> 8;
-    task->ticket = s->ticket;
-    task->place = s->place;
-    task->since = s->now;
-    if (source) {
-        task->in.item = NULL;
-        task->in.origin = SPDL__DROPPED;
-        task->in.range = node->made_all << SPDL__SPAN_BITS;
-        task->sequence = spdl__deal_number(&s->p->deal, s->p->deal.chunk, node->made);
-    } else if (SPDL__UNLIKELY(node->row.flush)) {
-        if (node->sheds) spdl__step_shed(task, counters);
-        spdl__flush_gathers(task);
-    }
-    task->again = s->again;
-    if (SPDL__UNLIKELY(node->again != NULL) && s->again == NULL)
-        task->again = s->again = spdl__again_begin(s);
-    result = spdl__task_call(task, counters, &out);
-    if (SPDL__UNLIKELY(blocks) && !spdl__step_is_back(task, result, out)) return SPDL__NO_CALL;
-    if (SPDL__UNLIKELY(!node->plain) && !spdl__step_returned(task, &result, &out))
-        return SPDL__ELSEWHERE;
-    if (s->timed) s->now = spdl_time_ns();
-    if (SPDL__UNLIKELY(task->again != NULL) && result == SPDL_AGAIN) {
-        result = spdl__again_returned(task, counters, out, s->now);
-        if (result == SPDL_AGAIN) return SPDL__LATER;
-        out = NULL;
-    }
-    if (SPDL__UNLIKELY(task->again != NULL)) spdl__again_forget(node, task->again->user);
-    if (source && result == SPDL_END) {
-        spdl__task_discard(task);
-        spdl__step_source_end(s->p, node, s->now);
-        return SPDL__NO_CALL;
-    }
-    if (source && result == SPDL_OK) {
-        if (SPDL__UNLIKELY(s->p->seen != NULL) && spdl__seen_before(s->p->seen, node->made_all))
-            result = spdl__step_leaves_out(task, &out);
-        spdl__store_relaxed(&node->made, node->made + 1);
-        ++node->made_all;
-    }
-    goes_on = spdl__task_settle(task, counters, result, out, s->now);
-    if (SPDL__UNLIKELY(task->again != NULL))
-        spdl__again_over(node, task->again, !goes_on || task->cut_short);
-    s->again = NULL;
-    return goes_on ? SPDL__GOES_ON : SPDL__OVER;
-}
-
-/* The end of a sitting of `ns` that was measured, and how many to leave out then: on average as
-   many of its length as take SPDL__METER_NS. (A sequence of Weyl's.) The meter is read before and
-   after the clock, so its times may come to more. */
-SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counters, uint64_t calls,
-                                     uint64_t ns) {
-    uint64_t cpu, wait, cpu_ns;
-    bool cpu_known, wait_known;
-    spdl__os_thread_times(NULL, NULL, &cpu, NULL);
-    spdl__os_thread_times(NULL, &meter->file, NULL, &wait);
-    cpu_known = meter->cpu_ns != SPDL__NEVER && cpu != SPDL__NEVER;
-    wait_known = meter->wait_ns != SPDL__NEVER && wait != SPDL__NEVER;
-    spdl__meter_waited(meter, wait);
-    meter->lot += 0x9e3779b97f4a7c15u;
-    counters->meter_due =
-        (int64_t)((meter->lot >> 32) * (2 * (SPDL__METER_NS / (ns + 1)) + 1) >> 32);
-    if (!cpu_known) return;
-    cpu_ns = spdl__min(cpu - meter->cpu_ns, ns);
-    spdl__count(&counters->metered_ns, ns);
-    spdl__count(&counters->metered_cpu_ns, cpu_ns);
-    spdl__count(&counters->metered, calls);
-    if (wait_known)
-        spdl__count(&counters->metered_wait_ns, spdl__min(wait - meter->wait_ns, ns - cpu_ns));
-    else spdl__count(&counters->metered_blind, calls);
-}
-
-/* At the end of a sitting, before the row is left: a thread that sees the end of the row sees all
-   counted. */
-SPDL__PRIVATE void spdl__step_book(spdl__sitting *s, spdl__counters *counters, spdl__meter *meter,
-                                   uint64_t begun, uint64_t failures) {
-    if (!s->timed) {
-        s->now = spdl_time_ns();
-        spdl__counters_book(counters, s->calls,
-                            spdl__load_relaxed(&counters->failures) - failures, s->now - begun);
-    }
-    spdl__counters_learn(s->node, s->calls, s->now - begun);
-    if (SPDL__METERED && SPDL__UNLIKELY(counters->meter_due-- <= 0))
-        spdl__meter_book(meter, counters, s->calls, s->now - begun);
-}
-
-/* What comes next: a call of SPDL_AGAIN that can go on, or an item. A call at hand that cannot ends
-   the sitting. */
-SPDL__INLINE spdl__taken spdl__step_take(spdl__sitting *s, spdl__counters *counters,
-                                         spdl__outcome outcome) {
-    if (SPDL__UNLIKELY(s->node->again != NULL) && spdl__again_take(s, counters)) return SPDL__CALL;
-    return outcome == SPDL__LATER ? SPDL__LEFT : spdl__claim_take(s);
-}
-
-/* Before the first call of a sitting. Whether it is measured: then it begins now. */
-SPDL__INLINE bool spdl__step_first(spdl__sitting *s, spdl_task *task,
-                                   const spdl__counters *counters) {
-    if (s->timed && spdl__load_relaxed(&s->p->blame_since) != 0) spdl__blame_mark(s->p, false);
-    spdl__store_relaxed(&task->thread, spdl__os_thread_id());
-    if (!SPDL__METERED || SPDL__LIKELY(counters->meter_due > 0)) return false;
-    spdl__meter_start(&task->meter);
-    s->now = spdl_time_ns();
-    return true;
-}
-
-/* The end of a sitting, all of it booked: the place in the row is given back, or the call at hand
-   waits in it. */
-SPDL__INLINE void spdl__step_leave(spdl__sitting *s, spdl__outcome outcome) {
-    spdl_pipeline *p = s->p;
-    spdl__node *node = s->node;
-    if (outcome == SPDL__LATER) {
-        spdl__again_wait(p, node, s->again);
-    } else {
-        if (node->in != NULL) spdl__edge_reader_idle(node->in, s->now);
-        (void)spdl__claim_move(p, node, (uint64_t)-1);
-        spdl__wake_hint(p, node, node->beside, NULL);
-    }
-    if (s->timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
-}
-
-/* What a worker does in a row that calls a function. Whether anything was done. */
-SPDL__PRIVATE bool spdl__step_sit(const spdl__group *group, spdl__node *node, int worker) {
-    spdl_pipeline *p = group->pipeline;
-    spdl__counters *counters = &node->counters[worker];
-    spdl_task *task = &p->task[worker];
-    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
-    const uint32_t most =
-        each == 0 ? 1 : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
-                                                         SPDL__SITTING_ITEMS));
-    const uint64_t failures = spdl__load_relaxed(&counters->failures);
-    const uint64_t late = /* from then on no call begins: a guest's budget */
-        group->pool != NULL ? group->pool->worker[worker - group->first].until : SPDL__NEVER;
-    uint64_t begun, failed = failures;
-    spdl__outcome outcome = SPDL__GOES_ON;
-    bool done = false;
-    spdl__sitting s;
-    spdl__taken taken;
-    s.p = p;
-    s.node = node;
-    s.until = s.waited = s.each_waited = s.place = s.calls = 0;
-    s.inside = false;
-    s.again = NULL;
-    s.timed = each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER;
-    begun = s.now = spdl_time_ns();
-    s.word = spdl__load(node->word);
-    task->node = node;
-    while (s.now < late && (taken = spdl__step_take(&s, counters, outcome)) != SPDL__LEFT) {
-        uint64_t since;
-        done = true;
-        /* after a held take our own row may have looked empty to others */
-        spdl__wake_hint(p, node, node->beside | (uint32_t)1 << node->index,
-                        s.calls == 0 && taken == SPDL__CALL ? group : NULL);
-        if (taken == SPDL__DONE) {
-            if (s.word & SPDL__FINISHED) spdl__claim_end_rows(p, node + 1);
-            continue;
-        }
-        if (s.calls == 0 && spdl__step_first(&s, task, counters)) begun = s.now;
-        since = s.now;
-        outcome = spdl__step_call(&s, task, counters);
-        if (outcome == SPDL__ELSEWHERE) s.inside = false;
-        if (outcome == SPDL__ELSEWHERE || outcome == SPDL__NO_CALL) break;
-        ++s.calls;
-        if (s.timed) {
-            const uint64_t now_failed = spdl__load_relaxed(&counters->failures);
-            spdl__counters_book(counters, 1, now_failed - failed, s.now - since);
-            failed = now_failed;
-        }
-        if (outcome == SPDL__OVER || s.calls >= most) break;
-        s.word = spdl__load(node->word);
-    }
-    if (s.calls > 0) spdl__step_book(&s, counters, &task->meter, begun, failures);
-    if (s.waited != 0) spdl__add(&node->in->put_wait_ns, s.waited);
-    /* a polite worker whose turn is over meanwhile does not look again at what it held */
-    if (!done && p->rescue != NULL) spdl__wake_all(p);
-    if (outcome == SPDL__LATER || s.inside) spdl__step_leave(&s, outcome);
-    return done;
-}
-
-/* --- a step --- */
-
-/* The row to look at as number `i` from the source: of several sources the path whose turn it is in
-   their merge comes first, or one that is quick would leave no time for the rest. */
-SPDL__PRIVATE int spdl__step_row(const spdl_pipeline *p, int i) {
-    const spdl__node *mix = p->mix;
-    int at;
-    if (mix == NULL || i >= mix->index) return i;
-    at = mix->path[spdl__load_relaxed32(&mix->turn)] + i + 1 - mix->index;
-    return at < 0 ? at + mix->index : at;
-}
-
-/* One piece of work, as far downstream as possible: first where nobody else is, as two in one row
-   send its word to and fro. */
-SPDL__PRIVATE bool spdl__step(void *self, int worker) {
-    const spdl__group *group = (const spdl__group *)self;
-    spdl_pipeline *p = group->pipeline;
-    int joins, i;
-    const bool guest = worker >= group->workers - group->guests; /* others call their hooks */
-    worker += group->first;
-    if (p->has_hooks && !guest && p->inits[worker] != UINT8_MAX) {
-        if (spdl__load32(&p->leaving)) {
-            spdl__step_fini(p, group, worker);
-            return true;
-        }
-        if (p->inits[worker] == 0) {
-            spdl__step_init(p, group, worker);
-            return true;
-        }
-    }
-    if (!spdl__claim_flows(p) || !spdl__claim_turn(p, group)) return false;
-    for (joins = 0; joins < 2; ++joins) {
-        for (i = p->count - 1; i >= 0; --i) {
-            spdl__node *node = &p->node[spdl__step_row(p, i)];
-            const uint64_t word = spdl__load(node->word);
-            if (!(group->rows >> node->index & 1) ||
-                ((word & SPDL__ACTIVE) != 0 && node->again == NULL) != (joins != 0) ||
-                !spdl__claim_has_work(p, node, word))
-                continue;
-            if (spdl__row_calls(&node->row) ? spdl__step_sit(group, node, worker)
-                                            : spdl__gather_step(group, node, worker))
-                return true;
-        }
-    }
-    return false;
-}
-
-/* ============================================================================================= */
-/* >>tune-impl
-   With .autotune the trainer looks at the statistics now and then, in next. If it has waited, the
-   stage that is busiest for its concurrency gets more of it, while the stages use less than their
-   budget of processors; if not, the one that needs least of its concurrency gets one less. The next
-   look judges: what did not help, or was needed, is taken back, and the stage left alone for a
-   while. Beyond the budget the stage that uses most gets less. Each decision is a line in the log,
-   and so is, when it has changed, why there is none. Trainer only; what create writes says so. */
-
-#define SPDL__TUNE_ITEMS 16    /* decisions are not taken on fewer items */
-#define SPDL__TUNE_WAIT 0.02   /* a trainer that waits less has enough */
-#define SPDL__TUNE_BUSY 0.7    /* a stage that is busy less is not the limit */
-#define SPDL__TUNE_FULL 0.9    /* workers that are busy less have time for more calls */
-#define SPDL__TUNE_MARGIN 1.05 /* a rate has grown, or the budget is exceeded, by more than this */
-#define SPDL__TUNE_REST 16     /* looks for which a stage is left alone */
-
-struct spdl__tuner {
-    double budget;     /* create: processors */
-    uint64_t least_ns; /* create: between two looks */
-    /* written by each look; these two are of when it was */
-    uint64_t since;       /* as spdl_time_ns */
-    uint64_t cpu_ns;      /* of the workers */
-    spdl_stats now, last; /* this look and the one before; between them: */
-    double rate;    /* items per second */
-    double waiting; /* share of time that the trainer waited */
-    bool fed;       /* which is little */
-    double cores;   /* processors that the workers used */
-    uint32_t limit[SPDL_MAX_STAGES]; /* calls it may have now, as far as there are threads */
-    uint32_t most[SPDL_MAX_STAGES];  /* and if it were raised */
-    double busy[SPDL_MAX_STAGES];    /* calls that ran at the same time, on average */
-    double load[SPDL_MAX_STAGES];    /* their share of `limit` */
-    int rest[SPDL_MAX_STAGES]; /* looks for which a row is still left alone */
-    int trial;              /* the row with a change that the next look judges, or -1 */
-    uint32_t before, after; /* its concurrency */
-    double rate_before;     /* items per second */
-    int reason, said; /* why nothing was raised, as last found, and as last logged: see tune_idle */
-};
-
-/* The most calls that tuning can give a stage. */
-SPDL__COLD uint32_t spdl__node_most(const spdl_pipeline *p, const spdl__node *node) {
-    const int most = node->row.max_concurrency;
-    const int threads = node->row.threads > 0 ? node->row.threads : p->group[0].workers;
-    return (uint32_t)(node->row.deferred || most < threads ? most : threads);
-}
-
-SPDL__COLD void spdl__tune_look(spdl_pipeline *p) {
-    spdl__tuner *t = p->tuner;
-    uint64_t cpu_ns = 0;
-    double ns;
-    int i, k;
-    spdl_pipeline_stats(p, &t->now);
-    for (i = 0; i < p->groups; ++i)
-        for (k = 0; p->group[i].pool != NULL && k < p->group[i].pool->threads; ++k) {
-            uint64_t used; /* what guests use is not known */
-            spdl__os_thread_times(&p->group[i].pool->worker[k].thread, NULL, &used, NULL);
-            if (used != SPDL__NEVER) cpu_ns += used;
-        }
-    ns = (double)(t->now.elapsed_ns - t->last.elapsed_ns);
-    t->rate = 1e9 * (double)(t->now.delivered - t->last.delivered) / ns;
-    t->waiting = (double)(t->now.wait_ns - t->last.wait_ns) / ns;
-    t->fed = t->waiting <= SPDL__TUNE_WAIT;
-    t->cores = (double)spdl__grown(t->cpu_ns, cpu_ns) / ns;
-    for (i = 0; i < p->count; ++i) {
-        const spdl_stage_stats *stage = &t->now.stage[i];
-        t->most[i] = spdl__node_most(p, &p->node[i]);
-        t->limit[i] = (uint32_t)spdl__min((uint64_t)stage->concurrency, t->most[i]);
-        t->busy[i] = (double)(stage->busy_ns - t->last.stage[i].busy_ns) / ns;
-        t->load[i] = t->busy[i] / t->limit[i];
-        if (t->rest[i] > 0) --t->rest[i];
-    }
-    t->last = t->now;
-    t->cpu_ns = cpu_ns;
-}
-
-/* A row gets a concurrency, or keeps it. What was measured stands in parentheses. */
-SPDL__COLD void spdl__tune_set(spdl_pipeline *p, int row, uint32_t from, uint32_t to,
-                               const char *why) {
-    const spdl__tuner *t = p->tuner;
-    char change[32];
-    if (from == to)
-        (void)snprintf(change, sizeof(change), "%u kept", (unsigned)to);
-    else
-        (void)snprintf(change, sizeof(change), "%u -> %u", (unsigned)from, (unsigned)to);
-    spdl__logf(&p->logger, SPDL_LOG_INFO,
-               "spdl: autotune: stage %d '%s': concurrency %s, because "
-               "%s (busy %.0f %%, %.1f items/s, %.1f of %.1f processors, the trainer waited "
-               "%.0f %% of the time)", row, p->node[row].name, change, why, 100 * t->load[row],
-               t->rate, t->cores, t->budget, 100 * t->waiting);
-    if (from == to) return;
-    spdl__store32(&p->node[row].limit, to);
-    spdl__wake_all(p);
-}
-
-/* Whether more has helped, or less is enough; if not it is taken back. */
-SPDL__COLD void spdl__tune_judge(spdl_pipeline *p) {
-    spdl__tuner *t = p->tuner;
-    const int row = t->trial;
-    const bool less = t->after < t->before;
-    const bool kept = less ? t->fed
-                           : t->rate >= t->rate_before * SPDL__TUNE_MARGIN &&
-                                 t->cores <= t->budget * SPDL__TUNE_MARGIN;
-    t->trial = -1;
-    if (spdl__load_relaxed32(&p->node[row].limit) != t->after) return; /* changed by hand */
-    if (!kept) t->rest[row] = SPDL__TUNE_REST;
-    spdl__tune_set(p, row, t->after, kept ? t->after : t->before,
-                   less ? kept ? "it is enough" : "it was not enough"
-                        : kept ? "it helped" : "it did not help");
-}
-
-/* Tries more calls with the busiest stage that may have more; or one less with that which needs
-   least of what it has, and would not become the limit without it. Or, as the stages are `over`
-   their budget, takes one from that which uses most. False: there is none. */
-SPDL__COLD bool spdl__tune_try(spdl_pipeline *p, bool more, bool over) {
-    spdl__tuner *t = p->tuner;
-    int i, row = -1;
-    for (i = 0; i < p->count; ++i) {
-        const uint32_t limit = t->limit[i];
-        const bool fits = more ? limit < t->most[i] && t->load[i] >= SPDL__TUNE_BUSY
-                               : limit > 1 && (over || t->busy[i] < SPDL__TUNE_BUSY * (limit - 1));
-        if (fits && (over || t->rest[i] == 0) &&
-            (row < 0 || (over ? t->busy[i] > t->busy[row] : (t->load[i] > t->load[row]) == more)))
-            row = i;
-    }
-    if (row < 0) return false;
-    if (over) t->rest[row] = SPDL__TUNE_REST;
-    else t->trial = row;
-    t->rate_before = t->rate;
-    t->before = t->limit[row];
-    t->after = more ? (uint32_t)spdl__min(t->before + 1 + t->before / 4, t->most[row])
-                    : t->before - 1;
-    spdl__tune_set(p, row, t->before, t->after,
-                   over   ? "the stages use more than cpu_budget, and this one most"
-                   : more ? "the trainer waited"
-                          : "the trainer did not wait");
-    return true;
-}
-
-/* Says why nothing is raised, once two looks in turn have found the same. */
-SPDL__COLD void spdl__tune_idle(spdl_pipeline *p) {
-    static const char *const reasons[] = {
-        "the trainer does not wait", "the stages use all of cpu_budget",
-        "all workers are busy: more might help", "no stage is busy most of the time",
-        "was tried not long ago", "is at max_concurrency or has no more threads"
-    };
-    spdl__tuner *t = p->tuner;
-    char stage[SPDL_NAME_BYTES + 24] = "";
-    double busy = 0;
-    int i, why, reason, top = 0;
-    for (i = 0; i < p->count; ++i) {
-        if (t->load[i] > t->load[top]) top = i;
-        if ((p->group[0].rows >> i & 1) && !p->node[i].row.deferred) busy += t->busy[i];
-    }
-    if (t->fed) why = 0;
-    else if (t->cores >= t->budget) why = 1;
-    else if (busy >= SPDL__TUNE_FULL * p->group[0].workers) why = 2;
-    else if (t->load[top] < SPDL__TUNE_BUSY) why = 3;
-    else why = t->limit[top] < t->most[top] ? 4 : 5;
-    if (why >= 4) (void)snprintf(stage, sizeof(stage), "stage %d '%s' ", top, p->node[top].name);
-    reason = why < 4 ? why : 8 * top + why;
-    if (reason == t->reason && reason != t->said) {
-        t->said = reason;
-        spdl__logf(&p->logger, SPDL_LOG_INFO,
-                   "spdl: autotune: nothing is raised: %s%s (%u calls, "
-                   "busy %.0f %%, %.1f of %.1f processors, the trainer waited %.0f %% of the time)",
-                   stage, reasons[why], (unsigned)t->limit[top], 100 * t->load[top],
-                   t->cores, t->budget, 100 * t->waiting);
-    }
-    t->reason = reason;
-}
-
-/* The trainer, with an item in its hands. The first look, of cold caches, is not acted on. */
-SPDL__COLD void spdl__tune(spdl_pipeline *p, uint64_t now) {
-    spdl__tuner *t = p->tuner;
-    const bool first = t->last.elapsed_ns == 0;
-    if (now - t->since < t->least_ns || p->delivered - t->last.delivered < SPDL__TUNE_ITEMS) return;
-    t->since = now;
-    spdl__tune_look(p);
-    if (first) return;
-    if (t->trial >= 0)
-        spdl__tune_judge(p);
-    else if (!(t->cores > t->budget * SPDL__TUNE_MARGIN && spdl__tune_try(p, false, true)) &&
-             !((t->fed || t->cores < t->budget) && spdl__tune_try(p, !t->fed, false)))
-        spdl__tune_idle(p);
-}
-
-/* Where no row can be tuned there is no tuner. */
-SPDL__COLD spdl_result spdl__tuner_build(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    spdl_process_stats process;
-    int i = 0;
-    if (!desc->autotune) return SPDL_OK;
-    while (i < p->count && spdl__node_most(p, &p->node[i]) <= 1) ++i;
-    if (i == p->count) {
-        spdl__logf(&p->logger, SPDL_LOG_INFO,
-                   "spdl: autotune: no stage can be tuned: SPDL_PIPE "
-                   "rows can, with more than one thread to run them, without .flush and without "
-                   "max_concurrency = 1");
-        return SPDL_OK;
-    }
-    p->tuner = (spdl__tuner *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*p->tuner), 8);
-    if (p->tuner == NULL) return SPDL_E_NOMEM;
-    p->tuner->trial = p->tuner->reason = p->tuner->said = -1;
-    spdl_process_read(&process);
-    p->tuner->budget = desc->cpu_budget > 0 ? desc->cpu_budget : 0.4 * process.cores_allowed;
-    p->tuner->least_ns = (uint64_t)(1e9 * (desc->tune_seconds > 0 ? desc->tune_seconds : 0.5));
-    return SPDL_OK;
-}
-
-/* ============================================================================================= */
 /* >>next-impl
-   The ends of a pipeline: the trainer takes from the sink, the producer pushes into the feed. Both
-   look a few times, then sleep until a worker wakes them (>>claim-impl). A trainer that sleeps also
-   looks, every SPDL__STARVED_NS, whether polite workers get a processor and whether a merge in turn
-   starves.
+   The ends of a pipeline: the consumer takes from the sink, the producer pushes into the feed. Both
+   look a few times, then sleep until a worker wakes them (>>row-impl). With .next_works_ns, and with
+   workers = 0, the consumer runs rows while it would wait: in a place of a guest, or as worker 0.
 
-   Threads: next is the trainer's, push the producer's; with workers = 0 stages run inside next. An
-   item is the caller's after next and before push has returned SPDL_OK. */
+   Threads: next is the consumer's, push the producer's. An item is the caller's after next and before
+   push has returned SPDL_OK. */
 
-#define SPDL__STARVED_NS 20000000 /* a trainer that sleeps for so long looks why: polite workers */
-#define SPDL__RESCUE_NS SPDL_SECONDS(60) /* are helped for so long then */
 #define SPDL__WATERMARK_BUFFER 8 /* a sink that large has a low watermark, see sink_hint */
-#define SPDL__MAX_BATCH (1 << 24)
-#define SPDL__TAKER_ITEMS 16 /* with reports: after so many the trainer reads its schedstat */
+#define SPDL__TAKER_ITEMS 16 /* with reports: after so many the consumer reads its schedstat */
 
-/* --- the trainer --- */
+/* --- the consumer --- */
 
 /* Whether this is the child of a fork: it has no workers. */
 SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
     return p->threaded && p->process != spdl__os_process_id(NULL);
 }
 
-/* Polite workers may get next to nothing beside other programs. When the trainer sleeps, and in
-   SPDL__STARVED_NS they were ready to run for half as long, others do their work for
-   SPDL__RESCUE_NS. What polite ones have begun they end. */
-SPDL__PRIVATE void spdl__rescue(spdl_pipeline *p, bool hurry) {
-    if (hurry) p->hurried_ns = spdl_time_ns();
-    if (spdl__exchange32(&p->hurry, hurry) != hurry) spdl__wake_all(p); /* others' turn */
-}
-
-/* Whether the polite workers, all together, have been on the run queues for that long since this
-   was asked last, a moment ago, or the system does not say. */
-SPDL__PRIVATE bool spdl__rescue_due(spdl_pipeline *p) {
-    const uint64_t last = p->queued_ns, now = spdl_time_ns();
-    const bool lately = last != 0 && now - p->queued_at < 4 * SPDL__STARVED_NS;
-    uint64_t ns;
-    int i;
-    p->queued_ns = 1;
-    p->queued_at = now;
-    for (i = 0; i < p->group[0].workers; ++i) {
-        spdl__os_thread_times(&p->group[0].pool->worker[i].thread, NULL, NULL, &ns);
-        if (ns == SPDL__NEVER) return true;
-        p->queued_ns += ns;
-    }
-    return lately && p->queued_ns - last >= SPDL__STARVED_NS / 2;
-}
-
 /* After a take: wakes a worker for the last row. With a large buffer only when no more than half of
-   it is filled or under way (the low watermark; not where the producer may be the trainer). Waking
+   it is filled or under way (the low watermark; not where the producer may be the consumer). Waking
    may take the processor away from us. */
 SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     const spdl__node *last = p->last;
     const spdl__edge *sink = p->sink;
     uint64_t since, there;
     spdl__barrier_after_rmw();
-    if (spdl__load_relaxed32(p->sleepers) == 0) return;
-    there = spdl__claim_position(last, spdl__load(last->word)) -
-            spdl__load_relaxed(&sink->refunds) - spdl__head(spdl__load_relaxed(&sink->word)) +
-            spdl__load_relaxed(&sink->dropped);
+    if (spdl__load_relaxed32(&p->beacon->sleepers) == 0 &&
+        (spdl__load_relaxed(&p->beacon->quiet) & p->bit) == 0)
+        return;
+    there = spdl__row_at(last, spdl__load(last->word)) - spdl__load_relaxed(&sink->refunds) -
+            spdl__head(spdl__load_relaxed(&sink->word)) + spdl__load_relaxed(&sink->dropped);
     if (p->feed == NULL && sink->buffer_size >= SPDL__WATERMARK_BUFFER &&
         2 * there > sink->buffer_size + (uint64_t)spdl__load_relaxed32(&last->limit))
         return;
     since = spdl_time_ns();
-    spdl__wake_look(p, last, (uint32_t)1 << last->index, NULL);
+    spdl__wake_look(p, last, (uint32_t)1 << last->index, false);
     spdl__count(&p->ready_ns, spdl_time_ns() - since);
 }
 
-/* With a feed: the trainer takes an answer. How long that took since the push goes to the feed's
+/* With a feed: the consumer takes an answer. How long that took since the push goes to the feed's
    row, which makes no calls. */
 SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, uint64_t now) {
     spdl__counters *counters = &p->feed->counters[p->workers];
@@ -11661,7 +10222,7 @@ SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, u
     spdl__count(&p->answer_wait_ns, spdl__min(ns, spdl__slot_age(item, now)));
 }
 
-/* The trainer: for how long it has been on a run queue since the first item. */
+/* The consumer: for how long it has been on a run queue since the first item. */
 SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
     uint64_t queued;
     spdl__os_thread_times(NULL, NULL, NULL, &queued);
@@ -11669,176 +10230,112 @@ SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
         spdl__store_relaxed(&p->trainer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
 }
 
-/* Something was read from the sink. The clock is read when that begins or ends something: it costs
-   more than the rest. */
-SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, const spdl__cursor *c,
-                                    const spdl__slot *item) {
-    const spdl__edge *sink = p->sink;
-    const uint64_t waits = spdl__load_relaxed(&p->wait_since);
-    const bool timed =
-        !SPDL__NO_STATS && (p->delivered == 0 || p->feed != NULL ||
-                            spdl__load_relaxed(&sink->gap_since) != 0 ||
-                            spdl__load_relaxed(&sink->wait_since) != 0 || waits != 0 ||
-                            !spdl__edge_ready(sink, c->head) ||
-                            spdl__edge_ready(sink, c->head + sink->buffer_size - 1));
-    const uint64_t now = timed || p->tuner != NULL || p->hurry ? spdl_time_ns() : 0;
-    if (item != NULL && waits != 0 && now > waits) /* it lay there before we came to look */
-        spdl__count(&p->ready_ns, spdl__min(now - waits, spdl__slot_age(item, now)));
-    if (item != NULL && p->feed != NULL && timed) spdl__sink_answer(p, item, now);
-    (void)spdl__cursor_store(c, now);
-    if (item != NULL && p->delivered == 0) {
-        spdl__store_relaxed(&p->first_wait_ns, spdl__gap_sum(&p->wait_since, &p->wait_ns, now));
-        spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
-        spdl__os_thread_times(NULL, NULL, NULL, &p->taker_queued_ns);
-        spdl__store(&p->taker, spdl__os_thread_id());
-    }
-    spdl__count(&p->delivered, item != NULL);
-    if (p->reporter != NULL && p->delivered % SPDL__TAKER_ITEMS == 0) spdl__taker_look(p);
-    if (p->hurry && now - p->hurried_ns > SPDL__RESCUE_NS) spdl__rescue(p, false);
-    spdl__sink_hint(p);
-    if (p->tuner != NULL && item != NULL && (p->doctor == NULL || spdl__doctor_is_done(p->doctor)))
-        spdl__tune(p, now);
+/* The first item was taken. */
+SPDL__COLD void spdl__sink_first(spdl_pipeline *p, uint64_t now) {
+    const uint64_t since = p->wait_since;
+    spdl__store_relaxed(&p->first_wait_ns, p->wait_ns + (since != 0 ? now - since : 0));
+    spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
+    spdl__os_thread_times(NULL, NULL, NULL, &p->taker_queued_ns);
+    spdl__store(&p->taker, spdl__os_thread_id());
 }
 
-/* If the item that the cursor sees was delivered before this run it is freed; else false. */
-SPDL__NOINLINE bool spdl__sink_drops(spdl_pipeline *p, spdl__cursor *c) {
-    spdl__item got = spdl__slot_read(spdl__edge_slot(c->edge, c->head));
-    p->counts = p->watches || p->drops > 0 || (p->marks == NULL && p->skip_left > 0);
-    if (!p->counts) return false;
-    if (spdl__origin_tag(got.origin) == SPDL__LIST) {
-        const spdl__list *list = (const spdl__list *)got.item;
-        got = list->entry[list->at % list->space];
+/* The head of the sink moves to `head`; `item`: the slot of the item taken by that, or NULL. The clock
+   is read when that begins or ends something: it costs more than the rest. */
+SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl__slot *item) {
+    spdl__edge *sink = p->sink;
+    const uint64_t waits = spdl__load_relaxed(&p->wait_since);
+    const bool timed = !SPDL__NO_STATS && (p->delivered == 0 || p->feed != NULL || waits != 0 ||
+                                           spdl__load_relaxed(&sink->gap_since) != 0 ||
+                                           !spdl__edge_ready(sink, head) ||
+                                           spdl__edge_ready(sink, head + sink->buffer_size - 1));
+    const uint64_t now = timed ? spdl_time_ns() : 0;
+    const uint64_t waited = timed ? spdl__edge_put_wait(sink, head - 1, now) : 0;
+    if (item != NULL && timed) {
+        if (waits != 0 && now > waits) /* it lay there before we came to look */
+            spdl__count(&p->ready_ns, spdl__min(now - waits, spdl__slot_age(item, now)));
+        if (p->feed != NULL) spdl__sink_answer(p, item, now);
+        if (p->delivered == 0) spdl__sink_first(p, now);
     }
-    if (p->drops > 0)
-        --p->drops;
-    else if (p->marks != NULL || !spdl__skip_passes(p, got.range >> SPDL__SPAN_BITS))
-        return false;
-    (void)spdl__cursor_take(c);
-    spdl__position_watch(p, &got);
-    spdl__sink_taken(p, c, NULL);
+    if (waited != 0) spdl__add(&sink->put_wait_ns, waited);
+    (void)spdl__exchange(&sink->word, head << SPDL__HEAD_BITS);
+    spdl__edge_took(sink, head, now, waits != 0);
+    if (item != NULL) spdl__store_relaxed(&p->delivered, p->delivered + 1);
+    if (p->reporter != NULL && p->delivered % SPDL__TAKER_ITEMS == 0) spdl__taker_look(p);
+    spdl__sink_hint(p);
+}
+
+/* What lies at the head says that it is over. It stays there. */
+SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
+    const uint64_t now = spdl_time_ns();
+    spdl__edge_ended(p->sink, now);
+    if (p->ended_ns == 0) spdl__store_relaxed(&p->ended_ns, now);
+    if (spdl__origin_tag(origin) == SPDL__FAIL) return p->node[origin >> 8].error.result;
+    spdl__fail_log(p);
+    return SPDL_END;
+}
+
+/* The item at the head was delivered before this run. */
+SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__item *got) {
+    --p->drops;
+    spdl__position_watch(p, got);
+    spdl__sink_moves(p, head + 1, NULL);
     spdl__add(&p->last->counters[p->workers].freed, 1);
-    spdl__item_free(p, got.item, got.origin); /* user code */
-    *c = spdl__cursor_at_head(p->sink);
-    return true;
+    spdl__item_free(p, got->item, got->origin); /* user code */
 }
 
 /* Takes the next item if there is one: SPDL_OK, SPDL_EMPTY, or how it ended. */
 SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
     /* the stop is looked at before the items: what was put before it is still handed out */
     const bool halted = spdl__load32(&p->stopping) != 0;
-    spdl__cursor c = spdl__cursor_at_head(p->sink);
-    const spdl__slot *slot = NULL;
-    spdl_result result = SPDL_EMPTY;
-    spdl__peek peek;
-    uint64_t now;
-    if (p->closed_returned) return SPDL_CLOSED;
-    peek = spdl__cursor_look(&c);
-    while (SPDL__UNLIKELY(p->counts) && peek == SPDL__PEEK_ITEM && spdl__sink_drops(p, &c))
-        peek = spdl__cursor_look(&c);
-    if (peek == SPDL__PEEK_ITEM) {
-        slot = spdl__edge_slot(p->sink, c.head);
-        p->last_item = spdl__cursor_take(&c);
-        if (SPDL__UNLIKELY(p->counts)) spdl__position_watch(p, &p->last_item);
-        memcpy(item, &p->last_item.item, sizeof(*item)); /* *item may be any object pointer */
-        result = SPDL_OK;
-    } else if (peek == SPDL__PEEK_EPOCH_END) {
-        spdl__position_epoch_end(p, spdl__edge_slot(p->sink, c.head)->range);
-        spdl__cursor_pass_epoch_end(&c);
-        result = SPDL_END;
+    spdl__edge *sink = p->sink;
+    uint64_t head = spdl__head(spdl__load_relaxed(&sink->word));
+    for (; !p->closed_returned; ++head) {
+        const spdl__slot *slot = spdl__edge_slot(sink, head);
+        spdl__item got;
+        unsigned tag;
+        if (!spdl__slot_has(slot, head)) {
+            if (!halted) return SPDL_EMPTY;
+            p->closed_returned = true;
+            (void)spdl__sink_over(p, 0);
+            break;
+        }
+        got = spdl__slot_read(slot);
+        tag = spdl__origin_tag(got.origin);
+        if (SPDL__LIKELY(tag < SPDL__HOLE)) {
+            if (SPDL__UNLIKELY(p->drops > 0)) {
+                spdl__sink_drop(p, head, &got);
+                continue;
+            }
+            spdl__position_watch(p, &got);
+            p->last_item = got;
+            memcpy(item, &got.item, sizeof(*item)); /* *item may be any object pointer */
+            spdl__sink_moves(p, head + 1, slot);
+            return SPDL_OK;
+        }
+        if (tag == SPDL__END || tag == SPDL__FAIL) return spdl__sink_over(p, got.origin);
+        if (tag == SPDL__HOLE) spdl__store(&sink->dropped, sink->dropped + 1); /* before the head */
+        else spdl__store_relaxed(&sink->marks, sink->marks + 1);
+        if (tag == SPDL__EPOCH) spdl__position_epoch(p);
+        spdl__sink_moves(p, head + 1, NULL);
+        if (tag == SPDL__EPOCH) return SPDL_END;
     }
-    if (result != SPDL_EMPTY || c.head != c.from) spdl__sink_taken(p, &c, slot);
-    if (result != SPDL_EMPTY || (c.head < c.end && !halted)) return result;
-    now = spdl_time_ns();
-    spdl__edge_ended(p->sink, now);
-    if (p->ended_ns == 0) spdl__store_relaxed(&p->ended_ns, now);
-    p->closed_returned = c.head < c.end;
-    if (p->closed_returned) return SPDL_CLOSED;
-    if (spdl__load32(&p->failed)) return p->error.result;
-    spdl__failures_log(p);
-    return SPDL_END;
+    return SPDL_CLOSED;
 }
 
-/* What was taken so far from the edge in front of a branch and from those between it and its merge:
-   grows with every item, of a list too. */
-SPDL__PRIVATE uint64_t spdl__starve_taken(const spdl__node *merge) {
-    const spdl__node *node = merge->begin;
-    const spdl__edge *edge = node->in;
-    uint64_t sum = 0;
-    for (; node < merge; edge = &(++node)->out)
-        sum += 2 * spdl__head(spdl__load(&edge->word)) + spdl__load(&edge->shift);
-    return sum;
-}
-
-/* Whether this merge waits for ever: it does not want the item that it has room for, the branch has
-   an input and may not route it, as so many results wait already, and none of the rows from there
-   to here has a call inside, or work. They are looked at in the order of the data: those before the
-   one looked at rest, so nothing more comes to it; room comes when something is taken, and as the
-   sum stays nothing was. The room after the merge comes without that, and goes when a step of the
-   merge puts what it took before the first sum: it is looked at when no step runs, and before the
-   merge's work is. */
-SPDL__PRIVATE bool spdl__starve_at(const spdl_pipeline *p, const spdl__node *merge) {
-    const uint64_t passed = spdl__starve_taken(merge);
-    const spdl__node *node = merge->begin;
-    const uint64_t at_branch = spdl__load(node->word);
-    if (!spdl__edge_ready(node->in, spdl__head(at_branch)) || spdl__claim_room(p, node, at_branch))
-        return false;
-    for (; node <= merge; ++node) {
-        const uint64_t word = spdl__load(node->word);
-        if ((word & SPDL__ACTIVE) != 0 || (node == merge && !spdl__claim_room(p, merge, 0)) ||
-            spdl__claim_has_work(p, node, word))
-            return false;
-        SPDL_TEST_POINT("starve looked");
-    }
-    return spdl__merge_look(p, merge, false).items > 0 && spdl__starve_taken(merge) == passed;
-}
-
-/* The first merge that starves, or NULL. */
-SPDL__PRIVATE spdl__node *spdl__starve_find(const spdl_pipeline *p) {
+/* Whether the consumer would find work in rows that suit it. */
+SPDL__PRIVATE bool spdl__next_could(const spdl_pipeline *p, uint64_t longest) {
     int i;
-    for (i = 0; i < p->count; ++i)
-        if (p->node[i].row.kind == SPDL_KIND_MERGE && &p->node[i] != p->mix &&
-            spdl__starve_at(p, &p->node[i]))
-            return &p->node[i];
-    return NULL;
+    for (i = p->count - 1; i >= 0 && !spdl__load32(&p->stopping); --i)
+        if (spdl__step_suits(&p->node[i], longest) && spdl__row_runnable(p, &p->node[i]))
+            return true;
+    return false;
 }
 
-/* The trainer is about to sleep: what starves now does so for good, and is a failure. Of a merge in
-   a path of another it is the inner one: that may have come to rest after it was looked at, and is
-   looked at again when all of it rests. */
-SPDL__PRIVATE void spdl__starve_fail(spdl_pipeline *p) {
-    char text[SPDL_TEXT_BYTES / 2];
-    spdl__node *node = spdl__starve_find(p);
-    uint64_t tail;
-    int turn;
-    if (node != NULL) node = spdl__starve_find(p);
-    if (node == NULL) return;
-    tail = spdl__load_relaxed(&node->out.tail);
-    turn = (int)spdl__load_relaxed32(&node->turn);
-    /* a row that has stopped or failed has no work either: that is seen by now */
-    if (spdl__load32(&p->failed) || spdl__load32(&p->stopping)) return;
-    if (node->row.merge_order == SPDL_MERGE_CHOICE)
-        (void)snprintf(text, sizeof(text),
-                       "starved: merge_fn waits, but nothing comes before something is taken");
-    else
-        (void)snprintf(text, sizeof(text),
-                       "starved: it waits for path %d '%s', which gets nothing while another is "
-                       "full (see .buffer_size of SPDL_BRANCH)",
-                       turn, p->node[node->begin->path[turn]].name);
-    spdl__call_fatal(p, node, tail, tail, SPDL_E_INVALID, text);
-}
-
-/* From here on, or no longer, whatever takes or puts looks whether this thread waits. */
-SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
-    int i;
-    for (i = 0; i < p->groups; ++i)
-        if (p->group[i].pool != NULL) spdl__add32(&p->group[i].pool->sleepers, count);
-}
-
-/* Sleeps until something is put into the sink, or with workers = 0 until something can be run. A
-   put, take or leave that comes later is followed by a full barrier and a look at `waiting`; what
-   was put before is seen here, after the barrier. */
+/* Sleeps until something is put into the sink, or if the consumer works (`worker` is not -1) until
+   something can be run. A put, take or leave that comes later is followed by a full barrier and a look
+   at `waiting`; what was put before is seen here, after the barrier. */
 SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64_t deadline,
-                                           bool *late) {
+                                           bool *late, int worker, uint64_t longest) {
     const uint32_t word = spdl__load32(&p->fed.word);
     spdl_result result;
     (void)spdl__exchange32(&p->waiting, 1);
@@ -11847,12 +10344,10 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     spdl__wake_rows(p, (uint32_t)1 << p->last->index);
     result = spdl__sink_take(p, item);
     SPDL_TEST_POINT("trainer about to sleep");
-    if (result == SPDL_EMPTY &&
-        !(p->group[0].pool == NULL && spdl__claim_group_runnable(&p->group[0], 0))) {
+    if (result == SPDL_EMPTY && !(worker >= 0 && spdl__next_could(p, longest))) {
         if (spdl__pipeline_forked(p)) {
             result = SPDL_E_INVALID;
         } else {
-            if (p->may_starve) spdl__starve_fail(p);
             *late = spdl__os_event_sleep(&p->fed, word, deadline) == SPDL_TIMEOUT;
             result = spdl__sink_take(p, item);
         }
@@ -11861,62 +10356,52 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     return result;
 }
 
-/* With workers = 0: runs stages on this thread until there is a result. */
-SPDL__PRIVATE spdl_result spdl__next_inline(spdl_pipeline *p, void **item, uint64_t deadline) {
-    spdl_result result = SPDL_EMPTY;
-    bool late = false;
-    spdl__store(&p->trainer, spdl__os_thread_id());
-    while (result == SPDL_EMPTY && !late) {
-        const bool done = spdl__step(&p->group[0], 0);
-        result = spdl__sink_take(p, item);
-        if (result == SPDL_EMPTY && !done) result = spdl__next_sleep(p, item, deadline, &late);
-        if (deadline != SPDL__NEVER && spdl_time_ns() >= deadline) late = true;
-    }
-    spdl__store(&p->trainer, 0);
-    return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
-}
-
-/* Looks again a few times, then sleeps until there is a result. */
+/* Works, looks again a few times, then sleeps, until there is a result. */
 SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_t deadline) {
+    const bool works = p->works_ns != 0 && p->pool != NULL && !spdl__pipeline_forked(p);
+    spdl__worker *guest = works ? spdl__guest_enter(p->pool, SPDL__NEVER) : NULL;
+    const int worker = p->pool == NULL ? 0 : guest != NULL ? guest->index : -1;
+    const uint64_t longest = p->pool == NULL ? SPDL__NEVER : p->works_ns;
     spdl_result result = SPDL_EMPTY;
     bool late = false, slept = false, booked = false;
     int round = 0;
-    while (result == SPDL_EMPTY && spdl__backoff(&round, SPDL__IDLE_YIELDS)) {
-        result = spdl__sink_take(p, item);
-        if (round < SPDL_SPINS || booked || result != SPDL_EMPTY) continue;
-        spdl__blame_begin(p, p->wait_since); /* shorter waits are not worth it */
-        booked = true;
-    }
-    if (result == SPDL_EMPTY) {
-        slept = true;
-        spdl__waiter_add(p, SPDL__WAITER);
-    }
+    spdl__store(&p->trainer, spdl__os_thread_id());
     while (result == SPDL_EMPTY && !late) {
-        const bool rescues = p->rescue != NULL && !p->hurry;
-        const uint64_t until = rescues || p->may_starve
-                                   ? spdl__min(deadline, spdl_time_ns() + SPDL__STARVED_NS)
-                                   : deadline;
-        result = spdl__next_sleep(p, item, until, &late);
-        if (!late || until == deadline || SPDL__NO_SLEEP) continue;
-        late = false;
-        if (rescues && spdl__rescue_due(p) && spdl__child_awaited(p->child))
-            spdl__rescue(p, true);
+        if (!booked && p->pool != NULL && (worker >= 0 || round >= SPDL_SPINS)) {
+            spdl__blame_begin(p, p->wait_since); /* shorter waits are not worth it */
+            booked = true;
+        }
+        if (worker >= 0 && !spdl__load32(&p->stopping) && spdl__step_for(p, worker, longest)) {
+            result = spdl__sink_take(p, item);
+            late = result == SPDL_EMPTY && spdl__late(deadline);
+            round = 0;
+        } else if (p->pool != NULL && spdl__backoff(&round, SPDL__IDLE_YIELDS)) {
+            result = spdl__sink_take(p, item);
+        } else {
+            if (!slept) spdl__waiter_add(p, SPDL__WAITER);
+            slept = true;
+            result = spdl__next_sleep(p, item, deadline, &late, worker, longest);
+        }
     }
     if (slept) spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
     if (booked) spdl__blame_mark(p, true);
+    spdl__store(&p->trainer, 0);
+    if (guest != NULL) spdl__guest_leave(guest);
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
 SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t timeout_ns) {
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
-    if (spdl__exchange32(&p->trainer_inside, 1) != 0) return SPDL_E_INVALID;
+    if (SPDL__UNLIKELY(spdl__exchange32(&p->trainer_inside, 1) != 0)) {
+        spdl__log(&p->logger, SPDL_LOG_ERROR, "spdl: spdl_pipeline_next: another thread is inside");
+        return SPDL_E_INVALID;
+    }
     if (SPDL__UNLIKELY(p->doctor != NULL)) spdl__doctor_comes(p->doctor);
     result = spdl__sink_take(p, item);
-    if (result == SPDL_EMPTY && timeout_ns == 0 && p->group[0].pool != NULL) {
+    if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
         spdl__full_barrier(); /* instead of a sleep: what the watermark has passed over */
         spdl__wake_rows(p, (uint32_t)1 << p->last->index);
-        if (p->may_starve) spdl__starve_fail(p);
         result = SPDL_TIMEOUT;
     } else if (result == SPDL_EMPTY) {
         const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
@@ -11924,15 +10409,14 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
         spdl__store_relaxed(&p->wait_since, since);
         SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
         spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
-        result = p->group[0].pool == NULL ? spdl__next_inline(p, item, deadline)
-                                         : spdl__next_wait(p, item, deadline);
+        result = spdl__next_wait(p, item, deadline);
         spdl__profile(&p->profiler, SPDL_EVENT_WAIT_END, "next", waited_for);
         SPDL__PROBE(next_wait_end, p->last->name, p->delivered);
         if (SPDL__TRACED(p->trace))
             spdl__trace_add(&p->trace->track[p->workers], SPDL__RECORD_NEXT, p->count - 1,
                             (int)result, since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
         spdl__store_relaxed(&p->wait_since, 0);
-        spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with gap_sum */
+        spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with wait_sum */
     }
     if (SPDL__UNLIKELY(p->doctor != NULL)) spdl__doctor_leaves(p->doctor, result == SPDL_OK);
     spdl__store32(&p->trainer_inside, 0);
@@ -11943,61 +10427,75 @@ SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t 
     return spdl_pipeline_next((spdl_pipeline *)pipeline, item, timeout_ns);
 }
 
+/* Time the consumer has waited, an open wait too. The sum is read first: it pairs with next, which
+   ends a wait before it adds it, so none is counted twice. */
+SPDL__PRIVATE uint64_t spdl__wait_sum(const spdl_pipeline *p, uint64_t now) {
+    const uint64_t closed = spdl__load(&p->wait_ns);
+    const uint64_t opened = spdl__load_relaxed(&p->wait_since);
+    return closed + (opened != 0 && now > opened ? now - opened : 0);
+}
+
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *p) { return spdl__load32(&p->failed) != 0; }
 
 SPDL_API uint32_t spdl_pipeline_failed_stages(const spdl_pipeline *p) {
     return spdl__load32(&p->failed);
 }
 
-SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) { return &p->error; }
+/* That of the mark which the consumer has met; before that, of the row furthest downstream. */
+SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
+    const uint32_t failed = spdl__load32(&p->failed);
+    const uint64_t head = spdl__head(spdl__load(&p->sink->word));
+    const spdl__slot *slot = spdl__edge_slot(p->sink, head);
+    const uint64_t origin = spdl__load_relaxed(&slot->origin);
+    int i = p->count - 1;
+    if (failed == 0) return &p->no_error;
+    if (spdl__slot_has(slot, head) && spdl__origin_tag(origin) == SPDL__FAIL) i = (int)(origin >> 8);
+    else while (!(failed >> i & 1)) --i;
+    return &p->node[i].error;
+}
 
 /* --- the producer --- */
 
 SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     spdl__node *feed = p->feed;
-    const uint64_t number = feed->made;
+    spdl__counters *counters = &feed->counters[0];
     spdl__item what;
     uint64_t now;
-    if (spdl__load32(&feed->ended) || spdl__load32(&feed->closed) || spdl__load32(&p->stopping))
+    if ((spdl__load(&feed->own) & SPDL__SHUT) != 0 || spdl__load32(&p->stopping))
         return SPDL_CLOSED;
-    if (feed->out.tail >= spdl__edge_until(&feed->out, feed->out.buffer_size, false))
-        return SPDL_FULL;
+    if (spdl__row_room(p, feed, 0) == 0) return SPDL_FULL;
     now = SPDL__NO_STATS ? 0 : spdl_time_ns();
     what.item = item;
-    what.origin = spdl__origin(number, (unsigned)feed->index);
-    what.range = now >> SPDL__PUSHED_BITS << SPDL__SPAN_BITS;
-    spdl__store_relaxed(&feed->made, number + 1);
-    spdl__count(&feed->counters[0].tasks, 1);
-    spdl__count(&feed->counters[0].made, 1);
-    spdl__put(feed, &feed->out, 0, &what, now);
+    what.origin = spdl__origin(feed->made, (unsigned)feed->index);
+    what.range = now >> SPDL__PUSHED_BITS;
+    spdl__store_relaxed(&feed->made, feed->made + 1);
+    spdl__count(&counters->tasks, 1);
+    spdl__count(&counters->made, 1);
+    spdl__put(feed, 0, &what, now);
     spdl__wake_changed(p, feed);
     return SPDL_OK;
 }
 
-/* Takes the place of the reader for a moment, unless it is at work: then there is room soon. */
+/* Takes the oldest item by the reader's own swap, as if the reader had dropped it. A ticket that the
+   reader promises with it gets a hole. When that cannot be now the reader is at work: there is room
+   soon. */
 SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     spdl__node *feed = p->feed, *reader = feed + 1;
-    spdl__item got = { NULL, 0, 0 };
-    spdl__cursor c;
-    spdl__sitting s;
-    s.node = reader;
-    s.inside = false;
-    s.word = spdl__load(reader->word);
-    /* a row that calls nothing is not to be entered while it works */
-    if ((s.word & SPDL__FLAGS) != 0 ||
-        ((s.word & SPDL__ACTIVE) != 0 && !spdl__row_calls(&reader->row)) || !spdl__claim_hold(&s)) {
+    uint64_t word = spdl__load(reader->word);
+    const uint64_t head = spdl__head(word), at = spdl__row_at(reader, word);
+    const spdl__slot *slot = spdl__edge_slot(&feed->out, head);
+    const bool ready = spdl__slot_has(slot, head);
+    const spdl__item got = spdl__slot_read(slot);
+    if (!ready || spdl__origin_tag(got.origin) >= SPDL__HOLE ||
+        (word & SPDL__ACTIVE) == SPDL__PASSING || (word & SPDL__SHUT) != 0 ||
+        !spdl__row_passes_hole(reader, word) ||
+        !spdl__cas(reader->word, &word, word + SPDL__HEAD_ONE)) {
         spdl__os_yield();
         return;
     }
-    c = spdl__cursor_at_head(&feed->out);
-    if (spdl__cursor_look(&c) == SPDL__PEEK_ITEM) {
-        got = spdl__cursor_take(&c);
-        --c.shift; /* the reader's results have no place for it */
-        spdl__count(&feed->counters[0].skips, 1);
-    }
-    (void)spdl__cursor_settle(&c, 0);
-    (void)spdl__claim_move(p, reader, ((c.head - c.from) << SPDL__HEAD_BITS) - SPDL__HELD - 1);
-    spdl__wake_changed(p, reader);            /* a worker that found the word held may sleep */
+    spdl__put_nothing(p, reader, at, spdl_time_ns());
+    spdl__count(&feed->counters[0].skips, 1);
+    spdl__wake_changed(p, reader);
     spdl__item_free(p, got.item, got.origin); /* user code */
 }
 
@@ -12048,11 +10546,13 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
     return result;
 }
 
+/* The edge has a slot more than its room, for this mark. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
+    const spdl__item end = { NULL, SPDL__END, 0 };
     if (p == NULL || p->feed == NULL) return SPDL_E_INVALID;
     if (spdl__exchange32(&p->producer_inside, 1) != 0) return SPDL_E_INVALID;
-    spdl__store32(&p->feed->ended, 1);
-    spdl__put_end(p, &p->feed->out, spdl__load(&p->feed->out.tail));
+    if ((spdl__or(&p->feed->own, SPDL__SHUT) & SPDL__SHUT) == 0)
+        spdl__put(p->feed, 0, &end, spdl_time_ns());
     spdl__wake_changed(p, p->feed);
     spdl__store32(&p->producer_inside, 0);
     return SPDL_OK;
@@ -12060,9 +10560,9 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
 
 /* ============================================================================================= */
 /* >>stop-impl
-   Changes while a pipeline runs, its stop and its destruction. Any thread may stop: the flags let
-   nobody enter a row any more, the calls inside end, and the thread that waited for them frees what
-   nobody can take. The owner destroys. */
+   Changes while a pipeline runs, its stop, rewind and destruction. Any thread may stop: SHUT in every
+   word lets nobody enter a row any more, the calls inside end, and the thread that waited for them
+   frees what nobody can take. The owner destroys. */
 
 #ifndef SPDL__DESTROY_WARN_NS
 #define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* then destroy reports what it waits for */
@@ -12078,48 +10578,30 @@ SPDL_API int spdl_pipeline_find(const spdl_pipeline *p, const char *name) {
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *p, int stage, int concurrency) {
     if (p == NULL || stage < 0 || stage >= p->count) return SPDL_E_INVALID;
     if (p->node[stage].row.kind != SPDL_KIND_PIPE) return SPDL_E_INVALID;
-    if (concurrency < 1 || concurrency > p->node[stage].row.max_concurrency) return SPDL_E_LIMIT;
+    if (concurrency < 1 || concurrency > p->node[stage].most) return SPDL_E_LIMIT;
     spdl__store32(&p->node[stage].limit, (uint32_t)concurrency);
     spdl__wake_changed(p, &p->node[stage]);
     return SPDL_OK;
 }
 
-/* Whether this thread runs a call, or settles a deferred one (a free_item or log_fn that stops): to
-   wait for the calls that run would be to wait for itself. */
+/* Whether this thread runs a call: to wait for the calls that run would be to wait for itself. */
 SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
     const uint64_t thread = spdl__os_thread_id();
-    int i, k;
-    for (i = 0; i < p->groups; ++i)
-        if (p->group[i].pool != NULL && spdl__pool_is_worker(p->group[i].pool)) return true;
-    for (i = 0; i < p->count; ++i)
-        for (k = 0; p->node[i].deferred != NULL && k < p->node[i].row.max_concurrency; ++k)
-            if (spdl__load_relaxed(&p->node[i].deferred[k].thread) == thread) return true;
-    return p->group[0].pool == NULL && spdl__load(&p->trainer) == thread;
+    if (p->pool != NULL && spdl__pool_is_worker(p->pool)) return true;
+    if (p->producer != NULL && spdl__load(&p->producer_id) == thread) return true;
+    return p->pool == NULL && spdl__load(&p->trainer) == thread;
 }
 
-/* Destroy, after halt: whether this row is a source on a thread of its own that is in a call, which
-   is abandoned by that. A thread that is not in the call leaves soon. A next function keeps to its
-   timeout: it is abandoned only when it was waited for (`long_ago`). */
-SPDL__PRIVATE bool spdl__pipeline_abandon(spdl_pipeline *p, spdl__node *node, bool long_ago) {
-    uint32_t calling = 1;
-    if (spdl__load_relaxed32(&node->group->abandoned)) return true;
-    if (node->row.next != NULL && !long_ago) return false;
-    if (!spdl__cas32(&node->calling, &calling, SPDL__ABANDONED)) return false;
-    spdl__store32(&node->group->abandoned, 1);
-    ++p->references;
-    return true;
-}
-
-/* After halt: waits until no call is inside of a row, or with `leave` abandons it if it can. */
+/* After halt: waits until no call is inside of a row, but for one of the producer that is `left`. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline,
-                                                     bool leave) {
+                                                     const spdl__node *left) {
     spdl_result slept = SPDL_OK;
     int i = 0;
     while (i < p->count) {
         const uint32_t word = spdl__load32(&p->quiet.word);
-        spdl__again_drop_all(p);
-        if ((spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0 || /* pairs with claim_move */
-            (leave && spdl__pipeline_abandon(p, &p->node[i], deadline == SPDL__NEVER))) {
+        spdl__parked_drop_all(p);
+        if (&p->node[i] == left ||
+            (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) { /* pairs with word_move */
             ++i;
         } else {
             if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
@@ -12127,17 +10609,6 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t 
         }
     }
     return SPDL_OK;
-}
-
-/* Frees what a slot holds; how many items that were. */
-SPDL__PRIVATE size_t spdl__slot_purge(spdl_pipeline *p, spdl__slot *slot) {
-    const uint64_t origin = slot->origin;
-    void *item = slot->item;
-    spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__DROPPED));
-    if (spdl__origin_tag(origin) == SPDL__LIST) return spdl__list_drop(p, (spdl__list *)item);
-    if (spdl__origin_tag(origin) > SPDL__LIST) return 0;
-    spdl__item_free(p, item, origin);
-    return 1;
 }
 
 /* The pipeline is quiet: frees what nobody can take any more, open batches and all edges except the
@@ -12159,22 +10630,23 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
             node->place = batch->next;
             spdl_batch_free(batch);
         }
-        for (; ticket < end; ++ticket)
-            if (spdl__edge_ready(&node->out, ticket))
-                spdl__add(&counters->freed,
-                          spdl__slot_purge(p, spdl__edge_slot(&node->out, ticket)));
+        for (; ticket < end; ++ticket) {
+            spdl__slot *slot = spdl__edge_slot(&node->out, ticket);
+            const uint64_t origin = slot->origin;
+            if (!spdl__slot_has(slot, ticket) || spdl__origin_tag(origin) >= SPDL__HOLE) continue;
+            spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
+            spdl__add(&counters->freed, 1);
+            spdl__item_free(p, slot->item, origin);
+        }
     }
     spdl__spin_unlock(&p->purge_lock);
 }
 
 /* No worker enters a row any more, and those inside take no further item. */
 SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
-    int i;
     spdl__store32(&p->stopping, 1);
-    for (i = 0; i < p->count; ++i) (void)spdl__or(p->node[i].word, SPDL__STOPPED);
-    spdl__full_barrier();
-    spdl__wake_trainer(p);
-    spdl__wake_producer(p);
+    spdl__word_shut(p, UINT32_MAX); /* a full barrier, and the producer */
+    spdl__wake_consumer(p);
 }
 
 SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
@@ -12205,154 +10677,82 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     result = spdl__pipeline_await_rewind(p, deadline);
     if (result == SPDL_OK) {
         spdl__pipeline_halt(p);
-        result = spdl__pipeline_await_quiet(p, deadline, false);
+        result = spdl__pipeline_await_quiet(p, deadline, NULL);
         if (result != SPDL_OK && timeout_ns != 0) spdl__store32(&p->late, 1);
     }
     if (result == SPDL_OK) {
         spdl__pipeline_purge(p, 1);
-        spdl__failures_log(p);
+        spdl__fail_log(p);
     }
     spdl__sub32(&p->stops, 1);
     spdl__os_event_wake(&p->quiet, SPDL__ALL);
     return result;
 }
 
-/* Each worker runs its fini on its own thread. */
-SPDL__PRIVATE void spdl__pipeline_part_all(spdl_pipeline *p) {
-    int i;
-    spdl__store32(&p->leaving, 1);
-    spdl__full_barrier(); /* pairs with that in pool_park: a worker is asleep, or will see it */
-    if (p->group[0].pool == NULL && p->inits != NULL && p->inits[0] != UINT8_MAX)
-        spdl__step_fini(p, &p->group[0], 0);
-    for (i = 0; i < p->groups; ++i)
-        if (p->group[i].pool != NULL) spdl__pool_wake_all(p->group[i].pool);
-    for (;;) {
-        const uint32_t word = spdl__load32(&p->quiet.word);
-        if (spdl__load32(&p->left) + p->references - 1 ==
-            (uint64_t)(p->workers - p->group[0].guests))
-            return;
-        (void)spdl__os_event_sleep(&p->quiet, word, SPDL__NEVER);
-    }
+/* --- rewind --- */
+
+/* The ticket that the row would give to its next result. */
+SPDL__PRIVATE uint64_t spdl__rewind_ticket(const spdl__node *node) {
+    return node->by_ticket ? spdl__head(spdl__load(node->word)) + node->base
+                           : spdl__load_relaxed(&node->out.tail);
 }
 
-/* No guest can be inside any more: the fini of their places. */
-SPDL__PRIVATE void spdl__pipeline_part_guests(spdl_pipeline *p) {
-    const spdl__group *group = &p->group[0];
-    int i;
-    for (i = group->workers - group->guests; p->has_hooks && i < group->workers; ++i)
-        spdl__step_fini(p, group, i);
-}
-
-/* With SPDL_DEBUG: the items that nobody has freed, those in batches included. */
-SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
-    int i, k;
-    for (i = 0; i < p->count; ++i) {
-        uint64_t items = spdl__load_relaxed(&p->node[i].unfreed);
-        for (k = 0; k < p->count; ++k)
-            if (p->node[k].batches != NULL)
-                items += spdl__load_relaxed(&p->node[k].batches->unfreed[i]);
-        if (items > 0)
-            spdl__logf(&p->logger, SPDL_LOG_WARN,
-                       "spdl: %llu items of stage %d '%s' were freed by nobody: its row has no "
-                       "free_item", (spdl__llu)items, i, p->node[i].name);
-    }
-}
-
-/* Frees whatever create has made so far. */
-SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
-    const spdl_allocator allocator = p->allocator;
-    const size_t workers = (size_t)p->workers;
-    int i;
-    for (i = 0; p->group != NULL && i < p->groups; ++i)
-        if (p->group[i].own_pool) spdl__pool_release(p->group[i].pool);
-    spdl__doctor_free(p);
-#ifndef SPDL_NO_REPORT
-    spdl__trace_free(p);
-#endif
-    for (i = 0; p->task != NULL && i < p->workers; ++i)
-        (void)spdl__os_file_close(p->task[i].meter.file);
-    for (i = 0; p->node != NULL && i < p->count; ++i) {
-        spdl__node *node = &p->node[i];
-        const size_t calls = (size_t)node->row.max_concurrency;
-        if (node->batches != NULL) spdl__batch_pool_drop(node->batches, NULL);
-        if (node->buffers != NULL) spdl__batch_pool_drop(node->buffers, NULL);
-        spdl__freelist_release(&node->freelist);
-        spdl__free(&allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
-        spdl__free(&allocator, node->counters, (workers + 1) * sizeof(*node->counters));
-        spdl__free(&allocator, node->deferred, calls * sizeof(*node->deferred));
-        spdl__free(&allocator, node->again, calls * sizeof(*node->again));
-        spdl__free(&allocator, node->settled, (size_t)(node->settled_mask + 1) * sizeof(uint32_t));
-    }
-    spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
-    spdl__free(&allocator, p->group, (size_t)p->groups * sizeof(*p->group));
-    spdl__free(&allocator, p->task, workers * sizeof(*p->task));
-    spdl__free(&allocator, p->local, workers * (size_t)p->count * sizeof(*p->local));
-    spdl__free(&allocator, p->inits, workers);
-    spdl__free(&allocator, p->tuner, sizeof(*p->tuner));
-    spdl__free(&allocator, p->seen, sizeof(*p->seen));
-    spdl__free(&allocator, p->skips, p->skip_count * sizeof(*p->skips));
-    spdl__os_event_fini(&p->fed);
-    spdl__os_event_fini(&p->quiet);
-    spdl__os_event_fini(&p->room);
-    spdl__free(&allocator, p, sizeof(*p));
-}
-
-/* Quiet and purged: as create has left it, but for the position. The edge is empty, at the ticket
-   that is promised next, and what was in it counts as neither taken nor dropped. */
-SPDL__PRIVATE void spdl__node_rewind(const spdl_pipeline *p, spdl__node *node,
-                                     const spdl__start *start, uint64_t now) {
-    const spdl__position *at = &start->at;
+/* Quiet and purged: the edge is empty, its head at the next ticket. What it moves over counts as
+   neither taken nor dropped. */
+SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t now, bool sink) {
     spdl__edge *edge = &node->out;
-    const uint64_t promised = spdl__claim_position(node, spdl__load(node->word));
-    const uint64_t head = node->by_ticket ? promised : spdl__load_relaxed(&edge->tail);
-    spdl__store(&edge->shift, edge->shift + spdl__head(spdl__load(&edge->word)) - head);
-    spdl__store(&edge->refunds, promised - head + edge->dropped);
-    spdl__store_relaxed(&edge->tail, head);
-    spdl__store_relaxed(&edge->dry, 0);
-    spdl__store(&edge->end, SPDL__OPEN);
+    const uint64_t head = spdl__head(spdl__load(&edge->word));
+    spdl__store(&edge->dropped, edge->dropped + (ticket - head));
+    spdl__store(&edge->refunds, edge->dropped);
+    spdl__store_relaxed(&edge->tail, ticket);
     spdl__store_relaxed(&edge->ended_ns, 0);
-    if (spdl__load_relaxed(&edge->gap_since) == 0) spdl__store_relaxed(&edge->gap_since, now);
-    spdl__store(&edge->word, head << SPDL__HEAD_BITS | SPDL__STOPPED);
-    node->first = head;
-    spdl__store_relaxed32(&node->flushed, 0);
+    if (spdl__load_relaxed(&edge->gap_since) == 0) {
+        spdl__store_relaxed(&edge->idle_since, sink ? 0 : now);
+        spdl__store_relaxed(&edge->gap_since, now);
+    }
+    spdl__store(&edge->word, ticket << SPDL__HEAD_BITS | SPDL__SHUT);
+}
+
+/* As create has left it, but for the position. */
+SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const spdl__start *start) {
+    const spdl__position *at = &start->at;
+    node->base = node->out.tail - spdl__head(spdl__load(node->word));
+    node->first = node->out.tail;
+    node->flushed = false;
+    node->sheds = start->loads && node->row.flush && !node->gathers &&
+                  (node->gathered || node->sheds);
+    node->gathered = false;
     spdl__store_relaxed32(&node->turn, 0);
-    spdl__store_relaxed(&node->taken, 0);
-    spdl__store_relaxed(&node->refused, 0);
-    spdl__store_relaxed(&node->oldest, node->begun);
+    node->turns_put = node->turns_taken = 0;
     node->number = node->number_first = node == p->marks ? at->number : 0;
-    node->number_all = 0;
     spdl__mark_begin(&node->mark, at->source);
-    node->range = at->source << SPDL__SPAN_BITS;
-    node->sheds = start->loads && (node->gathers || node->sheds);
-    node->gathers = false;
     spdl__store_relaxed(&node->epoch, at->epoch);
     spdl__store_relaxed(&node->made, at->source);
-    node->made_all = at->source;
     node->dropped = node->in != NULL ? node->in->dropped : 0;
     node->place_epoch = at->epoch;
     node->place_dropped = 0;
-    spdl__store32(&node->closed, 0);
-    spdl__store32(&node->ended, 0);
-    spdl__store(&node->cut, SPDL__OPEN);
-    spdl__store_relaxed(&node->calls, 0);
     spdl__store_relaxed(&node->failures, 0);
 }
 
 /* Nobody enters a row, and no end of the pipeline is in use: everything starts again. */
-SPDL__PRIVATE void spdl__pipeline_restart(spdl_pipeline *p, const spdl__start *start) {
+SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) {
     const uint64_t now = spdl_time_ns();
+    uint64_t ticket[SPDL_MAX_STAGES];
     int i;
     spdl__pipeline_purge(p, 0);
-    for (i = 0; i < p->count; ++i) spdl__node_rewind(p, &p->node[i], start, now);
+    for (i = 0; i < p->count; ++i) ticket[i] = spdl__rewind_ticket(&p->node[i]);
+    for (i = 0; i < p->count; ++i)
+        spdl__rewind_edge(&p->node[i], ticket[i], now, i == p->count - 1);
+    for (i = 0; i < p->count; ++i) spdl__rewind_node(p, &p->node[i], start);
+    if (start->quiet_fn != NULL) start->quiet_fn(start->quiet_ctx);
     spdl__store32(&p->failed, 0);
     spdl__store32(&p->late, 0);
-    spdl__error_clear(&p->error);
     p->closed_returned = false;
     memset(&p->last_item, 0, sizeof(p->last_item));
-    spdl__position_begin(p, start);
+    spdl__position_begin(p, &start->at);
     spdl__store_relaxed(&p->ended_ns, 0);
     spdl__store32(&p->stopping, 0);
-    for (i = 0; i < p->count; ++i) { /* the flags of words go */
+    for (i = 0; i < p->count; ++i) { /* SHUT goes: pairs with the acquire of who enters */
         spdl__node *node = &p->node[i];
         spdl__store(&node->out.word, spdl__head(spdl__load(&node->out.word)) << SPDL__HEAD_BITS);
         spdl__store(&node->own, spdl__head(spdl__load(&node->own)) << SPDL__HEAD_BITS);
@@ -12360,22 +10760,8 @@ SPDL__PRIVATE void spdl__pipeline_restart(spdl_pipeline *p, const spdl__start *s
     spdl__wake_all(p);
 }
 
-/* Before the first call: waits for every init, of the trainer's thread here. */
-SPDL__PRIVATE spdl_result spdl__pipeline_await_open(spdl_pipeline *p, uint64_t deadline) {
-    if (!spdl__load32(&p->open) && p->group[0].pool == NULL && p->inits[0] == 0)
-        spdl__step_init(p, &p->group[0], 0);
-    while (!spdl__load32(&p->open)) {
-        const uint64_t now = spdl_time_ns();
-        if (spdl__load32(&p->failed)) return p->error.result;
-        if (now >= deadline) return SPDL_TIMEOUT;
-        (void)spdl__os_event_sleep(&p->quiet, spdl__load32(&p->quiet.word),
-                                   spdl__min(deadline, now + 1000000));
-    }
-    return SPDL_OK;
-}
-
 /* This thread is the rewinder as soon as no other thread is in stop; one that comes later waits. */
-SPDL__PRIVATE spdl_result spdl__pipeline_await_stops(spdl_pipeline *p, uint64_t deadline) {
+SPDL__PRIVATE spdl_result spdl__rewind_await_stops(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     for (;;) {
         uint32_t word;
@@ -12399,12 +10785,11 @@ SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start 
         return SPDL_E_INVALID;
     if (spdl__exchange32(&p->trainer_inside, 1) != 0) return SPDL_E_INVALID;
     if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
-        result = spdl__pipeline_await_open(p, deadline);
-        if (result == SPDL_OK) result = spdl__pipeline_await_stops(p, deadline);
+        result = spdl__rewind_await_stops(p, deadline);
         if (result == SPDL_OK) {
             spdl__pipeline_halt(p);
-            result = spdl__pipeline_await_quiet(p, deadline, false);
-            if (result == SPDL_OK) spdl__pipeline_restart(p, start);
+            result = spdl__pipeline_await_quiet(p, deadline, NULL);
+            if (result == SPDL_OK) spdl__rewind_all(p, start);
             spdl__store(&p->rewinder, 0);
             spdl__os_event_wake(&p->quiet, SPDL__ALL);
         }
@@ -12422,7 +10807,7 @@ SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *p, uint64_t sequence,
     return spdl__pipeline_go(p, &start, spdl__deadline(timeout_ns));
 }
 
-/* The trainer: starts again at a position of this table, as rewind. */
+/* The consumer: starts again at a position of this table, as rewind. */
 SPDL__PRIVATE spdl_result spdl__position_go(spdl_pipeline *p, const spdl__position *at,
                                             uint64_t deadline) {
     spdl__start start;
@@ -12432,35 +10817,120 @@ SPDL__PRIVATE spdl_result spdl__position_go(spdl_pipeline *p, const spdl__positi
     return spdl__pipeline_go(p, &start, deadline);
 }
 
-/* A reference less. */
+/* --- destroy --- */
+
+/* No thread of the pool comes any more. Each has run its fini itself; those of other places run here. */
+SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
+    int i;
+    spdl__store32(&p->leaving, 1);
+    spdl__full_barrier(); /* pairs with that in pool_park: a worker is asleep, or will see it */
+    spdl__client_stir(p->beacon, p->bit);
+    if (p->pool != NULL) spdl__pool_wake_all(p->pool);
+    while (p->has_hooks) {
+        const uint32_t word = spdl__load32(&p->quiet.word);
+        if (spdl__load32(&p->left) == spdl__load32(&p->joined)) break;
+        (void)spdl__os_event_sleep(&p->quiet, word, SPDL__NEVER);
+    }
+    if (p->slot != NULL) spdl__pool_detach(p->pool, p->slot);
+    p->slot = NULL;
+    for (i = 0; i < p->workers - (p->producer != NULL); ++i) spdl__step_fini(p, &p->task[i]);
+}
+
+/* With SPDL_DEBUG: the items that nobody has freed, those in batches included. */
+SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
+    int i, k;
+    for (i = 0; i < p->count; ++i) {
+        uint64_t items = spdl__load_relaxed(&p->node[i].unfreed);
+        for (k = 0; k < p->count; ++k)
+            if (p->node[k].batches != NULL)
+                items += spdl__load_relaxed(&p->node[k].batches->unfreed[i]);
+        if (items > 0)
+            spdl__logf(&p->logger, SPDL_LOG_WARN,
+                       "spdl: %llu items of stage %d '%s' were freed by nobody: its row has no "
+                       "free_item", (spdl__llu)items, i, p->node[i].name);
+    }
+}
+
+/* Frees whatever create has made so far, but the pool. */
+SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
+    const spdl_allocator allocator = p->allocator;
+    const size_t workers = (size_t)p->workers;
+    int i;
+    spdl__doctor_free(p);
+#ifndef SPDL_NO_REPORT
+    spdl__trace_free(p);
+#endif
+    for (i = 0; p->task != NULL && i < p->workers; ++i)
+        (void)spdl__os_file_close(p->task[i].meter.file);
+    for (i = 0; p->node != NULL && i < p->count; ++i) {
+        spdl__node *node = &p->node[i];
+        if (node->batches != NULL) spdl__batch_pool_drop(node->batches, NULL);
+        if (node->buffers != NULL) spdl__batch_pool_drop(node->buffers, NULL);
+        spdl__free(&allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
+        spdl__free(&allocator, node->counters, (workers + 1) * sizeof(*node->counters));
+        spdl__free(&allocator, node->parked, (size_t)node->most * sizeof(*node->parked));
+        spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1));
+    }
+    spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
+    spdl__free(&allocator, p->task, workers * sizeof(*p->task));
+    spdl__free(&allocator, p->local, workers * (size_t)p->count * sizeof(*p->local));
+    spdl__os_event_fini(&p->fed);
+    spdl__os_event_fini(&p->quiet);
+    spdl__os_event_fini(&p->room);
+    spdl__free(&allocator, p, sizeof(*p));
+}
+
 SPDL__PRIVATE void spdl__pipeline_drop(spdl_pipeline *p) {
     if (spdl__sub(&p->references, 1) == 1) spdl__pipeline_release(p);
 }
 
-/* The end of a thread that was abandoned. */
-SPDL__PRIVATE void spdl__pipeline_leave(void *ctx) {
-    const spdl__group *group = (const spdl__group *)ctx;
-    spdl_pipeline *p = group->pipeline;
-    if (p->has_hooks && p->inits[group->first] != UINT8_MAX)
-        spdl__step_fini(p, group, group->first);
-    spdl__pipeline_drop(p);
+/* The thread of a source ends, or is left in its call, which may never return. A next function keeps
+   to its timeout: it is left only when it was waited for (`long_ago`). Whether it is left. */
+SPDL__PRIVATE bool spdl__destroy_abandons(spdl_pipeline *p, bool long_ago) {
+    uint32_t calling = 1;
+    if (p->producer == NULL || !p->producer_started) return false;
+    if (p->producer->row.next != NULL && !long_ago) return false;
+    if (!spdl__cas32(&p->producer->calling, &calling, SPDL__ABANDONED)) return false;
+    ++p->references;
+    return true;
+}
+
+SPDL__PRIVATE void spdl__destroy_producer(spdl_pipeline *p, bool left) {
+    if (!p->producer_started) return;
+    spdl__store32(&p->producer_quits, 1);
+    spdl__full_barrier();
+    spdl__wake_producer(p);
+    if (left) spdl__os_thread_detach(&p->producer_thread);
+    else spdl__os_thread_join(&p->producer_thread);
+    p->producer_started = false;
 }
 
 /* Destroy has waited for long: what for. */
-SPDL__PRIVATE void spdl__pipeline_warn(spdl_pipeline *p) {
+SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
     int i;
     for (i = 0; i < p->count; ++i) {
         const spdl__node *node = &p->node[i];
-        if ((spdl__load(node->word) & SPDL__ACTIVE) == 0 || node->group->abandoned) continue;
+        if ((spdl__load(node->word) & SPDL__ACTIVE) == 0) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
                    "spdl: spdl_pipeline_destroy %s a call of stage %d '%s' to return%s",
-                   node->in == NULL && node->row.threads > 0 ? "no longer waits for" : "waits for",
-                   i, node->name, node->row.deferred ? " and be completed" : "");
+                   node->own_thread ? "no longer waits for" : "waits for", i, node->name,
+                   node->row.deferred ? " and be completed" : "");
     }
 }
 
+/* Waits until no call is inside. The row whose call it has gone on without, or NULL; false: without
+   threads nobody else can complete a call, and nothing is freed that one may use. */
+SPDL__PRIVATE bool spdl__destroy_await(spdl_pipeline *p, const spdl__node **left) {
+    *left = spdl__load32(&p->late) && spdl__destroy_abandons(p, false) ? p->producer : NULL;
+    if (spdl__pipeline_await_quiet(p, spdl__deadline(SPDL__DESTROY_WARN_NS), *left) == SPDL_OK)
+        return true;
+    spdl__destroy_warn(p);
+    if (*left == NULL && spdl__destroy_abandons(p, true)) *left = p->producer;
+    return spdl__pipeline_await_quiet(p, SPDL__NEVER, *left) == SPDL_OK;
+}
+
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
-    int i;
+    const spdl__node *left;
     if (p == NULL || spdl__pipeline_forked(p)) return;
     if (spdl__pipeline_inside(p)) {
         spdl__log(&p->logger, SPDL_LOG_ERROR,
@@ -12469,45 +10939,30 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     }
     spdl__doctor_close(p);
     spdl__pipeline_halt(p);
-    if (spdl__pipeline_await_quiet(p, spdl__deadline(SPDL__DESTROY_WARN_NS),
-                                   spdl__load32(&p->late) != 0) != SPDL_OK) {
-        spdl__pipeline_warn(p);
-        /* without threads nobody else can complete a call: nothing is freed that one may use */
-        if (spdl__pipeline_await_quiet(p, SPDL__NEVER, true) != SPDL_OK) return;
-    }
-    if (p->has_hooks) spdl__pipeline_part_all(p);
-    for (i = 0; i < p->groups; ++i)
-        if (p->group[i].slot != NULL && !p->group[i].abandoned)
-            spdl__pool_detach(p->group[i].pool, p->group[i].slot);
-    spdl__pipeline_part_guests(p);
+    if (!spdl__destroy_await(p, &left)) return;
+    spdl__destroy_part(p);
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
+    spdl__destroy_producer(p, left != NULL);
     spdl__pipeline_purge(p, 0);
     spdl__doctor_empty(p);
-    spdl__failures_log(p);
+    spdl__fail_log(p);
     if (SPDL__DEBUGS) spdl__unfreed_log(p);
     spdl__report_end(p);
 #ifndef SPDL_NO_REPORT
     spdl__trace_close(p);
 #endif
-    for (i = 0; i < p->groups; ++i) {
-        spdl__group *group = &p->group[i];
-        if (group->abandoned) {
-            spdl__pool_abandon(group->pool, spdl__pipeline_leave, group);
-        } else if (group->own_pool) {
-            spdl__pool_release(group->pool);
-            group->own_pool = false;
-        }
-    }
+    if (p->own_pool) spdl__pool_release(p->pool);
     spdl__pipeline_drop(p);
 }
 
 /* ============================================================================================= */
 /* >>create-impl
-   How create checks the rows and builds nodes, edges and groups from them. All of it runs on the
-   owner's thread. Create allocates everything, spdl__pipeline_release frees what is there. */
+   How create checks the rows and builds nodes and edges from them. All of it runs on the owner's
+   thread. Create allocates everything, spdl__pipeline_release frees what is there. */
 
 #define SPDL__MAX_SPARE 65536 /* batches of one row that are made ahead */
 #define SPDL__ROUTED 32 /* results of a branch that may wait when the row does not say */
+#define SPDL__BATCH_BUFFER 1024 /* items in front of a batch, at most, when the row does not say */
 
 /* --- what the rows say --- */
 
@@ -12520,11 +10975,9 @@ typedef struct spdl__plan {
     uint32_t above[SPDL_MAX_STAGES + 1]; /* bit k: what row k makes can come here */
     int paths[SPDL_MAX_STAGES + 1];      /* branch and merge: how many */
     uint8_t path[SPDL_MAX_STAGES + 1][SPDL_MAX_STAGES]; /* and which rows they write, or read */
-    int branch[SPDL_MAX_STAGES + 1]; /* the branch it is inside of; merge: that it ends; or -1. Of
-                                        several sources that is row 0, the first of their paths */
+    int branch[SPDL_MAX_STAGES + 1]; /* the branch it is inside of; merge: that it ends; or -1 */
     int merge[SPDL_MAX_STAGES + 1];  /* branch: where it ends */
     const spdl__doctor_plan *doctor; /* or NULL */
-    spdl__child *child; /* or NULL */
 } spdl__plan;
 
 SPDL__COLD const char *spdl__kind_name(spdl_kind kind) {
@@ -12591,31 +11044,21 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "size", "batch", row->size, 1, SPDL__MAX_BATCH },
         { "concurrency", "pipe", row->concurrency == 1 ? 0 : row->concurrency, 1,
           SPDL__MAX_CONCURRENCY },
-        { "max_concurrency", "pipe", row->max_concurrency, 1, SPDL__MAX_CONCURRENCY },
-        { "threads", "source and pipe", row->threads, 1,
-          row->kind == SPDL_KIND_SOURCE ? 1 : SPDL__MAX_WORKERS },
+        { "threads", "source", row->threads, 1, 1 },
         { "buffer_size", NULL, row->buffer_size, 1, SPDL__MAX_BUFFER },
-        { "output_order", "pipe", row->output_order, 0, SPDL_ORDER_COMPLETION },
-        { "reorder_window", "pipe", row->reorder_window, 1, SPDL__MAX_BUFFER },
+        { "output_order", "pipe and merge", row->output_order, 0, SPDL_ORDER_COMPLETION },
         { "item_bytes", "source, pipe and batch", (int64_t)row->item_bytes, 1, INT32_MAX },
         { "drop_last", "batch", row->drop_last, 0, 1 },
         { "drop_oldest", "feed", row->drop_oldest, 0, 1 },
         { "continuous", "source", row->continuous, 0, 1 },
-        { "emits", "source and pipe", row->emits, 1, SPDL__MAX_BUFFER },
         { "flush", "pipe", row->flush, 0, 1 },
         { "deferred", "pipe", row->deferred, 0, 1 },
         { "again", "pipe", row->again, 0, 1 },
         { "free_state", "pipe", row->free_state != NULL, 0, 1 },
-        { "merge_order", "merge", row->merge_order, 0, SPDL_MERGE_WEIGHTED },
-        { "merge_fn", "merge", row->merge_fn != NULL, 0, 1 },
-        { "weight", "path", row->weight != 0, 0, 1 },
-        { "retries", calls, row->retries, 0, INT32_MAX },
         { "max_failures", calls, row->max_failures, -1, INT32_MAX },
-        { "max_failure_rate", calls, row->max_failure_rate != 0, 0, 1 },
         { "on_drop", calls, row->on_drop != NULL, 0, 1 },
         { "free_item", "source, feed, pipe and branch", row->free_item != NULL, 0, 1 },
         { "copy_item", "source and pipe", row->copy_item != NULL, 0, 1 },
-        { "const_input", "pipe", row->const_input, 0, 1 },
         { "init", calls, row->init != NULL, 0, 1 },
         { "fini", calls, row->fini != NULL, 0, 1 },
     };
@@ -12653,15 +11096,13 @@ SPDL__COLD spdl_result spdl__row_judge(const spdl__plan *plan, int i, const spdl
 /* Rows in the wrong place, and fields that do not go together or are missing. */
 SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
-    const bool begins = row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_FEED;
+    const bool source = row->kind == SPDL_KIND_SOURCE;
+    const bool begins = source || row->kind == SPDL_KIND_FEED;
     const bool ends = row->kind == SPDL_KIND_SINK, last = i == plan->count - 1;
+    const bool several = row->concurrency > 1;
     const spdl__rule rules[] = {
-        { i == 0 && !begins && row->kind != SPDL_KIND_PATH,
-          "the first row must be SPDL_SOURCE, SPDL_FROM or SPDL_FEED, or SPDL_PATH before several "
-          "sources" },
-        { i > 0 && row->kind == SPDL_KIND_FEED,
-          "only the first row may be SPDL_FEED: one of several sources is SPDL_SOURCE or "
-          "SPDL_FROM" },
+        { i == 0 && !begins, "the first row must be SPDL_SOURCE, SPDL_FROM or SPDL_FEED" },
+        { i > 0 && begins, "only the first row may be SPDL_SOURCE, SPDL_FROM or SPDL_FEED" },
         { last && !ends, "the last row must be SPDL_SINK" },
         { !last && ends, "only the last row may be SPDL_SINK" },
         { i == 1 && ends && plan->rows[0].kind == SPDL_KIND_FEED,
@@ -12670,68 +11111,31 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
           "fn is NULL" },
         { row->next != NULL && row->type == NULL, "next is set, but type is NULL" },
         { row->next != NULL && row->fn != NULL, "next and fn are both set" },
-        { row->next != NULL && row->emits, "emits is set, but what SPDL_FROM yields are items" },
-        { row->kind == SPDL_KIND_BATCH && row->size == 0, "size is 0, must be at least 1" },
-        { i == plan->count - 2 && row->buffer_size != 0,
-          "buffer_size is set, but SPDL_SINK sets that of the edge after the last stage" },
-        { row->max_failure_rate != 0 && row->max_failures != 0,
-          "max_failures and max_failure_rate are both set" },
-        { row->fini != NULL && row->init == NULL, "fini is set without init" },
-        { row->flush && (row->concurrency > 1 || row->max_concurrency > 1),
-          "flush is set, but concurrency is more than 1" },
-        { row->deferred && row->emits, "deferred and emits are both set" },
-        { row->deferred && row->flush, "deferred and flush are both set" },
-        { (uint64_t)row->size * row->item_bytes > SIZE_MAX / 2,
-          "size times item_bytes is more than there can be memory" },
         { row->next != NULL && row->item_bytes != 0,
           "item_bytes is set, but what SPDL_FROM yields are items" },
-        { row->again && row->emits, "again and emits are both set" },
+        { row->kind == SPDL_KIND_BATCH && row->size == 0, "size is 0, must be at least 1" },
+        { (uint64_t)row->size * row->item_bytes > SIZE_MAX / 2,
+          "size times item_bytes is more than there can be memory" },
+        { i == plan->count - 2 && row->buffer_size != 0,
+          "buffer_size is set, but SPDL_SINK sets that of the edge after the last stage" },
+        { row->fini != NULL && row->init == NULL, "fini is set without init" },
+        { row->flush && several, "flush is set, but concurrency is more than 1" },
+        { row->flush && row->deferred, "deferred and flush are both set" },
         { row->again && row->deferred, "again and deferred are both set" },
+        { row->again && several && row->output_order == SPDL_ORDER_INPUT,
+          "again is set, and concurrency is more than 1: write .output_order = "
+          "SPDL_ORDER_COMPLETION, or a stage before it that does what takes long" },
         { row->free_state != NULL && !row->again, "free_state is set without again" },
-        { row->deferred && row->retries > 0,
-          "deferred and retries are both set: whoever completes a call repeats it" },
-        { (row->merge_order == SPDL_MERGE_CHOICE) != (row->merge_fn != NULL),
-          "merge_fn goes with SPDL_MERGE_CHOICE, and only with it" },
     };
-    const spdl_result result = spdl__row_judge(plan, i, SPDL_TABLE(rules));
-    if (result != SPDL_OK) return result;
-    if (row->max_concurrency != 0 && row->max_concurrency < row->concurrency)
-        return spdl__row_error(plan, i, "max_concurrency is %d, less than the concurrency of %d",
-                               row->max_concurrency, row->concurrency);
-    if (!(row->weight >= 0 && row->weight <= 1.7976931348623157e308))
-        return spdl__row_error(plan, i, "weight is %g, must be more than 0", row->weight);
-    if (!(row->max_failure_rate >= 0 && row->max_failure_rate <= 1))
-        return spdl__row_error(plan, i, "max_failure_rate is %g, must be in (0, 1]",
-                               row->max_failure_rate);
-    return SPDL_OK;
+    return spdl__row_judge(plan, i, SPDL_TABLE(rules));
 }
 
-/* Whether this is the first row of several sources, in the place of their branch. */
-SPDL__COLD bool spdl__plan_sources(const spdl__plan *plan, int branch) {
-    return branch == 0 && plan->rows[0].kind == SPDL_KIND_PATH;
-}
-
-/* Rows of branches and of several sources in the wrong place; `branch` is open. */
+/* Rows of branches in the wrong place; `branch` is open. */
 SPDL__COLD spdl_result spdl__check_paths(const spdl__plan *plan, int i, int branch) {
-    const spdl_stage *row = &plan->rows[i];
-    const spdl_kind kind = row->kind, before = i > 0 ? plan->rows[i - 1].kind : SPDL_KIND_NONE;
-    const bool merge = kind == SPDL_KIND_MERGE, source = kind == SPDL_KIND_SOURCE;
-    const bool path = kind == SPDL_KIND_PATH, first = before == SPDL_KIND_PATH;
-    const bool among = spdl__plan_sources(plan, branch); /* not in a branch of a path */
+    const spdl_kind kind = plan->rows[i].kind;
+    const spdl_kind before = i > 0 ? plan->rows[i - 1].kind : SPDL_KIND_NONE;
+    const bool merge = kind == SPDL_KIND_MERGE, path = kind == SPDL_KIND_PATH;
     const spdl__rule rules[] = {
-        { merge && !among && row->merge_order == SPDL_MERGE_WEIGHTED,
-          "merge_order is SPDL_MERGE_WEIGHTED, which joins several sources" },
-        { merge && among && row->merge_order == SPDL_MERGE_BATCHES,
-          "merge_order is SPDL_MERGE_BATCHES, which joins what one SPDL_BRANCH has split" },
-        { among && source && row->continuous != plan->rows[1].continuous,
-          "continuous is set for some of the sources that a merge joins, but not for all" },
-        { among && path && row->buffer_size != 0,
-          "buffer_size is set, but there is no edge before a source: set that of the source" },
-        { among && first && !source,
-          "after SPDL_PATH of several sources there must be SPDL_SOURCE or SPDL_FROM" },
-        { source && i > 0 && !(among && first),
-          "only the first row may be SPDL_SOURCE or SPDL_FROM, or the first of a path when the "
-          "table begins with SPDL_PATH" },
         { before == SPDL_KIND_BRANCH && !path, "after SPDL_BRANCH there must be SPDL_PATH" },
         { path && branch < 0, "SPDL_PATH without SPDL_BRANCH above" },
         { merge && branch < 0, "SPDL_MERGE without SPDL_BRANCH above" },
@@ -12740,41 +11144,24 @@ SPDL__COLD spdl_result spdl__check_paths(const spdl__plan *plan, int i, int bran
     return spdl__row_judge(plan, i, SPDL_TABLE(rules));
 }
 
-/* Each path of a weighted merge has a weight, and no other one. */
-SPDL__COLD spdl_result spdl__check_weights(const spdl__plan *plan, int merge, int branch) {
-    const bool weighted = plan->rows[merge].merge_order == SPDL_MERGE_WEIGHTED;
-    int k;
-    for (k = 0; k < plan->paths[branch]; ++k)
-        if ((plan->rows[plan->path[branch][k]].weight > 0) != weighted)
-            return spdl__row_error(plan, plan->path[branch][k],
-                                   weighted ? "weight is 0, must be more than 0: its merge is "
-                                              "SPDL_MERGE_WEIGHTED"
-                                            : "weight is set, but its merge is not "
-                                              "SPDL_MERGE_WEIGHTED");
-    return SPDL_OK;
-}
-
 /* Which row reads the edge of which; `open` are the branches whose merge is still to come. */
 SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
     int open[SPDL_MAX_STAGES + 2], depth = 0, i, k;
     spdl_result result;
     open[0] = -1;
-    if (plan->rows[0].kind == SPDL_KIND_PATH) open[++depth] = 0;
     for (i = 0; i < plan->count; ++i) {
         const spdl_kind kind = plan->rows[i].kind;
         const int branch = open[depth];
         result = spdl__check_paths(plan, i, branch);
         if (result != SPDL_OK) return result;
-        plan->branch[i] = i > 0 ? branch : -1; /* -1 also where row 0 stands for the branch */
-        plan->before[i] = kind == SPDL_KIND_SOURCE ? -1 : i - 1;
+        plan->branch[i] = branch;
+        plan->before[i] = i - 1; /* the first: -1 */
         if (kind == SPDL_KIND_BRANCH) open[++depth] = i;
         if (kind == SPDL_KIND_PATH) {
-            plan->before[i] = spdl__plan_sources(plan, branch) ? -1 : branch;
+            plan->before[i] = branch;
             plan->path[branch][plan->paths[branch]++] = (uint8_t)i;
         }
         if (kind == SPDL_KIND_MERGE) {
-            result = spdl__check_weights(plan, i, branch);
-            if (result != SPDL_OK) return result;
             --depth;
             plan->before[i] = -1;
             plan->merge[branch] = i;
@@ -12789,9 +11176,7 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
             plan->above[i] |= plan->above[plan->before[i]] | (uint32_t)1 << plan->before[i];
     }
     if (depth == 0) return SPDL_OK;
-    return spdl__row_error(plan, open[depth], "%s without SPDL_MERGE below",
-                           plan->rows[open[depth]].kind == SPDL_KIND_PATH ? "SPDL_PATH"
-                                                                          : "SPDL_BRANCH");
+    return spdl__row_error(plan, open[depth], "SPDL_BRANCH without SPDL_MERGE below");
 }
 
 SPDL__COLD bool spdl__type_any(const char *type) {
@@ -12803,8 +11188,7 @@ SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     const char *type = "void";
     int k;
-    if (row->kind == SPDL_KIND_PATH)
-        return plan->before[i] < 0 ? type : spdl__row_yields(plan, plan->before[i]);
+    if (row->kind == SPDL_KIND_PATH) return spdl__row_yields(plan, plan->before[i]);
     if (row->kind == SPDL_KIND_BATCH) return "spdl_batch";
     if (row->kind == SPDL_KIND_UNBATCH && plan->rows[plan->before[i]].kind == SPDL_KIND_BATCH)
         return spdl__row_yields(plan, plan->before[plan->before[i]]);
@@ -12816,7 +11200,6 @@ SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
 }
 
 SPDL__COLD const char *spdl__row_takes(const spdl_stage *row) {
-    if (row->kind == SPDL_KIND_MERGE && row->merge_order == SPDL_MERGE_BATCHES) return "spdl_batch";
     if (row->kind == SPDL_KIND_UNBATCH) return "spdl_batch";
     return row->fn != NULL && row->fn->in_type != NULL ? row->fn->in_type : "void";
 }
@@ -12868,41 +11251,29 @@ SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     return result;
 }
 
-/* What a row may not be between a branch and its merge: with SPDL_MERGE_BATCHES each path keeps the
-   order and number of its batches; with SPDL_MERGE_ROBIN nothing may make more or fewer of the
-   items than can be known, or a path would starve sooner or later. */
+/* Whether a row lies in a path whose merge is in the order of its branch. */
+SPDL__COLD bool spdl__plan_in_turn(const spdl__plan *plan, int i) {
+    int branch = plan->branch[i];
+    if (plan->rows[i].kind == SPDL_KIND_MERGE) branch = plan->branch[branch];
+    for (; branch >= 0; branch = plan->branch[branch])
+        if (plan->rows[plan->merge[branch]].output_order == SPDL_ORDER_INPUT) return true;
+    return false;
+}
+
+/* What a row may not be there: each item has to make one result or none, in order. */
 SPDL__COLD spdl_result spdl__check_inside(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
-    const struct {
-        bool is, batches, robin; /* not in a path of these */
-        const char *what;
-    } rules[] = {
-        { row->max_failure_rate > 0, false, true, "max_failure_rate" },
-        { row->max_failures != 0, false, true, "max_failures" },
-        { row->kind == SPDL_KIND_MERGE && row->merge_order != SPDL_MERGE_BATCHES, true, false,
-          "merge_order" },
-        { row->kind == SPDL_KIND_UNBATCH, true, true, "SPDL_UNBATCH" },
-        { row->kind == SPDL_KIND_BATCH, true, false, "SPDL_BATCH" },
-        { row->flush, true, true, "flush" },
-        { row->again, true, true, "again" },
-        { row->emits > 0, true, true, "emits" },
-        { row->output_order == SPDL_ORDER_COMPLETION, true, false, "completion order" },
-    };
-    int branch = row->kind == SPDL_KIND_MERGE ? plan->branch[plan->branch[i]] : plan->branch[i];
-    size_t k;
-    for (; branch >= 0; branch = plan->branch[branch]) {
-        const spdl_merge_order order = plan->rows[plan->merge[branch]].merge_order;
-        const bool batches = order == SPDL_MERGE_BATCHES;
-        const bool robin = order == SPDL_MERGE_ROBIN && !spdl__plan_sources(plan, branch);
-        for (k = 0; k < sizeof(rules) / sizeof(rules[0]); ++k)
-            if (rules[k].is && ((batches && rules[k].batches) || (robin && rules[k].robin)))
-                return spdl__row_error(plan, i, "%s: in a path %s", rules[k].what,
-                                       batches ? "that SPDL_MERGE_BATCHES joins, batches have to "
-                                                 "keep their order and number"
-                                               : "of SPDL_MERGE_ROBIN the number of results has "
-                                                 "to be certain, or the merge could starve");
-    }
-    return SPDL_OK;
+    const char *what = row->kind == SPDL_KIND_UNBATCH                     ? "SPDL_UNBATCH"
+                       : row->kind == SPDL_KIND_BATCH                     ? "SPDL_BATCH"
+                       : row->output_order == SPDL_ORDER_COMPLETION ? "completion order"
+                       : row->flush                                       ? "flush"
+                       : row->again                                       ? "again"
+                                                                          : NULL;
+    if (what == NULL || !spdl__plan_in_turn(plan, i)) return SPDL_OK;
+    return spdl__row_error(plan, i,
+                           "%s in a path whose merge is in input order, where each item makes one "
+                           "result or none: write SPDL_MERGE(.output_order = "
+                           "SPDL_ORDER_COMPLETION)", what);
 }
 
 SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
@@ -12914,11 +11285,9 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
     else if (desc->pool != NULL && desc->workers != 0)
         (void)snprintf(why, sizeof(why), "workers is %d, but pool is set: leave it 0",
                        desc->workers);
-    else if (!(desc->cpu_budget >= 0))
-        (void)snprintf(why, sizeof(why), "cpu_budget is %g, must be at least 0", desc->cpu_budget);
-    else if (!(desc->tune_seconds >= 0 && desc->tune_seconds < 1e9))
-        (void)snprintf(why, sizeof(why), "tune_seconds is %g, must be %s", desc->tune_seconds,
-                       desc->tune_seconds >= 1e9 ? "less than 1e9" : "at least 0");
+    else if (desc->workers == SPDL__MAX_WORKERS && desc->next_works_ns != 0)
+        (void)snprintf(why, sizeof(why), "workers is %d, with next_works_ns at most %d",
+                       desc->workers, SPDL__MAX_WORKERS - 1);
     else if (desc->trace_events < 0 || desc->trace_events > SPDL__TRACE_EVENTS_MAX)
         (void)snprintf(why, sizeof(why), "trace_events is %d, must be 0 to %d", desc->trace_events,
                        SPDL__TRACE_EVENTS_MAX);
@@ -12951,23 +11320,6 @@ SPDL__COLD spdl_result spdl__check_plan(spdl__plan *plan) {
 
 /* --- what is built --- */
 
-/* The most items a batch of ours can have that leaves this row; 0: it yields none. */
-SPDL__COLD size_t spdl__node_batch_size(const spdl_pipeline *p, const spdl__plan *plan, int i) {
-    const spdl_stage *row = &plan->rows[i];
-    size_t most = 0;
-    int k;
-    if (row->kind == SPDL_KIND_BATCH) return (size_t)row->size;
-    if (row->kind != SPDL_KIND_UNBATCH && strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0)
-        return 0;
-    for (k = 0; row->kind == SPDL_KIND_MERGE && k < plan->paths[i]; ++k)
-        most = (size_t)spdl__max(most, p->node[plan->path[i][k]].batch_size);
-    if (plan->before[i] >= 0) most = p->node[plan->before[i]].batch_size;
-    if (!row->emits && !row->again && row->kind != SPDL_KIND_UNBATCH) return most;
-    for (k = 0; k < i; ++k) /* batches out of a batch of batches */
-        if (plan->above[i] >> k & 1) most = (size_t)spdl__max(most, p->node[k].batch_size);
-    return most;
-}
-
 /* The bytes of an item in the batches in place that row `i` feeds, or 0. */
 SPDL__COLD size_t spdl__row_feeds(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
@@ -12976,53 +11328,51 @@ SPDL__COLD size_t spdl__row_feeds(const spdl__plan *plan, int i) {
     return row[1].kind == SPDL_KIND_BATCH ? row[1].item_bytes : 0;
 }
 
-SPDL__COLD int spdl__row_threads(const spdl_stage *row) {
-    return row->next != NULL ? 1 : row->threads;
-}
-
 /* Whether calls of this row know where in a batch their items will lie: if none is dropped, that is
    a matter of tickets. Not of a source that destroy may leave: the batch would be gone. */
 SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
-    return spdl__row_feeds(plan, i) > 0 && row->item_bytes == 0 && !row->emits && !row->again &&
+    return spdl__row_feeds(plan, i) > 0 && row->item_bytes == 0 && !row->again &&
            row->output_order == SPDL_ORDER_INPUT &&
            (row->kind != SPDL_KIND_SOURCE || row->threads == 0);
 }
 
+/* Finished items that may wait when the row does not say. Those in front of a batch are held anyway. */
+SPDL__COLD int spdl__row_buffer(const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i];
+    if (spdl__row_places(plan, i)) /* they need no memory of their own */
+        return (int)spdl__min(SPDL__SITTING_ITEMS, (uint64_t)row[1].size);
+    if (row->kind == SPDL_KIND_BRANCH && strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0)
+        return SPDL__ROUTED;
+    if (row[1].kind == SPDL_KIND_BATCH && row[1].item_bytes == 0)
+        return (int)spdl__max(2, spdl__min(SPDL__BATCH_BUFFER, (uint64_t)row[1].size));
+    return 2;
+}
+
 /* The row with defaults in place of zeros. */
-SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i, int threads) {
+SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i) {
     const int at_sink = plan->rows[plan->count - 1].buffer_size;
-    const bool routes_items = plan->rows[i].kind == SPDL_KIND_BRANCH &&
-                              strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0;
-    const bool raises = plan->desc->autotune || (plan->doctor != NULL && plan->doctor->desc.raise);
-    const bool many = plan->rows[i].kind == SPDL_KIND_PIPE && !plan->rows[i].flush;
     spdl_stage row = plan->rows[i];
-    if (row.next != NULL) row.fn = &spdl__from;
-    row.threads = spdl__row_threads(&row);
-    if (row.concurrency == 0 && many) row.concurrency = row.threads;
+    if (row.next != NULL) {
+        row.fn = &spdl__from;
+        row.threads = 1;
+    }
     if (row.concurrency == 0) row.concurrency = 1;
-    if (row.max_concurrency == 0)
-        row.max_concurrency = raises && many && threads > row.concurrency ? threads
-                                                                          : row.concurrency;
-    if (row.concurrency > row.max_concurrency) row.concurrency = row.max_concurrency;
     if (i == plan->count - 2) row.buffer_size = at_sink ? at_sink : 3;
-    if (row.buffer_size == 0 && spdl__row_places(plan, i)) /* they need no memory of their own */
-        row.buffer_size = (int)spdl__min(SPDL__SITTING_ITEMS, (uint64_t)plan->rows[i + 1].size);
-    if (row.buffer_size == 0) row.buffer_size = routes_items ? SPDL__ROUTED : 2;
+    if (row.buffer_size == 0) row.buffer_size = spdl__row_buffer(plan, i);
     if (!spdl__row_places(plan, i) && row.item_bytes == 0)
         row.item_bytes = spdl__row_feeds(plan, i);
     if (row.kind == SPDL_KIND_UNBATCH) {
         row.kind = SPDL_KIND_PIPE;
         row.fn = &spdl__unbatch_function;
-        row.emits = 1; /* or as many as there are: no spdl_emit counts them */
+        row.again = true;
     }
-    if (row.kind == SPDL_KIND_BATCH || row.kind == SPDL_KIND_MERGE) row.free_item = spdl_batch_free;
+    if (row.kind == SPDL_KIND_BATCH) {
+        row.fn = &spdl__batch_function;
+        row.flush = true;
+        row.free_item = spdl_batch_free;
+    }
     return row;
-}
-
-/* Whether the batches that this branch splits are joined again. */
-SPDL__COLD bool spdl__plan_joins(const spdl__plan *plan, int branch) {
-    return branch >= 0 && plan->rows[plan->merge[branch]].merge_order == SPDL_MERGE_BATCHES;
 }
 
 /* The name of a row, the second one of the same name being "name#2". */
@@ -13036,118 +11386,101 @@ SPDL__COLD void spdl__node_name(const spdl_pipeline *p, spdl__node *node, const 
     }
 }
 
-/* What a row reads from, and who runs it. A polite worker whose turn is over looks for nothing
-   itself: it wakes others for any row. */
+/* What a row reads from. */
 SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spdl__node *node) {
     const int i = node->index;
-    const bool merge = node->row.kind == SPDL_KIND_MERGE, path = node->row.kind == SPDL_KIND_PATH;
-    int outer = plan->branch[i], k;
+    const bool merge = node->row.kind == SPDL_KIND_MERGE;
+    int k;
     node->word = &node->own;
     if (plan->before[i] >= 0) node->before = &p->node[plan->before[i]];
-    if (node->before != NULL && !path) {
+    if (node->before != NULL && node->row.kind != SPDL_KIND_PATH) {
         node->in = &node->before->out;
         node->word = &node->in->word;
     }
     for (k = 0; k < (merge ? node->paths : node->in != NULL); ++k) {
         spdl__node *from = merge ? &p->node[node->path[k]] : node->before;
-        if (merge) from->weight = plan->rows[plan->path[outer][k]].weight;
         if (from->row.kind == SPDL_KIND_PATH) from = from->before; /* writes in its place */
         from->beside |= (uint32_t)1 << i;
         node->beside |= (uint32_t)1 << from->index;
     }
-    if (merge) {
-        node->begin = &p->node[outer];
-        if (node->begin->row.kind == SPDL_KIND_PATH) p->mix = node;
-        outer = plan->branch[outer];
-    }
-    if (spdl__plan_joins(plan, outer)) node->branch = &p->node[outer];
-    for (k = p->groups - 1; k >= 0; --k)
-        if (p->group[k].rows >> i & 1) node->group = &p->group[k];
-    if (p->rescue != NULL) node->beside = UINT32_MAX;
-    node->at_end = node == p->last || (p->feed != NULL && node == p->feed + 1);
+    if (merge) node->merge = &p->node[plan->branch[i]];
+    if (node->row.kind == SPDL_KIND_BRANCH) node->merge = &p->node[plan->merge[i]];
+    node->at_end = node == p->last || i == 1;
 }
 
 /* A row, except for its memory. The rows before it are there. */
 SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i) {
     spdl__node *node = &p->node[i];
     spdl_stage *row = &node->row;
-    *row = spdl__row_defaults(plan, i,
-                              plan->rows[i].threads ? plan->rows[i].threads : p->group[0].workers);
+    const bool raises = plan->doctor != NULL && plan->doctor->desc.raise;
+    *row = spdl__row_defaults(plan, i);
     node->index = i;
     spdl__node_name(p, node, spdl__row_name(&plan->rows[i]));
     row->name = node->name; /* for the probes */
-    node->ordered = row->kind != SPDL_KIND_PIPE || row->output_order == SPDL_ORDER_INPUT;
-    node->serial = row->max_concurrency == 1;
-    node->alone = row->flush || plan->rows[i].max_concurrency == 1;
+    node->gathers = row->kind == SPDL_KIND_BATCH || row->kind == SPDL_KIND_MERGE;
+    node->alone = row->flush || plan->rows[i].concurrency == 1;
+    node->most = row->concurrency;
+    if (raises && row->kind == SPDL_KIND_PIPE && !node->alone && !row->again &&
+        p->threads > node->most)
+        node->most = p->threads;
+    node->ordered = row->output_order == SPDL_ORDER_INPUT;
+    node->serial = node->most == 1;
     node->by_ticket = node->ordered && !node->serial;
+    node->at_put = node->serial || row->again;
+    node->holes = node->by_ticket || spdl__plan_in_turn(plan, i);
+    node->own_thread = row->kind == SPDL_KIND_SOURCE && row->threads > 0;
     node->places = spdl__row_places(plan, i);
     node->above = plan->above[i];
     node->paths = plan->paths[i];
     memcpy(node->path, plan->path[i], sizeof(node->path));
-    node->limit = (uint32_t)row->concurrency;
-    node->cut = SPDL__OPEN;
-    node->freelist.allocator = &p->allocator;
-    node->batch_size = spdl__node_batch_size(p, plan, i);
-    if (row->kind == SPDL_KIND_BRANCH && node->batch_size > 0 && row->free_item == NULL)
-        row->free_item = spdl_batch_free;
-    node->splits = row->kind == SPDL_KIND_BRANCH && spdl__plan_joins(plan, i);
-    node->plain = !row->emits && !row->deferred && !row->flush && !node->splits;
-    node->held = (!node->ordered && row->reorder_window > 0) ||
-                 (row->again && !node->serial && !node->by_ticket);
+    node->limit = row->kind == SPDL_KIND_FEED ? 0 : (uint32_t)row->concurrency;
     if (row->kind == SPDL_KIND_FEED) p->feed = node;
+    if (node->own_thread) p->producer = node;
     if (row->fn == &spdl_index_spdl && p->sampler == NULL) p->sampler = (spdl_sampler *)row->ctx;
     if (row->init != NULL) p->has_hooks = true;
     spdl__node_connect(p, plan, node);
-    if ((row->merge_order == SPDL_MERGE_ROBIN || row->merge_order == SPDL_MERGE_CHOICE) &&
-        node != p->mix)
-        p->may_starve = true;
 }
 
-/* Rows that make batches: of items, of parts of a batch, of batches that are joined. */
-SPDL__COLD bool spdl__node_makes_batches(const spdl__node *node) {
-    return node->row.kind == SPDL_KIND_BATCH ||
-           (node->row.kind == SPDL_KIND_BRANCH && node->batch_size > 0) ||
-           (node->row.kind == SPDL_KIND_MERGE && node->row.merge_order == SPDL_MERGE_BATCHES);
+/* Whether its calls need nothing that is rare: see flow_sit. */
+SPDL__COLD bool spdl__node_is_plain(const spdl_pipeline *p, const spdl__node *node) {
+    const spdl_stage *row = &node->row;
+    return (row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE) && !node->own_thread &&
+           !row->again && !row->deferred && !row->flush && row->init == NULL &&
+           p->trace == NULL && p->profiler.event_fn == NULL;
 }
 
 /* How many batches of row `first` can be alive: on the edges they may travel, if later stages pass
-   them on, in calls, in batches of batches, and a few in the trainer's hands; of a branch on all
-   paths together. */
+   them on, in calls, in batches of batches, and a few in the consumer's hands. */
 SPDL__COLD uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
     uint64_t alive = 4, calls = 0;
     int i;
     for (i = p->count - 1; i >= first; --i) { /* from the sink up: what comes after is known */
         const spdl_stage *row = &p->node[i].row;
-        const uint64_t room = (uint64_t)row->buffer_size + (uint64_t)row->max_concurrency;
-        alive += room + calls;
-        calls = row->kind == SPDL_KIND_PIPE ? (uint64_t)row->max_concurrency : 0;
+        const uint64_t most = (uint64_t)p->node[i].most;
+        alive += (uint64_t)row->buffer_size + most + calls;
+        calls = row->kind == SPDL_KIND_PIPE ? most : 0;
         if (row->kind == SPDL_KIND_BATCH && i > first && row->item_bytes > 0)
-            alive = SPDL__COPIED; /* items end here */
+            alive = SPDL__SITTING_ITEMS; /* items end here */
         else if (row->kind == SPDL_KIND_BATCH && i > first)
             alive = spdl__min((alive + 1) * (uint64_t)row->size, SPDL__MAX_SPARE);
     }
-    if (p->node[first].row.kind == SPDL_KIND_BRANCH) alive *= 2;
     return spdl__min(alive, SPDL__MAX_SPARE);
 }
 
 /* Results of a row that may be promised and not taken. */
-SPDL__COLD uint64_t spdl__node_window(const spdl_pipeline *p, const spdl__node *node) {
-    const spdl_stage *row = &node->row;
-    const uint64_t buffer_size = (uint64_t)row->buffer_size;
-    uint64_t window = buffer_size + (uint64_t)row->max_concurrency;
-    if (node == p->last && p->doctored) window += buffer_size; /* it may be doubled */
-    if (row->kind == SPDL_KIND_PATH && node->before != NULL) /* all that wait may be here */
-        window = buffer_size + (uint64_t)node->before->row.buffer_size;
-    if (row->kind == SPDL_KIND_BRANCH) window = 1; /* it writes those of its paths */
-    if (!node->by_ticket) return window;
-    return spdl__max(window, row->reorder_window ? (uint64_t)row->reorder_window : SPDL__WINDOW);
+SPDL__COLD uint64_t spdl__node_window(const spdl__node *node) {
+    const uint64_t window = (uint64_t)node->row.buffer_size + (uint64_t)node->most; /* feed: END */
+    if (node->row.kind == SPDL_KIND_PATH) /* all that wait may be here, and a mark */
+        return window + 1 + (uint64_t)node->before->row.buffer_size;
+    if (node->row.kind == SPDL_KIND_BRANCH) return 1; /* it writes those of its paths */
+    return node->holes ? spdl__max(2 * window, SPDL__WINDOW) : window;
 }
 
 /* Blocks of a row that the pipeline itself may use at once; in place those written into, too. */
 SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *node) {
     uint64_t alive = spdl__batches_alive(p, node->index);
     if (node->row.kind == SPDL_KIND_BATCH && node->before->places)
-        alive += spdl__node_window(p, node->before) / (uint64_t)node->row.size + 2;
+        alive += spdl__node_window(node->before) / (uint64_t)node->row.size + 2;
     return alive;
 }
 
@@ -13156,54 +11489,62 @@ SPDL__COLD void *spdl__pipeline_alloc(const spdl_pipeline *p, uint64_t count, si
     return spdl__alloc_zeroed(&p->allocator, (size_t)count, bytes, SPDL_CACHE_LINE);
 }
 
-/* The memory of a row: its edge, counters, places for calls, stamps for a window, and batches. */
-SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
+/* Batches and buffers. */
+SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node,
+                                        const spdl_allocator *blocks) {
     const spdl_stage *row = &node->row;
-    const uint32_t calls = (uint32_t)row->max_concurrency;
-    const bool window = !node->ordered && row->reorder_window > 0;
-    spdl_allocator blocks = p->allocator;
+    const size_t alive = (size_t)spdl__node_blocks(p, node);
+    int i;
+    if (row->item_bytes > 0 && spdl__row_calls(row)) {
+        node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, alive, alive);
+        if (node->buffers == NULL) return SPDL_E_NOMEM;
+    }
+    if (row->kind != SPDL_KIND_BATCH) return SPDL_OK;
+    node->batches = spdl__batch_pool_make(blocks, (size_t)row->size,
+                                          (size_t)row->size * row->item_bytes, alive, alive);
+    if (node->batches == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i <= node->index; ++i) node->batches->free_item[i] = p->node[i].row.free_item;
+    return SPDL_OK;
+}
+
+/* A branch whose merge is in input order: an entry for each slot and call on the way there. */
+SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
+    const spdl__node *row;
+    uint64_t most = 1;
+    if (node->row.kind != SPDL_KIND_BRANCH || !node->merge->ordered) return true;
+    for (row = node + 1; row < node->merge; ++row)
+        most += spdl__pow2(spdl__node_window(row)) + (uint64_t)row->most + 1;
+    node->turns_mask = spdl__pow2(most) - 1;
+    node->turns = (uint8_t *)spdl__pipeline_alloc(p, node->turns_mask + 1, 1);
+    return node->turns != NULL;
+}
+
+/* The memory of a row: its edge, counters, places for calls that go on later, and batches. */
+SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node,
+                                        const spdl_allocator *blocks) {
+    const spdl_stage *row = &node->row;
+    const bool parks = row->deferred || row->again;
     spdl__edge *edge = &node->out;
-    uint64_t alive, ahead;
     uint32_t k;
     int i;
-    edge->end = SPDL__OPEN;
     edge->buffer_size = (uint64_t)row->buffer_size;
-    edge->window = spdl__node_window(p, node);
+    edge->window = spdl__node_window(node);
+    edge->holes = row->kind == SPDL_KIND_PATH ? node->before->holes : node->holes;
     edge->mask = spdl__pow2(edge->window) - 1;
     edge->slots = (spdl__slot *)spdl__pipeline_alloc(p, edge->mask + 1, sizeof(*edge->slots));
     node->counters = (spdl__counters *)spdl__pipeline_alloc(p, (uint64_t)p->workers + 1,
                                                             sizeof(*node->counters));
-    if (row->deferred)
-        node->deferred = (spdl__deferred *)spdl__pipeline_alloc(p, calls, sizeof(*node->deferred));
-    if (row->again)
-        node->again = (spdl__again *)spdl__pipeline_alloc(p, calls, sizeof(*node->again));
-    if (window) node->settled_mask = spdl__pow2((uint64_t)row->reorder_window + 1) - 1;
-    if (window)
-        node->settled = (uint32_t *)spdl__pipeline_alloc(p, node->settled_mask + 1,
-                                                         sizeof(*node->settled));
-    if (edge->slots == NULL || node->counters == NULL ||
-        (row->deferred && node->deferred == NULL) || (row->again && node->again == NULL) ||
-        (window && node->settled == NULL))
+    if (parks)
+        node->parked = (spdl__parked *)spdl__pipeline_alloc(p, (uint64_t)node->most,
+                                                            sizeof(*node->parked));
+    if (edge->slots == NULL || node->counters == NULL || (parks && node->parked == NULL) ||
+        !spdl__node_turns(p, node))
         return SPDL_E_NOMEM;
+    for (k = 0; parks && k < (uint32_t)node->most; ++k)
+        spdl__parked_add(node, &node->parked_free, k);
     /* not the first calls: somebody waits for those; nor deferred ones, which end elsewhere */
     for (i = 0; i <= p->workers; ++i) node->counters[i].meter_due = row->deferred ? INT64_MAX : 1;
-    for (k = 0; row->deferred && k < calls; ++k)
-        node->deferred[k].next = k + 1 < calls ? k + 2 : 0;
-    node->deferred_free = row->deferred;
-    alive = ahead = spdl__node_blocks(p, node);
-    if (spdl__child_makes(p->child, node->index, &blocks, &ahead)) alive = SPDL__MAX_SPARE;
-    if (row->item_bytes > 0 && spdl__row_calls(row)) {
-        node->buffers = spdl__batch_pool_make(&blocks, 0, row->item_bytes, (size_t)ahead,
-                                              (size_t)alive);
-        if (node->buffers == NULL) return SPDL_E_NOMEM;
-    }
-    if (!spdl__node_makes_batches(node)) return SPDL_OK;
-    node->batches = spdl__batch_pool_make(&blocks, node->batch_size,
-                                          (size_t)row->size * row->item_bytes, (size_t)ahead,
-                                          (size_t)alive);
-    if (node->batches == NULL) return SPDL_E_NOMEM;
-    for (i = 0; i <= node->index; ++i) node->batches->free_item[i] = p->node[i].row.free_item;
-    return SPDL_OK;
+    return spdl__node_pools(p, node, blocks);
 }
 
 /* What workers have: a task each, and what init of each row stores for it. */
@@ -13217,143 +11558,99 @@ SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
         p->task[i].worker = i;
         p->task[i].meter.file = SPDL__NO_FILE;
     }
-    p->open = !p->has_hooks;
     if (!p->has_hooks) return SPDL_OK;
     p->local = (void **)spdl__pipeline_alloc(p, workers * (uint64_t)p->count, sizeof(*p->local));
-    p->inits = (uint8_t *)spdl__pipeline_alloc(p, workers, 1);
-    return p->local != NULL && p->inits != NULL ? SPDL_OK : SPDL_E_NOMEM;
+    return p->local != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
-SPDL__COLD spdl__group *spdl__group_add(spdl_pipeline *p, uint32_t rows, int workers) {
-    spdl__group *group = &p->group[p->groups++];
-    group->pipeline = p;
-    group->rows = rows;
-    group->first = p->workers;
-    group->workers = workers;
-    p->workers += workers;
-    return group;
-}
-
-/* The first group is the pool, or the trainer; each row with threads of its own has another. */
-SPDL__COLD spdl_result spdl__groups_plan(spdl_pipeline *p, const spdl__plan *plan) {
+/* Who runs the rows: the places of the pool, or the consumer; and the thread of a source. */
+SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
-    const bool polite = desc->workers > 0 && desc->policy.polite;
-    const bool one_more = plan->doctor != NULL && plan->doctor->desc.raise && !polite &&
-                          desc->workers < SPDL__MAX_WORKERS;
-    size_t count = 1 + (size_t)polite;
-    int i;
-    for (i = 0; i < p->count; ++i) count += spdl__row_threads(&plan->rows[i]) > 0;
-    p->threaded = desc->pool != NULL || desc->workers > 0 || count > 1;
-    p->group = (spdl__group *)spdl__pipeline_alloc(p, count, sizeof(*p->group));
-    if (p->group == NULL) return SPDL_E_NOMEM;
-    spdl__group_add(p, 0, desc->pool      ? desc->pool->places
-                         : desc->workers ? desc->workers + one_more
-                                         : 1);
-    p->group[0].pool = desc->pool;
-    if (desc->pool != NULL) p->group[0].guests = desc->pool->desc.guests;
-    for (i = 0; i < p->count; ++i) {
-        const int threads = spdl__row_threads(&plan->rows[i]);
-        if (threads > 0) spdl__group_add(p, (uint32_t)1 << i, threads);
-        else p->group[0].rows |= (uint32_t)1 << i;
-    }
-    if (polite) p->rescue = spdl__group_add(p, p->group[0].rows, desc->workers);
-    return SPDL_OK;
+    const bool producer = plan->rows[0].threads > 0 || plan->rows[0].next != NULL;
+    p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
+    p->threads = desc->pool != NULL ? desc->pool->places : desc->workers;
+    p->threaded = p->threads > 0 || producer;
+    p->workers = desc->pool != NULL    ? desc->pool->places
+                 : desc->workers > 0 ? desc->workers + (p->works_ns != 0)
+                                     : 1;
+    p->workers += producer;
 }
 
 /* Everything but the threads. On failure spdl__pipeline_release frees what is there. */
 SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *plan) {
-    spdl_result result = spdl__groups_plan(p, plan);
+    const spdl_allocator *blocks =
+        plan->desc->blocks.alloc_fn != NULL ? &plan->desc->blocks : &p->allocator;
+    spdl_result result = SPDL_OK;
     int i;
-    if (result != SPDL_OK) return result;
+    spdl__workers_plan(p, plan);
     p->node = (spdl__node *)spdl__pipeline_alloc(p, (uint64_t)p->count, sizeof(*p->node));
     if (p->node == NULL) return SPDL_E_NOMEM;
     p->last = &p->node[p->count - 1];
     p->sink = &p->last->out;
-    for (i = 0; i < p->count; ++i) {
-        spdl__node_init(p, plan, i);
-        if (spdl__node_makes_batches(&p->node[i]) && p->node[i].batch_size == 0)
-            return spdl__row_error(plan, i, "merge_order is SPDL_MERGE_BATCHES, but there is no "
-                                            "SPDL_BATCH above whose batches it could join");
-    }
-    for (i = 0; i < p->count && result == SPDL_OK; ++i) result = spdl__node_build(p, &p->node[i]);
+    for (i = 0; i < p->count; ++i) spdl__node_init(p, plan, i);
+    for (i = 0; i < p->count && result == SPDL_OK; ++i)
+        result = spdl__node_build(p, &p->node[i], blocks);
     if (result == SPDL_OK) result = spdl__tasks_build(p);
-    if (result == SPDL_OK) result = spdl__tuner_build(p, plan->desc);
-    if (result == SPDL_OK)
-        result = spdl__doctor_open(p, plan->doctor, plan->rows,
-                                   plan->desc->pool ? p->group[0].workers : plan->desc->workers);
+    if (result == SPDL_OK) result = spdl__doctor_open(p, plan->doctor, plan->rows, p->threads);
 #ifndef SPDL_NO_REPORT /* else report_begin says so */
     if (result == SPDL_OK) spdl__trace_open(p, plan->desc);
 #endif
-    if (result == SPDL_OK) result = spdl__position_plan(p);
-    if (result == SPDL_OK) spdl__child_watch(p->child, p);
-    return result;
+    if (result != SPDL_OK) return result;
+    spdl__position_plan(p);
+    for (i = 0; i < p->count; ++i) p->node[i].plain = spdl__node_is_plain(p, &p->node[i]);
+    return SPDL_OK;
 }
 
-/* The pools that are the pipeline's own. */
-SPDL__COLD spdl_result spdl__groups_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    spdl_result result = SPDL_OK;
-    int i, row = 0;
-    for (i = desc->workers > 0 ? 0 : 1; i < p->groups && result == SPDL_OK; ++i) {
-        spdl__group *group = &p->group[i];
-        spdl_pool_desc pool;
-        memset(&pool, 0, sizeof(pool));
-        pool.workers = group->workers;
-        pool.policy = desc->policy;
-        pool.stack_bytes = desc->stack_bytes;
-        pool.queue_size = 1;
-        pool.allocator = desc->allocator;
-        pool.logger = desc->logger;
-        pool.profiler = desc->profiler;
-        pool.error = desc->error;
-        pool.name = desc->name;
-        if (group == p->rescue) {
-            pool.policy.polite = false;
-            pool.policy.nice = 0;
-            pool.policy.sched = SPDL_SCHED_DEFAULT;
-        } else if (i > 0) {
-            while ((group->rows >> row & 1) == 0) ++row;
-            pool.name = p->node[row].name;
-        }
-        result = spdl_pool_create(&group->pool, &pool);
-        group->own_pool = result == SPDL_OK;
-    }
-    return result;
+/* The pool, if it is the pipeline's own. */
+SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
+    spdl_pool_desc pool;
+    p->pool = desc->pool;
+    if (desc->workers == 0) return SPDL_OK;
+    memset(&pool, 0, sizeof(pool));
+    pool.workers = desc->workers;
+    pool.guests = p->works_ns != 0;
+    pool.name = desc->name;
+    pool.policy = desc->policy;
+    pool.stack_bytes = desc->stack_bytes;
+    pool.queue_size = 1;
+    pool.allocator = desc->allocator;
+    pool.logger = desc->logger;
+    pool.profiler = desc->profiler;
+    pool.error = desc->error;
+    p->own_pool = spdl_pool_create(&p->pool, &pool) == SPDL_OK;
+    return p->own_pool ? SPDL_OK : desc->error->result;
 }
 
-/* The clock starts, every edge is empty and every reader except the trainer idle. */
+/* The clock starts, every edge is empty and every reader except the consumer idle. */
 SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    static const uint32_t always = 1;
+    char name[SPDL_NAME_BYTES];
     int i;
     p->process = spdl__os_process_id(NULL);
-    if (!SPDL__NO_STATS) spdl_process_read(&p->process_first);
-    p->process_last = p->process_first;
     p->start_ns = spdl_time_ns();
     if (p->trace != NULL && p->trace->origin == 0) p->trace->origin = p->start_ns;
-    if (p->tuner != NULL) p->tuner->since = p->start_ns;
-    /* before the first call: one word that says whether anybody may have to be woken */
-    p->sleepers = p->groups > 1 || (p->feed != NULL && p->group[0].pool == NULL) ? &always
-                  : p->group[0].pool != NULL ? &p->group[0].pool->sleepers
-                                             : &p->waiting;
     for (i = 0; i < p->count; ++i) {
         p->node[i].out.gap_since = p->start_ns;
-        if (i + 1 < p->count) p->node[i].out.wait_since = p->start_ns;
+        if (i + 1 < p->count) p->node[i].out.idle_since = p->start_ns;
     }
-    for (i = p->group[0].workers - p->group[0].guests; p->has_hooks && i < p->group[0].workers; ++i)
-        spdl__step_init(p, &p->group[0], i); /* of the guests' places, while nobody is there */
-    for (i = 0; i < p->groups; ++i) {
-        spdl__group *group = &p->group[i];
-        group->client.step = spdl__step;
-        group->client.runnable = spdl__claim_group_runnable;
-        group->client.self = group;
-        if (group->pool == NULL) continue;
-        group->slot = spdl__pool_attach(group->pool, &group->client);
-        if (group->slot != NULL) continue;
-        spdl__pipeline_part_guests(p);
-        return spdl__error_set(desc->error, SPDL_E_LIMIT,
-                               "spdl: pipeline: the pool has %d pipelines already",
-                               SPDL__MAX_CLIENTS);
+    p->beacon = p->pool != NULL ? &p->pool->beacon : &p->own_beacon;
+    p->client.step = spdl__step;
+    p->client.runnable = spdl__pipeline_runnable;
+    p->client.self = p;
+    if (p->pool != NULL) {
+        p->slot = spdl__pool_attach(p->pool, &p->client, &p->bit);
+        if (p->slot == NULL)
+            return spdl__error_set(desc->error, SPDL_E_LIMIT,
+                                   "spdl: pipeline: the pool has %d pipelines already",
+                                   SPDL__MAX_CLIENTS);
     }
-    return SPDL_OK;
+    if (p->producer == NULL) return SPDL_OK;
+    (void)snprintf(name, sizeof(name), "%.11s-0", p->producer->name);
+    p->producer_started = spdl__os_thread_start(&p->producer_thread, name, &desc->policy,
+                                                desc->stack_bytes, spdl__producer_main, p);
+    if (p->producer_started) return SPDL_OK;
+    return spdl__error_set(desc->error, SPDL_E_THREAD,
+                           "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
+                           p->producer->name, SPDL__OS_NO_THREAD);
 }
 
 SPDL__COLD bool spdl__pipeline_events(spdl_pipeline *p) {
@@ -13369,19 +11666,16 @@ SPDL__COLD bool spdl__pipeline_events(spdl_pipeline *p) {
 /* More calls than there are threads for: if they wait for each other they do so for ever. Deferred
    calls need no thread, and a pipeline without workers has but one. */
 SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) {
+    const int threads = p->threads + (p->own_pool && p->works_ns != 0);
     int i;
-    for (i = 0; i < p->count; ++i) {
+    for (i = 0; i < p->count && p->pool != NULL; ++i) {
         const spdl__node *node = &p->node[i];
-        int threads = node->group->workers;
-        if (p->doctor != NULL && node->group == &p->group[0])
-            threads -= spdl__doctor_workers(p->doctor);
-        if (node->group->pool == NULL || node->row.deferred || node->row.concurrency <= threads)
-            continue;
+        if (node->row.deferred || node->row.concurrency <= threads) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
                    "spdl: %s: stage %d '%s': concurrency is %d, but no more calls than its %d "
-                   "%s%s can run at the same time",
+                   "worker%s can run at the same time",
                    spdl__row_place(&plan->rows[i]).text, i, node->name, node->row.concurrency,
-                   threads, node->row.threads > 0 ? "thread" : "worker", threads > 1 ? "s" : "");
+                   threads, threads > 1 ? "s" : "");
     }
 }
 
@@ -13402,30 +11696,32 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     if (desc->profiler.event_fn == NULL && desc->pool != NULL)
         p->profiler = desc->pool->desc.profiler;
     p->count = plan->count - 1;
-    p->child = plan->child;
     p->references = 1;
     p->doctored = plan->doctor != NULL;
-    if (desc->deal != NULL) p->deal = *desc->deal;
     p->seed = desc->seed;
-    spdl__error_clear(&p->error);
+    spdl__error_clear(&p->no_error);
     result = spdl__pipeline_build(p, plan);
     if (result == SPDL_E_NOMEM) spdl__error_set(desc->error, result, "%s", no_memory);
-    if (result == SPDL_OK) result = spdl__groups_start(p, desc);
+    if (result == SPDL_OK) result = spdl__pool_own(p, desc);
     if (result == SPDL_OK) {
         *pipeline = p; /* before the first call: a stage may use it */
         result = spdl__pipeline_start(p, desc);
     }
     if (result == SPDL_OK) return result;
     *pipeline = NULL;
+    if (p->slot != NULL) { /* calls may have begun */
+        spdl__pipeline_halt(p);
+        (void)spdl__pipeline_await_quiet(p, SPDL__NEVER, NULL);
+        spdl__destroy_part(p);
+        spdl__pipeline_purge(p, 0);
+    }
+    if (p->own_pool) spdl__pool_release(p->pool);
     spdl__pipeline_release(p);
     return result;
 }
 
-/* Create, for a child of a loader or with NULL for a program. */
-SPDL__COLD spdl_result spdl__pipeline_make(spdl_pipeline **pipeline,
-                                           const spdl_pipeline_desc *desc,
-                                           const spdl_stage *stages, size_t stage_count,
-                                           spdl__child *child) {
+SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
+                                          const spdl_stage *stages, size_t stage_count) {
     spdl_pipeline_desc known;
     spdl_error error;
     spdl__doctor_plan doctor;
@@ -13441,9 +11737,7 @@ SPDL__COLD spdl_result spdl__pipeline_make(spdl_pipeline **pipeline,
     plan.desc = &known;
     plan.rows = stages;
     plan.count = stage_count > INT16_MAX ? INT16_MAX : (int)stage_count;
-    plan.child = child;
-    if (spdl__child_doctored(child) && spdl__doctor_ask(&doctor, known.doctor, &known.logger))
-        plan.doctor = &doctor;
+    if (spdl__doctor_ask(&doctor, known.doctor, &known.logger)) plan.doctor = &doctor;
     if (known.name != NULL) spdl__name_copy(doctor.name, known.name);
     result = spdl__check_plan(&plan);
     if (result == SPDL_OK && plan.doctor != NULL && stages[0].kind == SPDL_KIND_FEED) {
@@ -13456,11 +11750,6 @@ SPDL__COLD spdl_result spdl__pipeline_make(spdl_pipeline **pipeline,
     if (result == SPDL_OK) spdl__report_begin(*pipeline, &known);
     if (result != SPDL_OK) spdl__log(&known.logger, SPDL_LOG_ERROR, known.error->text);
     return result;
-}
-
-SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
-                                          const spdl_stage *stages, size_t stage_count) {
-    return spdl__pipeline_make(pipeline, desc, stages, stage_count, NULL);
 }
 
 /* ============================================================================================= */
@@ -13579,9 +11868,8 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *n
     memcpy(stats->name, node->name, sizeof(stats->name));
     stats->kind = node->row.kind;
     stats->concurrency = (int)spdl__load_relaxed32(&node->limit);
-    stats->in_flight = (int)(word & SPDL__ACTIVE) - ((word & SPDL__HELD) != 0);
-    if (stats->in_flight > stats->concurrency) stats->in_flight = stats->concurrency;
-    stats->threads = node->group != &p->group[0] ? node->group->workers : 0;
+    stats->in_flight = (int)spdl__min(word & SPDL__ACTIVE, (uint64_t)stats->concurrency);
+    stats->threads = node->own_thread;
     stats->deferred = node->row.deferred;
     stats->alone = node->alone;
     stats->in_order = node->ordered;
@@ -13594,7 +11882,6 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *n
         stats->tasks += spdl__load_relaxed(&counters->tasks);
         stats->failures += spdl__load_relaxed(&counters->failures);
         stats->skips += spdl__load_relaxed(&counters->skips);
-        stats->retries += spdl__load_relaxed(&counters->retries);
         stats->freed += spdl__load_relaxed(&counters->freed);
         ns += spdl__load_relaxed(&counters->metered_ns);
         cpu_ns += spdl__load_relaxed(&counters->metered_cpu_ns);
@@ -13620,33 +11907,35 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
                                     spdl_edge_stats *stats) {
     spdl__edge *edge = &node->out;
     const uint64_t head = spdl__head(spdl__load(&edge->word));
-    const uint64_t shift = spdl__load(&edge->shift); /* after head: no less than belongs to it */
+    const uint64_t none = spdl__load(&edge->dropped) + spdl__load_relaxed(&edge->marks);
     const uint64_t ended = spdl__load_relaxed(&edge->ended_ns);
-    const uint64_t size = spdl__load_relaxed(&edge->buffer_size); /* the doctor may change it */
-    /* dropped items and ends of epochs may be counted before the head has moved past them */
-    const int64_t items = (int64_t)(head + shift - spdl__load_relaxed(&edge->epoch_ends));
+    const uint64_t size = edge->buffer_size;
     uint64_t put_wait = spdl__load_relaxed(&edge->put_wait_ns), get_wait, empty, depth = 0, ticket;
+    uint64_t since, idle, until;
     bool in_turn = true; /* so far every slot was ready */
     if (ended != 0) now = ended;
     for (ticket = head; ticket <= head + edge->mask; ++ticket) {
         const spdl__slot *slot = spdl__edge_slot(edge, ticket);
         const bool has = spdl__slot_has(slot, ticket);
         in_turn = in_turn && has;
-        if (!has || spdl__slot_dropped(slot)) continue;
+        if (!has || spdl__slot_tag(slot) >= SPDL__HOLE) continue;
         depth += in_turn;
         if (ended == 0 && ticket - head >= size) /* has no place in the buffer yet */
             put_wait += spdl__slot_age(slot, now);
     }
     /* the reader may have gone on from `head`: what it took meanwhile still looks ready */
-    depth = spdl__min(depth, node->row.kind == SPDL_KIND_PATH
-                                 ? edge->window
-                                 : size + (uint64_t)node->row.max_concurrency);
-    /* when something is there, what looks open has just ended */
-    empty = depth > 0 ? spdl__load_relaxed(&edge->empty_ns)
-                      : spdl__gap_sum(&edge->gap_since, &edge->empty_ns, now);
-    get_wait = edge == p->sink ? spdl__gap_sum(&p->wait_since, &p->wait_ns, now)
-               : depth > 0     ? spdl__load_relaxed(&edge->get_wait_ns)
-                               : spdl__gap_sum(&edge->wait_since, &edge->get_wait_ns, now);
+    depth = spdl__min(depth, node->row.kind == SPDL_KIND_PATH ? edge->window
+                                                              : size + (uint64_t)node->most);
+    /* the sums before the open gap: none is counted twice */
+    empty = spdl__load(&edge->empty_ns);
+    get_wait = spdl__load(&edge->get_wait_ns);
+    since = spdl__load_relaxed(&edge->gap_since);
+    idle = spdl__load_relaxed(&edge->idle_since);
+    until = spdl__edge_ready(edge, head) ? now - spdl__slot_age(spdl__edge_slot(edge, head), now) : now;
+    if (since != 0 && until > since) empty += until - since;
+    if (since != 0 && idle != 0 && until > spdl__max(idle, since))
+        get_wait += until - spdl__max(idle, since);
+    if (edge == p->sink) get_wait = spdl__wait_sum(p, now);
     stats->buffer_size = (int)size;
     stats->depth = (int)depth;
     stats->elapsed_ns = spdl__atomic_max(&edge->seen[0], now - p->start_ns);
@@ -13654,7 +11943,7 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
     /* what was read later than the clock may have gone on */
     stats->get_wait_ns = spdl__atomic_max(&edge->seen[2], spdl__min(get_wait, stats->elapsed_ns));
     stats->empty_ns = spdl__atomic_max(&edge->seen[3], spdl__min(empty, stats->elapsed_ns));
-    stats->items = spdl__atomic_max(&edge->seen[5], items > 0 ? (uint64_t)items : 0);
+    stats->items = spdl__atomic_max(&edge->seen[5], spdl__grown(none, head));
 }
 
 /* The fields that follow from others, of a snapshot and of an interval. */
@@ -13672,8 +11961,8 @@ SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
 SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats *stats) {
     const spdl_process_stats *first = &p->process_first, *last = &p->process_last;
     const uint64_t now = spdl_time_ns();
-    if (first->time_ns == 0) return;
     spdl__spin_lock(&p->process_lock);
+    if (first->time_ns == 0) spdl_process_read(&p->process_first);
     if (ended ? last->time_ns < ended : now > last->time_ns + 10000000)
         spdl_process_read(&p->process_last);
     if (stats->delivered > 0 && spdl__load(&p->taker) == spdl__os_thread_id())
@@ -13700,9 +11989,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     if (spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     memset(stats, 0, sizeof(*stats));
     stats->elapsed_ns = spdl__atomic_max(&p->sink->seen[4], now - p->start_ns);
-    stats->workers = p->threaded ? p->workers : 0;
-    if (p->rescue != NULL) stats->workers -= p->rescue->workers;
-    if (p->doctor != NULL) stats->workers -= spdl__doctor_workers(p->doctor);
+    stats->workers = p->threads;
     stats->stage_count = p->count;
     stats->delivered = spdl__load_relaxed(&p->delivered);
     stats->first_item_ns = spdl__load_relaxed(&p->first_item_ns);
@@ -14395,45 +12682,6 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
     return (int)text.length;
 }
 
-SPDL_API int spdl_rows_text(const spdl_stage *stages, size_t stage_count, char *buffer,
-                            size_t bytes) {
-    static const char *const merges[] = { "", "in turn", "joins batches", "merge_fn", "by weight" };
-    static const char *const names[] = { "size", "concurrency", "max_concurrency", "threads",
-                                         "buffer_size", "reorder_window" };
-    spdl__text text = spdl__text_start(buffer, bytes);
-    int depth = stage_count > 0 && stages[0].kind == SPDL_KIND_PATH, i, k; /* several sources */
-    for (i = 0; i < (int)stage_count; ++i) {
-        const spdl_stage *row = &stages[i];
-        const int values[] = { row->size, row->concurrency == 1 ? 0 : row->concurrency,
-                               row->max_concurrency, row->threads, row->buffer_size,
-                               row->reorder_window };
-        const char *before = "  ";
-        if (row->kind == SPDL_KIND_MERGE && depth > 0) --depth;
-        spdl__text_add(&text, "%2d  ", i);
-        for (k = 1; k <= depth; ++k)
-            spdl__text_add(&text, k == depth && row->kind == SPDL_KIND_PATH ? "+- " : "|  ");
-        if (row->name == NULL && row->fn == NULL && row->next == NULL) { /* named as its kind */
-            spdl__text_add(&text, "%s", spdl__kind_name(row->kind));
-        } else {
-            spdl__text_add(&text, "%-6s  ", spdl__kind_name(row->kind));
-            spdl__text_name(&text, spdl__row_name(row), -1);
-        }
-        for (k = 0; k < 6; ++k) {
-            if (values[k] == 0) continue;
-            spdl__text_add(&text, "%s%s %d", before, names[k], values[k]);
-            before = ", ";
-        }
-        if (row->output_order == SPDL_ORDER_COMPLETION)
-            spdl__text_add(&text, "%scompletion order", before);
-        if (row->merge_order > SPDL_MERGE_READY && row->merge_order <= SPDL_MERGE_WEIGHTED)
-            spdl__text_add(&text, "%s%s", before, merges[row->merge_order]);
-        if (row->weight != 0) spdl__text_add(&text, "%sweight %g", before, row->weight);
-        spdl__text_add(&text, "\n");
-        if (row->kind == SPDL_KIND_BRANCH) ++depth;
-    }
-    return (int)text.length;
-}
-
 SPDL__COLD void spdl__progress(spdl__text *text, const spdl_stats *stats, uint64_t length,
                                bool ended) {
     const double since = 1e-9 * (double)spdl__grown(stats->first_item_ns, stats->elapsed_ns);
@@ -14947,7 +13195,6 @@ SPDL__COLD void spdl__report_interval(spdl__reporter *r) {
 SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
     const spdl_process_stats before = r->process;
     uint64_t ns;
-    spdl__child_all_stats(r->pipeline, &r->now);
     spdl_process_read(&r->process);
     ns = r->process.time_ns - before.time_ns;
     r->cores_used = spdl__share(spdl__grown(before.cpu_ns, r->process.cpu_ns), ns);
@@ -14978,7 +13225,6 @@ SPDL__COLD void spdl__report_sample(spdl__reporter *r) {
     uint64_t *to;
     int i;
     if (r->samples == NULL || !spdl__try_lock(&r->lock)) return;
-    spdl__child_all_stats(r->pipeline, &r->now);
     spdl_process_read(&process);
     if (r->sample_count == SPDL__SAMPLES) spdl__samples_thin(r);
     to = r->samples + r->sample_count * r->sample_width;
@@ -15140,7 +13386,6 @@ SPDL__COLD const char *spdl__page_write(const spdl_pipeline *p, spdl__os_file fi
     const char *const *page = spdl__page;
     char mark[SPDL__MARK_BYTES];
     size_t i, k;
-    spdl__child_all_stats(p, total);
     spdl_process_read(&process);
     spdl__out_mark(mark);
     spdl__text_add(&out.text, "<!doctype html><!-- spdl.report %s -->", mark);
@@ -15877,6 +14122,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
                            spdl_result_text(h.result), (spdl__llu)report->items);
 }
 
+#if 0 /* BRING-UP probe-impl */
 /* ============================================================================================= */
 /* >>probe-impl
    The doctor's hand in the rows. In a pipeline with a doctor, and in no other, a row that calls a
@@ -18383,6 +16629,36 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
 }
 
 #endif /* SPDL_NO_REPORT */
+#endif /* BRING-UP */
+
+/* A weight as mantissa * 2^exponent, exactly. */
+SPDL__PRIVATE uint64_t spdl__weight_split(double weight, int *exponent) {
+    uint64_t bits;
+    memcpy(&bits, &weight, sizeof(bits));
+    *exponent = bits >> 52 ? (int)(bits >> 52) - 1 : 0; /* a subnormal has that of the smallest */
+    return (bits & (((uint64_t)1 << 52) - 1)) | (uint64_t)(bits >> 52 != 0) << 52;
+}
+
+/* A product of 128 bits: some compilers for boards have no such type. */
+typedef struct spdl__wide {
+    uint64_t high, low;
+} spdl__wide;
+
+SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
+    spdl__wide product;
+#ifdef __SIZEOF_INT128__
+    __extension__ typedef unsigned __int128 spdl__u128;
+    product.high = (uint64_t)((spdl__u128)a * b >> 64);
+    product.low = a * b;
+#else
+    const uint64_t half = 0xffffffffu, low = (a & half) * (b & half);
+    const uint64_t left = (a >> 32) * (b & half) + (low >> 32);
+    const uint64_t right = (a & half) * (b >> 32) + (left & half);
+    product.high = (a >> 32) * (b >> 32) + (left >> 32) + (right >> 32);
+    product.low = right << 32 | (low & half);
+#endif
+    return product;
+}
 
 /* ============================================================================================= */
 /* >>sampler-impl
@@ -19890,6 +18166,7 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
 #endif
+#if 0 /* BRING-UP loader-impl */
 
 /* >>loader-impl
    Who is there. The trainer's process opens a loader, whose memory has three parts: the head, a
@@ -21965,6 +20242,7 @@ SPDL_API spdl_result spdl_loader_attach(spdl_loader **loader, const char *name, 
     l->trainer = trainer;
     return spdl__loader_opened(loader, l, spdl__loader_join(l));
 }
+#endif /* BRING-UP */
 
 #ifndef SPDL_NO_NPZ
 
@@ -26398,6 +24676,7 @@ SPDL__COLD uint64_t spdl__position_files(const spdl_pipeline *p) {
     return hash;
 }
 
+#if 0 /* BRING-UP state-impl */
 /* ============================================================================================= */
 /* >>state-impl
    Positions as text: "spdl.state.1 table=... item_seed=... epoch=... item=... sum=...", fields with
@@ -26844,6 +25123,7 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     key = spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) ^ (epoch * 0x9e3779b97f4a7c15u + kind));
     return spdl__mix(key ^ (item * 0x9e3779b97f4a7c15u + 1));
 }
+#endif /* BRING-UP */
 
 /* ============================================================================================= */
 /* >>trace-impl
@@ -26866,7 +25146,7 @@ SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t from, uint64_t now)
     if (now == 0) now = spdl_time_ns();
     put = now - spdl__slot_age(spdl__edge_slot(edge, from), now);
     if (idle != 0 && idle < put) spdl__trace_add(track, SPDL__RECORD_EMPTY, 0, 0, idle, put, 0);
-    if (spdl__edge_ready(edge, ticket) && !spdl__slot_dropped(spdl__edge_slot(edge, ticket)))
+    if (spdl__edge_ready(edge, ticket) && spdl__slot_tag(spdl__edge_slot(edge, ticket)) < SPDL__HOLE)
         age = spdl__slot_age(spdl__edge_slot(edge, ticket), now);
     if (age > 0) spdl__trace_add(track, SPDL__RECORD_FULL, 0, 0, now - age, now, 0);
     head = spdl__head(spdl__load(&edge->word));
@@ -27271,7 +25551,7 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
     } else {
         spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
         memcpy(p->trace->path, path, sizeof(path));
-        if (path[0] != '\0' && !spdl__child_trace(p->child, &p->trace->file, &p->trace->origin))
+        if (path[0] != '\0')
             failure = spdl__out_claim(&p->trace->file, p->trace->path, path);
     }
     if (failure == NULL && path[0] != '\0')
@@ -27295,6 +25575,18 @@ SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
 #endif
 
 #endif /* SPDL_IMPLEMENTATION */
+
+#if 1 /* BRINGUP */
+#ifndef SPDL_NO_REPORT
+SPDL__PRIVATE bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc, const spdl_logger *logger) { (void)plan;(void)desc;(void)logger; return false; }
+SPDL__PRIVATE spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan, const spdl_stage *rows, int workers) { (void)p;(void)plan;(void)rows;(void)workers; return SPDL_OK; }
+SPDL__PRIVATE void spdl__doctor_comes(spdl__doctor *d) { (void)d; }
+SPDL__PRIVATE void spdl__doctor_leaves(spdl__doctor *d, bool item) { (void)d;(void)item; }
+SPDL__PRIVATE void spdl__doctor_close(spdl_pipeline *p) { (void)p; }
+SPDL__PRIVATE void spdl__doctor_empty(spdl_pipeline *p) { (void)p; }
+SPDL__PRIVATE void spdl__doctor_free(spdl_pipeline *p) { (void)p; }
+#endif
+#endif
 
 /* ============================================================================================= */
 /* >>license
