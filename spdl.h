@@ -7299,7 +7299,7 @@ SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket
     return &edge->slots[ticket & edge->mask];
 }
 
-/* The acquire pairs with the release in spdl__put_at: what the slot holds is there. */
+/* The acquire pairs with the release in spdl__slot_put: what the slot holds is there. */
 SPDL__INLINE bool spdl__slot_has(const spdl__slot *slot, uint64_t ticket) {
     return spdl__load32(&slot->stamp) == (uint32_t)(ticket + 1);
 }
@@ -7352,15 +7352,19 @@ SPDL__INLINE uint64_t spdl__edge_until(const spdl__edge *edge, uint64_t capacity
 }
 
 /* Writes one slot. Its ticket was promised, so it is free. */
-SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__item *what,
-                               uint64_t now) {
-    spdl__slot *slot = spdl__edge_slot(edge, ticket);
+SPDL__INLINE void spdl__slot_put(spdl__slot *slot, uint64_t ticket, const spdl__item *what,
+                                 uint64_t now) {
     spdl__store_pointer(&slot->item, what->item);
     spdl__store_relaxed(&slot->origin, what->origin);
     spdl__store_relaxed(&slot->range, what->range);
     spdl__store_relaxed32(&slot->done, (uint32_t)(now >> 10));
     spdl__store32(&slot->stamp, (uint32_t)(ticket + 1)); /* pairs with slot_has */
     SPDL_TEST_POINT("pipeline put");
+}
+
+SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__item *what,
+                               uint64_t now) {
+    spdl__slot_put(spdl__edge_slot(edge, ticket), ticket, what, now);
 }
 
 /* --- waits --- */
@@ -8100,15 +8104,18 @@ SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, ui
     }
 }
 
+/* Whether somebody sleeps, or the pipeline is taken for quiet. */
+SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
+    return spdl__load_relaxed32(&beacon->sleepers) != 0 ||
+           (spdl__load_relaxed(&beacon->quiet) & bit) != 0;
+}
+
 /* After a read-modify-write by which this row has changed, before anything that may take long. Looks
    at the consumer, the producer and `rows`, or with `all` at everything the pool could do. */
 SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                   bool all) {
-    uint32_t sleepers;
     spdl__barrier_after_rmw(); /* pairs with those in pool_park, next_sleep and push_wait */
-    sleepers = spdl__load_relaxed32(&p->beacon->sleepers);
-    if (SPDL__LIKELY(sleepers == 0 && (spdl__load_relaxed(&p->beacon->quiet) & p->bit) == 0)) return;
-    spdl__wake_look(p, node, rows, all);
+    if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
 }
 
 /* From a thread that will not look for work itself: this row has changed, and those beside it. */
@@ -9469,24 +9476,31 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
                                  const bool plain) {
     spdl_pipeline *const p = task->pipeline;
     spdl__edge *const in = node->in;
+    spdl__slot *const in_slots = in != NULL ? in->slots : NULL, *const out_slots = node->out.slots;
+    const uint64_t in_mask = in != NULL ? in->mask : 0, out_mask = node->out.mask;
     spdl__counters *const counters = &node->counters[task->worker];
+    const spdl__beacon *const beacon = p->beacon;
+    const uint64_t bit = p->bit, base = node->base;
+    const bool at_put = node->at_put, serial = node->serial, by_ticket = node->by_ticket;
+    const bool routes = !plain && node->paths > 0;
     const uint32_t near = node->beside | (uint32_t)1 << node->index;
     const uint32_t limit = spdl__load_relaxed32(&node->limit);
     const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
-    const uint64_t most = each == 0 ? 1
-                                    : spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
-                                                             SPDL__SITTING_ITEMS));
+    const uint32_t most = each == 0 ? 1
+                                    : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
+                                                                       SPDL__SITTING_ITEMS));
     const spdl_fn call = plain ? spdl__load_fn(&node->row.fn->call) : NULL;
     spdl__outcome outcome = SPDL__GOES_ON;
-    bool done = false, again = false, empty = false, mark = false;
-    uint64_t word, until = 0, each_waited = 0, change = 1, failed, head, at, next;
-    uint32_t holes = 0;
+    bool done = false, again = false, empty = false, mark = false, timed;
+    uint64_t word, until = 0, change = 1, failed, enter = SPDL__HEAD_ONE + 1;
+    uint32_t holes = 0, most_inside = limit; /* BUSY is less if we may take */
     spdl__sitting s;
     s.waited = s.made = s.calls = 0;
     s.inside = false;
     s.failures = failed = spdl__load_relaxed(&counters->failures);
-    s.timed = !node->gathers && (each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER ||
-                                 (!plain && node->row.deferred));
+    timed = s.timed =
+        !node->gathers && (each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER ||
+                           (!plain && node->row.deferred));
     s.begun = s.now = spdl_time_ns();
     task->node = node;
     task->owner = (uint8_t)node->index;
@@ -9497,62 +9511,67 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         done = s.inside = true;
         again = outcome == SPDL__LATER;
         if (task->passing) change = SPDL__PASSING;
-        if (!again) until = 0;
+        most_inside = limit + 1;
+        enter = SPDL__HEAD_ONE;
     }
     word = spdl__load(node->word);
-    while (s.now < late && outcome != SPDL__OVER) {
+    while (outcome != SPDL__OVER && (!timed || s.now < late)) {
         spdl__item what = { NULL, SPDL__HOLE, 0 };
+        uint64_t at = 0, next, since;
         spdl_result result;
-        uint64_t since;
         void *out = NULL;
         if (plain || !again) {
-            if (s.inside ? (word & SPDL__BUSY) > limit : (word & SPDL__BUSY) >= limit) break;
-            if (change != 1) break; /* a call of .flush: the mark comes next */
-            head = spdl__head(word);
-            at = spdl__row_at(node, word);
+            const uint64_t head = spdl__head(word);
+            if ((word & SPDL__BUSY) >= most_inside) break;
+            if (!plain && change != 1) break; /* a call of .flush: the mark comes next */
+            at = at_put ? spdl__load_relaxed(&node->out.tail) : head + base;
             if (in != NULL) {
-                const spdl__slot *slot = spdl__edge_slot(in, head);
+                const spdl__slot *slot = &in_slots[head & in_mask];
+                unsigned tag;
                 empty = !spdl__slot_has(slot, head);
                 if (empty) break;
                 what = spdl__slot_read(slot);
-                mark = spdl__origin_tag(what.origin) > SPDL__HOLE;
-                if (SPDL__UNLIKELY(mark)) break;
-                if (SPDL__UNLIKELY(spdl__origin_tag(what.origin) == SPDL__HOLE)) {
-                    if (holes++ == SPDL__SITTING_ITEMS ||
+                tag = spdl__origin_tag(what.origin);
+                if (SPDL__UNLIKELY(tag >= SPDL__HOLE)) {
+                    mark = tag != SPDL__HOLE;
+                    if (mark || holes++ == SPDL__SITTING_ITEMS ||
                         !spdl__flow_hole(p, node, &word, s.inside, s.now))
                         break;
                     done = s.inside = true;
+                    most_inside = limit + 1;
+                    enter = SPDL__HEAD_ONE;
                     spdl__wake_hint(p, node, near, false);
                     word = spdl__load(node->word);
                     continue;
                 }
             }
-            if (!plain && node->paths > 0) until = at + spdl__row_routes(p, node);
+            if (routes) until = at + spdl__row_routes(p, node);
             if ((int64_t)(until - at) <= 0) { /* used up; what was read has made room since */
-                if (!plain && node->paths > 0) break;
-                until = spdl__row_until(node);
+                if (!routes) until = spdl__row_until(node);
                 if ((int64_t)(until - at) <= 0) break;
             }
             SPDL_TEST_POINT("pipeline takes");
-            next = word + SPDL__HEAD_ONE + !s.inside;
+            next = word + enter;
             if (!spdl__cas(node->word, &word, next)) break;
-            word = next;
             done = s.inside = true;
-            spdl__wake_hint(p, node, near, s.calls == 0);
+            most_inside = limit + 1;
+            enter = SPDL__HEAD_ONE;
+            spdl__barrier_after_rmw(); /* as in wake_hint */
+            if (SPDL__UNLIKELY(spdl__wake_wanted(beacon, bit)))
+                spdl__wake_look(p, node, near, s.calls == 0);
             if (in == NULL) {
                 what.range = node->made;
                 what.origin = spdl__origin(node->made, SPDL__HOLE);
-            } else {
-                if (s.timed || s.calls == 0 || each_waited != 0)
-                    each_waited = spdl__edge_put_wait(in, head, s.now);
-                s.waited += each_waited;
-                if (s.timed || s.calls == 0 || (!plain && SPDL__TRACED(in->track)))
-                    spdl__edge_took(in, head + 1, s.now, (word & SPDL__ACTIVE) < limit);
+            } else if (timed || s.calls == 0 || (!plain && SPDL__TRACED(in->track))) {
+                s.waited += spdl__edge_put_wait(in, head, s.now);
+                spdl__edge_took(in, head + 1, s.now, (next & SPDL__ACTIVE) < limit);
             }
-            spdl__flow_begin(task, &what, at, s.now);
+            task->in = what;
+            task->sequence = what.origin >> 8;
+            task->ticket = at;
+            if (!plain) task->since = s.now;
         }
-        if (s.calls == 0 && !(plain ? false : node->gathers) &&
-            spdl__flow_first(task, counters, s.timed))
+        if (s.calls == 0 && (plain || !node->gathers) && spdl__flow_first(task, counters, s.timed))
             s.begun = s.now = spdl_time_ns();
         since = s.now;
         if (plain) {
@@ -9561,25 +9580,26 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
             SPDL__PROBE(task_begin, node->row.name, task->sequence);
             result = call(task, what.item, &out);
             SPDL__PROBE(task_end, node->row.name, task->sequence);
-            if (s.timed) s.now = spdl_time_ns();
+            if (timed) s.now = spdl_time_ns();
             if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->buffer == NULL) &&
                 !SPDL__DEBUGS) {
-                if (in == NULL || out != what.item) {
+                if (in == NULL || out != what.item) { /* else it is passed on */
                     if (what.item != NULL && !task->taken)
                         spdl__item_free(p, what.item, what.origin);
                     what.item = out;
                     what.origin = spdl__origin(task->sequence, (unsigned)node->index);
                     ++s.made;
                     if (in == NULL) spdl__store_relaxed(&node->made, node->made + 1);
-                } /* else it is passed on */
-                spdl__put(node, at, &what, s.now);
+                }
+                if (serial) spdl__store_relaxed(&node->out.tail, at + 1); /* as in put_ticket */
+                else if (!by_ticket) at = spdl__add(&node->out.tail, 1);
+                spdl__slot_put(&out_slots[at & out_mask], at, &what, s.now);
+            } else if (in == NULL && result == SPDL_END && !task->call_error) {
+                if (task->buffer != NULL) spdl__task_give_back(task);
+                spdl__flow_source_end(p, node, s.now);
+                break;
             } else {
                 if (task->call_error) result = spdl__call_misused(task, result, out);
-                if (in == NULL && result == SPDL_END) {
-                    if (task->buffer != NULL) spdl__task_give_back(task);
-                    spdl__flow_source_end(p, node, s.now);
-                    break;
-                }
                 if (in == NULL && result == SPDL_OK)
                     spdl__store_relaxed(&node->made, node->made + 1);
                 if (!spdl__settle(task, counters, result, out, s.now)) outcome = SPDL__OVER;
@@ -9591,18 +9611,24 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
             if (outcome == SPDL__NO_CALL) break;
         }
         ++s.calls;
-        if (s.timed && (plain || !node->row.deferred || outcome != SPDL__PENDING)) {
+        if (timed && (plain || outcome != SPDL__PENDING)) {
             const uint64_t now_failed = spdl__load_relaxed(&counters->failures);
             spdl__counters_book(counters, 1, now_failed - failed, s.now - since);
             failed = now_failed;
         }
-        if (!plain && outcome == SPDL__PENDING) s.inside = false;
-        if (!plain) again = outcome == SPDL__LATER;
-        if (!plain && again && !spdl__flow_again(task, node, s.calls < most)) {
-            s.inside = false;
-            break;
+        if (!plain) {
+            again = outcome == SPDL__LATER;
+            if (outcome == SPDL__PENDING) { /* it has our place */
+                s.inside = false;
+                most_inside = limit;
+                enter = SPDL__HEAD_ONE + 1;
+            }
+            if (again && !spdl__flow_again(task, node, s.calls < most)) {
+                s.inside = false;
+                break;
+            }
         }
-        if (s.calls >= most && !again) break;
+        if (s.calls >= most && (plain || !again)) break;
         word = spdl__load(node->word);
     }
     if (!plain && again && s.inside) { /* `late` */
@@ -10200,9 +10226,7 @@ SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     const spdl__edge *sink = p->sink;
     uint64_t since, there;
     spdl__barrier_after_rmw();
-    if (spdl__load_relaxed32(&p->beacon->sleepers) == 0 &&
-        (spdl__load_relaxed(&p->beacon->quiet) & p->bit) == 0)
-        return;
+    if (!spdl__wake_wanted(p->beacon, p->bit)) return;
     there = spdl__row_at(last, spdl__load(last->word)) - spdl__load_relaxed(&sink->refunds) -
             spdl__head(spdl__load_relaxed(&sink->word)) + spdl__load_relaxed(&sink->dropped);
     if (p->feed == NULL && sink->buffer_size >= SPDL__WATERMARK_BUFFER &&
