@@ -462,16 +462,20 @@ SPDL_API void spdl_ring_stats(const spdl_ring *ring, spdl_ring_counters *counter
 
 /* ============================================================================================= */
 /* >>pool
-   A fixed set of worker threads that runs submitted jobs and the stages of attached pipelines.
+   A fixed set of worker threads. It runs submitted jobs, and the stages of the pipelines attached
+   to it.
 
-   Guests. A program with a job system of its own lends its threads: a pool with guests = n has
-   places for n of them at a time, and any thread may take one by spdl_pool_run, to do what a worker
-   does. Statistics, traces, spdl_worker and the `worker` of a job count the places after the
-   workers. Nobody wakes a thread that is outside: it should come when there may be something to do,
-   as once a frame. With workers = 0 next and push wait for guests. What `init` stores for a place
-   must not belong to a thread: any may take it. */
+   Defaults of this section: any thread may call, a call does not wait, and pointers stay the
+   caller's. Only exceptions are written.
 
-/* Per-worker state: init stores it, fini gets it back. */
+   Guests. A program with a job system lends its threads: a pool with guests = n has places for n of
+   them at a time, and a thread takes one by spdl_pool_run. Statistics, traces, spdl_worker and the
+   `worker` of a job count these places after the workers. Nobody wakes a thread that is outside: it
+   should come when there may be something to do, as once a frame. With workers = 0 next and push
+   wait for guests. What init stores for a place must not belong to a thread: any thread may take
+   the place. */
+
+/* Per-worker state: init stores it in *local, fini gets it back. */
 typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
 typedef void (*spdl_fini_fn)(void *ctx, int worker, void *local);
 
@@ -481,11 +485,10 @@ typedef enum spdl_sched {
     SPDL_SCHED_IDLE     /* runs when nobody else would: may starve on a busy machine */
 } spdl_sched;
 
-/* How the system schedules workers. Zero changes nothing. `polite` is the choice for a loader that
-   shares its machine with a trainer: nice 19 and SCHED_BATCH on Linux, the utility class on macOS,
-   nice elsewhere. As other programs leave such threads little, a pipeline's own polite pool has as
-   many again, of normal priority, which do its work for a minute when the trainer has waited for
-   20 ms while the polite ones were kept from running. */
+/* How the system schedules workers. Zero changes nothing. For a loader that shares its machine with
+   a consumer that computes, first leave it a core: workers = cores - 1, and .next_works_ns.
+   `polite` is for consumers with threads on all cores: nice 10 and SCHED_BATCH on Linux, the
+   utility class on macOS, nice elsewhere. */
 typedef struct spdl_policy {
     bool polite;
     int nice;        /* -20 to 19, 0: as it is; per thread. Less than now takes a privilege */
@@ -494,15 +497,15 @@ typedef struct spdl_policy {
     int cpu_count;   /* 0: all that the process may use */
 } spdl_policy;
 
-/* What a profiler of yours (Tracy and the like) gets as it happens, begin and end on one thread. */
+/* What a profiler (Tracy and the like) gets as it happens, begin and end on one thread. */
 typedef enum spdl_event {
-    SPDL_EVENT_THREAD_BEGIN, /* a worker, before its init; with the pool's name and its number */
+    SPDL_EVENT_THREAD_BEGIN, /* a worker, before its init: name of the pool, number of the worker */
     SPDL_EVENT_THREAD_END,
-    SPDL_EVENT_TASK_BEGIN,   /* a call of a stage, with the name of its row and the number of its
-                                item; a job, with the pool's name and the worker's number */
+    SPDL_EVENT_TASK_BEGIN,   /* a call of a stage: name of the row, number of the item; a job: name
+                                of the pool, number of the worker */
     SPDL_EVENT_TASK_END,
-    SPDL_EVENT_WAIT_BEGIN,   /* a worker is about to sleep, with the pool's name and its number; the
-                                trainer has to wait, with "next" and the number of the item */
+    SPDL_EVENT_WAIT_BEGIN,   /* a worker is about to sleep: name of the pool, its number; the
+                                consumer has to wait: "next", the number of the item */
     SPDL_EVENT_WAIT_END
 } spdl_event;
 
@@ -534,171 +537,147 @@ typedef struct spdl_pool spdl_pool;
 /* A job: `local` is what init stored for this worker. */
 typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
 
-/* Starts the workers and waits until each has run `init`, if there is one. If one init or one
-   thread fails, all are ended again; a policy the system refuses is a failure too.
+/* Starts the workers. If an init or a thread fails, or the system refuses the policy, all are ended
+   again. The caller destroys *pool; on failure *pool is NULL.
    Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_NOMEM, SPDL_E_THREAD, or what init returned.
-   Threads: any.
-   Blocks:  until every init has returned and every worker has its policy.
-   Owns:    the caller destroys *pool; on failure *pool is NULL. */
+   Blocks:  until every init has returned and every worker has its policy. */
 SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *desc);
 
-/* Stops the pool, runs `fini` on every worker and joins them. While a pipeline is on it nothing
-   happens but a logged error. Guests inside are waited for; no thread may come any more.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; not a worker of this pool, nor a guest.
-   Blocks:  until the jobs that were accepted have run; without workers it runs them.
-   Owns:    the pool's memory is freed. */
+/* Runs the accepted jobs, then fini on every worker, and frees the pool. While a pipeline is
+   attached it only logs an error. NULL is allowed.
+   Threads: one, not a worker or guest of this pool; no guest may come any more.
+   Blocks:  until the jobs have run and the guests inside have left. */
 SPDL_API void spdl_pool_destroy(spdl_pool *pool);
 
-/* Queues fn(arg). Jobs start in the order of submission.
+/* Queues fn(arg). Jobs start in the order of submission; an accepted job runs exactly once. A job
+   that submits should use a timeout of 0, or it may wait for itself.
    Returns: SPDL_OK, SPDL_TIMEOUT (the queue stayed full), SPDL_CLOSED (after stop), SPDL_E_INVALID.
-   Threads: any; a job that submits should use a timeout of 0, or it may wait for itself.
-   Blocks:  while the queue is full, up to timeout_ns.
-   Owns:    `arg` stays the caller's; a job that was accepted is run exactly once. */
+   Blocks:  while the queue is full, up to timeout_ns. */
 SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
                                       int64_t timeout_ns);
 
 /* Waits until no job, old or new, is queued or running; without workers it runs those queued.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool.
-   Threads: any but a worker of this pool.
-   Blocks:  until then, or up to timeout_ns.
-   Owns:    nothing. */
+   Blocks:  until then, or up to timeout_ns. */
 SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns);
 
 /* Accepts no more jobs and waits for those accepted. Pipelines on the pool go on.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool.
-   Threads: any but a worker of this pool.
-   Blocks:  until the jobs have run, or up to timeout_ns.
-   Owns:    nothing. */
+   Blocks:  until the jobs have run, or up to timeout_ns. */
 SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns);
 
-/* The calling thread is a guest: it runs jobs and stages of all pipelines on the pool, as a worker
-   would, until there is nothing to do or budget_ns is over. After that it begins no job or call;
-   the one at hand is finished. So a job of a job system may come to
+/* Makes the calling thread a guest: it runs jobs and stages of all pipelines on the pool until
+   there is nothing to do or budget_ns is over. After that it begins no job or call, and finishes
+   the one at hand. With a budget of 0 it only looks. A job of a job system may come to
        if (spdl_pool_run(pool, 300000) == SPDL_OK) come_again();
    Returns: SPDL_OK: the budget is over, and there is more to do; SPDL_EMPTY: there is nothing to do
             now; SPDL_FULL: others are at all places; SPDL_E_INVALID: the pool has no guests, or the
-            thread is a worker or inside already. With a budget of 0 it only looks.
-   Threads: any, any number at the same time.
-   Blocks:  in the functions it calls; SPDL_FOREVER: until there is nothing to do.
-   Owns:    nothing. */
+            thread is a worker or inside already.
+   Blocks:  in the functions it calls. */
 SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
 
-/* How many workers the pool has, guests not counted.
-   Returns: the number.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* Returns: how many workers the pool has, guests not counted. */
 SPDL_API int spdl_pool_workers(const spdl_pool *pool);
 
 /* ============================================================================================= */
 /* >>pipeline
-   A source, stages and a sink, declared as rows of a table and run by a pool: any worker runs any
+   A source, stages and a sink, declared as rows of a table and run by a pool. Any worker runs any
    stage, the one furthest downstream first. A stage is called only when it has an input, is under
    its concurrency and has room for its output, so no worker ever waits on a full edge.
 
+   Defaults of this section: a function that takes a task may be called by the stage function that
+   got the task, during that call; others by any thread. A call does not wait. Only exceptions are
+   written.
+
    Stage functions. SPDL_FN(decode, Path, Image) { ... } defines
        spdl_result decode(spdl_task *task, Path *in, Image **out)
-   and records the type names, so that a pipeline whose stages do not fit is refused when it is
-   created; void fits anything. A source has void as its input type. The function returns
-       SPDL_OK    with an item in *out (for a stage: *out may be `in`, changed in place)
-       SPDL_SKIP  drops the item
-       SPDL_END   from a source: there is no more, or with .continuous no more in this epoch
+   and records the type names: create refuses a table whose stages do not fit. void fits anything. A
+   source has void as its input type. The function returns
+       SPDL_OK       with an item in *out (for a stage: *out may be `in`, changed in place)
+       SPDL_SKIP     drops the item
+       SPDL_END      from a source: there is no more, or with .continuous no more in this epoch
        SPDL_PENDING  with .deferred, after spdl_defer: spdl_complete gives the result later
-       SPDL_AGAIN with .again: an item in *out, and there is more: see One to many below
-       negative   this item failed; `return spdl_fail(task, "...")` records why
-   *out counts only with SPDL_OK and SPDL_AGAIN; with any other result what it points to stays the
-   function's. A task is good for its call, on the thread of that: elsewhere spdl_take, spdl_buffer,
-   spdl_emit, spdl_route, spdl_defer and so on fail, and do nothing but to log it.
-   In C++ a stage function that throws has failed, with what() as the reason (where it is compiled
-   with exceptions). Other functions of yours must not throw, and none may end its thread.
+       SPDL_AGAIN    with .again: an item in *out, and there is more: see One to many below
+       negative      this item failed; `return spdl_fail(task, "...")` records why
+   *out counts only with SPDL_OK and SPDL_AGAIN. With any other result, what it points to stays the
+   function's. In C++ a stage function that throws has failed, with what() as the reason. Other
+   functions of yours must not throw, and none may end its thread.
 
-   Ownership. A stage borrows its input. After the call the library destroys it, exactly once, with
-   the free_item of the stage that made it, unless the stage passed it on (*out == in) or took it
-   with spdl_take. So stage functions never free their input, whatever happens. What
-   spdl_pipeline_next hands out is the trainer's. NULL items are never passed to free_item.
-   Items made = delivered + taken in by stages, skipped, failed or freed at a stop.
+   Ownership. A stage borrows its input. After the call the library destroys the input, exactly
+   once, with the free_item of the stage that made it, unless the stage passed it on (*out == in) or
+   took it with spdl_take. So stage functions never free their input, whatever happens. The consumer
+   owns what spdl_pipeline_next hands out. free_item never gets NULL. For each row, items made =
+   delivered + taken in by stages, skipped, failed or freed at a stop.
 
-   One to many. A stage with .again may return SPDL_AGAIN: what is in *out goes on at once, and the
+   Order. In input order (the default) a stage hands on its results in the order of its inputs. A
+   slow call holds back those after it, up to buffer_size of them. In completion order it hands them
+   on as they are done. A table in input order delivers the same items in the same order at any
+   number of workers: with random numbers seeded by spdl_item_key, bit by bit.
+
+   One to many. A stage with .again may return SPDL_AGAIN: the item in *out goes on at once, and the
    stage is called again with the same input when there is room for the next result, until it
    returns SPDL_OK with the last one, SPDL_SKIP without one, or fails. So an archive of many files
    or a video flows in bounded memory. spdl_state(task) keeps what the calls for one input share.
-   With input order and a concurrency above 1 each call may have buffer_size results waiting, and
-   those of one input come before those of the next.
-
-   A stage with .emits = n hands on what it gives to spdl_emit, none or up to n items for each call
-   (*out stays NULL); they wait in memory, whatever buffer_size says. A stage with
-   .flush is called once more when its input ends (spdl_flushing(task) is true, there is no input):
-   it may gather items by its own rules and hand on what is left.
+   Such a stage has one call at a time, or completion order. To do the slow part in parallel and
+   keep the order, put a stage before it that opens or reads ahead. SPDL_UNBATCH() hands on the
+   items of each batch that are not NULL, one by one. A stage with .flush is called once more when
+   its input ends (spdl_flushing(task) is true, `in` is NULL): it may gather items by its own rules
+   and hand on what is left.
 
    Memory that is used again. With .item_bytes = n on a source or pipe, spdl_buffer(task) gives its
-   calls buffers of n bytes. One that is handed on comes back when the library destroys the item, or
-   when the trainer calls spdl_buffer_free. SPDL_BATCH(count, .item_bytes = n) makes batches in
-   place: `data` of a batch is one block of count * n bytes, and spdl_buffer gives a call of the row
-   directly before (in input order, without .emits and .again) the part of it where its item will
-   be. All other items must have n bytes, too: they are copied there, then destroyed; so may be what
-   comes after a dropped item in the same epoch. NULL becomes zeros. The items cannot leave the
-   batch; spdl_batch_free gives the block back.
-   Blocks and buffers begin at a multiple of 64, are not cleared, come from desc.allocator, and are
-   made with the pipeline (up to 256 MiB for each row, the rest when it is needed).
-   SPDL_UNBATCH() hands on the items of each batch, but NULL, one by one, with the batch's number.
+   calls buffers of n bytes. A buffer that was handed on comes back when the library destroys the
+   item, or when the consumer calls spdl_buffer_free. SPDL_BATCH(count, .item_bytes = n) makes
+   batches in place: `data` of a batch is one block of count * n bytes, and spdl_buffer gives a call
+   of the row directly before (in input order, without .again) the part of the block where its item
+   will be. All other items must have n bytes, too: they are copied there, then destroyed. NULL
+   becomes zeros. The items cannot leave the batch; spdl_batch_free gives the block back. Blocks and
+   buffers begin at a multiple of 64, are not cleared, come from desc.blocks, and are made with the
+   pipeline (up to 256 MiB for each row, the rest when it is needed).
 
-   Failures. A failed call is made again as often as .retries says; then its item is dropped (see
-   .on_drop). While .max_failures or .max_failure_rate allows it, the flow goes on: each failure is
-   logged as SPDL_LOG_INFO, and at the end (of all epochs, a stop, destroy) one line for each stage,
-   as SPDL_LOG_WARN, says how many items were dropped. A failure beyond that ends the pipeline, and
-   is logged as SPDL_LOG_ERROR. The trainer gets what was ready, then the failure; calls of the rows
-   above, as of a source that blocks, are not waited for. If several stages fail, each is logged. So
-   after the loop a program asks spdl_pipeline_failed.
-
-   Order. With input order (the default) a stage hands on its results in the order of its inputs; a
-   slow call holds back those after it, up to buffer_size of them. With completion order it hands
-   them on as they are done; reorder_window = n then bounds the disorder: no item is overtaken by
-   more than n others of its stage. With input order reorder_window is how many results may be under
-   way or wait, the places of dropped items included (default: 64 or what fits the rest): give a
-   filter that keeps one of a thousand a large one. An ordered pipeline without merges that take
-   what is ready delivers the same items in the same order at any number of workers: with random
-   numbers seeded by spdl_sequence, bit by bit.
+   Failures. The item of a failed call is dropped; .on_drop sees it. While .max_failures allows it
+   the flow goes on: each failure is logged as SPDL_LOG_INFO, and at the end one line for each
+   stage, as SPDL_LOG_WARN, says how many items were dropped. A failure beyond that ends the
+   pipeline, and is logged as SPDL_LOG_ERROR. The consumer gets the items before the failure (in
+   completion order: what was handed on before it), then the failure. Calls of the rows above, as of
+   a source that blocks, are not waited for. So after the loop a program asks spdl_pipeline_failed.
+   To try a call again, write a loop in the function.
 
    Branches. SPDL_BRANCH(fn), then two or more SPDL_PATH(name), each followed by its rows, then
    SPDL_MERGE(): `fn` is a stage that sends its result down one of the paths with spdl_route(task,
-   path); paths may hold any rows except a source and a sink, none, or branches of their own. A path
-   that is full or slow does not stop the others: what exceeds its buffer_size waits, in order, and
-   `fn` is called while fewer than .buffer_size of SPDL_BRANCH results wait so, on all its paths
-   together. (1: nothing passes the first one that finds its path full.) A branch of batches sends
-   the items of a batch down several paths with spdl_route_items: every path then gets one batch,
-   maybe an empty one, and SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES) joins them to one batch
-   again (one that a stage drops counts as empty; one that spdl_route sends down one path has empty
-   ones beside it). What a merge hands on is of one type: say void where it is not.
-
-   Several sources. A table that begins with SPDL_PATH(name) has a source in each path: SPDL_PATH,
-   SPDL_SOURCE or SPDL_FROM, any rows, and so on for two or more paths, then SPDL_MERGE and what
-   follows. A path that ends leaves the merge; a path that fails ends it, with the pipeline, as soon
-   as the items made before were handed on, whatever the others do. Items are numbered by their own
-   source. Either every source has .continuous or none: an epoch ends when it has in every path.
-
-   SPDL_FROM(Type, next_fn, source) is a source whose items are what next_fn(source, &item, timeout)
-   yields: with spdl_pipeline_next_fn, another pipeline. It runs on a thread of its own and asks for
-   at most 50 ms at a time, so next_fn has to keep to its timeout. SPDL_END ends it (or with
-   .continuous an epoch), SPDL_TIMEOUT is asked again, anything else fails, with the text of the
-   other pipeline's failure. `source` has to outlive the pipeline. To rewind both, stop this one,
-   rewind the other one, and then this one.
+   path). A path may have no rows, or branches of its own. A path that is full or slow does not stop
+   the others: what exceeds its buffer_size waits, in order, and `fn` is called while fewer than
+   .buffer_size of SPDL_BRANCH results wait so, on all its paths together. The merge hands on the
+   results in the order in which the branch routed them. In such paths each item makes one result or
+   none: create refuses .again, .flush, batches and completion order there. SPDL_MERGE(.output_order
+   = SPDL_ORDER_COMPLETION) takes from whichever path has something.
 
    Epochs. A source with .continuous starts over after SPDL_END, its items numbered from 0 again;
    next returns SPDL_END once for each epoch. The end of an epoch is a barrier in every stage: no
    call of the next epoch begins before the calls of this one have ended, no batch spans two epochs,
    and stages further up work on the next epoch meanwhile. An error ends this epoch and all others.
 
+   Sources that block. A source that may block has .threads = 1: a thread of its own calls it.
+   SPDL_FROM(Type, next_fn, source) is such a source; its items are what next_fn(source, &item,
+   timeout) yields: with spdl_pipeline_next_fn, another pipeline. It asks for at most 50 ms at a
+   time, so next_fn has to keep to its timeout. SPDL_END ends it (or an epoch), SPDL_TIMEOUT is
+   asked again, anything else fails, with the text of the other pipeline's failure. `source` has to
+   outlive the pipeline. To rewind both, stop this one, rewind the other one, and then this one.
+
+   Who works. `workers` threads; with workers = 0 the thread in next alone. With .next_works_ns the
+   thread in next runs stages too, while it would wait, but no stage whose mean call is longer than
+   that. A consumer that only waits gains 8 to 29 % of the rate of items that take 5 to 100 us. The
+   price: an item may be returned late by one call. A consumer that computes: workers = cores - 1
+   and SPDL_FOREVER. One that waits for a device: workers = cores and 2 ms.
+
    Who may wait for whom. While one worker is free, every row with an input, under its concurrency
-   and with room for its result is called, whatever other calls wait for; calls of a row begin in
+   and with room for its result is called, whatever other calls wait for. Calls of a row begin in
    the order of its inputs. Up to `concurrency` calls of a row may wait for each other, if there are
-   as many threads (in input order: within buffer_size + concurrency items). A call may wait for
-   what a later stage, the trainer or the producer does, if its row has a concurrency of 1 or
-   completion order: else order itself makes calls wait for those before them. The trainer may wait
-   until its buffer is full, or pause for as long as it likes at no cost. `*pipeline` is stored
-   before the first call. Pipelines on one pool get turns by time, not by calls. No function of
-   yours is called under a lock of the library, except merge_fn; alloc_fn and free_fn, when more
-   batches are alive than were made ahead; and log_fn, when a row of batches or a merge fails.
+   as many workers (in input order: within buffer_size + concurrency items). A call may wait for
+   what a later stage, the consumer or the producer does, if its row has a concurrency of 1 or
+   completion order: else order itself makes calls wait for those before them. The consumer may wait
+   until its buffer is full, or pause for as long as it likes. `*pipeline` is stored before the
+   first call. Pipelines on one pool get turns by time, not by calls. No function of yours is called
+   under a lock of the library.
 
    Fork. In the child of a fork a pipeline that has threads is dead: next, push, stop and rewind
    return SPDL_E_INVALID (next and push as soon as they would wait), and destroy does nothing. A
@@ -721,10 +700,10 @@ typedef void *(*spdl_copy_fn)(const void *item); /* NULL: out of memory */
 /* Anything that yields items, such as spdl_pipeline_next_fn. */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
 
-/* A call has failed for good, retries included, whether that is tolerated or ends the pipeline: the
-   place to note what was dropped. `item` is the input of the call, borrowed; NULL if it was a
-   source's or that of .flush, or has taken its input. Not for SPDL_SKIP. Called on the thread of
-   the call (or in spdl_complete), by as many at a time as the row has calls. */
+/* A call has failed, whether that is tolerated or ends the pipeline: the place to note what was
+   dropped. `item` is the input of the call, borrowed; NULL if the call was a source's or that of
+   .flush, or has taken its input. Not for SPDL_SKIP. Called on the thread of the call, by as many
+   at a time as the row has calls. */
 typedef void (*spdl_drop_fn)(void *ctx, void *item, const spdl_error *error);
 
 typedef enum spdl_kind {
@@ -740,7 +719,7 @@ typedef enum spdl_kind {
     SPDL_KIND_UNBATCH
 } spdl_kind;
 
-/* The order in which a stage hands on its results. */
+/* The order in which a stage or a merge hands on results. */
 typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
 
 /* One row, made by the macros below; zero is the default. */
@@ -754,8 +733,8 @@ typedef struct spdl_stage {
     const char *name SPDL__ZERO;        /* default: the name of the function, "batch" or so; the
                                            second of a name is called "name#2" */
     void *ctx SPDL__ZERO;               /* spdl_ctx(task); SPDL_FROM: the first argument of next */
-    int concurrency SPDL__ZERO;         /* pipe: calls at the same time, a hard bound; default 1. Who
-                                           writes 1 says that there may never be more */
+    int concurrency SPDL__ZERO;         /* pipe: calls at the same time, a hard bound; default 1.
+                                           1 written out: there may never be more */
     int threads SPDL__ZERO;             /* source: 1 for one that may block: it gets a thread of its
                                            own, see spdl_pipeline_destroy */
     int buffer_size SPDL__ZERO;         /* finished items that may wait; default 2, sink 3, in front
@@ -933,37 +912,34 @@ typedef struct spdl_pipeline_desc {
 
 /* Checks the rows, allocates everything the pipeline will use, and starts it. The rows are copied;
    ctx pointers must outlive the pipeline. What is wrong is said in desc->error and the log, with
-   file and line, number and field of the row. More concurrency than threads is a warning.
+   file and line, number and field of the row. More concurrency than threads is a warning. The
+   caller destroys *pipeline; on failure *pipeline is NULL.
    Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_TYPE, SPDL_E_NOMEM, SPDL_E_THREAD, SPDL_E_LIMIT (the
             pool has 64 pipelines already).
-   Threads: any.
-   Blocks:  as spdl_pool_create, for its own pool.
-   Owns:    the caller destroys *pipeline; on failure *pipeline is NULL. */
+   Blocks:  as spdl_pool_create, for its own pool. */
 SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
                                           const spdl_stage *stages, size_t stage_count);
 
-/* Stops the pipeline if it runs, waits for the calls in flight, and frees every item that was not
-   handed out. After 5 seconds the log says which stages it waits for. A source with .threads = 1
-   that is in a call is waited for 5 seconds, and not at all when a stop with a timeout has waited
-   for it in vain. When that call returns, its thread frees what it made, runs fini and frees the
-   rest: ctx (of SPDL_FROM: source), allocator and profiler have to be there until then.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; no other call on the pipeline may be running; not on a worker of its pool.
+/* Stops the pipeline if it runs, and frees it with every item that was not handed out. After 5
+   seconds the log says which stages it waits for. A source with .threads = 1 that is in a call is
+   waited for 5 seconds, and not at all when a stop with a timeout has waited for it in vain. When
+   that call returns, its thread frees what it made, runs fini and frees the rest: ctx, allocator
+   and profiler have to be there until then. NULL is allowed.
+   Threads: one, not on a worker of its pool; no other call on the pipeline may be running.
    Blocks:  until the stage functions that are running have returned, except as above, and every
-            deferred call was completed; with init rows on a shared pool until each was free once.
-   Owns:    the pipeline and every item still inside are freed; what was handed out stays valid. */
+            deferred call was completed; with fini rows on a shared pool until each worker was
+            free. */
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
 
 /* Takes the next item out of the sink. A timeout loses nothing. After the last item every call
-   returns how it ended: SPDL_END, or the error that ended the pipeline early (items made before it
-   are delivered first), or SPDL_CLOSED after a stop. With a continuous source SPDL_END is returned
-   once for each epoch, and the next call goes on with the next one.
+   returns how it ended: SPDL_END, or the error that ended the pipeline early, or SPDL_CLOSED after
+   a stop. With a continuous source SPDL_END is returned once for each epoch, and the next call goes
+   on with the next one. The caller owns *item after SPDL_OK; otherwise *item is untouched.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
             SPDL_E_INVALID when another thread is inside, and in the child of a fork.
-   Threads: one at a time (the trainer). Wait-free when an item is ready.
-   Blocks:  until there is an item or the end, or up to timeout_ns. With workers = 0 the stages run
-            inside this call, and the timeout is looked at between their calls.
-   Owns:    the caller has *item after SPDL_OK; otherwise *item is untouched. */
+   Threads: one at a time (the consumer). Wait-free when an item is ready.
+   Blocks:  until there is an item or the end, or up to timeout_ns. Stages that run inside of this
+            call (workers = 0, .next_works_ns) are finished first. */
 SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, int64_t timeout_ns);
 
 /* The same without a cast: `out` is the address of a pointer to any type of object. */
@@ -983,191 +959,130 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
    waited or else by destroy. Stopping twice, or after the end, is fine.
    Returns: SPDL_OK, SPDL_TIMEOUT (stage functions are still running; the stop goes on),
             SPDL_E_INVALID in the child of a fork.
-   Threads: any, also inside a stage.
    Blocks:  until the stage functions that are running have returned and every deferred call was
-            completed, or up to timeout_ns; what free_item takes comes on top. Never on a worker of
-            the pipeline's pool, nor in a free_item or log_fn that spdl_complete calls.
-   Owns:    the library frees the items that are not in the sink. */
+            completed, or up to timeout_ns; what free_item takes comes on top. Inside of a stage,
+            and on a worker of the pipeline's pool: never. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
 /* Starts again, with the source at `sequence`: waits for the calls that run, frees all that is on
    its way, and forgets an end, a failure or a stop. spdl_sequence of the source's next call is
-   `sequence` (of each, if there are several), its epoch 0; a source that reads in order sees by
-   that that it has to seek. What a stage keeps in its ctx stays there, as what one with .flush has
-   gathered. No thread is made; statistics go on. For a validation set that is read from its
-   beginning every few steps, or a position to go on from.
+   `sequence`, its epoch 0: a source that reads in order sees by that that it has to seek. What a
+   stage keeps in its ctx stays there. No thread is made; statistics go on. For a validation set
+   that is read from its beginning every few steps. What next has returned stays the consumer's.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
             inside of a stage, while another thread is in next or push, in the child of a fork, or
-            for a sequence of 2^40 or more; the error when an init has failed.
-   Threads: the trainer. A push or push_end meanwhile returns SPDL_E_INVALID; a stop waits.
+            for a sequence of 2^40 or more.
+   Threads: the consumer. A push or push_end meanwhile returns SPDL_E_INVALID; a stop waits.
    Blocks:  until the calls at hand have returned, deferred ones and those of SPDL_FROM (50 ms) too,
-            or up to the timeout; before the first call until every init has run.
-   Owns:    nothing: what next has returned stays the trainer's. */
+            or up to the timeout. */
 SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequence,
                                           int64_t timeout_ns);
 
 /* Hands an item to a pipeline whose first row is SPDL_FEED. A timeout of 0 never blocks, whatever
    the rest of the pipeline does: for threads with deadlines, as of games and audio. With
-   .drop_oldest the item that has waited longest makes way when there is no room (the stats count it
-   as a skip of row 0); SPDL_FULL then means that the reader was at work just now.
+   .drop_oldest the oldest item is dropped when there is no room, and freed with free_item of the
+   row (the stats count it as a skip of row 0); SPDL_FULL then means that the reader was at work
+   just now. The pipeline owns the item after SPDL_OK; otherwise it stays the caller's.
    Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
             stop or a failure; SPDL_E_INVALID without such a row, in the child of a fork, or when
             another thread is inside.
    Threads: one at a time (the producer).
-   Blocks:  until there is room, or up to timeout_ns; never with drop_oldest.
-   Owns:    the pipeline has the item after SPDL_OK; otherwise it stays the caller's. An item that
-            made way is freed with free_item of the row. */
+   Blocks:  until there is room, or up to timeout_ns; never with drop_oldest. */
 SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int64_t timeout_ns);
 
 /* No more items will be pushed: the pipeline ends when those it has are done.
    Returns: SPDL_OK, SPDL_E_INVALID without a row SPDL_FEED, or when another thread pushes.
-   Threads: the producer.
-   Blocks:  never.
-   Owns:    nothing. */
+   Threads: the producer. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
 
 /* The row of a stage, by its name: what stats and errors call `stage`.
-   Returns: the row from 0, or -1 when there is no such name.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the row from 0, or -1 when there is no such name. */
 SPDL_API int spdl_pipeline_find(const spdl_pipeline *pipeline, const char *name);
 
-/* Changes the concurrency of a stage while the pipeline runs, for calls that begin from now on.
+/* Changes the concurrency of a stage while the pipeline runs, for calls that begin from now on. A
+   row that is to be raised later is created with the highest value.
    Returns: SPDL_OK, SPDL_E_INVALID when there is no such row or it is no pipe, SPDL_E_LIMIT when
-            concurrency is less than 1 or more than the max_concurrency of the row.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+            concurrency is less than 1 or more than the row's .concurrency. */
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int stage,
                                                    int concurrency);
 
 /* Whether a stage has failed more often than it may.
-   Returns: true once the pipeline has failed, until it is rewound.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: true once the pipeline has failed, until it is rewound. */
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
 
 /* Which stages have: bit i is that of row i. More than one if others failed before they were ended;
    spdl_pipeline_error is about the one that ended what is delivered, the log has all.
-   Returns: the bits; 0 while spdl_pipeline_failed is false.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the bits; 0 while spdl_pipeline_failed is false. */
 SPDL_API uint32_t spdl_pipeline_failed_stages(const spdl_pipeline *pipeline);
 
-/* The failure that ended the pipeline: stage, item and text.
+/* The failure that ended the pipeline: stage, item and text. Valid until it is rewound or
+   destroyed.
    Returns: never NULL; result is SPDL_OK when there was no failure.
-   Threads: the trainer, after next has returned it; any, when a stop outside of stages was SPDL_OK.
-   Blocks:  never.
-   Owns:    the pipeline; valid until it is rewound or destroyed. */
+   Threads: the consumer, after next has returned it; any, when a stop outside of stages was
+            SPDL_OK. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 
-/* Memory for the result of this call, to be its *out or given to spdl_emit; see Memory that is used
-   again. What is not handed on goes back when the call ends.
+/* Memory for the result of this call, to be its *out; see Memory that is used again. What is not
+   handed on goes back when the call ends.
    Returns: item_bytes bytes, the same ones until they are handed on; NULL: there is no memory, or
-            (the pipeline fails) neither this row nor a SPDL_BATCH after it says .item_bytes.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    the library; from SPDL_OK on as any item. */
+            (the pipeline fails) neither this row nor a SPDL_BATCH after it says .item_bytes. */
 SPDL_API void *spdl_buffer(spdl_task *task);
 
 /* Gives back what spdl_buffer gave and the pipeline has handed out; nothing of a batch in place.
-   Returns: nothing; NULL is allowed. Fits free_item.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the buffer is gone. May be called after the pipeline was destroyed. */
+   NULL is allowed. Fits free_item. May be called after the pipeline was destroyed. */
 SPDL_API void spdl_buffer_free(void *buffer);
 
-/* Frees a batch and the items in it that are not NULL, with the free_item of their stage.
-   Returns: nothing; NULL is allowed. Fits free_item.
-   Threads: any.
-   Blocks:  never, except in free_item.
-   Owns:    batch and items are gone. May be called after the pipeline was destroyed. */
+/* Frees a batch and the items in it that are not NULL, with the free_item of their stage. NULL is
+   allowed. Fits free_item. May be called after the pipeline was destroyed. */
 SPDL_API void spdl_batch_free(void *batch);
 
-/* Records why this call fails, as printf would write it; outside of it the text goes to the log.
-   Returns: SPDL_E_STAGE, to be returned by the stage function.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    the text is copied, up to SPDL_TEXT_BYTES. */
+/* Records why this call fails, as printf would write it, up to SPDL_TEXT_BYTES. Outside of the call
+   the text goes to the log.
+   Returns: SPDL_E_STAGE, to be returned by the stage function. */
 SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3);
 
-/* The ctx of this stage's row.
-   Returns: what the row says.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    the caller of create. */
+/* Returns: the ctx of this stage's row. */
 SPDL_API void *spdl_ctx(const spdl_task *task);
 
 /* What this stage's init stored for this worker.
-   Returns: NULL when the row has no init.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    the stage; fini frees it. */
+   Returns: NULL when the row has no init. */
 SPDL_API void *spdl_local(const spdl_task *task);
 
 /* The number of this item: in a source the number of items made so far, elsewhere the number its
-   source gave it; after SPDL_BATCH the number of the batch. From 0.
-   Returns: the number.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
+   source gave it; after SPDL_BATCH the number of the batch.
+   Returns: the number, from 0. */
 SPDL_API uint64_t spdl_sequence(const spdl_task *task);
 
-/* The worker that runs this call, from 0; 0 with workers = 0.
-   Returns: less than workers and guests of the pool; with policy.polite less than twice that.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
+/* The epoch this item belongs to.
+   Returns: the number, from 0; 0 when the source is not continuous. */
+SPDL_API uint64_t spdl_epoch(const spdl_task *task);
+
+/* The worker that runs this call.
+   Returns: from 0, less than workers and guests of the pool; a consumer that works comes after
+            them; 0 with workers = 0 and in a source with .threads. */
 SPDL_API int spdl_worker(const spdl_task *task);
 
 /* Whether the pipeline is being stopped; a stage function that takes long should return early.
-   Returns: true once it is.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: true once it is. */
 SPDL_API bool spdl_stopping(const spdl_task *task);
 
-/* Takes the input away from the library: it will not be freed after this call.
-   Returns: nothing.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    the caller has the input (a batch: free it with spdl_batch_free). */
+/* Takes the input away from the library, which will not free it after this call. The caller frees
+   it (a batch with spdl_batch_free). */
 SPDL_API void spdl_take(spdl_task *task);
 
-/* In a stage with .again: what the calls for one input share. NULL when the input is new; what is
-   stored there is destroyed with free_state of the row, before the input, when the last of them has
-   returned, or the pipeline stops.
-   Returns: where it is; never NULL.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    the library, through free_state. */
+/* In a stage with .again: what the calls for one input share. NULL when the input is new. What is
+   stored there is destroyed with free_state of the row, before the input, when the last of the
+   calls has returned, or the pipeline stops.
+   Returns: where it is; never NULL. */
 SPDL_API void **spdl_state(spdl_task *task);
 
 /* Sends the result of this call down a path, in an SPDL_BRANCH; without it path 0 is taken.
    Returns: SPDL_OK, so that it can be what the function returns; SPDL_E_INVALID when there is no
-            such path: the call fails, and in a row that is no SPDL_BRANCH the pipeline. (Where
-            the call returns SPDL_PENDING: a line in the log.)
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
+            such path: the call fails, and in a row that is no SPDL_BRANCH the pipeline. */
 SPDL_API spdl_result spdl_route(spdl_task *task, int path);
 
-/* Whether this call is the last one of a stage with .flush in this epoch, which has no input.
-   Returns: true then.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
+/* Returns: true in the last call of a stage with .flush in this epoch, which has no input. */
 SPDL_API bool spdl_flushing(const spdl_task *task);
-
-/* The epoch this item belongs to, from 0.
-   Returns: 0 when the source is not continuous.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API uint64_t spdl_epoch(const spdl_task *task);
 
 /* Names one call that will be completed later. A value: copy it as you like. */
 typedef struct spdl_deferred {
@@ -1177,34 +1092,24 @@ typedef struct spdl_deferred {
 
 /* Announces that this call, in a stage with .deferred, returns SPDL_PENDING and is completed later:
    the worker is free, the call counts in the stage's concurrency, and `in` stays valid until then.
-   Returns: what spdl_complete takes; its pipeline is NULL when the row does not say .deferred.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: what spdl_complete takes; its pipeline is NULL when the row does not say .deferred. */
 SPDL_API spdl_deferred spdl_defer(spdl_task *task);
 
-/* Completes a deferred call, as if its function returned `result` with `item` just now. It may come
-   before the function has returned. A pipeline is destroyed only after all have been completed.
+/* Completes a deferred call, as if its function returned `result` with `item`. It may come before
+   the function has returned. A worker hands on the result: no function of yours runs in here. A
+   pipeline is destroyed only after all calls have been completed.
    Returns: SPDL_OK; SPDL_E_INVALID, with a line in the log, when there is no such call or it was
             completed before: nothing happens to `item` then.
-   Threads: any, as long as the pipeline is there.
-   Blocks:  never, except in free_item.
-   Owns:    as for the result of a stage function. */
+   Threads: any, as long as the pipeline is there. */
 SPDL_API spdl_result spdl_complete(spdl_deferred deferred, spdl_result result, void *item);
 
 /* Completes a deferred call as failed, and records why, as printf would write it.
    Returns: as spdl_complete.
-   Threads: any, as long as the pipeline is there.
-   Blocks:  never, except in free_item.
-   Owns:    the text is copied, up to SPDL_TEXT_BYTES. */
+   Threads: any, as long as the pipeline is there. */
 SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *format, ...)
     SPDL__PRINTF(2, 3);
 
-/* Ends the pipeline early from inside a stage, as spdl_pipeline_stop does, without waiting.
-   Returns: nothing.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
+/* Ends the pipeline early from inside a stage, as spdl_pipeline_stop does, without waiting. */
 SPDL_API void spdl_stop(spdl_task *task);
 
 /* ============================================================================================= */
@@ -6361,20 +6266,20 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 
 /* ============================================================================================= */
 /* >>pool-impl
-   A worker looks for something to do: a job, or a step of an attached pipeline (a "client"). When it
-   finds nothing it looks again for 16 pauses and 8 yields, then sleeps on its bell.
+   A worker looks for something to do: a job, or a step of an attached pipeline (a "client"). When
+   it finds nothing it looks again for 16 pauses and 8 yields, then sleeps on its bell.
 
    The wake rule. A worker that goes to sleep reads its bell, announces itself (`asleep`, then
    `sleepers`), clears `waking`, looks at everything once more, and sleeps. A thread that makes
    something runnable, and does not look for work itself next, publishes it, passes a full barrier
    and reads `sleepers`. So one of the two sees the other. If a worker sleeps, `waking` is clear and
    what the thread has changed can run, the thread sets `waking` and rings the bell of the first
-   worker in the pool that is `asleep`. The first, not the one that has slept longest: two workers do
-   what two can do, and their caches stay warm.
-   At most one wake is under way at a time: a worker that is about to sleep, or has stopped sleeping,
-   clears `waking`, always before a full barrier and a look at everything. So a thread that finds it
-   set relies on a look that is still to come, and a worker that finds work looks at everything again
-   before its first call, which passes the wake on. (tests/model/sit.pml checks this exhaustively.)
+   worker in the pool that is `asleep`. The first, not the one that has slept longest: two workers
+   do what two can do, and their caches stay warm. At most one wake is under way at a time: a worker
+   that is about to sleep, or has stopped sleeping, clears `waking`, always before a full barrier
+   and a look at everything. So a thread that finds it set relies on a look that is still to come,
+   and a worker that finds work looks at everything again before its first call, which passes the
+   wake on. (tests/model/sit.pml checks this exhaustively.)
 
    The upper half of `sleepers` counts consumers and producers that wait: takes and puts read one
    word to know that nobody does.
@@ -6396,8 +6301,8 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 #define SPDL__MAX_WORKERS 256
 #define SPDL__MAX_CLIENTS 64 /* bits of a word */
 #define SPDL__MAX_QUEUE (1 << 24)
-#define SPDL__IDLE_YIELDS 8   /* turns a worker or consumer gives away before it sleeps; 64 cost 18 %
-                                 more processor time beside steps of a millisecond */
+#define SPDL__IDLE_YIELDS 8   /* turns a worker or consumer gives away before it sleeps; 64 cost
+                                 18 % more processor time beside steps of a millisecond */
 #define SPDL__TURN_NS 1000000 /* how long a worker stays with one client when there are others */
 
 typedef struct spdl__client {
@@ -6729,8 +6634,8 @@ SPDL__PRIVATE void spdl__pool_await32(spdl_pool *pool, const uint32_t *word, uin
     }
 }
 
-/* Lets a client's steps be run by the workers. `client` stays the caller's; *bit: its own in `quiet`.
-   NULL: there are as many already as there may be. */
+/* Lets a client's steps be run by the workers. `client` stays the caller's; *bit: its own in
+   `quiet`. NULL: there are as many already as there may be. */
 SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__client *client,
                                                    uint64_t *bit) {
     spdl__client_slot *slot = NULL;
@@ -7196,19 +7101,21 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
    feed, when the oldest of what is in it was pushed.
 
    The word. The reader of an edge has a word: {head, SHUT, active}. `head` is the next ticket to
-   take, `active` counts the calls inside of the row, SHUT says that nobody enters any more. **An item
-   is taken by one compare-and-swap on that word**, which moves `head` and counts the call. A mark is
-   passed by who moves `active` from 0 to ALL. A merge, and the consumer, have the edges they read to
-   themselves: there the word is just the head. A source, or a merge, has a word of its own.
+   take, `active` counts the calls inside of the row, SHUT says that nobody enters any more. **An
+   item is taken by one compare-and-swap on that word**, which moves `head` and counts the call. A
+   mark is passed by who moves `active` from 0 to ALL. A merge, and the consumer, have the edges
+   they read to themselves: there the word is just the head. A source, or a merge, has a word of its
+   own.
 
    Tickets. A row with input order and a concurrency above 1 promises the ticket of a result when it
    takes the input: ticket = head + base, for ever. With completion order, or one call at a time, a
    result takes its ticket when it is put (`tail`).
 
    Room is known before the call, so no result waits for room: promised - refunds - (head - dropped)
-   < buffer_size + concurrency, and where there may be holes, ticket < head + window. `refunds` counts
-   promises that made no item, `dropped` those of them that the reader has passed. The reader raises
-   `dropped` before it moves its head, so a writer that reads the head first never sees too much room.
+   < buffer_size + concurrency, and where there may be holes, ticket < head + window. `refunds`
+   counts promises that made no item, `dropped` those of them that the reader has passed. The reader
+   raises `dropped` before it moves its head, so a writer that reads the head first never sees too
+   much room.
 
    Threads: each field says who writes it. The pipeline owns the edges and every item on them. */
 
@@ -7259,7 +7166,7 @@ typedef struct spdl__edge {
     char pad1[SPDL_CACHE_LINE];
     /* written by the reader */
     uint64_t word;
-    uint64_t dropped; /* holes it has passed, before their head; and tickets that a rewind left out */
+    uint64_t dropped; /* holes it has passed, before their head; tickets that a rewind left out */
     uint64_t marks;   /* marks it has passed */
     char pad2[SPDL_CACHE_LINE];
     uint64_t put_wait_ns; /* finished items waited for a place in the buffer */
@@ -7427,9 +7334,9 @@ SPDL__PRIVATE void spdl__edge_ended(spdl__edge *edge, uint64_t now) {
 /* --- batches --- */
 
 /* Batches, and buffers, which are batches of no items with a block behind them, are made with the
-   pipeline and come back to its pool; a consumer that keeps many makes the pool grow. What came back
-   last is used first: it may still be in a cache. Whoever gives one back waits for nobody. The pool
-   lives until the pipeline and every batch are gone. */
+   pipeline and come back to its pool; a consumer that keeps many makes the pool grow. What came
+   back last is used first: it may still be in a cache. Whoever gives one back waits for nobody. The
+   pool lives until the pipeline and every batch are gone. */
 typedef struct spdl__batch spdl__batch;
 typedef struct spdl__batch_pool {
     /* written by create */
@@ -7585,24 +7492,25 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 /* ============================================================================================= */
 /* >>row-impl
    What a pipeline is made of: rows (nodes), the calls of their functions (tasks), and the threads
-   that run them. The rooms that follow are in the order of an item's way: >>flow-impl takes it, calls
-   the function, puts the result and leaves; >>parked-impl has the calls that go on later, >>batch-impl
-   and >>merge-impl are rows whose functions are the library's, and >>step-impl is what a worker does.
+   that run them. The rooms that follow are in the order of an item's way: >>flow-impl takes it,
+   calls the function, puts the result and leaves; >>parked-impl has the calls that go on later,
+   >>batch-impl and >>merge-impl are rows whose functions are the library's, and >>step-impl is what
+   a worker does.
 
    A worker enters a row by taking an item, then calls, puts, takes the next item, and so on for up
    to SPDL__SITTING_NS (a sitting). So nothing is ever taken and not begun, and calls of a row begin
    in the order of its inputs. When the worker leaves, `active` of the row's word goes down by one.
 
-   Marks. A source that ends puts END or EPOCH, a call that fails for good puts FAIL, in the place that
-   was promised to its result. A row passes the mark at its head when no call is inside: by one swap
-   that moves `active` from 0 to SPDL__PASSING. Under that it makes the call of .flush, or else puts the
-   mark. So items before a mark come before it in every edge, and an epoch is a barrier.
+   Marks. A source that ends puts END or EPOCH, a call that fails for good puts FAIL, in the place
+   that was promised to its result. A row passes the mark at its head when no call is inside: by one
+   swap that moves `active` from 0 to SPDL__PASSING. Under that it makes the call of .flush, or else
+   puts the mark. So items before a mark come before it in every edge, and an epoch is a barrier.
        END    passed: SHUT in this row.  EPOCH: nothing is shut.
        FAIL   put or passed: SHUT in this row and all that feed it. Later calls that still run put
               their results behind the mark, where nobody takes them.
    SHUT is set before `active` goes down. It is in the word and nowhere else: a flag beside it would
-   let one more call in behind the mark. The consumer takes EPOCH. END and FAIL stay in the last edge,
-   so the result of next stays the same. The error is that of the row which the mark names.
+   let one more call in behind the mark. The consumer takes EPOCH. END and FAIL stay in the last
+   edge, so the result of next stays the same. The error is that of the row which the mark names.
    (tests/model/marks.pml)
 
    Stop. `stopping`, then SHUT in all rows, then whoever waits frees what lies in all edges but the
@@ -7612,8 +7520,8 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    Branches. The edges of a branch are those of its path rows, which do nothing else. What a branch
    routes is put at once; what a path then holds beyond its buffer_size waits. A branch is called
    while fewer than its own buffer_size wait, on all its paths together. One path may hold them all,
-   so its edge has slots for both. For a merge in input order the branch also writes the path of each
-   result into a ring of bytes, `turns`, before it puts the result. Marks go down every path.
+   so its edge has slots for both. For a merge in input order the branch also writes the path of
+   each result into a ring of bytes, `turns`, before it puts the result. Marks go down every path.
 
    Threads: workers run rows. A source with .threads has a thread of its own, the producer, which
    sits in that row only. Each field says who writes it. */
@@ -7785,8 +7693,8 @@ typedef struct spdl__node {
     uint64_t exposed_ns, exposed_idle_ns;
 } spdl__node;
 
-/* A worker in a pipeline: its sitting in a row, and the call at hand. One for each worker, written by
-   that worker; what a call asks for, during the call. */
+/* A worker in a pipeline: its sitting in a row, and the call at hand. One for each worker, written
+   by that worker; what a call asks for, during the call. */
 struct spdl_task {
     spdl_pipeline *pipeline;
     int worker;
@@ -8037,16 +7945,16 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
 
 /* --- who is woken --- */
 
-/* The wake rule in a pipeline. Each of these is a read-modify-write, or has a full barrier after it;
-   then the thread looks whether somebody sleeps: taking an item (one input less: room for the row
-   before; and the put before it: an input for the row after); leaving a row (a place in it); passing
-   a mark; the consumer's take; a push; spdl_complete; a new concurrency; a failure. After the first
-   take of a sitting a worker looks at everything its pool could do, as it may have been woken for
-   something else, and after the others at its own row and those beside it. After it has left it looks
-   for work itself, which covers all rows. A consumer's take from a large buffer looks at the last row
-   only while no more than half of it is on the way (a low watermark: a worker that is woken makes
-   several items before it sleeps again); a consumer that is about to sleep, or asks for the stats,
-   looks without that. */
+/* The wake rule in a pipeline. Each of these is a read-modify-write, or has a full barrier after
+   it; then the thread looks whether somebody sleeps: taking an item (one input less: room for the
+   row before; and the put before it: an input for the row after); leaving a row (a place in it);
+   passing a mark; the consumer's take; a push; spdl_complete; a new concurrency; a failure. After
+   the first take of a sitting a worker looks at everything its pool could do, as it may have been
+   woken for something else, and after the others at its own row and those beside it. After it has
+   left it looks for work itself, which covers all rows. A consumer's take from a large buffer looks
+   at the last row only while no more than half of it is on the way (a low watermark: a worker that
+   is woken makes several items before it sleeps again); a consumer that is about to sleep, or asks
+   for the stats, looks without that. */
 
 /* After something the consumer may sleep for, and a full barrier. */
 SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
@@ -8055,8 +7963,8 @@ SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
         spdl__os_event_wake(&p->fed, 1);
 }
 
-/* Whether a sleeping consumer should look: an item or a mark lies there, or a hole that has something
-   behind it, or that keeps the last row from going on. */
+/* Whether a sleeping consumer should look: an item or a mark lies there, or a hole that has
+   something behind it, or that keeps the last row from going on. */
 SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
     const spdl__edge *sink = p->sink;
     const uint64_t head = spdl__head(spdl__load(&sink->word));
@@ -8110,8 +8018,8 @@ SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
            (spdl__load_relaxed(&beacon->quiet) & bit) != 0;
 }
 
-/* After a read-modify-write by which this row has changed, before anything that may take long. Looks
-   at the consumer, the producer and `rows`, or with `all` at everything the pool could do. */
+/* After a read-modify-write by which this row has changed, before anything that may take long.
+   Looks at the consumer, the producer and `rows`, or with `all` at everything the pool could do. */
 SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                   bool all) {
     spdl__barrier_after_rmw(); /* pairs with those in pool_park, next_sleep and push_wait */
@@ -8139,13 +8047,14 @@ SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
    source at that item, and leave out so many of the results that pass. Without .again in front of
    the point a mark is {next item, 0}; with it, the item of the last result, and how many it had.
 
-   What the consumer takes carries the mark to it: up to the row that marks the range of a slot is the
-   source's number of the item, from there on item << SPDL__SPAN_BITS | results. If rows after it make
-   several results of a batch, it is the mark before the batch, which is made again, and the consumer
-   counts what comes of it. A table with .flush, or batches of batches, makes the epoch again.
+   What the consumer takes carries the mark to it: up to the row that marks the range of a slot is
+   the source's number of the item, from there on item << SPDL__SPAN_BITS | results. If rows after
+   it make several results of a batch, it is the mark before the batch, which is made again, and the
+   consumer counts what comes of it. A table with .flush, or batches of batches, makes the epoch
+   again.
 
-   Threads: the mark of a row belongs to the thread that is inside alone, that of the sink and `at` to
-   the consumer. Whoever takes a slot has what was written before it was put. */
+   Threads: the mark of a row belongs to the thread that is inside alone, that of the sink and `at`
+            to the consumer. Whoever takes a slot has what was written before it was put. */
 
 /* A result of the source's item `item` passes. */
 SPDL__INLINE void spdl__mark_pass(spdl__mark *mark, uint64_t item, bool many) {
@@ -8382,8 +8291,8 @@ SPDL__PRIVATE void spdl__put_path(const spdl_pipeline *p, spdl__node *node, int 
     spdl__put_at(edge, ticket, what, now);
 }
 
-/* A branch whose merge is in input order: where the next result is found. There is room: `turns` has
-   an entry for each slot and call on the way to the merge. */
+/* A branch whose merge is in input order: where the next result is found. There is room: `turns`
+   has an entry for each slot and call on the way to the merge. */
 SPDL__PRIVATE void spdl__put_turn(spdl__node *node, unsigned turn) {
     if (node->turns == NULL) return;
     node->turns[node->turns_put & node->turns_mask] = (uint8_t)turn;
@@ -8439,9 +8348,10 @@ SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_
     spdl__name_copy(error->stage_name, node->name);
 }
 
-/* A call inside of the row fails for good: FAIL is put in the place of its result, and nobody enters
-   this row and those that feed it. Of several failures of a row the record is that of the first in
-   order: so a table in input order without a budget fails the same way at any number of workers. */
+/* A call inside of the row fails for good: FAIL is put in the place of its result, and nobody
+   enters this row and those that feed it. Of several failures of a row the record is that of the
+   first in order: so a table in input order without a budget fails the same way at any number of
+   workers. */
 SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promised, uint64_t item,
                               spdl_result result, const char *text) {
     const uint32_t row = (uint32_t)1 << node->index;
@@ -8859,16 +8769,18 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
    room for the next: by the worker at hand, or WAITING by whoever comes. Only in rows whose results
    take their ticket when they are put.
 
-   SPDL_PENDING. spdl_defer arms the place and gives out its number. Then either the function returns
-   PENDING first, and spdl_complete makes the call DONE, or spdl_complete comes first (EARLY). A worker
-   settles a call that is DONE, in a sitting, as any other: no user code runs in spdl_complete. The
-   generation tells a number that is dead from one that lives. (tests/model/parked.pml)
+   SPDL_PENDING. spdl_defer arms the place and gives out its number. Then either the function
+   returns PENDING first, and spdl_complete makes the call DONE, or spdl_complete comes first
+   (EARLY). A worker settles a call that is DONE, in a sitting, as any other: no user code runs in
+   spdl_complete. The generation tells a number that is dead from one that lives.
+   (tests/model/parked.pml)
 
    In rows that are shut, calls that wait for room are dropped by a stop, a rewind or destroy; those
    that are DONE are still settled: in input order they may come before the failure.
 
-   Threads: states and lists are under the row's parked_lock, which is held for some instructions. The
-   rest of a place belongs to the worker that has the call, or to spdl_complete while it is ARMED. */
+   Threads: states and lists are under the row's parked_lock, which is held for some instructions.
+            The rest of a place belongs to the worker that has the call, or to spdl_complete while
+            it is ARMED. */
 
 /* Under the lock. */
 SPDL__PRIVATE void spdl__parked_add(spdl__node *node, spdl__parked_list *list, uint32_t place) {
@@ -9038,8 +8950,8 @@ SPDL__COLD void spdl__parked_twice(spdl_task *task, const void *out) {
         spdl__item_free(task->pipeline, call->completed, spdl__origin(0, task->owner));
 }
 
-/* The function has returned. Whether the call is over: *result and *out say how. False: it is PENDING,
-   and nothing of it may be touched any more. */
+/* The function has returned. Whether the call is over: *result and *out say how. False: it is
+   PENDING, and nothing of it may be touched any more. */
 SPDL__PRIVATE bool spdl__parked_returned(spdl_task *task, spdl_result *result, void **out) {
     spdl__node *node = task->node;
     spdl__parked *call = task->parked;
@@ -9231,7 +9143,7 @@ typedef enum spdl__outcome {
 } spdl__outcome;
 
 /* The source says: the end of the epoch, or of all. There is room for one result: this is it. */
-SPDL__NOINLINE void spdl__flow_source_end(spdl_pipeline *p, spdl__node *node, uint64_t now) {
+SPDL__NOINLINE void spdl__flow_source_end(spdl__node *node, uint64_t now) {
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     spdl__item mark = { NULL, 0, 0 };
     mark.origin = spdl__origin(epoch, node->row.continuous ? SPDL__EPOCH : SPDL__END);
@@ -9258,7 +9170,8 @@ SPDL__PRIVATE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *cou
     return goes_on ? SPDL__GOES_ON : SPDL__OVER;
 }
 
-/* One call on what was taken, or once more on what was parked. *now: the clock, when it was read. */
+/* One call on what was taken, or once more on what was parked. *now: the clock, when it was
+   read. */
 SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
                                              uint64_t *now) {
     spdl_pipeline *p = task->pipeline;
@@ -9281,7 +9194,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     }
     if (source && result == SPDL_END && !task->call_error) {
         if (task->buffer != NULL) spdl__task_give_back(task);
-        spdl__flow_source_end(p, node, *now);
+        spdl__flow_source_end(node, *now);
         return SPDL__NO_CALL;
     }
     if (source && result == SPDL_OK) spdl__store_relaxed(&node->made, node->made + 1);
@@ -9325,8 +9238,8 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl_pipeline *p, spdl__node *node, uint64_t
     return true;
 }
 
-/* The call at hand has handed on a result by SPDL_AGAIN. Whether it goes on now, as there is room; else
-   it is parked, and whoever comes goes on. */
+/* The call at hand has handed on a result by SPDL_AGAIN. Whether it goes on now, as there is room;
+   else it is parked, and whoever comes goes on. */
 SPDL__NOINLINE bool spdl__flow_again(spdl_task *task, spdl__node *node, bool may) {
     spdl_pipeline *p = task->pipeline;
     const uint32_t near = node->beside | (uint32_t)1 << node->index;
@@ -9468,10 +9381,10 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__node *node, spdl__c
     return true;
 }
 
-/* What a worker does in a row: takes items one by one, calls, puts, leaves. Whether anything was done.
-   A swap that fails means "look elsewhere", never "try again". Two copies are compiled: `plain` is for
-   rows that have none of what is rare (see node_is_plain in >>create-impl). `late`: no call begins from
-   then on. */
+/* What a worker does in a row: takes items one by one, calls, puts, leaves. Whether anything was
+   done. A swap that fails means "look elsewhere", never "try again". Two copies are compiled:
+   `plain` is for rows that have none of what is rare (see node_is_plain in >>create-impl). `late`:
+   no call begins from then on. */
 SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late,
                                  const bool plain) {
     spdl_pipeline *const p = task->pipeline;
@@ -9596,7 +9509,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
                 spdl__slot_put(&out_slots[at & out_mask], at, &what, s.now);
             } else if (in == NULL && result == SPDL_END && !task->call_error) {
                 if (task->buffer != NULL) spdl__task_give_back(task);
-                spdl__flow_source_end(p, node, s.now);
+                spdl__flow_source_end(node, s.now);
                 break;
             } else {
                 if (task->call_error) result = spdl__call_misused(task, result, out);
@@ -9654,13 +9567,13 @@ SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64
 /* ============================================================================================= */
 /* >>batch-impl
    SPDL_BATCH is a function of the library on an ordinary row with .flush and one call at a time: it
-   adds its input to the open batch, and returns SPDL_SKIP, or SPDL_OK with a batch that is full. At a
-   mark it hands on what is left. SPDL_UNBATCH is one with .again.
+   adds its input to the open batch, and returns SPDL_SKIP, or SPDL_OK with a batch that is full. At
+   a mark it hands on what is left. SPDL_UNBATCH is one with .again.
 
    Batches in place. A call of the row before gets the part of a batch where its result will lie, by
-   spdl_buffer: that of its ticket, if no call before drops its own. Dropped items only move others to
-   the front, so an item never lies before its part: when the batch row has come to a part, no call
-   that still runs has it.
+   spdl_buffer: that of its ticket, if no call before drops its own. Dropped items only move others
+   to the front, so an item never lies before its part: when the batch row has come to a part, no
+   call that still runs has it.
 
    Threads: the worker that is inside. Parts are given out under place_lock, to calls of the row
    before. */
@@ -9788,8 +9701,8 @@ SPDL__COLD spdl__batch *spdl__batch_copy(const spdl__node *node, const spdl__bat
     return copy;
 }
 
-/* A mark comes next: what is left goes on, or is freed. Behind a failure calls of the row before may
-   still write into a batch in place: a copy goes on, and the purge frees the batch. */
+/* A mark comes next: what is left goes on, or is freed. Behind a failure calls of the row before
+   may still write into a batch in place: a copy goes on, and the purge frees the batch. */
 SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
     spdl__node *node = task->node;
     const uint64_t head = spdl__head(spdl__load_relaxed(node->word));
@@ -9823,7 +9736,8 @@ SPDL__COLD spdl_result spdl__batch_token(spdl_task *task, void *token, void **ou
     return ++node->tokens % (uint64_t)node->row.size == 0 ? SPDL_OK : SPDL_SKIP;
 }
 
-/* In place the item is copied to its part, if it was not written there; then the library frees it. */
+/* In place the item is copied to its part, if it was not written there; then the library frees
+   it. */
 SPDL__INLINE void spdl__batch_add(spdl_task *task, spdl__batch *batch, void *item) {
     const size_t bytes = task->node->row.item_bytes, at = batch->shown.count++;
     void *part = (char *)batch->shown.data + at * bytes;
@@ -9877,8 +9791,8 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
 static const spdl_function spdl__batch_function = { spdl__batch_call, "batch", "void",
                                                     "spdl_batch" };
 
-/* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_state has is the number of
-   those that were handed on or left out. */
+/* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_state has is the number
+   of those that were handed on or left out. */
 SPDL__PRIVATE spdl_result spdl__unbatch_call(spdl_task *task, void *in, void **out) {
     spdl__batch *batch = (spdl__batch *)in;
     uintptr_t i = (uintptr_t)task->parked->user;
@@ -9899,17 +9813,19 @@ static const spdl_function spdl__unbatch_function = { spdl__unbatch_call, "unbat
 
 /* ============================================================================================= */
 /* >>merge-impl
-   Rows that join the paths of a branch again. A merge is a source that reads edges: it calls no stage,
-   and one worker at a time takes from the paths and puts, for as long as there are items and room.
+   Rows that join the paths of a branch again. A merge is a source that reads edges: it calls no
+   stage, and one worker at a time takes from the paths and puts, for as long as there are items and
+   room.
 
    Input order: the branch has written the path of each result into `turns`, and each row of a path
-   makes an item or a hole of each. So the merge takes what lies at the head of the path whose turn it
-   is, and waits until something does. Nothing can starve: what it waits for was routed, and what is
-   routed later cannot hold it up. Completion order: the merge takes from whichever path has something.
+   makes an item or a hole of each. So the merge takes what lies at the head of the path whose turn
+   it is, and waits until something does. Nothing can starve: what it waits for was routed, and what
+   is routed later cannot hold it up. Completion order: the merge takes from whichever path has
+   something.
 
-   Marks. END, EPOCH and a FAIL from above the branch go down every path, and are passed when they lie at
-   the head of all. A FAIL of a row in a path is passed alone: in its turn, or in completion order when
-   no path has an item.
+   Marks. END, EPOCH and a FAIL from above the branch go down every path, and are passed when they
+   lie at the head of all. A FAIL of a row in a path is passed alone: in its turn, or in completion
+   order when no path has an item.
 
    Threads: the worker that is inside has the heads of all paths to itself. */
 
@@ -9977,7 +9893,8 @@ SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node
     return spdl__merge_may(p, node, spdl__merge_pick(p, node));
 }
 
-/* Where what the consumer waits for is: the last row of the path whose turn it is, or that has a call. */
+/* Where what the consumer waits for is: the last row of the path whose turn it is, or that has a
+   call. */
 SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl__node *node) {
     const spdl__node *branch = node->merge;
     const uint64_t taken = spdl__load_relaxed(&branch->turns_taken);
@@ -10059,9 +9976,9 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
 /* >>step-impl
    What a worker does in a pipeline, and the thread of a source with .threads.
 
-   A worker that steps looks for the row furthest downstream that has something to do, and sits there.
-   It never keeps an item it has not begun, and never waits in a row. The thread of a source sits in
-   that row only, and sleeps while there is no room: as a producer, on `room`.
+   A worker that steps looks for the row furthest downstream that has something to do, and sits
+   there. It never keeps an item it has not begun, and never waits in a row. The thread of a source
+   sits in that row only, and sleeps while there is no room: as a producer, on `room`.
 
    Threads: workers, with workers = 0 the consumer, and the producer. */
 
@@ -10082,7 +9999,8 @@ SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task) {
     spdl__os_event_wake(&p->quiet, SPDL__ALL);
 }
 
-/* Whether calls of this row are not longer than that on average; one that was not timed yet may be. */
+/* Whether calls of this row are not longer than that on average; one that was not timed yet may
+   be. */
 SPDL__INLINE bool spdl__step_suits(const spdl__node *node, uint64_t longest) {
     return longest == SPDL__NEVER || node->gathers ||
            spdl__load_relaxed(&node->item_ns) - 1 < longest;
@@ -10202,11 +10120,12 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL 
 /* ============================================================================================= */
 /* >>next-impl
    The ends of a pipeline: the consumer takes from the sink, the producer pushes into the feed. Both
-   look a few times, then sleep until a worker wakes them (>>row-impl). With .next_works_ns, and with
-   workers = 0, the consumer runs rows while it would wait: in a place of a guest, or as worker 0.
+   look a few times, then sleep until a worker wakes them (>>row-impl). With .next_works_ns, and
+   with workers = 0, the consumer runs rows while it would wait: in a place of a guest, or as worker
+   0.
 
-   Threads: next is the consumer's, push the producer's. An item is the caller's after next and before
-   push has returned SPDL_OK. */
+   Threads: next is the consumer's, push the producer's. An item is the caller's after next and
+            before push has returned SPDL_OK. */
 
 #define SPDL__WATERMARK_BUFFER 8 /* a sink that large has a low watermark, see sink_hint */
 #define SPDL__TAKER_ITEMS 16 /* with reports: after so many the consumer reads its schedstat */
@@ -10263,8 +10182,8 @@ SPDL__COLD void spdl__sink_first(spdl_pipeline *p, uint64_t now) {
     spdl__store(&p->taker, spdl__os_thread_id());
 }
 
-/* The head of the sink moves to `head`; `item`: the slot of the item taken by that, or NULL. The clock
-   is read when that begins or ends something: it costs more than the rest. */
+/* The head of the sink moves to `head`; `item`: the slot of the item taken by that, or NULL. The
+   clock is read when that begins or ends something: it costs more than the rest. */
 SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl__slot *item) {
     spdl__edge *sink = p->sink;
     const uint64_t waits = spdl__load_relaxed(&p->wait_since);
@@ -10356,8 +10275,8 @@ SPDL__PRIVATE bool spdl__next_could(const spdl_pipeline *p, uint64_t longest) {
 }
 
 /* Sleeps until something is put into the sink, or if the consumer works (`worker` is not -1) until
-   something can be run. A put, take or leave that comes later is followed by a full barrier and a look
-   at `waiting`; what was put before is seen here, after the barrier. */
+   something can be run. A put, take or leave that comes later is followed by a full barrier and a
+   look at `waiting`; what was put before is seen here, after the barrier. */
 SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64_t deadline,
                                            bool *late, int worker, uint64_t longest) {
     const uint32_t word = spdl__load32(&p->fed.word);
@@ -10473,8 +10392,10 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
     const uint64_t origin = spdl__load_relaxed(&slot->origin);
     int i = p->count - 1;
     if (failed == 0) return &p->no_error;
-    if (spdl__slot_has(slot, head) && spdl__origin_tag(origin) == SPDL__FAIL) i = (int)(origin >> 8);
-    else while (!(failed >> i & 1)) --i;
+    if (spdl__slot_has(slot, head) && spdl__origin_tag(origin) == SPDL__FAIL)
+        i = (int)(origin >> 8);
+    else
+        while (!(failed >> i & 1)) --i;
     return &p->node[i].error;
 }
 
@@ -10500,9 +10421,9 @@ SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     return SPDL_OK;
 }
 
-/* Takes the oldest item by the reader's own swap, as if the reader had dropped it. A ticket that the
-   reader promises with it gets a hole. When that cannot be now the reader is at work: there is room
-   soon. */
+/* Takes the oldest item by the reader's own swap, as if the reader had dropped it. A ticket that
+   the reader promises with it gets a hole. When that cannot be now the reader is at work: there is
+   room soon. */
 SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     spdl__node *feed = p->feed, *reader = feed + 1;
     uint64_t word = spdl__load(reader->word);
@@ -10584,9 +10505,9 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
 
 /* ============================================================================================= */
 /* >>stop-impl
-   Changes while a pipeline runs, its stop, rewind and destruction. Any thread may stop: SHUT in every
-   word lets nobody enter a row any more, the calls inside end, and the thread that waited for them
-   frees what nobody can take. The owner destroys. */
+   Changes while a pipeline runs, its stop, rewind and destruction. Any thread may stop: SHUT in
+   every word lets nobody enter a row any more, the calls inside end, and the thread that waited for
+   them frees what nobody can take. The owner destroys. */
 
 #ifndef SPDL__DESTROY_WARN_NS
 #define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* then destroy reports what it waits for */
@@ -10616,7 +10537,8 @@ SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
     return p->pool == NULL && spdl__load(&p->trainer) == thread;
 }
 
-/* After halt: waits until no call is inside of a row, but for one of the producer that is `left`. */
+/* After halt: waits until no call is inside of a row, but for one of the producer that is
+   `left`. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline,
                                                      const spdl__node *left) {
     spdl_result slept = SPDL_OK;
@@ -10843,7 +10765,8 @@ SPDL__PRIVATE spdl_result spdl__position_go(spdl_pipeline *p, const spdl__positi
 
 /* --- destroy --- */
 
-/* No thread of the pool comes any more. Each has run its fini itself; those of other places run here. */
+/* No thread of the pool comes any more. Each has run its fini itself; those of other places run
+   here. */
 SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
     int i;
     spdl__store32(&p->leaving, 1);
@@ -10908,8 +10831,8 @@ SPDL__PRIVATE void spdl__pipeline_drop(spdl_pipeline *p) {
     if (spdl__sub(&p->references, 1) == 1) spdl__pipeline_release(p);
 }
 
-/* The thread of a source ends, or is left in its call, which may never return. A next function keeps
-   to its timeout: it is left only when it was waited for (`long_ago`). Whether it is left. */
+/* The thread of a source ends, or is left in its call, which may never return. A next function
+   keeps to its timeout: it is left only when it was waited for (`long_ago`). Whether it is left. */
 SPDL__PRIVATE bool spdl__destroy_abandons(spdl_pipeline *p, bool long_ago) {
     uint32_t calling = 1;
     if (p->producer == NULL || !p->producer_started) return false;
@@ -11361,7 +11284,8 @@ SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
            (row->kind != SPDL_KIND_SOURCE || row->threads == 0);
 }
 
-/* Finished items that may wait when the row does not say. Those in front of a batch are held anyway. */
+/* Finished items that may wait when the row does not say. Those in front of a batch are held
+   anyway. */
 SPDL__COLD int spdl__row_buffer(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     if (spdl__row_places(plan, i)) /* they need no memory of their own */
@@ -11955,7 +11879,8 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
     get_wait = spdl__load(&edge->get_wait_ns);
     since = spdl__load_relaxed(&edge->gap_since);
     idle = spdl__load_relaxed(&edge->idle_since);
-    until = spdl__edge_ready(edge, head) ? now - spdl__slot_age(spdl__edge_slot(edge, head), now) : now;
+    until = now;
+    if (spdl__edge_ready(edge, head)) until -= spdl__slot_age(spdl__edge_slot(edge, head), now);
     if (since != 0 && until > since) empty += until - since;
     if (since != 0 && idle != 0 && until > spdl__max(idle, since))
         get_wait += until - spdl__max(idle, since);
@@ -25170,7 +25095,8 @@ SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t from, uint64_t now)
     if (now == 0) now = spdl_time_ns();
     put = now - spdl__slot_age(spdl__edge_slot(edge, from), now);
     if (idle != 0 && idle < put) spdl__trace_add(track, SPDL__RECORD_EMPTY, 0, 0, idle, put, 0);
-    if (spdl__edge_ready(edge, ticket) && spdl__slot_tag(spdl__edge_slot(edge, ticket)) < SPDL__HOLE)
+    if (spdl__edge_ready(edge, ticket) &&
+        spdl__slot_tag(spdl__edge_slot(edge, ticket)) < SPDL__HOLE)
         age = spdl__slot_age(spdl__edge_slot(edge, ticket), now);
     if (age > 0) spdl__trace_add(track, SPDL__RECORD_FULL, 0, 0, now - age, now, 0);
     head = spdl__head(spdl__load(&edge->word));
