@@ -763,17 +763,16 @@ static void rows_tail(void) {
     static const struct {
         const char *name;
         bool unordered;
-        int buffer_size, window;
+        int buffer_size;
     } orders[] = {
-        { "tail_1pct_50x", true, 16, 256 },
-        { "tail_1pct_50x_unordered", true, 256, 0 },
-        { "tail_1pct_50x_ordered", false, 256, 0 },
+        { "tail_1pct_50x", true, 16 },
+        { "tail_1pct_50x_unordered", true, 256 },
+        { "tail_1pct_50x_ordered", false, 256 },
     };
     int i;
     for (i = 0; i < COUNT(orders); ++i) {
         const view v = { { orders[i].name, "%", "", true, 0, false, 0 }, as_share, { NULL } };
         shape is = to_trainer(1, orders[i].buffer_size, orders[i].unordered);
-        is.reorder_window = orders[i].window;
         is.work = WORK_TAIL;
         is.work_us = 100;
         is.batch = 32;
