@@ -284,22 +284,25 @@ typedef struct spdl_logger {
 
 /* ============================================================================================= */
 /* >>ring
-   A bounded queue of items of one size (a pointer by default) that holds exactly `capacity` of
-   them. Order is first in, first out, in MPMC by claim: each consumer sees the items of one
-   producer in order. Calls that wait spin, yield, and then sleep in the kernel. To a consumer
-   SPDL_CLOSED means closed and drained. Items of 8 bytes are quickest.
+   A bounded queue of items of one size, a pointer by default. It holds exactly `capacity` items;
+   they leave in the order in which they came in. Items of 8 bytes are quickest.
 
-   SPSC is quicker, and wait-free. MPMC's try calls never wait, but a thread that stops between
-   claiming a slot and filling (or emptying) it holds up the slots after it: try_pop may return
-   SPDL_EMPTY although later items are inside. A side of SPSC may pass to another thread when the
-   program orders the two. Two threads on it at once corrupt the ring; with SPDL_DEBUG defined in
-   the implementation file that is an assert and SPDL_E_INVALID from any call below, except between
-   a reserve and its commit (a peek and its release). */
+   In this section: producers call push, consumers call pop, and any thread calls the rest. Calls
+   with a timeout spin, yield, and then sleep in the kernel; the others never wait. After SPDL_OK a
+   pushed item belongs to the ring and a popped one to the caller; after any other result nothing
+   has moved. SPDL_CLOSED tells a producer that the ring is closed, and a consumer that it is closed
+   and empty.
 
-typedef enum spdl_ring_mode {
-    SPDL_RING_MPMC, /* any number of producers and consumers */
-    SPDL_RING_SPSC  /* one producer and one consumer */
-} spdl_ring_mode;
+   MPMC has any number of producers and consumers. Each consumer sees the items of one producer in
+   order. A thread that is stopped between claiming a slot and filling (or emptying) it holds up the
+   slots after it: try_pop may return SPDL_EMPTY although later items are inside.
+
+   SPSC is quicker, and wait-free. One thread at a time is its producer and one its consumer; either
+   side may pass to another thread when the program orders the two. Two threads at once on a side
+   corrupt the ring. With SPDL_DEBUG in the implementation file they meet an assert, and the call
+   returns SPDL_E_INVALID. */
+
+typedef enum spdl_ring_mode { SPDL_RING_MPMC, SPDL_RING_SPSC } spdl_ring_mode;
 
 typedef struct spdl_ring_desc {
     uint64_t capacity;        /* items, at least 1, at most 2^30 */
@@ -310,155 +313,67 @@ typedef struct spdl_ring_desc {
 } spdl_ring_desc;
 typedef struct spdl_ring spdl_ring;
 
-/* What a ring has seen since it was made. A wait is a call that outlasted the spinning; a sleep is
-   a trip to the kernel, now and then several in a wait. */
-typedef struct spdl_ring_counters {
-    uint64_t pushed, popped, count; /* items: in, out, and inside now */
-    uint64_t push_waits, pop_waits;
-    uint64_t push_wait_ns, pop_wait_ns;
-    uint64_t push_sleeps, pop_sleeps;
-    uint64_t wakes; /* calls into the kernel to wake threads */
-} spdl_ring_counters;
-
-/* Makes a ring.
-   Returns: SPDL_OK, SPDL_E_INVALID (a field out of range), SPDL_E_NOMEM.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the caller destroys *ring; on failure *ring is NULL. */
+/* Makes a ring; on failure *ring is NULL.
+   Returns: SPDL_OK, SPDL_E_INVALID (a field out of range), SPDL_E_NOMEM. */
 SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc);
 
-/* Frees the ring and calls free_item (may be NULL) once with the address of each item left inside,
-   aligned to 8 bytes at most.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; no other call on the ring may be running, nor come later.
-   Blocks:  never, except in free_item.
-   Owns:    items left inside go to free_item. */
+/* Frees the ring. Calls free_item (may be NULL) once with the address of each item left inside,
+   aligned to 8 bytes at most. The ring may be NULL.
+   Threads: one; no other call on the ring may be running, nor come later. */
 SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, void *user),
                                 void *user);
 
 /* Copies one item of item_bytes from `item` to the tail.
-   Returns: SPDL_OK, SPDL_FULL, SPDL_CLOSED.
-   Threads: producers.
-   Blocks:  never.
-   Owns:    the ring has the item after SPDL_OK, the caller otherwise. */
+   Returns: SPDL_OK, SPDL_FULL, SPDL_CLOSED. */
 SPDL_API spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item);
 
 /* Copies one item from the head to `item`.
-   Returns: SPDL_OK, SPDL_EMPTY, SPDL_CLOSED.
-   Threads: consumers.
-   Blocks:  never.
-   Owns:    the caller has the item after SPDL_OK. */
+   Returns: SPDL_OK, SPDL_EMPTY, SPDL_CLOSED. */
 SPDL_API spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item);
 
 /* As spdl_ring_try_push, but waits for room.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument).
-   Threads: producers.
-   Blocks:  until there is room, the ring is closed, or timeout_ns has passed.
-   Owns:    the ring has the item after SPDL_OK, the caller otherwise. */
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
 SPDL_API spdl_result spdl_ring_push(spdl_ring *ring, const void *item, int64_t timeout_ns);
 
-/* As spdl_ring_try_pop, but waits for an item. A timeout takes nothing.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument).
-   Threads: consumers.
-   Blocks:  until there is an item, the ring is closed, or timeout_ns has passed.
-   Owns:    the caller has the item after SPDL_OK. */
+/* As spdl_ring_try_pop, but waits for an item.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
 SPDL_API spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns);
 
-/* Pushes up to n items that lie one after the other; *moved says how many went in.
-   Returns: SPDL_OK (at least one, or n is 0), SPDL_FULL, SPDL_CLOSED.
-   Threads: producers.
-   Blocks:  never.
-   Owns:    the ring has the first *moved items, the caller the rest. */
+/* Pushes up to n items that lie one after the other. *moved: how many went in, from the first on;
+   the rest stays the caller's.
+   Returns: SPDL_OK (at least one, or n is 0), SPDL_FULL, SPDL_CLOSED. */
 SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
                                           uint64_t *moved);
 
-/* Pops up to n items to `items`, one after the other; *moved says how many.
-   Returns: SPDL_OK (at least one, or n is 0), SPDL_EMPTY, SPDL_CLOSED.
-   Threads: consumers.
-   Blocks:  never.
-   Owns:    the caller has the *moved items. */
+/* Pops up to n items to `items`, one after the other. *moved: how many.
+   Returns: SPDL_OK (at least one, or n is 0), SPDL_EMPTY, SPDL_CLOSED. */
 SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
                                          uint64_t *moved);
 
-/* Pushes n items, waiting for room as often as it must; *moved says how many went in, whatever the
-   result. Items of other producers may come in between.
-   Returns: SPDL_OK (all n), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument).
-   Threads: producers.
-   Blocks:  until all are in, the ring is closed, or timeout_ns has passed.
-   Owns:    the ring has the first *moved items, the caller the rest. */
+/* Pushes n items, and waits for room as often as it must. *moved: how many went in, whatever the
+   result; the rest stays the caller's. Items of other producers may come in between.
+   Returns: SPDL_OK (all n), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
 SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
                                       uint64_t *moved, int64_t timeout_ns);
 
-/* Waits for at least one item, then pops up to n that are there; *moved says how many.
-   Returns: SPDL_OK (at least one, or n is 0), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (NULL).
-   Threads: consumers.
-   Blocks:  until there is an item, the ring is closed, or timeout_ns has passed.
-   Owns:    the caller has the *moved items. */
+/* Waits for at least one item, then pops up to n that are there. *moved: how many.
+   Returns: SPDL_OK (at least one, or n is 0), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (NULL). */
 SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, uint64_t *moved,
                                      int64_t timeout_ns);
 
-/* SPSC: gives the producer up to n free slots to write into, side by side, at *slots. *have says
-   how many: at least one, fewer than n when less is free or the slots wrap around. Nothing is
-   pushed before spdl_ring_commit; reserving again gives the same slots.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (MPMC, n is 0, a NULL argument).
-   Threads: the producer.
-   Blocks:  until there is room, the ring is closed, or timeout_ns has passed.
-   Owns:    the slots stay the ring's; they are the producer's to write until commit. */
-SPDL_API spdl_result spdl_ring_reserve(spdl_ring *ring, uint64_t n, void **slots, uint64_t *have,
-                                       int64_t timeout_ns);
-
-/* SPSC: pushes the first n of the reserved slots.
-   Returns: SPDL_OK, SPDL_CLOSED (nothing was pushed), SPDL_E_INVALID (MPMC, or n is too many).
-   Threads: the producer.
-   Blocks:  never.
-   Owns:    the ring has the items after SPDL_OK, the caller otherwise. */
-SPDL_API spdl_result spdl_ring_commit(spdl_ring *ring, uint64_t n);
-
-/* SPSC: gives the consumer up to n items to read in place, as spdl_ring_reserve gives slots.
-   Nothing is popped before spdl_ring_release; peeking again gives the same items.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (MPMC, n is 0, a NULL argument).
-   Threads: the consumer.
-   Blocks:  until there is an item, the ring is closed, or timeout_ns has passed.
-   Owns:    the items stay the ring's; they are the consumer's to use until release. */
-SPDL_API spdl_result spdl_ring_peek(spdl_ring *ring, uint64_t n, void **items, uint64_t *have,
-                                    int64_t timeout_ns);
-
-/* SPSC: pops the first n of the peeked items, whose slots may be written again.
-   Returns: SPDL_OK, SPDL_E_INVALID (MPMC, or more than were peeked).
-   Threads: the consumer.
-   Blocks:  never.
-   Owns:    what the items own is the caller's. */
-SPDL_API spdl_result spdl_ring_release(spdl_ring *ring, uint64_t n);
-
-/* Ends the flow: a push that starts after close has returned is refused with SPDL_CLOSED, pops
-   drain what was accepted and then return SPDL_CLOSED, and every waiter wakes. A push that runs at
-   the same time is either refused or drained. Closing twice is fine.
-   Returns: nothing.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing changes hands. */
+/* Ends the flow. A push that starts after close has returned is refused with SPDL_CLOSED. Pops
+   take the items that were accepted, and then return SPDL_CLOSED. All waiting calls wake up. A push
+   that runs at the same time is either refused, or its item can be popped. Closing twice is fine.
+   Threads: any in MPMC; in SPSC the producer. */
 SPDL_API void spdl_ring_close(spdl_ring *ring);
 
 /* Items inside right now; exact when no other thread is pushing or popping.
-   Returns: 0 to capacity.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: 0 to capacity. */
 SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
 
 /* The capacity the ring was made with.
-   Returns: at least 1.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: at least 1. */
 SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring);
-
-/* Fills *counters. They cost the quick calls nothing: only calls that wait count.
-   Returns: nothing.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API void spdl_ring_stats(const spdl_ring *ring, spdl_ring_counters *counters);
 
 /* ============================================================================================= */
 /* >>pool
@@ -5629,23 +5544,16 @@ SPDL__PRIVATE void spdl__event_notify(spdl__os_event *event, bool asymmetric, in
    the position after the last slot is the first of the next lap. (Dmitry Vyukov's bounded queue
    with the laps of crossbeam's array channel.)
 
-   Closing must refuse every push that starts later, and let pops drain every push that was accepted
-   before one of them returns SPDL_CLOSED. The closer sets CLOSING and then CLOSED; a pop that finds
-   nothing and sees CLOSED compares head with the end of the ring.
-   - MPMC: tail gets a mark before both: every later claim fails, and tail is the end.
-   - SPSC: the producer stores tail, so that a mark would be lost. It looks at CLOSING after the
-     store and a light barrier, and the closer does a heavy one before CLOSED: either the producer
-     sees CLOSING, or everyone who sees CLOSED sees its tail. A producer that sees CLOSING and a
-     consumer that sees CLOSED and no item decide the end by one compare-and-swap of `end`. The push
-     is before it, and drained, or after it, and refused.
+   Closing refuses every push that starts later, and lets pops drain every push that was accepted
+   before one of them returns SPDL_CLOSED. In MPMC tail gets a mark, so that every later claim
+   fails and tail is the end. In SPSC the producer closes, so that its tail is the end. Then CLOSED
+   is set: a pop that sees it, looks at tail after that, and finds nothing before tail, is done.
 
-   Threads: each field says who writes it. Slots are handed over by their stamp or by the index. */
+   Each field says who writes it. Slots are handed over by their stamp or by the index. */
 
-#define SPDL__RING_OPEN UINT64_MAX
 #define SPDL__RING_MARK ((uint64_t)1 << 63)
-#define SPDL__RING_CLOSING 0x80000000u /* in pops_waiting, above the number of waiting pops */
-#define SPDL__RING_CLOSED 0x40000000u
-#define SPDL__RING_WAITING 0x3fffffffu
+#define SPDL__RING_CLOSED 0x80000000u /* in pops_waiting, above the number of waiting pops */
+#define SPDL__RING_WAITING 0x7fffffffu
 #define SPDL__RING_AHEAD 64 /* items of credit, and how far ahead lines are fetched */
 #define SPDL__RING_FETCHED (256 * 1024)
 
@@ -5659,7 +5567,8 @@ typedef struct spdl__ring_core {
     /* written by create */
     spdl_ring_mode mode;
     bool asymmetric;
-    bool quick; /* items of 8 bytes and cheap barriers: the quick paths may be taken */
+    bool quick;      /* items of 8 bytes and cheap barriers: the quick paths may be taken */
+    bool quick_spsc; /* that of SPSC */
     uint64_t capacity;
     uint64_t index_mask; /* one lap of positions is index_mask + 1 */
     uint64_t cell_mask;  /* index_mask, or 0 when MPMC has no quick path */
@@ -5674,21 +5583,19 @@ typedef struct spdl__ring_core {
     /* written by producers */
     uint64_t tail;
     char pad1[SPDL_CACHE_LINE];
-    /* SPSC, written by the producer */
-    uint64_t limit;     /* it may push up to here unasked; close sets it to 0 */
+    /* SPSC, the producer's own */
+    uint64_t limit;     /* it may push up to here unasked; 0 in MPMC and after close */
     uint64_t head_seen; /* its copy of head */
     char pad2[SPDL_CACHE_LINE];
     /* written by consumers */
     uint64_t head;
     char pad3[SPDL_CACHE_LINE];
-    /* SPSC, written by the consumer */
+    /* SPSC, the consumer's own */
     uint64_t tail_seen; /* its copy of tail */
-    bool quick_pops;    /* until it has decided the end */
     char pad4[SPDL_CACHE_LINE];
-    /* written by threads about to sleep, by close, and `end` by either side of SPSC; read by all */
+    /* written by threads about to sleep, and by close */
     uint32_t pops_waiting;
     uint32_t pushes_waiting;
-    uint64_t end; /* SPDL__RING_OPEN until it is decided, and in MPMC */
     char pad5[SPDL_CACHE_LINE];
 } spdl__ring_core;
 
@@ -5696,12 +5603,7 @@ SPDL__PRIVATE unsigned char *spdl__ring_slot(const spdl__ring_core *ring, uint64
     return ring->slots + (size_t)(at & ring->index_mask) * ring->stride;
 }
 
-/* Relaxed: after a light barrier where it matters, elsewhere a hint. */
-SPDL__PRIVATE bool spdl__ring_closing(const spdl__ring_core *ring) {
-    return (spdl__load_relaxed32(&ring->pops_waiting) & SPDL__RING_CLOSING) != 0;
-}
-
-/* With acquire: pairs with the store of CLOSED in close, which comes after the mark. */
+/* With acquire: pairs with the store of CLOSED in close, which comes after the last tail. */
 SPDL__PRIVATE bool spdl__ring_closed(const spdl__ring_core *ring) {
     return (spdl__load32(&ring->pops_waiting) & SPDL__RING_CLOSED) != 0;
 }
@@ -5721,24 +5623,6 @@ SPDL__PRIVATE uint64_t spdl__spsc_room(spdl__ring_core *ring, uint64_t tail, uin
     return spdl__min(n, ring->head_seen + ring->capacity - tail);
 }
 
-/* Producer. CLOSING was seen after the store of tail + n: is the push inside the ring? If not, the
-   consumer has found the end before it and never looks at tail again. Nothing is pushed later. */
-SPDL__PRIVATE spdl_result spdl__spsc_settle(spdl__ring_core *ring, uint64_t tail, uint64_t n) {
-    uint64_t end = SPDL__RING_OPEN;
-    spdl__store_relaxed(&ring->limit, 0);
-    SPDL_TEST_POINT("ring about to settle");
-    /* pairs with the cas of end in spdl__spsc_look: if that one loses, the items are there */
-    return spdl__cas(&ring->end, &end, tail + n) || end > tail ? SPDL_OK : SPDL_CLOSED;
-}
-
-/* Producer. Hands over n items that were written from tail on. */
-SPDL__PRIVATE spdl_result spdl__spsc_publish(spdl__ring_core *ring, uint64_t tail, uint64_t n) {
-    /* pairs with the load of tail in spdl__spsc_look: the items are there before their index */
-    spdl__store(&ring->tail, tail + n);
-    spdl__barrier_light(ring->asymmetric); /* pairs with the heavy one in close */
-    return spdl__ring_closing(ring) ? spdl__spsc_settle(ring, tail, n) : SPDL_OK;
-}
-
 /* Producer. Fetches the lines of free slots for writing: they were last read by the other core.
    Rings that are larger than a cache near the core lose by it. */
 SPDL__PREFETCHES
@@ -5748,17 +5632,15 @@ SPDL__NOINLINE void spdl__spsc_fetch(const spdl__ring_core *ring, uint64_t from,
 }
 
 /* Producer. After a push of one item the quick path may go on to `limit`: not beyond what is known
-   to be free, nor beyond what was fetched. That comes before publish, whose look at CLOSING undoes
-   it unless the closer's store of 0 is still to come. */
+   to be free, nor beyond what was fetched. */
 SPDL__PRIVATE spdl_result spdl__spsc_push_n(spdl__ring_core *ring, const void *items, uint64_t n,
                                             uint64_t *moved) {
     const uint64_t tail = spdl__load_relaxed(&ring->tail), ahead = SPDL__RING_AHEAD;
     const char *from = (const char *)items;
     uint64_t run, next;
-    if (spdl__ring_closing(ring)) return SPDL_CLOSED;
-    n = spdl__spsc_room(ring, tail, n);
+    if (spdl__ring_closed(ring)) return SPDL_CLOSED;
+    *moved = n = spdl__spsc_room(ring, tail, n);
     if (n == 0) return SPDL_FULL;
-    *moved = n;
     run = spdl__spsc_run(ring, tail, n);
     memcpy(spdl__ring_slot(ring, tail), from, (size_t)run * ring->stride);
     if (run < n) memcpy(ring->slots, from + run * ring->stride, (size_t)(n - run) * ring->stride);
@@ -5768,76 +5650,29 @@ SPDL__PRIVATE spdl_result spdl__spsc_push_n(spdl__ring_core *ring, const void *i
         spdl__spsc_fetch(ring, next + ahead, spdl__min(next + ahead + n, free_to));
     } else if (ring->quick) {
         const uint64_t room = spdl__spsc_room(ring, next, 2 * ahead);
-        spdl__store_relaxed(&ring->limit, next + spdl__min(room, ahead));
+        ring->limit = next + spdl__min(room, ahead);
         spdl__spsc_fetch(ring, next + ahead, next + room);
     }
-    return spdl__spsc_publish(ring, tail, n);
+    spdl__store(&ring->tail, next); /* pairs with its load in a pop: the items are there */
+    return SPDL_OK;
 }
 
-/* Producer. Up to `want` free slots that lie side by side. */
-SPDL__PRIVATE spdl_result spdl__spsc_reserve(spdl__ring_core *ring, uint64_t want, void **slots,
-                                             uint64_t *have) {
-    const uint64_t tail = spdl__load_relaxed(&ring->tail);
-    if (spdl__ring_closing(ring)) return SPDL_CLOSED;
-    *slots = spdl__ring_slot(ring, tail);
-    *have = spdl__spsc_run(ring, tail, spdl__spsc_room(ring, tail, want));
-    return *have > 0 ? SPDL_OK : SPDL_FULL;
-}
-
-SPDL__PRIVATE spdl_result spdl__spsc_commit(spdl__ring_core *ring, uint64_t n) {
-    const uint64_t tail = spdl__load_relaxed(&ring->tail);
-    if (spdl__ring_closing(ring)) return SPDL_CLOSED;
-    if (n > spdl__spsc_room(ring, tail, n)) return SPDL_E_INVALID;
-    return spdl__spsc_publish(ring, tail, n);
-}
-
-/* Consumer. Looks for items beyond what it has seen; the result says why when there are none. `end`
-   comes before tail: once it is decided, tail may count a push that was refused. */
-SPDL__PRIVATE spdl_result spdl__spsc_look(spdl__ring_core *ring, uint64_t head) {
-    const bool closed = spdl__ring_closed(ring);
-    uint64_t end = SPDL__RING_OPEN;
-    if (closed && head >= spdl__load(&ring->end)) return SPDL_CLOSED;
-    ring->tail_seen = spdl__load(&ring->tail); /* pairs with its store in spdl__spsc_publish */
-    if (ring->tail_seen != head) return SPDL_OK;
-    if (!closed) return SPDL_EMPTY;
-    SPDL_TEST_POINT("ring about to end");
-    ring->quick_pops = false; /* they look at tail only */
-    /* pairs with the cas of end in spdl__spsc_settle: the one that loses takes the other's end */
-    if (!spdl__cas(&ring->end, &end, head)) ring->tail_seen = end;
-    return SPDL_CLOSED;
-}
-
+/* Consumer. CLOSED is read before tail: the producer stores no tail after it. */
 SPDL__PRIVATE spdl_result spdl__spsc_pop_n(spdl__ring_core *ring, void *items, uint64_t n,
                                            uint64_t *moved) {
     const uint64_t head = spdl__load_relaxed(&ring->head);
     char *to = (char *)items;
-    spdl_result result = SPDL_OK;
+    bool closed = false;
     uint64_t run;
-    if (ring->tail_seen - head < n) result = spdl__spsc_look(ring, head);
-    n = spdl__min(n, ring->tail_seen - head);
-    if (n == 0) return result;
-    *moved = n;
+    if (ring->tail_seen - head < n) {
+        closed = spdl__ring_closed(ring);
+        ring->tail_seen = spdl__load(&ring->tail); /* pairs with its stores in pushes */
+    }
+    *moved = n = spdl__min(n, ring->tail_seen - head);
+    if (n == 0) return closed ? SPDL_CLOSED : SPDL_EMPTY;
     run = spdl__spsc_run(ring, head, n);
     memcpy(to, spdl__ring_slot(ring, head), (size_t)run * ring->stride);
     if (run < n) memcpy(to + run * ring->stride, ring->slots, (size_t)(n - run) * ring->stride);
-    spdl__store(&ring->head, head + n); /* pairs with its load in spdl__spsc_room */
-    return SPDL_OK;
-}
-
-/* Consumer. Up to `want` items that lie side by side. */
-SPDL__PRIVATE spdl_result spdl__spsc_peek(spdl__ring_core *ring, uint64_t want, void **items,
-                                          uint64_t *have) {
-    const uint64_t head = spdl__load_relaxed(&ring->head);
-    spdl_result result = SPDL_OK;
-    if (ring->tail_seen - head < want) result = spdl__spsc_look(ring, head);
-    *items = spdl__ring_slot(ring, head);
-    *have = spdl__spsc_run(ring, head, spdl__min(want, ring->tail_seen - head));
-    return *have > 0 ? SPDL_OK : result;
-}
-
-SPDL__PRIVATE spdl_result spdl__spsc_release(spdl__ring_core *ring, uint64_t n) {
-    const uint64_t head = spdl__load_relaxed(&ring->head);
-    if (n > ring->tail_seen - head) return SPDL_E_INVALID;
     spdl__store(&ring->head, head + n); /* pairs with its load in spdl__spsc_room */
     return SPDL_OK;
 }
@@ -5921,16 +5756,16 @@ SPDL__PRIVATE spdl_result spdl__mpmc_pop_n(spdl__ring_core *ring, void *items, u
 
 /* ---- the quick paths: one item of 8 bytes, nothing unusual ---- */
 
-/* False: take the long way. True: done, and *waiting is what stands in pops_waiting; when it is not
-   0 there is a thread to wake or, in SPSC, a close to settle. An SPSC ring has a limit above tail,
-   an MPMC ring has cells whose stamp may equal tail; neither has the other's. */
+/* False: take the long way. True: done, and *waiting is what stands in pops_waiting: not 0 when
+   there may be a thread to wake. An SPSC ring has a limit above tail, an MPMC ring has cells whose
+   stamp may equal tail; neither has the other's. */
 SPDL__INLINE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
                                          uint32_t *waiting) {
     uint64_t tail = spdl__load_relaxed(&ring->tail);
-    if (__builtin_expect(tail < spdl__load_relaxed(&ring->limit), 1)) {
+    if (__builtin_expect(tail < ring->limit, 1)) {
         memcpy(ring->slots + (tail & ring->index_mask) * sizeof(uint64_t), item, sizeof(uint64_t));
         SPDL_TEST_POINT("ring filled");
-        spdl__store(&ring->tail, tail + 1); /* pairs with its load in spdl__spsc_look */
+        spdl__store(&ring->tail, tail + 1); /* pairs with its load in a pop: the item is there */
     } else {
         spdl__ring_cell *cell = ring->cells + (tail & ring->cell_mask);
         /* pairs with the store of the stamp in a pop: the old item was read */
@@ -5940,14 +5775,14 @@ SPDL__INLINE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
         memcpy(&cell->item, item, sizeof(uint64_t));
         spdl__store(&cell->stamp, tail + 1); /* pairs with its load in a pop: the item is there */
     }
-    spdl__barrier_quick(); /* pairs with the heavy ones of a sleeper and of close */
+    spdl__barrier_quick(); /* pairs with the heavy one of a sleeper */
     *waiting = spdl__load_relaxed32(&ring->pops_waiting);
     return true;
 }
 
 SPDL__INLINE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32_t *waiting) {
     uint64_t head = spdl__load_relaxed(&ring->head);
-    if (__builtin_expect(ring->quick_pops, 1)) {
+    if (__builtin_expect(ring->quick_spsc, 1)) {
         if (head == ring->tail_seen) {
             ring->tail_seen = spdl__load(&ring->tail); /* pairs with its store in a push */
             if (head == ring->tail_seen) return false;
@@ -5986,7 +5821,6 @@ SPDL__PRIVATE void spdl__ring_core_shape(spdl__ring_core *ring, spdl_ring_mode m
     ring->line_items = 1 + 63 / ring->stride;
     ring->index_mask = lap - 1;
     ring->slot_count = spsc ? lap : capacity + (capacity < lap); /* and one that never fits */
-    ring->end = SPDL__RING_OPEN;
     ring->quick = quick && item_bytes == sizeof(uint64_t);
 }
 
@@ -5997,40 +5831,35 @@ SPDL__PRIVATE void spdl__ring_core_start(spdl__ring_core *ring) {
     for (i = 0; stamped && i < ring->slot_count; ++i)
         *spdl__mpmc_stamp(ring, i) = i < ring->capacity ? i : UINT64_MAX;
     ring->no_cell.stamp = UINT64_MAX;
-    ring->quick_pops = ring->quick && !stamped;
+    ring->quick_spsc = ring->quick && !stamped;
     ring->cells = cells ? (spdl__ring_cell *)(void *)ring->slots : &ring->no_cell;
     ring->cell_mask = cells ? ring->index_mask : 0;
 }
 
-/* Everything that close does except waking. Any thread, any number of times. */
+/* Everything that close does except waking. MPMC: any thread; SPSC: the producer. */
 SPDL__PRIVATE void spdl__ring_core_close(spdl__ring_core *ring) {
-    const bool spsc = ring->mode == SPDL_RING_SPSC;
-    if (!spsc) (void)spdl__or(&ring->tail, SPDL__RING_MARK);
-    (void)spdl__or32(&ring->pops_waiting, SPDL__RING_CLOSING);
-    SPDL_TEST_POINT("ring closing");
-    spdl__barrier_heavy(ring->asymmetric); /* pairs with the light ones after tail is stored */
-    if (spsc) spdl__store_relaxed(&ring->limit, 0);
+    if (ring->mode == SPDL_RING_MPMC)
+        (void)spdl__or(&ring->tail, SPDL__RING_MARK);
+    else
+        ring->limit = 0; /* its next push takes the long way */
     SPDL_TEST_POINT("ring about to be closed");
     (void)spdl__or32(&ring->pops_waiting, SPDL__RING_CLOSED); /* pairs with spdl__ring_closed */
 }
 
-/* Items that were pushed and popped so far. Claims are relaxed, so tail may be seen older than
-   head: then nothing is counted as inside. Acquires keep the three looks in order. */
-SPDL__PRIVATE void spdl__ring_totals(const spdl__ring_core *ring, uint64_t *pushed,
-                                     uint64_t *popped) {
+/* Items inside. Claims are relaxed, so tail may be seen older than head: then none is. Acquires
+   keep the three looks in order. */
+SPDL__PRIVATE uint64_t spdl__ring_inside(const spdl__ring_core *ring) {
     const uint64_t lap = ring->index_mask + 1;
     uint64_t head, tail;
     do { /* a head that stood still around the tail */
         head = spdl__load(&ring->head);
         tail = spdl__load(&ring->tail) & ~SPDL__RING_MARK;
     } while (head != spdl__load(&ring->head));
-    tail = spdl__min(tail, spdl__load(&ring->end)); /* tail may count a push that was refused */
     if (ring->mode == SPDL_RING_MPMC) {
         head = head / lap * ring->capacity + (head & ring->index_mask);
         tail = tail / lap * ring->capacity + (tail & ring->index_mask);
     }
-    *popped = head;
-    *pushed = spdl__min(spdl__max(tail, head), head + ring->capacity);
+    return spdl__min(spdl__max(tail, head) - head, ring->capacity);
 }
 
 /* ============================================================================================= */
@@ -6042,11 +5871,10 @@ SPDL__PRIVATE void spdl__ring_totals(const spdl__ring_core *ring, uint64_t *push
 #define SPDL__RING_MAX_CAPACITY ((uint64_t)1 << 30)
 #define SPDL__RING_MAX_ITEM 4096
 
-/* The threads that wait on one side. They write the sums, the threads that wake them the event. */
+/* The threads that wait on one side. */
 typedef struct spdl__ring_side {
     uint32_t *waiting; /* how many, in the core; written by create */
-    spdl__os_event event;
-    uint64_t waits, wait_ns, sleeps;
+    spdl__os_event event; /* written by the threads that wake them */
     uint32_t inside; /* SPDL_DEBUG: a thread is in a call; written by it */
 } spdl__ring_side;
 
@@ -6054,7 +5882,6 @@ struct spdl_ring {
     spdl__ring_core core;
     spdl__ring_side pushes; /* wait for room */
     spdl__ring_side pops;   /* wait for items */
-    uint64_t wakes;         /* written by threads that wake others */
     spdl_allocator allocator; /* written by create */
 };
 
@@ -6066,85 +5893,73 @@ SPDL__INLINE bool spdl__ring_enter(const spdl_ring *ring, spdl__ring_side *side)
     return entered;
 }
 
+SPDL__INLINE void spdl__ring_leave(spdl__ring_side *side) {
+    if (SPDL__DEBUGS) spdl__store32(&side->inside, 0);
+}
+
 /* Wakes n of the threads that wait on a side. After a close the pops that sleep wait only for the
    pushes that were under way, and all of them for the last: then each of these wakes all. */
-SPDL__NOINLINE void spdl__ring_wake(spdl_ring *ring, spdl__ring_side *side, uint64_t n) {
+SPDL__NOINLINE void spdl__ring_wake(spdl__ring_side *side, uint64_t n) {
     const uint32_t waiting = spdl__load_relaxed32(side->waiting);
     n = spdl__min(n, waiting & SPDL__RING_WAITING);
     if (n == 0) return;
-    spdl__add(&ring->wakes, 1);
-    spdl__os_event_wake(&side->event, waiting & SPDL__RING_CLOSING ? SPDL__ALL : (int)n);
+    spdl__os_event_wake(&side->event, waiting & SPDL__RING_CLOSED ? SPDL__ALL : (int)n);
 }
 
 /* n items or slots are there for threads that wait on a side. The barrier pairs with the heavy one
    in spdl__ring_sleep. */
 SPDL__INLINE void spdl__ring_hint(spdl_ring *ring, spdl__ring_side *side, uint64_t n) {
     spdl__barrier_light(ring->core.asymmetric);
-    if (spdl__load_relaxed32(side->waiting) != 0) spdl__ring_wake(ring, side, n);
+    if (spdl__load_relaxed32(side->waiting) != 0) spdl__ring_wake(side, n);
 }
 
-/* What a call does, without waiting. Odd ones are for consumers. */
-enum {
-    SPDL__RING_PUSH,
-    SPDL__RING_POP,
-    SPDL__RING_COMMIT,
-    SPDL__RING_RELEASE,
-    SPDL__RING_RESERVE, /* these two give the slots, in *items */
-    SPDL__RING_PEEK
-};
+/* A call on the side `side`: a push reads n items one after the other, a pop writes up to n. */
+typedef struct spdl__ring_call {
+    spdl_ring *ring;
+    spdl__ring_side *side;
+    void *items;
+    uint64_t n;
+    uint64_t moved; /* so far */
+} spdl__ring_call;
 
-SPDL__PRIVATE spdl__ring_side *spdl__ring_side_of(spdl_ring *ring, int op) {
-    return op % 2 == 0 ? &ring->pushes : &ring->pops;
-}
-
-/* Up to n items. Out of line, as all long ways are, so that the quick paths stay small. */
-SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, int op, void **items, uint64_t n,
-                                          uint64_t *moved) {
+/* Moves what it can of the items that are left. Out of line, as all long ways are, so that the
+   quick paths stay small. */
+SPDL__NOINLINE spdl_result spdl__ring_try(spdl__ring_call *call) {
+    spdl_ring *ring = call->ring;
     spdl__ring_core *core = &ring->core;
-    const bool spsc = core->mode == SPDL_RING_SPSC;
-    spdl__ring_side *side = spdl__ring_side_of(ring, op);
+    const bool spsc = core->mode == SPDL_RING_SPSC, push = call->side == &ring->pushes;
+    const uint64_t n = call->n - call->moved;
+    uint64_t moved = 0;
     spdl_result result;
-    *moved = 0;
-    if (n == 0 && op <= SPDL__RING_POP) return SPDL_OK;
-    if (!spdl__ring_enter(ring, side)) return SPDL_E_INVALID;
-    if (op == SPDL__RING_PUSH)
-        result = spsc ? spdl__spsc_push_n(core, *items, n, moved)
-                      : spdl__mpmc_push_n(core, *items, n, moved);
-    else if (op == SPDL__RING_POP)
-        result = spsc ? spdl__spsc_pop_n(core, *items, n, moved)
-                      : spdl__mpmc_pop_n(core, *items, n, moved);
-    else if (op <= SPDL__RING_RELEASE)
-        result = op == SPDL__RING_COMMIT ? spdl__spsc_commit(core, *moved = n)
-                                         : spdl__spsc_release(core, *moved = n);
+    char *at;
+    if (n == 0) return SPDL_OK;
+    if (!spdl__ring_enter(ring, call->side)) return SPDL_E_INVALID;
+    at = (char *)call->items + call->moved * core->item_bytes;
+    if (push)
+        result = spsc ? spdl__spsc_push_n(core, at, n, &moved)
+                      : spdl__mpmc_push_n(core, at, n, &moved);
     else
-        result = op == SPDL__RING_RESERVE ? spdl__spsc_reserve(core, n, items, moved)
-                                          : spdl__spsc_peek(core, n, items, moved);
-    if (result != SPDL_OK)
-        *moved = 0; /* close may have been faster */
-    else if (op <= SPDL__RING_RELEASE)
-        spdl__ring_hint(ring, spdl__ring_side_of(ring, op + 1), *moved);
-    if (SPDL__DEBUGS) spdl__store32(&side->inside, 0);
+        result = spsc ? spdl__spsc_pop_n(core, at, n, &moved)
+                      : spdl__mpmc_pop_n(core, at, n, &moved);
+    if (moved > 0) spdl__ring_hint(ring, push ? &ring->pops : &ring->pushes, moved);
+    call->moved += moved;
+    spdl__ring_leave(call->side);
     return result;
 }
 
 SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
                                           uint64_t *moved) {
-    void *from = SPDL__UNCONST(items);
-    return spdl__ring_try(ring, SPDL__RING_PUSH, &from, n, moved);
+    spdl__ring_call call = { ring, &ring->pushes, SPDL__UNCONST(items), n, 0 };
+    const spdl_result result = spdl__ring_try(&call);
+    *moved = call.moved;
+    return result;
 }
 
 SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
                                          uint64_t *moved) {
-    return spdl__ring_try(ring, SPDL__RING_POP, &items, n, moved);
-}
-
-/* What is left to do after a quick push that found `waiting`. */
-SPDL__NOINLINE spdl_result spdl__ring_quick_pushed(spdl_ring *ring, uint32_t waiting) {
-    spdl__ring_core *core = &ring->core;
-    spdl_result result = SPDL_OK;
-    if ((waiting & SPDL__RING_CLOSING) != 0 && core->mode == SPDL_RING_SPSC)
-        result = spdl__spsc_settle(core, spdl__load_relaxed(&core->tail) - 1, 1);
-    if (result == SPDL_OK) spdl__ring_wake(ring, &ring->pops, 1);
+    spdl__ring_call call = { ring, &ring->pops, items, n, 0 };
+    const spdl_result result = spdl__ring_try(&call);
+    *moved = call.moved;
     return result;
 }
 
@@ -6153,7 +5968,8 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_push(spdl_ring *ring, const void *i
     uint64_t moved;
     if (!spdl__ring_quick_push(&ring->core, item, &waiting))
         return spdl_ring_try_push_n(ring, item, 1, &moved);
-    return SPDL__LIKELY(waiting == 0) ? SPDL_OK : spdl__ring_quick_pushed(ring, waiting);
+    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pops, 1);
+    return SPDL_OK;
 }
 
 SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
@@ -6161,29 +5977,17 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
     uint64_t moved;
     if (!spdl__ring_quick_pop(&ring->core, item, &waiting))
         return spdl_ring_try_pop_n(ring, item, 1, &moved);
-    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(ring, &ring->pushes, 1);
+    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pushes, 1);
     return SPDL_OK;
 }
 
-typedef struct spdl__ring_call {
-    spdl_ring *ring;
-    int op;
-    void *items; /* that a push reads, or a pop writes; in place: the slots */
-    uint64_t n;
-    uint64_t moved; /* so far */
-} spdl__ring_call;
+/* --- calls that wait --- */
 
-/* Does what it can, and returns SPDL_FULL or SPDL_EMPTY while it has to go on. */
+/* SPDL_FULL or SPDL_EMPTY while the call has to go on: a push does until all are in. */
 SPDL__PRIVATE spdl_result spdl__ring_attempt(spdl__ring_call *call) {
-    spdl_result result;
-    uint64_t moved;
-    void *from;
-    if (call->op != SPDL__RING_PUSH)
-        return spdl__ring_try(call->ring, call->op, &call->items, call->n, &call->moved);
-    from = (char *)call->items + call->moved * call->ring->core.item_bytes;
-    result = spdl__ring_try(call->ring, call->op, &from, call->n - call->moved, &moved);
-    call->moved += moved;
-    return result == SPDL_OK && call->moved < call->n ? SPDL_FULL : result;
+    const spdl_result result = spdl__ring_try(call);
+    const bool more = call->side == &call->ring->pushes && call->moved < call->n;
+    return result == SPDL_OK && more ? SPDL_FULL : result;
 }
 
 SPDL__PRIVATE bool spdl__ring_must_wait(spdl_result result) {
@@ -6201,8 +6005,8 @@ SPDL__PRIVATE void spdl__ring_pass_on(spdl_ring *ring, spdl__ring_side *side) {
 
 /* Sleeps until an attempt succeeds. A wake-up that comes with the deadline is still used: there is
    one more attempt before giving up. */
-SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, spdl__ring_side *side,
-                                           uint64_t deadline) {
+SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, uint64_t deadline) {
+    spdl__ring_side *side = call->side;
     spdl_result slept = SPDL_OK, result;
     while (slept != SPDL_TIMEOUT) {
         /* pairs with the add in spdl__os_event_wake */
@@ -6215,7 +6019,6 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, spdl__ring_sid
             return result;
         }
         SPDL_TEST_POINT("ring about to sleep");
-        spdl__add(&side->sleeps, 1);
         slept = spdl__os_event_sleep(&side->event, word, deadline);
         spdl__sub32(side->waiting, 1);
         result = spdl__ring_attempt(call);
@@ -6229,49 +6032,45 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, spdl__ring_sid
 /* Spins, yields, then sleeps until an attempt succeeds. Yields may take long, and a call that makes
    progress never gets to the sleep, so both look at the deadline. */
 SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, int64_t timeout_ns) {
-    spdl__ring_side *side = spdl__ring_side_of(call->ring, call->op);
     spdl_result result = spdl__ring_attempt(call);
-    uint64_t deadline, moved = call->moved, since = 0;
+    uint64_t deadline, moved = call->moved;
     int round = 0;
     if (!spdl__ring_must_wait(result)) return result;
     if (timeout_ns == 0) return SPDL_TIMEOUT;
     deadline = spdl__deadline(timeout_ns);
-    while (spdl__ring_must_wait(result) && spdl__backoff(&round, SPDL_YIELDS)) {
-        if (round >= SPDL_SPINS && since == 0) since = spdl_time_ns();
+    while (spdl__backoff(&round, SPDL_YIELDS)) {
         result = spdl__ring_attempt(call);
-        if (call->moved == moved && round < SPDL_SPINS) continue;
-        if (spdl__ring_must_wait(result) && spdl__late(deadline)) result = SPDL_TIMEOUT;
+        if (!spdl__ring_must_wait(result)) return result;
+        if ((call->moved != moved || round >= SPDL_SPINS) && spdl__late(deadline))
+            return SPDL_TIMEOUT;
         if (call->moved != moved) round = 0;
         moved = call->moved;
     }
-    if (spdl__ring_must_wait(result)) result = spdl__ring_sleep(call, side, deadline);
-    if (since != 0) {
-        spdl__add(&side->waits, 1);
-        spdl__add(&side->wait_ns, spdl_time_ns() - since);
-    }
-    return result;
+    return spdl__ring_sleep(call, deadline);
 }
 
-SPDL__NOINLINE spdl_result spdl__ring_many(spdl_ring *ring, int op, void *items, uint64_t n,
-                                           uint64_t *moved, int64_t timeout_ns) {
-    spdl__ring_call call = { ring, op, items, n, 0 };
+SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
+                                      uint64_t *moved, int64_t timeout_ns) {
+    spdl__ring_call call = { ring, NULL, SPDL__UNCONST(items), n, 0 };
     spdl_result result;
     if (moved != NULL) *moved = 0;
     if (ring == NULL || moved == NULL || (items == NULL && n > 0)) return SPDL_E_INVALID;
-    if (n == 0) return SPDL_OK;
+    call.side = &ring->pushes;
     result = spdl__ring_wait(&call, timeout_ns);
     *moved = call.moved;
     return result;
 }
 
-SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
-                                      uint64_t *moved, int64_t timeout_ns) {
-    return spdl__ring_many(ring, SPDL__RING_PUSH, SPDL__UNCONST(items), n, moved, timeout_ns);
-}
-
 SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, uint64_t *moved,
                                      int64_t timeout_ns) {
-    return spdl__ring_many(ring, SPDL__RING_POP, items, n, moved, timeout_ns);
+    spdl__ring_call call = { ring, NULL, items, n, 0 };
+    spdl_result result;
+    if (moved != NULL) *moved = 0;
+    if (ring == NULL || moved == NULL || (items == NULL && n > 0)) return SPDL_E_INVALID;
+    call.side = &ring->pops;
+    result = spdl__ring_wait(&call, timeout_ns);
+    *moved = call.moved;
+    return result;
 }
 
 SPDL_API SPDL__HOT spdl_result spdl_ring_push(spdl_ring *ring, const void *item,
@@ -6281,7 +6080,8 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_push(spdl_ring *ring, const void *item,
     if (ring == NULL || item == NULL) return SPDL_E_INVALID;
     if (!spdl__ring_quick_push(&ring->core, item, &waiting))
         return spdl_ring_push_n(ring, item, 1, &moved, timeout_ns);
-    return SPDL__LIKELY(waiting == 0) ? SPDL_OK : spdl__ring_quick_pushed(ring, waiting);
+    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pops, 1);
+    return SPDL_OK;
 }
 
 SPDL_API SPDL__HOT spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns) {
@@ -6290,69 +6090,23 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_
     if (ring == NULL || item == NULL) return SPDL_E_INVALID;
     if (!spdl__ring_quick_pop(&ring->core, item, &waiting))
         return spdl_ring_pop_n(ring, item, 1, &moved, timeout_ns);
-    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(ring, &ring->pushes, 1);
+    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pushes, 1);
     return SPDL_OK;
-}
-
-SPDL__PRIVATE spdl_result spdl__ring_in_place(spdl_ring *ring, int op, uint64_t n,
-                                              void **slots, uint64_t *have, int64_t timeout_ns) {
-    spdl__ring_call call = { ring, op, NULL, n, 0 };
-    spdl_result result = SPDL_E_INVALID;
-    if (slots != NULL) *slots = NULL;
-    if (have != NULL) *have = 0;
-    if (ring != NULL && slots != NULL && have != NULL && n > 0 && ring->core.mode == SPDL_RING_SPSC)
-        result = spdl__ring_wait(&call, timeout_ns);
-    if (result != SPDL_OK) return result;
-    *slots = call.items;
-    *have = call.moved;
-    return SPDL_OK;
-}
-
-SPDL_API spdl_result spdl_ring_reserve(spdl_ring *ring, uint64_t n, void **slots, uint64_t *have,
-                                       int64_t timeout_ns) {
-    return spdl__ring_in_place(ring, SPDL__RING_RESERVE, n, slots, have, timeout_ns);
-}
-
-SPDL_API spdl_result spdl_ring_peek(spdl_ring *ring, uint64_t n, void **items, uint64_t *have,
-                                    int64_t timeout_ns) {
-    return spdl__ring_in_place(ring, SPDL__RING_PEEK, n, items, have, timeout_ns);
-}
-
-SPDL_API spdl_result spdl_ring_commit(spdl_ring *ring, uint64_t n) {
-    if (ring == NULL || ring->core.mode != SPDL_RING_SPSC) return SPDL_E_INVALID;
-    return spdl__ring_try(ring, SPDL__RING_COMMIT, NULL, n, &n);
-}
-
-SPDL_API spdl_result spdl_ring_release(spdl_ring *ring, uint64_t n) {
-    if (ring == NULL || ring->core.mode != SPDL_RING_SPSC) return SPDL_E_INVALID;
-    return spdl__ring_try(ring, SPDL__RING_RELEASE, NULL, n, &n);
 }
 
 SPDL_API void spdl_ring_close(spdl_ring *ring) {
+    if (!spdl__ring_enter(ring, &ring->pushes)) return;
     spdl__ring_core_close(&ring->core);
     spdl__ring_hint(ring, &ring->pops, SPDL__RING_WAITING);
     spdl__ring_hint(ring, &ring->pushes, SPDL__RING_WAITING);
+    spdl__ring_leave(&ring->pushes);
 }
 
-SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring) {
-    uint64_t pushed, popped;
-    spdl__ring_totals(&ring->core, &pushed, &popped);
-    return pushed - popped;
-}
+SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring) { return spdl__ring_inside(&ring->core); }
 
 SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring) { return ring->core.capacity; }
 
-SPDL_API void spdl_ring_stats(const spdl_ring *ring, spdl_ring_counters *counters) {
-    spdl__ring_totals(&ring->core, &counters->pushed, &counters->popped);
-    counters->count = counters->pushed - counters->popped;
-    counters->push_waits = spdl__load_relaxed(&ring->pushes.waits);
-    counters->pop_waits = spdl__load_relaxed(&ring->pops.waits);
-    counters->push_wait_ns = spdl__load_relaxed(&ring->pushes.wait_ns);
-    counters->pop_wait_ns = spdl__load_relaxed(&ring->pops.wait_ns);
-    counters->push_sleeps = spdl__load_relaxed(&ring->pushes.sleeps);
-    counters->pop_sleeps = spdl__load_relaxed(&ring->pops.sleeps);
-    counters->wakes = spdl__load_relaxed(&ring->wakes);
-}
+/* --- making and ending --- */
 
 SPDL__PRIVATE spdl_result spdl__ring_check(const spdl_ring_desc *desc) {
     if (desc->capacity < 1 || desc->capacity > SPDL__RING_MAX_CAPACITY)
@@ -6416,12 +6170,12 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
                                 void *user) {
     spdl_allocator allocator;
     spdl__ring_core *core;
-    uint64_t pushed, popped, at;
+    uint64_t left, at;
     if (ring == NULL) return;
     core = &ring->core;
     allocator = ring->allocator;
-    spdl__ring_totals(core, &pushed, &popped);
-    for (at = core->head; free_item != NULL && popped < pushed; ++popped, ++at) {
+    left = free_item != NULL ? spdl__ring_inside(core) : 0;
+    for (at = core->head; left > 0; --left, ++at) {
         if (core->mode == SPDL_RING_SPSC) {
             free_item(spdl__ring_slot(core, at), user);
         } else {
