@@ -4065,10 +4065,11 @@ SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_si
 }
 
 /* Blocks the signals that may be delivered to any thread, so that the program's handlers run on its
-   own threads. Faults stay, and so do profilers and what libc keeps for itself (32 to 34). */
+   own threads. Faults stay (of a sandbox, too: SYS), and so do profilers and what libc keeps for
+   itself (32 to 34). */
 SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old) {
-    /* all but ILL, TRAP, ABRT, BUS, FPE; SEGV; PROF; 32, 33 and 34 */
-    const spdl__os_signals set = ~(0x1full << 3 | 1ull << 10 | 1ull << 26 | 7ull << 31);
+    /* all but ILL, TRAP, ABRT, BUS, FPE; SEGV; PROF; SYS, 32, 33 and 34 */
+    const spdl__os_signals set = ~(0x1full << 3 | 1ull << 10 | 1ull << 26 | 0xfull << 30);
     spdl__os_signals_set(&set, old);
 }
 
@@ -4444,7 +4445,8 @@ SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_si
 }
 
 SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old) {
-    const int keep[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGPROF };
+    const int keep[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS,
+                         SIGPROF };
     spdl__os_signals set;
     size_t i;
     sigfillset(&set);
