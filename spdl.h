@@ -159,8 +159,8 @@ extern "C" {
    when the program is linked; or for every file, where it is not declared then. Structs and all
    other functions are the same with and without. */
 
-/* SPDL_DEBUG, defined before the implementation, has misuse found that costs time to look for:
-       two threads on a side of a ring that is for one (an assert);
+/* SPDL_DEBUG, defined before the implementation, finds misuse that costs time to look for:
+       two threads at once on a side of an SPSC ring (an assert);
        a stage that hands on nothing but NULL, as it may have forgotten *out;
        items that the library had to free, but the row that made them has no .free_item (a line for
        each row when the pipeline is destroyed; nothing is wrong if they need none).
@@ -179,11 +179,8 @@ extern "C" {
 #define SPDL_VERSION_PATCH 0
 #define SPDL_VERSION (SPDL_VERSION_MAJOR * 10000 + SPDL_VERSION_MINOR * 100 + SPDL_VERSION_PATCH)
 
-/* The version of the implementation that was linked, as "major.minor.patch".
-   Returns: a string literal.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the library. */
+/* The version of the implementation that was linked.
+   Returns: "major.minor.patch", a string literal. */
 SPDL_API const char *spdl_version(void);
 
 /* ============================================================================================= */
@@ -193,11 +190,8 @@ SPDL_API const char *spdl_version(void);
 #define SPDL_FOREVER SPDL__CAST(int64_t, -1)
 #define SPDL_SECONDS(s) SPDL__CAST(int64_t, (s) * 1e9)
 
-/* Nanoseconds on the monotonic clock that all timeouts and statistics use.
-   Returns: a time that never goes backwards; the origin is arbitrary.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* The monotonic clock that all timeouts and statistics use.
+   Returns: nanoseconds since an arbitrary moment; they never go backwards. */
 SPDL_API uint64_t spdl_time_ns(void);
 
 /* ============================================================================================= */
@@ -236,10 +230,7 @@ typedef enum spdl_result SPDL__INT_ENUM {
 } spdl_result;
 
 /* What a result means, in a few words.
-   Returns: a string literal; "unknown result" for a value outside the list.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the library. */
+   Returns: a string literal; "unknown result" for a value outside the list. */
 SPDL_API const char *spdl_result_text(spdl_result result);
 
 /* ============================================================================================= */
@@ -260,10 +251,10 @@ typedef struct spdl_error {
 /* >>alloc */
 
 /* Where memory comes from. Zero means malloc and free; otherwise set both functions. alloc_fn
-   returns NULL when there is none; `align` is a power of two. free_fn gets the size that was asked
-   for. Both may be called on any thread and at the same time: workers make batches when the trainer
-   keeps many, spdl_batch_free and spdl_npz_read run where they are called. The allocator must
-   outlive the last batch. */
+   returns NULL when there is none; `align` is a power of two, at least 8. free_fn gets the size
+   that was asked for. Any thread may call both, at the same time: workers make batches when the
+   trainer keeps many, spdl_batch_free and spdl_npz_read run where they are called. The allocator
+   must outlive the last batch. */
 typedef struct spdl_allocator {
     void *(*alloc_fn)(size_t bytes, size_t align, void *user);
     void (*free_fn)(void *memory, size_t bytes, void *user);
@@ -276,7 +267,7 @@ typedef struct spdl_allocator {
 typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spdl_log_level;
 
 /* Where messages go. Zero means stderr for errors and warnings, nothing for the rest. `text` is one
-   line without a newline. Called from any thread, workers included. */
+   line without a newline. Any thread may call log_fn, workers too. */
 typedef struct spdl_logger {
     void (*log_fn)(spdl_log_level level, const char *text, void *user);
     void *user;
@@ -397,7 +388,7 @@ typedef enum spdl_sched {
 } spdl_sched;
 
 /* How the system schedules workers. Zero changes nothing. `polite` is the choice for a loader that
-   shares its machine with a trainer: nice 19 and SCHED_BATCH on Linux, the utility class on macOS,
+   shares its machine with a trainer: nice 10 and SCHED_BATCH on Linux, the utility class on macOS,
    nice elsewhere. As other programs leave such threads little, a pipeline's own polite pool has as
    many again, of normal priority, which do its work for a minute when the trainer has waited for
    20 ms while the polite ones were kept from running. */
@@ -3413,7 +3404,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL__TSAN 0
 #endif
 
-#if defined(__has_include)
+#if defined(__has_include) && defined(__linux__) /* elsewhere it is another one */
 #if __has_include(<sys/sdt.h>)
 #include <sys/sdt.h>
 #define SPDL__SDT 1
@@ -3494,49 +3485,52 @@ SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
 /* ============================================================================================= */
 /* >>atomics-impl
    Plain integers behind these helpers: _Atomic does not compile in every C++, and a reader should
-   see at each access what it orders. load = acquire, store = release, add, or, exchange and cas =
-   acquire and release; relaxed ones say so. `32` is for uint32_t, the others are for uint64_t. What
-   has a name with __atomic or __builtin in it comes first: another compiler is a twin of that
+   see at each access what it orders. load = acquire, store = release; add, or, exchange and cas =
+   acquire and release; relaxed ones say so. `32` is for uint32_t, the others are for uint64_t. All
+   that has a name with __atomic or __builtin in it comes first: another compiler is a twin of that
    part. */
 
-#define SPDL__ATOMICS(type, suffix)                                                                \
-    SPDL__INLINE type spdl__load##suffix(const type *p) {                                         \
-        return __atomic_load_n(p, __ATOMIC_ACQUIRE);                                               \
-    }                                                                                              \
-    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) {                                 \
-        return __atomic_load_n(p, __ATOMIC_RELAXED);                                               \
-    }                                                                                              \
-    SPDL__INLINE void spdl__store##suffix(type *p, type value) {                                  \
-        __atomic_store_n(p, value, __ATOMIC_RELEASE);                                              \
-    }                                                                                              \
-    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) {                          \
-        __atomic_store_n(p, value, __ATOMIC_RELAXED);                                              \
-    }                                                                                              \
-    SPDL__INLINE type spdl__exchange##suffix(type *p, type value) {                               \
-        return __atomic_exchange_n(p, value, __ATOMIC_ACQ_REL);                                    \
-    }                                                                                              \
-    SPDL__INLINE type spdl__add##suffix(type *p, type value) {                                    \
-        return __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL);                                     \
-    }                                                                                              \
-    SPDL__INLINE type spdl__sub##suffix(type *p, type value) {                                    \
-        return __atomic_fetch_sub(p, value, __ATOMIC_ACQ_REL);                                     \
-    }                                                                                              \
-    SPDL__INLINE type spdl__or##suffix(type *p, type bits) {                                      \
-        return __atomic_fetch_or(p, bits, __ATOMIC_ACQ_REL);                                       \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                  \
-        return __atomic_compare_exchange_n(p, expected, desired, false, __ATOMIC_ACQ_REL,          \
-                                           __ATOMIC_ACQUIRE);                                      \
-    }
-SPDL__ATOMICS(uint32_t, 32)
-SPDL__ATOMICS(uint64_t, )
-#undef SPDL__ATOMICS
+/* For fields: in a struct, some 32-bit processors align a uint64_t to 4, and others stop at an
+   atomic word that is aligned so. spdl__alloc aligns to 8, too. */
+typedef uint64_t spdl__atomic64 __attribute__((aligned(8)));
 
-/* For claims whose order is carried by something else. */
-SPDL__INLINE bool spdl__cas_relaxed(uint64_t *p, uint64_t *expected, uint64_t desired) {
-    return __atomic_compare_exchange_n(p, expected, desired, false, __ATOMIC_RELAXED,
-                                       __ATOMIC_RELAXED);
-}
+#define SPDL__ATOMICS(type, word, suffix)                                                          \
+    SPDL__INLINE type spdl__load##suffix(const type *p) {                                          \
+        return __atomic_load_n((const word *)(const void *)p, __ATOMIC_ACQUIRE);                   \
+    }                                                                                              \
+    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) {                                  \
+        return __atomic_load_n((const word *)(const void *)p, __ATOMIC_RELAXED);                   \
+    }                                                                                              \
+    SPDL__INLINE void spdl__store##suffix(type *p, type value) {                                   \
+        __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELEASE);                              \
+    }                                                                                              \
+    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) {                           \
+        __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELAXED);                              \
+    }                                                                                              \
+    SPDL__INLINE type spdl__exchange##suffix(type *p, type value) {                                \
+        return __atomic_exchange_n((word *)(void *)p, value, __ATOMIC_ACQ_REL);                    \
+    }                                                                                              \
+    SPDL__INLINE type spdl__add##suffix(type *p, type value) {                                     \
+        return __atomic_fetch_add((word *)(void *)p, value, __ATOMIC_ACQ_REL);                     \
+    }                                                                                              \
+    SPDL__INLINE type spdl__sub##suffix(type *p, type value) {                                     \
+        return __atomic_fetch_sub((word *)(void *)p, value, __ATOMIC_ACQ_REL);                     \
+    }                                                                                              \
+    SPDL__INLINE type spdl__or##suffix(type *p, type bits) {                                       \
+        return __atomic_fetch_or((word *)(void *)p, bits, __ATOMIC_ACQ_REL);                       \
+    }                                                                                              \
+    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
+        return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false,            \
+                                           __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);                    \
+    }                                                                                              \
+    /* for claims whose order is carried by something else */                                      \
+    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
+        return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false,            \
+                                           __ATOMIC_RELAXED, __ATOMIC_RELAXED);                    \
+    }
+SPDL__ATOMICS(uint32_t, uint32_t, 32)
+SPDL__ATOMICS(uint64_t, spdl__atomic64, )
+#undef SPDL__ATOMICS
 
 /* A pointer, relaxed. */
 SPDL__INLINE void *spdl__load_pointer(void *const *p) {
@@ -3608,16 +3602,20 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
 
 /* ============================================================================================= */
 /* >>os
-   The operating system, as 34 functions: no other section calls one. The next section says what
-   they do. Each kind of system is a twin of it with the same functions, and no other code has an
-   #if for it. Any thread may call any of them at any time; pointers are not NULL unless it says so;
-   times are nanoseconds. A text that is returned says why not, until the thread's next call; NULL
-   is success. Nothing blocks except where it says so, and files for as long as a disk takes.
+   The operating system, as the 25 functions below. No other section calls one, and only twins have
+   an #if for one. Each kind of system is a twin, a section that defines these functions: >>os-none
+   is C alone, >>os-posix is Linux and other POSIX systems, SPDL_OS_HEADER is a file of yours.
 
-   A twin also defines struct spdl__os_event, with the words `word` and `waiters` in it, struct
-   spdl__os_thread, with `refused` in it, SPDL__OS_BARRIER: 0 where spdl__os_barrier is always
-   false, SPDL__OS_NO_THREAD: "", or what to say of a thread where there is never one, and
-   SPDL__NO_SLEEP: 1 where every sleep ends at once. */
+   Any thread may call any of them at any time. Pointers are not NULL unless it says so. Times are
+   nanoseconds. A `const char *` that is returned says why the call failed, until the thread's next
+   call; NULL is success. Nothing blocks unless it says so, and files for as long as a disk takes.
+
+   A twin also defines
+       struct spdl__os_event   with `word` and `waiters` in it, of 32 bits
+       struct spdl__os_thread  with `refused` in it
+       SPDL__OS_BARRIER        0 where spdl__os_barrier is always false
+       SPDL__OS_NO_THREAD      "", or what to say of a thread where there is never one
+       SPDL__NO_SLEEP          1 where every sleep ends at once */
 
 #define SPDL__NEVER UINT64_MAX /* as a deadline; as a time: unknown */
 #define SPDL__ALL 0x7fffffff   /* sleepers */
@@ -3637,12 +3635,107 @@ typedef enum spdl__os_access {
 
 static const char spdl__os_in_use[] = "it is in use"; /* of NEW and CLAIM: this very pointer */
 
+/* --- time and waits --- */
+
+/* A monotonic time with any origin, the same for all threads; or that since 1970. */
+SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which);
+/* A full barrier in every thread of this process, some time before it returns: then all others need
+   only keep their compiler from reordering. False, and nothing done, where there is no such thing:
+   that never changes for a process. Takes some microseconds. */
+SPDL__PRIVATE bool spdl__os_barrier(void);
+/* An event has a word that threads wait for. False: no memory. fini: nobody sleeps on it. */
+SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event);
+SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event);
+/* Blocks while event->word is `word`, until the deadline on the monotonic clock: SPDL_TIMEOUT then;
+   SPDL_OK may be spurious. */
+SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
+                                               uint64_t deadline);
+/* Adds 1 to event->word, with release, and wakes up to `count` sleepers. A thread that read the
+   word before and sleeps afterwards does not miss it. */
+SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count);
+
+/* --- threads --- */
+
+/* Runs entry(arg) in a new thread. The name is shown as far as the system does; policy may be NULL,
+   and has to stay until entry begins; stack_bytes 0 is the usual stack. The thread handles no
+   signals but faults. Before entry, thread->refused says whether the system refused the policy.
+   *thread stays in place until join. False: no thread. */
+SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
+                                         const spdl_policy *policy, size_t stack_bytes,
+                                         void *(*entry)(void *), void *arg);
+/* Blocks until the thread has ended. detach: nobody waits; it may free *thread before it ends. */
+SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread);
+SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread);
+/* A number for the calling thread that no other one has now; not 0. Takes some nanoseconds. */
+SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
+/* The processor time of a thread that is not joined (NULL: of the caller), and how long it was
+   ready to run while others had the processors; SPDL__NEVER: unknown. Either pointer may be NULL.
+   *file keeps what is open between calls for the same thread, SPDL__NO_FILE at first; or NULL.
+   Takes some microseconds. */
+SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
+                                         uint64_t *cpu_ns, uint64_t *queued_ns);
+/* Gives the processor away for a moment. */
+SPDL__PRIVATE void spdl__os_yield(void);
+
+/* --- the process --- */
+
+/* Its number; *started, unless NULL: when it was, or 0. No two processes have both the same. */
+SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started);
+/* spdl_process_read (>>stats), *stats being zeros; without `whole` only the time and what was used,
+   by the process and by others, in a tenth of the 100 microseconds. */
+SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole);
+/* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
+SPDL__PRIVATE const char *spdl__os_environment(const char *name);
+/* Writes to stderr. Blocks up to patience_ns for each piece; if it is not taken by then it is left
+   out with all that follows, which is no failure. */
+SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
+                                                int64_t patience_ns);
+
+/* --- files --- */
+
+/* Opens a file; all but READ make it. The last three may also open a pipe or a device: it is not
+   waited for, and never in use for a claim. The path is UTF-8 where the system has an opinion.
+   *bytes: how long it is, 0 for a pipe or a device; or NULL. */
+SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
+                                             spdl__os_access access, uint64_t *bytes);
+/* What could not be written may be known only now. Does nothing with SPDL__NO_FILE. */
+SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file);
+/* What is at a path: a folder, or a plain file of so many bytes. */
+SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder);
+/* Calls each(ctx, name) for what is in a folder, in any order, until it returns false. */
+SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
+                                               bool (*each)(void *ctx, const char *name),
+                                               void *ctx);
+/* Reads `bytes` bytes at a place; *have: how many there were, all of them on success. */
+SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
+                                             uint64_t at, size_t *have);
+/* Writes at a place, or after what was written last: SPDL__NEVER. */
+SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
+                                              uint64_t at);
+/* The file in memory, to read; NULL when that cannot be. It may be closed meanwhile. */
+SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes);
+SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes);
+/* The open file at `from` takes the place of `to`, in one step where the system can; with sync not
+   before its bytes are safe. */
+SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
+                                               bool sync);
+
+/* --- each goes when its last caller does --- */
+
+/* Makes an open file empty; writing begins at its start again. Nothing for a pipe or a device. */
+SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file);
+/* As READ, of a file the program has open (by its number in C), with a place of its own. */
+SPDL__PRIVATE const char *spdl__os_file_duplicate(spdl__os_file *file, int from, uint64_t *bytes);
+/* Whether stderr is a terminal. Unless `lock` is NULL the caller asks to be the one to draw on it:
+   *lock is a file to close then, or SPDL__NO_FILE while another one is. */
+SPDL__PRIVATE bool spdl__os_terminal(spdl__os_file *lock);
+
 /* ============================================================================================= */
 /* >>os-none
-   What the functions do, and no system at all, only C: for SPDL_NO_THREADS, as in wasm without
-   threads and on boards. There is no other thread that could end a sleep, so each times out at
-   once. Files are those of <stdio.h>: as long as a long counts, not mapped, never in use by others,
-   and one that is claimed is emptied at once. Another twin can begin with a copy of this. */
+   No system at all, only C: for SPDL_NO_THREADS, as in wasm without threads and on boards. There is
+   no other thread that could end a sleep, so each times out at once. Files are those of <stdio.h>:
+   as long as a long counts, not mapped, never in use by others, and one that is claimed is emptied
+   at once. Another twin can begin with a copy of this. */
 
 #if defined(SPDL_NO_THREADS) && !defined(SPDL_OS_HEADER)
 
@@ -3662,7 +3755,6 @@ struct spdl__os_thread {
     bool refused;
 };
 
-/* A monotonic time with any origin, the same for all threads; or that since 1970. */
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
 /* the best clock that is declared; the last one is that of the processor */
 #if defined(CLOCK_MONOTONIC) && (!defined(__STRICT_ANSI__) || defined(_POSIX_C_SOURCE))
@@ -3685,57 +3777,36 @@ SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* A full barrier in every thread of this process, some time before it returns: then all others need
-   only keep their compiler from reordering. False, and nothing done, where there is no such thing:
-   that never changes for a process. Some microseconds. */
 SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
 
-/* A word that threads wait for. False when there is no memory. fini: nobody sleeps on it. */
 SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
     event->word = event->waiters = 0;
     return true;
 }
-
 SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
 
-/* Blocks while event->word is `word`, until the deadline on the monotonic clock: SPDL_TIMEOUT then;
-   SPDL_OK may be spurious. */
 SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
                                                uint64_t deadline) {
     (void)deadline;
     return event->word != word ? SPDL_OK : SPDL_TIMEOUT;
 }
 
-/* Adds 1 to event->word, with release, and wakes up to `count` sleepers. A thread that read the
-   word before and sleeps afterwards does not miss it. */
 SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
     (void)count;
     ++event->word;
 }
 
-/* Runs entry(arg) in a new thread with a name (shown as far as the system does), a policy (or NULL;
-   it has to stay until entry begins) and a stack (0: the usual one). It handles no signals but
-   faults. Before entry thread->refused says whether the system refused the policy. *thread stays
-   in place until join. False: no thread. */
 SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
                                          const spdl_policy *policy, size_t stack_bytes,
                                          void *(*entry)(void *), void *arg) {
     (void)thread, (void)name, (void)policy, (void)stack_bytes, (void)entry, (void)arg;
     return false;
 }
-
 SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) { (void)thread; }
-
-/* Instead of join: nobody waits for the thread. It may free *thread before its entry returns. */
 SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) { (void)thread; }
-
-/* A number for the calling thread that no other one has now; not 0. Some nanoseconds. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
+SPDL__PRIVATE void spdl__os_yield(void) {}
 
-/* The processor time of a thread that is not joined (NULL: of the caller) so far, and how long it
-   was ready to run while others had the processors; what is unknown is SPDL__NEVER. Either pointer
-   may be NULL. *file keeps what is open between calls for the same thread, SPDL__NO_FILE before
-   the first; or NULL. Some microseconds. */
 SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
                                          uint64_t *cpu_ns, uint64_t *queued_ns) {
     (void)thread, (void)file;
@@ -3743,93 +3814,40 @@ SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os
     if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
 }
 
-/* How far threads can be made to make way for others while they run, and that be taken back: 0 not
-   at all, 1 SCHED_BATCH, 2 nice 19 as well. *nice: of the caller. */
-SPDL__PRIVATE int spdl__os_thread_manners(int *nice) {
-    *nice = 0;
-    return 0;
-}
-
-/* Makes a thread that such a one has started do so; 0: as the starter. */
-SPDL__PRIVATE void spdl__os_thread_behave(const spdl__os_thread *thread, int manners, int nice) {
-    (void)thread, (void)manners, (void)nice;
-}
-
-SPDL__PRIVATE void spdl__os_yield(void) {}
-
-/* Its number; *started, unless NULL: when it was, or 0. No two processes have both the same. */
 SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
     if (started != NULL) *started = (uint64_t)time(NULL); /* roughly: it is written into files */
     return 1;
 }
 
-/* For how long nobody had the processors, all together; 0: not known. */
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
-
-/* Looks which plain files this process has open to read only, or mapped to be shared, and adds
-   their names to the `used` bytes of `names`, each with a zero behind it, unless one of the same
-   folder and ending is there. Returns the bytes used then; no more than there were where the system
-   does not say. Some 100 us. */
-SPDL__PRIVATE size_t spdl__os_files_seen(char *names, size_t used, size_t bytes) {
-    (void)names, (void)bytes;
-    return used;
+SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) {
+    (void)whole;
+    stats->time_ns = stats->cpu_ns = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
+    stats->cores_allowed = stats->cores = 1;
 }
 
-/* Takes these files, and those beside them with the same ending, out of the page cache, until the
-   deadline. *files and *bytes: how many, and their sizes; what others use may stay. */
-SPDL__PRIVATE void spdl__os_files_forget(const char *names, size_t used, uint64_t deadline,
-                                         uint64_t *files, uint64_t *bytes) {
-    (void)names, (void)used, (void)deadline;
-    *files = *bytes = 0;
-}
-
-/* What the process has read by calls so far, and what was read from disks for it; false: not
-   known. */
-SPDL__PRIVATE bool spdl__os_reads(uint64_t *asked, uint64_t *from_disk) {
-    *asked = *from_disk = 0;
-    return false;
-}
-
-/* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
     const char *value = getenv(name);
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
-/* Whether stderr is a terminal. Unless `lock` is NULL the caller asks to be the one to draw on it:
-   *lock is a file to close then, or SPDL__NO_FILE while another one is. */
 SPDL__PRIVATE bool spdl__os_terminal(spdl__os_file *lock) {
     if (lock != NULL) *lock = SPDL__NO_FILE;
     return false;
 }
 
-/* Writes to stderr. Blocks up to patience_ns for each piece; if it is not taken by then it is left
-   out with all that follows, which is no failure. */
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
     (void)patience_ns;
     return fwrite(text, 1, bytes, stderr) == bytes ? NULL : "it takes no more";
 }
 
-SPDL_API void spdl_process_read(spdl_process_stats *stats) {
-    memset(stats, 0, sizeof(*stats));
-    stats->time_ns = stats->cpu_ns = spdl_time_ns();
-    stats->cores_allowed = stats->cores = 1;
-}
-
-/* --- files --- */
-
 SPDL__PRIVATE FILE *spdl__os_file_stream(spdl__os_file file) { return (FILE *)file; }
 
-/* What could not be written may be known only now. Does nothing with SPDL__NO_FILE. */
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
     if (file == SPDL__NO_FILE || fclose(spdl__os_file_stream(file)) == 0) return NULL;
     return "it could not be written";
 }
 
-/* Opens a file; all but READ make it. The last three may also open a pipe or a device: it is not
-   waited for, and never in use for a claim. The path is UTF-8 where the system has an opinion.
-   *bytes: how long it is, 0 for a pipe or a device; or NULL. */
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
     static const char *const how[] = { "rb", "w+b", "w+b", "ab", "w+b" };
@@ -3852,7 +3870,6 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     return NULL;
 }
 
-/* What is at a path: a folder, or a plain file of so many bytes. */
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
     spdl__os_file file;
     const char *reason = spdl__os_file_open(&file, path, SPDL__OS_READ, bytes);
@@ -3860,7 +3877,6 @@ SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, 
     return reason == NULL ? spdl__os_file_close(file) : reason;
 }
 
-/* Calls each(ctx, name) for what is in a folder, in any order, until it returns false. */
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
                                                bool (*each)(void *ctx, const char *name),
                                                void *ctx) {
@@ -3868,42 +3884,39 @@ SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
     return "there are no folders with SPDL_NO_THREADS";
 }
 
-/* The same for READ, of a file the program has open (by its number in C); that one stays open. */
 SPDL__PRIVATE const char *spdl__os_file_duplicate(spdl__os_file *file, int from, uint64_t *bytes) {
     (void)from, (void)bytes;
     *file = SPDL__NO_FILE;
     return "files have no numbers with SPDL_NO_THREADS";
 }
 
-/* Reads `bytes` bytes at a place; *have: how many there were, all of them on success. */
+SPDL__PRIVATE bool spdl__os_file_seek(FILE *stream, uint64_t at) {
+    return at <= (uint64_t)LONG_MAX && fseek(stream, (long)at, SEEK_SET) == 0;
+}
+
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have) {
     FILE *stream = spdl__os_file_stream(file);
     *have = 0;
-    if (at > (uint64_t)LONG_MAX || fseek(stream, (long)at, SEEK_SET) != 0)
-        return "there is no such place";
+    if (!spdl__os_file_seek(stream, at)) return "there is no such place";
     *have = fread(to, 1, bytes, stream);
     if (*have == bytes) return NULL;
     return ferror(stream) ? "it could not be read" : "it ended while it was read";
 }
 
-/* Writes at a place, or after what was written last: SPDL__NEVER. */
 SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
                                               uint64_t at) {
     FILE *stream = spdl__os_file_stream(file);
-    if (at != SPDL__NEVER && (at > (uint64_t)LONG_MAX || fseek(stream, (long)at, SEEK_SET) != 0))
-        return "there is no such place";
+    if (at != SPDL__NEVER && !spdl__os_file_seek(stream, at)) return "there is no such place";
     if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
     return "it could not be written";
 }
 
-/* Makes an open file empty; writing begins at its start again. Nothing for a pipe or a device. */
 SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
     /* nothing was written yet: what is written again and again are reports, by a thread */
-    return fseek(spdl__os_file_stream(file), 0, SEEK_SET) == 0 ? NULL : "it has no start";
+    return spdl__os_file_seek(spdl__os_file_stream(file), 0) ? NULL : "it has no start";
 }
 
-/* The file in memory, to read; NULL when that cannot be. It may be closed meanwhile. */
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes) {
     (void)file, (void)bytes;
     return NULL;
@@ -3913,21 +3926,21 @@ SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
     (void)memory, (void)bytes;
 }
 
-/* The open file at `from` takes the place of `to`, in one step; with sync not before its bytes are
-   safe. */
+/* In C a name that is taken may be refused: then it is given free first. */
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
                                                bool sync) {
     (void)sync;
     if (fflush(spdl__os_file_stream(file)) != 0) return "it could not be written";
-    return rename(from, to) == 0 ? NULL : "it could not be renamed";
+    if (rename(from, to) == 0 || (remove(to) == 0 && rename(from, to) == 0)) return NULL;
+    return "it could not be renamed";
 }
 #endif
 
 /* ============================================================================================= */
 /* >>os-posix
    POSIX. One block has what Linux does in its own way: futexes, membarrier, priorities of threads,
-   what /proc and the cgroups say. The next one takes its place on other systems. Where an
-   SPDL_OS_HEADER was defined, that is the twin, included here. */
+   what /proc and the cgroups say. The next block takes its place on other systems. A file that
+   SPDL_OS_HEADER names is the twin instead, and included here. */
 
 #if defined(SPDL_OS_HEADER)
 #include SPDL_OS_HEADER
@@ -3980,8 +3993,6 @@ extern ssize_t pread(int file, void *to, size_t bytes, off_t at);
 extern ssize_t pwrite(int file, const void *from, size_t bytes, off_t at);
 extern int fsync(int file);
 extern int ftruncate(int file, off_t bytes);
-extern ssize_t readlink(const char *path, char *to, size_t bytes);
-extern int posix_fadvise(int file, off_t at, off_t bytes, int advice);
 #endif
 #endif
 
@@ -4010,7 +4021,6 @@ struct spdl__os_thread {
 };
 
 #if SPDL__LINUX
-#include <dirent.h>
 #include <sys/syscall.h>
 
 #if !defined(SPDL__OS_BARRIER)
@@ -4085,35 +4095,14 @@ SPDL__PRIVATE bool spdl__os_thread_set_cpus(const int *cpus, int count) {
     return count == 0 || syscall(SYS_sched_setaffinity, 0L, (long)sizeof(mask), mask) == 0;
 }
 
-/* Priorities are per thread on Linux; 0 is the calling one. */
+/* Of the calling thread: priorities are per thread on Linux. `polite`: SCHED_BATCH and nice 10. */
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
     const bool batch = policy->sched == SPDL_SCHED_BATCH || policy->polite;
-    const int nice = policy->polite && policy->nice == 0 ? 19 : policy->nice, priority = 0;
+    const int nice = policy->polite && policy->nice == 0 ? 10 : policy->nice, priority = 0;
     const long sched = policy->sched == SPDL_SCHED_IDLE ? 5 : batch ? 3 : 0;
     return spdl__os_thread_set_cpus(policy->cpus, policy->cpu_count) &&
            (sched == 0 || syscall(SYS_sched_setscheduler, 0L, sched, &priority) == 0) &&
            (nice == 0 || syscall(SYS_setpriority, 0L, 0L, (long)nice) == 0);
-}
-
-/* Up again is allowed by a limit or a privilege, which the caller tries on itself. */
-SPDL__PRIVATE int spdl__os_thread_manners(int *nice) {
-    const long limit_nice = 13;
-    uint64_t limit[2] = { 0, 0 };
-    *nice = 20 - (int)syscall(SYS_getpriority, 0L, 0L);
-    if (syscall(SYS_sched_getscheduler, 0L) != 0) return 0;
-    (void)syscall(SYS_prlimit64, 0L, limit_nice, NULL, limit);
-    if (limit[0] >= (uint64_t)(20 - *nice)) return 2;
-    if (syscall(SYS_setpriority, 0L, 0L, (long)*nice - 1) != 0) return 1;
-    (void)syscall(SYS_setpriority, 0L, 0L, (long)*nice);
-    return 2;
-}
-
-SPDL__PRIVATE void spdl__os_thread_behave(const spdl__os_thread *thread, int manners, int nice) {
-    const long number = (long)spdl__load32(&thread->number), sched = manners > 0 ? 3 : 0;
-    const int priority = 0;
-    if (number == 0) return;
-    (void)syscall(SYS_sched_setscheduler, number, sched, &priority);
-    (void)syscall(SYS_setpriority, 0L, number, manners > 1 ? 19L : (long)nice);
 }
 
 /* Shows 15 characters of the name. */
@@ -4214,9 +4203,9 @@ SPDL__PRIVATE double spdl__os_quota(const char *root, const char *self, double m
     return most;
 }
 
-/* What all cores have done so far: the sum of some columns of
-   "cpu  user nice system idle iowait irq softirq steal ...". */
-SPDL__PRIVATE uint64_t spdl__os_machine_ns(unsigned columns) {
+/* For how long the cores were busy, all together: "cpu  user nice system idle iowait irq softirq
+   steal ..." without the fourth and fifth column. */
+SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
     const long tick = sysconf(_SC_CLK_TCK);
     char text[256], *at = text + 4;
     uint64_t sum = 0;
@@ -4225,144 +4214,28 @@ SPDL__PRIVATE uint64_t spdl__os_machine_ns(unsigned columns) {
     if (strncmp(text, "cpu ", 4) != 0) return 0;
     for (column = 0; column < 8; ++column) {
         const uint64_t ticks = strtoull(at, &at, 10);
-        if (columns >> column & 1) sum += ticks;
+        if (column != 3 && column != 4) sum += ticks;
     }
     return sum * (1000000000u / (uint64_t)(tick > 0 ? tick : 100));
 }
 
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return spdl__os_machine_ns(0x18); }
-
 /* What POSIX does not know. */
-SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats) {
+SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
     uint64_t mask[SPDL__CPUS_MAX / 64];
-    const long bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
-    const uint64_t busy = spdl__os_machine_ns(0xe7);
+    const uint64_t busy = spdl__os_machine_busy();
     char statm[128], *resident;
     int cores = 0;
-    long i;
+    long i, bytes;
+    stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
+    if (!whole) return;
+    bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
     for (i = 0; i < bytes / 8; ++i)
         for (; mask[i] != 0; mask[i] &= mask[i] - 1) ++cores;
     stats->cores_allowed = spdl__os_quota("/sys/fs/cgroup", "/proc/self/cgroup",
                                           cores > 0 ? cores : stats->cores_allowed);
-    stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
     if (spdl__os_text(NULL, "/proc/self/statm", statm, sizeof(statm)) == 0) return;
     (void)strtoull(statm, &resident, 10);
     stats->resident_bytes = strtoull(resident, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
-/* From the last point of a name on. */
-SPDL__PRIVATE const char *spdl__os_ending(const char *path) {
-    const char *slash = strrchr(path, '/'), *point = strrchr(slash != NULL ? slash : path, '.');
-    return point != NULL ? point : path + strlen(path);
-}
-
-SPDL__PRIVATE size_t spdl__os_name_add(char *names, size_t used, size_t bytes, const char *path) {
-    static const char *const no_data[] = { "/usr/lib", "/lib", "/proc/", "/sys/", "/dev/" };
-    const char *slash = strrchr(path, '/'), *at;
-    const size_t length = strlen(path) + 1;
-    size_t i;
-    if (path[0] != '/' || length > bytes - used) return used;
-    for (i = 0; i < sizeof(no_data) / sizeof(*no_data); ++i)
-        if (strncmp(path, no_data[i], strlen(no_data[i])) == 0) return used;
-    for (at = names; at < names + used; at += strlen(at) + 1)
-        if (strrchr(at, '/') - at == slash - path &&
-            strncmp(at, path, (size_t)(slash - path)) == 0 &&
-            strcmp(spdl__os_ending(at), spdl__os_ending(path)) == 0)
-            return used;
-    memcpy(names + used, path, length);
-    return used + length;
-}
-
-/* The names of what is mapped to be shared; or without `names` its pages leave the tables of this
-   process, as a cache keeps what is in use. They come back by themselves. */
-SPDL__PRIVATE size_t spdl__os_mappings(char *names, size_t used, size_t bytes) {
-    const long forget_pages = 4; /* MADV_DONTNEED */
-    FILE *maps = fopen("/proc/self/maps", "re");
-    struct stat status;
-    unsigned long from, to;
-    char line[1024], path[768], how[5];
-    while (maps != NULL && fgets(line, sizeof(line), maps) != NULL) {
-        if (sscanf(line, "%lx-%lx %4s %*s %*s %*s %767[^\n]", &from, &to, how, path) != 4 ||
-            how[0] != 'r' || how[3] != 's' || stat(path, &status) != 0 ||
-            !S_ISREG(status.st_mode))
-            continue;
-        if (names != NULL)
-            used = spdl__os_name_add(names, used, bytes, path);
-        else
-            (void)syscall(SYS_madvise, from, to - from, forget_pages);
-    }
-    if (maps != NULL) (void)fclose(maps);
-    return used;
-}
-
-SPDL__PRIVATE size_t spdl__os_files_seen(char *names, size_t used, size_t bytes) {
-    DIR *folder = opendir("/proc/self/fd");
-    const struct dirent *entry;
-    struct stat status;
-    char path[1024], at[64];
-    while (folder != NULL && (entry = readdir(folder)) != NULL) {
-        const int file = (int)strtol(entry->d_name, NULL, 10), how = fcntl(file, F_GETFL, 0);
-        ssize_t length;
-        if (how < 0 || (how & O_ACCMODE) != O_RDONLY || fstat(file, &status) != 0 ||
-            !S_ISREG(status.st_mode) || status.st_size == 0)
-            continue;
-        (void)snprintf(at, sizeof(at), "/proc/self/fd/%d", file);
-        length = readlink(at, path, sizeof(path) - 1);
-        if (length <= 0) continue;
-        path[length] = '\0';
-        used = spdl__os_name_add(names, used, bytes, path);
-    }
-    if (folder != NULL) (void)closedir(folder);
-    return spdl__os_mappings(names, used, bytes);
-}
-
-/* False: it is no plain file, or stays. */
-SPDL__PRIVATE bool spdl__os_file_forget(const char *path, uint64_t *bytes) {
-    const int dont_need = 4; /* POSIX_FADV_DONTNEED */
-    struct stat status;
-    bool done;
-    int file;
-    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return false;
-    file = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | SPDL__O_CLOEXEC);
-    if (file < 0) return false;
-    done = posix_fadvise(file, 0, 0, dont_need) == 0;
-    if (done) *bytes += (uint64_t)status.st_size;
-    (void)close(file);
-    return done;
-}
-
-SPDL__PRIVATE void spdl__os_files_forget(const char *names, size_t used, uint64_t deadline,
-                                         uint64_t *files, uint64_t *bytes) {
-    const char *name;
-    char path[1024];
-    *files = *bytes = 0;
-    (void)spdl__os_mappings(NULL, 0, 0);
-    for (name = names; name < names + used; name += strlen(name) + 1) {
-        const int folder = (int)(strrchr(name, '/') - name) + 1;
-        const struct dirent *entry;
-        DIR *beside;
-        (void)snprintf(path, sizeof(path), "%.*s", folder, name);
-        beside = opendir(path);
-        while (beside != NULL && (entry = readdir(beside)) != NULL &&
-               spdl__os_clock_ns(SPDL__OS_MONOTONIC) < deadline) {
-            if (strcmp(spdl__os_ending(entry->d_name), spdl__os_ending(name)) != 0) continue;
-            (void)snprintf(path + folder, sizeof(path) - (size_t)folder, "%s", entry->d_name);
-            *files += spdl__os_file_forget(path, bytes);
-        }
-        if (beside != NULL) (void)closedir(beside);
-    }
-}
-
-SPDL__PRIVATE bool spdl__os_reads(uint64_t *asked, uint64_t *from_disk) {
-    char text[256];
-    const char *disk;
-    *asked = *from_disk = 0;
-    if (spdl__os_text(NULL, "/proc/self/io", text, sizeof(text)) == 0) return false;
-    disk = strstr(text, "\nread_bytes: ");
-    if (strncmp(text, "rchar: ", 7) != 0 || disk == NULL) return false;
-    *asked = strtoull(text + 7, NULL, 10);
-    *from_disk = strtoull(disk + 13, NULL, 10);
-    return true;
 }
 
 #else /* not Linux */
@@ -4468,15 +4341,6 @@ SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
 #endif
 }
 
-SPDL__PRIVATE int spdl__os_thread_manners(int *nice) {
-    *nice = 0;
-    return 0;
-}
-
-SPDL__PRIVATE void spdl__os_thread_behave(const spdl__os_thread *thread, int manners, int nice) {
-    (void)thread, (void)manners, (void)nice;
-}
-
 SPDL__PRIVATE void spdl__os_thread_begins(spdl__os_thread *thread) {
 #if defined(__APPLE__)
     (void)pthread_setname_np(thread->name);
@@ -4501,25 +4365,10 @@ SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os
 
 SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return 0; }
 
-SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats) { (void)stats; }
-
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
-
-SPDL__PRIVATE size_t spdl__os_files_seen(char *names, size_t used, size_t bytes) {
-    (void)names, (void)bytes;
-    return used;
+SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
+    (void)stats, (void)whole;
 }
 
-SPDL__PRIVATE void spdl__os_files_forget(const char *names, size_t used, uint64_t deadline,
-                                         uint64_t *files, uint64_t *bytes) {
-    (void)names, (void)used, (void)deadline;
-    *files = *bytes = 0;
-}
-
-SPDL__PRIVATE bool spdl__os_reads(uint64_t *asked, uint64_t *from_disk) {
-    *asked = *from_disk = 0;
-    return false;
-}
 #endif
 
 /* --- threads and the process --- */
@@ -4576,20 +4425,19 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
-SPDL_API void spdl_process_read(spdl_process_stats *stats) {
-    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) {
+    const long online = whole ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
     struct rusage used;
-    memset(stats, 0, sizeof(*stats));
     if (getrusage(RUSAGE_SELF, &used) == 0) {
         stats->cpu_ns = (uint64_t)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000000u +
                         (uint64_t)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1000u;
         stats->minor_faults = (uint64_t)used.ru_minflt;
         stats->major_faults = (uint64_t)used.ru_majflt;
     }
-    stats->cores = online > 0 ? (int)online : 1;
+    stats->cores = online > 0 ? (int)online : whole;
     stats->cores_allowed = stats->cores;
-    spdl__os_process_more(stats);
-    stats->time_ns = spdl_time_ns();
+    spdl__os_process_more(stats, whole);
+    stats->time_ns = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
 }
 
 /* --- files --- */
@@ -5304,6 +5152,11 @@ SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b;
 
 SPDL_API uint64_t spdl_time_ns(void) { return spdl__os_clock_ns(SPDL__OS_MONOTONIC); }
 
+SPDL_API void spdl_process_read(spdl_process_stats *stats) {
+    memset(stats, 0, sizeof(*stats));
+    spdl__os_process_read(stats, true);
+}
+
 /* When a wait that starts now has to end. */
 SPDL__PRIVATE uint64_t spdl__deadline(int64_t timeout_ns) {
     return timeout_ns < 0 ? SPDL__NEVER : spdl_time_ns() + (uint64_t)timeout_ns;
@@ -5313,12 +5166,13 @@ SPDL__PRIVATE bool spdl__late(uint64_t deadline) {
     return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
 }
 
-/* Memory for `bytes`, at least as aligned as a pointer; NULL when there is none. malloc knows no
-   alignment: the start of its block is kept in front of what is handed out. */
+/* Memory for `bytes`, aligned to 8 at least, as 64-bit words that are atomic must be on 32-bit
+   processors, too; NULL when there is none. malloc knows no alignment: the start of its block is
+   kept in front of what is handed out. */
 SPDL__PRIVATE void *spdl__alloc(const spdl_allocator *allocator, size_t bytes, size_t align) {
     char *block;
     uintptr_t at;
-    if (align < sizeof(void *)) align = sizeof(void *);
+    if (align < 8) align = 8;
     if (allocator->alloc_fn != NULL) return allocator->alloc_fn(bytes, align, allocator->user);
     if (bytes > SIZE_MAX - align - sizeof(void *)) return NULL;
     block = (char *)SPDL_MALLOC(bytes + align + sizeof(void *));
@@ -5530,6 +5384,31 @@ SPDL__PRIVATE void spdl__event_notify(spdl__os_event *event, bool asymmetric, in
     if (spdl__load_relaxed32(&event->waiters) != 0) spdl__os_event_wake(event, count);
 }
 
+/* A lock for what is short and rare. 0: free, 1: held, 2: held, and somebody may sleep. A thread
+   that finds it held sleeps, so that a holder of low priority that was preempted inside gets a
+   processor. Any number of locks may share the event `parked`.
+
+   No wake-up is lost: a waiter reads parked->word, and then puts its 2. If the holder unlocks
+   before that, the waiter finds 0 and has the lock. If it unlocks after that, it finds a 2 and adds
+   to a word that the waiter has read already: the waiter does not sleep, or is woken. A waiter that
+   gets the lock leaves 2 in it, as others may sleep: at most one wake too many. */
+SPDL__PRIVATE void spdl__lock(uint32_t *lock, spdl__os_event *parked) {
+    int round = 0;
+    do {
+        uint32_t open = 0;
+        if (spdl__cas32(lock, &open, 1)) return;
+    } while (spdl__backoff(&round, 0));
+    for (;;) {
+        const uint32_t word = spdl__load32(&parked->word); /* before the exchange, by its acquire */
+        if (spdl__exchange32(lock, 2) == 0) return;
+        (void)spdl__os_event_sleep(parked, word, SPDL__NEVER);
+    }
+}
+
+SPDL__PRIVATE void spdl__unlock(uint32_t *lock, spdl__os_event *parked) {
+    if (spdl__exchange32(lock, 0) == 2) spdl__os_event_wake(parked, SPDL__ALL);
+}
+
 /* ============================================================================================= */
 /* >>ring-core
    The lock-free part of the rings: positions, slots and the words that sleepers and closers leave
@@ -5561,7 +5440,7 @@ SPDL__PRIVATE void spdl__event_notify(spdl__os_event *event, bool asymmetric, in
 
 /* A slot of an MPMC ring of 8-byte items. */
 typedef struct spdl__ring_cell {
-    uint64_t stamp;
+    spdl__atomic64 stamp;
     uint64_t item;
 } spdl__ring_cell;
 
@@ -5583,14 +5462,14 @@ typedef struct spdl__ring_core {
     spdl__ring_cell no_cell;
     char pad0[SPDL_CACHE_LINE];
     /* written by producers */
-    uint64_t tail;
+    spdl__atomic64 tail;
     char pad1[SPDL_CACHE_LINE];
     /* SPSC, the producer's own */
     uint64_t limit;     /* it may push up to here unasked; 0 in MPMC and after close */
     uint64_t head_seen; /* its copy of head */
     char pad2[SPDL_CACHE_LINE];
     /* written by consumers */
-    uint64_t head;
+    spdl__atomic64 head;
     char pad3[SPDL_CACHE_LINE];
     /* SPSC, the consumer's own */
     uint64_t tail_seen; /* its copy of tail */
@@ -5915,17 +5794,17 @@ SPDL__INLINE void spdl__ring_hint(spdl_ring *ring, spdl__ring_side *side, uint64
     if (spdl__load_relaxed32(side->waiting) != 0) spdl__ring_wake(side, n);
 }
 
-/* A call on the side `side`: a push reads n items one after the other, a pop writes up to n. */
+/* A push reads n items that lie one after the other, a pop writes up to n. */
 typedef struct spdl__ring_call {
     spdl_ring *ring;
-    spdl__ring_side *side;
+    spdl__ring_side *side; /* the caller's: that of pushes or pops */
     void *items;
     uint64_t n;
     uint64_t moved; /* so far */
 } spdl__ring_call;
 
-/* Moves what it can of the items that are left. Out of line, as all long ways are, so that the
-   quick paths stay small. */
+/* Moves what it can of the items that are left. SPDL_FULL: a push is not done; SPDL_EMPTY: a pop
+   has nothing. Out of line, as all long ways are, so that the quick paths stay small. */
 SPDL__NOINLINE spdl_result spdl__ring_try(spdl__ring_call *call) {
     spdl_ring *ring = call->ring;
     spdl__ring_core *core = &ring->core;
@@ -5946,7 +5825,7 @@ SPDL__NOINLINE spdl_result spdl__ring_try(spdl__ring_call *call) {
     if (moved > 0) spdl__ring_hint(ring, push ? &ring->pops : &ring->pushes, moved);
     call->moved += moved;
     spdl__ring_leave(call->side);
-    return result;
+    return push && result == SPDL_OK && moved < n ? SPDL_FULL : result;
 }
 
 SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
@@ -5954,7 +5833,7 @@ SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, ui
     spdl__ring_call call = { ring, &ring->pushes, SPDL__UNCONST(items), n, 0 };
     const spdl_result result = spdl__ring_try(&call);
     *moved = call.moved;
-    return result;
+    return call.moved > 0 ? SPDL_OK : result;
 }
 
 SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
@@ -5985,13 +5864,6 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
 
 /* --- calls that wait --- */
 
-/* SPDL_FULL or SPDL_EMPTY while the call has to go on: a push does until all are in. */
-SPDL__PRIVATE spdl_result spdl__ring_attempt(spdl__ring_call *call) {
-    const spdl_result result = spdl__ring_try(call);
-    const bool more = call->side == &call->ring->pushes && call->moved < call->n;
-    return result == SPDL_OK && more ? SPDL_FULL : result;
-}
-
 SPDL__PRIVATE bool spdl__ring_must_wait(spdl_result result) {
     return result == SPDL_FULL || result == SPDL_EMPTY;
 }
@@ -6015,7 +5887,7 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, uint64_t deadl
         const uint32_t word = spdl__load32(&side->event.word);
         spdl__add32(side->waiting, 1);
         spdl__barrier_heavy(call->ring->core.asymmetric); /* pairs with light ones after a move */
-        result = spdl__ring_attempt(call);
+        result = spdl__ring_try(call);
         if (!spdl__ring_must_wait(result)) {
             spdl__sub32(side->waiting, 1);
             return result;
@@ -6023,7 +5895,7 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, uint64_t deadl
         SPDL_TEST_POINT("ring about to sleep");
         slept = spdl__os_event_sleep(&side->event, word, deadline);
         spdl__sub32(side->waiting, 1);
-        result = spdl__ring_attempt(call);
+        result = spdl__ring_try(call);
         if (result == SPDL_OK) spdl__ring_pass_on(call->ring, side);
         if (!spdl__ring_must_wait(result)) return result;
         if (spdl__late(deadline)) break;
@@ -6034,14 +5906,14 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, uint64_t deadl
 /* Spins, yields, then sleeps until an attempt succeeds. Yields may take long, and a call that makes
    progress never gets to the sleep, so both look at the deadline. */
 SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, int64_t timeout_ns) {
-    spdl_result result = spdl__ring_attempt(call);
+    spdl_result result = spdl__ring_try(call);
     uint64_t deadline, moved = call->moved;
     int round = 0;
     if (!spdl__ring_must_wait(result)) return result;
     if (timeout_ns == 0) return SPDL_TIMEOUT;
     deadline = spdl__deadline(timeout_ns);
     while (spdl__backoff(&round, SPDL_YIELDS)) {
-        result = spdl__ring_attempt(call);
+        result = spdl__ring_try(call);
         if (!spdl__ring_must_wait(result)) return result;
         if ((call->moved != moved || round >= SPDL_SPINS) && spdl__late(deadline))
             return SPDL_TIMEOUT;
@@ -6051,28 +5923,26 @@ SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, int64_t timeout
     return spdl__ring_sleep(call, deadline);
 }
 
-SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
-                                      uint64_t *moved, int64_t timeout_ns) {
-    spdl__ring_call call = { ring, NULL, SPDL__UNCONST(items), n, 0 };
+SPDL__NOINLINE spdl_result spdl__ring_many(spdl_ring *ring, bool push, void *items, uint64_t n,
+                                           uint64_t *moved, int64_t timeout_ns) {
+    spdl__ring_call call = { ring, NULL, items, n, 0 };
     spdl_result result;
     if (moved != NULL) *moved = 0;
     if (ring == NULL || moved == NULL || (items == NULL && n > 0)) return SPDL_E_INVALID;
-    call.side = &ring->pushes;
+    call.side = push ? &ring->pushes : &ring->pops;
     result = spdl__ring_wait(&call, timeout_ns);
     *moved = call.moved;
     return result;
 }
 
+SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
+                                      uint64_t *moved, int64_t timeout_ns) {
+    return spdl__ring_many(ring, true, SPDL__UNCONST(items), n, moved, timeout_ns);
+}
+
 SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, uint64_t *moved,
                                      int64_t timeout_ns) {
-    spdl__ring_call call = { ring, NULL, items, n, 0 };
-    spdl_result result;
-    if (moved != NULL) *moved = 0;
-    if (ring == NULL || moved == NULL || (items == NULL && n > 0)) return SPDL_E_INVALID;
-    call.side = &ring->pops;
-    result = spdl__ring_wait(&call, timeout_ns);
-    *moved = call.moved;
-    return result;
+    return spdl__ring_many(ring, false, items, n, moved, timeout_ns);
 }
 
 SPDL_API SPDL__HOT spdl_result spdl_ring_push(spdl_ring *ring, const void *item,
@@ -13081,7 +12951,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     static const uint32_t always = 1;
     int i;
     p->process = spdl__os_process_id(NULL);
-    if (!SPDL__NO_STATS) spdl_process_read(&p->process_first);
+    if (!SPDL__NO_STATS) spdl__os_process_read(&p->process_first, false); /* of zeros */
     p->process_last = p->process_first;
     p->start_ns = spdl_time_ns();
     if (p->trace != NULL && p->trace->origin == 0) p->trace->origin = p->start_ns;
@@ -13430,7 +13300,7 @@ SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats
     const uint64_t now = spdl_time_ns();
     if (first->time_ns == 0) return;
     spdl__spin_lock(&p->process_lock);
-    if (ended ? last->time_ns < ended : now > last->time_ns + 10000000)
+    if (last->cores == 0 || (ended ? last->time_ns < ended : now > last->time_ns + 10000000))
         spdl_process_read(&p->process_last);
     if (stats->delivered > 0 && spdl__load(&p->taker) == spdl__os_thread_id())
         spdl__taker_look(p);
@@ -15335,7 +15205,7 @@ SPDL__COLD int spdl__latin_arm(const spdl__latin *latin, int round, int position
 
 /* Whether others disturbed a measurement: read before it, asked about after it. */
 typedef struct spdl__clocks {
-    uint64_t time_ns, idle_ns; /* of the machine */
+    uint64_t time_ns;
     spdl_process_stats process;
 } spdl__clocks;
 
@@ -15344,20 +15214,17 @@ typedef struct spdl__clocks {
 SPDL__COLD spdl__clocks spdl__clocks_read(void) {
     spdl__clocks clocks;
     clocks.time_ns = spdl_time_ns();
-    clocks.idle_ns = spdl__os_machine_idle();
     spdl_process_read(&clocks.process);
     return clocks;
 }
 
-/* Processors that other programs, of low priority too, have had since then: neither idle nor ours.
-   0: not known, or there is one for everybody. */
+/* Processors that other programs, of low priority too, have had since then. 0: not known, or there
+   is one for everybody. */
 SPDL__COLD double spdl__clocks_foreign(const spdl__clocks *since) {
     const spdl__clocks now = spdl__clocks_read();
     const double ns = (double)(now.time_ns - since->time_ns);
-    const double idle = (double)spdl__grown(since->idle_ns, now.idle_ns);
-    const double own = (double)spdl__grown(since->process.cpu_ns, now.process.cpu_ns);
-    if (now.idle_ns == 0 || ns < 1e8 || idle >= ns) return 0;
-    return spdl__larger(now.process.cores - (idle + own) / ns, 0);
+    const uint64_t others = spdl__grown(since->process.others_ns, now.process.others_ns);
+    return ns >= 1e8 ? spdl__smaller((double)others / ns, now.process.cores) : 0;
 }
 
 /* ============================================================================================= */
@@ -15983,8 +15850,6 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__BURSTY 0.3          /* the same twice differs by more */
 #define SPDL__COOLING 0.3         /* of the time, for windows with cold files and those before */
 #define SPDL__COLD_ROUNDS 8
-#define SPDL__COLD_NS 200000000   /* for taking files out of the page cache */
-#define SPDL__LOOK_NS 10000000    /* between two looks which files are open */
 #define SPDL__READ_LEAST (1 << 20) /* bytes that say where they came from */
 
 #define SPDL__BY(limit) (~(int)SPDL_LIMIT_##limit) /* what limits where it is no row: below 0 */
@@ -15999,7 +15864,7 @@ typedef enum spdl__arm_kind {
     SPDL__ARM_CALLS,   /* `row` has a concurrency of `value`; these four as spdl_doctor_change */
     SPDL__ARM_WORKER,  /* one more */
     SPDL__ARM_BUFFER,  /* of the sink */
-    SPDL__ARM_POLITE,  /* the workers make way, `value` is how: 1 or 2, see os_thread_manners */
+    SPDL__ARM_POLITE,  /* not tried */
     SPDL__ARM_COLD     /* files are taken out of the page cache first */
 } spdl__arm_kind;
 
@@ -16057,8 +15922,6 @@ struct spdl__doctor {
     int kept_count;
     char files[8192];            /* seen: names, each with a zero behind it */
     size_t files_used;
-    uint64_t looked_ns;          /* for them, last */
-    uint64_t read_asked, read_disk;  /* when the window began */
     double asked[2], from_disk[2];   /* in windows as it is, in cold ones */
     double predicted[SPDL_DOCTOR_TRIALS]; /* by the model, whether it fits or not */
     bool ended;                  /* the pipeline has, before the doctor was done */
@@ -16266,25 +16129,6 @@ SPDL__COLD void spdl__doctor_worker(spdl__doctor *d, bool works) {
     }
 }
 
-/* Whether the workers make way for others. */
-SPDL__COLD void spdl__doctor_manners(spdl__doctor *d, int manners) {
-    const spdl_pipeline *p = d->p;
-    int i, k;
-    for (i = 0; manners != d->manners_now && i < p->groups; ++i)
-        for (k = 0; p->group[i].own_pool && k < p->group[i].pool->threads; ++k)
-            spdl__os_thread_behave(&p->group[i].pool->worker[k].thread, manners, d->nice);
-    d->manners_now = manners;
-}
-
-SPDL__COLD void spdl__doctor_forget_files(spdl__doctor *d) {
-    uint64_t files, bytes;
-    spdl__os_files_forget(d->files, d->files_used, spdl_time_ns() + SPDL__COLD_NS, &files, &bytes);
-    if (files > (uint64_t)d->report.cold_files) {
-        d->report.cold_files = (int)spdl__min(files, INT32_MAX);
-        d->report.cold_bytes = (double)bytes;
-    }
-}
-
 /* What is different from here on; all else as it is. */
 SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__hand *hand = d->p->hand;
@@ -16307,8 +16151,6 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__store_relaxed(&d->p->sink->buffer_size,
                         arm->kind == SPDL__ARM_BUFFER ? arm->value : d->buffer);
     spdl__wake_changed(d->p, d->p->last);
-    spdl__doctor_manners(d, arm->kind == SPDL__ARM_POLITE ? (int)arm->value : d->manners);
-    if (arm->kind == SPDL__ARM_COLD) spdl__doctor_forget_files(d);
     d->at = *arm;
     d->counting = false;
     d->since_ns = spdl_time_ns();
@@ -16387,14 +16229,6 @@ SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
     spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, 0, 0)]);
 }
 
-/* How polite the workers may be for a while: not if they have a policy, or are not ours. */
-SPDL__COLD int spdl__doctor_may_be_polite(spdl__doctor *d) {
-    const spdl__group *group = &d->p->group[0];
-    const spdl_policy *policy = group->own_pool ? &group->pool->desc.policy : NULL;
-    if (policy == NULL || policy->polite || policy->nice != 0 || policy->sched != 0) return 0;
-    return spdl__os_thread_manners(&d->nice);
-}
-
 /* Whether there may be a change to try. */
 SPDL__COLD bool spdl__doctor_tries(const spdl__doctor *d) {
     int i;
@@ -16434,19 +16268,6 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
            now + took / 2 < d->phase_ns;
 }
 
-/* At the begin of a window, and at its end. */
-SPDL__COLD void spdl__doctor_count_reads(spdl__doctor *d, bool ends) {
-    const int cold = d->phase == SPDL__DOCTOR_COLD;
-    uint64_t asked, disk;
-    if (d->phase <= SPDL__DOCTOR_CONFIRM) return;
-    if (cold && !ends) spdl__doctor_forget_files(d); /* what is read again and again, too */
-    if (!spdl__os_reads(&asked, &disk)) return;
-    d->asked[cold] += ends ? (double)(asked - d->read_asked) : 0;
-    d->from_disk[cold] += ends ? (double)(disk - d->read_disk) : 0;
-    d->read_asked = asked;
-    d->read_disk = disk;
-}
-
 /* An item has come: whether the phase is over. */
 SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     const int arm = spdl__latin_arm(&d->latin, d->round, d->position);
@@ -16458,14 +16279,12 @@ SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     if (!d->counting) { /* what was ready is taken first, as quick as the trainer is */
         const bool gone = items >= 2 * d->settle_items || (items >= d->settle_items && waited);
         if (ns < d->settle_ns || (ns < most && !gone)) return false;
-        spdl__doctor_count_reads(d, false);
         d->counting = true;
         d->since_ns = d->phase == SPDL__DOCTOR_COLD ? spdl_time_ns() : now;
         d->since_items = d->items;
         return false;
     }
     if (ns < d->window_ns || (items < SPDL__WINDOW_ITEMS && ns < 4 * d->window_ns)) return false;
-    spdl__doctor_count_reads(d, true);
     d->report.arm[d->first + arm].rate[d->round] = (float)(1e9 * (double)items / (double)ns);
     if (++d->position == d->arms && !spdl__doctor_round_ends(d, now)) return true;
     spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, d->round, d->position)]);
@@ -16631,9 +16450,7 @@ SPDL__COLD void spdl__doctor_try(spdl__doctor *d, spdl__arm_kind kind, int row, 
 /* The second phase: the changes that promise most. False: there is none, or no time for it. */
 SPDL__COLD bool spdl__doctor_confirm(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
-    const spdl__law law = spdl__law_now(d);
     const int row = spdl__doctor_row(d), now = row >= 0 ? r->row[row].concurrency : 0;
-    const int polite = r->harm >= SPDL__HARM ? spdl__doctor_may_be_polite(d) : 0;
     const double left = 1e-9 * ((double)spdl__doctor_until(d) - (double)spdl_time_ns());
     d->first = r->arm_count;
     d->arms = 0;
@@ -16641,11 +16458,6 @@ SPDL__COLD bool spdl__doctor_confirm(spdl__doctor *d) {
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
     r->stage = row;
-    if (polite > 0) {
-        const double most = law.by == SPDL__BY(TRAINER) ? law.next / law.rate : 1;
-        spdl__doctor_try(d, SPDL__ARM_POLITE, -1, 0, polite,
-                         spdl__smaller(1 / (1 - r->harm), most));
-    }
     if (row >= 0 && r->row[row].may_raise) {
         const int to = spdl__law_calls(d, row, d->p->node[row].row.max_concurrency);
         spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, to, spdl__law_gain(d, row, 1, to - now, 0));
@@ -17230,11 +17042,6 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     const double seconds = d->plan.desc.seconds;
     spdl_pipeline *p = d->p;
     ++d->items;
-    if (d->plan.desc.cold && d->phase <= SPDL__DOCTOR_OBSERVE &&
-        now - d->looked_ns >= SPDL__LOOK_NS) {
-        d->files_used = spdl__os_files_seen(d->files, d->files_used, sizeof(d->files));
-        d->looked_ns = now;
-    }
     if (d->phase == SPDL__DOCTOR_WARM) {
         if (d->begun_ns == 0) {
             d->begun_ns = now;
@@ -26077,8 +25884,9 @@ SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out
     spdl_result result = spdl__row_index(task, in, "window", tokens->windows, &index);
     if (result != SPDL_OK) return result;
     if (node->row.item_bytes > 0 && node->row.item_bytes < spdl_tokens_bytes(tokens))
-        return spdl_fail(task, "item_bytes is %zu, and a window takes %zu", node->row.item_bytes,
-                         spdl_tokens_bytes(tokens));
+        return spdl_fail(task, "item_bytes is %llu, and a window takes %llu",
+                         (spdl__llu)node->row.item_bytes,
+                         (spdl__llu)spdl_tokens_bytes(tokens));
     *out = spdl_buffer(task);
     if (*out == NULL) return SPDL_E_NOMEM;
     result = spdl_tokens_read(tokens, index, (uint32_t *)*out, &error);

@@ -29,13 +29,13 @@ spdl__ring_core_close | ring->limit = 0; | (void)0;
 spdl__ring_core_close | (void)spdl__or32(&ring->pops_waiting, SPDL__RING_CLOSED) | (void)0
 spdl__spsc_push_n | if (spdl__ring_closed(ring)) return SPDL_CLOSED; | (void)0;
 spdl__spsc_pop_n | closed = spdl__ring_closed(ring); | (void)0;
-spdl__spsc_pop_n | return closed ? SPDL_CLOSED : SPDL_EMPTY; | return spdl__ring_closed(ring) ? SPDL_CLOSED : SPDL_EMPTY;
+spdl__spsc_pop_n | return closed ? | return spdl__ring_closed(ring) ?
 spdl__spsc_room | return spdl__min(n, ring->head_seen | return spdl__min(n, 1 + ring->head_seen
 spdl__spsc_push_n | next + spdl__min(room, | next + 1 + spdl__min(room,
 spdl__mpmc_at | < ring->capacity | <= ring->capacity
 spdl__ring_quick_pop | head + ring->index_mask + 1 | head + 1
 spdl__ring_sleep | &side->event, word, | &side->event, spdl__load32(&side->event.word),
-spdl__ring_sleep | result = spdl__ring_attempt(call); | result = SPDL_EMPTY;
+spdl__ring_sleep | result = spdl__ring_try(call); | result = SPDL_EMPTY;
 spdl__ring_sleep | spdl__sub32(side->waiting, 1); | (void)0;
 spdl_ring_try_push | if (SPDL__UNLIKELY(waiting != 0)) | if (false)
 spdl_ring_push | if (SPDL__UNLIKELY(waiting != 0)) | if (false)

@@ -794,7 +794,7 @@ static void idle_burns_nothing(void) {
 }
 
 #if defined(__linux__)
-/* --- a sandbox, as that of Chromium or Android: a filter traps a system call, a handler answers --- */
+/* --- a sandbox as that of Chromium or Android: a system call is trapped, a handler answers --- */
 
 static int traps_handled;
 

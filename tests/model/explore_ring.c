@@ -31,7 +31,7 @@ typedef struct plan {
     unsigned capacity, producers, consumers;
     unsigned items; /* of each producer */
     way way;
-    unsigned closers;    /* threads that close; in SPSC the producer does, so often, when it is done */
+    unsigned closers; /* threads that close; in SPSC the producer does, so often, at its end */
     unsigned item_bytes; /* a multiple of 8 */
     bool exhaustive;
     unsigned leave; /* pops that are not done: the ring ends up with as many items */
