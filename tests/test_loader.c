@@ -1446,7 +1446,7 @@ static void polite_children_are_helped(void) {
     spdl_loader_desc desc = desc_of(1);
     spdl_loader_batch batch;
     spdl_loader *l;
-    uint64_t nice = 19;
+    uint64_t nice = 10;
     pid_t loop;
     int taken = 0;
     TEST_NEEDS_PROCESSES();
@@ -1457,7 +1457,7 @@ static void polite_children_are_helped(void) {
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(1000),
                 SPDL_PIPE(computes_as_it_is, .item_bytes = sizeof(record)),
                 SPDL_SINK(2))) == SPDL_OK);
-    while (nice == 19 && taken < 20) {
+    while (nice == 10 && taken < 20) {
         if (!CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_OK)) break;
         nice = ((const record *)batch.data)->number;
         CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
