@@ -803,11 +803,11 @@ static void on_trap(int number) {
     __atomic_fetch_add(&traps_handled, 1, __ATOMIC_RELAXED);
 }
 
-/* getppid is trapped from here on, for the whole process. */
+/* getsid is trapped from here on, for the whole process. */
 static bool sandbox_begins(void) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getppid, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getsid, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
@@ -822,7 +822,7 @@ static bool sandbox_begins(void) {
 
 static void trapped_job(void *arg, int worker, void *local) {
     (void)arg, (void)worker, (void)local;
-    (void)syscall(SYS_getppid);
+    (void)syscall(SYS_getsid, 0);
 }
 
 static void workers_may_be_trapped_by_a_sandbox(void) {
