@@ -3492,7 +3492,7 @@ SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
 
 /* For fields: in a struct, some 32-bit processors align a uint64_t to 4, and others stop at an
    atomic word that is aligned so. spdl__alloc aligns to 8, too. */
-typedef uint64_t spdl__atomic64 __attribute__((aligned(8)));
+typedef uint64_t spdl__word64 __attribute__((aligned(8)));
 
 #define SPDL__ATOMICS(type, word, suffix)                                                          \
     SPDL__INLINE type spdl__load##suffix(const type *p) {                                          \
@@ -3529,7 +3529,7 @@ typedef uint64_t spdl__atomic64 __attribute__((aligned(8)));
                                            __ATOMIC_RELAXED, __ATOMIC_RELAXED);                    \
     }
 SPDL__ATOMICS(uint32_t, uint32_t, 32)
-SPDL__ATOMICS(uint64_t, spdl__atomic64, )
+SPDL__ATOMICS(uint64_t, spdl__word64, )
 #undef SPDL__ATOMICS
 
 /* A pointer, relaxed. */
@@ -5440,7 +5440,7 @@ SPDL__PRIVATE void spdl__unlock(uint32_t *lock, spdl__os_event *parked) {
 
 /* A slot of an MPMC ring of 8-byte items. */
 typedef struct spdl__ring_cell {
-    spdl__atomic64 stamp;
+    spdl__word64 stamp;
     uint64_t item;
 } spdl__ring_cell;
 
@@ -5462,14 +5462,14 @@ typedef struct spdl__ring_core {
     spdl__ring_cell no_cell;
     char pad0[SPDL_CACHE_LINE];
     /* written by producers */
-    spdl__atomic64 tail;
+    spdl__word64 tail;
     char pad1[SPDL_CACHE_LINE];
     /* SPSC, the producer's own */
     uint64_t limit;     /* it may push up to here unasked; 0 in MPMC and after close */
     uint64_t head_seen; /* its copy of head */
     char pad2[SPDL_CACHE_LINE];
     /* written by consumers */
-    spdl__atomic64 head;
+    spdl__word64 head;
     char pad3[SPDL_CACHE_LINE];
     /* SPSC, the consumer's own */
     uint64_t tail_seen; /* its copy of tail */
@@ -5794,54 +5794,36 @@ SPDL__INLINE void spdl__ring_hint(spdl_ring *ring, spdl__ring_side *side, uint64
     if (spdl__load_relaxed32(side->waiting) != 0) spdl__ring_wake(side, n);
 }
 
-/* A push reads n items that lie one after the other, a pop writes up to n. */
-typedef struct spdl__ring_call {
-    spdl_ring *ring;
-    spdl__ring_side *side; /* the caller's: that of pushes or pops */
-    void *items;
-    uint64_t n;
-    uint64_t moved; /* so far */
-} spdl__ring_call;
-
-/* Moves what it can of the items that are left. SPDL_FULL: a push is not done; SPDL_EMPTY: a pop
-   has nothing. Out of line, as all long ways are, so that the quick paths stay small. */
-SPDL__NOINLINE spdl_result spdl__ring_try(spdl__ring_call *call) {
-    spdl_ring *ring = call->ring;
+/* One attempt to push or pop up to n items; *moved says how many. Out of line, as all long ways
+   are, so that the quick paths stay small. */
+SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, bool push, void *items, uint64_t n,
+                                          uint64_t *moved) {
     spdl__ring_core *core = &ring->core;
-    const bool spsc = core->mode == SPDL_RING_SPSC, push = call->side == &ring->pushes;
-    const uint64_t n = call->n - call->moved;
-    uint64_t moved = 0;
+    spdl__ring_side *side = push ? &ring->pushes : &ring->pops;
+    const bool spsc = core->mode == SPDL_RING_SPSC;
     spdl_result result;
-    char *at;
+    *moved = 0;
     if (n == 0) return SPDL_OK;
-    if (!spdl__ring_enter(ring, call->side)) return SPDL_E_INVALID;
-    at = (char *)call->items + call->moved * core->item_bytes;
+    if (!spdl__ring_enter(ring, side)) return SPDL_E_INVALID;
     if (push)
-        result = spsc ? spdl__spsc_push_n(core, at, n, &moved)
-                      : spdl__mpmc_push_n(core, at, n, &moved);
+        result = spsc ? spdl__spsc_push_n(core, items, n, moved)
+                      : spdl__mpmc_push_n(core, items, n, moved);
     else
-        result = spsc ? spdl__spsc_pop_n(core, at, n, &moved)
-                      : spdl__mpmc_pop_n(core, at, n, &moved);
-    if (moved > 0) spdl__ring_hint(ring, push ? &ring->pops : &ring->pushes, moved);
-    call->moved += moved;
-    spdl__ring_leave(call->side);
-    return push && result == SPDL_OK && moved < n ? SPDL_FULL : result;
+        result = spsc ? spdl__spsc_pop_n(core, items, n, moved)
+                      : spdl__mpmc_pop_n(core, items, n, moved);
+    if (result == SPDL_OK) spdl__ring_hint(ring, push ? &ring->pops : &ring->pushes, *moved);
+    spdl__ring_leave(side);
+    return result;
 }
 
 SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
                                           uint64_t *moved) {
-    spdl__ring_call call = { ring, &ring->pushes, SPDL__UNCONST(items), n, 0 };
-    const spdl_result result = spdl__ring_try(&call);
-    *moved = call.moved;
-    return call.moved > 0 ? SPDL_OK : result;
+    return spdl__ring_try(ring, true, SPDL__UNCONST(items), n, moved);
 }
 
 SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
                                          uint64_t *moved) {
-    spdl__ring_call call = { ring, &ring->pops, items, n, 0 };
-    const spdl_result result = spdl__ring_try(&call);
-    *moved = call.moved;
-    return result;
+    return spdl__ring_try(ring, false, items, n, moved);
 }
 
 SPDL_API SPDL__HOT spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item) {
@@ -5864,6 +5846,24 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
 
 /* --- calls that wait --- */
 
+typedef struct spdl__ring_call {
+    spdl_ring *ring;
+    bool push;
+    void *items; /* that a push reads, or a pop writes */
+    uint64_t n;
+    uint64_t moved; /* so far */
+} spdl__ring_call;
+
+/* SPDL_FULL: a push is not done; SPDL_EMPTY: a pop has nothing. */
+SPDL__PRIVATE spdl_result spdl__ring_attempt(spdl__ring_call *call) {
+    char *at = (char *)call->items + call->moved * call->ring->core.item_bytes;
+    uint64_t moved;
+    const spdl_result result = spdl__ring_try(call->ring, call->push, at, call->n - call->moved,
+                                              &moved);
+    call->moved += moved;
+    return result == SPDL_OK && call->push && call->moved < call->n ? SPDL_FULL : result;
+}
+
 SPDL__PRIVATE bool spdl__ring_must_wait(spdl_result result) {
     return result == SPDL_FULL || result == SPDL_EMPTY;
 }
@@ -5880,14 +5880,14 @@ SPDL__PRIVATE void spdl__ring_pass_on(spdl_ring *ring, spdl__ring_side *side) {
 /* Sleeps until an attempt succeeds. A wake-up that comes with the deadline is still used: there is
    one more attempt before giving up. */
 SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, uint64_t deadline) {
-    spdl__ring_side *side = call->side;
+    spdl__ring_side *side = call->push ? &call->ring->pushes : &call->ring->pops;
     spdl_result slept = SPDL_OK, result;
     while (slept != SPDL_TIMEOUT) {
         /* pairs with the add in spdl__os_event_wake */
         const uint32_t word = spdl__load32(&side->event.word);
         spdl__add32(side->waiting, 1);
         spdl__barrier_heavy(call->ring->core.asymmetric); /* pairs with light ones after a move */
-        result = spdl__ring_try(call);
+        result = spdl__ring_attempt(call);
         if (!spdl__ring_must_wait(result)) {
             spdl__sub32(side->waiting, 1);
             return result;
@@ -5895,7 +5895,7 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, uint64_t deadl
         SPDL_TEST_POINT("ring about to sleep");
         slept = spdl__os_event_sleep(&side->event, word, deadline);
         spdl__sub32(side->waiting, 1);
-        result = spdl__ring_try(call);
+        result = spdl__ring_attempt(call);
         if (result == SPDL_OK) spdl__ring_pass_on(call->ring, side);
         if (!spdl__ring_must_wait(result)) return result;
         if (spdl__late(deadline)) break;
@@ -5906,14 +5906,14 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, uint64_t deadl
 /* Spins, yields, then sleeps until an attempt succeeds. Yields may take long, and a call that makes
    progress never gets to the sleep, so both look at the deadline. */
 SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, int64_t timeout_ns) {
-    spdl_result result = spdl__ring_try(call);
+    spdl_result result = spdl__ring_attempt(call);
     uint64_t deadline, moved = call->moved;
     int round = 0;
     if (!spdl__ring_must_wait(result)) return result;
     if (timeout_ns == 0) return SPDL_TIMEOUT;
     deadline = spdl__deadline(timeout_ns);
     while (spdl__backoff(&round, SPDL_YIELDS)) {
-        result = spdl__ring_try(call);
+        result = spdl__ring_attempt(call);
         if (!spdl__ring_must_wait(result)) return result;
         if ((call->moved != moved || round >= SPDL_SPINS) && spdl__late(deadline))
             return SPDL_TIMEOUT;
@@ -5925,11 +5925,11 @@ SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, int64_t timeout
 
 SPDL__NOINLINE spdl_result spdl__ring_many(spdl_ring *ring, bool push, void *items, uint64_t n,
                                            uint64_t *moved, int64_t timeout_ns) {
-    spdl__ring_call call = { ring, NULL, items, n, 0 };
+    spdl__ring_call call = { ring, push, items, n, 0 };
     spdl_result result;
     if (moved != NULL) *moved = 0;
     if (ring == NULL || moved == NULL || (items == NULL && n > 0)) return SPDL_E_INVALID;
-    call.side = push ? &ring->pushes : &ring->pops;
+    if (n == 0) return SPDL_OK;
     result = spdl__ring_wait(&call, timeout_ns);
     *moved = call.moved;
     return result;

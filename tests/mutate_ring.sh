@@ -35,7 +35,7 @@ spdl__spsc_push_n | next + spdl__min(room, | next + 1 + spdl__min(room,
 spdl__mpmc_at | < ring->capacity | <= ring->capacity
 spdl__ring_quick_pop | head + ring->index_mask + 1 | head + 1
 spdl__ring_sleep | &side->event, word, | &side->event, spdl__load32(&side->event.word),
-spdl__ring_sleep | result = spdl__ring_try(call); | result = SPDL_EMPTY;
+spdl__ring_sleep | result = spdl__ring_attempt(call); | result = SPDL_EMPTY;
 spdl__ring_sleep | spdl__sub32(side->waiting, 1); | (void)0;
 spdl_ring_try_push | if (SPDL__UNLIKELY(waiting != 0)) | if (false)
 spdl_ring_push | if (SPDL__UNLIKELY(waiting != 0)) | if (false)
