@@ -159,8 +159,8 @@ extern "C" {
    when the program is linked; or for every file, where it is not declared then. Structs and all
    other functions are the same with and without. */
 
-/* SPDL_DEBUG, defined before the implementation, has misuse found that costs time to look for:
-       two threads on a side of a ring that is for one (an assert);
+/* SPDL_DEBUG, defined before the implementation, finds misuse that costs time to look for:
+       two threads at once on a side of an SPSC ring (an assert);
        a stage that hands on nothing but NULL, as it may have forgotten *out;
        items that the library had to free, but the row that made them has no .free_item (a line for
        each row when the pipeline is destroyed; nothing is wrong if they need none).
@@ -179,11 +179,8 @@ extern "C" {
 #define SPDL_VERSION_PATCH 0
 #define SPDL_VERSION (SPDL_VERSION_MAJOR * 10000 + SPDL_VERSION_MINOR * 100 + SPDL_VERSION_PATCH)
 
-/* The version of the implementation that was linked, as "major.minor.patch".
-   Returns: a string literal.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the library. */
+/* The version of the implementation that was linked.
+   Returns: "major.minor.patch", a string literal. */
 SPDL_API const char *spdl_version(void);
 
 /* ============================================================================================= */
@@ -193,11 +190,8 @@ SPDL_API const char *spdl_version(void);
 #define SPDL_FOREVER SPDL__CAST(int64_t, -1)
 #define SPDL_SECONDS(s) SPDL__CAST(int64_t, (s) * 1e9)
 
-/* Nanoseconds on the monotonic clock that all timeouts and statistics use.
-   Returns: a time that never goes backwards; the origin is arbitrary.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* The monotonic clock that all timeouts and statistics use.
+   Returns: nanoseconds since an arbitrary moment; they never go backwards. */
 SPDL_API uint64_t spdl_time_ns(void);
 
 /* ============================================================================================= */
@@ -236,10 +230,7 @@ typedef enum spdl_result SPDL__INT_ENUM {
 } spdl_result;
 
 /* What a result means, in a few words.
-   Returns: a string literal; "unknown result" for a value outside the list.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the library. */
+   Returns: a string literal; "unknown result" for a value outside the list. */
 SPDL_API const char *spdl_result_text(spdl_result result);
 
 /* ============================================================================================= */
@@ -260,10 +251,10 @@ typedef struct spdl_error {
 /* >>alloc */
 
 /* Where memory comes from. Zero means malloc and free; otherwise set both functions. alloc_fn
-   returns NULL when there is none; `align` is a power of two. free_fn gets the size that was asked
-   for. Both may be called on any thread and at the same time: workers make batches when the trainer
-   keeps many, spdl_batch_free and spdl_npz_read run where they are called. The allocator must
-   outlive the last batch. */
+   returns NULL when there is none; `align` is a power of two, at least 8. free_fn gets the size
+   that was asked for. Any thread may call both, at the same time: workers make batches when the
+   trainer keeps many, spdl_batch_free and spdl_npz_read run where they are called. The allocator
+   must outlive the last batch. */
 typedef struct spdl_allocator {
     void *(*alloc_fn)(size_t bytes, size_t align, void *user);
     void (*free_fn)(void *memory, size_t bytes, void *user);
@@ -276,7 +267,7 @@ typedef struct spdl_allocator {
 typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spdl_log_level;
 
 /* Where messages go. Zero means stderr for errors and warnings, nothing for the rest. `text` is one
-   line without a newline. Called from any thread, workers included. */
+   line without a newline. Any thread may call log_fn, workers too. */
 typedef struct spdl_logger {
     void (*log_fn)(spdl_log_level level, const char *text, void *user);
     void *user;
@@ -284,22 +275,25 @@ typedef struct spdl_logger {
 
 /* ============================================================================================= */
 /* >>ring
-   A bounded queue of items of one size (a pointer by default) that holds exactly `capacity` of
-   them. Order is first in, first out, in MPMC by claim: each consumer sees the items of one
-   producer in order. Calls that wait spin, yield, and then sleep in the kernel. To a consumer
-   SPDL_CLOSED means closed and drained. Items of 8 bytes are quickest.
+   A bounded queue of items of one size, a pointer by default. It holds exactly `capacity` items;
+   they leave in the order in which they came in. Items of 8 bytes are quickest.
 
-   SPSC is quicker, and wait-free. MPMC's try calls never wait, but a thread that stops between
-   claiming a slot and filling (or emptying) it holds up the slots after it: try_pop may return
-   SPDL_EMPTY although later items are inside. A side of SPSC may pass to another thread when the
-   program orders the two. Two threads on it at once corrupt the ring; with SPDL_DEBUG defined in
-   the implementation file that is an assert and SPDL_E_INVALID from any call below, except between
-   a reserve and its commit (a peek and its release). */
+   In this section: producers call push, consumers call pop, and any thread calls the rest. Calls
+   with a timeout spin, yield, and then sleep in the kernel; the others never wait. After SPDL_OK a
+   pushed item belongs to the ring and a popped one to the caller; after any other result nothing
+   has moved. SPDL_CLOSED tells a producer that the ring is closed, and a consumer that it is closed
+   and empty.
 
-typedef enum spdl_ring_mode {
-    SPDL_RING_MPMC, /* any number of producers and consumers */
-    SPDL_RING_SPSC  /* one producer and one consumer */
-} spdl_ring_mode;
+   MPMC has any number of producers and consumers. Each consumer sees the items of one producer in
+   order. A thread that is stopped between claiming a slot and filling (or emptying) it holds up the
+   slots after it: try_pop may return SPDL_EMPTY although later items are inside.
+
+   SPSC is quicker, and wait-free. One thread at a time is its producer and one its consumer; either
+   side may pass to another thread when the program orders the two. Two threads at once on a side
+   corrupt the ring. With SPDL_DEBUG in the implementation file they meet an assert, and the call
+   returns SPDL_E_INVALID. */
+
+typedef enum spdl_ring_mode { SPDL_RING_MPMC, SPDL_RING_SPSC } spdl_ring_mode;
 
 typedef struct spdl_ring_desc {
     uint64_t capacity;        /* items, at least 1, at most 2^30 */
@@ -310,155 +304,67 @@ typedef struct spdl_ring_desc {
 } spdl_ring_desc;
 typedef struct spdl_ring spdl_ring;
 
-/* What a ring has seen since it was made. A wait is a call that outlasted the spinning; a sleep is
-   a trip to the kernel, now and then several in a wait. */
-typedef struct spdl_ring_counters {
-    uint64_t pushed, popped, count; /* items: in, out, and inside now */
-    uint64_t push_waits, pop_waits;
-    uint64_t push_wait_ns, pop_wait_ns;
-    uint64_t push_sleeps, pop_sleeps;
-    uint64_t wakes; /* calls into the kernel to wake threads */
-} spdl_ring_counters;
-
-/* Makes a ring.
-   Returns: SPDL_OK, SPDL_E_INVALID (a field out of range), SPDL_E_NOMEM.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the caller destroys *ring; on failure *ring is NULL. */
+/* Makes a ring; on failure *ring is NULL.
+   Returns: SPDL_OK, SPDL_E_INVALID (a field out of range), SPDL_E_NOMEM. */
 SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc);
 
-/* Frees the ring and calls free_item (may be NULL) once with the address of each item left inside,
-   aligned to 8 bytes at most.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; no other call on the ring may be running, nor come later.
-   Blocks:  never, except in free_item.
-   Owns:    items left inside go to free_item. */
+/* Frees the ring. Calls free_item (may be NULL) once with the address of each item left inside,
+   aligned to 8 bytes at most. The ring may be NULL.
+   Threads: one; no other call on the ring may be running, nor come later. */
 SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, void *user),
                                 void *user);
 
 /* Copies one item of item_bytes from `item` to the tail.
-   Returns: SPDL_OK, SPDL_FULL, SPDL_CLOSED.
-   Threads: producers.
-   Blocks:  never.
-   Owns:    the ring has the item after SPDL_OK, the caller otherwise. */
+   Returns: SPDL_OK, SPDL_FULL, SPDL_CLOSED. */
 SPDL_API spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item);
 
 /* Copies one item from the head to `item`.
-   Returns: SPDL_OK, SPDL_EMPTY, SPDL_CLOSED.
-   Threads: consumers.
-   Blocks:  never.
-   Owns:    the caller has the item after SPDL_OK. */
+   Returns: SPDL_OK, SPDL_EMPTY, SPDL_CLOSED. */
 SPDL_API spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item);
 
 /* As spdl_ring_try_push, but waits for room.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument).
-   Threads: producers.
-   Blocks:  until there is room, the ring is closed, or timeout_ns has passed.
-   Owns:    the ring has the item after SPDL_OK, the caller otherwise. */
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
 SPDL_API spdl_result spdl_ring_push(spdl_ring *ring, const void *item, int64_t timeout_ns);
 
-/* As spdl_ring_try_pop, but waits for an item. A timeout takes nothing.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument).
-   Threads: consumers.
-   Blocks:  until there is an item, the ring is closed, or timeout_ns has passed.
-   Owns:    the caller has the item after SPDL_OK. */
+/* As spdl_ring_try_pop, but waits for an item.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
 SPDL_API spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns);
 
-/* Pushes up to n items that lie one after the other; *moved says how many went in.
-   Returns: SPDL_OK (at least one, or n is 0), SPDL_FULL, SPDL_CLOSED.
-   Threads: producers.
-   Blocks:  never.
-   Owns:    the ring has the first *moved items, the caller the rest. */
+/* Pushes up to n items that lie one after the other. *moved: how many went in, from the first on;
+   the rest stays the caller's.
+   Returns: SPDL_OK (at least one, or n is 0), SPDL_FULL, SPDL_CLOSED. */
 SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
                                           uint64_t *moved);
 
-/* Pops up to n items to `items`, one after the other; *moved says how many.
-   Returns: SPDL_OK (at least one, or n is 0), SPDL_EMPTY, SPDL_CLOSED.
-   Threads: consumers.
-   Blocks:  never.
-   Owns:    the caller has the *moved items. */
+/* Pops up to n items to `items`, one after the other. *moved: how many.
+   Returns: SPDL_OK (at least one, or n is 0), SPDL_EMPTY, SPDL_CLOSED. */
 SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
                                          uint64_t *moved);
 
-/* Pushes n items, waiting for room as often as it must; *moved says how many went in, whatever the
-   result. Items of other producers may come in between.
-   Returns: SPDL_OK (all n), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument).
-   Threads: producers.
-   Blocks:  until all are in, the ring is closed, or timeout_ns has passed.
-   Owns:    the ring has the first *moved items, the caller the rest. */
+/* Pushes n items, and waits for room as often as it must. *moved: how many went in, whatever the
+   result; the rest stays the caller's. Items of other producers may come in between.
+   Returns: SPDL_OK (all n), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
 SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
                                       uint64_t *moved, int64_t timeout_ns);
 
-/* Waits for at least one item, then pops up to n that are there; *moved says how many.
-   Returns: SPDL_OK (at least one, or n is 0), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (NULL).
-   Threads: consumers.
-   Blocks:  until there is an item, the ring is closed, or timeout_ns has passed.
-   Owns:    the caller has the *moved items. */
+/* Waits for at least one item, then pops up to n that are there. *moved: how many.
+   Returns: SPDL_OK (at least one, or n is 0), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (NULL). */
 SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, uint64_t *moved,
                                      int64_t timeout_ns);
 
-/* SPSC: gives the producer up to n free slots to write into, side by side, at *slots. *have says
-   how many: at least one, fewer than n when less is free or the slots wrap around. Nothing is
-   pushed before spdl_ring_commit; reserving again gives the same slots.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (MPMC, n is 0, a NULL argument).
-   Threads: the producer.
-   Blocks:  until there is room, the ring is closed, or timeout_ns has passed.
-   Owns:    the slots stay the ring's; they are the producer's to write until commit. */
-SPDL_API spdl_result spdl_ring_reserve(spdl_ring *ring, uint64_t n, void **slots, uint64_t *have,
-                                       int64_t timeout_ns);
-
-/* SPSC: pushes the first n of the reserved slots.
-   Returns: SPDL_OK, SPDL_CLOSED (nothing was pushed), SPDL_E_INVALID (MPMC, or n is too many).
-   Threads: the producer.
-   Blocks:  never.
-   Owns:    the ring has the items after SPDL_OK, the caller otherwise. */
-SPDL_API spdl_result spdl_ring_commit(spdl_ring *ring, uint64_t n);
-
-/* SPSC: gives the consumer up to n items to read in place, as spdl_ring_reserve gives slots.
-   Nothing is popped before spdl_ring_release; peeking again gives the same items.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (MPMC, n is 0, a NULL argument).
-   Threads: the consumer.
-   Blocks:  until there is an item, the ring is closed, or timeout_ns has passed.
-   Owns:    the items stay the ring's; they are the consumer's to use until release. */
-SPDL_API spdl_result spdl_ring_peek(spdl_ring *ring, uint64_t n, void **items, uint64_t *have,
-                                    int64_t timeout_ns);
-
-/* SPSC: pops the first n of the peeked items, whose slots may be written again.
-   Returns: SPDL_OK, SPDL_E_INVALID (MPMC, or more than were peeked).
-   Threads: the consumer.
-   Blocks:  never.
-   Owns:    what the items own is the caller's. */
-SPDL_API spdl_result spdl_ring_release(spdl_ring *ring, uint64_t n);
-
-/* Ends the flow: a push that starts after close has returned is refused with SPDL_CLOSED, pops
-   drain what was accepted and then return SPDL_CLOSED, and every waiter wakes. A push that runs at
-   the same time is either refused or drained. Closing twice is fine.
-   Returns: nothing.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing changes hands. */
+/* Ends the flow. A push that starts after close has returned is refused with SPDL_CLOSED. Pops
+   take the items that were accepted, and then return SPDL_CLOSED. All waiting calls wake up. A push
+   that runs at the same time is either refused, or its item can be popped. Closing twice is fine.
+   Threads: any in MPMC; in SPSC the producer. */
 SPDL_API void spdl_ring_close(spdl_ring *ring);
 
 /* Items inside right now; exact when no other thread is pushing or popping.
-   Returns: 0 to capacity.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: 0 to capacity. */
 SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
 
 /* The capacity the ring was made with.
-   Returns: at least 1.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: at least 1. */
 SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring);
-
-/* Fills *counters. They cost the quick calls nothing: only calls that wait count.
-   Returns: nothing.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API void spdl_ring_stats(const spdl_ring *ring, spdl_ring_counters *counters);
 
 /* ============================================================================================= */
 /* >>pool
@@ -3328,7 +3234,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL__TSAN 0
 #endif
 
-#if defined(__has_include)
+#if defined(__has_include) && defined(__linux__) /* elsewhere it is another one */
 #if __has_include(<sys/sdt.h>)
 #include <sys/sdt.h>
 #define SPDL__SDT 1
@@ -3409,49 +3315,52 @@ SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
 /* ============================================================================================= */
 /* >>atomics-impl
    Plain integers behind these helpers: _Atomic does not compile in every C++, and a reader should
-   see at each access what it orders. load = acquire, store = release, add, or, exchange and cas =
-   acquire and release; relaxed ones say so. `32` is for uint32_t, the others are for uint64_t. What
-   has a name with __atomic or __builtin in it comes first: another compiler is a twin of that
+   see at each access what it orders. load = acquire, store = release; add, or, exchange and cas =
+   acquire and release; relaxed ones say so. `32` is for uint32_t, the others are for uint64_t. All
+   that has a name with __atomic or __builtin in it comes first: another compiler is a twin of that
    part. */
 
-#define SPDL__ATOMICS(type, suffix)                                                                \
-    SPDL__INLINE type spdl__load##suffix(const type *p) {                                         \
-        return __atomic_load_n(p, __ATOMIC_ACQUIRE);                                               \
-    }                                                                                              \
-    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) {                                 \
-        return __atomic_load_n(p, __ATOMIC_RELAXED);                                               \
-    }                                                                                              \
-    SPDL__INLINE void spdl__store##suffix(type *p, type value) {                                  \
-        __atomic_store_n(p, value, __ATOMIC_RELEASE);                                              \
-    }                                                                                              \
-    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) {                          \
-        __atomic_store_n(p, value, __ATOMIC_RELAXED);                                              \
-    }                                                                                              \
-    SPDL__INLINE type spdl__exchange##suffix(type *p, type value) {                               \
-        return __atomic_exchange_n(p, value, __ATOMIC_ACQ_REL);                                    \
-    }                                                                                              \
-    SPDL__INLINE type spdl__add##suffix(type *p, type value) {                                    \
-        return __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL);                                     \
-    }                                                                                              \
-    SPDL__INLINE type spdl__sub##suffix(type *p, type value) {                                    \
-        return __atomic_fetch_sub(p, value, __ATOMIC_ACQ_REL);                                     \
-    }                                                                                              \
-    SPDL__INLINE type spdl__or##suffix(type *p, type bits) {                                      \
-        return __atomic_fetch_or(p, bits, __ATOMIC_ACQ_REL);                                       \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                  \
-        return __atomic_compare_exchange_n(p, expected, desired, false, __ATOMIC_ACQ_REL,          \
-                                           __ATOMIC_ACQUIRE);                                      \
-    }
-SPDL__ATOMICS(uint32_t, 32)
-SPDL__ATOMICS(uint64_t, )
-#undef SPDL__ATOMICS
+/* For fields: in a struct, some 32-bit processors align a uint64_t to 4, and others stop at an
+   atomic word that is aligned so. spdl__alloc aligns to 8, too. */
+typedef uint64_t spdl__word64 __attribute__((aligned(8)));
 
-/* For claims whose order is carried by something else. */
-SPDL__INLINE bool spdl__cas_relaxed(uint64_t *p, uint64_t *expected, uint64_t desired) {
-    return __atomic_compare_exchange_n(p, expected, desired, false, __ATOMIC_RELAXED,
-                                       __ATOMIC_RELAXED);
-}
+#define SPDL__ATOMICS(type, word, suffix)                                                          \
+    SPDL__INLINE type spdl__load##suffix(const type *p) {                                          \
+        return __atomic_load_n((const word *)(const void *)p, __ATOMIC_ACQUIRE);                   \
+    }                                                                                              \
+    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) {                                  \
+        return __atomic_load_n((const word *)(const void *)p, __ATOMIC_RELAXED);                   \
+    }                                                                                              \
+    SPDL__INLINE void spdl__store##suffix(type *p, type value) {                                   \
+        __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELEASE);                              \
+    }                                                                                              \
+    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) {                           \
+        __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELAXED);                              \
+    }                                                                                              \
+    SPDL__INLINE type spdl__exchange##suffix(type *p, type value) {                                \
+        return __atomic_exchange_n((word *)(void *)p, value, __ATOMIC_ACQ_REL);                    \
+    }                                                                                              \
+    SPDL__INLINE type spdl__add##suffix(type *p, type value) {                                     \
+        return __atomic_fetch_add((word *)(void *)p, value, __ATOMIC_ACQ_REL);                     \
+    }                                                                                              \
+    SPDL__INLINE type spdl__sub##suffix(type *p, type value) {                                     \
+        return __atomic_fetch_sub((word *)(void *)p, value, __ATOMIC_ACQ_REL);                     \
+    }                                                                                              \
+    SPDL__INLINE type spdl__or##suffix(type *p, type bits) {                                       \
+        return __atomic_fetch_or((word *)(void *)p, bits, __ATOMIC_ACQ_REL);                       \
+    }                                                                                              \
+    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
+        return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false,            \
+                                           __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);                    \
+    }                                                                                              \
+    /* for claims whose order is carried by something else */                                      \
+    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
+        return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false,            \
+                                           __ATOMIC_RELAXED, __ATOMIC_RELAXED);                    \
+    }
+SPDL__ATOMICS(uint32_t, uint32_t, 32)
+SPDL__ATOMICS(uint64_t, spdl__word64, )
+#undef SPDL__ATOMICS
 
 /* A pointer, relaxed. */
 SPDL__INLINE void *spdl__load_pointer(void *const *p) {
@@ -3523,16 +3432,20 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
 
 /* ============================================================================================= */
 /* >>os
-   The operating system, as 34 functions: no other section calls one. The next section says what
-   they do. Each kind of system is a twin of it with the same functions, and no other code has an
-   #if for it. Any thread may call any of them at any time; pointers are not NULL unless it says so;
-   times are nanoseconds. A text that is returned says why not, until the thread's next call; NULL
-   is success. Nothing blocks except where it says so, and files for as long as a disk takes.
+   The operating system, as the 25 functions below. No other section calls one, and only twins have
+   an #if for one. Each kind of system is a twin, a section that defines these functions: >>os-none
+   is C alone, >>os-posix is Linux and other POSIX systems, SPDL_OS_HEADER is a file of yours.
 
-   A twin also defines struct spdl__os_event, with the words `word` and `waiters` in it, struct
-   spdl__os_thread, with `refused` in it, SPDL__OS_BARRIER: 0 where spdl__os_barrier is always
-   false, SPDL__OS_NO_THREAD: "", or what to say of a thread where there is never one, and
-   SPDL__NO_SLEEP: 1 where every sleep ends at once. */
+   Any thread may call any of them at any time. Pointers are not NULL unless it says so. Times are
+   nanoseconds. A `const char *` that is returned says why the call failed, until the thread's next
+   call; NULL is success. Nothing blocks unless it says so, and files for as long as a disk takes.
+
+   A twin also defines
+       struct spdl__os_event   with `word` and `waiters` in it, of 32 bits
+       struct spdl__os_thread  with `refused` in it
+       SPDL__OS_BARRIER        0 where spdl__os_barrier is always false
+       SPDL__OS_NO_THREAD      "", or what to say of a thread where there is never one
+       SPDL__NO_SLEEP          1 where every sleep ends at once */
 
 #define SPDL__NEVER UINT64_MAX /* as a deadline; as a time: unknown */
 #define SPDL__ALL 0x7fffffff   /* sleepers */
@@ -3552,12 +3465,107 @@ typedef enum spdl__os_access {
 
 static const char spdl__os_in_use[] = "it is in use"; /* of NEW and CLAIM: this very pointer */
 
+/* --- time and waits --- */
+
+/* A monotonic time with any origin, the same for all threads; or that since 1970. */
+SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which);
+/* A full barrier in every thread of this process, some time before it returns: then all others need
+   only keep their compiler from reordering. False, and nothing done, where there is no such thing:
+   that never changes for a process. Takes some microseconds. */
+SPDL__PRIVATE bool spdl__os_barrier(void);
+/* An event has a word that threads wait for. False: no memory. fini: nobody sleeps on it. */
+SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event);
+SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event);
+/* Blocks while event->word is `word`, until the deadline on the monotonic clock: SPDL_TIMEOUT then;
+   SPDL_OK may be spurious. */
+SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
+                                               uint64_t deadline);
+/* Adds 1 to event->word, with release, and wakes up to `count` sleepers. A thread that read the
+   word before and sleeps afterwards does not miss it. */
+SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count);
+
+/* --- threads --- */
+
+/* Runs entry(arg) in a new thread. The name is shown as far as the system does; policy may be NULL,
+   and has to stay until entry begins; stack_bytes 0 is the usual stack. The thread handles no
+   signals but faults. Before entry, thread->refused says whether the system refused the policy.
+   *thread stays in place until join. False: no thread. */
+SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
+                                         const spdl_policy *policy, size_t stack_bytes,
+                                         void *(*entry)(void *), void *arg);
+/* Blocks until the thread has ended. detach: nobody waits; it may free *thread before it ends. */
+SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread);
+SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread);
+/* A number for the calling thread that no other one has now; not 0. Takes some nanoseconds. */
+SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
+/* The processor time of a thread that is not joined (NULL: of the caller), and how long it was
+   ready to run while others had the processors; SPDL__NEVER: unknown. Either pointer may be NULL.
+   *file keeps what is open between calls for the same thread, SPDL__NO_FILE at first; or NULL.
+   Takes some microseconds. */
+SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
+                                         uint64_t *cpu_ns, uint64_t *queued_ns);
+/* Gives the processor away for a moment. */
+SPDL__PRIVATE void spdl__os_yield(void);
+
+/* --- the process --- */
+
+/* Its number; *started, unless NULL: when it was, or 0. No two processes have both the same. */
+SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started);
+/* spdl_process_read (>>stats), *stats being zeros; without `whole` only the time and what was used,
+   by the process and by others, in a tenth of the 100 microseconds. */
+SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole);
+/* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
+SPDL__PRIVATE const char *spdl__os_environment(const char *name);
+/* Writes to stderr. Blocks up to patience_ns for each piece; if it is not taken by then it is left
+   out with all that follows, which is no failure. */
+SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
+                                                int64_t patience_ns);
+
+/* --- files --- */
+
+/* Opens a file; all but READ make it. The last three may also open a pipe or a device: it is not
+   waited for, and never in use for a claim. The path is UTF-8 where the system has an opinion.
+   *bytes: how long it is, 0 for a pipe or a device; or NULL. */
+SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
+                                             spdl__os_access access, uint64_t *bytes);
+/* What could not be written may be known only now. Does nothing with SPDL__NO_FILE. */
+SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file);
+/* What is at a path: a folder, or a plain file of so many bytes. */
+SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder);
+/* Calls each(ctx, name) for what is in a folder, in any order, until it returns false. */
+SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
+                                               bool (*each)(void *ctx, const char *name),
+                                               void *ctx);
+/* Reads `bytes` bytes at a place; *have: how many there were, all of them on success. */
+SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
+                                             uint64_t at, size_t *have);
+/* Writes at a place, or after what was written last: SPDL__NEVER. */
+SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
+                                              uint64_t at);
+/* The file in memory, to read; NULL when that cannot be. It may be closed meanwhile. */
+SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes);
+SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes);
+/* The open file at `from` takes the place of `to`, in one step where the system can; with sync not
+   before its bytes are safe. */
+SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
+                                               bool sync);
+
+/* --- each goes when its last caller does --- */
+
+/* Makes an open file empty; writing begins at its start again. Nothing for a pipe or a device. */
+SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file);
+/* As READ, of a file the program has open (by its number in C), with a place of its own. */
+SPDL__PRIVATE const char *spdl__os_file_duplicate(spdl__os_file *file, int from, uint64_t *bytes);
+/* Whether stderr is a terminal. Unless `lock` is NULL the caller asks to be the one to draw on it:
+   *lock is a file to close then, or SPDL__NO_FILE while another one is. */
+SPDL__PRIVATE bool spdl__os_terminal(spdl__os_file *lock);
+
 /* ============================================================================================= */
 /* >>os-none
-   What the functions do, and no system at all, only C: for SPDL_NO_THREADS, as in wasm without
-   threads and on boards. There is no other thread that could end a sleep, so each times out at
-   once. Files are those of <stdio.h>: as long as a long counts, not mapped, never in use by others,
-   and one that is claimed is emptied at once. Another twin can begin with a copy of this. */
+   No system at all, only C: for SPDL_NO_THREADS, as in wasm without threads and on boards. There is
+   no other thread that could end a sleep, so each times out at once. Files are those of <stdio.h>:
+   as long as a long counts, not mapped, never in use by others, and one that is claimed is emptied
+   at once. Another twin can begin with a copy of this. */
 
 #if defined(SPDL_NO_THREADS) && !defined(SPDL_OS_HEADER)
 
@@ -3577,7 +3585,6 @@ struct spdl__os_thread {
     bool refused;
 };
 
-/* A monotonic time with any origin, the same for all threads; or that since 1970. */
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
 /* the best clock that is declared; the last one is that of the processor */
 #if defined(CLOCK_MONOTONIC) && (!defined(__STRICT_ANSI__) || defined(_POSIX_C_SOURCE))
@@ -3600,57 +3607,36 @@ SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* A full barrier in every thread of this process, some time before it returns: then all others need
-   only keep their compiler from reordering. False, and nothing done, where there is no such thing:
-   that never changes for a process. Some microseconds. */
 SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
 
-/* A word that threads wait for. False when there is no memory. fini: nobody sleeps on it. */
 SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
     event->word = event->waiters = 0;
     return true;
 }
-
 SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
 
-/* Blocks while event->word is `word`, until the deadline on the monotonic clock: SPDL_TIMEOUT then;
-   SPDL_OK may be spurious. */
 SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
                                                uint64_t deadline) {
     (void)deadline;
     return event->word != word ? SPDL_OK : SPDL_TIMEOUT;
 }
 
-/* Adds 1 to event->word, with release, and wakes up to `count` sleepers. A thread that read the
-   word before and sleeps afterwards does not miss it. */
 SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
     (void)count;
     ++event->word;
 }
 
-/* Runs entry(arg) in a new thread with a name (shown as far as the system does), a policy (or NULL;
-   it has to stay until entry begins) and a stack (0: the usual one). It handles no signals but
-   faults. Before entry thread->refused says whether the system refused the policy. *thread stays
-   in place until join. False: no thread. */
 SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
                                          const spdl_policy *policy, size_t stack_bytes,
                                          void *(*entry)(void *), void *arg) {
     (void)thread, (void)name, (void)policy, (void)stack_bytes, (void)entry, (void)arg;
     return false;
 }
-
 SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) { (void)thread; }
-
-/* Instead of join: nobody waits for the thread. It may free *thread before its entry returns. */
 SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) { (void)thread; }
-
-/* A number for the calling thread that no other one has now; not 0. Some nanoseconds. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
+SPDL__PRIVATE void spdl__os_yield(void) {}
 
-/* The processor time of a thread that is not joined (NULL: of the caller) so far, and how long it
-   was ready to run while others had the processors; what is unknown is SPDL__NEVER. Either pointer
-   may be NULL. *file keeps what is open between calls for the same thread, SPDL__NO_FILE before
-   the first; or NULL. Some microseconds. */
 SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
                                          uint64_t *cpu_ns, uint64_t *queued_ns) {
     (void)thread, (void)file;
@@ -3658,93 +3644,40 @@ SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os
     if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
 }
 
-/* How far threads can be made to make way for others while they run, and that be taken back: 0 not
-   at all, 1 SCHED_BATCH, 2 nice 19 as well. *nice: of the caller. */
-SPDL__PRIVATE int spdl__os_thread_manners(int *nice) {
-    *nice = 0;
-    return 0;
-}
-
-/* Makes a thread that such a one has started do so; 0: as the starter. */
-SPDL__PRIVATE void spdl__os_thread_behave(const spdl__os_thread *thread, int manners, int nice) {
-    (void)thread, (void)manners, (void)nice;
-}
-
-SPDL__PRIVATE void spdl__os_yield(void) {}
-
-/* Its number; *started, unless NULL: when it was, or 0. No two processes have both the same. */
 SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
     if (started != NULL) *started = (uint64_t)time(NULL); /* roughly: it is written into files */
     return 1;
 }
 
-/* For how long nobody had the processors, all together; 0: not known. */
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
-
-/* Looks which plain files this process has open to read only, or mapped to be shared, and adds
-   their names to the `used` bytes of `names`, each with a zero behind it, unless one of the same
-   folder and ending is there. Returns the bytes used then; no more than there were where the system
-   does not say. Some 100 us. */
-SPDL__PRIVATE size_t spdl__os_files_seen(char *names, size_t used, size_t bytes) {
-    (void)names, (void)bytes;
-    return used;
+SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) {
+    (void)whole;
+    stats->time_ns = stats->cpu_ns = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
+    stats->cores_allowed = stats->cores = 1;
 }
 
-/* Takes these files, and those beside them with the same ending, out of the page cache, until the
-   deadline. *files and *bytes: how many, and their sizes; what others use may stay. */
-SPDL__PRIVATE void spdl__os_files_forget(const char *names, size_t used, uint64_t deadline,
-                                         uint64_t *files, uint64_t *bytes) {
-    (void)names, (void)used, (void)deadline;
-    *files = *bytes = 0;
-}
-
-/* What the process has read by calls so far, and what was read from disks for it; false: not
-   known. */
-SPDL__PRIVATE bool spdl__os_reads(uint64_t *asked, uint64_t *from_disk) {
-    *asked = *from_disk = 0;
-    return false;
-}
-
-/* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
     const char *value = getenv(name);
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
-/* Whether stderr is a terminal. Unless `lock` is NULL the caller asks to be the one to draw on it:
-   *lock is a file to close then, or SPDL__NO_FILE while another one is. */
 SPDL__PRIVATE bool spdl__os_terminal(spdl__os_file *lock) {
     if (lock != NULL) *lock = SPDL__NO_FILE;
     return false;
 }
 
-/* Writes to stderr. Blocks up to patience_ns for each piece; if it is not taken by then it is left
-   out with all that follows, which is no failure. */
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
     (void)patience_ns;
     return fwrite(text, 1, bytes, stderr) == bytes ? NULL : "it takes no more";
 }
 
-SPDL_API void spdl_process_read(spdl_process_stats *stats) {
-    memset(stats, 0, sizeof(*stats));
-    stats->time_ns = stats->cpu_ns = spdl_time_ns();
-    stats->cores_allowed = stats->cores = 1;
-}
-
-/* --- files --- */
-
 SPDL__PRIVATE FILE *spdl__os_file_stream(spdl__os_file file) { return (FILE *)file; }
 
-/* What could not be written may be known only now. Does nothing with SPDL__NO_FILE. */
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
     if (file == SPDL__NO_FILE || fclose(spdl__os_file_stream(file)) == 0) return NULL;
     return "it could not be written";
 }
 
-/* Opens a file; all but READ make it. The last three may also open a pipe or a device: it is not
-   waited for, and never in use for a claim. The path is UTF-8 where the system has an opinion.
-   *bytes: how long it is, 0 for a pipe or a device; or NULL. */
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
     static const char *const how[] = { "rb", "w+b", "w+b", "ab", "w+b" };
@@ -3767,7 +3700,6 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     return NULL;
 }
 
-/* What is at a path: a folder, or a plain file of so many bytes. */
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
     spdl__os_file file;
     const char *reason = spdl__os_file_open(&file, path, SPDL__OS_READ, bytes);
@@ -3775,7 +3707,6 @@ SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, 
     return reason == NULL ? spdl__os_file_close(file) : reason;
 }
 
-/* Calls each(ctx, name) for what is in a folder, in any order, until it returns false. */
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
                                                bool (*each)(void *ctx, const char *name),
                                                void *ctx) {
@@ -3783,42 +3714,39 @@ SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
     return "there are no folders with SPDL_NO_THREADS";
 }
 
-/* The same for READ, of a file the program has open (by its number in C); that one stays open. */
 SPDL__PRIVATE const char *spdl__os_file_duplicate(spdl__os_file *file, int from, uint64_t *bytes) {
     (void)from, (void)bytes;
     *file = SPDL__NO_FILE;
     return "files have no numbers with SPDL_NO_THREADS";
 }
 
-/* Reads `bytes` bytes at a place; *have: how many there were, all of them on success. */
+SPDL__PRIVATE bool spdl__os_file_seek(FILE *stream, uint64_t at) {
+    return at <= (uint64_t)LONG_MAX && fseek(stream, (long)at, SEEK_SET) == 0;
+}
+
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have) {
     FILE *stream = spdl__os_file_stream(file);
     *have = 0;
-    if (at > (uint64_t)LONG_MAX || fseek(stream, (long)at, SEEK_SET) != 0)
-        return "there is no such place";
+    if (!spdl__os_file_seek(stream, at)) return "there is no such place";
     *have = fread(to, 1, bytes, stream);
     if (*have == bytes) return NULL;
     return ferror(stream) ? "it could not be read" : "it ended while it was read";
 }
 
-/* Writes at a place, or after what was written last: SPDL__NEVER. */
 SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
                                               uint64_t at) {
     FILE *stream = spdl__os_file_stream(file);
-    if (at != SPDL__NEVER && (at > (uint64_t)LONG_MAX || fseek(stream, (long)at, SEEK_SET) != 0))
-        return "there is no such place";
+    if (at != SPDL__NEVER && !spdl__os_file_seek(stream, at)) return "there is no such place";
     if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
     return "it could not be written";
 }
 
-/* Makes an open file empty; writing begins at its start again. Nothing for a pipe or a device. */
 SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
     /* nothing was written yet: what is written again and again are reports, by a thread */
-    return fseek(spdl__os_file_stream(file), 0, SEEK_SET) == 0 ? NULL : "it has no start";
+    return spdl__os_file_seek(spdl__os_file_stream(file), 0) ? NULL : "it has no start";
 }
 
-/* The file in memory, to read; NULL when that cannot be. It may be closed meanwhile. */
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes) {
     (void)file, (void)bytes;
     return NULL;
@@ -3828,21 +3756,21 @@ SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
     (void)memory, (void)bytes;
 }
 
-/* The open file at `from` takes the place of `to`, in one step; with sync not before its bytes are
-   safe. */
+/* In C a name that is taken may be refused: then it is given free first. */
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
                                                bool sync) {
     (void)sync;
     if (fflush(spdl__os_file_stream(file)) != 0) return "it could not be written";
-    return rename(from, to) == 0 ? NULL : "it could not be renamed";
+    if (rename(from, to) == 0 || (remove(to) == 0 && rename(from, to) == 0)) return NULL;
+    return "it could not be renamed";
 }
 #endif
 
 /* ============================================================================================= */
 /* >>os-posix
    POSIX. One block has what Linux does in its own way: futexes, membarrier, priorities of threads,
-   what /proc and the cgroups say. The next one takes its place on other systems. Where an
-   SPDL_OS_HEADER was defined, that is the twin, included here. */
+   what /proc and the cgroups say. The next block takes its place on other systems. A file that
+   SPDL_OS_HEADER names is the twin instead, and included here. */
 
 #if defined(SPDL_OS_HEADER)
 #include SPDL_OS_HEADER
@@ -3895,8 +3823,6 @@ extern ssize_t pread(int file, void *to, size_t bytes, off_t at);
 extern ssize_t pwrite(int file, const void *from, size_t bytes, off_t at);
 extern int fsync(int file);
 extern int ftruncate(int file, off_t bytes);
-extern ssize_t readlink(const char *path, char *to, size_t bytes);
-extern int posix_fadvise(int file, off_t at, off_t bytes, int advice);
 #endif
 #endif
 
@@ -3925,7 +3851,6 @@ struct spdl__os_thread {
 };
 
 #if SPDL__LINUX
-#include <dirent.h>
 #include <sys/syscall.h>
 
 #if !defined(SPDL__OS_BARRIER)
@@ -3980,10 +3905,11 @@ SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_si
 }
 
 /* Blocks the signals that may be delivered to any thread, so that the program's handlers run on its
-   own threads. Faults stay, and so do profilers and what libc keeps for itself (32 to 34). */
+   own threads. Faults stay (of a sandbox, too: SYS), and so do profilers and what libc keeps for
+   itself (32 to 34). */
 SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old) {
-    /* all but ILL, TRAP, ABRT, BUS, FPE; SEGV; PROF; 32, 33 and 34 */
-    const spdl__os_signals set = ~(0x1full << 3 | 1ull << 10 | 1ull << 26 | 7ull << 31);
+    /* all but ILL, TRAP, ABRT, BUS, FPE; SEGV; PROF; SYS, 32, 33 and 34 */
+    const spdl__os_signals set = ~(0x1full << 3 | 1ull << 10 | 1ull << 26 | 0xfull << 30);
     spdl__os_signals_set(&set, old);
 }
 
@@ -3999,35 +3925,14 @@ SPDL__PRIVATE bool spdl__os_thread_set_cpus(const int *cpus, int count) {
     return count == 0 || syscall(SYS_sched_setaffinity, 0L, (long)sizeof(mask), mask) == 0;
 }
 
-/* Priorities are per thread on Linux; 0 is the calling one. */
+/* Of the calling thread: priorities are per thread on Linux. `polite`: SCHED_BATCH and nice 10. */
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
     const bool batch = policy->sched == SPDL_SCHED_BATCH || policy->polite;
-    const int nice = policy->polite && policy->nice == 0 ? 19 : policy->nice, priority = 0;
+    const int nice = policy->polite && policy->nice == 0 ? 10 : policy->nice, priority = 0;
     const long sched = policy->sched == SPDL_SCHED_IDLE ? 5 : batch ? 3 : 0;
     return spdl__os_thread_set_cpus(policy->cpus, policy->cpu_count) &&
            (sched == 0 || syscall(SYS_sched_setscheduler, 0L, sched, &priority) == 0) &&
            (nice == 0 || syscall(SYS_setpriority, 0L, 0L, (long)nice) == 0);
-}
-
-/* Up again is allowed by a limit or a privilege, which the caller tries on itself. */
-SPDL__PRIVATE int spdl__os_thread_manners(int *nice) {
-    const long limit_nice = 13;
-    uint64_t limit[2] = { 0, 0 };
-    *nice = 20 - (int)syscall(SYS_getpriority, 0L, 0L);
-    if (syscall(SYS_sched_getscheduler, 0L) != 0) return 0;
-    (void)syscall(SYS_prlimit64, 0L, limit_nice, NULL, limit);
-    if (limit[0] >= (uint64_t)(20 - *nice)) return 2;
-    if (syscall(SYS_setpriority, 0L, 0L, (long)*nice - 1) != 0) return 1;
-    (void)syscall(SYS_setpriority, 0L, 0L, (long)*nice);
-    return 2;
-}
-
-SPDL__PRIVATE void spdl__os_thread_behave(const spdl__os_thread *thread, int manners, int nice) {
-    const long number = (long)spdl__load32(&thread->number), sched = manners > 0 ? 3 : 0;
-    const int priority = 0;
-    if (number == 0) return;
-    (void)syscall(SYS_sched_setscheduler, number, sched, &priority);
-    (void)syscall(SYS_setpriority, 0L, number, manners > 1 ? 19L : (long)nice);
 }
 
 /* Shows 15 characters of the name. */
@@ -4128,9 +4033,9 @@ SPDL__PRIVATE double spdl__os_quota(const char *root, const char *self, double m
     return most;
 }
 
-/* What all cores have done so far: the sum of some columns of
-   "cpu  user nice system idle iowait irq softirq steal ...". */
-SPDL__PRIVATE uint64_t spdl__os_machine_ns(unsigned columns) {
+/* For how long the cores were busy, all together: "cpu  user nice system idle iowait irq softirq
+   steal ..." without the fourth and fifth column. */
+SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
     const long tick = sysconf(_SC_CLK_TCK);
     char text[256], *at = text + 4;
     uint64_t sum = 0;
@@ -4139,144 +4044,28 @@ SPDL__PRIVATE uint64_t spdl__os_machine_ns(unsigned columns) {
     if (strncmp(text, "cpu ", 4) != 0) return 0;
     for (column = 0; column < 8; ++column) {
         const uint64_t ticks = strtoull(at, &at, 10);
-        if (columns >> column & 1) sum += ticks;
+        if (column != 3 && column != 4) sum += ticks;
     }
     return sum * (1000000000u / (uint64_t)(tick > 0 ? tick : 100));
 }
 
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return spdl__os_machine_ns(0x18); }
-
 /* What POSIX does not know. */
-SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats) {
+SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
     uint64_t mask[SPDL__CPUS_MAX / 64];
-    const long bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
-    const uint64_t busy = spdl__os_machine_ns(0xe7);
+    const uint64_t busy = spdl__os_machine_busy();
     char statm[128], *resident;
     int cores = 0;
-    long i;
+    long i, bytes;
+    stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
+    if (!whole) return;
+    bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
     for (i = 0; i < bytes / 8; ++i)
         for (; mask[i] != 0; mask[i] &= mask[i] - 1) ++cores;
     stats->cores_allowed = spdl__os_quota("/sys/fs/cgroup", "/proc/self/cgroup",
                                           cores > 0 ? cores : stats->cores_allowed);
-    stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
     if (spdl__os_text(NULL, "/proc/self/statm", statm, sizeof(statm)) == 0) return;
     (void)strtoull(statm, &resident, 10);
     stats->resident_bytes = strtoull(resident, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
-/* From the last point of a name on. */
-SPDL__PRIVATE const char *spdl__os_ending(const char *path) {
-    const char *slash = strrchr(path, '/'), *point = strrchr(slash != NULL ? slash : path, '.');
-    return point != NULL ? point : path + strlen(path);
-}
-
-SPDL__PRIVATE size_t spdl__os_name_add(char *names, size_t used, size_t bytes, const char *path) {
-    static const char *const no_data[] = { "/usr/lib", "/lib", "/proc/", "/sys/", "/dev/" };
-    const char *slash = strrchr(path, '/'), *at;
-    const size_t length = strlen(path) + 1;
-    size_t i;
-    if (path[0] != '/' || length > bytes - used) return used;
-    for (i = 0; i < sizeof(no_data) / sizeof(*no_data); ++i)
-        if (strncmp(path, no_data[i], strlen(no_data[i])) == 0) return used;
-    for (at = names; at < names + used; at += strlen(at) + 1)
-        if (strrchr(at, '/') - at == slash - path &&
-            strncmp(at, path, (size_t)(slash - path)) == 0 &&
-            strcmp(spdl__os_ending(at), spdl__os_ending(path)) == 0)
-            return used;
-    memcpy(names + used, path, length);
-    return used + length;
-}
-
-/* The names of what is mapped to be shared; or without `names` its pages leave the tables of this
-   process, as a cache keeps what is in use. They come back by themselves. */
-SPDL__PRIVATE size_t spdl__os_mappings(char *names, size_t used, size_t bytes) {
-    const long forget_pages = 4; /* MADV_DONTNEED */
-    FILE *maps = fopen("/proc/self/maps", "re");
-    struct stat status;
-    unsigned long from, to;
-    char line[1024], path[768], how[5];
-    while (maps != NULL && fgets(line, sizeof(line), maps) != NULL) {
-        if (sscanf(line, "%lx-%lx %4s %*s %*s %*s %767[^\n]", &from, &to, how, path) != 4 ||
-            how[0] != 'r' || how[3] != 's' || stat(path, &status) != 0 ||
-            !S_ISREG(status.st_mode))
-            continue;
-        if (names != NULL)
-            used = spdl__os_name_add(names, used, bytes, path);
-        else
-            (void)syscall(SYS_madvise, from, to - from, forget_pages);
-    }
-    if (maps != NULL) (void)fclose(maps);
-    return used;
-}
-
-SPDL__PRIVATE size_t spdl__os_files_seen(char *names, size_t used, size_t bytes) {
-    DIR *folder = opendir("/proc/self/fd");
-    const struct dirent *entry;
-    struct stat status;
-    char path[1024], at[64];
-    while (folder != NULL && (entry = readdir(folder)) != NULL) {
-        const int file = (int)strtol(entry->d_name, NULL, 10), how = fcntl(file, F_GETFL, 0);
-        ssize_t length;
-        if (how < 0 || (how & O_ACCMODE) != O_RDONLY || fstat(file, &status) != 0 ||
-            !S_ISREG(status.st_mode) || status.st_size == 0)
-            continue;
-        (void)snprintf(at, sizeof(at), "/proc/self/fd/%d", file);
-        length = readlink(at, path, sizeof(path) - 1);
-        if (length <= 0) continue;
-        path[length] = '\0';
-        used = spdl__os_name_add(names, used, bytes, path);
-    }
-    if (folder != NULL) (void)closedir(folder);
-    return spdl__os_mappings(names, used, bytes);
-}
-
-/* False: it is no plain file, or stays. */
-SPDL__PRIVATE bool spdl__os_file_forget(const char *path, uint64_t *bytes) {
-    const int dont_need = 4; /* POSIX_FADV_DONTNEED */
-    struct stat status;
-    bool done;
-    int file;
-    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return false;
-    file = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | SPDL__O_CLOEXEC);
-    if (file < 0) return false;
-    done = posix_fadvise(file, 0, 0, dont_need) == 0;
-    if (done) *bytes += (uint64_t)status.st_size;
-    (void)close(file);
-    return done;
-}
-
-SPDL__PRIVATE void spdl__os_files_forget(const char *names, size_t used, uint64_t deadline,
-                                         uint64_t *files, uint64_t *bytes) {
-    const char *name;
-    char path[1024];
-    *files = *bytes = 0;
-    (void)spdl__os_mappings(NULL, 0, 0);
-    for (name = names; name < names + used; name += strlen(name) + 1) {
-        const int folder = (int)(strrchr(name, '/') - name) + 1;
-        const struct dirent *entry;
-        DIR *beside;
-        (void)snprintf(path, sizeof(path), "%.*s", folder, name);
-        beside = opendir(path);
-        while (beside != NULL && (entry = readdir(beside)) != NULL &&
-               spdl__os_clock_ns(SPDL__OS_MONOTONIC) < deadline) {
-            if (strcmp(spdl__os_ending(entry->d_name), spdl__os_ending(name)) != 0) continue;
-            (void)snprintf(path + folder, sizeof(path) - (size_t)folder, "%s", entry->d_name);
-            *files += spdl__os_file_forget(path, bytes);
-        }
-        if (beside != NULL) (void)closedir(beside);
-    }
-}
-
-SPDL__PRIVATE bool spdl__os_reads(uint64_t *asked, uint64_t *from_disk) {
-    char text[256];
-    const char *disk;
-    *asked = *from_disk = 0;
-    if (spdl__os_text(NULL, "/proc/self/io", text, sizeof(text)) == 0) return false;
-    disk = strstr(text, "\nread_bytes: ");
-    if (strncmp(text, "rchar: ", 7) != 0 || disk == NULL) return false;
-    *asked = strtoull(text + 7, NULL, 10);
-    *from_disk = strtoull(disk + 13, NULL, 10);
-    return true;
 }
 
 #else /* not Linux */
@@ -4359,7 +4148,8 @@ SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_si
 }
 
 SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old) {
-    const int keep[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGPROF };
+    const int keep[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS,
+                         SIGPROF };
     spdl__os_signals set;
     size_t i;
     sigfillset(&set);
@@ -4379,15 +4169,6 @@ SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
     (void)policy;
     return true;
 #endif
-}
-
-SPDL__PRIVATE int spdl__os_thread_manners(int *nice) {
-    *nice = 0;
-    return 0;
-}
-
-SPDL__PRIVATE void spdl__os_thread_behave(const spdl__os_thread *thread, int manners, int nice) {
-    (void)thread, (void)manners, (void)nice;
 }
 
 SPDL__PRIVATE void spdl__os_thread_begins(spdl__os_thread *thread) {
@@ -4414,25 +4195,10 @@ SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os
 
 SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return 0; }
 
-SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats) { (void)stats; }
-
-SPDL__PRIVATE uint64_t spdl__os_machine_idle(void) { return 0; }
-
-SPDL__PRIVATE size_t spdl__os_files_seen(char *names, size_t used, size_t bytes) {
-    (void)names, (void)bytes;
-    return used;
+SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
+    (void)stats, (void)whole;
 }
 
-SPDL__PRIVATE void spdl__os_files_forget(const char *names, size_t used, uint64_t deadline,
-                                         uint64_t *files, uint64_t *bytes) {
-    (void)names, (void)used, (void)deadline;
-    *files = *bytes = 0;
-}
-
-SPDL__PRIVATE bool spdl__os_reads(uint64_t *asked, uint64_t *from_disk) {
-    *asked = *from_disk = 0;
-    return false;
-}
 #endif
 
 /* --- threads and the process --- */
@@ -4489,20 +4255,19 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
-SPDL_API void spdl_process_read(spdl_process_stats *stats) {
-    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) {
+    const long online = whole ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
     struct rusage used;
-    memset(stats, 0, sizeof(*stats));
     if (getrusage(RUSAGE_SELF, &used) == 0) {
         stats->cpu_ns = (uint64_t)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000000u +
                         (uint64_t)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1000u;
         stats->minor_faults = (uint64_t)used.ru_minflt;
         stats->major_faults = (uint64_t)used.ru_majflt;
     }
-    stats->cores = online > 0 ? (int)online : 1;
+    stats->cores = online > 0 ? (int)online : whole;
     stats->cores_allowed = stats->cores;
-    spdl__os_process_more(stats);
-    stats->time_ns = spdl_time_ns();
+    spdl__os_process_more(stats, whole);
+    stats->time_ns = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
 }
 
 /* --- files --- */
@@ -5217,6 +4982,11 @@ SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b;
 
 SPDL_API uint64_t spdl_time_ns(void) { return spdl__os_clock_ns(SPDL__OS_MONOTONIC); }
 
+SPDL_API void spdl_process_read(spdl_process_stats *stats) {
+    memset(stats, 0, sizeof(*stats));
+    spdl__os_process_read(stats, true);
+}
+
 /* When a wait that starts now has to end. */
 SPDL__PRIVATE uint64_t spdl__deadline(int64_t timeout_ns) {
     return timeout_ns < 0 ? SPDL__NEVER : spdl_time_ns() + (uint64_t)timeout_ns;
@@ -5226,12 +4996,13 @@ SPDL__PRIVATE bool spdl__late(uint64_t deadline) {
     return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
 }
 
-/* Memory for `bytes`, at least as aligned as a pointer; NULL when there is none. malloc knows no
-   alignment: the start of its block is kept in front of what is handed out. */
+/* Memory for `bytes`, aligned to 8 at least, as 64-bit words that are atomic must be on 32-bit
+   processors, too; NULL when there is none. malloc knows no alignment: the start of its block is
+   kept in front of what is handed out. */
 SPDL__PRIVATE void *spdl__alloc(const spdl_allocator *allocator, size_t bytes, size_t align) {
     char *block;
     uintptr_t at;
-    if (align < sizeof(void *)) align = sizeof(void *);
+    if (align < 8) align = 8;
     if (allocator->alloc_fn != NULL) return allocator->alloc_fn(bytes, align, allocator->user);
     if (bytes > SIZE_MAX - align - sizeof(void *)) return NULL;
     block = (char *)SPDL_MALLOC(bytes + align + sizeof(void *));
@@ -5443,6 +5214,41 @@ SPDL__PRIVATE void spdl__event_notify(spdl__os_event *event, bool asymmetric, in
     if (spdl__load_relaxed32(&event->waiters) != 0) spdl__os_event_wake(event, count);
 }
 
+/* A lock for what is short and rare. 0: free, 1: held, 2: held, and somebody may sleep. A thread
+   that finds it held sleeps, so that a holder of low priority that was preempted inside gets a
+   processor. Any number of locks may share the event `parked`.
+
+   No wake-up is lost: a waiter reads parked->word, and then puts its 2. If the holder unlocks
+   before that, the waiter finds 0 and has the lock. If it unlocks after that, it finds a 2 and adds
+   to a word that the waiter has read already: the waiter does not sleep, or is woken. A waiter that
+   gets the lock leaves 2 in it, as others may sleep: at most one wake too many. */
+SPDL__PRIVATE void spdl__lock(uint32_t *lock, spdl__os_event *parked) {
+    int round = 0;
+    do {
+        uint32_t open = 0;
+        if (spdl__cas32(lock, &open, 1)) return;
+    } while (spdl__backoff(&round, 0));
+    for (;;) {
+        const uint32_t word = spdl__load32(&parked->word); /* before the exchange, by its acquire */
+        if (spdl__exchange32(lock, 2) == 0) return;
+        (void)spdl__os_event_sleep(parked, word, SPDL__NEVER);
+    }
+}
+
+SPDL__PRIVATE void spdl__unlock(uint32_t *lock, spdl__os_event *parked) {
+    if (spdl__exchange32(lock, 0) == 2) spdl__os_event_wake(parked, SPDL__ALL);
+}
+
+SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
+    return spdl__load_relaxed32(lock) == 0 && spdl__exchange32(lock, 1) == 0;
+}
+
+SPDL__PRIVATE void spdl__spin_lock(uint32_t *lock) {
+    while (spdl__exchange32(lock, 1) != 0) spdl__os_yield();
+}
+
+SPDL__PRIVATE void spdl__spin_unlock(uint32_t *lock) { spdl__store32(lock, 0); }
+
 /* ============================================================================================= */
 /* >>ring-core
    The lock-free part of the rings: positions, slots and the words that sleepers and closers leave
@@ -5459,29 +5265,22 @@ SPDL__PRIVATE void spdl__event_notify(spdl__os_event *event, bool asymmetric, in
    the position after the last slot is the first of the next lap. (Dmitry Vyukov's bounded queue
    with the laps of crossbeam's array channel.)
 
-   Closing must refuse every push that starts later, and let pops drain every push that was accepted
-   before one of them returns SPDL_CLOSED. The closer sets CLOSING and then CLOSED; a pop that finds
-   nothing and sees CLOSED compares head with the end of the ring.
-   - MPMC: tail gets a mark before both: every later claim fails, and tail is the end.
-   - SPSC: the producer stores tail, so that a mark would be lost. It looks at CLOSING after the
-     store and a light barrier, and the closer does a heavy one before CLOSED: either the producer
-     sees CLOSING, or everyone who sees CLOSED sees its tail. A producer that sees CLOSING and a
-     consumer that sees CLOSED and no item decide the end by one compare-and-swap of `end`. The push
-     is before it, and drained, or after it, and refused.
+   Closing refuses every push that starts later, and lets pops drain every push that was accepted
+   before one of them returns SPDL_CLOSED. In MPMC tail gets a mark, so that every later claim
+   fails and tail is the end. In SPSC the producer closes, so that its tail is the end. Then CLOSED
+   is set: a pop that sees it, looks at tail after that, and finds nothing before tail, is done.
 
-   Threads: each field says who writes it. Slots are handed over by their stamp or by the index. */
+   Each field says who writes it. Slots are handed over by their stamp or by the index. */
 
-#define SPDL__RING_OPEN UINT64_MAX
 #define SPDL__RING_MARK ((uint64_t)1 << 63)
-#define SPDL__RING_CLOSING 0x80000000u /* in pops_waiting, above the number of waiting pops */
-#define SPDL__RING_CLOSED 0x40000000u
-#define SPDL__RING_WAITING 0x3fffffffu
+#define SPDL__RING_CLOSED 0x80000000u /* in pops_waiting, above the number of waiting pops */
+#define SPDL__RING_WAITING 0x7fffffffu
 #define SPDL__RING_AHEAD 64 /* items of credit, and how far ahead lines are fetched */
 #define SPDL__RING_FETCHED (256 * 1024)
 
 /* A slot of an MPMC ring of 8-byte items. */
 typedef struct spdl__ring_cell {
-    uint64_t stamp;
+    spdl__word64 stamp;
     uint64_t item;
 } spdl__ring_cell;
 
@@ -5489,7 +5288,8 @@ typedef struct spdl__ring_core {
     /* written by create */
     spdl_ring_mode mode;
     bool asymmetric;
-    bool quick; /* items of 8 bytes and cheap barriers: the quick paths may be taken */
+    bool quick;      /* items of 8 bytes and cheap barriers: the quick paths may be taken */
+    bool quick_spsc; /* that of SPSC */
     uint64_t capacity;
     uint64_t index_mask; /* one lap of positions is index_mask + 1 */
     uint64_t cell_mask;  /* index_mask, or 0 when MPMC has no quick path */
@@ -5502,23 +5302,21 @@ typedef struct spdl__ring_core {
     spdl__ring_cell no_cell;
     char pad0[SPDL_CACHE_LINE];
     /* written by producers */
-    uint64_t tail;
+    spdl__word64 tail;
     char pad1[SPDL_CACHE_LINE];
-    /* SPSC, written by the producer */
-    uint64_t limit;     /* it may push up to here unasked; close sets it to 0 */
+    /* SPSC, the producer's own */
+    uint64_t limit;     /* it may push up to here unasked; 0 in MPMC and after close */
     uint64_t head_seen; /* its copy of head */
     char pad2[SPDL_CACHE_LINE];
     /* written by consumers */
-    uint64_t head;
+    spdl__word64 head;
     char pad3[SPDL_CACHE_LINE];
-    /* SPSC, written by the consumer */
+    /* SPSC, the consumer's own */
     uint64_t tail_seen; /* its copy of tail */
-    bool quick_pops;    /* until it has decided the end */
     char pad4[SPDL_CACHE_LINE];
-    /* written by threads about to sleep, by close, and `end` by either side of SPSC; read by all */
+    /* written by threads about to sleep, and by close */
     uint32_t pops_waiting;
     uint32_t pushes_waiting;
-    uint64_t end; /* SPDL__RING_OPEN until it is decided, and in MPMC */
     char pad5[SPDL_CACHE_LINE];
 } spdl__ring_core;
 
@@ -5526,12 +5324,7 @@ SPDL__PRIVATE unsigned char *spdl__ring_slot(const spdl__ring_core *ring, uint64
     return ring->slots + (size_t)(at & ring->index_mask) * ring->stride;
 }
 
-/* Relaxed: after a light barrier where it matters, elsewhere a hint. */
-SPDL__PRIVATE bool spdl__ring_closing(const spdl__ring_core *ring) {
-    return (spdl__load_relaxed32(&ring->pops_waiting) & SPDL__RING_CLOSING) != 0;
-}
-
-/* With acquire: pairs with the store of CLOSED in close, which comes after the mark. */
+/* With acquire: pairs with the store of CLOSED in close, which comes after the last tail. */
 SPDL__PRIVATE bool spdl__ring_closed(const spdl__ring_core *ring) {
     return (spdl__load32(&ring->pops_waiting) & SPDL__RING_CLOSED) != 0;
 }
@@ -5551,24 +5344,6 @@ SPDL__PRIVATE uint64_t spdl__spsc_room(spdl__ring_core *ring, uint64_t tail, uin
     return spdl__min(n, ring->head_seen + ring->capacity - tail);
 }
 
-/* Producer. CLOSING was seen after the store of tail + n: is the push inside the ring? If not, the
-   consumer has found the end before it and never looks at tail again. Nothing is pushed later. */
-SPDL__PRIVATE spdl_result spdl__spsc_settle(spdl__ring_core *ring, uint64_t tail, uint64_t n) {
-    uint64_t end = SPDL__RING_OPEN;
-    spdl__store_relaxed(&ring->limit, 0);
-    SPDL_TEST_POINT("ring about to settle");
-    /* pairs with the cas of end in spdl__spsc_look: if that one loses, the items are there */
-    return spdl__cas(&ring->end, &end, tail + n) || end > tail ? SPDL_OK : SPDL_CLOSED;
-}
-
-/* Producer. Hands over n items that were written from tail on. */
-SPDL__PRIVATE spdl_result spdl__spsc_publish(spdl__ring_core *ring, uint64_t tail, uint64_t n) {
-    /* pairs with the load of tail in spdl__spsc_look: the items are there before their index */
-    spdl__store(&ring->tail, tail + n);
-    spdl__barrier_light(ring->asymmetric); /* pairs with the heavy one in close */
-    return spdl__ring_closing(ring) ? spdl__spsc_settle(ring, tail, n) : SPDL_OK;
-}
-
 /* Producer. Fetches the lines of free slots for writing: they were last read by the other core.
    Rings that are larger than a cache near the core lose by it. */
 SPDL__PREFETCHES
@@ -5578,17 +5353,15 @@ SPDL__NOINLINE void spdl__spsc_fetch(const spdl__ring_core *ring, uint64_t from,
 }
 
 /* Producer. After a push of one item the quick path may go on to `limit`: not beyond what is known
-   to be free, nor beyond what was fetched. That comes before publish, whose look at CLOSING undoes
-   it unless the closer's store of 0 is still to come. */
+   to be free, nor beyond what was fetched. */
 SPDL__PRIVATE spdl_result spdl__spsc_push_n(spdl__ring_core *ring, const void *items, uint64_t n,
                                             uint64_t *moved) {
     const uint64_t tail = spdl__load_relaxed(&ring->tail), ahead = SPDL__RING_AHEAD;
     const char *from = (const char *)items;
     uint64_t run, next;
-    if (spdl__ring_closing(ring)) return SPDL_CLOSED;
-    n = spdl__spsc_room(ring, tail, n);
+    if (spdl__ring_closed(ring)) return SPDL_CLOSED;
+    *moved = n = spdl__spsc_room(ring, tail, n);
     if (n == 0) return SPDL_FULL;
-    *moved = n;
     run = spdl__spsc_run(ring, tail, n);
     memcpy(spdl__ring_slot(ring, tail), from, (size_t)run * ring->stride);
     if (run < n) memcpy(ring->slots, from + run * ring->stride, (size_t)(n - run) * ring->stride);
@@ -5598,76 +5371,29 @@ SPDL__PRIVATE spdl_result spdl__spsc_push_n(spdl__ring_core *ring, const void *i
         spdl__spsc_fetch(ring, next + ahead, spdl__min(next + ahead + n, free_to));
     } else if (ring->quick) {
         const uint64_t room = spdl__spsc_room(ring, next, 2 * ahead);
-        spdl__store_relaxed(&ring->limit, next + spdl__min(room, ahead));
+        ring->limit = next + spdl__min(room, ahead);
         spdl__spsc_fetch(ring, next + ahead, next + room);
     }
-    return spdl__spsc_publish(ring, tail, n);
+    spdl__store(&ring->tail, next); /* pairs with its load in a pop: the items are there */
+    return SPDL_OK;
 }
 
-/* Producer. Up to `want` free slots that lie side by side. */
-SPDL__PRIVATE spdl_result spdl__spsc_reserve(spdl__ring_core *ring, uint64_t want, void **slots,
-                                             uint64_t *have) {
-    const uint64_t tail = spdl__load_relaxed(&ring->tail);
-    if (spdl__ring_closing(ring)) return SPDL_CLOSED;
-    *slots = spdl__ring_slot(ring, tail);
-    *have = spdl__spsc_run(ring, tail, spdl__spsc_room(ring, tail, want));
-    return *have > 0 ? SPDL_OK : SPDL_FULL;
-}
-
-SPDL__PRIVATE spdl_result spdl__spsc_commit(spdl__ring_core *ring, uint64_t n) {
-    const uint64_t tail = spdl__load_relaxed(&ring->tail);
-    if (spdl__ring_closing(ring)) return SPDL_CLOSED;
-    if (n > spdl__spsc_room(ring, tail, n)) return SPDL_E_INVALID;
-    return spdl__spsc_publish(ring, tail, n);
-}
-
-/* Consumer. Looks for items beyond what it has seen; the result says why when there are none. `end`
-   comes before tail: once it is decided, tail may count a push that was refused. */
-SPDL__PRIVATE spdl_result spdl__spsc_look(spdl__ring_core *ring, uint64_t head) {
-    const bool closed = spdl__ring_closed(ring);
-    uint64_t end = SPDL__RING_OPEN;
-    if (closed && head >= spdl__load(&ring->end)) return SPDL_CLOSED;
-    ring->tail_seen = spdl__load(&ring->tail); /* pairs with its store in spdl__spsc_publish */
-    if (ring->tail_seen != head) return SPDL_OK;
-    if (!closed) return SPDL_EMPTY;
-    SPDL_TEST_POINT("ring about to end");
-    ring->quick_pops = false; /* they look at tail only */
-    /* pairs with the cas of end in spdl__spsc_settle: the one that loses takes the other's end */
-    if (!spdl__cas(&ring->end, &end, head)) ring->tail_seen = end;
-    return SPDL_CLOSED;
-}
-
+/* Consumer. CLOSED is read before tail: the producer stores no tail after it. */
 SPDL__PRIVATE spdl_result spdl__spsc_pop_n(spdl__ring_core *ring, void *items, uint64_t n,
                                            uint64_t *moved) {
     const uint64_t head = spdl__load_relaxed(&ring->head);
     char *to = (char *)items;
-    spdl_result result = SPDL_OK;
+    bool closed = false;
     uint64_t run;
-    if (ring->tail_seen - head < n) result = spdl__spsc_look(ring, head);
-    n = spdl__min(n, ring->tail_seen - head);
-    if (n == 0) return result;
-    *moved = n;
+    if (ring->tail_seen - head < n) {
+        closed = spdl__ring_closed(ring);
+        ring->tail_seen = spdl__load(&ring->tail); /* pairs with its stores in pushes */
+    }
+    *moved = n = spdl__min(n, ring->tail_seen - head);
+    if (n == 0) return closed ? SPDL_CLOSED : SPDL_EMPTY;
     run = spdl__spsc_run(ring, head, n);
     memcpy(to, spdl__ring_slot(ring, head), (size_t)run * ring->stride);
     if (run < n) memcpy(to + run * ring->stride, ring->slots, (size_t)(n - run) * ring->stride);
-    spdl__store(&ring->head, head + n); /* pairs with its load in spdl__spsc_room */
-    return SPDL_OK;
-}
-
-/* Consumer. Up to `want` items that lie side by side. */
-SPDL__PRIVATE spdl_result spdl__spsc_peek(spdl__ring_core *ring, uint64_t want, void **items,
-                                          uint64_t *have) {
-    const uint64_t head = spdl__load_relaxed(&ring->head);
-    spdl_result result = SPDL_OK;
-    if (ring->tail_seen - head < want) result = spdl__spsc_look(ring, head);
-    *items = spdl__ring_slot(ring, head);
-    *have = spdl__spsc_run(ring, head, spdl__min(want, ring->tail_seen - head));
-    return *have > 0 ? SPDL_OK : result;
-}
-
-SPDL__PRIVATE spdl_result spdl__spsc_release(spdl__ring_core *ring, uint64_t n) {
-    const uint64_t head = spdl__load_relaxed(&ring->head);
-    if (n > ring->tail_seen - head) return SPDL_E_INVALID;
     spdl__store(&ring->head, head + n); /* pairs with its load in spdl__spsc_room */
     return SPDL_OK;
 }
@@ -5751,16 +5477,16 @@ SPDL__PRIVATE spdl_result spdl__mpmc_pop_n(spdl__ring_core *ring, void *items, u
 
 /* ---- the quick paths: one item of 8 bytes, nothing unusual ---- */
 
-/* False: take the long way. True: done, and *waiting is what stands in pops_waiting; when it is not
-   0 there is a thread to wake or, in SPSC, a close to settle. An SPSC ring has a limit above tail,
-   an MPMC ring has cells whose stamp may equal tail; neither has the other's. */
+/* False: take the long way. True: done, and *waiting is what stands in pops_waiting: not 0 when
+   there may be a thread to wake. An SPSC ring has a limit above tail, an MPMC ring has cells whose
+   stamp may equal tail; neither has the other's. */
 SPDL__INLINE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
                                          uint32_t *waiting) {
     uint64_t tail = spdl__load_relaxed(&ring->tail);
-    if (__builtin_expect(tail < spdl__load_relaxed(&ring->limit), 1)) {
+    if (__builtin_expect(tail < ring->limit, 1)) {
         memcpy(ring->slots + (tail & ring->index_mask) * sizeof(uint64_t), item, sizeof(uint64_t));
         SPDL_TEST_POINT("ring filled");
-        spdl__store(&ring->tail, tail + 1); /* pairs with its load in spdl__spsc_look */
+        spdl__store(&ring->tail, tail + 1); /* pairs with its load in a pop: the item is there */
     } else {
         spdl__ring_cell *cell = ring->cells + (tail & ring->cell_mask);
         /* pairs with the store of the stamp in a pop: the old item was read */
@@ -5770,14 +5496,14 @@ SPDL__INLINE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
         memcpy(&cell->item, item, sizeof(uint64_t));
         spdl__store(&cell->stamp, tail + 1); /* pairs with its load in a pop: the item is there */
     }
-    spdl__barrier_quick(); /* pairs with the heavy ones of a sleeper and of close */
+    spdl__barrier_quick(); /* pairs with the heavy one of a sleeper */
     *waiting = spdl__load_relaxed32(&ring->pops_waiting);
     return true;
 }
 
 SPDL__INLINE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32_t *waiting) {
     uint64_t head = spdl__load_relaxed(&ring->head);
-    if (__builtin_expect(ring->quick_pops, 1)) {
+    if (__builtin_expect(ring->quick_spsc, 1)) {
         if (head == ring->tail_seen) {
             ring->tail_seen = spdl__load(&ring->tail); /* pairs with its store in a push */
             if (head == ring->tail_seen) return false;
@@ -5816,7 +5542,6 @@ SPDL__PRIVATE void spdl__ring_core_shape(spdl__ring_core *ring, spdl_ring_mode m
     ring->line_items = 1 + 63 / ring->stride;
     ring->index_mask = lap - 1;
     ring->slot_count = spsc ? lap : capacity + (capacity < lap); /* and one that never fits */
-    ring->end = SPDL__RING_OPEN;
     ring->quick = quick && item_bytes == sizeof(uint64_t);
 }
 
@@ -5827,40 +5552,35 @@ SPDL__PRIVATE void spdl__ring_core_start(spdl__ring_core *ring) {
     for (i = 0; stamped && i < ring->slot_count; ++i)
         *spdl__mpmc_stamp(ring, i) = i < ring->capacity ? i : UINT64_MAX;
     ring->no_cell.stamp = UINT64_MAX;
-    ring->quick_pops = ring->quick && !stamped;
+    ring->quick_spsc = ring->quick && !stamped;
     ring->cells = cells ? (spdl__ring_cell *)(void *)ring->slots : &ring->no_cell;
     ring->cell_mask = cells ? ring->index_mask : 0;
 }
 
-/* Everything that close does except waking. Any thread, any number of times. */
+/* Everything that close does except waking. MPMC: any thread; SPSC: the producer. */
 SPDL__PRIVATE void spdl__ring_core_close(spdl__ring_core *ring) {
-    const bool spsc = ring->mode == SPDL_RING_SPSC;
-    if (!spsc) (void)spdl__or(&ring->tail, SPDL__RING_MARK);
-    (void)spdl__or32(&ring->pops_waiting, SPDL__RING_CLOSING);
-    SPDL_TEST_POINT("ring closing");
-    spdl__barrier_heavy(ring->asymmetric); /* pairs with the light ones after tail is stored */
-    if (spsc) spdl__store_relaxed(&ring->limit, 0);
+    if (ring->mode == SPDL_RING_MPMC)
+        (void)spdl__or(&ring->tail, SPDL__RING_MARK);
+    else
+        ring->limit = 0; /* its next push takes the long way */
     SPDL_TEST_POINT("ring about to be closed");
     (void)spdl__or32(&ring->pops_waiting, SPDL__RING_CLOSED); /* pairs with spdl__ring_closed */
 }
 
-/* Items that were pushed and popped so far. Claims are relaxed, so tail may be seen older than
-   head: then nothing is counted as inside. Acquires keep the three looks in order. */
-SPDL__PRIVATE void spdl__ring_totals(const spdl__ring_core *ring, uint64_t *pushed,
-                                     uint64_t *popped) {
+/* Items inside. Claims are relaxed, so tail may be seen older than head: then none is. Acquires
+   keep the three looks in order. */
+SPDL__PRIVATE uint64_t spdl__ring_inside(const spdl__ring_core *ring) {
     const uint64_t lap = ring->index_mask + 1;
     uint64_t head, tail;
     do { /* a head that stood still around the tail */
         head = spdl__load(&ring->head);
         tail = spdl__load(&ring->tail) & ~SPDL__RING_MARK;
     } while (head != spdl__load(&ring->head));
-    tail = spdl__min(tail, spdl__load(&ring->end)); /* tail may count a push that was refused */
     if (ring->mode == SPDL_RING_MPMC) {
         head = head / lap * ring->capacity + (head & ring->index_mask);
         tail = tail / lap * ring->capacity + (tail & ring->index_mask);
     }
-    *popped = head;
-    *pushed = spdl__min(spdl__max(tail, head), head + ring->capacity);
+    return spdl__min(spdl__max(tail, head) - head, ring->capacity);
 }
 
 /* ============================================================================================= */
@@ -5872,11 +5592,10 @@ SPDL__PRIVATE void spdl__ring_totals(const spdl__ring_core *ring, uint64_t *push
 #define SPDL__RING_MAX_CAPACITY ((uint64_t)1 << 30)
 #define SPDL__RING_MAX_ITEM 4096
 
-/* The threads that wait on one side. They write the sums, the threads that wake them the event. */
+/* The threads that wait on one side. */
 typedef struct spdl__ring_side {
     uint32_t *waiting; /* how many, in the core; written by create */
-    spdl__os_event event;
-    uint64_t waits, wait_ns, sleeps;
+    spdl__os_event event; /* written by the threads that wake them */
     uint32_t inside; /* SPDL_DEBUG: a thread is in a call; written by it */
 } spdl__ring_side;
 
@@ -5884,7 +5603,6 @@ struct spdl_ring {
     spdl__ring_core core;
     spdl__ring_side pushes; /* wait for room */
     spdl__ring_side pops;   /* wait for items */
-    uint64_t wakes;         /* written by threads that wake others */
     spdl_allocator allocator; /* written by create */
 };
 
@@ -5896,86 +5614,56 @@ SPDL__INLINE bool spdl__ring_enter(const spdl_ring *ring, spdl__ring_side *side)
     return entered;
 }
 
+SPDL__INLINE void spdl__ring_leave(spdl__ring_side *side) {
+    if (SPDL__DEBUGS) spdl__store32(&side->inside, 0);
+}
+
 /* Wakes n of the threads that wait on a side. After a close the pops that sleep wait only for the
    pushes that were under way, and all of them for the last: then each of these wakes all. */
-SPDL__NOINLINE void spdl__ring_wake(spdl_ring *ring, spdl__ring_side *side, uint64_t n) {
+SPDL__NOINLINE void spdl__ring_wake(spdl__ring_side *side, uint64_t n) {
     const uint32_t waiting = spdl__load_relaxed32(side->waiting);
     n = spdl__min(n, waiting & SPDL__RING_WAITING);
     if (n == 0) return;
-    spdl__add(&ring->wakes, 1);
-    spdl__os_event_wake(&side->event, waiting & SPDL__RING_CLOSING ? SPDL__ALL : (int)n);
+    spdl__os_event_wake(&side->event, waiting & SPDL__RING_CLOSED ? SPDL__ALL : (int)n);
 }
 
 /* n items or slots are there for threads that wait on a side. The barrier pairs with the heavy one
    in spdl__ring_sleep. */
 SPDL__INLINE void spdl__ring_hint(spdl_ring *ring, spdl__ring_side *side, uint64_t n) {
     spdl__barrier_light(ring->core.asymmetric);
-    if (spdl__load_relaxed32(side->waiting) != 0) spdl__ring_wake(ring, side, n);
+    if (spdl__load_relaxed32(side->waiting) != 0) spdl__ring_wake(side, n);
 }
 
-/* What a call does, without waiting. Odd ones are for consumers. */
-enum {
-    SPDL__RING_PUSH,
-    SPDL__RING_POP,
-    SPDL__RING_COMMIT,
-    SPDL__RING_RELEASE,
-    SPDL__RING_RESERVE, /* these two give the slots, in *items */
-    SPDL__RING_PEEK
-};
-
-SPDL__PRIVATE spdl__ring_side *spdl__ring_side_of(spdl_ring *ring, int op) {
-    return op % 2 == 0 ? &ring->pushes : &ring->pops;
-}
-
-/* Up to n items. Out of line, as all long ways are, so that the quick paths stay small. */
-SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, int op, void **items, uint64_t n,
+/* One attempt to push or pop up to n items; *moved says how many. Out of line, as all long ways
+   are, so that the quick paths stay small. */
+SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, bool push, void *items, uint64_t n,
                                           uint64_t *moved) {
     spdl__ring_core *core = &ring->core;
+    spdl__ring_side *side = push ? &ring->pushes : &ring->pops;
     const bool spsc = core->mode == SPDL_RING_SPSC;
-    spdl__ring_side *side = spdl__ring_side_of(ring, op);
     spdl_result result;
     *moved = 0;
-    if (n == 0 && op <= SPDL__RING_POP) return SPDL_OK;
+    if (n == 0) return SPDL_OK;
     if (!spdl__ring_enter(ring, side)) return SPDL_E_INVALID;
-    if (op == SPDL__RING_PUSH)
-        result = spsc ? spdl__spsc_push_n(core, *items, n, moved)
-                      : spdl__mpmc_push_n(core, *items, n, moved);
-    else if (op == SPDL__RING_POP)
-        result = spsc ? spdl__spsc_pop_n(core, *items, n, moved)
-                      : spdl__mpmc_pop_n(core, *items, n, moved);
-    else if (op <= SPDL__RING_RELEASE)
-        result = op == SPDL__RING_COMMIT ? spdl__spsc_commit(core, *moved = n)
-                                         : spdl__spsc_release(core, *moved = n);
+    if (push)
+        result = spsc ? spdl__spsc_push_n(core, items, n, moved)
+                      : spdl__mpmc_push_n(core, items, n, moved);
     else
-        result = op == SPDL__RING_RESERVE ? spdl__spsc_reserve(core, n, items, moved)
-                                          : spdl__spsc_peek(core, n, items, moved);
-    if (result != SPDL_OK)
-        *moved = 0; /* close may have been faster */
-    else if (op <= SPDL__RING_RELEASE)
-        spdl__ring_hint(ring, spdl__ring_side_of(ring, op + 1), *moved);
-    if (SPDL__DEBUGS) spdl__store32(&side->inside, 0);
+        result = spsc ? spdl__spsc_pop_n(core, items, n, moved)
+                      : spdl__mpmc_pop_n(core, items, n, moved);
+    if (result == SPDL_OK) spdl__ring_hint(ring, push ? &ring->pops : &ring->pushes, *moved);
+    spdl__ring_leave(side);
     return result;
 }
 
 SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
                                           uint64_t *moved) {
-    void *from = SPDL__UNCONST(items);
-    return spdl__ring_try(ring, SPDL__RING_PUSH, &from, n, moved);
+    return spdl__ring_try(ring, true, SPDL__UNCONST(items), n, moved);
 }
 
 SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
                                          uint64_t *moved) {
-    return spdl__ring_try(ring, SPDL__RING_POP, &items, n, moved);
-}
-
-/* What is left to do after a quick push that found `waiting`. */
-SPDL__NOINLINE spdl_result spdl__ring_quick_pushed(spdl_ring *ring, uint32_t waiting) {
-    spdl__ring_core *core = &ring->core;
-    spdl_result result = SPDL_OK;
-    if ((waiting & SPDL__RING_CLOSING) != 0 && core->mode == SPDL_RING_SPSC)
-        result = spdl__spsc_settle(core, spdl__load_relaxed(&core->tail) - 1, 1);
-    if (result == SPDL_OK) spdl__ring_wake(ring, &ring->pops, 1);
-    return result;
+    return spdl__ring_try(ring, false, items, n, moved);
 }
 
 SPDL_API SPDL__HOT spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item) {
@@ -5983,7 +5671,8 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_push(spdl_ring *ring, const void *i
     uint64_t moved;
     if (!spdl__ring_quick_push(&ring->core, item, &waiting))
         return spdl_ring_try_push_n(ring, item, 1, &moved);
-    return SPDL__LIKELY(waiting == 0) ? SPDL_OK : spdl__ring_quick_pushed(ring, waiting);
+    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pops, 1);
+    return SPDL_OK;
 }
 
 SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
@@ -5991,29 +5680,28 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
     uint64_t moved;
     if (!spdl__ring_quick_pop(&ring->core, item, &waiting))
         return spdl_ring_try_pop_n(ring, item, 1, &moved);
-    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(ring, &ring->pushes, 1);
+    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pushes, 1);
     return SPDL_OK;
 }
 
+/* --- calls that wait --- */
+
 typedef struct spdl__ring_call {
     spdl_ring *ring;
-    int op;
-    void *items; /* that a push reads, or a pop writes; in place: the slots */
+    bool push;
+    void *items; /* that a push reads, or a pop writes */
     uint64_t n;
     uint64_t moved; /* so far */
 } spdl__ring_call;
 
-/* Does what it can, and returns SPDL_FULL or SPDL_EMPTY while it has to go on. */
+/* SPDL_FULL: a push is not done; SPDL_EMPTY: a pop has nothing. */
 SPDL__PRIVATE spdl_result spdl__ring_attempt(spdl__ring_call *call) {
-    spdl_result result;
+    char *at = (char *)call->items + call->moved * call->ring->core.item_bytes;
     uint64_t moved;
-    void *from;
-    if (call->op != SPDL__RING_PUSH)
-        return spdl__ring_try(call->ring, call->op, &call->items, call->n, &call->moved);
-    from = (char *)call->items + call->moved * call->ring->core.item_bytes;
-    result = spdl__ring_try(call->ring, call->op, &from, call->n - call->moved, &moved);
+    const spdl_result result = spdl__ring_try(call->ring, call->push, at, call->n - call->moved,
+                                              &moved);
     call->moved += moved;
-    return result == SPDL_OK && call->moved < call->n ? SPDL_FULL : result;
+    return result == SPDL_OK && call->push && call->moved < call->n ? SPDL_FULL : result;
 }
 
 SPDL__PRIVATE bool spdl__ring_must_wait(spdl_result result) {
@@ -6031,8 +5719,8 @@ SPDL__PRIVATE void spdl__ring_pass_on(spdl_ring *ring, spdl__ring_side *side) {
 
 /* Sleeps until an attempt succeeds. A wake-up that comes with the deadline is still used: there is
    one more attempt before giving up. */
-SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, spdl__ring_side *side,
-                                           uint64_t deadline) {
+SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, uint64_t deadline) {
+    spdl__ring_side *side = call->push ? &call->ring->pushes : &call->ring->pops;
     spdl_result slept = SPDL_OK, result;
     while (slept != SPDL_TIMEOUT) {
         /* pairs with the add in spdl__os_event_wake */
@@ -6045,7 +5733,6 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, spdl__ring_sid
             return result;
         }
         SPDL_TEST_POINT("ring about to sleep");
-        spdl__add(&side->sleeps, 1);
         slept = spdl__os_event_sleep(&side->event, word, deadline);
         spdl__sub32(side->waiting, 1);
         result = spdl__ring_attempt(call);
@@ -6059,32 +5746,26 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, spdl__ring_sid
 /* Spins, yields, then sleeps until an attempt succeeds. Yields may take long, and a call that makes
    progress never gets to the sleep, so both look at the deadline. */
 SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, int64_t timeout_ns) {
-    spdl__ring_side *side = spdl__ring_side_of(call->ring, call->op);
     spdl_result result = spdl__ring_attempt(call);
-    uint64_t deadline, moved = call->moved, since = 0;
+    uint64_t deadline, moved = call->moved;
     int round = 0;
     if (!spdl__ring_must_wait(result)) return result;
     if (timeout_ns == 0) return SPDL_TIMEOUT;
     deadline = spdl__deadline(timeout_ns);
-    while (spdl__ring_must_wait(result) && spdl__backoff(&round, SPDL_YIELDS)) {
-        if (round >= SPDL_SPINS && since == 0) since = spdl_time_ns();
+    while (spdl__backoff(&round, SPDL_YIELDS)) {
         result = spdl__ring_attempt(call);
-        if (call->moved == moved && round < SPDL_SPINS) continue;
-        if (spdl__ring_must_wait(result) && spdl__late(deadline)) result = SPDL_TIMEOUT;
+        if (!spdl__ring_must_wait(result)) return result;
+        if ((call->moved != moved || round >= SPDL_SPINS) && spdl__late(deadline))
+            return SPDL_TIMEOUT;
         if (call->moved != moved) round = 0;
         moved = call->moved;
     }
-    if (spdl__ring_must_wait(result)) result = spdl__ring_sleep(call, side, deadline);
-    if (since != 0) {
-        spdl__add(&side->waits, 1);
-        spdl__add(&side->wait_ns, spdl_time_ns() - since);
-    }
-    return result;
+    return spdl__ring_sleep(call, deadline);
 }
 
-SPDL__NOINLINE spdl_result spdl__ring_many(spdl_ring *ring, int op, void *items, uint64_t n,
+SPDL__NOINLINE spdl_result spdl__ring_many(spdl_ring *ring, bool push, void *items, uint64_t n,
                                            uint64_t *moved, int64_t timeout_ns) {
-    spdl__ring_call call = { ring, op, items, n, 0 };
+    spdl__ring_call call = { ring, push, items, n, 0 };
     spdl_result result;
     if (moved != NULL) *moved = 0;
     if (ring == NULL || moved == NULL || (items == NULL && n > 0)) return SPDL_E_INVALID;
@@ -6096,12 +5777,12 @@ SPDL__NOINLINE spdl_result spdl__ring_many(spdl_ring *ring, int op, void *items,
 
 SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
                                       uint64_t *moved, int64_t timeout_ns) {
-    return spdl__ring_many(ring, SPDL__RING_PUSH, SPDL__UNCONST(items), n, moved, timeout_ns);
+    return spdl__ring_many(ring, true, SPDL__UNCONST(items), n, moved, timeout_ns);
 }
 
 SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, uint64_t *moved,
                                      int64_t timeout_ns) {
-    return spdl__ring_many(ring, SPDL__RING_POP, items, n, moved, timeout_ns);
+    return spdl__ring_many(ring, false, items, n, moved, timeout_ns);
 }
 
 SPDL_API SPDL__HOT spdl_result spdl_ring_push(spdl_ring *ring, const void *item,
@@ -6111,7 +5792,8 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_push(spdl_ring *ring, const void *item,
     if (ring == NULL || item == NULL) return SPDL_E_INVALID;
     if (!spdl__ring_quick_push(&ring->core, item, &waiting))
         return spdl_ring_push_n(ring, item, 1, &moved, timeout_ns);
-    return SPDL__LIKELY(waiting == 0) ? SPDL_OK : spdl__ring_quick_pushed(ring, waiting);
+    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pops, 1);
+    return SPDL_OK;
 }
 
 SPDL_API SPDL__HOT spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns) {
@@ -6120,69 +5802,23 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_
     if (ring == NULL || item == NULL) return SPDL_E_INVALID;
     if (!spdl__ring_quick_pop(&ring->core, item, &waiting))
         return spdl_ring_pop_n(ring, item, 1, &moved, timeout_ns);
-    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(ring, &ring->pushes, 1);
+    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pushes, 1);
     return SPDL_OK;
-}
-
-SPDL__PRIVATE spdl_result spdl__ring_in_place(spdl_ring *ring, int op, uint64_t n,
-                                              void **slots, uint64_t *have, int64_t timeout_ns) {
-    spdl__ring_call call = { ring, op, NULL, n, 0 };
-    spdl_result result = SPDL_E_INVALID;
-    if (slots != NULL) *slots = NULL;
-    if (have != NULL) *have = 0;
-    if (ring != NULL && slots != NULL && have != NULL && n > 0 && ring->core.mode == SPDL_RING_SPSC)
-        result = spdl__ring_wait(&call, timeout_ns);
-    if (result != SPDL_OK) return result;
-    *slots = call.items;
-    *have = call.moved;
-    return SPDL_OK;
-}
-
-SPDL_API spdl_result spdl_ring_reserve(spdl_ring *ring, uint64_t n, void **slots, uint64_t *have,
-                                       int64_t timeout_ns) {
-    return spdl__ring_in_place(ring, SPDL__RING_RESERVE, n, slots, have, timeout_ns);
-}
-
-SPDL_API spdl_result spdl_ring_peek(spdl_ring *ring, uint64_t n, void **items, uint64_t *have,
-                                    int64_t timeout_ns) {
-    return spdl__ring_in_place(ring, SPDL__RING_PEEK, n, items, have, timeout_ns);
-}
-
-SPDL_API spdl_result spdl_ring_commit(spdl_ring *ring, uint64_t n) {
-    if (ring == NULL || ring->core.mode != SPDL_RING_SPSC) return SPDL_E_INVALID;
-    return spdl__ring_try(ring, SPDL__RING_COMMIT, NULL, n, &n);
-}
-
-SPDL_API spdl_result spdl_ring_release(spdl_ring *ring, uint64_t n) {
-    if (ring == NULL || ring->core.mode != SPDL_RING_SPSC) return SPDL_E_INVALID;
-    return spdl__ring_try(ring, SPDL__RING_RELEASE, NULL, n, &n);
 }
 
 SPDL_API void spdl_ring_close(spdl_ring *ring) {
+    if (!spdl__ring_enter(ring, &ring->pushes)) return;
     spdl__ring_core_close(&ring->core);
     spdl__ring_hint(ring, &ring->pops, SPDL__RING_WAITING);
     spdl__ring_hint(ring, &ring->pushes, SPDL__RING_WAITING);
+    spdl__ring_leave(&ring->pushes);
 }
 
-SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring) {
-    uint64_t pushed, popped;
-    spdl__ring_totals(&ring->core, &pushed, &popped);
-    return pushed - popped;
-}
+SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring) { return spdl__ring_inside(&ring->core); }
 
 SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring) { return ring->core.capacity; }
 
-SPDL_API void spdl_ring_stats(const spdl_ring *ring, spdl_ring_counters *counters) {
-    spdl__ring_totals(&ring->core, &counters->pushed, &counters->popped);
-    counters->count = counters->pushed - counters->popped;
-    counters->push_waits = spdl__load_relaxed(&ring->pushes.waits);
-    counters->pop_waits = spdl__load_relaxed(&ring->pops.waits);
-    counters->push_wait_ns = spdl__load_relaxed(&ring->pushes.wait_ns);
-    counters->pop_wait_ns = spdl__load_relaxed(&ring->pops.wait_ns);
-    counters->push_sleeps = spdl__load_relaxed(&ring->pushes.sleeps);
-    counters->pop_sleeps = spdl__load_relaxed(&ring->pops.sleeps);
-    counters->wakes = spdl__load_relaxed(&ring->wakes);
-}
+/* --- making and ending --- */
 
 SPDL__PRIVATE spdl_result spdl__ring_check(const spdl_ring_desc *desc) {
     if (desc->capacity < 1 || desc->capacity > SPDL__RING_MAX_CAPACITY)
@@ -6246,12 +5882,12 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
                                 void *user) {
     spdl_allocator allocator;
     spdl__ring_core *core;
-    uint64_t pushed, popped, at;
+    uint64_t left, at;
     if (ring == NULL) return;
     core = &ring->core;
     allocator = ring->allocator;
-    spdl__ring_totals(core, &pushed, &popped);
-    for (at = core->head; free_item != NULL && popped < pushed; ++popped, ++at) {
+    left = free_item != NULL ? spdl__ring_inside(core) : 0;
+    for (at = core->head; left > 0; --left, ++at) {
         if (core->mode == SPDL_RING_SPSC) {
             free_item(spdl__ring_slot(core, at), user);
         } else {
@@ -6381,19 +6017,6 @@ struct spdl_pool {
 
 #define SPDL__WAITER 0x10000u
 #define SPDL__ASLEEP (SPDL__WAITER - 1)
-
-/* --- locks ---
-   For what is held for some instructions, away from the way of an item. */
-
-SPDL__PRIVATE void spdl__spin_lock(uint32_t *lock) {
-    while (spdl__exchange32(lock, 1) != 0) spdl__os_yield();
-}
-
-SPDL__PRIVATE void spdl__spin_unlock(uint32_t *lock) { spdl__store32(lock, 0); }
-
-SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
-    return spdl__load_relaxed32(lock) == 0 && spdl__exchange32(lock, 1) == 0;
-}
 
 /* --- clients --- */
 
@@ -6640,7 +6263,7 @@ SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__
                                                    uint64_t *bit) {
     spdl__client_slot *slot = NULL;
     uint32_t i;
-    spdl__spin_lock(&pool->attach_lock);
+    spdl__lock(&pool->attach_lock, &pool->idle);
     for (i = 0; i < SPDL__MAX_CLIENTS && pool->slot[i].taken; ++i) {}
     if (i < SPDL__MAX_CLIENTS) {
         slot = &pool->slot[i];
@@ -6651,7 +6274,7 @@ SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__
         spdl__client_stir(&pool->beacon, (uint64_t)1 << i);
         if (i >= pool->slots_used) spdl__store32(&pool->slots_used, i + 1);
     }
-    spdl__spin_unlock(&pool->attach_lock);
+    spdl__unlock(&pool->attach_lock, &pool->idle);
     spdl__full_barrier();
     spdl__pool_wake_all(pool);
     return slot;
@@ -6663,13 +6286,13 @@ SPDL__PRIVATE void spdl__pool_detach(spdl_pool *pool, spdl__client_slot *slot) {
     spdl__store(&slot->client, 0);
     spdl__full_barrier();
     spdl__pool_await32(pool, &slot->users, 0);
-    spdl__spin_lock(&pool->attach_lock);
+    spdl__lock(&pool->attach_lock, &pool->idle);
     (void)spdl__or(&pool->beacon.quiet, (uint64_t)1 << (slot - pool->slot));
     slot->taken = false;
     spdl__store_relaxed32(&pool->clients, pool->clients - 1);
     for (used = pool->slots_used; used > 0 && !pool->slot[used - 1].taken; --used) {}
     spdl__store32(&pool->slots_used, used);
-    spdl__spin_unlock(&pool->attach_lock);
+    spdl__unlock(&pool->attach_lock, &pool->idle);
 }
 
 SPDL__PRIVATE bool spdl__pool_is_worker(const spdl_pool *pool) {
@@ -7351,6 +6974,7 @@ typedef struct spdl__batch_pool {
     uint64_t references; /* the pipeline, and every batch that is not spare */
     /* under the lock, by workers */
     uint32_t lock;
+    spdl__os_event parked; /* where threads wait for it; by create */
     spdl__batch *spare;
     /* with SPDL_DEBUG, by any thread: see spdl__node */
     uint64_t unfreed[SPDL_MAX_STAGES];
@@ -7421,6 +7045,7 @@ SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__batch *ba
     }
     if (spdl__sub(&pool->references, 1) != 1) return;
     while ((batch = spdl__batch_pool_pop(pool)) != NULL) spdl__free(&allocator, batch, bytes);
+    spdl__os_event_fini(&pool->parked);
     spdl__free(&allocator, pool, sizeof(*pool));
 }
 
@@ -7428,9 +7053,9 @@ SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__batch *ba
 SPDL__PRIVATE spdl__batch *spdl__batch_get(spdl__batch_pool *pool) {
     spdl__batch *batch;
     spdl__add(&pool->references, 1);
-    spdl__spin_lock(&pool->lock);
+    spdl__lock(&pool->lock, &pool->parked);
     batch = spdl__batch_pool_pop(pool);
-    spdl__spin_unlock(&pool->lock);
+    spdl__unlock(&pool->lock, &pool->parked);
     if (batch == NULL) batch = spdl__batch_make(pool);
     if (batch == NULL) {
         spdl__batch_pool_drop(pool, NULL);
@@ -7469,7 +7094,10 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
                                                       size_t keep) {
     spdl__batch_pool *pool =
         (spdl__batch_pool *)spdl__alloc_zeroed(allocator, 1, sizeof(*pool), sizeof(void *));
-    if (pool == NULL) return NULL;
+    if (pool == NULL || !spdl__os_event_init(&pool->parked)) {
+        spdl__free(allocator, pool, sizeof(*pool));
+        return NULL;
+    }
     pool->allocator = *allocator;
     pool->size = size;
     pool->block_bytes = block_bytes;
@@ -7643,6 +7271,7 @@ typedef struct spdl__node {
     spdl__parked *parked; /* places for `most` calls, or NULL */
     uint8_t *turns;       /* branch whose merge is in input order */
     uint64_t turns_mask;
+    spdl__os_event *locks; /* of the pipeline: where threads wait for one of its locks */
     char pad0[SPDL_CACHE_LINE];
     /* written by the thread that takes: the word of a source or merge */
     uint64_t own;
@@ -7781,6 +7410,7 @@ struct spdl_pipeline {
     uint32_t stops;        /* threads inside spdl_pipeline_stop */
     uint64_t rewinder;     /* the thread inside spdl_pipeline_rewind, or 0 */
     spdl__os_event quiet;  /* a call has ended while stopping, or a worker has left */
+    spdl__os_event locks;  /* where threads wait for one of its locks */
     char pad1[SPDL_CACHE_LINE];
     /* written by the producer: of a feed, or its own thread */
     uint32_t producer_inside;
@@ -8361,14 +7991,14 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
     spdl_error error;
     bool first;
     spdl__fail_error(node, item, result, text, &error);
-    spdl__spin_lock(&p->error_lock);
+    spdl__lock(&p->error_lock, &p->locks);
     first = !(p->failed & row);
     if (first || ticket < node->fail_ticket) {
         node->error = error;
         node->fail_ticket = ticket;
     }
     spdl__store32(&p->failed, p->failed | row);
-    spdl__spin_unlock(&p->error_lock);
+    spdl__unlock(&p->error_lock, &p->locks);
     if (first) spdl__log(&p->logger, SPDL_LOG_ERROR, error.text); /* not under the lock */
     mark.origin = spdl__origin((uint64_t)node->index, SPDL__FAIL);
     if (branch) spdl__put_mark(p, node, 0, &mark, now);
@@ -8409,10 +8039,10 @@ SPDL__PRIVATE void spdl__task_give_back(spdl_task *task) {
     if (spdl__token_row(task->pipeline, buffer) >= 0) return;
     if (buffer != NULL && task->node->places) {
         spdl__node *row = task->node + 1;
-        spdl__spin_lock(&row->place_lock);
+        spdl__lock(&row->place_lock, row->locks);
         task->holder->owner[(size_t)(buffer - (char *)task->holder->shown.data) /
                             row->row.item_bytes] = 0;
-        spdl__spin_unlock(&row->place_lock);
+        spdl__unlock(&row->place_lock, row->locks);
     } else {
         spdl_buffer_free(buffer);
     }
@@ -8797,25 +8427,25 @@ SPDL__PRIVATE void spdl__parked_add(spdl__node *node, spdl__parked_list *list, u
 SPDL__PRIVATE spdl__parked *spdl__parked_pop(spdl__node *node, spdl__parked_list *list) {
     spdl__parked *call = NULL;
     if (spdl__load_relaxed32(&list->count) == 0) return NULL;
-    spdl__spin_lock(&node->parked_lock);
+    spdl__lock(&node->parked_lock, node->locks);
     if (list->count > 0) {
         call = &node->parked[list->first - 1];
         list->first = call->next;
         spdl__store_relaxed32(&list->count, list->count - 1);
         call->state = SPDL__PARKED_RUNNING;
     }
-    spdl__spin_unlock(&node->parked_lock);
+    spdl__unlock(&node->parked_lock, node->locks);
     return call;
 }
 
 /* Moves a call into a list. */
 SPDL__PRIVATE void spdl__parked_push(spdl__node *node, spdl__parked_list *list, spdl__parked *call,
                                      spdl__parked_state state) {
-    spdl__spin_lock(&node->parked_lock);
+    spdl__lock(&node->parked_lock, node->locks);
     call->state = state;
     if (state == SPDL__PARKED_FREE) ++call->generation;
     spdl__parked_add(node, list, (uint32_t)(call - node->parked));
-    spdl__spin_unlock(&node->parked_lock);
+    spdl__unlock(&node->parked_lock, node->locks);
 }
 
 /* A call begins. There is a place for each that may be inside. */
@@ -8931,11 +8561,11 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
     node = task->node;
     call = task->parked;
     if (!node->row.deferred || call == NULL) return deferred;
-    spdl__spin_lock(&node->parked_lock);
+    spdl__lock(&node->parked_lock, node->locks);
     if (call->state == SPDL__PARKED_RUNNING) call->state = SPDL__PARKED_ARMED;
     deferred.id = call->generation << SPDL__ID_BITS | (uint64_t)node->index << SPDL__ID_PLACE_BITS |
                   (uint64_t)(call - node->parked);
-    spdl__spin_unlock(&node->parked_lock);
+    spdl__unlock(&node->parked_lock, node->locks);
     deferred.pipeline = task->pipeline;
     return deferred;
 }
@@ -8958,7 +8588,7 @@ SPDL__PRIVATE bool spdl__parked_returned(spdl_task *task, spdl_result *result, v
     const bool pending = *result == SPDL_PENDING;
     spdl__parked_state was;
     call->taken = task->taken;
-    spdl__spin_lock(&node->parked_lock);
+    spdl__lock(&node->parked_lock, node->locks);
     was = call->state;
     if (pending && was == SPDL__PARKED_ARMED) {
         call->buffer = task->buffer;
@@ -8967,7 +8597,7 @@ SPDL__PRIVATE bool spdl__parked_returned(spdl_task *task, spdl_result *result, v
     } else {
         call->state = SPDL__PARKED_RUNNING; /* its number is dead */
     }
-    spdl__spin_unlock(&node->parked_lock);
+    spdl__unlock(&node->parked_lock, node->locks);
     if (pending && was == SPDL__PARKED_ARMED) {
         task->buffer = NULL; /* it is the call's */
         task->parked = NULL;
@@ -9013,9 +8643,9 @@ SPDL__PRIVATE spdl_result spdl__complete(spdl_deferred deferred, spdl_result res
     spdl__add32(&p->completing, 1); /* destroy waits for us, too */
     if (row < (uint64_t)p->count) node = &p->node[row];
     if (node != NULL && node->row.deferred && place < (uint32_t)node->most) {
-        spdl__spin_lock(&node->parked_lock);
+        spdl__lock(&node->parked_lock, node->locks);
         found = spdl__complete_call(node, place, deferred.id >> SPDL__ID_BITS, result, item, text);
-        spdl__spin_unlock(&node->parked_lock);
+        spdl__unlock(&node->parked_lock, node->locks);
     }
     if (found) {
         spdl__wake_changed(p, node);
@@ -9083,7 +8713,7 @@ SPDL__PRIVATE spdl__node *spdl__blame_find(const spdl_pipeline *p, bool *idle) {
 SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
     uint64_t now;
     if (over)
-        spdl__spin_lock(&p->blame_lock);
+        spdl__lock(&p->blame_lock, &p->locks);
     else if (!spdl__try_lock(&p->blame_lock))
         return;
     now = spdl_time_ns();
@@ -9094,15 +8724,15 @@ SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
         spdl__store_relaxed(&p->blame_since, over ? 0 : now);
         if (!over) p->blame = spdl__blame_find(p, &p->blame_idle);
     }
-    spdl__spin_unlock(&p->blame_lock);
+    spdl__unlock(&p->blame_lock, &p->locks);
 }
 
 /* The consumer: a wait begins. */
 SPDL__PRIVATE void spdl__blame_begin(spdl_pipeline *p, uint64_t since) {
-    spdl__spin_lock(&p->blame_lock);
+    spdl__lock(&p->blame_lock, &p->locks);
     p->blame = spdl__blame_find(p, &p->blame_idle);
     spdl__store_relaxed(&p->blame_since, since);
-    spdl__spin_unlock(&p->blame_lock);
+    spdl__unlock(&p->blame_lock, &p->locks);
 }
 
 /* The end of a sitting of `ns` that was measured, and how many to leave out then: on average as
@@ -9603,13 +9233,13 @@ SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
     const uint64_t size = (uint64_t)row->row.size, epoch = spdl__load_relaxed(&node->epoch);
     uint64_t at = (node->serial ? spdl__load_relaxed(&node->out.tail) : task->ticket) - node->first;
     spdl__batch *batch;
-    spdl__spin_lock(&row->place_lock);
+    spdl__lock(&row->place_lock, row->locks);
     if (row->place_epoch == epoch) at -= row->place_dropped;
     batch = spdl__place_batch(row, epoch, at / size);
     while (batch != NULL && batch->owner[at % size] != 0)
         batch = spdl__place_batch(row, epoch, ++at / size);
     if (batch != NULL) batch->owner[at % size] = SPDL__IN_PLACE;
-    spdl__spin_unlock(&row->place_lock);
+    spdl__unlock(&row->place_lock, row->locks);
     task->holder = batch;
     return batch != NULL ? (char *)batch->shown.data + at % size * row->row.item_bytes : NULL;
 }
@@ -9636,7 +9266,7 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     const uint64_t dropped = spdl__load_relaxed(&node->in->dropped);
     spdl__batch **at = &node->place;
     if (node->row.item_bytes == 0) return;
-    spdl__spin_lock(&node->place_lock);
+    spdl__lock(&node->place_lock, node->locks);
     node->place_dropped = dropped - node->dropped;
     while (*at != NULL) {
         spdl__batch *batch = *at;
@@ -9652,17 +9282,17 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
         node->place_dropped = 0;
         node->dropped = dropped;
     }
-    spdl__spin_unlock(&node->place_lock);
+    spdl__unlock(&node->place_lock, node->locks);
 }
 
 /* The batch that the next item goes to; NULL: there is no memory for it. */
 SPDL__PRIVATE spdl__batch *spdl__batch_open(spdl__node *node) {
     spdl__batch *batch;
     if (node->row.item_bytes == 0) return spdl__batch_get(node->batches);
-    spdl__spin_lock(&node->place_lock);
+    spdl__lock(&node->place_lock, node->locks);
     batch = spdl__place_batch(node, spdl__load_relaxed(&node->epoch),
                               node->number - node->number_first);
-    spdl__spin_unlock(&node->place_lock);
+    spdl__unlock(&node->place_lock, node->locks);
     return batch;
 }
 
@@ -10585,7 +10215,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
             spdl__item_free(p, slot->item, origin);
         }
     }
-    spdl__spin_unlock(&p->purge_lock);
+    spdl__unlock(&p->purge_lock, &p->locks);
 }
 
 /* No worker enters a row any more, and those inside take no further item. */
@@ -10824,6 +10454,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     spdl__os_event_fini(&p->fed);
     spdl__os_event_fini(&p->quiet);
     spdl__os_event_fini(&p->room);
+    spdl__os_event_fini(&p->locks);
     spdl__free(&allocator, p, sizeof(*p));
 }
 
@@ -11363,6 +10994,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     const bool raises = plan->doctor != NULL && plan->doctor->desc.raise;
     *row = spdl__row_defaults(plan, i);
     node->index = i;
+    node->locks = &p->locks;
     spdl__node_name(p, node, spdl__row_name(&plan->rows[i]));
     row->name = node->name; /* for the probes */
     node->gathers = row->kind == SPDL_KIND_BATCH || row->kind == SPDL_KIND_MERGE;
@@ -11574,6 +11206,8 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     char name[SPDL_NAME_BYTES];
     int i;
     p->process = spdl__os_process_id(NULL);
+    if (!SPDL__NO_STATS) spdl__os_process_read(&p->process_first, false); /* of zeros */
+    p->process_last = p->process_first;
     p->start_ns = spdl_time_ns();
     if (p->trace != NULL && p->trace->origin == 0) p->trace->origin = p->start_ns;
     for (i = 0; i < p->count; ++i) {
@@ -11601,13 +11235,13 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
                            p->producer->name, SPDL__OS_NO_THREAD);
 }
 
+/* All of them, or none. */
 SPDL__COLD bool spdl__pipeline_events(spdl_pipeline *p) {
-    if (!spdl__os_event_init(&p->fed)) return false;
-    if (spdl__os_event_init(&p->quiet)) {
-        if (spdl__os_event_init(&p->room)) return true;
-        spdl__os_event_fini(&p->quiet);
-    }
-    spdl__os_event_fini(&p->fed);
+    spdl__os_event *const event[] = { &p->fed, &p->quiet, &p->room, &p->locks };
+    int i = 0;
+    while (i < 4 && spdl__os_event_init(event[i])) ++i;
+    if (i == 4) return true;
+    while (i > 0) spdl__os_event_fini(event[--i]);
     return false;
 }
 
@@ -11910,9 +11544,8 @@ SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
 SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats *stats) {
     const spdl_process_stats *first = &p->process_first, *last = &p->process_last;
     const uint64_t now = spdl_time_ns();
-    spdl__spin_lock(&p->process_lock);
-    if (first->time_ns == 0) spdl_process_read(&p->process_first);
-    if (ended ? last->time_ns < ended : now > last->time_ns + 10000000)
+    spdl__lock(&p->process_lock, &p->locks);
+    if (last->cores == 0 || (ended ? last->time_ns < ended : now > last->time_ns + 10000000))
         spdl_process_read(&p->process_last);
     if (stats->delivered > 0 && spdl__load(&p->taker) == spdl__os_thread_id())
         spdl__taker_look(p);
@@ -11923,7 +11556,7 @@ SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats
     stats->minor_faults = spdl__grown(first->minor_faults, last->minor_faults);
     stats->cores_allowed = last->cores_allowed;
     stats->cores = last->cores;
-    spdl__spin_unlock(&p->process_lock);
+    spdl__unlock(&p->process_lock, &p->locks);
 }
 
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats) {
@@ -13773,7 +13406,7 @@ SPDL__COLD int spdl__latin_arm(const spdl__latin *latin, int round, int position
 
 /* Whether others disturbed a measurement: read before it, asked about after it. */
 typedef struct spdl__clocks {
-    uint64_t time_ns, idle_ns; /* of the machine */
+    uint64_t time_ns;
     spdl_process_stats process;
 } spdl__clocks;
 
@@ -13782,20 +13415,17 @@ typedef struct spdl__clocks {
 SPDL__COLD spdl__clocks spdl__clocks_read(void) {
     spdl__clocks clocks;
     clocks.time_ns = spdl_time_ns();
-    clocks.idle_ns = spdl__os_machine_idle();
     spdl_process_read(&clocks.process);
     return clocks;
 }
 
-/* Processors that other programs, of low priority too, have had since then: neither idle nor ours.
-   0: not known, or there is one for everybody. */
+/* Processors that other programs, of low priority too, have had since then. 0: not known, or there
+   is one for everybody. */
 SPDL__COLD double spdl__clocks_foreign(const spdl__clocks *since) {
     const spdl__clocks now = spdl__clocks_read();
     const double ns = (double)(now.time_ns - since->time_ns);
-    const double idle = (double)spdl__grown(since->idle_ns, now.idle_ns);
-    const double own = (double)spdl__grown(since->process.cpu_ns, now.process.cpu_ns);
-    if (now.idle_ns == 0 || ns < 1e8 || idle >= ns) return 0;
-    return spdl__larger(now.process.cores - (idle + own) / ns, 0);
+    const uint64_t others = spdl__grown(since->process.others_ns, now.process.others_ns);
+    return ns >= 1e8 ? spdl__smaller((double)others / ns, now.process.cores) : 0;
 }
 
 /* ============================================================================================= */
@@ -14422,8 +14052,6 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__BURSTY 0.3          /* the same twice differs by more */
 #define SPDL__COOLING 0.3         /* of the time, for windows with cold files and those before */
 #define SPDL__COLD_ROUNDS 8
-#define SPDL__COLD_NS 200000000   /* for taking files out of the page cache */
-#define SPDL__LOOK_NS 10000000    /* between two looks which files are open */
 #define SPDL__READ_LEAST (1 << 20) /* bytes that say where they came from */
 
 #define SPDL__BY(limit) (~(int)SPDL_LIMIT_##limit) /* what limits where it is no row: below 0 */
@@ -14438,7 +14066,7 @@ typedef enum spdl__arm_kind {
     SPDL__ARM_CALLS,   /* `row` has a concurrency of `value`; these four as spdl_doctor_change */
     SPDL__ARM_WORKER,  /* one more */
     SPDL__ARM_BUFFER,  /* of the sink */
-    SPDL__ARM_POLITE,  /* the workers make way, `value` is how: 1 or 2, see os_thread_manners */
+    SPDL__ARM_POLITE,  /* not tried */
     SPDL__ARM_COLD     /* files are taken out of the page cache first */
 } spdl__arm_kind;
 
@@ -14496,8 +14124,6 @@ struct spdl__doctor {
     int kept_count;
     char files[8192];            /* seen: names, each with a zero behind it */
     size_t files_used;
-    uint64_t looked_ns;          /* for them, last */
-    uint64_t read_asked, read_disk;  /* when the window began */
     double asked[2], from_disk[2];   /* in windows as it is, in cold ones */
     double predicted[SPDL_DOCTOR_TRIALS]; /* by the model, whether it fits or not */
     bool ended;                  /* the pipeline has, before the doctor was done */
@@ -14705,25 +14331,6 @@ SPDL__COLD void spdl__doctor_worker(spdl__doctor *d, bool works) {
     }
 }
 
-/* Whether the workers make way for others. */
-SPDL__COLD void spdl__doctor_manners(spdl__doctor *d, int manners) {
-    const spdl_pipeline *p = d->p;
-    int i, k;
-    for (i = 0; manners != d->manners_now && i < p->groups; ++i)
-        for (k = 0; p->group[i].own_pool && k < p->group[i].pool->threads; ++k)
-            spdl__os_thread_behave(&p->group[i].pool->worker[k].thread, manners, d->nice);
-    d->manners_now = manners;
-}
-
-SPDL__COLD void spdl__doctor_forget_files(spdl__doctor *d) {
-    uint64_t files, bytes;
-    spdl__os_files_forget(d->files, d->files_used, spdl_time_ns() + SPDL__COLD_NS, &files, &bytes);
-    if (files > (uint64_t)d->report.cold_files) {
-        d->report.cold_files = (int)spdl__min(files, INT32_MAX);
-        d->report.cold_bytes = (double)bytes;
-    }
-}
-
 /* What is different from here on; all else as it is. */
 SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__hand *hand = d->p->hand;
@@ -14746,8 +14353,6 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__store_relaxed(&d->p->sink->buffer_size,
                         arm->kind == SPDL__ARM_BUFFER ? arm->value : d->buffer);
     spdl__wake_changed(d->p, d->p->last);
-    spdl__doctor_manners(d, arm->kind == SPDL__ARM_POLITE ? (int)arm->value : d->manners);
-    if (arm->kind == SPDL__ARM_COLD) spdl__doctor_forget_files(d);
     d->at = *arm;
     d->counting = false;
     d->since_ns = spdl_time_ns();
@@ -14826,14 +14431,6 @@ SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
     spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, 0, 0)]);
 }
 
-/* How polite the workers may be for a while: not if they have a policy, or are not ours. */
-SPDL__COLD int spdl__doctor_may_be_polite(spdl__doctor *d) {
-    const spdl__group *group = &d->p->group[0];
-    const spdl_policy *policy = group->own_pool ? &group->pool->desc.policy : NULL;
-    if (policy == NULL || policy->polite || policy->nice != 0 || policy->sched != 0) return 0;
-    return spdl__os_thread_manners(&d->nice);
-}
-
 /* Whether there may be a change to try. */
 SPDL__COLD bool spdl__doctor_tries(const spdl__doctor *d) {
     int i;
@@ -14873,19 +14470,6 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
            now + took / 2 < d->phase_ns;
 }
 
-/* At the begin of a window, and at its end. */
-SPDL__COLD void spdl__doctor_count_reads(spdl__doctor *d, bool ends) {
-    const int cold = d->phase == SPDL__DOCTOR_COLD;
-    uint64_t asked, disk;
-    if (d->phase <= SPDL__DOCTOR_CONFIRM) return;
-    if (cold && !ends) spdl__doctor_forget_files(d); /* what is read again and again, too */
-    if (!spdl__os_reads(&asked, &disk)) return;
-    d->asked[cold] += ends ? (double)(asked - d->read_asked) : 0;
-    d->from_disk[cold] += ends ? (double)(disk - d->read_disk) : 0;
-    d->read_asked = asked;
-    d->read_disk = disk;
-}
-
 /* An item has come: whether the phase is over. */
 SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     const int arm = spdl__latin_arm(&d->latin, d->round, d->position);
@@ -14897,14 +14481,12 @@ SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     if (!d->counting) { /* what was ready is taken first, as quick as the trainer is */
         const bool gone = items >= 2 * d->settle_items || (items >= d->settle_items && waited);
         if (ns < d->settle_ns || (ns < most && !gone)) return false;
-        spdl__doctor_count_reads(d, false);
         d->counting = true;
         d->since_ns = d->phase == SPDL__DOCTOR_COLD ? spdl_time_ns() : now;
         d->since_items = d->items;
         return false;
     }
     if (ns < d->window_ns || (items < SPDL__WINDOW_ITEMS && ns < 4 * d->window_ns)) return false;
-    spdl__doctor_count_reads(d, true);
     d->report.arm[d->first + arm].rate[d->round] = (float)(1e9 * (double)items / (double)ns);
     if (++d->position == d->arms && !spdl__doctor_round_ends(d, now)) return true;
     spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, d->round, d->position)]);
@@ -15070,9 +14652,7 @@ SPDL__COLD void spdl__doctor_try(spdl__doctor *d, spdl__arm_kind kind, int row, 
 /* The second phase: the changes that promise most. False: there is none, or no time for it. */
 SPDL__COLD bool spdl__doctor_confirm(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
-    const spdl__law law = spdl__law_now(d);
     const int row = spdl__doctor_row(d), now = row >= 0 ? r->row[row].concurrency : 0;
-    const int polite = r->harm >= SPDL__HARM ? spdl__doctor_may_be_polite(d) : 0;
     const double left = 1e-9 * ((double)spdl__doctor_until(d) - (double)spdl_time_ns());
     d->first = r->arm_count;
     d->arms = 0;
@@ -15080,11 +14660,6 @@ SPDL__COLD bool spdl__doctor_confirm(spdl__doctor *d) {
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
     r->stage = row;
-    if (polite > 0) {
-        const double most = law.by == SPDL__BY(TRAINER) ? law.next / law.rate : 1;
-        spdl__doctor_try(d, SPDL__ARM_POLITE, -1, 0, polite,
-                         spdl__smaller(1 / (1 - r->harm), most));
-    }
     if (row >= 0 && r->row[row].may_raise) {
         const int to = spdl__law_calls(d, row, d->p->node[row].row.max_concurrency);
         spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, to, spdl__law_gain(d, row, 1, to - now, 0));
@@ -15669,11 +15244,6 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     const double seconds = d->plan.desc.seconds;
     spdl_pipeline *p = d->p;
     ++d->items;
-    if (d->plan.desc.cold && d->phase <= SPDL__DOCTOR_OBSERVE &&
-        now - d->looked_ns >= SPDL__LOOK_NS) {
-        d->files_used = spdl__os_files_seen(d->files, d->files_used, sizeof(d->files));
-        d->looked_ns = now;
-    }
     if (d->phase == SPDL__DOCTOR_WARM) {
         if (d->begun_ns == 0) {
             d->begun_ns = now;
@@ -24548,8 +24118,9 @@ SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out
     spdl_result result = spdl__row_index(task, in, "window", tokens->windows, &index);
     if (result != SPDL_OK) return result;
     if (node->row.item_bytes > 0 && node->row.item_bytes < spdl_tokens_bytes(tokens))
-        return spdl_fail(task, "item_bytes is %zu, and a window takes %zu", node->row.item_bytes,
-                         spdl_tokens_bytes(tokens));
+        return spdl_fail(task, "item_bytes is %llu, and a window takes %llu",
+                         (spdl__llu)node->row.item_bytes,
+                         (spdl__llu)spdl_tokens_bytes(tokens));
     *out = spdl_buffer(task);
     if (*out == NULL) return SPDL_E_NOMEM;
     result = spdl_tokens_read(tokens, index, (uint32_t *)*out, &error);

@@ -88,9 +88,6 @@ static void differ(spdl_pipeline *p, uint64_t *state) {
     if (arm.kind == SPDL__ARM_CALLS)
         arm.value = 1 + draw(state, (unsigned)p->node[row].row.max_concurrency);
     if (arm.kind == SPDL__ARM_BUFFER) arm.value = (1 + draw(state, 2)) * d->buffer;
-    if (arm.kind == SPDL__ARM_POLITE) arm.value = 1 + draw(state, 2);
-    if (arm.kind == SPDL__ARM_POLITE && spdl__doctor_may_be_polite(d) < (int)arm.value)
-        arm.kind = SPDL__ARM_BASE; /* it could not be taken back */
     spdl__doctor_set(d, &arm);
 }
 
@@ -927,180 +924,6 @@ static void a_worker_more_comes_and_goes(void) {
     }
 }
 
-/* --- workers that make way --- */
-
-static bool workers_are(const spdl_pipeline *p, long sched, int nice) {
-    bool are = true;
-    for (int i = 0; i < p->group[0].pool->threads; ++i) {
-        const uint32_t *begun = &p->group[0].pool->worker[i].thread.number;
-        long number;
-        while ((number = (long)spdl__load32(begun)) == 0) sleep_us(100);
-        are = are && syscall(SYS_sched_getscheduler, number) == sched &&
-              20 - syscall(SYS_getpriority, 0L, number) == nice;
-    }
-    return are;
-}
-
-static void workers_make_way_for_a_while(void) {
-    const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0 };
-    spdl__arm polite = { SPDL__ARM_POLITE, -1, 0 };
-    int nice;
-    const int most = spdl__os_thread_manners(&nice);
-    for (int manners = 1; manners <= most; ++manners) {
-        spdl_pipeline *p = shape(1, &watches, 3, 50, 2);
-        CHECK_EQ(spdl__doctor_may_be_polite(p->doctor), most);
-        polite.value = (uint64_t)manners;
-        CHECK_EQ(take_from(p, 0, 10, SPDL_OK), 10);
-        CHECK(workers_are(p, 0, nice));
-        spdl__doctor_set(p->doctor, &polite);
-        CHECK(workers_are(p, 3, manners == 2 ? 19 : nice));
-        CHECK_EQ(take_from(p, 10, 20, SPDL_OK), 20);
-        spdl__doctor_set(p->doctor, &as_it_is);
-        CHECK(workers_are(p, 0, nice));
-        spdl__doctor_set(p->doctor, &polite);
-        spdl__doctor_finish(p->doctor); /* at any time: it was not kept */
-        if (p->doctor->phase >= SPDL__DOCTOR_SCREEN) CHECK_EQ(p->doctor->manners, 0);
-        gone(p);
-    }
-    for (int i = 0; i < 3; ++i) { /* a policy of their own is left alone */
-        spdl_pipeline_desc desc = { .workers = 1, .doctor = &watches };
-        spdl_pipeline *p = NULL;
-        desc.policy.polite = i == 0;
-        desc.policy.nice = i == 1;
-        if (i == 2) desc.policy.sched = SPDL_SCHED_BATCH;
-        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(COUNT_TO(3), SPDL_SINK(2))) == SPDL_OK);
-        CHECK_EQ(spdl__doctor_may_be_polite(p->doctor), 0);
-        CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 3);
-        DONE(p);
-    }
-}
-
-/* --- files that are not in memory --- */
-
-enum { BLOCK = 1 << 16, BLOCKS = 64 };
-
-static char cold_folder[] = "/tmp/spdl_cold_XXXXXX";
-static int cold_file;
-
-static int cold_make(const char *name, int flags) {
-    char path[64], block[BLOCK];
-    int file;
-    snprintf(path, sizeof path, "%s/%s", cold_folder, name);
-    file = open(path, O_CREAT | O_RDWR, 0600);
-    REQUIRE(file >= 0);
-    memset(block, 1, sizeof block);
-    for (int i = 0; i < BLOCKS; ++i) CHECK_EQ(write(file, block, BLOCK), BLOCK);
-    CHECK_EQ(fsync(file), 0);
-    close(file);
-    return open(path, flags);
-}
-
-static void cold_gone(void) {
-    static const char *const names[] = { "a.bin", "b.bin", "c.log", "d.map" };
-    char path[64];
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) {
-        snprintf(path, sizeof path, "%s/%s", cold_folder, names[i]);
-        (void)unlink(path);
-    }
-    CHECK_EQ(rmdir(cold_folder), 0);
-    memcpy(strrchr(cold_folder, '_') + 1, "XXXXXX", 6);
-}
-
-SPDL_FN(read_block, item, item) {
-    char block[BLOCK];
-    const off_t at = (off_t)(spdl_sequence(task) % BLOCKS) * BLOCK;
-    CHECK_EQ(pread(cold_file, block, BLOCK, at), BLOCK);
-    *out = in;
-    return SPDL_OK;
-}
-
-/* What a block of the file takes from the disk. */
-static uint64_t block_from_disk(void) {
-    uint64_t asked[2], disk[2];
-    char block[BLOCK];
-    if (!spdl__os_reads(&asked[0], &disk[0])) return 0;
-    CHECK_EQ(pread(cold_file, block, BLOCK, 0), BLOCK);
-    CHECK(spdl__os_reads(&asked[1], &disk[1]) && asked[1] >= asked[0] + BLOCK);
-    return disk[1] - disk[0];
-}
-
-/* Whether this disk can have cold files at all: not one that is memory. */
-static bool disk_is_one(uint64_t expected) {
-    uint64_t files, bytes;
-    char path[64];
-    bool disk;
-    (void)posix_fadvise(cold_file, 0, 0, POSIX_FADV_DONTNEED);
-    disk = block_from_disk() > 0;
-    snprintf(path, sizeof path, "%s/a.bin", cold_folder);
-    spdl__os_files_forget(path, strlen(path) + 1, UINT64_MAX, &files, &bytes);
-    CHECK_EQ(files, expected);
-    CHECK_EQ(bytes, expected * BLOCKS * BLOCK);
-    if (disk) CHECK(block_from_disk() > 0);
-    return disk;
-}
-
-static void files_that_are_open_are_seen(void) {
-    char names[256];
-    uint8_t *map;
-    int log, mapped;
-    size_t used;
-    TEST_NEEDS_LINUX();
-    REQUIRE(mkdtemp(cold_folder) != NULL);
-    cold_file = cold_make("a.bin", O_RDONLY);
-    log = cold_make("c.log", O_WRONLY);
-    mapped = cold_make("d.map", O_RDWR);
-    map = (uint8_t *)mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, mapped, 0);
-    REQUIRE(map != MAP_FAILED);
-    used = spdl__os_files_seen(names, 0, sizeof names);
-    CHECK_EQ(spdl__os_files_seen(names, used, sizeof names), used);
-    CHECK_EQ(used, 2 * (strlen(cold_folder) + 7));
-    CHECK(used > 0 && strcmp(strrchr(names, '/'), "/a.bin") == 0);
-    CHECK(used > 0 && strcmp(strrchr(names + strlen(names) + 1, '/'), "/d.map") == 0);
-    CHECK_EQ(spdl__os_files_seen(names, 0, 10), 0);
-    map[0] = 7; /* what was written stays */
-    (void)disk_is_one(1);
-    CHECK(map[0] == 7 && map[BLOCK - 1] == 1);
-    munmap(map, BLOCK);
-    close(log), close(mapped), close(cold_file);
-    cold_gone();
-}
-
-static void reading_is_compared_with_cold_files(void) {
-    static spdl_doctor_report report;
-    static char text[1 << 15];
-    const spdl_doctor_desc doctor = { .seconds = 0.3, .quiet = true, .cold = true };
-    for (int files = 0; files <= TEST_LINUX; ++files) {
-        lesson l = { .wait_us = 20 };
-        bool disk = false;
-        spdl_pipeline *p;
-        memset(&source, 0, sizeof source);
-        source.count = -1;
-        if (files) {
-            REQUIRE(mkdtemp(cold_folder) != NULL);
-            cold_file = cold_make("b.bin", O_RDONLY);
-            close(cold_file);
-            cold_file = cold_make("a.bin", O_RDONLY);
-            disk = disk_is_one(2); /* and the one beside it */
-        }
-        p = files ? EXAMINE(&doctor, 2, FROM(NOTHING), SPDL_PIPE(read_block), SPDL_SINK(2))
-                  : EXAMINE(&doctor, 2, FROM(NOTHING), LOOK(NOTHING), SPDL_SINK(2));
-        CHECK_EQ(spdl_doctor_run(p, learn, &l, &report), SPDL_OK);
-        check_report(p, &report, true);
-        gone(p);
-        CHECK(report.cools);
-        CHECK_EQ(report.cold_files, 2 * files);
-        CHECK_EQ(report.cold_bytes, 2.0 * files * BLOCKS * BLOCK);
-        CHECK_EQ(report.cold.rounds > 0, files);
-        CHECK((size_t)spdl_doctor_text(&report, text, sizeof text) < sizeof text);
-        if (!files) CHECK(strstr(text, "cold: not known: no file was seen") != NULL);
-        if (files) CHECK(strstr(text, "cold: with 2 files of 8.39 MB not in memory") != NULL);
-        printf("   %s", strstr(text, "cold: "));
-        if (disk && report.cold.known) /* windows enough: what one reads is little */
-            CHECK(report.cold_from_cache < report.from_cache);
-        if (files) close(cold_file), cold_gone();
-    }
-}
-
 /* --- classes that the statistics know --- */
 
 static void batches_memory_and_devices_are_named(void) {
@@ -1285,9 +1108,6 @@ TEST_TABLE(doctor) {
     TEST_CASE(a_loop_that_cannot_go_on_ends),
     TEST_CASE(it_is_asked_for_what_is_not_there),
     TEST_CASE(a_worker_more_comes_and_goes),
-    TEST_CASE(workers_make_way_for_a_while),
-    TEST_CASE(files_that_are_open_are_seen),
-    TEST_CASE(reading_is_compared_with_cold_files),
     TEST_CASE(batches_memory_and_devices_are_named),
     TEST_CASE(the_environment_asks_for_it),
     TEST_CASE(reports_go_to_files),

@@ -1411,65 +1411,6 @@ static void a_program_is_run_again(void) {
     }
 }
 
-/* --- polite children --- */
-
-/* 10 ms of a processor: what a thread has waited for one is told only when it gets it again, so a
-   call has to be longer than a slice. The record says how nice the thread is. */
-SPDL_FN(computes_as_it_is, record, record) {
-    struct timespec now;
-    uint64_t since = 0, ns = 0;
-    if ((*out = (record *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
-    while (since == 0 || ns - since < 10000000) {
-        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-        ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-        if (since == 0) since = ns;
-    }
-    record_make(*out, (uint64_t)getpriority(PRIO_PROCESS, 0), in->epoch);
-    return SPDL_OK;
-}
-
-/* An endless loop on one processor. */
-static pid_t loop_on(int cpu) {
-    const pid_t pid = fork();
-    cpu_set_t one;
-    if (pid != 0) return pid;
-    CPU_ZERO(&one);
-    CPU_SET((size_t)cpu, &one);
-    (void)sched_setaffinity(0, sizeof one, &one);
-    alarm(60);
-    for (;;) {}
-}
-
-/* In a child next waits in pieces: they are long enough to see that its workers starve. */
-static void polite_children_are_helped(void) {
-    const int cpu = sched_getcpu();
-    spdl_loader_desc desc = desc_of(1);
-    spdl_loader_batch batch;
-    spdl_loader *l;
-    uint64_t nice = 19;
-    pid_t loop;
-    int taken = 0;
-    TEST_NEEDS_PROCESSES();
-    desc.pipeline.policy.polite = true;
-    desc.pipeline.policy.cpus = &cpu;
-    desc.pipeline.policy.cpu_count = 1;
-    REQUIRE((loop = loop_on(cpu)) > 0);
-    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(1000),
-                SPDL_PIPE(computes_as_it_is, .item_bytes = sizeof(record)),
-                SPDL_SINK(2))) == SPDL_OK);
-    while (nice == 19 && taken < 20) {
-        if (!CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_OK)) break;
-        nice = ((const record *)batch.data)->number;
-        CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
-        ++taken;
-    }
-    CHECK_EQ(nice, getpriority(PRIO_PROCESS, 0));
-    spdl_loader_close(l);
-    kill(loop, SIGKILL);
-    CHECK_EQ(waitpid(loop, NULL, 0), loop);
-    all_gone();
-}
-
 /* A child that is told to begin again, and cannot, as a call does not return. */
 static void a_rewind_ends_a_call_that_hangs(void) {
     TEST_NEEDS_PROCESSES();
@@ -1676,7 +1617,6 @@ TEST_TABLE(loader) {
     TEST_CASE(stats_are_those_of_all_children),
     TEST_CASE(one_trace_and_one_report),
     TEST_CASE(caches_and_headspace_take_from_it),
-    TEST_CASE(polite_children_are_helped),
     TEST_CASE(a_program_is_run_again),
     TEST_CASE(a_rewind_ends_a_call_that_hangs),
     TEST_CASE(only_a_trainer_that_waits_finds_a_hang),
