@@ -7628,6 +7628,8 @@ SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
 SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                     bool all) {
     spdl__client_stir(p->beacon, p->bit);
+    if (!node->at_end && p->works_ns == 0 && p->pool != NULL && !spdl__pool_has_sleepers(p->pool))
+        return; /* the consumer or the producer waits, for other rows */
     if (spdl__load_relaxed32(&p->waiting) != 0 && /* the consumer sleeps */
         (p->pool == NULL || (node == p->last && spdl__wake_sink_has(p))))
         spdl__wake_consumer(p);
