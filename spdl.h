@@ -537,7 +537,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    of the row directly before (in input order, without .again) the part of the block where its item
    will be. All other items must have n bytes, too: they are copied there, then destroyed. NULL
    becomes zeros. The items cannot leave the batch; spdl_batch_free gives the block back. Blocks and
-   buffers begin at a multiple of 64, are not cleared, come from desc.blocks, and are made with the
+   buffers begin at a multiple of 64, are not cleared, come from desc.allocator or .allocator of the row, and are made with the
    pipeline (up to 256 MiB for each row, the rest when it is needed).
 
    Failures. The item of a failed call is dropped; .on_drop sees it. While .max_failures allows it
@@ -648,6 +648,8 @@ typedef struct spdl_stage {
     spdl_order output_order SPDL__ZERO; /* pipe, merge: default input order */
     size_t item_bytes SPDL__ZERO;       /* source, pipe: of spdl_buffer; batch: of an item, whose
                                            bytes lie in the batch: see Memory that is used again */
+    const spdl_allocator *allocator SPDL__ZERO; /* with item_bytes: of this row's blocks, which are
+                                           kept until the pipeline ends; NULL: the pipeline's */
     bool drop_last SPDL__ZERO;          /* batch: drop the last one when it is not full */
     bool drop_oldest SPDL__ZERO;        /* feed: when it is full, drop the oldest item */
     bool continuous SPDL__ZERO;         /* source: starts over after SPDL_END */
@@ -676,7 +678,8 @@ typedef struct spdl_stage {
     SPDL__WITH(const char *, name)                SPDL__WITH(void *, ctx)
     SPDL__WITH(int, concurrency)                  SPDL__WITH(int, threads)
     SPDL__WITH(int, buffer_size)                  SPDL__WITH(spdl_order, output_order)
-    SPDL__WITH(size_t, item_bytes)                SPDL__WITH(bool, drop_last)
+    SPDL__WITH(size_t, item_bytes)                SPDL__WITH(const spdl_allocator *, allocator)
+    SPDL__WITH(bool, drop_last)
     SPDL__WITH(bool, drop_oldest)                 SPDL__WITH(bool, continuous)
     SPDL__WITH(bool, flush)                       SPDL__WITH(bool, deferred)
     SPDL__WITH(bool, again)                       SPDL__WITH(int, max_failures)
@@ -709,7 +712,6 @@ typedef struct spdl_pipeline_desc {
     int64_t next_works_ns;    /* the thread in next runs stages too, while it would wait, but none
                                  whose mean call is longer than this; 0: none, SPDL_FOREVER: all */
     spdl_allocator allocator;
-    spdl_allocator blocks;    /* of batches and buffers; default: allocator */
     spdl_logger logger;
     spdl_profiler profiler;   /* see >>pool; default: that of `pool` */
     spdl_error *error;        /* optional: says why create failed */
@@ -718,6 +720,8 @@ typedef struct spdl_pipeline_desc {
     const struct spdl_report_desc *report; /* optional, is copied: see >>report */
     const struct spdl_doctor_desc *doctor; /* optional, is copied; NULL: as SPDL_DOCTOR says */
     uint64_t seed;            /* of spdl_item_key */
+    uint64_t data_hash;       /* tells data sets apart when a state is loaded: spdl_files_hash, or
+                                 spdl_hash of names and sizes */
 } spdl_pipeline_desc;
 
 /* clang-format off */
@@ -7200,8 +7204,7 @@ typedef struct spdl__position {
 typedef struct spdl__start {
     spdl__position at;
     bool loads; /* rows with .flush are to forget what they have gathered */
-    void (*quiet_fn)(void *ctx); /* or NULL: called when no call runs, before the first one */
-    void *quiet_ctx;
+    const spdl_sampler *sampler; /* NULL, or what the sampler becomes */
 } spdl__start;
 
 /* A call that goes on later: one of a row with .again or .deferred. (>>parked-impl) */
@@ -7431,7 +7434,7 @@ struct spdl_pipeline {
     spdl__mark mark;       /* if nobody else marks; of a pipeline that remakes: the batch, and how
                               many of its items were taken */
     uint64_t drops;        /* items of the sink that were delivered before this run */
-    uint64_t files;        /* a hash of the lists of files of its rows, or 0 */
+    uint64_t data_hash;    /* by create */
     uint64_t delivered;
     uint64_t first_item_ns;
     uint64_t ended_ns;
@@ -7770,9 +7773,6 @@ SPDL__COLD uint32_t spdl__position_table(const spdl_pipeline *p) {
     return hash;
 }
 
-/* What the lists of files in the rows are a hash of, or 0. (>>files-impl) */
-SPDL__COLD uint64_t spdl__position_files(const spdl_pipeline *p);
-
 /* Which row marks, and what else a position of this table depends on. */
 SPDL__COLD void spdl__position_plan(spdl_pipeline *p) {
     int i, k, depth = 0;
@@ -7804,7 +7804,6 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p) {
         p->many = p->remakes = false;
     }
     p->table = spdl__position_table(p);
-    p->files = spdl__position_files(p);
     spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : 0);
 }
 
@@ -10312,6 +10311,9 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     spdl__store_relaxed(&node->failures, 0);
 }
 
+/* What a load makes of the sampler. (>>state-impl) */
+SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from);
+
 /* Nobody enters a row, and no end of the pipeline is in use: everything starts again. */
 SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) {
     const uint64_t now = spdl_time_ns();
@@ -10322,7 +10324,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     for (i = 0; i < p->count; ++i)
         spdl__rewind_edge(&p->node[i], ticket[i], now, i == p->count - 1);
     for (i = 0; i < p->count; ++i) spdl__rewind_node(p, &p->node[i], start);
-    if (start->quiet_fn != NULL) start->quiet_fn(start->quiet_ctx);
+    if (start->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
     spdl__store32(&p->failed, 0);
     spdl__store32(&p->late, 0);
     p->closed_returned = false;
@@ -10628,6 +10630,7 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "buffer_size", NULL, row->buffer_size, 1, SPDL__MAX_BUFFER },
         { "output_order", "pipe and merge", row->output_order, 0, SPDL_ORDER_COMPLETION },
         { "item_bytes", "source, pipe and batch", (int64_t)row->item_bytes, 1, INT32_MAX },
+        { "allocator", "source, pipe and batch", row->allocator != NULL, 0, 1 },
         { "drop_last", "batch", row->drop_last, 0, 1 },
         { "drop_oldest", "feed", row->drop_oldest, 0, 1 },
         { "continuous", "source", row->continuous, 0, 1 },
@@ -11072,18 +11075,19 @@ SPDL__COLD void *spdl__pipeline_alloc(const spdl_pipeline *p, uint64_t count, si
 }
 
 /* Batches and buffers. */
-SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node,
-                                        const spdl_allocator *blocks) {
+SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
-    const size_t alive = (size_t)spdl__node_blocks(p, node);
+    const spdl_allocator *blocks = row->allocator != NULL ? row->allocator : &p->allocator;
+    const size_t ahead = (size_t)spdl__node_blocks(p, node);
+    const size_t alive = row->allocator != NULL ? SPDL__MAX_SPARE : ahead; /* it keeps all */
     int i;
     if (row->item_bytes > 0 && spdl__row_calls(row)) {
-        node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, alive, alive);
+        node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, ahead, alive);
         if (node->buffers == NULL) return SPDL_E_NOMEM;
     }
     if (row->kind != SPDL_KIND_BATCH) return SPDL_OK;
     node->batches = spdl__batch_pool_make(blocks, (size_t)row->size,
-                                          (size_t)row->size * row->item_bytes, alive, alive);
+                                          (size_t)row->size * row->item_bytes, ahead, alive);
     if (node->batches == NULL) return SPDL_E_NOMEM;
     for (i = 0; i <= node->index; ++i) node->batches->free_item[i] = p->node[i].row.free_item;
     return SPDL_OK;
@@ -11102,8 +11106,7 @@ SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
 }
 
 /* The memory of a row: its edge, counters, places for calls that go on later, and batches. */
-SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node,
-                                        const spdl_allocator *blocks) {
+SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
     const bool parks = row->deferred || row->again;
     spdl__edge *edge = &node->out;
@@ -11126,7 +11129,7 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node,
         spdl__parked_add(node, &node->parked_free, k);
     /* not the first calls: somebody waits for those; nor deferred ones, which end elsewhere */
     for (i = 0; i <= p->workers; ++i) node->counters[i].meter_due = row->deferred ? INT64_MAX : 1;
-    return spdl__node_pools(p, node, blocks);
+    return spdl__node_pools(p, node);
 }
 
 /* What workers have: a task each, and what init of each row stores for it. */
@@ -11160,8 +11163,6 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
 
 /* Everything but the threads. On failure spdl__pipeline_release frees what is there. */
 SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *plan) {
-    const spdl_allocator *blocks =
-        plan->desc->blocks.alloc_fn != NULL ? &plan->desc->blocks : &p->allocator;
     spdl_result result = SPDL_OK;
     int i;
     spdl__workers_plan(p, plan);
@@ -11171,7 +11172,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     p->sink = &p->last->out;
     for (i = 0; i < p->count; ++i) spdl__node_init(p, plan, i);
     for (i = 0; i < p->count && result == SPDL_OK; ++i)
-        result = spdl__node_build(p, &p->node[i], blocks);
+        result = spdl__node_build(p, &p->node[i]);
     if (result == SPDL_OK) result = spdl__tasks_build(p);
     if (result == SPDL_OK) result = spdl__doctor_open(p, plan->doctor, plan->rows, p->threads);
 #ifndef SPDL_NO_REPORT /* else report_begin says so */
@@ -11283,6 +11284,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     p->references = 1;
     p->doctored = plan->doctor != NULL;
     p->seed = desc->seed;
+    p->data_hash = desc->data_hash;
     spdl__error_clear(&p->no_error);
     result = spdl__pipeline_build(p, plan);
     if (result == SPDL_E_NOMEM) spdl__error_set(desc->error, result, "%s", no_memory);
