@@ -537,8 +537,8 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    of the row directly before (in input order, without .again) the part of the block where its item
    will be. All other items must have n bytes, too: they are copied there, then destroyed. NULL
    becomes zeros. The items cannot leave the batch; spdl_batch_free gives the block back. Blocks and
-   buffers begin at a multiple of 64, are not cleared, come from desc.allocator or .allocator of the row, and are made with the
-   pipeline (up to 256 MiB for each row, the rest when it is needed).
+   buffers begin at a multiple of 64, are not cleared, come from desc.allocator or .allocator of the
+   row, and are made with the pipeline (up to 256 MiB for each row, the rest when it is needed).
 
    Failures. The item of a failed call is dropped; .on_drop sees it. While .max_failures allows it
    the flow goes on: each failure is logged as SPDL_LOG_INFO, and at the end one line for each
@@ -7261,6 +7261,7 @@ typedef struct spdl__node {
     bool own_thread; /* a source with .threads */
     uint32_t above;  /* bit i: what row i makes can come here */
     uint32_t beside; /* bit i: row i writes an edge that this one reads, or the other way */
+    uint32_t near;   /* these, and this one */
     int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
     uint8_t path[SPDL_MAX_STAGES];
     struct spdl__node *merge;  /* branch: where it ends; merge: its branch */
@@ -7664,7 +7665,7 @@ SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint
 /* From a thread that will not look for work itself: this row has changed, and those beside it. */
 SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
     spdl__full_barrier();
-    spdl__wake_look(p, node, node->beside | (uint32_t)1 << node->index, false);
+    spdl__wake_look(p, node, node->near, false);
 }
 
 SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
@@ -8853,43 +8854,46 @@ SPDL__INLINE void spdl__flow_begin(spdl_task *task, const spdl__item *what, uint
     task->since = now;
 }
 
-/* Passes a hole at the head, without a call. Whether it did; *word is what the word is now. */
-SPDL__NOINLINE bool spdl__flow_hole(spdl_pipeline *p, spdl__node *node, uint64_t *word, bool inside,
-                                    uint64_t now) {
-    const uint64_t at = spdl__row_at(node, *word), next = *word + SPDL__HEAD_ONE + !inside;
-    if (!spdl__row_passes_hole(node, *word)) return false;
+/* Passes a hole at the head, without a call. What the word is now, or SPDL__NEVER: not now. */
+SPDL__NOINLINE uint64_t spdl__flow_hole(spdl_pipeline *p, spdl__node *node, uint64_t word,
+                                        uint64_t enter, uint64_t now) {
+    const uint64_t at = spdl__row_at(node, word), next = word + enter;
+    if (!spdl__row_passes_hole(node, word)) return SPDL__NEVER;
     spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
-    if (!spdl__cas(node->word, word, next)) {
+    if (!spdl__cas(node->word, &word, next)) {
         spdl__sub(&node->in->dropped, 1);
         spdl__wake_hint(p, node, node->beside, false); /* who looked meanwhile saw less room */
-        return false;
+        return SPDL__NEVER;
     }
-    *word = next;
     spdl__put_nothing(p, node, at, now);
-    return true;
+    spdl__wake_hint(p, node, node->near, false);
+    return spdl__load(node->word);
 }
 
-/* The call at hand has handed on a result by SPDL_AGAIN. Whether it goes on now, as there is room;
-   else it is parked, and whoever comes goes on. */
-SPDL__NOINLINE bool spdl__flow_again(spdl_task *task, spdl__node *node, bool may) {
+/* The call at hand has handed on a result by SPDL_AGAIN. It is parked: whoever comes goes on with
+   it when there is room. */
+SPDL__NOINLINE void spdl__flow_park(spdl_task *task) {
     spdl_pipeline *p = task->pipeline;
-    const uint32_t near = node->beside | (uint32_t)1 << node->index;
-    spdl__full_barrier(); /* the result was put: as after a take */
-    spdl__wake_hint(p, node, near, false);
-    if (may && !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(p, node, 0)) return true;
+    spdl__node *node = task->node;
     spdl__parked_push(node, &node->parked_waiting, task->parked, SPDL__PARKED_WAITING);
     task->parked = NULL;
     spdl__full_barrier(); /* room may have come just before: pairs with those of the reader */
-    spdl__wake_hint(p, node, near, false);
+    spdl__wake_hint(p, node, node->near, false);
     if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
-    return false;
+}
+
+/* Whether the call at hand can go on at once: its result was put, as after a take. */
+SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
+    const spdl__node *node = task->node;
+    spdl__full_barrier();
+    spdl__wake_hint(task->pipeline, node, node->near, false);
+    return !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(task->pipeline, node, 0);
 }
 
 /* Passes the mark at the head, or makes the call of .flush that comes before it. Whether it did. */
 SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     spdl_pipeline *p = task->pipeline;
     spdl__counters *counters = &node->counters[task->worker];
-    const uint32_t near = node->beside | (uint32_t)1 << node->index;
     uint64_t word = spdl__load(node->word), change = (uint64_t)0 - SPDL__PASSING, at, now, failed;
     const uint64_t head = spdl__head(word);
     const spdl__slot *slot = spdl__edge_slot(node->in, head);
@@ -8907,7 +8911,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     now = spdl_time_ns();
     at = spdl__row_at(node, word);
     if (node->row.flush && !node->flushed && spdl__row_room(p, node, word)) {
-        spdl__wake_hint(p, node, near, true);
+        spdl__wake_hint(p, node, node->near, true);
         node->flushed = true;
         node->gathered = false;
         task->node = node;
@@ -8923,7 +8927,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
             spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
                                 now - task->since);
         if (outcome == SPDL__LATER) {
-            (void)spdl__flow_again(task, node, false); /* it stays inside, alone */
+            spdl__flow_park(task); /* it stays inside, alone */
             return true;
         }
     } else if (spdl__row_room(p, node, word)) {
@@ -8937,7 +8941,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     }
     spdl__word_move(p, node, change);
     if (tag == SPDL__EPOCH && change >> 63 == 0) spdl__edge_took(node->in, head + 1, now, true);
-    spdl__wake_hint(p, node, near, false);
+    spdl__wake_hint(p, node, node->near, false);
     return true;
 }
 
@@ -8953,23 +8957,70 @@ SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counte
     return true;
 }
 
-/* A worker in a row, from its first item there until it leaves. */
+/* A worker in a row, from its first item there until it leaves; on its stack. */
 typedef struct spdl__sitting {
+    spdl_pipeline *p;
+    spdl__node *node;
+    spdl__counters *counters;
     uint64_t begun, now; /* the clock; `now` when it was read last */
+    uint64_t word;       /* of the row, as far as we know */
+    uint64_t enter;      /* what a take adds to it: SPDL__HEAD_ONE, and 1 if we are not inside */
+    uint64_t change;     /* what leaving takes from it */
+    uint64_t until;      /* results below that had room when we looked last */
     uint64_t waited;     /* for a place in the buffer, by items that got one as we took others */
-    uint64_t made;       /* items handed on that were not inputs, and are not booked yet */
-    uint64_t failures;   /* what they were when it began */
-    uint32_t calls;
-    bool inside;         /* we are counted in `active` */
+    uint64_t failures;   /* what they were when it began, or a timed call */
+    uint32_t calls, most, holes;
+    uint32_t made;       /* items handed on that were not inputs, and are not booked yet */
+    uint32_t limit;
     bool timed;          /* calls are timed one by one */
+    bool done;           /* something was */
+    bool empty;          /* it ended as nothing was there */
+    bool mark;           /* it ended at a mark */
+    bool again;          /* the call at hand has returned SPDL_AGAIN, and goes on */
 } spdl__sitting;
+
+/* Whether we are counted in `active`. */
+SPDL__INLINE bool spdl__sits(const spdl__sitting *s) { return s->enter == SPDL__HEAD_ONE; }
+
+/* A sitting begins. */
+SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node,
+                                   uint64_t late) {
+    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
+    s->until = s->waited = 0;
+    s->calls = s->holes = s->made = 0;
+    s->done = s->empty = s->mark = s->again = false;
+    s->p = task->pipeline;
+    s->node = node;
+    s->counters = &node->counters[task->worker];
+    s->begun = s->now = spdl_time_ns();
+    s->enter = SPDL__HEAD_ONE + 1;
+    s->change = 1;
+    s->failures = spdl__load_relaxed(&s->counters->failures);
+    s->most = each == 0 ? 1
+                        : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
+                                                           SPDL__SITTING_ITEMS));
+    s->limit = spdl__load_relaxed32(&node->limit);
+    s->timed = !node->gathers && (each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER ||
+                                  node->parked != NULL); /* those are booked before they park */
+    s->word = spdl__load(node->word);
+    task->node = node;
+    task->owner = (uint8_t)node->index;
+    task->flushing = task->passing = false;
+}
+
+/* A timed call is over, or has handed on a result. */
+SPDL__INLINE void spdl__flow_book(spdl__sitting *s, uint64_t since) {
+    const uint64_t failures = spdl__load_relaxed(&s->counters->failures);
+    spdl__counters_book(s->counters, 1, failures - s->failures, s->now - since);
+    s->failures = failures;
+}
 
 /* The end of a sitting. All is booked before the row is left: a thread that sees the end of the row
    sees all counted. */
-SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__node *node, spdl__sitting *s,
-                                   uint64_t change) {
-    spdl_pipeline *p = task->pipeline;
-    spdl__counters *counters = &node->counters[task->worker];
+SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
+    spdl_pipeline *p = s->p;
+    spdl__node *node = s->node;
+    spdl__counters *counters = s->counters;
     if (s->calls > 0) {
         if (!s->timed) s->now = spdl_time_ns();
         if (s->made > 0) spdl__count(&counters->made, s->made);
@@ -8982,209 +9033,178 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__node *node, spdl__sitt
             spdl__meter_book(&task->meter, counters, s->calls, s->now - s->begun);
     }
     if (s->waited != 0) spdl__add(&node->in->put_wait_ns, s->waited);
-    if (s->inside) {
+    if (spdl__sits(s)) {
         if (node->in != NULL) spdl__gap_idle(node->in, s->now);
-        spdl__word_move(p, node, (uint64_t)0 - change);
+        spdl__word_move(p, node, (uint64_t)0 - s->change);
         spdl__wake_hint(p, node, node->beside, false);
     }
     if (s->timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
+    if (s->empty && s->calls > 0 && !s->timed && !SPDL__NO_STATS)
+        spdl__gap_open(node->in, spdl__head(s->word), s->now, true);
 }
 
-/* A call that was parked and can go on: settled if it is DONE. *outcome says how it stands. */
-SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__node *node, spdl__counters *counters,
-                                      spdl__outcome *outcome, uint64_t now) {
+/* Goes on with a call that was parked, if one can: one that is DONE is settled. Whether one is to
+   be called again. */
+SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__outcome *outcome) {
+    spdl__node *node = s->node;
     spdl__parked *call = spdl__parked_pop(node, &node->parked_done);
-    if (call != NULL) {
-        const uint64_t failed = spdl__load_relaxed(&counters->failures);
-        *outcome = spdl__flow_done(task, call, counters, now);
-        spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
-                            now - task->since);
-        return true;
+    const bool settles = call != NULL;
+    if (settles) {
+        *outcome = spdl__flow_done(task, call, s->counters, s->now);
+        spdl__flow_book(s, task->since);
+    } else if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 &&
+               !(s->word & SPDL__SHUT) && spdl__row_room(s->p, node, 0)) {
+        call = spdl__parked_pop(node, &node->parked_waiting);
     }
-    if (spdl__load_relaxed32(&node->parked_waiting.count) == 0 ||
-        (spdl__load(node->word) & SPDL__SHUT) != 0 || !spdl__row_room(task->pipeline, node, 0))
-        return false;
-    call = spdl__parked_pop(node, &node->parked_waiting);
     if (call == NULL) return false;
+    s->done = true;
+    s->enter = SPDL__HEAD_ONE; /* we have its place */
+    if (settles) return false;
     spdl__parked_resume(task, call);
-    task->since = now;
-    *outcome = SPDL__LATER; /* as if it had just handed on its last result, and there is room */
+    task->since = s->now;
+    if (task->passing) s->change = SPDL__PASSING;
     return true;
 }
 
+/* What a take has come to. */
+typedef enum spdl__taken {
+    SPDL__LEFT,  /* there is nothing for us here, or others are at it */
+    SPDL__TOOK,  /* an item, or the right to call the source: it is in the task */
+    SPDL__PASSED /* a hole */
+} spdl__taken;
+
+/* Takes what lies at the head, by one compare-and-swap. When that fails others are at it, and we
+   look elsewhere. */
+SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool plain) {
+    spdl__node *const node = s->node;
+    spdl__edge *const in = node->in;
+    const uint64_t head = spdl__head(s->word), next = s->word + s->enter;
+    const bool routes = !plain && node->paths > 0;
+    spdl__item what = { NULL, SPDL__HOLE, 0 };
+    uint64_t at;
+    if ((s->word & SPDL__BUSY) >= s->limit + spdl__sits(s)) return SPDL__LEFT;
+    if (!plain && s->change != 1) return SPDL__LEFT; /* a call of .flush: the mark comes next */
+    if (in != NULL) {
+        const spdl__slot *slot = spdl__edge_slot(in, head);
+        unsigned tag;
+        s->empty = !spdl__slot_has(slot, head);
+        if (s->empty) return SPDL__LEFT;
+        what = spdl__slot_read(slot);
+        tag = spdl__origin_tag(what.origin);
+        s->mark = tag > SPDL__HOLE;
+        if (SPDL__UNLIKELY(s->mark)) return SPDL__LEFT;
+        if (SPDL__UNLIKELY(tag == SPDL__HOLE)) {
+            if (s->holes++ == SPDL__SITTING_ITEMS) return SPDL__LEFT;
+            at = spdl__flow_hole(s->p, node, s->word, s->enter, s->now);
+            if (at == SPDL__NEVER) return SPDL__LEFT;
+            s->word = at;
+            s->enter = SPDL__HEAD_ONE;
+            return SPDL__PASSED;
+        }
+    }
+    at = spdl__row_at(node, s->word);
+    if (routes) s->until = at + spdl__row_routes(s->p, node);
+    if ((int64_t)(s->until - at) <= 0) { /* used up; what was read has made room since */
+        if (!routes) s->until = spdl__row_until(node);
+        if ((int64_t)(s->until - at) <= 0) return SPDL__LEFT;
+    }
+    SPDL_TEST_POINT("pipeline takes");
+    if (!spdl__cas(node->word, &s->word, next)) return SPDL__LEFT;
+    s->enter = SPDL__HEAD_ONE;
+    spdl__wake_hint(s->p, node, node->near, s->calls == 0);
+    if (in == NULL) {
+        what.range = node->made;
+        what.origin = spdl__origin(node->made, SPDL__HOLE);
+    } else if (s->timed || s->calls == 0 || (!plain && SPDL__TRACED(in->track))) {
+        s->waited += spdl__edge_put_wait(in, head, s->now);
+        spdl__edge_took(in, head + 1, s->now, (next & SPDL__ACTIVE) < s->limit);
+    }
+    task->in = what;
+    task->sequence = what.origin >> 8;
+    task->ticket = at;
+    if (!plain) task->since = s->now;
+    return SPDL__TOOK;
+}
+
+/* A call in a plain row, and its put. */
+SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *task, spdl_fn call) {
+    spdl__node *const node = s->node;
+    const bool source = node->in == NULL;
+    spdl_result result;
+    void *out = NULL;
+    task->taken = task->call_error = task->row_error = task->cut_short = false;
+    task->text[0] = '\0';
+    SPDL__PROBE(task_begin, node->row.name, task->sequence);
+    result = call(task, task->in.item, &out);
+    SPDL__PROBE(task_end, node->row.name, task->sequence);
+    if (s->timed) s->now = spdl_time_ns();
+    if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->buffer == NULL) &&
+        !SPDL__DEBUGS) {
+        spdl__item what = task->in;
+        if (source || out != what.item) { /* else it is passed on */
+            if (what.item != NULL && !task->taken)
+                spdl__item_free(s->p, what.item, what.origin);
+            what.item = out;
+            what.origin = spdl__origin(task->sequence, (unsigned)node->index);
+            ++s->made;
+            if (source) spdl__store_relaxed(&node->made, node->made + 1);
+        }
+        spdl__put(node, task->ticket, &what, s->now);
+        return SPDL__GOES_ON;
+    }
+    if (source && result == SPDL_END && !task->call_error) {
+        if (task->buffer != NULL) spdl__task_give_back(task);
+        spdl__flow_source_end(node, s->now);
+        return SPDL__NO_CALL;
+    }
+    if (task->call_error) result = spdl__call_misused(task, result, out);
+    if (source && result == SPDL_OK) spdl__store_relaxed(&node->made, node->made + 1);
+    return spdl__settle(task, s->counters, result, out, s->now) ? SPDL__GOES_ON : SPDL__OVER;
+}
+
 /* What a worker does in a row: takes items one by one, calls, puts, leaves. Whether anything was
-   done. A swap that fails means "look elsewhere", never "try again". Two copies are compiled:
-   `plain` is for rows that have none of what is rare (see node_is_plain in >>create-impl). `late`:
-   no call begins from then on. */
+   done. Two copies are compiled: `plain` is for rows that have none of what is rare (see
+   node_is_plain in >>create-impl). `late`: no call begins from then on. */
 SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late,
                                  const bool plain) {
-    spdl_pipeline *const p = task->pipeline;
-    spdl__edge *const in = node->in;
-    spdl__slot *const in_slots = in != NULL ? in->slots : NULL, *const out_slots = node->out.slots;
-    const uint64_t in_mask = in != NULL ? in->mask : 0, out_mask = node->out.mask;
-    spdl__counters *const counters = &node->counters[task->worker];
-    const spdl__beacon *const beacon = p->beacon;
-    const uint64_t bit = p->bit, base = node->base;
-    const bool at_put = node->at_put, serial = node->serial, by_ticket = node->by_ticket;
-    const bool routes = !plain && node->paths > 0;
-    const uint32_t near = node->beside | (uint32_t)1 << node->index;
-    const uint32_t limit = spdl__load_relaxed32(&node->limit);
-    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
-    const uint32_t most = each == 0 ? 1
-                                    : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
-                                                                       SPDL__SITTING_ITEMS));
     const spdl_fn call = plain ? spdl__load_fn(&node->row.fn->call) : NULL;
     spdl__outcome outcome = SPDL__GOES_ON;
-    bool done = false, again = false, empty = false, mark = false, timed;
-    uint64_t word, until = 0, change = 1, failed, enter = SPDL__HEAD_ONE + 1;
-    uint32_t holes = 0, most_inside = limit; /* BUSY is less if we may take */
     spdl__sitting s;
-    s.waited = s.made = s.calls = 0;
-    s.inside = false;
-    s.failures = failed = spdl__load_relaxed(&counters->failures);
-    timed = s.timed =
-        !node->gathers && (each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER ||
-                           (!plain && node->row.deferred));
-    s.begun = s.now = spdl_time_ns();
-    task->node = node;
-    task->owner = (uint8_t)node->index;
-    task->flushing = task->passing = false;
+    uint64_t since;
+    spdl__flow_enter(&s, task, node, late);
     if (plain) spdl__store_relaxed32(&task->live, 1);
-    if (!plain && node->parked != NULL &&
-        spdl__flow_resume(task, node, counters, &outcome, s.now)) {
-        done = s.inside = true;
-        again = outcome == SPDL__LATER;
-        if (task->passing) change = SPDL__PASSING;
-        most_inside = limit + 1;
-        enter = SPDL__HEAD_ONE;
-    }
-    word = spdl__load(node->word);
-    while (outcome != SPDL__OVER && (!timed || s.now < late)) {
-        spdl__item what = { NULL, SPDL__HOLE, 0 };
-        uint64_t at = 0, next, since;
-        spdl_result result;
-        void *out = NULL;
-        if (plain || !again) {
-            const uint64_t head = spdl__head(word);
-            if ((word & SPDL__BUSY) >= most_inside) break;
-            if (!plain && change != 1) break; /* a call of .flush: the mark comes next */
-            at = at_put ? spdl__load_relaxed(&node->out.tail) : head + base;
-            if (in != NULL) {
-                const spdl__slot *slot = &in_slots[head & in_mask];
-                unsigned tag;
-                empty = !spdl__slot_has(slot, head);
-                if (empty) break;
-                what = spdl__slot_read(slot);
-                tag = spdl__origin_tag(what.origin);
-                if (SPDL__UNLIKELY(tag >= SPDL__HOLE)) {
-                    mark = tag != SPDL__HOLE;
-                    if (mark || holes++ == SPDL__SITTING_ITEMS ||
-                        !spdl__flow_hole(p, node, &word, s.inside, s.now))
-                        break;
-                    done = s.inside = true;
-                    most_inside = limit + 1;
-                    enter = SPDL__HEAD_ONE;
-                    spdl__wake_hint(p, node, near, false);
-                    word = spdl__load(node->word);
-                    continue;
-                }
-            }
-            if (routes) until = at + spdl__row_routes(p, node);
-            if ((int64_t)(until - at) <= 0) { /* used up; what was read has made room since */
-                if (!routes) until = spdl__row_until(node);
-                if ((int64_t)(until - at) <= 0) break;
-            }
-            SPDL_TEST_POINT("pipeline takes");
-            next = word + enter;
-            if (!spdl__cas(node->word, &word, next)) break;
-            done = s.inside = true;
-            most_inside = limit + 1;
-            enter = SPDL__HEAD_ONE;
-            spdl__barrier_after_rmw(); /* as in wake_hint */
-            if (SPDL__UNLIKELY(spdl__wake_wanted(beacon, bit)))
-                spdl__wake_look(p, node, near, s.calls == 0);
-            if (in == NULL) {
-                what.range = node->made;
-                what.origin = spdl__origin(node->made, SPDL__HOLE);
-            } else if (timed || s.calls == 0 || (!plain && SPDL__TRACED(in->track))) {
-                s.waited += spdl__edge_put_wait(in, head, s.now);
-                spdl__edge_took(in, head + 1, s.now, (next & SPDL__ACTIVE) < limit);
-            }
-            task->in = what;
-            task->sequence = what.origin >> 8;
-            task->ticket = at;
-            if (!plain) task->since = s.now;
+    if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s, &outcome);
+    while (outcome != SPDL__OVER && (!s.timed || s.now < late)) {
+        if (plain || !s.again) {
+            const spdl__taken taken = spdl__flow_take(&s, task, plain);
+            if (taken == SPDL__LEFT) break;
+            s.done = true;
+            if (taken == SPDL__PASSED) continue;
         }
-        if (s.calls == 0 && (plain || !node->gathers) && spdl__flow_first(task, counters, s.timed))
+        if (s.calls == 0 && (plain || !node->gathers) &&
+            spdl__flow_first(task, s.counters, s.timed))
             s.begun = s.now = spdl_time_ns();
         since = s.now;
-        if (plain) {
-            task->taken = task->call_error = task->row_error = task->cut_short = false;
-            task->text[0] = '\0';
-            SPDL__PROBE(task_begin, node->row.name, task->sequence);
-            result = call(task, what.item, &out);
-            SPDL__PROBE(task_end, node->row.name, task->sequence);
-            if (timed) s.now = spdl_time_ns();
-            if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->buffer == NULL) &&
-                !SPDL__DEBUGS) {
-                if (in == NULL || out != what.item) { /* else it is passed on */
-                    if (what.item != NULL && !task->taken)
-                        spdl__item_free(p, what.item, what.origin);
-                    what.item = out;
-                    what.origin = spdl__origin(task->sequence, (unsigned)node->index);
-                    ++s.made;
-                    if (in == NULL) spdl__store_relaxed(&node->made, node->made + 1);
-                }
-                if (serial) spdl__store_relaxed(&node->out.tail, at + 1); /* as in put_ticket */
-                else if (!by_ticket) at = spdl__add(&node->out.tail, 1);
-                spdl__slot_put(&out_slots[at & out_mask], at, &what, s.now);
-            } else if (in == NULL && result == SPDL_END && !task->call_error) {
-                if (task->buffer != NULL) spdl__task_give_back(task);
-                spdl__flow_source_end(node, s.now);
-                break;
-            } else {
-                if (task->call_error) result = spdl__call_misused(task, result, out);
-                if (in == NULL && result == SPDL_OK)
-                    spdl__store_relaxed(&node->made, node->made + 1);
-                if (!spdl__settle(task, counters, result, out, s.now)) outcome = SPDL__OVER;
-            }
-        } else {
-            outcome = spdl__flow_call(task, counters, &s.now);
-            task->gone = outcome == SPDL__GONE;
-            if (task->gone) return false;
-            if (outcome == SPDL__NO_CALL) break;
-        }
+        outcome = plain ? spdl__flow_call_plain(&s, task, call)
+                        : spdl__flow_call(task, s.counters, &s.now);
+        if (!plain) task->gone = outcome == SPDL__GONE;
+        if (!plain && task->gone) return false;
+        if (outcome == SPDL__NO_CALL) break;
         ++s.calls;
-        if (timed && (plain || outcome != SPDL__PENDING)) {
-            const uint64_t now_failed = spdl__load_relaxed(&counters->failures);
-            spdl__counters_book(counters, 1, now_failed - failed, s.now - since);
-            failed = now_failed;
-        }
-        if (!plain) {
-            again = outcome == SPDL__LATER;
-            if (outcome == SPDL__PENDING) { /* it has our place */
-                s.inside = false;
-                most_inside = limit;
-                enter = SPDL__HEAD_ONE + 1;
-            }
-            if (again && !spdl__flow_again(task, node, s.calls < most)) {
-                s.inside = false;
-                break;
-            }
-        }
-        if (s.calls >= most && (plain || !again)) break;
-        word = spdl__load(node->word);
+        if (s.timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, since);
+        if (!plain && outcome == SPDL__PENDING) s.enter = SPDL__HEAD_ONE + 1; /* not our place */
+        if (!plain) s.again = outcome == SPDL__LATER;
+        if (s.calls >= s.most || (!plain && s.again && !spdl__flow_again(task))) break;
+        s.word = spdl__load(node->word);
     }
-    if (!plain && again && s.inside) { /* `late` */
-        (void)spdl__flow_again(task, node, false);
-        s.inside = false;
+    if (!plain && s.again) {
+        spdl__flow_park(task);
+        s.enter = SPDL__HEAD_ONE + 1;
     }
     if (plain) spdl__store_relaxed32(&task->live, 0);
-    if (done) spdl__flow_leave(task, node, &s, change);
-    if (empty && s.calls > 0 && !s.timed && !SPDL__NO_STATS)
-        spdl__gap_open(in, spdl__head(word), s.now, true);
-    if (mark) done = spdl__flow_pass(task, node) || done;
-    return done;
+    if (s.done) spdl__flow_leave(task, &s);
+    if (s.mark) s.done = spdl__flow_pass(task, node) || s.done;
+    return s.done;
 }
 
 SPDL__NOINLINE bool spdl__flow_sit_plain(spdl_task *task, spdl__node *node, uint64_t late) {
@@ -9573,7 +9593,6 @@ SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, int path
 
 /* What a worker does in a merge. Whether anything was done. */
 SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
-    const uint32_t near = node->beside | (uint32_t)1 << node->index;
     const uint64_t now = spdl_time_ns();
     uint64_t word = spdl__load(node->word);
     int path, taken = 0;
@@ -9596,7 +9615,7 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
         if (node->merge->turns != NULL)
             spdl__store_relaxed(&node->merge->turns_taken, node->merge->turns_taken + 1);
         spdl__full_barrier();
-        spdl__wake_hint(p, node, near, taken == 0);
+        spdl__wake_hint(p, node, node->near, taken == 0);
     }
     spdl__word_move(p, node, (uint64_t)0 - 1);
     spdl__wake_hint(p, node, node->beside, false);
@@ -10313,6 +10332,9 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
 
 /* What a load makes of the sampler. (>>state-impl) */
 SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from);
+#if 1 /* BRING-UP */
+SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from) { (void)sampler; (void)from; }
+#endif
 
 /* Nobody enters a row, and no end of the pipeline is in use: everything starts again. */
 SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) {
@@ -10990,6 +11012,7 @@ SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spd
     if (merge) node->merge = &p->node[plan->branch[i]];
     if (node->row.kind == SPDL_KIND_BRANCH) node->merge = &p->node[plan->merge[i]];
     node->at_end = node == p->last || i == 1;
+    for (k = 0; k <= i; ++k) p->node[k].near = p->node[k].beside | (uint32_t)1 << k;
 }
 
 /* A row, except for its memory. The rows before it are there. */
