@@ -881,6 +881,8 @@ typedef struct spdl_pipeline_desc {
     const struct spdl_report_desc *report; /* optional, is copied: see >>report */
     const struct spdl_doctor_desc *doctor; /* optional, is copied; NULL: as SPDL_DOCTOR says */
     uint64_t seed;            /* of spdl_item_key */
+    uint64_t data_hash;       /* tells data sets apart when a state is loaded: spdl_files_hash, or
+                                 spdl_hash of names and sizes */
     const struct spdl__deal *deal; /* of the library: leave it NULL */
 } spdl_pipeline_desc;
 
@@ -1284,12 +1286,12 @@ SPDL_API void spdl_stop(spdl_task *task);
 
 /* ============================================================================================= */
 /* >>state
-   To go on where a run was interrupted: the trainer saves the pipeline's position as a line of
-   text, beside its model, and another run loads it. A position says what was *delivered to the
-   trainer*; nothing of what waits in the pipeline is in it, that is made again. What the trainer
-   gets after a load is bit by bit what it would have got without the interruption, at any number of
-   workers and with any .concurrency and .buffer_size, if
-     - the order is the same in every run, as said under Order in >>pipeline, and the rows are, too
+   To go on where a run was interrupted: the trainer saves the pipeline's position as a line of text
+   beside its model, and another run loads it. A position says what was *delivered to the trainer*.
+   What waits in the pipeline is not in it: that is made again. After a load the trainer gets, bit by
+   bit, what it would have got without the interruption, with any number of workers, any .concurrency
+   and .buffer_size, and with a loader process or without, if
+     - the order is the same in every run, as said under Order in >>pipeline, and so are the rows
      - sources make the item with number spdl_sequence(task) of epoch spdl_epoch(task), or seek when
        the number is not the one after the last
      - results are a function of the input, spdl_sequence, spdl_epoch, and spdl_item_key, which is
@@ -1297,30 +1299,19 @@ SPDL_API void spdl_stop(spdl_task *task);
      - what a stage keeps in its ctx does not matter, except in a row with .flush: that is called
        with spdl_flushing first, for what it has gathered by then, and its results are freed.
    What is taken ahead of the trainer, to a cache, a GPU or another thread, counts as delivered.
-   Where the order is not the same (SPDL_ORDER_COMPLETION, merges that take what is ready) nothing
-   is lost and nothing delivered twice. How many items may be overtaken by others then is limited:
-   to 2,048 as a rule, see .reorder_window.
 
-   What a load costs. Rows before the first SPDL_BATCH, or all if there is none, are called again
-   for what was under way, with .emits or .again for the item at hand as well, with .flush for all
-   since the call that said spdl_gathered: without that for the whole epoch. Rows after it that make
-   several results of a batch are called again for the batch at hand. Several sources, batches of
-   batches, .flush after a batch and merges in turn within a branch: the whole epoch up to the
-   position is made again, and freed. What was delivered never reaches the trainer a second time.
+   Costs. Rows before the first SPDL_BATCH, or all if there is none, are called again for what was
+   under way. Rows that make several results, or gather, may be called again for the item or batch
+   at hand, or for the whole epoch up to the position; results that were delivered are freed.
 
-   No position have items that are pushed (SPDL_FEED) or come from SPDL_FROM; several sources,
-   batches of batches, .emits, .again and .flush together with an order that is not the same; and a
+   No position has a table whose items are pushed (SPDL_FEED), come from SPDL_FROM, or come in an
+   order that is not always the same (SPDL_ORDER_COMPLETION, merges that take what is ready); nor a
    pipeline whose doctor replays items.
 
-   Ranks. With SPDL_INDEX each rank saves a text of its own, which also says what the sampler does.
-   As many ranks as before go on with their own. Another number of them goes on when each gets the
-   texts of all, saved in the same epoch: what remains of it is dealt to them in order of position.
-   An item of which some results were delivered goes to one of them, which delivers the others. If
-   all ranks were level the order over all of them is the same as before. Batches are numbered on
-   from the mean of the ranks. Only at the end of an epoch this can be done for tables whose epoch
-   or batch at hand is made again, for results since a call of spdl_gathered, and for items ahead of
-   others. To jump over a loss spike: load, spdl_pipeline_stop, spdl_sampler_skip for positions to
-   come, and load what spdl_state_save says then.
+   Ranks. With SPDL_INDEX each rank saves a text of its own. As many ranks as before load their own.
+   Another number of ranks loads the texts of all, at each rank the same ones, saved where all ranks
+   had taken the same number of items of an epoch, or its last, or its end: what remains of the
+   epoch is dealt to them in order of position. To jump over items, load a text with a larger item=.
 
    Epochs. Saved after the last item of an epoch, the next call returns SPDL_END; saved after that,
    the first item of the next epoch; after the end of all, the end again.
@@ -1336,37 +1327,29 @@ SPDL_API void spdl_stop(spdl_task *task);
 /* Writes where the trainer is: after what spdl_pipeline_next returned last, a line of text without
    a newline. It takes less than a microsecond, and may be done after every step.
    Returns: the length of the text, which is cut to `bytes` with its end, as by snprintf; or a
-            negative result, and `text` says why: SPDL_E_UNSUPPORTED: the table has no position, or
-            not now, as items are too far ahead of others.
-   Threads: the trainer.
-   Blocks:  never.
-   Owns:    the text is the caller's. */
+            negative result, and `text` says why: SPDL_E_UNSUPPORTED: the table has no position.
+   Threads: the trainer. */
 SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t bytes);
 
 /* Starts again at the position of a text, in a new pipeline or one that runs, as
    spdl_pipeline_rewind does. A text that was changed, of another version, of other rows, of another
-   seed, or of files with other names, sizes or order (those of the rows of >>files; see data_hash
-   for SPDL_INDEX) is refused, with a sentence that says what differs and how to load it all the
-   same. After a refusal the pipeline goes on as if nothing had been asked.
+   seed, or of other data (desc.data_hash) is refused, with a sentence that says what differs and
+   how to load it all the same. After a refusal the pipeline goes on as if nothing had been asked.
    Returns: SPDL_OK; SPDL_E_FORMAT: no such text; SPDL_E_CHECKSUM: it was changed; SPDL_E_INVALID:
-            it does not fit this pipeline, or as rewind; SPDL_E_UNSUPPORTED as save; SPDL_E_NOMEM;
-            SPDL_TIMEOUT: calls still run, and the pipeline is stopped; the error when an init has
-            failed.
+            it does not fit this pipeline, or as rewind; SPDL_E_UNSUPPORTED as save, or the number
+            of ranks cannot change there; SPDL_E_NOMEM; SPDL_TIMEOUT: calls still run, and the
+            pipeline is stopped; the error of an init that has failed.
    Threads: the trainer.
-   Blocks:  as spdl_pipeline_rewind.
-   Owns:    the texts are read in this call; error may be NULL. */
+   Blocks:  as spdl_pipeline_rewind. */
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const *texts, int count,
                                      int64_t timeout_ns, spdl_error *error);
 
-/* A seed for the random numbers of this call: a hash of the seed of the pipeline (desc.seed), the
-   epoch (0 if the source is not continuous) and the number that spdl_sequence returns; with
-   SPDL_INDEX of the sampler's seed and the position, too. So it is the same after a load, whatever
-   the number of workers and, up to the first SPDL_BATCH, of ranks. The results of one item have the
-   same.
+/* A seed for the random numbers of this call: a hash of the pipeline's seed (desc.seed), the epoch
+   (0 if the source is not continuous) and the number that spdl_sequence returns; with SPDL_INDEX of
+   the sampler's seed and the position, too. It is the same after a load, for any number of workers
+   and, up to the first SPDL_BATCH, of ranks. The results of one item share it.
    Returns: 64 bits, all of them good.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
+   Threads: a stage. */
 SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 
 /* ============================================================================================= */
@@ -2121,9 +2104,10 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
 
 /* ============================================================================================= */
 /* >>sampler
-   Which item comes when: shuffled, weighted, dealt to ranks, mixed from several data sets, skipped;
-   by arithmetic, so that any position of any epoch can be asked for at any time, on any machine.
-   The row SPDL_INDEX(sampler) makes a pipeline's items of it.
+   A sampler says which item comes when: in order, shuffled, in shuffled blocks, mixed from several
+   data sets, or by a function of yours; and which rank gets it. Everything is arithmetic: any
+   position of any epoch can be asked for at any time, on any machine. The row SPDL_INDEX(sampler)
+   makes a pipeline's items of it.
 
        spdl_sampler_desc desc = { 0 };
        desc.count = 1000000;                       indices 0 to 999,999
@@ -2133,41 +2117,41 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
        spdl_sampler_create(&s, &desc);
        ... SPDL_STAGES(SPDL_INDEX(s, .continuous = true), SPDL_PIPE(load, .concurrency = 4), ...)
 
-   Words. An epoch has positions from 0, and an order puts an index on each. Rank r of w ranks takes
-   the positions r, r + w, r + 2w and so on: its items number 0, 1, 2. (Of a mixture it takes one of
-   each w, too, but not always the same: a rank's share of each source is that of all.) It all
-   depends on the desc and the epoch alone. The epoch is hashed together with the seed: epochs and
-   seeds share no order.
+   Which to use. Shuffled, if every item can be read alone. Blocks, if items lie in large files that
+   are best read in one go. A mixture, if data sets have shares. A function for all else: weighted
+   draws (examples/weighted.c), curricula, blocks of different sizes.
 
-   Costs. An index of SPDL_SAMPLE_SHUFFLED takes 10 to 15 ns, and the sampler 1.3 KB whatever the
-   count. Up to 4,096 indices it is a true shuffle, in 16 KB; above, a permutation by hashing. The
-   others: SPDL_SAMPLE_BLOCKS 16 bytes a block, and 20 ns for each at the begin of an epoch;
-   SPDL_SAMPLE_WEIGHTED 16 bytes an index, and two accesses to them; SPDL_SAMPLE_WEIGHTED_ONCE 24
-   bytes an index, and 0.3 us for each at the begin of an epoch.
+   Words. An epoch has positions from 0, and the order puts an index on each. Rank r of w takes the
+   positions r, r + w, r + 2w and so on: its items number 0, 1, 2. Of a mixture a rank takes one of
+   each w positions too, but not always the same one, so that its share of each source is that of
+   all. The order depends on the desc and the epoch alone. The epoch is hashed together with the
+   seed: no two pairs of them share an order.
 
-   Seek. spdl_pipeline_rewind(p, n, timeout) goes on with item number n of epoch 0 in no time, and
-   spdl_sampler_skip leaves out positions, as those of a loss spike. */
+   Costs. An index takes 10 to 15 ns, and a sampler 1.3 KB for any count. Up to 4,096 indices or
+   blocks are shuffled in a table of 8 KB, as a true shuffle; more by a permutation made of hashes.
 
-/* An item of SPDL_INDEX: from spdl_buffer, so spdl_buffer_free frees it. */
+   Unless a block says otherwise: any thread may call, nothing blocks, what is passed is only read,
+   and *_create gives what the caller destroys, or NULL with a text in desc->error. Calls for one
+   sampler come one at a time, a running pipeline with SPDL_INDEX being one of them. */
+
+/* An item of SPDL_INDEX. It is from spdl_buffer: spdl_buffer_free frees it. */
 typedef struct spdl_index {
     uint64_t index;
-    uint64_t position; /* in the epoch, the same whatever the ranks; also after a skip */
+    uint64_t position; /* in the epoch, the same for any number of ranks */
     uint64_t epoch;
-    uint32_t source;   /* of a mixture: the sampler that the index is of; else 0 */
+    uint32_t source;   /* of a mixture: which sampler the index is of; else 0 */
 } spdl_index;
 
 typedef enum spdl_sampler_order {
     SPDL_SAMPLE_SEQUENTIAL,
     SPDL_SAMPLE_SHUFFLED,
-    SPDL_SAMPLE_BLOCKS,        /* blocks, as of files, in shuffled order; in each the indices in
-                                  order, to be read in one go, or with .shuffle_inside shuffled */
-    SPDL_SAMPLE_WEIGHTED,      /* each drawn by weight, whatever was drawn before */
-    SPDL_SAMPLE_WEIGHTED_ONCE, /* the same without what was drawn in this epoch; weight 0: never */
-    SPDL_SAMPLE_CURRICULUM,    /* what index_fn says */
-    SPDL_SAMPLE_MIXTURE        /* samplers, mixed */
+    SPDL_SAMPLE_BLOCKS,   /* blocks of .block indices in shuffled order, each read from its begin
+                             to its end; the last block may be shorter */
+    SPDL_SAMPLE_FUNCTION, /* what index_fn says */
+    SPDL_SAMPLE_MIXTURE   /* other samplers, mixed */
 } spdl_sampler_order;
 
-/* What becomes of the last positions, when they do not suffice for all ranks. */
+/* What becomes of the last positions if they do not suffice for all ranks. */
 typedef enum spdl_tail {
     SPDL_TAIL_KEEP, /* some ranks have one item more: 26 on 4 ranks are 7, 7, 6, 6 */
     SPDL_TAIL_DROP, /* nobody has them: 6 each */
@@ -2187,179 +2171,99 @@ typedef struct spdl_mixture spdl_mixture;
 
 typedef struct spdl_sampler_desc {
     spdl_sampler_order order;
-    uint64_t count;        /* indices, up to 2^63 */
-    uint64_t draws;        /* positions in an epoch; default `count`, of a mixture its length. More
-                              than `count` only where an index may come twice */
+    uint64_t count;     /* indices, 1 to 2^63; of a mixture leave it 0 */
+    uint64_t draws;     /* positions in an epoch; default `count`, of a mixture its length. More
+                           than `count` only with index_fn */
     uint64_t seed;
     spdl_ranks ranks;
     spdl_tail tail;
-    uint64_t data_hash;    /* tells data sets apart when a run goes on: see spdl_hash */
-    uint64_t block;        /* blocks: indices in each, the last one may have less; or */
-    const uint64_t *block_sizes; /* those of each, together `count`; copied */
-    uint64_t blocks;
-    bool shuffle_inside;   /* blocks of up to 4,096: best asked in order, as each needs its table */
-    const double *weights; /* of each index, not negative; copied */
-    spdl_index_fn index_fn; /* curriculum */
-    void *ctx;             /* its first argument */
-    const spdl_mixture *mixture; /* with a sampler of one rank for each of its sources; they stay */
-    spdl_sampler *const *samplers; /* the caller's, are used by this one alone, and outlive it */
+    uint64_t block;     /* indices in each block */
+    spdl_index_fn index_fn;
+    void *ctx;          /* its first argument */
+    const spdl_mixture *mixture; /* with a sampler of one rank for each of its sources: */
+    spdl_sampler *const *samplers; /* both outlive this one, which alone uses the samplers */
     spdl_allocator allocator;
-    spdl_error *error;     /* optional: says why create failed */
+    spdl_error *error;  /* optional: says why create failed */
 } spdl_sampler_desc;
 
-/* Makes a sampler. That of a mixture goes through each source's own order: where a source has no
-   length in the mixture, or comes again, once more in another epoch of that source. When the
-   mixture never ends (`draws` is needed then) the next epoch goes on with it; else it starts over.
-   Returns: SPDL_OK, SPDL_E_INVALID (desc->error names the field), SPDL_E_NOMEM.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the caller destroys *sampler, after the pipeline that uses it; NULL after a failure. */
+/* Makes a sampler. One of a mixture goes through the order of each source, and again through its
+   next epoch whenever a source repeats or has no length in the mixture. If the mixture never ends
+   (`draws` is needed then) the next epoch goes on where this one stops; else it starts over.
+   Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_NOMEM. */
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc);
 
-/* Frees a sampler.
-   Returns: nothing; NULL is allowed.
-   Threads: owner.
-   Blocks:  never.
-   Owns:    the sampler is gone. */
+/* Frees a sampler, after the pipeline that uses it. NULL is allowed. */
 SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler);
 
 /* How many items this rank has in an epoch.
-   Returns: the number.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the number. */
 SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch);
 
 /* This rank's item `number` of an epoch, from 0: what SPDL_INDEX makes.
    Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: what index_fn returned is in
-            item->index and not less than count.
-   Threads: one at a time, a running pipeline with SPDL_INDEX being one of them. A second sampler of
-            the same desc is for another thread.
-   Blocks:  never.
-   Owns:    nothing. */
+            item->index, and is not less than count. */
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
                                        spdl_index *item);
 
-/* What comes at a position of an epoch, on whatever rank, skipped or not.
-   Returns: as spdl_sampler_item; SPDL_END: the epoch has fewer positions.
-   Threads: as spdl_sampler_item.
-   Blocks:  never.
-   Owns:    nothing. */
+/* What comes at a position of an epoch, on whatever rank.
+   Returns: as spdl_sampler_item; SPDL_END: the epoch has fewer positions. */
 SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
                                      spdl_index *item);
 
-/* Where in an epoch an index comes: the inverse of spdl_sampler_at, at the same cost, but with
-   SPDL_SAMPLE_WEIGHTED_ONCE a search.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND: not in this epoch, SPDL_E_UNSUPPORTED: of such an order
-            nothing is known (SPDL_SAMPLE_WEIGHTED, _CURRICULUM, _MIXTURE).
-   Threads: as spdl_sampler_item.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t epoch,
-                                              uint64_t index, uint64_t *position);
-
-/* Leaves out the positions from `begin` to `end` - 1 of an epoch; what follows is dealt to the
-   ranks anew, so all of them have to do it. None of the positions may have been taken; a run that
-   goes on from before them (spdl_pipeline_rewind, or a saved state) jumps over them.
-   Returns: SPDL_OK; SPDL_E_INVALID: begin > end; SPDL_E_LIMIT: more than 16 skips of epochs from
-            the one that was loaded on.
-   Threads: as spdl_sampler_item; not while a pipeline uses the sampler.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API spdl_result spdl_sampler_skip(spdl_sampler *sampler, uint64_t epoch, uint64_t begin,
-                                       uint64_t end);
-
 /* Rank and world as a launcher has set them: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK
    and _SIZE (Open MPI), PMI_RANK and PMI_SIZE (MPICH), SLURM_PROCID and SLURM_NTASKS (srun): the
-   first of these that there are. error may be NULL.
+   first of these pairs that is there. error may be NULL.
    Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none, *ranks is 0 of 1; SPDL_E_INVALID: they make
-            no sense, which `error` says, and *ranks is as before.
-   Threads: any, while no other one changes the environment.
-   Blocks:  never.
-   Owns:    nothing. */
+            no sense, which `error` says, and *ranks stays as it was.
+   Threads: any, while no other one changes the environment. */
 SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error);
 
-/* A hash of bytes, the same on every machine, for desc.data_hash: chain it over names and sizes of
-   files, with what it returned as the next `seed`. No protection against intent.
-   Returns: 64 bits.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* A hash of bytes, the same on every machine, for a pipeline's data_hash: chain it over names and
+   sizes of files, with what it returned as the next `seed`. It does not protect against intent.
+   Returns: 64 bits. */
 SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 
-/* What a mixture does when a source would be next that has ended. */
+/* What a mixture does when the next item would be of a source that has ended. */
 typedef enum spdl_mixture_end {
     SPDL_MIXTURE_STOP,   /* the mixture ends */
-    SPDL_MIXTURE_GO_ON,  /* without it: the others keep their ratios */
-    SPDL_MIXTURE_REPEAT  /* it begins again */
+    SPDL_MIXTURE_GO_ON,  /* it goes on without that source: the others keep their ratios */
+    SPDL_MIXTURE_REPEAT  /* the source begins again */
 } spdl_mixture_end;
-
-/* From a position on the sources have other weights. */
-typedef struct spdl_mixture_change {
-    uint64_t position;
-    const double *weights;
-} spdl_mixture_change;
 
 typedef struct spdl_mixture_desc {
     size_t sources;          /* 1 to 65536 */
     const double *weights;   /* of each: any scale; 0: it never comes */
     const uint64_t *lengths; /* items of each; NULL: they do not end */
     spdl_mixture_end at_end;
-    const spdl_mixture_change *changes; /* at ascending positions */
-    size_t change_count;
     spdl_allocator allocator;
     spdl_error *error;       /* optional: says why create failed */
 } spdl_mixture_desc;
 
-/* Makes a mixture: which source each position takes its item from, without state. After p positions
-   a source with share x of the weights has given x * p items, but for what spdl_mixture_error says:
-   for any p, counted from the last change, or end of a source. Sources of equal weight take turns.
-   (SPDL_MERGE_WEIGHTED has the same order where all weights are equal, also when sources end. Else
-   it is further off: of weights 10, 1, 1 and so on it takes ten of the first before any other.)
-   Costs 36 bytes a source, as often as weights change or, with SPDL_MIXTURE_GO_ON, a source ends.
-   Returns: SPDL_OK, SPDL_E_INVALID (desc->error names the field), SPDL_E_LIMIT: more than 2^22
-            sources, counted again for each change and end; SPDL_E_NOMEM.
-   Threads: any.
-   Blocks:  never: 1 us for each source, and up to 5 ms when they have 5 to 32 weights.
-   Owns:    the caller destroys *mixture, and keeps the arrays; NULL after a failure. */
+/* Makes a mixture: which source each position takes its item from, without state. After any number
+   of positions no source is off its share by 1.7 items or more, counted from the begin or from the
+   last end of a source. From 2^50 positions on rounding adds to that. Costs 24 bytes a source, with
+   SPDL_MIXTURE_GO_ON again for each source that ends.
+   Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_LIMIT: more than 2^22
+            sources, counted again for each end; SPDL_E_NOMEM. */
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc);
 
-/* Frees a mixture.
-   Returns: nothing; NULL is allowed.
-   Threads: owner.
-   Blocks:  never.
-   Owns:    the mixture is gone. */
+/* Frees a mixture. NULL is allowed. */
 SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture);
 
-/* Which source a position takes its item from, and which one of the source, from 0: with
-   SPDL_MIXTURE_REPEAT and lengths less than the length. Takes about 4 ns for each time the sources
-   have to be halved, where their weights fit the caches; with equal weights 7 in all.
-   Returns: SPDL_OK, SPDL_END: the mixture is shorter.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* Which source a position takes its item from, and which item of that source, from 0. With
+   SPDL_MIXTURE_REPEAT and lengths the item is less than the length. It takes about 4 ns for each
+   time that the sources have to be halved.
+   Returns: SPDL_OK; SPDL_END: the mixture is shorter.
+   Threads: any number at a time. */
 SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
                                      uint32_t *source, uint64_t *index);
 
 /* How many positions there are.
-   Returns: the number; 2^63: it does not end.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the number; 2^63: it does not end. */
 SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture);
 
-/* How many items more or less than its share a source may have given, after any number of
-   positions: proven for these weights. At most 1 with up to 4 different weights (equal ones count
-   once), as a rule with up to 8, and never more than 1.7. From 2^50 positions on rounding adds to
-   it.
-   Returns: the items.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API double spdl_mixture_error(const spdl_mixture *mixture);
-
-/* A source of a pipeline: the items of a sampler, of type spdl_index, in its order, whatever the
-   workers; SPDL_END after those of an epoch.
+/* A source of a pipeline: the items of a sampler, of type spdl_index, in its order for any number
+   of workers; SPDL_END after those of an epoch.
        SPDL_INDEX(sampler, .continuous = true)
    Before C++20: SPDL_INDEX(sampler).with_continuous(true). */
 /* clang-format off */
@@ -2381,6 +2285,8 @@ SPDL_API const spdl_function spdl_index_spdl;
 #elif !defined(__cplusplus)
 SPDL__UNUSED static const spdl_function spdl_index_spdl;
 #endif
+
+/* ============================================================================================= */
 /* >>loader
    A pipeline in a process of its own, or in several, that writes its batches where the trainer
    reads them: in shared memory. Nothing is copied, and what a stage does to its process, a crash or
@@ -7977,7 +7883,7 @@ typedef struct spdl__start {
     size_t ahead_bits;
     spdl__skip *skips;     /* NULL: at.results of what comes first; the run frees them */
     size_t skip_count;
-    spdl_sampler *sampler; /* NULL, or what has the edits that the sampler gets */
+    const spdl_sampler *sampler; /* NULL, or what the sampler becomes */
 } spdl__start;
 
 typedef struct spdl__seen spdl__seen;
@@ -8237,7 +8143,7 @@ struct spdl_pipeline {
     size_t skip_count;
     uint64_t drops;        /* items of the sink that were delivered before this run */
     bool counts;           /* there are some, or it watches */
-    uint64_t files;        /* a hash of the lists of files of its rows, or 0 */
+    uint64_t data_hash;
     uint64_t delivered;
     uint64_t first_item_ns;
     uint64_t ended_ns;
@@ -9021,8 +8927,8 @@ SPDL__PRIVATE void spdl__seen_begin(spdl__seen *seen, const spdl__start *start) 
 
 /* --- the trainer's place --- */
 
-/* Edits for the sampler. (>>state-impl) */
-SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, spdl_sampler *from);
+/* What a load makes of the sampler. (>>state-impl) */
+SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from);
 
 /* The trainer has taken this, or dropped it. */
 SPDL__NOINLINE void spdl__position_watch(spdl_pipeline *p, const spdl__item *got) {
@@ -9136,9 +9042,6 @@ SPDL__COLD uint32_t spdl__position_table(const spdl_pipeline *p) {
     return hash;
 }
 
-/* What the lists of files in the rows are a hash of, or 0. (>>files-impl) */
-SPDL__COLD uint64_t spdl__position_files(const spdl_pipeline *p);
-
 /* Which row marks, and what else a position of this table depends on. */
 SPDL__COLD spdl_result spdl__position_plan(spdl_pipeline *p) {
     int i, k, depth = 0;
@@ -9187,7 +9090,6 @@ SPDL__COLD spdl_result spdl__position_plan(spdl_pipeline *p) {
     for (i = 0; i < p->count; ++i)
         p->node[i].passes = &p->node[i] != p->marks || p->many || p->remakes || p->seen != NULL;
     p->table = spdl__position_table(p);
-    p->files = spdl__position_files(p);
     if (p->remakes) spdl__mark_begin(&p->mark, SPDL__NEVER);
     return SPDL_OK;
 }
@@ -13407,6 +13309,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     p->doctored = plan->doctor != NULL;
     if (desc->deal != NULL) p->deal = *desc->deal;
     p->seed = desc->seed;
+    p->data_hash = desc->data_hash;
     spdl__error_clear(&p->error);
     result = spdl__pipeline_build(p, plan);
     if (result == SPDL_E_NOMEM) spdl__error_set(desc->error, result, "%s", no_memory);
@@ -18386,17 +18289,12 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
 
 /* ============================================================================================= */
 /* >>sampler-impl
-   Orders are functions of (seed, epoch, position). What they need more of is kept in the sampler
-   for one key or epoch at a time, and made anew when another is asked for: so one thread calls at a
-   time, which also holds for the calls of a source. What >>state asks, from the trainer's thread
-   (spdl__sampler_global and below), looks at ranks and edits alone, which do not change meanwhile.
-
-   Edits take positions out of an epoch, for spdl_sampler_skip and for a run that goes on. Each maps
-   the numbers 0, 1, 2 ... of what is left to numbers of what was left before it, in ascending
-   order; the oldest one's are positions. Ranks are dealt the numbers of the newest. */
+   Orders are functions of (seed, epoch, position). What a shuffle needs more of, keys or a table, is
+   kept for one epoch at a time and made anew when another is asked for: so one thread calls at a
+   time, which also holds for the calls of a source. What >>state asks from the trainer's thread
+   looks at ranks and `from` alone, which do not change meanwhile. */
 
 #define SPDL__TABLE 4096u /* up to here a shuffle is a table: statistics see 5 rounds below 3,000 */
-#define SPDL__EDITS 16
 #define SPDL__MOST ((uint64_t)1 << 63) /* of what is counted here */
 
 /* A bijection of 64-bit words that looks like chance (the end of splitmix64). */
@@ -18427,43 +18325,38 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes) {
 
 /* --- shuffles --- */
 
-/* The numbers below n in an order that depends on the key. Few of them are shuffled, in a table. Of
-   more, the part above `shift` bits and that below are changed in turn by a hash of the other one
-   (a Feistel network that adds, as that reaches odd permutations, too); what comes out at n or
-   above goes through again, which is rare: the parts leave room for less than `1 << shift` of
-   those. */
+/* The numbers below n in an order that depends on the key. Few are shuffled in a table. Of more,
+   the part above `shift` bits and that below are changed in turn by a hash of the other one (a
+   Feistel network that adds, as that reaches odd permutations, too). A result of n or above goes
+   through again, which is rare: the parts leave room for less than `1 << shift` of those. */
 typedef struct spdl__shuffle {
-    uint64_t key, n; /* n 0: none so far */
-    uint64_t highs;  /* how many values the high part has */
+    uint64_t n;     /* 0: none so far */
+    uint64_t highs; /* how many values the high part has */
     unsigned shift;
     uint64_t key_of[5]; /* rounds */
-    uint16_t *table; /* for those that may be few: the order, and after SPDL__TABLE its inverse */
+    uint16_t *table; /* NULL: n is never so small */
 } spdl__shuffle;
 
-SPDL__NOINLINE void spdl__shuffle_fill(spdl__shuffle *shuffle) {
-    uint16_t *order = shuffle->table, *inverse = order + SPDL__TABLE;
-    const uint64_t key = spdl__hashed(shuffle->key, shuffle->n);
+SPDL__NOINLINE void spdl__shuffle_fill(spdl__shuffle *shuffle, uint64_t key) {
     uint64_t i;
     for (i = 0; i < shuffle->n; ++i) {
         const uint64_t j = spdl__wide_product(spdl__hashed(key, i), i + 1).high;
-        order[i] = order[j];
-        order[j] = (uint16_t)i;
+        shuffle->table[i] = shuffle->table[j];
+        shuffle->table[j] = (uint16_t)i;
     }
-    for (i = 0; i < shuffle->n; ++i) inverse[order[i]] = (uint16_t)i;
 }
 
 SPDL__PRIVATE void spdl__shuffle_set(spdl__shuffle *shuffle, uint64_t key, uint64_t n) {
     int i;
-    if (shuffle->n == n && shuffle->key == key) return;
     shuffle->n = n;
-    shuffle->key = key;
+    key = spdl__hashed(key, n);
     if (n <= SPDL__TABLE) {
-        spdl__shuffle_fill(shuffle);
+        spdl__shuffle_fill(shuffle, key);
         return;
     }
     for (shuffle->shift = 0; n >> 2 * shuffle->shift > 3; ++shuffle->shift) {}
     shuffle->highs = (n - 1) / ((uint64_t)1 << shuffle->shift) + 1;
-    for (i = 0; i < 5; ++i) shuffle->key_of[i] = spdl__hashed(spdl__hashed(key, n), (uint64_t)i);
+    for (i = 0; i < 5; ++i) shuffle->key_of[i] = spdl__hashed(key, (uint64_t)i);
 }
 
 /* A hash of one part, of 32 bits. */
@@ -18472,178 +18365,56 @@ SPDL__INLINE uint64_t spdl__shuffle_hash(uint64_t part, uint64_t key) {
     return (part ^ part >> 32) * 0x94d049bb133111ebu >> 32;
 }
 
-/* high + a hash of low, modulo highs; with `back` minus. */
-SPDL__INLINE uint64_t spdl__shuffle_high(uint64_t high, uint64_t low, uint64_t key, uint64_t highs,
-                                         bool back) {
-    const uint64_t more = spdl__shuffle_hash(low, key) * highs >> 32;
-    const uint64_t sum = high + (back ? highs - more : more), wrapped = sum - highs;
+/* high + a hash of low, modulo highs. */
+SPDL__INLINE uint64_t spdl__shuffle_high(uint64_t high, uint64_t low, uint64_t key,
+                                         uint64_t highs) {
+    const uint64_t sum = high + (spdl__shuffle_hash(low, key) * highs >> 32), wrapped = sum - highs;
     return sum < highs ? sum : wrapped; /* no branch */
 }
 
-/* What x becomes; with `back` what becomes x. */
-SPDL__INLINE uint64_t spdl__shuffle_at(const spdl__shuffle *shuffle, uint64_t x, bool back) {
+SPDL__INLINE uint64_t spdl__shuffle_at(const spdl__shuffle *shuffle, uint64_t x) {
     const uint64_t highs = shuffle->highs, lows = ((uint64_t)1 << shuffle->shift) - 1;
-    const uint64_t *key = shuffle->key_of, sign = back ? UINT64_MAX : 1;
-    if (shuffle->n <= SPDL__TABLE) return shuffle->table[back ? SPDL__TABLE + x : x];
+    const uint64_t *key = shuffle->key_of;
+    if (shuffle->n <= SPDL__TABLE) return shuffle->table[x];
     do {
         uint64_t high = x >> shuffle->shift, low = x & lows;
-        high = spdl__shuffle_high(high, low, key[back ? 4 : 0], highs, back);
-        low = (low + sign * spdl__shuffle_hash(high, key[back ? 3 : 1])) & lows;
-        high = spdl__shuffle_high(high, low, key[2], highs, back);
-        low = (low + sign * spdl__shuffle_hash(high, key[back ? 1 : 3])) & lows;
-        high = spdl__shuffle_high(high, low, key[back ? 0 : 4], highs, back);
+        high = spdl__shuffle_high(high, low, key[0], highs);
+        low = (low + spdl__shuffle_hash(high, key[1])) & lows;
+        high = spdl__shuffle_high(high, low, key[2], highs);
+        low = (low + spdl__shuffle_hash(high, key[3])) & lows;
+        high = spdl__shuffle_high(high, low, key[4], highs);
         x = high << shuffle->shift | low;
     } while (SPDL__UNLIKELY(x >= shuffle->n));
     return x;
 }
 
-SPDL__PRIVATE uint64_t spdl__shuffle_find(const spdl__shuffle *shuffle, uint64_t x) {
-    return spdl__shuffle_at(shuffle, x, true);
-}
-
-/* --- the sampler --- */
-
-/* Of SPDL_SAMPLE_WEIGHTED: an index is kept if a random number is below `keep`, else it is `other`.
-   All n of them have the same probability (Walker's alias method). */
-typedef struct spdl__alias {
-    uint64_t keep, other;
-} spdl__alias;
-
-/* Of SPDL_SAMPLE_WEIGHTED_ONCE: the index with the smallest key comes first. */
-typedef struct spdl__drawn {
-    uint64_t key, index;
-} spdl__drawn;
-
-/* Positions that are left out, see above. Of one gap: those from `from` to from + gap - 1. Of
-   ranks: rank r of `world` has had its first done[r], at least one none; behind them are the same
-   numbers in ascending order. */
-typedef struct spdl__edit {
-    uint64_t epoch, from, gap;
-    uint64_t world; /* 0: a gap */
-    uint64_t *done;
-} spdl__edit;
-
-struct spdl_sampler {
-    spdl_sampler_desc desc; /* arrays are our own or NULL, ranks those of now */
-    uint64_t length;        /* positions of an epoch, */
-    uint64_t rows;          /* and the most a rank has of them */
-    uint64_t spec;          /* a hash of what else makes the order: weights, sizes of blocks */
-    uint64_t epoch, key;    /* of the tables, if `ready` */
-    bool ready;
-    spdl__shuffle outer, inner; /* of indices or blocks; in a block */
-    uint64_t *start;        /* blocks: the first index of each, and count */
-    uint64_t *slot;         /* blocks: the first position of each of this epoch, and count */
-    uint64_t at_slot;       /* blocks: where the last position was */
-    spdl__alias *alias;
-    spdl__drawn *drawn;
-    spdl__edit edit[SPDL__EDITS];
-    int edits;
-    void *held[4]; /* what destroy frees, with its size */
-    size_t held_bytes[4];
-    int helds;
-    bool starved; /* there was no memory for one of them */
-    char identity[192]; /* what has to be the same in another run: " order=... spec=..." */
-};
-
-SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: %s", why);
-}
-
-/* Memory that destroy frees. NULL: there is none, and create fails. */
-SPDL__COLD void *spdl__sampler_hold(spdl_sampler *s, uint64_t count, size_t each) {
-    void *memory = NULL;
-    if (count <= SIZE_MAX / each - 1) /* never 0 bytes */
-        memory = spdl__alloc_zeroed(&s->desc.allocator, (size_t)count + 1, each, sizeof(void *));
-    s->starved = s->starved || memory == NULL;
-    s->held[s->helds] = memory;
-    s->held_bytes[s->helds++] = ((size_t)count + 1) * each;
-    return memory;
-}
-
-/* Which is the last of `count` ascending numbers, `bytes` apart, that is at most x; the first one
-   is. */
-SPDL__PRIVATE uint64_t spdl__last_at_most(const uint64_t *number, size_t bytes, uint64_t count,
-                                          uint64_t x) {
-    uint64_t low = 0, high = count;
-    while (high - low > 1) {
-        const uint64_t middle = low + (high - low) / 2;
-        const char *at = (const char *)number + (size_t)middle * bytes;
-        if (*(const uint64_t *)(const void *)at <= x) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
-SPDL__PRIVATE int spdl__drawn_compare(const void *left, const void *right) {
-    const spdl__drawn *a = (const spdl__drawn *)left, *b = (const spdl__drawn *)right;
-    if (a->key != b->key) return a->key < b->key ? -1 : 1;
-    return a->index < b->index ? -1 : a->index > b->index;
-}
-
-/* A weight is told by its bits: -ffast-math does away with comparing for NaN. */
-SPDL__COLD spdl_result spdl__check_weights_of(const char *what, const double *weight,
-                                              uint64_t count, spdl_error *error) {
-    uint64_t i, bits;
-    bool some = false;
-    if (weight == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: weights is NULL", what);
-    for (i = 0; i < count; ++i) {
-        memcpy(&bits, &weight[i], sizeof(bits));
-        if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
-            return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: weights[%llu] is %g, must be "
-                                   "a number that is not negative", what, (spdl__llu)i, weight[i]);
-        some = some || bits << 1 != 0;
-    }
-    if (some) return SPDL_OK;
-    return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: the sum of weights is 0", what);
-}
-
-SPDL__COLD uint64_t spdl__weights_hash(uint64_t hash, const double *weight, uint64_t count) {
-    uint64_t i, bits;
-    for (i = 0; i < count; ++i) {
-        memcpy(&bits, &weight[i], sizeof(bits));
-        hash = spdl__hashed(hash, bits);
-    }
-    return hash;
-}
-
 /* --- mixtures ---
-   A binary tree. Its leaves are groups of sources of the same weight, which take turns. Of the
-   items that a node gets, the first c are split so that its left child, of share f of the weights,
-   has c * f of them, rounded: which one gets the next item, and how many it has had, is one
-   multiplication.
+   A binary tree, whose leaves are sources. Of the items that a node gets, the first c are split so
+   that its left child, of share f of the weights, has c * f of them, rounded: which one gets the
+   next item, and how many it has had, is one multiplication.
 
    How far a source is off. Rounding adds up to 1/2 at each node, either way, and what a node is off
    goes on to its children by their shares. So a leaf of weight w is off by up to (1 + the sum of w
    / W over the nodes above it but the root, W being theirs) / 2. In the tree of Huffman a node's
    children weigh less than its sibling: the sum is below 2.36, that of 1 / Fibonacci's numbers less
-   the first, and the error below 1.68. With two levels, so with 4 leaves, it is at most 1; up to 32
-   leaves are swapped about until that is so, or for a while. Of k sources that take turns each is
-   off by (k - 1) / k more, and by 1 / k of what their leaf is. (Less than 1 can be had one position
-   after the other, by Tijdeman's earliest deadline; we know of no way that finds the source at a
-   position without those before it.)
+   the first, and the error below 1.68. (Less than 1 can be had one position after the other, by
+   Tijdeman's earliest deadline; we know of no way that finds the source at a position without those
+   before it.)
 
    Weights are rounded to 2^-62 of their sum, shares to 2^-64: after 2^50 positions this is below
    0.001 of an item. */
 
 typedef struct spdl__split {
-    uint64_t share; /* of the left child, times 2^64 */
-    int32_t kid[2]; /* a node, or a group - `groups` */
+    uint64_t share;  /* of the left child, times 2^64 */
+    int32_t kid[2];  /* a node, or -1 - a source */
 } spdl__split;
 
-/* Members from `first` to first + count - 1. */
-typedef struct spdl__turns {
-    uint32_t first, count;
-} spdl__turns;
-
-/* What holds from `begin` on. All in one block of 36 bytes for each source. */
+/* What holds from `begin` on: up to the end of a source. In one block of 24 bytes a source. */
 typedef struct spdl__phase {
     uint64_t begin;
-    int32_t groups, root; /* the root as a kid */
-    uint64_t *base;      /* items of each source before `begin` */
+    int32_t root;   /* as a kid */
+    uint64_t *base; /* items of each source before `begin` */
     spdl__split *node;
-    spdl__turns *group;
-    uint32_t *member;    /* sources */
 } spdl__phase;
 
 /* In one block with its phases and lengths. */
@@ -18653,17 +18424,17 @@ struct spdl_mixture {
     uint64_t length, spec;
     spdl__phase *phase;
     size_t phases, room;
-    double error;
 };
 
 /* What create works on. */
+typedef struct spdl__weighed {
+    uint64_t weight, source;
+} spdl__weighed;
+
 typedef struct spdl__mixing {
-    const double *weights;  /* those of now, and */
-    spdl__drawn *source;    /* those with a weight, by it */
-    uint64_t *weight;       /* of groups and nodes */
-    uint64_t *count;        /* of each source, at some position */
-    uint64_t *at;           /* of groups and nodes: how far they may be off */
-    int32_t *parent;
+    spdl__weighed *leaf; /* sources with a weight, ascending */
+    uint64_t *weight;    /* of nodes, which ascend, too */
+    uint64_t *count;     /* of each source, at some position */
 } spdl__mixing;
 
 /* a / b times 2^64, a < b < 2^63. */
@@ -18686,12 +18457,25 @@ SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
     return product.high + (low < half);
 }
 
+/* Which is the last of `count` ascending numbers, `bytes` apart, that is at most x; the first one
+   is. */
+SPDL__PRIVATE uint64_t spdl__last_at_most(const uint64_t *number, size_t bytes, uint64_t count,
+                                          uint64_t x) {
+    uint64_t low = 0, high = count;
+    while (high - low > 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        const char *at = (const char *)number + (size_t)middle * bytes;
+        if (*(const uint64_t *)(const void *)at <= x) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
 /* The source, and which of its items: also beyond its length, where it repeats. */
 SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl_mixture *m, uint64_t position,
                                          uint32_t *source) {
     const spdl__phase *phase =
         &m->phase[spdl__last_at_most(&m->phase->begin, sizeof(*phase), m->phases, position)];
-    const spdl__turns *group;
     uint64_t c = position - phase->begin;
     int32_t at;
     for (at = phase->root; at >= 0;) {
@@ -18701,9 +18485,8 @@ SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl_mixture *m, uint64_t positio
         c = left ? lefts : c - lefts;
         at = node->kid[left ? 0 : 1];
     }
-    group = &phase->group[at + phase->groups];
-    *source = phase->member[group->first + (uint32_t)(c % group->count)];
-    return phase->base[*source] + c / group->count;
+    *source = (uint32_t)(-1 - at);
+    return phase->base[*source] + c;
 }
 
 SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
@@ -18717,17 +18500,13 @@ SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t posit
 }
 
 SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture) { return mixture->length; }
-SPDL_API double spdl_mixture_error(const spdl_mixture *mixture) { return mixture->error; }
 
-/* How many items each source below a node, or in a group, has had after its first c. The tree is no
-   deeper than 90: Fibonacci's numbers are above 2^62 then. */
+/* How many items each source below a node has had after its first c. The tree is no deeper than 90:
+   Fibonacci's numbers are above 2^62 then. */
 SPDL__COLD void spdl__phase_counts(const spdl__phase *phase, int32_t at, uint64_t c,
                                    uint64_t *count) {
     if (at < 0) {
-        const spdl__turns *group = &phase->group[at + phase->groups];
-        uint32_t i;
-        for (i = 0; i < group->count; ++i)
-            count[phase->member[group->first + i]] = c / group->count + (i < c % group->count);
+        count[-1 - at] = c;
     } else {
         const spdl__split *node = &phase->node[at];
         bool next;
@@ -18737,150 +18516,56 @@ SPDL__COLD void spdl__phase_counts(const spdl__phase *phase, int32_t at, uint64_
     }
 }
 
-/* Groups of the sources that have a weight and, with SPDL_MIXTURE_GO_ON, are not at their end. In a
-   group whoever has had less comes first, so that turns go on after another's end. */
-SPDL__COLD void spdl__mix_groups(const spdl_mixture *m, spdl__phase *phase, spdl__mixing *mixing) {
+SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
+    const spdl__weighed *a = (const spdl__weighed *)left, *b = (const spdl__weighed *)right;
+    if (a->weight != b->weight) return a->weight < b->weight ? -1 : 1;
+    return a->source < b->source ? -1 : a->source > b->source;
+}
+
+/* The sources that have a weight and, with SPDL_MIXTURE_GO_ON, are not at their end, by weight. Of
+   equal ones whoever has had less comes first, so that turns go on after another's end. */
+SPDL__COLD int spdl__mix_leaves(const spdl_mixture *m, const spdl__phase *phase,
+                                spdl__mixing *mixing) {
     const bool ends = m->desc.lengths != NULL && m->desc.at_end == SPDL_MIXTURE_GO_ON;
-    const size_t sources = m->desc.sources;
+    const double *weights = m->desc.weights;
     double most = 0, sum = 0;
-    size_t i, n = 0;
-    int g = -1;
-    for (i = 0; i < sources; ++i) {
-        mixing->count[i] = 0;
-        mixing->at[i] = !(ends && phase->base[i] >= m->desc.lengths[i]);
-        if (mixing->at[i] && mixing->weights[i] > most) most = mixing->weights[i];
-    }
-    for (i = 0; i < sources && most > 0; ++i)
-        if (mixing->at[i]) sum += mixing->weights[i] / most;
-    for (i = 0; i < sources && most > 0; ++i) {
-        if (!mixing->at[i]) continue;
-        mixing->source[n].key =
-            (uint64_t)(mixing->weights[i] / most / sum * (double)((uint64_t)1 << 62));
-        mixing->source[n].index = spdl__min(phase->base[i], (uint64_t)1 << 47) << 16 | i;
-        if (mixing->source[n].key != 0) ++n; /* else its turn comes after 2^62 positions or more */
-    }
-    qsort(mixing->source, n, sizeof(*mixing->source), spdl__drawn_compare);
-    for (i = 0; i < n; ++i) {
-        phase->member[i] = (uint32_t)mixing->source[i].index & 0xffff;
-        if (i == 0 || mixing->source[i].key != mixing->source[i - 1].key) {
-            phase->group[++g].first = (uint32_t)i;
-            phase->group[g].count = 0;
-            mixing->weight[g] = 0;
+    size_t i, round, n = 0;
+    for (round = 0; round < 3; ++round)
+        for (i = 0; i < m->desc.sources; ++i) {
+            if (!(weights[i] > 0) || (ends && phase->base[i] >= m->desc.lengths[i])) continue;
+            if (round == 0 && weights[i] > most) most = weights[i];
+            if (round == 1) sum += weights[i] / most;
+            if (round < 2) continue;
+            mixing->leaf[n].weight =
+                (uint64_t)(weights[i] / most / sum * (double)((uint64_t)1 << 62));
+            mixing->leaf[n].source = spdl__min(phase->base[i], (uint64_t)1 << 47) << 16 | i;
+            if (mixing->leaf[n].weight != 0) ++n; /* else it comes after 2^62 positions or more */
         }
-        ++phase->group[g].count;
-        mixing->weight[g] += mixing->source[i].key;
-    }
-    phase->groups = g + 1;
+    qsort(mixing->leaf, n, sizeof(*mixing->leaf), spdl__weighed_order);
+    return (int)n;
 }
 
-/* Huffman's tree: the two lightest become one, of groups by weight and of nodes, whose weights
-   ascend. While it is made, kids are more by `groups`. */
-SPDL__COLD void spdl__mix_tree(spdl__phase *phase, spdl__mixing *mixing) {
-    spdl__drawn *sorted = mixing->source;
-    int leaf = 0, node = phase->groups, all = phase->groups, i, k;
-    for (i = 0; i < phase->groups; ++i) {
-        sorted[i].key = mixing->weight[i];
-        sorted[i].index = (uint64_t)i;
-    }
-    qsort(sorted, (size_t)phase->groups, sizeof(*sorted), spdl__drawn_compare);
-    while (all < 2 * phase->groups - 1) {
-        spdl__split *made = &phase->node[all - phase->groups];
-        mixing->weight[all] = 0;
+/* Huffman's tree: the two lightest become one, of leaves and of nodes, whose weights both ascend.
+   The first of the two is the lighter one: its share is below 1. */
+SPDL__COLD void spdl__mix_tree(spdl__phase *phase, spdl__mixing *mixing, int leaves) {
+    int leaf = 0, node = 0, all, k;
+    phase->root = leaves == 1 ? (int32_t)(-1 - (int)(mixing->leaf[0].source & 0xffff)) : leaves - 2;
+    for (all = 0; all < leaves - 1; ++all) {
+        spdl__split *made = &phase->node[all];
+        uint64_t weight[2];
         for (k = 0; k < 2; ++k) {
-            const bool is_leaf = leaf < phase->groups &&
-                                 (node == all || sorted[leaf].key <= mixing->weight[node]);
-            made->kid[k] = is_leaf ? (int32_t)sorted[leaf++].index : (int32_t)node++;
-            mixing->parent[made->kid[k]] = all;
-            mixing->weight[all] += mixing->weight[made->kid[k]];
+            if (leaf < leaves &&
+                (node == all || mixing->leaf[leaf].weight <= mixing->weight[node])) {
+                weight[k] = mixing->leaf[leaf].weight;
+                made->kid[k] = -1 - (int32_t)(mixing->leaf[leaf++].source & 0xffff);
+            } else {
+                weight[k] = mixing->weight[node];
+                made->kid[k] = node++;
+            }
         }
-        ++all;
+        mixing->weight[all] = weight[0] + weight[1];
+        made->share = spdl__fraction(weight[0], mixing->weight[all]);
     }
-    phase->root = all - 1;
-    mixing->parent[phase->root] = -1;
-}
-
-/* For each leaf at `at` or below the sum of w / W over the nodes above it but the root, times 2^26;
-   that of `at` is `sum`. Returns by how much they are above 1, together. (A sum is below 32 where
-   leaves are swapped, else below 2.4.) */
-SPDL__COLD uint64_t spdl__mix_sums(const spdl__phase *phase, spdl__mixing *mixing, int at,
-                                   uint64_t sum) {
-    const uint64_t one = (uint64_t)1 << 26;
-    uint64_t over = 0;
-    int k;
-    mixing->at[at] = sum;
-    if (at < phase->groups) return spdl__grown(one, sum);
-    for (k = 0; k < 2; ++k) {
-        const int kid = phase->node[at - phase->groups].kid[k];
-        uint64_t part = mixing->weight[kid], whole = mixing->weight[at];
-        for (; whole >> 32 != 0; whole >>= 1) part >>= 1; /* off by 2^-31 */
-        part = at == phase->root ? 0 : ((part << 32) / whole * (sum + one)) >> 32;
-        over += spdl__mix_sums(phase, mixing, kid, part);
-    }
-    return over;
-}
-
-/* Has a and b, of which none is above the other, change places. */
-SPDL__COLD void spdl__mix_swap(spdl__phase *phase, spdl__mixing *mixing, int a, int b) {
-    int32_t *from[2];
-    int k, at;
-    for (k = 0; k < 2; ++k) {
-        spdl__split *up = &phase->node[mixing->parent[k == 0 ? a : b] - phase->groups];
-        from[k] = &up->kid[up->kid[1] == (k == 0 ? a : b)];
-    }
-    *from[0] = b;
-    *from[1] = a;
-    at = mixing->parent[a];
-    mixing->parent[a] = mixing->parent[b];
-    mixing->parent[b] = at;
-    for (k = 0; k < 2; ++k)
-        for (at = mixing->parent[k == 0 ? a : b]; at >= 0; at = mixing->parent[at]) {
-            const spdl__split *node = &phase->node[at - phase->groups];
-            mixing->weight[at] = mixing->weight[node->kid[0]] + mixing->weight[node->kid[1]];
-        }
-}
-
-/* Swaps parts of the tree while that makes it better, until no source is off by more than 1. */
-SPDL__COLD void spdl__mix_better(spdl__phase *phase, spdl__mixing *mixing) {
-    uint64_t over = spdl__mix_sums(phase, mixing, phase->root, 0), less, random = 0;
-    const uint64_t kids = (uint64_t)phase->root; /* all but it */
-    int round, up;
-    for (round = 0; round < 4096 && over > 0 && phase->groups <= 32; ++round) {
-        const int a = (int)(spdl__random(&random) % kids), b = (int)(spdl__random(&random) % kids);
-        for (up = a; up >= 0 && up != b; up = mixing->parent[up]) {}
-        if (up == b) continue;
-        for (up = b; up >= 0 && up != a; up = mixing->parent[up]) {}
-        if (up == a || mixing->parent[a] == mixing->parent[b]) continue;
-        spdl__mix_swap(phase, mixing, a, b);
-        less = spdl__mix_sums(phase, mixing, phase->root, 0);
-        if (less <= over) over = less;
-        else spdl__mix_swap(phase, mixing, a, b);
-    }
-    (void)spdl__mix_sums(phase, mixing, phase->root, 0);
-}
-
-/* The shares; and how far a source may be off. */
-SPDL__COLD double spdl__mix_finish(spdl__phase *phase, spdl__mixing *mixing) {
-    double most = 0;
-    int i;
-    for (i = phase->groups; i <= phase->root; ++i) {
-        spdl__split *node = &phase->node[i - phase->groups];
-        if (mixing->weight[node->kid[0]] > mixing->weight[node->kid[1]]) { /* a share below 1 */
-            const int32_t left = node->kid[0];
-            node->kid[0] = node->kid[1];
-            node->kid[1] = left;
-        }
-        node->share = spdl__fraction(mixing->weight[node->kid[0]], mixing->weight[i]);
-        node->kid[0] -= phase->groups;
-        node->kid[1] -= phase->groups;
-    }
-    phase->root -= phase->groups;
-    for (i = 0; i < phase->groups; ++i) {
-        const double sum = ((double)mixing->at[i] + 64) / 67108864.0; /* 64: it was rounded */
-        const double off = phase->groups == 1 ? 0 : (1 + sum) / 2;
-        const double turns = (double)phase->group[i].count;
-        if (off / turns + (turns - 1) / turns > most) most = off / turns + (turns - 1) / turns;
-    }
-    return most;
 }
 
 /* The most items, up to `most`, after which no source has had more than there is of it. */
@@ -18901,42 +18586,51 @@ SPDL__COLD uint64_t spdl__mix_until(const spdl_mixture *m, const spdl__phase *ph
     return low;
 }
 
-/* A phase for each change of weights, and with SPDL_MIXTURE_GO_ON for each end of a source. */
+/* One phase, and with SPDL_MIXTURE_GO_ON one more for each end of a source. */
 SPDL__COLD spdl_result spdl__mix_all(spdl_mixture *m, spdl__mixing *mixing) {
-    const spdl_mixture_desc *desc = &m->desc;
-    const size_t sources = desc->sources;
-    size_t change = 0, i;
-    uint64_t begin = 0, next, items;
-    double error;
-    mixing->weights = desc->weights;
-    while (begin < SPDL__MOST) {
+    const size_t sources = m->desc.sources;
+    uint64_t items;
+    size_t i;
+    int leaves;
+    do {
         spdl__phase *phase = &m->phase[m->phases];
-        for (; change < desc->change_count && desc->changes[change].position <= begin; ++change)
-            mixing->weights = desc->changes[change].weights;
-        next = change < desc->change_count ? desc->changes[change].position : SPDL__MOST;
         if (m->phases == m->room) return SPDL_E_LIMIT;
-        phase->begin = begin;
-        phase->base = (uint64_t *)spdl__alloc_zeroed(&desc->allocator, sources, 36, 8);
+        phase->begin = m->length;
+        phase->base = (uint64_t *)spdl__alloc_zeroed(&m->desc.allocator, sources, 24, 8);
         if (phase->base == NULL) return SPDL_E_NOMEM;
         phase->node = (spdl__split *)(void *)(phase->base + sources);
-        phase->group = (spdl__turns *)(void *)(phase->node + sources);
-        phase->member = (uint32_t *)(void *)(phase->group + sources);
         for (i = 0; i < sources && m->phases > 0; ++i)
             phase->base[i] = phase[-1].base[i] + mixing->count[i];
         ++m->phases;
-        spdl__mix_groups(m, phase, mixing);
-        if (phase->groups == 0) break; /* all have ended */
-        spdl__mix_tree(phase, mixing);
-        spdl__mix_better(phase, mixing);
-        error = spdl__mix_finish(phase, mixing);
-        if (error > m->error) m->error = error;
-        items = spdl__mix_until(m, phase, mixing->count, next - begin);
+        leaves = spdl__mix_leaves(m, phase, mixing);
+        if (leaves == 0) break; /* all have ended */
+        spdl__mix_tree(phase, mixing, leaves);
+        memset(mixing->count, 0, sources * sizeof(*mixing->count));
+        items = spdl__mix_until(m, phase, mixing->count, SPDL__MOST - m->length);
         spdl__phase_counts(phase, phase->root, items, mixing->count);
-        begin += items;
-        if (begin < next && desc->at_end == SPDL_MIXTURE_STOP) break;
-    }
-    m->length = begin;
+        m->length += items;
+    } while (m->length < SPDL__MOST && m->desc.at_end == SPDL_MIXTURE_GO_ON);
     return SPDL_OK;
+}
+
+/* A weight is told by its bits: -ffast-math does away with comparing for NaN. */
+SPDL__COLD spdl_result spdl__mixture_check_weights(const spdl_mixture_desc *desc) {
+    size_t i;
+    uint64_t bits;
+    bool some = false;
+    if (desc->weights == NULL)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: weights is NULL");
+    for (i = 0; i < desc->sources; ++i) {
+        memcpy(&bits, &desc->weights[i], sizeof(bits));
+        if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
+            return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: weights[%llu] is "
+                                   "%g, must be a number that is not negative", (spdl__llu)i,
+                                   desc->weights[i]);
+        some = some || bits << 1 != 0;
+    }
+    if (some) return SPDL_OK;
+    return spdl__error_set(desc->error, SPDL_E_INVALID,
+                           "spdl: mixture: the sum of weights is 0");
 }
 
 SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
@@ -18948,18 +18642,8 @@ SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
     if (result == SPDL_OK && (unsigned)desc->at_end > SPDL_MIXTURE_REPEAT)
         result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: at_end is %d",
                                  (int)desc->at_end);
-    if (result == SPDL_OK)
-        result = spdl__check_weights_of("mixture", desc->weights, desc->sources, desc->error);
-    if (result == SPDL_OK && desc->change_count > 0 && desc->changes == NULL)
-        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: changes is NULL");
-    for (i = 0; i < desc->change_count && result == SPDL_OK; ++i) {
-        if (i > 0 && desc->changes[i].position <= desc->changes[i - 1].position)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: changes[%llu] is "
-                                   "not after the one before it", (spdl__llu)i);
-        result = spdl__check_weights_of("mixture: changes", desc->changes[i].weights,
-                                        desc->sources, desc->error);
-    }
-    for (i = 0; i < desc->sources && result == SPDL_OK && desc->lengths != NULL; ++i)
+    if (result == SPDL_OK) result = spdl__mixture_check_weights(desc);
+    for (i = 0; result == SPDL_OK && desc->lengths != NULL && i < desc->sources; ++i)
         if (desc->lengths[i] > SPDL__MOST ||
             (desc->lengths[i] == 0 && desc->at_end == SPDL_MIXTURE_REPEAT))
             result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: lengths[%llu] is "
@@ -18967,21 +18651,21 @@ SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
     return result;
 }
 
-/* What a sampler says of it, so that a run goes on with the same one only. */
+/* A hash of what makes the order, so that a run goes on with the same one only. */
 SPDL__COLD uint64_t spdl__mixture_spec(const spdl_mixture *m) {
-    uint64_t spec = spdl__hashed(m->length, m->desc.at_end);
+    uint64_t spec = spdl__hashed(m->length, m->desc.at_end), bits;
     size_t p, i;
-    for (p = 0; p < m->phases; ++p)
-        for (i = 0; i < m->desc.sources; ++i)
+    for (i = 0; i < m->desc.sources; ++i) {
+        memcpy(&bits, &m->desc.weights[i], sizeof(bits));
+        spec = spdl__hashed(spec, bits);
+        for (p = 0; p < m->phases; ++p)
             spec = spdl__hashed(spec, m->phase[p].base[i] ^ m->phase[p].begin);
-    spec = spdl__weights_hash(spec, m->desc.weights, m->desc.sources);
-    for (p = 0; p < m->desc.change_count; ++p)
-        spec = spdl__weights_hash(spec, m->desc.changes[p].weights, m->desc.sources);
+    }
     return spec;
 }
 
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc) {
-    const size_t work_bytes = 16 + 2 * 8 + 8 + 2 * 8 + 2 * 4; /* of a source */
+    const size_t work_bytes = sizeof(spdl__weighed) + 2 * sizeof(uint64_t); /* of a source */
     size_t n, room, bytes;
     spdl__mixing mixing;
     spdl_mixture *m;
@@ -18993,9 +18677,8 @@ SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixt
     spdl__error_clear(desc->error);
     result = spdl__mixture_check(desc);
     if (result != SPDL_OK) return result;
-    n = desc->sources; /* each may end once; a phase ends with a change, or with one of them */
-    room = (size_t)spdl__min(desc->change_count + (desc->at_end == SPDL_MIXTURE_GO_ON ? n : 0) + 1,
-                             ((size_t)1 << 22) / n);
+    n = desc->sources; /* each may end once, and then all have */
+    room = desc->at_end == SPDL_MIXTURE_GO_ON ? (size_t)spdl__min(n + 1, ((size_t)1 << 22) / n) : 1;
     bytes = sizeof(*m) + room * sizeof(*m->phase) + n * sizeof(*desc->lengths);
     m = (spdl_mixture *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, 8);
     work = spdl__alloc_zeroed(&desc->allocator, n, work_bytes, 8);
@@ -19011,12 +18694,9 @@ SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixt
                                                  n * sizeof(*desc->lengths));
     }
     if (m != NULL && work != NULL) {
-        memset(&mixing, 0, sizeof(mixing));
-        mixing.source = (spdl__drawn *)work;
-        mixing.weight = (uint64_t *)(void *)(mixing.source + n);
-        mixing.count = mixing.weight + 2 * n;
-        mixing.at = mixing.count + n;
-        mixing.parent = (int32_t *)(void *)(mixing.at + 2 * n);
+        mixing.leaf = (spdl__weighed *)work;
+        mixing.weight = (uint64_t *)(void *)(mixing.leaf + n);
+        mixing.count = mixing.weight + n;
         result = spdl__mix_all(m, &mixing);
         m->spec = spdl__mixture_spec(m);
     }
@@ -19024,8 +18704,8 @@ SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixt
     if (result == SPDL_OK) *mixture = m;
     else spdl_mixture_destroy(m);
     if (result == SPDL_E_LIMIT)
-        return spdl__error_set(desc->error, result, "spdl: mixture: changes, and ends of sources "
-                               "with SPDL_MIXTURE_GO_ON, are too many for so many sources");
+        return spdl__error_set(desc->error, result, "spdl: mixture: with SPDL_MIXTURE_GO_ON there "
+                               "are too many ends of so many sources");
     return result == SPDL_OK ? SPDL_OK
                              : spdl__error_set(desc->error, result, "spdl: mixture: no memory");
 }
@@ -19035,17 +18715,37 @@ SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture) {
     if (mixture == NULL) return;
     allocator = mixture->desc.allocator;
     while (mixture->phases-- > 0)
-        spdl__free(&allocator, mixture->phase[mixture->phases].base, 36 * mixture->desc.sources);
+        spdl__free(&allocator, mixture->phase[mixture->phases].base, 24 * mixture->desc.sources);
     spdl__free(&allocator, mixture, mixture->bytes);
 }
 
-/* --- a sampler of a mixture --- */
+/* --- the sampler --- */
+
+struct spdl_sampler {
+    spdl_sampler_desc desc; /* samplers are our own or NULL, ranks those of now */
+    uint64_t length;        /* positions of an epoch, */
+    uint64_t rows;          /* and the most that a rank has of them */
+    uint64_t blocks;        /* that are shuffled: the whole ones */
+    uint64_t short_at;      /* position of the short one in this epoch, if there is one */
+    uint64_t epoch;         /* of the shuffle, if `ready` */
+    bool ready;
+    spdl__shuffle shuffle;  /* of indices or blocks */
+    uint64_t from_epoch, from; /* in that epoch ranks of a run before had the positions below */
+    spdl_sampler **samplers;
+    char identity[160]; /* what has to be the same in another run: " order=... spec=..." */
+};
+
+SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: %s", why);
+}
 
 SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
     const spdl_mixture *m = desc->mixture;
     size_t i;
     if (m == NULL || desc->samplers == NULL)
         return spdl__sampler_refuse(desc, "mixture or samplers is NULL");
+    if (desc->count != 0)
+        return spdl__sampler_refuse(desc, "count is set, but a mixture has that of its sources");
     if (m->length == SPDL__MOST && desc->draws == 0)
         return spdl__sampler_refuse(desc, "draws is 0, but the mixture does not end");
     if (desc->draws > m->length)
@@ -19057,75 +18757,12 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
                               ? "has ranks of its own; give them to the one of the mixture"
                           : m->desc.lengths != NULL && m->desc.lengths[i] != source->length
                               ? "has another length than its source in the mixture"
-                          : source->length == 0 && m->desc.lengths == NULL ? "has no items"
-                                                                           : NULL;
+                              : NULL;
         if (why != NULL)
             return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: samplers[%llu] %s",
                                    (spdl__llu)i, why);
     }
     return SPDL_OK;
-}
-
-SPDL__COLD void spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *desc) {
-    const size_t sources = desc->mixture->desc.sources;
-    spdl_sampler **samplers = (spdl_sampler **)spdl__sampler_hold(s, sources, sizeof(*samplers));
-    size_t i, k;
-    s->desc.samplers = samplers;
-    s->length = desc->mixture->length;
-    s->spec = desc->mixture->spec;
-    for (i = 0; i < sources && !s->starved; ++i) {
-        const spdl_sampler *source = samplers[i] = desc->samplers[i];
-        const uint64_t says[] = { source->spec, source->length, source->desc.seed,
-                                  source->desc.data_hash, source->desc.count,
-                                  (uint64_t)source->desc.order };
-        for (k = 0; k < sizeof(says) / sizeof(says[0]); ++k)
-            s->spec = spdl__hashed(s->spec, says[k]);
-    }
-}
-
-SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                             spdl_index *item) {
-    const spdl_mixture *m = s->desc.mixture;
-    const bool endless = m->length == SPDL__MOST;
-    uint64_t at = position, pass = epoch, length;
-    spdl_result result;
-    uint32_t source;
-    if (endless) {
-        if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
-        at += epoch * s->length;
-    }
-    at = spdl__mixture_get(m, at, &source);
-    length = s->desc.samplers[source]->length;
-    if (endless) {
-        pass = at / length;
-        at %= length;
-    }
-    result = spdl_sampler_at(s->desc.samplers[source], pass, at, item);
-    item->position = position;
-    item->epoch = epoch;
-    item->source = source;
-    return result;
-}
-
-/* --- making a sampler --- */
-
-/* Indices that have a weight. */
-SPDL__COLD uint64_t spdl__sampler_entries(const double *weight, uint64_t count) {
-    uint64_t i, entries = 0;
-    for (i = 0; i < count; ++i) entries += weight[i] > 0;
-    return entries;
-}
-
-SPDL__COLD spdl_result spdl__sampler_check_blocks(const spdl_sampler_desc *desc) {
-    uint64_t sum = 0, i;
-    if ((desc->block != 0) == (desc->block_sizes != NULL))
-        return spdl__sampler_refuse(desc, "set block, or block_sizes and blocks, to what is read "
-                                          "in one go");
-    if (desc->block_sizes == NULL) return SPDL_OK;
-    for (i = 0; i < desc->blocks && desc->block_sizes[i] <= desc->count - sum; ++i)
-        sum += desc->block_sizes[i];
-    if (i == desc->blocks && sum == desc->count) return SPDL_OK;
-    return spdl__sampler_refuse(desc, "the sum of block_sizes is not count");
 }
 
 SPDL__COLD spdl_result spdl__ranks_check(const spdl_ranks *ranks, const char *what,
@@ -19141,8 +18778,6 @@ SPDL__COLD spdl_result spdl__ranks_check(const spdl_ranks *ranks, const char *wh
 }
 
 SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
-    const bool once = desc->order == SPDL_SAMPLE_WEIGHTED_ONCE;
-    uint64_t entries;
     spdl_result result = spdl__ranks_check(&desc->ranks, "sampler", desc->error);
     if (result == SPDL_OK) result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
     if (result != SPDL_OK) return result;
@@ -19151,102 +18786,59 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
         return spdl__sampler_refuse(desc, "count or draws is more than 2^63");
     if (desc->order == SPDL_SAMPLE_MIXTURE) return spdl__sampler_check_mixture(desc);
-    if (desc->order == SPDL_SAMPLE_CURRICULUM && desc->index_fn == NULL)
-        return spdl__sampler_refuse(desc, "index_fn is NULL");
-    if (once || desc->order == SPDL_SAMPLE_WEIGHTED)
-        result = spdl__check_weights_of("sampler", desc->weights, desc->count, desc->error);
-    if (desc->order == SPDL_SAMPLE_BLOCKS) result = spdl__sampler_check_blocks(desc);
-    if (result != SPDL_OK) return result;
-    if (desc->order == SPDL_SAMPLE_WEIGHTED || desc->order == SPDL_SAMPLE_CURRICULUM)
-        return desc->count > 0 || desc->draws == 0 ? SPDL_OK
-                                                   : spdl__sampler_refuse(desc, "count is 0");
-    if (desc->draws > desc->count)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but "
-                               "each of the %llu indices comes once", (spdl__llu)desc->draws,
-                               (spdl__llu)desc->count);
-    entries = once ? spdl__sampler_entries(desc->weights, desc->count) : desc->count;
-    if (desc->draws <= entries) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but only "
-                           "%llu indices have a weight", (spdl__llu)desc->draws,
-                           (spdl__llu)entries);
+    if (desc->count == 0)
+        return spdl__sampler_refuse(desc, "count is 0, must be the number of items");
+    if (desc->order == SPDL_SAMPLE_BLOCKS && desc->block == 0)
+        return spdl__sampler_refuse(desc, "block is 0, must be the indices in a block");
+    if (desc->order == SPDL_SAMPLE_FUNCTION)
+        return desc->index_fn != NULL ? SPDL_OK : spdl__sampler_refuse(desc, "index_fn is NULL");
+    if (desc->draws <= desc->count) return SPDL_OK;
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but each of "
+                           "the %llu indices comes once", (spdl__llu)desc->draws,
+                           (spdl__llu)desc->count);
 }
 
-/* For shuffles of `least` numbers or more. */
-SPDL__COLD void spdl__sampler_table(spdl_sampler *s, spdl__shuffle *shuffle, uint64_t least) {
-    if (least > SPDL__TABLE) return;
-    shuffle->table = (uint16_t *)spdl__sampler_hold(s, 2 * SPDL__TABLE, sizeof(*shuffle->table));
-}
-
-/* Vose's way to Walker's table: an index with less than the mean is filled up by one with more. */
-SPDL__COLD void spdl__sampler_alias(spdl_sampler *s, const double *weight) {
-    const uint64_t n = s->desc.count;
-    uint64_t i, small = 0, large = n, heaviest = 0, *queue;
-    double sum = 0, scale;
-    double *share = (double *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)n, 16, 8);
-    s->spec = spdl__weights_hash(0, weight, n);
-    s->alias = (spdl__alias *)spdl__sampler_hold(s, n, sizeof(*s->alias));
-    s->starved = s->starved || share == NULL;
-    if (s->starved) {
-        spdl__free(&s->desc.allocator, share, (size_t)n * 16);
-        return;
+/* A hash of what else makes the order. */
+SPDL__COLD uint64_t spdl__sampler_spec(const spdl_sampler *s) {
+    uint64_t spec = s->desc.order == SPDL_SAMPLE_BLOCKS ? s->desc.block : 0;
+    size_t i, k;
+    if (s->desc.order != SPDL_SAMPLE_MIXTURE) return spec;
+    spec = s->desc.mixture->spec;
+    for (i = 0; i < s->desc.mixture->desc.sources; ++i) {
+        const spdl_sampler *source = s->samplers[i];
+        const uint64_t says[] = { spdl__sampler_spec(source), source->length, source->desc.seed,
+                                  source->desc.count, (uint64_t)source->desc.order };
+        for (k = 0; k < sizeof(says) / sizeof(says[0]); ++k) spec = spdl__hashed(spec, says[k]);
     }
-    queue = (uint64_t *)(void *)(share + n);
-    for (i = 1; i < n; ++i)
-        if (weight[i] > weight[heaviest]) heaviest = i;
-    for (i = 0; i < n; ++i) sum += weight[i] / weight[heaviest];
-    scale = (double)n / sum;
-    for (i = 0; i < n; ++i) {
-        share[i] = weight[i] / weight[heaviest] * scale;
-        queue[share[i] < 1 ? small++ : --large] = i;
-    }
-    while (small > 0 && large < n) { /* those with less lie before `small`, others from `large` */
-        const uint64_t less = queue[--small], more = queue[large];
-        s->alias[less].keep = (uint64_t)(share[less] * 18446744073709551616.0);
-        s->alias[less].other = more;
-        share[more] = share[more] - (1 - share[less]);
-        if (share[more] < 1) queue[small++] = queue[large++];
-    }
-    while (small > 0) { /* rounding has left them */
-        i = queue[--small];
-        s->alias[i].other = weight[i] > 0 ? i : heaviest;
-    }
-    for (; large < n; ++large) s->alias[queue[large]].other = queue[large];
-    spdl__free(&s->desc.allocator, share, (size_t)n * 16);
-}
-
-SPDL__COLD void spdl__sampler_once(spdl_sampler *s, const double *weight) {
-    const size_t bytes = (size_t)s->desc.count * sizeof(*weight);
-    double *own = (double *)spdl__sampler_hold(s, s->desc.count, sizeof(*own));
-    s->spec = spdl__weights_hash(0, weight, s->desc.count);
-    if (own != NULL) s->desc.weights = (double *)memcpy(own, weight, bytes);
-    s->length = spdl__sampler_entries(weight, s->desc.count);
-    s->drawn = (spdl__drawn *)spdl__sampler_hold(s, s->length, sizeof(*s->drawn));
-}
-
-SPDL__COLD void spdl__sampler_blocks(spdl_sampler *s, const spdl_sampler_desc *desc) {
-    uint64_t i, size;
-    if (desc->block_sizes == NULL)
-        s->desc.blocks = desc->count / desc->block + (desc->count % desc->block != 0);
-    spdl__sampler_table(s, &s->outer, s->desc.blocks);
-    if (desc->shuffle_inside) spdl__sampler_table(s, &s->inner, 0);
-    s->start = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
-    s->slot = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
-    for (i = 0; i < s->desc.blocks && !s->starved; ++i) {
-        size = desc->block_sizes != NULL ? desc->block_sizes[i] : desc->block;
-        s->start[i + 1] = spdl__min(s->start[i] + size, desc->count);
-        s->spec = spdl__hashed(s->spec, s->start[i + 1]);
-    }
-    s->spec = spdl__hashed(s->spec, desc->shuffle_inside);
+    return spec;
 }
 
 SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
-    static const char *const order[] = { "sequential", "shuffled", "blocks", "weighted",
-                                         "weighted-once", "curriculum", "mixture" };
+    static const char *const order[] = { "sequential", "shuffled", "blocks", "function",
+                                         "mixture" };
     static const char *const tail[] = { "keep", "drop", "pad" };
     (void)snprintf(s->identity, sizeof(s->identity), " order=%s count=%llu draws=%llu seed=%llu "
-                   "tail=%s data=%016llx spec=%016llx", order[s->desc.order],
-                   (spdl__llu)s->desc.count, (spdl__llu)s->length, (spdl__llu)s->desc.seed,
-                   tail[s->desc.tail], (spdl__llu)s->desc.data_hash, (spdl__llu)s->spec);
+                   "tail=%s spec=%016llx", order[s->desc.order], (spdl__llu)s->desc.count,
+                   (spdl__llu)s->length, (spdl__llu)s->desc.seed, tail[s->desc.tail],
+                   (spdl__llu)spdl__sampler_spec(s));
+}
+
+/* Its tables. False: no memory. */
+SPDL__COLD bool spdl__sampler_build(spdl_sampler *s, const spdl_sampler_desc *desc) {
+    const size_t sources = desc->mixture != NULL ? desc->mixture->desc.sources : 0;
+    if (desc->order == SPDL_SAMPLE_MIXTURE) {
+        s->samplers = (spdl_sampler **)spdl__alloc_zeroed(&desc->allocator, sources,
+                                                          sizeof(*s->samplers), sizeof(void *));
+        if (s->samplers == NULL) return false;
+        memcpy(s->samplers, desc->samplers, sources * sizeof(*s->samplers));
+        return true;
+    }
+    s->blocks = desc->order == SPDL_SAMPLE_BLOCKS ? desc->count / desc->block : desc->count;
+    if (desc->order == SPDL_SAMPLE_SEQUENTIAL || desc->order == SPDL_SAMPLE_FUNCTION ||
+        s->blocks > SPDL__TABLE)
+        return true;
+    s->shuffle.table = (uint16_t *)spdl__alloc(&desc->allocator, SPDL__TABLE * sizeof(uint16_t), 2);
+    return s->shuffle.table != NULL;
 }
 
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc) {
@@ -19260,127 +18852,81 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
     result = spdl__sampler_check(desc);
     if (result != SPDL_OK) return result;
     s = (spdl_sampler *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*s), sizeof(void *));
-    if (s == NULL) return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
-    s->desc = *desc;
-    s->desc.error = NULL;
-    s->desc.weights = NULL;
-    s->desc.block_sizes = NULL;
-    if (desc->ranks.world == 0) s->desc.ranks.world = 1;
-    s->length = desc->count;
-    switch (desc->order) {
-    case SPDL_SAMPLE_SHUFFLED: spdl__sampler_table(s, &s->outer, desc->count); break;
-    case SPDL_SAMPLE_BLOCKS: spdl__sampler_blocks(s, desc); break;
-    case SPDL_SAMPLE_WEIGHTED: spdl__sampler_alias(s, desc->weights); break;
-    case SPDL_SAMPLE_WEIGHTED_ONCE: spdl__sampler_once(s, desc->weights); break;
-    case SPDL_SAMPLE_MIXTURE: spdl__sampler_mixture(s, desc); break;
-    default: break;
+    if (s != NULL) {
+        s->desc = *desc;
+        s->desc.error = NULL;
+        if (desc->ranks.world == 0) s->desc.ranks.world = 1;
     }
-    if (desc->draws != 0) s->length = desc->draws;
+    if (s == NULL || !spdl__sampler_build(s, desc)) {
+        spdl_sampler_destroy(s);
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
+    }
+    s->length = desc->draws != 0                         ? desc->draws
+                : desc->order == SPDL_SAMPLE_MIXTURE ? desc->mixture->length
+                                                     : desc->count;
     world = (uint64_t)s->desc.ranks.world;
     s->rows = s->length / world + (s->length % world != 0);
     spdl__sampler_identify(s);
-    if (!s->starved) *sampler = s;
-    else spdl_sampler_destroy(s);
-    return *sampler != NULL ? SPDL_OK
-                            : spdl__error_set(desc->error, SPDL_E_NOMEM,
-                                              "spdl: sampler: no memory");
-}
-
-SPDL__PRIVATE void spdl__edit_free(spdl_sampler *s, spdl__edit *edit) {
-    spdl__free(&s->desc.allocator, edit->done, 16 * (size_t)edit->world);
+    *sampler = s;
+    return SPDL_OK;
 }
 
 SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
     spdl_allocator allocator;
     if (sampler == NULL) return;
     allocator = sampler->desc.allocator;
-    while (sampler->edits > 0) spdl__edit_free(sampler, &sampler->edit[--sampler->edits]);
-    while (sampler->helds-- > 0)
-        spdl__free(&allocator, sampler->held[sampler->helds], sampler->held_bytes[sampler->helds]);
+    if (sampler->samplers != NULL)
+        spdl__free(&allocator, sampler->samplers,
+                   sampler->desc.mixture->desc.sources * sizeof(*sampler->samplers));
+    spdl__free(&allocator, sampler->shuffle.table, SPDL__TABLE * sizeof(uint16_t));
     spdl__free(&allocator, sampler, sizeof(*sampler));
 }
 
 /* --- which index is at a position --- */
 
-/* -log2 of a random number between 0 and 1, times 2^52 (what it misses is below 2^-50). By
-   squaring: each time the logarithm doubles. Integers, so it is the same on every machine. */
-SPDL__PRIVATE uint64_t spdl__minus_log2(uint64_t random) {
-    uint64_t x = random | 1, log = 63;
-    int i;
-    while (x >> 63 == 0) {
-        x <<= 1;
-        --log;
+SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
+                                             spdl_index *item) {
+    const spdl_mixture *m = s->desc.mixture;
+    const bool endless = m->length == SPDL__MOST;
+    uint64_t at = position, pass = epoch, length;
+    spdl_result result;
+    uint32_t source;
+    if (endless) {
+        if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
+        at += epoch * s->length;
     }
-    for (i = 0; i < 52; ++i) {
-        x = spdl__wide_product(x, x).high;
-        log = log << 1 | x >> 63;
-        if (x >> 63 == 0) x <<= 1;
+    at = spdl__mixture_get(m, at, &source);
+    length = s->samplers[source]->length;
+    if (endless) {
+        pass = at / length;
+        at %= length;
     }
-    return ((uint64_t)64 << 52) - log;
+    result = spdl_sampler_at(s->samplers[source], pass, at, item);
+    item->position = position;
+    item->epoch = epoch;
+    item->source = source;
+    return result;
 }
 
-/* An index of weight w gets the key (-log of a random number) / w: they are in the order of draws
-   without replacement (Efraimidis and Spirakis). A double's bits are in the order of doubles, and a
-   power of two, as of the weight, can be divided by where they hold the exponent. */
-SPDL__PRIVATE uint64_t spdl__draw_key(uint64_t random, double weight) {
-    int exponent;
-    const uint64_t fraction = spdl__weight_split(weight, &exponent);
-    const double ratio = (double)spdl__minus_log2(random) / (double)fraction;
-    uint64_t bits;
-    memcpy(&bits, &ratio, sizeof(bits));
-    return bits + ((uint64_t)(2047 - exponent) << 52);
-}
-
-/* Makes the tables those of an epoch. */
+/* Makes the shuffle that of an epoch. The short block lies between any two of the others. */
 SPDL__NOINLINE void spdl__sampler_make(spdl_sampler *s, uint64_t epoch) {
-    uint64_t key, i, n = 0;
+    const uint64_t key = spdl__hashed(s->desc.seed, epoch);
     s->ready = true;
     s->epoch = epoch;
-    key = s->key = spdl__hashed(s->desc.seed, epoch);
-    if (s->desc.order == SPDL_SAMPLE_SHUFFLED) spdl__shuffle_set(&s->outer, key, s->desc.count);
-    if (s->desc.order == SPDL_SAMPLE_BLOCKS) {
-        spdl__shuffle_set(&s->outer, key, s->desc.blocks);
-        for (i = 0; i < s->desc.blocks; ++i) {
-            const uint64_t block = spdl__shuffle_at(&s->outer, i, false);
-            s->slot[i + 1] = s->slot[i] + (s->start[block + 1] - s->start[block]);
-        }
-        s->at_slot = 0;
+    if (s->desc.order != SPDL_SAMPLE_SHUFFLED && s->desc.order != SPDL_SAMPLE_BLOCKS) return;
+    if (s->blocks > 0) spdl__shuffle_set(&s->shuffle, key, s->blocks);
+    if (s->desc.order == SPDL_SAMPLE_BLOCKS)
+        s->short_at = spdl__wide_product(spdl__hashed(~key, 0), s->blocks + 1).high *
+                      s->desc.block;
+}
+
+SPDL__PRIVATE uint64_t spdl__block_at(const spdl_sampler *s, uint64_t position) {
+    const uint64_t block = s->desc.block, whole = s->blocks * block, rest = s->desc.count - whole;
+    if (position >= s->short_at) {
+        if (position - s->short_at < rest) return whole + (position - s->short_at);
+        position -= rest;
     }
-    if (s->desc.order != SPDL_SAMPLE_WEIGHTED_ONCE) return;
-    for (i = 0; i < s->desc.count; ++i) {
-        if (!(s->desc.weights[i] > 0)) continue;
-        s->drawn[n].index = i;
-        s->drawn[n++].key = spdl__draw_key(spdl__hashed(key, i), s->desc.weights[i]);
-    }
-    qsort(s->drawn, (size_t)n, sizeof(*s->drawn), spdl__drawn_compare);
-}
-
-/* The order inside of a block. */
-SPDL__INLINE uint64_t spdl__block_inside(spdl_sampler *s, uint64_t block, uint64_t x, bool back) {
-    if (!s->desc.shuffle_inside) return x;
-    spdl__shuffle_set(&s->inner, spdl__hashed(~s->key, block),
-                      s->start[block + 1] - s->start[block]);
-    return spdl__shuffle_at(&s->inner, x, back);
-}
-
-SPDL__PRIVATE uint64_t spdl__block_at(spdl_sampler *s, uint64_t position) {
-    uint64_t block;
-    if (position < s->slot[s->at_slot] || position >= s->slot[s->at_slot + 1])
-        s->at_slot = spdl__last_at_most(s->slot, sizeof(*s->slot), s->desc.blocks, position);
-    block = spdl__shuffle_at(&s->outer, s->at_slot, false);
-    return s->start[block] + spdl__block_inside(s, block, position - s->slot[s->at_slot], false);
-}
-
-SPDL__PRIVATE uint64_t spdl__block_find(spdl_sampler *s, uint64_t index) {
-    const uint64_t block = spdl__last_at_most(s->start, sizeof(*s->start), s->desc.blocks, index);
-    return s->slot[spdl__shuffle_find(&s->outer, block)] +
-           spdl__block_inside(s, block, index - s->start[block], true);
-}
-
-SPDL__PRIVATE uint64_t spdl__alias_at(const spdl_sampler *s, uint64_t position) {
-    const uint64_t random = spdl__hashed(s->key, position);
-    const uint64_t i = spdl__wide_product(random, s->desc.count).high;
-    return spdl__mix(random ^ s->key) < s->alias[i].keep ? i : s->alias[i].other;
+    return spdl__shuffle_at(&s->shuffle, position / block) * block + position % block;
 }
 
 SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint64_t position,
@@ -19392,11 +18938,9 @@ SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint
     item->source = 0;
     switch (s->desc.order) {
     case SPDL_SAMPLE_SEQUENTIAL: break;
-    case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&s->outer, position, false); break;
+    case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&s->shuffle, position); break;
     case SPDL_SAMPLE_BLOCKS: index = spdl__block_at(s, position); break;
-    case SPDL_SAMPLE_WEIGHTED: index = spdl__alias_at(s, position); break;
-    case SPDL_SAMPLE_WEIGHTED_ONCE: index = s->drawn[position].index; break;
-    case SPDL_SAMPLE_CURRICULUM: index = s->desc.index_fn(s->desc.ctx, epoch, position); break;
+    case SPDL_SAMPLE_FUNCTION: index = s->desc.index_fn(s->desc.ctx, epoch, position); break;
     case SPDL_SAMPLE_MIXTURE: return spdl__mixture_item(s, epoch, position, item);
     }
     item->index = index;
@@ -19410,131 +18954,47 @@ SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint
     return spdl__sampler_get(sampler, epoch, position, item);
 }
 
-SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t epoch,
-                                              uint64_t index, uint64_t *position) {
-    spdl_sampler_order order;
-    uint64_t at = index;
-    if (sampler == NULL || position == NULL) return SPDL_E_INVALID;
-    order = sampler->desc.order;
-    if (order == SPDL_SAMPLE_WEIGHTED || order >= SPDL_SAMPLE_CURRICULUM) return SPDL_E_UNSUPPORTED;
-    if (index >= sampler->desc.count) return SPDL_E_NOT_FOUND;
-    if (sampler->epoch != epoch || !sampler->ready) spdl__sampler_make(sampler, epoch);
-    if (order == SPDL_SAMPLE_SHUFFLED) at = spdl__shuffle_find(&sampler->outer, index);
-    if (order == SPDL_SAMPLE_BLOCKS) at = spdl__block_find(sampler, index);
-    if (order == SPDL_SAMPLE_WEIGHTED_ONCE)
-        for (at = 0; at < sampler->length && sampler->drawn[at].index != index; ++at) {}
-    if (at >= sampler->length) return SPDL_E_NOT_FOUND;
-    *position = at;
-    return SPDL_OK;
-}
-
 /* --- which position is whose --- */
 
-SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, int edits,
-                                        uint64_t number);
-
-/* Numbers are dealt in rows of `world`, the first to rank 0. Those of a mixture, where sources come
-   in a rhythm that a rank could fall into, are dealt from another rank on in each row: the first of
-   row `row`, after so many edits, is that of rank world - this, modulo world. It depends on where
-   the row begins, so it is the same when a run goes on from there. */
-SPDL__PRIVATE uint64_t spdl__deal_turn(const spdl_sampler *s, uint64_t epoch, int edits,
-                                       uint64_t world, uint64_t row) {
-    uint64_t begin;
-    if (s->desc.order != SPDL_SAMPLE_MIXTURE || world < 2) return 0;
-    begin = spdl__sampler_up(s, epoch, edits, row * world);
-    return spdl__wide_product(spdl__hashed(spdl__hashed(s->desc.seed, epoch), begin), world).high;
+/* The first position of an epoch that is dealt. */
+SPDL__INLINE uint64_t spdl__sampler_first(const spdl_sampler *s, uint64_t epoch) {
+    return SPDL__UNLIKELY(s->from != 0 && s->from_epoch == epoch) ? s->from : 0;
 }
 
-/* Whose a column of a row is. */
-SPDL__INLINE uint64_t spdl__deal_rank(uint64_t column, uint64_t turn, uint64_t world) {
-    return column >= turn ? column - turn : column + world - turn;
-}
-
-/* From a number of what is left after edit `i` to one of what was before. Of ranks: from the row on
-   that nobody has had, all are left; the rows before it fall into stretches in each of which the
-   same ranks have had theirs. */
-SPDL__PRIVATE uint64_t spdl__edit_up(const spdl_sampler *s, int i, uint64_t number) {
-    const spdl__edit *edit = &s->edit[i];
-    const uint64_t world = edit->world, *order;
-    uint64_t k, rows = 0, had = 0, row, turn, column;
-    if (world == 0) return number < edit->from ? number : number + edit->gap;
-    order = edit->done + world;
-    for (k = 1; k < world; ++k) {
-        had = order[k - 1];
-        rows = order[k] - had;
-        if (number < rows * k) break;
-        number -= rows * k;
-    }
-    if (k == world) return order[world - 1] * world + number;
-    row = had + number / k; /* whose k ranks have had no more than `had` of theirs */
-    number %= k;
-    turn = spdl__deal_turn(s, edit->epoch, i, world, row);
-    for (column = 0; edit->done[spdl__deal_rank(column, turn, world)] > had || number-- > 0;)
-        ++column;
-    return row * world + column;
-}
-
-/* The position of a number of what is left after the first `edits` edits. */
-SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, int edits,
-                                        uint64_t number) {
-    while (edits-- > 0)
-        if (s->edit[edits].epoch == epoch) number = spdl__edit_up(s, edits, number);
-    return number;
-}
-
-/* How many of what is left lies before a position. */
-SPDL__PRIVATE uint64_t spdl__sampler_down(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
-    uint64_t k, left, rows, turn;
-    int i;
-    for (i = 0; i < s->edits; ++i, number = left) {
-        const spdl__edit *edit = &s->edit[i];
-        const uint64_t world = edit->world;
-        left = number;
-        if (edit->epoch != epoch) continue;
-        if (world == 0) left -= spdl__min(spdl__grown(edit->from, number), edit->gap);
-        if (world == 0) continue;
-        rows = number / world;
-        for (k = 0; k < world; ++k) left -= spdl__min(edit->done[k], rows);
-        turn = spdl__deal_turn(s, epoch, i, world, rows);
-        for (k = 0; k < number % world; ++k)
-            left -= edit->done[spdl__deal_rank(k, turn, world)] > rows;
-    }
-    return number;
-}
-
-/* The position that rank `rank` of `world` is dealt as its item `number`, beyond the length if
-   there are not as many. */
+/* Positions are dealt in rows of `world`, the first to rank 0. Those of a mixture, where sources
+   come in a rhythm that a rank could fall into, begin at another rank in each row. It depends on
+   where the row begins, so it is the same when a run goes on from there. */
 SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch, uint64_t rank,
-                                           uint64_t world, uint64_t number) {
-    uint64_t column = rank + spdl__deal_turn(s, epoch, s->edits, world, number);
-    if (column >= world) column -= world;
-    return spdl__sampler_up(s, epoch, s->edits, number * world + column);
+                                           uint64_t row) {
+    const uint64_t world = (uint64_t)s->desc.ranks.world;
+    const uint64_t begin = spdl__sampler_first(s, epoch) + row * world;
+    if (s->desc.order != SPDL_SAMPLE_MIXTURE || world < 2) return begin + rank;
+    rank += spdl__wide_product(spdl__hashed(spdl__hashed(s->desc.seed, epoch), begin), world).high;
+    return begin + (rank >= world ? rank - world : rank);
 }
 
 SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch) {
     const uint64_t rank = (uint64_t)sampler->desc.ranks.rank;
     const uint64_t world = (uint64_t)sampler->desc.ranks.world;
-    const uint64_t left = spdl__sampler_down(sampler, epoch, sampler->length), rows = left / world;
+    const uint64_t left = sampler->length - spdl__sampler_first(sampler, epoch);
+    const uint64_t rows = left / world;
     if (sampler->desc.tail == SPDL_TAIL_DROP || left % world == 0) return rows;
     return rows + (sampler->desc.tail == SPDL_TAIL_PAD ||
-                   spdl__sampler_dealt(sampler, epoch, rank, world, rows) < sampler->length);
+                   spdl__sampler_dealt(sampler, epoch, rank, rows) < sampler->length);
 }
 
 /* The position of this rank's item `number`; SPDL__NEVER: it has fewer. */
 SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t epoch,
                                                uint64_t number) {
     uint64_t at;
-    if (s->desc.tail != SPDL_TAIL_KEEP && number >= spdl_sampler_length(s, epoch))
-        return SPDL__NEVER;
-    at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank,
-                             (uint64_t)s->desc.ranks.world, number);
-    if (at < s->length) return at;
-    return s->desc.tail == SPDL_TAIL_PAD ? at % s->length : SPDL__NEVER;
+    if (number >= spdl_sampler_length(s, epoch)) return SPDL__NEVER;
+    at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank, number);
+    return at < s->length ? at : at % s->length; /* of the padding */
 }
 SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
     const uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
     if (number >= s->rows) return SPDL__NEVER;
-    if (s->edits != 0 || s->desc.tail != SPDL_TAIL_KEEP || s->desc.order == SPDL_SAMPLE_MIXTURE)
+    if (s->from != 0 || s->desc.tail != SPDL_TAIL_KEEP || s->desc.order == SPDL_SAMPLE_MIXTURE)
         return spdl__sampler_globally(s, epoch, number);
     return at < s->length ? at : SPDL__NEVER;
 }
@@ -19547,110 +19007,7 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
     return position == SPDL__NEVER ? SPDL_END : spdl__sampler_get(sampler, epoch, position, item);
 }
 
-/* Leaves out `gap` numbers from `from` on. At the beginning it becomes one with a gap below it, and
-   an edit of ranks is forgotten when all that they have had lies in the gap. */
-SPDL__PRIVATE spdl_result spdl__edit_gap(spdl_sampler *s, uint64_t epoch, uint64_t from,
-                                         uint64_t gap) {
-    spdl__edit *edit;
-    while (from == 0 && s->edits > 0) {
-        const uint64_t up = spdl__edit_up(s, s->edits - 1, gap);
-        edit = &s->edit[s->edits - 1];
-        if (edit->epoch != epoch ||
-            (edit->world == 0 ? gap < edit->from
-                              : up < edit->done[2 * edit->world - 1] * edit->world))
-            break;
-        gap = up;
-        spdl__edit_free(s, edit);
-        --s->edits;
-    }
-    if (gap == 0) return SPDL_OK;
-    if (s->edits == SPDL__EDITS) return SPDL_E_LIMIT;
-    edit = &s->edit[s->edits++];
-    memset(edit, 0, sizeof(*edit));
-    edit->epoch = epoch;
-    edit->from = from;
-    edit->gap = gap;
-    return SPDL_OK;
-}
-
-SPDL_API spdl_result spdl_sampler_skip(spdl_sampler *sampler, uint64_t epoch, uint64_t begin,
-                                       uint64_t end) {
-    uint64_t from;
-    if (sampler == NULL || begin > end) return SPDL_E_INVALID;
-    begin = spdl__min(begin, sampler->length);
-    end = spdl__min(end, sampler->length);
-    from = spdl__sampler_down(sampler, epoch, begin);
-    return spdl__edit_gap(sampler, epoch, from, spdl__sampler_down(sampler, epoch, end) - from);
-}
-
-SPDL__PRIVATE int spdl__number_compare(const void *left, const void *right) {
-    const uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-    return a < b ? -1 : a > b;
-}
-
-/* Ranks have had the first done[r] of theirs. What all of them have had is a gap. */
-SPDL__PRIVATE spdl_result spdl__edit_ranks(spdl_sampler *s, uint64_t epoch, const uint64_t *done,
-                                           uint64_t world) {
-    spdl__edit *edit;
-    uint64_t least = done[0], ahead = 0, i;
-    spdl_result result;
-    for (i = 1; i < world; ++i) least = spdl__min(least, done[i]);
-    if (s->desc.order != SPDL_SAMPLE_MIXTURE) /* the next row is begun, no more */
-        while (ahead < world && done[ahead] == least + 1) ++ahead;
-    for (i = ahead; i < world && done[i] == least; ++i) {}
-    if (i == world) return spdl__edit_gap(s, epoch, 0, least * world + ahead);
-    result = spdl__edit_gap(s, epoch, 0, least * world);
-    if (result != SPDL_OK) return result;
-    if (s->edits == SPDL__EDITS) return SPDL_E_LIMIT;
-    edit = &s->edit[s->edits];
-    memset(edit, 0, sizeof(*edit));
-    edit->epoch = epoch;
-    edit->world = world;
-    edit->done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 16, 8);
-    if (edit->done == NULL) return SPDL_E_NOMEM;
-    for (i = 0; i < world; ++i) edit->done[i] = edit->done[world + i] = done[i] - least;
-    qsort(edit->done + world, (size_t)world, 8, spdl__number_compare);
-    ++s->edits;
-    return SPDL_OK;
-}
-
 /* --- what >>state asks --- */
-
-/* From here on this rank's numbers in `epoch` go over what the ranks of the run before, which were
-   dealt to as this sampler deals now (see spdl__sampler_adopt), have not delivered: rank r has its
-   first done[r]. It is dealt in the order of positions. Edits of epochs before are forgotten. */
-SPDL__PRIVATE spdl_result spdl__sampler_resume(spdl_sampler *s, uint64_t epoch,
-                                               const uint64_t *done, int world,
-                                               spdl_error *error) {
-    spdl_result result;
-    int i, kept = 0;
-    for (i = 0; i < world; ++i)
-        if (done[i] > s->length / (uint64_t)world + 1)
-            return spdl__error_set(error, SPDL_E_INVALID, "spdl: state: rank %d of %d has had %llu "
-                                   "items of an epoch of %llu", i, world, (spdl__llu)done[i],
-                                   (spdl__llu)s->length);
-    for (i = 0; i < s->edits; ++i)
-        if (s->edit[i].epoch < epoch) spdl__edit_free(s, &s->edit[i]);
-        else s->edit[kept++] = s->edit[i];
-    s->edits = kept;
-    result = spdl__edit_ranks(s, epoch, done, (uint64_t)world);
-    if (result == SPDL_E_LIMIT)
-        return spdl__error_set(error, result, "spdl: state: epoch %llu was gone on with, or "
-                               "skipped in, too often: more than %d times", (spdl__llu)epoch,
-                               SPDL__EDITS);
-    return result == SPDL_OK ? SPDL_OK : spdl__error_set(error, result, "spdl: state: no memory");
-}
-
-/* Whether this rank is dealt a position (before % length, of one that is padded), and as which of
-   its items. */
-SPDL__PRIVATE bool spdl__sampler_mine(const spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                      uint64_t *number) {
-    const uint64_t world = (uint64_t)s->desc.ranks.world;
-    const uint64_t at = spdl__sampler_down(s, epoch, position);
-    const uint64_t turn = spdl__deal_turn(s, epoch, s->edits, world, at / world);
-    *number = at / world;
-    return spdl__deal_rank(at % world, turn, world) == (uint64_t)s->desc.ranks.rank;
-}
 
 /* A position as text, while it is written. snprintf takes half a microsecond for as much as these
    functions write in a tenth. */
@@ -19669,11 +19026,6 @@ SPDL__PRIVATE void spdl__line_add(spdl__line *line, const char *text, size_t len
     line->length += length;
 }
 
-SPDL__PRIVATE void spdl__line_text(spdl__line *line, const char *before, const char *text) {
-    spdl__line_add(line, before, strlen(before));
-    spdl__line_add(line, text, strlen(text));
-}
-
 SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint64_t number) {
     char digits[20];
     size_t at = sizeof(digits);
@@ -19684,35 +19036,21 @@ SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint6
 }
 
 SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint32_t number) {
-    char digits[9] = "";
+    char digits[8];
     int i;
     for (i = 0; i < 8; ++i) digits[i] = spdl__digits[number >> (28 - 4 * i) & 15];
-    spdl__line_text(line, before, digits);
+    spdl__line_add(line, before, strlen(before));
+    spdl__line_add(line, digits, sizeof(digits));
 }
 
-/* The sampler as fields of a line. left= has the edits from `epoch` on, the oldest first:
-   epoch:from+gap, or of ranks epoch:world/done.done*times.done */
+/* The sampler as fields of a line. from=EPOCH:POSITION is there if it still matters. */
 SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, spdl__line *line) {
-    const char *before = " left=";
-    uint64_t r, times;
-    int i;
-    spdl__line_text(line, s->identity, "");
+    spdl__line_add(line, s->identity, strlen(s->identity));
     spdl__line_number(line, " rank=", (uint64_t)s->desc.ranks.rank);
     spdl__line_number(line, "/", (uint64_t)s->desc.ranks.world);
-    for (i = 0; i < s->edits; ++i) {
-        const spdl__edit *edit = &s->edit[i];
-        if (edit->epoch < epoch) continue;
-        spdl__line_number(line, before, edit->epoch);
-        spdl__line_number(line, ":", edit->world == 0 ? edit->from : edit->world);
-        if (edit->world == 0) spdl__line_number(line, "+", edit->gap);
-        before = ",";
-        for (r = 0; r < edit->world && !line->full; r += times) {
-            for (times = 1; r + times < edit->world && edit->done[r + times] == edit->done[r];)
-                ++times;
-            spdl__line_number(line, r == 0 ? "/" : ".", edit->done[r]);
-            if (times > 1) spdl__line_number(line, "*", times);
-        }
-    }
+    if (s->from == 0 || s->from_epoch < epoch) return;
+    spdl__line_number(line, " from=", s->from_epoch);
+    spdl__line_number(line, ":", s->from);
 }
 
 /* The value of the field "name=value", which a space or the end of the text follows, and a space
@@ -19723,11 +19061,6 @@ SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
     for (at = text; (at = strstr(at, name)) != NULL; ++at)
         if (at[length] == '=' && (at == text || at[-1] == ' ')) return at + length + 1;
     return NULL;
-}
-
-SPDL__PRIVATE bool spdl__text_same(const char *value, const char *other) {
-    const size_t length = strcspn(value, " \n");
-    return length == strcspn(other, " \n") && strncmp(value, other, length) == 0;
 }
 
 /* A number of this base, and what follows it: the end, or one of `after`. NULL: there is none that
@@ -19742,88 +19075,36 @@ SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const
     return at != begin && strchr(after, *at) != NULL ? at : NULL;
 }
 
+/* Two numbers, "first:second". False: it is something else. */
+SPDL__PRIVATE bool spdl__text_pair(const char *at, char between, uint64_t *first,
+                                   uint64_t *second) {
+    const char middle[2] = { between, '\0' };
+    at = spdl__text_number(at, 10, middle, first);
+    return at != NULL && *at == between && spdl__text_number(at + 1, 10, " \n", second) != NULL;
+}
+
 /* Whether a text that spdl__sampler_describe has written (other words may be around) is of the same
    order of the same data, on whatever rank. */
 SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const char *text,
                                                 spdl_error *error) {
     char key[8];
     const char *at, *value, *there;
-    for (at = s->identity; *at != '\0'; at = value + strcspn(value, " ")) {
+    size_t length;
+    for (at = s->identity; *at != '\0'; at = value + length) {
         value = strchr(at, '=') + 1;
+        length = strcspn(value, " ");
         (void)snprintf(key, sizeof(key), "%.*s", (int)(value - at - 2), at + 1);
         there = spdl__text_field(text, key);
         if (there == NULL)
             return spdl__error_set(error, SPDL_E_FORMAT, "it says nothing of the sampler's %s",
                                    key);
-        if (spdl__text_same(there, value)) continue;
+        if (strcspn(there, " \n") == length && strncmp(there, value, length) == 0) continue;
         return spdl__error_set(error, SPDL_E_INVALID, "%s of the sampler is %.*s, that of the "
-                               "saved run was %.*s%s", key, (int)strcspn(value, " "), value,
+                               "saved run was %.*s%s", key, (int)length, value,
                                (int)spdl__min(strcspn(there, " \n"), 32), there,
-                               strcmp(key, "data") == 0   ? ": it is another data set"
-                               : strcmp(key, "spec") == 0 ? ": weights, blocks or mixture differ"
-                                                          : "");
+                               strcmp(key, "spec") == 0 ? ": blocks or mixture differ" : "");
     }
     return SPDL_OK;
-}
-
-/* Which rank of how many has written a text. */
-SPDL__PRIVATE bool spdl__sampler_rank_of(const char *text, spdl_ranks *ranks) {
-    const char *at = spdl__text_field(text, "rank");
-    uint64_t rank, world;
-    if (at != NULL) at = spdl__text_number(at, 10, "/", &rank);
-    if (at == NULL || *at != '/' || spdl__text_number(at + 1, 10, " \n", &world) == NULL ||
-        world > INT32_MAX || rank >= world)
-        return false;
-    ranks->rank = (int)rank;
-    ranks->world = (int)world;
-    return true;
-}
-
-/* An edit of ranks at *at, from the slash on. */
-SPDL__PRIVATE spdl_result spdl__edit_read_ranks(spdl_sampler *s, const char **at, uint64_t epoch,
-                                                uint64_t world) {
-    uint64_t *done, r = 0, times, value;
-    spdl_result result = SPDL_E_FORMAT;
-    if (world < 1 || world > 1 << 20) return SPDL_E_FORMAT;
-    done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 8, 8);
-    if (done == NULL) return SPDL_E_NOMEM;
-    while (r < world && **at == (r == 0 ? '/' : '.')) {
-        times = 1;
-        *at = spdl__text_number(*at + 1, 10, "*., \n", &value);
-        if (*at != NULL && **at == '*') *at = spdl__text_number(*at + 1, 10, "., \n", &times);
-        if (*at == NULL || value > s->length / world + 1 || times < 1 || times > world - r) break;
-        while (times-- > 0) done[r++] = value;
-    }
-    if (r == world) result = spdl__edit_ranks(s, epoch, done, world);
-    spdl__free(&s->desc.allocator, done, 8 * (size_t)world);
-    return result;
-}
-
-/* Takes over the edits of a text, in place of those that there are: before spdl__sampler_resume. */
-SPDL__PRIVATE spdl_result spdl__sampler_adopt(spdl_sampler *s, const char *text,
-                                              spdl_error *error) {
-    const char *at = spdl__text_field(text, "left");
-    spdl_result result = SPDL_OK;
-    uint64_t epoch, first = 0, gap;
-    while (s->edits > 0) spdl__edit_free(s, &s->edit[--s->edits]);
-    while (at != NULL && result == SPDL_OK) {
-        result = SPDL_E_FORMAT;
-        at = spdl__text_number(at, 10, ":", &epoch);
-        if (at != NULL && *at == ':') at = spdl__text_number(at + 1, 10, "/+", &first);
-        if (at != NULL && *at == '/') {
-            result = spdl__edit_read_ranks(s, &at, epoch, first);
-        } else if (at != NULL && *at == '+') {
-            at = spdl__text_number(at + 1, 10, ", \n", &gap);
-            if (at != NULL && first <= s->length && gap <= s->length + ((uint64_t)1 << 32))
-                result = spdl__edit_gap(s, epoch, first, gap);
-        }
-        if (at == NULL || *at != ',') break;
-        ++at;
-    }
-    if (result == SPDL_OK && (at == NULL || strchr(" \n", *at) != NULL)) return SPDL_OK;
-    return spdl__error_set(error, result == SPDL_OK ? SPDL_E_FORMAT : result,
-                           "spdl: state: what it says is left (left=) %s",
-                           result == SPDL_E_NOMEM ? "does not fit the memory" : "makes no sense");
 }
 
 /* --- ranks from the environment --- */
@@ -19891,6 +19172,7 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
 }
 #endif
 
+/* ============================================================================================= */
 /* >>loader-impl
    Who is there. The trainer's process opens a loader, whose memory has three parts: the head, a
    struct spdl__shared_child with its arrays for each child, and the slots. Children write batches
@@ -26381,23 +25663,6 @@ const spdl_function spdl__file_rows[7] = {
 }
 #endif
 
-SPDL__COLD uint64_t spdl__position_files(const spdl_pipeline *p) {
-    uint64_t hash = 0;
-    int i;
-    for (i = 0; i < p->count; ++i) {
-        const spdl_function *fn = p->node[i].row.fn;
-        const void *ctx = p->node[i].row.ctx;
-        if (ctx == NULL) continue;
-        if (fn == &spdl__file_rows[0] || fn == &spdl__file_rows[1])
-            hash = spdl__hashed(hash, ((const spdl_files *)ctx)->hash);
-        if (fn == &spdl__file_rows[2] || fn == &spdl__file_rows[3])
-            hash += ((const spdl_tokens *)ctx)->length;
-        if (fn == &spdl__file_rows[2] || fn == &spdl__file_rows[3] || fn == &spdl__file_rows[4])
-            hash = spdl__hashed(hash, ((const spdl__shards *)ctx)->hash);
-    }
-    return hash;
-}
-
 /* ============================================================================================= */
 /* >>state-impl
    Positions as text: "spdl.state.1 table=... item_seed=... epoch=... item=... sum=...", fields with
@@ -26410,66 +25675,32 @@ SPDL__COLD uint64_t spdl__position_files(const spdl_pipeline *p) {
 
 #define SPDL__STATE_BEGIN "spdl.state."
 #define SPDL__STATE_VERSION 1
-#define SPDL__STATE_AHEAD 2048 /* items in a text: 4 to a digit */
-
-/* --- writing --- */
 
 SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length) {
     return (uint32_t)spdl_hash(SPDL__STATE_VERSION, text, length);
 }
 
-/* Items ahead of the lowest that is not done, a digit for four. Why it cannot be said, or NULL. */
-SPDL__PRIVATE const char *spdl__state_ahead(spdl__line *line, const spdl__seen *seen) {
-    const uint64_t low = seen->items.low, high = spdl__load_relaxed(&seen->high);
-    const uint64_t lost = spdl__load_relaxed(&seen->lost);
-    char digits[SPDL__STATE_AHEAD / 4];
-    size_t count = 0, some = 0, i;
-    unsigned digit;
-    for (; low + 4 * count < high && count < sizeof(digits) && lost <= low; ++count) {
-        digit = 0;
-        for (i = 0; i < 4; ++i)
-            digit |= (unsigned)spdl__seen_item(seen, low + 4 * count + i) << i;
-        digits[count] = spdl__digits[digit];
-        if (digit > 0) some = count + 1;
-    }
-    if (lost > low || low + 4 * count < high)
-        return "items are more than 2048 ahead of one that is late: .reorder_window bounds that";
-    if (some > 0) spdl__line_add(line, " ahead=", 7);
-    spdl__line_add(line, digits, some);
-    return NULL;
-}
-
-/* What others had delivered of items that are still to come. */
-SPDL__PRIVATE void spdl__state_skips(spdl__line *line, const spdl_pipeline *p,
-                                     const spdl__position *at) {
-    const char *before = " skip=";
-    size_t i;
-    for (i = 0; p->skips != NULL && i < p->skip_count; ++i) {
-        const spdl__skip *skip = &p->skips[i];
-        if (skip->item == SPDL__NEVER || skip->item < p->base + at->source ||
-            (skip->item == p->base + at->source && skip->results <= at->results))
-            continue;
-        spdl__line_number(line, before, skip->item - p->base);
-        spdl__line_number(line, ":", skip->results);
-        before = ",";
-    }
+/* Why this table has no position, or NULL. */
+SPDL__PRIVATE const char *spdl__state_unsaved(const spdl_pipeline *p) {
+    if (p->unsaved == NULL && p->seen != NULL)
+        return "its order is not always the same (SPDL_ORDER_COMPLETION, or a merge that takes "
+               "what is ready)";
+    return p->unsaved;
 }
 
 /* The line; why there is none, or NULL. */
 SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *line) {
-    const char *why = p->unsaved;
+    const char *why = spdl__state_unsaved(p);
     spdl__position at;
     line->length = 0;
     line->full = false;
     if (why != NULL) return why;
     spdl__position_read(p, &at);
-    if (at.results >= SPDL__SPAN_MAX)
-        return "one item has more than 16777214 results, or a row with .flush has made so many and "
-               "never said spdl_gathered";
+    if (at.results >= SPDL__SPAN_MAX) return "one item has more than 16777214 results";
     spdl__line_number(line, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
     spdl__line_hex(line, " table=", p->table);
     spdl__line_number(line, " item_seed=", p->seed);
-    if (p->files != 0) spdl__line_number(line, " files=", p->files);
+    spdl__line_number(line, " data=", p->data_hash);
     spdl__line_number(line, " epoch=", at.epoch);
     spdl__line_number(line, " item=", at.source);
     spdl__line_number(line, " results=", at.results);
@@ -26477,10 +25708,8 @@ SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *
     spdl__line_number(line, " drops=", at.drops);
     spdl__line_number(line, " delivered=", at.delivered);
     if (p->sampler != NULL) spdl__sampler_describe(p->sampler, at.epoch, line);
-    if (p->seen != NULL) why = spdl__state_ahead(line, p->seen);
-    spdl__state_skips(line, p, &at);
     spdl__line_hex(line, " sum=", spdl__state_sum(line->text, line->length));
-    return why == NULL && line->full ? "it would be longer than SPDL_STATE_BYTES" : why;
+    return line->full ? "it would be longer than SPDL_STATE_BYTES" : NULL;
 }
 
 SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
@@ -26504,15 +25733,9 @@ SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
 typedef struct spdl__state_loads {
     spdl_pipeline *p;
     const char *const *texts;
-    int count;
-    int at;               /* the text at hand */
-    int own;              /* the one that is ours, or -1: the numbers of ranks differ */
-    spdl_sampler sampler; /* for the edits to come: the pipeline's own may be at work */
-    uint64_t *done;       /* what each rank of the run before has delivered */
-    spdl__skip *parts;    /* positions whose items one of them has delivered in part */
-    size_t part_room, part_count;
+    int count, at;        /* the text at hand */
+    spdl_sampler sampler; /* what the load makes of it: the pipeline's own may be at work */
     spdl_error *error;
-    uint64_t bits[SPDL__STATE_AHEAD / 64]; /* what was delivered ahead */
 } spdl__state_loads;
 
 SPDL__PRINTF(3, 4)
@@ -26575,213 +25798,154 @@ SPDL__COLD spdl_result spdl__state_check(const spdl__state_loads *l) {
                              "with sum=none");
 }
 
-/* What is ahead. */
-SPDL__COLD spdl_result spdl__state_read_ahead(spdl__state_loads *l, spdl__start *start) {
-    const char *at = spdl__text_field(l->texts[l->at], "ahead"), *digit;
-    size_t i;
-    memset(l->bits, 0, sizeof(l->bits));
-    for (i = 0; at != NULL && *at != ' '; ++i, ++at) {
-        digit = (const char *)memchr(spdl__digits, *at, 16);
-        if (i == SPDL__STATE_AHEAD / 4 || digit == NULL)
-            return spdl__state_error(l, SPDL_E_FORMAT,
-                                     "has something else than digits in 'ahead='");
-        l->bits[i / 16] |= (uint64_t)(digit - spdl__digits) << i % 16 * 4;
-    }
-    start->ahead = l->bits;
-    start->ahead_bits = i * 4;
-    return SPDL_OK;
-}
-
-/* Parts of items that are still to come, after those of the item at hand. */
-SPDL__COLD spdl_result spdl__state_read_skips(const spdl__state_loads *l, spdl__start *start) {
-    const char *at = spdl__text_field(l->texts[l->at], "skip");
-    const size_t most = SPDL_STATE_BYTES / 4; /* "1:1," */
-    spdl__skip *skip;
-    if (at == NULL) return SPDL_OK;
-    skip = start->skips = (spdl__skip *)spdl__alloc_zeroed(&l->p->allocator, most, sizeof(*skip),
-                                                           sizeof(uint64_t));
-    if (skip == NULL) return spdl__state_error(l, SPDL_E_NOMEM, "needs memory: there is none");
-    start->skip_count = most;
-    skip->item = SPDL__NEVER;
-    skip->results = start->at.results;
-    for (++skip; skip < start->skips + most; ++skip, ++at) {
-        at = spdl__text_number(at, 10, ":", &skip->item);
-        if (at == NULL || *at != ':') break;
-        at = spdl__text_number(at + 1, 10, ", ", &skip->results);
-        if (at == NULL || skip->item < start->at.source || skip->item < skip[-1].item + 1) break;
-        if (*at != ',') return SPDL_OK; /* those behind are of no item, and nothing */
-    }
-    return spdl__state_error(l, SPDL_E_FORMAT, "has something else than item:results in 'skip='");
+/* What a text says of the sampler; l->sampler has its `from` then. */
+SPDL__COLD spdl_result spdl__state_sampler(spdl__state_loads *l) {
+    const char *from = spdl__text_field(l->texts[l->at], "from");
+    spdl_sampler *s = &l->sampler;
+    spdl_error error;
+    const spdl_result result = spdl__sampler_differs(l->p->sampler, l->texts[l->at], &error);
+    if (result != SPDL_OK)
+        return spdl__state_error(l, result, "does not fit: %.300s; to load it all the same write "
+                                 "ours into it and end it with sum=none", error.text);
+    s->from_epoch = s->from = 0;
+    if (from == NULL ||
+        (spdl__text_pair(from, ':', &s->from_epoch, &s->from) && s->from <= s->length))
+        return SPDL_OK;
+    return spdl__state_error(l, SPDL_E_FORMAT, "has something else than EPOCH:POSITION in 'from='");
 }
 
 /* All of a text. */
-SPDL__COLD spdl_result spdl__state_read(spdl__state_loads *l, spdl__start *start) {
+SPDL__COLD spdl_result spdl__state_read(spdl__state_loads *l, spdl__position *at) {
     const uint64_t items = UINT64_MAX >> SPDL__SPAN_BITS, any = SPDL__NEVER - 1;
+    const struct {
+        const char *name;
+        uint64_t most, *number;
+    } fields[] = { { "epoch", items, &at->epoch },     { "item", items, &at->source },
+                   { "results", any, &at->results },   { "batch", items, &at->number },
+                   { "drops", any, &at->drops },       { "delivered", any, &at->delivered } };
     const spdl_pipeline *p = l->p;
-    spdl__position *at = &start->at;
-    spdl_error error;
+    size_t i;
     spdl_result result = spdl__state_check(l);
-    memset(start, 0, sizeof(*start));
-    start->loads = true;
     if (result == SPDL_OK)
         result = spdl__state_same(l, "table", 16, p->table, "a pipeline with other rows");
     if (result == SPDL_OK)
         result = spdl__state_same(l, "item_seed", 10, p->seed, "a run with another seed");
-    if (result == SPDL_OK) result = spdl__state_same(l, "files", 10, p->files, "another data set");
-    if (result == SPDL_OK) result = spdl__state_number(l, "epoch", items, &at->epoch);
-    if (result == SPDL_OK) result = spdl__state_number(l, "item", items, &at->source);
-    if (result == SPDL_OK) result = spdl__state_number(l, "results", any, &at->results);
-    if (result == SPDL_OK) result = spdl__state_number(l, "batch", items, &at->number);
-    if (result == SPDL_OK) result = spdl__state_number(l, "drops", any, &at->drops);
-    if (result == SPDL_OK) result = spdl__state_number(l, "delivered", any, &at->delivered);
-    if (result == SPDL_OK && p->sampler != NULL) {
-        result = spdl__sampler_differs(p->sampler, l->texts[l->at], &error);
-        if (result != SPDL_OK)
-            return spdl__state_error(l, result, "does not fit: %.300s; to load it all the same "
-                                     "write ours into it and end it with sum=none", error.text);
-    }
-    if (result == SPDL_OK) result = spdl__state_read_ahead(l, start);
-    return result == SPDL_OK ? spdl__state_read_skips(l, start) : result;
+    if (result == SPDL_OK)
+        result = spdl__state_same(l, "data", 10, p->data_hash, "another data set");
+    for (i = 0; i < sizeof(fields) / sizeof(fields[0]) && result == SPDL_OK; ++i)
+        result = spdl__state_number(l, fields[i].name, fields[i].most, fields[i].number);
+    return result == SPDL_OK && p->sampler != NULL ? spdl__state_sampler(l) : result;
 }
 
-/* --- samplers and ranks --- */
+/* --- ranks --- */
 
-/* The edits of `from` in place of those of `sampler`; `from` has none then. */
-SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, spdl_sampler *from) {
-    while (sampler->edits > 0) spdl__edit_free(sampler, &sampler->edit[--sampler->edits]);
-    memcpy(sampler->edit, from->edit, sizeof(sampler->edit));
-    sampler->edits = from->edits;
-    from->edits = 0;
+/* Which rank of how many has written the text at hand. */
+SPDL__COLD spdl_result spdl__state_rank(const spdl__state_loads *l, spdl_ranks *of) {
+    const char *at = spdl__text_field(l->texts[l->at], "rank");
+    uint64_t rank, world;
+    const spdl_result result = spdl__state_check(l);
+    if (result != SPDL_OK) return result;
+    if (at == NULL || !spdl__text_pair(at, '/', &rank, &world) || world > INT32_MAX ||
+        rank >= world)
+        return spdl__state_error(l, SPDL_E_FORMAT, "does not say of which rank it is");
+    of->rank = (int)rank;
+    of->world = (int)world;
+    return SPDL_OK;
 }
 
-/* Which ranks the texts are of, and which is to be loaded. */
-SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l) {
-    const spdl_sampler *sampler = l->p->sampler;
-    spdl_ranks ours, of;
-    spdl_result result;
-    if (sampler == NULL && l->count > 1)
-        return spdl__state_error(l, SPDL_E_INVALID, "is one of %d, but only a pipeline whose "
-                                                    "source is SPDL_INDEX can go on with several",
-                                 l->count);
-    if (sampler == NULL) return SPDL_OK;
-    ours = sampler->desc.ranks;
-    l->own = -1;
-    for (; l->at < l->count; ++l->at) {
-        result = spdl__state_check(l);
+/* Whether the texts are of all ranks of a run, each once, or the only one is ours. *own: the one
+   that is ours, or -1: the numbers of ranks differ. */
+SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l, bool *there, int *own) {
+    const spdl_ranks ours = l->sampler.desc.ranks;
+    spdl_ranks of = { 0, 0 };
+    *own = -1;
+    for (l->at = 0; l->at < l->count; ++l->at) {
+        const spdl_result result = spdl__state_rank(l, &of);
         if (result != SPDL_OK) return result;
-        if (!spdl__sampler_rank_of(l->texts[l->at], &of))
-            return spdl__state_error(l, SPDL_E_FORMAT, "does not say of which rank it is");
-        if (of.world == ours.world && of.rank == ours.rank) l->own = l->at;
-        if (l->count == 1 && l->own == 0) return SPDL_OK;
+        if (of.world == ours.world && of.rank == ours.rank) *own = l->at;
+        if (l->count == 1 && *own == 0) return SPDL_OK;
         if (of.world != l->count)
             return spdl__state_error(l, SPDL_E_INVALID, "is of rank %d of %d, this is rank %d of "
                                      "%d: that takes the texts of all %d, not of %d", of.rank,
                                      of.world, ours.rank, ours.world, of.world, l->count);
-        if (l->done[of.rank]++ > 0)
+        if (there[of.rank])
             return spdl__state_error(l, SPDL_E_INVALID, "is the second one of rank %d", of.rank);
+        there[of.rank] = true;
     }
     return SPDL_OK;
 }
 
-/* Whether what a rank has delivered can be said by an item of the source, and results of it. */
-SPDL__COLD bool spdl__state_splits(const spdl_pipeline *p, const spdl__start *start) {
-    uint64_t ahead = start->at.drops + p->deal.children;
-    size_t i;
-    for (i = 0; i < start->ahead_bits; ++i) ahead += start->ahead[i / 64] >> i % 64 & 1;
-    for (i = 0; i < (size_t)p->count; ++i)
-        if (p->node[i].row.flush) ahead += start->at.results;
-    return ahead == 0;
-}
-
-/* An item that one rank of the run before has delivered in part. */
-SPDL__COLD spdl_result spdl__state_part(spdl__state_loads *l, uint64_t epoch, int rank,
-                                        uint64_t item, uint64_t results) {
-    void *parts;
-    if (results == 0 || item == SPDL__NEVER) return SPDL_OK;
-    parts = spdl__room_for(&l->p->allocator, l->parts, &l->part_room, l->part_count, 1,
-                           sizeof(*l->parts));
-    if (parts == NULL) return spdl__state_error(l, SPDL_E_NOMEM, "needs memory: there is none");
-    l->parts = (spdl__skip *)parts;
-    l->parts[l->part_count].item =
-        spdl__sampler_dealt(&l->sampler, epoch, (uint64_t)rank, (uint64_t)l->count, item);
-    l->parts[l->part_count++].results = results;
+/* The texts of all ranks of a run that had another number of them: all are level, or at the end of
+   their epoch. What remains begins at one position. */
+SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at) {
+    const spdl_ranks ours = l->sampler.desc.ranks;
+    const uint64_t world = (uint64_t)l->count, now = (uint64_t)ours.world;
+    spdl__position all, one;
+    spdl_sampler first;
+    bool level = true, over = true;
+    memset(&all, 0, sizeof(all));
+    for (l->at = 0; l->at < l->count; ++l->at) {
+        spdl_result result = spdl__state_read(l, &one);
+        if (result != SPDL_OK) return result;
+        (void)spdl__state_rank(l, &l->sampler.desc.ranks);
+        if (l->at == 0) {
+            all = one;
+            first = l->sampler;
+        } else if (one.epoch != all.epoch || first.from != l->sampler.from ||
+                   first.from_epoch != l->sampler.from_epoch) {
+            return spdl__state_error(l, SPDL_E_INVALID, "was not saved in the same epoch as text "
+                                                        "0, or not by the same run");
+        }
+        level = level && one.source == all.source && (one.results | one.drops) == 0;
+        over = over && one.source >= spdl_sampler_length(&l->sampler, one.epoch) &&
+               (one.results | one.drops) == 0;
+    }
+    l->at = 0;
+    if (!level && !over)
+        return spdl__state_error(l, SPDL_E_UNSUPPORTED, "and the others are of %d ranks that had "
+                                 "not taken the same number of whole items: another number of "
+                                 "ranks goes on from where they had, or from the end of an epoch",
+                                 l->count);
+    memset(at, 0, sizeof(*at));
+    at->epoch = all.epoch;
+    at->number = all.number * world / now;
+    at->delivered = all.delivered * world / now;
+    l->sampler.desc.ranks = ours;
+    l->sampler.from = spdl__sampler_first(&l->sampler, at->epoch);
+    l->sampler.from_epoch = at->epoch;
+    l->sampler.from = over || all.source > (l->sampler.length - l->sampler.from) / world
+                          ? l->sampler.length
+                          : l->sampler.from + all.source * world;
     return SPDL_OK;
 }
 
-/* The text at hand, of one of several ranks: what it has delivered. */
-SPDL__COLD spdl_result spdl__state_read_rank(spdl__state_loads *l, spdl__start *all) {
-    const char *first = spdl__text_field(l->texts[0], "left");
-    const char *left = spdl__text_field(l->texts[l->at], "left");
-    spdl_ranks of = { 0, 0 };
-    spdl__start start;
-    size_t k;
-    spdl_result result = spdl__state_read(l, &start);
-    if (result == SPDL_OK && !spdl__state_splits(l->p, &start))
-        result = spdl__state_error(l, SPDL_E_UNSUPPORTED,
-                                   "is of another number of ranks, and not of the end of an epoch: "
-                                   "with these rows that cannot be gone on with");
-    if (result == SPDL_OK && l->at > 0 &&
-        (start.at.epoch != all->at.epoch || (left == NULL) != (first == NULL) ||
-         (left != NULL && !spdl__text_same(left, first))))
-        result = spdl__state_error(l, SPDL_E_INVALID, "was not saved in the same epoch as text 0, "
-                                                      "or not by the same run");
-    if (result == SPDL_OK) {
-        (void)spdl__sampler_rank_of(l->texts[l->at], &of);
-        l->done[of.rank] = start.at.source;
-        all->at.epoch = start.at.epoch;
-        all->at.number += start.at.number;
-        all->at.delivered += start.at.delivered;
-        result = spdl__state_part(l, start.at.epoch, of.rank, start.at.source, start.at.results);
-    }
-    for (k = 0; k < start.skip_count && result == SPDL_OK; ++k)
-        result = spdl__state_part(l, start.at.epoch, of.rank, start.skips[k].item,
-                                  start.skips[k].results);
-    spdl__free(&l->p->allocator, start.skips, start.skip_count * sizeof(*start.skips));
-    return result;
-}
-
-/* The texts of all ranks of a run that had another number of them. */
-SPDL__COLD spdl_result spdl__state_read_ranks(spdl__state_loads *l, spdl__start *start) {
-    const uint64_t world = (uint64_t)l->sampler.desc.ranks.world;
-    spdl_result result = SPDL_OK;
-    size_t k, count = 0;
-    memset(start, 0, sizeof(*start));
-    start->loads = true;
-    for (l->at = 0; l->at < l->count && result == SPDL_OK; ++l->at)
-        result = spdl__state_read_rank(l, start);
-    if (result == SPDL_OK)
-        result = spdl__sampler_resume(&l->sampler, start->at.epoch, l->done, l->count, l->error);
-    if (result != SPDL_OK) return result;
-    start->at.number /= world;
-    start->at.delivered /= world;
-    for (k = 0; k < l->part_count; ++k) {
-        spdl__skip part = l->parts[k];
-        if (spdl__sampler_mine(&l->sampler, start->at.epoch, part.item, &part.item))
-            l->parts[count++] = part;
-    }
-    if (count == 0) return SPDL_OK;
-    qsort(l->parts, count, sizeof(*l->parts), spdl__number_compare);
-    start->skips = (spdl__skip *)spdl__alloc_zeroed(&l->p->allocator, count, sizeof(*start->skips),
-                                                    sizeof(uint64_t));
-    if (start->skips == NULL)
+/* Where the run is to begin. */
+SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *at) {
+    const spdl_allocator *heap = &l->p->allocator;
+    bool *there;
+    int own = 0;
+    spdl_result result;
+    if (l->p->sampler == NULL)
+        return l->count == 1 ? spdl__state_read(l, at)
+                             : spdl__state_error(l, SPDL_E_INVALID, "is one of %d, but only a "
+                                                 "pipeline whose source is SPDL_INDEX can go on "
+                                                 "with several", l->count);
+    l->sampler.desc = l->p->sampler->desc; /* what does not change while it is at work */
+    l->sampler.length = l->p->sampler->length;
+    there = (bool *)spdl__alloc_zeroed(heap, (size_t)l->count, sizeof(*there), 1);
+    if (there == NULL)
         return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl: spdl_state_load: no memory");
-    memcpy(start->skips, l->parts, count * sizeof(*start->skips));
-    start->skip_count = count;
-    return SPDL_OK;
+    result = spdl__state_pick(l, there, &own);
+    spdl__free(heap, there, (size_t)l->count * sizeof(*there));
+    if (result != SPDL_OK) return result;
+    l->at = own >= 0 ? own : 0;
+    return own >= 0 ? spdl__state_read(l, at) : spdl__state_join(l, at);
 }
 
-/* What the run is to begin with. */
-SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__start *start) {
-    spdl_result result = spdl__state_pick(l);
-    if (result != SPDL_OK) return result;
-    l->at = l->own >= 0 ? l->own : 0;
-    if (l->p->sampler != NULL) {
-        l->sampler.desc = l->p->sampler->desc; /* what does not change while it is at work */
-        l->sampler.length = l->p->sampler->length;
-        result = spdl__sampler_adopt(&l->sampler, l->texts[l->at], l->error);
-    }
-    if (result != SPDL_OK) return result;
-    return l->own >= 0 ? spdl__state_read(l, start) : spdl__state_read_ranks(l, start);
+/* The run begins: nothing asks the sampler now. */
+SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from) {
+    sampler->from_epoch = from->from_epoch;
+    sampler->from = from->from;
 }
 
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts, int count,
@@ -26798,33 +25962,24 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     if (i == 0 || i < count)
         return spdl__error_set(error, SPDL_E_INVALID,
                                "spdl: spdl_state_load: no pipeline, or text %d is not there", i);
-    if (p->unsaved != NULL)
+    why = spdl__state_unsaved(p);
+    if (why != NULL)
         return spdl__error_set(error, SPDL_E_UNSUPPORTED,
-                               "spdl: spdl_state_load: this pipeline has no position: %s",
-                               p->unsaved);
+                               "spdl: spdl_state_load: this pipeline has no position: %s", why);
     l.p = p;
     l.texts = texts;
     l.count = count;
     l.error = error;
-    l.done = (uint64_t *)spdl__alloc_zeroed(&p->allocator, (size_t)count, sizeof(*l.done), 8);
-    result = l.done != NULL ? spdl__state_start(&l, &start)
-                            : spdl__error_set(error, SPDL_E_NOMEM,
-                                              "spdl: spdl_state_load: no memory");
-    if (result == SPDL_OK) {
-        if (p->sampler != NULL) start.sampler = &l.sampler;
-        result = spdl__pipeline_go(p, &start, deadline);
-        why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
-              : spdl__load32(&p->failed) ? p->error.text
-                                         : "not in a stage, beside next or push, or after a fork";
-        if (result != SPDL_OK)
-            (void)spdl__error_set(error, result, "spdl: spdl_state_load: %s", why);
-    }
-    if (result != SPDL_OK) /* else they are the pipeline's */
-        spdl__free(&p->allocator, start.skips, start.skip_count * sizeof(*start.skips));
-    while (l.sampler.edits > 0) spdl__edit_free(&l.sampler, &l.sampler.edit[--l.sampler.edits]);
-    spdl__free(&p->allocator, l.done, (size_t)count * sizeof(*l.done));
-    spdl__free(&p->allocator, l.parts, l.part_room * sizeof(*l.parts));
-    return result;
+    result = spdl__state_start(&l, &start.at);
+    if (result != SPDL_OK) return result;
+    start.loads = true;
+    if (p->sampler != NULL) start.sampler = &l.sampler;
+    result = spdl__pipeline_go(p, &start, deadline);
+    if (result == SPDL_OK) return SPDL_OK;
+    why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
+          : spdl__load32(&p->failed) ? p->error.text
+                                     : "not in a stage, beside next or push, or after a fork";
+    return spdl__error_set(error, result, "spdl: spdl_state_load: %s", why);
 }
 
 /* --- random numbers --- */
