@@ -2892,10 +2892,13 @@ SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
 
 /* ============================================================================================= */
 /* >>files
-   Data sets in files: lists of files, shards of tokens, lines, tar archives, WAV. Sizes and places
-   have 64 bits. Every length is compared with the bytes that are there before it is used; what is
-   cut off is an error, and an error names the file and the byte. Any `desc` and any `error` may be
-   NULL. Rows are at the end of the section. */
+   Data sets in files: lists of files, tar archives, lines of text, shards of tokens. Sizes and
+   places have 64 bits. Every length is compared with the bytes that are there before it is used.
+   What is cut off is an error, and an error names the file and the byte. Rows are at the end.
+
+   Unless a block says otherwise: any thread may call; open, next and read block on the file system;
+   any `desc` and any `error` may be NULL; *_open gives what the caller closes, or NULL; the first
+   argument of all other functions owns what they return. */
 
 typedef struct spdl_files_desc {
     bool recursive;     /* of a folder: also what is in the folders below it */
@@ -2909,54 +2912,35 @@ typedef struct spdl_files spdl_files;
 /* Lists files. `path` is a file; a folder: the files in it; a pattern with * and ?, also for
    folders, as "train-?/a*.tar"; or @list.txt, which has a path on each line, relative to the
    folder of list.txt. Files come in the order of the bytes of their paths, which is the same on
-   every machine, those of a list in its order. Names that begin with a dot are left out, unless the
-   pattern or the list has the dot. Some 24 bytes and its path are kept of each file; none is open.
+   every machine; those of a list in its order. Names that begin with a dot are left out, unless the
+   pattern or the list has the dot. No file stays open.
    Returns: SPDL_OK; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the list),
             SPDL_E_LIMIT (max_files; paths over 4095 bytes, 32 folders deep), SPDL_E_NOMEM,
-            SPDL_E_INVALID. With SPDL_NO_THREADS there are no folders: SPDL_E_IO.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller closes *files; on failure it is NULL. */
+            SPDL_E_INVALID. With SPDL_NO_THREADS there are no folders: SPDL_E_IO. */
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
                                      const spdl_files_desc *desc);
 
-/* Frees a list.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; nothing that was opened with it may be in use.
-   Blocks:  never.
-   Owns:    the list and its paths are gone. */
+/* Frees a list and its paths, when nothing that was opened with it is in use. NULL is allowed. */
 SPDL_API void spdl_files_close(spdl_files *files);
 
 /* How many files there are.
-   Returns: the number.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the number. */
 SPDL_API uint64_t spdl_files_count(const spdl_files *files);
 
 /* The path of file `index`.
-   Returns: a string, or NULL when there is no such file.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the list; valid until close. */
+   Returns: a string, or NULL when there is no such file. */
 SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index);
 
 /* How long file `index` was when the list was made.
-   Returns: bytes; 0 when there is no such file.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: bytes; 0 when there is no such file. */
 SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index);
 
-/* A hash of the manifest: names, sizes and order, to tell whether a run goes on with the data it
-   began with. Names count from the folder on that all paths share: where it lies does not matter.
-   Returns: the hash, the same on every machine.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* A hash of names, sizes and order, for a pipeline's data_hash: a state of other data is refused.
+   Names count from the folder on that all paths share: where that lies does not matter.
+   Returns: the hash, the same on every machine. */
 SPDL_API uint64_t spdl_files_hash(const spdl_files *files);
 
-/* Bytes out of a file: a member of an archive, a line, a piece of sound. One allocation. */
+/* Bytes out of a file: a member of an archive, or a line. One allocation. */
 typedef struct spdl_record {
     const char *name; /* of the member; else the path of the file */
     uint8_t *data;    /* aligned to 64 bytes; a zero follows the last one */
@@ -2965,24 +2949,17 @@ typedef struct spdl_record {
     struct spdl_record *next; /* the other members of a sample (.group), or NULL */
 } spdl_record;
 
-/* Frees a record and those that follow it.
-   Returns: nothing; NULL is allowed. Fits free_item.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the records are gone. */
+/* Frees a record and those that follow it. NULL is allowed; fits free_item. */
 SPDL_API void spdl_record_free(void *record);
 
 /* The member of a sample whose name has this after the first dot: "jpg", "seg.png".
-   Returns: the record, or NULL.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the sample. */
+   Returns: the record, or NULL. */
 SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extension);
 
 /* Files that are read record by record, from the first to the last. Tar archives may be ustar, GNU,
-   pax or older; what is handed on are the plain files in them. Checksums are verified; an archive
-   without an empty block at its end was cut off. Lines end in LF or CR LF, or with the file. Memory
-   does not grow with the file: 64 KB and a record. */
+   pax or older; the plain files in them are handed on. Checksums are verified; an archive without
+   an empty block at its end was cut off. Lines end in LF or CR LF, or with the file. Memory does
+   not grow with the file: 64 KB and a record. */
 typedef enum spdl_records_kind { SPDL_RECORDS_TAR, SPDL_RECORDS_LINES } spdl_records_kind;
 
 typedef struct spdl_records_desc {
@@ -2997,62 +2974,20 @@ typedef struct spdl_records_desc {
 typedef struct spdl_records spdl_records;
 
 /* Opens a file to be read record by record.
-   Returns: SPDL_OK, SPDL_E_IO, SPDL_E_NOMEM, SPDL_E_INVALID.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller closes *records; on failure it is NULL. `path` is copied. */
+   Returns: SPDL_OK, SPDL_E_IO, SPDL_E_NOMEM, SPDL_E_INVALID. */
 SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
                                        const spdl_records_desc *desc);
 
 /* Reads the next record.
    Returns: SPDL_OK, SPDL_END; SPDL_E_FORMAT, SPDL_E_UNSUPPORTED (sparse files, parts of archives),
             SPDL_E_LIMIT, SPDL_E_IO, SPDL_E_NOMEM, and the same again if it is called again.
-   Threads: owner.
-   Blocks:  on the file system.
+   Threads: one at a time.
    Owns:    the caller frees *record. */
 SPDL_API spdl_result spdl_records_next(spdl_records *records, spdl_record **record,
                                        spdl_error *error);
 
-/* Closes the file. Records stay.
-   Returns: nothing; NULL is allowed. Fits free_state.
-   Threads: owner.
-   Blocks:  never.
-   Owns:    the reader is freed. */
+/* Closes the file; records stay. NULL is allowed; fits free_state. */
 SPDL_API void spdl_records_close(void *records);
-
-/* Lines of text files by number, counted over all files of a list. */
-typedef struct spdl_lines spdl_lines;
-
-/* Opens the files of a list and notes where their lines begin: it reads them once, and keeps 8 to
-   16 bytes for each line. Of desc max_bytes, allocator and error count. The files stay open.
-   Returns: as spdl_records_next.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller closes *lines, and after that `files`; on failure *lines is NULL. */
-SPDL_API spdl_result spdl_lines_open(spdl_lines **lines, const spdl_files *files,
-                                     const spdl_records_desc *desc);
-
-/* Closes the files.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; no other call may be running.
-   Blocks:  never.
-   Owns:    the lines are freed; records stay. */
-SPDL_API void spdl_lines_close(spdl_lines *lines);
-
-/* How many lines there are.
-   Returns: the number.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API uint64_t spdl_lines_count(const spdl_lines *lines);
-
-/* Reads line `index`, without its end.
-   Returns: SPDL_OK, SPDL_E_INVALID (no such line), SPDL_E_IO, SPDL_E_NOMEM.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller frees *record. */
-SPDL_API spdl_result spdl_lines_read(const spdl_lines *lines, uint64_t index, spdl_record **record,
-                                     spdl_error *error);
 
 /* Tokens in shards: the files of llm.c (256 int32 of header: 20240520, version 1 with uint16, or
    20240801, version 7 with uint32), or raw ones as those of nanoGPT. All shards one after the other
@@ -3061,108 +2996,66 @@ SPDL_API spdl_result spdl_lines_read(const spdl_lines *lines, uint64_t index, sp
 typedef struct spdl_tokens_desc {
     uint64_t length; /* of a window: needed */
     int raw_bytes;   /* the shards have no header, and tokens of 2 or 4 bytes; 0: of llm.c */
-    bool map;        /* map the shards and close them, instead of reading each window with a system
-                        call; when one is truncated meanwhile, reading raises SIGBUS */
     spdl_allocator allocator;
     spdl_error *error; /* optional: why open failed */
 } spdl_tokens_desc;
 
 typedef struct spdl_tokens spdl_tokens;
 
-/* Opens the shards of a list and checks their lengths. They stay open, or mapped.
+/* Opens the shards of a list and checks their lengths. They stay open.
    Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_IO, SPDL_E_NOMEM; SPDL_E_FORMAT: no such shard, or it is
             longer or shorter than it says, or all have too few tokens for a window.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller closes *tokens, and after that `files`; on failure *tokens is NULL. */
+   Owns:    `files` has to outlive *tokens. */
 SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
                                       const spdl_tokens_desc *desc);
 
-/* Closes the shards.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; no other call may be running.
-   Blocks:  never.
-   Owns:    the tokens are freed. */
+/* Closes the shards, when no other call is running. NULL is allowed. */
 SPDL_API void spdl_tokens_close(spdl_tokens *tokens);
 
 /* How many windows there are; what is left at the end is no window.
-   Returns: the number.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the number. */
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens);
 
-/* What a window takes in memory: for .item_bytes.
-   Returns: 4 * (length + 1).
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* The size of a window of uint32_t in memory, for .item_bytes. One of uint16_t takes half of it.
+   Returns: 4 * (length + 1). */
 SPDL_API size_t spdl_tokens_bytes(const spdl_tokens *tokens);
 
-/* Copies window `index` to `window`, of spdl_tokens_bytes, as uint32_t whatever the shards have.
-   Returns: SPDL_OK, SPDL_E_INVALID (no such window), SPDL_E_IO.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller has `window`; after a failure its content is undefined. */
+/* Reads window `index`, as uint32_t or as uint16_t. The second form needs shards of 2 bytes a
+   token, whose bytes it reads as they are.
+   Returns: SPDL_OK, SPDL_E_INVALID (no such window, or shards of 4 bytes a token), SPDL_E_IO: then
+            the content of `window` is undefined. */
 SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, uint32_t *window,
                                       spdl_error *error);
-
-/* Sound: RIFF and RF64 files of PCM (8 bits without a sign, 16, 24 or 32 with one) or floats (32,
-   64), little-endian, a sample of each channel in a frame. */
-typedef struct spdl_wav_info {
-    int channels;
-    int bits;             /* of a sample in the file */
-    bool is_float;
-    uint32_t rate;        /* frames a second */
-    uint32_t frame_bytes;
-    uint64_t frames;
-    uint64_t offset;      /* of the first one */
-} spdl_wav_info;
-
-/* Reads the head of a WAV file in memory; allocates nothing.
-   Returns: SPDL_OK, SPDL_E_INVALID; SPDL_E_FORMAT, also when the file was cut off;
-            SPDL_E_UNSUPPORTED.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. The frames are at info->offset. */
-SPDL_API spdl_result spdl_wav_parse(const void *data, size_t bytes, spdl_wav_info *info,
-                                    spdl_error *error);
-
-/* Reads a window of a WAV file: from `start` seconds, so many seconds, up to the end at most
-   (INFINITY: all that follows). info->frames and offset are those of the window.
-   Returns: as spdl_wav_parse, SPDL_E_IO, SPDL_E_NOMEM; SPDL_E_INVALID: start or seconds is negative
-            or NaN, or it starts at the end or later.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller frees *record; on failure it is NULL. */
-SPDL_API spdl_result spdl_wav_load(spdl_record **record, const char *path, double start,
-                                   double seconds, spdl_wav_info *info, spdl_error *error);
+/* See spdl_tokens_read.
+   Returns: the same. */
+SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t index,
+                                        uint16_t *window, spdl_error *error);
 
 /* Rows. The first argument has to outlive the pipeline; fields follow, as in all rows.
        SPDL_FILES(files)       a source of paths (char), which belong to the list
        SPDL_TOKENS(tokens)     a source of windows (uint32_t), in memory of spdl_buffer: it, or the
                                SPDL_BATCH after it, says .item_bytes = spdl_tokens_bytes(tokens)
-       SPDL_FILES_AT(files), SPDL_TOKENS_AT(tokens), SPDL_LINES_AT(lines)
-                               pipes: the path, the window or the line (spdl_record) that an
-                               spdl_index names
+       SPDL_TOKENS16(tokens)   the same of uint16_t, with .item_bytes = spdl_tokens_bytes(tokens) / 2
+       SPDL_FILES_AT(files), SPDL_TOKENS_AT(tokens), SPDL_TOKENS16_AT(tokens)
+                               pipes: the path or the window that an spdl_index names
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
                                desc is NULL or the address of a spdl_records_desc, whose error is
                                not used
    Item spdl_sequence of a source is file or window spdl_sequence: a rewind goes to any of them. */
 /* clang-format off */
-#define SPDL_FILES(...)     SPDL__FILE_ROW(SOURCE, 0, spdl_files, NULL, __VA_ARGS__, SPDL__LINE)
-#define SPDL_FILES_AT(...)  SPDL__FILE_ROW(PIPE, 1, spdl_files, NULL, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS(...)    SPDL__FILE_ROW(SOURCE, 2, spdl_tokens, NULL, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS_AT(...) SPDL__FILE_ROW(PIPE, 3, spdl_tokens, NULL, __VA_ARGS__, SPDL__LINE)
-#define SPDL_LINES_AT(...)                                                                         \
-    SPDL__FILE_ROW(PIPE, 4, spdl_lines, spdl_record_free, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TAR(...)   SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
-#define SPDL_LINES(...) SPDL__RECORDS_ROW(6, __VA_ARGS__, SPDL__LINE)
+#define SPDL_FILES(...)       SPDL__FILE_ROW(SOURCE, 0, spdl_files, __VA_ARGS__, SPDL__LINE)
+#define SPDL_FILES_AT(...)    SPDL__FILE_ROW(PIPE, 1, spdl_files, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS(...)      SPDL__FILE_ROW(SOURCE, 2, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS_AT(...)   SPDL__FILE_ROW(PIPE, 3, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS16(...)    SPDL__FILE_ROW(SOURCE, 4, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS16_AT(...) SPDL__FILE_ROW(PIPE, 5, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TAR(...)   SPDL__RECORDS_ROW(6, __VA_ARGS__, SPDL__LINE)
+#define SPDL_LINES(...) SPDL__RECORDS_ROW(7, __VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
-#define SPDL__FILE_ROW(kind_, which_, type_, free_, ctx_, ...)                                     \
+#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
     { .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,                 \
-      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), .free_item = free_, __VA_ARGS__ }
+      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), __VA_ARGS__ }
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
     { .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,                    \
       .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
@@ -3177,8 +3070,8 @@ SPDL_API spdl_result spdl_wav_load(spdl_record **record, const char *path, doubl
     spdl__row(SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), \
               0, NULL)
 #endif
-#define SPDL__FILE_ROW(kind_, which_, type_, free_, ctx_, ...)                                     \
-    spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, free_)
+#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
+    spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, NULL)
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
     spdl__ctx_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__),                  \
                                      desc_, spdl_record_free, spdl_records_close)
@@ -3186,9 +3079,9 @@ SPDL_API spdl_result spdl_wav_load(spdl_record **record, const char *path, doubl
 /* clang-format on */
 
 #if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl__file_rows[7];
+SPDL_API const spdl_function spdl__file_rows[8];
 #elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl__file_rows[7];
+SPDL__UNUSED static const spdl_function spdl__file_rows[8];
 #endif
 
 #ifdef __cplusplus
@@ -3222,7 +3115,7 @@ inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char 
 
 #ifdef SPDL_STATIC
 namespace {
-extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[7];
+extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[8];
 #ifndef SPDL_NO_NPZ
 extern SPDL__UNUSED const spdl_function spdl_npz_load_spdl;
 #endif
@@ -24440,11 +24333,9 @@ SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
 
 /* ============================================================================================= */
 /* >>files-impl
-   A spdl__reader is a file, or memory, that one thread looks at through a window: what is asked for
-   is compared with what is there first. Streams (tar, lines) move such a reader forward, and only
-   when a record was made, so that a call that failed can be repeated. A spdl__shards is a list of
-   open files that any threads read from at the same time: nothing in it changes between open and
-   close. */
+   A spdl__reader is a file that one thread looks at through a window: what is asked for is compared
+   with what is there first. Streams (tar, lines) move such a reader forward, and only
+   when a record was made, so that a call that failed can be repeated. */
 
 #define SPDL__READER_ROOM 65536
 #define SPDL__LISTED_BYTES 4096
@@ -24456,7 +24347,7 @@ typedef struct spdl__reader {
     spdl_result result; /* of spdl__reader_need */
     spdl__os_file file;
     uint64_t bytes;
-    uint8_t *window; /* `room` bytes, `have` of them those at window_at; or all, in memory */
+    uint8_t *window; /* `room` bytes, `have` of them those at window_at */
     size_t room;
     uint64_t window_at;
     size_t have;
@@ -24658,9 +24549,6 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
         left = (size_t)(text - 1 - value);
         if (key_bytes >= 10 && memcmp(key, "GNU.sparse", 10) == 0)
             return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at, "a sparse file");
-        if ((path || size) && m->kind == 'g')
-            return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at,
-                                     "a path or a size for all members");
         if (path && (left == 0 || !spdl__tar_name(m, value, left)))
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                      "a name that is empty, too long or has a zero in it");
@@ -24679,9 +24567,8 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
 SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
                                          const uint8_t **head) {
     uint64_t sum = 0, told = 0;
-    int64_t sum_signed = 0;
     size_t i;
-    bool empty = true, good;
+    bool empty = true;
     if (m->at == r->bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                  "cut off: it ends without an empty block");
@@ -24691,11 +24578,9 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
         const uint8_t byte = i >= 148 && i < 156 ? ' ' : (*head)[i];
         empty = empty && (*head)[i] == 0;
         sum += byte;
-        sum_signed += byte < 128 ? byte : byte - 256; /* as some old ones have it */
     }
     if (empty) return SPDL_END;
-    good = spdl__tar_number(*head + 148, 8, &told);
-    if (!good || (told != sum && told != (uint64_t)sum_signed))
+    if (!spdl__tar_number(*head + 148, 8, &told) || told != sum)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "%s",
                                  m->at == 0 && (*head)[0] == 0x1f && (*head)[1] == 0x8b
                                      ? "gzip: a tar file has to be unpacked"
@@ -24706,17 +24591,18 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     return SPDL_OK;
 }
 
-/* Reads what a header of kind x, g, L or K has to say of the next member. */
+/* Reads what a header of kind x or L has to say of the next member. One of kind K has a link's
+   target, one of kind g comments or times of all members. */
 SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__reader *r, spdl__tar_member *m) {
     const uint8_t *text;
-    if (m->bytes == 0) return SPDL_OK;
+    if (m->bytes == 0 || m->kind == 'K' || m->kind == 'g') return SPDL_OK;
     if (m->bytes > r->room)
         return spdl__reader_fail(r, SPDL_E_LIMIT, m->at, "a header of %llu bytes",
                                  (spdl__llu)m->bytes);
     text = spdl__reader_need(r, m->at, (size_t)m->bytes);
     if (text == NULL) return r->result;
-    if (m->kind == 'x' || m->kind == 'g') return spdl__tar_pax(r, m, text, (size_t)m->bytes);
-    if (m->kind == 'K' || spdl__tar_name(m, text, spdl__tar_length(text, (size_t)m->bytes)))
+    if (m->kind == 'x') return spdl__tar_pax(r, m, text, (size_t)m->bytes);
+    if (spdl__tar_name(m, text, spdl__tar_length(text, (size_t)m->bytes)))
         return SPDL_OK;
     return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a name that is too long");
 }
@@ -25162,168 +25048,21 @@ SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index) {
 
 SPDL_API uint64_t spdl_files_hash(const spdl_files *files) { return files->hash; }
 
-/* --- many files as one --- */
+/* --- tokens --- */
 
 typedef struct spdl__shard {
     spdl__reader reader; /* file and length */
-    const uint8_t *map;
     uint64_t data;       /* where its tokens begin */
-    uint64_t first;      /* its first token, line */
+    uint64_t first;      /* its first token */
 } spdl__shard;
 
-/* How spdl_lines and spdl_tokens begin. */
-typedef struct spdl__shards {
+/* Nothing of it changes between open and close: any threads read. */
+struct spdl_tokens {
     spdl_allocator allocator;
     spdl__shard *at;
     size_t count, opened;
-    uint64_t total; /* tokens, lines */
-    uint64_t hash;  /* of the list */
-    uint64_t *begins; /* where each line begins, and after those of each file where it ends */
-    size_t room;
-} spdl__shards;
-
-SPDL__PRIVATE void spdl__shards_close(spdl__shards *s, size_t bytes) {
-    spdl_allocator allocator;
-    if (s == NULL) return;
-    allocator = s->allocator;
-    while (s->opened > 0) {
-        spdl__shard *shard = &s->at[--s->opened];
-        spdl__os_file_unmap(shard->map, shard->reader.bytes);
-        (void)spdl__os_file_close(shard->reader.file);
-    }
-    spdl__free(&allocator, s->at, s->count * sizeof(*s->at));
-    spdl__free(&allocator, s->begins, s->room * sizeof(*s->begins));
-    spdl__free(&allocator, s, bytes);
-}
-
-/* Opens all files for what has `bytes` bytes and goes to *out. NULL: *result. */
-SPDL__PRIVATE spdl__shards *spdl__shards_open(const char *what, const void *out, size_t bytes,
-                                              const spdl_files *files,
-                                              const spdl_allocator *allocator, spdl_error *error,
-                                              spdl_result *result) {
-    spdl__shards *s;
-    *result = spdl__allocator_check(allocator, what, error);
-    if (out == NULL || files == NULL)
-        *result = spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: an argument is NULL", what);
-    if (*result != SPDL_OK) return NULL;
-    s = (spdl__shards *)spdl__alloc_zeroed(allocator, 1, bytes, 64);
-    if (s != NULL) {
-        s->allocator = *allocator;
-        s->hash = files->hash;
-        s->count = files->count;
-        s->at = (spdl__shard *)spdl__alloc_zeroed(allocator, s->count, sizeof(*s->at), 64);
-    }
-    if (s == NULL || s->at == NULL)
-        *result = spdl__error_set(error, SPDL_E_NOMEM, "spdl: %s: out of memory", what);
-    while (*result == SPDL_OK && s->opened < s->count) {
-        *result = spdl__reader_open(&s->at[s->opened].reader, files->at[s->opened].path, error);
-        s->opened += *result == SPDL_OK;
-    }
-    if (*result == SPDL_OK) return s;
-    spdl__shards_close(s, bytes);
-    return NULL;
-}
-
-/* The one with token or line `index`, which is less than the total: the last that begins there or
-   before; empty ones come before it. */
-SPDL__PRIVATE const spdl__shard *spdl__shards_find(const spdl__shards *s, uint64_t index) {
-    return &s->at[spdl__last_at_most(&s->at->first, sizeof(*s->at), s->count, index)];
-}
-
-SPDL__PRIVATE spdl_result spdl__no_such(const char *what, uint64_t index, uint64_t count,
-                                        spdl_error *error) {
-    return spdl__error_set(error, SPDL_E_INVALID, "spdl: no %s %llu: there are %llu", what,
-                           (spdl__llu)index, (spdl__llu)count);
-}
-
-struct spdl_lines {
-    spdl__shards shards;
-};
-
-/* Looks through file number `number` by way of a window. */
-SPDL__PRIVATE spdl_result spdl__lines_scan(spdl__shards *set, size_t number, uint8_t *window,
-                                           uint64_t most) {
-    spdl__reader *r = &set->at[number].reader;
-    uint64_t at = 0, bytes = 0, *begins;
-    spdl_result result = SPDL_OK;
-    r->window = window;
-    r->room = SPDL__READER_ROOM;
-    set->at[number].first = set->total;
-    for (;;) {
-        begins = (uint64_t *)spdl__room_for(&set->allocator, set->begins, &set->room,
-                                            (size_t)set->total + number, 1, sizeof(*begins));
-        if (begins == NULL)
-            return spdl__reader_fail(r, SPDL_E_NOMEM, at, "no memory for the places of lines");
-        set->begins = begins;
-        begins[set->total + number] = at;
-        if (at == r->bytes || result != SPDL_OK) break;
-        result = spdl__line_find(r, at, most, &bytes, &at);
-        if (result == SPDL_OK) ++set->total;
-    }
-    r->room = r->have = 0; /* from now on any thread reads, without a window */
-    return result;
-}
-
-SPDL_API spdl_result spdl_lines_open(spdl_lines **lines, const spdl_files *files,
-                                     const spdl_records_desc *given) {
-    const spdl_records_desc desc = spdl__records_defaults(given, SPDL_RECORDS_LINES);
-    spdl__shards *made;
-    uint8_t *window;
-    size_t i;
-    spdl_result result;
-    if (lines != NULL) *lines = NULL;
-    made = spdl__shards_open("lines", lines, sizeof(**lines), files, &desc.allocator, desc.error,
-                             &result);
-    if (made == NULL) return result;
-    window = (uint8_t *)spdl__alloc(&desc.allocator, SPDL__READER_ROOM, 64);
-    if (window == NULL)
-        result = spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: lines: out of memory");
-    for (i = 0; i < files->count && result == SPDL_OK; ++i)
-        result = spdl__lines_scan(made, i, window, desc.max_bytes);
-    spdl__free(&desc.allocator, window, SPDL__READER_ROOM);
-    if (result == SPDL_OK) *lines = (spdl_lines *)(void *)made;
-    else spdl__shards_close(made, sizeof(**lines));
-    return result;
-}
-
-SPDL_API void spdl_lines_close(spdl_lines *lines) {
-    spdl__shards_close((spdl__shards *)(void *)lines, sizeof(*lines));
-}
-
-SPDL_API uint64_t spdl_lines_count(const spdl_lines *lines) { return lines->shards.total; }
-
-SPDL_API spdl_result spdl_lines_read(const spdl_lines *lines, uint64_t index, spdl_record **record,
-                                     spdl_error *error) {
-    const spdl__shards *set = &lines->shards;
-    const spdl__shard *shard;
-    const uint64_t *begins;
-    spdl__reader reader;
-    size_t bytes;
-    spdl_result result;
-    spdl__error_clear(error);
-    if (index >= set->total) return spdl__no_such("line", index, set->total, error);
-    shard = spdl__shards_find(set, index);
-    begins = set->begins + index + (size_t)(shard - set->at);
-    reader = shard->reader;
-    reader.error = error;
-    bytes = (size_t)(begins[1] - begins[0]);
-    result = spdl__reader_record(&reader, &set->allocator, reader.path, begins[0], bytes, record);
-    if (result != SPDL_OK) return result;
-    if (bytes > 0 && (*record)->data[bytes - 1] == '\n') {
-        --bytes;
-        if (bytes > 0 && (*record)->data[bytes - 1] == '\r') --bytes;
-    }
-    (*record)->bytes = bytes;
-    (*record)->data[bytes] = 0;
-    return SPDL_OK;
-}
-
-/* --- tokens --- */
-
-struct spdl_tokens {
-    spdl__shards shards;
-    uint64_t length, windows;
-    int width; /* bytes of a token in the file */
+    uint64_t total, length, windows;
+    size_t width; /* bytes of a token in the file */
 };
 
 /* Finds out where the tokens of a shard are, and counts them. All have as many bytes as those of
@@ -25334,8 +25073,7 @@ SPDL__PRIVATE spdl_result spdl__tokens_head(spdl_tokens *tokens, spdl__shard *sh
     uint64_t count;
     uint8_t head[12] = { 0 };
     uint32_t magic, version;
-    int bytes;
-    size_t have = 0;
+    size_t have = 0, bytes;
     const char *reason = NULL;
     const spdl_result result = raw_bytes == 0 ? spdl__reader_has(r, 0, 1024) : SPDL_OK;
     if (result != SPDL_OK) return result;
@@ -25350,66 +25088,83 @@ SPDL__PRIVATE spdl_result spdl__tokens_head(spdl_tokens *tokens, spdl__shard *sh
                                  (unsigned)magic, (unsigned)version);
     if (bytes != 0 && raw_bytes != 0)
         return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "a header of llm.c: raw_bytes has to be 0");
-    if (raw_bytes != 0) bytes = raw_bytes;
-    count = (r->bytes - shard->data) / (uint64_t)bytes;
-    if (r->bytes % (uint64_t)bytes != 0)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, r->bytes - r->bytes % (uint64_t)bytes,
-                                 "cut off: a token has %d bytes", bytes);
+    if (raw_bytes != 0) bytes = (size_t)raw_bytes;
+    count = (r->bytes - shard->data) / bytes;
+    if (r->bytes % bytes != 0)
+        return spdl__reader_fail(r, SPDL_E_FORMAT, r->bytes - r->bytes % bytes,
+                                 "cut off: a token has %d bytes", (int)bytes);
     if (raw_bytes == 0 && count != spdl__le32(head + 8))
         return spdl__reader_fail(r, SPDL_E_FORMAT, 8, "it says %u tokens, and has %llu",
                                  (unsigned)spdl__le32(head + 8), (spdl__llu)count);
     if (tokens->width != 0 && tokens->width != bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "tokens of %d bytes, behind some of %d",
-                                 bytes, tokens->width);
+                                 (int)bytes, (int)tokens->width);
     tokens->width = bytes;
-    shard->first = tokens->shards.total;
-    tokens->shards.total += count;
+    shard->first = tokens->total;
+    tokens->total += count;
     return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_files *files,
+                                            const spdl_tokens_desc *desc) {
+    spdl_result result = SPDL_OK;
+    tokens->length = desc->length;
+    tokens->count = files->count;
+    tokens->at = (spdl__shard *)spdl__alloc_zeroed(&desc->allocator, tokens->count,
+                                                   sizeof(*tokens->at), 64);
+    if (tokens->at == NULL)
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: tokens: out of memory");
+    while (result == SPDL_OK && tokens->opened < tokens->count) {
+        spdl__shard *shard = &tokens->at[tokens->opened];
+        result = spdl__reader_open(&shard->reader, files->at[tokens->opened].path, desc->error);
+        tokens->opened += result == SPDL_OK;
+        if (result == SPDL_OK) result = spdl__tokens_head(tokens, shard, desc->raw_bytes);
+    }
+    tokens->windows = tokens->total > 0 ? (tokens->total - 1) / desc->length : 0;
+    if (result == SPDL_OK && tokens->windows == 0)
+        result = spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
+                                   "all files together have %llu tokens, and a window takes %llu",
+                                   (spdl__llu)tokens->total, (spdl__llu)desc->length + 1);
+    return result;
 }
 
 SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
                                       const spdl_tokens_desc *given) {
     spdl_tokens_desc desc;
     spdl_tokens *made;
-    spdl__shards *set;
-    size_t i;
     spdl_result result;
     memset(&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
     spdl__error_clear(desc.error);
     if (tokens != NULL) *tokens = NULL;
+    if (tokens == NULL || files == NULL)
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: tokens: an argument is NULL");
     if (desc.length == 0 || desc.length >= SIZE_MAX / 8)
         return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: tokens: length is %llu",
                                (spdl__llu)desc.length);
     if (desc.raw_bytes != 0 && desc.raw_bytes != 2 && desc.raw_bytes != 4)
         return spdl__error_set(desc.error, SPDL_E_INVALID,
                                "spdl: tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
-    made = (spdl_tokens *)(void *)spdl__shards_open("tokens", tokens, sizeof(*made), files,
-                                                    &desc.allocator, desc.error, &result);
-    if (made == NULL) return result;
-    set = &made->shards;
-    for (i = 0; i < set->count && result == SPDL_OK; ++i) {
-        spdl__shard *shard = &set->at[i];
-        result = spdl__tokens_head(made, shard, desc.raw_bytes);
-        if (result == SPDL_OK && desc.map)
-            shard->map = spdl__os_file_map(shard->reader.file, shard->reader.bytes);
-        if (shard->map == NULL) continue;
-        (void)spdl__os_file_close(shard->reader.file);
-        shard->reader.file = SPDL__NO_FILE;
-    }
-    made->length = desc.length;
-    made->windows = set->total > 0 ? (set->total - 1) / desc.length : 0;
-    if (result == SPDL_OK && made->windows == 0)
-        result = spdl__reader_fail(&set->at[0].reader, SPDL_E_FORMAT, set->at[0].data,
-                                   "all files together have %llu tokens, and a window takes %llu",
-                                   (spdl__llu)set->total, (spdl__llu)desc.length + 1);
+    result = spdl__allocator_check(&desc.allocator, "tokens", desc.error);
+    if (result != SPDL_OK) return result;
+    made = (spdl_tokens *)spdl__alloc_zeroed(&desc.allocator, 1, sizeof(*made), 64);
+    if (made == NULL)
+        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: tokens: out of memory");
+    made->allocator = desc.allocator;
+    result = spdl__tokens_fill(made, files, &desc);
     if (result == SPDL_OK) *tokens = made;
     else spdl_tokens_close(made);
     return result;
 }
 
 SPDL_API void spdl_tokens_close(spdl_tokens *tokens) {
-    spdl__shards_close((spdl__shards *)(void *)tokens, sizeof(*tokens));
+    spdl_allocator allocator;
+    if (tokens == NULL) return;
+    allocator = tokens->allocator;
+    while (tokens->opened > 0)
+        (void)spdl__os_file_close(tokens->at[--tokens->opened].reader.file);
+    spdl__free(&allocator, tokens->at, tokens->count * sizeof(*tokens->at));
+    spdl__free(&allocator, tokens, sizeof(*tokens));
 }
 
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens) { return tokens->windows; }
@@ -25418,162 +25173,100 @@ SPDL_API size_t spdl_tokens_bytes(const spdl_tokens *tokens) {
     return ((size_t)tokens->length + 1) * sizeof(uint32_t);
 }
 
-/* The bytes from the file go to the end of the window. Made wider one by one from the front, no
-   token is written over one that is still to be read. */
+/* So many bytes of a shard. */
+SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t from, void *to,
+                                           size_t bytes, spdl_error *error) {
+    spdl__reader reader;
+    size_t have = 0;
+    const char *reason = spdl__os_file_read(shard->reader.file, to, bytes, from, &have);
+    if (SPDL__LIKELY(reason == NULL)) return SPDL_OK;
+    reader = shard->reader;
+    reader.error = error;
+    return spdl__reader_fail(&reader, SPDL_E_IO, from + have, "%s", reason);
+}
+
+/* Tokens as they lie in the file become numbers: nothing, where the processor has the low byte
+   first. */
+SPDL__PRIVATE void spdl__tokens_order(void *tokens, size_t width, size_t count) {
+    uint8_t *at = (uint8_t *)tokens;
+    const uint16_t one = 1;
+    uint32_t wide;
+    uint16_t narrow;
+    if (*(const uint8_t *)&one == 1) return;
+    for (; count > 0; --count, at += width) {
+        wide = width == 4 ? spdl__le32(at) : 0;
+        narrow = spdl__le16(at);
+        memcpy(at, width == 4 ? (const void *)&wide : &narrow, width);
+    }
+}
+
+SPDL__PRIVATE void spdl__tokens_widen(uint32_t *__restrict to, const uint16_t *__restrict from,
+                                      size_t count) {
+    size_t i;
+    for (i = 0; i < count; ++i) to[i] = from[i];
+}
+
+/* Tokens of 2 bytes as 4, by way of a piece that stays in the nearest cache. */
+SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64_t from,
+                                                uint32_t *to, size_t count, spdl_error *error) {
+    uint16_t piece[8192];
+    spdl_result result = SPDL_OK;
+    size_t done, part;
+    for (done = 0; done < count && result == SPDL_OK; done += part) {
+        part = spdl__min(count - done, sizeof(piece) / sizeof(piece[0]));
+        result = spdl__shard_read(shard, from + done * 2, piece, part * 2, error);
+        if (result != SPDL_OK) return result;
+        spdl__tokens_order(piece, 2, part);
+        spdl__tokens_widen(to + done, piece, part);
+    }
+    return result;
+}
+
+/* A window, over as many shards as it takes, of tokens of `wide` bytes. */
+SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_t index,
+                                              void *window, size_t wide, spdl_error *error) {
+    const size_t width = tokens->width, count = (size_t)tokens->length + 1;
+    const spdl__shard *shard;
+    size_t done, part;
+    spdl_result result = SPDL_OK;
+    spdl__error_clear(error);
+    if (index >= tokens->windows)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: no window %llu: there are %llu",
+                               (spdl__llu)index, (spdl__llu)tokens->windows);
+    if (wide < width)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: windows of uint16_t, but the shards "
+                               "have 4 bytes a token");
+    shard = &tokens->at[spdl__last_at_most(&tokens->at->first, sizeof(*tokens->at), tokens->count,
+                                           index * tokens->length)];
+    for (done = 0; done < count && result == SPDL_OK; done += part, ++shard) {
+        const uint64_t from = shard->data + (index * tokens->length + done - shard->first) * width;
+        char *to = (char *)window + done * wide;
+        part = (size_t)spdl__min(count - done, (shard->reader.bytes - from) / width);
+        if (wide > width) {
+            result = spdl__shard_read_wide(shard, from, (uint32_t *)(void *)to, part, error);
+        } else {
+            result = spdl__shard_read(shard, from, to, part * width, error);
+            if (result == SPDL_OK) spdl__tokens_order(to, width, part);
+        }
+    }
+    return result;
+}
+
 SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, uint32_t *window,
                                       spdl_error *error) {
-    const spdl__shard *shard = spdl__shards_find(&tokens->shards, index * tokens->length);
-    const size_t width = (size_t)tokens->width, count = (size_t)tokens->length + 1;
-    uint8_t *const tail = (uint8_t *)window + count * (sizeof(*window) - width);
-    spdl__reader reader;
-    const char *reason = NULL;
-    size_t done, part, have = 0, i;
-    spdl__error_clear(error);
-    if (index >= tokens->windows) return spdl__no_such("window", index, tokens->windows, error);
-    for (done = 0; done < count; done += part, ++shard) {
-        const uint64_t from = shard->data + (index * tokens->length + done - shard->first) * width;
-        reader = shard->reader;
-        reader.error = error;
-        part = (size_t)spdl__min(count - done, (reader.bytes - from) / width);
-        if (shard->map != NULL) memcpy(tail + done * width, shard->map + from, part * width);
-        else
-            reason = spdl__os_file_read(reader.file, tail + done * width, part * width, from,
-                                        &have);
-        if (reason != NULL) return spdl__reader_fail(&reader, SPDL_E_IO, from + have, "%s", reason);
-    }
-    for (i = 0; i < count; ++i)
-        window[i] = width == 2 ? spdl__le16(tail + 2 * i) : spdl__le32(tail + 4 * i);
-    return SPDL_OK;
+    return spdl__tokens_window(tokens, index, window, 4, error);
 }
 
-/* --- sound --- */
-
-/* The chunk "fmt " at `at`. */
-SPDL__PRIVATE spdl_result spdl__wav_format(const spdl__reader *r, uint64_t at,
-                                           const uint8_t *format, uint64_t bytes,
-                                           spdl_wav_info *info) {
-    static const uint8_t guid[] = { 0, 0, 0, 0, 16, 0, 128, 0, 0, 170, 0, 56, 155, 113 };
-    const unsigned channels = spdl__le16(format + 2), bits = spdl__le16(format + 14);
-    unsigned code = spdl__le16(format);
-    if (code == 0xfffe && bytes >= 40 && memcmp(format + 26, guid, sizeof(guid)) == 0)
-        code = spdl__le16(format + 24);
-    info->channels = (int)channels;
-    info->bits = (int)bits;
-    info->is_float = code == 3;
-    info->rate = spdl__le32(format + 4);
-    info->frame_bytes = channels * (bits / 8);
-    if (!(code == 1 && (bits == 8 || bits == 16 || bits == 24 || bits == 32)) &&
-        !(code == 3 && (bits == 32 || bits == 64)))
-        return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, at, "samples of format %u with %u bits",
-                                 code, bits);
-    if (channels == 0 || info->rate == 0 || spdl__le16(format + 12) != info->frame_bytes)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, at,
-                                 "%u channels, %u frames a second, frames of %u bytes", channels,
-                                 (unsigned)info->rate, (unsigned)spdl__le16(format + 12));
-    return SPDL_OK;
-}
-
-/* Goes through the chunks up to the data. One of odd length is followed by a byte. */
-SPDL__PRIVATE spdl_result spdl__wav_head(spdl__reader *r, spdl_wav_info *info) {
-    const uint8_t *from = spdl__reader_need(r, 0, 12);
-    uint64_t at = 12, bytes = 0, data_bytes = UINT32_MAX;
-    bool format, wide;
-    spdl_result result = SPDL_OK;
-    memset(info, 0, sizeof(*info));
-    if (from == NULL) return r->result;
-    if ((memcmp(from, "RIFF", 4) != 0 && memcmp(from, "RF64", 4) != 0) ||
-        memcmp(from + 8, "WAVE", 4) != 0)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "no WAV file");
-    for (;; at += 8 + bytes + (bytes & 1)) {
-        from = spdl__reader_need(r, at, 8);
-        if (from == NULL) return r->result;
-        bytes = spdl__le32(from + 4);
-        format = memcmp(from, "fmt ", 4) == 0;
-        wide = memcmp(from, "ds64", 4) == 0;
-        if (memcmp(from, "data", 4) == 0) break;
-        result = spdl__reader_has(r, at + 8, bytes);
-        if (result != SPDL_OK) return result;
-        if (!format && !wide) continue;
-        if (bytes < 16)
-            return spdl__reader_fail(r, SPDL_E_FORMAT, at, "a head of %u bytes", (unsigned)bytes);
-        from = spdl__reader_need(r, at + 8, (size_t)spdl__min(bytes, 40));
-        if (from == NULL) return r->result;
-        if (wide) data_bytes = spdl__le64(from + 8);
-        else result = spdl__wav_format(r, at + 8, from, bytes, info);
-        if (result != SPDL_OK) return result;
-    }
-    if (info->channels == 0)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, at, "data, and no format before them");
-    if (bytes == UINT32_MAX) bytes = data_bytes; /* of RF64 */
-    info->offset = at + 8;
-    info->frames = bytes / info->frame_bytes;
-    result = spdl__reader_has(r, at + 8, bytes);
-    if (result != SPDL_OK || bytes % info->frame_bytes == 0) return result;
-    return spdl__reader_fail(r, SPDL_E_FORMAT, at + 4, "%llu bytes are no whole frames of %u",
-                             (spdl__llu)bytes, (unsigned)info->frame_bytes);
-}
-
-SPDL_API spdl_result spdl_wav_parse(const void *data, size_t bytes, spdl_wav_info *info,
-                                    spdl_error *error) {
-    spdl__reader reader;
-    spdl__error_clear(error);
-    if (data == NULL || info == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_wav_parse: an argument is NULL");
-    memset(&reader, 0, sizeof(reader));
-    reader.path = "WAV in memory";
-    reader.error = error;
-    reader.window = (uint8_t *)SPDL__UNCONST(data);
-    reader.bytes = reader.room = reader.have = bytes;
-    return spdl__wav_head(&reader, info);
-}
-
-/* Makes frames out of seconds, no more than there are; false: negative, or NaN. */
-SPDL__PRIVATE bool spdl__wav_frames(double seconds, uint32_t rate, uint64_t most,
-                                    uint64_t *frames) {
-    const double wanted = seconds * rate + 0.5;
-    *frames = wanted >= 0 && wanted < (double)most ? (uint64_t)wanted : most;
-    return seconds >= 0;
-}
-
-SPDL_API spdl_result spdl_wav_load(spdl_record **record, const char *path, double start,
-                                   double seconds, spdl_wav_info *info, spdl_error *error) {
-    static const spdl_allocator plain = { NULL, NULL, NULL };
-    spdl__reader reader;
-    uint8_t window[512];
-    uint64_t first = 0, frames = 0;
-    spdl_result result;
-    spdl__error_clear(error);
-    if (record != NULL) *record = NULL;
-    if (record == NULL || path == NULL || info == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_wav_load: an argument is NULL");
-    result = spdl__reader_open(&reader, path, error);
-    if (result != SPDL_OK) return result;
-    reader.window = window;
-    reader.room = sizeof(window);
-    result = spdl__wav_head(&reader, info);
-    if (result == SPDL_OK) {
-        const bool good = spdl__wav_frames(start, info->rate, info->frames, &first) &&
-                          spdl__wav_frames(seconds, info->rate, info->frames - first, &frames);
-        if (!good || (start > 0 && first == info->frames))
-            result = spdl__reader_fail(&reader, SPDL_E_INVALID, info->offset,
-                                       "%g seconds from %g on, of %g", seconds, start,
-                                       (double)info->frames / info->rate);
-        info->offset += first * info->frame_bytes;
-        info->frames = frames;
-    }
-    if (result == SPDL_OK)
-        result = spdl__reader_record(&reader, &plain, path, info->offset,
-                                     frames * info->frame_bytes, record);
-    (void)spdl__os_file_close(reader.file);
-    return result;
+SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t index,
+                                        uint16_t *window, spdl_error *error) {
+    return spdl__tokens_window(tokens, index, window, 2, error);
 }
 
 /* --- rows --- */
 
-/* The number of what a call is to hand on: that of a source's item, or what its input says. */
-SPDL__PRIVATE spdl_result spdl__row_index(spdl_task *task, const void *in, const char *what,
-                                          uint64_t count, uint64_t *index) {
-    const bool source = task->node->row.kind == SPDL_KIND_SOURCE;
+/* What an index names; a source has none, and makes item spdl_sequence. */
+SPDL__PRIVATE spdl_result spdl__row_index(spdl_task *task, const void *in, bool source,
+                                          const char *what, uint64_t count, uint64_t *index) {
     if (!source && in == NULL) return spdl_fail(task, "NULL, not an index");
     *index = source ? spdl_sequence(task) : ((const spdl_index *)in)->index;
     if (*index < count) return SPDL_OK;
@@ -25587,43 +25280,37 @@ SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
     return result;
 }
 
-SPDL__PRIVATE spdl_result spdl__files_row(spdl_task *task, void *in, void **out) {
+SPDL__PRIVATE spdl_result spdl__files_row(spdl_task *task, void *in, bool source, void **out) {
     const spdl_files *files = (const spdl_files *)spdl_ctx(task);
     uint64_t index = 0;
-    const spdl_result result = spdl__row_index(task, in, "file", files->count, &index);
+    const spdl_result result = spdl__row_index(task, in, source, "file", files->count, &index);
     if (result == SPDL_OK) *out = SPDL__UNCONST(files->at[index].path);
     return result;
 }
 
-SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out) {
+/* The bytes of what spdl_buffer gives in this row. */
+SPDL__PRIVATE size_t spdl__row_room(const spdl_task *task) {
+    return (task->node + task->node->places)->row.item_bytes;
+}
+
+SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, bool source, size_t wide,
+                                           void **out) {
     const spdl_tokens *tokens = (const spdl_tokens *)spdl_ctx(task);
-    const spdl__node *node = task->node + task->node->places; /* whose item_bytes a buffer has */
+    const size_t bytes = spdl_tokens_bytes(tokens) / 4 * wide, room = spdl__row_room(task);
     uint64_t index = 0;
     spdl_error error;
-    spdl_result result = spdl__row_index(task, in, "window", tokens->windows, &index);
+    spdl_result result = spdl__row_index(task, in, source, "window", tokens->windows, &index);
     if (result != SPDL_OK) return result;
-    if (node->row.item_bytes > 0 && node->row.item_bytes < spdl_tokens_bytes(tokens))
-        return spdl_fail(task, "item_bytes is %zu, and a window takes %zu", node->row.item_bytes,
-                         spdl_tokens_bytes(tokens));
+    if (room > 0 && room < bytes)
+        return spdl_fail(task, "item_bytes is %zu, and a window takes %zu", room, bytes);
     *out = spdl_buffer(task);
     if (*out == NULL) return SPDL_E_NOMEM;
-    result = spdl_tokens_read(tokens, index, (uint32_t *)*out, &error);
+    result = spdl__tokens_window(tokens, index, *out, wide, &error);
     return spdl__row_result(task, result, &error);
 }
 
-SPDL__PRIVATE spdl_result spdl__lines_row(spdl_task *task, void *in, void **out) {
-    const spdl_lines *lines = (const spdl_lines *)spdl_ctx(task);
-    spdl_record *record = NULL;
-    uint64_t index = 0;
-    spdl_error error;
-    spdl_result result = spdl__row_index(task, in, "line", lines->shards.total, &index);
-    if (result != SPDL_OK) return result;
-    result = spdl_lines_read(lines, index, &record, &error);
-    *out = record;
-    return spdl__row_result(task, result, &error);
-}
-
-SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, void **out) {
+SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl_records_kind kind,
+                                            void **out) {
     const spdl_records_desc *given = (const spdl_records_desc *)spdl_ctx(task);
     void **state = spdl_state(task);
     spdl_records *opened = NULL;
@@ -25633,7 +25320,7 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, void **ou
     spdl_result result = SPDL_OK;
     memset(&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
-    desc.kind = task->node->row.fn == &spdl__file_rows[5] ? SPDL_RECORDS_TAR : SPDL_RECORDS_LINES;
+    desc.kind = kind;
     desc.error = &error;
     if (*state == NULL) {
         result = spdl_records_open(&opened, (const char *)in, &desc);
@@ -25645,19 +25332,31 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, void **ou
            : result == SPDL_END ? SPDL_SKIP : spdl__row_result(task, result, &error);
 }
 
+#define SPDL__ROW_FN(name, call)                                                                   \
+    SPDL__PRIVATE spdl_result name(spdl_task *task, void *in, void **out) { return call; }
+SPDL__ROW_FN(spdl__files_source, spdl__files_row(task, in, true, out))
+SPDL__ROW_FN(spdl__files_pipe, spdl__files_row(task, in, false, out))
+SPDL__ROW_FN(spdl__tokens_source, spdl__tokens_row(task, in, true, 4, out))
+SPDL__ROW_FN(spdl__tokens_pipe, spdl__tokens_row(task, in, false, 4, out))
+SPDL__ROW_FN(spdl__tokens16_source, spdl__tokens_row(task, in, true, 2, out))
+SPDL__ROW_FN(spdl__tokens16_pipe, spdl__tokens_row(task, in, false, 2, out))
+SPDL__ROW_FN(spdl__tar_pipe, spdl__records_row(task, in, SPDL_RECORDS_TAR, out))
+SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL_RECORDS_LINES, out))
+
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl__file_rows[7] = {
-    { spdl__files_row, "files", "void", "char" },
-    { spdl__files_row, "files_at", "spdl_index", "char" },
-    { spdl__tokens_row, "tokens", "void", "uint32_t" },
-    { spdl__tokens_row, "tokens_at", "spdl_index", "uint32_t" },
-    { spdl__lines_row, "lines_at", "spdl_index", "spdl_record" },
-    { spdl__records_row, "tar", "char", "spdl_record" },
-    { spdl__records_row, "lines", "char", "spdl_record" },
+const spdl_function spdl__file_rows[8] = {
+    { spdl__files_source, "files", "void", "char" },
+    { spdl__files_pipe, "files_at", "spdl_index", "char" },
+    { spdl__tokens_source, "tokens", "void", "uint32_t" },
+    { spdl__tokens_pipe, "tokens_at", "spdl_index", "uint32_t" },
+    { spdl__tokens16_source, "tokens16", "void", "uint16_t" },
+    { spdl__tokens16_pipe, "tokens16_at", "spdl_index", "uint16_t" },
+    { spdl__tar_pipe, "tar", "char", "spdl_record" },
+    { spdl__lines_pipe, "lines", "char", "spdl_record" },
 };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
@@ -25880,8 +25579,8 @@ SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l, bool *there, int *
 SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at) {
     const spdl_ranks ours = l->sampler.desc.ranks;
     const uint64_t world = (uint64_t)l->count, now = (uint64_t)ours.world;
+    uint64_t from_epoch = 0, from = 0;
     spdl__position all, one;
-    spdl_sampler first;
     bool level = true, over = true;
     memset(&all, 0, sizeof(all));
     for (l->at = 0; l->at < l->count; ++l->at) {
@@ -25890,9 +25589,10 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
         (void)spdl__state_rank(l, &l->sampler.desc.ranks);
         if (l->at == 0) {
             all = one;
-            first = l->sampler;
-        } else if (one.epoch != all.epoch || first.from != l->sampler.from ||
-                   first.from_epoch != l->sampler.from_epoch) {
+            from_epoch = l->sampler.from_epoch;
+            from = l->sampler.from;
+        } else if (one.epoch != all.epoch || from != l->sampler.from ||
+                   from_epoch != l->sampler.from_epoch) {
             return spdl__state_error(l, SPDL_E_INVALID, "was not saved in the same epoch as text "
                                                         "0, or not by the same run");
         }
