@@ -793,6 +793,8 @@ typedef struct spdl_stage {
     int reorder_window SPDL__ZERO;      /* pipe: see Order above */
     size_t item_bytes SPDL__ZERO;       /* source, pipe: of spdl_buffer; batch: of an item, whose
                                            bytes lie in the batch: see Memory that is used again */
+    const spdl_allocator *allocator SPDL__ZERO; /* with item_bytes: of this row's blocks, which are
+                                           kept until the pipeline ends; NULL: the pipeline's */
     bool drop_last SPDL__ZERO;          /* batch: drop the last one when it is not full */
     bool drop_oldest SPDL__ZERO;        /* feed: when full, an old item makes way for a new one */
     bool continuous SPDL__ZERO;         /* source: starts over after SPDL_END */
@@ -832,7 +834,8 @@ typedef struct spdl_stage {
     SPDL__WITH(int, concurrency)                  SPDL__WITH(int, max_concurrency)
     SPDL__WITH(int, threads)                      SPDL__WITH(int, buffer_size)
     SPDL__WITH(spdl_order, output_order)          SPDL__WITH(int, reorder_window)
-    SPDL__WITH(size_t, item_bytes)                SPDL__WITH(bool, drop_last)
+    SPDL__WITH(size_t, item_bytes)                SPDL__WITH(const spdl_allocator *, allocator)
+    SPDL__WITH(bool, drop_last)
     SPDL__WITH(bool, drop_oldest)                 SPDL__WITH(bool, continuous)
     SPDL__WITH(int, emits)                        SPDL__WITH(bool, flush)
     SPDL__WITH(bool, deferred)                    SPDL__WITH(bool, again)
@@ -2288,10 +2291,12 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
 
 /* ============================================================================================= */
 /* >>loader
-   A pipeline in a process of its own, or in several, that writes its batches where the trainer
-   reads them: in shared memory. Nothing is copied, and what a stage does to its process, a crash or
-   a leak, stays there. Linux; on other systems, and with SPDL_NO_THREADS, the same calls run the
-   pipeline in this process, and say so.
+   A pipeline in a process of its own, which writes its batches where the trainer reads them: in
+   shared memory. Nothing is copied, and what a stage does to its process stays there: a crash, a
+   leak, a library that is not thread-safe. Linux; elsewhere open returns SPDL_E_UNSUPPORTED.
+
+   Which to use. A pipeline with polite workers (spdl_policy) protects the trainer's speed at least
+   as well, and costs less. A loader is for stages that crash, leak, or may not share a process.
 
        spdl_loader_desc desc = { 0 };
        desc.pipeline.workers = 4;
@@ -2306,250 +2311,156 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
        spdl_loader_close(loader);
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
-   spdl_buffer or spdl_slot_array. Rows after it hand on what they get. Its blocks are slots of the
-   shared memory (the arena): as many as the pipeline itself can have in use, and desc.slots.
+   spdl_buffer. Rows after it hand on what they get. Its blocks are slots of the shared memory (the
+   arena): as many as the pipeline itself can have in use, and desc.slots.
 
-   Processes. Open forks a supervisor from this process as it is, and that forks the children, now
-   and when one has to be started again: rows, ctx and all memory are there as they were at open. A
-   fork copies one thread alone: by default open refuses when the process has others
-   (SPDL_LOADER_FORK: I know what they hold; CUDA may be in use, but not in stages). With
-   SPDL_LOADER_EXEC the supervisor is this program, run again with the same arguments: its main
-   comes to the first open of the same desc.name, which does not return there, so each loader needs
-   a name of its own; until there it should do little, and the same. Open a loader first of all,
-   before threads, CUDA and large allocations. Supervisor and children ignore SIGINT, SIGQUIT,
-   SIGTERM and SIGHUP. They end with the process that opened the loader, however it ends; nothing is
-   left, as nothing has a name.
+   Processes. Open forks a supervisor from this process, and that forks the child, now and when it
+   has to be started again: rows, ctx and all memory are there as they were at open. A fork copies
+   one thread alone, so open refuses when the process has others, unless fork_with_threads is set.
+   Open loaders first of all, before threads, CUDA and large allocations. Both processes ignore
+   SIGINT, SIGTERM and the like; they end with the process that opened the loader, however it ends,
+   and so do programs that a stage has started. Several children are several loaders, each with a
+   sampler rank of its own, taken in turn: examples/loaders_in_turn.c.
 
-   Several children deal the source's items among them, in turns of one batch (of one item without
-   SPDL_BATCH), so the source has to make the item of number spdl_sequence(task), and to end where
-   that is the number of items or more. The trainer takes a batch of each in turn: the same batches
-   as of one child if no row drops or adds items; else the same items, and batches are cut in each
-   child's share. They are also the cure for a library that is not thread-safe: .concurrency = 1 and
-   several children.
+   Failures. What the child has handed out before is delivered first. Then spdl_loader_next returns
+   what the pipeline failed with, or SPDL_E_PROCESS when the child has ended: by which signal or with
+   which code (0 is one, too), in which call of which stage, or which calls were running. With
+   max_restarts the child is started again at the item after the last batch that was handed out, if
+   the table has a position (see spdl_state_save). The trainer trusts nothing that a child can write.
 
-   Several trainers, as the ranks of a machine: the first opens, the others call
-   spdl_loader_attach by its name. Of each epoch trainer i takes the batches i, i + trainers, ...
+   Resume. spdl_loader_save and spdl_loader_load are spdl_state_save and spdl_state_load, with the
+   same texts: a run may go on with a loader or without.
 
-   Failures. What a child has handed out before is delivered first. Then spdl_loader_next returns
-   what the pipeline failed with, or SPDL_E_PROCESS when the child has ended: by which signal, or
-   with which code (0 is one, too), in which call of which stage, or which calls were running when
-   it was killed. With max_restarts the supervisor starts it again, at the item after the last batch
-   that was handed out, if the table has a position to go on from (see spdl_state_save); an item
-   that was in the call of two such deaths is left out, which the log and spdl_loader_read say.
-
-   Memory. Open reserves the arena: if the cgroup, RLIMIT_AS or the machine has no room for it, it
-   says so there, and no page of it can be missing later. What children use is theirs: see
-   child_rss_limit. When a cgroup runs out of memory the system kills one process in it or, in a
+   Memory. Open reserves the arena: if the cgroup or the machine has no room for it, open says so,
+   and no page of it can be missing later. To bound what a child uses of its own, call setrlimit in
+   .init of a row. When a cgroup runs out of memory the system kills one process in it or, in a
    Kubernetes pod, all of them: then no one is left to report it.
 
-   Seeing inside. spdl_loader_stats has the numbers of a child or of all. With SPDL_STATS,
-   SPDL_REPORT or desc.pipeline.report the first child reports for all; SPDL_TRACE or
-   desc.pipeline.trace makes one file, in which each child is a process; one that was killed is not
-   in it. log_fn, report_fn and event_fn of desc.pipeline are called in the children, log_fn of desc
-   in the trainer's process. With SPDL_DOCTOR or desc.pipeline.doctor SPDL_LOADER_AUTO makes no
-   other process, as the doctor changes a pipeline from within. */
+   Seeing inside. Reports, statistics and traces of desc.pipeline are made in the child, and its
+   log_fn, report_fn and event_fn are called there; log_fn of desc is called in the trainer. There
+   is no doctor in a child: create a pipeline of the same rows for that.
 
-typedef enum spdl_loader_start {
-    SPDL_LOADER_AUTO, /* fork if this process has one thread, else an error */
-    SPDL_LOADER_FORK,
-    SPDL_LOADER_EXEC,
-    SPDL_LOADER_IN_PROCESS /* no other process: to debug, or to compare */
-} spdl_loader_start;
-
-#define SPDL_LOADER_CHILDREN 64
-#define SPDL_LOADER_TRAINERS 64
-#define SPDL_LOADER_ARRAYS 16
-#define SPDL_LOADER_DIMS 8
-#define SPDL_LOADER_QUARANTINE 16
+   Unless a block says otherwise: the trainer calls (one thread at a time), nothing blocks, and what
+   a function hands out is the loader's, valid until it is closed. In the child of a fork of the
+   trainer all calls return SPDL_E_INVALID. */
 
 typedef struct spdl_loader_desc {
-    spdl_pipeline_desc pipeline; /* of each child; without pool */
-    int children;             /* default 1 */
-    int slots;                /* batches of a child that are ready or the trainers'; default 4 */
+    spdl_pipeline_desc pipeline; /* of the child; without pool */
+    int slots;                /* batches that are ready or the trainer's; default 4 */
     uint64_t arena_bytes;     /* the most that may be shared; 0: what there is room for */
-    uint64_t child_rss_limit; /* the most a child may use of its own; 0: no limit */
-    double hang_timeout;      /* seconds for which the trainer may wait for a child, in one call or
-                                 in several that time out; 0: for ever */
-    int max_restarts;         /* of all children together */
-    spdl_loader_start start;
-    int trainers;             /* that take in turn; default 1: who opens it */
-    const char *name;         /* for attach, SPDL_LOADER_EXEC and messages; default "spdl" */
+    double hang_timeout;      /* seconds for which the trainer waits for the child, in one call or in
+                                 several that time out, before the child is killed; 0: for ever */
+    int max_restarts;
+    bool fork_with_threads;   /* fork although this process has threads: no lock that they hold is
+                                 taken by stages. CUDA may be in use, but not in stages */
+    const char *name;         /* for messages; default "spdl" */
     spdl_logger logger;       /* in this process */
     spdl_error *error;        /* optional: says why open failed */
 } spdl_loader_desc;
 
 typedef struct spdl_loader spdl_loader;
 
-/* An array in a batch, by spdl_slot_array. */
-typedef struct spdl_loader_array {
-    char name[SPDL_NAME_BYTES];
-    char kind;       /* as NumPy's dtype.kind: b i u f c S U V M m */
-    size_t itemsize; /* bytes of an element */
-    int ndim;
-    uint64_t shape[SPDL_LOADER_DIMS];
-    size_t bytes;
-    void *data;      /* at a multiple of 64 */
-} spdl_loader_array;
-
 /* Zero before it is filled in. What it points to is there until spdl_loader_done. */
 typedef struct spdl_loader_batch {
     void *data;      /* at a multiple of 64; may be written, too */
-    size_t bytes;    /* of it: items of SPDL_BATCH, arrays, or item_bytes */
+    size_t bytes;    /* of it: items of SPDL_BATCH, or item_bytes */
     size_t count;    /* items of SPDL_BATCH; else 1 */
     uint64_t number; /* in its epoch, from 0 */
     uint64_t epoch;
-    int array_count;
-    const spdl_loader_array *array;
-    int child, slot; /* who made it, and where: data is the same again for the same two */
+    int slot;        /* where it lies: data is the same again for the same slot */
     uint64_t ticket; /* of the library */
     spdl_loader *loader;
 } spdl_loader_batch;
 
-typedef struct spdl_loader_item {
-    int stage;
-    uint64_t item, epoch;
-} spdl_loader_item;
-
 typedef struct spdl_loader_status {
-    spdl_loader_start start; /* what it has become: never SPDL_LOADER_AUTO */
-    int children, trainers, trainer;
-    int slots;          /* of each child, those its pipeline uses too */
-    int64_t supervisor; /* process ids; 0: there is none now */
-    int64_t pid[SPDL_LOADER_CHILDREN];
+    int slots;                /* those that the pipeline uses, too */
+    int64_t supervisor, pid;  /* process ids; 0: there is none now */
     int restarts;
-    int quarantined;    /* items that are left out; the first of them: */
-    spdl_loader_item quarantine[SPDL_LOADER_QUARANTINE];
-    uint64_t taken;     /* batches that this trainer got */
-    uint64_t held;      /* and has now */
-    uint64_t wait_ns;   /* time it waited for them */
+    uint64_t taken;           /* batches that the trainer got */
+    uint64_t held;            /* and has now */
+    uint64_t wait_ns;         /* time it waited for them */
 } spdl_loader_status;
 
-/* Checks the rows as spdl_pipeline_create does, reserves the arena, and starts the processes; it
-   does not wait for a child to be ready. A failure of theirs comes with spdl_loader_next.
+/* Checks the rows as spdl_pipeline_create does, reserves the arena, and starts the processes. A
+   failure of theirs comes with spdl_loader_next. Rows are copied; ctx pointers must outlive the
+   loader.
    Returns: SPDL_OK; what spdl_pipeline_create returns for wrong rows; SPDL_E_INVALID (a field, or
-            threads with SPDL_LOADER_AUTO); SPDL_E_NOMEM; SPDL_E_LIMIT (arena_bytes, or no room);
-            SPDL_E_PROCESS (no process could be started); SPDL_E_UNSUPPORTED (SPDL_FEED).
+            threads); SPDL_E_NOMEM; SPDL_E_LIMIT (arena_bytes, or no room); SPDL_E_PROCESS (no
+            process could be started); SPDL_E_UNSUPPORTED (SPDL_FEED, or not on this system).
    Threads: any.
-   Blocks:  until the supervisor runs; with SPDL_LOADER_EXEC until its main comes to the same call.
-   Owns:    the caller closes *loader; on failure it is NULL. Rows are copied; ctx pointers must
-            outlive the loader. */
+   Owns:    the caller closes *loader; on failure it is NULL. */
 SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
                                       const spdl_stage *stages, size_t stage_count);
 
-/* Another trainer, in another process of the same user, of a loader that is open: number `trainer`,
-   from 1 to its `trainers` - 1. Of desc, which may be NULL, count logger, error and the allocator
-   in `pipeline`.
-   Returns: SPDL_OK; SPDL_E_NOT_FOUND (there is none of this name); SPDL_E_INVALID (there is no such
-            trainer, or it is there already); SPDL_E_UNSUPPORTED (another build of the library, or
-            not Linux); SPDL_E_NOMEM; SPDL_E_PROCESS.
-   Threads: any.
-   Blocks:  until the supervisor answers, a second at most.
-   Owns:    the caller closes *loader, which ends nothing; on failure it is NULL. */
-SPDL_API spdl_result spdl_loader_attach(spdl_loader **loader, const char *name, int trainer,
-                                        const spdl_loader_desc *desc);
-
-/* Ends all processes of the loader, waits for them, and frees the arena. A child has a second to
-   end as spdl_pipeline_destroy does, then it is killed.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; nothing else of it may be running.
-   Blocks:  until then; as spdl_pipeline_destroy with SPDL_LOADER_IN_PROCESS.
-   Owns:    everything, batches that the trainer holds, too: nothing of the arena may be used. */
+/* Ends the processes, and frees the arena with all batches. NULL is allowed.
+   Blocks:  until they have ended: the child has a second for that, then it is killed. */
 SPDL_API void spdl_loader_close(spdl_loader *loader);
 
 /* The next batch: a view of shared memory. After the last one each call returns SPDL_END; with a
-   continuous source it does once for each epoch. A failure is returned again and again.
+   continuous source it does once for each epoch. A failure is returned again and again. A batch
+   that is ready costs no system call.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
             failure, which spdl_loader_error describes; SPDL_E_PROCESS: a process has ended, or
-            hung, or has overwritten what is shared; SPDL_E_LIMIT: the trainer holds all slots of a
-            child: when it has given one back, it may go on; SPDL_E_INVALID in the child of a fork.
-   Threads: one at a time (the trainer). No system call when a batch is ready.
-   Blocks:  until there is a batch, an end or a failure, or up to timeout_ns.
-   Owns:    the batch is the trainer's until spdl_loader_done. A child goes on as long as fewer than
-            desc.slots of its batches are ready or held: several trainers that hold all of them wait
-            for each other. */
+            hung, or has overwritten what is shared; SPDL_E_LIMIT: the trainer holds all desc.slots
+            batches: when it has given one back, it may go on.
+   Blocks:  until there is a batch, an end or a failure, or up to timeout_ns. */
 SPDL_API spdl_result spdl_loader_next(spdl_loader *loader, spdl_loader_batch *batch,
                                       int64_t timeout_ns);
 
 /* Gives the slot of a batch back, in any order.
-   Returns: SPDL_OK; SPDL_E_INVALID: it was given back already, or is none of this loader's, or this
-            is the child of a fork.
-   Threads: one at a time, also beside spdl_loader_next.
-   Blocks:  never.
-   Owns:    the slot is the child's: nothing of the batch may be used. */
+   Returns: SPDL_OK; SPDL_E_INVALID: it was given back already, or is none of this loader's.
+   Threads: one at a time, also beside spdl_loader_next. */
 SPDL_API spdl_result spdl_loader_done(spdl_loader *loader, const spdl_loader_batch *batch);
 
 /* spdl_loader_next with the type of spdl_next_fn, for >>cache, >>headspace and SPDL_FROM: the item
    is a spdl_loader_batch *, to be freed with spdl_loader_batch_free.
    Returns: as spdl_loader_next.
-   Threads: as spdl_loader_next.
-   Blocks:  as spdl_loader_next.
-   Owns:    the loader; valid until it is freed. */
+   Blocks:  as spdl_loader_next. */
 SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns);
 
-/* spdl_loader_done of what spdl_loader_next_fn gave.
-   Returns: nothing; NULL is allowed. Fits free_item.
-   Threads: as spdl_loader_done.
-   Blocks:  never.
-   Owns:    the slot is the child's. */
+/* spdl_loader_done of what spdl_loader_next_fn gave. NULL is allowed; fits free_item. */
 SPDL_API void spdl_loader_batch_free(void *batch);
 
-/* Starts again in the same processes, as spdl_pipeline_rewind does: the source at `sequence`, epoch
-   and batch numbers from 0. Batches that are ready are dropped; those the trainer holds stay its.
-   A failure of the pipeline is forgotten; a process that has ended stays gone.
-   Returns: SPDL_OK; SPDL_TIMEOUT: the next call of rewind or next waits on; SPDL_E_INVALID:
-            `sequence` is 2^40 or more, or does not begin a turn of all children (a multiple of the
-            batch size times children); SPDL_E_UNSUPPORTED with several trainers; SPDL_E_PROCESS;
-            or what a child's spdl_pipeline_rewind returned.
-   Threads: the trainer.
-   Blocks:  until the calls at hand have returned, or up to timeout_ns.
-   Owns:    nothing. */
+/* The position after what spdl_loader_next returned last, as spdl_state_save.
+   Returns: as spdl_state_save; SPDL_E_PROCESS: the child has not begun, and never will;
+            SPDL_E_CHECKSUM: what it wrote makes no sense.
+   Blocks:  before the first batch: until the child has begun. */
+SPDL_API int spdl_loader_save(spdl_loader *loader, char *text, size_t bytes);
+
+/* Goes on at the position of a text, in the same process, as spdl_state_load. Batches that are
+   ready are dropped; those that the trainer holds stay its. A failure of the pipeline is forgotten;
+   a process that has ended stays gone. After a refusal all is as before.
+   Returns: as spdl_state_load; SPDL_TIMEOUT: the next call of load, rewind, save or next waits on;
+            SPDL_E_LIMIT: texts of more than some 150 ranks; SPDL_E_PROCESS.
+   Blocks:  until the calls at hand have returned, or up to timeout_ns. */
+SPDL_API spdl_result spdl_loader_load(spdl_loader *loader, const char *const *texts, int count,
+                                      int64_t timeout_ns, spdl_error *error);
+
+/* The same, at item `sequence` of epoch 0, as spdl_pipeline_rewind: tables without a position, too.
+   Returns: as spdl_pipeline_rewind and spdl_loader_load.
+   Blocks:  as spdl_loader_load. */
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *loader, uint64_t sequence,
                                         int64_t timeout_ns);
 
 /* The failure that spdl_loader_next has returned.
-   Returns: never NULL; result is SPDL_OK when there was none. stage -1: it is of no stage.
-   Threads: the trainer.
-   Blocks:  never.
-   Owns:    the loader; valid until it is rewound or closed. */
+   Returns: never NULL; result is SPDL_OK when there was none. stage -1: it is of no stage. */
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
 
-/* The statistics of one child's pipeline, or of all together: child -1. They are some 50 ms old.
-   The trainer in them is the child's own, which takes a batch when fewer than desc.slots are ready
-   or held, so it waits when the trainer does. Of all: what is counted is the sum, times of calls
-   are means, waits are means of the children's; spdl_stats_text and spdl_stats_verdict take either.
-   Returns: SPDL_OK; SPDL_E_NOT_FOUND: there is no such child, or it has none yet.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, int child, spdl_stats *stats);
+/* The statistics of the child's pipeline, some 50 ms old. Its trainer is the child's main thread,
+   which takes a batch when fewer than desc.slots are ready or held: it waits when the trainer does.
+   Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none yet.
+   Threads: any. */
+SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *stats);
 
-/* Who runs, what was started again, what is left out.
-   Returns: nothing.
-   Threads: the trainer.
-   Blocks:  never.
-   Owns:    nothing. */
+/* Who runs, and what the trainer has taken. */
 SPDL_API void spdl_loader_read(const spdl_loader *loader, spdl_loader_status *status);
 
 /* Where the slots are: one block of memory, at a page border, with a slot of *slot_bytes after the
    other (a batch's data lie in one). For spdl_cuda_adopt(cuda, base, bytes, slot_bytes). Each
    pointer may be NULL.
-   Returns: nothing.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the loader; mapped until it is closed. */
+   Threads: any. */
 SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *bytes,
                                 size_t *slot_bytes);
-
-/* A named array in the buffer of this call (spdl_buffer), for spdl_loader_batch: one after the
-   other, each at a multiple of 64. dtype is as NumPy's, without byte order: "f4", "u1", "i8". All
-   arrays have to fit in the .item_bytes of the row, SPDL_LOADER_ARRAYS at most. The call's result
-   has to be that buffer.
-   Returns: where it lies, not cleared; NULL: the call fails, with a text that has both sizes.
-   Threads: a stage of the row that makes the batches.
-   Blocks:  never.
-   Owns:    as spdl_buffer. */
-SPDL_API void *spdl_slot_array(spdl_task *task, const char *name, const char *dtype, int ndim,
-                               const uint64_t *shape);
 
 /* ============================================================================================= */
 /* >>npz
@@ -4649,13 +4560,12 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 /* ============================================================================================= */
 /* >>os-process
    Processes and the memory they share, for >>loader-impl alone: Linux. Where there are none
-   SPDL__OS_PROCESSES is 0, and what is called all the same does nothing. A process is known by its
-   id; a text that is returned says why not, as in >>os, and what is open then is the caller's. */
-
-#define SPDL__OS_MARK_BYTES 4096 /* to unmap a mark, as a file */
+   SPDL__OS_PROCESSES is 0. A process is known by its id; a text that is returned says why not, as in
+   >>os, and what is open then is the caller's. */
 
 #if SPDL__LINUX
 #define SPDL__OS_PROCESSES 1
+#define SPDL__OS_PAGE 4096
 #ifndef SPDL_FORK
 #define SPDL_FORK fork
 #endif
@@ -4720,20 +4630,16 @@ SPDL__PRIVATE uint64_t spdl__os_meminfo(const char *text, const char *name) {
     return at != NULL ? strtoull(at + strlen(name), NULL, 10) * 1024 : SPDL__NEVER;
 }
 
-/* The least of what the cgroups, this process and the machine leave. */
+/* The least of what the cgroups, this process and the machine leave. A file that grows beyond
+   RLIMIT_FSIZE ends the process, so that is looked at before. */
 SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self) {
     spdl__os_room room = { "no limit", SPDL__NEVER, SPDL__NEVER };
     char text[512];
-    uint64_t pages, total, left;
-    struct rlimit space;
+    uint64_t total, left;
+    struct rlimit size;
     spdl__os_cgroups(root, self, "memory", spdl__os_room_at, &room);
-    (void)spdl__os_text(NULL, "/proc/self/statm", text, sizeof(text));
-    pages = strtoull(text, NULL, 10);
-    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
-        spdl__os_room_least(&room, "RLIMIT_AS of the process", space.rlim_cur,
-                            pages * (uint64_t)sysconf(_SC_PAGESIZE));
-    if (getrlimit(RLIMIT_FSIZE, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
-        spdl__os_room_least(&room, "RLIMIT_FSIZE of the process", space.rlim_cur, 0);
+    if (getrlimit(RLIMIT_FSIZE, &size) == 0 && size.rlim_cur != RLIM_INFINITY)
+        spdl__os_room_least(&room, "RLIMIT_FSIZE of the process", size.rlim_cur, 0);
     (void)spdl__os_text(NULL, "/proc/meminfo", text, sizeof(text));
     total = spdl__os_meminfo(text, "MemTotal:");
     left = spdl__os_meminfo(text, "MemAvailable:");
@@ -4741,299 +4647,145 @@ SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self)
     return room;
 }
 
-SPDL__PRIVATE spdl__os_room spdl__os_memory_room(void) {
-    return spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
-}
-
-SPDL__PRIVATE void spdl__os_oom_at(const char *at, void *data) {
-    char path[640], text[512];
-    const char *kills;
-    (void)snprintf(path, sizeof(path), "%s/memory.events", at);
-    (void)spdl__os_text(NULL, path, text, sizeof(text));
-    kills = strstr(text, "oom_kill ");
-    if (kills != NULL) *(uint64_t *)data += strtoull(kills + 9, NULL, 10);
-}
-
-/* Grows when a process of the cgroup is killed for want of memory. */
-SPDL__PRIVATE uint64_t spdl__os_oom_kills(void) {
-    uint64_t kills = 0;
-    spdl__os_cgroups("/sys/fs/cgroup", "/proc/self/cgroup", "memory", spdl__os_oom_at, &kills);
-    return kills;
-}
-
-/* Whether a process has more memory than that for itself alone: what it has by a fork, and has not
-   written to, it shares. The kernel has a number at hand in which that is, too; it has to walk for
-   the other one. */
-SPDL__PRIVATE bool spdl__os_uses_more(int64_t process, uint64_t limit) {
-    char path[64], text[2048], *at;
-    uint64_t bytes, clean, dirty;
-    (void)snprintf(path, sizeof(path), "/proc/%lld/statm", (long long)process);
-    if (spdl__os_text(NULL, path, text, sizeof(text)) == 0) return false;
-    (void)strtoull(text, &at, 10);
-    bytes = strtoull(at, &at, 10);
-    bytes -= strtoull(at, NULL, 10);
-    if (bytes * (uint64_t)sysconf(_SC_PAGESIZE) <= limit) return false;
-    (void)snprintf(path, sizeof(path), "/proc/%lld/smaps_rollup", (long long)process);
-    (void)spdl__os_text(NULL, path, text, sizeof(text));
-    clean = spdl__os_meminfo(text, "Private_Clean:");
-    dirty = spdl__os_meminfo(text, "Private_Dirty:");
-    return clean == SPDL__NEVER || dirty == SPDL__NEVER || clean + dirty > limit;
-}
-
-/* Has the pages of shared memory now. */
-SPDL__PRIVATE void spdl__os_shared_fill(void *memory, uint64_t bytes) {
-    const long huge = 14, populate_write = 23;
-    uint64_t at;
-    (void)syscall(SYS_madvise, memory, (long)bytes, huge);
-    if (syscall(SYS_madvise, memory, (long)bytes, populate_write) == 0) return;
-    for (at = 0; at < bytes; at += 4096) (void)((volatile char *)memory)[at];
-}
-
-/* A word that is 1, and 0 in the child of a fork; or NULL. */
-SPDL__PRIVATE uint32_t *spdl__os_mark_make(void) {
+/* A page that a child of a fork shares, or one that is zero there; or NULL. */
+SPDL__PRIVATE void *spdl__os_page(bool shared) {
+    const int anonymous = 0x20; /* C99 hides the name; elsewhere it fails */
     const long wipe_on_fork = 18;
-    const int private_anonymous = MAP_PRIVATE | 0x20; /* C99 hides the name; elsewhere it fails */
-    void *mark = mmap(NULL, SPDL__OS_MARK_BYTES, PROT_READ | PROT_WRITE, private_anonymous, -1, 0);
-    if (mark == MAP_FAILED) return NULL;
-    if (syscall(SYS_madvise, mark, (long)SPDL__OS_MARK_BYTES, wipe_on_fork) != 0) {
-        (void)munmap(mark, SPDL__OS_MARK_BYTES);
-        return NULL;
-    }
-    *(uint32_t *)mark = 1;
-    return (uint32_t *)mark;
-}
-
-/* os_file_map to write as well, of any file. */
-SPDL__PRIVATE void *spdl__os_shared_map(spdl__os_file file, uint64_t bytes) {
-    void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, (int)file, 0);
-    return memory != MAP_FAILED ? memory : NULL;
-}
-
-/* A file that has no name, and whose size can be sealed. */
-SPDL__PRIVATE const char *spdl__os_memory_file(spdl__os_file *file) {
-    const long cloexec_seals = 3;
-    *file = spdl__os_file_own((int)syscall(SYS_memfd_create, "spdl", cloexec_seals));
-    return *file >= 0 ? NULL : strerror(errno);
+    void *page = mmap(NULL, SPDL__OS_PAGE, PROT_READ | PROT_WRITE,
+                      (shared ? MAP_SHARED : MAP_PRIVATE) | anonymous, -1, 0);
+    if (page == MAP_FAILED) return NULL;
+    if (shared || syscall(SYS_madvise, page, (long)SPDL__OS_PAGE, wipe_on_fork) == 0) return page;
+    (void)munmap(page, SPDL__OS_PAGE);
+    return NULL;
 }
 
 /* Memory without a name, of a size that nobody can change, and with all of its pages: none can be
    missing later. Huge pages come when a mapping is touched first; fallocate says what is missing
    then, and where there is a signal begins again where it was. */
-SPDL__PRIVATE const char *spdl__os_shared_make(spdl__os_file *file, void **memory, uint64_t bytes) {
-    const long huge = 14, populate_write = 23, add_seals = 1033;
+SPDL__PRIVATE const char *spdl__os_shared_make(void **memory, uint64_t bytes) {
+    const long cloexec_seals = 3, huge = 14, populate_write = 23, add_seals = 1033;
     const int shrink_grow_seal = 1 | 2 | 4;
-    const char *reason = spdl__os_memory_file(file);
-    if (reason != NULL) return reason;
-    if (ftruncate((int)*file, (off_t)bytes) != 0) return strerror(errno);
-    *memory = spdl__os_shared_map(*file, bytes);
-    if (*memory == NULL) return strerror(errno);
-    if (syscall(SYS_madvise, *memory, (long)bytes, huge) == 0)
+    const int file = (int)spdl__os_file_own((int)syscall(SYS_memfd_create, "spdl", cloexec_seals));
+    const char *reason = NULL;
+    uint64_t at;
+    *memory = MAP_FAILED;
+    if (file < 0) return strerror(errno);
+    if (ftruncate(file, (off_t)bytes) == 0)
+        *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (*memory == MAP_FAILED) {
+        reason = strerror(errno);
+        *memory = NULL;
+    } else if (syscall(SYS_madvise, *memory, (long)bytes, huge) == 0) {
         (void)syscall(SYS_madvise, *memory, (long)bytes, populate_write);
-    while (syscall(SYS_fallocate, (long)*file, 0L, 0L, (long)bytes) != 0)
-        if (errno != EINTR) return strerror(errno);
-    if (fcntl((int)*file, (int)add_seals, shrink_grow_seal) != 0) return strerror(errno);
-    spdl__os_shared_fill(*memory, bytes);
-    return NULL;
-}
-
-/* --- messages: each arrives whole --- */
-
-/* Sockets as the kernel has them: the header of the C library declares functions whose names are
-   programs' own, such as listen and accept. */
-#define SPDL__UNIX 1L
-#define SPDL__SEQPACKET_CLOEXEC (5L | SPDL__O_CLOEXEC)
-#define SPDL__NO_WAIT 0x40L
-#define SPDL__NO_SIGNAL 0x4000L
-#define SPDL__CLOEXEC_FILES 0x40000000L
-
-typedef struct spdl__os_address {
-    unsigned short family;
-    char path[108];
-} spdl__os_address;
-
-typedef struct spdl__os_message {
-    void *name;
-    int name_bytes;
-    const uintptr_t *pieces; /* of each where it is, and its bytes */
-    size_t piece_count;
-    void *control;
-    size_t control_bytes;
-    unsigned flags;
-} spdl__os_message;
-
-/* A file that comes with a message. */
-typedef struct spdl__os_passed {
-    size_t bytes;
-    int level, type;
-    int file;
-    int pad;
-} spdl__os_passed;
-
-SPDL__PRIVATE const char *spdl__os_pair(spdl__os_file ends[2]) {
-    int pair[2];
-    if (syscall(SYS_socketpair, SPDL__UNIX, SPDL__SEQPACKET_CLOEXEC, 0L, pair) != 0)
-        return strerror(errno);
-    ends[0] = spdl__os_file_own(pair[0]);
-    ends[1] = spdl__os_file_own(pair[1]);
-    return NULL;
-}
-
-/* A place others may come to, by a name that is in no file system: gone with the process. */
-SPDL__PRIVATE const char *spdl__os_meeting(spdl__os_file *file, const char *name, bool listens) {
-    spdl__os_address at;
-    long bytes;
-    memset(&at, 0, sizeof(at));
-    at.family = (unsigned short)SPDL__UNIX;
-    bytes = (long)offsetof(spdl__os_address, path) + 1 +
-            snprintf(at.path + 1, sizeof(at.path) - 1, "spdl-loader-%lu-%.60s",
-                     (unsigned long)getuid(), name);
-    *file = spdl__os_file_own(
-        (int)syscall(SYS_socket, SPDL__UNIX, SPDL__SEQPACKET_CLOEXEC, 0L));
-    if (*file < 0 || syscall(listens ? SYS_bind : SYS_connect, (long)*file, &at, bytes) != 0 ||
-        (listens && syscall(SYS_listen, (long)*file, 64L) != 0))
-        return strerror(errno);
-    return NULL;
-}
-
-/* Whoever has come, if it is of the same user. */
-SPDL__PRIVATE spdl__os_file spdl__os_accept(spdl__os_file meeting) {
-    struct {
-        int process;
-        unsigned user, group;
-    } peer;
-    unsigned bytes = sizeof(peer);
-    const long socket_level = 1, peer_credentials = 17, cloexec = SPDL__O_CLOEXEC;
-    const int file = (int)syscall(SYS_accept4, (long)meeting, NULL, NULL, cloexec);
-    if (file < 0) return SPDL__NO_FILE;
-    if (syscall(SYS_getsockopt, (long)file, socket_level, peer_credentials, &peer, &bytes) == 0 &&
-        peer.user == (unsigned)getuid())
-        return spdl__os_file_own(file);
-    (void)close(file);
-    return SPDL__NO_FILE;
-}
-
-/* A message of one piece, with room for a file. */
-SPDL__PRIVATE long spdl__os_message_go(long call, spdl__os_file line, const void *message,
-                                       size_t bytes, spdl__os_passed *passed, long flags) {
-    const uintptr_t piece[] = { (uintptr_t)message, bytes };
-    spdl__os_message all;
-    memset(&all, 0, sizeof(all));
-    all.pieces = piece;
-    all.piece_count = 1;
-    if (passed != NULL) {
-        all.control = passed;
-        all.control_bytes = sizeof(*passed);
     }
-    return syscall(call, (long)line, &all, flags);
-}
-
-/* With a file, unless that is SPDL__NO_FILE. False: nobody is there. */
-SPDL__PRIVATE bool spdl__os_send(spdl__os_file to, const void *message, size_t bytes,
-                                 spdl__os_file file) {
-    spdl__os_passed passed;
-    memset(&passed, 0, sizeof(passed));
-    passed.bytes = offsetof(spdl__os_passed, pad);
-    passed.level = passed.type = 1;
-    passed.file = (int)file;
-    return spdl__os_message_go(SYS_sendmsg, to, message, bytes,
-                               file != SPDL__NO_FILE ? &passed : NULL,
-                               SPDL__NO_SIGNAL | SPDL__NO_WAIT) == (long)bytes;
-}
-
-/* Waits until one of the files has something to read, or the deadline, or a while. Those that are
-   SPDL__NO_FILE are passed over; ready[i] says whether file i has. */
-SPDL__PRIVATE void spdl__os_wait(const spdl__os_file *files, bool *ready, int count,
-                                 uint64_t deadline) {
-    struct pollfd all[72];
-    const uint64_t now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
-    const uint64_t left = deadline > now ? (deadline - now + 999999) / 1000000 : 0;
-    int i;
-    for (i = 0; i < count; ++i) {
-        all[i].fd = (int)files[i];
-        all[i].events = POLLIN;
-        all[i].revents = 0;
-    }
-    (void)poll(all, (nfds_t)count, (int)(left < 10000 ? left : 10000));
-    for (i = 0; i < count; ++i) ready[i] = all[i].revents != 0;
-}
-
-/* The length of the next message, with the file that came with it; 0: nobody is there any more; -1:
-   there is none before the deadline. */
-SPDL__PRIVATE int spdl__os_receive(spdl__os_file from, void *message, size_t bytes,
-                                   spdl__os_file *file, uint64_t deadline) {
-    spdl__os_passed passed;
-    bool ready;
-    long got;
-    for (;;) {
-        passed.type = 0;
-        got = spdl__os_message_go(SYS_recvmsg, from, message, bytes, file != NULL ? &passed : NULL,
-                                  SPDL__NO_WAIT | SPDL__CLOEXEC_FILES);
-        if (got >= 0 || (errno != EAGAIN && errno != EINTR)) break;
-        if (spdl__os_clock_ns(SPDL__OS_MONOTONIC) >= deadline) return -1;
-        spdl__os_wait(&from, &ready, 1, deadline);
-    }
-    if (got > 0 && file != NULL) *file = passed.type == 1 ? passed.file : SPDL__NO_FILE;
-    return got > 0 ? (int)got : 0;
+    while (reason == NULL && syscall(SYS_fallocate, (long)file, 0L, 0L, (long)bytes) != 0)
+        if (errno != EINTR) reason = strerror(errno);
+    if (reason == NULL && fcntl(file, (int)add_seals, shrink_grow_seal) != 0)
+        reason = strerror(errno);
+    (void)close(file); /* it stays mapped */
+    if (reason == NULL && syscall(SYS_madvise, *memory, (long)bytes, populate_write) != 0)
+        for (at = 0; at < bytes; at += SPDL__OS_PAGE) (void)((volatile char *)*memory)[at];
+    return reason;
 }
 
 /* --- processes --- */
 
 SPDL__PRIVATE const char *spdl__os_fork(int64_t *process) {
-    (void)fflush(stdout); /* or both would write what it holds */
     *process = SPDL_FORK();
     return *process >= 0 ? NULL : strerror(errno);
 }
 
-/* In a new process: `parent` has made it. What ends it, or wakes it if it asks for `wakes`, is the
-   end of that. Signals of the terminal are for the program, which we end with. False: the parent
-   has ended already. */
-SPDL__PRIVATE bool spdl__os_process_begins(int64_t parent, const char *name, bool wakes) {
-    static const int ignored[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGPIPE };
-    const spdl__os_signals blocked = wakes ? (uint64_t)1 << (SIGCHLD - 1) : 0;
+/* A child and all that it has started. */
+SPDL__PRIVATE void spdl__os_group_make(int64_t process) {
+    (void)syscall(SYS_setpgid, (long)process, (long)process);
+}
+SPDL__PRIVATE void spdl__os_group_kill(int64_t process) {
+    if (process > 1) (void)syscall(SYS_kill, (long)-process, (long)SIGKILL);
+}
+
+/* Does nothing, unlike SIG_IGN, which programs that this process starts would inherit. */
+SPDL__PRIVATE void spdl__os_signal_nothing(int number) { (void)number; }
+
+#ifdef __GLIBC__
+#ifndef __cplusplus /* there it is declared */
+extern int on_exit(void (*fn)(int code, void *data), void *data);
+#endif
+/* What the program wants done at its end is for the process that it began in. */
+SPDL__PRIVATE void spdl__os_exit_now(int code, void *data) {
+    (void)data;
+    (void)fflush(NULL);
+    _exit(code);
+}
+SPDL__PRIVATE bool spdl__os_exit_early(void) { return on_exit(spdl__os_exit_now, NULL) == 0; }
+#else /* no way to be told the code */
+SPDL__PRIVATE void spdl__os_exit_now(void) { _exit(0); }
+SPDL__PRIVATE bool spdl__os_exit_early(void) { return atexit(spdl__os_exit_now) == 0; }
+#endif
+
+/* In a new process, that `parent` has made: the end of the parent ends it, or wakes it if it is the
+   supervisor, which blocks all signals; *signals are those that were blocked before. Signals of a
+   terminal are for the program, with which the child ends; it has a group of its own, as programs
+   that it starts. Why not, or NULL. */
+SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *name, bool supervisor,
+                                                  spdl__os_signals *signals) {
+    static const int ours[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGPIPE };
+    const spdl__os_signals all = ~(spdl__os_signals)0;
     const long set_parent_signal = 1, set_name = 15;
     size_t i;
-    for (i = 0; i < sizeof(ignored) / sizeof(ignored[0]); ++i) (void)signal(ignored[i], SIG_IGN);
     (void)signal(SIGCHLD, SIG_DFL);
-    spdl__os_signals_set(&blocked, NULL);
-    (void)syscall(SYS_prctl, set_parent_signal, wakes ? (long)SIGCHLD : (long)SIGKILL, 0L, 0L, 0L);
+    for (i = 0; i < sizeof(ours) / sizeof(ours[0]) && !supervisor; ++i)
+        (void)signal(ours[i], spdl__os_signal_nothing);
+    if (supervisor) spdl__os_signals_set(&all, signals);
+    else spdl__os_signals_set(signals, NULL);
+    if (!supervisor) spdl__os_group_make(0);
     (void)syscall(SYS_prctl, set_name, name, 0L, 0L, 0L);
-    return getppid() == (pid_t)parent;
+    if (syscall(SYS_prctl, set_parent_signal, supervisor ? (long)SIGCHLD : (long)SIGKILL, 0L, 0L,
+                0L) != 0 || (!supervisor && !spdl__os_exit_early()))
+        return "it cannot be told of the end of its parent";
+    return getppid() == (pid_t)parent ? NULL : "its parent has ended";
 }
 
-/* Becomes readable when a child has ended, or the parent: SIGCHLD is blocked. */
-SPDL__PRIVATE const char *spdl__os_ends_open(spdl__os_file *file) {
-    const spdl__os_signals set = (uint64_t)1 << (SIGCHLD - 1);
-    const long nonblock_cloexec = O_NONBLOCK | SPDL__O_CLOEXEC;
-    *file = spdl__os_file_own((int)syscall(SYS_signalfd4, -1L, &set, (long)sizeof(set),
-                                           nonblock_cloexec));
-    return *file >= 0 ? NULL : strerror(errno);
+/* Sleeps until a child or the parent has ended, or somebody has sent SIGCHLD, or a while. */
+SPDL__PRIVATE void spdl__os_signal_wait(uint64_t ns) {
+    const spdl__os_signals child = (uint64_t)1 << (SIGCHLD - 1);
+    struct {
+        long seconds, nanoseconds;
+    } most;
+    most.seconds = (long)(ns / 1000000000u);
+    most.nanoseconds = (long)(ns % 1000000000u);
+    (void)syscall(SYS_rt_sigtimedwait, &child, NULL, &most, (long)sizeof(child));
 }
 
-SPDL__PRIVATE void spdl__os_ends_read(spdl__os_file file) {
-    char signals[1024];
-    while (read((int)file, signals, sizeof(signals)) > 0) {}
-}
-
-/* Whether a child has ended; with `waits` it blocks until then. *end: with which code, or minus the
-   signal that killed it; 0, too, when somebody else has waited for it: then nobody knows. */
-SPDL__PRIVATE bool spdl__os_process_ended(int64_t process, bool waits, int *end) {
+/* Whether a child has ended: 1 if so, 0, or -1: it runs, and cannot be waited for. *end: with which
+   code, or minus the signal that killed it; 0, too, when somebody else has waited for it. */
+SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
     int status = 0;
     long got;
-    do got = syscall(SYS_wait4, (long)process, &status, waits ? 0L : 1L, NULL);
+    do got = syscall(SYS_wait4, (long)process, &status, 1L, NULL);
     while (got < 0 && errno == EINTR);
     *end = (status & 0x7f) != 0 ? -(status & 0x7f) : status >> 8 & 0xff;
-    return got != 0;
+    if (got >= 0) return got > 0;
+    return syscall(SYS_kill, (long)process, 0L) != 0 ? 1 : -1;
 }
 
 SPDL__PRIVATE int64_t spdl__os_parent(void) { return getppid(); }
+
+/* Ends its sleep in signal_wait. */
+SPDL__PRIVATE void spdl__os_process_wake(int64_t process) {
+    if (process > 1) (void)syscall(SYS_kill, (long)process, (long)SIGCHLD);
+}
 SPDL__PRIVATE void spdl__os_process_kill(int64_t process) {
     if (process > 1) (void)syscall(SYS_kill, (long)process, (long)SIGKILL);
 }
 
-/* Without what the program has asked to be done at its end: it ends elsewhere. */
-SPDL__PRIVATE void spdl__os_process_exit(int code) {
-    (void)fflush(stdout);
-    _exit(code);
+/* A variable of the environment is gone. */
+extern char **environ;
+SPDL__PRIVATE void spdl__os_forget(const char *name) {
+    const size_t length = strlen(name);
+    char **at = environ;
+    while (at != NULL && *at != NULL && (strncmp(*at, name, length) != 0 || (*at)[length] != '='))
+        ++at;
+    for (; at != NULL && *at != NULL; ++at) at[0] = at[1];
 }
 
 SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
@@ -5051,63 +4803,9 @@ SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
     return "a signal";
 }
 
-/* --- this program, once more --- */
-
-extern char **environ;
-
-/* With the same arguments and one variable more, "NAME=value"; it inherits the two files. NULL, and
-   there is a process: what it becomes its end tells. */
-SPDL__PRIVATE const char *spdl__os_run_again(int64_t *process, char *variable, spdl__os_file a,
-                                             spdl__os_file b) {
-    const size_t most = 1 << 20;
-    char *text = (char *)malloc(most), **words = NULL, *at;
-    size_t length = 0, arguments = 0, variables = 0, i;
-    const char *reason = "out of memory";
-    if (text != NULL) length = spdl__os_text(NULL, "/proc/self/cmdline", text, most);
-    for (i = 0; i < length; ++i) arguments += text[i] == '\0';
-    while (environ[variables] != NULL) ++variables;
-    if (length > 0)
-        words = (char **)malloc((arguments + variables + 3) * sizeof(*words));
-    if (words != NULL) {
-        for (i = 0, at = text; i < arguments; ++i, at += strlen(at) + 1) words[i] = at;
-        words[arguments] = NULL;
-        memcpy(words + arguments + 1, environ, variables * sizeof(*words));
-        words[arguments + 1 + variables] = variable;
-        words[arguments + 2 + variables] = NULL;
-        reason = spdl__os_fork(process);
-    }
-    if (reason == NULL && *process == 0) {
-        (void)fcntl((int)a, F_SETFD, 0);
-        (void)fcntl((int)b, F_SETFD, 0);
-        (void)execve("/proc/self/exe", words, words + arguments + 1);
-        _exit(127);
-    }
-    free(words);
-    free(text);
-    return reason;
-}
-
-/* In the program that was run again: nobody else is to see the variable, or the files. */
-SPDL__PRIVATE void spdl__os_inherited(const char *name, spdl__os_file a, spdl__os_file b) {
-    const size_t length = strlen(name);
-    char **at = environ;
-    while (*at != NULL && (strncmp(*at, name, length) != 0 || (*at)[length] != '=')) ++at;
-    for (; *at != NULL; ++at) at[0] = at[1];
-    (void)fcntl((int)a, F_SETFD, FD_CLOEXEC);
-    (void)fcntl((int)b, F_SETFD, FD_CLOEXEC);
-}
-#else
-#define SPDL__OS_PROCESSES 0
-SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t deadline) {
-    (void)word, (void)was, (void)deadline;
-}
-SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) { (void)word; }
-SPDL__PRIVATE uint32_t *spdl__os_mark_make(void) { return NULL; }
-#endif
-
 /* --- faults: which thread it was --- */
 
-#if SPDL__LINUX && defined(SA_ONSTACK)
+#ifdef SA_ONSTACK
 #define SPDL__OS_STACK_BYTES 65536
 
 /* On the stack that the thread has for faults, whose first words say where to note `value`. */
@@ -5137,24 +4835,27 @@ SPDL__PRIVATE void spdl__os_faults_watch(void) {
     }
 }
 
-/* This thread notes its faults as `value` in *to, on this stack, unless it has one of others' for
-   that. */
-SPDL__PRIVATE void spdl__os_faults_note(void *stack, uint32_t *to, uint32_t value) {
+/* This thread notes its faults as `value` in *to, on a stack of its own, unless it has one of
+   others' for that. */
+SPDL__PRIVATE void spdl__os_faults_note(uint32_t *to, uint32_t value) {
     stack_t now;
+    void *stack;
+    if (sigaltstack(NULL, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0) return;
+    stack = SPDL_MALLOC(SPDL__OS_STACK_BYTES);
+    if (stack == NULL) return;
     memcpy(stack, &to, sizeof(to));
     memcpy((char *)stack + sizeof(to), &value, sizeof(value));
-    if (sigaltstack(NULL, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0) return;
     memset(&now, 0, sizeof(now));
     now.ss_sp = stack;
     now.ss_size = SPDL__OS_STACK_BYTES;
     (void)sigaltstack(&now, NULL);
 }
-#else /* no processes, or the C library hides what it takes: it is not known which call it was */
-#define SPDL__OS_STACK_BYTES 1
+#else /* the C library hides what it takes: it is not known which call it was */
 SPDL__PRIVATE void spdl__os_faults_watch(void) {}
-SPDL__PRIVATE void spdl__os_faults_note(void *stack, uint32_t *to, uint32_t value) {
-    (void)stack, (void)to, (void)value;
-}
+SPDL__PRIVATE void spdl__os_faults_note(uint32_t *to, uint32_t value) { (void)to, (void)value; }
+#endif
+#else
+#define SPDL__OS_PROCESSES 0
 #endif
 
 /* ============================================================================================= */
@@ -7134,16 +6835,6 @@ SPDL__PRIVATE void spdl__doctor_close(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_empty(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_free(spdl_pipeline *p);
 
-/* A pipeline of a loader has a child: its blocks lie in shared memory. (>>loader-impl) */
-typedef struct spdl__child spdl__child;
-SPDL__PRIVATE bool spdl__child_makes(spdl__child *child, int row, spdl_allocator *blocks,
-                                     uint64_t *ahead);
-SPDL__PRIVATE void spdl__child_watch(spdl__child *child, spdl_pipeline *p);
-SPDL__COLD bool spdl__child_trace(const spdl__child *child, spdl__os_file *file, uint64_t *origin);
-SPDL__COLD bool spdl__child_doctored(const spdl__child *child);
-SPDL__PRIVATE bool spdl__child_awaited(const spdl__child *child);
-SPDL__COLD void spdl__child_all_stats(const spdl_pipeline *p, spdl_stats *stats);
-
 /* Whether the edge has ended and all of it was taken. The end is read before the head. */
 SPDL__PRIVATE bool spdl__edge_exhausted(const spdl__edge *edge) {
     return spdl__load(&edge->end) <= spdl__load(&edge->word) >> SPDL__HEAD_BITS;
@@ -7991,7 +7682,6 @@ struct spdl_pipeline {
     struct spdl__reporter *reporter; /* NULL unless reports were asked for */
     struct spdl__doctor *doctor; /* NULL unless it was asked for, and these two */
     struct spdl__hand *hand;
-    spdl__child *child; /* of a loader, or NULL */
     const char *tokens;    /* count of them: items that are none */
     spdl__trace *trace;    /* NULL: nothing is recorded */
     /* written by workers, each its own */
@@ -11694,8 +11384,7 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
         result = spdl__next_sleep(p, item, until, &late);
         if (!late || until == deadline || SPDL__NO_SLEEP) continue;
         late = false;
-        if (rescues && spdl__rescue_due(p) && spdl__child_awaited(p->child))
-            spdl__rescue(p, true);
+        if (rescues && spdl__rescue_due(p)) spdl__rescue(p, true);
     }
     if (slept) spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
     if (booked) spdl__blame_mark(p, true);
@@ -12319,7 +12008,6 @@ typedef struct spdl__plan {
                                         several sources that is row 0, the first of their paths */
     int merge[SPDL_MAX_STAGES + 1];  /* branch: where it ends */
     const spdl__doctor_plan *doctor; /* or NULL */
-    spdl__child *child; /* or NULL */
 } spdl__plan;
 
 SPDL__COLD const char *spdl__kind_name(spdl_kind kind) {
@@ -12986,7 +12674,10 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
         node->deferred[k].next = k + 1 < calls ? k + 2 : 0;
     node->deferred_free = row->deferred;
     alive = ahead = spdl__node_blocks(p, node);
-    if (spdl__child_makes(p->child, node->index, &blocks, &ahead)) alive = SPDL__MAX_SPARE;
+    if (row->allocator != NULL) { /* it has them for itself: all are kept */
+        blocks = *row->allocator;
+        alive = SPDL__MAX_SPARE;
+    }
     if (row->item_bytes > 0 && spdl__row_calls(row)) {
         node->buffers = spdl__batch_pool_make(&blocks, 0, row->item_bytes, (size_t)ahead,
                                               (size_t)alive);
@@ -13080,7 +12771,6 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     if (result == SPDL_OK) spdl__trace_open(p, plan->desc);
 #endif
     if (result == SPDL_OK) result = spdl__position_plan(p);
-    if (result == SPDL_OK) spdl__child_watch(p->child, p);
     return result;
 }
 
@@ -13197,7 +12887,6 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     if (desc->profiler.event_fn == NULL && desc->pool != NULL)
         p->profiler = desc->pool->desc.profiler;
     p->count = plan->count - 1;
-    p->child = plan->child;
     p->references = 1;
     p->doctored = plan->doctor != NULL;
     if (desc->deal != NULL) p->deal = *desc->deal;
@@ -13217,11 +12906,8 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     return result;
 }
 
-/* Create, for a child of a loader or with NULL for a program. */
-SPDL__COLD spdl_result spdl__pipeline_make(spdl_pipeline **pipeline,
-                                           const spdl_pipeline_desc *desc,
-                                           const spdl_stage *stages, size_t stage_count,
-                                           spdl__child *child) {
+SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
+                                          const spdl_stage *stages, size_t stage_count) {
     spdl_pipeline_desc known;
     spdl_error error;
     spdl__doctor_plan doctor;
@@ -13237,8 +12923,7 @@ SPDL__COLD spdl_result spdl__pipeline_make(spdl_pipeline **pipeline,
     plan.desc = &known;
     plan.rows = stages;
     plan.count = stage_count > INT16_MAX ? INT16_MAX : (int)stage_count;
-    plan.child = child;
-    if (spdl__child_doctored(child) && spdl__doctor_ask(&doctor, known.doctor, &known.logger))
+    if (spdl__doctor_ask(&doctor, known.doctor, &known.logger))
         plan.doctor = &doctor;
     if (known.name != NULL) spdl__name_copy(doctor.name, known.name);
     result = spdl__check_plan(&plan);
@@ -13252,11 +12937,6 @@ SPDL__COLD spdl_result spdl__pipeline_make(spdl_pipeline **pipeline,
     if (result == SPDL_OK) spdl__report_begin(*pipeline, &known);
     if (result != SPDL_OK) spdl__log(&known.logger, SPDL_LOG_ERROR, known.error->text);
     return result;
-}
-
-SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
-                                          const spdl_stage *stages, size_t stage_count) {
-    return spdl__pipeline_make(pipeline, desc, stages, stage_count, NULL);
 }
 
 /* ============================================================================================= */
@@ -14743,7 +14423,7 @@ SPDL__COLD void spdl__report_interval(spdl__reporter *r) {
 SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
     const spdl_process_stats before = r->process;
     uint64_t ns;
-    spdl__child_all_stats(r->pipeline, &r->now);
+    spdl_pipeline_stats(r->pipeline, &r->now);
     spdl_process_read(&r->process);
     ns = r->process.time_ns - before.time_ns;
     r->cores_used = spdl__share(spdl__grown(before.cpu_ns, r->process.cpu_ns), ns);
@@ -14774,7 +14454,7 @@ SPDL__COLD void spdl__report_sample(spdl__reporter *r) {
     uint64_t *to;
     int i;
     if (r->samples == NULL || !spdl__try_lock(&r->lock)) return;
-    spdl__child_all_stats(r->pipeline, &r->now);
+    spdl_pipeline_stats(r->pipeline, &r->now);
     spdl_process_read(&process);
     if (r->sample_count == SPDL__SAMPLES) spdl__samples_thin(r);
     to = r->samples + r->sample_count * r->sample_width;
@@ -14936,7 +14616,7 @@ SPDL__COLD const char *spdl__page_write(const spdl_pipeline *p, spdl__os_file fi
     const char *const *page = spdl__page;
     char mark[SPDL__MARK_BYTES];
     size_t i, k;
-    spdl__child_all_stats(p, total);
+    spdl_pipeline_stats(p, total);
     spdl_process_read(&process);
     spdl__out_mark(mark);
     spdl__text_add(&out.text, "<!doctype html><!-- spdl.report %s -->", mark);
@@ -19067,47 +18747,54 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
 
 /* ============================================================================================= */
 /* >>loader-impl
-   Who is there. The trainer's process opens a loader, whose memory has three parts: the head, a
-   struct spdl__shared_child with its arrays for each child, and the slots. Children write batches
-   and publish them; trainers walk along all that is published, in the same order, and take their
-   own. The supervisor starts children and says how they ended. No lock is shared, so the death of
-   any of them leaves nothing locked; no process trusts what it reads there: lengths and places are
-   compared with those it knows itself (struct spdl__layout).
+   Who is there. The trainer's process opens a loader. The child makes batches and publishes them;
+   the trainer takes them in order. The supervisor, between the two, starts the child and says how it
+   ended: it is the child's parent, as a thread of the trainer may end before its process does.
 
-   A batch, number n of its child (from 0, over all of its lives), and its slot s:
+   What they share. The arena: a struct spdl__shared, a ring of entries, notes of calls, a word for
+   each slot, and the slots. And the ledger, a page that the child unmaps before it calls anything:
+   what the trainer and the supervisor tell each other is safe from what a stage may write. No lock
+   is shared, so the death of any of them leaves nothing locked. The trainer trusts nothing that the
+   child can write: places and sizes are compared with its own (struct spdl__layout), numbers of
+   batches with those it has counted, and how long it waits it knows by its own clock.
+
+   A batch, number n (from 0, over all lives of the child), and its slot s:
        child    words[s] = n + 1        the slot is not the child's
                 entry[n] = { s, ... }   then stamp = n + 1 (release): it is published
        trainer  sees the stamp (acquire), reads the entry, then passed = n + 1 (release): the entry
-                may be written again, when all trainers have passed it
+                may be written again
                 works on the data, then words[s] = 0 (release): done
        child    sees 0 (acquire): the slot goes back to the pool of its pipeline
    A child that was killed before the stamp has published nothing: the next one takes the slot back,
    as words[s] is more than what was published. One that was killed after it has: the next one
-   counts anew, and the supervisor wakes whoever sleeps. (tests/model/loader.pml)
+   counts anew, and the supervisor wakes the trainer if it sleeps. (tests/model/loader.pml)
 
-   Sleep. Both sides wait for a word that the other one changes: `filled` by whoever publishes or
-   ends, `emptied` by whoever passes, is done, commands or quits. A waiter counts itself, does a
-   full barrier and looks again; the other side changes what is waited for, does a full barrier and
-   looks whether somebody counts. So one of both sees the other, and no call is made when nobody
-   sleeps.
+   Sleep. Both sides look some times, then wait for a word that the other one changes: `filled` by
+   the child that publishes and by the supervisor, `emptied` by the trainer that is done, commands or
+   quits. A waiter counts itself, does a full barrier and looks again; the other side changes what is
+   waited for, does a full barrier and looks whether somebody counts. So one of both sees the other,
+   and no call is made when nobody sleeps. Both wake now and then all the same, should a count have
+   been overwritten. A batch that is only taken wakes nobody: the ring has room for more entries than
+   there are batches; only ends fill it.
 
-   A rewind is a command: the trainer writes where to start, then `command`; the child takes back
-   what nobody has passed, starts its pipeline there, and writes `ack`. The trainer walks no entry
-   in between. What was written there is also where a child starts that has published nothing since.
+   Commands. The trainer writes a position, where the ring is at, and `command`; the child starts its
+   pipeline there, takes back what was published since, and writes `ack`. A child that begins obeys
+   the last command, or goes on where the last entry says: a load, a rewind and a restart are one
+   call (spdl__child_go).
 
-   Threads: in a child all of this runs on its main thread, which is its pipeline's trainer, but for
-   calls (any worker). The supervisor has one thread. In the trainer's process it is the trainer's,
-   but spdl_loader_done may come from another one. With SPDL_LOADER_IN_PROCESS the trainer does the
-   child's turns itself, while it waits. */
+   Threads: in the child all of this runs on its main thread, which is its pipeline's trainer, but
+   for notes (any worker). The supervisor has one thread. In the trainer's process it is the
+   trainer's, but spdl_loader_done may come from another one. */
 
-#define SPDL__LOADER_VARIABLE "SPDL_LOADER_SERVES"
-#define SPDL__LOADER_LOOK_NS 100000000u /* a trainer that sleeps looks for the supervisor */
-#define SPDL__LOADER_TURN_NS 50000000u  /* a child whose pipeline has nothing looks for commands:
-                                           time enough for a rescue of its polite workers */
+#if SPDL__OS_PROCESSES
+#define SPDL__LOADER_LOOK_NS 10000000u /* a trainer that sleeps looks around */
+#define SPDL__LOADER_TURN_NS 50000000u /* a child whose pipeline has nothing looks for commands */
 #define SPDL__LOADER_STATS_NS 50000000u /* so old its statistics may be */
 #define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
 #define SPDL__LOADER_SUSPECTS 8
-#define SPDL__LOADER_SPARE 4 /* entries without a slot: ends and failures */
+#define SPDL__LOADER_SPARE 4   /* entries without a slot: ends and failures */
+#define SPDL__LOADER_NOTES 256 /* threads whose calls are noted: a power of two */
+#define SPDL__LOADER_TEXTS 65536
 
 typedef struct spdl__shared_event {
     uint32_t word, waiters;
@@ -19116,212 +18803,145 @@ typedef struct spdl__shared_event {
 /* Written by the child, before the stamp. */
 typedef struct spdl__shared_entry {
     uint64_t stamp;
-    int32_t result; /* SPDL_OK: a batch; else what next of its pipeline has returned */
-    uint32_t last;  /* nothing comes after it but by a command */
+    int32_t result;  /* SPDL_OK: a batch; else what next of its pipeline has returned */
+    uint32_t last;   /* nothing comes after it but by a command */
     uint64_t slot, bytes, count;
-    char pad[SPDL_CACHE_LINE];
-    char after[SPDL_STATE_BYTES]; /* with restarts: where to go on, as spdl_state_save says */
+    uint64_t number, epoch; /* of the batch; of an end: how many its epoch had */
+    char text[SPDL_STATE_BYTES]; /* where to go on, or why that cannot be told */
 } spdl__shared_entry;
 
-/* The call that a worker is in. */
+/* The call that a thread is in. */
 typedef struct spdl__shared_note {
-    uint32_t stage; /* 1 + row, or 0: in none */
-    uint64_t item, epoch, since;
+    uint64_t thread; /* 0: nobody's */
+    uint64_t item;
+    uint32_t stage;  /* 1 + row, or 0: in none */
+    char pad[SPDL_CACHE_LINE - 20];
 } spdl__shared_note;
 
-typedef struct spdl__shared_child {
-    /* written by the child */
-    spdl__shared_event filled; /* waiters: by trainers */
+typedef struct spdl__shared {
+    /* written by the child; filled.word by the supervisor, too */
+    spdl__shared_event filled; /* waiters: by the trainer */
     uint64_t published;
     uint32_t ack;
     int32_t ack_result;
-    uint32_t fault;    /* 1 + the worker whose call raised one */
-    uint32_t unsaved;  /* the pipeline has no position */
-    uint64_t version;  /* of stats: odd while they are written */
+    uint32_t fault;   /* 1 + the note whose call raised one */
+    uint64_t version; /* of stats: odd while they are written */
     spdl_stats stats;
     spdl_error error;
+    char begun[SPDL_STATE_BYTES]; /* as text of an entry: where the last command has led */
     char pad0[SPDL_CACHE_LINE];
-    /* written by trainers */
+    /* written by the trainer */
     spdl__shared_event emptied; /* waiters: by the child */
     uint32_t command;
-    uint64_t start_at; /* the entry that the run of the last command began with */
-    spdl__position start;
-    uint64_t passed[SPDL_LOADER_TRAINERS];
-    uint64_t waits[SPDL_LOADER_TRAINERS]; /* since when, or 0 */
-    char pad1[SPDL_CACHE_LINE];
-    /* written by the supervisor */
     uint32_t quits;
+    uint64_t start_at; /* the entry that the run of the last command begins with */
+    uint64_t sequence; /* where: this item, or if there are texts, what they say */
+    uint64_t texts;
+    uint64_t passed;
+    char text[SPDL__LOADER_TEXTS]; /* one after the other, each with its zero */
+} spdl__shared;
+
+/* What the child cannot write. */
+typedef struct spdl__ledger {
+    /* written by the trainer */
+    uint32_t quits;
+    uint32_t hangs; /* 1 + the life that is to be ended as it hangs */
+    /* written by the supervisor */
+    uint32_t ends;  /* lives that have ended */
     uint32_t gone;  /* for good */
-    uint32_t ends;  /* of its lives, so far */
+    uint32_t restarts;
     int64_t process;
     spdl_error end; /* how the last one has ended */
-} spdl__shared_child;
-
-/* The arrays of a slot, whose data lie `at`; written by the call that makes them. */
-typedef struct spdl__shared_arrays {
-    uint64_t count;
-    uint64_t at[SPDL_LOADER_ARRAYS];
-    spdl_loader_array array[SPDL_LOADER_ARRAYS];
-} spdl__shared_arrays;
+} spdl__ledger;
 
 /* Sizes and places, each process's own. */
 typedef struct spdl__layout {
-    int children, trainers, stages, workers;
-    int row;      /* that makes the batches */
-    int slots;    /* of each child */
-    int quota;    /* of them for the trainers */
-    uint64_t ring;   /* entries, a power of two */
-    uint64_t stride; /* of a slot: `head` bytes of the child's, then the data */
+    int stages, row;  /* that makes the batches */
+    int slots, quota; /* of them for the trainer */
+    uint64_t ring;    /* entries, a power of two */
+    uint64_t stride;  /* of a slot: `head` bytes of the pipeline's, then the data */
     uint64_t head, room;
-    uint64_t item;   /* bytes of an item of SPDL_BATCH; 0: a batch is one item */
-    uint64_t chunk;  /* items that are dealt to a child at once */
-    uint64_t entries, notes, words, arrays, child_bytes; /* in the part of a child */
-    uint64_t first, data, bytes;    /* the part of the first child, the slots, and all of it */
+    uint64_t item;    /* bytes of an item of SPDL_BATCH; 0: a batch is one item */
+    uint64_t entries, notes, words, data, bytes;
 } spdl__layout;
 
-typedef struct spdl__shared_head {
-    /* written by open */
-    uint64_t hash; /* see loader_hash */
-    spdl__layout layout;
-    uint64_t opened_ns;
-    char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
-    /* written by the supervisor */
-    uint32_t restarts, quarantined;
-    uint32_t left; /* 1 + a trainer that has gone */
-    spdl_loader_item quarantine[SPDL_LOADER_QUARANTINE];
-} spdl__shared_head;
-
-/* A batch in the trainer's hands. The ticket in it goes to 0 by any thread. */
-typedef struct spdl__held {
-    spdl_loader_batch shown;
-    spdl_loader_array array[SPDL_LOADER_ARRAYS];
-} spdl__held;
-
-/* What this process has of each child. */
-typedef struct spdl__lane {
-    /* written by open and attach: where its part of the memory is */
-    spdl__shared_child *shared;
-    spdl__shared_entry *entries;
-    uint64_t mask;
-    spdl__shared_note *notes;
-    uint64_t *words;
-    spdl__shared_arrays *arrays;
-    char *slots;
-    spdl__child *child;  /* with SPDL_LOADER_IN_PROCESS */
-    spdl__os_file trace; /* in the supervisor and the children, or SPDL__NO_FILE */
-    /* written by the trainer */
-    uint64_t at;    /* the next entry */
-    uint32_t ends;  /* of lives, that were logged */
-    uint32_t holds; /* batches of it in our hands; by any thread */
-    bool over;      /* its epoch has ended */
-} spdl__lane;
-
 struct spdl_loader {
-    /* written by open and attach */
-    spdl_loader_desc desc; /* what it points to, and the rows: in open, and in other processes */
-    const spdl_stage *rows;
+    /* written by open */
+    spdl_loader_desc desc;
+    const spdl_stage *rows; /* in open, and in the other processes */
     size_t count;
     char name[SPDL_NAME_BYTES];
-    int trainer;
     uint64_t process;
-    uint32_t *mark;     /* see os_mark_make */
-    int64_t supervisor; /* in the process that has opened it, and not with SPDL_LOADER_IN_PROCESS */
-    spdl__os_file memory, line; /* to the supervisor */
+    uint32_t *mark;     /* 1, but 0 in the child of a fork; or NULL */
+    int64_t supervisor; /* 0: there is none any more */
     spdl__layout layout;
-    spdl__shared_head *head; /* the memory */
+    spdl__ledger *ledger;
+    spdl__shared *shared; /* the memory, with its parts: */
+    spdl__shared_entry *entries;
+    spdl__shared_note *notes;
+    uint64_t *words;
+    char *slots;
     char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
-    spdl__lane lane[SPDL_LOADER_CHILDREN];
-    spdl__held *held; /* [child * slots + slot]; written by the trainer, as what follows */
-    int turn, running; /* whose batch comes next; children whose epoch goes on */
+    spdl_loader_batch *held; /* of each slot; the ticket goes to 0 by any thread */
+    uint32_t holds;          /* batches in the trainer's hands; by any thread */
+    /* written by the trainer */
+    uint64_t at;        /* the next entry */
     uint64_t number, epoch;
-    bool last;      /* no epoch follows */
-    int awaited;    /* see loader_waits */
-    uint32_t command; /* the last one; `commanded` until all have obeyed */
-    bool commanded;
+    bool last;          /* no epoch follows */
+    bool slept;         /* the last wait did */
+    bool commanded;     /* until the child has obeyed `command` */
+    uint32_t command, ends; /* ends: of lives, that were logged */
+    uint64_t since;     /* when the wait has begun, or 0 */
+    uint64_t asked_ns;  /* when the supervisor was asked to end a child that hangs, or 0 */
     uint64_t taken, wait_ns;
+    char text[SPDL_STATE_BYTES]; /* of the last entry */
     spdl_error error;
 };
 
-/* A slot, as its child sees it. */
+/* A slot, as the child sees it. */
 typedef struct spdl__child_slot {
-    void *item; /* lent to the trainers, by the main thread; the slot itself: by an earlier life */
+    void *item;    /* lent to the trainer, by the main thread; the slot itself: by an earlier life */
     uint32_t used; /* by any thread */
 } spdl__child_slot;
 
-/* What each worker of a child writes, its own. */
-typedef struct spdl__child_worker {
-    uint64_t thread; /* that has `stack` for its faults */
-    char stack[SPDL__OS_STACK_BYTES];
-} spdl__child_worker;
-
-/* One child, or with SPDL_LOADER_IN_PROCESS a part of the trainer. */
-struct spdl__child {
+typedef struct spdl__child {
     /* written when it begins */
     spdl_loader *loader;
-    const spdl__lane *lane;
-    int number;
-    bool alone; /* in a process of its own */
-    bool continuous;
     spdl_pipeline *pipeline; /* NULL: it could not be made */
     spdl_error failure;
-    const spdl_function *fn[SPDL_MAX_STAGES];
-    spdl__deal deal;
-    spdl__child_worker *worker; /* if it is alone */
+    spdl_profiler profiler;  /* the user's */
+    spdl_allocator blocks;
+    spdl__os_signals signals; /* that are blocked in the trainer */
+    bool continuous;
     spdl__child_slot *slot;
+    uint64_t name_at[SPDL_MAX_STAGES]; /* where the pipeline has the name of each row; any thread */
     /* written by the main thread */
     int lendings;
-    uint64_t published;
+    uint64_t published, number, epoch;
     uint32_t command;
-    bool over;      /* the pipeline has ended */
+    bool over; /* the pipeline has ended */
     uint64_t stats_ns;
-};
+} spdl__child;
+
+SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length); /* (>>state-impl) */
 
 /* --- places --- */
 
-/* What two builds have to agree on. */
-SPDL__COLD uint64_t spdl__loader_hash(void) {
-    const uint64_t sizes[] = {
-        sizeof(spdl__shared_head), sizeof(spdl__shared_child), sizeof(spdl__shared_entry),
-        sizeof(spdl__shared_note), sizeof(spdl__shared_arrays), sizeof(spdl__batch),
-        sizeof(spdl__layout), sizeof(spdl_stats), sizeof(spdl_error), sizeof(spdl__position),
-        offsetof(spdl__shared_child, emptied), offsetof(spdl__shared_child, quits),
-        offsetof(spdl__shared_head, restarts), offsetof(spdl_stats, stage),
-        offsetof(spdl_stats, edge), SPDL_CACHE_LINE
-    };
-    uint64_t hash = 0xcbf29ce484222325u;
-    size_t i;
-    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); ++i)
-        hash = (hash ^ sizes[i]) * 0x100000001b3u;
-    return hash;
-}
-
-/* Fills in the places. False: it is more than there can be. */
 SPDL__COLD bool spdl__layout_plan(spdl__layout *y) {
-    const uint64_t page = 4096, slots = (uint64_t)y->slots, children = (uint64_t)y->children;
-    uint64_t at = spdl__line_up(sizeof(spdl__shared_child));
+    const uint64_t page = SPDL__OS_PAGE, slots = (uint64_t)y->slots;
     y->ring = spdl__pow2((uint64_t)y->quota + SPDL__LOADER_SPARE);
-    y->entries = at;
-    at += y->ring * sizeof(spdl__shared_entry);
-    y->notes = at;
-    at += spdl__line_up((size_t)y->workers * sizeof(spdl__shared_note));
-    y->words = at;
-    at += spdl__line_up((size_t)y->slots * sizeof(uint64_t));
-    y->arrays = at;
-    y->child_bytes = spdl__line_up((size_t)(at + slots * sizeof(spdl__shared_arrays)));
-    y->first = spdl__line_up(sizeof(spdl__shared_head));
-    y->data = (y->first + children * y->child_bytes + page - 1) / page * page;
+    y->entries = spdl__line_up(sizeof(spdl__shared));
+    y->notes = spdl__line_up((size_t)(y->entries + y->ring * sizeof(spdl__shared_entry)));
+    y->words = y->notes + SPDL__LOADER_NOTES * sizeof(spdl__shared_note);
+    y->data = (y->words + slots * sizeof(uint64_t) + page - 1) / page * page;
     y->stride = spdl__line_up((size_t)(y->head + y->room));
-    if (y->stride > ((uint64_t)1 << 46) / (slots * children)) return false;
-    y->bytes = (y->data + children * slots * y->stride + page - 1) / page * page;
+    if (y->stride > ((uint64_t)1 << 46) / slots) return false;
+    y->bytes = (y->data + slots * y->stride + page - 1) / page * page;
     return true;
 }
 
-SPDL__PRIVATE spdl__shared_entry *spdl__lane_entry(const spdl__lane *lane, uint64_t n) {
-    return &lane->entries[n & lane->mask];
-}
-
-SPDL__PRIVATE spdl__held *spdl__loader_held(const spdl_loader *l, int child, int slot) {
-    return &l->held[child * l->layout.slots + slot];
+SPDL__PRIVATE spdl__shared_entry *spdl__loader_entry(const spdl_loader *l, uint64_t n) {
+    return &l->entries[n & (l->layout.ring - 1)];
 }
 
 SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
@@ -19329,50 +18949,45 @@ SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
     if (spdl__load_relaxed32(&event->waiters) != 0) spdl__os_shared_wake(&event->word);
 }
 
-/* --- the slots of a child --- */
+/* A text that somebody may change while it is copied: it has an end. */
+SPDL__PRIVATE void spdl__text_take(char to[SPDL_STATE_BYTES], const char *from) {
+    const void *end = memchr(from, '\0', SPDL_STATE_BYTES - 1);
+    const size_t length = end != NULL ? (size_t)((const char *)end - from) : SPDL_STATE_BYTES - 1;
+    memcpy(to, from, length);
+    to[length] = '\0';
+}
 
-/* A block of the row that makes the batches is a slot; by its alignment it is told from what else
-   the same allocator gives. To take one pairs with the stores of 0: who had it is done with it. */
+/* Which batch of which epoch comes after a position; 0 of 0 if it is none. */
+SPDL__PRIVATE void spdl__text_numbers(const char *text, uint64_t *number, uint64_t *epoch) {
+    const char *delivered = spdl__text_field(text, "delivered");
+    const char *at = spdl__text_field(text, "epoch");
+    *number = *epoch = 0;
+    if (delivered == NULL || spdl__text_number(delivered, 10, " ", number) == NULL) *number = 0;
+    if (at == NULL || spdl__text_number(at, 10, " ", epoch) == NULL) *epoch = 0;
+}
+
+/* --- the slots of the child --- */
+
+/* A block of the row that makes the batches is a slot; what else the row needs is told by its size.
+   To take one pairs with the stores of 0: who had it is done with it. */
 SPDL__PRIVATE void *spdl__child_alloc(size_t bytes, size_t align, void *user) {
     const spdl__child *child = (const spdl__child *)user;
     const spdl__layout *y = &child->loader->layout;
     int slot;
-    if (bytes != y->head + y->room || align != SPDL_CACHE_LINE)
+    if (bytes != y->head + y->room)
         return spdl__alloc(&child->loader->desc.pipeline.allocator, bytes, align);
     for (slot = 0; slot < y->slots; ++slot)
         if (spdl__exchange32(&child->slot[slot].used, 1) == 0)
-            return child->lane->slots + (uint64_t)slot * y->stride;
+            return child->loader->slots + (uint64_t)slot * y->stride;
     return NULL;
-}
-
-/* The slot that this is in, or -1. */
-SPDL__PRIVATE int spdl__child_slot_of(const spdl__child *child, const void *memory) {
-    const spdl__layout *y = &child->loader->layout;
-    const uint64_t slot = ((uintptr_t)memory - (uintptr_t)child->lane->slots) / y->stride;
-    return slot < (uint64_t)y->slots ? (int)slot : -1;
 }
 
 SPDL__PRIVATE void spdl__child_free(void *memory, size_t bytes, void *user) {
     const spdl__child *child = (const spdl__child *)user;
-    const int slot = spdl__child_slot_of(child, memory);
-    if (slot < 0)
-        spdl__free(&child->loader->desc.pipeline.allocator, memory, bytes);
-    else
-        spdl__store32(&child->slot[slot].used, 0);
-}
-
-/* The allocator for the blocks of a row, if it is the one that makes the batches; *ahead: how many
-   of them can be made now. Without it NULL. */
-SPDL__PRIVATE bool spdl__child_makes(spdl__child *child, int row, spdl_allocator *blocks,
-                                     uint64_t *ahead) {
-    int slot;
-    if (child == NULL || row != child->loader->layout.row) return false;
-    blocks->alloc_fn = spdl__child_alloc;
-    blocks->free_fn = spdl__child_free;
-    blocks->user = child;
-    for (slot = 0, *ahead = 0; slot < child->loader->layout.slots; ++slot)
-        *ahead += child->slot[slot].used == 0;
-    return true;
+    const spdl__layout *y = &child->loader->layout;
+    const uint64_t slot = ((uintptr_t)memory - (uintptr_t)child->loader->slots) / y->stride;
+    if (slot < (uint64_t)y->slots) spdl__store32(&child->slot[slot].used, 0);
+    else spdl__free(&child->loader->desc.pipeline.allocator, memory, bytes);
 }
 
 SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
@@ -19387,91 +19002,19 @@ SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
     --child->lendings;
 }
 
-/* Slots that the trainers are done with are the pipeline's again. */
+/* Slots that the trainer is done with are the pipeline's again. */
 SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child) {
     int slot;
     for (slot = 0; child->lendings > 0 && slot < child->loader->layout.slots; ++slot)
-        if (child->slot[slot].item != NULL && spdl__load(&child->lane->words[slot]) == 0)
+        if (child->slot[slot].item != NULL && spdl__load(&child->loader->words[slot]) == 0)
             spdl__child_give_back(child, slot);
 }
 
-/* --- arrays --- */
-
-/* The kind and size of "f4"; false: it is none. */
-SPDL__PRIVATE bool spdl__dtype_parse(const char *dtype, spdl_loader_array *array) {
-    char *end;
-    array->kind = dtype[0];
-    if (dtype[0] == '\0' || strchr("biufcSUVMm", dtype[0]) == NULL) return false;
-    if (dtype[1] < '1' || dtype[1] > '9') return false;
-    array->itemsize = (size_t)strtoull(dtype + 1, &end, 10);
-    return *end == '\0' && array->itemsize <= 1 << 20;
-}
-
-/* Its bytes; SPDL__NEVER: more than there can be. */
-SPDL__PRIVATE uint64_t spdl__array_bytes(const spdl_loader_array *array) {
-    uint64_t bytes = array->itemsize;
-    int i;
-    for (i = 0; i < array->ndim; ++i) {
-        if (array->shape[i] != 0 && bytes > ((uint64_t)1 << 46) / array->shape[i])
-            return SPDL__NEVER;
-        bytes *= array->shape[i];
-    }
-    return bytes;
-}
-
-/* What a call wants may not be: it fails. */
-SPDL__PRIVATE void *spdl__array_fail(spdl_task *task, const char *name, const char *why) {
-    (void)spdl__task_call_error(task, spdl__task_fail(task, "array '%.32s': %s", name, why));
-    return NULL;
-}
-
-SPDL_API void *spdl_slot_array(spdl_task *task, const char *name, const char *dtype, int ndim,
-                               const uint64_t *shape) {
-    const spdl__child *child = task->pipeline->child;
-    const uint64_t room = task->node->row.item_bytes;
-    char *buffer, text[128];
-    spdl__shared_arrays *all;
-    spdl_loader_array *array;
-    uint64_t bytes, at, *used; /* 1 + what is used of the buffer; 0: it is a new one */
-    if (!spdl__task_allows(task, "spdl_slot_array")) return NULL;
-    if (child == NULL || task->node->index != child->loader->layout.row) {
-        (void)spdl__task_row_error(task, "spdl_slot_array in a stage that does not make the "
-                                         "batches of a loader");
-        return NULL;
-    }
-    if (name == NULL || dtype == NULL || (ndim > 0 && shape == NULL))
-        return spdl__array_fail(task, name != NULL ? name : "?",
-                                "its name, dtype or shape is NULL");
-    buffer = (char *)spdl_buffer(task);
-    if (buffer == NULL) return NULL;
-    all = &child->lane->arrays[spdl__child_slot_of(child, buffer)];
-    used = &task->holder->range;
-    if (*used == 0) all->count = 0;
-    if (all->count == SPDL_LOADER_ARRAYS)
-        return spdl__array_fail(task, name, "there are SPDL_LOADER_ARRAYS already");
-    array = &all->array[all->count];
-    if (ndim < 0 || ndim > SPDL_LOADER_DIMS || !spdl__dtype_parse(dtype, array))
-        return spdl__array_fail(task, name, "its dtype is not as \"f4\", or ndim not 0 to 8");
-    spdl__name_copy(array->name, name);
-    array->ndim = ndim;
-    if (ndim > 0) memcpy(array->shape, shape, (size_t)ndim * sizeof(*shape));
-    at = all->at[all->count] = *used > 0 ? (*used - 1 + 63) / 64 * 64 : 0;
-    bytes = spdl__array_bytes(array);
-    if (bytes > room || at > room - bytes) {
-        (void)snprintf(text, sizeof(text), "it ends at byte %llu of a slot of %llu (.item_bytes)",
-                       (spdl__llu)(bytes == SPDL__NEVER ? bytes : at + bytes), (spdl__llu)room);
-        return spdl__array_fail(task, name, text);
-    }
-    ++all->count;
-    *used = 1 + at + bytes;
-    return buffer + at;
-}
-
-/* --- a child publishes --- */
+/* --- the child publishes --- */
 
 /* Its statistics, for whoever looks: by `version` they see whether they have read half of them. */
 SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
-    spdl__shared_child *s = child->lane->shared;
+    spdl__shared *s = child->loader->shared;
     const uint64_t version = spdl__load_relaxed(&s->version);
     spdl_stats stats;
     if (child->pipeline == NULL || now < child->stats_ns) return;
@@ -19484,12 +19027,20 @@ SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
 }
 
 SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, bool last) {
-    spdl__shared_child *s = child->lane->shared;
-    spdl__shared_entry *entry = spdl__lane_entry(child->lane, child->published);
+    spdl__shared *s = child->loader->shared;
+    spdl__shared_entry *entry = spdl__loader_entry(child->loader, child->published);
     entry->result = (int32_t)result;
     entry->last = last;
-    if (child->loader->desc.max_restarts > 0 && child->pipeline != NULL)
-        (void)spdl_state_save(child->pipeline, entry->after, sizeof(entry->after));
+    entry->number = child->number;
+    entry->epoch = child->epoch;
+    entry->text[0] = '\0';
+    if (child->pipeline != NULL)
+        (void)spdl_state_save(child->pipeline, entry->text, sizeof(entry->text));
+    if (result == SPDL_OK) ++child->number;
+    if (result == SPDL_END) {
+        child->number = 0;
+        ++child->epoch;
+    }
     child->over = last;
     SPDL_TEST_POINT("loader publishes");
     spdl__store(&entry->stamp, child->published + 1); /* pairs with loader_look */
@@ -19498,115 +19049,150 @@ SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, b
     spdl__shared_notify(&s->filled);
 }
 
-/* Nothing more comes of this child's pipeline: `error` says why. */
+/* Nothing more comes of the child's pipeline: `error` says why. */
 SPDL__COLD void spdl__child_fail(spdl__child *child, const spdl_error *error) {
-    child->lane->shared->error = *error;
+    child->loader->shared->error = *error;
     spdl__child_publish(child, error->result, true);
 }
 
-/* A batch of the pipeline. */
+/* A batch of the pipeline: where its block begins, a slot. */
 SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
-    const spdl__layout *y = &child->loader->layout;
-    const spdl__lane *lane = child->lane;
-    spdl__shared_entry *entry = spdl__lane_entry(lane, child->published);
-    spdl_pipeline *p = child->pipeline;
-    const int slot = spdl__child_slot_of(child, item);
-    char *at = lane->slots + (uint64_t)(slot < 0 ? 0 : slot) * y->stride;
-    const spdl__batch *batch = (spdl__batch *)(void *)at;
-    if (slot < 0 || (char *)item != at + (y->item > 0 ? 0 : y->head)) {
-        spdl__item_free(p, item, p->last_item.origin);
-        (void)spdl__error_set(&lane->shared->error, SPDL_E_INVALID,
+    const spdl_loader *l = child->loader;
+    const spdl__layout *y = &l->layout;
+    const uint64_t at = (uintptr_t)item - (uintptr_t)l->slots, slot = at / y->stride;
+    spdl__shared_entry *entry = spdl__loader_entry(l, child->published);
+    spdl_error error;
+    if (slot >= (uint64_t)y->slots || at % y->stride != (y->item > 0 ? 0 : y->head)) {
+        spdl__error_clear(&error);
+        (void)spdl__error_set(&error, SPDL_E_INVALID,
                               "spdl: loader '%s': an item does not lie in a slot: rows after stage "
                               "%d '%s', the last one with .item_bytes, may only hand on what it "
-                              "makes", child->loader->name, y->row, p->node[y->row].name);
-        spdl__child_publish(child, SPDL_E_INVALID, true);
+                              "makes", l->name, y->row, l->stage_name[y->row]);
+        spdl__child_fail(child, &error);
         return;
     }
     child->slot[slot].item = item;
     ++child->lendings;
-    spdl__store_relaxed(&lane->words[slot], child->published + 1);
-    entry->slot = (uint64_t)slot;
-    entry->count = y->item > 0 ? batch->shown.count : 1;
+    spdl__store_relaxed(&l->words[slot], child->published + 1);
+    entry->slot = slot;
+    entry->count = y->item > 0 ? ((const spdl_batch *)item)->count : 1;
     entry->bytes = y->item > 0 ? y->item * entry->count : y->room;
-    if (y->item == 0 && batch->range > 0)
-        entry->bytes = batch->range - 1; /* of its arrays */
-    else
-        lane->arrays[slot].count = 0;
     spdl__child_publish(child, SPDL_OK, false);
 }
 
-/* Whether one more batch may be published: the slots for trainers are not all out, and no trainer
-   is too far behind. */
+/* Whether one more entry may be published: the slots for the trainer are not all out, and it is not
+   too far behind. */
 SPDL__PRIVATE bool spdl__child_room(const spdl__child *child) {
-    const spdl__layout *y = &child->loader->layout;
-    int i;
-    if (child->lendings >= y->quota) return false;
-    for (i = 0; i < y->trainers; ++i)
-        if (child->published - spdl__load(&child->lane->shared->passed[i]) + 1 >= y->ring)
-            return false;
-    return true;
+    const spdl_loader *l = child->loader;
+    return child->lendings < l->layout.quota &&
+           child->published - spdl__load(&l->shared->passed) + 1 < l->layout.ring;
 }
 
-/* Takes back what nobody has passed, and starts the pipeline where the command says. */
-SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
-    spdl__shared_child *s = child->lane->shared;
-    const uint64_t from = spdl__load_relaxed(&s->start_at), ring = child->loader->layout.ring;
-    spdl__position at = s->start;
-    spdl_result result = child->failure.result;
-    child->command = command;
-    while (child->published > from && child->published - from <= ring) {
-        spdl__shared_entry *entry = spdl__lane_entry(child->lane, --child->published);
+/* Starts the pipeline where the texts say, or at an item; a new one is at item 0. */
+SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint64_t texts,
+                                      uint64_t sequence, bool is_new, spdl_error *error) {
+    const char *at[SPDL__LOADER_TEXTS / 64];
+    const char *const end = text + SPDL__LOADER_TEXTS;
+    spdl_result result = SPDL_OK;
+    uint64_t i;
+    if (child->pipeline == NULL) {
+        *error = child->failure;
+        return error->result;
+    }
+    spdl__error_clear(error);
+    if (texts == 0 && (sequence > 0 || !is_new)) {
+        result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
+        if (result != SPDL_OK) *error = *spdl_pipeline_error(child->pipeline);
+        if (result != SPDL_OK && error->result != result)
+            (void)spdl__error_set(error, result, "spdl: loader '%s': its pipeline cannot be "
+                                  "rewound: %s", child->loader->name, spdl_result_text(result));
+    } else if (texts > 0) {
+        for (i = 0; i < texts && i < SPDL__LOADER_TEXTS / 64 && text < end; ++i) {
+            at[i] = text;
+            text += strlen(text) + 1;
+        }
+        result = spdl_state_load(child->pipeline, at, (int)i, SPDL_FOREVER, error);
+    }
+    return result;
+}
+
+/* What was published since the run that a command begins is taken back. */
+SPDL__COLD void spdl__child_take_back(spdl__child *child, uint64_t from) {
+    const spdl_loader *l = child->loader;
+    while (child->published > from && child->published - from <= l->layout.ring) {
+        spdl__shared_entry *entry = spdl__loader_entry(l, --child->published);
         const uint64_t slot = entry->slot;
-        if (entry->result == SPDL_OK && slot < (uint64_t)child->loader->layout.slots &&
-            spdl__load_relaxed(&child->lane->words[slot]) == child->published + 1)
-            spdl__store_relaxed(&child->lane->words[slot], 0);
+        if (entry->result == SPDL_OK && slot < (uint64_t)l->layout.slots &&
+            spdl__load_relaxed(&l->words[slot]) == child->published + 1)
+            spdl__store_relaxed(&l->words[slot], 0);
         spdl__store(&entry->stamp, 0);
     }
-    spdl__store(&s->published, child->published);
+    spdl__store(&l->shared->published, child->published);
     spdl__child_reclaim(child);
+}
+
+/* Where it is now. */
+SPDL__COLD void spdl__child_count(spdl__child *child, char text[SPDL_STATE_BYTES]) {
+    text[0] = '\0';
     if (child->pipeline != NULL)
-        result = spdl__position_go(child->pipeline, &at, SPDL__NEVER);
-    child->over = result != SPDL_OK;
-    if (child->over && child->pipeline != NULL) s->error = *spdl_pipeline_error(child->pipeline);
+        (void)spdl_state_save(child->pipeline, text, SPDL_STATE_BYTES);
+    spdl__text_numbers(text, &child->number, &child->epoch);
+}
+
+/* Does what the trainer commands. If that is refused all is as before. */
+SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command, bool is_new) {
+    spdl__shared *s = child->loader->shared;
+    spdl_error error;
+    const spdl_result result =
+        spdl__child_go(child, s->text, s->texts, s->sequence, is_new, &error);
+    child->command = command;
+    if (result == SPDL_OK) {
+        spdl__child_take_back(child, spdl__load_relaxed(&s->start_at));
+        child->over = false;
+        spdl__child_count(child, s->begun);
+    } else {
+        s->error = error;
+    }
     s->ack_result = (int32_t)result;
     spdl__store32(&s->ack, command); /* pairs with loader_obeyed: the entries are as they will be */
     spdl__shared_notify(&s->filled);
 }
 
-/* Sleeps until a trainer has done something, or the deadline. */
-SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
-    spdl__shared_child *s = child->lane->shared;
-    const uint32_t word = spdl__load32(&s->emptied.word);
-    spdl__add32(&s->emptied.waiters, 1);
-    spdl__full_barrier();
+/* Whether there is nothing to do. */
+SPDL__PRIVATE bool spdl__child_waits(spdl__child *child) {
+    const spdl__shared *s = child->loader->shared;
     spdl__child_reclaim(child);
-    if ((child->over || !spdl__child_room(child)) && !spdl__load32(&s->quits) &&
-        spdl__load32(&s->command) == child->command)
-        spdl__os_shared_sleep(&s->emptied.word, word, deadline);
-    spdl__sub32(&s->emptied.waiters, 1);
+    return (child->over || !spdl__child_room(child)) && !spdl__load32(&s->quits) &&
+           spdl__load32(&s->command) == child->command;
 }
 
-/* What a child does, over and over: obeys, takes slots back, takes a batch and publishes it. It
-   comes back when it has published something, or at the deadline. */
-SPDL__PRIVATE void spdl__child_turn(spdl__child *child, uint64_t deadline) {
-    spdl__shared_child *s = child->lane->shared;
-    const uint32_t command = spdl__load32(&s->command); /* pairs with loader_rewind */
-    const uint64_t now = spdl_time_ns();
+/* Looks, then sleeps until the trainer has done something, or the deadline. */
+SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
+    spdl__shared_event *emptied = &child->loader->shared->emptied;
+    int round = 0;
+    uint32_t word;
+    while (spdl__child_waits(child) && spdl__backoff(&round, SPDL__IDLE_YIELDS)) {}
+    word = spdl__load32(&emptied->word);
+    spdl__add32(&emptied->waiters, 1);
+    spdl__full_barrier(); /* pairs with shared_notify */
+    if (spdl__child_waits(child)) spdl__os_shared_sleep(&emptied->word, word, deadline);
+    spdl__sub32(&emptied->waiters, 1);
+}
+
+/* What the child does, over and over: obeys, takes slots back, takes a batch and publishes it. */
+SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
+    const uint32_t command = spdl__load32(&child->loader->shared->command);
+    const uint64_t now = spdl_time_ns(); /* the load pairs with loader_command */
     spdl_result result;
     void *item;
-    if (command != child->command) {
-        spdl__child_obey(child, command);
-        if (!child->alone) return; /* the trainer may want no more than that */
-    }
+    if (command != child->command) spdl__child_obey(child, command, false);
     spdl__child_reclaim(child);
     spdl__child_stats(child, now);
     if (child->over || !spdl__child_room(child)) {
-        if (child->alone) spdl__child_sleep(child, deadline);
+        spdl__child_sleep(child, now + SPDL__LOADER_TURN_NS);
         return;
     }
-    result = spdl_pipeline_next(child->pipeline, &item,
-                                deadline == SPDL__NEVER ? SPDL_FOREVER
-                                                        : (int64_t)spdl__grown(now, deadline));
+    result = spdl_pipeline_next(child->pipeline, &item, SPDL__LOADER_TURN_NS);
     if (result == SPDL_TIMEOUT) return;
     if (result != SPDL_OK) child->stats_ns = 0;
     if (result == SPDL_OK)
@@ -19618,702 +19204,332 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child, uint64_t deadline) {
     if (child->over) spdl__child_stats(child, spdl_time_ns());
 }
 
-/* --- a child's calls, so that its end can name them --- */
+/* --- the child's calls, so that its end can name them --- */
 
-/* Of a call that has twice been in the last one of its process. */
-SPDL__COLD bool spdl__child_left_out(const spdl__child *child, const spdl_task *task) {
-    const spdl__shared_head *head = child->loader->head;
-    const uint32_t count = spdl__load32(&head->quarantined);
-    uint32_t i;
-    for (i = 0; i < count && i < SPDL_LOADER_QUARANTINE; ++i) {
-        const spdl_loader_item *item = &head->quarantine[i];
-        if (item->stage == task->node->index && item->item == task->sequence &&
-            item->epoch == spdl_epoch(task) && !task->flushing)
-            return true;
+/* The note of this thread, which it finds by its number; NULL: there are too many threads. */
+SPDL__PRIVATE spdl__shared_note *spdl__child_note(spdl__child *child) {
+    const uint64_t thread = spdl__os_thread_id();
+    const uint64_t first = spdl__mix(thread);
+    uint64_t i;
+    for (i = 0; i < SPDL__LOADER_NOTES; ++i) {
+        const uint64_t at = (first + i) % SPDL__LOADER_NOTES;
+        spdl__shared_note *note = &child->loader->notes[at];
+        uint64_t has = spdl__load_relaxed(&note->thread);
+        if (has == thread) return note;
+        if (has != 0 || !spdl__cas(&note->thread, &has, thread)) continue;
+        /* it is new: programs that it starts can be ended, and its faults are noted */
+        spdl__os_signals_set(&child->signals, NULL);
+        spdl__os_faults_note(&child->loader->shared->fault, (uint32_t)at + 1);
+        return note;
     }
-    return false;
-}
-
-/* What rows of a child in its own process call instead of their function. */
-SPDL__PRIVATE spdl_result spdl__child_call(spdl_task *task, void *in, void **out) {
-    spdl__child *child = task->pipeline->child;
-    spdl__shared_note *note = &child->lane->notes[task->worker];
-    spdl__child_worker *worker = &child->worker[task->worker];
-    const int row = task->node->index;
-    spdl_result result;
-    if (SPDL__UNLIKELY(spdl__load_relaxed32(&child->loader->head->quarantined) != 0) &&
-        spdl__child_left_out(child, task))
-        return SPDL_SKIP;
-    if (SPDL__UNLIKELY(worker->thread != spdl__os_thread_id())) {
-        worker->thread = spdl__os_thread_id();
-        spdl__os_faults_note(worker->stack, &child->lane->shared->fault,
-                             (uint32_t)task->worker + 1);
-    }
-    spdl__store_relaxed(&note->item, task->sequence);
-    spdl__store_relaxed(&note->epoch, spdl_epoch(task));
-    spdl__store_relaxed(&note->since, task->since);
-    spdl__store32(&note->stage, (uint32_t)row + 1); /* pairs with supervisor_suspects */
-    result = child->fn[row]->call(task, in, out);
-    spdl__store32(&note->stage, 0);
-    return result;
-}
-
-static const spdl_function spdl__child_function = { spdl__child_call, "loader", "void", "void" };
-
-/* The pipeline is built, and no call has begun. */
-SPDL__PRIVATE void spdl__child_watch(spdl__child *child, spdl_pipeline *p) {
-    int i;
-    if (child == NULL || !child->alone) return;
-    spdl__store32(&child->lane->shared->unsaved, p->unsaved != NULL);
-    for (i = 0; i < p->count; ++i) {
-        child->fn[i] = p->node[i].row.fn;
-        if (spdl__row_calls(&p->node[i].row)) p->node[i].row.fn = &spdl__child_function;
-    }
-}
-
-/* --- a child begins and ends --- */
-
-/* For stderr, where no log_fn was given. */
-SPDL__COLD void spdl__child_log(spdl_log_level level, const char *text, void *user) {
-    const spdl__child *child = (const spdl__child *)user;
-    if (level <= SPDL_LOG_WARN)
-        (void)fprintf(stderr, "%s[%d]: %s\n", child->loader->name, child->number, text);
-}
-
-/* A child in a process of its own has a file for its trace, which is made one with the others'. */
-SPDL__COLD bool spdl__child_trace(const spdl__child *child, spdl__os_file *file, uint64_t *origin) {
-    if (child == NULL || !child->alone || child->lane->trace == SPDL__NO_FILE) return false;
-    *file = child->lane->trace;
-    *origin = child->loader->head->opened_ns;
-    return true;
-}
-
-/* Whether a trainer waits for what its pipeline makes: one of no loader is the trainer itself. */
-SPDL__PRIVATE bool spdl__child_awaited(const spdl__child *child) {
-    return child == NULL || !child->alone ||
-           spdl__load_relaxed32(&child->lane->shared->filled.waiters) != 0;
-}
-
-/* Whether its pipeline may have a doctor. */
-SPDL__COLD bool spdl__child_doctored(const spdl__child *child) {
-    return child == NULL || (!child->alone && child->number == 0);
-}
-
-SPDL__COLD void spdl__child_delete(spdl__child *child) {
-    const spdl_allocator *heap = &child->loader->desc.pipeline.allocator;
-    const spdl__layout *y = &child->loader->layout;
-    int slot;
-    for (slot = 0; child->lendings > 0 && slot < y->slots; ++slot)
-        if (child->slot[slot].item != NULL) spdl__child_give_back(child, slot);
-    spdl_pipeline_destroy(child->pipeline);
-    spdl__free(heap, child->slot, (size_t)y->slots * sizeof(*child->slot));
-    spdl__free(heap, child->worker, (size_t)y->workers * sizeof(*child->worker));
-    spdl__free(heap, child, sizeof(*child));
-}
-
-/* A child without its pipeline; NULL: no memory. */
-SPDL__COLD spdl__child *spdl__child_new(spdl_loader *l, int number) {
-    const spdl_allocator *heap = &l->desc.pipeline.allocator;
-    spdl__child *child =
-        (spdl__child *)spdl__alloc_zeroed(heap, 1, sizeof(*child), SPDL_CACHE_LINE);
-    if (child == NULL) return NULL;
-    child->loader = l;
-    child->lane = &l->lane[number];
-    child->number = number;
-    child->alone = l->desc.start != SPDL_LOADER_IN_PROCESS;
-    child->slot = (spdl__child_slot *)spdl__alloc_zeroed(heap, (size_t)l->layout.slots,
-                                                         sizeof(*child->slot), sizeof(void *));
-    if (child->alone) {
-        child->worker = (spdl__child_worker *)spdl__alloc_zeroed(
-            heap, (size_t)l->layout.workers, sizeof(*child->worker), SPDL_CACHE_LINE);
-        spdl__os_faults_watch();
-    }
-    if (child->slot != NULL && (child->worker != NULL || !child->alone)) return child;
-    spdl__child_delete(child);
     return NULL;
 }
 
-/* What a life before this one has left: what was published, and the slots that are not ours. The
-   entry of what was published last, or NULL. */
-SPDL__COLD const spdl__shared_entry *spdl__child_inherit(spdl__child *child) {
+/* The row that has a name: by where it lies, once that is known. */
+SPDL__PRIVATE int spdl__child_row(spdl__child *child, const char *name) {
+    const int stages = child->loader->layout.stages;
+    int i;
+    for (i = 0; i < stages; ++i)
+        if (spdl__load_relaxed(&child->name_at[i]) == (uint64_t)(uintptr_t)name) return i;
+    for (i = 0; i < stages && strcmp(child->loader->stage_name[i], name) != 0; ++i) {}
+    if (i < stages) spdl__store_relaxed(&child->name_at[i], (uint64_t)(uintptr_t)name);
+    return i;
+}
+
+/* What the pipeline tells its profiler. */
+SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_t number,
+                                     void *user) {
+    spdl__child *child = (spdl__child *)user;
+    spdl__shared_note *note = NULL;
+    if (event == SPDL_EVENT_TASK_BEGIN || event == SPDL_EVENT_TASK_END)
+        note = spdl__child_note(child);
+    if (note != NULL && event == SPDL_EVENT_TASK_BEGIN) {
+        spdl__store_relaxed(&note->item, number);
+        spdl__store32(&note->stage, 1 + (uint32_t)spdl__child_row(child, name));
+    } else if (note != NULL) {
+        spdl__store32(&note->stage, 0); /* pairs with supervisor_suspects, as the other one */
+    }
+    if (child->profiler.event_fn != NULL)
+        child->profiler.event_fn(event, name, number, child->profiler.user);
+}
+
+/* --- the child begins and ends --- */
+
+/* For stderr, where no log_fn was given. */
+SPDL__COLD void spdl__child_log(spdl_log_level level, const char *text, void *user) {
+    if (level <= SPDL_LOG_WARN)
+        (void)fprintf(stderr, "%s: %s\n", ((const spdl__child *)user)->loader->name, text);
+}
+
+/* What a life before this one has left: what was published, and the slots that are not ours. */
+SPDL__COLD void spdl__child_inherit(spdl__child *child) {
     const spdl_loader *l = child->loader;
-    spdl__shared_child *s = child->lane->shared;
-    int slot, worker;
+    spdl__shared *s = l->shared;
+    int slot;
     child->published = spdl__load(&s->published);
-    if (spdl__lane_entry(child->lane, child->published)->stamp == child->published + 1)
+    if (spdl__loader_entry(l, child->published)->stamp == child->published + 1)
         spdl__store(&s->published, ++child->published); /* it was killed before it said so */
     for (slot = 0; slot < l->layout.slots; ++slot) {
-        const uint64_t word = spdl__load(&child->lane->words[slot]);
-        if (word > child->published) spdl__store_relaxed(&child->lane->words[slot], 0);
+        const uint64_t word = spdl__load(&l->words[slot]);
+        if (word > child->published) spdl__store_relaxed(&l->words[slot], 0);
         if (word == 0 || word > child->published) continue;
         child->slot[slot].used = 1;
         child->slot[slot].item = &child->slot[slot];
         ++child->lendings;
     }
-    for (worker = 0; worker < l->layout.workers; ++worker)
-        spdl__store_relaxed32(&child->lane->notes[worker].stage, 0);
-    spdl__store_relaxed32(&s->fault, 0);
-    spdl__store_relaxed32(&s->emptied.waiters, 0);
+    memset(l->notes, 0, SPDL__LOADER_NOTES * sizeof(*l->notes));
+    spdl__store32(&s->fault, 0);
+    spdl__store32(&s->emptied.waiters, 0);
     child->command = spdl__load32(&s->ack);
-    return child->published > 0 ? spdl__lane_entry(child->lane, child->published - 1) : NULL;
 }
 
-/* The pipeline, which goes on after what was published last, or begins where the last command says.
-   If there is none a failure is published. */
-SPDL__COLD void spdl__child_begin(spdl__child *child) {
-#ifndef SPDL_NO_REPORT
-    static const spdl_report_desc silent = { 0, NULL, NULL, false, false, NULL, NULL, 0, true };
-#endif
+/* The rows, with blocks of the one that makes the batches in slots. */
+SPDL__COLD void spdl__child_create(spdl__child *child) {
     spdl_loader *l = child->loader;
-    const spdl__shared_child *s = child->lane->shared;
-    const spdl__shared_entry *last = spdl__child_inherit(child);
-    const spdl__position start = s->start;
-    spdl_pipeline_desc all = l->desc.pipeline;
+    spdl_pipeline_desc desc = l->desc.pipeline;
+    spdl_stage rows[SPDL_MAX_STAGES + 1];
+    size_t i;
+    for (i = 0; i < l->count; ++i) {
+        rows[i] = l->rows[i];
+        child->continuous = child->continuous || rows[i].continuous;
+    }
+    rows[l->layout.row].allocator = &child->blocks;
+    desc.error = &child->failure;
+    desc.doctor = NULL;
+    if (desc.name == NULL) desc.name = l->name;
+    if (desc.logger.log_fn == NULL) {
+        desc.logger.log_fn = spdl__child_log;
+        desc.logger.user = child;
+    }
+    child->profiler = desc.profiler;
+    desc.profiler.event_fn = spdl__child_event;
+    desc.profiler.user = child;
+    (void)spdl_pipeline_create(&child->pipeline, &desc, rows, l->count);
+}
+
+/* Obeys the command that nobody has, or goes on after what was published last. If that fails a
+   failure is published. */
+SPDL__COLD void spdl__child_begin(spdl__child *child) {
+    const spdl_loader *l = child->loader;
+    const spdl__shared *s = l->shared;
+    const spdl__shared_entry *last;
+    const uint32_t command = spdl__load32(&s->command);
     char text[SPDL_STATE_BYTES];
-    const char *const texts[] = { text };
-    size_t i;
-    if (child->published <= s->start_at) last = NULL; /* of the run before a rewind */
-    for (i = 0; i < l->count; ++i) child->continuous = child->continuous || l->rows[i].continuous;
-    child->deal.chunk = l->layout.chunk;
-    child->deal.children = l->layout.children > 1 ? (uint64_t)l->layout.children : 0;
-    child->deal.child = (uint64_t)child->number;
-    all.deal = &child->deal;
-    all.error = &child->failure;
-    if (all.name == NULL) all.name = l->name;
-    if (child->alone && all.logger.log_fn == NULL) {
-        all.logger.log_fn = spdl__child_log;
-        all.logger.user = child;
+    spdl__child_inherit(child);
+    last = spdl__loader_entry(l, child->published - 1);
+    if (child->published <= s->start_at) last = NULL; /* of the run before the command */
+    spdl__child_create(child);
+    if (command != child->command) {
+        spdl__child_obey(child, command, true);
+        if (child->pipeline == NULL) spdl__child_fail(child, &child->failure);
+        return;
     }
-#ifndef SPDL_NO_REPORT
-    if (child->number > 0) all.report = &silent;
-#endif
-    (void)spdl__pipeline_make(&child->pipeline, &all, l->rows, l->count, child);
-    if (child->pipeline != NULL && last != NULL && last->last) {
+    if (last != NULL && last->last) {
         child->over = true;
-    } else if (child->pipeline != NULL && last != NULL) {
-        memcpy(text, last->after, sizeof(text));
-        text[sizeof(text) - 1] = '\0';
-        (void)spdl_state_load(child->pipeline, texts, 1, SPDL_FOREVER, &child->failure);
-    } else if (child->pipeline != NULL && spdl__load_relaxed32(&s->command) != 0) {
-        child->failure.result = spdl__position_go(child->pipeline, &start, SPDL__NEVER);
+        return;
     }
-    if (child->failure.result != SPDL_OK) spdl__child_fail(child, &child->failure);
-}
-
-/* --- statistics of all --- */
-
-/* False: there are none yet. What another process has written is made such that texts can be made
-   of it. */
-SPDL__COLD bool spdl__loader_read_stats(const spdl_loader *l, int child, spdl_stats *stats) {
-    const spdl__shared_child *s = l->lane[child].shared;
-    int tries, i;
-    for (tries = 0; tries < 1000; ++tries) {
-        const uint64_t version = spdl__load(&s->version);
-        if (version == 0) return false;
-        memcpy(stats, &s->stats, sizeof(*stats));
-        spdl__full_barrier(); /* pairs with child_stats */
-        if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
-        spdl__os_yield();
+    if (last != NULL) spdl__text_take(text, last->text);
+    if ((last != NULL ? spdl__child_go(child, text, 1, 0, true, &child->failure)
+                      : spdl__child_go(child, s->text, s->texts, s->sequence, true,
+                                       &child->failure)) != SPDL_OK) {
+        spdl__child_fail(child, &child->failure);
+        return;
     }
-    if (tries == 1000 || stats->stage_count != l->layout.stages) return false;
-    for (i = 0; i < stats->stage_count; ++i) {
-        stats->stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
-        if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
-            stats->stage[i].kind = SPDL_KIND_NONE;
-    }
-    return true;
-}
-
-/* Field by field, all of 64 bits. */
-SPDL__COLD void spdl__stats_sum(void *all, const void *more, const spdl__field *field) {
-    for (; field->name != NULL; ++field) {
-        const uint64_t sum = spdl__field_at(all, field->at) + spdl__field_at(more, field->at);
-        memcpy((char *)all + field->at, &sum, sizeof(sum));
-    }
-}
-
-/* Times of calls become means, which weigh by calls. */
-SPDL__COLD void spdl__stats_join_stage(spdl_stage_stats *all, const spdl_stage_stats *more) {
-    static const size_t means[] = {
-        offsetof(spdl_stage_stats, mean_ns), offsetof(spdl_stage_stats, p50_ns),
-        offsetof(spdl_stage_stats, p90_ns), offsetof(spdl_stage_stats, p99_ns)
-    };
-    const spdl_stage_stats was = *all;
-    size_t i;
-    spdl__stats_sum(all, more, spdl__stage_fields);
-    for (i = 0; i < sizeof(means) / sizeof(means[0]); ++i) {
-        const uint64_t mean = (spdl__field_at(&was, means[i]) * was.tasks +
-                               spdl__field_at(more, means[i]) * more->tasks) /
-                              spdl__max(all->tasks, 1);
-        memcpy((char *)all + means[i], &mean, sizeof(mean));
-    }
-    all->max_ns = spdl__max(was.max_ns, more->max_ns);
-    all->concurrency += more->concurrency;
-    all->threads += more->threads;
-    all->in_flight += more->in_flight;
-}
-
-SPDL__COLD void spdl__stats_join(spdl_stats *all, const spdl_stats *more) {
-    const uint64_t first = all->first_item_ns, others = all->others_cpu_ns;
-    int i;
-    spdl__stats_sum(all, more, spdl__stats_fields);
-    all->first_item_ns = first == 0 || more->first_item_ns == 0
-                             ? first + more->first_item_ns
-                             : spdl__min(first, more->first_item_ns);
-    all->others_cpu_ns = spdl__grown(more->process_cpu_ns, others);
-    all->workers += more->workers;
-    for (i = 0; i < all->stage_count; ++i) {
-        spdl__stats_join_stage(&all->stage[i], &more->stage[i]);
-        spdl__stats_sum(&all->edge[i], &more->edge[i], spdl__edge_fields);
-        all->edge[i].buffer_size += more->edge[i].buffer_size;
-        all->edge[i].depth += more->edge[i].depth;
-    }
-}
-
-/* Of child `but`, which are there, and of all others: times that pass beside each other become
-   means. */
-SPDL__COLD void spdl__loader_join_stats(const spdl_loader *l, int but, spdl_stats *all) {
-    uint64_t *const times[] = { &all->elapsed_ns, &all->wait_ns, &all->ready_ns, &all->step_ns,
-                                &all->process_ns, &all->trainer_runnable_ns };
-    uint64_t children = 1;
-    spdl_stats more;
-    size_t k;
-    int i;
-    for (i = 0; i < l->layout.children; ++i)
-        if (i != but && spdl__loader_read_stats(l, i, &more)) {
-            spdl__stats_join(all, &more);
-            ++children;
-        }
-    for (k = 0; k < sizeof(times) / sizeof(times[0]); ++k) *times[k] /= children;
-    for (i = 0; i < all->stage_count; ++i) {
-        spdl_edge_stats *edge = &all->edge[i];
-        all->stage[i].exposed_ns /= children;
-        all->stage[i].exposed_idle_ns /= children;
-        edge->put_wait_ns /= children;
-        edge->get_wait_ns /= children;
-        edge->empty_ns /= children;
-        edge->elapsed_ns /= children;
-    }
-    spdl__stats_means(all);
-}
-
-/* What a report shows. */
-SPDL__COLD void spdl__child_all_stats(const spdl_pipeline *p, spdl_stats *stats) {
-    spdl_pipeline_stats(p, stats);
-    if (p->child != NULL && p->child->loader->layout.children > 1)
-        spdl__loader_join_stats(p->child->loader, p->child->number, stats);
-}
-
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, int child, spdl_stats *stats) {
-    const int last = child < 0 ? l->layout.children - 1 : child;
-    int i = child < 0 ? 0 : child;
-    if (l->head == NULL || child < -1 || last >= l->layout.children) return SPDL_E_NOT_FOUND;
-    while (i <= last && !spdl__loader_read_stats(l, i, stats)) ++i;
-    if (i > last) return SPDL_E_NOT_FOUND;
-    if (child < 0) spdl__loader_join_stats(l, i, stats);
-    return SPDL_OK;
+    spdl__child_count(child, text);
 }
 
 /* --- the supervisor --- */
 
-#if SPDL__OS_PROCESSES
-/* What the two ends of a line say first. */
-typedef struct spdl__hello {
-    uint64_t hash; /* see loader_hash */
-    uint32_t trainer;
-    int32_t result; /* SPDL_OK, or what the answer is no for: */
-    char reason[SPDL_TEXT_BYTES / 2];
-} spdl__hello;
-
-/* Calls that ran when a process ended, the oldest first; or the only one that can have done it. */
+/* Calls that ran when the child ended; or the only one that can have done it. */
 typedef struct spdl__suspects {
     int count;
-    spdl_loader_item item[SPDL__LOADER_SUSPECTS];
+    int stage[SPDL__LOADER_SUSPECTS];
+    uint64_t item[SPDL__LOADER_SUSPECTS];
 } spdl__suspects;
-
-enum { SPDL__ENDS, SPDL__MEETING, SPDL__LINES }; /* its files; of each trainer from the last on */
-#define SPDL__FILES (SPDL__LINES + SPDL_LOADER_TRAINERS)
 
 typedef struct spdl__supervisor {
     spdl_loader *l;
     int64_t parent;
-    spdl__os_file file[SPDL__FILES]; /* see os_ends_open, os_meeting, loader_launch */
-    uint64_t oom_kills;
-    uint64_t quits_ns; /* the children have to be gone by then; 0: they run */
-    struct {
-        int64_t process; /* 0: there is none */
-        const char *why; /* it was killed by us; or NULL */
-        uint64_t published, moved_ns; /* and when it was seen to grow */
-        spdl__suspects before; /* of the life before */
-    } child[SPDL_LOADER_CHILDREN];
+    spdl__os_signals signals; /* that are blocked in the trainer */
+    uint64_t quits_ns; /* the child has to be gone by then; 0: it runs */
+    const char *why;   /* it was killed by us; or NULL */
+    bool lost;         /* it could not be waited for: who knows whether it is gone */
 } spdl__supervisor;
 
-/* The process of a child: does not return. */
-SPDL__COLD void spdl__child_main(spdl__supervisor *v, int number, int64_t supervisor) {
+/* The process of the child: does not return. */
+SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl_loader *l = v->l;
-    spdl__child *child;
-    int i;
-    for (i = 0; i < SPDL__FILES; ++i) (void)spdl__os_file_close(v->file[i]);
-    (void)spdl__os_file_close(l->memory); /* it stays mapped */
-    for (i = 0; i < l->layout.children; ++i)
-        if (i != number) (void)spdl__os_file_close(l->lane[i].trace);
-    if (!spdl__os_process_begins(supervisor, l->name, false)) spdl__os_process_exit(1);
-    child = spdl__child_new(l, number);
-    if (child == NULL) spdl__os_process_exit(1);
+    const char *reason =
+        spdl__os_process_begins(supervisor, l->name, false, &v->signals);
+    spdl__child *child = (spdl__child *)SPDL_MALLOC(sizeof(*child));
+    spdl__child_slot *slots =
+        (spdl__child_slot *)SPDL_MALLOC((size_t)l->layout.slots * sizeof(*slots));
+    int slot;
+    spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
+    spdl__os_forget("SPDL_DOCTOR");
+    if (reason != NULL || child == NULL || slots == NULL) {
+        (void)fprintf(stderr, "spdl: loader '%s': the child cannot begin: %s\n", l->name,
+                      reason != NULL ? reason : "out of memory");
+        _exit(1);
+    }
+    memset(child, 0, sizeof(*child));
+    memset(slots, 0, (size_t)l->layout.slots * sizeof(*slots));
+    child->loader = l;
+    child->slot = slots;
+    child->signals = v->signals;
+    child->blocks.alloc_fn = spdl__child_alloc;
+    child->blocks.free_fn = spdl__child_free;
+    child->blocks.user = child;
+    spdl__error_clear(&child->failure);
+    spdl__os_faults_watch();
     SPDL_TEST_POINT("loader child begins");
     spdl__child_begin(child);
-    while (!spdl__load32(&child->lane->shared->quits))
-        spdl__child_turn(child, spdl_time_ns() + SPDL__LOADER_TURN_NS);
-    spdl__child_delete(child);
-    spdl__os_process_exit(0);
+    while (!spdl__load32(&l->shared->quits)) spdl__child_turn(child);
+    for (slot = 0; child->lendings > 0 && slot < l->layout.slots; ++slot)
+        if (child->slot[slot].item != NULL) spdl__child_give_back(child, slot);
+    spdl_pipeline_destroy(child->pipeline);
+    (void)fflush(NULL);
+    _exit(0);
 }
 
-/* Says how a child has ended: after all it has published. */
-SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, int child, const spdl_error *end,
-                                      bool gone) {
-    spdl__shared_child *s = v->l->lane[child].shared;
-    s->end = *end;
-    spdl__store32(&s->ends, s->ends + 1);
-    s->process = 0;
-    if (gone) spdl__store32(&s->gone, 1); /* pairs with loader_sleep */
-    spdl__os_shared_wake(&s->filled.word);
-}
-
-SPDL__COLD void spdl__supervisor_start(spdl__supervisor *v, int child) {
-    const int64_t self = (int64_t)spdl__os_process_id(NULL);
-    spdl_error end;
-    int64_t process = 0;
-    const char *reason = spdl__os_fork(&process);
-    if (reason == NULL && process == 0) spdl__child_main(v, child, self);
-    v->child[child].process = reason == NULL ? process : 0;
-    v->child[child].why = NULL;
-    v->child[child].moved_ns = spdl_time_ns();
-    v->l->lane[child].shared->process = v->child[child].process;
-    if (reason == NULL) return;
-    (void)spdl__error_set(&end, SPDL_E_PROCESS,
-                          "spdl: loader '%s': child %d could not be started: %.60s", v->l->name,
-                          child, reason);
-    spdl__supervisor_gone(v, child, &end, true);
-}
-
-SPDL__COLD void spdl__supervisor_suspects(const spdl_loader *l, int child, spdl__suspects *them) {
-    const spdl__shared_note *notes = l->lane[child].notes;
-    const uint32_t raised = spdl__load32(&l->lane[child].shared->fault);
-    uint64_t since[SPDL__LOADER_SUSPECTS];
-    int worker, at;
-    bool known = false;
+SPDL__COLD void spdl__supervisor_suspects(const spdl_loader *l, spdl__suspects *them) {
+    const uint32_t raised = spdl__load32(&l->shared->fault);
+    uint32_t i;
+    int at;
     memset(them, 0, sizeof(*them));
-    for (worker = 0; worker < l->layout.workers && !known; ++worker) {
-        const uint32_t stage = spdl__load32(&notes[worker].stage);
-        const uint64_t begun = notes[worker].since;
+    for (i = 0; i < SPDL__LOADER_NOTES; ++i) {
+        const uint32_t stage = spdl__load32(&l->notes[i].stage);
+        const uint64_t item = l->notes[i].item;
+        const bool known = raised == i + 1;
         if (stage == 0 || stage > (uint32_t)l->layout.stages) continue;
-        known = raised == (uint32_t)worker + 1;
         if (known) them->count = 0;
         if (them->count == SPDL__LOADER_SUSPECTS) continue;
-        for (at = them->count++; at > 0 && since[at - 1] > begun; --at) {
-            since[at] = since[at - 1];
+        for (at = them->count++; at > 0 && them->item[at - 1] > item; --at) {
             them->item[at] = them->item[at - 1];
+            them->stage[at] = them->stage[at - 1];
         }
-        since[at] = begun;
-        them->item[at].stage = (int)stage - 1;
-        them->item[at].item = notes[worker].item;
-        them->item[at].epoch = notes[worker].epoch;
+        them->item[at] = item;
+        them->stage[at] = (int)stage - 1;
+        if (known) return;
     }
-}
-
-/* An item that was in the last calls of two lives is left out from now on. */
-SPDL__COLD void spdl__supervisor_leave_out(spdl__supervisor *v, const spdl__suspects *before,
-                                           const spdl__suspects *now) {
-    spdl__shared_head *head = v->l->head;
-    int i, k;
-    for (i = 0; i < now->count; ++i)
-        for (k = 0; k < before->count; ++k) {
-            const spdl_loader_item *a = &now->item[i], *b = &before->item[k];
-            if (a->stage != b->stage || a->item != b->item || a->epoch != b->epoch) continue;
-            if (head->quarantined >= SPDL_LOADER_QUARANTINE) return;
-            head->quarantine[head->quarantined] = *a;
-            spdl__store32(&head->quarantined, head->quarantined + 1);
-            return;
-        }
 }
 
 /* Which calls it was in: the first one is that of the error, too. */
-SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, const spdl__suspects *them,
-                                           spdl__text *t, spdl_error *end) {
+SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, spdl_error *end) {
+    spdl__suspects them;
     int i;
-    spdl__text_add(t, "%s", them->count == 0   ? ", outside of calls of stages"
-                            : them->count == 1 ? ", in"
-                                               : "; calls that ran:");
-    for (i = 0; i < them->count; ++i) {
-        const spdl_loader_item *item = &them->item[i];
-        spdl__text_add(t, "%s stage %d '%s', item %llu", i > 0 ? "," : "", item->stage,
-                       l->stage_name[item->stage], (spdl__llu)item->item);
-        if (item->epoch > 0) spdl__text_add(t, " of epoch %llu", (spdl__llu)item->epoch);
-    }
-    if (them->count == 0) return;
-    end->stage = them->item[0].stage;
-    end->item = them->item[0].item;
+    spdl__supervisor_suspects(l, &them);
+    spdl__text_add(t, "%s", them.count == 0   ? ", outside of calls of stages"
+                            : them.count == 1 ? ", in"
+                                              : "; calls that ran:");
+    for (i = 0; i < them.count; ++i)
+        spdl__text_add(t, "%s stage %d '%s', item %llu", i > 0 ? "," : "", them.stage[i],
+                       l->stage_name[them.stage[i]], (spdl__llu)them.item[i]);
+    if (them.count == 0) return;
+    end->stage = them.stage[0];
+    end->item = them.item[0];
     spdl__name_copy(end->stage_name, l->stage_name[end->stage]);
 }
 
-SPDL__COLD void spdl__supervisor_ended(spdl__supervisor *v, int child, int how) {
-    spdl_loader *l = v->l;
-    const uint64_t oom_kills = how < 0 ? spdl__os_oom_kills() : v->oom_kills;
-    const char *why = v->child[child].why;
-    const bool unsaved =
-        l->desc.max_restarts > 0 && spdl__load32(&l->lane[child].shared->unsaved) != 0;
-    const bool again = !unsaved && l->head->restarts < (uint32_t)l->desc.max_restarts;
-    spdl__suspects suspects;
+/* Says how the child has ended, after all it has published. */
+SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, const spdl_error *end, bool gone) {
+    spdl__ledger *ledger = v->l->ledger;
+    ledger->end = *end;
+    ledger->process = 0;
+    if (!gone) spdl__store32(&ledger->restarts, ledger->restarts + 1);
+    spdl__store32(&ledger->ends, ledger->ends + 1);
+    if (gone) spdl__store32(&ledger->gone, 1); /* pairs with loader_sleep */
+    spdl__os_shared_wake(&v->l->shared->filled.word);
+}
+
+/* Whether the child, which ended so, is to be started again. */
+SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
+    const spdl_loader *l = v->l;
+    char begun[SPDL_STATE_BYTES];
+    bool again = !v->lost && l->ledger->restarts < (uint32_t)l->desc.max_restarts;
     spdl_error end;
     spdl__text t = spdl__text_start(end.text, sizeof(end.text));
-    v->child[child].process = 0;
-    if (v->quits_ns != 0) return;
     spdl__error_clear(&end);
     end.result = SPDL_E_PROCESS;
-    spdl__text_add(&t, "spdl: loader '%s': child %d ", l->name, child);
-    if (why != NULL)
-        spdl__text_add(&t, "was killed, as it %s", why);
+    spdl__text_add(&t, "spdl: loader '%s': the child ", l->name);
+    if (v->why != NULL)
+        spdl__text_add(&t, "was killed, as it %s", v->why);
     else if (how < 0)
-        spdl__text_add(&t, "was killed by %s%s", spdl__os_signal_name(-how),
-                       oom_kills != v->oom_kills ? ", the system had no memory left" : "");
+        spdl__text_add(&t, "was killed by %s", spdl__os_signal_name(-how));
     else
         spdl__text_add(&t, "has ended with code %d%s", how,
                        how == 0 ? ", but not its source" : "");
-    v->oom_kills = oom_kills;
-    spdl__supervisor_suspects(l, child, &suspects);
-    spdl__supervisor_add_calls(l, &suspects, &t, &end);
-    if (unsaved)
-        spdl__text_add(&t, "; it is not started again, as its table has no position to go on from");
-    if (again) {
-        spdl__supervisor_leave_out(v, &v->child[child].before, &suspects);
-        v->child[child].before = suspects;
-        spdl__store32(&l->head->restarts, l->head->restarts + 1);
+    spdl__supervisor_add_calls(l, &t, &end);
+    spdl__text_take(begun, l->shared->begun);
+    if (again && strncmp(begun, "spdl: ", 6) == 0) {
+        spdl__text_add(&t, "; it is not started again: %.200s", begun + 6);
+        again = false;
     }
-    spdl__supervisor_gone(v, child, &end, !again);
-    if (again) spdl__supervisor_start(v, child);
+    spdl__supervisor_gone(v, &end, !again);
+    return again;
 }
 
-/* Whether trainers wait for a child that could go on: to obey a command, or as they do not hold all
-   of its slots. */
-SPDL__COLD bool spdl__supervisor_hangs(spdl__supervisor *v, int child, uint64_t now) {
-    const spdl__layout *y = &v->l->layout;
-    const spdl__lane *lane = &v->l->lane[child];
-    const spdl__shared_child *s = lane->shared;
-    const uint64_t published = spdl__load(&s->published);
-    const bool obeys = spdl__load32(&s->command) == spdl__load32(&s->ack);
-    uint64_t since = SPDL__NEVER;
-    int i, lent = 0;
-    if (published != v->child[child].published) v->child[child].moved_ns = now;
-    v->child[child].published = published;
-    for (i = 0; i < y->trainers; ++i) {
-        const uint64_t waits = spdl__load_relaxed(&s->waits[i]);
-        const uint64_t ahead = published - spdl__load_relaxed(&s->passed[i]);
-        if (waits != 0 && (!obeys || ahead == 0)) since = spdl__min(since, waits);
-        if (obeys && ahead + 1 >= y->ring) return false;
+/* Until the child has ended: how. */
+SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
+    spdl__ledger *ledger = v->l->ledger;
+    int how = 0, ended;
+    v->why = NULL;
+    for (;;) {
+        const uint64_t now = spdl_time_ns();
+        ended = spdl__os_process_ended(child, &how);
+        v->lost = ended < 0;
+        if (v->lost) v->why = "could not be waited for";
+        if (ended != 0) break;
+        if (spdl__os_parent() != v->parent || (v->quits_ns != 0 && now >= v->quits_ns)) break;
+        if (v->quits_ns == 0 && spdl__load32(&ledger->quits) != 0)
+            v->quits_ns = now + SPDL__LOADER_GRACE_NS;
+        if (v->why == NULL && spdl__load32(&ledger->hangs) == ledger->ends + 1) {
+            v->why = "made nothing for hang_timeout";
+            spdl__os_group_kill(child);
+        }
+        spdl__os_signal_wait(v->quits_ns != 0 ? spdl__grown(now, v->quits_ns)
+                                              : SPDL__LOADER_GRACE_NS);
     }
-    for (i = 0; i < y->slots; ++i) lent += spdl__load_relaxed(&lane->words[i]) != 0;
-    if (since == SPDL__NEVER || (obeys && lent >= y->quota)) return false;
-    since = spdl__max(since, v->child[child].moved_ns);
-    return (double)spdl__grown(since, now) > v->l->desc.hang_timeout * 1e9;
-}
-
-/* Looks at children for what they do not tell; when to look again. */
-SPDL__COLD uint64_t spdl__supervisor_watch(spdl__supervisor *v) {
-    const spdl_loader_desc *desc = &v->l->desc;
-    const uint64_t now = spdl_time_ns();
-    uint64_t next = SPDL__NEVER;
-    int i;
-    for (i = 0; i < v->l->layout.children; ++i) {
-        const int64_t process = v->child[i].process;
-        const char *why = NULL;
-        if (process == 0 || v->child[i].why != NULL) continue;
-        if (desc->hang_timeout > 0 && spdl__supervisor_hangs(v, i, now))
-            why = "made nothing for hang_timeout";
-        if (desc->child_rss_limit > 0 && spdl__os_uses_more(process, desc->child_rss_limit))
-            why = "used more memory than child_rss_limit";
-        v->child[i].why = why;
-        if (why != NULL) spdl__os_process_kill(process);
-    }
-    if (desc->child_rss_limit > 0) next = now + SPDL__LOADER_LOOK_NS;
-    if (desc->hang_timeout > 0)
-        next = spdl__min(next, now + spdl__min((uint64_t)(desc->hang_timeout * 1e9 / 8) + 1000000,
-                                               SPDL__LOADER_LOOK_NS));
-    return next;
-}
-
-/* Whatever happens, nobody is left. Does not return. */
-SPDL__COLD void spdl__supervisor_exit(spdl__supervisor *v) {
-    int i, how;
-    for (i = 0; i < v->l->layout.children; ++i) spdl__os_process_kill(v->child[i].process);
-    for (i = 0; i < v->l->layout.children; ++i)
-        if (v->child[i].process != 0) (void)spdl__os_process_ended(v->child[i].process, true, &how);
-    spdl__os_process_exit(0);
-}
-
-#ifndef SPDL_NO_REPORT
-/* The events in the trace of a child go to `file`, and what comes before them of the first one. */
-SPDL__COLD const char *spdl__supervisor_copy_trace(spdl__os_file trace, spdl__os_file file,
-                                                   bool *first) {
-    static const char begin[] = "\"traceEvents\":[\n", end[] = "\n]}\n";
-    const char *failure = NULL;
-    char *text, *from, *to;
-    uint64_t bytes;
-    size_t have;
-    (void)spdl__os_file_length(trace, &bytes);
-    text = (char *)SPDL_MALLOC((size_t)bytes + 1);
-    if (text == NULL) return "out of memory";
-    (void)spdl__os_file_read(trace, text, (size_t)bytes, 0, &have);
-    text[have] = '\0';
-    from = strstr(text, begin);
-    to = text + have - spdl__min(have, sizeof(end) - 1);
-    if (from != NULL && strcmp(to, end) == 0) {
-        from += sizeof(begin) - 3; /* where "[" is */
-        if (*first) from = text;
-        else *from = ',';
-        failure = spdl__os_file_write(file, from, (size_t)(to - from), SPDL__NEVER);
-        *first = false;
-    }
-    SPDL_FREE(text);
-    return failure;
-}
-
-/* One file of all children's traces; those of children that were killed are lost. */
-SPDL__COLD void spdl__supervisor_trace(const spdl_loader *l, const char *asked) {
-    char path[SPDL__PATH_BYTES], to[SPDL__PATH_BYTES];
-    spdl__os_file file;
-    const char *failure;
-    bool first = true;
-    int i;
-    if (!spdl__path_copy(path, asked, "trace", &l->desc.logger)) return;
-    if (l->desc.pipeline.trace == NULL) path[strcspn(path, ",")] = '\0';
-    failure = spdl__out_claim(&file, to, path);
-    if (failure == NULL) failure = spdl__os_file_truncate(file);
-    for (i = 0; failure == NULL && i < l->layout.children; ++i)
-        failure = spdl__supervisor_copy_trace(l->lane[i].trace, file, &first);
-    if (failure == NULL && !first) failure = spdl__os_file_write(file, "\n]}\n", 4, SPDL__NEVER);
-    if (failure != NULL) (void)fprintf(stderr, "spdl: trace '%s': %s\n", path, failure);
-    (void)spdl__os_file_close(file);
-}
-#endif
-
-/* The name of the file if a trace is asked for, or NULL. */
-SPDL__COLD const char *spdl__loader_trace(const spdl_loader *l) {
-    const char *path = l->desc.pipeline.trace;
-    if (path == NULL) path = spdl__os_environment("SPDL_TRACE");
-    return path != NULL && *path != '\0' ? path : NULL;
-}
-
-/* Who is here, and no if there is a reason. False: nobody is there. */
-SPDL__COLD bool spdl__hello_say(const spdl_loader *l, spdl__os_file line, spdl_result result,
-                                const char *reason, spdl__os_file memory) {
-    spdl__hello hello;
-    memset(&hello, 0, sizeof(hello));
-    hello.hash = spdl__loader_hash();
-    hello.trainer = (uint32_t)l->trainer;
-    hello.result = reason != NULL ? (int32_t)result : SPDL_OK;
-    if (reason != NULL) (void)snprintf(hello.reason, sizeof(hello.reason), "%s", reason);
-    return spdl__os_send(line, &hello, sizeof(hello), memory);
-}
-
-/* A trainer has come. */
-SPDL__COLD void spdl__supervisor_welcome(spdl__supervisor *v) {
-    const uint64_t patience = 20000000;
-    const spdl__os_file line = spdl__os_accept(v->file[SPDL__MEETING]);
-    spdl__hello hello;
-    char text[64] = "it was built with another spdl.h";
-    bool same;
-    if (line == SPDL__NO_FILE) return;
-    if (spdl__os_receive(line, &hello, sizeof(hello), NULL, spdl_time_ns() + patience) !=
-        (int)sizeof(hello)) {
-        (void)spdl__os_file_close(line);
-        return;
-    }
-    same = hello.hash == spdl__loader_hash();
-    if (same && (hello.trainer == 0 || hello.trainer >= (uint32_t)v->l->layout.trainers)) {
-        (void)snprintf(text, sizeof(text), "trainer is %u, must be 1 to %d", hello.trainer,
-                       v->l->layout.trainers - 1);
-    } else if (same && (v->file[SPDL__LINES + hello.trainer] != SPDL__NO_FILE || v->quits_ns)) {
-        (void)snprintf(text, sizeof(text), "trainer %u is there already", hello.trainer);
-    } else if (same) {
-        v->file[SPDL__LINES + hello.trainer] = line;
-        (void)spdl__hello_say(v->l, line, SPDL_OK, NULL, v->l->memory);
-        return;
-    }
-    (void)spdl__hello_say(v->l, line, same ? SPDL_E_INVALID : SPDL_E_UNSUPPORTED, text,
-                          SPDL__NO_FILE);
-    (void)spdl__os_file_close(line);
-}
-
-/* A trainer says that the loader is closed, or it has gone. Without the first one children end, as
-   soon as they can; without another one trainers would wait for it for ever. */
-SPDL__COLD void spdl__supervisor_listen(spdl__supervisor *v, int trainer) {
-    spdl__os_file *line = &v->file[SPDL__LINES + trainer];
-    char message[16];
-    int i;
-    if (*line == SPDL__NO_FILE) return;
-    if (spdl__os_receive(*line, message, sizeof(message), NULL, 0) < 0) return;
-    if (trainer == 0) {
-        if (v->quits_ns == 0) v->quits_ns = spdl_time_ns() + SPDL__LOADER_GRACE_NS;
-    } else {
-        (void)spdl__os_file_close(*line);
-        *line = SPDL__NO_FILE;
-        spdl__store32(&v->l->head->left, (uint32_t)trainer + 1);
-    }
-    for (i = 0; i < v->l->layout.children; ++i) {
-        spdl__shared_child *s = v->l->lane[i].shared;
-        if (trainer == 0) spdl__store32(&s->quits, 1);
-        spdl__os_shared_wake(trainer == 0 ? &s->emptied.word : &s->filled.word);
-    }
-}
-
-/* What has happened: ready[i] says whether it has to do with file i. False: it was the end. */
-SPDL__COLD bool spdl__supervisor_turn(spdl__supervisor *v, const bool *ready) {
-    bool alive = false;
-    int i, how;
-    if (ready[SPDL__ENDS]) spdl__os_ends_read(v->file[SPDL__ENDS]);
-    if (spdl__os_parent() != v->parent) spdl__supervisor_exit(v);
-    for (i = 0; i < v->l->layout.children; ++i)
-        if (v->child[i].process != 0 && spdl__os_process_ended(v->child[i].process, false, &how))
-            spdl__supervisor_ended(v, i, how);
-    if (ready[SPDL__MEETING]) spdl__supervisor_welcome(v);
-    for (i = 0; i < v->l->layout.trainers; ++i)
-        if (ready[SPDL__LINES + i]) spdl__supervisor_listen(v, i);
-    for (i = 0; i < v->l->layout.children; ++i) alive = alive || v->child[i].process != 0;
-    return v->quits_ns == 0 || (alive && spdl_time_ns() < v->quits_ns);
+    spdl__os_group_kill(child); /* and all that it has started */
+    while (ended == 0 && spdl__os_process_ended(child, &how) == 0)
+        spdl__os_signal_wait(SPDL__LOADER_LOOK_NS);
+    return how;
 }
 
 /* This process is the supervisor of `l`, and its parent is the trainer. Does not return. */
 SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
-    const char *reason, *trace = spdl__loader_trace(l);
-    bool ready[SPDL__FILES];
+    const int64_t self = (int64_t)spdl__os_process_id(NULL);
     spdl__supervisor v;
-    int i;
+    const char *reason;
+    spdl_error end;
+    bool again = true;
     memset(&v, 0, sizeof(v));
     v.l = l;
     v.parent = parent;
-    for (i = 0; i < SPDL__FILES; ++i) v.file[i] = SPDL__NO_FILE;
-    for (i = 0; i < l->layout.children; ++i) l->lane[i].trace = SPDL__NO_FILE;
-    v.file[SPDL__LINES] = l->line;
-    if (!spdl__os_process_begins(parent, "spdl-loader", true)) spdl__os_process_exit(0);
-    reason = spdl__os_ends_open(&v.file[SPDL__ENDS]);
-    if (reason == NULL && l->layout.trainers > 1)
-        reason = spdl__os_meeting(&v.file[SPDL__MEETING], l->name, true);
-    for (i = 0; i < l->layout.children && reason == NULL && trace != NULL; ++i)
-        reason = spdl__os_memory_file(&l->lane[i].trace);
-    v.oom_kills = spdl__os_oom_kills();
-    for (i = 0; i < l->layout.children && reason == NULL; ++i) spdl__supervisor_start(&v, i);
-    if (!spdl__hello_say(l, l->line, SPDL_E_PROCESS, reason, SPDL__NO_FILE) || reason != NULL)
-        spdl__supervisor_exit(&v);
-    do
-        spdl__os_wait(v.file, ready, SPDL__LINES + l->layout.trainers,
-                      v.quits_ns != 0 ? v.quits_ns : spdl__supervisor_watch(&v));
-    while (spdl__supervisor_turn(&v, ready));
-#ifndef SPDL_NO_REPORT
-    if (trace != NULL) spdl__supervisor_trace(l, trace);
-#endif
-    spdl__supervisor_exit(&v);
+    reason = spdl__os_process_begins(parent, "spdl-loader", true, &v.signals);
+    while (again && reason == NULL) {
+        int64_t child = 0;
+        int how;
+        reason = spdl__os_fork(&child);
+        if (reason != NULL) break;
+        if (child == 0) spdl__child_main(&v, self);
+        spdl__os_group_make(child); /* as it does itself: whoever is first */
+        l->ledger->process = child;
+        how = spdl__supervisor_watch(&v, child);
+        if (v.quits_ns != 0 || spdl__os_parent() != parent) _exit(0);
+        again = spdl__supervisor_ended(&v, how);
+    }
+    if (reason != NULL) {
+        spdl__error_clear(&end);
+        (void)spdl__error_set(&end, SPDL_E_PROCESS,
+                              "spdl: loader '%s': the child could not be started: %.60s", l->name,
+                              reason);
+        spdl__supervisor_gone(&v, &end, true);
+    }
+    while (spdl__os_parent() == parent && spdl__load32(&l->ledger->quits) == 0)
+        spdl__os_signal_wait(SPDL__LOADER_GRACE_NS);
+    _exit(0);
 }
-#endif
 
 /* --- the trainer takes --- */
 
@@ -20326,6 +19542,7 @@ SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, con
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
+    spdl__error_clear(&l->error);
     return spdl__error_set(&l->error, result, "spdl: loader '%s': %s", l->name, text);
 }
 
@@ -20334,254 +19551,192 @@ SPDL__COLD spdl_result spdl__loader_log(const spdl_loader *l, spdl_result result
     return result;
 }
 
-SPDL__COLD spdl_result spdl__loader_torn(spdl_loader *l, int child, const char *what) {
+SPDL__COLD spdl_result spdl__loader_torn(spdl_loader *l, const char *what) {
     (void)spdl__loader_fail(l, SPDL_E_PROCESS,
-                            "what child %d has published makes no sense: %s; something has "
-                            "overwritten the shared memory", child, what);
+                            "what the child has published makes no sense: %s; something has "
+                            "overwritten the shared memory", what);
     return spdl__loader_log(l, SPDL_E_PROCESS);
 }
 
 /* A failure, as it was recorded elsewhere. */
-SPDL__COLD spdl_result spdl__loader_failed(spdl_loader *l, int child, const spdl_error *error,
+SPDL__COLD spdl_result spdl__loader_failed(spdl_loader *l, const spdl_error *error,
                                            int32_t result) {
     l->error = *error;
     l->error.text[SPDL_TEXT_BYTES - 1] = l->error.stage_name[SPDL_NAME_BYTES - 1] = '\0';
     if (l->error.stage < -1 || l->error.stage >= l->layout.stages) l->error.stage = -1;
-    if (result >= 0 || (int32_t)l->error.result != result)
-        return spdl__loader_torn(l, child, "a failure");
+    if (result >= 0 || (int32_t)l->error.result != result) return spdl__loader_torn(l, "a failure");
     return l->error.result;
 }
 
-/* Whether the arrays of a slot lie in it; the batch has them then. */
-SPDL__PRIVATE bool spdl__loader_arrays(const spdl_loader *l, spdl__held *held) {
-    const spdl__shared_arrays *all = &l->lane[held->shown.child].arrays[held->shown.slot];
-    const uint64_t count = spdl__load_relaxed(&all->count);
-    uint64_t i;
-    held->shown.array = held->array;
-    held->shown.array_count = (int)count;
-    if (count > SPDL_LOADER_ARRAYS) return false;
-    for (i = 0; i < count; ++i) {
-        spdl_loader_array *array = &held->array[i];
-        const uint64_t at = spdl__load_relaxed(&all->at[i]);
-        uint64_t bytes;
-        *array = all->array[i]; /* a copy: it may change while we look */
-        if (array->ndim < 0 || array->ndim > SPDL_LOADER_DIMS) return false;
-        bytes = spdl__array_bytes(array);
-        if (bytes > l->layout.room || at > l->layout.room - bytes) return false;
-        array->name[SPDL_NAME_BYTES - 1] = '\0';
-        array->bytes = (size_t)bytes;
-        array->data = (char *)held->shown.data + at;
-    }
-    return true;
-}
-
 /* The batch of an entry is ours now. */
-SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, int child,
-                                            const spdl__shared_entry *entry,
+SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, const spdl__shared_entry *entry,
                                             spdl_loader_batch *batch) {
     const uint64_t slot = entry->slot, bytes = entry->bytes, count = entry->count;
     const uint64_t item = l->layout.item;
-    spdl__held *held;
+    spdl_loader_batch *held;
     if (slot >= (uint64_t)l->layout.slots || bytes > l->layout.room || count == 0 ||
         (item > 0 ? bytes % item != 0 || bytes / item != count : count != 1))
-        return spdl__loader_torn(l, child, "a batch");
-    held = spdl__loader_held(l, child, (int)slot);
-    if (spdl__load_relaxed(&held->shown.ticket) != 0)
-        return spdl__loader_torn(l, child, "a batch in a slot that we have");
-    held->shown.child = child;
-    held->shown.slot = (int)slot;
-    held->shown.data = l->lane[child].slots + slot * l->layout.stride + l->layout.head;
-    held->shown.bytes = (size_t)bytes;
-    held->shown.count = (size_t)count;
-    held->shown.number = l->number;
-    held->shown.epoch = l->epoch;
-    held->shown.loader = l;
-    if (!spdl__loader_arrays(l, held)) return spdl__loader_torn(l, child, "arrays");
-    spdl__store_relaxed(&held->shown.ticket, l->lane[child].at + 1);
-    spdl__add32(&l->lane[child].holds, 1);
+        return spdl__loader_torn(l, "a batch");
+    held = &l->held[slot];
+    if (spdl__load_relaxed(&held->ticket) != 0)
+        return spdl__loader_torn(l, "a batch in a slot that we have");
+    held->slot = (int)slot;
+    held->data = l->slots + slot * l->layout.stride + l->layout.head;
+    held->bytes = (size_t)bytes;
+    held->count = (size_t)count;
+    held->number = l->number;
+    held->epoch = l->epoch;
+    held->loader = l;
+    spdl__store_relaxed(&held->ticket, l->at + 1);
+    spdl__add32(&l->holds, 1);
     ++l->taken;
-    *batch = held->shown;
+    *batch = *held;
     return SPDL_OK;
 }
 
-/* All children have come to the end of an epoch. */
-SPDL__PRIVATE void spdl__loader_next_epoch(spdl_loader *l) {
-    int i;
-    for (i = 0; i < l->layout.children; ++i) l->lane[i].over = false;
-    l->running = l->layout.children;
-    l->turn = 0;
-    l->number = 0;
-    ++l->epoch;
-}
-
-/* What is there for us: SPDL_OK with a batch, an end, a failure; or SPDL_EMPTY. */
+/* What is there: SPDL_OK with a batch, an end, a failure; or SPDL_EMPTY. */
 SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *batch) {
-    for (;;) {
-        const int child = l->turn;
-        spdl__lane *lane = &l->lane[child];
-        const spdl__shared_entry *entry = spdl__lane_entry(lane, lane->at);
-        spdl_result result;
-        bool ours;
-        if (l->running == 0) {
-            if (!l->last) spdl__loader_next_epoch(l);
-            return SPDL_END;
-        }
-        if (lane->over) {
-            l->turn = (child + 1) % l->layout.children;
-            continue;
-        }
-        /* pairs with child_publish: the entry is written, and the batch */
-        if (spdl__load(&entry->stamp) != lane->at + 1) return SPDL_EMPTY;
-        result = (spdl_result)entry->result;
-        ours = result == SPDL_OK &&
-               l->number % (uint64_t)l->layout.trainers == (uint64_t)l->trainer;
-        if (ours && spdl__loader_take(l, child, entry, batch) != SPDL_OK) return SPDL_E_PROCESS;
-        if (result == SPDL_OK) {
-            ++l->number;
-        } else if (result == SPDL_END) {
-            l->last = entry->last != 0;
-            lane->over = true;
-            --l->running;
-        } else {
-            return result == SPDL_CLOSED
-                       ? SPDL_CLOSED
-                       : spdl__loader_failed(l, child, &lane->shared->error, entry->result);
-        }
-        l->turn = (child + 1) % l->layout.children;
-        /* the entry was read, and may be written again: pairs with child_room */
-        spdl__store(&lane->shared->passed[l->trainer], ++lane->at);
-        spdl__shared_notify(&lane->shared->emptied);
-        if (ours) return SPDL_OK;
+    const spdl__shared_entry *entry = spdl__loader_entry(l, l->at);
+    spdl_result result;
+    if (l->last) return SPDL_END;
+    /* pairs with child_publish: the entry is written, and the batch */
+    if (spdl__load(&entry->stamp) != l->at + 1) return SPDL_EMPTY;
+    result = (spdl_result)entry->result;
+    if (result == SPDL_CLOSED) return result;
+    if (result != SPDL_OK && result != SPDL_END)
+        return spdl__loader_failed(l, &l->shared->error, entry->result);
+    if (entry->number != l->number || entry->epoch != l->epoch)
+        return spdl__loader_torn(l, result == SPDL_OK ? "the number of a batch"
+                                                      : "the number of batches at an end");
+    if (result == SPDL_OK && spdl__loader_take(l, entry, batch) != SPDL_OK) return SPDL_E_PROCESS;
+    spdl__text_take(l->text, entry->text);
+    ++l->number;
+    if (result == SPDL_END) {
+        l->last = entry->last != 0;
+        l->number = 0;
+        ++l->epoch;
     }
+    /* the entry was read, and may be written again: pairs with child_room */
+    spdl__store(&l->shared->passed, ++l->at);
+    if (result == SPDL_END) spdl__shared_notify(&l->shared->emptied);
+    return result;
 }
 
 /* --- the trainer waits --- */
 
-#if SPDL__OS_PROCESSES
-/* Whether the child was started again: the log says why. */
-SPDL__COLD void spdl__loader_log_ends(spdl_loader *l, int child) {
-    const spdl__shared_child *s = l->lane[child].shared;
-    const uint32_t ends = spdl__load32(&s->ends);
-    spdl_error end;
-    if (ends == l->lane[child].ends) return;
-    l->lane[child].ends = ends;
-    if (spdl__load32(&s->gone)) return;
-    end = s->end;
-    end.text[SPDL_TEXT_BYTES - 1] = '\0';
-    spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
-               "%s; started again (%u starts so far, %u items are left out)", end.text,
-               l->head->restarts, l->head->quarantined);
+/* Whether the child was started again: the log says why, and the wait begins anew. */
+SPDL__COLD void spdl__loader_log_ends(spdl_loader *l) {
+    const uint32_t ends = spdl__load32(&l->ledger->ends);
+    if (ends == l->ends) return;
+    l->ends = ends;
+    l->asked_ns = 0;
+    l->since = spdl_time_ns();
+    if (spdl__load32(&l->ledger->gone)) return;
+    spdl__logf(&l->desc.logger, SPDL_LOG_WARN, "%s; started again (%u starts so far)",
+               l->ledger->end.text, l->ledger->restarts);
 }
 
-/* Whether the supervisor is still there, and all trainers are. */
+/* Whether the supervisor is still there, and whether the child hangs. */
 SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l) {
-    const uint32_t left = spdl__load32(&l->head->left);
-    char message[16];
-    if (left != 0)
-        (void)spdl__loader_fail(l, SPDL_E_PROCESS, "trainer %u has gone", left - 1);
-    else if (spdl__os_receive(l->line, message, sizeof(message), NULL, 0) == 0)
+    const uint64_t now = spdl_time_ns();
+    int how;
+    if (l->asked_ns != 0 && now - l->asked_ns > SPDL__LOADER_GRACE_NS)
+        spdl__os_process_kill(l->supervisor); /* it does nothing, either */
+    if (spdl__os_process_ended(l->supervisor, &how) != 0) {
+        spdl__os_group_kill(l->ledger->process); /* and what it has started */
         (void)spdl__loader_fail(l, SPDL_E_PROCESS,
-                                "its supervisor (process %lld) has ended, and the children with it",
+                                "its supervisor (process %lld) has ended, and the child with it",
                                 (long long)l->supervisor);
-    else
-        return SPDL_OK;
-    return spdl__loader_log(l, SPDL_E_PROCESS);
+        l->supervisor = 0;
+        return spdl__loader_log(l, SPDL_E_PROCESS);
+    }
+    if (l->desc.hang_timeout > 0 && l->asked_ns == 0 &&
+        (double)(now - l->since) > l->desc.hang_timeout * 1e9) {
+        l->asked_ns = now;
+        spdl__store32(&l->ledger->hangs, l->ends + 1);
+        spdl__os_process_wake(l->supervisor);
+    }
+    return SPDL_OK;
 }
 
-/* Sleeps until something has changed at a child, or a while. What it finds out is a failure. */
-SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, int child, uint64_t deadline) {
-    const spdl__lane *lane = &l->lane[child];
-    spdl__shared_child *s = lane->shared;
+/* Sleeps until something has changed, or a while. What it finds out is a failure. */
+SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) {
+    spdl__shared *s = l->shared;
     const uint64_t until = spdl__min(deadline, spdl_time_ns() + SPDL__LOADER_LOOK_NS);
     const uint32_t word = spdl__load32(&s->filled.word);
     bool gone, waits;
     spdl__add32(&s->filled.waiters, 1);
     spdl__full_barrier(); /* pairs with shared_notify */
-    gone = spdl__load32(&s->gone) != 0; /* before the stamp: what was published before is seen */
+    gone = spdl__load32(&l->ledger->gone) != 0; /* before the stamp: what it published is seen */
     waits = l->commanded ? spdl__load32(&s->ack) != l->command
-                         : spdl__load(&spdl__lane_entry(lane, lane->at)->stamp) != lane->at + 1;
+                         : spdl__load(&spdl__loader_entry(l, l->at)->stamp) != l->at + 1;
     SPDL_TEST_POINT("loader trainer about to sleep");
     if (waits && !gone) spdl__os_shared_sleep(&s->filled.word, word, until);
     spdl__sub32(&s->filled.waiters, 1);
-    spdl__loader_log_ends(l, child);
+    spdl__loader_log_ends(l);
     if (waits && gone) /* for good, and all it has published was taken */
-        return spdl__loader_log(l, spdl__loader_failed(l, child, &s->end, SPDL_E_PROCESS));
+        return spdl__loader_log(l, spdl__loader_failed(l, &l->ledger->end, SPDL_E_PROCESS));
     return waits && spdl_time_ns() >= until ? spdl__loader_look_around(l) : SPDL_OK;
 }
-#endif
 
-/* Until something has changed at a child, or the deadline, or a while. */
-SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, int child, uint64_t deadline,
-                                            int *round) {
-    spdl__lane *lane = &l->lane[child];
-    if (!l->commanded && spdl__load_relaxed32(&lane->holds) >= (uint32_t)l->layout.quota) {
+/* Until something has changed, or the deadline, or a while. After a wait that was long the next one
+   will be, too: no turns are given away then. */
+SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, int *round) {
+    if (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota) {
         (void)spdl__loader_fail(l, SPDL_E_LIMIT,
-                                "the trainer holds all %d slots of child %d: give batches back, "
-                                "or raise desc.slots", l->layout.quota, child);
+                                "the trainer holds all %d slots: give batches back, or raise "
+                                "desc.slots", l->layout.quota);
         return spdl__loader_log(l, SPDL_E_LIMIT);
     }
-    if (lane->child != NULL) {
-        spdl__child_turn(lane->child, deadline);
-        return SPDL_OK;
-    }
-#if SPDL__OS_PROCESSES
-    if (!spdl__backoff(round, SPDL__IDLE_YIELDS)) return spdl__loader_sleep(l, child, deadline);
-#endif
-    (void)round;
-    return SPDL_OK;
+    if (spdl__backoff(round, l->slept ? 0 : SPDL__IDLE_YIELDS)) return SPDL_OK;
+    return spdl__loader_sleep(l, deadline);
 }
 
-/* The child that the trainer waits for is number `child` - 1, or none: the supervisor looks whether
-   it hangs. A call that has timed out leaves it, as the next one goes on waiting. */
-SPDL__PRIVATE void spdl__loader_waits(spdl_loader *l, int child) {
-    if (l->awaited == child) return;
-    if (l->awaited > 0)
-        spdl__store_relaxed(&l->lane[l->awaited - 1].shared->waits[l->trainer], 0);
-    l->awaited = child;
-    if (child > 0)
-        spdl__store_relaxed(&l->lane[child - 1].shared->waits[l->trainer], spdl_time_ns());
-}
-
-/* After a rewind whether child after child has obeyed: SPDL_OK, SPDL_TIMEOUT or a failure. */
-SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline) {
+/* After a command whether the child has obeyed: SPDL_OK, SPDL_TIMEOUT, what it was refused with, or
+   a failure. */
+SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline,
+                                              spdl_error *error) {
     spdl_result result = SPDL_OK;
-    int i, round = 0;
+    spdl_error was = l->error;
+    int round = 0;
     if (!l->commanded) return SPDL_OK;
-    for (i = 0; i < l->layout.children; ++i) {
-        /* pairs with child_obey */
-        while (spdl__load32(&l->lane[i].shared->ack) != l->command) {
-            if (l->error.result != SPDL_OK) return l->error.result;
-            if (spdl__late(deadline)) return SPDL_TIMEOUT;
-            spdl__loader_waits(l, i + 1);
-            result = spdl__loader_wait(l, i, deadline, &round);
-            if (result != SPDL_OK) return result;
-        }
-    }
-    spdl__loader_waits(l, 0);
-    for (i = 0; i < l->layout.children && result == SPDL_OK; ++i) {
-        const spdl__shared_child *s = l->lane[i].shared;
-        if (s->ack_result != SPDL_OK) result = spdl__loader_failed(l, i, &s->error, s->ack_result);
+    if (l->since == 0) l->since = spdl_time_ns();
+    while (spdl__load32(&l->shared->ack) != l->command) { /* pairs with child_obey */
+        if (result == SPDL_OK) result = spdl__loader_wait(l, deadline, &round);
+        if (result == SPDL_OK && spdl__late(deadline)) return SPDL_TIMEOUT;
+        if (result == SPDL_OK) continue;
+        if (error != NULL && error != &l->error) *error = l->error;
+        return result;
     }
     l->commanded = false;
-    return result;
+    l->since = 0;
+    result = (spdl_result)l->shared->ack_result;
+    if (result != SPDL_OK) { /* refused: as before */
+        result = spdl__loader_failed(l, &l->shared->error, (int32_t)result);
+        if (error != NULL && error != &l->error) *error = l->error;
+        if (result != SPDL_E_PROCESS && error != &l->error) l->error = was;
+        return result;
+    }
+    spdl__error_clear(&l->error);
+    l->last = false;
+    spdl__text_take(l->text, l->shared->begun);
+    spdl__text_numbers(l->text, &l->number, &l->epoch);
+    return SPDL_OK;
 }
 
 /* There is nothing yet. */
 SPDL__PRIVATE spdl_result spdl__loader_await(spdl_loader *l, spdl_loader_batch *batch,
                                              uint64_t deadline) {
     const uint64_t since = spdl_time_ns();
-    spdl_result result = spdl__loader_obeyed(l, deadline);
+    spdl_result result = spdl__loader_obeyed(l, deadline, &l->error);
     int round = 0;
+    if (l->since == 0) l->since = since;
     while (result == SPDL_OK) {
-        const int child = l->turn;
-        spdl__loader_waits(l, child + 1);
-        result = spdl__loader_wait(l, child, deadline, &round);
-        if (result != SPDL_OK) break;
         result = spdl__loader_look(l, batch);
         if (result != SPDL_EMPTY) break;
-        result = spdl__late(deadline) ? SPDL_TIMEOUT : SPDL_OK;
+        result = spdl__late(deadline) ? SPDL_TIMEOUT : spdl__loader_wait(l, deadline, &round);
     }
-    if (result != SPDL_TIMEOUT) spdl__loader_waits(l, 0);
+    l->slept = round >= SPDL_SPINS + (l->slept ? 0 : SPDL__IDLE_YIELDS);
     l->wait_ns += spdl_time_ns() - since;
     return result;
 }
@@ -20599,28 +19754,24 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
     if (SPDL__UNLIKELY(l->error.result != SPDL_OK && l->error.result != SPDL_E_LIMIT))
         return l->error.result;
     if (!l->commanded) result = spdl__loader_look(l, batch);
-    if (result != SPDL_EMPTY) {
-        if (SPDL__UNLIKELY(l->awaited != 0)) spdl__loader_waits(l, 0);
-        return result;
-    }
-    return spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
+    if (result == SPDL_EMPTY) result = spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
+    if (result != SPDL_TIMEOUT) l->since = l->asked_ns = 0;
+    return result;
 }
 
 SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
-    spdl__held *held;
-    spdl__lane *lane;
-    if (l == NULL || batch == NULL || batch->loader != l || l->held == NULL || batch->child < 0 ||
-        batch->child >= l->layout.children || batch->slot < 0 || batch->slot >= l->layout.slots)
+    spdl_loader_batch *held;
+    if (l == NULL || batch == NULL || batch->loader != l || batch->slot < 0 ||
+        batch->slot >= l->layout.slots)
         return SPDL_E_INVALID;
-    held = spdl__loader_held(l, batch->child, batch->slot);
-    lane = &l->lane[batch->child];
-    if (batch->ticket == 0 || spdl__load_relaxed(&held->shown.ticket) != batch->ticket ||
+    held = &l->held[batch->slot];
+    if (batch->ticket == 0 || spdl__load_relaxed(&held->ticket) != batch->ticket ||
         spdl__loader_forked(l))
         return SPDL_E_INVALID;
-    spdl__store_relaxed(&held->shown.ticket, 0);
-    spdl__sub32(&lane->holds, 1);
-    spdl__store(&lane->words[batch->slot], 0); /* pairs with child_reclaim: the data were read */
-    spdl__shared_notify(&lane->shared->emptied);
+    spdl__store_relaxed(&held->ticket, 0);
+    spdl__sub32(&l->holds, 1);
+    spdl__store(&l->words[batch->slot], 0); /* pairs with child_reclaim: the data were read */
+    spdl__shared_notify(&l->shared->emptied);
     return SPDL_OK;
 }
 
@@ -20628,90 +19779,131 @@ SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t time
     spdl_loader *l = (spdl_loader *)loader;
     spdl_loader_batch batch;
     const spdl_result result = spdl_loader_next(l, &batch, timeout_ns);
-    if (result == SPDL_OK) *item = &spdl__loader_held(l, batch.child, batch.slot)->shown;
+    if (result == SPDL_OK) *item = &l->held[batch.slot];
     return result;
 }
 
-SPDL_API void spdl_loader_batch_free(void *batch) {
-    const spdl_loader_batch *whole = (const spdl_loader_batch *)batch;
-    if (whole != NULL) (void)spdl_loader_done(whole->loader, whole);
+/* --- positions --- */
+
+/* Tells the child where to go on. */
+SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *texts, int count,
+                                            uint64_t sequence, uint64_t deadline,
+                                            spdl_error *error) {
+    spdl__shared *s = l->shared;
+    size_t at = 0, length;
+    int i;
+    spdl_result result = spdl__loader_obeyed(l, deadline, error); /* the command before it */
+    if (result != SPDL_OK && (l->commanded || l->error.result == SPDL_E_PROCESS)) return result;
+    for (i = 0; i < count; ++i, at += length + 1) {
+        length = strlen(texts[i]);
+        if (i >= SPDL__LOADER_TEXTS / 64 || length >= sizeof(s->text) - at)
+            return spdl__error_set(error, SPDL_E_LIMIT, "spdl: loader '%s': %d texts are more than "
+                                   "a loader takes", l->name, count);
+        memcpy(s->text + at, texts[i], length + 1);
+    }
+    s->texts = (uint64_t)count;
+    s->sequence = sequence;
+    spdl__store_relaxed(&s->start_at, l->at);
+    l->commanded = true;
+    spdl__store32(&s->command, ++l->command); /* pairs with child_turn */
+    spdl__shared_notify(&s->emptied);
+    return spdl__loader_obeyed(l, deadline, error);
+}
+
+SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, int count,
+                                      int64_t timeout_ns, spdl_error *error) {
+    int i = 0;
+    spdl__error_clear(error);
+    while (l != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
+    if (i == 0 || i < count || spdl__loader_forked(l))
+        return spdl__error_set(error, SPDL_E_INVALID,
+                               "spdl: spdl_loader_load: no loader, or text %d is not there", i);
+    if (l->error.result == SPDL_E_PROCESS) {
+        if (error != NULL) *error = l->error;
+        return SPDL_E_PROCESS;
+    }
+    return spdl__loader_command(l, texts, count, 0, spdl__deadline(timeout_ns), error);
 }
 
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
-    const uint64_t children = (uint64_t)(l != NULL ? l->layout.children : 1);
-    int i;
-    if (l == NULL || l->head == NULL || spdl__loader_forked(l) ||
-        sequence >> (64 - SPDL__SPAN_BITS) != 0 ||
-        (children > 1 && sequence % (children * l->layout.chunk) != 0))
-        return SPDL_E_INVALID;
-    if (l->layout.trainers > 1) return SPDL_E_UNSUPPORTED;
+    spdl_error error;
+    if (l == NULL || spdl__loader_forked(l)) return SPDL_E_INVALID;
     if (l->error.result == SPDL_E_PROCESS) return SPDL_E_PROCESS;
-    spdl__error_clear(&l->error);
-    ++l->command;
-    l->commanded = true;
-    for (i = 0; i < l->layout.children; ++i) {
-        spdl__shared_child *s = l->lane[i].shared;
-        memset(&s->start, 0, sizeof(s->start));
-        s->start.source = sequence / children;
-        spdl__store_relaxed(&s->start_at, l->lane[i].at);
-        spdl__store32(&s->command, l->command); /* pairs with child_turn */
-        spdl__shared_notify(&s->emptied);
-    }
-    spdl__loader_next_epoch(l);
-    l->epoch = 0;
-    l->last = false;
-    return spdl__loader_obeyed(l, spdl__deadline(timeout_ns));
+    return spdl__loader_command(l, NULL, 0, sequence, spdl__deadline(timeout_ns), &error);
 }
+
+SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
+    const char *sum;
+    uint64_t number;
+    spdl_error error;
+    spdl_result result = SPDL_E_INVALID;
+    if (l == NULL || text == NULL || bytes == 0 || spdl__loader_forked(l)) return SPDL_E_INVALID;
+    result = spdl__loader_obeyed(l, SPDL__NEVER, &error);
+    sum = spdl__text_field(l->text, "sum");
+    (void)snprintf(text, bytes, "%s", result == SPDL_OK ? l->text : error.text);
+    if (result != SPDL_OK) return result;
+    if (strncmp(l->text, "spdl: ", 6) == 0) return SPDL_E_UNSUPPORTED;
+    if (sum != NULL && spdl__text_number(sum, 16, "", &number) != NULL &&
+        number == spdl__state_sum(l->text, (size_t)(sum - 5 - l->text)))
+        return (int)strlen(l->text);
+    (void)snprintf(text, bytes, "spdl: loader '%s': the position that the child has written makes "
+                   "no sense", l->name);
+    return SPDL_E_CHECKSUM;
+}
+
+/* --- what is seen from outside --- */
 
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) { return &l->error; }
 
+/* What the child has written is made such that texts can be made of it. */
+SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
+    const spdl__shared *s = l->shared;
+    int tries, i;
+    for (tries = 0; tries < 1000; ++tries) {
+        const uint64_t version = spdl__load(&s->version);
+        if (version == 0) return SPDL_E_NOT_FOUND;
+        memcpy(stats, &s->stats, sizeof(*stats));
+        spdl__full_barrier(); /* pairs with child_stats */
+        if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
+        spdl__os_yield();
+    }
+    if (tries == 1000 || stats->stage_count != l->layout.stages) return SPDL_E_NOT_FOUND;
+    for (i = 0; i < stats->stage_count; ++i) {
+        stats->stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
+        if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
+            stats->stage[i].kind = SPDL_KIND_NONE;
+    }
+    return SPDL_OK;
+}
+
 SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
-    const spdl__shared_head *head = l->head;
-    int i;
     memset(status, 0, sizeof(*status));
-    status->start = l->desc.start;
-    status->children = l->layout.children;
-    status->trainers = l->layout.trainers;
-    status->trainer = l->trainer;
     status->slots = l->layout.slots;
     status->supervisor = l->supervisor;
+    status->pid = l->ledger->process;
+    status->restarts = (int)l->ledger->restarts;
     status->taken = l->taken;
+    status->held = spdl__load_relaxed32(&l->holds);
     status->wait_ns = l->wait_ns;
-    if (head == NULL) return;
-    for (i = 0; i < l->layout.children; ++i) {
-        status->pid[i] = l->lane[i].shared->process;
-        status->held += spdl__load_relaxed32(&l->lane[i].holds);
-    }
-    status->restarts = (int)spdl__min(spdl__load32(&head->restarts), INT32_MAX);
-    status->quarantined = (int)spdl__min(spdl__load32(&head->quarantined), INT32_MAX);
-    memcpy(status->quarantine, head->quarantine, sizeof(status->quarantine));
 }
 
 SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
                                 size_t *slot_bytes) {
-    if (base != NULL) *base = l->lane[0].slots;
-    if (bytes != NULL) *bytes = l->head != NULL ? (size_t)(l->layout.bytes - l->layout.data) : 0;
+    if (base != NULL) *base = l->slots;
+    if (bytes != NULL) *bytes = (size_t)(l->layout.bytes - l->layout.data);
     if (slot_bytes != NULL) *slot_bytes = (size_t)l->layout.stride;
 }
 
 /* --- open and close --- */
-
-/* Whether a doctor is asked for. */
-SPDL__COLD bool spdl__loader_doctored(const spdl_loader *l) {
-    return l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR") != NULL;
-}
 
 SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
     const spdl_loader_desc *desc = &l->desc;
     const struct {
         const char *name;
         double value, most;
-    } fields[] = { { "children", (double)desc->children, SPDL_LOADER_CHILDREN },
-                   { "slots", (double)desc->slots, 1 << 16 },
-                   { "trainers", (double)desc->trainers, SPDL_LOADER_TRAINERS },
+    } fields[] = { { "slots", (double)desc->slots, 1 << 16 },
                    { "max_restarts", (double)desc->max_restarts, INT16_MAX },
-                   { "hang_timeout", desc->hang_timeout, 1e9 },
-                   { "start", (double)desc->start, SPDL_LOADER_IN_PROCESS } };
+                   { "hang_timeout", desc->hang_timeout, 1e9 } };
     size_t i;
     for (i = 0; i < sizeof(fields) / sizeof(fields[0]); ++i)
         if (!(fields[i].value >= 0 && fields[i].value <= fields[i].most))
@@ -20720,19 +19912,18 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
     if (desc->pipeline.pool != NULL)
         return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.pool is set, but threads of this "
                                                     "process are in no child");
-    l->layout.children = desc->children > 0 ? desc->children : 1;
-    l->layout.trainers = desc->trainers > 0 ? desc->trainers : 1;
     l->layout.quota = desc->slots > 0 ? desc->slots : 4;
     return SPDL_OK;
 }
 
-/* What the rows say, before there is a pipeline: sizes and names. */
+/* What the rows say, before there is a pipeline: which row makes the batches, how many blocks the
+   pipeline may have of it, what lies in front of the data in a block, and names. (The only place
+   that reads what is private to the pipeline.) */
 SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
                                             const spdl__plan *plan) {
     spdl__layout *y = &l->layout;
     const spdl__node *node = NULL;
     spdl_result result = spdl__groups_plan(p, plan);
-    uint64_t slots, product = 1;
     int i;
     if (result != SPDL_OK) return result;
     p->node = (spdl__node *)spdl__alloc_zeroed(&p->allocator, (size_t)p->count, sizeof(*p->node),
@@ -20742,7 +19933,6 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
     for (i = 0; i < p->count; ++i) {
         spdl__node_init(p, plan, i);
         spdl__name_copy(l->stage_name[i], p->node[i].name);
-        if (p->node[i].row.kind == SPDL_KIND_BATCH) product *= (uint64_t)p->node[i].row.size;
         if (p->node[i].row.item_bytes > 0) node = &p->node[i];
     }
     if (node == NULL)
@@ -20752,22 +19942,13 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
                                  "spdl_buffer");
     y->row = node->index;
     y->stages = p->count;
-    y->workers = p->workers;
-    y->chunk = spdl__max(1, spdl__min(product, (uint64_t)1 << 20));
     y->head = spdl__batch_head_bytes(node->row.kind == SPDL_KIND_BATCH ? node->batch_size : 0);
     y->item = node->row.kind == SPDL_KIND_BATCH ? node->row.item_bytes : 0;
     y->room = y->item > 0 ? (uint64_t)node->row.size * y->item : node->row.item_bytes;
-    slots = spdl__node_blocks(p, node) + (uint64_t)y->quota;
-    if (p->doctored) slots += 64; /* of what it keeps, and when the sink is larger */
-    y->slots = (int)spdl__min(slots, SPDL__MAX_SPARE);
+    y->slots = (int)spdl__min(spdl__node_blocks(p, node) + (uint64_t)y->quota, SPDL__MAX_SPARE);
     if (spdl__layout_plan(y)) return SPDL_OK;
-    return spdl__loader_fail(l, SPDL_E_LIMIT,
-                             "%d children with %d slots of %llu bytes are more than there can be",
-                             y->children, y->slots, (spdl__llu)y->room);
-}
-
-SPDL__COLD spdl_result spdl__loader_no_memory(spdl_loader *l) {
-    return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
+    return spdl__loader_fail(l, SPDL_E_LIMIT, "%d slots of %llu bytes are more than there can be",
+                             y->slots, (spdl__llu)y->room);
 }
 
 SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
@@ -20787,80 +19968,103 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     p = (spdl_pipeline *)spdl__alloc_zeroed(heap, 1, sizeof(*p), SPDL_CACHE_LINE);
     if (p == NULL || !spdl__pipeline_events(p)) {
         spdl__free(heap, p, sizeof(*p));
-        return spdl__loader_no_memory(l);
+        return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
     }
     p->allocator = *heap;
     p->count = plan.count - 1;
-    p->doctored = l->desc.start == SPDL_LOADER_IN_PROCESS && spdl__loader_doctored(l);
     result = spdl__loader_measure(l, p, &plan);
     spdl__pipeline_release(p);
-    return result == SPDL_E_NOMEM ? spdl__loader_no_memory(l) : result;
+    return result == SPDL_E_NOMEM ? spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory") : result;
 }
 
-/* The head, where the parts of the memory are, and what the trainer has for each slot. */
-SPDL__COLD bool spdl__loader_build(spdl_loader *l) {
+/* The memory, if there is room for it. */
+SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
+    const double mib = 1 << 20;
     const spdl__layout *y = &l->layout;
-    const uint64_t slots = (uint64_t)y->slots;
-    char *memory = (char *)(void *)l->head;
-    int i;
-    if (l->head->hash == 0) { /* it is new */
-        l->head->hash = spdl__loader_hash();
-        l->head->layout = l->layout;
-        l->head->opened_ns = spdl_time_ns();
-        memcpy(l->head->stage_name, l->stage_name, sizeof(l->stage_name));
-    }
-    for (i = 0; i < y->children; ++i) {
-        char *part = memory + y->first + (uint64_t)i * y->child_bytes;
-        spdl__lane *lane = &l->lane[i];
-        lane->shared = (spdl__shared_child *)(void *)part;
-        lane->entries = (spdl__shared_entry *)(void *)(part + y->entries);
-        lane->mask = y->ring - 1;
-        lane->notes = (spdl__shared_note *)(void *)(part + y->notes);
-        lane->words = (uint64_t *)(void *)(part + y->words);
-        lane->arrays = (spdl__shared_arrays *)(void *)(part + y->arrays);
-        lane->slots = memory + y->data + (uint64_t)i * slots * y->stride;
-    }
-    l->running = y->children;
-    l->mark = spdl__os_mark_make();
-    l->held = (spdl__held *)spdl__alloc_zeroed(&l->desc.pipeline.allocator,
-                                               (size_t)y->children * (size_t)slots,
-                                               sizeof(*l->held), sizeof(uint64_t));
-    return l->held != NULL;
+    const double bytes = (double)y->bytes / mib, slot = (double)y->stride / mib;
+    const spdl__os_room room = spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
+    const char *reason = "";
+    void *memory = NULL;
+    char *at;
+    if (l->desc.arena_bytes > 0 && y->bytes > l->desc.arena_bytes)
+        return spdl__loader_fail(l, SPDL_E_LIMIT,
+                                 "no room: %.1f MiB wanted (%d slots of %.1f MiB), arena_bytes is "
+                                 "%.1f MiB", bytes, y->slots, slot,
+                                 (double)l->desc.arena_bytes / mib);
+    if (y->bytes <= room.left) reason = spdl__os_shared_make(&memory, y->bytes);
+    l->shared = (spdl__shared *)memory;
+    if (reason != NULL)
+        return spdl__loader_fail(l, SPDL_E_LIMIT,
+                                 "no room: %.1f MiB wanted, %s is %.1f MiB, %.1f MiB of it are "
+                                 "left%s%s", bytes, room.what, (double)room.limit / mib,
+                                 (double)room.left / mib, *reason ? ": " : "", reason);
+    at = (char *)memory;
+    l->entries = (spdl__shared_entry *)(void *)(at + y->entries);
+    l->notes = (spdl__shared_note *)(void *)(at + y->notes);
+    l->words = (uint64_t *)(void *)(at + y->words);
+    l->slots = at + y->data;
+    l->ledger = (spdl__ledger *)spdl__os_page(true);
+    l->mark = (uint32_t *)spdl__os_page(false);
+    if (l->mark != NULL) *l->mark = 1;
+    l->held = (spdl_loader_batch *)spdl__alloc_zeroed(&l->desc.pipeline.allocator,
+                                                      (size_t)y->slots, sizeof(*l->held), 8);
+    if (l->ledger == NULL || l->held == NULL)
+        return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
+    spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
+               "spdl: loader '%s': %.1f MiB are shared (%d slots of %.1f MiB) of the %.1f MiB that "
+               "were left", l->name, bytes, y->slots, slot, (double)room.left / mib);
+    return SPDL_OK;
 }
 
-/* Frees whatever open or attach has made so far. */
+/* Starts the supervisor. What FILEs hold is written before: else both processes would. */
+SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
+    const uint64_t threads = spdl__os_threads();
+    const char *reason;
+    if (!l->desc.fork_with_threads && threads > 1)
+        return spdl__loader_fail(l, SPDL_E_INVALID,
+                                 "this process has %llu threads, of which a child would have one: "
+                                 "open the loader before they are started, or set "
+                                 "fork_with_threads if they hold no lock that stages take",
+                                 (spdl__llu)threads);
+    if (l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR") != NULL)
+        spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
+                   "spdl: loader '%s': no doctor in another process: create a pipeline of the same "
+                   "rows for one", l->name);
+    l->command = l->shared->command = 1; /* to begin at the beginning */
+    l->commanded = true;
+    (void)fflush(NULL);
+    reason = spdl__os_fork(&l->supervisor);
+    if (reason == NULL && l->supervisor == 0) spdl__supervisor_main(l, (int64_t)l->process);
+    if (reason == NULL) return SPDL_OK;
+    l->supervisor = 0;
+    return spdl__loader_fail(l, SPDL_E_PROCESS, "no process: %s", reason);
+}
+
+/* Frees whatever open has made so far. */
 SPDL__COLD void spdl__loader_release(spdl_loader *l) {
     const spdl_allocator heap = l->desc.pipeline.allocator;
-    const size_t slots = (size_t)l->layout.children * (size_t)l->layout.slots;
-    int i;
-    for (i = 0; i < l->layout.children; ++i)
-        if (l->lane[i].child != NULL) spdl__child_delete(l->lane[i].child);
-    if (l->desc.start == SPDL_LOADER_IN_PROCESS)
-        spdl__free(&heap, l->head, (size_t)l->layout.bytes);
-    else
-        spdl__os_file_unmap((const uint8_t *)l->head, l->layout.bytes);
-    spdl__os_file_unmap((const uint8_t *)l->mark, SPDL__OS_MARK_BYTES);
-    (void)spdl__os_file_close(l->memory);
-    (void)spdl__os_file_close(l->line);
-    spdl__free(&heap, l->held, slots * sizeof(*l->held));
+    spdl__os_file_unmap((const uint8_t *)l->shared, l->layout.bytes);
+    spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
+    spdl__os_file_unmap((const uint8_t *)l->mark, SPDL__OS_PAGE);
+    spdl__free(&heap, l->held, (size_t)l->layout.slots * sizeof(*l->held));
     spdl__free(&heap, l, sizeof(*l));
 }
 
-/* A loader with nothing but what the caller wants. */
-SPDL__COLD spdl_result spdl__loader_new(spdl_loader **loader, const spdl_loader_desc *desc,
-                                        const char *name) {
+SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
+                                      const spdl_stage *stages, size_t stage_count) {
     spdl_loader_desc known;
     spdl_error local, *why;
     spdl_loader *l = NULL;
     spdl_result result;
+    if (loader == NULL) return SPDL_E_INVALID;
+    *loader = NULL;
     memset(&known, 0, sizeof(known));
     if (desc != NULL) known = *desc;
     why = known.error != NULL ? known.error : &local;
     spdl__error_clear(why);
     result = spdl__allocator_check(&known.pipeline.allocator, "loader", why);
     if (result == SPDL_OK) {
-        l = (spdl_loader *)spdl__alloc_zeroed(&known.pipeline.allocator, 1, sizeof(*l),
-                                              sizeof(uint64_t));
+        l = (spdl_loader *)spdl__alloc_zeroed(&known.pipeline.allocator, 1, sizeof(*l), 8);
         if (l == NULL) result = spdl__error_set(why, SPDL_E_NOMEM, "spdl: loader: out of memory");
     }
     if (l == NULL) {
@@ -20870,275 +20074,97 @@ SPDL__COLD spdl_result spdl__loader_new(spdl_loader **loader, const spdl_loader_
     l->desc = known;
     l->desc.pipeline.error = &l->error;
     l->process = spdl__os_process_id(NULL);
-    l->memory = l->line = SPDL__NO_FILE;
-    spdl__name_copy(l->name, name != NULL ? name : "spdl");
+    l->rows = stages;
+    l->count = stage_count;
+    spdl__name_copy(l->name, known.name != NULL ? known.name : "spdl");
     spdl__error_clear(&l->error);
-    *loader = l;
-    return SPDL_OK;
-}
-
-/* Hands it out, or says why there is none. */
-SPDL__COLD spdl_result spdl__loader_opened(spdl_loader **loader, spdl_loader *l,
-                                           spdl_result result) {
+    result = spdl__loader_check(l);
+    if (result == SPDL_OK) result = spdl__loader_plan(l);
+    if (result == SPDL_OK) result = spdl__loader_reserve(l);
+    if (result == SPDL_OK) result = spdl__loader_launch(l);
     if (result == SPDL_OK) {
         *loader = l;
         return SPDL_OK;
     }
-    if (l->desc.error != NULL) *l->desc.error = l->error;
+    *why = l->error;
     (void)spdl__loader_log(l, result);
-    spdl_loader_close(l);
+    spdl__loader_release(l);
     return result;
 }
 
-/* No other process: the pipelines are here, and the trainer does the turns of all children. */
-SPDL__COLD spdl_result spdl__loader_inside(spdl_loader *l) {
-    int i;
-    if (l->layout.trainers > 1)
-        return spdl__loader_fail(l, SPDL_E_UNSUPPORTED,
-                                 "several trainers, but it runs in this process");
-    l->head = (spdl__shared_head *)spdl__alloc_zeroed(&l->desc.pipeline.allocator, 1,
-                                                      (size_t)l->layout.bytes, 4096);
-    if (l->head == NULL || !spdl__loader_build(l)) return spdl__loader_no_memory(l);
-    for (i = 0; i < l->layout.children; ++i) {
-        spdl__child *child = l->lane[i].child = spdl__child_new(l, i);
-        if (child == NULL) return spdl__loader_no_memory(l);
-        spdl__child_begin(child);
-        if (child->failure.result == SPDL_OK) continue;
-        l->error = child->failure;
-        return l->error.result;
-    }
-    spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
-               "spdl: loader '%s': its pipelines run in this process", l->name);
-    return SPDL_OK;
-}
-
-#if SPDL__OS_PROCESSES
-/* The memory, if there is room for it. */
-SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
-    const double mib = 1 << 20;
-    const spdl__layout *y = &l->layout;
-    const double bytes = (double)y->bytes / mib, slot = (double)y->stride / mib;
-    const uint64_t budget = y->bytes + l->desc.child_rss_limit * (uint64_t)y->children;
-    const spdl__os_room room = spdl__os_memory_room();
-    const double left = (double)room.left / mib;
-    const char *reason = "";
-    void *memory = NULL;
-    if (l->desc.arena_bytes > 0 && y->bytes > l->desc.arena_bytes)
-        return spdl__loader_fail(l, SPDL_E_LIMIT,
-                                 "no room: %.1f MiB wanted (%d children, %d slots each of %.1f "
-                                 "MiB), arena_bytes is %.1f MiB", bytes, y->children, y->slots,
-                                 slot, (double)l->desc.arena_bytes / mib);
-    if (budget <= room.left) reason = spdl__os_shared_make(&l->memory, &memory, y->bytes);
-    l->head = (spdl__shared_head *)memory;
-    if (reason != NULL)
-        return spdl__loader_fail(l, SPDL_E_LIMIT,
-                                 "no room: %.1f MiB wanted, %s is %.1f MiB, %.1f MiB of it are "
-                                 "left%s%s", *reason ? bytes : (double)budget / mib, room.what,
-                                 (double)room.limit / mib, left, *reason ? ": " : "", reason);
-    spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
-               "spdl: loader '%s': %.1f MiB are shared (%d children, %d slots each of %.1f MiB) of "
-               "the %.1f MiB that were left", l->name, bytes, y->children, y->slots, slot, left);
-    return spdl__loader_build(l) ? SPDL_OK : spdl__loader_no_memory(l);
-}
-
-/* Waits for what the supervisor says first. */
-SPDL__COLD spdl_result spdl__loader_greet(spdl_loader *l, uint64_t patience,
-                                          spdl__os_file *memory) {
-    spdl__hello hello;
-    const int got =
-        spdl__os_receive(l->line, &hello, sizeof(hello), memory, spdl_time_ns() + patience);
-    if (got != (int)sizeof(hello))
-        return spdl__loader_fail(l, SPDL_E_PROCESS, "its supervisor %s",
-                                 got < 0 ? "does not answer" : "has ended at once");
-    if (hello.result == SPDL_OK) return SPDL_OK;
-    hello.reason[sizeof(hello.reason) - 1] = '\0';
-    return spdl__loader_fail(l, hello.result == SPDL_E_UNSUPPORTED ? SPDL_E_UNSUPPORTED
-                                : hello.result == SPDL_E_INVALID   ? SPDL_E_INVALID
-                                                                   : SPDL_E_PROCESS,
-                             "its supervisor: %s", hello.reason);
-}
-
-/* Starts the supervisor: a copy of this process, or this program once more. */
-SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
-    const uint64_t patience = SPDL_SECONDS(60);
-    char variable[SPDL_NAME_BYTES + 80];
-    spdl__os_file ends[2] = { SPDL__NO_FILE, SPDL__NO_FILE };
-    const char *what = "lines", *reason = spdl__os_pair(ends);
-    (void)snprintf(variable, sizeof(variable), "%s=%d,%d,%s", SPDL__LOADER_VARIABLE, (int)ends[1],
-                   (int)l->memory, l->name);
-    if (reason == NULL) {
-        what = "process";
-        reason = l->desc.start == SPDL_LOADER_EXEC
-                     ? spdl__os_run_again(&l->supervisor, variable, ends[1], l->memory)
-                     : spdl__os_fork(&l->supervisor);
-    }
-    if (reason == NULL && l->supervisor == 0) {
-        (void)spdl__os_file_close(ends[0]);
-        l->line = ends[1];
-        spdl__supervisor_main(l, (int64_t)l->process);
-    }
-    (void)spdl__os_file_close(ends[1]);
-    l->line = ends[0];
-    return reason == NULL ? spdl__loader_greet(l, patience, NULL)
-                          : spdl__loader_fail(l, SPDL_E_PROCESS, "no %s: %s", what, reason);
-}
-
-/* The program was run again for a loader. If it is this one the call does not return. */
-SPDL__COLD void spdl__loader_serve(spdl_loader *l, const char *value) {
-    const spdl__shared_head *head;
-    const char *reason = NULL;
-    uint64_t bytes;
-    char *name;
-    l->line = (spdl__os_file)strtol(value, &name, 10);
-    l->memory = (spdl__os_file)strtol(name + (*name == ','), &name, 10);
-    if (*name != ',' || strcmp(name + 1, l->name) != 0) {
-        l->line = l->memory = SPDL__NO_FILE;
-        (void)spdl__loader_fail(l, SPDL_E_PROCESS,
-                                "this process is the supervisor of another one");
-        return;
-    }
-    spdl__os_inherited(SPDL__LOADER_VARIABLE, l->line, l->memory);
-    (void)spdl__os_file_length(l->memory, &bytes);
-    head = l->head = (spdl__shared_head *)spdl__os_shared_map(l->memory, bytes);
-    if (head == NULL || bytes < sizeof(*head) || head->hash != spdl__loader_hash())
-        reason = "it was built with another spdl.h";
-    else if (memcmp(&head->layout, &l->layout, sizeof(l->layout)) != 0 ||
-             memcmp(head->stage_name, l->stage_name, sizeof(l->stage_name)) != 0)
-        reason = "its main came to other rows";
-    else if (spdl__os_threads() > 1)
-        reason = "its main has started threads before it came to spdl_loader_open";
-    else if (!spdl__loader_build(l))
-        reason = "out of memory";
-    if (reason == NULL) spdl__supervisor_main(l, spdl__os_parent());
-    (void)spdl__hello_say(l, l->line, SPDL_E_PROCESS, reason, SPDL__NO_FILE);
-    spdl__os_process_exit(1);
-}
-
-SPDL__COLD spdl_result spdl__loader_outside(spdl_loader *l) {
-    const char *serves = spdl__os_environment(SPDL__LOADER_VARIABLE);
-    spdl_result result;
-    if (serves != NULL) {
-        spdl__loader_serve(l, serves);
-        return SPDL_OK; /* it has a failure, until main comes to the right one */
-    }
-    if (l->desc.start == SPDL_LOADER_AUTO && spdl__os_threads() > 1)
-        return spdl__loader_fail(l, SPDL_E_INVALID,
-                                 "this process has %llu threads, of which a child would have one: "
-                                 "open the loader before they are started, or say start = "
-                                 "SPDL_LOADER_FORK if they hold no lock that stages take, or "
-                                 "SPDL_LOADER_EXEC", (spdl__llu)spdl__os_threads());
-    if (l->desc.start == SPDL_LOADER_AUTO) l->desc.start = SPDL_LOADER_FORK;
-    result = spdl__loader_reserve(l);
-    return result == SPDL_OK ? spdl__loader_launch(l) : result;
-}
-
-/* The supervisor has been told, or never was there: it has some seconds. */
-SPDL__COLD void spdl__loader_await_end(spdl_loader *l) {
-    const uint64_t patience = 30 * (uint64_t)SPDL__LOADER_GRACE_NS; /* it may write a trace */
-    char message[16];
-    int how;
-    if (l->line != SPDL__NO_FILE) {
-        (void)spdl__os_send(l->line, "quit", 4, SPDL__NO_FILE);
-        if (spdl__os_receive(l->line, message, sizeof(message), NULL,
-                             spdl_time_ns() + patience) != 0)
-            spdl__os_process_kill(l->supervisor);
-    }
-    (void)spdl__os_process_ended(l->supervisor, true, &how);
-}
-
-/* The memory that the supervisor has sent: sizes are looked at before anything else is. */
-SPDL__COLD const char *spdl__loader_map(spdl_loader *l) {
-    const spdl__shared_head *head;
-    spdl__layout *y = &l->layout;
-    uint64_t bytes;
-    (void)spdl__os_file_length(l->memory, &bytes);
-    if (bytes < sizeof(*head)) return "its memory is too small";
-    head = l->head = (spdl__shared_head *)spdl__os_shared_map(l->memory, bytes);
-    y->bytes = bytes; /* for the release */
-    if (head == NULL) return "there is no address space for its memory";
-    spdl__os_shared_fill(l->head, bytes);
-    if (head->hash != spdl__loader_hash()) return "it was built with another spdl.h";
-    *y = head->layout;
-    if (y->children >= 1 && y->children <= SPDL_LOADER_CHILDREN && y->trainers > l->trainer &&
-        y->trainers <= SPDL_LOADER_TRAINERS && y->chunk >= 1 && y->slots >= 1 &&
-        y->slots <= SPDL__MAX_SPARE && y->quota >= 1 && y->quota <= y->slots && y->stages >= 1 &&
-        y->stages <= SPDL_MAX_STAGES && y->workers >= 1 && y->workers <= 1 << 16 &&
-        y->room <= (uint64_t)1 << 46 && y->head <= 1 << 30 && spdl__layout_plan(y) &&
-        memcmp(y, &head->layout, sizeof(*y)) == 0 && y->bytes == bytes)
-        return spdl__loader_build(l) ? NULL : "out of memory";
-    memset(y, 0, sizeof(*y));
-    y->bytes = bytes;
-    return "its memory makes no sense";
-}
-
-SPDL__COLD spdl_result spdl__loader_join(spdl_loader *l) {
-    const char *reason = spdl__os_meeting(&l->line, l->name, false);
-    spdl_result result;
-    if (reason != NULL)
-        return spdl__loader_fail(l, SPDL_E_NOT_FOUND,
-                                 "there is none of this name with several trainers (%s)", reason);
-    (void)spdl__hello_say(l, l->line, SPDL_OK, NULL, SPDL__NO_FILE);
-    result = spdl__loader_greet(l, SPDL__LOADER_GRACE_NS, &l->memory);
-    if (result == SPDL_OK) reason = spdl__loader_map(l);
-    return reason == NULL ? result : spdl__loader_fail(l, SPDL_E_UNSUPPORTED, "%s", reason);
-}
-#else
-SPDL__COLD spdl_result spdl__loader_join(spdl_loader *l) {
-    return spdl__loader_fail(l, SPDL_E_UNSUPPORTED, "no processes share memory here");
-}
-SPDL__COLD spdl_result spdl__loader_outside(spdl_loader *l) { return spdl__loader_join(l); }
-SPDL__COLD void spdl__loader_await_end(spdl_loader *l) { (void)l; }
-#endif
-
-/* Whether it may not have other processes, or a doctor asks for it. */
-SPDL__COLD bool spdl__loader_inside_only(const spdl_loader *l) {
-    const spdl_loader_start start = l->desc.start;
-    if (!SPDL__OS_PROCESSES || start == SPDL_LOADER_IN_PROCESS) return true;
-    if (!spdl__loader_doctored(l)) return false;
-    if (start != SPDL_LOADER_AUTO)
-        spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
-                   "spdl: loader '%s': no doctor in other processes: SPDL_LOADER_IN_PROCESS has "
-                   "one", l->name);
-    return start == SPDL_LOADER_AUTO;
-}
-
-SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
-                                      const spdl_stage *stages, size_t stage_count) {
-    spdl_loader *l;
-    spdl_result result;
-    if (loader == NULL) return SPDL_E_INVALID;
-    *loader = NULL;
-    result = spdl__loader_new(&l, desc, desc != NULL ? desc->name : NULL);
-    if (result != SPDL_OK) return result;
-    l->rows = stages;
-    l->count = stage_count;
-    result = spdl__loader_check(l);
-    if (result == SPDL_OK && spdl__loader_inside_only(l)) l->desc.start = SPDL_LOADER_IN_PROCESS;
-    if (result == SPDL_OK) result = spdl__loader_plan(l);
-    if (result == SPDL_OK)
-        result = l->desc.start == SPDL_LOADER_IN_PROCESS ? spdl__loader_inside(l)
-                                                         : spdl__loader_outside(l);
-    return spdl__loader_opened(loader, l, result);
-}
-
 SPDL_API void spdl_loader_close(spdl_loader *l) {
-    if (l == NULL) return;
-    if (l->process != spdl__os_process_id(NULL)) return; /* a fork of the trainer: not ours */
-    if (l->supervisor > 0) spdl__loader_await_end(l);
+    const uint64_t until = spdl_time_ns() + SPDL__LOADER_GRACE_NS * 3 / 2;
+    int how;
+    if (l == NULL || l->process != spdl__os_process_id(NULL)) return; /* a fork's: not ours */
+    spdl__store32(&l->shared->quits, 1);
+    spdl__os_shared_wake(&l->shared->emptied.word);
+    spdl__store32(&l->ledger->quits, 1);
+    spdl__os_process_wake(l->supervisor);
+    while (l->supervisor > 0 && spdl__os_process_ended(l->supervisor, &how) == 0) {
+        if (spdl_time_ns() >= until) spdl__os_process_kill(l->supervisor); /* and so the child */
+        spdl__os_shared_sleep(&l->ledger->ends, l->ledger->ends, spdl_time_ns() + 50000);
+    }
     spdl__loader_release(l);
 }
-
-SPDL_API spdl_result spdl_loader_attach(spdl_loader **loader, const char *name, int trainer,
-                                        const spdl_loader_desc *desc) {
-    spdl_loader *l;
-    spdl_result result;
-    if (loader == NULL || name == NULL) return SPDL_E_INVALID;
+#else /* no processes: nothing can be opened */
+SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
+                                      const spdl_stage *stages, size_t stage_count) {
+    (void)stages, (void)stage_count;
+    if (loader == NULL) return SPDL_E_INVALID;
     *loader = NULL;
-    result = spdl__loader_new(&l, desc, name);
-    if (result != SPDL_OK) return result;
-    l->desc.start = SPDL_LOADER_FORK;
-    l->trainer = trainer;
-    return spdl__loader_opened(loader, l, spdl__loader_join(l));
+    return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_UNSUPPORTED,
+                           "spdl: loader: there are no processes that share memory here: create a "
+                           "pipeline of the same rows");
+}
+SPDL_API void spdl_loader_close(spdl_loader *l) { (void)l; }
+SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
+                                      int64_t timeout_ns) {
+    (void)l, (void)batch, (void)timeout_ns;
+    return SPDL_E_INVALID;
+}
+SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
+    (void)l, (void)batch;
+    return SPDL_E_INVALID;
+}
+SPDL_API spdl_result spdl_loader_next_fn(void *l, void **item, int64_t timeout_ns) {
+    (void)l, (void)item, (void)timeout_ns;
+    return SPDL_E_INVALID;
+}
+SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
+    (void)l, (void)text, (void)bytes;
+    return SPDL_E_INVALID;
+}
+SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, int count,
+                                      int64_t timeout_ns, spdl_error *error) {
+    (void)l, (void)texts, (void)count, (void)timeout_ns;
+    return spdl__error_set(error, SPDL_E_INVALID, "spdl: spdl_loader_load: no loader");
+}
+SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
+    (void)l, (void)sequence, (void)timeout_ns;
+    return SPDL_E_INVALID;
+}
+SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
+    (void)l, (void)stats;
+    return SPDL_E_NOT_FOUND;
+}
+SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
+    (void)l;
+    memset(status, 0, sizeof(*status));
+}
+SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
+                                size_t *slot_bytes) {
+    (void)l, (void)base, (void)bytes, (void)slot_bytes;
+}
+SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) {
+    static const spdl_error none = { SPDL_E_UNSUPPORTED, -1, 0, "", "" };
+    (void)l;
+    return &none;
+}
+#endif
+
+SPDL_API void spdl_loader_batch_free(void *batch) {
+    const spdl_loader_batch *whole = (const spdl_loader_batch *)batch;
+    if (whole != NULL) (void)spdl_loader_done(whole->loader, whole);
 }
 
 #ifndef SPDL_NO_NPZ
@@ -26126,7 +25152,7 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
     } else {
         spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
         memcpy(p->trace->path, path, sizeof(path));
-        if (path[0] != '\0' && !spdl__child_trace(p->child, &p->trace->file, &p->trace->origin))
+        if (path[0] != '\0')
             failure = spdl__out_claim(&p->trace->file, p->trace->path, path);
     }
     if (failure == NULL && path[0] != '\0')
