@@ -1291,9 +1291,9 @@ SPDL_API void spdl_stop(spdl_task *task);
 /* >>state
    To go on where a run was interrupted: the trainer saves the pipeline's position as a line of text
    beside its model, and another run loads it. A position says what was *delivered to the trainer*.
-   What waits in the pipeline is not in it: that is made again. After a load the trainer gets, bit by
-   bit, what it would have got without the interruption, with any number of workers, any .concurrency
-   and .buffer_size, and with a loader process or without, if
+   What waits in the pipeline is not in it: that is made again. After a load the trainer gets, bit
+   by bit, what it would have got without the interruption, with any number of workers, any
+   .concurrency and .buffer_size, and with a loader process or without, if
      - the order is the same in every run, as said under Order in >>pipeline, and so are the rows
      - sources make the item with number spdl_sequence(task) of epoch spdl_epoch(task), or seek when
        the number is not the one after the last
@@ -2323,10 +2323,11 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    sampler rank of its own, taken in turn: examples/loaders_in_turn.c.
 
    Failures. What the child has handed out before is delivered first. Then spdl_loader_next returns
-   what the pipeline failed with, or SPDL_E_PROCESS when the child has ended: by which signal or with
-   which code (0 is one, too), in which call of which stage, or which calls were running. With
+   what the pipeline failed with, or SPDL_E_PROCESS when the child has ended: by which signal or
+   with which code (0 is one, too), in which call of which stage, or which calls were running. With
    max_restarts the child is started again at the item after the last batch that was handed out, if
-   the table has a position (see spdl_state_save). The trainer trusts nothing that a child can write.
+   the table has a position (see spdl_state_save). The trainer trusts nothing that a child can
+   write.
 
    Resume. spdl_loader_save and spdl_loader_load are spdl_state_save and spdl_state_load, with the
    same texts: a run may go on with a loader or without.
@@ -2348,8 +2349,8 @@ typedef struct spdl_loader_desc {
     spdl_pipeline_desc pipeline; /* of the child; without pool */
     int slots;                /* batches that are ready or the trainer's; default 4 */
     uint64_t arena_bytes;     /* the most that may be shared; 0: what there is room for */
-    double hang_timeout;      /* seconds for which the trainer waits for the child, in one call or in
-                                 several that time out, before the child is killed; 0: for ever */
+    double hang_timeout;      /* seconds for which the trainer waits, in one call or in several that
+                                 time out, before the child is killed; 0: for ever */
     int max_restarts;
     bool fork_with_threads;   /* fork although this process has threads: no lock that they hold is
                                  taken by stages. CUDA may be in use, but not in stages */
@@ -2946,7 +2947,7 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
        SPDL_FILES(files)       a source of paths (char), which belong to the list
        SPDL_TOKENS(tokens)     a source of windows (uint32_t), in memory of spdl_buffer: it, or the
                                SPDL_BATCH after it, says .item_bytes = spdl_tokens_bytes(tokens)
-       SPDL_TOKENS16(tokens)   the same of uint16_t, with .item_bytes = spdl_tokens_bytes(tokens) / 2
+       SPDL_TOKENS16(tokens)   the same of uint16_t, with half of these .item_bytes
        SPDL_FILES_AT(files), SPDL_TOKENS_AT(tokens), SPDL_TOKENS16_AT(tokens)
                                pipes: the path or the window that an spdl_index names
        SPDL_TAR(desc), SPDL_LINES(desc)
@@ -4560,8 +4561,8 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 /* ============================================================================================= */
 /* >>os-process
    Processes and the memory they share, for >>loader-impl alone: Linux. Where there are none
-   SPDL__OS_PROCESSES is 0. A process is known by its id; a text that is returned says why not, as in
-   >>os, and what is open then is the caller's. */
+   SPDL__OS_PROCESSES is 0. A process is known by its id; a text that is returned says why not, as
+   in >>os, and what is open then is the caller's. */
 
 #if SPDL__LINUX
 #define SPDL__OS_PROCESSES 1
@@ -17862,8 +17863,8 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
 
 /* ============================================================================================= */
 /* >>sampler-impl
-   Orders are functions of (seed, epoch, position). What a shuffle needs more of, keys or a table, is
-   kept for one epoch at a time and made anew when another is asked for: so one thread calls at a
+   Orders are functions of (seed, epoch, position). What a shuffle needs more of, keys or a table,
+   is kept for one epoch at a time and made anew when another is asked for: so one thread calls at a
    time, which also holds for the calls of a source. What >>state asks from the trainer's thread
    looks at ranks and `from` alone, which do not change meanwhile. */
 
@@ -18748,8 +18749,8 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
 /* ============================================================================================= */
 /* >>loader-impl
    Who is there. The trainer's process opens a loader. The child makes batches and publishes them;
-   the trainer takes them in order. The supervisor, between the two, starts the child and says how it
-   ended: it is the child's parent, as a thread of the trainer may end before its process does.
+   the trainer takes them in order. The supervisor, between the two, starts the child and says how
+   it ended: it is the child's parent, as a thread of the trainer may end before its process does.
 
    What they share. The arena: a struct spdl__shared, a ring of entries, notes of calls, a word for
    each slot, and the slots. And the ledger, a page that the child unmaps before it calls anything:
@@ -18770,17 +18771,17 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
    counts anew, and the supervisor wakes the trainer if it sleeps. (tests/model/loader.pml)
 
    Sleep. Both sides look some times, then wait for a word that the other one changes: `filled` by
-   the child that publishes and by the supervisor, `emptied` by the trainer that is done, commands or
-   quits. A waiter counts itself, does a full barrier and looks again; the other side changes what is
-   waited for, does a full barrier and looks whether somebody counts. So one of both sees the other,
-   and no call is made when nobody sleeps. Both wake now and then all the same, should a count have
-   been overwritten. A batch that is only taken wakes nobody: the ring has room for more entries than
-   there are batches; only ends fill it.
+   the child that publishes and by the supervisor, `emptied` by the trainer that is done, commands
+   or quits. A waiter counts itself, does a full barrier and looks again; the other side changes
+   what is waited for, does a full barrier and looks whether somebody counts. So one of both sees
+   the other, and no call is made when nobody sleeps. Both wake now and then all the same, should a
+   count have been overwritten. A batch that is only taken wakes nobody: the ring has room for more
+   entries than there are batches; only ends fill it.
 
-   Commands. The trainer writes a position, where the ring is at, and `command`; the child starts its
-   pipeline there, takes back what was published since, and writes `ack`. A child that begins obeys
-   the last command, or goes on where the last entry says: a load, a rewind and a restart are one
-   call (spdl__child_go).
+   Commands. The trainer writes a position, where the ring is at, and `command`; the child starts
+   its pipeline there, takes back what was published since, and writes `ack`. A child that begins
+   obeys the last command, or goes on where the last entry says: a load, a rewind and a restart are
+   one call (spdl__child_go).
 
    Threads: in the child all of this runs on its main thread, which is its pipeline's trainer, but
    for notes (any worker). The supervisor has one thread. In the trainer's process it is the
@@ -18900,7 +18901,7 @@ struct spdl_loader {
 
 /* A slot, as the child sees it. */
 typedef struct spdl__child_slot {
-    void *item;    /* lent to the trainer, by the main thread; the slot itself: by an earlier life */
+    void *item;    /* lent to the trainer, by the main thread; itself: by an earlier life */
     uint32_t used; /* by any thread */
 } spdl__child_slot;
 
@@ -19642,7 +19643,7 @@ SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l) {
     int how;
     if (l->asked_ns != 0 && now - l->asked_ns > SPDL__LOADER_GRACE_NS)
         spdl__os_process_kill(l->supervisor); /* it does nothing, either */
-    if (spdl__os_process_ended(l->supervisor, &how) != 0) {
+    if (spdl__os_process_ended(l->supervisor, &how) == 1) {
         spdl__os_group_kill(l->ledger->process); /* and what it has started */
         (void)spdl__loader_fail(l, SPDL_E_PROCESS,
                                 "its supervisor (process %lld) has ended, and the child with it",
@@ -20100,8 +20101,12 @@ SPDL_API void spdl_loader_close(spdl_loader *l) {
     spdl__os_shared_wake(&l->shared->emptied.word);
     spdl__store32(&l->ledger->quits, 1);
     spdl__os_process_wake(l->supervisor);
-    while (l->supervisor > 0 && spdl__os_process_ended(l->supervisor, &how) == 0) {
-        if (spdl_time_ns() >= until) spdl__os_process_kill(l->supervisor); /* and so the child */
+    while (l->supervisor > 0) {
+        const int ended = spdl__os_process_ended(l->supervisor, &how);
+        if (ended == 1) break;
+        if (ended < 0 || spdl_time_ns() >= until) /* and so the child */
+            spdl__os_process_kill(l->supervisor);
+        if (ended < 0) break;
         spdl__os_shared_sleep(&l->ledger->ends, l->ledger->ends, spdl_time_ns() + 50000);
     }
     spdl__loader_release(l);

@@ -1,7 +1,7 @@
-/* The loader in a process of its own: batches lie in shared memory, and the trainer reads them where
-   they were written. A child that is killed is started again at the very next batch; a run that
-   stops goes on from a line of text, with a loader or without; the trainer sees the same numbers as
-   ever.
+/* The loader in a process of its own: batches lie in shared memory, and the trainer reads them
+   where they were written. A child that is killed is started again at the very next batch; a run
+   that stops goes on from a line of text, with a loader or without; the trainer sees the same
+   numbers as ever.
 
        cc -O2 -I. examples/loader_process.c -o loader_process -lpthread
 

@@ -36,7 +36,8 @@ int main(void) {
     int taken[3] = { 0 }, failed, i;
 
     if (spdl_mixture_create(&m, &(spdl_mixture_desc){
-            .sources = 3, .weights = weights, .error = &error }) != SPDL_OK) return puts(error.text), 1;
+            .sources = 3, .weights = weights, .error = &error }) != SPDL_OK)
+        return puts(error.text), 1;
     if (spdl_ranks_from_env(&ranks, NULL) != SPDL_OK) ranks = (spdl_ranks){ 0, 2 };
     if (spdl_sampler_create(&mixed, &(spdl_sampler_desc){
             .order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = sources, .draws = 1000,

@@ -12,8 +12,10 @@ __attribute__((unused)) static int fork_or_not(void);
 #include "test.h"
 
 #include <dirent.h>
-#include <sched.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 
 static int fork_or_not(void) {
     if (forks_left == 0) {
@@ -407,8 +409,9 @@ static void the_call_that_crashed_is_known(void) {
                                        .ctx = shared_flag()), SPDL_SINK(2))) == SPDL_OK);
     while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
         CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
-    CHECK_STR(spdl_loader_error(l)->text, "spdl: loader 'spdl': the child was killed by SIGABRT, in "
-                                          "stage 1 'crashes_beside_another', item 5");
+    CHECK_STR(spdl_loader_error(l)->text,
+              "spdl: loader 'spdl': the child was killed by SIGABRT, in stage 1 "
+              "'crashes_beside_another', item 5");
     CHECK_EQ(spdl_loader_error(l)->item, 5);
     spdl_loader_close(l);
     all_gone();
@@ -659,7 +662,8 @@ static void a_table_without_a_position_is_not_started_again(void) {
     while ((result = spdl_loader_next(l, &batch, SPDL_SECONDS(15))) == SPDL_OK)
         CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
     CHECK_EQ(result, SPDL_E_PROCESS);
-    CHECK(strstr(spdl_loader_error(l)->text, "it is not started again: the position of this pipeline cannot be saved: SPDL_FROM") != NULL);
+    CHECK(strstr(spdl_loader_error(l)->text, "it is not started again: the position of this "
+                                             "pipeline cannot be saved: SPDL_FROM") != NULL);
     spdl_loader_close(l);
     all_gone();
 }
@@ -707,7 +711,7 @@ static void they_end_with_the_trainer(void) {
     }
 }
 
-/* What a stage has started ends with the child, however that ends; and SIGTERM can end it before. */
+/* What a stage has started ends with the child, however that ends; SIGTERM can end it before. */
 SPDL_FN(starts_a_program, record, record) {
     int *pipes = (int *)spdl_ctx(task);
     *out = in;
@@ -813,6 +817,53 @@ static void an_exit_is_the_childs_own(void) {
     close(file);
     unlink(path);
     all_gone();
+}
+
+/* One system call fails with ENOSYS from now on, here and in all that are forked; of prctl only the
+   signal of a parent's end. */
+static bool call_fails(unsigned number, bool first_argument_is_1) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 1, 0, first_argument_is_1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = { sizeof code / sizeof code[0], code };
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+/* A child that cannot be waited for is not gone: it is killed, and none is started beside it. */
+static void processes_that_cannot_be_waited_for(void) {
+    TEST_NEEDS_PROCESSES();
+    if (TEST_SANITIZED) TEST_SKIP("a sanitizer makes calls of its own");
+    CHECK_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), 0);
+    for (int how = 0; how < 2; ++how) {
+        int status = 0;
+        const pid_t trainer = fork();
+        if (trainer == 0) {
+            spdl_loader_desc desc = desc_of(1);
+            spdl_loader_batch batch;
+            spdl_loader *l;
+            const char *says = how == 0 ? "could not be waited for" : "could not be started";
+            if (!call_fails(how == 0 ? SYS_wait4 : SYS_prctl, how == 1)) _exit(77);
+            desc.max_restarts = 3;
+            if (spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100000), SPDL_SINK(2))) != SPDL_OK)
+                _exit(1);
+            while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
+                (void)spdl_loader_done(l, &batch);
+            if (strstr(spdl_loader_error(l)->text, says) == NULL) _exit(2);
+            spdl_loader_close(l);
+            _exit(0);
+        }
+        CHECK_EQ(waitpid(trainer, &status, 0), trainer);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 77) TEST_SKIP("needs seccomp");
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        for (int i = 0; i < 100 && (waitpid(-1, NULL, WNOHANG) >= 0); ++i) usleep(10000);
+        all_gone();
+    }
 }
 
 /* Whatever stands still, a close does not take long. */
@@ -1517,6 +1568,7 @@ TEST_TABLE(loader) {
     TEST_CASE(programs_end_with_the_child),
     TEST_CASE(an_exit_is_the_childs_own),
     TEST_CASE(a_close_is_short),
+    TEST_CASE(processes_that_cannot_be_waited_for),
     TEST_CASE(a_hang_of_both_is_found),
     TEST_CASE(an_item_elsewhere_is_an_error),
     TEST_CASE(scribbles_are_survived),

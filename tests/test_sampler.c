@@ -626,7 +626,8 @@ static int describe(const spdl_sampler *s, uint64_t epoch, char text[SPDL_STATE_
     return (int)line.length - 1;
 }
 
-/* What remains from a position on is dealt in order, to any number of ranks; other epochs are whole. */
+/* What remains from a position on is dealt in order, to any number of ranks; other epochs are
+   whole. */
 static void the_rest_of_an_epoch_is_dealt_anew(void) {
     for (int tail = 0; tail < 3; ++tail)
         for (int to = 1; to <= 12; ++to) {
