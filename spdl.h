@@ -1303,13 +1303,10 @@ SPDL_API void spdl_stop(spdl_task *task);
        with spdl_flushing first, for what it has gathered by then, and its results are freed.
    What is taken ahead of the trainer, to a cache, a GPU or another thread, counts as delivered.
 
-   Costs. Rows before the first SPDL_BATCH, or all if there is none, are called again for what was
-   under way. Rows that make several results, or gather, may be called again for the item or batch
-   at hand, or for the whole epoch up to the position; results that were delivered are freed.
-
-   No position has a table whose items are pushed (SPDL_FEED), come from SPDL_FROM, or come in an
-   order that is not always the same (SPDL_ORDER_COMPLETION, merges that take what is ready); nor a
-   pipeline whose doctor replays items.
+   A load calls rows again for what was under way; those that make several results, or gather, for
+   the item or batch at hand, or the whole epoch up to the position. No position has a table whose
+   items are pushed (SPDL_FEED), come from SPDL_FROM, or come in an order that is not always the
+   same (SPDL_ORDER_COMPLETION, merges that take what is ready); nor one whose doctor replays items.
 
    Ranks. With SPDL_INDEX each rank saves a text of its own. As many ranks as before load their own.
    Another number of ranks loads the texts of all, at each rank the same ones, saved where all ranks
@@ -2109,8 +2106,7 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
 /* >>sampler
    A sampler says which item comes when: in order, shuffled, in shuffled blocks, mixed from several
    data sets, or by a function of yours; and which rank gets it. Everything is arithmetic: any
-   position of any epoch can be asked for at any time, on any machine. The row SPDL_INDEX(sampler)
-   makes a pipeline's items of it.
+   position of any epoch can be asked for at any time, on any machine.
 
        spdl_sampler_desc desc = { 0 };
        desc.count = 1000000;                       indices 0 to 999,999
@@ -2124,14 +2120,13 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
    are best read in one go. A mixture, if data sets have shares. A function for all else: weighted
    draws (examples/weighted.c), curricula, blocks of different sizes.
 
-   Words. An epoch has positions from 0, and the order puts an index on each. Rank r of w takes the
-   positions r, r + w, r + 2w and so on: its items number 0, 1, 2. Of a mixture a rank takes one of
-   each w positions too, but not always the same one, so that its share of each source is that of
-   all. The order depends on the desc and the epoch alone. The epoch is hashed together with the
-   seed: no two pairs of them share an order.
-
-   Costs. An index takes 10 to 15 ns, and a sampler 1.3 KB for any count. Up to 4,096 indices or
-   blocks are shuffled in a table of 8 KB, as a true shuffle; more by a permutation made of hashes.
+   An epoch has positions from 0, and the order puts an index on each. Rank r of w takes the
+   positions r, r + w, r + 2w and so on: its items number 0, 1, 2. (Of a mixture it takes one of
+   each w, but not always the same one: its share of each source is that of all.) The order depends
+   on the desc and the epoch alone; no two pairs of seed and epoch share one. An index takes 10 to
+   15 ns, a
+   sampler 1.3 KB. Up to 4,096 indices or blocks are shuffled in a table of 8 KB, as a true shuffle;
+   more by a permutation made of hashes.
 
    Unless a block says otherwise: any thread may call, nothing blocks, what is passed is only read,
    and *_create gives what the caller destroys, or NULL with a text in desc->error. Calls for one
@@ -2148,8 +2143,7 @@ typedef struct spdl_index {
 typedef enum spdl_sampler_order {
     SPDL_SAMPLE_SEQUENTIAL,
     SPDL_SAMPLE_SHUFFLED,
-    SPDL_SAMPLE_BLOCKS,   /* blocks of .block indices in shuffled order, each read from its begin
-                             to its end; the last block may be shorter */
+    SPDL_SAMPLE_BLOCKS,   /* blocks of .block indices, shuffled, each from its begin to its end */
     SPDL_SAMPLE_FUNCTION, /* what index_fn says */
     SPDL_SAMPLE_MIXTURE   /* other samplers, mixed */
 } spdl_sampler_order;
@@ -2175,8 +2169,8 @@ typedef struct spdl_mixture spdl_mixture;
 typedef struct spdl_sampler_desc {
     spdl_sampler_order order;
     uint64_t count;     /* indices, 1 to 2^63; of a mixture leave it 0 */
-    uint64_t draws;     /* positions in an epoch; default `count`, of a mixture its length. More
-                           than `count` only with index_fn */
+    uint64_t draws;     /* positions in an epoch: more than `count` only with index_fn; default
+                           `count`, of a mixture its length */
     uint64_t seed;
     spdl_ranks ranks;
     spdl_tail tail;
@@ -2242,10 +2236,10 @@ typedef struct spdl_mixture_desc {
     spdl_error *error;       /* optional: says why create failed */
 } spdl_mixture_desc;
 
-/* Makes a mixture: which source each position takes its item from, without state. After any number
-   of positions no source is off its share by 1.7 items or more, counted from the begin or from the
-   last end of a source. From 2^50 positions on rounding adds to that. Costs 24 bytes a source, with
-   SPDL_MIXTURE_GO_ON again for each source that ends.
+/* Makes a mixture: which source each position takes its item from. After any number of positions no
+   source is off its share by 1.7 items or more, counted from the begin or the last end of a source
+   (beyond 2^50 positions rounding adds to that). Costs 24 bytes a source, with SPDL_MIXTURE_GO_ON
+   again for each source that ends.
    Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_LIMIT: more than 2^22
             sources, counted again for each end; SPDL_E_NOMEM. */
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc);
@@ -2253,9 +2247,8 @@ SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixt
 /* Frees a mixture. NULL is allowed. */
 SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture);
 
-/* Which source a position takes its item from, and which item of that source, from 0. With
-   SPDL_MIXTURE_REPEAT and lengths the item is less than the length. It takes about 4 ns for each
-   time that the sources have to be halved.
+/* Which source a position takes its item from, and which item of that source, from 0; with
+   SPDL_MIXTURE_REPEAT less than its length.
    Returns: SPDL_OK; SPDL_END: the mixture is shorter.
    Threads: any number at a time. */
 SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
@@ -2270,16 +2263,26 @@ SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture);
        SPDL_INDEX(sampler, .continuous = true)
    Before C++20: SPDL_INDEX(sampler).with_continuous(true). */
 /* clang-format off */
-#define SPDL_INDEX(...) SPDL__INDEX_ROW(__VA_ARGS__, SPDL__LINE)
+#define SPDL_INDEX(...)                                                                            \
+    SPDL__OWN_ROW(SOURCE, &spdl_index_spdl, spdl_sampler, sizeof(spdl_index), spdl_buffer_free,    \
+                  NULL, false, __VA_ARGS__, SPDL__LINE)
+/* A row of a function of the library's: what a program does not say of it is set. */
 #if !defined(__cplusplus)
-#define SPDL__INDEX_ROW(sampler_, ...)                                                             \
-    SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index,                                                     \
-                 .ctx = SPDL__UNCONST((const spdl_sampler *)(sampler_)),                           \
-                 .item_bytes = sizeof(spdl_index), .free_item = spdl_buffer_free, __VA_ARGS__)
+#define SPDL__OWN_ROW(kind_, fn_, type_, bytes_, free_, free_state_, again_, ctx_, ...)            \
+    { .kind = SPDL_KIND_##kind_, .fn = fn_, .file = __FILE__, .item_bytes = bytes_,                \
+      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), .free_item = free_, .again = again_,            \
+      .free_state = free_state_, __VA_ARGS__ }
 #else
-#define SPDL__INDEX_ROW(sampler_, ...)                                                             \
-    spdl__ctx_row<spdl_sampler>(SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index, __VA_ARGS__), sampler_, \
-                                spdl_buffer_free, NULL, sizeof(spdl_index))
+#define SPDL__OWN_ROW(kind_, fn_, type_, bytes_, free_, free_state_, again_, ctx_, ...)            \
+    spdl__ctx_row<type_>(SPDL__OWN_STAGE(SPDL_KIND_##kind_, fn_, __VA_ARGS__), ctx_, free_,        \
+                         free_state_, bytes_)
+#if __cplusplus >= 202002L
+#define SPDL__OWN_STAGE(kind_, fn_, ...)                                                           \
+    spdl_stage{ .kind = kind_, .fn = fn_, .file = __FILE__, __VA_ARGS__ }
+#else
+#define SPDL__OWN_STAGE(kind_, fn_, ...)                                                           \
+    spdl__row(kind_, fn_, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)
+#endif
 #endif
 /* clang-format on */
 
@@ -2314,23 +2317,18 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    spdl_buffer. Rows after it hand on what they get. Its blocks are slots of the shared memory (the
    arena): as many as the pipeline itself can have in use, and desc.slots.
 
-   Processes. Open forks a supervisor from this process, and that forks the child, now and when it
-   has to be started again: rows, ctx and all memory are there as they were at open. A fork copies
-   one thread alone, so open refuses when the process has others, unless fork_with_threads is set.
-   Open loaders first of all, before threads, CUDA and large allocations. Both processes ignore
-   SIGINT, SIGTERM and the like; they end with the process that opened the loader, however it ends,
-   and so do programs that a stage has started. Several children are several loaders, each with a
-   sampler rank of its own, taken in turn: examples/loaders_in_turn.c.
+   Processes. Open forks a supervisor, and that forks the child, now and when it has to be started
+   again: rows, ctx and all memory are there as they were at open. A fork copies one thread alone,
+   so open refuses when the process has others. Open loaders first of all, before threads, CUDA and
+   large allocations. Both processes ignore SIGINT, SIGTERM and the like; they end with the process
+   that opened the loader, however it ends, and so do programs that a stage has started. Several
+   children are several loaders, taken in turn: examples/loaders_in_turn.c.
 
    Failures. What the child has handed out before is delivered first. Then spdl_loader_next returns
    what the pipeline failed with, or SPDL_E_PROCESS when the child has ended: by which signal or
    with which code (0 is one, too), in which call of which stage, or which calls were running. With
-   max_restarts the child is started again at the item after the last batch that was handed out, if
-   the table has a position (see spdl_state_save). The trainer trusts nothing that a child can
-   write.
-
-   Resume. spdl_loader_save and spdl_loader_load are spdl_state_save and spdl_state_load, with the
-   same texts: a run may go on with a loader or without.
+   max_restarts the child is started again after the last batch that was handed out, if the table
+   has a position (see spdl_state_save). The trainer trusts nothing that a child can write.
 
    Memory. Open reserves the arena: if the cgroup or the machine has no room for it, open says so,
    and no page of it can be missing later. To bound what a child uses of its own, call setrlimit in
@@ -2338,8 +2336,7 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    Kubernetes pod, all of them: then no one is left to report it.
 
    Seeing inside. Reports, statistics and traces of desc.pipeline are made in the child, and its
-   log_fn, report_fn and event_fn are called there; log_fn of desc is called in the trainer. There
-   is no doctor in a child: create a pipeline of the same rows for that.
+   log_fn, report_fn and event_fn are called there. There is no doctor in a child.
 
    Unless a block says otherwise: the trainer calls (one thread at a time), nothing blocks, and what
    a function hands out is the loader's, valid until it is closed. In the child of a fork of the
@@ -2352,8 +2349,7 @@ typedef struct spdl_loader_desc {
     double hang_timeout;      /* seconds for which the trainer waits, in one call or in several that
                                  time out, before the child is killed; 0: for ever */
     int max_restarts;
-    bool fork_with_threads;   /* fork although this process has threads: no lock that they hold is
-                                 taken by stages. CUDA may be in use, but not in stages */
+    bool fork_with_threads;   /* open all the same: no stage takes a lock that they hold */
     const char *name;         /* for messages; default "spdl" */
     spdl_logger logger;       /* in this process */
     spdl_error *error;        /* optional: says why open failed */
@@ -2382,9 +2378,8 @@ typedef struct spdl_loader_status {
     uint64_t wait_ns;         /* time it waited for them */
 } spdl_loader_status;
 
-/* Checks the rows as spdl_pipeline_create does, reserves the arena, and starts the processes. A
-   failure of theirs comes with spdl_loader_next. Rows are copied; ctx pointers must outlive the
-   loader.
+/* Checks the rows as spdl_pipeline_create does, reserves the arena, and starts the processes, whose
+   failures come with spdl_loader_next. ctx pointers must outlive the loader.
    Returns: SPDL_OK; what spdl_pipeline_create returns for wrong rows; SPDL_E_INVALID (a field, or
             threads); SPDL_E_NOMEM; SPDL_E_LIMIT (arena_bytes, or no room); SPDL_E_PROCESS (no
             process could be started); SPDL_E_UNSUPPORTED (SPDL_FEED, or not on this system).
@@ -2422,17 +2417,17 @@ SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t time
 /* spdl_loader_done of what spdl_loader_next_fn gave. NULL is allowed; fits free_item. */
 SPDL_API void spdl_loader_batch_free(void *batch);
 
-/* The position after what spdl_loader_next returned last, as spdl_state_save.
-   Returns: as spdl_state_save; SPDL_E_PROCESS: the child has not begun, and never will;
-            SPDL_E_CHECKSUM: what it wrote makes no sense.
+/* The position after what spdl_loader_next returned last: the text of spdl_state_save. A run may go
+   on with a loader or without.
+   Returns: as spdl_state_save; SPDL_E_PROCESS; SPDL_E_CHECKSUM: the child's text makes no sense.
    Blocks:  before the first batch: until the child has begun. */
 SPDL_API int spdl_loader_save(spdl_loader *loader, char *text, size_t bytes);
 
 /* Goes on at the position of a text, in the same process, as spdl_state_load. Batches that are
    ready are dropped; those that the trainer holds stay its. A failure of the pipeline is forgotten;
    a process that has ended stays gone. After a refusal all is as before.
-   Returns: as spdl_state_load; SPDL_TIMEOUT: the next call of load, rewind, save or next waits on;
-            SPDL_E_LIMIT: texts of more than some 150 ranks; SPDL_E_PROCESS.
+   Returns: as spdl_state_load; SPDL_TIMEOUT: the next call waits on; SPDL_E_LIMIT: texts of more
+            than some 150 ranks; SPDL_E_PROCESS.
    Blocks:  until the calls at hand have returned, or up to timeout_ns. */
 SPDL_API spdl_result spdl_loader_load(spdl_loader *loader, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error);
@@ -2457,8 +2452,7 @@ SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *st
 SPDL_API void spdl_loader_read(const spdl_loader *loader, spdl_loader_status *status);
 
 /* Where the slots are: one block of memory, at a page border, with a slot of *slot_bytes after the
-   other (a batch's data lie in one). For spdl_cuda_adopt(cuda, base, bytes, slot_bytes). Each
-   pointer may be NULL.
+   other: for spdl_cuda_adopt(cuda, base, bytes, slot_bytes). Each pointer may be NULL.
    Threads: any. */
 SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *bytes,
                                 size_t *slot_bytes);
@@ -2822,11 +2816,10 @@ typedef struct spdl_files_desc {
 typedef struct spdl_files spdl_files;
 
 /* Lists files. `path` is a file; a folder: the files in it; a pattern with * and ?, also for
-   folders, as "train-?/a*.tar"; or @list.txt, which has a path on each line, relative to the
-   folder of list.txt. Files come in the order of the bytes of their paths, which is the same on
-   every machine; those of a list in its order. Names that begin with a dot are left out, unless the
-   pattern or the list has the dot. No file stays open.
-   Returns: SPDL_OK; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the list),
+   folders, as "train-?/a*.tar"; or @list.txt, which has a path on each line, relative to its own
+   folder. Files come in the order of the bytes of their paths, the same on every machine; those of
+   a list in its order. Names that begin with a dot need one in the pattern or the list. Returns:
+   SPDL_OK; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the list),
             SPDL_E_LIMIT (max_files; paths over 4095 bytes, 32 folders deep), SPDL_E_NOMEM,
             SPDL_E_INVALID. With SPDL_NO_THREADS there are no folders: SPDL_E_IO. */
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
@@ -2868,10 +2861,9 @@ SPDL_API void spdl_record_free(void *record);
    Returns: the record, or NULL. */
 SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extension);
 
-/* Files that are read record by record, from the first to the last. Tar archives may be ustar, GNU,
-   pax or older; the plain files in them are handed on. Checksums are verified; an archive without
-   an empty block at its end was cut off. Lines end in LF or CR LF, or with the file. Memory does
-   not grow with the file: 64 KB and a record. */
+/* Files that are read record by record. Tar archives may be ustar, GNU, pax or older; the plain
+   files in them are handed on. Checksums are verified; an archive without an empty block at its end
+   was cut off. Lines end in LF or CR LF, or with the file. Memory: 64 KB and a record. */
 typedef enum spdl_records_kind { SPDL_RECORDS_TAR, SPDL_RECORDS_LINES } spdl_records_kind;
 
 typedef struct spdl_records_desc {
@@ -2964,30 +2956,11 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 #define SPDL_TOKENS16_AT(...) SPDL__FILE_ROW(PIPE, 5, spdl_tokens, __VA_ARGS__, SPDL__LINE)
 #define SPDL_TAR(...)   SPDL__RECORDS_ROW(6, __VA_ARGS__, SPDL__LINE)
 #define SPDL_LINES(...) SPDL__RECORDS_ROW(7, __VA_ARGS__, SPDL__LINE)
-#if !defined(__cplusplus)
-#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
-    { .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,                 \
-      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), __VA_ARGS__ }
-#define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
-    { .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,                    \
-      .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
-      .free_item = spdl_record_free, .free_state = spdl_records_close, __VA_ARGS__ }
-#else
-#if __cplusplus >= 202002L
-#define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
-    spdl_stage{ .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,       \
-                __VA_ARGS__ }
-#else
-#define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
-    spdl__row(SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), \
-              0, NULL)
-#endif
-#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
-    spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, NULL)
-#define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
-    spdl__ctx_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__),                  \
-                                     desc_, spdl_record_free, spdl_records_close)
-#endif
+#define SPDL__FILE_ROW(kind_, which_, type_, ...)                                                  \
+    SPDL__OWN_ROW(kind_, &spdl__file_rows[which_], type_, 0, NULL, NULL, false, __VA_ARGS__)
+#define SPDL__RECORDS_ROW(which_, ...)                                                             \
+    SPDL__OWN_ROW(PIPE, &spdl__file_rows[which_], spdl_records_desc, 0, spdl_record_free,          \
+                  spdl_records_close, true, __VA_ARGS__)
 /* clang-format on */
 
 #if !defined(SPDL_STATIC)
