@@ -2263,26 +2263,16 @@ SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture);
        SPDL_INDEX(sampler, .continuous = true)
    Before C++20: SPDL_INDEX(sampler).with_continuous(true). */
 /* clang-format off */
-#define SPDL_INDEX(...)                                                                            \
-    SPDL__OWN_ROW(SOURCE, &spdl_index_spdl, spdl_sampler, sizeof(spdl_index), spdl_buffer_free,    \
-                  NULL, false, __VA_ARGS__, SPDL__LINE)
-/* A row of a function of the library's: what a program does not say of it is set. */
+#define SPDL_INDEX(...) SPDL__INDEX_ROW(__VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
-#define SPDL__OWN_ROW(kind_, fn_, type_, bytes_, free_, free_state_, again_, ctx_, ...)            \
-    { .kind = SPDL_KIND_##kind_, .fn = fn_, .file = __FILE__, .item_bytes = bytes_,                \
-      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), .free_item = free_, .again = again_,            \
-      .free_state = free_state_, __VA_ARGS__ }
+#define SPDL__INDEX_ROW(sampler_, ...)                                                             \
+    SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index,                                                     \
+                 .ctx = SPDL__UNCONST((const spdl_sampler *)(sampler_)),                           \
+                 .item_bytes = sizeof(spdl_index), .free_item = spdl_buffer_free, __VA_ARGS__)
 #else
-#define SPDL__OWN_ROW(kind_, fn_, type_, bytes_, free_, free_state_, again_, ctx_, ...)            \
-    spdl__ctx_row<type_>(SPDL__OWN_STAGE(SPDL_KIND_##kind_, fn_, __VA_ARGS__), ctx_, free_,        \
-                         free_state_, bytes_)
-#if __cplusplus >= 202002L
-#define SPDL__OWN_STAGE(kind_, fn_, ...)                                                           \
-    spdl_stage{ .kind = kind_, .fn = fn_, .file = __FILE__, __VA_ARGS__ }
-#else
-#define SPDL__OWN_STAGE(kind_, fn_, ...)                                                           \
-    spdl__row(kind_, fn_, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)
-#endif
+#define SPDL__INDEX_ROW(sampler_, ...)                                                             \
+    spdl__ctx_row<spdl_sampler>(SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index, __VA_ARGS__), sampler_, \
+                                spdl_buffer_free, NULL, sizeof(spdl_index))
 #endif
 /* clang-format on */
 
@@ -2818,8 +2808,8 @@ typedef struct spdl_files spdl_files;
 /* Lists files. `path` is a file; a folder: the files in it; a pattern with * and ?, also for
    folders, as "train-?/a*.tar"; or @list.txt, which has a path on each line, relative to its own
    folder. Files come in the order of the bytes of their paths, the same on every machine; those of
-   a list in its order. Names that begin with a dot need one in the pattern or the list. Returns:
-   SPDL_OK; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the list),
+   a list in its order. Names that begin with a dot need one in the pattern or the list.
+   Returns: SPDL_OK; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the list),
             SPDL_E_LIMIT (max_files; paths over 4095 bytes, 32 folders deep), SPDL_E_NOMEM,
             SPDL_E_INVALID. With SPDL_NO_THREADS there are no folders: SPDL_E_IO. */
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
@@ -2956,11 +2946,30 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 #define SPDL_TOKENS16_AT(...) SPDL__FILE_ROW(PIPE, 5, spdl_tokens, __VA_ARGS__, SPDL__LINE)
 #define SPDL_TAR(...)   SPDL__RECORDS_ROW(6, __VA_ARGS__, SPDL__LINE)
 #define SPDL_LINES(...) SPDL__RECORDS_ROW(7, __VA_ARGS__, SPDL__LINE)
-#define SPDL__FILE_ROW(kind_, which_, type_, ...)                                                  \
-    SPDL__OWN_ROW(kind_, &spdl__file_rows[which_], type_, 0, NULL, NULL, false, __VA_ARGS__)
-#define SPDL__RECORDS_ROW(which_, ...)                                                             \
-    SPDL__OWN_ROW(PIPE, &spdl__file_rows[which_], spdl_records_desc, 0, spdl_record_free,          \
-                  spdl_records_close, true, __VA_ARGS__)
+#if !defined(__cplusplus)
+#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
+    { .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,                 \
+      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), __VA_ARGS__ }
+#define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
+    { .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,                    \
+      .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
+      .free_item = spdl_record_free, .free_state = spdl_records_close, __VA_ARGS__ }
+#else
+#if __cplusplus >= 202002L
+#define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
+    spdl_stage{ .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,       \
+                __VA_ARGS__ }
+#else
+#define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
+    spdl__row(SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), \
+              0, NULL)
+#endif
+#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
+    spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, NULL)
+#define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
+    spdl__ctx_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__),                  \
+                                     desc_, spdl_record_free, spdl_records_close)
+#endif
 /* clang-format on */
 
 #if !defined(SPDL_STATIC)
