@@ -2124,9 +2124,8 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
    positions r, r + w, r + 2w and so on: its items number 0, 1, 2. (Of a mixture it takes one of
    each w, but not always the same one: its share of each source is that of all.) The order depends
    on the desc and the epoch alone; no two pairs of seed and epoch share one. An index takes 10 to
-   15 ns, a
-   sampler 1.3 KB. Up to 4,096 indices or blocks are shuffled in a table of 8 KB, as a true shuffle;
-   more by a permutation made of hashes.
+   15 ns, a sampler 1.3 KB. Up to 4,096 indices or blocks are shuffled in a table of 8 KB, as a true
+   shuffle; more by a permutation made of hashes.
 
    Unless a block says otherwise: any thread may call, nothing blocks, what is passed is only read,
    and *_create gives what the caller destroys, or NULL with a text in desc->error. Calls for one
@@ -4628,6 +4627,10 @@ SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self)
     left = spdl__os_meminfo(text, "MemAvailable:");
     if (left <= total) spdl__os_room_least(&room, "memory of the machine", total, total - left);
     return room;
+}
+
+SPDL__PRIVATE spdl__os_room spdl__os_memory_room(void) {
+    return spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
 }
 
 /* A page that a child of a fork shares, or one that is zero there; or NULL. */
@@ -19270,13 +19273,15 @@ SPDL__COLD void spdl__child_inherit(spdl__child *child) {
 SPDL__COLD void spdl__child_create(spdl__child *child) {
     spdl_loader *l = child->loader;
     spdl_pipeline_desc desc = l->desc.pipeline;
-    spdl_stage rows[SPDL_MAX_STAGES + 1];
+    spdl_stage *rows = (spdl_stage *)SPDL_MALLOC(l->count * sizeof(*rows));
     size_t i;
-    for (i = 0; i < l->count; ++i) {
-        rows[i] = l->rows[i];
-        child->continuous = child->continuous || rows[i].continuous;
+    if (rows == NULL) {
+        (void)spdl__error_set(&child->failure, SPDL_E_NOMEM, "spdl: loader: out of memory");
+        return;
     }
+    memcpy(rows, l->rows, l->count * sizeof(*rows));
     rows[l->layout.row].allocator = &child->blocks;
+    for (i = 0; i < l->count; ++i) child->continuous = child->continuous || rows[i].continuous;
     desc.error = &child->failure;
     desc.doctor = NULL;
     if (desc.name == NULL) desc.name = l->name;
@@ -19288,6 +19293,7 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
     desc.profiler.event_fn = spdl__child_event;
     desc.profiler.user = child;
     (void)spdl_pipeline_create(&child->pipeline, &desc, rows, l->count);
+    SPDL_FREE(rows);
 }
 
 /* Obeys the command that nobody has, or goes on after what was published last. If that fails a
@@ -19965,7 +19971,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     const double mib = 1 << 20;
     const spdl__layout *y = &l->layout;
     const double bytes = (double)y->bytes / mib, slot = (double)y->stride / mib;
-    const spdl__os_room room = spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
+    const spdl__os_room room = spdl__os_memory_room();
     const char *reason = "";
     void *memory = NULL;
     char *at;

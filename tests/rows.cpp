@@ -225,10 +225,10 @@ static bool can_be_files() {
     const spdl_stage stages[] = {
 #if __cplusplus >= 202002L
         SPDL_FILES(files, .continuous = false),
-        SPDL_LINES(&short_lines, .buffer_size = 2),
+        SPDL_LINES(&short_lines, .name = "short"),
 #else
         SPDL_FILES(files).with_continuous(false),
-        SPDL_LINES(&short_lines).with_buffer_size(2),
+        SPDL_LINES(&short_lines).with_name("short"),
 #endif
         SPDL_SINK(3),
     };
