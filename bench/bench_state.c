@@ -7,7 +7,6 @@
 
    save_us             spdl_state_save, in a table whose order is always the same
    save_index_us       the same with a source of SPDL_INDEX
-   save_disorder_us    the first stage hands on its results as they are done
    text_bytes          length of that text
    load_ms             spdl_state_load until the next batch is there, in a pipeline that runs
    load_first_ms       the same in a new one, spdl_pipeline_create included, against a new one

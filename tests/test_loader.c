@@ -1415,6 +1415,46 @@ static void profilers_are_told(void) {
     all_gone();
 }
 
+/* --- what a loader is made of --- */
+
+static char own_blocks[1 << 16];
+static size_t own_used;
+
+static void *own_alloc(size_t bytes, size_t align, void *user) {
+    char *at;
+    (void)user;
+    own_used = (own_used + align - 1) / align * align;
+    at = own_blocks + own_used;
+    own_used += bytes;
+    return own_used <= sizeof own_blocks ? at : NULL;
+}
+
+static void own_free(void *memory, size_t bytes, void *user) {
+    (void)memory, (void)bytes, (void)user;
+}
+
+/* Of one row: what its calls and batches write lies there. */
+static void a_row_has_blocks_of_its_own(void) {
+    const spdl_allocator own = { own_alloc, own_free, NULL };
+    spdl_pipeline_desc desc = { .workers = 2 };
+    spdl_pipeline *p = NULL;
+    spdl_batch *batch = NULL;
+    uint64_t next = 0;
+    own_used = 0;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(RECORDS(100),
+                SPDL_BATCH(5, .item_bytes = sizeof(record), .allocator = &own),
+                SPDL_SINK(2))) == SPDL_OK);
+    while (SPDL_NEXT(p, &batch, SPDL_SECONDS(15)) == SPDL_OK) {
+        CHECK((char *)batch->data >= own_blocks &&
+              (char *)batch->data < own_blocks + sizeof own_blocks);
+        for (size_t i = 0; i < batch->count; ++i)
+            CHECK(record_is((const record *)batch->data + i, next++, 0));
+        spdl_batch_free(batch);
+    }
+    CHECK_EQ(next, 100);
+    spdl_pipeline_destroy(p);
+}
+
 /* --- together with others --- */
 
 static void a_step(void *ctx, void *item) {
@@ -1576,6 +1616,7 @@ TEST_TABLE(loader) {
     TEST_CASE(a_ready_batch_costs_no_call),
     TEST_CASE(stats_are_those_of_the_child),
     TEST_CASE(profilers_are_told),
+    TEST_CASE(a_row_has_blocks_of_its_own),
     TEST_CASE(a_held_slot_is_not_written),
     TEST_CASE(failures_come_after_the_items_before_them),
     TEST_CASE(beginnings_and_ends),
