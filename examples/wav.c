@@ -3,14 +3,13 @@
    one second as floats, from a start that spdl_item_key draws: the same in every run.
 
    Build:  cc -O2 -I. examples/wav.c -o wav -lpthread
-   Run:    ./wav [FOLDER]    (without one it writes some files first, and removes them) */
+   Run:    ./wav [FOLDER/]    (without one it writes some files first) */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
 typedef struct Sound { int channels, rate, frames; float *at; } Sound;
 
 static void sound_free(void *sound) {
@@ -24,10 +23,8 @@ static uint32_t number(const uint8_t *at, int bytes) {
     return n;
 }
 
-/* What the head of a file says. The samples begin where the file is left. */
 typedef struct Format { uint32_t code, channels, rate, bits, bytes; } Format;
-
-/* Goes through the chunks up to the data; NULL, or what is wrong. */
+/* Goes through the chunks up to the data, where the file is left; NULL, or what is wrong. */
 static const char *find_data(FILE *file, Format *f) {
     uint8_t head[12], format[16];
     if (fread(head, 12, 1, file) != 1 || memcmp(head, "RIFF", 4) || memcmp(head + 8, "WAVE", 4))
@@ -40,10 +37,8 @@ static const char *find_data(FILE *file, Format *f) {
         if (!memcmp(head, "fmt ", 4)) {
             if (rest < 16 || fread(format, 16, 1, file) != 1) return "its head is cut off";
             rest -= 16;
-            f->code = number(format, 2);
-            f->channels = number(format + 2, 2);
-            f->rate = number(format + 4, 4);
-            f->bits = number(format + 14, 2);
+            f->code = number(format, 2), f->channels = number(format + 2, 2);
+            f->rate = number(format + 4, 4), f->bits = number(format + 14, 2);
             if (!(f->code == 1 && f->bits && f->bits % 8 == 0 && f->bits <= 32)
                 && !(f->code == 3 && f->bits == 32)) return "samples of another format";
             if (!f->channels || !f->rate) return "no channels, or no rate";
@@ -71,13 +66,11 @@ SPDL_FN(load, char, Sound) {
     Sound *made = (Sound *)calloc(1, sizeof *made);
     uint8_t *bytes = (uint8_t *)malloc(frames * frame + 1);
     if (made) made->at = (float *)malloc((frames * f.channels + 1) * sizeof(float));
-    if (!wrong && (!made || !made->at || !bytes)) wrong = "there is no memory for it";
-    if (!wrong && fseek(file, (long)(start * frame), SEEK_CUR)) wrong = "it cannot be read";
+    if (!wrong && (!made || !made->at || !bytes || fseek(file, (long)(start * frame), SEEK_CUR)))
+        wrong = "there is no memory for it, or it cannot be read";
     if (!wrong && fread(bytes, 1, frames * frame, file) != frames * frame) wrong = "it is cut off";
     if (!wrong) {
-        made->channels = (int)f.channels;
-        made->rate = (int)f.rate;
-        made->frames = (int)frames;
+        made->channels = (int)f.channels, made->rate = (int)f.rate, made->frames = (int)frames;
         for (size_t i = 0; i < frames * f.channels; i++)
             made->at[i] = sample(bytes + i * (f.bits / 8), &f);
     }
@@ -97,8 +90,7 @@ static void write_some(void) {
         char name[32];
         snprintf(name, sizeof name, "wav_%d.wav", i);
         FILE *file = fopen(name, "wb");
-        if (!file) continue;
-        fwrite(head, 40, 1, file);
+        if (!file || fwrite(head, 40, 1, file) != 1) exit(1);
         for (int k = 0; k < 4; k++) fputc((int)(bytes >> 8 * k & 255), file);
         for (uint32_t k = 0; k < bytes / 2; k++) fputc(0, file), fputc(i * 16, file);
         fclose(file);
@@ -110,7 +102,6 @@ int main(int argc, char **argv) {
     spdl_pipeline *p;
     Sound *sound;
     char pattern[400];
-    int failed;
     if (argc < 2) write_some();
     snprintf(pattern, sizeof pattern, "%s*.wav", argc > 1 ? argv[1] : "wav_");
     if (spdl_files_open(&files, pattern, NULL) != SPDL_OK) return 1;
@@ -120,13 +111,9 @@ int main(int argc, char **argv) {
     for (; SPDL_NEXT(p, &sound, SPDL_FOREVER) == SPDL_OK; sound_free(sound))
         printf("%d frames of %d channels at %d Hz, the first is %g\n", sound->frames,
                sound->channels, sound->rate, sound->frames ? (double)sound->at[0] : 0.0);
-    failed = spdl_pipeline_failed(p);
+    const int failed = spdl_pipeline_failed(p);
     if (failed) puts(spdl_pipeline_error(p)->text);
     spdl_pipeline_destroy(p);
     spdl_files_close(files);
-    for (int i = 0; argc < 2 && i < 4; i++) {
-        snprintf(pattern, sizeof pattern, "wav_%d.wav", i);
-        remove(pattern);
-    }
     return failed;
 }
