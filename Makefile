@@ -50,7 +50,7 @@ TEST_FLAGS = -std=gnu11 $(WARN_C) $(WERROR:%=-Werror) $(CFLAGS) $(MODE_FLAGS) -p
 # test-cuda has its own; test_ring.c tests both kinds of waits in every mode. What does not wait, or
 # only reads what others have counted, is the same with both.
 SAME = npz% inflate files sampler os_none verdict report trace doctor% headspace compare chance
-TESTS = $(filter-out tests/test_cuda% tests/test_doctor% tests/test_loader.c tests/test_state.c \
+TESTS = $(filter-out tests/test_cuda% tests/test_doctor% \
         $(if $(filter portable,$(MODE)),tests/test_ring% $(SAME:%=tests/test_%.c)),\
         $(wildcard tests/test_*.c)) tests/stress_ring.c
 TEST_OBJECTS = $(patsubst tests/%.c,$(B)/%.o,tests/main.c $(TESTS))

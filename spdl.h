@@ -1024,12 +1024,12 @@ SPDL_API void spdl_stop(spdl_task *task);
 
 /* ============================================================================================= */
 /* >>state
-   To go on where a run was interrupted: the trainer saves the pipeline's position as a line of
-   text, beside its model, and another run loads it. A position says what was *delivered to the
-   trainer*; nothing of what waits in the pipeline is in it, that is made again. What the trainer
-   gets after a load is bit by bit what it would have got without the interruption, at any number of
-   workers and with any .concurrency and .buffer_size, if
-     - the order is the same in every run, as said under Order in >>pipeline, and the rows are, too
+   To go on where a run was interrupted: the trainer saves the pipeline's position as a line of text
+   beside its model, and another run loads it. A position says what was *delivered to the trainer*.
+   What waits in the pipeline is not in it: that is made again. After a load the trainer gets, bit
+   by bit, what it would have got without the interruption, with any number of workers, any
+   .concurrency and .buffer_size, and with a loader process or without, if
+     - the order is the same in every run, as said under Order in >>pipeline, and so are the rows
      - sources make the item with number spdl_sequence(task) of epoch spdl_epoch(task), or seek when
        the number is not the one after the last
      - results are a function of the input, spdl_sequence, spdl_epoch, and spdl_item_key, which is
@@ -1037,30 +1037,16 @@ SPDL_API void spdl_stop(spdl_task *task);
      - what a stage keeps in its ctx does not matter, except in a row with .flush: that is called
        with spdl_flushing first, for what it has gathered by then, and its results are freed.
    What is taken ahead of the trainer, to a cache, a GPU or another thread, counts as delivered.
-   Where the order is not the same (SPDL_ORDER_COMPLETION, merges that take what is ready) nothing
-   is lost and nothing delivered twice. How many items may be overtaken by others then is limited:
-   to 2,048 as a rule, see .reorder_window.
 
-   What a load costs. Rows before the first SPDL_BATCH, or all if there is none, are called again
-   for what was under way, with .emits or .again for the item at hand as well, with .flush for all
-   since the call that said spdl_gathered: without that for the whole epoch. Rows after it that make
-   several results of a batch are called again for the batch at hand. Several sources, batches of
-   batches, .flush after a batch and merges in turn within a branch: the whole epoch up to the
-   position is made again, and freed. What was delivered never reaches the trainer a second time.
+   A load calls rows again for what was under way; those that make several results, or gather, for
+   the item or batch at hand, or the whole epoch up to the position. No position has a table whose
+   items are pushed (SPDL_FEED), come from SPDL_FROM, or come in an order that is not always the
+   same (SPDL_ORDER_COMPLETION, merges that take what is ready); nor one whose doctor replays items.
 
-   No position have items that are pushed (SPDL_FEED) or come from SPDL_FROM; several sources,
-   batches of batches, .emits, .again and .flush together with an order that is not the same; and a
-   pipeline whose doctor replays items.
-
-   Ranks. With SPDL_INDEX each rank saves a text of its own, which also says what the sampler does.
-   As many ranks as before go on with their own. Another number of them goes on when each gets the
-   texts of all, saved in the same epoch: what remains of it is dealt to them in order of position.
-   An item of which some results were delivered goes to one of them, which delivers the others. If
-   all ranks were level the order over all of them is the same as before. Batches are numbered on
-   from the mean of the ranks. Only at the end of an epoch this can be done for tables whose epoch
-   or batch at hand is made again, for results since a call of spdl_gathered, and for items ahead of
-   others. To jump over a loss spike: load, spdl_pipeline_stop, spdl_sampler_skip for positions to
-   come, and load what spdl_state_save says then.
+   Ranks. With SPDL_INDEX each rank saves a text of its own. As many ranks as before load their own.
+   Another number of ranks loads the texts of all, at each rank the same ones, saved where all ranks
+   had taken the same number of items of an epoch, or its last, or its end: what remains of the
+   epoch is dealt to them in order of position. To jump over items, load a text with a larger item=.
 
    Epochs. Saved after the last item of an epoch, the next call returns SPDL_END; saved after that,
    the first item of the next epoch; after the end of all, the end again.
@@ -1076,37 +1062,29 @@ SPDL_API void spdl_stop(spdl_task *task);
 /* Writes where the trainer is: after what spdl_pipeline_next returned last, a line of text without
    a newline. It takes less than a microsecond, and may be done after every step.
    Returns: the length of the text, which is cut to `bytes` with its end, as by snprintf; or a
-            negative result, and `text` says why: SPDL_E_UNSUPPORTED: the table has no position, or
-            not now, as items are too far ahead of others.
-   Threads: the trainer.
-   Blocks:  never.
-   Owns:    the text is the caller's. */
+            negative result, and `text` says why: SPDL_E_UNSUPPORTED: the table has no position.
+   Threads: the trainer. */
 SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t bytes);
 
 /* Starts again at the position of a text, in a new pipeline or one that runs, as
    spdl_pipeline_rewind does. A text that was changed, of another version, of other rows, of another
-   seed, or of files with other names, sizes or order (those of the rows of >>files; see data_hash
-   for SPDL_INDEX) is refused, with a sentence that says what differs and how to load it all the
-   same. After a refusal the pipeline goes on as if nothing had been asked.
+   seed, or of other data (desc.data_hash) is refused, with a sentence that says what differs and
+   how to load it all the same. After a refusal the pipeline goes on as if nothing had been asked.
    Returns: SPDL_OK; SPDL_E_FORMAT: no such text; SPDL_E_CHECKSUM: it was changed; SPDL_E_INVALID:
-            it does not fit this pipeline, or as rewind; SPDL_E_UNSUPPORTED as save; SPDL_E_NOMEM;
-            SPDL_TIMEOUT: calls still run, and the pipeline is stopped; the error when an init has
-            failed.
+            it does not fit this pipeline, or as rewind; SPDL_E_UNSUPPORTED as save, or the number
+            of ranks cannot change there; SPDL_E_NOMEM; SPDL_TIMEOUT: calls still run, and the
+            pipeline is stopped; the error of an init that has failed.
    Threads: the trainer.
-   Blocks:  as spdl_pipeline_rewind.
-   Owns:    the texts are read in this call; error may be NULL. */
+   Blocks:  as spdl_pipeline_rewind. */
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const *texts, int count,
                                      int64_t timeout_ns, spdl_error *error);
 
-/* A seed for the random numbers of this call: a hash of the seed of the pipeline (desc.seed), the
-   epoch (0 if the source is not continuous) and the number that spdl_sequence returns; with
-   SPDL_INDEX of the sampler's seed and the position, too. So it is the same after a load, whatever
-   the number of workers and, up to the first SPDL_BATCH, of ranks. The results of one item have the
-   same.
+/* A seed for the random numbers of this call: a hash of the pipeline's seed (desc.seed), the epoch
+   (0 if the source is not continuous) and the number that spdl_sequence returns; with SPDL_INDEX of
+   the sampler's seed and the position, too. It is the same after a load, for any number of workers
+   and, up to the first SPDL_BATCH, of ranks. The results of one item share it.
    Returns: 64 bits, all of them good.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
+   Threads: a stage. */
 SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 
 /* ============================================================================================= */
@@ -1861,9 +1839,9 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
 
 /* ============================================================================================= */
 /* >>sampler
-   Which item comes when: shuffled, weighted, dealt to ranks, mixed from several data sets, skipped;
-   by arithmetic, so that any position of any epoch can be asked for at any time, on any machine.
-   The row SPDL_INDEX(sampler) makes a pipeline's items of it.
+   A sampler says which item comes when: in order, shuffled, in shuffled blocks, mixed from several
+   data sets, or by a function of yours; and which rank gets it. Everything is arithmetic: any
+   position of any epoch can be asked for at any time, on any machine.
 
        spdl_sampler_desc desc = { 0 };
        desc.count = 1000000;                       indices 0 to 999,999
@@ -1873,41 +1851,38 @@ SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, si
        spdl_sampler_create(&s, &desc);
        ... SPDL_STAGES(SPDL_INDEX(s, .continuous = true), SPDL_PIPE(load, .concurrency = 4), ...)
 
-   Words. An epoch has positions from 0, and an order puts an index on each. Rank r of w ranks takes
-   the positions r, r + w, r + 2w and so on: its items number 0, 1, 2. (Of a mixture it takes one of
-   each w, too, but not always the same: a rank's share of each source is that of all.) It all
-   depends on the desc and the epoch alone. The epoch is hashed together with the seed: epochs and
-   seeds share no order.
+   Which to use. Shuffled, if every item can be read alone. Blocks, if items lie in large files that
+   are best read in one go. A mixture, if data sets have shares. A function for all else: weighted
+   draws (examples/weighted.c), curricula, blocks of different sizes.
 
-   Costs. An index of SPDL_SAMPLE_SHUFFLED takes 10 to 15 ns, and the sampler 1.3 KB whatever the
-   count. Up to 4,096 indices it is a true shuffle, in 16 KB; above, a permutation by hashing. The
-   others: SPDL_SAMPLE_BLOCKS 16 bytes a block, and 20 ns for each at the begin of an epoch;
-   SPDL_SAMPLE_WEIGHTED 16 bytes an index, and two accesses to them; SPDL_SAMPLE_WEIGHTED_ONCE 24
-   bytes an index, and 0.3 us for each at the begin of an epoch.
+   An epoch has positions from 0, and the order puts an index on each. Rank r of w takes the
+   positions r, r + w, r + 2w and so on: its items number 0, 1, 2. (Of a mixture it takes one of
+   each w, but not always the same one: its share of each source is that of all.) The order depends
+   on the desc and the epoch alone; no two pairs of seed and epoch share one. An index takes 10 to
+   15 ns, a sampler 1.3 KB. Up to 4,096 indices or blocks are shuffled in a table of 8 KB, as a true
+   shuffle; more by a permutation made of hashes.
 
-   Seek. spdl_pipeline_rewind(p, n, timeout) goes on with item number n of epoch 0 in no time, and
-   spdl_sampler_skip leaves out positions, as those of a loss spike. */
+   Unless a block says otherwise: any thread may call, nothing blocks, what is passed is only read,
+   and *_create gives what the caller destroys, or NULL with a text in desc->error. Calls for one
+   sampler come one at a time, a running pipeline with SPDL_INDEX being one of them. */
 
-/* An item of SPDL_INDEX: from spdl_buffer, so spdl_buffer_free frees it. */
+/* An item of SPDL_INDEX. It is from spdl_buffer: spdl_buffer_free frees it. */
 typedef struct spdl_index {
     uint64_t index;
-    uint64_t position; /* in the epoch, the same whatever the ranks; also after a skip */
+    uint64_t position; /* in the epoch, the same for any number of ranks */
     uint64_t epoch;
-    uint32_t source;   /* of a mixture: the sampler that the index is of; else 0 */
+    uint32_t source;   /* of a mixture: which sampler the index is of; else 0 */
 } spdl_index;
 
 typedef enum spdl_sampler_order {
     SPDL_SAMPLE_SEQUENTIAL,
     SPDL_SAMPLE_SHUFFLED,
-    SPDL_SAMPLE_BLOCKS,        /* blocks, as of files, in shuffled order; in each the indices in
-                                  order, to be read in one go, or with .shuffle_inside shuffled */
-    SPDL_SAMPLE_WEIGHTED,      /* each drawn by weight, whatever was drawn before */
-    SPDL_SAMPLE_WEIGHTED_ONCE, /* the same without what was drawn in this epoch; weight 0: never */
-    SPDL_SAMPLE_CURRICULUM,    /* what index_fn says */
-    SPDL_SAMPLE_MIXTURE        /* samplers, mixed */
+    SPDL_SAMPLE_BLOCKS,   /* blocks of .block indices, shuffled, each from its begin to its end */
+    SPDL_SAMPLE_FUNCTION, /* what index_fn says */
+    SPDL_SAMPLE_MIXTURE   /* other samplers, mixed */
 } spdl_sampler_order;
 
-/* What becomes of the last positions, when they do not suffice for all ranks. */
+/* What becomes of the last positions if they do not suffice for all ranks. */
 typedef enum spdl_tail {
     SPDL_TAIL_KEEP, /* some ranks have one item more: 26 on 4 ranks are 7, 7, 6, 6 */
     SPDL_TAIL_DROP, /* nobody has them: 6 each */
@@ -1927,179 +1902,98 @@ typedef struct spdl_mixture spdl_mixture;
 
 typedef struct spdl_sampler_desc {
     spdl_sampler_order order;
-    uint64_t count;        /* indices, up to 2^63 */
-    uint64_t draws;        /* positions in an epoch; default `count`, of a mixture its length. More
-                              than `count` only where an index may come twice */
+    uint64_t count;     /* indices, 1 to 2^63; of a mixture leave it 0 */
+    uint64_t draws;     /* positions in an epoch: more than `count` only with index_fn; default
+                           `count`, of a mixture its length */
     uint64_t seed;
     spdl_ranks ranks;
     spdl_tail tail;
-    uint64_t data_hash;    /* tells data sets apart when a run goes on: see spdl_hash */
-    uint64_t block;        /* blocks: indices in each, the last one may have less; or */
-    const uint64_t *block_sizes; /* those of each, together `count`; copied */
-    uint64_t blocks;
-    bool shuffle_inside;   /* blocks of up to 4,096: best asked in order, as each needs its table */
-    const double *weights; /* of each index, not negative; copied */
-    spdl_index_fn index_fn; /* curriculum */
-    void *ctx;             /* its first argument */
-    const spdl_mixture *mixture; /* with a sampler of one rank for each of its sources; they stay */
-    spdl_sampler *const *samplers; /* the caller's, are used by this one alone, and outlive it */
+    uint64_t block;     /* indices in each block */
+    spdl_index_fn index_fn;
+    void *ctx;          /* its first argument */
+    const spdl_mixture *mixture; /* with a sampler of one rank for each of its sources: */
+    spdl_sampler *const *samplers; /* both outlive this one, which alone uses the samplers */
     spdl_allocator allocator;
-    spdl_error *error;     /* optional: says why create failed */
+    spdl_error *error;  /* optional: says why create failed */
 } spdl_sampler_desc;
 
-/* Makes a sampler. That of a mixture goes through each source's own order: where a source has no
-   length in the mixture, or comes again, once more in another epoch of that source. When the
-   mixture never ends (`draws` is needed then) the next epoch goes on with it; else it starts over.
-   Returns: SPDL_OK, SPDL_E_INVALID (desc->error names the field), SPDL_E_NOMEM.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the caller destroys *sampler, after the pipeline that uses it; NULL after a failure. */
+/* Makes a sampler. One of a mixture goes through the order of each source, and again through its
+   next epoch whenever a source repeats or has no length in the mixture. If the mixture never ends
+   (`draws` is needed then) the next epoch goes on where this one stops; else it starts over.
+   Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_NOMEM. */
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc);
 
-/* Frees a sampler.
-   Returns: nothing; NULL is allowed.
-   Threads: owner.
-   Blocks:  never.
-   Owns:    the sampler is gone. */
+/* Frees a sampler, after the pipeline that uses it. NULL is allowed. */
 SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler);
 
 /* How many items this rank has in an epoch.
-   Returns: the number.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the number. */
 SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch);
 
 /* This rank's item `number` of an epoch, from 0: what SPDL_INDEX makes.
    Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: what index_fn returned is in
-            item->index and not less than count.
-   Threads: one at a time, a running pipeline with SPDL_INDEX being one of them. A second sampler of
-            the same desc is for another thread.
-   Blocks:  never.
-   Owns:    nothing. */
+            item->index, and is not less than count. */
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
                                        spdl_index *item);
 
-/* What comes at a position of an epoch, on whatever rank, skipped or not.
-   Returns: as spdl_sampler_item; SPDL_END: the epoch has fewer positions.
-   Threads: as spdl_sampler_item.
-   Blocks:  never.
-   Owns:    nothing. */
+/* What comes at a position of an epoch, on whatever rank.
+   Returns: as spdl_sampler_item; SPDL_END: the epoch has fewer positions. */
 SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
                                      spdl_index *item);
 
-/* Where in an epoch an index comes: the inverse of spdl_sampler_at, at the same cost, but with
-   SPDL_SAMPLE_WEIGHTED_ONCE a search.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND: not in this epoch, SPDL_E_UNSUPPORTED: of such an order
-            nothing is known (SPDL_SAMPLE_WEIGHTED, _CURRICULUM, _MIXTURE).
-   Threads: as spdl_sampler_item.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t epoch,
-                                              uint64_t index, uint64_t *position);
-
-/* Leaves out the positions from `begin` to `end` - 1 of an epoch; what follows is dealt to the
-   ranks anew, so all of them have to do it. None of the positions may have been taken; a run that
-   goes on from before them (spdl_pipeline_rewind, or a saved state) jumps over them.
-   Returns: SPDL_OK; SPDL_E_INVALID: begin > end; SPDL_E_LIMIT: more than 16 skips of epochs from
-            the one that was loaded on.
-   Threads: as spdl_sampler_item; not while a pipeline uses the sampler.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API spdl_result spdl_sampler_skip(spdl_sampler *sampler, uint64_t epoch, uint64_t begin,
-                                       uint64_t end);
-
 /* Rank and world as a launcher has set them: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK
    and _SIZE (Open MPI), PMI_RANK and PMI_SIZE (MPICH), SLURM_PROCID and SLURM_NTASKS (srun): the
-   first of these that there are. error may be NULL.
+   first of these pairs that is there. error may be NULL.
    Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none, *ranks is 0 of 1; SPDL_E_INVALID: they make
-            no sense, which `error` says, and *ranks is as before.
-   Threads: any, while no other one changes the environment.
-   Blocks:  never.
-   Owns:    nothing. */
+            no sense, which `error` says, and *ranks stays as it was.
+   Threads: any, while no other one changes the environment. */
 SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error);
 
-/* A hash of bytes, the same on every machine, for desc.data_hash: chain it over names and sizes of
-   files, with what it returned as the next `seed`. No protection against intent.
-   Returns: 64 bits.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* A hash of bytes, the same on every machine, for a pipeline's data_hash: chain it over names and
+   sizes of files, with what it returned as the next `seed`. It does not protect against intent.
+   Returns: 64 bits. */
 SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 
-/* What a mixture does when a source would be next that has ended. */
+/* What a mixture does when the next item would be of a source that has ended. */
 typedef enum spdl_mixture_end {
     SPDL_MIXTURE_STOP,   /* the mixture ends */
-    SPDL_MIXTURE_GO_ON,  /* without it: the others keep their ratios */
-    SPDL_MIXTURE_REPEAT  /* it begins again */
+    SPDL_MIXTURE_GO_ON,  /* it goes on without that source: the others keep their ratios */
+    SPDL_MIXTURE_REPEAT  /* the source begins again */
 } spdl_mixture_end;
-
-/* From a position on the sources have other weights. */
-typedef struct spdl_mixture_change {
-    uint64_t position;
-    const double *weights;
-} spdl_mixture_change;
 
 typedef struct spdl_mixture_desc {
     size_t sources;          /* 1 to 65536 */
     const double *weights;   /* of each: any scale; 0: it never comes */
     const uint64_t *lengths; /* items of each; NULL: they do not end */
     spdl_mixture_end at_end;
-    const spdl_mixture_change *changes; /* at ascending positions */
-    size_t change_count;
     spdl_allocator allocator;
     spdl_error *error;       /* optional: says why create failed */
 } spdl_mixture_desc;
 
-/* Makes a mixture: which source each position takes its item from, without state. After p positions
-   a source with share x of the weights has given x * p items, but for what spdl_mixture_error says:
-   for any p, counted from the last change, or end of a source. Sources of equal weight take turns.
-   (SPDL_MERGE_WEIGHTED has the same order where all weights are equal, also when sources end. Else
-   it is further off: of weights 10, 1, 1 and so on it takes ten of the first before any other.)
-   Costs 36 bytes a source, as often as weights change or, with SPDL_MIXTURE_GO_ON, a source ends.
-   Returns: SPDL_OK, SPDL_E_INVALID (desc->error names the field), SPDL_E_LIMIT: more than 2^22
-            sources, counted again for each change and end; SPDL_E_NOMEM.
-   Threads: any.
-   Blocks:  never: 1 us for each source, and up to 5 ms when they have 5 to 32 weights.
-   Owns:    the caller destroys *mixture, and keeps the arrays; NULL after a failure. */
+/* Makes a mixture: which source each position takes its item from. After any number of positions no
+   source is off its share by 1.7 items or more, counted from the begin or the last end of a source
+   (beyond 2^50 positions rounding adds to that). Costs 24 bytes a source, with SPDL_MIXTURE_GO_ON
+   again for each source that ends.
+   Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_LIMIT: more than 2^22
+            sources, counted again for each end; SPDL_E_NOMEM. */
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc);
 
-/* Frees a mixture.
-   Returns: nothing; NULL is allowed.
-   Threads: owner.
-   Blocks:  never.
-   Owns:    the mixture is gone. */
+/* Frees a mixture. NULL is allowed. */
 SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture);
 
-/* Which source a position takes its item from, and which one of the source, from 0: with
-   SPDL_MIXTURE_REPEAT and lengths less than the length. Takes about 4 ns for each time the sources
-   have to be halved, where their weights fit the caches; with equal weights 7 in all.
-   Returns: SPDL_OK, SPDL_END: the mixture is shorter.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* Which source a position takes its item from, and which item of that source, from 0; with
+   SPDL_MIXTURE_REPEAT less than its length.
+   Returns: SPDL_OK; SPDL_END: the mixture is shorter.
+   Threads: any number at a time. */
 SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
                                      uint32_t *source, uint64_t *index);
 
 /* How many positions there are.
-   Returns: the number; 2^63: it does not end.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the number; 2^63: it does not end. */
 SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture);
 
-/* How many items more or less than its share a source may have given, after any number of
-   positions: proven for these weights. At most 1 with up to 4 different weights (equal ones count
-   once), as a rule with up to 8, and never more than 1.7. From 2^50 positions on rounding adds to
-   it.
-   Returns: the items.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API double spdl_mixture_error(const spdl_mixture *mixture);
-
-/* A source of a pipeline: the items of a sampler, of type spdl_index, in its order, whatever the
-   workers; SPDL_END after those of an epoch.
+/* A source of a pipeline: the items of a sampler, of type spdl_index, in its order for any number
+   of workers; SPDL_END after those of an epoch.
        SPDL_INDEX(sampler, .continuous = true)
    Before C++20: SPDL_INDEX(sampler).with_continuous(true). */
 /* clang-format off */
@@ -2121,11 +2015,15 @@ SPDL_API const spdl_function spdl_index_spdl;
 #elif !defined(__cplusplus)
 SPDL__UNUSED static const spdl_function spdl_index_spdl;
 #endif
+
+/* ============================================================================================= */
 /* >>loader
-   A pipeline in a process of its own, or in several, that writes its batches where the trainer
-   reads them: in shared memory. Nothing is copied, and what a stage does to its process, a crash or
-   a leak, stays there. Linux; on other systems, and with SPDL_NO_THREADS, the same calls run the
-   pipeline in this process, and say so.
+   A pipeline in a process of its own, which writes its batches where the trainer reads them: in
+   shared memory. Nothing is copied, and what a stage does to its process stays there: a crash, a
+   leak, a library that is not thread-safe. Linux; elsewhere open returns SPDL_E_UNSUPPORTED.
+
+   Which to use. A pipeline with polite workers (spdl_policy) protects the trainer's speed at least
+   as well, and costs less. A loader is for stages that crash, leak, or may not share a process.
 
        spdl_loader_desc desc = { 0 };
        desc.pipeline.workers = 4;
@@ -2140,250 +2038,148 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
        spdl_loader_close(loader);
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
-   spdl_buffer or spdl_slot_array. Rows after it hand on what they get. Its blocks are slots of the
-   shared memory (the arena): as many as the pipeline itself can have in use, and desc.slots.
+   spdl_buffer. Rows after it hand on what they get. Its blocks are slots of the shared memory (the
+   arena): as many as the pipeline itself can have in use, and desc.slots.
 
-   Processes. Open forks a supervisor from this process as it is, and that forks the children, now
-   and when one has to be started again: rows, ctx and all memory are there as they were at open. A
-   fork copies one thread alone: by default open refuses when the process has others
-   (SPDL_LOADER_FORK: I know what they hold; CUDA may be in use, but not in stages). With
-   SPDL_LOADER_EXEC the supervisor is this program, run again with the same arguments: its main
-   comes to the first open of the same desc.name, which does not return there, so each loader needs
-   a name of its own; until there it should do little, and the same. Open a loader first of all,
-   before threads, CUDA and large allocations. Supervisor and children ignore SIGINT, SIGQUIT,
-   SIGTERM and SIGHUP. They end with the process that opened the loader, however it ends; nothing is
-   left, as nothing has a name.
+   Processes. Open forks a supervisor, and that forks the child, now and when it has to be started
+   again: rows, ctx and all memory are there as they were at open. A fork copies one thread alone,
+   so open refuses when the process has others. Open loaders first of all, before threads, CUDA and
+   large allocations. Both processes ignore SIGINT, SIGTERM and the like; they end with the process
+   that opened the loader, however it ends, and so do programs that a stage has started. Several
+   children are several loaders, taken in turn: examples/loaders_in_turn.c.
 
-   Several children deal the source's items among them, in turns of one batch (of one item without
-   SPDL_BATCH), so the source has to make the item of number spdl_sequence(task), and to end where
-   that is the number of items or more. The trainer takes a batch of each in turn: the same batches
-   as of one child if no row drops or adds items; else the same items, and batches are cut in each
-   child's share. They are also the cure for a library that is not thread-safe: .concurrency = 1 and
-   several children.
+   Failures. What the child has handed out before is delivered first. Then spdl_loader_next returns
+   what the pipeline failed with, or SPDL_E_PROCESS when the child has ended: by which signal or
+   with which code (0 is one, too), in which call of which stage, or which calls were running. With
+   max_restarts the child is started again after the last batch that was handed out, if the table
+   has a position (see spdl_state_save). The trainer trusts nothing that a child can write.
 
-   Several trainers, as the ranks of a machine: the first opens, the others call
-   spdl_loader_attach by its name. Of each epoch trainer i takes the batches i, i + trainers, ...
-
-   Failures. What a child has handed out before is delivered first. Then spdl_loader_next returns
-   what the pipeline failed with, or SPDL_E_PROCESS when the child has ended: by which signal, or
-   with which code (0 is one, too), in which call of which stage, or which calls were running when
-   it was killed. With max_restarts the supervisor starts it again, at the item after the last batch
-   that was handed out, if the table has a position to go on from (see spdl_state_save); an item
-   that was in the call of two such deaths is left out, which the log and spdl_loader_read say.
-
-   Memory. Open reserves the arena: if the cgroup, RLIMIT_AS or the machine has no room for it, it
-   says so there, and no page of it can be missing later. What children use is theirs: see
-   child_rss_limit. When a cgroup runs out of memory the system kills one process in it or, in a
+   Memory. Open reserves the arena: if the cgroup or the machine has no room for it, open says so,
+   and no page of it can be missing later. To bound what a child uses of its own, call setrlimit in
+   .init of a row. When a cgroup runs out of memory the system kills one process in it or, in a
    Kubernetes pod, all of them: then no one is left to report it.
 
-   Seeing inside. spdl_loader_stats has the numbers of a child or of all. With SPDL_STATS,
-   SPDL_REPORT or desc.pipeline.report the first child reports for all; SPDL_TRACE or
-   desc.pipeline.trace makes one file, in which each child is a process; one that was killed is not
-   in it. log_fn, report_fn and event_fn of desc.pipeline are called in the children, log_fn of desc
-   in the trainer's process. With SPDL_DOCTOR or desc.pipeline.doctor SPDL_LOADER_AUTO makes no
-   other process, as the doctor changes a pipeline from within. */
+   Seeing inside. Reports, statistics and traces of desc.pipeline are made in the child, and its
+   log_fn, report_fn and event_fn are called there. There is no doctor in a child.
 
-typedef enum spdl_loader_start {
-    SPDL_LOADER_AUTO, /* fork if this process has one thread, else an error */
-    SPDL_LOADER_FORK,
-    SPDL_LOADER_EXEC,
-    SPDL_LOADER_IN_PROCESS /* no other process: to debug, or to compare */
-} spdl_loader_start;
-
-#define SPDL_LOADER_CHILDREN 64
-#define SPDL_LOADER_TRAINERS 64
-#define SPDL_LOADER_ARRAYS 16
-#define SPDL_LOADER_DIMS 8
-#define SPDL_LOADER_QUARANTINE 16
+   Unless a block says otherwise: the trainer calls (one thread at a time), nothing blocks, and what
+   a function hands out is the loader's, valid until it is closed. In the child of a fork of the
+   trainer all calls return SPDL_E_INVALID. */
 
 typedef struct spdl_loader_desc {
-    spdl_pipeline_desc pipeline; /* of each child; without pool */
-    int children;             /* default 1 */
-    int slots;                /* batches of a child that are ready or the trainers'; default 4 */
+    spdl_pipeline_desc pipeline; /* of the child; without pool */
+    int slots;                /* batches that are ready or the trainer's; default 4 */
     uint64_t arena_bytes;     /* the most that may be shared; 0: what there is room for */
-    uint64_t child_rss_limit; /* the most a child may use of its own; 0: no limit */
-    double hang_timeout;      /* seconds for which the trainer may wait for a child, in one call or
-                                 in several that time out; 0: for ever */
-    int max_restarts;         /* of all children together */
-    spdl_loader_start start;
-    int trainers;             /* that take in turn; default 1: who opens it */
-    const char *name;         /* for attach, SPDL_LOADER_EXEC and messages; default "spdl" */
+    double hang_timeout;      /* seconds for which the trainer waits, in one call or in several that
+                                 time out, before the child is killed; 0: for ever */
+    int max_restarts;
+    bool fork_with_threads;   /* open all the same: no stage takes a lock that they hold */
+    const char *name;         /* for messages; default "spdl" */
     spdl_logger logger;       /* in this process */
     spdl_error *error;        /* optional: says why open failed */
 } spdl_loader_desc;
 
 typedef struct spdl_loader spdl_loader;
 
-/* An array in a batch, by spdl_slot_array. */
-typedef struct spdl_loader_array {
-    char name[SPDL_NAME_BYTES];
-    char kind;       /* as NumPy's dtype.kind: b i u f c S U V M m */
-    size_t itemsize; /* bytes of an element */
-    int ndim;
-    uint64_t shape[SPDL_LOADER_DIMS];
-    size_t bytes;
-    void *data;      /* at a multiple of 64 */
-} spdl_loader_array;
-
 /* Zero before it is filled in. What it points to is there until spdl_loader_done. */
 typedef struct spdl_loader_batch {
     void *data;      /* at a multiple of 64; may be written, too */
-    size_t bytes;    /* of it: items of SPDL_BATCH, arrays, or item_bytes */
+    size_t bytes;    /* of it: items of SPDL_BATCH, or item_bytes */
     size_t count;    /* items of SPDL_BATCH; else 1 */
     uint64_t number; /* in its epoch, from 0 */
     uint64_t epoch;
-    int array_count;
-    const spdl_loader_array *array;
-    int child, slot; /* who made it, and where: data is the same again for the same two */
+    int slot;        /* where it lies: data is the same again for the same slot */
     uint64_t ticket; /* of the library */
     spdl_loader *loader;
 } spdl_loader_batch;
 
-typedef struct spdl_loader_item {
-    int stage;
-    uint64_t item, epoch;
-} spdl_loader_item;
-
 typedef struct spdl_loader_status {
-    spdl_loader_start start; /* what it has become: never SPDL_LOADER_AUTO */
-    int children, trainers, trainer;
-    int slots;          /* of each child, those its pipeline uses too */
-    int64_t supervisor; /* process ids; 0: there is none now */
-    int64_t pid[SPDL_LOADER_CHILDREN];
+    int slots;                /* those that the pipeline uses, too */
+    int64_t supervisor, pid;  /* process ids; 0: there is none now */
     int restarts;
-    int quarantined;    /* items that are left out; the first of them: */
-    spdl_loader_item quarantine[SPDL_LOADER_QUARANTINE];
-    uint64_t taken;     /* batches that this trainer got */
-    uint64_t held;      /* and has now */
-    uint64_t wait_ns;   /* time it waited for them */
+    uint64_t taken;           /* batches that the trainer got */
+    uint64_t held;            /* and has now */
+    uint64_t wait_ns;         /* time it waited for them */
 } spdl_loader_status;
 
-/* Checks the rows as spdl_pipeline_create does, reserves the arena, and starts the processes; it
-   does not wait for a child to be ready. A failure of theirs comes with spdl_loader_next.
+/* Checks the rows as spdl_pipeline_create does, reserves the arena, and starts the processes, whose
+   failures come with spdl_loader_next. ctx pointers must outlive the loader.
    Returns: SPDL_OK; what spdl_pipeline_create returns for wrong rows; SPDL_E_INVALID (a field, or
-            threads with SPDL_LOADER_AUTO); SPDL_E_NOMEM; SPDL_E_LIMIT (arena_bytes, or no room);
-            SPDL_E_PROCESS (no process could be started); SPDL_E_UNSUPPORTED (SPDL_FEED).
+            threads); SPDL_E_NOMEM; SPDL_E_LIMIT (arena_bytes, or no room); SPDL_E_PROCESS (no
+            process could be started); SPDL_E_UNSUPPORTED (SPDL_FEED, or not on this system).
    Threads: any.
-   Blocks:  until the supervisor runs; with SPDL_LOADER_EXEC until its main comes to the same call.
-   Owns:    the caller closes *loader; on failure it is NULL. Rows are copied; ctx pointers must
-            outlive the loader. */
+   Owns:    the caller closes *loader; on failure it is NULL. */
 SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
                                       const spdl_stage *stages, size_t stage_count);
 
-/* Another trainer, in another process of the same user, of a loader that is open: number `trainer`,
-   from 1 to its `trainers` - 1. Of desc, which may be NULL, count logger, error and the allocator
-   in `pipeline`.
-   Returns: SPDL_OK; SPDL_E_NOT_FOUND (there is none of this name); SPDL_E_INVALID (there is no such
-            trainer, or it is there already); SPDL_E_UNSUPPORTED (another build of the library, or
-            not Linux); SPDL_E_NOMEM; SPDL_E_PROCESS.
-   Threads: any.
-   Blocks:  until the supervisor answers, a second at most.
-   Owns:    the caller closes *loader, which ends nothing; on failure it is NULL. */
-SPDL_API spdl_result spdl_loader_attach(spdl_loader **loader, const char *name, int trainer,
-                                        const spdl_loader_desc *desc);
-
-/* Ends all processes of the loader, waits for them, and frees the arena. A child has a second to
-   end as spdl_pipeline_destroy does, then it is killed.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; nothing else of it may be running.
-   Blocks:  until then; as spdl_pipeline_destroy with SPDL_LOADER_IN_PROCESS.
-   Owns:    everything, batches that the trainer holds, too: nothing of the arena may be used. */
+/* Ends the processes, and frees the arena with all batches. NULL is allowed.
+   Blocks:  until they have ended: the child has a second for that, then it is killed. */
 SPDL_API void spdl_loader_close(spdl_loader *loader);
 
 /* The next batch: a view of shared memory. After the last one each call returns SPDL_END; with a
-   continuous source it does once for each epoch. A failure is returned again and again.
+   continuous source it does once for each epoch. A failure is returned again and again. A batch
+   that is ready costs no system call.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
             failure, which spdl_loader_error describes; SPDL_E_PROCESS: a process has ended, or
-            hung, or has overwritten what is shared; SPDL_E_LIMIT: the trainer holds all slots of a
-            child: when it has given one back, it may go on; SPDL_E_INVALID in the child of a fork.
-   Threads: one at a time (the trainer). No system call when a batch is ready.
-   Blocks:  until there is a batch, an end or a failure, or up to timeout_ns.
-   Owns:    the batch is the trainer's until spdl_loader_done. A child goes on as long as fewer than
-            desc.slots of its batches are ready or held: several trainers that hold all of them wait
-            for each other. */
+            hung, or has overwritten what is shared; SPDL_E_LIMIT: the trainer holds all desc.slots
+            batches: when it has given one back, it may go on.
+   Blocks:  until there is a batch, an end or a failure, or up to timeout_ns. */
 SPDL_API spdl_result spdl_loader_next(spdl_loader *loader, spdl_loader_batch *batch,
                                       int64_t timeout_ns);
 
 /* Gives the slot of a batch back, in any order.
-   Returns: SPDL_OK; SPDL_E_INVALID: it was given back already, or is none of this loader's, or this
-            is the child of a fork.
-   Threads: one at a time, also beside spdl_loader_next.
-   Blocks:  never.
-   Owns:    the slot is the child's: nothing of the batch may be used. */
+   Returns: SPDL_OK; SPDL_E_INVALID: it was given back already, or is none of this loader's.
+   Threads: one at a time, also beside spdl_loader_next. */
 SPDL_API spdl_result spdl_loader_done(spdl_loader *loader, const spdl_loader_batch *batch);
 
 /* spdl_loader_next with the type of spdl_next_fn, for >>cache, >>headspace and SPDL_FROM: the item
    is a spdl_loader_batch *, to be freed with spdl_loader_batch_free.
    Returns: as spdl_loader_next.
-   Threads: as spdl_loader_next.
-   Blocks:  as spdl_loader_next.
-   Owns:    the loader; valid until it is freed. */
+   Blocks:  as spdl_loader_next. */
 SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns);
 
-/* spdl_loader_done of what spdl_loader_next_fn gave.
-   Returns: nothing; NULL is allowed. Fits free_item.
-   Threads: as spdl_loader_done.
-   Blocks:  never.
-   Owns:    the slot is the child's. */
+/* spdl_loader_done of what spdl_loader_next_fn gave. NULL is allowed; fits free_item. */
 SPDL_API void spdl_loader_batch_free(void *batch);
 
-/* Starts again in the same processes, as spdl_pipeline_rewind does: the source at `sequence`, epoch
-   and batch numbers from 0. Batches that are ready are dropped; those the trainer holds stay its.
-   A failure of the pipeline is forgotten; a process that has ended stays gone.
-   Returns: SPDL_OK; SPDL_TIMEOUT: the next call of rewind or next waits on; SPDL_E_INVALID:
-            `sequence` is 2^40 or more, or does not begin a turn of all children (a multiple of the
-            batch size times children); SPDL_E_UNSUPPORTED with several trainers; SPDL_E_PROCESS;
-            or what a child's spdl_pipeline_rewind returned.
-   Threads: the trainer.
-   Blocks:  until the calls at hand have returned, or up to timeout_ns.
-   Owns:    nothing. */
+/* The position after what spdl_loader_next returned last: the text of spdl_state_save. A run may go
+   on with a loader or without.
+   Returns: as spdl_state_save; SPDL_E_PROCESS; SPDL_E_CHECKSUM: the child's text makes no sense.
+   Blocks:  before the first batch: until the child has begun. */
+SPDL_API int spdl_loader_save(spdl_loader *loader, char *text, size_t bytes);
+
+/* Goes on at the position of a text, in the same process, as spdl_state_load. Batches that are
+   ready are dropped; those that the trainer holds stay its. A failure of the pipeline is forgotten;
+   a process that has ended stays gone. After a refusal all is as before.
+   Returns: as spdl_state_load; SPDL_TIMEOUT: the next call waits on; SPDL_E_LIMIT: texts of more
+            than some 150 ranks; SPDL_E_PROCESS.
+   Blocks:  until the calls at hand have returned, or up to timeout_ns. */
+SPDL_API spdl_result spdl_loader_load(spdl_loader *loader, const char *const *texts, int count,
+                                      int64_t timeout_ns, spdl_error *error);
+
+/* The same, at item `sequence` of epoch 0, as spdl_pipeline_rewind: tables without a position, too.
+   Returns: as spdl_pipeline_rewind and spdl_loader_load.
+   Blocks:  as spdl_loader_load. */
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *loader, uint64_t sequence,
                                         int64_t timeout_ns);
 
 /* The failure that spdl_loader_next has returned.
-   Returns: never NULL; result is SPDL_OK when there was none. stage -1: it is of no stage.
-   Threads: the trainer.
-   Blocks:  never.
-   Owns:    the loader; valid until it is rewound or closed. */
+   Returns: never NULL; result is SPDL_OK when there was none. stage -1: it is of no stage. */
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
 
-/* The statistics of one child's pipeline, or of all together: child -1. They are some 50 ms old.
-   The trainer in them is the child's own, which takes a batch when fewer than desc.slots are ready
-   or held, so it waits when the trainer does. Of all: what is counted is the sum, times of calls
-   are means, waits are means of the children's; spdl_stats_text and spdl_stats_verdict take either.
-   Returns: SPDL_OK; SPDL_E_NOT_FOUND: there is no such child, or it has none yet.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, int child, spdl_stats *stats);
+/* The statistics of the child's pipeline, some 50 ms old. Its trainer is the child's main thread,
+   which takes a batch when fewer than desc.slots are ready or held: it waits when the trainer does.
+   Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none yet.
+   Threads: any. */
+SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *stats);
 
-/* Who runs, what was started again, what is left out.
-   Returns: nothing.
-   Threads: the trainer.
-   Blocks:  never.
-   Owns:    nothing. */
+/* Who runs, and what the trainer has taken. */
 SPDL_API void spdl_loader_read(const spdl_loader *loader, spdl_loader_status *status);
 
 /* Where the slots are: one block of memory, at a page border, with a slot of *slot_bytes after the
-   other (a batch's data lie in one). For spdl_cuda_adopt(cuda, base, bytes, slot_bytes). Each
-   pointer may be NULL.
-   Returns: nothing.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the loader; mapped until it is closed. */
+   other: for spdl_cuda_adopt(cuda, base, bytes, slot_bytes). Each pointer may be NULL.
+   Threads: any. */
 SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *bytes,
                                 size_t *slot_bytes);
-
-/* A named array in the buffer of this call (spdl_buffer), for spdl_loader_batch: one after the
-   other, each at a multiple of 64. dtype is as NumPy's, without byte order: "f4", "u1", "i8". All
-   arrays have to fit in the .item_bytes of the row, SPDL_LOADER_ARRAYS at most. The call's result
-   has to be that buffer.
-   Returns: where it lies, not cleared; NULL: the call fails, with a text that has both sizes.
-   Threads: a stage of the row that makes the batches.
-   Blocks:  never.
-   Owns:    as spdl_buffer. */
-SPDL_API void *spdl_slot_array(spdl_task *task, const char *name, const char *dtype, int ndim,
-                               const uint64_t *shape);
 
 /* ============================================================================================= */
 /* >>npz
@@ -2726,10 +2522,13 @@ SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
 
 /* ============================================================================================= */
 /* >>files
-   Data sets in files: lists of files, shards of tokens, lines, tar archives, WAV. Sizes and places
-   have 64 bits. Every length is compared with the bytes that are there before it is used; what is
-   cut off is an error, and an error names the file and the byte. Any `desc` and any `error` may be
-   NULL. Rows are at the end of the section. */
+   Data sets in files: lists of files, tar archives, lines of text, shards of tokens. Sizes and
+   places have 64 bits. Every length is compared with the bytes that are there before it is used.
+   What is cut off is an error, and an error names the file and the byte. Rows are at the end.
+
+   Unless a block says otherwise: any thread may call; open, next and read block on the file system;
+   any `desc` and any `error` may be NULL; *_open gives what the caller closes, or NULL; the first
+   argument of all other functions owns what they return. */
 
 typedef struct spdl_files_desc {
     bool recursive;     /* of a folder: also what is in the folders below it */
@@ -2741,56 +2540,36 @@ typedef struct spdl_files_desc {
 typedef struct spdl_files spdl_files;
 
 /* Lists files. `path` is a file; a folder: the files in it; a pattern with * and ?, also for
-   folders, as "train-?/a*.tar"; or @list.txt, which has a path on each line, relative to the
-   folder of list.txt. Files come in the order of the bytes of their paths, which is the same on
-   every machine, those of a list in its order. Names that begin with a dot are left out, unless the
-   pattern or the list has the dot. Some 24 bytes and its path are kept of each file; none is open.
+   folders, as "train-?/a*.tar"; or @list.txt, which has a path on each line, relative to its own
+   folder. Files come in the order of the bytes of their paths, the same on every machine; those of
+   a list in its order. Names that begin with a dot need one in the pattern or the list.
    Returns: SPDL_OK; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the list),
             SPDL_E_LIMIT (max_files; paths over 4095 bytes, 32 folders deep), SPDL_E_NOMEM,
-            SPDL_E_INVALID. With SPDL_NO_THREADS there are no folders: SPDL_E_IO.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller closes *files; on failure it is NULL. */
+            SPDL_E_INVALID. With SPDL_NO_THREADS there are no folders: SPDL_E_IO. */
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
                                      const spdl_files_desc *desc);
 
-/* Frees a list.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; nothing that was opened with it may be in use.
-   Blocks:  never.
-   Owns:    the list and its paths are gone. */
+/* Frees a list and its paths, when nothing that was opened with it is in use. NULL is allowed. */
 SPDL_API void spdl_files_close(spdl_files *files);
 
 /* How many files there are.
-   Returns: the number.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the number. */
 SPDL_API uint64_t spdl_files_count(const spdl_files *files);
 
 /* The path of file `index`.
-   Returns: a string, or NULL when there is no such file.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the list; valid until close. */
+   Returns: a string, or NULL when there is no such file. */
 SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index);
 
 /* How long file `index` was when the list was made.
-   Returns: bytes; 0 when there is no such file.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: bytes; 0 when there is no such file. */
 SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index);
 
-/* A hash of the manifest: names, sizes and order, to tell whether a run goes on with the data it
-   began with. Names count from the folder on that all paths share: where it lies does not matter.
-   Returns: the hash, the same on every machine.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* A hash of names, sizes and order, for a pipeline's data_hash: a state of other data is refused.
+   Names count from the folder on that all paths share: where that lies does not matter.
+   Returns: the hash, the same on every machine. */
 SPDL_API uint64_t spdl_files_hash(const spdl_files *files);
 
-/* Bytes out of a file: a member of an archive, a line, a piece of sound. One allocation. */
+/* Bytes out of a file: a member of an archive, or a line. One allocation. */
 typedef struct spdl_record {
     const char *name; /* of the member; else the path of the file */
     uint8_t *data;    /* aligned to 64 bytes; a zero follows the last one */
@@ -2799,24 +2578,16 @@ typedef struct spdl_record {
     struct spdl_record *next; /* the other members of a sample (.group), or NULL */
 } spdl_record;
 
-/* Frees a record and those that follow it.
-   Returns: nothing; NULL is allowed. Fits free_item.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the records are gone. */
+/* Frees a record and those that follow it. NULL is allowed; fits free_item. */
 SPDL_API void spdl_record_free(void *record);
 
 /* The member of a sample whose name has this after the first dot: "jpg", "seg.png".
-   Returns: the record, or NULL.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the sample. */
+   Returns: the record, or NULL. */
 SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extension);
 
-/* Files that are read record by record, from the first to the last. Tar archives may be ustar, GNU,
-   pax or older; what is handed on are the plain files in them. Checksums are verified; an archive
-   without an empty block at its end was cut off. Lines end in LF or CR LF, or with the file. Memory
-   does not grow with the file: 64 KB and a record. */
+/* Files that are read record by record. Tar archives may be ustar, GNU, pax or older; the plain
+   files in them are handed on. Checksums are verified; an archive without an empty block at its end
+   was cut off. Lines end in LF or CR LF, or with the file. Memory: 64 KB and a record. */
 typedef enum spdl_records_kind { SPDL_RECORDS_TAR, SPDL_RECORDS_LINES } spdl_records_kind;
 
 typedef struct spdl_records_desc {
@@ -2831,62 +2602,20 @@ typedef struct spdl_records_desc {
 typedef struct spdl_records spdl_records;
 
 /* Opens a file to be read record by record.
-   Returns: SPDL_OK, SPDL_E_IO, SPDL_E_NOMEM, SPDL_E_INVALID.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller closes *records; on failure it is NULL. `path` is copied. */
+   Returns: SPDL_OK, SPDL_E_IO, SPDL_E_NOMEM, SPDL_E_INVALID. */
 SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
                                        const spdl_records_desc *desc);
 
 /* Reads the next record.
    Returns: SPDL_OK, SPDL_END; SPDL_E_FORMAT, SPDL_E_UNSUPPORTED (sparse files, parts of archives),
             SPDL_E_LIMIT, SPDL_E_IO, SPDL_E_NOMEM, and the same again if it is called again.
-   Threads: owner.
-   Blocks:  on the file system.
+   Threads: one at a time.
    Owns:    the caller frees *record. */
 SPDL_API spdl_result spdl_records_next(spdl_records *records, spdl_record **record,
                                        spdl_error *error);
 
-/* Closes the file. Records stay.
-   Returns: nothing; NULL is allowed. Fits free_state.
-   Threads: owner.
-   Blocks:  never.
-   Owns:    the reader is freed. */
+/* Closes the file; records stay. NULL is allowed; fits free_state. */
 SPDL_API void spdl_records_close(void *records);
-
-/* Lines of text files by number, counted over all files of a list. */
-typedef struct spdl_lines spdl_lines;
-
-/* Opens the files of a list and notes where their lines begin: it reads them once, and keeps 8 to
-   16 bytes for each line. Of desc max_bytes, allocator and error count. The files stay open.
-   Returns: as spdl_records_next.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller closes *lines, and after that `files`; on failure *lines is NULL. */
-SPDL_API spdl_result spdl_lines_open(spdl_lines **lines, const spdl_files *files,
-                                     const spdl_records_desc *desc);
-
-/* Closes the files.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; no other call may be running.
-   Blocks:  never.
-   Owns:    the lines are freed; records stay. */
-SPDL_API void spdl_lines_close(spdl_lines *lines);
-
-/* How many lines there are.
-   Returns: the number.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API uint64_t spdl_lines_count(const spdl_lines *lines);
-
-/* Reads line `index`, without its end.
-   Returns: SPDL_OK, SPDL_E_INVALID (no such line), SPDL_E_IO, SPDL_E_NOMEM.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller frees *record. */
-SPDL_API spdl_result spdl_lines_read(const spdl_lines *lines, uint64_t index, spdl_record **record,
-                                     spdl_error *error);
 
 /* Tokens in shards: the files of llm.c (256 int32 of header: 20240520, version 1 with uint16, or
    20240801, version 7 with uint32), or raw ones as those of nanoGPT. All shards one after the other
@@ -2895,108 +2624,66 @@ SPDL_API spdl_result spdl_lines_read(const spdl_lines *lines, uint64_t index, sp
 typedef struct spdl_tokens_desc {
     uint64_t length; /* of a window: needed */
     int raw_bytes;   /* the shards have no header, and tokens of 2 or 4 bytes; 0: of llm.c */
-    bool map;        /* map the shards and close them, instead of reading each window with a system
-                        call; when one is truncated meanwhile, reading raises SIGBUS */
     spdl_allocator allocator;
     spdl_error *error; /* optional: why open failed */
 } spdl_tokens_desc;
 
 typedef struct spdl_tokens spdl_tokens;
 
-/* Opens the shards of a list and checks their lengths. They stay open, or mapped.
+/* Opens the shards of a list and checks their lengths. They stay open.
    Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_IO, SPDL_E_NOMEM; SPDL_E_FORMAT: no such shard, or it is
             longer or shorter than it says, or all have too few tokens for a window.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller closes *tokens, and after that `files`; on failure *tokens is NULL. */
+   Owns:    `files` has to outlive *tokens. */
 SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
                                       const spdl_tokens_desc *desc);
 
-/* Closes the shards.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; no other call may be running.
-   Blocks:  never.
-   Owns:    the tokens are freed. */
+/* Closes the shards, when no other call is running. NULL is allowed. */
 SPDL_API void spdl_tokens_close(spdl_tokens *tokens);
 
 /* How many windows there are; what is left at the end is no window.
-   Returns: the number.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the number. */
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens);
 
-/* What a window takes in memory: for .item_bytes.
-   Returns: 4 * (length + 1).
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* The size of a window of uint32_t in memory, for .item_bytes. One of uint16_t takes half of it.
+   Returns: 4 * (length + 1). */
 SPDL_API size_t spdl_tokens_bytes(const spdl_tokens *tokens);
 
-/* Copies window `index` to `window`, of spdl_tokens_bytes, as uint32_t whatever the shards have.
-   Returns: SPDL_OK, SPDL_E_INVALID (no such window), SPDL_E_IO.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller has `window`; after a failure its content is undefined. */
+/* Reads window `index`, as uint32_t or as uint16_t. The second form needs shards of 2 bytes a
+   token, whose bytes it reads as they are.
+   Returns: SPDL_OK, SPDL_E_INVALID (no such window, or shards of 4 bytes a token), SPDL_E_IO: then
+            the content of `window` is undefined. */
 SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, uint32_t *window,
                                       spdl_error *error);
-
-/* Sound: RIFF and RF64 files of PCM (8 bits without a sign, 16, 24 or 32 with one) or floats (32,
-   64), little-endian, a sample of each channel in a frame. */
-typedef struct spdl_wav_info {
-    int channels;
-    int bits;             /* of a sample in the file */
-    bool is_float;
-    uint32_t rate;        /* frames a second */
-    uint32_t frame_bytes;
-    uint64_t frames;
-    uint64_t offset;      /* of the first one */
-} spdl_wav_info;
-
-/* Reads the head of a WAV file in memory; allocates nothing.
-   Returns: SPDL_OK, SPDL_E_INVALID; SPDL_E_FORMAT, also when the file was cut off;
-            SPDL_E_UNSUPPORTED.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. The frames are at info->offset. */
-SPDL_API spdl_result spdl_wav_parse(const void *data, size_t bytes, spdl_wav_info *info,
-                                    spdl_error *error);
-
-/* Reads a window of a WAV file: from `start` seconds, so many seconds, up to the end at most
-   (INFINITY: all that follows). info->frames and offset are those of the window.
-   Returns: as spdl_wav_parse, SPDL_E_IO, SPDL_E_NOMEM; SPDL_E_INVALID: start or seconds is negative
-            or NaN, or it starts at the end or later.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller frees *record; on failure it is NULL. */
-SPDL_API spdl_result spdl_wav_load(spdl_record **record, const char *path, double start,
-                                   double seconds, spdl_wav_info *info, spdl_error *error);
+/* See spdl_tokens_read.
+   Returns: the same. */
+SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t index,
+                                        uint16_t *window, spdl_error *error);
 
 /* Rows. The first argument has to outlive the pipeline; fields follow, as in all rows.
        SPDL_FILES(files)       a source of paths (char), which belong to the list
        SPDL_TOKENS(tokens)     a source of windows (uint32_t), in memory of spdl_buffer: it, or the
                                SPDL_BATCH after it, says .item_bytes = spdl_tokens_bytes(tokens)
-       SPDL_FILES_AT(files), SPDL_TOKENS_AT(tokens), SPDL_LINES_AT(lines)
-                               pipes: the path, the window or the line (spdl_record) that an
-                               spdl_index names
+       SPDL_TOKENS16(tokens)   the same of uint16_t, with half of these .item_bytes
+       SPDL_FILES_AT(files), SPDL_TOKENS_AT(tokens), SPDL_TOKENS16_AT(tokens)
+                               pipes: the path or the window that an spdl_index names
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
                                desc is NULL or the address of a spdl_records_desc, whose error is
                                not used
    Item spdl_sequence of a source is file or window spdl_sequence: a rewind goes to any of them. */
 /* clang-format off */
-#define SPDL_FILES(...)     SPDL__FILE_ROW(SOURCE, 0, spdl_files, NULL, __VA_ARGS__, SPDL__LINE)
-#define SPDL_FILES_AT(...)  SPDL__FILE_ROW(PIPE, 1, spdl_files, NULL, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS(...)    SPDL__FILE_ROW(SOURCE, 2, spdl_tokens, NULL, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS_AT(...) SPDL__FILE_ROW(PIPE, 3, spdl_tokens, NULL, __VA_ARGS__, SPDL__LINE)
-#define SPDL_LINES_AT(...)                                                                         \
-    SPDL__FILE_ROW(PIPE, 4, spdl_lines, spdl_record_free, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TAR(...)   SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
-#define SPDL_LINES(...) SPDL__RECORDS_ROW(6, __VA_ARGS__, SPDL__LINE)
+#define SPDL_FILES(...)       SPDL__FILE_ROW(SOURCE, 0, spdl_files, __VA_ARGS__, SPDL__LINE)
+#define SPDL_FILES_AT(...)    SPDL__FILE_ROW(PIPE, 1, spdl_files, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS(...)      SPDL__FILE_ROW(SOURCE, 2, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS_AT(...)   SPDL__FILE_ROW(PIPE, 3, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS16(...)    SPDL__FILE_ROW(SOURCE, 4, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS16_AT(...) SPDL__FILE_ROW(PIPE, 5, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TAR(...)   SPDL__RECORDS_ROW(6, __VA_ARGS__, SPDL__LINE)
+#define SPDL_LINES(...) SPDL__RECORDS_ROW(7, __VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
-#define SPDL__FILE_ROW(kind_, which_, type_, free_, ctx_, ...)                                     \
+#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
     { .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,                 \
-      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), .free_item = free_, __VA_ARGS__ }
+      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), __VA_ARGS__ }
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
     { .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,                    \
       .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
@@ -3011,8 +2698,8 @@ SPDL_API spdl_result spdl_wav_load(spdl_record **record, const char *path, doubl
     spdl__row(SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), \
               0, NULL)
 #endif
-#define SPDL__FILE_ROW(kind_, which_, type_, free_, ctx_, ...)                                     \
-    spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, free_)
+#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
+    spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, NULL)
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
     spdl__ctx_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__),                  \
                                      desc_, spdl_record_free, spdl_records_close)
@@ -3020,9 +2707,9 @@ SPDL_API spdl_result spdl_wav_load(spdl_record **record, const char *path, doubl
 /* clang-format on */
 
 #if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl__file_rows[7];
+SPDL_API const spdl_function spdl__file_rows[8];
 #elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl__file_rows[7];
+SPDL__UNUSED static const spdl_function spdl__file_rows[8];
 #endif
 
 #ifdef __cplusplus
@@ -3056,7 +2743,7 @@ inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char 
 
 #ifdef SPDL_STATIC
 namespace {
-extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[7];
+extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[8];
 #ifndef SPDL_NO_NPZ
 extern SPDL__UNUSED const spdl_function spdl_npz_load_spdl;
 #endif
@@ -4449,13 +4136,12 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 /* ============================================================================================= */
 /* >>os-process
    Processes and the memory they share, for >>loader-impl alone: Linux. Where there are none
-   SPDL__OS_PROCESSES is 0, and what is called all the same does nothing. A process is known by its
-   id; a text that is returned says why not, as in >>os, and what is open then is the caller's. */
-
-#define SPDL__OS_MARK_BYTES 4096 /* to unmap a mark, as a file */
+   SPDL__OS_PROCESSES is 0. A process is known by its id; a text that is returned says why not, as
+   in >>os, and what is open then is the caller's. */
 
 #if SPDL__LINUX
 #define SPDL__OS_PROCESSES 1
+#define SPDL__OS_PAGE 4096
 #ifndef SPDL_FORK
 #define SPDL_FORK fork
 #endif
@@ -4520,20 +4206,16 @@ SPDL__PRIVATE uint64_t spdl__os_meminfo(const char *text, const char *name) {
     return at != NULL ? strtoull(at + strlen(name), NULL, 10) * 1024 : SPDL__NEVER;
 }
 
-/* The least of what the cgroups, this process and the machine leave. */
+/* The least of what the cgroups, this process and the machine leave. A file that grows beyond
+   RLIMIT_FSIZE ends the process, so that is looked at before. */
 SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self) {
     spdl__os_room room = { "no limit", SPDL__NEVER, SPDL__NEVER };
     char text[512];
-    uint64_t pages, total, left;
-    struct rlimit space;
+    uint64_t total, left;
+    struct rlimit size;
     spdl__os_cgroups(root, self, "memory", spdl__os_room_at, &room);
-    (void)spdl__os_text(NULL, "/proc/self/statm", text, sizeof(text));
-    pages = strtoull(text, NULL, 10);
-    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
-        spdl__os_room_least(&room, "RLIMIT_AS of the process", space.rlim_cur,
-                            pages * (uint64_t)sysconf(_SC_PAGESIZE));
-    if (getrlimit(RLIMIT_FSIZE, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
-        spdl__os_room_least(&room, "RLIMIT_FSIZE of the process", space.rlim_cur, 0);
+    if (getrlimit(RLIMIT_FSIZE, &size) == 0 && size.rlim_cur != RLIM_INFINITY)
+        spdl__os_room_least(&room, "RLIMIT_FSIZE of the process", size.rlim_cur, 0);
     (void)spdl__os_text(NULL, "/proc/meminfo", text, sizeof(text));
     total = spdl__os_meminfo(text, "MemTotal:");
     left = spdl__os_meminfo(text, "MemAvailable:");
@@ -4545,295 +4227,145 @@ SPDL__PRIVATE spdl__os_room spdl__os_memory_room(void) {
     return spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
 }
 
-SPDL__PRIVATE void spdl__os_oom_at(const char *at, void *data) {
-    char path[640], text[512];
-    const char *kills;
-    (void)snprintf(path, sizeof(path), "%s/memory.events", at);
-    (void)spdl__os_text(NULL, path, text, sizeof(text));
-    kills = strstr(text, "oom_kill ");
-    if (kills != NULL) *(uint64_t *)data += strtoull(kills + 9, NULL, 10);
-}
-
-/* Grows when a process of the cgroup is killed for want of memory. */
-SPDL__PRIVATE uint64_t spdl__os_oom_kills(void) {
-    uint64_t kills = 0;
-    spdl__os_cgroups("/sys/fs/cgroup", "/proc/self/cgroup", "memory", spdl__os_oom_at, &kills);
-    return kills;
-}
-
-/* Whether a process has more memory than that for itself alone: what it has by a fork, and has not
-   written to, it shares. The kernel has a number at hand in which that is, too; it has to walk for
-   the other one. */
-SPDL__PRIVATE bool spdl__os_uses_more(int64_t process, uint64_t limit) {
-    char path[64], text[2048], *at;
-    uint64_t bytes, clean, dirty;
-    (void)snprintf(path, sizeof(path), "/proc/%lld/statm", (long long)process);
-    if (spdl__os_text(NULL, path, text, sizeof(text)) == 0) return false;
-    (void)strtoull(text, &at, 10);
-    bytes = strtoull(at, &at, 10);
-    bytes -= strtoull(at, NULL, 10);
-    if (bytes * (uint64_t)sysconf(_SC_PAGESIZE) <= limit) return false;
-    (void)snprintf(path, sizeof(path), "/proc/%lld/smaps_rollup", (long long)process);
-    (void)spdl__os_text(NULL, path, text, sizeof(text));
-    clean = spdl__os_meminfo(text, "Private_Clean:");
-    dirty = spdl__os_meminfo(text, "Private_Dirty:");
-    return clean == SPDL__NEVER || dirty == SPDL__NEVER || clean + dirty > limit;
-}
-
-/* Has the pages of shared memory now. */
-SPDL__PRIVATE void spdl__os_shared_fill(void *memory, uint64_t bytes) {
-    const long huge = 14, populate_write = 23;
-    uint64_t at;
-    (void)syscall(SYS_madvise, memory, (long)bytes, huge);
-    if (syscall(SYS_madvise, memory, (long)bytes, populate_write) == 0) return;
-    for (at = 0; at < bytes; at += 4096) (void)((volatile char *)memory)[at];
-}
-
-/* A word that is 1, and 0 in the child of a fork; or NULL. */
-SPDL__PRIVATE uint32_t *spdl__os_mark_make(void) {
+/* A page that a child of a fork shares, or one that is zero there; or NULL. */
+SPDL__PRIVATE void *spdl__os_page(bool shared) {
+    const int anonymous = 0x20; /* C99 hides the name; elsewhere it fails */
     const long wipe_on_fork = 18;
-    const int private_anonymous = MAP_PRIVATE | 0x20; /* C99 hides the name; elsewhere it fails */
-    void *mark = mmap(NULL, SPDL__OS_MARK_BYTES, PROT_READ | PROT_WRITE, private_anonymous, -1, 0);
-    if (mark == MAP_FAILED) return NULL;
-    if (syscall(SYS_madvise, mark, (long)SPDL__OS_MARK_BYTES, wipe_on_fork) != 0) {
-        (void)munmap(mark, SPDL__OS_MARK_BYTES);
-        return NULL;
-    }
-    *(uint32_t *)mark = 1;
-    return (uint32_t *)mark;
-}
-
-/* os_file_map to write as well, of any file. */
-SPDL__PRIVATE void *spdl__os_shared_map(spdl__os_file file, uint64_t bytes) {
-    void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, (int)file, 0);
-    return memory != MAP_FAILED ? memory : NULL;
-}
-
-/* A file that has no name, and whose size can be sealed. */
-SPDL__PRIVATE const char *spdl__os_memory_file(spdl__os_file *file) {
-    const long cloexec_seals = 3;
-    *file = spdl__os_file_own((int)syscall(SYS_memfd_create, "spdl", cloexec_seals));
-    return *file >= 0 ? NULL : strerror(errno);
+    void *page = mmap(NULL, SPDL__OS_PAGE, PROT_READ | PROT_WRITE,
+                      (shared ? MAP_SHARED : MAP_PRIVATE) | anonymous, -1, 0);
+    if (page == MAP_FAILED) return NULL;
+    if (shared || syscall(SYS_madvise, page, (long)SPDL__OS_PAGE, wipe_on_fork) == 0) return page;
+    (void)munmap(page, SPDL__OS_PAGE);
+    return NULL;
 }
 
 /* Memory without a name, of a size that nobody can change, and with all of its pages: none can be
    missing later. Huge pages come when a mapping is touched first; fallocate says what is missing
    then, and where there is a signal begins again where it was. */
-SPDL__PRIVATE const char *spdl__os_shared_make(spdl__os_file *file, void **memory, uint64_t bytes) {
-    const long huge = 14, populate_write = 23, add_seals = 1033;
+SPDL__PRIVATE const char *spdl__os_shared_make(void **memory, uint64_t bytes) {
+    const long cloexec_seals = 3, huge = 14, populate_write = 23, add_seals = 1033;
     const int shrink_grow_seal = 1 | 2 | 4;
-    const char *reason = spdl__os_memory_file(file);
-    if (reason != NULL) return reason;
-    if (ftruncate((int)*file, (off_t)bytes) != 0) return strerror(errno);
-    *memory = spdl__os_shared_map(*file, bytes);
-    if (*memory == NULL) return strerror(errno);
-    if (syscall(SYS_madvise, *memory, (long)bytes, huge) == 0)
+    const int file = (int)spdl__os_file_own((int)syscall(SYS_memfd_create, "spdl", cloexec_seals));
+    const char *reason = NULL;
+    uint64_t at;
+    *memory = MAP_FAILED;
+    if (file < 0) return strerror(errno);
+    if (ftruncate(file, (off_t)bytes) == 0)
+        *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (*memory == MAP_FAILED) {
+        reason = strerror(errno);
+        *memory = NULL;
+    } else if (syscall(SYS_madvise, *memory, (long)bytes, huge) == 0) {
         (void)syscall(SYS_madvise, *memory, (long)bytes, populate_write);
-    while (syscall(SYS_fallocate, (long)*file, 0L, 0L, (long)bytes) != 0)
-        if (errno != EINTR) return strerror(errno);
-    if (fcntl((int)*file, (int)add_seals, shrink_grow_seal) != 0) return strerror(errno);
-    spdl__os_shared_fill(*memory, bytes);
-    return NULL;
-}
-
-/* --- messages: each arrives whole --- */
-
-/* Sockets as the kernel has them: the header of the C library declares functions whose names are
-   programs' own, such as listen and accept. */
-#define SPDL__UNIX 1L
-#define SPDL__SEQPACKET_CLOEXEC (5L | SPDL__O_CLOEXEC)
-#define SPDL__NO_WAIT 0x40L
-#define SPDL__NO_SIGNAL 0x4000L
-#define SPDL__CLOEXEC_FILES 0x40000000L
-
-typedef struct spdl__os_address {
-    unsigned short family;
-    char path[108];
-} spdl__os_address;
-
-typedef struct spdl__os_message {
-    void *name;
-    int name_bytes;
-    const uintptr_t *pieces; /* of each where it is, and its bytes */
-    size_t piece_count;
-    void *control;
-    size_t control_bytes;
-    unsigned flags;
-} spdl__os_message;
-
-/* A file that comes with a message. */
-typedef struct spdl__os_passed {
-    size_t bytes;
-    int level, type;
-    int file;
-    int pad;
-} spdl__os_passed;
-
-SPDL__PRIVATE const char *spdl__os_pair(spdl__os_file ends[2]) {
-    int pair[2];
-    if (syscall(SYS_socketpair, SPDL__UNIX, SPDL__SEQPACKET_CLOEXEC, 0L, pair) != 0)
-        return strerror(errno);
-    ends[0] = spdl__os_file_own(pair[0]);
-    ends[1] = spdl__os_file_own(pair[1]);
-    return NULL;
-}
-
-/* A place others may come to, by a name that is in no file system: gone with the process. */
-SPDL__PRIVATE const char *spdl__os_meeting(spdl__os_file *file, const char *name, bool listens) {
-    spdl__os_address at;
-    long bytes;
-    memset(&at, 0, sizeof(at));
-    at.family = (unsigned short)SPDL__UNIX;
-    bytes = (long)offsetof(spdl__os_address, path) + 1 +
-            snprintf(at.path + 1, sizeof(at.path) - 1, "spdl-loader-%lu-%.60s",
-                     (unsigned long)getuid(), name);
-    *file = spdl__os_file_own(
-        (int)syscall(SYS_socket, SPDL__UNIX, SPDL__SEQPACKET_CLOEXEC, 0L));
-    if (*file < 0 || syscall(listens ? SYS_bind : SYS_connect, (long)*file, &at, bytes) != 0 ||
-        (listens && syscall(SYS_listen, (long)*file, 64L) != 0))
-        return strerror(errno);
-    return NULL;
-}
-
-/* Whoever has come, if it is of the same user. */
-SPDL__PRIVATE spdl__os_file spdl__os_accept(spdl__os_file meeting) {
-    struct {
-        int process;
-        unsigned user, group;
-    } peer;
-    unsigned bytes = sizeof(peer);
-    const long socket_level = 1, peer_credentials = 17, cloexec = SPDL__O_CLOEXEC;
-    const int file = (int)syscall(SYS_accept4, (long)meeting, NULL, NULL, cloexec);
-    if (file < 0) return SPDL__NO_FILE;
-    if (syscall(SYS_getsockopt, (long)file, socket_level, peer_credentials, &peer, &bytes) == 0 &&
-        peer.user == (unsigned)getuid())
-        return spdl__os_file_own(file);
-    (void)close(file);
-    return SPDL__NO_FILE;
-}
-
-/* A message of one piece, with room for a file. */
-SPDL__PRIVATE long spdl__os_message_go(long call, spdl__os_file line, const void *message,
-                                       size_t bytes, spdl__os_passed *passed, long flags) {
-    const uintptr_t piece[] = { (uintptr_t)message, bytes };
-    spdl__os_message all;
-    memset(&all, 0, sizeof(all));
-    all.pieces = piece;
-    all.piece_count = 1;
-    if (passed != NULL) {
-        all.control = passed;
-        all.control_bytes = sizeof(*passed);
     }
-    return syscall(call, (long)line, &all, flags);
-}
-
-/* With a file, unless that is SPDL__NO_FILE. False: nobody is there. */
-SPDL__PRIVATE bool spdl__os_send(spdl__os_file to, const void *message, size_t bytes,
-                                 spdl__os_file file) {
-    spdl__os_passed passed;
-    memset(&passed, 0, sizeof(passed));
-    passed.bytes = offsetof(spdl__os_passed, pad);
-    passed.level = passed.type = 1;
-    passed.file = (int)file;
-    return spdl__os_message_go(SYS_sendmsg, to, message, bytes,
-                               file != SPDL__NO_FILE ? &passed : NULL,
-                               SPDL__NO_SIGNAL | SPDL__NO_WAIT) == (long)bytes;
-}
-
-/* Waits until one of the files has something to read, or the deadline, or a while. Those that are
-   SPDL__NO_FILE are passed over; ready[i] says whether file i has. */
-SPDL__PRIVATE void spdl__os_wait(const spdl__os_file *files, bool *ready, int count,
-                                 uint64_t deadline) {
-    struct pollfd all[72];
-    const uint64_t now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
-    const uint64_t left = deadline > now ? (deadline - now + 999999) / 1000000 : 0;
-    int i;
-    for (i = 0; i < count; ++i) {
-        all[i].fd = (int)files[i];
-        all[i].events = POLLIN;
-        all[i].revents = 0;
-    }
-    (void)poll(all, (nfds_t)count, (int)(left < 10000 ? left : 10000));
-    for (i = 0; i < count; ++i) ready[i] = all[i].revents != 0;
-}
-
-/* The length of the next message, with the file that came with it; 0: nobody is there any more; -1:
-   there is none before the deadline. */
-SPDL__PRIVATE int spdl__os_receive(spdl__os_file from, void *message, size_t bytes,
-                                   spdl__os_file *file, uint64_t deadline) {
-    spdl__os_passed passed;
-    bool ready;
-    long got;
-    for (;;) {
-        passed.type = 0;
-        got = spdl__os_message_go(SYS_recvmsg, from, message, bytes, file != NULL ? &passed : NULL,
-                                  SPDL__NO_WAIT | SPDL__CLOEXEC_FILES);
-        if (got >= 0 || (errno != EAGAIN && errno != EINTR)) break;
-        if (spdl__os_clock_ns(SPDL__OS_MONOTONIC) >= deadline) return -1;
-        spdl__os_wait(&from, &ready, 1, deadline);
-    }
-    if (got > 0 && file != NULL) *file = passed.type == 1 ? passed.file : SPDL__NO_FILE;
-    return got > 0 ? (int)got : 0;
+    while (reason == NULL && syscall(SYS_fallocate, (long)file, 0L, 0L, (long)bytes) != 0)
+        if (errno != EINTR) reason = strerror(errno);
+    if (reason == NULL && fcntl(file, (int)add_seals, shrink_grow_seal) != 0)
+        reason = strerror(errno);
+    (void)close(file); /* it stays mapped */
+    if (reason == NULL && syscall(SYS_madvise, *memory, (long)bytes, populate_write) != 0)
+        for (at = 0; at < bytes; at += SPDL__OS_PAGE) (void)((volatile char *)*memory)[at];
+    return reason;
 }
 
 /* --- processes --- */
 
 SPDL__PRIVATE const char *spdl__os_fork(int64_t *process) {
-    (void)fflush(stdout); /* or both would write what it holds */
     *process = SPDL_FORK();
     return *process >= 0 ? NULL : strerror(errno);
 }
 
-/* In a new process: `parent` has made it. What ends it, or wakes it if it asks for `wakes`, is the
-   end of that. Signals of the terminal are for the program, which we end with. False: the parent
-   has ended already. */
-SPDL__PRIVATE bool spdl__os_process_begins(int64_t parent, const char *name, bool wakes) {
-    static const int ignored[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGPIPE };
-    const spdl__os_signals blocked = wakes ? (uint64_t)1 << (SIGCHLD - 1) : 0;
+/* A child and all that it has started. */
+SPDL__PRIVATE void spdl__os_group_make(int64_t process) {
+    (void)syscall(SYS_setpgid, (long)process, (long)process);
+}
+SPDL__PRIVATE void spdl__os_group_kill(int64_t process) {
+    if (process > 1) (void)syscall(SYS_kill, (long)-process, (long)SIGKILL);
+}
+
+/* Does nothing, unlike SIG_IGN, which programs that this process starts would inherit. */
+SPDL__PRIVATE void spdl__os_signal_nothing(int number) { (void)number; }
+
+#ifdef __GLIBC__
+#ifndef __cplusplus /* there it is declared */
+extern int on_exit(void (*fn)(int code, void *data), void *data);
+#endif
+/* What the program wants done at its end is for the process that it began in. */
+SPDL__PRIVATE void spdl__os_exit_now(int code, void *data) {
+    (void)data;
+    (void)fflush(NULL);
+    _exit(code);
+}
+SPDL__PRIVATE bool spdl__os_exit_early(void) { return on_exit(spdl__os_exit_now, NULL) == 0; }
+#else /* no way to be told the code */
+SPDL__PRIVATE void spdl__os_exit_now(void) { _exit(0); }
+SPDL__PRIVATE bool spdl__os_exit_early(void) { return atexit(spdl__os_exit_now) == 0; }
+#endif
+
+/* In a new process, that `parent` has made: the end of the parent ends it, or wakes it if it is the
+   supervisor, which blocks all signals; *signals are those that were blocked before. Signals of a
+   terminal are for the program, with which the child ends; it has a group of its own, as programs
+   that it starts. Why not, or NULL. */
+SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *name, bool supervisor,
+                                                  spdl__os_signals *signals) {
+    static const int ours[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGPIPE };
+    const spdl__os_signals all = ~(spdl__os_signals)0;
     const long set_parent_signal = 1, set_name = 15;
     size_t i;
-    for (i = 0; i < sizeof(ignored) / sizeof(ignored[0]); ++i) (void)signal(ignored[i], SIG_IGN);
     (void)signal(SIGCHLD, SIG_DFL);
-    spdl__os_signals_set(&blocked, NULL);
-    (void)syscall(SYS_prctl, set_parent_signal, wakes ? (long)SIGCHLD : (long)SIGKILL, 0L, 0L, 0L);
+    for (i = 0; i < sizeof(ours) / sizeof(ours[0]) && !supervisor; ++i)
+        (void)signal(ours[i], spdl__os_signal_nothing);
+    if (supervisor) spdl__os_signals_set(&all, signals);
+    else spdl__os_signals_set(signals, NULL);
+    if (!supervisor) spdl__os_group_make(0);
     (void)syscall(SYS_prctl, set_name, name, 0L, 0L, 0L);
-    return getppid() == (pid_t)parent;
+    if (syscall(SYS_prctl, set_parent_signal, supervisor ? (long)SIGCHLD : (long)SIGKILL, 0L, 0L,
+                0L) != 0 || (!supervisor && !spdl__os_exit_early()))
+        return "it cannot be told of the end of its parent";
+    return getppid() == (pid_t)parent ? NULL : "its parent has ended";
 }
 
-/* Becomes readable when a child has ended, or the parent: SIGCHLD is blocked. */
-SPDL__PRIVATE const char *spdl__os_ends_open(spdl__os_file *file) {
-    const spdl__os_signals set = (uint64_t)1 << (SIGCHLD - 1);
-    const long nonblock_cloexec = O_NONBLOCK | SPDL__O_CLOEXEC;
-    *file = spdl__os_file_own((int)syscall(SYS_signalfd4, -1L, &set, (long)sizeof(set),
-                                           nonblock_cloexec));
-    return *file >= 0 ? NULL : strerror(errno);
+/* Sleeps until a child or the parent has ended, or somebody has sent SIGCHLD, or a while. */
+SPDL__PRIVATE void spdl__os_signal_wait(uint64_t ns) {
+    const spdl__os_signals child = (uint64_t)1 << (SIGCHLD - 1);
+    struct {
+        long seconds, nanoseconds;
+    } most;
+    most.seconds = (long)(ns / 1000000000u);
+    most.nanoseconds = (long)(ns % 1000000000u);
+    (void)syscall(SYS_rt_sigtimedwait, &child, NULL, &most, (long)sizeof(child));
 }
 
-SPDL__PRIVATE void spdl__os_ends_read(spdl__os_file file) {
-    char signals[1024];
-    while (read((int)file, signals, sizeof(signals)) > 0) {}
-}
-
-/* Whether a child has ended; with `waits` it blocks until then. *end: with which code, or minus the
-   signal that killed it; 0, too, when somebody else has waited for it: then nobody knows. */
-SPDL__PRIVATE bool spdl__os_process_ended(int64_t process, bool waits, int *end) {
+/* Whether a child has ended: 1 if so, 0, or -1: it runs, and cannot be waited for. *end: with which
+   code, or minus the signal that killed it; 0, too, when somebody else has waited for it. */
+SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
     int status = 0;
     long got;
-    do got = syscall(SYS_wait4, (long)process, &status, waits ? 0L : 1L, NULL);
+    do got = syscall(SYS_wait4, (long)process, &status, 1L, NULL);
     while (got < 0 && errno == EINTR);
     *end = (status & 0x7f) != 0 ? -(status & 0x7f) : status >> 8 & 0xff;
-    return got != 0;
+    if (got >= 0) return got > 0;
+    return syscall(SYS_kill, (long)process, 0L) != 0 ? 1 : -1;
 }
 
 SPDL__PRIVATE int64_t spdl__os_parent(void) { return getppid(); }
+
+/* Ends its sleep in signal_wait. */
+SPDL__PRIVATE void spdl__os_process_wake(int64_t process) {
+    if (process > 1) (void)syscall(SYS_kill, (long)process, (long)SIGCHLD);
+}
 SPDL__PRIVATE void spdl__os_process_kill(int64_t process) {
     if (process > 1) (void)syscall(SYS_kill, (long)process, (long)SIGKILL);
 }
 
-/* Without what the program has asked to be done at its end: it ends elsewhere. */
-SPDL__PRIVATE void spdl__os_process_exit(int code) {
-    (void)fflush(stdout);
-    _exit(code);
+/* A variable of the environment is gone. */
+extern char **environ;
+SPDL__PRIVATE void spdl__os_forget(const char *name) {
+    const size_t length = strlen(name);
+    char **at = environ;
+    while (at != NULL && *at != NULL && (strncmp(*at, name, length) != 0 || (*at)[length] != '='))
+        ++at;
+    for (; at != NULL && *at != NULL; ++at) at[0] = at[1];
 }
 
 SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
@@ -4851,63 +4383,9 @@ SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
     return "a signal";
 }
 
-/* --- this program, once more --- */
-
-extern char **environ;
-
-/* With the same arguments and one variable more, "NAME=value"; it inherits the two files. NULL, and
-   there is a process: what it becomes its end tells. */
-SPDL__PRIVATE const char *spdl__os_run_again(int64_t *process, char *variable, spdl__os_file a,
-                                             spdl__os_file b) {
-    const size_t most = 1 << 20;
-    char *text = (char *)malloc(most), **words = NULL, *at;
-    size_t length = 0, arguments = 0, variables = 0, i;
-    const char *reason = "out of memory";
-    if (text != NULL) length = spdl__os_text(NULL, "/proc/self/cmdline", text, most);
-    for (i = 0; i < length; ++i) arguments += text[i] == '\0';
-    while (environ[variables] != NULL) ++variables;
-    if (length > 0)
-        words = (char **)malloc((arguments + variables + 3) * sizeof(*words));
-    if (words != NULL) {
-        for (i = 0, at = text; i < arguments; ++i, at += strlen(at) + 1) words[i] = at;
-        words[arguments] = NULL;
-        memcpy(words + arguments + 1, environ, variables * sizeof(*words));
-        words[arguments + 1 + variables] = variable;
-        words[arguments + 2 + variables] = NULL;
-        reason = spdl__os_fork(process);
-    }
-    if (reason == NULL && *process == 0) {
-        (void)fcntl((int)a, F_SETFD, 0);
-        (void)fcntl((int)b, F_SETFD, 0);
-        (void)execve("/proc/self/exe", words, words + arguments + 1);
-        _exit(127);
-    }
-    free(words);
-    free(text);
-    return reason;
-}
-
-/* In the program that was run again: nobody else is to see the variable, or the files. */
-SPDL__PRIVATE void spdl__os_inherited(const char *name, spdl__os_file a, spdl__os_file b) {
-    const size_t length = strlen(name);
-    char **at = environ;
-    while (*at != NULL && (strncmp(*at, name, length) != 0 || (*at)[length] != '=')) ++at;
-    for (; *at != NULL; ++at) at[0] = at[1];
-    (void)fcntl((int)a, F_SETFD, FD_CLOEXEC);
-    (void)fcntl((int)b, F_SETFD, FD_CLOEXEC);
-}
-#else
-#define SPDL__OS_PROCESSES 0
-SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t deadline) {
-    (void)word, (void)was, (void)deadline;
-}
-SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) { (void)word; }
-SPDL__PRIVATE uint32_t *spdl__os_mark_make(void) { return NULL; }
-#endif
-
 /* --- faults: which thread it was --- */
 
-#if SPDL__LINUX && defined(SA_ONSTACK)
+#ifdef SA_ONSTACK
 #define SPDL__OS_STACK_BYTES 65536
 
 /* On the stack that the thread has for faults, whose first words say where to note `value`. */
@@ -4937,24 +4415,27 @@ SPDL__PRIVATE void spdl__os_faults_watch(void) {
     }
 }
 
-/* This thread notes its faults as `value` in *to, on this stack, unless it has one of others' for
-   that. */
-SPDL__PRIVATE void spdl__os_faults_note(void *stack, uint32_t *to, uint32_t value) {
+/* This thread notes its faults as `value` in *to, on a stack of its own, unless it has one of
+   others' for that. */
+SPDL__PRIVATE void spdl__os_faults_note(uint32_t *to, uint32_t value) {
     stack_t now;
+    void *stack;
+    if (sigaltstack(NULL, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0) return;
+    stack = SPDL_MALLOC(SPDL__OS_STACK_BYTES);
+    if (stack == NULL) return;
     memcpy(stack, &to, sizeof(to));
     memcpy((char *)stack + sizeof(to), &value, sizeof(value));
-    if (sigaltstack(NULL, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0) return;
     memset(&now, 0, sizeof(now));
     now.ss_sp = stack;
     now.ss_size = SPDL__OS_STACK_BYTES;
     (void)sigaltstack(&now, NULL);
 }
-#else /* no processes, or the C library hides what it takes: it is not known which call it was */
-#define SPDL__OS_STACK_BYTES 1
+#else /* the C library hides what it takes: it is not known which call it was */
 SPDL__PRIVATE void spdl__os_faults_watch(void) {}
-SPDL__PRIVATE void spdl__os_faults_note(void *stack, uint32_t *to, uint32_t value) {
-    (void)stack, (void)to, (void)value;
-}
+SPDL__PRIVATE void spdl__os_faults_note(uint32_t *to, uint32_t value) { (void)to, (void)value; }
+#endif
+#else
+#define SPDL__OS_PROCESSES 0
 #endif
 
 /* ============================================================================================= */
@@ -10332,9 +9813,6 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
 
 /* What a load makes of the sampler. (>>state-impl) */
 SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from);
-#if 1 /* BRING-UP */
-SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from) { (void)sampler; (void)from; }
-#endif
 
 /* Nobody enters a row, and no end of the pipeline is in use: everything starts again. */
 SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) {
@@ -16208,17 +15686,12 @@ SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
 
 /* ============================================================================================= */
 /* >>sampler-impl
-   Orders are functions of (seed, epoch, position). What they need more of is kept in the sampler
-   for one key or epoch at a time, and made anew when another is asked for: so one thread calls at a
-   time, which also holds for the calls of a source. What >>state asks, from the trainer's thread
-   (spdl__sampler_global and below), looks at ranks and edits alone, which do not change meanwhile.
-
-   Edits take positions out of an epoch, for spdl_sampler_skip and for a run that goes on. Each maps
-   the numbers 0, 1, 2 ... of what is left to numbers of what was left before it, in ascending
-   order; the oldest one's are positions. Ranks are dealt the numbers of the newest. */
+   Orders are functions of (seed, epoch, position). What a shuffle needs more of, keys or a table,
+   is kept for one epoch at a time and made anew when another is asked for: so one thread calls at a
+   time, which also holds for the calls of a source. What >>state asks from the trainer's thread
+   looks at ranks and `from` alone, which do not change meanwhile. */
 
 #define SPDL__TABLE 4096u /* up to here a shuffle is a table: statistics see 5 rounds below 3,000 */
-#define SPDL__EDITS 16
 #define SPDL__MOST ((uint64_t)1 << 63) /* of what is counted here */
 
 /* A bijection of 64-bit words that looks like chance (the end of splitmix64). */
@@ -16249,43 +15722,38 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes) {
 
 /* --- shuffles --- */
 
-/* The numbers below n in an order that depends on the key. Few of them are shuffled, in a table. Of
-   more, the part above `shift` bits and that below are changed in turn by a hash of the other one
-   (a Feistel network that adds, as that reaches odd permutations, too); what comes out at n or
-   above goes through again, which is rare: the parts leave room for less than `1 << shift` of
-   those. */
+/* The numbers below n in an order that depends on the key. Few are shuffled in a table. Of more,
+   the part above `shift` bits and that below are changed in turn by a hash of the other one (a
+   Feistel network that adds, as that reaches odd permutations, too). A result of n or above goes
+   through again, which is rare: the parts leave room for less than `1 << shift` of those. */
 typedef struct spdl__shuffle {
-    uint64_t key, n; /* n 0: none so far */
-    uint64_t highs;  /* how many values the high part has */
+    uint64_t n;     /* 0: none so far */
+    uint64_t highs; /* how many values the high part has */
     unsigned shift;
     uint64_t key_of[5]; /* rounds */
-    uint16_t *table; /* for those that may be few: the order, and after SPDL__TABLE its inverse */
+    uint16_t *table; /* NULL: n is never so small */
 } spdl__shuffle;
 
-SPDL__NOINLINE void spdl__shuffle_fill(spdl__shuffle *shuffle) {
-    uint16_t *order = shuffle->table, *inverse = order + SPDL__TABLE;
-    const uint64_t key = spdl__hashed(shuffle->key, shuffle->n);
+SPDL__NOINLINE void spdl__shuffle_fill(spdl__shuffle *shuffle, uint64_t key) {
     uint64_t i;
     for (i = 0; i < shuffle->n; ++i) {
         const uint64_t j = spdl__wide_product(spdl__hashed(key, i), i + 1).high;
-        order[i] = order[j];
-        order[j] = (uint16_t)i;
+        shuffle->table[i] = shuffle->table[j];
+        shuffle->table[j] = (uint16_t)i;
     }
-    for (i = 0; i < shuffle->n; ++i) inverse[order[i]] = (uint16_t)i;
 }
 
 SPDL__PRIVATE void spdl__shuffle_set(spdl__shuffle *shuffle, uint64_t key, uint64_t n) {
     int i;
-    if (shuffle->n == n && shuffle->key == key) return;
     shuffle->n = n;
-    shuffle->key = key;
+    key = spdl__hashed(key, n);
     if (n <= SPDL__TABLE) {
-        spdl__shuffle_fill(shuffle);
+        spdl__shuffle_fill(shuffle, key);
         return;
     }
     for (shuffle->shift = 0; n >> 2 * shuffle->shift > 3; ++shuffle->shift) {}
     shuffle->highs = (n - 1) / ((uint64_t)1 << shuffle->shift) + 1;
-    for (i = 0; i < 5; ++i) shuffle->key_of[i] = spdl__hashed(spdl__hashed(key, n), (uint64_t)i);
+    for (i = 0; i < 5; ++i) shuffle->key_of[i] = spdl__hashed(key, (uint64_t)i);
 }
 
 /* A hash of one part, of 32 bits. */
@@ -16294,178 +15762,56 @@ SPDL__INLINE uint64_t spdl__shuffle_hash(uint64_t part, uint64_t key) {
     return (part ^ part >> 32) * 0x94d049bb133111ebu >> 32;
 }
 
-/* high + a hash of low, modulo highs; with `back` minus. */
-SPDL__INLINE uint64_t spdl__shuffle_high(uint64_t high, uint64_t low, uint64_t key, uint64_t highs,
-                                         bool back) {
-    const uint64_t more = spdl__shuffle_hash(low, key) * highs >> 32;
-    const uint64_t sum = high + (back ? highs - more : more), wrapped = sum - highs;
+/* high + a hash of low, modulo highs. */
+SPDL__INLINE uint64_t spdl__shuffle_high(uint64_t high, uint64_t low, uint64_t key,
+                                         uint64_t highs) {
+    const uint64_t sum = high + (spdl__shuffle_hash(low, key) * highs >> 32), wrapped = sum - highs;
     return sum < highs ? sum : wrapped; /* no branch */
 }
 
-/* What x becomes; with `back` what becomes x. */
-SPDL__INLINE uint64_t spdl__shuffle_at(const spdl__shuffle *shuffle, uint64_t x, bool back) {
+SPDL__INLINE uint64_t spdl__shuffle_at(const spdl__shuffle *shuffle, uint64_t x) {
     const uint64_t highs = shuffle->highs, lows = ((uint64_t)1 << shuffle->shift) - 1;
-    const uint64_t *key = shuffle->key_of, sign = back ? UINT64_MAX : 1;
-    if (shuffle->n <= SPDL__TABLE) return shuffle->table[back ? SPDL__TABLE + x : x];
+    const uint64_t *key = shuffle->key_of;
+    if (shuffle->n <= SPDL__TABLE) return shuffle->table[x];
     do {
         uint64_t high = x >> shuffle->shift, low = x & lows;
-        high = spdl__shuffle_high(high, low, key[back ? 4 : 0], highs, back);
-        low = (low + sign * spdl__shuffle_hash(high, key[back ? 3 : 1])) & lows;
-        high = spdl__shuffle_high(high, low, key[2], highs, back);
-        low = (low + sign * spdl__shuffle_hash(high, key[back ? 1 : 3])) & lows;
-        high = spdl__shuffle_high(high, low, key[back ? 0 : 4], highs, back);
+        high = spdl__shuffle_high(high, low, key[0], highs);
+        low = (low + spdl__shuffle_hash(high, key[1])) & lows;
+        high = spdl__shuffle_high(high, low, key[2], highs);
+        low = (low + spdl__shuffle_hash(high, key[3])) & lows;
+        high = spdl__shuffle_high(high, low, key[4], highs);
         x = high << shuffle->shift | low;
     } while (SPDL__UNLIKELY(x >= shuffle->n));
     return x;
 }
 
-SPDL__PRIVATE uint64_t spdl__shuffle_find(const spdl__shuffle *shuffle, uint64_t x) {
-    return spdl__shuffle_at(shuffle, x, true);
-}
-
-/* --- the sampler --- */
-
-/* Of SPDL_SAMPLE_WEIGHTED: an index is kept if a random number is below `keep`, else it is `other`.
-   All n of them have the same probability (Walker's alias method). */
-typedef struct spdl__alias {
-    uint64_t keep, other;
-} spdl__alias;
-
-/* Of SPDL_SAMPLE_WEIGHTED_ONCE: the index with the smallest key comes first. */
-typedef struct spdl__drawn {
-    uint64_t key, index;
-} spdl__drawn;
-
-/* Positions that are left out, see above. Of one gap: those from `from` to from + gap - 1. Of
-   ranks: rank r of `world` has had its first done[r], at least one none; behind them are the same
-   numbers in ascending order. */
-typedef struct spdl__edit {
-    uint64_t epoch, from, gap;
-    uint64_t world; /* 0: a gap */
-    uint64_t *done;
-} spdl__edit;
-
-struct spdl_sampler {
-    spdl_sampler_desc desc; /* arrays are our own or NULL, ranks those of now */
-    uint64_t length;        /* positions of an epoch, */
-    uint64_t rows;          /* and the most a rank has of them */
-    uint64_t spec;          /* a hash of what else makes the order: weights, sizes of blocks */
-    uint64_t epoch, key;    /* of the tables, if `ready` */
-    bool ready;
-    spdl__shuffle outer, inner; /* of indices or blocks; in a block */
-    uint64_t *start;        /* blocks: the first index of each, and count */
-    uint64_t *slot;         /* blocks: the first position of each of this epoch, and count */
-    uint64_t at_slot;       /* blocks: where the last position was */
-    spdl__alias *alias;
-    spdl__drawn *drawn;
-    spdl__edit edit[SPDL__EDITS];
-    int edits;
-    void *held[4]; /* what destroy frees, with its size */
-    size_t held_bytes[4];
-    int helds;
-    bool starved; /* there was no memory for one of them */
-    char identity[192]; /* what has to be the same in another run: " order=... spec=..." */
-};
-
-SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: %s", why);
-}
-
-/* Memory that destroy frees. NULL: there is none, and create fails. */
-SPDL__COLD void *spdl__sampler_hold(spdl_sampler *s, uint64_t count, size_t each) {
-    void *memory = NULL;
-    if (count <= SIZE_MAX / each - 1) /* never 0 bytes */
-        memory = spdl__alloc_zeroed(&s->desc.allocator, (size_t)count + 1, each, sizeof(void *));
-    s->starved = s->starved || memory == NULL;
-    s->held[s->helds] = memory;
-    s->held_bytes[s->helds++] = ((size_t)count + 1) * each;
-    return memory;
-}
-
-/* Which is the last of `count` ascending numbers, `bytes` apart, that is at most x; the first one
-   is. */
-SPDL__PRIVATE uint64_t spdl__last_at_most(const uint64_t *number, size_t bytes, uint64_t count,
-                                          uint64_t x) {
-    uint64_t low = 0, high = count;
-    while (high - low > 1) {
-        const uint64_t middle = low + (high - low) / 2;
-        const char *at = (const char *)number + (size_t)middle * bytes;
-        if (*(const uint64_t *)(const void *)at <= x) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
-SPDL__PRIVATE int spdl__drawn_compare(const void *left, const void *right) {
-    const spdl__drawn *a = (const spdl__drawn *)left, *b = (const spdl__drawn *)right;
-    if (a->key != b->key) return a->key < b->key ? -1 : 1;
-    return a->index < b->index ? -1 : a->index > b->index;
-}
-
-/* A weight is told by its bits: -ffast-math does away with comparing for NaN. */
-SPDL__COLD spdl_result spdl__check_weights_of(const char *what, const double *weight,
-                                              uint64_t count, spdl_error *error) {
-    uint64_t i, bits;
-    bool some = false;
-    if (weight == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: weights is NULL", what);
-    for (i = 0; i < count; ++i) {
-        memcpy(&bits, &weight[i], sizeof(bits));
-        if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
-            return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: weights[%llu] is %g, must be "
-                                   "a number that is not negative", what, (spdl__llu)i, weight[i]);
-        some = some || bits << 1 != 0;
-    }
-    if (some) return SPDL_OK;
-    return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: the sum of weights is 0", what);
-}
-
-SPDL__COLD uint64_t spdl__weights_hash(uint64_t hash, const double *weight, uint64_t count) {
-    uint64_t i, bits;
-    for (i = 0; i < count; ++i) {
-        memcpy(&bits, &weight[i], sizeof(bits));
-        hash = spdl__hashed(hash, bits);
-    }
-    return hash;
-}
-
 /* --- mixtures ---
-   A binary tree. Its leaves are groups of sources of the same weight, which take turns. Of the
-   items that a node gets, the first c are split so that its left child, of share f of the weights,
-   has c * f of them, rounded: which one gets the next item, and how many it has had, is one
-   multiplication.
+   A binary tree, whose leaves are sources. Of the items that a node gets, the first c are split so
+   that its left child, of share f of the weights, has c * f of them, rounded: which one gets the
+   next item, and how many it has had, is one multiplication.
 
    How far a source is off. Rounding adds up to 1/2 at each node, either way, and what a node is off
    goes on to its children by their shares. So a leaf of weight w is off by up to (1 + the sum of w
    / W over the nodes above it but the root, W being theirs) / 2. In the tree of Huffman a node's
    children weigh less than its sibling: the sum is below 2.36, that of 1 / Fibonacci's numbers less
-   the first, and the error below 1.68. With two levels, so with 4 leaves, it is at most 1; up to 32
-   leaves are swapped about until that is so, or for a while. Of k sources that take turns each is
-   off by (k - 1) / k more, and by 1 / k of what their leaf is. (Less than 1 can be had one position
-   after the other, by Tijdeman's earliest deadline; we know of no way that finds the source at a
-   position without those before it.)
+   the first, and the error below 1.68. (Less than 1 can be had one position after the other, by
+   Tijdeman's earliest deadline; we know of no way that finds the source at a position without those
+   before it.)
 
    Weights are rounded to 2^-62 of their sum, shares to 2^-64: after 2^50 positions this is below
    0.001 of an item. */
 
 typedef struct spdl__split {
-    uint64_t share; /* of the left child, times 2^64 */
-    int32_t kid[2]; /* a node, or a group - `groups` */
+    uint64_t share;  /* of the left child, times 2^64 */
+    int32_t kid[2];  /* a node, or -1 - a source */
 } spdl__split;
 
-/* Members from `first` to first + count - 1. */
-typedef struct spdl__turns {
-    uint32_t first, count;
-} spdl__turns;
-
-/* What holds from `begin` on. All in one block of 36 bytes for each source. */
+/* What holds from `begin` on: up to the end of a source. In one block of 24 bytes a source. */
 typedef struct spdl__phase {
     uint64_t begin;
-    int32_t groups, root; /* the root as a kid */
-    uint64_t *base;      /* items of each source before `begin` */
+    int32_t root;   /* as a kid */
+    uint64_t *base; /* items of each source before `begin` */
     spdl__split *node;
-    spdl__turns *group;
-    uint32_t *member;    /* sources */
 } spdl__phase;
 
 /* In one block with its phases and lengths. */
@@ -16475,17 +15821,17 @@ struct spdl_mixture {
     uint64_t length, spec;
     spdl__phase *phase;
     size_t phases, room;
-    double error;
 };
 
 /* What create works on. */
+typedef struct spdl__weighed {
+    uint64_t weight, source;
+} spdl__weighed;
+
 typedef struct spdl__mixing {
-    const double *weights;  /* those of now, and */
-    spdl__drawn *source;    /* those with a weight, by it */
-    uint64_t *weight;       /* of groups and nodes */
-    uint64_t *count;        /* of each source, at some position */
-    uint64_t *at;           /* of groups and nodes: how far they may be off */
-    int32_t *parent;
+    spdl__weighed *leaf; /* sources with a weight, ascending */
+    uint64_t *weight;    /* of nodes, which ascend, too */
+    uint64_t *count;     /* of each source, at some position */
 } spdl__mixing;
 
 /* a / b times 2^64, a < b < 2^63. */
@@ -16508,12 +15854,25 @@ SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
     return product.high + (low < half);
 }
 
+/* Which is the last of `count` ascending numbers, `bytes` apart, that is at most x; the first one
+   is. */
+SPDL__PRIVATE uint64_t spdl__last_at_most(const uint64_t *number, size_t bytes, uint64_t count,
+                                          uint64_t x) {
+    uint64_t low = 0, high = count;
+    while (high - low > 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        const char *at = (const char *)number + (size_t)middle * bytes;
+        if (*(const uint64_t *)(const void *)at <= x) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
 /* The source, and which of its items: also beyond its length, where it repeats. */
 SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl_mixture *m, uint64_t position,
                                          uint32_t *source) {
     const spdl__phase *phase =
         &m->phase[spdl__last_at_most(&m->phase->begin, sizeof(*phase), m->phases, position)];
-    const spdl__turns *group;
     uint64_t c = position - phase->begin;
     int32_t at;
     for (at = phase->root; at >= 0;) {
@@ -16523,9 +15882,8 @@ SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl_mixture *m, uint64_t positio
         c = left ? lefts : c - lefts;
         at = node->kid[left ? 0 : 1];
     }
-    group = &phase->group[at + phase->groups];
-    *source = phase->member[group->first + (uint32_t)(c % group->count)];
-    return phase->base[*source] + c / group->count;
+    *source = (uint32_t)(-1 - at);
+    return phase->base[*source] + c;
 }
 
 SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
@@ -16539,17 +15897,13 @@ SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t posit
 }
 
 SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture) { return mixture->length; }
-SPDL_API double spdl_mixture_error(const spdl_mixture *mixture) { return mixture->error; }
 
-/* How many items each source below a node, or in a group, has had after its first c. The tree is no
-   deeper than 90: Fibonacci's numbers are above 2^62 then. */
+/* How many items each source below a node has had after its first c. The tree is no deeper than 90:
+   Fibonacci's numbers are above 2^62 then. */
 SPDL__COLD void spdl__phase_counts(const spdl__phase *phase, int32_t at, uint64_t c,
                                    uint64_t *count) {
     if (at < 0) {
-        const spdl__turns *group = &phase->group[at + phase->groups];
-        uint32_t i;
-        for (i = 0; i < group->count; ++i)
-            count[phase->member[group->first + i]] = c / group->count + (i < c % group->count);
+        count[-1 - at] = c;
     } else {
         const spdl__split *node = &phase->node[at];
         bool next;
@@ -16559,150 +15913,56 @@ SPDL__COLD void spdl__phase_counts(const spdl__phase *phase, int32_t at, uint64_
     }
 }
 
-/* Groups of the sources that have a weight and, with SPDL_MIXTURE_GO_ON, are not at their end. In a
-   group whoever has had less comes first, so that turns go on after another's end. */
-SPDL__COLD void spdl__mix_groups(const spdl_mixture *m, spdl__phase *phase, spdl__mixing *mixing) {
+SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
+    const spdl__weighed *a = (const spdl__weighed *)left, *b = (const spdl__weighed *)right;
+    if (a->weight != b->weight) return a->weight < b->weight ? -1 : 1;
+    return a->source < b->source ? -1 : a->source > b->source;
+}
+
+/* The sources that have a weight and, with SPDL_MIXTURE_GO_ON, are not at their end, by weight. Of
+   equal ones whoever has had less comes first, so that turns go on after another's end. */
+SPDL__COLD int spdl__mix_leaves(const spdl_mixture *m, const spdl__phase *phase,
+                                spdl__mixing *mixing) {
     const bool ends = m->desc.lengths != NULL && m->desc.at_end == SPDL_MIXTURE_GO_ON;
-    const size_t sources = m->desc.sources;
+    const double *weights = m->desc.weights;
     double most = 0, sum = 0;
-    size_t i, n = 0;
-    int g = -1;
-    for (i = 0; i < sources; ++i) {
-        mixing->count[i] = 0;
-        mixing->at[i] = !(ends && phase->base[i] >= m->desc.lengths[i]);
-        if (mixing->at[i] && mixing->weights[i] > most) most = mixing->weights[i];
-    }
-    for (i = 0; i < sources && most > 0; ++i)
-        if (mixing->at[i]) sum += mixing->weights[i] / most;
-    for (i = 0; i < sources && most > 0; ++i) {
-        if (!mixing->at[i]) continue;
-        mixing->source[n].key =
-            (uint64_t)(mixing->weights[i] / most / sum * (double)((uint64_t)1 << 62));
-        mixing->source[n].index = spdl__min(phase->base[i], (uint64_t)1 << 47) << 16 | i;
-        if (mixing->source[n].key != 0) ++n; /* else its turn comes after 2^62 positions or more */
-    }
-    qsort(mixing->source, n, sizeof(*mixing->source), spdl__drawn_compare);
-    for (i = 0; i < n; ++i) {
-        phase->member[i] = (uint32_t)mixing->source[i].index & 0xffff;
-        if (i == 0 || mixing->source[i].key != mixing->source[i - 1].key) {
-            phase->group[++g].first = (uint32_t)i;
-            phase->group[g].count = 0;
-            mixing->weight[g] = 0;
+    size_t i, round, n = 0;
+    for (round = 0; round < 3; ++round)
+        for (i = 0; i < m->desc.sources; ++i) {
+            if (!(weights[i] > 0) || (ends && phase->base[i] >= m->desc.lengths[i])) continue;
+            if (round == 0 && weights[i] > most) most = weights[i];
+            if (round == 1) sum += weights[i] / most;
+            if (round < 2) continue;
+            mixing->leaf[n].weight =
+                (uint64_t)(weights[i] / most / sum * (double)((uint64_t)1 << 62));
+            mixing->leaf[n].source = spdl__min(phase->base[i], (uint64_t)1 << 47) << 16 | i;
+            if (mixing->leaf[n].weight != 0) ++n; /* else it comes after 2^62 positions or more */
         }
-        ++phase->group[g].count;
-        mixing->weight[g] += mixing->source[i].key;
-    }
-    phase->groups = g + 1;
+    qsort(mixing->leaf, n, sizeof(*mixing->leaf), spdl__weighed_order);
+    return (int)n;
 }
 
-/* Huffman's tree: the two lightest become one, of groups by weight and of nodes, whose weights
-   ascend. While it is made, kids are more by `groups`. */
-SPDL__COLD void spdl__mix_tree(spdl__phase *phase, spdl__mixing *mixing) {
-    spdl__drawn *sorted = mixing->source;
-    int leaf = 0, node = phase->groups, all = phase->groups, i, k;
-    for (i = 0; i < phase->groups; ++i) {
-        sorted[i].key = mixing->weight[i];
-        sorted[i].index = (uint64_t)i;
-    }
-    qsort(sorted, (size_t)phase->groups, sizeof(*sorted), spdl__drawn_compare);
-    while (all < 2 * phase->groups - 1) {
-        spdl__split *made = &phase->node[all - phase->groups];
-        mixing->weight[all] = 0;
+/* Huffman's tree: the two lightest become one, of leaves and of nodes, whose weights both ascend.
+   The first of the two is the lighter one: its share is below 1. */
+SPDL__COLD void spdl__mix_tree(spdl__phase *phase, spdl__mixing *mixing, int leaves) {
+    int leaf = 0, node = 0, all, k;
+    phase->root = leaves == 1 ? (int32_t)(-1 - (int)(mixing->leaf[0].source & 0xffff)) : leaves - 2;
+    for (all = 0; all < leaves - 1; ++all) {
+        spdl__split *made = &phase->node[all];
+        uint64_t weight[2];
         for (k = 0; k < 2; ++k) {
-            const bool is_leaf = leaf < phase->groups &&
-                                 (node == all || sorted[leaf].key <= mixing->weight[node]);
-            made->kid[k] = is_leaf ? (int32_t)sorted[leaf++].index : (int32_t)node++;
-            mixing->parent[made->kid[k]] = all;
-            mixing->weight[all] += mixing->weight[made->kid[k]];
+            if (leaf < leaves &&
+                (node == all || mixing->leaf[leaf].weight <= mixing->weight[node])) {
+                weight[k] = mixing->leaf[leaf].weight;
+                made->kid[k] = -1 - (int32_t)(mixing->leaf[leaf++].source & 0xffff);
+            } else {
+                weight[k] = mixing->weight[node];
+                made->kid[k] = node++;
+            }
         }
-        ++all;
+        mixing->weight[all] = weight[0] + weight[1];
+        made->share = spdl__fraction(weight[0], mixing->weight[all]);
     }
-    phase->root = all - 1;
-    mixing->parent[phase->root] = -1;
-}
-
-/* For each leaf at `at` or below the sum of w / W over the nodes above it but the root, times 2^26;
-   that of `at` is `sum`. Returns by how much they are above 1, together. (A sum is below 32 where
-   leaves are swapped, else below 2.4.) */
-SPDL__COLD uint64_t spdl__mix_sums(const spdl__phase *phase, spdl__mixing *mixing, int at,
-                                   uint64_t sum) {
-    const uint64_t one = (uint64_t)1 << 26;
-    uint64_t over = 0;
-    int k;
-    mixing->at[at] = sum;
-    if (at < phase->groups) return spdl__grown(one, sum);
-    for (k = 0; k < 2; ++k) {
-        const int kid = phase->node[at - phase->groups].kid[k];
-        uint64_t part = mixing->weight[kid], whole = mixing->weight[at];
-        for (; whole >> 32 != 0; whole >>= 1) part >>= 1; /* off by 2^-31 */
-        part = at == phase->root ? 0 : ((part << 32) / whole * (sum + one)) >> 32;
-        over += spdl__mix_sums(phase, mixing, kid, part);
-    }
-    return over;
-}
-
-/* Has a and b, of which none is above the other, change places. */
-SPDL__COLD void spdl__mix_swap(spdl__phase *phase, spdl__mixing *mixing, int a, int b) {
-    int32_t *from[2];
-    int k, at;
-    for (k = 0; k < 2; ++k) {
-        spdl__split *up = &phase->node[mixing->parent[k == 0 ? a : b] - phase->groups];
-        from[k] = &up->kid[up->kid[1] == (k == 0 ? a : b)];
-    }
-    *from[0] = b;
-    *from[1] = a;
-    at = mixing->parent[a];
-    mixing->parent[a] = mixing->parent[b];
-    mixing->parent[b] = at;
-    for (k = 0; k < 2; ++k)
-        for (at = mixing->parent[k == 0 ? a : b]; at >= 0; at = mixing->parent[at]) {
-            const spdl__split *node = &phase->node[at - phase->groups];
-            mixing->weight[at] = mixing->weight[node->kid[0]] + mixing->weight[node->kid[1]];
-        }
-}
-
-/* Swaps parts of the tree while that makes it better, until no source is off by more than 1. */
-SPDL__COLD void spdl__mix_better(spdl__phase *phase, spdl__mixing *mixing) {
-    uint64_t over = spdl__mix_sums(phase, mixing, phase->root, 0), less, random = 0;
-    const uint64_t kids = (uint64_t)phase->root; /* all but it */
-    int round, up;
-    for (round = 0; round < 4096 && over > 0 && phase->groups <= 32; ++round) {
-        const int a = (int)(spdl__random(&random) % kids), b = (int)(spdl__random(&random) % kids);
-        for (up = a; up >= 0 && up != b; up = mixing->parent[up]) {}
-        if (up == b) continue;
-        for (up = b; up >= 0 && up != a; up = mixing->parent[up]) {}
-        if (up == a || mixing->parent[a] == mixing->parent[b]) continue;
-        spdl__mix_swap(phase, mixing, a, b);
-        less = spdl__mix_sums(phase, mixing, phase->root, 0);
-        if (less <= over) over = less;
-        else spdl__mix_swap(phase, mixing, a, b);
-    }
-    (void)spdl__mix_sums(phase, mixing, phase->root, 0);
-}
-
-/* The shares; and how far a source may be off. */
-SPDL__COLD double spdl__mix_finish(spdl__phase *phase, spdl__mixing *mixing) {
-    double most = 0;
-    int i;
-    for (i = phase->groups; i <= phase->root; ++i) {
-        spdl__split *node = &phase->node[i - phase->groups];
-        if (mixing->weight[node->kid[0]] > mixing->weight[node->kid[1]]) { /* a share below 1 */
-            const int32_t left = node->kid[0];
-            node->kid[0] = node->kid[1];
-            node->kid[1] = left;
-        }
-        node->share = spdl__fraction(mixing->weight[node->kid[0]], mixing->weight[i]);
-        node->kid[0] -= phase->groups;
-        node->kid[1] -= phase->groups;
-    }
-    phase->root -= phase->groups;
-    for (i = 0; i < phase->groups; ++i) {
-        const double sum = ((double)mixing->at[i] + 64) / 67108864.0; /* 64: it was rounded */
-        const double off = phase->groups == 1 ? 0 : (1 + sum) / 2;
-        const double turns = (double)phase->group[i].count;
-        if (off / turns + (turns - 1) / turns > most) most = off / turns + (turns - 1) / turns;
-    }
-    return most;
 }
 
 /* The most items, up to `most`, after which no source has had more than there is of it. */
@@ -16723,42 +15983,51 @@ SPDL__COLD uint64_t spdl__mix_until(const spdl_mixture *m, const spdl__phase *ph
     return low;
 }
 
-/* A phase for each change of weights, and with SPDL_MIXTURE_GO_ON for each end of a source. */
+/* One phase, and with SPDL_MIXTURE_GO_ON one more for each end of a source. */
 SPDL__COLD spdl_result spdl__mix_all(spdl_mixture *m, spdl__mixing *mixing) {
-    const spdl_mixture_desc *desc = &m->desc;
-    const size_t sources = desc->sources;
-    size_t change = 0, i;
-    uint64_t begin = 0, next, items;
-    double error;
-    mixing->weights = desc->weights;
-    while (begin < SPDL__MOST) {
+    const size_t sources = m->desc.sources;
+    uint64_t items;
+    size_t i;
+    int leaves;
+    do {
         spdl__phase *phase = &m->phase[m->phases];
-        for (; change < desc->change_count && desc->changes[change].position <= begin; ++change)
-            mixing->weights = desc->changes[change].weights;
-        next = change < desc->change_count ? desc->changes[change].position : SPDL__MOST;
         if (m->phases == m->room) return SPDL_E_LIMIT;
-        phase->begin = begin;
-        phase->base = (uint64_t *)spdl__alloc_zeroed(&desc->allocator, sources, 36, 8);
+        phase->begin = m->length;
+        phase->base = (uint64_t *)spdl__alloc_zeroed(&m->desc.allocator, sources, 24, 8);
         if (phase->base == NULL) return SPDL_E_NOMEM;
         phase->node = (spdl__split *)(void *)(phase->base + sources);
-        phase->group = (spdl__turns *)(void *)(phase->node + sources);
-        phase->member = (uint32_t *)(void *)(phase->group + sources);
         for (i = 0; i < sources && m->phases > 0; ++i)
             phase->base[i] = phase[-1].base[i] + mixing->count[i];
         ++m->phases;
-        spdl__mix_groups(m, phase, mixing);
-        if (phase->groups == 0) break; /* all have ended */
-        spdl__mix_tree(phase, mixing);
-        spdl__mix_better(phase, mixing);
-        error = spdl__mix_finish(phase, mixing);
-        if (error > m->error) m->error = error;
-        items = spdl__mix_until(m, phase, mixing->count, next - begin);
+        leaves = spdl__mix_leaves(m, phase, mixing);
+        if (leaves == 0) break; /* all have ended */
+        spdl__mix_tree(phase, mixing, leaves);
+        memset(mixing->count, 0, sources * sizeof(*mixing->count));
+        items = spdl__mix_until(m, phase, mixing->count, SPDL__MOST - m->length);
         spdl__phase_counts(phase, phase->root, items, mixing->count);
-        begin += items;
-        if (begin < next && desc->at_end == SPDL_MIXTURE_STOP) break;
-    }
-    m->length = begin;
+        m->length += items;
+    } while (m->length < SPDL__MOST && m->desc.at_end == SPDL_MIXTURE_GO_ON);
     return SPDL_OK;
+}
+
+/* A weight is told by its bits: -ffast-math does away with comparing for NaN. */
+SPDL__COLD spdl_result spdl__mixture_check_weights(const spdl_mixture_desc *desc) {
+    size_t i;
+    uint64_t bits;
+    bool some = false;
+    if (desc->weights == NULL)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: weights is NULL");
+    for (i = 0; i < desc->sources; ++i) {
+        memcpy(&bits, &desc->weights[i], sizeof(bits));
+        if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
+            return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: weights[%llu] is "
+                                   "%g, must be a number that is not negative", (spdl__llu)i,
+                                   desc->weights[i]);
+        some = some || bits << 1 != 0;
+    }
+    if (some) return SPDL_OK;
+    return spdl__error_set(desc->error, SPDL_E_INVALID,
+                           "spdl: mixture: the sum of weights is 0");
 }
 
 SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
@@ -16770,18 +16039,8 @@ SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
     if (result == SPDL_OK && (unsigned)desc->at_end > SPDL_MIXTURE_REPEAT)
         result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: at_end is %d",
                                  (int)desc->at_end);
-    if (result == SPDL_OK)
-        result = spdl__check_weights_of("mixture", desc->weights, desc->sources, desc->error);
-    if (result == SPDL_OK && desc->change_count > 0 && desc->changes == NULL)
-        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: changes is NULL");
-    for (i = 0; i < desc->change_count && result == SPDL_OK; ++i) {
-        if (i > 0 && desc->changes[i].position <= desc->changes[i - 1].position)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: changes[%llu] is "
-                                   "not after the one before it", (spdl__llu)i);
-        result = spdl__check_weights_of("mixture: changes", desc->changes[i].weights,
-                                        desc->sources, desc->error);
-    }
-    for (i = 0; i < desc->sources && result == SPDL_OK && desc->lengths != NULL; ++i)
+    if (result == SPDL_OK) result = spdl__mixture_check_weights(desc);
+    for (i = 0; result == SPDL_OK && desc->lengths != NULL && i < desc->sources; ++i)
         if (desc->lengths[i] > SPDL__MOST ||
             (desc->lengths[i] == 0 && desc->at_end == SPDL_MIXTURE_REPEAT))
             result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: lengths[%llu] is "
@@ -16789,21 +16048,21 @@ SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
     return result;
 }
 
-/* What a sampler says of it, so that a run goes on with the same one only. */
+/* A hash of what makes the order, so that a run goes on with the same one only. */
 SPDL__COLD uint64_t spdl__mixture_spec(const spdl_mixture *m) {
-    uint64_t spec = spdl__hashed(m->length, m->desc.at_end);
+    uint64_t spec = spdl__hashed(m->length, m->desc.at_end), bits;
     size_t p, i;
-    for (p = 0; p < m->phases; ++p)
-        for (i = 0; i < m->desc.sources; ++i)
+    for (i = 0; i < m->desc.sources; ++i) {
+        memcpy(&bits, &m->desc.weights[i], sizeof(bits));
+        spec = spdl__hashed(spec, bits);
+        for (p = 0; p < m->phases; ++p)
             spec = spdl__hashed(spec, m->phase[p].base[i] ^ m->phase[p].begin);
-    spec = spdl__weights_hash(spec, m->desc.weights, m->desc.sources);
-    for (p = 0; p < m->desc.change_count; ++p)
-        spec = spdl__weights_hash(spec, m->desc.changes[p].weights, m->desc.sources);
+    }
     return spec;
 }
 
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc) {
-    const size_t work_bytes = 16 + 2 * 8 + 8 + 2 * 8 + 2 * 4; /* of a source */
+    const size_t work_bytes = sizeof(spdl__weighed) + 2 * sizeof(uint64_t); /* of a source */
     size_t n, room, bytes;
     spdl__mixing mixing;
     spdl_mixture *m;
@@ -16815,9 +16074,8 @@ SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixt
     spdl__error_clear(desc->error);
     result = spdl__mixture_check(desc);
     if (result != SPDL_OK) return result;
-    n = desc->sources; /* each may end once; a phase ends with a change, or with one of them */
-    room = (size_t)spdl__min(desc->change_count + (desc->at_end == SPDL_MIXTURE_GO_ON ? n : 0) + 1,
-                             ((size_t)1 << 22) / n);
+    n = desc->sources; /* each may end once, and then all have */
+    room = desc->at_end == SPDL_MIXTURE_GO_ON ? (size_t)spdl__min(n + 1, ((size_t)1 << 22) / n) : 1;
     bytes = sizeof(*m) + room * sizeof(*m->phase) + n * sizeof(*desc->lengths);
     m = (spdl_mixture *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, 8);
     work = spdl__alloc_zeroed(&desc->allocator, n, work_bytes, 8);
@@ -16833,12 +16091,9 @@ SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixt
                                                  n * sizeof(*desc->lengths));
     }
     if (m != NULL && work != NULL) {
-        memset(&mixing, 0, sizeof(mixing));
-        mixing.source = (spdl__drawn *)work;
-        mixing.weight = (uint64_t *)(void *)(mixing.source + n);
-        mixing.count = mixing.weight + 2 * n;
-        mixing.at = mixing.count + n;
-        mixing.parent = (int32_t *)(void *)(mixing.at + 2 * n);
+        mixing.leaf = (spdl__weighed *)work;
+        mixing.weight = (uint64_t *)(void *)(mixing.leaf + n);
+        mixing.count = mixing.weight + n;
         result = spdl__mix_all(m, &mixing);
         m->spec = spdl__mixture_spec(m);
     }
@@ -16846,8 +16101,8 @@ SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixt
     if (result == SPDL_OK) *mixture = m;
     else spdl_mixture_destroy(m);
     if (result == SPDL_E_LIMIT)
-        return spdl__error_set(desc->error, result, "spdl: mixture: changes, and ends of sources "
-                               "with SPDL_MIXTURE_GO_ON, are too many for so many sources");
+        return spdl__error_set(desc->error, result, "spdl: mixture: with SPDL_MIXTURE_GO_ON there "
+                               "are too many ends of so many sources");
     return result == SPDL_OK ? SPDL_OK
                              : spdl__error_set(desc->error, result, "spdl: mixture: no memory");
 }
@@ -16857,17 +16112,37 @@ SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture) {
     if (mixture == NULL) return;
     allocator = mixture->desc.allocator;
     while (mixture->phases-- > 0)
-        spdl__free(&allocator, mixture->phase[mixture->phases].base, 36 * mixture->desc.sources);
+        spdl__free(&allocator, mixture->phase[mixture->phases].base, 24 * mixture->desc.sources);
     spdl__free(&allocator, mixture, mixture->bytes);
 }
 
-/* --- a sampler of a mixture --- */
+/* --- the sampler --- */
+
+struct spdl_sampler {
+    spdl_sampler_desc desc; /* samplers are our own or NULL, ranks those of now */
+    uint64_t length;        /* positions of an epoch, */
+    uint64_t rows;          /* and the most that a rank has of them */
+    uint64_t blocks;        /* that are shuffled: the whole ones */
+    uint64_t short_at;      /* position of the short one in this epoch, if there is one */
+    uint64_t epoch;         /* of the shuffle, if `ready` */
+    bool ready;
+    spdl__shuffle shuffle;  /* of indices or blocks */
+    uint64_t from_epoch, from; /* in that epoch ranks of a run before had the positions below */
+    spdl_sampler **samplers;
+    char identity[160]; /* what has to be the same in another run: " order=... spec=..." */
+};
+
+SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: %s", why);
+}
 
 SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
     const spdl_mixture *m = desc->mixture;
     size_t i;
     if (m == NULL || desc->samplers == NULL)
         return spdl__sampler_refuse(desc, "mixture or samplers is NULL");
+    if (desc->count != 0)
+        return spdl__sampler_refuse(desc, "count is set, but a mixture has that of its sources");
     if (m->length == SPDL__MOST && desc->draws == 0)
         return spdl__sampler_refuse(desc, "draws is 0, but the mixture does not end");
     if (desc->draws > m->length)
@@ -16879,75 +16154,12 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
                               ? "has ranks of its own; give them to the one of the mixture"
                           : m->desc.lengths != NULL && m->desc.lengths[i] != source->length
                               ? "has another length than its source in the mixture"
-                          : source->length == 0 && m->desc.lengths == NULL ? "has no items"
-                                                                           : NULL;
+                              : NULL;
         if (why != NULL)
             return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: samplers[%llu] %s",
                                    (spdl__llu)i, why);
     }
     return SPDL_OK;
-}
-
-SPDL__COLD void spdl__sampler_mixture(spdl_sampler *s, const spdl_sampler_desc *desc) {
-    const size_t sources = desc->mixture->desc.sources;
-    spdl_sampler **samplers = (spdl_sampler **)spdl__sampler_hold(s, sources, sizeof(*samplers));
-    size_t i, k;
-    s->desc.samplers = samplers;
-    s->length = desc->mixture->length;
-    s->spec = desc->mixture->spec;
-    for (i = 0; i < sources && !s->starved; ++i) {
-        const spdl_sampler *source = samplers[i] = desc->samplers[i];
-        const uint64_t says[] = { source->spec, source->length, source->desc.seed,
-                                  source->desc.data_hash, source->desc.count,
-                                  (uint64_t)source->desc.order };
-        for (k = 0; k < sizeof(says) / sizeof(says[0]); ++k)
-            s->spec = spdl__hashed(s->spec, says[k]);
-    }
-}
-
-SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                             spdl_index *item) {
-    const spdl_mixture *m = s->desc.mixture;
-    const bool endless = m->length == SPDL__MOST;
-    uint64_t at = position, pass = epoch, length;
-    spdl_result result;
-    uint32_t source;
-    if (endless) {
-        if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
-        at += epoch * s->length;
-    }
-    at = spdl__mixture_get(m, at, &source);
-    length = s->desc.samplers[source]->length;
-    if (endless) {
-        pass = at / length;
-        at %= length;
-    }
-    result = spdl_sampler_at(s->desc.samplers[source], pass, at, item);
-    item->position = position;
-    item->epoch = epoch;
-    item->source = source;
-    return result;
-}
-
-/* --- making a sampler --- */
-
-/* Indices that have a weight. */
-SPDL__COLD uint64_t spdl__sampler_entries(const double *weight, uint64_t count) {
-    uint64_t i, entries = 0;
-    for (i = 0; i < count; ++i) entries += weight[i] > 0;
-    return entries;
-}
-
-SPDL__COLD spdl_result spdl__sampler_check_blocks(const spdl_sampler_desc *desc) {
-    uint64_t sum = 0, i;
-    if ((desc->block != 0) == (desc->block_sizes != NULL))
-        return spdl__sampler_refuse(desc, "set block, or block_sizes and blocks, to what is read "
-                                          "in one go");
-    if (desc->block_sizes == NULL) return SPDL_OK;
-    for (i = 0; i < desc->blocks && desc->block_sizes[i] <= desc->count - sum; ++i)
-        sum += desc->block_sizes[i];
-    if (i == desc->blocks && sum == desc->count) return SPDL_OK;
-    return spdl__sampler_refuse(desc, "the sum of block_sizes is not count");
 }
 
 SPDL__COLD spdl_result spdl__ranks_check(const spdl_ranks *ranks, const char *what,
@@ -16963,8 +16175,6 @@ SPDL__COLD spdl_result spdl__ranks_check(const spdl_ranks *ranks, const char *wh
 }
 
 SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
-    const bool once = desc->order == SPDL_SAMPLE_WEIGHTED_ONCE;
-    uint64_t entries;
     spdl_result result = spdl__ranks_check(&desc->ranks, "sampler", desc->error);
     if (result == SPDL_OK) result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
     if (result != SPDL_OK) return result;
@@ -16973,102 +16183,59 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
         return spdl__sampler_refuse(desc, "count or draws is more than 2^63");
     if (desc->order == SPDL_SAMPLE_MIXTURE) return spdl__sampler_check_mixture(desc);
-    if (desc->order == SPDL_SAMPLE_CURRICULUM && desc->index_fn == NULL)
-        return spdl__sampler_refuse(desc, "index_fn is NULL");
-    if (once || desc->order == SPDL_SAMPLE_WEIGHTED)
-        result = spdl__check_weights_of("sampler", desc->weights, desc->count, desc->error);
-    if (desc->order == SPDL_SAMPLE_BLOCKS) result = spdl__sampler_check_blocks(desc);
-    if (result != SPDL_OK) return result;
-    if (desc->order == SPDL_SAMPLE_WEIGHTED || desc->order == SPDL_SAMPLE_CURRICULUM)
-        return desc->count > 0 || desc->draws == 0 ? SPDL_OK
-                                                   : spdl__sampler_refuse(desc, "count is 0");
-    if (desc->draws > desc->count)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but "
-                               "each of the %llu indices comes once", (spdl__llu)desc->draws,
-                               (spdl__llu)desc->count);
-    entries = once ? spdl__sampler_entries(desc->weights, desc->count) : desc->count;
-    if (desc->draws <= entries) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but only "
-                           "%llu indices have a weight", (spdl__llu)desc->draws,
-                           (spdl__llu)entries);
+    if (desc->count == 0)
+        return spdl__sampler_refuse(desc, "count is 0, must be the number of items");
+    if (desc->order == SPDL_SAMPLE_BLOCKS && desc->block == 0)
+        return spdl__sampler_refuse(desc, "block is 0, must be the indices in a block");
+    if (desc->order == SPDL_SAMPLE_FUNCTION)
+        return desc->index_fn != NULL ? SPDL_OK : spdl__sampler_refuse(desc, "index_fn is NULL");
+    if (desc->draws <= desc->count) return SPDL_OK;
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but each of "
+                           "the %llu indices comes once", (spdl__llu)desc->draws,
+                           (spdl__llu)desc->count);
 }
 
-/* For shuffles of `least` numbers or more. */
-SPDL__COLD void spdl__sampler_table(spdl_sampler *s, spdl__shuffle *shuffle, uint64_t least) {
-    if (least > SPDL__TABLE) return;
-    shuffle->table = (uint16_t *)spdl__sampler_hold(s, 2 * SPDL__TABLE, sizeof(*shuffle->table));
-}
-
-/* Vose's way to Walker's table: an index with less than the mean is filled up by one with more. */
-SPDL__COLD void spdl__sampler_alias(spdl_sampler *s, const double *weight) {
-    const uint64_t n = s->desc.count;
-    uint64_t i, small = 0, large = n, heaviest = 0, *queue;
-    double sum = 0, scale;
-    double *share = (double *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)n, 16, 8);
-    s->spec = spdl__weights_hash(0, weight, n);
-    s->alias = (spdl__alias *)spdl__sampler_hold(s, n, sizeof(*s->alias));
-    s->starved = s->starved || share == NULL;
-    if (s->starved) {
-        spdl__free(&s->desc.allocator, share, (size_t)n * 16);
-        return;
+/* A hash of what else makes the order. */
+SPDL__COLD uint64_t spdl__sampler_spec(const spdl_sampler *s) {
+    uint64_t spec = s->desc.order == SPDL_SAMPLE_BLOCKS ? s->desc.block : 0;
+    size_t i, k;
+    if (s->desc.order != SPDL_SAMPLE_MIXTURE) return spec;
+    spec = s->desc.mixture->spec;
+    for (i = 0; i < s->desc.mixture->desc.sources; ++i) {
+        const spdl_sampler *source = s->samplers[i];
+        const uint64_t says[] = { spdl__sampler_spec(source), source->length, source->desc.seed,
+                                  source->desc.count, (uint64_t)source->desc.order };
+        for (k = 0; k < sizeof(says) / sizeof(says[0]); ++k) spec = spdl__hashed(spec, says[k]);
     }
-    queue = (uint64_t *)(void *)(share + n);
-    for (i = 1; i < n; ++i)
-        if (weight[i] > weight[heaviest]) heaviest = i;
-    for (i = 0; i < n; ++i) sum += weight[i] / weight[heaviest];
-    scale = (double)n / sum;
-    for (i = 0; i < n; ++i) {
-        share[i] = weight[i] / weight[heaviest] * scale;
-        queue[share[i] < 1 ? small++ : --large] = i;
-    }
-    while (small > 0 && large < n) { /* those with less lie before `small`, others from `large` */
-        const uint64_t less = queue[--small], more = queue[large];
-        s->alias[less].keep = (uint64_t)(share[less] * 18446744073709551616.0);
-        s->alias[less].other = more;
-        share[more] = share[more] - (1 - share[less]);
-        if (share[more] < 1) queue[small++] = queue[large++];
-    }
-    while (small > 0) { /* rounding has left them */
-        i = queue[--small];
-        s->alias[i].other = weight[i] > 0 ? i : heaviest;
-    }
-    for (; large < n; ++large) s->alias[queue[large]].other = queue[large];
-    spdl__free(&s->desc.allocator, share, (size_t)n * 16);
-}
-
-SPDL__COLD void spdl__sampler_once(spdl_sampler *s, const double *weight) {
-    const size_t bytes = (size_t)s->desc.count * sizeof(*weight);
-    double *own = (double *)spdl__sampler_hold(s, s->desc.count, sizeof(*own));
-    s->spec = spdl__weights_hash(0, weight, s->desc.count);
-    if (own != NULL) s->desc.weights = (double *)memcpy(own, weight, bytes);
-    s->length = spdl__sampler_entries(weight, s->desc.count);
-    s->drawn = (spdl__drawn *)spdl__sampler_hold(s, s->length, sizeof(*s->drawn));
-}
-
-SPDL__COLD void spdl__sampler_blocks(spdl_sampler *s, const spdl_sampler_desc *desc) {
-    uint64_t i, size;
-    if (desc->block_sizes == NULL)
-        s->desc.blocks = desc->count / desc->block + (desc->count % desc->block != 0);
-    spdl__sampler_table(s, &s->outer, s->desc.blocks);
-    if (desc->shuffle_inside) spdl__sampler_table(s, &s->inner, 0);
-    s->start = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
-    s->slot = (uint64_t *)spdl__sampler_hold(s, s->desc.blocks, 8);
-    for (i = 0; i < s->desc.blocks && !s->starved; ++i) {
-        size = desc->block_sizes != NULL ? desc->block_sizes[i] : desc->block;
-        s->start[i + 1] = spdl__min(s->start[i] + size, desc->count);
-        s->spec = spdl__hashed(s->spec, s->start[i + 1]);
-    }
-    s->spec = spdl__hashed(s->spec, desc->shuffle_inside);
+    return spec;
 }
 
 SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
-    static const char *const order[] = { "sequential", "shuffled", "blocks", "weighted",
-                                         "weighted-once", "curriculum", "mixture" };
+    static const char *const order[] = { "sequential", "shuffled", "blocks", "function",
+                                         "mixture" };
     static const char *const tail[] = { "keep", "drop", "pad" };
     (void)snprintf(s->identity, sizeof(s->identity), " order=%s count=%llu draws=%llu seed=%llu "
-                   "tail=%s data=%016llx spec=%016llx", order[s->desc.order],
-                   (spdl__llu)s->desc.count, (spdl__llu)s->length, (spdl__llu)s->desc.seed,
-                   tail[s->desc.tail], (spdl__llu)s->desc.data_hash, (spdl__llu)s->spec);
+                   "tail=%s spec=%016llx", order[s->desc.order], (spdl__llu)s->desc.count,
+                   (spdl__llu)s->length, (spdl__llu)s->desc.seed, tail[s->desc.tail],
+                   (spdl__llu)spdl__sampler_spec(s));
+}
+
+/* Its tables. False: no memory. */
+SPDL__COLD bool spdl__sampler_build(spdl_sampler *s, const spdl_sampler_desc *desc) {
+    const size_t sources = desc->mixture != NULL ? desc->mixture->desc.sources : 0;
+    if (desc->order == SPDL_SAMPLE_MIXTURE) {
+        s->samplers = (spdl_sampler **)spdl__alloc_zeroed(&desc->allocator, sources,
+                                                          sizeof(*s->samplers), sizeof(void *));
+        if (s->samplers == NULL) return false;
+        memcpy(s->samplers, desc->samplers, sources * sizeof(*s->samplers));
+        return true;
+    }
+    s->blocks = desc->order == SPDL_SAMPLE_BLOCKS ? desc->count / desc->block : desc->count;
+    if (desc->order == SPDL_SAMPLE_SEQUENTIAL || desc->order == SPDL_SAMPLE_FUNCTION ||
+        s->blocks > SPDL__TABLE)
+        return true;
+    s->shuffle.table = (uint16_t *)spdl__alloc(&desc->allocator, SPDL__TABLE * sizeof(uint16_t), 2);
+    return s->shuffle.table != NULL;
 }
 
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc) {
@@ -17082,127 +16249,81 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
     result = spdl__sampler_check(desc);
     if (result != SPDL_OK) return result;
     s = (spdl_sampler *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*s), sizeof(void *));
-    if (s == NULL) return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
-    s->desc = *desc;
-    s->desc.error = NULL;
-    s->desc.weights = NULL;
-    s->desc.block_sizes = NULL;
-    if (desc->ranks.world == 0) s->desc.ranks.world = 1;
-    s->length = desc->count;
-    switch (desc->order) {
-    case SPDL_SAMPLE_SHUFFLED: spdl__sampler_table(s, &s->outer, desc->count); break;
-    case SPDL_SAMPLE_BLOCKS: spdl__sampler_blocks(s, desc); break;
-    case SPDL_SAMPLE_WEIGHTED: spdl__sampler_alias(s, desc->weights); break;
-    case SPDL_SAMPLE_WEIGHTED_ONCE: spdl__sampler_once(s, desc->weights); break;
-    case SPDL_SAMPLE_MIXTURE: spdl__sampler_mixture(s, desc); break;
-    default: break;
+    if (s != NULL) {
+        s->desc = *desc;
+        s->desc.error = NULL;
+        if (desc->ranks.world == 0) s->desc.ranks.world = 1;
     }
-    if (desc->draws != 0) s->length = desc->draws;
+    if (s == NULL || !spdl__sampler_build(s, desc)) {
+        spdl_sampler_destroy(s);
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
+    }
+    s->length = desc->draws != 0                         ? desc->draws
+                : desc->order == SPDL_SAMPLE_MIXTURE ? desc->mixture->length
+                                                     : desc->count;
     world = (uint64_t)s->desc.ranks.world;
     s->rows = s->length / world + (s->length % world != 0);
     spdl__sampler_identify(s);
-    if (!s->starved) *sampler = s;
-    else spdl_sampler_destroy(s);
-    return *sampler != NULL ? SPDL_OK
-                            : spdl__error_set(desc->error, SPDL_E_NOMEM,
-                                              "spdl: sampler: no memory");
-}
-
-SPDL__PRIVATE void spdl__edit_free(spdl_sampler *s, spdl__edit *edit) {
-    spdl__free(&s->desc.allocator, edit->done, 16 * (size_t)edit->world);
+    *sampler = s;
+    return SPDL_OK;
 }
 
 SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
     spdl_allocator allocator;
     if (sampler == NULL) return;
     allocator = sampler->desc.allocator;
-    while (sampler->edits > 0) spdl__edit_free(sampler, &sampler->edit[--sampler->edits]);
-    while (sampler->helds-- > 0)
-        spdl__free(&allocator, sampler->held[sampler->helds], sampler->held_bytes[sampler->helds]);
+    if (sampler->samplers != NULL)
+        spdl__free(&allocator, sampler->samplers,
+                   sampler->desc.mixture->desc.sources * sizeof(*sampler->samplers));
+    spdl__free(&allocator, sampler->shuffle.table, SPDL__TABLE * sizeof(uint16_t));
     spdl__free(&allocator, sampler, sizeof(*sampler));
 }
 
 /* --- which index is at a position --- */
 
-/* -log2 of a random number between 0 and 1, times 2^52 (what it misses is below 2^-50). By
-   squaring: each time the logarithm doubles. Integers, so it is the same on every machine. */
-SPDL__PRIVATE uint64_t spdl__minus_log2(uint64_t random) {
-    uint64_t x = random | 1, log = 63;
-    int i;
-    while (x >> 63 == 0) {
-        x <<= 1;
-        --log;
+SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
+                                             spdl_index *item) {
+    const spdl_mixture *m = s->desc.mixture;
+    const bool endless = m->length == SPDL__MOST;
+    uint64_t at = position, pass = epoch, length;
+    spdl_result result;
+    uint32_t source;
+    if (endless) {
+        if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
+        at += epoch * s->length;
     }
-    for (i = 0; i < 52; ++i) {
-        x = spdl__wide_product(x, x).high;
-        log = log << 1 | x >> 63;
-        if (x >> 63 == 0) x <<= 1;
+    at = spdl__mixture_get(m, at, &source);
+    length = s->samplers[source]->length;
+    if (endless) {
+        pass = at / length;
+        at %= length;
     }
-    return ((uint64_t)64 << 52) - log;
+    result = spdl_sampler_at(s->samplers[source], pass, at, item);
+    item->position = position;
+    item->epoch = epoch;
+    item->source = source;
+    return result;
 }
 
-/* An index of weight w gets the key (-log of a random number) / w: they are in the order of draws
-   without replacement (Efraimidis and Spirakis). A double's bits are in the order of doubles, and a
-   power of two, as of the weight, can be divided by where they hold the exponent. */
-SPDL__PRIVATE uint64_t spdl__draw_key(uint64_t random, double weight) {
-    int exponent;
-    const uint64_t fraction = spdl__weight_split(weight, &exponent);
-    const double ratio = (double)spdl__minus_log2(random) / (double)fraction;
-    uint64_t bits;
-    memcpy(&bits, &ratio, sizeof(bits));
-    return bits + ((uint64_t)(2047 - exponent) << 52);
-}
-
-/* Makes the tables those of an epoch. */
+/* Makes the shuffle that of an epoch. The short block lies between any two of the others. */
 SPDL__NOINLINE void spdl__sampler_make(spdl_sampler *s, uint64_t epoch) {
-    uint64_t key, i, n = 0;
+    const uint64_t key = spdl__hashed(s->desc.seed, epoch);
     s->ready = true;
     s->epoch = epoch;
-    key = s->key = spdl__hashed(s->desc.seed, epoch);
-    if (s->desc.order == SPDL_SAMPLE_SHUFFLED) spdl__shuffle_set(&s->outer, key, s->desc.count);
-    if (s->desc.order == SPDL_SAMPLE_BLOCKS) {
-        spdl__shuffle_set(&s->outer, key, s->desc.blocks);
-        for (i = 0; i < s->desc.blocks; ++i) {
-            const uint64_t block = spdl__shuffle_at(&s->outer, i, false);
-            s->slot[i + 1] = s->slot[i] + (s->start[block + 1] - s->start[block]);
-        }
-        s->at_slot = 0;
+    if (s->desc.order != SPDL_SAMPLE_SHUFFLED && s->desc.order != SPDL_SAMPLE_BLOCKS) return;
+    if (s->blocks > 0) spdl__shuffle_set(&s->shuffle, key, s->blocks);
+    if (s->desc.order == SPDL_SAMPLE_BLOCKS)
+        s->short_at = spdl__wide_product(spdl__hashed(~key, 0), s->blocks + 1).high *
+                      s->desc.block;
+}
+
+SPDL__PRIVATE uint64_t spdl__block_at(const spdl_sampler *s, uint64_t position) {
+    const uint64_t block = s->desc.block, whole = s->blocks * block, rest = s->desc.count - whole;
+    if (position >= s->short_at) {
+        if (position - s->short_at < rest) return whole + (position - s->short_at);
+        position -= rest;
     }
-    if (s->desc.order != SPDL_SAMPLE_WEIGHTED_ONCE) return;
-    for (i = 0; i < s->desc.count; ++i) {
-        if (!(s->desc.weights[i] > 0)) continue;
-        s->drawn[n].index = i;
-        s->drawn[n++].key = spdl__draw_key(spdl__hashed(key, i), s->desc.weights[i]);
-    }
-    qsort(s->drawn, (size_t)n, sizeof(*s->drawn), spdl__drawn_compare);
-}
-
-/* The order inside of a block. */
-SPDL__INLINE uint64_t spdl__block_inside(spdl_sampler *s, uint64_t block, uint64_t x, bool back) {
-    if (!s->desc.shuffle_inside) return x;
-    spdl__shuffle_set(&s->inner, spdl__hashed(~s->key, block),
-                      s->start[block + 1] - s->start[block]);
-    return spdl__shuffle_at(&s->inner, x, back);
-}
-
-SPDL__PRIVATE uint64_t spdl__block_at(spdl_sampler *s, uint64_t position) {
-    uint64_t block;
-    if (position < s->slot[s->at_slot] || position >= s->slot[s->at_slot + 1])
-        s->at_slot = spdl__last_at_most(s->slot, sizeof(*s->slot), s->desc.blocks, position);
-    block = spdl__shuffle_at(&s->outer, s->at_slot, false);
-    return s->start[block] + spdl__block_inside(s, block, position - s->slot[s->at_slot], false);
-}
-
-SPDL__PRIVATE uint64_t spdl__block_find(spdl_sampler *s, uint64_t index) {
-    const uint64_t block = spdl__last_at_most(s->start, sizeof(*s->start), s->desc.blocks, index);
-    return s->slot[spdl__shuffle_find(&s->outer, block)] +
-           spdl__block_inside(s, block, index - s->start[block], true);
-}
-
-SPDL__PRIVATE uint64_t spdl__alias_at(const spdl_sampler *s, uint64_t position) {
-    const uint64_t random = spdl__hashed(s->key, position);
-    const uint64_t i = spdl__wide_product(random, s->desc.count).high;
-    return spdl__mix(random ^ s->key) < s->alias[i].keep ? i : s->alias[i].other;
+    return spdl__shuffle_at(&s->shuffle, position / block) * block + position % block;
 }
 
 SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint64_t position,
@@ -17214,11 +16335,9 @@ SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint
     item->source = 0;
     switch (s->desc.order) {
     case SPDL_SAMPLE_SEQUENTIAL: break;
-    case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&s->outer, position, false); break;
+    case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&s->shuffle, position); break;
     case SPDL_SAMPLE_BLOCKS: index = spdl__block_at(s, position); break;
-    case SPDL_SAMPLE_WEIGHTED: index = spdl__alias_at(s, position); break;
-    case SPDL_SAMPLE_WEIGHTED_ONCE: index = s->drawn[position].index; break;
-    case SPDL_SAMPLE_CURRICULUM: index = s->desc.index_fn(s->desc.ctx, epoch, position); break;
+    case SPDL_SAMPLE_FUNCTION: index = s->desc.index_fn(s->desc.ctx, epoch, position); break;
     case SPDL_SAMPLE_MIXTURE: return spdl__mixture_item(s, epoch, position, item);
     }
     item->index = index;
@@ -17232,131 +16351,47 @@ SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint
     return spdl__sampler_get(sampler, epoch, position, item);
 }
 
-SPDL_API spdl_result spdl_sampler_position_of(spdl_sampler *sampler, uint64_t epoch,
-                                              uint64_t index, uint64_t *position) {
-    spdl_sampler_order order;
-    uint64_t at = index;
-    if (sampler == NULL || position == NULL) return SPDL_E_INVALID;
-    order = sampler->desc.order;
-    if (order == SPDL_SAMPLE_WEIGHTED || order >= SPDL_SAMPLE_CURRICULUM) return SPDL_E_UNSUPPORTED;
-    if (index >= sampler->desc.count) return SPDL_E_NOT_FOUND;
-    if (sampler->epoch != epoch || !sampler->ready) spdl__sampler_make(sampler, epoch);
-    if (order == SPDL_SAMPLE_SHUFFLED) at = spdl__shuffle_find(&sampler->outer, index);
-    if (order == SPDL_SAMPLE_BLOCKS) at = spdl__block_find(sampler, index);
-    if (order == SPDL_SAMPLE_WEIGHTED_ONCE)
-        for (at = 0; at < sampler->length && sampler->drawn[at].index != index; ++at) {}
-    if (at >= sampler->length) return SPDL_E_NOT_FOUND;
-    *position = at;
-    return SPDL_OK;
-}
-
 /* --- which position is whose --- */
 
-SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, int edits,
-                                        uint64_t number);
-
-/* Numbers are dealt in rows of `world`, the first to rank 0. Those of a mixture, where sources come
-   in a rhythm that a rank could fall into, are dealt from another rank on in each row: the first of
-   row `row`, after so many edits, is that of rank world - this, modulo world. It depends on where
-   the row begins, so it is the same when a run goes on from there. */
-SPDL__PRIVATE uint64_t spdl__deal_turn(const spdl_sampler *s, uint64_t epoch, int edits,
-                                       uint64_t world, uint64_t row) {
-    uint64_t begin;
-    if (s->desc.order != SPDL_SAMPLE_MIXTURE || world < 2) return 0;
-    begin = spdl__sampler_up(s, epoch, edits, row * world);
-    return spdl__wide_product(spdl__hashed(spdl__hashed(s->desc.seed, epoch), begin), world).high;
+/* The first position of an epoch that is dealt. */
+SPDL__INLINE uint64_t spdl__sampler_first(const spdl_sampler *s, uint64_t epoch) {
+    return SPDL__UNLIKELY(s->from != 0 && s->from_epoch == epoch) ? s->from : 0;
 }
 
-/* Whose a column of a row is. */
-SPDL__INLINE uint64_t spdl__deal_rank(uint64_t column, uint64_t turn, uint64_t world) {
-    return column >= turn ? column - turn : column + world - turn;
-}
-
-/* From a number of what is left after edit `i` to one of what was before. Of ranks: from the row on
-   that nobody has had, all are left; the rows before it fall into stretches in each of which the
-   same ranks have had theirs. */
-SPDL__PRIVATE uint64_t spdl__edit_up(const spdl_sampler *s, int i, uint64_t number) {
-    const spdl__edit *edit = &s->edit[i];
-    const uint64_t world = edit->world, *order;
-    uint64_t k, rows = 0, had = 0, row, turn, column;
-    if (world == 0) return number < edit->from ? number : number + edit->gap;
-    order = edit->done + world;
-    for (k = 1; k < world; ++k) {
-        had = order[k - 1];
-        rows = order[k] - had;
-        if (number < rows * k) break;
-        number -= rows * k;
-    }
-    if (k == world) return order[world - 1] * world + number;
-    row = had + number / k; /* whose k ranks have had no more than `had` of theirs */
-    number %= k;
-    turn = spdl__deal_turn(s, edit->epoch, i, world, row);
-    for (column = 0; edit->done[spdl__deal_rank(column, turn, world)] > had || number-- > 0;)
-        ++column;
-    return row * world + column;
-}
-
-/* The position of a number of what is left after the first `edits` edits. */
-SPDL__PRIVATE uint64_t spdl__sampler_up(const spdl_sampler *s, uint64_t epoch, int edits,
-                                        uint64_t number) {
-    while (edits-- > 0)
-        if (s->edit[edits].epoch == epoch) number = spdl__edit_up(s, edits, number);
-    return number;
-}
-
-/* How many of what is left lies before a position. */
-SPDL__PRIVATE uint64_t spdl__sampler_down(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
-    uint64_t k, left, rows, turn;
-    int i;
-    for (i = 0; i < s->edits; ++i, number = left) {
-        const spdl__edit *edit = &s->edit[i];
-        const uint64_t world = edit->world;
-        left = number;
-        if (edit->epoch != epoch) continue;
-        if (world == 0) left -= spdl__min(spdl__grown(edit->from, number), edit->gap);
-        if (world == 0) continue;
-        rows = number / world;
-        for (k = 0; k < world; ++k) left -= spdl__min(edit->done[k], rows);
-        turn = spdl__deal_turn(s, epoch, i, world, rows);
-        for (k = 0; k < number % world; ++k)
-            left -= edit->done[spdl__deal_rank(k, turn, world)] > rows;
-    }
-    return number;
-}
-
-/* The position that rank `rank` of `world` is dealt as its item `number`, beyond the length if
-   there are not as many. */
+/* Positions are dealt in rows of `world`, the first to rank 0. Those of a mixture, where sources
+   come in a rhythm that a rank could fall into, begin at another rank in each row. It depends on
+   where the row begins, so it is the same when a run goes on from there. */
 SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch, uint64_t rank,
-                                           uint64_t world, uint64_t number) {
-    uint64_t column = rank + spdl__deal_turn(s, epoch, s->edits, world, number);
-    if (column >= world) column -= world;
-    return spdl__sampler_up(s, epoch, s->edits, number * world + column);
+                                           uint64_t row) {
+    const uint64_t world = (uint64_t)s->desc.ranks.world;
+    const uint64_t begin = spdl__sampler_first(s, epoch) + row * world;
+    if (s->desc.order != SPDL_SAMPLE_MIXTURE || world < 2) return begin + rank;
+    rank += spdl__wide_product(spdl__hashed(spdl__hashed(s->desc.seed, epoch), begin), world).high;
+    return begin + (rank >= world ? rank - world : rank);
 }
 
 SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch) {
     const uint64_t rank = (uint64_t)sampler->desc.ranks.rank;
     const uint64_t world = (uint64_t)sampler->desc.ranks.world;
-    const uint64_t left = spdl__sampler_down(sampler, epoch, sampler->length), rows = left / world;
+    const uint64_t left = sampler->length - spdl__sampler_first(sampler, epoch);
+    const uint64_t rows = left / world;
     if (sampler->desc.tail == SPDL_TAIL_DROP || left % world == 0) return rows;
     return rows + (sampler->desc.tail == SPDL_TAIL_PAD ||
-                   spdl__sampler_dealt(sampler, epoch, rank, world, rows) < sampler->length);
+                   spdl__sampler_dealt(sampler, epoch, rank, rows) < sampler->length);
 }
 
 /* The position of this rank's item `number`; SPDL__NEVER: it has fewer. */
 SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t epoch,
                                                uint64_t number) {
     uint64_t at;
-    if (s->desc.tail != SPDL_TAIL_KEEP && number >= spdl_sampler_length(s, epoch))
-        return SPDL__NEVER;
-    at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank,
-                             (uint64_t)s->desc.ranks.world, number);
-    if (at < s->length) return at;
-    return s->desc.tail == SPDL_TAIL_PAD ? at % s->length : SPDL__NEVER;
+    if (number >= spdl_sampler_length(s, epoch)) return SPDL__NEVER;
+    at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank, number);
+    return at < s->length ? at : at % s->length; /* of the padding */
 }
 SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
     const uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
     if (number >= s->rows) return SPDL__NEVER;
-    if (s->edits != 0 || s->desc.tail != SPDL_TAIL_KEEP || s->desc.order == SPDL_SAMPLE_MIXTURE)
+    if (s->from != 0 || s->desc.tail != SPDL_TAIL_KEEP || s->desc.order == SPDL_SAMPLE_MIXTURE)
         return spdl__sampler_globally(s, epoch, number);
     return at < s->length ? at : SPDL__NEVER;
 }
@@ -17369,110 +16404,7 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
     return position == SPDL__NEVER ? SPDL_END : spdl__sampler_get(sampler, epoch, position, item);
 }
 
-/* Leaves out `gap` numbers from `from` on. At the beginning it becomes one with a gap below it, and
-   an edit of ranks is forgotten when all that they have had lies in the gap. */
-SPDL__PRIVATE spdl_result spdl__edit_gap(spdl_sampler *s, uint64_t epoch, uint64_t from,
-                                         uint64_t gap) {
-    spdl__edit *edit;
-    while (from == 0 && s->edits > 0) {
-        const uint64_t up = spdl__edit_up(s, s->edits - 1, gap);
-        edit = &s->edit[s->edits - 1];
-        if (edit->epoch != epoch ||
-            (edit->world == 0 ? gap < edit->from
-                              : up < edit->done[2 * edit->world - 1] * edit->world))
-            break;
-        gap = up;
-        spdl__edit_free(s, edit);
-        --s->edits;
-    }
-    if (gap == 0) return SPDL_OK;
-    if (s->edits == SPDL__EDITS) return SPDL_E_LIMIT;
-    edit = &s->edit[s->edits++];
-    memset(edit, 0, sizeof(*edit));
-    edit->epoch = epoch;
-    edit->from = from;
-    edit->gap = gap;
-    return SPDL_OK;
-}
-
-SPDL_API spdl_result spdl_sampler_skip(spdl_sampler *sampler, uint64_t epoch, uint64_t begin,
-                                       uint64_t end) {
-    uint64_t from;
-    if (sampler == NULL || begin > end) return SPDL_E_INVALID;
-    begin = spdl__min(begin, sampler->length);
-    end = spdl__min(end, sampler->length);
-    from = spdl__sampler_down(sampler, epoch, begin);
-    return spdl__edit_gap(sampler, epoch, from, spdl__sampler_down(sampler, epoch, end) - from);
-}
-
-SPDL__PRIVATE int spdl__number_compare(const void *left, const void *right) {
-    const uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-    return a < b ? -1 : a > b;
-}
-
-/* Ranks have had the first done[r] of theirs. What all of them have had is a gap. */
-SPDL__PRIVATE spdl_result spdl__edit_ranks(spdl_sampler *s, uint64_t epoch, const uint64_t *done,
-                                           uint64_t world) {
-    spdl__edit *edit;
-    uint64_t least = done[0], ahead = 0, i;
-    spdl_result result;
-    for (i = 1; i < world; ++i) least = spdl__min(least, done[i]);
-    if (s->desc.order != SPDL_SAMPLE_MIXTURE) /* the next row is begun, no more */
-        while (ahead < world && done[ahead] == least + 1) ++ahead;
-    for (i = ahead; i < world && done[i] == least; ++i) {}
-    if (i == world) return spdl__edit_gap(s, epoch, 0, least * world + ahead);
-    result = spdl__edit_gap(s, epoch, 0, least * world);
-    if (result != SPDL_OK) return result;
-    if (s->edits == SPDL__EDITS) return SPDL_E_LIMIT;
-    edit = &s->edit[s->edits];
-    memset(edit, 0, sizeof(*edit));
-    edit->epoch = epoch;
-    edit->world = world;
-    edit->done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 16, 8);
-    if (edit->done == NULL) return SPDL_E_NOMEM;
-    for (i = 0; i < world; ++i) edit->done[i] = edit->done[world + i] = done[i] - least;
-    qsort(edit->done + world, (size_t)world, 8, spdl__number_compare);
-    ++s->edits;
-    return SPDL_OK;
-}
-
 /* --- what >>state asks --- */
-
-/* From here on this rank's numbers in `epoch` go over what the ranks of the run before, which were
-   dealt to as this sampler deals now (see spdl__sampler_adopt), have not delivered: rank r has its
-   first done[r]. It is dealt in the order of positions. Edits of epochs before are forgotten. */
-SPDL__PRIVATE spdl_result spdl__sampler_resume(spdl_sampler *s, uint64_t epoch,
-                                               const uint64_t *done, int world,
-                                               spdl_error *error) {
-    spdl_result result;
-    int i, kept = 0;
-    for (i = 0; i < world; ++i)
-        if (done[i] > s->length / (uint64_t)world + 1)
-            return spdl__error_set(error, SPDL_E_INVALID, "spdl: state: rank %d of %d has had %llu "
-                                   "items of an epoch of %llu", i, world, (spdl__llu)done[i],
-                                   (spdl__llu)s->length);
-    for (i = 0; i < s->edits; ++i)
-        if (s->edit[i].epoch < epoch) spdl__edit_free(s, &s->edit[i]);
-        else s->edit[kept++] = s->edit[i];
-    s->edits = kept;
-    result = spdl__edit_ranks(s, epoch, done, (uint64_t)world);
-    if (result == SPDL_E_LIMIT)
-        return spdl__error_set(error, result, "spdl: state: epoch %llu was gone on with, or "
-                               "skipped in, too often: more than %d times", (spdl__llu)epoch,
-                               SPDL__EDITS);
-    return result == SPDL_OK ? SPDL_OK : spdl__error_set(error, result, "spdl: state: no memory");
-}
-
-/* Whether this rank is dealt a position (before % length, of one that is padded), and as which of
-   its items. */
-SPDL__PRIVATE bool spdl__sampler_mine(const spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                      uint64_t *number) {
-    const uint64_t world = (uint64_t)s->desc.ranks.world;
-    const uint64_t at = spdl__sampler_down(s, epoch, position);
-    const uint64_t turn = spdl__deal_turn(s, epoch, s->edits, world, at / world);
-    *number = at / world;
-    return spdl__deal_rank(at % world, turn, world) == (uint64_t)s->desc.ranks.rank;
-}
 
 /* A position as text, while it is written. snprintf takes half a microsecond for as much as these
    functions write in a tenth. */
@@ -17491,11 +16423,6 @@ SPDL__PRIVATE void spdl__line_add(spdl__line *line, const char *text, size_t len
     line->length += length;
 }
 
-SPDL__PRIVATE void spdl__line_text(spdl__line *line, const char *before, const char *text) {
-    spdl__line_add(line, before, strlen(before));
-    spdl__line_add(line, text, strlen(text));
-}
-
 SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint64_t number) {
     char digits[20];
     size_t at = sizeof(digits);
@@ -17506,35 +16433,21 @@ SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint6
 }
 
 SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint32_t number) {
-    char digits[9] = "";
+    char digits[8];
     int i;
     for (i = 0; i < 8; ++i) digits[i] = spdl__digits[number >> (28 - 4 * i) & 15];
-    spdl__line_text(line, before, digits);
+    spdl__line_add(line, before, strlen(before));
+    spdl__line_add(line, digits, sizeof(digits));
 }
 
-/* The sampler as fields of a line. left= has the edits from `epoch` on, the oldest first:
-   epoch:from+gap, or of ranks epoch:world/done.done*times.done */
+/* The sampler as fields of a line. from=EPOCH:POSITION is there if it still matters. */
 SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, spdl__line *line) {
-    const char *before = " left=";
-    uint64_t r, times;
-    int i;
-    spdl__line_text(line, s->identity, "");
+    spdl__line_add(line, s->identity, strlen(s->identity));
     spdl__line_number(line, " rank=", (uint64_t)s->desc.ranks.rank);
     spdl__line_number(line, "/", (uint64_t)s->desc.ranks.world);
-    for (i = 0; i < s->edits; ++i) {
-        const spdl__edit *edit = &s->edit[i];
-        if (edit->epoch < epoch) continue;
-        spdl__line_number(line, before, edit->epoch);
-        spdl__line_number(line, ":", edit->world == 0 ? edit->from : edit->world);
-        if (edit->world == 0) spdl__line_number(line, "+", edit->gap);
-        before = ",";
-        for (r = 0; r < edit->world && !line->full; r += times) {
-            for (times = 1; r + times < edit->world && edit->done[r + times] == edit->done[r];)
-                ++times;
-            spdl__line_number(line, r == 0 ? "/" : ".", edit->done[r]);
-            if (times > 1) spdl__line_number(line, "*", times);
-        }
-    }
+    if (s->from == 0 || s->from_epoch < epoch) return;
+    spdl__line_number(line, " from=", s->from_epoch);
+    spdl__line_number(line, ":", s->from);
 }
 
 /* The value of the field "name=value", which a space or the end of the text follows, and a space
@@ -17545,11 +16458,6 @@ SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
     for (at = text; (at = strstr(at, name)) != NULL; ++at)
         if (at[length] == '=' && (at == text || at[-1] == ' ')) return at + length + 1;
     return NULL;
-}
-
-SPDL__PRIVATE bool spdl__text_same(const char *value, const char *other) {
-    const size_t length = strcspn(value, " \n");
-    return length == strcspn(other, " \n") && strncmp(value, other, length) == 0;
 }
 
 /* A number of this base, and what follows it: the end, or one of `after`. NULL: there is none that
@@ -17564,88 +16472,36 @@ SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const
     return at != begin && strchr(after, *at) != NULL ? at : NULL;
 }
 
+/* Two numbers, "first:second". False: it is something else. */
+SPDL__PRIVATE bool spdl__text_pair(const char *at, char between, uint64_t *first,
+                                   uint64_t *second) {
+    const char middle[2] = { between, '\0' };
+    at = spdl__text_number(at, 10, middle, first);
+    return at != NULL && *at == between && spdl__text_number(at + 1, 10, " \n", second) != NULL;
+}
+
 /* Whether a text that spdl__sampler_describe has written (other words may be around) is of the same
    order of the same data, on whatever rank. */
 SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const char *text,
                                                 spdl_error *error) {
     char key[8];
     const char *at, *value, *there;
-    for (at = s->identity; *at != '\0'; at = value + strcspn(value, " ")) {
+    size_t length;
+    for (at = s->identity; *at != '\0'; at = value + length) {
         value = strchr(at, '=') + 1;
+        length = strcspn(value, " ");
         (void)snprintf(key, sizeof(key), "%.*s", (int)(value - at - 2), at + 1);
         there = spdl__text_field(text, key);
         if (there == NULL)
             return spdl__error_set(error, SPDL_E_FORMAT, "it says nothing of the sampler's %s",
                                    key);
-        if (spdl__text_same(there, value)) continue;
+        if (strcspn(there, " \n") == length && strncmp(there, value, length) == 0) continue;
         return spdl__error_set(error, SPDL_E_INVALID, "%s of the sampler is %.*s, that of the "
-                               "saved run was %.*s%s", key, (int)strcspn(value, " "), value,
+                               "saved run was %.*s%s", key, (int)length, value,
                                (int)spdl__min(strcspn(there, " \n"), 32), there,
-                               strcmp(key, "data") == 0   ? ": it is another data set"
-                               : strcmp(key, "spec") == 0 ? ": weights, blocks or mixture differ"
-                                                          : "");
+                               strcmp(key, "spec") == 0 ? ": blocks or mixture differ" : "");
     }
     return SPDL_OK;
-}
-
-/* Which rank of how many has written a text. */
-SPDL__PRIVATE bool spdl__sampler_rank_of(const char *text, spdl_ranks *ranks) {
-    const char *at = spdl__text_field(text, "rank");
-    uint64_t rank, world;
-    if (at != NULL) at = spdl__text_number(at, 10, "/", &rank);
-    if (at == NULL || *at != '/' || spdl__text_number(at + 1, 10, " \n", &world) == NULL ||
-        world > INT32_MAX || rank >= world)
-        return false;
-    ranks->rank = (int)rank;
-    ranks->world = (int)world;
-    return true;
-}
-
-/* An edit of ranks at *at, from the slash on. */
-SPDL__PRIVATE spdl_result spdl__edit_read_ranks(spdl_sampler *s, const char **at, uint64_t epoch,
-                                                uint64_t world) {
-    uint64_t *done, r = 0, times, value;
-    spdl_result result = SPDL_E_FORMAT;
-    if (world < 1 || world > 1 << 20) return SPDL_E_FORMAT;
-    done = (uint64_t *)spdl__alloc_zeroed(&s->desc.allocator, (size_t)world, 8, 8);
-    if (done == NULL) return SPDL_E_NOMEM;
-    while (r < world && **at == (r == 0 ? '/' : '.')) {
-        times = 1;
-        *at = spdl__text_number(*at + 1, 10, "*., \n", &value);
-        if (*at != NULL && **at == '*') *at = spdl__text_number(*at + 1, 10, "., \n", &times);
-        if (*at == NULL || value > s->length / world + 1 || times < 1 || times > world - r) break;
-        while (times-- > 0) done[r++] = value;
-    }
-    if (r == world) result = spdl__edit_ranks(s, epoch, done, world);
-    spdl__free(&s->desc.allocator, done, 8 * (size_t)world);
-    return result;
-}
-
-/* Takes over the edits of a text, in place of those that there are: before spdl__sampler_resume. */
-SPDL__PRIVATE spdl_result spdl__sampler_adopt(spdl_sampler *s, const char *text,
-                                              spdl_error *error) {
-    const char *at = spdl__text_field(text, "left");
-    spdl_result result = SPDL_OK;
-    uint64_t epoch, first = 0, gap;
-    while (s->edits > 0) spdl__edit_free(s, &s->edit[--s->edits]);
-    while (at != NULL && result == SPDL_OK) {
-        result = SPDL_E_FORMAT;
-        at = spdl__text_number(at, 10, ":", &epoch);
-        if (at != NULL && *at == ':') at = spdl__text_number(at + 1, 10, "/+", &first);
-        if (at != NULL && *at == '/') {
-            result = spdl__edit_read_ranks(s, &at, epoch, first);
-        } else if (at != NULL && *at == '+') {
-            at = spdl__text_number(at + 1, 10, ", \n", &gap);
-            if (at != NULL && first <= s->length && gap <= s->length + ((uint64_t)1 << 32))
-                result = spdl__edit_gap(s, epoch, first, gap);
-        }
-        if (at == NULL || *at != ',') break;
-        ++at;
-    }
-    if (result == SPDL_OK && (at == NULL || strchr(" \n", *at) != NULL)) return SPDL_OK;
-    return spdl__error_set(error, result == SPDL_OK ? SPDL_E_FORMAT : result,
-                           "spdl: state: what it says is left (left=) %s",
-                           result == SPDL_E_NOMEM ? "does not fit the memory" : "makes no sense");
 }
 
 /* --- ranks from the environment --- */
@@ -17712,50 +16568,57 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
 #endif
-#if 0 /* BRING-UP loader-impl */
 
+/* ============================================================================================= */
 /* >>loader-impl
-   Who is there. The trainer's process opens a loader, whose memory has three parts: the head, a
-   struct spdl__shared_child with its arrays for each child, and the slots. Children write batches
-   and publish them; trainers walk along all that is published, in the same order, and take their
-   own. The supervisor starts children and says how they ended. No lock is shared, so the death of
-   any of them leaves nothing locked; no process trusts what it reads there: lengths and places are
-   compared with those it knows itself (struct spdl__layout).
+   Who is there. The trainer's process opens a loader. The child makes batches and publishes them;
+   the trainer takes them in order. The supervisor, between the two, starts the child and says how
+   it ended: it is the child's parent, as a thread of the trainer may end before its process does.
 
-   A batch, number n of its child (from 0, over all of its lives), and its slot s:
+   What they share. The arena: a struct spdl__shared, a ring of entries, notes of calls, a word for
+   each slot, and the slots. And the ledger, a page that the child unmaps before it calls anything:
+   what the trainer and the supervisor tell each other is safe from what a stage may write. No lock
+   is shared, so the death of any of them leaves nothing locked. The trainer trusts nothing that the
+   child can write: places and sizes are compared with its own (struct spdl__layout), numbers of
+   batches with those it has counted, and how long it waits it knows by its own clock.
+
+   A batch, number n (from 0, over all lives of the child), and its slot s:
        child    words[s] = n + 1        the slot is not the child's
                 entry[n] = { s, ... }   then stamp = n + 1 (release): it is published
        trainer  sees the stamp (acquire), reads the entry, then passed = n + 1 (release): the entry
-                may be written again, when all trainers have passed it
+                may be written again
                 works on the data, then words[s] = 0 (release): done
        child    sees 0 (acquire): the slot goes back to the pool of its pipeline
    A child that was killed before the stamp has published nothing: the next one takes the slot back,
    as words[s] is more than what was published. One that was killed after it has: the next one
-   counts anew, and the supervisor wakes whoever sleeps. (tests/model/loader.pml)
+   counts anew, and the supervisor wakes the trainer if it sleeps. (tests/model/loader.pml)
 
-   Sleep. Both sides wait for a word that the other one changes: `filled` by whoever publishes or
-   ends, `emptied` by whoever passes, is done, commands or quits. A waiter counts itself, does a
-   full barrier and looks again; the other side changes what is waited for, does a full barrier and
-   looks whether somebody counts. So one of both sees the other, and no call is made when nobody
-   sleeps.
+   Sleep. Both sides look some times, then wait for a word that the other one changes: `filled` by
+   the child that publishes and by the supervisor, `emptied` by the trainer that is done, commands
+   or quits. A waiter counts itself, does a full barrier and looks again; the other side changes
+   what is waited for, does a full barrier and looks whether somebody counts. So one of both sees
+   the other, and no call is made when nobody sleeps. Both wake now and then all the same, should a
+   count have been overwritten. A batch that is only taken wakes nobody: the ring has room for more
+   entries than there are batches; only ends fill it.
 
-   A rewind is a command: the trainer writes where to start, then `command`; the child takes back
-   what nobody has passed, starts its pipeline there, and writes `ack`. The trainer walks no entry
-   in between. What was written there is also where a child starts that has published nothing since.
+   Commands. The trainer writes a position, where the ring is at, and `command`; the child starts
+   its pipeline there, takes back what was published since, and writes `ack`. A child that begins
+   obeys the last command, or goes on where the last entry says: a load, a rewind and a restart are
+   one call (spdl__child_go).
 
-   Threads: in a child all of this runs on its main thread, which is its pipeline's trainer, but for
-   calls (any worker). The supervisor has one thread. In the trainer's process it is the trainer's,
-   but spdl_loader_done may come from another one. With SPDL_LOADER_IN_PROCESS the trainer does the
-   child's turns itself, while it waits. */
+   Threads: in the child all of this runs on its main thread, which is its pipeline's trainer, but
+   for notes (any worker). The supervisor has one thread. In the trainer's process it is the
+   trainer's, but spdl_loader_done may come from another one. */
 
-#define SPDL__LOADER_VARIABLE "SPDL_LOADER_SERVES"
-#define SPDL__LOADER_LOOK_NS 100000000u /* a trainer that sleeps looks for the supervisor */
-#define SPDL__LOADER_TURN_NS 50000000u  /* a child whose pipeline has nothing looks for commands:
-                                           time enough for a rescue of its polite workers */
+#if SPDL__OS_PROCESSES
+#define SPDL__LOADER_LOOK_NS 10000000u /* a trainer that sleeps looks around */
+#define SPDL__LOADER_TURN_NS 50000000u /* a child whose pipeline has nothing looks for commands */
 #define SPDL__LOADER_STATS_NS 50000000u /* so old its statistics may be */
 #define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
 #define SPDL__LOADER_SUSPECTS 8
-#define SPDL__LOADER_SPARE 4 /* entries without a slot: ends and failures */
+#define SPDL__LOADER_SPARE 4   /* entries without a slot: ends and failures */
+#define SPDL__LOADER_NOTES 256 /* threads whose calls are noted: a power of two */
+#define SPDL__LOADER_TEXTS 65536
 
 typedef struct spdl__shared_event {
     uint32_t word, waiters;
@@ -17764,212 +16627,145 @@ typedef struct spdl__shared_event {
 /* Written by the child, before the stamp. */
 typedef struct spdl__shared_entry {
     uint64_t stamp;
-    int32_t result; /* SPDL_OK: a batch; else what next of its pipeline has returned */
-    uint32_t last;  /* nothing comes after it but by a command */
+    int32_t result;  /* SPDL_OK: a batch; else what next of its pipeline has returned */
+    uint32_t last;   /* nothing comes after it but by a command */
     uint64_t slot, bytes, count;
-    char pad[SPDL_CACHE_LINE];
-    char after[SPDL_STATE_BYTES]; /* with restarts: where to go on, as spdl_state_save says */
+    uint64_t number, epoch; /* of the batch; of an end: how many its epoch had */
+    char text[SPDL_STATE_BYTES]; /* where to go on, or why that cannot be told */
 } spdl__shared_entry;
 
-/* The call that a worker is in. */
+/* The call that a thread is in. */
 typedef struct spdl__shared_note {
-    uint32_t stage; /* 1 + row, or 0: in none */
-    uint64_t item, epoch, since;
+    uint64_t thread; /* 0: nobody's */
+    uint64_t item;
+    uint32_t stage;  /* 1 + row, or 0: in none */
+    char pad[SPDL_CACHE_LINE - 20];
 } spdl__shared_note;
 
-typedef struct spdl__shared_child {
-    /* written by the child */
-    spdl__shared_event filled; /* waiters: by trainers */
+typedef struct spdl__shared {
+    /* written by the child; filled.word by the supervisor, too */
+    spdl__shared_event filled; /* waiters: by the trainer */
     uint64_t published;
     uint32_t ack;
     int32_t ack_result;
-    uint32_t fault;    /* 1 + the worker whose call raised one */
-    uint32_t unsaved;  /* the pipeline has no position */
-    uint64_t version;  /* of stats: odd while they are written */
+    uint32_t fault;   /* 1 + the note whose call raised one */
+    uint64_t version; /* of stats: odd while they are written */
     spdl_stats stats;
     spdl_error error;
+    char begun[SPDL_STATE_BYTES]; /* as text of an entry: where the last command has led */
     char pad0[SPDL_CACHE_LINE];
-    /* written by trainers */
+    /* written by the trainer */
     spdl__shared_event emptied; /* waiters: by the child */
     uint32_t command;
-    uint64_t start_at; /* the entry that the run of the last command began with */
-    spdl__position start;
-    uint64_t passed[SPDL_LOADER_TRAINERS];
-    uint64_t waits[SPDL_LOADER_TRAINERS]; /* since when, or 0 */
-    char pad1[SPDL_CACHE_LINE];
-    /* written by the supervisor */
     uint32_t quits;
+    uint64_t start_at; /* the entry that the run of the last command begins with */
+    uint64_t sequence; /* where: this item, or if there are texts, what they say */
+    uint64_t texts;
+    uint64_t passed;
+    char text[SPDL__LOADER_TEXTS]; /* one after the other, each with its zero */
+} spdl__shared;
+
+/* What the child cannot write. */
+typedef struct spdl__ledger {
+    /* written by the trainer */
+    uint32_t quits;
+    uint32_t hangs; /* 1 + the life that is to be ended as it hangs */
+    /* written by the supervisor */
+    uint32_t ends;  /* lives that have ended */
     uint32_t gone;  /* for good */
-    uint32_t ends;  /* of its lives, so far */
+    uint32_t restarts;
     int64_t process;
     spdl_error end; /* how the last one has ended */
-} spdl__shared_child;
-
-/* The arrays of a slot, whose data lie `at`; written by the call that makes them. */
-typedef struct spdl__shared_arrays {
-    uint64_t count;
-    uint64_t at[SPDL_LOADER_ARRAYS];
-    spdl_loader_array array[SPDL_LOADER_ARRAYS];
-} spdl__shared_arrays;
+} spdl__ledger;
 
 /* Sizes and places, each process's own. */
 typedef struct spdl__layout {
-    int children, trainers, stages, workers;
-    int row;      /* that makes the batches */
-    int slots;    /* of each child */
-    int quota;    /* of them for the trainers */
-    uint64_t ring;   /* entries, a power of two */
-    uint64_t stride; /* of a slot: `head` bytes of the child's, then the data */
+    int stages, row;  /* that makes the batches */
+    int slots, quota; /* of them for the trainer */
+    uint64_t ring;    /* entries, a power of two */
+    uint64_t stride;  /* of a slot: `head` bytes of the pipeline's, then the data */
     uint64_t head, room;
-    uint64_t item;   /* bytes of an item of SPDL_BATCH; 0: a batch is one item */
-    uint64_t chunk;  /* items that are dealt to a child at once */
-    uint64_t entries, notes, words, arrays, child_bytes; /* in the part of a child */
-    uint64_t first, data, bytes;    /* the part of the first child, the slots, and all of it */
+    uint64_t item;    /* bytes of an item of SPDL_BATCH; 0: a batch is one item */
+    uint64_t entries, notes, words, data, bytes;
 } spdl__layout;
 
-typedef struct spdl__shared_head {
-    /* written by open */
-    uint64_t hash; /* see loader_hash */
-    spdl__layout layout;
-    uint64_t opened_ns;
-    char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
-    /* written by the supervisor */
-    uint32_t restarts, quarantined;
-    uint32_t left; /* 1 + a trainer that has gone */
-    spdl_loader_item quarantine[SPDL_LOADER_QUARANTINE];
-} spdl__shared_head;
-
-/* A batch in the trainer's hands. The ticket in it goes to 0 by any thread. */
-typedef struct spdl__held {
-    spdl_loader_batch shown;
-    spdl_loader_array array[SPDL_LOADER_ARRAYS];
-} spdl__held;
-
-/* What this process has of each child. */
-typedef struct spdl__lane {
-    /* written by open and attach: where its part of the memory is */
-    spdl__shared_child *shared;
-    spdl__shared_entry *entries;
-    uint64_t mask;
-    spdl__shared_note *notes;
-    uint64_t *words;
-    spdl__shared_arrays *arrays;
-    char *slots;
-    spdl__child *child;  /* with SPDL_LOADER_IN_PROCESS */
-    spdl__os_file trace; /* in the supervisor and the children, or SPDL__NO_FILE */
-    /* written by the trainer */
-    uint64_t at;    /* the next entry */
-    uint32_t ends;  /* of lives, that were logged */
-    uint32_t holds; /* batches of it in our hands; by any thread */
-    bool over;      /* its epoch has ended */
-} spdl__lane;
-
 struct spdl_loader {
-    /* written by open and attach */
-    spdl_loader_desc desc; /* what it points to, and the rows: in open, and in other processes */
-    const spdl_stage *rows;
+    /* written by open */
+    spdl_loader_desc desc;
+    const spdl_stage *rows; /* in open, and in the other processes */
     size_t count;
     char name[SPDL_NAME_BYTES];
-    int trainer;
     uint64_t process;
-    uint32_t *mark;     /* see os_mark_make */
-    int64_t supervisor; /* in the process that has opened it, and not with SPDL_LOADER_IN_PROCESS */
-    spdl__os_file memory, line; /* to the supervisor */
+    uint32_t *mark;     /* 1, but 0 in the child of a fork; or NULL */
+    int64_t supervisor; /* 0: there is none any more */
     spdl__layout layout;
-    spdl__shared_head *head; /* the memory */
+    spdl__ledger *ledger;
+    spdl__shared *shared; /* the memory, with its parts: */
+    spdl__shared_entry *entries;
+    spdl__shared_note *notes;
+    uint64_t *words;
+    char *slots;
     char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
-    spdl__lane lane[SPDL_LOADER_CHILDREN];
-    spdl__held *held; /* [child * slots + slot]; written by the trainer, as what follows */
-    int turn, running; /* whose batch comes next; children whose epoch goes on */
+    spdl_loader_batch *held; /* of each slot; the ticket goes to 0 by any thread */
+    uint32_t holds;          /* batches in the trainer's hands; by any thread */
+    /* written by the trainer */
+    uint64_t at;        /* the next entry */
     uint64_t number, epoch;
-    bool last;      /* no epoch follows */
-    int awaited;    /* see loader_waits */
-    uint32_t command; /* the last one; `commanded` until all have obeyed */
-    bool commanded;
+    bool last;          /* no epoch follows */
+    bool slept;         /* the last wait did */
+    bool commanded;     /* until the child has obeyed `command` */
+    uint32_t command, ends; /* ends: of lives, that were logged */
+    uint64_t since;     /* when the wait has begun, or 0 */
+    uint64_t asked_ns;  /* when the supervisor was asked to end a child that hangs, or 0 */
     uint64_t taken, wait_ns;
+    char text[SPDL_STATE_BYTES]; /* of the last entry */
     spdl_error error;
 };
 
-/* A slot, as its child sees it. */
+/* A slot, as the child sees it. */
 typedef struct spdl__child_slot {
-    void *item; /* lent to the trainers, by the main thread; the slot itself: by an earlier life */
+    void *item;    /* lent to the trainer, by the main thread; itself: by an earlier life */
     uint32_t used; /* by any thread */
 } spdl__child_slot;
 
-/* What each worker of a child writes, its own. */
-typedef struct spdl__child_worker {
-    uint64_t thread; /* that has `stack` for its faults */
-    char stack[SPDL__OS_STACK_BYTES];
-} spdl__child_worker;
-
-/* One child, or with SPDL_LOADER_IN_PROCESS a part of the trainer. */
-struct spdl__child {
+typedef struct spdl__child {
     /* written when it begins */
     spdl_loader *loader;
-    const spdl__lane *lane;
-    int number;
-    bool alone; /* in a process of its own */
-    bool continuous;
     spdl_pipeline *pipeline; /* NULL: it could not be made */
     spdl_error failure;
-    const spdl_function *fn[SPDL_MAX_STAGES];
-    spdl__deal deal;
-    spdl__child_worker *worker; /* if it is alone */
+    spdl_profiler profiler;  /* the user's */
+    spdl_allocator blocks;
+    spdl__os_signals signals; /* that are blocked in the trainer */
+    bool continuous;
     spdl__child_slot *slot;
+    uint64_t name_at[SPDL_MAX_STAGES]; /* where the pipeline has the name of each row; any thread */
     /* written by the main thread */
     int lendings;
-    uint64_t published;
+    uint64_t published, number, epoch;
     uint32_t command;
-    bool over;      /* the pipeline has ended */
+    bool over; /* the pipeline has ended */
     uint64_t stats_ns;
-};
+} spdl__child;
+
+SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length); /* (>>state-impl) */
 
 /* --- places --- */
 
-/* What two builds have to agree on. */
-SPDL__COLD uint64_t spdl__loader_hash(void) {
-    const uint64_t sizes[] = {
-        sizeof(spdl__shared_head), sizeof(spdl__shared_child), sizeof(spdl__shared_entry),
-        sizeof(spdl__shared_note), sizeof(spdl__shared_arrays), sizeof(spdl__batch),
-        sizeof(spdl__layout), sizeof(spdl_stats), sizeof(spdl_error), sizeof(spdl__position),
-        offsetof(spdl__shared_child, emptied), offsetof(spdl__shared_child, quits),
-        offsetof(spdl__shared_head, restarts), offsetof(spdl_stats, stage),
-        offsetof(spdl_stats, edge), SPDL_CACHE_LINE
-    };
-    uint64_t hash = 0xcbf29ce484222325u;
-    size_t i;
-    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); ++i)
-        hash = (hash ^ sizes[i]) * 0x100000001b3u;
-    return hash;
-}
-
-/* Fills in the places. False: it is more than there can be. */
 SPDL__COLD bool spdl__layout_plan(spdl__layout *y) {
-    const uint64_t page = 4096, slots = (uint64_t)y->slots, children = (uint64_t)y->children;
-    uint64_t at = spdl__line_up(sizeof(spdl__shared_child));
+    const uint64_t page = SPDL__OS_PAGE, slots = (uint64_t)y->slots;
     y->ring = spdl__pow2((uint64_t)y->quota + SPDL__LOADER_SPARE);
-    y->entries = at;
-    at += y->ring * sizeof(spdl__shared_entry);
-    y->notes = at;
-    at += spdl__line_up((size_t)y->workers * sizeof(spdl__shared_note));
-    y->words = at;
-    at += spdl__line_up((size_t)y->slots * sizeof(uint64_t));
-    y->arrays = at;
-    y->child_bytes = spdl__line_up((size_t)(at + slots * sizeof(spdl__shared_arrays)));
-    y->first = spdl__line_up(sizeof(spdl__shared_head));
-    y->data = (y->first + children * y->child_bytes + page - 1) / page * page;
+    y->entries = spdl__line_up(sizeof(spdl__shared));
+    y->notes = spdl__line_up((size_t)(y->entries + y->ring * sizeof(spdl__shared_entry)));
+    y->words = y->notes + SPDL__LOADER_NOTES * sizeof(spdl__shared_note);
+    y->data = (y->words + slots * sizeof(uint64_t) + page - 1) / page * page;
     y->stride = spdl__line_up((size_t)(y->head + y->room));
-    if (y->stride > ((uint64_t)1 << 46) / (slots * children)) return false;
-    y->bytes = (y->data + children * slots * y->stride + page - 1) / page * page;
+    if (y->stride > ((uint64_t)1 << 46) / slots) return false;
+    y->bytes = (y->data + slots * y->stride + page - 1) / page * page;
     return true;
 }
 
-SPDL__PRIVATE spdl__shared_entry *spdl__lane_entry(const spdl__lane *lane, uint64_t n) {
-    return &lane->entries[n & lane->mask];
-}
-
-SPDL__PRIVATE spdl__held *spdl__loader_held(const spdl_loader *l, int child, int slot) {
-    return &l->held[child * l->layout.slots + slot];
+SPDL__PRIVATE spdl__shared_entry *spdl__loader_entry(const spdl_loader *l, uint64_t n) {
+    return &l->entries[n & (l->layout.ring - 1)];
 }
 
 SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
@@ -17977,50 +16773,45 @@ SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
     if (spdl__load_relaxed32(&event->waiters) != 0) spdl__os_shared_wake(&event->word);
 }
 
-/* --- the slots of a child --- */
+/* A text that somebody may change while it is copied: it has an end. */
+SPDL__PRIVATE void spdl__text_take(char to[SPDL_STATE_BYTES], const char *from) {
+    const void *end = memchr(from, '\0', SPDL_STATE_BYTES - 1);
+    const size_t length = end != NULL ? (size_t)((const char *)end - from) : SPDL_STATE_BYTES - 1;
+    memcpy(to, from, length);
+    to[length] = '\0';
+}
 
-/* A block of the row that makes the batches is a slot; by its alignment it is told from what else
-   the same allocator gives. To take one pairs with the stores of 0: who had it is done with it. */
+/* Which batch of which epoch comes after a position; 0 of 0 if it is none. */
+SPDL__PRIVATE void spdl__text_numbers(const char *text, uint64_t *number, uint64_t *epoch) {
+    const char *delivered = spdl__text_field(text, "delivered");
+    const char *at = spdl__text_field(text, "epoch");
+    *number = *epoch = 0;
+    if (delivered == NULL || spdl__text_number(delivered, 10, " ", number) == NULL) *number = 0;
+    if (at == NULL || spdl__text_number(at, 10, " ", epoch) == NULL) *epoch = 0;
+}
+
+/* --- the slots of the child --- */
+
+/* A block of the row that makes the batches is a slot; what else the row needs is told by its size.
+   To take one pairs with the stores of 0: who had it is done with it. */
 SPDL__PRIVATE void *spdl__child_alloc(size_t bytes, size_t align, void *user) {
     const spdl__child *child = (const spdl__child *)user;
     const spdl__layout *y = &child->loader->layout;
     int slot;
-    if (bytes != y->head + y->room || align != SPDL_CACHE_LINE)
+    if (bytes != y->head + y->room)
         return spdl__alloc(&child->loader->desc.pipeline.allocator, bytes, align);
     for (slot = 0; slot < y->slots; ++slot)
         if (spdl__exchange32(&child->slot[slot].used, 1) == 0)
-            return child->lane->slots + (uint64_t)slot * y->stride;
+            return child->loader->slots + (uint64_t)slot * y->stride;
     return NULL;
-}
-
-/* The slot that this is in, or -1. */
-SPDL__PRIVATE int spdl__child_slot_of(const spdl__child *child, const void *memory) {
-    const spdl__layout *y = &child->loader->layout;
-    const uint64_t slot = ((uintptr_t)memory - (uintptr_t)child->lane->slots) / y->stride;
-    return slot < (uint64_t)y->slots ? (int)slot : -1;
 }
 
 SPDL__PRIVATE void spdl__child_free(void *memory, size_t bytes, void *user) {
     const spdl__child *child = (const spdl__child *)user;
-    const int slot = spdl__child_slot_of(child, memory);
-    if (slot < 0)
-        spdl__free(&child->loader->desc.pipeline.allocator, memory, bytes);
-    else
-        spdl__store32(&child->slot[slot].used, 0);
-}
-
-/* The allocator for the blocks of a row, if it is the one that makes the batches; *ahead: how many
-   of them can be made now. Without it NULL. */
-SPDL__PRIVATE bool spdl__child_makes(spdl__child *child, int row, spdl_allocator *blocks,
-                                     uint64_t *ahead) {
-    int slot;
-    if (child == NULL || row != child->loader->layout.row) return false;
-    blocks->alloc_fn = spdl__child_alloc;
-    blocks->free_fn = spdl__child_free;
-    blocks->user = child;
-    for (slot = 0, *ahead = 0; slot < child->loader->layout.slots; ++slot)
-        *ahead += child->slot[slot].used == 0;
-    return true;
+    const spdl__layout *y = &child->loader->layout;
+    const uint64_t slot = ((uintptr_t)memory - (uintptr_t)child->loader->slots) / y->stride;
+    if (slot < (uint64_t)y->slots) spdl__store32(&child->slot[slot].used, 0);
+    else spdl__free(&child->loader->desc.pipeline.allocator, memory, bytes);
 }
 
 SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
@@ -18035,91 +16826,19 @@ SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
     --child->lendings;
 }
 
-/* Slots that the trainers are done with are the pipeline's again. */
+/* Slots that the trainer is done with are the pipeline's again. */
 SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child) {
     int slot;
     for (slot = 0; child->lendings > 0 && slot < child->loader->layout.slots; ++slot)
-        if (child->slot[slot].item != NULL && spdl__load(&child->lane->words[slot]) == 0)
+        if (child->slot[slot].item != NULL && spdl__load(&child->loader->words[slot]) == 0)
             spdl__child_give_back(child, slot);
 }
 
-/* --- arrays --- */
-
-/* The kind and size of "f4"; false: it is none. */
-SPDL__PRIVATE bool spdl__dtype_parse(const char *dtype, spdl_loader_array *array) {
-    char *end;
-    array->kind = dtype[0];
-    if (dtype[0] == '\0' || strchr("biufcSUVMm", dtype[0]) == NULL) return false;
-    if (dtype[1] < '1' || dtype[1] > '9') return false;
-    array->itemsize = (size_t)strtoull(dtype + 1, &end, 10);
-    return *end == '\0' && array->itemsize <= 1 << 20;
-}
-
-/* Its bytes; SPDL__NEVER: more than there can be. */
-SPDL__PRIVATE uint64_t spdl__array_bytes(const spdl_loader_array *array) {
-    uint64_t bytes = array->itemsize;
-    int i;
-    for (i = 0; i < array->ndim; ++i) {
-        if (array->shape[i] != 0 && bytes > ((uint64_t)1 << 46) / array->shape[i])
-            return SPDL__NEVER;
-        bytes *= array->shape[i];
-    }
-    return bytes;
-}
-
-/* What a call wants may not be: it fails. */
-SPDL__PRIVATE void *spdl__array_fail(spdl_task *task, const char *name, const char *why) {
-    (void)spdl__task_call_error(task, spdl__task_fail(task, "array '%.32s': %s", name, why));
-    return NULL;
-}
-
-SPDL_API void *spdl_slot_array(spdl_task *task, const char *name, const char *dtype, int ndim,
-                               const uint64_t *shape) {
-    const spdl__child *child = task->pipeline->child;
-    const uint64_t room = task->node->row.item_bytes;
-    char *buffer, text[128];
-    spdl__shared_arrays *all;
-    spdl_loader_array *array;
-    uint64_t bytes, at, *used; /* 1 + what is used of the buffer; 0: it is a new one */
-    if (!spdl__task_allows(task, "spdl_slot_array")) return NULL;
-    if (child == NULL || task->node->index != child->loader->layout.row) {
-        (void)spdl__task_row_error(task, "spdl_slot_array in a stage that does not make the "
-                                         "batches of a loader");
-        return NULL;
-    }
-    if (name == NULL || dtype == NULL || (ndim > 0 && shape == NULL))
-        return spdl__array_fail(task, name != NULL ? name : "?",
-                                "its name, dtype or shape is NULL");
-    buffer = (char *)spdl_buffer(task);
-    if (buffer == NULL) return NULL;
-    all = &child->lane->arrays[spdl__child_slot_of(child, buffer)];
-    used = &task->holder->range;
-    if (*used == 0) all->count = 0;
-    if (all->count == SPDL_LOADER_ARRAYS)
-        return spdl__array_fail(task, name, "there are SPDL_LOADER_ARRAYS already");
-    array = &all->array[all->count];
-    if (ndim < 0 || ndim > SPDL_LOADER_DIMS || !spdl__dtype_parse(dtype, array))
-        return spdl__array_fail(task, name, "its dtype is not as \"f4\", or ndim not 0 to 8");
-    spdl__name_copy(array->name, name);
-    array->ndim = ndim;
-    if (ndim > 0) memcpy(array->shape, shape, (size_t)ndim * sizeof(*shape));
-    at = all->at[all->count] = *used > 0 ? (*used - 1 + 63) / 64 * 64 : 0;
-    bytes = spdl__array_bytes(array);
-    if (bytes > room || at > room - bytes) {
-        (void)snprintf(text, sizeof(text), "it ends at byte %llu of a slot of %llu (.item_bytes)",
-                       (spdl__llu)(bytes == SPDL__NEVER ? bytes : at + bytes), (spdl__llu)room);
-        return spdl__array_fail(task, name, text);
-    }
-    ++all->count;
-    *used = 1 + at + bytes;
-    return buffer + at;
-}
-
-/* --- a child publishes --- */
+/* --- the child publishes --- */
 
 /* Its statistics, for whoever looks: by `version` they see whether they have read half of them. */
 SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
-    spdl__shared_child *s = child->lane->shared;
+    spdl__shared *s = child->loader->shared;
     const uint64_t version = spdl__load_relaxed(&s->version);
     spdl_stats stats;
     if (child->pipeline == NULL || now < child->stats_ns) return;
@@ -18132,12 +16851,20 @@ SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
 }
 
 SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, bool last) {
-    spdl__shared_child *s = child->lane->shared;
-    spdl__shared_entry *entry = spdl__lane_entry(child->lane, child->published);
+    spdl__shared *s = child->loader->shared;
+    spdl__shared_entry *entry = spdl__loader_entry(child->loader, child->published);
     entry->result = (int32_t)result;
     entry->last = last;
-    if (child->loader->desc.max_restarts > 0 && child->pipeline != NULL)
-        (void)spdl_state_save(child->pipeline, entry->after, sizeof(entry->after));
+    entry->number = child->number;
+    entry->epoch = child->epoch;
+    entry->text[0] = '\0';
+    if (child->pipeline != NULL)
+        (void)spdl_state_save(child->pipeline, entry->text, sizeof(entry->text));
+    if (result == SPDL_OK) ++child->number;
+    if (result == SPDL_END) {
+        child->number = 0;
+        ++child->epoch;
+    }
     child->over = last;
     SPDL_TEST_POINT("loader publishes");
     spdl__store(&entry->stamp, child->published + 1); /* pairs with loader_look */
@@ -18146,115 +16873,150 @@ SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, b
     spdl__shared_notify(&s->filled);
 }
 
-/* Nothing more comes of this child's pipeline: `error` says why. */
+/* Nothing more comes of the child's pipeline: `error` says why. */
 SPDL__COLD void spdl__child_fail(spdl__child *child, const spdl_error *error) {
-    child->lane->shared->error = *error;
+    child->loader->shared->error = *error;
     spdl__child_publish(child, error->result, true);
 }
 
-/* A batch of the pipeline. */
+/* A batch of the pipeline: where its block begins, a slot. */
 SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
-    const spdl__layout *y = &child->loader->layout;
-    const spdl__lane *lane = child->lane;
-    spdl__shared_entry *entry = spdl__lane_entry(lane, child->published);
-    spdl_pipeline *p = child->pipeline;
-    const int slot = spdl__child_slot_of(child, item);
-    char *at = lane->slots + (uint64_t)(slot < 0 ? 0 : slot) * y->stride;
-    const spdl__batch *batch = (spdl__batch *)(void *)at;
-    if (slot < 0 || (char *)item != at + (y->item > 0 ? 0 : y->head)) {
-        spdl__item_free(p, item, p->last_item.origin);
-        (void)spdl__error_set(&lane->shared->error, SPDL_E_INVALID,
+    const spdl_loader *l = child->loader;
+    const spdl__layout *y = &l->layout;
+    const uint64_t at = (uintptr_t)item - (uintptr_t)l->slots, slot = at / y->stride;
+    spdl__shared_entry *entry = spdl__loader_entry(l, child->published);
+    spdl_error error;
+    if (slot >= (uint64_t)y->slots || at % y->stride != (y->item > 0 ? 0 : y->head)) {
+        spdl__error_clear(&error);
+        (void)spdl__error_set(&error, SPDL_E_INVALID,
                               "spdl: loader '%s': an item does not lie in a slot: rows after stage "
                               "%d '%s', the last one with .item_bytes, may only hand on what it "
-                              "makes", child->loader->name, y->row, p->node[y->row].name);
-        spdl__child_publish(child, SPDL_E_INVALID, true);
+                              "makes", l->name, y->row, l->stage_name[y->row]);
+        spdl__child_fail(child, &error);
         return;
     }
     child->slot[slot].item = item;
     ++child->lendings;
-    spdl__store_relaxed(&lane->words[slot], child->published + 1);
-    entry->slot = (uint64_t)slot;
-    entry->count = y->item > 0 ? batch->shown.count : 1;
+    spdl__store_relaxed(&l->words[slot], child->published + 1);
+    entry->slot = slot;
+    entry->count = y->item > 0 ? ((const spdl_batch *)item)->count : 1;
     entry->bytes = y->item > 0 ? y->item * entry->count : y->room;
-    if (y->item == 0 && batch->range > 0)
-        entry->bytes = batch->range - 1; /* of its arrays */
-    else
-        lane->arrays[slot].count = 0;
     spdl__child_publish(child, SPDL_OK, false);
 }
 
-/* Whether one more batch may be published: the slots for trainers are not all out, and no trainer
-   is too far behind. */
+/* Whether one more entry may be published: the slots for the trainer are not all out, and it is not
+   too far behind. */
 SPDL__PRIVATE bool spdl__child_room(const spdl__child *child) {
-    const spdl__layout *y = &child->loader->layout;
-    int i;
-    if (child->lendings >= y->quota) return false;
-    for (i = 0; i < y->trainers; ++i)
-        if (child->published - spdl__load(&child->lane->shared->passed[i]) + 1 >= y->ring)
-            return false;
-    return true;
+    const spdl_loader *l = child->loader;
+    return child->lendings < l->layout.quota &&
+           child->published - spdl__load(&l->shared->passed) + 1 < l->layout.ring;
 }
 
-/* Takes back what nobody has passed, and starts the pipeline where the command says. */
-SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
-    spdl__shared_child *s = child->lane->shared;
-    const uint64_t from = spdl__load_relaxed(&s->start_at), ring = child->loader->layout.ring;
-    spdl__position at = s->start;
-    spdl_result result = child->failure.result;
-    child->command = command;
-    while (child->published > from && child->published - from <= ring) {
-        spdl__shared_entry *entry = spdl__lane_entry(child->lane, --child->published);
+/* Starts the pipeline where the texts say, or at an item; a new one is at item 0. */
+SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint64_t texts,
+                                      uint64_t sequence, bool is_new, spdl_error *error) {
+    const char *at[SPDL__LOADER_TEXTS / 64];
+    const char *const end = text + SPDL__LOADER_TEXTS;
+    spdl_result result = SPDL_OK;
+    uint64_t i;
+    if (child->pipeline == NULL) {
+        *error = child->failure;
+        return error->result;
+    }
+    spdl__error_clear(error);
+    if (texts == 0 && (sequence > 0 || !is_new)) {
+        result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
+        if (result != SPDL_OK) *error = *spdl_pipeline_error(child->pipeline);
+        if (result != SPDL_OK && error->result != result)
+            (void)spdl__error_set(error, result, "spdl: loader '%s': its pipeline cannot be "
+                                  "rewound: %s", child->loader->name, spdl_result_text(result));
+    } else if (texts > 0) {
+        for (i = 0; i < texts && i < SPDL__LOADER_TEXTS / 64 && text < end; ++i) {
+            at[i] = text;
+            text += strlen(text) + 1;
+        }
+        result = spdl_state_load(child->pipeline, at, (int)i, SPDL_FOREVER, error);
+    }
+    return result;
+}
+
+/* What was published since the run that a command begins is taken back. */
+SPDL__COLD void spdl__child_take_back(spdl__child *child, uint64_t from) {
+    const spdl_loader *l = child->loader;
+    while (child->published > from && child->published - from <= l->layout.ring) {
+        spdl__shared_entry *entry = spdl__loader_entry(l, --child->published);
         const uint64_t slot = entry->slot;
-        if (entry->result == SPDL_OK && slot < (uint64_t)child->loader->layout.slots &&
-            spdl__load_relaxed(&child->lane->words[slot]) == child->published + 1)
-            spdl__store_relaxed(&child->lane->words[slot], 0);
+        if (entry->result == SPDL_OK && slot < (uint64_t)l->layout.slots &&
+            spdl__load_relaxed(&l->words[slot]) == child->published + 1)
+            spdl__store_relaxed(&l->words[slot], 0);
         spdl__store(&entry->stamp, 0);
     }
-    spdl__store(&s->published, child->published);
+    spdl__store(&l->shared->published, child->published);
     spdl__child_reclaim(child);
+}
+
+/* Where it is now. */
+SPDL__COLD void spdl__child_count(spdl__child *child, char text[SPDL_STATE_BYTES]) {
+    text[0] = '\0';
     if (child->pipeline != NULL)
-        result = spdl__position_go(child->pipeline, &at, SPDL__NEVER);
-    child->over = result != SPDL_OK;
-    if (child->over && child->pipeline != NULL) s->error = *spdl_pipeline_error(child->pipeline);
+        (void)spdl_state_save(child->pipeline, text, SPDL_STATE_BYTES);
+    spdl__text_numbers(text, &child->number, &child->epoch);
+}
+
+/* Does what the trainer commands. If that is refused all is as before. */
+SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command, bool is_new) {
+    spdl__shared *s = child->loader->shared;
+    spdl_error error;
+    const spdl_result result =
+        spdl__child_go(child, s->text, s->texts, s->sequence, is_new, &error);
+    child->command = command;
+    if (result == SPDL_OK) {
+        spdl__child_take_back(child, spdl__load_relaxed(&s->start_at));
+        child->over = false;
+        spdl__child_count(child, s->begun);
+    } else {
+        s->error = error;
+    }
     s->ack_result = (int32_t)result;
     spdl__store32(&s->ack, command); /* pairs with loader_obeyed: the entries are as they will be */
     spdl__shared_notify(&s->filled);
 }
 
-/* Sleeps until a trainer has done something, or the deadline. */
-SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
-    spdl__shared_child *s = child->lane->shared;
-    const uint32_t word = spdl__load32(&s->emptied.word);
-    spdl__add32(&s->emptied.waiters, 1);
-    spdl__full_barrier();
+/* Whether there is nothing to do. */
+SPDL__PRIVATE bool spdl__child_waits(spdl__child *child) {
+    const spdl__shared *s = child->loader->shared;
     spdl__child_reclaim(child);
-    if ((child->over || !spdl__child_room(child)) && !spdl__load32(&s->quits) &&
-        spdl__load32(&s->command) == child->command)
-        spdl__os_shared_sleep(&s->emptied.word, word, deadline);
-    spdl__sub32(&s->emptied.waiters, 1);
+    return (child->over || !spdl__child_room(child)) && !spdl__load32(&s->quits) &&
+           spdl__load32(&s->command) == child->command;
 }
 
-/* What a child does, over and over: obeys, takes slots back, takes a batch and publishes it. It
-   comes back when it has published something, or at the deadline. */
-SPDL__PRIVATE void spdl__child_turn(spdl__child *child, uint64_t deadline) {
-    spdl__shared_child *s = child->lane->shared;
-    const uint32_t command = spdl__load32(&s->command); /* pairs with loader_rewind */
-    const uint64_t now = spdl_time_ns();
+/* Looks, then sleeps until the trainer has done something, or the deadline. */
+SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
+    spdl__shared_event *emptied = &child->loader->shared->emptied;
+    int round = 0;
+    uint32_t word;
+    while (spdl__child_waits(child) && spdl__backoff(&round, SPDL__IDLE_YIELDS)) {}
+    word = spdl__load32(&emptied->word);
+    spdl__add32(&emptied->waiters, 1);
+    spdl__full_barrier(); /* pairs with shared_notify */
+    if (spdl__child_waits(child)) spdl__os_shared_sleep(&emptied->word, word, deadline);
+    spdl__sub32(&emptied->waiters, 1);
+}
+
+/* What the child does, over and over: obeys, takes slots back, takes a batch and publishes it. */
+SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
+    const uint32_t command = spdl__load32(&child->loader->shared->command);
+    const uint64_t now = spdl_time_ns(); /* the load pairs with loader_command */
     spdl_result result;
     void *item;
-    if (command != child->command) {
-        spdl__child_obey(child, command);
-        if (!child->alone) return; /* the trainer may want no more than that */
-    }
+    if (command != child->command) spdl__child_obey(child, command, false);
     spdl__child_reclaim(child);
     spdl__child_stats(child, now);
     if (child->over || !spdl__child_room(child)) {
-        if (child->alone) spdl__child_sleep(child, deadline);
+        spdl__child_sleep(child, now + SPDL__LOADER_TURN_NS);
         return;
     }
-    result = spdl_pipeline_next(child->pipeline, &item,
-                                deadline == SPDL__NEVER ? SPDL_FOREVER
-                                                        : (int64_t)spdl__grown(now, deadline));
+    result = spdl_pipeline_next(child->pipeline, &item, SPDL__LOADER_TURN_NS);
     if (result == SPDL_TIMEOUT) return;
     if (result != SPDL_OK) child->stats_ns = 0;
     if (result == SPDL_OK)
@@ -18266,702 +17028,335 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child, uint64_t deadline) {
     if (child->over) spdl__child_stats(child, spdl_time_ns());
 }
 
-/* --- a child's calls, so that its end can name them --- */
+/* --- the child's calls, so that its end can name them --- */
 
-/* Of a call that has twice been in the last one of its process. */
-SPDL__COLD bool spdl__child_left_out(const spdl__child *child, const spdl_task *task) {
-    const spdl__shared_head *head = child->loader->head;
-    const uint32_t count = spdl__load32(&head->quarantined);
-    uint32_t i;
-    for (i = 0; i < count && i < SPDL_LOADER_QUARANTINE; ++i) {
-        const spdl_loader_item *item = &head->quarantine[i];
-        if (item->stage == task->node->index && item->item == task->sequence &&
-            item->epoch == spdl_epoch(task) && !task->flushing)
-            return true;
+/* The note of this thread, which it finds by its number; NULL: there are too many threads. */
+SPDL__PRIVATE spdl__shared_note *spdl__child_note(spdl__child *child) {
+    const uint64_t thread = spdl__os_thread_id();
+    const uint64_t first = spdl__mix(thread);
+    uint64_t i;
+    for (i = 0; i < SPDL__LOADER_NOTES; ++i) {
+        const uint64_t at = (first + i) % SPDL__LOADER_NOTES;
+        spdl__shared_note *note = &child->loader->notes[at];
+        uint64_t has = spdl__load_relaxed(&note->thread);
+        if (has == thread) return note;
+        if (has != 0 || !spdl__cas(&note->thread, &has, thread)) continue;
+        /* it is new: programs that it starts can be ended, and its faults are noted */
+        spdl__os_signals_set(&child->signals, NULL);
+        spdl__os_faults_note(&child->loader->shared->fault, (uint32_t)at + 1);
+        return note;
     }
-    return false;
-}
-
-/* What rows of a child in its own process call instead of their function. */
-SPDL__PRIVATE spdl_result spdl__child_call(spdl_task *task, void *in, void **out) {
-    spdl__child *child = task->pipeline->child;
-    spdl__shared_note *note = &child->lane->notes[task->worker];
-    spdl__child_worker *worker = &child->worker[task->worker];
-    const int row = task->node->index;
-    spdl_result result;
-    if (SPDL__UNLIKELY(spdl__load_relaxed32(&child->loader->head->quarantined) != 0) &&
-        spdl__child_left_out(child, task))
-        return SPDL_SKIP;
-    if (SPDL__UNLIKELY(worker->thread != spdl__os_thread_id())) {
-        worker->thread = spdl__os_thread_id();
-        spdl__os_faults_note(worker->stack, &child->lane->shared->fault,
-                             (uint32_t)task->worker + 1);
-    }
-    spdl__store_relaxed(&note->item, task->sequence);
-    spdl__store_relaxed(&note->epoch, spdl_epoch(task));
-    spdl__store_relaxed(&note->since, task->since);
-    spdl__store32(&note->stage, (uint32_t)row + 1); /* pairs with supervisor_suspects */
-    result = child->fn[row]->call(task, in, out);
-    spdl__store32(&note->stage, 0);
-    return result;
-}
-
-static const spdl_function spdl__child_function = { spdl__child_call, "loader", "void", "void" };
-
-/* The pipeline is built, and no call has begun. */
-SPDL__PRIVATE void spdl__child_watch(spdl__child *child, spdl_pipeline *p) {
-    int i;
-    if (child == NULL || !child->alone) return;
-    spdl__store32(&child->lane->shared->unsaved, p->unsaved != NULL);
-    for (i = 0; i < p->count; ++i) {
-        child->fn[i] = p->node[i].row.fn;
-        if (spdl__row_calls(&p->node[i].row)) p->node[i].row.fn = &spdl__child_function;
-    }
-}
-
-/* --- a child begins and ends --- */
-
-/* For stderr, where no log_fn was given. */
-SPDL__COLD void spdl__child_log(spdl_log_level level, const char *text, void *user) {
-    const spdl__child *child = (const spdl__child *)user;
-    if (level <= SPDL_LOG_WARN)
-        (void)fprintf(stderr, "%s[%d]: %s\n", child->loader->name, child->number, text);
-}
-
-/* A child in a process of its own has a file for its trace, which is made one with the others'. */
-SPDL__COLD bool spdl__child_trace(const spdl__child *child, spdl__os_file *file, uint64_t *origin) {
-    if (child == NULL || !child->alone || child->lane->trace == SPDL__NO_FILE) return false;
-    *file = child->lane->trace;
-    *origin = child->loader->head->opened_ns;
-    return true;
-}
-
-/* Whether a trainer waits for what its pipeline makes: one of no loader is the trainer itself. */
-SPDL__PRIVATE bool spdl__child_awaited(const spdl__child *child) {
-    return child == NULL || !child->alone ||
-           spdl__load_relaxed32(&child->lane->shared->filled.waiters) != 0;
-}
-
-/* Whether its pipeline may have a doctor. */
-SPDL__COLD bool spdl__child_doctored(const spdl__child *child) {
-    return child == NULL || (!child->alone && child->number == 0);
-}
-
-SPDL__COLD void spdl__child_delete(spdl__child *child) {
-    const spdl_allocator *heap = &child->loader->desc.pipeline.allocator;
-    const spdl__layout *y = &child->loader->layout;
-    int slot;
-    for (slot = 0; child->lendings > 0 && slot < y->slots; ++slot)
-        if (child->slot[slot].item != NULL) spdl__child_give_back(child, slot);
-    spdl_pipeline_destroy(child->pipeline);
-    spdl__free(heap, child->slot, (size_t)y->slots * sizeof(*child->slot));
-    spdl__free(heap, child->worker, (size_t)y->workers * sizeof(*child->worker));
-    spdl__free(heap, child, sizeof(*child));
-}
-
-/* A child without its pipeline; NULL: no memory. */
-SPDL__COLD spdl__child *spdl__child_new(spdl_loader *l, int number) {
-    const spdl_allocator *heap = &l->desc.pipeline.allocator;
-    spdl__child *child =
-        (spdl__child *)spdl__alloc_zeroed(heap, 1, sizeof(*child), SPDL_CACHE_LINE);
-    if (child == NULL) return NULL;
-    child->loader = l;
-    child->lane = &l->lane[number];
-    child->number = number;
-    child->alone = l->desc.start != SPDL_LOADER_IN_PROCESS;
-    child->slot = (spdl__child_slot *)spdl__alloc_zeroed(heap, (size_t)l->layout.slots,
-                                                         sizeof(*child->slot), sizeof(void *));
-    if (child->alone) {
-        child->worker = (spdl__child_worker *)spdl__alloc_zeroed(
-            heap, (size_t)l->layout.workers, sizeof(*child->worker), SPDL_CACHE_LINE);
-        spdl__os_faults_watch();
-    }
-    if (child->slot != NULL && (child->worker != NULL || !child->alone)) return child;
-    spdl__child_delete(child);
     return NULL;
 }
 
-/* What a life before this one has left: what was published, and the slots that are not ours. The
-   entry of what was published last, or NULL. */
-SPDL__COLD const spdl__shared_entry *spdl__child_inherit(spdl__child *child) {
+/* The row that has a name: by where it lies, once that is known. */
+SPDL__PRIVATE int spdl__child_row(spdl__child *child, const char *name) {
+    const int stages = child->loader->layout.stages;
+    int i;
+    for (i = 0; i < stages; ++i)
+        if (spdl__load_relaxed(&child->name_at[i]) == (uint64_t)(uintptr_t)name) return i;
+    for (i = 0; i < stages && strcmp(child->loader->stage_name[i], name) != 0; ++i) {}
+    if (i < stages) spdl__store_relaxed(&child->name_at[i], (uint64_t)(uintptr_t)name);
+    return i;
+}
+
+/* What the pipeline tells its profiler. */
+SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_t number,
+                                     void *user) {
+    spdl__child *child = (spdl__child *)user;
+    spdl__shared_note *note = NULL;
+    if (event == SPDL_EVENT_TASK_BEGIN || event == SPDL_EVENT_TASK_END)
+        note = spdl__child_note(child);
+    if (note != NULL && event == SPDL_EVENT_TASK_BEGIN) {
+        spdl__store_relaxed(&note->item, number);
+        spdl__store32(&note->stage, 1 + (uint32_t)spdl__child_row(child, name));
+    } else if (note != NULL) {
+        spdl__store32(&note->stage, 0); /* pairs with supervisor_suspects, as the other one */
+    }
+    if (child->profiler.event_fn != NULL)
+        child->profiler.event_fn(event, name, number, child->profiler.user);
+}
+
+/* --- the child begins and ends --- */
+
+/* For stderr, where no log_fn was given. */
+SPDL__COLD void spdl__child_log(spdl_log_level level, const char *text, void *user) {
+    if (level <= SPDL_LOG_WARN)
+        (void)fprintf(stderr, "%s: %s\n", ((const spdl__child *)user)->loader->name, text);
+}
+
+/* What a life before this one has left: what was published, and the slots that are not ours. */
+SPDL__COLD void spdl__child_inherit(spdl__child *child) {
     const spdl_loader *l = child->loader;
-    spdl__shared_child *s = child->lane->shared;
-    int slot, worker;
+    spdl__shared *s = l->shared;
+    int slot;
     child->published = spdl__load(&s->published);
-    if (spdl__lane_entry(child->lane, child->published)->stamp == child->published + 1)
+    if (spdl__loader_entry(l, child->published)->stamp == child->published + 1)
         spdl__store(&s->published, ++child->published); /* it was killed before it said so */
     for (slot = 0; slot < l->layout.slots; ++slot) {
-        const uint64_t word = spdl__load(&child->lane->words[slot]);
-        if (word > child->published) spdl__store_relaxed(&child->lane->words[slot], 0);
+        const uint64_t word = spdl__load(&l->words[slot]);
+        if (word > child->published) spdl__store_relaxed(&l->words[slot], 0);
         if (word == 0 || word > child->published) continue;
         child->slot[slot].used = 1;
         child->slot[slot].item = &child->slot[slot];
         ++child->lendings;
     }
-    for (worker = 0; worker < l->layout.workers; ++worker)
-        spdl__store_relaxed32(&child->lane->notes[worker].stage, 0);
-    spdl__store_relaxed32(&s->fault, 0);
-    spdl__store_relaxed32(&s->emptied.waiters, 0);
+    memset(l->notes, 0, SPDL__LOADER_NOTES * sizeof(*l->notes));
+    spdl__store32(&s->fault, 0);
+    spdl__store32(&s->emptied.waiters, 0);
     child->command = spdl__load32(&s->ack);
-    return child->published > 0 ? spdl__lane_entry(child->lane, child->published - 1) : NULL;
 }
 
-/* The pipeline, which goes on after what was published last, or begins where the last command says.
-   If there is none a failure is published. */
-SPDL__COLD void spdl__child_begin(spdl__child *child) {
-#ifndef SPDL_NO_REPORT
-    static const spdl_report_desc silent = { 0, NULL, NULL, false, false, NULL, NULL, 0, true };
-#endif
+/* The rows, with blocks of the one that makes the batches in slots. */
+SPDL__COLD void spdl__child_create(spdl__child *child) {
     spdl_loader *l = child->loader;
-    const spdl__shared_child *s = child->lane->shared;
-    const spdl__shared_entry *last = spdl__child_inherit(child);
-    const spdl__position start = s->start;
-    spdl_pipeline_desc all = l->desc.pipeline;
+    spdl_pipeline_desc desc = l->desc.pipeline;
+    spdl_stage *rows = (spdl_stage *)SPDL_MALLOC(l->count * sizeof(*rows));
+    size_t i;
+    if (rows == NULL) {
+        (void)spdl__error_set(&child->failure, SPDL_E_NOMEM, "spdl: loader: out of memory");
+        return;
+    }
+    memcpy(rows, l->rows, l->count * sizeof(*rows));
+    rows[l->layout.row].allocator = &child->blocks;
+    for (i = 0; i < l->count; ++i) child->continuous = child->continuous || rows[i].continuous;
+    desc.error = &child->failure;
+    desc.doctor = NULL;
+    if (desc.name == NULL) desc.name = l->name;
+    if (desc.logger.log_fn == NULL) {
+        desc.logger.log_fn = spdl__child_log;
+        desc.logger.user = child;
+    }
+    child->profiler = desc.profiler;
+    desc.profiler.event_fn = spdl__child_event;
+    desc.profiler.user = child;
+    (void)spdl_pipeline_create(&child->pipeline, &desc, rows, l->count);
+    SPDL_FREE(rows);
+}
+
+/* Obeys the command that nobody has, or goes on after what was published last. If that fails a
+   failure is published. */
+SPDL__COLD void spdl__child_begin(spdl__child *child) {
+    const spdl_loader *l = child->loader;
+    const spdl__shared *s = l->shared;
+    const spdl__shared_entry *last;
+    const uint32_t command = spdl__load32(&s->command);
     char text[SPDL_STATE_BYTES];
-    const char *const texts[] = { text };
-    size_t i;
-    if (child->published <= s->start_at) last = NULL; /* of the run before a rewind */
-    for (i = 0; i < l->count; ++i) child->continuous = child->continuous || l->rows[i].continuous;
-    child->deal.chunk = l->layout.chunk;
-    child->deal.children = l->layout.children > 1 ? (uint64_t)l->layout.children : 0;
-    child->deal.child = (uint64_t)child->number;
-    all.deal = &child->deal;
-    all.error = &child->failure;
-    if (all.name == NULL) all.name = l->name;
-    if (child->alone && all.logger.log_fn == NULL) {
-        all.logger.log_fn = spdl__child_log;
-        all.logger.user = child;
+    spdl__child_inherit(child);
+    last = spdl__loader_entry(l, child->published - 1);
+    if (child->published <= s->start_at) last = NULL; /* of the run before the command */
+    spdl__child_create(child);
+    if (command != child->command) {
+        spdl__child_obey(child, command, true);
+        if (child->pipeline == NULL) spdl__child_fail(child, &child->failure);
+        return;
     }
-#ifndef SPDL_NO_REPORT
-    if (child->number > 0) all.report = &silent;
-#endif
-    (void)spdl__pipeline_make(&child->pipeline, &all, l->rows, l->count, child);
-    if (child->pipeline != NULL && last != NULL && last->last) {
+    if (last != NULL && last->last) {
         child->over = true;
-    } else if (child->pipeline != NULL && last != NULL) {
-        memcpy(text, last->after, sizeof(text));
-        text[sizeof(text) - 1] = '\0';
-        (void)spdl_state_load(child->pipeline, texts, 1, SPDL_FOREVER, &child->failure);
-    } else if (child->pipeline != NULL && spdl__load_relaxed32(&s->command) != 0) {
-        child->failure.result = spdl__position_go(child->pipeline, &start, SPDL__NEVER);
+        return;
     }
-    if (child->failure.result != SPDL_OK) spdl__child_fail(child, &child->failure);
-}
-
-/* --- statistics of all --- */
-
-/* False: there are none yet. What another process has written is made such that texts can be made
-   of it. */
-SPDL__COLD bool spdl__loader_read_stats(const spdl_loader *l, int child, spdl_stats *stats) {
-    const spdl__shared_child *s = l->lane[child].shared;
-    int tries, i;
-    for (tries = 0; tries < 1000; ++tries) {
-        const uint64_t version = spdl__load(&s->version);
-        if (version == 0) return false;
-        memcpy(stats, &s->stats, sizeof(*stats));
-        spdl__full_barrier(); /* pairs with child_stats */
-        if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
-        spdl__os_yield();
+    if (last != NULL) spdl__text_take(text, last->text);
+    if ((last != NULL ? spdl__child_go(child, text, 1, 0, true, &child->failure)
+                      : spdl__child_go(child, s->text, s->texts, s->sequence, true,
+                                       &child->failure)) != SPDL_OK) {
+        spdl__child_fail(child, &child->failure);
+        return;
     }
-    if (tries == 1000 || stats->stage_count != l->layout.stages) return false;
-    for (i = 0; i < stats->stage_count; ++i) {
-        stats->stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
-        if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
-            stats->stage[i].kind = SPDL_KIND_NONE;
-    }
-    return true;
-}
-
-/* Field by field, all of 64 bits. */
-SPDL__COLD void spdl__stats_sum(void *all, const void *more, const spdl__field *field) {
-    for (; field->name != NULL; ++field) {
-        const uint64_t sum = spdl__field_at(all, field->at) + spdl__field_at(more, field->at);
-        memcpy((char *)all + field->at, &sum, sizeof(sum));
-    }
-}
-
-/* Times of calls become means, which weigh by calls. */
-SPDL__COLD void spdl__stats_join_stage(spdl_stage_stats *all, const spdl_stage_stats *more) {
-    static const size_t means[] = {
-        offsetof(spdl_stage_stats, mean_ns), offsetof(spdl_stage_stats, p50_ns),
-        offsetof(spdl_stage_stats, p90_ns), offsetof(spdl_stage_stats, p99_ns)
-    };
-    const spdl_stage_stats was = *all;
-    size_t i;
-    spdl__stats_sum(all, more, spdl__stage_fields);
-    for (i = 0; i < sizeof(means) / sizeof(means[0]); ++i) {
-        const uint64_t mean = (spdl__field_at(&was, means[i]) * was.tasks +
-                               spdl__field_at(more, means[i]) * more->tasks) /
-                              spdl__max(all->tasks, 1);
-        memcpy((char *)all + means[i], &mean, sizeof(mean));
-    }
-    all->max_ns = spdl__max(was.max_ns, more->max_ns);
-    all->concurrency += more->concurrency;
-    all->threads += more->threads;
-    all->in_flight += more->in_flight;
-}
-
-SPDL__COLD void spdl__stats_join(spdl_stats *all, const spdl_stats *more) {
-    const uint64_t first = all->first_item_ns, others = all->others_cpu_ns;
-    int i;
-    spdl__stats_sum(all, more, spdl__stats_fields);
-    all->first_item_ns = first == 0 || more->first_item_ns == 0
-                             ? first + more->first_item_ns
-                             : spdl__min(first, more->first_item_ns);
-    all->others_cpu_ns = spdl__grown(more->process_cpu_ns, others);
-    all->workers += more->workers;
-    for (i = 0; i < all->stage_count; ++i) {
-        spdl__stats_join_stage(&all->stage[i], &more->stage[i]);
-        spdl__stats_sum(&all->edge[i], &more->edge[i], spdl__edge_fields);
-        all->edge[i].buffer_size += more->edge[i].buffer_size;
-        all->edge[i].depth += more->edge[i].depth;
-    }
-}
-
-/* Of child `but`, which are there, and of all others: times that pass beside each other become
-   means. */
-SPDL__COLD void spdl__loader_join_stats(const spdl_loader *l, int but, spdl_stats *all) {
-    uint64_t *const times[] = { &all->elapsed_ns, &all->wait_ns, &all->ready_ns, &all->step_ns,
-                                &all->process_ns, &all->trainer_runnable_ns };
-    uint64_t children = 1;
-    spdl_stats more;
-    size_t k;
-    int i;
-    for (i = 0; i < l->layout.children; ++i)
-        if (i != but && spdl__loader_read_stats(l, i, &more)) {
-            spdl__stats_join(all, &more);
-            ++children;
-        }
-    for (k = 0; k < sizeof(times) / sizeof(times[0]); ++k) *times[k] /= children;
-    for (i = 0; i < all->stage_count; ++i) {
-        spdl_edge_stats *edge = &all->edge[i];
-        all->stage[i].exposed_ns /= children;
-        all->stage[i].exposed_idle_ns /= children;
-        edge->put_wait_ns /= children;
-        edge->get_wait_ns /= children;
-        edge->empty_ns /= children;
-        edge->elapsed_ns /= children;
-    }
-    spdl__stats_means(all);
-}
-
-/* What a report shows. */
-SPDL__COLD void spdl__child_all_stats(const spdl_pipeline *p, spdl_stats *stats) {
-    spdl_pipeline_stats(p, stats);
-    if (p->child != NULL && p->child->loader->layout.children > 1)
-        spdl__loader_join_stats(p->child->loader, p->child->number, stats);
-}
-
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, int child, spdl_stats *stats) {
-    const int last = child < 0 ? l->layout.children - 1 : child;
-    int i = child < 0 ? 0 : child;
-    if (l->head == NULL || child < -1 || last >= l->layout.children) return SPDL_E_NOT_FOUND;
-    while (i <= last && !spdl__loader_read_stats(l, i, stats)) ++i;
-    if (i > last) return SPDL_E_NOT_FOUND;
-    if (child < 0) spdl__loader_join_stats(l, i, stats);
-    return SPDL_OK;
+    spdl__child_count(child, text);
 }
 
 /* --- the supervisor --- */
 
-#if SPDL__OS_PROCESSES
-/* What the two ends of a line say first. */
-typedef struct spdl__hello {
-    uint64_t hash; /* see loader_hash */
-    uint32_t trainer;
-    int32_t result; /* SPDL_OK, or what the answer is no for: */
-    char reason[SPDL_TEXT_BYTES / 2];
-} spdl__hello;
-
-/* Calls that ran when a process ended, the oldest first; or the only one that can have done it. */
+/* Calls that ran when the child ended; or the only one that can have done it. */
 typedef struct spdl__suspects {
     int count;
-    spdl_loader_item item[SPDL__LOADER_SUSPECTS];
+    int stage[SPDL__LOADER_SUSPECTS];
+    uint64_t item[SPDL__LOADER_SUSPECTS];
 } spdl__suspects;
-
-enum { SPDL__ENDS, SPDL__MEETING, SPDL__LINES }; /* its files; of each trainer from the last on */
-#define SPDL__FILES (SPDL__LINES + SPDL_LOADER_TRAINERS)
 
 typedef struct spdl__supervisor {
     spdl_loader *l;
     int64_t parent;
-    spdl__os_file file[SPDL__FILES]; /* see os_ends_open, os_meeting, loader_launch */
-    uint64_t oom_kills;
-    uint64_t quits_ns; /* the children have to be gone by then; 0: they run */
-    struct {
-        int64_t process; /* 0: there is none */
-        const char *why; /* it was killed by us; or NULL */
-        uint64_t published, moved_ns; /* and when it was seen to grow */
-        spdl__suspects before; /* of the life before */
-    } child[SPDL_LOADER_CHILDREN];
+    spdl__os_signals signals; /* that are blocked in the trainer */
+    uint64_t quits_ns; /* the child has to be gone by then; 0: it runs */
+    const char *why;   /* it was killed by us; or NULL */
+    bool lost;         /* it could not be waited for: who knows whether it is gone */
 } spdl__supervisor;
 
-/* The process of a child: does not return. */
-SPDL__COLD void spdl__child_main(spdl__supervisor *v, int number, int64_t supervisor) {
+/* The process of the child: does not return. */
+SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl_loader *l = v->l;
-    spdl__child *child;
-    int i;
-    for (i = 0; i < SPDL__FILES; ++i) (void)spdl__os_file_close(v->file[i]);
-    (void)spdl__os_file_close(l->memory); /* it stays mapped */
-    for (i = 0; i < l->layout.children; ++i)
-        if (i != number) (void)spdl__os_file_close(l->lane[i].trace);
-    if (!spdl__os_process_begins(supervisor, l->name, false)) spdl__os_process_exit(1);
-    child = spdl__child_new(l, number);
-    if (child == NULL) spdl__os_process_exit(1);
+    const char *reason =
+        spdl__os_process_begins(supervisor, l->name, false, &v->signals);
+    spdl__child *child = (spdl__child *)SPDL_MALLOC(sizeof(*child));
+    spdl__child_slot *slots =
+        (spdl__child_slot *)SPDL_MALLOC((size_t)l->layout.slots * sizeof(*slots));
+    int slot;
+    spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
+    spdl__os_forget("SPDL_DOCTOR");
+    if (reason != NULL || child == NULL || slots == NULL) {
+        (void)fprintf(stderr, "spdl: loader '%s': the child cannot begin: %s\n", l->name,
+                      reason != NULL ? reason : "out of memory");
+        _exit(1);
+    }
+    memset(child, 0, sizeof(*child));
+    memset(slots, 0, (size_t)l->layout.slots * sizeof(*slots));
+    child->loader = l;
+    child->slot = slots;
+    child->signals = v->signals;
+    child->blocks.alloc_fn = spdl__child_alloc;
+    child->blocks.free_fn = spdl__child_free;
+    child->blocks.user = child;
+    spdl__error_clear(&child->failure);
+    spdl__os_faults_watch();
     SPDL_TEST_POINT("loader child begins");
     spdl__child_begin(child);
-    while (!spdl__load32(&child->lane->shared->quits))
-        spdl__child_turn(child, spdl_time_ns() + SPDL__LOADER_TURN_NS);
-    spdl__child_delete(child);
-    spdl__os_process_exit(0);
+    while (!spdl__load32(&l->shared->quits)) spdl__child_turn(child);
+    for (slot = 0; child->lendings > 0 && slot < l->layout.slots; ++slot)
+        if (child->slot[slot].item != NULL) spdl__child_give_back(child, slot);
+    spdl_pipeline_destroy(child->pipeline);
+    (void)fflush(NULL);
+    _exit(0);
 }
 
-/* Says how a child has ended: after all it has published. */
-SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, int child, const spdl_error *end,
-                                      bool gone) {
-    spdl__shared_child *s = v->l->lane[child].shared;
-    s->end = *end;
-    spdl__store32(&s->ends, s->ends + 1);
-    s->process = 0;
-    if (gone) spdl__store32(&s->gone, 1); /* pairs with loader_sleep */
-    spdl__os_shared_wake(&s->filled.word);
-}
-
-SPDL__COLD void spdl__supervisor_start(spdl__supervisor *v, int child) {
-    const int64_t self = (int64_t)spdl__os_process_id(NULL);
-    spdl_error end;
-    int64_t process = 0;
-    const char *reason = spdl__os_fork(&process);
-    if (reason == NULL && process == 0) spdl__child_main(v, child, self);
-    v->child[child].process = reason == NULL ? process : 0;
-    v->child[child].why = NULL;
-    v->child[child].moved_ns = spdl_time_ns();
-    v->l->lane[child].shared->process = v->child[child].process;
-    if (reason == NULL) return;
-    (void)spdl__error_set(&end, SPDL_E_PROCESS,
-                          "spdl: loader '%s': child %d could not be started: %.60s", v->l->name,
-                          child, reason);
-    spdl__supervisor_gone(v, child, &end, true);
-}
-
-SPDL__COLD void spdl__supervisor_suspects(const spdl_loader *l, int child, spdl__suspects *them) {
-    const spdl__shared_note *notes = l->lane[child].notes;
-    const uint32_t raised = spdl__load32(&l->lane[child].shared->fault);
-    uint64_t since[SPDL__LOADER_SUSPECTS];
-    int worker, at;
-    bool known = false;
+SPDL__COLD void spdl__supervisor_suspects(const spdl_loader *l, spdl__suspects *them) {
+    const uint32_t raised = spdl__load32(&l->shared->fault);
+    uint32_t i;
+    int at;
     memset(them, 0, sizeof(*them));
-    for (worker = 0; worker < l->layout.workers && !known; ++worker) {
-        const uint32_t stage = spdl__load32(&notes[worker].stage);
-        const uint64_t begun = notes[worker].since;
+    for (i = 0; i < SPDL__LOADER_NOTES; ++i) {
+        const uint32_t stage = spdl__load32(&l->notes[i].stage);
+        const uint64_t item = l->notes[i].item;
+        const bool known = raised == i + 1;
         if (stage == 0 || stage > (uint32_t)l->layout.stages) continue;
-        known = raised == (uint32_t)worker + 1;
         if (known) them->count = 0;
         if (them->count == SPDL__LOADER_SUSPECTS) continue;
-        for (at = them->count++; at > 0 && since[at - 1] > begun; --at) {
-            since[at] = since[at - 1];
+        for (at = them->count++; at > 0 && them->item[at - 1] > item; --at) {
             them->item[at] = them->item[at - 1];
+            them->stage[at] = them->stage[at - 1];
         }
-        since[at] = begun;
-        them->item[at].stage = (int)stage - 1;
-        them->item[at].item = notes[worker].item;
-        them->item[at].epoch = notes[worker].epoch;
+        them->item[at] = item;
+        them->stage[at] = (int)stage - 1;
+        if (known) return;
     }
-}
-
-/* An item that was in the last calls of two lives is left out from now on. */
-SPDL__COLD void spdl__supervisor_leave_out(spdl__supervisor *v, const spdl__suspects *before,
-                                           const spdl__suspects *now) {
-    spdl__shared_head *head = v->l->head;
-    int i, k;
-    for (i = 0; i < now->count; ++i)
-        for (k = 0; k < before->count; ++k) {
-            const spdl_loader_item *a = &now->item[i], *b = &before->item[k];
-            if (a->stage != b->stage || a->item != b->item || a->epoch != b->epoch) continue;
-            if (head->quarantined >= SPDL_LOADER_QUARANTINE) return;
-            head->quarantine[head->quarantined] = *a;
-            spdl__store32(&head->quarantined, head->quarantined + 1);
-            return;
-        }
 }
 
 /* Which calls it was in: the first one is that of the error, too. */
-SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, const spdl__suspects *them,
-                                           spdl__text *t, spdl_error *end) {
+SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, spdl_error *end) {
+    spdl__suspects them;
     int i;
-    spdl__text_add(t, "%s", them->count == 0   ? ", outside of calls of stages"
-                            : them->count == 1 ? ", in"
-                                               : "; calls that ran:");
-    for (i = 0; i < them->count; ++i) {
-        const spdl_loader_item *item = &them->item[i];
-        spdl__text_add(t, "%s stage %d '%s', item %llu", i > 0 ? "," : "", item->stage,
-                       l->stage_name[item->stage], (spdl__llu)item->item);
-        if (item->epoch > 0) spdl__text_add(t, " of epoch %llu", (spdl__llu)item->epoch);
-    }
-    if (them->count == 0) return;
-    end->stage = them->item[0].stage;
-    end->item = them->item[0].item;
+    spdl__supervisor_suspects(l, &them);
+    spdl__text_add(t, "%s", them.count == 0   ? ", outside of calls of stages"
+                            : them.count == 1 ? ", in"
+                                              : "; calls that ran:");
+    for (i = 0; i < them.count; ++i)
+        spdl__text_add(t, "%s stage %d '%s', item %llu", i > 0 ? "," : "", them.stage[i],
+                       l->stage_name[them.stage[i]], (spdl__llu)them.item[i]);
+    if (them.count == 0) return;
+    end->stage = them.stage[0];
+    end->item = them.item[0];
     spdl__name_copy(end->stage_name, l->stage_name[end->stage]);
 }
 
-SPDL__COLD void spdl__supervisor_ended(spdl__supervisor *v, int child, int how) {
-    spdl_loader *l = v->l;
-    const uint64_t oom_kills = how < 0 ? spdl__os_oom_kills() : v->oom_kills;
-    const char *why = v->child[child].why;
-    const bool unsaved =
-        l->desc.max_restarts > 0 && spdl__load32(&l->lane[child].shared->unsaved) != 0;
-    const bool again = !unsaved && l->head->restarts < (uint32_t)l->desc.max_restarts;
-    spdl__suspects suspects;
+/* Says how the child has ended, after all it has published. */
+SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, const spdl_error *end, bool gone) {
+    spdl__ledger *ledger = v->l->ledger;
+    ledger->end = *end;
+    ledger->process = 0;
+    if (!gone) spdl__store32(&ledger->restarts, ledger->restarts + 1);
+    spdl__store32(&ledger->ends, ledger->ends + 1);
+    if (gone) spdl__store32(&ledger->gone, 1); /* pairs with loader_sleep */
+    spdl__os_shared_wake(&v->l->shared->filled.word);
+}
+
+/* Whether the child, which ended so, is to be started again. */
+SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
+    const spdl_loader *l = v->l;
+    char begun[SPDL_STATE_BYTES];
+    bool again = !v->lost && l->ledger->restarts < (uint32_t)l->desc.max_restarts;
     spdl_error end;
     spdl__text t = spdl__text_start(end.text, sizeof(end.text));
-    v->child[child].process = 0;
-    if (v->quits_ns != 0) return;
     spdl__error_clear(&end);
     end.result = SPDL_E_PROCESS;
-    spdl__text_add(&t, "spdl: loader '%s': child %d ", l->name, child);
-    if (why != NULL)
-        spdl__text_add(&t, "was killed, as it %s", why);
+    spdl__text_add(&t, "spdl: loader '%s': the child ", l->name);
+    if (v->why != NULL)
+        spdl__text_add(&t, "was killed, as it %s", v->why);
     else if (how < 0)
-        spdl__text_add(&t, "was killed by %s%s", spdl__os_signal_name(-how),
-                       oom_kills != v->oom_kills ? ", the system had no memory left" : "");
+        spdl__text_add(&t, "was killed by %s", spdl__os_signal_name(-how));
     else
         spdl__text_add(&t, "has ended with code %d%s", how,
                        how == 0 ? ", but not its source" : "");
-    v->oom_kills = oom_kills;
-    spdl__supervisor_suspects(l, child, &suspects);
-    spdl__supervisor_add_calls(l, &suspects, &t, &end);
-    if (unsaved)
-        spdl__text_add(&t, "; it is not started again, as its table has no position to go on from");
-    if (again) {
-        spdl__supervisor_leave_out(v, &v->child[child].before, &suspects);
-        v->child[child].before = suspects;
-        spdl__store32(&l->head->restarts, l->head->restarts + 1);
+    spdl__supervisor_add_calls(l, &t, &end);
+    spdl__text_take(begun, l->shared->begun);
+    if (again && strncmp(begun, "spdl: ", 6) == 0) {
+        spdl__text_add(&t, "; it is not started again: %.200s", begun + 6);
+        again = false;
     }
-    spdl__supervisor_gone(v, child, &end, !again);
-    if (again) spdl__supervisor_start(v, child);
+    spdl__supervisor_gone(v, &end, !again);
+    return again;
 }
 
-/* Whether trainers wait for a child that could go on: to obey a command, or as they do not hold all
-   of its slots. */
-SPDL__COLD bool spdl__supervisor_hangs(spdl__supervisor *v, int child, uint64_t now) {
-    const spdl__layout *y = &v->l->layout;
-    const spdl__lane *lane = &v->l->lane[child];
-    const spdl__shared_child *s = lane->shared;
-    const uint64_t published = spdl__load(&s->published);
-    const bool obeys = spdl__load32(&s->command) == spdl__load32(&s->ack);
-    uint64_t since = SPDL__NEVER;
-    int i, lent = 0;
-    if (published != v->child[child].published) v->child[child].moved_ns = now;
-    v->child[child].published = published;
-    for (i = 0; i < y->trainers; ++i) {
-        const uint64_t waits = spdl__load_relaxed(&s->waits[i]);
-        const uint64_t ahead = published - spdl__load_relaxed(&s->passed[i]);
-        if (waits != 0 && (!obeys || ahead == 0)) since = spdl__min(since, waits);
-        if (obeys && ahead + 1 >= y->ring) return false;
+/* Until the child has ended: how. */
+SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
+    spdl__ledger *ledger = v->l->ledger;
+    int how = 0, ended;
+    v->why = NULL;
+    for (;;) {
+        const uint64_t now = spdl_time_ns();
+        ended = spdl__os_process_ended(child, &how);
+        v->lost = ended < 0;
+        if (v->lost) v->why = "could not be waited for";
+        if (ended != 0) break;
+        if (spdl__os_parent() != v->parent || (v->quits_ns != 0 && now >= v->quits_ns)) break;
+        if (v->quits_ns == 0 && spdl__load32(&ledger->quits) != 0)
+            v->quits_ns = now + SPDL__LOADER_GRACE_NS;
+        if (v->why == NULL && spdl__load32(&ledger->hangs) == ledger->ends + 1) {
+            v->why = "made nothing for hang_timeout";
+            spdl__os_group_kill(child);
+        }
+        spdl__os_signal_wait(v->quits_ns != 0 ? spdl__grown(now, v->quits_ns)
+                                              : SPDL__LOADER_GRACE_NS);
     }
-    for (i = 0; i < y->slots; ++i) lent += spdl__load_relaxed(&lane->words[i]) != 0;
-    if (since == SPDL__NEVER || (obeys && lent >= y->quota)) return false;
-    since = spdl__max(since, v->child[child].moved_ns);
-    return (double)spdl__grown(since, now) > v->l->desc.hang_timeout * 1e9;
-}
-
-/* Looks at children for what they do not tell; when to look again. */
-SPDL__COLD uint64_t spdl__supervisor_watch(spdl__supervisor *v) {
-    const spdl_loader_desc *desc = &v->l->desc;
-    const uint64_t now = spdl_time_ns();
-    uint64_t next = SPDL__NEVER;
-    int i;
-    for (i = 0; i < v->l->layout.children; ++i) {
-        const int64_t process = v->child[i].process;
-        const char *why = NULL;
-        if (process == 0 || v->child[i].why != NULL) continue;
-        if (desc->hang_timeout > 0 && spdl__supervisor_hangs(v, i, now))
-            why = "made nothing for hang_timeout";
-        if (desc->child_rss_limit > 0 && spdl__os_uses_more(process, desc->child_rss_limit))
-            why = "used more memory than child_rss_limit";
-        v->child[i].why = why;
-        if (why != NULL) spdl__os_process_kill(process);
-    }
-    if (desc->child_rss_limit > 0) next = now + SPDL__LOADER_LOOK_NS;
-    if (desc->hang_timeout > 0)
-        next = spdl__min(next, now + spdl__min((uint64_t)(desc->hang_timeout * 1e9 / 8) + 1000000,
-                                               SPDL__LOADER_LOOK_NS));
-    return next;
-}
-
-/* Whatever happens, nobody is left. Does not return. */
-SPDL__COLD void spdl__supervisor_exit(spdl__supervisor *v) {
-    int i, how;
-    for (i = 0; i < v->l->layout.children; ++i) spdl__os_process_kill(v->child[i].process);
-    for (i = 0; i < v->l->layout.children; ++i)
-        if (v->child[i].process != 0) (void)spdl__os_process_ended(v->child[i].process, true, &how);
-    spdl__os_process_exit(0);
-}
-
-#ifndef SPDL_NO_REPORT
-/* The events in the trace of a child go to `file`, and what comes before them of the first one. */
-SPDL__COLD const char *spdl__supervisor_copy_trace(spdl__os_file trace, spdl__os_file file,
-                                                   bool *first) {
-    static const char begin[] = "\"traceEvents\":[\n", end[] = "\n]}\n";
-    const char *failure = NULL;
-    char *text, *from, *to;
-    uint64_t bytes;
-    size_t have;
-    (void)spdl__os_file_length(trace, &bytes);
-    text = (char *)SPDL_MALLOC((size_t)bytes + 1);
-    if (text == NULL) return "out of memory";
-    (void)spdl__os_file_read(trace, text, (size_t)bytes, 0, &have);
-    text[have] = '\0';
-    from = strstr(text, begin);
-    to = text + have - spdl__min(have, sizeof(end) - 1);
-    if (from != NULL && strcmp(to, end) == 0) {
-        from += sizeof(begin) - 3; /* where "[" is */
-        if (*first) from = text;
-        else *from = ',';
-        failure = spdl__os_file_write(file, from, (size_t)(to - from), SPDL__NEVER);
-        *first = false;
-    }
-    SPDL_FREE(text);
-    return failure;
-}
-
-/* One file of all children's traces; those of children that were killed are lost. */
-SPDL__COLD void spdl__supervisor_trace(const spdl_loader *l, const char *asked) {
-    char path[SPDL__PATH_BYTES], to[SPDL__PATH_BYTES];
-    spdl__os_file file;
-    const char *failure;
-    bool first = true;
-    int i;
-    if (!spdl__path_copy(path, asked, "trace", &l->desc.logger)) return;
-    if (l->desc.pipeline.trace == NULL) path[strcspn(path, ",")] = '\0';
-    failure = spdl__out_claim(&file, to, path);
-    if (failure == NULL) failure = spdl__os_file_truncate(file);
-    for (i = 0; failure == NULL && i < l->layout.children; ++i)
-        failure = spdl__supervisor_copy_trace(l->lane[i].trace, file, &first);
-    if (failure == NULL && !first) failure = spdl__os_file_write(file, "\n]}\n", 4, SPDL__NEVER);
-    if (failure != NULL) (void)fprintf(stderr, "spdl: trace '%s': %s\n", path, failure);
-    (void)spdl__os_file_close(file);
-}
-#endif
-
-/* The name of the file if a trace is asked for, or NULL. */
-SPDL__COLD const char *spdl__loader_trace(const spdl_loader *l) {
-    const char *path = l->desc.pipeline.trace;
-    if (path == NULL) path = spdl__os_environment("SPDL_TRACE");
-    return path != NULL && *path != '\0' ? path : NULL;
-}
-
-/* Who is here, and no if there is a reason. False: nobody is there. */
-SPDL__COLD bool spdl__hello_say(const spdl_loader *l, spdl__os_file line, spdl_result result,
-                                const char *reason, spdl__os_file memory) {
-    spdl__hello hello;
-    memset(&hello, 0, sizeof(hello));
-    hello.hash = spdl__loader_hash();
-    hello.trainer = (uint32_t)l->trainer;
-    hello.result = reason != NULL ? (int32_t)result : SPDL_OK;
-    if (reason != NULL) (void)snprintf(hello.reason, sizeof(hello.reason), "%s", reason);
-    return spdl__os_send(line, &hello, sizeof(hello), memory);
-}
-
-/* A trainer has come. */
-SPDL__COLD void spdl__supervisor_welcome(spdl__supervisor *v) {
-    const uint64_t patience = 20000000;
-    const spdl__os_file line = spdl__os_accept(v->file[SPDL__MEETING]);
-    spdl__hello hello;
-    char text[64] = "it was built with another spdl.h";
-    bool same;
-    if (line == SPDL__NO_FILE) return;
-    if (spdl__os_receive(line, &hello, sizeof(hello), NULL, spdl_time_ns() + patience) !=
-        (int)sizeof(hello)) {
-        (void)spdl__os_file_close(line);
-        return;
-    }
-    same = hello.hash == spdl__loader_hash();
-    if (same && (hello.trainer == 0 || hello.trainer >= (uint32_t)v->l->layout.trainers)) {
-        (void)snprintf(text, sizeof(text), "trainer is %u, must be 1 to %d", hello.trainer,
-                       v->l->layout.trainers - 1);
-    } else if (same && (v->file[SPDL__LINES + hello.trainer] != SPDL__NO_FILE || v->quits_ns)) {
-        (void)snprintf(text, sizeof(text), "trainer %u is there already", hello.trainer);
-    } else if (same) {
-        v->file[SPDL__LINES + hello.trainer] = line;
-        (void)spdl__hello_say(v->l, line, SPDL_OK, NULL, v->l->memory);
-        return;
-    }
-    (void)spdl__hello_say(v->l, line, same ? SPDL_E_INVALID : SPDL_E_UNSUPPORTED, text,
-                          SPDL__NO_FILE);
-    (void)spdl__os_file_close(line);
-}
-
-/* A trainer says that the loader is closed, or it has gone. Without the first one children end, as
-   soon as they can; without another one trainers would wait for it for ever. */
-SPDL__COLD void spdl__supervisor_listen(spdl__supervisor *v, int trainer) {
-    spdl__os_file *line = &v->file[SPDL__LINES + trainer];
-    char message[16];
-    int i;
-    if (*line == SPDL__NO_FILE) return;
-    if (spdl__os_receive(*line, message, sizeof(message), NULL, 0) < 0) return;
-    if (trainer == 0) {
-        if (v->quits_ns == 0) v->quits_ns = spdl_time_ns() + SPDL__LOADER_GRACE_NS;
-    } else {
-        (void)spdl__os_file_close(*line);
-        *line = SPDL__NO_FILE;
-        spdl__store32(&v->l->head->left, (uint32_t)trainer + 1);
-    }
-    for (i = 0; i < v->l->layout.children; ++i) {
-        spdl__shared_child *s = v->l->lane[i].shared;
-        if (trainer == 0) spdl__store32(&s->quits, 1);
-        spdl__os_shared_wake(trainer == 0 ? &s->emptied.word : &s->filled.word);
-    }
-}
-
-/* What has happened: ready[i] says whether it has to do with file i. False: it was the end. */
-SPDL__COLD bool spdl__supervisor_turn(spdl__supervisor *v, const bool *ready) {
-    bool alive = false;
-    int i, how;
-    if (ready[SPDL__ENDS]) spdl__os_ends_read(v->file[SPDL__ENDS]);
-    if (spdl__os_parent() != v->parent) spdl__supervisor_exit(v);
-    for (i = 0; i < v->l->layout.children; ++i)
-        if (v->child[i].process != 0 && spdl__os_process_ended(v->child[i].process, false, &how))
-            spdl__supervisor_ended(v, i, how);
-    if (ready[SPDL__MEETING]) spdl__supervisor_welcome(v);
-    for (i = 0; i < v->l->layout.trainers; ++i)
-        if (ready[SPDL__LINES + i]) spdl__supervisor_listen(v, i);
-    for (i = 0; i < v->l->layout.children; ++i) alive = alive || v->child[i].process != 0;
-    return v->quits_ns == 0 || (alive && spdl_time_ns() < v->quits_ns);
+    spdl__os_group_kill(child); /* and all that it has started */
+    while (ended == 0 && spdl__os_process_ended(child, &how) == 0)
+        spdl__os_signal_wait(SPDL__LOADER_LOOK_NS);
+    return how;
 }
 
 /* This process is the supervisor of `l`, and its parent is the trainer. Does not return. */
 SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
-    const char *reason, *trace = spdl__loader_trace(l);
-    bool ready[SPDL__FILES];
+    const int64_t self = (int64_t)spdl__os_process_id(NULL);
     spdl__supervisor v;
-    int i;
+    const char *reason;
+    spdl_error end;
+    bool again = true;
     memset(&v, 0, sizeof(v));
     v.l = l;
     v.parent = parent;
-    for (i = 0; i < SPDL__FILES; ++i) v.file[i] = SPDL__NO_FILE;
-    for (i = 0; i < l->layout.children; ++i) l->lane[i].trace = SPDL__NO_FILE;
-    v.file[SPDL__LINES] = l->line;
-    if (!spdl__os_process_begins(parent, "spdl-loader", true)) spdl__os_process_exit(0);
-    reason = spdl__os_ends_open(&v.file[SPDL__ENDS]);
-    if (reason == NULL && l->layout.trainers > 1)
-        reason = spdl__os_meeting(&v.file[SPDL__MEETING], l->name, true);
-    for (i = 0; i < l->layout.children && reason == NULL && trace != NULL; ++i)
-        reason = spdl__os_memory_file(&l->lane[i].trace);
-    v.oom_kills = spdl__os_oom_kills();
-    for (i = 0; i < l->layout.children && reason == NULL; ++i) spdl__supervisor_start(&v, i);
-    if (!spdl__hello_say(l, l->line, SPDL_E_PROCESS, reason, SPDL__NO_FILE) || reason != NULL)
-        spdl__supervisor_exit(&v);
-    do
-        spdl__os_wait(v.file, ready, SPDL__LINES + l->layout.trainers,
-                      v.quits_ns != 0 ? v.quits_ns : spdl__supervisor_watch(&v));
-    while (spdl__supervisor_turn(&v, ready));
-#ifndef SPDL_NO_REPORT
-    if (trace != NULL) spdl__supervisor_trace(l, trace);
-#endif
-    spdl__supervisor_exit(&v);
+    reason = spdl__os_process_begins(parent, "spdl-loader", true, &v.signals);
+    while (again && reason == NULL) {
+        int64_t child = 0;
+        int how;
+        reason = spdl__os_fork(&child);
+        if (reason != NULL) break;
+        if (child == 0) spdl__child_main(&v, self);
+        spdl__os_group_make(child); /* as it does itself: whoever is first */
+        l->ledger->process = child;
+        how = spdl__supervisor_watch(&v, child);
+        if (v.quits_ns != 0 || spdl__os_parent() != parent) _exit(0);
+        again = spdl__supervisor_ended(&v, how);
+    }
+    if (reason != NULL) {
+        spdl__error_clear(&end);
+        (void)spdl__error_set(&end, SPDL_E_PROCESS,
+                              "spdl: loader '%s': the child could not be started: %.60s", l->name,
+                              reason);
+        spdl__supervisor_gone(&v, &end, true);
+    }
+    while (spdl__os_parent() == parent && spdl__load32(&l->ledger->quits) == 0)
+        spdl__os_signal_wait(SPDL__LOADER_GRACE_NS);
+    _exit(0);
 }
-#endif
 
 /* --- the trainer takes --- */
 
@@ -18974,6 +17369,7 @@ SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, con
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
+    spdl__error_clear(&l->error);
     return spdl__error_set(&l->error, result, "spdl: loader '%s': %s", l->name, text);
 }
 
@@ -18982,254 +17378,192 @@ SPDL__COLD spdl_result spdl__loader_log(const spdl_loader *l, spdl_result result
     return result;
 }
 
-SPDL__COLD spdl_result spdl__loader_torn(spdl_loader *l, int child, const char *what) {
+SPDL__COLD spdl_result spdl__loader_torn(spdl_loader *l, const char *what) {
     (void)spdl__loader_fail(l, SPDL_E_PROCESS,
-                            "what child %d has published makes no sense: %s; something has "
-                            "overwritten the shared memory", child, what);
+                            "what the child has published makes no sense: %s; something has "
+                            "overwritten the shared memory", what);
     return spdl__loader_log(l, SPDL_E_PROCESS);
 }
 
 /* A failure, as it was recorded elsewhere. */
-SPDL__COLD spdl_result spdl__loader_failed(spdl_loader *l, int child, const spdl_error *error,
+SPDL__COLD spdl_result spdl__loader_failed(spdl_loader *l, const spdl_error *error,
                                            int32_t result) {
     l->error = *error;
     l->error.text[SPDL_TEXT_BYTES - 1] = l->error.stage_name[SPDL_NAME_BYTES - 1] = '\0';
     if (l->error.stage < -1 || l->error.stage >= l->layout.stages) l->error.stage = -1;
-    if (result >= 0 || (int32_t)l->error.result != result)
-        return spdl__loader_torn(l, child, "a failure");
+    if (result >= 0 || (int32_t)l->error.result != result) return spdl__loader_torn(l, "a failure");
     return l->error.result;
 }
 
-/* Whether the arrays of a slot lie in it; the batch has them then. */
-SPDL__PRIVATE bool spdl__loader_arrays(const spdl_loader *l, spdl__held *held) {
-    const spdl__shared_arrays *all = &l->lane[held->shown.child].arrays[held->shown.slot];
-    const uint64_t count = spdl__load_relaxed(&all->count);
-    uint64_t i;
-    held->shown.array = held->array;
-    held->shown.array_count = (int)count;
-    if (count > SPDL_LOADER_ARRAYS) return false;
-    for (i = 0; i < count; ++i) {
-        spdl_loader_array *array = &held->array[i];
-        const uint64_t at = spdl__load_relaxed(&all->at[i]);
-        uint64_t bytes;
-        *array = all->array[i]; /* a copy: it may change while we look */
-        if (array->ndim < 0 || array->ndim > SPDL_LOADER_DIMS) return false;
-        bytes = spdl__array_bytes(array);
-        if (bytes > l->layout.room || at > l->layout.room - bytes) return false;
-        array->name[SPDL_NAME_BYTES - 1] = '\0';
-        array->bytes = (size_t)bytes;
-        array->data = (char *)held->shown.data + at;
-    }
-    return true;
-}
-
 /* The batch of an entry is ours now. */
-SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, int child,
-                                            const spdl__shared_entry *entry,
+SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, const spdl__shared_entry *entry,
                                             spdl_loader_batch *batch) {
     const uint64_t slot = entry->slot, bytes = entry->bytes, count = entry->count;
     const uint64_t item = l->layout.item;
-    spdl__held *held;
+    spdl_loader_batch *held;
     if (slot >= (uint64_t)l->layout.slots || bytes > l->layout.room || count == 0 ||
         (item > 0 ? bytes % item != 0 || bytes / item != count : count != 1))
-        return spdl__loader_torn(l, child, "a batch");
-    held = spdl__loader_held(l, child, (int)slot);
-    if (spdl__load_relaxed(&held->shown.ticket) != 0)
-        return spdl__loader_torn(l, child, "a batch in a slot that we have");
-    held->shown.child = child;
-    held->shown.slot = (int)slot;
-    held->shown.data = l->lane[child].slots + slot * l->layout.stride + l->layout.head;
-    held->shown.bytes = (size_t)bytes;
-    held->shown.count = (size_t)count;
-    held->shown.number = l->number;
-    held->shown.epoch = l->epoch;
-    held->shown.loader = l;
-    if (!spdl__loader_arrays(l, held)) return spdl__loader_torn(l, child, "arrays");
-    spdl__store_relaxed(&held->shown.ticket, l->lane[child].at + 1);
-    spdl__add32(&l->lane[child].holds, 1);
+        return spdl__loader_torn(l, "a batch");
+    held = &l->held[slot];
+    if (spdl__load_relaxed(&held->ticket) != 0)
+        return spdl__loader_torn(l, "a batch in a slot that we have");
+    held->slot = (int)slot;
+    held->data = l->slots + slot * l->layout.stride + l->layout.head;
+    held->bytes = (size_t)bytes;
+    held->count = (size_t)count;
+    held->number = l->number;
+    held->epoch = l->epoch;
+    held->loader = l;
+    spdl__store_relaxed(&held->ticket, l->at + 1);
+    spdl__add32(&l->holds, 1);
     ++l->taken;
-    *batch = held->shown;
+    *batch = *held;
     return SPDL_OK;
 }
 
-/* All children have come to the end of an epoch. */
-SPDL__PRIVATE void spdl__loader_next_epoch(spdl_loader *l) {
-    int i;
-    for (i = 0; i < l->layout.children; ++i) l->lane[i].over = false;
-    l->running = l->layout.children;
-    l->turn = 0;
-    l->number = 0;
-    ++l->epoch;
-}
-
-/* What is there for us: SPDL_OK with a batch, an end, a failure; or SPDL_EMPTY. */
+/* What is there: SPDL_OK with a batch, an end, a failure; or SPDL_EMPTY. */
 SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *batch) {
-    for (;;) {
-        const int child = l->turn;
-        spdl__lane *lane = &l->lane[child];
-        const spdl__shared_entry *entry = spdl__lane_entry(lane, lane->at);
-        spdl_result result;
-        bool ours;
-        if (l->running == 0) {
-            if (!l->last) spdl__loader_next_epoch(l);
-            return SPDL_END;
-        }
-        if (lane->over) {
-            l->turn = (child + 1) % l->layout.children;
-            continue;
-        }
-        /* pairs with child_publish: the entry is written, and the batch */
-        if (spdl__load(&entry->stamp) != lane->at + 1) return SPDL_EMPTY;
-        result = (spdl_result)entry->result;
-        ours = result == SPDL_OK &&
-               l->number % (uint64_t)l->layout.trainers == (uint64_t)l->trainer;
-        if (ours && spdl__loader_take(l, child, entry, batch) != SPDL_OK) return SPDL_E_PROCESS;
-        if (result == SPDL_OK) {
-            ++l->number;
-        } else if (result == SPDL_END) {
-            l->last = entry->last != 0;
-            lane->over = true;
-            --l->running;
-        } else {
-            return result == SPDL_CLOSED
-                       ? SPDL_CLOSED
-                       : spdl__loader_failed(l, child, &lane->shared->error, entry->result);
-        }
-        l->turn = (child + 1) % l->layout.children;
-        /* the entry was read, and may be written again: pairs with child_room */
-        spdl__store(&lane->shared->passed[l->trainer], ++lane->at);
-        spdl__shared_notify(&lane->shared->emptied);
-        if (ours) return SPDL_OK;
+    const spdl__shared_entry *entry = spdl__loader_entry(l, l->at);
+    spdl_result result;
+    if (l->last) return SPDL_END;
+    /* pairs with child_publish: the entry is written, and the batch */
+    if (spdl__load(&entry->stamp) != l->at + 1) return SPDL_EMPTY;
+    result = (spdl_result)entry->result;
+    if (result == SPDL_CLOSED) return result;
+    if (result != SPDL_OK && result != SPDL_END)
+        return spdl__loader_failed(l, &l->shared->error, entry->result);
+    if (entry->number != l->number || entry->epoch != l->epoch)
+        return spdl__loader_torn(l, result == SPDL_OK ? "the number of a batch"
+                                                      : "the number of batches at an end");
+    if (result == SPDL_OK && spdl__loader_take(l, entry, batch) != SPDL_OK) return SPDL_E_PROCESS;
+    spdl__text_take(l->text, entry->text);
+    ++l->number;
+    if (result == SPDL_END) {
+        l->last = entry->last != 0;
+        l->number = 0;
+        ++l->epoch;
     }
+    /* the entry was read, and may be written again: pairs with child_room */
+    spdl__store(&l->shared->passed, ++l->at);
+    if (result == SPDL_END) spdl__shared_notify(&l->shared->emptied);
+    return result;
 }
 
 /* --- the trainer waits --- */
 
-#if SPDL__OS_PROCESSES
-/* Whether the child was started again: the log says why. */
-SPDL__COLD void spdl__loader_log_ends(spdl_loader *l, int child) {
-    const spdl__shared_child *s = l->lane[child].shared;
-    const uint32_t ends = spdl__load32(&s->ends);
-    spdl_error end;
-    if (ends == l->lane[child].ends) return;
-    l->lane[child].ends = ends;
-    if (spdl__load32(&s->gone)) return;
-    end = s->end;
-    end.text[SPDL_TEXT_BYTES - 1] = '\0';
-    spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
-               "%s; started again (%u starts so far, %u items are left out)", end.text,
-               l->head->restarts, l->head->quarantined);
+/* Whether the child was started again: the log says why, and the wait begins anew. */
+SPDL__COLD void spdl__loader_log_ends(spdl_loader *l) {
+    const uint32_t ends = spdl__load32(&l->ledger->ends);
+    if (ends == l->ends) return;
+    l->ends = ends;
+    l->asked_ns = 0;
+    l->since = spdl_time_ns();
+    if (spdl__load32(&l->ledger->gone)) return;
+    spdl__logf(&l->desc.logger, SPDL_LOG_WARN, "%s; started again (%u starts so far)",
+               l->ledger->end.text, l->ledger->restarts);
 }
 
-/* Whether the supervisor is still there, and all trainers are. */
+/* Whether the supervisor is still there, and whether the child hangs. */
 SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l) {
-    const uint32_t left = spdl__load32(&l->head->left);
-    char message[16];
-    if (left != 0)
-        (void)spdl__loader_fail(l, SPDL_E_PROCESS, "trainer %u has gone", left - 1);
-    else if (spdl__os_receive(l->line, message, sizeof(message), NULL, 0) == 0)
+    const uint64_t now = spdl_time_ns();
+    int how;
+    if (l->asked_ns != 0 && now - l->asked_ns > SPDL__LOADER_GRACE_NS)
+        spdl__os_process_kill(l->supervisor); /* it does nothing, either */
+    if (spdl__os_process_ended(l->supervisor, &how) == 1) {
+        spdl__os_group_kill(l->ledger->process); /* and what it has started */
         (void)spdl__loader_fail(l, SPDL_E_PROCESS,
-                                "its supervisor (process %lld) has ended, and the children with it",
+                                "its supervisor (process %lld) has ended, and the child with it",
                                 (long long)l->supervisor);
-    else
-        return SPDL_OK;
-    return spdl__loader_log(l, SPDL_E_PROCESS);
+        l->supervisor = 0;
+        return spdl__loader_log(l, SPDL_E_PROCESS);
+    }
+    if (l->desc.hang_timeout > 0 && l->asked_ns == 0 &&
+        (double)(now - l->since) > l->desc.hang_timeout * 1e9) {
+        l->asked_ns = now;
+        spdl__store32(&l->ledger->hangs, l->ends + 1);
+        spdl__os_process_wake(l->supervisor);
+    }
+    return SPDL_OK;
 }
 
-/* Sleeps until something has changed at a child, or a while. What it finds out is a failure. */
-SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, int child, uint64_t deadline) {
-    const spdl__lane *lane = &l->lane[child];
-    spdl__shared_child *s = lane->shared;
+/* Sleeps until something has changed, or a while. What it finds out is a failure. */
+SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) {
+    spdl__shared *s = l->shared;
     const uint64_t until = spdl__min(deadline, spdl_time_ns() + SPDL__LOADER_LOOK_NS);
     const uint32_t word = spdl__load32(&s->filled.word);
     bool gone, waits;
     spdl__add32(&s->filled.waiters, 1);
     spdl__full_barrier(); /* pairs with shared_notify */
-    gone = spdl__load32(&s->gone) != 0; /* before the stamp: what was published before is seen */
+    gone = spdl__load32(&l->ledger->gone) != 0; /* before the stamp: what it published is seen */
     waits = l->commanded ? spdl__load32(&s->ack) != l->command
-                         : spdl__load(&spdl__lane_entry(lane, lane->at)->stamp) != lane->at + 1;
+                         : spdl__load(&spdl__loader_entry(l, l->at)->stamp) != l->at + 1;
     SPDL_TEST_POINT("loader trainer about to sleep");
     if (waits && !gone) spdl__os_shared_sleep(&s->filled.word, word, until);
     spdl__sub32(&s->filled.waiters, 1);
-    spdl__loader_log_ends(l, child);
+    spdl__loader_log_ends(l);
     if (waits && gone) /* for good, and all it has published was taken */
-        return spdl__loader_log(l, spdl__loader_failed(l, child, &s->end, SPDL_E_PROCESS));
+        return spdl__loader_log(l, spdl__loader_failed(l, &l->ledger->end, SPDL_E_PROCESS));
     return waits && spdl_time_ns() >= until ? spdl__loader_look_around(l) : SPDL_OK;
 }
-#endif
 
-/* Until something has changed at a child, or the deadline, or a while. */
-SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, int child, uint64_t deadline,
-                                            int *round) {
-    spdl__lane *lane = &l->lane[child];
-    if (!l->commanded && spdl__load_relaxed32(&lane->holds) >= (uint32_t)l->layout.quota) {
+/* Until something has changed, or the deadline, or a while. After a wait that was long the next one
+   will be, too: no turns are given away then. */
+SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, int *round) {
+    if (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota) {
         (void)spdl__loader_fail(l, SPDL_E_LIMIT,
-                                "the trainer holds all %d slots of child %d: give batches back, "
-                                "or raise desc.slots", l->layout.quota, child);
+                                "the trainer holds all %d slots: give batches back, or raise "
+                                "desc.slots", l->layout.quota);
         return spdl__loader_log(l, SPDL_E_LIMIT);
     }
-    if (lane->child != NULL) {
-        spdl__child_turn(lane->child, deadline);
-        return SPDL_OK;
-    }
-#if SPDL__OS_PROCESSES
-    if (!spdl__backoff(round, SPDL__IDLE_YIELDS)) return spdl__loader_sleep(l, child, deadline);
-#endif
-    (void)round;
-    return SPDL_OK;
+    if (spdl__backoff(round, l->slept ? 0 : SPDL__IDLE_YIELDS)) return SPDL_OK;
+    return spdl__loader_sleep(l, deadline);
 }
 
-/* The child that the trainer waits for is number `child` - 1, or none: the supervisor looks whether
-   it hangs. A call that has timed out leaves it, as the next one goes on waiting. */
-SPDL__PRIVATE void spdl__loader_waits(spdl_loader *l, int child) {
-    if (l->awaited == child) return;
-    if (l->awaited > 0)
-        spdl__store_relaxed(&l->lane[l->awaited - 1].shared->waits[l->trainer], 0);
-    l->awaited = child;
-    if (child > 0)
-        spdl__store_relaxed(&l->lane[child - 1].shared->waits[l->trainer], spdl_time_ns());
-}
-
-/* After a rewind whether child after child has obeyed: SPDL_OK, SPDL_TIMEOUT or a failure. */
-SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline) {
+/* After a command whether the child has obeyed: SPDL_OK, SPDL_TIMEOUT, what it was refused with, or
+   a failure. */
+SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline,
+                                              spdl_error *error) {
     spdl_result result = SPDL_OK;
-    int i, round = 0;
+    spdl_error was = l->error;
+    int round = 0;
     if (!l->commanded) return SPDL_OK;
-    for (i = 0; i < l->layout.children; ++i) {
-        /* pairs with child_obey */
-        while (spdl__load32(&l->lane[i].shared->ack) != l->command) {
-            if (l->error.result != SPDL_OK) return l->error.result;
-            if (spdl__late(deadline)) return SPDL_TIMEOUT;
-            spdl__loader_waits(l, i + 1);
-            result = spdl__loader_wait(l, i, deadline, &round);
-            if (result != SPDL_OK) return result;
-        }
-    }
-    spdl__loader_waits(l, 0);
-    for (i = 0; i < l->layout.children && result == SPDL_OK; ++i) {
-        const spdl__shared_child *s = l->lane[i].shared;
-        if (s->ack_result != SPDL_OK) result = spdl__loader_failed(l, i, &s->error, s->ack_result);
+    if (l->since == 0) l->since = spdl_time_ns();
+    while (spdl__load32(&l->shared->ack) != l->command) { /* pairs with child_obey */
+        if (result == SPDL_OK) result = spdl__loader_wait(l, deadline, &round);
+        if (result == SPDL_OK && spdl__late(deadline)) return SPDL_TIMEOUT;
+        if (result == SPDL_OK) continue;
+        if (error != NULL && error != &l->error) *error = l->error;
+        return result;
     }
     l->commanded = false;
-    return result;
+    l->since = 0;
+    result = (spdl_result)l->shared->ack_result;
+    if (result != SPDL_OK) { /* refused: as before */
+        result = spdl__loader_failed(l, &l->shared->error, (int32_t)result);
+        if (error != NULL && error != &l->error) *error = l->error;
+        if (result != SPDL_E_PROCESS && error != &l->error) l->error = was;
+        return result;
+    }
+    spdl__error_clear(&l->error);
+    l->last = false;
+    spdl__text_take(l->text, l->shared->begun);
+    spdl__text_numbers(l->text, &l->number, &l->epoch);
+    return SPDL_OK;
 }
 
 /* There is nothing yet. */
 SPDL__PRIVATE spdl_result spdl__loader_await(spdl_loader *l, spdl_loader_batch *batch,
                                              uint64_t deadline) {
     const uint64_t since = spdl_time_ns();
-    spdl_result result = spdl__loader_obeyed(l, deadline);
+    spdl_result result = spdl__loader_obeyed(l, deadline, &l->error);
     int round = 0;
+    if (l->since == 0) l->since = since;
     while (result == SPDL_OK) {
-        const int child = l->turn;
-        spdl__loader_waits(l, child + 1);
-        result = spdl__loader_wait(l, child, deadline, &round);
-        if (result != SPDL_OK) break;
         result = spdl__loader_look(l, batch);
         if (result != SPDL_EMPTY) break;
-        result = spdl__late(deadline) ? SPDL_TIMEOUT : SPDL_OK;
+        result = spdl__late(deadline) ? SPDL_TIMEOUT : spdl__loader_wait(l, deadline, &round);
     }
-    if (result != SPDL_TIMEOUT) spdl__loader_waits(l, 0);
+    l->slept = round >= SPDL_SPINS + (l->slept ? 0 : SPDL__IDLE_YIELDS);
     l->wait_ns += spdl_time_ns() - since;
     return result;
 }
@@ -19247,28 +17581,24 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
     if (SPDL__UNLIKELY(l->error.result != SPDL_OK && l->error.result != SPDL_E_LIMIT))
         return l->error.result;
     if (!l->commanded) result = spdl__loader_look(l, batch);
-    if (result != SPDL_EMPTY) {
-        if (SPDL__UNLIKELY(l->awaited != 0)) spdl__loader_waits(l, 0);
-        return result;
-    }
-    return spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
+    if (result == SPDL_EMPTY) result = spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
+    if (result != SPDL_TIMEOUT) l->since = l->asked_ns = 0;
+    return result;
 }
 
 SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
-    spdl__held *held;
-    spdl__lane *lane;
-    if (l == NULL || batch == NULL || batch->loader != l || l->held == NULL || batch->child < 0 ||
-        batch->child >= l->layout.children || batch->slot < 0 || batch->slot >= l->layout.slots)
+    spdl_loader_batch *held;
+    if (l == NULL || batch == NULL || batch->loader != l || batch->slot < 0 ||
+        batch->slot >= l->layout.slots)
         return SPDL_E_INVALID;
-    held = spdl__loader_held(l, batch->child, batch->slot);
-    lane = &l->lane[batch->child];
-    if (batch->ticket == 0 || spdl__load_relaxed(&held->shown.ticket) != batch->ticket ||
+    held = &l->held[batch->slot];
+    if (batch->ticket == 0 || spdl__load_relaxed(&held->ticket) != batch->ticket ||
         spdl__loader_forked(l))
         return SPDL_E_INVALID;
-    spdl__store_relaxed(&held->shown.ticket, 0);
-    spdl__sub32(&lane->holds, 1);
-    spdl__store(&lane->words[batch->slot], 0); /* pairs with child_reclaim: the data were read */
-    spdl__shared_notify(&lane->shared->emptied);
+    spdl__store_relaxed(&held->ticket, 0);
+    spdl__sub32(&l->holds, 1);
+    spdl__store(&l->words[batch->slot], 0); /* pairs with child_reclaim: the data were read */
+    spdl__shared_notify(&l->shared->emptied);
     return SPDL_OK;
 }
 
@@ -19276,90 +17606,131 @@ SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t time
     spdl_loader *l = (spdl_loader *)loader;
     spdl_loader_batch batch;
     const spdl_result result = spdl_loader_next(l, &batch, timeout_ns);
-    if (result == SPDL_OK) *item = &spdl__loader_held(l, batch.child, batch.slot)->shown;
+    if (result == SPDL_OK) *item = &l->held[batch.slot];
     return result;
 }
 
-SPDL_API void spdl_loader_batch_free(void *batch) {
-    const spdl_loader_batch *whole = (const spdl_loader_batch *)batch;
-    if (whole != NULL) (void)spdl_loader_done(whole->loader, whole);
+/* --- positions --- */
+
+/* Tells the child where to go on. */
+SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *texts, int count,
+                                            uint64_t sequence, uint64_t deadline,
+                                            spdl_error *error) {
+    spdl__shared *s = l->shared;
+    size_t at = 0, length;
+    int i;
+    spdl_result result = spdl__loader_obeyed(l, deadline, error); /* the command before it */
+    if (result != SPDL_OK && (l->commanded || l->error.result == SPDL_E_PROCESS)) return result;
+    for (i = 0; i < count; ++i, at += length + 1) {
+        length = strlen(texts[i]);
+        if (i >= SPDL__LOADER_TEXTS / 64 || length >= sizeof(s->text) - at)
+            return spdl__error_set(error, SPDL_E_LIMIT, "spdl: loader '%s': %d texts are more than "
+                                   "a loader takes", l->name, count);
+        memcpy(s->text + at, texts[i], length + 1);
+    }
+    s->texts = (uint64_t)count;
+    s->sequence = sequence;
+    spdl__store_relaxed(&s->start_at, l->at);
+    l->commanded = true;
+    spdl__store32(&s->command, ++l->command); /* pairs with child_turn */
+    spdl__shared_notify(&s->emptied);
+    return spdl__loader_obeyed(l, deadline, error);
+}
+
+SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, int count,
+                                      int64_t timeout_ns, spdl_error *error) {
+    int i = 0;
+    spdl__error_clear(error);
+    while (l != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
+    if (i == 0 || i < count || spdl__loader_forked(l))
+        return spdl__error_set(error, SPDL_E_INVALID,
+                               "spdl: spdl_loader_load: no loader, or text %d is not there", i);
+    if (l->error.result == SPDL_E_PROCESS) {
+        if (error != NULL) *error = l->error;
+        return SPDL_E_PROCESS;
+    }
+    return spdl__loader_command(l, texts, count, 0, spdl__deadline(timeout_ns), error);
 }
 
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
-    const uint64_t children = (uint64_t)(l != NULL ? l->layout.children : 1);
-    int i;
-    if (l == NULL || l->head == NULL || spdl__loader_forked(l) ||
-        sequence >> (64 - SPDL__SPAN_BITS) != 0 ||
-        (children > 1 && sequence % (children * l->layout.chunk) != 0))
-        return SPDL_E_INVALID;
-    if (l->layout.trainers > 1) return SPDL_E_UNSUPPORTED;
+    spdl_error error;
+    if (l == NULL || spdl__loader_forked(l)) return SPDL_E_INVALID;
     if (l->error.result == SPDL_E_PROCESS) return SPDL_E_PROCESS;
-    spdl__error_clear(&l->error);
-    ++l->command;
-    l->commanded = true;
-    for (i = 0; i < l->layout.children; ++i) {
-        spdl__shared_child *s = l->lane[i].shared;
-        memset(&s->start, 0, sizeof(s->start));
-        s->start.source = sequence / children;
-        spdl__store_relaxed(&s->start_at, l->lane[i].at);
-        spdl__store32(&s->command, l->command); /* pairs with child_turn */
-        spdl__shared_notify(&s->emptied);
-    }
-    spdl__loader_next_epoch(l);
-    l->epoch = 0;
-    l->last = false;
-    return spdl__loader_obeyed(l, spdl__deadline(timeout_ns));
+    return spdl__loader_command(l, NULL, 0, sequence, spdl__deadline(timeout_ns), &error);
 }
+
+SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
+    const char *sum;
+    uint64_t number;
+    spdl_error error;
+    spdl_result result = SPDL_E_INVALID;
+    if (l == NULL || text == NULL || bytes == 0 || spdl__loader_forked(l)) return SPDL_E_INVALID;
+    result = spdl__loader_obeyed(l, SPDL__NEVER, &error);
+    sum = spdl__text_field(l->text, "sum");
+    (void)snprintf(text, bytes, "%s", result == SPDL_OK ? l->text : error.text);
+    if (result != SPDL_OK) return result;
+    if (strncmp(l->text, "spdl: ", 6) == 0) return SPDL_E_UNSUPPORTED;
+    if (sum != NULL && spdl__text_number(sum, 16, "", &number) != NULL &&
+        number == spdl__state_sum(l->text, (size_t)(sum - 5 - l->text)))
+        return (int)strlen(l->text);
+    (void)snprintf(text, bytes, "spdl: loader '%s': the position that the child has written makes "
+                   "no sense", l->name);
+    return SPDL_E_CHECKSUM;
+}
+
+/* --- what is seen from outside --- */
 
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) { return &l->error; }
 
+/* What the child has written is made such that texts can be made of it. */
+SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
+    const spdl__shared *s = l->shared;
+    int tries, i;
+    for (tries = 0; tries < 1000; ++tries) {
+        const uint64_t version = spdl__load(&s->version);
+        if (version == 0) return SPDL_E_NOT_FOUND;
+        memcpy(stats, &s->stats, sizeof(*stats));
+        spdl__full_barrier(); /* pairs with child_stats */
+        if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
+        spdl__os_yield();
+    }
+    if (tries == 1000 || stats->stage_count != l->layout.stages) return SPDL_E_NOT_FOUND;
+    for (i = 0; i < stats->stage_count; ++i) {
+        stats->stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
+        if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
+            stats->stage[i].kind = SPDL_KIND_NONE;
+    }
+    return SPDL_OK;
+}
+
 SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
-    const spdl__shared_head *head = l->head;
-    int i;
     memset(status, 0, sizeof(*status));
-    status->start = l->desc.start;
-    status->children = l->layout.children;
-    status->trainers = l->layout.trainers;
-    status->trainer = l->trainer;
     status->slots = l->layout.slots;
     status->supervisor = l->supervisor;
+    status->pid = l->ledger->process;
+    status->restarts = (int)l->ledger->restarts;
     status->taken = l->taken;
+    status->held = spdl__load_relaxed32(&l->holds);
     status->wait_ns = l->wait_ns;
-    if (head == NULL) return;
-    for (i = 0; i < l->layout.children; ++i) {
-        status->pid[i] = l->lane[i].shared->process;
-        status->held += spdl__load_relaxed32(&l->lane[i].holds);
-    }
-    status->restarts = (int)spdl__min(spdl__load32(&head->restarts), INT32_MAX);
-    status->quarantined = (int)spdl__min(spdl__load32(&head->quarantined), INT32_MAX);
-    memcpy(status->quarantine, head->quarantine, sizeof(status->quarantine));
 }
 
 SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
                                 size_t *slot_bytes) {
-    if (base != NULL) *base = l->lane[0].slots;
-    if (bytes != NULL) *bytes = l->head != NULL ? (size_t)(l->layout.bytes - l->layout.data) : 0;
+    if (base != NULL) *base = l->slots;
+    if (bytes != NULL) *bytes = (size_t)(l->layout.bytes - l->layout.data);
     if (slot_bytes != NULL) *slot_bytes = (size_t)l->layout.stride;
 }
 
 /* --- open and close --- */
-
-/* Whether a doctor is asked for. */
-SPDL__COLD bool spdl__loader_doctored(const spdl_loader *l) {
-    return l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR") != NULL;
-}
 
 SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
     const spdl_loader_desc *desc = &l->desc;
     const struct {
         const char *name;
         double value, most;
-    } fields[] = { { "children", (double)desc->children, SPDL_LOADER_CHILDREN },
-                   { "slots", (double)desc->slots, 1 << 16 },
-                   { "trainers", (double)desc->trainers, SPDL_LOADER_TRAINERS },
+    } fields[] = { { "slots", (double)desc->slots, 1 << 16 },
                    { "max_restarts", (double)desc->max_restarts, INT16_MAX },
-                   { "hang_timeout", desc->hang_timeout, 1e9 },
-                   { "start", (double)desc->start, SPDL_LOADER_IN_PROCESS } };
+                   { "hang_timeout", desc->hang_timeout, 1e9 } };
     size_t i;
     for (i = 0; i < sizeof(fields) / sizeof(fields[0]); ++i)
         if (!(fields[i].value >= 0 && fields[i].value <= fields[i].most))
@@ -19368,21 +17739,19 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
     if (desc->pipeline.pool != NULL)
         return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.pool is set, but threads of this "
                                                     "process are in no child");
-    l->layout.children = desc->children > 0 ? desc->children : 1;
-    l->layout.trainers = desc->trainers > 0 ? desc->trainers : 1;
     l->layout.quota = desc->slots > 0 ? desc->slots : 4;
     return SPDL_OK;
 }
 
-/* What the rows say, before there is a pipeline: sizes and names. */
+/* What the rows say, before there is a pipeline: which row makes the batches, how many blocks the
+   pipeline may have of it, what lies in front of the data in a block, and names. (The only place
+   that reads what is private to the pipeline.) */
 SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
                                             const spdl__plan *plan) {
     spdl__layout *y = &l->layout;
     const spdl__node *node = NULL;
-    spdl_result result = spdl__groups_plan(p, plan);
-    uint64_t slots, product = 1;
     int i;
-    if (result != SPDL_OK) return result;
+    spdl__workers_plan(p, plan);
     p->node = (spdl__node *)spdl__alloc_zeroed(&p->allocator, (size_t)p->count, sizeof(*p->node),
                                                SPDL_CACHE_LINE);
     if (p->node == NULL) return SPDL_E_NOMEM;
@@ -19390,7 +17759,6 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
     for (i = 0; i < p->count; ++i) {
         spdl__node_init(p, plan, i);
         spdl__name_copy(l->stage_name[i], p->node[i].name);
-        if (p->node[i].row.kind == SPDL_KIND_BATCH) product *= (uint64_t)p->node[i].row.size;
         if (p->node[i].row.item_bytes > 0) node = &p->node[i];
     }
     if (node == NULL)
@@ -19400,22 +17768,13 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
                                  "spdl_buffer");
     y->row = node->index;
     y->stages = p->count;
-    y->workers = p->workers;
-    y->chunk = spdl__max(1, spdl__min(product, (uint64_t)1 << 20));
-    y->head = spdl__batch_head_bytes(node->row.kind == SPDL_KIND_BATCH ? node->batch_size : 0);
+    y->head = spdl__batch_head_bytes(node->row.kind == SPDL_KIND_BATCH ? (size_t)node->row.size : 0);
     y->item = node->row.kind == SPDL_KIND_BATCH ? node->row.item_bytes : 0;
     y->room = y->item > 0 ? (uint64_t)node->row.size * y->item : node->row.item_bytes;
-    slots = spdl__node_blocks(p, node) + (uint64_t)y->quota;
-    if (p->doctored) slots += 64; /* of what it keeps, and when the sink is larger */
-    y->slots = (int)spdl__min(slots, SPDL__MAX_SPARE);
+    y->slots = (int)spdl__min(spdl__node_blocks(p, node) + (uint64_t)y->quota, SPDL__MAX_SPARE);
     if (spdl__layout_plan(y)) return SPDL_OK;
-    return spdl__loader_fail(l, SPDL_E_LIMIT,
-                             "%d children with %d slots of %llu bytes are more than there can be",
-                             y->children, y->slots, (spdl__llu)y->room);
-}
-
-SPDL__COLD spdl_result spdl__loader_no_memory(spdl_loader *l) {
-    return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
+    return spdl__loader_fail(l, SPDL_E_LIMIT, "%d slots of %llu bytes are more than there can be",
+                             y->slots, (spdl__llu)y->room);
 }
 
 SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
@@ -19435,80 +17794,103 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     p = (spdl_pipeline *)spdl__alloc_zeroed(heap, 1, sizeof(*p), SPDL_CACHE_LINE);
     if (p == NULL || !spdl__pipeline_events(p)) {
         spdl__free(heap, p, sizeof(*p));
-        return spdl__loader_no_memory(l);
+        return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
     }
     p->allocator = *heap;
     p->count = plan.count - 1;
-    p->doctored = l->desc.start == SPDL_LOADER_IN_PROCESS && spdl__loader_doctored(l);
     result = spdl__loader_measure(l, p, &plan);
     spdl__pipeline_release(p);
-    return result == SPDL_E_NOMEM ? spdl__loader_no_memory(l) : result;
+    return result == SPDL_E_NOMEM ? spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory") : result;
 }
 
-/* The head, where the parts of the memory are, and what the trainer has for each slot. */
-SPDL__COLD bool spdl__loader_build(spdl_loader *l) {
+/* The memory, if there is room for it. */
+SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
+    const double mib = 1 << 20;
     const spdl__layout *y = &l->layout;
-    const uint64_t slots = (uint64_t)y->slots;
-    char *memory = (char *)(void *)l->head;
-    int i;
-    if (l->head->hash == 0) { /* it is new */
-        l->head->hash = spdl__loader_hash();
-        l->head->layout = l->layout;
-        l->head->opened_ns = spdl_time_ns();
-        memcpy(l->head->stage_name, l->stage_name, sizeof(l->stage_name));
-    }
-    for (i = 0; i < y->children; ++i) {
-        char *part = memory + y->first + (uint64_t)i * y->child_bytes;
-        spdl__lane *lane = &l->lane[i];
-        lane->shared = (spdl__shared_child *)(void *)part;
-        lane->entries = (spdl__shared_entry *)(void *)(part + y->entries);
-        lane->mask = y->ring - 1;
-        lane->notes = (spdl__shared_note *)(void *)(part + y->notes);
-        lane->words = (uint64_t *)(void *)(part + y->words);
-        lane->arrays = (spdl__shared_arrays *)(void *)(part + y->arrays);
-        lane->slots = memory + y->data + (uint64_t)i * slots * y->stride;
-    }
-    l->running = y->children;
-    l->mark = spdl__os_mark_make();
-    l->held = (spdl__held *)spdl__alloc_zeroed(&l->desc.pipeline.allocator,
-                                               (size_t)y->children * (size_t)slots,
-                                               sizeof(*l->held), sizeof(uint64_t));
-    return l->held != NULL;
+    const double bytes = (double)y->bytes / mib, slot = (double)y->stride / mib;
+    const spdl__os_room room = spdl__os_memory_room();
+    const char *reason = "";
+    void *memory = NULL;
+    char *at;
+    if (l->desc.arena_bytes > 0 && y->bytes > l->desc.arena_bytes)
+        return spdl__loader_fail(l, SPDL_E_LIMIT,
+                                 "no room: %.1f MiB wanted (%d slots of %.1f MiB), arena_bytes is "
+                                 "%.1f MiB", bytes, y->slots, slot,
+                                 (double)l->desc.arena_bytes / mib);
+    if (y->bytes <= room.left) reason = spdl__os_shared_make(&memory, y->bytes);
+    l->shared = (spdl__shared *)memory;
+    if (reason != NULL)
+        return spdl__loader_fail(l, SPDL_E_LIMIT,
+                                 "no room: %.1f MiB wanted, %s is %.1f MiB, %.1f MiB of it are "
+                                 "left%s%s", bytes, room.what, (double)room.limit / mib,
+                                 (double)room.left / mib, *reason ? ": " : "", reason);
+    at = (char *)memory;
+    l->entries = (spdl__shared_entry *)(void *)(at + y->entries);
+    l->notes = (spdl__shared_note *)(void *)(at + y->notes);
+    l->words = (uint64_t *)(void *)(at + y->words);
+    l->slots = at + y->data;
+    l->ledger = (spdl__ledger *)spdl__os_page(true);
+    l->mark = (uint32_t *)spdl__os_page(false);
+    if (l->mark != NULL) *l->mark = 1;
+    l->held = (spdl_loader_batch *)spdl__alloc_zeroed(&l->desc.pipeline.allocator,
+                                                      (size_t)y->slots, sizeof(*l->held), 8);
+    if (l->ledger == NULL || l->held == NULL)
+        return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
+    spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
+               "spdl: loader '%s': %.1f MiB are shared (%d slots of %.1f MiB) of the %.1f MiB that "
+               "were left", l->name, bytes, y->slots, slot, (double)room.left / mib);
+    return SPDL_OK;
 }
 
-/* Frees whatever open or attach has made so far. */
+/* Starts the supervisor. What FILEs hold is written before: else both processes would. */
+SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
+    const uint64_t threads = spdl__os_threads();
+    const char *reason;
+    if (!l->desc.fork_with_threads && threads > 1)
+        return spdl__loader_fail(l, SPDL_E_INVALID,
+                                 "this process has %llu threads, of which a child would have one: "
+                                 "open the loader before they are started, or set "
+                                 "fork_with_threads if they hold no lock that stages take",
+                                 (spdl__llu)threads);
+    if (l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR") != NULL)
+        spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
+                   "spdl: loader '%s': no doctor in another process: create a pipeline of the same "
+                   "rows for one", l->name);
+    l->command = l->shared->command = 1; /* to begin at the beginning */
+    l->commanded = true;
+    (void)fflush(NULL);
+    reason = spdl__os_fork(&l->supervisor);
+    if (reason == NULL && l->supervisor == 0) spdl__supervisor_main(l, (int64_t)l->process);
+    if (reason == NULL) return SPDL_OK;
+    l->supervisor = 0;
+    return spdl__loader_fail(l, SPDL_E_PROCESS, "no process: %s", reason);
+}
+
+/* Frees whatever open has made so far. */
 SPDL__COLD void spdl__loader_release(spdl_loader *l) {
     const spdl_allocator heap = l->desc.pipeline.allocator;
-    const size_t slots = (size_t)l->layout.children * (size_t)l->layout.slots;
-    int i;
-    for (i = 0; i < l->layout.children; ++i)
-        if (l->lane[i].child != NULL) spdl__child_delete(l->lane[i].child);
-    if (l->desc.start == SPDL_LOADER_IN_PROCESS)
-        spdl__free(&heap, l->head, (size_t)l->layout.bytes);
-    else
-        spdl__os_file_unmap((const uint8_t *)l->head, l->layout.bytes);
-    spdl__os_file_unmap((const uint8_t *)l->mark, SPDL__OS_MARK_BYTES);
-    (void)spdl__os_file_close(l->memory);
-    (void)spdl__os_file_close(l->line);
-    spdl__free(&heap, l->held, slots * sizeof(*l->held));
+    spdl__os_file_unmap((const uint8_t *)l->shared, l->layout.bytes);
+    spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
+    spdl__os_file_unmap((const uint8_t *)l->mark, SPDL__OS_PAGE);
+    spdl__free(&heap, l->held, (size_t)l->layout.slots * sizeof(*l->held));
     spdl__free(&heap, l, sizeof(*l));
 }
 
-/* A loader with nothing but what the caller wants. */
-SPDL__COLD spdl_result spdl__loader_new(spdl_loader **loader, const spdl_loader_desc *desc,
-                                        const char *name) {
+SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
+                                      const spdl_stage *stages, size_t stage_count) {
     spdl_loader_desc known;
     spdl_error local, *why;
     spdl_loader *l = NULL;
     spdl_result result;
+    if (loader == NULL) return SPDL_E_INVALID;
+    *loader = NULL;
     memset(&known, 0, sizeof(known));
     if (desc != NULL) known = *desc;
     why = known.error != NULL ? known.error : &local;
     spdl__error_clear(why);
     result = spdl__allocator_check(&known.pipeline.allocator, "loader", why);
     if (result == SPDL_OK) {
-        l = (spdl_loader *)spdl__alloc_zeroed(&known.pipeline.allocator, 1, sizeof(*l),
-                                              sizeof(uint64_t));
+        l = (spdl_loader *)spdl__alloc_zeroed(&known.pipeline.allocator, 1, sizeof(*l), 8);
         if (l == NULL) result = spdl__error_set(why, SPDL_E_NOMEM, "spdl: loader: out of memory");
     }
     if (l == NULL) {
@@ -19518,277 +17900,102 @@ SPDL__COLD spdl_result spdl__loader_new(spdl_loader **loader, const spdl_loader_
     l->desc = known;
     l->desc.pipeline.error = &l->error;
     l->process = spdl__os_process_id(NULL);
-    l->memory = l->line = SPDL__NO_FILE;
-    spdl__name_copy(l->name, name != NULL ? name : "spdl");
+    l->rows = stages;
+    l->count = stage_count;
+    spdl__name_copy(l->name, known.name != NULL ? known.name : "spdl");
     spdl__error_clear(&l->error);
-    *loader = l;
-    return SPDL_OK;
-}
-
-/* Hands it out, or says why there is none. */
-SPDL__COLD spdl_result spdl__loader_opened(spdl_loader **loader, spdl_loader *l,
-                                           spdl_result result) {
+    result = spdl__loader_check(l);
+    if (result == SPDL_OK) result = spdl__loader_plan(l);
+    if (result == SPDL_OK) result = spdl__loader_reserve(l);
+    if (result == SPDL_OK) result = spdl__loader_launch(l);
     if (result == SPDL_OK) {
         *loader = l;
         return SPDL_OK;
     }
-    if (l->desc.error != NULL) *l->desc.error = l->error;
+    *why = l->error;
     (void)spdl__loader_log(l, result);
-    spdl_loader_close(l);
+    spdl__loader_release(l);
     return result;
 }
 
-/* No other process: the pipelines are here, and the trainer does the turns of all children. */
-SPDL__COLD spdl_result spdl__loader_inside(spdl_loader *l) {
-    int i;
-    if (l->layout.trainers > 1)
-        return spdl__loader_fail(l, SPDL_E_UNSUPPORTED,
-                                 "several trainers, but it runs in this process");
-    l->head = (spdl__shared_head *)spdl__alloc_zeroed(&l->desc.pipeline.allocator, 1,
-                                                      (size_t)l->layout.bytes, 4096);
-    if (l->head == NULL || !spdl__loader_build(l)) return spdl__loader_no_memory(l);
-    for (i = 0; i < l->layout.children; ++i) {
-        spdl__child *child = l->lane[i].child = spdl__child_new(l, i);
-        if (child == NULL) return spdl__loader_no_memory(l);
-        spdl__child_begin(child);
-        if (child->failure.result == SPDL_OK) continue;
-        l->error = child->failure;
-        return l->error.result;
-    }
-    spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
-               "spdl: loader '%s': its pipelines run in this process", l->name);
-    return SPDL_OK;
-}
-
-#if SPDL__OS_PROCESSES
-/* The memory, if there is room for it. */
-SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
-    const double mib = 1 << 20;
-    const spdl__layout *y = &l->layout;
-    const double bytes = (double)y->bytes / mib, slot = (double)y->stride / mib;
-    const uint64_t budget = y->bytes + l->desc.child_rss_limit * (uint64_t)y->children;
-    const spdl__os_room room = spdl__os_memory_room();
-    const double left = (double)room.left / mib;
-    const char *reason = "";
-    void *memory = NULL;
-    if (l->desc.arena_bytes > 0 && y->bytes > l->desc.arena_bytes)
-        return spdl__loader_fail(l, SPDL_E_LIMIT,
-                                 "no room: %.1f MiB wanted (%d children, %d slots each of %.1f "
-                                 "MiB), arena_bytes is %.1f MiB", bytes, y->children, y->slots,
-                                 slot, (double)l->desc.arena_bytes / mib);
-    if (budget <= room.left) reason = spdl__os_shared_make(&l->memory, &memory, y->bytes);
-    l->head = (spdl__shared_head *)memory;
-    if (reason != NULL)
-        return spdl__loader_fail(l, SPDL_E_LIMIT,
-                                 "no room: %.1f MiB wanted, %s is %.1f MiB, %.1f MiB of it are "
-                                 "left%s%s", *reason ? bytes : (double)budget / mib, room.what,
-                                 (double)room.limit / mib, left, *reason ? ": " : "", reason);
-    spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
-               "spdl: loader '%s': %.1f MiB are shared (%d children, %d slots each of %.1f MiB) of "
-               "the %.1f MiB that were left", l->name, bytes, y->children, y->slots, slot, left);
-    return spdl__loader_build(l) ? SPDL_OK : spdl__loader_no_memory(l);
-}
-
-/* Waits for what the supervisor says first. */
-SPDL__COLD spdl_result spdl__loader_greet(spdl_loader *l, uint64_t patience,
-                                          spdl__os_file *memory) {
-    spdl__hello hello;
-    const int got =
-        spdl__os_receive(l->line, &hello, sizeof(hello), memory, spdl_time_ns() + patience);
-    if (got != (int)sizeof(hello))
-        return spdl__loader_fail(l, SPDL_E_PROCESS, "its supervisor %s",
-                                 got < 0 ? "does not answer" : "has ended at once");
-    if (hello.result == SPDL_OK) return SPDL_OK;
-    hello.reason[sizeof(hello.reason) - 1] = '\0';
-    return spdl__loader_fail(l, hello.result == SPDL_E_UNSUPPORTED ? SPDL_E_UNSUPPORTED
-                                : hello.result == SPDL_E_INVALID   ? SPDL_E_INVALID
-                                                                   : SPDL_E_PROCESS,
-                             "its supervisor: %s", hello.reason);
-}
-
-/* Starts the supervisor: a copy of this process, or this program once more. */
-SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
-    const uint64_t patience = SPDL_SECONDS(60);
-    char variable[SPDL_NAME_BYTES + 80];
-    spdl__os_file ends[2] = { SPDL__NO_FILE, SPDL__NO_FILE };
-    const char *what = "lines", *reason = spdl__os_pair(ends);
-    (void)snprintf(variable, sizeof(variable), "%s=%d,%d,%s", SPDL__LOADER_VARIABLE, (int)ends[1],
-                   (int)l->memory, l->name);
-    if (reason == NULL) {
-        what = "process";
-        reason = l->desc.start == SPDL_LOADER_EXEC
-                     ? spdl__os_run_again(&l->supervisor, variable, ends[1], l->memory)
-                     : spdl__os_fork(&l->supervisor);
-    }
-    if (reason == NULL && l->supervisor == 0) {
-        (void)spdl__os_file_close(ends[0]);
-        l->line = ends[1];
-        spdl__supervisor_main(l, (int64_t)l->process);
-    }
-    (void)spdl__os_file_close(ends[1]);
-    l->line = ends[0];
-    return reason == NULL ? spdl__loader_greet(l, patience, NULL)
-                          : spdl__loader_fail(l, SPDL_E_PROCESS, "no %s: %s", what, reason);
-}
-
-/* The program was run again for a loader. If it is this one the call does not return. */
-SPDL__COLD void spdl__loader_serve(spdl_loader *l, const char *value) {
-    const spdl__shared_head *head;
-    const char *reason = NULL;
-    uint64_t bytes;
-    char *name;
-    l->line = (spdl__os_file)strtol(value, &name, 10);
-    l->memory = (spdl__os_file)strtol(name + (*name == ','), &name, 10);
-    if (*name != ',' || strcmp(name + 1, l->name) != 0) {
-        l->line = l->memory = SPDL__NO_FILE;
-        (void)spdl__loader_fail(l, SPDL_E_PROCESS,
-                                "this process is the supervisor of another one");
-        return;
-    }
-    spdl__os_inherited(SPDL__LOADER_VARIABLE, l->line, l->memory);
-    (void)spdl__os_file_length(l->memory, &bytes);
-    head = l->head = (spdl__shared_head *)spdl__os_shared_map(l->memory, bytes);
-    if (head == NULL || bytes < sizeof(*head) || head->hash != spdl__loader_hash())
-        reason = "it was built with another spdl.h";
-    else if (memcmp(&head->layout, &l->layout, sizeof(l->layout)) != 0 ||
-             memcmp(head->stage_name, l->stage_name, sizeof(l->stage_name)) != 0)
-        reason = "its main came to other rows";
-    else if (spdl__os_threads() > 1)
-        reason = "its main has started threads before it came to spdl_loader_open";
-    else if (!spdl__loader_build(l))
-        reason = "out of memory";
-    if (reason == NULL) spdl__supervisor_main(l, spdl__os_parent());
-    (void)spdl__hello_say(l, l->line, SPDL_E_PROCESS, reason, SPDL__NO_FILE);
-    spdl__os_process_exit(1);
-}
-
-SPDL__COLD spdl_result spdl__loader_outside(spdl_loader *l) {
-    const char *serves = spdl__os_environment(SPDL__LOADER_VARIABLE);
-    spdl_result result;
-    if (serves != NULL) {
-        spdl__loader_serve(l, serves);
-        return SPDL_OK; /* it has a failure, until main comes to the right one */
-    }
-    if (l->desc.start == SPDL_LOADER_AUTO && spdl__os_threads() > 1)
-        return spdl__loader_fail(l, SPDL_E_INVALID,
-                                 "this process has %llu threads, of which a child would have one: "
-                                 "open the loader before they are started, or say start = "
-                                 "SPDL_LOADER_FORK if they hold no lock that stages take, or "
-                                 "SPDL_LOADER_EXEC", (spdl__llu)spdl__os_threads());
-    if (l->desc.start == SPDL_LOADER_AUTO) l->desc.start = SPDL_LOADER_FORK;
-    result = spdl__loader_reserve(l);
-    return result == SPDL_OK ? spdl__loader_launch(l) : result;
-}
-
-/* The supervisor has been told, or never was there: it has some seconds. */
-SPDL__COLD void spdl__loader_await_end(spdl_loader *l) {
-    const uint64_t patience = 30 * (uint64_t)SPDL__LOADER_GRACE_NS; /* it may write a trace */
-    char message[16];
-    int how;
-    if (l->line != SPDL__NO_FILE) {
-        (void)spdl__os_send(l->line, "quit", 4, SPDL__NO_FILE);
-        if (spdl__os_receive(l->line, message, sizeof(message), NULL,
-                             spdl_time_ns() + patience) != 0)
-            spdl__os_process_kill(l->supervisor);
-    }
-    (void)spdl__os_process_ended(l->supervisor, true, &how);
-}
-
-/* The memory that the supervisor has sent: sizes are looked at before anything else is. */
-SPDL__COLD const char *spdl__loader_map(spdl_loader *l) {
-    const spdl__shared_head *head;
-    spdl__layout *y = &l->layout;
-    uint64_t bytes;
-    (void)spdl__os_file_length(l->memory, &bytes);
-    if (bytes < sizeof(*head)) return "its memory is too small";
-    head = l->head = (spdl__shared_head *)spdl__os_shared_map(l->memory, bytes);
-    y->bytes = bytes; /* for the release */
-    if (head == NULL) return "there is no address space for its memory";
-    spdl__os_shared_fill(l->head, bytes);
-    if (head->hash != spdl__loader_hash()) return "it was built with another spdl.h";
-    *y = head->layout;
-    if (y->children >= 1 && y->children <= SPDL_LOADER_CHILDREN && y->trainers > l->trainer &&
-        y->trainers <= SPDL_LOADER_TRAINERS && y->chunk >= 1 && y->slots >= 1 &&
-        y->slots <= SPDL__MAX_SPARE && y->quota >= 1 && y->quota <= y->slots && y->stages >= 1 &&
-        y->stages <= SPDL_MAX_STAGES && y->workers >= 1 && y->workers <= 1 << 16 &&
-        y->room <= (uint64_t)1 << 46 && y->head <= 1 << 30 && spdl__layout_plan(y) &&
-        memcmp(y, &head->layout, sizeof(*y)) == 0 && y->bytes == bytes)
-        return spdl__loader_build(l) ? NULL : "out of memory";
-    memset(y, 0, sizeof(*y));
-    y->bytes = bytes;
-    return "its memory makes no sense";
-}
-
-SPDL__COLD spdl_result spdl__loader_join(spdl_loader *l) {
-    const char *reason = spdl__os_meeting(&l->line, l->name, false);
-    spdl_result result;
-    if (reason != NULL)
-        return spdl__loader_fail(l, SPDL_E_NOT_FOUND,
-                                 "there is none of this name with several trainers (%s)", reason);
-    (void)spdl__hello_say(l, l->line, SPDL_OK, NULL, SPDL__NO_FILE);
-    result = spdl__loader_greet(l, SPDL__LOADER_GRACE_NS, &l->memory);
-    if (result == SPDL_OK) reason = spdl__loader_map(l);
-    return reason == NULL ? result : spdl__loader_fail(l, SPDL_E_UNSUPPORTED, "%s", reason);
-}
-#else
-SPDL__COLD spdl_result spdl__loader_join(spdl_loader *l) {
-    return spdl__loader_fail(l, SPDL_E_UNSUPPORTED, "no processes share memory here");
-}
-SPDL__COLD spdl_result spdl__loader_outside(spdl_loader *l) { return spdl__loader_join(l); }
-SPDL__COLD void spdl__loader_await_end(spdl_loader *l) { (void)l; }
-#endif
-
-/* Whether it may not have other processes, or a doctor asks for it. */
-SPDL__COLD bool spdl__loader_inside_only(const spdl_loader *l) {
-    const spdl_loader_start start = l->desc.start;
-    if (!SPDL__OS_PROCESSES || start == SPDL_LOADER_IN_PROCESS) return true;
-    if (!spdl__loader_doctored(l)) return false;
-    if (start != SPDL_LOADER_AUTO)
-        spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
-                   "spdl: loader '%s': no doctor in other processes: SPDL_LOADER_IN_PROCESS has "
-                   "one", l->name);
-    return start == SPDL_LOADER_AUTO;
-}
-
-SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
-                                      const spdl_stage *stages, size_t stage_count) {
-    spdl_loader *l;
-    spdl_result result;
-    if (loader == NULL) return SPDL_E_INVALID;
-    *loader = NULL;
-    result = spdl__loader_new(&l, desc, desc != NULL ? desc->name : NULL);
-    if (result != SPDL_OK) return result;
-    l->rows = stages;
-    l->count = stage_count;
-    result = spdl__loader_check(l);
-    if (result == SPDL_OK && spdl__loader_inside_only(l)) l->desc.start = SPDL_LOADER_IN_PROCESS;
-    if (result == SPDL_OK) result = spdl__loader_plan(l);
-    if (result == SPDL_OK)
-        result = l->desc.start == SPDL_LOADER_IN_PROCESS ? spdl__loader_inside(l)
-                                                         : spdl__loader_outside(l);
-    return spdl__loader_opened(loader, l, result);
-}
-
 SPDL_API void spdl_loader_close(spdl_loader *l) {
-    if (l == NULL) return;
-    if (l->process != spdl__os_process_id(NULL)) return; /* a fork of the trainer: not ours */
-    if (l->supervisor > 0) spdl__loader_await_end(l);
+    const uint64_t until = spdl_time_ns() + SPDL__LOADER_GRACE_NS * 3 / 2;
+    int how;
+    if (l == NULL || l->process != spdl__os_process_id(NULL)) return; /* a fork's: not ours */
+    spdl__store32(&l->shared->quits, 1);
+    spdl__os_shared_wake(&l->shared->emptied.word);
+    spdl__store32(&l->ledger->quits, 1);
+    spdl__os_process_wake(l->supervisor);
+    while (l->supervisor > 0) {
+        const int ended = spdl__os_process_ended(l->supervisor, &how);
+        if (ended == 1) break;
+        if (ended < 0 || spdl_time_ns() >= until) /* and so the child */
+            spdl__os_process_kill(l->supervisor);
+        if (ended < 0) break;
+        spdl__os_shared_sleep(&l->ledger->ends, l->ledger->ends, spdl_time_ns() + 50000);
+    }
     spdl__loader_release(l);
 }
-
-SPDL_API spdl_result spdl_loader_attach(spdl_loader **loader, const char *name, int trainer,
-                                        const spdl_loader_desc *desc) {
-    spdl_loader *l;
-    spdl_result result;
-    if (loader == NULL || name == NULL) return SPDL_E_INVALID;
+#else /* no processes: nothing can be opened */
+SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
+                                      const spdl_stage *stages, size_t stage_count) {
+    (void)stages, (void)stage_count;
+    if (loader == NULL) return SPDL_E_INVALID;
     *loader = NULL;
-    result = spdl__loader_new(&l, desc, name);
-    if (result != SPDL_OK) return result;
-    l->desc.start = SPDL_LOADER_FORK;
-    l->trainer = trainer;
-    return spdl__loader_opened(loader, l, spdl__loader_join(l));
+    return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_UNSUPPORTED,
+                           "spdl: loader: there are no processes that share memory here: create a "
+                           "pipeline of the same rows");
 }
-#endif /* BRING-UP */
+SPDL_API void spdl_loader_close(spdl_loader *l) { (void)l; }
+SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
+                                      int64_t timeout_ns) {
+    (void)l, (void)batch, (void)timeout_ns;
+    return SPDL_E_INVALID;
+}
+SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
+    (void)l, (void)batch;
+    return SPDL_E_INVALID;
+}
+SPDL_API spdl_result spdl_loader_next_fn(void *l, void **item, int64_t timeout_ns) {
+    (void)l, (void)item, (void)timeout_ns;
+    return SPDL_E_INVALID;
+}
+SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
+    (void)l, (void)text, (void)bytes;
+    return SPDL_E_INVALID;
+}
+SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, int count,
+                                      int64_t timeout_ns, spdl_error *error) {
+    (void)l, (void)texts, (void)count, (void)timeout_ns;
+    return spdl__error_set(error, SPDL_E_INVALID, "spdl: spdl_loader_load: no loader");
+}
+SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
+    (void)l, (void)sequence, (void)timeout_ns;
+    return SPDL_E_INVALID;
+}
+SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
+    (void)l, (void)stats;
+    return SPDL_E_NOT_FOUND;
+}
+SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
+    (void)l;
+    memset(status, 0, sizeof(*status));
+}
+SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
+                                size_t *slot_bytes) {
+    (void)l, (void)base, (void)bytes, (void)slot_bytes;
+}
+SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) {
+    static const spdl_error none = { SPDL_E_UNSUPPORTED, -1, 0, "", "" };
+    (void)l;
+    return &none;
+}
+#endif
+
+SPDL_API void spdl_loader_batch_free(void *batch) {
+    const spdl_loader_batch *whole = (const spdl_loader_batch *)batch;
+    if (whole != NULL) (void)spdl_loader_done(whole->loader, whole);
+}
 
 #ifndef SPDL_NO_NPZ
 
@@ -22982,11 +21189,9 @@ SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
 
 /* ============================================================================================= */
 /* >>files-impl
-   A spdl__reader is a file, or memory, that one thread looks at through a window: what is asked for
-   is compared with what is there first. Streams (tar, lines) move such a reader forward, and only
-   when a record was made, so that a call that failed can be repeated. A spdl__shards is a list of
-   open files that any threads read from at the same time: nothing in it changes between open and
-   close. */
+   A spdl__reader is a file that one thread looks at through a window: what is asked for is compared
+   with what is there first. Streams (tar, lines) move such a reader forward, and only
+   when a record was made, so that a call that failed can be repeated. */
 
 #define SPDL__READER_ROOM 65536
 #define SPDL__LISTED_BYTES 4096
@@ -22998,7 +21203,7 @@ typedef struct spdl__reader {
     spdl_result result; /* of spdl__reader_need */
     spdl__os_file file;
     uint64_t bytes;
-    uint8_t *window; /* `room` bytes, `have` of them those at window_at; or all, in memory */
+    uint8_t *window; /* `room` bytes, `have` of them those at window_at */
     size_t room;
     uint64_t window_at;
     size_t have;
@@ -23200,9 +21405,6 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
         left = (size_t)(text - 1 - value);
         if (key_bytes >= 10 && memcmp(key, "GNU.sparse", 10) == 0)
             return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at, "a sparse file");
-        if ((path || size) && m->kind == 'g')
-            return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at,
-                                     "a path or a size for all members");
         if (path && (left == 0 || !spdl__tar_name(m, value, left)))
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                      "a name that is empty, too long or has a zero in it");
@@ -23221,9 +21423,8 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
 SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
                                          const uint8_t **head) {
     uint64_t sum = 0, told = 0;
-    int64_t sum_signed = 0;
     size_t i;
-    bool empty = true, good;
+    bool empty = true;
     if (m->at == r->bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                  "cut off: it ends without an empty block");
@@ -23233,11 +21434,9 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
         const uint8_t byte = i >= 148 && i < 156 ? ' ' : (*head)[i];
         empty = empty && (*head)[i] == 0;
         sum += byte;
-        sum_signed += byte < 128 ? byte : byte - 256; /* as some old ones have it */
     }
     if (empty) return SPDL_END;
-    good = spdl__tar_number(*head + 148, 8, &told);
-    if (!good || (told != sum && told != (uint64_t)sum_signed))
+    if (!spdl__tar_number(*head + 148, 8, &told) || told != sum)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "%s",
                                  m->at == 0 && (*head)[0] == 0x1f && (*head)[1] == 0x8b
                                      ? "gzip: a tar file has to be unpacked"
@@ -23248,17 +21447,18 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     return SPDL_OK;
 }
 
-/* Reads what a header of kind x, g, L or K has to say of the next member. */
+/* Reads what a header of kind x or L has to say of the next member. One of kind K has a link's
+   target, one of kind g comments or times of all members. */
 SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__reader *r, spdl__tar_member *m) {
     const uint8_t *text;
-    if (m->bytes == 0) return SPDL_OK;
+    if (m->bytes == 0 || m->kind == 'K' || m->kind == 'g') return SPDL_OK;
     if (m->bytes > r->room)
         return spdl__reader_fail(r, SPDL_E_LIMIT, m->at, "a header of %llu bytes",
                                  (spdl__llu)m->bytes);
     text = spdl__reader_need(r, m->at, (size_t)m->bytes);
     if (text == NULL) return r->result;
-    if (m->kind == 'x' || m->kind == 'g') return spdl__tar_pax(r, m, text, (size_t)m->bytes);
-    if (m->kind == 'K' || spdl__tar_name(m, text, spdl__tar_length(text, (size_t)m->bytes)))
+    if (m->kind == 'x') return spdl__tar_pax(r, m, text, (size_t)m->bytes);
+    if (spdl__tar_name(m, text, spdl__tar_length(text, (size_t)m->bytes)))
         return SPDL_OK;
     return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a name that is too long");
 }
@@ -23704,168 +21904,21 @@ SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index) {
 
 SPDL_API uint64_t spdl_files_hash(const spdl_files *files) { return files->hash; }
 
-/* --- many files as one --- */
+/* --- tokens --- */
 
 typedef struct spdl__shard {
     spdl__reader reader; /* file and length */
-    const uint8_t *map;
     uint64_t data;       /* where its tokens begin */
-    uint64_t first;      /* its first token, line */
+    uint64_t first;      /* its first token */
 } spdl__shard;
 
-/* How spdl_lines and spdl_tokens begin. */
-typedef struct spdl__shards {
+/* Nothing of it changes between open and close: any threads read. */
+struct spdl_tokens {
     spdl_allocator allocator;
     spdl__shard *at;
     size_t count, opened;
-    uint64_t total; /* tokens, lines */
-    uint64_t hash;  /* of the list */
-    uint64_t *begins; /* where each line begins, and after those of each file where it ends */
-    size_t room;
-} spdl__shards;
-
-SPDL__PRIVATE void spdl__shards_close(spdl__shards *s, size_t bytes) {
-    spdl_allocator allocator;
-    if (s == NULL) return;
-    allocator = s->allocator;
-    while (s->opened > 0) {
-        spdl__shard *shard = &s->at[--s->opened];
-        spdl__os_file_unmap(shard->map, shard->reader.bytes);
-        (void)spdl__os_file_close(shard->reader.file);
-    }
-    spdl__free(&allocator, s->at, s->count * sizeof(*s->at));
-    spdl__free(&allocator, s->begins, s->room * sizeof(*s->begins));
-    spdl__free(&allocator, s, bytes);
-}
-
-/* Opens all files for what has `bytes` bytes and goes to *out. NULL: *result. */
-SPDL__PRIVATE spdl__shards *spdl__shards_open(const char *what, const void *out, size_t bytes,
-                                              const spdl_files *files,
-                                              const spdl_allocator *allocator, spdl_error *error,
-                                              spdl_result *result) {
-    spdl__shards *s;
-    *result = spdl__allocator_check(allocator, what, error);
-    if (out == NULL || files == NULL)
-        *result = spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: an argument is NULL", what);
-    if (*result != SPDL_OK) return NULL;
-    s = (spdl__shards *)spdl__alloc_zeroed(allocator, 1, bytes, 64);
-    if (s != NULL) {
-        s->allocator = *allocator;
-        s->hash = files->hash;
-        s->count = files->count;
-        s->at = (spdl__shard *)spdl__alloc_zeroed(allocator, s->count, sizeof(*s->at), 64);
-    }
-    if (s == NULL || s->at == NULL)
-        *result = spdl__error_set(error, SPDL_E_NOMEM, "spdl: %s: out of memory", what);
-    while (*result == SPDL_OK && s->opened < s->count) {
-        *result = spdl__reader_open(&s->at[s->opened].reader, files->at[s->opened].path, error);
-        s->opened += *result == SPDL_OK;
-    }
-    if (*result == SPDL_OK) return s;
-    spdl__shards_close(s, bytes);
-    return NULL;
-}
-
-/* The one with token or line `index`, which is less than the total: the last that begins there or
-   before; empty ones come before it. */
-SPDL__PRIVATE const spdl__shard *spdl__shards_find(const spdl__shards *s, uint64_t index) {
-    return &s->at[spdl__last_at_most(&s->at->first, sizeof(*s->at), s->count, index)];
-}
-
-SPDL__PRIVATE spdl_result spdl__no_such(const char *what, uint64_t index, uint64_t count,
-                                        spdl_error *error) {
-    return spdl__error_set(error, SPDL_E_INVALID, "spdl: no %s %llu: there are %llu", what,
-                           (spdl__llu)index, (spdl__llu)count);
-}
-
-struct spdl_lines {
-    spdl__shards shards;
-};
-
-/* Looks through file number `number` by way of a window. */
-SPDL__PRIVATE spdl_result spdl__lines_scan(spdl__shards *set, size_t number, uint8_t *window,
-                                           uint64_t most) {
-    spdl__reader *r = &set->at[number].reader;
-    uint64_t at = 0, bytes = 0, *begins;
-    spdl_result result = SPDL_OK;
-    r->window = window;
-    r->room = SPDL__READER_ROOM;
-    set->at[number].first = set->total;
-    for (;;) {
-        begins = (uint64_t *)spdl__room_for(&set->allocator, set->begins, &set->room,
-                                            (size_t)set->total + number, 1, sizeof(*begins));
-        if (begins == NULL)
-            return spdl__reader_fail(r, SPDL_E_NOMEM, at, "no memory for the places of lines");
-        set->begins = begins;
-        begins[set->total + number] = at;
-        if (at == r->bytes || result != SPDL_OK) break;
-        result = spdl__line_find(r, at, most, &bytes, &at);
-        if (result == SPDL_OK) ++set->total;
-    }
-    r->room = r->have = 0; /* from now on any thread reads, without a window */
-    return result;
-}
-
-SPDL_API spdl_result spdl_lines_open(spdl_lines **lines, const spdl_files *files,
-                                     const spdl_records_desc *given) {
-    const spdl_records_desc desc = spdl__records_defaults(given, SPDL_RECORDS_LINES);
-    spdl__shards *made;
-    uint8_t *window;
-    size_t i;
-    spdl_result result;
-    if (lines != NULL) *lines = NULL;
-    made = spdl__shards_open("lines", lines, sizeof(**lines), files, &desc.allocator, desc.error,
-                             &result);
-    if (made == NULL) return result;
-    window = (uint8_t *)spdl__alloc(&desc.allocator, SPDL__READER_ROOM, 64);
-    if (window == NULL)
-        result = spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: lines: out of memory");
-    for (i = 0; i < files->count && result == SPDL_OK; ++i)
-        result = spdl__lines_scan(made, i, window, desc.max_bytes);
-    spdl__free(&desc.allocator, window, SPDL__READER_ROOM);
-    if (result == SPDL_OK) *lines = (spdl_lines *)(void *)made;
-    else spdl__shards_close(made, sizeof(**lines));
-    return result;
-}
-
-SPDL_API void spdl_lines_close(spdl_lines *lines) {
-    spdl__shards_close((spdl__shards *)(void *)lines, sizeof(*lines));
-}
-
-SPDL_API uint64_t spdl_lines_count(const spdl_lines *lines) { return lines->shards.total; }
-
-SPDL_API spdl_result spdl_lines_read(const spdl_lines *lines, uint64_t index, spdl_record **record,
-                                     spdl_error *error) {
-    const spdl__shards *set = &lines->shards;
-    const spdl__shard *shard;
-    const uint64_t *begins;
-    spdl__reader reader;
-    size_t bytes;
-    spdl_result result;
-    spdl__error_clear(error);
-    if (index >= set->total) return spdl__no_such("line", index, set->total, error);
-    shard = spdl__shards_find(set, index);
-    begins = set->begins + index + (size_t)(shard - set->at);
-    reader = shard->reader;
-    reader.error = error;
-    bytes = (size_t)(begins[1] - begins[0]);
-    result = spdl__reader_record(&reader, &set->allocator, reader.path, begins[0], bytes, record);
-    if (result != SPDL_OK) return result;
-    if (bytes > 0 && (*record)->data[bytes - 1] == '\n') {
-        --bytes;
-        if (bytes > 0 && (*record)->data[bytes - 1] == '\r') --bytes;
-    }
-    (*record)->bytes = bytes;
-    (*record)->data[bytes] = 0;
-    return SPDL_OK;
-}
-
-/* --- tokens --- */
-
-struct spdl_tokens {
-    spdl__shards shards;
-    uint64_t length, windows;
-    int width; /* bytes of a token in the file */
+    uint64_t total, length, windows;
+    size_t width; /* bytes of a token in the file */
 };
 
 /* Finds out where the tokens of a shard are, and counts them. All have as many bytes as those of
@@ -23876,8 +21929,7 @@ SPDL__PRIVATE spdl_result spdl__tokens_head(spdl_tokens *tokens, spdl__shard *sh
     uint64_t count;
     uint8_t head[12] = { 0 };
     uint32_t magic, version;
-    int bytes;
-    size_t have = 0;
+    size_t have = 0, bytes;
     const char *reason = NULL;
     const spdl_result result = raw_bytes == 0 ? spdl__reader_has(r, 0, 1024) : SPDL_OK;
     if (result != SPDL_OK) return result;
@@ -23892,66 +21944,83 @@ SPDL__PRIVATE spdl_result spdl__tokens_head(spdl_tokens *tokens, spdl__shard *sh
                                  (unsigned)magic, (unsigned)version);
     if (bytes != 0 && raw_bytes != 0)
         return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "a header of llm.c: raw_bytes has to be 0");
-    if (raw_bytes != 0) bytes = raw_bytes;
-    count = (r->bytes - shard->data) / (uint64_t)bytes;
-    if (r->bytes % (uint64_t)bytes != 0)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, r->bytes - r->bytes % (uint64_t)bytes,
-                                 "cut off: a token has %d bytes", bytes);
+    if (raw_bytes != 0) bytes = (size_t)raw_bytes;
+    count = (r->bytes - shard->data) / bytes;
+    if (r->bytes % bytes != 0)
+        return spdl__reader_fail(r, SPDL_E_FORMAT, r->bytes - r->bytes % bytes,
+                                 "cut off: a token has %d bytes", (int)bytes);
     if (raw_bytes == 0 && count != spdl__le32(head + 8))
         return spdl__reader_fail(r, SPDL_E_FORMAT, 8, "it says %u tokens, and has %llu",
                                  (unsigned)spdl__le32(head + 8), (spdl__llu)count);
     if (tokens->width != 0 && tokens->width != bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "tokens of %d bytes, behind some of %d",
-                                 bytes, tokens->width);
+                                 (int)bytes, (int)tokens->width);
     tokens->width = bytes;
-    shard->first = tokens->shards.total;
-    tokens->shards.total += count;
+    shard->first = tokens->total;
+    tokens->total += count;
     return SPDL_OK;
+}
+
+SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_files *files,
+                                            const spdl_tokens_desc *desc) {
+    spdl_result result = SPDL_OK;
+    tokens->length = desc->length;
+    tokens->count = files->count;
+    tokens->at = (spdl__shard *)spdl__alloc_zeroed(&desc->allocator, tokens->count,
+                                                   sizeof(*tokens->at), 64);
+    if (tokens->at == NULL)
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: tokens: out of memory");
+    while (result == SPDL_OK && tokens->opened < tokens->count) {
+        spdl__shard *shard = &tokens->at[tokens->opened];
+        result = spdl__reader_open(&shard->reader, files->at[tokens->opened].path, desc->error);
+        tokens->opened += result == SPDL_OK;
+        if (result == SPDL_OK) result = spdl__tokens_head(tokens, shard, desc->raw_bytes);
+    }
+    tokens->windows = tokens->total > 0 ? (tokens->total - 1) / desc->length : 0;
+    if (result == SPDL_OK && tokens->windows == 0)
+        result = spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
+                                   "all files together have %llu tokens, and a window takes %llu",
+                                   (spdl__llu)tokens->total, (spdl__llu)desc->length + 1);
+    return result;
 }
 
 SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
                                       const spdl_tokens_desc *given) {
     spdl_tokens_desc desc;
     spdl_tokens *made;
-    spdl__shards *set;
-    size_t i;
     spdl_result result;
     memset(&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
     spdl__error_clear(desc.error);
     if (tokens != NULL) *tokens = NULL;
+    if (tokens == NULL || files == NULL)
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: tokens: an argument is NULL");
     if (desc.length == 0 || desc.length >= SIZE_MAX / 8)
         return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: tokens: length is %llu",
                                (spdl__llu)desc.length);
     if (desc.raw_bytes != 0 && desc.raw_bytes != 2 && desc.raw_bytes != 4)
         return spdl__error_set(desc.error, SPDL_E_INVALID,
                                "spdl: tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
-    made = (spdl_tokens *)(void *)spdl__shards_open("tokens", tokens, sizeof(*made), files,
-                                                    &desc.allocator, desc.error, &result);
-    if (made == NULL) return result;
-    set = &made->shards;
-    for (i = 0; i < set->count && result == SPDL_OK; ++i) {
-        spdl__shard *shard = &set->at[i];
-        result = spdl__tokens_head(made, shard, desc.raw_bytes);
-        if (result == SPDL_OK && desc.map)
-            shard->map = spdl__os_file_map(shard->reader.file, shard->reader.bytes);
-        if (shard->map == NULL) continue;
-        (void)spdl__os_file_close(shard->reader.file);
-        shard->reader.file = SPDL__NO_FILE;
-    }
-    made->length = desc.length;
-    made->windows = set->total > 0 ? (set->total - 1) / desc.length : 0;
-    if (result == SPDL_OK && made->windows == 0)
-        result = spdl__reader_fail(&set->at[0].reader, SPDL_E_FORMAT, set->at[0].data,
-                                   "all files together have %llu tokens, and a window takes %llu",
-                                   (spdl__llu)set->total, (spdl__llu)desc.length + 1);
+    result = spdl__allocator_check(&desc.allocator, "tokens", desc.error);
+    if (result != SPDL_OK) return result;
+    made = (spdl_tokens *)spdl__alloc_zeroed(&desc.allocator, 1, sizeof(*made), 64);
+    if (made == NULL)
+        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: tokens: out of memory");
+    made->allocator = desc.allocator;
+    result = spdl__tokens_fill(made, files, &desc);
     if (result == SPDL_OK) *tokens = made;
     else spdl_tokens_close(made);
     return result;
 }
 
 SPDL_API void spdl_tokens_close(spdl_tokens *tokens) {
-    spdl__shards_close((spdl__shards *)(void *)tokens, sizeof(*tokens));
+    spdl_allocator allocator;
+    if (tokens == NULL) return;
+    allocator = tokens->allocator;
+    while (tokens->opened > 0)
+        (void)spdl__os_file_close(tokens->at[--tokens->opened].reader.file);
+    spdl__free(&allocator, tokens->at, tokens->count * sizeof(*tokens->at));
+    spdl__free(&allocator, tokens, sizeof(*tokens));
 }
 
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens) { return tokens->windows; }
@@ -23960,162 +22029,100 @@ SPDL_API size_t spdl_tokens_bytes(const spdl_tokens *tokens) {
     return ((size_t)tokens->length + 1) * sizeof(uint32_t);
 }
 
-/* The bytes from the file go to the end of the window. Made wider one by one from the front, no
-   token is written over one that is still to be read. */
+/* So many bytes of a shard. */
+SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t from, void *to,
+                                           size_t bytes, spdl_error *error) {
+    spdl__reader reader;
+    size_t have = 0;
+    const char *reason = spdl__os_file_read(shard->reader.file, to, bytes, from, &have);
+    if (SPDL__LIKELY(reason == NULL)) return SPDL_OK;
+    reader = shard->reader;
+    reader.error = error;
+    return spdl__reader_fail(&reader, SPDL_E_IO, from + have, "%s", reason);
+}
+
+/* Tokens as they lie in the file become numbers: nothing, where the processor has the low byte
+   first. */
+SPDL__PRIVATE void spdl__tokens_order(void *tokens, size_t width, size_t count) {
+    uint8_t *at = (uint8_t *)tokens;
+    const uint16_t one = 1;
+    uint32_t wide;
+    uint16_t narrow;
+    if (*(const uint8_t *)&one == 1) return;
+    for (; count > 0; --count, at += width) {
+        wide = width == 4 ? spdl__le32(at) : 0;
+        narrow = spdl__le16(at);
+        memcpy(at, width == 4 ? (const void *)&wide : &narrow, width);
+    }
+}
+
+SPDL__PRIVATE void spdl__tokens_widen(uint32_t *__restrict to, const uint16_t *__restrict from,
+                                      size_t count) {
+    size_t i;
+    for (i = 0; i < count; ++i) to[i] = from[i];
+}
+
+/* Tokens of 2 bytes as 4, by way of a piece that stays in the nearest cache. */
+SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64_t from,
+                                                uint32_t *to, size_t count, spdl_error *error) {
+    uint16_t piece[8192];
+    spdl_result result = SPDL_OK;
+    size_t done, part;
+    for (done = 0; done < count && result == SPDL_OK; done += part) {
+        part = spdl__min(count - done, sizeof(piece) / sizeof(piece[0]));
+        result = spdl__shard_read(shard, from + done * 2, piece, part * 2, error);
+        if (result != SPDL_OK) return result;
+        spdl__tokens_order(piece, 2, part);
+        spdl__tokens_widen(to + done, piece, part);
+    }
+    return result;
+}
+
+/* A window, over as many shards as it takes, of tokens of `wide` bytes. */
+SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_t index,
+                                              void *window, size_t wide, spdl_error *error) {
+    const size_t width = tokens->width, count = (size_t)tokens->length + 1;
+    const spdl__shard *shard;
+    size_t done, part;
+    spdl_result result = SPDL_OK;
+    spdl__error_clear(error);
+    if (index >= tokens->windows)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: no window %llu: there are %llu",
+                               (spdl__llu)index, (spdl__llu)tokens->windows);
+    if (wide < width)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: windows of uint16_t, but the shards "
+                               "have 4 bytes a token");
+    shard = &tokens->at[spdl__last_at_most(&tokens->at->first, sizeof(*tokens->at), tokens->count,
+                                           index * tokens->length)];
+    for (done = 0; done < count && result == SPDL_OK; done += part, ++shard) {
+        const uint64_t from = shard->data + (index * tokens->length + done - shard->first) * width;
+        char *to = (char *)window + done * wide;
+        part = (size_t)spdl__min(count - done, (shard->reader.bytes - from) / width);
+        if (wide > width) {
+            result = spdl__shard_read_wide(shard, from, (uint32_t *)(void *)to, part, error);
+        } else {
+            result = spdl__shard_read(shard, from, to, part * width, error);
+            if (result == SPDL_OK) spdl__tokens_order(to, width, part);
+        }
+    }
+    return result;
+}
+
 SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, uint32_t *window,
                                       spdl_error *error) {
-    const spdl__shard *shard = spdl__shards_find(&tokens->shards, index * tokens->length);
-    const size_t width = (size_t)tokens->width, count = (size_t)tokens->length + 1;
-    uint8_t *const tail = (uint8_t *)window + count * (sizeof(*window) - width);
-    spdl__reader reader;
-    const char *reason = NULL;
-    size_t done, part, have = 0, i;
-    spdl__error_clear(error);
-    if (index >= tokens->windows) return spdl__no_such("window", index, tokens->windows, error);
-    for (done = 0; done < count; done += part, ++shard) {
-        const uint64_t from = shard->data + (index * tokens->length + done - shard->first) * width;
-        reader = shard->reader;
-        reader.error = error;
-        part = (size_t)spdl__min(count - done, (reader.bytes - from) / width);
-        if (shard->map != NULL) memcpy(tail + done * width, shard->map + from, part * width);
-        else
-            reason = spdl__os_file_read(reader.file, tail + done * width, part * width, from,
-                                        &have);
-        if (reason != NULL) return spdl__reader_fail(&reader, SPDL_E_IO, from + have, "%s", reason);
-    }
-    for (i = 0; i < count; ++i)
-        window[i] = width == 2 ? spdl__le16(tail + 2 * i) : spdl__le32(tail + 4 * i);
-    return SPDL_OK;
+    return spdl__tokens_window(tokens, index, window, 4, error);
 }
 
-/* --- sound --- */
-
-/* The chunk "fmt " at `at`. */
-SPDL__PRIVATE spdl_result spdl__wav_format(const spdl__reader *r, uint64_t at,
-                                           const uint8_t *format, uint64_t bytes,
-                                           spdl_wav_info *info) {
-    static const uint8_t guid[] = { 0, 0, 0, 0, 16, 0, 128, 0, 0, 170, 0, 56, 155, 113 };
-    const unsigned channels = spdl__le16(format + 2), bits = spdl__le16(format + 14);
-    unsigned code = spdl__le16(format);
-    if (code == 0xfffe && bytes >= 40 && memcmp(format + 26, guid, sizeof(guid)) == 0)
-        code = spdl__le16(format + 24);
-    info->channels = (int)channels;
-    info->bits = (int)bits;
-    info->is_float = code == 3;
-    info->rate = spdl__le32(format + 4);
-    info->frame_bytes = channels * (bits / 8);
-    if (!(code == 1 && (bits == 8 || bits == 16 || bits == 24 || bits == 32)) &&
-        !(code == 3 && (bits == 32 || bits == 64)))
-        return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, at, "samples of format %u with %u bits",
-                                 code, bits);
-    if (channels == 0 || info->rate == 0 || spdl__le16(format + 12) != info->frame_bytes)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, at,
-                                 "%u channels, %u frames a second, frames of %u bytes", channels,
-                                 (unsigned)info->rate, (unsigned)spdl__le16(format + 12));
-    return SPDL_OK;
-}
-
-/* Goes through the chunks up to the data. One of odd length is followed by a byte. */
-SPDL__PRIVATE spdl_result spdl__wav_head(spdl__reader *r, spdl_wav_info *info) {
-    const uint8_t *from = spdl__reader_need(r, 0, 12);
-    uint64_t at = 12, bytes = 0, data_bytes = UINT32_MAX;
-    bool format, wide;
-    spdl_result result = SPDL_OK;
-    memset(info, 0, sizeof(*info));
-    if (from == NULL) return r->result;
-    if ((memcmp(from, "RIFF", 4) != 0 && memcmp(from, "RF64", 4) != 0) ||
-        memcmp(from + 8, "WAVE", 4) != 0)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "no WAV file");
-    for (;; at += 8 + bytes + (bytes & 1)) {
-        from = spdl__reader_need(r, at, 8);
-        if (from == NULL) return r->result;
-        bytes = spdl__le32(from + 4);
-        format = memcmp(from, "fmt ", 4) == 0;
-        wide = memcmp(from, "ds64", 4) == 0;
-        if (memcmp(from, "data", 4) == 0) break;
-        result = spdl__reader_has(r, at + 8, bytes);
-        if (result != SPDL_OK) return result;
-        if (!format && !wide) continue;
-        if (bytes < 16)
-            return spdl__reader_fail(r, SPDL_E_FORMAT, at, "a head of %u bytes", (unsigned)bytes);
-        from = spdl__reader_need(r, at + 8, (size_t)spdl__min(bytes, 40));
-        if (from == NULL) return r->result;
-        if (wide) data_bytes = spdl__le64(from + 8);
-        else result = spdl__wav_format(r, at + 8, from, bytes, info);
-        if (result != SPDL_OK) return result;
-    }
-    if (info->channels == 0)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, at, "data, and no format before them");
-    if (bytes == UINT32_MAX) bytes = data_bytes; /* of RF64 */
-    info->offset = at + 8;
-    info->frames = bytes / info->frame_bytes;
-    result = spdl__reader_has(r, at + 8, bytes);
-    if (result != SPDL_OK || bytes % info->frame_bytes == 0) return result;
-    return spdl__reader_fail(r, SPDL_E_FORMAT, at + 4, "%llu bytes are no whole frames of %u",
-                             (spdl__llu)bytes, (unsigned)info->frame_bytes);
-}
-
-SPDL_API spdl_result spdl_wav_parse(const void *data, size_t bytes, spdl_wav_info *info,
-                                    spdl_error *error) {
-    spdl__reader reader;
-    spdl__error_clear(error);
-    if (data == NULL || info == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_wav_parse: an argument is NULL");
-    memset(&reader, 0, sizeof(reader));
-    reader.path = "WAV in memory";
-    reader.error = error;
-    reader.window = (uint8_t *)SPDL__UNCONST(data);
-    reader.bytes = reader.room = reader.have = bytes;
-    return spdl__wav_head(&reader, info);
-}
-
-/* Makes frames out of seconds, no more than there are; false: negative, or NaN. */
-SPDL__PRIVATE bool spdl__wav_frames(double seconds, uint32_t rate, uint64_t most,
-                                    uint64_t *frames) {
-    const double wanted = seconds * rate + 0.5;
-    *frames = wanted >= 0 && wanted < (double)most ? (uint64_t)wanted : most;
-    return seconds >= 0;
-}
-
-SPDL_API spdl_result spdl_wav_load(spdl_record **record, const char *path, double start,
-                                   double seconds, spdl_wav_info *info, spdl_error *error) {
-    static const spdl_allocator plain = { NULL, NULL, NULL };
-    spdl__reader reader;
-    uint8_t window[512];
-    uint64_t first = 0, frames = 0;
-    spdl_result result;
-    spdl__error_clear(error);
-    if (record != NULL) *record = NULL;
-    if (record == NULL || path == NULL || info == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_wav_load: an argument is NULL");
-    result = spdl__reader_open(&reader, path, error);
-    if (result != SPDL_OK) return result;
-    reader.window = window;
-    reader.room = sizeof(window);
-    result = spdl__wav_head(&reader, info);
-    if (result == SPDL_OK) {
-        const bool good = spdl__wav_frames(start, info->rate, info->frames, &first) &&
-                          spdl__wav_frames(seconds, info->rate, info->frames - first, &frames);
-        if (!good || (start > 0 && first == info->frames))
-            result = spdl__reader_fail(&reader, SPDL_E_INVALID, info->offset,
-                                       "%g seconds from %g on, of %g", seconds, start,
-                                       (double)info->frames / info->rate);
-        info->offset += first * info->frame_bytes;
-        info->frames = frames;
-    }
-    if (result == SPDL_OK)
-        result = spdl__reader_record(&reader, &plain, path, info->offset,
-                                     frames * info->frame_bytes, record);
-    (void)spdl__os_file_close(reader.file);
-    return result;
+SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t index,
+                                        uint16_t *window, spdl_error *error) {
+    return spdl__tokens_window(tokens, index, window, 2, error);
 }
 
 /* --- rows --- */
 
-/* The number of what a call is to hand on: that of a source's item, or what its input says. */
-SPDL__PRIVATE spdl_result spdl__row_index(spdl_task *task, const void *in, const char *what,
-                                          uint64_t count, uint64_t *index) {
-    const bool source = task->node->row.kind == SPDL_KIND_SOURCE;
+/* What an index names; a source has none, and makes item spdl_sequence. */
+SPDL__PRIVATE spdl_result spdl__row_index(spdl_task *task, const void *in, bool source,
+                                          const char *what, uint64_t count, uint64_t *index) {
     if (!source && in == NULL) return spdl_fail(task, "NULL, not an index");
     *index = source ? spdl_sequence(task) : ((const spdl_index *)in)->index;
     if (*index < count) return SPDL_OK;
@@ -24129,44 +22136,37 @@ SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
     return result;
 }
 
-SPDL__PRIVATE spdl_result spdl__files_row(spdl_task *task, void *in, void **out) {
+SPDL__PRIVATE spdl_result spdl__files_row(spdl_task *task, void *in, bool source, void **out) {
     const spdl_files *files = (const spdl_files *)spdl_ctx(task);
     uint64_t index = 0;
-    const spdl_result result = spdl__row_index(task, in, "file", files->count, &index);
+    const spdl_result result = spdl__row_index(task, in, source, "file", files->count, &index);
     if (result == SPDL_OK) *out = SPDL__UNCONST(files->at[index].path);
     return result;
 }
 
-SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out) {
+/* The bytes of what spdl_buffer gives in this row. */
+SPDL__PRIVATE size_t spdl__row_bytes(const spdl_task *task) {
+    return (task->node + task->node->places)->row.item_bytes;
+}
+
+SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, bool source, size_t wide,
+                                           void **out) {
     const spdl_tokens *tokens = (const spdl_tokens *)spdl_ctx(task);
-    const spdl__node *node = task->node + task->node->places; /* whose item_bytes a buffer has */
+    const size_t bytes = spdl_tokens_bytes(tokens) / 4 * wide, room = spdl__row_bytes(task);
     uint64_t index = 0;
     spdl_error error;
-    spdl_result result = spdl__row_index(task, in, "window", tokens->windows, &index);
+    spdl_result result = spdl__row_index(task, in, source, "window", tokens->windows, &index);
     if (result != SPDL_OK) return result;
-    if (node->row.item_bytes > 0 && node->row.item_bytes < spdl_tokens_bytes(tokens))
-        return spdl_fail(task, "item_bytes is %llu, and a window takes %llu",
-                         (spdl__llu)node->row.item_bytes,
-                         (spdl__llu)spdl_tokens_bytes(tokens));
+    if (room > 0 && room < bytes)
+        return spdl_fail(task, "item_bytes is %zu, and a window takes %zu", room, bytes);
     *out = spdl_buffer(task);
     if (*out == NULL) return SPDL_E_NOMEM;
-    result = spdl_tokens_read(tokens, index, (uint32_t *)*out, &error);
+    result = spdl__tokens_window(tokens, index, *out, wide, &error);
     return spdl__row_result(task, result, &error);
 }
 
-SPDL__PRIVATE spdl_result spdl__lines_row(spdl_task *task, void *in, void **out) {
-    const spdl_lines *lines = (const spdl_lines *)spdl_ctx(task);
-    spdl_record *record = NULL;
-    uint64_t index = 0;
-    spdl_error error;
-    spdl_result result = spdl__row_index(task, in, "line", lines->shards.total, &index);
-    if (result != SPDL_OK) return result;
-    result = spdl_lines_read(lines, index, &record, &error);
-    *out = record;
-    return spdl__row_result(task, result, &error);
-}
-
-SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, void **out) {
+SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl_records_kind kind,
+                                            void **out) {
     const spdl_records_desc *given = (const spdl_records_desc *)spdl_ctx(task);
     void **state = spdl_state(task);
     spdl_records *opened = NULL;
@@ -24176,7 +22176,7 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, void **ou
     spdl_result result = SPDL_OK;
     memset(&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
-    desc.kind = task->node->row.fn == &spdl__file_rows[5] ? SPDL_RECORDS_TAR : SPDL_RECORDS_LINES;
+    desc.kind = kind;
     desc.error = &error;
     if (*state == NULL) {
         result = spdl_records_open(&opened, (const char *)in, &desc);
@@ -24188,42 +22188,36 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, void **ou
            : result == SPDL_END ? SPDL_SKIP : spdl__row_result(task, result, &error);
 }
 
+#define SPDL__ROW_FN(name, call)                                                                   \
+    SPDL__PRIVATE spdl_result name(spdl_task *task, void *in, void **out) { return call; }
+SPDL__ROW_FN(spdl__files_source, spdl__files_row(task, in, true, out))
+SPDL__ROW_FN(spdl__files_pipe, spdl__files_row(task, in, false, out))
+SPDL__ROW_FN(spdl__tokens_source, spdl__tokens_row(task, in, true, 4, out))
+SPDL__ROW_FN(spdl__tokens_pipe, spdl__tokens_row(task, in, false, 4, out))
+SPDL__ROW_FN(spdl__tokens16_source, spdl__tokens_row(task, in, true, 2, out))
+SPDL__ROW_FN(spdl__tokens16_pipe, spdl__tokens_row(task, in, false, 2, out))
+SPDL__ROW_FN(spdl__tar_pipe, spdl__records_row(task, in, SPDL_RECORDS_TAR, out))
+SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL_RECORDS_LINES, out))
+
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl__file_rows[7] = {
-    { spdl__files_row, "files", "void", "char" },
-    { spdl__files_row, "files_at", "spdl_index", "char" },
-    { spdl__tokens_row, "tokens", "void", "uint32_t" },
-    { spdl__tokens_row, "tokens_at", "spdl_index", "uint32_t" },
-    { spdl__lines_row, "lines_at", "spdl_index", "spdl_record" },
-    { spdl__records_row, "tar", "char", "spdl_record" },
-    { spdl__records_row, "lines", "char", "spdl_record" },
+const spdl_function spdl__file_rows[8] = {
+    { spdl__files_source, "files", "void", "char" },
+    { spdl__files_pipe, "files_at", "spdl_index", "char" },
+    { spdl__tokens_source, "tokens", "void", "uint32_t" },
+    { spdl__tokens_pipe, "tokens_at", "spdl_index", "uint32_t" },
+    { spdl__tokens16_source, "tokens16", "void", "uint16_t" },
+    { spdl__tokens16_pipe, "tokens16_at", "spdl_index", "uint16_t" },
+    { spdl__tar_pipe, "tar", "char", "spdl_record" },
+    { spdl__lines_pipe, "lines", "char", "spdl_record" },
 };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
 #endif
 
-SPDL__COLD uint64_t spdl__position_files(const spdl_pipeline *p) {
-    uint64_t hash = 0;
-    int i;
-    for (i = 0; i < p->count; ++i) {
-        const spdl_function *fn = p->node[i].row.fn;
-        const void *ctx = p->node[i].row.ctx;
-        if (ctx == NULL) continue;
-        if (fn == &spdl__file_rows[0] || fn == &spdl__file_rows[1])
-            hash = spdl__hashed(hash, ((const spdl_files *)ctx)->hash);
-        if (fn == &spdl__file_rows[2] || fn == &spdl__file_rows[3])
-            hash += ((const spdl_tokens *)ctx)->length;
-        if (fn == &spdl__file_rows[2] || fn == &spdl__file_rows[3] || fn == &spdl__file_rows[4])
-            hash = spdl__hashed(hash, ((const spdl__shards *)ctx)->hash);
-    }
-    return hash;
-}
-
-#if 0 /* BRING-UP state-impl */
 /* ============================================================================================= */
 /* >>state-impl
    Positions as text: "spdl.state.1 table=... item_seed=... epoch=... item=... sum=...", fields with
@@ -24236,66 +22230,22 @@ SPDL__COLD uint64_t spdl__position_files(const spdl_pipeline *p) {
 
 #define SPDL__STATE_BEGIN "spdl.state."
 #define SPDL__STATE_VERSION 1
-#define SPDL__STATE_AHEAD 2048 /* items in a text: 4 to a digit */
-
-/* --- writing --- */
 
 SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length) {
     return (uint32_t)spdl_hash(SPDL__STATE_VERSION, text, length);
 }
 
-/* Items ahead of the lowest that is not done, a digit for four. Why it cannot be said, or NULL. */
-SPDL__PRIVATE const char *spdl__state_ahead(spdl__line *line, const spdl__seen *seen) {
-    const uint64_t low = seen->items.low, high = spdl__load_relaxed(&seen->high);
-    const uint64_t lost = spdl__load_relaxed(&seen->lost);
-    char digits[SPDL__STATE_AHEAD / 4];
-    size_t count = 0, some = 0, i;
-    unsigned digit;
-    for (; low + 4 * count < high && count < sizeof(digits) && lost <= low; ++count) {
-        digit = 0;
-        for (i = 0; i < 4; ++i)
-            digit |= (unsigned)spdl__seen_item(seen, low + 4 * count + i) << i;
-        digits[count] = spdl__digits[digit];
-        if (digit > 0) some = count + 1;
-    }
-    if (lost > low || low + 4 * count < high)
-        return "items are more than 2048 ahead of one that is late: .reorder_window bounds that";
-    if (some > 0) spdl__line_add(line, " ahead=", 7);
-    spdl__line_add(line, digits, some);
-    return NULL;
-}
-
-/* What others had delivered of items that are still to come. */
-SPDL__PRIVATE void spdl__state_skips(spdl__line *line, const spdl_pipeline *p,
-                                     const spdl__position *at) {
-    const char *before = " skip=";
-    size_t i;
-    for (i = 0; p->skips != NULL && i < p->skip_count; ++i) {
-        const spdl__skip *skip = &p->skips[i];
-        if (skip->item == SPDL__NEVER || skip->item < p->base + at->source ||
-            (skip->item == p->base + at->source && skip->results <= at->results))
-            continue;
-        spdl__line_number(line, before, skip->item - p->base);
-        spdl__line_number(line, ":", skip->results);
-        before = ",";
-    }
-}
-
 /* The line; why there is none, or NULL. */
 SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *line) {
-    const char *why = p->unsaved;
     spdl__position at;
+    const char *why = spdl__position_read(p, &at);
     line->length = 0;
     line->full = false;
     if (why != NULL) return why;
-    spdl__position_read(p, &at);
-    if (at.results >= SPDL__SPAN_MAX)
-        return "one item has more than 16777214 results, or a row with .flush has made so many and "
-               "never said spdl_gathered";
     spdl__line_number(line, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
     spdl__line_hex(line, " table=", p->table);
     spdl__line_number(line, " item_seed=", p->seed);
-    if (p->files != 0) spdl__line_number(line, " files=", p->files);
+    spdl__line_number(line, " data=", p->data_hash);
     spdl__line_number(line, " epoch=", at.epoch);
     spdl__line_number(line, " item=", at.source);
     spdl__line_number(line, " results=", at.results);
@@ -24303,10 +22253,8 @@ SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *
     spdl__line_number(line, " drops=", at.drops);
     spdl__line_number(line, " delivered=", at.delivered);
     if (p->sampler != NULL) spdl__sampler_describe(p->sampler, at.epoch, line);
-    if (p->seen != NULL) why = spdl__state_ahead(line, p->seen);
-    spdl__state_skips(line, p, &at);
     spdl__line_hex(line, " sum=", spdl__state_sum(line->text, line->length));
-    return why == NULL && line->full ? "it would be longer than SPDL_STATE_BYTES" : why;
+    return line->full ? "it would be longer than SPDL_STATE_BYTES" : NULL;
 }
 
 SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
@@ -24330,15 +22278,9 @@ SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
 typedef struct spdl__state_loads {
     spdl_pipeline *p;
     const char *const *texts;
-    int count;
-    int at;               /* the text at hand */
-    int own;              /* the one that is ours, or -1: the numbers of ranks differ */
-    spdl_sampler sampler; /* for the edits to come: the pipeline's own may be at work */
-    uint64_t *done;       /* what each rank of the run before has delivered */
-    spdl__skip *parts;    /* positions whose items one of them has delivered in part */
-    size_t part_room, part_count;
+    int count, at;        /* the text at hand */
+    spdl_sampler sampler; /* what the load makes of it: the pipeline's own may be at work */
     spdl_error *error;
-    uint64_t bits[SPDL__STATE_AHEAD / 64]; /* what was delivered ahead */
 } spdl__state_loads;
 
 SPDL__PRINTF(3, 4)
@@ -24401,213 +22343,155 @@ SPDL__COLD spdl_result spdl__state_check(const spdl__state_loads *l) {
                              "with sum=none");
 }
 
-/* What is ahead. */
-SPDL__COLD spdl_result spdl__state_read_ahead(spdl__state_loads *l, spdl__start *start) {
-    const char *at = spdl__text_field(l->texts[l->at], "ahead"), *digit;
-    size_t i;
-    memset(l->bits, 0, sizeof(l->bits));
-    for (i = 0; at != NULL && *at != ' '; ++i, ++at) {
-        digit = (const char *)memchr(spdl__digits, *at, 16);
-        if (i == SPDL__STATE_AHEAD / 4 || digit == NULL)
-            return spdl__state_error(l, SPDL_E_FORMAT,
-                                     "has something else than digits in 'ahead='");
-        l->bits[i / 16] |= (uint64_t)(digit - spdl__digits) << i % 16 * 4;
-    }
-    start->ahead = l->bits;
-    start->ahead_bits = i * 4;
-    return SPDL_OK;
-}
-
-/* Parts of items that are still to come, after those of the item at hand. */
-SPDL__COLD spdl_result spdl__state_read_skips(const spdl__state_loads *l, spdl__start *start) {
-    const char *at = spdl__text_field(l->texts[l->at], "skip");
-    const size_t most = SPDL_STATE_BYTES / 4; /* "1:1," */
-    spdl__skip *skip;
-    if (at == NULL) return SPDL_OK;
-    skip = start->skips = (spdl__skip *)spdl__alloc_zeroed(&l->p->allocator, most, sizeof(*skip),
-                                                           sizeof(uint64_t));
-    if (skip == NULL) return spdl__state_error(l, SPDL_E_NOMEM, "needs memory: there is none");
-    start->skip_count = most;
-    skip->item = SPDL__NEVER;
-    skip->results = start->at.results;
-    for (++skip; skip < start->skips + most; ++skip, ++at) {
-        at = spdl__text_number(at, 10, ":", &skip->item);
-        if (at == NULL || *at != ':') break;
-        at = spdl__text_number(at + 1, 10, ", ", &skip->results);
-        if (at == NULL || skip->item < start->at.source || skip->item < skip[-1].item + 1) break;
-        if (*at != ',') return SPDL_OK; /* those behind are of no item, and nothing */
-    }
-    return spdl__state_error(l, SPDL_E_FORMAT, "has something else than item:results in 'skip='");
+/* What a text says of the sampler; l->sampler has its `from` then. */
+SPDL__COLD spdl_result spdl__state_sampler(spdl__state_loads *l) {
+    const char *from = spdl__text_field(l->texts[l->at], "from");
+    spdl_sampler *s = &l->sampler;
+    spdl_error error;
+    const spdl_result result = spdl__sampler_differs(l->p->sampler, l->texts[l->at], &error);
+    if (result != SPDL_OK)
+        return spdl__state_error(l, result, "does not fit: %.300s; to load it all the same write "
+                                 "ours into it and end it with sum=none", error.text);
+    s->from_epoch = s->from = 0;
+    if (from == NULL ||
+        (spdl__text_pair(from, ':', &s->from_epoch, &s->from) && s->from <= s->length))
+        return SPDL_OK;
+    return spdl__state_error(l, SPDL_E_FORMAT, "has something else than EPOCH:POSITION in 'from='");
 }
 
 /* All of a text. */
-SPDL__COLD spdl_result spdl__state_read(spdl__state_loads *l, spdl__start *start) {
+SPDL__COLD spdl_result spdl__state_read(spdl__state_loads *l, spdl__position *at) {
     const uint64_t items = UINT64_MAX >> SPDL__SPAN_BITS, any = SPDL__NEVER - 1;
+    const struct {
+        const char *name;
+        uint64_t most, *number;
+    } fields[] = { { "epoch", items, &at->epoch },     { "item", items, &at->source },
+                   { "results", any, &at->results },   { "batch", items, &at->number },
+                   { "drops", any, &at->drops },       { "delivered", any, &at->delivered } };
     const spdl_pipeline *p = l->p;
-    spdl__position *at = &start->at;
-    spdl_error error;
+    size_t i;
     spdl_result result = spdl__state_check(l);
-    memset(start, 0, sizeof(*start));
-    start->loads = true;
     if (result == SPDL_OK)
         result = spdl__state_same(l, "table", 16, p->table, "a pipeline with other rows");
     if (result == SPDL_OK)
         result = spdl__state_same(l, "item_seed", 10, p->seed, "a run with another seed");
-    if (result == SPDL_OK) result = spdl__state_same(l, "files", 10, p->files, "another data set");
-    if (result == SPDL_OK) result = spdl__state_number(l, "epoch", items, &at->epoch);
-    if (result == SPDL_OK) result = spdl__state_number(l, "item", items, &at->source);
-    if (result == SPDL_OK) result = spdl__state_number(l, "results", any, &at->results);
-    if (result == SPDL_OK) result = spdl__state_number(l, "batch", items, &at->number);
-    if (result == SPDL_OK) result = spdl__state_number(l, "drops", any, &at->drops);
-    if (result == SPDL_OK) result = spdl__state_number(l, "delivered", any, &at->delivered);
-    if (result == SPDL_OK && p->sampler != NULL) {
-        result = spdl__sampler_differs(p->sampler, l->texts[l->at], &error);
-        if (result != SPDL_OK)
-            return spdl__state_error(l, result, "does not fit: %.300s; to load it all the same "
-                                     "write ours into it and end it with sum=none", error.text);
-    }
-    if (result == SPDL_OK) result = spdl__state_read_ahead(l, start);
-    return result == SPDL_OK ? spdl__state_read_skips(l, start) : result;
+    if (result == SPDL_OK)
+        result = spdl__state_same(l, "data", 10, p->data_hash, "another data set");
+    for (i = 0; i < sizeof(fields) / sizeof(fields[0]) && result == SPDL_OK; ++i)
+        result = spdl__state_number(l, fields[i].name, fields[i].most, fields[i].number);
+    return result == SPDL_OK && p->sampler != NULL ? spdl__state_sampler(l) : result;
 }
 
-/* --- samplers and ranks --- */
+/* --- ranks --- */
 
-/* The edits of `from` in place of those of `sampler`; `from` has none then. */
-SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, spdl_sampler *from) {
-    while (sampler->edits > 0) spdl__edit_free(sampler, &sampler->edit[--sampler->edits]);
-    memcpy(sampler->edit, from->edit, sizeof(sampler->edit));
-    sampler->edits = from->edits;
-    from->edits = 0;
+/* Which rank of how many has written the text at hand. */
+SPDL__COLD spdl_result spdl__state_rank(const spdl__state_loads *l, spdl_ranks *of) {
+    const char *at = spdl__text_field(l->texts[l->at], "rank");
+    uint64_t rank, world;
+    const spdl_result result = spdl__state_check(l);
+    if (result != SPDL_OK) return result;
+    if (at == NULL || !spdl__text_pair(at, '/', &rank, &world) || world > INT32_MAX ||
+        rank >= world)
+        return spdl__state_error(l, SPDL_E_FORMAT, "does not say of which rank it is");
+    of->rank = (int)rank;
+    of->world = (int)world;
+    return SPDL_OK;
 }
 
-/* Which ranks the texts are of, and which is to be loaded. */
-SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l) {
-    const spdl_sampler *sampler = l->p->sampler;
-    spdl_ranks ours, of;
-    spdl_result result;
-    if (sampler == NULL && l->count > 1)
-        return spdl__state_error(l, SPDL_E_INVALID, "is one of %d, but only a pipeline whose "
-                                                    "source is SPDL_INDEX can go on with several",
-                                 l->count);
-    if (sampler == NULL) return SPDL_OK;
-    ours = sampler->desc.ranks;
-    l->own = -1;
-    for (; l->at < l->count; ++l->at) {
-        result = spdl__state_check(l);
+/* Whether the texts are of all ranks of a run, each once, or the only one is ours. *own: the one
+   that is ours, or -1: the numbers of ranks differ. */
+SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l, bool *there, int *own) {
+    const spdl_ranks ours = l->sampler.desc.ranks;
+    spdl_ranks of = { 0, 0 };
+    *own = -1;
+    for (l->at = 0; l->at < l->count; ++l->at) {
+        const spdl_result result = spdl__state_rank(l, &of);
         if (result != SPDL_OK) return result;
-        if (!spdl__sampler_rank_of(l->texts[l->at], &of))
-            return spdl__state_error(l, SPDL_E_FORMAT, "does not say of which rank it is");
-        if (of.world == ours.world && of.rank == ours.rank) l->own = l->at;
-        if (l->count == 1 && l->own == 0) return SPDL_OK;
+        if (of.world == ours.world && of.rank == ours.rank) *own = l->at;
+        if (l->count == 1 && *own == 0) return SPDL_OK;
         if (of.world != l->count)
             return spdl__state_error(l, SPDL_E_INVALID, "is of rank %d of %d, this is rank %d of "
                                      "%d: that takes the texts of all %d, not of %d", of.rank,
                                      of.world, ours.rank, ours.world, of.world, l->count);
-        if (l->done[of.rank]++ > 0)
+        if (there[of.rank])
             return spdl__state_error(l, SPDL_E_INVALID, "is the second one of rank %d", of.rank);
+        there[of.rank] = true;
     }
     return SPDL_OK;
 }
 
-/* Whether what a rank has delivered can be said by an item of the source, and results of it. */
-SPDL__COLD bool spdl__state_splits(const spdl_pipeline *p, const spdl__start *start) {
-    uint64_t ahead = start->at.drops + p->deal.children;
-    size_t i;
-    for (i = 0; i < start->ahead_bits; ++i) ahead += start->ahead[i / 64] >> i % 64 & 1;
-    for (i = 0; i < (size_t)p->count; ++i)
-        if (p->node[i].row.flush) ahead += start->at.results;
-    return ahead == 0;
-}
-
-/* An item that one rank of the run before has delivered in part. */
-SPDL__COLD spdl_result spdl__state_part(spdl__state_loads *l, uint64_t epoch, int rank,
-                                        uint64_t item, uint64_t results) {
-    void *parts;
-    if (results == 0 || item == SPDL__NEVER) return SPDL_OK;
-    parts = spdl__room_for(&l->p->allocator, l->parts, &l->part_room, l->part_count, 1,
-                           sizeof(*l->parts));
-    if (parts == NULL) return spdl__state_error(l, SPDL_E_NOMEM, "needs memory: there is none");
-    l->parts = (spdl__skip *)parts;
-    l->parts[l->part_count].item =
-        spdl__sampler_dealt(&l->sampler, epoch, (uint64_t)rank, (uint64_t)l->count, item);
-    l->parts[l->part_count++].results = results;
+/* The texts of all ranks of a run that had another number of them: all are level, or at the end of
+   their epoch. What remains begins at one position. */
+SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at) {
+    const spdl_ranks ours = l->sampler.desc.ranks;
+    const uint64_t world = (uint64_t)l->count, now = (uint64_t)ours.world;
+    uint64_t from_epoch = 0, from = 0;
+    spdl__position all, one;
+    bool level = true, over = true;
+    memset(&all, 0, sizeof(all));
+    for (l->at = 0; l->at < l->count; ++l->at) {
+        spdl_result result = spdl__state_read(l, &one);
+        if (result != SPDL_OK) return result;
+        (void)spdl__state_rank(l, &l->sampler.desc.ranks);
+        if (l->at == 0) {
+            all = one;
+            from_epoch = l->sampler.from_epoch;
+            from = l->sampler.from;
+        } else if (one.epoch != all.epoch || from != l->sampler.from ||
+                   from_epoch != l->sampler.from_epoch) {
+            return spdl__state_error(l, SPDL_E_INVALID, "was not saved in the same epoch as text "
+                                                        "0, or not by the same run");
+        }
+        level = level && one.source == all.source && (one.results | one.drops) == 0;
+        over = over && one.source >= spdl_sampler_length(&l->sampler, one.epoch) &&
+               (one.results | one.drops) == 0;
+    }
+    l->at = 0;
+    if (!level && !over)
+        return spdl__state_error(l, SPDL_E_UNSUPPORTED, "and the others are of %d ranks that had "
+                                 "not taken the same number of whole items: another number of "
+                                 "ranks goes on from where they had, or from the end of an epoch",
+                                 l->count);
+    memset(at, 0, sizeof(*at));
+    at->epoch = all.epoch;
+    at->number = all.number * world / now;
+    at->delivered = all.delivered * world / now;
+    l->sampler.desc.ranks = ours;
+    l->sampler.from = spdl__sampler_first(&l->sampler, at->epoch);
+    l->sampler.from_epoch = at->epoch;
+    l->sampler.from = over || all.source > (l->sampler.length - l->sampler.from) / world
+                          ? l->sampler.length
+                          : l->sampler.from + all.source * world;
     return SPDL_OK;
 }
 
-/* The text at hand, of one of several ranks: what it has delivered. */
-SPDL__COLD spdl_result spdl__state_read_rank(spdl__state_loads *l, spdl__start *all) {
-    const char *first = spdl__text_field(l->texts[0], "left");
-    const char *left = spdl__text_field(l->texts[l->at], "left");
-    spdl_ranks of = { 0, 0 };
-    spdl__start start;
-    size_t k;
-    spdl_result result = spdl__state_read(l, &start);
-    if (result == SPDL_OK && !spdl__state_splits(l->p, &start))
-        result = spdl__state_error(l, SPDL_E_UNSUPPORTED,
-                                   "is of another number of ranks, and not of the end of an epoch: "
-                                   "with these rows that cannot be gone on with");
-    if (result == SPDL_OK && l->at > 0 &&
-        (start.at.epoch != all->at.epoch || (left == NULL) != (first == NULL) ||
-         (left != NULL && !spdl__text_same(left, first))))
-        result = spdl__state_error(l, SPDL_E_INVALID, "was not saved in the same epoch as text 0, "
-                                                      "or not by the same run");
-    if (result == SPDL_OK) {
-        (void)spdl__sampler_rank_of(l->texts[l->at], &of);
-        l->done[of.rank] = start.at.source;
-        all->at.epoch = start.at.epoch;
-        all->at.number += start.at.number;
-        all->at.delivered += start.at.delivered;
-        result = spdl__state_part(l, start.at.epoch, of.rank, start.at.source, start.at.results);
-    }
-    for (k = 0; k < start.skip_count && result == SPDL_OK; ++k)
-        result = spdl__state_part(l, start.at.epoch, of.rank, start.skips[k].item,
-                                  start.skips[k].results);
-    spdl__free(&l->p->allocator, start.skips, start.skip_count * sizeof(*start.skips));
-    return result;
-}
-
-/* The texts of all ranks of a run that had another number of them. */
-SPDL__COLD spdl_result spdl__state_read_ranks(spdl__state_loads *l, spdl__start *start) {
-    const uint64_t world = (uint64_t)l->sampler.desc.ranks.world;
-    spdl_result result = SPDL_OK;
-    size_t k, count = 0;
-    memset(start, 0, sizeof(*start));
-    start->loads = true;
-    for (l->at = 0; l->at < l->count && result == SPDL_OK; ++l->at)
-        result = spdl__state_read_rank(l, start);
-    if (result == SPDL_OK)
-        result = spdl__sampler_resume(&l->sampler, start->at.epoch, l->done, l->count, l->error);
-    if (result != SPDL_OK) return result;
-    start->at.number /= world;
-    start->at.delivered /= world;
-    for (k = 0; k < l->part_count; ++k) {
-        spdl__skip part = l->parts[k];
-        if (spdl__sampler_mine(&l->sampler, start->at.epoch, part.item, &part.item))
-            l->parts[count++] = part;
-    }
-    if (count == 0) return SPDL_OK;
-    qsort(l->parts, count, sizeof(*l->parts), spdl__number_compare);
-    start->skips = (spdl__skip *)spdl__alloc_zeroed(&l->p->allocator, count, sizeof(*start->skips),
-                                                    sizeof(uint64_t));
-    if (start->skips == NULL)
+/* Where the run is to begin. */
+SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *at) {
+    const spdl_allocator *heap = &l->p->allocator;
+    bool *there;
+    int own = 0;
+    spdl_result result;
+    if (l->p->sampler == NULL)
+        return l->count == 1 ? spdl__state_read(l, at)
+                             : spdl__state_error(l, SPDL_E_INVALID, "is one of %d, but only a "
+                                                 "pipeline whose source is SPDL_INDEX can go on "
+                                                 "with several", l->count);
+    l->sampler.desc = l->p->sampler->desc; /* what does not change while it is at work */
+    l->sampler.length = l->p->sampler->length;
+    there = (bool *)spdl__alloc_zeroed(heap, (size_t)l->count, sizeof(*there), 1);
+    if (there == NULL)
         return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl: spdl_state_load: no memory");
-    memcpy(start->skips, l->parts, count * sizeof(*start->skips));
-    start->skip_count = count;
-    return SPDL_OK;
+    result = spdl__state_pick(l, there, &own);
+    spdl__free(heap, there, (size_t)l->count * sizeof(*there));
+    if (result != SPDL_OK) return result;
+    l->at = own >= 0 ? own : 0;
+    return own >= 0 ? spdl__state_read(l, at) : spdl__state_join(l, at);
 }
 
-/* What the run is to begin with. */
-SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__start *start) {
-    spdl_result result = spdl__state_pick(l);
-    if (result != SPDL_OK) return result;
-    l->at = l->own >= 0 ? l->own : 0;
-    if (l->p->sampler != NULL) {
-        l->sampler.desc = l->p->sampler->desc; /* what does not change while it is at work */
-        l->sampler.length = l->p->sampler->length;
-        result = spdl__sampler_adopt(&l->sampler, l->texts[l->at], l->error);
-    }
-    if (result != SPDL_OK) return result;
-    return l->own >= 0 ? spdl__state_read(l, start) : spdl__state_read_ranks(l, start);
+/* The run begins: nothing asks the sampler now. */
+SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from) {
+    sampler->from_epoch = from->from_epoch;
+    sampler->from = from->from;
 }
 
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts, int count,
@@ -24624,40 +22508,31 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     if (i == 0 || i < count)
         return spdl__error_set(error, SPDL_E_INVALID,
                                "spdl: spdl_state_load: no pipeline, or text %d is not there", i);
-    if (p->unsaved != NULL)
+    why = p->unsaved;
+    if (why != NULL)
         return spdl__error_set(error, SPDL_E_UNSUPPORTED,
-                               "spdl: spdl_state_load: this pipeline has no position: %s",
-                               p->unsaved);
+                               "spdl: spdl_state_load: this pipeline has no position: %s", why);
     l.p = p;
     l.texts = texts;
     l.count = count;
     l.error = error;
-    l.done = (uint64_t *)spdl__alloc_zeroed(&p->allocator, (size_t)count, sizeof(*l.done), 8);
-    result = l.done != NULL ? spdl__state_start(&l, &start)
-                            : spdl__error_set(error, SPDL_E_NOMEM,
-                                              "spdl: spdl_state_load: no memory");
-    if (result == SPDL_OK) {
-        if (p->sampler != NULL) start.sampler = &l.sampler;
-        result = spdl__pipeline_go(p, &start, deadline);
-        why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
-              : spdl__load32(&p->failed) ? p->error.text
-                                         : "not in a stage, beside next or push, or after a fork";
-        if (result != SPDL_OK)
-            (void)spdl__error_set(error, result, "spdl: spdl_state_load: %s", why);
-    }
-    if (result != SPDL_OK) /* else they are the pipeline's */
-        spdl__free(&p->allocator, start.skips, start.skip_count * sizeof(*start.skips));
-    while (l.sampler.edits > 0) spdl__edit_free(&l.sampler, &l.sampler.edit[--l.sampler.edits]);
-    spdl__free(&p->allocator, l.done, (size_t)count * sizeof(*l.done));
-    spdl__free(&p->allocator, l.parts, l.part_room * sizeof(*l.parts));
-    return result;
+    result = spdl__state_start(&l, &start.at);
+    if (result != SPDL_OK) return result;
+    start.loads = true;
+    if (p->sampler != NULL) start.sampler = &l.sampler;
+    result = spdl__pipeline_go(p, &start, deadline);
+    if (result == SPDL_OK) return SPDL_OK;
+    why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
+          : spdl__load32(&p->failed) ? spdl_pipeline_error(p)->text
+                                     : "not in a stage, beside next or push, or after a fork";
+    return spdl__error_set(error, result, "spdl: spdl_state_load: %s", why);
 }
 
 /* --- random numbers --- */
 
 SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     const spdl_pipeline *p = task->pipeline;
-    const spdl_sampler *sampler = p->mix == NULL ? p->sampler : NULL;
+    const spdl_sampler *sampler = p->sampler;
     const uint64_t epoch = spdl_epoch(task);
     uint64_t item = task->sequence, key = p->seed, kind = task->flushing ? 3 : 1;
     if (task->node->in_batches && !task->flushing) kind = 2;
@@ -24670,7 +22545,6 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     key = spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) ^ (epoch * 0x9e3779b97f4a7c15u + kind));
     return spdl__mix(key ^ (item * 0x9e3779b97f4a7c15u + 1));
 }
-#endif /* BRING-UP */
 
 /* ============================================================================================= */
 /* >>trace-impl

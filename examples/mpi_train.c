@@ -66,9 +66,9 @@ static share open_share(int trainer, const checkpoint *c) {
     const char *texts[RANKS];
     share s = { NULL, NULL };
     spdl_sampler_desc order = { .order = SPDL_SAMPLE_SHUFFLED, .count = images, .seed = 1998,
-                                .draws = images / GLOBAL * GLOBAL, .data_hash = hash,
+                                .draws = images / GLOBAL * GLOBAL,
                                 .ranks = { trainer, trainers }, .error = &error };
-    spdl_pipeline_desc desc = { .workers = 2, .seed = 1998, .error = &error };
+    spdl_pipeline_desc desc = { .workers = 2, .seed = 1998, .data_hash = hash, .error = &error };
     for (int i = 0; i < c->world; i++) texts[i] = c->of[i].at;
     if (spdl_sampler_create(&s.sampler, &order) != SPDL_OK
         || spdl_pipeline_create(&s.p, &desc, SPDL_STAGES(

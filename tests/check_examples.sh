@@ -145,12 +145,18 @@ run_example() {
         ;;
     loader_process)
         check "loader_process" run ./loader_process
-        for how in kill again; do
+        for how in kill resume; do
             check "loader_process $how trains the same model" fails_with 0 \
                 "$(./loader_process | cut -d';' -f1)" ./loader_process $how
         done
-        check "loader_process poison leaves out one" fails_with 0 "left out: 1" \
-            ./loader_process poison
+        check "loader_process poison names the call" fails_with 1 \
+            "in stage 1 'decode', item 137" ./loader_process poison
+        ;;
+    loaders_in_turn)
+        for n in 1 2 4; do
+            check "loaders_in_turn $n gives the same items" fails_with 0 \
+                "$(./loaders_in_turn | cut -d: -f2)" ./loaders_in_turn $n
+        done
         ;;
     quickstart)
         check "quickstart" run ./quickstart

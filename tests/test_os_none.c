@@ -220,7 +220,7 @@ static void files_without_folders(void) {
     CHECK_EQ(spdl_files_count(files), 2);
     CHECK_EQ(spdl_files_bytes(files, 1), 2 * (strlen(path) + 1));
     REQUIRE(spdl_pipeline_create(&p, &plain, SPDL_STAGES(
-        SPDL_FILES(files), SPDL_LINES(NULL, .concurrency = 2), SPDL_SINK(2))) == SPDL_OK);
+        SPDL_FILES(files), SPDL_LINES(NULL), SPDL_SINK(2))) == SPDL_OK);
     for (; SPDL_NEXT(p, &line, SPDL_FOREVER) == SPDL_OK; ++count) {
         CHECK_STR((const char *)line->data, path);
         spdl_record_free(line);
@@ -241,29 +241,17 @@ SPDL_FN(ten_numbers, void, int) {
     return SPDL_OK;
 }
 
-/* A loader has no other process: its pipelines run in calls of next. */
+/* Without processes there is no loader: it says what to do. */
 static void a_loader_without_processes(void) {
-    spdl_loader_desc desc = { .children = 2 };
-    spdl_loader_status status;
-    spdl_loader_batch batch;
-    spdl_loader *l;
-    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(
-                SPDL_SOURCE(ten_numbers), SPDL_BATCH(2, .item_bytes = sizeof(int)),
-                SPDL_SINK(1))) == SPDL_OK);
-    spdl_loader_read(l, &status);
-    CHECK_EQ(status.start, SPDL_LOADER_IN_PROCESS);
-    for (int k = 0; k < 2; ++k) {
-        for (int i = 0; i < 5; ++i) {
-            REQUIRE(spdl_loader_next(l, &batch, SPDL_FOREVER) == SPDL_OK);
-            CHECK_EQ(((int *)batch.data)[1], 2 * i + 1);
-            CHECK_EQ(batch.child, i % 2);
-            CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
-        }
-        CHECK_EQ(spdl_loader_next(l, &batch, SPDL_FOREVER), SPDL_END);
-        CHECK_EQ(spdl_loader_rewind(l, 0, SPDL_FOREVER), SPDL_OK);
-    }
-    spdl_loader_close(l);
-    CHECK_EQ(spdl_loader_attach(&l, "none", 1, NULL), SPDL_E_UNSUPPORTED);
+    spdl_loader *l = (spdl_loader *)&l;
+    spdl_error error;
+    spdl_loader_desc desc = { .error = &error };
+    CHECK_EQ(spdl_loader_open(&l, &desc, SPDL_STAGES(
+                 SPDL_SOURCE(ten_numbers), SPDL_BATCH(2, .item_bytes = sizeof(int)),
+                 SPDL_SINK(1))), SPDL_E_UNSUPPORTED);
+    CHECK(l == NULL && strstr(error.text, "create a pipeline of the same rows") != NULL);
+    spdl_loader_close(NULL);
+    CHECK_EQ(spdl_loader_next(NULL, NULL, 0), SPDL_E_INVALID);
 }
 
 TEST_TABLE(os_none) {
