@@ -1,25 +1,25 @@
 #!/bin/sh
-# Every public function has a comment directly above it that says what it does, and then has the
-# lines Returns: Threads: Blocks: Owns: in this order. Offenders are named with file and line.
+# Every public function has a comment directly above it that says what it does, and has a line
+# Returns: if it returns anything. The lines Returns: Threads: Blocks: Owns: stand in this order.
+# Offenders are named with file and line.
 . "$(dirname "$0")/tally.sh"
 
 for header in spdl.h spdl_cuda.h; do
     awk '
-        function judge(    i, line, k) {
+        function judge(    i, line, k, n, returns) {
             if (!closed) return "no comment directly above"
-            k = 1
             for (i = 1; i <= lines; ++i) {
                 line = text[i]
                 sub(/^[ \/*]*/, "", line)
-                if (k <= 4 && index(line, word[k]) == 1) {
-                    if (k == 1 && i == 1) return "does not say what it does"
-                    if (line ~ /^[A-Z][a-z]*:[ *\/]*$/) return "nothing behind " word[k]
-                    ++k
-                } else if (line ~ /^(Returns|Threads|Blocks|Owns):/) {
-                    return "out of order: " line
-                }
+                if (line !~ /^(Returns|Threads|Blocks|Owns):/) continue
+                for (n = 1; index(line, word[n]) != 1; ++n) {}
+                if (i == 1) return "does not say what it does"
+                if (n <= k) return "out of order: " line
+                if (line ~ /^[A-Z][a-z]*:[ *\/]*$/) return "nothing behind " word[n]
+                returns = returns || n == 1
+                k = n
             }
-            return k > 4 ? "" : "no line " word[k]
+            return returns || $0 ~ /^SPDL_API void [a-z]/ ? "" : "no line Returns:"
         }
         BEGIN { split("Returns: Threads: Blocks: Owns:", word, " ") }
         /^#if.*SPDL_(CUDA_)?IMPLEMENTATION/ { exit }
