@@ -618,13 +618,14 @@ struct spdl_cuda {
     long process;
     void *context;             /* the primary one of the device */
     void *stream, *back;       /* copies there, copies back */
-    uint64_t memory;           /* of the device slots, when it is ours */
-    uint64_t output_memory;
+    uint64_t memory;           /* ours: of the device slots, unless the desc has it; of outputs */
     size_t stride, output_stride;
     spdl__cuda_slab *outputs_at; /* their host side */
-    spdl__cuda_slot *slot;
-    spdl__cuda_output *output;
+    spdl__cuda_slot *slot;       /* the first of one block, with: */
     spdl__cuda_transfer *transfer;
+    spdl__cuda_output *output;
+    void **event;
+    int events;
     spdl_ring *free_slots, *free_outputs;
     spdl__os_event nap; /* nobody wakes it */
     char pad0[SPDL_CACHE_LINE];
@@ -1086,8 +1087,8 @@ SPDL__PRIVATE spdl_result spdl__event_wait(spdl_cuda *cuda, void *event, uint64_
     }
 }
 
-/* Waits until a copy has been reaped, if any is under way; with `two`, when three are, two: half the
-   calls, and there is still one to go on with. */
+/* Waits until a copy has been reaped, if any is under way; with `two`, when three are, two: half
+   the calls, and there is still one to go on with. */
 SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadline, bool two) {
     const uint64_t start = spdl_time_ns(), reclaimed = spdl__load(&cuda->reclaimed);
     const uint64_t flying = spdl__load(&cuda->sent) - reclaimed;
@@ -1726,34 +1727,38 @@ SPDL__PRIVATE spdl_result spdl__cuda_ring(const spdl_cuda *cuda, spdl_ring **rin
     return spdl_ring_create(ring, &desc);
 }
 
-/* The host's side: tables and rings. */
-SPDL__PRIVATE spdl_result spdl__cuda_make_host(spdl_cuda *cuda) {
-    const spdl_allocator *allocator = &cuda->desc.allocator;
-    const size_t slots = (size_t)cuda->desc.device_slots;
-    const size_t outputs = (size_t)cuda->desc.output_slots;
-    spdl_result result;
-    cuda->slot = (spdl__cuda_slot *)spdl__alloc_zeroed(allocator, slots, sizeof(*cuda->slot), 0);
-    cuda->transfer = (spdl__cuda_transfer *)spdl__alloc_zeroed(allocator, slots,
-                                                               sizeof(*cuda->transfer), 0);
-    cuda->output = (spdl__cuda_output *)spdl__alloc_zeroed(allocator, outputs + 1,
-                                                           sizeof(*cuda->output), 0);
-    if (cuda->slot == NULL || cuda->transfer == NULL || cuda->output == NULL) return SPDL_E_NOMEM;
-    result = spdl__cuda_ring(cuda, &cuda->free_slots, cuda->desc.device_slots);
-    if (result == SPDL_OK)
-        result = spdl__cuda_ring(cuda, &cuda->free_outputs, cuda->desc.output_slots);
-    return result;
+SPDL__PRIVATE size_t spdl__cuda_table_bytes(const spdl_cuda *cuda) {
+    return (size_t)cuda->desc.device_slots * (sizeof(*cuda->slot) + sizeof(*cuda->transfer)) +
+           (size_t)cuda->desc.output_slots * sizeof(*cuda->output) +
+           (size_t)cuda->events * sizeof(*cuda->event);
 }
 
-/* Device memory for `count` slots. */
-SPDL__PRIVATE spdl_result spdl__cuda_malloc(spdl_cuda *cuda, uint64_t *memory, int count,
-                                            size_t stride) {
+/* The host's side: tables and rings. */
+SPDL__PRIVATE spdl_result spdl__cuda_make_host(spdl_cuda *cuda) {
+    const int slots = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
+    spdl_result result;
+    cuda->events = slots * (1 + SPDL_CUDA_MAX_READERS) + 2 * outputs;
+    cuda->slot = (spdl__cuda_slot *)spdl__alloc_zeroed(&cuda->desc.allocator, 1,
+                                                       spdl__cuda_table_bytes(cuda), 0);
+    if (cuda->slot == NULL) return SPDL_E_NOMEM;
+    cuda->transfer = (spdl__cuda_transfer *)(void *)(cuda->slot + slots);
+    cuda->output = (spdl__cuda_output *)(void *)(cuda->transfer + slots);
+    cuda->event = (void **)(void *)(cuda->output + outputs);
+    result = spdl__cuda_ring(cuda, &cuda->free_slots, slots);
+    return result == SPDL_OK ? spdl__cuda_ring(cuda, &cuda->free_outputs, outputs) : result;
+}
+
+/* Device memory, for what has none. */
+SPDL__PRIVATE spdl_result spdl__cuda_malloc(spdl_cuda *cuda) {
+    const size_t slots = cuda->desc.device_memory == NULL ? (size_t)cuda->desc.device_slots : 0;
+    const size_t bytes = slots * cuda->stride +
+                         (size_t)cuda->desc.output_slots * cuda->output_stride;
     spdl_result result;
     int code;
-    if (count == 0) return SPDL_OK;
-    if ((size_t)count > (SIZE_MAX / 2) / stride) return SPDL_E_NOMEM;
-    code = cuda->api.MemAlloc(memory, (size_t)count * stride);
+    if (bytes == 0) return SPDL_OK;
+    code = cuda->api.MemAlloc(&cuda->memory, bytes);
     if (code == 0) return SPDL_OK;
-    *memory = 0;
+    cuda->memory = 0;
     result = spdl__cuda_fail(cuda, "cuMemAlloc", code);
     return code == SPDL__CU_OUT_OF_MEMORY ? SPDL_E_NOMEM : result;
 }
@@ -1765,26 +1770,15 @@ SPDL__PRIVATE spdl_result spdl__stream_make(spdl_cuda *cuda, void **stream) {
     return result;
 }
 
-SPDL__PRIVATE spdl_result spdl__event_make(spdl_cuda *cuda, void **event, unsigned flags) {
-    const spdl_result result = SPDL__CUDA_TRY(cuda, EventCreate, (event, flags));
-    if (result != SPDL_OK) *event = NULL;
-    return result;
-}
-
-/* Copies' events sleep when they are waited for; readers' events only streams wait for. */
+/* First those of copies: they sleep when they are waited for; only streams wait for the others. */
 SPDL__PRIVATE spdl_result spdl__cuda_make_events(spdl_cuda *cuda) {
     const unsigned plain = SPDL__CU_DISABLE_TIMING, sleeps = plain | SPDL__CU_BLOCKING_SYNC;
+    const int copies = cuda->desc.device_slots + cuda->desc.output_slots;
     spdl_result result = SPDL_OK;
-    int i, k;
-    for (i = 0; i < cuda->desc.device_slots && result == SPDL_OK; ++i) {
-        result = spdl__event_make(cuda, &cuda->transfer[i].event, sleeps);
-        for (k = 0; k < SPDL_CUDA_MAX_READERS && result == SPDL_OK; ++k)
-            result = spdl__event_make(cuda, &cuda->slot[i].reader[k].event, plain);
-    }
-    for (i = 0; i < cuda->desc.output_slots && result == SPDL_OK; ++i) {
-        result = spdl__event_make(cuda, &cuda->output[i].copied, sleeps);
-        if (result == SPDL_OK)
-            result = spdl__event_make(cuda, &cuda->output[i].kernels.event, plain);
+    int i;
+    for (i = 0; i < cuda->events && result == SPDL_OK; ++i) {
+        result = SPDL__CUDA_TRY(cuda, EventCreate, (&cuda->event[i], i < copies ? sleeps : plain));
+        if (result != SPDL_OK) cuda->event[i] = NULL;
     }
     return result;
 }
@@ -1801,11 +1795,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
     }
     result = spdl__cuda_enter(cuda, &scope, true);
     if (result != SPDL_OK) return result;
-    if (desc->device_memory == NULL)
-        result = spdl__cuda_malloc(cuda, &cuda->memory, desc->device_slots, cuda->stride);
-    if (result == SPDL_OK)
-        result = spdl__cuda_malloc(cuda, &cuda->output_memory, desc->output_slots,
-                                   cuda->output_stride);
+    result = spdl__cuda_malloc(cuda);
     if (result == SPDL_OK) result = spdl__stream_make(cuda, &cuda->stream);
     if (result == SPDL_OK && desc->output_slots > 0) result = spdl__stream_make(cuda, &cuda->back);
     if (result == SPDL_OK) result = spdl__cuda_make_events(cuda);
@@ -1817,43 +1807,32 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
 
 /* All slots are free. */
 SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
-    const uintptr_t device = cuda->desc.device_memory != NULL
-                                 ? (uintptr_t)cuda->desc.device_memory
-                                 : (uintptr_t)cuda->memory;
-    int i;
-    for (i = 0; i < cuda->desc.device_slots; ++i) {
+    const int slots = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
+    uintptr_t device = (uintptr_t)cuda->memory;
+    void **copied = cuda->event, **read = cuda->event + slots + outputs;
+    int i, k;
+    if (cuda->desc.device_memory != NULL) device = (uintptr_t)cuda->desc.device_memory;
+    for (i = 0; i < slots; ++i) {
         spdl__cuda_slot *slot = &cuda->slot[i];
         slot->batch.dev = (void *)(device + (size_t)i * cuda->stride);
         slot->batch.slot = i;
         slot->batch.cuda = cuda;
         slot->batch.slot_ = slot;
+        for (k = 0; k < SPDL_CUDA_MAX_READERS; ++k) slot->reader[k].event = *read++;
+        cuda->transfer[i].event = *copied++;
         (void)spdl_ring_try_push(cuda->free_slots, &slot);
     }
-    for (i = 0; i < cuda->desc.output_slots; ++i) {
+    device = (uintptr_t)cuda->memory;
+    if (cuda->desc.device_memory == NULL) device += (size_t)slots * cuda->stride;
+    for (i = 0; i < outputs; ++i) {
         spdl__cuda_output *output = &cuda->output[i];
-        const size_t at = (size_t)i * cuda->output_stride;
-        output->out.host = cuda->outputs_at->base + at;
-        output->out.dev = (void *)((uintptr_t)cuda->output_memory + at);
+        output->out.host = cuda->outputs_at->base + (size_t)i * cuda->output_stride;
+        output->out.dev = (void *)(device + (size_t)i * cuda->output_stride);
         output->out.slot = i;
         output->out.cuda = cuda;
+        output->kernels.event = *read++;
+        output->copied = *copied++;
         (void)spdl_ring_try_push(cuda->free_outputs, &output);
-    }
-}
-
-SPDL__PRIVATE void spdl__event_end(spdl_cuda *cuda, void *event) {
-    if (event != NULL) (void)SPDL__CUDA_TRY(cuda, EventDestroy, (event));
-}
-
-SPDL__PRIVATE void spdl__cuda_end_events(spdl_cuda *cuda) {
-    int i, k;
-    for (i = 0; i < cuda->desc.device_slots; ++i) {
-        spdl__event_end(cuda, cuda->transfer[i].event);
-        for (k = 0; k < SPDL_CUDA_MAX_READERS; ++k)
-            spdl__event_end(cuda, cuda->slot[i].reader[k].event);
-    }
-    for (i = 0; i < cuda->desc.output_slots; ++i) {
-        spdl__event_end(cuda, cuda->output[i].copied);
-        spdl__event_end(cuda, cuda->output[i].kernels.event);
     }
 }
 
@@ -1878,12 +1857,14 @@ SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
     const bool there = cuda->context != NULL && spdl__load32(&cuda->unloading) == 0;
     spdl__cuda_scope scope;
     const bool entered = there && spdl__cuda_enter(cuda, &scope, true) == SPDL_OK;
+    int i;
     if (entered) {
-        spdl__cuda_end_events(cuda);
+        for (i = 0; i < cuda->events; ++i)
+            if (cuda->event[i] != NULL)
+                (void)SPDL__CUDA_TRY(cuda, EventDestroy, (cuda->event[i]));
         if (cuda->stream != NULL) (void)SPDL__CUDA_TRY(cuda, StreamDestroy, (cuda->stream));
         if (cuda->back != NULL) (void)SPDL__CUDA_TRY(cuda, StreamDestroy, (cuda->back));
         if (cuda->memory != 0) (void)SPDL__CUDA_TRY(cuda, MemFree, (cuda->memory));
-        if (cuda->output_memory != 0) (void)SPDL__CUDA_TRY(cuda, MemFree, (cuda->output_memory));
     }
     spdl__cuda_end_slabs(cuda, entered);
     if (entered) spdl__cuda_leave(cuda, &scope);
@@ -1896,8 +1877,6 @@ SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
 /* Frees whatever there is; nothing is in flight. */
 SPDL__PRIVATE void spdl__cuda_release(spdl_cuda *cuda) {
     const spdl_allocator allocator = cuda->desc.allocator;
-    const size_t slots = (size_t)cuda->desc.device_slots;
-    const size_t outputs = (size_t)cuda->desc.output_slots;
     if (cuda->locks_made) {
         spdl__cuda_release_device(cuda);
         pthread_mutex_destroy(&cuda->error_lock);
@@ -1906,9 +1885,7 @@ SPDL__PRIVATE void spdl__cuda_release(spdl_cuda *cuda) {
     if (cuda->nap_made) spdl__os_event_fini(&cuda->nap);
     spdl_ring_destroy(cuda->free_slots, NULL, NULL);
     spdl_ring_destroy(cuda->free_outputs, NULL, NULL);
-    spdl__free(&allocator, cuda->transfer, slots * sizeof(*cuda->transfer));
-    spdl__free(&allocator, cuda->output, (outputs + 1) * sizeof(*cuda->output));
-    spdl__free(&allocator, cuda->slot, slots * sizeof(*cuda->slot));
+    spdl__free(&allocator, cuda->slot, spdl__cuda_table_bytes(cuda));
     spdl__free(&allocator, cuda, sizeof(*cuda));
 }
 
