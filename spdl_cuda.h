@@ -799,8 +799,8 @@ SPDL__PRIVATE void spdl__copies_settle(spdl_cuda *cuda, spdl_cuda_stream stream)
     spdl__stream_settle(cuda, &copies);
 }
 
-/* Records the end of the work on a stream. */
-SPDL__PRIVATE spdl_result spdl__work_record(spdl_cuda *cuda, const spdl__cuda_reader *reader) {
+/* Records the end of the work on a stream: of a reader for E3, of an output's kernels for D1. */
+SPDL__PRIVATE spdl_result spdl__work_record(spdl_cuda *cuda, spdl__cuda_reader *reader) {
     spdl__cuda_scope scope;
     spdl_result result;
     if (reader->thread != 0 && reader->thread != spdl__os_thread_id())
@@ -811,6 +811,7 @@ SPDL__PRIVATE spdl_result spdl__work_record(spdl_cuda *cuda, const spdl__cuda_re
     result = spdl__stream_check(cuda, reader->stream);
     if (result == SPDL_OK)
         result = SPDL__CUDA_TRY(cuda, EventRecord, (reader->event, reader->stream));
+    if (result == SPDL_OK) reader->state = SPDL__READER_DONE;
     spdl__cuda_leave(cuda, &scope);
     return result;
 }
@@ -888,25 +889,17 @@ SPDL__PRIVATE spdl_result spdl__slab_register(spdl_cuda *cuda, spdl__cuda_slab *
 /* Pages of the device's node, if it has room, huge ones, and none for children: a forked child must
    not move pinned pages. */
 SPDL__PRIVATE void spdl__slab_advise(const spdl_cuda *cuda, const spdl__cuda_slab *slab) {
-#if defined(__linux__) && defined(SYS_mbind)
     const long dont_fork = 10, huge_pages = 14, preferred = 1, bits = 64;
     const uint64_t mask = (uint64_t)1 << (cuda->numa_node & 63);
     (void)syscall(SYS_madvise, slab->base, slab->bytes, dont_fork);
     (void)syscall(SYS_madvise, slab->base, slab->bytes, huge_pages);
     if (cuda->numa_node >= 0 && cuda->numa_node < 64)
         (void)syscall(SYS_mbind, slab->base, slab->bytes, preferred, &mask, bits + 1, 0L);
-#else
-    (void)cuda, (void)slab;
-#endif
 }
 
 /* Maps memory that begins on a huge page, when it is large enough to have one. */
 SPDL__PRIVATE char *spdl__map(size_t bytes) {
-#if defined(__linux__)
-    const int anonymous = 0x20; /* hidden in strict ISO mode */
-#else
-    const int anonymous = MAP_ANON;
-#endif
+    const int anonymous = 0x20; /* MAP_ANONYMOUS, which is hidden in strict ISO mode */
     const size_t more = bytes >= SPDL__HUGE_PAGE ? SPDL__HUGE_PAGE : 0;
     void *memory =
         mmap(NULL, bytes + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | anonymous, -1, 0);
@@ -1383,20 +1376,13 @@ SPDL__PRIVATE void spdl__slot_retire(spdl_cuda *cuda, spdl__cuda_slot *slot) {
     (void)spdl_ring_try_push(cuda->free_slots, &slot);
 }
 
-/* E3: records the end of one reader. */
-SPDL__PRIVATE spdl_result spdl__reader_done(spdl_cuda *cuda, spdl__cuda_reader *reader) {
-    const spdl_result result = spdl__work_record(cuda, reader);
-    if (result == SPDL_OK) reader->state = SPDL__READER_DONE;
-    return result;
-}
-
 /* Is done with the batch on every stream that still reads it. */
 SPDL__PRIVATE spdl_result spdl__slot_finish(spdl_cuda *cuda, spdl__cuda_slot *slot) {
     spdl_result result = SPDL_OK;
     int i;
     for (i = 0; i < SPDL_CUDA_MAX_READERS && result == SPDL_OK; ++i)
         if (slot->reader[i].state == SPDL__READER_READING)
-            result = spdl__reader_done(cuda, &slot->reader[i]);
+            result = spdl__work_record(cuda, &slot->reader[i]);
     return result;
 }
 
@@ -1426,7 +1412,7 @@ SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stre
     if (reader == NULL || reader->state != SPDL__READER_READING)
         return spdl__cuda_refuse(batch->cuda, SPDL_E_INVALID,
                                  "done: the batch was not made ready on this stream");
-    result = spdl__reader_done(batch->cuda, reader);
+    result = spdl__work_record(batch->cuda, reader);
     if (result != SPDL_OK) return result;
     for (i = 0; i < SPDL_CUDA_MAX_READERS; ++i)
         if (slot->reader[i].state == SPDL__READER_READING) return SPDL_OK;

@@ -1,5 +1,5 @@
-/* spdl_cuda.h: slots, memory, the iterator, streams, devices. All of it runs on the stand-in for the CUDA
-   runtime and, built with CUDA_REAL, on a device; failures are in test_cuda_fault.c. */
+/* spdl_cuda.h: slots, memory, the iterator, streams, devices. All of it runs on the stand-in for
+   CUDA and, built with CUDA_REAL, on a device; failures are in test_cuda_fault.c. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -741,7 +741,8 @@ static void iterators_end_in_the_middle(void) {
         }
 }
 
-/* A loader whose slots the trainer has all, as those under way are: it says so until one is back. */
+/* A loader whose slots the trainer has all, as those under way are: it says so until one is
+   back. */
 static spdl_result limited_next(void *source, void **out, int64_t timeout_ns) {
     const spdl_result result = flow_next(source, out, 0);
     (void)timeout_ns;

@@ -1,6 +1,6 @@
-/* spdl_cuda.h: what comes back, rows that answer items, what a missing edge does, and random programs
-   of all of it. On the stand-in for CUDA and, built with CUDA_REAL, on a device; failures are in
-   test_cuda_fault.c. */
+/* spdl_cuda.h: what comes back, rows that answer items, what a missing edge does, and random
+   programs of all of it. On the stand-in for CUDA and, built with CUDA_REAL, on a device; failures
+   are in test_cuda_fault.c. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -331,8 +331,8 @@ static void there_kernels_and_back_overlap(void) {
 
 /* ---- an edge is missing ----
    Each edge is judged by itself, in every build: what has to come first is held, and what has to
-   come behind it is given time to run. It may only with the edge left out; then the bytes are wrong.
-   ThreadSanitizer sees the race as well. */
+   come behind it is given time to run. It runs only with the edge left out; then the bytes are
+   wrong. ThreadSanitizer sees the race as well. */
 
 typedef enum edge { D1, D2, D3, D4 } edge;
 

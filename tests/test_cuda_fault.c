@@ -1257,8 +1257,8 @@ static gate gate_now(const spdl_cuda *cuda) {
     return g;
 }
 
-/* What is sent ahead, up to three batches, and what two waits call, may be of batches outside of the
-   run. A little more than 6 calls a batch cannot hide all the same. */
+/* What is sent ahead, up to three batches, and what two waits call, may be of batches outside of
+   the run. A little more than 6 calls a batch cannot hide all the same. */
 static void gate_check(const char *what, const gate *a, const gate *b, double most) {
     const uint64_t copies = b->sim.copies - a->sim.copies; /* one for each batch */
     const double sent = copies > GATE_BATCHES ? (double)copies : GATE_BATCHES;
@@ -1288,7 +1288,7 @@ static void slots_cost_no_more_than_they_may(void) {
     gate_check("slots", &before, &after, 8.0);
     CHECK_EQ(kit_wrong(), 0);
     CHECK_EQ(after.cuda.pageable_bytes, 0);
-    CHECK(after.sim.pinned_bytes <= 5 * (FLOW_SLOT + 4096)); /* blocks: one more than slots, or two */
+    CHECK(after.sim.pinned_bytes <= 5 * (FLOW_SLOT + 4096)); /* slots, and one or two */
     spdl_cuda_close(cuda);
     kit_stream_free(stream);
     nothing_is_left();
@@ -1426,8 +1426,8 @@ static void copies_hide_behind_kernels(void) {
 
 /* ---- an edge is missing ----
    Each edge is judged by itself, in every build: what has to come first is held, and what has to
-   come behind it is given time to run. It may only with the edge left out; then the bytes are wrong.
-   ThreadSanitizer sees the race as well. */
+   come behind it is given time to run. It runs only with the edge left out; then the bytes are
+   wrong. ThreadSanitizer sees the race as well. */
 
 typedef enum edge { E1, E2, E3, E4 } edge;
 
