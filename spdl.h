@@ -2176,7 +2176,7 @@ SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *st
 SPDL_API void spdl_loader_read(const spdl_loader *loader, spdl_loader_status *status);
 
 /* Where the slots are: one block of memory, at a page border, with a slot of *slot_bytes after the
-   other: for spdl_cuda_adopt(cuda, base, bytes, slot_bytes). Each pointer may be NULL.
+   other: for spdl_cuda_adopt(cuda, base, bytes). Each pointer may be NULL.
    Threads: any. */
 SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *bytes,
                                 size_t *slot_bytes);
