@@ -746,9 +746,9 @@ static int trace_lines(const char *path, const char *with) {
 /* Copies, launches and what comes back are in the trace, when the device did them: 3 ms each, by
    its own clock, though the host saw them later. */
 static void the_trace_tells_the_devices_time(void) {
-    const spdl_pipeline_desc desc = { .workers = 2, .trace = "", .trace_events = 1000 };
-    spdl_cuda_desc slots = back_desc(2, 2, 6);
     char path[] = "/tmp/spdl_cuda_XXXXXX";
+    const spdl_pipeline_desc desc = { .workers = 2, .trace = path, .trace_events = 1000 };
+    spdl_cuda_desc slots = back_desc(2, 2, 6);
     const int file = mkstemp(path);
     spdl_pipeline *p = NULL;
     spdl_cuda *cuda;
@@ -773,15 +773,14 @@ static void the_trace_tells_the_devices_time(void) {
         if (took < 2500000 || took > 6500000) ++off;
     }
     CHECK(off <= 2); /* the first may have been queued before the trace began */
-    CHECK_EQ(spdl_trace_write(p, path), SPDL_OK);
+    CHECK_EQ(spdl_cuda_trace(cuda, NULL), SPDL_OK);
+    spdl_pipeline_destroy(p);
     CHECK(trace_lines(path, "\"copy to device\"") >= 2 * 17);
     CHECK(trace_lines(path, "\"launch\",\"args\"") >= 17);
     CHECK(trace_lines(path, "\"copy to host\",\"args\"") >= 17);
     printf("   right to %.1f us\n", (double)stats_of(cuda).trace_error_ns * 1e-3);
     CHECK(stats_of(cuda).trace_error_ns < 5000000);
-    CHECK_EQ(spdl_cuda_trace(cuda, NULL), SPDL_OK);
     CHECK(strstr(flow_line, "right to") != NULL);
-    spdl_pipeline_destroy(p);
     spdl_cuda_close(cuda);
     unlink(path);
     stage_ns = 0;

@@ -1216,7 +1216,7 @@ static spdl_limit limit_of(bool row, uint64_t copy_us, uint64_t step_us, spdl_st
         ++i;
     }
     spdl_pipeline_stats(p, stats);
-    limit = spdl_stats_limit(stats, NULL);
+    limit = spdl_stats_find(stats, NULL);
     spdl_cuda_iter_close(it);
     spdl_pipeline_destroy(p);
     spdl_cuda_close(limit_cuda);
@@ -1247,7 +1247,8 @@ static void copies_are_in_the_verdict(void) {
     }
     (void)limit_of(false, 1000, 0, &stats, &report);
     printf("   %s\n", report.verdict);
-    if (report.outcome == SPDL_DOCTOR_LIMIT) CHECK_EQ(report.limit, SPDL_LIMIT_DEVICE);
+    if (report.finding.limit != SPDL_LIMIT_NOT_KNOWN)
+        CHECK_EQ(report.finding.limit, SPDL_LIMIT_DEVICE);
 }
 
 /* ---- processes ---- */
