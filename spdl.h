@@ -11310,7 +11310,7 @@ SPDL__PRIVATE void spdl__sink_taken(spdl_pipeline *p, const spdl__cursor *c,
         spdl__os_thread_times(NULL, NULL, NULL, &p->taker_queued_ns);
         spdl__store(&p->taker, spdl__os_thread_id());
     }
-    spdl__count(&p->delivered, item != NULL);
+    spdl__store_relaxed(&p->delivered, p->delivered + (item != NULL)); /* is no statistic alone */
     if (p->reporter != NULL && p->delivered % SPDL__TAKER_ITEMS == 0) spdl__taker_look(p);
     if (p->hurry && now - p->hurried_ns > SPDL__RESCUE_NS) spdl__rescue(p, false);
     spdl__sink_hint(p);
