@@ -235,7 +235,7 @@ check-perf: ## perf shows threads and stages by their names (skips where there i
 	@tests/check_perf.sh
 
 .PHONY: check-docs
-check-docs: ## the five lines above every public function
+check-docs: ## what is said above every public function
 	@tests/check_docs.sh
 
 .PHONY: check-readme
@@ -245,10 +245,6 @@ check-readme: ## the commands, the program and the links of README.md
 .PHONY: check-report
 check-report: ## the page of the reports in a browser (needs chromium)
 	@tests/check_report.sh
-
-.PHONY: report-page
-report-page: ## puts examples/data/report.html, the page of the reports, into spdl.h
-	@tests/report_page.sh --write
 
 .PHONY: test-cuda
 test-cuda: ## spdl_cuda.h with the CUDA toolkit, and on a stand-in for the runtime (no GPU needed)

@@ -1364,10 +1364,11 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 /* ============================================================================================= */
 /* >>stats
    Numbers that say which stage is slow. Every struct is plain data without pointers: numbers of
-   several processes can be sent as bytes. >>report has them in regular intervals. */
+   several processes can be sent as bytes. >>report has them in regular intervals. Any thread may
+   call what is here; nothing blocks. */
 
 /* Durations in buckets: exact below 8 ns, then 8 to each power of two, so percentiles are within
-   6.25 %; from 2^43 ns (2.4 h) all in the last. All zero is empty. The three below write it. */
+   6.25 %; from 2^43 ns (2.4 h) all in the last. All zero is empty. */
 #define SPDL_HISTOGRAM_BUCKETS 328
 
 typedef struct spdl_histogram {
@@ -1377,10 +1378,7 @@ typedef struct spdl_histogram {
 
 /* The duration that `share` (0 to 1) of the durations did not exceed: the middle of its bucket, but
    never more than the maximum.
-   Returns: nanoseconds; 0 for an empty histogram.
-   Threads: any, while nothing is counted.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: nanoseconds; 0 for an empty histogram. */
 SPDL_API uint64_t spdl_histogram_percentile(const spdl_histogram *histogram, double share);
 
 /* These three are written by spdl_pipeline_stats. */
@@ -1400,11 +1398,11 @@ typedef struct spdl_stage_stats {
     bool deferred;     /* calls end when they are completed: busy_ns is no worker's time */
     bool alone;        /* its row says one call at a time: .max_concurrency = 1, .flush */
     bool in_order;     /* results leave in input order */
-    /* The part of the trainer's waits (over a microsecond or so; not with workers = 0) in which the
+    /* The part of the consumer's waits (over a microsecond; not with workers = 0) in which the
        item it waited for was here: the sum over all stages is what it waited. */
     uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
     uint64_t exposed_idle_ns; /* ready for it, but no worker took it */
-    /* Of one call; below 1 us of up to 32. Of a feed: from the push of an item until the trainer
+    /* Of one call; below 1 us of up to 32. Of a feed: from the push of an item until the consumer
        has the answer, of a batch or the like from the oldest push, to 256 ns. */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns;
     /* Where busy_ns went: the three add up to it. Estimates, scaled up from the calls measured (one
@@ -1462,16 +1460,16 @@ typedef struct spdl_stats {
     uint64_t elapsed_ns;    /* from the start to now, or to the end */
     int workers;            /* and guests */
     int stage_count;        /* rows but the sink: stage[i] feeds edge[i], the last is the sink */
-    uint64_t delivered;     /* items handed to the trainer */
+    uint64_t delivered;     /* items handed to the consumer */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
-    uint64_t wait_ns;       /* time the trainer waited in next, a running wait included */
+    uint64_t wait_ns;       /* time the consumer waited in next, a running wait included */
     uint64_t ready_ns;      /* time it was in next though an item was ready: woken late, mostly */
     uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls, but other
                                threads had the processors (Linux with schedstat; else 0) */
     uint64_t step_ns;       /* time since the first item that it did not: its own steps */
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink until they were taken */
-    uint64_t trainer_runnable_ns; /* since the first item: the trainer was ready to run, but other
+    uint64_t trainer_runnable_ns; /* since the first item: the consumer was ready to run, but other
                                threads had the processors (known to its own snapshots; else 0) */
     /* Waits for copies to a device (spdl_cuda.h): of spdl_cuda_next when its source is this
        pipeline, which are in step_ns; and of calls in front of SPDL_CUDA_TRANSFER. */
@@ -1489,19 +1487,13 @@ typedef struct spdl_stats {
 
 /* Copies the counters while the pipeline runs on, some microseconds for each stage, and every 10 ms
    what spdl_process_read knows. Each is exact, and none goes backwards from one snapshot to the
-   next. A worker is woken if the last row can be called: a trainer may wait for its buffer to fill.
-   Returns: nothing.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   next. A worker is woken if the last row can be called: a consumer may wait for its buffer to
+   fill. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
 
 /* The durations of the calls of one stage so far, failed calls left out; of a feed those from push
    to answer.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND (there is no such stage).
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: SPDL_OK, SPDL_E_NOT_FOUND (there is no such stage). */
 SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *pipeline, int stage,
                                              spdl_histogram *histogram);
 
@@ -1519,25 +1511,18 @@ typedef struct spdl_process_stats {
 } spdl_process_stats;
 
 /* Reads what the system knows about this process: files of /proc and of the cgroup, some 50 to 200
-   microseconds. A pipeline reads it when it is created and in spdl_pipeline_stats.
-   Returns: nothing; what cannot be had is 0.
-   Threads: any.
-   Blocks:  never, except for the system calls.
-   Owns:    nothing. */
+   microseconds; what cannot be had is 0. The first snapshot of a pipeline reads it, and those
+   after it. */
 SPDL_API void spdl_process_read(spdl_process_stats *stats);
 
 /* The advisor: the verdict says it in words, and the doctor tries it. `finding` may be NULL.
    Returns: its limit; SPDL_LIMIT_NOT_KNOWN when the numbers do not decide. */
 SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *finding);
 
-/* Two sentences: how long the trainer waited, for which stage and why; and what to write. The
-   numbers in it are those at which the next limit is reached, as far as times of calls tell. With a
-   feed: how many requests made way, how soon the others were answered, and where most of that time
-   went. One more if more than 5 % of the calls of a stage fail.
-   Returns: the length of all sentences, as snprintf does; buffer holds what fits.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* The finding in words: how long the consumer waited, for which stage and why; and what to write.
+   With a feed: how many requests were dropped or refused, how soon the others were answered, and
+   where most of that time went. One sentence more if more than 5 % of the calls of a stage fail.
+   Returns: the length of all sentences, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes);
 
 /* The verdict, a line about the run, and a table of at most 100 columns, ">" at what limits:
@@ -1546,24 +1531,18 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
        busy             share of the time that as many calls ran as can
        cpu runq block   where that went: on a processor ("-": not measured); ready, but others had
                         the processors; asleep (these two where they are over 5 %)
-       ready            share of the time the next stage, or the trainer, had a result to take
-       waits            share of the trainer's waits in which its item was here, in a call or
-                        waiting for a worker: they add up to 100 %
+       ready            share of the time the next stage, or the consumer, had a result to take
+       waits            share of the consumer's waits in which its item was here, in a call or
+                        waiting for a worker: they add up to 100 %; blank where it hardly waited
    Below, a line for each stage with calls that failed or were retried, items skipped or freed.
-   Returns: the length of the whole text, as snprintf does; buffer holds what fits.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
 
 /* The struct as a JSON object: its fields by their names, "stages" and "edges" being arrays, with
-   the "verdict", its "class" ("concurrency", "io", ...: the names of spdl_limit), the index of the
-   stage that is the "limit" (or -1), and the "load" of each stage, from 0 to 1. Strings are valid
-   UTF-8 whatever the names are.
-   Returns: the length of the whole text, as snprintf does; buffer holds what fits.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   the "verdict" and the "finding", whose "limit" is one of not_known, trainer, concurrency,
+   machine, lock, serial, order, batch, workers, device, harm, foreign. Strings are valid UTF-8 whatever the
+   names are.
+   Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes);
 
 /* ============================================================================================= */
@@ -1627,67 +1606,48 @@ typedef struct spdl_report_desc {
    edge the latest events are kept; log and file say how many were dropped.
 
    Spans and counters of your own, by the functions below: parts of a call on the worker's lane, or
-   parts of a step on the trainer's. Spans nest, 16 deep; deeper ones are left out. One that is open
-   when the call returns, or the trainer's when the pipeline is destroyed, ends then. Only the
+   parts of a step on the consumer's. Spans nest, 16 deep; deeper ones are left out. One that is
+   open when the call returns, or the consumer's when the pipeline is destroyed, ends then. Only the
    pointer to a name is kept: names live as long as the pipeline; the file has their first 100
    bytes. Each function takes some 30 ns where a trace is recorded, and 1 where none is. Copies to a
-   device: spdl_cuda_trace.
+   device: spdl_cuda_trace. None of these functions blocks; those of a task are for its call, those
+   of a pipeline for the consumer.
 
    Debuggers and profilers: the workers have names. Where the implementation is compiled with
    <sys/sdt.h>, it has probes for perf and bpftrace: spdl:task_begin and spdl:task_end (stage,
    item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items delivered). */
 
 /* Begins a span of this call, inside of those that are open.
-   Returns: nothing.
    Threads: a stage; outside of the call, or on another thread, a line in the log.
-   Blocks:  never.
    Owns:    `name` stays where it is until the pipeline is destroyed. */
 SPDL_API void spdl_trace_begin(spdl_task *task, const char *name);
 
 /* Ends the span of this call that was begun last; without one it is nothing.
-   Returns: nothing.
-   Threads: a stage, as spdl_trace_begin.
-   Blocks:  never.
-   Owns:    nothing. */
+   Threads: a stage, as spdl_trace_begin. */
 SPDL_API void spdl_trace_end(spdl_task *task);
 
 /* Records the value that a counter has now, for a plot over time; one that is not finite is left
    out. There is one counter of each name.
-   Returns: nothing.
    Threads: a stage, as spdl_trace_begin.
-   Blocks:  never.
    Owns:    as spdl_trace_begin. */
 SPDL_API void spdl_trace_counter(spdl_task *task, const char *name, double value);
 
-/* Begins a span of the trainer, around what it does, its calls of next included.
-   Returns: nothing.
-   Threads: the trainer.
-   Blocks:  never.
+/* Begins a span of the consumer, around what it does, its calls of next included.
    Owns:    as spdl_trace_begin. */
 SPDL_API void spdl_pipeline_trace_begin(spdl_pipeline *pipeline, const char *name);
 
-/* Ends the span of the trainer that was begun last.
-   Returns: nothing.
-   Threads: the trainer.
-   Blocks:  never.
-   Owns:    nothing. */
+/* Ends the span of the consumer that was begun last. */
 SPDL_API void spdl_pipeline_trace_end(spdl_pipeline *pipeline);
 
 /* As spdl_trace_counter: the loss, for one.
-   Returns: nothing.
-   Threads: the trainer.
-   Blocks:  never.
    Owns:    as spdl_trace_begin. */
 SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *pipeline, const char *name, double value);
-
-#ifndef SPDL_NO_REPORT
-#endif
 
 /* ============================================================================================= */
 /* >>cache
    An iterator that stands before anything with a next function, such as a pipeline. It hands on the
    source's items, keeps the first num_caches of them, and after return_caches_after items forgets
-   the source and hands out the kept ones, over and over. A trainer that runs on it runs as if
+   the source and hands out the kept ones, over and over. A consumer that runs on it runs as if
    loading cost nothing. (What it would gain >>headspace measures.) All of it runs in the owner's
    thread. */
 
@@ -1710,13 +1670,11 @@ typedef struct spdl_cache spdl_cache;
    Returns: SPDL_OK, SPDL_E_INVALID (no next function, num_caches 0, return_caches_after less than
             num_caches, stop_after set and less than return_caches_after), SPDL_E_NOMEM.
    Threads: any.
-   Blocks:  never.
    Owns:    the caller destroys *cache, and keeps the source unless delete_source is set. */
 SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc *desc);
 
 /* Frees the kept items, and calls delete_source unless it was called already.
    Returns: nothing; NULL is allowed.
-   Threads: owner.
    Blocks:  as delete_source does.
    Owns:    everything the cache held is freed. */
 SPDL_API void spdl_cache_destroy(spdl_cache *cache);
@@ -1726,7 +1684,6 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache);
    Returns: SPDL_OK, SPDL_END (stop_after reached, or an empty source), SPDL_E_NOMEM (copy_item), or
             what the source returned. After a timeout or an error the call can be repeated; nothing
             is lost.
-   Threads: owner.
    Blocks:  as the source does; never once the cache is used.
    Owns:    without copy_item the item stays the cache's: valid until the next call if it was not
             kept, until destroy if it was, and must not be changed. With copy_item each item handed
@@ -1734,10 +1691,7 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache);
 SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t timeout_ns);
 
 /* Whether items come from the cache now.
-   Returns: true once the source is no longer used.
-   Threads: owner.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: true once the source is no longer used. */
 SPDL_API bool spdl_cache_warm(const spdl_cache *cache);
 
 /* spdl_pipeline_next with the type of spdl_cache_desc.next; the source is the spdl_pipeline.
@@ -1749,7 +1703,6 @@ SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t 
 
 /* spdl_cache_next with the same type, so that one training loop runs on either.
    Returns: as spdl_cache_next.
-   Threads: owner.
    Blocks:  as spdl_cache_next.
    Owns:    as spdl_cache_next. */
 SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeout_ns);
@@ -13527,7 +13480,7 @@ SPDL__COLD double spdl__stats_work(const spdl_stats *stats) {
 SPDL__COLD double spdl__law(const spdl_stats *stats, const spdl__found *f, bool changed,
                             int workers, int a, int b) {
     const double cores = spdl__larger(stats->cores_allowed - f->others, stats->cores_allowed / 2);
-    double least = (double)stats->step_ns, calls;
+    double least = spdl__stats_pushed(stats) ? 0 : (double)stats->step_ns, calls;
     int i;
     if (cores > 0)
         least = spdl__larger(least, f->used / cores * (double)stats->elapsed_ns);
@@ -13679,8 +13632,8 @@ SPDL__COLD int spdl__stats_hottest(const spdl_stats *stats, double used) {
     return spdl__share(cpu, stats->elapsed_ns) < used / 2 ? -1 : row;
 }
 
-/* Whether the row that limits lacks processors, or all rows do: `f` says so then. Who waits for none
-   has enough, whoever else computes. What others have is known from the second snapshot on. */
+/* Whether the row that limits lacks processors, or all rows do: `f` says so then. Who waits for
+   none has enough, whoever else computes. What others have is known from the second snapshot on. */
 SPDL__COLD bool spdl__find_full(const spdl_stats *stats, spdl__found *f, int busiest) {
     const double cores = stats->cores_allowed;
     const bool ours = f->used >= SPDL__FULL * cores;
@@ -13768,7 +13721,7 @@ SPDL__COLD spdl__found spdl__find(const spdl_stats *stats) {
         f.used = spdl__share(stats->process_cpu_ns, stats->process_ns);
         f.others = spdl__share(stats->others_cpu_ns, stats->process_ns) -
                    spdl__larger((double)stats->cores - cores, 0);
-        f.others = spdl__larger(f.others, 0);
+        f.others = spdl__smaller(spdl__larger(f.others, 0), cores);
     }
     if (spdl__stats_pushed(stats)) {
         const int busiest = spdl__stats_busiest(stats);
@@ -16031,12 +15984,12 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
 /* Goes to the end of a file, or to stderr. */
 SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
                                    int (*text)(const spdl_doctor_report *, char *, size_t)) {
-    const size_t bytes = (size_t)text(&d->report, NULL, 0);
-    char *buffer = (char *)spdl__alloc(&d->p->allocator, bytes + 1, 16);
+    const size_t room = (size_t)text(&d->report, NULL, 0) + 64; /* the time may be longer then */
+    char *buffer = (char *)spdl__alloc(&d->p->allocator, room, 16);
     spdl__os_file file = SPDL__NO_FILE;
     const char *reason = "no memory";
     if (buffer != NULL) {
-        (void)text(&d->report, buffer, bytes + 1);
+        const size_t bytes = (size_t)text(&d->report, buffer, room);
         if (path == NULL) {
             reason = spdl__os_stderr_write(buffer, bytes, SPDL__STDERR_NS);
         } else {
@@ -16045,7 +15998,7 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
         }
     }
     (void)spdl__os_file_close(file);
-    spdl__free(&d->p->allocator, buffer, bytes + 1);
+    spdl__free(&d->p->allocator, buffer, room);
     if (reason != NULL)
         spdl__logf(&d->p->logger, SPDL_LOG_WARN, "spdl: doctor: no report in %.400s: %s",
                    path != NULL ? path : "stderr", reason);
@@ -18722,10 +18675,12 @@ SPDL__COLD bool spdl__loader_read_stats(const spdl_loader *l, int child, spdl_st
     return true;
 }
 
-/* Field by field, all of 64 bits. */
+/* The counters, field by field. */
 SPDL__COLD void spdl__stats_sum(void *all, const void *more, const spdl__field *field) {
     for (; field->name != NULL; ++field) {
-        const uint64_t sum = spdl__field_at(all, field->at) + spdl__field_at(more, field->at);
+        uint64_t sum;
+        if (field->type != 'u') continue;
+        sum = spdl__field_at(all, field->at) + spdl__field_at(more, field->at);
         memcpy((char *)all + field->at, &sum, sizeof(sum));
     }
 }

@@ -212,7 +212,8 @@ static spdl_interval truth_of(const planted *is, const spdl_finding *found) {
     spdl_interval truth;
     bench_now_with("as it really is");
     open_or_fail(&run[0], is, &none, NULL);
-    if (found->buffer_size > 0 && found->stage == run[0].count - 2) change.sink = found->buffer_size;
+    if (found->buffer_size > 0 && found->stage == run[0].count - 2)
+        change.sink = found->buffer_size;
     open_or_fail(&run[1], is, &change, NULL);
     truth = compared(run, asked.windows);
     planted_close(&run[0]);

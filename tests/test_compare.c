@@ -148,7 +148,8 @@ static void orders_are_drawn_afresh(void) {
         spdl__rounds_next(&r, false);
     }
     for (int a = 0; a < ARMS; ++a) /* 1500 each */
-        for (int b = 0; b < ARMS; ++b) CHECK(a == b || (follows[a][b] > 1300 && follows[a][b] < 1700));
+        for (int b = 0; b < ARMS; ++b)
+            CHECK(a == b || (follows[a][b] > 1300 && follows[a][b] < 1700));
 }
 
 /* Three of the longest gaps, and not under the least. */

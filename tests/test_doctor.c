@@ -937,8 +937,7 @@ static void reports_go_to_the_file(void) {
     for (int i = 0; i < 2; ++i) CHECK(asked("1", NULL));
     CHECK_EQ(warnings, 0);
     CHECK(file_has(path, "{\"schema\":\"spdl.doctor.1\",\"version\":\""));
-    CHECK(file_has(path, "}\n{\"schema\":\"spdl.doctor.1\"") ||
-          file_has(path, "\"spdl.stats.1\""));
+    CHECK(file_has(path, "}\n{\"schema\":\"spdl.stats.1\"")); /* no byte too many */
     CHECK_EQ(remove(path), 0);
     CHECK_EQ(rmdir(folder), 0);
     CHECK(asked("1", NULL));

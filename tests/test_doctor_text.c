@@ -65,7 +65,7 @@ static void a_report_is_read_at_once(void) {
         "others.\n"
         "\n"
         "  row              conc    mean  cpu runq  asl    experiment      throughput\n"
-        "  consumer            1 1.00 ms                  alone           1.00k/s\n"
+        "  consumer            1 1.00 ms                   alone           1.00k/s\n"
         "> decode              2 8.00 ms   0%   0% 100%    computing +20 % -16 % (-18 to -14)\n"
         "                                                 asleep +20 %    -17 % (-19 to -15)\n"
         "  read                2 4.00 ms   0%   0% 100%    replayed        1.01x (0.99 to 1.03)\n"

@@ -1,5 +1,6 @@
 /* The headspace of loops whose headspace is known, in short windows, what their sources may answer,
-   who frees the items, and the sentences. Planted times are sleeps, so that a loaded machine has them, too. */
+   who frees the items, and the sentences. Planted times are sleeps, so that a loaded machine has
+   them, too. */
 #define SPDL__WINDOW_NS 60000000
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION

@@ -1183,8 +1183,8 @@ static const char *verdict_of(const spdl_stats *stats) {
     return text;
 }
 
-/* Of a pipeline with a feed: whether requests were dropped and why, and where the time of the others
-   went. Nothing is said of a trainer. */
+/* Of a pipeline with a feed: whether requests were dropped and why, and where the time of the
+   others went. Nothing is said of a trainer. */
 static void verdict_of_requests(void) {
     spdl_stats stats = stats_pushed();
     CHECK_STR(verdict_of(&stats), "683 of 3000 requests were dropped: stage 1 'find_path' was busy "

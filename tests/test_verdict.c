@@ -450,8 +450,9 @@ static void stages_that_sleep(void) {
 /* Whatever is said of a lock, it leads to the doctor. */
 static void stages_with_a_lock(void) {
     program it = { .name = "sleeps under a lock", .stage = { .sleeps_us = 3000, .locks = true },
-                   .concurrency = 4, .workers = 8, .items = 120, .limit = SPDL_LIMIT_CONCURRENCY, .row = 1,
-                   .also = SPDL_LIMIT_WORKERS, .cure = "unless its calls wait for a lock. SPDL_DOCTOR=30,raise" };
+                   .concurrency = 4, .workers = 8, .items = 120,
+                   .limit = SPDL_LIMIT_CONCURRENCY, .row = 1, .also = SPDL_LIMIT_WORKERS,
+                   .cure = "unless its calls wait for a lock. SPDL_DOCTOR=30,raise" };
     program_check(it, 0);
 }
 
@@ -462,7 +463,8 @@ static void sources_and_trainers(void) {
                                 .cure = "Move work from the source" };
     const program slow_step = { .name = "trainer", .stage = { .sleeps_us = 200 }, .concurrency = 2,
                                 .workers = 4, .items = 60, .step_us = 6000,
-                                .limit = SPDL_LIMIT_TRAINER, .row = -1, .cure = "Loading keeps up" };
+                                .limit = SPDL_LIMIT_TRAINER, .row = -1,
+                                .cure = "Loading keeps up" };
     program_check(list_slow, 0);
     program_check(slow_step, 0);
 }
