@@ -1540,8 +1540,8 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
 /* The struct as a JSON object: its fields by their names, "stages" and "edges" being arrays, with
    the "verdict" and the "finding", whose "limit" is one of not_known, trainer, concurrency,
-   machine, lock, serial, order, batch, workers, device, harm, foreign. Strings are valid UTF-8 whatever the
-   names are.
+   machine, lock, serial, order, batch, workers, device, harm, foreign. Strings are valid UTF-8
+   whatever the names are.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes);
 
@@ -6873,7 +6873,7 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 
 typedef enum spdl__record_kind {
     SPDL__RECORD_CALL,  /* a call of a stage; number: of the item */
-    SPDL__RECORD_BATCH, /* a batch was put; number: its own */
+    SPDL__RECORD_BATCH, /* a batch was put, at its end; number: its own */
     SPDL__RECORD_NEXT,  /* the trainer waited; number: of the item it got */
     SPDL__RECORD_DEPTH, /* number: the items on an edge */
     SPDL__RECORD_SPAN,  /* a user's; number: the pointer to its name, result: spans around it */
@@ -24992,10 +24992,13 @@ SPDL__COLD size_t spdl__trace_collect(const spdl__trace *trace, spdl__record *re
         *dropped += place;
         for (; place < end; ++place) {
             const spdl__record *from = &track->records[place & track->mask];
-            records[count].begin = spdl__max(spdl__load_relaxed(&from->begin), trace->origin);
-            records[count].end = spdl__load_relaxed(&from->end);
-            records[count].number = spdl__load_relaxed(&from->number);
-            records[count++].stamp = spdl__load_relaxed(&from->stamp) | (uint64_t)i << 32;
+            spdl__record *to = &records[count++];
+            to->begin = spdl__max(spdl__load_relaxed(&from->begin), trace->origin);
+            to->end = spdl__load_relaxed(&from->end);
+            to->number = spdl__load_relaxed(&from->number);
+            to->stamp = spdl__load_relaxed(&from->stamp) | (uint64_t)i << 32;
+            if (spdl__record_of_kind(to) == SPDL__RECORD_BATCH)
+                to->begin = to->end; /* one put may be inside of another's */
         }
     }
     return count;

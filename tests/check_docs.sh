@@ -1,6 +1,6 @@
 #!/bin/sh
-# Every public function has a comment directly above it that says what it does, and the line Returns:
-# if it returns a value. Offenders are named with file and line.
+# Every public function has a comment directly above it that says what it does, and the line
+# Returns: if it returns a value. Offenders are named with file and line.
 . "$(dirname "$0")/tally.sh"
 
 for header in spdl.h spdl_cuda.h; do

@@ -38,7 +38,8 @@ how_many() {
 open_page() {
     page=$1.html
     sed "/id='data'>/,\$d" examples/data/report.html >"$out/$page"
-    { echo "</main><script type='application/json' id='data'>"; cat "$out/$1.jsonl"; } >>"$out/$page"
+    echo "</main><script type='application/json' id='data'>" >>"$out/$page"
+    cat "$out/$1.jsonl" >>"$out/$page"
     { echo '</script><script>'; sed "1,/id='data'>/d" examples/data/report.html; } >>"$out/$page"
     browse --dump-dom "file://$out/$page" >"$scratch/whole"
     # without the script and its data, which have all the words, too
