@@ -15975,10 +15975,10 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
         spdl__text_add(&text, " Other programs had %.1f processors that were waited for in %d of "
                               "%d rounds: measured is how it is beside them.", r->others_used,
                        r->dropped, r->rounds);
-    else if (d->rounds.round < SPDL__ROUNDS_LEAST && r->rounds < 2 * SPDL__ROUNDS_LEAST)
-        spdl__text_add(&text, " That was observed: %d round%s of experiments say nothing%s.",
-                       r->rounds, r->rounds == 1 ? "" : "s",
-                       d->ended ? ", and the items have ended" : ", give it more seconds");
+    else if (d->rounds.round < SPDL__ROUNDS_LEAST)
+        spdl__text_add(&text, " That was observed; %d round%s too few for an interval%s.",
+                       d->rounds.round, d->rounds.round == 1 ? " is" : "s are",
+                       d->ended ? ", and the items have ended" : ": give it more seconds");
 }
 
 /* Goes to the end of a file, or to stderr. */
