@@ -19,10 +19,9 @@ static const char *const alone[] = {
     "ring.timeout", "ring.condvar_timeout", "pool.idle_",
     "branch.a_merge_that_waits", "contract.ready_", "contract.time_is_booked",
     "contract.pipelines_on_a_pool", "headspace.planted_", "push.a_", "push.concurrency_",
-    "push.it_says", "push.less_", "push.polite_", "push.processors_", "push.rows_are_tuned",
-    "push.workers_",
+    "push.polite_", "push.workers_",
     "stats.failures_", "stats.process_", "stats.reference_", "stats.steps_", "stats.time",
-    "stats.wait", "report.intervals_", "report.live_", "report.table_",
+    "stats.wait", "report.intervals_", "report.table_",
     "trace.computing_", "trace.crowded_", "trace.mixed_", "trace.times_", "verdict.stages_",
     "verdict.sources_", "verdict.rare_", NULL,
 };

@@ -40,7 +40,7 @@ static void wild_tell(const wild *w) {
     fprintf(stderr, "chance: pipeline %llu (CHANCE=%llu runs it alone): workers %d%s%s%s, end %d "
             "after %ld, epochs %ld\n", (unsigned long long)w->seed, (unsigned long long)w->seed,
             w->desc.workers, w->desc.pool ? ", shared pool" : "", w->meddler ? ", meddler" : "",
-            w->autotune ? ", autotune" : w->doctored ? ", doctor" : "", (int)w->end,
+            w->doctored ? ", doctor" : "", (int)w->end,
             w->leave_after, w->epochs);
     for (size_t i = 0; i < w->count; ++i) wild_tell_row(w, i);
     if (w->pipeline != NULL && spdl_pipeline_failed(w->pipeline))
@@ -177,14 +177,16 @@ static void wild_see(wild *w, void *taken, int depth) {
 /* The doctor: something else is different from here on. */
 static void wild_differ(wild *w) {
     static const spdl__arm_kind kinds[] = { SPDL__ARM_BASE, SPDL__ARM_COMPUTE, SPDL__ARM_SLEEP,
-                                            SPDL__ARM_PAUSE, SPDL__ARM_CALLS, SPDL__ARM_WORKER,
-                                            SPDL__ARM_BUFFER };
+                                            SPDL__ARM_SETTINGS };
     spdl_pipeline *p = w->pipeline;
-    spdl__arm arm = { kinds[draw(w, 7)], (int)draw(w, (unsigned)p->count), draw(w, 20000) };
-    const spdl_stage *row = &p->node[arm.row].row;
-    if (arm.kind == SPDL__ARM_CALLS) arm.value = 1 + draw(w, (unsigned)row->max_concurrency);
-    if (arm.kind == SPDL__ARM_BUFFER) arm.value = (1 + draw(w, 2)) * p->doctor->buffer;
-    spdl__doctor_set(p->doctor, &arm);
+    spdl__doctor *d = p->doctor;
+    const spdl__arm arm = { kinds[draw(w, 4)], (int)draw(w, (unsigned)p->count), draw(w, 20000),
+                            NULL };
+    d->found.is.stage = arm.row;
+    d->found.is.concurrency = 1 + (int)draw(w, (unsigned)p->node[arm.row].row.max_concurrency);
+    d->found.is.workers = d->report.workers +
+                          (int)draw(w, 1 + (unsigned)spdl__doctor_workers(d));
+    spdl__doctor_set(d, &arm);
 }
 
 /* Takes up to `most` items, over the ends of epochs. */

@@ -554,8 +554,8 @@ static void a_stage_is_logged_once(void) {
 /* --- the verdict --- */
 
 static void many_failures_are_in_the_verdict(void) {
-    static const char fed[] = "Loading is fast enough: the trainer waited 0.0 % of its time. "
-                              "There is nothing to gain: stop tuning.";
+    static const char fed[] = "Loading keeps up: the consumer waited 0.0 % of its time. What its "
+                              "own steps lose to loading only spdl_headspace measures.";
     static spdl_stats stats;
     char text[512], whole[600];
     stats.stage_count = 2;

@@ -174,7 +174,6 @@ static void functions_have_to_fit_their_row(void) {
                   .free_item = item_free);
     BATCH_REFUSED("init is set, but only source, pipe and branch rows have it", 3,
                   .init = init_nothing);
-    BATCH_REFUSED("const_input is set, but only pipe rows have it", 3, .const_input = true);
     row = (spdl_stage)SPDL_BATCH(3);
     row.copy_item = item_copy_nothing;
     field_refused(row, "copy_item is set, but only source and pipe rows have it");
@@ -434,24 +433,6 @@ static void a_feed_comes_first_and_is_read(void) {
     ROW_REFUSED(1, "sink", "after SPDL_FEED there must be a stage", feed, sink);
 }
 
-static void budgets_of_the_desc_are_checked(void) {
-    const spdl_stage rows[] = { SPDL_SOURCE(count_up), SPDL_SINK(3) };
-    spdl_pipeline_desc desc = { .cpu_budget = -0.5 };
-    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: cpu_budget is -0.5, must be at least 0");
-    desc = (spdl_pipeline_desc){ .tune_seconds = -1 };
-    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: tune_seconds is -1, must be at least 0");
-    desc = (spdl_pipeline_desc){ .cpu_budget = strtod("nan", NULL) };
-    desc.logger.log_fn = log_keeps;
-    CHECK_EQ(spdl_pipeline_create(&(spdl_pipeline *){ NULL }, &desc, SPDL_TABLE(rows)),
-             SPDL_E_INVALID);
-    desc = (spdl_pipeline_desc){ .tune_seconds = strtod("inf", NULL) };
-    desc.logger.log_fn = log_keeps;
-    CHECK_EQ(spdl_pipeline_create(&(spdl_pipeline *){ NULL }, &desc, SPDL_TABLE(rows)),
-             SPDL_E_INVALID);
-}
-
 /* --- types --- */
 
 typedef struct photo photo;
@@ -595,64 +576,7 @@ static void void_fits_anything(void) {
 
 /* --- rows as a drawing --- */
 
-static void rows_are_drawn(void) {
-    const char *drawing = " 0  source  count_up  buffer_size 4\n"
-                          " 1  branch  follow\n"
-                          " 2  +- path    small\n"
-                          " 3  |  pipe    follow  concurrency 4, max_concurrency 8, "
-                          "reorder_window 9, completion order\n"
-                          " 4  +- path    large  buffer_size 8\n"
-                          " 5  |  branch  inner\n"
-                          " 6  |  +- path    a\n"
-                          " 7  |  +- path    b\n"
-                          " 8  |  merge\n"
-                          " 9  |  pipe    follow  threads 2\n"
-                          "10  merge   both  in turn\n"
-                          "11  batch  size 16\n"
-                          "12  sink  buffer_size 3\n";
-    char text[1000], start[20];
-    int length = spdl_rows_text(SPDL_STAGES(
-        SPDL_SOURCE(count_up, .buffer_size = 4), SPDL_BRANCH(follow), SPDL_PATH("small"),
-        SPDL_PIPE(follow, .concurrency = 4, .max_concurrency = 8, .reorder_window = 9,
-                  .output_order = SPDL_ORDER_COMPLETION),
-        SPDL_PATH("large", .buffer_size = 8), SPDL_BRANCH(follow, .name = "inner"),
-        SPDL_PATH("a"), SPDL_PATH("b"), SPDL_MERGE(),
-        SPDL_PIPE(follow, .concurrency = 1, .threads = 2),
-        SPDL_MERGE(.name = "both", .merge_order = SPDL_MERGE_ROBIN), SPDL_BATCH(16),
-        SPDL_SINK(3)), text, sizeof text);
-    CHECK_STR(text, drawing);
-    CHECK_EQ(length, strlen(drawing));
-    for (size_t bytes = 0; bytes <= sizeof start; ++bytes) {
-        memset(start, '#', sizeof start);
-        CHECK_EQ(spdl_rows_text(SPDL_STAGES(SPDL_PATH("some name"), SPDL_SINK(3)), start, bytes),
-                 strlen(" 0  +- path    some name\n 1  |  sink  buffer_size 3\n"));
-        if (bytes > 0) CHECK_EQ(strlen(start), bytes - 1);
-        if (bytes < sizeof start) CHECK_EQ(start[bytes], '#');
-    }
-}
-
-/* Tables that make no sense are drawn as they are. */
-static void refused_rows_are_drawn(void) {
-    static spdl_stage many[300];
-    char text[100];
-    spdl_stage wild[] = { SPDL_MERGE(.merge_order = (spdl_merge_order)77), SPDL_SINK(-5),
-                          SPDL_PATH(NULL), SPDL_PIPE(follow, .name = "\x1b[m\n\xff") };
-    CHECK_EQ(spdl_rows_text(NULL, 0, text, sizeof text), 0);
-    CHECK_STR(text, "");
-    CHECK(spdl_rows_text(SPDL_TABLE(wild), text, sizeof text) > 0);
-    CHECK_STR(text, " 0  merge\n 1  sink  buffer_size -5\n 2  path\n"
-                    " 3  pipe    ?[m??\n");
-    wild[0].kind = (spdl_kind)99;
-    wild[1].kind = SPDL_KIND_NONE;
-    CHECK(spdl_rows_text(wild, 2, text, sizeof text) > 0);
-    CHECK_STR(text, " 0  (unknown)\n 1  (none)  buffer_size -5\n");
-    for (int i = 0; i < 300; ++i) many[i].kind = SPDL_KIND_BRANCH;
-    CHECK(spdl_rows_text(many, 300, text, sizeof text) > 300 * 299 / 2);
-}
-
 TEST_TABLE(rows) {
-    TEST_CASE(rows_are_drawn),
-    TEST_CASE(refused_rows_are_drawn),
     TEST_CASE(rows_stand_in_order),
     TEST_CASE(the_number_of_rows_has_limits),
     TEST_CASE(numbers_have_limits),
@@ -668,7 +592,6 @@ TEST_TABLE(rows) {
     TEST_CASE(branches_have_paths_and_an_end),
     TEST_CASE(a_merge_in_turn_knows_what_its_paths_make),
     TEST_CASE(a_feed_comes_first_and_is_read),
-    TEST_CASE(budgets_of_the_desc_are_checked),
     TEST_CASE(types_have_to_fit),
     TEST_CASE(a_source_takes_nothing),
     TEST_CASE(what_is_merged_is_of_one_type),

@@ -786,22 +786,6 @@ static void rows_of_several_sources_are_checked(void) {
             "'another'", a, one, two, SPDL_SOURCE(another), merge, SPDL_SINK(1));
 }
 
-static void rows_of_several_sources_are_drawn(void) {
-    char text[1000];
-    spdl_rows_text(SPDL_STAGES(SPDL_PATH("a", .weight = 2), SPDL_FROM(item, hand_next, NULL),
-                               SPDL_PATH("b", .weight = 0.5),
-                               SPDL_SOURCE(count_up, .threads = 1), SPDL_PIPE(pass_on), WEIGHTED(),
-                               SPDL_SINK(3)),
-                   text, sizeof text);
-    CHECK_STR(text, " 0  +- path    a  weight 2\n"
-                    " 1  |  source  from\n"
-                    " 2  +- path    b  weight 0.5\n"
-                    " 3  |  source  count_up  threads 1\n"
-                    " 4  |  pipe    pass_on\n"
-                    " 5  merge  by weight\n"
-                    " 6  sink  buffer_size 3\n");
-}
-
 static void rows_of_other_sources_are_checked(void) {
     const spdl_stage from = SPDL_FROM(item, hand_next, NULL);
     spdl_stage odd = from;
@@ -860,7 +844,6 @@ TEST_TABLE(source) {
     TEST_CASE(several_sources_are_rewound),
     TEST_CASE(a_function_chooses_among_sources),
     TEST_CASE(rows_of_several_sources_are_checked),
-    TEST_CASE(rows_of_several_sources_are_drawn),
     TEST_CASE(rows_of_other_sources_are_checked),
     TEST_END
 };

@@ -95,9 +95,8 @@ struct wild {
     bool plain;       /* neither batches nor branches nor flush */
     int window;       /* the only disorder is that of one row, with this window; or -1 */
     long epochs;      /* that the trainer wants to see; 0: the source is not continuous */
-    bool feed, lossy_feed, meddler, autotune;
+    bool feed, lossy_feed, meddler;
     bool doctored; /* rows are slower now and then, or may have fewer or more calls */
-    bool one_more; /* a worker of the doctor's */
     spdl_doctor_desc doctor;
     wild_end end;
     long leave_after;

@@ -79,11 +79,7 @@ static void wild_many(wild *w, dice *d, wild_rule rule) {
     if (!row->flush) row->concurrency = (int)draw(w, 6);
     d->most = row->concurrency ? row->concurrency : row->threads && !row->flush ? row->threads : 1;
     if (!row->flush && chance(w, 3)) row->max_concurrency = d->most += (int)draw(w, 4);
-    if ((w->autotune || (w->doctored && (d->most > 1 || w->doctor.raise))) && !row->flush &&
-        row->max_concurrency == 0) {
-        const int threads = row->threads ? row->threads : wild_workers(w) + w->one_more;
-        if (threads > d->most) d->most = threads;
-    }
+    if (w->doctored && w->doctor.raise && !row->flush && row->max_concurrency == 0) d->most *= 2;
     if (!rule.inorder && chance(w, 4)) row->output_order = SPDL_ORDER_COMPLETION;
     if (chance(w, 3)) row->reorder_window = (int)draw(w, 8);
     if (row->output_order == SPDL_ORDER_COMPLETION && d->most > 1) {
@@ -234,13 +230,9 @@ static void wild_make(wild *w, uint64_t seed, spdl_pool *pool) {
     w->end = (wild_end)(chance(w, 2) ? TO_THE_END : (wild_end)draw(w, 5));
     w->leave_after = (long)draw(w, 60);
     w->meddler = chance(w, 5);
-    w->autotune = chance(w, 8);
     w->desc.workers = workers[draw(w, 10)];
     w->desc.pool = pool;
     if (pool != NULL) w->desc.workers = 0;
-    w->desc.autotune = w->autotune;
-    w->desc.cpu_budget = 1 + draw(w, 2);
-    w->desc.tune_seconds = 1e-6;
     w->desc.logger.log_fn = log_nothing;
     w->doctor.seconds = 1e9; /* what is different the trainer draws, see wild_differ */
     w->doctor.quiet = true;
@@ -248,7 +240,6 @@ static void wild_make(wild *w, uint64_t seed, spdl_pool *pool) {
     if (chance(w, 6)) w->desc.doctor = &w->doctor;
     wild_begin(w);
     w->doctored = w->desc.doctor != NULL && !w->feed;
-    w->one_more = w->doctored && w->doctor.raise && w->desc.workers > 0;
     wild_line(w, w->feed + draw(w, 5), free_rule);
     if (w->count < 2 || (w->feed && w->count == 2)) wild_pipe(w, free_rule);
     wild_last(w)->buffer_size = 0;
