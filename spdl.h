@@ -9486,7 +9486,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
     s.inside = false;
     s.failures = failed = spdl__load_relaxed(&counters->failures);
     s.timed = !node->gathers && (each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER ||
-                                 (!plain && node->row.deferred));
+                                 (!plain && node->parked != NULL)); /* booked before it is parked */
     s.begun = s.now = spdl_time_ns();
     task->node = node;
     task->owner = (uint8_t)node->index;
