@@ -10633,8 +10633,10 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
         }
         for (; ticket < end; ++ticket) {
             spdl__slot *slot = spdl__edge_slot(&node->out, ticket);
-            const uint64_t origin = slot->origin;
-            if (!spdl__slot_has(slot, ticket) || spdl__origin_tag(origin) >= SPDL__HOLE) continue;
+            uint64_t origin;
+            if (!spdl__slot_has(slot, ticket)) continue; /* a push may be at it */
+            origin = spdl__load_relaxed(&slot->origin);
+            if (spdl__origin_tag(origin) >= SPDL__HOLE) continue;
             spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
             spdl__add(&counters->freed, 1);
             spdl__item_free(p, slot->item, origin);
