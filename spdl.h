@@ -10271,7 +10271,7 @@ SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
     spdl__edge_ended(p->sink, now);
     if (p->ended_ns == 0) spdl__store_relaxed(&p->ended_ns, now);
     if (spdl__origin_tag(origin) == SPDL__FAIL) return p->node[origin >> 8].error.result;
-    spdl__fail_log(p);
+    if (spdl__origin_tag(origin) == SPDL__END) spdl__fail_log(p); /* else calls may still run */
     return SPDL_END;
 }
 
