@@ -11651,6 +11651,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     (void)snprintf(name, sizeof(name), "%.11s-0", p->producer->name);
     p->producer_started = spdl__os_thread_start(&p->producer_thread, name, &desc->policy,
                                                 desc->stack_bytes, spdl__producer_main, p);
+    while (p->producer_started && spdl__load(&p->producer_id) == 0) spdl__os_yield();
     if (p->producer_started) return SPDL_OK;
     return spdl__error_set(desc->error, SPDL_E_THREAD,
                            "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
