@@ -7936,7 +7936,8 @@ SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
 
 /* The number of the result that the next take promises. */
 SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
-    return node->at_put ? spdl__load_relaxed(&node->out.tail) : spdl__head(word) + spdl__load_relaxed(&node->base);
+    if (node->at_put) return spdl__load_relaxed(&node->out.tail);
+    return spdl__head(word) + spdl__load_relaxed(&node->base);
 }
 
 /* Results whose number is below this have room. A row with SPDL_AGAIN in completion order is called
