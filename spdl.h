@@ -9319,6 +9319,14 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl_pipeline *p, spdl__node *node, uint64_t
     return true;
 }
 
+/* There is no room for the next result of this call: whoever comes goes on with it. */
+SPDL__NOINLINE void spdl__flow_park(spdl_pipeline *p, spdl__node *node, spdl__parked *call) {
+    spdl__parked_push(node, &node->parked_waiting, call, SPDL__PARKED_WAITING);
+    spdl__full_barrier(); /* room may have come just before: pairs with those of the reader */
+    spdl__wake_hint(p, node, node->beside | (uint32_t)1 << node->index, false);
+    if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
+}
+
 /* The call at hand has handed on a result by SPDL_AGAIN. Whether it goes on now, as there is room; else
    it is parked, and whoever comes goes on. */
 SPDL__NOINLINE bool spdl__flow_again(spdl_task *task, spdl__node *node, bool may) {
@@ -9327,11 +9335,8 @@ SPDL__NOINLINE bool spdl__flow_again(spdl_task *task, spdl__node *node, bool may
     spdl__full_barrier(); /* the result was put: as after a take */
     spdl__wake_hint(p, node, near, false);
     if (may && !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(p, node, 0)) return true;
-    spdl__parked_push(node, &node->parked_waiting, task->parked, SPDL__PARKED_WAITING);
+    spdl__flow_park(p, node, task->parked);
     task->parked = NULL;
-    spdl__full_barrier(); /* room may have come just before: pairs with those of the reader */
-    spdl__wake_hint(p, node, near, false);
-    if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
     return false;
 }
 
@@ -9456,6 +9461,10 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__node *node, spdl__c
         return false;
     call = spdl__parked_pop(node, &node->parked_waiting);
     if (call == NULL) return false;
+    if (!spdl__row_room(task->pipeline, node, 0)) { /* another had it, and used the room */
+        spdl__flow_park(task->pipeline, node, call);
+        return false;
+    }
     spdl__parked_resume(task, call);
     task->since = now;
     *outcome = SPDL__LATER; /* as if it had just handed on its last result, and there is room */
