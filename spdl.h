@@ -6739,7 +6739,8 @@ SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
 
 /* The number of the result that the next take promises. */
 SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
-    return node->at_put ? spdl__load_relaxed(&node->out.tail) : spdl__head(word) + node->base;
+    if (node->at_put) return spdl__load_relaxed(&node->out.tail);
+    return spdl__head(word) + spdl__load_relaxed(&node->base);
 }
 
 /* Results whose number is below this have room. A row with SPDL_AGAIN in completion order is called
@@ -8127,13 +8128,11 @@ SPDL__NOINLINE uint64_t spdl__flow_hole(spdl_pipeline *p, spdl__node *node, uint
     return spdl__load(node->word);
 }
 
-/* The call at hand has handed on a result by SPDL_AGAIN. It is parked: whoever comes goes on with
-   it when there is room. */
-SPDL__NOINLINE void spdl__flow_park(spdl_task *task) {
+/* There is no room for the next result of this call: whoever comes goes on with it. */
+SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
-    spdl__parked_push(node, &node->parked_waiting, task->parked, SPDL__PARKED_WAITING);
-    task->parked = NULL;
+    spdl__parked_push(node, &node->parked_waiting, call, SPDL__PARKED_WAITING);
     spdl__full_barrier(); /* room may have come just before: pairs with those of the reader */
     spdl__wake_hint(p, node, node->near, false);
     if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
@@ -8184,7 +8183,8 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
             spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
                                 now - task->since);
         if (outcome == SPDL__LATER) {
-            spdl__flow_park(task); /* it stays inside, alone */
+            spdl__flow_park(task, task->parked); /* it stays inside, alone */
+            task->parked = NULL;
             return true;
         }
     } else if (spdl__row_room(p, node, word)) {
@@ -8314,6 +8314,10 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
         call = spdl__parked_pop(node, &node->parked_waiting);
     }
     if (call == NULL) return false;
+    if (!settles && !spdl__row_room(s->p, node, 0)) { /* another had it, and used the room */
+        spdl__flow_park(task, call);
+        return false;
+    }
     s->done = true;
     s->enter = SPDL__HEAD_ONE; /* we have its place */
     if (settles) return false;
@@ -8455,7 +8459,8 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         s.word = spdl__load(node->word);
     }
     if (!plain && s.again) {
-        spdl__flow_park(task);
+        spdl__flow_park(task, task->parked);
+        task->parked = NULL;
         s.enter = SPDL__HEAD_ONE + 1;
     }
     if (plain) spdl__store_relaxed32(&task->live, 0);
@@ -8648,13 +8653,14 @@ SPDL__COLD spdl_result spdl__batch_token(spdl_task *task, void *token, void **ou
    it. */
 SPDL__INLINE void spdl__batch_add(spdl_task *task, spdl__batch *batch, void *item) {
     const size_t bytes = task->node->row.item_bytes, at = batch->shown.count++;
-    void *part = (char *)batch->shown.data + at * bytes;
+    void *part;
     if (bytes == 0) {
         batch->owner[at] = (uint8_t)spdl__origin_tag(task->in.origin);
         batch->shown.items[at] = item;
         task->taken = true;
         return;
     }
+    part = (char *)batch->shown.data + at * bytes;
     if (item == NULL)
         memset(part, 0, bytes);
     else if (item != part)
@@ -9120,7 +9126,7 @@ SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
     spdl__edge_ended(p->sink, now);
     if (p->ended_ns == 0) spdl__store_relaxed(&p->ended_ns, now);
     if (spdl__origin_tag(origin) == SPDL__FAIL) return p->node[origin >> 8].error.result;
-    spdl__fail_log(p);
+    if (spdl__origin_tag(origin) == SPDL__END) spdl__fail_log(p); /* else calls may still run */
     return SPDL_END;
 }
 
@@ -9484,8 +9490,10 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
         }
         for (; ticket < end; ++ticket) {
             spdl__slot *slot = spdl__edge_slot(&node->out, ticket);
-            const uint64_t origin = slot->origin;
-            if (!spdl__slot_has(slot, ticket) || spdl__origin_tag(origin) >= SPDL__HOLE) continue;
+            uint64_t origin;
+            if (!spdl__slot_has(slot, ticket)) continue; /* a push may be at it */
+            origin = spdl__load_relaxed(&slot->origin);
+            if (spdl__origin_tag(origin) >= SPDL__HOLE) continue;
             spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
             spdl__add(&counters->freed, 1);
             spdl__item_free(p, slot->item, origin);
@@ -9568,14 +9576,15 @@ SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t
 /* As create has left it, but for the position. */
 SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const spdl__start *start) {
     const spdl__position *at = &start->at;
-    node->base = node->out.tail - spdl__head(spdl__load(node->word));
+    spdl__store_relaxed(&node->base, node->out.tail - spdl__head(spdl__load(node->word)));
     node->first = node->out.tail;
     node->flushed = false;
     node->sheds = start->loads && node->row.flush && !node->gathers &&
                   (node->gathered || node->sheds);
     node->gathered = false;
     spdl__store_relaxed32(&node->turn, 0);
-    node->turns_put = node->turns_taken = 0;
+    spdl__store_relaxed(&node->turns_put, 0);
+    spdl__store_relaxed(&node->turns_taken, 0);
     node->number = node->number_first = node == p->marks ? at->number : 0;
     spdl__mark_begin(&node->mark, at->source);
     spdl__store_relaxed(&node->epoch, at->epoch);
@@ -10509,6 +10518,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     (void)snprintf(name, sizeof(name), "%.11s-0", p->producer->name);
     p->producer_started = spdl__os_thread_start(&p->producer_thread, name, &desc->policy,
                                                 desc->stack_bytes, spdl__producer_main, p);
+    while (p->producer_started && spdl__load(&p->producer_id) == 0) spdl__os_yield();
     if (p->producer_started) return SPDL_OK;
     return spdl__error_set(desc->error, SPDL_E_THREAD,
                            "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
