@@ -6869,6 +6869,23 @@ SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns) {
 
 /* --- create and destroy --- */
 
+SPDL__PRIVATE spdl_result spdl__policy_check(const spdl_policy *policy, const char *whose,
+                                              spdl_error *error) {
+    if (policy->nice < -20 || policy->nice > 19)
+        return spdl__error_set(error, SPDL_E_INVALID,
+                               "spdl: %s: policy.nice is %d, must be -20 to 19", whose,
+                               policy->nice);
+    if (policy->sched < SPDL_SCHED_DEFAULT || policy->sched > SPDL_SCHED_IDLE)
+        return spdl__error_set(error, SPDL_E_INVALID,
+                               "spdl: %s: policy.sched is %d, which is no class", whose,
+                               (int)policy->sched);
+    if (policy->cpu_count < 0 || (policy->cpu_count > 0 && policy->cpus == NULL))
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: policy.cpu_count is %d%s", whose,
+                               policy->cpu_count,
+                               policy->cpus == NULL ? ", but policy.cpus is NULL" : "");
+    return SPDL_OK;
+}
+
 SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
     const int threads = SPDL__MAX_WORKERS - (desc->guests > 0 ? desc->guests : 0);
     const struct {
@@ -6876,22 +6893,16 @@ SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
         int value, least, most;
     } number[] = { { "guests", desc->guests, 0, SPDL__MAX_WORKERS },
                    { "workers", desc->workers, desc->guests == 0, threads },
-                   { "queue_size", desc->queue_size ? desc->queue_size : 1, 1, SPDL__MAX_QUEUE },
-                   { "policy.nice", desc->policy.nice, -20, 19 } };
+                   { "queue_size", desc->queue_size ? desc->queue_size : 1, 1, SPDL__MAX_QUEUE } };
+    spdl_result result;
     int i;
-    for (i = 0; i < 4; ++i)
+    for (i = 0; i < 3; ++i)
         if (number[i].value < number[i].least || number[i].value > number[i].most)
             return spdl__error_set(desc->error, SPDL_E_INVALID,
                                    "spdl: pool: %s is %d, must be %d to %d", number[i].name,
                                    number[i].value, number[i].least, number[i].most);
-    if (desc->policy.sched < SPDL_SCHED_DEFAULT || desc->policy.sched > SPDL_SCHED_IDLE)
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: policy.sched is %d, which is no class",
-                               (int)desc->policy.sched);
-    if (desc->policy.cpu_count < 0 || (desc->policy.cpu_count > 0 && desc->policy.cpus == NULL))
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: policy.cpu_count is %d%s", desc->policy.cpu_count,
-                               desc->policy.cpus == NULL ? ", but policy.cpus is NULL" : "");
+    result = spdl__policy_check(&desc->policy, "pool", desc->error);
+    if (result != SPDL_OK) return result;
     return spdl__allocator_check(&desc->allocator, "pool", desc->error);
 }
 
@@ -7875,6 +7886,7 @@ struct spdl_pipeline {
     uint32_t producer_waits; /* set by it before it sleeps, cleared by the thread that wakes it */
     spdl__os_event room;   /* the edge after the first row has some */
     spdl__os_thread producer_thread; /* by create and destroy */
+    spdl_policy policy;              /* by create; that thread reads it when it starts */
     bool producer_started;
     uint32_t producer_quits; /* by destroy */
     uint64_t producer_id;
@@ -10131,6 +10143,7 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
     spdl_task *task = &p->task[p->workers - 1];
     int round = 0;
     spdl__store(&p->producer_id, spdl__os_thread_id());
+    if (p->producer_thread.refused) return NULL; /* create fails */
     spdl__profile(&p->profiler, SPDL_EVENT_THREAD_BEGIN, p->producer->name, 0);
     while (!spdl__load32(&p->producer_quits) && !task->gone) {
         if (spdl__producer_may(p) && spdl__flow_sit_any(task, p->producer, SPDL__NEVER)) round = 0;
@@ -11291,7 +11304,8 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
     else if (desc->trace_events < 0 || desc->trace_events > SPDL__TRACE_EVENTS_MAX)
         (void)snprintf(why, sizeof(why), "trace_events is %d, must be 0 to %d", desc->trace_events,
                        SPDL__TRACE_EVENTS_MAX);
-    else if (spdl__allocator_check(&desc->allocator, "pipeline", desc->error) != SPDL_OK)
+    else if (spdl__allocator_check(&desc->allocator, "pipeline", desc->error) != SPDL_OK ||
+             spdl__policy_check(&desc->policy, "pipeline", desc->error) != SPDL_OK)
         return SPDL_E_INVALID;
     else if (plan->rows == NULL || plan->count < 1)
         (void)snprintf(why, sizeof(why), "no rows; it needs at least a source and a sink");
@@ -11621,9 +11635,33 @@ SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc
     return p->own_pool ? SPDL_OK : desc->error->result;
 }
 
+/* The thread of a source. With a policy it is waited for: the system may refuse it, and the list of
+   processors is the caller's. */
+SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
+    const spdl_policy *policy = &p->policy;
+    char name[SPDL_NAME_BYTES];
+    p->policy = desc->policy;
+    (void)snprintf(name, sizeof(name), "%.11s-0", p->producer->name);
+    if (!spdl__os_thread_start(&p->producer_thread, name, policy, desc->stack_bytes,
+                               spdl__producer_main, p))
+        return spdl__error_set(desc->error, SPDL_E_THREAD,
+                               "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
+                               p->producer->name, SPDL__OS_NO_THREAD);
+    p->producer_started = true;
+    if (!policy->polite && policy->nice == 0 && policy->sched == SPDL_SCHED_DEFAULT &&
+        policy->cpu_count == 0)
+        return SPDL_OK;
+    while (spdl__load(&p->producer_id) == 0) spdl__os_yield();
+    if (!p->producer_thread.refused) return SPDL_OK;
+    spdl__os_thread_join(&p->producer_thread);
+    p->producer_started = false;
+    return spdl__error_set(desc->error, SPDL_E_THREAD,
+                           "spdl: pipeline: the system refuses the policy of the thread of stage 0 "
+                           "'%s'", p->producer->name);
+}
+
 /* The clock starts, every edge is empty and every reader except the consumer idle. */
 SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    char name[SPDL_NAME_BYTES];
     int i;
     p->process = spdl__os_process_id(NULL);
     p->start_ns = spdl_time_ns();
@@ -11643,14 +11681,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
                                    "spdl: pipeline: the pool has %d pipelines already",
                                    SPDL__MAX_CLIENTS);
     }
-    if (p->producer == NULL) return SPDL_OK;
-    (void)snprintf(name, sizeof(name), "%.11s-0", p->producer->name);
-    p->producer_started = spdl__os_thread_start(&p->producer_thread, name, &desc->policy,
-                                                desc->stack_bytes, spdl__producer_main, p);
-    if (p->producer_started) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_THREAD,
-                           "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
-                           p->producer->name, SPDL__OS_NO_THREAD);
+    return p->producer != NULL ? spdl__producer_start(p, desc) : SPDL_OK;
 }
 
 SPDL__COLD bool spdl__pipeline_events(spdl_pipeline *p) {
