@@ -6613,12 +6613,14 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
 }
 
 /* Works for one client until it has nothing to do, or others should have a turn. Whether it had
-   something to do. `alone`: no other client has anything to do. */
-SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at,
-                                    bool alone) {
+   something to do. While all others are quiet it goes on until one of them is not: that is seen by a
+   change of `quiet` since the load that said so. */
+SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at) {
     spdl__client_slot *slot = &pool->slot[at];
     const spdl__client *client = spdl__client_enter(pool, slot);
-    const uint64_t since = alone ? 0 : spdl_time_ns(), quiet = spdl__load(&pool->beacon.quiet);
+    const uint64_t quiet = spdl__load(&pool->beacon.quiet);
+    const bool alone = (~quiet & ~((uint64_t)1 << at)) == 0;
+    const uint64_t since = alone ? 0 : spdl_time_ns();
     bool found = false, over = false;
     if (client == NULL) return false;
     while (!over && client->step(client->self, worker->index)) {
@@ -6641,18 +6643,17 @@ SPDL__PRIVATE bool spdl__pool_turn(spdl_pool *pool, spdl__worker *worker) {
     const uint32_t used = spdl__load32(&pool->slots_used);
     uint64_t *worked = worker->worked_ns, turn;
     uint64_t left = ~spdl__load(&pool->beacon.quiet); /* a bit for each client to look at */
-    uint32_t i, least, some;
+    uint32_t i, least;
     for (;;) {
-        for (i = some = 0, least = used; i < used; ++i) {
+        for (i = 0, least = used; i < used; ++i) {
             if ((left >> i & 1) == 0) continue;
-            ++some;
             worked[i] = spdl__max(worked[i], worker->least_ns);
             if (least == used || worked[i] < worked[least]) least = i;
         }
         if (least == used) return false;
         left &= ~((uint64_t)1 << least);
         turn = worked[least];
-        if (!spdl__pool_visit(pool, worker, least, some == 1)) continue;
+        if (!spdl__pool_visit(pool, worker, least)) continue;
         if (turn > worker->least_ns + 2 * SPDL__TURN_NS)
             worker->least_ns = turn - 2 * SPDL__TURN_NS;
         return true;
