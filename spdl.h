@@ -7960,7 +7960,14 @@ SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
     return spdl__edge_until(&node->out, spdl__load_relaxed(&node->out.buffer_size) + calls);
 }
 
-/* Of a branch: whether one more result may be routed, as fewer wait than may. */
+/* Whether a path has a slot for one more. Holes take slots, and are not among those that wait. */
+SPDL__PRIVATE bool spdl__path_has_slot(const spdl__edge *edge) {
+    const uint64_t head = spdl__head(spdl__load(&edge->word)); /* as in edge_until */
+    return (int64_t)(head + edge->window - spdl__load_relaxed(&edge->tail)) > 0;
+}
+
+/* Of a branch: whether one more result may be routed, as fewer wait than may; or a mark go down every
+   path. */
 SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node) {
     uint64_t waiting = 0;
     int i;
@@ -7969,6 +7976,7 @@ SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *no
         const uint64_t until = spdl__edge_until(edge, edge->buffer_size);
         const int64_t over = (int64_t)(spdl__load_relaxed(&edge->tail) - until);
         if (over > 0) waiting += (uint64_t)over;
+        if (!spdl__path_has_slot(edge)) return false;
     }
     return waiting < (uint64_t)node->row.buffer_size;
 }
@@ -7984,8 +7992,11 @@ SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *
 }
 
 /* Whether a hole at the head can be passed: it needs a slot where it is put, and no place. */
-SPDL__PRIVATE bool spdl__row_passes_hole(const spdl__node *node, uint64_t word) {
+SPDL__PRIVATE bool spdl__row_passes_hole(const spdl_pipeline *p, const spdl__node *node,
+                                         uint64_t word) {
     const uint64_t head = spdl__head(spdl__load(&node->out.word));
+    if (node->row.kind == SPDL_KIND_BRANCH) /* it goes down the first one */
+        return !node->holes || spdl__path_has_slot(spdl__path_edge(p, node, 0));
     return !node->holes || (int64_t)(head + node->out.window - spdl__row_at(node, word)) > 0;
 }
 
@@ -8012,7 +8023,7 @@ SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *
     slot = spdl__edge_slot(node->in, spdl__head(word));
     if (!spdl__slot_has(slot, spdl__head(word))) return false;
     tag = spdl__slot_tag(slot);
-    if (tag == SPDL__HOLE) return spdl__row_passes_hole(node, word);
+    if (tag == SPDL__HOLE) return spdl__row_passes_hole(p, node, word);
     return (tag < SPDL__HOLE || active == 0) && spdl__row_room(p, node, word);
 }
 
@@ -9319,7 +9330,7 @@ SPDL__INLINE void spdl__flow_begin(spdl_task *task, const spdl__item *what, uint
 SPDL__NOINLINE bool spdl__flow_hole(spdl_pipeline *p, spdl__node *node, uint64_t *word, bool inside,
                                     uint64_t now) {
     const uint64_t at = spdl__row_at(node, *word), next = *word + SPDL__HEAD_ONE + !inside;
-    if (!spdl__row_passes_hole(node, *word)) return false;
+    if (!spdl__row_passes_hole(p, node, *word)) return false;
     spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
     if (!spdl__cas(node->word, word, next)) {
         spdl__sub(&node->in->dropped, 1);
@@ -9956,7 +9967,7 @@ SPDL__PRIVATE int spdl__merge_pick(const spdl_pipeline *p, const spdl__node *nod
 SPDL__PRIVATE bool spdl__merge_may(const spdl_pipeline *p, const spdl__node *node, int path) {
     if (path < 0) return false;
     if (path < SPDL__ALL_PATHS && spdl__merge_tag(p, node, path) == SPDL__HOLE)
-        return spdl__row_passes_hole(node, 0);
+        return spdl__row_passes_hole(p, node, 0);
     return spdl__row_room(p, node, 0) > 0;
 }
 
@@ -10502,7 +10513,7 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     const spdl__item got = spdl__slot_read(slot);
     if (!ready || spdl__origin_tag(got.origin) >= SPDL__HOLE ||
         (word & SPDL__ACTIVE) == SPDL__PASSING || (word & SPDL__SHUT) != 0 ||
-        !spdl__row_passes_hole(reader, word) ||
+        !spdl__row_passes_hole(p, reader, word) ||
         !spdl__cas(reader->word, &word, word + SPDL__HEAD_ONE)) {
         spdl__os_yield();
         return;
@@ -11484,11 +11495,11 @@ SPDL__COLD uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
 
 /* Results of a row that may be promised and not taken. */
 SPDL__COLD uint64_t spdl__node_window(const spdl__node *node) {
-    const uint64_t window = (uint64_t)node->row.buffer_size + (uint64_t)node->most; /* feed: END */
-    if (node->row.kind == SPDL_KIND_PATH) /* all that wait may be here, and a mark */
-        return window + 1 + (uint64_t)node->before->row.buffer_size;
+    uint64_t window = (uint64_t)node->row.buffer_size + (uint64_t)node->most; /* feed: END */
+    const bool path = node->row.kind == SPDL_KIND_PATH;
     if (node->row.kind == SPDL_KIND_BRANCH) return 1; /* it writes those of its paths */
-    return node->holes ? spdl__max(2 * window, SPDL__WINDOW) : window;
+    if (path) window += 1 + (uint64_t)node->before->row.buffer_size; /* all that wait, and a mark */
+    return (path ? node->before : node)->holes ? spdl__max(2 * window, SPDL__WINDOW) : window;
 }
 
 /* Blocks of a row that the pipeline itself may use at once; in place those written into, too. */
