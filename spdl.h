@@ -7621,7 +7621,7 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    routes is put at once; what a path then holds beyond its buffer_size waits. A branch is called
    while fewer than its own buffer_size wait, on all its paths together. One path may hold them all,
    so its edge has slots for both. For a merge in input order the branch also writes the path of each
-   result into a ring of bytes, `turns`, before it puts the result. Marks go down every path.
+   result into a ring of words, `turns`, before it puts the result. Marks go down every path.
 
    Threads: workers run rows. A source with .threads has a thread of its own, the producer, which
    sits in that row only. Each field says who writes it. */
@@ -7741,7 +7741,7 @@ typedef struct spdl__node {
     spdl__batch_pool *batches;
     spdl__batch_pool *buffers;
     spdl__parked *parked; /* places for `most` calls, or NULL */
-    uint8_t *turns;       /* branch whose merge is in input order */
+    uint32_t *turns;      /* branch whose merge is in input order */
     uint64_t turns_mask;
     char pad0[SPDL_CACHE_LINE];
     /* written by the thread that takes: the word of a source or merge */
@@ -8403,7 +8403,7 @@ SPDL__PRIVATE void spdl__put_path(const spdl_pipeline *p, spdl__node *node, int 
    an entry for each slot and call on the way to the merge. */
 SPDL__PRIVATE void spdl__put_turn(spdl__node *node, unsigned turn) {
     if (node->turns == NULL) return;
-    node->turns[node->turns_put & node->turns_mask] = (uint8_t)turn;
+    spdl__store_relaxed32(&node->turns[node->turns_put & node->turns_mask], turn);
     spdl__store(&node->turns_put, node->turns_put + 1); /* pairs with merge_look */
 }
 
@@ -9928,9 +9928,10 @@ SPDL__PRIVATE bool spdl__merge_failed(const spdl_pipeline *p, const spdl__node *
     const spdl__edge *edge = spdl__path_edge(p, node, path);
     const uint64_t head = spdl__head(spdl__load(&edge->word));
     const spdl__slot *slot = spdl__edge_slot(edge, head);
-    const uint64_t origin = spdl__load_relaxed(&slot->origin);
-    return spdl__slot_has(slot, head) && spdl__origin_tag(origin) == SPDL__FAIL &&
-           origin >> 8 > (uint64_t)node->merge->index;
+    uint64_t origin;
+    if (!spdl__slot_has(slot, head)) return false; /* first: else this is what was there before */
+    origin = spdl__load_relaxed(&slot->origin);
+    return spdl__origin_tag(origin) == SPDL__FAIL && origin >> 8 > (uint64_t)node->merge->index;
 }
 
 /* The paths have a mark in common, or one has failed: that, or -1. */
@@ -9952,7 +9953,7 @@ SPDL__PRIVATE int spdl__merge_pick(const spdl_pipeline *p, const spdl__node *nod
     int i;
     if (branch->turns != NULL) {
         if (spdl__load(&branch->turns_put) == taken) return -1; /* pairs with put_turn */
-        i = branch->turns[taken & branch->turns_mask];
+        i = (int)spdl__load_relaxed32(&branch->turns[taken & branch->turns_mask]);
         if (i == (int)SPDL__TURN_MARK) return spdl__merge_mark(p, node);
         return spdl__merge_tag(p, node, i) != SPDL__NOTHING ? i : -1;
     }
@@ -9982,7 +9983,7 @@ SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl_
     int i = 0;
     if (branch->turns != NULL) {
         if (spdl__load(&branch->turns_put) == taken) return node->merge;
-        i = branch->turns[taken & branch->turns_mask];
+        i = (int)spdl__load_relaxed32(&branch->turns[taken & branch->turns_mask]);
         return &p->node[node->path[i == (int)SPDL__TURN_MARK ? 0 : i]];
     }
     while (i + 1 < node->paths && !(spdl__load(p->node[node->path[i]].word) & SPDL__ACTIVE)) ++i;
@@ -10748,7 +10749,8 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
                   (node->gathered || node->sheds);
     node->gathered = false;
     spdl__store_relaxed32(&node->turn, 0);
-    node->turns_put = node->turns_taken = 0;
+    spdl__store_relaxed(&node->turns_put, 0); /* others look at them, and get no further */
+    spdl__store_relaxed(&node->turns_taken, 0);
     node->number = node->number_first = node == p->marks ? at->number : 0;
     spdl__mark_begin(&node->mark, at->source);
     spdl__store_relaxed(&node->epoch, at->epoch);
@@ -10894,7 +10896,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         spdl__free(&allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->counters, (workers + 1) * sizeof(*node->counters));
         spdl__free(&allocator, node->parked, (size_t)node->most * sizeof(*node->parked));
-        spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1));
+        spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1) * sizeof(*node->turns));
     }
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
     spdl__free(&allocator, p->task, workers * sizeof(*p->task));
@@ -10965,9 +10967,9 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__doctor_close(p);
     spdl__pipeline_halt(p);
     if (!spdl__destroy_await(p, &left)) return;
-    spdl__destroy_part(p);
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     spdl__destroy_producer(p, left != NULL);
+    spdl__destroy_part(p); /* last: nobody stirs the client any more, as its bit is another's soon */
     spdl__pipeline_purge(p, 0);
     spdl__doctor_empty(p);
     spdl__fail_log(p);
@@ -11541,7 +11543,8 @@ SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
     for (row = node + 1; row < node->merge; ++row)
         most += spdl__pow2(spdl__node_window(row)) + (uint64_t)row->most + 1;
     node->turns_mask = spdl__pow2(most) - 1;
-    node->turns = (uint8_t *)spdl__pipeline_alloc(p, node->turns_mask + 1, 1);
+    node->turns =
+        (uint32_t *)spdl__pipeline_alloc(p, node->turns_mask + 1, sizeof(*node->turns));
     return node->turns != NULL;
 }
 
