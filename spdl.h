@@ -7949,7 +7949,7 @@ SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
 
 /* The number of the result that the next take promises. */
 SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
-    return node->at_put ? spdl__load_relaxed(&node->out.tail) : spdl__head(word) + node->base;
+    return node->at_put ? spdl__load_relaxed(&node->out.tail) : spdl__head(word) + spdl__load_relaxed(&node->base);
 }
 
 /* Results whose number is below this have room. A row with SPDL_AGAIN in completion order is called
@@ -9824,13 +9824,14 @@ SPDL__COLD spdl_result spdl__batch_token(spdl_task *task, void *token, void **ou
 /* In place the item is copied to its part, if it was not written there; then the library frees it. */
 SPDL__INLINE void spdl__batch_add(spdl_task *task, spdl__batch *batch, void *item) {
     const size_t bytes = task->node->row.item_bytes, at = batch->shown.count++;
-    void *part = (char *)batch->shown.data + at * bytes;
+    void *part;
     if (bytes == 0) {
         batch->owner[at] = (uint8_t)spdl__origin_tag(task->in.origin);
         batch->shown.items[at] = item;
         task->taken = true;
         return;
     }
+    part = (char *)batch->shown.data + at * bytes;
     if (item == NULL)
         memset(part, 0, bytes);
     else if (item != part)
@@ -10658,11 +10659,13 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
         }
         for (; ticket < end; ++ticket) {
             spdl__slot *slot = spdl__edge_slot(&node->out, ticket);
-            const uint64_t origin = slot->origin;
-            if (!spdl__slot_has(slot, ticket) || spdl__origin_tag(origin) >= SPDL__HOLE) continue;
+            uint64_t origin;
+            if (!spdl__slot_has(slot, ticket)) continue; /* first: a producer may be at it */
+            origin = spdl__load_relaxed(&slot->origin);
+            if (spdl__origin_tag(origin) >= SPDL__HOLE) continue;
             spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
             spdl__add(&counters->freed, 1);
-            spdl__item_free(p, slot->item, origin);
+            spdl__item_free(p, spdl__load_pointer(&slot->item), origin);
         }
     }
     spdl__spin_unlock(&p->purge_lock);
@@ -10742,7 +10745,8 @@ SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t
 /* As create has left it, but for the position. */
 SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const spdl__start *start) {
     const spdl__position *at = &start->at;
-    node->base = node->out.tail - spdl__head(spdl__load(node->word));
+    /* who looks meanwhile sees any of both, and its swap fails */
+    spdl__store_relaxed(&node->base, node->out.tail - spdl__head(spdl__load(node->word)));
     node->first = node->out.tail;
     node->flushed = false;
     node->sheds = start->loads && node->row.flush && !node->gathers &&
