@@ -7751,6 +7751,8 @@ typedef struct spdl__node {
     /* written by the thread that is inside alone */
     bool flushed;      /* the call without input was made in this epoch */
     bool gathered;     /* .flush: a call with input was made since */
+    bool holds;        /* .flush behind a feed: and has made no result yet */
+    uint64_t held_range; /* when the oldest of these was pushed */
     bool sheds;        /* what it has gathered is of another run: it hands it on, to nobody */
     uint32_t turn;     /* merge of what is ready: the path that is looked at first */
     uint64_t number;   /* batch: of the next one in this epoch */
@@ -9275,6 +9277,14 @@ SPDL__PRIVATE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *cou
     return goes_on ? SPDL__GOES_ON : SPDL__OVER;
 }
 
+/* Behind a feed what a row with .flush makes is as old as the oldest it has gathered. */
+SPDL__COLD void spdl__flow_held(spdl_task *task) {
+    spdl__node *node = task->node;
+    if (!node->holds) node->held_range = task->in.range;
+    node->holds = true;
+    task->in.range = node->held_range;
+}
+
 /* One call on what was taken, or once more on what was parked. *now: the clock, when it was read. */
 SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
                                              uint64_t *now) {
@@ -9287,7 +9297,9 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     if (node->sheds && !source) spdl__call_shed(task);
     if (node->parked != NULL && task->parked == NULL) spdl__parked_begin(task);
     if (node->row.flush && !task->flushing) node->gathered = true;
+    if (node->row.flush && p->feed != NULL && !node->gathers) spdl__flow_held(task);
     result = spdl__call(task, &out);
+    if (node->row.flush && (result == SPDL_OK || result == SPDL_AGAIN)) node->holds = false;
     if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__GONE;
     if (node->row.deferred && !spdl__parked_returned(task, &result, &out)) return SPDL__PENDING;
     if (!node->gathers) *now = spdl_time_ns();
@@ -9326,18 +9338,24 @@ SPDL__INLINE void spdl__flow_begin(spdl_task *task, const spdl__item *what, uint
     task->since = now;
 }
 
-/* Passes a hole at the head, without a call. Whether it did; *word is what the word is now. */
-SPDL__NOINLINE bool spdl__flow_hole(spdl_pipeline *p, spdl__node *node, uint64_t *word, bool inside,
+/* Passes a hole at the head, without a call. Whether it did; *word is what the word is now. It enters
+   first: `dropped` changes before the head does, and a rewind must not come in between. */
+SPDL__NOINLINE bool spdl__flow_hole(spdl_pipeline *p, spdl__node *node, uint64_t *word, bool *inside,
                                     uint64_t now) {
-    const uint64_t at = spdl__row_at(node, *word), next = *word + SPDL__HEAD_ONE + !inside;
+    const uint64_t at = spdl__row_at(node, *word);
     if (!spdl__row_passes_hole(p, node, *word)) return false;
+    if (!*inside) {
+        if (!spdl__cas(node->word, word, *word + 1)) return false;
+        *inside = true;
+        ++*word;
+    }
     spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
-    if (!spdl__cas(node->word, word, next)) {
+    if (!spdl__cas(node->word, word, *word + SPDL__HEAD_ONE)) {
         spdl__sub(&node->in->dropped, 1);
         spdl__wake_hint(p, node, node->beside, false); /* who looked meanwhile saw less room */
         return false;
     }
-    *word = next;
+    *word += SPDL__HEAD_ONE;
     spdl__put_nothing(p, node, at, now);
     return true;
 }
@@ -9543,9 +9561,9 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
                 if (SPDL__UNLIKELY(mark)) break;
                 if (SPDL__UNLIKELY(spdl__origin_tag(what.origin) == SPDL__HOLE)) {
                     if (holes++ == SPDL__SITTING_ITEMS ||
-                        !spdl__flow_hole(p, node, &word, s.inside, s.now))
+                        !spdl__flow_hole(p, node, &word, &s.inside, s.now))
                         break;
-                    done = s.inside = true;
+                    done = true;
                     spdl__wake_hint(p, node, near, false);
                     word = spdl__load(node->word);
                     continue;
@@ -9634,7 +9652,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         s.inside = false;
     }
     if (plain) spdl__store_relaxed32(&task->live, 0);
-    if (done) spdl__flow_leave(task, node, &s, change);
+    if (done || s.inside) spdl__flow_leave(task, node, &s, change);
     if (empty && s.calls > 0 && !s.timed && !SPDL__NO_STATS)
         spdl__gap_open(in, spdl__head(word), s.now, true);
     if (mark) done = spdl__flow_pass(task, node) || done;
@@ -10722,7 +10740,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
 
 /* The ticket that the row would give to its next result. */
 SPDL__PRIVATE uint64_t spdl__rewind_ticket(const spdl__node *node) {
-    return node->by_ticket ? spdl__head(spdl__load(node->word)) + node->base
+    return node->by_ticket ? spdl__head(spdl__load(node->word)) + spdl__load_relaxed(&node->base)
                            : spdl__load_relaxed(&node->out.tail);
 }
 
@@ -10751,7 +10769,7 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     node->flushed = false;
     node->sheds = start->loads && node->row.flush && !node->gathers &&
                   (node->gathered || node->sheds);
-    node->gathered = false;
+    node->gathered = node->holds = false;
     spdl__store_relaxed32(&node->turn, 0);
     spdl__store_relaxed(&node->turns_put, 0); /* others look at them, and get no further */
     spdl__store_relaxed(&node->turns_taken, 0);
