@@ -5413,12 +5413,14 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
 }
 
 /* Works for one client until it has nothing to do, or others should have a turn. Whether it had
-   something to do. `alone`: no other client has anything to do. */
-SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at,
-                                    bool alone) {
+   something to do. While all others are quiet it goes on until one of them is not: that is seen by a
+   change of `quiet` since the load that said so. */
+SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at) {
     spdl__client_slot *slot = &pool->slot[at];
     const spdl__client *client = spdl__client_enter(pool, slot);
-    const uint64_t since = alone ? 0 : spdl_time_ns(), quiet = spdl__load(&pool->beacon.quiet);
+    const uint64_t quiet = spdl__load(&pool->beacon.quiet);
+    const bool alone = (~quiet & ~((uint64_t)1 << at)) == 0;
+    const uint64_t since = alone ? 0 : spdl_time_ns();
     bool found = false, over = false;
     if (client == NULL) return false;
     while (!over && client->step(client->self, worker->index)) {
@@ -5441,18 +5443,17 @@ SPDL__PRIVATE bool spdl__pool_turn(spdl_pool *pool, spdl__worker *worker) {
     const uint32_t used = spdl__load32(&pool->slots_used);
     uint64_t *worked = worker->worked_ns, turn;
     uint64_t left = ~spdl__load(&pool->beacon.quiet); /* a bit for each client to look at */
-    uint32_t i, least, some;
+    uint32_t i, least;
     for (;;) {
-        for (i = some = 0, least = used; i < used; ++i) {
+        for (i = 0, least = used; i < used; ++i) {
             if ((left >> i & 1) == 0) continue;
-            ++some;
             worked[i] = spdl__max(worked[i], worker->least_ns);
             if (least == used || worked[i] < worked[least]) least = i;
         }
         if (least == used) return false;
         left &= ~((uint64_t)1 << least);
         turn = worked[least];
-        if (!spdl__pool_visit(pool, worker, least, some == 1)) continue;
+        if (!spdl__pool_visit(pool, worker, least)) continue;
         if (turn > worker->least_ns + 2 * SPDL__TURN_NS)
             worker->least_ns = turn - 2 * SPDL__TURN_NS;
         return true;
@@ -5669,6 +5670,23 @@ SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns) {
 
 /* --- create and destroy --- */
 
+SPDL__PRIVATE spdl_result spdl__policy_check(const spdl_policy *policy, const char *whose,
+                                              spdl_error *error) {
+    if (policy->nice < -20 || policy->nice > 19)
+        return spdl__error_set(error, SPDL_E_INVALID,
+                               "spdl: %s: policy.nice is %d, must be -20 to 19", whose,
+                               policy->nice);
+    if (policy->sched < SPDL_SCHED_DEFAULT || policy->sched > SPDL_SCHED_IDLE)
+        return spdl__error_set(error, SPDL_E_INVALID,
+                               "spdl: %s: policy.sched is %d, which is no class", whose,
+                               (int)policy->sched);
+    if (policy->cpu_count < 0 || (policy->cpu_count > 0 && policy->cpus == NULL))
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: policy.cpu_count is %d%s", whose,
+                               policy->cpu_count,
+                               policy->cpus == NULL ? ", but policy.cpus is NULL" : "");
+    return SPDL_OK;
+}
+
 SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
     const int threads = SPDL__MAX_WORKERS - (desc->guests > 0 ? desc->guests : 0);
     const struct {
@@ -5676,22 +5694,16 @@ SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
         int value, least, most;
     } number[] = { { "guests", desc->guests, 0, SPDL__MAX_WORKERS },
                    { "workers", desc->workers, desc->guests == 0, threads },
-                   { "queue_size", desc->queue_size ? desc->queue_size : 1, 1, SPDL__MAX_QUEUE },
-                   { "policy.nice", desc->policy.nice, -20, 19 } };
+                   { "queue_size", desc->queue_size ? desc->queue_size : 1, 1, SPDL__MAX_QUEUE } };
+    spdl_result result;
     int i;
-    for (i = 0; i < 4; ++i)
+    for (i = 0; i < 3; ++i)
         if (number[i].value < number[i].least || number[i].value > number[i].most)
             return spdl__error_set(desc->error, SPDL_E_INVALID,
                                    "spdl: pool: %s is %d, must be %d to %d", number[i].name,
                                    number[i].value, number[i].least, number[i].most);
-    if (desc->policy.sched < SPDL_SCHED_DEFAULT || desc->policy.sched > SPDL_SCHED_IDLE)
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: policy.sched is %d, which is no class",
-                               (int)desc->policy.sched);
-    if (desc->policy.cpu_count < 0 || (desc->policy.cpu_count > 0 && desc->policy.cpus == NULL))
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: policy.cpu_count is %d%s", desc->policy.cpu_count,
-                               desc->policy.cpus == NULL ? ", but policy.cpus is NULL" : "");
+    result = spdl__policy_check(&desc->policy, "pool", desc->error);
+    if (result != SPDL_OK) return result;
     return spdl__allocator_check(&desc->allocator, "pool", desc->error);
 }
 
@@ -6411,7 +6423,7 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    routes is put at once; what a path then holds beyond its buffer_size waits. A branch is called
    while fewer than its own buffer_size wait, on all its paths together. One path may hold them all,
    so its edge has slots for both. For a merge in input order the branch also writes the path of
-   each result into a ring of bytes, `turns`, before it puts the result. Marks go down every path.
+   each result into a ring of words, `turns`, before it puts the result. Marks go down every path.
 
    Threads: workers run rows. A source with .threads has a thread of its own, the producer, which
    sits in that row only. Each field says who writes it. */
@@ -6530,7 +6542,7 @@ typedef struct spdl__node {
     spdl__batch_pool *batches;
     spdl__batch_pool *buffers;
     spdl__parked *parked; /* places for `most` calls, or NULL */
-    uint8_t *turns;       /* branch whose merge is in input order */
+    uint32_t *turns;      /* branch whose merge is in input order */
     uint64_t turns_mask;
     spdl__os_event *locks; /* of the pipeline: where threads wait for one of its locks */
     char pad0[SPDL_CACHE_LINE];
@@ -6541,6 +6553,8 @@ typedef struct spdl__node {
     /* written by the thread that is inside alone */
     bool flushed;      /* the call without input was made in this epoch */
     bool gathered;     /* .flush: a call with input was made since */
+    bool holds;        /* .flush behind a feed: and has made no result yet */
+    uint64_t held_range; /* when the oldest of these was pushed */
     bool sheds;        /* what it has gathered is of another run: it hands it on, to nobody */
     uint32_t turn;     /* merge of what is ready: the path that is looked at first */
     uint64_t number;   /* batch: of the next one in this epoch */
@@ -6678,6 +6692,7 @@ struct spdl_pipeline {
     uint32_t producer_waits; /* set by it before it sleeps, cleared by the thread that wakes it */
     spdl__os_event room;   /* the edge after the first row has some */
     spdl__os_thread producer_thread; /* by create and destroy */
+    spdl_policy policy;              /* by create; that thread reads it when it starts */
     bool producer_started;
     uint32_t producer_quits; /* by destroy */
     uint64_t producer_id;
@@ -6751,7 +6766,14 @@ SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
     return spdl__edge_until(&node->out, spdl__load_relaxed(&node->out.buffer_size) + calls);
 }
 
-/* Of a branch: whether one more result may be routed, as fewer wait than may. */
+/* Whether a path has a slot for one more. Holes take slots, and are not among those that wait. */
+SPDL__PRIVATE bool spdl__path_has_slot(const spdl__edge *edge) {
+    const uint64_t head = spdl__head(spdl__load(&edge->word)); /* as in edge_until */
+    return (int64_t)(head + edge->window - spdl__load_relaxed(&edge->tail)) > 0;
+}
+
+/* Of a branch: whether one more result may be routed, as fewer wait than may; or a mark go down every
+   path. */
 SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node) {
     uint64_t waiting = 0;
     int i;
@@ -6760,6 +6782,7 @@ SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *no
         const uint64_t until = spdl__edge_until(edge, edge->buffer_size);
         const int64_t over = (int64_t)(spdl__load_relaxed(&edge->tail) - until);
         if (over > 0) waiting += (uint64_t)over;
+        if (!spdl__path_has_slot(edge)) return false;
     }
     return waiting < (uint64_t)node->row.buffer_size;
 }
@@ -6775,8 +6798,11 @@ SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *
 }
 
 /* Whether a hole at the head can be passed: it needs a slot where it is put, and no place. */
-SPDL__PRIVATE bool spdl__row_passes_hole(const spdl__node *node, uint64_t word) {
+SPDL__PRIVATE bool spdl__row_passes_hole(const spdl_pipeline *p, const spdl__node *node,
+                                         uint64_t word) {
     const uint64_t head = spdl__head(spdl__load(&node->out.word));
+    if (node->row.kind == SPDL_KIND_BRANCH) /* it goes down the first one */
+        return !node->holes || spdl__path_has_slot(spdl__path_edge(p, node, 0));
     return !node->holes || (int64_t)(head + node->out.window - spdl__row_at(node, word)) > 0;
 }
 
@@ -6803,7 +6829,7 @@ SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *
     slot = spdl__edge_slot(node->in, spdl__head(word));
     if (!spdl__slot_has(slot, spdl__head(word))) return false;
     tag = spdl__slot_tag(slot);
-    if (tag == SPDL__HOLE) return spdl__row_passes_hole(node, word);
+    if (tag == SPDL__HOLE) return spdl__row_passes_hole(p, node, word);
     return (tag < SPDL__HOLE || active == 0) && spdl__row_room(p, node, word);
 }
 
@@ -7185,7 +7211,7 @@ SPDL__PRIVATE void spdl__put_path(const spdl_pipeline *p, spdl__node *node, int 
    has an entry for each slot and call on the way to the merge. */
 SPDL__PRIVATE void spdl__put_turn(spdl__node *node, unsigned turn) {
     if (node->turns == NULL) return;
-    node->turns[node->turns_put & node->turns_mask] = (uint8_t)turn;
+    spdl__store_relaxed32(&node->turns[node->turns_put & node->turns_mask], turn);
     spdl__store(&node->turns_put, node->turns_put + 1); /* pairs with merge_look */
 }
 
@@ -8060,6 +8086,14 @@ SPDL__PRIVATE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *cou
     return goes_on ? SPDL__GOES_ON : SPDL__OVER;
 }
 
+/* Behind a feed what a row with .flush makes is as old as the oldest it has gathered. */
+SPDL__COLD void spdl__flow_held(spdl_task *task) {
+    spdl__node *node = task->node;
+    if (!node->holds) node->held_range = task->in.range;
+    node->holds = true;
+    task->in.range = node->held_range;
+}
+
 /* One call on what was taken, or once more on what was parked. *now: the clock, when it was
    read. */
 SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
@@ -8073,7 +8107,9 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     if (node->sheds && !source) spdl__call_shed(task);
     if (node->parked != NULL && task->parked == NULL) spdl__parked_begin(task);
     if (node->row.flush && !task->flushing) node->gathered = true;
+    if (node->row.flush && p->feed != NULL && !node->gathers) spdl__flow_held(task);
     result = spdl__call(task, &out);
+    if (node->row.flush && (result == SPDL_OK || result == SPDL_AGAIN)) node->holds = false;
     if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__GONE;
     if (node->row.deferred && !spdl__parked_returned(task, &result, &out)) return SPDL__PENDING;
     if (!node->gathers) *now = spdl_time_ns();
@@ -8110,22 +8146,6 @@ SPDL__INLINE void spdl__flow_begin(spdl_task *task, const spdl__item *what, uint
     task->sequence = what->origin >> 8;
     task->ticket = ticket;
     task->since = now;
-}
-
-/* Passes a hole at the head, without a call. What the word is now, or SPDL__NEVER: not now. */
-SPDL__NOINLINE uint64_t spdl__flow_hole(spdl_pipeline *p, spdl__node *node, uint64_t word,
-                                        uint64_t enter, uint64_t now) {
-    const uint64_t at = spdl__row_at(node, word), next = word + enter;
-    if (!spdl__row_passes_hole(node, word)) return SPDL__NEVER;
-    spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
-    if (!spdl__cas(node->word, &word, next)) {
-        spdl__sub(&node->in->dropped, 1);
-        spdl__wake_hint(p, node, node->beside, false); /* who looked meanwhile saw less room */
-        return SPDL__NEVER;
-    }
-    spdl__put_nothing(p, node, at, now);
-    spdl__wake_hint(p, node, node->near, false);
-    return spdl__load(node->word);
 }
 
 /* There is no room for the next result of this call: whoever comes goes on with it. */
@@ -8238,6 +8258,31 @@ typedef struct spdl__sitting {
 
 /* Whether we are counted in `active`. */
 SPDL__INLINE bool spdl__sits(const spdl__sitting *s) { return s->enter == SPDL__HEAD_ONE; }
+
+/* Passes a hole at the head, without a call. Whether it did; the word is what it is then. It enters
+   first: `dropped` changes before the head does, and a rewind must not come in between. */
+SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
+    spdl_pipeline *p = s->p;
+    spdl__node *node = s->node;
+    const uint64_t at = spdl__row_at(node, s->word);
+    if (!spdl__row_passes_hole(p, node, s->word)) return false;
+    if (!spdl__sits(s)) {
+        if (!spdl__cas(node->word, &s->word, s->word + 1)) return false;
+        ++s->word;
+        s->enter = SPDL__HEAD_ONE;
+        s->done = true; /* leaves */
+    }
+    spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
+    if (!spdl__cas(node->word, &s->word, s->word + SPDL__HEAD_ONE)) {
+        spdl__sub(&node->in->dropped, 1);
+        spdl__wake_hint(p, node, node->beside, false); /* who looked meanwhile saw less room */
+        return false;
+    }
+    spdl__put_nothing(p, node, at, s->now);
+    spdl__wake_hint(p, node, node->near, false);
+    s->word = spdl__load(node->word);
+    return true;
+}
 
 /* A sitting begins. */
 SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node,
@@ -8356,11 +8401,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
         if (SPDL__UNLIKELY(s->mark)) return SPDL__LEFT;
         if (SPDL__UNLIKELY(tag == SPDL__HOLE)) {
             if (s->holes++ == SPDL__SITTING_ITEMS) return SPDL__LEFT;
-            at = spdl__flow_hole(s->p, node, s->word, s->enter, s->now);
-            if (at == SPDL__NEVER) return SPDL__LEFT;
-            s->word = at;
-            s->enter = SPDL__HEAD_ONE;
-            return SPDL__PASSED;
+            return spdl__flow_hole(s) ? SPDL__PASSED : SPDL__LEFT;
         }
     }
     at = spdl__row_at(node, s->word);
@@ -8760,9 +8801,10 @@ SPDL__PRIVATE bool spdl__merge_failed(const spdl_pipeline *p, const spdl__node *
     const spdl__edge *edge = spdl__path_edge(p, node, path);
     const uint64_t head = spdl__head(spdl__load(&edge->word));
     const spdl__slot *slot = spdl__edge_slot(edge, head);
-    const uint64_t origin = spdl__load_relaxed(&slot->origin);
-    return spdl__slot_has(slot, head) && spdl__origin_tag(origin) == SPDL__FAIL &&
-           origin >> 8 > (uint64_t)node->merge->index;
+    uint64_t origin;
+    if (!spdl__slot_has(slot, head)) return false; /* first: else this is what was there before */
+    origin = spdl__load_relaxed(&slot->origin);
+    return spdl__origin_tag(origin) == SPDL__FAIL && origin >> 8 > (uint64_t)node->merge->index;
 }
 
 /* The paths have a mark in common, or one has failed: that, or -1. */
@@ -8784,7 +8826,7 @@ SPDL__PRIVATE int spdl__merge_pick(const spdl_pipeline *p, const spdl__node *nod
     int i;
     if (branch->turns != NULL) {
         if (spdl__load(&branch->turns_put) == taken) return -1; /* pairs with put_turn */
-        i = branch->turns[taken & branch->turns_mask];
+        i = (int)spdl__load_relaxed32(&branch->turns[taken & branch->turns_mask]);
         if (i == (int)SPDL__TURN_MARK) return spdl__merge_mark(p, node);
         return spdl__merge_tag(p, node, i) != SPDL__NOTHING ? i : -1;
     }
@@ -8799,7 +8841,7 @@ SPDL__PRIVATE int spdl__merge_pick(const spdl_pipeline *p, const spdl__node *nod
 SPDL__PRIVATE bool spdl__merge_may(const spdl_pipeline *p, const spdl__node *node, int path) {
     if (path < 0) return false;
     if (path < SPDL__ALL_PATHS && spdl__merge_tag(p, node, path) == SPDL__HOLE)
-        return spdl__row_passes_hole(node, 0);
+        return spdl__row_passes_hole(p, node, 0);
     return spdl__row_room(p, node, 0) > 0;
 }
 
@@ -8815,7 +8857,7 @@ SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl_
     int i = 0;
     if (branch->turns != NULL) {
         if (spdl__load(&branch->turns_put) == taken) return node->merge;
-        i = branch->turns[taken & branch->turns_mask];
+        i = (int)spdl__load_relaxed32(&branch->turns[taken & branch->turns_mask]);
         return &p->node[node->path[i == (int)SPDL__TURN_MARK ? 0 : i]];
     }
     while (i + 1 < node->paths && !(spdl__load(p->node[node->path[i]].word) & SPDL__ACTIVE)) ++i;
@@ -8988,6 +9030,7 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
     spdl_task *task = &p->task[p->workers - 1];
     int round = 0;
     spdl__store(&p->producer_id, spdl__os_thread_id());
+    if (p->producer_thread.refused) return NULL; /* create fails */
     spdl__profile(&p->profiler, SPDL_EVENT_THREAD_BEGIN, p->producer->name, 0);
     while (!spdl__load32(&p->producer_quits) && !task->gone) {
         if (spdl__producer_may(p) && spdl__flow_sit_any(task, p->producer, SPDL__NEVER)) round = 0;
@@ -9345,7 +9388,7 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     const spdl__item got = spdl__slot_read(slot);
     if (!ready || spdl__origin_tag(got.origin) >= SPDL__HOLE ||
         (word & SPDL__ACTIVE) == SPDL__PASSING || (word & SPDL__SHUT) != 0 ||
-        !spdl__row_passes_hole(reader, word) ||
+        !spdl__row_passes_hole(p, reader, word) ||
         !spdl__cas(reader->word, &word, word + SPDL__HEAD_ONE)) {
         spdl__os_yield();
         return;
@@ -9496,7 +9539,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
             if (spdl__origin_tag(origin) >= SPDL__HOLE) continue;
             spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
             spdl__add(&counters->freed, 1);
-            spdl__item_free(p, slot->item, origin);
+            spdl__item_free(p, spdl__load_pointer(&slot->item), origin);
         }
     }
     spdl__unlock(&p->purge_lock, &p->locks);
@@ -9553,7 +9596,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
 
 /* The ticket that the row would give to its next result. */
 SPDL__PRIVATE uint64_t spdl__rewind_ticket(const spdl__node *node) {
-    return node->by_ticket ? spdl__head(spdl__load(node->word)) + node->base
+    return node->by_ticket ? spdl__head(spdl__load(node->word)) + spdl__load_relaxed(&node->base)
                            : spdl__load_relaxed(&node->out.tail);
 }
 
@@ -9581,7 +9624,7 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     node->flushed = false;
     node->sheds = start->loads && node->row.flush && !node->gathers &&
                   (node->gathered || node->sheds);
-    node->gathered = false;
+    node->gathered = node->holds = false;
     spdl__store_relaxed32(&node->turn, 0);
     spdl__store_relaxed(&node->turns_put, 0);
     spdl__store_relaxed(&node->turns_taken, 0);
@@ -9734,7 +9777,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         spdl__free(&allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->counters, (workers + 1) * sizeof(*node->counters));
         spdl__free(&allocator, node->parked, (size_t)node->most * sizeof(*node->parked));
-        spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1));
+        spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1) * sizeof(*node->turns));
     }
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
     spdl__free(&allocator, p->task, workers * sizeof(*p->task));
@@ -9806,9 +9849,9 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__doctor_close(p);
     spdl__pipeline_halt(p);
     if (!spdl__destroy_await(p, &left)) return;
-    spdl__destroy_part(p);
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     spdl__destroy_producer(p, left != NULL);
+    spdl__destroy_part(p); /* last: nobody stirs the client any more, as its bit is another's soon */
     spdl__pipeline_purge(p, 0);
     spdl__doctor_empty(p);
     spdl__fail_log(p);
@@ -10158,7 +10201,8 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
     else if (desc->trace_events < 0 || desc->trace_events > SPDL__TRACE_EVENTS_MAX)
         (void)snprintf(why, sizeof(why), "trace_events is %d, must be 0 to %d", desc->trace_events,
                        SPDL__TRACE_EVENTS_MAX);
-    else if (spdl__allocator_check(&desc->allocator, "pipeline", desc->error) != SPDL_OK)
+    else if (spdl__allocator_check(&desc->allocator, "pipeline", desc->error) != SPDL_OK ||
+             spdl__policy_check(&desc->policy, "pipeline", desc->error) != SPDL_OK)
         return SPDL_E_INVALID;
     else if (plan->rows == NULL || plan->count < 1)
         (void)snprintf(why, sizeof(why), "no rows; it needs at least a source and a sink");
@@ -10338,11 +10382,11 @@ SPDL__COLD uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
 
 /* Results of a row that may be promised and not taken. */
 SPDL__COLD uint64_t spdl__node_window(const spdl__node *node) {
-    const uint64_t window = (uint64_t)node->row.buffer_size + (uint64_t)node->most; /* feed: END */
-    if (node->row.kind == SPDL_KIND_PATH) /* all that wait may be here, and a mark */
-        return window + 1 + (uint64_t)node->before->row.buffer_size;
+    uint64_t window = (uint64_t)node->row.buffer_size + (uint64_t)node->most; /* feed: END */
+    const bool path = node->row.kind == SPDL_KIND_PATH;
     if (node->row.kind == SPDL_KIND_BRANCH) return 1; /* it writes those of its paths */
-    return node->holes ? spdl__max(2 * window, SPDL__WINDOW) : window;
+    if (path) window += 1 + (uint64_t)node->before->row.buffer_size; /* all that wait, and a mark */
+    return (path ? node->before : node)->holes ? spdl__max(2 * window, SPDL__WINDOW) : window;
 }
 
 /* Blocks of a row that the pipeline itself may use at once; in place those written into, too. */
@@ -10385,7 +10429,8 @@ SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
     for (row = node + 1; row < node->merge; ++row)
         most += spdl__pow2(spdl__node_window(row)) + (uint64_t)row->most + 1;
     node->turns_mask = spdl__pow2(most) - 1;
-    node->turns = (uint8_t *)spdl__pipeline_alloc(p, node->turns_mask + 1, 1);
+    node->turns =
+        (uint32_t *)spdl__pipeline_alloc(p, node->turns_mask + 1, sizeof(*node->turns));
     return node->turns != NULL;
 }
 
@@ -10490,9 +10535,33 @@ SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc
     return p->own_pool ? SPDL_OK : desc->error->result;
 }
 
+/* The thread of a source. With a policy it is waited for: the system may refuse it, and the list of
+   processors is the caller's. */
+SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
+    const spdl_policy *policy = &p->policy;
+    char name[SPDL_NAME_BYTES];
+    p->policy = desc->policy;
+    (void)snprintf(name, sizeof(name), "%.11s-0", p->producer->name);
+    if (!spdl__os_thread_start(&p->producer_thread, name, policy, desc->stack_bytes,
+                               spdl__producer_main, p))
+        return spdl__error_set(desc->error, SPDL_E_THREAD,
+                               "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
+                               p->producer->name, SPDL__OS_NO_THREAD);
+    p->producer_started = true;
+    if (!policy->polite && policy->nice == 0 && policy->sched == SPDL_SCHED_DEFAULT &&
+        policy->cpu_count == 0)
+        return SPDL_OK;
+    while (spdl__load(&p->producer_id) == 0) spdl__os_yield();
+    if (!p->producer_thread.refused) return SPDL_OK;
+    spdl__os_thread_join(&p->producer_thread);
+    p->producer_started = false;
+    return spdl__error_set(desc->error, SPDL_E_THREAD,
+                           "spdl: pipeline: the system refuses the policy of the thread of stage 0 "
+                           "'%s'", p->producer->name);
+}
+
 /* The clock starts, every edge is empty and every reader except the consumer idle. */
 SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    char name[SPDL_NAME_BYTES];
     int i;
     p->process = spdl__os_process_id(NULL);
     if (!SPDL__NO_STATS) spdl__os_process_read(&p->process_first, false); /* of zeros */
@@ -10514,15 +10583,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
                                    "spdl: pipeline: the pool has %d pipelines already",
                                    SPDL__MAX_CLIENTS);
     }
-    if (p->producer == NULL) return SPDL_OK;
-    (void)snprintf(name, sizeof(name), "%.11s-0", p->producer->name);
-    p->producer_started = spdl__os_thread_start(&p->producer_thread, name, &desc->policy,
-                                                desc->stack_bytes, spdl__producer_main, p);
-    while (p->producer_started && spdl__load(&p->producer_id) == 0) spdl__os_yield();
-    if (p->producer_started) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_THREAD,
-                           "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
-                           p->producer->name, SPDL__OS_NO_THREAD);
+    return p->producer != NULL ? spdl__producer_start(p, desc) : SPDL_OK;
 }
 
 /* All of them, or none. */
