@@ -10131,6 +10131,7 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
     spdl_task *task = &p->task[p->workers - 1];
     int round = 0;
     spdl__store(&p->producer_id, spdl__os_thread_id());
+    if (p->producer_thread.refused) return NULL; /* create fails */
     spdl__profile(&p->profiler, SPDL_EVENT_THREAD_BEGIN, p->producer->name, 0);
     while (!spdl__load32(&p->producer_quits) && !task->gone) {
         if (spdl__producer_may(p) && spdl__flow_sit_any(task, p->producer, SPDL__NEVER)) round = 0;
@@ -11621,9 +11622,28 @@ SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc
     return p->own_pool ? SPDL_OK : desc->error->result;
 }
 
+/* The thread of a source. It reads its policy, so create waits for that, if there is one. */
+SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
+    const spdl_policy *policy = &desc->policy;
+    char name[SPDL_NAME_BYTES];
+    if (!policy->polite && policy->nice == 0 && policy->sched == SPDL_SCHED_DEFAULT &&
+        policy->cpu_count == 0)
+        policy = NULL;
+    (void)snprintf(name, sizeof(name), "%.11s-0", p->producer->name);
+    p->producer_started = spdl__os_thread_start(&p->producer_thread, name, policy,
+                                                desc->stack_bytes, spdl__producer_main, p);
+    while (p->producer_started && policy != NULL && spdl__load(&p->producer_id) == 0)
+        spdl__os_yield();
+    if (p->producer_started && (policy == NULL || !p->producer_thread.refused)) return SPDL_OK;
+    return spdl__error_set(desc->error, SPDL_E_THREAD,
+                           "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
+                           p->producer->name,
+                           p->producer_started ? ": the system refuses its policy"
+                                               : SPDL__OS_NO_THREAD);
+}
+
 /* The clock starts, every edge is empty and every reader except the consumer idle. */
 SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    char name[SPDL_NAME_BYTES];
     int i;
     p->process = spdl__os_process_id(NULL);
     p->start_ns = spdl_time_ns();
@@ -11643,14 +11663,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
                                    "spdl: pipeline: the pool has %d pipelines already",
                                    SPDL__MAX_CLIENTS);
     }
-    if (p->producer == NULL) return SPDL_OK;
-    (void)snprintf(name, sizeof(name), "%.11s-0", p->producer->name);
-    p->producer_started = spdl__os_thread_start(&p->producer_thread, name, &desc->policy,
-                                                desc->stack_bytes, spdl__producer_main, p);
-    if (p->producer_started) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_THREAD,
-                           "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
-                           p->producer->name, SPDL__OS_NO_THREAD);
+    return p->producer != NULL ? spdl__producer_start(p, desc) : SPDL_OK;
 }
 
 SPDL__COLD bool spdl__pipeline_events(spdl_pipeline *p) {
@@ -11715,6 +11728,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
         spdl__destroy_part(p);
         spdl__pipeline_purge(p, 0);
     }
+    spdl__destroy_producer(p, false);
     if (p->own_pool) spdl__pool_release(p->pool);
     spdl__pipeline_release(p);
     return result;
