@@ -8697,12 +8697,13 @@ SPDL__COLD void spdl__call_shed(spdl_task *task) {
 /* A source with a thread of its own is about to be called: not after a stop. Either this exchange
    is seen by destroy, which may abandon the call then, or the stop is seen here: both threads have
    a full barrier between their store and their load. (tests/model/leave.pml) */
-SPDL__PRIVATE bool spdl__call_may_block(spdl_pipeline *p, spdl__node *node) {
+SPDL__PRIVATE bool spdl__call_may_block(spdl_task *task) {
+    spdl__node *node = task->node;
     (void)spdl__exchange32(&node->calling, 1);
     spdl__full_barrier();
     SPDL_TEST_POINT("source about to block");
-    if (!spdl__load32(&p->stopping)) return true;
-    (void)spdl__exchange32(&node->calling, 0);
+    if (!spdl__load32(&task->pipeline->stopping)) return true;
+    task->gone = spdl__exchange32(&node->calling, 0) == SPDL__ABANDONED;
     return false;
 }
 
@@ -9259,7 +9260,8 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     const bool source = node->in == NULL;
     spdl_result result;
     void *out;
-    if (node->own_thread && !spdl__call_may_block(p, node)) return SPDL__NO_CALL;
+    if (node->own_thread && !spdl__call_may_block(task))
+        return task->gone ? SPDL__GONE : SPDL__NO_CALL;
     if (node->sheds && !source) spdl__call_shed(task);
     if (node->parked != NULL && task->parked == NULL) spdl__parked_begin(task);
     if (node->row.flush && !task->flushing) node->gathered = true;
