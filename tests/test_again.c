@@ -207,6 +207,66 @@ static void a_call_may_fail_midway(void) {
     }
 }
 
+/* The call for 3 hands on one item, then fails, while that for 4 is inside, which ends only when the
+   pipeline has failed: it comes behind the failure. */
+typedef struct torn {
+    spdl_pipeline *p;
+    int inside, begun;
+    bool waits; /* until the next row is in a call */
+} torn;
+
+SPDL_FN(tear, item, item) {
+    torn *t = (torn *)spdl_ctx(task);
+    void **mine = spdl_state(task);
+    const bool first = *mine == NULL;
+    *mine = t;
+    if (in->value == 3 && !first) {
+        await(&t->inside, 1);
+        if (t->waits) await(&t->begun, 1);
+        return spdl_fail(task, "archive 3 is torn");
+    }
+    if (in->value > 3) {
+        const uint64_t since = spdl_time_ns();
+        __atomic_store_n(&t->inside, 1, __ATOMIC_RELEASE);
+        while (!spdl_pipeline_failed(t->p) && spdl_time_ns() - since < 10000000000u) sleep_us(50);
+    }
+    *out = item_make(in->value * 100);
+    *mine = in->value == 3 ? t : NULL;
+    return in->value == 3 ? SPDL_AGAIN : SPDL_OK;
+}
+
+/* The item before the failure is still in a call of the next row when that is put. */
+SPDL_FN(holds_300, item, item) {
+    torn *t = (torn *)spdl_ctx(task);
+    if (in->value == 300) __atomic_store_n(&t->begun, 1, __ATOMIC_RELEASE);
+    if (in->value == 300) sleep_us(20000);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void nothing_comes_after_a_failure(void) {
+    for (int i = 0; i < 40; ++i) {
+        torn t = { .waits = i % 2 };
+        const spdl_stage last = SPDL_SINK(4), row = SPDL_PIPE(holds_300, .ctx = &t);
+        int gate = 0;
+        const spdl_stage rows[] = {
+            SPDL_SOURCE(count_up, SCRIPT(.count = 12, .gate = &gate), .free_item = item_free),
+            SPDL_PIPE(tear, .ctx = &t, .again = true, .concurrency = 2, .free_item = item_free,
+                      .output_order = SPDL_ORDER_COMPLETION),
+            i % 2 ? row : last, last
+        };
+        notes n = { .length = 0 };
+        t.p = start(3 + i % 3, NULL, rows, i % 2 ? 4 : 3);
+        open_gate(&gate);
+        CHECK_EQ(take(t.p, &n, 1000, " ", note_item), SPDL_E_STAGE);
+        for (char *at = strtok(n.text, " "); at != NULL; at = strtok(NULL, " "))
+            CHECK(atoi(at) <= 300);
+        CHECK_EQ(n.taken, 4);
+        failed_with(t.p, 1, "spdl: stage 1 'tear', item 3: archive 3 is torn");
+        DONE(t.p);
+    }
+}
+
 /* A later row fails: streams above it end, wherever they are. */
 static void a_later_failure_ends_streams(void) {
     chaos_on();
@@ -354,6 +414,7 @@ TEST_TABLE(again) {
     TEST_CASE(calls_run_at_once),
     TEST_CASE(the_input_may_be_the_last),
     TEST_CASE(a_call_may_fail_midway),
+    TEST_CASE(nothing_comes_after_a_failure),
     TEST_CASE(a_later_failure_ends_streams),
     TEST_CASE(streams_end_at_a_stop),
     TEST_CASE(epochs_keep_streams_apart),

@@ -446,6 +446,49 @@ static void a_filter_runs_ahead_of_a_slow_call(void) {
     }
 }
 
+SPDL_FN(drop_all, item, item) { return SPDL_SKIP; }
+
+static item one_item = { ALIVE, 0 };
+
+SPDL_FN(ones, void, item) {
+    *out = &one_item;
+    return (long)spdl_sequence(task) < *(const long *)spdl_ctx(task) ? SPDL_OK : SPDL_END;
+}
+
+/* The time of all processors for an item that is dropped, while the trainer sleeps: the best of some. */
+static double dropping_ns(long items, int sink, bool passes) {
+    double best = 1e18;
+    for (int round = 0; round < 3; ++round) {
+        const spdl_stage last = SPDL_SINK(sink), row = SPDL_PIPE(pass_on);
+        const spdl_stage rows[] = {
+            SPDL_SOURCE(ones, .ctx = &items, .buffer_size = 64),
+            SPDL_PIPE(drop_all, .concurrency = 2, .buffer_size = passes ? sink : 0),
+            passes ? row : last, last
+        };
+        struct timespec since, until;
+        spdl_pipeline *p;
+        item *it;
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &since);
+        p = start(2, NULL, rows, passes ? 4 : 3);
+        CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(30)), SPDL_END);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &until);
+        spdl_pipeline_destroy(p);
+        const double ns = (double)(until.tv_sec - since.tv_sec) * 1e9 +
+                          (double)(until.tv_nsec - since.tv_nsec);
+        if (ns < best) best = ns;
+    }
+    return best / (double)items;
+}
+
+/* Whatever the window is: nobody walks over the places of what was dropped but who passes them. */
+static void dropping_costs_the_same_in_any_window(void) {
+    const long items = TEST_SANITIZED ? 70000 : 100000;
+    for (int passes = 0; passes < 2; ++passes) {
+        const double small = dropping_ns(items, 8, passes), large = dropping_ns(items, 32768, passes);
+        if (!CHECK(large < 8 * small)) printf("    %.0f and %.0f ns an item\n", small, large);
+    }
+}
+
 /* --- rows of quick stages --- */
 
 /* Where everything behind is tried: one worker does all stages, or many are in each other's way. */
@@ -674,6 +717,39 @@ static void a_source_may_wait_for_what_it_made(void) {
 }
 
 /* --- calls that wait for others --- */
+
+/* The first items are dropped; then as many calls meet as there may be. */
+typedef struct barrier {
+    int drops, peers, inside;
+} barrier;
+
+SPDL_FN(drop_then_meet, item, item) {
+    barrier *b = (barrier *)spdl_ctx(task);
+    const int value = (int)in->value % (b->drops + b->peers);
+    *out = in;
+    if (value < b->drops) return SPDL_SKIP;
+    (void)__atomic_add_fetch(&b->inside, 1, __ATOMIC_ACQ_REL);
+    await(&b->inside, ((int)in->value / (b->drops + b->peers) + 1) * b->peers);
+    return SPDL_OK;
+}
+
+/* Up to `concurrency` calls may wait for each other, also behind dropped items that a trainer who
+   sleeps, or a row after it, has not passed yet. */
+static void calls_may_meet_behind_dropped_items(void) {
+    static const int drops[] = { 2, 30, 62, 63, 64, 65, 200 }, peers[] = { 4, 40 };
+    for (int i = 0; i < 7 * 2 * 2; ++i) {
+        barrier b = { .drops = drops[i % 7], .peers = peers[i / 7 % 2] };
+        const spdl_stage sink = SPDL_SINK(1), row = SPDL_PIPE(pass_on);
+        const spdl_stage rows[] = {
+            SPDL_SOURCE(count_up, SCRIPT(.count = 3 * (b.drops + b.peers)), .free_item = item_free),
+            SPDL_PIPE(drop_then_meet, .ctx = &b, .concurrency = b.peers),
+            i / 14 ? row : sink, sink
+        };
+        spdl_pipeline *p = start(b.peers + 1, NULL, rows, i / 14 ? 4 : 3);
+        CHECK_EQ(take_from_any(p), 3 * b.peers);
+        DONE(p);
+    }
+}
 
 /* Items that come one by one; `inside` is how many. */
 SPDL_FN(comes_now_and_then, void, item) {
@@ -976,11 +1052,13 @@ TEST_TABLE(flow) {
     TEST_CASE(flushes_belong_to_an_epoch),
     TEST_CASE(an_error_ends_this_epoch_and_all_others),
     TEST_CASE(a_filter_runs_ahead_of_a_slow_call),
+    TEST_CASE(dropping_costs_the_same_in_any_window),
     TEST_CASE(quick_stages_drop_and_fail_one_by_one),
     TEST_CASE(quick_stages_fill_batches),
     TEST_CASE(quick_stages_may_overtake),
     TEST_CASE(quick_stages_can_be_stopped),
     TEST_CASE(a_source_may_wait_for_what_it_made),
+    TEST_CASE(calls_may_meet_behind_dropped_items),
     TEST_CASE(a_quick_stage_may_wait_for_its_source),
     TEST_CASE(a_source_may_complete_calls_behind_it),
     TEST_CASE(a_frozen_worker_does_not_stop_the_trainer),
