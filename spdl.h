@@ -9804,13 +9804,14 @@ SPDL__COLD spdl_result spdl__batch_token(spdl_task *task, void *token, void **ou
 /* In place the item is copied to its part, if it was not written there; then the library frees it. */
 SPDL__INLINE void spdl__batch_add(spdl_task *task, spdl__batch *batch, void *item) {
     const size_t bytes = task->node->row.item_bytes, at = batch->shown.count++;
-    void *part = (char *)batch->shown.data + at * bytes;
+    void *part;
     if (bytes == 0) {
         batch->owner[at] = (uint8_t)spdl__origin_tag(task->in.origin);
         batch->shown.items[at] = item;
         task->taken = true;
         return;
     }
+    part = (char *)batch->shown.data + at * bytes;
     if (item == NULL)
         memset(part, 0, bytes);
     else if (item != part)
