@@ -9460,6 +9460,11 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__node *node, spdl__c
     call = spdl__parked_pop(node, &node->parked_waiting);
     if (call == NULL) return false;
     spdl__parked_resume(task, call);
+    if (!spdl__row_room(task->pipeline, node, 0)) { /* another has gone on with it meanwhile */
+        (void)spdl__flow_again(task, node, false);
+        task->flushing = task->passing = false;
+        return false;
+    }
     task->since = now;
     *outcome = SPDL__LATER; /* as if it had just handed on its last result, and there is room */
     return true;
