@@ -114,6 +114,20 @@ static void the_trainer_may_be_next(void) {
     }
 }
 
+/* A call that waits for room is taken up by any worker, but by one: in the smallest rings no result is
+   put over another. */
+static void calls_that_wait_are_taken_up_once(void) {
+    chaos_on();
+    for (int i = 0; i < (TEST_SANITIZED ? 60 : 200); ++i) {
+        spdl_pipeline *p = START(2 + i % 2 * 6, COUNT_TO(40),
+                                 UNROLL(TAPE(.modulo = 13, .plus = 3, .slow_us = 100),
+                                        MODE(modes[i / 2 % MODES])),
+                                 SPDL_SINK(1 + i / 6 % 3));
+        CHECK_EQ(take_from_any(p), 354);
+        DONE(p);
+    }
+}
+
 /* Thousands of items of one input: never are more alive than there are places. */
 static void memory_is_bounded(void) {
     for (int i = 0; i < MODES * CROWDS; ++i) {
@@ -409,6 +423,7 @@ static void misuse_is_a_failure(void) {
 TEST_TABLE(again) {
     TEST_CASE(an_input_becomes_many),
     TEST_CASE(the_trainer_may_be_next),
+    TEST_CASE(calls_that_wait_are_taken_up_once),
     TEST_CASE(memory_is_bounded),
     TEST_CASE(an_item_goes_on_at_once),
     TEST_CASE(calls_run_at_once),
