@@ -10901,9 +10901,10 @@ SPDL__PRIVATE bool spdl__destroy_abandons(spdl_pipeline *p, bool long_ago) {
     uint32_t calling = 1;
     if (p->producer == NULL || !p->producer_started) return false;
     if (p->producer->row.next != NULL && !long_ago) return false;
-    if (!spdl__cas32(&p->producer->calling, &calling, SPDL__ABANDONED)) return false;
-    ++p->references;
-    return true;
+    spdl__add(&p->references, 1); /* before: its thread may be the last one soon */
+    if (spdl__cas32(&p->producer->calling, &calling, SPDL__ABANDONED)) return true;
+    spdl__sub(&p->references, 1);
+    return false;
 }
 
 SPDL__PRIVATE void spdl__destroy_producer(spdl_pipeline *p, bool left) {
