@@ -7936,7 +7936,8 @@ SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
 
 /* The number of the result that the next take promises. */
 SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
-    return node->at_put ? spdl__load_relaxed(&node->out.tail) : spdl__head(word) + node->base;
+    return node->at_put ? spdl__load_relaxed(&node->out.tail)
+                        : spdl__head(word) + spdl__load_relaxed(&node->base);
 }
 
 /* Results whose number is below this have room. A row with SPDL_AGAIN in completion order is called
@@ -10727,14 +10728,15 @@ SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t
 /* As create has left it, but for the position. */
 SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const spdl__start *start) {
     const spdl__position *at = &start->at;
-    node->base = node->out.tail - spdl__head(spdl__load(node->word));
+    spdl__store_relaxed(&node->base, node->out.tail - spdl__head(spdl__load(node->word)));
     node->first = node->out.tail;
     node->flushed = false;
     node->sheds = start->loads && node->row.flush && !node->gathers &&
                   (node->gathered || node->sheds);
     node->gathered = false;
     spdl__store_relaxed32(&node->turn, 0);
-    node->turns_put = node->turns_taken = 0;
+    spdl__store_relaxed(&node->turns_put, 0); /* others look, before their swap fails */
+    spdl__store_relaxed(&node->turns_taken, 0);
     node->number = node->number_first = node == p->marks ? at->number : 0;
     spdl__mark_begin(&node->mark, at->source);
     spdl__store_relaxed(&node->epoch, at->epoch);
