@@ -6837,8 +6837,10 @@ SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *
     return spdl__row_has_work(p, node, spdl__load(node->word));
 }
 
-/* Whether this is a thread of the pool: guests, the producer and a consumer are not. */
+/* Whether this is a thread of the pool: guests, the producer and a consumer are not. (The producer may
+   outlive the pool.) */
 SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
+    if (p->producer != NULL && worker == p->workers - 1) return false;
     return p->pool != NULL && worker < p->pool->desc.workers;
 }
 
@@ -7530,12 +7532,13 @@ SPDL__COLD void spdl__call_shed(spdl_task *task) {
 /* A source with a thread of its own is about to be called: not after a stop. Either this exchange
    is seen by destroy, which may abandon the call then, or the stop is seen here: both threads have
    a full barrier between their store and their load. (tests/model/leave.pml) */
-SPDL__PRIVATE bool spdl__call_may_block(spdl_pipeline *p, spdl__node *node) {
+SPDL__PRIVATE bool spdl__call_may_block(spdl_task *task) {
+    spdl__node *node = task->node;
     (void)spdl__exchange32(&node->calling, 1);
     spdl__full_barrier();
     SPDL_TEST_POINT("source about to block");
-    if (!spdl__load32(&p->stopping)) return true;
-    (void)spdl__exchange32(&node->calling, 0);
+    if (!spdl__load32(&task->pipeline->stopping)) return true;
+    task->gone = spdl__exchange32(&node->calling, 0) == SPDL__ABANDONED;
     return false;
 }
 
@@ -8103,7 +8106,8 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     const bool source = node->in == NULL;
     spdl_result result;
     void *out;
-    if (node->own_thread && !spdl__call_may_block(p, node)) return SPDL__NO_CALL;
+    if (node->own_thread && !spdl__call_may_block(task))
+        return task->gone ? SPDL__GONE : SPDL__NO_CALL;
     if (node->sheds && !source) spdl__call_shed(task);
     if (node->parked != NULL && task->parked == NULL) spdl__parked_begin(task);
     if (node->row.flush && !task->flushing) node->gathered = true;
@@ -9799,9 +9803,10 @@ SPDL__PRIVATE bool spdl__destroy_abandons(spdl_pipeline *p, bool long_ago) {
     uint32_t calling = 1;
     if (p->producer == NULL || !p->producer_started) return false;
     if (p->producer->row.next != NULL && !long_ago) return false;
-    if (!spdl__cas32(&p->producer->calling, &calling, SPDL__ABANDONED)) return false;
-    ++p->references;
-    return true;
+    spdl__add(&p->references, 1); /* before: its thread may be the last one soon */
+    if (spdl__cas32(&p->producer->calling, &calling, SPDL__ABANDONED)) return true;
+    spdl__sub(&p->references, 1);
+    return false;
 }
 
 SPDL__PRIVATE void spdl__destroy_producer(spdl_pipeline *p, bool left) {
@@ -10648,6 +10653,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
         spdl__destroy_part(p);
         spdl__pipeline_purge(p, 0);
     }
+    spdl__destroy_producer(p, false);
     if (p->own_pool) spdl__pool_release(p->pool);
     spdl__pipeline_release(p);
     return result;
