@@ -2689,7 +2689,7 @@ typedef enum spdl_npz_verify {
 } spdl_npz_verify;
 
 /* What reading changes, added up; spdl_npz_info reports the array as it is read. */
-#define SPDL_NPZ_NATIVE_BYTES 1u /* the byte order of this machine; not in structured arrays */
+#define SPDL_NPZ_NATIVE_BYTES 1u /* the byte order of this machine; structs stay as they are */
 #define SPDL_NPZ_C_ORDER 2u      /* row-major: the last index varies fastest */
 
 typedef struct spdl_npz_desc {
@@ -22820,7 +22820,7 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
 /* Written by open. */
 typedef struct spdl__zip_member {
     const uint8_t *key; /* the whole name, where the directory has it */
-    const char *name;   /* without ".npy", zero at the end; NULL: hidden by a later one */
+    char *name;         /* mostly without ".npy", zero at the end; NULL: hidden by a later one */
     uint64_t offset;    /* of the local header, from the first byte in memory */
     uint64_t limit;     /* where the next member or the directory begins */
     uint64_t csize, usize;
@@ -23049,9 +23049,9 @@ SPDL__PRIVATE char *spdl__zip_read_entry(const spdl__zip *zip, spdl__zip_member 
     m->state = SPDL_NPZ_CRC_UNCHECKED;
     extra = key + bytes;
     if (bytes >= 4 && memcmp(extra - 4, ".npy", 4) == 0) bytes -= 4;
-    memcpy(name, key, bytes);
-    name += bytes;
-    *name++ = 0;
+    memcpy(name, key, m->key_bytes);
+    name[bytes] = name[m->key_bytes] = 0;
+    name += m->key_bytes + 1;
     for (bytes = spdl__le16(entry + 30); bytes >= 4; extra += 4 + length, bytes -= 4 + length) {
         length = spdl__le16(extra + 2);
         if (length > bytes - 4) return NULL;
@@ -23191,6 +23191,62 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     return kept != count;
 }
 
+/* Whether a member is called `name` with `suffix`; *place: where in by_name it is or belongs. */
+SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const uint8_t *name, size_t bytes,
+                                  const char *suffix, size_t *place) {
+    size_t low = 0, high = zip->count, middle;
+    int order = 1;
+    while (low < high && order != 0) {
+        middle = low + (high - low) / 2;
+        order = spdl__zip_compare(&zip->members[zip->by_name[middle]], name, bytes, suffix);
+        if (order < 0) low = middle + 1;
+        else high = middle;
+    }
+    *place = high;
+    return order == 0;
+}
+
+SPDL__PRIVATE bool spdl__zip_ends_npy(const uint8_t *name, size_t bytes) {
+    return bytes >= 4 && memcmp(name + bytes - 4, ".npy", 4) == 0;
+}
+
+/* Whether the name is the whole key: so of a key without ".npy", and of one that would have the
+   name of another otherwise. Then no two members have one name. */
+SPDL__PRIVATE bool spdl__zip_in_full(const spdl__zip *zip, const spdl__zip_member *member) {
+    size_t bytes = member->key_bytes, place;
+    while (spdl__zip_ends_npy(member->key, bytes)) {
+        bytes -= 4;
+        if (!spdl__zip_find(zip, member->key, bytes, "", &place)) return false;
+    }
+    return true;
+}
+
+/* Puts the ".npy" back where the name is the whole key. Files of NumPy have no other keys. */
+SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
+    spdl__zip_member *member;
+    bool other = false;
+    size_t i;
+    for (i = 0; i < zip->count; i++)
+        other = other || !spdl__zip_ends_npy(zip->members[i].key, zip->members[i].key_bytes);
+    for (i = 0; i < zip->count && other; i++) {
+        member = &zip->members[i];
+        if (spdl__zip_in_full(zip, member) && spdl__zip_ends_npy(member->key, member->key_bytes))
+            member->name[member->key_bytes - 4] = '.';
+    }
+}
+
+/* Finds the member that has just this name. */
+SPDL__PRIVATE bool spdl__zip_find_name(const spdl__zip *zip, const char *name, size_t bytes,
+                                       size_t *place) {
+    const uint8_t *text = (const uint8_t *)name;
+    const spdl__zip_member *m = zip->members;
+    if (spdl__zip_find(zip, text, bytes, ".npy", place) &&
+        strlen(m[zip->by_name[*place]].name) == bytes)
+        return true;
+    return spdl__zip_find(zip, text, bytes, "", place) &&
+           strlen(m[zip->by_name[*place]].name) == bytes;
+}
+
 SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
     spdl__zip_drop_tail(zip);
     if (zip->block_bytes > 0) spdl__free(&zip->allocator, zip->members, zip->block_bytes);
@@ -23214,23 +23270,8 @@ SPDL__PRIVATE bool spdl__zip_open(spdl__zip *zip, uint64_t max_members, spdl__zi
     spdl__zip_find_limits(zip);
     spdl__zip_sort(zip, true);
     if (spdl__zip_drop_hidden(zip)) spdl__zip_sort(zip, true);
+    spdl__zip_tell_apart(zip);
     return true;
-}
-
-/* Whether a member is called `name` with `suffix`; *place: where in by_name it is or belongs. */
-SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, const char *suffix,
-                                  size_t *place) {
-    size_t low = 0, high = zip->count, middle, bytes = strlen(name);
-    int order = 1;
-    while (low < high && order != 0) {
-        middle = low + (high - low) / 2;
-        order = spdl__zip_compare(&zip->members[zip->by_name[middle]], (const uint8_t *)name,
-                                  bytes, suffix);
-        if (order < 0) low = middle + 1;
-        else high = middle;
-    }
-    *place = high;
-    return order == 0;
 }
 
 /* Whether a member can be read at all, its sizes can be true, and it can be where the directory
@@ -23707,6 +23748,7 @@ struct spdl_npz {
     spdl__zip zip;         /* of a .npy file: one member, made up */
     spdl__zip_member only; /* that member */
     uint32_t only_order;
+    char only_name[8];
     bool is_npy;
     spdl_npz_desc desc; /* with its defaults; verify is NONE when there are no CRCs */
     uint8_t *small;     /* the bytes of a small file */
@@ -23959,12 +24001,8 @@ SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
     if (info->bytes > desc->max_bytes)
         return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "%llu bytes, more than max_bytes, which is "
                               "%llu", (spdl__llu)info->bytes, (spdl__llu)desc->max_bytes);
-    r->swap = t.foreign && (desc->convert & SPDL_NPZ_NATIVE_BYTES) != 0;
+    r->swap = t.foreign && !info->structured && (desc->convert & SPDL_NPZ_NATIVE_BYTES) != 0;
     r->turn = info->fortran_order && (desc->convert & SPDL_NPZ_C_ORDER) != 0;
-    if (r->swap && info->structured)
-        return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
-                              "structured, with fields in the other byte order, which "
-                              "SPDL_NPZ_NATIVE_BYTES cannot change");
     if (r->swap) info->byte_order = spdl__npy_host_order();
     if (r->turn) info->fortran_order = false;
     r->turn = r->turn && info->ndim > 1;
@@ -24184,7 +24222,8 @@ SPDL__PRIVATE bool spdl__npz_finish(spdl__npz_reader *r, bool more) {
 SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
     npz->only.key = (const uint8_t *)"arr_0.npy";
     npz->only.key_bytes = 9;
-    npz->only.name = "arr_0";
+    npz->only.name = npz->only_name;
+    memcpy(npz->only_name, "arr_0", 6);
     npz->only.limit = npz->only.csize = npz->only.usize = npz->zip.size;
     npz->zip.members = &npz->only;
     npz->zip.by_name = &npz->only_order;
@@ -24301,12 +24340,13 @@ SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index) {
     return index < spdl_npz_count(npz) ? npz->zip.members[index].name : NULL;
 }
 
-/* A name that fits as it is comes before one that lacks its ".npy". */
+/* A name that fits as it is comes before one that has ".npy" too much. */
 SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t *index) {
-    size_t place;
+    size_t place, bytes = name != NULL ? strlen(name) : 0;
     if (npz == NULL || name == NULL) return SPDL_E_NOT_FOUND;
-    if (!spdl__zip_find(&npz->zip, name, "", &place) &&
-        !spdl__zip_find(&npz->zip, name, ".npy", &place))
+    if (!spdl__zip_find_name(&npz->zip, name, bytes, &place) &&
+        !(spdl__zip_ends_npy((const uint8_t *)name, bytes) &&
+          spdl__zip_find_name(&npz->zip, name, bytes - 4, &place)))
         return SPDL_E_NOT_FOUND;
     if (index != NULL) *index = npz->zip.by_name[place];
     return SPDL_OK;
@@ -24789,7 +24829,7 @@ struct spdl_npz_writer {
 SPDL__COLD bool spdl__write_fail(spdl_npz_writer *w, spdl_result result, const char *name,
                                  const char *reason) {
     spdl__zip_member member;
-    member.name = name;
+    member.name = (char *)SPDL__UNCONST(name);
     w->where.member = name != NULL ? &member : NULL;
     w->failed = w->failed || result == SPDL_E_IO || result == SPDL_E_NOMEM;
     spdl__zip_fail(&w->where, result, "%s", reason);
@@ -24822,6 +24862,24 @@ SPDL__COLD bool spdl__write_is_ascii(const void *text, size_t bytes) {
     const uint8_t *at = (const uint8_t *)text;
     for (; bytes > 0; bytes--, at++)
         if (*at >= 128) return false;
+    return true;
+}
+
+/* Whether text is UTF-8: no surrogates, nothing beyond U+10FFFF, nothing longer than need be. */
+SPDL__COLD bool spdl__write_is_utf8(const char *text) {
+    const uint8_t *at = (const uint8_t *)text;
+    uint32_t code, more, least;
+    while (*at != 0) {
+        code = *at++;
+        if (code < 0x80) continue;
+        more = code >= 0xf0 ? 3 : code >= 0xe0 ? 2 : 1;
+        least = more == 3 ? 0x10000 : more == 2 ? 0x800 : 0x80;
+        if (code < 0xc2 || code > 0xf4) return false;
+        for (code &= 0x3fu >> more; more > 0 && (*at & 0xc0) == 0x80; more--)
+            code = code << 6 | (*at++ & 0x3f);
+        if (more > 0 || code < least || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
+            return false;
+    }
     return true;
 }
 
@@ -24892,7 +24950,9 @@ SPDL__COLD bool spdl__write_name(spdl_npz_writer *w, const char *name) {
     size_t place;
     if (bytes > 65535 - 4 || count >= 0x7fffffff)
         return spdl__write_fail(w, SPDL_E_LIMIT, NULL, "a name too long, or one too many");
-    if (spdl__zip_find(&w->zip, name, ".npy", &place))
+    if (!spdl__write_is_utf8(name))
+        return spdl__write_fail(w, SPDL_E_INVALID, name, "its name is not UTF-8");
+    if (spdl__zip_find(&w->zip, (const uint8_t *)name, bytes, ".npy", &place))
         return spdl__write_fail(w, SPDL_E_INVALID, name, "there is one of this name");
     key = spdl__write_grow(w) ? (uint8_t *)spdl__alloc(&w->zip.allocator, bytes + 4, 1) : NULL;
     if (key == NULL)

@@ -443,6 +443,46 @@ static void disk_that_is_full(void) {
     remove_last(NULL);
 }
 
+/* Each array is found by the name that it has, also where one is that of another with ".npy". */
+static void names_that_end_in_npy(void) {
+    static const char *const names[] = { "x.npy", "x", "x.npy.npy", ".npy", "" };
+    const spdl_npy_info info = type('u', 1, 1, 4, 0);
+    spdl_npz_writer *w = create(make_path("names.npz"), NULL);
+    spdl_npz_bundle *bundle = NULL;
+    spdl_npz *npz;
+    for (size_t i = 0; i < 5; ++i) write_one(w, names[i], &info, "1234\0005678" + i);
+    finish(w);
+    npz = reopen(make_path("names.npz"), 5);
+    REQUIRE(spdl_npz_load(&bundle, make_path("names.npz"), NULL) == SPDL_OK);
+    for (size_t i = 0; i < 5; ++i) {
+        CHECK_STR(spdl_npz_name(npz, i), names[i]);
+        CHECK_EQ(index_of(npz, names[i]), i);
+        check_array(npz, names[i], "|u1", "1234\0005678" + i, 4);
+        CHECK(spdl_npz_bundle_find(bundle, names[i]) == &bundle->arrays[i]);
+    }
+    CHECK_EQ(index_of(npz, "x.npy.npy.npy"), 2);
+    spdl_npz_bundle_free(bundle);
+    spdl_npz_close(npz);
+    remove_last("names.npz");
+}
+
+/* NumPy cannot even open an archive that says UTF-8 and holds something else. */
+static void names_that_are_not_utf8(void) {
+    static const char *const bad[] = { "\xe4", "a\xc3", "\xc0\x80", "\xed\xa0\x80", "\xff",
+                                       "\xf4\x90\x80\x80", "\xe2\x82x", "\x80" };
+    static const char *const good[] = { "\xc3\xa4", "\xe6\x95\xb0", "\xf0\x9f\x8e\xb2",
+                                        "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf" };
+    const spdl_npy_info info = type('u', 1, 1, 4, 0);
+    spdl_npz_writer *w;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i)
+        refused(&info, bad[i], SPDL_E_INVALID, "its name is not UTF-8");
+    w = create(make_path("utf8.npz"), NULL);
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; ++i) write_one(w, good[i], &info, "1234");
+    finish(w);
+    spdl_npz_close(reopen(make_path("utf8.npz"), sizeof good / sizeof good[0]));
+    remove_last("utf8.npz");
+}
+
 static const char *any_name(unsigned number) {
     static char name[60];
     memset(name, 'n', sizeof name);
@@ -653,6 +693,7 @@ TEST_TABLE(npz_write) {
     TEST_CASE(alignments), TEST_CASE(in_pieces), TEST_CASE(one_npy),
     TEST_CASE(takes_its_place_at_once), TEST_CASE(what_cannot_be_written),
     TEST_CASE(arguments_that_are_wrong), TEST_CASE(disk_that_is_full),
+    TEST_CASE(names_that_end_in_npy), TEST_CASE(names_that_are_not_utf8),
     TEST_CASE(names_in_any_order), TEST_CASE(many_members),
     TEST_CASE(array_over_4_gib), TEST_CASE(every_allocation_fails), TEST_CASE(numpy_reads_it),
     TEST_END
