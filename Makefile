@@ -235,7 +235,7 @@ check-perf: ## perf shows threads and stages by their names (skips where there i
 	@tests/check_perf.sh
 
 .PHONY: check-docs
-check-docs: ## the five lines above every public function
+check-docs: ## the comment above every public function
 	@tests/check_docs.sh
 
 .PHONY: check-readme
