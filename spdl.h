@@ -23638,6 +23638,7 @@ typedef struct spdl__npz_reader {
     /* Bytes of a file: the window, or a block for what that cannot hold. */
     uint8_t *window; /* `local`, or the caller's */
     size_t room, have;
+    size_t ahead; /* how much to read to it at once: little, before a member that is large */
     uint64_t window_at;
     uint8_t *block;
     size_t block_bytes;
@@ -23695,7 +23696,7 @@ SPDL__PRIVATE bool spdl__npz_has(const spdl__npz_reader *r, uint64_t at, size_t 
 SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes,
                                              const uint8_t **end) {
     const spdl__zip *zip = &r->npz->zip;
-    const size_t most = (size_t)spdl__min(spdl__max(bytes + SPDL__NPZ_AFTER, r->room),
+    const size_t most = (size_t)spdl__min(spdl__max(bytes + SPDL__NPZ_AFTER, r->ahead),
                                           zip->size - at);
     const uint8_t *from = zip->data;
     if (from != NULL) {
@@ -23722,7 +23723,7 @@ SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, s
 /* Copies bytes of the archive: few of them by way of the window, which looks ahead. */
 SPDL__PRIVATE bool spdl__npz_copy_out(spdl__npz_reader *r, uint64_t at, void *to, size_t bytes) {
     const uint8_t *from, *end;
-    if (r->npz->zip.data == NULL && bytes > r->room / 2 && !spdl__npz_has(r, at, bytes))
+    if (r->npz->zip.data == NULL && bytes > r->ahead / 2 && !spdl__npz_has(r, at, bytes))
         return spdl__zip_read(&r->where, to, bytes, bytes, at) == bytes;
     from = spdl__npz_fetch(r, at, bytes, &end);
     if (from != NULL) memcpy(to, from, bytes);
@@ -23779,6 +23780,7 @@ SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
     m = r->where.member = r->member = &npz->zip.members[index];
     r->stored = m->method == SPDL__ZIP_STORED;
     r->piece = NULL;
+    r->ahead = m->csize > r->room / 4 ? SPDL__NPZ_WINDOW : r->room;
     if (npz->is_npy) return true;
     if (!spdl__zip_check(&r->where)) return false;
     bytes = spdl__min((uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes, m->limit - m->offset);
@@ -24222,6 +24224,7 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
    side on the calling thread; that is faster where codes are the work, not copies of matches. */
 
 #define SPDL__LOAD_AHEAD 262144  /* bytes that are read from a file at once */
+#define SPDL__LOAD_FEW 16        /* arrays that are read without that */
 #define SPDL__LOAD_HUGE 4194304  /* bytes from which huge pages are asked for */
 
 /* One of the members that are read side by side. */
@@ -24380,7 +24383,7 @@ SPDL__PRIVATE bool spdl__load_prepare(spdl__loading *load) {
     if (load->npz->desc.no_crc)
         load->mapping = spdl__os_file_map(zip->file, zip->size, true);
     zip->data = load->mapping;
-    if (zip->data != NULL) return true;
+    if (zip->data != NULL || zip->count < SPDL__LOAD_FEW) return true;
     load->windows = (uint8_t *)spdl__zip_alloc(
         &load->where, SPDL__INFLATE_LANES * SPDL__LOAD_AHEAD, "reading ahead");
     for (i = 0; i < SPDL__INFLATE_LANES; i++) {
