@@ -2703,8 +2703,8 @@ typedef struct spdl_npz_bundle {
     uint64_t mapped;
 } spdl_npz_bundle;
 
-/* Reads all arrays of a file. With no_crc, stored arrays that are aligned to 64 bytes (those that
-   spdl_npz_write wrote) are views: the file must not be truncated while the bundle is in use.
+/* Reads all arrays of a file. With no_crc, stored arrays of 64 KB and more that are aligned to 64
+   bytes (as spdl_npz_write does) are views: do not truncate the file while the bundle is in use.
    Returns: as the section says. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
@@ -24225,6 +24225,7 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
 
 #define SPDL__LOAD_AHEAD 262144  /* bytes that are read from a file at once */
 #define SPDL__LOAD_FEW 16        /* arrays that are read without that */
+#define SPDL__LOAD_LEND 65536    /* bytes of an array that may be lent */
 #define SPDL__LOAD_HUGE 4194304  /* bytes from which huge pages are asked for */
 
 /* One of the members that are read side by side. */
@@ -24252,12 +24253,16 @@ SPDL__PRIVATE bool spdl__load_too_large(spdl__loading *load) {
                           (spdl__llu)load->npz->desc.max_bytes);
 }
 
+/* Smaller ones are copied sooner than looked for. */
+SPDL__PRIVATE bool spdl__load_may_lend(const spdl__zip_member *member) {
+    return member->method == SPDL__ZIP_STORED && member->usize >= SPDL__LOAD_LEND;
+}
+
 /* Where a stored array need not be copied: its data, in the mapping. */
 SPDL__PRIVATE bool spdl__load_lend(spdl__loading *load, size_t index, spdl_npz_array *array) {
     spdl__npz_reader *r = &load->lane[0].r;
     const uint8_t *data;
-    if (load->mapping == NULL || load->npz->zip.members[index].method != SPDL__ZIP_STORED)
-        return false;
+    if (load->mapping == NULL || !spdl__load_may_lend(&load->npz->zip.members[index])) return false;
     r->info = &array->info;
     if (!spdl__npz_start(r, index) || r->swap || r->turn) return false;
     data = load->mapping + r->payload + r->head_bytes;
@@ -24295,6 +24300,8 @@ SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
     made = (spdl_npz_bundle *)spdl__zip_alloc(&load->where, bytes + data, "its arrays");
     if (made == NULL) return false;
     load->bundle = made;
+    if (bytes + data >= SPDL__LOAD_HUGE && zip->allocator.alloc_fn == NULL)
+        spdl__os_huge_pages(made, (size_t)(bytes + data));
     memset(made, 0, (size_t)bytes);
     made->arrays = (spdl_npz_array *)(void *)(made + 1);
     made->count = load->failed = zip->count;
@@ -24302,8 +24309,6 @@ SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
     made->allocator = zip->allocator;
     name = (char *)(made->arrays + zip->count);
     at = (char *)made + bytes;
-    if (data >= SPDL__LOAD_HUGE && made->allocator.alloc_fn == NULL)
-        spdl__os_huge_pages(at, (size_t)data);
     for (i = 0; i < zip->count; i++, name += strlen(name) + 1) {
         memcpy(name, zip->members[i].name, strlen(zip->members[i].name) + 1);
         made->arrays[i].name = name;
@@ -24372,7 +24377,7 @@ SPDL__PRIVATE void spdl__load_read(spdl__loading *load) {
 /* Gets ready what the lanes read with: a mapping that is trusted, or a window for each. */
 SPDL__PRIVATE bool spdl__load_prepare(spdl__loading *load) {
     spdl__zip *zip = &load->npz->zip;
-    unsigned i;
+    size_t i;
     load->where.zip = zip;
     for (i = 0; i < SPDL__INFLATE_LANES; i++) {
         spdl__npz_init_reader(&load->lane[i].r, load->npz, &load->lane[i].error);
@@ -24380,7 +24385,8 @@ SPDL__PRIVATE bool spdl__load_prepare(spdl__loading *load) {
         load->lane[i].busy = false;
     }
     if (zip->data != NULL) return true;
-    if (load->npz->desc.no_crc)
+    for (i = 0; i < zip->count && !spdl__load_may_lend(&zip->members[i]); i++) continue;
+    if (load->npz->desc.no_crc && i < zip->count)
         load->mapping = spdl__os_file_map(zip->file, zip->size, true);
     zip->data = load->mapping;
     if (zip->data != NULL || zip->count < SPDL__LOAD_FEW) return true;
