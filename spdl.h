@@ -47,12 +47,12 @@
        >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix
        >>os-process                                                        what all stand on
        >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
-       >>edge-impl  >>flow-impl  >>claim-impl  >>position-impl  >>call-impl  an item's way
-       >>batch-impl  >>merge-impl  >>defer-impl  >>again-impl  >>step-impl  >>tune-impl  >>next-impl
-       >>stop-impl  >>create-impl  >>stats-impl  >>report-impl               around it
+       >>edge-impl  >>row-impl  >>position-impl  >>flow-impl  >>batch-impl  >>merge-impl
+       >>step-impl  >>next-impl  >>stop-impl  >>create-impl                an item's way
+       >>stats-impl  >>report-impl                                         around it
        >>cache-impl  >>compare-impl  >>headspace-impl
        >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
-       >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>many-impl  >>write-impl
+       >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>load-impl  >>write-impl
        >>files-impl  >>state-impl  >>trace-impl  >>license
 
    WORDS
@@ -139,11 +139,6 @@ extern "C" {
 #define SPDL__INT_ENUM
 #define SPDL__ZERO
 #endif
-
-/* SPDL_INFLATE(out, out_bytes, in, in_bytes) may be defined before the implementation, to have
-   whole deflate streams (RFC 1951, without a frame) decoded by another library: an expression, true
-   when the stream at `in` was decoded and made exactly out_bytes bytes at `out`. When it is false
-   the decoder here takes its turn, and reports what is wrong. Any threads may be in it at once. */
 
 /* What a program does not use can be left out, with its part of the time to compile:
        SPDL_NO_REPORT   >>report, >>trace and >>doctor. Counting and spdl_pipeline_stats stay; a
@@ -1973,250 +1968,88 @@ SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *
 /* ============================================================================================= */
 /* >>npz
    Arrays as NumPy writes them: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members, ZIP64),
-   read and written. Every length is compared with the bytes that are there before it is used or
-   allocated for, every product is checked. Several threads may read an archive at the same time. A
-   .npy file is an archive of one array named "arr_0". Any `desc` and any `error` may be NULL.
+   read and written. Reading gives C order (the last index varies fastest) and numbers in the byte
+   order of this machine, whatever the file has; structured elements stay as they are. A .npy file
+   is an archive of one array named "arr_0". Every length is compared with the bytes that are there
+   before it is used or allocated for, and every product is checked.
 
-   What a file costs. One of at most 256 KB is read when it is opened, and closed. Of a larger one
-   only the directory is read; the file stays open, reading copies straight to the caller's memory,
-   and the first view of a stored array maps the file. The library itself never touches the mapping:
-   when a file is truncated meanwhile, reading fails with SPDL_E_IO, and only looking at bytes of a
-   view that are gone raises SIGBUS. (What a program maps itself, it can read by
-   spdl_npz_open_memory, which copies nothing.)
+   For all functions here, where nothing else is said: any thread may call them, several at a time
+   on one archive, but only one at a time on a writer. They wait for the file system alone. What is
+   passed in stays the caller's; desc, error and the index of find may be NULL. A function that
+   makes something sets the pointer to it to NULL when it fails. A spdl_result is SPDL_OK or, with
+   an error that names file, member and byte, one of SPDL_E_INVALID (an argument), SPDL_E_NOT_FOUND,
+   SPDL_E_IO, SPDL_E_FORMAT (damaged), SPDL_E_UNSUPPORTED, SPDL_E_CHECKSUM, SPDL_E_LIMIT (of the
+   desc; or over 2^20 members, 64 dimensions, a header of 64 KB) and SPDL_E_NOMEM.
 
-   CRC-32. Reading verifies it in the same pass; a view does not, so that it costs nothing. Either
-   can be changed by desc.verify; spdl_npz_check verifies on demand, spdl_npz_stat reports what is
-   known so far. A .npy file has none, and a range of rows is not verified. */
+   A file of at most 256 KB is read when it is opened, and closed. Of a larger one the directory is
+   read; reading copies straight to the caller's memory, and the first view maps the file. When a
+   file is truncated meanwhile, reading fails with SPDL_E_IO, and only looking at bytes of a view
+   that are gone raises SIGBUS.
+
+   The CRC-32 of an array is verified in the pass that reads it as a whole; views, rows and .npy
+   files have none. Bytes after an array are skipped, as by NumPy, but belong to its CRC. */
 
 #ifndef SPDL_NO_NPZ
 
 #define SPDL_NPY_MAX_DIMS 64
 
+/* An array, as it is read. */
 typedef struct spdl_npy_info {
-    char kind;             /* as NumPy's dtype.kind: b i u f c S U V M m; 'V' if structured */
-    char byte_order;       /* '<', '>', or '|' where it does not matter or is that of each field */
-    bool fortran_order;    /* column-major: the first index varies fastest */
-    bool structured;       /* the elements are structs, whose fields descr lists */
-    int version;           /* of the header: 1, 2 or 3 */
-    int ndim;              /* 0 to SPDL_NPY_MAX_DIMS */
-    uint64_t itemsize;     /* bytes of one element */
+    char kind;      /* as NumPy's dtype.kind: b i u f c S U V M m; V also for structs */
+    bool stored;    /* not deflated: spdl_npz_read_rows and spdl_npz_view can work */
+    int ndim;       /* 0 to SPDL_NPY_MAX_DIMS */
+    uint64_t itemsize; /* bytes of one element */
     uint64_t shape[SPDL_NPY_MAX_DIMS];
-    uint64_t count;        /* elements: the product of shape, 1 for ndim 0 */
-    uint64_t bytes;        /* count * itemsize */
-    uint64_t header_bytes; /* before the data */
-    char descr[256];       /* as in the header, "<f4" or "[('x', '<f4'), ...]"; cut if longer */
+    uint64_t count;    /* elements: the product of shape, 1 for ndim 0 */
+    uint64_t bytes;    /* count * itemsize */
+    char descr[256];   /* "<f4", "|S12" or "[('x', '<f4'), ...]"; cut if longer */
 } spdl_npy_info;
 
-typedef enum spdl_npz_verify {
-    SPDL_NPZ_VERIFY_READS, /* what is read as a whole */
-    SPDL_NPZ_VERIFY_ALL,   /* views as well, when they are made */
-    SPDL_NPZ_VERIFY_NONE
-} spdl_npz_verify;
-
-/* What reading changes, added up; spdl_npz_info reports the array as it is read. */
-#define SPDL_NPZ_NATIVE_BYTES 1u /* the byte order of this machine; not in structured arrays */
-#define SPDL_NPZ_C_ORDER 2u      /* row-major: the last index varies fastest */
-
 typedef struct spdl_npz_desc {
-    uint64_t max_bytes;        /* refuse an array, or what follows it, over this; default 2^40 */
-    uint64_t max_members;      /* refuse an archive of more; default 2^20 */
-    uint64_t max_header_bytes; /* refuse an array whose header is longer; default 65536 */
-    uint64_t max_ratio;        /* refuse a member that grows more when inflated; default 1032 */
-    spdl_npz_verify verify;
-    unsigned convert;          /* SPDL_NPZ_NATIVE_BYTES and SPDL_NPZ_C_ORDER; default neither */
+    uint64_t max_bytes; /* refuse an array, or with load all arrays, over this; default 2^40 */
+    bool no_crc;        /* trust the file: verify nothing; load maps what need not be copied */
     spdl_allocator allocator;
-    spdl_error *error;         /* optional: why open failed */
+    spdl_error *error;  /* optional: why open or load failed */
 } spdl_npz_desc;
 
-typedef struct spdl_npz spdl_npz;
-
-/* Opens an .npz or .npy file and reads its directory.
-   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_IO, SPDL_E_FORMAT, SPDL_E_UNSUPPORTED, SPDL_E_LIMIT,
-            SPDL_E_NOMEM; desc->error says which file, member and byte.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller closes *npz; on failure *npz is NULL. */
-SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
-                                        const spdl_npz_desc *desc);
-
-/* The same for an open file, whose position is neither used nor moved. `name` is used in messages.
-   Returns: as spdl_npz_open_file.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller closes *npz, and `fd` when it likes: the archive has a duplicate. */
-SPDL_API spdl_result spdl_npz_open_fd(spdl_npz **npz, int fd, const char *name,
-                                      const spdl_npz_desc *desc);
-
-/* The same from memory, which must stay unchanged until close. `name` is used in messages.
-   Returns: as spdl_npz_open_file, but never SPDL_E_IO.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the caller closes *npz and keeps `data`. */
-SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size_t bytes,
-                                          const char *name, const spdl_npz_desc *desc);
-
-/* Closes the archive. Views of it end.
-   Returns: nothing; NULL is allowed.
-   Threads: owner; no other call on it may be running.
-   Blocks:  never.
-   Owns:    the archive is freed. */
-SPDL_API void spdl_npz_close(spdl_npz *npz);
-
-/* How many arrays there are. Of several with one name only the last counts, as in NumPy.
-   Returns: the number of arrays.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API size_t spdl_npz_count(const spdl_npz *npz);
-
-/* The name of array `index`, without ".npy".
-   Returns: a string, or NULL when there is no such array.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the archive; valid until close. */
-SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index);
-
-/* Finds an array by name, with or without ".npy". index may be NULL.
-   Returns: SPDL_OK with *index, SPDL_E_NOT_FOUND.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t *index);
-
-/* What is known of a CRC-32. */
-typedef enum spdl_npz_crc {
-    SPDL_NPZ_CRC_NONE,      /* a .npy file has none */
-    SPDL_NPZ_CRC_UNCHECKED, /* not read or checked so far */
-    SPDL_NPZ_CRC_GOOD,
-    SPDL_NPZ_CRC_BAD
-} spdl_npz_crc;
-
-/* What the directory says of a member. */
-typedef struct spdl_npz_member {
-    bool stored;            /* not deflated: spdl_npz_view can work */
-    uint64_t bytes;         /* the array with its header, inflated */
-    uint64_t file_bytes;    /* what it takes in the file */
-    uint64_t file_offset;   /* of its local header; 0 for .npy */
-    uint32_t crc;           /* 0 for .npy */
-    spdl_npz_crc crc_state; /* from all reads and checks so far, on any thread */
-    uint32_t duplicates;    /* members of the same name before it, which cannot be read */
-} spdl_npz_member;
-
-/* Describes the member of array `index` without looking at it.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API spdl_result spdl_npz_stat(const spdl_npz *npz, size_t index, spdl_npz_member *member);
-
-/* Type, shape and order of array `index`; of a deflated member only the head is inflated.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND, SPDL_E_IO, SPDL_E_FORMAT, SPDL_E_UNSUPPORTED, SPDL_E_LIMIT,
-            SPDL_E_NOMEM, SPDL_E_INVALID (info is NULL).
-   Threads: any.
-   Blocks:  on the file system, when the file is over 256 KB.
-   Owns:    nothing. */
-SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
-                                   spdl_error *error);
-
-/* Copies the data of array `index`, info.bytes of them, to `data` (`bytes` large), changed only as
-   desc.convert says.
-   Returns: as spdl_npz_info, SPDL_E_CHECKSUM, SPDL_E_INVALID (`bytes` too small, or data NULL).
-   Threads: any.
-   Blocks:  as spdl_npz_info.
-   Owns:    the caller has `data`; after a failure its content is undefined. */
-SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data, size_t bytes,
-                                   spdl_error *error);
-
-/* Copies the rows `first` to `first + count - 1` of a stored array: the elements with these first
-   indices, each bytes / shape[0] large. Nothing else is read, so the CRC is not verified.
-   Returns: as spdl_npz_read; SPDL_E_UNSUPPORTED for a deflated or a Fortran-ordered array,
-            SPDL_E_INVALID for rows that are not there.
-   Threads: any.
-   Blocks:  as spdl_npz_info.
-   Owns:    as spdl_npz_read. */
-SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint64_t first,
-                                        uint64_t count, void *data, size_t bytes,
-                                        spdl_error *error);
-
-/* One array of many to read. */
-typedef struct spdl_npz_request {
-    size_t index;
-    void *data;         /* `bytes` large */
-    size_t bytes;
-    spdl_result result; /* written by spdl_npz_read_many: as spdl_npz_read */
-} spdl_npz_request;
-
-/* Reads many arrays, faster than one call for each: deflated ones are decoded two at a time, and
-   with a pool its workers help. A worker that comes too late to help frees what was shared, perhaps
-   after close: an allocator of the archive must outlive the pool, or spdl_pool_drain of it. pool
-   may be NULL.
-   Returns: SPDL_OK, or the result of the first request that failed, which `error` describes; the
-            others are read all the same. SPDL_E_NOMEM, SPDL_E_INVALID.
-   Threads: any, also a worker of the pool.
-   Blocks:  until all are read.
-   Owns:    as spdl_npz_read. Requests must not share memory. */
-SPDL_API spdl_result spdl_npz_read_many(const spdl_npz *npz, spdl_npz_request *requests,
-                                        size_t count, spdl_pool *pool, spdl_error *error);
-
-/* The data of a stored array without a copy. NumPy's own files are not aligned in an .npz: look at
-   *aligned (to 64 bytes) before using it as anything but bytes; spdl.h writes aligned ones.
-   Returns: as spdl_npz_info; SPDL_E_UNSUPPORTED for a deflated array, and one that desc.convert
-            would change; SPDL_E_CHECKSUM with SPDL_NPZ_VERIFY_ALL.
-   Threads: any.
-   Blocks:  as spdl_npz_info.
-   Owns:    the archive; valid until close. A file over 256 KB is mapped, see above. */
-SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
-                                   bool *aligned, spdl_error *error);
-
-/* Verifies the CRC-32 of array `index` whatever desc.verify says. A .npy file has none.
-   Returns: as spdl_npz_info, or SPDL_E_CHECKSUM.
-   Threads: any.
-   Blocks:  as spdl_npz_info.
-   Owns:    nothing. */
-SPDL_API spdl_result spdl_npz_check(const spdl_npz *npz, size_t index, spdl_error *error);
-
-/* Reads the header of a .npy file in memory; allocates nothing.
-   Returns: as spdl_npz_info.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. The data are at info->header_bytes. */
-SPDL_API spdl_result spdl_npy_parse(const void *data, size_t bytes, spdl_npy_info *info,
-                                    spdl_error *error);
-
-/* Loading whole files: all arrays of one, in one allocation. */
+/* Loading whole files: all arrays of one. */
 typedef struct spdl_npz_array {
-    const char *name;
-    void *data; /* aligned to 64 bytes */
+    const char *name; /* without ".npy" */
+    void *data;       /* aligned to 64 bytes; may be changed */
     spdl_npy_info info;
 } spdl_npz_array;
 
 typedef struct spdl_npz_bundle {
     spdl_npz_array *arrays;
     size_t count;
-    size_t bytes; /* of the whole allocation */
+    size_t bytes; /* of the allocation that holds it all */
     spdl_allocator allocator;
+    const void *mapping; /* with no_crc: the file, of which some arrays are views; or NULL */
+    uint64_t mapped;
 } spdl_npz_bundle;
 
-/* Reads all arrays of a file. desc->max_bytes bounds their sum.
-   Returns: as spdl_npz_open_file and spdl_npz_read.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller frees *bundle; on failure it is NULL. */
+/* Reads all arrays of a file. With no_crc, stored arrays of 64 KB and more that are aligned to 64
+   bytes (as spdl_npz_write does) are views: do not truncate the file while the bundle is in use.
+   Returns: as the section says. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
 
-/* The array of this name, with or without ".npy".
-   Returns: the array, or NULL.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the bundle. */
+/* The same from memory, of which nothing is kept. `name` is used in messages.
+   Returns: as the section says. The caller frees *bundle. */
+SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *data, size_t bytes,
+                                          const char *name, const spdl_npz_desc *desc);
+
+/* The array of this name; if there is none, the array whose name this is with ".npy" after it.
+   Returns: the array, or NULL. */
 SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, const char *name);
 
-/* Frees a bundle with all its arrays.
-   Returns: nothing; NULL is allowed. Fits free_item.
-   Threads: any.
-   Blocks:  never.
-   Owns:    the bundle is gone. */
+/* Whether an array has this type and shape. dtype is as NumPy's, "<f4", or without byte order; it
+   does not matter, since numbers are those of this machine. A dimension of 0 fits any.
+   Returns: SPDL_OK, SPDL_E_NOT_FOUND (array is NULL), SPDL_E_INVALID; error says what it has. */
+SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dtype, int ndim,
+                                     const uint64_t *shape, spdl_error *error);
+
+/* Frees a bundle with all its arrays; NULL is allowed. Fits free_item. */
 SPDL_API void spdl_npz_bundle_free(void *bundle);
 
 /* A row of a pipeline that loads files: it takes a path (char, a C string) and makes a
@@ -2244,14 +2077,65 @@ SPDL_API const spdl_function spdl_npz_load_spdl;
 SPDL__UNUSED static const spdl_function spdl_npz_load_spdl;
 #endif
 
+/* One array at a time, out of an archive that is open. */
+typedef struct spdl_npz spdl_npz;
+
+/* Opens an .npz or .npy file and reads its directory.
+   Returns: as the section says. The caller closes *npz. */
+SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
+                                        const spdl_npz_desc *desc);
+
+/* The same from memory, which must stay unchanged until close. `name` is used in messages.
+   Returns: as the section says. The caller closes *npz. */
+SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size_t bytes,
+                                          const char *name, const spdl_npz_desc *desc);
+
+/* Closes the archive; NULL is allowed. Views of it end. No other call on it may be running. */
+SPDL_API void spdl_npz_close(spdl_npz *npz);
+
+/* How many arrays there are. Of several with one name only the last counts, as in NumPy.
+   Returns: the number of arrays. */
+SPDL_API size_t spdl_npz_count(const spdl_npz *npz);
+
+/* The name of array `index`: without ".npy", if no other array has that name.
+   Returns: a string, valid until close; NULL when there is no such array. */
+SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index);
+
+/* Finds an array as spdl_npz_bundle_find does.
+   Returns: SPDL_OK with *index, or SPDL_E_NOT_FOUND. */
+SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t *index);
+
+/* Type and shape of array `index`; of a deflated member only the head is inflated.
+   Returns: as the section says. */
+SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
+                                   spdl_error *error);
+
+/* Reads array `index`, info.bytes of data, to memory of at least so many `bytes`.
+   Returns: as the section says; after a failure the content of `data` is undefined. */
+SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data, size_t bytes,
+                                   spdl_error *error);
+
+/* Reads the rows `first` to `first + count - 1` of a stored array: the elements with these first
+   indices, each bytes / shape[0] large. Nothing else is read.
+   Returns: as spdl_npz_read; SPDL_E_UNSUPPORTED for an array that is deflated, or in Fortran order
+            in the file; SPDL_E_INVALID for rows that are not there. */
+SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint64_t first,
+                                        uint64_t count, void *data, size_t bytes,
+                                        spdl_error *error);
+
+/* The data of a stored array without a copy. NumPy's own files are not aligned in an .npz: look at
+   *aligned (to 64 bytes; may be NULL) before using it as anything but bytes.
+   Returns: as the section says; the archive keeps the data, until close. SPDL_E_UNSUPPORTED for an
+            array that is deflated, or in another order of bytes or indices in the file. */
+SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
+                                   bool *aligned, spdl_error *error);
+
 /* Writing. The arrays go to a file beside `path`, which takes its place when everything is written:
-   a program that opens `path` sees the old file or the whole new one. Members are stored, not
-   compressed, and their data aligned, so that they can be viewed; NumPy reads them. Up to some ten
-   thousand arrays cost the same each; more should have names that count up (see >>write-impl). */
+   a program that opens `path` sees the old file or the whole new one. Members are stored, and their
+   data aligned to 64 bytes, so that they can be viewed; NumPy reads them. */
 typedef struct spdl_npz_write_desc {
     bool npy;          /* a .npy file, of exactly one array */
     bool sync;         /* have it on the disk before it takes its place */
-    size_t align;      /* of the data in the file, a power of two up to 32768; default 64 */
     spdl_allocator allocator;
     spdl_error *error; /* optional: why create failed */
 } spdl_npz_write_desc;
@@ -2259,52 +2143,23 @@ typedef struct spdl_npz_write_desc {
 typedef struct spdl_npz_writer spdl_npz_writer;
 
 /* Begins a file.
-   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_IO, SPDL_E_NOMEM.
-   Threads: any.
-   Blocks:  on the file system.
-   Owns:    the caller closes *writer; on failure it is NULL. */
+   Returns: as the section says. The caller closes *writer. */
 SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
                                      const spdl_npz_write_desc *desc);
 
-/* Writes an array. Of info count: shape, ndim, fortran_order, and the type: descr, or if that is
-   empty kind, itemsize and byte_order (0: this machine's). The name is given without ".npy".
-   Returns: SPDL_OK, SPDL_E_INVALID (also for a name that was there), SPDL_E_UNSUPPORTED (objects),
-            SPDL_E_LIMIT, SPDL_E_IO, SPDL_E_NOMEM; after the last two it can only be closed.
-   Threads: owner.
-   Blocks:  on the file system.
-   Owns:    `data`, of info's bytes, stay the caller's. */
-SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *writer, const char *name,
-                                    const spdl_npy_info *info, const void *data,
+/* Writes an array in C order. The name is UTF-8, without ".npy". dtype is what stands in the file:
+   "<f4", "|u1", "<M8[ns]", "[('x', '<f4')]"; "f4" has the byte order of this machine. `data` has
+   the bytes that it and the shape need.
+   Returns: as the section says; after SPDL_E_IO and SPDL_E_NOMEM the writer can only be closed. */
+SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *writer, const char *name, const char *dtype,
+                                    int ndim, const uint64_t *shape, const void *data,
                                     spdl_error *error);
 
-/* Begins an array whose data come in pieces, by spdl_npz_append; the next array or finish ends it.
-   Returns: as spdl_npz_write.
-   Threads: owner.
-   Blocks:  on the file system.
-   Owns:    nothing. */
-SPDL_API spdl_result spdl_npz_begin(spdl_npz_writer *writer, const char *name,
-                                    const spdl_npy_info *info, spdl_error *error);
-
-/* Writes the next `bytes` bytes of the array that was begun.
-   Returns: as spdl_npz_write; SPDL_E_INVALID when it gets more than its shape says.
-   Threads: owner.
-   Blocks:  on the file system.
-   Owns:    `data` stay the caller's. */
-SPDL_API spdl_result spdl_npz_append(spdl_npz_writer *writer, const void *data, size_t bytes,
-                                     spdl_error *error);
-
 /* Writes the directory and puts the file in its place.
-   Returns: as spdl_npz_write; SPDL_E_INVALID when an array lacks data.
-   Threads: owner.
-   Blocks:  on the file system.
-   Owns:    as before: the caller closes the writer. */
+   Returns: as the section says; SPDL_E_INVALID when two arrays have one name. */
 SPDL_API spdl_result spdl_npz_finish(spdl_npz_writer *writer, spdl_error *error);
 
-/* Frees the writer. Without a finish that succeeded nothing of the file remains.
-   Returns: nothing; NULL is allowed.
-   Threads: owner.
-   Blocks:  on the file system.
-   Owns:    the writer is freed. */
+/* Frees the writer; NULL is allowed. Without a finish that succeeded nothing of it remains. */
 SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
 
 #endif /* SPDL_NO_NPZ */
@@ -2934,11 +2789,10 @@ typedef enum spdl__os_access {
     SPDL__OS_READ,    /* a plain file that is there: a pipe could make a reader wait */
     SPDL__OS_NEW,     /* to read and write; one that is there is in use */
     SPDL__OS_REPLACE, /* to write; what is there is emptied */
-    SPDL__OS_APPEND,  /* to write at the end */
-    SPDL__OS_CLAIM    /* to read and write; in use for other claims, of any process, until closed */
+    SPDL__OS_APPEND   /* to write at the end */
 } spdl__os_access;
 
-static const char spdl__os_in_use[] = "it is in use"; /* of NEW and CLAIM: this very pointer */
+static const char spdl__os_in_use[] = "it is in use"; /* of NEW: this very pointer */
 
 /* --- time and waits --- */
 
@@ -2991,6 +2845,8 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started);
 SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole);
 /* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name);
+/* Whether stderr is a terminal. */
+SPDL__PRIVATE bool spdl__os_terminal(void);
 /* Writes to stderr. Blocks up to patience_ns for each piece; if it is not taken by then it is left
    out with all that follows, which is no failure. */
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
@@ -2998,8 +2854,8 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 
 /* --- files --- */
 
-/* Opens a file; all but READ make it. The last three may also open a pipe or a device: it is not
-   waited for, and never in use for a claim. The path is UTF-8 where the system has an opinion.
+/* Opens a file; all but READ make it. The last two may also open a pipe or a device: it is not
+   waited for. The path is UTF-8 where the system has an opinion.
    *bytes: how long it is, 0 for a pipe or a device; or NULL. */
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes);
@@ -3017,9 +2873,12 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
 /* Writes at a place, or after what was written last: SPDL__NEVER. */
 SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
                                               uint64_t at);
-/* The file in memory, to read; NULL when that cannot be. It may be closed meanwhile. */
-SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes);
+/* The file in memory, to read, or `own`: also to change, unseen by others. NULL: that cannot be. It
+   may be closed meanwhile. */
+SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own);
 SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes);
+/* Asks for large pages for memory that will be filled: its first use takes a third of the time. */
+SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes);
 /* The open file at `from` takes the place of `to`, in one step where the system can; with sync not
    before its bytes are safe. */
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
@@ -3029,11 +2888,6 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 
 /* Makes an open file empty; writing begins at its start again. Nothing for a pipe or a device. */
 SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file);
-/* As READ, of a file the program has open (by its number in C), with a place of its own. */
-SPDL__PRIVATE const char *spdl__os_file_duplicate(spdl__os_file *file, int from, uint64_t *bytes);
-/* Whether stderr is a terminal. Unless `lock` is NULL the caller asks to be the one to draw on it:
-   *lock is a file to close then, or SPDL__NO_FILE while another one is. */
-SPDL__PRIVATE bool spdl__os_terminal(spdl__os_file *lock);
 
 /* ============================================================================================= */
 /* >>os-none
@@ -3135,10 +2989,7 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
-SPDL__PRIVATE bool spdl__os_terminal(spdl__os_file *lock) {
-    if (lock != NULL) *lock = SPDL__NO_FILE;
-    return false;
-}
+SPDL__PRIVATE bool spdl__os_terminal(void) { return false; }
 
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
@@ -3189,12 +3040,6 @@ SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
     return "there are no folders with SPDL_NO_THREADS";
 }
 
-SPDL__PRIVATE const char *spdl__os_file_duplicate(spdl__os_file *file, int from, uint64_t *bytes) {
-    (void)from, (void)bytes;
-    *file = SPDL__NO_FILE;
-    return "files have no numbers with SPDL_NO_THREADS";
-}
-
 SPDL__PRIVATE bool spdl__os_file_seek(FILE *stream, uint64_t at) {
     return at <= (uint64_t)LONG_MAX && fseek(stream, (long)at, SEEK_SET) == 0;
 }
@@ -3222,14 +3067,16 @@ SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
     return spdl__os_file_seek(spdl__os_file_stream(file), 0) ? NULL : "it has no start";
 }
 
-SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes) {
-    (void)file, (void)bytes;
+SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own) {
+    (void)file, (void)bytes, (void)own;
     return NULL;
 }
 
 SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
     (void)memory, (void)bytes;
 }
+
+SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
 
 /* In C a name that is taken may be refused: then it is given free first. */
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
@@ -3261,7 +3108,6 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -3801,7 +3647,7 @@ SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
     static const int how[] = { O_RDONLY, O_RDWR | O_CREAT | O_EXCL, O_WRONLY | O_CREAT | O_TRUNC,
-                               O_WRONLY | O_CREAT | O_APPEND, O_RDWR | O_CREAT };
+                               O_WRONLY | O_CREAT | O_APPEND };
     const bool plain = access == SPDL__OS_REPLACE || access == SPDL__OS_APPEND;
     const char *reason;
     uint64_t length;
@@ -3812,21 +3658,11 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     if (*file < 0 && plain && errno == ELOOP) return "it is a symbolic link";
     if (*file < 0) return errno == EEXIST ? spdl__os_in_use : strerror(errno);
     reason = spdl__os_file_length(*file, bytes);
-    if (access == SPDL__OS_CLAIM && reason == NULL && flock((int)*file, LOCK_EX | LOCK_NB) != 0 &&
-        errno == EWOULDBLOCK)
-        reason = spdl__os_in_use;
-    else if (access != SPDL__OS_READ)
-        reason = NULL;
+    if (access != SPDL__OS_READ) reason = NULL;
     if (reason == NULL) return NULL;
     (void)close((int)*file);
     *file = SPDL__NO_FILE;
     return reason;
-}
-
-SPDL__PRIVATE const char *spdl__os_file_duplicate(spdl__os_file *file, int from, uint64_t *bytes) {
-    const char *reason = spdl__os_file_length(from, bytes);
-    *file = reason == NULL ? fcntl(from, SPDL__F_DUPFD, STDERR_FILENO + 1) : SPDL__NO_FILE;
-    return reason == NULL && *file < 0 ? strerror(errno) : reason;
 }
 
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
@@ -3865,15 +3701,26 @@ SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
     return errno == EINVAL ? NULL : strerror(errno);
 }
 
-SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes) {
+SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own) {
     void *memory = MAP_FAILED;
     if (bytes > 0 && bytes <= SIZE_MAX)
-        memory = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, (int)file, 0);
+        memory = mmap(NULL, (size_t)bytes, own ? PROT_READ | PROT_WRITE : PROT_READ,
+                      own ? MAP_PRIVATE : MAP_SHARED, (int)file, 0);
     return memory != MAP_FAILED ? (const uint8_t *)memory : NULL;
 }
 
 SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
     if (memory != NULL) (void)munmap((void *)(uintptr_t)memory, (size_t)bytes);
+}
+
+SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
+#if SPDL__LINUX
+    const uintptr_t first = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095;
+    const uintptr_t end = (uintptr_t)memory + bytes;
+    if (first < end) (void)syscall(SYS_madvise, first, end - first, 14L);
+#else
+    (void)memory, (void)bytes;
+#endif
 }
 
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
@@ -3884,22 +3731,7 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 
 /* --- stderr --- */
 
-/* To be locked, a terminal has to be opened anew: what is inherited shares its lock. */
-SPDL__PRIVATE bool spdl__os_terminal(spdl__os_file *lock) {
-    const bool terminal = isatty(STDERR_FILENO) != 0;
-    if (lock == NULL) return terminal;
-    *lock = SPDL__NO_FILE;
-    if (!terminal) return false;
-    *lock = open(SPDL__LINUX ? "/proc/self/fd/2" : "/dev/fd/2",
-                 O_WRONLY | O_NOCTTY | SPDL__O_CLOEXEC);
-    if (*lock < 0) {
-        *lock = fcntl(STDERR_FILENO, SPDL__F_DUPFD, STDERR_FILENO + 1);
-    } else if (flock((int)*lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        (void)close((int)*lock);
-        *lock = SPDL__NO_FILE;
-    }
-    return true;
-}
+SPDL__PRIVATE bool spdl__os_terminal(void) { return isatty(STDERR_FILENO) != 0; }
 
 /* It belongs to the program, so it may block: only what poll says it takes is written, in pieces
    that a pipe takes whole. */
@@ -4514,12 +4346,6 @@ SPDL__PRIVATE void spdl__unlock(uint32_t *lock, spdl__os_event *parked) {
 SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
     return spdl__load_relaxed32(lock) == 0 && spdl__exchange32(lock, 1) == 0;
 }
-
-SPDL__PRIVATE void spdl__spin_lock(uint32_t *lock) {
-    while (spdl__exchange32(lock, 1) != 0) spdl__os_yield();
-}
-
-SPDL__PRIVATE void spdl__spin_unlock(uint32_t *lock) { spdl__store32(lock, 0); }
 
 /* ============================================================================================= */
 /* >>ring-core
@@ -12237,7 +12063,7 @@ SPDL__COLD void *spdl__report_main(void *arg) {
 SPDL__COLD void spdl__report_open(spdl__reporter *r) {
     const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
     r->colour = r->plan.desc.table && term != NULL && strcmp(term, "dumb") != 0 &&
-                spdl__os_terminal(NULL) && (no_color == NULL || *no_color == '\0');
+                spdl__os_terminal() && (no_color == NULL || *no_color == '\0');
     if (r->plan.json[0] != '\0')
         spdl__report_failed(
             r, "statistics",
@@ -16413,6 +16239,7 @@ SPDL_API void spdl_loader_batch_free(void *batch) {
 typedef struct spdl__crc {
     uint32_t table[8][256]; /* table[k][b]: what byte b does when k zero bytes follow it */
     bool folds; /* the processor multiplies without carries: PCLMULQDQ, PMULL */
+    bool wide;  /* and four at once: VPCLMULQDQ */
 } spdl__crc;
 
 /* 16 bytes, anywhere in memory. */
@@ -16425,6 +16252,20 @@ typedef long long spdl__v128 __attribute__((vector_size(16), aligned(1), may_ali
 
 SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128 by) {
     return __builtin_ia32_pclmulqdq128(x, by, 0x00) ^ __builtin_ia32_pclmulqdq128(x, by, 0x11);
+}
+
+/* Two numbers of 128 bits, each with its own product. */
+typedef long long spdl__v256 __attribute__((vector_size(32), aligned(1), may_alias));
+#define SPDL__CRC_WIDE_TARGET SPDL__TARGET("avx2,pclmul,vpclmulqdq")
+#define SPDL__CRC_WIDE (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq"))
+#if defined(__clang__)
+#define SPDL__CRC_WIDE_PRODUCT __builtin_ia32_pclmulqdq256
+#else
+#define SPDL__CRC_WIDE_PRODUCT __builtin_ia32_vpclmulqdq_v4di
+#endif
+
+SPDL__CRC_WIDE_TARGET SPDL__INLINE spdl__v256 spdl__crc_fold_wide(spdl__v256 x, spdl__v256 by) {
+    return SPDL__CRC_WIDE_PRODUCT(x, by, 0x00) ^ SPDL__CRC_WIDE_PRODUCT(x, by, 0x11);
 }
 
 #elif defined(__aarch64__) && !SPDL__BIG_ENDIAN
@@ -16441,6 +16282,9 @@ SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128 by) {
 #else
 #define SPDL__CRC_FOLDS false
 #endif
+#ifndef SPDL__CRC_WIDE
+#define SPDL__CRC_WIDE false
+#endif
 
 /* What a byte does is the sum of what its bits do, so each bit doubles what is known. */
 SPDL__PRIVATE void spdl__crc_init(spdl__crc *crc) {
@@ -16454,6 +16298,7 @@ SPDL__PRIVATE void spdl__crc_init(spdl__crc *crc) {
         }
     }
     crc->folds = SPDL__CRC_FOLDS;
+    crc->wide = SPDL__CRC_WIDE;
 }
 
 /* Eight bytes a step, each through its own table. */
@@ -16498,9 +16343,39 @@ SPDL__CRC_TARGET SPDL__PRIVATE uint32_t spdl__crc_folded(const spdl__crc *crc, u
 }
 #endif
 
+#ifdef SPDL__CRC_WIDE_TARGET
+/* For a multiple of 128 bytes: folds them into the last 32. */
+SPDL__CRC_WIDE_TARGET SPDL__PRIVATE uint32_t spdl__crc_wide(const spdl__crc *crc, uint32_t value,
+                                                            const uint8_t *data, size_t bytes) {
+    const spdl__v256 by_128 = { 0x1e88ef372, 0x14a7fe880, 0x1e88ef372, 0x14a7fe880 };
+    const spdl__v256 by_32 = { 0x0f1da05aa, 0x15a546366, 0x0f1da05aa, 0x15a546366 };
+    const spdl__v256 before = { (long long)value, 0, 0, 0 };
+    const spdl__v256 *from = (const spdl__v256 *)data;
+    spdl__v256 a = from[0] ^ before, b = from[1], c = from[2], d = from[3];
+    for (from += 4, bytes -= 128; bytes >= 128; from += 4, bytes -= 128) {
+        a = spdl__crc_fold_wide(a, by_128) ^ from[0];
+        b = spdl__crc_fold_wide(b, by_128) ^ from[1];
+        c = spdl__crc_fold_wide(c, by_128) ^ from[2];
+        d = spdl__crc_fold_wide(d, by_128) ^ from[3];
+    }
+    b ^= spdl__crc_fold_wide(a, by_32);
+    c ^= spdl__crc_fold_wide(b, by_32);
+    d ^= spdl__crc_fold_wide(c, by_32);
+    return spdl__crc_tables(crc, 0, (const uint8_t *)&d, 32);
+}
+#endif
+
 /* The CRC of what `value` is the CRC of, followed by these bytes; start with 0. */
 SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const uint8_t *data,
                                      size_t bytes) {
+#ifdef SPDL__CRC_WIDE_TARGET
+    if (bytes >= 512 && crc->wide) {
+        const size_t whole = bytes & ~(size_t)127;
+        value = ~spdl__crc_wide(crc, ~value, data, whole);
+        data += whole;
+        bytes -= whole;
+    }
+#endif
 #ifdef SPDL__CRC_TARGET
     if (bytes >= 64 && crc->folds) return ~spdl__crc_folded(crc, ~value, data, bytes);
 #endif
@@ -17233,9 +17108,9 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
    The directory of a ZIP archive, in memory or in a file. Opening reads the end record and the
    central directory, in time that grows with their length (names out of order: with n log n), and
    nothing of the members. A member's own header is checked each time the member is used, so that a
-   broken member does not take the others with it. One thread opens and closes; between, only the
-   states of the CRCs change, so any thread may ask. Of a file the zip keeps a copy of its tail, in
-   which the directory lies; the directory made from it is one allocation. Sizes, CRC and method are
+   broken member does not take the others with it. One thread opens and closes; between, any thread
+   may read. Of a file the zip keeps a copy of its tail, in which the directory lies; the directory
+   made from it is one allocation. Sizes, CRC and method are
    those of the central directory: the local header of a current NumPy file says 0xffffffff. A
    member ends where the next one begins, at the latest. */
 
@@ -17246,6 +17121,7 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
 #define SPDL__ZIP_END_BYTES 22
 #define SPDL__ZIP_END64_BYTES 56
 #define SPDL__ZIP_LOCATOR_BYTES 20
+#define SPDL__ZIP_MEMBERS 0x100000 /* the most that an archive may have */
 #ifndef SPDL__ZIP_TAIL_BYTES
 #define SPDL__ZIP_TAIL_BYTES 4096 /* of a file that are looked at first */
 #endif
@@ -17253,15 +17129,12 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
 /* Written by open. */
 typedef struct spdl__zip_member {
     const uint8_t *key; /* the whole name, where the directory has it */
-    const char *name;   /* without ".npy", zero at the end; NULL: hidden by a later one */
+    char *name;         /* mostly without ".npy", zero at the end; NULL: hidden by a later one */
     uint64_t offset;    /* of the local header, from the first byte in memory */
     uint64_t limit;     /* where the next member or the directory begins */
     uint64_t csize, usize;
     uint32_t crc;
-    uint32_t hidden;    /* earlier members of the same name */
-    uint32_t state;     /* of the CRC, a spdl_npz_crc: written by any thread, whole and relaxed */
     uint16_t key_bytes, method, flags;
-    bool overlaps;
 } spdl__zip_member;
 
 typedef struct spdl__zip {
@@ -17279,7 +17152,7 @@ typedef struct spdl__zip {
     spdl__zip_member *members;
     uint32_t *by_name; /* members by name */
     size_t count;
-    size_t block_bytes; /* at members: they, by_name, as many numbers to sort with, and the names */
+    size_t block_bytes; /* at members: they, by_name, and the names */
 } spdl__zip;
 
 /* What is being looked at, and what is wrong with it: set by what returns false, or NULL. */
@@ -17336,7 +17209,6 @@ SPDL__PRIVATE size_t spdl__zip_read(spdl__zip_where *where, void *to, size_t byt
 typedef struct spdl__zip_opening {
     spdl__zip *zip;
     spdl__zip_where *where;
-    spdl__llu max_members;
     spdl__llu stop; /* where the central directory must end */
     spdl__llu entries, bytes, offset; /* of the central directory, as the end records say */
     bool wide; /* a ZIP64 record was there: `entries` is the whole number */
@@ -17449,10 +17321,9 @@ SPDL__PRIVATE bool spdl__zip_read_end(spdl__zip_opening *o) {
                               "its end record at byte %llu", o->bytes, o->offset, o->stop);
     zip->directory = o->stop - o->bytes;
     zip->prefix = zip->directory - o->offset;
-    if (o->bytes >> 10 > o->max_members + 64)
-        return spdl__zip_fail(o->where, SPDL_E_LIMIT,
-                              "a central directory of %llu bytes, too many for max_members, which "
-                              "is %llu", o->bytes, o->max_members);
+    if (o->bytes >> 10 > SPDL__ZIP_MEMBERS)
+        return spdl__zip_fail(o->where, SPDL_E_LIMIT, "a central directory of %llu bytes",
+                              o->bytes);
     return spdl__zip_need_tail(o, zip->directory);
 }
 
@@ -17479,12 +17350,11 @@ SPDL__PRIVATE char *spdl__zip_read_entry(const spdl__zip *zip, spdl__zip_member 
     m->csize = spdl__le32(entry + 20);
     m->usize = spdl__le32(entry + 24);
     m->offset = spdl__le32(entry + 42);
-    m->state = SPDL_NPZ_CRC_UNCHECKED;
     extra = key + bytes;
     if (bytes >= 4 && memcmp(extra - 4, ".npy", 4) == 0) bytes -= 4;
-    memcpy(name, key, bytes);
-    name += bytes;
-    *name++ = 0;
+    memcpy(name, key, m->key_bytes);
+    name[bytes] = name[m->key_bytes] = 0;
+    name += m->key_bytes + 1;
     for (bytes = spdl__le16(entry + 30); bytes >= 4; extra += 4 + length, bytes -= 4 + length) {
         length = spdl__le16(extra + 2);
         if (length > bytes - 4) return NULL;
@@ -17516,9 +17386,9 @@ SPDL__PRIVATE bool spdl__zip_read_entries(spdl__zip_opening *o, char *names) {
             return spdl__zip_fail(o->where, SPDL_E_FORMAT,
                                   "entry %llu of the central directory, at byte %llu, is damaged",
                                   (spdl__llu)zip->count, at);
-        if (zip->count >= o->max_members)
-            return spdl__zip_fail(o->where, SPDL_E_LIMIT,
-                                  "more members than max_members, which is %llu", o->max_members);
+        if (zip->count >= SPDL__ZIP_MEMBERS)
+            return spdl__zip_fail(o->where, SPDL_E_LIMIT, "more than %d members",
+                                  SPDL__ZIP_MEMBERS);
         names = spdl__zip_read_entry(zip, member, entry, names);
         if (names != NULL) continue;
         o->where->member = member;
@@ -17542,46 +17412,49 @@ SPDL__PRIVATE int spdl__zip_compare(const spdl__zip_member *member, const uint8_
     return order != 0 ? order : memcmp(member->key + bytes, suffix, more);
 }
 
+/* Of two that are equal in this, the one that the directory has first. */
 SPDL__PRIVATE bool spdl__zip_before(const spdl__zip_member *a, const spdl__zip_member *b,
                                     bool by_name) {
-    return by_name ? spdl__zip_compare(a, b->key, b->key_bytes, "") < 0 : a->offset < b->offset;
+    const int order = by_name ? spdl__zip_compare(a, b->key, b->key_bytes, "")
+                              : (a->offset > b->offset) - (a->offset < b->offset);
+    return order != 0 ? order < 0 : a < b;
 }
 
-/* Fills by_name with the members by name or by offset; equal ones keep the order of the directory.
-   Merges runs, twice as long each time, between by_name and the numbers after it: no recursion. */
+/* Fills by_name with the members by name or by offset. A heap sort: no memory, no recursion. */
 SPDL__PRIVATE void spdl__zip_sort(spdl__zip *zip, bool by_name) {
     const spdl__zip_member *const m = zip->members;
-    const size_t count = zip->count;
-    uint32_t *from = zip->by_name, *to = from + count, *held;
-    size_t width, a, b, middle, end, i;
-    bool sorted = true, second;
-    for (i = 0; i < count; i++) {
-        from[i] = (uint32_t)i;
-        sorted = sorted && (i == 0 || !spdl__zip_before(&m[i], &m[i - 1], by_name));
+    uint32_t *const order = zip->by_name, held;
+    size_t start = 0, end = zip->count, i, child;
+    for (i = 0; i < end; i++) {
+        order[i] = (uint32_t)i;
+        if (i > 0 && spdl__zip_before(&m[i], &m[i - 1], by_name)) start = end / 2;
     }
-    for (width = sorted ? count : 1; width < count; width *= 2) {
-        for (i = 0; i < count;) {
-            a = i;
-            b = middle = (size_t)spdl__min(a + width, count);
-            end = (size_t)spdl__min(b + width, count);
-            for (; i < end; i++) {
-                second = a == middle ||
-                         (b < end && spdl__zip_before(&m[from[b]], &m[from[a]], by_name));
-                to[i] = from[second ? b++ : a++];
-            }
+    if (start == 0) return; /* as most are */
+    while (end > 1) {
+        if (start > 0) {
+            i = --start; /* the heap grows */
+        } else {
+            i = 0;
+            held = order[--end];
+            order[end] = order[0];
+            order[0] = held;
         }
-        held = from;
-        from = to;
-        to = held;
+        for (; (child = 2 * i + 1) < end; i = child) {
+            child += child + 1 < end &&
+                     spdl__zip_before(&m[order[child]], &m[order[child + 1]], by_name);
+            if (!spdl__zip_before(&m[order[i]], &m[order[child]], by_name)) break;
+            held = order[i];
+            order[i] = order[child];
+            order[child] = held;
+        }
     }
-    if (from != zip->by_name) memcpy(zip->by_name, from, count * sizeof(*from));
 }
 
-/* Marks members that share bytes with another, and notes where each must end. Two entries with
-   one offset are two names for one place, of which the local header will confirm one at most. */
+/* Notes where each member must end: where the next one begins, or the directory. Of members that
+   overlap, the one that comes later can be read. */
 SPDL__PRIVATE void spdl__zip_find_limits(spdl__zip *zip) {
-    spdl__zip_member *member, *other = NULL;
-    uint64_t limit = zip->directory, start = limit, end = 0, left, header;
+    spdl__zip_member *member;
+    uint64_t limit = zip->directory, start = limit;
     size_t i;
     spdl__zip_sort(zip, false);
     for (i = zip->count; i-- > 0;) {
@@ -17592,18 +17465,6 @@ SPDL__PRIVATE void spdl__zip_find_limits(spdl__zip *zip) {
         }
         member->limit = limit;
     }
-    for (i = 0; i < zip->count; i++) {
-        member = &zip->members[zip->by_name[i]];
-        if (other != NULL && member->offset < end && member->offset != other->offset)
-            member->overlaps = other->overlaps = true;
-        left = spdl__grown(member->offset, zip->directory);
-        header = (uint64_t)SPDL__ZIP_LOCAL_BYTES + member->key_bytes;
-        if (header > left || member->csize > left - header) continue; /* refused when it is used */
-        if (member->offset + header + member->csize > end) {
-            end = member->offset + header + member->csize;
-            other = member;
-        }
-    }
 }
 
 /* Of members with one name only the last stays. Returns whether any had to go. */
@@ -17613,9 +17474,7 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     for (i = 0; i + 1 < count; i++) {
         member = &zip->members[zip->by_name[i]];
         next = &zip->members[zip->by_name[i + 1]];
-        if (spdl__zip_compare(member, next->key, next->key_bytes, "") != 0) continue;
-        member->name = NULL;
-        next->hidden = member->hidden + 1;
+        if (spdl__zip_compare(member, next->key, next->key_bytes, "") == 0) member->name = NULL;
     }
     for (i = 0; i < count; i++) {
         if (zip->members[i].name != NULL) zip->members[kept++] = zip->members[i];
@@ -17624,41 +17483,14 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     return kept != count;
 }
 
-SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
-    spdl__zip_drop_tail(zip);
-    if (zip->block_bytes > 0) spdl__free(&zip->allocator, zip->members, zip->block_bytes);
-}
-
-/* Needs data or file, size, label and allocator. To be closed also after a failure. */
-SPDL__PRIVATE bool spdl__zip_open(spdl__zip *zip, uint64_t max_members, spdl__zip_where *where) {
-    const size_t each = sizeof(spdl__zip_member) + 2 * sizeof(uint32_t);
-    spdl__zip_opening o = { zip, where, 0, 0, 0, 0, 0, false };
-    uint64_t most, bytes;
-    o.max_members = spdl__min(max_members, 0x7fffffff); /* they are numbered with 32 bits */
-    zip->tail = zip->data;
-    if (!spdl__zip_read_end(&o)) return false;
-    most = spdl__min(o.bytes / SPDL__ZIP_ENTRY_BYTES, o.max_members);
-    bytes = most * each + o.bytes + 1; /* names take less than the directory */
-    zip->members = (spdl__zip_member *)spdl__zip_alloc(where, bytes, "the directory");
-    if (zip->members == NULL) return false;
-    zip->block_bytes = (size_t)bytes;
-    zip->by_name = (uint32_t *)(void *)(zip->members + most);
-    if (!spdl__zip_read_entries(&o, (char *)(zip->by_name + 2 * most))) return false;
-    spdl__zip_find_limits(zip);
-    spdl__zip_sort(zip, true);
-    if (spdl__zip_drop_hidden(zip)) spdl__zip_sort(zip, true);
-    return true;
-}
-
 /* Whether a member is called `name` with `suffix`; *place: where in by_name it is or belongs. */
-SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, const char *suffix,
-                                  size_t *place) {
-    size_t low = 0, high = zip->count, middle, bytes = strlen(name);
+SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const uint8_t *name, size_t bytes,
+                                  const char *suffix, size_t *place) {
+    size_t low = 0, high = zip->count, middle;
     int order = 1;
     while (low < high && order != 0) {
         middle = low + (high - low) / 2;
-        order = spdl__zip_compare(&zip->members[zip->by_name[middle]], (const uint8_t *)name,
-                                  bytes, suffix);
+        order = spdl__zip_compare(&zip->members[zip->by_name[middle]], name, bytes, suffix);
         if (order < 0) low = middle + 1;
         else high = middle;
     }
@@ -17666,9 +17498,79 @@ SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, const 
     return order == 0;
 }
 
+SPDL__PRIVATE bool spdl__zip_ends_npy(const uint8_t *name, size_t bytes) {
+    return bytes >= 4 && memcmp(name + bytes - 4, ".npy", 4) == 0;
+}
+
+/* Whether the name is the whole key: so of a key without ".npy", and of one that would have the
+   name of another otherwise. Then no two members have one name. */
+SPDL__PRIVATE bool spdl__zip_in_full(const spdl__zip *zip, const spdl__zip_member *member) {
+    size_t bytes = member->key_bytes, place;
+    while (spdl__zip_ends_npy(member->key, bytes)) {
+        bytes -= 4;
+        if (!spdl__zip_find(zip, member->key, bytes, "", &place)) return false;
+    }
+    return true;
+}
+
+/* Puts the ".npy" back where the name is the whole key. Files of NumPy have no other keys. */
+SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
+    spdl__zip_member *member;
+    bool other = false;
+    size_t i;
+    for (i = 0; i < zip->count; i++)
+        other = other || !spdl__zip_ends_npy(zip->members[i].key, zip->members[i].key_bytes);
+    for (i = 0; i < zip->count && other; i++) {
+        member = &zip->members[i];
+        if (spdl__zip_in_full(zip, member) && spdl__zip_ends_npy(member->key, member->key_bytes))
+            member->name[member->key_bytes - 4] = '.';
+    }
+}
+
+/* Finds the member that has just this name. */
+SPDL__PRIVATE bool spdl__zip_find_name(const spdl__zip *zip, const char *name, size_t bytes,
+                                       size_t *place) {
+    const uint8_t *text = (const uint8_t *)name;
+    const spdl__zip_member *m = zip->members;
+    if (spdl__zip_find(zip, text, bytes, ".npy", place) &&
+        strlen(m[zip->by_name[*place]].name) == bytes)
+        return true;
+    return spdl__zip_find(zip, text, bytes, "", place) &&
+           strlen(m[zip->by_name[*place]].name) == bytes;
+}
+
+SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
+    spdl__zip_drop_tail(zip);
+    if (zip->block_bytes > 0) spdl__free(&zip->allocator, zip->members, zip->block_bytes);
+}
+
+/* Makes the members of a directory, which is known to be there. */
+SPDL__PRIVATE bool spdl__zip_make(spdl__zip_opening *o) {
+    spdl__zip *zip = o->zip;
+    const uint64_t most = spdl__min(o->bytes / SPDL__ZIP_ENTRY_BYTES, SPDL__ZIP_MEMBERS);
+    const uint64_t bytes = most * (sizeof(*zip->members) + sizeof(*zip->by_name)) + o->bytes + 1;
+    zip->members = (spdl__zip_member *)spdl__zip_alloc(o->where, bytes, "the directory");
+    if (zip->members == NULL) return false;
+    zip->block_bytes = (size_t)bytes; /* names take less than the directory */
+    zip->by_name = (uint32_t *)(void *)(zip->members + most);
+    return spdl__zip_read_entries(o, (char *)(zip->by_name + most));
+}
+
+/* Needs data or file, size, label and allocator. To be closed also after a failure. */
+SPDL__PRIVATE bool spdl__zip_open(spdl__zip *zip, spdl__zip_where *where) {
+    spdl__zip_opening o = { zip, where, 0, 0, 0, 0, false };
+    zip->tail = zip->data;
+    if (!spdl__zip_read_end(&o) || !spdl__zip_make(&o)) return false;
+    spdl__zip_find_limits(zip);
+    spdl__zip_sort(zip, true);
+    if (spdl__zip_drop_hidden(zip)) spdl__zip_sort(zip, true);
+    spdl__zip_tell_apart(zip);
+    return true;
+}
+
 /* Whether a member can be read at all, its sizes can be true, and it can be where the directory
    says, before its header is looked at. Deflate makes at most 258 bytes of 2 bits. */
-SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where, uint64_t max_ratio) {
+SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where) {
     const spdl__zip_member *m = where->member;
     const spdl__llu csize = m->csize, usize = m->usize, offset = m->offset;
     if (m->flags & (0x0001 | 0x0040 | 0x2000))
@@ -17688,14 +17590,10 @@ SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where, uint64_t max_ratio) {
     if (m->method == SPDL__ZIP_DEFLATED && usize / 1032 > csize)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "%llu deflated bytes cannot become %llu",
                               csize, usize);
-    if (m->method == SPDL__ZIP_DEFLATED && usize / max_ratio > csize)
-        return spdl__zip_fail(where, SPDL_E_LIMIT, "grows from %llu to %llu bytes, more than "
-                              "max_ratio, which is %llu", csize, usize, (spdl__llu)max_ratio);
     if (offset > m->limit || m->limit - offset < SPDL__ZIP_LOCAL_BYTES)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "its header would be at byte %llu, past byte "
                               "%llu where it must end", offset, (spdl__llu)m->limit);
-    return !m->overlaps || spdl__zip_fail(where, SPDL_E_FORMAT,
-                                          "at byte %llu, overlaps another member", offset);
+    return true;
 }
 
 /* Compares a member's header with the directory, and finds its payload: csize bytes, all before its
@@ -17722,16 +17620,17 @@ SPDL__PRIVATE bool spdl__zip_check_local(spdl__zip_where *where, const uint8_t *
 /* >>npy-impl
    The header of an array: a Python literal, read by a tokenizer that knows just the forms it can
    have. Sizes that come out of it are products, each checked before it is formed. Then what reading
-   can change about the data: byte order and index order. Nothing is kept of the caller's memory. */
+   changes about the data: byte order and index order. Nothing is kept of the caller's memory. */
 
-#define SPDL__NPY_HEAD_BYTES 65536           /* longest header text, unless the desc says other */
+#define SPDL__NPY_HEAD_BYTES 65536           /* longest header text */
 #define SPDL__NPY_NESTING 16                 /* structured types inside structured types */
 #define SPDL__NPY_MOST ((uint64_t)INT64_MAX) /* NumPy's own bound for the bytes of an array */
 
-/* Where the tokenizer is, and what went wrong first. */
+/* Where the tokenizer is, what it found that the caller is not told, and what went wrong first. */
 typedef struct spdl__npy_text {
     const char *begin, *at, *end;
-    bool foreign; /* a number is not in the byte order of this machine */
+    bool foreign; /* the numbers are not in the byte order of this machine */
+    bool fortran; /* the first index varies fastest */
     spdl_result result;
     char reason[160];
 } spdl__npy_text;
@@ -17854,18 +17753,12 @@ SPDL__PRIVATE bool spdl__npy_itemsize(char kind, uint64_t number, uint64_t *item
     }
 }
 
-SPDL__PRIVATE char spdl__npy_host_order(void) { return SPDL__BIG_ENDIAN ? '>' : '<'; }
-
-/* Whether a type has a byte order at all. */
-SPDL__PRIVATE bool spdl__npy_is_ordered(char kind, uint64_t itemsize) {
-    return kind == 'U' || (kind != 'S' && kind != 'V' && itemsize != 1);
-}
+#define SPDL__NPY_HOST_ORDER (SPDL__BIG_ENDIAN ? '>' : '<')
 
 /* A simple type, such as '<f4', '|S12' or '>M8[ns]'. */
 SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, spdl_npy_info *info) {
     const char *at, *end, *string;
-    const char host = spdl__npy_host_order();
-    char kind, order = host;
+    char kind, order = SPDL__NPY_HOST_ORDER;
     uint64_t number = 1;
     size_t bytes;
     bool known = true;
@@ -17889,8 +17782,8 @@ SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, spdl_npy_info *info) {
         return spdl__npy_fail(t, SPDL_E_UNSUPPORTED, "dtype '%.*s' is not known",
                               (int)(bytes < 40 ? bytes : 40), string);
     info->kind = kind;
-    info->byte_order = spdl__npy_is_ordered(kind, info->itemsize) ? order : '|';
-    t->foreign = t->foreign || (info->byte_order != '|' && order != host);
+    t->foreign = order != SPDL__NPY_HOST_ORDER && kind != 'S' && kind != 'V' &&
+                 (info->itemsize > 1 || kind == 'U');
     return true;
 }
 
@@ -17957,9 +17850,8 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
     first = t->at;
     if (spdl__npy_take(t, '[')) {
         if (!spdl__npy_structured(t, info)) return false;
-        info->structured = true;
         info->kind = 'V';
-        info->byte_order = '|';
+        t->foreign = false; /* its fields stay as they are, and descr says how */
         bytes = (size_t)(t->at - first);
     } else {
         if (!spdl__npy_simple(t, info)) return false;
@@ -17971,6 +17863,7 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
         while (bytes > 0 && ((unsigned char)first[bytes] & 0xc0) == 0x80) bytes--;
     }
     memcpy(info->descr, first, bytes); /* info was cleared */
+    if (t->foreign) info->descr[0] = SPDL__NPY_HOST_ORDER;
     return true;
 }
 
@@ -17994,7 +17887,6 @@ SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t
     const char *key;
     t->begin = t->at = (const char *)text;
     t->end = t->begin + bytes;
-    t->foreign = false;
     memset(info, 0, sizeof(*info));
     if (!spdl__npy_need(t, '{')) return false;
     while (!spdl__npy_take(t, '}')) {
@@ -18003,8 +17895,8 @@ SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t
         if (spdl__npy_is(key, bytes, "descr") && !have_descr) {
             good = have_descr = spdl__npy_descr(t, info);
         } else if (spdl__npy_is(key, bytes, "fortran_order") && !have_order) {
-            info->fortran_order = spdl__npy_word(t, "True");
-            good = have_order = info->fortran_order || spdl__npy_word(t, "False") ||
+            t->fortran = spdl__npy_word(t, "True");
+            good = have_order = t->fortran || spdl__npy_word(t, "False") ||
                                 spdl__npy_fail(t, SPDL_E_FORMAT,
                                                "fortran_order is neither True nor False");
         } else if (spdl__npy_is(key, bytes, "shape") && !have_shape) {
@@ -18026,28 +17918,19 @@ SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t
     return true;
 }
 
-/* Reverses the bytes of each of `count` numbers. */
-SPDL__PRIVATE void spdl__npy_swap_each(uint8_t *data, uint64_t count, size_t bytes) {
+/* Reverses the bytes of each number: characters have four bytes, complex numbers two parts. */
+SPDL__PRIVATE void spdl__npy_swap(uint8_t *data, uint64_t bytes, const spdl_npy_info *info) {
+    const size_t number = (size_t)info->itemsize / (info->kind == 'c' ? 2 : 1);
+    const size_t unit = info->kind == 'U' ? 4 : number;
+    uint8_t *const end = data + bytes, held;
     size_t i;
-    for (; count > 0; count--, data += bytes) {
-        for (i = 0; i < bytes / 2; i++) {
-            const uint8_t held = data[i];
-            data[i] = data[bytes - 1 - i];
-            data[bytes - 1 - i] = held;
+    for (; data < end; data += unit) {
+        for (i = 0; i < unit / 2; i++) {
+            held = data[i];
+            data[i] = data[unit - 1 - i];
+            data[unit - 1 - i] = held;
         }
     }
-}
-
-/* The same for a type: characters have four bytes, complex numbers two parts. */
-SPDL__PRIVATE void spdl__npy_swap(uint8_t *data, uint64_t bytes, const spdl_npy_info *info) {
-    const uint64_t unit = info->kind == 'U'   ? 4
-                          : info->kind == 'c' ? info->itemsize / 2
-                                              : info->itemsize;
-    if (bytes == 0) return;
-    if (unit == 2) spdl__npy_swap_each(data, bytes / 2, 2); /* constants help the compiler */
-    else if (unit == 4) spdl__npy_swap_each(data, bytes / 4, 4);
-    else if (unit == 8) spdl__npy_swap_each(data, bytes / 8, 8);
-    else spdl__npy_swap_each(data, bytes / unit, (size_t)unit);
 }
 
 /* Copies rows x columns elements so that rows become columns, in tiles that the cache holds. `from`
@@ -18056,21 +17939,15 @@ SPDL__PRIVATE void spdl__npy_turn(uint8_t *to, uint64_t to_row, const uint8_t *f
                                   uint64_t from_column, uint64_t rows, uint64_t columns,
                                   size_t bytes) {
     const uint64_t tile = 32;
-    const uint8_t *source;
-    uint64_t top, left, row, column, end;
-    uint8_t *at;
+    uint64_t top, left, row, column;
     for (top = 0; top < rows; top += tile) {
         for (left = 0; left < columns; left += tile) {
-            end = spdl__min(left + tile, columns);
             for (row = top; row < spdl__min(top + tile, rows); row++) {
-                at = to + (row * to_row + left) * bytes;
-                source = from + (left * from_column + row) * bytes;
-                for (column = left; column < end; column++) {
-                    if (bytes == 4) memcpy(at, source, 4); /* constants become single moves */
-                    else if (bytes == 8) memcpy(at, source, 8);
+                for (column = left; column < spdl__min(left + tile, columns); column++) {
+                    uint8_t *at = to + (row * to_row + column) * bytes;
+                    const uint8_t *source = from + (column * from_column + row) * bytes;
+                    if (bytes == 4) memcpy(at, source, 4); /* a constant becomes a single move */
                     else memcpy(at, source, bytes);
-                    at += bytes;
-                    source += from_column * bytes;
                 }
             }
         }
@@ -18105,17 +17982,16 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
 
 /* ============================================================================================= */
 /* >>npz-impl
-   Arrays out of archives. Between open and close three things change, each a word that is exchanged
-   as a whole, so the other calls may run on any threads at once: what is known of the CRCs, the
-   mapping that the first view makes, and the tables that the first to verify or inflate makes.
+   Arrays out of archives. Between open and close two things change, each a word that is exchanged
+   as a whole, so the other calls may run on any threads at once: the mapping that the first view
+   makes, and the tables that the first to verify or inflate makes.
    There is one way to read a member: spdl__npz_begin finds it and reads a stored one to its end; of
    a deflated one it prepares a run of the decoder, and after each run spdl__npz_ran takes the CRC
    and prepares the next, until it says that the member is over. The first run makes the header and
-   as much of the data as HEAD bytes hold, the next ones go straight to the caller's memory, and
-   what follows the array goes to a window. Between them the thread may run the decoder of another
-   member beside this one (>>many-impl).
+   as much of the data as HEAD bytes hold, the next ones go straight to the caller's memory. Between
+   them the thread may run the decoder of another member beside this one (>>load-impl).
    The reader lies on the stack of the call (about 17 KB); the call allocates for a larger deflated
-   member of a large file, a long header, or what follows an array. Sizes are proven plausible
+   member of a large file, a long header, or an array in Fortran order. Sizes are proven plausible
    first: a deflated member is at most 1032 times its bytes in the file, an array at most its
    member. */
 
@@ -18124,6 +18000,7 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
 #endif
 #define SPDL__NPZ_PIECE 131072 /* bytes whose CRC is taken while they are in the cache */
 #define SPDL__NPZ_WINDOW 2048  /* of a file, on the stack */
+#define SPDL__NPZ_INFO 73728   /* deflated bytes that hold the longest header */
 #ifndef SPDL__NPZ_HEAD
 #define SPDL__NPZ_HEAD 2048 /* the first run of a decoder; longer headers need other memory */
 #endif
@@ -18141,7 +18018,7 @@ struct spdl_npz {
     spdl__zip_member only; /* that member */
     uint32_t only_order;
     bool is_npy;
-    spdl_npz_desc desc; /* with its defaults; verify is NONE when there are no CRCs */
+    spdl_npz_desc desc; /* with its defaults */
     uint8_t *small;     /* the bytes of a small file */
 
     /* Any thread: set once, by cas, by the first call that needs it. */
@@ -18156,36 +18033,36 @@ typedef struct spdl__npz_reader {
     const spdl__npz_tables *tables; /* NULL until they are needed */
 
     /* Set when a member is found. */
-    spdl__zip_member *member;
+    const spdl__zip_member *member;
     bool stored;
     uint64_t payload; /* where its bytes begin */
 
-    /* The bytes of the file that are there. */
-    uint8_t *window; /* `local`, or allocated */
+    /* Bytes of a file: the window, or a block for what that cannot hold. */
+    uint8_t *window; /* `local`, or the caller's */
     size_t room, have;
-    size_t ahead; /* how much of a file to read at once, at least; `room` may be more */
+    size_t ahead; /* how much to read to it at once: little, before a member that is large */
     uint64_t window_at;
+    uint8_t *block;
+    size_t block_bytes;
 
     /* Set with the header. */
     spdl_npy_info *info; /* `own`, or the caller's */
     const uint8_t *head; /* what comes before the data: in memory, in the window, or inflated */
     size_t head_bytes;
     bool swap, turn; /* what is to be converted */
-    uint8_t *large;  /* what `small` cannot hold: a long header, or all, made by SPDL_INFLATE */
+    uint8_t *large;  /* a header that `small` cannot hold */
     size_t large_bytes;
 
     /* Of a read. */
-    bool keep; /* false: only the CRC is wanted */
     bool verify;
-    void *to; /* the caller's memory, of `to_bytes` */
+    bool roomy; /* the caller's memory may be written behind the array */
+    void *to;   /* the caller's memory, of `to_bytes` */
     size_t to_bytes;
-    uint8_t *held;    /* the data before they are turned */
-    uint8_t *data;    /* where the next bytes of the array go */
-    size_t want;      /* bytes of the array that have no place yet */
-    uint64_t left;    /* bytes of a deflated member that are not made yet */
-    uint8_t *piece;   /* what the decoder makes in this run; NULL: the header */
-    uint32_t crc;     /* of what is made */
-    uint8_t *trailer; /* room to inflate what follows the array */
+    uint8_t *held;  /* the data before they are turned */
+    uint8_t *data;  /* where the next bytes of the array go */
+    size_t want;    /* bytes of the array that have no place yet */
+    uint8_t *piece; /* what the decoder makes in this run; NULL: the header */
+    uint32_t crc;   /* of what is made */
 
     spdl_npy_info own;
     uint8_t small[SPDL__NPZ_HEAD + SPDL__INFLATE_FAST_OUT];
@@ -18211,47 +18088,46 @@ SPDL__PRIVATE bool spdl__npz_need_tables(spdl__npz_reader *r) {
     return true;
 }
 
-SPDL__PRIVATE void spdl__npz_free_window(spdl__npz_reader *r) {
-    if (r->window != r->local) spdl__free(&r->npz->zip.allocator, r->window, r->room);
-    r->window = r->local;
-    r->room = sizeof(r->local);
-    r->have = 0;
-}
-
 SPDL__PRIVATE bool spdl__npz_has(const spdl__npz_reader *r, uint64_t at, size_t bytes) {
     return at >= r->window_at && at - r->window_at <= r->have &&
            bytes <= r->have - (size_t)(at - r->window_at);
 }
 
-/* Where `bytes` bytes of the archive are: in its memory, or in the window. They are known to be in
-   the archive. NULL: they could not be read. */
-SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes) {
+/* Where `bytes` bytes of the archive are, which are known to be in it, and in *end what else can be
+   looked at. Of a file they are read to the window, if that has the room. NULL: it failed. */
+SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes,
+                                             const uint8_t **end) {
     const spdl__zip *zip = &r->npz->zip;
-    const size_t room = (size_t)spdl__max(bytes + SPDL__NPZ_AFTER, r->ahead);
-    if (zip->data != NULL) return zip->data + at;
-    if (!spdl__npz_has(r, at, bytes)) {
-        if (room > r->room) { /* a larger window; what was in it is lost */
-            uint8_t *made;
-            spdl__npz_free_window(r);
-            made = (uint8_t *)spdl__zip_alloc(&r->where, room, "its bytes in the file");
-            if (made == NULL) return NULL;
-            r->window = made;
-            r->room = room;
-        }
-        r->window_at = at;
-        r->have = spdl__zip_read(&r->where, r->window, (size_t)spdl__min(room, zip->size - at),
-                                 bytes, at);
-        if (r->have < bytes) return NULL;
+    const size_t most = (size_t)spdl__min(spdl__max(bytes + SPDL__NPZ_AFTER, r->ahead),
+                                          zip->size - at);
+    const uint8_t *from = zip->data;
+    if (from != NULL) {
+        *end = from + zip->size;
+        return from + at;
     }
-    return r->window + (size_t)(at - r->window_at);
+    if (most <= r->room) {
+        if (!spdl__npz_has(r, at, bytes)) {
+            r->window_at = at;
+            r->have = spdl__zip_read(&r->where, r->window, most, bytes, at);
+            if (r->have < bytes) return NULL;
+        }
+        *end = r->window + r->have;
+        return r->window + (size_t)(at - r->window_at);
+    }
+    spdl__free(&zip->allocator, r->block, r->block_bytes);
+    r->block_bytes = most;
+    r->block = (uint8_t *)spdl__zip_alloc(&r->where, most, "its bytes in the file");
+    if (r->block == NULL) return NULL;
+    *end = r->block + spdl__zip_read(&r->where, r->block, most, bytes, at);
+    return *end >= r->block + bytes ? r->block : NULL;
 }
 
 /* Copies bytes of the archive: few of them by way of the window, which looks ahead. */
 SPDL__PRIVATE bool spdl__npz_copy_out(spdl__npz_reader *r, uint64_t at, void *to, size_t bytes) {
-    const uint8_t *from;
+    const uint8_t *from, *end;
     if (r->npz->zip.data == NULL && bytes > r->ahead / 2 && !spdl__npz_has(r, at, bytes))
         return spdl__zip_read(&r->where, to, bytes, bytes, at) == bytes;
-    from = spdl__npz_fetch(r, at, bytes);
+    from = spdl__npz_fetch(r, at, bytes, &end);
     if (from != NULL) memcpy(to, from, bytes);
     return from != NULL;
 }
@@ -18267,24 +18143,64 @@ SPDL__PRIVATE bool spdl__npz_inflate_error(spdl__npz_reader *r, spdl__inflate_mo
         ended == SPDL__INFLATE_DONE ? "less" : "more", (spdl__llu)r->member->usize);
 }
 
-SPDL__PRIVATE void spdl__npz_end(spdl__npz_reader *r) {
-    const spdl_allocator *allocator = &r->npz->zip.allocator;
-    spdl__free(allocator, r->large, r->large_bytes);
-    if (r->held != NULL) spdl__free(allocator, r->held, (size_t)r->info->bytes);
-    spdl__free(allocator, r->trailer, (size_t)2 * SPDL__INFLATE_WINDOW);
-    r->large = r->held = r->trailer = NULL;
+/* Makes a reader that can be used for one member after the other. */
+SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *npz,
+                                         spdl_error *error) {
+    memset(r, 0, offsetof(spdl__npz_reader, own)); /* the rest is filled before it is used */
+    r->npz = (spdl_npz *)SPDL__UNCONST(npz); /* for what is made once */
+    r->where.zip = npz != NULL ? &npz->zip : NULL;
+    r->where.error = error;
+    r->info = &r->own;
+    r->window = r->local;
+    r->room = sizeof(r->local);
 }
 
-/* Lets inflate begin, with so many of the compressed bytes. */
-SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, size_t bytes) {
-    const uint8_t *in = spdl__npz_need_tables(r) ? spdl__npz_fetch(r, r->payload, bytes) : NULL;
-    const spdl__zip *zip = &r->npz->zip;
+/* Frees what was allocated for the last member. Returns what came of it. */
+SPDL__PRIVATE spdl_result spdl__npz_end(spdl__npz_reader *r) {
+    const spdl_allocator *allocator;
+    if (r->npz == NULL) return r->where.result;
+    allocator = &r->npz->zip.allocator;
+    spdl__free(allocator, r->block, r->block_bytes);
+    spdl__free(allocator, r->large, r->large_bytes);
+    if (r->held != NULL) spdl__free(allocator, r->held, (size_t)r->info->bytes);
+    r->block = r->large = r->held = NULL;
+    return r->where.result;
+}
+
+/* Finds a member, and where its bytes begin. */
+SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
+    const spdl_npz *npz = r->npz;
+    const spdl__zip_member *m;
+    const uint8_t *local, *end;
+    uint64_t bytes;
+    r->where.result = SPDL_OK;
+    if (npz == NULL) return spdl__zip_fail(&r->where, SPDL_E_INVALID, "npz is NULL");
+    r->where.member = NULL;
+    if (index >= npz->zip.count)
+        return spdl__zip_fail(&r->where, SPDL_E_NOT_FOUND, "no array %llu; there are %llu",
+                              (spdl__llu)index, (spdl__llu)npz->zip.count);
+    m = r->where.member = r->member = &npz->zip.members[index];
+    r->stored = m->method == SPDL__ZIP_STORED;
+    r->piece = NULL;
+    r->ahead = m->csize > r->room / 4 ? SPDL__NPZ_WINDOW : r->room;
+    if (npz->is_npy) return true;
+    if (!spdl__zip_check(&r->where)) return false;
+    bytes = spdl__min((uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes, m->limit - m->offset);
+    local = spdl__npz_fetch(r, m->offset, (size_t)bytes, &end);
+    return local != NULL && spdl__zip_check_local(&r->where, local, &r->payload);
+}
+
+/* Prepares the first run of the decoder, with so many of the compressed bytes. */
+SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) {
+    spdl__inflate *s = &r->inflate;
+    const uint8_t *end, *in = NULL;
+    if (spdl__npz_need_tables(r)) in = spdl__npz_fetch(r, r->payload, (size_t)bytes, &end);
     if (in == NULL) return false;
-    spdl__npz_end(r);
     r->head = r->small;
-    spdl__inflate_init(&r->inflate, &r->tables->fixed, in, bytes, r->small);
-    r->inflate.in_room = zip->data != NULL ? zip->data + zip->size : r->window + r->have;
-    r->inflate.slack = true;
+    spdl__inflate_init(s, &r->tables->fixed, in, (size_t)bytes, r->small);
+    s->in_room = end;
+    s->slack = true;
+    s->limit = r->small + spdl__min(r->member->usize, SPDL__NPZ_HEAD);
     return true;
 }
 
@@ -18292,12 +18208,13 @@ SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, size_t bytes) {
 SPDL__PRIVATE bool spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
     spdl__inflate *s = &r->inflate;
     spdl__inflate_mode ended;
+    const uint8_t *end;
     if (bytes > r->member->usize)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "no .npy array: %llu bytes, a header of %u",
                               (spdl__llu)r->member->usize, (unsigned)bytes);
     r->head_bytes = bytes;
     if (r->stored) {
-        r->head = spdl__npz_fetch(r, r->payload, bytes);
+        r->head = spdl__npz_fetch(r, r->payload, bytes, &end);
         return r->head != NULL;
     }
     if ((size_t)(s->out - s->base) >= bytes) return true;
@@ -18314,50 +18231,7 @@ SPDL__PRIVATE bool spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
            spdl__npz_inflate_error(r, ended);
 }
 
-/* Makes a reader that can be used for one member after the other. */
-SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *npz,
-                                         spdl_error *error) {
-    memset(r, 0, offsetof(spdl__npz_reader, own)); /* the rest is filled before it is used */
-    r->npz = (spdl_npz *)SPDL__UNCONST(npz); /* for what is made once */
-    r->where.zip = npz != NULL ? &npz->zip : NULL;
-    r->where.error = error;
-    r->info = &r->own;
-    r->window = r->local;
-    r->room = r->ahead = sizeof(r->local);
-}
-
-/* Returns what came of its last member. */
-SPDL__PRIVATE spdl_result spdl__npz_fini_reader(spdl__npz_reader *r) {
-    if (r->npz != NULL) {
-        spdl__npz_end(r);
-        spdl__npz_free_window(r);
-    }
-    return r->where.result;
-}
-
-/* Finds a member, and where its bytes begin. */
-SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
-    const spdl_npz *npz = r->npz;
-    const spdl__zip_member *m;
-    const uint8_t *local;
-    uint64_t bytes;
-    r->where.result = SPDL_OK;
-    if (npz == NULL) return spdl__zip_fail(&r->where, SPDL_E_INVALID, "npz is NULL");
-    spdl__npz_end(r);
-    r->where.member = NULL;
-    if (index >= npz->zip.count)
-        return spdl__zip_fail(&r->where, SPDL_E_NOT_FOUND, "no array %llu; there are %llu",
-                              (spdl__llu)index, (spdl__llu)npz->zip.count);
-    m = r->where.member = r->member = &npz->zip.members[index];
-    r->stored = m->method == SPDL__ZIP_STORED;
-    if (npz->is_npy) return true;
-    if (!spdl__zip_check(&r->where, npz->desc.max_ratio)) return false;
-    bytes = spdl__min((uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes, m->limit - m->offset);
-    local = spdl__npz_fetch(r, m->offset, (size_t)bytes);
-    return local != NULL && spdl__zip_check_local(&r->where, local, &r->payload);
-}
-
-/* Reads a member's header: then its data are known to fit, and info is as desc.convert makes it. */
+/* Reads a member's header: then its data are known to fit, and info is as they will be read. */
 SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
     const spdl_npz_desc *desc = &r->npz->desc;
     spdl_npy_info *info = r->info;
@@ -18376,15 +18250,12 @@ SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
     text = r->head[6] == 1 ? 10 : 12; /* where the dictionary begins */
     if (!spdl__npz_need_head(r, text)) return false;
     length = text == 10 ? spdl__le16(r->head + 8) : spdl__le32(r->head + 8);
-    if (length > desc->max_header_bytes)
-        return spdl__zip_fail(&r->where, SPDL_E_LIMIT,
-                              "a header of %lu bytes; max_header_bytes is %llu",
-                              (unsigned long)length, (spdl__llu)desc->max_header_bytes);
+    if (length > SPDL__NPY_HEAD_BYTES)
+        return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "a header of %lu bytes; %d at most",
+                              (unsigned long)length, SPDL__NPY_HEAD_BYTES);
     if (!spdl__npz_need_head(r, text + length)) return false;
     if (!spdl__npy_read(&t, r->head + text, length, info))
         return spdl__zip_fail(&r->where, t.result, "%s", t.reason);
-    info->version = r->head[6];
-    info->header_bytes = text + length;
     left = r->member->usize - r->head_bytes;
     if (info->bytes > left)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "the shape needs %llu bytes, but %llu "
@@ -18392,198 +18263,150 @@ SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
     if (info->bytes > desc->max_bytes)
         return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "%llu bytes, more than max_bytes, which is "
                               "%llu", (spdl__llu)info->bytes, (spdl__llu)desc->max_bytes);
-    r->swap = t.foreign && (desc->convert & SPDL_NPZ_NATIVE_BYTES) != 0;
-    r->turn = info->fortran_order && (desc->convert & SPDL_NPZ_C_ORDER) != 0;
-    if (r->swap && info->structured)
-        return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
-                              "structured, with fields in the other byte order, which "
-                              "SPDL_NPZ_NATIVE_BYTES cannot change");
-    if (r->swap) info->byte_order = spdl__npy_host_order();
-    if (r->turn) info->fortran_order = false;
-    r->turn = r->turn && info->ndim > 1;
+    info->stored = r->stored;
+    r->swap = t.foreign;
+    r->turn = t.fortran && info->ndim > 1;
+    r->verify = !desc->no_crc && !r->npz->is_npy;
     return true;
 }
 
-/* Finds a member and reads its header, and no more. Of a deflated one in a file only some bytes are
-   read; a header that is not whole then is tried again with more of them. */
+/* After the first run of the decoder: reads the header. A run that went wrong may have gone on with
+   what follows its input; then it is done again, and stops before that. */
+SPDL__PRIVATE bool spdl__npz_inflated_head(spdl__npz_reader *r, spdl__inflate_mode ended) {
+    spdl__inflate *s = &r->inflate;
+    const uint8_t *const in = s->in_begin;
+    uint8_t *const limit = s->limit;
+    if (ended == SPDL__INFLATE_FAILED || s->out != limit) {
+        spdl__inflate_init(s, s->fixed, in, (size_t)(s->in_end - in), r->small);
+        (void)spdl__inflate_run(s, limit);
+    }
+    return spdl__npz_parse(r);
+}
+
+/* Finds a member and reads its header, and no more. */
 SPDL__PRIVATE bool spdl__npz_start(spdl__npz_reader *r, size_t index) {
-    spdl_error *const error = r->where.error;
-    spdl_error why;
-    size_t bytes = SPDL__NPZ_WINDOW / 2;
-    bool good;
+    uint64_t bytes;
     if (!spdl__npz_locate(r, index)) return false;
     if (r->stored) return spdl__npz_parse(r);
-    r->where.error = &why;
-    for (;; bytes *= 64) {
-        if (r->npz->zip.data != NULL || bytes > r->member->csize) bytes = (size_t)r->member->csize;
-        good = spdl__npz_start_inflate(r, bytes) && spdl__npz_parse(r);
-        if (good || r->where.result != SPDL_E_FORMAT || bytes == r->member->csize) break;
-    }
-    r->where.error = error;
-    if (good) r->where.result = SPDL_OK;
-    else if (error != NULL) *error = why;
-    return good;
+    bytes = r->member->csize;
+    if (r->npz->zip.data == NULL) bytes = spdl__min(bytes, SPDL__NPZ_INFO);
+    if (!spdl__npz_start_inflate(r, bytes)) return false;
+    return spdl__npz_inflated_head(r, spdl__inflate_run(&r->inflate, r->inflate.limit));
 }
 
-/* Compares a CRC with the directory's, and remembers what came of it. */
-SPDL__PRIVATE bool spdl__npz_check_crc(spdl__npz_reader *r, uint32_t crc) {
-    const bool good = crc == r->member->crc;
-    spdl__store_relaxed32(&r->member->state,
-                          (uint32_t)(good ? SPDL_NPZ_CRC_GOOD : SPDL_NPZ_CRC_BAD));
-    return good || spdl__zip_fail(&r->where, SPDL_E_CHECKSUM,
-                                  "CRC-32 is %08lx, the directory says %08lx",
-                                  (unsigned long)crc, (unsigned long)r->member->crc);
+/* The array is there as a whole: compares its CRC, and gives its bytes the order that is wanted. */
+SPDL__PRIVATE bool spdl__npz_complete(spdl__npz_reader *r) {
+    if (r->verify && r->crc != r->member->crc)
+        return spdl__zip_fail(&r->where, SPDL_E_CHECKSUM,
+                              "CRC-32 is %08lx, the directory says %08lx",
+                              (unsigned long)r->crc, (unsigned long)r->member->crc);
+    if (r->held != NULL) spdl__npy_to_c_order((uint8_t *)r->to, r->held, r->info);
+    if (r->swap && r->info->bytes > 0) spdl__npy_swap((uint8_t *)r->to, r->info->bytes, r->info);
+    return true;
 }
 
-/* Reads a stored member whose header is there: the data to memory, the rest only for its CRC. */
+/* Reads the data of a stored member whose header is there. */
 SPDL__PRIVATE bool spdl__npz_read_stored(spdl__npz_reader *r) {
-    const uint64_t end = r->payload + r->member->usize;
     uint64_t at = r->payload + r->head_bytes;
-    const uint8_t *from;
+    const uint8_t *from, *end;
     size_t piece;
-    uint32_t crc;
-    if (!r->verify) return r->want == 0 || spdl__npz_copy_out(r, at, r->data, r->want);
-    if (!spdl__npz_need_tables(r)) return false;
-    crc = spdl__crc_add(&r->tables->crc, 0, r->head, r->head_bytes);
-    for (; at < end; at += piece) {
-        piece = (size_t)spdl__min(r->want > 0 ? r->want : end - at, SPDL__NPZ_PIECE);
-        if (r->want == 0) {
-            from = spdl__npz_fetch(r, at, piece);
-            if (from == NULL) return false;
-        } else {
-            if (!spdl__npz_copy_out(r, at, r->data, piece)) return false;
-            from = r->data;
-            r->data += piece;
-            r->want -= piece;
-        }
-        crc = spdl__crc_add(&r->tables->crc, crc, from, piece);
+    if (r->verify) r->crc = spdl__crc_add(&r->tables->crc, 0, r->head, r->head_bytes);
+    for (; r->want > 0; r->want -= piece, r->data += piece, at += piece) {
+        piece = r->verify ? (size_t)spdl__min(r->want, SPDL__NPZ_PIECE) : r->want;
+        if (!spdl__npz_copy_out(r, at, r->data, piece)) return false;
+        if (r->verify) r->crc = spdl__crc_add(&r->tables->crc, r->crc, r->data, piece);
     }
-    return spdl__npz_check_crc(r, crc);
+    for (; r->verify && at < r->payload + r->member->usize; at += piece) { /* after the array */
+        piece = (size_t)spdl__min(r->payload + r->member->usize - at, SPDL__NPZ_PIECE);
+        from = spdl__npz_fetch(r, at, piece, &end);
+        if (from == NULL) return false;
+        r->crc = spdl__crc_add(&r->tables->crc, r->crc, from, piece);
+    }
+    return spdl__npz_complete(r);
+}
+
+/* Reads the data of a deflated member where bytes follow the array: they, too, make the CRC. */
+SPDL__PRIVATE bool spdl__npz_read_whole(spdl__npz_reader *r) {
+    const size_t usize = (size_t)r->member->usize;
+    const uint8_t *const in = r->inflate.in_begin;
+    spdl__inflate_mode ended;
+    uint8_t *whole;
+    bool whole_there;
+    if (usize - r->head_bytes - r->info->bytes > r->npz->desc.max_bytes)
+        return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "more than max_bytes follow the array");
+    whole = (uint8_t *)spdl__zip_alloc(&r->where, r->member->usize, "what follows the array");
+    if (whole == NULL) return false;
+    spdl__inflate_init(&r->inflate, r->inflate.fixed, in, (size_t)(r->inflate.in_end - in), whole);
+    ended = spdl__inflate_run(&r->inflate, whole + usize);
+    if (ended == SPDL__INFLATE_FULL) ended = spdl__inflate_run(&r->inflate, whole + usize);
+    whole_there = ended == SPDL__INFLATE_DONE && r->inflate.out == whole + usize;
+    if (r->want > 0) memcpy(r->data, whole + r->head_bytes, r->want);
+    r->crc = spdl__crc_add(&r->tables->crc, 0, whole, usize);
+    spdl__free(&r->npz->zip.allocator, whole, usize);
+    return whole_there ? spdl__npz_complete(r) : spdl__npz_inflate_error(r, ended);
 }
 
 /* The header is read: whether the array fits the memory it is to be read to, and where its bytes go
-   first. max_bytes bounds what is inflated after an array, too. */
+   first. */
 SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
-    const spdl__llu bytes = r->info->bytes, after = r->member->usize - r->head_bytes - bytes;
-    const spdl__llu most = r->npz->desc.max_bytes, room = r->to_bytes;
-    if (r->keep && bytes > room)
+    const spdl__llu bytes = r->info->bytes, room = r->to_bytes;
+    if (bytes > room)
         return spdl__zip_fail(&r->where, SPDL_E_INVALID,
                               "the array has %llu bytes, the memory for it %llu", bytes, room);
-    if (r->keep && r->to == NULL && bytes > 0)
+    if (r->to == NULL && bytes > 0)
         return spdl__zip_fail(&r->where, SPDL_E_INVALID, "the memory for it is NULL");
-    if (!r->stored && after > most)
-        return spdl__zip_fail(&r->where, SPDL_E_LIMIT,
-                              "%llu bytes follow the array, max_bytes is %llu", after, most);
+    if (r->verify && !spdl__npz_need_tables(r)) return false;
     r->data = (uint8_t *)r->to;
-    r->want = r->keep ? (size_t)bytes : 0;
-    if (!r->turn || r->want == 0) return true;
+    r->want = (size_t)bytes;
+    if (!r->turn || bytes == 0) return true;
     r->data = r->held = (uint8_t *)spdl__zip_alloc(&r->where, bytes, "changing its order");
     return r->held != NULL;
 }
 
-/* The array is there: its bytes get the order that is wanted. */
-SPDL__PRIVATE void spdl__npz_convert(const spdl__npz_reader *r) {
-    if (!r->keep) return;
-    if (r->held != NULL) spdl__npy_to_c_order((uint8_t *)r->to, r->held, r->info);
-    if (r->swap) spdl__npy_swap((uint8_t *)r->to, r->info->bytes, r->info);
-}
-
-#ifdef SPDL_INFLATE
-/* Has all of the member made by the other decoder; what that refuses is left to the one here. */
-SPDL__PRIVATE bool spdl__npz_inflate_all(spdl__npz_reader *r) {
-    const size_t usize = (size_t)r->member->usize;
-    uint8_t *all = (uint8_t *)spdl__zip_alloc(&r->where, r->member->usize, "inflating it");
-    if (all == NULL) return false;
-    if (!SPDL_INFLATE(all, usize, r->inflate.in_begin, (size_t)r->member->csize)) {
-        spdl__free(&r->npz->zip.allocator, all, usize);
-        return true;
-    }
-    spdl__free(&r->npz->zip.allocator, r->large, r->large_bytes);
-    r->large = all;
-    r->large_bytes = usize;
-    r->head = r->inflate.base = all;
-    r->inflate.out = all + usize;
-    r->inflate.mode = SPDL__INFLATE_DONE;
-    return true;
-}
-#endif
-
-/* The first run is over: reads the header, copies the data that were made with it, and directs the
-   decoder to the caller's memory for the others. */
-SPDL__PRIVATE bool spdl__npz_open_data(spdl__npz_reader *r) {
+/* Takes what the first run made of the data, and directs the decoder to the caller's memory. */
+SPDL__PRIVATE void spdl__npz_open_data(spdl__npz_reader *r) {
     spdl__inflate *s = &r->inflate;
-    size_t have;
-    if (!spdl__npz_parse(r) || !spdl__npz_aim(r)) return false;
-#ifdef SPDL_INFLATE
-    if (!spdl__npz_inflate_all(r)) return false;
-#endif
-    have = (size_t)(s->out - s->base);
+    size_t have = (size_t)(s->out - s->base);
     if (r->verify) r->crc = spdl__crc_add(&r->tables->crc, 0, r->head, have);
-    r->left = r->member->usize - have;
     have = (size_t)spdl__min(have - r->head_bytes, r->want);
     if (have > 0) memcpy(r->data, r->head + r->head_bytes, have);
     r->want -= have;
     r->piece = s->out;
-    if (r->want == 0) return true;
+    if (r->want == 0) return;
     s->before = r->head;
     s->before_bytes = r->head_bytes;
     s->base = r->data;
     s->out = r->piece = r->data + have;
-    s->slack = false;
-    return true;
-}
-
-/* Directs the decoder to the window for what follows the array, of which only the CRC and the end
-   are wanted. In front of it lies what a match may reach back to. */
-SPDL__PRIVATE bool spdl__npz_next_trailer(spdl__npz_reader *r) {
-    const size_t window = SPDL__INFLATE_WINDOW;
-    spdl__inflate *s = &r->inflate;
-    const size_t here = (size_t)spdl__min((uint64_t)(s->out - s->base), window);
-    const size_t earlier = (size_t)spdl__min(s->before_bytes, window - here);
-    uint8_t *to;
-    if (r->trailer == NULL)
-        r->trailer = (uint8_t *)spdl__zip_alloc(&r->where, 2 * window, "what follows the array");
-    if (r->trailer == NULL) return false;
-    to = r->trailer + window - here;
-    memmove(to, s->out - here, here);
-    if (earlier > 0) memcpy(to - earlier, s->before + s->before_bytes - earlier, earlier);
-    s->before_bytes = 0;
-    s->base = to - earlier;
-    s->out = r->trailer + window;
-    s->slack = false;
-    return true;
 }
 
 /* After a run of the decoder. True: it is to run again, to its limit; or the member is over. */
 SPDL__PRIVATE bool spdl__npz_ran(spdl__npz_reader *r, spdl__inflate_mode ended) {
     spdl__inflate *s = &r->inflate;
-    const bool bad = ended == SPDL__INFLATE_FAILED || s->out != s->limit;
     size_t bytes;
     if (r->piece == NULL) {
-        /* what the header says comes first, and it may have run on after its input */
-        if (bad && !spdl__npz_start_inflate(r, (size_t)r->member->csize)) return false;
-        if (!spdl__npz_open_data(r)) return false;
-    } else if (bad) {
+        if (!spdl__npz_inflated_head(r, ended) || !spdl__npz_aim(r)) return false;
+        if (r->verify && r->member->usize > r->head_bytes + r->info->bytes)
+            return spdl__npz_read_whole(r) && false;
+        spdl__npz_open_data(r);
+    } else if (ended == SPDL__INFLATE_FAILED || s->out != s->limit) {
         return spdl__npz_inflate_error(r, ended);
-    } else {
+    } else if (r->verify) {
         bytes = (size_t)(s->out - r->piece);
-        if (r->verify) r->crc = spdl__crc_add(&r->tables->crc, r->crc, r->piece, bytes);
-        r->left -= bytes;
+        r->crc = spdl__crc_add(&r->tables->crc, r->crc, r->piece, bytes);
     }
-    if (r->left > 0) {
+    if (r->want > 0) {
         bytes = (size_t)spdl__min(r->want, SPDL__NPZ_PIECE);
         r->want -= bytes;
-        if (bytes == 0) {
-            if (!spdl__npz_next_trailer(r)) return false;
-            bytes = (size_t)spdl__min(r->left, SPDL__INFLATE_WINDOW);
-        }
         r->piece = s->out;
         s->limit = s->out + bytes;
+        s->slack = r->want >= SPDL__INFLATE_FAST_OUT || (r->roomy && !r->turn);
         return true;
     }
-    ended = spdl__inflate_run(s, s->out); /* the stream ends where its last byte of output was */
-    if (ended != SPDL__INFLATE_DONE) return spdl__npz_inflate_error(r, ended);
-    if (!r->verify || spdl__npz_check_crc(r, r->crc)) spdl__npz_convert(r);
+    if (r->member->usize == r->head_bytes + r->info->bytes) {
+        ended = spdl__inflate_run(s, s->out); /* the stream ends with the array */
+        if (ended != SPDL__INFLATE_DONE) return spdl__npz_inflate_error(r, ended);
+    }
+    (void)spdl__npz_complete(r);
     return false;
 }
 
@@ -18593,56 +18416,31 @@ SPDL__PRIVATE bool spdl__npz_begin(spdl__npz_reader *r, size_t index, void *to, 
     if (!spdl__npz_locate(r, index)) return false;
     r->to = to;
     r->to_bytes = to_bytes;
-    r->piece = NULL;
-    r->verify = !r->keep ? !r->npz->is_npy : r->npz->desc.verify != SPDL_NPZ_VERIFY_NONE;
-    if (r->stored) {
-        if (spdl__npz_parse(r) && spdl__npz_aim(r) && spdl__npz_read_stored(r))
-            spdl__npz_convert(r);
-        return false;
-    }
-    if (!spdl__npz_start_inflate(r, (size_t)r->member->csize)) return false;
-#ifndef SPDL_INFLATE
-    r->inflate.limit = r->small + spdl__min(r->member->usize, SPDL__NPZ_HEAD);
-#endif
-    return true;
-}
-
-/* Reads a member to its end if there is more; then there is not. */
-SPDL__PRIVATE bool spdl__npz_finish(spdl__npz_reader *r, bool more) {
-    while (more) more = spdl__npz_ran(r, spdl__inflate_run(&r->inflate, r->inflate.limit));
-    return more;
+    if (!r->stored) return spdl__npz_start_inflate(r, r->member->csize);
+    if (spdl__npz_parse(r) && spdl__npz_aim(r)) (void)spdl__npz_read_stored(r);
+    return false;
 }
 
 /* Makes a .npy file look like an archive of one stored member; all else of that is zero. */
 SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
     npz->only.key = (const uint8_t *)"arr_0.npy";
     npz->only.key_bytes = 9;
-    npz->only.name = "arr_0";
+    npz->only.name = (char *)SPDL__UNCONST("arr_0");
     npz->only.limit = npz->only.csize = npz->only.usize = npz->zip.size;
     npz->zip.members = &npz->only;
     npz->zip.by_name = &npz->only_order;
     npz->zip.count = 1;
     npz->is_npy = true;
-    npz->desc.verify = SPDL_NPZ_VERIFY_NONE;
-}
-
-/* The desc that was given, or none, with its defaults. */
-SPDL__PRIVATE spdl_npz_desc spdl__npz_defaults(const spdl_npz_desc *desc) {
-    spdl_npz_desc full;
-    memset(&full, 0, sizeof(full));
-    if (desc != NULL) full = *desc;
-    if (full.max_bytes == 0) full.max_bytes = (uint64_t)1 << 40;
-    if (full.max_members == 0) full.max_members = (uint64_t)1 << 20;
-    if (full.max_header_bytes == 0) full.max_header_bytes = SPDL__NPY_HEAD_BYTES;
-    if (full.max_ratio == 0) full.max_ratio = 1032;
-    return full;
 }
 
 /* Makes an archive that has no bytes yet, if there is all that its open function needs. */
 SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, bool there, const char *name,
                                          const char *function, const spdl_npz_desc *desc) {
-    const spdl_npz_desc full = spdl__npz_defaults(desc);
+    spdl_npz_desc full;
     spdl_npz *made;
+    memset(&full, 0, sizeof(full));
+    if (desc != NULL) full = *desc;
+    if (full.max_bytes == 0) full.max_bytes = (uint64_t)1 << 40;
     if (npz != NULL) *npz = NULL;
     if (npz == NULL || !there)
         return spdl__error_set(full.error, SPDL_E_INVALID, "%s: an argument is NULL", function);
@@ -18673,8 +18471,7 @@ SPDL__PRIVATE bool spdl__npz_read_start(spdl_npz *npz, spdl__zip_where *where) {
     }
     if (zip->data != NULL) memcpy(magic, zip->data, first);
     else if (spdl__zip_read(where, magic, first, first, 0) < first) return false;
-    if (memcmp(magic, "\x93NUMPY", 6) != 0)
-        return spdl__zip_open(zip, npz->desc.max_members, where);
+    if (memcmp(magic, "\x93NUMPY", 6) != 0) return spdl__zip_open(zip, where);
     spdl__npz_open_npy(npz);
     return true;
 }
@@ -18695,14 +18492,6 @@ SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
     spdl__zip *zip = result == SPDL_OK ? &(*npz)->zip : NULL;
     if (zip == NULL) return result;
     return spdl__npz_opened(npz, spdl__os_file_open(&zip->file, path, SPDL__OS_READ, &zip->size));
-}
-
-SPDL_API spdl_result spdl_npz_open_fd(spdl_npz **npz, int fd, const char *name,
-                                      const spdl_npz_desc *desc) {
-    spdl_result result =
-        spdl__npz_make(npz, true, name != NULL ? name : "file", "spdl_npz_open_fd", desc);
-    if (result != SPDL_OK) return result;
-    return spdl__npz_opened(npz, spdl__os_file_duplicate(&(*npz)->zip.file, fd, &(*npz)->zip.size));
 }
 
 SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size_t bytes,
@@ -18734,28 +18523,14 @@ SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index) {
     return index < spdl_npz_count(npz) ? npz->zip.members[index].name : NULL;
 }
 
-/* A name that fits as it is comes before one that lacks its ".npy". */
 SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t *index) {
-    size_t place;
+    size_t place, bytes = name != NULL ? strlen(name) : 0;
     if (npz == NULL || name == NULL) return SPDL_E_NOT_FOUND;
-    if (!spdl__zip_find(&npz->zip, name, "", &place) &&
-        !spdl__zip_find(&npz->zip, name, ".npy", &place))
+    if (!spdl__zip_find_name(&npz->zip, name, bytes, &place) &&
+        !(spdl__zip_ends_npy((const uint8_t *)name, bytes) &&
+          spdl__zip_find_name(&npz->zip, name, bytes - 4, &place)))
         return SPDL_E_NOT_FOUND;
     if (index != NULL) *index = npz->zip.by_name[place];
-    return SPDL_OK;
-}
-
-SPDL_API spdl_result spdl_npz_stat(const spdl_npz *npz, size_t index, spdl_npz_member *member) {
-    const spdl__zip_member *from;
-    if (member == NULL || index >= spdl_npz_count(npz)) return SPDL_E_NOT_FOUND;
-    from = &npz->zip.members[index];
-    member->stored = from->method == SPDL__ZIP_STORED;
-    member->bytes = from->usize;
-    member->file_bytes = from->csize;
-    member->file_offset = from->offset;
-    member->crc = from->crc;
-    member->crc_state = (spdl_npz_crc)spdl__load_relaxed32(&from->state);
-    member->duplicates = from->hidden;
     return SPDL_OK;
 }
 
@@ -18766,26 +18541,17 @@ SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_i
     spdl__npz_init_reader(&r, npz, error);
     r.info = info;
     (void)spdl__npz_start(&r, index);
-    return spdl__npz_fini_reader(&r);
-}
-
-/* Reads a member to its end: to memory, or to verify it alone. */
-SPDL__PRIVATE spdl_result spdl__npz_read(const spdl_npz *npz, size_t index, bool keep, void *data,
-                                         size_t bytes, spdl_error *error) {
-    spdl__npz_reader r;
-    spdl__npz_init_reader(&r, npz, error);
-    r.keep = keep;
-    (void)spdl__npz_finish(&r, spdl__npz_begin(&r, index, data, bytes));
-    return spdl__npz_fini_reader(&r);
+    return spdl__npz_end(&r);
 }
 
 SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data, size_t bytes,
                                    spdl_error *error) {
-    return spdl__npz_read(npz, index, true, data, bytes, error);
-}
-
-SPDL_API spdl_result spdl_npz_check(const spdl_npz *npz, size_t index, spdl_error *error) {
-    return spdl__npz_read(npz, index, false, NULL, 0, error);
+    spdl__npz_reader r;
+    bool more;
+    spdl__npz_init_reader(&r, npz, error);
+    more = spdl__npz_begin(&r, index, data, bytes);
+    while (more) more = spdl__npz_ran(&r, spdl__inflate_run(&r.inflate, r.inflate.limit));
+    return spdl__npz_end(&r);
 }
 
 SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint64_t first,
@@ -18794,13 +18560,13 @@ SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint6
     spdl__llu rows, row, wanted;
     spdl__npz_reader r;
     spdl__npz_init_reader(&r, npz, error);
-    if (!spdl__npz_start(&r, index)) return spdl__npz_fini_reader(&r);
+    if (!spdl__npz_start(&r, index)) return spdl__npz_end(&r);
     rows = r.own.ndim > 0 ? r.own.shape[0] : 0;
     row = rows > 0 ? r.own.bytes / rows : 0;
     wanted = row * count;
     if (!r.stored)
         spdl__zip_fail(&r.where, SPDL_E_UNSUPPORTED, "deflated: it has no rows to pick");
-    else if ((r.own.fortran_order || r.turn) && r.own.ndim > 1)
+    else if (r.turn)
         spdl__zip_fail(&r.where, SPDL_E_UNSUPPORTED, "in Fortran order: its rows are not together");
     else if (r.own.ndim == 0 || first > rows || count > rows - first)
         spdl__zip_fail(&r.where, SPDL_E_INVALID, "no %llu rows from row %llu; it has %llu",
@@ -18812,7 +18578,7 @@ SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint6
     else if (wanted > 0 && spdl__npz_copy_out(&r, r.payload + r.head_bytes + first * row,
                                               data, (size_t)wanted) && r.swap)
         spdl__npy_swap((uint8_t *)data, wanted, r.info);
-    return spdl__npz_fini_reader(&r);
+    return spdl__npz_end(&r);
 }
 
 /* Where the data of a member lie: of a large file in its mapping, which the first call makes. */
@@ -18825,11 +18591,9 @@ SPDL__PRIVATE bool spdl__npz_find_data(spdl__npz_reader *r, const uint8_t **data
                               "deflated: it has no bytes to look at; read it");
     if (r->swap || r->turn)
         return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
-                              "not in the order that convert asks for; read it");
-    r->verify = npz->desc.verify == SPDL_NPZ_VERIFY_ALL;
-    if (!spdl__npz_read_stored(r)) return false;
+                              "in Fortran order or another byte order in the file; read it");
     if (base == NULL && mapping == 0) {
-        base = spdl__os_file_map(npz->zip.file, npz->zip.size);
+        base = spdl__os_file_map(npz->zip.file, npz->zip.size, false);
         if (base == NULL)
             return spdl__zip_fail(&r->where, SPDL_E_IO, "the file cannot be mapped");
         if (!spdl__cas(&npz->mapping, &mapping, (uint64_t)(uintptr_t)base)) {
@@ -18852,304 +18616,289 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
         *data = found;
         if (aligned != NULL) *aligned = ((uintptr_t)found & 63) == 0;
     }
-    return spdl__npz_fini_reader(&r);
-}
-
-SPDL_API spdl_result spdl_npy_parse(const void *data, size_t bytes, spdl_npy_info *info,
-                                    spdl_error *error) {
-    spdl__npz_reader r; /* only what a stored member in memory needs */
-    spdl_npz npz;
-    if (data == NULL || info == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npy_parse: an argument is NULL");
-    memset(&npz, 0, sizeof(npz));
-    npz.zip.data = (const uint8_t *)data;
-    npz.zip.size = bytes;
-    memcpy(npz.zip.label, "memory", 7);
-    npz.desc = spdl__npz_defaults(NULL);
-    npz.desc.max_bytes = UINT64_MAX;
-    spdl__npz_open_npy(&npz);
-    spdl__npz_init_reader(&r, &npz, error);
-    r.info = info;
-    (void)spdl__npz_start(&r, 0);
-    return r.where.result;
+    return spdl__npz_end(&r);
 }
 
 /* ============================================================================================= */
-/* >>many-impl
-   Many arrays at once, and whole files. The requests are handed out in groups, by one counter; the
-   caller takes its share, so that it works without a pool, and on a worker of the pool itself. What
-   the threads share is freed by the last of them: a job that gets its turn when all is done finds
-   nothing to take, and must not look at requests or archive, which may be gone. */
+/* >>load-impl
+   Whole files, all arrays in one block. Each array has the room of its member, header included, so
+   that the headers are read once, with the data. The decoders of two deflated members run side by
+   side on the calling thread; that is faster where codes are the work, not copies of matches. */
 
-#define SPDL__MANY_AHEAD 262144 /* bytes that are read from a file at once */
-#define SPDL__MANY_GROUPS 16    /* for each thread */
+#define SPDL__LOAD_AHEAD 262144  /* bytes that are read from a file at once */
+#define SPDL__LOAD_FEW 16        /* arrays that are read without that */
+#define SPDL__LOAD_LEND 65536    /* bytes of an array that may be lent */
+#define SPDL__LOAD_HUGE 4194304  /* bytes from which huge pages are asked for */
 
-typedef struct spdl__npz_many {
-    /* Set by the caller, before any other thread sees it. */
-    const spdl_npz *npz;
-    spdl_npz_request *requests; /* each is written by the thread that took it */
-    size_t count, group;
-    spdl_allocator allocator;
-    spdl__os_event done;
-
-    /* All threads. */
-    uint64_t next;  /* the first request that is not taken */
-    uint64_t left;  /* not read yet, or by a thread that is still in the archive */
-    uint64_t users; /* threads that may look at this: the last one frees it */
-
-    /* A thread whose request failed, while it holds the lock. */
-    uint32_t locked;
-    size_t failed; /* the first request that did, and why */
-    spdl_error error;
-} spdl__npz_many;
-
-/* One of the members that a thread reads side by side. */
-typedef struct spdl__many_lane {
+/* One of the members that are read side by side. */
+typedef struct spdl__load_lane {
     bool busy;
-    size_t which; /* request */
+    size_t which; /* array */
     spdl_error error;
     spdl__npz_reader r;
-} spdl__many_lane;
+} spdl__load_lane;
 
-/* What a thread does: the requests it has taken but not begun, and its lanes. */
-typedef struct spdl__many_share {
-    spdl__npz_many *many;
-    size_t first, end;
-    size_t done;
-    spdl__many_lane lane[SPDL__INFLATE_LANES];
-} spdl__many_share;
+typedef struct spdl__loading {
+    spdl_npz *npz;
+    spdl_npz_bundle *bundle;
+    spdl__zip_where where;
+    size_t next;            /* the first array that is not begun */
+    size_t failed;          /* the first that failed, or count */
+    const uint8_t *mapping; /* with no_crc: the file; or NULL */
+    uint8_t *windows;       /* of the lanes; NULL: the bytes are in memory */
+    spdl__load_lane lane[SPDL__INFLATE_LANES];
+} spdl__loading;
 
-SPDL__PRIVATE bool spdl__many_take(spdl__many_share *share) {
-    spdl__npz_many *many = share->many;
-    const uint64_t next = spdl__add(&many->next, many->group);
-    if (next >= many->count) return false;
-    share->first = (size_t)next;
-    share->end = (size_t)spdl__min(next + many->group, many->count);
+SPDL__PRIVATE bool spdl__load_too_large(spdl__loading *load) {
+    return spdl__zip_fail(&load->where, SPDL_E_LIMIT,
+                          "its arrays are larger than max_bytes, which is %llu",
+                          (spdl__llu)load->npz->desc.max_bytes);
+}
+
+/* Smaller ones are copied sooner than looked for. */
+SPDL__PRIVATE bool spdl__load_may_lend(const spdl__zip_member *member) {
+    return member->method == SPDL__ZIP_STORED && member->usize >= SPDL__LOAD_LEND;
+}
+
+/* Where a stored array need not be copied: its data, in the mapping. */
+SPDL__PRIVATE bool spdl__load_lend(spdl__loading *load, size_t index, spdl_npz_array *array) {
+    spdl__npz_reader *r = &load->lane[0].r;
+    const uint8_t *data;
+    if (load->mapping == NULL || !spdl__load_may_lend(&load->npz->zip.members[index])) return false;
+    r->info = &array->info;
+    if (!spdl__npz_start(r, index) || r->swap || r->turn) return false;
+    data = load->mapping + r->payload + r->head_bytes;
+    array->data = SPDL__UNCONST(data);
+    return ((uintptr_t)data & 63) == 0;
+}
+
+/* Bytes for the data: of all members that are not lent, each at a multiple of 64. */
+SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load, uint64_t *names, uint64_t *data) {
+    const spdl_npz *npz = load->npz;
+    const uint64_t heads = npz->zip.count * (uint64_t)SPDL__NPY_HEAD_BYTES * 2;
+    spdl_npz_array one;
+    size_t i;
+    for (i = 0; i < npz->zip.count; i++) {
+        const spdl__zip_member *m = load->where.member = &npz->zip.members[i];
+        *names += strlen(m->name) + 1;
+        if (!npz->is_npy && !spdl__zip_check(&load->where)) return false;
+        if (m->usize > SIZE_MAX / 4 - *data) break;
+        if (!spdl__load_lend(load, i, &one)) *data += (m->usize + 63) & ~(uint64_t)63;
+    }
+    load->where.member = NULL;
+    return (i == npz->zip.count && *data <= npz->desc.max_bytes + heads) ||
+           spdl__load_too_large(load);
+}
+
+/* Makes the bundle, with names and the places of the data. */
+SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
+    const spdl__zip *zip = &load->npz->zip;
+    uint64_t names = 0, data = 0, bytes;
+    spdl_npz_bundle *made;
+    char *name, *at;
+    size_t i;
+    if (!spdl__load_measure(load, &names, &data)) return false;
+    bytes = (sizeof(*made) + zip->count * sizeof(*made->arrays) + names + 63) & ~(uint64_t)63;
+    made = (spdl_npz_bundle *)spdl__zip_alloc(&load->where, bytes + data, "its arrays");
+    if (made == NULL) return false;
+    load->bundle = made;
+    if (bytes + data >= SPDL__LOAD_HUGE && zip->allocator.alloc_fn == NULL)
+        spdl__os_huge_pages(made, (size_t)(bytes + data));
+    memset(made, 0, (size_t)bytes);
+    made->arrays = (spdl_npz_array *)(void *)(made + 1);
+    made->count = load->failed = zip->count;
+    made->bytes = (size_t)(bytes + data);
+    made->allocator = zip->allocator;
+    name = (char *)(made->arrays + zip->count);
+    at = (char *)made + bytes;
+    for (i = 0; i < zip->count; i++, name += strlen(name) + 1) {
+        memcpy(name, zip->members[i].name, strlen(zip->members[i].name) + 1);
+        made->arrays[i].name = name;
+        if (spdl__load_lend(load, i, &made->arrays[i])) {
+            made->mapping = load->mapping;
+            made->mapped = zip->size;
+        } else {
+            memset(&made->arrays[i].info, 0, sizeof(made->arrays[i].info));
+            made->arrays[i].data = at;
+            at += (size_t)((zip->members[i].usize + 63) & ~(uint64_t)63);
+        }
+    }
     return true;
 }
 
-/* A lane that does not go on has its result; the failure of the first of all requests is kept. */
-SPDL__PRIVATE void spdl__many_went(spdl__many_share *share, spdl__many_lane *lane, bool more) {
-    spdl__npz_many *many = share->many;
+/* A lane that does not go on has its result. The failure of the first of all arrays is kept, and
+   nothing is begun after one. */
+SPDL__PRIVATE void spdl__load_went(spdl__loading *load, spdl__load_lane *lane, bool more) {
     lane->busy = more;
     if (more) return;
-    share->done++;
-    many->requests[lane->which].result = lane->r.where.result;
+    (void)spdl__npz_end(&lane->r);
     if (lane->r.where.result == SPDL_OK) return;
-    spdl__spin_lock(&many->locked);
-    if (lane->which < many->failed) {
-        many->failed = lane->which;
-        many->error = lane->error;
-    }
-    spdl__spin_unlock(&many->locked);
+    load->next = load->bundle->count;
+    if (lane->which >= load->failed) return;
+    load->failed = lane->which;
+    load->where.result = lane->r.where.result;
+    if (load->where.error != NULL) *load->where.error = lane->error;
 }
 
-/* Begins with the next request. Streams with long matches are copies more than decoding, and a
-   second one only takes the registers away: they are read alone. */
-SPDL__PRIVATE void spdl__many_begin(spdl__many_share *share, spdl__many_lane *lane) {
-    const spdl_npz_request *request = &share->many->requests[share->first];
+/* Begins with the next array. Streams with long matches are copies more than decoding, and a second
+   one only takes the registers away: they are read alone. */
+SPDL__PRIVATE void spdl__load_begin(spdl__loading *load, spdl__load_lane *lane) {
     spdl__npz_reader *r = &lane->r;
-    bool more = spdl__npz_begin(r, request->index, request->data, request->bytes);
-    lane->which = share->first++;
-    if (more && r->member->csize <= r->member->usize / 10) more = spdl__npz_finish(r, more);
-    spdl__many_went(share, lane, more);
+    const spdl__zip_member *m = &load->npz->zip.members[load->next];
+    spdl_npz_array *array = &load->bundle->arrays[load->next];
+    bool more;
+    lane->which = load->next++;
+    if (array->info.stored) return; /* it is lent */
+    r->info = &array->info;
+    more = spdl__npz_begin(r, lane->which, array->data, (size_t)((m->usize + 63) & ~(uint64_t)63));
+    while (more && m->csize <= m->usize / 10)
+        more = spdl__npz_ran(r, spdl__inflate_run(&r->inflate, r->inflate.limit));
+    spdl__load_went(load, lane, more);
 }
 
-/* Keeps the lanes busy until nothing is left to take. */
-SPDL__PRIVATE void spdl__many_work(spdl__npz_many *many) {
+/* Keeps the lanes busy until nothing is left. */
+SPDL__PRIVATE void spdl__load_read(spdl__loading *load) {
     spdl__inflate *states[SPDL__INFLATE_LANES];
-    spdl__many_lane *lanes[SPDL__INFLATE_LANES], *lane;
+    spdl__load_lane *lanes[SPDL__INFLATE_LANES], *lane;
     spdl__inflate_mode ended = SPDL__INFLATE_FULL;
-    spdl__many_share share;
     unsigned busy, i;
-    share.many = many;
-    share.done = 0;
-    if (!spdl__many_take(&share)) return;
-    for (i = 0; i < SPDL__INFLATE_LANES; i++) {
-        lane = &share.lane[i];
-        spdl__npz_init_reader(&lane->r, many->npz, &lane->error);
-        lane->r.ahead = SPDL__MANY_AHEAD;
-        lane->r.keep = true;
-        lane->busy = false;
-    }
     for (;;) {
         for (busy = i = 0; i < SPDL__INFLATE_LANES; i++) {
-            lane = &share.lane[i];
-            while (!lane->busy && (share.first < share.end || spdl__many_take(&share)))
-                spdl__many_begin(&share, lane);
+            lane = &load->lane[i];
+            while (!lane->busy && load->next < load->bundle->count) spdl__load_begin(load, lane);
             if (!lane->busy) continue;
             lanes[busy] = lane;
             states[busy++] = &lane->r.inflate;
         }
-        if (busy == 0) break;
+        if (busy == 0) return;
         i = spdl__inflate_run_lanes(states, busy, &ended);
-        spdl__many_went(&share, lanes[i], spdl__npz_ran(&lanes[i]->r, ended));
-    }
-    for (i = 0; i < SPDL__INFLATE_LANES; i++) (void)spdl__npz_fini_reader(&share.lane[i].r);
-    /* Releases what was read to the caller, which may return at 0; `many` is still there. */
-    if (spdl__sub(&many->left, share.done) == share.done && spdl__load(&many->users) > 1)
-        spdl__os_event_wake(&many->done, 1);
-}
-
-SPDL__PRIVATE void spdl__many_leave(spdl__npz_many *many) {
-    const spdl_allocator allocator = many->allocator;
-    if (spdl__sub(&many->users, 1) != 1) return;
-    spdl__os_event_fini(&many->done);
-    spdl__free(&allocator, many, sizeof(*many));
-}
-
-SPDL__PRIVATE void spdl__many_job(void *arg, int worker, void *local) {
-    (void)worker;
-    (void)local;
-    spdl__many_work((spdl__npz_many *)arg);
-    spdl__many_leave((spdl__npz_many *)arg);
-}
-
-/* Asks workers of the pool to help: one less than there are, since the caller is one too. */
-SPDL__PRIVATE void spdl__many_ask(spdl__npz_many *many, spdl_pool *pool) {
-    uint64_t helpers = (uint64_t)spdl_pool_workers(pool), i;
-    if (helpers > 1) helpers--;
-    if (helpers > many->count - 1) helpers = many->count - 1;
-    many->group = many->count / ((size_t)(helpers + 1) * SPDL__MANY_GROUPS) + 1;
-    for (i = 0; i < helpers; i++) {
-        spdl__add(&many->users, 1);
-        if (spdl_pool_submit(pool, spdl__many_job, many, 0) == SPDL_OK) continue;
-        spdl__sub(&many->users, 1); /* the queue is full: it goes without */
-        return;
+        spdl__load_went(load, lanes[i], spdl__npz_ran(&lanes[i]->r, ended));
     }
 }
 
-SPDL_API spdl_result spdl_npz_read_many(const spdl_npz *npz, spdl_npz_request *requests,
-                                        size_t count, spdl_pool *pool, spdl_error *error) {
-    spdl__npz_many *many;
-    spdl_result result = SPDL_OK;
-    uint32_t word;
-    if (npz == NULL || (requests == NULL && count > 0))
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_read_many: an argument is NULL");
-    if (count == 0) return SPDL_OK;
-    many = (spdl__npz_many *)spdl__alloc_zeroed(&npz->zip.allocator, 1, sizeof(*many), 64);
-    if (many == NULL || !spdl__os_event_init(&many->done)) {
-        spdl__free(&npz->zip.allocator, many, sizeof(*many));
-        return spdl__error_set(error, SPDL_E_NOMEM, "%s: no memory for reading many",
-                               npz->zip.label);
-    }
-    many->npz = npz;
-    many->allocator = npz->zip.allocator;
-    many->requests = requests;
-    many->count = many->group = many->failed = count;
-    many->left = count;
-    many->users = 1;
-    if (pool != NULL && count > 1) spdl__many_ask(many, pool);
-    spdl__many_work(many);
-    for (;;) { /* until the helpers have read theirs */
-        word = spdl__load32(&many->done.word);
-        if (spdl__load(&many->left) == 0) break;
-        (void)spdl__os_event_sleep(&many->done, word, SPDL__NEVER);
-    }
-    if (many->failed < count) { /* no thread writes it any more: all is over */
-        result = many->error.result;
-        if (error != NULL) *error = many->error;
-    }
-    spdl__many_leave(many);
-    return result;
-}
-
-/* Reads all headers; *bytes, first those of the bundle, becomes what the whole will take: the
-   arrays, their names, and the data, each at a multiple of 64. */
-SPDL__PRIVATE bool spdl__bundle_heads(const spdl_npz *npz, spdl_npz_array *arrays,
-                                      uint64_t *bytes, spdl__zip_where *where) {
-    uint64_t data = 0, one;
+/* Gets ready what the lanes read with: a mapping that is trusted, or a window for each. */
+SPDL__PRIVATE bool spdl__load_prepare(spdl__loading *load) {
+    spdl__zip *zip = &load->npz->zip;
     size_t i;
-    spdl__npz_reader r; /* one for all: its window holds several small members */
-    for (i = 0; i < npz->zip.count; i++) *bytes += strlen(npz->zip.members[i].name) + 1;
-    *bytes = (*bytes + 63) & ~(uint64_t)63;
-    spdl__npz_init_reader(&r, npz, where->error);
-    for (i = 0; i < npz->zip.count; i++) {
-        r.info = &arrays[i].info;
-        if (!spdl__npz_start(&r, i)) break;
-        one = arrays[i].info.bytes;
-        if (one > npz->desc.max_bytes - data || one > SIZE_MAX / 2 - *bytes) break;
-        data += one;
-        *bytes += (one + 63) & ~(uint64_t)63;
+    load->where.zip = zip;
+    for (i = 0; i < SPDL__INFLATE_LANES; i++) {
+        spdl__npz_init_reader(&load->lane[i].r, load->npz, &load->lane[i].error);
+        load->lane[i].r.roomy = true;
+        load->lane[i].busy = false;
     }
-    where->result = spdl__npz_fini_reader(&r);
-    if (where->result != SPDL_OK) return false;
-    return i == npz->zip.count ||
-           spdl__zip_fail(where, SPDL_E_LIMIT,
-                          "its arrays are larger than max_bytes, which is %llu",
-                          (spdl__llu)npz->desc.max_bytes);
+    if (zip->data != NULL) return true;
+    for (i = 0; i < zip->count && !spdl__load_may_lend(&zip->members[i]); i++) continue;
+    if (load->npz->desc.no_crc && i < zip->count)
+        load->mapping = spdl__os_file_map(zip->file, zip->size, true);
+    zip->data = load->mapping;
+    if (zip->data != NULL || zip->count < SPDL__LOAD_FEW) return true;
+    load->windows = (uint8_t *)spdl__zip_alloc(
+        &load->where, SPDL__INFLATE_LANES * SPDL__LOAD_AHEAD, "reading ahead");
+    for (i = 0; i < SPDL__INFLATE_LANES; i++) {
+        load->lane[i].r.window = load->windows + i * SPDL__LOAD_AHEAD;
+        load->lane[i].r.room = SPDL__LOAD_AHEAD;
+    }
+    return load->windows != NULL;
 }
 
-SPDL__PRIVATE void spdl__bundle_place(const spdl_npz *npz, spdl_npz_bundle *bundle,
-                                      spdl_npz_request *requests) {
-    char *at = (char *)(bundle->arrays + bundle->count);
-    size_t i, bytes;
-    for (i = 0; i < bundle->count; i++, at += bytes) {
-        bytes = strlen(npz->zip.members[i].name) + 1;
-        memcpy(at, npz->zip.members[i].name, bytes);
-        bundle->arrays[i].name = at;
+/* Loads all of an archive, and closes it. */
+SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle) {
+    spdl__loading load;
+    uint64_t bytes = 0;
+    size_t i;
+    memset(&load, 0, offsetof(spdl__loading, lane));
+    load.npz = npz;
+    load.where.error = npz->desc.error;
+    if (spdl__load_prepare(&load) && spdl__load_place(&load)) {
+        spdl__load_read(&load);
+        for (i = 0; i < load.bundle->count; i++)
+            bytes += load.bundle->arrays[i].info.bytes;
+        if (load.where.result == SPDL_OK && bytes > npz->desc.max_bytes)
+            spdl__load_too_large(&load);
     }
-    at = (char *)bundle + (((size_t)(at - (char *)bundle) + 63) & ~(size_t)63);
-    for (i = 0; i < bundle->count; i++, at += (bytes + 63) & ~(size_t)63) {
-        bytes = (size_t)bundle->arrays[i].info.bytes;
-        requests[i].index = i;
-        requests[i].data = bundle->arrays[i].data = at;
-        requests[i].bytes = bytes;
-    }
+    if (load.mapping != NULL && (load.bundle == NULL || load.bundle->mapping == NULL))
+        spdl__os_file_unmap(load.mapping, npz->zip.size);
+    if (load.mapping != NULL) npz->zip.data = NULL;
+    spdl__free(&npz->zip.allocator, load.windows, SPDL__INFLATE_LANES * SPDL__LOAD_AHEAD);
+    spdl_npz_close(npz);
+    if (load.where.result == SPDL_OK) *bundle = load.bundle;
+    else spdl_npz_bundle_free(load.bundle);
+    return load.where.result;
 }
 
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc) {
-    const size_t each = sizeof(spdl_npz_array) + sizeof(spdl_npz_request);
-    spdl_error *const error = desc != NULL ? desc->error : NULL;
-    spdl__zip_where where = { NULL, NULL, error, SPDL_OK };
     spdl_npz *npz = NULL;
-    spdl_npz_bundle *made = NULL;
-    spdl_npz_array *heads; /* and the requests, until all is read */
-    spdl_npz_request *requests;
-    size_t count;
-    uint64_t bytes;
     spdl_result result;
     if (bundle == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_load: an argument is NULL");
+        return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
+                               "spdl_npz_load: an argument is NULL");
     *bundle = NULL;
     result = spdl_npz_open_file(&npz, path, desc);
-    if (result != SPDL_OK) return result;
-    where.zip = &npz->zip;
-    count = npz->zip.count;
-    bytes = sizeof(*made) + (uint64_t)count * sizeof(spdl_npz_array);
-    heads = (spdl_npz_array *)spdl__zip_alloc(&where, (uint64_t)(count + 1) * each, "its headers");
-    if (heads != NULL && spdl__bundle_heads(npz, heads, &bytes, &where))
-        made = (spdl_npz_bundle *)spdl__zip_alloc(&where, bytes, "its arrays");
-    if (made != NULL) {
-        made->arrays = (spdl_npz_array *)(void *)(made + 1);
-        made->count = count;
-        made->bytes = (size_t)bytes;
-        made->allocator = npz->zip.allocator;
-        memcpy(made->arrays, heads, count * sizeof(*heads));
-        requests = (spdl_npz_request *)(void *)(heads + count);
-        spdl__bundle_place(npz, made, requests);
-        where.result = spdl_npz_read_many(npz, requests, count, NULL, error);
-    }
-    spdl__free(&npz->zip.allocator, heads, (count + 1) * each);
-    spdl_npz_close(npz);
-    if (where.result == SPDL_OK) *bundle = made;
-    else spdl_npz_bundle_free(made);
-    return where.result;
+    return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
+}
+
+SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *data, size_t bytes,
+                                          const char *name, const spdl_npz_desc *desc) {
+    spdl_npz *npz = NULL;
+    spdl_result result;
+    if (bundle == NULL)
+        return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
+                               "spdl_npz_load_memory: an argument is NULL");
+    *bundle = NULL;
+    result = spdl_npz_open_memory(&npz, data, bytes, name, desc);
+    return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
+}
+
+SPDL__PRIVATE spdl_npz_array *spdl__bundle_find(const spdl_npz_bundle *bundle, const char *name,
+                                                size_t bytes) {
+    size_t i;
+    for (i = 0; i < bundle->count; i++)
+        if (strncmp(bundle->arrays[i].name, name, bytes) == 0 && bundle->arrays[i].name[bytes] == 0)
+            return &bundle->arrays[i];
+    return NULL;
 }
 
 SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, const char *name) {
-    const char *at;
-    size_t i;
+    spdl_npz_array *found;
+    size_t bytes;
     if (bundle == NULL || name == NULL) return NULL;
-    for (i = 0; i < bundle->count; i++)
-        if (strcmp(bundle->arrays[i].name, name) == 0) return &bundle->arrays[i];
-    for (i = 0; i < bundle->count; i++) {
-        at = bundle->arrays[i].name;
-        if (strncmp(at, name, strlen(at)) == 0 && strcmp(name + strlen(at), ".npy") == 0)
-            return &bundle->arrays[i];
+    bytes = strlen(name);
+    found = spdl__bundle_find(bundle, name, bytes);
+    if (found != NULL || !spdl__zip_ends_npy((const uint8_t *)name, bytes)) return found;
+    return spdl__bundle_find(bundle, name, bytes - 4);
+}
+
+SPDL__COLD void spdl__bundle_shape(spdl__text *text, int ndim, const uint64_t *shape, bool any) {
+    int i;
+    for (i = 0; i < ndim; i++) {
+        if (any && shape[i] == 0) spdl__text_add(text, i > 0 ? ", any" : "any");
+        else spdl__text_add(text, i > 0 ? ", %llu" : "%llu", (spdl__llu)shape[i]);
     }
-    return NULL;
+    spdl__text_add(text, ndim == 1 ? ",)" : ")");
+}
+
+SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dtype, int ndim,
+                                     const uint64_t *shape, spdl_error *error) {
+    const spdl_npy_info *info;
+    char why[400], name[80];
+    spdl__text text = spdl__text_start(why, sizeof(why));
+    bool fits;
+    int i;
+    if (array == NULL) return spdl__error_set(error, SPDL_E_NOT_FOUND, "the array is not there");
+    if (dtype == NULL || (shape == NULL && ndim > 0))
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_expect: an argument is NULL");
+    info = &array->info;
+    fits = info->ndim == ndim && strcmp(info->descr + strspn(info->descr, "<>|="),
+                                        dtype + strspn(dtype, "<>|=")) == 0;
+    for (i = 0; i < ndim && fits; i++) fits = shape[i] == 0 || info->shape[i] == shape[i];
+    if (fits) return SPDL_OK;
+    spdl__printable(name, sizeof(name), array->name);
+    spdl__text_add(&text, "array '%s' is '%.60s' (", name, info->descr);
+    spdl__bundle_shape(&text, info->ndim, info->shape, false);
+    spdl__text_add(&text, ", not '%.60s' (", dtype);
+    spdl__bundle_shape(&text, ndim, shape, true);
+    return spdl__error_set(error, SPDL_E_INVALID, "%s", why);
 }
 
 SPDL_API void spdl_npz_bundle_free(void *bundle) {
@@ -19157,14 +18906,18 @@ SPDL_API void spdl_npz_bundle_free(void *bundle) {
     spdl_allocator allocator;
     if (freed == NULL) return;
     allocator = freed->allocator;
+    spdl__os_file_unmap((const uint8_t *)freed->mapping, freed->mapped);
     spdl__free(&allocator, freed, freed->bytes);
 }
 
 SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out) {
-    spdl_npz_desc desc = spdl__npz_defaults((const spdl_npz_desc *)spdl_ctx(task));
+    const spdl_npz_desc *const given = (const spdl_npz_desc *)spdl_ctx(task);
     spdl_npz_bundle *bundle = NULL;
+    spdl_npz_desc desc;
     spdl_error error;
     spdl_result result;
+    memset(&desc, 0, sizeof(desc));
+    if (given != NULL) desc = *given;
     desc.error = &error;
     result = spdl_npz_load(&bundle, (const char *)in, &desc);
     *out = bundle;
@@ -19187,34 +18940,30 @@ SPDL__UNUSED const spdl_function spdl_npz_load_spdl = { spdl__npz_stage, "spdl_n
 /* ============================================================================================= */
 /* >>write-impl
    Writing .npz and .npy. One thread at a time has the writer, which owns an open file beside its
-   target until finish gives it that name. Sizes are known before the data, so a local header is
-   written with the array's header, before the data; only the CRC is put in after them. ZIP64 fields
-   are there only where a number needs them. Data are aligned by an extra field of padding, of the
-   form that zipalign made known (id 0xd935: two bytes of alignment, then zeros).
-   What was written is kept as the members of a zip, whose order by name shows whether a name was
-   there. Names that come in this order, as arr_0 to arr_10 do, are appended; any other moves 4
-   bytes for each name after it: for 100,000 arrays of 1 KB in no order two fifths of the time. */
+   target until finish gives it that name. What is kept of the members is the directory as the file
+   will have it; behind it, in the same memory, each call makes the member's own headers. Finish
+   reads it as the reader does, to see that no two members have one name. ZIP64 fields are there
+   only where a number needs them. Data are aligned by an extra field of padding, of the form that
+   zipalign made known (id 0xd935: two bytes of alignment, then zeros). */
 
 #define SPDL__WRITE_DATE 0x00210000u /* the first of January 1980, as NumPy has it */
-#define SPDL__WRITE_LOCAL 98368      /* holds a local header with any name, alignment and sizes */
-#define SPDL__WRITE_HEAD 8192        /* holds an array's header, which takes 2 KB at most */
-#define SPDL__WRITE_BYTES (SPDL__WRITE_LOCAL + SPDL__WRITE_HEAD)
+#define SPDL__WRITE_ALIGN 64         /* of the data in the file, and of the array's header */
+#define SPDL__WRITE_HEAD 8192        /* holds an array's header */
 
 struct spdl_npz_writer {
     /* Written by create. */
     spdl_npz_write_desc desc;
     spdl__os_file file;
-    uint8_t *scratch; /* SPDL__WRITE_BYTES, which each call fills anew, and both paths */
-    size_t scratch_bytes;
-    char *path, *temporary;
+    char *path, *temporary; /* one allocation of so many bytes */
+    size_t path_bytes;
     spdl__crc crc;
     /* Written by the other calls. */
-    spdl__zip_where where;  /* error and result are those of the call that is running */
-    spdl__zip zip;          /* label, members and by_name; each key is an allocation */
-    size_t room, name_room; /* of members and of by_name */
-    uint64_t at;            /* where the next byte goes */
-    spdl__zip_member *last; /* the array that was begun, which lacks `left` bytes; or NULL */
-    uint64_t left;
+    spdl__zip_where where; /* error and result are those of the call that is running */
+    spdl__zip zip;         /* its label and allocator; all when finish looks at the names */
+    uint8_t *directory;
+    size_t used, room; /* of the directory */
+    uint64_t count;    /* arrays */
+    uint64_t at;       /* where the next byte goes */
     bool failed, finished;
 };
 
@@ -19222,7 +18971,7 @@ struct spdl_npz_writer {
 SPDL__COLD bool spdl__write_fail(spdl_npz_writer *w, spdl_result result, const char *name,
                                  const char *reason) {
     spdl__zip_member member;
-    member.name = name;
+    member.name = (char *)SPDL__UNCONST(name);
     w->where.member = name != NULL ? &member : NULL;
     w->failed = w->failed || result == SPDL_E_IO || result == SPDL_E_NOMEM;
     spdl__zip_fail(&w->where, result, "%s", reason);
@@ -19235,6 +18984,13 @@ SPDL__COLD bool spdl__write_bytes(spdl_npz_writer *w, const void *from, size_t b
     if (reason != NULL) return spdl__write_fail(w, SPDL_E_IO, NULL, reason);
     w->at += bytes;
     return true;
+}
+
+/* Makes so much room behind the directory. */
+SPDL__COLD bool spdl__write_room(spdl_npz_writer *w, size_t bytes) {
+    void *made = spdl__room_for(&w->zip.allocator, w->directory, &w->room, w->used, bytes, 1);
+    if (made != NULL) w->directory = (uint8_t *)made;
+    return made != NULL || spdl__write_fail(w, SPDL_E_NOMEM, NULL, "no memory for the directory");
 }
 
 SPDL__COLD uint8_t *spdl__put16(uint8_t *to, uint64_t value) {
@@ -19258,258 +19014,192 @@ SPDL__COLD bool spdl__write_is_ascii(const void *text, size_t bytes) {
     return true;
 }
 
-/* What a local header and a directory entry share, from "version needed" to the name's length. */
-SPDL__COLD uint8_t *spdl__write_common(uint8_t *to, const spdl__zip_member *m) {
-    const bool wide = m->usize >= 0xffffffffu || m->offset >= 0xffffffffu;
-    to = spdl__put16(to, wide ? 45 : 20);
-    to = spdl__put16(to, spdl__write_is_ascii(m->key, m->key_bytes) ? 0 : 0x0800); /* UTF-8 */
-    to = spdl__put16(to, SPDL__ZIP_STORED);
-    to = spdl__put32(to, SPDL__WRITE_DATE);
-    to = spdl__put32(to, m->crc);
-    to = spdl__put32(to, spdl__min(m->usize, 0xffffffffu));
-    to = spdl__put32(to, spdl__min(m->usize, 0xffffffffu));
-    return spdl__put16(to, m->key_bytes);
+SPDL__COLD bool spdl__write_is_utf8(const char *text) {
+    int bytes = 1;
+    for (; *text != 0 && bytes > 0; text += bytes) bytes = spdl__utf8(text);
+    return bytes > 0;
 }
 
-/* Makes the local header end where the array's header begins; padding aligns the data. Returns its
-   length. */
-SPDL__COLD size_t spdl__write_local(const spdl_npz_writer *w, const spdl__zip_member *m,
-                                    size_t head_bytes) {
-    const bool wide = m->usize >= 0xffffffffu;
-    const size_t align = w->desc.align, extra = (wide ? 20 : 0) + 6;
-    const size_t least = SPDL__ZIP_LOCAL_BYTES + (size_t)m->key_bytes + extra;
-    const size_t pad = (size_t)((align - (m->offset + least + head_bytes) % align) % align);
-    uint8_t *at = spdl__put32(w->scratch + SPDL__WRITE_LOCAL - least - pad, 0x04034b50);
-    at = spdl__put16(spdl__write_common(at, m), extra + pad);
-    memcpy(at, m->key, m->key_bytes);
-    at += m->key_bytes;
-    if (wide) at = spdl__put64(spdl__put64(spdl__put32(at, 16 << 16 | 1), m->usize), m->usize);
-    at = spdl__put16(spdl__put16(spdl__put16(at, 0xd935), 2 + pad), align);
-    memset(at, 0, pad);
-    return least + pad;
-}
-
-SPDL__COLD uint8_t *spdl__write_central(uint8_t *at, const spdl__zip_member *m) {
-    const uint64_t all[3] = { m->usize, m->usize, m->offset };
-    size_t i, wide = 0;
-    for (i = 0; i < 3; i++) wide += all[i] >= 0xffffffffu;
-    at = spdl__put16(spdl__put32(at, 0x02014b50), 45);
-    at = spdl__put16(spdl__write_common(at, m), wide > 0 ? 4 + 8 * wide : 0);
-    memset(at, 0, 10); /* comment, disk, attributes */
-    at = spdl__put32(at + 10, spdl__min(m->offset, 0xffffffffu));
-    memcpy(at, m->key, m->key_bytes);
-    at += m->key_bytes;
-    if (wide > 0) at = spdl__put16(spdl__put16(at, 1), 8 * wide);
-    for (i = 0; i < 3; i++)
-        if (all[i] >= 0xffffffffu) at = spdl__put64(at, all[i]);
-    return at;
-}
-
-/* Makes room for one more member; false: there is no memory. */
-SPDL__COLD bool spdl__write_grow(spdl_npz_writer *w) {
-    spdl__zip *zip = &w->zip;
-    void *members = spdl__room_for(&zip->allocator, zip->members, &w->room, zip->count, 1,
-                                   sizeof(*zip->members));
-    void *by_name = spdl__room_for(&zip->allocator, zip->by_name, &w->name_room, zip->count, 1,
-                                   sizeof(*zip->by_name));
-    if (members != NULL) zip->members = (spdl__zip_member *)members;
-    if (by_name != NULL) zip->by_name = (uint32_t *)by_name;
-    return members != NULL && by_name != NULL;
-}
-
-/* Adds a member of this name, whose key has ".npy" after it. */
-SPDL__COLD bool spdl__write_name(spdl_npz_writer *w, const char *name) {
-    const size_t bytes = strlen(name), count = w->zip.count;
-    spdl__zip_member *member;
-    uint8_t *key;
-    size_t place;
-    if (bytes > 65535 - 4 || count >= 0x7fffffff)
-        return spdl__write_fail(w, SPDL_E_LIMIT, NULL, "a name too long, or one too many");
-    if (spdl__zip_find(&w->zip, name, ".npy", &place))
-        return spdl__write_fail(w, SPDL_E_INVALID, name, "there is one of this name");
-    key = spdl__write_grow(w) ? (uint8_t *)spdl__alloc(&w->zip.allocator, bytes + 4, 1) : NULL;
-    if (key == NULL)
-        return spdl__write_fail(w, SPDL_E_NOMEM, name, "no memory for the directory");
-    memcpy(key, name, bytes);
-    memcpy(key + bytes, ".npy", 4);
-    member = &w->zip.members[count];
-    memset(member, 0, sizeof(*member));
-    member->key = key;
-    member->key_bytes = (uint16_t)(bytes + 4);
-    w->last = member;
-    memmove(&w->zip.by_name[place + 1], &w->zip.by_name[place], (count - place) * sizeof(uint32_t));
-    w->zip.by_name[place] = (uint32_t)count;
-    w->zip.count++;
-    return true;
-}
-
-/* The dictionary of a header; its type is descr, or if that is empty kind, itemsize and order. */
-SPDL__COLD size_t spdl__write_dictionary(const spdl_npy_info *info, char *to, size_t room) {
-    const char *quote = info->descr[0] == '[' ? "" : "'";
-    const uint64_t number = info->kind == 'U' ? info->itemsize / 4 : info->itemsize;
-    spdl__text text = spdl__text_start(to, room);
-    char order = info->byte_order;
-    int i;
-    if (order != '<' && order != '>') order = spdl__npy_host_order();
-    if (!spdl__npy_is_ordered(info->kind, info->itemsize)) order = '|';
-    if (info->descr[0] != 0)
-        spdl__text_add(&text, "{'descr': %s%.255s%s", quote, info->descr, quote);
-    else
-        spdl__text_add(&text, "{'descr': '%c%c%llu'", order, info->kind, (spdl__llu)number);
-    spdl__text_add(&text, ", 'fortran_order': %s, 'shape': (",
-                   info->fortran_order ? "True" : "False");
-    for (i = 0; i < info->ndim; i++)
-        spdl__text_add(&text, i > 0 ? ", %llu" : "%llu", (spdl__llu)info->shape[i]);
-    spdl__text_add(&text, info->ndim == 1 ? ",), }" : "), }");
-    return text.length;
-}
-
-/* Makes a header in the scratch, and reads it back: what is wrong with info is wrong with that. */
-SPDL__COLD bool spdl__write_header(spdl_npz_writer *w, const char *name, const spdl_npy_info *info,
-                                   spdl_npy_info *real) {
-    uint8_t *const head = w->scratch + SPDL__WRITE_LOCAL;
-    size_t start = 10, total, used;
+/* Makes the header of an array at `head`, and reads it back: what is wrong with the arguments is
+   wrong with that. Returns its length; 0: it cannot be made. */
+SPDL__COLD size_t spdl__write_header(spdl_npz_writer *w, uint8_t *head, const char *name,
+                                     const char *dtype, int ndim, const uint64_t *shape,
+                                     spdl_npy_info *info) {
+    spdl__text text = spdl__text_start((char *)head + 10, SPDL__WRITE_HEAD - 128);
+    const char *const quote = dtype[0] == '[' ? "" : "'";
+    const char own[2] = { SPDL__NPY_HOST_ORDER, 0 };
+    const char *const order = strchr("<>|=[", dtype[0]) != NULL ? "" : own;
+    size_t start = 10, total;
     spdl__npy_text t;
-    if (info->ndim < 0 || info->ndim > SPDL_NPY_MAX_DIMS ||
-        memchr(info->descr, 0, sizeof(info->descr)) == NULL)
-        return spdl__write_fail(w, SPDL_E_INVALID, name, "ndim or descr is not valid");
-    used = spdl__write_dictionary(info, (char *)head + start, SPDL__WRITE_HEAD - 128);
-    if (!spdl__npy_read(&t, head + start, used, real))
-        return spdl__write_fail(
-            w, t.result == SPDL_E_UNSUPPORTED ? t.result : SPDL_E_INVALID, name,
-            info->descr[sizeof(info->descr) - 2] != 0 ? "its descr is cut off" : t.reason);
-    if (!spdl__write_is_ascii(head + start, used)) { /* UTF-8 in names of fields */
-        memmove(head + 12, head + start, used);
+    int i;
+    spdl__text_add(&text, "{'descr': %s%s%s%s, 'fortran_order': False, 'shape': (", quote, order,
+                   dtype, quote);
+    for (i = 0; i < ndim; i++)
+        spdl__text_add(&text, i > 0 ? ", %llu" : "%llu", (spdl__llu)shape[i]);
+    spdl__text_add(&text, ndim == 1 ? ",), }" : "), }");
+    if (text.length >= text.bytes || !spdl__write_is_utf8(dtype)) {
+        spdl__write_fail(w, SPDL_E_INVALID, name, "its dtype is too long or not UTF-8");
+        return 0;
+    }
+    if (!spdl__npy_read(&t, head + start, text.length, info)) {
+        spdl__write_fail(w, t.result == SPDL_E_UNSUPPORTED ? t.result : SPDL_E_INVALID, name,
+                         t.reason);
+        return 0;
+    }
+    if (!spdl__write_is_ascii(dtype, strlen(dtype))) { /* UTF-8 in names of fields */
+        memmove(head + 12, head + start, text.length);
         start = 12;
     }
-    total = (start + used + 1 + 63) & ~(size_t)63; /* as NumPy, whatever the align */
-    memset(head + start + used, ' ', total - start - used - 1);
+    total = start + text.length + SPDL__WRITE_ALIGN;
+    total -= total % SPDL__WRITE_ALIGN;
+    memset(head + start + text.length, ' ', total - start - text.length - 1);
     head[total - 1] = '\n';
     memcpy(head, "\x93NUMPY", 6);
     head[6] = start == 10 ? 1 : 3; /* the version */
     head[7] = 0;
     if (start == 10) spdl__put16(head + 8, total - start);
     else spdl__put32(head + 8, total - start);
-    real->header_bytes = total;
-    return true;
+    return total;
 }
 
-/* Ends the last array, if it has all its data, and looks whether another may follow. */
-SPDL__COLD bool spdl__write_ready(spdl_npz_writer *w, const char *name, spdl_error *error) {
-    const char *reason = NULL;
-    uint8_t crc[4];
+/* Makes the entry of a member in the directory, which has the room, and its local header, which
+   ends at `head`. Returns the length of that. */
+SPDL__COLD size_t spdl__write_entry(spdl_npz_writer *w, uint8_t *head, const char *name,
+                                    uint32_t crc, uint64_t usize) {
+    const bool wide = usize >= 0xffffffffu, far = w->at >= 0xffffffffu;
+    const size_t bytes = strlen(name), key_bytes = bytes + 4;
+    const size_t sizes = wide ? 20u : 0, places = (wide ? 16u : 0) + (far ? 8u : 0);
+    const size_t least = SPDL__ZIP_LOCAL_BYTES + key_bytes + sizes + 6;
+    const size_t pad = (size_t)(-(w->at + least) % SPDL__WRITE_ALIGN);
+    uint8_t *const local = head - least - pad, *at = spdl__put32(local, 0x04034b50);
+    at = spdl__put16(at, wide || far ? 45 : 20);
+    at = spdl__put16(at, spdl__write_is_ascii(name, bytes) ? 0 : 0x0800); /* UTF-8 */
+    at = spdl__put32(spdl__put16(at, SPDL__ZIP_STORED), SPDL__WRITE_DATE);
+    at = spdl__put32(spdl__put32(at, crc), spdl__min(usize, 0xffffffffu));
+    at = spdl__put16(spdl__put32(at, spdl__min(usize, 0xffffffffu)), key_bytes);
+    at = spdl__put16(at, sizes + 6 + pad);
+    memcpy(at, name, bytes);
+    memcpy(at + bytes, ".npy", 4);
+    at += key_bytes;
+    if (wide) at = spdl__put64(spdl__put64(spdl__put32(at, 16 << 16 | 1), usize), usize);
+    at = spdl__put16(spdl__put16(spdl__put16(at, 0xd935), 2 + pad), SPDL__WRITE_ALIGN);
+    memset(at, 0, pad);
+
+    at = spdl__put16(spdl__put32(w->directory + w->used, 0x02014b50), 45);
+    memcpy(at, local + 4, 24); /* from the version that is needed to the length of the name */
+    at = spdl__put16(at + 24, places > 0 ? 4 + places : 0);
+    memset(at, 0, 10); /* comment, disk, attributes */
+    at = spdl__put32(at + 10, spdl__min(w->at, 0xffffffffu));
+    memcpy(at, local + SPDL__ZIP_LOCAL_BYTES, key_bytes);
+    at += key_bytes;
+    if (places > 0) at = spdl__put16(spdl__put16(at, 1), places);
+    if (wide) at = spdl__put64(spdl__put64(at, usize), usize);
+    if (far) at = spdl__put64(at, w->at);
+    w->used = (size_t)(at - w->directory);
+    return least + pad;
+}
+
+/* Whether another call may go on, after a failure or at the end. */
+SPDL__COLD bool spdl__write_ready(spdl_npz_writer *w, spdl_error *error) {
     w->where.error = error;
     w->where.result = SPDL_OK;
-    if (w->failed || w->finished || w->left > 0)
-        return spdl__write_fail(w, SPDL_E_INVALID, NULL,
-                                w->failed     ? "the writer has failed before"
-                                : w->finished ? "the writer has finished"
-                                              : "the last array lacks data");
-    if (name != NULL && w->desc.npy && w->zip.count > 0)
-        return spdl__write_fail(w, SPDL_E_INVALID, name, "a .npy file holds one array");
-    if (w->last != NULL && !w->desc.npy) {
-        spdl__put32(crc, w->last->crc);
-        reason = spdl__os_file_write(w->file, crc, 4, w->last->offset + 14);
-    }
-    w->last = NULL;
-    return reason == NULL || spdl__write_fail(w, SPDL_E_IO, NULL, reason);
+    if (w->failed) return spdl__write_fail(w, SPDL_E_INVALID, NULL, "the writer has failed before");
+    return !w->finished || spdl__write_fail(w, SPDL_E_INVALID, NULL, "the writer has finished");
 }
 
-SPDL_API spdl_result spdl_npz_begin(spdl_npz_writer *w, const char *name,
-                                    const spdl_npy_info *info, spdl_error *error) {
-    size_t head_bytes, local_bytes = 0;
-    spdl_npy_info real;
-    uint8_t *head;
-    if (w == NULL || name == NULL || info == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_begin: an argument is NULL");
-    if (!spdl__write_ready(w, name, error) || !spdl__write_header(w, name, info, &real) ||
-        !spdl__write_name(w, name))
-        return w->where.result;
-    head = w->scratch + SPDL__WRITE_LOCAL;
-    head_bytes = (size_t)real.header_bytes;
-    w->left = real.bytes;
-    w->last->offset = w->at;
-    w->last->usize = head_bytes + real.bytes;
-    w->last->crc = spdl__crc_add(&w->crc, 0, head, head_bytes);
-    if (!w->desc.npy) local_bytes = spdl__write_local(w, w->last, head_bytes);
-    spdl__write_bytes(w, head - local_bytes, local_bytes + head_bytes);
-    return w->where.result;
-}
-
-SPDL_API spdl_result spdl_npz_append(spdl_npz_writer *w, const void *data, size_t bytes,
-                                     spdl_error *error) {
-    const uint8_t *from = (const uint8_t *)data;
-    size_t piece;
-    if (w == NULL || (data == NULL && bytes > 0))
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_append: an argument is NULL");
-    w->where.error = error;
-    w->where.result = SPDL_OK;
-    if (w->failed || w->last == NULL || bytes > w->left)
-        spdl__write_fail(w, SPDL_E_INVALID, NULL,
-                         "more data than the shape says, or no array begun");
-    for (; bytes > 0 && w->where.result == SPDL_OK; bytes -= piece, from += piece) {
-        piece = (size_t)spdl__min(bytes, SPDL__NPZ_PIECE);
-        w->last->crc = spdl__crc_add(&w->crc, w->last->crc, from, piece);
-        spdl__write_bytes(w, from, piece);
-        w->left -= piece;
-    }
-    return w->where.result;
-}
-
-SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *w, const char *name,
-                                    const spdl_npy_info *info, const void *data,
+SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *w, const char *name, const char *dtype,
+                                    int ndim, const uint64_t *shape, const void *data,
                                     spdl_error *error) {
-    spdl_result result;
-    if (w == NULL || name == NULL || info == NULL)
+    size_t head_bytes, local_bytes = 0, most;
+    spdl_npy_info info;
+    uint8_t *head;
+    uint32_t crc;
+    if (w == NULL || name == NULL || dtype == NULL || (shape == NULL && ndim > 0))
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_write: an argument is NULL");
-    result = spdl_npz_begin(w, name, info, error);
-    if (result != SPDL_OK) return result;
-    if (data != NULL || w->left == 0)
-        return spdl_npz_append(w, data, (size_t)w->left, error);
-    spdl__write_fail(w, SPDL_E_INVALID, name, "its data is NULL");
+    if (!spdl__write_ready(w, error)) return w->where.result;
+    if (ndim < 0 || ndim > SPDL_NPY_MAX_DIMS)
+        spdl__write_fail(w, SPDL_E_INVALID, name, "ndim is not 0 to 64");
+    else if (strlen(name) > 65535 - 4 || w->count >= SPDL__ZIP_MEMBERS)
+        spdl__write_fail(w, SPDL_E_LIMIT, NULL, "a name too long, or one too many");
+    else if (!spdl__write_is_utf8(name))
+        spdl__write_fail(w, SPDL_E_INVALID, name, "its name is not UTF-8");
+    else if (w->desc.npy && w->count > 0)
+        spdl__write_fail(w, SPDL_E_INVALID, name, "a .npy file holds one array");
+    if (w->where.result != SPDL_OK) return w->where.result;
+    most = SPDL__ZIP_ENTRY_BYTES + SPDL__ZIP_LOCAL_BYTES + 2 * (strlen(name) + 4) + 256;
+    if (!spdl__write_room(w, most + SPDL__WRITE_HEAD)) return w->where.result;
+    head = w->directory + w->used + most;
+    head_bytes = spdl__write_header(w, head, name, dtype, ndim, shape, &info);
+    if (head_bytes == 0) return w->where.result;
+    if (info.bytes > SIZE_MAX / 2 || (data == NULL && info.bytes > 0)) {
+        spdl__write_fail(w, SPDL_E_INVALID, name, "its data is NULL, or more than memory can hold");
+        return w->where.result;
+    }
+    if (!w->desc.npy) {
+        crc = spdl__crc_add(&w->crc, 0, head, head_bytes);
+        crc = spdl__crc_add(&w->crc, crc, (const uint8_t *)data, (size_t)info.bytes);
+        local_bytes = spdl__write_entry(w, head, name, crc, head_bytes + info.bytes);
+    }
+    w->count++;
+    if (spdl__write_bytes(w, head - local_bytes, local_bytes + head_bytes))
+        spdl__write_bytes(w, data, (size_t)info.bytes);
     return w->where.result;
 }
 
-/* The directory, entry by entry, and the end records, with ZIP64 ones where a number needs them. */
-SPDL__COLD bool spdl__write_directory(spdl_npz_writer *w) {
-    const uint64_t start = w->at, count = w->zip.count;
-    uint64_t bytes;
-    uint8_t *at = w->scratch;
+/* Whether each name is there once: reads the directory. */
+SPDL__COLD bool spdl__write_names_differ(spdl_npz_writer *w) {
+    spdl__zip *zip = &w->zip;
+    spdl__zip_opening o = { zip, &w->where, w->used, w->count, w->used, 0, true };
+    const spdl__zip_member *m;
+    bool differ = true;
     size_t i;
-    for (i = 0; i < count; i++) {
-        const spdl__zip_member *m = &w->zip.members[i];
-        if (at + SPDL__ZIP_ENTRY_BYTES + m->key_bytes + 28 > w->scratch + SPDL__WRITE_BYTES) {
-            if (!spdl__write_bytes(w, w->scratch, (size_t)(at - w->scratch))) return false;
-            at = w->scratch;
+    zip->data = zip->tail = w->directory;
+    zip->size = w->used;
+    zip->count = 0;
+    if (spdl__zip_make(&o)) {
+        spdl__zip_sort(zip, true);
+        for (i = 1; i < zip->count && differ; i++) {
+            m = &zip->members[zip->by_name[i]];
+            differ = spdl__zip_compare(&zip->members[zip->by_name[i - 1]], m->key, m->key_bytes,
+                                       "") != 0;
+            if (!differ) spdl__write_fail(w, SPDL_E_INVALID, m->name, "two arrays have this name");
         }
-        at = spdl__write_central(at, m);
     }
-    if (!spdl__write_bytes(w, w->scratch, (size_t)(at - w->scratch))) return false;
-    at = w->scratch;
-    bytes = w->at - start;
+    spdl__zip_close(zip);
+    zip->members = NULL;
+    zip->block_bytes = 0;
+    return w->where.result == SPDL_OK;
+}
+
+/* The directory and the end records, with ZIP64 ones where a number needs them. */
+SPDL__COLD bool spdl__write_directory(spdl_npz_writer *w) {
+    const uint64_t start = w->at, count = w->count, bytes = w->used;
+    uint8_t *at;
+    if (!spdl__write_room(w, 128)) return false;
+    at = w->directory + w->used;
     if (count >= 0xffff || bytes >= 0xffffffffu || start >= 0xffffffffu) {
         at = spdl__put64(spdl__put32(at, 0x06064b50), SPDL__ZIP_END64_BYTES - 12);
         at = spdl__put64(spdl__put16(spdl__put16(at, 45), 45), 0);
         at = spdl__put64(spdl__put64(at, count), count);
         at = spdl__put64(spdl__put64(at, bytes), start);
-        at = spdl__put64(spdl__put32(spdl__put32(at, 0x07064b50), 0), w->at);
+        at = spdl__put64(spdl__put32(spdl__put32(at, 0x07064b50), 0), start + bytes);
         at = spdl__put32(at, 1);
     }
     at = spdl__put32(spdl__put32(at, 0x06054b50), 0);
     at = spdl__put16(spdl__put16(at, spdl__min(count, 0xffff)), spdl__min(count, 0xffff));
     at = spdl__put32(at, spdl__min(bytes, 0xffffffffu));
     at = spdl__put16(spdl__put32(at, spdl__min(start, 0xffffffffu)), 0);
-    return spdl__write_bytes(w, w->scratch, (size_t)(at - w->scratch));
+    return spdl__write_bytes(w, w->directory, (size_t)(at - w->directory));
 }
 
 SPDL_API spdl_result spdl_npz_finish(spdl_npz_writer *w, spdl_error *error) {
     const char *reason;
     if (w == NULL)
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_finish: writer is NULL");
-    if (!spdl__write_ready(w, NULL, error)) return w->where.result;
-    if (w->desc.npy && w->zip.count == 0)
+    if (!spdl__write_ready(w, error)) return w->where.result;
+    if (w->desc.npy && w->count == 0)
         spdl__write_fail(w, SPDL_E_INVALID, NULL, "no array was written");
-    else if (!w->desc.npy) spdl__write_directory(w);
+    else if (!w->desc.npy && spdl__write_names_differ(w)) spdl__write_directory(w);
     if (w->where.result != SPDL_OK) return w->where.result;
     reason = spdl__os_file_commit(w->file, w->temporary, w->path, w->desc.sync);
     if (reason != NULL) spdl__write_fail(w, SPDL_E_IO, NULL, reason);
@@ -19519,16 +19209,12 @@ SPDL_API spdl_result spdl_npz_finish(spdl_npz_writer *w, spdl_error *error) {
 
 SPDL_API void spdl_npz_writer_close(spdl_npz_writer *w) {
     spdl_allocator allocator;
-    size_t i;
     if (w == NULL) return;
     allocator = w->desc.allocator;
     (void)spdl__os_file_close(w->file);
     if (w->file != SPDL__NO_FILE && !w->finished) (void)remove(w->temporary);
-    for (i = 0; i < w->zip.count; i++)
-        spdl__free(&allocator, SPDL__UNCONST(w->zip.members[i].key), w->zip.members[i].key_bytes);
-    spdl__free(&allocator, w->zip.members, w->room * sizeof(*w->zip.members));
-    spdl__free(&allocator, w->zip.by_name, w->name_room * sizeof(*w->zip.by_name));
-    spdl__free(&allocator, w->scratch, w->scratch_bytes);
+    spdl__free(&allocator, w->directory, w->room);
+    spdl__free(&allocator, w->path, w->path_bytes);
     spdl__free(&allocator, w, sizeof(*w));
 }
 
@@ -19537,10 +19223,9 @@ SPDL__COLD bool spdl__write_open(spdl_npz_writer *w, const char *path) {
     const size_t length = strlen(path);
     const char *reason = spdl__os_in_use;
     int tries;
-    w->scratch_bytes = SPDL__WRITE_BYTES + 2 * length + 32;
-    w->scratch = (uint8_t *)spdl__zip_alloc(&w->where, w->scratch_bytes, "the writer");
-    if (w->scratch == NULL) return false;
-    w->path = (char *)w->scratch + SPDL__WRITE_BYTES;
+    w->path_bytes = 2 * length + 32;
+    w->path = (char *)spdl__zip_alloc(&w->where, w->path_bytes, "the writer");
+    if (w->path == NULL) return false;
     w->temporary = w->path + length + 1;
     memcpy(w->path, path, length + 1);
     spdl__crc_init(&w->crc);
@@ -19560,13 +19245,9 @@ SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
     spdl_result result;
     memset(&full, 0, sizeof(full));
     if (desc != NULL) full = *desc;
-    if (full.align == 0) full.align = 64;
     if (writer != NULL) *writer = NULL;
-    if (writer == NULL || path == NULL || (full.align & (full.align - 1)) != 0 ||
-        full.align > 32768)
-        return spdl__error_set(full.error, SPDL_E_INVALID,
-                               "spdl_npz_create: an argument is NULL, or align no power of two up "
-                               "to 32768");
+    if (writer == NULL || path == NULL)
+        return spdl__error_set(full.error, SPDL_E_INVALID, "spdl_npz_create: an argument is NULL");
     if (spdl__allocator_check(&full.allocator, "npz writer", full.error) != SPDL_OK)
         return SPDL_E_INVALID;
     w = (spdl_npz_writer *)spdl__alloc_zeroed(&full.allocator, 1, sizeof(*w), 64);

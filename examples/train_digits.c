@@ -17,22 +17,18 @@ typedef struct { char path[FILES][400]; int order[FILES]; uint64_t seed; } file_
 
 /* All images of a file, or NULL with error->text. */
 static samples *read_samples(const char *path, spdl_error *error) {
-    static const char *const names[] = { "images", "labels" };
-    uint8_t data[2][MAX_IMAGES * PIXELS];
     spdl_npz_desc desc = { .error = error };
-    spdl_npy_info info[2];
-    spdl_npz *npz;
-    bool good = spdl_npz_open_file(&npz, path, &desc) == SPDL_OK;
-    if (good)
-        snprintf(error->text, sizeof error->text, "%s: not uint8 images and labels", path);
-    for (size_t i = 0, at; good && i < 2; i++)
-        good = spdl_npz_find(npz, names[i], &at) == SPDL_OK
-            && spdl_npz_info(npz, at, &info[i], error) == SPDL_OK
-            && info[i].kind == 'u' && info[i].itemsize == 1 && !info[i].fortran_order
-            && spdl_npz_read(npz, at, data[i], sizeof data[i], error) == SPDL_OK;
-    spdl_npz_close(npz);
-    good = good && info[0].count == info[1].count * PIXELS;
-    return good ? samples_new(info[1].count, data[0], data[1]) : NULL;
+    spdl_npz_bundle *file = NULL;
+    samples *made = NULL;
+    if (spdl_npz_load(&file, path, &desc) == SPDL_OK) {
+        const spdl_npz_array *images = spdl_npz_bundle_find(file, "images");
+        const spdl_npz_array *labels = spdl_npz_bundle_find(file, "labels");
+        if (spdl_npz_expect(images, "u1", 3, (uint64_t[]){ 0, 8, 8 }, error) == SPDL_OK
+            && spdl_npz_expect(labels, "u1", 1, images->info.shape, error) == SPDL_OK)
+            made = samples_new(labels->info.count, images->data, labels->data);
+    }
+    spdl_npz_bundle_free(file);
+    return made;
 }
 
 SPDL_FN(next_path, void, char) {

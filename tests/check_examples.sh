@@ -84,6 +84,11 @@ run_example() {
         check "npz_info --json" fails_with 0 '"name": "images", "kind": "u"' \
             ./npz_info --json examples/data/digits_test.npz
         ;;
+    npz_rows)
+        check "npz_rows" fails_with 0 "100 batches, mean of all samples 20" ./npz_rows
+        check "npz_rows on a deflated file" fails_with 1 "deflated: it has no rows to pick" \
+            ./npz_rows examples/data/digits_test.npz
+        ;;
     npz_convert)
         check "npz_convert" fails_with 0 "times as fast" \
             ./npz_convert examples/data/digits_test.npz stored.npz

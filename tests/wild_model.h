@@ -200,10 +200,9 @@ static void wild_make_desc(wild *w, spdl_pool *pool) {
     if (pool != NULL) w->desc.workers = 0;
     w->desc.next_works_ns = works[draw(w, 4)];
     w->desc.logger.log_fn = log_nothing;
-    if (!chance(w, 4)) return;
-    w->desc.blocks.alloc_fn = wild_alloc;
-    w->desc.blocks.free_fn = wild_release;
-    w->desc.blocks.user = w;
+    w->allocator.alloc_fn = wild_alloc;
+    w->allocator.free_fn = wild_release;
+    w->allocator.user = w;
 }
 
 /* What it remembers of a run is forgotten. */
