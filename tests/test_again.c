@@ -114,8 +114,8 @@ static void the_trainer_may_be_next(void) {
     }
 }
 
-/* A call that waits for room is taken up by any worker, but by one: in the smallest rings no result is
-   put over another. */
+/* A call that waits for room is taken up by any worker, but by one: in the smallest rings no
+   result is put over another. */
 static void calls_that_wait_are_taken_up_once(void) {
     chaos_on();
     for (int i = 0; i < (TEST_SANITIZED ? 60 : 200); ++i) {
@@ -221,8 +221,8 @@ static void a_call_may_fail_midway(void) {
     }
 }
 
-/* The call for 3 hands on one item, then fails, while that for 4 is inside, which ends only when the
-   pipeline has failed: it comes behind the failure. */
+/* The call for 3 hands on one item, then fails, while that for 4 is inside, which ends only
+   when the pipeline has failed: it comes behind the failure. */
 typedef struct torn {
     spdl_pipeline *p;
     int inside, begun;

@@ -1,6 +1,6 @@
-/* Pipelines: one to many, calls that ask for what they may not, flush, epochs, rows of quick stages.
-   Streams of one input are in test_again.c, branches in test_branch.c, deferred calls in
-   test_defer.c, push mode, live changes and policies in test_push.c. */
+/* Pipelines: one to many, calls that ask for what they may not, flush, epochs, rows of quick
+   stages. Streams of one input are in test_again.c, branches in test_branch.c, deferred calls
+   in test_defer.c, push mode, live changes and policies in test_push.c. */
 #include "flow.h"
 
 /* --- what a call may ask for --- */
@@ -455,7 +455,8 @@ SPDL_FN(ones, void, item) {
     return (long)spdl_sequence(task) < *(const long *)spdl_ctx(task) ? SPDL_OK : SPDL_END;
 }
 
-/* The time of all processors for an item that is dropped, while the trainer sleeps: the best of some. */
+/* The time of all processors for an item that is dropped, while the trainer sleeps: the best of
+   some. */
 static double dropping_ns(long items, int sink, bool passes) {
     double best = 1e18;
     for (int round = 0; round < 3; ++round) {
@@ -484,7 +485,8 @@ static double dropping_ns(long items, int sink, bool passes) {
 static void dropping_costs_the_same_in_any_window(void) {
     const long items = TEST_SANITIZED ? 70000 : 100000;
     for (int passes = 0; passes < 2; ++passes) {
-        const double small = dropping_ns(items, 8, passes), large = dropping_ns(items, 32768, passes);
+        const double small = dropping_ns(items, 8, passes);
+        const double large = dropping_ns(items, 32768, passes);
         if (!CHECK(large < 8 * small)) printf("    %.0f and %.0f ns an item\n", small, large);
     }
 }

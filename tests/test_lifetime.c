@@ -474,7 +474,8 @@ static void an_init_that_fails_ends_it(void) {
     }
 }
 
-/* On a worker that comes later: what was before its item in order is delivered, nothing after it. */
+/* On a worker that comes later: what was before its item in order is delivered, nothing after
+   it. */
 static void an_init_that_fails_later_is_a_failing_call(void) {
     chaos_on();
     for (int i = 0; i < 90; ++i) {

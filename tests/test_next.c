@@ -45,8 +45,8 @@ SPDL_FN(count_calls, item, item) {
     return SPDL_OK;
 }
 
-/* Two calls wait for each other, and there is one worker. (The sink has room for all: the trainer takes
-   nothing while it is in a call.) */
+/* Two calls wait for each other, and there is one worker. (The sink has room for all: the
+   trainer takes nothing while it is in a call.) */
 static void the_trainer_is_one_thread_more(void) {
     for (int w = 1; w < 4; ++w) {
         tally t = { .meet = w + 1 };
@@ -59,8 +59,8 @@ static void the_trainer_is_one_thread_more(void) {
     }
 }
 
-/* A call takes longer than the limit from the first one on: none of them is the trainer's. While the
-   worker is in it, the trainer makes the quick ones. */
+/* A call takes longer than the limit from the first one on: none of them is the trainer's.
+   While the worker is in it, the trainer makes the quick ones. */
 static void rows_of_long_calls_are_left_to_the_workers(void) {
     for (int w = 1; w < 3; ++w) {
         tally quick = { .us = 0 }, slow = { .us = 3000 };

@@ -215,8 +215,10 @@ SPDL_FN(free_for_all, void, void) {
 
 /* --- fields that belong to other kinds of rows --- */
 
+static script empty; /* a source with a thread of its own is called at once */
+
 static const spdl_stage all_kinds[] = {
-    SPDL_SOURCE(count_up, .name = "source"),
+    SPDL_SOURCE(count_up, .ctx = &empty, .name = "source"),
     SPDL_PIPE(follow, .name = "pipe"),
     SPDL_BATCH(3, .name = "batch"),
     SPDL_BRANCH(pass_batch, .name = "branch"),

@@ -1,5 +1,5 @@
-/* Sources of other kinds: those that block, on a thread of their own, and those that take from a next
-   function, as of another pipeline. */
+/* Sources of other kinds: those that block, on a thread of their own, and those that take from
+   a next function, as of another pipeline. */
 #include "flow.h"
 
 /* --- a source that blocks --- */
