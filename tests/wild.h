@@ -110,6 +110,7 @@ struct wild {
     long rewind_after; /* items; or -1 */
     uint64_t begins;   /* the source, after the rewind */
     bool rewound;
+    spdl_allocator allocator; /* of some blocks; with a count */
     /* what the trainer and the producer saw */
     wild_stream seen;
     uint64_t epoch;

@@ -83,6 +83,7 @@ static void wild_pipe(wild *w, wild_place place) {
     d->hold = (int)draw(w, WILD_HELD) + 1;
     d->buffers = d->fresh && d->depth == 0 && (way == PLAIN || way == DEFERS) && chance(w, 3);
     if (d->buffers) row->item_bytes = sizeof(thing);
+    if (d->buffers && chance(w, 3)) row->allocator = &w->allocator;
     if (row->flush || row->again || way == PLUCKS) w->plain = false;
     if (way == OPENS) --w->depth;
     wild_many(w, d, place);
@@ -102,12 +103,13 @@ static void wild_batch(wild *w) {
     const dice *maker = &w->dice[w->count - 1];
     const bool bytes = w->depth == 0 && chance(w, 3);
     dice *d;
-    if (bytes && maker->buffers && chance(w, 2)) before->item_bytes = 0; /* in its place */
+    if (bytes && maker->buffers && chance(w, 2)) before->item_bytes = 0, before->allocator = NULL; /* in its place */
     d = wild_add(w, (spdl_stage)SPDL_BATCH((int)draw(w, 5) + 1, .drop_last = chance(w, 3)), PLAIN);
     wild_last(w)->ctx = NULL;
     if (wild_last(w)->drop_last && !w->ordered) w->known = false;
     if (w->depth == 0) w->placed = d->in_place = bytes;
     if (bytes) wild_last(w)->item_bytes = sizeof(thing);
+    if (bytes && chance(w, 3)) wild_last(w)->allocator = &w->allocator;
     w->plain = false;
     ++w->depth;
 }
