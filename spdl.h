@@ -71,18 +71,16 @@
    THREADS
        Every doc block says who may call: "any" thread, the "owner" (one thread at a time), the
        "producer" or the "consumer" of a ring, or "a stage" (inside a stage function). Workers
-       sleep in the kernel when there is nothing to do; nothing polls. There are two timers: that
-       of reports that were asked for (>>report), and that of a trainer that waits in a pipeline of
-       polite workers, or with a merge that may wait for one path, which looks every 20 ms whether
-       the workers get a processor (>>pool), or a path starves (SPDL_MERGE_ROBIN). Workers block
-       signal but those a fault raises. A process that forks may use the library in the child only
-       for objects made there: the workers stay behind in the parent.
+       sleep in the kernel when there is nothing to do; nothing polls. There is one timer, that of
+       reports that were asked for (>>report). Workers block all signals but those a fault raises.
+       A process that forks may use the library in the child only for objects made there: the
+       workers stay behind in the parent.
 
    MEMORY
        Allocation happens in create and open calls only, through spdl_allocator, except in these
-       cases: batches and buffers that the trainer keeps, what a stage emits at once for the first
-       time, spdl_report_html, reading and writing npz (see >>npz-impl), records of files (>>files),
-       spdl_state_load, and a copy of what a trace has recorded while its file is written.
+       cases: batches and buffers that the trainer keeps, reading and writing npz (see >>npz-impl),
+       records of files (>>files), spdl_state_load, and a copy of what a trace has recorded while
+       its file is written.
        A running pipeline allocates nothing. An item belongs to the library from the moment a stage
        hands it out until spdl_pipeline_next hands it to the trainer; see >>pipeline for the rules.
 
@@ -1156,7 +1154,6 @@ typedef enum spdl_limit {
     SPDL_LIMIT_ORDER,       /* rare slow calls hold back those after them */
     SPDL_LIMIT_BATCH,       /* items wait until a batch is full */
     SPDL_LIMIT_WORKERS,     /* all workers are in calls */
-    SPDL_LIMIT_DEVICE,      /* copies to a device */
     SPDL_LIMIT_HARM,        /* loading takes processor time from the consumer's steps */
     SPDL_LIMIT_FOREIGN      /* other programs have the processors that a stage waits for */
 } spdl_limit;
@@ -1191,9 +1188,6 @@ typedef struct spdl_stats {
     uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink until they were taken */
     uint64_t trainer_runnable_ns; /* since the first item: the consumer was ready to run, but other
                                threads had the processors (known to its own snapshots; else 0) */
-    /* Waits for copies to a device (spdl_cuda.h): of spdl_cuda_next when its source is this
-       pipeline, which are in step_ns; and of calls in front of SPDL_CUDA_TRANSFER. */
-    uint64_t step_device_ns, calls_device_ns;
     /* The process since the start, read at most every 10 ms; 0: not known. */
     uint64_t process_ns;    /* from the start to that reading */
     uint64_t process_cpu_ns; /* CPU time of all its threads */
@@ -1254,13 +1248,13 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
        ready            share of the time the next stage, or the consumer, had a result to take
        waits            share of the consumer's waits in which its item was here, in a call or
                         waiting for a worker: they add up to 100 %; blank where it hardly waited
-   Below, a line for each stage with calls that failed or were retried, items skipped or freed.
+   Below, a line for each stage with calls that failed, items skipped or freed.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
 
 /* The struct as a JSON object: its fields by their names, "stages" and "edges" being arrays, with
    the "verdict" and the "finding", whose "limit" is one of not_known, trainer, concurrency,
-   machine, lock, serial, order, batch, workers, device, harm, foreign. Strings are valid UTF-8
+   machine, lock, serial, order, batch, workers, harm, foreign. Strings are valid UTF-8
    whatever the names are.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes);
@@ -1322,16 +1316,15 @@ typedef struct spdl_report_desc {
    destroyed last. "%p" in the name stands for the number of the process. A symbolic link is not
    followed. What goes wrong with it is one warning in the log.
 
-   Memory: (workers + 2 + edges) * trace_events * 32 bytes, allocated by create. Of each thread and
+   Memory: (workers + 1 + edges) * trace_events * 32 bytes, allocated by create. Of each thread and
    edge the latest events are kept; log and file say how many were dropped.
 
    Spans and counters of your own, by the functions below: parts of a call on the worker's lane, or
    parts of a step on the consumer's. Spans nest, 16 deep; deeper ones are left out. One that is
    open when the call returns, or the consumer's when the pipeline is destroyed, ends then. Only the
    pointer to a name is kept: names live as long as the pipeline; the file has their first 100
-   bytes. Each function takes some 30 ns where a trace is recorded, and 1 where none is. Copies to a
-   device: spdl_cuda_trace. None of these functions blocks; those of a task are for its call, those
-   of a pipeline for the consumer.
+   bytes. Each function takes some 30 ns where a trace is recorded, and 1 where none is. None of
+   these functions blocks; those of a task are for its call, those of a pipeline for the consumer.
 
    Debuggers and profilers: the workers have names. Where the implementation is compiled with
    <sys/sdt.h>, it has probes for perf and bpftrace: spdl:task_begin and spdl:task_end (stage,
@@ -1512,10 +1505,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
        SPDL_DOCTOR=1,replay          also repeats items that were kept, see below: what the consumer
                                      learns in this run is void
        SPDL_DOCTOR=1,raise           tries the settings of the verdict: may change the concurrency
-                                     of every stage that does not say .max_concurrency = 1, and has
-                                     twice as many workers made; spdl_worker may be so large then.
-                                     Without it only stages whose .max_concurrency says more than
-                                     .concurrency are changed
+                                     of every stage that does not say .concurrency = 1, and has
+                                     twice as many workers made; spdl_worker may be so large then
        SPDL_DOCTOR=1,steps=100000    steps of the whole run: to say how many hours it could gain
 
    What it does, in next, on the thread of the consumer. It observes for a tenth of the time. Then
@@ -5239,8 +5230,8 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
 }
 
 /* Works for one client until it has nothing to do, or others should have a turn. Whether it had
-   something to do. While all others are quiet it goes on until one of them is not: that is seen by a
-   change of `quiet` since the load that said so. */
+   something to do. While all others are quiet it goes on until one of them is not: that is seen by
+   a change of `quiet` since the load that said so. */
 SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at) {
     spdl__client_slot *slot = &pool->slot[at];
     const spdl__client *client = spdl__client_enter(pool, slot);
@@ -5661,9 +5652,9 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
    split; >>trace-impl has the rest. Off, each place costs a branch on a pointer.
 
    Events. A track is a ring of events that keeps the latest; there is one for each thread that runs
-   stages, one for the consumer, one for each edge and one for copies to a device. A thread writes
-   its own track, and the reader of an edge that edge's; who adds takes a number first, as readers
-   of an edge may come at the same time. Nobody reads them before destroy.
+   stages, one for the consumer and one for each edge. A thread writes its own track, and the reader
+   of an edge that edge's; who adds takes a number first, as readers of an edge may come at the same
+   time. Nobody reads them before destroy.
 
    Where time goes. A meter reads the thread's processor clock, and the time it was runnable, before
    and after a sitting: four system calls, some microseconds. So about one sitting is measured for
@@ -5692,15 +5683,8 @@ typedef enum spdl__record_kind {
     SPDL__RECORD_NEXT,  /* the trainer waited; number: of the item it got */
     SPDL__RECORD_DEPTH, /* number: the items on an edge */
     SPDL__RECORD_SPAN,  /* a user's; number: the pointer to its name, result: spans around it */
-    SPDL__RECORD_COPY,  /* a device was at work; row: spdl__device_work, number: bytes */
     SPDL__RECORD_VALUE  /* of a counter; number: the pointer to its name, end: the bits */
 } spdl__record_kind;
-
-typedef enum spdl__device_work {
-    SPDL__DEVICE_TO,
-    SPDL__DEVICE_LAUNCH,
-    SPDL__DEVICE_FROM
-} spdl__device_work;
 
 /* 32 bytes, as is documented. Written by the thread that took its place in the track. */
 typedef struct spdl__record {
@@ -5732,7 +5716,7 @@ typedef struct spdl__track {
 typedef struct spdl__trace {
     size_t bytes;    /* of the block: this, the tracks, their records */
     uint64_t origin; /* times in the file are since then: the start, or that of a loader */
-    int tracks;      /* of threads, then those of edges, then one of copies to a device */
+    int tracks;      /* of threads, then those of edges */
     spdl__track *track;
     const spdl_function *fn[SPDL_MAX_STAGES]; /* the stages' own */
     spdl__os_file file; /* for destroy to write, or SPDL__NO_FILE */
@@ -6489,7 +6473,6 @@ struct spdl_pipeline {
     spdl_task *task;  /* [worker] */
     uint64_t process;
     uint64_t start_ns;
-    uint64_t step_device_ns, calls_device_ns; /* written by spdl_cuda.h */
     struct spdl__reporter *reporter; /* NULL unless reports were asked for */
     struct spdl__doctor *doctor; /* NULL unless it was asked for, and these two */
     struct spdl__hand *hand;
@@ -6598,8 +6581,8 @@ SPDL__PRIVATE bool spdl__path_has_slot(const spdl__edge *edge) {
     return (int64_t)(head + edge->window - spdl__load_relaxed(&edge->tail)) > 0;
 }
 
-/* Of a branch: whether one more result may be routed, as fewer wait than may; or a mark go down every
-   path. */
+/* Of a branch: whether one more result may be routed, as fewer wait than may; or a mark go down
+   every path. */
 SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node) {
     uint64_t waiting = 0;
     int i;
@@ -6663,8 +6646,8 @@ SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *
     return spdl__row_has_work(p, node, spdl__load(node->word));
 }
 
-/* Whether this is a thread of the pool: guests, the producer and a consumer are not. (The producer may
-   outlive the pool.) */
+/* Whether this is a thread of the pool: guests, the producer and a consumer are not. (The producer
+   may outlive the pool.) */
 SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
     if (p->producer != NULL && worker == p->workers - 1) return false;
     return p->pool != NULL && worker < p->pool->desc.workers;
@@ -10757,8 +10740,6 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
     stats->ready_ns = spdl__load_relaxed(&p->ready_ns);
     stats->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
-    stats->step_device_ns = spdl__load_relaxed(&p->step_device_ns);
-    stats->calls_device_ns = spdl__load_relaxed(&p->calls_device_ns);
     for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i].meter.waited_ns);
     for (i = 0; i < p->count; ++i) inside += stats->stage[i].runnable_ns;
     stats->workers_runnable_ns =
@@ -11049,12 +11030,6 @@ SPDL__COLD void spdl__find_buffer(const spdl_stats *stats, spdl__found *f) {
     f->is.gain = then > 0 ? spdl__larger((double)stats->elapsed_ns / then, 1) : 0;
 }
 
-/* Whether calls of a row that sleep do so for copies to a device. */
-SPDL__COLD bool spdl__stage_copies(const spdl_stats *stats, int i) {
-    const uint64_t blocked = stats->stage[i].blocked_ns;
-    return blocked > stats->stage[i].busy_ns / 2 && stats->calls_device_ns > blocked / 2;
-}
-
 /* Whether its calls, of which it may have several, were on one processor at a time, or about to be,
    while others slept: as behind a lock. */
 SPDL__COLD bool spdl__stage_takes_turns(const spdl_stats *stats, int i) {
@@ -11091,8 +11066,7 @@ SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__found *f) {
     const bool serial = (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1) ||
                         stage->kind == SPDL_KIND_BRANCH || stage->alone;
     int i;
-    f->is.limit = spdl__stage_copies(stats, f->is.stage)        ? SPDL_LIMIT_DEVICE
-                  : serial                                      ? SPDL_LIMIT_SERIAL
+    f->is.limit = serial                                        ? SPDL_LIMIT_SERIAL
                   : spdl__stage_takes_turns(stats, f->is.stage) ? SPDL_LIMIT_LOCK
                                                                 : SPDL_LIMIT_CONCURRENCY;
     if (f->is.limit != SPDL_LIMIT_CONCURRENCY) return;
@@ -11222,8 +11196,6 @@ SPDL__COLD spdl__found spdl__find(const spdl_stats *stats) {
             f.is.stage = busiest;
     } else if (spdl__stats_waiting(stats) >= SPDL__FED) {
         spdl__find_wait(stats, &f);
-    } else if (spdl__share(stats->step_device_ns, stats->step_ns) >= SPDL__FED) {
-        f.is.limit = SPDL_LIMIT_DEVICE;
     } else if (spdl__share(stats->trainer_runnable_ns, stats->step_ns) >= SPDL__FED) {
         f.is.limit = spdl__find_harm(stats, &f);
     } else {
@@ -11242,7 +11214,6 @@ SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *findi
 
 #define SPDL__ASK_DOCTOR "SPDL_DOCTOR=30 measures it"
 #define SPDL__ASK_TRIAL "SPDL_DOCTOR=30,raise tries it"
-#define SPDL__SEND_LESS "Send less: bytes instead of floats, converted there"
 
 /* Of a pipeline with a feed: where most of the time from push to answer went. */
 SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *stats) {
@@ -11352,8 +11323,6 @@ SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
         spdl__text_add(text, stage->kind == SPDL_KIND_SOURCE
                                  ? " Move work from the source to a stage."
                                  : " Make it cheaper, or split the row in two.");
-    } else if (f->is.limit == SPDL_LIMIT_DEVICE) {
-        spdl__text_add(text, " " SPDL__SEND_LESS ".");
     } else {
         if (stage->split_calls > 0 && spdl__stats_faults(stats))
             spdl__text_add(text, " It takes %.0f page faults for each item of the consumer: use "
@@ -11436,11 +11405,9 @@ SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats
     case SPDL_LIMIT_CONCURRENCY:
     case SPDL_LIMIT_LOCK:
     case SPDL_LIMIT_SERIAL:
-    case SPDL_LIMIT_DEVICE:
         spdl__text_add(text, "%s was busy %.0f %% of the time (concurrency %d)%s%s", called, load,
                        stage->concurrency, spdl__stage_does(stage),
-                       f->is.limit == SPDL_LIMIT_SERIAL   ? ", one call at a time."
-                       : f->is.limit == SPDL_LIMIT_DEVICE ? ", waiting for copies to the device."
+                       f->is.limit == SPDL_LIMIT_SERIAL ? ", one call at a time."
                        : f->is.limit == SPDL_LIMIT_LOCK && !f->proven
                            ? " on one processor at a time." : ".");
         spdl__verdict_cure(text, stats, f);
@@ -11483,10 +11450,6 @@ SPDL__COLD void spdl__verdict_of_fed(spdl__text *text, const spdl_stats *stats,
                    100 * spdl__stats_waiting(stats));
     if (f->is.limit == SPDL_LIMIT_TRAINER)
         spdl__text_add(text, "What its own steps lose to loading only spdl_headspace measures.");
-    else if (f->is.limit == SPDL_LIMIT_DEVICE)
-        spdl__text_add(text, "But for %.0f %% of its own steps it waited for copies to the device. "
-                             SPDL__SEND_LESS ".",
-                       100 * spdl__share(stats->step_device_ns, stats->step_ns));
     else
         spdl__text_add(text, "But for %.0f %% of its own steps other %s.",
                        100 * spdl__share(stats->trainer_runnable_ns, stats->step_ns),
@@ -11646,7 +11609,7 @@ typedef struct spdl__field {
 
 static const char *const spdl__limit_names[] = {
     "not_known", "trainer", "concurrency", "machine", "lock", "serial", "order", "batch",
-    "workers", "device", "harm", "foreign", NULL
+    "workers", "harm", "foreign", NULL
 };
 
 /* What is written of each struct, in this order. The 'u' are counters: they are subtracted for an
@@ -11664,7 +11627,6 @@ static const spdl__field spdl__stats_fields[] = {
     SPDL__U(spdl_stats, ready_ns), SPDL__U(spdl_stats, workers_runnable_ns),
     SPDL__U(spdl_stats, step_ns), SPDL__U(spdl_stats, step_mean_ns),
     SPDL__U(spdl_stats, answer_wait_ns), SPDL__U(spdl_stats, trainer_runnable_ns),
-    SPDL__U(spdl_stats, step_device_ns), SPDL__U(spdl_stats, calls_device_ns),
     SPDL__U(spdl_stats, process_ns), SPDL__U(spdl_stats, process_cpu_ns),
     SPDL__U(spdl_stats, others_cpu_ns), SPDL__U(spdl_stats, minor_faults), SPDL__FIELDS_END
 };
@@ -13504,7 +13466,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     r->done = true;
     r->finding = d->found.is;
     r->seconds = d->begun_ns ? 1e-9 * (double)(spdl_time_ns() - d->begun_ns) : 0;
-    alone = r->step_ns - (double)(d->seen.trainer_runnable_ns + d->seen.step_device_ns) /
+    alone = r->step_ns - (double)d->seen.trainer_runnable_ns /
                              spdl__larger((double)d->seen.delivered, 1);
     r->ceiling = r->cached.rounds > 0 ? r->cached.value * r->today : alone > 0 ? 1e9 / alone : 0;
     if (d->plan.desc.run_steps > 0 && r->today > 0 && r->ceiling > 0) {
@@ -20675,13 +20637,6 @@ SPDL__RARE void spdl__trace_value(spdl__track *track, const char *name, double v
         spdl__trace_add(track, SPDL__RECORD_VALUE, 0, 0, now, bits, (uint64_t)(uintptr_t)name);
 }
 
-SPDL__RARE void spdl__trace_copy(const spdl_pipeline *p, spdl__device_work what, uint64_t begin,
-                                 uint64_t end, uint64_t bytes) {
-    if (SPDL__TRACED(p->trace))
-        spdl__trace_add(&p->trace->track[p->trace->tracks - 1], SPDL__RECORD_COPY, (int)what, 0,
-                        begin, end, bytes);
-}
-
 SPDL_API void spdl_trace_begin(spdl_task *task, const char *name) {
     spdl__trace *trace = task->pipeline->trace;
     if (SPDL__TRACED(trace) && spdl__task_allows(task, "spdl_trace_begin"))
@@ -20815,12 +20770,10 @@ SPDL__COLD void spdl__trace_value_text(spdl__text *text, uint64_t bits) {
     spdl__text_add(text, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
 }
 
-/* Copies overlap, as slices of a lane must not: they are asynchronous, two events with one id. */
 SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
-                                   const spdl__record *record, size_t id) {
-    static const char *const phases[] = { "X", "X", "X", "C", "X", "b", "C" };
-    static const char *const cats[] = { "task", "batch", "trainer", "", "span", "copy", "" };
-    static const char *const copies[] = { "copy to device", "launch", "copy to host" };
+                                   const spdl__record *record) {
+    static const char *const phases[] = { "X", "X", "X", "C", "X", "C" };
+    static const char *const cats[] = { "task", "batch", "trainer", "", "span", "" };
     const spdl__record_kind kind = spdl__record_of_kind(record);
     const int track = spdl__record_track(record), code = (int)(record->stamp >> 8 & 0xff);
     const int edge = track - spdl__tracks(p);
@@ -20828,14 +20781,12 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
     const char *name = kind <= SPDL__RECORD_BATCH   ? p->node[code].name
                        : kind == SPDL__RECORD_NEXT  ? "next waits"
                        : kind == SPDL__RECORD_DEPTH ? p->node[edge].name
-                       : kind == SPDL__RECORD_COPY  ? copies[code]
                                                     : (const char *)(uintptr_t)record->number;
     char start[101]; /* there is room for so much of a user's */
     (void)snprintf(start, sizeof(start), "%s", name != NULL ? name : "");
     if (*phases[kind] == 'X')
         spdl__trace_time(text, "dur", spdl__grown(record->begin, record->end));
     if (*cats[kind] != '\0') spdl__text_add(text, ",\"cat\":\"%s\"", cats[kind]);
-    if (kind == SPDL__RECORD_COPY) spdl__text_add(text, ",\"id\":%llu", (spdl__llu)id);
     spdl__text_add(text, ",\"name\":\"");
     if (kind == SPDL__RECORD_DEPTH) spdl__text_add(text, "edge %d depth, after ", edge);
     spdl__json_escape(text, start);
@@ -20849,10 +20800,6 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
         spdl__text_add(text, "\",\"args\":{\"value\":");
         spdl__trace_value_text(text, record->end);
         spdl__text_add(text, "}}");
-    } else if (kind == SPDL__RECORD_COPY) {
-        spdl__text_add(text, "\",\"args\":{\"bytes\":%llu}}", (spdl__llu)record->number);
-        text = spdl__trace_event(out, p, "e", track, spdl__max(record->end, record->begin));
-        spdl__text_add(text, ",\"cat\":\"copy\",\"id\":%llu,\"name\":\"%s\"}", (spdl__llu)id, name);
     } else {
         spdl__text_add(text, "\"}");
     }
@@ -20888,7 +20835,7 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, spdl__os_file f
     }
     if (count > 0) qsort(records, count, sizeof(*records), spdl__record_compare);
     for (i = 0; i < count && out.failure == NULL; ++i)
-        spdl__trace_record(&out, p, &records[i], i);
+        spdl__trace_record(&out, p, &records[i]);
     spdl__text_add(text, "\n]}\n");
     spdl__out_flush(&out);
     return out.failure;
@@ -20925,7 +20872,7 @@ SPDL__COLD spdl_result spdl__trace_save(const spdl_pipeline *p, spdl__os_file fi
 
 /* Room for `events` events of each track; false when there is no memory. */
 SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
-    const int tracks = spdl__tracks(p) + p->count + 1;
+    const int tracks = spdl__tracks(p) + p->count;
     const size_t records = (size_t)spdl__pow2(events);
     const size_t lane_bytes = sizeof(spdl__track) + records * sizeof(spdl__record);
     const size_t bytes = sizeof(spdl__trace) + (size_t)tracks * lane_bytes;
