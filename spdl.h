@@ -9665,7 +9665,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     if (!spdl__destroy_await(p, &left)) return;
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     spdl__destroy_producer(p, left != NULL);
-    spdl__destroy_part(p); /* last: nobody stirs the client any more, as its bit is another's soon */
+    spdl__destroy_part(p); /* last: nobody stirs the client now, as its bit is another's soon */
     spdl__pipeline_purge(p, 0);
     spdl__doctor_empty(p);
     spdl__fail_log(p);
@@ -10149,7 +10149,8 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     node->alone = row->flush || plan->rows[i].concurrency == 1;
     node->most = row->concurrency;
     if (raises && row->kind == SPDL_KIND_PIPE && !node->alone && !row->again)
-        node->most = (int)spdl__min(spdl__max(2 * node->most, p->threads), SPDL__MAX_WORKERS);
+        node->most = (int)spdl__min(spdl__max(2 * (uint64_t)node->most, (uint64_t)p->threads),
+                                    SPDL__MAX_WORKERS);
     node->ordered = row->output_order == SPDL_ORDER_INPUT;
     node->serial = node->most == 1;
     node->by_ticket = node->ordered && !node->serial;
@@ -10298,7 +10299,8 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
     p->threads = desc->pool != NULL ? desc->pool->places : desc->workers;
     if (plan->doctor != NULL && plan->doctor->desc.raise && desc->workers > 0) /* to try more */
-        p->spare = (int)spdl__min(desc->workers, SPDL__MAX_WORKERS - desc->workers);
+        p->spare = (int)spdl__min((uint64_t)desc->workers,
+                                  (uint64_t)(SPDL__MAX_WORKERS - desc->workers));
     p->threaded = p->threads > 0 || producer;
     p->workers = desc->pool != NULL    ? desc->pool->places
                  : desc->workers > 0 ? desc->workers + p->spare + (p->works_ns != 0)
@@ -15958,7 +15960,8 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
                                  "spdl_buffer");
     y->row = node->index;
     y->stages = p->count;
-    y->head = spdl__batch_head_bytes(node->row.kind == SPDL_KIND_BATCH ? (size_t)node->row.size : 0);
+    y->head =
+        spdl__batch_head_bytes(node->row.kind == SPDL_KIND_BATCH ? (size_t)node->row.size : 0);
     y->item = node->row.kind == SPDL_KIND_BATCH ? node->row.item_bytes : 0;
     y->room = y->item > 0 ? (uint64_t)node->row.size * y->item : node->row.item_bytes;
     y->slots = (int)spdl__min(spdl__node_blocks(p, node) + (uint64_t)y->quota, SPDL__MAX_SPARE);
