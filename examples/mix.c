@@ -1,6 +1,6 @@
 /* mix.c - two pipelines are mixed into one stream, three items of the first for each of the second,
-   until both have ended: as a language model reads web pages and books. A source that blocks, as this
-   one may, has a thread of its own.
+   until both have ended: as a language model reads web pages and books. A source that blocks, as
+   this one may, has a thread of its own.
 
    Build:  cc -O2 -I. examples/mix.c -o mix -lpthread
    Run:    ./mix */

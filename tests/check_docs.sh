@@ -12,7 +12,7 @@ for header in spdl.h spdl_cuda.h; do
                 line = text[i]
                 sub(/^[ \/*]*/, "", line)
                 if (line !~ /^(Returns|Threads|Blocks|Owns):/) continue
-                if (i == 1) return "does not say what it does"
+                if (i == 1 && line !~ /^Returns:/) return "does not say what it does"
                 if (line ~ /^[A-Z][a-z]*:[ *\/]*$/) return "nothing behind " line
                 for (k = 1; index(line, word[k]) != 1;) ++k
                 if (k <= last) return "out of order: " line

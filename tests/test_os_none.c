@@ -73,15 +73,14 @@ static void pipelines_without_threads(void) {
     }
 }
 
-/* A row with threads of its own is refused by its name. */
+/* A source with a thread of its own is refused by its name. */
 static void rows_without_threads(void) {
     spdl_error error;
     const spdl_pipeline_desc desc = { .error = &error };
     spdl_pipeline *p;
     CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-        SPDL_SOURCE(count_to_ten, .free_item = free), SPDL_PIPE(twice, .threads = 2),
-        SPDL_SINK(2))), SPDL_E_THREAD);
-    CHECK(strstr(error.text, "'twice': thread 0 of 2 could not be created: there are") != NULL);
+        SPDL_SOURCE(count_to_ten, .free_item = free, .threads = 1), SPDL_SINK(2))), SPDL_E_THREAD);
+    CHECK(strstr(error.text, "stage 0 'count_to_ten' could not be created: there are") != NULL);
 }
 
 static void count_job(void *arg, int worker, void *local) {

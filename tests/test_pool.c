@@ -891,7 +891,8 @@ static void steps_more(const idler *i, uint64_t steps) {
     }
 }
 
-/* How long the workers have worked for this client while there were turns: only then it is timed. */
+/* How long the workers have worked for this client while there were turns: only then it is
+   timed. */
 static uint64_t timed_of(const idler *i, const spdl_pool *pool) {
     uint64_t ns = 0;
     for (int k = 0; k < pool->desc.workers; ++k)
@@ -912,8 +913,8 @@ static void is_alone(const idler *i, const spdl_pool *pool) {
     CHECK_EQ(timed, 0);
 }
 
-/* Beside a busy client nobody looks at those that are idle, nor at the clock; one that gets something
-   to do is visited. */
+/* Beside a busy client nobody looks at those that are idle, nor at the clock; one that gets
+   something to do is visited. */
 static void idle_clients_are_not_visited(void) {
     enum { IDLERS = 12 };
     static idler busy, idle[IDLERS];

@@ -1,8 +1,8 @@
 /* wild_model.h - pipelines drawn by chance: how their rows are drawn, and what they must deliver.
 
-   The model runs the same rows one after the other on lists of numbers, up to the first failure that
-   no budget allows. What it cannot know, because it hangs on who is quicker, is noted while the rows
-   are drawn: w->ordered says that the sequence is known, w->known that the set is. */
+   The model runs the same rows one after the other on lists of numbers, up to the first failure
+   that no budget allows. What it cannot know, because it hangs on who is quicker, is noted while
+   the rows are drawn: w->ordered says that the sequence is known, w->known that the set is. */
 #ifndef WILD_MODEL_H_INCLUDED
 #define WILD_MODEL_H_INCLUDED
 
@@ -103,7 +103,10 @@ static void wild_batch(wild *w) {
     const dice *maker = &w->dice[w->count - 1];
     const bool bytes = w->depth == 0 && chance(w, 3);
     dice *d;
-    if (bytes && maker->buffers && chance(w, 2)) before->item_bytes = 0, before->allocator = NULL; /* in its place */
+    if (bytes && maker->buffers && chance(w, 2)) { /* in its place */
+        before->item_bytes = 0;
+        before->allocator = NULL;
+    }
     d = wild_add(w, (spdl_stage)SPDL_BATCH((int)draw(w, 5) + 1, .drop_last = chance(w, 3)), PLAIN);
     wild_last(w)->ctx = NULL;
     if (wild_last(w)->drop_last && !w->ordered) w->known = false;
