@@ -1,4 +1,4 @@
-/* flow.h - what the tests of a pipeline's flow share: stages that emit, gather and pass on, and
+/* flow.h - what the tests of a pipeline's flow share: stages that make many of one, gather and pass on, and
    trainers that do not know the order, or take epoch by epoch. Included once in a test file, in
    place of the header itself. */
 #ifndef FLOW_H_INCLUDED
@@ -90,40 +90,37 @@ SPDL_FN(pass_batch, spdl_batch, spdl_batch) {
 }
 
 typedef struct burst {
-    long modulo, plus;  /* a call emits value % modulo + plus items */
-    bool input;         /* and its input behind them */
+    long modulo, plus;  /* an input becomes value % modulo + plus items */
+    bool input;         /* and the input itself behind them */
     long fail_at;       /* then fails if value % 5 is this, unless 0 */
-    int slow;           /* a call with an even value sleeps so many us */
-    int fails;          /* how often each call fails before it succeeds */
-    int tries[16];
+    int slow;           /* the first call for an even value sleeps so many us */
 } burst;
-
-static inline long burst_count(const burst *b, long value) {
-    return (b->modulo ? value % b->modulo : 0) + b->plus;
-}
 
 /* 3 becomes 300 301 302, and 3 itself when told so. */
 SPDL_FN(scatter, item, item) {
-    burst *b = (burst *)spdl_ctx(task);
-    const long count = burst_count(b, in->value);
-    if (b->slow && in->value % 2 == 0) sleep_us(b->slow);
-    for (long k = 0; k < count; ++k)
-        CHECK_EQ(spdl_emit(task, item_make(in->value * 100 + k)), SPDL_OK);
-    if (b->input) CHECK_EQ(spdl_emit(task, in), SPDL_OK);
+    const burst *b = (const burst *)spdl_ctx(task);
+    void **state = spdl_state(task);
+    const long at = (long)(intptr_t)*state;
+    const long count = (b->modulo ? in->value % b->modulo : 0) + b->plus;
+    if (at == 0 && in->value % 2 == 0) sleep_us(b->slow);
+    if (at < count) {
+        *out = item_make(in->value * 100 + at);
+        *state = (void *)(intptr_t)(at + 1);
+        return SPDL_AGAIN;
+    }
     if (b->fail_at && in->value % 5 == b->fail_at)
         return spdl_fail(task, "no more of %ld", in->value);
-    if (b->fails && b->tries[in->value]++ < b->fails) return SPDL_E_IO;
-    return SPDL_OK;
+    *out = in;
+    return b->input ? SPDL_OK : SPDL_SKIP;
 }
 
 #define BURST(...) .ctx = &(burst){ __VA_ARGS__ }
-#define SCATTER(...) SPDL_PIPE(scatter, __VA_ARGS__, .emits = 64, .free_item = item_free)
+#define SCATTER(...) SPDL_PIPE(scatter, __VA_ARGS__, .again = true, .free_item = item_free)
 
 /* Adds up values, and hands on a sum that is heavy enough. */
 typedef struct scale {
     long limit, sum;
     bool flushed_bad; /* the flush fails */
-    int bad_tries;    /* so often */
     int flushes;
 } scale;
 
@@ -134,8 +131,7 @@ SPDL_FN(weigh, item, item) {
     if (!flush) s->sum += in->value;
     else ++s->flushes;
     if (flush) spdl_take(task); /* of nothing */
-    if (flush && s->flushed_bad && s->flushes <= s->bad_tries)
-        return spdl_fail(task, "%ld is left", s->sum);
+    if (flush && s->flushed_bad) return spdl_fail(task, "%ld is left", s->sum);
     if (flush ? s->sum == 0 : s->sum < s->limit) return SPDL_SKIP;
     *out = item_make(s->sum);
     s->sum = 0;
